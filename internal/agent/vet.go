@@ -88,19 +88,19 @@ func vet(env map[string]string, allowed []*regexp.Regexp) []string {
 		case "BUILDKITE_ORGANIZATION_SLUG", "BUILDKITE_PIPELINE_SLUG", "BUILDKITE_JOB_ID":
 			// These are parts of paths.
 			if strings.Contains(value, "/") || value == "." || value == ".." {
-				refuse(name, "leads to another directory")
+				refuse(name, "leads to another directory; rename it in Buildkite, without slashes")
 			}
 		case "BUILDKITE_BRANCH", "BUILDKITE_COMMIT", "BUILDKITE_TAG", "BUILDKITE_REFSPEC", "BUILDKITE_REPO", "BUILDKITE_PULL_REQUEST":
 			// Git would take these for options. The agent splits refspecs as a shell
 			// does.
 			words := strings.FieldsFunc(value, func(r rune) bool { return unicode.IsSpace(r) || strings.ContainsRune(`'"\`, r) })
 			if slices.ContainsFunc(words, func(s string) bool { return strings.HasPrefix(s, "-") }) {
-				refuse(name, "begins with a dash, as an option of git does")
+				refuse(name, "begins with a dash, as an option of git does; use another name")
 			}
 		case "KERNELBOT_IMAGE":
 			// A step without the plugin passes it to docker run.
 			if strings.HasPrefix(strings.TrimSpace(value), "-") {
-				refuse(name, "is an option of docker run, not an image")
+				refuse(name, "is an option of docker run, not an image; write the name of an image")
 			}
 		case "BUILDKITE_ARTIFACT_PATHS":
 			for p := range strings.SplitSeq(value, ";") {
@@ -144,9 +144,9 @@ func vetName(name string, allowed []*regexp.Regexp) string {
 func vetValue(value string) string {
 	switch {
 	case strings.ContainsRune(value, 0):
-		return "contains a NUL"
+		return "contains a NUL; remove it"
 	case strings.Contains(value, "\nBUILDKITE_PLUGIN_"):
-		return "has a line that begins with BUILDKITE_PLUGIN_, which the docker plugin would take for a setting"
+		return "has a line that begins with BUILDKITE_PLUGIN_, which the docker plugin would take for a setting; indent that line"
 	}
 	return ""
 }
@@ -179,7 +179,7 @@ func jobEnv(file string) (map[string]string, error) {
 		}
 		value, err := strconv.Unquote(quoted)
 		if !ok || err != nil {
-			return nil, fmt.Errorf("read the job's variables: %.60q is not NAME=\"value\"", lines.Text())
+			return nil, fmt.Errorf("read the job's variables: %.60q is not NAME=\"value\"; run a version of buildkite-agent that kbnode supports", lines.Text())
 		}
 		env[name] = value
 	}
@@ -187,7 +187,7 @@ func jobEnv(file string) (map[string]string, error) {
 		return nil, fmt.Errorf("read the job's variables: %w", err)
 	}
 	if n, err := f.Seek(0, io.SeekCurrent); err != nil || n >= maxJobEnv {
-		return nil, errors.Join(err, fmt.Errorf("read the job's variables: more than %d bytes", maxJobEnv))
+		return nil, errors.Join(err, fmt.Errorf("read the job's variables: more than %d bytes; put long values into files of the checkout", maxJobEnv))
 	}
 	return env, nil
 }

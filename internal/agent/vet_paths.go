@@ -25,7 +25,7 @@ func vetArtifact(p string) string {
 	}
 	paths, ok := expandBraces(plain)
 	if !ok {
-		return fmt.Sprintf("has braces that do not match or that expand to more than %d paths", maxAlternatives)
+		return fmt.Sprintf("has braces that do not match or that expand to more than %d paths; write them one by one", maxAlternatives)
 	}
 	for _, p := range paths {
 		if path.IsAbs(p) || strings.HasPrefix(p, "~") || slices.Contains(strings.Split(p, "/"), "..") {

@@ -44,13 +44,13 @@ func vetPlugins(text string, env map[string]string) []string {
 		return nil
 	}
 	if len(text) > maxPlugins {
-		return []string{"is larger than a variable may be"}
+		return []string{"is larger than a variable may be; move its text into a file of the checkout"}
 	}
 	var list []any
 	decoder := json.NewDecoder(strings.NewReader(text))
 	decoder.UseNumber()
 	if err := decoder.Decode(&list); err != nil {
-		return []string{"is not a list of plugins"}
+		return []string{"is not a list of plugins; write plugins: [docker#v5.13.0: {…}]"}
 	}
 	var bad []string
 	for _, e := range list {
@@ -138,11 +138,11 @@ func vetSetting(name, value string, images, volumes bool, env map[string]string)
 	case expands && !evaluated().MatchString(value):
 		return "a shell on the host evaluates; use letters, digits, _./:@,=+%~- and $NAME"
 	case expands && strings.Contains(strings.ToUpper(strings.Join(plainReference().FindAllString(value, -1), " ")), "TOKEN"):
-		return "names a secret"
+		return "names a secret; use another variable"
 	case name == "PULL_RETRIES" && !retryCount().MatchString(value):
-		return "is not a number"
+		return "is not a number; write one such as 3"
 	case name == "ENV_PROPAGATION_LIST" && !variableName().MatchString(value):
-		return "is not the name of a variable"
+		return "is not the name of a variable; write one such as NAMES"
 	case onList([]string{"ENV_FILE", "ENV_FILE_*"}, name) && (path.IsAbs(value) || slices.Contains(strings.Split(value, "/"), "..")):
 		return "is not in the checkout; write the path relative to it"
 	case isImage:
@@ -151,7 +151,7 @@ func vetSetting(name, value string, images, volumes bool, env map[string]string)
 		}
 		// Docker's command line would read --env-file=/etc/passwd, for example.
 		if strings.HasPrefix(strings.TrimSpace(value), "-") {
-			return "is an option of docker run, not an image"
+			return "is an option of docker run, not an image; write the name of an image"
 		}
 	}
 	return ""

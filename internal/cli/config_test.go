@@ -28,10 +28,10 @@ func TestConfigCheck(t *testing.T) {
 			"faults", "queues: b200\ngpus: [x]\njob:\n  max_minutes: 1.5\n  profile: open\n", 1, "",
 			"kbnode: FILE:1: unknown key \"queues\"; write \"queue\"\n" +
 				"kbnode: FILE:2: gpus: \"x\" is not a GPU; write all, none, or indices, UUIDs or PCI addresses such as 0,2,5\n" +
-				"kbnode: FILE:4: \"1.5\" is not a whole number\n" +
+				"kbnode: FILE:4: \"1.5\" is not a whole number; write one such as 8\n" +
 				"kbnode: FILE:5: job.profile: \"open\" is not valid; write compatible or strict\n",
 		},
-		{"not YAML", "queue: [\n", 1, "", "kbnode: FILE:1: did not find expected node content\n"},
+		{"not YAML", "queue: [\n", 1, "", "kbnode: FILE:1: did not find expected node content; check the quotes, brackets and indentation there\n"},
 		{"two documents", "queue: a\n---\nqueue: b\n", 1, "", "kbnode: FILE: has more than one YAML document; keep the first\n"},
 		{"a password", "agent: {endpoint: 'ftp://me:secret@h'}\n", 1, "", "kbnode: FILE:1: agent.endpoint: \"ftp://xxxxx@h\" is not an address; write one such as https://agent.buildkite.com/v3\n"},
 	} {

@@ -35,7 +35,7 @@ var parseCases = []struct {
 	{name: "no reserve", text: "reserve: {cpus: 0}\n", want: Config{Reserve: Reserve{CPUs: NoThreads}}},
 	{name: "negative reserve", text: "reserve:\n  cpus: -1\n", err: "f.yaml:2: reserve.cpus: -1 is negative; write 0 for none"},
 	{name: "unknown key", text: "queue: a\nqueues: b\n", err: `f.yaml:2: unknown key "queues"; write "queue"`},
-	{name: "unknown nested key", text: "reserve:\n  mem: 1G\n", err: `f.yaml:2: unknown key "mem"; known keys: cpus, memory`},
+	{name: "unknown nested key", text: "reserve:\n  mem: 1G\n", err: `f.yaml:2: unknown key "mem"; use one of cpus, memory`},
 	{name: "hyphens for underscores", text: "cpus-per-slot: 4\n", err: `f.yaml:1: unknown key "cpus-per-slot"; write "cpus_per_slot"`},
 	{name: "ambiguous unit", text: "\nreserve:\n  memory: 8GB\n", err: `f.yaml:3: "8GB" is not a size; write "8GiB"`},
 	{name: "not a number", text: "cpus_per_slot: many\n", err: `f.yaml:1: "many" is not a whole number`},

@@ -50,7 +50,7 @@ func (r *reader) told(err error) {
 	if err == nil {
 		return
 	}
-	said := []string{err.Error()}
+	said := []string{err.Error() + "; check the quotes, brackets and indentation there"}
 	if te, ok := errors.AsType[*yaml.TypeError](err); ok {
 		said = te.Errors
 	}
@@ -73,15 +73,15 @@ func (r *reader) told(err error) {
 func kindName(goType string) string {
 	switch {
 	case strings.HasPrefix(goType, "int"):
-		return "a whole number"
+		return "a whole number; write one such as 8"
 	case goType == "bool":
-		return "true or false"
+		return "true or false; write one of them"
 	case goType == "string":
-		return "a string"
+		return "a string; write one, in quotes if YAML reads it as something else"
 	case strings.HasPrefix(goType, "[]"):
-		return "a list"
+		return "a list; write one such as [a, b]"
 	default:
-		return "a group of keys"
+		return "a group of keys; write each in a line of its own, indented"
 	}
 }
 
@@ -101,7 +101,7 @@ func (s suggestion) String() string {
 			return fmt.Sprintf("write %q", k)
 		}
 	}
-	return "known keys: " + strings.Join(slices.Sorted(slices.Values(s.known)), ", ")
+	return "use one of " + strings.Join(slices.Sorted(slices.Values(s.known)), ", ")
 }
 
 // InputError means that the user has to change what was given: the configuration file, a variable

@@ -47,7 +47,7 @@ func Read(name string, text []byte) (File, error) {
 	var root yaml.Node
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	if len(text) > maxBytes {
-		r.fault(0, "is larger than %d bytes, too large for a configuration", maxBytes)
+		r.fault(0, "is larger than %d bytes, too large for a configuration; use kbnode's own file", maxBytes)
 	} else if err := dec.Decode(&root); err == nil {
 		r.look(root.Content[0], reflect.TypeFor[Config](), "")
 		r.told(root.Decode(&c))
@@ -113,7 +113,7 @@ func (r *reader) look(n *yaml.Node, t reflect.Type, prefix string) {
 			r.fault(key.Line, "unknown key %s; %s", quoted(key.Value), suggestion{key.Value, names})
 			continue
 		case before > 0:
-			r.fault(key.Line, "key %q is set twice, first in line %d", key.Value, before)
+			r.fault(key.Line, "key %q is set twice, first in line %d; remove one of them", key.Value, before)
 			continue
 		}
 		first[key.Value] = key.Line
@@ -169,7 +169,7 @@ func (r *reader) fits(n *yaml.Node, t reflect.Type) bool {
 		}
 	}
 	if strings.HasPrefix(t.Kind().String(), "int") && n.ShortTag() == "!!float" {
-		r.fault(n.Line, "%s is not a whole number", quoted(n.Value))
+		r.fault(n.Line, "%s is not %s", quoted(n.Value), kindName("int"))
 		return false
 	}
 	return true

@@ -120,7 +120,7 @@ func (g GPUs) IsZero() bool { return !g.All && !g.None && len(g.List) == 0 }
 func (t *Threads) UnmarshalYAML(n *yaml.Node) error {
 	var v int
 	if err := n.Decode(&v); err != nil || n.ShortTag() != "!!int" {
-		return mistake(n, "reserve.cpus: %.80q is not a whole number", n.Value)
+		return mistake(n, "reserve.cpus: %.80q is not a whole number; write one such as 4", n.Value)
 	}
 	if v < 0 {
 		return mistake(n, "reserve.cpus: %d is negative; write 0 for none, a positive number, or leave the key out", v)

@@ -35,6 +35,8 @@ type Container struct {
 	State        string // "created", "running", "exited", …
 	CgroupParent string // a slice, such as "buildkite-gpu0.slice"; "" for the engine's own
 	Labels       map[string]string
+	// Only Running reports these: the image's name as it was given, and the command line.
+	Image, Command string
 }
 
 // Filter selects containers. Zero fields select everything.
@@ -85,6 +87,23 @@ func (e *Engine) Containers(ctx context.Context, f Filter) ([]Container, error) 
 		}
 	}
 	return out, nil
+}
+
+// Running lists the containers that run. It inspects none, so that none can hold up the answer,
+// and their cgroup parents are not known.
+func (e *Engine) Running(ctx context.Context) ([]Container, error) {
+	list, err := e.api.ContainerList(ctx, client.ContainerListOptions{})
+	if err != nil {
+		return nil, e.wrap("list containers", err)
+	}
+	all := make([]Container, len(list.Items))
+	for i, c := range list.Items {
+		all[i] = Container{ID: c.ID, Name: c.ID, State: string(c.State), Labels: c.Labels, Image: c.Image, Command: c.Command}
+		if len(c.Names) > 0 {
+			all[i].Name = strings.TrimPrefix(c.Names[0], "/")
+		}
+	}
+	return all, nil
 }
 
 func (e *Engine) inspect(ctx context.Context, id string) (Container, error) {

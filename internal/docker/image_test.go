@@ -35,6 +35,21 @@ func says(status int, text string) http.HandlerFunc {
 	}
 }
 
+func TestRunning(t *testing.T) {
+	t.Parallel()
+	e := answering(t, map[string]http.HandlerFunc{"GET /containers/json": func(w http.ResponseWriter, r *http.Request) {
+		if all := r.URL.Query().Get("all"); all != "" {
+			t.Errorf("all=%s", all)
+		}
+		says(http.StatusOK, `[{"Id":"1","Names":["/wt"],"Image":"containrrr/watchtower","Command":"/watchtower","State":"running","Labels":{"a":"b"}}, {"Id":"2"}]`)(w, r)
+	}})
+	got, err := e.Running(t.Context())
+	want := []Container{{ID: "1", Name: "wt", Image: "containrrr/watchtower", Command: "/watchtower", State: "running", Labels: map[string]string{"a": "b"}}, {ID: "2", Name: "2"}}
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Error(err, diff)
+	}
+}
+
 const someDigest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
 func TestResolve(t *testing.T) {

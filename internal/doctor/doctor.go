@@ -96,6 +96,8 @@ type Source interface {
 	// Docker asks the engine about itself, and Image about one of its images.
 	Docker(ctx context.Context) (docker.Info, error)
 	Image(ctx context.Context, ref string) (docker.Image, error)
+	// Running lists the containers that run, those of jobs included.
+	Running(ctx context.Context) ([]docker.Container, error)
 }
 
 // Machine is the machine being checked. The checks of group node fill in what they read;

@@ -33,6 +33,7 @@ type fake struct {
 	slots   []selftest.SlotReport
 	docker  docker.Info
 	image   docker.Image // the only one in the engine; the zero value means none
+	running []docker.Container
 	// props and journal are by unit.
 	props   map[string]map[string]any
 	journal map[string][]string
@@ -50,6 +51,8 @@ func (f *fake) Image(context.Context, string) (docker.Image, error) {
 	}
 	return f.image, f.err
 }
+
+func (f *fake) Running(context.Context) ([]docker.Container, error) { return f.running, f.err }
 
 func (f *fake) Program(_ context.Context, p systemd.Program) ([]byte, error) {
 	if f.program == nil {

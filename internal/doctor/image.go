@@ -171,9 +171,9 @@ var imageChecks = []Check{
 	},
 	{
 		ID: "image-others", Group: "image", Worst: Warn, Needs: []string{"installed"},
-		Doc:   "Look for scripts such as `update-image.sh`. Use `image.auto_update` instead.",
-		About: "no other cron job pulls images while jobs run, or removes them",
-		Run:   checkOtherCron,
+		Doc:   "Cron jobs, systemd's timers and services that run, the shell scripts that these call, and containers such as watchtower. Use `image.auto_update` instead.",
+		About: "nothing else pulls images while jobs run, or removes them",
+		Run:   checkOthers,
 	},
 }
 

@@ -2,19 +2,10 @@ package doctor
 
 import (
 	"context"
-	"os"
 	"slices"
-	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/installer"
-	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/text"
-)
-
-const (
-	maxCronFiles = 256 // per directory
-	maxShown     = 80  // characters of a command
 )
 
 // checkSchedule checks what runs the update. The check as-planned covers the file and the
@@ -54,46 +45,4 @@ func checkSchedule(ctx context.Context, m *Machine) Answer {
 		return found(f.Safely("systemctl enable --now %s", there))
 	}
 	return found(f.By("%s", installer.Cron.Command(m.Inventory.OS)))
-}
-
-// imageCommands match what others do to images. kbnode's own update pulls when no job runs,
-// and pruning with -a removes the image that jobs run.
-var imageCommands = lazy.Regexp(`update-image\.sh|\bdocker\s+(image\s+)?pull\s|\bdocker\s+(rmi|image\s+rm)\s|\bdocker\s+(system|image)\s+prune\b[^;&|]*\s(-[a-z]*a[a-z]*|--all)`)
-
-func checkOtherCron(_ context.Context, m *Machine) Answer {
-	var all []Finding
-	look := func(name string, whole bool) {
-		crontab, err := m.Read(name)
-		if err != nil {
-			return
-		}
-		for line := range strings.Lines(crontab) {
-			// The rest of the line may hold a password.
-			command := strings.TrimSpace(imageCommands().FindString(line))
-			if strings.HasPrefix(strings.TrimSpace(line), "#") || command == "" {
-				continue
-			}
-			f := warn("%s runs %s", name, text.Line(command, maxShown))
-			if whole {
-				f = f.By("mv %s /root/", word(name))
-			} else {
-				f = f.Advise("remove the line from %s; image.auto_update does it when no job runs", name)
-			}
-			all = append(all, f)
-			return
-		}
-	}
-	for _, dir := range []string{"/etc/cron.d", "/etc/cron.hourly", "/etc/cron.daily", "/etc/cron.weekly", "/etc/cron.monthly", "/var/spool/cron", "/var/spool/cron/crontabs"} {
-		entries, err := os.ReadDir(m.Path(dir))
-		if err != nil {
-			continue
-		}
-		for _, e := range entries[:min(len(entries), maxCronFiles)] {
-			if name := dir + "/" + e.Name(); e.Type().IsRegular() && name != plan.CronPath {
-				look(name, strings.HasPrefix(dir, "/etc/"))
-			}
-		}
-	}
-	look("/etc/crontab", false)
-	return otherwise(all, ok("none"))
 }

@@ -44,6 +44,14 @@ func TestImageChecks(t *testing.T) {
 	broken.err = errors.New("no answer")
 	failed := updated(here)
 	failed.units = []slot.Unit{{Name: plan.ImageService, Load: "loaded", Active: "failed", Result: "exit-code", ExitStatus: 1}}
+	running := func(names ...string) *fake {
+		f := &fake{}
+		for _, name := range names {
+			f.units = append(f.units, slot.Unit{Name: name, Load: "loaded", Active: "active"})
+		}
+		return f
+	}
+	containers := func(all ...docker.Container) *fake { return &fake{running: all} }
 	state := func(more string) map[string]string {
 		return map[string]string{plan.ImageDir + "/images.json": `{"written_by": "kbnode", "schema": 1, "name": "` + name + `"` + more + `}`}
 	}
@@ -93,6 +101,26 @@ func TestImageChecks(t *testing.T) {
 		{"nothing of others", "image-others", &fake{}, map[string]string{"/etc/cron.d/x": "# docker pull x\n0 3 * * * root docker image prune -f\n", plan.CronPath: "0 3 * * * root kbnode image update --auto\n"}, "ok: none", ""},
 		{"the old script", "image-others", &fake{}, map[string]string{"/etc/cron.d/kernelbot-update": "0 3 * * * root /opt/update-image.sh --auto\n"}, "warn: /etc/cron.d/kernelbot-update runs update-image.sh", "mv /etc/cron.d/kernelbot-update /root/"},
 		{"a pruning", "image-others", &fake{}, map[string]string{"/var/spool/cron/crontabs/root": "@daily TOKEN=x docker system prune -af >/dev/null\n"}, "warn: /var/spool/cron/crontabs/root runs docker system prune -af", ""},
+		{"a line that calls a script", "image-others", &fake{}, map[string]string{"/etc/crontab": "0 3 * * * root /opt/clean >/dev/null\n", "/opt/clean": "#!/usr/bin/env bash\n. /opt/lib.sh\n", "/opt/lib.sh": "docker --context x compose -f y pull\n"},
+			"warn: /etc/crontab runs docker compose pull, in /opt/lib.sh, in /opt/clean", ""},
+		{"a program that is no script", "image-others", &fake{}, map[string]string{"/etc/crontab": "0 3 * * * root /opt/clean\n", "/opt/clean": "\x7fELF\ndocker pull x\n"}, "ok: none", ""},
+		{"a timer", "image-others", running("docker-prune.timer"), map[string]string{"/etc/systemd/system/docker-prune.service": "[Service]\nType=oneshot\nExecStart=/usr/bin/docker system prune \\\n  --all --force\n"},
+			"warn: docker-prune.timer runs docker system prune --all", "systemctl disable --now docker-prune.timer"},
+		{"a timer of another service", "image-others", running("nightly@a.timer"), map[string]string{"/usr/lib/systemd/system/nightly@.timer": "[Timer]\nUnit=up@a.service\n", "/usr/lib/systemd/system/up@.service": "[Service]\nExecStart=/bin/true\n",
+			"/etc/systemd/system/up@a.service.d/10.conf": "[Service]\nExecStart=\nExecStart=docker-compose up -d --pull always\n"}, "warn: nightly@a.timer runs docker-compose up --pull always", "systemctl disable --now nightly@a.timer"},
+		{"one whose command a drop-in replaces", "image-others", running("up.timer"), map[string]string{"/usr/lib/systemd/system/up.service": "[Service]\nExecStart=docker pull x\n", "/etc/systemd/system/up.service.d/10.conf": "[Service]\nExecStart=\nExecStart=/bin/true\n"}, "ok: none", ""},
+		{"a timer by its name", "image-others", running("podman-auto-update.timer"), nil, "warn: podman-auto-update.timer runs, which by its name pulls or removes images", "systemctl disable --now podman-auto-update.timer"},
+		{"a timer that spares kbnode's images", "image-others", running("docker-prune.timer"), map[string]string{"/etc/systemd/system/docker-prune.service": "[Service]\nExecStart=docker image prune -f\n"}, "ok: none", ""},
+		{"a timer of nothing that is known", "image-others", running("x.timer", plan.ImageTimer), nil, "skip: x.service, which x.timer starts: not found", ""},
+		{"a loop", "image-others", &fake{}, map[string]string{"/sys/fs/cgroup/system.slice/up.service/cgroup.procs": "", "/etc/systemd/system/up.service": "[Service]\nExecStartPre=docker pull me\nExecStart=/bin/sh -c \"while :; do docker pull x; sleep 1h; done\"\n"},
+			"warn: up.service runs docker pull", "systemctl disable --now up.service"},
+		{"a service that pulled its own image", "image-others", &fake{}, map[string]string{"/sys/fs/cgroup/system.slice/up.service/cgroup.procs": "", "/etc/systemd/system/up.service": "[Service]\nExecStartPre=docker pull me\nExecStart=docker run me\n"}, "ok: none", ""},
+		{"watchtower", "image-others", containers(docker.Container{Name: "wt", Image: "containrrr/watchtower", Command: "/watchtower"}), nil, "warn: container wt runs containrrr/watchtower", "docker update --restart=no wt && docker stop wt"},
+		{"a fork of it by its ID", "image-others", containers(docker.Container{Name: "wt", Image: "sha256:1", Labels: map[string]string{"com.centurylinklabs.watchtower": "true"}}), nil, "warn: container wt runs sha256:1", "docker update --restart=no wt && docker stop wt"},
+		{"a container that prunes", "image-others", containers(docker.Container{Name: "gc", Image: "docker:cli", Command: "sh -c while :; do docker system prune -af; sleep 1d; done"}), nil, "warn: container gc runs docker system prune -af", "docker update --restart=no gc && docker stop gc"},
+		{"containers of jobs and others", "image-others", containers(docker.Container{Image: "x/watchtower", Labels: map[string]string{"kbnode.slot": "0"}}, docker.Container{Image: "watchtower-exporter"}), nil, "ok: none", ""},
+		{"what does not answer", "image-others", broken, map[string]string{"/etc/crontab": "1 1 * * * root docker-compose pull\n"}, "warn: /etc/crontab runs docker-compose pull", ""},
+		{"nothing that answers", "image-others", broken, nil, "skip: the timers: not read: no answer (and 1 more)", ""},
 	} {
 		t.Run(s.id+"/"+s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })
 	}

@@ -95,6 +95,12 @@ var systemChecks = []Check{
 		Run:   func(_ context.Context, m *Machine) Answer { return m.corePattern() },
 	},
 	{
+		ID: "system-ptrace", Group: "system", Worst: Warn, Needs: []string{"state"},
+		Doc:   "kbnode sets `kernel.yama.ptrace_scope` to 1 and keeps 2 and 3. At 0, a process that a judge starts can open `/proc/PID/mem` of the judge and write its verdict there, wherever the filter of `kbnode runner` does not hold. Without Yama (`CONFIG_SECURITY_YAMA`, and `yama` in `/sys/kernel/security/lsm`), only [that filter](security.md#the-verdict) does.",
+		About: "a process cannot reach the memory of its parent",
+		Run:   func(ctx context.Context, m *Machine) Answer { return m.ptrace(ctx) },
+	},
+	{
 		ID: "system-pids", Group: "system", Bare: true, Worst: Warn, Needs: []string{"plan"},
 		Doc:   "Otherwise one slot can starve the others. The command raises the kernel's limit; lowering `job.tasks_max` also helps.",
 		About: "the kernel allows enough processes for all slots together",

@@ -1,6 +1,9 @@
 package doctor
 
 import (
+	"context"
+	"errors"
+	"io/fs"
 	"maps"
 	"slices"
 	"strconv"
@@ -107,6 +110,28 @@ func (m *Machine) pids() Answer {
 		return none("the kernel does not report it")
 	}
 	return otherwise(all, ok("%d for the slots, of %d", sum, least))
+}
+
+// ptrace checks what is in force: a kernel takes 3 for good, and containers see the node's value.
+func (m *Machine) ptrace(ctx context.Context) Answer {
+	const name = "/proc/sys/kernel/yama/ptrace_scope"
+	text, err := m.Read(name)
+	scope, parseErr := strconv.Atoi(strings.TrimSpace(text))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return none("this kernel has no Yama, so it has no kernel.yama.ptrace_scope")
+	case err != nil || parseErr != nil:
+		return none("unknown: %s cannot be read", name)
+	case scope > 0:
+		return found(ok("kernel.yama.ptrace_scope is %d", scope))
+	}
+	f := warn("kernel.yama.ptrace_scope is 0, so what a judge starts can reach the judge's memory")
+	for _, w := range m.State.Warnings {
+		if strings.HasPrefix(w, name+" is ") {
+			return found(f.Advise("%s; %s", w, m.whoChanges(ctx)))
+		}
+	}
+	return found(f.Safely("kbnode reconcile"))
 }
 
 // sandbox checks the kernel. The check docker-seccomp covers what Docker makes of it.

@@ -9,6 +9,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
@@ -23,7 +24,7 @@ func TestSystemChecks(t *testing.T) {
 		if change != nil {
 			change(inv)
 		}
-		return &fake{inv: inv, plan: &plan.Plan{
+		return &fake{inv: inv, state: &reconcile.State{}, plan: &plan.Plan{
 			Slots:  []plan.Slot{{Index: 0, User: "kbnode-gpu0"}, {Index: 1, User: "kbnode-gpu1"}},
 			Slices: []plan.Slice{{Slot: -1, TasksMax: 99999}, {Slot: 0, TasksMax: 8192}, {Slot: 1, TasksMax: 8192}},
 		}}
@@ -44,6 +45,9 @@ func TestSystemChecks(t *testing.T) {
 		maps.Copy(all, base)
 		return all
 	}
+	const scope = "/proc/sys/kernel/yama/ptrace_scope"
+	stubborn := of(nil)
+	stubborn.state.Warnings = []string{scope + " is not set: operation not permitted"}
 	play(t, []scene{
 		{"good", "system-systemd", of(nil), nil, nil, "ok: 257", ""},
 		{"old", "system-systemd", of(func(i *inventory.Inventory) { i.Software.Systemd = "247" }), nil, nil, "fail: systemd 247; slice limits and unit credentials need 249", ""},
@@ -96,6 +100,13 @@ func TestSystemChecks(t *testing.T) {
 			"systemctl disable --now apport.service && sysctl -w kernel.core_pattern=core"},
 		{"another program", "system-core-pattern", of(nil), file(core, "|/usr/libexec/abrt-hook-ccpp\n"), nil, `warn: a crashed job's memory goes to "/usr/libexec/abrt-hook-ccpp", outside the slot`,
 			"echo kernel.core_pattern=core > /etc/sysctl.d/99-core-pattern.conf && sysctl -p /etc/sysctl.d/99-core-pattern.conf"},
+
+		{"good", "system-ptrace", of(nil), file(scope, "1\n"), nil, "ok: kernel.yama.ptrace_scope is 1", ""},
+		{"closed further", "system-ptrace", of(nil), file(scope, "3\n"), nil, "ok: kernel.yama.ptrace_scope is 3", ""},
+		{"open", "system-ptrace", of(nil), file(scope, "0\n"), nil, "warn: kernel.yama.ptrace_scope is 0, so what a judge starts can reach the judge's memory", "kbnode reconcile"},
+		{"refused", "system-ptrace", stubborn, file(scope, "0\n"), nil, "warn: kernel.yama.ptrace_scope is 0, so what a judge starts can reach the judge's memory", ""},
+		{"without Yama", "system-ptrace", of(nil), nil, nil, "skip: this kernel has no Yama, so it has no kernel.yama.ptrace_scope", ""},
+		{"unreadable", "system-ptrace", of(nil), file(scope, "?\n"), nil, "skip: unknown: " + scope + " cannot be read", ""},
 
 		{"good", "system-pids", of(nil), file("/proc/sys/kernel/pid_max", "4194304\n", "/proc/sys/kernel/threads-max", "126000\n"), nil, "ok: 16384 for the slots, of 126000", ""},
 		{"few", "system-pids", of(nil), file("/proc/sys/kernel/pid_max", "16384\n", "/proc/sys/kernel/threads-max", "126000\n"), nil, "warn: all slots together may have 16384 processes and threads, but kernel.pid_max is 16384",

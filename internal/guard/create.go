@@ -84,7 +84,7 @@ func rebuild(p plan.JobPolicy, f facts, body []byte) (*container.CreateRequest, 
 		return nil, err
 	}
 	if b.conf.Image == "" {
-		return nil, errors.New("a container needs an Image")
+		return nil, errors.New("a container needs an Image; write its name")
 	}
 	if err := allowImage(p, b.conf.Image); err != nil {
 		return nil, err
@@ -108,15 +108,15 @@ type builder struct {
 func (b *builder) configRules() map[string]rule {
 	c := &b.conf
 	return bounded(map[string]rule{
-		"Image":        takeString(&c.Image, imageForm),
+		"Image":        takeString(&c.Image, imageForm, config.DefaultImage),
 		"Cmd":          takeStrings(&c.Cmd),
 		"Entrypoint":   takeStrings(&c.Entrypoint),
 		"WorkingDir":   b.takeDir,
 		"Env":          b.takeEnv,
 		"Labels":       b.takeLabels,
 		"User":         b.takeUser,
-		"Hostname":     takeString(&c.Hostname, hostnameForm),
-		"StopSignal":   takeString(&c.StopSignal, signalForm),
+		"Hostname":     takeString(&c.Hostname, hostnameForm, "runner"),
+		"StopSignal":   takeString(&c.StopSignal, signalForm, "SIGTERM"),
 		"StopTimeout":  b.takeStopTimeout,
 		"Tty":          takeBool(&c.Tty),
 		"OpenStdin":    takeBool(&c.OpenStdin),
@@ -172,12 +172,12 @@ func (b *builder) hostRules() map[string]rule {
 		"CapAdd":            never("a job cannot add capabilities; leave it out"),
 		"SecurityOpt":       securityOpt,
 		"DeviceCgroupRules": never("a job can open only its own GPU; leave it out"),
-		"VolumesFrom":       never("a job cannot mount volumes of other containers; leave it out"),
-		"VolumeDriver":      oneOf("a job cannot have volumes; leave it out", "local"),
+		"VolumesFrom":       never("a job cannot mount volumes of other containers; mount a directory of the checkout instead"),
+		"VolumeDriver":      oneOf("a job cannot have volumes; leave it out, and mount a directory of the checkout or a tmpfs", "local"),
 		"PidMode":           never(namespace),
 		"UTSMode":           never(namespace),
 		"UsernsMode":        never(namespace),
-		"IpcMode":           oneOf(namespace, "private"),
+		"IpcMode":           oneOf("a job cannot share a namespace; leave it out, and set shm-size for more shared memory", "private"),
 		"CgroupnsMode":      oneOf(namespace, "private"),
 		"Cgroup":            never(namespace),
 		"PortBindings":      never(ports),
@@ -239,7 +239,7 @@ func (b *builder) request() (*container.CreateRequest, error) {
 		}
 	}
 	if len(b.mounts)+len(h.Tmpfs) > maxMounts {
-		return nil, fmt.Errorf("a job can mount at most %d directories and files", maxMounts)
+		return nil, fmt.Errorf("a job can mount at most %d directories and files; mount a directory that contains several of them", maxMounts)
 	}
 	h.Mounts = b.mounts
 	return &container.CreateRequest{Config: &b.conf, HostConfig: h}, nil
@@ -300,7 +300,7 @@ func (b *builder) takeCapDrop(v any) error {
 	list, err := stringList(v)
 	for _, name := range list {
 		if !capForm.MatchString(name) {
-			return fmt.Errorf("%.40q is not a capability", name)
+			return fmt.Errorf("%.40q is not a capability; write one such as CHOWN, or ALL", name)
 		}
 		b.host.CapDrop = append(b.host.CapDrop, strings.TrimPrefix(strings.ToUpper(name), "CAP_"))
 	}
@@ -309,7 +309,7 @@ func (b *builder) takeCapDrop(v any) error {
 
 // takeDir takes the container's working directory.
 func (b *builder) takeDir(v any) error {
-	if err := takeString(&b.conf.WorkingDir, pathForm)(v); err != nil {
+	if err := takeString(&b.conf.WorkingDir, pathForm, "/work")(v); err != nil {
 		return err
 	}
 	return workingDir(b.conf.WorkingDir)

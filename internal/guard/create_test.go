@@ -165,6 +165,8 @@ func TestRebuildRefuses(t *testing.T) {
 		"bind with dots":                {host(`"Binds":["` + checkout + `/../../../../gpu-1:/x"]`), "must not contain .. elements"},
 		"bind to dots":                  {host(`"Binds":["` + checkout + `:/x/../proc"]`), "must be an absolute path and contain no .. elements"},
 		"bind over kbnode":              {host(`"Binds":["` + checkout + `/fake:/usr/local/bin/kbnode"]`), "kbnode is mounted there"},
+		"bind over /dev/shm":            {host(`"Binds":["/dev/shm:/dev/shm"]`), "set shm-size (docker run --shm-size)"},
+		"the host's IPC namespace":      {host(`"IpcMode":"host"`), "set shm-size for more"},
 		"bind over /proc":               {host(`"Binds":["` + checkout + `:/proc/sys"]`), "cannot mount over /proc"},
 		"bind over the root":            {host(`"Binds":["` + checkout + `:/"]`), "over the container's root"},
 		"bind with shared propagation":  {host(`"Binds":["` + checkout + `:/x:rshared"]`), `the mode must be "ro" or "rw"`},

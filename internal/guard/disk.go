@@ -127,7 +127,7 @@ func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string) (s
 	}
 	for i, target := range volumes {
 		if i == maxVolumes {
-			return scratch, forbid("image %.120q declares more than %d volumes", wanted.Image, maxVolumes)
+			return scratch, forbid("image %.120q declares more than %d volumes; use one that declares fewer", wanted.Image, maxVolumes)
 		}
 		if target, err = mountTarget(target); err != nil {
 			return scratch, forbid("image %.120q declares a volume: %s", wanted.Image, err)

@@ -32,7 +32,7 @@ func (b *builder) takeEnv(v any) error {
 		// An entry without "=" removes the variable that the image sets.
 		name, _, _ := strings.Cut(e, "=")
 		if name == "" {
-			return fmt.Errorf("%.40q has no name", e)
+			return fmt.Errorf("%.40q has no name; write NAME=value", e)
 		}
 		if err := b.takeProfile(e); err != nil {
 			return err

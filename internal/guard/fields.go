@@ -27,7 +27,7 @@ func judge(v any, rules map[string]rule) error {
 	}
 	obj, ok := v.(map[string]any)
 	if !ok {
-		return errors.New("not an object")
+		return errors.New("not an object; write one")
 	}
 	var found faults
 	for _, key := range slices.Sorted(maps.Keys(obj)) {
@@ -113,7 +113,7 @@ func bounded(rules, more map[string]rule) map[string]rule {
 		}
 		rules[name] = func(v any) error {
 			if left := most; !left.holds(v) {
-				return fmt.Errorf("a job can have at most %d values and %d bytes", most.values, most.bytes)
+				return fmt.Errorf("a job can have at most %d values and %d bytes; write fewer, or put them into a file", most.values, most.bytes)
 			}
 			return next(v)
 		}
@@ -153,7 +153,7 @@ func takeBool(dst *bool) rule {
 		}
 		b, ok := v.(bool)
 		if !ok {
-			return errors.New("not true or false")
+			return errors.New("not true or false; write one of them")
 		}
 		*dst = b
 		return nil
@@ -168,17 +168,18 @@ func lazily(expr string) form { return lazy.Regexp(expr) }
 // MatchString reports whether s has the form.
 func (f form) MatchString(s string) bool { return f().MatchString(s) }
 
-func takeString(dst *string, form form) rule {
+// takeString takes a string of a form. example is one.
+func takeString(dst *string, form form, example string) rule {
 	return func(v any) error {
 		if v == nil {
 			return nil
 		}
 		s, ok := v.(string)
 		if !ok {
-			return errors.New("not a string")
+			return fmt.Errorf("not a string; write one such as %s", example)
 		}
 		if s != "" && (len(s) > maxString || !form.MatchString(s)) {
-			return fmt.Errorf("%.80q is not valid", s)
+			return fmt.Errorf("%.80q is not valid; write one such as %s", s, example)
 		}
 		*dst = s
 		return nil
@@ -206,13 +207,13 @@ func stringList(v any) ([]string, error) {
 		for i, e := range v {
 			s, ok := e.(string)
 			if !ok {
-				return nil, errors.New("not a list of strings")
+				return nil, errors.New("not a list of strings; write one")
 			}
 			list[i] = s
 		}
 		return list, nil
 	}
-	return nil, errors.New("not a list of strings")
+	return nil, errors.New("not a list of strings; write one")
 }
 
 func stringMap(v any) (map[string]string, error) {
@@ -221,13 +222,13 @@ func stringMap(v any) (map[string]string, error) {
 	}
 	obj, ok := v.(map[string]any)
 	if !ok {
-		return nil, errors.New("not an object of strings")
+		return nil, errors.New("not an object of strings; write one")
 	}
 	m := make(map[string]string, len(obj))
 	for k, e := range obj {
 		s, ok := e.(string)
 		if !ok {
-			return nil, errors.New("not an object of strings")
+			return nil, errors.New("not an object of strings; write one")
 		}
 		m[k] = s
 	}
@@ -240,11 +241,11 @@ func number(v any) (int64, error) {
 	}
 	n, ok := v.(json.Number)
 	if !ok {
-		return 0, errors.New("not a number")
+		return 0, errors.New("not a number; write one")
 	}
 	i, err := n.Int64()
 	if err != nil {
-		return 0, errors.New("not a whole number of 64 bits")
+		return 0, errors.New("not a whole number of 64 bits; write one")
 	}
 	return i, nil
 }
@@ -285,14 +286,14 @@ func securityOpt(v any) error {
 func (b *builder) takeUlimits(v any) error {
 	list, ok := v.([]any)
 	if !ok && v != nil {
-		return errors.New("not a list")
+		return errors.New("not a list; write one")
 	}
 	bounds := map[string]int64{"nofile": maxFiles, "core": 0}
 	for _, e := range list {
 		var name string
 		var soft, hard int64
 		err := judge(e, map[string]rule{
-			"Name": takeString(&name, groupForm),
+			"Name": takeString(&name, groupForm, "nofile"),
 			"Soft": func(v any) (err error) { soft, err = number(v); return err },
 			"Hard": func(v any) (err error) { hard, err = number(v); return err },
 		})

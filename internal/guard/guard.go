@@ -53,6 +53,7 @@ type Config struct {
 	network  *slotNetwork // nil uses the node's own
 	disk     *slotDisk    // nil uses the one that the policy gives
 	confiner *confiner    // nil uses the node's own
+	keeper   slotKeeper   // nil uses the real one
 	uid, gid int          // of the slot's user, 0 if unknown
 }
 
@@ -162,6 +163,7 @@ type slotKeeper interface {
 	Report(ctx context.Context, report string, pid int, answer func(message string)) (parked string, err error)
 	Record(ctx context.Context, pid int) (noise.Record, error)
 	Made(profile string)
+	Started(id string)
 	Watch(ctx context.Context)
 	Thaw() error
 }
@@ -238,6 +240,9 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 		},
 		Tidy: func(ctx context.Context) error { return g.disk.tidy(ctx, &g.own) },
 	})
+	if c.keeper != nil {
+		g.keeper = c.keeper
+	}
 	g.table = g.routes()
 	return g
 }

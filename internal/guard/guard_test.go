@@ -34,6 +34,7 @@ type rig struct {
 	mounts   *binder
 	network  *fakeNetwork
 	confiner *confiner
+	keeper   slotKeeper
 	mu       sync.Mutex
 	held     map[string]string // what is mounted now, by held path
 	stop     context.CancelFunc
@@ -112,7 +113,7 @@ func (r *rig) serve(t testing.TB, cgroupRoot string) {
 	ctx, cancel := context.WithCancel(t.Context())
 	r.stop = cancel
 	go func() {
-		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), binder: r.mounts, network: r.network.slot(), confiner: r.confiner})
+		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), binder: r.mounts, network: r.network.slot(), confiner: r.confiner, keeper: r.keeper})
 	}()
 	t.Cleanup(cancel)
 	for deadline := time.Now().Add(5 * time.Second); r.policy.Network != "none" && !r.network.asked() && time.Now().Before(deadline); {
@@ -350,9 +351,21 @@ func TestStartLooksAgain(t *testing.T) {
 	}
 }
 
+// startKeeper notes which containers start.
+type startKeeper struct {
+	slotKeeper
+	started chan string
+}
+
+func (k *startKeeper) Started(id string)         { k.started <- id }
+func (k *startKeeper) Made(string)               {}
+func (k *startKeeper) Watch(ctx context.Context) { <-ctx.Done() }
+func (k *startKeeper) Thaw() error               { return nil }
+
 func TestStartEndsTogether(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	k := &startKeeper{started: make(chan string, 2)}
+	r := newRig(t, func(r *rig) { r.keeper = k })
 	// A container that has already ended has no cgroup.
 	r.create(t, "ended")
 	if status, answer := r.ask(t, "POST", "/containers/ended/start", ""); status != http.StatusNoContent {
@@ -371,6 +384,9 @@ func TestStartEndsTogether(t *testing.T) {
 	}
 	if got, err := os.ReadFile(file); err != nil || string(got) != "1" {
 		t.Errorf("memory.oom.group is %q, %v", got, err)
+	}
+	if n := len(k.started); n != 2 || <-k.started == id || <-k.started != id {
+		t.Errorf("%d starts are recorded, want that of %s as the second of two", n, id)
 	}
 }
 

@@ -28,7 +28,7 @@ const (
 )
 
 func (b *builder) takeUser(v any) error {
-	if err := takeString(&b.conf.User, userForm)(v); err != nil || b.policy.Profile == config.ProfileStrict {
+	if err := takeString(&b.conf.User, userForm, "1000:1000")(v); err != nil || b.policy.Profile == config.ProfileStrict {
 		return err // strict sets its own
 	}
 	return b.mayBe(b.conf.User)
@@ -55,7 +55,7 @@ func (b *builder) takeGroups(v any) error {
 	_, ownGID, _ := strings.Cut(b.facts.user, ":")
 	for _, name := range list {
 		if !groupForm.MatchString(name) {
-			return fmt.Errorf("%.40q is not a group", name)
+			return fmt.Errorf("%.40q is not a group; use video, render, or a number", name)
 		}
 		if !free(name, ownGID, b.gpuGroups()...) {
 			return noGroup(name)

@@ -206,7 +206,7 @@ func (g *guard) release(binds []bound) {
 func (g *guard) start(c *call) error {
 	binds, first := g.own.take(c.id)
 	if !first {
-		return forbid("container %.12s has already run; a container runs only once here, so create another one (docker run)", c.id)
+		return forbid("container %.12s has already run; a container runs only once here; create another one (docker run)", c.id)
 	}
 	defer g.release(binds)
 	if err := g.mayStart(c, binds); err != nil {
@@ -224,6 +224,7 @@ func (g *guard) start(c *call) error {
 		if err := endTogether(g.cgroupRoot, g.policy.Slice, c.id); err != nil {
 			g.log.Warn("container may outlive its memory limit", "id", c.id, "err", err)
 		}
+		g.keeper.Started(c.id)
 		if err := limitPtys(g.cgroupRoot, g.policy.Slice, c.id); err != nil {
 			g.log.Warn("container may open many terminals", "id", c.id, "err", err)
 		}

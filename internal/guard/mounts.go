@@ -41,7 +41,7 @@ func (b *builder) addBind(source, target string, readOnly bool) error {
 		return fmt.Errorf("%.80q: a job cannot have volumes; mount a directory of the checkout by its absolute path", source)
 	}
 	if slices.Contains(strings.Split(source, "/"), "..") {
-		return fmt.Errorf("%.80q: the path must not contain .. elements", source)
+		return fmt.Errorf("%.80q: the path must not contain .. elements; write it without them", source)
 	}
 	source = filepath.Clean(source)
 	if source == b.jobAPI || (strings.Contains(source, "/job-api/") && strings.HasSuffix(source, ".sock")) {
@@ -81,14 +81,17 @@ func (b *builder) addBind(source, target string, readOnly bool) error {
 // mountTarget returns target cleaned, or an error if a job may not mount there.
 func mountTarget(target string) (string, error) {
 	if !pathForm.MatchString(target) || len(target) > maxString || slices.Contains(strings.Split(target, "/"), "..") {
-		return "", fmt.Errorf("%.80q: the target must be an absolute path and contain no .. elements", target)
+		return "", fmt.Errorf("%.80q: the target must be an absolute path and contain no .. elements; write one such as /work", target)
 	}
 	target = filepath.Clean(target)
 	if kernel := below(target, "/proc", "/sys", "/dev"); kernel != "" && !strings.HasPrefix(target, "/dev/shm/") {
-		return "", fmt.Errorf("%.80q: a job cannot mount over %s", target, kernel)
+		if target == "/dev/shm" {
+			return "", fmt.Errorf("%.80q: a job cannot mount over /dev; leave it out, and set shm-size (docker run --shm-size) for a larger one", target)
+		}
+		return "", fmt.Errorf("%.80q: a job cannot mount over %s; leave it out, nothing replaces it", target, kernel)
 	}
 	if target == "/" {
-		return "", errors.New("a job cannot mount over the container's root")
+		return "", errors.New("a job cannot mount over the container's root; choose a directory in it, such as /work")
 	}
 	return target, nil
 }
@@ -102,7 +105,7 @@ func (b *builder) takeBinds(v any) error {
 	for _, spec := range list {
 		parts := strings.Split(spec, ":")
 		if len(parts) < 2 || len(parts) > 3 {
-			return fmt.Errorf("%.80q is not source:target or source:target:mode", spec)
+			return fmt.Errorf("%.80q is not source:target or source:target:mode; write one of them", spec)
 		}
 		readOnly := false
 		for mode := range strings.SplitSeq(strings.Join(parts[2:], ""), ",") {
@@ -111,7 +114,7 @@ func (b *builder) takeBinds(v any) error {
 			case "ro":
 				readOnly = true
 			default:
-				return fmt.Errorf(`%.80q: the mode must be "ro" or "rw"`, spec)
+				return fmt.Errorf(`%.80q: the mode must be "ro" or "rw"; write one of them`, spec)
 			}
 		}
 		if err := b.addBind(parts[0], parts[1], readOnly); err != nil {
@@ -125,7 +128,7 @@ func (b *builder) takeBinds(v any) error {
 func (b *builder) takeMounts(v any) error {
 	list, ok := v.([]any)
 	if !ok && v != nil {
-		return errors.New("not a list")
+		return errors.New("not a list; write one")
 	}
 	for _, e := range list {
 		if err := b.takeMount(e); err != nil {
@@ -140,14 +143,14 @@ func (b *builder) takeMount(v any) error {
 	var readOnly bool
 	var size, mode int64
 	err := judge(v, map[string]rule{
-		"Type":        takeString(&kind, anything),
-		"Source":      takeString(&source, anything),
-		"Target":      takeString(&target, anything),
+		"Type":        takeString(&kind, anything, "bind"),
+		"Source":      takeString(&source, anything, "/path"),
+		"Target":      takeString(&target, anything, "/work"),
 		"ReadOnly":    takeBool(&readOnly),
 		"Consistency": ignore, // for Docker Desktop
 		"BindOptions": func(v any) error {
 			return judge(v, map[string]rule{
-				"Propagation":            takeString(&propagation, anything),
+				"Propagation":            takeString(&propagation, anything, "rprivate"),
 				"NonRecursive":           ignore,
 				"ReadOnlyNonRecursive":   ignore,
 				"ReadOnlyForceRecursive": ignore,
@@ -206,7 +209,7 @@ func (b *builder) addTmpfs(target, opts string) error {
 	if opts != "" {
 		for opt := range strings.SplitSeq(opts, ",") {
 			if !tmpfsForm.MatchString(opt) {
-				return fmt.Errorf("%.40q is not a tmpfs option that a job may set", opt)
+				return fmt.Errorf("%.40q is not a tmpfs option that a job may set; leave it out, or write one such as size=1g, mode=1777, exec or ro", opt)
 			}
 		}
 	}
@@ -222,7 +225,7 @@ func (b *builder) addTmpfs(target, opts string) error {
 // does not reveal what the node has elsewhere.
 func resolver(workRoot string) func(string) (string, error) {
 	return func(path string) (string, error) {
-		no := fmt.Errorf("%.80q: a job can mount only directories and files that exist below %s; leave it out", path, workRoot)
+		no := fmt.Errorf("%.80q: a job can mount only directories and files that exist below %s; copy it into the checkout or the image, or leave it out", path, workRoot)
 		root, err := filepath.EvalSymlinks(workRoot)
 		if err != nil {
 			return "", no

@@ -34,7 +34,7 @@ func (b *builder) takeNetwork(v any) error {
 	case networkNone:
 		b.host.NetworkMode = networkNone
 	default:
-		return errors.New(`a job's network must be "bridge" or "none"`)
+		return errors.New(`a job's network must be "bridge" or "none"; write one of them`)
 	}
 	return nil
 }
@@ -53,11 +53,11 @@ func endpoints(v any) error {
 	}
 	obj, ok := v.(map[string]any)
 	if v != nil && !ok {
-		return errors.New("not an object")
+		return errors.New("not an object; write one")
 	}
 	for name := range maps.Keys(obj) {
 		if _, ok := rules[name]; !ok {
-			return fmt.Errorf(`%.40q: a job's network must be "bridge" or "none"`, name)
+			return fmt.Errorf(`%.40q: a job's network must be "bridge" or "none"; write one of them`, name)
 		}
 	}
 	return judge(v, rules)

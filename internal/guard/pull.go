@@ -35,7 +35,7 @@ func (g *guard) pull(c *call) error {
 		return forbid("%s", err)
 	}
 	if c.auth = c.r.Header.Get("X-Registry-Auth"); len(c.auth) > maxAuth {
-		return forbid("X-Registry-Auth is larger than %d bytes", maxAuth)
+		return forbid("X-Registry-Auth is larger than %d bytes; use shorter credentials", maxAuth)
 	}
 	has, err := g.image(c, reference(image, tag), &struct{}{})
 	if err != nil {

@@ -65,7 +65,7 @@ func (r registries) mayPull(ctx context.Context, image string) error {
 		return nil // the engine reports this too, or has a proxy that knows it
 	}
 	if err != nil {
-		return fmt.Errorf("the registry %.255q: %w; write its name", registry, err)
+		return fmt.Errorf("the registry %.255q: %w", registry, err)
 	}
 	own, err := r.own()
 	if err != nil {
@@ -73,7 +73,7 @@ func (r registries) mayPull(ctx context.Context, image string) error {
 	}
 	for _, a := range addrs {
 		if !public(a) || slices.ContainsFunc(own, func(o net.Addr) bool { return isAddr(o, a) }) {
-			return fmt.Errorf("the registry %.255q is at %s, which is not a public address; jobs pull from there only if the node's operator lists it in job.private_registries", registry, a)
+			return fmt.Errorf("the registry %.255q is at %s, which is not a public address; ask the node's operator to list it in job.private_registries, or use an image of a public registry", registry, a)
 		}
 	}
 	return nil
@@ -87,7 +87,7 @@ func (r registries) addresses(ctx context.Context, host string) ([]netip.Addr, e
 	}
 	last := strings.ToLower(host[strings.LastIndexByte(host, '.')+1:])
 	if hex, ok := strings.CutPrefix(last, "0x"); ok && strings.Trim(hex, "0123456789abcdef") == "" || strings.Trim(last, "0123456789") == "" {
-		return nil, fmt.Errorf("%.255q is a number, not an address", host)
+		return nil, fmt.Errorf("%.255q is a number, not an address; write its name", host)
 	}
 	ctx, cancel := context.WithTimeout(ctx, resolveTime)
 	defer cancel()

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -124,7 +125,7 @@ func (g *guard) dispatch(w http.ResponseWriter, r *http.Request) error {
 	segments := strings.Split(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	if m := versionForm().FindStringSubmatch(segments[0]); m != nil {
 		if minor, _ := strconv.Atoi(m[1]); minor < minVersion {
-			return refusal{http.StatusBadRequest, fmt.Sprintf("kbnode: client version 1.%d is too old; the oldest supported version is 1.%d (Docker 20.10)", minor, minVersion)}
+			return refusal{http.StatusBadRequest, fmt.Sprintf("kbnode: client version 1.%d is too old; use 1.%d (Docker 20.10) or newer", minor, minVersion)}
 		}
 		c.version, segments = segments[0], segments[1:]
 	}
@@ -134,7 +135,7 @@ func (g *guard) dispatch(w http.ResponseWriter, r *http.Request) error {
 			continue
 		}
 		if image != "" && !imageForm.MatchString(image) {
-			return forbid("%.80q is not the name of an image", image)
+			return forbid("%.80q is not the name of an image; write one such as %s", image, config.DefaultImage)
 		}
 		var err error
 		if ref != "" {
@@ -148,7 +149,7 @@ func (g *guard) dispatch(w http.ResponseWriter, r *http.Request) error {
 		}
 		return rt.handle(c)
 	}
-	return forbid("%s %s is not available to jobs; a job can pull images, and run, list, attach to, stop and remove its own containers",
+	return forbid("%s %s is not available to jobs; use only what pulls images, and runs, lists, attaches to, stops and removes the job's own containers",
 		r.Method, text.Line(r.URL.Path, 200))
 }
 
@@ -185,19 +186,19 @@ func match(rt route, method string, segments []string) (ref, image string, ok bo
 func query(rt route, raw string) (url.Values, error) {
 	sent, err := url.ParseQuery(raw)
 	if err != nil {
-		return nil, refusal{http.StatusBadRequest, "kbnode: the query is malformed"}
+		return nil, refusal{http.StatusBadRequest, "kbnode: the query is malformed; write it as Docker's own client does"}
 	}
 	kept := url.Values{}
 	for name, values := range sent {
 		form, known := rt.params[name]
 		switch {
 		case len(values) != 1:
-			return nil, forbid("the parameter %.40q is set twice", name)
+			return nil, forbid("the parameter %.40q is set twice; write it once", name)
 		case values[0] == "":
 		case !known:
 			return nil, forbid("%s %s: a job cannot set the parameter %.40q; leave it out", rt.method, rt.path, name)
 		case len(values[0]) > maxString || !form.MatchString(values[0]):
-			return nil, forbid("%s %s: the parameter %s cannot be %.80q", rt.method, rt.path, name, values[0])
+			return nil, forbid("%s %s: the parameter %s cannot be %.80q; write it as Docker's own client does, or leave it out", rt.method, rt.path, name, values[0])
 		default:
 			kept.Set(name, values[0])
 		}

@@ -28,7 +28,7 @@ func (g *guard) report(path string) func(*call) error {
 			return err
 		}
 		if path == slot.ReadyPath && !peer.root {
-			return forbid("only the agent's unit may do this, before the agent starts")
+			return forbid("only the agent's unit may do this, before the agent starts; leave it to kbnode")
 		}
 		defer g.trim()
 		parked, err := g.keeper.Report(c.r.Context(), path, peer.pid, func(message string) {

@@ -8,7 +8,7 @@ import (
 )
 
 // tuningFiles are settings of the running kernel that affect jobs' timings, and limits that
-// slots share.
+// slots share, and what processes may see of each other.
 var tuningFiles = []string{
 	"proc/irq/default_smp_affinity",
 	"proc/sys/fs/aio-max-nr",
@@ -21,6 +21,7 @@ var tuningFiles = []string{
 	"proc/sys/kernel/pid_max",
 	"proc/sys/kernel/pty/max",
 	"proc/sys/kernel/threads-max",
+	"proc/sys/kernel/yama/ptrace_scope",
 	"proc/sys/net/ipv4/neigh/default/gc_thresh2",
 	"proc/sys/net/ipv4/neigh/default/gc_thresh3",
 	"proc/sys/net/ipv6/neigh/default/gc_thresh2",

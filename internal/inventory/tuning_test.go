@@ -25,7 +25,7 @@ func TestTuning(t *testing.T) {
 	if diff := cmp.Diff(want, got.Tuning.Governors[5]); diff != "" {
 		t.Error(diff)
 	}
-	const files = 18
+	const files = 19
 	if n := len(got.Tuning.Files); n != files {
 		t.Fatalf("%d files, want %d", n, files)
 	}

@@ -85,6 +85,7 @@ func (k *Keeper) begin(ctx context.Context, pid int) (string, error) {
 		k.watched.Store(true)
 		k.strict.Store(false)
 		k.compatible.Store(false)
+		k.forgetStarted()
 		k.noise.begin()
 	}
 	return why, err

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/disk"
+	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -66,6 +67,9 @@ type Keeper struct {
 
 	running            atomic.Bool // a job runs, as far as reported
 	strict, compatible atomic.Bool // the job has made a container of this profile
+
+	startedMu sync.Mutex
+	started   []noise.Container // of the job, each kind once
 
 	// A job that began is watched until the agent has no process for it: the one that reports
 	// its end may have been killed, or never started.

@@ -3,6 +3,9 @@ package keeper
 import (
 	"context"
 	"errors"
+	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -112,6 +115,8 @@ func (k *Keeper) Record(ctx context.Context, pid int) (rec noise.Record, err err
 		defer cancel()
 		rec, err = k.noise.run.Record(reading)
 		rec.Profile = k.profile()
+		rec.Protection = noise.NodeProtection(k.procs.proc)
+		rec.Protection.Containers = k.hasStarted()
 	}
 	within, err1 := k.procs.endWithin(ctx, keep)
 	beside, err2 := k.procs.endBeside(ctx)
@@ -144,4 +149,33 @@ func (k *Keeper) profile() string {
 		return config.ProfileStrict
 	}
 	return ""
+}
+
+// maxStarted is how many kinds of containers of a job are recorded.
+const maxStarted = 16
+
+// Started records what protects a container of the job, just after its start.
+func (k *Keeper) Started(id string) {
+	c := noise.ReadContainer(k.procs.proc, filepath.Join(k.procs.root, k.procs.slice, "docker-"+id+".scope"))
+	k.startedMu.Lock()
+	defer k.startedMu.Unlock()
+	switch same := func(other noise.Container) bool { return reflect.DeepEqual(c, other) }; {
+	case slices.ContainsFunc(k.started, same):
+	case len(k.started) < maxStarted:
+		k.started = append(k.started, c)
+	case len(k.started) == maxStarted:
+		k.started = append(k.started, noise.Container{Error: "more kinds of containers than are recorded"})
+	}
+}
+
+func (k *Keeper) hasStarted() []noise.Container {
+	k.startedMu.Lock()
+	defer k.startedMu.Unlock()
+	return slices.Clone(k.started)
+}
+
+func (k *Keeper) forgetStarted() {
+	k.startedMu.Lock()
+	defer k.startedMu.Unlock()
+	k.started = nil
 }

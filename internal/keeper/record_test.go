@@ -3,7 +3,9 @@ package keeper
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -164,6 +166,44 @@ func TestRecordProfile(t *testing.T) {
 			}
 			if rec, err := r.Record(t.Context(), hookPID); err != nil || rec.Profile != row.want {
 				t.Errorf("after %q: %q, %v", row.made, rec.Profile, err)
+			}
+			r.want(r.end, "")
+		}
+	})
+}
+
+// TestRecordProtection: the record has what the kernel says of the job's containers, and nothing
+// of an earlier job's.
+func TestRecordProtection(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newSlotRig(t)
+		r.records(new(sampled).samples)
+		of := func(uid int) noise.Container {
+			return noise.Container{UID: &uid, Capabilities: "00000000a00405fb", NoNew: new(true), Seccomp: new(true), PIDs: new(true)}
+		}
+		pid := 500
+		for _, row := range []struct {
+			users []int // of the containers; -1 is one that has ended
+			want  []noise.Container
+		}{
+			{[]int{0, 0, 990}, []noise.Container{of(0), of(990)}},
+			{[]int{-1, 0}, []noise.Container{{Error: "it had ended"}, of(0)}},
+			{nil, nil},
+		} {
+			r.want(r.begin, "")
+			for _, uid := range row.users {
+				pid++
+				id := strconv.Itoa(pid)
+				if uid >= 0 {
+					r.start(pid, 1, filepath.Join(r.procs.slice, "docker-"+id+".scope"))
+					r.put(filepath.Join(r.procs.proc, id, "status"), fmt.Sprintf("PPid:\t1\nUid:\t%d\t%[1]d\nNSpid:\t%d\t1\nCapEff:\t00000000a00405fb\nNoNewPrivs:\t1\nSeccomp:\t2\n", uid, pid))
+				}
+				r.Started(id)
+			}
+			rec, err := r.Record(t.Context(), hookPID)
+			if diff := cmp.Diff(row.want, rec.Protection.Containers); err != nil || diff != "" {
+				t.Error(err, diff)
 			}
 			r.want(r.end, "")
 		}

@@ -178,3 +178,12 @@ func (d *source) Image(ctx context.Context, ref string) (docker.Image, error) {
 	defer func() { _ = e.Close() }()
 	return e.Image(ctx, ref)
 }
+
+func (d *source) Running(ctx context.Context) ([]docker.Container, error) {
+	e, err := d.engine()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = e.Close() }()
+	return e.Running(ctx)
+}

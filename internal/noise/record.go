@@ -24,9 +24,10 @@ type Record struct {
 	SharedGPU string `json:"shared_gpu,omitempty"`
 	// Profile is the job profile of its containers, "compatible" if any of them had
 	// that, "" without containers.
-	Profile string    `json:"profile,omitempty"`
-	Begin   time.Time `json:"begin"`   // of the job
-	Seconds float64   `json:"seconds"` // from there to the record
+	Profile    string     `json:"profile,omitempty"`
+	Protection Protection `json:"protection"`
+	Begin      time.Time  `json:"begin"`   // of the job
+	Seconds    float64    `json:"seconds"` // from there to the record
 
 	GPU       GPU       `json:"gpu"`
 	CPU       CPU       `json:"cpu"`

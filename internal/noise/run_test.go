@@ -38,13 +38,7 @@ func newNode(t *testing.T) node {
 
 func (n node) put(name, text string) {
 	n.t.Helper()
-	name = filepath.Join(n.dir, name)
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		n.t.Fatal(err)
-	}
-	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-		n.t.Fatal(err)
-	}
+	write(n.t, filepath.Join(n.dir, name), text)
 }
 
 func pressure(some int) string {

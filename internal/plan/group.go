@@ -27,7 +27,7 @@ func group(members []resolved, cfg config.Config, kept []Binding) ([][]resolved,
 		for _, name := range names {
 			found, err := named(members, name)
 			if err != nil {
-				return nil, fmt.Errorf("groups: %w", err)
+				return nil, fmt.Errorf("groups: %w; list some of them", err)
 			}
 			for _, i := range found {
 				if taken[i] || slices.Contains(of, i) {

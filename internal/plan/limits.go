@@ -27,15 +27,18 @@ func (p *Plan) addLimits(inv *inventory.Inventory) {
 	)
 	shares := int64(8+len(p.Slots)) * 4096
 	least := map[string]int64{
-		"/proc/sys/fs/aio-max-nr":                     plenty,
-		"/proc/sys/fs/epoll/max_user_watches":         plenty,
-		"/proc/sys/fs/file-max":                       longMax, // as systemd sets it
-		"/proc/sys/fs/inotify/max_user_instances":     intMax,
-		"/proc/sys/fs/inotify/max_user_watches":       intMax,
-		"/proc/sys/fs/pipe-user-pages-soft":           plenty,
-		"/proc/sys/kernel/pid_max":                    min(2*tasks, 1<<22), // the kernel's maximum
-		"/proc/sys/kernel/pty/max":                    shares,
-		"/proc/sys/kernel/threads-max":                2 * tasks,
+		"/proc/sys/fs/aio-max-nr":                 plenty,
+		"/proc/sys/fs/epoll/max_user_watches":     plenty,
+		"/proc/sys/fs/file-max":                   longMax, // as systemd sets it
+		"/proc/sys/fs/inotify/max_user_instances": intMax,
+		"/proc/sys/fs/inotify/max_user_watches":   intMax,
+		"/proc/sys/fs/pipe-user-pages-soft":       plenty,
+		"/proc/sys/kernel/pid_max":                min(2*tasks, 1<<22), // the kernel's maximum
+		"/proc/sys/kernel/pty/max":                shares,
+		"/proc/sys/kernel/threads-max":            2 * tasks,
+		// Only a process's ancestors, and root with CAP_SYS_PTRACE, reach its memory: at 0, a
+		// child of a judge could open the judge's /proc/PID/mem. 2 and 3 close more.
+		"/proc/sys/kernel/yama/ptrace_scope":          1,
 		"/proc/sys/net/ipv4/neigh/default/gc_thresh2": shares / 2,
 		"/proc/sys/net/ipv4/neigh/default/gc_thresh3": shares,
 		"/proc/sys/net/ipv6/neigh/default/gc_thresh2": shares / 2,

@@ -43,7 +43,7 @@ func tunableLines(list []Tunable) []string {
 
 func TestTunables(t *testing.T) {
 	t.Parallel()
-	const limits = 11 // of a kernel without IPv6
+	const limits = 12 // of a kernel without IPv6
 	for _, tt := range []struct {
 		name    string
 		machine machinetest.Machine
@@ -159,6 +159,7 @@ func TestLimits(t *testing.T) {
 			},
 		},
 		"many slots":                 {files("/proc/sys/kernel/pid_max", "32768", "/proc/sys/kernel/pty/max", "4096"), 512, []string{"/proc/sys/kernel/pid_max = 4194304 (at-least)", "/proc/sys/kernel/pty/max = 2129920 (at-least)"}},
+		"Yama":                       {files("/proc/sys/kernel/yama/ptrace_scope", "3"), 8, []string{"/proc/sys/kernel/yama/ptrace_scope = 1 (at-least)"}},
 		"no limit, and none of ours": {files("/proc/sys/fs/pipe-user-pages-soft", "0", "/proc/sys/kernel/numa_balancing", "1"), 8, []string{}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -26,6 +26,7 @@ func (m Machine) withTuning(shared bool, governors string) Machine {
 		"proc/sys/kernel/pid_max":                              "4194304",
 		"proc/sys/kernel/pty/max":                              "4096",
 		"proc/sys/kernel/threads-max":                          "16510904",
+		"proc/sys/kernel/yama/ptrace_scope":                    "0",
 		"proc/sys/net/ipv4/neigh/default/gc_thresh2":           "512",
 		"proc/sys/net/ipv4/neigh/default/gc_thresh3":           "1024",
 		"sys/devices/virtual/workqueue/cpumask":                mask,

@@ -83,6 +83,9 @@ func TestQuiet(t *testing.T) {
 		if !rec.Noisy || !strings.Contains(strings.Join(rec.Why, "; "), "hw_thermal_slowdown") || rec.GPU.Samples == 0 || rec.Slot != "gpu2" {
 			t.Errorf("of a hot GPU: %+v", rec)
 		}
+		if p := rec.Protection; p.Kernel == "" || p.Landlock == nil || len(p.Containers) != 1 || p.Containers[0].PIDs == nil || !*p.Containers[0].PIDs || p.Containers[0].Seccomp == nil || !*p.Containers[0].Seccomp {
+			t.Errorf("of what protects it: %+v", p)
+		}
 		rec = record(t, m, 3, "sleep 8")
 		if strings.Contains(strings.Join(rec.Why, "; "), "slowdown") || rec.GPU.Samples == 0 {
 			t.Errorf("of a cool GPU: %+v", rec)

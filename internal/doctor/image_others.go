@@ -1,0 +1,241 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/host"
+	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/text"
+)
+
+const (
+	maxCronFiles = 256 // per directory
+	maxShown     = 80  // characters of a command
+	maxScripts   = 3   // scripts that call each other
+	// slotLabel is on the containers of jobs: what those run, their guard decides.
+	slotLabel = "kbnode.slot"
+)
+
+// others looks for whatever else pulls or removes images.
+type others struct {
+	*Machine
+	all    []Finding
+	unread []Finding // what could not be read, so that nothing is known about it
+}
+
+func checkOthers(ctx context.Context, m *Machine) Answer {
+	o := &others{Machine: m}
+	o.cron()
+	o.timers(ctx)
+	o.services()
+	o.containers(ctx)
+	if all := append(o.all, o.unread...); len(all) > 0 {
+		return found(all...)
+	}
+	return found(ok("none"))
+}
+
+func (o *others) unknown(what string, err error) {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		o.unread = append(o.unread, skip("%s: not read: %s", what, lines(err)))
+	}
+}
+
+func (o *others) cron() {
+	look := func(name string, separate, whole bool) {
+		crontab, err := o.Read(name)
+		o.unknown(name, err)
+		commands := []string{crontab}
+		if separate {
+			commands = strings.Split(crontab, "\n")
+		}
+		for _, command := range commands {
+			what := o.work(command, 0)
+			if what == "" {
+				continue
+			}
+			f := warn("%s runs %s", name, text.Line(what, maxShown))
+			if whole {
+				f = f.By("mv %s /root/", word(name))
+			} else {
+				f = f.Advise("remove the line from %s; image.auto_update does it when no job runs", name)
+			}
+			o.all = append(o.all, f)
+			return
+		}
+	}
+	for _, dir := range []string{"/etc/cron.d", "/etc/cron.hourly", "/etc/cron.daily", "/etc/cron.weekly", "/etc/cron.monthly", "/var/spool/cron", "/var/spool/cron/crontabs"} {
+		entries, err := os.ReadDir(o.Path(dir))
+		o.unknown(dir, err)
+		for _, e := range entries[:min(len(entries), maxCronFiles)] {
+			name := dir + "/" + e.Name()
+			if _, _, mode := o.TargetOwner(name); mode.IsRegular() && name != plan.CronPath {
+				look(name, dir == "/etc/cron.d" || strings.HasPrefix(dir, "/var/"), strings.HasPrefix(dir, "/etc/"))
+			}
+		}
+	}
+	look("/etc/crontab", true, false)
+	look("/etc/anacrontab", true, false)
+}
+
+// work is imageCommand, which also looks into the scripts that a script calls.
+func (o *others) work(script string, depth int) string {
+	if what := imageCommand(script); what != "" || depth == maxScripts {
+		return what
+	}
+	for _, command := range shellCommands(script) {
+		for _, name := range command {
+			name = strings.TrimLeft(name, "-@:+!|")
+			if slices.Contains(talkers, path.Base(name)) {
+				break
+			}
+			if !strings.HasPrefix(name, "/") || !o.isScript(name) {
+				continue
+			}
+			text, err := o.Read(name)
+			o.unknown(name, err)
+			if what := o.work(text, depth+1); what != "" {
+				return what + ", in " + name
+			}
+		}
+	}
+	return ""
+}
+
+// isScript reports whether a file is one for a shell.
+func (o *others) isScript(name string) bool {
+	if _, _, mode := o.TargetOwner(name); !mode.IsRegular() {
+		return false
+	}
+	begin, err := limit.ReadFile(o.Path(name), 128)
+	o.unknown(name, err)
+	return strings.HasSuffix(name, ".sh") || shebang().Match(begin)
+}
+
+var shebang = lazy.Regexp(`^#!\S*/(env\s+(-\S+\s+)*)?(sh|bash|dash|zsh|ksh)\b`)
+
+// imageTimer matches the names of timers for such work, whatever program does it.
+var imageTimer = lazy.Regexp(`(?i)(docker|podman|nerdctl|container|image).*(prune|pull|gc|clean|auto-?update)|watchtower|ouroboros`)
+
+func (o *others) timers(ctx context.Context) {
+	units, err := o.Source.Units(ctx, "*.timer")
+	if err != nil {
+		o.unknown("the timers", err)
+		return
+	}
+	for _, u := range units {
+		if !u.Running() || u.Name == plan.ImageTimer {
+			continue
+		}
+		service := strings.TrimSuffix(u.Name, ".timer") + ".service"
+		timer, _ := o.unitLines(u.Name, "Unit=")
+		if len(timer) > 0 {
+			service = timer[len(timer)-1]
+		}
+		commands, read := o.unitLines(service, "Exec")
+		what, engine := "", false
+		for _, command := range commands {
+			for _, words := range shellCommands(command) {
+				engine = engine || slices.ContainsFunc(words, func(w string) bool { return isEngine(toolOf(w)) })
+			}
+			if what == "" {
+				what = o.work(command, 0)
+			}
+		}
+		switch name := text.Line(u.Name, maxShown); {
+		case what != "":
+			o.all = append(o.all, warn("%s runs %s", name, text.Line(what, maxShown)).By("systemctl disable --now %s", word(u.Name)))
+		case imageTimer().MatchString(u.Name) && !engine:
+			o.all = append(o.all, warn("%s runs, which by its name pulls or removes images", name).By("systemctl disable --now %s", word(u.Name)))
+		case !read:
+			o.unread = append(o.unread, skip("%s, which %s starts: not found", text.Line(service, maxShown), name))
+		}
+	}
+}
+
+// services looks at what runs now. What a service does before it runs, such as pulling its own
+// image, disturbs no job until it is started again.
+func (o *others) services() {
+	for _, dir := range o.List(host.CgroupRoot + "/*.slice/*.service") {
+		unit := path.Base(dir)
+		commands, _ := o.unitLines(unit, "ExecStart=")
+		for _, command := range commands {
+			if what := o.work(command, 0); what != "" {
+				o.all = append(o.all, warn("%s runs %s", text.Line(unit, maxShown), text.Line(what, maxShown)).By("systemctl disable --now %s", word(unit)))
+				break
+			}
+		}
+	}
+}
+
+// unitLines returns the values of a unit's keys that begin with a text, from its file and its
+// drop-ins. It returns false if there is no file.
+func (o *others) unitLines(unit, prefix string) (values []string, read bool) {
+	names := []string{unit}
+	if name, instance, is := strings.Cut(unit, "@"); is {
+		names = append(names, name+"@"+path.Ext(instance))
+	}
+	dirs := []string{"/etc/systemd/system", "/run/systemd/transient", "/run/systemd/system", "/run/systemd/generator", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"}
+	var files, dropIns []string
+	for _, name := range names {
+		for _, dir := range dirs {
+			if file := dir + "/" + name; o.Exists(file) && len(files) == 0 {
+				files = append(files, file)
+			}
+			for _, file := range o.List(dir + "/" + name + ".d/*.conf") {
+				if !slices.ContainsFunc(dropIns, func(has string) bool { return path.Base(has) == path.Base(file) }) {
+					dropIns = append(dropIns, file)
+				}
+			}
+		}
+	}
+	read = len(files) > 0
+	type setting struct{ key, value string }
+	var settings []setting
+	slices.SortFunc(dropIns, func(a, b string) int { return strings.Compare(path.Base(a), path.Base(b)) })
+	for _, file := range append(files, dropIns...) {
+		text, err := o.Read(file)
+		o.unknown(file, err)
+		for line := range strings.Lines(strings.ReplaceAll(text, "\\\n", " ")) {
+			line = strings.TrimSpace(line)
+			key, value, is := strings.Cut(line, "=")
+			switch key, value = strings.TrimSpace(key), strings.TrimSpace(value); {
+			case !is || !strings.HasPrefix(key+"=", prefix):
+			case value == "": // the earlier ones of this key do not count
+				settings = slices.DeleteFunc(settings, func(s setting) bool { return s.key == key })
+			default:
+				settings = append(settings, setting{key, value})
+			}
+		}
+	}
+	for _, s := range settings {
+		values = append(values, s.value)
+	}
+	return values, read
+}
+
+func (o *others) containers(ctx context.Context) {
+	running, err := o.Source.Running(ctx)
+	o.unknown("Docker's containers", err)
+	for _, c := range running {
+		if c.Labels[slotLabel] != "" {
+			continue
+		}
+		what := imageCommand(c.Command)
+		if updaterImages().MatchString(c.Image) || c.Labels["com.centurylinklabs.watchtower"] == "true" {
+			what = c.Image
+		}
+		if what != "" {
+			o.all = append(o.all, warn("container %s runs %s", text.Line(c.Name, maxShown), text.Line(what, maxShown)).
+				By("docker update --restart=no %[1]s && docker stop %[1]s", word(c.Name)))
+		}
+	}
+}

@@ -1,0 +1,81 @@
+package noise
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestNodeProtection(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name  string
+		files map[string]string
+		want  Protection
+	}{
+		{"all", map[string]string{"osrelease": "6.12.0-13-amd64\n", "yama/ptrace_scope": "1\n", "seccomp/actions_avail": "errno\n"},
+			Protection{Kernel: "6.12.0-13-amd64", Ptrace: new(1), Seccomp: new(true)}},
+		{"neither Yama nor seccomp", map[string]string{"osrelease": "5.10.0\n"}, Protection{Kernel: "5.10.0", Seccomp: new(false)}},
+		{"garbage", map[string]string{"osrelease": "x\n", "yama/ptrace_scope": "?\n", "seccomp/actions_avail": ""}, Protection{Kernel: "x", Seccomp: new(true)}},
+		{"nothing", nil, Protection{}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			proc := t.TempDir()
+			for name, text := range tt.files {
+				write(t, filepath.Join(proc, "sys/kernel", name), text)
+			}
+			got := NodeProtection(proc)
+			got.Landlock = nil // of the kernel that runs this test
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestReadContainer(t *testing.T) {
+	t.Parallel()
+	const init = "Name:\tUid: 0\nUid:\t1000\t1001\t0\t0\nNSpid:\t70\t1\nCapEff:\t0000000000000000\nNoNewPrivs:\t0\nSeccomp:\t0\nSeccomp_filters:\t0\n"
+	full := Container{UID: new(1001), Capabilities: "0000000000000000", NoNew: new(false), Seccomp: new(false), PIDs: new(true)}
+	for _, tt := range []struct {
+		name, procs string
+		status      map[string]string
+		want        Container
+	}{
+		{"the first process", "70\n", map[string]string{"70": init}, full},
+		{"behind others", "69\n71\n70\n", map[string]string{"71": "Uid:\t0\t0\t0\t0\nNSpid:\t71\t2\nSeccomp:\t2\n", "70": init}, full},
+		{"before that of a namespace in the container", "71\n70\n", map[string]string{"71": "Uid:\t0\t0\t0\t0\nNSpid:\t71\t2\t1\nSeccomp:\t2\n", "70": init}, full},
+		{"in the node's namespace", "70\n", map[string]string{"70": "Uid:\t0\nNSpid:\t70\nSeccomp:\t2\n"}, Container{Error: "its first process was not found"}},
+		{"a value that is none", "70\n", map[string]string{"70": "Uid:\tx\nNSpid:\t70\t1\nSeccomp:\t1\n"}, Container{Seccomp: new(false), PIDs: new(true)}},
+		{"ended", "70\n71\n", map[string]string{"71": "NSpid:\t71\t2\n"}, Container{Error: "its first process was not found"}},
+		{"an empty status", "70\n", map[string]string{"70": ""}, Container{Error: "its first process was not found"}},
+		{"no cgroup", "", nil, Container{Error: "it had ended"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			if tt.procs != "" {
+				write(t, filepath.Join(dir, "cgroup.procs"), tt.procs)
+			}
+			for pid, status := range tt.status {
+				write(t, filepath.Join(dir, pid, "status"), status)
+			}
+			if diff := cmp.Diff(tt.want, ReadContainer(dir, dir)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func write(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
