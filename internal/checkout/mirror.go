@@ -1,0 +1,241 @@
+// Package checkout gives a job the files of one commit. It fetches a repository into a mirror on
+// the node, which all slots share, and unpacks the commit into an empty directory. Nothing that a
+// repository contains makes git or kbnode run anything: there is no working tree, and hooks,
+// filters, attributes, submodules and LFS do not act.
+package checkout
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/limit"
+)
+
+// A mirror that exceeds one of these is made again: git's own garbage collection would compete
+// with jobs for longer than a fetch does.
+const (
+	maxPacks = 500
+	maxPack  = 4 << 30 // bytes of all packs
+)
+
+// Source names one commit.
+type Source struct {
+	Repository string // its address: see Address
+	// Commit is a full hash, or what a build has for a commit that Buildkite does not know yet: the
+	// name of a branch or tag, or HEAD for Branch.
+	Commit string
+	Branch string
+}
+
+// Mirrors are the node's mirrors of repositories.
+type Mirrors struct {
+	Dir string // root's, with one directory for each repository
+	// UID and GID are of the user that runs git and owns the repositories' directories. It has
+	// nothing else. Zero is the caller, as in tests.
+	UID, GID int
+	Limits   Limits
+
+	system string // in place of /etc/gitconfig
+}
+
+// NotFoundError means that the repository does not have the commit.
+type NotFoundError struct{ Repository, Commit string }
+
+func (e *NotFoundError) Error() string {
+	return fmt.Sprintf("%.200s has no commit, branch or tag %.80q; push it, or start the build at another one", e.Repository, e.Commit)
+}
+
+var (
+	hashForm = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`)
+	// refForm accepts names of branches and tags that mean nothing else to git.
+	refForm = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.+@/-]{0,199}$`)
+	// sshForm is an address of GitHub by SSH, which a node without a key cannot use.
+	sshForm   = regexp.MustCompile(`^(?:ssh://)?git@github\.com[:/]([A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+)$`)
+	httpsForm = regexp.MustCompile(`^https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?(/[A-Za-z0-9_.~+-]+)+/?$`)
+)
+
+// Address returns the HTTPS address of a repository. GitHub's SSH addresses become theirs.
+func Address(repository string) (string, error) {
+	if m := sshForm.FindStringSubmatch(repository); m != nil {
+		repository = "https://github.com/" + m[1]
+	}
+	if len(repository) > 2000 || !httpsForm.MatchString(repository) || strings.Contains(repository, "..") {
+		return "", fmt.Errorf("%.200q is not the address of a repository; write one such as https://github.com/gpu-mode/kernelbot", repository)
+	}
+	return repository, nil
+}
+
+// ref returns the name of a branch or tag that a source without a hash names.
+func (s Source) ref() (string, error) {
+	name := s.Commit
+	if name == "HEAD" || name == "" {
+		name = s.Branch
+	}
+	bad := !refForm.MatchString(name) || strings.HasSuffix(name, "/") || strings.HasSuffix(name, ".lock") || strings.HasSuffix(name, ".")
+	for _, part := range []string{"..", "//", "@{", "/.", ".lock/"} {
+		bad = bad || strings.Contains(name, part)
+	}
+	if bad {
+		return "", fmt.Errorf("%.80q is not the name of a commit, branch or tag; write its full hash", name)
+	}
+	return name, nil
+}
+
+// Checkout fetches the commit unless the mirror has it, unpacks it into the empty directory to, and
+// returns its hash. The files belong to uid and gid. A *NotFoundError is the build's fault, and
+// every other error may be the network's.
+func (m Mirrors) Checkout(ctx context.Context, s Source, to *os.Root, uid, gid int) (hash string, err error) {
+	if s.Repository, err = Address(s.Repository); err != nil {
+		return "", err
+	}
+	dir := filepath.Join(m.Dir, dirName(s.Repository))
+	for fetched := false; ; fetched = true {
+		if hashForm.MatchString(s.Commit) {
+			has, err := m.unpackShared(ctx, dir, s.Commit, func() error { return m.unpack(ctx, dir, s.Commit, to, uid, gid) })
+			if has || err != nil {
+				return s.Commit, err
+			}
+		}
+		if fetched {
+			return "", fmt.Errorf("the mirror of %s lost commit %s; start the job again", s.Repository, s.Commit)
+		}
+		if s.Commit, err = m.fetch(ctx, dir, s); err != nil {
+			return "", err
+		}
+	}
+}
+
+func dirName(repository string) string {
+	sum := sha256.Sum256([]byte(strings.TrimSuffix(strings.TrimSuffix(repository, "/"), ".git")))
+	return hex.EncodeToString(sum[:16]) + ".git"
+}
+
+// unpackShared calls unpack while no one changes the mirror. It reports whether the mirror has the
+// commit.
+func (m Mirrors) unpackShared(ctx context.Context, dir, hash string, unpack func() error) (has bool, err error) {
+	unlock, err := lock(ctx, dir, unix.LOCK_SH)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	if _, err := os.Stat(filepath.Join(dir, "HEAD")); errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if _, err := m.git(ctx, dir, "cat-file", "-e", hash+"^{commit}"); err != nil {
+		return false, ctx.Err()
+	}
+	return true, unpack()
+}
+
+// fetch fetches the commit and returns its hash.
+func (m Mirrors) fetch(ctx context.Context, dir string, s Source) (string, error) {
+	unlock, err := lock(ctx, dir, unix.LOCK_EX)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	want, ours := s.Commit, "refs/kbnode/"+s.Commit
+	if !hashForm.MatchString(s.Commit) {
+		if want, err = s.ref(); err != nil {
+			return "", err
+		}
+		ours = "refs/kbnode/latest"
+	} else if _, err := m.git(ctx, dir, "cat-file", "-e", want+"^{commit}"); err == nil {
+		return want, nil // another slot fetched it meanwhile
+	}
+	if err := m.prepare(ctx, dir); err != nil {
+		return "", err
+	}
+	if _, err = m.git(ctx, dir, "fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head",
+		"--depth=1", "--", s.Repository, "+"+want+":"+ours); err != nil {
+		if failed, ok := errors.AsType[*gitError](err); ok && failed.absent() {
+			return "", &NotFoundError{s.Repository, want}
+		}
+		return "", fmt.Errorf("fetch %s: %w", s.Repository, err)
+	}
+	out, err := m.git(ctx, dir, "rev-parse", "--verify", "--end-of-options", ours+"^{commit}")
+	if hash := strings.TrimSpace(string(out)); err == nil && hashForm.MatchString(hash) {
+		return hash, nil
+	}
+	return "", errors.Join(&NotFoundError{s.Repository, want}, err)
+}
+
+// prepare makes the mirror's directory, or makes it again if it has become too large or is damaged.
+func (m Mirrors) prepare(ctx context.Context, dir string) error {
+	if m.usable(ctx, dir) {
+		return nil
+	}
+	root, err := os.OpenRoot(m.Dir)
+	if err != nil {
+		return fmt.Errorf("make a mirror: %w", err)
+	}
+	defer func() { _ = root.Close() }()
+	name := filepath.Base(dir)
+	err = root.RemoveAll(name)
+	if err == nil {
+		err = root.Mkdir(name, 0o700)
+	}
+	if err == nil && m.UID != 0 {
+		err = root.Lchown(name, m.UID, m.GID)
+	}
+	if err == nil {
+		_, err = m.git(ctx, dir, "init", "--quiet", "--bare", "--template=", "--", ".")
+	}
+	if err != nil {
+		return fmt.Errorf("make a mirror: %w", err)
+	}
+	return nil
+}
+
+func (m Mirrors) usable(ctx context.Context, dir string) bool {
+	packs, err := os.ReadDir(filepath.Join(dir, "objects", "pack"))
+	if err != nil || len(packs) > 2*maxPacks {
+		return false
+	}
+	var size int64
+	for _, e := range packs {
+		if info, err := e.Info(); err == nil {
+			size += info.Size()
+		}
+	}
+	if size > maxPack {
+		return false
+	}
+	_, err = m.git(ctx, dir, "rev-parse", "--is-bare-repository")
+	return err == nil
+}
+
+// lockPoll is the time between two tries to lock a mirror.
+const lockPoll = 20 * time.Millisecond
+
+// lock waits for a lock on a mirror. It is a file beside the mirror, out of reach of git's user, and
+// ends with its holder.
+func lock(ctx context.Context, dir string, how int) (unlock func(), err error) {
+	f, err := os.OpenFile(strings.TrimSuffix(dir, ".git")+".lock", os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock a mirror: %w", err)
+	}
+	for {
+		err = unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil
+		}
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = limit.Sleep(ctx, lockPoll)
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("lock a mirror: %w", err), f.Close())
+		}
+	}
+}
