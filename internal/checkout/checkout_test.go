@@ -63,7 +63,7 @@ func setUp(t *testing.T) (origin, Mirrors) {
 	o.git("init", "-q", "-b", "main")
 	m := Mirrors{Dir: t.TempDir(), system: filepath.Join(t.TempDir(), "gitconfig")}
 	config := fmt.Sprintf("[url \"file://%s/\"]\n\tinsteadOf = https://git.example/\n[safe]\n\tdirectory = *\n", filepath.Dir(filepath.Dir(o.dir)))
-	if err := os.WriteFile(m.system, []byte(config), 0o644); err != nil { //nolint:gosec // git's user reads it
+	if err := os.WriteFile(m.system, []byte(config), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	return o, m
@@ -390,7 +390,7 @@ func TestUser(t *testing.T) {
 	o.put("a/b", "1", 0o644)
 	hash := o.commit()
 	for dir := m.Dir; dir != os.TempDir(); dir = filepath.Dir(dir) { // as /var/lib is
-		if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // a directory
+		if err := os.Chmod(dir, 0o711); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -75,9 +75,8 @@ func (m Mirrors) unpack(ctx context.Context, dir, commit string, to *os.Root, ui
 		cancel() // it may have more to say
 	}
 	err2 := wait(ctx, cmd)
-	<-asked // a failure of it is one of theirs
-	if err == nil {
-		err = err2
+	if err3 := <-asked; err == nil {
+		err = errors.Join(err2, err3)
 	}
 	if err != nil {
 		return fmt.Errorf("unpack %s: %w", commit, err)
