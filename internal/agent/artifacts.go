@@ -38,6 +38,17 @@ func artifacts(ctx context.Context, k int, checkout, paths string) (removed int,
 	return removed, nil
 }
 
+// Prepare makes it safe to upload artifacts from a directory in which nothing runs any more: it
+// removes what the patterns may find but must not be uploaded, and a result that was not finished.
+// status is the exit status of the job's command, as Buildkite writes it.
+func Prepare(ctx context.Context, dir string, patterns []string, status string, canceled bool) error {
+	if _, err := stay(ctx, dir, strings.Join(patterns, ";")); err != nil {
+		return err
+	}
+	_, err := unfinished(dir, status, canceled)
+	return err
+}
+
 // checkoutDir returns where a checkout of slot k is. It follows links on the way there;
 // nothing follows links below it.
 func checkoutDir(k int, checkout string) (string, error) {

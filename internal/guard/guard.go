@@ -18,6 +18,7 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
+	"github.com/gpu-mode/kbnode/internal/checkout"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/confine"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
@@ -49,6 +50,7 @@ type Config struct {
 	// MainPID returns the process of the agent's unit, 0 without one. Nil means unknown.
 	MainPID func(context.Context) (int, error)
 
+	Mirrors  checkout.Mirrors
 	binder   *binder      // nil uses real mounts
 	network  *slotNetwork // nil uses the node's own
 	disk     *slotDisk    // nil uses the one that the policy gives
@@ -179,6 +181,10 @@ type guard struct {
 	binder     *binder
 	disk       *slotDisk
 	up         *upstream
+	api        *docker.Engine
+	runs       runs
+	mirrors    checkout.Mirrors
+	uid, gid   int // of the slot's user
 	engine     engineCheck
 	network    *slotNetwork
 	confiner   *confiner
@@ -200,6 +206,10 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 		log:        c.Log.With("slot", p.Slot),
 		binder:     newBinder(filepath.Dir(p.Socket)),
 		up:         newUpstream(p.DockerSocket),
+		api:        engine,
+		mirrors:    c.Mirrors,
+		uid:        c.uid,
+		gid:        c.gid,
 		engine:     engineCheck{ask: engine.Info},
 		registries: newRegistries(p.Registries),
 		pulled:     newPulledImages(p, engine),

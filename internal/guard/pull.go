@@ -51,18 +51,23 @@ func (g *guard) pull(c *call) error {
 // kept answers a pull of the image that kbnode itself updates: jobs get what a canary ran. It
 // reports false if the image is absent, which is then pulled.
 func (g *guard) kept(c *call, name string) (bool, error) {
-	if g.policy.KeptImage == "" {
+	if !g.keeps(name) {
 		return false, nil
-	}
-	want, err1 := docker.ParseRef(g.policy.KeptImage)
-	got, err2 := docker.ParseRef(name)
-	if err1 != nil || err2 != nil || want != got {
-		return false, nil //nolint:nilerr // the engine says what is wrong with a name
 	}
 	if has, err := g.image(c, name, &struct{}{}); err != nil || !has {
 		return false, err
 	}
 	return true, answer(c.w, map[string]string{"status": "kbnode keeps " + name + " up to date on this node; it is not pulled (image.auto_update)"})
+}
+
+// keeps reports whether a name is that of the image that kbnode itself updates.
+func (g *guard) keeps(name string) bool {
+	if g.policy.KeptImage == "" {
+		return false
+	}
+	want, err1 := docker.ParseRef(g.policy.KeptImage)
+	got, err2 := docker.ParseRef(name)
+	return err1 == nil && err2 == nil && want == got // the engine says what is wrong with a name
 }
 
 // All slots share Docker's disk: a pull that would leave less of it free than a tenth or minFree

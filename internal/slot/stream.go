@@ -40,6 +40,8 @@ type Outcome struct {
 	OutOfMemory bool   `json:"out_of_memory"` // the kernel ended a process of it for the slot's limit
 	Canceled    bool   `json:"canceled"`
 	Reason      string `json:"reason,omitempty"` // why the slot ended the job
+	// Refused is why the job may not run: its author must change it.
+	Refused string `json:"refused,omitempty"`
 	// NodeFault is why the job has no exit code, which is not its own fault.
 	NodeFault string `json:"node_fault,omitempty"`
 	// Files is a directory with what the job's artifact paths may name; "" without one.
