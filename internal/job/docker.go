@@ -197,14 +197,14 @@ func (r *reader) dockerCommand() {
 	}
 	r.runs(strings.Join(words, " "))
 
-	shell := []string{}
+	var shell []string
 	if v := r.options["shell"]; !slices.Contains([]any{false, 0, "false", "off", "0"}, v) {
 		shell = r.list("shell")
 		if len(shell) == 0 && r.command != "" && r.Entrypoint == nil {
 			shell = []string{"/bin/sh", "-e", "-c"}
 		}
 	}
-	r.Command = append(shell, own...)
+	r.Command = append(append(r.Command, shell...), own...)
 }
 
 func (r *reader) dockerMounts() {

@@ -122,7 +122,13 @@ type Refusal struct{ Field, Text string }
 // ExitRefused is the exit status of a refused step. No pipeline retries it.
 const ExitRefused = 96
 
-func (r *Refusal) Error() string { return fmt.Sprintf("%.100s: %s", r.Field, r.Text) }
+func (r *Refusal) Error() string {
+	field := r.Field
+	if len(field) > maxName || !printable(field) { // an option's name comes from the build
+		field = fmt.Sprintf("%.100q", field)
+	}
+	return field + ": " + r.Text
+}
 
 func refuse(field, format string, args ...any) *Refusal {
 	return &Refusal{field, fmt.Sprintf(format, args...)}
