@@ -13,6 +13,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
@@ -104,7 +105,7 @@ func vet(env map[string]string, allowed []*regexp.Regexp) []string {
 			}
 		case "BUILDKITE_ARTIFACT_PATHS":
 			for p := range strings.SplitSeq(value, ";") {
-				if why := vetArtifact(strings.TrimSpace(p)); why != "" {
+				if why := job.ArtifactPattern(strings.TrimSpace(p)); why != "" {
 					refuse(name, fmt.Sprintf("names %.100q, which %s", p, why))
 				}
 			}
