@@ -131,11 +131,11 @@ func (r *reader) expand(name, text string, asked bool) string {
 	}
 	names, err := interpolate.Identifiers(text)
 	for _, v := range names {
-		if value, ok := r.in.Env[v]; !ok || value == "" || reserved(v) {
+		if r.sent[v] == "" || reserved(v) {
 			r.refuse(name, "$%.60s has no value that a job may see; set it in the build, or write the value itself", v)
 		}
 	}
-	full, err2 := interpolate.Interpolate(interpolate.NewMapEnv(r.in.Env), text)
+	full, err2 := interpolate.Interpolate(interpolate.NewMapEnv(r.sent), text)
 	if err != nil || err2 != nil {
 		r.refuse(name, "%.80q cannot be expanded; write the value itself", text)
 	}
@@ -281,7 +281,7 @@ func (r *reader) dockerEnv() {
 		}
 	}
 	if list := r.text("env-propagation-list"); list != "" {
-		names := strings.Fields(r.in.Env[list])
+		names := strings.Fields(r.sent[list])
 		if len(names) == 0 {
 			r.refuse("env-propagation-list", "%.60q is not a variable with names; set it in the build, or list the names in environment", list)
 		}
@@ -301,9 +301,9 @@ func (r *reader) propagate() {
 	}
 }
 
-// pass gives the container a variable of the environment, if there is one.
+// pass gives the container a variable that Buildkite sent, with its value in the environment.
 func (r *reader) pass(name string) {
-	if value, ok := r.in.Env[name]; ok {
+	if value, ok := r.sent[name]; ok {
 		r.set(name, value)
 	}
 }

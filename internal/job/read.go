@@ -76,7 +76,9 @@ type reader struct {
 	needed  bool           // the command may read a file of the checkout
 	skip    bool           // the step wants no checkout
 	index   map[string]int // of Env by name
-	bad     *Refusal
+	// sent are the variables that a job may have: what only the agent knows stays with it.
+	sent map[string]string
+	bad  *Refusal
 }
 
 func (r *reader) refuse(field, format string, args ...any) {
@@ -87,12 +89,17 @@ func (r *reader) refuse(field, format string, args ...any) {
 
 // Read returns the job, or a *Refusal.
 func Read(in Input) (*Spec, error) {
-	r := &reader{in: in, command: in.get("BUILDKITE_COMMAND"), index: map[string]int{}, Spec: Spec{
+	r := &reader{in: in, command: in.get("BUILDKITE_COMMAND"), index: map[string]int{}, sent: map[string]string{}, Spec: Spec{
 		JobID: in.get("BUILDKITE_JOB_ID"), BuildID: in.get("BUILDKITE_BUILD_ID"),
 		Pull: PullMissing, Network: NetworkBridge, Checkout: Checkout{Mode: CheckoutNone},
 		Command: []string{}, Env: []Var{}, Mounts: []Mount{}, Tmpfs: []Tmpfs{}, Ulimits: []Ulimit{},
 		Groups: []string{}, DropCaps: []string{}, Artifacts: []string{}, Redact: []string{},
 	}}
+	for _, v := range in.Sent {
+		if value, ok := in.Env[v.Name]; ok {
+			r.sent[v.Name] = value
+		}
+	}
 	for _, v := range refusedVars {
 		for _, value := range []string{in.get(v.name), Input{Sent: in.Sent}.get(v.name)} {
 			if !slices.Contains([]string{"", "[]", "{}", "null"}, strings.TrimSpace(value)) {
