@@ -194,11 +194,18 @@ func (g *guard) settle(ctx context.Context, r *jobRun, o *slot.Outcome) error {
 	if err := disk.Reclaim(ctx, r.checkout(), g.uid, g.gid); err != nil {
 		return err
 	}
+	err := g.give(r)
+	o.Files = r.outcome.Files
+	return err
+}
+
+// give gives the agent the job's files.
+func (g *guard) give(r *jobRun) error {
 	files := filepath.Join(g.policy.WorkRoot, runPrefix+"files-"+filepath.Base(r.top))
 	if err := os.Rename(r.checkout(), files); err != nil {
 		return err
 	}
-	o.Files = files
+	r.outcome.Files = files
 	return nil
 }
 

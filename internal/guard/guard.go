@@ -50,7 +50,6 @@ type Config struct {
 	// MainPID returns the process of the agent's unit, 0 without one. Nil means unknown.
 	MainPID func(context.Context) (int, error)
 
-	Mirrors  checkout.Mirrors
 	binder   *binder      // nil uses real mounts
 	network  *slotNetwork // nil uses the node's own
 	disk     *slotDisk    // nil uses the one that the policy gives
@@ -84,7 +83,9 @@ func Serve(ctx context.Context, c Config) error {
 			return err
 		}
 	}
-	if err := errors.Join(g.binder.clear(), g.keeper.Thaw()); err != nil {
+	// Each slot has its own mirrors as long as few jobs need them.
+	g.mirrors = checkout.Mirrors{Dir: filepath.Join(filepath.Dir(c.Policy.Socket), "mirrors"), UID: uid, GID: gid}
+	if err := errors.Join(g.binder.clear(), g.keeper.Thaw(), ownDir(g.mirrors.Dir, 0o711, 0, 0)); err != nil {
 		return err
 	}
 	server := &http.Server{
@@ -207,7 +208,6 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 		binder:     newBinder(filepath.Dir(p.Socket)),
 		up:         newUpstream(p.DockerSocket),
 		api:        engine,
-		mirrors:    c.Mirrors,
 		uid:        c.uid,
 		gid:        c.gid,
 		engine:     engineCheck{ask: engine.Info},

@@ -84,7 +84,9 @@ func (g *guard) run(c *call) error {
 		g.log.Info("job not started", "job", spec.JobID, "err", err)
 		return frames.End(notStarted(err))
 	}
-	g.follow(c.r.Context(), r, frames, has)
+	if r.container != "" {
+		g.follow(c.r.Context(), r, frames, has)
+	}
 	select {
 	case <-r.done:
 		return frames.End(r.outcome)
@@ -131,7 +133,9 @@ func (g *guard) begin(ctx context.Context, spec *job.Spec, pid int, frames *slot
 		return nil, err
 	}
 	g.runs.last = r
-	go g.supervise(r)
+	if r.container != "" {
+		go g.supervise(r)
+	}
 	return r, nil
 }
 
@@ -170,6 +174,10 @@ func (g *guard) launchJob(ctx context.Context, spec *job.Spec, pid int, frames *
 	if err := g.fill(ctx, r, frames); err != nil {
 		return nil, err
 	}
+	if spec.Kind == job.KindUpload {
+		err := g.givePipeline(r)
+		return r, err
+	}
 	wanted, err := fromSpec(g.policy, g.facts, spec, r.checkout())
 	if err != nil {
 		return nil, forbid("%s", err)
@@ -202,6 +210,44 @@ func (g *guard) launchJob(ctx context.Context, spec *job.Spec, pid int, frames *
 	}
 	r.container = id
 	return r, nil
+}
+
+// pipelineFiles are where the agent looks for a pipeline. Source: clicommand/pipeline_upload.go.
+var pipelineFiles = []string{
+	"buildkite.yml", "buildkite.yaml", "buildkite.json", ".buildkite/pipeline.yml", ".buildkite/pipeline.yaml", ".buildkite/pipeline.json",
+	"buildkite/pipeline.yml", "buildkite/pipeline.yaml", "buildkite/pipeline.json",
+}
+
+// maxPipeline bounds a pipeline's file, in bytes.
+const maxPipeline = 1 << 20
+
+// givePipeline gives the agent the file of the checkout that it is to upload.
+func (g *guard) givePipeline(r *jobRun) error {
+	names := pipelineFiles
+	if r.spec.PipelineFile != "" {
+		names = []string{r.spec.PipelineFile}
+	}
+	root, err := os.OpenRoot(r.checkout())
+	if err != nil {
+		return fmt.Errorf("read the pipeline: %w", err)
+	}
+	defer hangUp(root)
+	for _, name := range names {
+		info, err := root.Stat(name)
+		if err != nil {
+			continue
+		}
+		if !info.Mode().IsRegular() || info.Size() > maxPipeline {
+			return forbid("%.100s is not a file of at most %d bytes; write the pipeline into one", name, maxPipeline)
+		}
+		if err := g.give(r); err != nil {
+			return fmt.Errorf("read the pipeline: %w", err)
+		}
+		r.outcome.Pipeline = name
+		close(r.done)
+		return nil
+	}
+	return forbid("the checkout has no %s; write the path of the pipeline relative to the repository", strings.Join(names, ", "))
 }
 
 func parkedError(reason string) error {

@@ -46,6 +46,8 @@ type Outcome struct {
 	NodeFault string `json:"node_fault,omitempty"`
 	// Files is a directory with what the job's artifact paths may name; "" without one.
 	Files string `json:"files,omitempty"`
+	// Pipeline is the file of Files that is to be uploaded, for a job that does only that.
+	Pipeline string `json:"pipeline,omitempty"`
 }
 
 // Frames writes a stream of frames. It is safe for concurrent use.
