@@ -29,11 +29,10 @@ const (
 	maxPack  = 4 << 30 // bytes of all packs
 )
 
-// Source names one commit.
+// Source names one commit, as a valid job does (package job).
 type Source struct {
-	Repository string // its address: see Address
-	// Commit is a full hash, or what a build has for a commit that Buildkite does not know yet: the
-	// name of a branch or tag, or HEAD for Branch.
+	Repository string // its HTTPS address
+	// Commit is a full hash, or HEAD for the last one of Branch, which Buildkite does not know yet.
 	Commit string
 	Branch string
 }
@@ -56,49 +55,12 @@ func (e *NotFoundError) Error() string {
 	return fmt.Sprintf("%.200s has no commit, branch or tag %.80q; push it, or start the build at another one", e.Repository, e.Commit)
 }
 
-var (
-	hashForm = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`)
-	// refForm accepts names of branches and tags that mean nothing else to git.
-	refForm = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.+@/-]{0,199}$`)
-	// sshForm is an address of GitHub by SSH, which a node without a key cannot use.
-	sshForm   = regexp.MustCompile(`^(?:ssh://)?git@github\.com[:/]([A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+)$`)
-	httpsForm = regexp.MustCompile(`^https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?(/[A-Za-z0-9_.~+-]+)+/?$`)
-)
-
-// Address returns the HTTPS address of a repository. GitHub's SSH addresses become theirs.
-func Address(repository string) (string, error) {
-	if m := sshForm.FindStringSubmatch(repository); m != nil {
-		repository = "https://github.com/" + m[1]
-	}
-	if len(repository) > 2000 || !httpsForm.MatchString(repository) || strings.Contains(repository, "..") {
-		return "", fmt.Errorf("%.200q is not the address of a repository; write one such as https://github.com/gpu-mode/kernelbot", repository)
-	}
-	return repository, nil
-}
-
-// ref returns the name of a branch or tag that a source without a hash names.
-func (s Source) ref() (string, error) {
-	name := s.Commit
-	if name == "HEAD" || name == "" {
-		name = s.Branch
-	}
-	bad := !refForm.MatchString(name) || strings.HasSuffix(name, "/") || strings.HasSuffix(name, ".lock") || strings.HasSuffix(name, ".")
-	for _, part := range []string{"..", "//", "@{", "/.", ".lock/"} {
-		bad = bad || strings.Contains(name, part)
-	}
-	if bad {
-		return "", fmt.Errorf("%.80q is not the name of a commit, branch or tag; write its full hash", name)
-	}
-	return name, nil
-}
+var hashForm = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`)
 
 // Checkout fetches the commit unless the mirror has it, unpacks it into the empty directory to, and
 // returns its hash. The files belong to uid and gid. A *NotFoundError is the build's fault, and
 // every other error may be the network's.
 func (m Mirrors) Checkout(ctx context.Context, s Source, to *os.Root, uid, gid int) (hash string, err error) {
-	if s.Repository, err = Address(s.Repository); err != nil {
-		return "", err
-	}
 	dir := filepath.Join(m.Dir, dirName(s.Repository))
 	for fetched := false; ; fetched = true {
 		if hashForm.MatchString(s.Commit) {
@@ -147,8 +109,8 @@ func (m Mirrors) fetch(ctx context.Context, dir string, s Source) (string, error
 	defer unlock()
 	want, ours := s.Commit, "refs/kbnode/"+s.Commit
 	if !hashForm.MatchString(s.Commit) {
-		if want, err = s.ref(); err != nil {
-			return "", err
+		if want == "HEAD" {
+			want = s.Branch
 		}
 		ours = "refs/kbnode/latest"
 	} else if _, err := m.git(ctx, dir, "cat-file", "-e", want+"^{commit}"); err == nil {
