@@ -100,4 +100,3 @@ func allowedRepositories() ([]string, error) {
 	}
 	return cfg.WithDefaults().Agent.AllowedRepositories, nil
 }
-

@@ -285,9 +285,13 @@ func TestReadEnv(t *testing.T) {
 			t.Run(name+" of "+field, func(t *testing.T) {
 				t.Parallel()
 				got, err := read()
+				want := slices.Clone(tt.want)
+				if field == "BUILDKITE_ENV_JSON_FILE" {
+					slices.SortFunc(want, func(a, b job.Var) int { return strings.Compare(a.Name, b.Name) })
+				}
 				if tt.field != "" {
 					refused(t, err, field)
-				} else if diff := cmp.Diff(tt.want, got); err != nil || diff != "" {
+				} else if diff := cmp.Diff(want, got); err != nil || diff != "" {
 					t.Errorf("%v\n%s", err, diff)
 				}
 			})

@@ -40,6 +40,7 @@ var Options = []Option{
 	{"propagate-uid-gid", Taken, "the slot's own user"},
 	{"additional-groups", Taken, "video, render, or numbers"},
 	{"drop-caps", Taken, ""},
+	{"mount-buildkite-agent", Taken, "the program only, at /usr/bin/buildkite-agent: without a token, use artifact_paths for artifacts"},
 	{"memory", Taken, "at most the slot's"},
 	{"shm-size", Taken, "at most the slot's"},
 	{"ulimits", Taken, "nofile to 1048576, memlock, stack and the like; no core files"},
@@ -62,7 +63,6 @@ var Options = []Option{
 	{"platform", Slot, "the node's own"},
 	{"debug", Slot, ""},
 	{"pull-retries", Slot, ""},
-	{"mount-buildkite-agent", Slot, "the program at /usr/bin/buildkite-agent, without a token: for artifacts use artifact_paths"},
 
 	{"privileged", Refused, "a job's container cannot be privileged; leave it out"},
 	{"add-caps", Refused, "a job cannot add capabilities; leave it out"},
