@@ -33,26 +33,20 @@ A step that kbnode refuses ends with exit status 96.`,
 				return usagef("kbnode does not run jobs this way yet; add --print-spec")
 			}
 			in, err := jobInput(os.Environ())
-			if err != nil {
-				return refusedJob(err)
+			var spec *job.Spec
+			if err == nil {
+				spec, err = job.Read(in)
 			}
-			spec, err := job.Read(in)
-			if err != nil {
-				return refusedJob(err)
+			if refusal, ok := errors.AsType[*job.Refusal](err); ok {
+				return &exitError{code: job.ExitRefused, err: refusal}
+			} else if err != nil {
+				return err
 			}
 			return printJSON(s.Out, spec)
 		},
 	}
 	cmd.Flags().BoolVar(&print, "print-spec", false, "print what the job's container would be, or why it is refused")
 	return cmd
-}
-
-// refusedJob gives a refusal its exit code.
-func refusedJob(err error) error {
-	if refusal, ok := errors.AsType[*job.Refusal](err); ok {
-		return &exitError{code: job.ExitRefused, err: refusal}
-	}
-	return err
 }
 
 // jobInput reads what the agent says about a job.
@@ -89,9 +83,10 @@ func jobInput(environ []string) (in job.Input, err error) {
 // where the user may not read its configuration.
 func allowedRepositories() ([]string, error) {
 	text, err := os.ReadFile(plan.ConfigPath)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
 		return config.DefaultRepositories, nil
-	} else if err != nil {
+	case err != nil:
 		return nil, fmt.Errorf("read configuration: %w", err)
 	}
 	cfg, err := config.Parse(plan.ConfigPath, text)

@@ -26,7 +26,8 @@ func TestOptionsPage(t *testing.T) {
 	var want strings.Builder
 	want.WriteString("| option of the plugin | | |\n|---|---|---|\n")
 	for _, o := range job.Options {
-		fmt.Fprintf(&want, "| `%s` | %s | %s |\n", o.Name, o.Verdict, escape(o.Note))
+		names := "`" + strings.ReplaceAll(o.Names, " ", "`, `") + "`"
+		fmt.Fprintf(&want, "| %s | %s | %s |\n", names, o.Verdict, escape(o.Note))
 	}
 	if *update {
 		page = optionTable.ReplaceAllLiteral(page, []byte(want.String()))
@@ -50,26 +51,30 @@ func TestOptions(t *testing.T) {
 	// A value of another type is refused by what reads it, and of no interest to what does not.
 	odd := `{"a":[{"b":1}]}`
 	for _, o := range job.Options {
-		s, err := job.Read(attack(options(fmt.Sprintf(`"image":"a",%q:%s`, o.Name, odd))))
-		if o.Name == "image" {
-			_, err = job.Read(attack(options(`"image":` + odd)))
-		}
-		switch o.Verdict {
-		case job.Slot:
-			if err != nil {
-				t.Errorf("%s: %v", o.Name, err)
-				continue
+		for name := range strings.FieldsSeq(o.Names) {
+			s, err := job.Read(attack(with(name, odd)))
+			if o.Verdict != job.Slot {
+				refused(t, err, name)
+			} else if err != nil {
+				t.Errorf("%s: %v", name, err)
+			} else {
+				inert(t, read(t, attack(options(`"image":"a"`))), s)
 			}
-			inert(t, read(t, attack(options(`"image":"a"`))), s)
-		default:
-			refused(t, err, o.Name)
-		}
-		if o.Verdict == job.Refused {
-			for _, none := range []string{`false`, `""`, `[]`, `"off"`, `null`} {
-				if _, err := job.Read(attack(options(fmt.Sprintf(`"image":"a",%q:%s`, o.Name, none)))); err != nil {
-					t.Errorf("%s: %s is nothing to refuse: %v", o.Name, none, err)
+			if o.Verdict == job.Refused {
+				for _, none := range []string{`false`, `""`, `[]`, `"off"`, `null`} {
+					if _, err := job.Read(attack(with(name, none))); err != nil {
+						t.Errorf("%s: %s is nothing to refuse: %v", name, none, err)
+					}
 				}
 			}
 		}
 	}
+}
+
+// with is a step with an option, and an image.
+func with(name, value string) map[string]string {
+	if name == "image" {
+		return options(`"image":` + value)
+	}
+	return options(fmt.Sprintf(`"image":"a",%q:%s`, name, value))
 }

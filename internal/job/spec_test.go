@@ -93,8 +93,9 @@ func FuzzRead(f *testing.F) {
 		f.Add(in.Env["BUILDKITE_PLUGINS"], in.Env["BUILDKITE_COMMAND"], in.Env["BUILDKITE_ARTIFACT_PATHS"], in.Env["BUILDKITE_REPO"], in.Env["BUILDKITE_BRANCH"], "X", in.Env["X"])
 	}
 	for _, o := range job.Options {
+		name, _, _ := strings.Cut(o.Names, " ")
 		for _, v := range []string{`"a"`, `true`, `["a","","b"]`, `{"a":1}`, `1.5`, `null`} {
-			f.Add(fmt.Sprintf(`[{"docker#v5.13.0":{"image":"a",%q:%s}}]`, o.Name, v), "true", "x", "https://github.com/gpu-mode/x", "main", "LIST", "A B")
+			f.Add(with(name, v)["BUILDKITE_PLUGINS"], "true", "x", "https://github.com/gpu-mode/x", "main", "LIST", "A B")
 		}
 	}
 	f.Fuzz(func(t *testing.T, plugins, command, artifacts, repo, branch, name, value string) {
