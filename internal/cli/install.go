@@ -156,14 +156,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 		return err
 	}
 	changes := reconcile.Diff(n.Plan, state)
-	printf(s.Err, "\n")
-	printSlots(s.Err, n.Plan)
-	printDisks(s.Err, n.Plan)
-	printFates(s.Err, n.Plan, changes)
-	printf(s.Err, "\n")
-	for _, warning := range n.Plan.Warnings {
-		s.warn("%s", warning)
-	}
+	printTaken(s, n.Plan, changes)
 	if f.dryRun {
 		printChanges(s.Out, changes)
 		printf(s.Out, "%s would be made; nothing was changed\n", changeCount(len(changes)))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"slices"
@@ -109,21 +108,26 @@ func plannedQueues(p *plan.Plan) (queues []string) {
 	return queues
 }
 
-// printDisks says how much of the disk the slots take.
-func printDisks(w io.Writer, p *plan.Plan) {
-	var total int64
-	each := ""
-	for i, s := range p.Slots {
-		total += s.DiskBytes
-		if i > 0 && s.DiskBytes == p.Slots[0].DiskBytes {
-			each = fmt.Sprintf(", %s each", text.Bytes(s.DiskBytes))
-		} else if i > 0 {
-			each = ""
-			break
-		}
+// printTaken prints what of the machine the slots take.
+func printTaken(s Streams, p *plan.Plan, changes []reconcile.Change) {
+	printf(s.Err, "\n")
+	printSlots(s.Err, p)
+	total, same := int64(0), len(p.Slots) > 1
+	for _, slot := range p.Slots {
+		total += slot.DiskBytes
+		same = same && slot.DiskBytes == p.Slots[0].DiskBytes
 	}
 	if total > 0 {
-		printf(w, "The slots take %s of disk below /var/lib/buildkite-agent%s.\n", text.Bytes(total), each)
+		each := ""
+		if same {
+			each = fmt.Sprintf(", %s each", text.Bytes(p.Slots[0].DiskBytes))
+		}
+		printf(s.Err, "The slots take %s of disk below /var/lib/buildkite-agent%s.\n", text.Bytes(total), each)
+	}
+	printFates(s.Err, p, changes)
+	printf(s.Err, "\n")
+	for _, warning := range p.Warnings {
+		s.warn("%s", warning)
 	}
 }
 
