@@ -18,11 +18,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// ask asks for the queue and the token if they are missing. What would be refused whatever the
-// answers are is refused first.
+// ask asks for the queue and the token if they are missing, on a machine that lacks nothing else.
 func (f *installFlags) ask(ctx context.Context, s Streams, n *node.Node, env func(string) string) error {
 	_, err := node.FindToken(n.Root, env, f.adopt)
 	noQueue, noToken := n.Config.Queue == "", f.token == "" && errors.Is(err, node.ErrNoToken)
+	if f.token == "" && !noToken && err != nil {
+		return err
+	}
 	if !noQueue && !noToken {
 		return nil
 	}

@@ -270,15 +270,17 @@ func TestInstallIsLeft(t *testing.T) {
 	queue, token := []string{"Queue: ", "b200\r"}, []string{"Agent token (not shown): ", "bkct_abcdef\r"}
 	questions := [][]string{{"Queue: "}, slices.Concat(queue, token[:1]), slices.Concat(queue, token, []string{"[y/N] "})}
 	for _, q := range questions {
-		for name, key := range map[string]string{"Ctrl-C": "\x03", "Ctrl-C after some letters": "abc\x03", "Ctrl-D": "\x04", "SIGTERM": "kill", "no": "n\r"} {
+		for name, key := range map[string]string{"Ctrl-C": "\x03", "Ctrl-C after some letters": "abc\x03", "Ctrl-D": "\x04", "SIGTERM": "kill", "no": "n\r", "the next answer typed ahead": "bkct_abcdef\nn\n"} {
 			at := strings.TrimSpace(q[len(q)-1])
-			if key == "n\r" && at != "[y/N]" {
+			if key == "n\r" && at != "[y/N]" || len(key) > 5 && at != "Agent token (not shown):" {
 				continue
 			}
 			t.Run(at+" "+name, func(t *testing.T) {
 				t.Parallel()
 				p := newPerson(t)
-				cmd := exec.CommandContext(t.Context(), os.Args[0])
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				cmd := exec.CommandContext(ctx, os.Args[0])
 				cmd.Env = append(os.Environ(), dialogRoot+"="+machine.root)
 				cmd.Stdin, cmd.Stdout, cmd.Stderr = p.tty, p.tty, p.tty
 				cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
@@ -301,6 +303,32 @@ func TestInstallIsLeft(t *testing.T) {
 					t.Errorf("%q", saw)
 				}
 			})
+		}
+	}
+}
+
+// TestConfirmInstallAtATerminal asks once, whatever there is to agree to.
+func TestConfirmInstallAtATerminal(t *testing.T) {
+	changes := []reconcile.Change{{Kind: reconcile.Create, Subject: "/etc/a"}, {Kind: reconcile.Adopt, Subject: "/etc/b"}}
+	for _, tt := range []struct {
+		flags             installFlags
+		asks, answer, err string
+	}{
+		{installFlags{adopt: true}, "Replace 1 file and keep backups? [y/N] ", "y\r", ""},
+		{installFlags{adopt: true}, "Replace 1 file and keep backups? [y/N] ", "Yes\r", ""},
+		{installFlags{adopt: true}, "Replace 1 file and keep backups? [y/N] ", "\r", "nothing was changed"},
+		{installFlags{adopt: true, ran: true}, "? [y/N] ", "yess\r", "packages were installed; nothing else was changed"},
+		{installFlags{adopt: true, asked: true}, "Make this machine a node (2 changes), replace 1 file and keep backups? [y/N] ", "y\r", ""},
+	} {
+		p := newPerson(t)
+		done := make(chan error)
+		go func() { done <- confirmInstall(t.Context(), p.streams("install"), &tt.flags, changes) }()
+		p.types(tt.asks, tt.answer)
+		if err := <-done; (err == nil) != (tt.err == "") || err != nil && err.Error() != tt.err {
+			t.Errorf("%+v: %v, want %q", tt.flags, err, tt.err)
+		}
+		if n := strings.Count(p.saw(), "[y/N]"); n != 1 {
+			t.Errorf("asked %d times", n)
 		}
 	}
 }
