@@ -247,7 +247,7 @@ func dialogOf(root string) int {
 	s := Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, typed: []string{"install"}, root: true}
 	n := &node.Node{Root: root, Log: s.logger()}
 	f := &installFlags{}
-	f.cfg.Agent.Endpoint = "http://127.0.0.1:1/v3" // nobody there: the answer is taken
+	f.cfg.Agent.Endpoint = "http://127.0.0.1:1/v3" // no one there: the answer is taken
 	err := f.load(n, noEnv)
 	if err == nil {
 		err = f.ask(ctx, s, n, noEnv)
