@@ -32,12 +32,30 @@ func TestMain(m *testing.M) {
 	}
 	_ = os.Setenv("LANG", "C.UTF-8")
 	_ = os.Setenv("TERM", "xterm")
+	if root := os.Getenv(dialogRoot); root != "" {
+		os.Exit(dialogOf(root))
+	}
 	os.Exit(m.Run())
 }
 
 // pty returns a pseudo-terminal of so many columns. seen returns what was written to it, with \n
 // as line breaks.
 func pty(t *testing.T, cols uint16) (tty *os.File, seen func() string) {
+	t.Helper()
+	master, tty := openPTY(t, cols)
+	read := make(chan string)
+	go func() {
+		all, _ := io.ReadAll(master) // ends with an error when the other side is closed
+		read <- strings.ReplaceAll(string(all), "\r\n", "\n")
+	}()
+	return tty, func() string {
+		_ = tty.Close()
+		return <-read
+	}
+}
+
+// openPTY returns both sides of a pseudo-terminal.
+func openPTY(t *testing.T, cols uint16) (master, tty *os.File) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -53,15 +71,7 @@ func pty(t *testing.T, cols uint16) (tty *os.File, seen func() string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	read := make(chan string)
-	go func() {
-		all, _ := io.ReadAll(master) // ends with an error when the other side is closed
-		read <- strings.ReplaceAll(string(all), "\r\n", "\n")
-	}()
-	return tty, func() string {
-		_ = tty.Close()
-		return <-read
-	}
+	return master, tty
 }
 
 // onTerminal runs a command line on a terminal and returns its output.
