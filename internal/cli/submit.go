@@ -42,8 +42,8 @@ func newSubmit(s Streams) *cobra.Command {
 		Long: `Evaluate a submission on the agents of a queue, and show its result.
 
 It creates a build in Buildkite and follows it to its end. With --eval, the problem is a
-directory in kernelbot's format, and SUBMISSION a file (default: the file in the problem
-directory that has the submission's name). With --payload, it sends a payload from a
+directory in kernelbot's format or the name of an example, and SUBMISSION a file (default:
+the file in the problem directory that has the submission's name). With --payload, it sends a payload from a
 file, as JSON or encoded, "-" for standard input. With --hello, it sends a small
 evaluation that every node passes.
 
@@ -53,15 +53,15 @@ follows that build.
 Exit code 0 if the submission passed, and 1 otherwise. The API token needs the scopes write_builds, read_builds, read_artifacts
 and, to see that the queue has agents, read_agents.`,
 		Example: `  kbnode submit --org gpu-mode --queue b200 --hello
-  kbnode submit --org gpu-mode --gpu B200_BK --eval examples/vectoradd_triton --mode benchmark
-  kbnode submit --eval examples/prefix_python --template Python >mine.py
-  kbnode submit --org gpu-mode --queue b200 --eval examples/prefix_python mine.py --dry-run`,
+  kbnode submit --org gpu-mode --gpu B200_BK --eval vectoradd_triton --mode benchmark
+  kbnode submit --eval prefix_python --template Python >mine.py
+  kbnode submit --org gpu-mode --queue b200 --eval prefix_python mine.py --dry-run`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd.Context(), s, args) },
 	}
 	f.add(cmd)
 	fl := cmd.Flags()
-	fl.StringVar(&f.eval, "eval", "", "`DIR` of a problem, with its task.yml")
+	fl.StringVar(&f.eval, "eval", "", "`PROBLEM`: a directory with a task.yml, or the name of an example")
 	fl.StringVar(&f.template, "template", "", "print the template for a submission in this language, such as Python, and send nothing")
 	fl.StringVar(&f.payload, "payload", "", `file with a payload, "-" for standard input`)
 	fl.BoolVar(&f.hello, "hello", false, "a small evaluation, to check that everything works")
@@ -163,20 +163,12 @@ func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) 
 
 // readTask reads the problem and the submission.
 func (f *submitFlags) readTask(r *submit.Request, args []string) error {
-	t, err := task.Read(f.eval)
+	t, text, err := readProblem(f.eval, args)
 	if err != nil {
 		return err
 	}
-	name := filepath.Join(t.Dir, t.Submission)
-	if len(args) > 0 {
-		name = args[0]
-	}
-	text, err := task.ReadSubmission(os.DirFS(filepath.Dir(name)), filepath.Base(name))
-	if err != nil {
-		return fmt.Errorf("read submission: %w", err)
-	}
 	mode := cmp.Or(f.mode, "test")
-	if f.gpu == "" {
+	if f.gpu == "" && !f.amd {
 		f.arch = cmp.Or(f.arch, t.Arch)
 	}
 	if r.Payload, err = t.Config(text, f.arch, mode); err != nil {
@@ -196,9 +188,9 @@ func (f *submitFlags) showTemplate(s Streams) error {
 	if f.eval == "" {
 		return usagef("a template belongs to a problem; add --eval DIR")
 	}
-	t, err := task.Read(f.eval)
+	t, err := task.Find(f.eval)
 	if err != nil {
-		return err
+		return usage(err)
 	}
 	for lang, body := range t.Templates {
 		if strings.EqualFold(lang, f.template) {

@@ -18,7 +18,7 @@ func (r *Result) Verdict() (sentence string, ok bool) {
 // Report writes the end of the job's log for people, and all details of what did not
 // pass.
 func (r *Result) Report(w io.Writer) {
-	l := &Log{W: w}
+	l := &Log{W: w, Tests: true}
 	list := r.summaries()
 	for i, s := range list {
 		if s.verdict != passed {
@@ -46,6 +46,7 @@ func (r *Result) summaries() []*Summary {
 type Log struct {
 	W      io.Writer
 	Groups bool // in a Buildkite job
+	Tests  bool // list each test at the end
 }
 
 // Line writes a line. It ignores errors: a log that cannot be written must not cost the
@@ -162,27 +163,41 @@ func (l *Log) tables(r *Result, list []*Summary) {
 	}
 	l.table(rows, 3)
 	for _, s := range list {
+		if l.Tests && len(s.tests) > 0 {
+			rows := [][]string{{s.name, ""}}
+			for _, c := range s.tests {
+				rows = c.rows(rows, map[bool]string{true: "failed", false: passed}[c.failed])
+			}
+			l.Line("")
+			l.table(rows)
+			l.more(s.testsMore, "tests")
+		}
 		if len(s.timings) == 0 {
 			continue
 		}
 		rows := [][]string{{s.name, "mean ± error", "best", "worst"}}
 		for _, c := range s.timings {
-			// Make the table fit in 80 columns.
-			lines := wrap(c.spec, 36, 4)
 			if c.failed {
 				message, _, _ := strings.Cut(c.message, "\n")
-				rows = append(rows, []string{lines[0], "failed: " + text.Line(message, 32)})
+				rows = c.rows(rows, "failed: "+text.Line(message, 32))
 			} else {
-				rows = append(rows, []string{lines[0], c.mean, c.best, c.worst})
-			}
-			for _, line := range lines[1:] {
-				rows = append(rows, []string{line, ""})
+				rows = c.rows(rows, c.mean, c.best, c.worst)
 			}
 		}
 		l.Line("")
 		l.table(rows, 1, 2, 3)
 		l.more(s.timingsMore, "benchmarks")
 	}
+}
+
+// rows appends the rows of a case: what it is, in lines that leave room for the cells in 80 columns.
+func (c *testCase) rows(rows [][]string, cells ...string) [][]string {
+	lines := wrap(c.spec, 36, 4)
+	rows = append(rows, append([]string{lines[0]}, cells...))
+	for _, line := range lines[1:] {
+		rows = append(rows, []string{line, ""})
+	}
+	return rows
 }
 
 // table writes rows in indented columns and aligns the columns in right to the right.

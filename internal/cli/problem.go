@@ -1,0 +1,65 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/task"
+)
+
+// readProblem reads a problem, by its directory or its name, and a submission to it: the file in
+// args, or the one in the problem's directory. Its errors are of usage.
+func readProblem(name string, args []string) (t *task.Task, submission string, err error) {
+	if t, err = task.Find(name); err != nil {
+		return nil, "", usage(err)
+	}
+	dir, file := t.FS(), t.Submission
+	if len(args) > 0 {
+		dir, file = os.DirFS(filepath.Dir(args[0])), filepath.Base(args[0])
+	}
+	submission, err = task.ReadSubmission(dir, file)
+	switch {
+	case err == nil:
+		return t, submission, nil
+	case errors.Is(err, fs.ErrNotExist) && len(args) == 0:
+		return nil, "", usagef("%s has no %s of its own; name the file of your submission", t.Dir, t.Submission)
+	}
+	if pe, ok := errors.AsType[*fs.PathError](err); ok && len(args) > 0 {
+		err = fmt.Errorf("%s: %w", args[0], pe.Err)
+	}
+	return nil, "", usage(fmt.Errorf("read submission: %w", err))
+}
+
+// problemFor returns how to name the problem of a submission on a command line: its directory, if
+// that is a problem, or a word to replace.
+func problemFor(submission string) string {
+	if dir := filepath.Dir(submission); isProblem(dir) {
+		return dir
+	}
+	return "PROBLEM"
+}
+
+func isProblem(dir string) bool {
+	info, err := os.Stat(filepath.Join(dir, task.FileName))
+	return err == nil && info.Mode().IsRegular()
+}
+
+// problemValues completes the names of examples, and directories otherwise.
+func problemValues(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	var names []cobra.Completion
+	for _, name := range task.Examples() {
+		if strings.HasPrefix(name, typed) {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 || typed == "" && isProblem(".") {
+		return nil, cobra.ShellCompDirectiveFilterDirs
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
