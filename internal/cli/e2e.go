@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/e2e"
 	"github.com/gpu-mode/kbnode/internal/results"
 	"github.com/gpu-mode/kbnode/internal/submit"
+	"github.com/gpu-mode/kbnode/internal/task"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -60,7 +61,7 @@ Ctrl-C cancels every build. The API token needs the scopes write_builds, read_bu
 	fl := cmd.Flags()
 	fl.StringVar(&f.mode, "mode", "leaderboard", "mode in which submissions are evaluated: "+strings.Join(e2e.Modes, ", "))
 	_ = cmd.RegisterFlagCompletionFunc("mode", values(e2e.Modes...))
-	fl.StringVar(&f.problem, "problem", e2e.DefaultProblem, "`PROBLEM`: a directory with a task.yml, or the name of an example")
+	fl.StringVar(&f.problem, "problem", e2e.DefaultProblem, "`PROBLEM`: "+task.Choice)
 	fl.IntVar(&f.jobs, "jobs", 0, "jobs at once (default: one per agent that takes jobs)")
 	fl.DurationVar(&f.hold, "hold", 0, "minimum run time of each job, such as 1m (default: depends on their number)")
 	fl.StringVar(&f.db, "db", "", "`DSN` of kernelbot's database without a password, or env to use KBNODE_DB")

@@ -45,12 +45,17 @@ func problemFor(submission string) string {
 	return "PROBLEM"
 }
 
+func isDir(name string) bool {
+	info, err := os.Stat(name)
+	return err == nil && info.IsDir()
+}
+
 func isProblem(dir string) bool {
 	info, err := os.Stat(filepath.Join(dir, task.FileName))
 	return err == nil && info.Mode().IsRegular()
 }
 
-// problemValues completes the names of examples, and directories otherwise.
+// problemValues completes the name of an example once it has begun, and directories otherwise.
 func problemValues(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	var names []cobra.Completion
 	for _, name := range task.Examples() {
@@ -58,7 +63,7 @@ func problemValues(_ *cobra.Command, _ []string, typed string) ([]cobra.Completi
 			names = append(names, name)
 		}
 	}
-	if len(names) == 0 || typed == "" && isProblem(".") {
+	if len(names) == 0 || typed == "" {
 		return nil, cobra.ShellCompDirectiveFilterDirs
 	}
 	return names, cobra.ShellCompDirectiveNoFileComp

@@ -63,7 +63,7 @@ it could not be written.`,
 	fl := flag.NewFlagSet("runner", flag.ContinueOnError)
 	o.Flags(fl)
 	cmd.Flags().AddGoFlagSet(fl)
-	cmd.Flags().StringVar(&l.problem, "problem", "", "`PROBLEM` on this machine: a directory with a task.yml, or the name of an example")
+	cmd.Flags().StringVar(&l.problem, "problem", "", "evaluate on this machine, for this `PROBLEM`: "+task.Choice)
 	cmd.Flags().StringVar(&l.mode, "mode", "test", "with --problem: test, benchmark, leaderboard, private or profile")
 	cmd.Flags().BoolVar(&l.asJSON, "json", false, "with --problem: print result.json")
 	return cmd
@@ -79,7 +79,10 @@ func (l *localFlags) check(s Streams, cmd *cobra.Command, args []string) error {
 			}
 		}
 		if l.problem == "" {
-			return usagef("--problem names no problem; give a directory with a %s, or the name of an example", task.FileName)
+			return usagef("--problem names no problem; give %s", task.Choice)
+		}
+		if given("workdir") && !isDir(cmd.Flag("workdir").Value.String()) {
+			return usagef("--workdir: there is no directory %.200q; make it, or leave --workdir out", cmd.Flag("workdir").Value)
 		}
 		return nil
 	}
@@ -93,7 +96,7 @@ func (l *localFlags) check(s Streams, cmd *cobra.Command, args []string) error {
 		if isProblem(args[0]) || slices.Contains(task.Examples(), args[0]) {
 			return h.write(fmt.Sprintf("%q is a problem", shown), h.with(i, "--problem", args[0]))
 		}
-		return h.write(fmt.Sprintf("%q needs the problem that it solves", shown), h.with(i, "--problem", problemFor(args[0]), args[0]))
+		return h.write(fmt.Sprintf("%q needs its problem, %s", shown, task.Choice), h.with(i, "--problem", problemFor(args[0]), args[0]))
 	}
 	for _, name := range []string{"mode", "json"} {
 		if given(name) {

@@ -61,7 +61,7 @@ and, to see that the queue has agents, read_agents.`,
 	}
 	f.add(cmd)
 	fl := cmd.Flags()
-	fl.StringVar(&f.eval, "eval", "", "`PROBLEM`: a directory with a task.yml, or the name of an example")
+	fl.StringVar(&f.eval, "eval", "", "`PROBLEM`: "+task.Choice)
 	fl.StringVar(&f.template, "template", "", "print the template for a submission in this language, such as Python, and send nothing")
 	fl.StringVar(&f.payload, "payload", "", `file with a payload, "-" for standard input`)
 	fl.BoolVar(&f.hello, "hello", false, "a small evaluation, to check that everything works")

@@ -18,7 +18,7 @@ func (r *Result) Verdict() (sentence string, ok bool) {
 // Report writes the end of the job's log for people, and all details of what did not
 // pass.
 func (r *Result) Report(w io.Writer) {
-	l := &Log{W: w, Tests: true}
+	l := &Log{W: w}
 	list := r.summaries()
 	for i, s := range list {
 		if s.verdict != passed {
@@ -28,7 +28,7 @@ func (r *Result) Report(w io.Writer) {
 	}
 	sentence, _ := verdictOf(r, list)
 	l.Line("%s", sentence)
-	l.tables(r, list)
+	l.tables(r, list, true)
 }
 
 func (r *Result) summaries() []*Summary {
@@ -46,7 +46,6 @@ func (r *Result) summaries() []*Summary {
 type Log struct {
 	W      io.Writer
 	Groups bool // in a Buildkite job
-	Tests  bool // list each test at the end
 }
 
 // Line writes a line. It ignores errors: a log that cannot be written must not cost the
@@ -146,11 +145,11 @@ func (l *Log) End(r *Result, list []*Summary) {
 		l.Line("")
 	}
 	l.Group("+++", icon, sentence)
-	l.tables(r, list)
+	l.tables(r, list, false)
 }
 
-// tables writes what the job ran on, its evaluations and its benchmarks.
-func (l *Log) tables(r *Result, list []*Summary) {
+// tables writes what the job ran on, its evaluations, its tests if they are wanted, and its benchmarks.
+func (l *Log) tables(r *Result, list []*Summary, tests bool) {
 	if on := machine(r.System); on != "" {
 		l.Line("on %s", on)
 	}
@@ -163,7 +162,7 @@ func (l *Log) tables(r *Result, list []*Summary) {
 	}
 	l.table(rows, 3)
 	for _, s := range list {
-		if l.Tests && len(s.tests) > 0 {
+		if tests && len(s.tests) > 0 {
 			rows := [][]string{{s.name, ""}}
 			for _, c := range s.tests {
 				rows = c.rows(rows, map[bool]string{true: "failed", false: passed}[c.failed])

@@ -26,10 +26,10 @@ const (
 
 // readFile reads a file of the problem. A file of the machine has at most that many bytes.
 func (t *Task) readFile(name string, most int64) ([]byte, error) {
-	if t.fsys == nil {
+	if t.Root == nil {
 		return readFile(name, most)
 	}
-	text, err := fs.ReadFile(t.fsys, name)
+	text, err := fs.ReadFile(t.Root, name)
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		return nil, fmt.Errorf("cannot be read: %w", pe.Err)
 	}

@@ -24,14 +24,19 @@ const (
 // directory or file. The error for a name that is neither tells which are, the near ones
 // first.
 func Find(name string) (*Task, error) {
-	_, err := os.Stat(name)
+	info, err := os.Stat(name)
 	switch {
+	case err == nil && info.IsDir():
+		if _, err := os.Stat(filepath.Join(name, FileName)); errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("%s does not exist; %s", filepath.Join(name, FileName), instead(name))
+		}
+		return Read(name)
 	case !errors.Is(err, fs.ErrNotExist):
 		return Read(name)
 	case slices.Contains(Examples(), name):
 		return ReadFS(examples.Files, name)
 	}
-	return nil, fmt.Errorf("%s is neither a directory with a %s nor an example; %s", quote(name), FileName, instead(name))
+	return nil, fmt.Errorf("%s is neither an example nor a directory; %s", quote(name), instead(name))
 }
 
 // Examples returns the names of the problems that kbnode carries along.
@@ -47,21 +52,24 @@ func Examples() (names []string) {
 
 // FS returns the problem's directory, for what task.yml does not name.
 func (t *Task) FS() fs.FS {
-	if t.fsys == nil {
+	if t.Root == nil {
 		return os.DirFS(t.Dir)
 	}
-	dir, err := fs.Sub(t.fsys, t.Dir)
+	dir, err := fs.Sub(t.Root, t.Dir)
 	if err != nil {
-		return t.fsys // never: task.yml was read from Dir
+		return t.Root // never: task.yml was read from Dir
 	}
 	return dir
 }
+
+// Choice says what the name of a problem may be.
+const Choice = "a directory with a " + FileName + ", or the name of an example"
 
 // instead returns what to write for the name of a problem that is none.
 func instead(name string) string {
 	name = filepath.Clean(name)
 	if below := problemsIn(name); len(below) > 0 {
-		return "write a problem in it: " + named(below)
+		return "write a problem in it: " + named(below, " or ")
 	}
 	all := Examples()
 	var similar []string
@@ -72,9 +80,9 @@ func instead(name string) string {
 		}
 	}
 	if len(similar) > 0 {
-		return "write " + named(similar) + "; the examples are " + named(all)
+		return "write " + named(similar, " or ") + "; the examples are " + named(all, ", ")
 	}
-	return "name a directory that has a " + FileName + ", or an example: " + named(all)
+	return "name a directory that has a " + FileName + ", or an example: " + named(all, ", ")
 }
 
 // problemsIn returns the paths of a directory's subdirectories that are problems, in order.
@@ -102,8 +110,8 @@ func alike(word, name string) bool {
 	return text.Edits(word, name) < 3 || len(word) > 2 && (strings.Contains(name, word) || strings.Contains(word, name))
 }
 
-// named lists names for an error.
-func named(names []string) string {
+// named lists names for an error, with last before the last one.
+func named(names []string, last string) string {
 	more := ""
 	if n := len(names) - maxNamed; n > 0 {
 		names, more = names[:maxNamed], fmt.Sprintf(" and %d more", n)
@@ -111,6 +119,9 @@ func named(names []string) string {
 	var shown []string
 	for _, name := range names {
 		shown = append(shown, text.Line(name, 200))
+	}
+	if n := len(shown) - 1; n > 0 && more == "" {
+		shown = append(shown[:n-1], shown[n-1]+last+shown[n])
 	}
 	return strings.Join(shown, ", ") + more
 }

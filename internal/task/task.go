@@ -38,6 +38,7 @@ var Modes = []string{"test", "benchmark", "leaderboard", "private", "profile"}
 // before you show them.
 type Task struct {
 	Dir         string            // of task.yml
+	Root        fs.FS             // has Dir; nil for the files of this machine
 	Lang        string            // Python or CUDA
 	Description string            // for people; may have many lines
 	Templates   map[string]string // starting points for a submission, by language: CUDA, Python, Triton, HIP, CuteDSL
@@ -52,7 +53,6 @@ type Task struct {
 	// How long one evaluation of a kind may take.
 	TestTimeout, BenchmarkTimeout, RankedTimeout time.Duration
 
-	fsys     fs.FS // where Dir and what its files name is; nil for the machine's own files
 	files    []file
 	config   []pairValue    // the language's part of a payload, without the files
 	common   payload.Object // the rest, without arch and mode
@@ -74,15 +74,15 @@ type pairValue struct {
 // fault of task.yml, with its line and what to write instead. A file's source may
 // be outside the directory, since problems share files, so someone else's task.yml
 // can name any text file that this process can read.
-func Read(problem string) (*Task, error) {
-	name := filepath.Clean(problem)
+func Read(name string) (*Task, error) {
+	name = filepath.Clean(name)
 	info, err := os.Stat(name)
 	if err == nil && info.IsDir() {
 		name = filepath.Join(name, FileName)
 		_, err = os.Stat(name)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s does not exist; %s", name, instead(problem))
+		return nil, fmt.Errorf("%s does not exist; name a directory that has a %s", name, FileName)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read task: %w", err)
@@ -92,7 +92,7 @@ func Read(problem string) (*Task, error) {
 
 // ReadFS is Read for the problem in a directory of files that are not on this machine.
 func ReadFS(files fs.FS, dir string) (*Task, error) {
-	return load(&Task{Dir: dir, fsys: files}, path.Join(dir, FileName))
+	return load(&Task{Dir: dir, Root: files}, path.Join(dir, FileName))
 }
 
 // load reads the problem that a file describes.

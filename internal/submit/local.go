@@ -1,6 +1,8 @@
 package submit
 
 import (
+	"fmt"
+	"os"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/lazy"
@@ -24,6 +26,21 @@ var tools = []struct{ says, name string }{
 	{"CUDA_HOME environment variable is not set", "nvcc"},
 	{"Ninja is required to load C++ extensions", "ninja"},
 	{"Failed to find C compiler", "gcc"},
+}
+
+// ReadLocal returns the outcome of an evaluation that left its result.json in a directory of this
+// machine. Only Raw and Result are set.
+func ReadLocal(dir string) (out Outcome, err error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return out, fmt.Errorf("read result: %w", err)
+	}
+	defer root.Close() //nolint:errcheck // opened for reading
+	if out.Raw, err = result.ReadFile(root, result.File); err != nil {
+		return out, fmt.Errorf("read result: %w", err)
+	}
+	out.Result, err = result.Read(out.Raw)
+	return out, err
 }
 
 // Missing returns what the machine lacks that the evaluation needed, as a clause such as "python3
