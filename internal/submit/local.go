@@ -10,11 +10,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// How libraries say what a machine lacks.
+// How libraries and the runner say what a machine lacks.
 var (
 	noModule  = lazy.Regexp(`(?m)^(?:ModuleNotFoundError|ImportError): No module named '?([\w.]{1,100})`)
 	noLibrary = lazy.Regexp(`(?m)^(?:ImportError|OSError): (lib[\w.+-]{1,100}): cannot open shared object file`)
 	noProgram = lazy.Regexp(`(?m)^FileNotFoundError: \[Errno 2\] No such file or directory: '([\w.+-]{1,100})'$`)
+	notOnPath = lazy.Regexp(`[\w.+-]{1,100} is not on the PATH`)
 	noGPU     = lazy.Regexp(`torch sees no GPU|Found no NVIDIA driver|Torch not compiled with CUDA enabled|` +
 		`No (?:CUDA|HIP) GPUs are available|no (?:CUDA|ROCm)-capable device|(?:CUDA|HIP) driver version is insufficient|` +
 		`lib(?:cuda|amdhip64)\.so[.\d]*: cannot open shared object|\b0 active drivers|(?:cuda|hip)Error(?:NoDevice|InsufficientDriver)|` +
@@ -47,6 +48,9 @@ func ReadLocal(dir string) (out Outcome, err error) {
 // has no module torch", or "" if nothing of it is known, or a case passed. It believes what
 // programs print.
 func Missing(r *result.Result) string {
+	if m := notOnPath().FindString(r.Error); m != "" && !r.Success {
+		return m
+	}
 	for _, run := range r.Runs {
 		ev := run.Value
 		if c := ev.Compilation; ev.Run == nil && c != nil && !c.NvccFound {

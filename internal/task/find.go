@@ -27,10 +27,15 @@ func Find(name string) (*Task, error) {
 	info, err := os.Stat(name)
 	switch {
 	case err == nil && info.IsDir():
-		if _, err := os.Stat(filepath.Join(name, FileName)); errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("%s does not exist; %s", filepath.Join(name, FileName), instead(name))
+		file := filepath.Join(name, FileName)
+		_, err := os.Stat(file)
+		switch {
+		case !errors.Is(err, fs.ErrNotExist):
+			return Read(name)
+		case slices.Contains(Examples(), name):
+			return nil, fmt.Errorf("%s does not exist; add it, or work in another directory to use the example %s", file, name)
 		}
-		return Read(name)
+		return nil, fmt.Errorf("%s does not exist; %s", file, instead(name))
 	case !errors.Is(err, fs.ErrNotExist):
 		return Read(name)
 	case slices.Contains(Examples(), name):
