@@ -19,21 +19,15 @@ func readProblem(name string, args []string) (t *task.Task, submission string, e
 	if t, err = task.Find(name); err != nil {
 		return nil, "", usage(err)
 	}
-	dir, file := t.FS(), t.Submission
 	if len(args) > 0 {
-		dir, file = os.DirFS(filepath.Dir(args[0])), filepath.Base(args[0])
-	}
-	submission, err = task.ReadSubmission(dir, file)
-	switch {
-	case err == nil:
-		return t, submission, nil
-	case errors.Is(err, fs.ErrNotExist) && len(args) == 0:
+		submission, err = task.ReadSubmissionFile(args[0])
+	} else if submission, err = task.ReadSubmission(t.FS(), t.Submission); errors.Is(err, fs.ErrNotExist) {
 		return nil, "", usagef("%s has no %s of its own; name the file of your submission", t.Dir, t.Submission)
 	}
-	if pe, ok := errors.AsType[*fs.PathError](err); ok && len(args) > 0 {
-		err = fmt.Errorf("%s: %w", args[0], pe.Err)
+	if err != nil {
+		return nil, "", usage(fmt.Errorf("read submission: %w", err))
 	}
-	return nil, "", usage(fmt.Errorf("read submission: %w", err))
+	return t, submission, nil
 }
 
 // problemFor returns how to name the problem of a submission on a command line: its directory, if

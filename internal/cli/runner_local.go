@@ -53,7 +53,7 @@ func (l *localFlags) run(ctx context.Context, s Streams, o runner.Options, args 
 		printf(s.Out, "Not evaluated: %s\n", missing)
 	default:
 		var report strings.Builder
-		out.Result.Report(&report)
+		out.Result.ReportTests(&report)
 		printf(s.Out, "%s", paintReport(s.Out, report.String(), said, passed))
 	}
 	if passed {

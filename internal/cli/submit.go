@@ -175,7 +175,7 @@ func (f *submitFlags) readTask(r *submit.Request, args []string) error {
 		return usage(err)
 	}
 	f.runs = task.Runs(mode)
-	r.Message = fmt.Sprintf("kbnode submit: %s, %s", filepath.Base(t.Dir), mode)
+	r.Message = fmt.Sprintf("kbnode submit: %s, %s", t.Name(), mode)
 	if f.timeout == 0 {
 		f.timeout = t.RunTime(mode)
 	}

@@ -47,7 +47,7 @@ func Load(name string) (*Problem, error) {
 	if err != nil {
 		return nil, err
 	}
-	return load(filepath.Base(t.Dir), t, t.FS())
+	return load(t.Name(), t, t.FS())
 }
 
 // load reads a problem's submissions.

@@ -17,7 +17,12 @@ func (r *Result) Verdict() (sentence string, ok bool) {
 
 // Report writes the end of the job's log for people, and all details of what did not
 // pass.
-func (r *Result) Report(w io.Writer) {
+func (r *Result) Report(w io.Writer) { r.report(w, false) }
+
+// ReportTests is Report, and lists each test.
+func (r *Result) ReportTests(w io.Writer) { r.report(w, true) }
+
+func (r *Result) report(w io.Writer, tests bool) {
 	l := &Log{W: w}
 	list := r.summaries()
 	for i, s := range list {
@@ -28,7 +33,7 @@ func (r *Result) Report(w io.Writer) {
 	}
 	sentence, _ := verdictOf(r, list)
 	l.Line("%s", sentence)
-	l.tables(r, list, true)
+	l.tables(r, list, tests)
 }
 
 func (r *Result) summaries() []*Summary {

@@ -26,7 +26,7 @@ var (
 var tools = []struct{ says, name string }{
 	{"CUDA_HOME environment variable is not set", "nvcc"},
 	{"Ninja is required to load C++ extensions", "ninja"},
-	{"Failed to find C compiler", "gcc"},
+	{"find C compiler", "gcc"},
 }
 
 // ReadLocal returns the outcome of an evaluation that left its result.json in a directory of this

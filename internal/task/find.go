@@ -55,6 +55,14 @@ func Examples() (names []string) {
 	return names
 }
 
+// Name returns the name of the problem's directory.
+func (t *Task) Name() string {
+	if dir, err := filepath.Abs(t.Dir); err == nil && t.Root == nil {
+		return filepath.Base(dir)
+	}
+	return filepath.Base(t.Dir)
+}
+
 // FS returns the problem's directory, for what task.yml does not name.
 func (t *Task) FS() fs.FS {
 	if t.Root == nil {

@@ -77,6 +77,9 @@ func TestFind(t *testing.T) {
 		}
 	}
 	t.Chdir(dir)
+	if got, err := Find("."); err != nil || got.Name() != base {
+		t.Errorf("the name of .: %+v, %v", got, err)
+	}
 	const list = "the examples are identity_cuda, prefix_python, vectoradd_cuda_inline, vectoradd_triton"
 	for name, want := range map[string]string{
 		"identity_cuda":          "identity_cuda/task.yml does not exist; add it, or work in another directory to use the example identity_cuda",
