@@ -145,8 +145,9 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 		var err error
 		if o.Problem, err = e2e.Load(f.problem); err != nil {
 			errs = append(errs, err)
-		} else if f.gpu == "" && !f.amd {
-			o.Arch = cmp.Or(o.Arch, o.Problem.Task.Arch)
+		} else {
+			errs = append(errs, f.useArch(o.Problem.Task))
+			o.Arch = f.arch
 		}
 	}
 	return o, errors.Join(errs...)

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -109,6 +110,9 @@ func TestAdviceForRoot(t *testing.T) {
 func TestUsageBeforeMachine(t *testing.T) {
 	t.Parallel()
 	file := put(t, t.TempDir(), "token", "")
+	old := put(t, t.TempDir(), "task.json", `{"lang": "cu", "arch": "90a"}`)
+	hopper := put(t, t.TempDir(), "task.yml", `{files: [{name: submission.cu, source: "@SUBMISSION@"}], lang: cu, config: {sources: [submission.cu], arch: 90a}}`)
+	put(t, filepath.Dir(hopper), "submission.cu", "")
 	for typed, want := range map[string]string{
 		"drain":                           "no slot is named",
 		"drain gpu3 --all":                "leave out gpu3 or --all",
@@ -138,7 +142,7 @@ func TestUsageBeforeMachine(t *testing.T) {
 		"inventory --json --capture x":                                     "--capture and --json cannot be combined",
 		"plan --root /nowhere --queue a,b":                                 "--queue:",
 		"submit --hello --queue q --result /no/dir/x":                      "the directory /no/dir does not exist",
-		"submit mine.py --queue b200":                                      "a submission needs --eval DIR",
+		"submit mine.py --queue b200":                                      "a submission needs --eval DIR; write kbnode submit --eval PROBLEM mine.py --queue b200",
 		"pipeline artifact-test --root /nowhere --timeout x":               "write whole minutes",
 		"runner --problem=":                                                "--problem names no problem",
 		"runner --problem prefix_python --config x":                        "--config is for jobs",
@@ -149,6 +153,8 @@ func TestUsageBeforeMachine(t *testing.T) {
 		"runner --problem prefix_python testdata":                          "testdata is not a file",
 		"runner --problem prefix_python /dev/null":                         "/dev/null is not a file",
 		"submit --queue q --eval prefix_python /dev/zero":                  "/dev/zero is not a file",
+		"submit --queue b200 --payload " + old:                             "the payload's arch: queue b200 is for B200 GPUs with architecture 100",
+		"submit --queue test --eval " + filepath.Dir(hopper):               "queue test is for L40S GPUs with architecture 89",
 		"runner --mode test":                                               "--mode needs --problem",
 		"runner --json":                                                    "--json needs --problem",
 		"payload encode --mode test":                                       "--mode needs --problem",

@@ -129,7 +129,11 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) {
 	var errs []error
 	if len(args) > 0 && f.eval == "" {
-		errs = append(errs, errors.New("a submission needs --eval DIR"))
+		says := "a submission needs --eval DIR"
+		if h := (hints{s.typed}); slices.Contains(h.args, args[0]) {
+			says += "; write " + line(h.with(slices.Index(h.args, args[0]), "--eval", problemFor(args[0]), args[0]))
+		}
+		errs = append(errs, errors.New(says))
 	} else if n := len(slices.DeleteFunc([]string{f.eval, f.payload, map[bool]string{true: "hello"}[f.hello]}, func(v string) bool { return v == "" })); n != 1 {
 		errs = append(errs, errors.New("say what to evaluate: one of --eval DIR, --payload FILE and --hello"))
 	}
@@ -168,8 +172,8 @@ func (f *submitFlags) readTask(r *submit.Request, args []string) error {
 		return err
 	}
 	mode := cmp.Or(f.mode, "test")
-	if f.gpu == "" && !f.amd {
-		f.arch = cmp.Or(f.arch, t.Arch)
+	if err := f.useArch(t); err != nil {
+		return usage(err)
 	}
 	if r.Payload, err = t.Config(text, f.arch, mode); err != nil {
 		return usage(err)
@@ -233,6 +237,11 @@ func (f *submitFlags) readPayload(s Streams) (string, error) {
 		}
 		o.Set("mode", f.mode)
 		text = payload.JSON(o)
+	}
+	if arch, _ := o.Get("arch"); arch != nil {
+		if err := f.fits("", payload.Str(arch)); err != nil {
+			return "", usage(fmt.Errorf("the payload's arch: %w", err))
+		}
 	}
 	mode, _ := o.Get("mode")
 	f.runs = task.Runs(fmt.Sprint(mode))

@@ -11,6 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/submit"
+	"github.com/gpu-mode/kbnode/internal/task"
 )
 
 const defaultPipeline = "kernelbot"
@@ -63,9 +64,7 @@ func (t *targetFlags) resolve() error {
 		g, _ = submit.GPUOfQueue(t.queue)
 	}
 	t.queue = cmp.Or(t.queue, g.Queue)
-	if !t.force {
-		errs = append(errs, submit.CheckTarget(t.queue, t.gpu, t.arch))
-	}
+	errs = append(errs, t.fits(t.gpu, t.arch))
 	t.arch, t.amd = cmp.Or(t.arch, g.Arch), g.AMD()
 	if t.profile != "" && !t.inline {
 		errs = append(errs, errors.New("--profile needs --inline-steps; otherwise the pipeline's steps set the profile"))
@@ -74,4 +73,21 @@ func (t *targetFlags) resolve() error {
 		t.image = cmp.Or(t.image, config.DefaultImage)
 	}
 	return errors.Join(errs...)
+}
+
+// useArch sends a problem's own architecture if nothing else tells one.
+func (t *targetFlags) useArch(p *task.Task) error {
+	if t.gpu != "" || t.amd || t.arch != "" {
+		return nil
+	}
+	t.arch = p.Arch
+	return t.fits("", t.arch)
+}
+
+// fits returns an error if a type of GPU or an architecture contradicts the queue, unless it is forced.
+func (t *targetFlags) fits(gpu, arch string) error {
+	if t.force {
+		return nil
+	}
+	return submit.CheckTarget(t.queue, gpu, arch)
 }

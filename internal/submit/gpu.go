@@ -112,9 +112,9 @@ func CheckTarget(queue, gpu, arch string) error {
 	case ok && (wanted.model != there.model || wanted.shape != "" && wanted.shape != there.shape):
 		return fmt.Errorf("%s, and --gpu %s names others; leave out --queue for queue %s, or --gpu for queue %s; --force sends it anyway", of, gpu, named.Queue, queue)
 	case arch != "" && has.AMD():
-		return fmt.Errorf("%s, which have no architecture of nvcc; leave out --arch; --force sends it anyway", of)
+		return fmt.Errorf("%s, which have no architecture of nvcc; leave it out; --force sends it anyway", of)
 	case arch != "" && !runsOn(arch, has.Arch):
-		return fmt.Errorf("%s with architecture %s, on which no code for %s runs; leave out --arch; --force sends it anyway", of, has.Arch, arch)
+		return fmt.Errorf("%s with architecture %s, on which no code for %s runs; leave it out, or name another queue; --force sends it anyway", of, has.Arch, arch)
 	}
 	return nil
 }
