@@ -63,6 +63,7 @@ it could not be written.`,
 	fl := flag.NewFlagSet("runner", flag.ContinueOnError)
 	o.Flags(fl)
 	cmd.Flags().AddGoFlagSet(fl)
+	cmd.Flags().Lookup("workdir").Usage = "where the program runs and result.json is written (default: current directory; with --problem, a temporary one)"
 	cmd.Flags().StringVar(&l.problem, "problem", "", "evaluate on this machine, for this `PROBLEM`: "+task.Choice)
 	cmd.Flags().StringVar(&l.mode, "mode", "test", "with --problem: test, benchmark, leaderboard, private or profile")
 	cmd.Flags().BoolVar(&l.asJSON, "json", false, "with --problem: print result.json")
