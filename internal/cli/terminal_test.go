@@ -25,6 +25,9 @@ import (
 	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
+// asKbnode is the variable that lets the test binary run as kbnode: an evaluation takes over its process.
+const asKbnode = "KBNODE_TEST_MAIN"
+
 // TestMain gives all tests the same locale and terminal.
 func TestMain(m *testing.M) {
 	for _, name := range []string{"LC_ALL", "LC_CTYPE", "NO_COLOR", "BUILDKITE"} {
@@ -34,6 +37,9 @@ func TestMain(m *testing.M) {
 	_ = os.Setenv("TERM", "xterm")
 	if root := os.Getenv(dialogRoot); root != "" {
 		os.Exit(dialogOf(root))
+	}
+	if os.Getenv(asKbnode) != "" {
+		os.Exit(Main(os.Args[1:], Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}))
 	}
 	os.Exit(m.Run())
 }
