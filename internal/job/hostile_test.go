@@ -156,6 +156,8 @@ var hostile = []struct {
 	{"mounts without end", "volumes", options(`"image":"a","tmpfs":["/a` + strings.Repeat(`/a","/a`, 100) + `"]`)},
 	{"a mount over the agent", "volumes", options(`"image":"a","mount-buildkite-agent":true,"volumes":["./x:/usr/bin/buildkite-agent"]`)},
 	{"a group of a slot", "user", options(`"image":"a","user":"1000:kbnode-gpu1"`)},
+	{"a command of many words", "command", map[string]string{"BUILDKITE_COMMAND": "", "BUILDKITE_PLUGINS": `[{"docker#v5.11.0":{"image":"a","command":["` + strings.Repeat(`x","`, 5000) + `x"]}}]`}},
+	{"open files beyond all", "ulimits", options(`"image":"a","ulimits":["nofile=9999999"]`)},
 	{"a shell that is text", "shell", options(`"image":"a","shell":"/bin/sh -c"`)},
 	{"a variable without a name", "environment", options(`"image":"a","environment":["=x"]`)},
 	{"a list of variables that is not there", "env-propagation-list", options(`"image":"a","env-propagation-list":"NO_SUCH"`)},
