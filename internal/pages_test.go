@@ -192,7 +192,7 @@ func TestBlocks(t *testing.T) {
 			known[m[1]] = true
 		}
 	}
-	for _, page := range []string{"README.md", "docs/tutorial.md"} {
+	for _, page := range []string{"README.md", "docs/lend.md", "docs/pipelines.md", "docs/tutorial.md"} {
 		blocks, err := doctest.Parse(read(t, page))
 		if err != nil {
 			t.Errorf("%s: %v", page, err)

@@ -65,6 +65,10 @@ for arch in amd64 arm64; do
 	for schema in "$work/$arch.tar/config.schema.json" "$root/usr/share/kbnode/config.schema.json"; do
 		cmp ../packaging/config.schema.json "$schema" || wrong "$schema is not the schema in packaging"
 	done
+	for examples in "$work/$arch.tar/examples" "$root/usr/share/doc/kbnode/examples"; do
+		diff <(cd ../examples && find . -type f ! -name '*.go' ! -path './testdata/*' ! -path '*/__pycache__/*' | sort | xargs sha256sum) \
+			<(cd "$examples" && find . -type f ! -name config.yaml | sort | xargs sha256sum) || wrong "$examples are not the examples"
+	done
 	unit=$root/usr/lib/systemd/system/kbnode-install.service
 	cmp ../packaging/kbnode-install.service "$unit" || wrong "the unit for $arch is not the one in packaging"
 done

@@ -40,15 +40,21 @@ with 255.`,
 				return usagef("bootstrap needs --print-spec or --slot, and not both; add --print-spec to see what a job is")
 			}
 			in, err := jobInput(os.Environ())
-			if err != nil {
-				return refusedJob(err)
-			}
-			if slot >= 0 {
+			if err == nil && slot >= 0 {
 				return runJob(context.WithoutCancel(cmd.Context()), slot, in, s.Out) // it hears signals itself
 			}
-			spec, err := job.Read(in)
-			if err != nil {
-				return refusedJob(err)
+			var spec *job.Spec
+			if err == nil {
+				spec, err = job.Read(in)
+			}
+			if refusal, ok := errors.AsType[*job.Refusal](err); ok {
+				return &exitError{code: job.ExitRefused, err: refusal}
+			}
+			switch {
+			case err != nil && slot >= 0:
+				return &exitError{code: bootstrap.ExitNode, err: err}
+			case err != nil:
+				return err
 			}
 			return printJSON(s.Out, spec)
 		},
@@ -69,14 +75,6 @@ func runJob(ctx context.Context, k int, in job.Input, log io.Writer) error {
 		return nil
 	}
 	return &exitError{code: status}
-}
-
-// refusedJob gives a refusal its exit code.
-func refusedJob(err error) error {
-	if refusal, ok := errors.AsType[*job.Refusal](err); ok {
-		return &exitError{code: job.ExitRefused, err: refusal}
-	}
-	return err
 }
 
 // jobInput reads what the agent says about a job.
@@ -113,9 +111,10 @@ func jobInput(environ []string) (in job.Input, err error) {
 // where the user may not read its configuration.
 func allowedRepositories() ([]string, error) {
 	text, err := os.ReadFile(plan.ConfigPath)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
 		return config.DefaultRepositories, nil
-	} else if err != nil {
+	case err != nil:
 		return nil, fmt.Errorf("read configuration: %w", err)
 	}
 	cfg, err := config.Parse(plan.ConfigPath, text)

@@ -16,7 +16,7 @@ import (
 // flagValues complete the values of flags, which mean the same in every command. Other flags
 // take free text and get no file names.
 var flagValues = map[string]cobra.CompletionFunc{
-	"agent-binary": fileValues, "bundle": fileValues, "capture": fileValues, "config": fileValues, "dockerfile": fileValues, "eval": dirValues,
+	"agent-binary": fileValues, "bundle": fileValues, "capture": fileValues, "config": fileValues, "dockerfile": fileValues, "eval": problemValues, "problem": problemValues,
 	"payload": fileValues, "result": fileValues, "root": fileValues, "token-file": fileValues, "workdir": dirValues,
 	"gpus": values("all"), "auto-update": values("off"), "vendor": values("nvidia", "amd"), "mode": values(task.Modes...),
 	"slot": numberValues, gpuIndex: numberValues, "only": checkValues, "skip": checkValues, "explain": checkValues,
@@ -25,7 +25,7 @@ var flagValues = map[string]cobra.CompletionFunc{
 // argValues complete the arguments of commands.
 var argValues = map[string]cobra.CompletionFunc{
 	"drain": nameValues, "resume": nameValues, "logs": nameValues, "e2e": values(e2e.Parts...),
-	"submit": fileValues, "encode": fileValues, "decode": fileValues,
+	"submit": fileValues, "runner": fileValues, "encode": fileValues, "decode": fileValues,
 }
 
 // complete makes commands complete what is typed in a shell.

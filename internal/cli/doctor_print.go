@@ -18,6 +18,7 @@ type verbosity int
 
 const (
 	plainly   verbosity = iota
+	briefly             // only what failed, and the verdict
 	quietly             // only what is wrong
 	verbosely           // also each check that passed or was skipped
 )
@@ -25,10 +26,13 @@ const (
 // printDoctor shows what is OK or was skipped as a table. Below it is everything that is wrong, the
 // worst last, because that stays on the screen.
 func printDoctor(w io.Writer, r *doctor.Report, how verbosity) {
-	if how != quietly {
+	if how == plainly || how == verbosely {
 		printChecks(w, r, how == verbosely)
 	}
 	for _, status := range []doctor.Status{doctor.Warn, doctor.Fail} {
+		if how == briefly && status == doctor.Warn {
+			continue
+		}
 		for _, a := range advised(r, status) {
 			a.print(w, status)
 		}

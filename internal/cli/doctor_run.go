@@ -56,7 +56,7 @@ func (d *doctorRun) fix(ctx context.Context, report *doctor.Report, yes bool) (*
 		d.s.progress("to run: %s   (%s)", m.Command, strings.Join(m.Checks, ", "))
 	}
 	if !yes {
-		if err := d.s.confirm("Run them?", "nothing was changed; add --yes to run these commands"); err != nil {
+		if err := d.s.confirm(ctx, "Run them?", "nothing was changed; add --yes to run these commands"); err != nil {
 			return nil, err
 		}
 	}

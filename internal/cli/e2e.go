@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/e2e"
 	"github.com/gpu-mode/kbnode/internal/results"
 	"github.com/gpu-mode/kbnode/internal/submit"
+	"github.com/gpu-mode/kbnode/internal/task"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -60,7 +61,7 @@ Ctrl-C cancels every build. The API token needs the scopes write_builds, read_bu
 	fl := cmd.Flags()
 	fl.StringVar(&f.mode, "mode", "leaderboard", "mode in which submissions are evaluated: "+strings.Join(e2e.Modes, ", "))
 	_ = cmd.RegisterFlagCompletionFunc("mode", values(e2e.Modes...))
-	fl.StringVar(&f.problem, "problem", e2e.DefaultProblem, "`NAME` of an example, or directory of a problem")
+	fl.StringVar(&f.problem, "problem", e2e.DefaultProblem, "`PROBLEM`: "+task.Choice)
 	fl.IntVar(&f.jobs, "jobs", 0, "jobs at once (default: one per agent that takes jobs)")
 	fl.DurationVar(&f.hold, "hold", 0, "minimum run time of each job, such as 1m (default: depends on their number)")
 	fl.StringVar(&f.db, "db", "", "`DSN` of kernelbot's database without a password, or env to use KBNODE_DB")
@@ -144,8 +145,9 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 		var err error
 		if o.Problem, err = e2e.Load(f.problem); err != nil {
 			errs = append(errs, err)
-		} else if f.gpu == "" {
-			o.Arch = cmp.Or(o.Arch, o.Problem.Task.Arch)
+		} else {
+			errs = append(errs, f.useArch(o.Problem.Task))
+			o.Arch = f.arch
 		}
 	}
 	return o, errors.Join(errs...)

@@ -127,7 +127,7 @@ func TestE2EUsage(t *testing.T) {
 		"--queue q --db env":             "KBNODE_DB is not set",
 		"--queue q --db postgres://kb:hunter2@h/db": "can see a password on the command line",
 		"--queue q --db host=h:password=hunter2":    "can see a password on the command line",
-		"--queue q --problem prefix_pyton":          `"prefix_pyton" is neither an example nor a directory; write identity_cuda, prefix_python`,
+		"--queue q --problem prefix_pyton":          `"prefix_pyton" is neither an example nor a directory; write prefix_python; the examples are identity_cuda, `,
 		"--queue q --problem testdata":              "testdata/task.yml does not exist",
 		"--queue q":                                 "no organization is given",
 		"--queue two.words! --dry-run":              "is not the name of a queue",

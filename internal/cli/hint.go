@@ -22,6 +22,9 @@ var synonyms = map[string][]string{
 	"status": {"ps", "ls", "list"}, "doctor": {"check", "diagnose"}, "logs": {"journal"}, "events": {"history"},
 }
 
+// flagSynonyms are other commands' words for a flag.
+var flagSynonyms = map[string]string{"eval": "problem", "problem": "eval"}
+
 // strayFlags names, by command, the flag that a word without one means.
 var strayFlags = map[string]string{
 	"install": "queue", "plan": "queue", "upgrade": "agent-version", "doctor": "only", "selftest": "slot", "events": "slot",
@@ -172,6 +175,9 @@ func explainValue(kind, value string) (says, better string) {
 
 // nearFlag returns the flag of a command that a mistyped one probably is, or "".
 func nearFlag(cmd *cobra.Command, name string) string {
+	if same := flagSynonyms[name]; cmd.Flags().Lookup(same) != nil {
+		return same
+	}
 	near, best := "", farthest(name)+1
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		d := text.Edits(f.Name, name)

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -38,7 +39,15 @@ func TestHints(t *testing.T) {
 		{"events gpu3", "write kbnode events --slot gpu3\n"},
 		{"status gpu3", "write sudo kbnode status\n"},
 		{"image list x", "write sudo kbnode image list\n"},
+		{"runner submission.py", "write kbnode runner --problem PROBLEM submission.py\n"},
+		{"runner ../../examples/prefix_python/wrong.py", "write kbnode runner --problem ../../examples/prefix_python ../../examples/prefix_python/wrong.py\n"},
+		{"runner mine.py --mode benchmark --json", "write kbnode runner --problem PROBLEM mine.py --mode benchmark --json\n"},
+		{"runner vectoradd_triton", "write kbnode runner --problem vectoradd_triton\n"},
+		{"runner ../../examples/identity_cuda", "write kbnode runner --problem ../../examples/identity_cuda\n"},
 		// Flags.
+		{"runner --problm prefix_python", "write kbnode runner --problem prefix_python\n"},
+		{"runner --eval prefix_python mine.py", "write kbnode runner --problem prefix_python mine.py\n"},
+		{"submit --problem=prefix_python mine.py", "write kbnode submit --eval=prefix_python mine.py\n"},
 		{"status --jsn", "write sudo kbnode status --json\n"},
 		{"drain gpu3 --resaon x", "write sudo kbnode drain gpu3 --reason x\n"},
 		{"install --qeue=b200", "write sudo kbnode install --queue=b200\n"},
@@ -101,6 +110,9 @@ func TestAdviceForRoot(t *testing.T) {
 func TestUsageBeforeMachine(t *testing.T) {
 	t.Parallel()
 	file := put(t, t.TempDir(), "token", "")
+	old := put(t, t.TempDir(), "task.json", `{"lang": "cu", "arch": "90a"}`)
+	hopper := put(t, t.TempDir(), "task.yml", `{files: [{name: submission.cu, source: "@SUBMISSION@"}], lang: cu, config: {sources: [submission.cu], arch: 90a}}`)
+	put(t, filepath.Dir(hopper), "submission.cu", "")
 	for typed, want := range map[string]string{
 		"drain":                           "no slot is named",
 		"drain gpu3 --all":                "leave out gpu3 or --all",
@@ -130,9 +142,27 @@ func TestUsageBeforeMachine(t *testing.T) {
 		"inventory --json --capture x":                                     "--capture and --json cannot be combined",
 		"plan --root /nowhere --queue a,b":                                 "--queue:",
 		"submit --hello --queue q --result /no/dir/x":                      "the directory /no/dir does not exist",
-		"submit mine.py --queue b200":                                      "a submission needs --eval DIR",
+		"submit mine.py --queue b200":                                      "a submission needs --eval DIR; write kbnode submit --eval PROBLEM mine.py --queue b200",
 		"pipeline artifact-test --root /nowhere --timeout x":               "write whole minutes",
-		"queue --watch": "--watch needs a terminal",
+		"runner --problem=":                                                "--problem names no problem",
+		"runner --problem prefix_python --config x":                        "--config is for jobs",
+		"runner --problem prefix_python --annotate":                        "--annotate is for jobs",
+		"runner --problem prefix_python --workdir /no/dir":                 "there is no directory",
+		"runner --problem prefix_python --mode benchmrk":                   `"benchmrk" is not a mode; write benchmark`,
+		"runner --problem prefix_python nofile.py":                         "nofile.py does not exist",
+		"runner --problem prefix_python testdata":                          "testdata is not a file",
+		"runner --problem prefix_python /dev/null":                         "/dev/null is not a file",
+		"submit --queue q --eval prefix_python /dev/zero":                  "/dev/zero is not a file",
+		"submit --queue b200 --payload " + old:                             "the payload's arch: queue b200 is for B200 GPUs with architecture 100",
+		"submit --queue test --eval " + filepath.Dir(hopper):               "queue test is for L40S GPUs with architecture 89",
+		"runner --mode test":                                               "--mode needs --problem",
+		"runner --json":                                                    "--json needs --problem",
+		"payload encode --mode test":                                       "--mode needs --problem",
+		"submit --queue b200 --gpu H100_BK --hello":                        "queue b200 is for B200 GPUs, and --gpu H100_BK names others",
+		"e2e --queue b200 --gpu H100_BK":                                   "queue b200 is for B200 GPUs, and --gpu H100_BK names others",
+		"submit --queue b200 --arch 90a --hello":                           "no code for 90a runs",
+		"submit --gpu H100_BK --arch 100 --hello":                          "no code for 100 runs",
+		"queue --watch":                                                    "--watch needs a terminal",
 	} {
 		got := kbnode(t, strings.Fields(typed)...)
 		if got.code != exitUsage || got.out != "" || !strings.Contains(got.err, want) || strings.Count(got.err, "\n") != 1 {

@@ -5,14 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/node"
@@ -25,22 +24,30 @@ type installFlags struct {
 	wishes
 	tokenFile, agentBinary          string
 	dryRun, yes, adopt, installDeps bool
+
+	token   string   // of the file or a person; "" to look elsewhere
+	checked bool     // Buildkite was asked about the token
+	asked   bool     // a person was asked
+	added   []string // flags that would have made the questions needless
+	ran     bool     // packages were installed
 }
 
 func newInstall(s Streams) *cobra.Command {
 	var f installFlags
 	cmd := &cobra.Command{
-		Use:   "install --queue NAME",
+		Use:   "install",
 		Short: "Make this machine a node: one Buildkite agent for each GPU",
 		Long: `Make this machine a node: one Buildkite agent for each GPU, with its share of
 CPUs and memory. Run it again to change or repair the node. A slot that runs a job
 changes when the job is done.
 
+On a terminal, install asks for a missing queue or token, and before it begins.
 The agent token comes from --token-file, BUILDKITE_AGENT_TOKEN, or the token file
 of an earlier install (` + plan.TokenPath + `). GPU_TYPE, NODE_NAME, GPU_COUNT,
 CPUS_PER_GPU and RAM_PER_GPU are read from the environment, as the old setup
 scripts did.`,
-		Example: `  sudo kbnode install --queue b200 --token-file token.txt
+		Example: `  sudo kbnode install
+  sudo kbnode install --queue b200 --token-file token.txt
   sudo BUILDKITE_AGENT_TOKEN=… kbnode install --queue 'nvidia-h100-{index}'
   sudo kbnode install --queue b200 --gpus 0,2,5 --dry-run`,
 		Args: cobra.NoArgs,
@@ -53,29 +60,23 @@ scripts did.`,
 	fl.BoolVar(&f.installDeps, "install-deps", false, "install missing packages (Docker, git, e2fsprogs, container toolkit) with apt or dnf")
 	fl.BoolVar(&f.adopt, "adopt", false, "replace files of an earlier setup that kbnode did not write, keeping backups")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "show what would change, and change nothing")
-	fl.BoolVarP(&f.yes, "yes", "y", false, "do not ask before replacing files with --adopt")
+	fl.BoolVarP(&f.yes, "yes", "y", false, "ask nothing, not even before replacing files with --adopt")
 	return cmd
 }
 
-// check returns what is wrong with the flags, before anything is asked of the machine. What only
-// root may read is left for root.
-func (f *installFlags) check() error {
+// check returns what is wrong with the flags, before anything is asked of the machine.
+func (f *installFlags) check(ctx context.Context, s Streams) error {
 	if _, err := f.config(); err != nil {
 		return err
 	}
-	if f.tokenFile != "" {
-		switch _, err := agent.ReadToken(f.tokenFile); {
-		case errors.Is(err, fs.ErrNotExist):
-			return usagef("--token-file: %w; write the token from Buildkite (Agents, Agent Tokens) to a file, and name it", err)
-		case err != nil && !errors.Is(err, fs.ErrPermission):
-			return err
-		}
+	if err := f.readToken(ctx, s.root); err != nil {
+		return err
 	}
 	return checkFile("--agent-binary", f.agentBinary)
 }
 
 func install(ctx context.Context, s Streams, f *installFlags) error {
-	if err := f.check(); err != nil {
+	if err := f.check(ctx, s); err != nil {
 		return err
 	}
 	if err := s.needRoot("install"); err != nil {
@@ -88,7 +89,8 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	if err := f.load(n, os.Getenv); err != nil {
 		return err
 	}
-	if n.Config.Queue == "" {
+	talks := s.asks() && !f.yes
+	if n.Config.Queue == "" && !talks {
 		return usagef("no queue is given; name the Buildkite queue of these GPUs, such as --queue b200 (or set GPU_TYPE); --queue '{shape}' gives each kind of slot its own")
 	}
 	host, err := n.Open(ctx)
@@ -97,6 +99,16 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	}
 	defer host.Close()
 	host.Adopt = f.adopt
+	if exe, err := os.Executable(); err != nil {
+		return fmt.Errorf("find kbnode's own path: %w", err)
+	} else if err := node.UsableBinary(exe); err != nil && !f.dryRun {
+		return fmt.Errorf("%w, then %s", err, strings.Replace(s.again(), program(), "kbnode", 1))
+	}
+	if talks {
+		if err := f.ask(ctx, s, n, os.Getenv); err != nil {
+			return err
+		}
+	}
 	release, err := n.Lock(ctx, host.Host)
 	if err != nil {
 		return err
@@ -117,32 +129,26 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	if missing := installer.Preflight(n.Inventory); len(missing) > 0 {
 		return errors.New(strings.Join(missing, "\n"))
 	}
-	if f.agentBinary != "" && n.Inventory.WhyUnread(inventory.SubjectAgent) != "" {
-		n.Inventory.Software.Agent = inventory.Agent{} // --agent-binary replaces it
-	}
 	// Refuse everything that can be refused before writing anything.
-	n.Reshape = true
-	if err := n.MakePlan(); err != nil {
+	if err := f.makePlan(n); err != nil {
 		return err
 	}
-	if exe, err := os.Executable(); err != nil {
-		return fmt.Errorf("find kbnode's own path: %w", err)
-	} else if err := node.UsableBinary(exe); err != nil && !f.dryRun {
-		return fmt.Errorf("%w, then %s", err, strings.Replace(s.again(), program(), "kbnode", 1))
-	}
-	token, err := node.FindToken("/", os.Getenv, f.tokenFile, f.adopt)
-	if err != nil {
-		return err
+	token := f.token
+	if token == "" {
+		if token, err = node.FindToken("/", os.Getenv, f.adopt); err != nil {
+			return err
+		}
 	}
 	if err := node.MayWriteToken(host.Host, token); err != nil {
 		return err
 	}
-	s.progress("checking the token with Buildkite")
-	endpoint := n.Config.Agent.Endpoint
-	if err := agent.CheckToken(ctx, endpoint, token); errors.Is(err, agent.ErrTokenRefused) {
-		return err
-	} else if err != nil {
-		s.warn("%v; continuing, because the agents will keep trying", err)
+	if !f.checked {
+		s.progress("checking the token with Buildkite")
+		if err := agent.CheckToken(ctx, n.Config.Agent.Endpoint, token); errors.Is(err, agent.ErrTokenRefused) {
+			return err
+		} else if err != nil {
+			s.warn("%v; continuing, because the agents will keep trying", err)
+		}
 	}
 	host.GPUs = n.Inventory.GPUs
 	state, err := host.Observe(ctx, n.Plan)
@@ -150,25 +156,19 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 		return err
 	}
 	changes := reconcile.Diff(n.Plan, state)
-	printf(s.Err, "\n")
-	printSlots(s.Err, n.Plan)
-	printFates(s.Err, n.Plan, changes)
-	printf(s.Err, "\n")
-	for _, warning := range n.Plan.Warnings {
-		s.warn("%s", warning)
-	}
+	printTaken(s, n.Plan, changes)
 	if f.dryRun {
 		printChanges(s.Out, changes)
 		printf(s.Out, "%s would be made; nothing was changed\n", changeCount(len(changes)))
 		return nil
 	}
 	agreed := reconcile.Conflicts(changes)
-	asks := f.adopt && !f.yes && len(agreed) > 0
+	asks := f.asked || f.adopt && !f.yes && len(agreed) > 0
 	if asks { // the daemon and other commands do not wait for a person
 		release()
 		release = func() {}
 	}
-	if err := confirmAdopt(s, f, changes); err != nil {
+	if err := confirmInstall(ctx, s, f, changes); err != nil {
 		return err
 	}
 	if asks {
@@ -189,25 +189,43 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 		}
 		changes = reconcile.Diff(n.Plan, state)
 	}
-	return applyInstall(ctx, s, n.Plan, host.Host, state, changes, token)
-}
-
-func applyInstall(ctx context.Context, s Streams, p *plan.Plan, host *reconcile.Host, state *reconcile.State, changes []reconcile.Change, token string) error {
-	wrote, err := node.WriteToken(host, token)
+	result, wrote, err := applyInstall(ctx, s, n.Plan, host.Host, state, changes, token)
 	if err != nil {
 		return err
 	}
-	end := showProgress(s, host)
-	result, err := host.Apply(ctx, p, state, changes)
-	end()
-	if err != nil {
-		return fmt.Errorf("%w\neverything else was changed (%s); fix this and type %s to continue", err, changeCount(len(result.Applied)), s.again())
-	}
-	if err := waitRegistered(ctx, s, p, host, result.Deferred); err != nil {
-		return err
+	var report *doctor.Report
+	if f.asked {
+		release()
+		release = func() {}
+		s.progress("checking the node")
+		if report, _, err = here(s).Doctor(ctx, doctor.Options{Fast: true}, buildkiteAPI()); err != nil {
+			s.warn("%v; type sudo kbnode doctor to check the node", err)
+		}
 	}
 	printf(s.Err, "\n")
-	return nextSteps(s, p, result, wrote)
+	return nextSteps(s, n.Plan, result, wrote, report)
+}
+
+// makePlan plans the machine as it was read, with slots of what exists now.
+func (f *installFlags) makePlan(n *node.Node) error {
+	if f.agentBinary != "" && n.Inventory.WhyUnread(inventory.SubjectAgent) != "" {
+		n.Inventory.Software.Agent = inventory.Agent{} // --agent-binary replaces it
+	}
+	n.Reshape = true
+	return n.MakePlan()
+}
+
+func applyInstall(ctx context.Context, s Streams, p *plan.Plan, host *reconcile.Host, state *reconcile.State, changes []reconcile.Change, token string) (result reconcile.Result, wrote bool, err error) {
+	if wrote, err = node.WriteToken(host, token); err != nil {
+		return result, wrote, err
+	}
+	end := showProgress(s, host)
+	result, err = host.Apply(ctx, p, state, changes)
+	end()
+	if err != nil {
+		return result, wrote, fmt.Errorf("%w\neverything else was changed (%s); fix this and type %s to continue", err, changeCount(len(result.Applied)), s.again())
+	}
+	return result, wrote, waitRegistered(ctx, s, p, host, result.Deferred)
 }
 
 func installPackages(ctx context.Context, s Streams, n *node.Node, f *installFlags) error {
@@ -224,6 +242,12 @@ func installPackages(ctx context.Context, s Streams, n *node.Node, f *installFla
 	if f.dryRun {
 		return nil
 	}
+	if f.asked {
+		if err := s.confirm(ctx, "Run these commands?", ""); err != nil {
+			return err
+		}
+	}
+	f.ran = true
 	if err := installer.Run(ctx, steps, s.Err); err != nil {
 		return err
 	}
@@ -233,14 +257,12 @@ func installPackages(ctx context.Context, s Streams, n *node.Node, f *installFla
 // fewChanges is how many changes are worth a line each.
 const fewChanges = 12
 
-// nextSteps prints what was done and what is left to do by hand.
-func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool) error {
-	var queues []string
+// nextSteps prints what was done, what doctor found unless report is nil, and what is left to do by
+// hand.
+func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool, report *doctor.Report) error {
+	queues := plannedQueues(p)
 	running := 0
 	for _, slot := range p.Slots {
-		if !slices.Contains(queues, slot.Queue) {
-			queues = append(queues, slot.Queue)
-		}
 		if slot.Serves() {
 			running++
 		}
@@ -257,12 +279,16 @@ func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool
 		}
 	}
 	printLater(w, result.Deferred)
+	if report != nil {
+		printDoctor(w, report, briefly)
+	}
 	printf(w, `
 Next:
   The agents serve %s %s. In Buildkite, under Agents and Queues of the
   cluster, %s must exist as self-hosted, or no job is sent.
-  sudo kbnode status      shows the slots
-  sudo kbnode uninstall   restores the machine
+  sudo kbnode doctor --acceptance   tests the node; send its list to the operators
+  sudo kbnode status                shows the slots
+  sudo kbnode uninstall             restores the machine
 `, text.Plural(len(queues), "queue", "queues"), strings.Join(queues, ", "), cmp.Or(map[bool]string{true: "it"}[len(queues) == 1], "they"))
 	return nil
 }

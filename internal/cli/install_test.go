@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -30,7 +31,7 @@ func TestWhatStays(t *testing.T) {
 	}
 }
 
-func TestConfirmAdopt(t *testing.T) {
+func TestConfirmInstall(t *testing.T) {
 	t.Parallel()
 	theirs := []reconcile.Change{
 		{Kind: reconcile.Create, Subject: "/etc/a"},
@@ -49,7 +50,7 @@ func TestConfirmAdopt(t *testing.T) {
 		{name: "no one to ask", flags: installFlags{adopt: true}, changes: theirs, code: 2, err: "1 file of an earlier setup would be replaced, with backups; add --yes to confirm"},
 	} {
 		var shown strings.Builder
-		err := confirmAdopt(Streams{In: strings.NewReader("y\n"), Err: &shown}, &tt.flags, tt.changes)
+		err := confirmInstall(t.Context(), Streams{In: strings.NewReader("y\n"), Err: &shown}, &tt.flags, tt.changes)
 		if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.err)
 		}
@@ -66,9 +67,10 @@ func TestNextSteps(t *testing.T) {
 	t.Parallel()
 	slots := wantedSlots(3)
 	slots[2].Parked = "its GPU is away"
+	var report *doctor.Report
 	say := func(result reconcile.Result, wrote bool) string {
 		var b strings.Builder
-		if err := nextSteps(Streams{Out: &b}, &plan.Plan{Node: "n", Slots: slots}, result, wrote); err != nil {
+		if err := nextSteps(Streams{Out: &b}, &plan.Plan{Node: "n", Slots: slots}, result, wrote, report); err != nil {
 			t.Fatal(err)
 		}
 		return b.String()

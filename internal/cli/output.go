@@ -1,9 +1,7 @@
 package cli
 
 import (
-	"bufio"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -57,20 +55,6 @@ func printJSON(w io.Writer, v any) error {
 	enc.SetIndent("", "  ")
 	if err := enc.Encode(v); err != nil {
 		return fmt.Errorf("write JSON: %w", err)
-	}
-	return nil
-}
-
-// confirm asks a person. Without a terminal it returns the usage error otherwise, which says
-// what to type instead.
-func (s Streams) confirm(question, otherwise string) error {
-	if !isTerminal(s.In) {
-		return usagef("%s", otherwise)
-	}
-	printf(s.Err, "%s [y/N] ", question)
-	answer, _ := bufio.NewReader(s.In).ReadString('\n')
-	if a := strings.ToLower(strings.TrimSpace(answer)); a != "y" && a != "yes" {
-		return errors.New("nothing was changed")
 	}
 	return nil
 }

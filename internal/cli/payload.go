@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/task"
 )
 
 func newPayload(s Streams) *cobra.Command {
@@ -31,28 +32,24 @@ and encoded in base64. kbnode runner reads it.`,
 
 func newPayloadEncode(s Streams) *cobra.Command {
 	var env bool
+	var problem, mode string
 	cmd := &cobra.Command{
 		Use:   "encode [FILE]",
-		Short: "Print the payload for a JSON file or standard input",
-		Long:  `Print the payload for a JSON file or standard input.`,
-		Example: `  kbnode payload encode task.json >payload
+		Short: "Print the payload for a JSON file, standard input, or a submission",
+		Long: `Print the payload for a JSON file or standard input.
+
+With --problem, FILE is a submission (default: the problem's own).`,
+		Example: `  kbnode payload encode --problem prefix_python mine.py | kbnode payload decode --indent
+  kbnode payload encode task.json >payload
   kbnode payload encode --env task.json >job.env    for docker run --env-file
   kbnode payload encode task.json | kbnode runner --payload -`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			in, err := s.input(args)
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.Flags().Changed("mode") && problem == "" {
+				return usagef("--mode needs --problem; a JSON file has its own mode")
+			}
+			doc, err := s.document(problem, mode, args)
 			if err != nil {
-				return err
-			}
-			if in == nil {
-				return usagef("nothing to encode; name a JSON file, or pipe one in")
-			}
-			defer in.Close() //nolint:errcheck // opened for reading
-			doc, err := payload.ReadJSON(in, payload.Limits{})
-			if err != nil {
-				return err
-			}
-			if _, err := payload.ParseObject(doc, payload.Limits{}); err != nil {
 				return err
 			}
 			text := payload.Encode([]byte(doc))
@@ -66,8 +63,37 @@ func newPayloadEncode(s Streams) *cobra.Command {
 			return nil
 		},
 	}
+	cmd.Flags().StringVar(&problem, "problem", "", "encode a submission to this `PROBLEM`: "+task.Choice)
+	cmd.Flags().StringVar(&mode, "mode", "test", "with --problem: "+strings.Join(task.Modes, ", "))
 	cmd.Flags().BoolVar(&env, "env", false, "print environment variables, one per line; in numbered pieces if one would be too long")
 	return cmd
+}
+
+// document returns the JSON text of a payload: of a submission to a problem or, without one, from the
+// command's input.
+func (s Streams) document(problem, mode string, args []string) (string, error) {
+	if problem != "" {
+		t, submission, err := readProblem(problem, args)
+		if err != nil {
+			return "", err
+		}
+		doc, err := t.Config(submission, t.Arch, mode)
+		return doc, usage(err)
+	}
+	in, err := s.input(args)
+	if err != nil {
+		return "", err
+	}
+	if in == nil {
+		return "", usagef("nothing to encode; name a JSON file, pipe one in, or give --problem")
+	}
+	defer in.Close() //nolint:errcheck // opened for reading
+	doc, err := payload.ReadJSON(in, payload.Limits{})
+	if err != nil {
+		return "", err
+	}
+	_, err = payload.ParseObject(doc, payload.Limits{})
+	return doc, err
 }
 
 func newPayloadDecode(s Streams) *cobra.Command {

@@ -161,11 +161,11 @@ func TestPipelineElsewhere(t *testing.T) {
 	}
 }
 
-// TestPipelineOfReadme checks that the job in README.md, which TestTutorial of test/vm runs, is
+// TestPipelineOfPage checks that the job in docs/pipelines.md, which TestTutorial of test/vm runs, is
 // what the command prints.
-func TestPipelineOfReadme(t *testing.T) {
+func TestPipelineOfPage(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../README.md")
+	page, err := os.ReadFile("../../docs/pipelines.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,6 +181,6 @@ func TestPipelineOfReadme(t *testing.T) {
 	}
 	want := []string{kbnode(t, "pipeline", "eval", "--root", t.TempDir()).out}
 	if diff := cmp.Diff(want, jobs); diff != "" {
-		t.Errorf("the jobs of README.md (+) are not what kbnode pipeline eval prints (-): %s", diff)
+		t.Errorf("the jobs of docs/pipelines.md (+) are not what kbnode pipeline eval prints (-): %s", diff)
 	}
 }

@@ -2,32 +2,49 @@ package cli
 
 import (
 	"flag"
+	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/task"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 func newRunner(s Streams) *cobra.Command {
 	var o runner.Options
+	var l localFlags
 	cmd := &cobra.Command{
-		Use:   "runner",
-		Short: "Evaluate a submission in a job's container, and write result.json",
-		Long: `Evaluate a submission in a job's container, and write result.json.
+		Use:   "runner [SUBMISSION]",
+		Short: "Evaluate a submission on this machine, or in a job's container",
+		Long: `Evaluate a submission on this machine, or in a job's container.
 
-The payload is read from KERNELBOT_PAYLOAD or SUBMISSION_PAYLOAD, from
+With --problem, it evaluates the file SUBMISSION as a job would, and shows the result.
+The problem is a directory in kernelbot's format or the name of an example; the default
+submission is the file in its directory that has the submission's name. It needs no
+root and, for a problem that needs none, no GPU. Exit code 0 if the submission passed,
+1 if it did not, and 2 for wrong usage.
+
+In a job, the payload is read from KERNELBOT_PAYLOAD or SUBMISSION_PAYLOAD, from
 KERNELBOT_PAYLOAD_0, _1, … if it is too large for one variable, or from --payload.
-With --config, it is plain JSON text.
-
-Exit code 0 if the evaluation was done, whatever the tests found, and 1 otherwise;
-result.json is written in both cases. Exit code 3 if it could not be written.`,
-		Example: `  kbnode runner                               as a job's command
-  kbnode runner --config task.json            on the command line
+With --config, it is plain JSON text. Exit code 0 if the evaluation was done, whatever
+the tests found, and 1 otherwise; result.json is written in both cases. Exit code 3 if
+it could not be written.`,
+		Example: `  kbnode runner --problem prefix_python mine.py
+  kbnode runner --problem problems/sort mine.py --mode benchmark
+  kbnode runner                               as a job's command
   kbnode payload decode | kbnode runner --config - --workdir /tmp/job`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := o.Check(cmd.Flags().Changed); err != nil {
 				return usage(err)
+			}
+			if err := l.check(s, cmd, args); err != nil {
+				return err
+			}
+			if l.problem != "" {
+				return l.run(cmd.Context(), s, o, args)
 			}
 			if (o.Payload == "-" || o.Config == "-") && isTerminal(s.In) {
 				printf(s.Err, "reading the payload from the terminal; end it with Ctrl-D\n")
@@ -46,5 +63,46 @@ result.json is written in both cases. Exit code 3 if it could not be written.`,
 	fl := flag.NewFlagSet("runner", flag.ContinueOnError)
 	o.Flags(fl)
 	cmd.Flags().AddGoFlagSet(fl)
+	cmd.Flags().Lookup("workdir").Usage = "where the program runs and result.json is written (default: current directory; with --problem, a temporary one)"
+	cmd.Flags().StringVar(&l.problem, "problem", "", "evaluate on this machine, for this `PROBLEM`: "+task.Choice)
+	cmd.Flags().StringVar(&l.mode, "mode", "test", "with --problem: test, benchmark, leaderboard, private or profile")
+	cmd.Flags().BoolVar(&l.asJSON, "json", false, "with --problem: print result.json")
 	return cmd
+}
+
+// check refuses flags and arguments that contradict each other.
+func (l *localFlags) check(s Streams, cmd *cobra.Command, args []string) error {
+	given := cmd.Flags().Changed
+	if given("problem") {
+		for _, name := range []string{"payload", "config", "annotate"} {
+			if given(name) {
+				return usagef("--%s is for jobs, and --problem for this machine; give one of them", name)
+			}
+		}
+		if l.problem == "" {
+			return usagef("--problem names no problem; give %s", task.Choice)
+		}
+		if given("workdir") && !isDir(cmd.Flag("workdir").Value.String()) {
+			return usagef("--workdir: there is no directory %.200q; make it, or leave --workdir out", cmd.Flag("workdir").Value)
+		}
+		return nil
+	}
+	if len(args) > 0 {
+		h := hints{s.typed}
+		i := slices.Index(h.args, args[0])
+		shown := text.Line(args[0], 60)
+		if i < 0 {
+			return usagef("%q needs --problem", shown)
+		}
+		if isProblem(args[0]) || slices.Contains(task.Examples(), args[0]) {
+			return h.write(fmt.Sprintf("%q is a problem", shown), h.with(i, "--problem", args[0]))
+		}
+		return h.write(fmt.Sprintf("%q needs its problem, %s", shown, task.Choice), h.with(i, "--problem", problemFor(args[0]), args[0]))
+	}
+	for _, name := range []string{"mode", "json"} {
+		if given(name) {
+			return usagef("--%s needs --problem; in a job, the payload says what to do", name)
+		}
+	}
+	return nil
 }

@@ -42,8 +42,8 @@ func newSubmit(s Streams) *cobra.Command {
 		Long: `Evaluate a submission on the agents of a queue, and show its result.
 
 It creates a build in Buildkite and follows it to its end. With --eval, the problem is a
-directory in kernelbot's format, and SUBMISSION a file (default: the file in the problem
-directory that has the submission's name). With --payload, it sends a payload from a
+directory in kernelbot's format or the name of an example, and SUBMISSION a file (default:
+the file in the problem directory that has the submission's name). With --payload, it sends a payload from a
 file, as JSON or encoded, "-" for standard input. With --hello, it sends a small
 evaluation that every node passes.
 
@@ -53,15 +53,15 @@ follows that build.
 Exit code 0 if the submission passed, and 1 otherwise. The API token needs the scopes write_builds, read_builds, read_artifacts
 and, to see that the queue has agents, read_agents.`,
 		Example: `  kbnode submit --org gpu-mode --queue b200 --hello
-  kbnode submit --org gpu-mode --gpu B200_BK --eval examples/vectoradd_triton --mode benchmark
-  kbnode submit --eval examples/prefix_python --template Python >mine.py
-  kbnode submit --org gpu-mode --queue b200 --eval examples/prefix_python mine.py --dry-run`,
+  kbnode submit --org gpu-mode --gpu B200_BK --eval vectoradd_triton --mode benchmark
+  kbnode submit --eval prefix_python --template Python >mine.py
+  kbnode submit --org gpu-mode --queue b200 --eval prefix_python mine.py --dry-run`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd.Context(), s, args) },
 	}
 	f.add(cmd)
 	fl := cmd.Flags()
-	fl.StringVar(&f.eval, "eval", "", "`DIR` of a problem, with its task.yml")
+	fl.StringVar(&f.eval, "eval", "", "`PROBLEM`: "+task.Choice)
 	fl.StringVar(&f.template, "template", "", "print the template for a submission in this language, such as Python, and send nothing")
 	fl.StringVar(&f.payload, "payload", "", `file with a payload, "-" for standard input`)
 	fl.BoolVar(&f.hello, "hello", false, "a small evaluation, to check that everything works")
@@ -129,7 +129,11 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) {
 	var errs []error
 	if len(args) > 0 && f.eval == "" {
-		errs = append(errs, errors.New("a submission needs --eval DIR"))
+		says := "a submission needs --eval DIR"
+		if h := (hints{s.typed}); slices.Contains(h.args, args[0]) {
+			says += "; write " + line(h.with(slices.Index(h.args, args[0]), "--eval", problemFor(args[0]), args[0]))
+		}
+		errs = append(errs, errors.New(says))
 	} else if n := len(slices.DeleteFunc([]string{f.eval, f.payload, map[bool]string{true: "hello"}[f.hello]}, func(v string) bool { return v == "" })); n != 1 {
 		errs = append(errs, errors.New("say what to evaluate: one of --eval DIR, --payload FILE and --hello"))
 	}
@@ -163,27 +167,19 @@ func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) 
 
 // readTask reads the problem and the submission.
 func (f *submitFlags) readTask(r *submit.Request, args []string) error {
-	t, err := task.Read(f.eval)
+	t, text, err := readProblem(f.eval, args)
 	if err != nil {
 		return err
 	}
-	name := filepath.Join(t.Dir, t.Submission)
-	if len(args) > 0 {
-		name = args[0]
-	}
-	text, err := task.ReadSubmission(os.DirFS(filepath.Dir(name)), filepath.Base(name))
-	if err != nil {
-		return fmt.Errorf("read submission: %w", err)
-	}
 	mode := cmp.Or(f.mode, "test")
-	if f.gpu == "" {
-		f.arch = cmp.Or(f.arch, t.Arch)
+	if err := f.useArch(t); err != nil {
+		return usage(err)
 	}
 	if r.Payload, err = t.Config(text, f.arch, mode); err != nil {
 		return usage(err)
 	}
 	f.runs = task.Runs(mode)
-	r.Message = fmt.Sprintf("kbnode submit: %s, %s", filepath.Base(t.Dir), mode)
+	r.Message = fmt.Sprintf("kbnode submit: %s, %s", t.Name(), mode)
 	if f.timeout == 0 {
 		f.timeout = t.RunTime(mode)
 	}
@@ -196,9 +192,9 @@ func (f *submitFlags) showTemplate(s Streams) error {
 	if f.eval == "" {
 		return usagef("a template belongs to a problem; add --eval DIR")
 	}
-	t, err := task.Read(f.eval)
+	t, err := task.Find(f.eval)
 	if err != nil {
-		return err
+		return usage(err)
 	}
 	for lang, body := range t.Templates {
 		if strings.EqualFold(lang, f.template) {
@@ -241,6 +237,11 @@ func (f *submitFlags) readPayload(s Streams) (string, error) {
 		}
 		o.Set("mode", f.mode)
 		text = payload.JSON(o)
+	}
+	if arch, _ := o.Get("arch"); arch != nil {
+		if err := f.fits("", payload.Str(arch)); err != nil {
+			return "", usage(fmt.Errorf("the payload's arch: %w", err))
+		}
 	}
 	mode, _ := o.Get("mode")
 	f.runs = task.Runs(fmt.Sprint(mode))

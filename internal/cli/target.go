@@ -11,6 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/submit"
+	"github.com/gpu-mode/kbnode/internal/task"
 )
 
 const defaultPipeline = "kernelbot"
@@ -28,7 +29,7 @@ func (t *targetFlags) add(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.StringVar(&t.queue, "queue", "", "Buildkite queue of the agents (default: that of --gpu)")
 	fl.StringVar(&t.gpu, "gpu", "", "type of GPU, such as B200_BK; sets queue and architecture")
-	fl.StringVar(&t.arch, "arch", "", "architecture for nvcc, such as 90a (default: that of --gpu)")
+	fl.StringVar(&t.arch, "arch", "", "architecture for nvcc, such as 90a (default: that of --gpu, or of the GPUs that the queue is named for)")
 	fl.StringVar(&t.pipeline, "pipeline", "", "pipeline, as in its URL (default: BUILDKITE_PIPELINE, or "+defaultPipeline+")")
 	fl.StringVar(&t.branch, "branch", "main", "branch of the pipeline's repository")
 	fl.StringVar(&t.image, "image", "", "image of the job (default: the pipeline's)")
@@ -36,7 +37,7 @@ func (t *targetFlags) add(cmd *cobra.Command) {
 	fl.StringVar(&t.profile, "profile", "", "with --inline-steps, profile of the job's container, strict or compatible (default: strict)")
 	fl.DurationVar(&t.timeout, "timeout", 0, "how long a job may run before it is canceled, such as 20m (default: depends on the job)")
 	fl.DurationVar(&t.queueTimeout, "queue-timeout", 30*time.Minute, "how long it may wait for an agent")
-	fl.BoolVar(&t.force, "force", false, "create builds even if no agent is in the queue")
+	fl.BoolVar(&t.force, "force", false, "create builds even if no agent is in the queue, or its name is that of other GPUs")
 	fl.BoolVar(&t.dryRun, "dry-run", false, "print the requests, and send nothing")
 	fl.BoolVar(&t.asJSON, "json", false, "print JSON")
 }
@@ -50,15 +51,21 @@ func (t *targetFlags) resolve() error {
 	}
 	t.pipeline = cmp.Or(t.pipeline, os.Getenv("BUILDKITE_PIPELINE"), defaultPipeline)
 	errs = append(errs, buildkite.CheckSlug("a pipeline", t.pipeline))
-	if t.gpu != "" {
-		g, err := submit.GPUOf(t.gpu)
-		if err != nil && (t.queue == "" || t.arch == "") {
+	var g submit.GPU
+	var err error
+	switch {
+	case t.gpu != "":
+		if g, err = submit.GPUOf(t.gpu); err != nil && (t.queue == "" || t.arch == "") {
 			errs = append(errs, err)
 		}
-		t.queue, t.arch, t.amd = cmp.Or(t.queue, g.Queue), cmp.Or(t.arch, g.Arch), g.AMD()
-	} else if t.queue == "" {
+	case t.queue == "":
 		errs = append(errs, errors.New("no queue is given; write --queue b200, or --gpu B200_BK"))
+	default:
+		g, _ = submit.GPUOfQueue(t.queue)
 	}
+	t.queue = cmp.Or(t.queue, g.Queue)
+	errs = append(errs, t.fits(t.gpu, t.arch))
+	t.arch, t.amd = cmp.Or(t.arch, g.Arch), g.AMD()
 	if t.profile != "" && !t.inline {
 		errs = append(errs, errors.New("--profile needs --inline-steps; otherwise the pipeline's steps set the profile"))
 	}
@@ -66,4 +73,21 @@ func (t *targetFlags) resolve() error {
 		t.image = cmp.Or(t.image, config.DefaultImage)
 	}
 	return errors.Join(errs...)
+}
+
+// useArch sends a problem's own architecture if nothing else tells one.
+func (t *targetFlags) useArch(p *task.Task) error {
+	if t.gpu != "" || t.amd || t.arch != "" {
+		return nil
+	}
+	t.arch = p.Arch
+	return t.fits("", t.arch)
+}
+
+// fits returns an error if a type of GPU or an architecture contradicts the queue, unless it is forced.
+func (t *targetFlags) fits(gpu, arch string) error {
+	if t.force {
+		return nil
+	}
+	return submit.CheckTarget(t.queue, gpu, arch)
 }

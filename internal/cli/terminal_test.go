@@ -25,6 +25,9 @@ import (
 	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
+// asKbnode is the variable that lets the test binary run as kbnode: an evaluation takes over its process.
+const asKbnode = "KBNODE_TEST_MAIN"
+
 // TestMain gives all tests the same locale and terminal.
 func TestMain(m *testing.M) {
 	for _, name := range []string{"LC_ALL", "LC_CTYPE", "NO_COLOR", "BUILDKITE"} {
@@ -32,12 +35,33 @@ func TestMain(m *testing.M) {
 	}
 	_ = os.Setenv("LANG", "C.UTF-8")
 	_ = os.Setenv("TERM", "xterm")
+	if root := os.Getenv(dialogRoot); root != "" {
+		os.Exit(dialogOf(root))
+	}
+	if os.Getenv(asKbnode) != "" {
+		os.Exit(Main(os.Args[1:], Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}))
+	}
 	os.Exit(m.Run())
 }
 
 // pty returns a pseudo-terminal of so many columns. seen returns what was written to it, with \n
 // as line breaks.
 func pty(t *testing.T, cols uint16) (tty *os.File, seen func() string) {
+	t.Helper()
+	master, tty := openPTY(t, cols)
+	read := make(chan string)
+	go func() {
+		all, _ := io.ReadAll(master) // ends with an error when the other side is closed
+		read <- strings.ReplaceAll(string(all), "\r\n", "\n")
+	}()
+	return tty, func() string {
+		_ = tty.Close()
+		return <-read
+	}
+}
+
+// openPTY returns both sides of a pseudo-terminal.
+func openPTY(t *testing.T, cols uint16) (master, tty *os.File) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -53,15 +77,7 @@ func pty(t *testing.T, cols uint16) (tty *os.File, seen func() string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	read := make(chan string)
-	go func() {
-		all, _ := io.ReadAll(master) // ends with an error when the other side is closed
-		read <- strings.ReplaceAll(string(all), "\r\n", "\n")
-	}()
-	return tty, func() string {
-		_ = tty.Close()
-		return <-read
-	}
+	return master, tty
 }
 
 // onTerminal runs a command line on a terminal and returns its output.

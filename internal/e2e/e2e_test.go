@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/submit"
+	"github.com/gpu-mode/kbnode/internal/task"
 	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
@@ -265,7 +266,7 @@ func TestHundred(t *testing.T) {
 // TestLoad checks that problems that cannot tell right from wrong are refused.
 func TestLoad(t *testing.T) {
 	t.Parallel()
-	for _, name := range exampleNames() {
+	for _, name := range task.Examples() {
 		if _, err := Load(name); err != nil {
 			t.Error(err)
 		}
@@ -297,7 +298,7 @@ func TestLoad(t *testing.T) {
 			t.Errorf("%s: %v", tt.add, err)
 		}
 	}
-	if _, err := Load("prefix_pyton"); err == nil || !strings.Contains(err.Error(), "write identity_cuda, prefix_python, ") {
+	if _, err := Load("prefix_pyton"); err == nil || !strings.Contains(err.Error(), "write prefix_python; the examples are identity_cuda, ") {
 		t.Error(err)
 	}
 }

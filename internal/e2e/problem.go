@@ -4,12 +4,10 @@ import (
 	"cmp"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/examples"
 	"github.com/gpu-mode/kbnode/internal/task"
 )
 
@@ -43,52 +41,13 @@ type Problem struct {
 	Submissions []Submission // the right one first, then one or more that should fail
 }
 
-// Load reads an embedded example by its name, or else the problem in a directory.
+// Load reads a problem, by its directory or its name, as task.Find does.
 func Load(name string) (*Problem, error) {
-	var files fs.FS = examples.Files
-	if !slices.Contains(exampleNames(), name) {
-		info, err := os.Stat(name)
-		if err != nil || !info.IsDir() {
-			return nil, fmt.Errorf("%q is neither an example nor a directory; write %s, or the directory of a problem", name, strings.Join(exampleNames(), ", "))
-		}
-		t, err := task.Read(name)
-		if err != nil {
-			return nil, err
-		}
-		return load(filepath.Base(t.Dir), t, os.DirFS(t.Dir))
-	}
-	t, err := read(files, name)
+	t, err := task.Find(name)
 	if err != nil {
 		return nil, err
 	}
-	if files, err = fs.Sub(files, name); err != nil {
-		return nil, err
-	}
-	return load(name, t, files)
-}
-
-func exampleNames() (names []string) {
-	entries, _ := examples.Files.ReadDir(".")
-	for _, e := range entries {
-		if e.IsDir() {
-			names = append(names, e.Name())
-		}
-	}
-	return names
-}
-
-// read reads the problem in directory name. It copies all of files, since task.yml may name
-// files beside that directory.
-func read(files fs.FS, name string) (*task.Task, error) {
-	dir, err := os.MkdirTemp("", "kbnode-e2e-")
-	if err != nil {
-		return nil, fmt.Errorf("read problem %s: %w", name, err)
-	}
-	defer os.RemoveAll(dir) //nolint:errcheck // a copy
-	if err := os.CopyFS(dir, files); err != nil {
-		return nil, fmt.Errorf("read problem %s: %w", name, err)
-	}
-	return task.Read(filepath.Join(dir, name))
+	return load(t.Name(), t, t.FS())
 }
 
 // load reads a problem's submissions.

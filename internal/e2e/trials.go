@@ -100,7 +100,7 @@ func (o Options) evaluation() ([]trial, error) {
 
 // atOnce returns n jobs that wait, each with a submission that contains its run ID.
 func (o Options) atOnce(n int) ([]trial, error) {
-	t, err := read(waiting, "wait")
+	t, err := task.ReadFS(waiting, "wait")
 	if err != nil {
 		return nil, err
 	}

@@ -8,30 +8,31 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/buildkite/interpolate"
 	"github.com/docker/go-units"
 
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// expandable is a text that eval would change only by the values of variables. The plugin's hook runs
-// the rest.
-var expandable = lazy.Regexp(`^([A-Za-z0-9_./:@,=+%-]|\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\})*$`)
+// An expandable text is one that eval would change only by the values of variables. The plugin's hook
+// runs the rest.
+var (
+	expandable = lazy.Regexp(`^([A-Za-z0-9_./:@,=+%-]|\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\})*$`)
+	reference  = lazy.Regexp(`\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\}`)
+)
 
 // checkOptions refuses options that are not the plugin's, or not for a job.
 func (r *reader) checkOptions() {
 	for _, name := range slices.Sorted(maps.Keys(r.options)) {
-		i := slices.IndexFunc(Options, func(known Option) bool { return known.Name == name })
 		// The agent takes always_pull for always-pull.
 		meant := strings.ToLower(strings.NewReplacer("_", "-", " ", "-").Replace(name))
-		switch {
-		case i < 0 && slices.ContainsFunc(Options, func(known Option) bool { return known.Name == meant }):
-			r.refuse(name, "it is not an option of the docker plugin; write %s", meant)
-		case i < 0:
+		switch o := option(meant); {
+		case o == nil:
 			r.refuse(name, "it is not an option of the docker plugin; remove it")
-		case Options[i].Verdict == Refused && asks(r.options[name]):
-			r.refuse(name, "%s", Options[i].Note)
+		case name != meant:
+			r.refuse(name, "it is not an option of the docker plugin; write %s", meant)
+		case o.Verdict == Refused && asks(r.options[name]):
+			r.refuse(name, "%s", o.Note)
 		}
 	}
 }
@@ -129,17 +130,13 @@ func (r *reader) expand(name, text string, asked bool) string {
 		r.refuse(name, "%.80q has more than letters, digits, _./:@,=+%%- and $NAME; write the value itself", text)
 		return text
 	}
-	names, err := interpolate.Identifiers(text)
-	for _, v := range names {
+	return reference().ReplaceAllStringFunc(text, func(ref string) string {
+		v := strings.Trim(ref, "${}")
 		if r.sent[v] == "" || reserved(v) {
 			r.refuse(name, "$%.60s has no value that a job may see; set it in the build, or write the value itself", v)
 		}
-	}
-	full, err2 := interpolate.Interpolate(interpolate.NewMapEnv(r.sent), text)
-	if err != nil || err2 != nil {
-		r.refuse(name, "%.80q cannot be expanded; write the value itself", text)
-	}
-	return full
+		return r.sent[v]
+	})
 }
 
 // docker fills in what the docker plugin would ask of docker run.

@@ -101,7 +101,9 @@ func TestAsTheDockerPlugin(t *testing.T) {
 	t.Parallel()
 	verdicts := map[string]job.Verdict{}
 	for _, o := range job.Options {
-		verdicts[o.Name] = o.Verdict
+		for name := range strings.FieldsSeq(o.Names) {
+			verdicts[name] = o.Verdict
+		}
 	}
 	for _, c := range cases(t) {
 		t.Run(c.Name, func(t *testing.T) {

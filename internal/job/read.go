@@ -1,7 +1,6 @@
 package job
 
 import (
-	"encoding/json"
 	"regexp"
 	"slices"
 	"strconv"
@@ -78,13 +77,7 @@ type reader struct {
 	index   map[string]int // of Env by name
 	// sent are the variables that a job may have: what only the agent knows stays with it.
 	sent map[string]string
-	bad  *Refusal
-}
-
-func (r *reader) refuse(field, format string, args ...any) {
-	if r.bad == nil {
-		r.bad = refuse(field, format, args...)
-	}
+	checker
 }
 
 // Read returns the job, or a *Refusal.
@@ -133,7 +126,6 @@ func Read(in Input) (*Spec, error) {
 // readPlugins reads the options of the docker plugin, if the step has it, and refuses all others.
 func (r *reader) readPlugins(list string) {
 	const field = "BUILDKITE_PLUGINS"
-	const example = "write plugins: [docker#v5.13.0: {image: …}]"
 	if slices.Contains([]string{"", "[]", "null"}, strings.TrimSpace(list)) {
 		return
 	}
@@ -141,13 +133,13 @@ func (r *reader) readPlugins(list string) {
 		r.refuse(field, "%d bytes are more than Linux takes in one variable; put long texts into files of the checkout", len(list))
 		return
 	}
-	if err := walk(list, maxDepth, maxTokens, func(json.Token, bool) error { return nil }); err != nil {
-		r.refuse(field, "%v; "+example, err)
+	if why := ambiguous(list, maxDepth, maxTokens); why != "" {
+		r.refuse(field, "it %s; write plugins: [docker#v5.13.0: {image: …}]", why)
 		return
 	}
 	var plugins buildkite.Plugins
 	if err := plugins.UnmarshalJSON([]byte(list)); err != nil {
-		r.refuse(field, "it is not a list of plugins; "+example)
+		r.refuse(field, "it is not a list of plugins; write plugins: [docker#v5.13.0: {image: …}]")
 	}
 	for _, p := range plugins {
 		if !pluginForm().MatchString(p.Source) || !dockerForm().MatchString(p.FullSource()) {
@@ -160,7 +152,7 @@ func (r *reader) readPlugins(list string) {
 	}
 	options, ok := plugins[0].Config.(map[string]any)
 	if !ok && plugins[0].Config != nil {
-		r.refuse("plugins", "the docker plugin has no options by name; "+example)
+		r.refuse("plugins", "the docker plugin has no options by name; write docker#v5.13.0: {image: …}")
 	}
 	if r.options = options; options == nil {
 		r.options = map[string]any{}
@@ -210,7 +202,7 @@ func (r *reader) checkout() {
 		re, err := regexp.Compile(expr)
 		return err == nil && re.MatchString(repo)
 	}
-	if len(repo) > 1024 || !slices.ContainsFunc(r.in.Repositories, allowed) {
+	if len(repo) > maxRepo || !slices.ContainsFunc(r.in.Repositories, allowed) {
 		r.refuse("BUILDKITE_REPO", "%.200q is not a repository that this node allows; use one that is, or add it to agent.allowed_repositories", repo)
 	}
 	r.Checkout = Checkout{

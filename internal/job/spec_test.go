@@ -70,6 +70,40 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
+func TestValidateBounds(t *testing.T) {
+	t.Parallel()
+	good := read(t, attack(nil))
+	long := strings.Repeat("x", 120_000)
+	for name, tt := range map[string]struct {
+		change func(*job.Spec)
+		field  string
+	}{
+		"patterns":       {func(s *job.Spec) { s.Redact = make([]string, 2000) }, "BUILDKITE_REDACTED_VARS"},
+		"a pattern":      {func(s *job.Spec) { s.Redact = []string{"a b"} }, "BUILDKITE_REDACTED_VARS"},
+		"payload":        {func(s *job.Spec) { s.Payload = strings.Repeat("x", 9<<20) }, "KERNELBOT_PAYLOAD"},
+		"payload bytes":  {func(s *job.Spec) { s.Payload = "\xff" }, "KERNELBOT_PAYLOAD"},
+		"command":        {func(s *job.Spec) { s.Command = []string{long, long, long} }, "command"},
+		"words":          {func(s *job.Spec) { s.Command = make([]string, 5000) }, "command"},
+		"environment":    {func(s *job.Spec) { s.Env = vars(30, long) }, "environment"},
+		"variables":      {func(s *job.Spec) { s.Env = vars(5000, "") }, "environment"},
+		"a file to send": {func(s *job.Spec) { s.Kind, s.Image, s.PipelineFile = job.KindUpload, "", "-x" }, "command"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := *good
+			tt.change(&s)
+			refused(t, s.Validate(), tt.field)
+		})
+	}
+}
+
+func vars(n int, value string) (list []job.Var) {
+	for i := range n {
+		list = append(list, job.Var{Name: fmt.Sprint("A", i), Value: value})
+	}
+	return list
+}
+
 // same tests that a spec is read as it was, and returns its text.
 func same(t *testing.T, s *job.Spec) []byte {
 	t.Helper()
@@ -93,8 +127,9 @@ func FuzzRead(f *testing.F) {
 		f.Add(in.Env["BUILDKITE_PLUGINS"], in.Env["BUILDKITE_COMMAND"], in.Env["BUILDKITE_ARTIFACT_PATHS"], in.Env["BUILDKITE_REPO"], in.Env["BUILDKITE_BRANCH"], "X", in.Env["X"])
 	}
 	for _, o := range job.Options {
+		name, _, _ := strings.Cut(o.Names, " ")
 		for _, v := range []string{`"a"`, `true`, `["a","","b"]`, `{"a":1}`, `1.5`, `null`} {
-			f.Add(fmt.Sprintf(`[{"docker#v5.13.0":{"image":"a",%q:%s}}]`, o.Name, v), "true", "x", "https://github.com/gpu-mode/x", "main", "LIST", "A B")
+			f.Add(with(name, v)["BUILDKITE_PLUGINS"], "true", "x", "https://github.com/gpu-mode/x", "main", "LIST", "A B")
 		}
 	}
 	f.Fuzz(func(t *testing.T, plugins, command, artifacts, repo, branch, name, value string) {

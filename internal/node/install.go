@@ -36,12 +36,12 @@ func UsableBinary(exe string) error {
 	}
 }
 
-// FindToken returns the agent token in tokenFile, or else of the environment, of an earlier
-// install, or of what --adopt takes over, in this order.
-func FindToken(root string, env func(string) string, tokenFile string, adopt bool) (string, error) {
-	if tokenFile != "" {
-		return agent.ReadToken(tokenFile)
-	}
+// ErrNoToken means that FindToken found no token.
+var ErrNoToken = config.BadInput("no agent token is given; write the token from Buildkite (Agents, Agent Tokens) to a file and add --token-file FILE, or set BUILDKITE_AGENT_TOKEN")
+
+// FindToken returns the agent token of the environment, or else of an earlier install, or of what
+// --adopt takes over, in this order.
+func FindToken(root string, env func(string) string, adopt bool) (string, error) {
 	if v := env("BUILDKITE_AGENT_TOKEN"); v != "" {
 		return agent.ParseToken([]byte(v))
 	}
@@ -58,7 +58,7 @@ func FindToken(root string, env func(string) string, tokenFile string, adopt boo
 			}
 		}
 	}
-	return "", config.BadInput("no agent token is given; write the token from Buildkite (Agents, Agent Tokens) to a file and add --token-file FILE, or set BUILDKITE_AGENT_TOKEN")
+	return "", ErrNoToken
 }
 
 // WriteToken writes the token where the agents' units read it. It keeps an operator's token file

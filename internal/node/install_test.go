@@ -48,15 +48,13 @@ func TestUsableBinary(t *testing.T) {
 
 func TestFindToken(t *testing.T) {
 	t.Parallel()
-	const fromFile, fromEnv, kept, old, older = "token-from-file", "token-from-env", "token-kept", "token-old", "token-older"
+	const fromEnv, kept, old, older = "token-from-env", "token-kept", "token-old", "token-older"
 	for _, tt := range []struct {
-		name      string
-		file, env bool
-		adopt     bool
-		tree      map[string]string
-		want, err string
+		name       string
+		env, adopt bool
+		tree       map[string]string
+		want, err  string
 	}{
-		{name: "the file before all", file: true, env: true, tree: map[string]string{plan.TokenPath: kept}, want: fromFile},
 		{name: "the environment before the machine", env: true, tree: map[string]string{plan.TokenPath: kept}, want: fromEnv},
 		{name: "an earlier install", adopt: true, tree: map[string]string{plan.TokenPath: agent.RenderToken(kept), "/etc/buildkite-agent/buildkite-agent-gpu0.cfg": "token=\"" + old + "\"\n"}, want: kept},
 		{name: "what is adopted", adopt: true, tree: map[string]string{
@@ -77,17 +75,13 @@ func TestFindToken(t *testing.T) {
 			for name, text := range tt.tree {
 				put(t, root, name, text)
 			}
-			tokenFile := ""
-			if tt.file {
-				tokenFile = put(t, t.TempDir(), "token", fromFile+"\n")
-			}
 			env := func(name string) string {
 				if tt.env && name == "BUILDKITE_AGENT_TOKEN" {
 					return fromEnv
 				}
 				return ""
 			}
-			got, err := FindToken(root, env, tokenFile, tt.adopt)
+			got, err := FindToken(root, env, tt.adopt)
 			if got != tt.want || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("got %q, %v; want %q, %q", got, err, tt.want, tt.err)
 			}

@@ -17,7 +17,12 @@ func (r *Result) Verdict() (sentence string, ok bool) {
 
 // Report writes the end of the job's log for people, and all details of what did not
 // pass.
-func (r *Result) Report(w io.Writer) {
+func (r *Result) Report(w io.Writer) { r.report(w, false) }
+
+// ReportTests is Report, and lists each test.
+func (r *Result) ReportTests(w io.Writer) { r.report(w, true) }
+
+func (r *Result) report(w io.Writer, tests bool) {
 	l := &Log{W: w}
 	list := r.summaries()
 	for i, s := range list {
@@ -28,7 +33,7 @@ func (r *Result) Report(w io.Writer) {
 	}
 	sentence, _ := verdictOf(r, list)
 	l.Line("%s", sentence)
-	l.tables(r, list)
+	l.tables(r, list, tests)
 }
 
 func (r *Result) summaries() []*Summary {
@@ -145,11 +150,11 @@ func (l *Log) End(r *Result, list []*Summary) {
 		l.Line("")
 	}
 	l.Group("+++", icon, sentence)
-	l.tables(r, list)
+	l.tables(r, list, false)
 }
 
-// tables writes what the job ran on, its evaluations and its benchmarks.
-func (l *Log) tables(r *Result, list []*Summary) {
+// tables writes what the job ran on, its evaluations, its tests if they are wanted, and its benchmarks.
+func (l *Log) tables(r *Result, list []*Summary, tests bool) {
 	if on := machine(r.System); on != "" {
 		l.Line("on %s", on)
 	}
@@ -162,27 +167,41 @@ func (l *Log) tables(r *Result, list []*Summary) {
 	}
 	l.table(rows, 3)
 	for _, s := range list {
+		if tests && len(s.tests) > 0 {
+			rows := [][]string{{s.name, ""}}
+			for _, c := range s.tests {
+				rows = c.rows(rows, map[bool]string{true: "failed", false: passed}[c.failed])
+			}
+			l.Line("")
+			l.table(rows)
+			l.more(s.testsMore, "tests")
+		}
 		if len(s.timings) == 0 {
 			continue
 		}
 		rows := [][]string{{s.name, "mean ± error", "best", "worst"}}
 		for _, c := range s.timings {
-			// Make the table fit in 80 columns.
-			lines := wrap(c.spec, 36, 4)
 			if c.failed {
 				message, _, _ := strings.Cut(c.message, "\n")
-				rows = append(rows, []string{lines[0], "failed: " + text.Line(message, 32)})
+				rows = c.rows(rows, "failed: "+text.Line(message, 32))
 			} else {
-				rows = append(rows, []string{lines[0], c.mean, c.best, c.worst})
-			}
-			for _, line := range lines[1:] {
-				rows = append(rows, []string{line, ""})
+				rows = c.rows(rows, c.mean, c.best, c.worst)
 			}
 		}
 		l.Line("")
 		l.table(rows, 1, 2, 3)
 		l.more(s.timingsMore, "benchmarks")
 	}
+}
+
+// rows appends the rows of a case: what it is, in lines that leave room for the cells in 80 columns.
+func (c *testCase) rows(rows [][]string, cells ...string) [][]string {
+	lines := wrap(c.spec, 36, 4)
+	rows = append(rows, append([]string{lines[0]}, cells...))
+	for _, line := range lines[1:] {
+		rows = append(rows, []string{line, ""})
+	}
+	return rows
 }
 
 // table writes rows in indented columns and aligns the columns in right to the right.

@@ -2,6 +2,7 @@ package result
 
 import (
 	"bytes"
+	"fmt"
 	"strings"
 	"testing"
 	"unicode"
@@ -75,5 +76,33 @@ func TestLogOfCompilation(t *testing.T) {
 		if d := cmp.Diff(c.want, b.String()); d != "" {
 			t.Errorf("%s (-want +got):\n%s", c.name, d)
 		}
+	}
+}
+
+// TestReportTests lists tests, each on a line that fits, and no more than a screenful of them.
+func TestReportTests(t *testing.T) {
+	t.Parallel()
+	r := &Result{Success: true, Runs: Pairs[*Evaluation]{{"test", &Evaluation{Run: &Run{ExitCode: 112, Duration: "1", Result: reported(
+		"test-count: 3", "test.0.spec: size: 1", "test.0.status: pass",
+		"test.1.spec: "+strings.Repeat("shape: 12345; ", 5), "test.1.status: fail", "test.1.error: \x1b[31mbad",
+		"test.2.spec: size: 3; \x1b[2Jseed: 4", "test.2.status: pass",
+	)}}}}}
+	want := "\n  test\n  size: 1                             passed\n" +
+		"  shape: 12345; shape: 12345; shape:  failed\n  12345; shape: 12345; shape: 12345;\n  size: 3; seed: 4                    passed\n"
+	var with, without strings.Builder
+	r.ReportTests(&with)
+	r.Report(&without)
+	if !strings.HasSuffix(with.String(), want) || with.String() != without.String()+want {
+		t.Errorf("%s\n%s", with.String(), without.String())
+	}
+	lines := []string{"test-count: 1000"}
+	for i := range 1000 {
+		lines = append(lines, fmt.Sprintf("test.%d.status: pass", i), fmt.Sprintf("test.%d.spec: %s", i, strings.Repeat("x ", 500)))
+	}
+	r.Runs[0].Value.Run.Result = reported(lines...)
+	with.Reset()
+	r.ReportTests(&with)
+	if n := strings.Count(with.String(), "\n"); n > 300 || !strings.Contains(with.String(), "… and 950 more tests; see result.json for all\n") {
+		t.Errorf("%d lines", n)
 	}
 }

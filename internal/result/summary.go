@@ -39,6 +39,8 @@ type Summary struct {
 	counts  string // "16 of 17 tests"
 	seconds string // "0.07 s"; empty if it did not run
 
+	tests       []testCase // all of them
+	testsMore   int
 	failed      []testCase
 	failedMore  int
 	timings     []testCase
@@ -160,6 +162,7 @@ func (s *Summary) read(report map[string]string) (failures string) {
 				s.failed, s.failedMore = keep(s.failed, s.failedMore, c)
 			}
 			if kind == "test" {
+				s.tests, s.testsMore = keep(s.tests, s.testsMore, c)
 				if report[fmt.Sprintf("test.%d.status", i)] == "pass" {
 					good++
 				}

@@ -73,7 +73,7 @@ func (d *jobDir) putBack() error {
 	}
 	moved, err := os.Readlink(self(d.file))
 	if err == nil {
-		err = removeAll(path)
+		err = RemoveAll(path)
 	}
 	if err == nil {
 		err = os.Rename(moved, path)

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// removeAll removes a file or a tree, with what directories in it no one may read. Call it when no
+// RemoveAll removes a file or a tree, with what directories in it no one may read. Call it when no
 // program can interfere.
-func removeAll(path string) error {
+func RemoveAll(path string) error {
 	parent, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return ignoreMissing(err)

@@ -243,7 +243,7 @@ func (e *engine) putBack() error {
 			if removed++; !isCache(name) && removed <= maxFaults {
 				e.note("%s was created by a program; removing it before the next one runs", strings.TrimPrefix(name, e.dir+"/"))
 			}
-			if err := removeAll(name); err != nil {
+			if err := RemoveAll(name); err != nil {
 				return fmt.Errorf("remove what a program left: %w", err)
 			}
 			if now.mode.IsDir() {

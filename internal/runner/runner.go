@@ -34,6 +34,8 @@ type Options struct {
 	// Annotate also puts the summary on the Buildkite build's page, if the job has the
 	// agent's access token. It changes nothing else.
 	Annotate bool
+	// Begin, if not nil, is called before each step of an evaluation: what is "compile" or "run".
+	Begin func(what, evaluation string)
 }
 
 // maxProcs bounds the threads that run Go code at the same time: the runner mostly
@@ -151,6 +153,13 @@ func (s *session) tell(ctx context.Context, r *result.Result) {
 	}
 }
 
+func (s *session) begin(what, name string) {
+	s.log.begin(what, name)
+	if s.Begin != nil {
+		s.Begin(what, name)
+	}
+}
+
 // errNoJob means that there is nothing to do, which is not a failure.
 var errNoJob = errors.New("no payload, and this build was not started through the API: nothing to evaluate")
 
@@ -199,13 +208,13 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 	}
 	e := &engine{
 		config: c, src: src, here: here, dir: here.root.Name(), env: homeless(childEnv(public, localeDir)), note: s.log.note,
-		compile: seconds(compileLimit), begin: s.log.begin, landlock: s.landlock,
+		compile: seconds(compileLimit), begin: s.begin, landlock: s.landlock,
 	}
 	if e.scratch, err = newScratch(public, e.dir); err != nil {
 		return err
 	}
 	defer func() {
-		if rerr := removeAll(e.scratch); rerr != nil {
+		if rerr := RemoveAll(e.scratch); rerr != nil {
 			s.log.note("remove temporary files: %v", rerr)
 		}
 	}()

@@ -61,7 +61,7 @@ func (e *engine) space() (*space, error) {
 
 // drop removes a space and what its program left there.
 func (e *engine) drop(s *space) {
-	if err := removeAll(filepath.Dir(s.home)); err != nil {
+	if err := RemoveAll(filepath.Dir(s.home)); err != nil {
 		e.note("remove a program's home: %v", err)
 	}
 }

@@ -34,6 +34,8 @@ var contracted = map[string]string{"L40S_BK": "test"}
 var (
 	// vendorName matches the queue names of the other branch of kernelbot: nvidia-h100.
 	vendorName = lazy.Regexp(`^(?:NVIDIA|AMD|NEBIUS)[-_]([A-Z0-9]+)(?:-\d{1,3})?$`)
+	// archForm splits an architecture into major version, minor version and suffix.
+	archForm = lazy.Regexp(`^(\d+)(\d)([a-z]?)$`)
 	// shapeName splits the name of a slot that is not a whole GPU into model and shape:
 	// b200-1g-23gb, mi300-cpx, b200x4.
 	shapeName = lazy.Regexp(`^(.+?)((?:-\d+G(?:--?[A-Z0-9]+)*|-[SDTQC]PX)?(?:X\d{1,2})?)$`)
@@ -43,27 +45,89 @@ var (
 // the driver's name for the model. The queue is the one that a node with such GPUs has unless
 // its operator chose another.
 func GPUOf(name string) (GPU, error) {
-	upper := strings.TrimSpace(strings.ToUpper(name))
-	queue := contracted[upper]
-	upper = strings.TrimSuffix(strings.TrimSuffix(upper, "_BK"), "_NEBIUS")
-	if key, ok := modelOf(upper); ok {
-		return GPU{cmp.Or(queue, key), archs[key]}, nil
-	}
-	if m := vendorName().FindStringSubmatch(upper); m != nil {
-		if key, ok := modelOf(m[1]); ok {
-			return GPU{strings.ToLower(strings.ReplaceAll(upper, "_", "-")), archs[key]}, nil
-		}
-	}
-	if m := shapeName().FindStringSubmatch(upper); m != nil && m[2] != "" {
-		if key, ok := modelOf(m[1]); ok {
-			return GPU{key + strings.ToLower(m[2]), archs[key]}, nil
-		}
+	if g, _, ok := find(name); ok {
+		return g, nil
 	}
 	names := slices.Collect(maps.Keys(archs))
 	for i := range names {
 		names[i] = strings.ToUpper(names[i])
 	}
-	return GPU{}, fmt.Errorf("%q is not a type of GPU that kbnode knows; it knows %s; for others give --queue and --arch", name, buildkite.Named(upper, names))
+	return GPU{}, fmt.Errorf("%q is not a type of GPU that kbnode knows; it knows %s; for others give --queue and --arch", name, buildkite.Named(strings.ToUpper(name), names))
+}
+
+// kind is a type of GPU without its vendor's or cloud's name: the model and, if the name has one, the
+// shape of a slot.
+type kind struct{ model, shape string }
+
+func (k kind) String() string { return strings.ToUpper(k.model) + k.shape }
+
+// find finds a type of GPU by its name.
+func find(name string) (GPU, kind, bool) {
+	upper := strings.TrimSpace(strings.ToUpper(name))
+	queue := contracted[upper]
+	upper = strings.TrimSuffix(strings.TrimSuffix(upper, "_BK"), "_NEBIUS")
+	if key, ok := modelOf(upper); ok {
+		return GPU{cmp.Or(queue, key), archs[key]}, kind{model: key}, true
+	}
+	if m := vendorName().FindStringSubmatch(upper); m != nil {
+		if key, ok := modelOf(m[1]); ok {
+			return GPU{strings.ToLower(strings.ReplaceAll(upper, "_", "-")), archs[key]}, kind{model: key}, true
+		}
+	}
+	if m := shapeName().FindStringSubmatch(upper); m != nil && m[2] != "" {
+		if key, ok := modelOf(m[1]); ok {
+			shape := strings.ToLower(m[2])
+			return GPU{key + shape, archs[key]}, kind{key, shape}, true
+		}
+	}
+	return GPU{}, kind{}, false
+}
+
+// ofQueue finds the type of GPU that a queue is named for, or has by kernelbot's own table.
+func ofQueue(queue string) (GPU, kind, bool) {
+	for name, q := range contracted {
+		if q == queue {
+			return find(name)
+		}
+	}
+	return find(queue)
+}
+
+// GPUOfQueue returns the type of GPU that a queue is named for. ok is false if its name says none.
+func GPUOfQueue(queue string) (g GPU, ok bool) {
+	g, _, ok = find(queue)
+	return g, ok
+}
+
+// CheckTarget returns an error if a type of GPU or an architecture does not fit the GPUs that a queue
+// is named for. An empty gpu or arch is not given. Names that kbnode does not know fit everywhere.
+func CheckTarget(queue, gpu, arch string) error {
+	has, there, ok := ofQueue(queue)
+	if !ok {
+		return nil
+	}
+	of := fmt.Sprintf("queue %s is for %s GPUs", queue, there)
+	named, wanted, ok := find(gpu)
+	switch {
+	case ok && (wanted.model != there.model || wanted.shape != "" && wanted.shape != there.shape):
+		return fmt.Errorf("%s, and --gpu %s names others; leave out --queue for queue %s, or --gpu for queue %s; --force sends it anyway", of, gpu, named.Queue, queue)
+	case arch != "" && has.AMD():
+		return fmt.Errorf("%s, which have no architecture of nvcc; leave it out; --force sends it anyway", of)
+	case arch != "" && !runsOn(arch, has.Arch):
+		return fmt.Errorf("%s with architecture %s, on which no code for %s runs; leave it out, or name another queue; --force sends it anyway", of, has.Arch, arch)
+	}
+	return nil
+}
+
+// runsOn reports whether code that nvcc makes for one architecture runs on another: one of the same
+// major version that is not older, but only the very same for code with a suffix a. Source: CUDA
+// C++ Programming Guide, "Binary Compatibility" and "Architecture-Specific Features".
+func runsOn(code, gpu string) bool {
+	c, g := archForm().FindStringSubmatch(code), archForm().FindStringSubmatch(gpu)
+	if c == nil || g == nil {
+		return true // nvcc knows better
+	}
+	return c[1] == g[1] && (c[2] == g[2] || c[3] != "a" && c[2] < g[2])
 }
 
 // modelOf finds a model in archs by its short name (MI300X, RTX4090) or the driver's name

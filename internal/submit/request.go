@@ -33,6 +33,14 @@ type Request struct {
 	Env     map[string]string // additional variables
 }
 
+// CheckSize returns an error if an encoded payload is too large for a job.
+func CheckSize(encoded string) error {
+	if len(encoded) > maxEnviron {
+		return fmt.Errorf("the encoded payload has %d bytes, and %d fit into a job's environment; make the submission or the tests smaller", len(encoded), maxEnviron)
+	}
+	return nil
+}
+
 // Job returns the build for r. Its error joins everything that is wrong with r.
 func (r Request) Job() (Job, error) {
 	var errs []error
@@ -42,9 +50,7 @@ func (r Request) Job() (Job, error) {
 	}
 	maps.Copy(env, r.Env)
 	text := payload.Encode([]byte(r.Payload))
-	if len(text) > maxEnviron {
-		errs = append(errs, fmt.Errorf("the encoded payload has %d bytes, and %d fit into a job's environment; make the submission or the tests smaller", len(text), maxEnviron))
-	}
+	errs = append(errs, CheckSize(text))
 	for _, kv := range payload.Environ(text) {
 		k, v, _ := strings.Cut(kv, "=")
 		env[k] = v

@@ -24,6 +24,18 @@ const (
 	maxText  = 16 << 20 // bytes of all files
 )
 
+// readFile reads a file of the problem. A file of the machine has at most that many bytes.
+func (t *Task) readFile(name string, most int64) ([]byte, error) {
+	if t.Root == nil {
+		return readFile(name, most)
+	}
+	text, err := fs.ReadFile(t.Root, name)
+	if pe, ok := errors.AsType[*fs.PathError](err); ok {
+		return nil, fmt.Errorf("cannot be read: %w", pe.Err)
+	}
+	return text, err
+}
+
 // readFile reads a regular file of at most that many bytes. It neither blocks on a
 // pipe nor opens a device. Errors are to follow the file's name, and do not repeat it.
 func readFile(name string, most int64) (text []byte, err error) {
@@ -70,7 +82,7 @@ func (d *definition) text(line int, source string) string {
 	if d.size > maxText {
 		return "" // already recorded
 	}
-	b, err := readFile(filepath.Join(d.t.Dir, source), maxFile)
+	b, err := d.t.readFile(filepath.Join(d.t.Dir, source), maxFile)
 	if d.size += len(b); err == nil && d.size > maxText {
 		err = fmt.Errorf("brings the files to over %d bytes; make them smaller", maxText)
 	}

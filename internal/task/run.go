@@ -45,6 +45,15 @@ func (t *Task) RunTime(mode string) time.Duration {
 	return limit
 }
 
+// ReadSubmissionFile reads a submission from a regular file of this machine.
+func ReadSubmissionFile(name string) (string, error) {
+	text, err := readFile(name, maxSubmission)
+	if err != nil {
+		return "", fmt.Errorf("%.300s %w", name, err)
+	}
+	return string(text), nil
+}
+
 // ReadSubmission reads a file of a problem's directory.
 func ReadSubmission(dir fs.FS, name string) (string, error) {
 	f, err := dir.Open(name)

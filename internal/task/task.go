@@ -4,10 +4,12 @@
 package task
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -36,6 +38,7 @@ var Modes = []string{"test", "benchmark", "leaderboard", "private", "profile"}
 // before you show them.
 type Task struct {
 	Dir         string            // of task.yml
+	Root        fs.FS             // has Dir; nil for the files of this machine
 	Lang        string            // Python or CUDA
 	Description string            // for people; may have many lines
 	Templates   map[string]string // starting points for a submission, by language: CUDA, Python, Triton, HIP, CuteDSL
@@ -71,8 +74,8 @@ type pairValue struct {
 // fault of task.yml, with its line and what to write instead. A file's source may
 // be outside the directory, since problems share files, so someone else's task.yml
 // can name any text file that this process can read.
-func Read(path string) (*Task, error) {
-	name := filepath.Clean(path)
+func Read(name string) (*Task, error) {
+	name = filepath.Clean(name)
 	info, err := os.Stat(name)
 	if err == nil && info.IsDir() {
 		name = filepath.Join(name, FileName)
@@ -84,11 +87,22 @@ func Read(path string) (*Task, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read task: %w", err)
 	}
-	text, err := readFile(name, maxYAML)
+	return load(&Task{Dir: filepath.Dir(name)}, name)
+}
+
+// ReadFS is Read for the problem in a directory of files that are not on this machine.
+func ReadFS(files fs.FS, dir string) (*Task, error) {
+	return load(&Task{Dir: dir, Root: files}, path.Join(dir, FileName))
+}
+
+// load reads the problem that a file describes.
+func load(t *Task, name string) (*Task, error) {
+	t.RankingBy = "last"
+	text, err := t.readFile(name, maxYAML)
 	if err != nil {
 		return nil, fmt.Errorf("%s %w", name, err)
 	}
-	d := &definition{document: document{name: name}, t: &Task{Dir: filepath.Dir(name), RankingBy: "last"}}
+	d := &definition{document: document{name: name}, t: t}
 	if root := d.parse(text); root != nil {
 		d.read(root)
 	}
@@ -104,7 +118,7 @@ func Read(path string) (*Task, error) {
 func (t *Task) Config(submission, arch, mode string) (string, error) {
 	switch {
 	case !slices.Contains(Modes, mode):
-		return "", fmt.Errorf("%s is not a mode; write %s", quote(mode), strings.Join(Modes, ", "))
+		return "", fmt.Errorf("%s is not a mode; write %s", quote(mode), cmp.Or(near(mode, Modes), strings.Join(Modes, ", ")))
 	case !utf8.ValidString(submission):
 		return "", errors.New("the submission is not UTF-8; save it as UTF-8")
 	case t.Benchmarks == 0 && t.RankingBy == "last" && mode != "test" && mode != "profile":

@@ -4,6 +4,7 @@ package vm_test
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,21 +22,26 @@ trap 'export -p >/run/typed' EXIT
 set -eo pipefail
 `
 
-// TestTutorial types what README.md and docs/tutorial.md tell their readers to type,
+// TestTutorial types what docs/lend.md and docs/tutorial.md tell their readers to type,
 // each on a machine that has nothing of kbnode but its package, and compares what
 // comes with what they say comes. Their make targets are the host's.
 func TestTutorial(t *testing.T) {
 	t.Parallel()
-	t.Run("README", func(t *testing.T) {
+	t.Run("lend", func(t *testing.T) {
 		m := bare(t)
-		// What the reader has elsewhere: Buildkite, which here is not on the internet,
-		// and a token of it. The file is as an earlier kbnode install --endpoint left it.
+		// Buildkite is not on the internet here. The file is as an earlier kbnode install --endpoint
+		// left it.
 		m.Put("/etc/kbnode/config.yaml", 0o644, "# Written by kbnode\nagent:\n  endpoint: http://127.0.0.1:8899/v3\n")
-		m.Put("/root/token.txt", 0o600, bktest.DefaultAgentToken+"\n")
-		read(t, m, "README.md")
+		lend := blocks(t, "docs/lend.md")
+		// A job comes as soon as the server is a node, because the page ends with giving it back.
+		serves := 1 + slices.IndexFunc(lend, func(b doctest.Block) bool { return strings.Contains(b.Text, "kbnode install\n") })
+		if serves == 0 {
+			t.Fatal("docs/lend.md installs nothing")
+		}
+		read(t, m, "docs/lend.md", slices.Insert(lend, serves, blocks(t, "docs/pipelines.md")...))
 	})
 	t.Run("tutorial", func(t *testing.T) {
-		read(t, bare(t), "docs/tutorial.md")
+		read(t, bare(t), "docs/tutorial.md", blocks(t, "docs/tutorial.md"))
 	})
 }
 
@@ -49,17 +55,23 @@ func bare(t *testing.T) *vm.Machine {
 	return m
 }
 
-// read goes through a page. A block that does not end as it should ends the test, as
-// it would the reading; one that prints something else does not.
-func read(t *testing.T, m *vm.Machine, page string) {
+func blocks(t *testing.T, page string) []doctest.Block {
+	t.Helper()
 	text, err := os.ReadFile("../../" + page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	blocks, err := doctest.Parse(string(text))
-	if err != nil {
-		t.Fatalf("%s: %v", page, err)
+	list, err := doctest.Parse(string(text))
+	if err != nil || len(list) == 0 {
+		t.Fatalf("%s has %d blocks: %v", page, len(list), err)
 	}
+	return list
+}
+
+// read goes through the blocks of a page. A block that does not end as it should ends the
+// test, as it would the reading; one that prints something else does not.
+func read(t *testing.T, m *vm.Machine, page string, blocks []doctest.Block) {
+	t.Helper()
 	var until time.Duration // the page's first job
 	typedSome, serves := false, false
 	for _, b := range blocks {
@@ -87,15 +99,19 @@ func read(t *testing.T, m *vm.Machine, page string) {
 	}
 }
 
-// patient is what is typed in place of what cannot be waited for: doctor gives up after
-// a minute, which on an emulated machine is two seconds.
-var patient = strings.NewReplacer("kbnode doctor\n", "kbnode doctor --timeout 10m\n")
+// instead is what is typed in place of what cannot be typed here. Doctor gives up after a
+// minute, which on an emulated machine is two seconds. An install without flags asks: script
+// gives it a terminal, and the answers.
+var instead = strings.NewReplacer(
+	"kbnode doctor\n", "kbnode doctor --timeout 10m\n",
+	"sudo kbnode install\n", "printf '%s\\n' b200 "+bktest.DefaultAgentToken+" y | script -qec 'sudo kbnode install' /dev/null\n",
+)
 
 // retype runs a block, again and again where its reader would.
 func retype(t *testing.T, m *vm.Machine, page string, b doctest.Block) {
 	t.Helper()
 	for deadline := time.Now().Add(m.Limit(vm.Patience)); ; time.Sleep(2 * time.Second) {
-		r := m.Run(t.Context(), "bash", "-c", typed+patient.Replace(b.Text))
+		r := m.Run(t.Context(), "bash", "-c", typed+instead.Replace(b.Text))
 		differs := ""
 		if b.Output != nil {
 			differs = doctest.Differ(b.Output.Text, r.Stdout)

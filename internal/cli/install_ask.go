@@ -1,0 +1,214 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/installer"
+	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/text"
+)
+
+// ask asks for the queue and the token if they are missing, on a machine that lacks nothing else.
+func (f *installFlags) ask(ctx context.Context, s Streams, n *node.Node, env func(string) string) error {
+	_, err := node.FindToken(n.Root, env, f.adopt)
+	noQueue, noToken := n.Config.Queue == "", f.token == "" && errors.Is(err, node.ErrNoToken)
+	if f.token == "" && !noToken && err != nil {
+		return err
+	}
+	if !noQueue && !noToken {
+		return nil
+	}
+	s.progress("reading the machine")
+	if err := n.Read(ctx); err != nil {
+		return err
+	}
+	if missing := installer.Preflight(n.Inventory); len(missing) > 0 && !f.installDeps {
+		return errors.New(strings.Join(missing, "\n"))
+	}
+	printf(s.Err, "\nThe operators give you the name of a queue and an agent token.\nNothing is changed before you agree.\n\n")
+	f.asked = true
+	if noQueue {
+		if err := s.question(ctx, "Queue:", false, f.takeQueue); err != nil {
+			return err
+		}
+		f.added = append(f.added, "--queue", f.cfg.Queue)
+	}
+	if err := f.load(n, env); err != nil {
+		return err
+	}
+	if err := f.makePlan(n); err != nil {
+		return err
+	}
+	if !noToken {
+		return nil
+	}
+	f.added = append(f.added, "--token-file", "token.txt")
+	return s.question(ctx, "Agent token (not shown):", true, func(answer string) error { return f.takeToken(ctx, s, n, answer) })
+}
+
+// takeQueue checks the name of a queue that was typed, and uses it.
+func (f *installFlags) takeQueue(answer string) error {
+	if answer == "" {
+		return errors.New("a queue has a name, such as b200; Ctrl-C ends the installation")
+	}
+	if len(secrets([]string{answer})) > 0 {
+		return errors.New("this looks like a token; type the name of the queue first, such as b200")
+	}
+	for _, p := range config.Validate(config.Config{Queue: answer}) {
+		return errors.New(p.Text)
+	}
+	f.cfg.Queue = answer
+	return nil
+}
+
+// takeToken checks a token that was typed, asks Buildkite, and uses it.
+func (f *installFlags) takeToken(ctx context.Context, s Streams, n *node.Node, answer string) error {
+	if answer == "" {
+		return errors.New("the token is empty; paste it, or press Ctrl-C to end the installation")
+	}
+	token, err := agent.ParseToken([]byte(answer))
+	if err != nil {
+		return err
+	}
+	s.progress("checking the token with Buildkite")
+	account, err := agent.AskAccount(ctx, http.DefaultTransport, n.Config.Agent.Endpoint, token)
+	switch {
+	case ctx.Err() != nil:
+		return errDeclined
+	case errors.Is(err, agent.ErrTokenRefused):
+		return fmt.Errorf("Buildkite refuses this token (%s); copy all of it, or ask the operators for a new one", n.Config.Agent.Endpoint) //nolint:staticcheck // a name
+	case err != nil:
+		s.warn("%v; continuing, because the agents will keep trying", err)
+	case len(account.Agents.Queues) > 0:
+		for _, q := range plannedQueues(n.Plan) {
+			if _, there := account.Agents.Queues[q]; !there {
+				s.warn("the token's cluster has no queue %s, or no agent in it yet; check the spelling", q)
+			}
+		}
+	}
+	f.token, f.checked = token, true
+	return nil
+}
+
+// plannedQueues returns the queues of a plan's slots, in their order.
+func plannedQueues(p *plan.Plan) (queues []string) {
+	for _, slot := range p.Slots {
+		if !slices.Contains(queues, slot.Queue) {
+			queues = append(queues, slot.Queue)
+		}
+	}
+	return queues
+}
+
+// printTaken prints what of the machine the slots take.
+func printTaken(s Streams, p *plan.Plan, changes []reconcile.Change) {
+	printf(s.Err, "\n")
+	printSlots(s.Err, p)
+	total, same := int64(0), len(p.Slots) > 1
+	for _, slot := range p.Slots {
+		total += slot.DiskBytes
+		same = same && slot.DiskBytes == p.Slots[0].DiskBytes
+	}
+	if total > 0 {
+		each := ""
+		if same {
+			each = fmt.Sprintf(", %s each", text.Bytes(p.Slots[0].DiskBytes))
+		}
+		printf(s.Err, "The slots take %s of disk below /var/lib/buildkite-agent%s.\n", text.Bytes(total), each)
+	}
+	printFates(s.Err, p, changes)
+	printf(s.Err, "\n")
+	for _, warning := range p.Warnings {
+		s.warn("%s", warning)
+	}
+}
+
+// confirmInstall asks before a node is made of answers, and before files that are not kbnode's are
+// replaced.
+func confirmInstall(ctx context.Context, s Streams, f *installFlags, changes []reconcile.Change) error {
+	paths := reconcile.Conflicts(changes)
+	if len(paths) > 0 && !f.adopt {
+		return &reconcile.ConflictError{Paths: paths}
+	}
+	replaces := len(paths) > 0 && !f.yes
+	if !replaces && !f.asked {
+		return nil
+	}
+	adopts := slices.DeleteFunc(slices.Clone(changes), func(c reconcile.Change) bool { return c.Kind != reconcile.Adopt })
+	files := text.Plural(len(adopts), "file", "files")
+	if replaces {
+		printChanges(s.Err, adopts)
+	}
+	question := fmt.Sprintf("Replace %d %s and keep backups?", len(adopts), files)
+	if f.asked {
+		s.printAsked(f)
+		printf(s.Err, "kbnode uninstall restores the machine.\n")
+		question = fmt.Sprintf("Make this machine a node (%s)?", changeCount(len(changes)))
+		if replaces {
+			question = fmt.Sprintf("Make this machine a node (%s), replace %d %s and keep backups?", changeCount(len(changes)), len(adopts), files)
+		}
+	}
+	err := s.confirm(ctx, question,
+		fmt.Sprintf("%d %s of an earlier setup would be replaced, with backups; add --yes to confirm", len(adopts), files))
+	if f.ran && errors.Is(err, errDeclined) {
+		return errors.New("packages were installed; nothing else was changed")
+	}
+	return err
+}
+
+// printAsked prints the command that does the same without questions. It has no token: every user
+// of a machine can read command lines.
+func (s Streams) printAsked(f *installFlags) {
+	args := slices.Clone(s.typed)
+	at := len(args)
+	if i := slices.Index(args, "--"); i >= 0 {
+		at = i
+	}
+	file := ""
+	if f.checked {
+		file = ", with the token in a file"
+	}
+	printf(s.Err, "The same without questions%s:\n", file)
+	printCommand(s.Err, "  "+strings.ReplaceAll(line(slices.Insert(args, at, f.added...)), unbroken, " "))
+	printf(s.Err, "\n")
+}
+
+// readToken reads --token-file once: a pipe has nothing to read again. What only root may read is
+// left for root.
+func (f *installFlags) readToken(ctx context.Context, root bool) error {
+	if f.tokenFile == "" {
+		return nil
+	}
+	type answer struct {
+		token string
+		err   error
+	}
+	read := make(chan answer, 1)
+	go func() { // a pipe may have no writer
+		token, err := agent.ReadToken(f.tokenFile)
+		read <- answer{token, err}
+	}()
+	select {
+	case <-ctx.Done():
+		return errDeclined
+	case a := <-read:
+		f.token = a.token
+		switch {
+		case errors.Is(a.err, os.ErrNotExist):
+			return usagef("--token-file: %w; write the token from Buildkite (Agents, Agent Tokens) to a file, and name it", a.err)
+		case errors.Is(a.err, os.ErrPermission) && !root:
+			return nil
+		}
+		return a.err
+	}
+}

@@ -1,0 +1,271 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+// process returns kbnode as a process of its own. Its temporary files are in a directory of the test.
+func process(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	python(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self, args...)
+	cmd.Env = append(os.Environ(), asKbnode+"=1", "GORACE=atexit_sleep_ms=0", "TMPDIR="+t.TempDir())
+	return cmd
+}
+
+func python(t *testing.T) {
+	t.Helper()
+	if err := exec.CommandContext(t.Context(), "python3", "-c", "").Run(); err != nil {
+		t.Skip("python3 cannot be run: ", err)
+	}
+}
+
+// runs runs kbnode as a process of its own, and checks that it leaves no files.
+func runs(t *testing.T, cmd *exec.Cmd) result {
+	t.Helper()
+	var out, err bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &err
+	if e := cmd.Run(); e != nil && !errors.As(e, new(*exec.ExitError)) {
+		t.Fatal(e)
+	}
+	tmp := cmd.Env[len(cmd.Env)-1]
+	if left, _ := os.ReadDir(strings.TrimPrefix(tmp, "TMPDIR=")); len(left) > 0 {
+		t.Errorf("%q: %v is left", cmd.Args, left)
+	}
+	return result{cmd.ProcessState.ExitCode(), out.String(), err.String()}
+}
+
+func TestRunnerProblem(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	right, err := os.ReadFile("../../examples/prefix_python/submission.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const example = "../../examples/prefix_python/"
+	noisy := strings.Repeat("x\x1b[31m", 1<<20)
+	for _, tt := range []struct {
+		name      string
+		args      []string
+		code      int
+		says, not []string
+	}{
+		{"its own submission", []string{"prefix_python"}, 0, []string{"Passed: test\n", "  size: 4099; seed: 4  passed\n"}, []string{"failed"}},
+		{"by its directory", []string{example, example + "submission.py", "--mode", "benchmark"}, 0, []string{"Passed: benchmark\n", "  size: 10000; seed: 6 "}, nil},
+		{
+			"wrong", []string{"prefix_python", example + "wrong.py", "--mode", "leaderboard"}, 1,
+			[]string{"Not passed: test: 2 of 4 tests failed\n", "  size: 2; seed: 2     passed\n  size: 1000; seed: 3  failed\n", "  output[2] is "}, []string{"\n  benchmark"},
+		},
+		{"cheating", []string{"prefix_python", example + "cheat.py", "--mode", "benchmark"}, 1, []string{"call 2 of the same case", "Not passed: benchmark"}, nil},
+		{"syntax error", []string{"prefix_python", put(t, dir, "syntax.py", "def custom_kernel(data)\n")}, 1, []string{"SyntaxError: expected ':'", "Not passed: test: 4 of 4"}, nil},
+		{"no function", []string{"prefix_python", put(t, dir, "none.py", "pass\n")}, 1, []string{"cannot import name 'custom_kernel'"}, nil},
+		{"a module that is not installed", []string{"prefix_python", put(t, dir, "module.py", "import nothing_here.at_all\n")}, 1, []string{"Not evaluated: python3 has no module nothing_here\n"}, []string{"Traceback"}},
+		{"5 MiB", []string{"prefix_python", put(t, dir, "big.py", string(right)+"#"+strings.Repeat("x", 5<<20))}, 0, []string{"Passed: test"}, nil},
+		{"a lot of control characters", []string{"prefix_python", put(t, dir, "noisy.py", "print('''"+noisy+"''')\n1/0\n")}, 1, []string{"ZeroDivisionError"}, []string{"\x1b"}},
+		{"a directory that no one may enter", []string{"prefix_python", put(t, dir, "locked.py", string(right)+"import os; os.makedirs('a/b', exist_ok=True); os.chmod('a', 0)\n")}, 0, nil, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			r := runs(t, process(t, append([]string{"runner", "--problem"}, tt.args...)...))
+			if r.code != tt.code {
+				t.Errorf("exit code %d, want %d", r.code, tt.code)
+			}
+			for _, want := range tt.says {
+				if !strings.Contains(r.out, want) {
+					t.Errorf("%q is missing", want)
+				}
+			}
+			for _, bad := range tt.not {
+				if strings.Contains(r.out, bad) {
+					t.Errorf("%q is there", bad)
+				}
+			}
+			if t.Failed() {
+				t.Logf("%.3000s\n%.1000s", r.out, r.err)
+			}
+		})
+	}
+}
+
+// TestRunnerProblemLimit checks the time limit of a task, in a problem of kernelbot's form.
+func TestRunnerProblemLimit(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	put(t, dir, "eval.py", "import submission, time\ntime.sleep(1000)\n")
+	put(t, dir, "task.yml", `{files: [{name: submission.py, source: "@SUBMISSION@"}, {name: eval.py, source: eval.py}], lang: py, config: {main: eval.py}, test_timeout: 1}`)
+	r := runs(t, process(t, "runner", "--problem", dir, put(t, dir, "mine.py", "")))
+	if r.code != 1 || !strings.Contains(r.out, "Not passed: test: exceeded its time limit of 1 s\n") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestRunnerProblemNeeds evaluates where python3 and nvcc are missing.
+func TestRunnerProblemNeeds(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{"prefix_python": "python3 is not on the PATH", "identity_cuda": "nvcc is not on the PATH"} {
+		cmd := process(t, "runner", "--problem", name)
+		cmd.Env = slices.Insert(cmd.Env, len(cmd.Env)-1, "PATH="+t.TempDir())
+		if r := runs(t, cmd); r.code != 1 || strings.Count(r.out, "\n") != 1 || !strings.Contains(r.out, "Not evaluated: "+want) ||
+			!strings.Contains(r.err, "kbnode submit --gpu B200_BK --eval "+name+" --mode test\n") {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+}
+
+func TestRunnerProblemJSON(t *testing.T) {
+	t.Parallel()
+	for file, want := range map[string]struct {
+		code   int
+		passed bool
+	}{"submission.py": {0, true}, "wrong.py": {1, false}} {
+		r := runs(t, process(t, "runner", "--problem", "prefix_python", "../../examples/prefix_python/"+file, "--json"))
+		var got struct {
+			Success bool
+			Runs    map[string]struct{ Run struct{ Passed bool } }
+		}
+		if err := json.Unmarshal([]byte(r.out), &got); err != nil || r.code != want.code || !got.Success || got.Runs["test"].Run.Passed != want.passed {
+			t.Errorf("%s: %v, %+v", file, err, r)
+		}
+	}
+	// With --workdir, the same is in its directory.
+	dir := t.TempDir()
+	r := runs(t, process(t, "runner", "--problem", "prefix_python", "--workdir", dir, "--json"))
+	if text, err := os.ReadFile(filepath.Join(dir, "result.json")); err != nil || string(text) != r.out {
+		t.Errorf("result.json: %v, %s", err, text)
+	}
+}
+
+// TestRunnerProblemInterrupt interrupts an evaluation whose programs started others.
+func TestRunnerProblemInterrupt(t *testing.T) {
+	t.Parallel()
+	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
+		mark := "1" + strconv.Itoa(os.Getpid()) + "." + strconv.Itoa(int(sig.(syscall.Signal)))
+		file := put(t, t.TempDir(), "mine.py", `
+import subprocess, time
+def custom_kernel(data):
+    children = [subprocess.Popen(["sleep", "`+mark+`"], start_new_session=new) for new in (False, True)]
+    time.sleep(1000)
+`)
+		cmd := process(t, "runner", "--problem", "prefix_python", file)
+		go func() {
+			for t.Context().Err() == nil && sleepers(mark) < 2 {
+				time.Sleep(20 * time.Millisecond)
+			}
+			_ = cmd.Process.Signal(sig)
+		}()
+		r := runs(t, cmd)
+		if r.code != 1 || !strings.HasPrefix(r.out, "No verdict: the job was cancelled before its end: ") || strings.Count(r.out, "\n") != 1 {
+			t.Errorf("%v: %+v", sig, r)
+		}
+		if n := sleepers(mark); n > 0 {
+			t.Errorf("%v: %d programs are left", sig, n)
+		}
+	}
+}
+
+// sleepers counts the processes that run sleep with this argument.
+func sleepers(mark string) (n int) {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		if text, _ := os.ReadFile(file); string(text) == "sleep\x00"+mark+"\x00" {
+			n++
+		}
+	}
+	return n
+}
+
+// TestProblemsHaveOneResolver checks that each flag that takes a problem takes names of examples, and
+// names candidates.
+func TestProblemsHaveOneResolver(t *testing.T) {
+	t.Setenv("BUILDKITE_API_TOKEN", "")
+	flags := map[string]string{}
+	var walk func(cmd *cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if name, _ := pflag.UnquoteUsage(f); name == "PROBLEM" {
+				flags[strings.TrimPrefix(cmd.CommandPath(), "kbnode ")] = f.Name
+			}
+		})
+		for _, sub := range cmd.Commands() {
+			walk(sub)
+		}
+	}
+	walk(newRoot(Streams{}, hints{}))
+	if all := slices.Sorted(maps.Keys(flags)); !slices.Equal(all, []string{"e2e", "payload encode", "runner", "submit"}) {
+		t.Errorf("commands that take a problem: %q", all)
+	}
+	for cmd, flag := range flags {
+		args := append(strings.Fields(cmd), "--"+flag)
+		r := kbnode(t, append(args, "prefix_pyton")...)
+		if cmd == "submit" || cmd == "e2e" {
+			r = kbnode(t, append(args, "prefix_pyton", "--queue", "q", "--dry-run")...)
+		}
+		if want := `"prefix_pyton" is neither an example nor a directory; write prefix_python; the examples are identity_cuda, `; r.code != 2 || r.out != "" || !strings.Contains(r.err, want) {
+			t.Errorf("%q: %+v", args, r)
+		}
+	}
+	for _, args := range [][]string{
+		{"payload", "encode", "--problem"},
+		{"submit", "--queue", "q", "--dry-run", "--eval"},
+		{"e2e", "evaluation", "--queue", "q", "--dry-run", "--arch", "100", "--problem"},
+	} {
+		for _, name := range []string{"identity_cuda", "../../examples/identity_cuda"} {
+			if r := kbnode(t, append(args, name)...); r.code != 0 || r.out == "" {
+				t.Errorf("%q %s: %+v", args, name, r)
+			}
+		}
+	}
+	// The payload is that of the directory, and the one that is sent.
+	text, err := payload.Inflate(strings.TrimSpace(kbnode(t, "payload", "encode", "--problem", "prefix_python").out), payload.Limits{})
+	other, err2 := payload.Inflate(strings.TrimSpace(kbnode(t, "payload", "encode", "--problem", "../../examples/prefix_python").out), payload.Limits{})
+	if err != nil || err2 != nil || text != other || !strings.Contains(text, `"mode":"test"`) {
+		t.Errorf("%v, %v: %.300s", err, err2, text)
+	}
+}
+
+// TestSubmitArch checks which architecture is sent if only a queue, only a type of GPU, or both are given.
+func TestSubmitArch(t *testing.T) {
+	t.Setenv("BUILDKITE_API_TOKEN", "")
+	for args, want := range map[string]string{
+		"--queue b200":                       `"arch":"100"`,
+		"--queue h100":                       `"arch":"90a"`,
+		"--gpu H100_BK":                      `"arch":"90a"`,
+		"--queue nvidia-h100 --gpu H100":     `"arch":"90a"`,
+		"--queue mi300":                      `"arch":null`,
+		"--queue kernels":                    `"arch":null`,
+		"--queue kernels --gpu H100_BK":      `"arch":"90a"`,
+		"--queue b200 --gpu H100_BK --force": `"arch":"90a"`,
+		"--queue b200 --arch 100a":           `"arch":"100a"`,
+	} {
+		r := kbnode(t, append([]string{"submit", "--dry-run", "--json", "--eval", "identity_cuda"}, strings.Fields(args)...)...)
+		var request struct {
+			Body struct{ Env map[string]string }
+		}
+		err := json.Unmarshal([]byte(r.out), &request)
+		text, err2 := payload.Inflate(request.Body.Env[payload.Var], payload.Limits{})
+		if err != nil || err2 != nil || !strings.Contains(text, want) {
+			t.Errorf("%s: %v, %v, %q, want %s", args, err, err2, r.err, want)
+		}
+	}
+}

@@ -1,0 +1,104 @@
+package submit
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/internal/text"
+)
+
+// How libraries and the runner say what a machine lacks.
+var (
+	noModule  = lazy.Regexp(`(?m)^(?:ModuleNotFoundError|ImportError): No module named '?([\w.]{1,100})`)
+	noLibrary = lazy.Regexp(`(?m)^(?:ImportError|OSError): (lib[\w.+-]{1,100}): cannot open shared object file`)
+	noProgram = lazy.Regexp(`(?m)^FileNotFoundError: \[Errno 2\] No such file or directory: '([\w.+-]{1,100})'$`)
+	notOnPath = lazy.Regexp(`[\w.+-]{1,100} is not on the PATH`)
+	noGPU     = lazy.Regexp(`torch sees no GPU|Found no NVIDIA driver|Torch not compiled with CUDA enabled|` +
+		`No (?:CUDA|HIP) GPUs are available|no (?:CUDA|ROCm)-capable device|(?:CUDA|HIP) driver version is insufficient|` +
+		`lib(?:cuda|amdhip64)\.so[.\d]*: cannot open shared object|\b0 active drivers|(?:cuda|hip)Error(?:NoDevice|InsufficientDriver)|` +
+		`(?:hip|cuda)GetDeviceCount`)
+)
+
+// tools are programs that torch and Triton miss in words of their own.
+var tools = []struct{ says, name string }{
+	{"CUDA_HOME environment variable is not set", "nvcc"},
+	{"Ninja is required to load C++ extensions", "ninja"},
+	{"find C compiler", "gcc"},
+}
+
+// ReadLocal returns the outcome of an evaluation that left its result.json in a directory of this
+// machine. Only Raw and Result are set.
+func ReadLocal(dir string) (out Outcome, err error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return out, fmt.Errorf("read result: %w", err)
+	}
+	defer root.Close() //nolint:errcheck // opened for reading
+	if out.Raw, err = result.ReadFile(root, result.File); err != nil {
+		return out, fmt.Errorf("read result: %w", err)
+	}
+	out.Result, err = result.Read(out.Raw)
+	return out, err
+}
+
+// Missing returns what the machine lacks that the evaluation needed, as a clause such as "python3
+// has no module torch", or "" if nothing of it is known, or a case passed. It believes what
+// programs print.
+func Missing(r *result.Result) string {
+	if m := notOnPath().FindString(r.Error); m != "" && !r.Success {
+		return m
+	}
+	for _, run := range r.Runs {
+		ev := run.Value
+		if c := ev.Compilation; ev.Run == nil && c != nil && !c.NvccFound {
+			return "nvcc is not on the PATH"
+		}
+		if ev.Run == nil || ev.Run.Passed {
+			continue
+		}
+		said := []string{ev.Run.Stderr}
+		for _, m := range ev.Run.Result {
+			switch {
+			case strings.HasSuffix(m.Key, ".status") && m.Value == "pass", strings.HasSuffix(m.Key, ".mean"):
+				return ""
+			case strings.HasSuffix(m.Key, ".error"), strings.HasSuffix(m.Key, ".message"):
+				said = append(said, m.Value)
+			}
+		}
+		if c := ev.Compilation; c != nil {
+			said = append(said, c.Stderr)
+		}
+		return missing(r.System, strings.Join(said, "\n"))
+	}
+	return ""
+}
+
+func missing(sys *result.System, said string) string {
+	if m := noModule().FindStringSubmatch(said); m != nil {
+		name, _, _ := strings.Cut(m[1], ".")
+		return "python3 has no module " + name
+	}
+	for _, t := range tools {
+		if strings.Contains(said, t.says) {
+			return t.name + " is not on the PATH"
+		}
+	}
+	if noGPU().MatchString(said) {
+		switch {
+		case sys == nil || sys.GPU == "":
+			return "there is no GPU that programs can use"
+		case strings.Contains(said, "Torch not compiled with CUDA"):
+			return "torch " + text.Line(sys.Torch, 40) + " is built without CUDA"
+		}
+	}
+	if m := noLibrary().FindStringSubmatch(said); m != nil {
+		return "the library " + m[1] + " is not installed"
+	}
+	if m := noProgram().FindStringSubmatch(said); m != nil {
+		return m[1] + " is not on the PATH"
+	}
+	return ""
+}

@@ -1,0 +1,128 @@
+package task
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/examples"
+	"github.com/gpu-mode/kbnode/internal/payload"
+)
+
+const smallTask = `
+-- task.yml --
+files: [{name: sub.py, source: "@SUBMISSION@"}, {name: e.py, source: e.py}]
+lang: py
+config: {main: e.py}
+-- e.py --
+pass
+`
+
+// TestFindExamples reads each example by its name and by its directory: the payloads are the same.
+func TestFindExamples(t *testing.T) {
+	t.Parallel()
+	all := Examples()
+	if len(all) != 4 {
+		t.Errorf("examples: %q", all)
+	}
+	for _, name := range all {
+		there, err := Read(filepath.Join("../../examples", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		here, err := Find(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, mode := range Modes {
+			want, err := there.Config("x", "", mode)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := here.Config("x", "", mode); err != nil || got != want {
+				t.Errorf("%s, mode %s: %v, another payload than from the directory", name, mode, err)
+			}
+		}
+		text, err := fs.ReadFile(here.FS(), here.Submission)
+		if want, _ := fs.ReadFile(examples.Files, name+"/"+here.Submission); err != nil || string(text) != string(want) {
+			t.Errorf("%s: submission: %v", name, err)
+		}
+	}
+}
+
+func TestFind(t *testing.T) {
+	dir := problem(t, smallTask)
+	t.Chdir(filepath.Dir(dir))
+	base := filepath.Base(dir)
+	// A directory wins over an example of the same name, even if it is no problem.
+	if err := os.Symlink(dir, "prefix_python"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.Remove("prefix_python") })
+	for _, name := range []string{"prefix_python", dir, base, base + "/", filepath.Join(base, FileName)} {
+		if got, err := Find(name); err != nil || got.Submission != "sub.py" {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+	for path, file := range map[string]string{"identity_cuda": "", "kernels/sort_v2": FileName, "kernels/scan": FileName, "kernels/notes": ""} {
+		if err := os.MkdirAll(filepath.Join(dir, path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if file != "" {
+			if err := os.WriteFile(filepath.Join(dir, path, file), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	t.Chdir(dir)
+	if got, err := Find("."); err != nil || got.Name() != base {
+		t.Errorf("the name of .: %+v, %v", got, err)
+	}
+	const list = "the examples are identity_cuda, prefix_python, vectoradd_cuda_inline, vectoradd_triton"
+	for name, want := range map[string]string{
+		"identity_cuda":          "identity_cuda/task.yml does not exist; add it, or work in another directory to use the example identity_cuda",
+		"prefix_pyton":           `"prefix_pyton" is neither an example nor a directory; write prefix_python; ` + list,
+		"Prefix-Python":          `write prefix_python; `,
+		"prefix":                 "write prefix_python; ",
+		"vectoradd":              "write vectoradd_cuda_inline or vectoradd_triton; " + list,
+		"vectoradd_triton.py":    "write vectoradd_triton; ",
+		"examples/prefix_python": "write prefix_python; ",
+		"kernels":                "kernels/task.yml does not exist; write a problem in it: kernels/scan or kernels/sort_v2",
+		"kernels/sort_v1":        "write kernels/sort_v2; ",
+		"kernels/notes":          "name a directory that has a task.yml, or an example: identity_cuda, ",
+		"":                       "name a directory that has a task.yml, or an example: identity_cuda, ",
+		"../../../..":            "task.yml does not exist; ",
+		"a\x00b":                 `invalid argument`,
+		strings.Repeat("x", 300): "file name too long",
+		"\x1b[2Jnone":            `"\x1b[2Jnone" is neither`,
+		"testdata":               "name a directory that has a task.yml, or an example: ",
+	} {
+		if got, err := Find(name); err == nil || !strings.Contains(err.Error(), want) || len(err.Error()) > 4000 {
+			t.Errorf("%.40q: %+v, %v; want %s", name, got, err, want)
+		}
+	}
+}
+
+// TestReadFS checks that a problem among other files reads nothing else.
+func TestReadFS(t *testing.T) {
+	t.Parallel()
+	dir := problem(t, smallTask)
+	outside := strings.Replace(smallTask, "source: e.py", "source: ../"+filepath.Base(dir)+"/e.py", 1)
+	inner := problem(t, outside)
+	if _, err := ReadFS(os.DirFS(inner), "."); err == nil || !strings.Contains(err.Error(), "cannot be read") {
+		t.Errorf("a file outside: %v", err)
+	}
+	got, err := ReadFS(os.DirFS(dir), ".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := got.Config("", "", "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := payload.ParseObject(doc, payload.Limits{}); err != nil {
+		t.Error(err)
+	}
+}
