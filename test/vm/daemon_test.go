@@ -73,9 +73,7 @@ func TestDaemon(t *testing.T) {
 	})
 
 	t.Run("a job, while everything else ends", func(t *testing.T) {
-		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 60, 5))
-		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
-		m.Wait("the job's container", "docker ps -q | grep -q .")
+		wake := asleep(t, m, 5)
 		for range 4 {
 			m.Sh("rm -f /etc/buildkite-agent/hooks/environment /etc/buildkite-agent/agent-[0-4]/environment; echo 2G >" + memory2 + "; systemctl reload kbnode")
 			time.Sleep(time.Duration(rand.IntN(6000)) * time.Millisecond)
@@ -83,9 +81,7 @@ func TestDaemon(t *testing.T) {
 			m.Wait("the next daemon", "systemctl is-active -q kbnode")
 		}
 		m.Sh("systemctl restart dbus; systemctl restart kbnode; kill -HUP $(systemctl show -P MainPID kbnode)")
-		if r := job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") {
-			t.Errorf("exit code %d: %s", r.Code, r.Stdout)
-		}
+		wake()
 		allIdle(t, m, 5)
 	})
 
@@ -113,17 +109,13 @@ func TestDaemon(t *testing.T) {
 	})
 
 	t.Run("a clock that jumps", func(t *testing.T) {
-		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 45, 2))
-		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
-		m.Wait("the job's container", "docker ps -q | grep -q .")
+		wake := asleep(t, m, 2)
 		before := m.Sh("systemctl show -P NRestarts kbnode")
 		for _, jump := range []string{"+3 days", "-6 days", "+3 days"} {
 			m.Sh("date -s '" + jump + "' >/dev/null; sleep 5; rm /etc/buildkite-agent/hooks/pre-exit; systemctl reload kbnode")
 			m.Wait("the mended hook", "test -x /etc/buildkite-agent/hooks/pre-exit")
 		}
-		if r := job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") {
-			t.Errorf("exit code %d: %s", r.Code, r.Stdout)
-		}
+		wake()
 		if after := m.Sh("systemctl show -P NRestarts kbnode"); after != before {
 			t.Errorf("the daemon was started again: %s times, before %s", after, before)
 		}
@@ -203,19 +195,16 @@ func TestDaemon(t *testing.T) {
 	})
 
 	t.Run("drain", func(t *testing.T) {
-		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 40, 6))
-		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
-		m.Wait("the job's container", "docker ps -q | grep -q .")
+		wake := asleep(t, m, 6)
 		if out := m.Sh("kbnode drain gpu6 1 --reason 'new fan'"); !strings.Contains(out, "gpu6: finishes job ") || !strings.Contains(out, "gpu1: drained") {
 			t.Errorf("drain says %s", out)
 		}
 		m.Sh("systemctl kill -s KILL kbnode")
 		slotIs(t, m, 6, "draining", "")
-		if out := m.Sh("kbnode drain 6 --wait"); !strings.HasSuffix(out, "gpu6: drained") {
-			t.Errorf("drain --wait says %s", out)
-		}
-		if r := job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") {
-			t.Errorf("exit code %d: %s", r.Code, r.Stdout)
+		drain := m.Start("kbnode", "drain", "6", "--wait")
+		wake()
+		if r := drain.Wait(); r.Code != 0 || !strings.HasSuffix(strings.TrimSpace(r.Stdout), "gpu6: drained") {
+			t.Errorf("drain --wait: exit %d: %s%s", r.Code, r.Stdout, r.Stderr)
 		}
 		m.Reboot()
 		m.Sh("bkstub wait-agents --count 6 --timeout 5m")

@@ -97,19 +97,13 @@ func TestImage(t *testing.T) {
 
 	t.Run("a job goes first", func(t *testing.T) {
 		next := newImage(m, "true")
-		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 30, 5))
-		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
-		m.Wait("the job's container", "docker ps -q | grep -q .")
-		if r := m.Run(t.Context(), "timeout", "-s", "KILL", "15", "kbnode", "image", "update"); !strings.Contains(r.Stdout+r.Stderr, "would disturb the timings of gpu5") {
-			t.Errorf("exit %d: %s%s", r.Code, r.Stdout, r.Stderr)
-		}
+		wake := asleep(t, m, 5)
+		update := m.Start("bash", "-c", "kbnode image update >/run/update.log 2>&1")
+		m.Wait("the update to wait for the job", "grep -q 'would disturb the timings of gpu5' /run/update.log")
 		standsFor(t, m, now)
-		r := m.Try("kbnode image update")
-		if r.Code != 0 {
-			t.Errorf("exit %d: %s%s", r.Code, r.Stdout, r.Stderr)
-		}
-		if r := job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") {
-			t.Errorf("the job: exit %d: %s", r.Code, r.Stdout)
+		wake()
+		if r := update.Wait(); r.Code != 0 {
+			t.Errorf("exit %d: %s", r.Code, m.Sh("cat /run/update.log"))
 		}
 		standsFor(t, m, next)
 		now = next

@@ -24,13 +24,29 @@ const installCommand = "kbnode install --queue b200 --token-file /root/token --e
 
 const tokenLine = "BUILDKITE_AGENT_TOKEN=bktest-agent-token"
 
-// sleeping is a job that sleeps for some seconds, or until wake, and succeeds unless it is killed.
+// sleeping is a job that sleeps until something ends its sleep, and succeeds unless it is killed.
 const sleeping = `steps:
-  - command: sleep %d || true; echo slept well
+  - command: sleep 3600 || true; echo slept well
     agents: {queue: b200, gpu-index: "%d"}
     plugins:
       - docker#v5.11.0: {image: "busybox:test", gpus: all}
 `
+
+// asleep starts such a job on a slot. It sleeps as long as the test needs it, however slow the
+// machine is: until wake, which waits for its success.
+func asleep(t *testing.T, m *vm.Machine, slot int) (wake func()) {
+	t.Helper()
+	m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, slot))
+	job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
+	m.Wait("the job's container", "docker ps -q | grep -q .")
+	return func() {
+		t.Helper()
+		m.Sh("pkill -f '^sleep 3600'")
+		if r := job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") {
+			t.Errorf("the job: exit %d\n%s%s", r.Code, r.Stdout, r.Stderr)
+		}
+	}
+}
 
 // forked is a machine on which nothing is installed yet, with a token file.
 func forked(t *testing.T) *vm.Machine {
@@ -115,7 +131,7 @@ func TestInstallSurvivesKill(t *testing.T) {
 	m := forked(t)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
-	m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 3600, 6))
+	m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 6))
 	before := m.Sh(machineState)
 	random := rand.New(rand.NewPCG(seed, 0))
 	for i := range 10 {

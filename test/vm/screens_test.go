@@ -190,7 +190,7 @@ func TestScreens(t *testing.T) {
 
 	// A node with a job, a slot that is drained, and one whose GPU is gone.
 	m.Sh("kbnode drain 5 --reason 'new fan'; sim-gpu lose 3")
-	m.Put("/root/steps.yml", 0o600, fmt.Sprintf(sleeping, 900, 0))
+	m.Put("/root/steps.yml", 0o600, fmt.Sprintf(sleeping, 0))
 	m.Sh("bkstub submit --queue b200 --steps /root/steps.yml")
 	m.Wait("the daemon to see it", "(kbnode status --json || true) | jq -e '.slots[3].agent != \"idle\" and .slots[0].agent == \"busy\" and .slots[5].agent == \"drained\"'")
 	screen(t, m, "status", "sudo kbnode status")

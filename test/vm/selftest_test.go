@@ -157,7 +157,7 @@ done`
 	})
 
 	t.Run("a slot that is busy", func(t *testing.T) {
-		m.Put("/root/long.yml", 0o600, fmt.Sprintf(sleeping, 600, 5))
+		m.Put("/root/long.yml", 0o600, fmt.Sprintf(sleeping, 5))
 		job := m.Start("bash", "-c", "bkstub submit --queue b200 --wait --steps /root/long.yml")
 		m.Wait("the job's container", "docker ps -q | grep -q .")
 		st, code := runSelftest(t, m, "--slot 5")

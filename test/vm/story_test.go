@@ -163,9 +163,7 @@ func TestStory(t *testing.T) {
 	})
 
 	part("a change that waits for a job", func(t *testing.T) {
-		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 3601, 2))
-		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
-		m.Wait("the job's container", "docker ps -q | grep -q .")
+		wake := asleep(t, m, 2)
 		runs := m.Sh("docker ps -q; systemctl show -P MainPID buildkite-agent-gpu2")
 		// From here on, two slots: the emulator pays for each agent.
 		if out := m.Sh(installCommand + " --gpu-count 2"); !strings.Contains(out, "later: ") || !strings.Contains(out, "waits for job") {
@@ -174,10 +172,7 @@ func TestStory(t *testing.T) {
 		if diff := cmp.Diff(runs, m.Sh("docker ps -q; systemctl show -P MainPID buildkite-agent-gpu2")); diff != "" {
 			t.Errorf("the job's container or agent changed: %s", diff)
 		}
-		m.Sh("pkill -f '^sleep 3601'")
-		if r := job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") {
-			t.Fatalf("the job ended with %d\n%s%s", r.Code, r.Stdout, r.Stderr)
-		}
+		wake()
 		// The daemon continues by itself.
 		m.Wait("two slots", "kbnode status && ! ls -d /sys/fs/cgroup/buildkite.slice/buildkite-gpu[2-7].slice 2>/dev/null")
 		m.Sh("bkstub wait-agents --count 2 --timeout 5m")
@@ -212,17 +207,12 @@ func TestStory(t *testing.T) {
 	})
 
 	part("uninstall", func(t *testing.T) {
-		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 3602, 1))
-		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
-		m.Wait("the job's container", "docker ps -q | grep -q .")
+		wake := asleep(t, m, 1)
 		uninstall := m.Start("bash", "-c", "kbnode uninstall >/run/uninstall.log 2>&1")
 		m.Wait("uninstall to wait for the job", "grep -q 'waiting for job' /run/uninstall.log")
-		m.Sh("pkill -f '^sleep 3602'")
+		wake()
 		if r := uninstall.Wait(); r.Code != 0 {
 			t.Errorf("uninstall: exit %d: %s", r.Code, m.Sh("cat /run/uninstall.log"))
-		}
-		if r := job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") {
-			t.Errorf("the job ended with %d\n%s%s", r.Code, r.Stdout, r.Stderr)
 		}
 		m.Sh("rm -f /root/*.yml /run/uninstall.log")
 		if diff := cmp.Diff(before, m.Sh(machineState)); diff != "" {

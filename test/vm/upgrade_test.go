@@ -61,17 +61,15 @@ func TestUpgradeAgents(t *testing.T) {
 	})
 
 	t.Run("beside a job, and killed in between", func(t *testing.T) {
-		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 60, 5))
-		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
-		m.Wait("the job's container", "docker ps -q | grep -q .")
+		wake := asleep(t, m, 5)
 		for range 3 {
 			m.Sh(fmt.Sprintf("kbnode upgrade --agent-binary /root/agent9 >/root/upgrade.log 2>&1 & sleep %d; kill -9 $! || true", 2+rand.IntN(20)))
 		}
-		if r := m.Try("kbnode upgrade --agent-binary /root/agent9 --wait"); r.Code != 0 || !strings.Contains(r.Stdout, "All slots run buildkite-agent 3.76.9.") {
+		upgrade := m.Start("kbnode", "upgrade", "--agent-binary", "/root/agent9", "--wait")
+		m.Wait("the seven other slots", fmt.Sprintf("test $("+runs+") = 7", newBinary))
+		wake()
+		if r := upgrade.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "All slots run buildkite-agent 3.76.9.") {
 			t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
-		}
-		if r := job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") {
-			t.Errorf("the job ended with %d: %s", r.Code, r.Stdout)
 		}
 		count(newBinary, 8)
 		allIdle(t, m)
@@ -81,16 +79,11 @@ func TestUpgradeAgents(t *testing.T) {
 	})
 
 	t.Run("back, and left to the daemon", func(t *testing.T) {
-		// For longer than the seven others take, emulated.
-		m.Put("/root/sleep.yml", 0o600, fmt.Sprintf(sleeping, 400, 2))
-		job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
-		m.Wait("the job's container", "docker ps -q | grep -q .")
+		wake := asleep(t, m, 2)
 		if out := m.Sh("kbnode upgrade --agent-version 3.76.2"); !strings.Contains(out, "Later: gpu2") {
 			t.Errorf("it says %s", out)
 		}
-		if r := job.Wait(); r.Code != 0 {
-			t.Errorf("the job ended with %d: %s", r.Code, r.Stdout)
-		}
+		wake()
 		began := time.Now()
 		m.Wait("the daemon to end it", "! test -e /usr/local/libexec/kbnode/agents")
 		t.Logf("the daemon took %v", time.Since(began).Round(time.Second))
