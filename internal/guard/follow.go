@@ -23,6 +23,8 @@ const (
 	// engineAway how long it may take.
 	enginePoll = 500 * time.Millisecond
 	engineAway = 5 * time.Minute
+	// streamEnds is how long the stream of a container that is gone may go on.
+	streamEnds = 5 * time.Second
 	// wholeLog is how much output the engine's log is sure to have from the beginning, in bytes.
 	wholeLog = 8 << 20
 )
@@ -43,10 +45,18 @@ func (g *guard) follow(ctx context.Context, r *jobRun, frames *slot.Frames, has 
 	skip := position{}
 	for {
 		if output != nil {
-			stop := context.AfterFunc(ctx, output.Close)
+			reading, read := context.WithCancel(ctx)
+			context.AfterFunc(reading, output.Close)
+			go func() { // the engine ends the stream with the container
+				select {
+				case <-r.done:
+					_ = limit.Sleep(reading, streamEnds) // or it was read
+					read()
+				case <-reading.Done():
+				}
+			}()
 			err := output.Copy(&counter{frames.Writer(slot.FrameStdout), &has.stdout, &has.at, skip.stdout}, &counter{frames.Writer(slot.FrameStderr), &has.stderr, &has.at, skip.stderr})
-			stop()
-			output.Close()
+			read()
 			g.log.Debug("output ended", "job", r.spec.JobID, "err", err)
 		}
 		if ctx.Err() != nil {
