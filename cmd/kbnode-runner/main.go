@@ -15,12 +15,12 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	switch args := os.Args[1:]; {
 	case len(args) > 0 && args[0] == "runner":
-		os.Exit(runner.Command(ctx, args[1:]))
+		os.Exit(runner.Command(context.Background(), args[1:]))
 	case len(args) == 2 && args[0] == "probe":
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
 		if err := try(ctx, args[1]); err != nil {
 			fmt.Fprintf(os.Stderr, "kbnode: %v\n", err)
 			os.Exit(1)

@@ -75,6 +75,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		{"unknown command", []string{"foo"}, 2, `kbnode: unknown command "foo" for "kbnode"; kbnode --help lists the commands`},
 		{"mistyped command", []string{"statsu"}, 2, `kbnode: unknown command "statsu" for "kbnode"; write sudo kbnode status`},
+		{"argument of a command that removes all", []string{"uninstall", "--now", "gpu3"}, 2, `kbnode: kbnode uninstall takes no argument "gpu3" and removes all slots, not only one; write sudo kbnode drain gpu3`},
 		{"argument of a command that has none", []string{"plan", "b200"}, 2, `kbnode: kbnode plan takes no argument "b200"; write kbnode plan --queue b200`},
 		{"unknown flag", []string{"plan", "--slices", "3"}, 2, "kbnode: unknown flag: --slices; kbnode plan --help lists the flags"},
 		{"number that is none", []string{"plan", "--cpus-per-slot", "many"}, 2, `kbnode: --cpus-per-slot: "many" is not a number`},

@@ -198,6 +198,9 @@ func (h hints) stray(cmd *cobra.Command, arg string) error {
 		return nil
 	}
 	says := fmt.Sprintf("%s takes no argument %q", cmd.CommandPath(), text.Line(arg, 60))
+	if cmd.Name() == "uninstall" { // without the word, it would do far more than was meant
+		return h.write(says+" and removes all slots, not only one", []string{"drain", arg})
+	}
 	name := strayFlags[cmd.Name()]
 	f := cmd.Flags().Lookup(name)
 	if f == nil || f.Changed && !strings.HasSuffix(f.Value.Type(), "Slice") || strings.Contains(arg, "=") {

@@ -107,8 +107,8 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 }
 
 // spareThreads makes Go create the threads that it may need while a program uses up all
-// processes that the container may have: Go exits if it cannot create a thread.
-func spareThreads() {
+// processes that the container may have: Go exits if it cannot create a thread. It keeps them.
+var spareThreads = sync.OnceFunc(func() {
 	const spares = 8
 	var locked, done sync.WaitGroup
 	locked.Add(spares)
@@ -121,7 +121,7 @@ func spareThreads() {
 		})
 	}
 	done.Wait()
-}
+})
 
 // wait waits for the program to end. It kills it at its limit or when ctx is done.
 func (o *outcome) wait(ctx context.Context, pid int, l limit) error {

@@ -62,8 +62,6 @@ func Main(ctx context.Context, o Options) int {
 	if o.Stderr == nil {
 		o.Stderr = io.Discard
 	}
-	ctx, stop := catchSignals(ctx)
-	defer stop()
 	runtime.GOMAXPROCS(min(maxProcs, runtime.GOMAXPROCS(0)))
 
 	s := &session{Options: o, landlock: landlockVersion(), log: &buildLog{result.Log{W: o.Stdout, Groups: getenv(o.Env, "BUILDKITE") == "true"}, o.Stderr}}
@@ -81,6 +79,7 @@ func Main(ctx context.Context, o Options) int {
 	}
 	defer here.close() //nolint:errcheck // written and linked
 
+	ctx = catchSignals(ctx)
 	r := &result.Result{}
 	err = s.evaluate(ctx, here, r)
 	if errors.Is(err, errNoJob) {
@@ -115,13 +114,21 @@ type session struct {
 	told     []*result.Summary
 }
 
-// catchSignals returns a context that is canceled by a signal that asks the process to
-// end. It catches all other signals that it can: programs may send them (before Linux
-// 6.12), and a log that no one reads anymore must not end the job.
-func catchSignals(ctx context.Context) (context.Context, func()) {
+// deadly are the signals that end or stop a Go program by default (os/signal). Programs may send them
+// (before Linux 6.12), and a log that no one reads anymore must not end the job. Not all signals: to
+// catch one, Go switches to another thread and back, which takes longer than all else at the start.
+var deadly = []os.Signal{
+	syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGPIPE,
+	syscall.SIGABRT, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGILL, syscall.SIGSEGV, syscall.SIGSTKFLT, syscall.SIGSYS, syscall.SIGTRAP,
+	syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU,
+}
+
+// catchSignals catches deadly signals until the process ends. It returns a context that is canceled by
+// one that asks the process to end.
+func catchSignals(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(ctx)
 	signals := make(chan os.Signal, 16)
-	signal.Notify(signals)
+	signal.Notify(signals, deadly...)
 	go func() {
 		for sig := range signals {
 			switch sig {
@@ -130,11 +137,7 @@ func catchSignals(ctx context.Context) (context.Context, func()) {
 			}
 		}
 	}()
-	return ctx, func() {
-		signal.Stop(signals)
-		close(signals)
-		cancel(nil)
-	}
+	return ctx
 }
 
 // tell ends the log and, if s.Annotate is set, annotates the build.

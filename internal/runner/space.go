@@ -51,9 +51,8 @@ func newScratch(env []string, dir string) (string, error) {
 
 // space creates the space of the next program.
 func (e *engine) space() (*space, error) {
-	dir := filepath.Join(e.scratch, tempName())
-	s := &space{filepath.Join(dir, "home"), filepath.Join(dir, "tmp")}
-	if err := errors.Join(os.Mkdir(dir, 0o700), os.Mkdir(s.home, 0o700), os.Mkdir(s.tmp, 0o700)); err != nil {
+	s := &space{filepath.Join(e.scratch, tempName()), filepath.Join(e.scratch, tempName())}
+	if err := errors.Join(os.Mkdir(s.home, 0o700), os.Mkdir(s.tmp, 0o700)); err != nil {
 		return nil, fmt.Errorf("make a program's home: %w", err)
 	}
 	return s, nil
@@ -61,7 +60,7 @@ func (e *engine) space() (*space, error) {
 
 // drop removes a space and what its program left there.
 func (e *engine) drop(s *space) {
-	if err := RemoveAll(filepath.Dir(s.home)); err != nil {
+	if err := errors.Join(RemoveAll(s.home), RemoveAll(s.tmp)); err != nil {
 		e.note("remove a program's home: %v", err)
 	}
 }
@@ -69,7 +68,7 @@ func (e *engine) drop(s *space) {
 // place returns p, set up to run in a space.
 func (e *engine) place(p program, s *space) program {
 	p.env = setenv(setenv(p.env, "HOME", s.home), "TMPDIR", s.tmp)
-	p.landlock, p.writable = e.landlock, append([]string{e.dir, filepath.Dir(s.home), devices, "/dev/shm"}, e.temporary...)
+	p.landlock, p.writable = e.landlock, append([]string{e.dir, s.home, s.tmp, devices, "/dev/shm"}, e.temporary...)
 	p.exec = slices.Clone(p.argv)
 	if path := e.programs[p.argv[0]]; path != "" {
 		p.exec[0] = path
