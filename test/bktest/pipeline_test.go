@@ -29,7 +29,7 @@ func TestExpand(t *testing.T) {
 		"$$A $${A} \\$A":         "$A ${A} $A",
 		"cost: 5$$, 100%":        "cost: 5$, 100%",
 		"cost: 5$, 100%":         "cost: 5$, 100%", // as newer agents do; 3.76 refuses it
-		"$DOLLAR":                "$A", // values are not expanded again
+		"$DOLLAR":                "$A",             // values are not expanded again
 		"}":                      "}",
 		"${NOT:-}}":              "}",
 		"ghcr.io/x:${TAG:-main}": "ghcr.io/x:main",
