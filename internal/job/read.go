@@ -195,7 +195,7 @@ func (r *reader) checkout() {
 	others := slices.ContainsFunc(r.Mounts, func(m Mount) bool { return m.Source != "" && m.Source != "." })
 	mounted := slices.ContainsFunc(r.Mounts, func(m Mount) bool { return m.Source == "." })
 	// The agent makes no checkout of no repository either.
-	if repo == "" || r.skip || r.Kind != KindUpload && !others && !(mounted && r.needed) {
+	if repo == "" || r.skip || r.Kind != KindUpload && !others && (!mounted || !r.needed) {
 		return
 	}
 	allowed := func(expr string) bool {

@@ -214,7 +214,7 @@ func (s *Spec) validateCheckout(v *checker) {
 	}
 	v.refuseIf(!repoForm().MatchString(c.Repository) || len(c.Repository) > maxRepo || strings.Contains(c.Repository, ".."), "BUILDKITE_REPO",
 		"%.200q is not an address that kbnode fetches; use a public repository as https://github.com/OWNER/NAME", c.Repository)
-	v.refuseIf(!commitForm().MatchString(c.Commit), "BUILDKITE_COMMIT", "%.80q is not a commit; start the build with the hash of one, or with HEAD", c.Commit)
+	v.refuseIf(!commitForm().MatchString(c.Commit), "BUILDKITE_COMMIT", "%.80q is not a commit; set it to the hash of one, or to HEAD", c.Commit)
 	v.refuseIf(c.Branch == "" && c.Commit == "HEAD", "BUILDKITE_BRANCH", "HEAD of no branch is no commit; set the branch of the build")
 	v.refuseIf(c.Branch != "" && (!branchForm().MatchString(c.Branch) || badBranch().MatchString(c.Branch)), "BUILDKITE_BRANCH",
 		"%.120q is not a branch that kbnode fetches; rename it to letters, digits, and -_./ in between", c.Branch)
