@@ -42,7 +42,7 @@ func TestBootstrap(t *testing.T) {
 		"compatible":    p.submit(1, pipeline.Eval, image+" --profile compatible", right),
 		"docker-test":   p.submit(2, pipeline.DockerTest, image, nil),
 		"artifact-test": p.submit(3, pipeline.ArtifactTest, image, nil),
-		"no image":      p.submit(4, pipeline.Fast, "kernelbot-test:missing", right),
+		"no image":      p.submit(4, pipeline.Eval, "kernelbot-test:missing", right),
 	}
 	for _, kind := range []string{"eval", "compatible"} {
 		t.Run(kind, func(t *testing.T) {
@@ -97,7 +97,7 @@ func TestBootstrap(t *testing.T) {
 		m.Sh("bkstub artifact " + build + " out.json")
 	})
 	t.Run("canceled", func(t *testing.T) {
-		build := p.submit(3, pipeline.Fast, image, config(t, "sleeper.py", nil))
+		build := p.submit(3, pipeline.Eval, image, config(t, "sleeper.py", nil))
 		m.Wait("the program's child", "pgrep -x sleep")
 		m.Sh("bkstub cancel " + build)
 		r := p.wait(t, build, "canceled")
