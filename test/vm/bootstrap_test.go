@@ -85,11 +85,11 @@ func TestBootstrap(t *testing.T) {
 	t.Run("the service is killed, and the job goes on", func(t *testing.T) {
 		m.Put("/root/on.yml", 0o600, step(2, image, "echo before; until [ -e go ]; do sleep 1; done; echo after; echo '{}' >out.json", "")+"    artifact_paths: [out.json]\n")
 		build := m.Sh("bkstub submit --queue b200 --steps /root/on.yml")
-		m.Wait("the job's output", "bkstub log "+build+" | grep -q before")
+		m.Wait("the job's output", "bkstub log "+build+" | grep -q ^before")
 		if got := census(2); strings.Contains(got, "bash") || strings.Contains(got, "git") || strings.Contains(got, "docker") {
 			t.Errorf("what runs as the slot's user: %s", got)
 		}
-		m.Sh("systemctl kill -s KILL kbnode-guard-gpu2; touch /var/lib/buildkite-agent/gpu-2/builds/kbnode-*/checkout/go")
+		m.Sh("systemctl kill -s KILL kbnode-guard-gpu2; cd /var/lib/buildkite-agent/gpu-2/builds/kbnode-*/checkout; touch go")
 		r := p.wait(t, build, "passed")
 		if strings.Count(r.Log, "before\r\n") != 1 || strings.Count(r.Log, "after\r\n") != 1 {
 			t.Errorf("the log: %s", r.Log)
