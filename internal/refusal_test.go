@@ -22,11 +22,11 @@ var unfinished = regexp.MustCompile(`(%[sv]|: )$|^(not an address or CIDR|%s is 
 // says what to do instead. Errors that wrap another say what went wrong on the node.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
-	sentences := []string{"Errorf", "New", "forbid", "never", "oneOf", "fault", "mistake", "bad", "BadInput", "refuse"}
+	sentences := []string{"Errorf", "New", "forbid", "never", "oneOf", "fault", "mistake", "bad", "BadInput", "refuse", "refuseIf"}
 	seen := 0
 	for _, pattern := range []string{
 		"guard/*.go", "guard/create.go", "guard/env.go", "guard/fields.go", "guard/ids.go", "guard/mounts.go", "guard/network.go", "guard/profile.go", "guard/registry.go", "guard/route.go",
-		"agent/vet*.go", "agent/hook.go", "agent/exec.go", "plan/*.go", "config/*.go",
+		"job/*.go", "agent/vet*.go", "agent/hook.go", "agent/exec.go", "plan/*.go", "config/*.go",
 	} {
 		files, err := filepath.Glob(pattern)
 		if err != nil || files == nil {
@@ -71,7 +71,7 @@ func TestRefusals(t *testing.T) {
 					return !strings.HasSuffix(n.Name.Name, "Error")
 				case *ast.ReturnStmt:
 					for _, e := range n.Results {
-						if strings.HasPrefix(file, "agent/vet") {
+						if strings.HasPrefix(file, "agent/vet") || file == "job/artifact.go" {
 							judge(e)
 						}
 					}

@@ -1,26 +1,22 @@
 package agent
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode"
 
+	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
-// Bounds on the file in which the agent passes on what Buildkite sent.
-const (
-	maxJobEnv  = 8 << 20 // bytes
-	maxRefused = 20      // variables that the log names
-)
+// maxRefused bounds the variables that the log names.
+const maxRefused = 20
 
 // hostVariables make programs on the host run code, or read and write elsewhere. They are
 // refused whatever an operator allows. Each is a name, or a prefix followed by a star.
@@ -104,7 +100,7 @@ func vet(env map[string]string, allowed []*regexp.Regexp) []string {
 			}
 		case "BUILDKITE_ARTIFACT_PATHS":
 			for p := range strings.SplitSeq(value, ";") {
-				if why := vetArtifact(strings.TrimSpace(p)); why != "" {
+				if why := job.ArtifactPattern(strings.TrimSpace(p)); why != "" {
 					refuse(name, fmt.Sprintf("names %.100q, which %s", p, why))
 				}
 			}
@@ -158,36 +154,19 @@ func onList(list []string, name string) bool {
 	})
 }
 
-// jobEnv reads what Buildkite sent for a job from the file that the agent writes for its
-// hooks: lines NAME="value", with the value quoted as in Go.
+// jobEnv reads what Buildkite sent for a job from the file that the agent writes for its hooks.
 func jobEnv(file string) (map[string]string, error) {
-	f, err := os.Open(file)
+	text, err := limit.ReadFile(file, job.MaxEnvFile+1)
 	if err != nil {
 		return nil, fmt.Errorf("read the job's variables: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // opened for reading
-	env := map[string]string{}
-	lines := bufio.NewScanner(io.LimitReader(f, maxJobEnv))
-	lines.Buffer(nil, maxJobEnv)
-	for lines.Scan() {
-		if lines.Text() == "" {
-			continue
-		}
-		name, quoted, ok := strings.Cut(lines.Text(), "=")
-		if !ok && variableName().MatchString(name) {
-			continue // agents of major version 4 also name what they set themselves
-		}
-		value, err := strconv.Unquote(quoted)
-		if !ok || err != nil {
-			return nil, fmt.Errorf("read the job's variables: %.60q is not NAME=\"value\"; run a version of buildkite-agent that kbnode supports", lines.Text())
-		}
-		env[name] = value
-	}
-	if err := lines.Err(); err != nil {
+	vars, err := job.ReadEnvFile(string(text))
+	if err != nil {
 		return nil, fmt.Errorf("read the job's variables: %w", err)
 	}
-	if n, err := f.Seek(0, io.SeekCurrent); err != nil || n >= maxJobEnv {
-		return nil, errors.Join(err, fmt.Errorf("read the job's variables: more than %d bytes; put long values into files of the checkout", maxJobEnv))
+	env := map[string]string{}
+	for _, v := range vars {
+		env[v.Name] = v.Value
 	}
 	return env, nil
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/job"
 )
 
 // ordinary is what Buildkite sends for a job of the existing pipelines.
@@ -219,8 +220,8 @@ func TestAdmit(t *testing.T) {
 		"reaching for the host":  {lines(many), `the job is refused: "BASH_ENV" changes what runs on the host`},
 		"reaching too often":     {lines(many), "and 32 more"},
 		"a line of another form": {"BASH_ENV=/x\n", `"BASH_ENV=/x" is not NAME="value"`},
-		"no name":                {"\"x\"\n", "is not NAME"},
-		"much too much":          {"A=\"" + strings.Repeat("x", maxJobEnv) + "\"\n", "read the job's variables"},
+		"no name":                {"=\"x\"\n", "is not the name of a variable"},
+		"much too much":          {"A=\"" + strings.Repeat("x", job.MaxEnvFile) + "\"\n", "read the job's variables"},
 	} {
 		if err := admit(write(row.text), cfg); err == nil || !strings.Contains(err.Error(), row.want) {
 			t.Errorf("%s: %v", name, err)

@@ -153,7 +153,7 @@ func newRoot(s Streams, hint hints) *cobra.Command {
 	addGroup(root, "Competition", newSubmit(s), newQueue(s), newE2E(s), newPipeline(s))
 	addGroup(root, "In jobs", newRunner(s), newPayload(s))
 	addGroup(root, plumbing, newReconcile(s), newDaemon(s), newVersion(s))
-	root.AddCommand(newAgentExec(s), newGuard(s), newDisk(s), newHook(s), newProbe(s))
+	root.AddCommand(newAgentExec(s), newGuard(s), newDisk(s), newHook(s), newProbe(s), newBootstrap(s))
 	for _, cmd := range root.Commands() {
 		cmd.SuggestFor = synonyms[cmd.Name()]
 	}

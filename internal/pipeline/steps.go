@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
@@ -10,11 +11,14 @@ import (
 // dockerPlugin is the version that kernelbot's pipelines name.
 const dockerPlugin = "docker#v5.11.0"
 
-// strictVariable requests a node's strict profile. It has no effect elsewhere.
-const strictVariable = "KBNODE_PROFILE=" + config.ProfileStrict
+// profileVariable asks a node for a profile. It has no effect elsewhere.
+const profileVariable = "KBNODE_PROFILE="
 
 // Exit statuses of a job that the command itself never has: kbnode runner exits with 0, 1 or 3,
 // even for a submission that is killed.
+// runner evaluates the payload of a build.
+const runner = "exec kbnode runner"
+
 const (
 	agentLost    = -1
 	dockerFailed = 125 // docker run could not make or start the container
@@ -71,7 +75,7 @@ func fill(st *Step, kind string, o Options) (label string) {
 		o.Profile = cmp.Or(o.Profile, config.ProfileStrict)
 		d := inContainer(o)
 		d.Init = new(bool) // the runner is process 1, which no submission can stop or inspect
-		st.Command, st.Plugins, st.ArtifactPaths = "exec kbnode runner", []Plugin{{dockerPlugin: d}}, evaluated
+		st.Command, st.Plugins, st.ArtifactPaths = runner, []Plugin{{dockerPlugin: d}}, evaluated
 		return "evaluate"
 	case Fast:
 		o.Profile = cmp.Or(o.Profile, config.ProfileStrict)
@@ -96,10 +100,16 @@ func inContainer(o Options) Docker {
 	if o.AMD {
 		d.GPUs = ""
 	}
-	if o.Profile == config.ProfileStrict {
-		d.Environment = []string{strictVariable}
+	if o.Profile != "" {
+		d.Environment = []string{profileVariable + o.Profile}
 	}
 	return d
+}
+
+// Runs reports whether command is what a step of this package runs in a container. None of them
+// reads a file of the repository.
+func Runs(command string) bool {
+	return slices.Contains([]string{runner, strings.TrimPrefix(runner, "exec "), strings.TrimSpace(dockerScript(false)), strings.TrimSpace(dockerScript(true)), strings.TrimSpace(artifactScript)}, strings.TrimSpace(command))
 }
 
 // escape keeps Buildkite from substituting the shell's variables.
@@ -114,7 +124,7 @@ func fastScript(o Options) string {
 		image = `"` + ImageVariable + `"`
 	}
 	if o.Profile == config.ProfileStrict {
-		profile = "--env=" + strictVariable + " "
+		profile = "--env=" + profileVariable + config.ProfileStrict + " "
 	}
 	return `names=("${!KERNELBOT_@}" SUBMISSION_PAYLOAD BUILDKITE BUILDKITE_SOURCE)
 exec docker run --rm --pull never --volume "$PWD:/workdir" --workdir /workdir \

@@ -3,6 +3,8 @@ package plan
 import (
 	"encoding/json"
 	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/config"
@@ -27,6 +29,30 @@ func TestEmptyListsAllowNothing(t *testing.T) {
 		}
 		if err != nil || (back.Images == nil) != (images == nil) || len(back.Images) != len(images) {
 			t.Errorf("%#v is read back as %#v, %v", images, back.Images, err)
+		}
+	}
+}
+
+// TestReservedEnv tests that no job can give a variable of its slot another value.
+func TestReservedEnv(t *testing.T) {
+	t.Parallel()
+	for _, vendor := range []string{"nvidia", "amd", ""} {
+		s := Slot{CPUs: "0-3"}
+		if vendor != "" {
+			s.GPUs = []SlotGPU{{Vendor: vendor, UUID: "GPU-1"}}
+		}
+		env := slotEnv(s)
+		if len(env) < 5 {
+			t.Errorf("%q: %q", vendor, env)
+		}
+		for _, e := range env {
+			name, _, _ := strings.Cut(e, "=")
+			if !slices.ContainsFunc(ReservedEnv, func(p string) bool {
+				prefix, isPrefix := strings.CutSuffix(p, "*")
+				return p == name || isPrefix && strings.HasPrefix(name, prefix)
+			}) {
+				t.Errorf("a job may set %s, although the slot does", name)
+			}
 		}
 	}
 }

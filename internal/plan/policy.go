@@ -86,6 +86,18 @@ func (p JobPolicy) Program() string { return cmp.Or(p.Runner, p.Binary) }
 // ContainerBinary is the path of kbnode in a job's container.
 const ContainerBinary = "/usr/local/bin/kbnode"
 
+// dropEnv are names of variables (or prefixes that end in *) that no container gets from a job.
+var dropEnv = []string{
+	"NVIDIA_*", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
+	"LD_*", "BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_TOKEN", "BUILDKITE_AGENT_JOB_API_*", "DOCKER_HOST", "KBNODE_*",
+}
+
+// ReservedEnv are the names that no job may give a variable: besides dropEnv, what slotEnv sets and what
+// the agent sends to Buildkite with its requests.
+var ReservedEnv = slices.Concat(dropEnv, []string{
+	"KERNELBOT_GPU_INDEX", "KERNELBOT_CPUSET", "KERNELBOT_CPUS", "KERNELBOT_MEMORY", "BUILDKITE_REQUEST_HEADER_*",
+})
+
 func mustJSON(p JobPolicy) string {
 	text, err := json.Marshal(p)
 	if err != nil {
@@ -105,11 +117,8 @@ func jobPolicy(in Input, cfg config.Config, s Slot) (JobPolicy, error) {
 		TimeLimitSeconds: limit, PidsLimit: cfg.Job.TasksMax, DiskBytes: s.DiskBytes, ShmBytes: cmp.Or(int64(cfg.Job.ShmSize), min(s.MemoryBytes/4, 8<<30)),
 		Profile: cfg.Job.Profile, Network: cfg.Job.Network, Networks: cfg.Job.AllowedNetworks, Images: cfg.Job.AllowedImages,
 		Vendor: s.Vendor(), GPUs: []PolicyGPU{},
-		Env: slotEnv(s),
-		DropEnv: []string{
-			"NVIDIA_*", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
-			"LD_*", "BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_TOKEN", "BUILDKITE_AGENT_JOB_API_*", "DOCKER_HOST", "KBNODE_*",
-		},
+		Env:      slotEnv(s),
+		DropEnv:  dropEnv,
 		WorkRoot: BuildsDir(s.Index), Binary: in.Binary, DockerSocket: cfg.Docker.Socket, Socket: SocketPath(s.Index),
 		DeviceNodes: []string{},
 		Registries:  registries(cfg), LocalPorts: localPorts(cfg.Agent), NodeImage: cfg.Image.Name,

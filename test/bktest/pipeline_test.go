@@ -28,7 +28,8 @@ func TestExpand(t *testing.T) {
 		"${LONG:99}":             "",
 		"$$A $${A} \\$A":         "$A ${A} $A",
 		"cost: 5$$, 100%":        "cost: 5$, 100%",
-		"$DOLLAR":                "$A", // values are not expanded again
+		"cost: 5$, 100%":         "cost: 5$, 100%", // as newer agents do; 3.76 refuses it
+		"$DOLLAR":                "$A",             // values are not expanded again
 		"}":                      "}",
 		"${NOT:-}}":              "}",
 		"ghcr.io/x:${TAG:-main}": "ghcr.io/x:main",
@@ -42,7 +43,6 @@ func TestExpand(t *testing.T) {
 		"${A":                        "Expected an operator",
 		"${":                         "to start with a letter",
 		"${1}":                       "to start with a letter",
-		"cost: 5$, 100%":             "write $$ for a dollar sign",
 		"${A!x}":                     "Expected an operator",
 		"${NOT?}":                    "$NOT: not set",
 		"${NOT?say}":                 "$NOT: say",

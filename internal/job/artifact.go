@@ -1,4 +1,4 @@
-package agent
+package job
 
 import (
 	"fmt"
@@ -15,10 +15,10 @@ const maxAlternatives = 256
 // artifactClass is a set of characters that matches no dot and no slash.
 var artifactClass = lazy.Regexp(`\[[!^]?([A-Za-z0-9_]|[A-Z]-[A-Z]|[a-z]-[a-z]|[0-9]-[0-9])+\]`)
 
-// vetArtifact returns why an artifact path, which is a pattern, may lead out of the
+// ArtifactPattern returns why an artifact path, which is a pattern, may lead out of the
 // checkout; "" if it cannot. The agent's pattern libraries take a backslash for an escape
 // and a part like $NAME for a variable, so \.\./x and $NAME/x lead out as well.
-func vetArtifact(p string) string {
+func ArtifactPattern(p string) string {
 	plain := artifactClass().ReplaceAllString(p, "x")
 	if i := strings.IndexAny(plain, "\\$!()[]`\"'"); i >= 0 {
 		return fmt.Sprintf("contains %q; write paths with only * ? and {a,b}", plain[i])

@@ -1,0 +1,97 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// newBootstrap is what buildkite-agent starts for a job. It takes the job from the agent's
+// environment, never from arguments.
+func newBootstrap(s Streams) *cobra.Command {
+	var print bool
+	cmd := &cobra.Command{
+		Use:   "bootstrap",
+		Short: "Read a job as data (started by buildkite-agent)",
+		Long: `Read a job as data: what Buildkite sent, from the file that BUILDKITE_ENV_FILE or
+BUILDKITE_ENV_JSON_FILE names, and the environment.
+
+A step that kbnode refuses ends with exit status 96.`,
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if !print {
+				return usagef("kbnode does not run jobs this way yet; add --print-spec")
+			}
+			in, err := jobInput(os.Environ())
+			var spec *job.Spec
+			if err == nil {
+				spec, err = job.Read(in)
+			}
+			if refusal, ok := errors.AsType[*job.Refusal](err); ok {
+				return &exitError{code: job.ExitRefused, err: refusal}
+			} else if err != nil {
+				return err
+			}
+			return printJSON(s.Out, spec)
+		},
+	}
+	cmd.Flags().BoolVar(&print, "print-spec", false, "print what the job's container would be, or why it is refused")
+	return cmd
+}
+
+// jobInput reads what the agent says about a job.
+func jobInput(environ []string) (in job.Input, err error) {
+	in.Env = map[string]string{}
+	for _, e := range environ {
+		if name, value, ok := strings.Cut(e, "="); ok {
+			in.Env[name] = value // the last one wins, as in the agent
+		}
+	}
+	read := job.ReadEnvFile
+	file := in.Env["BUILDKITE_ENV_FILE"]
+	if file == "" {
+		read, file = job.ReadEnvJSON, in.Env["BUILDKITE_ENV_JSON_FILE"]
+	}
+	if file == "" {
+		return in, usagef("nothing says what Buildkite sent; let buildkite-agent start kbnode, or set BUILDKITE_ENV_FILE to a file of lines NAME=\"value\"")
+	}
+	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
+		return in, fmt.Errorf("read %s: not a regular file", file)
+	}
+	text, err := limit.ReadFile(file, job.MaxEnvFile+1)
+	if err != nil {
+		return in, fmt.Errorf("read the job's variables: %w", err)
+	}
+	if in.Sent, err = read(string(text)); err != nil {
+		return in, err
+	}
+	in.Repositories, err = allowedRepositories()
+	return in, err
+}
+
+// allowedRepositories returns what the node allows, or kbnode's default where there is no node, or
+// where the user may not read its configuration.
+func allowedRepositories() ([]string, error) {
+	text, err := os.ReadFile(plan.ConfigPath)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
+		return config.DefaultRepositories, nil
+	case err != nil:
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	cfg, err := config.Parse(plan.ConfigPath, text)
+	if err != nil {
+		return nil, &config.InputError{Err: err}
+	}
+	return cfg.WithDefaults().Agent.AllowedRepositories, nil
+}

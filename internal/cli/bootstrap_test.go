@@ -1,0 +1,54 @@
+package cli
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/job"
+)
+
+func TestBootstrapPrintsTheSpec(t *testing.T) {
+	t.Setenv("BUILDKITE_ENV_FILE", put(t, t.TempDir(), "env", "BUILDKITE_JOB_ID=\"0190-job\"\nBARE\nX=\"a\\nb\"\n"))
+	t.Setenv("BUILDKITE_JOB_ID", "0190-job")
+	t.Setenv("BUILDKITE_COMMAND", "true")
+	t.Setenv("BUILDKITE_PLUGINS", `[{"docker#v5.11.0":{"image":"a<b"}}]`)
+	t.Setenv("X", "a\nb")
+	got := kbnode(t, "bootstrap", "--print-spec")
+	if want := "kbnode: image: \"a<b\" is not the name of an image; write one such as ghcr.io/gpu-mode/kernelbot:latest\n"; got.code != 96 || got.err != want || got.out != "" {
+		t.Errorf("a refused step: %+v", got)
+	}
+	t.Setenv("BUILDKITE_PLUGINS", `[{"docker#v5.11.0":{"image":"a","environment":["X"]}}]`)
+	want := kbnode(t, "bootstrap", "--print-spec")
+	var s job.Spec
+	if err := json.Unmarshal([]byte(want.out), &s); err != nil || want.code != 0 || want.err != "" || len(s.Env) != 1 || s.Env[0].Value != "a\nb" {
+		t.Fatalf("%v, %+v", err, want)
+	}
+
+	twin := put(t, t.TempDir(), "env.json", `{"BUILDKITE_JOB_ID":"0190-job","X":"a\nb"}`)
+	t.Setenv("BUILDKITE_ENV_FILE", "")
+	t.Setenv("BUILDKITE_ENV_JSON_FILE", twin)
+	if got := kbnode(t, "bootstrap", "--print-spec"); got.out != want.out {
+		t.Errorf("from JSON: %+v", got)
+	}
+	for _, tt := range []struct {
+		name, file string
+		args       []string
+		code       int
+		says       string
+	}{
+		{"without the flag", twin, nil, exitUsage, "add --print-spec"},
+		{"with an argument", twin, []string{"--print-spec", "x"}, exitUsage, "x"},
+		{"no variable", "", []string{"--print-spec"}, exitUsage, "set BUILDKITE_ENV_FILE"},
+		{"no file", filepath.Join(t.TempDir(), "none"), []string{"--print-spec"}, exitNo, "no such file"},
+		{"a device", "/dev/zero", []string{"--print-spec"}, exitNo, "not a regular file"},
+		{"another file", put(t, t.TempDir(), "x", "{}}"), []string{"--print-spec"}, 96, "BUILDKITE_ENV_JSON_FILE: it is not what an agent writes"},
+		{"a large file", put(t, t.TempDir(), "x", strings.Repeat(" ", job.MaxEnvFile+1)), []string{"--print-spec"}, 96, "more than 8388608 bytes"},
+	} {
+		t.Setenv("BUILDKITE_ENV_JSON_FILE", tt.file)
+		if got := kbnode(t, append([]string{"bootstrap"}, tt.args...)...); got.code != tt.code || !strings.Contains(got.err, tt.says) || got.out != "" {
+			t.Errorf("%s: %+v", tt.name, got)
+		}
+	}
+}

@@ -1,0 +1,322 @@
+package job
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/docker/go-units"
+
+	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// An expandable text is one that eval would change only by the values of variables. The plugin's hook
+// runs the rest.
+var (
+	expandable = lazy.Regexp(`^([A-Za-z0-9_./:@,=+%-]|\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\})*$`)
+	reference  = lazy.Regexp(`\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\}`)
+)
+
+// checkOptions refuses options that are not the plugin's, or not for a job.
+func (r *reader) checkOptions() {
+	for _, name := range slices.Sorted(maps.Keys(r.options)) {
+		// The agent takes always_pull for always-pull.
+		meant := strings.ToLower(strings.NewReplacer("_", "-", " ", "-").Replace(name))
+		switch o := option(meant); {
+		case o == nil:
+			r.refuse(name, "it is not an option of the docker plugin; remove it")
+		case name != meant:
+			r.refuse(name, "it is not an option of the docker plugin; write %s", meant)
+		case o.Verdict == Refused && asks(r.options[name]):
+			r.refuse(name, "%s", o.Note)
+		}
+	}
+}
+
+// asks reports whether a value asks for something.
+func asks(v any) bool {
+	switch v := v.(type) {
+	case []any:
+		return slices.ContainsFunc(v, asks)
+	case map[string]any:
+		return len(v) > 0
+	}
+	return !slices.Contains([]any{nil, false, "", 0, "false", "off", "0"}, v)
+}
+
+// scalar returns a value as the agent writes it into a variable.
+func scalar(v any) (text string, ok bool) {
+	switch v := v.(type) {
+	case string:
+		return v, true
+	case bool, int:
+		return fmt.Sprint(v), true
+	case float64:
+		return strconv.FormatFloat(v, 'f', -1, 64), true
+	}
+	return "", v == nil
+}
+
+// text returns an option that is one value; "" if it is not set.
+func (r *reader) text(name string) string {
+	s, ok := scalar(r.options[name])
+	if !ok {
+		r.refuse(name, "it is a list or has options; write one value")
+	}
+	return s
+}
+
+// flag returns an option that is true or false.
+func (r *reader) flag(name string, unset bool) bool {
+	switch s := r.text(name); s {
+	case "":
+		return unset
+	case "true", "on", "1":
+		return true
+	case "false", "off", "0":
+	default:
+		r.refuse(name, "%.60q is neither true nor false; write one of them", s)
+	}
+	return false
+}
+
+// list returns an option that is a list, which ends before its first empty element as in the plugin.
+func (r *reader) list(name string) []string {
+	list := r.all(name)
+	if i := slices.Index(list, ""); i >= 0 {
+		return list[:i]
+	}
+	return list
+}
+
+func (r *reader) all(name string) (list []string) {
+	values, ok := r.options[name].([]any)
+	if !ok && asks(r.options[name]) {
+		r.refuse(name, "it is not a list; write one, such as %s: [%q]", name, fmt.Sprintf("%.60v", r.options[name]))
+	}
+	for _, v := range values {
+		s, ok := scalar(v)
+		if !ok {
+			r.refuse(name, "it has a list in the list; write a list of texts")
+		}
+		list = append(list, s)
+	}
+	return list
+}
+
+// size returns an option in bytes; 0 if it is not set.
+func (r *reader) size(name string) int64 {
+	s := r.text(name)
+	if s == "" {
+		return 0
+	}
+	n, err := units.RAMInBytes(s)
+	if err != nil || n < 0 {
+		r.refuse(name, "%.60q is not a size; write one such as 8g", s)
+	}
+	return n
+}
+
+// expand replaces variables where the author asked for it.
+func (r *reader) expand(name, text string, asked bool) string {
+	if !asked {
+		return text
+	}
+	if !expandable().MatchString(text) {
+		r.refuse(name, "%.80q has more than letters, digits, _./:@,=+%%- and $NAME; write the value itself", text)
+		return text
+	}
+	return reference().ReplaceAllStringFunc(text, func(ref string) string {
+		v := strings.Trim(ref, "${}")
+		if r.sent[v] == "" || reserved(v) {
+			r.refuse(name, "$%.60s has no value that a job may see; set it in the build, or write the value itself", v)
+		}
+		return r.sent[v]
+	})
+}
+
+// docker fills in what the docker plugin would ask of docker run.
+func (r *reader) docker() {
+	r.checkOptions()
+	r.Kind = KindPlugin
+	r.Image = r.expand("image", r.text("image"), r.flag("expand-image-vars", false))
+	if r.flag("always-pull", false) {
+		r.Pull = PullAlways
+	}
+	r.dockerCommand()
+	r.Init, r.TTY, r.Interactive = r.flag("init", true), r.flag("tty", true), r.flag("interactive", true)
+	r.dockerMounts()
+	r.dockerEnv()
+
+	r.User, r.SlotUser = r.text("user"), r.flag("propagate-uid-gid", false)
+	r.Groups = append(r.Groups, r.list("additional-groups")...)
+	for _, c := range r.list("drop-caps") {
+		r.DropCaps = append(r.DropCaps, strings.TrimPrefix(strings.ToUpper(c), "CAP_"))
+	}
+	r.Memory, r.ShmSize = r.size("memory"), r.size("shm-size")
+	for _, text := range r.list("ulimits") {
+		u, err := units.ParseUlimit(text)
+		if err != nil {
+			r.refuse("ulimits", "%.60q is not a limit; write one such as nofile=1024:2048", text)
+			continue
+		}
+		r.Ulimits = append(r.Ulimits, Ulimit{u.Name, u.Soft, u.Hard})
+	}
+	if n := r.text("network"); n != "" && n != "default" {
+		r.Network = n
+	}
+	if ipc := r.text("ipc"); ipc != "" && ipc != "private" {
+		r.refuse("ipc", "a job cannot share a namespace; leave it out, and set shm-size for more shared memory")
+	}
+}
+
+// dockerCommand puts a shell around the step's command unless there is an entrypoint.
+func (r *reader) dockerCommand() {
+	own := r.list("command")
+	if r.command != "" {
+		if len(own) > 0 {
+			r.refuse("command", "the step has a command as well; leave out one of them")
+		}
+		own = []string{r.command}
+	}
+	words := own
+	if v := r.options["entrypoint"]; v != nil {
+		text := r.text("entrypoint")
+		if v == false {
+			r.refuse("entrypoint", `it is false; write "" for no entrypoint`)
+		}
+		r.Entrypoint = &text
+		words = append([]string{text}, own...)
+	}
+	r.runs(strings.Join(words, " "))
+
+	var shell []string
+	if v := r.options["shell"]; !slices.Contains([]any{false, 0, "false", "off", "0"}, v) {
+		shell = r.list("shell")
+		if len(shell) == 0 && r.command != "" && r.Entrypoint == nil {
+			shell = []string{"/bin/sh", "-e", "-c"}
+		}
+	}
+	r.Command = append(append(r.Command, shell...), own...)
+}
+
+func (r *reader) dockerMounts() {
+	mounted, expands := r.flag("mount-checkout", true), r.flag("expand-volume-vars", false)
+	if r.Workdir = tidy(r.text("workdir")); r.Workdir == "" && mounted {
+		r.Workdir = workdir
+	}
+	if r.skip = r.flag("skip-checkout", false); mounted {
+		r.Mounts = append(r.Mounts, Mount{Source: ".", Target: r.Workdir})
+	}
+	for _, name := range []string{"volumes", "mounts"} {
+		for _, text := range r.list(name) {
+			r.volume(name, r.expand(name, text, expands))
+		}
+	}
+	for _, text := range r.list("tmpfs") {
+		target, options, _ := strings.Cut(r.expand("tmpfs", text, expands), ":")
+		t := Tmpfs{Target: tidy(target), Options: []string{}}
+		if options != "" {
+			t.Options = strings.Split(options, ",")
+		}
+		r.Tmpfs = append(r.Tmpfs, t)
+	}
+	r.AgentProgram = r.flag("mount-buildkite-agent", false)
+}
+
+// volume takes "source:target" with an optional ":mode".
+func (r *reader) volume(name, text string) {
+	parts := strings.Split(text, ":")
+	if len(parts) < 2 || len(parts) > 3 {
+		r.refuse(name, "%.80q is not source:target or source:target:mode; write one of them", text)
+		return
+	}
+	source, m := parts[0], Mount{Target: tidy(parts[1])}
+	for mode := range strings.SplitSeq(strings.Join(parts[2:], ""), ",") {
+		switch mode {
+		case "", "rw", "z", "Z", "cached", "delegated", "consistent", "private", "rprivate":
+		case "ro":
+			m.ReadOnly = true
+		default:
+			r.refuse(name, `%.80q: the mode must be "ro" or "rw"; write one of them`, text)
+		}
+	}
+	switch {
+	case slices.Contains(strings.Split(source, "/"), ".."):
+		r.refuse(name, "%.80q has a .. element; write the path without it", text)
+	case source == "." || strings.HasPrefix(source, "./"):
+		m.Source = path.Clean(source)
+	case source != plan.OldCacheDir && !strings.HasPrefix(source, plan.OldCacheDir+"/"):
+		r.refuse(name, "%.80q is a path of the node or a named volume; write a path in the checkout, such as ./data:/data, or copy it into the image", text)
+	}
+	r.Mounts = append(r.Mounts, m)
+}
+
+// tidy cleans a path that has no .. elements; Validate refuses the others.
+func tidy(p string) string {
+	if p == "" || slices.Contains(strings.Split(p, "/"), "..") {
+		return p
+	}
+	return path.Clean(p)
+}
+
+// dockerEnv takes the variables in the plugin's order.
+func (r *reader) dockerEnv() {
+	if r.AgentProgram {
+		r.pass("BUILDKITE_JOB_ID")
+		r.pass("BUILDKITE_BUILD_ID")
+	}
+	for _, e := range r.all("environment") {
+		if name, value, ok := strings.Cut(e, "="); ok {
+			r.set(name, value)
+		} else if r.pass(e); e == "" {
+			r.refuse("environment", "it has an empty element; remove it")
+		}
+	}
+	if list := r.text("env-propagation-list"); list != "" {
+		names := strings.Fields(r.sent[list])
+		if len(names) == 0 {
+			r.refuse("env-propagation-list", "%.60q is not a variable with names; set it in the build, or list the names in environment", list)
+		}
+		for _, name := range names {
+			r.pass(name)
+		}
+	}
+	if r.flag("propagate-environment", false) {
+		r.propagate()
+	}
+}
+
+// propagate passes what Buildkite sent.
+func (r *reader) propagate() {
+	for _, v := range r.in.Sent {
+		r.pass(v.Name)
+	}
+}
+
+// pass gives the container a variable that Buildkite sent, with its value in the environment.
+func (r *reader) pass(name string) {
+	if value, ok := r.sent[name]; ok {
+		r.set(name, value)
+	}
+}
+
+// set gives the container a variable, unless the slot does.
+func (r *reader) set(name, value string) {
+	if name == profileVariable && value != "" {
+		r.Profile = value
+	}
+	if reserved(name) {
+		return
+	}
+	if i, ok := r.index[name]; ok {
+		r.Env[i].Value = value // the last one wins, as with docker run
+		return
+	}
+	r.index[name] = len(r.Env)
+	r.Env = append(r.Env, Var{name, value})
+}

@@ -1,0 +1,248 @@
+package job
+
+import (
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	buildkite "github.com/buildkite/go-pipeline"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/pipeline"
+)
+
+// profileVariable lets a step choose its profile.
+const profileVariable = "KBNODE_PROFILE"
+
+// workdir is where the checkout is unless the step says otherwise.
+const workdir = "/workdir"
+
+// Bounds on BUILDKITE_PLUGINS. A step of kernelbot's has depth 4 and 20 values.
+const (
+	maxDepth  = 8
+	maxTokens = 10_000
+)
+
+// Input is what Buildkite's agent says about a job.
+type Input struct {
+	Sent []Var             // the agent's environment file: what Buildkite sent
+	Env  map[string]string // the environment of the process that the agent started
+	// Repositories are regular expressions of BUILDKITE_REPO.
+	Repositories []string
+}
+
+// get returns one of Buildkite's own variables. The agent puts all that was sent into the
+// environment, where its own values win.
+func (in Input) get(name string) string {
+	if value, ok := in.Env[name]; ok {
+		return value
+	}
+	for _, v := range in.Sent {
+		if v.Name == name {
+			return v.Value
+		}
+	}
+	return ""
+}
+
+// refusedVars change what a job means in a way that kbnode does not follow. All other variables of
+// the agent's bootstrap, such as BUILDKITE_GIT_*, BUILDKITE_BOOTSTRAP_PHASES and
+// BUILDKITE_BUILD_CHECKOUT_PATH, have no effect.
+var refusedVars = []struct{ name, why string }{
+	{"BUILDKITE_SECRETS_CONFIG", "a job gets no secrets of the agent; remove them from the step"},
+	{"BUILDKITE_ARTIFACT_UPLOAD_DESTINATION", "artifacts go to Buildkite; remove it from the build"},
+	{"BUILDKITE_REFSPEC", "kbnode fetches the branch and the commit only; remove the refspec from the pipeline's settings"},
+}
+
+var (
+	pluginForm  = lazy.Regexp(`^[A-Za-z0-9@:/._#-]{1,200}$`)
+	dockerForm  = lazy.Regexp(`^(https://)?github\.com/buildkite-plugins/docker-buildkite-plugin(\.git)?#v5\.(1[1-9]|[2-9][0-9])\.[0-9]{1,3}$`)
+	uploadForm  = lazy.Regexp(`^buildkite-agent +pipeline +upload(?: +([^\s'"$` + "`" + `\\;&|<>()*?-][^\s'"$` + "`" + `\\;&|<>()*?]*))?$`)
+	uploadWords = lazy.Regexp(`\bbuildkite-agent\s+pipeline\s+upload\b`)
+	runnerForm  = lazy.Regexp(`^(exec +)?(/usr/local/bin/)?kbnode +runner( |$)`)
+	githubSSH   = lazy.Regexp(`^(git@github\.com:|ssh://git@github\.com/)`)
+)
+
+// reader makes a Spec. Its methods keep the first refusal.
+type reader struct {
+	Spec
+	in      Input
+	command string         // of the step
+	options map[string]any // of the docker plugin, as go-pipeline reads them; nil without it
+	needed  bool           // the command may read a file of the checkout
+	skip    bool           // the step wants no checkout
+	index   map[string]int // of Env by name
+	// sent are the variables that a job may have: what only the agent knows stays with it.
+	sent map[string]string
+	checker
+}
+
+// Read returns the job, or a *Refusal.
+func Read(in Input) (*Spec, error) {
+	r := &reader{in: in, command: in.get("BUILDKITE_COMMAND"), index: map[string]int{}, sent: map[string]string{}, Spec: Spec{
+		JobID: in.get("BUILDKITE_JOB_ID"), BuildID: in.get("BUILDKITE_BUILD_ID"),
+		Pull: PullMissing, Network: NetworkBridge, Checkout: Checkout{Mode: CheckoutNone},
+		Command: []string{}, Env: []Var{}, Mounts: []Mount{}, Tmpfs: []Tmpfs{}, Ulimits: []Ulimit{},
+		Groups: []string{}, DropCaps: []string{}, Artifacts: []string{}, Redact: []string{},
+	}}
+	for _, v := range in.Sent {
+		if value, ok := in.Env[v.Name]; ok {
+			r.sent[v.Name] = value
+		}
+	}
+	for _, v := range refusedVars {
+		for _, value := range []string{in.get(v.name), Input{Sent: in.Sent}.get(v.name)} {
+			if !slices.Contains([]string{"", "[]", "{}", "null"}, strings.TrimSpace(value)) {
+				r.refuse(v.name, "%s", v.why)
+			}
+		}
+	}
+	if len(r.command) > maxCommand { // before anything searches it
+		r.refuse("command", "it has %d bytes; put it into a file of the checkout, and run that", len(r.command))
+	}
+	r.readPlugins(in.get("BUILDKITE_PLUGINS"))
+	if r.bad != nil {
+		return nil, r.bad
+	}
+	if r.options != nil {
+		r.docker()
+	} else {
+		r.node()
+	}
+	r.checkout()
+	r.rest()
+	if r.bad != nil {
+		return nil, r.bad
+	}
+	if err := r.Validate(); err != nil {
+		return nil, err
+	}
+	return &r.Spec, nil
+}
+
+// readPlugins reads the options of the docker plugin, if the step has it, and refuses all others.
+func (r *reader) readPlugins(list string) {
+	const field = "BUILDKITE_PLUGINS"
+	if slices.Contains([]string{"", "[]", "null"}, strings.TrimSpace(list)) {
+		return
+	}
+	if len(list) > maxArg {
+		r.refuse(field, "%d bytes are more than Linux takes in one variable; put long texts into files of the checkout", len(list))
+		return
+	}
+	if why := ambiguous(list, maxDepth, maxTokens); why != "" {
+		r.refuse(field, "it %s; write plugins: [docker#v5.13.0: {image: …}]", why)
+		return
+	}
+	var plugins buildkite.Plugins
+	if err := plugins.UnmarshalJSON([]byte(list)); err != nil {
+		r.refuse(field, "it is not a list of plugins; write plugins: [docker#v5.13.0: {image: …}]")
+	}
+	for _, p := range plugins {
+		if !pluginForm().MatchString(p.Source) || !dockerForm().MatchString(p.FullSource()) {
+			r.refuse("plugins", "kbnode cannot do what %.100q does; write docker#v5.13.0, which is the only plugin that a job can use", p.Source)
+		}
+	}
+	if len(plugins) != 1 {
+		r.refuse("plugins", "there are %d docker plugins; write one, and more steps for the others", len(plugins))
+		return
+	}
+	options, ok := plugins[0].Config.(map[string]any)
+	if !ok && plugins[0].Config != nil {
+		r.refuse("plugins", "the docker plugin has no options by name; write docker#v5.13.0: {image: …}")
+	}
+	if r.options = options; options == nil {
+		r.options = map[string]any{}
+	}
+}
+
+// runs notes what the container's command line means for the profile and the checkout.
+func (r *reader) runs(line string) {
+	line = strings.TrimSpace(line)
+	r.needed = !pipeline.Runs(line)
+	r.Profile = config.ProfileCompatible
+	if runnerForm().MatchString(line) {
+		r.Profile = config.ProfileStrict
+	}
+}
+
+// node fills in a step without plugin: in the node's image, as the agent would run it on the host.
+func (r *reader) node() {
+	r.runs(r.command)
+	line := strings.TrimSpace(r.command)
+	if upload := uploadForm().FindStringSubmatch(line); upload != nil {
+		r.Kind, r.PipelineFile = KindUpload, tidy(upload[1])
+		return
+	}
+	switch {
+	case line == "":
+		r.refuse("command", "the step has neither a command nor the docker plugin; write one of them")
+	case uploadWords().MatchString(line):
+		r.refuse("command", "a pipeline that a job makes is not uploaded; write buildkite-agent pipeline upload FILE alone, with a file of the checkout")
+	}
+	r.Kind, r.Init, r.TTY, r.Workdir = KindNode, true, true, workdir
+	r.Entrypoint, r.Command = new(string), []string{"/bin/bash", "-e", "-c", r.command}
+	r.Mounts = append(r.Mounts, Mount{Source: ".", Target: workdir})
+	r.propagate()
+}
+
+// checkout says which files the job needs.
+func (r *reader) checkout() {
+	repo := r.in.get("BUILDKITE_REPO")
+	others := slices.ContainsFunc(r.Mounts, func(m Mount) bool { return m.Source != "" && m.Source != "." })
+	mounted := slices.ContainsFunc(r.Mounts, func(m Mount) bool { return m.Source == "." })
+	// The agent makes no checkout of no repository either.
+	if repo == "" || r.skip || r.Kind != KindUpload && !others && (!mounted || !r.needed) {
+		return
+	}
+	allowed := func(expr string) bool {
+		re, err := regexp.Compile(expr)
+		return err == nil && re.MatchString(repo)
+	}
+	if len(repo) > maxRepo || !slices.ContainsFunc(r.in.Repositories, allowed) {
+		r.refuse("BUILDKITE_REPO", "%.200q is not a repository that this node allows; use one that is, or add it to agent.allowed_repositories", repo)
+	}
+	r.Checkout = Checkout{
+		Mode: CheckoutMirror, Repository: githubSSH().ReplaceAllString(repo, "https://github.com/"),
+		Commit: r.in.get("BUILDKITE_COMMIT"), Branch: r.in.get("BUILDKITE_BRANCH"),
+	}
+	if r.Checkout.Commit != "HEAD" {
+		r.Checkout.Commit = strings.ToLower(r.Checkout.Commit)
+	}
+}
+
+// rest fills in what does not depend on the kind of job.
+func (r *reader) rest() {
+	split := func(list, sep string) (parts []string) {
+		for p := range strings.SplitSeq(list, sep) {
+			if p = strings.TrimSpace(p); p != "" {
+				parts = append(parts, p)
+			}
+		}
+		return parts
+	}
+	r.Artifacts = append(r.Artifacts, split(r.in.get("BUILDKITE_ARTIFACT_PATHS"), ";")...)
+	// From the agent alone: a build must not say what the log hides.
+	r.Redact = append(r.Redact, split(r.in.Env["BUILDKITE_REDACTED_VARS"], ",")...)
+	var carriers []string
+	for _, v := range r.in.Sent {
+		if payload.IsVar(v.Name) {
+			carriers = append(carriers, v.Name+"="+r.in.get(v.Name))
+		}
+	}
+	text, _, err := payload.FromEnv(carriers)
+	if err != nil {
+		r.refuse(payload.Var, "%v", err)
+	}
+	r.Payload = text
+	if minutes := r.in.get("BUILDKITE_TIMEOUT"); minutes != "" && minutes != "false" {
+		n, err := strconv.ParseInt(minutes, 10, 32)
+		if err != nil || n < 0 || n > maxMinutes {
+			r.refuse("BUILDKITE_TIMEOUT", "%.40q is not a time limit; set timeout_in_minutes to at most %d", minutes, maxMinutes)
+		}
+		r.TimeLimit = n * 60
+	}
+}

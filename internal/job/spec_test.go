@@ -1,0 +1,196 @@
+package job_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/job"
+)
+
+// TestParseRefuses tests that a reader gets nothing that Read would not have written.
+func TestParseRefuses(t *testing.T) {
+	t.Parallel()
+	good := read(t, attack(options(`"image":"a","volumes":["./x:/x"],"tmpfs":["/y:ro"],"user":"1000","ulimits":["stack=1"],"environment":["A=1"]`)))
+	text := same(t, good)
+	swap := func(old, new string) []byte {
+		if !bytes.Contains(text, []byte(old)) {
+			t.Fatalf("the spec has no %s: %s", old, text)
+		}
+		return bytes.Replace(text, []byte(old), []byte(new), 1)
+	}
+	for name, tt := range map[string]struct {
+		text  []byte
+		field string
+	}{
+		"nothing":              {nil, "spec"},
+		"half":                 {text[:len(text)/2], "spec"},
+		"more":                 {append(bytes.Clone(text), '1'), "spec"},
+		"white space":          {append(bytes.Clone(text), '\n'), "spec"},
+		"an unknown field":     {swap(`{"kind"`, `{"privileged":true,"kind"`), "spec"},
+		"a field twice":        {swap(`"user":"1000"`, `"user":"1000","user":"1001"`), "spec"},
+		"a field in capitals":  {swap(`"user":"1000"`, `"User":"1000"`), "spec"},
+		"another type":         {swap(`"init":true`, `"init":"true"`), "spec"},
+		"too much":             {bytes.Repeat([]byte(" "), 17<<20), "spec"},
+		"another kind":         {swap(`"kind":"plugin"`, `"kind":"host"`), "kind"},
+		"no image":             {swap(`"image":"a"`, `"image":""`), "image"},
+		"an image of the node": {swap(`"kind":"plugin"`, `"kind":"node"`), "image"},
+		"another pull":         {swap(`"pull":"missing"`, `"pull":"never"`), "always-pull"},
+		"a network":            {swap(`"network":"bridge"`, `"network":"host"`), "network"},
+		"a profile":            {swap(`"profile":"compatible"`, `"profile":""`), "KBNODE_PROFILE"},
+		"a user and a user":    {swap(`"slot_user":false`, `"slot_user":true`), "user"},
+		"a mount above":        {swap(`"source":"x"`, `"source":"../x"`), "volumes"},
+		"a mount of the node":  {swap(`"source":"x"`, `"source":"/etc"`), "volumes"},
+		"a mount not clean":    {swap(`"source":"x"`, `"source":"y/../x"`), "volumes"},
+		"a mount twice":        {swap(`"target":"/x"`, `"target":"/workdir"`), "volumes"},
+		"a target above":       {swap(`"target":"/x"`, `"target":"/x/../proc"`), "volumes"},
+		"a tmpfs over a mount": {swap(`"target":"/y"`, `"target":"/x"`), "tmpfs"},
+		"an option of tmpfs":   {swap(`"ro"`, `"ro,bind"`), "tmpfs"},
+		"a limit":              {swap(`"hard":1`, `"hard":-2`), "ulimits"},
+		"a variable":           {swap(`"name":"A"`, `"name":"NVIDIA_VISIBLE_DEVICES"`), "environment"},
+		"a variable twice":     {swap(`"env":[`, `"env":[{"name":"A","value":""},`), "environment"},
+		"a checkout":           {swap(`"mode":"mirror"`, `"mode":"host"`), "checkout"},
+		"no checkout":          {swap(`"mode":"mirror"`, `"mode":"none"`), "BUILDKITE_REPO"},
+		"a repository":         {swap(`"https://github.com/gpu-mode/kernelbot"`, `"ssh://github.com/x"`), "BUILDKITE_REPO"},
+		"a file to upload":     {swap(`"pipeline_file":""`, `"pipeline_file":"a"`), "command"},
+		"artifacts":            {swap(`"artifacts":[]`, `"artifacts":["/etc/*"]`), "artifact_paths"},
+		"a time":               {swap(`"time_limit_seconds":0`, `"time_limit_seconds":-1`), "BUILDKITE_TIMEOUT"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := job.Parse(tt.text)
+			refused(t, err, tt.field)
+		})
+	}
+}
+
+func TestValidateBounds(t *testing.T) {
+	t.Parallel()
+	good := read(t, attack(nil))
+	long := strings.Repeat("x", 120_000)
+	for name, tt := range map[string]struct {
+		change func(*job.Spec)
+		field  string
+	}{
+		"patterns":       {func(s *job.Spec) { s.Redact = make([]string, 2000) }, "BUILDKITE_REDACTED_VARS"},
+		"a pattern":      {func(s *job.Spec) { s.Redact = []string{"a b"} }, "BUILDKITE_REDACTED_VARS"},
+		"payload":        {func(s *job.Spec) { s.Payload = strings.Repeat("x", 9<<20) }, "KERNELBOT_PAYLOAD"},
+		"payload bytes":  {func(s *job.Spec) { s.Payload = "\xff" }, "KERNELBOT_PAYLOAD"},
+		"command":        {func(s *job.Spec) { s.Command = []string{long, long, long} }, "command"},
+		"words":          {func(s *job.Spec) { s.Command = make([]string, 5000) }, "command"},
+		"environment":    {func(s *job.Spec) { s.Env = vars(30, long) }, "environment"},
+		"variables":      {func(s *job.Spec) { s.Env = vars(5000, "") }, "environment"},
+		"a file to send": {func(s *job.Spec) { s.Kind, s.Image, s.PipelineFile = job.KindUpload, "", "-x" }, "command"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := *good
+			tt.change(&s)
+			refused(t, s.Validate(), tt.field)
+		})
+	}
+}
+
+func vars(n int, value string) (list []job.Var) {
+	for i := range n {
+		list = append(list, job.Var{Name: fmt.Sprint("A", i), Value: value})
+	}
+	return list
+}
+
+// same tests that a spec is read as it was, and returns its text.
+func same(t *testing.T, s *job.Spec) []byte {
+	t.Helper()
+	text, err := s.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := job.Parse(text)
+	if err != nil {
+		t.Fatalf("%v in %.2000s", err, text)
+	}
+	if diff := cmp.Diff(s, again); diff != "" {
+		t.Fatal(diff)
+	}
+	return text
+}
+
+func FuzzRead(f *testing.F) {
+	for _, tt := range hostile {
+		in := attack(tt.vars)
+		f.Add(in.Env["BUILDKITE_PLUGINS"], in.Env["BUILDKITE_COMMAND"], in.Env["BUILDKITE_ARTIFACT_PATHS"], in.Env["BUILDKITE_REPO"], in.Env["BUILDKITE_BRANCH"], "X", in.Env["X"])
+	}
+	for _, o := range job.Options {
+		name, _, _ := strings.Cut(o.Names, " ")
+		for _, v := range []string{`"a"`, `true`, `["a","","b"]`, `{"a":1}`, `1.5`, `null`} {
+			f.Add(with(name, v)["BUILDKITE_PLUGINS"], "true", "x", "https://github.com/gpu-mode/x", "main", "LIST", "A B")
+		}
+	}
+	f.Fuzz(func(t *testing.T, plugins, command, artifacts, repo, branch, name, value string) {
+		s, err := job.Read(build(map[string]string{
+			"BUILDKITE_PLUGINS": plugins, "BUILDKITE_COMMAND": command, "BUILDKITE_ARTIFACT_PATHS": artifacts,
+			"BUILDKITE_REPO": repo, "BUILDKITE_BRANCH": branch, name: value,
+		}))
+		if err != nil {
+			r, ok := errors.AsType[*job.Refusal](err)
+			if text := err.Error(); !ok || r.Field == "" || len(text) > 1000 || strings.ContainsFunc(text, unicode.IsControl) {
+				t.Errorf("%T: %.2000q", err, text)
+			}
+			return
+		}
+		if text := same(t, s); len(text) > 8*(len(plugins)+len(command)+len(artifacts)+len(repo)+len(branch)+len(name)+len(value))+16<<10 {
+			t.Errorf("the spec has %d bytes", len(text))
+		}
+	})
+}
+
+func FuzzReadEnv(f *testing.F) {
+	for _, s := range []string{"", "A=\"x\"\n", "A\nB=\"\\u00e9\"", `{"A":"x"}`, `{"A":{"B":[1]}}`, "{", `[[`, `{"A":"\ud800"}`} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		var file strings.Builder
+		object := map[string]string{}
+		for _, read := range []func(string) ([]job.Var, error){job.ReadEnvFile, job.ReadEnvJSON} {
+			vars, err := read(text)
+			if err != nil {
+				if len(err.Error()) > 1000 {
+					t.Errorf("%.2000q", err)
+				}
+				continue
+			}
+			file.Reset()
+			clear(object)
+			for _, v := range vars {
+				fmt.Fprintf(&file, "%s=%q\n", v.Name, v.Value) // as the agent does
+				object[v.Name] = v.Value
+			}
+			if again, err := job.ReadEnvFile(file.String()); !strings.ContainsAny(file.String(), "\r") && (err != nil || !cmp.Equal(vars, again)) && !odd(vars) {
+				t.Errorf("%v: %q, %q", err, vars, again)
+			}
+			twin, err := json.Marshal(object)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if again, err := job.ReadEnvJSON(string(twin)); err != nil || len(again) != len(vars) {
+				t.Errorf("%v: %q, %q", err, vars, again)
+			}
+		}
+	})
+}
+
+// odd reports whether a name cannot be in the agent's file.
+func odd(vars []job.Var) bool {
+	for _, v := range vars {
+		if strings.ContainsAny(v.Name, "=\n\r") {
+			return true
+		}
+	}
+	return false
+}

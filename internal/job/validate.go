@@ -1,0 +1,283 @@
+package job
+
+import (
+	"math"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/text"
+)
+
+// Bounds on a job, in bytes or values. The kernel takes 128 KiB in one argument or variable.
+const (
+	maxSpec      = 16 << 20
+	maxArg       = 128<<10 - 1
+	maxCommand   = 256 << 10 // of all its words
+	maxWords     = 4096
+	maxEnv       = 2 << 20
+	maxVars      = 4096
+	maxName      = 256
+	maxPath      = 4096
+	maxMounts    = 64 // with tmpfs
+	maxList      = 64 // of ulimits, groups, capabilities
+	maxArtifacts = 256
+	maxPatterns  = 1024 // of names to redact
+	maxPayload   = 8 << 20
+	maxMinutes   = 7 * 24 * 60
+	maxFiles     = 1 << 20 // open files
+	maxRepo      = 1024
+)
+
+// The IDs of users that an author may choose besides root: above those of the system, and below those
+// that systemd gives out.
+const firstUser, lastUser = 1000, 60000
+
+// agentPath is where AgentProgram is in a container.
+const agentPath = "/usr/bin/buildkite-agent"
+
+var (
+	idForm     = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9-]{0,63}$`)
+	imageForm  = lazy.Regexp(`^[a-z0-9][a-z0-9._-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
+	userForm   = lazy.Regexp(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$`)
+	groupForm  = lazy.Regexp(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$`)
+	capForm    = lazy.Regexp(`^[A-Z_]{1,40}$`)
+	tmpfsForm  = lazy.Regexp(`^(rw|ro|exec|noexec|suid|nosuid|dev|nodev|sync|async|noatime|(size|nr_inodes)=[0-9]{1,15}[kKmMgG%]?|mode=[0-7]{1,4}|(uid|gid)=[0-9]{1,10})$`)
+	repoForm   = lazy.Regexp(`^https://[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[0-9]{1,5})?(/[A-Za-z0-9_][A-Za-z0-9._-]*)+$`)
+	commitForm = lazy.Regexp(`^(HEAD|[0-9a-f]{7,64})$`)
+	// A branch has nothing that git gives a meaning: options, ranges, reflogs, refspecs, patterns.
+	branchForm  = lazy.Regexp(`^[\pL\pN_][\pL\pN_./+@#=,%-]{0,249}$`)
+	badBranch   = lazy.Regexp(`\.\.|//|/\.|\.lock$|[./]$`)
+	patternForm = lazy.Regexp(`^[A-Za-z0-9_*?\[\]{}^!,-]{1,256}$`)
+	ulimits     = []string{"nofile", "core", "memlock", "stack", "fsize", "nproc", "cpu", "data", "as", "rss"}
+)
+
+// Validate returns a *Refusal if s is not a job that may run. What depends on the node, such as
+// allowed images and the IDs of other slots, is for the slot's service.
+func (s *Spec) Validate() error {
+	var v checker
+	s.validateKind(&v)
+	s.validateCommand(&v)
+	s.validateEnv(&v)
+	s.validateMounts(&v)
+	s.validateUser(&v)
+	s.validateLimits(&v)
+	s.validateCheckout(&v)
+	s.validateUploads(&v)
+	if v.bad != nil {
+		return v.bad
+	}
+	return nil
+}
+
+// checker keeps the first refusal.
+type checker struct{ bad *Refusal }
+
+func (v *checker) refuse(field, format string, args ...any) { v.refuseIf(true, field, format, args...) }
+
+func (v *checker) refuseIf(wrong bool, field, format string, args ...any) {
+	if wrong && v.bad == nil {
+		v.bad = refuse(field, format, args...)
+	}
+}
+
+func (v *checker) oneOf(field, value string, words ...string) {
+	v.refuseIf(!slices.Contains(words, value), field, "%.60q is not valid; write %s", value, strings.Join(words, " or "))
+}
+
+func (s *Spec) validateKind(v *checker) {
+	v.oneOf("kind", string(s.Kind), string(KindPlugin), string(KindNode), string(KindUpload))
+	if s.Kind == KindPlugin {
+		v.refuseIf(!imageForm().MatchString(s.Image) || len(s.Image) > 400, "image", "%.120q is not the name of an image; write one such as %s", s.Image, config.DefaultImage)
+	} else {
+		v.refuseIf(s.Image != "", "image", "a step without the docker plugin runs in the node's image; leave the name out")
+	}
+	if s.Kind == KindUpload {
+		v.refuseIf(s.Checkout.Mode != CheckoutMirror, "BUILDKITE_REPO", "there is no checkout with a pipeline to upload; set the repository of the pipeline in Buildkite")
+		v.refuseIf(s.PipelineFile != "" && (!below(s.PipelineFile) || s.PipelineFile == "." || s.PipelineFile[0] == '-'), "command",
+			"%.120q is not a file of the checkout; write its path relative to it, such as .buildkite/pipeline.yml", s.PipelineFile)
+	} else {
+		v.refuseIf(s.PipelineFile != "", "command", "only buildkite-agent pipeline upload has a file to upload; leave it out")
+	}
+	v.refuseIf(!idForm().MatchString(s.JobID), "BUILDKITE_JOB_ID", "%.80q is not an ID; run the step with buildkite-agent, or set it to the job's ID", s.JobID)
+	v.refuseIf(s.BuildID != "" && !idForm().MatchString(s.BuildID), "BUILDKITE_BUILD_ID", "%.80q is not an ID; remove it from the build", s.BuildID)
+	v.oneOf("always-pull", s.Pull, PullMissing, PullAlways)
+}
+
+func (s *Spec) validateCommand(v *checker) {
+	words := s.Command
+	if s.Entrypoint != nil {
+		words = append([]string{*s.Entrypoint}, words...)
+	}
+	size := 0
+	for _, w := range words {
+		size += len(w)
+		v.refuseIf(len(w) > maxArg, "command", "%d bytes are more than Linux takes in one argument; put it into a file of the checkout, and run that", len(w))
+		v.refuseIf(!clean(w), "command", "it has a NUL or is not UTF-8; remove such bytes, or put it into a file of the checkout")
+	}
+	v.refuseIf(size > maxCommand || len(words) > maxWords, "command", "it has %d words and %d bytes; use at most %d and %d, or put it into a file of the checkout", len(words), size, maxWords, maxCommand)
+	if s.Workdir != "" {
+		// Through /proc/self/fd a process would start in a directory that the engine has open.
+		v.refuseIf(kernelDir(s.Workdir) != "", "workdir", "%.80q: a job cannot start below %s; choose another directory", s.Workdir, kernelDir(s.Workdir))
+		v.absolute("workdir", s.Workdir)
+	}
+}
+
+func (s *Spec) validateEnv(v *checker) {
+	seen, size := map[string]bool{}, 0
+	for _, e := range s.Env {
+		size += len(e.Name) + len(e.Value) + 2
+		v.refuseIf(e.Name == "" || len(e.Name) > maxName || strings.Contains(e.Name, "=") || !clean(e.Name), "environment", "%.80q is not the name of a variable; write NAME or NAME=value", e.Name)
+		v.refuseIf(seen[e.Name] || reserved(e.Name), "environment", "the slot sets %.80q, or it is there twice; leave it out", e.Name)
+		v.refuseIf(len(e.Name)+1+len(e.Value) > maxArg, "environment", "%.80q has %d bytes, more than Linux takes in one variable; put them into a file of the checkout", e.Name, len(e.Value))
+		v.refuseIf(!clean(e.Value), "environment", "%.80q has a NUL or is not UTF-8; remove such bytes, or encode the value", e.Name)
+		seen[e.Name] = true
+	}
+	v.refuseIf(len(s.Env) > maxVars || size > maxEnv, "environment", "%d variables of %d bytes are too many; pass at most %d of %d bytes, or put them into a file of the checkout", len(s.Env), size, maxVars, maxEnv)
+	v.oneOf(profileVariable, s.Profile, config.ProfileStrict, config.ProfileCompatible)
+}
+
+func (s *Spec) validateMounts(v *checker) {
+	n := len(s.Mounts) + len(s.Tmpfs)
+	v.refuseIf(n > maxMounts, "volumes", "%d mounts are too many; use at most %d, or mount a directory that contains several of them", n, maxMounts)
+	targets := map[string]bool{plan.ContainerBinary: true, agentPath: s.AgentProgram}
+	target := func(field, p string) {
+		v.refuseIf(p == "/dev/shm", field, "%.80q: a job cannot mount there; leave it out, and set shm-size for more shared memory", p)
+		v.refuseIf(kernelDir(p) != "", field, "%.80q: a job cannot mount over %s; leave it out, nothing replaces it", p, kernelDir(p))
+		v.refuseIf(p == "/", field, "a job cannot mount over the container's root; choose a directory in it, such as /work")
+		v.refuseIf(targets[p], field, "%.80q is mounted already; choose another directory", p)
+		v.absolute(field, p)
+		targets[p] = true
+	}
+	for _, m := range s.Mounts {
+		v.refuseIf(m.Source != "" && !below(m.Source), "volumes", "%.80q is not in the checkout; write a path relative to it, such as ./data:/data, or copy it into the image", m.Source)
+		target("volumes", m.Target)
+	}
+	for _, t := range s.Tmpfs {
+		target("tmpfs", t.Target)
+		for _, o := range t.Options {
+			v.refuseIf(!tmpfsForm().MatchString(o), "tmpfs", "%.40q is not an option that a job may set; leave it out, or write one such as size=1g, mode=1777, exec or ro", o)
+		}
+	}
+}
+
+func (s *Spec) validateUser(v *checker) {
+	if s.User != "" {
+		uid, gid, _ := strings.Cut(s.User, ":")
+		v.refuseIf(s.SlotUser, "user", "it and propagate-uid-gid are set; leave out one of them")
+		v.refuseIf(!userForm().MatchString(s.User), "user", "%.80q is not a user; write one such as 1000:1000", s.User)
+		v.refuseIf(system(uid), "user", "%.80q is a system account of the node; use root, a number from %d to %d, or propagate-uid-gid", s.User, firstUser, lastUser)
+		v.refuseIf(ofSlot(uid) || ofSlot(gid), "user", "%.80q is a slot's; use propagate-uid-gid for the slot's own", s.User)
+	}
+	for _, g := range s.Groups {
+		v.refuseIf(!groupForm().MatchString(g) || ofSlot(g), "additional-groups", "%.80q is not a group that a job may have; use video, render, or a number", g)
+	}
+	for _, c := range s.DropCaps {
+		v.refuseIf(!capForm().MatchString(c), "drop-caps", "%.80q is not a capability; write one such as CHOWN, or ALL", c)
+	}
+	v.refuseIf(len(s.Groups) > maxList || len(s.DropCaps) > maxList, "additional-groups", "there are too many groups or capabilities; write at most %d", maxList)
+}
+
+func (s *Spec) validateLimits(v *checker) {
+	seen := map[string]bool{}
+	for _, u := range s.Ulimits {
+		v.refuseIf(!slices.Contains(ulimits, u.Name) || seen[u.Name], "ulimits", "%.40q is not a limit that a job may set, or it is there twice; leave it out", u.Name)
+		most := int64(math.MaxInt64)
+		switch u.Name {
+		case "nofile":
+			most = maxFiles
+		case "core":
+			most = 0
+		}
+		unlimited := u.Hard == -1 && u.Soft >= -1 && most == math.MaxInt64
+		v.refuseIf(!unlimited && (u.Soft < 0 || u.Soft > u.Hard || u.Hard > most), "ulimits", "%s is out of range; write one such as nofile=1024:2048, with at most %d open files and no core files", u.Name, maxFiles)
+		seen[u.Name] = true
+	}
+	const size = "%d is not a size; write one such as 8g, or leave it out"
+	v.refuseIf(s.Memory < 0, "memory", size, s.Memory)
+	v.refuseIf(s.ShmSize < 0, "shm-size", size, s.ShmSize)
+	v.refuseIf(s.TimeLimit < 0 || s.TimeLimit > maxMinutes*60, "BUILDKITE_TIMEOUT", "%d seconds are out of range; set timeout_in_minutes to at most %d", s.TimeLimit, maxMinutes)
+	v.oneOf("network", s.Network, NetworkBridge, NetworkNone)
+}
+
+func (s *Spec) validateCheckout(v *checker) {
+	c := s.Checkout
+	v.oneOf("checkout", c.Mode, CheckoutNone, CheckoutMirror)
+	if c.Mode == CheckoutNone {
+		v.refuseIf(c != Checkout{Mode: CheckoutNone}, "BUILDKITE_REPO", "a job without a checkout has no repository; leave it out")
+		return
+	}
+	v.refuseIf(!repoForm().MatchString(c.Repository) || len(c.Repository) > maxRepo || strings.Contains(c.Repository, ".."), "BUILDKITE_REPO",
+		"%.200q is not an address that kbnode fetches; use a public repository as https://github.com/OWNER/NAME", c.Repository)
+	v.refuseIf(!commitForm().MatchString(c.Commit), "BUILDKITE_COMMIT", "%.80q is not a commit; set it to the hash of one, or to HEAD", c.Commit)
+	v.refuseIf(c.Branch == "" && c.Commit == "HEAD", "BUILDKITE_BRANCH", "HEAD of no branch is no commit; set the branch of the build")
+	v.refuseIf(c.Branch != "" && (!branchForm().MatchString(c.Branch) || badBranch().MatchString(c.Branch)), "BUILDKITE_BRANCH",
+		"%.120q is not a branch that kbnode fetches; rename it to letters, digits, and -_./ in between", c.Branch)
+}
+
+func (s *Spec) validateUploads(v *checker) {
+	v.refuseIf(len(s.Artifacts) > maxArtifacts, "artifact_paths", "there are %d paths; write at most %d, or a pattern such as profile_data/**", len(s.Artifacts), maxArtifacts)
+	for _, p := range s.Artifacts[:min(len(s.Artifacts), maxArtifacts)] {
+		why := "is not a path; write printable text"
+		if p != "" && len(p) <= maxPath && printable(p) {
+			why = ArtifactPattern(p)
+		}
+		v.refuseIf(why != "", "artifact_paths", "%.100q %s", p, why)
+	}
+	v.refuseIf(len(s.Redact) > maxPatterns, "BUILDKITE_REDACTED_VARS", "there are %d patterns; write at most %d in the agent's configuration", len(s.Redact), maxPatterns)
+	for _, p := range s.Redact {
+		v.refuseIf(!patternForm().MatchString(p), "BUILDKITE_REDACTED_VARS", "%.80q is not a pattern of names; write one such as *_TOKEN in the agent's configuration", p)
+	}
+	v.refuseIf(len(s.Payload) > maxPayload || !clean(s.Payload), "KERNELBOT_PAYLOAD", "it has more than %d bytes or is not text; send a smaller submission", maxPayload)
+}
+
+// clean reports whether the kernel and JSON keep a text as it is.
+func clean(s string) bool { return utf8.ValidString(s) && !strings.Contains(s, "\x00") }
+
+func printable(s string) bool { return clean(s) && text.Plain(s) }
+
+// below reports whether p is a clean relative path that does not lead out.
+func below(p string) bool {
+	return p != "" && p == path.Clean(p) && p[0] != '/' && p != ".." && !strings.HasPrefix(p, "../") && len(p) <= maxPath && printable(p)
+}
+
+// absolute refuses what is not a clean absolute path.
+func (v *checker) absolute(field, p string) {
+	v.refuseIf(!path.IsAbs(p) || p != path.Clean(p) || len(p) > maxPath || strings.Contains(p, ":") || !printable(p), field,
+		"%.80q is not an absolute path of printable text without .. and colons; write one such as /work", p)
+}
+
+// kernelDir returns the kernel's directory that p is in, or "". Below /dev/shm are files of the job.
+func kernelDir(p string) string {
+	for _, dir := range []string{"/proc", "/sys", "/dev"} {
+		if p == dir || strings.HasPrefix(p, dir+"/") && !strings.HasPrefix(p, "/dev/shm/") {
+			return dir
+		}
+	}
+	return ""
+}
+
+// system reports whether a user is a number that a job may not have.
+func system(uid string) bool {
+	if strings.Trim(uid, "0123456789") != "" {
+		return false // a name has a meaning only in the image
+	}
+	n, err := strconv.ParseInt(uid, 10, 64)
+	return err != nil || n != 0 && (n < firstUser || n > lastUser)
+}
+
+func ofSlot(name string) bool { return strings.HasPrefix(name, "kbnode-") }
+
+// reserved reports whether no job may set this variable: the slot does, or it would let the job act
+// as the agent.
+func reserved(name string) bool {
+	return slices.ContainsFunc(plan.ReservedEnv, func(pattern string) bool {
+		prefix, isPrefix := strings.CutSuffix(pattern, "*")
+		return name == pattern || isPrefix && strings.HasPrefix(name, prefix)
+	})
+}
