@@ -21,6 +21,8 @@ AGENT := $(TOOLS)/agent-$(AGENT_VERSION)/agent
 VALE  := $(TOOLS)/vale-$(VALE_VERSION)/vale
 GORELEASER_VERSION := 2.13.0
 GORELEASER := $(TOOLS)/goreleaser-$(GORELEASER_VERSION)/goreleaser
+ACTIONLINT_VERSION := 1.7.12
+ACTIONLINT := $(TOOLS)/actionlint-$(ACTIONLINT_VERSION)/actionlint
 GOTESTSUM_VERSION := 1.13.0
 export GOTESTSUM := $(TOOLS)/gotestsum-$(GOTESTSUM_VERSION)/gotestsum
 
@@ -89,11 +91,16 @@ REMOTE = $(if $(shell git remote),,GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=remote.or
 snapshot: $(GORELEASER) ## build archives, .deb and .rpm of the working tree in dist/; SNAPSHOT=VERSION
 	$(if $(SNAPSHOT),KBNODE_SNAPSHOT=$(SNAPSHOT)) $(REMOTE) $(GORELEASER) release --snapshot --clean --parallelism 2
 
+.PHONY: release
+release: $(GORELEASER) ## build what a release has from the tag of this commit in dist/; publishes nothing
+	$(REMOTE) $(GORELEASER) release --clean --parallelism 2
+
 .PHONY: packages-check
 packages-check: $(GORELEASER) | deps-check ## check the packages of this commit: reproducible builds, lintian, rpm, content
 	$(call need,lintian,lintian)
 	$(call need,rpm,rpm)
 	$(call need,cpio,cpio)
+	$(GORELEASER) check
 	packaging/check.sh $(GORELEASER)
 
 # Two versions of the .deb for the scenarios, the cheap way: only this architecture, and
@@ -139,8 +146,9 @@ test: ## run what must hold at every commit: what check runs, under the race det
 check: lint hooks-lint spell prose unit ## run linters, the checks of spelling and words, and unit tests
 
 .PHONY: lint
-lint: $(LINT)
+lint: $(LINT) $(ACTIONLINT)
 	$(LINT) run --build-tags vm ./...
+	$(ACTIONLINT)
 
 .PHONY: hooks-lint
 hooks-lint: | deps-check
@@ -213,6 +221,9 @@ $(VALE): | deps-$(HOST_ARCH)
 
 $(GORELEASER):
 	GOBIN=$(@D) CGO_ENABLED=0 go install -trimpath -ldflags='-s -w' github.com/goreleaser/goreleaser/v2@v$(GORELEASER_VERSION)
+
+$(ACTIONLINT):
+	GOBIN=$(@D) CGO_ENABLED=0 go install -ldflags='-s -w' github.com/rhysd/actionlint/cmd/actionlint@v$(ACTIONLINT_VERSION)
 
 $(GOTESTSUM):
 	GOBIN=$(@D) CGO_ENABLED=0 go install -ldflags='-s -w' gotest.tools/gotestsum@v$(GOTESTSUM_VERSION)
