@@ -150,18 +150,21 @@ lint: $(LINT) $(ACTIONLINT)
 	$(LINT) run --build-tags vm ./...
 	$(ACTIONLINT)
 
+# The files of the working tree that match patterns: not those that git only still has in its index.
+worktree = git ls-files -co --exclude-standard -- $(1) | grep -vxFf <(git ls-files -d)
+
 .PHONY: hooks-lint
 hooks-lint: | deps-check
-	shellcheck -x hooks/environment hooks/pre-bootstrap hooks/pre-artifact hooks/pre-exit hooks/agent-startup .ci/run packaging/scripts/* $$(git ls-files -co --exclude-standard -- '*.sh')
+	shellcheck -x hooks/environment hooks/pre-bootstrap hooks/pre-artifact hooks/pre-exit hooks/agent-startup .ci/run packaging/scripts/* $$($(call worktree,'*.sh'))
 
 # .codespellrc lists words that only look misspelled. Test data is not checked.
 .PHONY: spell
 spell: | deps-check ## find misspelled words in documents, comments and messages
-	git ls-files -co --exclude-standard -- . ':!:go.sum' ':!:*/testdata/*' ':!:*.svg' | xargs -d '\n' codespell
+	$(call worktree,. ':!:go.sum' ':!:*/testdata/*' ':!:*.svg') | xargs -d '\n' codespell
 
 .PHONY: prose
 prose: $(VALE) ## check the words of documents, comments and messages against .vale/kbnode
-	git ls-files -co --exclude-standard -- '*.go' '*.md' ':!:*/testdata/*' | xargs -d '\n' $(VALE) --output=line
+	$(call worktree,'*.go' '*.md' ':!:*/testdata/*') | xargs -d '\n' $(VALE) --output=line
 
 # The linters run go vet.
 .PHONY: unit race
