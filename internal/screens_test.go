@@ -2,6 +2,7 @@ package internal_test
 
 import (
 	"encoding/xml"
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -121,7 +122,7 @@ func svgLines(t *testing.T, svg string) (lines []string) {
 	text := false
 	for {
 		tok, err := in.Token()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return lines
 		}
 		if err != nil {
@@ -201,7 +202,7 @@ func split(text string) (runs []run) {
 		}
 		r = run{}
 	}
-	for _, w := range strings.Fields(text) {
+	for w := range strings.FieldsSeq(text) {
 		bare := strings.Trim(w, `.,:;()"'[]…&|`)
 		if bare == "" || !word.MatchString(bare) || unit.MatchString(bare) {
 			value = bare != ""
