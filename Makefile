@@ -231,8 +231,9 @@ $(ACTIONLINT):
 $(GOTESTSUM):
 	GOBIN=$(@D) CGO_ENABLED=0 go install -ldflags='-s -w' gotest.tools/gotestsum@v$(GOTESTSUM_VERSION)
 
+# With -trimpath, it shares the compiled standard library with kbnode.
 $(AGENT):
-	GOBIN=$(@D) CGO_ENABLED=0 go install -ldflags='-s -w' github.com/buildkite/agent/v3@v$(AGENT_VERSION)
+	GOBIN=$(@D) CGO_ENABLED=0 go install -trimpath -ldflags='-s -w' github.com/buildkite/agent/v3@v$(AGENT_VERSION)
 
 # need COMMAND, PACKAGES: install packages if a command is missing.
 

@@ -11,19 +11,21 @@ step() { # TITLE COMMAND …
   echo "$title"
   if ! "$@" >>"$log" 2>&1 </dev/null; then
     tail -n 5 "$log" | sed 's/^/      /' >&2
-    echo "demo: this step was not successful: $(pwd)/$log says why. make demo goes on from here." >&2
+    echo "demo: this step was not successful; $log says why. Run make demo again to repeat it." >&2
     exit 1
   fi
   echo "      $((SECONDS - began)) s"
 }
 
-# The packages of the machine are unpacked on one core while the other one compiles.
+# Debian is unpacked on one core while the other one compiles.
 build() {
-  "$MAKE" --no-print-directory vm-deps
-  go build -o build/kbvm ./test/vm/kbvm
+  "$MAKE" --no-print-directory vm-deps && CGO_ENABLED=0 go build -trimpath -o build/kbvm ./test/vm/kbvm || return
+  local trees status=0
   build/kbvm trees &
-  "$MAKE" --no-print-directory vm-ready
-  wait $!
+  trees=$!
+  "$MAKE" --no-print-directory vm-ready || status=1
+  wait "$trees" || status=1
+  return $status
 }
 
 cat <<'END'
