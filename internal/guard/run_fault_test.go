@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
+	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/keeper"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -193,9 +194,17 @@ func TestNoRecord(t *testing.T) {
 	if err := errors.Join(os.MkdirAll(filepath.Join(dir, "node.json", "deep"), 0o700), os.WriteFile(filepath.Join(dir, "result.json"), []byte("{}"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Chmod(dir, 0); err != nil {
+		t.Fatal(err)
+	}
 	close(r.engine.exit)
 	_ = out.Close()
 	r.wait(t, done)
+	if dirs, _ := filepath.Glob(filepath.Join(r.policy.WorkRoot, runPrefix+"files-*")); len(dirs) == 1 {
+		if info, err := os.Stat(dirs[0]); err != nil || info.Mode().Perm() != 0o755 {
+			t.Error(info, err)
+		}
+	}
 	files, err := filepath.Glob(filepath.Join(r.policy.WorkRoot, runPrefix+"files-*", "*"))
 	if err != nil || len(files) != 1 || filepath.Base(files[0]) != "result.json" {
 		t.Error(files, err)
@@ -248,5 +257,74 @@ func TestCancelWhileUploading(t *testing.T) {
 	}
 	if e := r.wait(t, done); e.by != syscall.SIGTERM || !strings.Contains(r.log.String(), "uploaded\n") {
 		t.Errorf("%+v: %s", e, r.log.String())
+	}
+}
+
+// TestTwoAtOnce start one container of a job.
+func TestTwoAtOnce(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	r.engine.logs = func(write func(string)) { write("hello\n") }
+	first, second := r.start(t.Context()), r.start(t.Context())
+	out := <-r.engine.attached
+	close(r.engine.exit)
+	_ = out.Close()
+	if a, b := r.wait(t, first), r.wait(t, second); a.status != 7 || b.status != 7 {
+		t.Errorf("%+v, %+v: %s", a, b, r.log.String())
+	}
+	r.engine.mu.Lock()
+	defer r.engine.mu.Unlock()
+	n := 0
+	for _, c := range r.engine.created {
+		if c.Labels[jobLabel] != "" {
+			n++
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d containers", n)
+	}
+}
+
+// TestGivePipeline gives the agent a file of the checkout and nothing else.
+func TestGivePipeline(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		file string
+		put  func(dir string) error
+		want string // the file, or "" if it is refused
+	}{
+		"named":             {"ci/p.yml", func(dir string) error { return os.WriteFile(filepath.Join(dir, "ci", "p.yml"), nil, 0o600) }, "ci/p.yml"},
+		"the usual place":   {"", func(dir string) error { return os.WriteFile(filepath.Join(dir, "buildkite.yml"), nil, 0o600) }, "buildkite.yml"},
+		"a link":            {"ci/p.yml", func(dir string) error { return os.Symlink("../other", filepath.Join(dir, "ci", "p.yml")) }, "ci/p.yml"},
+		"a link to outside": {"ci/p.yml", func(dir string) error { return os.Symlink("/etc/passwd", filepath.Join(dir, "ci", "p.yml")) }, ""},
+		"a way to outside":  {"up/passwd", func(dir string) error { return os.Symlink("/etc", filepath.Join(dir, "up")) }, ""},
+		"a pipe":            {"ci/p.yml", func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, "ci", "p.yml"), 0o600) }, ""},
+		"a directory":       {"ci", func(string) error { return nil }, ""},
+		"too large": {"ci/p.yml", func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "ci", "p.yml"), make([]byte, maxPipeline+1), 0o600)
+		}, ""},
+		"none": {"", func(string) error { return nil }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := &guard{}
+			g.policy.WorkRoot, g.uid, g.gid = t.TempDir(), os.Getuid(), os.Getgid()
+			r := &jobRun{top: filepath.Join(g.policy.WorkRoot, someRun), spec: &job.Spec{PipelineFile: row.file}}
+			if err := errors.Join(os.MkdirAll(filepath.Join(r.checkout(), "ci"), 0o700), os.WriteFile(filepath.Join(r.checkout(), "other"), nil, 0o600), row.put(r.checkout())); err != nil {
+				t.Fatal(err)
+			}
+			err := g.givePipeline(r)
+			if no, refused := errors.AsType[refusal](err); r.outcome.Pipeline != row.want || (err == nil) != (row.want != "") || err != nil && (!refused || no.status != 403) {
+				t.Errorf("%q, %v", r.outcome.Pipeline, err)
+			}
+			if row.want != "" {
+				_, err = os.Stat(filepath.Join(r.outcome.Files, r.outcome.Pipeline))
+			} else {
+				_, err = os.Stat(r.checkout())
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
