@@ -21,6 +21,8 @@ AGENT := $(TOOLS)/agent-$(AGENT_VERSION)/agent
 VALE  := $(TOOLS)/vale-$(VALE_VERSION)/vale
 GORELEASER_VERSION := 2.13.0
 GORELEASER := $(TOOLS)/goreleaser-$(GORELEASER_VERSION)/goreleaser
+ACTIONLINT_VERSION := 1.7.12
+ACTIONLINT := $(TOOLS)/actionlint-$(ACTIONLINT_VERSION)/actionlint
 GOTESTSUM_VERSION := 1.13.0
 export GOTESTSUM := $(TOOLS)/gotestsum-$(GOTESTSUM_VERSION)/gotestsum
 
@@ -89,11 +91,16 @@ REMOTE = $(if $(shell git remote),,GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=remote.or
 snapshot: $(GORELEASER) ## build archives, .deb and .rpm of the working tree in dist/; SNAPSHOT=VERSION
 	$(if $(SNAPSHOT),KBNODE_SNAPSHOT=$(SNAPSHOT)) $(REMOTE) $(GORELEASER) release --snapshot --clean --parallelism 2
 
+.PHONY: release
+release: $(GORELEASER) ## build what a release has from the tag of this commit in dist/; publishes nothing
+	$(REMOTE) $(GORELEASER) release --clean --parallelism 2
+
 .PHONY: packages-check
 packages-check: $(GORELEASER) | deps-check ## check the packages of this commit: reproducible builds, lintian, rpm, content
 	$(call need,lintian,lintian)
 	$(call need,rpm,rpm)
 	$(call need,cpio,cpio)
+	$(GORELEASER) check
 	packaging/check.sh $(GORELEASER)
 
 # Two versions of the .deb for the scenarios, the cheap way: only this architecture, and
@@ -139,21 +146,25 @@ test: ## run what must hold at every commit: what check runs, under the race det
 check: lint hooks-lint spell prose unit ## run linters, the checks of spelling and words, and unit tests
 
 .PHONY: lint
-lint: $(LINT)
+lint: $(LINT) $(ACTIONLINT)
 	$(LINT) run --build-tags vm ./...
+	$(ACTIONLINT)
+
+# The files of the working tree that match patterns: not those that git only still has in its index.
+worktree = git ls-files -co --exclude-standard -- $(1) | grep -vxFf <(git ls-files -d)
 
 .PHONY: hooks-lint
 hooks-lint: | deps-check
-	shellcheck -x hooks/environment hooks/pre-bootstrap hooks/pre-artifact hooks/pre-exit hooks/agent-startup .ci/run packaging/scripts/* $$(git ls-files -co --exclude-standard -- '*.sh')
+	shellcheck -x hooks/environment hooks/pre-bootstrap hooks/pre-artifact hooks/pre-exit hooks/agent-startup .ci/run packaging/scripts/* $$($(call worktree,'*.sh'))
 
 # .codespellrc lists words that only look misspelled. Test data is not checked.
 .PHONY: spell
 spell: | deps-check ## find misspelled words in documents, comments and messages
-	git ls-files -co --exclude-standard -- . ':!:go.sum' ':!:*/testdata/*' ':!:*.svg' | xargs -d '\n' codespell
+	$(call worktree,. ':!:go.sum' ':!:*/testdata/*' ':!:*.svg') | xargs -d '\n' codespell
 
 .PHONY: prose
 prose: $(VALE) ## check the words of documents, comments and messages against .vale/kbnode
-	git ls-files -co --exclude-standard -- '*.go' '*.md' ':!:*/testdata/*' | xargs -d '\n' $(VALE) --output=line
+	$(call worktree,'*.go' '*.md' ':!:*/testdata/*') | xargs -d '\n' $(VALE) --output=line
 
 # The linters run go vet.
 .PHONY: unit race
@@ -214,11 +225,15 @@ $(VALE): | deps-$(HOST_ARCH)
 $(GORELEASER):
 	GOBIN=$(@D) CGO_ENABLED=0 go install -trimpath -ldflags='-s -w' github.com/goreleaser/goreleaser/v2@v$(GORELEASER_VERSION)
 
+$(ACTIONLINT):
+	GOBIN=$(@D) CGO_ENABLED=0 go install -ldflags='-s -w' github.com/rhysd/actionlint/cmd/actionlint@v$(ACTIONLINT_VERSION)
+
 $(GOTESTSUM):
 	GOBIN=$(@D) CGO_ENABLED=0 go install -ldflags='-s -w' gotest.tools/gotestsum@v$(GOTESTSUM_VERSION)
 
+# With -trimpath, it shares the compiled standard library with kbnode.
 $(AGENT):
-	GOBIN=$(@D) CGO_ENABLED=0 go install -ldflags='-s -w' github.com/buildkite/agent/v3@v$(AGENT_VERSION)
+	GOBIN=$(@D) CGO_ENABLED=0 go install -trimpath -ldflags='-s -w' github.com/buildkite/agent/v3@v$(AGENT_VERSION)
 
 # need COMMAND, PACKAGES: install packages if a command is missing.
 

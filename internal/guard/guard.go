@@ -83,8 +83,9 @@ func Serve(ctx context.Context, c Config) error {
 			return err
 		}
 	}
-	// Each slot has its own mirrors as long as few jobs need them.
-	g.mirrors = checkout.Mirrors{Dir: filepath.Join(filepath.Dir(c.Policy.Socket), "mirrors"), UID: uid, GID: gid}
+	// Each slot has its own mirrors as long as no agent uses them. Git is not the slot's user, whose
+	// processes the keeper ends outside the slot's slice.
+	g.mirrors = checkout.Mirrors{Dir: filepath.Join(filepath.Dir(c.Policy.Socket), "mirrors"), UID: nobodyID - 1, GID: nobodyID - 1}
 	if err := errors.Join(g.binder.clear(), g.keeper.Thaw(), ownDir(g.mirrors.Dir, 0o711, 0, 0)); err != nil {
 		return err
 	}

@@ -42,7 +42,7 @@ func TestBootstrap(t *testing.T) {
 		"compatible":    p.submit(1, pipeline.Eval, image+" --profile compatible", right),
 		"docker-test":   p.submit(2, pipeline.DockerTest, image, nil),
 		"artifact-test": p.submit(3, pipeline.ArtifactTest, image, nil),
-		"no image":      p.submit(4, pipeline.Fast, "kernelbot-test:missing", right),
+		"no image":      p.submit(4, pipeline.Eval, "kernelbot-test:missing", right),
 	}
 	for _, kind := range []string{"eval", "compatible"} {
 		t.Run(kind, func(t *testing.T) {
@@ -85,11 +85,11 @@ func TestBootstrap(t *testing.T) {
 	t.Run("the service is killed, and the job goes on", func(t *testing.T) {
 		m.Put("/root/on.yml", 0o600, step(2, image, "echo before; until [ -e go ]; do sleep 1; done; echo after; echo '{}' >out.json", "")+"    artifact_paths: [out.json]\n")
 		build := m.Sh("bkstub submit --queue b200 --steps /root/on.yml")
-		m.Wait("the job's output", "bkstub log "+build+" | grep -q before")
+		m.Wait("the job's output", "bkstub log "+build+" | grep -q ^before")
 		if got := census(2); strings.Contains(got, "bash") || strings.Contains(got, "git") || strings.Contains(got, "docker") {
 			t.Errorf("what runs as the slot's user: %s", got)
 		}
-		m.Sh("systemctl kill -s KILL kbnode-guard-gpu2; touch /var/lib/buildkite-agent/gpu-2/builds/kbnode-*/checkout/go")
+		m.Sh("systemctl kill -s KILL kbnode-guard-gpu2; cd /var/lib/buildkite-agent/gpu-2/builds/kbnode-*/checkout; touch go")
 		r := p.wait(t, build, "passed")
 		if strings.Count(r.Log, "before\r\n") != 1 || strings.Count(r.Log, "after\r\n") != 1 {
 			t.Errorf("the log: %s", r.Log)
@@ -97,7 +97,7 @@ func TestBootstrap(t *testing.T) {
 		m.Sh("bkstub artifact " + build + " out.json")
 	})
 	t.Run("canceled", func(t *testing.T) {
-		build := p.submit(3, pipeline.Fast, image, config(t, "sleeper.py", nil))
+		build := p.submit(3, pipeline.Eval, image, config(t, "sleeper.py", nil))
 		m.Wait("the program's child", "pgrep -x sleep")
 		m.Sh("bkstub cancel " + build)
 		r := p.wait(t, build, "canceled")

@@ -100,6 +100,13 @@ func rigCommands(t *testing.T) {
 func rigSimulatedGPUs(t *testing.T) {
 	t.Parallel()
 	m := vm.Fork(t)
+	const query = "nvidia-smi --query-gpu=uuid,name --format=csv,noheader"
+	if got, want := m.Sh("docker run --rm --device nvidia.com/gpu=3 busybox:test "+query), "GPU-6c1d4f0a-93b2-4e57-8a1c-0d5e7f2a3b03, NVIDIA B200"; got != want {
+		t.Errorf("a container with GPU 3 has %q, want %q", got, want)
+	}
+	if r := m.Try("docker run --rm busybox:test " + query); r.Code == 0 {
+		t.Errorf("a container without a GPU has %q", r.Stdout)
+	}
 	open := func(k int) string { return m.Try(fmt.Sprintf("exec 3<>/dev/nvidia%d", k)).Stderr }
 	if got := open(0); !strings.Contains(got, "No such device or address") {
 		t.Errorf("opening a GPU without a driver says %q, want ENXIO", got)

@@ -126,6 +126,10 @@ def main():
         svg = animation(head, recorded) if file.stem == "demo" else still(head, recorded)
         (drawings / f"{file.stem}.svg").write_text(svg)
         print(f"{file.stem}.svg: {len(svg.encode()) / 1000:.1f} kB")
+    # What was drawn is not stale.
+    stale = drawings / "stale.txt"
+    drawn = {file.stem for file in recordings.glob("*.cast")}
+    stale.write_text("".join(line for line in stale.read_text().splitlines(True) if line.strip() not in drawn))
 
 
 main()

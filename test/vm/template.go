@@ -24,29 +24,16 @@ type Template struct {
 // The cache is $KBNODE_VM_CACHE, else kbnode/vm in the user's cache directory;
 // $AGENT names the buildkite-agent that goes into the image.
 func Ensure(ctx context.Context, log *slog.Logger, debian string) (*Template, error) {
-	suite, err := suiteOf(debian)
+	b, done, err := openBuilder(ctx, log, debian)
 	if err != nil {
 		return nil, err
 	}
-	cache, err := cacheDir()
-	if err != nil {
-		return nil, err
-	}
-	agent := os.Getenv("AGENT")
-	if agent == "" {
+	defer done()
+	b.agent = os.Getenv("AGENT")
+	if b.agent == "" {
 		return nil, errors.New("AGENT does not name a buildkite-agent binary; run this through make")
 	}
-	lock, err := lockFile(ctx, filepath.Join(cache, "lock"))
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = lock.Close() }()
-
-	b := &builder{cache: cache, agent: agent, suite: suite, log: log}
-	if err := b.clean(); err != nil {
-		return nil, err
-	}
-	b.guestd = filepath.Join(cache, "guestd")
+	b.guestd = filepath.Join(b.cache, "guestd")
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w",
 		"-o", b.guestd, "github.com/gpu-mode/kbnode/test/vm/guestd")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64", "GOFLAGS=")
@@ -57,7 +44,7 @@ func Ensure(ctx context.Context, log *slog.Logger, debian string) (*Template, er
 	if err != nil {
 		return nil, err
 	}
-	dir := filepath.Join(cache, "template-"+key)
+	dir := filepath.Join(b.cache, "template-"+key)
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		if err := b.make(ctx, dir); err != nil {
 			return nil, fmt.Errorf("make the machine's template: %w", err)
@@ -77,6 +64,38 @@ func Ensure(ctx context.Context, log *slog.Logger, debian string) (*Template, er
 	}
 	t := &Template{dir: dir, use: use, fw: firmware{filepath.Join(dir, "vmlinuz"), filepath.Join(dir, "initrd")}}
 	return t, b.prune()
+}
+
+// EnsureTrees makes what of a template depends on Debian alone, if the cache does not have it.
+func EnsureTrees(ctx context.Context, log *slog.Logger, debian string) error {
+	b, done, err := openBuilder(ctx, log, debian)
+	if err != nil {
+		return err
+	}
+	defer done()
+	_, err = b.trees(ctx)
+	return err
+}
+
+// openBuilder locks the cache until done, for a builder of a Debian's template.
+func openBuilder(ctx context.Context, log *slog.Logger, debian string) (b *builder, done func(), err error) {
+	suite, err := suiteOf(debian)
+	if err != nil {
+		return nil, nil, err
+	}
+	cache, err := cacheDir()
+	if err != nil {
+		return nil, nil, err
+	}
+	lock, err := lockFile(ctx, filepath.Join(cache, "lock"))
+	if err != nil {
+		return nil, nil, err
+	}
+	b = &builder{cache: cache, suite: suite, log: log}
+	if err := b.clean(); err != nil {
+		return nil, nil, errors.Join(err, lock.Close())
+	}
+	return b, func() { _ = lock.Close() }, nil
 }
 
 // Fork starts a machine that goes on where the template stopped.

@@ -10,7 +10,6 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -39,13 +38,17 @@ func run(ctx context.Context, args []string) (code int, err error) {
 		return stale(args[1:], os.Stdout)
 	}
 	if len(args) != 1 {
-		return 2, errors.New("write kbvm image, shell, tutorial, demo, record or stale")
+		return 2, errors.New("write kbvm trees, image, shell, tutorial, demo, record or stale")
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	if args[0] == "trees" {
+		return 0, vm.EnsureTrees(ctx, log, vm.Trixie)
 	}
 	command, ok := commands[args[0]]
 	if !ok {
-		return 2, fmt.Errorf("unknown command %q; write image, shell, tutorial, demo, record or stale", args[0])
+		return 2, fmt.Errorf("unknown command %q; write trees, image, shell, tutorial, demo, record or stale", args[0])
 	}
-	t, err := vm.Ensure(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil)), vm.Trixie)
+	t, err := vm.Ensure(ctx, log, vm.Trixie)
 	if err != nil || command == nil {
 		return 0, err
 	}
@@ -58,27 +61,4 @@ func run(ctx context.Context, args []string) (code int, err error) {
 		return 0, err
 	}
 	return command(ctx, m)
-}
-
-// installCommand is what a vendor's engineer types, and where the stand-in is.
-const installCommand = "BUILDKITE_AGENT_TOKEN=" + bktest.DefaultAgentToken +
-	" kbnode install --queue b200 --endpoint http://127.0.0.1:8899/v3"
-
-// demo is the whole way of one job.
-func demo(ctx context.Context, m *vm.VM) (int, error) {
-	for _, command := range []string{
-		"kbnode inventory",
-		installCommand,
-		"bkstub wait-agents --count 8 --timeout 5m",
-		"kbnode status",
-		"bkstub submit --queue b200 --wait",
-		"kbnode status",
-	} {
-		fmt.Printf("\n# %s\n", command)
-		code, err := m.Stream(ctx, os.Stdout, os.Stderr, "bash", "-c", command)
-		if err != nil || code != 0 {
-			return code, err
-		}
-	}
-	return 0, nil
 }

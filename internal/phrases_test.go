@@ -1,0 +1,209 @@
+package internal_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// word is a word of a text; what else is in one, such as a number, a path and an identifier, differs
+// from screen to screen, and so do units.
+var (
+	word = regexp.MustCompile(`^\pL+(?:['’-]\pL+)*$`)
+	unit = regexp.MustCompile(`^([KMGTkM]i?B|[µmn]?s|MHz|W)$`)
+)
+
+// run is some words with nothing else between them, and whether a value is beside them.
+type run struct {
+	words         []string
+	before, after bool
+}
+
+// split returns the runs of words in a text.
+func split(text string) (runs []run) {
+	var r run
+	value := text != strings.TrimLeft(text, " ") // what a text with a space at its edge is put together with
+	end := func(after bool) {
+		if len(r.words) > 0 {
+			r.after = after
+			runs = append(runs, r)
+		}
+		r = run{}
+	}
+	for w := range strings.FieldsSeq(text) {
+		bare := strings.Trim(w, `.,:;()"'[]…&|`)
+		if bare == "" || !word.MatchString(bare) || unit.MatchString(bare) {
+			value = bare != ""
+			end(value)
+			continue
+		}
+		if !strings.HasPrefix(w, bare) {
+			end(false)
+			value = false
+		}
+		if len(r.words) == 0 {
+			r.before = value
+		}
+		r.words = append(r.words, bare)
+		value = false
+		if !strings.HasSuffix(w, bare) {
+			end(false)
+		}
+	}
+	end(text != strings.TrimRight(text, " "))
+	return runs
+}
+
+// phrases are the fixed parts of the texts that a program can print, and which have a value before
+// and after them.
+type phrases struct{ known, before, after map[string]bool }
+
+func newPhrases() phrases {
+	return phrases{map[string]bool{}, map[string]bool{}, map[string]bool{}}
+}
+
+// variable is a value in a text.
+const variable = "\x00"
+
+var verb = regexp.MustCompile(`%[-+# 0]*[0-9*]*(?:\.[0-9*]+)?(?:\[[0-9]+\])?[a-zA-Z]`)
+
+// add adds a text, whose verbs are values.
+func (p phrases) add(text string) {
+	text = strings.ReplaceAll(verb.ReplaceAllString(text, variable), "%%", "%")
+	for line := range strings.SplitSeq(strings.ReplaceAll(text, "\t", "\n"), "\n") {
+		for _, cell := range gap.Split(line, -1) {
+			for _, r := range split(cell) {
+				key := strings.Join(r.words, " ")
+				p.known[key] = true
+				p.before[key] = p.before[key] || r.before
+				p.after[key] = p.after[key] || r.after
+				p.known[strings.ToUpper(key)] = true // as a heading
+			}
+		}
+	}
+}
+
+// addGo adds the string constants of a Go file. What is added to one with + is a value, unless it is
+// another one.
+func (p phrases) addGo(t *testing.T, file string) {
+	t.Helper()
+	tree, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, file), nil, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	part := map[ast.Expr]bool{} // of a sum that was added
+	ast.Inspect(tree, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.ImportSpec:
+			return false
+		case *ast.BinaryExpr, *ast.BasicLit:
+			e := n.(ast.Expr)
+			if sum, ok := e.(*ast.BinaryExpr); ok {
+				part[sum.X], part[sum.Y] = sum.Op == token.ADD, sum.Op == token.ADD
+			}
+			if text, ok := constant(e); ok && !part[e] {
+				p.add(text)
+			}
+		}
+		return true
+	})
+}
+
+// constant is a string expression with variable for what is not constant; ok if anything is.
+func constant(e ast.Expr) (text string, ok bool) {
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		if e.Kind == token.STRING {
+			text, err := strconv.Unquote(e.Value)
+			return text, err == nil
+		}
+	case *ast.BinaryExpr:
+		if e.Op == token.ADD {
+			x, xok := constant(e.X)
+			y, yok := constant(e.Y)
+			return x + y, xok || yok
+		}
+	}
+	return variable, false
+}
+
+// unknown returns the words of a text that no phrases add up to; "" if there are none.
+func (p phrases) unknown(text string) string {
+	runs := split(text)
+	for i, r := range runs {
+		if !p.adds(r.words, i == len(runs)-1 && strings.HasSuffix(text, "…")) {
+			return strings.Join(r.words, " ")
+		}
+	}
+	return ""
+}
+
+// adds reports whether phrases add up to a run of words, whose last one goes on if cut is true. A phrase
+// of one word follows another one only where a value is: single words would add up to anything.
+func (p phrases) adds(words []string, cut bool) bool {
+	type end struct{ any, open bool } // whether phrases end here; whether a single word may follow
+	ends := make([]end, len(words)+1)
+	ends[0] = end{true, true}
+	for i := range words {
+		if !ends[i].any {
+			continue
+		}
+		for j := i + 1; j <= len(words); j++ {
+			key, single := strings.Join(words[i:j], " "), j == i+1
+			if p.known[key] && (!single || ends[i].open || p.before[key]) {
+				ends[j] = end{true, ends[j].open || !single || p.after[key]}
+			}
+		}
+		if rest := strings.Join(words[i:], " "); cut {
+			for key := range p.known {
+				if strings.HasPrefix(key, rest) {
+					return true
+				}
+			}
+		}
+	}
+	return ends[len(words)].any
+}
+
+// TestPhrases reads what the comparison of screens finds and what it lets pass.
+func TestPhrases(t *testing.T) {
+	t.Parallel()
+	p := newPhrases()
+	for _, text := range []string{
+		"no room on file systems: %s", "file systems", "with", "%s is full", "each slot has %d cores; %d is the minimum", "%s on %s",
+		"running", "  type\tsudo kbnode %s", "room", "problem", "look for it with lspci", "else ", "slot takes no jobs",
+	} {
+		p.add(text)
+	}
+	for text, want := range map[string]string{
+		"no room on file systems: /srv":           "",
+		"file systems with room: 1":               "file systems with room",
+		"file systems is full":                    "",
+		"each slot has 2 cores; 8 is the minimum": "",
+		"each slot has 2 cores; 8 are needed":     "are needed",
+		"each slot has 2 cores; 8 is the…":        "",
+		"each slot has 2 cores; 8 are…":           "are",
+		"running on gpu0":                         "",
+		"running with room":                       "running with room",
+		"PROBLEM":                                 "",
+		"sudo kbnode drain":                       "sudo kbnode drain",
+		"(slot takes no jobs)":                    "",
+		"slot takes jobs":                         "slot takes jobs",
+	} {
+		if got := p.unknown(text); got != want {
+			t.Errorf("%q: unknown are %q, want %q", text, got, want)
+		}
+	}
+	lines := []string{"$ kbnode status", "SLOT  AGENT   PROBLEM", "gpu3  parked  GPU is lost; look", "              for it", "gpu4  idle    -", "  a note", "0123456789012345678901234567890", "tail"}
+	want := []string{"SLOT", "AGENT", "PROBLEM", "gpu3", "parked", "GPU is lost; look for it", "gpu4", "idle", "-", "a note", "0123456789012345678901234567890tail"}
+	if diff := cmp.Diff(want, cells(lines, 31)); diff != "" {
+		t.Errorf("cells (-want +got):\n%s", diff)
+	}
+}
