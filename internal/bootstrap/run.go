@@ -35,6 +35,8 @@ type Config struct {
 	Slot   string // its name, for the log
 	Log    io.Writer
 	Agent  string // path of buildkite-agent
+	// Canceled is closed if a signal came before Run listens for signals; nil if none can have.
+	Canceled <-chan struct{}
 }
 
 // Run runs the job that the agent has, writes its log, and uploads its artifacts. It returns the
@@ -46,6 +48,13 @@ func Run(ctx context.Context, c Config) (status int, by os.Signal) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)
 	defer signal.Stop(signals)
+	go func() {
+		select {
+		case <-c.Canceled:
+			signals <- syscall.SIGTERM
+		case <-ctx.Done():
+		}
+	}()
 
 	// A refusal may quote a secret, too.
 	log := NewRedactor(c.Log, secrets(c.Input.Env, strings.Split(c.Input.Env["BUILDKITE_REDACTED_VARS"], ",")))
@@ -128,7 +137,10 @@ func (c Config) follow(ctx context.Context, spec *job.Spec, signals <-chan os.Si
 		select {
 		case e := <-ended:
 			return e.o, by, e.err
-		case by = <-signals:
+		case s := <-signals:
+			if by == nil {
+				by = s
+			}
 			go service.cancel(canceling, spec.JobID)
 		}
 	}

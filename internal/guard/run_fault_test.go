@@ -328,3 +328,16 @@ func TestGivePipeline(t *testing.T) {
 		})
 	}
 }
+
+// TestCanceledBefore ends a job whose cancellation came before anything listened.
+func TestCanceledBefore(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	close(r.engine.exit)
+	canceled := make(chan struct{})
+	close(canceled)
+	_, by := bootstrap.Run(t.Context(), bootstrap.Config{Input: r.in, Socket: r.socket, Log: &r.log, Agent: r.agent, Canceled: canceled})
+	if by != syscall.SIGTERM {
+		t.Errorf("%v: %s", by, r.log.String())
+	}
+}
