@@ -183,7 +183,10 @@ func (c Config) uploadUntil(ctx context.Context, spec *job.Spec, o slot.Outcome,
 		select {
 		case err := <-uploaded:
 			return err
-		case *by = <-signals:
+		case s := <-signals:
+			if *by == nil {
+				*by = s
+			}
 			time.AfterFunc(canceledUploadTime, cancel)
 		}
 	}

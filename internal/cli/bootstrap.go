@@ -72,7 +72,7 @@ func runJob(ctx context.Context, k int, in job.Input, log io.Writer) error {
 	in.Repositories = []string{""} // the agent has refused what its configuration does not allow
 	status, by := bootstrap.Run(context.WithoutCancel(ctx), bootstrap.Config{
 		Canceled: ctx.Done(),
-		Input: in, Socket: plan.SocketPath(k), Slot: plan.SlotName(k), Log: log, Agent: filepath.Join(in.Env["BUILDKITE_BIN_PATH"], "buildkite-agent"),
+		Input:    in, Socket: plan.SocketPath(k), Slot: plan.SlotName(k), Log: log, Agent: filepath.Join(in.Env["BUILDKITE_BIN_PATH"], "buildkite-agent"),
 	})
 	bootstrap.End(by)
 	if status == 0 {
