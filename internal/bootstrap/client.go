@@ -28,7 +28,7 @@ const (
 	// serviceAway is how long a service that is being restarted may take to answer again.
 	serviceAway = time.Minute
 	servicePoll = 250 * time.Millisecond
-	cancelTime  = 10 * time.Second
+	cancelPoll  = time.Second
 )
 
 // client speaks to the slot's service about one job.
@@ -36,6 +36,8 @@ type client struct {
 	http           http.Client
 	body           []byte
 	stdout, stderr int64 // bytes of output that were read
+	answered       bool  // the last request was
+	away           time.Duration
 }
 
 func newClient(socket string, spec *job.Spec) (*client, error) {
@@ -43,15 +45,16 @@ func newClient(socket string, spec *job.Spec) (*client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("write the spec: %w", err)
 	}
-	return &client{body: body, http: http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	return &client{body: body, away: serviceAway, http: http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}}}, nil
 }
 
 // run runs the job. Where the stream breaks off, it goes on.
 func (c *client) run(ctx context.Context, each func(slot.FrameKind, []byte)) (slot.Outcome, error) {
-	last := time.Now()
+	last := time.Now() // when the service was there
 	for {
+		began := time.Now()
 		o, err := c.once(ctx, func(kind slot.FrameKind, data []byte) error {
 			last = time.Now()
 			switch kind {
@@ -69,7 +72,10 @@ func (c *client) run(ctx context.Context, each func(slot.FrameKind, []byte)) (sl
 		if _, ok := errors.AsType[*statusError](err); ok {
 			return o, err
 		}
-		if time.Since(last) > serviceAway {
+		if c.answered && time.Since(began) > c.away/10 { // not one that dies of this job
+			last = time.Now()
+		}
+		if time.Since(last) > c.away {
 			return o, fmt.Errorf("%w: %w", errGone, err)
 		}
 		if err := limit.Sleep(ctx, servicePoll); err != nil {
@@ -86,6 +92,7 @@ func (e *statusError) Error() string { return e.says }
 func (c *client) once(ctx context.Context, each func(slot.FrameKind, []byte) error) (slot.Outcome, error) {
 	query := url.Values{slot.StdoutParam: {strconv.FormatInt(c.stdout, 10)}, slot.StderrParam: {strconv.FormatInt(c.stderr, 10)}}
 	resp, err := c.post(ctx, slot.RunPath+"?"+query.Encode(), bytes.NewReader(c.body))
+	c.answered = err == nil
 	if err != nil {
 		return slot.Outcome{}, err
 	}
@@ -99,19 +106,14 @@ func (c *client) once(ctx context.Context, each func(slot.FrameKind, []byte) err
 	return slot.ReadFrames(resp.Body, each)
 }
 
-// cancel asks the service to end the job.
-func (c *client) cancel(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, cancelTime)
-	defer cancel()
-	resp, err := c.post(ctx, slot.CancelPath, nil)
-	if err != nil {
-		return fmt.Errorf("cancel the job: %w", err)
+// cancel asks the service to end a job, until ctx is done: it may be away, or not know the job yet.
+func (c *client) cancel(ctx context.Context, id string) {
+	for ctx.Err() == nil {
+		if resp, err := c.post(ctx, slot.CancelPath+"?"+url.Values{slot.JobParam: {id}}.Encode(), nil); err == nil {
+			_ = resp.Body.Close()
+		}
+		_ = limit.Sleep(ctx, cancelPoll)
 	}
-	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode != http.StatusNoContent {
-		return fmt.Errorf("cancel the job: %s", message(resp))
-	}
-	return nil
 }
 
 func (c *client) post(ctx context.Context, path string, body io.Reader) (*http.Response, error) {
@@ -134,14 +136,19 @@ func message(resp *http.Response) string {
 	return strings.TrimPrefix(says.Message, "kbnode: ")
 }
 
-// agentVars are the variables of the agent that its commands need; the second ends in a star.
-var agentVars = []string{"BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_ENDPOINT", "BUILDKITE_JOB_ID", "BUILDKITE_NO_HTTP2", "BUILDKITE_REQUEST_HEADER_*"}
+var (
+	// agentVars are the variables of the agent that its commands need.
+	agentVars = []string{"BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_ENDPOINT", "BUILDKITE_JOB_ID", "BUILDKITE_NO_HTTP2", "BUILDKITE_REQUEST_HEADER_*"}
+	// programVars would change the agent's program, such as what it writes to the log, except namedVars.
+	programVars = []string{"BUILDKITE_AGENT_*", "PATH", "HOME", "LD_*", "GIT_*", "BASH*", "GODEBUG", "GOTRACEBACK", "SSL_*", "*_PROXY", "*_proxy"}
+	namedVars   = []string{"BUILDKITE_AGENT_ID", "BUILDKITE_AGENT_NAME", "BUILDKITE_AGENT_META_DATA_*"}
+)
 
 // sentEnv returns what Buildkite sent, for the variables of a pipeline, without what would change the
 // agent's program. The agent has refused variables that its configuration does not allow.
 func sentEnv(in job.Input) (env []string) {
 	for _, v := range in.Sent {
-		if !matches(agentVars, v.Name) && !matches([]string{"PATH", "HOME", "LD_*", "GIT_*", "BASH*", "GODEBUG", "SSL_*", "*_PROXY", "*_proxy"}, v.Name) {
+		if !matches(agentVars, v.Name) && (!matches(programVars, v.Name) || matches(namedVars, v.Name)) {
 			env = append(env, v.Name+"="+v.Value)
 		}
 	}

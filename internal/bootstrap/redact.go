@@ -5,6 +5,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // redacted stands in a log in place of a secret.
@@ -15,8 +16,9 @@ const redacted = "[REDACTED]"
 const minSecret = 6
 
 // Redactor writes a log without its secrets, also where one is cut into several writes. It holds
-// back only what may become a secret.
+// back only what may become a secret. It is safe for concurrent use.
 type Redactor struct {
+	mu      sync.Mutex
 	out     io.Writer
 	secrets [][]byte
 	borders [][]int // of each secret: see border
@@ -46,6 +48,8 @@ func NewRedactor(out io.Writer, values []string) *Redactor {
 
 // Write writes what p completes.
 func (r *Redactor) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.held = append(r.held, p...)
 	keep := 0
 	for i, s := range r.secrets {
@@ -58,7 +62,11 @@ func (r *Redactor) Write(p []byte) (int, error) {
 }
 
 // Close writes what was held back. It does not close the log.
-func (r *Redactor) Close() error { return r.flush(len(r.held)) }
+func (r *Redactor) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.flush(len(r.held))
+}
 
 // flush writes the first n bytes of what is held.
 func (r *Redactor) flush(n int) error {

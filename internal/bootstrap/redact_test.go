@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"math/rand/v2"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -90,5 +91,25 @@ func TestRedactorIsComplete(t *testing.T) {
 				t.Fatalf("%q has the secret %q of %q", got, s, log)
 			}
 		}
+	}
+}
+
+// TestRedactorAtOnce keeps all of two writers.
+func TestRedactorAtOnce(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	r := NewRedactor(&out, []string{"secret1"})
+	var group sync.WaitGroup
+	for range 2 {
+		group.Go(func() {
+			for range 1000 {
+				_, _ = r.Write([]byte("a secret\n"))
+			}
+		})
+	}
+	group.Wait()
+	_ = r.Close()
+	if got := strings.Count(out.String(), "a secret\n"); got != 2000 {
+		t.Errorf("%d of 2000 lines", got)
 	}
 }

@@ -35,6 +35,8 @@ type Config struct {
 	Slot   string // its name, for the log
 	Log    io.Writer
 	Agent  string // path of buildkite-agent
+	// Canceled is closed if a signal came before Run listens for signals; nil if none can have.
+	Canceled <-chan struct{}
 }
 
 // Run runs the job that the agent has, writes its log, and uploads its artifacts. It returns the
@@ -46,15 +48,23 @@ func Run(ctx context.Context, c Config) (status int, by os.Signal) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)
 	defer signal.Stop(signals)
+	go func() {
+		select {
+		case <-c.Canceled:
+			signals <- syscall.SIGTERM
+		case <-ctx.Done():
+		}
+	}()
 
+	// A refusal may quote a secret, too.
+	log := NewRedactor(c.Log, secrets(c.Input.Env, strings.Split(c.Input.Env["BUILDKITE_REDACTED_VARS"], ",")))
+	c.Log = log
+	defer func() { _ = log.Close() }() // its reader may be gone
 	spec, err := job.Read(c.Input)
 	if err != nil {
 		c.say("+++ kbnode does not run this step", err.Error())
 		return job.ExitRefused, nil
 	}
-	log := NewRedactor(c.Log, secrets(c.Input.Env, spec.Redact))
-	c.Log = log
-	defer func() { _ = log.Close() }() // its reader may be gone
 	c.say("~~~ kbnode prepares a container on " + c.Slot)
 	o, by, err := c.follow(ctx, spec, signals)
 	if err != nil {
@@ -77,7 +87,7 @@ func Run(ctx context.Context, c Config) (status int, by os.Signal) {
 	if o.Reason != "" {
 		c.say("kbnode: " + o.Reason)
 	}
-	if err := c.upload(ctx, spec, o); err != nil {
+	if err := c.uploadUntil(ctx, spec, o, signals, &by); err != nil {
 		c.say("^^^ +++", "kbnode: "+err.Error())
 		if status == 0 {
 			status = ExitNode
@@ -106,6 +116,8 @@ func (c Config) follow(ctx context.Context, spec *job.Spec, signals <-chan os.Si
 		err error
 	}
 	ended := make(chan end, 1)
+	canceling, done := context.WithCancel(ctx)
+	defer done()
 	running := false
 	go func() {
 		o, err := service.run(ctx, func(kind slot.FrameKind, data []byte) {
@@ -125,10 +137,11 @@ func (c Config) follow(ctx context.Context, spec *job.Spec, signals <-chan os.Si
 		select {
 		case e := <-ended:
 			return e.o, by, e.err
-		case by = <-signals:
-			if err := service.cancel(ctx); err != nil {
-				c.say("kbnode: " + err.Error())
+		case s := <-signals:
+			if by == nil {
+				by = s
 			}
+			go service.cancel(canceling, spec.JobID)
 		}
 	}
 }
@@ -153,11 +166,30 @@ func (c Config) say(lines ...string) {
 // secrets returns the values of the variables whose names match one of the patterns.
 func secrets(env map[string]string, patterns []string) (values []string) {
 	for name, value := range env {
-		if slices.ContainsFunc(patterns, func(p string) bool { ok, err := path.Match(p, name); return ok && err == nil }) {
+		if slices.ContainsFunc(patterns, func(p string) bool { ok, err := path.Match(strings.TrimSpace(p), name); return ok && err == nil }) {
 			values = append(values, value)
 		}
 	}
 	return values
+}
+
+// uploadUntil uploads what the job left, and does not take long if the job is canceled meanwhile.
+func (c Config) uploadUntil(ctx context.Context, spec *job.Spec, o slot.Outcome, signals <-chan os.Signal, by *os.Signal) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	uploaded := make(chan error, 1)
+	go func() { uploaded <- c.upload(ctx, spec, o) }()
+	for {
+		select {
+		case err := <-uploaded:
+			return err
+		case s := <-signals:
+			if *by == nil {
+				*by = s
+			}
+			time.AfterFunc(canceledUploadTime, cancel)
+		}
+	}
 }
 
 // upload uploads what the job left: its artifacts, or the pipeline that it is about.

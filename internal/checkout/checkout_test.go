@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 const address = "https://git.example/gpu-mode/kernelbot"
@@ -248,6 +249,44 @@ func TestShared(t *testing.T) {
 			t.Fatal(heads, err)
 		}
 		all()
+	}
+}
+
+// TestCrowded removes mirrors that no one uses where all together are too large.
+func TestCrowded(t *testing.T) {
+	t.Parallel()
+	o, m := setUp(t)
+	mirrors := func() int {
+		t.Helper()
+		all, err := filepath.Glob(filepath.Join(m.Dir, "*.git"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	for i, want := range []int{1, 2, 1, 2} {
+		name := fmt.Sprintf("other%d", i)
+		other := origin{t, filepath.Join(filepath.Dir(o.dir), name)}
+		if err := os.Mkdir(other.dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		other.git("init", "-q", "-b", "main")
+		other.put("a", name, 0o644)
+		hash := other.commit()
+		if i == 2 {
+			m.Limits.Packs = 1
+		}
+		if i == 3 { // one is in use
+			all, _ := filepath.Glob(filepath.Join(m.Dir, "*.git"))
+			unlock, err := lock(t.Context(), all[0], unix.LOCK_SH)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unlock()
+		}
+		if _, _, err := checkOut(t, m, Source{Repository: "https://git.example/gpu-mode/" + name, Commit: hash}); err != nil || mirrors() != want {
+			t.Errorf("%d: %d mirrors, want %d, %v", i, mirrors(), want, err)
+		}
 	}
 }
 

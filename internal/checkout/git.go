@@ -18,7 +18,7 @@ import (
 const (
 	// gitTime bounds one command of git.
 	gitTime = 10 * time.Minute
-	// maxMemory bounds git's data, in bytes, and maxPack what it writes to one file.
+	// maxMemory bounds git's data, in bytes. maxPack bounds what it writes to one file.
 	maxMemory = 1 << 30
 	maxOutput = 64 << 10 // bytes of a command's output, except in unpack
 )

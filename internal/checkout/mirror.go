@@ -5,6 +5,7 @@
 package checkout
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -19,14 +20,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
-// A mirror that exceeds one of these is made again: git's own garbage collection would compete
-// with jobs for longer than a fetch does.
+// Mirrors that exceed one of these are made again: git's own garbage collection would compete with
+// jobs for longer than a fetch does. They are in /run, so they count as the service's memory, also
+// when git or the service has ended.
 const (
-	maxPacks = 500
-	maxPack  = 4 << 30 // bytes of all packs
+	maxMirrors = 64
+	maxPacks   = 500       // of all mirrors
+	maxPack    = 256 << 20 // bytes of all packs, and of one that is fetched
 )
 
 // Source names one commit, as a valid job does (package job).
@@ -133,10 +137,17 @@ func (m Mirrors) fetch(ctx context.Context, dir string, s Source) (string, error
 	return "", errors.Join(&NotFoundError{s.Repository, want}, err)
 }
 
-// prepare makes the mirror's directory, or makes it again if it has become too large or is damaged.
+// prepare makes the mirror's directory, or makes it again if it is damaged. Where the mirrors have
+// become too large, it removes all that no one uses.
 func (m Mirrors) prepare(ctx context.Context, dir string) error {
-	if m.usable(ctx, dir) {
-		return nil
+	all, err := m.crowded()
+	if err != nil {
+		return fmt.Errorf("make a mirror: %w", err)
+	}
+	if len(all) == 0 {
+		if _, err := m.git(ctx, dir, "rev-parse", "--is-bare-repository"); err == nil {
+			return nil
+		}
 	}
 	root, err := os.OpenRoot(m.Dir)
 	if err != nil {
@@ -144,7 +155,15 @@ func (m Mirrors) prepare(ctx context.Context, dir string) error {
 	}
 	defer func() { _ = root.Close() }()
 	name := filepath.Base(dir)
-	err = root.RemoveAll(name)
+	err = disk.RemoveTree(root, name)
+	for _, other := range all {
+		brief, cancel := context.WithTimeout(ctx, lockPoll)
+		if unlock, busy := lock(brief, other, unix.LOCK_EX); busy == nil {
+			err = errors.Join(err, disk.RemoveTree(root, filepath.Base(other)))
+			unlock()
+		}
+		cancel()
+	}
 	if err == nil {
 		err = root.Mkdir(name, 0o700)
 	}
@@ -160,31 +179,29 @@ func (m Mirrors) prepare(ctx context.Context, dir string) error {
 	return nil
 }
 
-func (m Mirrors) usable(ctx context.Context, dir string) bool {
-	packs, err := os.ReadDir(filepath.Join(dir, "objects", "pack"))
-	if err != nil || len(packs) > 2*maxPacks {
-		return false
-	}
+// crowded returns the directories of all mirrors if there are too many or they are too large.
+func (m Mirrors) crowded() ([]string, error) {
+	all, err1 := filepath.Glob(filepath.Join(m.Dir, "*.git"))
+	packs, err2 := filepath.Glob(filepath.Join(m.Dir, "*.git", "objects", "pack", "*"))
 	var size int64
-	for _, e := range packs {
-		if info, err := e.Info(); err == nil {
+	for _, pack := range packs {
+		if info, err := os.Lstat(pack); err == nil {
 			size += info.Size()
 		}
 	}
-	if size > maxPack {
-		return false
+	if len(all) <= maxMirrors && len(packs) <= 2*maxPacks && size <= cmp.Or(m.Limits.Packs, maxPack) {
+		all = nil
 	}
-	_, err = m.git(ctx, dir, "rev-parse", "--is-bare-repository")
-	return err == nil
+	return all, errors.Join(err1, err2)
 }
 
 // lockPoll is the time between two tries to lock a mirror.
 const lockPoll = 20 * time.Millisecond
 
-// lock waits for a lock on a mirror. It is a file beside the mirror, out of reach of git's user, and
-// ends with its holder.
+// lock waits for a lock on a mirror. It is one of 256 files beside the mirrors, out of reach of git's
+// user, and ends with its holder.
 func lock(ctx context.Context, dir string, how int) (unlock func(), err error) {
-	f, err := os.OpenFile(strings.TrimSuffix(dir, ".git")+".lock", os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	f, err := os.OpenFile(filepath.Join(filepath.Dir(dir), filepath.Base(dir)[:2]+".lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock a mirror: %w", err)
 	}

@@ -18,6 +18,7 @@ import (
 type Limits struct {
 	Files int   // default 200,000
 	Bytes int64 // default 4 GiB
+	Packs int64 // bytes of all mirrors' packs; default 256 MiB
 }
 
 const (

@@ -41,9 +41,12 @@ with 255.`,
 			}
 			in, err := jobInput(os.Environ())
 			if err == nil && slot >= 0 {
-				return runJob(context.WithoutCancel(cmd.Context()), slot, in, s.Out) // it hears signals itself
+				return runJob(cmd.Context(), slot, in, s.raw)
 			}
 			var spec *job.Spec
+			if err == nil {
+				in.Repositories, err = allowedRepositories()
+			}
 			if err == nil {
 				spec, err = job.Read(in)
 			}
@@ -67,8 +70,9 @@ with 255.`,
 // runJob runs the agent's job and ends as the agent expects.
 func runJob(ctx context.Context, k int, in job.Input, log io.Writer) error {
 	in.Repositories = []string{""} // the agent has refused what its configuration does not allow
-	status, by := bootstrap.Run(ctx, bootstrap.Config{
-		Input: in, Socket: plan.SocketPath(k), Slot: plan.SlotName(k), Log: log, Agent: filepath.Join(in.Env["BUILDKITE_BIN_PATH"], "buildkite-agent"),
+	status, by := bootstrap.Run(context.WithoutCancel(ctx), bootstrap.Config{
+		Canceled: ctx.Done(),
+		Input:    in, Socket: plan.SocketPath(k), Slot: plan.SlotName(k), Log: log, Agent: filepath.Join(in.Env["BUILDKITE_BIN_PATH"], "buildkite-agent"),
 	})
 	bootstrap.End(by)
 	if status == 0 {
@@ -100,10 +104,7 @@ func jobInput(environ []string) (in job.Input, err error) {
 	if err != nil {
 		return in, fmt.Errorf("read the job's variables: %w", err)
 	}
-	if in.Sent, err = read(string(text)); err != nil {
-		return in, err
-	}
-	in.Repositories, err = allowedRepositories()
+	in.Sent, err = read(string(text))
 	return in, err
 }
 

@@ -30,6 +30,9 @@ type fakeEngine struct {
 	onStart func()
 
 	logs func(write func(string)) // nil writes one line
+	// fault, if not nil, returns the status of a request that fails: 0 if it does not, and -1 if the
+	// connection breaks. It may wait.
+	fault func(r *http.Request) int
 	// stats are files in containers, as the engine reports them; "" for one that is missing.
 	stats map[string]string
 
@@ -159,6 +162,15 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		w.Header().Set("Api-Version", "1.45")
 		if first, rest, ok := strings.Cut(r.URL.Path[1:], "/"); ok && strings.HasPrefix(first, "v1.") {
 			r.URL.Path = "/" + rest
+		}
+		if e.fault != nil {
+			switch status := e.fault(r); {
+			case status < 0:
+				panic(http.ErrAbortHandler)
+			case status > 0:
+				reply(w, status, map[string]string{"message": "out of order"})
+				return
+			}
 		}
 		mux.ServeHTTP(w, r)
 	})}

@@ -1,12 +1,11 @@
 package guard
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -123,8 +122,8 @@ func (g *guard) supervise(r *jobRun) {
 	select {
 	case o = <-ended:
 	case <-r.cancel:
-		if err := g.api.Stop(ctx, r.container, stopGrace); err != nil {
-			g.log.Warn("job not stopped", "job", r.spec.JobID, "err", err)
+		for g.api.Stop(ctx, r.container, stopGrace) != nil && len(ended) == 0 {
+			_ = limit.Sleep(ctx, enginePoll) // the engine is away
 		}
 		o = <-ended
 		o.Canceled = true
@@ -143,6 +142,8 @@ func (g *guard) await(ctx context.Context, id string) slot.Outcome {
 	var since time.Time
 	for {
 		err := g.api.AwaitEnd(ctx, id)
+		// A socket that systemd holds makes the engine look slow, and not away, to the next request.
+		restarted = restarted || err != nil
 		in, err2 := g.api.Inspect(ctx, id)
 		switch {
 		case errors.Is(err2, docker.ErrNotFound):
@@ -156,7 +157,6 @@ func (g *guard) await(ctx context.Context, id string) slot.Outcome {
 			since = time.Time{}
 			continue
 		}
-		restarted = restarted || err != nil
 		if since.IsZero() {
 			since = time.Now()
 		}
@@ -176,11 +176,8 @@ func (g *guard) await(ctx context.Context, id string) slot.Outcome {
 // the checkout, no pipes, and no result that was not finished.
 func (g *guard) settle(ctx context.Context, r *jobRun, o *slot.Outcome) error {
 	rec, recErr := g.keeper.Record(ctx, r.pid)
-	if recErr != nil {
-		g.log.Warn("no node.json", "job", r.spec.JobID, "err", recErr)
-	}
 	if err := g.api.Discard(ctx, r.container); err != nil {
-		g.log.Warn("container left behind", "id", r.container, "err", err)
+		return fmt.Errorf("something may still run: %w", err)
 	}
 	if len(r.spec.Artifacts) == 0 {
 		return nil
@@ -192,14 +189,11 @@ func (g *guard) settle(ctx context.Context, r *jobRun, o *slot.Outcome) error {
 	if err := agent.Prepare(ctx, r.checkout(), r.spec.Artifacts, status, o.Canceled); err != nil {
 		return err
 	}
-	if recErr == nil {
-		text, err := recordText(rec)
-		if err == nil {
-			err = agent.WriteRecord(r.checkout(), text)
-		}
-		if err != nil {
-			return err
-		}
+	if text, err := recordText(rec); recErr == nil {
+		recErr = cmp.Or(err, agent.WriteRecord(r.checkout(), text))
+	}
+	if recErr != nil { // as on a full disk
+		g.log.Warn("no node.json", "job", r.spec.JobID, "err", recErr)
 	}
 	if err := disk.Reclaim(ctx, r.checkout(), g.uid, g.gid); err != nil {
 		return err
@@ -209,25 +203,15 @@ func (g *guard) settle(ctx context.Context, r *jobRun, o *slot.Outcome) error {
 	return err
 }
 
-// give gives the agent the job's files.
-func (g *guard) give(r *jobRun) error {
-	files := filepath.Join(g.policy.WorkRoot, runPrefix+"files-"+filepath.Base(r.top))
-	if err := os.Rename(r.checkout(), files); err != nil {
-		return err
-	}
-	r.outcome.Files = files
-	return nil
-}
-
-// cancelRun ends the job that runs.
+// cancelRun ends a job that starts or runs.
 func (g *guard) cancelRun(c *call) error {
 	g.runs.mu.Lock()
 	r := g.runs.last
 	g.runs.mu.Unlock()
-	if r == nil {
-		return refusal{http.StatusNotFound, "kbnode: the slot runs no job"}
+	if id := c.query.Get(slot.JobParam); r == nil || r.spec.JobID != id {
+		return refusal{http.StatusNotFound, "kbnode: the slot does not run job " + id}
 	}
-	r.canceled.Do(func() { close(r.cancel) })
+	r.stop()
 	c.w.WriteHeader(http.StatusNoContent)
 	return nil
 }

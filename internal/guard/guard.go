@@ -197,6 +197,7 @@ type guard struct {
 	inFlight   inFlight
 	whole      chan struct{} // maxWhole places
 	pulls      chan struct{} // maxPulls places
+	specs      chan struct{} // one place
 }
 
 func newGuard(c Config, engine *docker.Engine) *guard {
@@ -216,6 +217,7 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 		pulled:     newPulledImages(p, engine),
 		whole:      make(chan struct{}, maxWhole),
 		pulls:      make(chan struct{}, maxPulls),
+		specs:      make(chan struct{}, 1),
 	}
 	if c.binder != nil {
 		g.binder = c.binder

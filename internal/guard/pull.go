@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // pull fetches one image. The registry's credentials are the only client header that the engine
@@ -131,4 +133,40 @@ func lowOn(dir string) bool {
 		return false // not a disk of this machine
 	}
 	return st.Bavail < min(st.Blocks/10, minFree/uint64(st.Frsize))
+}
+
+// provide pulls the job's image if the node lacks it, or the job wants the newest.
+func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frames *slot.Frames) error {
+	c := &call{r: internal(ctx)}
+	has, err := g.image(c, image, &struct{}{})
+	if err != nil || has && (spec.Pull != job.PullAlways || g.keeps(image)) {
+		return err
+	}
+	if err := g.registries.mayPull(ctx, image); err != nil {
+		return forbid("%s", err)
+	}
+	if err := g.pulled.used(image, !has); err != nil {
+		return err
+	}
+	_ = frames.Note("pulls %s", image) // the reader may be gone
+	low, err := g.engine.low(ctx)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if err := g.api.Pull(ctx, image, func(docker.Progress) {
+		if low() {
+			cancel(errDiskFull)
+		}
+	}); err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		if errors.Is(err, docker.ErrNotFound) {
+			return forbid("%s", err)
+		}
+		return err
+	}
+	return nil
 }

@@ -26,6 +26,7 @@ import (
 type runKeeper struct {
 	startKeeper
 	parked string
+	record error
 }
 
 func (k *runKeeper) Started(string) {}
@@ -35,7 +36,7 @@ func (k *runKeeper) Report(context.Context, string, int, func(string)) (string, 
 }
 
 func (k *runKeeper) Record(context.Context, int) (noise.Record, error) {
-	return noise.Record{Schema: noise.Schema}, nil
+	return noise.Record{Schema: noise.Schema}, k.record
 }
 
 // jobRig is a service with a job that the agent hands to kbnode.
@@ -228,8 +229,11 @@ func TestRunOutlivesItsService(t *testing.T) {
 	r.engine.add(id, "kbnode-gpu0-x", r.policy.Slice, "0")
 	r.engine.mu.Lock()
 	r.engine.containers[id].Config.Labels[jobLabel] = "0190"
-	r.engine.containers[id].Config.Labels[checkoutLabel] = runPrefix + "X"
+	r.engine.containers[id].Config.Labels[checkoutLabel] = someRun
 	r.engine.mu.Unlock()
+	if err := os.MkdirAll(filepath.Join(r.policy.WorkRoot, someRun, "checkout"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	done := r.start(t.Context())
 	until(t, "its output", func() bool { return strings.Contains(r.log.String(), "hello\nmore\n") })
 	close(r.engine.exit)
@@ -303,7 +307,7 @@ func TestRunRefuses(t *testing.T) {
 			t.Errorf("%.40q: %d %s", body, status, says)
 		}
 	}
-	if status, says := r.ask(t, "POST", slot.CancelPath, ""); status != 404 {
+	if status, says := r.ask(t, "POST", slot.CancelPath+"?job=0190", ""); status != 404 {
 		t.Errorf("cancel: %d %s", status, says)
 	}
 }

@@ -16,8 +16,9 @@ const (
 	RunPath     = "/kbnode/run"
 	StdoutParam = "stdout"
 	StderrParam = "stderr"
-	// CancelPath ends the job that runs. Its stream tells the outcome.
+	// CancelPath ends the job that the query's JobParam names. Its stream tells the outcome.
 	CancelPath = "/kbnode/cancel"
+	JobParam   = "job"
 )
 
 // FrameKind says what a frame has.
