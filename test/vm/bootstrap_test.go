@@ -91,7 +91,7 @@ func TestBootstrap(t *testing.T) {
 		}
 		m.Sh("systemctl kill -s KILL kbnode-guard-gpu2; cd /var/lib/buildkite-agent/gpu-2/builds/kbnode-*/checkout; touch go")
 		r := p.wait(t, build, "passed")
-		if strings.Count(r.Log, "before\r\n") != 1 || strings.Count(r.Log, "after\r\n") != 1 {
+		if strings.Count(r.Log, "\nbefore\n") != 1 || strings.Count(r.Log, "\nafter\n") != 1 {
 			t.Errorf("the log: %s", r.Log)
 		}
 		m.Sh("bkstub artifact " + build + " out.json")
