@@ -341,3 +341,30 @@ func TestCanceledBefore(t *testing.T) {
 		t.Errorf("%v: %s", by, r.log.String())
 	}
 }
+
+// TestBrokenLog does not keep an engine busy whose log ends at once.
+func TestBrokenLog(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	r.engine.logs = func(func(string)) {}
+	done := r.start(t.Context())
+	out := <-r.engine.attached
+	_ = out.Close()
+	logs := func() (n int) {
+		r.engine.mu.Lock()
+		defer r.engine.mu.Unlock()
+		for _, s := range r.engine.requests {
+			if strings.Contains(s, "/logs?") {
+				n++
+			}
+		}
+		return n
+	}
+	until(t, "the log to be read", func() bool { return logs() > 0 })
+	time.Sleep(300 * time.Millisecond)
+	if n := logs(); n > 3 {
+		t.Errorf("the log was read %d times", n)
+	}
+	close(r.engine.exit)
+	r.wait(t, done)
+}
