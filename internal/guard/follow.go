@@ -118,7 +118,7 @@ func (c *counter) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// supervise waits for a job's end, whoever reads its output, and prepares what it leaves.
+// supervise waits for a job's end, with or without a reader of its output, and prepares what it leaves.
 func (g *guard) supervise(r *jobRun) {
 	ctx := context.Background()
 	ended := make(chan slot.Outcome, 1)

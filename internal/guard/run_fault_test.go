@@ -244,7 +244,7 @@ func TestOneSpecAtATime(t *testing.T) {
 func TestCancelWhileUploading(t *testing.T) {
 	r := newJobRig(t, nil)
 	script := "#!/bin/sh\n: >" + r.notes + "\nuntil [ -e " + r.notes + ".go ]; do sleep 0.05; done\necho uploaded\n"
-	if err := os.WriteFile(r.agent, []byte(script), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(r.agent, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	done := r.start(t.Context())
