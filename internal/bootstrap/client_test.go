@@ -24,7 +24,7 @@ func serve(t *testing.T, answer func(w http.ResponseWriter, nth int32)) *client 
 		t.Fatal(err)
 	}
 	var n atomic.Int32
-	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { answer(w, n.Add(1)) })} //nolint:gosec // the test is its only client
+	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { answer(w, n.Add(1)) })}
 	go func() { _ = s.Serve(l) }()
 	t.Cleanup(func() { _ = s.Close() })
 	c, err := newClient(socket, &job.Spec{})

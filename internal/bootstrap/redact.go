@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// redacted stands in a log in place of a secret.
+// redacted is in a log in place of a secret.
 const redacted = "[REDACTED]"
 
 // minSecret is the length in bytes from which a value is a secret. Shorter ones, such as "true",

@@ -41,9 +41,10 @@ func (g *guard) follow(ctx context.Context, r *jobRun, frames *slot.Frames, has 
 	output := r.output
 	r.output = nil // the next reader begins with the log
 	g.runs.mu.Unlock()
-	skip := position{}
+	skip, logged := position{}, false
 	for {
 		if output != nil {
+			before := has
 			reading, read := context.WithCancel(ctx)
 			context.AfterFunc(reading, output.Close)
 			go func() { // the engine ends the stream with the container
@@ -57,6 +58,9 @@ func (g *guard) follow(ctx context.Context, r *jobRun, frames *slot.Frames, has 
 			err := output.Copy(&counter{frames.Writer(slot.FrameStdout), &has.stdout, &has.at, skip.stdout}, &counter{frames.Writer(slot.FrameStderr), &has.stderr, &has.at, skip.stderr})
 			read()
 			g.log.Debug("output ended", "job", r.spec.JobID, "err", err)
+			if logged && has == before { // all slots share the engine: do not ask without a pause
+				_ = limit.Sleep(ctx, enginePoll)
+			}
 		}
 		if ctx.Err() != nil {
 			return
@@ -72,6 +76,7 @@ func (g *guard) follow(ctx context.Context, r *jobRun, frames *slot.Frames, has 
 			if skip = has; has.stdout+has.stderr > wholeLog {
 				skip, since = position{}, has.at
 			}
+			logged = true
 			output, err = g.api.Follow(ctx, r.container, r.spec.TTY, since)
 		}
 		if err != nil {
@@ -113,7 +118,7 @@ func (c *counter) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// supervise waits for a job's end, whoever reads its output, and prepares what it leaves.
+// supervise waits for a job's end, with or without a reader of its output, and prepares what it leaves.
 func (g *guard) supervise(r *jobRun) {
 	ctx := context.Background()
 	ended := make(chan slot.Outcome, 1)

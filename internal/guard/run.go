@@ -200,7 +200,7 @@ func (g *guard) startJob(ctx context.Context, r *jobRun, frames *slot.Frames) er
 	case r.container == "":
 		close(r.done)
 	default:
-		go g.supervise(r)
+		go g.supervise(r) //nolint:gosec // a job outlives the request
 	}
 	close(r.begun)
 	return err

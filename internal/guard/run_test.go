@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -75,7 +76,7 @@ func newJobRig(t *testing.T, sent map[string]string) *jobRig {
 	r := &jobRig{rig: newRig(t, func(r *rig) { r.keeper = k }), keeper: k, notes: filepath.Join(t.TempDir(), "notes")}
 	r.agent = filepath.Join(t.TempDir(), "buildkite-agent")
 	script := fmt.Sprintf("#!/bin/sh\n{ echo \"args $*\"; pwd; env; } >%s\necho uploaded\n", r.notes)
-	if err := os.WriteFile(r.agent, []byte(script), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(r.agent, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	r.in = job.Input{Repositories: []string{".*"}, Env: map[string]string{
@@ -83,9 +84,7 @@ func newJobRig(t *testing.T, sent map[string]string) *jobRig {
 		"BUILDKITE_COMMIT": "HEAD", "BUILDKITE_BRANCH": "main", "BUILDKITE_ARTIFACT_PATHS": "result.json;profile_data/**",
 		"BUILDKITE_AGENT_ACCESS_TOKEN": "secret-token", "BUILDKITE_REDACTED_VARS": "*_TOKEN", "KERNELBOT_RUN_ID": "17", "LD_PRELOAD": "/x",
 	}}
-	for name, value := range sent {
-		r.in.Env[name] = value
-	}
+	maps.Copy(r.in.Env, sent)
 	for name, value := range r.in.Env {
 		if !strings.Contains(name, "TOKEN") {
 			r.in.Sent = append(r.in.Sent, job.Var{Name: name, Value: value})
