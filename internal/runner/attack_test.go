@@ -234,30 +234,56 @@ subprocess.Popen([sys.executable, "-c", "import os, time; time.sleep(0.1); os.wr
 	}
 }
 
-// TestPlantedInterpreter has the pre-run write a python3 ahead of the one that it ran with.
+// TestPlantedInterpreter has the pre-run put another python3, or a library that it loads, where the
+// judge's is looked for: itself, or by a link on the way.
 func TestPlantedInterpreter(t *testing.T) {
 	t.Parallel()
-	attacks(t, `
+	const fake = `
 import os
-for dir in os.environ["PATH"].split(":")[:2]:
+root = os.environ["ROOT"]
+def put(path):
     try:
-        os.makedirs(dir, exist_ok=True)
-        with open(dir + "/python3", "w") as f: f.write("#!/bin/sh\necho check: pass >&3\n")
-        os.chmod(dir + "/python3", 0o755)
-        with open(os.path.dirname(dir) + "/pyvenv.cfg", "w") as f: f.write("home = /nowhere\n")
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if os.path.islink(path): os.remove(path)
+        with open(path, "w") as f: f.write("#!/bin/sh\necho check: pass >&3\n")
+        os.chmod(path, 0o755)
     except OSError:
         pass
-`, `o("check: fail\n")`, func(t *testing.T, j *job, code int, result map[string]any) {
-		if at(result, "runs", "test", "run", "passed") == true {
-			t.Errorf("exit code %d, run %v", code, at(result, "runs", "test", "run"))
-		}
-		if getenvLast(j.cmd.Env, "KBNODE_TEST_LANDLOCK") == "" && at(result, "runs", "test", "run", "result", "check") != "fail" {
-			t.Errorf("with Landlock, the judge did not run: %v", result)
-		}
-	}, func(t *testing.T, j *job) {
-		j.cmd.Env = append(j.cmd.Env, "PATH="+j.dir+"/early/bin:"+j.dir+"/tools:/usr/bin:/bin")
-		_ = os.Mkdir(filepath.Join(j.dir, "tools"), 0o755)
-	})
+`
+	for name, c := range map[string]struct {
+		path, submission string
+		links            map[string]string // by name
+	}{
+		"in an earlier directory": {"/early/bin:ROOT/tools:", `
+put(root + "/early/bin/python3"); put(root + "/tools/python3"); put(root + "/early/pyvenv.cfg")`, nil},
+		"behind a link to a directory": {"/current/bin:", `
+put(root + "/evil/bin/python3")
+try: os.remove(root + "/current"); os.symlink("evil", root + "/current")
+except OSError: pass`, map[string]string{"current": "version", "version/bin/python3": "/usr/bin/python3"}},
+		"behind a link to a link": {"/bin:", `put(root + "/version/python3")`,
+			map[string]string{"bin/python3": "../version/python3", "version/python3": "/usr/bin/python3"}},
+		"as a library": {"/bin:", `put(root + "/libraries/libm.so.6")`, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			attacks(t, fake+c.submission, `o("check: fail\n")`, func(t *testing.T, j *job, code int, result map[string]any) {
+				if getenvLast(j.cmd.Env, "KBNODE_TEST_LANDLOCK") == "" {
+					if at(result, "runs", "test", "run", "result", "check") != "fail" {
+						t.Errorf("with Landlock, the judge did not run: %v", result)
+					}
+				} else if message, _ := at(result, "error").(string); code != 1 || !strings.Contains(message, "a program changed "+j.dir) {
+					t.Errorf("exit code %d, error %q, run %v", code, message, at(result, "runs", "test", "run"))
+				}
+			}, func(t *testing.T, j *job) {
+				j.cmd.Env = append(j.cmd.Env, "ROOT="+j.dir, "LD_LIBRARY_PATH="+j.dir+"/libraries",
+					"PATH="+j.dir+strings.ReplaceAll(c.path, "ROOT", j.dir)+"/usr/bin:/bin")
+				_ = os.Mkdir(filepath.Join(j.dir, "tools"), 0o755)
+				for name, target := range c.links {
+					link(t, target, filepath.Join(j.dir, name))
+				}
+			})
+		})
+	}
 }
 
 // TestDirectoryIsReplaced has the judge's program put another directory, with a result, in the
@@ -382,7 +408,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 def tries(name, *args):
     got = getattr(libc, name)(*args)
     return os.strerror(ctypes.get_errno()) if got == -1 else "done"
-said = [tries("shmget", 4711, 4096, 0o1666), tries("semget", 4711, 1, 0o1666), tries("msgget", 4711, 0o1666), tries("syscall", 248, b"user", b"x", b"y", 1, -4)]
+said = [tries("shmget", 4711, 4096, 0o1666), tries("semget", 4711, 1, 0o1666), tries("msgget", 4711, 0o1666), tries("mq_open", b"/kbnode-test", os.O_RDWR | os.O_CREAT, 0o600, None), tries("syscall", 248, b"user", b"x", b"y", 1, -4)]
 `
 	if runtime.GOARCH != "amd64" {
 		leave = strings.Replace(leave, "248", "217", 1) // add_key
@@ -391,7 +417,7 @@ said = [tries("shmget", 4711, 4096, 0o1666), tries("semget", 4711, 1, 0o1666), t
 for i, s in enumerate(said): o("%d: %s\n" % (i, s))
 o("check: pass\n")
 `, func(t *testing.T, _ *job, _ int, result map[string]any) {
-		for i, want := range []string{"Function not implemented", "Function not implemented", "Function not implemented", "Operation not permitted"} {
+		for i, want := range []string{"Function not implemented", "Function not implemented", "Function not implemented", "Function not implemented", "Operation not permitted"} {
 			if got := at(result, "runs", "test", "run", "result", strconv.Itoa(i)); got != want {
 				t.Errorf("%d: %v, want %s", i, got, want)
 			}
