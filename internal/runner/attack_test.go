@@ -99,6 +99,22 @@ func processesWith(t *testing.T, text string) (found []string) {
 	return found
 }
 
+// TestProcessesAreLimited checks that no test of this package can use up the machine's processes.
+func TestProcessesAreLimited(t *testing.T) {
+	t.Parallel()
+	attacks(t, "", `
+import resource
+o("limit: %d\ngroup: %s\ncheck: pass\n" % (resource.getrlimit(resource.RLIMIT_NPROC)[1], "kbnode-test-" in open("/proc/self/cgroup").read()))`,
+		func(t *testing.T, j *job, code int, result map[string]any) {
+			if at(result, "runs", "test", "run", "result", "limit") != strconv.Itoa(maxProcesses) {
+				t.Errorf("exit code %d, result %v", code, result)
+			}
+			if root := j.cmd.SysProcAttr == nil && os.Getuid() == 0; root && processGroup() != "" && at(result, "runs", "test", "run", "result", "group") != "True" {
+				t.Errorf("root's processes have no limit: %v", result)
+			}
+		})
+}
+
 // TestForkChains has processes that fork and exit, in sessions of their own, so that none lives long
 // enough to be found and killed.
 func TestForkChains(t *testing.T) {
@@ -150,9 +166,16 @@ o("check: pass\n")
 // TestPriority has a program reach for the priority, the processors and the limits of its judge.
 func TestPriority(t *testing.T) {
 	t.Parallel()
-	attacks(t, "", `
+	attacks(t, `
+import os, resource
+os.nice(7); os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+for l in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE): resource.setrlimit(l, (64, 64))
+`, `
 import fcntl, resource, socket
 judge = os.getppid()
+has = lambda pid: (os.getpriority(os.PRIO_PROCESS, pid), os.sched_getscheduler(pid), sorted(os.sched_getaffinity(pid)))
+limits = {resource.getrlimit(l)[0] for l in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE)}
+o("after another program: %s\n" % ("as it should" if has(0) == has(judge) and 64 not in limits else (has(0), has(judge), limits)))
 def tries(what, f, want):
     try:
         f()
@@ -185,7 +208,7 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); resource.getrlimit(resource.RL
 o("check: pass\n")
 `, func(t *testing.T, _ *job, _ int, result map[string]any) {
 		said, _ := at(result, "runs", "test", "run", "result").(map[string]any)
-		for _, what := range []string{"scheduler", "nice", "limit", "nice of the user", "nice of the group", "signal", "signal of a file", "signal of a socket", "signal all", "signal a group", "pidfd"} {
+		for _, what := range []string{"after another program", "scheduler", "nice", "limit", "nice of the user", "nice of the group", "signal", "signal of a file", "signal of a socket", "signal all", "signal a group", "pidfd"} {
 			if said[what] != "as it should" {
 				t.Errorf("%s: %v", what, said[what])
 			}
@@ -232,6 +255,36 @@ subprocess.Popen([sys.executable, "-c", "import os, time; time.sleep(0.1); os.wr
 			})
 		})
 	}
+}
+
+// TestNoWayAroundTheFilter has a judge's child reach for the judge, and both for what no filter sees:
+// io_uring, and the events by which root may hold up whoever opens a file.
+func TestNoWayAroundTheFilter(t *testing.T) {
+	t.Parallel()
+	numbers := `{"ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "io_uring_setup": 425, "pidfd_getfd": 438, "fanotify_init": 300}`
+	if runtime.GOARCH != "amd64" {
+		numbers = `{"ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "io_uring_setup": 425, "pidfd_getfd": 438, "fanotify_init": 262}`
+	}
+	judge := `
+code = """if 1:
+    import ctypes, os, sys
+    libc, n, victims = ctypes.CDLL(None, use_errno=True), ` + numbers + `, sys.argv[1:]
+    def tries(what, *args):
+        if libc.syscall(n[what], *args) != -1 or ctypes.get_errno() != 1: print(what, args, "is", os.strerror(ctypes.get_errno()))
+    for pid in map(int, victims):
+        tries("ptrace", 16, pid, 0, 0); tries("ptrace", 0x4206, pid, 0, 0)
+        tries("process_vm_readv", pid, 0, 0, 0, 0, 0); tries("process_vm_writev", pid, 0, 0, 0, 0, 0)
+    tries("ptrace", 0, 0, 0, 0); tries("pidfd_getfd", 0, 3, 0)
+    tries("io_uring_setup", 1, ctypes.create_string_buffer(120))
+    tries("fanotify_init", 4, 0); tries("fanotify_init", 8, 0)
+"""
+said = subprocess.run([sys.executable, "-c", code, str(os.getpid()), str(os.getppid())], capture_output=True, text=True)
+o("said: %s\ncheck: pass\n" % (said.stdout + said.stderr).replace("\n", "; "))`
+	attacks(t, "", judge, func(t *testing.T, _ *job, code int, result map[string]any) {
+		if run := at(result, "runs", "test", "run"); at(run, "passed") != true || at(run, "result", "said") != "" {
+			t.Errorf("exit code %d, run %v", code, run)
+		}
+	})
 }
 
 // TestPlantedInterpreter has the pre-run put another python3, or a library that it loads, where the
