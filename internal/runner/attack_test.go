@@ -343,26 +343,65 @@ except OSError: pass`, map[string]string{"current": "version", "version/bin/pyth
 // place of the job's, or take away the right to write there.
 func TestDirectoryIsReplaced(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ judge, want string }{
-		"renamed": {`
+	for name, judge := range map[string]string{
+		"renamed": `
 here = os.getcwd()
 try:
     os.rename(here, here + "-old"); os.mkdir(here)
     with open(here + "/result.json", "w") as f: f.write('{"success": true, "forged": true}')
 except OSError:
     pass
-o("check: pass\n")`, "true"},
-		"without a right": {`os.chmod(".", 0); o("check: pass\n")`, "true"},
+o("check: pass\n")`,
+		"moved into another": `
+here = os.getcwd()
+try: os.rename(here, here + "-old"); os.mkdir(here); os.rename(here + "-old", here + "/deep")
+except OSError: pass
+o("check: pass\n")`,
+		"removed": `
+import shutil
+here = os.getcwd()
+for f in os.listdir("."): shutil.rmtree(f) if os.path.isdir(f) else os.remove(f)
+try: os.rmdir(here)
+except OSError: pass
+o("check: pass\n")`,
+		"removed, and another made": `
+import shutil
+here = os.getcwd()
+for f in os.listdir("."): shutil.rmtree(f) if os.path.isdir(f) else os.remove(f)
+try:
+    os.rmdir(here); os.mkdir(here)
+    with open(here + "/result.json", "w") as f: f.write('{"success": true, "forged": true}')
+except OSError:
+    pass
+o("check: pass\n")`,
+		"without a right": `os.chmod(".", 0); o("check: pass\n")`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			attacks(t, "", c.judge, func(t *testing.T, _ *job, code int, result map[string]any) {
+			attacks(t, "", judge, func(t *testing.T, _ *job, code int, result map[string]any) {
 				if code != 0 || result["forged"] != nil || at(result, "runs", "test", "run", "passed") != true {
 					t.Errorf("exit code %d, result %v", code, result)
 				}
 			})
 		})
 	}
+}
+
+// TestPreRunRemovesTheDirectory has the pre-run remove the job's directory with all that was in it.
+func TestPreRunRemovesTheDirectory(t *testing.T) {
+	t.Parallel()
+	attacks(t, `
+import os, shutil
+here = os.getcwd()
+for f in os.listdir("."): shutil.rmtree(f) if os.path.isdir(f) else os.remove(f)
+try: os.rmdir(here)
+except OSError: pass
+`, `o("check: pass\n")`, func(t *testing.T, j *job, code int, result map[string]any) {
+		passed := at(result, "runs", "test", "run", "passed")
+		if landlock := getenvLast(j.cmd.Env, "KBNODE_TEST_LANDLOCK") == ""; result == nil || landlock && (code != 0 || passed != true) || !landlock && (code != 1 || passed != nil) {
+			t.Errorf("exit code %d, result %v", code, result)
+		}
+	})
 }
 
 // TestDeepDirectories has programs make trees that are deeper than there may be open files, with
