@@ -132,12 +132,13 @@ func (j joints) joinBare(in splitInput) (bare []int) {
 		gpus[j.root(g.NUMANode)]++
 	}
 	distance := distances(in.Memory.Nodes)
-	for _, n := range in.Memory.Nodes {
+	nodes := slices.SortedFunc(slices.Values(in.Memory.Nodes), func(a, b inventory.NUMANode) int { return cmp.Compare(a.ID, b.ID) })
+	for _, n := range nodes {
 		root, best := j.root(n.ID), -1
 		if n.GPU != "" || n.MemoryBytes <= 0 || cpus[root] > 0 || gpus[root] == 0 {
 			continue
 		}
-		for _, o := range in.Memory.Nodes {
+		for _, o := range nodes {
 			if o.GPU != "" || cpus[j.root(o.ID)] == 0 {
 				continue
 			}
