@@ -324,8 +324,10 @@ for path in ["/dev/stdin", "/dev/tty", "/dev/console", "/proc/self/fd/0", "/proc
 `
 	attacks(t, write, write+`
 o("stdin: %s\n" % os.readlink("/proc/self/fd/0"))
+o("session of its own: %s\n" % (os.getsid(0) == os.getpgid(0) == os.getpid()))
 o("check: pass\n")`, func(t *testing.T, j *job, code int, result map[string]any) {
-		if code != 0 || at(result, "runs", "test", "run", "result", "stdin") != "/dev/null" {
+		if code != 0 || at(result, "runs", "test", "run", "result", "stdin") != "/dev/null" ||
+			at(result, "runs", "test", "run", "result", "session of its own") != "True" {
 			t.Errorf("exit code %d, run %v", code, at(result, "runs", "test", "run"))
 		}
 		seen := make([]byte, 64)
