@@ -258,7 +258,7 @@ subprocess.Popen([sys.executable, "-c", "import os, time; time.sleep(0.1); os.wr
 }
 
 // TestNoWayAroundTheFilter has a judge's child reach for the judge, and both for what no filter sees:
-// io_uring, and the events by which root may hold up whoever opens a file.
+// io_uring, and the events by which root may hold up anyone who opens a file.
 func TestNoWayAroundTheFilter(t *testing.T) {
 	t.Parallel()
 	numbers := `{"ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "io_uring_setup": 425, "pidfd_getfd": 438, "fanotify_init": 300}`
