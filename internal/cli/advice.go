@@ -82,10 +82,12 @@ const shortest = 4
 // secrets returns what must not be repeated of a command line, because people log and paste it.
 func secrets(args []string) []string {
 	var found []string
-	for i, a := range args {
-		if i > 0 && strings.HasPrefix(args[i-1], "-") && secretName().MatchString(args[i-1]) {
+	before := ""
+	for _, a := range args {
+		if strings.HasPrefix(before, "-") && secretName().MatchString(before) {
 			found = append(found, a)
 		}
+		before = a
 		for _, groups := range secretValue().FindAllStringSubmatch(a, -1) {
 			found = append(found, groups[1:]...)
 		}

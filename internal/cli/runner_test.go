@@ -41,12 +41,19 @@ func python(t *testing.T) {
 	}
 }
 
-// runs runs kbnode as a process of its own, and checks that it leaves no files.
-func runs(t *testing.T, cmd *exec.Cmd) result {
+// runs runs kbnode as a process of its own, and checks that it leaves no files. It calls during,
+// if there is one, while the process runs.
+func runs(t *testing.T, cmd *exec.Cmd, during ...func(*os.Process)) result {
 	t.Helper()
 	var out, err bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &err
-	if e := cmd.Run(); e != nil && !errors.As(e, new(*exec.ExitError)) {
+	if e := cmd.Start(); e != nil {
+		t.Fatal(e)
+	}
+	for _, f := range during {
+		f(cmd.Process)
+	}
+	if e := cmd.Wait(); e != nil && !errors.As(e, new(*exec.ExitError)) {
 		t.Fatal(e)
 	}
 	tmp := cmd.Env[len(cmd.Env)-1]
@@ -168,13 +175,12 @@ def custom_kernel(data):
     time.sleep(1000)
 `)
 		cmd := process(t, "runner", "--problem", "prefix_python", file)
-		go func() {
-			for t.Context().Err() == nil && sleepers(mark) < 2 {
+		r := runs(t, cmd, func(p *os.Process) {
+			for until := time.Now().Add(time.Minute); sleepers(mark) < 2 && time.Now().Before(until); {
 				time.Sleep(20 * time.Millisecond)
 			}
-			_ = cmd.Process.Signal(sig)
-		}()
-		r := runs(t, cmd)
+			_ = p.Signal(sig)
+		})
 		if r.code != 1 || !strings.HasPrefix(r.out, "No verdict: the job was cancelled before its end: ") || strings.Count(r.out, "\n") != 1 {
 			t.Errorf("%v: %+v", sig, r)
 		}
