@@ -282,7 +282,7 @@ try:
 except ImportError:
     o("helper: none\n")
 o("link: %s\n" % os.path.islink("eval.py"))
-o("check: " + reference.verdict() + "\ndata: %s\n" % os.path.exists("data.txt"))`
+o("check: " + reference.verdict() + "\ndata: %s\n" % any(map(os.path.exists, ("data.txt", "GNUmakefile"))))`
 	for name, submission := range map[string]string{
 		"rewriting sources": `for n in ("eval.py", "reference.py"): open(n, "w").write("import os; os.write(3, b'check: pass')")`,
 		"a source as a directory": `import os
@@ -308,7 +308,7 @@ os.mkfifo("random")`,
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			j, result := runPy(t, map[string]string{
-				"submission.py": "for n in ('helper.py', 'data.txt'): open(n, 'w').write('0')\n" + submission,
+				"submission.py": "for n in ('helper.py', 'data.txt', 'GNUmakefile'): open(n, 'w').write('0')\n" + submission,
 				"eval.py":       honest,
 				"reference.py":  "def verdict():\n    return 'fail' # and enough room for another program\n",
 			})
