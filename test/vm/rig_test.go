@@ -104,6 +104,9 @@ func rigSimulatedGPUs(t *testing.T) {
 	if got, want := m.Sh("docker run --rm --device nvidia.com/gpu=3 busybox:test "+query), "GPU-6c1d4f0a-93b2-4e57-8a1c-0d5e7f2a3b03, NVIDIA B200"; got != want {
 		t.Errorf("a container with GPU 3 has %q, want %q", got, want)
 	}
+	if got, want := m.Sh("docker run --rm --device nvidia.com/gpu=3 busybox:test nvidia-smi -L"), "GPU 3: NVIDIA B200 (UUID: GPU-6c1d4f0a-93b2-4e57-8a1c-0d5e7f2a3b03)"; got != want {
+		t.Errorf("its list is %q, want %q", got, want)
+	}
 	if r := m.Try("docker run --rm busybox:test " + query); r.Code == 0 {
 		t.Errorf("a container without a GPU has %q", r.Stdout)
 	}
