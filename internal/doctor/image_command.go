@@ -25,7 +25,8 @@ const (
 var imageWorks = []imageWork{
 	{engines, "image/system prune", isAll},
 	{engines, "system/container prune", nil},
-	{engines, "image pull/rm/remove", nil},
+	{engines, "image pull/rm/remove/load", nil},
+	{engines, "load", nil},
 	{"ctr", "image/images/i pull/fetch/rm/remove/delete/del/prune", nil},
 	{"podman", "auto-update", nil},
 	{composers, "compose pull", nil},
@@ -43,7 +44,7 @@ var imageWorks = []imageWork{
 var imagePrograms = []string{"update-image.sh", "watchtower", "docker-gc", "docker-prune", "docker-cleanup", "dockcheck.sh"}
 
 // updaterImages match images that replace or remove images, by any publisher.
-var updaterImages = lazy.Regexp(`(^|/)([a-z0-9.]+-)?(watchtower(-(arm|arm64|amd64|armhf|dev|fork))?|ouroboros|docker-gc|docker-gc-cron|docker-cleanup|docker-prune)(:[^/]*)?(@[^/]*)?$`)
+var updaterImages = lazy.Regexp(`(^|/)([a-z0-9.]+-)?(watchtower(-(arm|arm64|amd64|armhf|dev|fork))?|ouroboros|shepherd|wud|whats-up-docker|dockupdater|tugtainer|docker-gc|docker-gc-cron|docker-cleanup|docker-prune)(:[^/]*)?(@[^/]*)?$`)
 
 // talkers only mention what follows them, or run it on another machine.
 var talkers = []string{"echo", "printf", "logger", "wall", "ssh", "cat", "ls", "chmod", "chown", "cp", "mv", "rm", "test", "[", "grep", "which", "type"}

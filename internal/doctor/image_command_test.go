@@ -45,6 +45,9 @@ func TestImageCommand(t *testing.T) {
 		{"D=$(command -v docker); `command -v docker-compose` pull", "docker-compose pull"},
 		{"docker start watchtower", "docker start watchtower"},
 		{"docker run --rm containrrr/watchtower:armhf-latest", "docker run containrrr/watchtower:armhf-latest"},
+		{"docker run -d getwud/wud:8", "docker run getwud/wud:8"},
+		{"docker load -i image.tar", "docker load"},
+		{"podman-compose -f x pull", "podman-compose pull"},
 		{"[ -x /usr/bin/docker ] && docker pull x", "docker pull"},
 
 		{"# docker pull x", ""},

@@ -123,7 +123,7 @@ func (o *others) isScript(name string) bool {
 var shebang = lazy.Regexp(`^#!\S*/(env\s+(-\S+\s+)*)?(sh|bash|dash|zsh|ksh)\b`)
 
 // imageTimer matches the names of timers for such work, whatever program does it.
-var imageTimer = lazy.Regexp(`(?i)(docker|podman|nerdctl|container|image).*(prune|pull|gc|clean|auto-?update)|watchtower|ouroboros`)
+var imageTimer = lazy.Regexp(`(?i)(docker|podman|nerdctl|container|image).*(prune|pull|gc|clean|auto-?update)|(prune|pull|clean|update).*(docker|podman|nerdctl|container|image)|watchtower|ouroboros`)
 
 func (o *others) timers(ctx context.Context) {
 	units, err := o.Source.Units(ctx, "*.timer")
@@ -230,7 +230,7 @@ func (o *others) containers(ctx context.Context) {
 			continue
 		}
 		what := imageCommand(c.Command)
-		if updaterImages().MatchString(c.Image) || c.Labels["com.centurylinklabs.watchtower"] == "true" {
+		if updaterImages().MatchString(c.Image) || updaterImages().MatchString(c.Name) || c.Labels["com.centurylinklabs.watchtower"] == "true" {
 			what = c.Image
 		}
 		if what != "" {

@@ -185,7 +185,7 @@ func TestRebuildRefuses(t *testing.T) {
 		"memory as a word":            {host(`"Memory":"1g"`), "not a number"},
 		"memory beyond 64 bits":       {host(`"Memory":1e400`), "whole number"},
 		"NUL in a command":            {`{"Image":"i","Cmd":["a\u0000b"]}`, "NUL"},
-		"nested deeply":               {`{"Image":"i","X":` + strings.Repeat("[", 5000) + strings.Repeat("]", 5000) + `}`, "nested more than"},
+		"nested deeply":               {`{"Image":"i","X":` + strings.Repeat("[", 5000) + strings.Repeat("]", 5000) + `}`, "nested more than 12 levels deep; send what Docker's own client sends"},
 		"many values":                 {`{"Image":"i","Cmd":[` + strings.Repeat(`"",`, 60000) + `""]}`, "more than 50000 values"},
 		"larger than three megabytes": {`{"Image":"i","Cmd":["` + strings.Repeat("a", 3<<20) + `"]}`, "larger than"},
 		"a list":                      {`[]`, "not a JSON object"},

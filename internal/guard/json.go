@@ -22,6 +22,14 @@ const (
 // what could be read in two ways: the engine's own decoder takes the last of two equal keys,
 // replaces bytes that are not UTF-8 and ignores what follows the object.
 func parse(body []byte) (map[string]any, error) {
+	obj, err := parseObject(body)
+	if err != nil {
+		return nil, fmt.Errorf("%w; send what Docker's own client sends, and put what is large into a file", err)
+	}
+	return obj, nil
+}
+
+func parseObject(body []byte) (map[string]any, error) {
 	if len(body) > maxBody {
 		return nil, fmt.Errorf("the body is larger than %d bytes", maxBody)
 	}

@@ -11,8 +11,11 @@ import (
 )
 
 // modelName finds the model in a marketing name: "NVIDIA H100 80GB HBM3" → H100,
-// "NVIDIA GeForce RTX 4090" → RTX 4090, "AMD Instinct MI300X" → MI300X.
-var modelName = lazy.Regexp(`(?i)\b((?:RTX(?: PRO)?|GTX|TITAN|Quadro) ?[A-Z]?\d{3,5}|(?:GB|GH|MI|[ABHLPTV])\d{1,4}[A-Z]?)\b`)
+// "NVIDIA GeForce RTX 4070 Ti SUPER" → RTX 4070 Ti SUPER, "AMD Instinct MI300X" → MI300X.
+var modelName = lazy.Regexp(`(?i)\b((?:RTX(?: PRO)?|GTX|TITAN|Quadro) ?[A-Z]?\d{3,5}(?: ?Ti)?(?: (?:SUPER|D|SFF|Ada|Laptop))*|(?:GB|GH|MI|[ABHLPTV])\d{1,4}[A-Z]?)\b`)
+
+// plainModel matches names in which nothing but words may tell a model from another.
+var plainModel = lazy.Regexp(`^[A-Za-z0-9]+(?:[ ()/.:_-]+[A-Za-z0-9]+)*\)?$`)
 
 var (
 	// amdBrand matches AMD's names without the vendor. No other vendor's begin like this.
@@ -35,7 +38,7 @@ func GPUKey(model string) string {
 		if strings.HasPrefix(key, "mi") {
 			key = strings.TrimSuffix(key, "x") // MI300X is mi300 in the contracts
 		}
-		return cleanName(key)
+		return distinct(cleanName(key), model, plainModel().MatchString(model))
 	}
 	short, nvidia := strings.CutPrefix(model, "NVIDIA ")
 	short, amd := strings.CutPrefix(short, "AMD ")

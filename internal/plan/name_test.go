@@ -111,6 +111,11 @@ func TestDistinctNames(t *testing.T) {
 	// Of models that nothing but case or NVIDIA tells apart, the key is the same.
 	each("gpu", slices.DeleteFunc(slices.Clone(texts), func(s string) bool { return strings.HasPrefix(s, "A100") }), GPUKey)
 	each("gpu", []string{"NVIDIA Foo", "AMD Foo", "AMD NVIDIA Foo", "NVIDIA AMD Foo", "NVIDIA Radeon", "AMD Radeon"}, GPUKey)
+	each("gpu", []string{
+		"NVIDIA H100 80GB HBM3", "NVIDIA H100+", "NVIDIA H100-", "NVIDIA H100\u200b", "NVIDIA H100\u00e9", "NVIDIA +H100", "NVIDIA H200",
+		"NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4070", "NVIDIA GeForce RTX 4070 SUPER",
+		"NVIDIA GeForce RTX 4070 Ti", "NVIDIA GeForce RTX 4070 Ti SUPER", "Quadro RTX 4000", "NVIDIA RTX 4000 Ada Generation", "NVIDIA RTX 4000 SFF Ada Generation", "NVIDIA RTX A4000",
+	}, GPUKey)
 	each("gpu-part", parts, partTag)
 	each("part", parts, partKey)
 

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -36,7 +37,7 @@ func (j joints) all() (out cpuset.Set) {
 }
 
 // joinNodes returns the input with NUMA nodes that cannot be told apart as one: nodes that
-// list the same CPU, and nodes of which so many cores have threads on another that the rest is
+// list the same CPU, nodes of GPUs without CPUs, and nodes of which so many cores have threads on another that the rest is
 // too little for slots. The CPUs must be clean.
 func joinNodes(in splitInput) (splitInput, joints, []string) {
 	j, warnings := joints{}, []string(nil)
@@ -66,6 +67,10 @@ func joinNodes(in splitInput) (splitInput, joints, []string) {
 		warnings = append(warnings, fmt.Sprintf("%s lists CPUs %s in several of NUMA nodes %s; nodes with the same CPUs are taken as one, so some memory may be far from a slot's CPUs",
 			who, cpuset.Of(twice...), overlap))
 	}
+	if bare := j.joinBare(in); len(bare) > 0 {
+		warnings = append(warnings, fmt.Sprintf("%s gives NUMA nodes of GPUs no CPUs (%s); each is taken as one with the nearest node, so some memory may be far from a slot's CPUs", who, cpuset.Of(bare...)))
+	}
+	joined := j.all()
 
 	whole, cut := map[int]int{}, map[int]int{} // cores, by node
 	var between [][]int
@@ -98,9 +103,9 @@ func joinNodes(in splitInput) (splitInput, joints, []string) {
 			}
 		}
 	}
-	if torn := j.all(); !torn.Equal(overlap) {
+	if torn := j.all(); !torn.Equal(joined) {
 		warnings = append(warnings, fmt.Sprintf("%s puts the threads of a core on different NUMA nodes (%s); these nodes are taken as one, so some memory may be far from a slot's CPUs",
-			who, torn.Difference(overlap)))
+			who, torn.Difference(joined)))
 	}
 	if len(j) == 0 {
 		return in, j, warnings
@@ -114,6 +119,41 @@ func joinNodes(in splitInput) (splitInput, joints, []string) {
 	}
 	in.Memory.Nodes = j.merge(in.Memory)
 	return in, j, warnings
+}
+
+// joinBare joins each node of a GPU that has memory and no CPUs with the nearest that has CPUs, of
+// several the one with the fewest GPUs, and returns these nodes.
+func (j joints) joinBare(in splitInput) (bare []int) {
+	cpus, gpus := map[int]int{}, map[int]int{}
+	for _, c := range in.CPU.List {
+		cpus[j.root(c.NUMANode)]++
+	}
+	for _, g := range in.GPUs {
+		gpus[j.root(g.NUMANode)]++
+	}
+	distance := distances(in.Memory.Nodes)
+	nodes := slices.SortedFunc(slices.Values(in.Memory.Nodes), func(a, b inventory.NUMANode) int { return cmp.Compare(a.ID, b.ID) })
+	for _, n := range nodes {
+		root, best := j.root(n.ID), -1
+		if n.GPU != "" || n.MemoryBytes <= 0 || cpus[root] > 0 || gpus[root] == 0 {
+			continue
+		}
+		for _, o := range nodes {
+			if o.GPU != "" || cpus[j.root(o.ID)] == 0 {
+				continue
+			}
+			if best < 0 || cmp.Or(cmp.Compare(distance(n.ID, o.ID), distance(n.ID, best)), cmp.Compare(gpus[j.root(o.ID)], gpus[j.root(best)]), cmp.Compare(o.ID, best)) < 0 {
+				best = o.ID
+			}
+		}
+		if best >= 0 {
+			bare = append(bare, n.ID)
+			both := gpus[root] + gpus[j.root(best)]
+			j.join(n.ID, best)
+			cpus[j.root(best)], gpus[j.root(best)] = 1, both
+		}
+	}
+	return bare
 }
 
 // merge returns the nodes of a machine with those that are taken as one as one. Together they

@@ -124,6 +124,22 @@ func TestSplitNodes(t *testing.T) {
 			cores: 3, onNode: true, memory: 14, packages: true,
 		},
 		{
+			name: "a node of GPUs without CPUs", machine: adjacent(2, 32, fourEach()...), change: onNodes(230, "0-127", ""),
+			cores: 7, mems: "0-1", memory: 50, packages: true, warning: "the hypervisor gives NUMA nodes of GPUs no CPUs (1)",
+		},
+		{
+			name: "a third node, without CPUs", machine: adjacent(2, 32, 0, 0, 0, 0, 2, 2, 2, 2), change: onNodes(230, "0-63", "64-127", ""),
+			cores: 7, memory: 50, packages: true, warning: "the hypervisor gives NUMA nodes of GPUs no CPUs (2)",
+		},
+		{
+			name: "three nodes that cut two sockets", machine: adjacent(2, 32, 0, 0, 0, 1, 1, 2, 2, 2), change: onNodes(230, "0-41", "42-85", "86-127"),
+			cores: 6, onNode: true, memory: 70, packages: true, warning: "gives NUMA node 1 cores of packages 0-1",
+		},
+		{
+			name: "nodes within sockets", machine: machine{packages: 2, nodesPerPackage: 2, coresPerNode: 16, smt: 2, numbering: siblingsAdjacent, gpuNodes: []int{0, 0, 1, 1, 2, 2, 3, 3}}, change: func(*splitInput) {},
+			cores: 7, onNode: true, memory: 30, packages: true,
+		},
+		{
 			name: "a GPU's memory that lists CPUs", machine: onTwo(16, fourEach()...),
 			change: func(in *splitInput) {
 				in.Memory.Nodes = append(in.Memory.Nodes, inventory.NUMANode{ID: 5, CPUs: "0-3", MemoryBytes: 96 << 30, GPU: "0000:01:00.0"})
@@ -234,7 +250,7 @@ func TestSplitAnyNodes(t *testing.T) {
 			continue
 		}
 		done++
-		told := strings.Contains(strings.Join(got.Warnings, "\n"), "than the GPU") || strings.Contains(strings.Join(got.Warnings, "\n"), "has no CPUs for slots")
+		told := strings.Contains(strings.Join(got.Warnings, "\n"), "than the GPU") || strings.Contains(strings.Join(got.Warnings, "\n"), "no CPUs")
 		if _, _, cut := cutPackage(physCores(in)); cut {
 			checkNodes(t, in, got, !told, false)
 		}

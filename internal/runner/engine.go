@@ -34,6 +34,7 @@ type engine struct {
 	scratch   string            // the directory of the spaces
 	temporary []string          // other directories where programs may write
 	areas     []*area
+	leads     map[string]string   // where paths that programs look through lead, without Landlock
 	tmpfs     map[uint64]bool     // which devices of theirs are one
 	recorded  []recording         // profilers' files, to be delivered
 	preRan    bool                // by preRun

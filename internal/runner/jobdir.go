@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"strconv"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -63,6 +64,8 @@ func (d *jobDir) putBack() error {
 	path := d.root.Name()
 	if now, err := d.file.Stat(); err != nil {
 		return fmt.Errorf("look at the job's directory: %w", err)
+	} else if st, ok := now.Sys().(*syscall.Stat_t); ok && st.Nlink == 0 {
+		return d.renew()
 	} else if now.Mode() != d.was.Mode() {
 		if err := d.file.Chmod(d.was.Mode()); err != nil {
 			return fmt.Errorf("put back the mode of the job's directory: %w", err)
@@ -71,16 +74,44 @@ func (d *jobDir) putBack() error {
 	if there, err := os.Lstat(path); err == nil && os.SameFile(there, d.was) {
 		return nil
 	}
-	moved, err := os.Readlink(self(d.file))
+	// What is in its place may be above it.
+	other := path + "." + rand.Text()
+	err := ignoreMissing(os.Rename(path, other))
 	if err == nil {
-		err = RemoveAll(path)
+		var moved string
+		if moved, err = os.Readlink(self(d.file)); err == nil {
+			err = os.Rename(moved, path)
+		}
 	}
-	if err == nil {
-		err = os.Rename(moved, path)
-	}
-	if err != nil {
+	if err = errors.Join(err, RemoveAll(other)); err != nil {
 		return fmt.Errorf("put back the job's directory, which a program moved away from %s: %w", path, err)
 	}
+	return nil
+}
+
+// renew makes the directory again, which a program removed, so that there is one for the result. The
+// sources stay in the old one, where no program can be run anymore.
+func (d *jobDir) renew() error {
+	path := d.root.Name()
+	err := RemoveAll(path)
+	if err == nil {
+		err = os.Mkdir(path, d.was.Mode().Perm())
+	}
+	var next *jobDir
+	if err == nil {
+		next, err = openJobDir(path)
+	}
+	if err != nil {
+		return fmt.Errorf("make the job's directory again, which a program removed: %w", err)
+	}
+	if d.room != nil { // its space is reserved
+		next.room, d.room = d.room, next.room
+	}
+	if spare := d.room; spare != nil {
+		_ = spare.Close() // never written to
+	}
+	_ = d.file.Close() // opened for reading; its root is the sources', too
+	*d = *next
 	return nil
 }
 

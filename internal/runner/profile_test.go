@@ -238,6 +238,34 @@ func TestPlantedProfileDataIsNotDelivered(t *testing.T) {
 	}
 }
 
+// TestJudgeUnderAProfiler has the judge and its child, below a profiler, reach for the runner and the verdict.
+func TestJudgeUnderAProfiler(t *testing.T) {
+	t.Parallel()
+	j := newProfileJob(t, 1, `
+def reach(pid):
+    for what in (lambda: os.kill(pid, 0), lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)), lambda: os.setpriority(os.PRIO_PROCESS, pid, 19)):
+        try: what(); return "done"
+        except PermissionError: pass
+    return "as it should"
+up = os.getppid()
+while open("/proc/%d/comm" % up).read() != "runner.test\n":
+    up = int(open("/proc/%d/stat" % up).read().rsplit(")")[1].split()[1])
+o("reach: %s\n" % reach(up))
+subprocess.run([sys.executable, "-c", "import os; os.write(3, b'reach: forged\\n')"], pass_fds=[3])
+subprocess.Popen([sys.executable, "-c", "import os, time\nos.setsid()\nif os.fork(): os._exit(0)\ntime.sleep(60)", os.getcwd()])
+time.sleep(0.3)
+`)
+	j.standIn(t, "nvidia-smi", "exit 0")
+	j.standIn(t, "ncu", ncu)
+	code, result := j.run(t)
+	if got := at(result, "runs", "profile.0", "run", "result", "reach"); code != 0 || got != "as it should" {
+		t.Errorf("exit code %d, %v, result %v\n%s", code, got, result, j.stderr.String())
+	}
+	if left := processesWith(t, j.dir); left != nil {
+		t.Errorf("left: %v", left)
+	}
+}
+
 func TestFilterReport(t *testing.T) {
 	t.Parallel()
 	table := func(name string, n int) string {

@@ -94,30 +94,47 @@ func (e *engine) findTemporary() error {
 	return nil
 }
 
-// loaded returns the directories that a later interpreter, loader or shell reads from. It is for
-// kernels on which programs may write there.
+// loaded returns the directories that a later interpreter, compiler, loader or shell reads from, and
+// notes where the links on the way lead. It is for kernels on which programs may write there.
 func (e *engine) loaded() []*area {
 	areas := []*area{{dir: "/etc", kind: foreignArea}}
+	e.leads = map[string]string{}
 	add := func(dir string, shallow bool) {
+		if !filepath.IsAbs(dir) {
+			return
+		}
 		// Through links, and also if it is not there: a program may create it.
-		if real, err := filepath.EvalSymlinks(dir); err == nil {
+		real, err := filepath.EvalSymlinks(dir)
+		if e.leads[dir] = real; err == nil {
 			dir = real
 		}
-		if filepath.IsAbs(dir) && !slices.ContainsFunc(areas, func(a *area) bool { return a.dir == dir && (shallow || !a.shallow) }) {
+		if !slices.ContainsFunc(areas, func(a *area) bool { return a.dir == dir && (shallow || !a.shallow) }) {
 			areas = append(areas, &area{dir: dir, kind: foreignArea, shallow: shallow})
 		}
 	}
-	for _, dir := range filepath.SplitList(getenv(e.env, "PATH")) {
+	for _, list := range searchPaths {
+		for _, dir := range filepath.SplitList(getenv(e.env, list)) {
+			add(dir, true)
+		}
+	}
+	for _, dir := range append(systemLibraries(), "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib") {
 		add(dir, true)
 	}
-	libraries, _ := filepath.Glob("/usr/lib/*-linux-gnu") // the pattern is valid
-	for _, dir := range append(libraries, "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib") {
-		add(dir, true)
+	for _, program := range e.programs {
+		if real, err := filepath.EvalSymlinks(program); err == nil {
+			e.leads[program] = real
+			add(filepath.Dir(real), true)
+		}
+	}
+	if nvcc := e.leads[e.programs["nvcc"]]; nvcc != "" {
+		toolkit := filepath.Dir(filepath.Dir(nvcc))
+		for _, dir := range []string{toolkit + "/nvvm", toolkit + "/include", toolkit + "/targets", "/usr/include", "/usr/lib/gcc", "/usr/libexec/gcc"} {
+			add(dir, false)
+		}
 	}
 	if python := e.programs["python3"]; python != "" {
 		dirs, _ := pythonDirs(e.env, python)
-		if real, err := filepath.EvalSymlinks(python); err == nil {
-			add(filepath.Dir(real), true)
+		if real := e.leads[python]; real != "" {
 			dirs = append(dirs, filepath.Join(filepath.Dir(filepath.Dir(real)), "lib", filepath.Base(real)))
 		}
 		for _, dir := range dirs {
@@ -125,6 +142,22 @@ func (e *engine) loaded() []*area {
 		}
 	}
 	return areas
+}
+
+// systemLibraries returns the directories of the C library, and those that the loader's settings add
+// (ld.so.conf(5)).
+func systemLibraries() []string {
+	dirs, _ := filepath.Glob("/usr/lib/*-linux-gnu")         // the pattern is valid
+	settings, _ := filepath.Glob("/etc/ld.so.conf.d/*.conf") // likewise
+	for _, name := range append(settings, "/etc/ld.so.conf") {
+		text, _ := os.ReadFile(name) // without it, the loader reads none either
+		for line := range strings.Lines(string(text)) {
+			if line = strings.TrimSpace(line); strings.HasPrefix(line, "/") {
+				dirs = append(dirs, line)
+			}
+		}
+	}
+	return dirs
 }
 
 // walkArea calls f for everything in an area except the engine's own files. f may
@@ -208,18 +241,20 @@ func sumOf(name string) (sum [sha256.Size]byte, err error) {
 // own reports whether the engine itself looks after the file or directory with this
 // path.
 func (e *engine) own(name string) bool {
-	if name == e.scratch || name == filepath.Join(e.dir, ".git") {
-		return true
-	}
-	return slices.ContainsFunc(e.recorded, func(r recording) bool { return name == filepath.Join(e.dir, r.tmp) })
+	return name == e.scratch || slices.ContainsFunc(e.recorded, func(r recording) bool { return name == filepath.Join(e.dir, r.tmp) })
 }
 
 // putBack restores every area so that the next program may trust it. Call it when all
-// processes of the last one are dead. It removes what is new, but for files that a program
-// only reads by name, and returns an error if one changed or removed what was there before.
+// processes of the last one are dead. It removes what is new, and returns an error if a
+// program changed or removed what was there before.
 func (e *engine) putBack() error {
 	if err := e.here.putBack(); err != nil {
 		return err
+	}
+	for path, was := range e.leads {
+		if now, _ := filepath.EvalSymlinks(path); now != was { // an error leads nowhere
+			return changed(path)
+		}
 	}
 	removed := 0
 	for _, a := range e.areas {
@@ -233,12 +268,12 @@ func (e *engine) putBack() error {
 				return err
 			}
 			switch {
-			case old && was == now, e.isSource(name), !old && a.kind == jobArea && e.unread(name, now.mode):
+			case old && was == now, e.isSource(name):
 				return nil
 			case old && was.mode.IsDir() && now.mode.IsDir():
 				return os.Chmod(name, was.mode) // so that it can be read
 			case (a.kind == foreignArea || old && a.kind == jobArea) && !isCache(name):
-				return fmt.Errorf("a program changed %s, which those after it trust; a submission must leave it", name)
+				return changed(name)
 			}
 			if removed++; !isCache(name) && removed <= maxFaults {
 				e.note("%s was created by a program; removing it before the next one runs", strings.TrimPrefix(name, e.dir+"/"))
@@ -263,10 +298,8 @@ func (e *engine) putBack() error {
 	return nil
 }
 
-// unread reports whether no interpreter or loader reads a file by itself: a name without a dot is
-// neither a module nor a library nor a setting. A compiler may include any file.
-func (e *engine) unread(name string, mode fs.FileMode) bool {
-	return e.lang == "py" && mode.IsRegular() && mode.Perm()&0o111 == 0 && !strings.Contains(filepath.Base(name), ".")
+func changed(path string) error {
+	return fmt.Errorf("a program changed %s, which those after it trust; a submission must leave it", path)
 }
 
 // isCache reports whether a file is Python's byte code, which Python writes again.

@@ -86,8 +86,8 @@ func programFilter(judge []uint32, landlock int) filter {
 	} {
 		f.on(number, denied)
 	}
-	// So does System V shared memory. Kernels without it answer in this way.
-	for _, number := range []uint32{unix.SYS_SHMGET, unix.SYS_SEMGET, unix.SYS_MSGGET} {
+	// So do System V objects and POSIX message queues. Kernels without them answer in this way.
+	for _, number := range []uint32{unix.SYS_SHMGET, unix.SYS_SEMGET, unix.SYS_MSGGET, unix.SYS_MQ_OPEN} {
 		f.on(number, func(f *filter) { f.fail(unix.ENOSYS) })
 	}
 	// A file's owner gets signals, any signal with F_SETSIG.

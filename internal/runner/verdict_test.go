@@ -116,6 +116,12 @@ func TestChangedFilesAreRefused(t *testing.T) {
 		"removed":              {`import os; os.remove("lib/module.py")`, "removed"},
 		"its directory, too":   {`import shutil; shutil.rmtree("lib")`, "removed"},
 		"data":                 {`open("notes.txt", "a").write("x")`, "changed"},
+		"git's settings":       {`open(".git/config", "a").write("[core]\nfsmonitor = evil\n")`, "changed"},
+		"a pickle":             {`open("lib/weights.pt", "r+b").write(b"9")`, "changed"},
+		"what was expected":    {`import os; os.remove("expected.json"); open("expected.json", "w").write("1")`, "changed"},
+		"by another name":      {`import os; os.link("data", "x"); open("x", "r+").write("9"); os.remove("x")`, "changed"},
+		"moved there and back": {`import os; os.rename("data", "x"); open("data", "w").write("9"); os.rename("x", "data")`, "changed"},
+		"emptied":              {`open("values.npy", "w").close()`, "changed"},
 		"bytecode may be made": {`import sys; sys.dont_write_bytecode = False; import lib.module`, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -128,7 +134,9 @@ func TestChangedFilesAreRefused(t *testing.T) {
 			}
 			j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
 			write(t, filepath.Join(j.cmd.Dir, "lib", "module.py"), "1")
-			write(t, filepath.Join(j.cmd.Dir, "notes.txt"), "1")
+			for _, name := range []string{"notes.txt", ".git/config", "lib/weights.pt", "expected.json", "data", "values.npy"} {
+				write(t, filepath.Join(j.cmd.Dir, name), "1")
+			}
 			_, result := j.run(t)
 			message, _ := at(result, "error").(string)
 			if c.want == "" && at(result, "runs", "test", "run", "passed") != true || c.want != "" && !strings.Contains(message, "a program "+c.want) {

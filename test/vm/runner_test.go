@@ -60,6 +60,7 @@ type evaluated struct {
 			Compilation *struct {
 				Success bool
 				Command string
+				Stdout  string
 			}
 			Run *struct {
 				Success, Passed bool
@@ -230,6 +231,9 @@ func TestRunner(t *testing.T) {
 			t.Errorf("result is %+v, of the test %+v", r.Result, run)
 		}
 		loot := m.Sh("bkstub artifact " + hostile + " loot")
+		if c := r.Result.Runs["test"].Compilation; c != nil {
+			loot += c.Stdout
+		}
 		for _, stage := range []string{"pre-run", "run"} {
 			for _, what := range []string{"environ", "memory", "files"} {
 				if !strings.Contains(loot, stage+" process 1 "+what+" - Permission denied\n") {

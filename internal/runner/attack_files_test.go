@@ -1,0 +1,271 @@
+package runner
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestPlantedInterpreter has the pre-run put another python3, or a library that it loads, where the
+// judge's is looked for: itself, or by a link on the way.
+func TestPlantedInterpreter(t *testing.T) {
+	t.Parallel()
+	const fake = `
+import os
+root = os.environ["ROOT"]
+def put(path):
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if os.path.islink(path): os.remove(path)
+        with open(path, "w") as f: f.write("#!/bin/sh\necho check: pass >&3\n")
+        os.chmod(path, 0o755)
+    except OSError:
+        pass
+`
+	for name, c := range map[string]struct {
+		path, submission string
+		links            map[string]string // by name
+	}{
+		"in an earlier directory": {"/early/bin:ROOT/tools:", `
+put(root + "/early/bin/python3"); put(root + "/tools/python3"); put(root + "/early/pyvenv.cfg")`, nil},
+		"behind a link to a directory": {"/current/bin:", `
+put(root + "/evil/bin/python3")
+try: os.remove(root + "/current"); os.symlink("evil", root + "/current")
+except OSError: pass`, map[string]string{"current": "version", "version/bin/python3": "/usr/bin/python3"}},
+		"behind a link to a link": {"/bin:", `put(root + "/version/python3")`,
+			map[string]string{"bin/python3": "../version/python3", "version/python3": "/usr/bin/python3"}},
+		"as the compiler's part": {"/cuda/bin:", `put(root + "/cuda/nvvm/bin/cicc")`, nil},
+		"as a library":           {"/bin:", `put(root + "/libraries/libm.so.6")`, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			attacks(t, fake+c.submission, `o("check: fail\n")`, func(t *testing.T, j *job, code int, result map[string]any) {
+				if getenvLast(j.cmd.Env, "KBNODE_TEST_LANDLOCK") == "" {
+					if at(result, "runs", "test", "run", "result", "check") != "fail" {
+						t.Errorf("with Landlock, the judge did not run: %v", result)
+					}
+				} else if message, _ := at(result, "error").(string); code != 1 || !strings.Contains(message, "a program changed "+j.dir) {
+					t.Errorf("exit code %d, error %q, run %v", code, message, at(result, "runs", "test", "run"))
+				}
+			}, func(t *testing.T, j *job) {
+				j.cmd.Env = append(j.cmd.Env, "ROOT="+j.dir, "LD_LIBRARY_PATH="+j.dir+"/libraries",
+					"PATH="+j.dir+strings.ReplaceAll(c.path, "ROOT", j.dir)+"/usr/bin:/bin")
+				_ = os.Mkdir(filepath.Join(j.dir, "tools"), 0o755)
+				write(t, j.dir+"/cuda/nvvm/bin/cicc", "")
+				write(t, j.dir+"/cuda/bin/nvcc", "#!/bin/sh\n")
+				if err := os.Chmod(j.dir+"/cuda/bin/nvcc", 0o755); err != nil {
+					t.Fatal(err)
+				}
+				for name, target := range c.links {
+					link(t, target, filepath.Join(j.dir, name))
+				}
+			})
+		})
+	}
+}
+
+// TestDirectoryIsReplaced has the judge's program put another directory, with a result, in the
+// place of the job's, or take away the right to write there.
+func TestDirectoryIsReplaced(t *testing.T) {
+	t.Parallel()
+	for name, judge := range map[string]string{
+		"renamed": `
+here = os.getcwd()
+try:
+    os.rename(here, here + "-old"); os.mkdir(here)
+    with open(here + "/result.json", "w") as f: f.write('{"success": true, "forged": true}')
+except OSError:
+    pass
+o("check: pass\n")`,
+		"moved into another": `
+here = os.getcwd()
+try: os.rename(here, here + "-old"); os.mkdir(here); os.rename(here + "-old", here + "/deep")
+except OSError: pass
+o("check: pass\n")`,
+		"removed": `
+import shutil
+here = os.getcwd()
+for f in os.listdir("."): shutil.rmtree(f) if os.path.isdir(f) else os.remove(f)
+try: os.rmdir(here)
+except OSError: pass
+o("check: pass\n")`,
+		"removed, and another made": `
+import shutil
+here = os.getcwd()
+for f in os.listdir("."): shutil.rmtree(f) if os.path.isdir(f) else os.remove(f)
+try:
+    os.rmdir(here); os.mkdir(here)
+    with open(here + "/result.json", "w") as f: f.write('{"success": true, "forged": true}')
+except OSError:
+    pass
+o("check: pass\n")`,
+		"without a right": `os.chmod(".", 0); o("check: pass\n")`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			attacks(t, "", judge, func(t *testing.T, _ *job, code int, result map[string]any) {
+				if code != 0 || result["forged"] != nil || at(result, "runs", "test", "run", "passed") != true {
+					t.Errorf("exit code %d, result %v", code, result)
+				}
+			})
+		})
+	}
+}
+
+// TestPreRunRemovesTheDirectory has the pre-run remove the job's directory with all that was in it.
+func TestPreRunRemovesTheDirectory(t *testing.T) {
+	t.Parallel()
+	attacks(t, `
+import os, shutil
+here = os.getcwd()
+for f in os.listdir("."): shutil.rmtree(f) if os.path.isdir(f) else os.remove(f)
+try: os.rmdir(here)
+except OSError: pass
+`, `o("check: pass\n")`, func(t *testing.T, j *job, code int, result map[string]any) {
+		passed := at(result, "runs", "test", "run", "passed")
+		if landlock := getenvLast(j.cmd.Env, "KBNODE_TEST_LANDLOCK") == ""; result == nil || landlock && (code != 0 || passed != true) || !landlock && (code != 1 || passed != nil) {
+			t.Errorf("exit code %d, result %v", code, result)
+		}
+	})
+}
+
+// TestDeepDirectories has programs make trees that are deeper than there may be open files, with
+// directories that no one may read.
+func TestDeepDirectories(t *testing.T) {
+	t.Parallel()
+	deep := `
+import os
+def deep(base):
+    at = os.open(base, os.O_RDONLY)
+    for n in range(400):
+        os.mkdir("d" * 200, dir_fd=at); os.close(os.open("f", os.O_CREAT, dir_fd=at))
+        next = os.open("d" * 200, os.O_RDONLY, dir_fd=at)
+        if n % 100 == 99: os.fchmod(at, 0)
+        os.close(at); at = next
+    os.close(at)
+deep(os.environ["TMPDIR"])
+`
+	attacks(t, deep+`os.mkdir("deep"); deep("deep")`, deep+`
+o("left: %s\n" % os.path.exists("deep"))
+os.mkdir("result.json"); deep("result.json")
+o("check: pass\n")`, func(t *testing.T, j *job, code int, result map[string]any) {
+		run := at(result, "runs", "test", "run")
+		if code != 0 || at(run, "passed") != true || at(run, "result", "left") != "False" {
+			t.Errorf("exit code %d, run %v", code, run)
+		}
+		if left, err := os.ReadDir(filepath.Join(j.dir, "tmp")); err != nil || len(left) > 0 {
+			t.Errorf("left: %v, %v", left, err)
+		}
+	}, func(_ *testing.T, j *job) { j.cmd.Env = append(j.cmd.Env, "KBNODE_TEST_FILES=100") })
+}
+
+// TestTruncation has a judge's program empty a file that it may not write to, on a kernel whose
+// Landlock does not rule that.
+func TestTruncation(t *testing.T) {
+	t.Parallel()
+	if landlockVersion() < landlockRefer {
+		t.Skip("this kernel has no Landlock")
+	}
+	outside := filepath.Join(t.TempDir(), "outside")
+	write(t, outside, "content")
+	j, result := runPy(t, map[string]string{"eval.py": report + `
+outside = os.environ["OUTSIDE"]
+for f in (lambda: os.truncate(outside, 0), lambda: os.open(outside, os.O_RDONLY | os.O_TRUNC), lambda: os.open(outside, os.O_WRONLY | os.O_TRUNC)):
+    try: f(); o("truncated: yes\n")
+    except OSError: pass
+own = os.open("own", os.O_RDWR | os.O_CREAT | os.O_TRUNC); os.ftruncate(own, 8)
+o("own: %d\ncheck: pass\n" % len(open("own").read()))`}, "KBNODE_TEST_LANDLOCK=2", "OUTSIDE="+outside)
+	run := at(result, "runs", "test", "run")
+	if at(run, "passed") != true || at(run, "result", "own") != "8" || at(run, "result", "truncated") != nil {
+		t.Errorf("run %v\n%s", run, j.stderr.String())
+	}
+}
+
+// TestMappedMemory has the pre-run change a file of a tmpfs without changing its times.
+func TestMappedMemory(t *testing.T) {
+	t.Parallel()
+	attacks(t, `
+import mmap
+f = open("helper.py", "r+b")
+m = mmap.mmap(f.fileno(), 0)
+m[0]
+m[12:16] = b"pass"
+`, `
+import helper
+o("check: %s\n" % helper.verdict)`, func(t *testing.T, _ *job, code int, result map[string]any) {
+		message, _ := at(result, "error").(string)
+		if code != 1 || !strings.Contains(message, "a program changed") {
+			t.Errorf("exit code %d, error %q", code, message)
+		}
+	}, func(t *testing.T, j *job) {
+		dir, err := os.MkdirTemp("/dev/shm", "kbnode-test-") //nolint:usetesting // on a tmpfs
+		if err == nil {
+			err = os.Chmod(dir, 0o777)
+		}
+		if err != nil {
+			t.Skip(err)
+		}
+		t.Cleanup(func() { _ = os.RemoveAll(dir) })
+		j.cmd.Dir = dir
+		if err := os.WriteFile(filepath.Join(dir, "helper.py"), []byte("verdict = \"fail\"\n"), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(filepath.Join(dir, "helper.py"), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestCachesAreNew has the pre-run leave something in each cache that torch, Triton and CUDA read. No
+// word of the judge's text says that it reads one, as with a bare @torch.compile.
+func TestCachesAreNew(t *testing.T) {
+	t.Parallel()
+	caches := `
+import os, tempfile
+base = [os.environ.get(n.replace("-", "_"), "") for n in ("TORCH-EXTEN" "SIONS-DIR", "TRI" "TON-CACHE-DIR", "TORCHIN" "DUCTOR-CACHE-DIR", "CUDA-CACHE-PATH", "XDG-CACHE-HOME")]
+base += [os.path.expanduser(d) for d in ("~/.cache", "~/.tri" "ton/cache", "~/.nv/ComputeCache")] + [tempfile.gettempdir() + "/torchin" "ductor-root"]
+`
+	attacks(t, caches+`
+for d in filter(None, base):
+    os.makedirs(d, exist_ok=True)
+    open(d + "/planted", "w").close()
+`, caches+`
+o("planted: %s\n" % [d for d in base if os.path.exists(d + "/planted")])
+o("check: pass\n")`, func(t *testing.T, _ *job, _ int, result map[string]any) {
+		if got := at(result, "runs", "test", "run", "result", "planted"); got != "[]" {
+			t.Errorf("the judge finds %v", got)
+		}
+	})
+}
+
+// TestFullDisk has the judge's program take the space of the sources and all that is left.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("mounts a file system")
+	}
+	attacks(t, "", `
+for name in ("submission.py", "eval.py"): os.remove(name)
+full = os.open("full", os.O_WRONLY | os.O_CREAT)
+try:
+    while True: os.write(full, b"x" * 4096)
+except OSError: pass
+try:
+    for n in range(100000): open("f%d" % n, "w").close()
+except OSError: pass
+os._exit(os.write(fd, b"check: pass\n") - 12)`, func(t *testing.T, _ *job, code int, result map[string]any) {
+		if code != 0 || at(result, "runs", "test", "run", "passed") != true {
+			t.Errorf("exit code %d, result %v", code, result)
+		}
+	}, func(t *testing.T, j *job) {
+		if out, err := exec.CommandContext(t.Context(), "mount", "-t", "tmpfs", "-o", "size=2m,nr_inodes=1k,mode=777", "tmpfs", j.cmd.Dir).CombinedOutput(); err != nil {
+			t.Skipf("mount: %v\n%s", err, out)
+		}
+		dir := j.cmd.Dir
+		t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	})
+}
