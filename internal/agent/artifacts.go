@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -36,6 +37,25 @@ func artifacts(ctx context.Context, k int, checkout, paths string) (removed int,
 		return removed, fmt.Errorf("nothing is uploaded: %w", err)
 	}
 	return removed, nil
+}
+
+// Prepare makes it safe to upload artifacts from a directory in which nothing runs any more: it
+// removes what the patterns may find but must not be uploaded, a noise record that the job made
+// up, and a result that was not finished. status is the exit status of the job's command, as
+// Buildkite writes it.
+func Prepare(ctx context.Context, dir string, patterns []string, status string, canceled bool) error {
+	if _, err := stay(ctx, dir, strings.Join(patterns, ";")); err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(disk.RemoveTree(root, recordName), root.Close()); err != nil {
+		return fmt.Errorf("remove %s: %w", recordName, err)
+	}
+	_, err = unfinished(dir, status, canceled)
+	return err
 }
 
 // checkoutDir returns where a checkout of slot k is. It follows links on the way there;

@@ -40,10 +40,11 @@ func keepRecord(k int, checkout, text string) (err error) {
 	if err != nil {
 		return fmt.Errorf("write %s: %w", recordName, err)
 	}
-	return writeRecord(at, text)
+	return WriteRecord(at, text)
 }
 
-func writeRecord(dir, text string) error {
+// WriteRecord writes the noise record into a directory.
+func WriteRecord(dir, text string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return fmt.Errorf("write %s: %w", recordName, err)

@@ -54,7 +54,7 @@ func TestWriteRecord(t *testing.T) {
 			if err := put(t, at, outside); err != nil {
 				t.Fatal(err)
 			}
-			if err := writeRecord(dir, text); err != nil {
+			if err := WriteRecord(dir, text); err != nil {
 				t.Fatal(err)
 			}
 			info, err := os.Lstat(at)
@@ -81,10 +81,10 @@ func TestWriteRecord(t *testing.T) {
 		if err := os.Chmod(dir, 0o500); err != nil {
 			t.Fatal(err)
 		}
-		if err := writeRecord(dir, text); err == nil && os.Getuid() != 0 {
+		if err := WriteRecord(dir, text); err == nil && os.Getuid() != 0 {
 			t.Error("it wrote")
 		}
-		if err := writeRecord(dir+"/none", text); err == nil || !strings.HasPrefix(err.Error(), "write node.json: ") {
+		if err := WriteRecord(dir+"/none", text); err == nil || !strings.HasPrefix(err.Error(), "write node.json: ") {
 			t.Errorf("without a checkout: %v", err)
 		}
 	})

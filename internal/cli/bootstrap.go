@@ -1,14 +1,18 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/limit"
@@ -18,35 +22,63 @@ import (
 // newBootstrap is what buildkite-agent starts for a job. It takes the job from the agent's
 // environment, never from arguments.
 func newBootstrap(s Streams) *cobra.Command {
-	var print bool
+	print, slot := false, -1
 	cmd := &cobra.Command{
 		Use:   "bootstrap",
 		Short: "Read a job as data (started by buildkite-agent)",
 		Long: `Read a job as data: what Buildkite sent, from the file that BUILDKITE_ENV_FILE or
 BUILDKITE_ENV_JSON_FILE names, and the environment.
 
-A step that kbnode refuses ends with exit status 96.`,
+With --slot it runs the job in a container of that slot and uploads its artifacts.
+
+A step that kbnode refuses ends with exit status 96, and one that the node cannot run
+with 255.`,
 		Hidden: true,
 		Args:   cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			if !print {
-				return usagef("kbnode does not run jobs this way yet; add --print-spec")
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if print == (slot >= 0) {
+				return usagef("bootstrap needs --print-spec or --slot, and not both; add --print-spec to see what a job is")
 			}
 			in, err := jobInput(os.Environ())
+			if err == nil && slot >= 0 {
+				return runJob(cmd.Context(), slot, in, s.raw)
+			}
 			var spec *job.Spec
+			if err == nil {
+				in.Repositories, err = allowedRepositories()
+			}
 			if err == nil {
 				spec, err = job.Read(in)
 			}
 			if refusal, ok := errors.AsType[*job.Refusal](err); ok {
 				return &exitError{code: job.ExitRefused, err: refusal}
-			} else if err != nil {
+			}
+			switch {
+			case err != nil && slot >= 0:
+				return &exitError{code: bootstrap.ExitNode, err: err}
+			case err != nil:
 				return err
 			}
 			return printJSON(s.Out, spec)
 		},
 	}
 	cmd.Flags().BoolVar(&print, "print-spec", false, "print what the job's container would be, or why it is refused")
+	cmd.Flags().IntVar(&slot, "slot", -1, "the slot whose agent has the job")
 	return cmd
+}
+
+// runJob runs the agent's job and ends as the agent expects.
+func runJob(ctx context.Context, k int, in job.Input, log io.Writer) error {
+	in.Repositories = []string{""} // the agent has refused what its configuration does not allow
+	status, by := bootstrap.Run(context.WithoutCancel(ctx), bootstrap.Config{
+		Canceled: ctx.Done(),
+		Input:    in, Socket: plan.SocketPath(k), Slot: plan.SlotName(k), Log: log, Agent: filepath.Join(in.Env["BUILDKITE_BIN_PATH"], "buildkite-agent"),
+	})
+	bootstrap.End(by)
+	if status == 0 {
+		return nil
+	}
+	return &exitError{code: status}
 }
 
 // jobInput reads what the agent says about a job.
@@ -72,10 +104,7 @@ func jobInput(environ []string) (in job.Input, err error) {
 	if err != nil {
 		return in, fmt.Errorf("read the job's variables: %w", err)
 	}
-	if in.Sent, err = read(string(text)); err != nil {
-		return in, err
-	}
-	in.Repositories, err = allowedRepositories()
+	in.Sent, err = read(string(text))
 	return in, err
 }
 

@@ -52,3 +52,15 @@ func TestBootstrapPrintsTheSpec(t *testing.T) {
 		}
 	}
 }
+
+// TestJobLog passes on a log as it is, whatever the locale of the agent.
+func TestJobLog(t *testing.T) {
+	t.Setenv("LC_ALL", "C")
+	t.Setenv("BUILDKITE_ENV_FILE", put(t, t.TempDir(), "env", "BUILDKITE_JOB_ID=\"0190-job\"\n"))
+	t.Setenv("BUILDKITE_JOB_ID", "0190-job")
+	t.Setenv("BUILDKITE_COMMAND", "true")
+	t.Setenv("BUILDKITE_PLUGINS", `[{"docker#v5.11.0":{"image":"größe"}}]`)
+	if got := kbnode(t, "bootstrap", "--slot", "0"); got.code != 96 || !strings.Contains(got.out, `"größe"`) {
+		t.Errorf("%+v", got)
+	}
+}

@@ -31,8 +31,9 @@ type Streams struct {
 	In       io.Reader
 	Out, Err io.Writer
 
-	typed []string // the arguments of the command line
-	root  bool     // the user is root
+	raw   io.Writer // Out as it is, for a job's log
+	typed []string  // the arguments of the command line
+	root  bool      // the user is root
 }
 
 // exitError ends a command with its own exit code. An empty message means that everything was
@@ -70,6 +71,7 @@ func Main(args []string, s Streams) int {
 }
 
 func run(ctx context.Context, args []string, s Streams) int {
+	s.raw = s.Out
 	if !text.IsUTF8(os.Getenv) {
 		s.Out, s.Err = &text.ASCIIWriter{To: s.Out}, &text.ASCIIWriter{To: s.Err}
 	}

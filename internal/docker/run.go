@@ -80,13 +80,8 @@ type Ended struct {
 
 // Wait waits until a container ends and reads up to 1 MiB of its output.
 func (e *Engine) Wait(ctx context.Context, id string) (Ended, error) {
-	wait := e.api.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
-	select {
-	case err := <-wait.Error:
-		return Ended{}, e.wrap("wait for container "+id, err)
-	case <-ctx.Done():
-		return Ended{}, e.wrap("wait for container "+id, ctx.Err())
-	case <-wait.Result:
+	if err := e.AwaitEnd(ctx, id); err != nil {
+		return Ended{}, err
 	}
 	in, err := e.Inspect(ctx, id)
 	if err != nil {

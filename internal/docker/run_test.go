@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -56,6 +57,20 @@ func (s *stage) serve(t *testing.T) *Engine {
 	mux.HandleFunc("GET /v1.45/containers/c1/json", say(`{"Id":"c1","State":{"Status":"exited","ExitCode":137,"OOMKilled":true},"Config":{},"HostConfig":{},
 		"NetworkSettings":{"Networks":{"x":{"IPAddress":"198.18.0.2"}}}}`))
 	mux.HandleFunc("GET /v1.45/containers/c1/logs", say("\x01\x00\x00\x00\x00\x00\x00\x03out\x02\x00\x00\x00\x00\x00\x00\x03err"))
+	mux.HandleFunc("POST /v1.45/containers/c1/attach", func(w http.ResponseWriter, _ *http.Request) {
+		conn, buf, err := http.NewResponseController(w).Hijack()
+		if err == nil {
+			_, _ = buf.WriteString("HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n" + "\x01\x00\x00\x00\x00\x00\x00\x03all\x02\x00\x00\x00\x00\x00\x00\x02of")
+			_ = errors.Join(buf.Flush(), conn.Close())
+		}
+	})
+	mux.HandleFunc("POST /v1.45/containers/c1/stop", func(w http.ResponseWriter, r *http.Request) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.body = r.URL.RawQuery
+		w.WriteHeader(http.StatusNotModified)
+	})
+	mux.HandleFunc("POST /v1.45/containers/c9/stop", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) })
 	mux.HandleFunc("GET /v1.45/containers/json", say(`[{"Id":"c1","Names":["/kbnode-x-1"]},{"Id":"c2","Names":["/job"]}]`))
 	mux.HandleFunc("GET /v1.45/images/json", say(`[{"Id":"sha256:1","RepoTags":["x:latest","other:1"]},{"Id":"sha256:2","RepoTags":null}]`))
 	mux.HandleFunc("GET /v1.45/networks", say(`[{"Id":"n1","Name":"x-net"},{"Id":"n2","Name":"bridge"}]`))
@@ -151,5 +166,47 @@ func TestTraces(t *testing.T) {
 	}
 	if err := e.Erase(t.Context(), Trace{"house", "h", "h"}); err == nil {
 		t.Error("a house was removed")
+	}
+}
+
+// TestOutput reads a container's two streams, live and from its log.
+func TestOutput(t *testing.T) {
+	t.Parallel()
+	s := &stage{}
+	e := s.serve(t)
+	for _, row := range []struct {
+		tty      bool
+		open     func(tty bool) (*Output, error)
+		out, err string
+	}{
+		{open: func(tty bool) (*Output, error) { return e.Attach(t.Context(), "c1", tty) }, out: "all", err: "of"},
+		{open: func(tty bool) (*Output, error) { return e.Follow(t.Context(), "c1", tty, time.Time{}) }, out: "out", err: "err"},
+		{tty: true, open: func(tty bool) (*Output, error) { return e.Follow(t.Context(), "c1", tty, time.Unix(5, 0)) },
+			out: "\x01\x00\x00\x00\x00\x00\x00\x03out\x02\x00\x00\x00\x00\x00\x00\x03err"},
+	} {
+		o, err := row.open(row.tty)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out, errs strings.Builder
+		if err := o.Copy(&out, &errs); err != nil || out.String() != row.out || errs.String() != row.err {
+			t.Errorf("%q, %q, %v", out.String(), errs.String(), err)
+		}
+		o.Close()
+	}
+	if _, err := e.Attach(t.Context(), "c9", false); err == nil {
+		t.Error("attached to no container")
+	}
+	if err := e.AwaitEnd(t.Context(), "c1"); err != nil {
+		t.Error(err)
+	}
+	if err := e.AwaitEnd(t.Context(), "c9"); !errors.Is(err, ErrNotFound) {
+		t.Error(err)
+	}
+	if err := e.Stop(t.Context(), "c1", 25*time.Second); err != nil || s.body != "t=25" {
+		t.Errorf("%v, %s", err, s.body)
+	}
+	if err := e.Stop(t.Context(), "c9", time.Second); err != nil {
+		t.Error(err)
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-const checkout = "/var/lib/buildkite-agent/gpu-0/builds/node-gpu0/org/eval"
+const worktree = "/var/lib/buildkite-agent/gpu-0/builds/node-gpu0/org/eval"
 
 func testPolicy() plan.JobPolicy {
 	return plan.JobPolicy{
@@ -162,17 +162,17 @@ func TestRebuildRefuses(t *testing.T) {
 		"bind of the host's root":       {host(`"Binds":["/:/host"]`), "a job can mount only what is below"},
 		"bind of the engine's socket":   {host(`"Binds":["/var/run/docker.sock:/var/run/docker.sock"]`), "a job can mount only what is below"},
 		"bind of the work root itself":  {host(`"Binds":["/var/lib/buildkite-agent/gpu-0:/x"]`), "a job can mount only what is below"},
-		"bind with dots":                {host(`"Binds":["` + checkout + `/../../../../gpu-1:/x"]`), "must not contain .. elements"},
-		"bind to dots":                  {host(`"Binds":["` + checkout + `:/x/../proc"]`), "must be an absolute path and contain no .. elements"},
-		"bind over kbnode":              {host(`"Binds":["` + checkout + `/fake:/usr/local/bin/kbnode"]`), "kbnode is mounted there"},
+		"bind with dots":                {host(`"Binds":["` + worktree + `/../../../../gpu-1:/x"]`), "must not contain .. elements"},
+		"bind to dots":                  {host(`"Binds":["` + worktree + `:/x/../proc"]`), "must be an absolute path and contain no .. elements"},
+		"bind over kbnode":              {host(`"Binds":["` + worktree + `/fake:/usr/local/bin/kbnode"]`), "kbnode is mounted there"},
 		"bind over /dev/shm":            {host(`"Binds":["/dev/shm:/dev/shm"]`), "set shm-size (docker run --shm-size)"},
 		"the host's IPC namespace":      {host(`"IpcMode":"host"`), "set shm-size for more"},
-		"bind over /proc":               {host(`"Binds":["` + checkout + `:/proc/sys"]`), "cannot mount over /proc"},
-		"bind over the root":            {host(`"Binds":["` + checkout + `:/"]`), "over the container's root"},
-		"bind with shared propagation":  {host(`"Binds":["` + checkout + `:/x:rshared"]`), `the mode must be "ro" or "rw"`},
-		"bind with too many colons":     {host(`"Binds":["` + checkout + `:/x:ro:/y"]`), "is not source:target"},
+		"bind over /proc":               {host(`"Binds":["` + worktree + `:/proc/sys"]`), "cannot mount over /proc"},
+		"bind over the root":            {host(`"Binds":["` + worktree + `:/"]`), "over the container's root"},
+		"bind with shared propagation":  {host(`"Binds":["` + worktree + `:/x:rshared"]`), `the mode must be "ro" or "rw"`},
+		"bind with too many colons":     {host(`"Binds":["` + worktree + `:/x:ro:/y"]`), "is not source:target"},
 		"mount of the host's root":      {host(`"Mounts":[{"Type":"bind","Source":"/","Target":"/x"}]`), "a job can mount only what is below"},
-		"mount with shared propagation": {host(`"Mounts":[{"Type":"bind","Source":"` + checkout + `","Target":"/x","BindOptions":{"Propagation":"rshared"}}]`), "share mounts"},
+		"mount with shared propagation": {host(`"Mounts":[{"Type":"bind","Source":"` + worktree + `","Target":"/x","BindOptions":{"Propagation":"rshared"}}]`), "share mounts"},
 		"mount of a volume":             {host(`"Mounts":[{"Type":"volume","Source":"v","Target":"/x"}]`), "cannot use mounts of type"},
 		"mount of a volume with a device": {host(`"Mounts":[{"Type":"volume","Target":"/x","VolumeOptions":{"DriverConfig":{"Options":{"type":"ext4","device":"/dev/sda1"}}}}]`),
 			"VolumeOptions: not an option"},

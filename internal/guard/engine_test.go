@@ -29,6 +29,10 @@ type fakeEngine struct {
 	// onStart, if not nil, is called while a container starts.
 	onStart func()
 
+	logs func(write func(string)) // nil writes one line
+	// fault, if not nil, returns the status of a request that fails: 0 if it does not, and -1 if the
+	// connection breaks. It may wait.
+	fault func(r *http.Request) int
 	// stats are files in containers, as the engine reports them; "" for one that is missing.
 	stats map[string]string
 
@@ -42,10 +46,14 @@ type fakeEngine struct {
 }
 
 type fakeContainer struct {
-	ID     string `json:"Id"`
-	Name   string
-	Image  string
-	State  struct{ Status string }
+	ID    string `json:"Id"`
+	Name  string
+	Image string
+	State struct {
+		Status   string
+		Running  bool
+		ExitCode int
+	}
 	Config struct {
 		Image  string
 		Labels map[string]string
@@ -94,7 +102,15 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 	})
 	mux.HandleFunc("POST /containers/create", e.create)
 	mux.HandleFunc("GET /containers/json", e.list)
-	mux.HandleFunc("GET /containers/{id}/json", e.with(func(w http.ResponseWriter, _ *http.Request, c *fakeContainer) { reply(w, http.StatusOK, c) }))
+	mux.HandleFunc("GET /containers/{id}/json", e.with(func(w http.ResponseWriter, _ *http.Request, c *fakeContainer) {
+		state := *c
+		select {
+		case <-e.exit:
+			state.State.Status, state.State.Running, state.State.ExitCode = "exited", false, 7
+		default:
+		}
+		reply(w, http.StatusOK, state)
+	}))
 	mux.HandleFunc("HEAD /containers/{id}/archive", e.with(func(w http.ResponseWriter, r *http.Request, _ *fakeContainer) {
 		stat, has := e.stats[r.URL.Query().Get("path")]
 		if !has {
@@ -117,7 +133,16 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		case <-r.Context().Done():
 		}
 	}))
-	mux.HandleFunc("GET /containers/{id}/logs", e.with(func(w http.ResponseWriter, _ *http.Request, _ *fakeContainer) { _, _ = io.WriteString(w, "logged\n") }))
+	mux.HandleFunc("GET /containers/{id}/logs", e.with(func(w http.ResponseWriter, _ *http.Request, _ *fakeContainer) {
+		if e.logs == nil {
+			_, _ = io.WriteString(w, "logged\n")
+			return
+		}
+		e.logs(func(s string) {
+			_, _ = io.WriteString(w, frame(s))
+			_ = http.NewResponseController(w).Flush()
+		})
+	}))
 	mux.HandleFunc("POST /containers/{id}/{verb}", e.with(func(w http.ResponseWriter, r *http.Request, _ *fakeContainer) {
 		if r.PathValue("verb") == "start" && e.onStart != nil {
 			e.onStart()
@@ -137,6 +162,15 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		w.Header().Set("Api-Version", "1.45")
 		if first, rest, ok := strings.Cut(r.URL.Path[1:], "/"); ok && strings.HasPrefix(first, "v1.") {
 			r.URL.Path = "/" + rest
+		}
+		if e.fault != nil {
+			switch status := e.fault(r); {
+			case status < 0:
+				panic(http.ErrAbortHandler)
+			case status > 0:
+				reply(w, status, map[string]string{"message": "out of order"})
+				return
+			}
 		}
 		mux.ServeHTTP(w, r)
 	})}
@@ -167,7 +201,7 @@ func (e *fakeEngine) with(next func(http.ResponseWriter, *http.Request, *fakeCon
 // add puts a container into the engine that someone else made.
 func (e *fakeEngine) add(id, name, slice, slot string) {
 	c := &fakeContainer{ID: id, Name: "/" + name, Image: "sha256:" + strings.Repeat("1", 64)}
-	c.State.Status = "running"
+	c.State.Status, c.State.Running = "running", true
 	c.HostConfig.CgroupParent = slice
 	c.Config.Labels = map[string]string{slotLabel: slot}
 	e.mu.Lock()
@@ -216,7 +250,8 @@ func (e *fakeEngine) list(w http.ResponseWriter, r *http.Request) {
 	defer e.mu.Unlock()
 	list := []map[string]any{}
 	for _, c := range e.containers {
-		if strings.Contains(asked, `"`+slotLabel+"="+c.Config.Labels[slotLabel]+`"`) {
+		has := func(label string) bool { return strings.Contains(asked, `"`+label+"="+c.Config.Labels[label]+`"`) }
+		if has(slotLabel) || has(jobLabel) {
 			list = append(list, map[string]any{"Id": c.ID, "Names": []string{c.Name}, "Image": "img", "Labels": c.Config.Labels})
 		}
 	}

@@ -23,11 +23,7 @@ func (b *builder) takeEnv(v any) error {
 	if err != nil {
 		return err
 	}
-	drop := slices.Concat(agentSecrets, b.policy.DropEnv)
-	for _, e := range b.policy.Env {
-		name, _, _ := strings.Cut(e, "=")
-		drop = append(drop, name)
-	}
+	drop := b.dropped()
 	for _, e := range list {
 		// An entry without "=" removes the variable that the image sets.
 		name, _, _ := strings.Cut(e, "=")
@@ -42,6 +38,16 @@ func (b *builder) takeEnv(v any) error {
 		}
 	}
 	return nil
+}
+
+// dropped returns the names, and prefixes that end in a star, of variables that no job sets.
+func (b *builder) dropped() []string {
+	drop := slices.Concat(agentSecrets, b.policy.DropEnv)
+	for _, e := range b.policy.Env {
+		name, _, _ := strings.Cut(e, "=")
+		drop = append(drop, name)
+	}
+	return drop
 }
 
 // takeProfile lets a container ask for the strict profile, but never for one that allows more

@@ -18,6 +18,7 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
+	"github.com/gpu-mode/kbnode/internal/checkout"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/confine"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
@@ -82,7 +83,10 @@ func Serve(ctx context.Context, c Config) error {
 			return err
 		}
 	}
-	if err := errors.Join(g.binder.clear(), g.keeper.Thaw()); err != nil {
+	// Each slot has its own mirrors as long as no agent uses them. Git is not the slot's user, whose
+	// processes the keeper ends outside the slot's slice.
+	g.mirrors = checkout.Mirrors{Dir: filepath.Join(filepath.Dir(c.Policy.Socket), "mirrors"), UID: nobodyID - 1, GID: nobodyID - 1}
+	if err := errors.Join(g.binder.clear(), g.keeper.Thaw(), ownDir(g.mirrors.Dir, 0o711, 0, 0)); err != nil {
 		return err
 	}
 	server := &http.Server{
@@ -179,6 +183,10 @@ type guard struct {
 	binder     *binder
 	disk       *slotDisk
 	up         *upstream
+	api        *docker.Engine
+	runs       runs
+	mirrors    checkout.Mirrors
+	uid, gid   int // of the slot's user
 	engine     engineCheck
 	network    *slotNetwork
 	confiner   *confiner
@@ -189,6 +197,7 @@ type guard struct {
 	inFlight   inFlight
 	whole      chan struct{} // maxWhole places
 	pulls      chan struct{} // maxPulls places
+	specs      chan struct{} // one place
 }
 
 func newGuard(c Config, engine *docker.Engine) *guard {
@@ -200,11 +209,15 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 		log:        c.Log.With("slot", p.Slot),
 		binder:     newBinder(filepath.Dir(p.Socket)),
 		up:         newUpstream(p.DockerSocket),
+		api:        engine,
+		uid:        c.uid,
+		gid:        c.gid,
 		engine:     engineCheck{ask: engine.Info},
 		registries: newRegistries(p.Registries),
 		pulled:     newPulledImages(p, engine),
 		whole:      make(chan struct{}, maxWhole),
 		pulls:      make(chan struct{}, maxPulls),
+		specs:      make(chan struct{}, 1),
 	}
 	if c.binder != nil {
 		g.binder = c.binder

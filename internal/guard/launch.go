@@ -42,21 +42,33 @@ func (g *guard) create(c *call) error {
 	if err != nil {
 		return forbid("%s", err)
 	}
-	if err := g.ready(c); err != nil {
+	resp, answerBody, _, err := g.build(c, wanted)
+	if err != nil {
 		return err
+	}
+	resp.Body = io.NopCloser(bytes.NewReader(answerBody))
+	relay(c.w, resp)
+	return nil
+}
+
+// build makes a container. It returns the engine's answer with the whole body, and the container's
+// ID, which is "" if the engine refused.
+func (g *guard) build(c *call, wanted *container.CreateRequest) (resp *http.Response, answerBody []byte, id string, err error) {
+	if err := g.ready(c); err != nil {
+		return nil, nil, "", err
 	}
 	giveBack, err := g.own.reserve(c.r.Context())
 	if err != nil {
-		return err
+		return nil, nil, "", err
 	}
 	defer giveBack()
 	if wanted.HostConfig.NetworkMode != networkNone {
 		if err := g.network.ready(c.r.Context()); err != nil {
-			return err
+			return nil, nil, "", err
 		}
 	}
 	if err := g.confiner.confine(c.r.Context(), wanted.HostConfig); err != nil {
-		return err
+		return nil, nil, "", err
 	}
 	name := c.query.Get("name")
 	if name != "" {
@@ -64,13 +76,13 @@ func (g *guard) create(c *call) error {
 	}
 	image, err := g.configOf(c, wanted.Image)
 	if err != nil {
-		return err
+		return nil, nil, "", err
 	}
 	if err := g.suits(wanted, image); err != nil {
-		return forbid("%s", err)
+		return nil, nil, "", forbid("%s", err)
 	}
 	if err := g.disk.sweep(c.r.Context(), &g.own); err != nil {
-		return err
+		return nil, nil, "", err
 	}
 	binds, err := g.hold(wanted)
 	made := false
@@ -80,19 +92,19 @@ func (g *guard) create(c *call) error {
 		}
 	}()
 	if err != nil {
-		return err
+		return nil, nil, "", err
 	}
 	scratch, err := g.disk.prepare(wanted, slices.Sorted(maps.Keys(image.Volumes)))
 	defer func() { g.disk.done(scratch, made) }()
 	if err != nil {
-		return err
+		return nil, nil, "", err
 	}
 	for _, gpu := range g.policy.GPUs {
 		if err := linkNodes("/dev/char", gpu.Nodes); err != nil {
 			g.log.Warn("device not linked", "err", err)
 		}
 	}
-	resp, answerBody, err := g.make(c, wanted)
+	resp, answerBody, err = g.make(c, wanted)
 	if err == nil && unavailable(resp.StatusCode, answerBody) {
 		// The engine was restarted after the slots' CPUs became a partition, and believes that
 		// the machine has only the other CPUs. The container's slice, checked just now, keeps it
@@ -102,16 +114,16 @@ func (g *guard) create(c *call) error {
 		resp, answerBody, err = g.make(c, wanted)
 	}
 	if err != nil {
-		return err
+		return nil, nil, "", err
 	}
 	if resp.StatusCode == http.StatusCreated {
 		var created struct {
 			ID string `json:"Id"`
 		}
 		if err := json.Unmarshal(answerBody, &created); err != nil || created.ID == "" {
-			return errors.New("the Docker engine did not report the new container's ID")
+			return nil, nil, "", errors.New("the Docker engine did not report the new container's ID")
 		}
-		made = true
+		made, id = true, created.ID
 		g.own.add(created.ID, owned{name: name, binds: binds, disk: scratch})
 		g.keeper.Made(wanted.Labels[profileLabel])
 		if err := g.pulled.used(wanted.Image, false); err != nil {
@@ -119,9 +131,7 @@ func (g *guard) create(c *call) error {
 		}
 		g.log.Info("container created", "id", created.ID, "image", wanted.Image)
 	}
-	resp.Body = io.NopCloser(bytes.NewReader(answerBody))
-	relay(c.w, resp)
-	return nil
+	return resp, answerBody, id, nil
 }
 
 // suits checks the user and directory that the image sets if the request does not, and checks
@@ -204,22 +214,32 @@ func (g *guard) release(binds []bound) {
 // root, reads /etc/passwd and /etc/group of what it starts, and after the first start these may
 // be pipes, or larger than its memory.
 func (g *guard) start(c *call) error {
+	resp, err := g.launch(c)
+	if err != nil {
+		return err
+	}
+	defer hangUp(resp.Body)
+	relay(c.w, resp)
+	return nil
+}
+
+// launch starts a container and returns the engine's answer.
+func (g *guard) launch(c *call) (*http.Response, error) {
 	binds, first := g.own.take(c.id)
 	if !first {
-		return forbid("container %.12s has already run; a container runs only once here; create another one (docker run)", c.id)
+		return nil, forbid("container %.12s has already run; a container runs only once here; create another one (docker run)", c.id)
 	}
 	defer g.release(binds)
 	if err := g.mayStart(c, binds); err != nil {
 		// The engine removes a container that cannot start if it is to be removed when it ends,
 		// and `docker run --rm` waits for that.
 		g.discard(c)
-		return err
+		return nil, err
 	}
 	resp, err := g.up.ask(c, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer hangUp(resp.Body)
 	if resp.StatusCode == http.StatusNoContent {
 		if err := endTogether(g.cgroupRoot, g.policy.Slice, c.id); err != nil {
 			g.log.Warn("container may outlive its memory limit", "id", c.id, "err", err)
@@ -229,8 +249,7 @@ func (g *guard) start(c *call) error {
 			g.log.Warn("container may open many terminals", "id", c.id, "err", err)
 		}
 	}
-	relay(c.w, resp)
-	return nil
+	return resp, nil
 }
 
 func (g *guard) mayStart(c *call, binds []bound) error {

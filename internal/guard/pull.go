@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // pull fetches one image. The registry's credentials are the only client header that the engine
@@ -51,18 +53,23 @@ func (g *guard) pull(c *call) error {
 // kept answers a pull of the image that kbnode itself updates: jobs get what a canary ran. It
 // reports false if the image is absent, which is then pulled.
 func (g *guard) kept(c *call, name string) (bool, error) {
-	if g.policy.KeptImage == "" {
+	if !g.keeps(name) {
 		return false, nil
-	}
-	want, err1 := docker.ParseRef(g.policy.KeptImage)
-	got, err2 := docker.ParseRef(name)
-	if err1 != nil || err2 != nil || want != got {
-		return false, nil //nolint:nilerr // the engine says what is wrong with a name
 	}
 	if has, err := g.image(c, name, &struct{}{}); err != nil || !has {
 		return false, err
 	}
 	return true, answer(c.w, map[string]string{"status": "kbnode keeps " + name + " up to date on this node; it is not pulled (image.auto_update)"})
+}
+
+// keeps reports whether a name is that of the image that kbnode itself updates.
+func (g *guard) keeps(name string) bool {
+	if g.policy.KeptImage == "" {
+		return false
+	}
+	want, err1 := docker.ParseRef(g.policy.KeptImage)
+	got, err2 := docker.ParseRef(name)
+	return err1 == nil && err2 == nil && want == got // the engine says what is wrong with a name
 }
 
 // All slots share Docker's disk: a pull that would leave less of it free than a tenth or minFree
@@ -126,4 +133,40 @@ func lowOn(dir string) bool {
 		return false // not a disk of this machine
 	}
 	return st.Bavail < min(st.Blocks/10, minFree/uint64(st.Frsize))
+}
+
+// provide pulls the job's image if the node lacks it, or the job wants the newest.
+func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frames *slot.Frames) error {
+	c := &call{r: internal(ctx)}
+	has, err := g.image(c, image, &struct{}{})
+	if err != nil || has && (spec.Pull != job.PullAlways || g.keeps(image)) {
+		return err
+	}
+	if err := g.registries.mayPull(ctx, image); err != nil {
+		return forbid("%s", err)
+	}
+	if err := g.pulled.used(image, !has); err != nil {
+		return err
+	}
+	_ = frames.Note("pulls %s", image) // the reader may be gone
+	low, err := g.engine.low(ctx)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if err := g.api.Pull(ctx, image, func(docker.Progress) {
+		if low() {
+			cancel(errDiskFull)
+		}
+	}); err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		if errors.Is(err, docker.ErrNotFound) {
+			return forbid("%s", err)
+		}
+		return err
+	}
+	return nil
 }

@@ -56,6 +56,8 @@ var (
 	flagForm     = lazily(`^(?i:0|1|true|false)$`)
 	offForm      = lazily(`^(?i:0|false)$`)
 	intForm      = lazily(`^-?[0-9]{1,9}$`)
+	intForm64    = lazily(`^[0-9]{1,18}$`)
+	jobForm      = lazily(`^[A-Za-z0-9-]{1,64}$`)
 	timeForm     = lazily(`^[0-9A-Za-z:.+-]{1,40}$`)
 	tailForm     = lazily(`^(all|[0-9]{1,9})$`)
 	tagForm      = lazily(`^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}$`)
@@ -93,6 +95,8 @@ func (g *guard) routes() []route {
 		{"POST", "containers/{id}/stop", params{"t": intForm, "signal": signalForm}, g.stop},
 		{"DELETE", "containers/{id}", params{"force": flagForm, "v": flagForm, "link": offForm}, g.remove},
 
+		{"POST", strings.TrimPrefix(slot.RunPath, "/"), params{slot.StdoutParam: intForm64, slot.StderrParam: intForm64}, g.run},
+		{"POST", strings.TrimPrefix(slot.CancelPath, "/"), params{slot.JobParam: jobForm}, g.cancelRun},
 		{"POST", strings.TrimPrefix(slot.ReadyPath, "/"), nil, g.report(slot.ReadyPath)},
 		{"POST", strings.TrimPrefix(slot.RegisteredPath, "/"), nil, g.report(slot.RegisteredPath)},
 		{"POST", strings.TrimPrefix(slot.BeginPath, "/"), nil, g.report(slot.BeginPath)},

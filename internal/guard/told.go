@@ -7,6 +7,7 @@ import (
 	"net/http"
 
 	"github.com/gpu-mode/kbnode/internal/keeper"
+	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
@@ -59,11 +60,17 @@ func (g *guard) record(c *call) error {
 	if err != nil {
 		return refused(err)
 	}
-	text, err := json.MarshalIndent(rec, "", "  ")
+	text, err := recordText(rec)
 	if err != nil {
 		return err
 	}
-	return answer(c.w, map[string]string{"message": string(text) + "\n"})
+	return answer(c.w, map[string]string{"message": text})
+}
+
+// recordText is the text of node.json.
+func recordText(rec noise.Record) (string, error) {
+	text, err := json.MarshalIndent(rec, "", "  ")
+	return string(text) + "\n", err
 }
 
 // refused returns the refusal that an error of the keeper means.

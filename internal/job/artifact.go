@@ -23,6 +23,9 @@ func ArtifactPattern(p string) string {
 	if i := strings.IndexAny(plain, "\\$!()[]`\"'"); i >= 0 {
 		return fmt.Sprintf("contains %q; write paths with only * ? and {a,b}", plain[i])
 	}
+	if strings.HasPrefix(p, "-") {
+		return "is an option of buildkite-agent; write ./ before it"
+	}
 	paths, ok := expandBraces(plain)
 	if !ok {
 		return fmt.Sprintf("has braces that do not match or that expand to more than %d paths; write them one by one", maxAlternatives)

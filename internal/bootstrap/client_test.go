@@ -1,0 +1,108 @@
+package bootstrap
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/slot"
+)
+
+// serve answers as a slot's service would.
+func serve(t *testing.T, answer func(w http.ResponseWriter, nth int32)) *client {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var n atomic.Int32
+	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { answer(w, n.Add(1)) })}
+	go func() { _ = s.Serve(l) }()
+	t.Cleanup(func() { _ = s.Close() })
+	c, err := newClient(socket, &job.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestQuietJob goes on after a restart of the service, although it wrote nothing for long.
+func TestQuietJob(t *testing.T) {
+	t.Parallel()
+	c := serve(t, func(w http.ResponseWriter, nth int32) {
+		_ = http.NewResponseController(w).Flush()
+		if nth == 1 {
+			time.Sleep(300 * time.Millisecond)
+			panic(http.ErrAbortHandler)
+		}
+		_ = slot.NewFrames(w, nil).End(slot.Outcome{ExitCode: 3})
+	})
+	c.away = 100 * time.Millisecond
+	if o, err := c.run(t.Context(), func(slot.FrameKind, []byte) {}); err != nil || o.ExitCode != 3 {
+		t.Errorf("%+v, %v", o, err)
+	}
+}
+
+// TestServiceThatDies is given up.
+func TestServiceThatDies(t *testing.T) {
+	t.Parallel()
+	c := serve(t, func(w http.ResponseWriter, _ int32) {
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	c.away = 100 * time.Millisecond
+	if _, err := c.run(t.Context(), func(slot.FrameKind, []byte) {}); err == nil {
+		t.Error("it was not given up")
+	}
+}
+
+// TestCancelAgain cancels a job that the service does not know yet.
+func TestCancelAgain(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	c := serve(t, func(w http.ResponseWriter, nth int32) {
+		if nth == 1 {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		cancel()
+	})
+	c.cancel(ctx, "0190")
+	if ctx.Err() == nil {
+		t.Error("it ended before the service knew the job")
+	}
+}
+
+// TestRefusalHidesSecrets redacts what a refusal quotes.
+func TestRefusalHidesSecrets(t *testing.T) {
+	var log bytes.Buffer
+	in := job.Input{Env: map[string]string{
+		"BUILDKITE_JOB_ID": "0190", "BUILDKITE_COMMAND": "true", "MY_TOKEN": "Secret-Value", "BUILDKITE_REDACTED_VARS": "*_KEY, *_TOKEN",
+		"BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{"image":"$MY_TOKEN","expand-image-vars":true}}]`,
+	}, Sent: []job.Var{{Name: "MY_TOKEN", Value: "Secret-Value"}}}
+	status, _ := Run(t.Context(), Config{Input: in, Log: &log})
+	if got := log.String(); status != job.ExitRefused || strings.Contains(got, "Secret-Value") || !strings.Contains(got, redacted) {
+		t.Errorf("%d: %s", status, got)
+	}
+}
+
+// TestSentEnv gives the upload of a pipeline its variables, and none that change the program.
+func TestSentEnv(t *testing.T) {
+	t.Parallel()
+	var sent []job.Var
+	for _, name := range []string{"BRANCH", "BUILDKITE_AGENT_NAME", "BUILDKITE_AGENT_META_DATA_QUEUE", "GOAL", "BUILDKITE_AGENT_DEBUG_HTTP", "BUILDKITE_AGENT_ACCESS_TOKEN",
+		"BUILDKITE_AGENT_JWKS_FILE", "BUILDKITE_AGENT_PROFILE", "GODEBUG", "LD_PRELOAD", "HTTPS_PROXY", "https_proxy", "PATH"} {
+		sent = append(sent, job.Var{Name: name, Value: "1"})
+	}
+	if got := strings.Join(sentEnv(job.Input{Sent: sent}), " "); got != "BRANCH=1 BUILDKITE_AGENT_NAME=1 BUILDKITE_AGENT_META_DATA_QUEUE=1 GOAL=1" {
+		t.Error(got)
+	}
+}

@@ -1,0 +1,138 @@
+package bootstrap
+
+import (
+	"bytes"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// redacted is in a log in place of a secret.
+const redacted = "[REDACTED]"
+
+// minSecret is the length in bytes from which a value is a secret. Shorter ones, such as "true",
+// would make holes everywhere. Source: buildkite-agent.
+const minSecret = 6
+
+// Redactor writes a log without its secrets, also where one is cut into several writes. It holds
+// back only what may become a secret. It is safe for concurrent use.
+type Redactor struct {
+	mu      sync.Mutex
+	out     io.Writer
+	secrets [][]byte
+	borders [][]int // of each secret: see border
+	held    []byte
+	covered int // how many of the held bytes are of a secret that was written
+}
+
+// NewRedactor returns a Redactor that writes to out. Values that are too short are not secrets.
+func NewRedactor(out io.Writer, values []string) *Redactor {
+	r := &Redactor{out: out}
+	var all []string
+	for _, v := range values {
+		for _, v := range []string{v, strings.TrimSpace(v)} {
+			// A terminal ends each line with a carriage return, too.
+			all = append(all, v, strings.ReplaceAll(v, "\n", "\r\n"))
+		}
+	}
+	slices.Sort(all)
+	for _, v := range slices.Compact(all) {
+		if len(v) >= minSecret {
+			r.secrets = append(r.secrets, []byte(v))
+			r.borders = append(r.borders, border(v))
+		}
+	}
+	return r
+}
+
+// Write writes what p completes.
+func (r *Redactor) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.held = append(r.held, p...)
+	keep := 0
+	for i, s := range r.secrets {
+		keep = max(keep, begun(r.held, s, r.borders[i]))
+	}
+	if err := r.flush(len(r.held) - keep); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// Close writes what was held back. It does not close the log.
+func (r *Redactor) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.flush(len(r.held))
+}
+
+// flush writes the first n bytes of what is held.
+func (r *Redactor) flush(n int) error {
+	type span struct{ from, to int }
+	var spans []span
+	for _, s := range r.secrets {
+		for at := 0; ; at++ {
+			i := bytes.Index(r.held[at:], s)
+			if i < 0 {
+				break
+			}
+			at += i
+			spans = append(spans, span{at, at + len(s)})
+		}
+	}
+	slices.SortFunc(spans, func(a, b span) int { return a.from - b.from })
+	var line []byte
+	at := r.covered
+	for _, s := range spans {
+		// Secrets that overlap are one.
+		if s.from >= n && s.from >= at {
+			break
+		}
+		if s.from >= at {
+			line = append(append(line, r.held[at:s.from]...), redacted...)
+		}
+		at = max(at, s.to)
+	}
+	if n > at {
+		line, at = append(line, r.held[at:n]...), n
+	}
+	r.held, r.covered = append(r.held[:0], r.held[n:]...), at-n
+	if len(line) == 0 {
+		return nil
+	}
+	_, err := r.out.Write(line)
+	return err
+}
+
+// begun returns how many of the last bytes of text may be the beginning of a secret.
+func begun(text, secret []byte, border []int) int {
+	k := 0
+	for _, c := range text[max(0, len(text)-len(secret)+1):] {
+		for k > 0 && secret[k] != c {
+			k = border[k]
+		}
+		if secret[k] == c {
+			k++
+		}
+	}
+	return k
+}
+
+// border returns, for each beginning of s, the length of the longest shorter one that it also ends
+// with: where a search goes on (Knuth, Morris and Pratt).
+func border(s string) []int {
+	b := make([]int, len(s)+1)
+	k := 0
+	for i := 1; i < len(s); i++ {
+		for k > 0 && s[k] != s[i] {
+			k = b[k]
+		}
+		if s[k] == s[i] {
+			k++
+		}
+		b[i+1] = k
+	}
+	return b
+}

@@ -1,0 +1,115 @@
+package bootstrap
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+)
+
+func redact(secrets []string, writes ...string) string {
+	var out bytes.Buffer
+	r := NewRedactor(&out, secrets)
+	for _, w := range writes {
+		_, _ = r.Write([]byte(w))
+	}
+	_ = r.Close()
+	return out.String()
+}
+
+// TestRedactor finds secrets however a log is cut.
+func TestRedactor(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		secrets   []string
+		log, want string
+	}{
+		{nil, "plain", "plain"},
+		{[]string{"secret1"}, "a secret1 b secret1", "a [REDACTED] b [REDACTED]"},
+		{[]string{"secret1"}, "a secret", "a secret"},
+		{[]string{"short", ""}, "short", "short"},
+		{[]string{"abcabcabd"}, "abcabcabcabd", "abc[REDACTED]"},
+		{[]string{"abcdef", "defghi"}, "abcdefghi", "[REDACTED]"},
+		{[]string{"abcdef", "abcdefgh"}, "abcdefgh abcdefg", "[REDACTED] [REDACTED]g"},
+		{[]string{"aaaaaa"}, "aaaaaaaaaaaaab", "[REDACTED]b"},
+		{[]string{"abcdef"}, "abcdefabcdef", "[REDACTED][REDACTED]"},
+		{[]string{"line 1\nline 2\n"}, "x line 1\r\nline 2\r\n", "x [REDACTED]\r\n"},
+		{[]string{"  padded  "}, "padded", "[REDACTED]"},
+	} {
+		// Overlaps of the longest variant and the trimmed one are one secret.
+		want := strings.ReplaceAll(row.want, "[REDACTED]\r\n", "[REDACTED]")
+		for cut := range len(row.log) + 1 {
+			if got := redact(row.secrets, row.log[:cut], row.log[cut:]); got != want {
+				t.Errorf("%q cut at %d: %q, want %q", row.log, cut, got, want)
+			}
+		}
+		if got := redact(row.secrets, strings.Split(row.log, "")...); got != want {
+			t.Errorf("%q by bytes: %q, want %q", row.log, got, want)
+		}
+	}
+}
+
+// TestRedactorHoldsBackLittle writes at once what cannot become a secret.
+func TestRedactorHoldsBackLittle(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	r := NewRedactor(&out, []string{"secret1"})
+	for _, row := range []struct{ write, want string }{{"password: ", "password: "}, {"sec", ""}, {"tor\n", "sector\n"}, {"secre", ""}, {"t1", "[REDACTED]"}} {
+		out.Reset()
+		if _, err := r.Write([]byte(row.write)); err != nil || out.String() != row.want {
+			t.Errorf("after %q: %q, %v", row.write, out.String(), err)
+		}
+	}
+}
+
+// TestRedactorIsComplete cuts random logs at random, and compares with a whole one.
+func TestRedactorIsComplete(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(1, 2))
+	text := func(n int) string {
+		b := make([]byte, n)
+		for i := range b {
+			b[i] = "ab"[random.IntN(2)]
+		}
+		return string(b)
+	}
+	for range 2000 {
+		secrets := []string{text(6), text(6 + random.IntN(4)), text(8)}
+		log := text(random.IntN(80))
+		var writes []string
+		for rest := log; rest != ""; {
+			n := 1 + random.IntN(len(rest))
+			writes, rest = append(writes, rest[:n]), rest[n:]
+		}
+		got := redact(secrets, writes...)
+		if whole := redact(secrets, log); got != whole {
+			t.Fatalf("%q without %q is %q in pieces %q, and whole %q", log, secrets, got, writes, whole)
+		}
+		for _, s := range secrets {
+			if strings.Contains(got, s) {
+				t.Fatalf("%q has the secret %q of %q", got, s, log)
+			}
+		}
+	}
+}
+
+// TestRedactorAtOnce keeps all of two writers.
+func TestRedactorAtOnce(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	r := NewRedactor(&out, []string{"secret1"})
+	var group sync.WaitGroup
+	for range 2 {
+		group.Go(func() {
+			for range 1000 {
+				_, _ = r.Write([]byte("a secret\n"))
+			}
+		})
+	}
+	group.Wait()
+	_ = r.Close()
+	if got := strings.Count(out.String(), "a secret\n"); got != 2000 {
+		t.Errorf("%d of 2000 lines", got)
+	}
+}

@@ -1,0 +1,262 @@
+package checkout
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+)
+
+// Limits bound what one commit unpacks to. Zero means the default.
+type Limits struct {
+	Files int   // default 200,000
+	Bytes int64 // default 4 GiB
+	Packs int64 // bytes of all mirrors' packs; default 256 MiB
+}
+
+const (
+	defaultFiles = 200_000
+	defaultBytes = 4 << 30
+	maxPath      = 1024 // bytes
+	maxDepth     = 64   // directories
+	maxTarget    = 1024 // bytes of a link's target
+)
+
+// file is an entry of a tree.
+type file struct {
+	mode string // "100644", "100755", "120000" for a link, "160000" for a submodule
+	hash string
+	path string
+}
+
+// unpack writes a commit's files to an empty directory. Attributes do not act, as they would in
+// git archive: each file is written as it was committed. A submodule is an empty directory.
+func (m Mirrors) unpack(ctx context.Context, dir, commit string, to *os.Root, uid, gid int) error {
+	ctx, cancel := context.WithTimeout(ctx, gitTime)
+	defer cancel()
+	files, err := m.tree(ctx, dir, commit)
+	if err != nil {
+		return fmt.Errorf("list the files of %s: %w", commit, err)
+	}
+	w := &writer{to: to, uid: uid, gid: gid, left: m.Limits.Bytes, dirs: map[string]bool{".": true}}
+	if w.left == 0 {
+		w.left = defaultBytes
+	}
+	cmd := m.command(ctx, dir, "cat-file", "--batch", "--buffer")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := start(cmd); err != nil {
+		return err
+	}
+	asked := make(chan error, 1)
+	go func() {
+		ask := bufio.NewWriter(in)
+		for _, f := range files {
+			if f.mode != "160000" {
+				_, _ = ask.WriteString(f.hash + "\n") // Flush returns its error
+			}
+		}
+		asked <- errors.Join(ask.Flush(), in.Close())
+	}()
+	err = w.all(files, bufio.NewReaderSize(out, 1<<16))
+	if err != nil {
+		cancel() // it may have more to say
+	}
+	err2 := wait(ctx, cmd)
+	if err3 := <-asked; err == nil {
+		err = errors.Join(err2, err3)
+	}
+	if err != nil {
+		return fmt.Errorf("unpack %s: %w", commit, err)
+	}
+	return nil
+}
+
+// tree lists a commit's files.
+func (m Mirrors) tree(ctx context.Context, dir, commit string) ([]file, error) {
+	cmd := m.command(ctx, dir, "ls-tree", "-r", "-z", "--full-tree", commit)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := start(cmd); err != nil {
+		return nil, err
+	}
+	most := m.Limits.Files
+	if most == 0 {
+		most = defaultFiles
+	}
+	files, err := readTree(out, most)
+	if err != nil {
+		_ = cmd.Cancel() // Wait reports that it ended
+		_ = cmd.Wait()
+		return nil, err
+	}
+	return files, wait(ctx, cmd)
+}
+
+func readTree(r io.Reader, most int) (files []file, err error) {
+	scanner := bufio.NewScanner(r)
+	scanner.Buffer(nil, maxPath+256)
+	scanner.Split(func(data []byte, atEOF bool) (int, []byte, error) {
+		if i := bytes.IndexByte(data, 0); i >= 0 {
+			return i + 1, data[:i], nil
+		}
+		if atEOF && len(data) > 0 {
+			return 0, nil, io.ErrUnexpectedEOF
+		}
+		return 0, nil, nil
+	})
+	for scanner.Scan() {
+		if len(files) == most {
+			return nil, fmt.Errorf("it has more than %d files", most)
+		}
+		head, name, ok := strings.Cut(scanner.Text(), "\t")
+		fields := strings.Fields(head)
+		if !ok || len(fields) != 3 {
+			return nil, fmt.Errorf("git lists %.80q", scanner.Text())
+		}
+		if err := checkPath(name); err != nil {
+			return nil, err
+		}
+		files = append(files, file{fields[0], fields[2], name})
+	}
+	if errors.Is(scanner.Err(), bufio.ErrTooLong) {
+		return nil, fmt.Errorf("it has a path of more than %d bytes", maxPath)
+	}
+	return files, scanner.Err()
+}
+
+// checkPath refuses the path of a file that is not plainly below the directory.
+func checkPath(name string) error {
+	if len(name) > maxPath || strings.Count(name, "/") >= maxDepth || !fs.ValidPath(name) || name == "." {
+		return fmt.Errorf("it has a file %.80q; use paths of at most %d bytes and %d directories", name, maxPath, maxDepth)
+	}
+	for step := range strings.SplitSeq(name, "/") {
+		if strings.EqualFold(step, ".git") {
+			return fmt.Errorf("it has a file %.80q; .git is git's own", name)
+		}
+	}
+	return nil
+}
+
+// writer writes the files of a tree.
+type writer struct {
+	to       *os.Root
+	uid, gid int
+	left     int64 // bytes
+	dirs     map[string]bool
+}
+
+func (w *writer) all(files []file, blobs *bufio.Reader) error {
+	for _, f := range files {
+		if err := w.mkdir(path.Dir(f.path)); err != nil {
+			return err
+		}
+		if f.mode == "160000" {
+			if err := w.mkdir(f.path); err != nil {
+				return err
+			}
+			continue
+		}
+		size, err := header(blobs, f.hash)
+		if err != nil {
+			return err
+		}
+		if w.left -= size; w.left < 0 {
+			return errors.New("its files are too large for a checkout; keep large files elsewhere")
+		}
+		if err := w.write(f, io.LimitReader(blobs, size), size); err != nil {
+			return fmt.Errorf("write %.80q: %w", f.path, err)
+		}
+		if _, err := blobs.ReadByte(); err != nil { // the line break after it
+			return err
+		}
+	}
+	return nil
+}
+
+// header reads what git says about the next file, and returns the file's size in bytes.
+func header(blobs *bufio.Reader, hash string) (int64, error) {
+	line, err := blobs.ReadSlice('\n')
+	if err != nil {
+		return 0, fmt.Errorf("git ended before file %s: %w", hash, err)
+	}
+	fields := strings.Fields(string(line))
+	if len(fields) != 3 || fields[0] != hash || fields[1] != "blob" {
+		return 0, fmt.Errorf("git says %.80q of file %s", string(line), hash)
+	}
+	return strconv.ParseInt(fields[2], 10, 64)
+}
+
+// write writes one file. size is what blob must have.
+func (w *writer) write(f file, blob io.Reader, size int64) error {
+	switch f.mode {
+	case "120000":
+		if size > maxTarget {
+			return fmt.Errorf("the link's target has more than %d bytes", maxTarget)
+		}
+		target := make([]byte, size)
+		if _, err := io.ReadFull(blob, target); err != nil {
+			return err
+		}
+		if err := w.to.Symlink(string(target), f.path); err != nil {
+			return err
+		}
+		return w.own(f.path)
+	case "100644", "100755", "100664":
+	default:
+		return fmt.Errorf("git has no mode %.20q", f.mode)
+	}
+	mode := fs.FileMode(0o644)
+	if f.mode == "100755" {
+		mode = 0o755
+	}
+	file, err := w.to.OpenFile(f.path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	n, err := io.Copy(file, blob)
+	if err == nil && n != size {
+		err = io.ErrUnexpectedEOF
+	}
+	if w.uid != 0 || w.gid != 0 {
+		err = errors.Join(err, file.Chown(w.uid, w.gid))
+	}
+	return errors.Join(err, file.Chmod(mode), file.Close())
+}
+
+// mkdir makes a directory and those above it.
+func (w *writer) mkdir(dir string) error {
+	if w.dirs[dir] {
+		return nil
+	}
+	if err := w.mkdir(path.Dir(dir)); err != nil {
+		return err
+	}
+	w.dirs[dir] = true
+	if err := w.to.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	return w.own(dir)
+}
+
+func (w *writer) own(name string) error {
+	if w.uid == 0 && w.gid == 0 {
+		return nil
+	}
+	return w.to.Lchown(name, w.uid, w.gid)
+}

@@ -1,0 +1,127 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/bootstrap"
+	"github.com/gpu-mode/kbnode/internal/slot"
+)
+
+// TestCancelBeforeStart ends a job whose image is still pulled.
+func TestCancelBeforeStart(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, map[string]string{"BUILDKITE_PLUGINS": strings.ReplaceAll(runnerPlugin, `"img"`, `"absent"`)})
+	pulls := make(chan struct{}, 1)
+	r.engine.fault = func(req *http.Request) int {
+		if req.URL.Path == "/images/create" {
+			pulls <- struct{}{}
+			<-req.Context().Done()
+		}
+		return 0
+	}
+	done := r.start(t.Context())
+	<-pulls
+	if status, says := r.ask(t, "POST", slot.CancelPath+"?job=another", ""); status != 404 {
+		t.Errorf("of another job: %d %s", status, says)
+	}
+	if status, says := r.ask(t, "POST", slot.CancelPath+"?job=0190", ""); status != 204 {
+		t.Errorf("cancel: %d %s", status, says)
+	}
+	if e := r.wait(t, done); e.status != bootstrap.ExitNode || !strings.Contains(r.log.String(), "canceled before it started") || len(r.engine.created) != 0 {
+		t.Errorf("%+v: %s", e, r.log.String())
+	}
+}
+
+// TestNextJobEndsLast starts a job although one that the agent gave up still runs.
+func TestNextJobEndsLast(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := r.start(ctx)
+	<-r.engine.attached
+	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	cancel()
+	r.wait(t, done)
+	r.in.Env["BUILDKITE_JOB_ID"] = "0191"
+	done = r.start(t.Context())
+	until(t, "the first container to be stopped", func() bool { return r.stopped() > 0 })
+	close(r.engine.exit)
+	out := <-r.engine.attached
+	_ = out.Close()
+	if e := r.wait(t, done); e.status != 7 {
+		t.Errorf("%+v: %s", e, r.log.String())
+	}
+}
+
+func (r *jobRig) stopped() (n int) {
+	r.engine.mu.Lock()
+	defer r.engine.mu.Unlock()
+	for _, s := range r.engine.requests {
+		if strings.Contains(s, "/stop?") {
+			n++
+		}
+	}
+	return n
+}
+
+// TestCancelWhileEngineIsAway asks again.
+func TestCancelWhileEngineIsAway(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	r.engine.fault = func(req *http.Request) int {
+		if strings.HasSuffix(req.URL.Path, "/stop") && r.stopped() < 3 {
+			return -1
+		}
+		return 0
+	}
+	done := r.start(t.Context())
+	<-r.engine.attached
+	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	if status, says := r.ask(t, "POST", slot.CancelPath+"?job=0190", ""); status != 204 {
+		t.Errorf("cancel: %d %s", status, says)
+	}
+	until(t, "the container to be stopped", func() bool { return r.stopped() == 3 })
+	close(r.engine.exit)
+	if e := r.wait(t, done); e.status != 7 {
+		t.Errorf("%+v: %s", e, r.log.String())
+	}
+}
+
+// TestCancelWhileUploading lets the upload end, and dies of the signal.
+func TestCancelWhileUploading(t *testing.T) {
+	r := newJobRig(t, nil)
+	script := "#!/bin/sh\n: >" + r.notes + "\nuntil [ -e " + r.notes + ".go ]; do sleep 0.05; done\necho uploaded\n"
+	if err := os.WriteFile(r.agent, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	done := r.start(t.Context())
+	out := <-r.engine.attached
+	close(r.engine.exit)
+	_ = out.Close()
+	until(t, "the upload", func() bool { _, err := os.Stat(r.notes); return err == nil })
+	if err := errors.Join(syscall.Kill(os.Getpid(), syscall.SIGTERM), os.WriteFile(r.notes+".go", nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if e := r.wait(t, done); e.by != syscall.SIGTERM || !strings.Contains(r.log.String(), "uploaded\n") {
+		t.Errorf("%+v: %s", e, r.log.String())
+	}
+}
+
+// TestCanceledBefore ends a job whose cancellation came before anything listened.
+func TestCanceledBefore(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	close(r.engine.exit)
+	canceled := make(chan struct{})
+	close(canceled)
+	_, by := bootstrap.Run(t.Context(), bootstrap.Config{Input: r.in, Socket: r.socket, Log: &r.log, Agent: r.agent, Canceled: canceled})
+	if by != syscall.SIGTERM {
+		t.Errorf("%v: %s", by, r.log.String())
+	}
+}

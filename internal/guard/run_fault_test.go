@@ -1,0 +1,256 @@
+package guard
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/bootstrap"
+	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/keeper"
+	"github.com/gpu-mode/kbnode/internal/slot"
+)
+
+const someRun = runPrefix + "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+// TestForeignContainer takes up no container whose labels, which its image can set, lead elsewhere.
+func TestForeignContainer(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		label string
+		put   func(work, outside string) error
+	}{
+		"the way up": {"kbnode-x/../other", func(work, _ string) error { return os.MkdirAll(filepath.Join(work, "other", "checkout"), 0o700) }},
+		"a directory in one": {"kbnode-x/y", func(work, _ string) error {
+			return os.MkdirAll(filepath.Join(work, "kbnode-x", "y", "checkout"), 0o700)
+		}},
+		"a link":         {someRun, func(work, outside string) error { return os.Symlink(outside, filepath.Join(work, someRun)) }},
+		"open to others": {someRun, func(work, _ string) error { return os.MkdirAll(filepath.Join(work, someRun, "checkout"), 0o755) }},
+		"nothing":        {someRun, func(string, string) error { return nil }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newJobRig(t, map[string]string{"BUILDKITE_ARTIFACT_PATHS": "**"})
+			outside := t.TempDir()
+			pipe := filepath.Join(outside, "checkout", "pipe")
+			err := errors.Join(os.Mkdir(filepath.Dir(pipe), 0o700), syscall.Mkfifo(pipe, 0o600), row.put(r.policy.WorkRoot, outside))
+			if err != nil {
+				t.Fatal(err)
+			}
+			id := strings.Repeat("e", 64)
+			r.engine.add(id, "kbnode-gpu0-x", r.policy.Slice, "0")
+			r.engine.mu.Lock()
+			r.engine.containers[id].Config.Labels[jobLabel] = "0190"
+			r.engine.containers[id].Config.Labels[checkoutLabel] = row.label
+			r.engine.mu.Unlock()
+			close(r.engine.exit)
+			if e := r.wait(t, r.start(t.Context())); e.status != bootstrap.ExitNode || !strings.Contains(r.log.String(), "has no checkout") {
+				t.Errorf("%+v: %s", e, r.log.String())
+			}
+			if _, err := os.Lstat(pipe); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestEngineFaults end jobs as the node's fault, or go on.
+func TestEngineFaults(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		fault  func(r *http.Request, nth int32) int // of the requests that it knows
+		knows  string
+		status int
+		says   string
+	}{
+		"restarted behind its socket": {func(*http.Request, int32) int { return -1 }, "/wait", bootstrap.ExitNode, "the Docker engine was restarted"},
+		"a start that breaks off":     {func(*http.Request, int32) int { return -1 }, "/start", bootstrap.ExitNode, "does not answer"},
+		"a container that stays":      {func(*http.Request, int32) int { return 500 }, "DELETE", 7, "nothing is uploaded: something may still run"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newJobRig(t, nil)
+			var n atomic.Int32
+			r.engine.fault = func(req *http.Request) int {
+				if req.Method == row.knows || strings.HasSuffix(req.URL.Path, row.knows) {
+					return row.fault(req, n.Add(1))
+				}
+				return 0
+			}
+			done := r.start(t.Context())
+			out := <-r.engine.attached
+			close(r.engine.exit)
+			_ = out.Close()
+			if e := r.wait(t, done); e.status != row.status || !strings.Contains(r.log.String(), row.says) {
+				t.Errorf("%+v: %s", e, r.log.String())
+			}
+			if _, err := os.Stat(r.notes); row.knows == "DELETE" && err == nil {
+				t.Error("it was uploaded")
+			}
+			if row.knows == "/start" && !r.engine.seen("DELETE /v1.45/containers/"+strings.Repeat("0", 62)+"a1") {
+				t.Error("the container was left")
+			}
+		})
+	}
+}
+
+// TestNoRecord uploads the result without node.json, and not what the job put in its place.
+func TestNoRecord(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, map[string]string{"BUILDKITE_ARTIFACT_PATHS": "*.json"})
+	r.keeper.record = keeper.ErrNoRecord
+	done := r.start(t.Context())
+	out := <-r.engine.attached
+	dir := r.checkout(t)
+	if err := errors.Join(os.MkdirAll(filepath.Join(dir, "node.json", "deep"), 0o700), os.WriteFile(filepath.Join(dir, "result.json"), []byte("{}"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0); err != nil {
+		t.Fatal(err)
+	}
+	close(r.engine.exit)
+	_ = out.Close()
+	r.wait(t, done)
+	if dirs, _ := filepath.Glob(filepath.Join(r.policy.WorkRoot, runPrefix+"files-*")); len(dirs) == 1 {
+		if info, err := os.Stat(dirs[0]); err != nil || info.Mode().Perm() != 0o755 {
+			t.Error(info, err)
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(r.policy.WorkRoot, runPrefix+"files-*", "*"))
+	if err != nil || len(files) != 1 || filepath.Base(files[0]) != "result.json" {
+		t.Error(files, err)
+	}
+}
+
+// TestOneSpecAtATime reads a spec only when the last was read: together they are too large.
+func TestOneSpecAtATime(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	slow, err := net.Dial("unix", r.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slow.Close() //nolint:errcheck // the test is over
+	if _, err := io.WriteString(slow, "POST "+slot.RunPath+" HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(50 * time.Millisecond) // it is read
+	answered := make(chan int, 1)
+	go func() {
+		status, _ := r.ask(t, "POST", slot.RunPath, "{}")
+		answered <- status
+	}()
+	select {
+	case status := <-answered:
+		t.Fatalf("another one was read: %d", status)
+	case <-time.After(200 * time.Millisecond):
+	}
+	_ = slow.Close()
+	if status := <-answered; status != 403 {
+		t.Errorf("then: %d", status)
+	}
+}
+
+// TestTwoAtOnce start one container of a job.
+func TestTwoAtOnce(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	r.engine.logs = func(write func(string)) { write("hello\n") }
+	first, second := r.start(t.Context()), r.start(t.Context())
+	out := <-r.engine.attached
+	close(r.engine.exit)
+	_ = out.Close()
+	if a, b := r.wait(t, first), r.wait(t, second); a.status != 7 || b.status != 7 {
+		t.Errorf("%+v, %+v: %s", a, b, r.log.String())
+	}
+	r.engine.mu.Lock()
+	defer r.engine.mu.Unlock()
+	n := 0
+	for _, c := range r.engine.created {
+		if c.Labels[jobLabel] != "" {
+			n++
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d containers", n)
+	}
+}
+
+// TestGivePipeline gives the agent a file of the checkout and nothing else.
+func TestGivePipeline(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		file string
+		put  func(dir string) error
+		want string // the file, or "" if it is refused
+	}{
+		"named":             {"ci/p.yml", func(dir string) error { return os.WriteFile(filepath.Join(dir, "ci", "p.yml"), nil, 0o600) }, "ci/p.yml"},
+		"the usual place":   {"", func(dir string) error { return os.WriteFile(filepath.Join(dir, "buildkite.yml"), nil, 0o600) }, "buildkite.yml"},
+		"a link":            {"ci/p.yml", func(dir string) error { return os.Symlink("../other", filepath.Join(dir, "ci", "p.yml")) }, "ci/p.yml"},
+		"a link to outside": {"ci/p.yml", func(dir string) error { return os.Symlink("/etc/passwd", filepath.Join(dir, "ci", "p.yml")) }, ""},
+		"a way to outside":  {"up/passwd", func(dir string) error { return os.Symlink("/etc", filepath.Join(dir, "up")) }, ""},
+		"a pipe":            {"ci/p.yml", func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, "ci", "p.yml"), 0o600) }, ""},
+		"a directory":       {"ci", func(string) error { return nil }, ""},
+		"too large": {"ci/p.yml", func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "ci", "p.yml"), make([]byte, maxPipeline+1), 0o600)
+		}, ""},
+		"none": {"", func(string) error { return nil }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := &guard{}
+			g.policy.WorkRoot, g.uid, g.gid = t.TempDir(), os.Getuid(), os.Getgid()
+			r := &jobRun{top: filepath.Join(g.policy.WorkRoot, someRun), spec: &job.Spec{PipelineFile: row.file}}
+			if err := errors.Join(os.MkdirAll(filepath.Join(r.checkout(), "ci"), 0o700), os.WriteFile(filepath.Join(r.checkout(), "other"), nil, 0o600), row.put(r.checkout())); err != nil {
+				t.Fatal(err)
+			}
+			err := g.givePipeline(r)
+			if no, refused := errors.AsType[refusal](err); r.outcome.Pipeline != row.want || (err == nil) != (row.want != "") || err != nil && (!refused || no.status != 403) {
+				t.Errorf("%q, %v", r.outcome.Pipeline, err)
+			}
+			if row.want != "" {
+				_, err = os.Stat(filepath.Join(r.outcome.Files, r.outcome.Pipeline))
+			} else {
+				_, err = os.Stat(r.checkout())
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestBrokenLog does not keep an engine busy whose log ends at once.
+func TestBrokenLog(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	r.engine.logs = func(func(string)) {}
+	done := r.start(t.Context())
+	out := <-r.engine.attached
+	_ = out.Close()
+	logs := func() (n int) {
+		r.engine.mu.Lock()
+		defer r.engine.mu.Unlock()
+		for _, s := range r.engine.requests {
+			if strings.Contains(s, "/logs?") {
+				n++
+			}
+		}
+		return n
+	}
+	until(t, "the log to be read", func() bool { return logs() > 0 })
+	time.Sleep(300 * time.Millisecond)
+	if n := logs(); n > 3 {
+		t.Errorf("the log was read %d times", n)
+	}
+	close(r.engine.exit)
+	r.wait(t, done)
+}

@@ -1,0 +1,312 @@
+package guard
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/bootstrap"
+	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/internal/slot"
+)
+
+// runKeeper lets jobs begin unless the slot is parked.
+type runKeeper struct {
+	startKeeper
+	parked string
+	record error
+}
+
+func (k *runKeeper) Started(string) {}
+
+func (k *runKeeper) Report(context.Context, string, int, func(string)) (string, error) {
+	return k.parked, nil
+}
+
+func (k *runKeeper) Record(context.Context, int) (noise.Record, error) {
+	return noise.Record{Schema: noise.Schema}, k.record
+}
+
+// jobRig is a service with a job that the agent hands to kbnode.
+type jobRig struct {
+	*rig
+	keeper *runKeeper
+	in     job.Input
+	log    syncBuffer
+	agent  string // a program that notes its arguments and environment
+	notes  string
+}
+
+// syncBuffer is a log that is read while it is written.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+const runnerPlugin = `[{"github.com/buildkite-plugins/docker-buildkite-plugin#v5.13.0":{"image":"img","tty":false,"environment":["KERNELBOT_RUN_ID"]}}]`
+
+func newJobRig(t *testing.T, sent map[string]string) *jobRig {
+	t.Helper()
+	k := &runKeeper{}
+	r := &jobRig{rig: newRig(t, func(r *rig) { r.keeper = k }), keeper: k, notes: filepath.Join(t.TempDir(), "notes")}
+	r.agent = filepath.Join(t.TempDir(), "buildkite-agent")
+	script := fmt.Sprintf("#!/bin/sh\n{ echo \"args $*\"; pwd; env; } >%s\necho uploaded\n", r.notes)
+	if err := os.WriteFile(r.agent, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r.in = job.Input{Repositories: []string{".*"}, Env: map[string]string{
+		"BUILDKITE_JOB_ID": "0190", "BUILDKITE_COMMAND": "exec kbnode runner", "BUILDKITE_PLUGINS": runnerPlugin, "BUILDKITE_REPO": "https://github.com/gpu-mode/kernelbot",
+		"BUILDKITE_COMMIT": "HEAD", "BUILDKITE_BRANCH": "main", "BUILDKITE_ARTIFACT_PATHS": "result.json;profile_data/**",
+		"BUILDKITE_AGENT_ACCESS_TOKEN": "secret-token", "BUILDKITE_REDACTED_VARS": "*_TOKEN", "KERNELBOT_RUN_ID": "17", "LD_PRELOAD": "/x",
+	}}
+	maps.Copy(r.in.Env, sent)
+	for name, value := range r.in.Env {
+		if !strings.Contains(name, "TOKEN") {
+			r.in.Sent = append(r.in.Sent, job.Var{Name: name, Value: value})
+		}
+	}
+	return r
+}
+
+type ended struct {
+	status int
+	by     os.Signal
+}
+
+func (r *jobRig) start(ctx context.Context) <-chan ended {
+	done := make(chan ended, 1)
+	go func() {
+		status, by := bootstrap.Run(ctx, bootstrap.Config{Input: r.in, Socket: r.socket, Slot: "gpu0", Log: &r.log, Agent: r.agent})
+		done <- ended{status, by}
+	}()
+	return done
+}
+
+// wait returns how the job ended, or fails the test.
+func (r *jobRig) wait(t *testing.T, done <-chan ended) ended {
+	t.Helper()
+	select {
+	case e := <-done:
+		return e
+	case <-time.After(30 * time.Second):
+		t.Fatalf("the job did not end: %s\n%v", r.log.String(), r.engine.requests)
+		return ended{}
+	}
+}
+
+// until waits for a condition.
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited for %s", what)
+		}
+	}
+}
+
+// checkouts returns the directory of the job that runs.
+func (r *jobRig) checkout(t *testing.T) string {
+	t.Helper()
+	dirs, err := filepath.Glob(filepath.Join(r.policy.WorkRoot, runPrefix+"*", "checkout"))
+	if err != nil || len(dirs) != 1 {
+		t.Fatal(dirs, err)
+	}
+	return dirs[0]
+}
+
+// TestRunJob runs a job from the agent's variables to its artifacts.
+func TestRunJob(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	done := r.start(t.Context())
+	out := <-r.engine.attached
+	_, err := io.WriteString(out, frame("a secret-")+frame("token\n"))
+	dir := r.checkout(t)
+	err = errors.Join(err, os.WriteFile(filepath.Join(dir, "result.json"), []byte(`{"success": true}`), 0o600),
+		os.Mkdir(filepath.Join(dir, "profile_data"), 0o700), os.Symlink("/etc/passwd", filepath.Join(dir, "profile_data", "link")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	close(r.engine.exit)
+	_ = out.Close()
+	if e := r.wait(t, done); e.status != 7 || e.by != nil {
+		t.Errorf("%+v", e)
+	}
+	if got := r.log.String(); !strings.Contains(got, "+++ exec kbnode runner\nhello\na [REDACTED]\n") || !strings.Contains(got, "~~~ Uploading artifacts\nuploaded\n") {
+		t.Errorf("the log: %s", got)
+	}
+	notes, err := os.ReadFile(r.notes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(notes); !strings.Contains(got, "args artifact upload result.json;profile_data/**\n") || !strings.Contains(got, "BUILDKITE_AGENT_ACCESS_TOKEN=secret-token\n") ||
+		strings.Contains(got, "LD_PRELOAD") || strings.Contains(got, "KERNELBOT_RUN_ID") {
+		t.Errorf("the upload: %s", got)
+	}
+	files := regexp.MustCompile(`(?m)^/.*$`).FindString(string(notes))
+	for name, want := range map[string]bool{"result.json": true, "node.json": true, "profile_data/link": false} {
+		if _, err := os.Lstat(filepath.Join(files, name)); (err == nil) != want {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	made := r.engine.created[0]
+	if made.Labels[jobLabel] != "0190" || made.User == "" || !made.HostConfig.ReadonlyRootfs || made.HostConfig.CgroupParent != r.policy.Slice ||
+		!slices.Contains(made.Env, "KERNELBOT_RUN_ID=17") || len(made.Cmd) != 4 || made.Cmd[3] != "exec kbnode runner" {
+		t.Errorf("the container: %+v %+v", made.Config, made.HostConfig)
+	}
+	if !r.engine.seen("DELETE /v1.45/containers/"+strings.Repeat("0", 61)) && len(r.engine.containers) != 0 {
+		t.Errorf("left: %v", r.engine.containers)
+	}
+	// Its outcome can be asked for again, and the next job finds nothing of it.
+	if e := r.wait(t, r.start(t.Context())); e.status != 7 {
+		t.Errorf("again: %+v", e)
+	}
+	r.in.Env["BUILDKITE_JOB_ID"] = "0191"
+	done = r.start(t.Context())
+	<-r.engine.attached
+	if _, err := os.Stat(files); err == nil {
+		t.Error("the next job finds files of the last")
+	}
+	r.wait(t, done)
+}
+
+// TestRunGoesOn takes up a job where its stream broke off.
+func TestRunGoesOn(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	r.engine.logs = func(write func(string)) {
+		write("hello\n")
+		write("while no one looked\n")
+		<-r.engine.exit
+		write("end\n")
+	}
+	done := r.start(t.Context())
+	out := <-r.engine.attached
+	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	_ = out.Close() // as an engine that is restarted, with live-restore
+	until(t, "the log to go on", func() bool { return strings.Contains(r.log.String(), "looked\n") })
+	close(r.engine.exit)
+	if e := r.wait(t, done); e.status != 7 {
+		t.Errorf("%+v", e)
+	}
+	if got := r.log.String(); strings.Count(got, "hello\n") != 1 || strings.Count(got, "looked\n") != 1 || strings.Count(got, "end\n") != 1 {
+		t.Errorf("the log: %s", got)
+	}
+}
+
+// TestRunOutlivesItsService finds the job that an earlier service started.
+func TestRunOutlivesItsService(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, map[string]string{"BUILDKITE_ARTIFACT_PATHS": ""})
+	r.engine.logs = func(write func(string)) { write("hello\n"); write("more\n"); <-r.engine.exit }
+	id := strings.Repeat("e", 64)
+	r.engine.add(id, "kbnode-gpu0-x", r.policy.Slice, "0")
+	r.engine.mu.Lock()
+	r.engine.containers[id].Config.Labels[jobLabel] = "0190"
+	r.engine.containers[id].Config.Labels[checkoutLabel] = someRun
+	r.engine.mu.Unlock()
+	if err := os.MkdirAll(filepath.Join(r.policy.WorkRoot, someRun, "checkout"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	done := r.start(t.Context())
+	until(t, "its output", func() bool { return strings.Contains(r.log.String(), "hello\nmore\n") })
+	close(r.engine.exit)
+	if e := r.wait(t, done); e.status != 7 || len(r.engine.created) != 0 {
+		t.Errorf("%+v, %d containers made", e, len(r.engine.created))
+	}
+}
+
+// TestCancelJob ends a job, uploads what it left, and dies of the signal.
+func TestCancelJob(t *testing.T) {
+	r := newJobRig(t, nil)
+	done := r.start(t.Context())
+	out := <-r.engine.attached
+	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the container to be stopped", func() bool {
+		r.engine.mu.Lock()
+		defer r.engine.mu.Unlock()
+		return slices.ContainsFunc(r.engine.requests, func(s string) bool { return strings.Contains(s, "/stop?t=25") })
+	})
+	close(r.engine.exit)
+	_ = out.Close()
+	if e := r.wait(t, done); e.by != syscall.SIGTERM {
+		t.Errorf("%+v", e)
+	}
+	if notes, err := os.ReadFile(r.notes); err != nil || !strings.Contains(string(notes), "args artifact upload") {
+		t.Errorf("the upload: %s, %v", notes, err)
+	}
+}
+
+// TestJobsThatDoNotStart end with the status that says whose fault it is.
+func TestJobsThatDoNotStart(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		sent   map[string]string
+		change func(*jobRig)
+		status int
+		says   string
+	}{
+		"refused by the spec":    {map[string]string{"BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{"image":"img","privileged":true}}]`}, nil, job.ExitRefused, "privileged"},
+		"an image that is not":   {map[string]string{"BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{"image":"missing"}}]`}, nil, bootstrap.ExitNode, "No such image"},
+		"a parked slot":          {nil, func(r *jobRig) { r.keeper.parked = "its GPU is in use" }, bootstrap.ExitNode, "its GPU is in use"},
+		"a slot without limits":  {nil, func(r *jobRig) { r.limit(t, "memory.max", "max") }, bootstrap.ExitNode, "does not have its limits"},
+		"a service that is gone": {nil, func(r *jobRig) { r.socket = "/nowhere" }, bootstrap.ExitNode, "does not answer"},
+		"a system's user": {map[string]string{"BUILDKITE_COMMAND": "id", "BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{"image":"img","user":"70000","mount-checkout":false}}]`},
+			nil, job.ExitRefused, "70000"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newJobRig(t, row.sent)
+			if row.change != nil {
+				row.change(r)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			if e := r.wait(t, r.start(ctx)); e.status != row.status || !strings.Contains(r.log.String(), row.says) && ctx.Err() == nil {
+				t.Errorf("%+v: %s", e, r.log.String())
+			}
+		})
+	}
+}
+
+// TestRunRefuses specs that kbnode did not write.
+func TestRunRefuses(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	for _, body := range []string{"", "{}", `{"kind":"plugin"}`, strings.Repeat("x", maxSpec+1)} {
+		if status, says := r.ask(t, "POST", slot.RunPath, body); status != 403 {
+			t.Errorf("%.40q: %d %s", body, status, says)
+		}
+	}
+	if status, says := r.ask(t, "POST", slot.CancelPath+"?job=0190", ""); status != 404 {
+		t.Errorf("cancel: %d %s", status, says)
+	}
+}
