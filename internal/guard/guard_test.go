@@ -224,6 +224,8 @@ func TestRequests(t *testing.T) {
 		"a parameter of another shape":   {"POST", "/containers/job/kill?signal=TERM%20x", "", 403, "cannot be", ""},
 		"a malformed query":              {"POST", "/containers/job/kill?signal=%zz", "", 400, "malformed", ""},
 		"attach without an upgrade":      {"POST", "/containers/job/attach?stream=1", "", 400, "Upgrade: tcp", ""},
+		"a job, before the plan lets it": {"POST", "/kbnode/run", "{}", 403, "is not available to jobs", ""},
+		"its end":                        {"POST", "/kbnode/cancel?job=0190", "", 403, "is not available to jobs", ""},
 		"exec":                           {"POST", "/containers/job/exec", `{"Cmd":["sh"],"Privileged":true}`, 403, "is not available to jobs", ""},
 		"update":                         {"POST", "/containers/job/update", `{"CpusetCpus":"0-63"}`, 403, "is not available to jobs", ""},
 		"upload of an archive":           {"PUT", "/containers/job/archive?path=/", "", 403, "is not available to jobs", ""},

@@ -71,7 +71,14 @@ var (
 type params map[string]form
 
 func (g *guard) routes() []route {
-	return []route{
+	var jobs []route
+	if g.policy.RunsJobs {
+		jobs = []route{
+			{"POST", strings.TrimPrefix(slot.RunPath, "/"), params{slot.StdoutParam: intForm64, slot.StderrParam: intForm64}, g.run},
+			{"POST", strings.TrimPrefix(slot.CancelPath, "/"), params{slot.JobParam: jobForm}, g.cancelRun},
+		}
+	}
+	return append(jobs, []route{
 		{"HEAD", "_ping", nil, g.pass},
 		{"GET", "_ping", nil, g.pass},
 		{"GET", "version", nil, g.pass},
@@ -95,14 +102,12 @@ func (g *guard) routes() []route {
 		{"POST", "containers/{id}/stop", params{"t": intForm, "signal": signalForm}, g.stop},
 		{"DELETE", "containers/{id}", params{"force": flagForm, "v": flagForm, "link": offForm}, g.remove},
 
-		{"POST", strings.TrimPrefix(slot.RunPath, "/"), params{slot.StdoutParam: intForm64, slot.StderrParam: intForm64}, g.run},
-		{"POST", strings.TrimPrefix(slot.CancelPath, "/"), params{slot.JobParam: jobForm}, g.cancelRun},
 		{"POST", strings.TrimPrefix(slot.ReadyPath, "/"), nil, g.report(slot.ReadyPath)},
 		{"POST", strings.TrimPrefix(slot.RegisteredPath, "/"), nil, g.report(slot.RegisteredPath)},
 		{"POST", strings.TrimPrefix(slot.BeginPath, "/"), nil, g.report(slot.BeginPath)},
 		{"POST", strings.TrimPrefix(slot.EndPath, "/"), nil, g.report(slot.EndPath)},
 		{"POST", strings.TrimPrefix(slot.RecordPath, "/"), nil, g.frugal(g.record)},
-	}
+	}...)
 }
 
 // serve finds the route of a request and answers it.

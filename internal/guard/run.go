@@ -20,8 +20,6 @@ import (
 )
 
 const (
-	// maxSpec bounds a job's spec, in bytes of JSON.
-	maxSpec = 16 << 20
 	// stopGrace is how long a canceled job has to end by itself. The agent gives its own process for
 	// the job five seconds more, in which artifacts are uploaded.
 	stopGrace = 25 * time.Second
@@ -103,7 +101,7 @@ func (g *guard) readSpec(c *call) (*job.Spec, error) {
 		if err := rc.SetReadDeadline(time.Now().Add(bodyDeadline)); err != nil {
 			return fmt.Errorf("read the spec: %w", err)
 		}
-		body, err := io.ReadAll(io.LimitReader(c.r.Body, maxSpec+1))
+		body, err := io.ReadAll(io.LimitReader(c.r.Body, job.MaxSpec+1))
 		if err != nil {
 			return refusal{http.StatusBadRequest, "kbnode: the spec did not arrive: " + err.Error()}
 		}

@@ -110,13 +110,10 @@ func (b *builder) specMounts(s *job.Spec, dir string) error {
 		}
 	}
 	if s.AgentProgram {
-		b.mounts = append(b.mounts, bind(plan.AgentCopy, agentTarget, true))
+		b.mounts = append(b.mounts, bind(plan.AgentCopy, job.AgentPath, true))
 	}
 	return nil
 }
-
-// agentTarget is where a container has the agent's program, as with the docker plugin.
-const agentTarget = "/usr/bin/buildkite-agent"
 
 // inCheckout returns the real path of a directory or file of a checkout.
 func inCheckout(dir, path string) (string, error) {

@@ -134,12 +134,15 @@ func refuse(field, format string, args ...any) *Refusal {
 	return &Refusal{field, fmt.Sprintf(format, args...)}
 }
 
+// MaxSpec bounds a Spec, in bytes of JSON.
+const MaxSpec = 16 << 20
+
 // Parse reads what Marshal wrote, for a reader that does not trust the writer. Any other form of the
 // same Spec, such as one with a field twice, is refused.
 func Parse(text []byte) (*Spec, error) {
 	var s Spec
-	if len(text) > maxSpec {
-		return nil, refuse("spec", "it has more than %d bytes; send a smaller one", maxSpec)
+	if len(text) > MaxSpec {
+		return nil, refuse("spec", "it has more than %d bytes; send a smaller one", MaxSpec)
 	}
 	if err := json.Unmarshal(text, &s); err != nil {
 		return nil, refuse("spec", "it is not a spec of this version of kbnode; send one: %v", err)

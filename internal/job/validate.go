@@ -16,7 +16,6 @@ import (
 
 // Bounds on a job, in bytes or values. The kernel takes 128 KiB in one argument or variable.
 const (
-	maxSpec      = 16 << 20
 	maxArg       = 128<<10 - 1
 	maxCommand   = 256 << 10 // of all its words
 	maxWords     = 4096
@@ -38,8 +37,8 @@ const (
 // that systemd gives out.
 const firstUser, lastUser = 1000, 60000
 
-// agentPath is where AgentProgram is in a container.
-const agentPath = "/usr/bin/buildkite-agent"
+// AgentPath is where AgentProgram is in a container, as with the docker plugin.
+const AgentPath = "/usr/bin/buildkite-agent"
 
 var (
 	idForm     = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9-]{0,63}$`)
@@ -145,7 +144,7 @@ func (s *Spec) validateEnv(v *checker) {
 func (s *Spec) validateMounts(v *checker) {
 	n := len(s.Mounts) + len(s.Tmpfs)
 	v.refuseIf(n > maxMounts, "volumes", "%d mounts are too many; use at most %d, or mount a directory that contains several of them", n, maxMounts)
-	targets := map[string]bool{plan.ContainerBinary: true, agentPath: s.AgentProgram}
+	targets := map[string]bool{plan.ContainerBinary: true, AgentPath: s.AgentProgram}
 	target := func(field, p string) {
 		v.refuseIf(p == "/dev/shm", field, "%.80q: a job cannot mount there; leave it out, and set shm-size for more shared memory", p)
 		v.refuseIf(kernelDir(p) != "", field, "%.80q: a job cannot mount over %s; leave it out, nothing replaces it", p, kernelDir(p))

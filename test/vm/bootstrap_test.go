@@ -10,12 +10,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 )
 
-// bootstrapped makes agents start kbnode for their jobs, in place of their own bootstrap, and gives
-// steps without an image one that the machine has.
+// bootstrapped makes agents start kbnode for their jobs, in place of their own bootstrap, lets the
+// slots' services run them, and gives steps without an image one that the machine has.
 const bootstrapped = `systemctl stop kbnode
 	for k in 0 1 2 3 4; do
 		f=/etc/kbnode/slots/gpu$k.json
-		jq '.node_image = "kernelbot-test:latest"' $f >/root/policy; cat /root/policy >$f; systemctl restart kbnode-guard-gpu$k
+		jq '.node_image = "kernelbot-test:latest" | .runs_jobs = true' $f >/root/policy; cat /root/policy >$f; systemctl restart kbnode-guard-gpu$k
 		echo "bootstrap-script=\"/usr/local/bin/kbnode bootstrap --slot $k\"" >>/etc/buildkite-agent/agent-$k/buildkite-agent.cfg
 		rm -f /run/kbnode/gpu$k/registered; systemctl restart buildkite-agent-gpu$k
 	done
