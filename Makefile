@@ -155,7 +155,7 @@ worktree = git ls-files -co --exclude-standard -- $(1) | grep -vxFf <(git ls-fil
 
 .PHONY: hooks-lint
 hooks-lint: | deps-check
-	shellcheck -x hooks/environment hooks/pre-bootstrap hooks/pre-artifact hooks/pre-exit hooks/agent-startup .ci/run packaging/scripts/* $$($(call worktree,'*.sh'))
+	shellcheck -x hooks/agent-startup .ci/run packaging/scripts/* $$($(call worktree,'*.sh'))
 
 # .codespellrc lists words that only look misspelled. Test data is not checked.
 .PHONY: spell

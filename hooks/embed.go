@@ -5,5 +5,5 @@ import "embed"
 
 // Scripts are the hooks by their name; each runs in bash and stays thin.
 //
-//go:embed environment pre-bootstrap pre-artifact pre-exit agent-startup
+//go:embed agent-startup
 var Scripts embed.FS

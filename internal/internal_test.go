@@ -276,7 +276,7 @@ func TestCommandsExist(t *testing.T) {
 func TestHooks(t *testing.T) {
 	t.Parallel()
 	hooks := files(t, "hooks")
-	if len(hooks) < 3 {
+	if len(hooks) < 2 {
 		t.Fatalf("hooks are %q", hooks)
 	}
 	for _, f := range hooks {

@@ -68,8 +68,8 @@ var agentChecks = []Check{
 	},
 	{
 		ID: "agent-hooks", Group: "agent", Worst: Fail, Needs: []string{"plan", "installed"},
-		Doc:   "Agents silently skip hooks without mode 0755, owner root and a valid `#!` line; `sudo kbnode reconcile` fixes that. Other hooks run on the host in every job; `sudo kbnode install --adopt --yes` moves them to a backup.",
-		About: "hooks are executable, owned by root, and only kbnode's",
+		Doc:   "kbnode's hook `agent-startup` tells that an agent has registered; `sudo kbnode reconcile` writes it again. An operator's own `environment` and `pre-exit` run around each job if root owns them and no one else can change them. Other hooks do not belong there; `sudo kbnode install --adopt --yes` moves them to a backup.",
+		About: "hooks are executable and owned by root, and jobs need no other",
 		Run:   agentHooks,
 	},
 	{

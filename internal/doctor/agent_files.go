@@ -15,20 +15,20 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// agentHooks checks the hooks, which run on the host in every job. The agent silently skips
-// a hook that it cannot execute.
+// agentHooks checks the hooks: kbnode's, which tells that an agent has registered, and an operator's
+// own, which run around each job.
 func agentHooks(_ context.Context, m *Machine) Answer {
 	var all []Finding
 	if uid, _, mode := m.Owner(plan.HooksDir); uid != root() || mode&0o022 != 0 {
 		all = append(all, fail("users other than root can add hooks to %s (mode %04o)", plan.HooksDir, mode.Perm()).
 			Safely("chown root:root %[1]s && chmod 755 %[1]s", plan.HooksDir))
 	}
-	planned := 0
+	hooks := 0
 	for _, f := range m.Plan.Files {
 		if path.Dir(f.Path) == plan.HooksDir {
-			planned++
+			hooks++
 			if why := hookProblem(m, f.Path); why != "" {
-				all = append(all, fail("hook %s %s, so every job runs without it", path.Base(f.Path), why).Safely("kbnode reconcile"))
+				all = append(all, fail("hook %s %s, so kbnode cannot tell that agents have registered", path.Base(f.Path), why).Safely("kbnode reconcile"))
 			}
 		}
 	}
@@ -36,11 +36,18 @@ func agentHooks(_ context.Context, m *Machine) Answer {
 		if path.Dir(e.Pattern) != plan.HooksDir || slices.ContainsFunc(m.Plan.Files, func(f plan.File) bool { return f.Path == e.Pattern }) {
 			continue
 		}
-		if _, err := os.Lstat(m.Path(e.Pattern)); err == nil {
-			all = append(all, fail("hook %s is not kbnode's, but runs on the host in every job", path.Base(e.Pattern)).By("kbnode install --adopt --yes"))
+		if _, err := os.Lstat(m.Path(e.Pattern)); err != nil {
+			continue
 		}
+		name := path.Base(e.Pattern)
+		if !plan.IsOperatorHook(e.Pattern) {
+			all = append(all, fail("hook %s is not kbnode's; hooks of an operator are %s", name, strings.Join(plan.OperatorHooks, " and ")).By("kbnode install --adopt --yes"))
+		} else if why := hookProblem(m, e.Pattern); why != "" {
+			all = append(all, fail("hook %s %s, so the slots run no job", name, why).Advise("mend or remove %s", e.Pattern))
+		}
+		hooks++
 	}
-	return otherwise(all, ok("%d hooks", planned))
+	return otherwise(all, ok("%d of kbnode or the operator", hooks))
 }
 
 // hookProblem returns why the agent skips a hook or fails with it.

@@ -25,7 +25,7 @@ func TestAgentChecksOfHealthyNode(t *testing.T) {
 	want := map[string]string{
 		"agent-other": "ok: none", "agent-binary": "ok: /usr/bin/buildkite-agent", "agent-version": "ok: 3.76.2",
 		"agent-endpoint": "ok: " + strings.TrimPrefix(w.bk.URL, "http://"), "agent-token": "ok: mode 0600", "agent-token-elsewhere": "ok: none",
-		"agent-token-accepted": "ok: organization kbnode", "agent-keys": "ok: 21 keys", "agent-queue": "ok: b200", "agent-hooks": "ok: 5 hooks",
+		"agent-token-accepted": "ok: organization kbnode", "agent-keys": "ok: 21 keys", "agent-queue": "ok: b200", "agent-hooks": "ok: 1 of kbnode or the operator",
 		"agent-build-path": "ok: owner root, the slot's group, mode 1770", "agent-unit": "ok: 0 drop-ins", "agent-guard": "ok: answers",
 		"agent-running": "ok: registered", "agent-drained": "ok: 2 slots", "agent-git-https": "ok: github.com",
 		"buildkite-queue": "ok: b200: 2 agents", "buildkite-agents": "ok: connected",
@@ -108,26 +108,31 @@ func TestAgentChecks(t *testing.T) {
 		{"no queue", func(w *world) { w.edit(cfgPath(0), "queue=b200,", "") },
 			"agent-queue fail 0: the agent has no queue, so it uses the default queue instead of b200", "kbnode reconcile"},
 
-		{"a hook is not executable", func(w *world) { w.must(os.Chmod(w.Path(plan.HooksDir+"/pre-exit"), 0o644)) },
-			"agent-hooks fail: hook pre-exit is not executable (mode 0644), so every job runs without it", "kbnode reconcile"},
-		{"a hook is gone", func(w *world) { w.must(os.Remove(w.Path(plan.HooksDir + "/pre-exit"))) },
-			"agent-hooks fail: hook pre-exit is missing, so every job runs without it", "kbnode reconcile"},
+		{"a hook is not executable", func(w *world) { w.must(os.Chmod(w.Path(plan.HooksDir+"/agent-startup"), 0o644)) },
+			"agent-hooks fail: hook agent-startup is not executable (mode 0644), so kbnode cannot tell that agents have registered", "kbnode reconcile"},
+		{"a hook is gone", func(w *world) { w.must(os.Remove(w.Path(plan.HooksDir + "/agent-startup"))) },
+			"agent-hooks fail: hook agent-startup is missing, so kbnode cannot tell that agents have registered", "kbnode reconcile"},
 		{"a hook is a directory", func(w *world) {
-			w.must(os.Remove(w.Path(plan.HooksDir + "/pre-exit")))
-			w.must(os.Mkdir(w.Path(plan.HooksDir+"/pre-exit"), 0o755))
-		}, "agent-hooks fail: hook pre-exit is not a file, so every job runs without it", "kbnode reconcile"},
-		{"all may write a hook", func(w *world) { w.must(os.Chmod(w.Path(plan.HooksDir+"/pre-exit"), 0o777)) },
-			fmt.Sprintf("agent-hooks fail: hook pre-exit can be changed by users other than root (user %d, mode 0777), so every job runs without it", root()), "kbnode reconcile"},
-		{"a hook without a #! line", func(w *world) { w.edit(plan.HooksDir+"/environment", "#!/bin/bash\n", "") },
-			"agent-hooks fail: hook environment has no #! line, so every job runs without it", "kbnode reconcile"},
-		{"a hook from Windows", func(w *world) { w.edit(plan.HooksDir+"/environment", "\n", "\r\n") },
-			"agent-hooks fail: hook environment has Windows line endings, so every job runs without it", "kbnode reconcile"},
-		{"a hook of no shell", func(w *world) { w.edit(plan.HooksDir+"/environment", "#!/bin/bash", "#! /bin/zsh -e") },
-			`agent-hooks fail: hook environment needs "/bin/zsh", which does not exist, so every job runs without it`, "kbnode reconcile"},
+			w.must(os.Remove(w.Path(plan.HooksDir + "/agent-startup")))
+			w.must(os.Mkdir(w.Path(plan.HooksDir+"/agent-startup"), 0o755))
+		}, "agent-hooks fail: hook agent-startup is not a file, so kbnode cannot tell that agents have registered", "kbnode reconcile"},
+		{"all may write a hook", func(w *world) { w.must(os.Chmod(w.Path(plan.HooksDir+"/agent-startup"), 0o777)) },
+			fmt.Sprintf("agent-hooks fail: hook agent-startup can be changed by users other than root (user %d, mode 0777), so kbnode cannot tell that agents have registered", root()), "kbnode reconcile"},
+		{"a hook without a #! line", func(w *world) { w.edit(plan.HooksDir+"/agent-startup", "#!/bin/bash\n", "") },
+			"agent-hooks fail: hook agent-startup has no #! line, so kbnode cannot tell that agents have registered", "kbnode reconcile"},
+		{"a hook from Windows", func(w *world) { w.edit(plan.HooksDir+"/agent-startup", "\n", "\r\n") },
+			"agent-hooks fail: hook agent-startup has Windows line endings, so kbnode cannot tell that agents have registered", "kbnode reconcile"},
+		{"a hook of no shell", func(w *world) { w.edit(plan.HooksDir+"/agent-startup", "#!/bin/bash", "#! /bin/zsh -e") },
+			`agent-hooks fail: hook agent-startup needs "/bin/zsh", which does not exist, so kbnode cannot tell that agents have registered`, "kbnode reconcile"},
 		{"a foreign hook", func(w *world) {
 			w.put(plan.HooksDir+"/command", "#!/bin/bash\n", 0o755)
 			w.put(plan.HooksDir+"/command.sample", "", 0o755)
-		}, "agent-hooks fail: hook command is not kbnode's, but runs on the host in every job", "kbnode install --adopt --yes"},
+		}, "agent-hooks fail: hook command is not kbnode's; hooks of an operator are environment and pre-exit", "kbnode install --adopt --yes"},
+		{"an operator's hook that all may write", func(w *world) {
+			w.put(plan.HooksDir+"/environment", "#!/bin/bash\n", 0o755)
+			w.put(plan.HooksDir+"/pre-exit", "#!/bin/bash\n", 0o755)
+			w.must(os.Chmod(w.Path(plan.HooksDir+"/pre-exit"), 0o777))
+		}, fmt.Sprintf("agent-hooks fail: hook pre-exit can be changed by users other than root (user %d, mode 0777), so the slots run no job", root()), ""},
 		{"all may add hooks", func(w *world) { w.must(os.Chmod(w.Path(plan.HooksDir), 0o777)) },
 			"agent-hooks fail: users other than root can add hooks to /etc/buildkite-agent/hooks (mode 0777)",
 			"chown root:root /etc/buildkite-agent/hooks && chmod 755 /etc/buildkite-agent/hooks"},

@@ -71,14 +71,10 @@ var (
 type params map[string]form
 
 func (g *guard) routes() []route {
-	var jobs []route
-	if g.policy.RunsJobs {
-		jobs = []route{
-			{"POST", strings.TrimPrefix(slot.RunPath, "/"), params{slot.StdoutParam: intForm64, slot.StderrParam: intForm64}, g.run},
-			{"POST", strings.TrimPrefix(slot.CancelPath, "/"), params{slot.JobParam: jobForm}, g.cancelRun},
-		}
-	}
-	return append(jobs, []route{
+	return []route{
+		{"POST", strings.TrimPrefix(slot.RunPath, "/"), params{slot.StdoutParam: intForm64, slot.StderrParam: intForm64}, g.run},
+		{"POST", strings.TrimPrefix(slot.CancelPath, "/"), params{slot.JobParam: jobForm}, g.cancelRun},
+
 		{"HEAD", "_ping", nil, g.pass},
 		{"GET", "_ping", nil, g.pass},
 		{"GET", "version", nil, g.pass},
@@ -107,7 +103,7 @@ func (g *guard) routes() []route {
 		{"POST", strings.TrimPrefix(slot.BeginPath, "/"), nil, g.report(slot.BeginPath)},
 		{"POST", strings.TrimPrefix(slot.EndPath, "/"), nil, g.report(slot.EndPath)},
 		{"POST", strings.TrimPrefix(slot.RecordPath, "/"), nil, g.frugal(g.record)},
-	}...)
+	}
 }
 
 // serve finds the route of a request and answers it.

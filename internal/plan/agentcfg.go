@@ -14,21 +14,28 @@ import (
 // that it does not know, so each is checked against what the installed one lists.
 type agentKey struct {
 	name  string
-	value func(config.Config, Slot) string
+	value func(agentInput) string
 	// must is set if the slot would not be isolated without the key.
 	must bool
 }
 
-func fixed(v string) func(config.Config, Slot) string {
-	return func(config.Config, Slot) string { return v }
+// agentInput is what the configuration of a slot's agent depends on.
+type agentInput struct {
+	config config.Config
+	slot   Slot
+	binary string // of kbnode
 }
 
-func fromSlot(f func(Slot) string) func(config.Config, Slot) string {
-	return func(_ config.Config, s Slot) string { return f(s) }
+func fixed(v string) func(agentInput) string {
+	return func(agentInput) string { return v }
 }
 
-func fromConfig(f func(config.Config) string) func(config.Config, Slot) string {
-	return func(c config.Config, _ Slot) string { return f(c) }
+func fromSlot(f func(Slot) string) func(agentInput) string {
+	return func(in agentInput) string { return f(in.slot) }
+}
+
+func fromConfig(f func(config.Config) string) func(agentInput) string {
+	return func(in agentInput) string { return f(in.config) }
 }
 
 // The seconds that a canceled job has to end, and the total until it is killed:
@@ -48,12 +55,11 @@ var agentKeys = []agentKey{
 	{name: "hooks-path", value: fixed(HooksDir), must: true},
 	{name: "sockets-path", value: fromSlot(func(s Slot) string { return RunDir(s.Index) + "/agent" }), must: true},
 
-	// What the agent starts would inherit the score that keeps the agent alive, and
-	// the kernel would then kill the node's services before a job that takes all
-	// memory. The last word is the shell's $0: no value may end with a quote.
-	{name: "bootstrap-script", value: fromSlot(func(s Slot) string {
-		return "/bin/sh -c 'echo 0 >/proc/self/oom_score_adj; exec " + AgentBinary(s.AgentVersion) + " bootstrap' kbnode"
-	})},
+	// In place of the agent's own, which runs a shell, git, hooks and plugins with what a
+	// build says.
+	{name: "bootstrap-script", must: true, value: func(in agentInput) string {
+		return in.binary + " bootstrap --slot " + strconv.Itoa(in.slot.Index)
+	}},
 
 	// Nothing is left of a job for the next one: each agent runs one job, and its
 	// unit's processes and in-memory directories end with it.
@@ -113,13 +119,13 @@ func agentKeysFor(agent inventory.Agent) ([]agentKey, error) {
 // PinnedAgentVersion is the agent that install fetches if there is none.
 const PinnedAgentVersion = "3.76.2"
 
-func renderAgentConfig(keys []agentKey, cfg config.Config, s Slot) string {
+func renderAgentConfig(keys []agentKey, in agentInput) string {
 	var b strings.Builder
 	b.WriteString(header)
 	b.WriteString("# The token is not here: the unit hands it over as a systemd credential.\n")
 	for _, k := range keys {
 		// The agent knows no escapes, and strips all quotes at both ends.
-		b.WriteString(k.name + `="` + k.value(cfg, s) + "\"\n")
+		b.WriteString(k.name + `="` + k.value(in) + "\"\n")
 	}
 	return b.String()
 }

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -66,9 +67,18 @@ func earlierHooks() []EarlierFile {
 		"environment", "pre-checkout", "checkout", "post-checkout", "pre-command", "command", "post-command",
 		"pre-artifact", "post-artifact", "pre-exit", "pre-bootstrap", "agent-startup", "agent-shutdown",
 	} {
-		hooks = append(hooks, EarlierFile{HooksDir + "/" + name, "runs in every slot"})
+		hooks = append(hooks, EarlierFile{HooksDir + "/" + name, "is a hook of an earlier setup"})
 	}
 	return hooks
+}
+
+// OperatorHooks are the hooks of an operator's own that kbnode bootstrap runs around each job, once
+// kbnode is installed.
+var OperatorHooks = []string{"environment", "pre-exit"}
+
+// IsOperatorHook reports whether a path is one of OperatorHooks.
+func IsOperatorHook(file string) bool {
+	return path.Dir(file) == HooksDir && slices.Contains(OperatorHooks, path.Base(file))
 }
 
 // OwnedDir is a directory that kbnode may have made.

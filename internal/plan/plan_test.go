@@ -363,7 +363,7 @@ func TestAgentConfigKnowsTheAgent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return renderAgentConfig(keys, config.Config{}.WithDefaults(), p.Slots[0]), nil
+		return renderAgentConfig(keys, agentInput{config.Config{}.WithDefaults(), p.Slots[0], "/usr/local/bin/kbnode"}), nil
 	}
 	v3 := inventory.Agent{Version: "3.76.2", Keys: machinetest.AgentKeys()}
 	text, err := render(v3)

@@ -66,10 +66,7 @@ type JobPolicy struct {
 	Binary       string   `json:"binary"`           // of kbnode on the node
 	Runner       string   `json:"runner,omitempty"` // what containers get in place of Binary; see Program
 	DockerSocket string   `json:"docker_socket"`
-	// RunsJobs lets the slot's user have the service run a job from its spec. No plan sets it yet:
-	// as long as commands of jobs run as that user, they could fetch past the firewall's rules for it.
-	RunsJobs bool   `json:"runs_jobs,omitempty"`
-	Socket   string `json:"socket"` // where the guard listens
+	Socket       string   `json:"socket"` // where the guard listens
 }
 
 // PolicyGPU is a GPU of a slot, or a part of one.

@@ -137,7 +137,7 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agentVersion string, keys []
 	}
 	p.Slices = append(p.Slices, slice)
 
-	cfgText := renderAgentConfig(keys, cfg, s)
+	cfgText := renderAgentConfig(keys, agentInput{cfg, s, in.Binary})
 	envText := renderEnvironment(s)
 	policy, err := jobPolicy(in, cfg, s)
 	if err != nil {

@@ -167,9 +167,10 @@ func (d *differ) earlier() {
 	if d.uninstall {
 		return
 	}
+	ours := d.s.paths[plan.HooksDir+"/agent-startup"].marked // no longer an earlier setup's
 	for _, name := range slices.Sorted(maps.Keys(d.s.paths)) {
 		got := d.s.paths[name]
-		if _, planned := d.wantFiles[name]; planned || got.marked || got.kind == directory || got.kind == leftover {
+		if _, planned := d.wantFiles[name]; planned || got.marked || got.kind == directory || got.kind == leftover || ours && plan.IsOperatorHook(name) {
 			continue
 		}
 		for _, e := range plan.EarlierFiles {
@@ -209,7 +210,11 @@ func (d *differ) removals() {
 			c.Why = "no longer planned"
 		}
 		d.gone[name] = true
-		d.add(phaseDelete, c)
+		if path.Dir(name) == plan.HooksDir && !d.uninstall {
+			d.add(phaseHooks, c)
+		} else {
+			d.add(phaseDelete, c)
+		}
 	}
 	if d.uninstall {
 		d.restores()

@@ -53,6 +53,23 @@ func (d *differ) postpone() {
 			d.deferSlot(slot, why)
 		}
 	}
+	d.keepUsed()
+}
+
+// keepUsed keeps files of the node that are no longer planned while slots run with earlier files,
+// which may name them.
+func (d *differ) keepUsed() {
+	why := ""
+	for _, c := range d.out {
+		if c.Slot >= 0 && c.Deferred != "" {
+			why = c.Deferred
+		}
+	}
+	for i := range d.out {
+		if c := &d.out[i]; c.Slot < 0 && c.Kind == Delete && !c.inert && c.Deferred == "" {
+			c.Deferred = why
+		}
+	}
 }
 
 // holds returns the CPUs that a slot has now by its own limits.

@@ -162,7 +162,7 @@ func TestJudgeHost(t *testing.T) {
 	tries := func(saw ...string) []probe.Try {
 		return []probe.Try{
 			{Kind: "open", What: plan.WorkDir(1), Saw: saw[0]}, {Kind: "unix", What: p.Socket, Saw: saw[1]}, {Kind: "unix", What: "/run/docker.sock", Saw: saw[2]},
-			{Kind: "open", What: plan.TokenPath, Saw: saw[3]}, {Kind: "unix", What: plan.SocketPath(0), Saw: saw[4]}, {Kind: "write", What: plan.HooksDir + "/pre-exit", Saw: saw[5]},
+			{Kind: "open", What: plan.TokenPath, Saw: saw[3]}, {Kind: "unix", What: plan.SocketPath(0), Saw: saw[4]}, {Kind: "write", What: plan.HooksDir + "/agent-startup", Saw: saw[5]},
 		}
 	}
 	held := []string{"ok", "ok", "EACCES", "EACCES", "EACCES", "EACCES"}
@@ -185,7 +185,7 @@ func TestJudgeHost(t *testing.T) {
 		"Docker":                    {probe.Facts{UID: 991, CPUs: "2-3", Tries: with(2, "ok")}, "unix /run/docker.sock"},
 		"the token":                 {probe.Facts{UID: 991, CPUs: "2-3", Tries: with(3, "ok")}, "open " + plan.TokenPath},
 		"another guard, closed":     {probe.Facts{UID: 991, CPUs: "2-3", Tries: with(4, "ECONNRESET")}, "unix " + plan.SocketPath(0)},
-		"a hook that can be edited": {probe.Facts{UID: 991, CPUs: "2-3", Tries: with(5, "ok")}, "write " + plan.HooksDir + "/pre-exit"},
+		"a hook that can be edited": {probe.Facts{UID: 991, CPUs: "2-3", Tries: with(5, "ok")}, "write " + plan.HooksDir + "/agent-startup"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

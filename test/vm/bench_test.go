@@ -27,7 +27,7 @@ cost() { # NAME SCRIPT
 for i in {1..20}; do
 	cost empty /srv/empty
 	cost environment /etc/buildkite-agent/hooks/environment
-	cost pre-exit /etc/buildkite-agent/hooks/pre-exit
+	cost pre-exit /etc/buildkite-agent/hooks/agent-startup
 	cost old /srv/old
 done
 `

@@ -54,10 +54,10 @@ func TestDaemon(t *testing.T) {
 		told := time.Now()
 		m.Wait("what systemd tells", "test $(cat "+memory2+") = "+planned)
 		t.Logf("mended %v after systemd's signal, emulated", time.Since(told).Round(100*time.Millisecond))
-		m.Sh("echo 1G >" + memory2 + "; rm /etc/buildkite-agent/hooks/pre-exit; echo '# by hand' >>/etc/systemd/system/kbnode-guard-gpu1.service; systemctl stop kbnode-guard-gpu4")
-		m.Wait("what nobody tells", "test $(cat "+memory2+") = "+planned+" && test -x /etc/buildkite-agent/hooks/pre-exit && ! grep -q 'by hand' /etc/systemd/system/kbnode-guard-gpu1.service && systemctl is-active -q kbnode-guard-gpu4")
+		m.Sh("echo 1G >" + memory2 + "; rm /etc/buildkite-agent/hooks/agent-startup; echo '# by hand' >>/etc/systemd/system/kbnode-guard-gpu1.service; systemctl stop kbnode-guard-gpu4")
+		m.Wait("what nobody tells", "test $(cat "+memory2+") = "+planned+" && test -x /etc/buildkite-agent/hooks/agent-startup && ! grep -q 'by hand' /etc/systemd/system/kbnode-guard-gpu1.service && systemctl is-active -q kbnode-guard-gpu4")
 		allIdle(t, m)
-		if got := m.Sh("kbnode events --since 10m"); !strings.Contains(got, "set buildkite-gpu2.slice") || !strings.Contains(got, "create /etc/buildkite-agent/hooks/pre-exit") {
+		if got := m.Sh("kbnode events --since 10m"); !strings.Contains(got, "set buildkite-gpu2.slice") || !strings.Contains(got, "create /etc/buildkite-agent/hooks/agent-startup") {
 			t.Errorf("events: %s", got)
 		}
 	})
@@ -86,25 +86,25 @@ func TestDaemon(t *testing.T) {
 	})
 
 	t.Run("no way to write", func(t *testing.T) {
-		m.Sh("rm /etc/buildkite-agent/hooks/pre-exit; mount --bind /etc /etc; mount -o remount,bind,ro /etc; systemctl reload kbnode")
+		m.Sh("rm /etc/buildkite-agent/hooks/agent-startup; mount --bind /etc /etc; mount -o remount,bind,ro /etc; systemctl reload kbnode")
 		m.Wait("the error", "systemctl show -P StatusText kbnode | grep -q 'read-only file system'")
 		idle(t, m, 0)
 		m.Sh("umount -l /etc")
 		allIdle(t, m)
-		m.Sh("test -x /etc/buildkite-agent/hooks/pre-exit")
+		m.Sh("test -x /etc/buildkite-agent/hooks/agent-startup")
 	})
 
 	t.Run("a full disk below /etc", func(t *testing.T) {
 		m.Sh(`mkdir /run/etc; mount -t tmpfs -o size=64m full /run/etc; cp -a /etc/. /run/etc; mount --bind /run/etc /etc
-			rm /etc/buildkite-agent/hooks/pre-exit; dd if=/dev/zero of=/etc/filler bs=4k 2>/dev/null || true
+			rm /etc/buildkite-agent/hooks/agent-startup; dd if=/dev/zero of=/etc/filler bs=4k 2>/dev/null || true
 			cp -a /etc/systemd/system/kbnode.service /root/kbnode.service; systemctl reload kbnode`)
 		m.Wait("the error", "systemctl show -P StatusText kbnode | grep -q 'no space left on device'")
-		if got := m.Sh("find /etc -name '.*pre-exit*' -o -name 'pre-exit*' -path '*buildkite*'; cmp /etc/systemd/system/kbnode.service /root/kbnode.service"); got != "" {
+		if got := m.Sh("find /etc -name '.*agent-startup*' -o -name 'agent-startup*' -path '*buildkite*'; cmp /etc/systemd/system/kbnode.service /root/kbnode.service"); got != "" {
 			t.Errorf("half a file: %s", got)
 		}
 		m.Sh("rm /etc/filler")
 		allIdle(t, m)
-		m.Sh("test -x /etc/buildkite-agent/hooks/pre-exit; umount -l /etc; umount -l /run/etc; test -x /etc/buildkite-agent/hooks/pre-exit")
+		m.Sh("test -x /etc/buildkite-agent/hooks/agent-startup; umount -l /etc; umount -l /run/etc; test -x /etc/buildkite-agent/hooks/agent-startup")
 		allIdle(t, m, 0)
 	})
 
@@ -112,8 +112,8 @@ func TestDaemon(t *testing.T) {
 		wake := asleep(t, m, 2)
 		before := m.Sh("systemctl show -P NRestarts kbnode")
 		for _, jump := range []string{"+3 days", "-6 days", "+3 days"} {
-			m.Sh("date -s '" + jump + "' >/dev/null; sleep 5; rm /etc/buildkite-agent/hooks/pre-exit; systemctl reload kbnode")
-			m.Wait("the mended hook", "test -x /etc/buildkite-agent/hooks/pre-exit")
+			m.Sh("date -s '" + jump + "' >/dev/null; sleep 5; rm /etc/buildkite-agent/hooks/agent-startup; systemctl reload kbnode")
+			m.Wait("the mended hook", "test -x /etc/buildkite-agent/hooks/agent-startup")
 		}
 		wake()
 		if after := m.Sh("systemctl show -P NRestarts kbnode"); after != before {

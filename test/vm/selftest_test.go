@@ -211,7 +211,7 @@ done`
 		{"the policy's GPU", edit(`.cdi_devices = ["nvidia.com/gpu=all"]`), reconcile, []string{"plan: /etc/kbnode/slots/gpu1.json", "it gets the devices [nvidia.com/gpu=all]"}},
 		{"the policy's directory", edit(`.work_root = "/etc"`), reconcile, []string{"plan: /etc/kbnode/slots/gpu1.json", "gpu1, container: "}},
 		{"the policy's memory", edit(`.memory_bytes = 99999999999 | .pids_limit = 999999`), reconcile, []string{"plan: /etc/kbnode/slots/gpu1.json"}},
-		{"a hook", "chmod 0777 /etc/buildkite-agent/hooks/pre-exit", "", []string{"node, plan: /etc/buildkite-agent/hooks/pre-exit", "gpu1, host: write /etc/buildkite-agent/hooks/pre-exit: ok"}},
+		{"a hook", "chmod 0777 /etc/buildkite-agent/hooks/agent-startup", "", []string{"node, plan: /etc/buildkite-agent/hooks/agent-startup", "gpu1, host: write /etc/buildkite-agent/hooks/agent-startup: ok"}},
 		{"the token", "chmod 0644 /etc/buildkite-agent/token", "chmod 0600 /etc/buildkite-agent/token", []string{"node, files: /etc/buildkite-agent/token", "gpu1, host: open /etc/buildkite-agent/token: ok"}},
 		{"the agent's configuration", `sed -i 's/no-local-hooks="true"/no-local-hooks="false"/' /etc/buildkite-agent/agent-1/buildkite-agent.cfg`, "", []string{"plan: /etc/buildkite-agent/agent-1/buildkite-agent.cfg"}},
 		{"the guard", "systemctl stop kbnode-guard-gpu1; touch /run/kbnode/gpu1/docker.sock; mount --bind /run/docker.sock /run/kbnode/gpu1/docker.sock",

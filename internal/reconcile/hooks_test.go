@@ -1,0 +1,61 @@
+package reconcile_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// withHook adds a hook of kbnode's to a plan.
+func withHook(p *plan.Plan, name string) *plan.Plan {
+	p.Files = append(p.Files, plan.File{Path: plan.HooksDir + "/" + name, Mode: 0o755, Owner: "root", Content: "#!/bin/sh\n" + header, Slot: -1})
+	return p
+}
+
+// TestHooksOfAnEarlierVersion keeps what a job still uses until it has ended.
+func TestHooksOfAnEarlierVersion(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.apply(withHook(slots(2).plan(t), "pre-exit"))
+	next := slots(2)
+	next.generation = "g2"
+	p := next.plan(t)
+	_, changes := m.diff(p)
+	order := brief(changes)
+	remove, stop := slices.Index(order, "delete "+plan.HooksDir+"/pre-exit"), slices.Index(order, "stop "+plan.AgentUnit(1))
+	if stop < 0 || remove < stop {
+		t.Errorf("an agent that may get a job runs without its hooks: %s", strings.Join(order, "\n"))
+	}
+	m.run(0)
+	r, _ := m.apply(p)
+	if !slices.Contains(brief(r.Deferred), "delete "+plan.HooksDir+"/pre-exit") || !m.exists(plan.HooksDir+"/pre-exit") {
+		t.Errorf("the hook of a running job is gone; deferred are %v", brief(r.Deferred))
+	}
+	m.finish(0)
+	m.apply(p)
+	if m.exists(plan.HooksDir + "/pre-exit") {
+		t.Error("the hook is left")
+	}
+}
+
+// TestOperatorHooks leaves an operator's hooks alone, but not those of an earlier setup.
+func TestOperatorHooks(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	p := withHook(slots(1).plan(t), "agent-startup")
+	p.Files = slices.DeleteFunc(p.Files, func(f plan.File) bool { return f.Path == plan.HooksDir+"/environment" })
+	const text = "#!/bin/bash\nexport A=1\n"
+	m.write(plan.HooksDir+"/environment", text)
+	m.h.Adopt = true
+	m.apply(p)
+	if m.exists(plan.HooksDir + "/environment") {
+		t.Error("the hook of an earlier setup is left")
+	}
+	m.write(plan.HooksDir+"/environment", text)
+	m.write(plan.HooksDir+"/pre-exit", text)
+	m.write(plan.HooksDir+"/command", text)
+	_, changes := m.diff(p)
+	equal(t, "changes", []string{"adopt " + plan.HooksDir + "/command"}, brief(changes))
+}
