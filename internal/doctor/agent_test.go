@@ -154,7 +154,7 @@ func TestAgentChecks(t *testing.T) {
 		{"a short stop", func(w *world) { w.dropIn(1, " TimeoutStopSec=1min", "TimeoutStopUSec", uint64(60e6)) },
 			`agent-unit fail 1: TimeoutStopSec is "60" instead of 3660: stopping it kills jobs that take longer; set in ` + dropIn, undo("TimeoutStopSec")},
 		{"another slice", func(w *world) { w.dropIn(1, "Slice=x.slice", "Slice", "x.slice") },
-			`agent-unit fail 1: Slice is "x.slice" instead of buildkite-gpu1.slice: jobs' host commands run outside the slot's limits; set in ` + dropIn, undo("Slice")},
+			`agent-unit fail 1: Slice is "x.slice" instead of buildkite-gpu1.slice: its agent runs outside the slot's limits; set in ` + dropIn, undo("Slice")},
 		{"no token", func(w *world) { w.dropIn(1, "LoadCredential=", "LoadCredential", [][]any{}) },
 			`agent-unit fail 1: LoadCredential is "" instead of token:/etc/buildkite-agent/token: the agent starts without its token; set in ` + dropIn, undo("LoadCredential")},
 		{"another slot", func(w *world) {

@@ -16,9 +16,9 @@ var unitSettings = []struct{ file, property, why string }{
 	{"Restart", "Restart", "an agent that Buildkite disconnects does not start again"},
 	{"KillMode", "KillMode", "stopping it ends jobs or leaves their processes behind"},
 	{"TimeoutStopSec", "TimeoutStopUSec", "stopping it kills jobs that take longer"},
-	{"Slice", "Slice", "jobs' host commands run outside the slot's limits"},
+	{"Slice", "Slice", "its agent runs outside the slot's limits"},
 	{"LoadCredential", "LoadCredential", "the agent starts without its token"},
-	{"NoNewPrivileges", "NoNewPrivileges", "a job's host command can become root"},
+	{"NoNewPrivileges", "NoNewPrivileges", "its agent can become root"},
 	{"Environment=KBNODE_SLOT", "Environment", "its jobs get another slot's resources"},
 }
 

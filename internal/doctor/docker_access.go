@@ -30,7 +30,7 @@ var dockerAccessChecks = []Check{
 				if at == nil {
 					continue
 				}
-				f := fail("the engine is open on %s: anyone who can reach it, including a job's host commands, is root here", at[1])
+				f := fail("the engine is open on %s: anyone who can reach it is root here", at[1])
 				if flag := readDaemon(ctx, m).Flag("hosts"); strings.Contains(flag, "tcp:") {
 					return found(withoutFlag(f, flag))
 				}
@@ -41,7 +41,7 @@ var dockerAccessChecks = []Check{
 	},
 	{
 		ID: "docker-socket", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
-		Doc:   "Every user, and so a job's host commands, is root. If the mode comes back, see `systemctl cat docker.socket`.",
+		Doc:   "Every user is root. If the mode comes back, see `systemctl cat docker.socket`.",
 		About: "Docker's socket is closed to users outside its group",
 		Run: func(_ context.Context, m *Machine) Answer {
 			name := m.Config.Docker.Socket
@@ -50,7 +50,7 @@ var dockerAccessChecks = []Check{
 			case err != nil:
 				return found(warn("%s", err).Advise("check why %s cannot be read", name))
 			case info.Mode().Perm()&0o007 != 0:
-				return found(fail("%s has mode %04o, so any user of this machine, and any host command of a job, can become root", name, info.Mode().Perm()).Safely("chmod 0660 %s", name))
+				return found(fail("%s has mode %04o, so any user of this machine can become root", name, info.Mode().Perm()).Safely("chmod 0660 %s", name))
 			}
 			return found(ok("%s, mode %04o", name, info.Mode().Perm()))
 		},

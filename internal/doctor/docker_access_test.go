@@ -78,7 +78,7 @@ func TestDockerAccessChecks(t *testing.T) {
 	}
 	for _, s := range []stated{
 		{"a socket only", "docker-api", engine(docker.Info{Warnings: []string{"WARNING: No swap limit support"}}), nil, "ok: only its socket, or with certificates", ""},
-		{"TCP", "docker-api", warned, nil, "fail: the engine is open on http://0.0.0.0:2375: anyone who can reach it, including a job's host commands, is root here", ""},
+		{"TCP", "docker-api", warned, nil, "fail: the engine is open on http://0.0.0.0:2375: anyone who can reach it is root here", ""},
 
 		{"operators", "docker-group", &fake{}, groups("docker:x:998:ada\n"), "ok: operators, as good as root: ada, bob", ""},
 		{"nobody", "docker-group", &fake{}, groups("docker:x:997:\n"), "ok: only root", ""},
@@ -116,7 +116,7 @@ func TestDockerSocket(t *testing.T) {
 	}
 	files := map[string]string{config.DefaultDockerSocket: ""}
 	stated{"", "docker-socket", &fake{}, files, "ok: /var/run/docker.sock, mode 0660", ""}.run(t, mode(0o660))
-	stated{"", "docker-socket", &fake{}, files, "fail: /var/run/docker.sock has mode 0666, so any user of this machine, and any host command of a job, can become root", "chmod 0660 /var/run/docker.sock"}.run(t, mode(0o666))
+	stated{"", "docker-socket", &fake{}, files, "fail: /var/run/docker.sock has mode 0666, so any user of this machine can become root", "chmod 0660 /var/run/docker.sock"}.run(t, mode(0o666))
 }
 
 // TestSocketUsers tests that the socket's own group counts, whatever its name, except

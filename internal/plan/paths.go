@@ -48,7 +48,7 @@ func AgentUnit(k int) string { return "buildkite-agent-" + SlotName(k) + ".servi
 // GuardUnit serves the slot's Docker socket.
 func GuardUnit(k int) string { return "kbnode-guard-" + SlotName(k) + ".service" }
 
-// UserName is the user of the slot's agent and host commands.
+// UserName is the user of the slot's agent.
 func UserName(k int) string { return "kbnode-" + SlotName(k) }
 
 // AgentDir holds the agent's configuration and belongs to root.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,73 +14,6 @@ import (
 
 	"github.com/gpu-mode/kbnode/test/vm"
 )
-
-// hookCost runs, in turn and as a job's command, an empty hook, the two of kbnode that
-// every job pays for, and oldHook. It prints microseconds.
-const hookCost = `#!/bin/bash
-cost() { # NAME SCRIPT
-	local began=${EPOCHREALTIME/./}
-	"$2" >/dev/null || exit
-	echo "took $1 $((${EPOCHREALTIME/./} - began))"
-}
-for i in {1..20}; do
-	cost empty /srv/empty
-	cost environment /etc/buildkite-agent/hooks/environment
-	cost pre-exit /etc/buildkite-agent/hooks/agent-startup
-	cost old /srv/old
-done
-`
-
-// oldHook is what the setup scripts' one hook does: of what it calls nvidia-smi takes
-// longest, on a real machine.
-const oldHook = `#!/bin/bash
-set -euo pipefail
-count=$(nvidia-smi --query-gpu=index --format=csv,noheader | wc -l)
-index=${BUILDKITE_AGENT_META_DATA_GPU_INDEX:-0}
-cpus=$(($(nproc --all) / count)); memory=$(($(awk '/MemTotal/ {print $2}' /proc/meminfo) / 1024 / 1024 / count))
-export CUDA_VISIBLE_DEVICES=$index KERNELBOT_CPUSET=$((index * cpus))-$((index * cpus + cpus - 1)) KERNELBOT_MEMORY=${memory}g
-`
-
-var tookLine = regexp.MustCompile(`took ([a-z-]+) ([0-9]+)`)
-
-// BenchmarkHooks compares what a job's hooks cost, emulated: what counts is how
-// they compare.
-func BenchmarkHooks(b *testing.B) {
-	m := installed(b)
-	m.Put("/srv/hooks", 0o755, hookCost)
-	m.Put("/srv/empty", 0o755, "#!/bin/bash\n") // not in /tmp, which pre-exit empties
-	m.Put("/srv/old", 0o755, oldHook)
-	// What the real one costs on a machine without persistence mode is more.
-	m.Sh("command -v nvidia-smi >/dev/null || { printf '#!/bin/sh\nseq 0 7\n' >/usr/local/bin/nvidia-smi; chmod 755 /usr/local/bin/nvidia-smi; }")
-	var costs map[string][]int
-	for b.Loop() {
-		costs = map[string][]int{}
-		r := runStep(m, 0, `steps: [{command: /srv/hooks, agents: {queue: b200, gpu-index: "0"}}]`)
-		for _, line := range tookLine.FindAllStringSubmatch(r.Stdout, -1) {
-			us, err := strconv.Atoi(line[2])
-			if err != nil {
-				b.Fatal(err)
-			}
-			costs[line[1]] = append(costs[line[1]], us)
-		}
-		if r.Code != 0 || len(costs["old"]) != 20 {
-			b.Fatalf("exit code %d: %s", r.Code, r.Stdout)
-		}
-	}
-	median := func(name string) float64 {
-		slices.Sort(costs[name])
-		return float64(costs[name][len(costs[name])/2])
-	}
-	own, factor := median("empty"), slowness(b, m)
-	b.ReportMetric(factor, "times-slower")
-	for _, name := range []string{"environment", "pre-exit", "old"} {
-		b.ReportMetric((median(name)-own)/1000, name+"-ms-emulated")
-		b.ReportMetric((median(name)-own)/1000/factor, name+"-ms")
-		if name != "old" {
-			b.ReportMetric((median(name)-own)/(median("old")-own), fmt.Sprintf("%s/old", name))
-		}
-	}
-}
 
 // flood starts one container, which says much, in turn over the engine's own socket
 // and over its slot's guard. It prints milliseconds.

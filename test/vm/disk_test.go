@@ -35,7 +35,6 @@ func TestDisk(t *testing.T) {
 		"/etc":      {step(3, "busybox:test", fill("/etc/hosts"), ""), "42 full: /etc/hosts"},
 		"volume":    {step(4, "volumes:test", fill("/data/big"), ""), "42 full: /data/big"},
 		"checkout":  {step(5, "busybox:test", fill("big"), ""), "42 full: big"},
-		"host":      {"steps:\n  - command: \"" + strings.TrimSpace(fill("big")) + "; " + strings.TrimSpace(fill("/tmp/big")) + "\"\n    agents: {queue: b200, gpu-index: \"6\"}\n", "42 full: big"},
 	} {
 		slot := int(regexp.MustCompile(`gpu-index: "(\d)"`).FindStringSubmatch(row.steps)[1][0] - '0')
 		if out := runStep(m, slot, row.steps).Stdout; !strings.Contains(out, row.want) {

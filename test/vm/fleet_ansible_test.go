@@ -175,15 +175,13 @@ func TestAnsible(t *testing.T) {
 		}
 	})
 	t.Run("a canary beside a job", func(t *testing.T) {
-		m.Put("/root/steps.yml", 0o600, `steps: [{command: "until [ -e /srv/go ]; do sleep 1; done", agents: {queue: b200, gpu-index: "5"}}]`)
-		build := m.Sh("bkstub submit --queue b200 --steps /root/steps.yml")
-		m.Wait("the job", "kbnode status --json | jq -e '.slots[5].job'")
+		wake := asleep(t, m, 5)
 		out, changed, failed := c.play(t, "-e", "queue=b200-canary")
 		if changed == 0 || failed != 0 {
 			t.Error(out)
 		}
-		m.Sh("bkstub wait-agents --queue b200-canary --count 7 --timeout 3m; (kbnode status --json || true) | jq -e '.slots[5].job'; touch /srv/go")
-		m.Wait("the job's end", pipelines{evaluations{m: m}}.asking(build)+" | jq -e '.state == \"passed\"'")
+		m.Sh("bkstub wait-agents --queue b200-canary --count 7 --timeout 3m; (kbnode status --json || true) | jq -e '.slots[5].job'")
+		wake()
 		m.Sh("bkstub wait-agents --queue b200-canary --count 8 --timeout 3m")
 		allIdle(t, m)
 	})
@@ -218,7 +216,7 @@ func TestAnsible(t *testing.T) {
 		leaks(t, string(commands))
 	})
 	t.Run("absent", func(t *testing.T) {
-		m.Put("/root/steps.yml", 0o600, `steps: [{command: "sleep 60", agents: {queue: b200-canary, gpu-index: "2"}}]`)
+		m.Put("/root/steps.yml", 0o600, strings.Replace(step(2, "busybox:test", "sleep 60", ""), "queue: b200", "queue: b200-canary", 1))
 		build := m.Sh("bkstub submit --queue b200-canary --steps /root/steps.yml")
 		m.Wait("the job", "kbnode status --json | jq -e '.slots[2].job'")
 		if out, changed, failed := c.play(t, "-e", "kbnode_state=absent"); changed != 2 || failed != 0 {

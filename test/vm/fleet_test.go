@@ -22,9 +22,7 @@ func TestRotation(t *testing.T) {
 		systemctl daemon-reload; systemctl restart bkstub.service; systemctl restart buildkite-agent-gpu{0..7}.service`)
 	m.Wait("the agents", "kbnode status >/dev/null")
 
-	m.Put("/root/steps.yml", 0o600, `steps: [{command: "until [ -e /srv/go ]; do sleep 1; done", agents: {queue: b200, gpu-index: "0"}}]`)
-	build := m.Sh("bkstub submit --queue b200 --steps /root/steps.yml")
-	m.Wait("the job", "kbnode status --json | jq -e '.slots[0].job'")
+	wake := asleep(t, m, 0)
 	const pids = "systemctl show -P MainPID 'buildkite-agent-gpu*'"
 	before := m.Sh(pids)
 	m.Sh("kbnode install --token-file /root/fresh")
@@ -38,8 +36,7 @@ func TestRotation(t *testing.T) {
 	m.Wait("an agent to kill", "systemctl kill --kill-whom=main -s KILL buildkite-agent-gpu3")
 	m.Wait("the agent of slot 3", "kbnode status >/dev/null")
 	idle(t, m, 3)
-	m.Sh("touch /srv/go")
-	m.Wait("the job's end", pipelines{evaluations{m: m}}.asking(build)+" | jq -e '.state == \"passed\"'")
+	wake()
 	idle(t, m, 0)
 	if r := m.Try("kbnode doctor --only agent-token"); r.Code != 0 {
 		t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
@@ -52,14 +49,12 @@ func TestRotation(t *testing.T) {
 func TestCanary(t *testing.T) {
 	t.Parallel()
 	m := installed(t)
-	m.Put("/root/steps.yml", 0o600, `steps: [{command: "until [ -e /srv/go ]; do sleep 1; done", agents: {queue: b200, gpu-index: "6"}}]`)
-	build := m.Sh("bkstub submit --queue b200 --steps /root/steps.yml")
-	m.Wait("the job", "kbnode status --json | jq -e '.slots[6].job'")
+	wake := asleep(t, m, 6)
 	if out := m.Sh("kbnode install --queue b200-canary"); !strings.Contains(out, "later: ") {
 		t.Errorf("beside a job it says %s", out)
 	}
-	m.Sh("bkstub wait-agents --queue b200-canary --count 7 --timeout 3m; (kbnode status --json || true) | jq -e '.slots[6].job'; touch /srv/go")
-	m.Wait("the job's end", pipelines{evaluations{m: m}}.asking(build)+" | jq -e '.state == \"passed\"'")
+	m.Sh("bkstub wait-agents --queue b200-canary --count 7 --timeout 3m; (kbnode status --json || true) | jq -e '.slots[6].job'")
+	wake()
 	m.Sh("bkstub wait-agents --queue b200-canary --count 8 --timeout 3m")
 
 	m.Put("/root/api.env", 0o600, "BUILDKITE_API_URL=http://127.0.0.1:8899\nBUILDKITE_API_TOKEN="+bktest.DefaultAPIToken+"\n")
