@@ -58,7 +58,7 @@ var agentKeys = []agentKey{
 	// In place of the agent's own, which runs a shell, git, hooks and plugins with what a
 	// build says.
 	{name: "bootstrap-script", must: true, value: func(in agentInput) string {
-		return in.binary + " bootstrap --slot " + strconv.Itoa(in.slot.Index)
+		return in.binary + " bootstrap --slot " + strconv.Itoa(in.slot.Index) + " --agent " + AgentBinary(in.slot.AgentVersion)
 	}},
 
 	// Nothing is left of a job for the next one: each agent runs one job, and its
