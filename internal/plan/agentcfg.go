@@ -72,9 +72,6 @@ var agentKeys = []agentKey{
 	{name: "no-git-submodules", value: fixed("true"), must: true},
 	{name: "strict-single-hooks", value: fixed("true")},
 	{name: "allowed-repositories", value: fromConfig(func(c config.Config) string { return allowList(c.Agent.AllowedRepositories) }), must: true},
-	{name: "allowed-plugins", value: fromConfig(func(c config.Config) string { return allowList(c.Agent.AllowedPlugins) }), must: true},
-	{name: "enable-environment-variable-allowlist", value: fixed("true"), must: true},
-	{name: "allowed-environment-variables", value: fromConfig(func(c config.Config) string { return allowList(c.Agent.AllowedEnvironment) }), must: true},
 
 	// Major version 3 knows the first two, 4 the others.
 	{name: "cancel-grace-period", value: fixed(strconv.Itoa(cancelGraceSeconds))},
