@@ -25,7 +25,7 @@ func TestAgentChecksOfHealthyNode(t *testing.T) {
 	want := map[string]string{
 		"agent-other": "ok: none", "agent-binary": "ok: /usr/bin/buildkite-agent", "agent-version": "ok: 3.76.2",
 		"agent-endpoint": "ok: " + strings.TrimPrefix(w.bk.URL, "http://"), "agent-token": "ok: mode 0600", "agent-token-elsewhere": "ok: none",
-		"agent-token-accepted": "ok: organization kbnode", "agent-keys": "ok: 18 keys", "agent-queue": "ok: b200", "agent-hooks": "ok: 1 of kbnode or the operator",
+		"agent-token-accepted": "ok: organization kbnode", "agent-keys": "ok: 12 keys", "agent-queue": "ok: b200", "agent-hooks": "ok: 1 of kbnode or the operator",
 		"agent-build-path": "ok: owner root, the slot's group, mode 1770", "agent-unit": "ok: 0 drop-ins", "agent-guard": "ok: answers",
 		"agent-running": "ok: registered", "agent-drained": "ok: 2 slots", "agent-git-https": "ok: github.com",
 		"buildkite-queue": "ok: b200: 2 agents", "buildkite-agents": "ok: connected",
@@ -94,9 +94,9 @@ func TestAgentChecks(t *testing.T) {
 		{"an agent of the future", func(w *world) { w.Inventory.Software.Agent.Version = "5.0.0" },
 			"agent-version warn 0-1: buildkite-agent 5.0.0 is too new: kbnode supports 3 and 4", ""},
 
-		{"a key that nobody knows", func(w *world) { w.edit(cfgPath(1), "no-plugins=", "no-pluginz=") },
-			"agent-keys fail 1: the agent does not know no-pluginz and silently ignores it", "kbnode reconcile"},
-		{"a key is missing", func(w *world) { w.edit(cfgPath(1), "no-ssh-keyscan=", "#") }, "agent-keys fail 1: no-ssh-keyscan is not set", "kbnode reconcile"},
+		{"a key that nobody knows", func(w *world) { w.edit(cfgPath(1), "spawn=", "spawm=") },
+			"agent-keys fail 1: the agent does not know spawm and silently ignores it", "kbnode reconcile"},
+		{"a key is missing", func(w *world) { w.edit(cfgPath(1), "disconnect-after-job=", "#") }, "agent-keys fail 1: disconnect-after-job is not set", "kbnode reconcile"},
 		{"no configuration", func(w *world) { w.must(os.Remove(w.Path(cfgPath(1)))) },
 			"agent-keys fail 1: the agent's configuration cannot be read: no such file or directory", "kbnode reconcile"},
 		{"an agent that lists no keys", func(w *world) { w.Inventory.Software.Agent.Keys = nil },
