@@ -18,7 +18,7 @@ const gitTime = 8
 
 // gitScript runs git as jobs do, but does not check out. Its last line is the exit status.
 const gitScript = `exec 2>&1
-GIT_CONFIG_GLOBAL=` + plan.GitConfigPath + ` GIT_TERMINAL_PROMPT=0 HOME=/nonexistent LC_ALL=C timeout "$3" "$1" ls-remote "$2" HEAD
+GIT_TERMINAL_PROMPT=0 HOME=/nonexistent LC_ALL=C timeout "$3" "$1" ls-remote "$2" HEAD
 echo "exit $?"`
 
 // gitHTTPS connects to a repository's server as the user of an idle slot.

@@ -57,7 +57,7 @@ type JobPolicy struct {
 
 	Env          []string `json:"env"`              // NAME=value, set in every container
 	DropEnv      []string `json:"drop_env"`         // names (or prefixes that end in *) that no container gets
-	WorkRoot     string   `json:"work_root"`        // mounts must be below it: the checkouts, not the plugins that run on the host
+	WorkRoot     string   `json:"work_root"`        // mounts must be below it: the checkouts
 	Binary       string   `json:"binary"`           // of kbnode on the node
 	Runner       string   `json:"runner,omitempty"` // what containers get in place of Binary; see Program
 	DockerSocket string   `json:"docker_socket"`

@@ -19,7 +19,7 @@ for file in /etc/shadow /etc/buildkite-agent/token "/run/credentials/buildkite-a
 	sh "read $file" "head -c1 $file || ls $file/"
 done
 for file in /etc/buildkite-agent/hooks/environment /etc/buildkite-agent/hooks/pre-command "/etc/buildkite-agent/agent-$1/buildkite-agent.cfg" \
-	"/etc/buildkite-agent/agent-$1/environment" /etc/buildkite-agent/gitconfig /etc/kbnode/config.yaml "/etc/kbnode/slots/gpu$1.json" \
+	"/etc/buildkite-agent/agent-$1/environment" /etc/kbnode/config.yaml "/etc/kbnode/slots/gpu$1.json" \
 	/etc/systemd/system/evil.service /usr/local/bin/kbnode /usr/local/libexec/kbnode/buildkite-agent /usr/local/libexec/kbnode/kbnode-runner /var/lib/kbnode/slots.json /srv/git/evil \
 	"/run/kbnode/gpu$1/evil" "/run/kbnode/$other/agent/evil" /run/evil /etc/cron.d/evil /var/spool/cron/crontabs/root /root/evil /home/evil /usr/evil \
 	"/var/lib/buildkite-agent/gpu-$2/evil" /var/lib/evil "/sys/fs/cgroup/buildkite.slice/buildkite-gpu$1.slice/memory.max" \
