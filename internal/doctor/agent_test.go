@@ -14,7 +14,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
-	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // TestAgentChecksOfHealthyNode tests that nothing is wrong on a healthy node.
@@ -26,8 +25,8 @@ func TestAgentChecksOfHealthyNode(t *testing.T) {
 		"agent-other": "ok: none", "agent-binary": "ok: /usr/bin/buildkite-agent", "agent-version": "ok: 3.76.2",
 		"agent-endpoint": "ok: " + strings.TrimPrefix(w.bk.URL, "http://"), "agent-token": "ok: mode 0600", "agent-token-elsewhere": "ok: none",
 		"agent-token-accepted": "ok: organization kbnode", "agent-keys": "ok: 12 keys", "agent-queue": "ok: b200", "agent-hooks": "ok: 1 of kbnode or the operator",
-		"agent-build-path": "ok: owner root, the slot's group, mode 1770", "agent-unit": "ok: 0 drop-ins", "agent-guard": "ok: answers",
-		"agent-running": "ok: registered", "agent-drained": "ok: 2 slots", "agent-git-https": "ok: github.com",
+		"agent-unit": "ok: 0 drop-ins", "agent-guard": "ok: answers",
+		"agent-running": "ok: registered", "agent-drained": "ok: 2 slots",
 		"buildkite-queue": "ok: b200: 2 agents", "buildkite-agents": "ok: connected",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -137,16 +136,6 @@ func TestAgentChecks(t *testing.T) {
 			"agent-hooks fail: users other than root can add hooks to /etc/buildkite-agent/hooks (mode 0777)",
 			"chown root:root /etc/buildkite-agent/hooks && chmod 755 /etc/buildkite-agent/hooks"},
 
-		{"no builds", func(w *world) { w.must(os.RemoveAll(w.Path(plan.BuildsDir(1)))) },
-			"agent-build-path fail 1: /var/lib/buildkite-agent/gpu-1/builds is missing", "kbnode reconcile"},
-		{"a file in its place", func(w *world) {
-			w.must(os.RemoveAll(w.Path(plan.BuildsDir(1))))
-			w.put(plan.BuildsDir(1), "", 0o644)
-		}, "agent-build-path fail 1: /var/lib/buildkite-agent/gpu-1/builds is not a directory", ""},
-		{"builds that others may write", func(w *world) { w.must(os.Chmod(w.Path(plan.BuildsDir(0)), 0o777)) },
-			fmt.Sprintf("agent-build-path fail 0: /var/lib/buildkite-agent/gpu-0/builds has user %d, group %d, mode 0777; it must have user root, group %[2]d, mode 1770", root(), os.Getgid()), "kbnode reconcile"},
-		{"no user", func(w *world) { w.edit("/etc/passwd", "kbnode-gpu1:", "x:") }, "agent-build-path fail 1: user kbnode-gpu1 does not exist", "kbnode reconcile"},
-
 		{"no restart", func(w *world) { w.dropIn(1, "Restart=no", "Restart", "no") },
 			`agent-unit fail 1: Restart is "no" instead of always: an agent that Buildkite disconnects does not start again; set in ` + dropIn, undo("Restart")},
 		{"jobs are killed", func(w *world) { w.dropIn(1, "KillMode=process", "KillMode", "process") },
@@ -229,28 +218,6 @@ func TestAgentChecks(t *testing.T) {
 			w.put(plan.RunDir(1)+"/parked/clean.json", `{"reason":"process 7 does not end"}`, 0o644)
 			w.must(os.Remove(w.Path(slot.RegisteredMarker(1))))
 		}, "", ""},
-
-		{"git is refused", func(w *world) {
-			w.f.program = func(systemd.Program) ([]byte, error) {
-				return []byte("fatal: unable to access 'https://github.com/': Could not resolve host: github.com\nexit 128\n"), nil
-			}
-		}, "agent-git-https warn 0: cannot resolve github.com", ""},
-		{"git's server wants a login", func(w *world) {
-			w.f.program = func(systemd.Program) ([]byte, error) {
-				return []byte("fatal: could not read Username for 'https://github.com': terminal prompts disabled\nexit 128\n"), nil
-			}
-		}, "", ""},
-		{"git hangs", func(w *world) {
-			w.f.program = func(systemd.Program) ([]byte, error) { return []byte("exit 124\n"), nil }
-		}, "agent-git-https warn 0: no answer from github.com in 8 s", ""},
-		{"git's certificate", func(w *world) {
-			w.f.program = func(systemd.Program) ([]byte, error) {
-				return []byte("fatal: server certificate verification failed\nexit 128\n"), nil
-			}
-		}, "agent-git-https warn 0: git rejects the certificate of github.com: server certificate verification failed", ""},
-		{"git cannot be run", func(w *world) {
-			w.f.program = func(systemd.Program) ([]byte, error) { return nil, errOfTests }
-		}, "agent-git-https warn 0: cannot run git as kbnode-gpu0: systemd is dead", ""},
 		{"all slots are busy", func(w *world) {
 			for k := range w.State.Slots {
 				w.State.Slots[k].Job = &slot.Job{ID: "1"}
