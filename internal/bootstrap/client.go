@@ -165,9 +165,7 @@ func matches(patterns []string, name string) bool {
 
 // agent runs a command of buildkite-agent in a directory, in a process group of its own, which a
 // cancellation does not reach.
-func (c Config) agent(ctx context.Context, dir string, limit time.Duration, env []string, args ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
+func (c Config) agent(ctx context.Context, dir string, env []string, args ...string) error {
 	cmd := exec.CommandContext(ctx, c.Agent, args...)
 	cmd.Dir = dir
 	cmd.Env = append(env, "PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/nonexistent")
@@ -179,6 +177,6 @@ func (c Config) agent(ctx context.Context, dir string, limit time.Duration, env 
 	cmd.Stdout, cmd.Stderr = c.Log, c.Log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGTERM) }
-	cmd.WaitDelay = 5 * time.Second
+	cmd.WaitDelay = endTime / 2
 	return cmd.Run()
 }

@@ -1,0 +1,86 @@
+package bootstrap
+
+import (
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/slot"
+)
+
+func TestExitStatus(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[int]int{0: 0, 1: 1, 3: 3, 96: 96, 124: 124, 125: 1, 126: 126, 128: 128, 137: 137, 255: 255, -1: ExitNode, 256: ExitNode} {
+		r := newRig(t, slot.Outcome{ExitCode: code}, "")
+		if status, by := Run(t.Context(), r.Config); status != want || by != nil {
+			t.Errorf("%d: %d, %v", code, status, by)
+		}
+	}
+}
+
+// TestIgnoredVariables names what the agent ignored, in one line.
+func TestIgnoredVariables(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, slot.Outcome{}, "")
+	r.Input.Env["BUILDKITE_IGNORED_ENV"] = "BUILDKITE_BIN_PATH,BUILDKITE_X\n+++ forged\x1b[2J" + strings.Repeat("y", 1<<20)
+	_, _ = Run(t.Context(), r.Config)
+	line, _, _ := strings.Cut(r.log.String(), "\n")
+	if !strings.HasPrefix(line, "kbnode: Buildkite's agent ignored BUILDKITE_BIN_PATH,BUILDKITE_X") || strings.Contains(line, "\x1b") || len(line) > 2*maxIgnored ||
+		strings.Contains(r.log.String(), "\n+++ forged") || strings.Contains(r.log.String(), "yyy\n") {
+		t.Errorf("%.3000q", r.log.String())
+	}
+	delete(r.Input.Env, "BUILDKITE_IGNORED_ENV")
+	r.log.Reset()
+	if _, _ = Run(t.Context(), r.Config); strings.Contains(r.log.String(), "ignored") {
+		t.Error(r.log.String())
+	}
+}
+
+func TestPatience(t *testing.T) {
+	t.Parallel()
+	const three, four = "BUILDKITE_SIGNAL_GRACE_PERIOD_SECONDS", "BUILDKITE_CANCEL_SIGNAL_TIMEOUT"
+	for _, row := range []struct {
+		env  map[string]string
+		want time.Duration
+	}{
+		{nil, defaultPatience},
+		{map[string]string{three: "25"}, 25 * time.Second},
+		{map[string]string{four: "25s"}, 25 * time.Second},
+		{map[string]string{four: "40"}, 40 * time.Second},
+		{map[string]string{three: "25", four: "9999h"}, 25 * time.Second},
+		{map[string]string{three: "25", four: "2s"}, 2 * time.Second},
+		{map[string]string{three: "-1", four: "x"}, defaultPatience},
+		{map[string]string{three: "9223372036854775807"}, defaultPatience},
+		{map[string]string{three: "9223372036"}, defaultPatience},
+	} {
+		if got := patience(row.env); got != row.want {
+			t.Errorf("%v: %s", row.env, got)
+		}
+	}
+}
+
+// TestUploadFitsTheAgentsPatience ends an upload before the agent kills all of them.
+func TestUploadFitsTheAgentsPatience(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, slot.Outcome{Files: "/", Canceled: true}, "")
+	if err := os.WriteFile(r.Agent, []byte("#!/bin/sh\nexec sleep 600\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	canceled := make(chan struct{})
+	close(canceled)
+	r.Canceled = canceled
+	r.Input.Env["BUILDKITE_SIGNAL_GRACE_PERIOD_SECONDS"] = "4"
+	began := time.Now()
+	ctx, stop := r.untilCanceled(t.Context())
+	defer stop()
+	<-ctx.Done()
+	if err := r.upload(ctx, &job.Spec{Kind: job.KindNode}, slot.Outcome{Files: "/"}); err == nil || time.Since(began) > 15*time.Second {
+		t.Errorf("%v after %s", err, time.Since(began))
+	}
+	if by := cancellation(ctx); by == nil || by.by != syscall.SIGTERM {
+		t.Errorf("%v", by)
+	}
+}
