@@ -149,7 +149,7 @@ func (c Config) checkHook(path string) (there bool, err error) {
 			return false, err
 		}
 		st, ok := info.Sys().(*syscall.Stat_t)
-		if !ok || int(st.Uid) != c.hookOwner || info.Mode().Perm()&0o022 != 0 || p == path && !info.Mode().IsRegular() || p != path && !info.IsDir() {
+		if !ok || int(st.Uid) != c.hookOwner || info.Mode().Perm()&0o022 != 0 || p == path && !info.Mode().IsRegular() {
 			return false, fmt.Errorf("%s must be root's own, and no one else may write to it", p)
 		}
 	}
@@ -201,16 +201,18 @@ func exported(after io.ReaderAt, before map[string]string) (vars []job.Var, err 
 	return vars, nil
 }
 
-// head keeps the beginning of what is written to it.
+// head keeps the beginning of what is written to it, and a mark where more was.
 type head struct {
 	kept []byte
 	most int
+	full bool
 }
 
 func (h *head) Write(p []byte) (int, error) {
-	room := h.most - len(h.kept)
-	if h.kept = append(h.kept, p[:min(len(p), max(0, room))]...); room > 0 && len(p) > room {
-		h.kept = append(h.kept, "\n…\n"...)
+	if room := h.most - len(h.kept); len(p) <= room && !h.full {
+		h.kept = append(h.kept, p...)
+	} else if !h.full {
+		h.kept, h.full = append(append(h.kept, p[:room]...), "\n…\n"...), true
 	}
 	return len(p), nil
 }

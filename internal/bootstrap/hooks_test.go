@@ -162,13 +162,17 @@ func gone(t *testing.T, pid string) {
 func TestHooksOfOthers(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(r *rig, path string) error{
-		"writable by a group":   func(_ *rig, path string) error { return os.Chmod(path, 0o770) },
-		"writable by all":       func(_ *rig, path string) error { return os.Chmod(path, 0o702) },
-		"a writable directory":  func(r *rig, _ string) error { return os.Chmod(r.Hooks, 0o777) },
-		"another's":             func(r *rig, _ string) error { r.hookOwner++; return nil },
-		"a link":                func(_ *rig, path string) error { return errors.Join(os.Rename(path, path+"x"), os.Symlink(path+"x", path)) },
-		"a pipe":                func(_ *rig, path string) error { return errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)) },
-		"a directory of a link": func(r *rig, _ string) error { return errors.Join(os.Rename(r.Hooks, r.Hooks+"x"), os.Symlink(r.Hooks+"x", r.Hooks)) },
+		"writable by a group":  func(_ *rig, path string) error { return os.Chmod(path, 0o770) },
+		"writable by all":      func(_ *rig, path string) error { return os.Chmod(path, 0o702) },
+		"a writable directory": func(r *rig, _ string) error { return os.Chmod(r.Hooks, 0o777) },
+		"another's":            func(r *rig, _ string) error { r.hookOwner++; return nil },
+		"a link": func(_ *rig, path string) error {
+			return errors.Join(os.Rename(path, path+"x"), os.Symlink(path+"x", path))
+		},
+		"a pipe": func(_ *rig, path string) error { return errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)) },
+		"a directory of a link": func(r *rig, _ string) error {
+			return errors.Join(os.Rename(r.Hooks, r.Hooks+"x"), os.Symlink(r.Hooks+"x", r.Hooks))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

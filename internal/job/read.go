@@ -10,7 +10,6 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/lazy"
-	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 )
 
@@ -227,17 +226,6 @@ func (r *reader) rest() {
 	r.Artifacts = append(r.Artifacts, split(r.in.get("BUILDKITE_ARTIFACT_PATHS"), ";")...)
 	// From the agent alone: a build must not say what the log hides.
 	r.Redact = append(r.Redact, split(r.in.Env["BUILDKITE_REDACTED_VARS"], ",")...)
-	var carriers []string
-	for _, v := range r.in.Sent {
-		if payload.IsVar(v.Name) {
-			carriers = append(carriers, v.Name+"="+r.in.get(v.Name))
-		}
-	}
-	text, _, err := payload.FromEnv(carriers)
-	if err != nil {
-		r.refuse(payload.Var, "%v", err)
-	}
-	r.Payload = text
 	if minutes := r.in.get("BUILDKITE_TIMEOUT"); minutes != "" && minutes != "false" {
 		n, err := strconv.ParseInt(minutes, 10, 32)
 		if err != nil || n < 0 || n > maxMinutes {

@@ -75,7 +75,6 @@ type Spec struct {
 	// PipelineFile is what KindUpload uploads, below the checkout; "" means the agent's usual places.
 	PipelineFile string   `json:"pipeline_file"`
 	Artifacts    []string `json:"artifacts"` // patterns of paths below the checkout
-	Payload      string   `json:"payload"`   // the encoded submission; "" if the build carries none
 	Redact       []string `json:"redact"`    // patterns of names of variables whose values the log hides
 	TimeLimit    int64    `json:"time_limit_seconds"`
 }
