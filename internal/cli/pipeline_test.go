@@ -65,7 +65,7 @@ func TestPipelineOfANode(t *testing.T) {
 	with.Agents = map[string]string{"gpu-index": "3", "node": "n1"}
 	printed(t, "eval", with, "--root", root, "--queue", "other", "--image", "x:1", "--timeout", "30m", "--label", "mine", "--gpu-index", "3", "--agent", "node=n1")
 	with.Timeout = 45
-	printed(t, "fast", with, "fast", "--root", root, "--queue", "other", "--image", "x:1", "--timeout", "45", "--label", "mine", "--agent", "gpu-index=3", "--agent", "node=n1")
+	printed(t, "docker-test", with, "docker-test", "--root", root, "--queue", "other", "--image", "x:1", "--timeout", "45", "--label", "mine", "--agent", "gpu-index=3", "--agent", "node=n1")
 
 	got := kbnode(t, "pipeline", "--root", root, "--json")
 	p, err := pipeline.Build("eval", own)

@@ -62,7 +62,9 @@ var (
 	uploadForm  = lazy.Regexp(`^buildkite-agent +pipeline +upload(?: +([^\s'"$` + "`" + `\\;&|<>()*?-][^\s'"$` + "`" + `\\;&|<>()*?]*))?$`)
 	uploadWords = lazy.Regexp(`\bbuildkite-agent\s+pipeline\s+upload\b`)
 	runnerForm  = lazy.Regexp(`^(exec +)?(/usr/local/bin/)?kbnode +runner( |$)`)
-	githubSSH   = lazy.Regexp(`^(git@github\.com:|ssh://git@github\.com/)`)
+	// bareForm is a runner that reads no file of the checkout: its payload is in variables.
+	bareForm  = lazy.Regexp(`^(exec +)?(/usr/local/bin/)?kbnode +runner( +--annotate)?$`)
+	githubSSH = lazy.Regexp(`^(git@github\.com:|ssh://git@github\.com/)`)
 )
 
 // reader makes a Spec. Its methods keep the first refusal.
@@ -161,7 +163,7 @@ func (r *reader) readPlugins(list string) {
 // runs notes what the container's command line means for the profile and the checkout.
 func (r *reader) runs(line string) {
 	line = strings.TrimSpace(line)
-	r.needed = !pipeline.Runs(line)
+	r.needed = !pipeline.Runs(line) && !bareForm().MatchString(line)
 	r.Profile = config.ProfileCompatible
 	if runnerForm().MatchString(line) {
 		r.Profile = config.ProfileStrict
