@@ -25,6 +25,7 @@ const (
 	artifactTime = time.Minute
 	maxFileSize  = 5 << 30  // bytes; Buildkite takes no larger file
 	maxSize      = 20 << 30 // bytes of all files that a pattern may find. A sparse file takes no space of the slot
+	maxUploads   = 10_000   // files that a pattern may find
 )
 
 // artifacts makes it safe to upload paths, patterns separated by semicolons, from the
@@ -94,14 +95,16 @@ type walk struct {
 	ctx           context.Context
 	root          *os.Root
 	seen, removed int
-	all           bool  // the pattern matches at any depth
-	size          int64 // bytes of the files that it may find
+	all           bool   // the pattern matches at any depth
+	last          string // its last part
+	size          int64  // bytes of the files that it may find
+	files         int
 }
 
 // pattern checks the names that a pattern spells out, and then as deep as the rest of it
 // reaches.
 func (w *walk) pattern(p string) error {
-	w.size = 0
+	w.size, w.files, w.last = 0, 0, path.Base(p)
 	at, parts := ".", strings.Split(p, "/")
 	for len(parts) > 0 && !strings.ContainsAny(parts[0], `*?[{\`) {
 		info, err := w.root.Lstat(at + "/" + parts[0])
@@ -208,7 +211,7 @@ func (w *walk) entry(at *os.Root, path string, e fs.DirEntry) (gone bool, err er
 	case fs.ModeSymlink:
 		// An os.Root resolves no link that leads out of it.
 		if info, err := w.root.Stat(path + "/" + e.Name()); err == nil && (info.IsDir() || info.Mode().IsRegular()) {
-			return false, w.count(path, info)
+			return false, w.count(path, linked{info, e.Name()})
 		}
 	}
 	if err := at.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -218,10 +221,22 @@ func (w *walk) entry(at *os.Root, path string, e fs.DirEntry) (gone bool, err er
 	return true, nil
 }
 
+// linked is the file behind a link, by the link's name.
+type linked struct {
+	fs.FileInfo
+	name string
+}
+
+func (l linked) Name() string { return l.name }
+
 // count adds a file to those that the pattern may find.
 func (w *walk) count(dir string, file fs.FileInfo) error {
-	if !file.Mode().IsRegular() {
+	// The agent's patterns have more than path.Match's.
+	if found, err := path.Match(w.last, file.Name()); !file.Mode().IsRegular() || !found && err == nil && !strings.ContainsAny(w.last, `{[\`) {
 		return nil
+	}
+	if w.files++; w.files > maxUploads {
+		return fmt.Errorf("%.200q finds more than %d files; upload fewer, or an archive of them", w.last, maxUploads)
 	}
 	if file.Size() > maxFileSize {
 		return fmt.Errorf("%.200q has %s; upload files of at most %s", path.Join(dir, file.Name()), text.Bytes(file.Size()), text.Bytes(maxFileSize))
