@@ -139,8 +139,11 @@ func message(resp *http.Response) string {
 var (
 	// agentVars are the variables of the agent that its commands need.
 	agentVars = []string{"BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_ENDPOINT", "BUILDKITE_JOB_ID", "BUILDKITE_NO_HTTP2", "BUILDKITE_REQUEST_HEADER_*"}
+	// nodeVars are those that an operator may give the agent, so that it reaches Buildkite. They count
+	// only where no build sent them.
+	nodeVars = []string{"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"}
 	// programVars would change the agent's program, such as what it writes to the log, except namedVars.
-	programVars = []string{"BUILDKITE_AGENT_*", "PATH", "HOME", "LD_*", "GIT_*", "BASH*", "GODEBUG", "GOTRACEBACK", "SSL_*", "*_PROXY", "*_proxy"}
+	programVars = []string{"BUILDKITE_AGENT_*", "PATH", "HOME", "LD_*", "GIT_*", "BASH*", "GODEBUG", "GOTRACEBACK", "GOMAXPROCS", "GOGC", "GOMEMLIMIT", "GOCOVERDIR", "SSL_*", "*_PROXY", "*_proxy"}
 	namedVars   = []string{"BUILDKITE_AGENT_ID", "BUILDKITE_AGENT_NAME", "BUILDKITE_AGENT_META_DATA_*"}
 )
 
@@ -170,7 +173,8 @@ func (c Config) agent(ctx context.Context, dir string, env []string, args ...str
 	cmd.Dir = dir
 	cmd.Env = append(env, "PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/nonexistent")
 	for name, value := range c.Input.Env {
-		if matches(agentVars, name) {
+		sent := slices.ContainsFunc(c.Input.Sent, func(v job.Var) bool { return v.Name == name })
+		if matches(agentVars, name) || matches(nodeVars, name) && !sent {
 			cmd.Env = append(cmd.Env, name+"="+value)
 		}
 	}

@@ -62,6 +62,29 @@ func TestPatience(t *testing.T) {
 	}
 }
 
+// TestUploadReachesBuildkite gives an upload the operator's proxy, and none that a build sent, nor
+// anything else.
+func TestUploadReachesBuildkite(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, slot.Outcome{Files: "/"}, "")
+	if err := os.WriteFile(r.Agent, []byte("#!/bin/sh\nenv | sort\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]string{
+		"HTTPS_PROXY": "http://proxy:3128", "https_proxy": "http://theirs", "no_proxy": "theirs", "SSL_CERT_FILE": "/etc/ca", "BUILDKITE_AGENT_ACCESS_TOKEN": "shown",
+		"BUILDKITE_BIN_PATH": "/theirs", "LD_PRELOAD": "/theirs", "GODEBUG": "theirs", "HOME": "/theirs", "TMPDIR": "/theirs", "RUN": "theirs",
+	} {
+		r.Input.Env[name] = value
+	}
+	r.Input.Env["BUILDKITE_REDACTED_VARS"] = ""
+	r.Input.Sent = append(r.Input.Sent, job.Var{Name: "https_proxy", Value: "http://theirs"}, job.Var{Name: "no_proxy", Value: "theirs"})
+	status, _ := Run(t.Context(), r.Config)
+	want := "~~~ Uploading artifacts\nBUILDKITE_AGENT_ACCESS_TOKEN=shown\nBUILDKITE_JOB_ID=0190\nHOME=/nonexistent\nHTTPS_PROXY=http://proxy:3128\nPATH=/usr/local/bin:/usr/bin:/bin\nPWD=/\nSSL_CERT_FILE=/etc/ca\n"
+	if got := r.log.String(); status != 0 || !strings.HasSuffix(got, want) {
+		t.Errorf("%d: %s", status, got)
+	}
+}
+
 // TestUploadFitsTheAgentsPatience ends an upload before the agent kills all of them.
 func TestUploadFitsTheAgentsPatience(t *testing.T) {
 	t.Parallel()

@@ -184,3 +184,11 @@ func TestPipelineOfPage(t *testing.T) {
 		t.Errorf("the jobs of docs/pipelines.md (+) are not what kbnode pipeline eval prints (-): %s", diff)
 	}
 }
+
+// TestPipelineFast says what to type for a kind that is gone.
+func TestPipelineFast(t *testing.T) {
+	t.Parallel()
+	if got := kbnode(t, "pipeline", "fast", "--queue", "b200"); got.code != exitUsage || got.out != "" || !strings.Contains(got.err, "kbnode pipeline eval --queue b200") {
+		t.Errorf("%+v", got)
+	}
+}
