@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/job"
 )
 
@@ -50,6 +51,17 @@ func TestBootstrapPrintsTheSpec(t *testing.T) {
 		t.Setenv("BUILDKITE_ENV_JSON_FILE", tt.file)
 		if got := kbnode(t, append([]string{"bootstrap"}, tt.args...)...); got.code != tt.code || !strings.Contains(got.err, tt.says) || got.out != "" {
 			t.Errorf("%s: %+v", tt.name, got)
+		}
+	}
+}
+
+// TestBootstrapOfASlot ends with the status that says whose fault it is, before a job runs.
+func TestBootstrapOfASlot(t *testing.T) {
+	t.Setenv("BUILDKITE_ENV_FILE", "")
+	for file, code := range map[string]int{"": bootstrap.ExitNode, "/dev/zero": bootstrap.ExitNode, "/nowhere": bootstrap.ExitNode, put(t, t.TempDir(), "x", "{}}"): job.ExitRefused} {
+		t.Setenv("BUILDKITE_ENV_JSON_FILE", file)
+		if got := kbnode(t, "bootstrap", "--slot", "0"); got.code != code || got.err == "" {
+			t.Errorf("%q: %+v", file, got)
 		}
 	}
 }
