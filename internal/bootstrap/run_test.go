@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"maps"
 	"os"
 	"strings"
 	"syscall"
@@ -70,12 +71,10 @@ func TestUploadReachesBuildkite(t *testing.T) {
 	if err := os.WriteFile(r.Agent, []byte("#!/bin/sh\nenv | sort\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for name, value := range map[string]string{
+	maps.Copy(r.Input.Env, map[string]string{
 		"HTTPS_PROXY": "http://proxy:3128", "https_proxy": "http://theirs", "no_proxy": "theirs", "SSL_CERT_FILE": "/etc/ca", "BUILDKITE_AGENT_ACCESS_TOKEN": "shown",
 		"BUILDKITE_BIN_PATH": "/theirs", "LD_PRELOAD": "/theirs", "GODEBUG": "theirs", "HOME": "/theirs", "TMPDIR": "/theirs", "RUN": "theirs",
-	} {
-		r.Input.Env[name] = value
-	}
+	})
 	r.Input.Env["BUILDKITE_REDACTED_VARS"] = ""
 	r.Input.Sent = append(r.Input.Sent, job.Var{Name: "https_proxy", Value: "http://theirs"}, job.Var{Name: "no_proxy", Value: "theirs"})
 	status, _ := Run(t.Context(), r.Config)
