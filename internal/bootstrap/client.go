@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
@@ -29,6 +30,8 @@ const (
 	serviceAway = time.Minute
 	servicePoll = 250 * time.Millisecond
 	cancelPoll  = time.Second
+	// maxPipeline bounds a pipeline's file in bytes, as the service does.
+	maxPipeline = 1 << 20
 )
 
 // client speaks to the slot's service about one job.
@@ -166,6 +169,35 @@ func matches(patterns []string, name string) bool {
 	})
 }
 
+// checkPipeline refuses a pipeline that would carry to Buildkite what only the agent knows: the agent
+// fills in any variable of its own environment.
+func (c Config) checkPipeline(file string) error {
+	text, err := limit.ReadFile(file, maxPipeline)
+	if err != nil {
+		return err
+	}
+	secret := []string{"BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_REQUEST_HEADER_"}
+	for _, name := range nodeVars {
+		if c.ofNode(name) {
+			secret = append(secret, "$"+name, "${"+name)
+		}
+	}
+	name, err := pipeline.Mentions(text, secret)
+	if err != nil {
+		return &job.Refusal{Field: "command", Text: fmt.Sprintf("%v; correct it in the repository", err)}
+	}
+	if name != "" {
+		return &job.Refusal{Field: "command", Text: fmt.Sprintf("the pipeline has %s, which only the agent may know; remove it", name)}
+	}
+	return nil
+}
+
+// ofNode reports whether a variable is the operator's.
+func (c Config) ofNode(name string) bool {
+	_, set := c.Input.Env[name]
+	return set && matches(nodeVars, name) && !slices.ContainsFunc(c.Input.Sent, func(v job.Var) bool { return v.Name == name })
+}
+
 // agent runs a command of buildkite-agent in a directory, in a process group of its own, which a
 // cancellation does not reach.
 func (c Config) agent(ctx context.Context, dir string, env []string, args ...string) error {
@@ -173,8 +205,7 @@ func (c Config) agent(ctx context.Context, dir string, env []string, args ...str
 	cmd.Dir = dir
 	cmd.Env = append(env, "PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/nonexistent")
 	for name, value := range c.Input.Env {
-		sent := slices.ContainsFunc(c.Input.Sent, func(v job.Var) bool { return v.Name == name })
-		if matches(agentVars, name) || matches(nodeVars, name) && !sent {
+		if matches(agentVars, name) || c.ofNode(name) {
 			cmd.Env = append(cmd.Env, name+"="+value)
 		}
 	}

@@ -103,6 +103,9 @@ func (c Config) run(ctx, canceled context.Context) (status int) {
 	}
 	if err := c.upload(canceled, spec, o); err != nil {
 		c.say("^^^ +++", "kbnode: "+err.Error())
+		if _, ok := errors.AsType[*job.Refusal](err); ok {
+			status = job.ExitRefused
+		}
 		if status == 0 {
 			status = ExitNode
 		}
@@ -180,7 +183,11 @@ func (c Config) upload(canceled context.Context, spec *job.Spec, o slot.Outcome)
 	ctx, stop := c.withinPatience(canceled, uploadTime)
 	defer stop()
 	if spec.Kind == job.KindUpload {
-		if err := c.agent(ctx, o.Files, sentEnv(c.Input), "pipeline", "upload", filepath.Join(o.Files, o.Pipeline)); err != nil {
+		file := filepath.Join(o.Files, o.Pipeline)
+		if err := c.checkPipeline(file); err != nil {
+			return err
+		}
+		if err := c.agent(ctx, o.Files, sentEnv(c.Input), "pipeline", "upload", file); err != nil {
 			return fmt.Errorf("upload pipeline: %w", err)
 		}
 		return nil

@@ -3,6 +3,7 @@ package bootstrap
 import (
 	"maps"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -81,6 +82,33 @@ func TestUploadReachesBuildkite(t *testing.T) {
 	want := "~~~ Uploading artifacts\nBUILDKITE_AGENT_ACCESS_TOKEN=shown\nBUILDKITE_JOB_ID=0190\nHOME=/nonexistent\nHTTPS_PROXY=http://proxy:3128\nPATH=/usr/local/bin:/usr/bin:/bin\nPWD=/\nSSL_CERT_FILE=/etc/ca\n"
 	if got := r.log.String(); status != 0 || !strings.HasSuffix(got, want) {
 		t.Errorf("%d: %s", status, got)
+	}
+}
+
+// TestPipelineKeepsSecrets uploads no pipeline into which the agent would write what only it knows.
+func TestPipelineKeepsSecrets(t *testing.T) {
+	t.Parallel()
+	for text, refused := range map[string]bool{
+		"steps: [{command: 'echo $BRANCH', env: {HTTPS_PROXY: x}}]": false,
+		"steps: [{command: 'echo $BUILDKITE_AGENT_ACCESS_TOKEN'}]":  true,
+		`steps: [{command: "echo ${\x48TTPS_PROXY:-x}"}]`:           true,
+		"steps: [{command: 'echo $https_proxy'}]":                   false,
+		"steps: [": true,
+	} {
+		dir := t.TempDir()
+		r := newRig(t, slot.Outcome{Files: dir, Pipeline: "p.yml"}, "")
+		if err := os.WriteFile(filepath.Join(dir, "p.yml"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		maps.Copy(r.Input.Env, map[string]string{
+			"BUILDKITE_COMMAND": "buildkite-agent pipeline upload", "BUILDKITE_PLUGINS": "", "BUILDKITE_REPO": "https://github.com/a/b", "BUILDKITE_COMMIT": "HEAD",
+			"BUILDKITE_BRANCH": "main", "HTTPS_PROXY": "http://me:secret@proxy", "https_proxy": "x",
+		})
+		r.Input.Sent, r.Input.Repositories = append(r.Input.Sent, job.Var{Name: "https_proxy", Value: "x"}), []string{""}
+		status, _ := Run(t.Context(), r.Config)
+		if uploaded := strings.Contains(r.log.String(), "uploaded"); uploaded == refused || refused && status != job.ExitRefused {
+			t.Errorf("%s: %d: %s", text, status, r.log.String())
+		}
 	}
 }
 
