@@ -170,8 +170,8 @@ func notePeer(ctx context.Context, conn net.Conn) context.Context {
 	return ctx
 }
 
-// policyFor returns the slot's policy. The node's root may run any image, as kbnode selftest
-// does with one of its own; nothing else differs for root.
+// policyFor returns the slot's policy. The node's root may run any image, as kbnode selftest does with
+// one of its own; no other part of the policy differs for root.
 func (g *guard) policyFor(ctx context.Context) plan.JobPolicy {
 	p := g.policy
 	if peer, ok := ctx.Value(peerKey{}).(*peerConn); ok && peer.root {

@@ -33,8 +33,8 @@ import (
 const (
 	probeMemory   = 256 << 20 // bytes
 	bombMemory    = 64 << 20
-	maxAnswer     = 1 << 20 // bytes of a probe's answer
-	maxSays       = 1000    // bytes of what it says besides
+	maxAnswer     = 1 << 20         // bytes of a probe's answer
+	maxSays       = 1000            // bytes of what it says besides
 	containerTime = 5 * time.Minute // for one container on a busy machine
 	goneTime      = 20 * time.Second
 	listenPort    = 4711
