@@ -53,6 +53,26 @@ func newClient(socket string, spec *job.Spec) (*client, error) {
 	}}}}, nil
 }
 
+// canceledTime is how long RunSpec waits for the end of a job that it canceled.
+const canceledTime = 15 * time.Second
+
+// RunSpec has a slot's service run a job for root, and calls each with what it says. When ctx ends, it
+// cancels the job and waits for its end; a slow one ends by itself.
+func RunSpec(ctx context.Context, socket string, spec *job.Spec, each func(slot.FrameKind, []byte)) (slot.Outcome, error) {
+	c, err := newClient(socket, spec)
+	if err != nil {
+		return slot.Outcome{}, err
+	}
+	defer c.http.CloseIdleConnections()
+	running, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	defer context.AfterFunc(ctx, func() {
+		time.AfterFunc(canceledTime, end)
+		c.cancel(running, spec.JobID)
+	})()
+	return c.run(running, each)
+}
+
 // run runs the job. Where the stream breaks off, it goes on.
 func (c *client) run(ctx context.Context, each func(slot.FrameKind, []byte)) (slot.Outcome, error) {
 	last := time.Now() // when the service was there

@@ -56,6 +56,7 @@ type Config struct {
 	confiner *confiner    // nil uses the node's own
 	keeper   slotKeeper   // nil uses the real one
 	uid, gid int          // of the slot's user, 0 if unknown
+	root     int          // user ID
 }
 
 // Serve answers on the slot's socket until ctx is done, and then until no request is in flight,
@@ -113,7 +114,7 @@ func Serve(ctx context.Context, c Config) error {
 	g.log.Info("guard ready", "path", listener.Addr().String())
 	g.notify(daemon.SdNotifyReady)
 	g.trim()
-	err = server.Serve(&peers{UnixListener: listener, allowed: []int{0, uid}, slots: make(chan struct{}, maxConnections), log: g.log})
+	err = server.Serve(&peers{UnixListener: listener, allowed: []int{0, uid}, slots: make(chan struct{}, maxConnections), log: g.log, root: c.root})
 	if !stop() {
 		<-stopped
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/checkout"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/keeper"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
@@ -70,7 +71,7 @@ func (g *guard) run(c *call) error {
 	c.w.Header().Set("Connection", "close")
 	c.w.WriteHeader(http.StatusOK)
 	frames := slot.NewFrames(c.w, rc.Flush)
-	r, err := g.begin(c.r.Context(), spec, peer.pid, frames)
+	r, err := g.begin(c.r.Context(), spec, peer.agent(), frames)
 	if err != nil {
 		g.log.Info("job not started", "job", spec.JobID, "err", err)
 		return frames.End(notStarted(err))
@@ -132,7 +133,8 @@ func number64(query url.Values, name string) int64 {
 	return n
 }
 
-// begin starts a job, unless it has been started. A job that the agent has given up ends before.
+// begin starts a job, unless it has been started. A job that the agent has given up ends before, and
+// so does root's. Root's own job ends no other.
 func (g *guard) begin(ctx context.Context, spec *job.Spec, pid int, frames *slot.Frames) (*jobRun, error) {
 	late := time.After(handover)
 	for {
@@ -147,6 +149,9 @@ func (g *guard) begin(ctx context.Context, spec *job.Spec, pid int, frames *slot
 		g.runs.mu.Unlock()
 		wait := last.begun
 		if last.spec.JobID != spec.JobID {
+			if pid == keeper.NoAgent {
+				return nil, fmt.Errorf("the slot runs job %s, which goes first", last.spec.JobID)
+			}
 			last.stop()
 			wait = last.done
 		} else if isClosed(wait) {

@@ -29,7 +29,7 @@ func (g *guard) launchJob(ctx context.Context, r *jobRun, frames *slot.Frames) (
 	if spec.Kind == job.KindUpload {
 		return g.givePipeline(r)
 	}
-	wanted, err := fromSpec(g.policy, g.facts, spec, r.checkout())
+	wanted, err := fromSpec(g.policyFor(ctx), g.facts, spec, r.checkout())
 	if err != nil {
 		return forbid("%s", err)
 	}
