@@ -66,7 +66,8 @@ func (c Config) run(ctx, canceled context.Context) (status int) {
 	log := NewRedactor(c.Log, secrets(c.Input.Env, strings.Split(c.Input.Env["BUILDKITE_REDACTED_VARS"], ",")))
 	c.Log = log
 	defer func() { _ = log.Close() }() // its reader may be gone
-	if names := c.Input.Env["BUILDKITE_IGNORED_ENV"]; names != "" {
+	const ignored = "BUILDKITE_IGNORED_ENV" // the agent's, unless it ignored none
+	if names := c.Input.Env[ignored]; names != "" && !slices.Contains(c.Input.Sent, job.Var{Name: ignored, Value: names}) {
 		c.say("kbnode: Buildkite's agent ignored " + text.Line(names, maxIgnored) + ", which no build may set")
 	}
 	spec, err := job.Read(c.Input)

@@ -34,7 +34,8 @@ func TestIgnoredVariables(t *testing.T) {
 		strings.Contains(r.log.String(), "\n+++ forged") || strings.Contains(r.log.String(), "yyy\n") {
 		t.Errorf("%.3000q", r.log.String())
 	}
-	delete(r.Input.Env, "BUILDKITE_IGNORED_ENV")
+	r.Input.Env["BUILDKITE_IGNORED_ENV"] = "theirs"
+	r.Input.Sent = append(r.Input.Sent, job.Var{Name: "BUILDKITE_IGNORED_ENV", Value: "theirs"})
 	r.log.Reset()
 	if _, _ = Run(t.Context(), r.Config); strings.Contains(r.log.String(), "ignored") {
 		t.Error(r.log.String())
