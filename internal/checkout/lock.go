@@ -84,7 +84,7 @@ func (m Mirrors) tryLock(name string) (*lockFile, error) {
 func (m Mirrors) openLock(name string) (*lockFile, error) {
 	f, err := os.OpenFile(filepath.Join(m.Dir, name+lockSuffix), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("lock a mirror: %w", err)
+		return nil, fmt.Errorf("lock a mirror: %w; run kbnode reconcile", err)
 	}
 	return &lockFile{f}, nil
 }

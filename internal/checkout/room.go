@@ -43,7 +43,7 @@ func (m Mirrors) room() (int64, error) {
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(m.Dir, &st); err != nil {
-		return 0, fmt.Errorf("look at the disk of %s: %w; run kbnode reconcile", m.Dir, err)
+		return 0, fmt.Errorf("look at the disk of %s: %w", m.Dir, err)
 	}
 	reserve := min(int64(st.Blocks)*st.Bsize/10, cmp.Or(m.Limits.Reserve, defaultReserve))
 	return int64(st.Bavail)*st.Bsize - reserve, nil
@@ -98,7 +98,7 @@ var never = time.Unix(1<<40, 0)
 func (m Mirrors) list() ([]mirror, error) {
 	entries, err := os.ReadDir(m.Dir)
 	if err != nil {
-		return nil, fmt.Errorf("list the mirrors: %w; run kbnode reconcile", err)
+		return nil, fmt.Errorf("list the mirrors: %w", err)
 	}
 	found := map[string]mirror{}
 	for _, e := range entries {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/checkout"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -35,6 +36,7 @@ type rig struct {
 	network  *fakeNetwork
 	confiner *confiner
 	keeper   slotKeeper
+	mirrors  func() (checkout.Mirrors, error)
 	mu       sync.Mutex
 	held     map[string]string // what is mounted now, by held path
 	stop     context.CancelFunc
@@ -113,7 +115,7 @@ func (r *rig) serve(t testing.TB, cgroupRoot string) {
 	ctx, cancel := context.WithCancel(t.Context())
 	r.stop = cancel
 	go func() {
-		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), binder: r.mounts, network: r.network.slot(), confiner: r.confiner, keeper: r.keeper})
+		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), binder: r.mounts, network: r.network.slot(), confiner: r.confiner, keeper: r.keeper, mirrors: r.mirrors})
 	}()
 	t.Cleanup(cancel)
 	for deadline := time.Now().Add(5 * time.Second); r.policy.Network != "none" && !r.network.asked() && time.Now().Before(deadline); {

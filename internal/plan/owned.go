@@ -71,6 +71,9 @@ func earlierHooks() []EarlierFile {
 	return hooks
 }
 
+// OwnedUsers are the names of users that kbnode may have made, as in Owned.
+var OwnedUsers = []string{"kbnode-gpu" + slotNumber, GitUser}
+
 // OwnedDir is a directory that kbnode may have made.
 type OwnedDir struct {
 	Pattern string // as in Owned
