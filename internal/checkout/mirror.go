@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -156,6 +157,7 @@ func (m Mirrors) fetchInto(ctx context.Context, name string, room int64, reposit
 	ctx, end := m.watch(ctx)
 	defer end()
 	m.most = min(maxPack, room)
+	had := packFiles(m.path(name))
 	_, err := m.git(ctx, m.path(name), "fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head", "--depth=1", "--", repository, refspec)
 	if err == nil {
 		return nil
@@ -168,7 +170,7 @@ func (m Mirrors) fetchInto(ctx context.Context, name string, room int64, reposit
 	case m.reached(name):
 		err = refuse("the commit of %.200s has more than %s; keep large files elsewhere", repository, text.Bytes(maxPack))
 	}
-	return errors.Join(err, m.sweep(name))
+	return errors.Join(err, m.sweep(name, had))
 }
 
 // prepare makes the mirror, or makes it again if it is damaged or too large. It returns how many
@@ -198,5 +200,5 @@ func (m Mirrors) prepare(ctx context.Context, l *lockFile, name string) (room in
 	if room, err = m.room(); err == nil && room <= 0 {
 		err = fmt.Errorf("%w: less than the reserve of %s is free; make room on it", errDiskFull, m.Dir)
 	}
-	return room, errors.Join(err, m.sweep(name))
+	return room, errors.Join(err, m.sweep(name, slices.DeleteFunc(packFiles(m.path(name)), isTemporary)))
 }

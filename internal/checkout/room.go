@@ -127,10 +127,14 @@ func (m Mirrors) list() ([]mirror, error) {
 	return all, nil
 }
 
+func packFiles(dir string) []string {
+	files, _ := filepath.Glob(filepath.Join(dir, "objects", "pack", "*")) // the pattern is good
+	return files
+}
+
 // packsOf returns the number of a mirror's packs, and their size in bytes.
 func packsOf(dir string) (packs int, bytes int64) {
-	files, _ := filepath.Glob(filepath.Join(dir, "objects", "pack", "*")) // the pattern is good
-	for _, file := range files {
+	for _, file := range packFiles(dir) {
 		if info, err := os.Lstat(file); err == nil {
 			bytes += info.Size()
 		}
@@ -189,22 +193,26 @@ func (m Mirrors) within(do func(root *os.Root) error) error {
 	return errors.Join(do(root), root.Close())
 }
 
+func isTemporary(pack string) bool { return strings.HasPrefix(filepath.Base(pack), "tmp_") }
+
 // reached reports whether a fetch ended at the limit of a file's size, of which git says nothing.
 func (m Mirrors) reached(name string) bool {
-	files, _ := filepath.Glob(filepath.Join(m.path(name), "objects", "pack", "tmp_*")) // the pattern is good
-	return slices.ContainsFunc(files, func(file string) bool {
+	return slices.ContainsFunc(packFiles(m.path(name)), func(file string) bool {
 		info, err := os.Lstat(file)
-		return err == nil && info.Size() >= m.most
+		return err == nil && isTemporary(file) && info.Size() >= m.most
 	})
 }
 
-// sweep removes what a fetch that was ended leaves in a mirror: files that fill the disk, and locks
-// that keep out the next.
-func (m Mirrors) sweep(name string) error {
+// sweep removes what a fetch that failed leaves in a mirror: files that fill the disk, packs besides
+// the ones to keep, which nothing has checked, and locks that keep out the next.
+func (m Mirrors) sweep(name string, keep []string) error {
 	err := m.within(func(root *os.Root) error {
-		for _, left := range []string{"objects/pack/tmp_*", "*.lock", "refs/kbnode/*.lock"} {
+		for _, left := range []string{"objects/pack/*", "*.lock", "refs/kbnode/*.lock"} {
 			files, err := filepath.Glob(filepath.Join(m.path(name), left))
 			for _, file := range files {
+				if slices.Contains(keep, file) {
+					continue
+				}
 				path, _ := filepath.Rel(m.Dir, file) // it is below
 				err = errors.Join(err, root.Remove(path))
 			}

@@ -24,9 +24,9 @@ var faults = []struct {
 	{[]string{"mismatched algorithms", "unknown object format", "unsupported object format"}, "the repository has another object format than SHA-1; convert it"},
 	{[]string{"not valid: is this a git repository", "dumb http transport"}, "the address is not that of a repository on a Git server; write the one that git clone takes"},
 	{[]string{"Out of memory", "out of memory", "Cannot allocate memory"}, "a file of the commit, or their number, is too large for git; keep large files elsewhere"},
-	{[]string{"fsck error", "inflate", "pack has bad object", "pack signature mismatch", "unresolved deltas", "COLLISION", "did not send all necessary objects", "bad object", "unknown object type", "pack is corrupted", "pack version", ", not a ", remote + "aborting due to possible repository corruption"},
+	{[]string{"fsck error", "inflate", "pack has bad object", "pack signature mismatch", "unresolved deltas", "COLLISION", "did not send all necessary objects", "did not receive expected object", "bad object", "unknown object type", "pack is corrupted", "pack version", ", not a ", remote + "aborting due to possible repository corruption"},
 		"the repository is damaged; run git fsck in it and push it again"},
-	{[]string{"died of signal 11", "segmentation fault"}, "git cannot read the repository; its trees may be too deep"},
+	{[]string{"died of signal 11", "segmentation fault", "maximum allowed tree depth"}, "git cannot read the repository; its trees may be too deep"},
 }
 
 var movedWords = []string{"returned error: 301", "returned error: 302", "returned error: 303", "returned error: 307", "returned error: 308"}

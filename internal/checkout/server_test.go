@@ -1,7 +1,12 @@
 package checkout
 
 import (
+	"bytes"
+	"compress/zlib"
 	"context"
+	"crypto/sha1"
+	"encoding/binary"
+	"encoding/hex"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -13,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -68,10 +74,14 @@ func entry(mode, name, hash string) []byte {
 	return append([]byte(mode+" "+name+"\x00"), raw...)
 }
 
+func commitOf(tree string) []byte {
+	return []byte("tree " + tree + "\nauthor a <a@b> 1 +0000\ncommitter a <a@b> 1 +0000\n\nx\n")
+}
+
 // point makes a commit of a tree the last of branch main.
 func (o origin) point(tree string) string {
 	o.t.Helper()
-	commit := o.object("commit", []byte("tree "+tree+"\nauthor a <a@b> 1 +0000\ncommitter a <a@b> 1 +0000\n\nx\n"))
+	commit := o.object("commit", commitOf(tree))
 	o.put(".git/refs/heads/main", commit+"\n", 0o644)
 	return commit
 }
@@ -193,14 +203,101 @@ func TestHostileObjects(t *testing.T) {
 			o, m := setUp(t)
 			commit := o.point(o.object("tree", row.tree(o, o.object("blob", []byte("x")))))
 			address := o.serve(&m, nil)
-			_, _, err := checkOut(t, m, Source{Repository: address, Commit: commit})
-			if !refused(err, row.says) {
-				t.Errorf("%T %v", err, err)
+			for n := range 2 {
+				if _, _, err := checkOut(t, m, Source{Repository: address, Commit: commit}); !refused(err, row.says) {
+					t.Errorf("try %d: %T %v", n, err, err)
+				}
 			}
 			if left, _ := filepath.Glob(filepath.Join(m.Dir, "*", "objects", "pack", "tmp*")); len(left) > 0 {
 				t.Error(left)
 			}
 		})
+	}
+}
+
+// pack collects objects as a server sends them.
+type pack struct {
+	bytes.Buffer
+	n uint32
+	z *zlib.Writer
+}
+
+func (p *pack) add(kind string, content []byte) (hash string) {
+	p.n++
+	head, size := map[string]byte{"commit": 1, "tree": 2, "blob": 3}[kind]<<4|byte(len(content)&15), len(content)>>4
+	for ; size > 0; size >>= 7 {
+		_ = p.WriteByte(head | 0x80)
+		head = byte(size & 0x7f)
+	}
+	_ = p.WriteByte(head)
+	if p.z == nil {
+		p.z = zlib.NewWriter(p)
+	}
+	p.z.Reset(p)
+	_, _ = p.z.Write(content)
+	_ = p.z.Close()
+	sum := sha1.Sum(fmt.Appendf(nil, "%s %d\x00%s", kind, len(content), content))
+	return hex.EncodeToString(sum[:])
+}
+
+func (p *pack) text() string {
+	all := append(binary.BigEndian.AppendUint32([]byte("PACK\x00\x00\x00\x02"), p.n), p.Bytes()...)
+	sum := sha1.Sum(all)
+	return string(append(all, sum[:]...))
+}
+
+// TestHostilePacks keeps nothing of a commit that git cannot read, or of which a server sends only a
+// part.
+func TestHostilePacks(t *testing.T) {
+	t.Parallel()
+	for name, fill := range map[string]func(p *pack) (tree string){
+		"a part": func(*pack) string { return strings.Repeat("12", 20) },
+		"deep trees": func(p *pack) string {
+			tree := p.add("tree", entry("100644", "a", p.add("blob", []byte("x"))))
+			for range 70_000 {
+				tree = p.add("tree", entry("40000", "a", tree))
+			}
+			return tree
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var p pack
+			tree := fill(&p)
+			servePack(t, p.add("commit", commitOf(tree)), &p)
+		})
+	}
+}
+
+func servePack(t *testing.T, commit string, p *pack) {
+	t.Helper()
+	o, m := setUp(t)
+	pkt := func(s string) string { return fmt.Sprintf("%04x%s", len(s)+4, s) }
+	address := o.serve(&m, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.Header().Set("Content-Type", "application/x-git-upload-pack-result")
+		answer := pkt("shallow-info\n") + pkt("shallow "+commit) + "0001" + pkt("packfile\n")
+		for part := range slices.Chunk([]byte(p.text()), 60_000) {
+			answer += pkt("\x01" + string(part))
+		}
+		answer += "0000"
+		switch {
+		case r.Method == http.MethodGet:
+			w.Header().Set("Content-Type", "application/x-git-upload-pack-advertisement")
+			answer = pkt("# service=git-upload-pack\n") + "0000" + pkt("version 2\n") + pkt("ls-refs=unborn\n") + pkt("fetch=shallow\n") + "0000"
+		case strings.Contains(string(body), "command=ls-refs"):
+			answer = pkt(commit+" refs/heads/main\n") + "0000"
+		}
+		_, _ = io.WriteString(w, answer)
+	})
+	for _, s := range []Source{{Commit: commit}, {Commit: commit}, {Commit: "HEAD", Branch: "main"}} {
+		s.Repository = address
+		if _, _, err := checkOut(t, m, s); !refused(err, "is damaged") {
+			t.Errorf("%+v: %v", s, err)
+		}
+	}
+	if packs, bytes := packsOf(m.path(mirrorName(address))); packs > 0 || bytes > 0 {
+		t.Errorf("%d packs, %d bytes", packs, bytes)
 	}
 }
 
