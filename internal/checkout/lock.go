@@ -27,7 +27,6 @@ const (
 const (
 	use         = iota // others may use it and fetch
 	fetchAndUse        // others may use it
-	alone
 )
 
 // lockPoll is the time between two tries to lock a mirror.
@@ -44,12 +43,10 @@ func (m Mirrors) lock(ctx context.Context, name string, how int) (*lockFile, err
 		if err != nil {
 			return nil, err
 		}
-		switch how {
-		case fetchAndUse:
-			if err = l.wait(ctx, unix.F_WRLCK, fetchByte); err == nil {
-				err = l.wait(ctx, unix.F_RDLCK, useByte)
-			}
-		default:
+		if how == fetchAndUse {
+			err = l.wait(ctx, unix.F_WRLCK, fetchByte)
+		}
+		if err == nil {
 			err = l.wait(ctx, unix.F_RDLCK, useByte)
 		}
 		if err == nil && l.current() {
