@@ -110,6 +110,9 @@ func Wipe(dir string) error {
 	return nil
 }
 
+// MovedPrefix begins the names of directories that RemoveTree moves up.
+const MovedPrefix = ".kbnode-"
+
 // RemoveTree removes an entry of a directory with everything below it, even what its owner
 // closed to itself. It moves nested directories up first, so that none is too deep, however many
 // a job has put into each other.
@@ -145,7 +148,7 @@ func moveUp(root *os.Root, name string, todo []string) ([]string, error) {
 			// This fails for a directory that is not empty.
 			if err = root.Remove(entry); err != nil && e.IsDir() {
 				// Moving a directory changes it, which its mode may forbid.
-				moved := ".kbnode-" + rand.Text()
+				moved := MovedPrefix + rand.Text()
 				if err = root.Chmod(entry, 0o700); err == nil {
 					err = root.Rename(entry, moved)
 				}
