@@ -128,8 +128,8 @@ func TestSpace(t *testing.T) {
 		{[]string{"TMPDIR=" + dir + "/none", "TMP=" + dir + "/b"}, dir + "/b"},
 		{[]string{"TMPDIR=b"}, dir + "/b"},
 	} {
-		got, err := newScratch(row.env, dir)
-		if err != nil || filepath.Dir(got) != row.want || !strings.HasPrefix(filepath.Base(got), "tmp") {
+		got, err := newSpace(row.env, dir)
+		if err != nil || filepath.Dir(string(got)) != row.want || !strings.HasPrefix(filepath.Base(string(got)), "tmp") {
 			t.Errorf("%q: got %s, %v", row.env, got, err)
 		}
 	}

@@ -211,16 +211,8 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 	}
 	e := &engine{
 		config: c, src: src, here: here, dir: here.root.Name(), env: homeless(childEnv(public, localeDir)), note: s.log.note,
-		compile: seconds(compileLimit), begin: s.begin, landlock: s.landlock,
+		temp: public, compile: seconds(compileLimit), begin: s.begin, landlock: s.landlock,
 	}
-	if e.scratch, err = newScratch(public, e.dir); err != nil {
-		return err
-	}
-	defer func() {
-		if rerr := RemoveAll(e.scratch); rerr != nil {
-			s.log.note("remove temporary files: %v", rerr)
-		}
-	}()
 	if s.Compile > 0 {
 		e.compile = limit{s.Compile, strconv.FormatFloat(s.Compile, 'f', -1, 64)}
 	}
