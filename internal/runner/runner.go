@@ -34,6 +34,8 @@ type Options struct {
 	// Annotate also puts the summary on the Buildkite build's page, if the job has the
 	// agent's access token. It changes nothing else.
 	Annotate bool
+	// Post does that. A program for jobs has none: containers do not get the token.
+	Post func(context.Context, result.Annotation) error
 	// Begin, if not nil, is called before each step of an evaluation: what is "compile" or "run".
 	Begin func(what, evaluation string)
 }
@@ -108,10 +110,10 @@ func Main(ctx context.Context, o Options) int {
 // session is one run of Main.
 type session struct {
 	Options
-	landlock int
-	log      *buildLog
-	api      agentAPI
-	told     []*result.Summary
+	landlock   int
+	log        *buildLog
+	annotation result.Annotation
+	told       []*result.Summary
 }
 
 // deadly are the signals that end or stop a Go program by default (os/signal). Programs may send them
@@ -127,9 +129,10 @@ var deadly = []os.Signal{
 // one that asks the process to end.
 func catchSignals(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(ctx)
-	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, deadly...)
 	go func() {
+		signals := make(chan os.Signal, 16)
+		signal.Notify(signals, deadly...)
+		spareThreads()
 		for sig := range signals {
 			switch sig {
 			case syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM:
@@ -150,8 +153,12 @@ func (s *session) tell(ctx context.Context, r *result.Result) {
 	if !s.Annotate || ctx.Err() != nil { // a canceled job has no time left
 		return
 	}
-	body, style := result.Markdown(r, s.told)
-	if err := s.api.annotate(ctx, body, style); err != nil {
+	if s.Post == nil {
+		s.log.note("no annotation: the program for jobs makes none; kbnode's nodes keep the token for it out of containers")
+		return
+	}
+	s.annotation.Body, s.annotation.Style = result.Markdown(r, s.told)
+	if err := s.Post(ctx, s.annotation); err != nil {
 		s.log.note("no annotation: %v", err)
 	}
 }
@@ -185,7 +192,7 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 		return err
 	}
 	if s.Annotate {
-		s.api = newAgentAPI(public, private)
+		s.annotation = newAnnotation(public, private)
 	}
 	object, err := s.object(public, private)
 	if errors.Is(err, errNoJob) {
