@@ -40,10 +40,11 @@ func (p program) start(path string, files []uintptr) (pid int, release func(), e
 	release = func() { close(ended) }
 	rules := -1
 	if p.landlock > 0 {
-		if rules, err = landlockRules(p.landlock, p.writable); err != nil {
+		file, err := landlockRules(p.landlock, p.writable)
+		if err != nil {
 			return 0, release, err
 		}
-		defer unix.Close(rules) //nolint:errcheck // nothing was written
+		rules = int(file.Fd())
 	}
 	go func() {
 		runtime.LockOSThread()

@@ -81,7 +81,7 @@ func Main(ctx context.Context, o Options) int {
 	}
 	defer here.close() //nolint:errcheck // written and linked
 
-	ctx = catchSignals(ctx)
+	ctx, s.ready = prepare(ctx, s.landlock)
 	r := &result.Result{}
 	err = s.evaluate(ctx, here, r)
 	if errors.Is(err, errNoJob) {
@@ -113,6 +113,7 @@ type session struct {
 	landlock   int
 	log        *buildLog
 	annotation result.Annotation
+	ready      <-chan struct{} // closed when programs may start
 	told       []*result.Summary
 }
 
@@ -125,14 +126,20 @@ var deadly = []os.Signal{
 	syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU,
 }
 
-// catchSignals catches deadly signals until the process ends. It returns a context that is canceled by
-// one that asks the process to end.
-func catchSignals(ctx context.Context) context.Context {
+// prepare does what programs need and what can be done while the payload is read: it catches deadly
+// signals until the process ends, makes threads, and Landlock's rules. It returns a context that is
+// canceled by a signal that asks the process to end.
+func prepare(ctx context.Context, landlock int) (context.Context, <-chan struct{}) {
+	ready := make(chan struct{})
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
 		signals := make(chan os.Signal, 16)
 		signal.Notify(signals, deadly...)
 		spareThreads()
+		if landlock > 0 {
+			_, _ = landlockRules(landlock, nil) // on an error, the first program tries it again
+		}
+		close(ready)
 		for sig := range signals {
 			switch sig {
 			case syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM:
@@ -140,7 +147,7 @@ func catchSignals(ctx context.Context) context.Context {
 			}
 		}
 	}()
-	return ctx
+	return ctx, ready
 }
 
 // tell ends the log and, if s.Annotate is set, annotates the build.
@@ -223,6 +230,7 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 	if s.Compile > 0 {
 		e.compile = limit{s.Compile, strconv.FormatFloat(s.Compile, 'f', -1, 64)}
 	}
+	<-s.ready
 	e.findPrograms(ctx)
 	r.System, e.gpus = e.system(ctx)
 	e.runtime = r.System.Runtime
