@@ -87,6 +87,7 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 	if pipes.err != nil {
 		return nil, fmt.Errorf("run %s: %w", p.argv[0], pipes.err)
 	}
+	preparing.Wait()
 	start := time.Now()
 	pid, release, err := p.start(path, append([]uintptr{stdin.Fd()}, pipes.childEnds()...))
 	defer release()

@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
@@ -81,7 +82,7 @@ func Main(ctx context.Context, o Options) int {
 	}
 	defer here.close() //nolint:errcheck // written and linked
 
-	ctx, s.ready = prepare(ctx, s.landlock)
+	ctx = prepare(ctx, s.landlock)
 	r := &result.Result{}
 	err = s.evaluate(ctx, here, r)
 	if errors.Is(err, errNoJob) {
@@ -113,7 +114,6 @@ type session struct {
 	landlock   int
 	log        *buildLog
 	annotation result.Annotation
-	ready      <-chan struct{} // closed when programs may start
 	told       []*result.Summary
 }
 
@@ -126,12 +126,15 @@ var deadly = []os.Signal{
 	syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU,
 }
 
+// preparing is done when programs may start.
+var preparing sync.WaitGroup
+
 // prepare does what programs need and what can be done while the payload is read: it catches deadly
 // signals until the process ends, makes threads, and Landlock's rules. It returns a context that is
 // canceled by a signal that asks the process to end.
-func prepare(ctx context.Context, landlock int) (context.Context, <-chan struct{}) {
-	ready := make(chan struct{})
+func prepare(ctx context.Context, landlock int) context.Context {
 	ctx, cancel := context.WithCancelCause(ctx)
+	preparing.Add(1)
 	go func() {
 		signals := make(chan os.Signal, 16)
 		signal.Notify(signals, deadly...)
@@ -139,7 +142,7 @@ func prepare(ctx context.Context, landlock int) (context.Context, <-chan struct{
 		if landlock > 0 {
 			_, _ = landlockRules(landlock, nil) // on an error, the first program tries it again
 		}
-		close(ready)
+		preparing.Done()
 		for sig := range signals {
 			switch sig {
 			case syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM:
@@ -147,7 +150,7 @@ func prepare(ctx context.Context, landlock int) (context.Context, <-chan struct{
 			}
 		}
 	}()
-	return ctx, ready
+	return ctx
 }
 
 // tell ends the log and, if s.Annotate is set, annotates the build.
@@ -230,7 +233,6 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 	if s.Compile > 0 {
 		e.compile = limit{s.Compile, strconv.FormatFloat(s.Compile, 'f', -1, 64)}
 	}
-	<-s.ready
 	e.findPrograms(ctx)
 	r.System, e.gpus = e.system(ctx)
 	e.runtime = r.System.Runtime
