@@ -135,6 +135,27 @@ func TestSpace(t *testing.T) {
 	}
 }
 
+// TestRulesFollowDevices lets a program use a device that a driver made after the last one started.
+func TestRulesFollowDevices(t *testing.T) { //nolint:paralleltest // the rules are the process's
+	version := landlockVersion()
+	if version == 0 {
+		t.Skip("this kernel has no Landlock")
+	}
+	var files [3]*os.File
+	for i := range files {
+		var err error
+		if files[i], err = landlockRules(version, []string{t.TempDir()}); err != nil {
+			t.Fatal(err)
+		}
+		if i == 1 {
+			rules.devices.Sec-- // as if an entry had come since
+		}
+	}
+	if files[0] != files[1] || files[1] == files[2] {
+		t.Errorf("rules %v", files)
+	}
+}
+
 func TestHomeless(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()
