@@ -156,7 +156,7 @@ func TestConfigShow(t *testing.T) {
 		t.Errorf("with secrets: %+v, checked %+v", got, again)
 	}
 	table := kbnode(t, "config", "show", "--root", root, "--origin")
-	for _, line := range []string{"queue b200 file", "gpus 0, 2 file", "node - default: the host name", "agent.endpoint https://xxxxx@h.example/v3 file, without its secrets", "job.max_minutes 60 default"} {
+	for _, line := range []string{"queue file b200", "gpus file 0, 2", "node default (the host name)", "agent.endpoint file https://xxxxx@h.example/v3 (without its secrets)", "job.max_minutes default 60"} {
 		if !strings.Contains(squeeze(table.out), line+"\n") {
 			t.Errorf("the table has no line %q:\n%s", line, table.out)
 		}
