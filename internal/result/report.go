@@ -85,9 +85,11 @@ func (l *Log) Evaluation(s *Summary, ev *Evaluation) {
 	}
 	l.Line("Command: %s", text.Line(run.Command, maxLine))
 	l.Line("Exit code %d after %s", run.ExitCode, s.seconds)
-	for _, c := range s.failed {
+	for i, c := range s.failed {
 		l.Line("Failed: %s", c.title())
-		l.quote(c.message, messageRunes, messageLines)
+		if i+1 == len(s.failed) || s.failed[i+1].message != c.message {
+			l.quote(c.message, messageRunes, messageLines)
+		}
 	}
 	l.more(s.failedMore, "failed")
 	l.text("Standard error", run.Stderr)
@@ -124,13 +126,37 @@ func (l *Log) quote(s string, runes, lines int) {
 	most := min(len(s), 64*runes)
 	shown, cut := text.Cut(text.Block(s[:most]), runes, lines)
 	var b strings.Builder
-	for line := range strings.Lines(strings.TrimRight(shown, "\n")) {
+	for _, line := range once(strings.Split(strings.TrimRight(shown, "\n"), "\n")) {
 		b.WriteString("  " + strings.TrimRight(line, " \t\n") + "\n")
 	}
 	if cut || most < len(s) {
 		b.WriteString("  […] truncated; see result.json for the rest\n")
 	}
 	_, _ = io.WriteString(l.W, b.String())
+}
+
+// once returns lines without repetitions, such as a traceback for each test. A sentence replaces them
+// where it is shorter.
+func once(lines []string) (short []string) {
+	const longest = 40 // lines that are repeated as one
+	for len(lines) > 0 {
+		n, times := 1, 0
+		for k := 1; k <= min(longest, len(lines)/2) && times == 0; k++ {
+			for rest := lines[k:]; len(rest) >= k && slices.Equal(lines[:k], rest[:k]); rest = rest[k:] {
+				n, times = k, times+1
+			}
+		}
+		said := fmt.Sprintf("[…] %d more times: the %d lines above", times, n)
+		if repeated := strings.Join(lines[n:n+n*times], "\n"); n*times < 3 || len(said) > len(repeated) {
+			n, times = 1, 0
+		}
+		short = append(short, lines[:n]...)
+		if times > 0 {
+			short = append(short, said)
+		}
+		lines = lines[n+n*times:]
+	}
+	return short
 }
 
 // End writes the summary of the job.
