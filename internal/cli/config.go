@@ -79,6 +79,9 @@ func (s Streams) configText(name string) ([]byte, error) {
 		if errors.Is(err, fs.ErrNotExist) && name == plan.ConfigPath {
 			return nil, fmt.Errorf("%s does not exist; name the file to check", name)
 		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("read configuration: %s does not exist; fix the path, or write - for standard input", name)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("read configuration: %w", err)
 		}

@@ -81,16 +81,16 @@ func TestConfigRefuses(t *testing.T) {
 		code int
 		err  string
 	}{
-		{[]string{"check", dir + "/absent"}, 1, "kbnode: read configuration: open " + dir + "/absent: no such file or directory\n"},
+		{[]string{"check", dir + "/absent"}, 1, "kbnode: read configuration: " + dir + "/absent does not exist; fix the path"},
 		{[]string{"check", dir}, 1, "is a directory"},
-		{[]string{"check", "a", "b"}, 2, "see kbnode config check --help"},
+		{[]string{"check", "a", "b"}, 2, "write kbnode config check a\n"},
 		{[]string{"check", "--strict"}, 2, "unknown flag: --strict"},
 		{[]string{"check", "/dev/zero"}, 1, "larger than 1048576 bytes"},
 		{[]string{"sho"}, 2, "write kbnode config show"},
 		{[]string{"show", "b200"}, 2, "kbnode config show takes no argument"},
 		{[]string{"show", "--json", "--origin"}, 2, "--json includes the origins; leave out --origin"},
 		{[]string{"show", "--root", bad}, 1, "kbnode: " + bad + plan.ConfigPath + `:2: unknown key "queues"`},
-		{[]string{"show", "--root", dir + "/absent"}, 1, "no such file or directory"},
+		{[]string{"show", "--root", dir + "/absent"}, 1, "absent does not exist; name a directory"},
 	} {
 		got := kbnode(t, append([]string{"config"}, tt.args...)...)
 		if got.code != tt.code || got.out != "" || !strings.Contains(got.err, tt.err) {

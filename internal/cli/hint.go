@@ -115,11 +115,22 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 			// Do not repeat what followed: it may be the token.
 			return usagef("unknown flag: --%s; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", text.Line(name, 60), help)
 		case i < 0:
+		case slices.Contains(argFlags[cmd.Name()], name):
+			_, value, given := strings.Cut(h.args[i], "=")
+			says := fmt.Sprintf("unknown flag: --%s; %s takes it without the flag", text.Line(name, 60), cmd.CommandPath())
+			if given {
+				return h.write(says, h.with(i, value))
+			}
+			return h.write(says, h.with(i))
 		default:
 			if near := nearFlag(cmd, name); near != "" {
 				return h.write("unknown flag: --"+text.Line(name, 60), h.with(i, strings.Replace(h.args[i], name, near, 1)))
 			}
 		}
+	}
+	if bare, ok := errors.AsType[*pflag.ValueRequiredError](err); ok {
+		_, about := pflag.UnquoteUsage(bare.GetFlag())
+		return usagef("--%s needs a value: %s; %s", bare.GetFlag().Name, about, help)
 	}
 	if bad, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		f, value := bad.GetFlag(), bad.GetValue()
@@ -178,11 +189,11 @@ func nearFlag(cmd *cobra.Command, name string) string {
 	if same := flagSynonyms[name]; cmd.Flags().Lookup(same) != nil {
 		return same
 	}
-	near, best := "", farthest(name)+1
+	near, best := "", 2*farthest(name)+1
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		d := text.Edits(f.Name, name)
+		d := 2 * text.Edits(f.Name, name)
 		if len(name) > 2 && (strings.HasPrefix(f.Name, name) || strings.HasPrefix(name, f.Name)) {
-			d = min(d, 1)
+			d = min(d, 3) // --gpu is --gpus rather than --gpu-count
 		}
 		if !f.Hidden && d < best {
 			near, best = f.Name, d

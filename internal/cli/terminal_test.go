@@ -320,6 +320,21 @@ func TestOriginsFitAScreen(t *testing.T) {
 	}
 }
 
+// TestExplanationsFitAScreen checks that a terminal of 80 columns breaks no word of an explanation, and
+// that its links can be opened.
+func TestExplanationsFitAScreen(t *testing.T) {
+	t.Parallel()
+	said := onTerminal(t, 80, "doctor", "--explain", "docker")
+	for line := range strings.Lines(said) {
+		if utf8.RuneCountInString(line) > 81 && strings.Contains(strings.TrimSpace(line), " ") && !strings.Contains(line, "`") {
+			t.Errorf("wider than 80 columns: %s", line)
+		}
+	}
+	if link := "`internet` (https://github.com/gpu-mode/kbnode/blob/main/docs/security.md#the-internet-only)"; !strings.Contains(squeeze(strings.ReplaceAll(said, "\n", " ")), link) {
+		t.Errorf("%q is not in:\n%s", link, said)
+	}
+}
+
 // TestVerbatim checks that text that people save is not wrapped.
 func TestVerbatim(t *testing.T) {
 	root := t.TempDir()
