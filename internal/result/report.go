@@ -1,6 +1,7 @@
 package result
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -136,25 +137,24 @@ func (l *Log) quote(s string, runes, lines int) {
 }
 
 // once returns lines without repetitions, such as a traceback for each test. A sentence replaces them
-// where it is shorter.
+// where it is shorter and there are several.
 func once(lines []string) (short []string) {
 	const longest = 40 // lines that are repeated as one
 	for len(lines) > 0 {
-		n, times := 1, 0
-		for k := 1; k <= min(longest, len(lines)/2) && times == 0; k++ {
+		n, said := 1, ""
+		for k := 1; k <= min(longest, len(lines)/2) && said == ""; k++ {
+			times := 0
 			for rest := lines[k:]; len(rest) >= k && slices.Equal(lines[:k], rest[:k]); rest = rest[k:] {
-				n, times = k, times+1
+				times++
+			}
+			all := k * (1 + times)
+			says := fmt.Sprintf("[…] %d more times: the %d lines above", times, k)
+			if all-k >= 3 && len(says) < len(strings.Join(lines[k:all], "\n")) {
+				short, n, said = append(short, lines[:k]...), all, says
 			}
 		}
-		said := fmt.Sprintf("[…] %d more times: the %d lines above", times, n)
-		if repeated := strings.Join(lines[n:n+n*times], "\n"); n*times < 3 || len(said) > len(repeated) {
-			n, times = 1, 0
-		}
-		short = append(short, lines[:n]...)
-		if times > 0 {
-			short = append(short, said)
-		}
-		lines = lines[n+n*times:]
+		short = append(short, cmp.Or(said, lines[0]))
+		lines = lines[n:]
 	}
 	return short
 }

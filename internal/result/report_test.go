@@ -98,6 +98,10 @@ func TestRepetitions(t *testing.T) {
 			t.Error(d)
 		}
 	}
+	begins := strings.Split(strings.Repeat("same line\nsame line\nother line of some more characters\n", 3), "\n")
+	if d := cmp.Diff([]string{begins[0], begins[1], begins[2], "[…] 2 more times: the 3 lines above", ""}, once(begins)); d != "" {
+		t.Error(d)
+	}
 	hostile := strings.Split(strings.Repeat(strings.Repeat("x\n", 39)+"y\n", 500), "\n")
 	if n := len(once(hostile)); n > 100 {
 		t.Errorf("%d lines", n)
