@@ -147,9 +147,11 @@ func once(lines []string) (short []string) {
 			for rest := lines[k:]; len(rest) >= k && slices.Equal(lines[:k], rest[:k]); rest = rest[k:] {
 				times++
 			}
-			all := k * (1 + times)
-			says := fmt.Sprintf("[…] %d more times: the %d lines above", times, k)
-			if all-k >= 3 && len(says) < len(strings.Join(lines[k:all], "\n")) {
+			if k*times < 3 {
+				continue
+			}
+			says, all := fmt.Sprintf("[…] %d more times: the %d lines above", times, k), k*(1+times)
+			if len(says) < len(strings.Join(lines[k:all], "\n")) {
 				short, n, said = append(short, lines[:k]...), all, says
 			}
 		}
