@@ -46,6 +46,13 @@ func TestHints(t *testing.T) {
 		{"runner ../../examples/identity_cuda", "write kbnode runner --problem ../../examples/identity_cuda\n"},
 		{"drain gpu 3", "write sudo kbnode drain 3\n"},
 		{"drain gpu3,gpu4 --wait", "write sudo kbnode drain gpu3 gpu4 --wait\n"},
+		{"drain gpu0-2", "write sudo kbnode drain gpu0 gpu1 gpu2\n"},
+		{"drain 6-gpu7,GPU9", "write sudo kbnode drain gpu6 gpu7 gpu9\n"},
+		{"drain gpu0-64", "write slots such as gpu3\n"},
+		{"drain gpu3-1", "write slots such as gpu3\n"},
+		{"install queue b200", "write sudo kbnode install --queue b200\n"},
+		{"doctor preflight", "write sudo kbnode doctor --preflight\n"},
+		{"eval --problem prefix_python mine.py", "write kbnode runner --problem prefix_python mine.py\n"},
 		{"drain all --wait", "write sudo kbnode drain --all --wait\n"},
 		{"undrain GPU_3", "write sudo kbnode undrain gpu3\n"},
 		{"logs slot-3 -f", "write sudo kbnode logs gpu3 -f\n"},
@@ -62,6 +69,10 @@ func TestHints(t *testing.T) {
 		{"doctor --explain nonsense", "kbnode doctor --list shows them\n"},
 		// Flags.
 		{"install --gpu 0-3", "write sudo kbnode install --gpus 0-3\n"},
+		{"drain -all", "write sudo kbnode drain --all\n"},
+		{"drain gpu3 -r x", "write sudo kbnode drain gpu3 --reason x\n"},
+		{"doctor -only docker", "write sudo kbnode doctor --only docker\n"},
+		{"drain gpu3 -x", "kbnode drain --help lists the flags\n"},
 		{"queue --queue b200", "write kbnode queue b200\n"},
 		{"drain --slot=gpu3 --wait", "write sudo kbnode drain gpu3 --wait\n"},
 		{"logs --slot gpu3", "write sudo kbnode logs gpu3\n"},
@@ -199,6 +210,8 @@ func TestHintsHideSecrets(t *testing.T) {
 	t.Parallel()
 	for typed, want := range map[string]string{
 		"install --token bkct_secret":                          "write --token-file FILE",
+		"install -token my-secret":                             "write --token-file FILE",
+		"install -token=my-secret":                             "kbnode install --help lists the flags",
 		"install --token=bkct_secret":                          "write --token-file FILE",
 		"install --tok my-secret --queue b200":                 "write --token-file FILE",
 		"submit --token my-secret":                             "write --token-file FILE",

@@ -3,12 +3,14 @@ package cli
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -19,8 +21,9 @@ var argFlags = map[string][]string{
 }
 
 var (
-	longDash = lazy.Regexp(`^[–—][a-z][a-z-]*$`)
-	slotWord = lazy.Regexp(`(?i)^(?:gpu|slot)[-_]?([0-9]{1,5})$`)
+	longDash  = lazy.Regexp(`^[–—][a-z][a-z-]*$`)
+	slotWord  = lazy.Regexp(`(?i)^(?:gpu|slot)[-_]?([0-9]{1,5})$`)
+	slotRange = lazy.Regexp(`(?i)^(?:gpu)?([0-9]{1,5})-(?:gpu)?([0-9]{1,5})$`)
 )
 
 // dash finds a flag whose dashes an editor or a web page made one long one.
@@ -69,12 +72,7 @@ func (h hints) slots(cmd *cobra.Command, args []string) error {
 	for end < len(h.args) && !isSlot(h.args[end]) && !strings.HasPrefix(h.args[end], "-") {
 		end++
 	}
-	list := strings.FieldsFunc(args[k], func(r rune) bool { return r == ',' || r == ' ' })
-	for j, name := range list {
-		if m := slotWord().FindStringSubmatch(name); m != nil {
-			list[j] = "gpu" + m[1]
-		}
-	}
+	list := slotList(args[k])
 	switch {
 	case len(list) > 0 && !slices.ContainsFunc(list, func(name string) bool { return !isSlot(name) }):
 		return h.write(says, h.with(i, list...))
@@ -86,6 +84,29 @@ func (h hints) slots(cmd *cobra.Command, args []string) error {
 		return h.write(says, slices.Delete(slices.Clone(h.args), i, i+1))
 	}
 	return nil
+}
+
+// slotList splits names of slots as people write them, such as gpu3,gpu4, slot-3 and gpu0-3.
+func slotList(s string) (list []string) {
+	const most = 64
+	for _, name := range strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' }) {
+		if m := slotWord().FindStringSubmatch(name); m != nil {
+			list = append(list, "gpu"+m[1])
+			continue
+		}
+		if m := slotRange().FindStringSubmatch(name); m != nil {
+			first, _ := strconv.Atoi(m[1])
+			last, _ := strconv.Atoi(m[2])
+			if first < last && last-first < most {
+				for k := first; k <= last; k++ {
+					list = append(list, plan.SlotName(k))
+				}
+				continue
+			}
+		}
+		list = append(list, name)
+	}
+	return list
 }
 
 func isSlot(word string) bool {
