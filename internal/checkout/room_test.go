@@ -230,7 +230,20 @@ func TestLockOfRemoved(t *testing.T) {
 			waits[i] <- l
 		}()
 	}
-	if err := os.Remove(filepath.Join(m.Dir, name+lockSuffix)); err != nil {
+	file := filepath.Join(m.Dir, name+lockSuffix)
+	for open := 0; open <= len(waits); time.Sleep(time.Millisecond) { // all wait for the old file
+		open = 0
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fd := range fds {
+			if to, _ := os.Readlink("/proc/self/fd/" + fd.Name()); to == file {
+				open++
+			}
+		}
+	}
+	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
 	alone.close()
