@@ -80,8 +80,6 @@ func TestValidateBounds(t *testing.T) {
 	}{
 		"patterns":       {func(s *job.Spec) { s.Redact = make([]string, 2000) }, "BUILDKITE_REDACTED_VARS"},
 		"a pattern":      {func(s *job.Spec) { s.Redact = []string{"a b"} }, "BUILDKITE_REDACTED_VARS"},
-		"payload":        {func(s *job.Spec) { s.Payload = strings.Repeat("x", 9<<20) }, "KERNELBOT_PAYLOAD"},
-		"payload bytes":  {func(s *job.Spec) { s.Payload = "\xff" }, "KERNELBOT_PAYLOAD"},
 		"command":        {func(s *job.Spec) { s.Command = []string{long, long, long} }, "command"},
 		"words":          {func(s *job.Spec) { s.Command = make([]string, 5000) }, "command"},
 		"environment":    {func(s *job.Spec) { s.Env = vars(30, long) }, "environment"},

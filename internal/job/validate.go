@@ -27,7 +27,6 @@ const (
 	maxList      = 64 // of ulimits, groups, capabilities
 	maxArtifacts = 256
 	maxPatterns  = 1024 // of names to redact
-	maxPayload   = 8 << 20
 	maxMinutes   = 7 * 24 * 60
 	maxFiles     = 1 << 20 // open files
 	maxRepo      = 1024
@@ -232,7 +231,6 @@ func (s *Spec) validateUploads(v *checker) {
 	for _, p := range s.Redact {
 		v.refuseIf(!patternForm().MatchString(p), "BUILDKITE_REDACTED_VARS", "%.80q is not a pattern of names; write one such as *_TOKEN in the agent's configuration", p)
 	}
-	v.refuseIf(len(s.Payload) > maxPayload || !clean(s.Payload), "KERNELBOT_PAYLOAD", "it has more than %d bytes or is not text; send a smaller submission", maxPayload)
 }
 
 // clean reports whether the kernel and JSON keep a text as it is.
