@@ -65,7 +65,7 @@ func (c Config) run(ctx, canceled context.Context) (status int) {
 	// A refusal may quote a secret, too.
 	log := NewRedactor(c.Log, secrets(c.Input.Env, strings.Split(c.Input.Env["BUILDKITE_REDACTED_VARS"], ",")))
 	c.Log = log
-	defer func() { _ = log.Close() }() // its reader may be gone
+	defer func() { _ = log.Close() }()      // its reader may be gone
 	const ignored = "BUILDKITE_IGNORED_ENV" // the agent's, unless it ignored none
 	if names := c.Input.Env[ignored]; names != "" && !slices.Contains(c.Input.Sent, job.Var{Name: ignored, Value: names}) {
 		c.say("kbnode: Buildkite's agent ignored " + text.Line(names, maxIgnored) + ", which no build may set")

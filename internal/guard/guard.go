@@ -50,13 +50,14 @@ type Config struct {
 	// MainPID returns the process of the agent's unit, 0 without one. Nil means unknown.
 	MainPID func(context.Context) (int, error)
 
-	binder   *binder      // nil uses real mounts
-	network  *slotNetwork // nil uses the node's own
-	disk     *slotDisk    // nil uses the one that the policy gives
-	confiner *confiner    // nil uses the node's own
-	keeper   slotKeeper   // nil uses the real one
-	uid, gid int          // of the slot's user, 0 if unknown
-	root     int          // user ID
+	binder   *binder                          // nil uses real mounts
+	network  *slotNetwork                     // nil uses the node's own
+	disk     *slotDisk                        // nil uses the one that the policy gives
+	confiner *confiner                        // nil uses the node's own
+	keeper   slotKeeper                       // nil uses the real one
+	mirrors  func() (checkout.Mirrors, error) // nil uses the node's
+	uid, gid int                              // of the slot's user, 0 if unknown
+	root     int                              // user ID
 }
 
 // Serve answers on the slot's socket until ctx is done, and then until no request is in flight,
@@ -84,10 +85,7 @@ func Serve(ctx context.Context, c Config) error {
 			return err
 		}
 	}
-	// Each slot has its own mirrors as long as no agent uses them. Git is not the slot's user, whose
-	// processes the keeper ends outside the slot's slice.
-	g.mirrors = checkout.Mirrors{Dir: filepath.Join(filepath.Dir(c.Policy.Socket), "mirrors"), UID: nobodyID - 1, GID: nobodyID - 1}
-	if err := errors.Join(g.binder.clear(), g.keeper.Thaw(), ownDir(g.mirrors.Dir, 0o711, 0, 0)); err != nil {
+	if err := errors.Join(g.binder.clear(), g.keeper.Thaw(), removeOldMirrors(filepath.Dir(c.Policy.Socket))); err != nil {
 		return err
 	}
 	server := &http.Server{
@@ -186,7 +184,7 @@ type guard struct {
 	up         *upstream
 	api        *docker.Engine
 	runs       runs
-	mirrors    checkout.Mirrors
+	mirrors    func() (checkout.Mirrors, error)
 	uid, gid   int // of the slot's user
 	engine     engineCheck
 	network    *slotNetwork
@@ -219,12 +217,16 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 		whole:      make(chan struct{}, maxWhole),
 		pulls:      make(chan struct{}, maxPulls),
 		specs:      make(chan struct{}, 1),
+		mirrors:    c.mirrors,
 	}
 	if c.binder != nil {
 		g.binder = c.binder
 	}
 	if g.disk = c.disk; g.disk == nil {
 		g.disk = newDisk(p, g.log)
+	}
+	if g.mirrors == nil {
+		g.mirrors = nodeMirrors
 	}
 	if g.network = c.network; g.network == nil {
 		g.network = newNetwork(p, engine)

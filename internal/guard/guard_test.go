@@ -21,6 +21,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/checkout"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -36,6 +37,7 @@ type rig struct {
 	confiner *confiner
 	keeper   slotKeeper
 	root     int // user ID
+	mirrors  func() (checkout.Mirrors, error)
 	mu       sync.Mutex
 	held     map[string]string // what is mounted now, by held path
 	stop     context.CancelFunc
@@ -114,7 +116,7 @@ func (r *rig) serve(t testing.TB, cgroupRoot string) {
 	ctx, cancel := context.WithCancel(t.Context())
 	r.stop = cancel
 	go func() {
-		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), binder: r.mounts, network: r.network.slot(), confiner: r.confiner, keeper: r.keeper, root: r.root})
+		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), binder: r.mounts, network: r.network.slot(), confiner: r.confiner, keeper: r.keeper, mirrors: r.mirrors, root: r.root})
 	}()
 	t.Cleanup(cancel)
 	for deadline := time.Now().Add(5 * time.Second); r.policy.Network != "none" && !r.network.asked() && time.Now().Before(deadline); {

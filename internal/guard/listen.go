@@ -26,13 +26,13 @@ const AgentDir = "agent"
 func lookupUser(name string) (uid, gid int, err error) {
 	u, err := user.Lookup(name)
 	if err != nil {
-		return 0, 0, fmt.Errorf("look up the slot's user: %w; run kbnode reconcile", err)
+		return 0, 0, fmt.Errorf("look up user %s: %w; run kbnode reconcile", name, err)
 	}
 	if uid, err = strconv.Atoi(u.Uid); err != nil {
-		return 0, 0, fmt.Errorf("look up the slot's user %s: %w", name, err)
+		return 0, 0, fmt.Errorf("look up user %s: %w", name, err)
 	}
 	if gid, err = strconv.Atoi(u.Gid); err != nil {
-		return 0, 0, fmt.Errorf("look up the slot's user %s: %w", name, err)
+		return 0, 0, fmt.Errorf("look up user %s: %w", name, err)
 	}
 	return uid, gid, nil
 }

@@ -122,8 +122,8 @@ func notStarted(err error) slot.Outcome {
 	if no, ok := errors.AsType[refusal](err); ok && no.status == http.StatusForbidden {
 		return slot.Outcome{Refused: strings.TrimPrefix(no.sentence, "kbnode: ")}
 	}
-	if absent, ok := errors.AsType[*checkout.NotFoundError](err); ok {
-		return slot.Outcome{Refused: absent.Error()}
+	if no, ok := errors.AsType[*checkout.RefusedError](err); ok {
+		return slot.Outcome{Refused: no.Error()}
 	}
 	return slot.Outcome{NodeFault: strings.TrimPrefix(err.Error(), "kbnode: "), Canceled: errors.Is(err, errCanceled)}
 }

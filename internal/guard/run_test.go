@@ -70,10 +70,10 @@ func (s *syncBuffer) String() string {
 
 const runnerPlugin = `[{"github.com/buildkite-plugins/docker-buildkite-plugin#v5.13.0":{"image":"img","tty":false,"environment":["KERNELBOT_RUN_ID"]}}]`
 
-func newJobRig(t *testing.T, sent map[string]string) *jobRig {
+func newJobRig(t *testing.T, sent map[string]string, change ...func(*rig)) *jobRig {
 	t.Helper()
 	k := &runKeeper{}
-	r := &jobRig{rig: newRig(t, func(r *rig) { r.keeper = k }), keeper: k, notes: filepath.Join(t.TempDir(), "notes")}
+	r := &jobRig{rig: newRig(t, append(change, func(r *rig) { r.keeper = k })...), keeper: k, notes: filepath.Join(t.TempDir(), "notes")}
 	r.agent = filepath.Join(t.TempDir(), "buildkite-agent")
 	script := fmt.Sprintf("#!/bin/sh\n{ echo \"args $*\"; pwd; env; } >%s\necho uploaded\n", r.notes)
 	if err := os.WriteFile(r.agent, []byte(script), 0o755); err != nil {

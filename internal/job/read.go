@@ -1,7 +1,6 @@
 package job
 
 import (
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -199,15 +198,11 @@ func (r *reader) checkout() {
 	if repo == "" || r.skip || r.Kind != KindUpload && !others && (!mounted || !r.needed) {
 		return
 	}
-	allowed := func(expr string) bool {
-		re, err := regexp.Compile(expr)
-		return err == nil && re.MatchString(repo)
-	}
-	if len(repo) > maxRepo || !slices.ContainsFunc(r.in.Repositories, allowed) {
+	if len(repo) > maxRepo || !matchesAny(r.in.Repositories, repo) {
 		r.refuse("BUILDKITE_REPO", "%.200q is not a repository that this node allows; use one that is, or add it to agent.allowed_repositories", repo)
 	}
 	r.Checkout = Checkout{
-		Mode: CheckoutMirror, Repository: githubSSH().ReplaceAllString(repo, "https://github.com/"),
+		Mode: CheckoutMirror, Repository: githubSSH().ReplaceAllString(repo, github),
 		Commit: r.in.get("BUILDKITE_COMMIT"), Branch: r.in.get("BUILDKITE_BRANCH"),
 	}
 	if r.Checkout.Commit != "HEAD" {
