@@ -53,8 +53,12 @@ func newClient(socket string, spec *job.Spec) (*client, error) {
 	}}}}, nil
 }
 
-// canceledTime is how long RunSpec waits for the end of a job that it canceled.
-const canceledTime = 15 * time.Second
+const (
+	// waitAway is how long RunSpec waits for a service that is away, and waitCanceled for the end of a job
+	// that it canceled.
+	waitAway     = 5 * time.Second
+	waitCanceled = 10 * time.Second
+)
 
 // RunSpec has a slot's service run a job for root, and calls each with what it says. When ctx ends, it
 // cancels the job and waits for its end; a slow one ends by itself.
@@ -63,11 +67,12 @@ func RunSpec(ctx context.Context, socket string, spec *job.Spec, each func(slot.
 	if err != nil {
 		return slot.Outcome{}, err
 	}
+	c.away = waitAway
 	defer c.http.CloseIdleConnections()
 	running, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	defer context.AfterFunc(ctx, func() {
-		time.AfterFunc(canceledTime, end)
+		time.AfterFunc(waitCanceled, end)
 		c.cancel(running, spec.JobID)
 	})()
 	return c.run(running, each)

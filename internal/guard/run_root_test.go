@@ -42,7 +42,7 @@ func (k *noteKeeper) Record(_ context.Context, pid int) (noise.Record, error) {
 
 func rootSpec(id string) *job.Spec {
 	return &job.Spec{
-		Kind: job.KindPlugin, JobID: id, Image: "img", Pull: job.PullMissing, Profile: "compatible", Network: job.NetworkBridge,
+		Kind: job.KindPlugin, JobID: id, Image: "img", Pull: job.PullMissing, Profile: "compatible", Network: job.NetworkBridge, Mounts: []job.Mount{{Source: ".", Target: "/work"}},
 		Checkout: job.Checkout{Mode: job.CheckoutNone},
 	}
 }

@@ -64,7 +64,7 @@ func TestJudgeContainer(t *testing.T) {
 		"fewer CPUs":          {func(f *probe.Facts, _ *plan.JobPolicy) { f.CPUs = "2" }, "all CPUs"},
 		"more memory":         {func(f *probe.Facts, _ *plan.JobPolicy) { f.Cgroup["memory.max"] = "max" }, "its memory"},
 		"swap":                {func(f *probe.Facts, _ *plan.JobPolicy) { f.Cgroup["memory.swap.max"] = "max" }, "swap"},
-		"more processes":      {func(f *probe.Facts, _ *plan.JobPolicy) { f.Cgroup["pids.max"] = "max" }, "its processes"},
+		"more processes":      {func(f *probe.Facts, _ *plan.JobPolicy) { f.Cgroup["pids.max"] = "65" }, "its processes"},
 		"the host's network":  {func(f *probe.Facts, _ *plan.JobPolicy) { f.Interfaces = []string{"lo", "eth0", "docker0"} }, "other interfaces"},
 		"the host's PIDs":     {func(f *probe.Facts, _ *plan.JobPolicy) { f.Processes = 200 }, "processes of others"},
 		"new privileges":      {func(f *probe.Facts, _ *plan.JobPolicy) { f.Status["NoNewPrivs"] = "0" }, "new privileges"},

@@ -128,24 +128,19 @@ func (t *tester) run(ctx context.Context) ([]SlotReport, error) {
 	return reports, errors.Join(err, ctx.Err())
 }
 
-// slots tries the idle slots one after another, because each also uses its neighbor: a slot runs one
+// slots tries the idle slots, one after another where each also uses its neighbor: a slot runs one
 // container at a time.
 func (t *tester) slots(ctx context.Context, slots []*trial) error {
 	errs := make([]error, len(slots))
-	places := make(chan struct{}, 1)
-	if t.Quick {
-		places = make(chan struct{}, len(slots))
-	}
 	var group sync.WaitGroup
 	for i, sl := range slots {
-		if sl.report.Skipped != "" {
-			continue
-		}
-		group.Go(func() {
-			places <- struct{}{}
-			defer func() { <-places }()
+		switch {
+		case sl.report.Skipped != "":
+		case t.Quick:
+			group.Go(func() { errs[i] = sl.try(ctx) })
+		default:
 			errs[i] = sl.try(ctx)
-		})
+		}
 	}
 	group.Wait()
 	return errors.Join(errs...)
