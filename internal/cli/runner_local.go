@@ -79,7 +79,7 @@ func (l *localFlags) run(ctx context.Context, s Streams, o runner.Options, args 
 func evaluate(ctx context.Context, o runner.Options) (out submit.Outcome, err error) {
 	if o.Dir == "" {
 		if o.Dir, err = os.MkdirTemp("", "kbnode-runner-"); err != nil {
-			return out, fmt.Errorf("make a directory for the evaluation: %w", err)
+			return out, fmt.Errorf("make a directory for the evaluation: %w; set TMPDIR to a directory that you may write to", err)
 		}
 		defer func() { err = errors.Join(err, runner.RemoveAll(o.Dir)) }()
 	}

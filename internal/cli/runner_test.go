@@ -138,6 +138,11 @@ func TestRunnerProblemNeeds(t *testing.T) {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
+	cmd := process(t, "runner", "--problem", "prefix_python")
+	cmd.Env = append(cmd.Env, "TMPDIR=/no/dir")
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "set TMPDIR to a directory that you may write to\n") {
+		t.Errorf("without a directory: %v, %s", err, out)
+	}
 }
 
 func TestRunnerProblemJSON(t *testing.T) {
