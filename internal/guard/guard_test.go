@@ -35,6 +35,7 @@ type rig struct {
 	network  *fakeNetwork
 	confiner *confiner
 	keeper   slotKeeper
+	patience time.Duration // with the engine, and with a canceled job
 	mu       sync.Mutex
 	held     map[string]string // what is mounted now, by held path
 	stop     context.CancelFunc
@@ -113,7 +114,7 @@ func (r *rig) serve(t testing.TB, cgroupRoot string) {
 	ctx, cancel := context.WithCancel(t.Context())
 	r.stop = cancel
 	go func() {
-		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), binder: r.mounts, network: r.network.slot(), confiner: r.confiner, keeper: r.keeper})
+		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), binder: r.mounts, network: r.network.slot(), confiner: r.confiner, keeper: r.keeper, engineTime: r.patience, stopGrace: r.patience})
 	}()
 	t.Cleanup(cancel)
 	for deadline := time.Now().Add(5 * time.Second); r.policy.Network != "none" && !r.network.asked() && time.Now().Before(deadline); {
