@@ -3,7 +3,6 @@ package job
 import (
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	buildkite "github.com/buildkite/go-pipeline"
@@ -238,11 +237,4 @@ func (r *reader) rest() {
 		r.refuse(payload.Var, "%v", err)
 	}
 	r.Payload = text
-	if minutes := r.in.get("BUILDKITE_TIMEOUT"); minutes != "" && minutes != "false" {
-		n, err := strconv.ParseInt(minutes, 10, 32)
-		if err != nil || n < 0 || n > maxMinutes {
-			r.refuse("BUILDKITE_TIMEOUT", "%.40q is not a time limit; set timeout_in_minutes to at most %d", minutes, maxMinutes)
-		}
-		r.TimeLimit = n * 60
-	}
 }

@@ -76,7 +76,6 @@ type Spec struct {
 	Artifacts    []string `json:"artifacts"` // patterns of paths below the checkout
 	Payload      string   `json:"payload"`   // the encoded submission; "" if the build carries none
 	Redact       []string `json:"redact"`    // patterns of names of variables whose values the log hides
-	TimeLimit    int64    `json:"time_limit_seconds"`
 }
 
 // Var is a variable of the container's environment.
