@@ -35,7 +35,6 @@ type position struct{ stdout, stderr int64 }
 // follow sends a job's output to its reader, until the job or the reader ends. Where the stream
 // breaks off because the engine is restarted, it goes on from the engine's log.
 func (g *guard) follow(ctx context.Context, r *jobRun, frames *slot.Frames, has position) {
-	defer r.readOnce.Do(func() { close(r.read) })
 	g.runs.mu.Lock()
 	output := r.output
 	r.output = nil // the next reader begins with the log
@@ -72,9 +71,7 @@ func (g *guard) follow(ctx context.Context, r *jobRun, frames *slot.Frames, has 
 		in, err := g.inspectJob(ctx, r.container)
 		switch {
 		case errors.Is(err, docker.ErrNotFound):
-			if output == nil {
-				_ = frames.Note("has no more output: the job's container is gone, and what it wrote last may be missing")
-			}
+			_ = frames.Note("has no more output: the job's container is gone, and what it wrote last may be missing")
 			return
 		case err == nil && (in.State == nil || !in.State.Running) && output != nil:
 			return // it was read to its end

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/checkout"
@@ -41,20 +42,20 @@ type jobRun struct {
 	pid       int    // of the agent's process for the job
 	output    *docker.Output
 
-	canceled, readOnce sync.Once
-	cancel             chan struct{} // closed when the job is to end
-	begun              chan struct{} // closed when the job runs, or will not
-	exited             chan struct{} // closed when the container has ended
-	read               chan struct{} // closed when a reader has all of its output, or is gone
-	done               chan struct{} // closed when outcome is known, or the job does not run
-	ended              bool          // outcome says how the container ended
-	settled            bool          // and what the job left
-	outcome            slot.Outcome
+	canceled sync.Once
+	cancel   chan struct{} // closed when the job is to end
+	begun    chan struct{} // closed when the job runs, or will not
+	exited   chan struct{} // closed when the container has ended
+	done     chan struct{} // closed when outcome is known, or the job does not run
+	ended    bool          // outcome says how the container ended
+	settled  bool          // and what the job left
+	outcome  slot.Outcome
+	readers  atomic.Int32 // of its output
 }
 
 func newRun(spec *job.Spec, pid int) *jobRun {
 	made := func() chan struct{} { return make(chan struct{}) }
-	return &jobRun{spec: spec, pid: pid, cancel: made(), begun: made(), exited: made(), read: made(), done: made()}
+	return &jobRun{spec: spec, pid: pid, cancel: made(), begun: made(), exited: made(), done: made()}
 }
 
 func (r *jobRun) checkout() string { return filepath.Join(r.top, "checkout") }
@@ -118,6 +119,11 @@ func (g *guard) run(c *call) error {
 	ctx, end := g.away(c.r.Context())
 	defer end()
 	r, err := g.begin(ctx, spec, peer.pid, frames)
+	left := func() {}
+	if err == nil {
+		left = sync.OnceFunc(func() { r.readers.Add(-1) })
+		defer left()
+	}
 	switch {
 	case ctx.Err() != nil:
 		return nil // the client is gone, or asks the next service
@@ -136,6 +142,7 @@ func (g *guard) run(c *call) error {
 	}()
 	if r.container != "" {
 		g.follow(ctx, r, frames, has)
+		left()
 	}
 	select {
 	case <-r.done:
@@ -184,7 +191,7 @@ func number64(query url.Values, name string) int64 {
 	return n
 }
 
-// begin starts a job, unless it has been started. A job that the agent has given up ends before.
+// begin starts a job, unless it has been started, and counts a reader. A job that the agent has given up ends before.
 func (g *guard) begin(ctx context.Context, spec *job.Spec, pid int, frames *slot.Frames) (*jobRun, error) {
 	late := time.After(handover)
 	for {
@@ -199,6 +206,7 @@ func (g *guard) begin(ctx context.Context, spec *job.Spec, pid int, frames *slot
 				g.runs.over = append(g.runs.over[max(0, len(g.runs.over)+1-maxOver):], last.spec.JobID)
 			}
 			r := newRun(spec, pid)
+			r.readers.Add(1)
 			g.runs.last = r
 			g.runs.mu.Unlock()
 			return r, g.startJob(ctx, r, frames)
@@ -209,6 +217,7 @@ func (g *guard) begin(ctx context.Context, spec *job.Spec, pid int, frames *slot
 			last.stop()
 			wait = last.done
 		} else if isClosed(wait) {
+			last.readers.Add(1)
 			return last, nil
 		}
 		select {

@@ -221,3 +221,41 @@ func TestOldJobComesBack(t *testing.T) {
 		t.Errorf("%+v, %d containers made: %s", e, r.made(), r.log.String())
 	}
 }
+
+// TestSecondReader gets all output although the first one went away.
+func TestSecondReader(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	last := make(chan struct{})
+	r.engine.logs = func(write func(string)) { write("again\n"); <-last; write("end\n") }
+	ctx, cancel := context.WithCancel(t.Context())
+	first := r.start(ctx)
+	<-r.engine.attached
+	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	second := r.start(t.Context())
+	until(t, "the second reader", func() bool { return strings.Contains(r.log.String(), "again\n") })
+	cancel()
+	r.wait(t, first)
+	asked := func() int { return r.asked("GET /v1.45/containers/" + jobContainer + "/json") }
+	before := asked()
+	close(r.engine.exit)
+	until(t, "the end to be seen", func() bool { return asked() > before })
+	time.Sleep(50 * time.Millisecond) // the container could be removed
+	removed := r.engine.seen("DELETE /v1.45/containers/" + jobContainer)
+	close(last)
+	if e := r.wait(t, second); removed || e.status != 7 || !strings.Contains(r.log.String(), "end\n") || strings.Contains(r.log.String(), "missing") {
+		t.Errorf("%+v: %s", e, r.log.String())
+	}
+}
+
+// asked is how often the engine had a request.
+func (r *jobRig) asked(request string) (n int) {
+	r.engine.mu.Lock()
+	defer r.engine.mu.Unlock()
+	for _, s := range r.engine.requests {
+		if s == request {
+			n++
+		}
+	}
+	return n
+}

@@ -22,6 +22,8 @@ import (
 const (
 	// engineAway is how long an engine may be away, as during a restart, before its job has ended.
 	engineAway = 5 * time.Minute
+	// readPoll is the time between two checks of whether all output was read.
+	readPoll = 10 * time.Millisecond
 	// removeTime is how long the removal of a container may take: there may be many files in it.
 	removeTime = time.Minute
 	// enginePeriod is the time between two checks of an engine that has nothing to say.
@@ -29,9 +31,13 @@ const (
 )
 
 // supervise waits for a job's end, with or without a reader of its output, and prepares what it leaves.
+// If the service is to stop, the next one does.
 func (g *guard) supervise(r *jobRun) {
 	if !r.ended {
 		r.outcome = g.awaitOrCancel(r)
+		if g.stopping.Err() != nil {
+			return
+		}
 		if why := g.keeper.Why(); why != "" {
 			r.outcome.Reason = why
 		}
@@ -41,9 +47,12 @@ func (g *guard) supervise(r *jobRun) {
 		}
 	}
 	close(r.exited)
-	select { // the log ends with the container
-	case <-r.read:
-	case <-time.After(r.drainTime()):
+	// The log ends with the container.
+	for late := time.Now().Add(r.drainTime()); r.readers.Load() > 0 && time.Now().Before(late); {
+		time.Sleep(readPoll)
+	}
+	if g.stopping.Err() != nil {
+		return
 	}
 	if err := g.settle(context.Background(), r); err != nil {
 		g.log.Warn("nothing is uploaded", "job", r.spec.JobID, "err", err)
@@ -64,7 +73,7 @@ func (g *guard) supervise(r *jobRun) {
 // awaitOrCancel waits for the end of a job's container, and ends it if the job is canceled. Then it
 // returns in time for the agent, even if the engine does not answer.
 func (g *guard) awaitOrCancel(r *jobRun) slot.Outcome {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(g.stopping)
 	defer cancel()
 	ended := make(chan slot.Outcome, 1)
 	go func() { ended <- g.await(ctx, r) }()
