@@ -172,8 +172,8 @@ func TestOutput(t *testing.T) {
 		out, err string
 	}{
 		{open: func(tty bool) (*Output, error) { return e.Attach(t.Context(), "c1", tty) }, out: "all", err: "of"},
-		{open: func(tty bool) (*Output, error) { return e.Follow(t.Context(), "c1", tty, time.Time{}) }, out: "out", err: "err"},
-		{tty: true, open: func(tty bool) (*Output, error) { return e.Follow(t.Context(), "c1", tty, time.Unix(5, 0)) },
+		{open: func(tty bool) (*Output, error) { return e.Follow(t.Context(), "c1", tty, time.Minute) }, out: "out", err: "err"},
+		{tty: true, open: func(tty bool) (*Output, error) { return e.Follow(t.Context(), "c1", tty, time.Minute) },
 			out: "\x01\x00\x00\x00\x00\x00\x00\x03out\x02\x00\x00\x00\x00\x00\x00\x03err"},
 	} {
 		o, err := row.open(row.tty)

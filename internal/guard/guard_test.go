@@ -38,6 +38,7 @@ type rig struct {
 	keeper   slotKeeper
 	root     int // user ID
 	mirrors  func() (checkout.Mirrors, error)
+	patience time.Duration // with the engine, and with a canceled job
 	mu       sync.Mutex
 	held     map[string]string // what is mounted now, by held path
 	stop     context.CancelFunc
@@ -116,7 +117,7 @@ func (r *rig) serve(t testing.TB, cgroupRoot string) {
 	ctx, cancel := context.WithCancel(t.Context())
 	r.stop = cancel
 	go func() {
-		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), binder: r.mounts, network: r.network.slot(), confiner: r.confiner, keeper: r.keeper, mirrors: r.mirrors, root: r.root})
+		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), binder: r.mounts, network: r.network.slot(), confiner: r.confiner, keeper: r.keeper, mirrors: r.mirrors, root: r.root, engineTime: r.patience, stopGrace: r.patience})
 	}()
 	t.Cleanup(cancel)
 	for deadline := time.Now().Add(5 * time.Second); r.policy.Network != "none" && !r.network.asked() && time.Now().Before(deadline); {

@@ -120,7 +120,7 @@ func (g *guard) clearRuns() error {
 
 // give gives the agent the job's files.
 func (g *guard) give(r *jobRun) error {
-	files := filepath.Join(g.policy.WorkRoot, runPrefix+"files-"+strings.TrimPrefix(filepath.Base(r.top), runPrefix))
+	files := r.files()
 	// The job may have closed it, or given it away.
 	if err := errors.Join(chown(r.checkout(), g.uid, g.gid), os.Chmod(r.checkout(), 0o755)); err != nil { //nolint:gosec // its artifacts are public
 		return err

@@ -2,7 +2,6 @@ package job
 
 import (
 	"slices"
-	"strconv"
 	"strings"
 
 	buildkite "github.com/buildkite/go-pipeline"
@@ -223,11 +222,4 @@ func (r *reader) rest() {
 	r.Artifacts = append(r.Artifacts, split(r.in.get("BUILDKITE_ARTIFACT_PATHS"), ";")...)
 	// From the agent alone: a build must not say what the log hides.
 	r.Redact = append(r.Redact, split(r.in.Env["BUILDKITE_REDACTED_VARS"], ",")...)
-	if minutes := r.in.get("BUILDKITE_TIMEOUT"); minutes != "" && minutes != "false" {
-		n, err := strconv.ParseInt(minutes, 10, 32)
-		if err != nil || n < 0 || n > maxMinutes {
-			r.refuse("BUILDKITE_TIMEOUT", "%.40q is not a time limit; set timeout_in_minutes to at most %d", minutes, maxMinutes)
-		}
-		r.TimeLimit = n * 60
-	}
 }

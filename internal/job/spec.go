@@ -76,7 +76,6 @@ type Spec struct {
 	PipelineFile string   `json:"pipeline_file"`
 	Artifacts    []string `json:"artifacts"` // patterns of paths below the checkout
 	Redact       []string `json:"redact"`    // patterns of names of variables whose values the log hides
-	TimeLimit    int64    `json:"time_limit_seconds"`
 }
 
 // Var is a variable of the container's environment.
