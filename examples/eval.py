@@ -18,6 +18,7 @@ import math
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -135,6 +136,8 @@ def run(job):
         pass
     if line:
         return {"error": "the submission wrote into the evaluation's pipe"}
+    if code < 0:
+        return {"error": f"signal {-code} ({signal.strsignal(-code)}) ended the submission's process"}
     return {"error": f"the submission ended its process with exit code {code}"}
 
 

@@ -212,7 +212,7 @@ func TestPrefixPythonBreaks(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"def custom_kernel(data):\n  raise ValueError('no\\nway')\n":              "ValueError: no way",
-		"def custom_kernel(data):\n  import os; os.kill(os.getpid(), 11)\n":       "the submission ended its process with exit code -11",
+		"def custom_kernel(data):\n  import os; os.kill(os.getpid(), 11)\n":       "signal 11 (Segmentation fault) ended the submission's process",
 		"def custom_kernel(data):\n  raise SystemExit\n":                          "the submission ended its process with exit code 0",
 		"def custom_kernel(data):\n  return data[:-1]\n":                          "the output has 0 numbers; 1 are wanted",
 		"import nothing_here\n":                                                   "ModuleNotFoundError: No module named 'nothing_here'",

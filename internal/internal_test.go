@@ -237,7 +237,7 @@ func TestCommandsExist(t *testing.T) {
 			flags[name] = regexp.MustCompile(`--[a-z][a-z-]*`).FindAllString(body, -1)
 		}
 		for _, m := range regexp.MustCompile("(?m)^- `kbnode ([a-z-]+)(?: |`)").FindAllStringSubmatch(body, -1) {
-			flags[m[1]] = append(flags[m[1]], "--slot", "--agent")
+			flags[m[1]] = append(flags[m[1]], "--slot", "--agent", "--print-spec")
 		}
 	}
 	seen := map[string]bool{}

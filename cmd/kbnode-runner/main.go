@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/signal"
@@ -21,7 +20,7 @@ func main() {
 	case len(args) == 2 && args[0] == "probe":
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 		defer stop()
-		if err := try(ctx, args[1]); err != nil {
+		if err := probe.Run(ctx, args[1], os.Stdout); err != nil {
 			fmt.Fprintf(os.Stderr, "kbnode: %v\n", err)
 			os.Exit(1)
 		}
@@ -29,17 +28,4 @@ func main() {
 		fmt.Fprintln(os.Stderr, "kbnode: a job's container has only kbnode runner; type other commands on the node")
 		os.Exit(2)
 	}
-}
-
-// try runs a request of selftest and prints what it found.
-func try(ctx context.Context, request string) error {
-	var ask probe.Ask
-	if err := json.Unmarshal([]byte(request), &ask); err != nil {
-		return fmt.Errorf("the argument is not a request of selftest: %w", err)
-	}
-	facts, err := probe.Run(ctx, ask)
-	if err != nil {
-		return err
-	}
-	return json.NewEncoder(os.Stdout).Encode(facts)
 }

@@ -2,13 +2,15 @@ package main
 
 import (
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestLinks holds what the program is linked from: each container gets it, and each job starts it.
+// TestLinks holds what the program is linked from: each container gets it, and each job starts it. Half
+// of it would be an HTTP client.
 func TestLinks(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", ".").Output()
@@ -22,5 +24,8 @@ func TestLinks(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, strings.Fields(string(out))); diff != "" {
 		t.Errorf("what is linked (-want +got):\n%s", diff)
+	}
+	if out, err := exec.Command("go", "list", "-deps", ".").Output(); err != nil || slices.Contains(strings.Fields(string(out)), "net/http") {
+		t.Errorf("an HTTP client is linked, or %v", err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Bounds on the search for artifacts. Beyond any of them nothing is uploaded.
@@ -22,6 +23,9 @@ const (
 	maxFiles     = 1 << 20
 	maxDepth     = 100 // directories below each other
 	artifactTime = time.Minute
+	maxFileSize  = 5 << 30  // bytes; Buildkite takes no larger file
+	maxSize      = 20 << 30 // bytes of all files that a pattern may find. A sparse file takes no space of the slot
+	maxUploads   = 10_000   // files that a pattern may find
 )
 
 // artifacts makes it safe to upload paths, patterns separated by semicolons, from the
@@ -91,12 +95,16 @@ type walk struct {
 	ctx           context.Context
 	root          *os.Root
 	seen, removed int
-	all           bool // the pattern matches at any depth
+	all           bool   // the pattern matches at any depth
+	last          string // its last part
+	size          int64  // bytes of the files that it may find
+	files         int
 }
 
 // pattern checks the names that a pattern spells out, and then as deep as the rest of it
 // reaches.
 func (w *walk) pattern(p string) error {
+	w.size, w.files, w.last = 0, 0, path.Base(p)
 	at, parts := ".", strings.Split(p, "/")
 	for len(parts) > 0 && !strings.ContainsAny(parts[0], `*?[{\`) {
 		info, err := w.root.Lstat(at + "/" + parts[0])
@@ -188,21 +196,53 @@ func (w *walk) below(at *os.Root, path string, e fs.DirEntry, levels int) error 
 // entry removes an entry that must not be uploaded and reports whether it did.
 func (w *walk) entry(at *os.Root, path string, e fs.DirEntry) (gone bool, err error) {
 	name := e.Name()
-	switch e.Type() {
-	case 0, fs.ModeDir:
-		return false, nil
-	case fs.ModeSymlink:
-		// An os.Root resolves no link that leads out of it.
-		if info, err := w.root.Stat(path + "/" + name); err == nil && (info.IsDir() || info.Mode().IsRegular()) {
-			return false, nil
-		}
-	}
 	if at == w.root {
 		name = path + "/" + name
+	}
+	switch e.Type() {
+	case fs.ModeDir:
+		return false, nil
+	case 0:
+		info, err := at.Lstat(name)
+		if err != nil {
+			return false, fmt.Errorf("look at %.200q: %w", path+"/"+e.Name(), err)
+		}
+		return false, w.count(path, info)
+	case fs.ModeSymlink:
+		// An os.Root resolves no link that leads out of it.
+		if info, err := w.root.Stat(path + "/" + e.Name()); err == nil && (info.IsDir() || info.Mode().IsRegular()) {
+			return false, w.count(path, linked{info, e.Name()})
+		}
 	}
 	if err := at.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, fmt.Errorf("%s/%s is not a file in the checkout: %w", path, e.Name(), err)
 	}
 	w.removed++
 	return true, nil
+}
+
+// linked is the file behind a link, by the link's name.
+type linked struct {
+	fs.FileInfo
+	name string
+}
+
+func (l linked) Name() string { return l.name }
+
+// count adds a file to those that the pattern may find.
+func (w *walk) count(dir string, file fs.FileInfo) error {
+	// The agent's patterns have more than path.Match's.
+	if found, err := path.Match(w.last, file.Name()); !file.Mode().IsRegular() || !found && err == nil && !strings.ContainsAny(w.last, `{[\`) {
+		return nil
+	}
+	if w.files++; w.files > maxUploads {
+		return fmt.Errorf("%.200q finds more than %d files; upload fewer, or an archive of them", w.last, maxUploads)
+	}
+	if file.Size() > maxFileSize {
+		return fmt.Errorf("%.200q has %s; upload files of at most %s", path.Join(dir, file.Name()), text.Bytes(file.Size()), text.Bytes(maxFileSize))
+	}
+	if w.size += file.Size(); w.size > maxSize {
+		return fmt.Errorf("the files have more than %s together; upload fewer", text.Bytes(maxSize))
+	}
+	return nil
 }

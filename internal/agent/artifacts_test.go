@@ -2,10 +2,12 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -132,6 +134,67 @@ func TestStayIsBounded(t *testing.T) {
 	cancel()
 	if _, err := stay(ctx, dir, "*"); err == nil {
 		t.Error("it went on without time")
+	}
+}
+
+// TestStayBoundsSizes uploads nothing where an upload would not end: a sparse file takes no space.
+func TestStayBoundsSizes(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		patterns string
+		sizes    map[string]int64
+		link     string // of two names to it
+		says     string
+	}{
+		{"result.json", map[string]int64{"result.json": 1 << 43}, "", `"result.json" has `},
+		{"*.json", map[string]int64{"result.json": maxFileSize + 1}, "", "upload files of at most 5.0 GiB"},
+		{"profile_data/**", map[string]int64{"profile_data/x": 1 << 43}, "", `"profile_data/x" has `},
+		{"a;d/**", map[string]int64{"a": 4 << 30, "d/1": 5 << 30, "d/2": 5 << 30, "d/3": 5 << 30, "d/4": 5 << 30}, "", ""},
+		{"d/**", map[string]int64{"d/1": 5 << 30, "d/2": 5 << 30, "d/3": 5 << 30, "d/4": 5 << 30, "d/5": 1}, "", "more than 20 GiB together"},
+		{"*", map[string]int64{"1": 5 << 30, "2": 5 << 30, "3": 5 << 30}, "1", "more than 20 GiB together"},
+		{"result.json", map[string]int64{"result.json": 1, "core": 1 << 43}, "", ""},
+		{"**/*.json", map[string]int64{"d/result.json": 1, "d/core": 1 << 43}, "", ""},
+		{"**/*.{json,md}", map[string]int64{"d/result.json": 1, "d/core": 1 << 43}, "", `"d/core" has `},
+	} {
+		dir := t.TempDir()
+		for name, size := range row.sizes {
+			file := filepath.Join(dir, name)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600), os.Truncate(file, size)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if row.link != "" {
+			if err := errors.Join(os.Symlink(row.link, filepath.Join(dir, "l1")), os.Symlink(row.link, filepath.Join(dir, "l2"))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := stay(t.Context(), dir, row.patterns)
+		if (err != nil) != (row.says != "") || err != nil && !strings.Contains(err.Error(), row.says) {
+			t.Errorf("%s of %v: %v, want %q", row.patterns, row.sizes, err, row.says)
+		}
+	}
+}
+
+// TestStayBoundsNumbers takes no pattern that finds very many files.
+func TestStayBoundsNumbers(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for i := range maxUploads {
+		if err := os.WriteFile(filepath.Join(dir, "x"+strconv.Itoa(i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := stay(t.Context(), dir, "x*;*"); err != nil {
+		t.Error(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "one-more"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stay(t.Context(), dir, "x*;one-more"); err != nil {
+		t.Error(err)
+	}
+	if _, err := stay(t.Context(), dir, "**"); err == nil || !strings.Contains(err.Error(), "more than 10000 files") {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
@@ -29,6 +30,8 @@ const (
 	serviceAway = time.Minute
 	servicePoll = 250 * time.Millisecond
 	cancelPoll  = time.Second
+	// maxPipeline bounds a pipeline's file in bytes, as the service does.
+	maxPipeline = 1 << 20
 )
 
 // client speaks to the slot's service about one job.
@@ -48,6 +51,31 @@ func newClient(socket string, spec *job.Spec) (*client, error) {
 	return &client{body: body, away: serviceAway, http: http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}}}, nil
+}
+
+const (
+	// waitAway is how long RunSpec waits for a service that is away, and waitCanceled for the end of a job
+	// that it canceled.
+	waitAway     = 5 * time.Second
+	waitCanceled = 10 * time.Second
+)
+
+// RunSpec has a slot's service run a job for root, and calls each with what it says. When ctx ends, it
+// cancels the job and waits for its end; a slow one ends by itself.
+func RunSpec(ctx context.Context, socket string, spec *job.Spec, each func(slot.FrameKind, []byte)) (slot.Outcome, error) {
+	c, err := newClient(socket, spec)
+	if err != nil {
+		return slot.Outcome{}, err
+	}
+	c.away = waitAway
+	defer c.http.CloseIdleConnections()
+	running, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	defer context.AfterFunc(ctx, func() {
+		time.AfterFunc(waitCanceled, end)
+		c.cancel(running, spec.JobID)
+	})()
+	return c.run(running, each)
 }
 
 // run runs the job. Where the stream breaks off, it goes on.
@@ -139,8 +167,11 @@ func message(resp *http.Response) string {
 var (
 	// agentVars are the variables of the agent that its commands need.
 	agentVars = []string{"BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_ENDPOINT", "BUILDKITE_JOB_ID", "BUILDKITE_NO_HTTP2", "BUILDKITE_REQUEST_HEADER_*"}
+	// nodeVars are those that an operator may give the agent, so that it reaches Buildkite. They count
+	// only where no build sent them.
+	nodeVars = []string{"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"}
 	// programVars would change the agent's program, such as what it writes to the log, except namedVars.
-	programVars = []string{"BUILDKITE_AGENT_*", "PATH", "HOME", "LD_*", "GIT_*", "BASH*", "GODEBUG", "GOTRACEBACK", "SSL_*", "*_PROXY", "*_proxy"}
+	programVars = []string{"BUILDKITE_AGENT_*", "PATH", "HOME", "LD_*", "GIT_*", "BASH*", "GODEBUG", "GOTRACEBACK", "GOMAXPROCS", "GOGC", "GOMEMLIMIT", "GOCOVERDIR", "SSL_*", "*_PROXY", "*_proxy"}
 	namedVars   = []string{"BUILDKITE_AGENT_ID", "BUILDKITE_AGENT_NAME", "BUILDKITE_AGENT_META_DATA_*"}
 )
 
@@ -163,22 +194,49 @@ func matches(patterns []string, name string) bool {
 	})
 }
 
+// checkPipeline refuses a pipeline that would carry to Buildkite what only the agent knows: the agent
+// fills in any variable of its own environment.
+func (c Config) checkPipeline(file string) error {
+	text, err := limit.ReadFile(file, maxPipeline)
+	if err != nil {
+		return err
+	}
+	secret := []string{"BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_REQUEST_HEADER_"}
+	for _, name := range nodeVars {
+		if c.ofNode(name) {
+			secret = append(secret, "$"+name, "${"+name)
+		}
+	}
+	name, err := pipeline.Mentions(text, secret)
+	if err != nil {
+		return &job.Refusal{Field: "command", Text: fmt.Sprintf("%v; correct it in the repository", err)}
+	}
+	if name != "" {
+		return &job.Refusal{Field: "command", Text: fmt.Sprintf("the pipeline has %s, which only the agent may know; remove it", name)}
+	}
+	return nil
+}
+
+// ofNode reports whether a variable is the operator's.
+func (c Config) ofNode(name string) bool {
+	_, set := c.Input.Env[name]
+	return set && matches(nodeVars, name) && !slices.ContainsFunc(c.Input.Sent, func(v job.Var) bool { return v.Name == name })
+}
+
 // agent runs a command of buildkite-agent in a directory, in a process group of its own, which a
 // cancellation does not reach.
-func (c Config) agent(ctx context.Context, dir string, limit time.Duration, env []string, args ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
+func (c Config) agent(ctx context.Context, dir string, env []string, args ...string) error {
 	cmd := exec.CommandContext(ctx, c.Agent, args...)
 	cmd.Dir = dir
 	cmd.Env = append(env, "PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/nonexistent")
 	for name, value := range c.Input.Env {
-		if matches(agentVars, name) {
+		if matches(agentVars, name) || c.ofNode(name) {
 			cmd.Env = append(cmd.Env, name+"="+value)
 		}
 	}
 	cmd.Stdout, cmd.Stderr = c.Log, c.Log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGTERM) }
-	cmd.WaitDelay = 5 * time.Second
+	cmd.WaitDelay = endTime / 2
 	return cmd.Run()
 }

@@ -29,6 +29,14 @@ type Redactor struct {
 // NewRedactor returns a Redactor that writes to out. Values that are too short are not secrets.
 func NewRedactor(out io.Writer, values []string) *Redactor {
 	r := &Redactor{out: out}
+	r.Hide(values)
+	return r
+}
+
+// Hide adds secrets. What was written before stays.
+func (r *Redactor) Hide(values []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	var all []string
 	for _, v := range values {
 		for _, v := range []string{v, strings.TrimSpace(v)} {
@@ -43,7 +51,6 @@ func NewRedactor(out io.Writer, values []string) *Redactor {
 			r.borders = append(r.borders, border(v))
 		}
 	}
-	return r
 }
 
 // Write writes what p completes.

@@ -16,17 +16,17 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // ExitNode is the exit status where the node is at fault. Pipelines retry it once.
 const ExitNode = 255
 
-const (
-	// uploadTime bounds an upload, and canceledUploadTime one of a canceled job, whose agent does not
-	// wait much longer.
-	uploadTime         = 30 * time.Minute
-	canceledUploadTime = 20 * time.Second
-)
+// uploadTime bounds an upload.
+const uploadTime = 30 * time.Minute
+
+// maxIgnored bounds, in bytes, how many names of ignored variables the log has.
+const maxIgnored = 2000
 
 // Config configures a run.
 type Config struct {
@@ -37,6 +37,13 @@ type Config struct {
 	Agent  string // path of buildkite-agent
 	// Canceled is closed if a signal came before Run listens for signals; nil if none can have.
 	Canceled <-chan struct{}
+
+	Hooks    string // directory with hooks of the node's operator; "" for none
+	SlotVars string // file of the slot's variables, as NAME=value
+	Home     string // for hooks
+
+	hookOwner int           // user ID; root unless a test is not
+	hookLimit time.Duration // 0 means hookTime
 }
 
 // Run runs the job that the agent has, writes its log, and uploads its artifacts. It returns the
@@ -45,36 +52,44 @@ type Config struct {
 func Run(ctx context.Context, c Config) (status int, by os.Signal) {
 	// A log over its limit closes the pipe: the job goes on.
 	signal.Ignore(syscall.SIGPIPE)
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)
-	defer signal.Stop(signals)
-	go func() {
-		select {
-		case <-c.Canceled:
-			signals <- syscall.SIGTERM
-		case <-ctx.Done():
-		}
-	}()
+	canceled, stop := c.untilCanceled(ctx)
+	defer stop()
+	status = c.run(ctx, canceled)
+	if e := cancellation(canceled); e != nil {
+		by = e.by
+	}
+	return status, by
+}
 
+func (c Config) run(ctx, canceled context.Context) (status int) {
 	// A refusal may quote a secret, too.
 	log := NewRedactor(c.Log, secrets(c.Input.Env, strings.Split(c.Input.Env["BUILDKITE_REDACTED_VARS"], ",")))
 	c.Log = log
-	defer func() { _ = log.Close() }() // its reader may be gone
+	defer func() { _ = log.Close() }()      // its reader may be gone
+	const ignored = "BUILDKITE_IGNORED_ENV" // the agent's, unless it ignored none
+	if names := c.Input.Env[ignored]; names != "" && !slices.Contains(c.Input.Sent, job.Var{Name: ignored, Value: names}) {
+		c.say("kbnode: Buildkite's agent ignored " + text.Line(names, maxIgnored) + ", which no build may set")
+	}
 	spec, err := job.Read(c.Input)
 	if err != nil {
 		c.say("+++ kbnode does not run this step", err.Error())
-		return job.ExitRefused, nil
+		return job.ExitRefused
 	}
 	c.say("~~~ kbnode prepares a container on " + c.Slot)
-	o, by, err := c.follow(ctx, spec, signals)
+	defer c.preExit(canceled)
+	if err := c.environment(canceled, spec, log); err != nil {
+		c.say("^^^ +++", "kbnode: "+err.Error())
+		return ExitNode
+	}
+	o, err := c.follow(ctx, canceled, spec)
 	if err != nil {
 		c.say("^^^ +++", "kbnode: "+err.Error())
-		return ExitNode, by
+		return ExitNode
 	}
 	switch {
 	case o.Refused != "":
 		c.say("^^^ +++", "kbnode does not run this step: "+o.Refused)
-		return job.ExitRefused, by
+		return job.ExitRefused
 	case o.NodeFault != "":
 		c.say("^^^ +++", "kbnode: "+o.NodeFault)
 		status = ExitNode
@@ -87,63 +102,51 @@ func Run(ctx context.Context, c Config) (status int, by os.Signal) {
 	if o.Reason != "" {
 		c.say("kbnode: " + o.Reason)
 	}
-	if err := c.uploadUntil(ctx, spec, o, signals, &by); err != nil {
+	if err := c.upload(canceled, spec, o); err != nil {
 		c.say("^^^ +++", "kbnode: "+err.Error())
+		if _, ok := errors.AsType[*job.Refusal](err); ok {
+			status = job.ExitRefused
+		}
 		if status == 0 {
 			status = ExitNode
 		}
 	}
-	return status, by
+	return status
 }
 
 // exitStatus is the status of the command, but never 125: newer agents take it for a process that
 // could not start.
 func exitStatus(code int) int {
-	if code == 125 {
+	switch {
+	case code == 125:
 		return 1
+	case code < 0 || code > 255: // no process ends like this
+		return ExitNode
 	}
 	return code
 }
 
 // follow has the slot's service run the job and writes what it says, until it has ended.
-func (c Config) follow(ctx context.Context, spec *job.Spec, signals <-chan os.Signal) (o slot.Outcome, by os.Signal, err error) {
+func (c Config) follow(ctx, canceled context.Context, spec *job.Spec) (slot.Outcome, error) {
 	service, err := newClient(c.Socket, spec)
 	if err != nil {
-		return o, nil, err
+		return slot.Outcome{}, err
 	}
-	type end struct {
-		o   slot.Outcome
-		err error
-	}
-	ended := make(chan end, 1)
-	canceling, done := context.WithCancel(ctx)
+	ctx, done := context.WithCancel(ctx)
 	defer done()
+	defer context.AfterFunc(canceled, func() { service.cancel(ctx, spec.JobID) })()
 	running := false
-	go func() {
-		o, err := service.run(ctx, func(kind slot.FrameKind, data []byte) {
-			if kind == slot.FrameNote {
-				c.say("kbnode " + string(data))
-				return
-			}
-			if !running {
-				running = true
-				c.say("+++ " + title(spec))
-			}
-			_, _ = c.Log.Write(data) // its reader may be gone
-		})
-		ended <- end{o, err}
-	}()
-	for {
-		select {
-		case e := <-ended:
-			return e.o, by, e.err
-		case s := <-signals:
-			if by == nil {
-				by = s
-			}
-			go service.cancel(canceling, spec.JobID)
+	return service.run(ctx, func(kind slot.FrameKind, data []byte) {
+		if kind == slot.FrameNote {
+			c.say("kbnode " + string(data))
+			return
 		}
-	}
+		if !running {
+			running = true
+			c.say("+++ " + title(spec))
+		}
+		_, _ = c.Log.Write(data) // its reader may be gone
+	})
 }
 
 // title is a line that says what runs.
@@ -173,56 +176,28 @@ func secrets(env map[string]string, patterns []string) (values []string) {
 	return values
 }
 
-// uploadUntil uploads what the job left, and does not take long if the job is canceled meanwhile.
-func (c Config) uploadUntil(ctx context.Context, spec *job.Spec, o slot.Outcome, signals <-chan os.Signal, by *os.Signal) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	uploaded := make(chan error, 1)
-	go func() { uploaded <- c.upload(ctx, spec, o) }()
-	for {
-		select {
-		case err := <-uploaded:
-			return err
-		case s := <-signals:
-			if *by == nil {
-				*by = s
-			}
-			time.AfterFunc(canceledUploadTime, cancel)
-		}
-	}
-}
-
 // upload uploads what the job left: its artifacts, or the pipeline that it is about.
-func (c Config) upload(ctx context.Context, spec *job.Spec, o slot.Outcome) error {
+func (c Config) upload(canceled context.Context, spec *job.Spec, o slot.Outcome) error {
 	if o.Files == "" {
 		return nil
 	}
+	ctx, stop := c.withinPatience(canceled, uploadTime)
+	defer stop()
 	if spec.Kind == job.KindUpload {
-		if err := c.agent(ctx, o.Files, uploadTime, sentEnv(c.Input), "pipeline", "upload", filepath.Join(o.Files, o.Pipeline)); err != nil {
+		file := filepath.Join(o.Files, o.Pipeline)
+		if err := c.checkPipeline(file); err != nil {
+			return err
+		}
+		if err := c.agent(ctx, o.Files, sentEnv(c.Input), "pipeline", "upload", file); err != nil {
 			return fmt.Errorf("upload pipeline: %w", err)
 		}
 		return nil
 	}
-	limit := uploadTime
-	if o.Canceled {
-		limit = canceledUploadTime
-	}
 	c.say("~~~ Uploading artifacts")
-	if err := c.agent(ctx, o.Files, limit, nil, "artifact", "upload", strings.Join(spec.Artifacts, ";")); err != nil {
+	if err := c.agent(ctx, o.Files, nil, "artifact", "upload", strings.Join(spec.Artifacts, ";")); err != nil {
 		return fmt.Errorf("upload artifacts: %w", err)
 	}
 	return nil
-}
-
-// End ends this process as the agent expects of a job that was canceled.
-func End(by os.Signal) {
-	s, ok := by.(syscall.Signal)
-	if !ok {
-		return
-	}
-	signal.Reset(by)
-	_ = syscall.Kill(os.Getpid(), s) // otherwise the exit status says it
-	time.Sleep(time.Second)
 }
 
 var errGone = errors.New("the slot's service does not answer; see kbnode status on the node")

@@ -36,10 +36,30 @@ const (
 )
 
 // UnknownError means that a name is neither a check nor a group.
-type UnknownError struct{ Name string }
+type UnknownError struct {
+	Name string
+	Near string // the one that was probably meant, or ""
+}
 
 func (e *UnknownError) Error() string {
+	if e.Near != "" {
+		return fmt.Sprintf("there is no check or group %q; write %s", e.Name, e.Near)
+	}
 	return fmt.Sprintf("there is no check or group %q; kbnode doctor --list shows them", e.Name)
+}
+
+// Unknown returns the error for a name, with the group or check that it is a typo of.
+func Unknown[M Subject](checks []Check[M], name string) error {
+	e := &UnknownError{Name: name}
+	best := 3
+	for _, c := range checks {
+		for _, known := range []string{c.Group, c.ID} {
+			if d := text.Edits(known, name); d < best {
+				e.Near, best = known, d
+			}
+		}
+	}
+	return e
 }
 
 // ErrNothingLeft means that the options exclude every check.
@@ -91,7 +111,7 @@ func (o Options[M]) Choose() ([]string, error) {
 	}
 	for _, name := range slices.Concat(o.Only, o.Skip) {
 		if !slices.ContainsFunc(o.Checks, func(c Check[M]) bool { return names(c, []string{name}) }) {
-			return nil, &UnknownError{name}
+			return nil, Unknown(o.Checks, name)
 		}
 	}
 	var ids []string

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 )
 
 const address = "https://git.example/gpu-mode/kernelbot"
@@ -28,11 +27,15 @@ type origin struct {
 	dir string
 }
 
-func (o origin) git(args ...string) string {
-	o.t.Helper()
+func (o origin) command(args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(o.t.Context(), "git", append([]string{"-C", o.dir, "-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always"}, args...)...)
 	cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null")
-	out, err := cmd.CombinedOutput()
+	return cmd
+}
+
+func (o origin) git(args ...string) string {
+	o.t.Helper()
+	out, err := o.command(args...).CombinedOutput()
 	if err != nil {
 		o.t.Fatalf("git %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
@@ -197,7 +200,7 @@ func TestSources(t *testing.T) {
 		{commit: first[:12], branch: "main", says: "has no commit, branch or tag", absent: true},
 	} {
 		_, got, err := checkOut(t, m, Source{Commit: row.commit, Branch: row.branch})
-		_, isAbsent := errors.AsType[*NotFoundError](err)
+		_, isAbsent := errors.AsType[*RefusedError](err)
 		if got != row.want || isAbsent != row.absent || (row.says == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), row.says) {
 			t.Errorf("%q of %q: %s, %v", row.commit, row.branch, got, err)
 		}
@@ -252,44 +255,6 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// TestCrowded removes mirrors that no one uses where all together are too large.
-func TestCrowded(t *testing.T) {
-	t.Parallel()
-	o, m := setUp(t)
-	mirrors := func() int {
-		t.Helper()
-		all, err := filepath.Glob(filepath.Join(m.Dir, "*.git"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(all)
-	}
-	for i, want := range []int{1, 2, 1, 2} {
-		name := fmt.Sprintf("other%d", i)
-		other := origin{t, filepath.Join(filepath.Dir(o.dir), name)}
-		if err := os.Mkdir(other.dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		other.git("init", "-q", "-b", "main")
-		other.put("a", name, 0o644)
-		hash := other.commit()
-		if i == 2 {
-			m.Limits.Packs = 1
-		}
-		if i == 3 { // one is in use
-			all, _ := filepath.Glob(filepath.Join(m.Dir, "*.git"))
-			unlock, err := lock(t.Context(), all[0], unix.LOCK_SH)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer unlock()
-		}
-		if _, _, err := checkOut(t, m, Source{Repository: "https://git.example/gpu-mode/" + name, Commit: hash}); err != nil || mirrors() != want {
-			t.Errorf("%d: %d mirrors, want %d, %v", i, mirrors(), want, err)
-		}
-	}
-}
-
 // TestLimits refuses commits that are too large, and ends git with its caller.
 func TestLimits(t *testing.T) {
 	t.Parallel()
@@ -337,8 +302,9 @@ func TestTrees(t *testing.T) {
 		{entry("100644", "a\xff"), "use paths"},
 		{entry("100644", "a/.GIT/config"), "git's own"},
 		{entry("100644", strings.Repeat("a/", 65)+"b"), "use paths"},
-		{entry("100644", strings.Repeat("a", 1025)), "use paths"},
+		{entry("100644", strings.Repeat("abc/", 30)+strings.Repeat("a", 1025)), "use paths"},
 		{entry("100644", strings.Repeat("a", 10_000)), "more than 1024 bytes"},
+		{entry("100644", strings.Repeat("a", 256)), "names of at most 255"},
 		{"100644 blob\ta\x00", "git lists"},
 		{"100644 blob " + hash + "\ta", "unexpected EOF"},
 	} {
@@ -356,10 +322,13 @@ func TestTrees(t *testing.T) {
 		{[]file{{"100644", "h", "a"}}, "h blob 3\nxy", "EOF"},
 		{[]file{{"100644", "h", "a"}}, "h missing\n", "git says"},
 		{[]file{{"100644", "h", "a"}}, "other blob 3\nxyz\n", "git says"},
-		{[]file{{"100644", "h", "a"}, {"100644", "h", "a"}}, "h blob 1\nx\nh blob 1\ny\n", "exists"},
-		{[]file{{"120000", "h", "a"}, {"100644", "h", "a/b"}}, "h blob 1\n/\nh blob 1\ny\n", "exists"},
-		{[]file{{"120000", "h", "a"}}, "h blob 2000\n" + strings.Repeat("x", 2000), "target has more"},
-		{[]file{{"104755", "h", "a"}}, "h blob 1\nx\n", "no mode"},
+		{[]file{{"100644", "h", "a"}, {"100644", "h", "a"}}, "h blob 1\nx\nh blob 1\ny\n", "two files"},
+		{[]file{{"120000", "h", "a"}, {"100644", "h", "a/b"}}, "h blob 1\n/\nh blob 1\ny\n", "two files"},
+		{[]file{{"120000", "h", "a"}}, "h blob 2000\n" + strings.Repeat("x", 2000), "has more than"},
+		{[]file{{"120000", "h", "a"}}, "h blob 0\n\n", "no target"},
+		{[]file{{"120000", "h", "a"}}, "h blob 1\n\x00\n", "no target"},
+		{[]file{{"100644", "h", "a"}, {"100644", "h", "a/b"}}, "h blob 1\nx\nh blob 1\ny\n", "two files"},
+		{[]file{{"104755", "h", "a"}}, "h blob 1\nx\n", "of mode"},
 	} {
 		root, err := os.OpenRoot(t.TempDir())
 		if err != nil {

@@ -2,6 +2,7 @@ package checkout
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -18,8 +19,8 @@ import (
 const (
 	// gitTime bounds one command of git.
 	gitTime = 10 * time.Minute
-	// maxMemory bounds git's data, in bytes. maxPack bounds what it writes to one file.
-	maxMemory = 1 << 30
+	// maxMemory bounds git's data, in bytes: half of what the slot's service has.
+	maxMemory = 512 << 20
 	maxOutput = 64 << 10 // bytes of a command's output, except in unpack
 )
 
@@ -27,31 +28,23 @@ const (
 // /etc/gitconfig may give them a proxy, a certificate or another place (url.….insteadOf).
 var settings = []string{
 	"-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0", "-c", "maintenance.auto=false", "-c", "fetch.unpackLimit=1", "-c", "fetch.fsckObjects=true",
-	"-c", "protocol.version=2", "-c", "pack.threads=1", "-c", "core.packedGitLimit=256m", "-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60",
+	"-c", "protocol.version=2", "-c", "pack.threads=1", "-c", "core.packedGitLimit=256m", "-c", "core.bigFileThreshold=32m", "-c", "core.deltaBaseCacheLimit=64m",
+	"-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60", "-c", "http.followRedirects=false",
+	"-c", "credential.helper=", "-c", "core.askPass=", "-c", "http.cookieFile=", "-c", "http.saveCookies=false", "-c", "fetch.uriProtocols=", "-c", "transfer.bundleURI=false",
 }
 
 // gitError is a command of git that failed.
 type gitError struct {
 	command string
-	says    string // the end of what it wrote to standard error
+	stderr  string // the end of it
 	err     error
 }
 
 func (e *gitError) Error() string {
-	return fmt.Sprintf("git %s: %s", e.command, strings.TrimSpace(e.says+" ("+e.err.Error()+")"))
+	return fmt.Sprintf("git %s: %s", e.command, strings.TrimSpace(text.Line(e.stderr, 600)+" ("+e.err.Error()+")"))
 }
 
 func (e *gitError) Unwrap() error { return e.err }
-
-// absent reports whether the server has no such commit, branch or tag.
-func (e *gitError) absent() bool {
-	for _, words := range []string{"couldn't find remote ref", "not our ref", "no such remote ref", "unadvertised object"} {
-		if strings.Contains(e.says, words) {
-			return true
-		}
-	}
-	return false
-}
 
 // git runs a command in a mirror and returns its output.
 func (m Mirrors) git(ctx context.Context, dir string, args ...string) ([]byte, error) {
@@ -60,7 +53,7 @@ func (m Mirrors) git(ctx context.Context, dir string, args ...string) ([]byte, e
 	var out tail
 	cmd := m.command(ctx, dir, args...)
 	cmd.Stdout = &out
-	if err := start(cmd); err != nil {
+	if err := start(cmd, cmp.Or(m.most, maxPack)); err != nil {
 		return nil, err
 	}
 	if err := wait(ctx, cmd); err != nil {
@@ -91,13 +84,13 @@ func (m Mirrors) command(ctx context.Context, dir string, args ...string) *exec.
 	return cmd
 }
 
-// start starts a command with limits, and makes it the first to end when memory runs out.
-func start(cmd *exec.Cmd) error {
+// start starts a command, which may write at most that many bytes to one file, and makes it the first to end when memory runs out.
+func start(cmd *exec.Cmd, most int64) error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start git: %w", err)
 	}
 	pid := cmd.Process.Pid
-	for resource, most := range map[int]uint64{unix.RLIMIT_DATA: maxMemory, unix.RLIMIT_FSIZE: maxPack, unix.RLIMIT_CORE: 0} {
+	for resource, most := range map[int]uint64{unix.RLIMIT_DATA: maxMemory, unix.RLIMIT_FSIZE: uint64(most), unix.RLIMIT_CORE: 0} {
 		// One that has already ended needs no limit.
 		_ = unix.Prlimit(pid, resource, &unix.Rlimit{Cur: most, Max: most}, nil)
 	}
@@ -116,7 +109,7 @@ func wait(ctx context.Context, cmd *exec.Cmd) error {
 	}
 	says := ""
 	if t, ok := cmd.Stderr.(*tail); ok {
-		says = text.Line(t.String(), 600)
+		says = t.String()
 	}
 	return &gitError{cmd.Args[len(settings)+1], says, err}
 }

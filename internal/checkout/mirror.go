@@ -5,7 +5,6 @@
 package checkout
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -15,60 +14,60 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/disk"
-	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Mirrors that exceed one of these are made again: git's own garbage collection would compete with
-// jobs for longer than a fetch does. They are in /run, so they count as the service's memory, also
-// when git or the service has ended.
-const (
-	maxMirrors = 64
-	maxPacks   = 500       // of all mirrors
-	maxPack    = 256 << 20 // bytes of all packs, and of one that is fetched
-)
+// maxTime bounds a checkout with all that it waits for.
+const maxTime = 20 * time.Minute
 
 // Source names one commit, as a valid job does (package job).
 type Source struct {
 	Repository string // its HTTPS address
-	// Commit is a full hash, or HEAD for the last one of Branch, which Buildkite does not know yet.
+	// Commit is a full SHA-1, or HEAD for the last one of Branch, which Buildkite does not know yet.
 	Commit string
 	Branch string
 }
 
 // Mirrors are the node's mirrors of repositories.
 type Mirrors struct {
-	Dir string // root's, with one directory for each repository
+	Dir string // root's, with a directory for each repository and its lock
 	// UID and GID are of the user that runs git and owns the repositories' directories. It has
 	// nothing else. Zero is the caller, as in tests.
 	UID, GID int
 	Limits   Limits
 
-	system string // in place of /etc/gitconfig
+	system string                // in place of /etc/gitconfig
+	look   func() (int64, error) // in place of the disk
+	most   int64                 // bytes that git may write to one file
 }
 
-// NotFoundError means that the repository does not have the commit.
-type NotFoundError struct{ Repository, Commit string }
+// RefusedError is a fault of the repository or of the build, which another try does not mend.
+type RefusedError struct{ Reason string }
 
-func (e *NotFoundError) Error() string {
-	return fmt.Sprintf("%.200s has no commit, branch or tag %.80q; push it, or start the build at another one", e.Repository, e.Commit)
+func (e *RefusedError) Error() string { return e.Reason }
+
+func refuse(format string, args ...any) error {
+	return &RefusedError{fmt.Sprintf(format, args...)}
 }
 
-var hashForm = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`)
+var hashForm = regexp.MustCompile(`^[0-9a-f]{40}$`)
 
 // Checkout fetches the commit unless the mirror has it, unpacks it into the empty directory to, and
-// returns its hash. The files belong to uid and gid. A *NotFoundError is the build's fault, and
-// every other error may be the network's.
+// returns its hash. The files belong to uid and gid. A *RefusedError is the build's fault, and
+// every other error the node's or the network's.
 func (m Mirrors) Checkout(ctx context.Context, s Source, to *os.Root, uid, gid int) (hash string, err error) {
-	dir := filepath.Join(m.Dir, dirName(s.Repository))
+	ctx, cancel := context.WithTimeout(ctx, maxTime)
+	defer cancel()
+	name := mirrorName(s.Repository)
 	for fetched := false; ; fetched = true {
 		if hashForm.MatchString(s.Commit) {
-			has, err := m.unpackShared(ctx, dir, s.Commit, func() error { return m.unpack(ctx, dir, s.Commit, to, uid, gid) })
+			has, err := m.unpackShared(ctx, name, s.Commit, to, uid, gid)
 			if has || err != nil {
 				return s.Commit, err
 			}
@@ -76,41 +75,55 @@ func (m Mirrors) Checkout(ctx context.Context, s Source, to *os.Root, uid, gid i
 		if fetched {
 			return "", fmt.Errorf("the mirror of %s lost commit %s; start the job again", s.Repository, s.Commit)
 		}
-		if s.Commit, err = m.fetch(ctx, dir, s); err != nil {
+		if s.Commit, err = m.fetch(ctx, name, s); err != nil {
 			return "", err
 		}
 	}
 }
 
-func dirName(repository string) string {
+// mirrorName returns the name of a repository's mirror, without suffix.
+func mirrorName(repository string) string {
 	sum := sha256.Sum256([]byte(strings.TrimSuffix(strings.TrimSuffix(repository, "/"), ".git")))
-	return hex.EncodeToString(sum[:16]) + ".git"
+	return hex.EncodeToString(sum[:16])
 }
 
-// unpackShared calls unpack while no one changes the mirror. It reports whether the mirror has the
-// commit.
-func (m Mirrors) unpackShared(ctx context.Context, dir, hash string, unpack func() error) (has bool, err error) {
-	unlock, err := lock(ctx, dir, unix.LOCK_SH)
+func (m Mirrors) path(name string) string { return filepath.Join(m.Dir, name+gitSuffix) }
+
+// unpackShared unpacks the commit while no one removes the mirror. It reports whether the mirror has
+// the commit.
+func (m Mirrors) unpackShared(ctx context.Context, name, hash string, to *os.Root, uid, gid int) (has bool, err error) {
+	l, err := m.lock(ctx, name, use)
 	if err != nil {
 		return false, err
 	}
-	defer unlock()
+	defer l.close()
+	dir := m.path(name)
 	if _, err := os.Stat(filepath.Join(dir, "HEAD")); errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	if _, err := m.git(ctx, dir, "cat-file", "-e", hash+"^{commit}"); err != nil {
 		return false, ctx.Err()
 	}
-	return true, unpack()
+	l.touch()
+	err = m.unpack(ctx, dir, hash, to, uid, gid)
+	if _, failed := errors.AsType[*gitError](err); (failed || errors.Is(err, errDamaged)) && ctx.Err() == nil {
+		// A fetch checks what it gets, so the mirror is damaged. The next job makes it again.
+		l.close()
+		if err2 := m.remove(name); !errors.Is(err2, errBusy) {
+			err = errors.Join(err, err2)
+		}
+	}
+	return true, err
 }
 
-// fetch fetches the commit and returns its hash.
-func (m Mirrors) fetch(ctx context.Context, dir string, s Source) (string, error) {
-	unlock, err := lock(ctx, dir, unix.LOCK_EX)
+// fetch fetches the commit and returns its hash. Others can unpack other commits meanwhile.
+func (m Mirrors) fetch(ctx context.Context, name string, s Source) (string, error) {
+	l, err := m.lock(ctx, name, fetchAndUse)
 	if err != nil {
 		return "", err
 	}
-	defer unlock()
+	defer l.close()
+	dir := m.path(name)
 	want, ours := s.Commit, "refs/kbnode/"+s.Commit
 	if !hashForm.MatchString(s.Commit) {
 		if want == "HEAD" {
@@ -120,101 +133,72 @@ func (m Mirrors) fetch(ctx context.Context, dir string, s Source) (string, error
 	} else if _, err := m.git(ctx, dir, "cat-file", "-e", want+"^{commit}"); err == nil {
 		return want, nil // another slot fetched it meanwhile
 	}
-	if err := m.prepare(ctx, dir); err != nil {
+	room, err := m.prepare(ctx, l, name)
+	if err != nil {
 		return "", err
 	}
-	if _, err = m.git(ctx, dir, "fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head",
-		"--depth=1", "--", s.Repository, "+"+want+":"+ours); err != nil {
-		if failed, ok := errors.AsType[*gitError](err); ok && failed.absent() {
-			return "", &NotFoundError{s.Repository, want}
-		}
-		return "", fmt.Errorf("fetch %s: %w", s.Repository, err)
+	if err := m.fetchInto(ctx, name, room, s.Repository, "+"+want+":"+ours); err != nil {
+		return "", m.explain(ctx, err, s.Repository, want)
 	}
 	out, err := m.git(ctx, dir, "rev-parse", "--verify", "--end-of-options", ours+"^{commit}")
 	if hash := strings.TrimSpace(string(out)); err == nil && hashForm.MatchString(hash) {
 		return hash, nil
 	}
-	return "", errors.Join(&NotFoundError{s.Repository, want}, err)
+	if ctx.Err() != nil {
+		return "", err
+	}
+	return "", notFound(s.Repository, want)
 }
 
-// prepare makes the mirror's directory, or makes it again if it is damaged. Where the mirrors have
-// become too large, it removes all that no one uses.
-func (m Mirrors) prepare(ctx context.Context, dir string) error {
-	all, err := m.crowded()
-	if err != nil {
-		return fmt.Errorf("make a mirror: %w", err)
-	}
-	if len(all) == 0 {
-		if _, err := m.git(ctx, dir, "rev-parse", "--is-bare-repository"); err == nil {
-			return nil
-		}
-	}
-	root, err := os.OpenRoot(m.Dir)
-	if err != nil {
-		return fmt.Errorf("make a mirror: %w", err)
-	}
-	defer func() { _ = root.Close() }()
-	name := filepath.Base(dir)
-	err = disk.RemoveTree(root, name)
-	for _, other := range all {
-		brief, cancel := context.WithTimeout(ctx, lockPoll)
-		if unlock, busy := lock(brief, other, unix.LOCK_EX); busy == nil {
-			err = errors.Join(err, disk.RemoveTree(root, filepath.Base(other)))
-			unlock()
-		}
-		cancel()
-	}
+// fetchInto runs git fetch, which may write at most room bytes.
+func (m Mirrors) fetchInto(ctx context.Context, name string, room int64, repository, refspec string) error {
+	ctx, cancel := context.WithTimeout(ctx, gitTime)
+	defer cancel()
+	ctx, end := m.watch(ctx)
+	defer end()
+	m.most = min(maxPack, room)
+	had := packFiles(m.path(name))
+	_, err := m.git(ctx, m.path(name), "fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head", "--depth=1", "--", repository, refspec)
 	if err == nil {
-		err = root.Mkdir(name, 0o700)
+		return nil
 	}
-	if err == nil && m.UID != 0 {
-		err = root.Lchown(name, m.UID, m.GID)
+	switch {
+	case errors.Is(context.Cause(ctx), errDiskFull):
+		err = context.Cause(ctx)
+	case m.reached(name) && room < maxPack:
+		err = fmt.Errorf("%w: %s has room for %s only", errDiskFull, m.Dir, text.Bytes(room))
+	case m.reached(name):
+		err = refuse("the commit of %.200s has more than %s; keep large files elsewhere", repository, text.Bytes(maxPack))
 	}
-	if err == nil {
-		_, err = m.git(ctx, dir, "init", "--quiet", "--bare", "--template=", "--", ".")
-	}
-	if err != nil {
-		return fmt.Errorf("make a mirror: %w", err)
-	}
-	return nil
+	return errors.Join(err, m.sweep(name, had))
 }
 
-// crowded returns the directories of all mirrors if there are too many or they are too large.
-func (m Mirrors) crowded() ([]string, error) {
-	all, err1 := filepath.Glob(filepath.Join(m.Dir, "*.git"))
-	packs, err2 := filepath.Glob(filepath.Join(m.Dir, "*.git", "objects", "pack", "*"))
-	var size int64
-	for _, pack := range packs {
-		if info, err := os.Lstat(pack); err == nil {
-			size += info.Size()
-		}
-	}
-	if len(all) <= maxMirrors && len(packs) <= 2*maxPacks && size <= cmp.Or(m.Limits.Packs, maxPack) {
-		all = nil
-	}
-	return all, errors.Join(err1, err2)
-}
-
-// lockPoll is the time between two tries to lock a mirror.
-const lockPoll = 20 * time.Millisecond
-
-// lock waits for a lock on a mirror. It is one of 256 files beside the mirrors, out of reach of git's
-// user, and ends with its holder.
-func lock(ctx context.Context, dir string, how int) (unlock func(), err error) {
-	f, err := os.OpenFile(filepath.Join(filepath.Dir(dir), filepath.Base(dir)[:2]+".lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+// prepare makes the mirror, or makes it again if it is damaged or too large. It returns how many
+// bytes may be fetched.
+func (m Mirrors) prepare(ctx context.Context, l *lockFile, name string) (room int64, err error) {
+	share, err := m.makeRoom(name)
 	if err != nil {
-		return nil, fmt.Errorf("lock a mirror: %w", err)
+		return 0, err
 	}
-	for {
-		err = unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
-		if err == nil {
-			return func() { _ = f.Close() }, nil
+	l.touch()
+	packs, bytes := packsOf(m.path(name))
+	_, err = m.git(ctx, m.path(name), "rev-parse", "--is-bare-repository")
+	if err != nil && ctx.Err() != nil {
+		return 0, err
+	}
+	if err != nil || packs > maxPacks || bytes > max(share, 0) {
+		if err := l.wait(ctx, unix.F_WRLCK, useByte); err != nil {
+			return 0, err
 		}
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			err = limit.Sleep(ctx, lockPoll)
+		if err := m.makeMirror(ctx, name); err != nil {
+			return 0, err
 		}
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("lock a mirror: %w", err), f.Close())
+		if err := l.wait(ctx, unix.F_RDLCK, useByte); err != nil {
+			return 0, err
 		}
 	}
+	if room, err = m.room(); err == nil && room <= 0 {
+		err = fmt.Errorf("%w: less than the reserve of %s is free; make room on it", errDiskFull, m.Dir)
+	}
+	return room, errors.Join(err, m.sweep(name, slices.DeleteFunc(packFiles(m.path(name)), isTemporary)))
 }

@@ -3,6 +3,7 @@ package checkout
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,22 +13,30 @@ import (
 	"path"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
-// Limits bound what one commit unpacks to. Zero means the default.
+// Limits bound what one commit unpacks to, and the mirrors. Zero means the default.
 type Limits struct {
 	Files int   // default 200,000
 	Bytes int64 // default 4 GiB
-	Packs int64 // bytes of all mirrors' packs; default 256 MiB
+	// Mirrors bounds the bytes of all mirrors, and Reserve what must stay free of their disk.
+	Mirrors, Reserve int64
 }
 
 const (
 	defaultFiles = 200_000
 	defaultBytes = 4 << 30
-	maxPath      = 1024 // bytes
-	maxDepth     = 64   // directories
-	maxTarget    = 1024 // bytes of a link's target
+	maxPath      = 1024     // bytes
+	maxDepth     = 64       // directories
+	maxName      = 255      // bytes of a step
+	maxPaths     = 32 << 20 // bytes of all paths
+	maxTarget    = 1024     // bytes of a link's target
 )
+
+// errDamaged means that a mirror has not what a fetch has checked.
+var errDamaged = errors.New("the mirror is damaged")
 
 // file is an entry of a tree.
 type file struct {
@@ -58,7 +67,7 @@ func (m Mirrors) unpack(ctx context.Context, dir, commit string, to *os.Root, ui
 	if err != nil {
 		return err
 	}
-	if err := start(cmd); err != nil {
+	if err := start(cmd, maxOutput); err != nil {
 		return err
 	}
 	asked := make(chan error, 1)
@@ -72,12 +81,14 @@ func (m Mirrors) unpack(ctx context.Context, dir, commit string, to *os.Root, ui
 		asked <- errors.Join(ask.Flush(), in.Close())
 	}()
 	err = w.all(files, bufio.NewReaderSize(out, 1<<16))
-	if err != nil {
+	ended := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+	if err != nil && !ended {
 		cancel() // it may have more to say
 	}
 	err2 := wait(ctx, cmd)
-	if err3 := <-asked; err == nil {
-		err = errors.Join(err2, err3)
+	err3 := <-asked
+	if err == nil || ended && err2 != nil {
+		err = cmp.Or(err2, err3)
 	}
 	if err != nil {
 		return fmt.Errorf("unpack %s: %w", commit, err)
@@ -87,12 +98,12 @@ func (m Mirrors) unpack(ctx context.Context, dir, commit string, to *os.Root, ui
 
 // tree lists a commit's files.
 func (m Mirrors) tree(ctx context.Context, dir, commit string) ([]file, error) {
-	cmd := m.command(ctx, dir, "ls-tree", "-r", "-z", "--full-tree", commit)
+	cmd := m.command(ctx, dir, "ls-tree", "-r", "-t", "-z", "--full-tree", commit)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
 	}
-	if err := start(cmd); err != nil {
+	if err := start(cmd, maxOutput); err != nil {
 		return nil, err
 	}
 	most := m.Limits.Files
@@ -120,22 +131,29 @@ func readTree(r io.Reader, most int) (files []file, err error) {
 		}
 		return 0, nil, nil
 	})
+	var n, paths int
 	for scanner.Scan() {
-		if len(files) == most {
-			return nil, fmt.Errorf("it has more than %d files", most)
+		if n++; n > most {
+			return nil, refuse("the commit has more than %d files and directories; keep large numbers of files elsewhere", most)
 		}
 		head, name, ok := strings.Cut(scanner.Text(), "\t")
 		fields := strings.Fields(head)
 		if !ok || len(fields) != 3 {
-			return nil, fmt.Errorf("git lists %.80q", scanner.Text())
+			return nil, fmt.Errorf("%w: git lists %.80q", errDamaged, scanner.Text())
 		}
 		if err := checkPath(name); err != nil {
 			return nil, err
 		}
+		if fields[1] == "tree" {
+			continue // directories are made for files only
+		}
+		if paths += len(name); paths > maxPaths {
+			return nil, refuse("the paths of the commit's files have more than %d bytes; shorten them", maxPaths)
+		}
 		files = append(files, file{fields[0], fields[2], name})
 	}
 	if errors.Is(scanner.Err(), bufio.ErrTooLong) {
-		return nil, fmt.Errorf("it has a path of more than %d bytes", maxPath)
+		return nil, refuse("the commit has a path of more than %d bytes; rename the file", maxPath)
 	}
 	return files, scanner.Err()
 }
@@ -143,11 +161,14 @@ func readTree(r io.Reader, most int) (files []file, err error) {
 // checkPath refuses the path of a file that is not plainly below the directory.
 func checkPath(name string) error {
 	if len(name) > maxPath || strings.Count(name, "/") >= maxDepth || !fs.ValidPath(name) || name == "." {
-		return fmt.Errorf("it has a file %.80q; use paths of at most %d bytes and %d directories", name, maxPath, maxDepth)
+		return refuse("the commit has a file %.80q; use paths of at most %d bytes and %d directories", name, maxPath, maxDepth)
 	}
 	for step := range strings.SplitSeq(name, "/") {
 		if strings.EqualFold(step, ".git") {
-			return fmt.Errorf("it has a file %.80q; .git is git's own", name)
+			return refuse("the commit has a file %.80q; .git is git's own", name)
+		}
+		if len(step) > maxName || strings.Contains(step, "\x00") {
+			return refuse("the commit has a file %.80q; use names of at most %d bytes", name, maxName)
 		}
 	}
 	return nil
@@ -164,11 +185,11 @@ type writer struct {
 func (w *writer) all(files []file, blobs *bufio.Reader) error {
 	for _, f := range files {
 		if err := w.mkdir(path.Dir(f.path)); err != nil {
-			return err
+			return clash(err)
 		}
 		if f.mode == "160000" {
 			if err := w.mkdir(f.path); err != nil {
-				return err
+				return clash(err)
 			}
 			continue
 		}
@@ -177,16 +198,24 @@ func (w *writer) all(files []file, blobs *bufio.Reader) error {
 			return err
 		}
 		if w.left -= size; w.left < 0 {
-			return errors.New("its files are too large for a checkout; keep large files elsewhere")
+			return refuse("the files of the commit are too large for a checkout; keep large files elsewhere")
 		}
 		if err := w.write(f, io.LimitReader(blobs, size), size); err != nil {
-			return fmt.Errorf("write %.80q: %w", f.path, err)
+			return clash(fmt.Errorf("write %.80q: %w", f.path, err))
 		}
 		if _, err := blobs.ReadByte(); err != nil { // the line break after it
 			return err
 		}
 	}
 	return nil
+}
+
+// clash refuses a commit that has two files in one place.
+func clash(err error) error {
+	if errors.Is(err, fs.ErrExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
+		return refuse("the commit has two files of one name: %v; run git fsck in the repository", err)
+	}
+	return err
 }
 
 // header reads what git says about the next file, and returns the file's size in bytes.
@@ -197,9 +226,10 @@ func header(blobs *bufio.Reader, hash string) (int64, error) {
 	}
 	fields := strings.Fields(string(line))
 	if len(fields) != 3 || fields[0] != hash || fields[1] != "blob" {
-		return 0, fmt.Errorf("git says %.80q of file %s", string(line), hash)
+		return 0, fmt.Errorf("%w: git says %.80q of file %s", errDamaged, string(line), hash)
 	}
-	return strconv.ParseInt(fields[2], 10, 64)
+	size, err := strconv.ParseUint(fields[2], 10, 63)
+	return int64(size), err
 }
 
 // write writes one file. size is what blob must have.
@@ -207,11 +237,14 @@ func (w *writer) write(f file, blob io.Reader, size int64) error {
 	switch f.mode {
 	case "120000":
 		if size > maxTarget {
-			return fmt.Errorf("the link's target has more than %d bytes", maxTarget)
+			return refuse("the target of link %.80q has more than %d bytes; shorten it", f.path, maxTarget)
 		}
 		target := make([]byte, size)
 		if _, err := io.ReadFull(blob, target); err != nil {
 			return err
+		}
+		if size == 0 || bytes.IndexByte(target, 0) >= 0 {
+			return refuse("link %.80q has no target; remove it", f.path)
 		}
 		if err := w.to.Symlink(string(target), f.path); err != nil {
 			return err
@@ -219,7 +252,7 @@ func (w *writer) write(f file, blob io.Reader, size int64) error {
 		return w.own(f.path)
 	case "100644", "100755", "100664":
 	default:
-		return fmt.Errorf("git has no mode %.20q", f.mode)
+		return refuse("the commit has a file %.80q of mode %.20q; run git fsck in the repository", f.path, f.mode)
 	}
 	mode := fs.FileMode(0o644)
 	if f.mode == "100755" {

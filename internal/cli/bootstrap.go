@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -22,7 +21,7 @@ import (
 // newBootstrap is what buildkite-agent starts for a job. It takes the job from the agent's
 // environment, never from arguments.
 func newBootstrap(s Streams) *cobra.Command {
-	print, slot := false, -1
+	print, slot, agent := false, -1, ""
 	cmd := &cobra.Command{
 		Use:   "bootstrap",
 		Short: "Read a job as data (started by buildkite-agent)",
@@ -41,7 +40,7 @@ with 255.`,
 			}
 			in, err := jobInput(os.Environ())
 			if err == nil && slot >= 0 {
-				return runJob(cmd.Context(), slot, in, s.raw)
+				return runJob(cmd.Context(), slot, agent, in, s.raw)
 			}
 			var spec *job.Spec
 			if err == nil {
@@ -64,15 +63,21 @@ with 255.`,
 	}
 	cmd.Flags().BoolVar(&print, "print-spec", false, "print what the job's container would be, or why it is refused")
 	cmd.Flags().IntVar(&slot, "slot", -1, "the slot whose agent has the job")
+	cmd.Flags().StringVar(&agent, "agent", plan.AgentCopy, "buildkite-agent, for uploads")
 	return cmd
 }
 
-// runJob runs the agent's job and ends as the agent expects.
-func runJob(ctx context.Context, k int, in job.Input, log io.Writer) error {
+// runJob runs the agent's job and ends as the agent expects. A build says much of this process's own
+// environment, such as GODEBUG and TMPDIR, so it is only data from here on.
+func runJob(ctx context.Context, k int, agent string, in job.Input, log io.Writer) error {
+	os.Clearenv()
+	// The agent's own score keeps it alive. No harm is done where the kernel says no.
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0)
 	in.Repositories = []string{""} // the agent has refused what its configuration does not allow
 	status, by := bootstrap.Run(context.WithoutCancel(ctx), bootstrap.Config{
 		Canceled: ctx.Done(),
-		Input:    in, Socket: plan.SocketPath(k), Slot: plan.SlotName(k), Log: log, Agent: filepath.Join(in.Env["BUILDKITE_BIN_PATH"], "buildkite-agent"),
+		Input:    in, Socket: plan.SocketPath(k), Slot: plan.SlotName(k), Log: log, Agent: agent,
+		Hooks: plan.HooksDir, SlotVars: plan.AgentDir(k) + "/environment", Home: plan.WorkDir(k),
 	})
 	bootstrap.End(by)
 	if status == 0 {

@@ -2,10 +2,12 @@ package cli
 
 import (
 	"encoding/json"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/job"
 )
 
@@ -53,14 +55,35 @@ func TestBootstrapPrintsTheSpec(t *testing.T) {
 	}
 }
 
-// TestJobLog passes on a log as it is, whatever the locale of the agent.
+// TestBootstrapOfASlot ends with the status that says whose fault it is, before a job runs.
+func TestBootstrapOfASlot(t *testing.T) {
+	t.Setenv("BUILDKITE_ENV_FILE", "")
+	for file, code := range map[string]int{"": bootstrap.ExitNode, "/dev/zero": bootstrap.ExitNode, "/nowhere": bootstrap.ExitNode, put(t, t.TempDir(), "x", "{}}"): job.ExitRefused} {
+		t.Setenv("BUILDKITE_ENV_JSON_FILE", file)
+		if got := kbnode(t, "bootstrap", "--slot", "0"); got.code != code || got.err == "" {
+			t.Errorf("%q: %+v", file, got)
+		}
+	}
+}
+
+// TestJobLog passes on a log as it is, whatever the locale of the agent. What a build says is then no
+// longer this process's environment.
 func TestJobLog(t *testing.T) {
+	for _, e := range os.Environ() {
+		name, value, _ := strings.Cut(e, "=")
+		t.Setenv(name, value) // put back at the end
+	}
+	t.Setenv("GODEBUG", "http2debug=1")
 	t.Setenv("LC_ALL", "C")
 	t.Setenv("BUILDKITE_ENV_FILE", put(t, t.TempDir(), "env", "BUILDKITE_JOB_ID=\"0190-job\"\n"))
 	t.Setenv("BUILDKITE_JOB_ID", "0190-job")
 	t.Setenv("BUILDKITE_COMMAND", "true")
 	t.Setenv("BUILDKITE_PLUGINS", `[{"docker#v5.11.0":{"image":"größe"}}]`)
-	if got := kbnode(t, "bootstrap", "--slot", "0"); got.code != 96 || !strings.Contains(got.out, `"größe"`) {
+	got := kbnode(t, "bootstrap", "--slot", "0")
+	if env := os.Environ(); len(env) > 0 {
+		t.Errorf("the environment: %q", env)
+	}
+	if got.code != 96 || !strings.Contains(got.out, `"größe"`) {
 		t.Errorf("%+v", got)
 	}
 }

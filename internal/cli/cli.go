@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,7 +81,7 @@ func run(ctx context.Context, args []string, s Streams) int {
 	hint := hints{args}
 	root := newRoot(s, hint)
 	root.SetArgs(append([]string{}, args...)) // nil would mean this process's own
-	err := hint.command(root)
+	err := cmp.Or(hint.command(root), hint.dash(root))
 	if err == nil {
 		err = root.ExecuteContext(ctx)
 	}
@@ -119,15 +120,19 @@ func checkArgs(cmd *cobra.Command, hint hints) {
 	}
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		err := check(cmd, args)
-		if err == nil {
-			return nil
-		}
-		if len(args) > 0 && check(cmd, nil) == nil && check(cmd, args[:1]) != nil {
-			if stray := hint.stray(cmd, args[0]); stray != nil {
-				return stray
+		var better error
+		switch {
+		case err == nil:
+			if strings.Contains(cmd.Use, "[SLOT") {
+				return hint.slots(cmd, args)
 			}
+			return nil
+		case len(args) > 0 && check(cmd, nil) == nil && check(cmd, args[:1]) != nil:
+			better = hint.stray(cmd, args[0])
+		case len(args) > 1 && check(cmd, args[:1]) == nil:
+			better = hint.surplus(cmd, args[1:])
 		}
-		return usagef("%w; see %s --help", err, cmd.CommandPath())
+		return cmp.Or(better, usagef("%w; see %s --help", err, cmd.CommandPath()))
 	}
 }
 

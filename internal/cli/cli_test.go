@@ -96,7 +96,7 @@ func TestRefusals(t *testing.T) {
 		{"GPU that is not there", []string{"plan", "--root", root, "--gpus", "0,99"}, 1, "kbnode: GPU 99 does not exist: this machine has GPUs 0 to 7; choose one of them with --gpus"},
 		{"memory that does not fit", []string{"plan", "--root", root, "--memory-per-slot", "900GiB"}, 1, "--memory-per-slot"},
 		{"no GPU at all", []string{"plan", "--root", noGPU}, 1, "kbnode: this machine has no GPU that kbnode can see"},
-		{"root that is not there", []string{"plan", "--root", root + "/absent"}, 1, "kbnode: open machine: stat " + root + "/absent: no such file or directory"},
+		{"root that is not there", []string{"plan", "--root", root + "/absent"}, 1, "kbnode: open machine: " + root + "/absent does not exist; name a directory with a machine's files"},
 		{"root that holds no machine", []string{"inventory", "--root", t.TempDir()}, 1, "kbnode inventory --capture"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -79,6 +79,9 @@ func (s Streams) configText(name string) ([]byte, error) {
 		if errors.Is(err, fs.ErrNotExist) && name == plan.ConfigPath {
 			return nil, fmt.Errorf("%s does not exist; name the file to check", name)
 		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("read configuration: %s does not exist; fix the path, or write - for standard input", name)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("read configuration: %w", err)
 		}
@@ -188,10 +191,9 @@ func showConfig(s Streams, n *node.Node, env func(string) string, asJSON, origin
 		seen = payload.EscapeInvisible
 	}
 	if origin {
-		t := newList(s.Out, "Key", "Value", "Origin")
-		t.wraps = "Value"
+		t := newList(s.Out, "Key", "Origin", "Value")
 		for _, v := range list {
-			t.row(v.Key, seen(valueText(v.Value)), v.From())
+			t.row(v.Key, v.Origin, seen(valueText(v)))
 		}
 		t.print()
 		return nil
@@ -208,20 +210,28 @@ func showConfig(s Streams, n *node.Node, env func(string) string, asJSON, origin
 	return nil
 }
 
-// valueText returns a value for a cell of a table.
-func valueText(v any) string {
-	switch v := v.(type) {
+// valueText returns a value for a cell of a table. What is not the value itself is in parentheses.
+func valueText(s config.Setting) string {
+	var cell string
+	switch v := s.Value.(type) {
 	case nil:
-		return "-"
 	case []any:
 		var items []string
 		for _, item := range v {
 			items = append(items, fmt.Sprint(item))
 		}
-		if line := strings.Join(items, ", "); len(line) < 40 {
-			return line
+		cell = strings.Join(items, ", ")
+		if len(cell) >= 40 {
+			cell = strings.Join(items, "\n")
 		}
-		return strings.Join(items, "\n")
+	default:
+		cell = fmt.Sprint(v)
 	}
-	return fmt.Sprint(v)
+	if s.Note != "" {
+		cell += " (" + s.Note + ")"
+	}
+	if s.Hidden {
+		cell += " (without its secrets)"
+	}
+	return cmp.Or(strings.TrimSpace(cell), "-")
 }

@@ -81,16 +81,16 @@ func TestConfigRefuses(t *testing.T) {
 		code int
 		err  string
 	}{
-		{[]string{"check", dir + "/absent"}, 1, "kbnode: read configuration: open " + dir + "/absent: no such file or directory\n"},
+		{[]string{"check", dir + "/absent"}, 1, "kbnode: read configuration: " + dir + "/absent does not exist; fix the path"},
 		{[]string{"check", dir}, 1, "is a directory"},
-		{[]string{"check", "a", "b"}, 2, "see kbnode config check --help"},
+		{[]string{"check", "a", "b"}, 2, "write kbnode config check a\n"},
 		{[]string{"check", "--strict"}, 2, "unknown flag: --strict"},
 		{[]string{"check", "/dev/zero"}, 1, "larger than 1048576 bytes"},
 		{[]string{"sho"}, 2, "write kbnode config show"},
 		{[]string{"show", "b200"}, 2, "kbnode config show takes no argument"},
 		{[]string{"show", "--json", "--origin"}, 2, "--json includes the origins; leave out --origin"},
 		{[]string{"show", "--root", bad}, 1, "kbnode: " + bad + plan.ConfigPath + `:2: unknown key "queues"`},
-		{[]string{"show", "--root", dir + "/absent"}, 1, "no such file or directory"},
+		{[]string{"show", "--root", dir + "/absent"}, 1, "absent does not exist; name a directory"},
 	} {
 		got := kbnode(t, append([]string{"config"}, tt.args...)...)
 		if got.code != tt.code || got.out != "" || !strings.Contains(got.err, tt.err) {
@@ -156,7 +156,7 @@ func TestConfigShow(t *testing.T) {
 		t.Errorf("with secrets: %+v, checked %+v", got, again)
 	}
 	table := kbnode(t, "config", "show", "--root", root, "--origin")
-	for _, line := range []string{"queue b200 file", "gpus 0, 2 file", "node - default: the host name", "agent.endpoint https://xxxxx@h.example/v3 file, without its secrets", "job.max_minutes 60 default"} {
+	for _, line := range []string{"queue file b200", "gpus file 0, 2", "node default (the host name)", "agent.endpoint file https://xxxxx@h.example/v3 (without its secrets)", "job.max_minutes default 60"} {
 		if !strings.Contains(squeeze(table.out), line+"\n") {
 			t.Errorf("the table has no line %q:\n%s", line, table.out)
 		}

@@ -120,7 +120,11 @@ func explainChecks(s Streams, names []string) error {
 		}
 		chapters = append(chapters, chapter)
 	}
-	verbatim(s.Out, strings.Join(chapters, "\n"))
+	all := strings.Join(chapters, "\n")
+	if width, ok := terminal(s.Out); ok {
+		all = reflow(all, min(width, proseWidth))
+	}
+	verbatim(s.Out, all)
 	return nil
 }
 

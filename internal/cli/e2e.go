@@ -119,7 +119,11 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 	}
 	for _, part := range args {
 		if !slices.Contains(e2e.Parts, part) {
-			bad("%.60q is not a part to test; write %s", part, strings.Join(e2e.Parts, ", "))
+			says := fmt.Sprintf("%.60q is not a part to test; write %s", part, strings.Join(e2e.Parts, ", "))
+			if f.queue == "" && f.gpu == "" {
+				return o, fmt.Errorf("%s; if it is the queue, write --queue %s", says, quoted(text.Line(part, 60)))
+			}
+			bad("%s", says)
 		}
 	}
 	if !slices.Contains(e2e.Modes, f.mode) {

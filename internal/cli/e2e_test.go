@@ -117,6 +117,7 @@ func TestE2EUsage(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                               "no queue is given; write --queue b200, or --gpu B200_BK",
 		"--gpu b20":                      `"b20" is not a type of GPU that kbnode knows; it knows B200, B300`,
+		"b200":                           `"b200" is not a part to test; write artifact, evaluation, concurrency; if it is the queue, write --queue b200`,
 		"all --queue q":                  `"all" is not a part to test; write artifact, evaluation, concurrency`,
 		"--queue q --mode profile":       `--mode "profile": write test, benchmark, leaderboard`,
 		"--queue q --jobs 1001":          "--jobs 1001: write 1 to 1000",

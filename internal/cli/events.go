@@ -38,7 +38,7 @@ node keeps about ten thousand events.`,
 				return err
 			}
 			if _, err := os.Stat(events.Path); errors.Is(err, fs.ErrNotExist) && len(slots(plan.UnitDir, plan.SlotName)) == 0 {
-				return errors.New("this machine is not a node, so it has no events; run kbnode events on a node, or sudo kbnode install --queue NAME here")
+				return errors.New("this machine is not a node, so it has no events; run kbnode events on a node, or sudo kbnode install here")
 			}
 			log := events.Log{File: events.Path}
 			show := func(e events.Event) {

@@ -20,6 +20,7 @@ var synonyms = map[string][]string{
 	"install": {"setup", "init"}, "uninstall": {"remove", "delete", "purge"}, "reconcile": {"apply", "sync"},
 	"drain": {"cordon", "pause", "disable", "stop"}, "resume": {"uncordon", "unpause", "enable", "start"},
 	"status": {"ps", "ls", "list"}, "doctor": {"check", "diagnose"}, "logs": {"journal"}, "events": {"history"},
+	"runner": {"evaluate", "eval", "test"},
 }
 
 // flagSynonyms are other commands' words for a flag.
@@ -108,18 +109,35 @@ func farthest(word string) int {
 func (h hints) flag(cmd *cobra.Command, err error) error {
 	help := cmd.CommandPath() + " --help lists the flags"
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
-		name := unknown.GetSpecifiedName()
-		i := h.find("--"+name, "")
+		name, dashes, near := unknown.GetSpecifiedName(), "--", ""
+		if several := unknown.GetSpecifiedShortnames(); several != "" { // -all is read as -a -l -l
+			name, dashes, near = several, "-", flagWith(cmd, several)
+		}
+		i, says := h.find(dashes+name, ""), "unknown flag: "+dashes+text.Line(name, 60)
 		switch {
 		case secretName().MatchString(name) && cmd.Flags().Lookup("token-file") != nil:
 			// Do not repeat what followed: it may be the token.
-			return usagef("unknown flag: --%s; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", text.Line(name, 60), help)
+			return usagef("%s; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", says, help)
 		case i < 0:
+		case slices.Contains(argFlags[cmd.Name()], name):
+			_, value, given := strings.Cut(h.args[i], "=")
+			says = fmt.Sprintf("%s; %s takes it without the flag", says, cmd.CommandPath())
+			if given {
+				return h.write(says, h.with(i, value))
+			}
+			return h.write(says, h.with(i))
 		default:
-			if near := nearFlag(cmd, name); near != "" {
-				return h.write("unknown flag: --"+text.Line(name, 60), h.with(i, strings.Replace(h.args[i], name, near, 1)))
+			if near == "" && dashes == "--" {
+				near = nearFlag(cmd, name)
+			}
+			if near != "" {
+				return h.write(says, h.with(i, strings.Replace(h.args[i], dashes+name, "--"+near, 1)))
 			}
 		}
+	}
+	if bare, ok := errors.AsType[*pflag.ValueRequiredError](err); ok {
+		_, about := pflag.UnquoteUsage(bare.GetFlag())
+		return usagef("--%s needs a value: %s; %s", bare.GetFlag().Name, about, help)
 	}
 	if bad, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		f, value := bad.GetFlag(), bad.GetValue()
@@ -178,17 +196,34 @@ func nearFlag(cmd *cobra.Command, name string) string {
 	if same := flagSynonyms[name]; cmd.Flags().Lookup(same) != nil {
 		return same
 	}
-	near, best := "", farthest(name)+1
+	near, best := "", 2*farthest(name)+1
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		d := text.Edits(f.Name, name)
+		d := 2 * text.Edits(f.Name, name)
 		if len(name) > 2 && (strings.HasPrefix(f.Name, name) || strings.HasPrefix(name, f.Name)) {
-			d = min(d, 1)
+			d = min(d, 3) // --gpu is --gpus rather than --gpu-count
 		}
 		if !f.Hidden && d < best {
 			near, best = f.Name, d
 		}
 	})
 	return near
+}
+
+// flagWith returns the only flag of a command whose name begins so, or "".
+func flagWith(cmd *cobra.Command, prefix string) (name string) {
+	several := false
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden && strings.HasPrefix(f.Name, prefix) {
+			name, several = f.Name, name != ""
+		}
+	})
+	if several && cmd.Flags().Lookup(prefix) != nil {
+		return prefix
+	}
+	if several {
+		return ""
+	}
+	return name
 }
 
 // stray explains an argument to a command that takes none.
@@ -200,6 +235,9 @@ func (h hints) stray(cmd *cobra.Command, arg string) error {
 	says := fmt.Sprintf("%s takes no argument %q", cmd.CommandPath(), text.Line(arg, 60))
 	if cmd.Name() == "uninstall" { // without the word, it would do far more than was meant
 		return h.write(says+" and removes all slots, not only one", []string{"drain", arg})
+	}
+	if f := cmd.Flags().Lookup(arg); f != nil && !f.Changed {
+		return h.write(says, h.with(i, "--"+arg))
 	}
 	name := strayFlags[cmd.Name()]
 	f := cmd.Flags().Lookup(name)

@@ -19,7 +19,7 @@ func TestImageUsage(t *testing.T) {
 	}{
 		{[]string{"image", "update", "--auto", "x:1"}, "leave out x:1"},
 		{[]string{"image", "update", "UP:PER:x"}, "is not the name of an image"},
-		{[]string{"image", "update", "a", "b"}, "see kbnode image update --help"},
+		{[]string{"image", "update", "a", "b"}, "write sudo kbnode image update a\n"},
 		{[]string{"image", "updat"}, `unknown command "updat"`},
 		{[]string{"plan", "--root", ".", "--auto-update", "0 3 * *"}, `--auto-update: "0 3 * *" has 4 fields`},
 	} {

@@ -128,7 +128,7 @@ func TestPayloadRefuses(t *testing.T) {
 		{"bytes", "{\"\xff\": 1}", []string{"encode"}, 1, "not UTF-8"},
 		{"too much", strings.Repeat(" ", 16<<20+1), []string{"encode"}, 1, "over 16777216 bytes"},
 		{"no file", "", []string{"encode", dir + "/absent"}, 1, "read payload: open " + dir + "/absent: no such file"},
-		{"two files", "", []string{"encode", "a", "b"}, 2, "accepts at most 1 arg(s), received 2; see kbnode payload encode --help"},
+		{"two files", "", []string{"encode", "a", "b"}, 2, "takes one argument at most, and not also \"b\"; write kbnode payload encode a"},
 		{"a file of nothing", "", []string{"decode", "-"}, 1, "not a zlib stream"},
 		{"a cut payload", payload.Encode([]byte(payloadDoc))[:20], []string{"decode"}, 1, "send it whole"},
 		{"JSON itself", payloadDoc, []string{"decode"}, 1, "the payload is JSON text; encode it with kbnode payload encode"},

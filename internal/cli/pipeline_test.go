@@ -65,7 +65,7 @@ func TestPipelineOfANode(t *testing.T) {
 	with.Agents = map[string]string{"gpu-index": "3", "node": "n1"}
 	printed(t, "eval", with, "--root", root, "--queue", "other", "--image", "x:1", "--timeout", "30m", "--label", "mine", "--gpu-index", "3", "--agent", "node=n1")
 	with.Timeout = 45
-	printed(t, "fast", with, "fast", "--root", root, "--queue", "other", "--image", "x:1", "--timeout", "45", "--label", "mine", "--agent", "gpu-index=3", "--agent", "node=n1")
+	printed(t, "docker-test", with, "docker-test", "--root", root, "--queue", "other", "--image", "x:1", "--timeout", "45", "--label", "mine", "--agent", "gpu-index=3", "--agent", "node=n1")
 
 	got := kbnode(t, "pipeline", "--root", root, "--json")
 	p, err := pipeline.Build("eval", own)
@@ -182,5 +182,13 @@ func TestPipelineOfPage(t *testing.T) {
 	want := []string{kbnode(t, "pipeline", "eval", "--root", t.TempDir()).out}
 	if diff := cmp.Diff(want, jobs); diff != "" {
 		t.Errorf("the jobs of docs/pipelines.md (+) are not what kbnode pipeline eval prints (-): %s", diff)
+	}
+}
+
+// TestPipelineFast says what to type for a kind that is gone.
+func TestPipelineFast(t *testing.T) {
+	t.Parallel()
+	if got := kbnode(t, "pipeline", "fast", "--queue", "b200"); got.code != exitUsage || got.out != "" || !strings.Contains(got.err, "kbnode pipeline eval --queue b200") {
+		t.Errorf("%+v", got)
 	}
 }

@@ -67,7 +67,7 @@ func TestQueueCommand(t *testing.T) {
 		{args: []string{"--watch"}, code: exitUsage, err: "--watch needs a terminal as standard output; add --json"},
 		{args: []string{""}, code: exitUsage, err: "the queue name is empty"},
 		{args: []string{"b\x1b[2J"}, code: exitUsage, err: `"b\x1b[2J" is not the name of a queue`},
-		{args: []string{"a", "b"}, code: exitUsage, err: "accepts at most 1 arg(s), received 2; see kbnode queue --help"},
+		{args: []string{"a", "b"}, code: exitUsage, err: "kbnode queue takes one argument at most, and not also \"b\"; write kbnode queue a"},
 		{args: []string{"--token", "x"}, code: exitUsage, err: "unknown flag: --token"},
 		{args: nil, fault: &bktest.Fault{Route: "GET /v2/organizations/{org}/agents", Status: http.StatusForbidden}, code: exitNo, err: "give it the scope read_agents"},
 		{args: nil, fault: &bktest.Fault{Route: "GET /v2/organizations/{org}/builds", Status: http.StatusForbidden}, code: exitNo, err: "give it the scope read_builds"},

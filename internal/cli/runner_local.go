@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/runner"
@@ -37,7 +38,16 @@ func (l *localFlags) run(ctx context.Context, s Streams, o runner.Options, args 
 		s.warn("no node can evaluate this: %v", err)
 	}
 	o.Config, o.Stdin = "-", strings.NewReader(doc)
-	o.Begin = func(what, name string) { s.progress("%s: %s", name, what) }
+	if len(args) == 0 {
+		s.progress("submission: the problem's own %s; name a file to evaluate yours", t.Submission)
+	}
+	limits := map[string]time.Duration{"test": t.TestTimeout, "benchmark": t.BenchmarkTimeout, "leaderboard": t.RankedTimeout}
+	o.Begin = func(what, name string) {
+		if limit := limits[name]; what == "run" && limit > 0 {
+			what += fmt.Sprintf(", %.0f s at most", limit.Seconds())
+		}
+		s.progress("%s: %s", name, what)
+	}
 	out, err := evaluate(ctx, o)
 	if err != nil {
 		return err
@@ -60,7 +70,7 @@ func (l *localFlags) run(ctx context.Context, s Streams, o runner.Options, args 
 		return nil
 	}
 	if missing != "" {
-		s.progress("install it, or evaluate on a node: %s", line(append([]string{"submit", "--gpu", gpuFor(t), "--eval", l.problem, "--mode", l.mode}, args...)))
+		s.progress("install what is missing, or evaluate on a node: %s", line(append([]string{"submit", "--gpu", gpuFor(t), "--eval", l.problem, "--mode", l.mode}, args...)))
 	}
 	return &exitError{code: exitNo}
 }
@@ -69,7 +79,7 @@ func (l *localFlags) run(ctx context.Context, s Streams, o runner.Options, args 
 func evaluate(ctx context.Context, o runner.Options) (out submit.Outcome, err error) {
 	if o.Dir == "" {
 		if o.Dir, err = os.MkdirTemp("", "kbnode-runner-"); err != nil {
-			return out, fmt.Errorf("make a directory for the evaluation: %w", err)
+			return out, fmt.Errorf("make a directory for the evaluation: %w; set TMPDIR to a directory that you may write to", err)
 		}
 		defer func() { err = errors.Join(err, runner.RemoveAll(o.Dir)) }()
 	}

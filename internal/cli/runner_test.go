@@ -85,7 +85,7 @@ func TestRunnerProblem(t *testing.T) {
 			[]string{"Not passed: test: 2 of 4 tests failed\n", "  size: 2; seed: 2     passed\n  size: 1000; seed: 3  failed\n", "  output[2] is "}, []string{"\n  benchmark"},
 		},
 		{"cheating", []string{"prefix_python", example + "cheat.py", "--mode", "benchmark"}, 1, []string{"call 2 of the same case", "Not passed: benchmark"}, nil},
-		{"syntax error", []string{"prefix_python", put(t, dir, "syntax.py", "def custom_kernel(data)\n")}, 1, []string{"SyntaxError: expected ':'", "Not passed: test: 4 of 4"}, nil},
+		{"syntax error", []string{"prefix_python", put(t, dir, "syntax.py", "def custom_kernel(data)\n")}, 1, []string{"SyntaxError: expected ':'", "  […] 3 more times: ", "Not passed: test: 4 of 4"}, nil},
 		{"no function", []string{"prefix_python", put(t, dir, "none.py", "pass\n")}, 1, []string{"cannot import name 'custom_kernel'"}, nil},
 		{"a module that is not installed", []string{"prefix_python", put(t, dir, "module.py", "import nothing_here.at_all\n")}, 1, []string{"Not evaluated: python3 has no module nothing_here\n"}, []string{"Traceback"}},
 		{"5 MiB", []string{"prefix_python", put(t, dir, "big.py", string(right)+"#"+strings.Repeat("x", 5<<20))}, 0, []string{"Passed: test"}, nil},
@@ -122,7 +122,7 @@ func TestRunnerProblemLimit(t *testing.T) {
 	put(t, dir, "eval.py", "import submission, time\ntime.sleep(1000)\n")
 	put(t, dir, "task.yml", `{files: [{name: submission.py, source: "@SUBMISSION@"}, {name: eval.py, source: eval.py}], lang: py, config: {main: eval.py}, test_timeout: 1}`)
 	r := runs(t, process(t, "runner", "--problem", dir, put(t, dir, "mine.py", "")))
-	if r.code != 1 || !strings.Contains(r.out, "Not passed: test: exceeded its time limit of 1 s\n") {
+	if r.code != 1 || !strings.Contains(r.out, "Not passed: test: exceeded its time limit of 1 s\n") || !strings.Contains(r.err, "test: run, 1 s at most\n") {
 		t.Errorf("%+v", r)
 	}
 }
@@ -133,10 +133,15 @@ func TestRunnerProblemNeeds(t *testing.T) {
 	for name, want := range map[string]string{"prefix_python": "python3 is not on the PATH", "identity_cuda": "nvcc is not on the PATH"} {
 		cmd := process(t, "runner", "--problem", name)
 		cmd.Env = slices.Insert(cmd.Env, len(cmd.Env)-1, "PATH="+t.TempDir())
-		if r := runs(t, cmd); r.code != 1 || strings.Count(r.out, "\n") != 1 || !strings.Contains(r.out, "Not evaluated: "+want) ||
+		if r := runs(t, cmd); r.code != 1 || strings.Count(r.out, "\n") != 1 || !strings.Contains(r.out, "Not evaluated: "+want) || !strings.Contains(r.err, "submission: the problem's own submission.") ||
 			!strings.Contains(r.err, "kbnode submit --gpu B200_BK --eval "+name+" --mode test\n") {
 			t.Errorf("%s: %+v", name, r)
 		}
+	}
+	cmd := process(t, "runner", "--problem", "prefix_python")
+	cmd.Env = append(cmd.Env, "TMPDIR=/no/dir")
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "set TMPDIR to a directory that you may write to\n") {
+		t.Errorf("without a directory: %v, %s", err, out)
 	}
 }
 

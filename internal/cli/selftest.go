@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -22,9 +21,9 @@ func newSelftest(s Streams) *cobra.Command {
 		Short: "Try to break out of the slots, and report what did not hold",
 		Long: `Try to break out of the slots, and report what did not hold.
 
-It sends hostile requests to each slot's Docker socket. Containers and commands on
-the host try to reach other GPUs, CPUs, files and the network. It can run on a live
-node: it skips slots that are busy or parked, and a job that arrives goes first.
+Containers, run as a job's, try to reach other GPUs, CPUs, files and the network. It
+can run on a live node: it skips slots that are busy or parked, and a job that
+arrives goes first.
 
 Exit code 1 also means that no slot could be tried.`,
 		Example: `  sudo kbnode selftest
@@ -63,9 +62,7 @@ var groups = []struct{ name, about string }{
 	{"plan", "files, units and limits, against the plan"},
 	{"files", "owners and modes"},
 	{"agent", "how the kernel confines the agent"},
-	{"host", "commands on the host, as the slot's user"},
 	{"devices", "devices, as root in the slot's slice"},
-	{"requests", "hostile requests to the Docker socket"},
 	{"container", "containers that try to escape"},
 	{"left behind", "what containers leave behind"},
 	{"selftest", "the test itself"},
@@ -129,15 +126,7 @@ func newProbe(s Streams) *cobra.Command {
 		Hidden: true,
 		Args:   cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var ask probe.Ask
-			if err := json.Unmarshal([]byte(args[0]), &ask); err != nil {
-				return usagef("the argument is not a request of selftest: %w", err)
-			}
-			facts, err := probe.Run(cmd.Context(), ask)
-			if err != nil {
-				return err
-			}
-			return json.NewEncoder(data(s.Out)).Encode(facts)
+			return probe.Run(cmd.Context(), args[0], data(s.Out))
 		},
 	}
 }

@@ -21,7 +21,7 @@ func TestSelftestOutput(t *testing.T) {
 	itself := selftest.SlotReport{Slot: "node", Index: -1, Checks: []selftest.Check{held}}
 	var many []selftest.Check
 	for i := range 20 {
-		many = append(many, selftest.Check{Group: "requests", Tried: fmt.Sprintf("request %d", i), Saw: "201", Do: "sudo kbnode reconcile"})
+		many = append(many, selftest.Check{Group: "container", Tried: fmt.Sprintf("open file %d", i), Saw: "ok", Do: "sudo kbnode reconcile"})
 	}
 	for name, row := range map[string]struct {
 		slots []selftest.SlotReport
@@ -49,10 +49,10 @@ func TestSelftestOutput(t *testing.T) {
 		"what did not hold, last and with what to type": {
 			slots: []selftest.SlotReport{itself, {Slot: "gpu0", Checks: append([]selftest.Check{held}, many...)}},
 			want: []string{
-				"20 of 20 did not hold", "NOT HELD  gpu0, requests: request 0\n  found 201\n  type  sudo kbnode reconcile\n",
-				"request 7", `12 more of "requests"`, "\nNOT HELD: gpu0.\n",
+				"20 of 20 did not hold", "NOT HELD  gpu0, container: open file 0\n  found ok\n  type  sudo kbnode reconcile\n",
+				"open file 7", `12 more of "container"`, "\nNOT HELD: gpu0.\n",
 			},
-			not: []string{"request 8"},
+			not: []string{"open file 8"},
 		},
 		"the node itself": {
 			slots: []selftest.SlotReport{{Slot: "node", Index: -1, Checks: many[:1]}, {Slot: "gpu0", Checks: []selftest.Check{held}}},
@@ -85,7 +85,7 @@ func TestSelftestGroups(t *testing.T) {
 	for _, g := range groups {
 		shown[g.name] = true
 	}
-	for _, file := range []string{"agent.go", "containers.go", "host.go", "judge.go", "node.go", "requests.go", "selftest.go", "slot.go"} {
+	for _, file := range []string{"agent.go", "containers.go", "devices.go", "judge.go", "node.go", "selftest.go", "slot.go"} {
 		text, err := os.ReadFile("../selftest/" + file)
 		if err != nil {
 			t.Fatal(err)

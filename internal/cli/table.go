@@ -80,7 +80,7 @@ func (l *list) draw(width int) string {
 			}
 		}
 		t.SetColumnConfigs([]table.ColumnConfig{{
-			Number: n, WidthMax: max(width-(wide-room[at]), roomy/2), WidthMaxEnforcer: wrapCell(width),
+			Number: n, WidthMax: max(width-(wide-room[at]), roomy/2), WidthMaxEnforcer: wrapCell,
 		}})
 	}
 	return t.Render()
@@ -100,21 +100,14 @@ func (l *list) longestWord(column, width int) int {
 	return most
 }
 
-// wrapCell returns a function that breaks a cell between words, and words that are wider than the
-// terminal.
-func wrapCell(terminal int) func(s string, width int) string {
-	return func(s string, width int) string {
-		var lines []string
-		for line := range strings.SplitSeq(s, "\n") {
-			for part := range strings.SplitSeq(fold(line, "", width, 0), "\n") {
-				if text.StringWidthWithoutEscSequences(part) > terminal {
-					part = text.WrapHard(part, width)
-				}
-				lines = append(lines, part)
-			}
-		}
-		return strings.Join(lines, "\n")
+// wrapCell breaks the lines of a cell between words. A word that is wider than the terminal is left to
+// the terminal, which breaks it so that it can still be copied.
+func wrapCell(s string, width int) string {
+	lines := strings.Split(s, "\n")
+	for i, line := range lines {
+		lines[i] = fold(line, "", width, 0)
 	}
+	return strings.Join(lines, "\n")
 }
 
 func (l *list) shorten() {

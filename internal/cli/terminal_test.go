@@ -21,6 +21,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/text"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 )
@@ -271,7 +272,7 @@ func TestList(t *testing.T) {
 		l.spare = []string{"Model"}
 		l.row("gpu3", "NVIDIA B200", "see "+word+" there")
 		long := "SLOT  PROBLEM\ngpu3  see\n      " + word + "\n      there\n"
-		for _, width := range []int{len(word), len(word) + 6} {
+		for _, width := range []int{20, len(word), len(word) + 6} {
 			if diff := cmp.Diff(long, l.draw(width)+"\n"); diff != "" {
 				t.Errorf("%d columns: %s", width, diff)
 			}
@@ -298,6 +299,39 @@ func TestHelpFitsAScreen(t *testing.T) {
 		if !cmd.Hidden && strings.Count(help, "\n  "+cmd.Name()+" ") != 1 {
 			t.Errorf("%s is not there once:\n%s", cmd.Name(), help)
 		}
+	}
+}
+
+// TestOriginsFitAScreen checks that the table of the configuration is as wide as the terminal, and that
+// no value is broken that a person might copy.
+func TestOriginsFitAScreen(t *testing.T) {
+	t.Parallel()
+	table := onTerminal(t, 80, "config", "show", "--root", t.TempDir(), "--origin")
+	for line := range strings.Lines(table) {
+		words := strings.Fields(line)
+		if last := words[len(words)-1]; len(line) > 81 && len(last) < 42 {
+			t.Errorf("wider than 80 columns: %s", line)
+		}
+	}
+	for _, pattern := range config.DefaultRepositories {
+		if !strings.Contains(table, " "+pattern+"\n") {
+			t.Errorf("%s is not in one piece in:\n%s", pattern, table)
+		}
+	}
+}
+
+// TestExplanationsFitAScreen checks that a terminal of 80 columns breaks no word of an explanation, and
+// that its links can be opened.
+func TestExplanationsFitAScreen(t *testing.T) {
+	t.Parallel()
+	said := onTerminal(t, 80, "doctor", "--explain", "docker")
+	for line := range strings.Lines(said) {
+		if utf8.RuneCountInString(line) > 81 && strings.Contains(strings.TrimSpace(line), " ") && !strings.Contains(line, "`") {
+			t.Errorf("wider than 80 columns: %s", line)
+		}
+	}
+	if link := "`internet` (https://github.com/gpu-mode/kbnode/blob/main/docs/security.md#the-internet-only)"; !strings.Contains(squeeze(strings.ReplaceAll(said, "\n", " ")), link) {
+		t.Errorf("%q is not in:\n%s", link, said)
 	}
 }
 

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -51,7 +52,7 @@ func (f upgradeFlags) check() error {
 	case f.version != "" && f.binary != "":
 		return usagef("--agent-binary determines the version; leave out --agent-version")
 	case f.version == "" && f.binary == "":
-		return usagef("say which version of buildkite-agent: --agent-version %s; to upgrade kbnode itself, replace it with apt or dnf, or sudo install -m 755 kbnode %s; slots follow when they are idle", plan.PinnedAgentVersion, node.Binary)
+		return usagef("no version of buildkite-agent is given; write %s; to upgrade kbnode itself, replace it with apt or dnf, or %s; slots follow when they are idle", line([]string{"upgrade", "--agent-version", plan.PinnedAgentVersion}), strings.ReplaceAll("sudo install -m 755 kbnode "+node.Binary, " ", unbroken))
 	case f.timeout < time.Second:
 		return usagef("--timeout %s is too short for an agent to register; write 1s or more", f.timeout)
 	case f.version != "":

@@ -16,6 +16,7 @@ import (
 // Bounds on Reclaim, which walks what a job left in seconds or stops.
 const (
 	maxReclaimed = 1 << 20 // entries
+	maxDepth     = 100     // directories below each other
 	reclaimTime  = 60 * time.Second
 )
 
@@ -33,40 +34,76 @@ func Reclaim(ctx context.Context, dir string, uid, gid int) error {
 	defer func() { _ = root.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, reclaimTime)
 	defer cancel()
-	seen := 0
-	err = fs.WalkDir(root.FS(), ".", func(name string, e fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if seen++; seen > maxReclaimed {
-			return fmt.Errorf("more than %d files", maxReclaimed)
-		}
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		info, err := e.Info()
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		st, ok := info.Sys().(*syscall.Stat_t)
-		if !ok || name == "." || int(st.Uid) == uid && (!e.IsDir() || st.Mode&0o700 == 0o700) {
-			return nil
-		}
-		if err := root.Lchown(name, uid, gid); err != nil {
-			return err
-		}
-		if e.IsDir() {
-			return root.Chmod(name, info.Mode().Perm()|0o700)
-		}
-		return nil
-	})
-	if err != nil {
+	r := reclaim{ctx: ctx, uid: uid, gid: gid}
+	if err := r.below(root, 0); err != nil {
 		return fmt.Errorf("reclaim the checkouts in %s: %w", dir, err)
 	}
 	return nil
+}
+
+type reclaim struct {
+	ctx      context.Context
+	uid, gid int
+	seen     int
+}
+
+// below gives what is in a directory. It reads a directory in parts, which may have any number of
+// entries, and opens each from the one above, which may be any number.
+func (r *reclaim) below(at *os.Root, depth int) error {
+	if depth > maxDepth {
+		return fmt.Errorf("more than %d directories below each other", maxDepth)
+	}
+	f, err := at.Open(".")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	for {
+		entries, err := f.ReadDir(1024)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		for _, e := range entries {
+			if err == nil {
+				err = r.entry(at, e.Name(), depth)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (r *reclaim) entry(at *os.Root, name string, depth int) error {
+	if r.seen++; r.seen > maxReclaimed {
+		return fmt.Errorf("more than %d files", maxReclaimed)
+	}
+	if err := r.ctx.Err(); err != nil {
+		return err
+	}
+	info, err := at.Lstat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if ok && (int(st.Uid) != r.uid || info.IsDir() && st.Mode&0o700 != 0o700) {
+		err = at.Lchown(name, r.uid, r.gid)
+		if err == nil && info.IsDir() {
+			err = at.Chmod(name, info.Mode().Perm()|0o700)
+		}
+	}
+	if err != nil || !info.IsDir() {
+		return err
+	}
+	dir, err := at.OpenRoot(name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }()
+	return r.below(dir, depth+1)
 }
 
 // openBelow opens a directory. It fails if a link is in its place.
@@ -110,6 +147,9 @@ func Wipe(dir string) error {
 	return nil
 }
 
+// MovedPrefix begins the names of directories that RemoveTree moves up.
+const MovedPrefix = ".kbnode-"
+
 // RemoveTree removes an entry of a directory with everything below it, even what its owner
 // closed to itself. It moves nested directories up first, so that none is too deep, however many
 // a job has put into each other.
@@ -145,7 +185,7 @@ func moveUp(root *os.Root, name string, todo []string) ([]string, error) {
 			// This fails for a directory that is not empty.
 			if err = root.Remove(entry); err != nil && e.IsDir() {
 				// Moving a directory changes it, which its mode may forbid.
-				moved := ".kbnode-" + rand.Text()
+				moved := MovedPrefix + rand.Text()
 				if err = root.Chmod(entry, 0o700); err == nil {
 					err = root.Rename(entry, moved)
 				}

@@ -1,9 +1,11 @@
 package disk
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -64,20 +66,37 @@ func TestReclaim(t *testing.T) {
 	}
 }
 
-// TestWipe: whatever a job puts into its checkouts can be deleted in one go.
-func TestWipe(t *testing.T) {
+// TestReclaimHostile gives back odd files, and stops at a tree that is too deep.
+func TestReclaimHostile(t *testing.T) {
 	t.Parallel()
-	outside, dir := t.TempDir(), t.TempDir()
-	secret := filepath.Join(outside, "secret")
-	if err := os.WriteFile(secret, nil, 0o600); err != nil {
+	dir := t.TempDir()
+	big, err := os.Create(filepath.Join(dir, "sparse\nfile"))
+	if err != nil {
 		t.Fatal(err)
 	}
-	// The tree is deeper than a path can be long.
+	if err := errors.Join(syscall.Mkfifo(filepath.Join(dir, "pipe"), 0), big.Truncate(1<<42), big.Close(), os.Symlink("loop", filepath.Join(dir, "loop"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := Reclaim(t.Context(), dir, os.Getuid(), os.Getgid()); err != nil {
+		t.Error(err)
+	}
+	deepTree(t, dir, 2100)
+	if err := Reclaim(t.Context(), dir, os.Getuid(), os.Getgid()); err == nil || !strings.Contains(err.Error(), "below each other") {
+		t.Errorf("a deep tree: %v", err)
+	}
+	if err := Wipe(dir); err != nil {
+		t.Error(err)
+	}
+}
+
+// deepTree makes directories below each other, and a link in the last one.
+func deepTree(t *testing.T, dir string, depth int) {
+	t.Helper()
 	at, err := os.OpenRoot(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 2100 {
+	for range depth {
 		if err := at.Mkdir("d", 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -90,12 +109,21 @@ func TestWipe(t *testing.T) {
 		}
 		at = next
 	}
-	if err := at.Symlink(outside, "out"); err != nil {
+	if err := errors.Join(at.Symlink(dir, "out"), at.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if err := at.Close(); err != nil {
+}
+
+// TestWipe: whatever a job puts into its checkouts can be deleted in one go.
+func TestWipe(t *testing.T) {
+	t.Parallel()
+	outside, dir := t.TempDir(), t.TempDir()
+	secret := filepath.Join(outside, "secret")
+	if err := os.WriteFile(secret, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	// The tree is deeper than a path can be long.
+	deepTree(t, dir, 2100)
 	for name, mode := range map[string]os.FileMode{"closed": 0, "locked": 0o500} {
 		if err := os.MkdirAll(filepath.Join(dir, "e", name, "in"), 0o700); err != nil {
 			t.Fatal(err)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -40,21 +39,13 @@ type Run struct {
 	Env         []string // NAME=value
 	Network     string   // "" lets the engine choose
 	Binds       []string // source:target
-	Memory      int64    // bytes; 0 sets no limit
-	Pids        int64    // 0 sets no limit
-	Labels      map[string]string
-	Slice       string // cgroup parent; "" lets the engine choose
 }
 
 // Create makes a container but does not start it.
 func (e *Engine) Create(ctx context.Context, r Run) (id string, err error) {
-	host := &container.HostConfig{Binds: r.Binds}
-	host.Memory, host.CgroupParent, host.NetworkMode = r.Memory, r.Slice, container.NetworkMode(r.Network)
-	if r.Pids > 0 {
-		host.PidsLimit = &r.Pids
-	}
+	host := &container.HostConfig{Binds: r.Binds, NetworkMode: container.NetworkMode(r.Network)}
 	made, err := e.api.ContainerCreate(ctx, client.ContainerCreateOptions{
-		Config: &container.Config{Image: r.Image, Cmd: r.Cmd, Entrypoint: r.Entrypoint, Env: r.Env, Labels: r.Labels}, HostConfig: host, Name: r.Name,
+		Config: &container.Config{Image: r.Image, Cmd: r.Cmd, Entrypoint: r.Entrypoint, Env: r.Env}, HostConfig: host, Name: r.Name,
 	})
 	if err != nil {
 		return "", e.wrap("create container "+r.Name, err)
@@ -110,21 +101,6 @@ func (e *Engine) Inspect(ctx context.Context, id string) (container.InspectRespo
 		return container.InspectResponse{}, e.wrap("inspect container "+id, err)
 	}
 	return res.Container, nil
-}
-
-// Address returns the address at which the host reaches a running container; the zero value if
-// it has no network.
-func (e *Engine) Address(ctx context.Context, id string) (netip.Addr, error) {
-	in, err := e.Inspect(ctx, id)
-	if err != nil || in.NetworkSettings == nil {
-		return netip.Addr{}, err
-	}
-	for _, n := range in.NetworkSettings.Networks {
-		if n.IPAddress.IsValid() {
-			return n.IPAddress, nil
-		}
-	}
-	return netip.Addr{}, nil
 }
 
 // Discard kills and removes a container. It is not an error if the container is gone.

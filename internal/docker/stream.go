@@ -3,12 +3,12 @@ package docker
 import (
 	"context"
 	"io"
-	"strconv"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/pkg/stdcopy"
 	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/events"
 	"github.com/moby/moby/client"
 )
 
@@ -41,18 +41,18 @@ func (e *Engine) Attach(ctx context.Context, id string, tty bool) (*Output, erro
 	return &Output{in.Reader, tty, in.Close}, nil
 }
 
-// Follow gives the output of a container from its log, which ends with the container. A zero since
-// is its beginning.
-func (e *Engine) Follow(ctx context.Context, id string, tty bool, since time.Time) (*Output, error) {
-	opts := client.ContainerLogsOptions{ShowStdout: true, ShowStderr: true, Follow: true}
-	if !since.IsZero() {
-		opts.Since = strconv.FormatFloat(float64(since.UnixNano())/1e9, 'f', 6, 64)
-	}
-	logs, err := e.api.ContainerLogs(ctx, id, opts)
+// Follow gives the output of a container from the beginning of its log, which ends with the container.
+// The engine may take a time to begin.
+func (e *Engine) Follow(ctx context.Context, id string, tty bool, within time.Duration) (*Output, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	late := time.AfterFunc(within, cancel)
+	logs, err := e.api.ContainerLogs(ctx, id, client.ContainerLogsOptions{ShowStdout: true, ShowStderr: true, Follow: true})
+	late.Stop()
 	if err != nil {
+		cancel()
 		return nil, e.wrap("read output of container "+id, err)
 	}
-	return &Output{logs, tty, func() { _ = logs.Close() }}, nil
+	return &Output{logs, tty, func() { cancel(); _ = logs.Close() }}, nil
 }
 
 // AwaitEnd waits until a container does not run.
@@ -67,6 +67,38 @@ func (e *Engine) AwaitEnd(ctx context.Context, id string) error {
 		return nil
 	}
 	return e.wrap("wait for container "+id, err)
+}
+
+// eventTime is how long the engine may take to tell what led to an end that it has told.
+const eventTime = 5 * time.Second
+
+// AwaitOwnEnd waits like AwaitEnd. own reports that the engine saw the container end and had not
+// sent it a signal: it does when it is stopped itself, before it stops answering.
+func (e *Engine) AwaitOwnEnd(ctx context.Context, id string) (own bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	// From the beginning: the engine repeats what it still knows.
+	seen := e.api.Events(ctx, client.EventsListOptions{Since: "1", Filters: client.Filters{}.
+		Add("type", string(events.ContainerEventType)).Add("container", id).Add("event", string(events.ActionKill), string(events.ActionDie))})
+	if err := e.AwaitEnd(ctx, id); err != nil {
+		return false, err
+	}
+	late := time.NewTimer(eventTime)
+	defer late.Stop()
+	for {
+		select {
+		case m := <-seen.Messages:
+			if m.Actor.ID == id {
+				return m.Action == events.ActionDie, nil // a signal comes before
+			}
+		case <-seen.Err: //nolint:errcheck // it is gone, for whatever reason
+			return false, nil
+		case <-late.C:
+			return false, nil
+		case <-ctx.Done():
+			return false, nil
+		}
+	}
 }
 
 // Stop ends a container: by its stop signal, and after grace by SIGKILL. It is not an error if the

@@ -12,6 +12,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
@@ -70,7 +71,7 @@ var dockerAccessChecks = []Check{
 			_, gid, _ := m.TargetOwner(m.Config.Docker.Socket)
 			for _, u := range socketUsers(groups, users, gid) {
 				switch {
-				case u.name == "buildkite-agent" || strings.HasPrefix(u.name, "kbnode-gpu"):
+				case u.name == "buildkite-agent" || u.name == plan.GitUser || strings.HasPrefix(u.name, "kbnode-gpu"):
 					f := fail("%s is in group %s, so anything that runs as this user can become root with docker run -v /:/host", u.name, u.group)
 					if slot, err := strconv.Atoi(strings.TrimPrefix(u.name, "kbnode-gpu")); err == nil {
 						f = f.Of(slot)

@@ -83,6 +83,7 @@ func TestDockerAccessChecks(t *testing.T) {
 		{"operators", "docker-group", &fake{}, groups("docker:x:998:ada\n"), "ok: operators, as good as root: ada, bob", ""},
 		{"nobody", "docker-group", &fake{}, groups("docker:x:997:\n"), "ok: only root", ""},
 		{"an agent of old", "docker-group", &fake{}, groups("docker:x:998:ada,buildkite-agent\n"), "fail: buildkite-agent is in group docker, so anything that runs as this user can become root with docker run -v /:/host", "gpasswd -d buildkite-agent docker"},
+		{"git's user", "docker-group", &fake{}, groups("docker:x:998:kbnode-git\n"), "fail: kbnode-git is in group docker, so anything that runs as this user can become root with docker run -v /:/host", "gpasswd -d kbnode-git docker"},
 		{"a slot's user", "docker-group", &fake{}, groups("docker:x:998:kbnode-gpu3\n"), "fail: kbnode-gpu3 is in group docker, so anything that runs as this user can become root with docker run -v /:/host", "gpasswd -d kbnode-gpu3 docker"},
 		{"garbage", "docker-group", &fake{}, map[string]string{"/etc/group": "docker\n:::\n", "/etc/passwd": "::\n"}, "ok: only root", ""},
 

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/gpu-mode/kbnode/internal/check"
 )
 
 // Explain returns what is true if a check passes, what it means otherwise, and what to do. For a
@@ -13,18 +15,29 @@ import (
 func Explain(name string) (string, error) {
 	checks := All()
 	if i := slices.IndexFunc(checks, func(c Check) bool { return c.ID == name }); i >= 0 {
-		return checks[i].About + "\n\n" + folded(checks[i].Doc), nil
+		return chapter(checks[i]), nil
 	}
 	var chapters []string
 	for _, c := range checks {
 		if c.Group == name {
-			chapters = append(chapters, c.ID+"\n\n"+c.About+"\n\n"+folded(c.Doc))
+			chapters = append(chapters, c.ID+"\n\n"+chapter(c))
 		}
 	}
 	if chapters == nil {
-		return "", &UnknownError{Name: name}
+		return "", check.Unknown(checks, name)
 	}
 	return strings.Join(chapters, "\n"), nil
+}
+
+var (
+	link     = regexp.MustCompile(`\[([^\]]+)\]\(([^)\s]+)\)`)
+	linkPage = regexp.MustCompile(`\]\(([a-z]+\.md)`)
+)
+
+// chapter returns what Explain says about a check, with links as a terminal shows them.
+func chapter(c Check) string {
+	doc := linkPage.ReplaceAllString(c.Doc, "]("+Pages+"$1")
+	return c.About + "\n\n" + folded(link.ReplaceAllString(doc, "$1 ($2)"))
 }
 
 // Reference returns the generated part of docs/doctor.md: a chapter on each check, by group.

@@ -81,7 +81,7 @@ var nodeChecks = []Check{
 				if !errors.Is(err, fs.ErrNotExist) {
 					return found(fail("%s", err).Advise("check why %s cannot be read", plan.BindingsPath))
 				}
-				return found(fail("kbnode install has not run here").Advise("sudo kbnode doctor --preflight says what is missing; then run sudo kbnode install --queue NAME"))
+				return found(fail("kbnode install has not run here").Advise("sudo kbnode doctor --preflight says what is missing; then run sudo kbnode install"))
 			}
 			return found(ok("%s", plan.BindingsPath))
 		},

@@ -79,7 +79,7 @@ var systemChecks = []Check{
 	{
 		ID: "system-users", Group: "system", Bare: true, Worst: Fail, Needs: []string{"plan"},
 		Doc:   "Groups such as `sudo` or `disk` are as good as root. The command restarts the agent after its job.",
-		About: "the slots' users have their own IDs, and are in no privileged group",
+		About: "the users of slots and of git have their own IDs, and are in no privileged group",
 		Run:   func(_ context.Context, m *Machine) Answer { return m.users() },
 	},
 	{

@@ -157,29 +157,35 @@ func (m *Machine) users() Answer {
 		return found(fail("/etc/passwd cannot be read").Advise("check why it cannot be read"))
 	}
 	var all []Finding
-	for _, s := range m.Plan.Slots {
-		u, there := users[s.User]
-		if !there {
-			continue // as-planned reports it, or an install creates it
+	there := 0
+	check := func(name, restart string, of func(Finding) Finding) {
+		u, ok := users[name]
+		if !ok {
+			return // as-planned reports it, or an install creates it
 		}
+		there++
 		var others []string
-		for _, name := range slices.Sorted(maps.Keys(users)) {
-			if name != s.User && users[name].UID == u.UID {
-				others = append(others, name)
+		for _, other := range slices.Sorted(maps.Keys(users)) {
+			if other != name && users[other].UID == u.UID {
+				others = append(others, other)
 			}
 		}
 		if len(others) > 0 {
-			all = append(all, fail("user %s shares the ID %d with %s", s.User, u.UID, strings.Join(others, ", ")).Of(s.Index).
-				Advise("give the other user its own ID (sudo usermod -u), or delete user %s and run sudo kbnode reconcile", s.User))
+			all = append(all, of(fail("user %s shares the ID %d with %s", name, u.UID, strings.Join(others, ", "))).
+				Advise("give the other user its own ID (sudo usermod -u), or delete user %s and run sudo kbnode reconcile", name))
 		}
 		for _, g := range groups {
-			if slices.Contains(g.Members, s.User) && slices.Contains(powerful, g.Name) {
-				all = append(all, fail("user %s is in group %s, which gives a job's commands control of the host", s.User, g.Name).Of(s.Index).
-					Safely("gpasswd -d %s %s && systemctl try-restart %s", s.User, g.Name, plan.AgentUnit(s.Index)))
+			if slices.Contains(g.Members, name) && slices.Contains(powerful, g.Name) {
+				all = append(all, of(fail("user %s is in group %s, which gives a job's commands control of the host", name, g.Name)).
+					Safely("gpasswd -d %s %s%s", name, g.Name, restart))
 			}
 		}
 	}
-	return otherwise(all, ok("%d users", len(m.Plan.Slots)))
+	for _, s := range m.Plan.Slots {
+		check(s.User, " && systemctl try-restart "+plan.AgentUnit(s.Index), func(f Finding) Finding { return f.Of(s.Index) })
+	}
+	check(plan.GitUser, "", func(f Finding) Finding { return f })
+	return otherwise(all, ok("%d users", there))
 }
 
 // powerful are groups whose members are as good as root, except docker, which docker-group

@@ -87,6 +87,9 @@ func TestSystemChecks(t *testing.T) {
 			"fail: user kbnode-gpu1 is in group sudo, which gives a job's commands control of the host", "gpasswd -d kbnode-gpu1 sudo && systemctl try-restart buildkite-agent-gpu1.service"},
 		{"a shared ID", "system-users", of(nil), file("/etc/passwd", passwd+"alice:x:990:990::/:\n"), nil, "fail: user kbnode-gpu0 shares the ID 990 with alice", ""},
 		{"root by another name", "system-users", of(nil), file("/etc/passwd", "root:x:0:0::/:\nkbnode-gpu0:x:0:0::/:\n"), nil, "fail: user kbnode-gpu0 shares the ID 0 with root", ""},
+		{"git's in a group of roots", "system-users", of(nil), file("/etc/passwd", passwd+"kbnode-git:x:992:992::/:\n", "/etc/group", "sudo:x:9:kbnode-git\n"), nil,
+			"fail: user kbnode-git is in group sudo, which gives a job's commands control of the host", "gpasswd -d kbnode-git sudo"},
+		{"git's is a slot's", "system-users", of(nil), file("/etc/passwd", passwd+"kbnode-git:x:990:990::/:\n"), nil, "fail: user kbnode-gpu0 shares the ID 990 with kbnode-git (and 1 more)", ""},
 
 		{"good", "system-sandbox", of(nil), file(seccomp, "", lsm, "capability,apparmor\n"), nil, "ok: seccomp, AppArmor", ""},
 		{"SELinux", "system-sandbox", of(nil), file(seccomp, "", lsm, "capability,selinux\n"), nil, "ok: seccomp, SELinux", ""},

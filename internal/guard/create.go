@@ -190,6 +190,10 @@ func (b *builder) hostRules() map[string]rule {
 	}
 }
 
+// logMiB is the size of a file of a container's log, in MiB, and logFiles is how many there are. This is
+// on Docker's own disk: 256 MiB for all containers of a slot.
+const logMiB, logFiles = 8, 2
+
 // request combines the policy with what the rules took.
 func (b *builder) request() (*container.CreateRequest, error) {
 	p, h := b.policy, &b.host
@@ -213,8 +217,7 @@ func (b *builder) request() (*container.CreateRequest, error) {
 	// Otherwise device nodes made in the checkout would reach the neighbor, forged packets what
 	// is beyond the node, and audit records the node's kernel log.
 	h.CapDrop = slices.Compact(slices.Sorted(slices.Values(append(h.CapDrop, "AUDIT_WRITE", "MKNOD", "NET_RAW"))))
-	// This is on Docker's own disk: 256 MiB for all containers of a slot.
-	h.LogConfig = container.LogConfig{Type: "local", Config: map[string]string{"max-size": "8m", "max-file": "2"}}
+	h.LogConfig = container.LogConfig{Type: "local", Config: map[string]string{"max-size": strconv.Itoa(logMiB) + "m", "max-file": strconv.Itoa(logFiles)}}
 	b.conf.Healthcheck = &container.HealthConfig{Test: []string{"NONE"}} // not the image's either
 	// Name the runtime: if the engine's default is NVIDIA's, an image's environment would choose
 	// the GPUs.

@@ -4,10 +4,13 @@ import (
 	"bufio"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,6 +24,7 @@ import (
 // was asked.
 type fakeEngine struct {
 	socket   string
+	root     string        // its directory
 	driver   string        // cgroup driver
 	security []string      // its security options
 	exit     chan struct{} // closed: containers have exited
@@ -33,6 +37,8 @@ type fakeEngine struct {
 	// fault, if not nil, returns the status of a request that fails: 0 if it does not, and -1 if the
 	// connection breaks. It may wait.
 	fault func(r *http.Request) int
+	// forgets: it tells no events, as after a restart. stops: it has sent its containers a signal.
+	forgets, stops bool
 	// stats are files in containers, as the engine reports them; "" for one that is missing.
 	stats map[string]string
 
@@ -72,7 +78,7 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 	e := &fakeEngine{
 		socket: filepath.Join(t.TempDir(), "engine.sock"), driver: "systemd",
 		stats: map[string]string{"/etc/passwd": `{"size": 1000, "mode": 420}`, "/etc/group": ""},
-		exit:  make(chan struct{}), containers: map[string]*fakeContainer{}, attached: make(chan stream, 8),
+		root:  t.TempDir(), exit: make(chan struct{}), containers: map[string]*fakeContainer{}, attached: make(chan stream, 8),
 	}
 	l, err := net.Listen("unix", e.socket)
 	if err != nil {
@@ -82,7 +88,7 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 	mux.HandleFunc("/_ping", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	mux.HandleFunc("GET /info", func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusOK, map[string]any{"CgroupDriver": e.driver, "CgroupVersion": "2", "ServerVersion": "26.1.5",
-			"Name": "secret-host", "NCPU": 224, "SecurityOptions": e.security, "Runtimes": map[string]any{"runc": map[string]string{"path": "runc"}}})
+			"Name": "secret-host", "DockerRootDir": e.root, "NCPU": 224, "SecurityOptions": e.security, "Runtimes": map[string]any{"runc": map[string]string{"path": "runc"}}})
 	})
 	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusOK, map[string]string{"Version": "26.1.5", "ApiVersion": "1.45", "MinAPIVersion": "1.24", "Os": "linux", "Arch": "amd64"})
@@ -133,6 +139,32 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		case <-r.Context().Done():
 		}
 	}))
+	mux.HandleFunc("GET /events", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-e.exit:
+		case <-r.Context().Done():
+			return
+		}
+		e.mu.Lock()
+		for _, id := range slices.Sorted(maps.Keys(e.containers)) {
+			event := func(action string) {
+				_, _ = fmt.Fprintf(w, `{"Type":"container","Action":%q,"Actor":{"ID":%q}}`+"\n", action, id)
+			}
+			if e.forgets || !strings.Contains(r.URL.RawQuery, id) {
+				continue
+			}
+			if e.stops {
+				event("kill")
+			}
+			event("die")
+		}
+		e.mu.Unlock()
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	})
 	mux.HandleFunc("GET /containers/{id}/logs", e.with(func(w http.ResponseWriter, _ *http.Request, _ *fakeContainer) {
 		if e.logs == nil {
 			_, _ = io.WriteString(w, "logged\n")
@@ -207,6 +239,17 @@ func (e *fakeEngine) add(id, name, slice, slot string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.containers[id] = c
+	_ = e.logFiles(id, "container.log")
+}
+
+// logFiles are what a container's log consists of.
+func (e *fakeEngine) logFiles(id string, names ...string) error {
+	dir := filepath.Join(e.root, "containers", id, "local-logs")
+	err := os.MkdirAll(dir, 0o700)
+	for _, name := range names {
+		err = errors.Join(err, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	return err
 }
 
 func (e *fakeEngine) create(w http.ResponseWriter, r *http.Request) {

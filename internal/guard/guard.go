@@ -5,6 +5,7 @@
 package guard
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,16 +51,21 @@ type Config struct {
 	// MainPID returns the process of the agent's unit, 0 without one. Nil means unknown.
 	MainPID func(context.Context) (int, error)
 
-	binder   *binder      // nil uses real mounts
-	network  *slotNetwork // nil uses the node's own
-	disk     *slotDisk    // nil uses the one that the policy gives
-	confiner *confiner    // nil uses the node's own
-	keeper   slotKeeper   // nil uses the real one
-	uid, gid int          // of the slot's user, 0 if unknown
+	binder   *binder                          // nil uses real mounts
+	network  *slotNetwork                     // nil uses the node's own
+	disk     *slotDisk                        // nil uses the one that the policy gives
+	confiner *confiner                        // nil uses the node's own
+	keeper   slotKeeper                       // nil uses the real one
+	mirrors  func() (checkout.Mirrors, error) // nil uses the node's
+	uid, gid int                              // of the slot's user, 0 if unknown
+	root     int                              // user ID
+
+	engineTime, stopGrace time.Duration // 0 uses the default
 }
 
 // Serve answers on the slot's socket until ctx is done, and then until no request is in flight,
-// so that a job whose output is being read is not cut off. It notifies systemd when it is ready.
+// so that a job whose output is being read is not cut off. Requests to run a job end at once: the
+// job goes on, and the next service takes it up. Serve notifies systemd when it is ready.
 func Serve(ctx context.Context, c Config) error {
 	if err := checkPolicy(c.Policy); err != nil {
 		return err
@@ -75,6 +81,7 @@ func Serve(ctx context.Context, c Config) error {
 	}
 	c.uid, c.gid = uid, gid
 	g := newGuard(c, engine)
+	g.stopping = ctx
 	defer g.up.transport.CloseIdleConnections()
 	g.facts.user = fmt.Sprintf("%d:%d", uid, gid)
 	listener := c.Listener
@@ -83,12 +90,10 @@ func Serve(ctx context.Context, c Config) error {
 			return err
 		}
 	}
-	// Each slot has its own mirrors as long as no agent uses them. Git is not the slot's user, whose
-	// processes the keeper ends outside the slot's slice.
-	g.mirrors = checkout.Mirrors{Dir: filepath.Join(filepath.Dir(c.Policy.Socket), "mirrors"), UID: nobodyID - 1, GID: nobodyID - 1}
-	if err := errors.Join(g.binder.clear(), g.keeper.Thaw(), ownDir(g.mirrors.Dir, 0o711, 0, 0)); err != nil {
+	if err := errors.Join(g.binder.clear(), g.keeper.Thaw(), removeOldMirrors(filepath.Dir(c.Policy.Socket))); err != nil {
 		return err
 	}
+	g.runs.over = g.load().Over
 	server := &http.Server{
 		Handler:           &g.inFlight,
 		ConnContext:       notePeer,
@@ -113,7 +118,7 @@ func Serve(ctx context.Context, c Config) error {
 	g.log.Info("guard ready", "path", listener.Addr().String())
 	g.notify(daemon.SdNotifyReady)
 	g.trim()
-	err = server.Serve(&peers{UnixListener: listener, allowed: []int{0, uid}, slots: make(chan struct{}, maxConnections), log: g.log})
+	err = server.Serve(&peers{UnixListener: listener, allowed: []int{0, uid}, slots: make(chan struct{}, maxConnections), log: g.log, root: c.root})
 	if !stop() {
 		<-stopped
 	}
@@ -166,6 +171,8 @@ func (g *guard) connect(ctx context.Context) {
 type slotKeeper interface {
 	Report(ctx context.Context, report string, pid int, answer func(message string)) (parked string, err error)
 	Record(ctx context.Context, pid int) (noise.Record, error)
+	// Why returns why the keeper ended the job, "" if it did not.
+	Why() string
 	Made(profile string)
 	Started(id string)
 	Watch(ctx context.Context)
@@ -185,8 +192,12 @@ type guard struct {
 	up         *upstream
 	api        *docker.Engine
 	runs       runs
-	mirrors    checkout.Mirrors
-	uid, gid   int // of the slot's user
+	mirrors    func() (checkout.Mirrors, error)
+	preparing  sync.Mutex
+	stopping   context.Context // done when the service is to stop
+	engineTime time.Duration   // how long the engine may take for a step of a job's start
+	stopGrace  time.Duration   // how long a canceled job has to end by itself
+	uid, gid   int             // of the slot's user
 	engine     engineCheck
 	network    *slotNetwork
 	confiner   *confiner
@@ -218,12 +229,19 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 		whole:      make(chan struct{}, maxWhole),
 		pulls:      make(chan struct{}, maxPulls),
 		specs:      make(chan struct{}, 1),
+		mirrors:    c.mirrors,
+		stopping:   context.Background(),
+		engineTime: cmp.Or(c.engineTime, engineTime),
+		stopGrace:  cmp.Or(c.stopGrace, stopGrace),
 	}
 	if c.binder != nil {
 		g.binder = c.binder
 	}
 	if g.disk = c.disk; g.disk == nil {
 		g.disk = newDisk(p, g.log)
+	}
+	if g.mirrors == nil {
+		g.mirrors = nodeMirrors
 	}
 	if g.network = c.network; g.network == nil {
 		g.network = newNetwork(p, engine)
@@ -238,6 +256,8 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 	}
 	g.own.prefix = "kbnode-" + p.Name + "-"
 	g.own.list = func(ctx context.Context) ([]docker.Container, error) {
+		ctx, cancel := context.WithTimeout(ctx, g.engineTime) // others wait for the answer, too
+		defer cancel()
 		return engine.Containers(ctx, docker.Filter{Slice: p.Slice, Label: slotLabel + "=" + strconv.Itoa(p.Slot), Known: g.own.has})
 	}
 	g.keeper = keeper.New(keeper.Config{

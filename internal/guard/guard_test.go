@@ -21,6 +21,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/checkout"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -35,6 +36,9 @@ type rig struct {
 	network  *fakeNetwork
 	confiner *confiner
 	keeper   slotKeeper
+	root     int // user ID
+	mirrors  func() (checkout.Mirrors, error)
+	patience time.Duration // with the engine, and with a canceled job
 	mu       sync.Mutex
 	held     map[string]string // what is mounted now, by held path
 	stop     context.CancelFunc
@@ -49,7 +53,7 @@ func newRig(t testing.TB, change ...func(*rig)) *rig {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	r := &rig{engine: newFakeEngine(t), policy: testPolicy(), done: make(chan error, 1)}
+	r := &rig{engine: newFakeEngine(t), policy: testPolicy(), done: make(chan error, 1), root: -1}
 	r.policy.User = me.Username
 	r.policy.DockerSocket = r.engine.socket
 	r.policy.WorkRoot = filepath.Join(dir, "work")
@@ -113,7 +117,7 @@ func (r *rig) serve(t testing.TB, cgroupRoot string) {
 	ctx, cancel := context.WithCancel(t.Context())
 	r.stop = cancel
 	go func() {
-		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), binder: r.mounts, network: r.network.slot(), confiner: r.confiner, keeper: r.keeper})
+		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), binder: r.mounts, network: r.network.slot(), confiner: r.confiner, keeper: r.keeper, mirrors: r.mirrors, root: r.root, engineTime: r.patience, stopGrace: r.patience})
 	}()
 	t.Cleanup(cancel)
 	for deadline := time.Now().Add(5 * time.Second); r.policy.Network != "none" && !r.network.asked() && time.Now().Before(deadline); {

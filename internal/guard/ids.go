@@ -96,7 +96,7 @@ const maxIDs = 4 << 20
 // span is a range of IDs.
 type span struct{ from, count int64 }
 
-// lentOut returns the IDs that the node below root has given to slots, and to anyone for user
+// lentOut returns the IDs that the node below root has given to slots, to git, and to anyone for user
 // namespaces.
 func lentOut(root string) (users, groups []span, err error) {
 	number := func(s string) int64 {
@@ -108,7 +108,7 @@ func lentOut(root string) (users, groups []span, err error) {
 	slots := strings.TrimSuffix(plan.UserName(0), "0")
 	for name, take := range map[string]func(f []string){
 		"passwd": func(f []string) {
-			if strings.HasPrefix(f[0], slots) && len(f) > 3 {
+			if (strings.HasPrefix(f[0], slots) || f[0] == plan.GitUser) && len(f) > 3 {
 				users, groups = append(users, span{number(f[2]), 1}), append(groups, span{number(f[3]), 1})
 			}
 		},

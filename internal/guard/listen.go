@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/keeper"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -25,13 +26,13 @@ const AgentDir = "agent"
 func lookupUser(name string) (uid, gid int, err error) {
 	u, err := user.Lookup(name)
 	if err != nil {
-		return 0, 0, fmt.Errorf("look up the slot's user: %w; run kbnode reconcile", err)
+		return 0, 0, fmt.Errorf("look up user %s: %w; run kbnode reconcile", name, err)
 	}
 	if uid, err = strconv.Atoi(u.Uid); err != nil {
-		return 0, 0, fmt.Errorf("look up the slot's user %s: %w", name, err)
+		return 0, 0, fmt.Errorf("look up user %s: %w", name, err)
 	}
 	if gid, err = strconv.Atoi(u.Gid); err != nil {
-		return 0, 0, fmt.Errorf("look up the slot's user %s: %w", name, err)
+		return 0, 0, fmt.Errorf("look up user %s: %w", name, err)
 	}
 	return uid, gid, nil
 }
@@ -97,6 +98,7 @@ type peers struct {
 	allowed []int
 	slots   chan struct{}
 	log     *slog.Logger
+	root    int // the user ID of root, except in tests
 }
 
 // Accept waits for a connection that may be served.
@@ -110,7 +112,7 @@ func (l *peers) Accept() (net.Conn, error) {
 		if err == nil && slices.Contains(l.allowed, int(cred.Uid)) {
 			// Waiting here leaves further clients in the kernel's queue.
 			l.slots <- struct{}{}
-			return &peerConn{UnixConn: conn, root: cred.Uid == 0, pid: int(cred.Pid), release: sync.OnceFunc(func() { <-l.slots })}, nil
+			return &peerConn{UnixConn: conn, root: int(cred.Uid) == l.root, pid: int(cred.Pid), release: sync.OnceFunc(func() { <-l.slots })}, nil
 		}
 		if err != nil {
 			l.log.Warn("connection refused", "err", err)
@@ -150,6 +152,14 @@ func (c *peerConn) Close() error {
 	return c.UnixConn.Close()
 }
 
+// agent returns the process of the agent that has a job run over this connection.
+func (c *peerConn) agent() int {
+	if c.root {
+		return keeper.NoAgent
+	}
+	return c.pid
+}
+
 type peerKey struct{}
 
 // notePeer records in a request's context who sends it.
@@ -160,8 +170,8 @@ func notePeer(ctx context.Context, conn net.Conn) context.Context {
 	return ctx
 }
 
-// policyFor returns the slot's policy. The node's root may run any image, as kbnode selftest
-// does with one of its own; nothing else differs for root.
+// policyFor returns the slot's policy. The node's root may run any image, as kbnode selftest does with
+// one of its own; no other part of the policy differs for root.
 func (g *guard) policyFor(ctx context.Context) plan.JobPolicy {
 	p := g.policy
 	if peer, ok := ctx.Value(peerKey{}).(*peerConn); ok && peer.root {

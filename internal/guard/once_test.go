@@ -189,7 +189,7 @@ func TestOthersIDs(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{
-		"passwd": "root:x:0:0::/:\nkbnode-gpu0:x:2000:2001::/:\nkbnode-gpu1:x:2002:2003::/:\nalice:x:1000:1000::/:\nbroken:x\n",
+		"passwd": "root:x:0:0::/:\nkbnode-gpu0:x:2000:2001::/:\nkbnode-gpu1:x:2002:2003::/:\nkbnode-git:x:2004:2005::/:\nalice:x:1000:1000::/:\nbroken:x\n",
 		"subuid": "alice:100000:65536\nbroken:x:9999999\n", "subgid": "alice:300000:65536\n",
 	} {
 		if err := os.WriteFile(filepath.Join(root, "etc", name), []byte(text), 0o600); err != nil {
@@ -198,7 +198,7 @@ func TestOthersIDs(t *testing.T) {
 	}
 	b := &builder{facts: facts{user: "2000:2001"}}
 	for user, free := range map[string]bool{
-		"": true, "root": true, "2000:2001": true, "1000": true, "2002": false, "0:2003": false, "2003": true, "100000": false, "165535": false,
+		"": true, "root": true, "2000:2001": true, "1000": true, "2002": false, "0:2003": false, "2004": false, "0:2005": false, "2003": true, "100000": false, "165535": false,
 		"165536": true, "300000": true, "0:300000": false, "1000:100000": true,
 	} {
 		if err := b.othersIDs(root, user, nil); (err == nil) != free {

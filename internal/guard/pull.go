@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"path/filepath"
@@ -135,10 +136,20 @@ func lowOn(dir string) bool {
 	return st.Bavail < min(st.Blocks/10, minFree/uint64(st.Frsize))
 }
 
+// pullStall is how long a pull may go on without progress: the engine says nothing while it checks a
+// large layer.
+const pullStall = 10 * time.Minute
+
+var errPullStalled = fmt.Errorf("the Docker engine pulled nothing for %s", pullStall)
+
 // provide pulls the job's image if the node lacks it, or the job wants the newest.
 func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frames *slot.Frames) error {
-	c := &call{r: internal(ctx)}
-	has, err := g.image(c, image, &struct{}{})
+	var has bool
+	var low func() bool
+	err := g.within(ctx, func(ctx context.Context) (err error) {
+		has, err = g.image(&call{r: internal(ctx)}, image, &struct{}{})
+		return err
+	})
 	if err != nil || has && (spec.Pull != job.PullAlways || g.keeps(image)) {
 		return err
 	}
@@ -149,13 +160,19 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 		return err
 	}
 	_ = frames.Note("pulls %s", image) // the reader may be gone
-	low, err := g.engine.low(ctx)
+	err = g.within(ctx, func(ctx context.Context) (err error) {
+		low, err = g.engine.low(ctx)
+		return err
+	})
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	stalled := time.AfterFunc(pullStall, func() { cancel(errPullStalled) })
+	defer stalled.Stop()
 	if err := g.api.Pull(ctx, image, func(docker.Progress) {
+		stalled.Reset(pullStall)
 		if low() {
 			cancel(errDiskFull)
 		}

@@ -8,23 +8,31 @@ import (
 	"net/http"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/checkout"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/keeper"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 const (
 	// stopGrace is how long a canceled job has to end by itself. The agent gives its own process for
 	// the job five seconds more, in which artifacts are uploaded.
-	stopGrace = 25 * time.Second
+	stopGrace = 20 * time.Second
+	// stopSlack is how much longer the engine may take for that, before the job ends without it.
+	stopSlack = 2 * time.Second
 	// handover is how long a job that the agent has given up may take to end before the next one.
 	handover = 2 * time.Minute
+	// engineTime is how long the engine may take for one step to a job's start. A working one takes
+	// milliseconds, or seconds under load.
+	engineTime = 2 * time.Minute
 )
 
 // jobRun is the one job that a slot runs.
@@ -38,11 +46,25 @@ type jobRun struct {
 	canceled sync.Once
 	cancel   chan struct{} // closed when the job is to end
 	begun    chan struct{} // closed when the job runs, or will not
+	exited   chan struct{} // closed when the container has ended
 	done     chan struct{} // closed when outcome is known, or the job does not run
+	ended    bool          // outcome says how the container ended
+	settled  bool          // and what the job left
 	outcome  slot.Outcome
+	readers  atomic.Int32 // of its output
+}
+
+func newRun(spec *job.Spec, pid int) *jobRun {
+	made := func() chan struct{} { return make(chan struct{}) }
+	return &jobRun{spec: spec, pid: pid, cancel: made(), begun: made(), exited: made(), done: made()}
 }
 
 func (r *jobRun) checkout() string { return filepath.Join(r.top, "checkout") }
+
+// files is where the checkout is when it is the agent's.
+func (r *jobRun) files() string {
+	return filepath.Join(filepath.Dir(r.top), runPrefix+"files-"+strings.TrimPrefix(filepath.Base(r.top), runPrefix))
+}
 
 func (r *jobRun) stop() { r.canceled.Do(func() { close(r.cancel) }) }
 
@@ -50,9 +72,34 @@ func (r *jobRun) stop() { r.canceled.Do(func() { close(r.cancel) }) }
 type runs struct {
 	mu   sync.Mutex
 	last *jobRun
+	over []string // jobs before the last, of which nothing is left
 }
 
-var errCanceled = errors.New("the job was canceled before it started")
+// maxOver is how many of them are known: their agent's processes ended long ago.
+const maxOver = 64
+
+var (
+	errCanceled = errors.New("the job was canceled before it started")
+	errStopping = errors.New("the slot's service is stopping")
+)
+
+// away returns a context that ends with its parent, and when the service is to stop.
+func (g *guard) away(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(g.stopping, func() { cancel(errStopping) })
+	return ctx, func() { stop(); cancel(nil) }
+}
+
+// within gives the engine a time to do something.
+func (g *guard) within(ctx context.Context, do func(context.Context) error) error {
+	limited, cancel := context.WithTimeout(ctx, g.engineTime)
+	defer cancel()
+	err := do(limited)
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		return fmt.Errorf("the Docker engine does not answer within %s: %w", g.engineTime, err)
+	}
+	return err
+}
 
 // run runs a job, or follows one that runs already, until its end.
 func (g *guard) run(c *call) error {
@@ -64,14 +111,24 @@ func (g *guard) run(c *call) error {
 	if err != nil {
 		return err
 	}
-	has := position{number64(c.query, slot.StdoutParam), number64(c.query, slot.StderrParam), time.Now()}
+	has := position{number64(c.query, slot.StdoutParam), number64(c.query, slot.StderrParam)}
 	rc := http.NewResponseController(c.w)
 	c.w.Header().Set("Content-Type", "application/octet-stream")
 	c.w.Header().Set("Connection", "close")
 	c.w.WriteHeader(http.StatusOK)
 	frames := slot.NewFrames(c.w, rc.Flush)
-	r, err := g.begin(c.r.Context(), spec, peer.pid, frames)
-	if err != nil {
+	ctx, end := g.away(c.r.Context())
+	defer end()
+	r, err := g.begin(ctx, spec, peer.agent(), frames)
+	left := func() {}
+	if err == nil {
+		left = sync.OnceFunc(func() { r.readers.Add(-1) })
+		defer left()
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil // the client is gone, or asks the next service
+	case err != nil:
 		g.log.Info("job not started", "job", spec.JobID, "err", err)
 		return frames.End(notStarted(err))
 	}
@@ -79,16 +136,19 @@ func (g *guard) run(c *call) error {
 		select {
 		case <-r.done:
 			_ = rc.SetWriteDeadline(time.Now().Add(answerDeadline))
-		case <-c.r.Context().Done():
+		case <-g.stopping.Done():
+			_ = rc.SetWriteDeadline(time.Now())
+		case <-ctx.Done():
 		}
 	}()
 	if r.container != "" {
-		g.follow(c.r.Context(), r, frames, has)
+		g.follow(ctx, r, frames, has)
+		left()
 	}
 	select {
 	case <-r.done:
 		return frames.End(r.outcome)
-	case <-c.r.Context().Done():
+	case <-ctx.Done():
 		return nil
 	}
 }
@@ -121,8 +181,8 @@ func notStarted(err error) slot.Outcome {
 	if no, ok := errors.AsType[refusal](err); ok && no.status == http.StatusForbidden {
 		return slot.Outcome{Refused: strings.TrimPrefix(no.sentence, "kbnode: ")}
 	}
-	if absent, ok := errors.AsType[*checkout.NotFoundError](err); ok {
-		return slot.Outcome{Refused: absent.Error()}
+	if no, ok := errors.AsType[*checkout.RefusedError](err); ok {
+		return slot.Outcome{Refused: no.Error()}
 	}
 	return slot.Outcome{NodeFault: strings.TrimPrefix(err.Error(), "kbnode: "), Canceled: errors.Is(err, errCanceled)}
 }
@@ -132,14 +192,23 @@ func number64(query url.Values, name string) int64 {
 	return n
 }
 
-// begin starts a job, unless it has been started. A job that the agent has given up ends before.
+// begin starts a job, unless it has been started, and counts a reader. A job that the agent has given up
+// ends before, and so does root's. Root's own job ends no other.
 func (g *guard) begin(ctx context.Context, spec *job.Spec, pid int, frames *slot.Frames) (*jobRun, error) {
 	late := time.After(handover)
 	for {
 		g.runs.mu.Lock()
 		last := g.runs.last
+		if slices.Contains(g.runs.over, spec.JobID) {
+			g.runs.mu.Unlock()
+			return nil, fmt.Errorf("job %s has ended, and another one came after it", spec.JobID)
+		}
 		if last == nil || last.spec.JobID != spec.JobID && isClosed(last.done) {
-			r := &jobRun{spec: spec, pid: pid, cancel: make(chan struct{}), begun: make(chan struct{}), done: make(chan struct{})}
+			if last != nil {
+				g.runs.over = append(g.runs.over[max(0, len(g.runs.over)+1-maxOver):], last.spec.JobID)
+			}
+			r := newRun(spec, pid)
+			r.readers.Add(1)
 			g.runs.last = r
 			g.runs.mu.Unlock()
 			return r, g.startJob(ctx, r, frames)
@@ -147,9 +216,13 @@ func (g *guard) begin(ctx context.Context, spec *job.Spec, pid int, frames *slot
 		g.runs.mu.Unlock()
 		wait := last.begun
 		if last.spec.JobID != spec.JobID {
+			if pid == keeper.NoAgent {
+				return nil, fmt.Errorf("the slot runs job %s, which goes first", last.spec.JobID)
+			}
 			last.stop()
 			wait = last.done
 		} else if isClosed(wait) {
+			last.readers.Add(1)
 			return last, nil
 		}
 		select {
@@ -173,16 +246,9 @@ func isClosed(c <-chan struct{}) bool {
 
 // startJob starts a job, or takes it up, unless it is canceled before.
 func (g *guard) startJob(ctx context.Context, r *jobRun, frames *slot.Frames) error {
-	ctx, end := context.WithCancel(ctx)
+	finding, end := r.orCanceled(ctx)
 	defer end()
-	go func() {
-		select {
-		case <-r.cancel:
-			end()
-		case <-ctx.Done():
-		}
-	}()
-	err := g.adopt(ctx, r)
+	err := g.takeUp(finding, r)
 	if err == nil && r.container == "" {
 		err = g.launchJob(ctx, r, frames)
 	}
@@ -195,7 +261,7 @@ func (g *guard) startJob(ctx context.Context, r *jobRun, frames *slot.Frames) er
 	case err != nil:
 		g.runs.last = nil
 		close(r.done)
-	case r.container == "":
+	case r.container == "" || r.settled:
 		close(r.done)
 	default:
 		go g.supervise(r) //nolint:gosec // a job outlives the request
@@ -204,22 +270,15 @@ func (g *guard) startJob(ctx context.Context, r *jobRun, frames *slot.Frames) er
 	return err
 }
 
-// adopt finds the container of a job that an earlier service started.
-func (g *guard) adopt(ctx context.Context, r *jobRun) error {
-	list, err := g.api.Containers(ctx, docker.Filter{Slice: g.policy.Slice, Label: jobLabel + "=" + r.spec.JobID})
-	if err != nil {
-		return fmt.Errorf("list the slot's containers: %w", err)
-	}
-	for _, c := range list {
-		if c.State == "created" {
-			continue // its start may have failed; what is left is removed before the next job
+// orCanceled returns a context that also ends when the job is canceled.
+func (r *jobRun) orCanceled(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, end := context.WithCancel(ctx)
+	go func() {
+		select {
+		case <-r.cancel:
+			end()
+		case <-ctx.Done():
 		}
-		// An image can set labels, too, and the slot's user makes directories beside.
-		if r.top = filepath.Join(g.policy.WorkRoot, c.Labels[checkoutLabel]); !isRun(c.Labels[checkoutLabel]) || !isOurs(r.top) {
-			return errors.New("the job's container has no checkout")
-		}
-		r.container = c.ID
-		return nil
-	}
-	return nil
+	}()
+	return ctx, end
 }

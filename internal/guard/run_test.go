@@ -27,10 +27,13 @@ import (
 type runKeeper struct {
 	startKeeper
 	parked string
+	why    string
 	record error
 }
 
 func (k *runKeeper) Started(string) {}
+
+func (k *runKeeper) Why() string { return k.why }
 
 func (k *runKeeper) Report(context.Context, string, int, func(string)) (string, error) {
 	return k.parked, nil
@@ -70,10 +73,10 @@ func (s *syncBuffer) String() string {
 
 const runnerPlugin = `[{"github.com/buildkite-plugins/docker-buildkite-plugin#v5.13.0":{"image":"img","tty":false,"environment":["KERNELBOT_RUN_ID"]}}]`
 
-func newJobRig(t *testing.T, sent map[string]string) *jobRig {
+func newJobRig(t *testing.T, sent map[string]string, change ...func(*rig)) *jobRig {
 	t.Helper()
 	k := &runKeeper{}
-	r := &jobRig{rig: newRig(t, func(r *rig) { r.keeper = k }), keeper: k, notes: filepath.Join(t.TempDir(), "notes")}
+	r := &jobRig{rig: newRig(t, append(change, func(r *rig) { r.keeper = k })...), keeper: k, notes: filepath.Join(t.TempDir(), "notes")}
 	r.agent = filepath.Join(t.TempDir(), "buildkite-agent")
 	script := fmt.Sprintf("#!/bin/sh\n{ echo \"args $*\"; pwd; env; } >%s\necho uploaded\n", r.notes)
 	if err := os.WriteFile(r.agent, []byte(script), 0o755); err != nil {
@@ -226,13 +229,7 @@ func TestRunOutlivesItsService(t *testing.T) {
 	r.engine.logs = func(write func(string)) { write("hello\n"); write("more\n"); <-r.engine.exit }
 	id := strings.Repeat("e", 64)
 	r.engine.add(id, "kbnode-gpu0-x", r.policy.Slice, "0")
-	r.engine.mu.Lock()
-	r.engine.containers[id].Config.Labels[jobLabel] = "0190"
-	r.engine.containers[id].Config.Labels[checkoutLabel] = someRun
-	r.engine.mu.Unlock()
-	if err := os.MkdirAll(filepath.Join(r.policy.WorkRoot, someRun, "checkout"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	r.record(t, runRecord{JobID: "0190", Top: someRun, Container: id})
 	done := r.start(t.Context())
 	until(t, "its output", func() bool { return strings.Contains(r.log.String(), "hello\nmore\n") })
 	close(r.engine.exit)
@@ -253,7 +250,7 @@ func TestCancelJob(t *testing.T) {
 	until(t, "the container to be stopped", func() bool {
 		r.engine.mu.Lock()
 		defer r.engine.mu.Unlock()
-		return slices.ContainsFunc(r.engine.requests, func(s string) bool { return strings.Contains(s, "/stop?t=25") })
+		return slices.ContainsFunc(r.engine.requests, func(s string) bool { return strings.Contains(s, "/stop?t=20") })
 	})
 	close(r.engine.exit)
 	_ = out.Close()

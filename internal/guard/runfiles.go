@@ -12,6 +12,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/checkout"
 	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
@@ -35,6 +36,10 @@ func isOurs(path string) bool {
 
 // fill makes the job's directory with what its checkout has.
 func (g *guard) fill(ctx context.Context, r *jobRun, frames *slot.Frames) error {
+	c := r.spec.Checkout
+	if c.Mode == job.CheckoutMirror && !job.Allows(g.policy.Repositories, c.Repository) {
+		return forbid("%.200q is not a repository that this node allows; use one that is, or add it to agent.allowed_repositories in the node's "+plan.ConfigPath, c.Repository)
+	}
 	work, err := os.OpenRoot(g.policy.WorkRoot)
 	if err != nil {
 		return fmt.Errorf("make a checkout: %w", err)
@@ -52,9 +57,12 @@ func (g *guard) fill(ctx context.Context, r *jobRun, frames *slot.Frames) error 
 	if err != nil {
 		return fmt.Errorf("make a checkout: %w", err)
 	}
-	c := r.spec.Checkout
 	if c.Mode != job.CheckoutMirror {
 		return nil
+	}
+	mirrors, err := g.mirrors()
+	if err != nil {
+		return err
 	}
 	_ = frames.Note("fetches %s of %s", c.Commit, c.Repository) // the reader may be gone
 	to, err := work.OpenRoot(dir)
@@ -62,8 +70,33 @@ func (g *guard) fill(ctx context.Context, r *jobRun, frames *slot.Frames) error 
 		return fmt.Errorf("make a checkout: %w", err)
 	}
 	defer hangUp(to)
-	_, err = g.mirrors.Checkout(ctx, checkout.Source{Repository: c.Repository, Commit: c.Commit, Branch: c.Branch}, to, g.uid, g.gid)
+	_, err = mirrors.Checkout(ctx, checkout.Source{Repository: c.Repository, Commit: c.Commit, Branch: c.Branch}, to, g.uid, g.gid)
 	return err
+}
+
+// nodeMirrors are the mirrors that all slots share. Without git's user there are none: git runs as
+// no other.
+func nodeMirrors() (checkout.Mirrors, error) { return userMirrors(plan.GitUser) }
+
+func userMirrors(name string) (checkout.Mirrors, error) {
+	uid, gid, err := lookupUser(name)
+	if err == nil && (uid == 0 || gid == 0) {
+		err = fmt.Errorf("user %s is root; delete it, and run kbnode reconcile", name)
+	}
+	return checkout.Mirrors{Dir: plan.MirrorsDir, UID: uid, GID: gid}, err
+}
+
+// removeOldMirrors removes the mirrors that an earlier version kept for each slot.
+func removeOldMirrors(runDir string) error {
+	root, err := os.OpenRoot(runDir)
+	if err != nil {
+		return fmt.Errorf("remove earlier mirrors: %w", err)
+	}
+	defer hangUp(root)
+	if err := disk.RemoveTree(root, "mirrors"); err != nil {
+		return fmt.Errorf("remove earlier mirrors: %w", err)
+	}
+	return nil
 }
 
 // clearRuns removes the directories of earlier jobs.
@@ -87,7 +120,7 @@ func (g *guard) clearRuns() error {
 
 // give gives the agent the job's files.
 func (g *guard) give(r *jobRun) error {
-	files := filepath.Join(g.policy.WorkRoot, runPrefix+"files-"+strings.TrimPrefix(filepath.Base(r.top), runPrefix))
+	files := r.files()
 	// The job may have closed it, or given it away.
 	if err := errors.Join(chown(r.checkout(), g.uid, g.gid), os.Chmod(r.checkout(), 0o755)); err != nil { //nolint:gosec // its artifacts are public
 		return err

@@ -17,11 +17,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// jobLabel names the Buildkite job of a container, and checkoutLabel its directory.
-const (
-	jobLabel      = "kbnode.job"
-	checkoutLabel = "kbnode.checkout"
-)
+// jobLabel names the Buildkite job of a container, for people.
+const jobLabel = "kbnode.job"
 
 // fromSpec makes the container-create request of a job from the policy and its spec, which is
 // valid. dir is the job's checkout on the node, in which nothing runs yet. The error is a sentence
@@ -32,7 +29,7 @@ func fromSpec(p plan.JobPolicy, f facts, s *job.Spec, dir string) (*container.Cr
 		b.policy.Profile = config.ProfileStrict
 	}
 	c := &b.conf
-	c.Labels = map[string]string{jobLabel: s.JobID, checkoutLabel: filepath.Base(filepath.Dir(dir))}
+	c.Labels = map[string]string{jobLabel: s.JobID}
 	if c.Image = s.Image; c.Image == "" {
 		if c.Image = p.NodeImage; c.Image == "" {
 			return nil, errors.New("this node has no image of its own for steps without the docker plugin; name one with the plugin")

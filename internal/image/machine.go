@@ -45,7 +45,7 @@ const (
 )
 
 // ErrNoNode means that there are no slots.
-var ErrNoNode = errors.New("this machine is not set up as a node; run sudo kbnode install --queue NAME")
+var ErrNoNode = errors.New("this machine is not set up as a node; type sudo kbnode install")
 
 // Machine is the node that kbnode runs on.
 type Machine struct {

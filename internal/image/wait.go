@@ -226,7 +226,7 @@ func (u *Updater) idleSlot(ctx context.Context, end time.Time, unfit map[int]str
 	if err == nil && reasons != "" {
 		err = errors.New("no slot can try the image; " + reasons)
 	} else if err == nil && found.Name == "" {
-		err = errors.New("this node has no slot to try the image in; run sudo kbnode install --queue NAME")
+		err = errors.New("this node has no slot to try the image in; run sudo kbnode install")
 	}
 	return found, err
 }

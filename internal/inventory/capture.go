@@ -141,6 +141,9 @@ func writeArchive(w io.Writer, files map[string]string) error {
 // captured machine, unpacked into a temporary directory that closeRoot removes.
 func Open(name string) (root string, closeRoot func() error, err error) {
 	info, err := os.Stat(name)
+	if errors.Is(err, os.ErrNotExist) {
+		return "", nil, fmt.Errorf("open machine: %s does not exist; name a directory with a machine's files, or a file made by kbnode inventory --capture", name)
+	}
 	if err != nil {
 		return "", nil, fmt.Errorf("open machine: %w", err)
 	}

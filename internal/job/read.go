@@ -1,16 +1,13 @@
 package job
 
 import (
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	buildkite "github.com/buildkite/go-pipeline"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/lazy"
-	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 )
 
@@ -63,7 +60,9 @@ var (
 	uploadForm  = lazy.Regexp(`^buildkite-agent +pipeline +upload(?: +([^\s'"$` + "`" + `\\;&|<>()*?-][^\s'"$` + "`" + `\\;&|<>()*?]*))?$`)
 	uploadWords = lazy.Regexp(`\bbuildkite-agent\s+pipeline\s+upload\b`)
 	runnerForm  = lazy.Regexp(`^(exec +)?(/usr/local/bin/)?kbnode +runner( |$)`)
-	githubSSH   = lazy.Regexp(`^(git@github\.com:|ssh://git@github\.com/)`)
+	// bareForm is a runner that reads no file of the checkout: its payload is in variables.
+	bareForm  = lazy.Regexp(`^(exec +)?(/usr/local/bin/)?kbnode +runner( +--annotate)?$`)
+	githubSSH = lazy.Regexp(`^(git@github\.com:|ssh://git@github\.com/)`)
 )
 
 // reader makes a Spec. Its methods keep the first refusal.
@@ -162,7 +161,7 @@ func (r *reader) readPlugins(list string) {
 // runs notes what the container's command line means for the profile and the checkout.
 func (r *reader) runs(line string) {
 	line = strings.TrimSpace(line)
-	r.needed = !pipeline.Runs(line)
+	r.needed = !pipeline.Runs(line) && !bareForm().MatchString(line)
 	r.Profile = config.ProfileCompatible
 	if runnerForm().MatchString(line) {
 		r.Profile = config.ProfileStrict
@@ -198,15 +197,11 @@ func (r *reader) checkout() {
 	if repo == "" || r.skip || r.Kind != KindUpload && !others && (!mounted || !r.needed) {
 		return
 	}
-	allowed := func(expr string) bool {
-		re, err := regexp.Compile(expr)
-		return err == nil && re.MatchString(repo)
-	}
-	if len(repo) > maxRepo || !slices.ContainsFunc(r.in.Repositories, allowed) {
+	if len(repo) > maxRepo || !matchesAny(r.in.Repositories, repo) {
 		r.refuse("BUILDKITE_REPO", "%.200q is not a repository that this node allows; use one that is, or add it to agent.allowed_repositories", repo)
 	}
 	r.Checkout = Checkout{
-		Mode: CheckoutMirror, Repository: githubSSH().ReplaceAllString(repo, "https://github.com/"),
+		Mode: CheckoutMirror, Repository: githubSSH().ReplaceAllString(repo, github),
 		Commit: r.in.get("BUILDKITE_COMMIT"), Branch: r.in.get("BUILDKITE_BRANCH"),
 	}
 	if r.Checkout.Commit != "HEAD" {
@@ -227,22 +222,4 @@ func (r *reader) rest() {
 	r.Artifacts = append(r.Artifacts, split(r.in.get("BUILDKITE_ARTIFACT_PATHS"), ";")...)
 	// From the agent alone: a build must not say what the log hides.
 	r.Redact = append(r.Redact, split(r.in.Env["BUILDKITE_REDACTED_VARS"], ",")...)
-	var carriers []string
-	for _, v := range r.in.Sent {
-		if payload.IsVar(v.Name) {
-			carriers = append(carriers, v.Name+"="+r.in.get(v.Name))
-		}
-	}
-	text, _, err := payload.FromEnv(carriers)
-	if err != nil {
-		r.refuse(payload.Var, "%v", err)
-	}
-	r.Payload = text
-	if minutes := r.in.get("BUILDKITE_TIMEOUT"); minutes != "" && minutes != "false" {
-		n, err := strconv.ParseInt(minutes, 10, 32)
-		if err != nil || n < 0 || n > maxMinutes {
-			r.refuse("BUILDKITE_TIMEOUT", "%.40q is not a time limit; set timeout_in_minutes to at most %d", minutes, maxMinutes)
-		}
-		r.TimeLimit = n * 60
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 )
 
 // Kind says what a job runs.
@@ -74,9 +75,7 @@ type Spec struct {
 	// PipelineFile is what KindUpload uploads, below the checkout; "" means the agent's usual places.
 	PipelineFile string   `json:"pipeline_file"`
 	Artifacts    []string `json:"artifacts"` // patterns of paths below the checkout
-	Payload      string   `json:"payload"`   // the encoded submission; "" if the build carries none
 	Redact       []string `json:"redact"`    // patterns of names of variables whose values the log hides
-	TimeLimit    int64    `json:"time_limit_seconds"`
 }
 
 // Var is a variable of the container's environment.
@@ -113,6 +112,22 @@ type Checkout struct {
 	Repository string `json:"repository"` // an https URL without user; "" without a mirror
 	Commit     string `json:"commit"`     // lower-case hex, or HEAD, which is the branch's last
 	Branch     string `json:"branch"`     // "" only if Commit is not HEAD
+}
+
+// Override gives the job's container variables of the node's operator, which win over the job's own.
+// Those that only the slot sets have no effect.
+func (s *Spec) Override(vars []Var) error {
+	for _, v := range vars {
+		if reserved(v.Name) {
+			continue
+		}
+		if i := slices.IndexFunc(s.Env, func(e Var) bool { return e.Name == v.Name }); i >= 0 {
+			s.Env[i].Value = v.Value
+		} else {
+			s.Env = append(s.Env, v)
+		}
+	}
+	return s.Validate()
 }
 
 // Refusal says why a job does not run and what its author can write instead. Field is the docker

@@ -60,7 +60,6 @@ func TestParseRefuses(t *testing.T) {
 		"a repository":         {swap(`"https://github.com/gpu-mode/kernelbot"`, `"ssh://github.com/x"`), "BUILDKITE_REPO"},
 		"a file to upload":     {swap(`"pipeline_file":""`, `"pipeline_file":"a"`), "command"},
 		"artifacts":            {swap(`"artifacts":[]`, `"artifacts":["/etc/*"]`), "artifact_paths"},
-		"a time":               {swap(`"time_limit_seconds":0`, `"time_limit_seconds":-1`), "BUILDKITE_TIMEOUT"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -80,8 +79,6 @@ func TestValidateBounds(t *testing.T) {
 	}{
 		"patterns":       {func(s *job.Spec) { s.Redact = make([]string, 2000) }, "BUILDKITE_REDACTED_VARS"},
 		"a pattern":      {func(s *job.Spec) { s.Redact = []string{"a b"} }, "BUILDKITE_REDACTED_VARS"},
-		"payload":        {func(s *job.Spec) { s.Payload = strings.Repeat("x", 9<<20) }, "KERNELBOT_PAYLOAD"},
-		"payload bytes":  {func(s *job.Spec) { s.Payload = "\xff" }, "KERNELBOT_PAYLOAD"},
 		"command":        {func(s *job.Spec) { s.Command = []string{long, long, long} }, "command"},
 		"words":          {func(s *job.Spec) { s.Command = make([]string, 5000) }, "command"},
 		"environment":    {func(s *job.Spec) { s.Env = vars(30, long) }, "environment"},

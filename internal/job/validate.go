@@ -26,9 +26,7 @@ const (
 	maxMounts    = 64 // with tmpfs
 	maxList      = 64 // of ulimits, groups, capabilities
 	maxArtifacts = 256
-	maxPatterns  = 1024 // of names to redact
-	maxPayload   = 8 << 20
-	maxMinutes   = 7 * 24 * 60
+	maxPatterns  = 1024    // of names to redact
 	maxFiles     = 1 << 20 // open files
 	maxRepo      = 1024
 )
@@ -200,7 +198,6 @@ func (s *Spec) validateLimits(v *checker) {
 	const size = "%d is not a size; write one such as 8g, or leave it out"
 	v.refuseIf(s.Memory < 0, "memory", size, s.Memory)
 	v.refuseIf(s.ShmSize < 0, "shm-size", size, s.ShmSize)
-	v.refuseIf(s.TimeLimit < 0 || s.TimeLimit > maxMinutes*60, "BUILDKITE_TIMEOUT", "%d seconds are out of range; set timeout_in_minutes to at most %d", s.TimeLimit, maxMinutes)
 	v.oneOf("network", s.Network, NetworkBridge, NetworkNone)
 }
 
@@ -232,7 +229,6 @@ func (s *Spec) validateUploads(v *checker) {
 	for _, p := range s.Redact {
 		v.refuseIf(!patternForm().MatchString(p), "BUILDKITE_REDACTED_VARS", "%.80q is not a pattern of names; write one such as *_TOKEN in the agent's configuration", p)
 	}
-	v.refuseIf(len(s.Payload) > maxPayload || !clean(s.Payload), "KERNELBOT_PAYLOAD", "it has more than %d bytes or is not text; send a smaller submission", maxPayload)
 }
 
 // clean reports whether the kernel and JSON keep a text as it is.

@@ -57,6 +57,9 @@ func (k *Keeper) registered(_ context.Context, pid int) (string, error) {
 // begin is called before a job. The slot is clean since the agent's start, or since the guard
 // saw that the last job was gone, unless begin is called before that.
 func (k *Keeper) begin(ctx context.Context, pid int) (string, error) {
+	if pid == NoAgent {
+		return k.lend(ctx)
+	}
 	keep, err := k.procs.above(pid)
 	if err != nil {
 		return "", err
@@ -87,6 +90,26 @@ func (k *Keeper) begin(ctx context.Context, pid int) (string, error) {
 		k.compatible.Store(false)
 		k.forgetStarted()
 		k.noise.begin()
+	}
+	return why, err
+}
+
+// lend gives a slot whose agent has no job to root. It ends nothing, because an agent may get a job at
+// any time, and what root runs is cleared away before that.
+func (k *Keeper) lend(ctx context.Context) (string, error) {
+	agent, err := k.agentPID(ctx)
+	if err == nil && agent != 0 {
+		var runs bool
+		if runs, err = k.procs.runsJob(agent); runs {
+			err = ErrBusy
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	why, err := k.parked()
+	if why == "" && err == nil {
+		k.swept, k.looked, k.said = false, false, ""
 	}
 	return why, err
 }

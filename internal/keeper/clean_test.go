@@ -573,3 +573,37 @@ func TestJobWithAllTasks(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// TestLend lets root use a slot whose agent has no job, and ends nothing.
+func TestLend(t *testing.T) {
+	t.Parallel()
+	r := newSlotRig(t)
+	r.swept, r.looked = true, true
+	begin := func() (string, error) { return r.Report(t.Context(), slot.BeginPath, NoAgent, func(string) {}) }
+	if _, err := begin(); !errors.Is(err, ErrBusy) || !r.swept {
+		t.Errorf("with a job: %v", err)
+	}
+	for _, pid := range []int{hookPID, bootstrap} {
+		delete(r.cgroups, pid)
+	}
+	r.list(agentCgroup)
+	r.start(104, 1, jobCgroup)
+	if _, err := park(r.runDir, "x", "it is parked"); err != nil {
+		t.Fatal(err)
+	}
+	if why, err := begin(); why != "it is parked" || err != nil {
+		t.Errorf("parked: %q, %v", why, err)
+	}
+	if err := unpark(r.runDir, "x"); err != nil {
+		t.Fatal(err)
+	}
+	if why, err := begin(); why != "" || err != nil || r.swept || r.watched.Load() || r.running.Load() {
+		t.Errorf("it says %q, %v; cleared before the next job: %t", why, err, !r.swept)
+	}
+	if _, err := r.Record(t.Context(), NoAgent); !errors.Is(err, ErrNoRecord) {
+		t.Error(err)
+	}
+	if len(r.killed)+len(r.asked) > 0 {
+		t.Errorf("ended %v, asked for %v", r.killed, r.asked)
+	}
+}

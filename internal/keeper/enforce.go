@@ -110,6 +110,15 @@ func (k *Keeper) endJob(ctx context.Context, agent int, why string) {
 	}
 }
 
+// Why returns why the job was ended before its time, and forgets it: "" if it was not.
+func (k *Keeper) Why() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	why := k.said
+	k.said = ""
+	return why
+}
+
 // isStopped reports whether a process is stopped by a signal or traced.
 func (s slotProcs) isStopped(pid int) bool {
 	state := s.status(pid, "State:")

@@ -99,6 +99,16 @@ func TestEnforce(t *testing.T) {
 	}
 }
 
+// TestWhy says once why a job was ended.
+func TestWhy(t *testing.T) {
+	t.Parallel()
+	r := newSlotRig(t)
+	r.said = "it ran too long"
+	if first, then := r.Why(), r.Why(); first != "it ran too long" || then != "" {
+		t.Errorf("%q, then %q", first, then)
+	}
+}
+
 // TestEnforceOnce: a limit ends one job, and not the next one, which begins at once.
 func TestEnforceOnce(t *testing.T) {
 	t.Parallel()

@@ -111,6 +111,13 @@ func (k *Keeper) Watch(ctx context.Context) {
 // Thaw continues the agent's unit, which an earlier keeper may have left frozen.
 func (k *Keeper) Thaw() error { return k.procs.thaw() }
 
+// NoAgent stands for the process of a job that root runs without an agent, such as kbnode selftest's.
+// No process has this number.
+const NoAgent = -1
+
+// ErrBusy means that the slot is not free for a job of root's.
+var ErrBusy = errors.New("the slot's agent has a job, which goes first")
+
 // Report handles a report of the slot's agent, such as slot.BeginPath, from a process. It
 // returns why the slot is parked, or calls answer with a message for the job's log, which may be
 // "". What was begun goes on if ctx, the reporter's, ends.

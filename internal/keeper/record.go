@@ -98,10 +98,14 @@ func (r *recorder) end() (wait func()) {
 }
 
 // Record returns the noise record of the job, for a process of the agent's unit. It ends what the
-// job left even if there is no record (ErrNoRecord): that protects the artifacts, too.
+// job left even if there is no record (ErrNoRecord): that protects the artifacts, too. A job without an
+// agent (NoAgent) has no record, and nothing but its container.
 func (k *Keeper) Record(ctx context.Context, pid int) (rec noise.Record, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if pid == NoAgent {
+		return rec, ErrNoRecord
+	}
 	keep, err := k.procs.above(pid)
 	if err != nil {
 		return rec, err

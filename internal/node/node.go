@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -23,7 +24,7 @@ import (
 const Binary = "/usr/local/bin/kbnode"
 
 // ErrNone means that this machine is not set up as a node.
-var ErrNone = errors.New("this machine is not set up as a node; type sudo kbnode install --queue NAME")
+var ErrNone = image.ErrNoNode
 
 // Node is a machine with what has been read and planned of it so far.
 type Node struct {

@@ -18,13 +18,12 @@ import (
 // Kinds of pipelines, in the order in which to present them.
 const (
 	Eval         = "eval"
-	Fast         = "fast"
 	DockerTest   = "docker-test"
 	ArtifactTest = "artifact-test"
 )
 
 // Kinds lists all kinds.
-var Kinds = []string{Eval, Fast, DockerTest, ArtifactTest}
+var Kinds = []string{Eval, DockerTest, ArtifactTest}
 
 // Variables for a queue and an image that are not known. A build sets them, and Buildkite
 // substitutes them when the steps are uploaded. A build need not name an image.

@@ -25,8 +25,6 @@ var cases = []struct {
 	{"eval on a node", pipeline.Eval, pipeline.Options{Queue: "b200", Image: "ghcr.io/gpu-mode/kernelbot:latest"}},
 	{"eval anywhere", pipeline.Eval, pipeline.Options{}},
 	{"eval on one AMD GPU", pipeline.Eval, pipeline.Options{Queue: "mi300", Image: "reg.example:5000/rocm@sha256:" + strings.Repeat("0", 64), Agents: map[string]string{"gpu-index": "3"}, Timeout: 30, AMD: true, Label: `mine: "now" #1`}},
-	{"fast on a node", pipeline.Fast, pipeline.Options{Queue: "b200", Image: "kernelbot:latest"}},
-	{"fast anywhere", pipeline.Fast, pipeline.Options{}},
 	{"docker-test on a node", pipeline.DockerTest, pipeline.Options{Queue: "b200", Image: "kernelbot:latest"}},
 	{"docker-test on AMD", pipeline.DockerTest, pipeline.Options{Queue: "mi300", Image: "kernelbot:latest", AMD: true}},
 	{"artifact-test on a node", pipeline.ArtifactTest, pipeline.Options{Queue: "1_000"}},
@@ -101,15 +99,14 @@ func TestBuildRefuses(t *testing.T) {
 		o    pipeline.Options
 		want []string
 	}{
-		{"evil", pipeline.Options{}, []string{`"evil" is not a kind of pipeline; write one of eval, fast, docker-test, artifact-test`}},
+		{"fast", pipeline.Options{}, []string{`"fast" is not a kind of pipeline`}},
+		{"evil", pipeline.Options{}, []string{`"evil" is not a kind of pipeline; write one of eval, docker-test, artifact-test`}},
 		{"eval", pipeline.Options{Queue: "a\nb: c"}, []string{"not the name of a queue"}},
 		{"eval", pipeline.Options{Queue: "${X?}", Image: "a b", Timeout: -1}, []string{"not the name of a queue", "not the name of an image", "time limit of -1 minutes"}},
 		{"eval", pipeline.Options{Queue: "${X:-$(id)}"}, []string{"not the name of a queue"}},
 		{"eval", pipeline.Options{Queue: "$X"}, []string{"or a variable, such as '${GPU_QUEUE}'"}},
 		{"eval", pipeline.Options{Queue: "a${X}"}, []string{"not the name of a queue"}},
 		{"eval", pipeline.Options{Queue: "nvidia-h100-{index}"}, []string{"not the name of a queue"}},
-		{"fast", pipeline.Options{Image: "x;reboot"}, []string{"not the name of an image"}},
-		{"fast", pipeline.Options{Image: "--privileged"}, []string{"not the name of an image"}},
 		{"eval", pipeline.Options{Image: "Upper"}, []string{"not the name of an image"}},
 		{"eval", pipeline.Options{Agents: map[string]string{"queue": "x", "a b": "c", "d": "$e", "f": "\u202e", "g": "\xff"}}, []string{"tag queue is already set", `"a b=c" is not a tag`, `"d=$e" is not a tag`, `"f=\u202e" is not a tag`, `"g=\xff" is not a tag`}},
 		{"eval", pipeline.Options{Timeout: 1 << 30}, []string{"out of range; give 1 to 10080"}},

@@ -14,15 +14,14 @@ const dockerPlugin = "docker#v5.11.0"
 // profileVariable asks a node for a profile. It has no effect elsewhere.
 const profileVariable = "KBNODE_PROFILE="
 
-// Exit statuses of a job that the command itself never has: kbnode runner exits with 0, 1 or 3,
-// even for a submission that is killed.
 // runner evaluates the payload of a build.
 const runner = "exec kbnode runner"
 
+// Exit statuses of a job that the command itself never has: kbnode runner exits with 0, 1 or 3,
+// even for a submission that is killed.
 const (
-	agentLost    = -1
-	dockerFailed = 125 // docker run could not make or start the container
-	gitFailed    = 128 // git could not fetch the repository or the plugin
+	agentLost  = -1
+	nodeFailed = 255 // kbnode could not run the job, or not upload what it left
 )
 
 // infrastructure lists the failures that no submission causes. A job that exceeds its time limit
@@ -34,17 +33,17 @@ var infrastructure = []Rule{
 	{SignalReason: "agent_stop", Limit: 2},
 	// Nothing of the job ran, and another slot may be fit.
 	{ExitStatus: []int{agentLost}, SignalReason: "agent_refused", Limit: 1},
-	{ExitStatus: []int{dockerFailed, gitFailed}, SignalReason: "none", Limit: 1},
-	// Agents from 3.121.1 report this instead of 125. A job whose variables are too long for
-	// Linux gets it too, and fails once more.
+	{ExitStatus: []int{nodeFailed}, SignalReason: "none", Limit: 1},
+	// The agent could not start kbnode. A job whose variables are too long for Linux gets it too,
+	// and fails once more.
 	{ExitStatus: []int{agentLost}, SignalReason: "process_run_error", Limit: 1},
 }
 
 // retryComment is written above the rules. Like all comments in the YAML, it has no dollar sign:
 // not every reader of YAML recognizes a comment.
 const retryComment = `Retry only what no submission can cause: the agent was lost (-1) or stopped,
-or refused the job before it began; docker (125) or git (128) failed. Newer agents report
-125 as process_run_error. The command ends with 0, 1 or 3, whatever was submitted.`
+refused the job before it began, or could not start kbnode; or the node is at fault (255).
+The command ends with 0, 1 or 3, whatever was submitted.`
 
 // About returns what a kind is for, as the lines of a paragraph.
 func About(kind string) string { return abouts[kind] }
@@ -52,18 +51,13 @@ func About(kind string) string { return abouts[kind] }
 var abouts = map[string]string{
 	Eval: `Evaluates the submission that a build carries in KERNELBOT_PAYLOAD, or in its
 pieces KERNELBOT_PAYLOAD_0, _1, …, in a container with one GPU and the strict profile:
-without root, and with write access only to the checkout and temporary files.
-`,
-	Fast: `Evaluates a submission like the pipeline eval, with less setup: it fetches no plugin,
-skips the image's entrypoint, and fails instead of pulling an image that is not on the
-node. It still clones the repository. It works only on kbnode's nodes, whose slots
-have their own Docker socket.
+without root, and with write access only to the job's directory and temporary files.
 `,
 	DockerTest: `Shows what a job's container sees of its node, and fails unless that is one GPU and
 the CPUs and memory of its slot. It needs no payload.
 `,
-	ArtifactTest: `Writes a result.json as a submission without runs would, and uploads it. It needs no
-GPU, no container and no payload.
+	ArtifactTest: `Writes a result.json as a submission without runs would, and uploads it. It runs in the
+node's own image, and needs no GPU and no payload.
 `,
 }
 
@@ -77,10 +71,6 @@ func fill(st *Step, kind string, o Options) (label string) {
 		d.Init = new(bool) // the runner is process 1, which no submission can stop or inspect
 		st.Command, st.Plugins, st.ArtifactPaths = runner, []Plugin{{dockerPlugin: d}}, evaluated
 		return "evaluate"
-	case Fast:
-		o.Profile = cmp.Or(o.Profile, config.ProfileStrict)
-		st.Command, st.ArtifactPaths = escape(fastScript(o)), evaluated
-		return "evaluate fast"
 	case DockerTest:
 		st.Command, st.Plugins = escape(dockerScript(o.AMD)), []Plugin{{dockerPlugin: inContainer(o)}}
 		return "inspect a container"
@@ -106,31 +96,14 @@ func inContainer(o Options) Docker {
 	return d
 }
 
-// Runs reports whether command is what a step of this package runs in a container. None of them
-// reads a file of the repository.
+// Runs reports whether command is a script of a step of this package. None of them reads a file of the
+// repository.
 func Runs(command string) bool {
-	return slices.Contains([]string{runner, strings.TrimPrefix(runner, "exec "), strings.TrimSpace(dockerScript(false)), strings.TrimSpace(dockerScript(true)), strings.TrimSpace(artifactScript)}, strings.TrimSpace(command))
+	return slices.Contains([]string{strings.TrimSpace(dockerScript(false)), strings.TrimSpace(dockerScript(true)), strings.TrimSpace(artifactScript)}, strings.TrimSpace(command))
 }
 
 // escape keeps Buildkite from substituting the shell's variables.
 func escape(script string) string { return strings.ReplaceAll(script, "$", "$$") }
-
-// fastScript returns a script that replaces itself with docker, which forwards a cancellation.
-// The shell expands the image variable of a build when it runs: substituted by Buildkite, it
-// could be any command.
-func fastScript(o Options) string {
-	image, profile := o.Image, ""
-	if image == "" {
-		image = `"` + ImageVariable + `"`
-	}
-	if o.Profile == config.ProfileStrict {
-		profile = "--env=" + profileVariable + config.ProfileStrict + " "
-	}
-	return `names=("${!KERNELBOT_@}" SUBMISSION_PAYLOAD BUILDKITE BUILDKITE_SOURCE)
-exec docker run --rm --pull never --volume "$PWD:/workdir" --workdir /workdir \
-  "${names[@]/#/--env=}" ` + profile + `--entrypoint /usr/local/bin/kbnode ` + image + ` runner
-`
-}
 
 // dockerScript runs in any image that has a shell and nproc.
 func dockerScript(amd bool) string {

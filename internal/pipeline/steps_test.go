@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/result"
@@ -70,55 +68,6 @@ func TestArtifactScript(t *testing.T) {
 	}
 }
 
-func TestFastScript(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	docker := "#!/bin/sh\nfor w; do printf '%s\\n' \"$w\"; done\nexit 3\n"
-	if err := os.WriteFile(filepath.Join(dir, "docker"), []byte(docker), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	env := []string{"KERNELBOT_PAYLOAD_0=a", "KERNELBOT_PAYLOAD_1=b", "SUBMISSION_PAYLOAD=c", "BUILDKITE=true", "BUILDKITE_AGENT_ACCESS_TOKEN=secret"}
-	want := `run
---rm
---pull
-never
---volume
-` + dir + `:/workdir
---workdir
-/workdir
---env=KERNELBOT_PAYLOAD_0
---env=KERNELBOT_PAYLOAD_1
---env=SUBMISSION_PAYLOAD
---env=BUILDKITE
---env=BUILDKITE_SOURCE
---env=KBNODE_PROFILE=strict
---entrypoint
-/usr/local/bin/kbnode
-kernelbot:latest
-runner
-`
-	got, code := shell(t, "bash", dir, command(t, pipeline.Fast, pipeline.Options{Image: "kernelbot:latest"}), env...)
-	if diff := cmp.Diff(want, got); diff != "" || code != 3 {
-		t.Errorf("exit %d: %s", code, diff)
-	}
-	// An image that a build names is one word, whatever it contains.
-	hostile := `x; touch pwned; $(touch pwned) "`
-	want = strings.Replace(want, "kernelbot:latest", hostile, 1)
-	want = strings.Replace(want, "--env=KERNELBOT_PAYLOAD_0", "--env=KERNELBOT_IMAGE\n--env=KERNELBOT_PAYLOAD_0", 1)
-	got, _ = shell(t, "bash", dir, command(t, pipeline.Fast, pipeline.Options{}), append(env, "KERNELBOT_IMAGE="+hostile)...)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-	if _, err := os.Stat(filepath.Join(dir, "pwned")); err == nil {
-		t.Error("the image ran as a command")
-	}
-	for _, unset := range [][]string{env, append(env, "KERNELBOT_IMAGE=")} {
-		if got, _ := shell(t, "bash", dir, command(t, pipeline.Fast, pipeline.Options{}), unset...); !strings.Contains(got, "\n"+config.DefaultImage+"\nrunner\n") {
-			t.Errorf("without an image: %s", got)
-		}
-	}
-}
-
 // TestProfiles checks that evaluations run in the strict profile by default, and that the runner
 // is process 1 of its container.
 func TestProfiles(t *testing.T) {
@@ -130,8 +79,6 @@ func TestProfiles(t *testing.T) {
 		{pipeline.Eval, "", true, false},
 		{pipeline.Eval, config.ProfileStrict, true, false},
 		{pipeline.Eval, config.ProfileCompatible, false, false},
-		{pipeline.Fast, "", true, false},
-		{pipeline.Fast, config.ProfileCompatible, false, false},
 		{pipeline.DockerTest, "", false, true},
 		{pipeline.DockerTest, config.ProfileStrict, true, true},
 	} {
@@ -139,8 +86,8 @@ func TestProfiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		strict := strings.Contains(string(text), `"environment":["KBNODE_PROFILE=strict"]`) || strings.Contains(string(text), " --env=KBNODE_PROFILE=strict ")
-		init := !strings.Contains(string(text), `"init":false`) && (tt.kind != pipeline.Fast || strings.Contains(string(text), "--init"))
+		strict := strings.Contains(string(text), `"environment":["KBNODE_PROFILE=strict"]`)
+		init := !strings.Contains(string(text), `"init":false`)
 		if strict != tt.strict || init != tt.init {
 			t.Errorf("%s with %q: strict %t, init %t in %s", tt.kind, tt.profile, strict, init, text)
 		}
@@ -255,17 +202,18 @@ func TestRetries(t *testing.T) {
 		{"the runner could not work", "", 1, 1},
 		{"the container ran out of memory", "", 137, 1},
 		{"no kbnode in the container", "", 127, 1},
-		{"docker failed, with an agent from 3.121.1", "process_run_error", -1, 2},
+		{"no kbnode on the node", "process_run_error", -1, 2},
+		{"a step that kbnode refuses", "", 96, 1},
 		{"a signature that does not fit", "signature_rejected", -1, 1},
 		{"the time limit", "cancel", 1, 1},
 		{"the time limit, killed", "cancel", -1, 1},
-		{"the time limit, while docker pulled", "cancel", 125, 1},
+		{"the time limit, while kbnode pulled", "cancel", 255, 1},
 		{"an agent that was lost", "", -1, 3},
 		{"an agent that was stopped", "agent_stop", 255, 3},
 		{"an agent that was stopped, killed", "agent_stop", -1, 3},
 		{"a slot that is not fit", "agent_refused", -1, 2},
-		{"docker failed", "", 125, 2},
-		{"git failed", "", 128, 2},
+		{"the node is at fault", "", 255, 2},
+		{"a command like git's", "", 128, 1},
 	} {
 		for _, kind := range pipeline.Kinds {
 			a := newAgent(t, bktest.Options{}, string(build(t, kind, pipeline.Options{Queue: "q", Image: "i"}).YAML()))

@@ -81,6 +81,9 @@ func IsOperatorHook(file string) bool {
 	return path.Dir(file) == HooksDir && slices.Contains(OperatorHooks, path.Base(file))
 }
 
+// OwnedUsers are the names of users that kbnode may have made, as in Owned.
+var OwnedUsers = []string{"kbnode-gpu" + slotNumber, GitUser}
+
 // OwnedDir is a directory that kbnode may have made.
 type OwnedDir struct {
 	Pattern string // as in Owned

@@ -36,6 +36,22 @@ func TestOwns(t *testing.T) {
 	}
 }
 
+func TestOwnedUsers(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]bool{
+		UserName(0): true, UserName(12): true, GitUser: true, "kbnode-gpu": false, "kbnode-gpu07": false, "kbnode-gpu0x": false, "kbnode-git0": false, "kbnode": false, "alice": false,
+	} {
+		owned := false
+		for _, pattern := range OwnedUsers {
+			_, ok := MatchOwned(pattern, name)
+			owned = owned || ok
+		}
+		if owned != want {
+			t.Errorf("%s: %v", name, owned)
+		}
+	}
+}
+
 func TestEarlierFiles(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

@@ -22,6 +22,11 @@ const (
 	InstallService = "kbnode-install.service"
 	LockPath       = "/run/kbnode.lock"
 
+	// MirrorsDir holds the mirrors of repositories, which all slots share.
+	MirrorsDir = "/var/lib/kbnode/mirrors"
+	// GitUser runs git for all slots and owns nothing but the mirrors' content.
+	GitUser = "kbnode-git"
+
 	// OldCacheDir is the directory that the pipelines of the old scripts mount for all jobs.
 	OldCacheDir = agentsDir + "/cache"
 

@@ -31,6 +31,9 @@ type JobPolicy struct {
 	Profile string   `json:"profile"`         // config.ProfileCompatible or ProfileStrict
 	Network string   `json:"network"`         // config.NetworkBridge or NetworkInternet, with which a job may still choose none; or NetworkNone
 	Images  []string `json:"images,omitzero"` // regular expressions; nil means all, and an empty list none
+	// Repositories are regular expressions of the repositories that jobs may check out. Nil and an
+	// empty list mean none.
+	Repositories []string `json:"repositories"`
 	// Registries are the registries with private addresses from which jobs may
 	// pull, as host or host:port.
 	Registries []string `json:"registries,omitempty"`
@@ -111,7 +114,8 @@ func jobPolicy(in Input, cfg config.Config, s Slot) (JobPolicy, error) {
 		CPUs: s.CPUs, MemoryNodes: s.MemoryNodes, MemoryBytes: s.MemoryBytes,
 		TimeLimitSeconds: limit, PidsLimit: cfg.Job.TasksMax, DiskBytes: s.DiskBytes, ShmBytes: cmp.Or(int64(cfg.Job.ShmSize), min(s.MemoryBytes/4, 8<<30)),
 		Profile: cfg.Job.Profile, Network: cfg.Job.Network, Networks: cfg.Job.AllowedNetworks, Images: cfg.Job.AllowedImages,
-		Vendor: s.Vendor(), GPUs: []PolicyGPU{},
+		Repositories: cfg.Agent.AllowedRepositories,
+		Vendor:       s.Vendor(), GPUs: []PolicyGPU{},
 		Env:      slotEnv(s),
 		DropEnv:  dropEnv,
 		WorkRoot: BuildsDir(s.Index), Binary: in.Binary, DockerSocket: cfg.Docker.Socket, Socket: SocketPath(s.Index),

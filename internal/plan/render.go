@@ -58,6 +58,9 @@ func (p *Plan) addNode(in Input, agentKnown bool) error {
 	for _, d := range []string{"/etc/kbnode", "/etc/kbnode/slots", "/etc/buildkite-agent", HooksDir, "/var/lib/kbnode", agentsDir, "/usr/local/libexec/kbnode"} {
 		p.Dirs = append(p.Dirs, Dir{Path: d, Mode: 0o755, Owner: "root"})
 	}
+	// Git's user enters its own directories in it, and makes no other.
+	p.Dirs = append(p.Dirs, Dir{Path: MirrorsDir, Mode: 0o711, Owner: "root"})
+	p.Users = append(p.Users, User{Name: GitUser, Home: "/nonexistent"})
 	if in.ConfigText != "" {
 		p.addFile(ConfigPath, 0o644, -1, in.ConfigText)
 	} else if in.ConfigKept {
@@ -102,6 +105,7 @@ type slotUnits struct {
 	Slice                                Slice
 	Binary, AgentBinary                  string
 	Dir, Work, Builds, Run, Token, Guard string
+	Mirrors                              string
 	Disk                                 string // "" without one
 	TmpBytes                             int64
 	Generation                           string
@@ -141,7 +145,7 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agentVersion string, keys []
 	}
 	data := slotUnits{
 		Slot: s, Slice: slice, Binary: in.Binary, AgentBinary: AgentBinary(s.AgentVersion),
-		Dir: AgentDir(k), Work: WorkDir(k), Builds: BuildsDir(k), Run: RunDir(k), Token: TokenPath, Guard: GuardUnit(k),
+		Dir: AgentDir(k), Work: WorkDir(k), Builds: BuildsDir(k), Run: RunDir(k), Token: TokenPath, Guard: GuardUnit(k), Mirrors: MirrorsDir,
 		TmpBytes:    s.MemoryBytes / 4,
 		StopSeconds: (cfg.Job.MaxMinutes + 1) * 60,
 	}

@@ -221,9 +221,13 @@ func (d *differ) removals() {
 	}
 	d.removeDirs(names)
 	for _, name := range slices.Sorted(maps.Keys(d.s.users)) {
-		slot, ok := plan.MatchOwned(userPattern, name)
-		if ok && !slices.ContainsFunc(d.p.Users, func(u plan.User) bool { return u.Name == name }) {
-			d.add(phaseDelete, Change{Kind: DelUser, Subject: name, Slot: slot})
+		if slices.ContainsFunc(d.p.Users, func(u plan.User) bool { return u.Name == name }) {
+			continue
+		}
+		for _, pattern := range plan.OwnedUsers {
+			if slot, ok := plan.MatchOwned(pattern, name); ok {
+				d.add(phaseDelete, Change{Kind: DelUser, Subject: name, Slot: slot})
+			}
 		}
 	}
 }
@@ -249,9 +253,6 @@ func (d *differ) restores() {
 		d.add(phaseDelete, c)
 	}
 }
-
-// userPattern is plan.UserName as a pattern of plan.MatchOwned.
-const userPattern = "kbnode-gpu[0-9]*"
 
 // removeDirs deletes directories of unplanned slots and, at uninstall, the node's own:
 // inner ones first, and those that others may use only if they contain nothing of others.

@@ -27,3 +27,19 @@ func TestUninstallDisablesInstall(t *testing.T) {
 	}
 	equal(t, "link after uninstall", false, m.exists(link))
 }
+
+// TestUninstallUsers removes the users that kbnode made, and no others.
+func TestUninstallUsers(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	others := "root:x:0:0::/:\nkbnode-gitx:x:801:801::/:\nkbnode-gpu07:x:802:802::/:\nkbnode:x:803:803::/:"
+	m.write("/etc/passwd", others)
+	p := slots(1).plan(t)
+	p.Users = append(p.Users, plan.User{Name: plan.GitUser, Home: "/nonexistent"})
+	m.apply(p)
+	equal(t, "users of a node", others+"\nkbnode-git:x:900:900::/nonexistent:/usr/sbin/nologin\nkbnode-gpu0:x:901:901::"+plan.WorkDir(0)+":/usr/sbin/nologin", m.read("/etc/passwd"))
+	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "users after uninstall", others, m.read("/etc/passwd"))
+}

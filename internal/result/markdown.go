@@ -25,6 +25,13 @@ func (m *markdown) add(block string) {
 	}
 }
 
+// Annotation is a text on a build's page, and what Buildkite needs to show it there.
+type Annotation struct {
+	Endpoint     string // of the agent's API: https://agent.buildkite.com/v3
+	JobID, Token string
+	Body, Style  string // as Markdown returns them
+}
+
 // Markdown renders a result for the build's page, and returns it with Buildkite's style for it.
 func Markdown(r *Result, list []*Summary) (body, style string) {
 	sentence, ok := verdictOf(r, list)

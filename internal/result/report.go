@@ -1,6 +1,7 @@
 package result
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -85,9 +86,11 @@ func (l *Log) Evaluation(s *Summary, ev *Evaluation) {
 	}
 	l.Line("Command: %s", text.Line(run.Command, maxLine))
 	l.Line("Exit code %d after %s", run.ExitCode, s.seconds)
-	for _, c := range s.failed {
+	for i, c := range s.failed {
 		l.Line("Failed: %s", c.title())
-		l.quote(c.message, messageRunes, messageLines)
+		if i+1 == len(s.failed) || s.failed[i+1].message != c.message {
+			l.quote(c.message, messageRunes, messageLines)
+		}
 	}
 	l.more(s.failedMore, "failed")
 	l.text("Standard error", run.Stderr)
@@ -124,13 +127,38 @@ func (l *Log) quote(s string, runes, lines int) {
 	most := min(len(s), 64*runes)
 	shown, cut := text.Cut(text.Block(s[:most]), runes, lines)
 	var b strings.Builder
-	for line := range strings.Lines(strings.TrimRight(shown, "\n")) {
+	for _, line := range once(strings.Split(strings.TrimRight(shown, "\n"), "\n")) {
 		b.WriteString("  " + strings.TrimRight(line, " \t\n") + "\n")
 	}
 	if cut || most < len(s) {
 		b.WriteString("  […] truncated; see result.json for the rest\n")
 	}
 	_, _ = io.WriteString(l.W, b.String())
+}
+
+// once returns lines without repetitions, such as a traceback for each test. A sentence replaces them
+// where it is shorter and there are several.
+func once(lines []string) (short []string) {
+	const longest = 40 // lines that are repeated as one
+	for len(lines) > 0 {
+		n, said := 1, ""
+		for k := 1; k <= min(longest, len(lines)/2) && said == ""; k++ {
+			times := 0
+			for rest := lines[k:]; len(rest) >= k && slices.Equal(lines[:k], rest[:k]); rest = rest[k:] {
+				times++
+			}
+			if k*times < 3 {
+				continue
+			}
+			says, all := fmt.Sprintf("[…] %d more times: the %d lines above", times, k), k*(1+times)
+			if len(says) < len(strings.Join(lines[k:all], "\n")) {
+				short, n, said = append(short, lines[:k]...), all, says
+			}
+		}
+		short = append(short, cmp.Or(said, lines[0]))
+		lines = lines[n:]
+	}
+	return short
 }
 
 // End writes the summary of the job.

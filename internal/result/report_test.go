@@ -79,6 +79,35 @@ func TestLogOfCompilation(t *testing.T) {
 	}
 }
 
+// TestRepetitions shows what every test says once.
+func TestRepetitions(t *testing.T) {
+	t.Parallel()
+	ev := &Evaluation{Run: &Run{ExitCode: 112, Duration: "1", Result: reported(
+		"test-count: 3", "test.0.spec: a", "test.0.status: fail", "test.0.error: no", "test.1.spec: b", "test.1.status: fail", "test.1.error: no",
+		"test.2.spec: c", "test.2.status: fail", "test.2.error: other",
+	), Stderr: strings.Repeat("Traceback (most recent call last):\n  File \"eval.py\", line 105, in worker\nError: no\n", 3) + "Error: other\n"}}
+	var b strings.Builder
+	(&Log{W: &b}).Evaluation(Summarize("test", ev, false), ev)
+	want := "Failed: test 0: a\nFailed: test 1: b\n  no\nFailed: test 2: c\n  other\nStandard error:\n  Traceback (most recent call last):\n" +
+		"    File \"eval.py\", line 105, in worker\n  Error: no\n  […] 2 more times: the 3 lines above\n  Error: other\n"
+	if !strings.HasSuffix(b.String(), want) {
+		t.Errorf("%s\nwant at its end\n%s", b.String(), want)
+	}
+	for _, same := range [][]string{nil, {"a"}, {"a", "a"}, {"", "", "", "", ""}, {"a", "b", "a"}, {strings.Repeat("x", 100), strings.Repeat("x", 100)}} {
+		if d := cmp.Diff(same, once(same)); d != "" {
+			t.Error(d)
+		}
+	}
+	begins := strings.Split(strings.Repeat("same line\nsame line\nother line of some more characters\n", 3), "\n")
+	if d := cmp.Diff([]string{begins[0], begins[1], begins[2], "[…] 2 more times: the 3 lines above", ""}, once(begins)); d != "" {
+		t.Error(d)
+	}
+	hostile := strings.Split(strings.Repeat(strings.Repeat("x\n", 39)+"y\n", 500), "\n")
+	if n := len(once(hostile)); n > 100 {
+		t.Errorf("%d lines", n)
+	}
+}
+
 // TestReportTests lists tests, each on a line that fits, and no more than a screenful of them.
 func TestReportTests(t *testing.T) {
 	t.Parallel()

@@ -1,7 +1,6 @@
 package runner
 
 import (
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -105,25 +104,15 @@ func TestKilledRunnerLeavesNothing(t *testing.T) {
 // TestOrphanIsNoProgram forks a child whose runner is already gone.
 func TestOrphanIsNoProgram(t *testing.T) {
 	t.Parallel()
-	var report [2]int
-	if err := unix.Pipe2(report[:], unix.O_CLOEXEC); err != nil {
-		t.Fatal(err)
+	c := child{parent: os.Getppid(), rules: -1}
+	pid := c.fork()
+	afterFork()
+	if _, err := unix.Wait4(pid, nil, 0, nil); err != nil || c.failed != unix.ESRCH {
+		t.Errorf("child %d: %v, %v", pid, c.failed, err)
 	}
-	c := child{parent: os.Getppid(), rules: -1, report: report[1]}
-	pid, errno := c.fork()
-	if err := unix.Close(report[1]); err != nil || errno != 0 {
-		t.Fatal(err, errno)
-	}
-	var failed [4]byte
-	n, err := unix.Read(report[0], failed[:])
-	_, werr := unix.Wait4(pid, nil, 0, nil)
-	if got := unix.Errno(binary.NativeEndian.Uint32(failed[:])); n != 4 || got != unix.ESRCH || err != nil || werr != nil {
-		t.Errorf("%d bytes, %v, %v, %v", n, got, err, werr)
-	}
-	_ = unix.Close(report[0])
 }
 
-func TestScratch(t *testing.T) {
+func TestSpace(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for _, sub := range []string{"a", "b"} {
@@ -139,10 +128,31 @@ func TestScratch(t *testing.T) {
 		{[]string{"TMPDIR=" + dir + "/none", "TMP=" + dir + "/b"}, dir + "/b"},
 		{[]string{"TMPDIR=b"}, dir + "/b"},
 	} {
-		got, err := newScratch(row.env, dir)
-		if err != nil || filepath.Dir(got) != row.want || !strings.HasPrefix(filepath.Base(got), "tmp") {
+		got, err := newSpace(row.env, dir)
+		if err != nil || filepath.Dir(string(got)) != row.want || !strings.HasPrefix(filepath.Base(string(got)), "tmp") {
 			t.Errorf("%q: got %s, %v", row.env, got, err)
 		}
+	}
+}
+
+// TestRulesFollowDevices lets a program use a device that a driver made after the last one started.
+func TestRulesFollowDevices(t *testing.T) { //nolint:paralleltest // the rules are the process's
+	version := landlockVersion()
+	if version == 0 {
+		t.Skip("this kernel has no Landlock")
+	}
+	var files [3]*os.File
+	for i := range files {
+		var err error
+		if files[i], err = landlockRules(version, []string{t.TempDir()}); err != nil {
+			t.Fatal(err)
+		}
+		if i == 1 {
+			rules.devices.Sec-- // as if an entry had come since
+		}
+	}
+	if files[0] != files[1] || files[1] == files[2] {
+		t.Errorf("rules %v", files)
 	}
 }
 

@@ -11,11 +11,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/internal/runner/annotate"
 )
 
 // annotations is a fake of the agent API that takes annotations.
@@ -59,8 +59,8 @@ func newAnnotations(t *testing.T, answers ...int) *annotations {
 	return a
 }
 
-func (a *annotations) api() agentAPI {
-	return agentAPI{endpoint: a.URL + "/v3", jobID: "0190-job", token: "bkaj-123456789"}
+func (a *annotations) api() result.Annotation {
+	return result.Annotation{Endpoint: a.URL + "/v3", JobID: "0190-job", Token: "bkaj-123456789", Body: "body", Style: "success"}
 }
 
 func (a *annotations) requests() []map[string]any {
@@ -86,7 +86,7 @@ func TestAnnotate(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			a := newAnnotations(t, c.answers...)
-			err := a.api().annotate(t.Context(), "body", "success")
+			err := annotate.Post(t.Context(), a.api())
 			if (err == nil) != (c.want == "") || err != nil && !strings.HasSuffix(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
@@ -108,29 +108,29 @@ func TestAnnotate(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		ctx  context.Context
-		api  agentAPI
+		api  result.Annotation
 		want string
 	}{
 		{"nobody listens", t.Context(), whole, "connection refused"},
-		{"no time", ended, agentAPI{whole.endpoint, whole.jobID, whole.token, time.Hour}, "context canceled"},
-		{"no token", t.Context(), agentAPI{endpoint: whole.endpoint, jobID: whole.jobID}, "BUILDKITE_AGENT_ACCESS_TOKEN is not set"},
-		{"no endpoint", t.Context(), agentAPI{jobID: whole.jobID, token: whole.token}, "not an HTTP URL"},
-		{"no job", t.Context(), agentAPI{endpoint: whole.endpoint, token: whole.token}, "BUILDKITE_JOB_ID is not set"},
-		{"a file", t.Context(), agentAPI{endpoint: "file:///etc", jobID: whole.jobID, token: whole.token}, "not an HTTP URL"},
+		{"no time", ended, whole, "context canceled"},
+		{"no token", t.Context(), result.Annotation{Endpoint: whole.Endpoint, JobID: whole.JobID}, "BUILDKITE_AGENT_ACCESS_TOKEN is not set"},
+		{"no endpoint", t.Context(), result.Annotation{JobID: whole.JobID, Token: whole.Token}, "not an HTTP URL"},
+		{"no job", t.Context(), result.Annotation{Endpoint: whole.Endpoint, Token: whole.Token}, "BUILDKITE_JOB_ID is not set"},
+		{"a file", t.Context(), result.Annotation{Endpoint: "file:///etc", JobID: whole.JobID, Token: whole.Token}, "not an HTTP URL"},
 	} {
-		err := c.api.annotate(c.ctx, "body", "success")
+		err := annotate.Post(c.ctx, c.api)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want %q in it", c.name, err, c.want)
-		} else if strings.Contains(err.Error(), whole.token) {
+		} else if strings.Contains(err.Error(), whole.Token) {
 			t.Errorf("%s: the token is in %v", c.name, err)
 		}
 	}
 }
 
-func TestAgentAPIOfTheEnvironment(t *testing.T) {
+func TestAnnotationOfTheEnvironment(t *testing.T) {
 	t.Parallel()
-	got := newAgentAPI([]string{"BUILDKITE_JOB_ID=0190-job"}, []string{"BUILDKITE_AGENT_ACCESS_TOKEN=bkaj-123456789"})
-	want := agentAPI{"https://agent.buildkite.com/v3", "0190-job", "bkaj-123456789", time.Second}
+	got := newAnnotation([]string{"BUILDKITE_JOB_ID=0190-job"}, []string{"BUILDKITE_AGENT_ACCESS_TOKEN=bkaj-123456789"})
+	want := result.Annotation{Endpoint: "https://agent.buildkite.com/v3", JobID: "0190-job", Token: "bkaj-123456789"}
 	if got != want {
 		t.Errorf("got %v", got)
 	}
@@ -183,5 +183,10 @@ o("test-count: 1\ntest.0.status: pass\ncheck: pass\ntoken: %s\n" % ("BUILDKITE_A
 		if said := strings.Contains(j.stderr.String(), "kbnode runner: no annotation: "); said != (len(c.answers) > 0) {
 			t.Errorf("%s: the log says %q", c.name, j.stderr.String())
 		}
+	}
+	a.got = nil
+	j := newJob(t, append(env, "KBNODE_TEST_CONFIG="+config, "KBNODE_TEST_ANNOTATE=none")...)
+	if code, _ := j.run(t); code != 0 || len(a.got) != 0 || !strings.Contains(j.stderr.String(), "no annotation: the program for jobs makes none") {
+		t.Errorf("without a client: exit code %d, asked %v\n%s", code, a.got, j.stderr.String())
 	}
 }

@@ -205,7 +205,7 @@ func (e *engine) removeProgram() {
 
 // compiler runs a compiler and reports how it ended.
 func (e *engine) compiler(ctx context.Context, l limit, argv ...string) (*result.Compilation, *outcome, error) {
-	own, err := e.space()
+	own, err := newSpace(e.temp, e.dir)
 	if err != nil {
 		return nil, nil, err
 	}

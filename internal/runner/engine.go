@@ -31,7 +31,7 @@ type engine struct {
 
 	landlock  int               // version; 0 for none
 	programs  map[string]string // paths by name; none if it is not installed
-	scratch   string            // the directory of the spaces
+	temp      []string          // environment that says where spaces are made
 	temporary []string          // other directories where programs may write
 	areas     []*area
 	leads     map[string]string   // where paths that programs look through lead, without Landlock
@@ -177,7 +177,7 @@ func (e *engine) preparePython(ctx context.Context) (*result.Compilation, error)
 // preRun runs the submission by itself and ignores its failure. It returns a
 // Compilation only if the submission compiled an extension.
 func (e *engine) preRun(ctx context.Context) (*result.Compilation, error) {
-	own, err := e.space()
+	own, err := newSpace(e.temp, e.dir)
 	if err != nil {
 		return nil, err
 	}
@@ -205,7 +205,7 @@ func (e *engine) preRun(ctx context.Context) (*result.Compilation, error) {
 
 // run runs the task's program, under a profiler in mode profile.
 func (e *engine) run(ctx context.Context, s step, call []string) (*result.Run, *result.Profile, error) {
-	own, err := e.space()
+	own, err := newSpace(e.temp, e.dir)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -4,10 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"iter"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -39,55 +40,66 @@ var landlockVersion = func() int {
 	return int(version)
 }
 
-// landlockRules creates the rules of a domain for a program and returns their file
-// descriptor. A program in the domain cannot look into a process outside (whose
-// environment holds the payload), cannot signal one (since Linux 6.12), and writes only
-// below the given directories. This applies to root too. Without Landlock, the engine
-// looks for changes afterward.
-func landlockRules(version int, writable []string) (int, error) {
+// rules are those of the last program, which the next one's extend: the directories that only the last one
+// had are gone, and to add all devices again takes longer than the rest of a start.
+var rules struct {
+	sync.Mutex
+	*os.File
+	devices syscall.Timespec // when they last changed
+}
+
+// landlockRules returns the rules of a domain for the next program. A program in the domain cannot look
+// into a process outside (whose environment holds the payload), cannot signal one (since Linux 6.12), and
+// writes only below the given directories and to devices. This applies to root too. Without Landlock,
+// the engine looks for changes afterward.
+func landlockRules(version int, writable []string) (*os.File, error) {
 	const write = unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE |
 		unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG |
 		unix.LANDLOCK_ACCESS_FS_MAKE_SOCK | unix.LANDLOCK_ACCESS_FS_MAKE_FIFO | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK |
 		unix.LANDLOCK_ACCESS_FS_MAKE_SYM | unix.LANDLOCK_ACCESS_FS_REFER
-	rules, size := unix.LandlockRulesetAttr{Handled_access_fs: write}, unsafe.Offsetof(unix.LandlockRulesetAttr{}.Handled_access_net)
+	attr, size := unix.LandlockRulesetAttr{Handled_access_fs: write}, unsafe.Offsetof(unix.LandlockRulesetAttr{}.Handled_access_net)
 	if version >= landlockTruncate {
-		rules.Handled_access_fs |= unix.LANDLOCK_ACCESS_FS_TRUNCATE
+		attr.Handled_access_fs |= unix.LANDLOCK_ACCESS_FS_TRUNCATE
 	}
 	if version >= landlockScopes {
-		rules.Scoped, size = unix.LANDLOCK_SCOPE_SIGNAL, unsafe.Offsetof(unix.LandlockRulesetAttr{}.Quiet_access_fs)
+		attr.Scoped, size = unix.LANDLOCK_SCOPE_SIGNAL, unsafe.Offsetof(unix.LandlockRulesetAttr{}.Quiet_access_fs)
 	}
-	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&rules)), size, 0) //nolint:gosec // an argument of the kernel
-	if errno != 0 {
-		return 0, fmt.Errorf("make Landlock rules: %w", errno)
+	rules.Lock()
+	defer rules.Unlock()
+	access := map[string]uint64{}
+	for _, dir := range writable {
+		access[dir] = attr.Handled_access_fs
 	}
-	for path, access := range accesses(writable, rules.Handled_access_fs) {
-		if err := allow(int(fd), path, access); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return 0, errors.Join(fmt.Errorf("let programs write to %s: %w", path, err), unix.Close(int(fd)))
+	if changed := changeTime(devices); rules.File == nil || changed != rules.devices {
+		fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), size, 0) //nolint:gosec // an argument of the kernel
+		if errno != 0 {
+			return nil, fmt.Errorf("make Landlock rules: %w", errno)
+		}
+		// A program that started with the last ones has a copy.
+		_ = rules.Close()
+		rules.File, rules.devices = os.NewFile(fd, "Landlock rules"), changed
+		entries, _ := os.ReadDir(devices) // none: the program cannot write to what cannot be listed
+		for _, d := range entries {
+			// A link leads to another device, or to a file of this process.
+			if path := filepath.Join(devices, d.Name()); d.Type()&fs.ModeSymlink == 0 && !isTerminal(d.Name()) {
+				access[path] |= attr.Handled_access_fs & (unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE)
+			}
 		}
 	}
-	return int(fd), nil
+	for path, access := range access {
+		if err := allow(int(rules.Fd()), path, access); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("let programs write to %s: %w", path, err)
+		}
+	}
+	return rules.File, nil
 }
 
-// accesses returns what a program may do below which directories, and with which devices.
-func accesses(writable []string, all uint64) iter.Seq2[string, uint64] {
-	return func(yield func(string, uint64) bool) {
-		for _, dir := range writable {
-			if dir != devices {
-				if !yield(dir, all) {
-					return
-				}
-				continue
-			}
-			entries, _ := os.ReadDir(devices) // none: the program cannot write to what cannot be listed
-			for _, d := range entries {
-				// A link leads to another device, or to a file of this process.
-				if d.Type()&fs.ModeSymlink == 0 && !isTerminal(d.Name()) &&
-					!yield(filepath.Join(devices, d.Name()), all&(unix.LANDLOCK_ACCESS_FS_WRITE_FILE|unix.LANDLOCK_ACCESS_FS_TRUNCATE)) {
-					return
-				}
-			}
-		}
+// changeTime returns when an entry was last made or removed in a directory; 0 without one.
+func changeTime(dir string) (at syscall.Timespec) {
+	if info, err := os.Stat(dir); err == nil {
+		at = info.Sys().(*syscall.Stat_t).Ctim
 	}
+	return at
 }
 
 // restrict applies rules to this process, -1 for none, and a filter unless it is nil. It runs between

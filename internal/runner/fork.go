@@ -25,6 +25,11 @@ func afterFork()
 //go:linkname afterForkInChild syscall.runtime_AfterForkInChild
 func afterForkInChild()
 
+// vfork returns twice: 0 in a child, which uses this process's memory and stack while this thread waits,
+// and when the child has executed a program or ended, its process ID, or a negative error. To copy the
+// memory instead takes as long as to start a small program.
+func vfork() int
+
 // start starts the program, restricted, with files as descriptors 0, 1, …. Only the
 // child enters the Landlock domain: programs may signal every process in their domain,
 // and no thread of the runner may be in it. The thread that forks lives until release
@@ -35,10 +40,11 @@ func (p program) start(path string, files []uintptr) (pid int, release func(), e
 	release = func() { close(ended) }
 	rules := -1
 	if p.landlock > 0 {
-		if rules, err = landlockRules(p.landlock, p.writable); err != nil {
+		file, err := landlockRules(p.landlock, p.writable)
+		if err != nil {
 			return 0, release, err
 		}
-		defer unix.Close(rules) //nolint:errcheck // nothing was written
+		rules = int(file.Fd())
 	}
 	go func() {
 		runtime.LockOSThread()
@@ -82,29 +88,18 @@ func (p program) fork(path string, files []uintptr, rules int) (int, error) {
 		defer unix.Close(high) //nolint:errcheck // a duplicate
 		c.files = append(c.files, high)
 	}
-	var report [2]int
-	if err := unix.Pipe2(report[:], unix.O_CLOEXEC); err != nil {
-		return 0, err
+	pid := c.fork()
+	afterFork()
+	if pid < 0 {
+		return 0, fmt.Errorf("fork: %w", unix.Errno(-pid))
 	}
-	defer unix.Close(report[0]) //nolint:errcheck // opened for reading
-	c.report = report[1]
-	pid, errno := c.fork()
-	_ = unix.Close(report[1])
-	if errno != 0 {
-		return 0, fmt.Errorf("fork: %w", errno)
-	}
-	var failed [4]byte
-	n, err := unix.Read(report[0], failed[:])
-	for errors.Is(err, unix.EINTR) {
-		n, err = unix.Read(report[0], failed[:])
-	}
-	if err != nil || n == 0 {
-		return pid, err // it runs: the pipe was closed on exec
+	if c.failed == 0 {
+		return pid, nil
 	}
 	for _, err = unix.Wait4(pid, nil, 0, nil); errors.Is(err, unix.EINTR); {
 		_, err = unix.Wait4(pid, nil, 0, nil)
 	}
-	return 0, unix.Errno(*(*uint32)(unsafe.Pointer(&failed))) //nolint:gosec // as the child wrote it
+	return 0, c.failed
 }
 
 // threads lists the threads of this process. A program is told from them by its filter, so
@@ -197,8 +192,8 @@ type child struct {
 	file, dir     *byte
 	argv, env     **byte
 	files         []int
-	parent, rules int // process ID; Landlock rules, -1 for none
-	report        int // pipe for the error
+	parent, rules int        // process ID; Landlock rules, -1 for none
+	failed        unix.Errno // why it did not become the program
 	filter        *unix.SockFprog
 	open          unix.Rlimit
 	keep          uint64 // capabilities
@@ -206,18 +201,18 @@ type child struct {
 	caps          [2]unix.CapUserData
 }
 
+// fork returns in the parent once the child has executed its program or ended. By then the child has
+// used fork's stack, so the parent must return at once and call afterFork outside.
+//
 //go:norace
 //go:noinline
-func (c *child) fork() (int, unix.Errno) {
+func (c *child) fork() int {
 	beforeFork()
-	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
-	if errno != 0 || pid != 0 {
-		afterFork()
-		return int(pid), errno
+	if pid := vfork(); pid != 0 {
+		return pid
 	}
 	afterForkInChild()
-	errno = c.exec()
-	_, _, _ = unix.RawSyscall(unix.SYS_WRITE, uintptr(c.report), uintptr(unsafe.Pointer(&errno)), 4) //nolint:gosec // an argument of the kernel
+	c.failed = c.exec()
 	for {
 		_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, math.MaxUint8, 0, 0)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/internal/runner/annotate"
 )
 
 // TestMain lets the test binary run as `kbnode runner`, which takes over its process.
@@ -33,9 +34,12 @@ func TestMain(m *testing.M) {
 			}
 		}
 		limitProcesses()
-		o := Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+		o := Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Post: annotate.Post}
 		o.Compile, _ = strconv.ParseFloat(os.Getenv("KBNODE_TEST_COMPILE"), 64)
 		o.Config, o.Annotate = os.Getenv("KBNODE_TEST_CONFIG"), os.Getenv("KBNODE_TEST_ANNOTATE") != ""
+		if os.Getenv("KBNODE_TEST_ANNOTATE") == "none" {
+			o.Post = nil
+		}
 		if len(os.Args) > 1 {
 			o.Payload = os.Args[1]
 		}

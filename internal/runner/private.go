@@ -2,6 +2,7 @@ package runner
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 // privateFD is the variable with the number of the file that holds the private part of
@@ -145,6 +147,16 @@ func replaceProcess(public, private []string) error {
 		err = syscall.Exec("/proc/self/exe", os.Args, env) //nolint:gosec // this very program, with the arguments that it was given
 	}
 	return fmt.Errorf("hide the payload from the submission: %w", err)
+}
+
+// newAnnotation returns what a job's environment says about its annotation.
+func newAnnotation(public, private []string) result.Annotation {
+	return result.Annotation{
+		// The agent's own default; not every container gets the variable.
+		Endpoint: cmp.Or(getenv(public, "BUILDKITE_AGENT_ENDPOINT"), "https://agent.buildkite.com/v3"), JobID: getenv(public, "BUILDKITE_JOB_ID"),
+		// A copy, so that the token does not keep the payload beside it in memory.
+		Token: strings.Clone(getenv(private, "BUILDKITE_AGENT_ACCESS_TOKEN")),
+	}
 }
 
 func readPrivate(number string) ([]string, error) {

@@ -88,7 +88,7 @@ func (e *engine) ncu(ctx context.Context, r recording, p program) (*result.Run, 
 		return run, nil, nil
 	}
 	text := &bounded{limit: ncuTextLimit}
-	own, err := e.space()
+	own, err := newSpace(e.temp, e.dir)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -33,7 +33,7 @@ type program struct {
 	stdout  io.Writer // receives standard output instead of the outcome, if not nil
 
 	landlock int      // its version, 0 for none
-	writable []string // directories in which it may write, with Landlock
+	writable []string // directories in which it may write with Landlock, besides devices
 }
 
 // outcome is how a program ended. A program is killed when it reaches its limit or the
@@ -87,7 +87,7 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 	if pipes.err != nil {
 		return nil, fmt.Errorf("run %s: %w", p.argv[0], pipes.err)
 	}
-	spareThreads()
+	preparing.Wait()
 	start := time.Now()
 	pid, release, err := p.start(path, append([]uintptr{stdin.Fd()}, pipes.childEnds()...))
 	defer release()
@@ -108,7 +108,7 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 
 // spareThreads makes Go create the threads that it may need while a program uses up all
 // processes that the container may have: Go exits if it cannot create a thread. It keeps them.
-var spareThreads = sync.OnceFunc(func() {
+func spareThreads() {
 	const spares = 8
 	var locked, done sync.WaitGroup
 	locked.Add(spares)
@@ -121,7 +121,7 @@ var spareThreads = sync.OnceFunc(func() {
 		})
 	}
 	done.Wait()
-})
+}
 
 // wait waits for the program to end. It kills it at its limit or when ctx is done.
 func (o *outcome) wait(ctx context.Context, pid int, l limit) error {

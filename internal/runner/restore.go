@@ -241,7 +241,7 @@ func sumOf(name string) (sum [sha256.Size]byte, err error) {
 // own reports whether the engine itself looks after the file or directory with this
 // path.
 func (e *engine) own(name string) bool {
-	return name == e.scratch || slices.ContainsFunc(e.recorded, func(r recording) bool { return name == filepath.Join(e.dir, r.tmp) })
+	return slices.ContainsFunc(e.recorded, func(r recording) bool { return name == filepath.Join(e.dir, r.tmp) })
 }
 
 // putBack restores every area so that the next program may trust it. Call it when all

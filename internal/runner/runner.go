@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
@@ -34,6 +35,8 @@ type Options struct {
 	// Annotate also puts the summary on the Buildkite build's page, if the job has the
 	// agent's access token. It changes nothing else.
 	Annotate bool
+	// Post does that. A program for jobs has none: containers do not get the token.
+	Post func(context.Context, result.Annotation) error
 	// Begin, if not nil, is called before each step of an evaluation: what is "compile" or "run".
 	Begin func(what, evaluation string)
 }
@@ -53,6 +56,7 @@ const exitNoResult = 3
 // without them, and kills and reaps every child of the process: call it last, and only
 // once.
 func Main(ctx context.Context, o Options) int {
+	_ = growStack()
 	if o.Env == nil {
 		o.Env = os.Environ()
 	}
@@ -79,7 +83,7 @@ func Main(ctx context.Context, o Options) int {
 	}
 	defer here.close() //nolint:errcheck // written and linked
 
-	ctx = catchSignals(ctx)
+	ctx = prepare(ctx, s.landlock)
 	r := &result.Result{}
 	err = s.evaluate(ctx, here, r)
 	if errors.Is(err, errNoJob) {
@@ -108,10 +112,10 @@ func Main(ctx context.Context, o Options) int {
 // session is one run of Main.
 type session struct {
 	Options
-	landlock int
-	log      *buildLog
-	api      agentAPI
-	told     []*result.Summary
+	landlock   int
+	log        *buildLog
+	annotation result.Annotation
+	told       []*result.Summary
 }
 
 // deadly are the signals that end or stop a Go program by default (os/signal). Programs may send them
@@ -123,13 +127,34 @@ var deadly = []os.Signal{
 	syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU,
 }
 
-// catchSignals catches deadly signals until the process ends. It returns a context that is canceled by
-// one that asks the process to end.
-func catchSignals(ctx context.Context) context.Context {
+// growStack makes room for the deepest calls while there are few: Go copies a stack, with each call on it,
+// whenever it must double.
+//
+//go:noinline
+func growStack() byte {
+	var room [12 << 10]byte
+	return room[len(os.Args)&1]
+}
+
+// preparing is done when programs may start.
+var preparing sync.WaitGroup
+
+// prepare does what programs need and what can be done while the payload is read: it catches deadly
+// signals until the process ends, makes threads, and Landlock's rules. It returns a context that is
+// canceled by a signal that asks the process to end.
+func prepare(ctx context.Context, landlock int) context.Context {
 	ctx, cancel := context.WithCancelCause(ctx)
-	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, deadly...)
+	preparing.Add(1)
 	go func() {
+		signals := make(chan os.Signal, 16)
+		signal.Notify(signals, deadly...)
+		spareThreads()
+		if landlock > 0 {
+			_, _ = landlockRules(landlock, nil) // on an error, the first program tries it again
+		}
+		preparing.Done()
+		// The encoder looks at each type once: do it while a program runs.
+		_, _ = (&result.Result{System: &result.System{}, Runs: result.Pairs[*result.Evaluation]{{Value: &result.Evaluation{Run: &result.Run{}}}}}).Encode()
 		for sig := range signals {
 			switch sig {
 			case syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM:
@@ -150,8 +175,12 @@ func (s *session) tell(ctx context.Context, r *result.Result) {
 	if !s.Annotate || ctx.Err() != nil { // a canceled job has no time left
 		return
 	}
-	body, style := result.Markdown(r, s.told)
-	if err := s.api.annotate(ctx, body, style); err != nil {
+	if s.Post == nil {
+		s.log.note("no annotation: the program for jobs makes none; kbnode's nodes keep the token for it out of containers")
+		return
+	}
+	s.annotation.Body, s.annotation.Style = result.Markdown(r, s.told)
+	if err := s.Post(ctx, s.annotation); err != nil {
 		s.log.note("no annotation: %v", err)
 	}
 }
@@ -185,7 +214,7 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 		return err
 	}
 	if s.Annotate {
-		s.api = newAgentAPI(public, private)
+		s.annotation = newAnnotation(public, private)
 	}
 	object, err := s.object(public, private)
 	if errors.Is(err, errNoJob) {
@@ -211,16 +240,8 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 	}
 	e := &engine{
 		config: c, src: src, here: here, dir: here.root.Name(), env: homeless(childEnv(public, localeDir)), note: s.log.note,
-		compile: seconds(compileLimit), begin: s.begin, landlock: s.landlock,
+		temp: public, compile: seconds(compileLimit), begin: s.begin, landlock: s.landlock,
 	}
-	if e.scratch, err = newScratch(public, e.dir); err != nil {
-		return err
-	}
-	defer func() {
-		if rerr := RemoveAll(e.scratch); rerr != nil {
-			s.log.note("remove temporary files: %v", rerr)
-		}
-	}()
 	if s.Compile > 0 {
 		e.compile = limit{s.Compile, strconv.FormatFloat(s.Compile, 'f', -1, 64)}
 	}

@@ -10,10 +10,9 @@ import (
 	"strings"
 )
 
-// A space is a program's own home and directory for temporary files, both empty when it
-// starts. Caches and settings that the program leaves there must not reach the next
-// program, which may judge it.
-type space struct{ home, tmp string }
+// A space is a program's own directory, its home and its TMPDIR, empty when it starts. Caches and
+// settings that the program leaves there must not reach the next program, which may judge it.
+type space string
 
 // cacheVars place a cache outside the home. Without them, it is in a program's own
 // home.
@@ -28,9 +27,9 @@ var cacheVars = []string{
 // job's directory, where a submission may leave a library or a module for its judge.
 var searchPaths = []string{"PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PYTHONPATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"}
 
-// newScratch creates the directory for the spaces of a job where Python would put
-// temporary files: in TMPDIR, TEMP or TMP, or in one of the usual places.
-func newScratch(env []string, dir string) (string, error) {
+// newSpace creates a space where Python would put temporary files: in TMPDIR, TEMP or TMP, or in one of
+// the usual places.
+func newSpace(env []string, dir string) (space, error) {
 	var errs []error
 	for _, in := range []string{getenv(env, "TMPDIR"), getenv(env, "TEMP"), getenv(env, "TMP"), "/tmp", "/var/tmp", "/usr/tmp", dir} {
 		if in == "" {
@@ -39,36 +38,29 @@ func newScratch(env []string, dir string) (string, error) {
 		if !filepath.IsAbs(in) {
 			in = filepath.Join(dir, in)
 		}
-		scratch := filepath.Join(in, tempName())
-		err := os.Mkdir(scratch, 0o700)
+		in, err := filepath.EvalSymlinks(in)
 		if err == nil {
-			return filepath.EvalSymlinks(scratch)
+			own := filepath.Join(in, tempName())
+			if err = os.Mkdir(own, 0o700); err == nil {
+				return space(own), nil
+			}
 		}
 		errs = append(errs, err)
 	}
 	return "", fmt.Errorf("make a directory for temporary files: %w", errors.Join(errs...))
 }
 
-// space creates the space of the next program.
-func (e *engine) space() (*space, error) {
-	s := &space{filepath.Join(e.scratch, tempName()), filepath.Join(e.scratch, tempName())}
-	if err := errors.Join(os.Mkdir(s.home, 0o700), os.Mkdir(s.tmp, 0o700)); err != nil {
-		return nil, fmt.Errorf("make a program's home: %w", err)
-	}
-	return s, nil
-}
-
 // drop removes a space and what its program left there.
-func (e *engine) drop(s *space) {
-	if err := errors.Join(RemoveAll(s.home), RemoveAll(s.tmp)); err != nil {
+func (e *engine) drop(s space) {
+	if err := RemoveAll(string(s)); err != nil {
 		e.note("remove a program's home: %v", err)
 	}
 }
 
 // place returns p, set up to run in a space.
-func (e *engine) place(p program, s *space) program {
-	p.env = setenv(setenv(p.env, "HOME", s.home), "TMPDIR", s.tmp)
-	p.landlock, p.writable = e.landlock, append([]string{e.dir, s.home, s.tmp, devices, "/dev/shm"}, e.temporary...)
+func (e *engine) place(p program, s space) program {
+	p.env = setenv(setenv(p.env, "HOME", string(s)), "TMPDIR", string(s))
+	p.landlock, p.writable = e.landlock, append([]string{e.dir, string(s), "/dev/shm"}, e.temporary...)
 	p.exec = slices.Clone(p.argv)
 	if path := e.programs[p.argv[0]]; path != "" {
 		p.exec[0] = path
@@ -107,8 +99,8 @@ func homeless(env []string) []string {
 }
 
 // writeCases writes the test lines to a temporary file.
-func (s *space) writeCases(lines string) (string, error) {
-	name := filepath.Join(s.tmp, tempName())
+func (s space) writeCases(lines string) (string, error) {
+	name := filepath.Join(string(s), tempName())
 	if err := os.WriteFile(name, []byte(lines), 0o600); err != nil {
 		return "", fmt.Errorf("write cases: %w", err)
 	}

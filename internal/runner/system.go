@@ -118,7 +118,7 @@ func banner(library *os.File) string {
 // tool runs a program that describes the machine. If the program is missing, fails or
 // hangs, ok is false.
 func (e *engine) tool(ctx context.Context, argv ...string) (stdout string, ok bool) {
-	o, err := program{argv: argv, env: e.env, dir: e.dir, limit: seconds(toolLimit), landlock: e.landlock, writable: []string{devices}}.run(ctx)
+	o, err := program{argv: argv, env: e.env, dir: e.dir, limit: seconds(toolLimit), landlock: e.landlock}.run(ctx)
 	if err != nil || o.timedOut || o.cancelled || o.exitCode != 0 {
 		return "", false
 	}

@@ -12,8 +12,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// agent checks how the kernel confines the slot's agent, and so all commands of jobs on the
-// host. A drop-in of the unit could have changed it.
+// agent checks how the kernel confines the slot's agent. A drop-in of the unit could have changed it.
 func (s *trial) agent(context.Context) ([]Check, error) {
 	unit := plan.AgentUnit(s.plan.Index)
 	do := fmt.Sprintf("see systemctl cat %[1]s; sudo systemctl revert %[1]s && sudo kbnode reconcile && sudo systemctl restart %[1]s", unit)

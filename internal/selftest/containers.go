@@ -2,9 +2,12 @@ package selftest
 
 import (
 	"archive/tar"
+	"bufio"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -15,19 +18,23 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/confine"
-	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/selftest/hostile"
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
+	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Limits that the containers ask for.
 const (
 	probeMemory   = 256 << 20 // bytes
 	bombMemory    = 64 << 20
-	probePids     = 64
+	maxAnswer     = 1 << 20         // bytes of a probe's answer
+	maxSays       = 1000            // bytes of what it says besides
 	containerTime = 5 * time.Minute // for one container on a busy machine
 	goneTime      = 20 * time.Second
 	listenPort    = 4711
@@ -53,13 +60,9 @@ func emptyRoot() (io.Reader, error) {
 	return &b, nil
 }
 
-// containers runs probes as jobs: one that tries everything, and one that takes more memory
-// than it has.
+// containers runs probes as jobs: one that tries everything, and one that takes more memory than it has.
 func (s *trial) containers(ctx context.Context) ([]Check, error) {
-	target, stopNeighbor, err := s.neighbor(ctx)
-	if err != nil {
-		return nil, err
-	}
+	target, stopNeighbor := s.neighbor(ctx)
 	defer stopNeighbor()
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", ":0")
 	if err != nil {
@@ -75,111 +78,110 @@ func (s *trial) containers(ctx context.Context) ([]Check, error) {
 			_ = conn.Close()
 		}
 	}()
-	ask := s.containerAsk(hostAddresses(l.Addr()), target)
-	end, id, err := s.run(ctx, "probe", ask, probeMemory)
+	checks, err := s.probe(ctx, "probe", s.containerAsk(hostAddresses(l.Addr()), target), probeMemory, target)
 	if err != nil {
-		return []Check{s.refused("a container that tries to escape", err)}, nil
+		return s.refused("a container that tries to escape", err)
 	}
-	checks := s.gone(ctx, id)
-	f, err := readFacts(end.Stdout)
-	if err != nil || end.ExitCode != 0 {
-		return append(checks, s.refused("a container that tries to escape", fmt.Errorf("it exited with %d: %s", end.ExitCode, bytes.TrimSpace(end.Stderr)))), nil
-	}
-	checks = append(checks, judgeContainer(s.plan, s.policy, ask, probeMemory, target, f)...)
-	end, id, err = s.run(ctx, "memory", probe.Ask{Allocate: 8 * bombMemory}, bombMemory)
+	checks = append(checks, s.leftBehind(ctx)...)
+	o, err := s.run(ctx, "memory", probe.Ask{Allocate: 8 * bombMemory}, bombMemory, io.Discard)
 	if err != nil {
-		return append(checks, s.refused("a container that takes all memory", err)), nil
+		more, err := s.refused("a container that takes all memory", err)
+		return append(checks, more...), err
 	}
-	checks = append(checks, s.gone(ctx, id)...)
+	checks = append(checks, s.leftBehind(ctx)...)
 	checks = append(checks, Check{
-		Group: "container", Tried: "eight times its memory", Saw: fmt.Sprintf("exit code %d", end.ExitCode),
-		Held: end.OOMKilled || end.ExitCode == 137, Do: s.hint(),
+		Group: "container", Tried: "eight times its memory", Saw: fmt.Sprintf("exit code %d", o.ExitCode),
+		Held: o.OutOfMemory || o.ExitCode == 137, Do: s.hint(),
 	})
 	return tidyChecks(checks), nil
 }
 
 // plain runs a container that asks for everything that a job may have, and tries nothing.
 func (s *trial) plain(ctx context.Context) ([]Check, error) {
-	const tried = "a container"
-	memory := s.policy.MemoryBytes
-	if _, err := s.checkout("/"); err != nil {
+	checks, err := s.probe(ctx, "plain", probe.Ask{}, s.policy.MemoryBytes, "")
+	if err != nil {
+		return s.refused("a container", err)
+	}
+	return checks, nil
+}
+
+// refused returns the check for a container that could not run, or errJob if a job is why.
+func (s *trial) refused(tried string, err error) ([]Check, error) {
+	if errors.Is(err, errJob) {
 		return nil, err
 	}
-	end, _, err := s.run(ctx, "plain", probe.Ask{}, memory)
+	return []Check{{Group: "container", Tried: tried, Saw: err.Error(), Do: s.hint()}}, nil
+}
+
+// probe runs a probe to its end and judges what it saw.
+func (s *trial) probe(ctx context.Context, what string, ask probe.Ask, memory int64, neighbor string) ([]Check, error) {
+	var out bytes.Buffer
+	o, err := s.run(ctx, what, ask, memory, &out)
 	if err != nil {
-		return []Check{s.refused(tried, err)}, nil
+		return nil, err
 	}
-	f, err := readFacts(end.Stdout)
-	if err != nil || end.ExitCode != 0 {
-		return []Check{s.refused(tried, fmt.Errorf("it exited with %d: %s", end.ExitCode, bytes.TrimSpace(end.Stderr)))}, nil
+	if o.ExitCode != 0 {
+		return nil, fmt.Errorf("it exited with %d: %s", o.ExitCode, o.Reason)
 	}
-	return judgeContainer(s.plan, s.policy, probe.Ask{}, memory, "", f), nil
+	f, err := readFacts(out.Bytes())
+	if err != nil {
+		return nil, err
+	}
+	return judgeContainer(s.plan, s.policy, ask, memory, neighbor, f), nil
 }
 
-// refused is the check for a container that could not run.
-func (s *trial) refused(tried string, err error) Check {
-	return Check{Group: "container", Tried: tried, Saw: err.Error(), Do: s.hint()}
-}
-
-// run runs a probe through the slot's guard to its end, and checks what the engine made of
-// it.
-func (s *trial) run(ctx context.Context, what string, ask probe.Ask, memory int64) (docker.Ended, string, error) {
+// run runs a probe as a job of the slot to its end. The error is errJob if a job of the agent's ended it.
+func (s *trial) run(ctx context.Context, what string, ask probe.Ask, memory int64, stdout io.Writer) (slot.Outcome, error) {
 	ctx, cancel := context.WithTimeout(ctx, containerTime)
 	defer cancel()
-	text, err := json.Marshal(ask)
+	request, err := json.Marshal(ask)
 	if err != nil {
-		return docker.Ended{}, "", fmt.Errorf("ask a probe: %w", err)
+		return slot.Outcome{}, fmt.Errorf("ask a probe: %w", err)
 	}
-	guarded, closeGuarded, err := s.guarded()
-	if err != nil {
-		return docker.Ended{}, "", err
-	}
-	defer closeGuarded()
-	id, err := guarded.Create(ctx, docker.Run{
-		Name: s.name(what), Image: image, Cmd: []string{plan.ContainerBinary, "probe", string(text)},
-		Binds: []string{s.policy.WorkRoot + "/" + hostile.Name + ":/work"}, Memory: min(memory, s.policy.MemoryBytes), Pids: probePids,
-	})
-	if err != nil {
-		return docker.Ended{}, "", err
-	}
-	defer func() {
-		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
-		defer cancel()
-		if err := s.t.engine.Discard(clean, id); err != nil {
-			s.t.Log.Warn("container left behind", "id", id, "err", err)
+	var says bytes.Buffer
+	left := maxAnswer
+	o, err := bootstrap.RunSpec(ctx, s.policy.Socket, &job.Spec{
+		Kind: job.KindPlugin, JobID: name + "-" + s.plan.Name + "-" + what + "-" + rand.Text(), Image: image, Pull: job.PullMissing,
+		Command: []string{plan.ContainerBinary, "probe", string(request)}, Mounts: []job.Mount{{Source: ".", Target: "/work"}},
+		Memory: memory, Profile: config.ProfileCompatible, Network: job.NetworkBridge, Checkout: job.Checkout{Mode: job.CheckoutNone},
+	}, func(kind slot.FrameKind, data []byte) {
+		switch {
+		case kind == slot.FrameStdout:
+			data = data[:min(len(data), left)]
+			left -= len(data)
+			_, _ = stdout.Write(data) // what is missing is no valid answer
+		case says.Len() < maxSays:
+			says.Write(data)
 		}
-	}()
-	faults, err := s.faults(ctx, id)
-	if err != nil {
-		return docker.Ended{}, "", err
+	})
+	switch {
+	case err != nil:
+	case o.Canceled && ctx.Err() != nil:
+		err = fmt.Errorf("it was ended: %w", ctx.Err())
+	case o.Canceled:
+		err = errJob
+	case o.Refused+o.NodeFault != "":
+		err = errors.New(o.Refused + o.NodeFault)
 	}
-	if len(faults) > 0 {
-		s.add(Check{Group: "container", Tried: "its configuration", Saw: strings.Join(faults, "; "), Do: s.hint()})
-	} else {
-		s.add(Check{Group: "container", Tried: "its configuration", Saw: "the slot's policy", Held: true})
-	}
-	if err := guarded.Start(ctx, id); err != nil {
-		return docker.Ended{}, "", err
-	}
-	end, err := guarded.Wait(ctx, id)
-	return end, id, err
+	o.Reason = strings.TrimSpace(o.Reason + " " + text.Line(says.String(), maxSays))
+	return o, err
 }
 
-// gone checks that nothing of a container is left. The probe leaves a process behind that
+// leftBehind checks that nothing of a container is left. The probe leaves a process behind that
 // survives its parents.
-func (s *trial) gone(ctx context.Context, id string) []Check {
-	scope := filepath.Join("/sys/fs/cgroup", s.state.Slice.Cgroup, "docker-"+id+".scope")
-	c := Check{Group: "left behind", Tried: "processes of a container that has ended", Do: "sudo systemctl stop docker-" + id + ".scope"}
+func (s *trial) leftBehind(ctx context.Context) []Check {
+	slice := s.state.Slice.Cgroup
+	c := Check{Group: "left behind", Tried: "processes of a container that has ended", Saw: "none", Held: true}
 	for deadline := time.Now().Add(goneTime); ; {
-		events, err := os.ReadFile(scope + "/cgroup.events")
-		if err != nil || !strings.Contains(string(events), "populated 1") {
-			c.Saw, c.Held = "none", true
+		scopes, err := slot.Containers("/", slice)
+		if err != nil {
+			c.Saw, c.Held, c.Do = err.Error(), false, s.hint()
+		} else if c.Held = len(scopes) == 0; !c.Held {
+			c.Saw, c.Do = "some still run", "sudo systemctl stop "+strings.Join(scopes, " ")
+		}
+		if c.Held || time.Now().After(deadline) || limit.Sleep(ctx, 200*time.Millisecond) != nil {
 			break
 		}
-		if c.Saw = "some still run"; time.Now().After(deadline) || ctx.Err() != nil {
-			break
-		}
-		time.Sleep(200 * time.Millisecond)
 	}
 	m := Check{Group: "left behind", Tried: "mounts of a container that has ended", Saw: "none", Held: true, Do: s.hint()}
 	entries, err := os.ReadDir(plan.RunDir(s.plan.Index) + "/mounts")
@@ -189,49 +191,25 @@ func (s *trial) gone(ctx context.Context, id string) []Check {
 	return tidyChecks([]Check{c, m})
 }
 
-// neighbor runs a container that listens in another idle slot, and returns its address, or
-// "" if there is no such slot.
-func (s *trial) neighbor(ctx context.Context) (address string, stop func(), err error) {
-	stop = func() {}
+// neighbor runs a container that listens in another idle slot, and returns its address, or "" if there
+// is no such slot. A fault of that slot is for its own report.
+func (s *trial) neighbor(ctx context.Context) (address string, stop func()) {
 	i := slices.IndexFunc(s.t.idle, func(o *trial) bool { return o.plan.Index == s.plan.Index })
 	other := s.t.idle[(i+1)%len(s.t.idle)]
-	pol := other.policy
-	if other.plan.Index == s.plan.Index || pol.Network == config.NetworkNone || other.hasJob() {
-		return "", stop, nil
+	if other.plan.Index == s.plan.Index || other.policy.Network == config.NetworkNone || other.hasJob() {
+		return "", func() {}
 	}
-	text, err := json.Marshal(probe.Ask{Listen: listenPort})
-	if err != nil {
-		return "", stop, fmt.Errorf("ask a probe: %w", err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, containerTime)
-	defer cancel()
-	guarded, err := docker.New(pol.Socket)
-	if err != nil {
-		return "", stop, err
-	}
-	defer func() { _ = guarded.Close() }()
-	id, err := guarded.Create(ctx, docker.Run{
-		Name: s.name("listener"), Image: image, Cmd: []string{plan.ContainerBinary, "probe", string(text)}, Memory: bombMemory, Pids: probePids,
-	})
-	if err != nil {
-		// That is a fault of the other slot, which its own report shows.
-		return "", stop, nil //nolint:nilerr // see above
-	}
-	stop = func() {
-		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
-		defer cancel()
-		if err := s.t.engine.Discard(clean, id); err != nil {
-			s.t.Log.Warn("container left behind", "id", id, "err", err)
-		}
-	}
-	if err := guarded.Start(ctx, id); err != nil {
-		return "", stop, nil //nolint:nilerr // see above
-	}
-	addr, err := s.t.engine.Address(ctx, id)
-	if err != nil || !addr.IsValid() {
-		return "", stop, err
-	}
-	return net.JoinHostPort(addr.String(), strconv.Itoa(listenPort)), stop, nil
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	out, in := io.Pipe()
+	go func() {
+		defer close(ended)
+		_, _ = other.run(ctx, "listener", probe.Ask{Listen: listenPort}, bombMemory, in)
+		_ = in.Close()
+	}()
+	line, _ := bufio.NewReader(out).ReadString('\n')
+	_ = out.Close()
+	return strings.TrimSpace(line), func() { cancel(); <-ended }
 }
 
 // hostAddresses returns the addresses at which containers could reach a listener on this
@@ -272,14 +250,13 @@ const metadata = "169.254.169.254:80"
 
 // containerAsk returns what a hostile submission would try.
 func (s *trial) containerAsk(host []string, neighbor string) probe.Ask {
-	k := s.plan.Index
 	ask := probe.Ask{
-		Calls: true, Daemon: true, Forks: 4 * probePids, Proc: true,
+		Calls: true, Daemon: true, Proc: true,
 		Windows: windows("/sys"),
 		Numbers: numbers(s.t.machine.others(s.plan)),
 		Open: []string{
 			plan.ContainerBinary, // proves that it sees anything
-			"/work/out" + plan.TokenPath, "/work/out/etc/shadow", "/work/other/builds", plan.WorkDir(k), plan.TokenPath,
+			plan.WorkDir(s.plan.Index), plan.TokenPath,
 			"/var/lib/docker", "/proc/1/root/etc/shadow", "/sys/firmware/efi", "/sys/kernel/debug/tracing",
 		},
 		Write: []string{
@@ -288,7 +265,7 @@ func (s *trial) containerAsk(host []string, neighbor string) probe.Ask {
 			"/sys/power/state", "/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/cpuset.cpus", "/sys/fs/cgroup/release_agent",
 			"/sys/fs/cgroup/devices.allow", "/dev/kmsg",
 		},
-		Unix: []string{"/var/run/docker.sock", "/run/docker.sock", s.policy.DockerSocket, s.policy.Socket, "/run/containerd/containerd.sock", "/work/out" + s.policy.DockerSocket},
+		Unix: []string{"/var/run/docker.sock", "/run/docker.sock", s.policy.DockerSocket, s.policy.Socket, "/run/containerd/containerd.sock"},
 		TCP:  append(slices.Clone(host), metadata),
 	}
 	if neighbor != "" {

@@ -12,46 +12,11 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
 )
 
 // denied are the errors with which the kernel denies access.
 var denied = []string{"EPERM", "EACCES", "ENOENT", "EROFS", "ENOTDIR", "ESRCH"}
-
-// judgeHost compares what the slot's user saw on the host with what it should see.
-func judgeHost(s plan.Slot, p plan.JobPolicy, user reconcile.UserState, ask probe.Ask, f *probe.Facts) []Check {
-	const group = "host"
-	var checks []Check
-	for _, try := range f.Tries {
-		c := Check{Group: group, Tried: try.Kind + " " + try.What, Saw: try.Saw, Held: slices.Contains(denied, try.Saw)}
-		switch {
-		case try.What == plan.WorkDir(s.Index), try.What == p.Socket && try.Kind == "unix":
-			c.Held = try.Saw == "ok" // its own
-			c.Do = "sudo kbnode reconcile && sudo systemctl restart " + plan.GuardUnit(s.Index)
-		case try.Kind == "tcp":
-			c.Held = try.Saw != "ok"
-			c.Do = "sudo kbnode reconcile"
-		case try.What == plan.TokenPath:
-			c.Do = "sudo chmod 600 " + plan.TokenPath + "; then revoke the token in Buildkite"
-		case try.Kind == "unix" && (try.What == p.DockerSocket || strings.HasPrefix(try.What, "/run/docker") || strings.HasPrefix(try.What, "/run/containerd")):
-			c.Do = fmt.Sprintf("see ls -l %s and id %s; the socket must have mode 0660, and the user must be in no group but its own (sudo gpasswd -d %[2]s docker)", try.What, s.User)
-		default:
-			c.Do = fmt.Sprintf("see ls -ld %s; sudo kbnode reconcile", try.What)
-		}
-		checks = append(checks, c)
-	}
-	foreign := slices.DeleteFunc(slices.Clone(f.Groups), func(g int) bool { return g == user.GID })
-	checks = append(checks,
-		Check{Group: group, Tried: "its user", Saw: fmt.Sprintf("user %d", f.UID), Held: f.UID == user.UID && f.UID != 0, Do: "sudo kbnode reconcile"},
-		Check{Group: group, Tried: "its groups", Saw: fmt.Sprintf("groups %v", f.Groups), Held: len(foreign) == 0, Do: fmt.Sprintf("see id %[1]s; sudo gpasswd -d %[1]s GROUP for each but its own, such as docker", s.User)},
-		Check{Group: group, Tried: "all CPUs", Saw: "CPUs " + f.CPUs, Held: sameCPUs(f.CPUs, p.CPUs), Do: "sudo kbnode reconcile"},
-	)
-	for _, dir := range ask.Disks {
-		checks = append(checks, judgeDisk(group, dir, p.DiskBytes, f.Disks[dir]))
-	}
-	return tidyChecks(checks)
-}
 
 // judgeDevices checks what root could open in the slot's slice.
 func judgeDevices(s plan.Slot, ask probe.Ask, f *probe.Facts) []Check {
@@ -64,14 +29,6 @@ func judgeDevices(s plan.Slot, ask probe.Ask, f *probe.Facts) []Check {
 		})
 	}
 	return tidyChecks(checks)
-}
-
-// judgeDisk checks that writes to a directory fill the slot's disk, not the node's.
-func judgeDisk(group, dir string, planned, size int64) Check {
-	return Check{
-		Group: group, Tried: "filling the disk below " + dir, Saw: fmt.Sprintf("%d MiB in all, planned: %d", size>>20, planned>>20),
-		Held: size > 0 && size <= planned, Do: "sudo kbnode reconcile, and restart the slot's guard",
-	}
 }
 
 func sameCPUs(a, b string) bool {
@@ -115,9 +72,6 @@ func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, 
 		add(held, tried, try.Saw)
 	}
 	add(sameCPUs(f.CPUs, p.CPUs), "all CPUs", "CPUs "+f.CPUs)
-	if ask.Forks > 0 {
-		add(f.Forked > 0 && f.Forked < probePids, "a fork bomb", fmt.Sprintf("%d processes of %d", f.Forked, ask.Forks))
-	}
 	add(len(f.Writable) == 0, "settings of the node in /proc", fmt.Sprintf("%q can be written", f.Writable))
 	add(f.Processes < 16, "processes of others", fmt.Sprintf("%d processes", f.Processes))
 	add(f.Status["NoNewPrivs"] == "1", "new privileges", "NoNewPrivs "+f.Status["NoNewPrivs"])
@@ -147,9 +101,10 @@ func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, 
 	if swap, ok := f.Cgroup["memory.swap.max"]; ok {
 		add(swap == "0", "swap", "memory.swap.max "+swap)
 	}
-	add(within(f.Cgroup["pids.max"], probePids), "its processes", "pids.max "+f.Cgroup["pids.max"])
+	add(within(f.Cgroup["pids.max"], p.PidsLimit), "its processes", "pids.max "+f.Cgroup["pids.max"])
 	for _, dir := range ask.Disks {
-		checks = append(checks, judgeDisk(group, dir, p.DiskBytes, f.Disks[dir]))
+		size := f.Disks[dir]
+		add(size > 0 && size <= p.DiskBytes, "filling the disk below "+dir, fmt.Sprintf("%d MiB in all, planned: %d", size>>20, p.DiskBytes>>20))
 	}
 	return tidyChecks(checks)
 }

@@ -4,14 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -61,33 +57,6 @@ func owned(path string, never fs.FileMode, do string) Check {
 	c.Held = ok && st.Uid == 0 && bits&never == 0
 	if ok {
 		c.Saw += fmt.Sprintf(" of user %d", st.Uid)
-	}
-	return c
-}
-
-// listener checks that the slot's guard answers on its socket. The kernel tells which
-// process listens.
-func (s *trial) listener() Check {
-	c := Check{Group: "requests", Tried: "who listens on " + s.policy.Socket, Do: s.hint()}
-	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: s.policy.Socket})
-	if err != nil {
-		c.Saw = err.Error()
-		return c
-	}
-	defer func() { _ = conn.Close() }()
-	raw, err := conn.SyscallConn()
-	var cred *unix.Ucred
-	if err == nil {
-		err = errors.Join(raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }), err)
-	}
-	switch {
-	case err != nil:
-		c.Saw = err.Error()
-	case int(cred.Pid) != s.state.Guard.MainPID:
-		comm, _ := os.ReadFile("/proc/" + strconv.Itoa(int(cred.Pid)) + "/comm")
-		c.Saw = fmt.Sprintf("process %d (%s), but the guard is process %d", cred.Pid, strings.TrimSpace(string(comm)), s.state.Guard.MainPID)
-	default:
-		c.Saw, c.Held, c.Do = "the slot's guard", true, ""
 	}
 	return c
 }

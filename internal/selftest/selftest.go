@@ -1,7 +1,6 @@
-// Package selftest tries to break out of a node's slots: as a job's container, as a command
-// on the host, and with hostile requests to the slots' Docker sockets. It compares what it
-// finds with the plan, so an edited file on the node fools no one. It undoes every change
-// it makes.
+// Package selftest tries to break out of a node's slots in containers that run as jobs do. It compares
+// what it finds with the plan, so an edited file on the node fools no one. It undoes every change it
+// makes.
 package selftest
 
 import (
@@ -17,7 +16,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/selftest/hostile"
 	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
@@ -61,11 +59,10 @@ type Options struct {
 }
 
 const (
-	image     = hostile.Name + ":latest"
+	name      = "kbnode-selftest"
+	image     = name + ":latest"
 	lockPath  = "/run/kbnode/selftest.lock"
-	atOnce    = 2                // slots at the same time
 	cleanTime = 2 * time.Minute  // for cleanup, even after an interrupt
-	jobPoll   = time.Second      // how often to check a slot for a job
 	imageTime = 10 * time.Minute // for what is done once for all slots
 )
 
@@ -131,43 +128,31 @@ func (t *tester) run(ctx context.Context) ([]SlotReport, error) {
 	return reports, errors.Join(err, ctx.Err())
 }
 
-// slots tries the idle slots, a few at a time. Steps that only take time start in all of
-// them at once.
+// slots tries the idle slots, one after another where each also uses its neighbor: a slot runs one
+// container at a time.
 func (t *tester) slots(ctx context.Context, slots []*trial) error {
 	errs := make([]error, len(slots))
-	places := make(chan struct{}, atOnce)
-	if t.Quick {
-		places = make(chan struct{}, len(slots))
-	}
 	var group sync.WaitGroup
 	for i, sl := range slots {
-		if sl.report.Skipped != "" {
-			continue
-		}
-		var slow <-chan []Check
-		if !t.Quick {
-			slow = sl.slowClients(ctx)
-		}
-		group.Go(func() {
-			places <- struct{}{}
-			defer func() { <-places }()
+		switch {
+		case sl.report.Skipped != "":
+		case t.Quick:
+			group.Go(func() { errs[i] = sl.try(ctx) })
+		default:
 			errs[i] = sl.try(ctx)
-			if slow != nil {
-				sl.add(<-slow...)
-			}
-		})
+		}
 	}
 	group.Wait()
 	return errors.Join(errs...)
 }
 
-// prepare removes what an earlier run may have left, and makes the image for all
-// containers. It is empty, because the guard adds kbnode to each container.
+// prepare removes what an earlier run may have left, and makes the image for all containers. It is
+// empty, because the slot's service adds kbnode to each container.
 func (t *tester) prepare(ctx context.Context) error {
 	t.Progress("", "making an image")
 	ctx, cancel := context.WithTimeout(ctx, imageTime)
 	defer cancel()
-	if err := t.erase(ctx); err != nil {
+	if err := t.engine.Untag(ctx, image); err != nil {
 		return err
 	}
 	archive, err := emptyRoot()
@@ -177,23 +162,14 @@ func (t *tester) prepare(ctx context.Context) error {
 	return t.engine.Import(ctx, image, archive)
 }
 
-// clean removes everything that was made, even if the run was interrupted.
+// clean removes the image, even if the run was interrupted. The slots' services remove the containers.
 func (t *tester) clean(ctx context.Context) {
 	t.Progress("", "cleaning up")
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
 	defer cancel()
-	if err := t.erase(ctx); err != nil {
+	if err := t.engine.Untag(ctx, image); err != nil {
 		t.Log.Warn("something is left behind; the next selftest removes it", "err", err)
 	}
-}
-
-// erase removes everything in the engine that has the self-test's name.
-func (t *tester) erase(ctx context.Context) error {
-	traces, err := t.engine.Traces(ctx, hostile.Name)
-	for _, trace := range traces {
-		err = errors.Join(err, t.engine.Erase(ctx, trace))
-	}
-	return err
 }
 
 // policyOf returns a slot's policy as planned.
@@ -207,7 +183,7 @@ func policyOf(p *plan.Plan, k int) (pol plan.JobPolicy, err error) {
 	return pol, fmt.Errorf("the plan has no policy for slot %s", plan.SlotName(k))
 }
 
-// lock keeps a second self-test from running: the two would remove each other's containers.
+// lock keeps a second self-test from running: the two would remove each other's image.
 func lock() (release func(), err error) {
 	release, err = reconcile.LockFile(lockPath)
 	if _, locked := errors.AsType[*reconcile.LockedError](err); locked {

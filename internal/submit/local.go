@@ -3,6 +3,7 @@ package submit
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/lazy"
@@ -29,6 +30,9 @@ var tools = []struct{ says, name string }{
 	{"find C compiler", "gcc"},
 }
 
+// forGPUs are modules and programs that are hardly of use without a GPU.
+var forGPUs = []string{"torch", "triton", "cupy", "cutlass", "tilelang", "nvcc"}
+
 // ReadLocal returns the outcome of an evaluation that left its result.json in a directory of this
 // machine. Only Raw and Result are set.
 func ReadLocal(dir string) (out Outcome, err error) {
@@ -54,7 +58,7 @@ func Missing(r *result.Result) string {
 	for _, run := range r.Runs {
 		ev := run.Value
 		if c := ev.Compilation; ev.Run == nil && c != nil && !c.NvccFound {
-			return "nvcc is not on the PATH"
+			return "nvcc is not on the PATH" + alsoNoGPU(r.System, "nvcc")
 		}
 		if ev.Run == nil || ev.Run.Passed {
 			continue
@@ -76,14 +80,23 @@ func Missing(r *result.Result) string {
 	return ""
 }
 
+// alsoNoGPU says that the machine has no GPU, if what is missing is for GPUs: who installs it would
+// learn that next.
+func alsoNoGPU(sys *result.System, name string) string {
+	if (sys == nil || sys.GPU == "") && slices.Contains(forGPUs, name) {
+		return ", and there is no GPU that programs can use"
+	}
+	return ""
+}
+
 func missing(sys *result.System, said string) string {
 	if m := noModule().FindStringSubmatch(said); m != nil {
 		name, _, _ := strings.Cut(m[1], ".")
-		return "python3 has no module " + name
+		return "python3 has no module " + name + alsoNoGPU(sys, name)
 	}
 	for _, t := range tools {
 		if strings.Contains(said, t.says) {
-			return t.name + " is not on the PATH"
+			return t.name + " is not on the PATH" + alsoNoGPU(sys, t.name)
 		}
 	}
 	if noGPU().MatchString(said) {

@@ -12,9 +12,10 @@ func TestMissing(t *testing.T) {
 	t.Parallel()
 	const trace = "Traceback (most recent call last):\n  File \"reference.py\", line 3, in <module>\n    import x\n"
 	const noGPU = "there is no GPU that programs can use"
+	const alsoNone = ", and " + noGPU
 	for _, tt := range []struct{ gpu, stderr, want string }{
-		{"", trace + "ModuleNotFoundError: No module named 'torch'\n", "python3 has no module torch"},
-		{"", trace + "ModuleNotFoundError: No module named 'triton.language'\n", "python3 has no module triton"},
+		{"", trace + "ModuleNotFoundError: No module named 'torch'\n", "python3 has no module torch" + alsoNone},
+		{"", trace + "ModuleNotFoundError: No module named 'triton.language'\n", "python3 has no module triton" + alsoNone},
 		{"", trace + "RuntimeError: torch sees no GPU\n", noGPU},
 		{"", trace + "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU\n", noGPU},
 		{"", trace + "RuntimeError: No HIP GPUs are available\n", noGPU},
@@ -23,7 +24,7 @@ func TestMissing(t *testing.T) {
 		{"NVIDIA B200", trace + "RuntimeError: No CUDA GPUs are available\n", ""}, // the submission may have hidden it
 		{"", "eval.cu:12: CUDA driver version is insufficient for CUDA runtime version\n", noGPU},
 		{"", trace + "RuntimeError: 0 active drivers ([]). There should only be one.\n", noGPU},
-		{"", trace + "OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.\n", "nvcc is not on the PATH"},
+		{"", trace + "OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.\n", "nvcc is not on the PATH" + alsoNone},
 		{"", trace + "RuntimeError: Ninja is required to load C++ extensions\n", "ninja is not on the PATH"},
 		{"", trace + "RuntimeError: Failed to find C compiler. Please specify via CC environment variable.\n", "gcc is not on the PATH"},
 		{"", trace + "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory\n", "the library libcudart.so.12 is not installed"},
@@ -31,6 +32,8 @@ func TestMissing(t *testing.T) {
 		{"", trace + "FileNotFoundError: [Errno 2] No such file or directory: '/data/table.npy'\n", ""},
 		{"", trace + "ValueError: No module named 'torch' in the answer\n", ""},
 		{"", "printed: ModuleNotFoundError: No module named 'torch'\n", ""},
+		{"NVIDIA B200", trace + "ModuleNotFoundError: No module named 'torch'\n", "python3 has no module torch"},
+		{"", trace + "ModuleNotFoundError: No module named 'numpy'\n", "python3 has no module numpy"},
 		{"", "", ""},
 	} {
 		r := &result.Result{Success: true, System: &result.System{GPU: tt.gpu, Torch: "2.9.0+cpu"}}
@@ -55,7 +58,7 @@ func TestMissing(t *testing.T) {
 		}
 	}
 	r := &result.Result{Runs: result.Pairs[*result.Evaluation]{{Key: "test", Value: &result.Evaluation{Compilation: &result.Compilation{}}}}}
-	if got := Missing(r); got != "nvcc is not on the PATH" {
+	if got := Missing(r); got != "nvcc is not on the PATH"+alsoNone {
 		t.Errorf("no compiler: %q", got)
 	}
 }

@@ -3,18 +3,11 @@
 package vm_test
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/test/vm"
 )
-
-// onHost runs one of the scripts that are on the node.
-func onHost(name, command string, a attack) attack {
-	a.name, a.host, a.script = name, true, "bash /srv/attack/"+command
-	return a
-}
 
 const (
 	// Small processes: none of them is larger than the agent.
@@ -22,7 +15,16 @@ const (
 	forkBomb  = `f() { f | f & }; f; exec sleep 5`
 	stubborn  = `trap '' TERM INT HUP QUIT; touch READY; while :; do sleep 1; done`
 	daemon    = `setsid sh -c 'trap "" TERM HUP; (setsid sleep 1000 &); while :; do sleep 1; done' </dev/null >/dev/null 2>&1 &`
-	cancels   = `ready; bkstub cancel $build`
+	// The neighbour says at its end whether it still has what it had.
+	undisturbed = `share() {
+	nproc; grep _allowed_list /proc/self/status
+	grep . /sys/fs/cgroup/cpuset.cpus.effective /sys/fs/cgroup/memory.max /sys/fs/cgroup/pids.max
+	ls /dev/nvidia*; env | grep -E "^(CUDA|NVIDIA|KERNELBOT_[GCM])" | sort; cat /workdir/secret
+}
+cd /workdir; echo "secret of slot $KERNELBOT_GPU_INDEX" >secret
+share >before; touch READY
+while [ ! -e stop ]; do sleep 1; done
+share >after; cat before; diff before after && echo :: untouched`
 	// All that a container can write to, of which some is Docker's unless one sees to it.
 	fills = `for f in /big /workdir/big /data/big; do
   dd if=/dev/zero of=$f bs=1M count=1000 2>/dev/null || echo ":: $f is full"; rm $f
@@ -33,47 +35,6 @@ for f in /etc/hosts /etc/resolv.conf /etc/hostname; do
 done
 mkdir /workdir/many && cd /workdir/many && seq 40000 | xargs touch 2>/dev/null || echo ":: no more files"; cd /; rm -r /workdir/many
 echo :: filled`
-	hostBombs = `set +e
-(` + daemon + `)
-echo ":: score $(cat /proc/self/oom_score_adj)"; tail /dev/zero; echo :: one
-` + manySmall + `; echo :: many
-dd if=/dev/zero of=/dev/shm/left-by-a-job bs=1M count=2000; echo :: shm
-dd if=/dev/zero of=/tmp/big bs=1M count=2000; echo :: tmp; rm -f /dev/shm/left-by-a-job /tmp/big
-dd if=/dev/zero of=big bs=1M count=1000 || echo ":: checkout is full"; rm big
-` + forkBomb
-	// What git would run, as the user of the checkout.
-	gitTraps = `cd /workdir
-mkdir -p .git/hooks evil-hooks
-for hook in post-checkout pre-commit post-merge reference-transaction post-index-change fsmonitor-watchman; do
-  printf '#!/bin/sh\necho hook-%s $(id -un) >>$HOME/builds/PWNED\n' $hook >.git/hooks/$hook
-  cp .git/hooks/$hook evil-hooks/$hook
-done
-chmod 755 .git/hooks/* evil-hooks/*
-cat >>.git/config <<'END'
-[core]
-	fsmonitor = "sh -c 'echo fsmonitor >>$HOME/builds/PWNED'"
-	sshCommand = "sh -c 'echo ssh >>$HOME/builds/PWNED'"
-	pager = "sh -c 'echo pager >>$HOME/builds/PWNED'"
-	editor = "sh -c 'echo editor >>$HOME/builds/PWNED'"
-	hooksPath = evil-hooks
-	attributesFile = .git/attributes
-[filter "evil"]
-	smudge = "sh -c 'echo smudge >>$HOME/builds/PWNED; cat'"
-	clean = "sh -c 'echo clean >>$HOME/builds/PWNED; cat'"
-	required = true
-[diff "evil"]
-	textconv = "sh -c 'echo textconv >>$HOME/builds/PWNED; cat'"
-[remote "origin"]
-	uploadpack = "sh -c 'echo uploadpack >>$HOME/builds/PWNED; git-upload-pack /srv/git/kernelbot.git'"
-[credential]
-	helper = "!sh -c 'echo credential >>$HOME/builds/PWNED'"
-[gc]
-	auto = 1
-END
-echo '* filter=evil diff=evil' >.git/attributes
-cp .git/attributes .git/info/attributes; cp .git/attributes .gitattributes
-rm -f README.md
-echo :: traps set`
 	// What a checkout must be able to remove.
 	rubbish = `import os, socket
 os.makedirs("locked/in", exist_ok=True)
@@ -91,7 +52,6 @@ for i in range(5000):
 os.chdir(top)
 open("locked/in/file", "w").close()
 os.chown("locked", 0, 0); os.chmod("locked/in", 0); os.chmod("locked", 0)
-os.chmod(".git", 0)
 print(":: rubbish left")`
 	// What links must not lead out of the checkout.
 	links = `mkdir -p leak
@@ -100,16 +60,7 @@ ln -s / link-root; ln -s ../../../../../../../../etc/shadow link-up; ln -s / lea
 ln -s /etc/shadow leak/shadow; ln -s /etc/buildkite-agent/token leak/token; ln -s /run/credentials/buildkite-agent-gpu3.service/token leak/credential
 ln -s /proc/self proc; ln -s /var/lib/buildkite-agent/gpu-2 builds; ln -s /proc/self/environ leak/environ; ln -s /proc/self/mem leak/mem; ln -s /root/token leak/root-token;
 ln -s /etc/shadow result.json
-mv .git/config .git/config.real; ln -s /etc/shadow .git/config
-rm -rf .git/objects; ln -s /var/lib/buildkite-agent/gpu-7 .git/objects
 echo :: linked`
-	// What a host command leaves for later jobs of its slot.
-	ambush = `for hook in ~/plugins/*/*/hooks/*; do sed -i "2i echo ':: plugin was changed'" "$hook"; done
-mkdir -p ~/.docker ~/evil; printf '[core]\n\tfsmonitor = "sh -c '"'echo home >>$HOME/builds/PWNED'"'"\n' >~/.gitconfig
-printf '#!/bin/sh\necho ":: a docker plugin ran"\necho docker >>~/builds/PWNED' >~/evil/docker-evil; chmod 755 ~/evil/docker-evil
-echo '{"cliPluginsExtraDirs": ["'$HOME'/evil"], "plugins": {"evil": {"hooks": "run"}}}' >~/.docker/config.json
-echo 'echo ":: a shell ran"' | tee ~/.bashrc ~/.bash_profile ~/.profile >/dev/null
-echo :: done`
 	next = `x=$(printf %050000000d 0); echo ":: next with ${#x}"`
 	// What a container must not have.
 	looks = `for v in BUILDKITE_AGENT_ACCESS_TOKEN BUILDKITE_AGENT_JOB_API_SOCKET BUILDKITE_AGENT_JOB_API_TOKEN BUILDKITE_AGENT_TOKEN DOCKER_HOST; do
@@ -147,46 +98,27 @@ func attacks() [][]attack {
 			{name: "disk", image: "volume:test", script: fills, code: "0",
 				wants: []string{"/big is full", "/big is not allocated", "/workdir/big is full", "/workdir/big is not allocated", "/data/big is full", "/data/big is not allocated",
 					"/etc/hosts is full", "/etc/resolv.conf is full", "/etc/hostname is full", "no more files", "filled"}},
-			{name: "deaf, with a client that does not read", script: daemon + "\n(trap '' TERM HUP; yes) &\n" + stubborn, code: "1", not: []string{"log of", "dockerd has"},
-				during: `ready; pkill -STOP -u $user -x docker; sleep 3; c=$(container); du -sm /var/lib/docker/containers/$c | awk '$1 > 80 {print "log of " $1 " MiB"}'
+			{name: "deaf", script: daemon + "\n(trap '' TERM HUP; yes) &\n" + stubborn, code: "1", not: []string{"log of", "dockerd has"},
+				during: `ready; sleep 3; c=$(container); du -sm /var/lib/docker/containers/$c | awk '$1 > 80 {print "log of " $1 " MiB"}'
 ps -C dockerd -o rss= | awk '$1 > 500000 {print "dockerd has " $1 " KiB"}'; bkstub cancel $build`},
 		},
 		{
-			// What of the slot the kernel ends is its choice: the job may be over after "one".
-			{name: "bombs", host: true, script: hostBombs, wants: []string{"score 0", "one"}},
-			{name: "cancelled and deaf", host: true, script: stubborn, during: cancels, code: "1"},
-			{name: "cancelled at the checkout", script: "true", during: `catch has_git; bkstub cancel $build`, code: "1"},
+			{name: "forks without end", script: forkBomb},
 			{name: "cancelled at the pull", script: "true", image: "127.0.0.1:5999/slow:latest", option: ", always-pull: true", code: "1",
 				during: `perl -MIO::Socket -e '$s = IO::Socket::INET->new(LocalAddr => "127.0.0.1:5999", Listen => 5) or die; $c = $s->accept; open F, ">/root/attack/pulling"; close F; sleep 60' &
 poll test -e /root/attack/pulling; bkstub cancel $build`},
 		},
 		{
-			{name: "git hooks and filters", script: gitTraps, wants: []string{"traps set"}, code: "0"},
 			{name: "links and rubbish", image: "kernelbot-test:latest", script: links + "\npython3 -c '" + rubbish + "'", wants: []string{"linked", "rubbish left", "no device"}, not: []string{"device made"},
 				rest: "    artifact_paths: [result.json, \"leak/*\", \"link-*\", \"proc/environ\", \"builds/**/*\"]\n", check: leaks},
-			{name: "home and plugins", host: true, script: ambush},
 		},
 		{
-			onHost("peek", "peek.sh 3 7", attack{check: peeked, wants: []string{"done"}}),
-			onHost("own socket", "socket.sh tend", attack{
-				wants: []string{"no pause", "no exec", "no update", "no commit", "no copy", "yes kill", "yes remove", "yes neighbour is my own", "yes create", "yes restart policy",
-					"no volume", "no network", "no named volume", "no socket in a container", "no plugins in a container", "no home in a container",
-					"yes arguments", "yes environment", "no setuid of a container", "yes through the flood"}}),
-		},
-		{
-			{name: "client killed", script: "touch READY; sleep 1000", during: `ready; pkill -9 -u $user -x docker`, code: "1"},
 			{name: "shim killed", script: "touch READY; sleep 1000", during: `ready; pkill -9 -f "containerd-shim.*$(container)"`, code: "1"},
-			onHost("many containers", "socket.sh many", attack{wants: []string{"yes many run"}}),
-			onHost("agent killed", "socket.sh end", attack{during: "lost=1", code: "lost", later: true}),
+			{name: "agent killed", script: "touch READY; sleep 1000", during: "ready; kill -9 $(main_pid); lost=1", code: "lost", later: true},
 		},
 	}
 	for i := range lanes {
-		lanes[i] = append(lanes[i], attack{name: "next", script: next, code: "0", wants: []string{"next with 50000000"},
-			not: []string{"a docker plugin ran", "a shell ran", "plugin was changed"}, check: func(t *testing.T, m *vm.Machine, _ outcome) {
-				if got := m.Sh(fmt.Sprintf("cat /var/lib/buildkite-agent/gpu-%d/builds/PWNED 2>/dev/null || true", i)); got != "" {
-					t.Errorf("what an earlier job left ran on the host:\n%s", got)
-				}
-			}})
+		lanes[i] = append(lanes[i], attack{name: "next", script: next, code: "0", wants: []string{"next with 50000000"}})
 	}
 	return lanes
 }
@@ -196,15 +128,6 @@ func leaks(t *testing.T, m *vm.Machine, r outcome) {
 	for _, path := range []string{"result.json", "leak/shadow", "leak/token", "leak/credential", "leak/root-token", "leak/mem", "leak/environ", "link-up", "proc/environ"} {
 		if got := m.Try("bkstub artifact " + r.build + " " + path); got.Code == 0 && got.Stdout != "" {
 			t.Errorf("the artifact %s was uploaded: %.200q", path, got.Stdout)
-		}
-	}
-}
-
-// peeked wants all that a host command tried to have failed.
-func peeked(t *testing.T, m *vm.Machine, r outcome) {
-	for _, mark := range r.marks() {
-		if strings.HasPrefix(mark, "yes ") {
-			t.Errorf("%.300s", mark)
 		}
 	}
 }

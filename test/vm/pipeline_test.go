@@ -77,12 +77,11 @@ func TestPipelines(t *testing.T) {
 	builds := map[string]string{
 		"eval":          p.submit(0, pipeline.Eval, image, right),
 		"compatible":    p.submit(7, pipeline.Eval, image+" --profile compatible", right),
-		"fast":          p.submit(1, pipeline.Fast, image, right),
 		"docker-test":   p.submit(2, pipeline.DockerTest, image, nil),
 		"artifact-test": p.submit(3, pipeline.ArtifactTest, image, nil),
 		"wrong":         p.submit(4, pipeline.Eval, image, config(t, "submission.py", wrong)),
-		"malformed":     p.submit(5, pipeline.Fast, image, []byte(`{"lang": "cobol"}`)),
-		"no image":      p.submit(6, pipeline.Fast, "kernelbot-test:missing", right),
+		"malformed":     p.submit(5, pipeline.Eval, image, []byte(`{"lang": "cobol"}`)),
+		"no image":      p.submit(6, pipeline.Eval, "kernelbot-test:missing", right),
 	}
 
 	once := func(t *testing.T, build string, status int) {
@@ -91,28 +90,26 @@ func TestPipelines(t *testing.T) {
 			t.Errorf("the runs are %+v, want one with exit status %d", tries, status)
 		}
 	}
-	for _, kind := range []string{pipeline.Eval, pipeline.Fast} {
-		t.Run(kind, func(t *testing.T) {
-			r := p.wait(t, builds[kind], "passed")
-			once(t, builds[kind], 0)
-			if !r.Result.Success || len(r.Result.Runs) != 3 {
-				t.Fatalf("success %v, %d runs", r.Result.Success, len(r.Result.Runs))
+	t.Run(pipeline.Eval, func(t *testing.T) {
+		r := p.wait(t, builds["eval"], "passed")
+		once(t, builds["eval"], 0)
+		if !r.Result.Success || len(r.Result.Runs) != 3 {
+			t.Fatalf("success %v, %d runs", r.Result.Success, len(r.Result.Runs))
+		}
+		for name, ev := range r.Result.Runs {
+			if ev.Run == nil || !ev.Run.Passed {
+				t.Errorf("%s: %+v", name, ev.Run)
 			}
-			for name, ev := range r.Result.Runs {
-				if ev.Run == nil || !ev.Run.Passed {
-					t.Errorf("%s: %+v", name, ev.Run)
-				}
-			}
-			if !strings.Contains(r.Log, "\n+++ ") {
-				t.Error("the log has no groups, so the container does not know that it is Buildkite's")
-			}
-			p.profiled(t, builds[kind], "strict")
-			var quiet struct{ Noisy *bool }
-			if text := m.Sh("bkstub artifact " + builds[kind] + " node.json"); json.Unmarshal([]byte(text), &quiet) != nil || quiet.Noisy == nil {
-				t.Errorf("node.json is %s", text)
-			}
-		})
-	}
+		}
+		if !strings.Contains(r.Log, "\n+++ ") {
+			t.Error("the log has no groups, so the container does not know that it is Buildkite's")
+		}
+		p.profiled(t, builds["eval"], "strict")
+		var quiet struct{ Noisy *bool }
+		if text := m.Sh("bkstub artifact " + builds["eval"] + " node.json"); json.Unmarshal([]byte(text), &quiet) != nil || quiet.Noisy == nil {
+			t.Errorf("node.json is %s", text)
+		}
+	})
 	t.Run("compatible", func(t *testing.T) {
 		if r := p.wait(t, builds["compatible"], "passed"); !r.Result.Success {
 			t.Errorf("result.json says %+v", r.Result)
@@ -153,8 +150,8 @@ func TestPipelines(t *testing.T) {
 		r := p.wait(t, builds["no image"], "failed")
 		tries := p.tries(t, builds["no image"])
 		for _, try := range tries {
-			if try.ExitStatus == nil || *try.ExitStatus != 125 {
-				t.Errorf("a run is %+v, want exit status 125", try)
+			if try.ExitStatus == nil || *try.ExitStatus != 255 {
+				t.Errorf("a run is %+v, want exit status 255", try)
 			}
 		}
 		if len(tries) != 2 || !strings.Contains(r.Log, "kernelbot-test:missing") {
@@ -162,7 +159,7 @@ func TestPipelines(t *testing.T) {
 		}
 	})
 
-	// Agents report a container that could not start in the same way.
+	// Agents report a node without kbnode in the same way.
 	t.Run("a payload too large for variables runs again once", func(t *testing.T) {
 		m.Sh("runuser -u nobody -- kbnode pipeline eval --gpu-index 6 --image " + image + " >/root/large.yml; head -c 140000 /dev/zero | tr '\\0' x >/root/large")
 		build := m.Sh("bkstub submit --queue b200 --steps /root/large.yml --payload /root/large --payload-env KERNELBOT_PAYLOAD")
@@ -174,7 +171,7 @@ func TestPipelines(t *testing.T) {
 
 	// What ends with 25 seconds of grace comes when no one else uses the machine.
 	t.Run("a job of a stopped agent runs again", func(t *testing.T) {
-		build := p.submit(7, pipeline.Fast, image, config(t, "sleeper.py", nil))
+		build := p.submit(7, pipeline.Eval, image, config(t, "sleeper.py", nil))
 		m.Wait("the program's child", "pgrep -x sleep")
 		m.Sh("systemctl kill --kill-whom=main --signal=QUIT buildkite-agent-gpu7.service")
 		m.Wait("the second run", p.asking(build)+" | jq -e '.jobs[1].state == \"running\"'")

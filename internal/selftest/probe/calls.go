@@ -121,40 +121,9 @@ func setroot() error {
 	return <-done
 }
 
-// forks starts processes that wait, and returns how many the kernel allowed, at most most.
-// It ends them again.
-func forks(most int) int {
-	var pids []int
-	for range most {
-		pid := fork()
-		if pid <= 0 {
-			break
-		}
-		pids = append(pids, pid)
-	}
-	for _, pid := range pids {
-		_ = unix.Kill(pid, unix.SIGKILL)
-		_, _ = unix.Wait4(pid, nil, 0, nil)
-	}
-	return len(pids)
-}
-
-// fork starts a process that does nothing. The child is a copy of this one with a single
-// thread, in which Go's runtime does not work, so it makes only raw system calls.
+// idle does nothing. A forked process is a copy of this one with a single thread, in which Go's runtime
+// does not work, so it makes only raw system calls.
 //
-//go:nosplit
-//go:norace
-func fork() int {
-	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
-	if errno != 0 {
-		return -1
-	}
-	if pid == 0 {
-		idle()
-	}
-	return int(pid)
-}
-
 //go:nosplit
 //go:norace
 func idle() {

@@ -46,6 +46,17 @@ func interfaces() []string {
 	return list
 }
 
+// address returns the one at which others reach this machine or container, "" without a network.
+func address() string {
+	all, _ := net.InterfaceAddrs()
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
+			return n.IP.String()
+		}
+	}
+	return ""
+}
+
 // nodes returns the device files of GPUs and disks that a container sees.
 func nodes() []string {
 	list := []string{}

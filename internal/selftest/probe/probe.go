@@ -4,6 +4,7 @@ package probe
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,7 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -30,11 +31,11 @@ type Ask struct {
 	TCP     []string `json:"tcp,omitempty"`     // addresses to connect to
 	Disks   []string `json:"disks,omitempty"`   // directories whose file systems to measure
 	Calls   bool     `json:"calls,omitempty"`   // system calls that need privileges that no job has
-	Forks   int      `json:"forks,omitempty"`   // processes to start at the same time
 	Daemon  bool     `json:"daemon,omitempty"`  // leave an orphaned process behind
 	// Allocate is memory to allocate before everything else, in bytes.
 	Allocate int64 `json:"allocate,omitempty"`
-	// Listen makes the probe only accept connections on this port until it is ended.
+	// Listen makes the probe write its address, and then only accept connections on this port until
+	// it is ended.
 	Listen int `json:"listen,omitempty"`
 }
 
@@ -49,8 +50,7 @@ type Number struct {
 // Facts are what the probe saw. The result of an attempt is "ok" or the name of an error,
 // such as EPERM.
 type Facts struct {
-	UID    int   `json:"uid"`
-	Groups []int `json:"groups"`
+	UID int `json:"uid"`
 	// Status are lines of /proc/self/status: CapEff, CapBnd, NoNewPrivs, Seccomp.
 	Status map[string]string `json:"status"`
 	// CPUs are those that the process may run on after it asked for all.
@@ -67,7 +67,6 @@ type Facts struct {
 	Disks      map[string]int64 `json:"disks"` // sizes of the file systems of Ask.Disks, in bytes
 	Env        []string         `json:"env"`   // names
 	Tries      []Try            `json:"tries"`
-	Forked     int              `json:"forked"`
 	Writable   []string         `json:"writable"` // of Ask.Proc
 }
 
@@ -88,27 +87,30 @@ func (f *Facts) Saw(kind, what string) string {
 	return ""
 }
 
-// Run does what a asks and returns what it saw.
-func Run(ctx context.Context, a Ask) (*Facts, error) {
-	runtime.GOMAXPROCS(2) // on many CPUs, Go's own threads would reach the limit under test
+// Run does what request asks, an Ask as JSON, and writes the Facts as JSON.
+func Run(ctx context.Context, request string, out io.Writer) error {
+	var a Ask
+	if err := json.Unmarshal([]byte(request), &a); err != nil {
+		return fmt.Errorf("the argument is not a request of selftest: %w", err)
+	}
 	if a.Listen > 0 {
-		return nil, listen(ctx, a.Listen)
+		return listen(ctx, a.Listen, out)
 	}
 	if a.Allocate > 0 {
 		if err := allocate(a.Allocate); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	f := &Facts{UID: os.Getuid(), Groups: []int{}, Tries: []Try{}, Disks: map[string]int64{}}
+	return json.NewEncoder(out).Encode(look(ctx, a))
+}
+
+func look(ctx context.Context, a Ask) *Facts {
+	f := &Facts{UID: os.Getuid(), Tries: []Try{}, Disks: map[string]int64{}}
 	for _, dir := range a.Disks {
 		var st unix.Statfs_t
 		if err := unix.Statfs(dir, &st); err == nil {
 			f.Disks[dir] = int64(st.Blocks) * st.Bsize
 		}
-	}
-	// The list may not include the primary group.
-	if groups, err := os.Getgroups(); err == nil {
-		f.Groups = groups
 	}
 	f.Status = status("CapEff", "CapBnd", "NoNewPrivs", "Seccomp")
 	f.CPUs = widest()
@@ -143,9 +145,8 @@ func Run(ctx context.Context, a Ask) (*Facts, error) {
 	if a.Daemon {
 		daemon()
 	}
-	f.Forked = forks(a.Forks)
 	f.Cgroup = cgroup()
-	return f, nil
+	return f
 }
 
 func (f *Facts) add(kind, what string, err error) {
@@ -300,7 +301,7 @@ func connectAll(ctx context.Context, addresses []string) []Try {
 // listenTime limits a listener that no one ends because its tester was killed.
 const listenTime = 10 * time.Minute
 
-func listen(ctx context.Context, port int) error {
+func listen(ctx context.Context, port int, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, listenTime)
 	defer cancel()
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", fmt.Sprintf(":%d", port))
@@ -308,6 +309,9 @@ func listen(ctx context.Context, port int) error {
 		return fmt.Errorf("listen: %w", err)
 	}
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
+	if _, err := fmt.Fprintln(out, net.JoinHostPort(address(), strconv.Itoa(port))); err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
 	for {
 		conn, err := l.Accept()
 		if err != nil {

@@ -23,26 +23,8 @@ poll() {
 	return 1
 }
 
-# catch is poll for what does not last.
-catch() {
-	local until=$((SECONDS + 120))
-	while ((SECONDS < until)); do
-		"$@" && return
-	done
-	echo "never caught: $*"
-	return 1
-}
-
-# A search that starts no program sees what lasts a blink.
-has_git() {
-	local p name
-	while read -r p; do
-		{ read -r name <"/proc/$p/comm"; } 2>/dev/null && [[ $name == git* ]] && return
-	done <"$slice/$unit.service/cgroup.procs"
-	return 1
-}
 main_pid() { systemctl show -P MainPID "$unit"; }
-is_ready() { compgen -G "$work/builds/*/*/*/READY" >/dev/null; }
+is_ready() { find "$work/builds" -name READY | grep -q .; }
 # The words that follow are what a NAME.during says.
 ready() { poll is_ready; }
 restarted() { local now; now=$(main_pid) && [[ $now != 0 && $now != "$agent" ]]; }
@@ -60,13 +42,13 @@ left() {
 	done
 	curl -s --unix-socket /run/docker.sock "http://docker/containers/json?all=1&filters=%7B%22label%22%3A%5B%22kbnode.slot%3D$slot%22%5D%7D" | grep -o '"Names":[^]]*'
 	find "/run/kbnode/gpu$slot/mounts" -mindepth 1 -printf 'held mount %f\n' 2>/dev/null
-	find "$work" -mindepth 1 ! -user "$user" ! -path "$work/builds" ! -path "*/lost+found*" 2>/dev/null | head -n 5 | sed 's/^/file of another: /'
+	find "$work" -mindepth 1 ! -user "$user" ! -path "$work/builds" ! -path "$work/builds/kbnode-*" ! -path "*/lost+found*" 2>/dev/null | head -n 5 | sed 's/^/file of another: /'
 }
 
 for steps in *.yml; do
 	name=${steps%.yml}
 	agent=$(main_pid)
-	rm -f "$work"/builds/*/*/*/READY
+	find "$work/builds" -name READY -delete
 	date +%s >"$name.submitted"
 	# shellcheck disable=SC2046
 	build=$(bkstub submit --queue b200 --steps "$steps" $(cat "$name.flags"))

@@ -1,8 +1,9 @@
-package runner
+// Package annotate puts a summary on a build's page in Buildkite. The program for jobs is without it: an
+// HTTP client is half of the program, and a tenth of its start.
+package annotate
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,77 +14,60 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
-	annotationTime = 10 * time.Second // for all attempts
-	annotationTry  = 4 * time.Second  // for each of two attempts
+	allTime = 10 * time.Second // for all attempts
+	tryTime = 4 * time.Second  // for each of two attempts
 )
 
-// agentAPI is how a job reaches Buildkite: the agent's own API, with the token that the
-// agent gave the job.
-type agentAPI struct {
-	endpoint string // the agent's setting: https://agent.buildkite.com/v3
-	jobID    string
-	token    string
-	pause    time.Duration // before the second attempt
-}
+// pause is before the second attempt.
+const pause = time.Second
 
-// newAgentAPI reads the API's settings from a job's environment. annotate refuses if
-// some are missing.
-func newAgentAPI(public, private []string) agentAPI {
-	return agentAPI{
-		// The agent's own default; not every container gets the variable.
-		endpoint: cmp.Or(getenv(public, "BUILDKITE_AGENT_ENDPOINT"), "https://agent.buildkite.com/v3"), jobID: getenv(public, "BUILDKITE_JOB_ID"),
-		// A copy, so that the token does not keep the payload beside it in memory.
-		token: strings.Clone(getenv(private, "BUILDKITE_AGENT_ACCESS_TOKEN")), pause: time.Second,
-	}
-}
-
-// annotate puts a text on the build's page. Jobs of one build do not overwrite each
-// other's texts.
-func (a agentAPI) annotate(ctx context.Context, body, style string) error {
+// Post puts a text on the build's page. Jobs of one build do not overwrite each other's texts.
+func Post(ctx context.Context, a result.Annotation) error {
 	switch {
-	case a.token == "":
+	case a.Token == "":
 		return errors.New("BUILDKITE_AGENT_ACCESS_TOKEN is not set here; kbnode's nodes keep it out of containers")
-	case a.jobID == "":
+	case a.JobID == "":
 		return errors.New("BUILDKITE_JOB_ID is not set here; pass it to the container")
 	}
-	base, err := url.Parse(a.endpoint)
+	base, err := url.Parse(a.Endpoint)
 	if err != nil || base.Host == "" || base.Scheme != "https" && base.Scheme != "http" {
 		return errors.New("BUILDKITE_AGENT_ENDPOINT is not an HTTP URL")
 	}
-	doc, err := json.Marshal(map[string]any{"body": body, "style": style, "context": "kbnode-" + a.jobID, "append": false})
+	doc, err := json.Marshal(map[string]any{"body": a.Body, "style": a.Style, "context": "kbnode-" + a.JobID, "append": false})
 	if err != nil {
 		return fmt.Errorf("encode annotation: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, annotationTime)
+	ctx, cancel := context.WithTimeout(ctx, allTime)
 	defer cancel()
-	target := base.JoinPath("jobs", url.PathEscape(a.jobID), "annotations").String()
-	again, err := a.post(ctx, target, doc)
+	target := base.JoinPath("jobs", url.PathEscape(a.JobID), "annotations").String()
+	again, err := post(ctx, target, a.Token, doc)
 	if !again {
 		return err
 	}
 	select {
 	case <-ctx.Done():
 		return err
-	case <-time.After(a.pause):
+	case <-time.After(pause):
 	}
-	_, err = a.post(ctx, target, doc)
+	_, err = post(ctx, target, a.Token, doc)
 	return err
 }
 
 // post makes one attempt and reports whether to make another. An attempt replaces what
 // an earlier one may have left.
-func (a agentAPI) post(ctx context.Context, target string, doc []byte) (again bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, annotationTry)
+func post(ctx context.Context, target, token string, doc []byte) (again bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, tryTime)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target, bytes.NewReader(doc))
 	if err != nil {
 		return false, fmt.Errorf("ask agent API: %w", err)
 	}
-	req.Header.Set("Authorization", "Token "+a.token)
+	req.Header.Set("Authorization", "Token "+token)
 	req.Header.Set("Content-Type", "application/json")
 	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse // the token is for this address only

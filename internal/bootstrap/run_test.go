@@ -1,0 +1,137 @@
+package bootstrap
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/slot"
+)
+
+func TestExitStatus(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[int]int{0: 0, 1: 1, 3: 3, 96: 96, 124: 124, 125: 1, 126: 126, 128: 128, 137: 137, 255: 255, -1: ExitNode, 256: ExitNode} {
+		r := newRig(t, slot.Outcome{ExitCode: code}, "")
+		if status, by := Run(t.Context(), r.Config); status != want || by != nil {
+			t.Errorf("%d: %d, %v", code, status, by)
+		}
+	}
+}
+
+// TestIgnoredVariables names what the agent ignored, in one line.
+func TestIgnoredVariables(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, slot.Outcome{}, "")
+	r.Input.Env["BUILDKITE_IGNORED_ENV"] = "BUILDKITE_BIN_PATH,BUILDKITE_X\n+++ forged\x1b[2J" + strings.Repeat("y", 1<<20)
+	_, _ = Run(t.Context(), r.Config)
+	line, _, _ := strings.Cut(r.log.String(), "\n")
+	if !strings.HasPrefix(line, "kbnode: Buildkite's agent ignored BUILDKITE_BIN_PATH,BUILDKITE_X") || strings.Contains(line, "\x1b") || len(line) > 2*maxIgnored ||
+		strings.Contains(r.log.String(), "\n+++ forged") || strings.Contains(r.log.String(), "yyy\n") {
+		t.Errorf("%.3000q", r.log.String())
+	}
+	r.Input.Env["BUILDKITE_IGNORED_ENV"] = "theirs"
+	r.Input.Sent = append(r.Input.Sent, job.Var{Name: "BUILDKITE_IGNORED_ENV", Value: "theirs"})
+	r.log.Reset()
+	if _, _ = Run(t.Context(), r.Config); strings.Contains(r.log.String(), "ignored") {
+		t.Error(r.log.String())
+	}
+}
+
+func TestPatience(t *testing.T) {
+	t.Parallel()
+	const three, four = "BUILDKITE_SIGNAL_GRACE_PERIOD_SECONDS", "BUILDKITE_CANCEL_SIGNAL_TIMEOUT"
+	for _, row := range []struct {
+		env  map[string]string
+		want time.Duration
+	}{
+		{nil, defaultPatience},
+		{map[string]string{three: "25"}, 25 * time.Second},
+		{map[string]string{four: "25s"}, 25 * time.Second},
+		{map[string]string{four: "40"}, 40 * time.Second},
+		{map[string]string{three: "25", four: "9999h"}, 25 * time.Second},
+		{map[string]string{three: "25", four: "2s"}, 2 * time.Second},
+		{map[string]string{three: "-1", four: "x"}, defaultPatience},
+		{map[string]string{three: "9223372036854775807"}, defaultPatience},
+		{map[string]string{three: "9223372036"}, defaultPatience},
+	} {
+		if got := patience(row.env); got != row.want {
+			t.Errorf("%v: %s", row.env, got)
+		}
+	}
+}
+
+// TestUploadReachesBuildkite gives an upload the operator's proxy, and none that a build sent, nor
+// anything else.
+func TestUploadReachesBuildkite(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, slot.Outcome{Files: "/"}, "")
+	if err := os.WriteFile(r.Agent, []byte("#!/bin/sh\nenv | sort\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	maps.Copy(r.Input.Env, map[string]string{
+		"HTTPS_PROXY": "http://proxy:3128", "https_proxy": "http://theirs", "no_proxy": "theirs", "SSL_CERT_FILE": "/etc/ca", "BUILDKITE_AGENT_ACCESS_TOKEN": "shown",
+		"BUILDKITE_BIN_PATH": "/theirs", "LD_PRELOAD": "/theirs", "GODEBUG": "theirs", "HOME": "/theirs", "TMPDIR": "/theirs", "RUN": "theirs",
+	})
+	r.Input.Env["BUILDKITE_REDACTED_VARS"] = ""
+	r.Input.Sent = append(r.Input.Sent, job.Var{Name: "https_proxy", Value: "http://theirs"}, job.Var{Name: "no_proxy", Value: "theirs"})
+	status, _ := Run(t.Context(), r.Config)
+	want := "~~~ Uploading artifacts\nBUILDKITE_AGENT_ACCESS_TOKEN=shown\nBUILDKITE_JOB_ID=0190\nHOME=/nonexistent\nHTTPS_PROXY=http://proxy:3128\nPATH=/usr/local/bin:/usr/bin:/bin\nPWD=/\nSSL_CERT_FILE=/etc/ca\n"
+	if got := r.log.String(); status != 0 || !strings.HasSuffix(got, want) {
+		t.Errorf("%d: %s", status, got)
+	}
+}
+
+// TestPipelineKeepsSecrets uploads no pipeline into which the agent would write what only it knows.
+func TestPipelineKeepsSecrets(t *testing.T) {
+	t.Parallel()
+	for text, refused := range map[string]bool{
+		"steps: [{command: 'echo $BRANCH', env: {HTTPS_PROXY: x}}]": false,
+		"steps: [{command: 'echo $BUILDKITE_AGENT_ACCESS_TOKEN'}]":  true,
+		`steps: [{command: "echo ${\x48TTPS_PROXY:-x}"}]`:           true,
+		"steps: [{command: 'echo $https_proxy'}]":                   false,
+		"steps: [": true,
+	} {
+		dir := t.TempDir()
+		r := newRig(t, slot.Outcome{Files: dir, Pipeline: "p.yml"}, "")
+		if err := os.WriteFile(filepath.Join(dir, "p.yml"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		maps.Copy(r.Input.Env, map[string]string{
+			"BUILDKITE_COMMAND": "buildkite-agent pipeline upload", "BUILDKITE_PLUGINS": "", "BUILDKITE_REPO": "https://github.com/a/b", "BUILDKITE_COMMIT": "HEAD",
+			"BUILDKITE_BRANCH": "main", "HTTPS_PROXY": "http://me:secret@proxy", "https_proxy": "x",
+		})
+		r.Input.Sent, r.Input.Repositories = append(r.Input.Sent, job.Var{Name: "https_proxy", Value: "x"}), []string{""}
+		status, _ := Run(t.Context(), r.Config)
+		if uploaded := strings.Contains(r.log.String(), "uploaded"); uploaded == refused || refused && status != job.ExitRefused {
+			t.Errorf("%s: %d: %s", text, status, r.log.String())
+		}
+	}
+}
+
+// TestUploadFitsTheAgentsPatience ends an upload before the agent kills all of them.
+func TestUploadFitsTheAgentsPatience(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, slot.Outcome{Files: "/", Canceled: true}, "")
+	if err := os.WriteFile(r.Agent, []byte("#!/bin/sh\nexec sleep 600\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	canceled := make(chan struct{})
+	close(canceled)
+	r.Canceled = canceled
+	r.Input.Env["BUILDKITE_SIGNAL_GRACE_PERIOD_SECONDS"] = "4"
+	began := time.Now()
+	ctx, stop := r.untilCanceled(t.Context())
+	defer stop()
+	<-ctx.Done()
+	if err := r.upload(ctx, &job.Spec{Kind: job.KindNode}, slot.Outcome{Files: "/"}); err == nil || time.Since(began) > 15*time.Second {
+		t.Errorf("%v after %s", err, time.Since(began))
+	}
+	if by := cancellation(ctx); by == nil || by.by != syscall.SIGTERM {
+		t.Errorf("%v", by)
+	}
+}

@@ -1,0 +1,249 @@
+package checkout
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/disk"
+)
+
+// A mirror that has more packs is made again: git's own garbage collection would compete with jobs
+// for longer than a fetch does. Of all mirrors, those that were used last stay.
+const (
+	maxMirrors = 256
+	maxPacks   = 100
+	// maxPack is the most that one fetch may bring: as much as a checkout may have.
+	maxPack = defaultBytes
+	// defaultMirrors has room for some large repositories, a few hundred MiB each without history.
+	defaultMirrors = 16 << 30
+	// defaultReserve is what stays free, or a tenth of a smaller disk: as for images (package guard).
+	defaultReserve = 10 << 30
+	// watchPoll is how often a fetch looks at the disk, which others fill, too.
+	watchPoll = 250 * time.Millisecond
+)
+
+var errDiskFull = errors.New("the disk is full")
+
+var nameForm = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
+// room returns how many bytes may be written to the mirrors' disk; none if it is 0 or less.
+func (m Mirrors) room() (int64, error) {
+	if m.look != nil {
+		return m.look()
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(m.Dir, &st); err != nil {
+		return 0, fmt.Errorf("look at the disk of %s: %w", m.Dir, err)
+	}
+	reserve := min(int64(st.Blocks)*st.Bsize/10, cmp.Or(m.Limits.Reserve, defaultReserve))
+	return int64(st.Bavail)*st.Bsize - reserve, nil
+}
+
+// mirror is one on the disk.
+type mirror struct {
+	name  string
+	used  time.Time // last
+	bytes int64
+}
+
+// makeRoom removes the mirrors that no one has used for longest until all together have at most their
+// share of the disk, which it returns: half of what is free or theirs, in bytes. The next fetch has
+// the other half.
+func (m Mirrors) makeRoom(own string) (share int64, err error) {
+	all, err := m.list()
+	if err != nil {
+		return 0, err
+	}
+	for n := len(all); ; {
+		room, err := m.room()
+		if err != nil {
+			return 0, err
+		}
+		var total int64
+		for _, o := range all {
+			total += o.bytes
+		}
+		share = min(cmp.Or(m.Limits.Mirrors, defaultMirrors), (room+total)/2)
+		next := slices.IndexFunc(all, func(o mirror) bool { return o.name != own && o.used != never })
+		if next < 0 || n <= maxMirrors && total <= share {
+			return share, nil
+		}
+		switch err := m.remove(all[next].name); {
+		case errors.Is(err, errBusy):
+			all[next].used = never
+		case err != nil:
+			return 0, err
+		default:
+			n--
+			all = slices.Delete(all, next, next+1)
+		}
+	}
+}
+
+// never is the last use of a mirror that is in use.
+var never = time.Unix(1<<40, 0)
+
+// list returns the mirrors, the one that was used last at the end. It removes what an earlier removal
+// did not finish.
+func (m Mirrors) list() ([]mirror, error) {
+	entries, err := os.ReadDir(m.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("list the mirrors: %w", err)
+	}
+	found := map[string]mirror{}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), disk.MovedPrefix) {
+			if err := m.within(func(root *os.Root) error { return disk.RemoveTree(root, e.Name()) }); err != nil {
+				return nil, fmt.Errorf("remove a mirror: %w", err)
+			}
+		}
+		name := strings.TrimSuffix(strings.TrimSuffix(e.Name(), gitSuffix), lockSuffix)
+		if !nameForm.MatchString(name) {
+			continue
+		}
+		one := found[name]
+		one.name = name
+		if info, err := e.Info(); err == nil && !e.IsDir() {
+			one.used = info.ModTime()
+		}
+		found[name] = one
+	}
+	var all []mirror
+	for name, one := range found {
+		_, one.bytes = packsOf(m.path(name))
+		all = append(all, one)
+	}
+	slices.SortFunc(all, func(a, b mirror) int { return cmp.Or(a.used.Compare(b.used), cmp.Compare(a.name, b.name)) })
+	return all, nil
+}
+
+func packFiles(dir string) []string {
+	files, _ := filepath.Glob(filepath.Join(dir, "objects", "pack", "*")) // the pattern is good
+	return files
+}
+
+// packsOf returns the number of a mirror's packs, and their size in bytes.
+func packsOf(dir string) (packs int, bytes int64) {
+	for _, file := range packFiles(dir) {
+		if info, err := os.Lstat(file); err == nil {
+			bytes += info.Size()
+		}
+		if strings.HasSuffix(file, ".pack") {
+			packs++
+		}
+	}
+	return packs, bytes
+}
+
+// remove removes a mirror that no one uses, or returns errBusy.
+func (m Mirrors) remove(name string) error {
+	l, err := m.tryLock(name)
+	if err != nil {
+		return err
+	}
+	defer l.close()
+	err = m.within(func(root *os.Root) error {
+		return errors.Join(disk.RemoveTree(root, name+gitSuffix), root.Remove(name+lockSuffix))
+	})
+	if err != nil {
+		return fmt.Errorf("remove a mirror: %w", err)
+	}
+	return nil
+}
+
+// makeMirror makes an empty mirror in place of one that only the caller uses.
+func (m Mirrors) makeMirror(ctx context.Context, name string) error {
+	dir := name + gitSuffix
+	err := m.within(func(root *os.Root) error {
+		err := disk.RemoveTree(root, dir)
+		if err == nil {
+			err = root.Mkdir(dir, 0o700)
+		}
+		if err == nil && m.UID != 0 {
+			err = root.Lchown(dir, m.UID, m.GID)
+		}
+		return err
+	})
+	if err == nil {
+		_, err = m.git(ctx, m.path(name), "init", "--quiet", "--bare", "--template=", "--", ".")
+	}
+	if err != nil {
+		return fmt.Errorf("make a mirror: %w", err)
+	}
+	return nil
+}
+
+// within opens the directory of all mirrors. Git's user can put links into its own directories, which
+// lead nowhere else.
+func (m Mirrors) within(do func(root *os.Root) error) error {
+	root, err := os.OpenRoot(m.Dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(root), root.Close())
+}
+
+func isTemporary(pack string) bool { return strings.HasPrefix(filepath.Base(pack), "tmp_") }
+
+// reached reports whether a fetch ended at the limit of a file's size, of which git says nothing.
+func (m Mirrors) reached(name string) bool {
+	return slices.ContainsFunc(packFiles(m.path(name)), func(file string) bool {
+		info, err := os.Lstat(file)
+		return err == nil && isTemporary(file) && info.Size() >= m.most
+	})
+}
+
+// sweep removes what a fetch that failed leaves in a mirror: files that fill the disk, packs besides
+// the ones to keep, which nothing has checked, and locks that keep out the next.
+func (m Mirrors) sweep(name string, keep []string) error {
+	err := m.within(func(root *os.Root) error {
+		for _, left := range []string{"objects/pack/*", "*.lock", "refs/kbnode/*.lock"} {
+			files, err := filepath.Glob(filepath.Join(m.path(name), left))
+			for _, file := range files {
+				if slices.Contains(keep, file) {
+					continue
+				}
+				path, _ := filepath.Rel(m.Dir, file) // it is below
+				err = errors.Join(err, root.Remove(path))
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("clean a mirror: %w", err)
+	}
+	return nil
+}
+
+// watch ends the context when others leave too little of the disk.
+func (m Mirrors) watch(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	tick := time.NewTicker(watchPoll)
+	go func() {
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				if room, err := m.room(); err == nil && room < 0 {
+					cancel(fmt.Errorf("%w: less than the reserve of %s is free", errDiskFull, m.Dir))
+				}
+			}
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}

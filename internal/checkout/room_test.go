@@ -1,0 +1,358 @@
+package checkout
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// another makes one more repository beside o, with one file of that many random bytes.
+func (o origin) another(name string, size int) (address, hash string) {
+	o.t.Helper()
+	other := origin{o.t, filepath.Join(filepath.Dir(o.dir), name)}
+	if err := os.Mkdir(other.dir, 0o755); err != nil {
+		o.t.Fatal(err)
+	}
+	other.git("init", "-q", "-b", "main")
+	text := make([]byte, size)
+	_, _ = rand.Read(text) // never fails
+	other.put("a", string(text), 0o644)
+	return "https://git.example/gpu-mode/" + name, other.commit()
+}
+
+// names returns those of some repositories that have a mirror.
+func (m Mirrors) names(t *testing.T, addresses ...string) (names []string) {
+	t.Helper()
+	for _, address := range addresses {
+		name := mirrorName(address)
+		_, err1 := os.Stat(m.path(name))
+		_, err2 := os.Stat(filepath.Join(m.Dir, name+lockSuffix))
+		if (err1 == nil) != (err2 == nil) {
+			t.Errorf("%s: mirror %v, lock %v", address, err1, err2)
+		}
+		if err1 == nil {
+			names = append(names, address[strings.LastIndexByte(address, '/')+1:])
+		}
+	}
+	return names
+}
+
+// TestLeastUsed removes the mirrors that no one has used for longest, and none in use.
+func TestLeastUsed(t *testing.T) {
+	t.Parallel()
+	o, m := setUp(t)
+	m.Limits.Mirrors = 350 << 10
+	var all []string
+	get := func(name string, size int) (address, hash string) {
+		t.Helper()
+		address, hash = o.another(name, size)
+		all = append(all, address)
+		if _, _, err := checkOut(t, m, Source{Repository: address, Commit: hash}); err != nil {
+			t.Fatal(name, err)
+		}
+		return address, hash
+	}
+	used := func(address string, hours int) {
+		t.Helper()
+		at := time.Now().Add(-time.Duration(hours) * time.Hour)
+		if err := os.Chtimes(filepath.Join(m.Dir, mirrorName(address)+lockSuffix), at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(when string, names ...string) {
+		t.Helper()
+		if got := m.names(t, all...); !slices.Equal(got, names) {
+			t.Errorf("%s: %q, want %q", when, got, names)
+		}
+	}
+	a, hashOfA := get("a", 100<<10)
+	used(a, 4)
+	b, _ := get("b", 100<<10)
+	used(b, 3)
+	c, _ := get("c", 100<<10)
+	used(c, 2)
+	get("d", 100<<10)
+	want("a fetch at the limit", "a", "b", "c", "d")
+	if _, _, err := checkOut(t, m, Source{Repository: a, Commit: hashOfA}); err != nil { // b is now the oldest
+		t.Fatal(err)
+	}
+	inUse, err := m.lock(t.Context(), mirrorName(c), use)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inUse.close()
+	used(c, 5)
+	get("e", 1)
+	want("b goes", "a", "c", "d", "e")
+
+	// What a removal that ended early left goes, too.
+	left := filepath.Join(m.Dir, ".kbnode-X", "y")
+	if err := os.MkdirAll(left, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	m.Limits.Mirrors = 1
+	get("f", 1)
+	want("all that no one uses go", "c", "f")
+	if _, err := os.Stat(filepath.Dir(left)); err == nil {
+		t.Error("what an earlier removal left is there")
+	}
+}
+
+// TestPacks makes a mirror of too many packs again.
+func TestPacks(t *testing.T) {
+	t.Parallel()
+	o, m := setUp(t)
+	hash := o.commit()
+	if _, _, err := checkOut(t, m, Source{Commit: hash}); err != nil {
+		t.Fatal(err)
+	}
+	dir := m.path(mirrorName(address))
+	for i := range maxPacks {
+		if err := os.WriteFile(filepath.Join(dir, "objects/pack", fmt.Sprintf("pack-%040d.pack", i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := checkOut(t, m, Source{Commit: "HEAD", Branch: "main"}); err != nil {
+		t.Fatal(err)
+	}
+	if packs, _ := packsOf(dir); packs != 1 {
+		t.Errorf("%d packs", packs)
+	}
+}
+
+// TestDamaged makes a mirror again that lost a file, in the next job.
+func TestDamaged(t *testing.T) {
+	t.Parallel()
+	o, m := setUp(t)
+	o.put("a", strings.Repeat("x", 100), 0o644)
+	hash := o.commit()
+	blob := o.git("rev-parse", "HEAD:a")
+	if _, _, err := checkOut(t, m, Source{Commit: hash}); err != nil {
+		t.Fatal(err)
+	}
+	dir := m.path(mirrorName(address))
+	mirror := origin{t, dir}
+	pack, err := filepath.Glob(filepath.Join(dir, "objects/pack/*.pack"))
+	if err != nil || len(pack) != 1 {
+		t.Fatal(pack, err)
+	}
+	text, err := os.ReadFile(pack[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{pack[0], strings.TrimSuffix(pack[0], "pack") + "idx"} {
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unpack := mirror.command("unpack-objects", "-q")
+	unpack.Stdin = bytes.NewReader(text)
+	if out, err := unpack.CombinedOutput(); err != nil {
+		t.Fatal(err, string(out))
+	}
+	if err := os.Remove(filepath.Join(dir, "objects", blob[:2], blob[2:])); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := checkOut(t, m, Source{Commit: hash}); err == nil || refused(err, "") {
+		t.Errorf("a damaged mirror: %v", err)
+	}
+	if _, _, err := checkOut(t, m, Source{Commit: hash}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFetchAlone unpacks a commit while another one is fetched, which takes long.
+func TestFetchAlone(t *testing.T) {
+	t.Parallel()
+	o, m := setUp(t)
+	first := o.commit()
+	backend, asked, goOn := o.backend(), make(chan struct{}, 8), make(chan struct{})
+	hangs := false
+	address := o.serve(&m, func(w http.ResponseWriter, r *http.Request) {
+		if hangs {
+			asked <- struct{}{}
+			<-goOn
+		}
+		backend.ServeHTTP(w, r)
+	})
+	if _, _, err := checkOut(t, m, Source{Repository: address, Commit: first}); err != nil {
+		t.Fatal(err)
+	}
+	hangs = true
+	second := o.commit()
+	done := make(chan error, 1)
+	go func() {
+		_, _, err := checkOut(t, m, Source{Repository: address, Commit: second})
+		done <- err
+	}()
+	<-asked
+	if _, _, err := checkOut(t, m, Source{Repository: address, Commit: first}); err != nil {
+		t.Error(err)
+	}
+	if err := m.remove(mirrorName(address)); !errors.Is(err, errBusy) {
+		t.Errorf("a mirror in use is removed: %v", err)
+	}
+	close(goOn)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLockOfRemoved locks the mirror that is there, not one that is removed meanwhile.
+func TestLockOfRemoved(t *testing.T) {
+	t.Parallel()
+	_, m := setUp(t)
+	name := mirrorName(address)
+	alone, err := m.tryLock(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var waits [4]chan *lockFile
+	for i := range waits {
+		waits[i] = make(chan *lockFile, 1)
+		go func() {
+			l, err := m.lock(t.Context(), name, fetchAndUse)
+			if err != nil {
+				t.Error(err)
+			}
+			waits[i] <- l
+		}()
+	}
+	file := filepath.Join(m.Dir, name+lockSuffix)
+	for open := 0; open <= len(waits); time.Sleep(time.Millisecond) { // all wait for the old file
+		open = 0
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fd := range fds {
+			if to, _ := os.Readlink("/proc/self/fd/" + fd.Name()); to == file {
+				open++
+			}
+		}
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	alone.close()
+	for n := range waits { // one after the other
+		var l *lockFile
+		select {
+		case l = <-waits[0]:
+		case l = <-waits[1]:
+		case l = <-waits[2]:
+		case l = <-waits[3]:
+		}
+		if !l.current() {
+			t.Errorf("lock %d is of a file that is gone", n)
+		}
+		if other, err := m.tryLock(name); err == nil {
+			t.Errorf("lock %d is not alone", n)
+			other.close()
+		}
+		l.close()
+	}
+}
+
+// TestFullDisk fetches nothing that would fill the disk, and leaves nothing of what did not fit.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can make a small disk")
+	}
+	o, m := setUp(t)
+	if err := unix.Mount("none", m.Dir, "tmpfs", 0, "size=16m"); err != nil {
+		t.Skip("no small disk:", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(m.Dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	used := func() int64 {
+		_, bytes := packsOf(filepath.Join(m.Dir, "*"))
+		return bytes
+	}
+	a, hashOfA := o.another("a", 2<<20)
+	b, hashOfB := o.another("b", 4<<20)
+	large, hashOfLarge := o.another("large", 15<<20)
+	for _, s := range []Source{{Repository: a, Commit: hashOfA}, {Repository: b, Commit: hashOfB}} {
+		if _, _, err := checkOut(t, m, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := used()
+	if _, _, err := checkOut(t, m, Source{Repository: large, Commit: hashOfLarge}); !errors.Is(err, errDiskFull) || refused(err, "") {
+		t.Errorf("a repository that does not fit: %v", err)
+	}
+	if after := used(); after > before {
+		t.Errorf("it left %d bytes", after-before)
+	}
+	// Others fill the disk: the mirrors give way, and then nothing is fetched.
+	if err := os.WriteFile(filepath.Join(m.Dir, "others"), make([]byte, 8<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, hashOfC := o.another("c", 1<<20)
+	if _, _, err := checkOut(t, m, Source{Repository: c, Commit: hashOfC}); err != nil {
+		t.Error(err)
+	}
+	if got := m.names(t, a, b, c); len(got) > 2 || !slices.Contains(got, "c") {
+		t.Errorf("mirrors %q", got)
+	}
+	if err := os.WriteFile(filepath.Join(m.Dir, "more"), make([]byte, 7<<20), 0o600); err == nil {
+		t.Log("the disk has more room than expected")
+	}
+	d, hashOfD := o.another("d", 1)
+	if _, _, err := checkOut(t, m, Source{Repository: d, Commit: hashOfD}); !errors.Is(err, errDiskFull) {
+		t.Errorf("a full disk: %v", err)
+	}
+}
+
+// TestWatch ends a fetch when others fill the disk.
+func TestWatch(t *testing.T) {
+	t.Parallel()
+	o, m := setUp(t)
+	o.commit()
+	asked := make(chan struct{}, 8)
+	address := o.serve(&m, func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		asked <- struct{}{}
+		<-r.Context().Done()
+	})
+	name := mirrorName(address)
+	if err := m.makeMirror(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+	full := make(chan struct{})
+	m.look = func() (int64, error) {
+		select {
+		case <-full:
+			return -1, nil
+		default:
+			return maxPack, nil
+		}
+	}
+	done := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		done <- m.fetchInto(ctx, name, maxPack, address, "+main:refs/kbnode/latest")
+	}()
+	<-asked
+	close(full)
+	if err := <-done; !errors.Is(err, errDiskFull) {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,261 @@
+package guard
+
+import (
+	"context"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/bootstrap"
+	"github.com/gpu-mode/kbnode/internal/slot"
+)
+
+// again ends the service and starts the next one.
+func (r *jobRig) again(t *testing.T) {
+	t.Helper()
+	r.stop()
+	select {
+	case err := <-r.done:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the service waits for the job")
+	}
+	r.serve(t, filepath.Dir(filepath.Dir(r.cgroup)))
+}
+
+// TestServiceRestarts cuts the stream of a job at once. The job goes on, and so does its log.
+func TestServiceRestarts(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	r.engine.logs = func(write func(string)) { write("hello\n"); write("more\n"); <-r.engine.exit }
+	done := r.start(t.Context())
+	out := <-r.engine.attached
+	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	r.again(t)
+	_ = out.Close()
+	until(t, "its output", func() bool { return strings.Contains(r.log.String(), "hello\nmore\n") })
+	close(r.engine.exit)
+	if e := r.wait(t, done); e.status != 7 || strings.Contains(r.log.String(), "lost its place") || r.made() != 1 {
+		t.Errorf("%+v, %d containers made: %s", e, r.made(), r.log.String())
+	}
+	// The one after that has only the outcome, and the files.
+	r.again(t)
+	before := r.log.String()
+	if e := r.wait(t, r.start(t.Context())); e.status != 7 || r.made() != 1 || !strings.Contains(r.log.String()[len(before):], "uploaded\n") {
+		t.Errorf("%+v, %d containers made: %s", e, r.made(), r.log.String())
+	}
+}
+
+// made is how many containers of jobs were made.
+func (r *jobRig) made() (n int) {
+	r.engine.mu.Lock()
+	defer r.engine.mu.Unlock()
+	for _, c := range r.engine.created {
+		if c.Labels[jobLabel] != "" {
+			n++
+		}
+	}
+	return n
+}
+
+// TestServiceRestartsEarly begins a job anew whose image was being pulled.
+func TestServiceRestartsEarly(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, map[string]string{"BUILDKITE_PLUGINS": strings.ReplaceAll(runnerPlugin, `"img"`, `"absent"`)})
+	pulls := make(chan struct{}, 2)
+	var n atomic.Int32
+	r.engine.fault = func(req *http.Request) int {
+		if req.URL.Path == "/images/create" {
+			pulls <- struct{}{}
+			if n.Add(1) == 1 {
+				<-req.Context().Done()
+			}
+		}
+		return 0
+	}
+	done := r.start(t.Context())
+	<-pulls
+	r.again(t)
+	<-pulls
+	out := <-r.engine.attached
+	close(r.engine.exit)
+	_ = out.Close()
+	if e := r.wait(t, done); e.status != 7 || r.made() != 1 {
+		t.Errorf("%+v, %d containers made: %s", e, r.made(), r.log.String())
+	}
+}
+
+// TestServiceDiedWhileSettling does what an earlier service did not come to.
+func TestServiceDiedWhileSettling(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		rec  runRecord
+		put  func(work string) error
+		want string
+	}{
+		"before all": {runRecord{Outcome: &slot.Outcome{ExitCode: 3}}, nil, "uploaded\n"},
+		"after files were given": {runRecord{Outcome: &slot.Outcome{ExitCode: 3}}, func(work string) error {
+			return os.Rename(filepath.Join(work, someRun, "checkout"), filepath.Join(work, runPrefix+"files-"+strings.TrimPrefix(someRun, runPrefix)))
+		}, "uploaded\n"},
+		"before the end was seen": {runRecord{}, nil, "was removed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newJobRig(t, nil)
+			row.rec.JobID, row.rec.Top, row.rec.Container = "0190", someRun, strings.Repeat("e", 64)
+			r.record(t, row.rec)
+			if row.put != nil {
+				if err := row.put(r.policy.WorkRoot); err != nil {
+					t.Fatal(err)
+				}
+			}
+			e := r.wait(t, r.start(t.Context()))
+			if status := map[bool]int{true: 3, false: bootstrap.ExitNode}[row.rec.Outcome != nil]; e.status != status || r.made() != 0 || !strings.Contains(r.log.String(), row.want) {
+				t.Errorf("%+v: %s", e, r.log.String())
+			}
+		})
+	}
+}
+
+// TestNeverStarted makes another container where an earlier service did not start the first.
+func TestNeverStarted(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	id := strings.Repeat("e", 64)
+	r.engine.add(id, "kbnode-gpu0-x", r.policy.Slice, "0")
+	r.engine.containers[id].State.Status, r.engine.containers[id].State.Running = "created", false
+	r.record(t, runRecord{JobID: "0190", Top: someRun, Container: id})
+	done := r.start(t.Context())
+	out := <-r.engine.attached
+	close(r.engine.exit)
+	_ = out.Close()
+	if e := r.wait(t, done); e.status != 7 || r.made() != 1 || !r.engine.seen("DELETE /v1.45/containers/"+id) {
+		t.Errorf("%+v: %s", e, r.log.String())
+	}
+}
+
+// TestForeignDirectory takes up no job whose directory another user can change.
+func TestForeignDirectory(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	id := strings.Repeat("e", 64)
+	r.engine.add(id, "kbnode-gpu0-x", r.policy.Slice, "0")
+	r.record(t, runRecord{JobID: "0190", Top: someRun, Container: id})
+	if err := os.Chmod(filepath.Join(r.policy.WorkRoot, someRun), 0o770); err != nil {
+		t.Fatal(err)
+	}
+	if e := r.wait(t, r.start(t.Context())); e.status != bootstrap.ExitNode || !strings.Contains(r.log.String(), "not as kbnode made it") {
+		t.Errorf("%+v: %s", e, r.log.String())
+	}
+}
+
+// TestBrokenRecord keeps no slot from its next job.
+func TestBrokenRecord(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	if err := os.WriteFile(filepath.Join(filepath.Dir(r.socket), "job.json"), []byte(`{"job_id":"0190"`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	done := r.start(t.Context())
+	out := <-r.engine.attached
+	close(r.engine.exit)
+	_ = out.Close()
+	if e := r.wait(t, done); e.status != 7 {
+		t.Errorf("%+v: %s", e, r.log.String())
+	}
+}
+
+// TestClientGoneWhilePulling ends the pull, and the next client begins it anew.
+func TestClientGoneWhilePulling(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, map[string]string{"BUILDKITE_PLUGINS": strings.ReplaceAll(runnerPlugin, `"img"`, `"absent"`)})
+	pulls, ended := make(chan struct{}, 2), make(chan struct{}, 2)
+	r.engine.fault = func(req *http.Request) int {
+		if req.URL.Path == "/images/create" {
+			pulls <- struct{}{}
+			if len(ended) == 0 {
+				<-req.Context().Done()
+				ended <- struct{}{}
+			}
+		}
+		return 0
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	first := r.start(ctx)
+	<-pulls
+	second := r.start(t.Context()) // it waits for the first
+	cancel()
+	r.wait(t, first)
+	<-pulls
+	out := <-r.engine.attached
+	close(r.engine.exit)
+	_ = out.Close()
+	if e := r.wait(t, second); e.status != 7 || r.made() != 1 {
+		t.Errorf("%+v, %d containers made: %s", e, r.made(), r.log.String())
+	}
+}
+
+// TestOldJobComesBack does not run it again, and not in place of the next one.
+func TestOldJobComesBack(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	done := r.start(t.Context())
+	out := <-r.engine.attached
+	close(r.engine.exit)
+	_ = out.Close()
+	r.wait(t, done)
+	r.in.Env["BUILDKITE_JOB_ID"] = "0191"
+	done = r.start(t.Context())
+	out = <-r.engine.attached
+	_ = out.Close()
+	r.wait(t, done)
+	r.in.Env["BUILDKITE_JOB_ID"] = "0190"
+	r.again(t)
+	if e := r.wait(t, r.start(t.Context())); e.status != bootstrap.ExitNode || r.made() != 2 || !strings.Contains(r.log.String(), "has ended") {
+		t.Errorf("%+v, %d containers made: %s", e, r.made(), r.log.String())
+	}
+}
+
+// TestSecondReader gets all output although the first one went away.
+func TestSecondReader(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	last := make(chan struct{})
+	r.engine.logs = func(write func(string)) { write("again\n"); <-last; write("end\n") }
+	ctx, cancel := context.WithCancel(t.Context())
+	first := r.start(ctx)
+	<-r.engine.attached
+	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	second := r.start(t.Context())
+	until(t, "the second reader", func() bool { return strings.Contains(r.log.String(), "again\n") })
+	cancel()
+	r.wait(t, first)
+	asked := func() int { return r.asked("GET /v1.45/containers/" + jobContainer + "/json") }
+	before := asked()
+	close(r.engine.exit)
+	until(t, "the end to be seen", func() bool { return asked() > before })
+	time.Sleep(50 * time.Millisecond) // the container could be removed
+	removed := r.engine.seen("DELETE /v1.45/containers/" + jobContainer)
+	close(last)
+	if e := r.wait(t, second); removed || e.status != 7 || !strings.Contains(r.log.String(), "end\n") || strings.Contains(r.log.String(), "missing") {
+		t.Errorf("%+v: %s", e, r.log.String())
+	}
+}
+
+// asked is how often the engine had a request.
+func (r *jobRig) asked(request string) (n int) {
+	r.engine.mu.Lock()
+	defer r.engine.mu.Unlock()
+	for _, s := range r.engine.requests {
+		if s == request {
+			n++
+		}
+	}
+	return n
+}

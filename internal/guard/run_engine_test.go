@@ -1,0 +1,135 @@
+package guard
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/bootstrap"
+	"github.com/gpu-mode/kbnode/internal/slot"
+)
+
+// TestLostPlace says so where the engine's log does not have all output any more.
+func TestLostPlace(t *testing.T) {
+	t.Parallel()
+	for name, files := range map[string][]string{"the log began another file": {"container.log", "container.log.1.gz"}, "the log is elsewhere": {"x"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newJobRig(t, nil)
+			r.engine.logs = func(write func(string)) { write("late\n"); <-r.engine.exit }
+			done := r.start(t.Context())
+			out := <-r.engine.attached
+			until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+			if err := r.engine.logFiles(jobContainer, files...); err != nil {
+				t.Fatal(err)
+			}
+			_ = out.Close()
+			until(t, "the log to go on", func() bool {
+				return strings.Contains(r.log.String(), "lost its place") && strings.Contains(r.log.String(), "late\n")
+			})
+			close(r.engine.exit)
+			r.wait(t, done)
+		})
+	}
+}
+
+// jobContainer is the first container that the engine makes.
+var jobContainer = strings.Repeat("0", 62) + "a1"
+
+// TestEndedByEngine tells a job's own end from one by the engine, whatever its exit status.
+func TestEndedByEngine(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		change func(*fakeEngine)
+		status int
+	}{
+		"by itself":                  {func(*fakeEngine) {}, 7},
+		"an engine that stops":       {func(e *fakeEngine) { e.stops = true }, bootstrap.ExitNode},
+		"an engine that was stopped": {func(e *fakeEngine) { e.forgets = true }, bootstrap.ExitNode},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newJobRig(t, nil)
+			row.change(r.engine)
+			done := r.start(t.Context())
+			out := <-r.engine.attached
+			close(r.engine.exit)
+			_ = out.Close()
+			if e := r.wait(t, done); e.status != row.status || strings.Contains(r.log.String(), "live-restore") != (row.status != 7) {
+				t.Errorf("%+v: %s", e, r.log.String())
+			}
+		})
+	}
+}
+
+// TestWhyItEnded is in the job's log.
+func TestWhyItEnded(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	r.keeper.why = "the job was terminated: it ran longer"
+	done := r.start(t.Context())
+	out := <-r.engine.attached
+	close(r.engine.exit)
+	_ = out.Close()
+	if e := r.wait(t, done); e.status != 7 || !strings.Contains(r.log.String(), r.keeper.why) {
+		t.Errorf("%+v: %s", e, r.log.String())
+	}
+}
+
+// TestHungEngine ends jobs as the node's fault at whatever the engine does not answer.
+func TestHungEngine(t *testing.T) {
+	t.Parallel()
+	for _, path := range []string{"GET /images/img/json", "GET /info", "POST /containers/create", "POST /attach", "GET /json", "POST /start"} {
+		t.Run(path, func(t *testing.T) {
+			t.Parallel()
+			r := newJobRig(t, nil, func(r *rig) { r.patience = time.Second })
+			method, suffix, _ := strings.Cut(path, " ")
+			r.engine.fault = func(req *http.Request) int {
+				if req.Method == method && strings.HasSuffix(req.URL.Path, suffix) {
+					<-req.Context().Done()
+				}
+				return 0
+			}
+			if e := r.wait(t, r.start(t.Context())); e.status != bootstrap.ExitNode || !strings.Contains(r.log.String(), "does not answer within") {
+				t.Errorf("%+v: %s", e, r.log.String())
+			}
+		})
+	}
+}
+
+// TestCancelHungEngine answers a cancellation although the engine does not.
+func TestCancelHungEngine(t *testing.T) {
+	t.Parallel()
+	for _, hangs := range []string{"all", "/start"} {
+		t.Run(hangs, func(t *testing.T) {
+			t.Parallel()
+			r := newJobRig(t, nil, func(r *rig) {
+				if hangs == "all" {
+					r.patience = time.Second
+				}
+			})
+			stopped := make(chan struct{})
+			r.engine.fault = func(req *http.Request) int {
+				if hung := hangs == "all" && isClosed(stopped) || strings.HasSuffix(req.URL.Path, hangs); hung {
+					<-req.Context().Done()
+				}
+				return 0
+			}
+			done := r.start(t.Context())
+			<-r.engine.attached
+			if hangs == "all" {
+				until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+			} else {
+				until(t, "the start", func() bool { return r.engine.seen("POST /containers/" + jobContainer + hangs) })
+			}
+			close(stopped)
+			if status, says := r.ask(t, "POST", slot.CancelPath+"?job=0190", ""); status != 204 {
+				t.Errorf("cancel: %d %s", status, says)
+			}
+			if e := r.wait(t, done); e.status != bootstrap.ExitNode {
+				t.Errorf("%+v: %s", e, r.log.String())
+			}
+		})
+	}
+}

@@ -1,0 +1,192 @@
+package guard
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/disk"
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/slot"
+)
+
+const (
+	// engineAway is how long an engine may be away, as during a restart, before its job has ended.
+	engineAway = 5 * time.Minute
+	// readPoll is the time between two checks of whether all output was read.
+	readPoll = 10 * time.Millisecond
+	// removeTime is how long the removal of a container may take: there may be many files in it.
+	removeTime = time.Minute
+	// enginePeriod is the time between two checks of an engine that has nothing to say.
+	enginePeriod = time.Minute
+)
+
+// supervise waits for a job's end, with or without a reader of its output, and prepares what it leaves.
+// If the service is to stop, the next one does.
+func (g *guard) supervise(r *jobRun) {
+	if !r.ended {
+		r.outcome = g.awaitOrCancel(r)
+		if g.stopping.Err() != nil {
+			return
+		}
+		if why := g.keeper.Why(); why != "" {
+			r.outcome.Reason = why
+		}
+		r.ended = true
+		if err := g.save(r, r.container); err != nil {
+			g.log.Warn("end of the job not recorded", "job", r.spec.JobID, "err", err)
+		}
+	}
+	close(r.exited)
+	// The log ends with the container.
+	for late := time.Now().Add(r.drainTime()); r.readers.Load() > 0 && time.Now().Before(late); {
+		time.Sleep(readPoll)
+	}
+	if g.stopping.Err() != nil {
+		return
+	}
+	if err := g.settle(context.Background(), r); err != nil {
+		g.log.Warn("nothing is uploaded", "job", r.spec.JobID, "err", err)
+		r.outcome.Reason = strings.TrimPrefix(r.outcome.Reason+"; nothing is uploaded: "+err.Error(), "; ")
+	}
+	r.settled = true
+	if err := g.save(r, r.container); err != nil {
+		g.log.Warn("end of the job not recorded", "job", r.spec.JobID, "err", err)
+	}
+	g.runs.mu.Lock()
+	if r.output != nil { // no one read it
+		r.output.Close()
+	}
+	g.runs.mu.Unlock()
+	close(r.done)
+}
+
+// awaitOrCancel waits for the end of a job's container, and ends it if the job is canceled. Then it
+// returns in time for the agent, even if the engine does not answer.
+func (g *guard) awaitOrCancel(r *jobRun) slot.Outcome {
+	ctx, cancel := context.WithCancel(g.stopping)
+	defer cancel()
+	ended := make(chan slot.Outcome, 1)
+	go func() { ended <- g.await(ctx, r) }()
+	select {
+	case o := <-ended:
+		return o
+	case <-r.cancel:
+	}
+	grace := g.stopGrace
+	stopping, done := context.WithTimeout(ctx, grace+stopSlack)
+	defer done()
+	go func() {
+		for stopping.Err() == nil && g.api.Stop(stopping, r.container, grace) != nil {
+			_ = limit.Sleep(stopping, enginePoll) // the engine is away
+		}
+	}()
+	o := slot.Outcome{NodeFault: "the Docker engine does not answer, so the job may still run"}
+	select {
+	case o = <-ended:
+	case <-stopping.Done():
+	}
+	o.Canceled = true
+	return o
+}
+
+// await waits for the end of a container, also while the engine is away.
+func (g *guard) await(ctx context.Context, r *jobRun) slot.Outcome {
+	restarted := false
+	var since time.Time
+	for {
+		waiting, done := context.WithTimeout(ctx, enginePeriod)
+		own, err := g.api.AwaitOwnEnd(waiting, r.container)
+		silent := waiting.Err() != nil
+		done()
+		// A socket that systemd holds makes the engine look slow, and not away, to the next request.
+		restarted = restarted || err != nil && !silent
+		in, err2 := g.inspectJob(ctx, r.container)
+		switch {
+		case errors.Is(err2, docker.ErrNotFound):
+			return slot.Outcome{NodeFault: "the job's container was removed"}
+		case err2 == nil && in.State != nil && !in.State.Running:
+			if restarted || !own && !isClosed(r.cancel) {
+				return slot.Outcome{NodeFault: "the Docker engine was restarted, or had the job's container stopped, which ended the job; with live-restore jobs go on"}
+			}
+			return slot.Outcome{ExitCode: in.State.ExitCode, OutOfMemory: in.State.OOMKilled}
+		case err2 == nil && (err == nil || silent):
+			restarted, since = false, time.Time{}
+			continue
+		}
+		if since.IsZero() {
+			since = time.Now()
+		}
+		if err2 != nil && time.Since(since) > engineAway {
+			return slot.Outcome{NodeFault: fmt.Sprintf("the Docker engine does not answer: %v", err2)}
+		}
+		if err2 == nil {
+			restarted, since = false, time.Time{} // it goes on
+		}
+		if limit.Sleep(ctx, enginePoll) != nil {
+			return slot.Outcome{NodeFault: "the slot's service ended"}
+		}
+	}
+}
+
+// settle ends what a job left, and gives the agent the files that it may upload: no links out of
+// the checkout, no pipes, and no result that was not finished.
+func (g *guard) settle(ctx context.Context, r *jobRun) error {
+	o := &r.outcome
+	rec, recErr := g.keeper.Record(ctx, r.pid)
+	patience := removeTime
+	if o.NodeFault != "" && o.Canceled {
+		patience = discardTime // the agent does not wait for an engine that does not answer
+	}
+	if err := g.discardJob(r.container, patience); err != nil {
+		return fmt.Errorf("something may still run: %w", err)
+	}
+	if len(r.spec.Artifacts) == 0 {
+		return nil
+	}
+	if _, err := os.Lstat(r.checkout()); errors.Is(err, fs.ErrNotExist) {
+		if _, err = os.Lstat(r.files()); err == nil { // an earlier service came as far
+			o.Files = r.files()
+			return nil
+		}
+	}
+	status := strconv.Itoa(o.ExitCode)
+	if o.NodeFault != "" {
+		status = "-1"
+	}
+	if err := agent.Prepare(ctx, r.checkout(), r.spec.Artifacts, status, o.Canceled); err != nil {
+		return err
+	}
+	if text, err := recordText(rec); recErr == nil {
+		recErr = cmp.Or(err, agent.WriteRecord(r.checkout(), text))
+	}
+	if recErr != nil { // as on a full disk
+		g.log.Warn("no node.json", "job", r.spec.JobID, "err", recErr)
+	}
+	if err := disk.Reclaim(ctx, r.checkout(), g.uid, g.gid); err != nil {
+		return err
+	}
+	return g.give(r)
+}
+
+// cancelRun ends a job that starts or runs.
+func (g *guard) cancelRun(c *call) error {
+	g.runs.mu.Lock()
+	r := g.runs.last
+	g.runs.mu.Unlock()
+	if id := c.query.Get(slot.JobParam); r == nil || r.spec.JobID != id {
+		return refusal{http.StatusNotFound, "kbnode: the slot does not run job " + id}
+	}
+	r.stop()
+	c.w.WriteHeader(http.StatusNoContent)
+	return nil
+}

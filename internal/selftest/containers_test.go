@@ -1,0 +1,183 @@
+package selftest
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/selftest/probe"
+	"github.com/gpu-mode/kbnode/internal/slot"
+)
+
+// serve gives a slot a service that answers jobs by the name of the probe, such as "memory".
+func serve(t *testing.T, s *trial, answers map[string]func(ctx context.Context, frames *slot.Frames) slot.Outcome) {
+	t.Helper()
+	s.policy.Socket = filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", s.policy.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	canceled, cancel := context.WithCancel(t.Context())
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == slot.CancelPath {
+			cancel()
+			return
+		}
+		text, _ := io.ReadAll(r.Body)
+		spec, err := job.Parse(text)
+		if err != nil || spec.Image != image || len(spec.Mounts) != 1 {
+			t.Errorf("%s: %v", text, err)
+			return
+		}
+		what, _, _ := strings.Cut(strings.TrimPrefix(spec.JobID, "kbnode-selftest-"+s.plan.Name+"-"), "-")
+		frames := slot.NewFrames(w, http.NewResponseController(w).Flush)
+		_ = frames.End(answers[what](canceled, frames))
+	})}
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(func() { _ = server.Close() })
+}
+
+type answer = func(context.Context, *slot.Frames) slot.Outcome
+
+// sees answers with what a probe saw.
+func sees(f *probe.Facts) answer {
+	return func(_ context.Context, frames *slot.Frames) slot.Outcome {
+		text, _ := json.Marshal(f)
+		_ = frames.Send(slot.FrameStdout, text)
+		return slot.Outcome{}
+	}
+}
+
+func ends(o slot.Outcome) answer {
+	return func(_ context.Context, frames *slot.Frames) slot.Outcome {
+		_ = frames.Send(slot.FrameStderr, []byte("it says why\n"))
+		return o
+	}
+}
+
+// TestContainers runs both containers through the slot's service.
+func TestContainers(t *testing.T) {
+	t.Parallel()
+	whole := func() *probe.Facts {
+		f := goodFacts()
+		f.Disks["/work"], f.Disks["/etc/hosts"] = 1<<29, 1<<29
+		return f
+	}
+	open := whole()
+	open.Writable = []string{"/proc/sys/x"}
+	full := ends(slot.Outcome{ExitCode: 137, OutOfMemory: true})
+	for name, row := range map[string]struct {
+		probe, memory answer
+		want          string // what does not hold, and what was seen
+		skipped       bool
+	}{
+		"held":                      {sees(whole()), full, "", false},
+		"a setting":                 {sees(open), full, `settings of the node in /proc: ["/proc/sys/x"] can be written`, false},
+		"no limit of memory":        {sees(whole()), ends(slot.Outcome{}), "eight times its memory: exit code 0", false},
+		"a refusal":                 {ends(slot.Outcome{Refused: "no such mount"}), full, "a container that tries to escape: no such mount", false},
+		"a node's fault":            {sees(whole()), ends(slot.Outcome{NodeFault: "Docker is away"}), "a container that takes all memory: Docker is away", false},
+		"a probe that fails":        {ends(slot.Outcome{ExitCode: 2}), full, "a container that tries to escape: it exited with 2: it says why", false},
+		"half an answer":            {sees(nil), full, "its memory", false},
+		"a job that comes":          {ends(slot.Outcome{ExitCode: 2, Canceled: true}), full, "", true},
+		"a job before it starts":    {ends(slot.Outcome{NodeFault: "it was canceled", Canceled: true}), full, "", true},
+		"a job during the second":   {sees(whole()), ends(slot.Outcome{ExitCode: 137, Canceled: true}), "", true},
+		"a job, and what it spoils": {sees(open), ends(slot.Outcome{Canceled: true}), "", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := testedSlot()
+			s.t.idle = []*trial{s}
+			s.t.Progress = func(string, string) {}
+			s.t.Program = nil
+			serve(t, s, map[string]answer{"probe": row.probe, "memory": row.memory})
+			if err := s.steps(t.Context(), []step{{"running containers", s.containers}}); err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, c := range s.report.Checks {
+				if !c.Held {
+					got = append(got, c.Tried+": "+c.Saw)
+				}
+			}
+			if all := strings.Join(got, "\n"); !strings.Contains(all, row.want) || (all == "") != (row.want == "") {
+				t.Errorf("does not hold: %s; want %s", all, row.want)
+			}
+			if (s.report.Skipped != "") != row.skipped || row.skipped && (!strings.HasPrefix(s.report.Skipped, "a job came") || len(s.report.Checks) > 0) {
+				t.Errorf("skipped: %q, %+v", s.report.Skipped, s.report.Checks)
+			}
+		})
+	}
+}
+
+// TestPlain runs the one container of doctor.
+func TestPlain(t *testing.T) {
+	t.Parallel()
+	s := testedSlot()
+	f := goodFacts()
+	f.Cgroup["memory.max"] = "8589934592"
+	serve(t, s, map[string]answer{"plain": sees(f)})
+	if checks, err := s.plain(t.Context()); err != nil || len(checks) < 10 || len(bad(checks)) > 0 {
+		t.Errorf("%v: %+v", err, checks)
+	}
+}
+
+// TestNeighbor has a container listen in the next slot, and ends it.
+func TestNeighbor(t *testing.T) {
+	t.Parallel()
+	s, other, without := testedSlot(), testedSlot(), testedSlot()
+	other.plan.Index, other.plan.Name, without.plan.Index, without.policy.Network = 2, "gpu2", 3, "none"
+	var ended atomic.Bool
+	serve(t, other, map[string]answer{"listener": func(canceled context.Context, frames *slot.Frames) slot.Outcome {
+		_ = frames.Send(slot.FrameStdout, []byte("198.18.2.2:"))
+		_ = frames.Send(slot.FrameStdout, []byte("4711\n"))
+		<-canceled.Done()
+		ended.Store(true)
+		return slot.Outcome{Canceled: true}
+	}})
+	for name, row := range map[string]struct {
+		idle []*trial
+		want string
+	}{
+		"a neighbor":        {[]*trial{s, other}, "198.18.2.2:4711"},
+		"no other slot":     {[]*trial{s}, ""},
+		"without a network": {[]*trial{s, without}, ""},
+	} {
+		s.t.idle = row.idle
+		got, stop := s.neighbor(t.Context())
+		stop()
+		if got != row.want || ended.Load() != slices.Contains(row.idle, other) {
+			t.Errorf("%s: %q, ended: %t", name, got, ended.Load())
+		}
+		ended.Store(false)
+	}
+	serve(t, other, map[string]answer{"listener": ends(slot.Outcome{NodeFault: "no"})})
+	s.t.idle = []*trial{s, other}
+	got, stop := s.neighbor(t.Context())
+	if stop(); got != "" {
+		t.Errorf("one that does not start: %q", got)
+	}
+}
+
+// TestInterrupt cancels the container that runs.
+func TestInterrupt(t *testing.T) {
+	t.Parallel()
+	s := testedSlot()
+	ctx, interrupt := context.WithCancel(t.Context())
+	serve(t, s, map[string]answer{"plain": func(canceled context.Context, _ *slot.Frames) slot.Outcome {
+		interrupt()
+		<-canceled.Done()
+		return slot.Outcome{Canceled: true, ExitCode: 2}
+	}})
+	s.t.Progress = func(string, string) {}
+	if err := s.steps(ctx, []step{{"running a container", s.plain}}); err == nil || s.report.Skipped != "" || len(s.report.Checks) > 0 {
+		t.Errorf("%v: %+v", err, s.report)
+	}
+}
