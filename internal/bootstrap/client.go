@@ -176,7 +176,7 @@ var (
 )
 
 // sentEnv returns what Buildkite sent, for the variables of a pipeline, without what would change the
-// agent's program. The agent has refused variables that its configuration does not allow.
+// agent's program.
 func sentEnv(in job.Input) (env []string) {
 	for _, v := range in.Sent {
 		if !matches(agentVars, v.Name) && (!matches(programVars, v.Name) || matches(namedVars, v.Name)) {
