@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/job"
 )
 
@@ -29,7 +28,7 @@ func ordinary() map[string]string {
 func defaults(t *testing.T) []*regexp.Regexp {
 	t.Helper()
 	var list []*regexp.Regexp
-	for _, pattern := range config.DefaultEnvironment {
+	for _, pattern := range []string{`^KERNELBOT_[A-Z0-9_]+$`, `^SUBMISSION_PAYLOAD$`, `^GPU_QUEUE$`, `^(NVIDIA|CUDA|HIP|ROCR)_VISIBLE_DEVICES$`} {
 		list = append(list, regexp.MustCompile(pattern))
 	}
 	return list

@@ -149,7 +149,7 @@ func TestConfigShow(t *testing.T) {
 	if again := fed(t, strings.NewReader(got.out), "config", "check", "-"); got.code != 0 || again.code != 0 || !strings.Contains(got.out, "File: none\n") {
 		t.Errorf("the defaults: %+v, checked %+v", got, again)
 	}
-	put(t, root, plan.ConfigPath, "queue: b200\ngpus: [0, 2]\nagent:\n  endpoint: https://me:secret@h.example/v3\n  allowed_plugins: ['^https://TOKEN-secret@h/p$']\n")
+	put(t, root, plan.ConfigPath, "queue: b200\ngpus: [0, 2]\nagent:\n  endpoint: https://me:secret@h.example/v3\n  allowed_repositories: ['^https://TOKEN-secret@h/p$']\n")
 	got = kbnode(t, "config", "show", "--root", root)
 	again := fed(t, strings.NewReader(got.out), "config", "check", "-")
 	if got.code != 0 || again.code != 0 || !strings.Contains(got.out, "# Secrets are shown as xxxxx") {

@@ -56,18 +56,10 @@ type Agent struct {
 	DownloadURL string `yaml:"download_url,omitempty"`
 	// DownloadSHA256 is the archive's checksum, for an own DownloadURL.
 	DownloadSHA256 string `yaml:"download_sha256,omitempty"`
-	// Proxies are what slots' commands on the host may reach of this machine besides
-	// DNS and a local Endpoint, as host:port. Default: none.
-	Proxies []string `yaml:"proxies,omitempty"`
 	// Tags are added to those that kbnode sets.
 	Tags []string `yaml:"tags,omitempty"`
 	// AllowedRepositories are regular expressions. Default: DefaultRepositories.
 	AllowedRepositories Patterns `yaml:"allowed_repositories,omitempty"`
-	// AllowedPlugins are regular expressions. Default: DefaultPlugins.
-	AllowedPlugins Patterns `yaml:"allowed_plugins,omitempty"`
-	// AllowedEnvironment are regular expressions of variable names that a build
-	// may set, besides Buildkite's own. Default: DefaultEnvironment.
-	AllowedEnvironment Patterns `yaml:"allowed_environment,omitempty"`
 }
 
 // Job is what a job may use and how long it may take.
@@ -166,17 +158,6 @@ var DefaultRepositories = []string{
 	`^(https://github\.com/|git@github\.com:|ssh://git@github\.com/)gpu-mode/[A-Za-z0-9._-]+$`,
 }
 
-// DefaultPlugins is the docker plugin in the forms that pipelines write.
-var DefaultPlugins = []string{
-	`^((https://)?github\.com/buildkite-plugins/)?docker(-buildkite-plugin)?(\.git)?(#v[0-9][0-9.]*)?$`,
-}
-
-// DefaultEnvironment are the variables of kernelbot's launchers.
-var DefaultEnvironment = []string{
-	`^KERNELBOT_[A-Z0-9_]+$`, `^SUBMISSION_PAYLOAD$`, `^GPU_QUEUE$`,
-	`^(NVIDIA|CUDA|HIP|ROCR)_VISIBLE_DEVICES$`,
-}
-
 // or returns v, or the default when v is its zero value.
 func or[T comparable](v, def T) T {
 	var zero T
@@ -206,8 +187,6 @@ func (c Config) WithDefaults() Config {
 	c.GPUsPerSlot = or(c.GPUsPerSlot, 1)
 	c.Agent.Endpoint = or(c.Agent.Endpoint, DefaultEndpoint)
 	c.Agent.AllowedRepositories = orList(c.Agent.AllowedRepositories, Patterns(DefaultRepositories))
-	c.Agent.AllowedPlugins = orList(c.Agent.AllowedPlugins, Patterns(DefaultPlugins))
-	c.Agent.AllowedEnvironment = orList(c.Agent.AllowedEnvironment, Patterns(DefaultEnvironment))
 	c.Job.MaxMinutes = or(c.Job.MaxMinutes, DefaultJobMinutes)
 	c.Job.TimeLimit = or(c.Job.TimeLimit, DefaultTimeLimit)
 	c.Job.TasksMax = or(c.Job.TasksMax, DefaultTasksMax)

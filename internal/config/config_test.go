@@ -51,7 +51,7 @@ var parseCases = []struct {
 	{name: "zero GPUs", text: "gpus: 0\n", err: "f.yaml:1: gpus: 0 is not a number of GPUs"},
 	{name: "negative", text: "cpus_per_slot: -1\n", err: "f.yaml:1: cpus_per_slot: -1 is negative"},
 	{name: "unanchored pattern", text: "agent:\n  allowed_repositories: ['github.com/x']\n", err: `f.yaml:2: agent.allowed_repositories: "github.com/x" matches anywhere in a name; write "^github.com/x$"`},
-	{name: "pattern with a comma", text: "agent:\n  allowed_plugins: ['^a{1,2}$']\n", err: "has a comma"},
+	{name: "pattern with a comma", text: "agent:\n  allowed_repositories: ['^a{1,2}$']\n", err: "has a comma"},
 	{name: "own tag", text: "agent:\n  tags: [queue=x]\n", err: `kbnode sets the tag "queue"`},
 	{name: "image without a tag", text: "image:\n  name: ghcr.io/a/b\n", err: `f.yaml:2: image.name: "ghcr.io/a/b" is not an image name with a tag`},
 	{name: "image by digest", text: "image: {name: 'a/b@sha256:00'}\n", err: "is not an image name with a tag"},
@@ -226,6 +226,30 @@ func TestOldCounts(t *testing.T) {
 		if said := strings.Join(f.Notes, "\n"); (said == "") != (want.note == "") || !strings.Contains(said, want.note) {
 			t.Errorf("%q: said is %q, want %q", text, said, want.note)
 		}
+	}
+}
+
+// TestObsoleteKeys reads files with keys of earlier versions, whatever they hold: a note says that
+// each has no effect.
+func TestObsoleteKeys(t *testing.T) {
+	t.Parallel()
+	f, err := Read("f", []byte("agent:\n  allowed_plugins: &p ['^a$']\n  allowed_environment: {a: [b]}\n  proxies: 7\n  allowed_repositories: *p\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(Config{Agent: Agent{AllowedRepositories: Patterns{"^a$"}}}, f.Config); diff != "" {
+		t.Error(diff)
+	}
+	want := []string{
+		"agent.allowed_plugins has no effect any more; remove it: no plugin runs, and kbnode reads the docker plugin's options itself",
+		"agent.allowed_environment has no effect any more; remove it: a build's variables reach its container only",
+		"agent.proxies has no effect any more; remove it: agents reach all ports of this machine",
+	}
+	if diff := cmp.Diff(want, f.Notes); diff != "" || len(f.Lines) != 1 {
+		t.Errorf("%v, %s", f.Lines, diff)
+	}
+	if _, err := Parse("f", []byte("proxies: [a]\n")); err == nil {
+		t.Error("a key of this name elsewhere is known")
 	}
 }
 

@@ -45,7 +45,6 @@ var decided = map[string]string{
 	"agent.binary":           "the installed one",
 	"agent.download_url":     "Buildkite's release on GitHub",
 	"agent.download_sha256":  "from the release's list of checksums",
-	"agent.proxies":          "none",
 	"agent.tags":             "none",
 	"job.allowed_networks":   "none",
 	"job.allowed_images":     "all",

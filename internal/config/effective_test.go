@@ -39,10 +39,8 @@ func TestHide(t *testing.T) {
 			t.Errorf("pattern %s is shown as %s, want %s", in, got, want)
 		}
 	}
-	for _, list := range [][]string{DefaultRepositories, DefaultPlugins, DefaultEnvironment} {
-		if _, some := hide("agent.allowed_plugins", list); some {
-			t.Errorf("something of a default is hidden: %q", list)
-		}
+	if _, some := hide("agent.allowed_repositories", DefaultRepositories); some {
+		t.Error("something of the default is hidden")
 	}
 }
 
@@ -73,7 +71,7 @@ func TestDecidedAreTheKeysWithoutADefault(t *testing.T) {
 
 func TestEffective(t *testing.T) {
 	t.Parallel()
-	f, err := Read("f", []byte("queue: a\nnode: box\ngpus: [1, GPU-1f]\nreserve: {cpus: 0}\njob: {tasks_max: 0}\nhygiene: {disabled: false}\nagent:\n  allowed_plugins: []\n  endpoint: https://me:pw@h/v3\n  binary:\n"))
+	f, err := Read("f", []byte("queue: a\nnode: box\ngpus: [1, GPU-1f]\nreserve: {cpus: 0}\njob: {tasks_max: 0}\nhygiene: {disabled: false}\nagent:\n  allowed_repositories: []\n  endpoint: https://me:pw@h/v3\n  binary:\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +93,7 @@ func TestEffective(t *testing.T) {
 		{Key: "agent.binary", Origin: FromDefault, Note: "the installed one"},
 		{Key: "docker.socket", Value: DefaultDockerSocket, Origin: FromDefault},
 		{Key: "job.tasks_max", Value: DefaultTasksMax, Origin: FromDefault},
-		{Key: "agent.allowed_plugins", Value: []any{}, Origin: FromFile},
+		{Key: "agent.allowed_repositories", Value: []any{}, Origin: FromFile},
 		{Key: "hygiene.disabled", Value: false, Origin: FromFile},
 		{Key: "job.cpu_quota", Value: false, Origin: FromDefault},
 	} {

@@ -9,14 +9,13 @@ import (
 // key has its default.
 func TestEmptyLists(t *testing.T) {
 	t.Parallel()
-	c, err := Parse("f", []byte("agent: {allowed_repositories: [], allowed_plugins: [], allowed_environment: []}\njob: {allowed_images: []}\n"))
+	c, err := Parse("f", []byte("agent: {allowed_repositories: []}\njob: {allowed_images: []}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []Config{c, c.WithDefaults(), Merge(c, Config{Queue: "b200"}), Merge(Config{Job: Job{AllowedImages: Patterns{"^a$"}}}, c)} {
 		for name, p := range map[string]Patterns{
-			"repositories": c.Agent.AllowedRepositories, "plugins": c.Agent.AllowedPlugins,
-			"environment": c.Agent.AllowedEnvironment, "images": c.Job.AllowedImages,
+			"repositories": c.Agent.AllowedRepositories, "images": c.Job.AllowedImages,
 		} {
 			if p == nil || len(p) != 0 {
 				t.Errorf("%s: %#v; want an empty list", name, p)
@@ -28,10 +27,10 @@ func TestEmptyLists(t *testing.T) {
 		t.Fatal(err)
 	}
 	again, err := Parse("f", []byte(text))
-	if err != nil || again.Job.AllowedImages == nil || again.Agent.AllowedPlugins == nil {
+	if err != nil || again.Job.AllowedImages == nil || again.Agent.AllowedRepositories == nil {
 		t.Errorf("rendered and read again: %v\n%s", err, text)
 	}
-	if none, err := Parse("f", []byte("queue: b200\n")); err != nil || none.Job.AllowedImages != nil || len(none.WithDefaults().Agent.AllowedPlugins) == 0 {
+	if none, err := Parse("f", []byte("queue: b200\n")); err != nil || none.Job.AllowedImages != nil || len(none.WithDefaults().Agent.AllowedRepositories) == 0 {
 		t.Errorf("without lists: %+v, %v", none, err)
 	}
 }

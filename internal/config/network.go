@@ -74,7 +74,7 @@ func validateNetworks(j Job, bad func(key, format string, args ...any)) {
 		case err != nil:
 			bad(key, "%.80q: %v; write an address or CIDR, with or without a port, such as 10.1.2.0/24 or 10.1.2.3:5000", s, err)
 		case d.Prefix.Addr().IsLoopback() || d.Prefix.Addr().IsLinkLocalUnicast():
-			bad(key, "%s is always closed to jobs; leave it out, and list ports of this machine in agent.proxies", s)
+			bad(key, "%s is always closed to jobs; leave it out", s)
 		}
 	}
 	if len(j.AllowedNetworks) > maxDestinations {

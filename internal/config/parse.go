@@ -29,7 +29,8 @@ type File struct {
 	Config Config
 	// Lines has the line of each key with a value, by dotted path.
 	Lines map[string]int
-	// Notes has sentences about old spellings: how they were read and what to write.
+	// Notes has sentences about old spellings, how they were read and what to write, and about
+	// keys without effect.
 	Notes []string
 }
 
@@ -107,6 +108,10 @@ func (r *reader) look(n *yaml.Node, t reflect.Type, prefix string) {
 		if prefix == "" && key.Value == "gpus" {
 			r.oldCount(key, target(value))
 		}
+		if why := obsolete[prefix+key.Value]; why != "" {
+			r.notes = append(r.notes, fmt.Sprintf("%s has no effect any more; remove it: %s", prefix+key.Value, why))
+			continue
+		}
 		typ, ok := known[key.Value]
 		switch before := first[key.Value]; {
 		case !ok:
@@ -130,6 +135,14 @@ func (r *reader) look(n *yaml.Node, t reflect.Type, prefix string) {
 		kept = append(kept, key, value)
 	}
 	n.Content = kept
+}
+
+// obsolete are keys that earlier versions had, and why they have no effect any more. The next
+// version refuses them.
+var obsolete = map[string]string{
+	"agent.allowed_environment": "a build's variables reach its container only",
+	"agent.allowed_plugins":     "no plugin runs, and kbnode reads the docker plugin's options itself",
+	"agent.proxies":             "agents reach all ports of this machine",
 }
 
 // oldCount reads `gpus: 4` as it was meant before gpu_count: a number meant that many

@@ -87,8 +87,6 @@ func rules() map[string]func(*jsonschema.Schema) {
 		"agent.download_url":         nil,
 		"agent.download_sha256":      pattern(sumForm().String()),
 		"agent.allowed_repositories": patterns,
-		"agent.allowed_plugins":      patterns,
-		"agent.allowed_environment":  patterns,
 		"agent.tags": func(s *jsonschema.Schema) {
 			s.Items.Pattern = tagForm().String()
 			s.Items.Not = &jsonschema.Schema{Pattern: "^(" + strings.Join(ownTags, "|") + ")="}
@@ -101,7 +99,6 @@ func rules() map[string]func(*jsonschema.Schema) {
 			s.Items.Pattern, s.MaxItems = destinationForm().String(), new(uint64(maxDestinations))
 		},
 		"job.allowed_images":     patterns,
-		"agent.proxies":          func(s *jsonschema.Schema) { s.Items.Pattern = proxyForm().String() },
 		"job.private_registries": func(s *jsonschema.Schema) { s.Items.Pattern = registryForm().String() },
 		"job.max_minutes":        least(1),
 		"job.tasks_max":          least(64),

@@ -148,7 +148,6 @@ var (
 	nodeForm     = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9.-]{0,62}$`)
 	tagForm      = lazy.Regexp(`^[A-Za-z0-9_.-]{1,64}=[^\s,"=]{1,200}$`)
 	sumForm      = lazy.Regexp(`^[0-9a-f]{64}$`)
-	proxyForm    = lazy.Regexp(`^[A-Za-z0-9.-]{1,253}:[0-9]{1,5}$`)
 	registryForm = lazy.Regexp(`^[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?$`)
 	imageForm    = lazy.Regexp(`^[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 )
@@ -260,8 +259,6 @@ func Validate(c Config) []Problem {
 	}
 	for key, list := range map[string]Patterns{
 		"agent.allowed_repositories": c.Agent.AllowedRepositories,
-		"agent.allowed_plugins":      c.Agent.AllowedPlugins,
-		"agent.allowed_environment":  c.Agent.AllowedEnvironment,
 		"job.allowed_images":         c.Job.AllowedImages,
 	} {
 		for _, re := range list {
@@ -272,11 +269,6 @@ func Validate(c Config) []Problem {
 			} else if !strings.HasPrefix(re, "^") || !strings.HasSuffix(re, "$") {
 				bad(key, "%q matches anywhere in a name; write %q", hidePattern(re), "^"+strings.Trim(hidePattern(re), "^$")+"$")
 			}
-		}
-	}
-	for _, p := range c.Agent.Proxies {
-		if !proxyForm().MatchString(p) {
-			bad("agent.proxies", "%q is not host:port; write one such as 127.0.0.1:3128", p)
 		}
 	}
 	for _, r := range c.Job.PrivateRegistries {

@@ -73,12 +73,6 @@ var agentChecks = []Check{
 		Run:   agentHooks,
 	},
 	{
-		ID: "agent-build-path", Group: "agent", Worst: Fail, Needs: []string{"plan", "installed"},
-		Doc:   "`/var/lib/buildkite-agent/gpu-0` and its `builds` need owner root, the slot's group and mode 1770, or jobs cannot write or can plant links. `sudo kbnode reconcile` fixes that. For a read-only disk see `sudo dmesg`.",
-		About: "only the slot's user can write to its checkouts",
-		Run:   buildPaths,
-	},
-	{
 		ID: "agent-unit", Group: "agent", Worst: Fail, Needs: []string{"state"},
 		Doc:   "A drop-in or `systemctl set-property` changed a setting; the command removes it. A changed `Slice=` needs a restart: `sudo kbnode drain gpu0 --wait`, then `sudo kbnode resume gpu0`.",
 		About: "agents' services run as planned: restart, stop, slice, token",
@@ -101,12 +95,6 @@ var agentChecks = []Check{
 		Doc:   "`sudo kbnode resume gpu0` gives the slot back.",
 		About: "no slot is drained",
 		Run:   drained,
-	},
-	{
-		ID: "agent-git-https", Group: "agent", Worst: Warn, Needs: []string{"state", "system-git"}, Limit: 15 * time.Second,
-		Doc:   "It has 8 seconds. Check firewall, DNS and proxy (from the [agent's service](#agent-endpoint) or `http.proxy` in `/etc/gitconfig`).",
-		About: "git reaches the jobs' repositories over HTTPS as a slot's user",
-		Run:   gitHTTPS,
 	},
 }
 

@@ -3,16 +3,12 @@ package doctor
 import (
 	"context"
 	"fmt"
-	"io/fs"
 	"os"
 	"path"
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
 // agentHooks checks the hooks: kbnode's, which tells that an agent has registered, and an operator's
@@ -80,48 +76,6 @@ func hookProblem(m *Machine, name string) string {
 		return fmt.Sprintf("needs %.80q, which does not exist", program)
 	}
 	return ""
-}
-
-// buildPaths checks the directories in which agents make checkouts.
-func buildPaths(_ context.Context, m *Machine) Answer {
-	users, err := reconcile.ReadUsers(m.Root)
-	if err != nil {
-		return found(fail("%s", lines(err)).Advise("see /etc/passwd"))
-	}
-	return found(m.eachSlot(func(s plan.Slot) Finding {
-		u, there := users[s.User]
-		if !there {
-			return fail("user %s does not exist", s.User).Safely("kbnode reconcile")
-		}
-		for _, dir := range []string{plan.WorkDir(s.Index), plan.BuildsDir(s.Index)} {
-			if bad := dirProblem(m, dir, u.GID); bad.Status > OK {
-				return bad
-			}
-		}
-		return ok("owner root, the slot's group, mode %04o", plan.WorkMode)
-	})...)
-}
-
-func dirProblem(m *Machine, dir string, gid int) Finding {
-	uid, g, mode := m.Owner(dir)
-	switch bits := uint32(mode.Perm()) | uint32((mode&fs.ModeSticky)/fs.ModeSticky)<<9; {
-	case uid < 0:
-		return fail("%s is missing", dir).Safely("kbnode reconcile")
-	case !mode.IsDir():
-		return fail("%s is not a directory", dir).Advise("move it away and run sudo kbnode reconcile")
-	case uid != root() || g != gid || bits != plan.WorkMode:
-		return fail("%s has user %d, group %d, mode %04o; it must have user root, group %d, mode %04o", dir, uid, g, bits, gid, plan.WorkMode).Safely("kbnode reconcile")
-	}
-	var st unix.Statfs_t
-	switch err := unix.Statfs(m.Path(dir), &st); {
-	case err != nil:
-		return fail("%s: %s", dir, err).Advise("see sudo dmesg, and check its file system")
-	case st.Flags&unix.ST_RDONLY != 0:
-		return fail("%s is mounted read-only", dir).Advise("find the cause with sudo dmesg | grep -i 'remount\\|I/O error', then mount it again or reboot")
-	case st.Flags&unix.ST_NOEXEC != 0:
-		return fail("%s is mounted with noexec: no job can run what it builds", dir).Advise("remove noexec from its line in /etc/fstab and mount it again")
-	}
-	return Finding{}
 }
 
 // root returns the user who owns the machine's files: root, or the user who runs a test.

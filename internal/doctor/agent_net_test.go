@@ -26,7 +26,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
-	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // closed returns an address that nothing listens on.
@@ -170,54 +169,5 @@ func TestExplainExpired(t *testing.T) {
 	got := answer(t, machineOf(t, &fake{cfg: &full}, nil), "agent-endpoint")
 	if want := "its certificate is valid from 2020-01-01 00:00 to 2021-01-01 00:00, but this machine's clock says "; got.Status != Fail || !strings.Contains(got.Summary(), want) {
 		t.Errorf("%s", got.Summary())
-	}
-}
-
-// TestRepository tests that git gets a repository that jobs may check out, or its server.
-func TestRepository(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		patterns []string
-		want     string
-	}{
-		{config.DefaultRepositories, "https://github.com/gpu-mode/kernelbot"},
-		{[]string{`^https://git\.example/me/it\.git$`}, "https://git.example/me/it.git"},
-		{[]string{`^https://git\.example:8443/me/.+$`}, "https://git.example:8443/"},
-		{[]string{`^http://127\.0\.0\.1:8080/git/`}, "http://127.0.0.1:8080/git/"},
-		{[]string{`^git@git\.example:me/.+$`}, "https://github.com/gpu-mode/kernelbot"},
-		{nil, "https://github.com/gpu-mode/kernelbot"},
-	} {
-		if got := repository(tt.patterns); got != tt.want {
-			t.Errorf("%q: %s, want %s", tt.patterns, got, tt.want)
-		}
-	}
-}
-
-// TestGitProgram tests how git is started: as the slot's user, below its limits, and
-// without a password on the command line.
-func TestGitProgram(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	var ran []systemd.Program
-	w.f.program = func(p systemd.Program) ([]byte, error) {
-		ran = append(ran, p)
-		return []byte("exit 0\n"), nil
-	}
-	w.f.units = []slot.Unit{{Name: plan.AgentUnit(0), Active: "active", MainPID: 7}}
-	w.State.Slots[0].Containers = []string{"busy"}
-	for _, environ := range []string{"", "HTTPS_PROXY=http://proxy:3128\x00", "HTTPS_PROXY=http://me:secret@proxy:3128\x00"} {
-		w.put("/proc/7/environ", environ, 0o600)
-		w.ask()
-	}
-	if len(ran) != 2 {
-		t.Fatalf("git ran %d times", len(ran))
-	}
-	for i, p := range ran {
-		if p.User != "kbnode-gpu1" || p.Slice != "buildkite-gpu1.slice" || p.Limit > 15*time.Second {
-			t.Errorf("%+v", p)
-		}
-		if got := strings.Join(p.Argv, " "); strings.Contains(got, "https_proxy=http://proxy:3128") != (i == 1) || !strings.Contains(got, "/usr/bin/git https://github.com/gpu-mode/kernelbot") {
-			t.Errorf("%s", got)
-		}
 	}
 }

@@ -4,13 +4,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
-	"net/url"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/firewall"
@@ -18,15 +14,16 @@ import (
 )
 
 var lanCheck = Check{
-	ID: "docker-lan", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"config"},
-	Doc:   "With `job.network: bridge`, the default, jobs reach them. [`internet`](security.md#the-internet-only) limits jobs and agents to public addresses and `job.allowed_networks`, such as `['10.1.9.7:3128']`. List a private proxy or `agent.endpoint` there.",
-	About: "jobs cannot reach the node's private networks, and agents can reach Buildkite",
-	Run: func(ctx context.Context, m *Machine) Answer {
+	ID: "docker-lan", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"config"},
+	Doc:   "With `job.network: bridge`, the default, jobs reach them. [`internet`](security.md#the-internet-only) limits jobs to public addresses and `job.allowed_networks`, such as `['10.1.9.7:3128']`.",
+	About: "jobs cannot reach the node's private networks",
+	Run: func(_ context.Context, m *Machine) Answer {
 		switch m.Config.Job.Network {
 		case config.NetworkNone:
 			return none("jobs have no network (job.network: none)")
 		case config.NetworkInternet:
-			return found(m.internetOnly(ctx))
+			return found(ok("the rules let jobs reach %s; as-planned checks whether they are in place",
+				strings.Join(append([]string{"public addresses"}, m.Config.Job.AllowedNetworks...), ", ")))
 		}
 		table, err := m.Read("/proc/net/route")
 		if err != nil {
@@ -34,7 +31,7 @@ var lanCheck = Check{
 		}
 		if list := m.neighborhood(table); len(list) > 0 {
 			return found(warn("jobs can reach %s, which %s", strings.Join(list, ", "), map[bool]string{true: "is a private network of the node", false: "are private networks of the node"}[len(list) == 1]).
-				Advise("set job.network: internet in %s, list what jobs and agents need there in job.allowed_networks, such as [10.1.2.3:3128], then run sudo kbnode reconcile", plan.ConfigPath))
+				Advise("set job.network: internet in %s, list what jobs need there in job.allowed_networks, such as [10.1.2.3:3128], then run sudo kbnode reconcile", plan.ConfigPath))
 		}
 		return found(ok("the node is not in a private network"))
 	},
@@ -79,51 +76,4 @@ func (m *Machine) inside(device string) bool {
 		return !connected
 	}
 	return strings.HasPrefix(device, strings.TrimSuffix(plan.NetworkName(0), "0"))
-}
-
-// lookupTime limits the lookup of a name.
-const lookupTime = 3 * time.Second
-
-// internetOnly checks whether the planned rules let agents out. The check as-planned
-// reports whether the rules are in place.
-func (m *Machine) internetOnly(ctx context.Context) Finding {
-	var n firewall.Node
-	for _, s := range m.Config.Job.AllowedNetworks {
-		if d, err := config.ParseDestination(s); err == nil {
-			n.Allowed = append(n.Allowed, d)
-		}
-	}
-	at, err := url.Parse(m.Config.Agent.Endpoint)
-	if err != nil {
-		return skip("agent.endpoint is not a URL; see agent-endpoint")
-	}
-	_, proxies := m.agentNetwork(ctx)
-	if proxy, err := proxies.ProxyFunc()(at); err == nil && proxy != nil {
-		at = proxy
-	}
-	port, _ := strconv.ParseUint(cmp.Or(at.Port(), map[string]string{"http": "80"}[at.Scheme], "443"), 10, 16)
-	ctx, cancel := context.WithTimeout(ctx, lookupTime)
-	defer cancel()
-	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", at.Hostname())
-	if err != nil || loopback(at.Hostname()) {
-		addresses = nil // agent-endpoint reports it, or it is this machine
-	}
-	closed := ""
-	for _, a := range addresses {
-		to := netip.AddrPortFrom(a.Unmap(), uint16(port))
-		if n.Passes(to) {
-			closed = ""
-			break
-		}
-		closed = to.String()
-	}
-	if closed != "" {
-		return fail("agents reach Buildkite through %s (%s), which is private and not allowed", at.Host, closed).
-			Advise("add '%s' to job.allowed_networks in %s, then run sudo kbnode reconcile", closed, plan.ConfigPath)
-	}
-	allowed := "public addresses only"
-	if len(n.Allowed) > 0 {
-		allowed = "public addresses, and " + strings.Join(m.Config.Job.AllowedNetworks, ", ")
-	}
-	return ok("the rules let jobs reach %s; as-planned checks whether they are in place", allowed)
 }

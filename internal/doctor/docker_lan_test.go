@@ -10,15 +10,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
-// with returns a fake with this configuration of jobs and agents.
-func with(job config.Job, endpoint string) *fake {
-	full := config.Config{Job: job, Agent: config.Agent{Endpoint: endpoint}}.WithDefaults()
+// with returns a fake with this configuration of jobs.
+func with(job config.Job) *fake {
+	full := config.Config{Job: job}.WithDefaults()
 	return &fake{cfg: &full}
 }
 
 func TestLAN(t *testing.T) {
-	t.Setenv("HTTPS_PROXY", "")
-	t.Setenv("https_proxy", "")
+	t.Parallel()
 	routes := func(lines string) map[string]string {
 		return map[string]string{"/proc/net/route": "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n" + lines}
 	}
@@ -39,11 +38,6 @@ func TestLAN(t *testing.T) {
 		files["/sys/class/net/docker0/"+member] = ""
 		return files
 	}
-	internet := func(endpoint string, allowed ...string) *fake {
-		return with(config.Job{Network: config.NetworkInternet, AllowedNetworks: allowed}, endpoint)
-	}
-	const public = "ok: the rules let jobs reach public addresses only; as-planned checks whether they are in place"
-	const closed = "fail: agents reach Buildkite through 10.1.2.3:8080 (10.1.2.3:8080), which is private and not allowed"
 	for _, s := range []stated{
 		{"a private link", "", &fake{}, routes(gateway + link + linkLocal + slot), "warn: jobs can reach 10.0.0.0/16, which is a private network of the node", ""},
 		{"a private gateway only", "", &fake{}, routes(gateway), "warn: jobs can reach 10.0.0.1/32, which is a private network of the node", ""},
@@ -53,14 +47,10 @@ func TestLAN(t *testing.T) {
 		{"a bridge with a card", "", &fake{}, bridged(provider+docker0, "lower_eth0/device/vendor"), "warn: jobs can reach 172.17.0.0/16, which is a private network of the node", ""},
 		{"garbage", "", &fake{}, routes("x\ny z\neth0\tq\tq\t0\t0\t0\t0\tq\n"), "ok: the node is not in a private network", ""},
 		{"no routes", "", &fake{}, nil, "skip: the node's routes cannot be read", ""},
-		{"no network", "", with(config.Job{Network: config.NetworkNone}, ""), routes(link), "skip: jobs have no network (job.network: none)", ""},
+		{"no network", "", with(config.Job{Network: config.NetworkNone}), routes(link), "skip: jobs have no network (job.network: none)", ""},
 
-		{"the Internet only", "", internet("https://192.0.2.7/v3"), routes(link), public, ""},
-		{"with a list", "", internet("http://10.1.2.3:8080/v3", "10.1.0.0/16:8080"), nil, "ok: the rules let jobs reach public addresses, and 10.1.0.0/16:8080; as-planned checks whether they are in place", ""},
-		{"an endpoint that is closed", "", internet("http://10.1.2.3:8080/v3"), nil, closed, ""},
-		{"another port", "", internet("http://10.1.2.3:8080/v3", "10.1.0.0/16:443"), nil, closed, ""},
-		{"metadata", "", internet("http://100.100.100.200/v3", "100.64.0.0/10"), nil, "fail: agents reach Buildkite through 100.100.100.200 (100.100.100.200:80), which is private and not allowed", ""},
-		{"this machine", "", internet("http://127.0.0.1:8899/v3"), nil, public, ""},
+		{"the Internet only", "", with(config.Job{Network: config.NetworkInternet}), routes(link), "ok: the rules let jobs reach public addresses; as-planned checks whether they are in place", ""},
+		{"with a list", "", with(config.Job{Network: config.NetworkInternet, AllowedNetworks: []string{"10.1.0.0/16:8080"}}), routes(link), "ok: the rules let jobs reach public addresses, 10.1.0.0/16:8080; as-planned checks whether they are in place", ""},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			s.id = "docker-lan"

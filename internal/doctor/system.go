@@ -62,8 +62,8 @@ var systemChecks = []Check{
 	},
 	{
 		ID: "system-git", Group: "system", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "Install the package that the report names.",
-		About: "git is installed; agents fetch repositories and plugins with it",
+		Doc:   "Install the package that the report names. Without it, no step with a checkout runs. Where git needs a proxy, set `http.proxy` in `/etc/gitconfig`.",
+		About: "git is installed; it fetches the jobs' repositories",
 		Run: func(_ context.Context, m *Machine) Answer {
 			return found(installed(m.Inventory.Software.Git, installer.Git.Command(m.Inventory.OS), "git"))
 		},

@@ -17,7 +17,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 )
@@ -44,22 +43,18 @@ func TestText(t *testing.T) {
 // neighborhood are addresses beyond the node's link that are not on the Internet.
 var neighborhood = []string{
 	"10.1.2.3/32", "10.200.0.1/32", "100.64.7.7/32", "172.16.0.53/32", "172.31.255.1/32", "192.168.77.7/32", "192.168.77.8/32", "198.19.255.9/32",
-	"203.0.113.1/32", "fd00::53/128", "fd77::7/128", "fd78::1/128", "fd79::1/128", "64:ff9b::a01:203/128", "2002:a01:203::1/128",
+	"203.0.113.1/32",
 }
 
-const (
-	uidOfSlot0 = 47110
-	proxy      = 3128 // a port that slots may reach
-	ofSlot     = 4000 // where a slot's own command listens
-)
+const proxy = 3128 // any other port
 
-var twoSlots = []Slot{{Bridge: "kbnode-gpu0", UID: uidOfSlot0}, {Bridge: "kbnode-gpu1", UID: uidOfSlot0 + 1}}
+var twoSlots = []Slot{{Bridge: "kbnode-gpu0"}, {Bridge: "kbnode-gpu1"}}
 
 // example is a node with some of everything that the rules depend on.
 var example = Node{
-	Slots: twoSlots, Ports: []uint16{proxy},
-	Allowed:   []config.Destination{destination("10.0.0.0/9"), destination("192.168.77.7:80"), destination("fd77::/16"), destination("[fd78::1]:443")},
-	Resolvers: []netip.Addr{netip.MustParseAddr("172.16.0.53"), netip.MustParseAddr("fd00::53")},
+	Slots:     twoSlots,
+	Allowed:   []config.Destination{destination("10.0.0.0/9"), destination("192.168.77.7:80")},
+	Resolvers: []netip.Addr{netip.MustParseAddr("172.16.0.53"), netip.MustParseAddr("172.16.0.54")},
 }
 
 func destination(s string) config.Destination {
@@ -97,15 +92,13 @@ func newRig(t *testing.T) rig {
 	} {
 		ns.sh(t, `ip link set lo up; ip addr add `+net[0]+`/24 dev eth0; ip link set eth0 up; ip route add default via `+net[1])
 	}
-	r.outside.sh(t, `for a in 169.254.169.254 `+strings.Join(neighborhood, " ")+`; do ip addr add $a dev lo; done
-		ip -6 addr add 2001:db8::2/64 dev eth0 nodad`)
-	r.node.sh(t, `ip route add default via 192.0.2.2; ip -6 addr add 2001:db8::1/64 dev outside nodad; ip -6 route add default via 2001:db8::2`)
+	r.outside.sh(t, `for a in 169.254.169.254 `+strings.Join(neighborhood, " ")+`; do ip addr add $a dev lo; done`)
+	r.node.sh(t, `ip route add default via 192.0.2.2`)
 	for _, ns := range []*namespace{r.node, r.job, r.sibling, r.neighbour, r.other, r.outside} {
 		for _, port := range []int{53, 80, proxy} {
-			serve(t, ns, port, 0)
+			serve(t, ns, port)
 		}
 	}
-	serve(t, r.node, ofSlot, uidOfSlot0)
 	// A container's port that the node publishes, as Docker does.
 	r.node.in(func() {
 		conn := &nftables.Conn{}
@@ -126,13 +119,9 @@ func newRig(t *testing.T) rig {
 }
 
 // serve answers on a port by TCP, and by UDP on each of its addresses.
-func serve(t *testing.T, ns *namespace, port, uid int) {
+func serve(t *testing.T, ns *namespace, port int) {
 	t.Helper()
 	ns.in(func() {
-		if uid != 0 { // of this thread, as in reach
-			_ = unix.Setfsuid(uid)
-			defer func() { _ = unix.Setfsuid(0) }()
-		}
 		l, err := net.Listen("tcp", fmt.Sprintf(":%d", port))
 		if err != nil {
 			t.Fatal(err)
@@ -176,13 +165,9 @@ func serve(t *testing.T, ns *namespace, port, uid int) {
 	})
 }
 
-// reach reports whether a user gets an answer in time.
-func reach(ns *namespace, network, to string, uid int, patience time.Duration) (answered bool, err error) {
+// reach reports whether one gets an answer in time.
+func reach(ns *namespace, network, to string, patience time.Duration) (answered bool, err error) {
 	ns.in(func() {
-		if uid != 0 { // for this thread, when the socket is made
-			_ = unix.Setfsuid(uid)
-			defer func() { _ = unix.Setfsuid(0) }()
-		}
 		d := net.Dialer{Timeout: patience}
 		var c net.Conn
 		if c, err = d.Dial(network, to); err != nil {
@@ -221,7 +206,6 @@ type way struct {
 	what  string
 	from  *namespace
 	to    string
-	uid   int
 	ports map[int]bool
 	told  bool // a refusal comes at once
 }
@@ -230,40 +214,32 @@ const long = 10 * time.Second
 
 func traffic(t *testing.T, r rig) {
 	rows := []way{
-		{"a job to the outside", r.job, "192.0.2.2", 0, map[int]bool{80: yes, 53: yes}, false},
-		{"a job to the metadata", r.job, "169.254.169.254", 0, map[int]bool{80: no, 53: yes}, told},
-		{"a job to its bridge", r.job, "198.18.0.1", 0, map[int]bool{80: no, 53: yes}, told},
-		{"a job to the node's other bridge", r.job, "198.18.1.1", 0, map[int]bool{80: no}, told},
-		{"a job to the node's address outside", r.job, "192.0.2.1", 0, map[int]bool{80: no, 53: yes}, told},
-		{"a job to what the node publishes", r.job, "192.0.2.1", 0, map[int]bool{8080: no}, false},
-		{"a job to its slot's other container", r.job, "198.18.0.3", 0, map[int]bool{80: yes, 53: yes}, false},
-		{"a job to its neighbour", r.job, "198.18.1.2", 0, map[int]bool{80: no, 53: no}, told},
-		{"a neighbour back", r.neighbour, "198.18.0.2", 0, map[int]bool{80: no, 53: no}, false},
-		{"another container to a job", r.other, "198.18.0.2", 0, map[int]bool{80: no, 53: no}, false},
-		{"the outside to a job", r.outside, "198.18.0.2", 0, map[int]bool{80: no, 53: no}, false},
-		{"the outside to what the node publishes", r.outside, "192.0.2.1", 0, map[int]bool{8080: yes}, false},
-		{"another container to the node", r.other, "172.30.0.1", 0, map[int]bool{80: yes}, false},
-		{"the node to a job", r.node, "198.18.0.2", 0, map[int]bool{80: no, 53: no}, false},
-		{"the node to the metadata", r.node, "169.254.169.254", 0, map[int]bool{80: yes}, false},
-		{"a slot's command to the metadata", r.node, "169.254.169.254", uidOfSlot0, map[int]bool{80: no, 53: yes}, told},
-		{"a slot's command to the outside", r.node, "192.0.2.2", uidOfSlot0, map[int]bool{80: yes}, false},
-		{"a slot's command to a job", r.node, "198.18.1.2", uidOfSlot0, map[int]bool{80: no}, false},
-		{"a slot's command to loopback", r.node, "127.0.0.1", uidOfSlot0, map[int]bool{80: no, 53: yes, proxy: yes}, told},
-		{"a slot's command to the node's address", r.node, "192.0.2.1", uidOfSlot0, map[int]bool{80: no, 53: yes, proxy: yes}, told},
-		{"a slot's command to its bridge", r.node, "198.18.0.1", uidOfSlot0, map[int]bool{80: no}, told},
-		{"the node to loopback", r.node, "127.0.0.1", 0, map[int]bool{80: yes}, false},
-		{"the node to a slot's server", r.node, "127.0.0.1", 0, map[int]bool{ofSlot: yes}, false},
+		{"a job to the outside", r.job, "192.0.2.2", map[int]bool{80: yes, 53: yes}, false},
+		{"a job to the metadata", r.job, "169.254.169.254", map[int]bool{80: no, 53: yes}, told},
+		{"a job to its bridge", r.job, "198.18.0.1", map[int]bool{80: no, 53: yes}, told},
+		{"a job to the node's other bridge", r.job, "198.18.1.1", map[int]bool{80: no}, told},
+		{"a job to the node's address outside", r.job, "192.0.2.1", map[int]bool{80: no, 53: yes}, told},
+		{"a job to what the node publishes", r.job, "192.0.2.1", map[int]bool{8080: no}, false},
+		{"a job to its slot's other container", r.job, "198.18.0.3", map[int]bool{80: yes, 53: yes}, false},
+		{"a job to its neighbour", r.job, "198.18.1.2", map[int]bool{80: no, 53: no}, told},
+		{"a neighbour back", r.neighbour, "198.18.0.2", map[int]bool{80: no, 53: no}, false},
+		{"another container to a job", r.other, "198.18.0.2", map[int]bool{80: no, 53: no}, false},
+		{"the outside to a job", r.outside, "198.18.0.2", map[int]bool{80: no, 53: no}, false},
+		{"the outside to what the node publishes", r.outside, "192.0.2.1", map[int]bool{8080: yes}, false},
+		{"another container to the node", r.other, "172.30.0.1", map[int]bool{80: yes}, false},
+		{"the node to a job", r.node, "198.18.0.2", map[int]bool{80: no, 53: no}, false},
+		{"the node to the metadata", r.node, "169.254.169.254", map[int]bool{80: yes}, false},
 	}
 	// Without rules everything can be reached: nothing else separates them here.
 	for _, row := range rows {
 		for port := range row.ports {
-			if ok, err := reach(row.from, "tcp", fmt.Sprintf("%s:%d", row.to, port), row.uid, long); !ok {
+			if ok, err := reach(row.from, "tcp", fmt.Sprintf("%s:%d", row.to, port), long); !ok {
 				t.Errorf("without rules: %s, port %d: %v", row.what, port, err)
 			}
 		}
 	}
 	r.node.in(func() {
-		if err := (Node{Slots: twoSlots, Ports: []uint16{proxy}}).Ensure(); err != nil {
+		if err := (Node{Slots: twoSlots}).Ensure(); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -279,24 +255,24 @@ func traffic(t *testing.T, r rig) {
 		})
 		ll := netip.AddrFrom16([16]byte{0xfe, 0x80, 8: hw[0] ^ 2, 9: hw[1], 10: hw[2], 11: 0xff, 12: 0xfe, 13: hw[3], 14: hw[4], 15: hw[5]})
 		for _, port := range []int{53, 80} {
-			if ok, _ := reach(r.job, "tcp", fmt.Sprintf("[%s%%eth0]:%d", ll, port), 0, 300*time.Millisecond); ok {
+			if ok, _ := reach(r.job, "tcp", fmt.Sprintf("[%s%%eth0]:%d", ll, port), 300*time.Millisecond); ok {
 				t.Errorf("a job reaches %s port %d", ll, port)
 			}
 		}
 	})
 }
 
-// try tries each way by TCP and, in IPv4, by UDP.
+// try tries each way by TCP and UDP.
 func try(t *testing.T, rows []way) {
 	t.Helper()
 	for _, row := range rows {
 		for port, want := range row.ports {
 			for _, network := range []string{"tcp", "udp"} {
-				if (port == 8080 || strings.Contains(row.to, ":")) && network == "udp" {
+				if port == 8080 && network == "udp" {
 					continue
 				}
 				patience := map[bool]time.Duration{yes: long, no: 300 * time.Millisecond}[want]
-				got, err := reach(row.from, network, net.JoinHostPort(row.to, fmt.Sprint(port)), row.uid, patience)
+				got, err := reach(row.from, network, net.JoinHostPort(row.to, fmt.Sprint(port)), patience)
 				if got != want {
 					t.Errorf("%s, %s port %d: answered %t, %v", row.what, network, port, got, err)
 				}
@@ -329,9 +305,7 @@ func TestRepair(t *testing.T) {
 		look(Intact, twoSlots)
 		look(Altered, twoSlots[:1])
 		for what, other := range map[string]Node{
-			"another user":  {Slots: []Slot{twoSlots[0], {Bridge: "kbnode-gpu1", UID: 5}}},
-			"a port":        {Slots: twoSlots, Ports: []uint16{proxy}},
-			"the Internet":  {Slots: []Slot{twoSlots[0], {Bridge: "kbnode-gpu1", UID: uidOfSlot0 + 1, Internet: true}}},
+			"the Internet":  {Slots: []Slot{twoSlots[0], {Bridge: "kbnode-gpu1", Internet: true}}},
 			"a destination": {Slots: twoSlots, Allowed: example.Allowed[:1]},
 			"a name server": {Slots: twoSlots, Resolvers: example.Resolvers[1:]},
 		} {
@@ -359,7 +333,7 @@ func TestRepair(t *testing.T) {
 				return conn.Flush()
 			},
 			"a set emptied": func() error {
-				conn.FlushSet(&nftables.Set{Table: &table, Name: slotUsers})
+				conn.FlushSet(&nftables.Set{Table: &table, Name: sameSlot})
 				return conn.Flush()
 			},
 			"a chain added": func() error {
@@ -379,7 +353,7 @@ func TestRepair(t *testing.T) {
 		}
 		many := make([]Slot, 256)
 		for k := range many {
-			many[k] = Slot{fmt.Sprintf("kbnode-gpu%d", k), uint32(1000 + k), k%2 == 0}
+			many[k] = Slot{fmt.Sprintf("kbnode-gpu%d", k), k%2 == 0}
 		}
 		if err := (Node{Slots: many}).Ensure(); err != nil {
 			t.Errorf("256 slots: %v", err)

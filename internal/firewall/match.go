@@ -81,7 +81,6 @@ func oifname(name string) part { return interfaceIs("oifname", name, expr.MetaKe
 
 func iifnameTo(register uint32) expr.Any { return meta(expr.MetaKeyIIFNAME, register) }
 func oifnameTo(register uint32) expr.Any { return meta(expr.MetaKeyOIFNAME, register) }
-func skuidTo(register uint32) expr.Any   { return meta(expr.MetaKeySKUID, register) }
 
 // inSet looks up the values that loads puts into the registers, starting with register 1.
 func inSet(word, set string, loads ...expr.Any) part {
@@ -102,9 +101,6 @@ func port(proto string, number uint16) part {
 	return part{fmt.Sprintf("%s dport %d", proto, number), append(dport(proto), equals(binaryutil.BigEndian.PutUint16(number)))}
 }
 
-// portIn matches packets to any port of a set by "udp" or "tcp".
-func portIn(proto, set string) part { return inSet(proto+" dport", set, dport(proto)...) }
-
 // dport loads the destination port.
 func dport(proto string) []expr.Any {
 	number := map[string]byte{"udp": unix.IPPROTO_UDP, "tcp": unix.IPPROTO_TCP}[proto]
@@ -114,15 +110,10 @@ func dport(proto string) []expr.Any {
 	}
 }
 
-// daddr matches the destination address, which is at byte 16 of an IPv4 header and at
-// byte 24 of an IPv6 header.
+// daddr matches the destination address, which is at byte 16 of an IPv4 header.
 func daddr(p netip.Prefix) part {
-	word, proto, offset := "ip6", byte(unix.NFPROTO_IPV6), uint32(24)
-	if p.Addr().Is4() {
-		word, proto, offset = "ip", unix.NFPROTO_IPV4, 16
-	}
 	n := (p.Bits() + 7) / 8
-	exprs := append(nfproto(proto), &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(n)})
+	exprs := append(nfproto(unix.NFPROTO_IPV4), &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: uint32(n)})
 	if rest := p.Bits() % 8; rest != 0 {
 		mask := make([]byte, n)
 		for i := range mask {
@@ -135,7 +126,7 @@ func daddr(p netip.Prefix) part {
 	if p.IsSingleIP() {
 		name = p.Addr().String()
 	}
-	return part{word + " daddr " + name, append(exprs, equals(p.Masked().Addr().AsSlice()[:n]))}
+	return part{"ip daddr " + name, append(exprs, equals(p.Masked().Addr().AsSlice()[:n]))}
 }
 
 // anyOf matches if a word of conntrack's has any of these bits.

@@ -21,8 +21,6 @@ import (
 // Node is what the rules of a machine depend on.
 type Node struct {
 	Slots []Slot
-	// Ports are the node's ports that the slots' commands on the host may reach.
-	Ports []uint16
 	// Allowed is what slots with only the Internet may reach in addition. Resolvers are
 	// the node's name servers, of which these slots reach port 53.
 	Allowed   []config.Destination
@@ -32,7 +30,6 @@ type Node struct {
 // Slot is what the rules need to know of one slot.
 type Slot struct {
 	Bridge   string // the interface of its containers' network
-	UID      uint32 // of its commands on the host
 	Internet bool   // it reaches only public addresses
 }
 
@@ -60,8 +57,6 @@ func Read(root string) (Node, error) {
 	if slices.ContainsFunc(n.Slots, func(s Slot) bool { return s.Internet }) {
 		n.Resolvers = resolvers(root)
 	}
-	slices.Sort(n.Ports)
-	n.Ports = slices.Compact(n.Ports)
 	slices.SortFunc(n.Allowed, func(a, b config.Destination) int {
 		return cmp.Or(a.Prefix.Compare(b.Prefix), cmp.Compare(a.Port, b.Port))
 	})
@@ -84,11 +79,7 @@ func readSlots(root string) ([]Slot, error) {
 		if err != nil || len(fields) < 3 || k < 0 || fields[0] != plan.UserName(k) {
 			continue
 		}
-		uid, err := strconv.ParseUint(fields[2], 10, 32)
-		if err != nil || uid == 0 {
-			return nil, fmt.Errorf("user %s has the invalid ID %.20q", fields[0], fields[2])
-		}
-		list = append(list, Slot{Bridge: plan.NetworkName(k), UID: uint32(uid)})
+		list = append(list, Slot{Bridge: plan.NetworkName(k)})
 	}
 	slices.SortFunc(list, func(a, b Slot) int { return cmp.Compare(a.Bridge, b.Bridge) })
 	return list, nil
@@ -107,16 +98,15 @@ func (n *Node) readPolicy(root string, s *Slot) {
 		return
 	}
 	s.Internet = policy.Network == config.NetworkInternet
-	n.Ports = append(n.Ports, policy.LocalPorts...)
 	for _, text := range policy.Networks {
-		if d, err := config.ParseDestination(text); err == nil {
+		if d, err := config.ParseDestination(text); err == nil && d.Prefix.Addr().Is4() { // containers have no IPv6
 			n.Allowed = append(n.Allowed, d)
 		}
 	}
 }
 
 // resolvers returns the name servers of the node, of systemd-resolved if it is in
-// between, and of Docker. Those on loopback are the node itself and are left out.
+// between, and of Docker, in IPv4. Those on loopback are the node itself and are left out.
 func resolvers(root string) []netip.Addr {
 	var names []string
 	for _, name := range []string{"etc/resolv.conf", "run/systemd/resolve/resolv.conf"} {
@@ -135,8 +125,8 @@ func resolvers(root string) []netip.Addr {
 	}
 	var list []netip.Addr
 	for _, name := range names {
-		if a, err := netip.ParseAddr(name); err == nil && !a.IsLoopback() && !a.IsUnspecified() {
-			list = append(list, a.Unmap().WithZone(""))
+		if a, err := netip.ParseAddr(name); err == nil && a.Unmap().Is4() && !a.IsLoopback() && !a.IsUnspecified() {
+			list = append(list, a.Unmap())
 		}
 	}
 	slices.SortFunc(list, netip.Addr.Compare)

@@ -51,18 +51,3 @@ func Routes(table io.Reader) (list []Route) {
 func Private(a netip.Addr) bool {
 	return slices.ContainsFunc(slices.Concat(private, metadata), func(p netip.Prefix) bool { return p.Contains(a.Unmap()) })
 }
-
-// Passes reports whether a slot with only the Internet reaches a TCP port, other than
-// those of name servers.
-func (n Node) Passes(to netip.AddrPort) bool {
-	a := to.Addr().Unmap()
-	if slices.ContainsFunc(metadata, func(p netip.Prefix) bool { return p.Contains(a) }) {
-		return false
-	}
-	for _, d := range n.Allowed {
-		if d.Prefix.Contains(a) && (d.Port == 0 || d.Port == to.Port()) {
-			return true
-		}
-	}
-	return !Private(a)
-}

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// maxConns bounds the open connections: jobs' commands on the host can open them too.
+	// maxConns bounds the open connections.
 	maxConns  = 16
 	maxHeader = 4 << 10 // bytes, plus 4 KiB that Go adds
 	readTime  = 5 * time.Second

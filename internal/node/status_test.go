@@ -85,7 +85,7 @@ func TestStatusProblems(t *testing.T) {
 	changes := []reconcile.Change{
 		{Kind: reconcile.Set, Subject: "buildkite-gpu1.slice", Slot: 1, Why: "MemoryMax is 1"},
 		{Kind: reconcile.Restart, Subject: "buildkite-agent-gpu1.service", Slot: 1, Deferred: "waits for job 7 of slot gpu1"},
-		{Kind: reconcile.Update, Subject: "/etc/buildkite-agent/gitconfig", Slot: -1},
+		{Kind: reconcile.Update, Subject: "/etc/buildkite-agent/hooks/agent-startup", Slot: -1},
 	}
 	st := StatusOf(&plan.Plan{Node: "n", Slots: wantedSlots(2)}, &reconcile.State{Warnings: []string{"the kernel made no partition"}}, changes)
 	if diff := cmp.Diff([]string{}, st.Slots[0].Problems); diff != "" {
@@ -95,7 +95,7 @@ func TestStatusProblems(t *testing.T) {
 	if diff := cmp.Diff(want, st.Slots[1].Problems); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]string{"the kernel made no partition", "update /etc/buildkite-agent/gitconfig"}, st.Warnings); diff != "" {
+	if diff := cmp.Diff([]string{"the kernel made no partition", "update /etc/buildkite-agent/hooks/agent-startup"}, st.Warnings); diff != "" {
 		t.Error(diff)
 	}
 	if !st.Disagrees() {

@@ -51,7 +51,6 @@ var agentKeys = []agentKey{
 	{name: "spawn", value: fixed("1")},
 	{name: "endpoint", value: fromConfig(func(c config.Config) string { return c.Agent.Endpoint }), must: true},
 	{name: "build-path", value: fromSlot(func(s Slot) string { return BuildsDir(s.Index) }), must: true},
-	{name: "plugins-path", value: fromSlot(func(s Slot) string { return WorkDir(s.Index) + "/plugins" }), must: true},
 	{name: "hooks-path", value: fixed(HooksDir), must: true},
 	{name: "sockets-path", value: fromSlot(func(s Slot) string { return RunDir(s.Index) + "/agent" }), must: true},
 
@@ -65,16 +64,7 @@ var agentKeys = []agentKey{
 	// unit's processes and in-memory directories end with it.
 	{name: "disconnect-after-job", value: fixed("true"), must: true},
 
-	{name: "no-local-hooks", value: fixed("true"), must: true},
-	// no-local-hooks turns plugins off unless they are turned on explicitly.
-	{name: "no-plugins", value: fixed("false"), must: true},
-	{name: "no-ssh-keyscan", value: fixed("true"), must: true},
-	{name: "no-git-submodules", value: fixed("true"), must: true},
-	{name: "strict-single-hooks", value: fixed("true")},
 	{name: "allowed-repositories", value: fromConfig(func(c config.Config) string { return allowList(c.Agent.AllowedRepositories) }), must: true},
-	{name: "allowed-plugins", value: fromConfig(func(c config.Config) string { return allowList(c.Agent.AllowedPlugins) }), must: true},
-	{name: "enable-environment-variable-allowlist", value: fixed("true"), must: true},
-	{name: "allowed-environment-variables", value: fromConfig(func(c config.Config) string { return allowList(c.Agent.AllowedEnvironment) }), must: true},
 
 	// Major version 3 knows the first two, 4 the others.
 	{name: "cancel-grace-period", value: fixed(strconv.Itoa(cancelGraceSeconds))},

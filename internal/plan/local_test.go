@@ -11,24 +11,6 @@ import (
 	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
-// TestLocalPorts checks that slots reach only the ports of the node that the operator named.
-func TestLocalPorts(t *testing.T) {
-	t.Parallel()
-	for endpoint, want := range map[string][]uint16{
-		config.DefaultEndpoint:                {3128},
-		"https://agent-edge.buildkite.com/v3": {3128},
-		"http://127.0.0.1:8899/v3":            {3128, 8899},
-		"http://localhost/v3":                 {80, 3128},
-		"https://buildkite.com.example/v3":    {443, 3128},
-		"":                                    {3128},
-	} {
-		agent := config.Agent{Endpoint: endpoint, Proxies: []string{"127.0.0.1:3128", "proxy:3128", "proxy:70000"}}
-		if diff := cmp.Diff(want, localPorts(agent)); diff != "" {
-			t.Errorf("%s: %s", endpoint, diff)
-		}
-	}
-}
-
 func TestRegistries(t *testing.T) {
 	t.Parallel()
 	for image, want := range map[string][]string{

@@ -24,7 +24,7 @@ var Owned = []string{
 	UnitDir + "/kbnode-image.service",
 	UnitDir + "/kbnode-image.timer",
 	"/etc/buildkite-agent/agent-[0-9]*/*",
-	"/etc/buildkite-agent/gitconfig",
+	"/etc/buildkite-agent/gitconfig", // of earlier versions
 	HooksDir + "/*",
 	"/etc/kbnode/slots/gpu[0-9]*.json",
 	"/etc/cron.d/kbnode",

@@ -9,15 +9,14 @@ import (
 // Paths and names that other programs rely on. All are absolute on the target
 // machine; Host.Root is prepended where a tree is read or written.
 const (
-	ConfigPath    = "/etc/kbnode/config.yaml"
-	TokenPath     = "/etc/buildkite-agent/token" //nolint:gosec // where a secret is, not one
-	HooksDir      = "/etc/buildkite-agent/hooks"
-	BindingsPath  = "/var/lib/kbnode/slots.json"
-	GitConfigPath = "/etc/buildkite-agent/gitconfig"
-	UnitDir       = "/etc/systemd/system"
-	ParentSlice   = "buildkite.slice"
-	NodeService   = "kbnode.service"
-	NodeTimer     = "kbnode.timer"
+	ConfigPath   = "/etc/kbnode/config.yaml"
+	TokenPath    = "/etc/buildkite-agent/token" //nolint:gosec // where a secret is, not one
+	HooksDir     = "/etc/buildkite-agent/hooks"
+	BindingsPath = "/var/lib/kbnode/slots.json"
+	UnitDir      = "/etc/systemd/system"
+	ParentSlice  = "buildkite.slice"
+	NodeService  = "kbnode.service"
+	NodeTimer    = "kbnode.timer"
 	// InstallService is the packages' own unit, which runs install at the first boot of a
 	// machine whose image enables it.
 	InstallService = "kbnode-install.service"
@@ -59,7 +58,7 @@ func UserName(k int) string { return "kbnode-" + SlotName(k) }
 // AgentDir holds the agent's configuration and belongs to root.
 func AgentDir(k int) string { return "/etc/buildkite-agent/agent-" + strconv.Itoa(k) }
 
-// WorkDir is the slot user's home, with checkouts and plugins.
+// WorkDir is the slot user's home, with checkouts.
 func WorkDir(k int) string { return "/var/lib/buildkite-agent/gpu-" + strconv.Itoa(k) }
 
 // WorkMode is the mode of WorkDir and BuildsDir, which belong to root and the

@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
@@ -42,9 +40,6 @@ type JobPolicy struct {
 	// Networks are the private destinations that jobs may reach with
 	// config.NetworkInternet, in the format of config.ParseDestination.
 	Networks []string `json:"allowed_networks,omitempty"`
-	// LocalPorts are the TCP and UDP ports of this machine that the slot's commands on
-	// the host may reach besides DNS.
-	LocalPorts []uint16 `json:"local_ports,omitempty"`
 	// NodeImage is the image that pipelines of this node name. The guard never removes it.
 	NodeImage string `json:"node_image,omitempty"`
 	// KeptImage is the image name that kbnode updates by itself; "" for none. A
@@ -65,7 +60,7 @@ type JobPolicy struct {
 
 	Env          []string `json:"env"`              // NAME=value, set in every container
 	DropEnv      []string `json:"drop_env"`         // names (or prefixes that end in *) that no container gets
-	WorkRoot     string   `json:"work_root"`        // mounts must be below it: the checkouts, not the plugins that run on the host
+	WorkRoot     string   `json:"work_root"`        // mounts must be below it: the checkouts
 	Binary       string   `json:"binary"`           // of kbnode on the node
 	Runner       string   `json:"runner,omitempty"` // what containers get in place of Binary; see Program
 	DockerSocket string   `json:"docker_socket"`
@@ -125,7 +120,7 @@ func jobPolicy(in Input, cfg config.Config, s Slot) (JobPolicy, error) {
 		DropEnv:  dropEnv,
 		WorkRoot: BuildsDir(s.Index), Binary: in.Binary, DockerSocket: cfg.Docker.Socket, Socket: SocketPath(s.Index),
 		DeviceNodes: []string{},
-		Registries:  registries(cfg), LocalPorts: localPorts(cfg.Agent), NodeImage: cfg.Image.Name,
+		Registries:  registries(cfg), NodeImage: cfg.Image.Name,
 	}
 	if in.Runner != "" {
 		pol.Runner = RunnerCopy
@@ -166,23 +161,4 @@ func registries(cfg config.Config) []string {
 		list = append(list, host)
 	}
 	return list
-}
-
-// localPorts returns the ports of the configured proxies, and of an agent API that
-// is not Buildkite's own and so may be on this machine.
-func localPorts(a config.Agent) []uint16 {
-	var ports []uint16
-	add := func(text string) {
-		if n, err := strconv.ParseUint(text, 10, 16); err == nil {
-			ports = append(ports, uint16(n))
-		}
-	}
-	for _, proxy := range a.Proxies {
-		add(proxy[strings.LastIndexByte(proxy, ':')+1:])
-	}
-	if u, err := url.Parse(a.Endpoint); err == nil && u.Hostname() != "buildkite.com" && !strings.HasSuffix(u.Hostname(), ".buildkite.com") {
-		add(cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme]))
-	}
-	slices.Sort(ports)
-	return slices.Compact(ports)
 }

@@ -26,14 +26,6 @@ const AgentCopy = "/usr/local/libexec/kbnode/buildkite-agent"
 // RunnerCopy is what containers get as kbnode: its commands for jobs, a quarter of its size.
 const RunnerCopy = "/usr/local/libexec/kbnode/kbnode-runner"
 
-// gitConfig makes git use HTTPS for GitHub, for the slots' users only.
-const gitConfig = header + `[url "https://github.com/"]
-	insteadOf = git@github.com:
-	insteadOf = ssh://git@github.com/
-[advice]
-	detachedHead = false
-`
-
 func (p *Plan) addFile(path string, mode uint32, slot int, content string) {
 	p.Files = append(p.Files, File{Path: path, Mode: mode, Owner: "root", Content: content, Slot: slot})
 }
@@ -74,7 +66,6 @@ func (p *Plan) addNode(in Input, agentKnown bool) error {
 	} else if in.ConfigKept {
 		p.Files = append(p.Files, File{Path: ConfigPath, Mode: 0o644, Owner: "root", Kept: true, Slot: -1})
 	}
-	p.addFile(GitConfigPath, 0o644, -1, gitConfig)
 	switch src := in.Inventory.Software.Agent.Path; {
 	case src == "":
 	case agentKnown:
@@ -193,7 +184,7 @@ func generation(parts ...string) string {
 	return hex.EncodeToString(sum[:6])
 }
 
-// renderEnvironment returns what a slot's hooks export and its agent starts
+// renderEnvironment returns what a slot's agent and an operator's hooks start
 // with. The values need no quoting in a shell or in systemd.
 func renderEnvironment(s Slot) string {
 	var b strings.Builder
@@ -201,11 +192,6 @@ func renderEnvironment(s Slot) string {
 	for _, kv := range slotEnv(s) {
 		b.WriteString(kv + "\n")
 	}
-	fmt.Fprintf(&b, "DOCKER_HOST=unix://%s\n", SocketPath(s.Index))
-	fmt.Fprintf(&b, "GIT_CONFIG_GLOBAL=%s\n", GitConfigPath)
-	// A container may write hooks and filters into the checkout's .git, and a
-	// command on the host into the plugins. The agent would run both in the next job.
-	b.WriteString("BUILDKITE_CLEAN_CHECKOUT=true\nBUILDKITE_PLUGINS_ALWAYS_CLONE_FRESH=true\n")
 	return b.String()
 }
 

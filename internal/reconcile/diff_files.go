@@ -210,7 +210,7 @@ func (d *differ) removals() {
 			c.Why = "no longer planned"
 		}
 		d.gone[name] = true
-		if path.Dir(name) == plan.HooksDir && !d.uninstall {
+		if got.slot < 0 && strings.HasPrefix(name, path.Dir(plan.HooksDir)+"/") && !d.uninstall {
 			d.add(phaseHooks, c)
 		} else {
 			d.add(phaseDelete, c)

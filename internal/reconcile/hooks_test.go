@@ -14,29 +14,37 @@ func withHook(p *plan.Plan, name string) *plan.Plan {
 	return p
 }
 
-// TestHooksOfAnEarlierVersion keeps what a job still uses until it has ended.
+// TestHooksOfAnEarlierVersion keeps what a job still uses until it has ended: hooks, and git's
+// configuration.
 func TestHooksOfAnEarlierVersion(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.apply(withHook(slots(2).plan(t), "pre-exit"))
+	before := withHook(slots(2).plan(t), "pre-exit")
+	const git = "/etc/buildkite-agent/gitconfig"
+	before.Files = append(before.Files, plan.File{Path: git, Mode: 0o644, Owner: "root", Content: header, Slot: -1})
+	m.apply(before)
 	next := slots(2)
 	next.generation = "g2"
 	p := next.plan(t)
 	_, changes := m.diff(p)
 	order := brief(changes)
-	remove, stop := slices.Index(order, "delete "+plan.HooksDir+"/pre-exit"), slices.Index(order, "stop "+plan.AgentUnit(1))
-	if stop < 0 || remove < stop {
-		t.Errorf("an agent that may get a job runs without its hooks: %s", strings.Join(order, "\n"))
+	stop := slices.Index(order, "stop "+plan.AgentUnit(1))
+	for _, name := range []string{plan.HooksDir + "/pre-exit", git} {
+		if stop < 0 || slices.Index(order, "delete "+name) < stop {
+			t.Errorf("an agent that may get a job runs without %s: %s", name, strings.Join(order, "\n"))
+		}
 	}
 	m.run(0)
 	r, _ := m.apply(p)
-	if !slices.Contains(brief(r.Deferred), "delete "+plan.HooksDir+"/pre-exit") || !m.exists(plan.HooksDir+"/pre-exit") {
-		t.Errorf("the hook of a running job is gone; deferred are %v", brief(r.Deferred))
+	for _, name := range []string{plan.HooksDir + "/pre-exit", git} {
+		if !slices.Contains(brief(r.Deferred), "delete "+name) || !m.exists(name) {
+			t.Errorf("%s of a running job is gone; deferred are %v", name, brief(r.Deferred))
+		}
 	}
 	m.finish(0)
 	m.apply(p)
-	if m.exists(plan.HooksDir + "/pre-exit") {
-		t.Error("the hook is left")
+	if m.exists(plan.HooksDir+"/pre-exit") || m.exists(git) {
+		t.Error("the hook or git's configuration is left")
 	}
 }
 

@@ -149,7 +149,7 @@ func (d *differ) networksGone() {
 }
 
 // protect writes the firewall rules if they are not as they should be, or soon will not be:
-// they name the slots' users and what the slots' policies let them reach.
+// they name the slots' bridges and what the slots' policies let them reach.
 func (d *differ) protect() {
 	if d.s.network == nil || d.uninstall || d.s.network.Rules == "" {
 		return

@@ -253,10 +253,6 @@ func TestNetwork(t *testing.T) {
 		w := network{t, m}
 		want := map[string]string{"tcp,169.254.169.254,80": "ok outside", "tcp,192.0.2.2,80": "ok outside", "tcp," + address[0] + ",80": "no", "tcp," + theirs + ",80": "ok theirs"}
 		w.want(m.Sh("python3 /root/net.py ask "+strings.Join(keys(want), " ")), want)
-		want["tcp,169.254.169.254,80"] = "no [Errno 111]"
-		want["udp,169.254.169.254,80"] = "no"
-		want["tcp,169.254.169.254,53"] = "ok" // it hangs up, and it was there
-		w.want(m.Sh("runuser -u kbnode-gpu1 -- python3 /var/lib/buildkite-agent/gpu-1/builds/net/net.py ask "+strings.Join(keys(want), " ")), want)
 	})
 	t.Run("others", func(t *testing.T) {
 		w := network{t, m}

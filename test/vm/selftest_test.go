@@ -212,7 +212,7 @@ done`
 		{"the policy's memory", edit(`.memory_bytes = 99999999999 | .pids_limit = 999999`), reconcile, []string{"plan: /etc/kbnode/slots/gpu1.json"}},
 		{"a hook", "chmod 0777 /etc/buildkite-agent/hooks/agent-startup", "", []string{"node, plan: /etc/buildkite-agent/hooks/agent-startup"}},
 		{"the token", "chmod 0644 /etc/buildkite-agent/token", "chmod 0600 /etc/buildkite-agent/token", []string{"node, files: /etc/buildkite-agent/token"}},
-		{"the agent's configuration", `sed -i 's/no-local-hooks="true"/no-local-hooks="false"/' /etc/buildkite-agent/agent-1/buildkite-agent.cfg`, "", []string{"plan: /etc/buildkite-agent/agent-1/buildkite-agent.cfg"}},
+		{"the agent's configuration", `sed -i 's/disconnect-after-job="true"/disconnect-after-job="false"/' /etc/buildkite-agent/agent-1/buildkite-agent.cfg`, "", []string{"plan: /etc/buildkite-agent/agent-1/buildkite-agent.cfg"}},
 		{"the guard", "systemctl stop kbnode-guard-gpu1; touch /run/kbnode/gpu1/docker.sock; mount --bind /run/docker.sock /run/kbnode/gpu1/docker.sock",
 			"umount /run/kbnode/gpu1/docker.sock; rm -f /run/kbnode/gpu1/docker.sock; " + reconcile,
 			[]string{"gpu1, container: a container that tries to escape: ", "plan: kbnode-guard-gpu1.service"}},
