@@ -16,8 +16,10 @@ wrong() {
 }
 
 [ -z "$(git status --porcelain)" ] || echo "packages-check: uncommitted changes are not checked" >&2
+head=$(git rev-parse HEAD)
 for copy in one/kbnode two/elsewhere/kbnode; do
 	git clone -q --no-hardlinks . "$work/$copy"
+	git -C "$work/$copy" reset -q --hard "$head" # someone may commit while the first is built
 	# The second one compiles everything again, to show what depends on place or time.
 	[ "$copy" = one/kbnode ] || export GOCACHE=$work/cache
 	make -s -C "$work/$copy" snapshot GORELEASER="$goreleaser" >"$work/log" 2>&1 || {

@@ -3,6 +3,7 @@ package guard
 import (
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -131,5 +132,27 @@ func TestCancelHungEngine(t *testing.T) {
 				t.Errorf("%+v: %s", e, r.log.String())
 			}
 		})
+	}
+}
+
+// TestLiveRestore goes on with a job whose engine was away.
+func TestLiveRestore(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	var waits atomic.Int32
+	r.engine.fault = func(req *http.Request) int {
+		wait := strings.HasSuffix(req.URL.Path, "/wait")
+		if wait && waits.Add(1) == 1 || waits.Load() == 1 && strings.HasSuffix(req.URL.Path, jobContainer+"/json") {
+			return -1
+		}
+		return 0
+	}
+	done := r.start(t.Context())
+	out := <-r.engine.attached
+	until(t, "the engine to be back", func() bool { return waits.Load() > 1 })
+	close(r.engine.exit)
+	_ = out.Close()
+	if e := r.wait(t, done); e.status != 7 {
+		t.Errorf("%+v: %s", e, r.log.String())
 	}
 }

@@ -62,13 +62,14 @@ func TestEngineFaults(t *testing.T) {
 		status int
 		says   string
 	}{
-		"restarted behind its socket": {func(*http.Request, int32) int { return -1 }, "/wait", bootstrap.ExitNode, "the Docker engine was restarted"},
+		"restarted behind its socket": {func(_ *http.Request, nth int32) int { return map[bool]int{true: -1}[nth == 1] }, "/wait", bootstrap.ExitNode, "the Docker engine was restarted"},
 		"a start that breaks off":     {func(*http.Request, int32) int { return -1 }, "/start", bootstrap.ExitNode, "does not answer"},
 		"a container that stays":      {func(*http.Request, int32) int { return 500 }, "DELETE", 7, "nothing is uploaded: something may still run"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newJobRig(t, nil)
+			r.engine.forgets = row.knows == "/wait"
 			var n atomic.Int32
 			r.engine.fault = func(req *http.Request) int {
 				if req.Method == row.knows || strings.HasSuffix(req.URL.Path, row.knows) {

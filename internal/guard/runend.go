@@ -101,36 +101,28 @@ func (g *guard) awaitOrCancel(r *jobRun) slot.Outcome {
 
 // await waits for the end of a container, also while the engine is away.
 func (g *guard) await(ctx context.Context, r *jobRun) slot.Outcome {
-	restarted := false
 	var since time.Time
 	for {
 		waiting, done := context.WithTimeout(ctx, enginePeriod)
 		own, err := g.api.AwaitOwnEnd(waiting, r.container)
 		silent := waiting.Err() != nil
 		done()
-		// A socket that systemd holds makes the engine look slow, and not away, to the next request.
-		restarted = restarted || err != nil && !silent
 		in, err2 := g.inspectJob(ctx, r.container)
+		runs := err2 == nil && in.State != nil && in.State.Running
 		switch {
 		case errors.Is(err2, docker.ErrNotFound):
 			return slot.Outcome{NodeFault: "the job's container was removed"}
-		case err2 == nil && in.State != nil && !in.State.Running:
-			if restarted || !own && !isClosed(r.cancel) {
+		case err == nil && err2 == nil && !runs:
+			if !own && !isClosed(r.cancel) {
 				return slot.Outcome{NodeFault: "the Docker engine was restarted, or had the job's container stopped, which ended the job; with live-restore jobs go on"}
 			}
 			return slot.Outcome{ExitCode: in.State.ExitCode, OutOfMemory: in.State.OOMKilled}
-		case err2 == nil && (err == nil || silent):
-			restarted, since = false, time.Time{}
-			continue
-		}
-		if since.IsZero() {
+		case runs, silent && err2 == nil: // it may have ended meanwhile: ask again
+			since = time.Time{}
+		case since.IsZero():
 			since = time.Now()
-		}
-		if err2 != nil && time.Since(since) > engineAway {
-			return slot.Outcome{NodeFault: fmt.Sprintf("the Docker engine does not answer: %v", err2)}
-		}
-		if err2 == nil {
-			restarted, since = false, time.Time{} // it goes on
+		case time.Since(since) > engineAway:
+			return slot.Outcome{NodeFault: fmt.Sprintf("the Docker engine does not answer: %v", cmp.Or(err2, err))}
 		}
 		if limit.Sleep(ctx, enginePoll) != nil {
 			return slot.Outcome{NodeFault: "the slot's service ended"}

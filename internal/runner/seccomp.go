@@ -51,6 +51,14 @@ func (f *filter) on(number uint32, decide func(*filter)) {
 	*f = append(*f, inner...)
 }
 
+// onAny is on for several system calls, which share what decides.
+func (f *filter) onAny(decide func(*filter), numbers ...uint32) {
+	var inner filter
+	decide(&inner)
+	f.oneOf(numbers, len(inner))
+	*f = append(*f, inner...)
+}
+
 // oneOf skips the instructions that follow up to skip unless the loaded value is one of ks.
 func (f *filter) oneOf(ks []uint32, skip int) {
 	for i, k := range ks {
@@ -73,8 +81,7 @@ func programFilter(judge []uint32, landlock int) filter {
 	f.add(unix.BPF_JMP|unix.BPF_JGE|unix.BPF_K, x32, 0, 1)
 	f.fail(unix.ENOSYS)
 
-	denied := func(f *filter) { f.fail(unix.EPERM) }
-	for _, number := range []uint32{
+	f.onAny(func(f *filter) { f.fail(unix.EPERM) },
 		// into other processes
 		unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PIDFD_GETFD, unix.SYS_KCMP,
 		unix.SYS_PROCESS_MADVISE, unix.SYS_PROCESS_MRELEASE, unix.SYS_MIGRATE_PAGES, unix.SYS_MOVE_PAGES,
@@ -83,21 +90,16 @@ func programFilter(judge []uint32, landlock int) filter {
 		unix.SYS_IO_URING_SETUP,
 		// keys outlive a program
 		unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL,
-	} {
-		f.on(number, denied)
-	}
+	)
 	// So do System V objects and POSIX message queues. Kernels without them answer in this way.
-	for _, number := range []uint32{unix.SYS_SHMGET, unix.SYS_SEMGET, unix.SYS_MSGGET, unix.SYS_MQ_OPEN} {
-		f.on(number, func(f *filter) { f.fail(unix.ENOSYS) })
-	}
+	f.onAny(func(f *filter) { f.fail(unix.ENOSYS) }, unix.SYS_SHMGET, unix.SYS_SEMGET, unix.SYS_MSGGET, unix.SYS_MQ_OPEN)
 	// A file's owner gets signals, any signal with F_SETSIG.
 	f.on(unix.SYS_FCNTL, deny(1, unix.F_SETOWN, unix.F_SETOWN_EX))
 	f.on(unix.SYS_IOCTL, deny(1, fioSetOwn, sioSetOwn))
 	if landlock == landlockRefer {
 		f.truncations()
 	}
-	f.on(unix.SYS_SETSID, func(f *filter) { f.fail(0) })
-	f.on(unix.SYS_SETPGID, func(f *filter) { f.fail(0) })
+	f.onAny(func(f *filter) { f.fail(0) }, unix.SYS_SETSID, unix.SYS_SETPGID)
 
 	self := func(errno unix.Errno) func(*filter) {
 		return func(f *filter) {
@@ -107,9 +109,7 @@ func programFilter(judge []uint32, landlock int) filter {
 			f.fail(errno)
 		}
 	}
-	for _, number := range []uint32{unix.SYS_SCHED_SETSCHEDULER, unix.SYS_SCHED_SETPARAM, unix.SYS_SCHED_SETATTR} {
-		f.on(number, self(unix.EPERM))
-	}
+	f.onAny(self(unix.EPERM), unix.SYS_SCHED_SETSCHEDULER, unix.SYS_SCHED_SETPARAM, unix.SYS_SCHED_SETATTR)
 	// Threads that are made with an affinity are not made if this fails.
 	f.on(unix.SYS_SCHED_SETAFFINITY, self(0))
 	f.on(unix.SYS_PRLIMIT64, func(f *filter) { // its third argument is the new limit
@@ -139,7 +139,7 @@ func programFilter(judge []uint32, landlock int) filter {
 	const ioprioUser = 3 // IOPRIO_WHO_USER of linux/ioprio.h
 	f.on(unix.SYS_IOPRIO_SET, own(ioprioUser))
 
-	other := func(f *filter) {
+	f.onAny(func(f *filter) {
 		f.loadArg(0)
 		f.oneOf(judge, 1)
 		f.fail(unix.EPERM)
@@ -148,10 +148,7 @@ func programFilter(judge []uint32, landlock int) filter {
 		f.unless(0, 1)
 		f.fail(unix.EPERM)
 		f.allow()
-	}
-	for _, number := range []uint32{unix.SYS_KILL, unix.SYS_TKILL, unix.SYS_TGKILL, unix.SYS_RT_SIGQUEUEINFO, unix.SYS_RT_TGSIGQUEUEINFO, unix.SYS_PIDFD_OPEN} {
-		f.on(number, other)
-	}
+	}, unix.SYS_KILL, unix.SYS_TKILL, unix.SYS_TGKILL, unix.SYS_RT_SIGQUEUEINFO, unix.SYS_RT_TGSIGQUEUEINFO, unix.SYS_PIDFD_OPEN)
 	f.allow()
 	return f
 }
