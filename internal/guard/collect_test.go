@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/job"
 )
 
 // TestCollect removes images that jobs pulled and did not use for a day, but none that was there
@@ -58,9 +60,9 @@ func TestCollect(t *testing.T) {
 // TestPullIsNoted checks which pulls create a record.
 func TestPullIsNoted(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
-	r.ask(t, "POST", "/images/create?fromImage=gpu-mode%2Fabsent&tag=1", "")
-	r.ask(t, "POST", "/images/create?fromImage=gpu-mode%2Fthere&tag=1", "")
+	r := ready(t)
+	r.try(t, func(s *job.Spec) { s.Image = "gpu-mode/absent:1" })
+	r.try(t, func(s *job.Spec) { s.Image, s.Pull = "gpu-mode/there:1", job.PullAlways })
 	list, err := os.ReadDir(filepath.Join(filepath.Dir(filepath.Dir(r.socket)), "pulled"))
 	if err != nil || len(list) != 1 {
 		t.Errorf("noted: %v, %v", list, err)

@@ -38,7 +38,7 @@ func (f *confiner) confine(ctx context.Context, h *container.HostConfig) error {
 }
 
 // check refuses a container that is about to start if it is not confined like one created now.
-func (f *confiner) check(ctx context.Context, in inspected) error {
+func (f *confiner) check(ctx context.Context, in container.InspectResponse) error {
 	var want container.HostConfig
 	if err := f.confine(ctx, &want); err != nil {
 		return err

@@ -3,7 +3,6 @@ package guard
 import (
 	"context"
 	"errors"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -21,19 +20,19 @@ func TestConfine(t *testing.T) {
 		armored bool
 		ignored bool  // the engine lists AppArmor but does not use it
 		err     error // of the kernel
-		change  func(*inspected)
+		change  func(*container.InspectResponse)
 		want    string // in the refusal; "" for none
 	}{
 		"profile loaded":             {armored: true},
 		"not loaded":                 {armored: true, err: errors.New("load AppArmor profile x"), want: "jobs cannot run: load AppArmor profile x"},
-		"made with Docker's profile": {armored: true, change: func(in *inspected) { in.AppArmorProfile = "docker-default" }, want: "create the container again"},
-		"made without AppArmor":      {armored: true, change: func(in *inspected) { in.AppArmorProfile = "" }, want: "create the container again"},
+		"made with Docker's profile": {armored: true, change: func(in *container.InspectResponse) { in.AppArmorProfile = "docker-default" }, want: "create the container again"},
+		"made without AppArmor":      {armored: true, change: func(in *container.InspectResponse) { in.AppArmorProfile = "" }, want: "create the container again"},
 		"listed and not used":        {armored: true, ignored: true, err: errors.New("asked to load")},
-		"not used, nothing covered":  {armored: true, ignored: true, change: func(in *inspected) { in.HostConfig.MaskedPaths = nil }, want: "is not masked"},
+		"not used, nothing covered":  {armored: true, ignored: true, change: func(in *container.InspectResponse) { in.HostConfig.MaskedPaths = nil }, want: "is not masked"},
 		"covered":                    {},
-		"nothing covered":            {change: func(in *inspected) { in.HostConfig.MaskedPaths = nil }, want: "is not masked"},
-		"one not covered":            {change: func(in *inspected) { without(&in.HostConfig.MaskedPaths, "/proc/kpageflags") }, want: "/proc/kpageflags is not masked"},
-		"drivers writable":           {change: func(in *inspected) { without(&in.HostConfig.ReadonlyPaths, "/proc/driver") }, want: "/proc/driver is not read-only"},
+		"nothing covered":            {change: func(in *container.InspectResponse) { in.HostConfig.MaskedPaths = nil }, want: "is not masked"},
+		"one not covered":            {change: func(in *container.InspectResponse) { without(&in.HostConfig.MaskedPaths, "/proc/kpageflags") }, want: "/proc/kpageflags is not masked"},
+		"drivers writable":           {change: func(in *container.InspectResponse) { without(&in.HostConfig.ReadonlyPaths, "/proc/driver") }, want: "/proc/driver is not read-only"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
@@ -44,7 +43,7 @@ func TestConfine(t *testing.T) {
 			h := container.HostConfig{SecurityOpt: []string{"no-new-privileges"}}
 			err := f.confine(t.Context(), &h)
 			if err == nil {
-				var in inspected
+				in := container.InspectResponse{Config: &container.Config{}, HostConfig: &container.HostConfig{}}
 				in.HostConfig.MaskedPaths, in.HostConfig.ReadonlyPaths = h.MaskedPaths, h.ReadonlyPaths
 				if slices.Contains(h.SecurityOpt, "apparmor=kbnode-job-1") {
 					in.AppArmorProfile = "kbnode-job-1"
@@ -64,14 +63,10 @@ func TestConfine(t *testing.T) {
 // TestStartReadsConfinementBack checks the container that the engine actually made.
 func TestStartReadsConfinementBack(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
-	id := r.create(t, "job")
-	r.engine.mu.Lock()
-	r.engine.containers[id].HostConfig.MaskedPaths = []string{}
-	r.engine.mu.Unlock()
-	status, answer := r.ask(t, http.MethodPost, "/containers/"+id+"/start", "")
-	if status != http.StatusForbidden || !strings.Contains(answer, "is not masked") || r.engine.seen("POST /containers/"+id+"/start") {
-		t.Errorf("started: %d %s", status, answer)
+	r := ready(t)
+	r.engine.drops = true
+	if o := r.try(t); !strings.Contains(o.Refused, "is not masked") || r.engine.started() {
+		t.Errorf("started: %+v", o)
 	}
 }
 
@@ -80,13 +75,13 @@ func TestStartReadsConfinementBack(t *testing.T) {
 func TestEngineUsesAppArmor(t *testing.T) {
 	t.Parallel()
 	for _, security := range [][]string{nil, {"name=seccomp,profile=builtin"}, {"name=apparmor", "name=cgroupns"}} {
-		r := newRig(t, func(r *rig) {
+		r := ready(t, func(r *rig) {
 			r.engine.security = security
 			r.confiner = &confiner{sys: t.TempDir(), confines: func() bool { return true }, ensure: func(context.Context) (string, error) { return "", errors.New("no parser") }}
 		})
-		status, answer := r.ask(t, http.MethodPost, "/containers/create", `{"Image":"img"}`)
-		if armored := len(security) > 1; armored != (status == http.StatusServiceUnavailable) || armored && !strings.Contains(answer, "jobs cannot run: no parser") {
-			t.Errorf("%q: %d %s", security, status, answer)
+		o := r.try(t)
+		if armored := len(security) > 1; armored != (why(o) != "") || armored && !strings.Contains(o.NodeFault, "jobs cannot run: no parser") {
+			t.Errorf("%q: %+v", security, o)
 		}
 	}
 }

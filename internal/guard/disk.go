@@ -3,12 +3,10 @@ package guard
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -46,6 +44,7 @@ type slotDisk struct {
 	// mounted returns an error, a sentence, if the disk is not mounted.
 	mounted func() error
 	statfs  func(path string, st *unix.Statfs_t) error
+	used    func(context.Context) (map[string]bool, error) // directories of the slot's containers
 	log     *slog.Logger
 
 	deleting atomic.Int32 // directories that discard still deletes
@@ -167,15 +166,15 @@ func (d *slotDisk) done(scratch string, created bool) {
 }
 
 // tidy makes the disk ready for the next job.
-func (d *slotDisk) tidy(ctx context.Context, o *owners) error {
+func (d *slotDisk) tidy(ctx context.Context) error {
 	if d.dir == "" {
 		return nil
 	}
-	return errors.Join(d.sweep(ctx, o), d.relieve(ctx))
+	return errors.Join(d.sweep(ctx), d.relieve(ctx))
 }
 
 // sweep removes the directories of containers that are gone.
-func (d *slotDisk) sweep(ctx context.Context, o *owners) error {
+func (d *slotDisk) sweep(ctx context.Context) error {
 	if d.dir == "" {
 		return nil
 	}
@@ -183,10 +182,10 @@ func (d *slotDisk) sweep(ctx context.Context, o *owners) error {
 	if err != nil || len(entries) == 0 {
 		return err
 	}
-	if err := o.reload(ctx); err != nil {
+	used, err := d.used(ctx)
+	if err != nil {
 		return err
 	}
-	used := o.disks()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, e := range entries {
@@ -279,29 +278,4 @@ func (d *slotDisk) discard(path string) {
 			d.log.Warn("directory left behind", "path", path, "err", err)
 		}
 	}()
-}
-
-// imageConfig is what an image sets for its containers.
-type imageConfig struct {
-	User, WorkingDir string
-	Volumes          map[string]json.RawMessage
-}
-
-// configOf returns an image's configuration, empty if the engine lacks the image: creating the
-// container reports that.
-func (g *guard) configOf(c *call, image string) (imageConfig, error) {
-	var in struct{ Config imageConfig }
-	_, err := g.image(c, image, &in)
-	return in.Config, err
-}
-
-// image asks the engine what it knows of an image, and reports whether the engine has it.
-func (g *guard) image(c *call, name string, v any) (has bool, err error) {
-	req := *c
-	req.method, req.path, req.query = http.MethodGet, "images/"+name+"/json", nil
-	err = g.up.get(&req, v)
-	if no, ok := errors.AsType[refusal](err); ok && no.status == http.StatusNotFound {
-		return false, nil
-	}
-	return err == nil, err
 }

@@ -16,8 +16,6 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
 	"golang.org/x/sys/unix"
-
-	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
 // testDisk returns a slot's disk in a directory. It records its mounts instead of making them.
@@ -98,10 +96,8 @@ func TestDiskSweep(t *testing.T) {
 		}
 	}
 	d.pending = map[string]bool{coming: true}
-	o := &owners{list: func(context.Context) ([]docker.Container, error) {
-		return []docker.Container{{ID: "1", Labels: map[string]string{diskLabel: used}}}, nil
-	}}
-	if err := d.sweep(t.Context(), o); err != nil {
+	d.used = func(context.Context) (map[string]bool, error) { return map[string]bool{used: true}, nil }
+	if err := d.sweep(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for name, there := range map[string]bool{used: true, gone: false, coming: true} {
@@ -305,7 +301,7 @@ func TestWriteEtc(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var in inspected
+	in := container.InspectResponse{Config: &container.Config{}, HostConfig: &container.HostConfig{}}
 	in.Config.Hostname, in.Config.Domainname, in.HostConfig.NetworkMode = "job", "example.org", "kbnode"
 	if err := writeEtc(dir, in); err != nil {
 		t.Fatal(err)

@@ -37,6 +37,8 @@ type fakeEngine struct {
 	// fault, if not nil, returns the status of a request that fails: 0 if it does not, and -1 if the
 	// connection breaks. It may wait.
 	fault func(r *http.Request) int
+	// drops: it gives no container what it was asked to hide.
+	drops bool
 	// forgets: it tells no events, as after a restart. stops: it has sent its containers a signal.
 	forgets, stops bool
 	// stats are files in containers, as the engine reports them; "" for one that is missing.
@@ -45,7 +47,7 @@ type fakeEngine struct {
 	mu         sync.Mutex
 	requests   []string
 	created    []container.CreateRequest
-	auth       string
+	pulled     bool // what was absent
 	containers map[string]*fakeContainer
 	// attached gets the engine's end of an attached stream, and what was read of it so far.
 	attached chan stream
@@ -94,7 +96,10 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		reply(w, http.StatusOK, map[string]string{"Version": "26.1.5", "ApiVersion": "1.45", "MinAPIVersion": "1.24", "Os": "linux", "Arch": "amd64"})
 	})
 	mux.HandleFunc("GET /images/", func(w http.ResponseWriter, r *http.Request) {
-		if strings.Contains(r.URL.Path, "/absent") {
+		e.mu.Lock()
+		pulled := e.pulled
+		e.mu.Unlock()
+		if strings.Contains(r.URL.Path, "/absent") && !pulled {
 			reply(w, http.StatusNotFound, map[string]string{"message": "No such image"})
 			return
 		}
@@ -102,7 +107,7 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 	})
 	mux.HandleFunc("POST /images/create", func(w http.ResponseWriter, r *http.Request) {
 		e.mu.Lock()
-		e.auth = r.Header.Get("X-Registry-Auth")
+		e.pulled = e.pulled || r.Context().Err() == nil
 		e.mu.Unlock()
 		reply(w, http.StatusOK, map[string]string{"status": "Pulled"})
 	})
@@ -280,6 +285,9 @@ func (e *fakeEngine) create(w http.ResponseWriter, r *http.Request) {
 	e.add(id, name, req.HostConfig.CgroupParent, req.Labels[slotLabel])
 	e.mu.Lock()
 	e.containers[id].HostConfig = *req.HostConfig
+	if e.drops {
+		e.containers[id].HostConfig.MaskedPaths = nil
+	}
 	e.mu.Unlock()
 	reply(w, http.StatusCreated, map[string]any{"Id": id, "Warnings": []string{}})
 }
@@ -313,6 +321,13 @@ func (e *fakeEngine) attach(w http.ResponseWriter, _ *http.Request, _ *fakeConta
 
 // frame returns output of a container without a terminal.
 func frame(s string) string { return "\x01\x00\x00\x00\x00\x00\x00" + string(rune(len(s))) + s }
+
+// started reports whether a container was started.
+func (e *fakeEngine) started() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.ContainsFunc(e.requests, func(s string) bool { return strings.HasPrefix(s, "POST ") && strings.HasSuffix(s, "/start") })
+}
 
 func (e *fakeEngine) seen(request string) bool {
 	e.mu.Lock()

@@ -1,7 +1,5 @@
-// Package guard is the Docker socket that the jobs of one slot see. It lets them run and manage
-// their own containers, each built from the slot's policy and the few options of a job, and
-// refuses everything else. It keeps nothing on disk and changes nothing but its run directory
-// and containers.
+// Package guard is a slot's service. It runs one job at a time, in one container that it makes from the
+// slot's policy and the job's spec, and gives its output, its end and its files to the agent.
 package guard
 
 import (
@@ -22,7 +20,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/checkout"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/confine"
-	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/keeper"
 	"github.com/gpu-mode/kbnode/internal/lazy"
@@ -33,13 +30,12 @@ import (
 
 // Bounds on what clients can hold open.
 const (
-	maxConnections = 128
+	maxConnections = 16
 	maxHeader      = 64 << 10 // bytes
-	// maxWhole bounds concurrent requests with a body or answer in memory, here or in the engine.
-	maxWhole       = 4
-	maxPulls       = 2 // concurrent pulls
 	headerDeadline = 10 * time.Second
 	idleDeadline   = 2 * time.Minute
+	// stopTime is how long a service that is to stop waits for its answers.
+	stopTime = 5 * time.Second
 )
 
 // Config configures a guard.
@@ -51,7 +47,6 @@ type Config struct {
 	// MainPID returns the process of the agent's unit, 0 without one. Nil means unknown.
 	MainPID func(context.Context) (int, error)
 
-	binder   *binder                          // nil uses real mounts
 	network  *slotNetwork                     // nil uses the node's own
 	disk     *slotDisk                        // nil uses the one that the policy gives
 	confiner *confiner                        // nil uses the node's own
@@ -63,8 +58,7 @@ type Config struct {
 	engineTime, stopGrace time.Duration // 0 uses the default
 }
 
-// Serve answers on the slot's socket until ctx is done, and then until no request is in flight,
-// so that a job whose output is being read is not cut off. Requests to run a job end at once: the
+// Serve answers on the slot's socket until ctx is done. Requests to run a job then end at once: the
 // job goes on, and the next service takes it up. Serve notifies systemd when it is ready.
 func Serve(ctx context.Context, c Config) error {
 	if err := checkPolicy(c.Policy); err != nil {
@@ -82,7 +76,6 @@ func Serve(ctx context.Context, c Config) error {
 	c.uid, c.gid = uid, gid
 	g := newGuard(c, engine)
 	g.stopping = ctx
-	defer g.up.transport.CloseIdleConnections()
 	g.facts.user = fmt.Sprintf("%d:%d", uid, gid)
 	listener := c.Listener
 	if listener == nil {
@@ -90,25 +83,25 @@ func Serve(ctx context.Context, c Config) error {
 			return err
 		}
 	}
-	if err := errors.Join(g.binder.clear(), g.keeper.Thaw(), removeOldMirrors(filepath.Dir(c.Policy.Socket))); err != nil {
+	if err := errors.Join(g.keeper.Thaw(), removeOldMirrors(filepath.Dir(c.Policy.Socket))); err != nil {
 		return err
 	}
 	g.runs.over = g.load().Over
 	server := &http.Server{
-		Handler:           &g.inFlight,
+		Handler:           http.HandlerFunc(g.serve),
 		ConnContext:       notePeer,
 		ReadHeaderTimeout: headerDeadline,
 		IdleTimeout:       idleDeadline,
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          slog.NewLogLogger(g.log.Handler(), slog.LevelDebug),
 	}
-	g.inFlight.next = http.HandlerFunc(g.serve)
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)
 		g.notify(daemon.SdNotifyStopping)
-		g.inFlight.wait()
-		if err := server.Close(); err != nil {
+		stopping, cancel := context.WithTimeout(context.Background(), stopTime)
+		defer cancel()
+		if err := server.Shutdown(stopping); err != nil {
 			g.log.Debug("server closed", "err", err)
 		}
 	})
@@ -132,27 +125,6 @@ func Serve(ctx context.Context, c Config) error {
 func (g *guard) trim() {
 	if err := lazy.Trim(); err != nil {
 		g.log.Debug("memory not returned", "err", err)
-	}
-}
-
-// frugal unmaps what only this request needed. It is for the requests that need most.
-func (g *guard) frugal(handle func(*call) error) func(*call) error {
-	return func(c *call) error {
-		defer g.trim()
-		return handle(c)
-	}
-}
-
-// few bounds how many requests of a kind run at once. The others wait.
-func few(places chan struct{}, handle func(*call) error) func(*call) error {
-	return func(c *call) error {
-		select {
-		case places <- struct{}{}:
-		case <-c.r.Context().Done():
-			return c.r.Context().Err()
-		}
-		defer func() { <-places }()
-		return handle(c)
 	}
 }
 
@@ -185,11 +157,7 @@ type guard struct {
 	facts      facts
 	cgroupRoot string
 	log        *slog.Logger
-	table      []route
-	own        owners
-	binder     *binder
 	disk       *slotDisk
-	up         *upstream
 	api        *docker.Engine
 	runs       runs
 	mirrors    func() (checkout.Mirrors, error)
@@ -205,9 +173,6 @@ type guard struct {
 	pulled     pulledImages
 	accounts   accounts
 	keeper     slotKeeper
-	inFlight   inFlight
-	whole      chan struct{} // maxWhole places
-	pulls      chan struct{} // maxPulls places
 	specs      chan struct{} // one place
 }
 
@@ -215,27 +180,20 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 	p := c.Policy
 	g := &guard{
 		policy:     p,
-		facts:      facts{resolve: resolver(p.WorkRoot), gids: nodeGroups, named: numbers("video", "render"), present: nodesPresent},
+		facts:      facts{gids: nodeGroups, named: numbers("video", "render"), present: nodesPresent},
 		cgroupRoot: c.CgroupRoot,
 		log:        c.Log.With("slot", p.Slot),
-		binder:     newBinder(filepath.Dir(p.Socket)),
-		up:         newUpstream(p.DockerSocket),
 		api:        engine,
 		uid:        c.uid,
 		gid:        c.gid,
 		engine:     engineCheck{ask: engine.Info},
 		registries: newRegistries(p.Registries),
 		pulled:     newPulledImages(p, engine),
-		whole:      make(chan struct{}, maxWhole),
-		pulls:      make(chan struct{}, maxPulls),
 		specs:      make(chan struct{}, 1),
 		mirrors:    c.mirrors,
 		stopping:   context.Background(),
 		engineTime: cmp.Or(c.engineTime, engineTime),
 		stopGrace:  cmp.Or(c.stopGrace, stopGrace),
-	}
-	if c.binder != nil {
-		g.binder = c.binder
 	}
 	if g.disk = c.disk; g.disk == nil {
 		g.disk = newDisk(p, g.log)
@@ -254,29 +212,25 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 	if g.cgroupRoot == "" {
 		g.cgroupRoot = slot.CgroupRoot
 	}
-	g.own.prefix = "kbnode-" + p.Name + "-"
-	g.own.list = func(ctx context.Context) ([]docker.Container, error) {
-		ctx, cancel := context.WithTimeout(ctx, g.engineTime) // others wait for the answer, too
+	label := slotLabel + "=" + strconv.Itoa(p.Slot)
+	g.disk.used = func(ctx context.Context) (map[string]bool, error) {
+		ctx, cancel := context.WithTimeout(ctx, g.engineTime)
 		defer cancel()
-		return engine.Containers(ctx, docker.Filter{Slice: p.Slice, Label: slotLabel + "=" + strconv.Itoa(p.Slot), Known: g.own.has})
+		used := map[string]bool{}
+		list, err := engine.Containers(ctx, docker.Filter{Slice: p.Slice, Label: label})
+		for _, c := range list {
+			used[c.Labels[diskLabel]] = true
+		}
+		return used, err
 	}
 	g.keeper = keeper.New(keeper.Config{
 		Policy: p, UID: c.uid, GID: c.gid, CgroupRoot: g.cgroupRoot, Log: g.log, MainPID: c.MainPID,
-		Containers: func(ctx context.Context) (int, error) {
-			n, err := engine.CleanSlot(ctx, p.Slice, slotLabel+"="+strconv.Itoa(p.Slot))
-			if err != nil {
-				return n, err
-			}
-			// Once the containers are gone, the paths held for them are free.
-			g.own.clear()
-			return n, g.binder.clear()
-		},
-		Tidy: func(ctx context.Context) error { return g.disk.tidy(ctx, &g.own) },
+		Containers: func(ctx context.Context) (int, error) { return engine.CleanSlot(ctx, p.Slice, label) },
+		Tidy:       g.disk.tidy,
 	})
 	if c.keeper != nil {
 		g.keeper = c.keeper
 	}
-	g.table = g.routes()
 	return g
 }
 
@@ -285,48 +239,4 @@ func (g *guard) notify(state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
 		g.log.Warn("systemd not notified", "err", err)
 	}
-}
-
-func cpuCount(p plan.JobPolicy) int {
-	set, err := cpuset.Parse(p.CPUs)
-	if err != nil {
-		return 0
-	}
-	return set.Len()
-}
-
-// inFlight counts requests, including attached streams.
-type inFlight struct {
-	next http.Handler
-	mu   sync.Mutex
-	n    int
-	idle chan struct{} // closed when n falls to 0; nil if no one waits
-}
-
-func (f *inFlight) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	f.mu.Lock()
-	f.n++
-	f.mu.Unlock()
-	defer func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if f.n--; f.n == 0 && f.idle != nil {
-			close(f.idle)
-			f.idle = nil
-		}
-	}()
-	f.next.ServeHTTP(w, r)
-}
-
-// wait returns as soon as no request is in flight.
-func (f *inFlight) wait() {
-	f.mu.Lock()
-	if f.n == 0 {
-		f.mu.Unlock()
-		return
-	}
-	f.idle = make(chan struct{})
-	idle := f.idle
-	f.mu.Unlock()
-	<-idle
 }

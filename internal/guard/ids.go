@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -27,13 +26,6 @@ const (
 	usersGID  = 100     // "users", the group of the only user of many images
 )
 
-func (b *builder) takeUser(v any) error {
-	if err := takeString(&b.conf.User, userForm, "1000:1000")(v); err != nil || b.policy.Profile == config.ProfileStrict {
-		return err // strict sets its own
-	}
-	return b.mayBe(b.conf.User)
-}
-
 // mayBe checks "user", "user:group" or "", from a request or an image.
 func (b *builder) mayBe(user string) error {
 	uid, gid, _ := strings.Cut(user, ":")
@@ -45,24 +37,6 @@ func (b *builder) mayBe(user string) error {
 		return noGroup(gid)
 	}
 	return nil
-}
-
-func (b *builder) takeGroups(v any) error {
-	list, err := stringList(v)
-	if b.policy.Profile == config.ProfileStrict {
-		return err // strict has none
-	}
-	_, ownGID, _ := strings.Cut(b.facts.user, ":")
-	for _, name := range list {
-		if !groupForm.MatchString(name) {
-			return fmt.Errorf("%.40q is not a group; use video, render, or a number", name)
-		}
-		if !free(name, ownGID, b.gpuGroups()...) {
-			return noGroup(name)
-		}
-	}
-	b.host.GroupAdd = list
-	return err
 }
 
 func noGroup(name string) error {

@@ -4,43 +4,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/moby/moby/api/types/container"
 )
 
-// inspected is what the engine reports about a container that is about to start.
-type inspected struct {
-	Image  string // its ID
-	Config struct {
-		Labels               map[string]string
-		Hostname, Domainname string
-	}
-	AppArmorProfile string
-	HostConfig      struct {
-		NetworkMode                string
-		ReadonlyRootfs             bool
-		MaskedPaths, ReadonlyPaths []string
-	}
-	GraphDriver struct {
-		Name string
-		Data map[string]string
-	}
-	Mounts []struct{ Type, Destination string }
-}
-
-// inspect asks the engine what a container is like.
-func (g *guard) inspect(c *call) (in inspected, err error) {
-	req := *c
-	req.method, req.path, req.query = http.MethodGet, "containers/"+c.id+"/json", nil
-	err = g.up.get(&req, &in)
-	return in, err
-}
-
 // onDisk makes a container write only to the slot's disk. It is called before the start.
-func (g *guard) onDisk(in inspected) error {
+func (g *guard) onDisk(in container.InspectResponse) error {
 	if g.disk.dir == "" {
 		return nil
 	}
@@ -57,7 +30,7 @@ func (g *guard) onDisk(in inspected) error {
 	if err := writeEtc(top, in); err != nil {
 		return fmt.Errorf("write the container's files: %w", err)
 	}
-	if in.GraphDriver.Name != "overlay2" {
+	if in.GraphDriver == nil || in.GraphDriver.Name != "overlay2" {
 		return nil // kbnode plan warns
 	}
 	layer, isDiff := strings.CutSuffix(in.GraphDriver.Data["UpperDir"], "/diff")
@@ -159,13 +132,13 @@ var etcFiles = []string{"hosts", "hostname", "resolv.conf"}
 
 // writeEtc writes etcFiles as Docker does. The container's own name leads to the loopback
 // interface, as its address is not known yet.
-func writeEtc(dir string, in inspected) error {
+func writeEtc(dir string, in container.InspectResponse) error {
 	host := in.Config.Hostname
 	names := host
 	if in.Config.Domainname != "" {
 		names = host + "." + in.Config.Domainname + " " + host
 	}
-	resolv, err := resolvConf(in.HostConfig.NetworkMode)
+	resolv, err := resolvConf(string(in.HostConfig.NetworkMode))
 	for name, text := range map[string]string{
 		"hosts": "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n" +
 			"ff02::1\tip6-allnodes\nff02::2\tip6-allrouters\n127.0.1.1\t" + names + "\n",

@@ -14,12 +14,9 @@ import (
 
 	"github.com/moby/moby/api/types/mount"
 	"golang.org/x/sys/unix"
-
-	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// anything matches any text; what is allowed depends on the kind of mount.
-var anything = lazily(`.`)
+var pathForm = lazily(`^/`)
 
 // tmpfsForm accepts the options that shape a tmpfs and nothing that another file system would
 // understand.
@@ -32,50 +29,6 @@ func bind(source, target string, readOnly bool) mount.Mount {
 		Type: mount.TypeBind, Source: source, Target: target, ReadOnly: readOnly,
 		BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate},
 	}
-}
-
-// addBind judges one mount of a host path. It leaves out the agent's job API socket, which a job
-// must not have, and kbnode itself, which a job already has.
-func (b *builder) addBind(source, target string, readOnly bool) error {
-	if !filepath.IsAbs(source) {
-		return fmt.Errorf("%.80q: a job cannot have volumes; mount a directory of the checkout by its absolute path", source)
-	}
-	if slices.Contains(strings.Split(source, "/"), "..") {
-		return fmt.Errorf("%.80q: the path must not contain .. elements; write it without them", source)
-	}
-	source = filepath.Clean(source)
-	if source == b.jobAPI || (strings.Contains(source, "/job-api/") && strings.HasSuffix(source, ".sock")) {
-		return nil
-	}
-	target, err := mountTarget(target)
-	if err != nil {
-		return err
-	}
-	if target == plan.ContainerBinary || target == b.policy.Binary {
-		if source == b.policy.Binary || source == b.policy.Program() {
-			return nil
-		}
-		return fmt.Errorf("%s: kbnode is mounted there; choose another target", target)
-	}
-	if source == b.policy.Binary {
-		b.mounts = append(b.mounts, bind(b.policy.Program(), target, true))
-		return nil
-	}
-	if isOldCache(source) {
-		b.mounts = append(b.mounts, cacheMount(source, target, readOnly))
-		return nil
-	}
-	// The docker plugin's option mount-buildkite-agent: the program, without a token.
-	if filepath.Base(source) == "buildkite-agent" && !strings.HasPrefix(source, b.policy.WorkRoot+"/") {
-		b.mounts = append(b.mounts, bind(plan.AgentCopy, target, true))
-		return nil
-	}
-	resolved, err := b.facts.resolve(source)
-	if err != nil {
-		return err
-	}
-	b.mounts = append(b.mounts, bind(resolved, target, readOnly))
-	return nil
 }
 
 // mountTarget returns target cleaned, or an error if a job may not mount there.
@@ -96,110 +49,6 @@ func mountTarget(target string) (string, error) {
 	return target, nil
 }
 
-// takeBinds reads "source:target" with an optional ":mode".
-func (b *builder) takeBinds(v any) error {
-	list, err := stringList(v)
-	if err != nil {
-		return err
-	}
-	for _, spec := range list {
-		parts := strings.Split(spec, ":")
-		if len(parts) < 2 || len(parts) > 3 {
-			return fmt.Errorf("%.80q is not source:target or source:target:mode; write one of them", spec)
-		}
-		readOnly := false
-		for mode := range strings.SplitSeq(strings.Join(parts[2:], ""), ",") {
-			switch mode {
-			case "", "rw", "z", "Z", "cached", "delegated", "consistent", "private", "rprivate":
-			case "ro":
-				readOnly = true
-			default:
-				return fmt.Errorf(`%.80q: the mode must be "ro" or "rw"; write one of them`, spec)
-			}
-		}
-		if err := b.addBind(parts[0], parts[1], readOnly); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// takeMounts reads the long form of mounts.
-func (b *builder) takeMounts(v any) error {
-	list, ok := v.([]any)
-	if !ok && v != nil {
-		return errors.New("not a list; write one")
-	}
-	for _, e := range list {
-		if err := b.takeMount(e); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (b *builder) takeMount(v any) error {
-	var kind, source, target, propagation string
-	var readOnly bool
-	var size, mode int64
-	err := judge(v, map[string]rule{
-		"Type":        takeString(&kind, anything, "bind"),
-		"Source":      takeString(&source, anything, "/path"),
-		"Target":      takeString(&target, anything, "/work"),
-		"ReadOnly":    takeBool(&readOnly),
-		"Consistency": ignore, // for Docker Desktop
-		"BindOptions": func(v any) error {
-			return judge(v, map[string]rule{
-				"Propagation":            takeString(&propagation, anything, "rprivate"),
-				"NonRecursive":           ignore,
-				"ReadOnlyNonRecursive":   ignore,
-				"ReadOnlyForceRecursive": ignore,
-				"CreateMountpoint":       ignore, // the source must exist
-			})
-		},
-		"TmpfsOptions": func(v any) error {
-			return judge(v, map[string]rule{
-				"SizeBytes": func(v any) (err error) { size, err = number(v); return err },
-				"Mode":      func(v any) (err error) { mode, err = number(v); return err },
-			})
-		},
-	})
-	switch {
-	case err != nil:
-		return err
-	case kind == "bind" && slices.Contains([]string{"", "private", "rprivate"}, propagation):
-		return b.addBind(source, target, readOnly)
-	case kind == "bind":
-		return fmt.Errorf("BindOptions.Propagation: %.20q would share mounts with the host; leave it out", propagation)
-	case kind == "tmpfs":
-		var opts []string
-		if size > 0 {
-			opts = append(opts, "size="+strconv.FormatInt(size, 10))
-		}
-		if mode > 0 {
-			opts = append(opts, "mode="+strconv.FormatInt(mode&0o7777, 8))
-		}
-		if readOnly {
-			opts = append(opts, "ro")
-		}
-		return b.addTmpfs(target, strings.Join(opts, ","))
-	}
-	return fmt.Errorf(`a job cannot use mounts of type %.20q; use "bind" or "tmpfs"`, kind)
-}
-
-func (b *builder) takeTmpfs(v any) error {
-	m, err := stringMap(v)
-	if err != nil {
-		return err
-	}
-	for target, opts := range m {
-		if err := b.addTmpfs(target, opts); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // addTmpfs needs no bound of its own: the contents count as the slot's memory.
 func (b *builder) addTmpfs(target, opts string) error {
 	target, err := mountTarget(target)
@@ -218,28 +67,6 @@ func (b *builder) addTmpfs(target, opts string) error {
 	}
 	b.host.Tmpfs[target] = opts
 	return nil
-}
-
-// resolver finds the real path of what a job wants mounted and refuses everything that is not
-// below the work root, whatever links lead there. Every refusal is the same sentence, so that it
-// does not reveal what the node has elsewhere.
-func resolver(workRoot string) func(string) (string, error) {
-	return func(path string) (string, error) {
-		no := fmt.Errorf("%.80q: a job can mount only directories and files that exist below %s; copy it into the checkout or the image, or leave it out", path, workRoot)
-		root, err := filepath.EvalSymlinks(workRoot)
-		if err != nil {
-			return "", no
-		}
-		resolved, err := filepath.EvalSymlinks(path)
-		if err != nil || !strings.HasPrefix(resolved, root+"/") {
-			return "", no
-		}
-		info, err := os.Lstat(resolved)
-		if err != nil || (!info.IsDir() && !info.Mode().IsRegular()) {
-			return "", no
-		}
-		return resolved, nil
-	}
 }
 
 // nodeGroups returns the groups that own these device nodes, so that a container that does not

@@ -2,10 +2,8 @@ package guard
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/netip"
 	"os"
@@ -28,41 +26,6 @@ const (
 	networkNone   = "none"
 )
 
-func (b *builder) takeNetwork(v any) error {
-	switch v {
-	case nil, "", "default", networkBridge:
-	case networkNone:
-		b.host.NetworkMode = networkNone
-	default:
-		return errors.New(`a job's network must be "bridge" or "none"; write one of them`)
-	}
-	return nil
-}
-
-// endpoints lets a client name the default network, as Docker's command line does, but set
-// nothing about it.
-func endpoints(v any) error {
-	rules := map[string]rule{}
-	for _, name := range []string{"default", networkBridge, networkNone} {
-		rules[name] = func(v any) error {
-			if zero(v) {
-				return nil
-			}
-			return errors.New("a job cannot set addresses or aliases; leave it out")
-		}
-	}
-	obj, ok := v.(map[string]any)
-	if v != nil && !ok {
-		return errors.New("not an object; write one")
-	}
-	for name := range maps.Keys(obj) {
-		if _, ok := rules[name]; !ok {
-			return fmt.Errorf(`%.40q: a job's network must be "bridge" or "none"; write one of them`, name)
-		}
-	}
-	return judge(v, rules)
-}
-
 // chooseNetwork puts the container on the slot's own network, unless it has none.
 func (b *builder) chooseNetwork() {
 	if b.policy.Network == config.NetworkNone {
@@ -71,23 +34,6 @@ func (b *builder) chooseNetwork() {
 	if b.host.NetworkMode != networkNone {
 		b.host.NetworkMode = container.NetworkMode(plan.NetworkName(b.policy.Slot))
 	}
-}
-
-// networks lists the two networks that a job may choose. The docker plugin looks
-// a network up by name before it runs a container on it.
-func networks(c *call) error {
-	filters, err := parseFilters(c.query.Get("filters"), []string{"name", "driver", "scope", "type", "dangling", "id", "label"})
-	if err != nil {
-		return err
-	}
-	list := []map[string]any{}
-	for _, n := range []struct{ name, driver string }{{networkBridge, "bridge"}, {networkNone, "null"}} {
-		names := filters["name"]
-		if len(names) == 0 || slices.ContainsFunc(names, func(s string) bool { return strings.Trim(s, "^$") == n.name }) {
-			list = append(list, map[string]any{"Name": n.name, "Id": n.name, "Driver": n.driver, "Scope": "local"})
-		}
-	}
-	return answer(c.w, list)
 }
 
 // slotNetwork is the network of the slot's containers and the rules that keep it apart. Either

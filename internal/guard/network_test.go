@@ -3,8 +3,8 @@ package guard
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
-	"net/http"
 	"net/netip"
 	"strings"
 	"sync"
@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/job"
 )
 
 // fakeNetwork replaces the engine's networks and the kernel's rules.
@@ -23,6 +24,7 @@ type fakeNetwork struct {
 	looked   int   // how often the rules were checked
 	rules    error // what checking them returns
 	networks error
+	late     error // what the second check of the rules returns, from now on
 }
 
 func (f *fakeNetwork) slot() *slotNetwork {
@@ -37,6 +39,11 @@ func (f *fakeNetwork) slot() *slotNetwork {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.looked++
+			if f.late != nil {
+				late := f.late
+				f.late, f.rules = nil, late
+				return nil
+			}
 			return f.rules
 		},
 		routes: func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(routeTable)), nil },
@@ -59,13 +66,15 @@ kbnode-gpu4	000413C6	00000000	0001	0	0	0	00FFFFFF	0	0	0
 
 func TestNetworkIsThere(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := ready(t)
 	if n := len(r.network.made); n != 1 || r.network.looked != 1 {
 		t.Fatalf("before the first job: %d looks at the network and %d at the rules", n, r.network.looked)
 	}
-	id := r.create(t, "")
-	if n := len(r.network.made); n != 2 || r.network.looked != 2 {
-		t.Fatalf("a container was created after %d looks at its network and %d at the rules", n, r.network.looked)
+	if o := r.try(t); why(o) != "" {
+		t.Fatalf("%+v", o)
+	}
+	if n := len(r.network.made); n != 2 || r.network.looked != 3 {
+		t.Fatalf("a container was started after %d looks at its network and %d at the rules", n, r.network.looked)
 	}
 	// The lab has 198.18.0.0/16.
 	want := docker.Network{Name: "kbnode-gpu0", Labels: map[string]string{slotLabel: "0"}, Subnets: []netip.Prefix{netip.MustParsePrefix("198.19.0.0/24")}}
@@ -75,43 +84,38 @@ func TestNetworkIsThere(t *testing.T) {
 	if got := r.engine.created[0].HostConfig.NetworkMode; got != "kbnode-gpu0" {
 		t.Errorf("the container is on the network %q", got)
 	}
-	if status, answer := r.ask(t, "POST", "/v1.45/containers/"+id+"/start", ""); status != http.StatusNoContent || r.network.looked != 3 {
-		t.Errorf("start: %d %s, after %d looks at the rules", status, answer, r.network.looked)
-	}
 	// A container that wants no network needs neither.
 	r.network.networks, r.network.rules = errors.New("no networks"), errors.New("no rules")
-	if status, answer := r.ask(t, "POST", "/v1.45/containers/create", `{"Image":"img","HostConfig":{"NetworkMode":"none"}}`); status != http.StatusCreated {
-		t.Errorf("without a network: %d %s", status, answer)
+	if o := r.try(t, func(s *job.Spec) { s.Network = job.NetworkNone }); why(o) != "" {
+		t.Errorf("without a network: %+v", o)
 	}
 }
 
 func TestNoContainerWithoutNetwork(t *testing.T) {
 	t.Parallel()
-	const body = `{"Image":"img"}`
-	r := newRig(t)
-	id := r.create(t, "")
+	r := ready(t)
 	r.network.networks = errors.New("no address is left")
-	if status, answer := r.ask(t, "POST", "/v1.45/containers/create", body); status != http.StatusServiceUnavailable || !strings.Contains(answer, "no address is left") {
-		t.Errorf("without a network: %d %s", status, answer)
+	if o := r.try(t); !strings.Contains(o.NodeFault, "no address is left") {
+		t.Errorf("without a network: %+v", o)
 	}
 	r.network.networks, r.network.rules = nil, errors.New("the kernel says no")
-	for path, body := range map[string]string{"create": body, id + "/start": ""} {
-		if status, answer := r.ask(t, "POST", "/v1.45/containers/"+path, body); status != http.StatusServiceUnavailable || !strings.Contains(answer, "the kernel says no") {
-			t.Errorf("%s without rules: %d %s", path, status, answer)
-		}
+	if o := r.try(t); !strings.Contains(o.NodeFault, "the kernel says no") || len(r.engine.created) != 0 {
+		t.Errorf("without rules: %+v, %d containers", o, len(r.engine.created))
 	}
-	if len(r.engine.created) != 1 || r.engine.seen("POST /v1.45/containers/"+id+"/start") {
-		t.Errorf("the engine was asked %q", r.engine.requests)
+	// The rules are lost between the two.
+	r.network.rules = nil
+	r.network.late = errors.New("the kernel says no more")
+	if o := r.try(t); !strings.Contains(o.NodeFault, "the kernel says no more") || len(r.engine.created) != 1 || r.engine.seen("POST /v1.45/containers/"+fmt.Sprintf("%064x", 0xa1)+"/start") {
+		t.Errorf("rules that are lost: %+v, %d containers", o, len(r.engine.created))
 	}
 }
 
 // TestNetworkNone: a node without networks needs nothing from the kernel.
 func TestNetworkNone(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, func(r *rig) { r.policy.Network, r.network.rules = "none", errors.New("the kernel says no") })
-	id := r.create(t, "")
-	if status, answer := r.ask(t, "POST", "/v1.45/containers/"+id+"/start", ""); status != http.StatusNoContent || len(r.network.made) != 0 {
-		t.Errorf("%d %s, network %v", status, answer, r.network.made)
+	r := ready(t, func(r *rig) { r.policy.Network, r.network.rules = "none", errors.New("the kernel says no") })
+	if o := r.try(t); why(o) != "" || len(r.network.made) != 0 {
+		t.Errorf("%+v, network %v", o, r.network.made)
 	}
 }
 

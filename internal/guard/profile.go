@@ -82,14 +82,3 @@ func names(image string) []string {
 	}
 	return list
 }
-
-// reference joins an image's name and its tag or digest, which a pull sends separately.
-func reference(image, tag string) string {
-	switch {
-	case tag == "":
-		return image
-	case strings.HasPrefix(tag, "sha256:"):
-		return image + "@" + tag
-	}
-	return image + ":" + tag
-}

@@ -2,13 +2,8 @@ package guard
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,51 +12,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
-
-// pull fetches one image. The registry's credentials are the only client header that the engine
-// sees.
-func (g *guard) pull(c *call) error {
-	image, tag := c.query.Get("fromImage"), c.query.Get("tag")
-	switch {
-	case image == "":
-		return forbid("POST /images/create: a job can pull images but not import them; set fromImage")
-	case tag == "" && !strings.Contains(image, "@") && !strings.Contains(filepath.Base(image), ":"):
-		return forbid("POST /images/create: set the tag of %s; a job cannot pull all tags", image)
-	}
-	if err := allowImage(g.policy, reference(image, tag)); err != nil {
-		return forbid("%s", err)
-	}
-	if kept, err := g.kept(c, reference(image, tag)); err != nil || kept {
-		return err
-	}
-	if err := g.registries.mayPull(c.r.Context(), reference(image, tag)); err != nil {
-		return forbid("%s", err)
-	}
-	if c.auth = c.r.Header.Get("X-Registry-Auth"); len(c.auth) > maxAuth {
-		return forbid("X-Registry-Auth is larger than %d bytes; use shorter credentials", maxAuth)
-	}
-	has, err := g.image(c, reference(image, tag), &struct{}{})
-	if err != nil {
-		return err
-	}
-	// Before the pull, so that an image that is given up halfway is recorded, too.
-	if err := g.pulled.used(reference(image, tag), !has); err != nil {
-		return err
-	}
-	return g.fetch(c)
-}
-
-// kept answers a pull of the image that kbnode itself updates: jobs get what a canary ran. It
-// reports false if the image is absent, which is then pulled.
-func (g *guard) kept(c *call, name string) (bool, error) {
-	if !g.keeps(name) {
-		return false, nil
-	}
-	if has, err := g.image(c, name, &struct{}{}); err != nil || !has {
-		return false, err
-	}
-	return true, answer(c.w, map[string]string{"status": "kbnode keeps " + name + " up to date on this node; it is not pulled (image.auto_update)"})
-}
 
 // keeps reports whether a name is that of the image that kbnode itself updates.
 func (g *guard) keeps(name string) bool {
@@ -80,52 +30,7 @@ const (
 	pullPoll = time.Second
 )
 
-var errDiskFull = errors.New("kbnode: Docker's disk is nearly full, so jobs cannot pull images; tell the node's operator (docker image prune frees space)")
-
-// fetch relays a pull as long as there is room for it.
-func (g *guard) fetch(c *call) error {
-	low, err := g.engine.low(c.r.Context())
-	if err != nil {
-		return err
-	}
-	if low() {
-		return refusal{http.StatusInsufficientStorage, errDiskFull.Error()}
-	}
-	ctx, cancel := context.WithCancelCause(c.r.Context())
-	defer cancel(nil)
-	go func() {
-		for tick := time.NewTicker(pullPoll); ; {
-			select {
-			case <-ctx.Done():
-				tick.Stop()
-				return
-			case <-tick.C:
-				if low() {
-					cancel(errDiskFull)
-				}
-			}
-		}
-	}()
-	req := *c
-	req.r = c.r.WithContext(ctx)
-	resp, err := g.up.ask(&req, nil)
-	if err != nil {
-		return err
-	}
-	defer hangUp(resp.Body)
-	out, err := relayHead(c.w, resp)
-	if err == nil {
-		_, err = io.Copy(out, resp.Body)
-	}
-	if err != nil && errors.Is(context.Cause(ctx), errDiskFull) {
-		// This is how the engine reports an error in the middle of a pull.
-		err = json.NewEncoder(out).Encode(map[string]any{"error": errDiskFull.Error(), "errorDetail": map[string]string{"message": errDiskFull.Error()}})
-	}
-	if err != nil {
-		panic(http.ErrAbortHandler) // half an answer must not look like a whole one
-	}
-	return nil
-}
+var errDiskFull = errors.New("Docker's disk is nearly full, so jobs cannot pull images; tell the node's operator (docker image prune frees space)")
 
 // lowOn reports whether too little is free on the disk of a directory.
 func lowOn(dir string) bool {
@@ -147,8 +52,11 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	var has bool
 	var low func() bool
 	err := g.within(ctx, func(ctx context.Context) (err error) {
-		has, err = g.image(&call{r: internal(ctx)}, image, &struct{}{})
-		return err
+		_, err = g.api.ImageConfig(ctx, image)
+		if has = err == nil; errors.Is(err, docker.ErrNotFound) {
+			err = nil
+		}
+		return engineSays(err)
 	})
 	if err != nil || has && (spec.Pull != job.PullAlways || g.keeps(image)) {
 		return err

@@ -3,11 +3,12 @@ package guard
 import (
 	"context"
 	"net"
-	"net/http"
 	"net/netip"
 	"net/url"
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/job"
 )
 
 func TestMayPull(t *testing.T) {
@@ -55,13 +56,13 @@ func TestMayPull(t *testing.T) {
 
 func TestPullFromPrivateRegistry(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, func(r *rig) { r.policy.Registries = []string{"127.0.0.2:5000"} })
-	for image, want := range map[string]int{"127.0.0.1:5000/a": http.StatusForbidden, "169.254.169.254/a": http.StatusForbidden, "127.0.0.2:5000/a": http.StatusOK} {
-		status, answer := r.ask(t, "POST", "/images/create?tag=1&fromImage="+url.QueryEscape(image), "")
-		if status != want || status == http.StatusForbidden && !strings.Contains(answer, "job.private_registries") {
-			t.Errorf("%s: %d %s", image, status, answer)
+	for image, want := range map[string]bool{"127.0.0.1:5000/absent": false, "169.254.169.254/absent": false, "127.0.0.2:5000/absent": true} {
+		r := ready(t, func(r *rig) { r.policy.Registries = []string{"127.0.0.2:5000"} })
+		o := r.try(t, func(s *job.Spec) { s.Image = image })
+		if refused := strings.Contains(o.Refused, "job.private_registries"); refused == want {
+			t.Errorf("%s: %+v", image, o)
 		}
-		if asked := r.engine.seen("POST /images/create?fromImage=" + url.QueryEscape(image)); asked != (want == http.StatusOK) {
+		if asked := r.engine.seen("POST /v1.45/images/create?fromImage=" + url.QueryEscape(strings.TrimSuffix(image, ":1"))); asked != want {
 			t.Errorf("%s: the engine was asked: %t", image, asked)
 		}
 	}

@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -111,7 +109,12 @@ func (g *guard) run(c *call) error {
 	if err != nil {
 		return err
 	}
-	has := position{number64(c.query, slot.StdoutParam), number64(c.query, slot.StderrParam)}
+	stdout, err1 := c.count(slot.StdoutParam)
+	stderr, err2 := c.count(slot.StderrParam)
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	has := position{stdout, stderr}
 	rc := http.NewResponseController(c.w)
 	c.w.Header().Set("Content-Type", "application/octet-stream")
 	c.w.Header().Set("Connection", "close")
@@ -155,25 +158,28 @@ func (g *guard) run(c *call) error {
 
 // readSpec reads one spec at a time: while it is parsed, it takes many times its size.
 func (g *guard) readSpec(c *call) (*job.Spec, error) {
-	var spec *job.Spec
-	read := func(c *call) error {
-		rc := http.NewResponseController(c.w)
-		if err := rc.SetReadDeadline(time.Now().Add(bodyDeadline)); err != nil {
-			return fmt.Errorf("read the spec: %w", err)
-		}
-		body, err := io.ReadAll(io.LimitReader(c.r.Body, job.MaxSpec+1))
-		if err != nil {
-			return refusal{http.StatusBadRequest, "kbnode: the spec did not arrive: " + err.Error()}
-		}
-		if err := rc.SetReadDeadline(time.Time{}); err != nil {
-			return fmt.Errorf("read the spec: %w", err)
-		}
-		if spec, err = job.Parse(body); err != nil {
-			return forbid("%s", err)
-		}
-		return nil
+	select {
+	case g.specs <- struct{}{}:
+	case <-c.r.Context().Done():
+		return nil, c.r.Context().Err()
 	}
-	return spec, few(g.specs, read)(c)
+	defer func() { <-g.specs }()
+	rc := http.NewResponseController(c.w)
+	if err := rc.SetReadDeadline(time.Now().Add(bodyDeadline)); err != nil {
+		return nil, fmt.Errorf("read the spec: %w", err)
+	}
+	body, err := io.ReadAll(io.LimitReader(c.r.Body, job.MaxSpec+1))
+	if err != nil {
+		return nil, refusal{http.StatusBadRequest, "kbnode: the spec did not arrive: " + err.Error()}
+	}
+	if err := rc.SetReadDeadline(time.Time{}); err != nil {
+		return nil, fmt.Errorf("read the spec: %w", err)
+	}
+	spec, err := job.Parse(body)
+	if err != nil {
+		return nil, forbid("%s", err)
+	}
+	return spec, nil
 }
 
 // notStarted tells a job that asks for what it may not have from a node that cannot run it.
@@ -185,11 +191,6 @@ func notStarted(err error) slot.Outcome {
 		return slot.Outcome{Refused: no.Error()}
 	}
 	return slot.Outcome{NodeFault: strings.TrimPrefix(err.Error(), "kbnode: "), Canceled: errors.Is(err, errCanceled)}
-}
-
-func number64(query url.Values, name string) int64 {
-	n, _ := strconv.ParseInt(query.Get(name), 10, 64) // the route knows its form
-	return n
 }
 
 // begin starts a job, unless it has been started, and counts a reader. A job that the agent has given up

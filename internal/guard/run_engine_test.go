@@ -122,7 +122,7 @@ func TestCancelHungEngine(t *testing.T) {
 			if hangs == "all" {
 				until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
 			} else {
-				until(t, "the start", func() bool { return r.engine.seen("POST /containers/" + jobContainer + hangs) })
+				until(t, "the start", func() bool { return r.engine.seen("POST /v1.45/containers/" + jobContainer + hangs) })
 			}
 			close(stopped)
 			if status, says := r.ask(t, "POST", slot.CancelPath+"?job=0190", ""); status != 204 {

@@ -31,7 +31,11 @@ type runKeeper struct {
 	record error
 }
 
-func (k *runKeeper) Started(string) {}
+func (k *runKeeper) Started(id string) {
+	if k.started != nil {
+		k.started <- id
+	}
+}
 
 func (k *runKeeper) Why() string { return k.why }
 

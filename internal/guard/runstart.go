@@ -4,14 +4,11 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"net/http"
-	"net/url"
 	"path/filepath"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/slot"
-	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // launchJob makes a job's checkout and container, and starts it. It ends with its caller or the job,
@@ -41,13 +38,8 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 	defer end()
 	defer context.AfterFunc(g.stopping, func() { time.AfterFunc(startTime, end) })()
 	var id string
-	err = g.within(ctx, func(ctx context.Context) error {
-		create := &call{r: internal(ctx), method: http.MethodPost, path: "containers/create", query: url.Values{}}
-		resp, body, made, err := g.build(create, wanted)
-		if err == nil && made == "" {
-			err = engineSays(resp.StatusCode, body)
-		}
-		id = made
+	err = g.within(ctx, func(ctx context.Context) (err error) {
+		id, err = g.create(ctx, wanted)
 		return err
 	})
 	if err != nil {
@@ -60,7 +52,7 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 		})
 	}
 	if err == nil {
-		err = g.within(ctx, func(ctx context.Context) error { return g.startContainer(ctx, id) })
+		err = g.within(ctx, func(ctx context.Context) error { return g.start(ctx, id) })
 	}
 	if err == nil {
 		r.container = id
@@ -112,35 +104,9 @@ func (g *guard) prepare(ctx context.Context, pid int) error {
 	}
 }
 
-func (g *guard) startContainer(ctx context.Context, id string) error {
-	start := &call{r: internal(ctx), method: http.MethodPost, path: "containers/" + id + "/start", id: id, query: url.Values{}}
-	resp, err := g.launch(start)
-	if err != nil {
-		return err
-	}
-	defer hangUp(resp.Body)
-	if resp.StatusCode == http.StatusNoContent {
-		return nil
-	}
-	body, err := readAll(resp)
-	return errors.Join(engineSays(resp.StatusCode, body), err)
-}
-
 func parkedError(reason string) error {
 	if reason == "" {
 		return nil
 	}
 	return errors.New("the slot is parked: " + reason)
-}
-
-// internal is a request of the service's own to the engine.
-func internal(ctx context.Context) *http.Request { return (&http.Request{}).WithContext(ctx) }
-
-// engineSays tells a job's mistake, such as a program that its image lacks, from the engine's.
-func engineSays(status int, body []byte) error {
-	says := "the Docker engine says: " + text.Line(string(body), 500)
-	if status == http.StatusBadRequest {
-		return forbid("%s", says)
-	}
-	return errors.New(says)
 }

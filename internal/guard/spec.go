@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/moby/moby/api/types/container"
@@ -92,7 +91,7 @@ func (b *builder) specUser(s *job.Spec) error {
 func (b *builder) specMounts(s *job.Spec, dir string) error {
 	for i, m := range s.Mounts {
 		if m.Source == "" {
-			b.mounts = append(b.mounts, cacheMount(plan.OldCacheDir+"/"+strconv.Itoa(i), m.Target, m.ReadOnly))
+			b.mounts = append(b.mounts, emptyMount(i, m.Target, m.ReadOnly))
 			continue
 		}
 		source, err := inCheckout(dir, m.Source)
@@ -124,4 +123,28 @@ func inCheckout(dir, path string) (string, error) {
 		return "", no
 	}
 	return real, nil
+}
+
+// agentSecrets are variables that let a job act as the agent.
+var agentSecrets = []string{"BUILDKITE_AGENT_JOB_API_*", "BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_TOKEN"}
+
+// dropped returns the names, and prefixes that end in a star, of variables that no job sets.
+func (b *builder) dropped() []string {
+	drop := slices.Concat(agentSecrets, b.policy.DropEnv)
+	for _, e := range b.policy.Env {
+		name, _, _ := strings.Cut(e, "=")
+		drop = append(drop, name)
+	}
+	return drop
+}
+
+// matches reports whether name is in list, which has names and prefixes that end in a star.
+func matches(list []string, name string) bool {
+	for _, pattern := range list {
+		prefix, isPrefix := strings.CutSuffix(pattern, "*")
+		if name == pattern || (isPrefix && strings.HasPrefix(name, prefix)) {
+			return true
+		}
+	}
+	return false
 }

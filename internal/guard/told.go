@@ -1,7 +1,6 @@
 package guard
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -22,49 +21,26 @@ func caller(c *call) (*peerConn, error) {
 
 // report answers a report of the slot's agent. Only root may report that the agent is about to
 // start: no process of the slot's user becomes root in the agent's unit.
-func (g *guard) report(path string) func(*call) error {
-	return func(c *call) error {
-		peer, err := caller(c)
-		if err != nil {
-			return err
-		}
-		if path == slot.ReadyPath && !peer.root {
-			return forbid("only the agent's unit may do this, before the agent starts; leave it to kbnode")
-		}
-		defer g.trim()
-		parked, err := g.keeper.Report(c.r.Context(), path, peer.pid, func(message string) {
-			var err error
-			if message != "" {
-				err = answer(c.w, map[string]string{"message": message})
-			} else {
-				c.w.WriteHeader(http.StatusNoContent)
-			}
-			if err = errors.Join(err, http.NewResponseController(c.w).Flush()); err != nil {
-				g.log.Debug("answer not sent", "err", err)
-			}
-		})
-		if parked != "" {
-			return refusal{http.StatusConflict, parked}
-		}
-		return refused(err)
-	}
-}
-
-// record answers a request for the job's noise record.
-func (g *guard) record(c *call) error {
+func (g *guard) report(c *call) error {
 	peer, err := caller(c)
 	if err != nil {
 		return err
 	}
-	rec, err := g.keeper.Record(context.WithoutCancel(c.r.Context()), peer.pid)
-	if err != nil {
-		return refused(err)
+	path := c.r.URL.Path
+	if path == slot.ReadyPath && !peer.root {
+		return forbid("only the agent's unit may do this, before the agent starts; leave it to kbnode")
 	}
-	text, err := recordText(rec)
-	if err != nil {
-		return err
+	defer g.trim()
+	parked, err := g.keeper.Report(c.r.Context(), path, peer.pid, func(string) {
+		c.w.WriteHeader(http.StatusNoContent)
+		if err := http.NewResponseController(c.w).Flush(); err != nil {
+			g.log.Debug("answer not sent", "err", err)
+		}
+	})
+	if parked != "" {
+		return refusal{http.StatusConflict, parked}
 	}
-	return answer(c.w, map[string]string{"message": text})
+	return refused(err)
 }
 
 // recordText is the text of node.json.

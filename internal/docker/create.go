@@ -1,0 +1,108 @@
+package docker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+)
+
+// maxImageConfig bounds what the engine tells of an image, in bytes.
+const maxImageConfig = 8 << 20
+
+// ErrInvalid means that the engine does not take what it was asked for.
+var ErrInvalid = errors.New("the Docker engine does not take it")
+
+// ErrTooLarge means that an image's configuration is larger than the 8 MiB that are read.
+var ErrTooLarge = fmt.Errorf("its configuration has more than %d MiB", maxImageConfig>>20)
+
+// ImageConfig is what an image sets for its containers.
+type ImageConfig struct {
+	User, WorkingDir string
+	Volumes          map[string]struct{}
+}
+
+// ImageConfig returns what an image sets for its containers. The error is ErrNotFound if the engine
+// does not have the image. The client would read an image's configuration of any size.
+func (e *Engine) ImageConfig(ctx context.Context, ref string) (ImageConfig, error) {
+	doing := "look up image " + ref
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://docker/images/"+ref+"/json", nil)
+	if err != nil {
+		return ImageConfig{}, fmt.Errorf("%s: %w", doing, err)
+	}
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return e.api.Dialer()(ctx) }}
+	defer transport.CloseIdleConnections()
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return ImageConfig{}, fmt.Errorf("%s: %w on %s: %w", doing, ErrAbsent, e.socket, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxImageConfig+1))
+	var in struct {
+		Message string
+		Config  ImageConfig
+	}
+	switch {
+	case err != nil:
+	case len(text) > maxImageConfig:
+		err = ErrTooLarge
+	default:
+		err = json.Unmarshal(text, &in)
+	}
+	switch {
+	case err == nil && resp.StatusCode == http.StatusNotFound:
+		err = fmt.Errorf("%w: %s", ErrNotFound, in.Message)
+	case err == nil && resp.StatusCode != http.StatusOK:
+		err = fmt.Errorf("%s: %s", resp.Status, in.Message)
+	}
+	if err != nil {
+		return ImageConfig{}, fmt.Errorf("%s: %w", doing, err)
+	}
+	return in.Config, nil
+}
+
+// CreateContainer makes a container but does not start it. name may be "". The error is ErrInvalid if
+// the engine does not take the request, and ErrNotFound if it does not have the image.
+func (e *Engine) CreateContainer(ctx context.Context, name string, wanted *container.CreateRequest) (id string, err error) {
+	made, err := e.api.ContainerCreate(ctx, client.ContainerCreateOptions{Config: wanted.Config, HostConfig: wanted.HostConfig, Name: name})
+	if err != nil {
+		return "", e.invalid("create container", err)
+	}
+	return made.ID, nil
+}
+
+// StartContainer starts a container. The error is ErrInvalid if the engine cannot start it as it was
+// asked for, as without the program that it names.
+func (e *Engine) StartContainer(ctx context.Context, id string) error {
+	if _, err := e.api.ContainerStart(ctx, id, client.ContainerStartOptions{}); err != nil {
+		return e.invalid("start container", err)
+	}
+	return nil
+}
+
+func (e *Engine) invalid(doing string, err error) error {
+	if errdefs.IsInvalidArgument(err) {
+		return fmt.Errorf("%s: %w: %w", doing, ErrInvalid, err)
+	}
+	return e.wrap(doing, err)
+}
+
+// StatPath returns what a container has at a path. The error is fs.ErrNotExist if it has nothing there.
+func (e *Engine) StatPath(ctx context.Context, id, path string) (container.PathStat, error) {
+	res, err := e.api.ContainerStatPath(ctx, id, client.ContainerStatPathOptions{Path: path})
+	if errdefs.IsNotFound(err) {
+		return container.PathStat{}, fmt.Errorf("%s: %w", path, fs.ErrNotExist)
+	}
+	if err != nil {
+		return container.PathStat{}, e.wrap("look at "+path, err)
+	}
+	return res.Stat, nil
+}

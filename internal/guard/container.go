@@ -1,0 +1,167 @@
+package guard
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// slotLabel marks the containers of a slot. Only the guard can set it on a container below the
+// slot's slice, and it trusts no other container.
+const slotLabel = "kbnode.slot"
+
+// profileLabel names the job profile that a container was created with.
+const profileLabel = "kbnode.profile"
+
+// maxMounts bounds the mounts of a container, including tmpfs. maxString bounds a single value, in
+// bytes: the longest is a path.
+const (
+	maxMounts = 64
+	maxString = 4096
+)
+
+// facts are what the builder needs to know of the node.
+type facts struct {
+	gids    func(nodes []string) []string // the groups that own these device nodes, numeric
+	named   []string                      // the node's groups video and render, numeric
+	present func(nodes []string) []string // those of these device nodes that exist
+	user    string                        // the slot's user, "UID:GID"
+}
+
+// builder makes the request for a job's container. It sets each field itself.
+type builder struct {
+	policy plan.JobPolicy
+	facts  facts
+
+	conf              container.Config
+	host              container.HostConfig
+	memory, pids, shm int64
+	init              bool
+	mounts            []mount.Mount
+	env               []string
+}
+
+// logMiB is the size of a file of a container's log, in MiB, and logFiles is how many there are. This is
+// on Docker's own disk: 256 MiB for all containers of a slot.
+const logMiB, logFiles = 8, 2
+
+// request returns the request, in which the slot decides what the job may not.
+func (b *builder) request() (*container.CreateRequest, error) {
+	p, h := b.policy, &b.host
+	b.conf.Env = append(b.env, p.Env...)
+	b.conf.Labels[slotLabel], b.conf.Labels[profileLabel] = strconv.Itoa(p.Slot), p.Profile
+
+	h.CgroupParent = p.Slice
+	h.CpusetCpus, h.CpusetMems = p.CPUs, p.MemoryNodes
+	h.Memory, h.MemorySwap = b.memory, b.memory // equal: no swap
+	h.ShmSize = b.shm
+	if b.pids > 0 {
+		h.PidsLimit = &b.pids
+	}
+	if b.init {
+		h.Init = &b.init
+	}
+	h.CgroupnsMode, h.IpcMode = "private", "private"
+	h.RestartPolicy.Name = "no"
+	// The default seccomp and AppArmor profiles stay because nothing else is set.
+	h.SecurityOpt = []string{"no-new-privileges"}
+	// Otherwise device nodes made in the checkout would reach the neighbor, forged packets what
+	// is beyond the node, and audit records the node's kernel log.
+	h.CapDrop = slices.Compact(slices.Sorted(slices.Values(append(h.CapDrop, "AUDIT_WRITE", "MKNOD", "NET_RAW"))))
+	h.LogConfig = container.LogConfig{Type: "local", Config: map[string]string{"max-size": strconv.Itoa(logMiB) + "m", "max-file": strconv.Itoa(logFiles)}}
+	b.conf.Healthcheck = &container.HealthConfig{Test: []string{"NONE"}} // not the image's either
+	// Name the runtime: if the engine's default is NVIDIA's, an image's environment would choose
+	// the GPUs.
+	h.Runtime = "runc"
+	b.chooseNetwork()
+	for _, u := range defaultUlimits {
+		if !slices.ContainsFunc(h.Ulimits, func(o *container.Ulimit) bool { return o.Name == u.Name }) {
+			h.Ulimits = append(h.Ulimits, &u)
+		}
+	}
+	if b.policy.Profile == config.ProfileStrict {
+		if err := b.strict(); err != nil {
+			return nil, err
+		}
+	}
+	if err := b.gpu(); err != nil {
+		return nil, err
+	}
+	for _, target := range slices.Compact([]string{p.Binary, plan.ContainerBinary}) {
+		if p.Binary != "" {
+			b.mounts = append(b.mounts, bind(p.Program(), target, true))
+		}
+	}
+	if len(b.mounts)+len(h.Tmpfs) > maxMounts {
+		return nil, fmt.Errorf("a job can mount at most %d directories and files; mount a directory that contains several of them", maxMounts)
+	}
+	h.Mounts = b.mounts
+	return &container.CreateRequest{Config: &b.conf, HostConfig: h}, nil
+}
+
+// gpu gives the container its slot's GPUs in the one way that the policy names. It fails closed:
+// a container without a GPU would only look isolated.
+func (b *builder) gpu() error {
+	p, h := b.policy, &b.host
+	switch {
+	case p.Vendor == "": // a slot without a GPU
+	case len(p.CDIDevices) > 0:
+		h.DeviceRequests = []container.DeviceRequest{{Driver: "cdi", DeviceIDs: p.CDIDevices}}
+	case len(p.DeviceRequests) > 0:
+		h.DeviceRequests = []container.DeviceRequest{{Driver: "nvidia", DeviceIDs: p.DeviceRequests, Capabilities: [][]string{{"gpu"}}}}
+		// NVIDIA's hook lets the container open the nodes without systemd's knowledge, and the
+		// next daemon-reload, by any package's update, would take them from the job. Nodes that
+		// the hook creates first, such as /dev/nvidia-uvm, may be missing.
+		b.giveNodes(b.facts.present(p.DeviceNodes))
+	case len(p.DeviceNodes) > 0:
+		b.giveNodes(p.DeviceNodes)
+		// Use numbers: an image need not have these names, and a container would not start with
+		// a name that its image lacks.
+		h.GroupAdd = slices.DeleteFunc(h.GroupAdd, func(name string) bool { return name == "video" || name == "render" })
+		h.GroupAdd = append(h.GroupAdd, b.facts.gids(p.DeviceNodes)...)
+	default:
+		return fmt.Errorf("slot %s has no GPU in its policy: run kbnode reconcile on the node", p.Name)
+	}
+	return nil
+}
+
+func (b *builder) giveNodes(nodes []string) {
+	for _, node := range nodes {
+		b.host.Devices = append(b.host.Devices, container.DeviceMapping{PathOnHost: node, PathInContainer: node, CgroupPermissions: "rw"})
+	}
+}
+
+// workingDir refuses the kernel's file systems: through /proc/self/fd a process would start in a
+// directory that the engine or its runtime has open.
+func workingDir(dir string) error {
+	dir = path.Clean("/" + dir)
+	if kernel := below(dir, "/proc", "/sys", "/dev"); kernel != "" && below(dir, "/dev/shm") == "" {
+		return fmt.Errorf("%.80q: a job cannot start below %s; choose another directory", dir, kernel)
+	}
+	return nil
+}
+
+// below returns the first of dirs that contains or equals a clean path, or "".
+func below(path string, dirs ...string) string {
+	for _, dir := range dirs {
+		if path == dir || strings.HasPrefix(path, dir+"/") {
+			return dir
+		}
+	}
+	return ""
+}
+
+// defaultUlimits are a container's limits unless the job sets them. The kernel counts the last
+// three per user, for root across all containers, and compares with each process's own limit:
+// with one, a job's use would count against other slots. The slot's memory bounds all three.
+var defaultUlimits = []container.Ulimit{
+	{Name: "core"}, {Name: "memlock", Soft: -1, Hard: -1}, {Name: "msgqueue", Soft: -1, Hard: -1}, {Name: "sigpending", Soft: -1, Hard: -1},
+}

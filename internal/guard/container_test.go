@@ -1,0 +1,203 @@
+package guard
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/moby/moby/api/types/container"
+	"golang.org/x/tools/txtar"
+
+	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+func testPolicy() plan.JobPolicy {
+	return plan.JobPolicy{
+		WrittenBy: "kbnode", Slot: 0, Name: "gpu0", User: "kbnode-gpu0", Slice: "buildkite-gpu0.slice",
+		CPUs: "2-3,10-11", MemoryNodes: "0", MemoryBytes: 32 << 30, PidsLimit: 4096, ShmBytes: 8 << 30,
+		Vendor: "nvidia", GPUs: []plan.PolicyGPU{{UUID: "GPU-11111111-2222-3333-4444-555555555555", PCI: "0000:1b:00.0"}},
+		CDIDevices:   []string{"nvidia.com/gpu=GPU-11111111-2222-3333-4444-555555555555"},
+		Env:          []string{"KERNELBOT_GPU_INDEX=0", "NVIDIA_VISIBLE_DEVICES=GPU-11111111-2222-3333-4444-555555555555"},
+		DropEnv:      []string{"LD_*", "CUDA_VISIBLE_DEVICES"},
+		WorkRoot:     "/var/lib/buildkite-agent/gpu-0",
+		Binary:       "/usr/bin/kbnode",
+		DockerSocket: "/var/run/docker.sock",
+		Socket:       "/run/kbnode/gpu0/docker.sock",
+	}
+}
+
+// testFacts returns facts of a made-up node.
+func testFacts() facts {
+	return facts{
+		gids: func([]string) []string { return []string{"44", "993"} }, named: []string{"39"},
+		present: func(nodes []string) []string {
+			return slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return n == "/dev/nvidia-uvm" })
+		},
+		user: "990:980",
+	}
+}
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// TestContainer compares what the engine gets with testdata/container/*.txtar, which contain the
+// changes of the policy and of the spec, and the request of each case.
+func TestContainer(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("testdata/container/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no golden files: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			t.Parallel()
+			archive, err := txtar.ParseFile(file)
+			if err != nil || len(archive.Files) != 3 {
+				t.Fatal(archive, err)
+			}
+			policy, spec := testPolicy(), rootSpec("0190")
+			spec.Mounts = nil
+			for i, v := range []any{&policy, spec} {
+				if err := json.Unmarshal(archive.Files[i].Data, v); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := spec.Validate(); err != nil {
+				t.Fatal(err)
+			}
+			dir := t.TempDir()
+			if err := os.Mkdir(filepath.Join(dir, "data"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			got, err := fromSpec(policy, testFacts(), spec, dir)
+			if err != nil {
+				t.Fatalf("refused: %v", err)
+			}
+			var text bytes.Buffer
+			enc := json.NewEncoder(&text)
+			enc.SetIndent("", "  ")
+			enc.SetEscapeHTML(false)
+			if err := enc.Encode(got); err != nil {
+				t.Fatal(err)
+			}
+			engine := strings.ReplaceAll(text.String(), dir, "/checkout")
+			if *update {
+				archive.Files[2].Data = []byte(engine)
+				if err := os.WriteFile(file, txtar.Format(archive), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if diff := cmp.Diff(string(archive.Files[2].Data), engine); diff != "" {
+				t.Errorf("the engine gets something else (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// made makes the request of a spec without mounts.
+func made(policy plan.JobPolicy, f facts, change func(*job.Spec)) (*container.CreateRequest, error) {
+	spec := rootSpec("0190")
+	spec.Mounts = nil
+	change(spec)
+	return fromSpec(policy, f, spec, "/none")
+}
+
+func TestAllowedImages(t *testing.T) {
+	t.Parallel()
+	policy := testPolicy()
+	policy.Images = []string{}
+	if err := allowImage(policy, "alpine"); err == nil {
+		t.Error("an empty list allows an image")
+	}
+	digest := "sha256:" + strings.Repeat("a", 64)
+	policy.Images = []string{`^ghcr\.io/gpu-mode/eval(:[a-z0-9]+)?(@sha256:[0-9a-f]{64})?$`, `^python:3\.11$`, `^alpine:latest$`, `a|b`}
+	for image, want := range map[string]bool{
+		"ghcr.io/gpu-mode/eval":              true,
+		"ghcr.io/gpu-mode/eval:v1@" + digest: true,
+		"ghcr.io/gpu-mode/eval@" + digest:    true,
+		"docker.io/library/python:3.11":      true,
+		"python:3.11":                        true,
+		"alpine":                             true, // means latest
+		"b":                                  true,
+		"ghcr.io/gpu-mode/eval2":             false,
+		"x/ghcr.io/gpu-mode/eval":            false,
+		"python":                             false,
+		"python:3.11-slim":                   false,
+		"python:3x11":                        false,
+		"docker.io/evil/python:3.11":         false,
+		digest:                               false,
+		"bb":                                 false,
+	} {
+		_, err := made(policy, testFacts(), func(s *job.Spec) { s.Image = image })
+		if (err == nil) != want || err != nil && !strings.Contains(err.Error(), "job.allowed_images") {
+			t.Errorf("%s: %v", image, err)
+		}
+	}
+}
+
+// TestNoContainer makes none that only looks isolated.
+func TestNoContainer(t *testing.T) {
+	t.Parallel()
+	strict, noUser, noGPU := testPolicy(), testFacts(), testPolicy()
+	strict.Profile, noUser.user, noGPU.CDIDevices = "strict", "", nil
+	if got, err := made(strict, noUser, func(*job.Spec) {}); err == nil {
+		t.Errorf("a strict container would run as root: %+v", got.Config)
+	}
+	if got, err := made(noGPU, testFacts(), func(*job.Spec) {}); err == nil {
+		t.Errorf("a slot without a GPU made a container: %+v", got.HostConfig)
+	}
+	for name, change := range map[string]func(*job.Spec){
+		"a system account":     func(s *job.Spec) { s.User = "33" },
+		"another's group":      func(s *job.Spec) { s.User = "1000:33" },
+		"a system group":       func(s *job.Spec) { s.Groups = []string{"33"} },
+		"no file of the tree":  func(s *job.Spec) { s.Mounts = []job.Mount{{Source: "absent", Target: "/x"}} },
+		"more mounts than are": func(s *job.Spec) { s.Mounts = slices.Repeat([]job.Mount{{Target: "/x"}}, maxMounts) },
+	} {
+		if got, err := made(testPolicy(), testFacts(), change); err == nil {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
+// TestShapes: a slot with several GPUs gives a container all of them, and one without gives none.
+func TestShapes(t *testing.T) {
+	t.Parallel()
+	pair, none := testPolicy(), testPolicy()
+	pair.CDIDevices = []string{"nvidia.com/gpu=GPU-a", "nvidia.com/gpu=GPU-b"}
+	none.Vendor, none.GPUs, none.CDIDevices = "", nil, nil
+	for name, row := range map[string]struct {
+		policy plan.JobPolicy
+		want   []container.DeviceRequest
+	}{
+		"two":  {pair, []container.DeviceRequest{{Driver: "cdi", DeviceIDs: pair.CDIDevices}}},
+		"none": {none, nil},
+	} {
+		got, err := made(row.policy, testFacts(), func(*job.Spec) {})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else if diff := cmp.Diff(row.want, got.HostConfig.DeviceRequests); diff != "" || len(got.HostConfig.Devices) > 0 {
+			t.Errorf("%s: %s, devices %v", name, diff, got.HostConfig.Devices)
+		}
+	}
+}
+
+// TestEachSecretIsDropped sends each variable that would let a job act as the agent.
+func TestEachSecretIsDropped(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"BUILDKITE_AGENT_TOKEN", "BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_JOB_API_TOKEN", "BUILDKITE_AGENT_JOB_API_SOCKET", "LD_PRELOAD", "LD_AUDIT", "CUDA_VISIBLE_DEVICES", "KERNELBOT_GPU_INDEX"} {
+		got, err := made(testPolicy(), testFacts(), func(s *job.Spec) { s.Env = []job.Var{{Name: name, Value: "x"}, {Name: "KEPT", Value: "1"}} })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if env := strings.Join(got.Env, " "); strings.Contains(env, name+"=x") || !strings.Contains(env, "KEPT=1") {
+			t.Errorf("%s: %s", name, env)
+		}
+	}
+}
