@@ -182,6 +182,9 @@ func TestRunJob(t *testing.T) {
 		!slices.Contains(made.Env, "KERNELBOT_RUN_ID=17") || len(made.Cmd) != 4 || made.Cmd[3] != "exec kbnode runner" {
 		t.Errorf("the container: %+v %+v", made.Config, made.HostConfig)
 	}
+	if n := *made.HostConfig.PidsLimit; n != r.policy.PidsLimit-agentTasks {
+		t.Errorf("it may have %d of the slot's %d tasks", n, r.policy.PidsLimit)
+	}
 	if !r.engine.seen("DELETE /v1.45/containers/"+strings.Repeat("0", 61)) && len(r.engine.containers) != 0 {
 		t.Errorf("left: %v", r.engine.containers)
 	}

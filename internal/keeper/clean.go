@@ -37,7 +37,6 @@ func (k *Keeper) ready(ctx context.Context, pid int) (string, error) {
 	if k.starts.next(pid, time.Now()) { // not the process that waits while the slot is parked
 		k.swept = false
 	}
-	k.running.Store(false)
 	k.watched.Store(false)
 	why, err := k.clean(ctx, keep, engineTime)
 	if why == "" && err == nil {
@@ -83,7 +82,6 @@ func (k *Keeper) begin(ctx context.Context, pid int) (string, error) {
 	if why == "" && err == nil {
 		k.swept, k.looked, k.said = false, false, ""
 		k.starts.worked = true
-		k.running.Store(true)
 		k.alone.Store(-startLooks)
 		k.watched.Store(true)
 		k.strict.Store(false)
@@ -164,7 +162,6 @@ func (k *Keeper) clean(ctx context.Context, keep func(pid int) bool, engine time
 
 // clear removes what is left, and parks the slot if it cannot.
 func (k *Keeper) clear(ctx context.Context, keep func(pid int) bool, engine time.Duration) error {
-	k.running.Store(false)
 	k.swept, k.looked = false, false
 	k.sampled = k.noise.end()
 	err := k.sweep(ctx, keep, engine)

@@ -523,57 +523,6 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestJobWithAllTasks: a job that takes all tasks of the slot is ended, so that its own end can
-// start.
-func TestJobWithAllTasks(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newSlotRig(t)
-		slice := filepath.Join(r.procs.root, r.procs.slice)
-		r.put(slice+"/pids.max", "100\n")
-		r.put(slice+"/pids.current", "3\n")
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		go r.watchTasks(ctx)
-		r.want(r.begin, "")
-		r.start(200, bootstrap, agentCgroup)
-		r.start(201, 1, agentCgroup)
-		r.start(202, 1, jobCgroup)
-		r.put(slice+"/pids.current", "90\n")
-		pass := func(d time.Duration) { time.Sleep(d); synctest.Wait() }
-		pass(2500 * time.Millisecond) // it may need all tasks for a moment
-		r.put(slice+"/pids.current", "60\n")
-		pass(2500 * time.Millisecond)
-		if len(r.killed) > 0 {
-			t.Errorf("killed %v of a job that has room", r.killed)
-		}
-		r.put(slice+"/pids.current", "90\n")
-		r.mu.Lock()
-		r.immortal = 201 // for a moment, in which the job's own end begins
-		r.onKill = func(pid int) {
-			if pid == 201 && !r.frozen {
-				r.immortal = 0
-			} else if pid == 201 {
-				r.start(203, bootstrap, agentCgroup)
-			}
-		}
-		r.mu.Unlock()
-		pass(5 * time.Second)
-		// 102 is the hook, which is not there while a job runs.
-		if diff := cmp.Diff([]int{hookPID, 200, 201, 201, 202}, r.killed); diff != "" {
-			t.Error(diff)
-		}
-		r.put(slice+"/pids.current", "2\n")
-		r.start(hookPID, bootstrap, agentCgroup)
-		r.want(r.end, "")
-		if want := "it had 90 of the 100 processes and threads that job.tasks_max allows a slot"; !strings.Contains(r.said, want) {
-			t.Errorf("the job is told %q", r.said)
-		}
-		cancel()
-		synctest.Wait()
-	})
-}
-
 // TestLend lets root use a slot whose agent has no job, and ends nothing.
 func TestLend(t *testing.T) {
 	t.Parallel()
@@ -597,7 +546,7 @@ func TestLend(t *testing.T) {
 	if err := unpark(r.runDir, "x"); err != nil {
 		t.Fatal(err)
 	}
-	if why, err := begin(); why != "" || err != nil || r.swept || r.watched.Load() || r.running.Load() {
+	if why, err := begin(); why != "" || err != nil || r.swept || r.watched.Load() {
 		t.Errorf("it says %q, %v; cleared before the next job: %t", why, err, !r.swept)
 	}
 	if _, err := r.Record(t.Context(), NoAgent); !errors.Is(err, ErrNoRecord) {

@@ -65,7 +65,6 @@ type Keeper struct {
 	said    string // for the job's log, at its end
 	sampled func() // waits until nothing samples the GPU any more; nil without a job
 
-	running            atomic.Bool // a job runs, as far as reported
 	strict, compatible atomic.Bool // the job has made a container of this profile
 
 	startedMu sync.Mutex
@@ -101,12 +100,9 @@ func New(c Config) *Keeper {
 	}
 }
 
-// Watch ends jobs that take too long or all tasks, and cleans up after those whose end no one
-// reports, until ctx is done.
-func (k *Keeper) Watch(ctx context.Context) {
-	go k.watchTasks(ctx)
-	k.watchEnd(ctx)
-}
+// Watch ends jobs that take too long, and cleans up after those whose end no one reports, until ctx is
+// done.
+func (k *Keeper) Watch(ctx context.Context) { k.watchEnd(ctx) }
 
 // Thaw continues the agent's unit, which an earlier keeper may have left frozen.
 func (k *Keeper) Thaw() error { return k.procs.thaw() }

@@ -79,3 +79,15 @@ func (k *Keeper) untold(ctx context.Context, agent int) {
 		k.log.Warn("slot takes no jobs", "reason", why)
 	}
 }
+
+// agentPID returns the agent's process, 0 without one.
+func (k *Keeper) agentPID(ctx context.Context) (int, error) {
+	if k.mainPID == nil {
+		return 0, nil
+	}
+	pid, err := k.mainPID(ctx)
+	if err != nil || k.procs.cgroupOf(pid) != k.procs.agent {
+		return 0, err
+	}
+	return pid, nil
+}
