@@ -171,8 +171,6 @@ func (g *guard) connect(ctx context.Context) {
 type slotKeeper interface {
 	Report(ctx context.Context, report string, pid int, answer func(message string)) (parked string, err error)
 	Record(ctx context.Context, pid int) (noise.Record, error)
-	// Why returns why the keeper ended the job, "" if it did not.
-	Why() string
 	Made(profile string)
 	Started(id string)
 	Watch(ctx context.Context)

@@ -27,13 +27,10 @@ import (
 type runKeeper struct {
 	startKeeper
 	parked string
-	why    string
 	record error
 }
 
 func (k *runKeeper) Started(string) {}
-
-func (k *runKeeper) Why() string { return k.why }
 
 func (k *runKeeper) Report(context.Context, string, int, func(string)) (string, error) {
 	return k.parked, nil

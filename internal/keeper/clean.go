@@ -80,7 +80,7 @@ func (k *Keeper) begin(ctx context.Context, pid int) (string, error) {
 		why, err = k.clean(ctx, keep, beginTime)
 	}
 	if why == "" && err == nil {
-		k.swept, k.looked, k.said = false, false, ""
+		k.swept, k.looked = false, false
 		k.starts.worked = true
 		k.alone.Store(-startLooks)
 		k.watched.Store(true)
@@ -107,7 +107,7 @@ func (k *Keeper) lend(ctx context.Context) (string, error) {
 	}
 	why, err := k.parked()
 	if why == "" && err == nil {
-		k.swept, k.looked, k.said = false, false, ""
+		k.swept, k.looked = false, false
 	}
 	return why, err
 }

@@ -1,6 +1,5 @@
 // Package keeper clears away what is left of a job before the next one: its processes,
-// containers and checkouts, and what it keeps on the GPU. It ends a job that does not end by
-// itself, and parks a slot that it cannot clear.
+// containers and checkouts, and what it keeps on the GPU. It parks a slot that it cannot clear.
 package keeper
 
 import (
@@ -11,7 +10,6 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/noise"
@@ -54,7 +52,6 @@ type Keeper struct {
 	checkouts  func(context.Context) error
 	mainPID    func(context.Context) (int, error) // of the agent's unit; nil if unknown
 	noise      *recorder                          // nil keeps no record
-	limit      time.Duration                      // how long a job may run; 0 is no limit
 	log        *slog.Logger
 
 	mu      sync.Mutex
@@ -62,7 +59,6 @@ type Keeper struct {
 	swept   bool   // nothing is left of the last job, except perhaps on the GPU
 	looked  bool   // the GPU was checked since
 	busy    bool   // the GPU was in use at the last successful check
-	said    string // for the job's log, at its end
 	sampled func() // waits until nothing samples the GPU any more; nil without a job
 
 	strict, compatible atomic.Bool // the job has made a container of this profile
@@ -83,7 +79,7 @@ func New(c Config) *Keeper {
 	procs.uid = c.UID
 	return &Keeper{
 		runDir: filepath.Dir(p.Socket), procs: procs, gpu: newGPUWatches(p, procs, c.Log), mainPID: c.MainPID, log: c.Log,
-		noise: newRecorder(p, procs), limit: time.Duration(p.TimeLimitSeconds) * time.Second,
+		noise: newRecorder(p, procs),
 		containers: c.Containers,
 		checkouts: func(ctx context.Context) error {
 			if err := c.Tidy(ctx); err != nil {
@@ -100,8 +96,7 @@ func New(c Config) *Keeper {
 	}
 }
 
-// Watch ends jobs that take too long, and cleans up after those whose end no one reports, until ctx is
-// done.
+// Watch cleans up after jobs whose end no one reports, until ctx is done.
 func (k *Keeper) Watch(ctx context.Context) { k.watchEnd(ctx) }
 
 // Thaw continues the agent's unit, which an earlier keeper may have left frozen.
@@ -133,9 +128,7 @@ func (k *Keeper) Report(ctx context.Context, report string, pid int, answer func
 	if parked, err = stage(ctx, pid); parked != "" || err != nil {
 		return parked, err
 	}
-	message := k.said
-	k.said = ""
-	answer(message)
+	answer("")
 	if report == slot.EndPath {
 		k.endLook(ctx)
 	}

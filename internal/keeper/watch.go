@@ -18,8 +18,7 @@ const (
 )
 
 // watchEnd cleans up after a job when the agent's process for it, or the agent, is gone, until
-// ctx is done. No report meanwhile, by hooks or by the job in their place, ends this watch. It
-// also ends a job that takes too long, or that stops its agent.
+// ctx is done. No report meanwhile, by hooks or by the job in their place, ends this watch.
 func (k *Keeper) watchEnd(ctx context.Context) {
 	agent := 0
 	// runs reports whether the agent has a process for a job; true if unknown.
@@ -39,14 +38,12 @@ func (k *Keeper) watchEnd(ctx context.Context) {
 	if runs() && agent != 0 {
 		k.watched.Store(true) // a restarted guard heard of no begin
 	}
-	var e enforcer
 	for limit.Sleep(ctx, endPoll) == nil {
 		if !k.watched.Load() {
 			continue
 		}
 		if runs() {
 			k.alone.Store(0)
-			e.look(ctx, k, agent)
 			continue
 		}
 		if k.alone.Add(1) < endLooks && agent != 0 {
@@ -69,9 +66,6 @@ func (k *Keeper) untold(ctx context.Context, agent int) {
 	beside, err2 := k.procs.beside()
 	if n := len(within) + len(beside); n > 0 || err1 != nil || err2 != nil {
 		k.log.Warn("job ended without a report", "processes", n)
-	}
-	if agent > 0 && k.procs.isStopped(agent) {
-		k.resume(agent)
 	}
 	if why, err := k.ended(ctx, keep); err != nil {
 		k.log.Warn("slot not cleaned up", "err", err)
