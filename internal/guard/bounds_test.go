@@ -6,13 +6,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 // TestStartLooksAtLimits removes a slot's limit between create and start.
@@ -26,30 +22,6 @@ func TestStartLooksAtLimits(t *testing.T) {
 	}
 	if r.engine.seen("POST /containers/0") || len(r.engine.containers) != 0 {
 		t.Errorf("it was started or left: %q", r.engine.requests)
-	}
-}
-
-// TestThawAtStart starts with the agent's unit as a killed guard may leave it.
-func TestThawAtStart(t *testing.T) {
-	t.Parallel()
-	var file string
-	newRig(t, func(r *rig) {
-		file = filepath.Join(r.cgroup, plan.AgentUnit(0), "cgroup.freeze")
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte("1"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	})
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		text, err := os.ReadFile(file)
-		if err == nil && string(text) == "0" {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the agent's unit is frozen: %q, %v", text, err)
-		}
 	}
 }
 

@@ -98,11 +98,8 @@ func (g *guard) routes() []route {
 		{"POST", "containers/{id}/stop", params{"t": intForm, "signal": signalForm}, g.stop},
 		{"DELETE", "containers/{id}", params{"force": flagForm, "v": flagForm, "link": offForm}, g.remove},
 
-		{"POST", strings.TrimPrefix(slot.ReadyPath, "/"), nil, g.report(slot.ReadyPath)},
-		{"POST", strings.TrimPrefix(slot.RegisteredPath, "/"), nil, g.report(slot.RegisteredPath)},
-		{"POST", strings.TrimPrefix(slot.BeginPath, "/"), nil, g.report(slot.BeginPath)},
-		{"POST", strings.TrimPrefix(slot.EndPath, "/"), nil, g.report(slot.EndPath)},
-		{"POST", strings.TrimPrefix(slot.RecordPath, "/"), nil, g.frugal(g.record)},
+		{"POST", strings.TrimPrefix(slot.ReadyPath, "/"), nil, g.agentReady},
+		{"POST", strings.TrimPrefix(slot.RegisteredPath, "/"), nil, g.agentRegistered},
 	}
 }
 

@@ -32,9 +32,7 @@ type runKeeper struct {
 
 func (k *runKeeper) Started(string) {}
 
-func (k *runKeeper) Report(context.Context, string, int, func(string)) (string, error) {
-	return k.parked, nil
-}
+func (k *runKeeper) Begin(context.Context, int) (string, error) { return k.parked, nil }
 
 func (k *runKeeper) Record(context.Context, int) (noise.Record, error) {
 	return noise.Record{Schema: noise.Schema}, k.record

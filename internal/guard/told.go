@@ -1,14 +1,12 @@
 package guard
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
 
 	"github.com/gpu-mode/kbnode/internal/keeper"
 	"github.com/gpu-mode/kbnode/internal/noise"
-	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // caller returns the process that sends a request.
@@ -20,66 +18,45 @@ func caller(c *call) (*peerConn, error) {
 	return peer, nil
 }
 
-// report answers a report of the slot's agent. Only root may report that the agent is about to
-// start: no process of the slot's user becomes root in the agent's unit.
-func (g *guard) report(path string) func(*call) error {
-	return func(c *call) error {
-		peer, err := caller(c)
-		if err != nil {
-			return err
-		}
-		if path == slot.ReadyPath && !peer.root {
-			return forbid("only the agent's unit may do this, before the agent starts; leave it to kbnode")
-		}
-		defer g.trim()
-		parked, err := g.keeper.Report(c.r.Context(), path, peer.pid, func(message string) {
-			var err error
-			if message != "" {
-				err = answer(c.w, map[string]string{"message": message})
-			} else {
-				c.w.WriteHeader(http.StatusNoContent)
-			}
-			if err = errors.Join(err, http.NewResponseController(c.w).Flush()); err != nil {
-				g.log.Debug("answer not sent", "err", err)
-			}
-		})
-		if parked != "" {
-			return refusal{http.StatusConflict, parked}
-		}
-		return refused(err)
-	}
-}
-
-// record answers a request for the job's noise record.
-func (g *guard) record(c *call) error {
+// agentReady answers the agent's unit, which is about to become the agent. Only root may ask: no
+// process of the slot's user becomes root in the agent's unit.
+func (g *guard) agentReady(c *call) error {
 	peer, err := caller(c)
 	if err != nil {
 		return err
 	}
-	rec, err := g.keeper.Record(context.WithoutCancel(c.r.Context()), peer.pid)
-	if err != nil {
-		return refused(err)
+	if !peer.root {
+		return forbid("only the agent's unit may do this, before the agent starts; leave it to kbnode")
 	}
-	text, err := recordText(rec)
+	defer g.trim()
+	parked, err := g.keeper.Ready(c.r.Context(), peer.pid)
+	if parked != "" {
+		return refusal{http.StatusConflict, parked}
+	}
+	return reported(c, err)
+}
+
+// agentRegistered answers the agent, which Buildkite has accepted.
+func (g *guard) agentRegistered(c *call) error {
+	peer, err := caller(c)
 	if err != nil {
 		return err
 	}
-	return answer(c.w, map[string]string{"message": text})
+	return reported(c, g.keeper.Registered(c.r.Context(), peer.pid))
+}
+
+func reported(c *call, err error) error {
+	if wrong, ok := errors.AsType[*keeper.CallerError](err); ok {
+		return forbid("%s", wrong.Text)
+	}
+	if err == nil {
+		c.w.WriteHeader(http.StatusNoContent)
+	}
+	return err
 }
 
 // recordText is the text of node.json.
 func recordText(rec noise.Record) (string, error) {
 	text, err := json.MarshalIndent(rec, "", "  ")
 	return string(text) + "\n", err
-}
-
-// refused returns the refusal that an error of the keeper means.
-func refused(err error) error {
-	if wrong, ok := errors.AsType[*keeper.CallerError](err); ok {
-		return forbid("%s", wrong.Text)
-	}
-	if errors.Is(err, keeper.ErrNoRecord) {
-		return refusal{http.StatusNotFound, "kbnode: " + err.Error()}
-	}
-	return err
 }
