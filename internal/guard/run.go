@@ -288,7 +288,7 @@ func (g *guard) startJob(ctx context.Context, r *jobRun, frames *slot.Frames) er
 }
 
 // timeLimit is how long a job may take, with its image and checkout; 0 is no limit. The clock starts
-// anew with the service.
+// again with a new service.
 func (g *guard) timeLimit() time.Duration {
 	return time.Duration(g.policy.TimeLimitSeconds) * time.Second
 }
