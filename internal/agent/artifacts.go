@@ -8,13 +8,11 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/disk"
-	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -28,27 +26,14 @@ const (
 	maxUploads   = 10_000   // files that a pattern may find
 )
 
-// artifacts makes it safe to upload paths, patterns separated by semicolons, from the
-// checkout of slot k. The upload runs on the host and follows links: a link that a
-// container left could deliver the upload's own environment, with the payload and the
-// job's token, as result.json. And at a pipe the upload would wait forever.
-func artifacts(ctx context.Context, k int, checkout, paths string) (removed int, err error) {
-	at, err := checkoutDir(k, checkout)
-	if err == nil {
-		removed, err = stay(ctx, at, paths)
-	}
-	if err != nil {
-		return removed, fmt.Errorf("nothing is uploaded: %w", err)
-	}
-	return removed, nil
-}
-
 // Prepare makes it safe to upload artifacts from a directory in which nothing runs any more: it
 // removes what the patterns may find but must not be uploaded, a noise record that the job made
 // up, and a result that was not finished. status is the exit status of the job's command, as
-// Buildkite writes it.
+// Buildkite writes it. The upload runs on the host and follows links: one that a container left
+// could deliver the upload's own environment, with the job's token, as result.json. And at a pipe
+// the upload would wait forever.
 func Prepare(ctx context.Context, dir string, patterns []string, status string, canceled bool) error {
-	if _, err := stay(ctx, dir, strings.Join(patterns, ";")); err != nil {
+	if err := stay(ctx, dir, patterns); err != nil {
 		return err
 	}
 	root, err := os.OpenRoot(dir)
@@ -58,47 +43,36 @@ func Prepare(ctx context.Context, dir string, patterns []string, status string, 
 	if err := errors.Join(disk.RemoveTree(root, recordName), root.Close()); err != nil {
 		return fmt.Errorf("remove %s: %w", recordName, err)
 	}
-	_, err = unfinished(dir, status, canceled)
-	return err
-}
-
-// checkoutDir returns where a checkout of slot k is. It follows links on the way there;
-// nothing follows links below it.
-func checkoutDir(k int, checkout string) (string, error) {
-	at, err := filepath.EvalSymlinks(checkout)
-	if err == nil && !strings.HasPrefix(at, plan.BuildsDir(k)+"/") {
-		err = fmt.Errorf("%s is not below %s", at, plan.BuildsDir(k))
-	}
-	return at, err
+	return unfinished(dir, status, canceled)
 }
 
 // stay removes from a directory what the patterns may find but must not be uploaded:
-// links to elsewhere, pipes, sockets and devices. It returns how many it removed.
-func stay(ctx context.Context, dir, patterns string) (int, error) {
+// links to elsewhere, pipes, sockets and devices.
+func stay(ctx context.Context, dir string, patterns []string) error {
 	ctx, cancel := context.WithTimeout(ctx, artifactTime)
 	defer cancel()
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer func() { _ = root.Close() }()
 	w := &walk{ctx: ctx, root: root}
-	for p := range strings.SplitSeq(patterns, ";") {
+	for _, p := range patterns {
 		if p = strings.TrimSpace(p); p != "" && err == nil {
 			err = w.pattern(path.Clean(p))
 		}
 	}
-	return w.removed, err
+	return err
 }
 
 type walk struct {
-	ctx           context.Context
-	root          *os.Root
-	seen, removed int
-	all           bool   // the pattern matches at any depth
-	last          string // its last part
-	size          int64  // bytes of the files that it may find
-	files         int
+	ctx   context.Context
+	root  *os.Root
+	seen  int
+	all   bool   // the pattern matches at any depth
+	last  string // its last part
+	size  int64  // bytes of the files that it may find
+	files int
 }
 
 // pattern checks the names that a pattern spells out, and then as deep as the rest of it
@@ -217,7 +191,6 @@ func (w *walk) entry(at *os.Root, path string, e fs.DirEntry) (gone bool, err er
 	if err := at.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, fmt.Errorf("%s/%s is not a file in the checkout: %w", path, e.Name(), err)
 	}
-	w.removed++
 	return true, nil
 }
 

@@ -48,9 +48,8 @@ func TestStay(t *testing.T) {
 	if err := os.Chmod(filepath.Join(dir, "locked"), 0); err != nil {
 		t.Fatal(err)
 	}
-	removed, err := stay(t.Context(), dir, "result.json;**/*")
-	if err != nil || removed != 11 {
-		t.Errorf("%d removed, %v", removed, err)
+	if err := stay(t.Context(), dir, []string{"result.json", "**/*"}); err != nil {
+		t.Error(err)
 	}
 	var left []string
 	if err := fs.WalkDir(os.DirFS(dir), ".", func(path string, e fs.DirEntry, _ error) error {
@@ -103,7 +102,7 @@ func TestStayReaches(t *testing.T) {
 		if err := syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := stay(t.Context(), dir, row.patterns); err != nil {
+		if err := stay(t.Context(), dir, strings.Split(row.patterns, ";")); err != nil {
 			t.Errorf("%s: %v", row.patterns, err)
 		}
 		var gone []string
@@ -124,15 +123,15 @@ func TestStayIsBounded(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(dir, strings.Repeat("d/", maxDepth+1)), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := stay(t.Context(), dir, "**"); err == nil || !strings.Contains(err.Error(), "deeper than 100 directories") {
+	if err := stay(t.Context(), dir, []string{"**"}); err == nil || !strings.Contains(err.Error(), "deeper than 100 directories") {
 		t.Errorf("%v", err)
 	}
-	if _, err := stay(t.Context(), dir, "result.json;d/d/*;*/*/d/*.json"); err != nil {
+	if err := stay(t.Context(), dir, []string{"result.json", "d/d/*", "*/*/d/*.json"}); err != nil {
 		t.Errorf("patterns that do not reach as deep: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := stay(ctx, dir, "*"); err == nil {
+	if err := stay(ctx, dir, []string{"*"}); err == nil {
 		t.Error("it went on without time")
 	}
 }
@@ -168,7 +167,7 @@ func TestStayBoundsSizes(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		_, err := stay(t.Context(), dir, row.patterns)
+		err := stay(t.Context(), dir, strings.Split(row.patterns, ";"))
 		if (err != nil) != (row.says != "") || err != nil && !strings.Contains(err.Error(), row.says) {
 			t.Errorf("%s of %v: %v, want %q", row.patterns, row.sizes, err, row.says)
 		}
@@ -184,26 +183,36 @@ func TestStayBoundsNumbers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := stay(t.Context(), dir, "x*;*"); err != nil {
+	if err := stay(t.Context(), dir, []string{"x*", "*"}); err != nil {
 		t.Error(err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "one-more"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := stay(t.Context(), dir, "x*;one-more"); err != nil {
+	if err := stay(t.Context(), dir, []string{"x*", "one-more"}); err != nil {
 		t.Error(err)
 	}
-	if _, err := stay(t.Context(), dir, "**"); err == nil || !strings.Contains(err.Error(), "more than 10000 files") {
+	if err := stay(t.Context(), dir, []string{"**"}); err == nil || !strings.Contains(err.Error(), "more than 10000 files") {
 		t.Errorf("%v", err)
 	}
 }
 
-func TestArtifactsOnlyOfTheSlot(t *testing.T) {
+// TestPrepare removes what must not be uploaded.
+func TestPrepare(t *testing.T) {
 	t.Parallel()
-	if _, err := artifacts(t.Context(), 3, t.TempDir(), "*"); err == nil || !strings.Contains(err.Error(), "is not below /var/lib/buildkite-agent/gpu-3/builds") {
-		t.Errorf("%v", err)
+	dir := t.TempDir()
+	for name, text := range map[string]string{"result.json": `{"success": true, "runs": {}}`, "node.json": "forged", "log": "x"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if _, err := artifacts(t.Context(), 3, "", "*"); err == nil {
-		t.Error("no checkout is taken for one")
+	if err := os.Symlink("/proc/self/environ", filepath.Join(dir, "environ")); err != nil {
+		t.Fatal(err)
+	}
+	if err := Prepare(t.Context(), dir, []string{"log", "*.json", " environ"}, "137", false); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := filepath.Glob(dir + "/*"); err != nil || len(left) != 1 || filepath.Base(left[0]) != "log" {
+		t.Errorf("left: %v, %v", left, err)
 	}
 }

@@ -35,7 +35,7 @@ func (e *parkedError) Error() string { return e.reason }
 func Ready(ctx context.Context, k int, log *slog.Logger) error {
 	said := ""
 	for {
-		_, err := tell(ctx, plan.SocketPath(k), slot.ReadyPath)
+		err := tell(ctx, plan.SocketPath(k), slot.ReadyPath)
 		parked, ok := errors.AsType[*parkedError](err)
 		if !ok {
 			return err
@@ -50,39 +50,38 @@ func Ready(ctx context.Context, k int, log *slog.Logger) error {
 	}
 }
 
-// tell reports a step of the agent, such as slot.BeginPath, to the slot's guard, which
-// runs as root, and returns the guard's message for the job's log. The error is a
-// *parkedError if the slot is parked.
-func tell(ctx context.Context, socket, path string) (says string, err error) {
-	says, err = tryTell(ctx, socket, path)
+// tell reports a step of the agent, such as slot.ReadyPath, to the slot's guard, which
+// runs as root. The error is a *parkedError if the slot is parked.
+func tell(ctx context.Context, socket, path string) error {
+	err := tryTell(ctx, socket, path)
 	deadline := time.Now().Add(guardTime)
 	for {
 		if op, ok := errors.AsType[*net.OpError](err); !ok || op.Op != "dial" || time.Now().After(deadline) {
-			return says, err
+			return err
 		}
 		if limit.Sleep(ctx, 200*time.Millisecond) != nil {
-			return "", err
+			return err
 		}
-		says, err = tryTell(ctx, socket, path)
+		err = tryTell(ctx, socket, path)
 	}
 }
 
-func tryTell(ctx context.Context, socket, path string) (string, error) {
+func tryTell(ctx context.Context, socket, path string) error {
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}
 	defer transport.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guard"+path, nil)
 	if err != nil {
-		return "", fmt.Errorf("ask the slot's guard: %w", err)
+		return fmt.Errorf("ask the slot's guard: %w", err)
 	}
 	resp, err := (&http.Client{Transport: transport}).Do(req)
 	if err != nil {
-		return "", fmt.Errorf("ask the slot's guard: %w", err)
+		return fmt.Errorf("ask the slot's guard: %w", err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode == http.StatusNoContent {
-		return "", nil
+		return nil
 	}
 	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	var says struct {
@@ -91,14 +90,11 @@ func tryTell(ctx context.Context, socket, path string) (string, error) {
 	if err == nil {
 		err = json.Unmarshal(text, &says)
 	}
-	if err != nil {
-		return "", fmt.Errorf("ask the slot's guard: %s: %w", resp.Status, err)
+	switch {
+	case err != nil:
+		return fmt.Errorf("ask the slot's guard: %s: %w", resp.Status, err)
+	case resp.StatusCode == http.StatusConflict:
+		return &parkedError{says.Message}
 	}
-	switch resp.StatusCode {
-	case http.StatusOK:
-		return says.Message, nil
-	case http.StatusConflict:
-		return "", &parkedError{says.Message}
-	}
-	return "", fmt.Errorf("ask the slot's guard: %s: %s", resp.Status, says.Message)
+	return fmt.Errorf("ask the slot's guard: %s: %s", resp.Status, says.Message)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"log/slog"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -12,15 +11,6 @@ import (
 	"testing"
 	"time"
 )
-
-func TestHookNames(t *testing.T) {
-	t.Parallel()
-	for _, name := range []string{"", "environment", "post-exit", "../pre-exit"} {
-		if err := Hook(t.Context(), name, 0, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "use agent-startup, pre-bootstrap, pre-artifact or pre-exit") {
-			t.Errorf("hook %q: %v", name, err)
-		}
-	}
-}
 
 // fakeGuard answers what a slot's agent sends.
 func fakeGuard(t *testing.T, socket string, status int, message string) {
@@ -30,7 +20,7 @@ func fakeGuard(t *testing.T, socket string, status int, message string) {
 		t.Fatal(err)
 	}
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodPost || r.URL.Path != "/kbnode/end" {
+		if r.Method != http.MethodPost || r.URL.Path != "/kbnode/ready" {
 			t.Errorf("asked %s %s", r.Method, r.URL.Path)
 		}
 		w.WriteHeader(status)
@@ -51,7 +41,7 @@ func TestTell(t *testing.T) {
 		want          string
 	}{
 		{"clean", "", http.StatusNoContent, false, ""},
-		{"clean, with a message", "the job was terminated", http.StatusOK, false, ""},
+		{"nothing that it says", "welcome", http.StatusOK, false, "200 OK: welcome"},
 		{"parked", "the GPU is in use", http.StatusConflict, true, "the GPU is in use"},
 		{"refused", "kbnode: only the slot's own agent may do this", http.StatusForbidden, false, "403 Forbidden: kbnode: only"},
 	} {
@@ -59,10 +49,7 @@ func TestTell(t *testing.T) {
 			t.Parallel()
 			socket := filepath.Join(t.TempDir(), "s")
 			fakeGuard(t, socket, row.status, row.message)
-			says, err := tell(t.Context(), socket, "/kbnode/end")
-			if err == nil && says != row.message {
-				t.Errorf("it says %q", says)
-			}
+			err := tell(t.Context(), socket, "/kbnode/ready")
 			if _, parked := errors.AsType[*parkedError](err); parked != row.parked || (err == nil) != (row.want == "") || err != nil && !strings.Contains(err.Error(), row.want) {
 				t.Errorf("got %v", err)
 			}
@@ -72,7 +59,7 @@ func TestTell(t *testing.T) {
 		t.Parallel()
 		socket := filepath.Join(t.TempDir(), "s")
 		time.AfterFunc(300*time.Millisecond, func() { fakeGuard(t, socket, http.StatusNoContent, "") })
-		if _, err := tell(t.Context(), socket, "/kbnode/end"); err != nil {
+		if err := tell(t.Context(), socket, "/kbnode/ready"); err != nil {
 			t.Error(err)
 		}
 	})
@@ -80,7 +67,7 @@ func TestTell(t *testing.T) {
 		t.Parallel()
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
-		if _, err := tell(ctx, filepath.Join(t.TempDir(), "s"), "/kbnode/end"); err == nil {
+		if err := tell(ctx, filepath.Join(t.TempDir(), "s"), "/kbnode/ready"); err == nil {
 			t.Error("it answers")
 		}
 	})

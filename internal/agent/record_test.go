@@ -1,15 +1,12 @@
 package agent
 
 import (
-	"encoding/json"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // A job puts something in the record's place: it is replaced, and nothing else is
@@ -86,53 +83,6 @@ func TestWriteRecord(t *testing.T) {
 		}
 		if err := WriteRecord(dir+"/none", text); err == nil || !strings.HasPrefix(err.Error(), "write node.json: ") {
 			t.Errorf("without a checkout: %v", err)
-		}
-	})
-}
-
-// The job's result does not depend on the record.
-func TestRecordFails(t *testing.T) {
-	t.Parallel()
-	for _, row := range []struct {
-		name, message string
-		status        int
-		want          string // in the error
-	}{
-		{"a record", `{"schema":1}`, http.StatusOK, ""},
-		{"an older guard", "kbnode: POST /kbnode/record is nothing that a job may ask", http.StatusForbidden, "403 Forbidden: kbnode: POST"},
-		{"one that was told of no job", "kbnode: no record", http.StatusNotFound, "404 Not Found: kbnode: no record"},
-		{"no answer", "", http.StatusNoContent, "a record of 0 bytes"},
-		{"too long", strings.Repeat("x", maxRecord+1), http.StatusOK, "a record of 16385 bytes"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
-			socket := filepath.Join(t.TempDir(), "s")
-			l, err := net.Listen("unix", socket)
-			if err != nil {
-				t.Fatal(err)
-			}
-			server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if r.Method != http.MethodPost || r.URL.Path != "/kbnode/record" {
-					t.Errorf("asked %s %s", r.Method, r.URL.Path)
-				}
-				w.WriteHeader(row.status)
-				if row.message != "" {
-					_ = json.NewEncoder(w).Encode(map[string]string{"message": row.message})
-				}
-			})}
-			go func() { _ = server.Serve(l) }()
-			t.Cleanup(func() { _ = server.Close() })
-			text, err := record(t.Context(), socket)
-			if (err == nil) != (row.want == "") || err != nil && !strings.Contains(err.Error(), row.want) || err == nil && text != row.message {
-				t.Errorf("got %q, %v; want %q", text, err, row.want)
-			}
-		})
-	}
-	t.Run("no guard is not waited for", func(t *testing.T) {
-		t.Parallel()
-		begun := time.Now()
-		if _, err := record(t.Context(), filepath.Join(t.TempDir(), "s")); err == nil || time.Since(begun) > 5*time.Second {
-			t.Errorf("%v after %v", err, time.Since(begun))
 		}
 	})
 }

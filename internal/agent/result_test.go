@@ -52,9 +52,8 @@ func TestUnfinished(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			removed, err := unfinished(dir, row.status, row.cancelled)
-			if err != nil || removed != row.removed {
-				t.Errorf("removed %v, %v", removed, err)
+			if err := unfinished(dir, row.status, row.cancelled); err != nil {
+				t.Error(err)
 			}
 			if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) != (row.removed || row.text == "") {
 				t.Errorf("result.json: %v", err)

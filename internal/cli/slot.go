@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"os"
 	"strconv"
 
@@ -11,7 +10,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/lazy"
-	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -71,10 +69,7 @@ func newGuard(s Streams) *cobra.Command {
 				s.logger().Debug("memory not released", "err", err)
 			}
 			probe.Keep() // it looks at its GPU after each job, while the next may wait
-			return guard.Serve(cmd.Context(), guard.Config{
-				Policy: pol, Log: s.logger(),
-				MainPID: func(ctx context.Context) (int, error) { return node.MainPID(ctx, plan.AgentUnit(k)) },
-			})
+			return guard.Serve(cmd.Context(), guard.Config{Policy: pol, Log: s.logger()})
 		},
 	}
 	slotFlag(cmd, &k)

@@ -3,37 +3,9 @@ package guard
 import (
 	"io"
 	"net"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
-
-	"github.com/gpu-mode/kbnode/internal/plan"
 )
-
-// TestThawAtStart starts with the agent's unit as a killed guard may leave it.
-func TestThawAtStart(t *testing.T) {
-	t.Parallel()
-	var file string
-	newRig(t, func(r *rig) {
-		file = filepath.Join(r.cgroup, plan.AgentUnit(0), "cgroup.freeze")
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte("1"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	})
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		text, err := os.ReadFile(file)
-		if err == nil && string(text) == "0" {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the agent's unit is frozen: %q, %v", text, err)
-		}
-	}
-}
 
 // TestConnectionsAreBounded opens as many connections as are allowed, and one more.
 func TestConnectionsAreBounded(t *testing.T) {

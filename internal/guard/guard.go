@@ -44,8 +44,6 @@ type Config struct {
 	Listener   *net.UnixListener // nil makes the run directory and listens on Policy.Socket
 	CgroupRoot string            // "" means /sys/fs/cgroup
 	Log        *slog.Logger
-	// MainPID returns the process of the agent's unit, 0 without one. Nil means unknown.
-	MainPID func(context.Context) (int, error)
 
 	network  *slotNetwork                     // nil uses the node's own
 	disk     *slotDisk                        // nil uses the one that the policy gives
@@ -83,7 +81,7 @@ func Serve(ctx context.Context, c Config) error {
 			return err
 		}
 	}
-	if err := errors.Join(g.keeper.Thaw(), removeOldMirrors(filepath.Dir(c.Policy.Socket))); err != nil {
+	if err := removeOldMirrors(filepath.Dir(c.Policy.Socket)); err != nil {
 		return err
 	}
 	g.runs.over = g.load().Over
@@ -141,14 +139,13 @@ func (g *guard) connect(ctx context.Context) {
 
 // slotKeeper clears away what the slot's jobs leave: a *keeper.Keeper, except in tests.
 type slotKeeper interface {
-	Report(ctx context.Context, report string, pid int, answer func(message string)) (parked string, err error)
+	Ready(ctx context.Context, pid int) (parked string, err error)
+	Registered(ctx context.Context, pid int) error
+	Begin(ctx context.Context, pid int) (parked string, err error)
 	Record(ctx context.Context, pid int) (noise.Record, error)
-	// Why returns why the keeper ended the job, "" if it did not.
-	Why() string
 	Made(profile string)
 	Started(id string)
 	Watch(ctx context.Context)
-	Thaw() error
 }
 
 // guard serves one slot.
@@ -224,7 +221,7 @@ func newGuard(c Config, engine *docker.Engine) *guard {
 		return used, err
 	}
 	g.keeper = keeper.New(keeper.Config{
-		Policy: p, UID: c.uid, GID: c.gid, CgroupRoot: g.cgroupRoot, Log: g.log, MainPID: c.MainPID,
+		Policy: p, UID: c.uid, GID: c.gid, CgroupRoot: g.cgroupRoot, Log: g.log,
 		Containers: func(ctx context.Context) (int, error) { return engine.CleanSlot(ctx, p.Slice, label) },
 		Tidy:       g.disk.tidy,
 	})

@@ -234,7 +234,6 @@ type startKeeper struct {
 func (k *startKeeper) Started(id string)         { k.started <- id }
 func (k *startKeeper) Made(string)               {}
 func (k *startKeeper) Watch(ctx context.Context) { <-ctx.Done() }
-func (k *startKeeper) Thaw() error               { return nil }
 
 func TestStartEndsTogether(t *testing.T) {
 	t.Parallel()

@@ -50,6 +50,8 @@ type jobRun struct {
 	settled  bool          // and what the job left
 	outcome  slot.Outcome
 	readers  atomic.Int32 // of its output
+	clock    *time.Timer  // ends it; nil without a limit
+	late     atomic.Bool  // it did
 }
 
 func newRun(spec *job.Spec, pid int) *jobRun {
@@ -62,6 +64,14 @@ func (r *jobRun) checkout() string { return filepath.Join(r.top, "checkout") }
 // files is where the checkout is when it is the agent's.
 func (r *jobRun) files() string {
 	return filepath.Join(filepath.Dir(r.top), runPrefix+"files-"+strings.TrimPrefix(filepath.Base(r.top), runPrefix))
+}
+
+// finish says that outcome is known, or that the job does not run.
+func (r *jobRun) finish() {
+	if r.clock != nil {
+		r.clock.Stop()
+	}
+	close(r.done)
 }
 
 func (r *jobRun) stop() { r.canceled.Do(func() { close(r.cancel) }) }
@@ -247,13 +257,20 @@ func isClosed(c <-chan struct{}) bool {
 
 // startJob starts a job, or takes it up, unless it is canceled before.
 func (g *guard) startJob(ctx context.Context, r *jobRun, frames *slot.Frames) error {
+	if limit := g.timeLimit(); limit > 0 {
+		r.clock = time.AfterFunc(limit, func() { r.late.Store(true); r.stop() })
+	}
 	finding, end := r.orCanceled(ctx)
 	defer end()
 	err := g.takeUp(finding, r)
 	if err == nil && r.container == "" {
 		err = g.launchJob(ctx, r, frames)
 	}
-	if err != nil && isClosed(r.cancel) {
+	switch {
+	case err == nil:
+	case r.late.Load():
+		err = g.errLate()
+	case isClosed(r.cancel):
 		err = errCanceled
 	}
 	g.runs.mu.Lock()
@@ -261,14 +278,24 @@ func (g *guard) startJob(ctx context.Context, r *jobRun, frames *slot.Frames) er
 	switch {
 	case err != nil:
 		g.runs.last = nil
-		close(r.done)
+		r.finish()
 	case r.container == "" || r.settled:
-		close(r.done)
+		r.finish()
 	default:
 		go g.supervise(r) //nolint:gosec // a job outlives the request
 	}
 	close(r.begun)
 	return err
+}
+
+// timeLimit is how long a job may take, with its image and checkout; 0 is no limit. The clock starts
+// again with a new service.
+func (g *guard) timeLimit() time.Duration {
+	return time.Duration(g.policy.TimeLimitSeconds) * time.Second
+}
+
+func (g *guard) errLate() error {
+	return fmt.Errorf("the job was terminated: it ran longer than the %s that job.time_limit allows", g.timeLimit())
 }
 
 // orCanceled returns a context that also ends when the job is canceled.

@@ -64,17 +64,34 @@ func TestEndedByEngine(t *testing.T) {
 	}
 }
 
-// TestWhyItEnded is in the job's log.
-func TestWhyItEnded(t *testing.T) {
+// TestTimeLimit ends a job as a cancellation does, and its log says why. The clock also runs while its
+// image is pulled.
+func TestTimeLimit(t *testing.T) {
 	t.Parallel()
-	r := newJobRig(t, nil)
-	r.keeper.why = "the job was terminated: it ran longer"
-	done := r.start(t.Context())
-	out := <-r.engine.attached
-	close(r.engine.exit)
-	_ = out.Close()
-	if e := r.wait(t, done); e.status != 7 || !strings.Contains(r.log.String(), r.keeper.why) {
-		t.Errorf("%+v: %s", e, r.log.String())
+	for name, plugins := range map[string]string{"runs": runnerPlugin, "starts": strings.ReplaceAll(runnerPlugin, `"img"`, `"absent"`)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newJobRig(t, map[string]string{"BUILDKITE_PLUGINS": plugins}, func(r *rig) { r.policy.TimeLimitSeconds = 1 })
+			r.engine.fault = func(req *http.Request) int {
+				if req.URL.Path == "/images/create" {
+					<-req.Context().Done()
+				}
+				return 0
+			}
+			done := r.start(t.Context())
+			status := bootstrap.ExitNode
+			if name == "runs" {
+				status = 7
+				out := <-r.engine.attached
+				until(t, "the container to be stopped", func() bool { return r.stopped() > 0 })
+				close(r.engine.exit)
+				_ = out.Close()
+			}
+			const says = "kbnode: the job was terminated: it ran longer than the 1s that job.time_limit allows"
+			if e := r.wait(t, done); e.status != status || !strings.Contains(r.log.String(), says) {
+				t.Errorf("%+v: %s", e, r.log.String())
+			}
+		})
 	}
 }
 

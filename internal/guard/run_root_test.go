@@ -30,7 +30,7 @@ func (k *noteKeeper) note(pid int) {
 	k.notes = append(k.notes, pid)
 }
 
-func (k *noteKeeper) Report(_ context.Context, _ string, pid int, _ func(string)) (string, error) {
+func (k *noteKeeper) Begin(_ context.Context, pid int) (string, error) {
 	k.note(pid)
 	return "", nil
 }

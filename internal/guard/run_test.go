@@ -27,7 +27,6 @@ import (
 type runKeeper struct {
 	startKeeper
 	parked string
-	why    string
 	record error
 }
 
@@ -37,11 +36,7 @@ func (k *runKeeper) Started(id string) {
 	}
 }
 
-func (k *runKeeper) Why() string { return k.why }
-
-func (k *runKeeper) Report(context.Context, string, int, func(string)) (string, error) {
-	return k.parked, nil
-}
+func (k *runKeeper) Begin(context.Context, int) (string, error) { return k.parked, nil }
 
 func (k *runKeeper) Record(context.Context, int) (noise.Record, error) {
 	return noise.Record{Schema: noise.Schema}, k.record
@@ -185,6 +180,9 @@ func TestRunJob(t *testing.T) {
 	if made.Labels[jobLabel] != "0190" || made.User == "" || !made.HostConfig.ReadonlyRootfs || made.HostConfig.CgroupParent != r.policy.Slice ||
 		!slices.Contains(made.Env, "KERNELBOT_RUN_ID=17") || len(made.Cmd) != 4 || made.Cmd[3] != "exec kbnode runner" {
 		t.Errorf("the container: %+v %+v", made.Config, made.HostConfig)
+	}
+	if n := *made.HostConfig.PidsLimit; n != r.policy.PidsLimit-agentTasks {
+		t.Errorf("it may have %d of the slot's %d tasks", n, r.policy.PidsLimit)
 	}
 	if !r.engine.seen("DELETE /v1.45/containers/"+strings.Repeat("0", 61)) && len(r.engine.containers) != 0 {
 		t.Errorf("left: %v", r.engine.containers)

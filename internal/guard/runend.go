@@ -38,9 +38,6 @@ func (g *guard) supervise(r *jobRun) {
 		if g.stopping.Err() != nil {
 			return
 		}
-		if why := g.keeper.Why(); why != "" {
-			r.outcome.Reason = why
-		}
 		r.ended = true
 		if err := g.save(r, r.container); err != nil {
 			g.log.Warn("end of the job not recorded", "job", r.spec.JobID, "err", err)
@@ -67,11 +64,11 @@ func (g *guard) supervise(r *jobRun) {
 		r.output.Close()
 	}
 	g.runs.mu.Unlock()
-	close(r.done)
+	r.finish()
 }
 
-// awaitOrCancel waits for the end of a job's container, and ends it if the job is canceled. Then it
-// returns in time for the agent, even if the engine does not answer.
+// awaitOrCancel waits for the end of a job's container, and ends it if the job is canceled or takes too
+// long. Then it returns in time for the agent, even if the engine does not answer.
 func (g *guard) awaitOrCancel(r *jobRun) slot.Outcome {
 	ctx, cancel := context.WithCancel(g.stopping)
 	defer cancel()
@@ -95,7 +92,10 @@ func (g *guard) awaitOrCancel(r *jobRun) slot.Outcome {
 	case o = <-ended:
 	case <-stopping.Done():
 	}
-	o.Canceled = true
+	if o.Canceled = true; r.late.Load() {
+		o.Reason = g.errLate().Error()
+		g.log.Warn("job terminated", "job", r.spec.JobID, "reason", o.Reason)
+	}
 	return o
 }
 

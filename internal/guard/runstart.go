@@ -90,7 +90,7 @@ func (g *guard) prepare(ctx context.Context, pid int) error {
 		if ctx.Err() != nil {
 			return // the next job may have begun
 		}
-		parked, err := g.keeper.Report(ctx, slot.BeginPath, pid, func(string) {})
+		parked, err := g.keeper.Begin(ctx, pid)
 		if err = errors.Join(err, parkedError(parked)); err == nil {
 			err = g.clearRuns()
 		}

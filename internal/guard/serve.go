@@ -83,8 +83,10 @@ func (g *guard) dispatch(c *call) error {
 			return g.run(c)
 		case slot.CancelPath:
 			return g.cancelRun(c)
-		case slot.ReadyPath, slot.RegisteredPath:
-			return g.report(c)
+		case slot.ReadyPath:
+			return g.agentReady(c)
+		case slot.RegisteredPath:
+			return g.agentRegistered(c)
 		}
 	}
 	return refusal{http.StatusNotFound, "kbnode: the slot's service does not know " + text.Line(c.r.Method+" "+c.r.URL.Path, 200)}

@@ -16,6 +16,10 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
+// agentTasks is how many processes and threads of the slot a job leaves to its agent, which has to end
+// it: the agent itself, kbnode bootstrap, an upload and an operator's hook.
+const agentTasks = 256
+
 // jobLabel names the Buildkite job of a container, for people.
 const jobLabel = "kbnode.job"
 
@@ -23,7 +27,7 @@ const jobLabel = "kbnode.job"
 // valid. dir is the job's checkout on the node, in which nothing runs yet. The error is a sentence
 // for the job's log.
 func fromSpec(p plan.JobPolicy, f facts, s *job.Spec, dir string) (*container.CreateRequest, error) {
-	b := &builder{policy: p, facts: f, memory: p.MemoryBytes, pids: p.PidsLimit, shm: p.ShmBytes, init: s.Init}
+	b := &builder{policy: p, facts: f, memory: p.MemoryBytes, pids: p.PidsLimit - min(p.PidsLimit/2, agentTasks), shm: p.ShmBytes, init: s.Init}
 	if s.Profile == config.ProfileStrict {
 		b.policy.Profile = config.ProfileStrict
 	}

@@ -15,30 +15,25 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/keeper"
-	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // fakeKeeper answers as it is told to, and records who reports.
 type fakeKeeper struct {
 	slotKeeper
-	parked  string
-	err     error
-	reports []string
-	pids    []int
+	parked string
+	err    error
+	pids   []int
 }
 
-func (f *fakeKeeper) Report(_ context.Context, report string, pid int, answer func(string)) (string, error) {
-	f.reports, f.pids = append(f.reports, report), append(f.pids, pid)
-	if f.parked == "" && f.err == nil {
-		answer("")
-	}
+func (f *fakeKeeper) Ready(_ context.Context, pid int) (string, error) {
+	f.pids = append(f.pids, pid)
 	return f.parked, f.err
 }
 
-func (f *fakeKeeper) Record(_ context.Context, pid int) (noise.Record, error) {
+func (f *fakeKeeper) Registered(_ context.Context, pid int) error {
 	f.pids = append(f.pids, pid)
-	return noise.Record{Schema: noise.Schema}, f.err
+	return f.err
 }
 
 // TestReports goes through the socket: the kernel reports who asks.
@@ -78,6 +73,10 @@ func TestReports(t *testing.T) {
 		{"ready", slot.ReadyPath, fakeKeeper{}, true, http.StatusNoContent, "", true},
 		// No process of the slot's user is accepted as one that is about to become the agent.
 		{"ready, says the slot's user", slot.ReadyPath, fakeKeeper{}, false, http.StatusForbidden, "kbnode: only the agent's unit may do this, before the agent starts", false},
+		{"parked", slot.ReadyPath, fakeKeeper{parked: "maintenance"}, true, http.StatusConflict, "maintenance", true},
+		{"not the agent", slot.RegisteredPath, fakeKeeper{err: &keeper.CallerError{Text: "only the slot's own agent may do this"}}, false, http.StatusForbidden, "kbnode: only the slot's own agent may do this", true},
+		{"a failure", slot.RegisteredPath, fakeKeeper{err: errors.New("read /proc: broken")}, false, http.StatusBadGateway, "kbnode: read /proc: broken", true},
+		{"what an earlier kbnode's hooks reported", "/kbnode/end", fakeKeeper{}, false, http.StatusNotFound, "kbnode: the slot's service does not know POST /kbnode/end", false},
 	} {
 		asRoot.Store(row.root)
 		g.keeper = &row.keeper
@@ -100,9 +99,6 @@ func TestReports(t *testing.T) {
 		}
 		if asked := len(row.keeper.pids) == 1 && row.keeper.pids[0] == os.Getpid(); asked != row.asked {
 			t.Errorf("%s: asked for processes %v", row.name, row.keeper.pids)
-		}
-		if row.asked && (len(row.keeper.reports) != 1 || row.keeper.reports[0] != row.path) {
-			t.Errorf("%s: reported %q", row.name, row.keeper.reports)
 		}
 	}
 }

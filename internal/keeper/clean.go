@@ -30,16 +30,10 @@ const (
 // ready is called by the agent's unit before it becomes the agent, again and again while the
 // slot is parked. It returns why the slot takes no jobs, or "".
 func (k *Keeper) ready(ctx context.Context, pid int) (string, error) {
-	keep, err := k.procs.above(pid)
-	if err != nil {
-		return "", err
-	}
 	if k.starts.next(pid, time.Now()) { // not the process that waits while the slot is parked
 		k.swept = false
 	}
-	k.running.Store(false)
-	k.watched.Store(false)
-	why, err := k.clean(ctx, keep, engineTime)
+	why, err := k.clean(ctx, engineTime)
 	if why == "" && err == nil {
 		why = k.starts.wait(time.Now())
 	}
@@ -47,30 +41,18 @@ func (k *Keeper) ready(ctx context.Context, pid int) (string, error) {
 }
 
 // registered records for kbnode status when Buildkite accepted the agent.
-func (k *Keeper) registered(_ context.Context, pid int) (string, error) {
-	if _, err := k.procs.above(pid); err != nil {
-		return "", err
-	}
+func (k *Keeper) registered(context.Context, int) (string, error) {
 	return "", slot.Register(k.runDir)
 }
 
 // begin is called before a job. The slot is clean since the agent's start, or since the guard
 // saw that the last job was gone, unless begin is called before that.
-func (k *Keeper) begin(ctx context.Context, pid int) (string, error) {
-	if pid == NoAgent {
-		return k.lend(ctx)
-	}
-	keep, err := k.procs.above(pid)
+func (k *Keeper) begin(ctx context.Context, _ int) (string, error) {
+	beside, err := k.procs.beside()
 	if err != nil {
 		return "", err
 	}
-	within, err1 := k.procs.within(keep)
-	beside, err2 := k.procs.beside()
-	outside, err3 := k.procs.outside()
-	if err := errors.Join(err1, err2, err3); err != nil {
-		return "", err
-	}
-	if n := len(within) + len(beside) + len(outside); n > 0 {
+	if n := len(beside); n > 0 {
 		k.log.Warn("processes outlived their job", "count", n)
 		k.swept = false
 	}
@@ -78,14 +60,12 @@ func (k *Keeper) begin(ctx context.Context, pid int) (string, error) {
 	if k.swept && k.looked {
 		why, err = k.parked()
 	} else {
-		why, err = k.clean(ctx, keep, beginTime)
+		why, err = k.clean(ctx, beginTime)
 	}
 	if why == "" && err == nil {
-		k.swept, k.looked, k.said = false, false, ""
+		k.swept, k.looked = false, false
 		k.starts.worked = true
-		k.running.Store(true)
-		k.alone.Store(-startLooks)
-		k.watched.Store(true)
+		k.running = true
 		k.strict.Store(false)
 		k.compatible.Store(false)
 		k.forgetStarted()
@@ -94,65 +74,35 @@ func (k *Keeper) begin(ctx context.Context, pid int) (string, error) {
 	return why, err
 }
 
-// lend gives a slot whose agent has no job to root. It ends nothing, because an agent may get a job at
-// any time, and what root runs is cleared away before that.
-func (k *Keeper) lend(ctx context.Context) (string, error) {
-	agent, err := k.agentPID(ctx)
-	if err == nil && agent != 0 {
-		var runs bool
-		if runs, err = k.procs.runsJob(agent); runs {
-			err = ErrBusy
-		}
+// lend gives a slot whose agent has no job to root. What root runs is cleared away before the agent's
+// next job.
+func (k *Keeper) lend(ctx context.Context, _ int) (string, error) {
+	runs, err := k.afterJob(ctx)
+	if runs && err == nil {
+		err = ErrBusy
 	}
 	if err != nil {
 		return "", err
 	}
 	why, err := k.parked()
 	if why == "" && err == nil {
-		k.swept, k.looked, k.said = false, false, ""
+		k.swept, k.looked = false, false
 	}
 	return why, err
-}
-
-// end is called after a job, so that the job's log can say what is left of it. The caller may be
-// the job itself, which goes on, so all of this is done again when the agent's process for the
-// job, or the agent, is gone.
-func (k *Keeper) end(ctx context.Context, pid int) (string, error) {
-	keep, err := k.procs.above(pid)
-	if err != nil {
-		return "", err
-	}
-	ctx, cancel := context.WithTimeout(ctx, cleanTime)
-	defer cancel()
-	why, err := "", k.clear(ctx, keep, engineTime)
-	k.swept = false
-	if err == nil {
-		why, err = k.parked()
-	}
-	return why, err
-}
-
-// endLook checks the GPU after the end of a job was answered: the driver takes longer than all
-// the rest, and the job need not wait.
-func (k *Keeper) endLook(ctx context.Context) {
-	if _, err := k.look(ctx, gpuTime); err != nil {
-		k.log.Warn("gpu not checked", "err", err)
-	}
-}
-
-// ended does everything that follows a job whose end no one reported.
-func (k *Keeper) ended(ctx context.Context, keep func(pid int) bool) (string, error) {
-	k.swept = false
-	return k.clean(ctx, keep, engineTime)
 }
 
 // clean removes what is left, checks the GPU, and returns why the slot is parked, or "". It
 // retries the engine for the given time.
-func (k *Keeper) clean(ctx context.Context, keep func(pid int) bool, engine time.Duration) (string, error) {
+func (k *Keeper) clean(ctx context.Context, engine time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, cleanTime)
 	defer cancel()
+	k.running = false
 	if !k.swept {
-		if err := k.clear(ctx, keep, engine); err != nil {
+		k.looked = false
+		k.sampled = k.noise.end()
+		err := k.sweep(ctx, engine)
+		k.swept = err == nil
+		if err := k.note(leftName, err); err != nil {
 			return "", err
 		}
 	}
@@ -160,16 +110,6 @@ func (k *Keeper) clean(ctx context.Context, keep func(pid int) bool, engine time
 		return k.parked()
 	}
 	return k.look(ctx, gpuTime)
-}
-
-// clear removes what is left, and parks the slot if it cannot.
-func (k *Keeper) clear(ctx context.Context, keep func(pid int) bool, engine time.Duration) error {
-	k.running.Store(false)
-	k.swept, k.looked = false, false
-	k.sampled = k.noise.end()
-	err := k.sweep(ctx, keep, engine)
-	k.swept = err == nil
-	return k.note(leftName, err)
 }
 
 // look checks the GPU, which has patience to become idle, and returns why the slot is parked, or
@@ -198,26 +138,18 @@ func (k *Keeper) look(ctx context.Context, patience time.Duration) (string, erro
 	return k.parked()
 }
 
-// sweep ends the slot's processes except those to keep, removes its containers, and gives the
-// checkouts back. The order matters: what could make containers goes first.
-func (k *Keeper) sweep(ctx context.Context, keep func(pid int) bool, engine time.Duration) error {
-	ended, err := k.procs.endWithin(ctx, keep)
-	if err != nil {
-		return err
-	}
+// sweep removes the slot's containers, ends what is left of them, and gives the checkouts back. The
+// order matters: what could make processes goes first.
+func (k *Keeper) sweep(ctx context.Context, engine time.Duration) error {
 	removed, err := k.removeContainers(ctx, engine)
 	if err != nil {
 		return fmt.Errorf("its containers cannot be removed: %w", err)
 	}
-	beside, err := k.procs.endBeside(ctx)
+	ended, err := k.procs.endBeside(ctx)
 	if err != nil {
 		return err
 	}
-	outside, err := k.procs.endOutside(ctx)
-	if err != nil {
-		return err
-	}
-	if ended += beside + outside; ended+removed > 0 {
+	if ended+removed > 0 {
 		k.log.Info("leftovers removed", "processes", ended, "containers", removed)
 	}
 	return k.checkouts(ctx)

@@ -17,8 +17,8 @@ import (
 func TestJudge(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
-	r.start(500, 1, otherCgroup)
-	r.start(501, 1, jobCgroup)
+	r.start(500, otherCgroup)
+	r.start(501, jobCgroup)
 	if err := os.WriteFile(r.procs.proc+"/501/comm", []byte("\x1b[2Jpy\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,8 +24,6 @@ const (
 	endTime = 5 * time.Second
 	// pollTime is the time between two checks of what is about to end.
 	pollTime = 50 * time.Millisecond
-	// maxAncestors bounds the way up from a process.
-	maxAncestors = 64
 )
 
 // slotProcs finds the processes of a slot by the cgroups of its slice, which no process of the
@@ -36,9 +33,8 @@ type slotProcs struct {
 	proc  string // "/proc"
 	slice string // of the slot, below root
 	agent string // the cgroup of the agent's unit, below root
-	uid   int    // of the slot's user, 0 if unknown
-	// send signals one process; nil sends a real signal.
-	send func(pid int, sig unix.Signal) error
+	// kill ends a process of the slot; nil does so for real.
+	kill func(pid int) error
 }
 
 func newSlotProcs(cgroupRoot string, p plan.JobPolicy) slotProcs {
@@ -68,63 +64,19 @@ func (s slotProcs) name(pid int) string {
 	return text.Line(string(comm), 40)
 }
 
-// above returns a function that reports whether a process is pid, which is in the agent's unit,
-// or an ancestor: the agent, and what runs the job between the two.
-func (s slotProcs) above(pid int) (keep func(pid int) bool, err error) {
+// ofAgent refuses a process that is not in the agent's unit, such as one that an operator starts as
+// the slot's user: nothing would see its job end.
+func (s slotProcs) ofAgent(pid int) error {
 	if s.cgroupOf(pid) != s.agent {
-		return nil, &CallerError{"only the slot's own agent may do this"}
+		return &CallerError{"only the slot's own agent may do this"}
 	}
-	var line []int
-	for range maxAncestors {
-		if pid <= 1 {
-			return func(pid int) bool { return slices.Contains(line, pid) }, nil
-		}
-		line = append(line, pid)
-		pid = s.parent(pid)
-	}
-	return nil, &CallerError{"the caller has too many ancestor processes"}
+	return nil
 }
 
-// ofRoot reports whether a process is kbnode's own or systemd's. No process of the slot's user
-// becomes root in the agent's unit: its NoNewPrivileges= prevents that.
-func (s slotProcs) ofRoot(pid int) bool {
-	uids := s.uids(pid)
-	return len(uids) > 0 && !slices.ContainsFunc(uids, func(uid int) bool { return uid != 0 })
-}
-
-// below reports whether a process is the agent or descends from it. A process that outlives the
-// one that runs its job does not: init is its parent then.
-func (s slotProcs) below(agent, pid int) bool {
-	for range maxAncestors {
-		if pid == agent {
-			return true
-		}
-		if pid <= 1 {
-			return false
-		}
-		pid = s.parent(pid)
-	}
-	return false
-}
-
-// runsJob reports whether the agent has a child process: it runs each job in one.
-func (s slotProcs) runsJob(agent int) (bool, error) {
-	list, err := s.within(nil)
-	return slices.ContainsFunc(list, func(pid int) bool { return s.parent(pid) == agent }), err
-}
-
-func (s slotProcs) parent(pid int) int {
-	ppid, _ := strconv.Atoi(s.status(pid, "PPid:"))
-	return ppid
-}
-
-// within returns the processes of the agent's unit except those to keep; nil keeps none.
-func (s slotProcs) within(keep func(pid int) bool) ([]int, error) {
+// runsJob reports whether the agent's unit has a process besides the agent: it runs each job in one.
+func (s slotProcs) runsJob() (bool, error) {
 	list, err := s.members(filepath.Join(s.root, s.agent))
-	if keep != nil {
-		list = slices.DeleteFunc(list, keep)
-	}
-	return list, err
+	return len(list) > 1, err
 }
 
 // beside returns the slot's processes outside the agent's unit.
@@ -160,101 +112,78 @@ func (s slotProcs) members(dir string) ([]int, error) {
 	return list, nil
 }
 
-// endWithin kills all processes of the agent's unit except those to keep. A process that forks
-// would outrun that, so the whole unit is frozen meanwhile.
-func (s slotProcs) endWithin(ctx context.Context, keep func(pid int) bool) (ended int, err error) {
-	strays := func() ([]int, error) { return s.within(keep) }
-	if list, err := strays(); err != nil || len(list) == 0 {
-		return 0, err
-	}
-	agent := filepath.Join(s.root, s.agent)
-	err = s.freeze(ctx, agent)
-	list, listErr := strays()
-	for _, pid := range list {
-		err = errors.Join(err, s.signal(pid, unix.SIGKILL, s.owns))
-	}
-	if err = errors.Join(err, listErr, s.thaw()); err != nil {
-		return len(list), fmt.Errorf("kill what the job left: %w", err)
-	}
-	// Wait only for the processes in list: nothing forked meanwhile, and when a job's command is
-	// ended, its hooks begin.
-	return len(list), s.gone(ctx, func() ([]int, error) {
-		now, err := strays()
-		return slices.DeleteFunc(now, func(pid int) bool { return !slices.Contains(list, pid) }), err
-	}, s.owns)
-}
-
-// endBeside kills everything that the slot runs outside the agent's unit.
+// endBeside kills everything that the slot runs outside the agent's unit, and waits until it has ended.
 func (s slotProcs) endBeside(ctx context.Context) (ended int, err error) {
-	list, err := s.beside()
-	if err != nil || len(list) == 0 {
-		return 0, err
-	}
-	children, err := os.ReadDir(filepath.Join(s.root, s.slice))
-	if err != nil {
-		return 0, fmt.Errorf("kill what the job left: %w", err)
-	}
-	for _, c := range children {
-		if dir := filepath.Join(s.root, s.slice, c.Name()); c.IsDir() && dir != filepath.Join(s.root, s.agent) {
-			err = errors.Join(err, writeControl(dir, "cgroup.kill", "1")) // Linux 5.14
-		}
-	}
-	if err != nil {
-		return len(list), fmt.Errorf("kill what the job left: %w", err)
-	}
-	return len(list), s.gone(ctx, s.beside, s.owns)
-}
-
-// gone kills what is listed, and still what it was taken for, until nothing is left.
-func (s slotProcs) gone(ctx context.Context, list func() ([]int, error), still func(pid int) bool) error {
 	deadline := time.Now().Add(endTime)
 	for {
-		left, err := list()
+		left, err := s.beside()
 		if err != nil || len(left) == 0 {
-			return err
+			return ended, err
 		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("process %d (%s) of a job still runs after SIGKILL; if a driver holds it, only a reboot frees it", left[0], s.name(left[0]))
+		if ended = max(ended, len(left)); time.Now().After(deadline) {
+			return ended, fmt.Errorf("process %d (%s) of a job still runs after SIGKILL; if a driver holds it, only a reboot frees it", left[0], s.name(left[0]))
 		}
-		for _, pid := range left {
-			if err := s.signal(pid, unix.SIGKILL, still); err != nil {
-				return err
-			}
+		if err := s.killBeside(left); err != nil {
+			return ended, fmt.Errorf("kill what the job left: %w", err)
 		}
 		if err := limit.Sleep(ctx, pollTime); err != nil {
-			return err
+			return ended, err
 		}
 	}
 }
 
-// freeze freezes the agent's unit. It returns when that has happened, or after a second: a
-// process that is held in the kernel is not stopped, and does not fork.
-func (s slotProcs) freeze(ctx context.Context, dir string) error {
-	if err := writeControl(dir, "cgroup.freeze", "1"); err != nil {
-		return err
+// killBeside kills whole cgroups, which no process can outrun by forking, and for a kernel that cannot
+// (before Linux 5.14) also each process of a list.
+func (s slotProcs) killBeside(list []int) error {
+	children, err := os.ReadDir(filepath.Join(s.root, s.slice))
+	err = ignoreAbsent(err)
+	for _, c := range children {
+		if dir := filepath.Join(s.root, s.slice, c.Name()); c.IsDir() && dir != filepath.Join(s.root, s.agent) {
+			err = errors.Join(err, killCgroup(dir))
+		}
 	}
-	for range int(time.Second / pollTime) {
-		events, err := os.ReadFile(filepath.Join(dir, "cgroup.events"))
-		if err != nil || strings.Contains(string(events), "frozen 1") {
-			return ignoreAbsent(err)
-		}
-		if err := limit.Sleep(ctx, pollTime); err != nil {
-			return err
-		}
+	kill := s.kill
+	if kill == nil {
+		kill = s.killProcess
+	}
+	for _, pid := range list {
+		err = errors.Join(err, kill(pid))
+	}
+	return err
+}
+
+func killCgroup(dir string) error {
+	f, err := os.OpenFile(filepath.Join(dir, "cgroup.kill"), os.O_WRONLY, 0)
+	if err == nil {
+		_, err = f.WriteString("1")
+		err = errors.Join(err, f.Close())
+	}
+	return ignoreAbsent(err)
+}
+
+// killProcess kills a process if it is still the slot's: PIDs are reused.
+func (s slotProcs) killProcess(pid int) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("kill process %d: %w", pid, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if !s.owns(pid) {
+		return nil
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("kill process %d: %w", pid, err)
 	}
 	return nil
 }
 
-// thaw continues the agent's unit. A guard that was killed may have left it frozen.
-func (s slotProcs) thaw() error {
-	return writeControl(filepath.Join(s.root, s.agent), "cgroup.freeze", "0")
-}
-
-func writeControl(dir, file, value string) error {
-	f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0)
-	if err == nil {
-		_, err = f.WriteString(value)
-		err = errors.Join(err, f.Close())
+// ignoreAbsent ignores that a file or cgroup is gone: such a cgroup has no processes.
+func ignoreAbsent(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+		return nil
 	}
-	return ignoreAbsent(err)
+	return err
 }

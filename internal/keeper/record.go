@@ -39,10 +39,9 @@ func newRecorder(p plan.JobPolicy, procs slotProcs) *recorder {
 	cpus, _ := cpuset.Parse(p.CPUs) // if it cannot be read, no container starts
 	c := noise.Config{
 		Slot: p.Name, CPUs: cpus, Cgroups: procs.root, Slice: procs.slice, Proc: procs.proc, Sys: "/sys",
-		// A job has a process besides the agent.
 		Alive: func() bool {
-			list, err := procs.within(nil)
-			return err != nil || len(list) > 1
+			runs, err := procs.runsJob()
+			return runs || err != nil
 		},
 	}
 	var names []string
@@ -97,18 +96,14 @@ func (r *recorder) end() (wait func()) {
 	return run.Wait
 }
 
-// Record returns the noise record of the job, for a process of the agent's unit. It ends what the
-// job left even if there is no record (ErrNoRecord): that protects the artifacts, too. A job without an
-// agent (NoAgent) has no record, and nothing but its container.
+// Record returns the noise record of the job. It ends what the job left even if there is no record
+// (ErrNoRecord): that protects the artifacts, too. A job of root's (NoAgent) has no record, and nothing
+// but its container.
 func (k *Keeper) Record(ctx context.Context, pid int) (rec noise.Record, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if pid == NoAgent {
 		return rec, ErrNoRecord
-	}
-	keep, err := k.procs.above(pid)
-	if err != nil {
-		return rec, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, recordTime)
 	defer cancel()
@@ -122,12 +117,11 @@ func (k *Keeper) Record(ctx context.Context, pid int) (rec noise.Record, err err
 		rec.Protection = noise.NodeProtection(k.procs.proc)
 		rec.Protection.Containers = k.hasStarted()
 	}
-	within, err1 := k.procs.endWithin(ctx, keep)
-	beside, err2 := k.procs.endBeside(ctx)
-	if within+beside > 0 {
-		k.log.Info("processes ended before the upload", "processes", within+beside)
+	ended, left := k.procs.endBeside(ctx)
+	if ended > 0 {
+		k.log.Info("processes ended before the upload", "processes", ended)
 	}
-	if left := errors.Join(err1, err2); left != nil {
+	if left != nil {
 		k.log.Warn("processes not ended before the upload", "err", left)
 		rec.Notes = append(rec.Notes, "a process of the job was still running when this was written and may have overwritten files: "+text.Line(left.Error(), 500))
 	}

@@ -45,25 +45,21 @@ func TestRecord(t *testing.T) {
 		r := newSlotRig(t)
 		gpu := &sampled{}
 		r.records(gpu.samples)
-		ask := func() (noise.Record, error) { return r.Record(t.Context(), hookPID) }
+		ask := func() (noise.Record, error) { return r.Record(t.Context(), bootstrap) }
 
-		r.start(99, 1, agentCgroup)
+		r.start(99, jobCgroup)
 		if _, err := ask(); !errors.Is(err, ErrNoRecord) || len(r.killed) != 1 {
 			t.Errorf("before a job: %v, killed %v", err, r.killed)
 		}
 		r.killed = nil
-		r.want(r.begin, "")
+		r.want(r.Begin, "")
 		time.Sleep(3 * time.Second)
-		r.start(103, bootstrap, agentCgroup)
-		r.start(104, 1, jobCgroup)
-		if _, err := r.Record(t.Context(), 104); !wrongCaller(err) || len(r.killed) > 0 {
-			t.Errorf("asked by the job: %v, killed %v", err, r.killed)
-		}
+		r.start(104, jobCgroup)
 		rec, err := ask()
 		if err != nil || !rec.Noisy || rec.Seconds != 3 || rec.GPU.Samples != 1 || rec.Slot != "gpu0" {
 			t.Errorf("it says %+v, %v", rec, err)
 		}
-		if diff := cmp.Diff([]int{103, 104}, r.killed); diff != "" {
+		if diff := cmp.Diff([]int{104}, r.killed); diff != "" {
 			t.Errorf("what the job left: %s", diff)
 		}
 		if len(r.asked) > 2 || r.looks != 1 {
@@ -72,7 +68,7 @@ func TestRecord(t *testing.T) {
 		if _, err := ask(); err != nil || gpu.by.Load() != 1 {
 			t.Errorf("a second time: %v, sampled by %d", err, gpu.by.Load())
 		}
-		r.want(r.end, "")
+		r.want(r.ended, "")
 		synctest.Wait()
 		if gpu.by.Load() != 0 {
 			t.Error("the GPU is sampled after the job")
@@ -83,11 +79,6 @@ func TestRecord(t *testing.T) {
 	})
 }
 
-func wrongCaller(err error) bool {
-	_, ok := errors.AsType[*CallerError](err)
-	return ok
-}
-
 // TestSamplingEnds: the GPU is released when the next job begins, an agent starts again, or the
 // agent has no job.
 func TestSamplingEnds(t *testing.T) {
@@ -96,23 +87,20 @@ func TestSamplingEnds(t *testing.T) {
 		r := newSlotRig(t)
 		gpu := &sampled{}
 		r.records(gpu.samples)
-		r.want(r.begin, "")
+		r.want(r.Begin, "")
 		synctest.Wait()
 		first := r.noise.run
-		r.want(r.begin, "")
+		r.want(r.Begin, "")
 		synctest.Wait()
 		if gpu.by.Load() != 1 || r.noise.run == first {
 			t.Error("the next job is not sampled by itself")
 		}
-		r.want(r.ready, "")
+		r.want(r.Ready, "")
 		if gpu.by.Load() != 0 {
 			t.Error("sampled without an agent")
 		}
-		r.want(r.begin, "")
-		for _, pid := range []int{bootstrap, hookPID} {
-			delete(r.cgroups, pid)
-		}
-		r.list(agentCgroup)
+		r.want(r.Begin, "")
+		r.exit(bootstrap)
 		time.Sleep(time.Minute)
 		if gpu.by.Load() != 0 {
 			t.Error("sampled although the agent is alone")
@@ -127,17 +115,17 @@ func TestSamplerHangs(t *testing.T) {
 		r := newSlotRig(t)
 		r.records(func(context.Context, func(probe.Sample)) error { time.Sleep(time.Hour); return nil })
 		begun := time.Now()
-		r.want(r.begin, "")
+		r.want(r.Begin, "")
 		if d := time.Since(begun); d > 0 {
 			t.Errorf("the begin took %v", d)
 		}
 		time.Sleep(time.Minute)
-		rec, err := r.Record(t.Context(), hookPID)
+		rec, err := r.Record(t.Context(), bootstrap)
 		if err != nil || !strings.HasPrefix(rec.GPU.Error, "not sampled: ") || rec.Noisy {
 			t.Errorf("it says %+v, %v", rec, err)
 		}
 		begun = time.Now()
-		r.want(r.end, "")
+		r.want(r.ended, "")
 		if d := time.Since(begun); d > 6*time.Second {
 			t.Errorf("the end took %v", d)
 		}
@@ -160,14 +148,14 @@ func TestRecordProfile(t *testing.T) {
 			{[]string{"strict", "compatible", "strict"}, "compatible"},
 			{nil, ""},
 		} {
-			r.want(r.begin, "")
+			r.want(r.Begin, "")
 			for _, profile := range row.made {
 				r.Made(profile)
 			}
-			if rec, err := r.Record(t.Context(), hookPID); err != nil || rec.Profile != row.want {
+			if rec, err := r.Record(t.Context(), bootstrap); err != nil || rec.Profile != row.want {
 				t.Errorf("after %q: %q, %v", row.made, rec.Profile, err)
 			}
-			r.want(r.end, "")
+			r.want(r.ended, "")
 		}
 	})
 }
@@ -191,21 +179,21 @@ func TestRecordProtection(t *testing.T) {
 			{[]int{-1, 0}, []noise.Container{{Error: "it had ended"}, of(0)}},
 			{nil, nil},
 		} {
-			r.want(r.begin, "")
+			r.want(r.Begin, "")
 			for _, uid := range row.users {
 				pid++
 				id := strconv.Itoa(pid)
 				if uid >= 0 {
-					r.start(pid, 1, filepath.Join(r.procs.slice, "docker-"+id+".scope"))
+					r.start(pid, filepath.Join(r.procs.slice, "docker-"+id+".scope"))
 					r.put(filepath.Join(r.procs.proc, id, "status"), fmt.Sprintf("PPid:\t1\nUid:\t%d\t%[1]d\nNSpid:\t%d\t1\nCapEff:\t00000000a00405fb\nNoNewPrivs:\t1\nSeccomp:\t2\n", uid, pid))
 				}
 				r.Started(id)
 			}
-			rec, err := r.Record(t.Context(), hookPID)
+			rec, err := r.Record(t.Context(), bootstrap)
 			if diff := cmp.Diff(row.want, rec.Protection.Containers); err != nil || diff != "" {
 				t.Error(err, diff)
 			}
-			r.want(r.end, "")
+			r.want(r.ended, "")
 		}
 	})
 }
@@ -217,14 +205,14 @@ func TestRecordBesideAProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newSlotRig(t)
 		r.records(new(sampled).samples)
-		r.want(r.begin, "")
-		r.start(104, 1, agentCgroup)
+		r.want(r.Begin, "")
+		r.start(104, jobCgroup)
 		r.immortal = 104
-		rec, err := r.Record(t.Context(), hookPID)
+		rec, err := r.Record(t.Context(), bootstrap)
 		if all := strings.Join(rec.Notes, "\n"); err != nil || !strings.Contains(all, "a process of the job was still running when this was written and may have overwritten files: process 104 (p104)") {
 			t.Errorf("notes %q, %v", all, err)
 		}
 		r.immortal = 0
-		r.want(r.end, "")
+		r.want(r.ended, "")
 	})
 }

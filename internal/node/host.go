@@ -81,20 +81,6 @@ func (n *Node) Preview(ctx context.Context) ([]reconcile.Change, error) {
 	return reconcile.Diff(n.Plan, state), nil
 }
 
-// MainPID returns the main process of a unit of this machine, or 0.
-func MainPID(ctx context.Context, unit string) (int, error) {
-	bus, err := systemd.Connect(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer bus.Close()
-	units, err := bus.Units(ctx, unit)
-	if err != nil {
-		return 0, err
-	}
-	return units[0].MainPID, nil
-}
-
 // LookLocked looks at the machine and observes it while no other kbnode changes it.
 func (n *Node) LookLocked(ctx context.Context, host *reconcile.Host) (*reconcile.State, error) {
 	release, err := n.Lock(ctx, host)

@@ -20,7 +20,7 @@ import (
 
 const (
 	totalTime = 10 * time.Second // for all attempts
-	tryTime = 4 * time.Second  // for each of two attempts
+	tryTime   = 4 * time.Second  // for each of two attempts
 )
 
 // pause is before the second attempt.

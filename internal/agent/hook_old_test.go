@@ -1,0 +1,36 @@
+package agent
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestOldHooks: a job whose hooks an earlier kbnode wrote does not begin during an upgrade, and one that
+// runs uploads nothing from elsewhere.
+func TestOldHooks(t *testing.T) {
+	outside := t.TempDir()
+	if err := os.Symlink("/proc/self/environ", filepath.Join(outside, "result.json")); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("BUILDKITE_BUILD_CHECKOUT_PATH", outside)
+	t.Setenv("BUILDKITE_ARTIFACT_PATHS", "*")
+	for name, want := range map[string]string{
+		"pre-bootstrap": "this node is being upgraded; run the job again",
+		"pre-artifact":  "nothing is uploaded: " + outside + " is not below /var/lib/buildkite-agent/gpu-0/builds",
+		"pre-exit":      "",
+		"":              "use agent-startup",
+		"environment":   "use agent-startup",
+		"../pre-exit":   "use agent-startup",
+	} {
+		err := Hook(t.Context(), name, 0, slog.New(slog.DiscardHandler))
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("hook %q: %v, want %q", name, err, want)
+		}
+	}
+	if _, err := checkoutDir(0, ""); err == nil {
+		t.Error("no checkout is taken for one")
+	}
+}
