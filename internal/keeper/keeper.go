@@ -116,7 +116,7 @@ func (k *Keeper) Thaw() error { return k.procs.thaw() }
 const NoAgent = -1
 
 // ErrBusy means that the slot is not free for a job of root's.
-var ErrBusy = errors.New("the slot's agent has a job, which goes first")
+var ErrBusy = errors.New("the slot has a job, which goes first")
 
 // Report handles a report of the slot's agent, such as slot.BeginPath, from a process. It
 // returns why the slot is parked, or calls answer with a message for the job's log, which may be
