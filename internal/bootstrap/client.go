@@ -171,12 +171,12 @@ var (
 	// only where no build sent them.
 	nodeVars = []string{"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"}
 	// programVars would change the agent's program, such as what it writes to the log, except namedVars.
-	programVars = []string{"BUILDKITE_AGENT_*", "PATH", "HOME", "LD_*", "GIT_*", "BASH*", "GODEBUG", "GOTRACEBACK", "GOMAXPROCS", "GOGC", "GOMEMLIMIT", "GOCOVERDIR", "SSL_*", "*_PROXY", "*_proxy"}
+	programVars = []string{"BUILDKITE_AGENT_*", "PATH", "HOME", "XDG_*", "LD_*", "GIT_*", "BASH*", "GODEBUG", "GOTRACEBACK", "GOMAXPROCS", "GOGC", "GOMEMLIMIT", "GOCOVERDIR", "SSL_*", "*_PROXY", "*_proxy"}
 	namedVars   = []string{"BUILDKITE_AGENT_ID", "BUILDKITE_AGENT_NAME", "BUILDKITE_AGENT_META_DATA_*"}
 )
 
 // sentEnv returns what Buildkite sent, for the variables of a pipeline, without what would change the
-// agent's program. The agent has refused variables that its configuration does not allow.
+// agent's program.
 func sentEnv(in job.Input) (env []string) {
 	for _, v := range in.Sent {
 		if !matches(agentVars, v.Name) && (!matches(programVars, v.Name) || matches(namedVars, v.Name)) {
@@ -228,7 +228,8 @@ func (c Config) ofNode(name string) bool {
 func (c Config) agent(ctx context.Context, dir string, env []string, args ...string) error {
 	cmd := exec.CommandContext(ctx, c.Agent, args...)
 	cmd.Dir = dir
-	cmd.Env = append(env, "PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/nonexistent")
+	// Without programs to find: `pipeline upload` would ask git about the commit.
+	cmd.Env = append(env, "PATH=/nonexistent", "HOME=/nonexistent")
 	for name, value := range c.Input.Env {
 		if matches(agentVars, name) || c.ofNode(name) {
 			cmd.Env = append(cmd.Env, name+"="+value)

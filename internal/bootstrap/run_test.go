@@ -70,7 +70,7 @@ func TestPatience(t *testing.T) {
 func TestUploadReachesBuildkite(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, slot.Outcome{Files: "/"}, "")
-	if err := os.WriteFile(r.Agent, []byte("#!/bin/sh\nenv | sort\n"), 0o700); err != nil {
+	if err := os.WriteFile(r.Agent, []byte("#!/bin/sh\n/usr/bin/env | /usr/bin/sort\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	maps.Copy(r.Input.Env, map[string]string{
@@ -80,7 +80,7 @@ func TestUploadReachesBuildkite(t *testing.T) {
 	r.Input.Env["BUILDKITE_REDACTED_VARS"] = ""
 	r.Input.Sent = append(r.Input.Sent, job.Var{Name: "https_proxy", Value: "http://theirs"}, job.Var{Name: "no_proxy", Value: "theirs"})
 	status, _ := Run(t.Context(), r.Config)
-	want := "~~~ Uploading artifacts\nBUILDKITE_AGENT_ACCESS_TOKEN=shown\nBUILDKITE_JOB_ID=0190\nHOME=/nonexistent\nHTTPS_PROXY=http://proxy:3128\nPATH=/usr/local/bin:/usr/bin:/bin\nPWD=/\nSSL_CERT_FILE=/etc/ca\n"
+	want := "~~~ Uploading artifacts\nBUILDKITE_AGENT_ACCESS_TOKEN=shown\nBUILDKITE_JOB_ID=0190\nHOME=/nonexistent\nHTTPS_PROXY=http://proxy:3128\nPATH=/nonexistent\nPWD=/\nSSL_CERT_FILE=/etc/ca\n"
 	if got := r.log.String(); status != 0 || !strings.HasSuffix(got, want) {
 		t.Errorf("%d: %s", status, got)
 	}
@@ -117,7 +117,7 @@ func TestPipelineKeepsSecrets(t *testing.T) {
 func TestUploadFitsTheAgentsPatience(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, slot.Outcome{Files: "/", Canceled: true}, "")
-	if err := os.WriteFile(r.Agent, []byte("#!/bin/sh\nexec sleep 600\n"), 0o700); err != nil {
+	if err := os.WriteFile(r.Agent, []byte("#!/bin/sh\nexec /bin/sleep 600\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	canceled := make(chan struct{})

@@ -73,7 +73,7 @@ func runJob(ctx context.Context, k int, agent string, in job.Input, log io.Write
 	os.Clearenv()
 	// The agent's own score keeps it alive. No harm is done where the kernel says no.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0)
-	in.Repositories = []string{""} // the agent has refused what its configuration does not allow
+	in.Repositories = []string{""} // the slot's service refuses what its policy does not allow
 	status, by := bootstrap.Run(context.WithoutCancel(ctx), bootstrap.Config{
 		Canceled: ctx.Done(),
 		Input:    in, Socket: plan.SocketPath(k), Slot: plan.SlotName(k), Log: log, Agent: agent,

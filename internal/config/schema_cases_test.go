@@ -24,7 +24,7 @@ var moreCases = map[string]bool{
 	"agent: {download_sha256: 'ab'}": false, "agent: {download_url: https://h/a}": false,
 	"agent: {download_url: https://h/a, download_sha256: '" + strings.Repeat("ab", 32) + "'}": true,
 	"agent: {tags: a=b}": false, "agent: {tags: [a]}": false, "agent: {tags: [a=b=c]}": false, "agent: {tags: ['a=b c']}": false, "agent: {tags: [numa=1]}": false, "agent: {tags: [numatic=1]}": true,
-	"agent: {allowed_repositories: [A]}": false, "agent: {allowed_repositories: ['^A$']}": true, "agent: {allowed_repositories: ['^(A$']}": false, "agent: {allowed_repositories: ['^\"$']}": false,
+	"agent: {allowed_repositories: [A]}": false, "agent: {allowed_repositories: ['^A$']}": true, "agent: {allowed_repositories: ['^(A$']}": false, "agent: {allowed_repositories: ['^a{1,2}$']}": true,
 	"agent: {token: secret}": false,
 	"job: {profile: open}":   false, "job: {profile: strict, network: none}": true, "job: {network: host}": false,
 	"job: {network: internet}": true, "job: {network: internet, allowed_networks: [10.1.2.0/24, '10.1.2.3:5000', 'fd00::/8', '[fd00::1]:443', '[fd00::/16]']}": true,

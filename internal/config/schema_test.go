@@ -67,7 +67,7 @@ func rules() map[string]func(*jsonschema.Schema) {
 		return func(s *jsonschema.Schema) { least(n)(s); s.Maximum = json.Number(fmt.Sprint(most)) }
 	}
 	patterns := func(s *jsonschema.Schema) {
-		s.Items.Pattern, s.Items.Format = `^\^[^,\n"]*\$$`, "regex"
+		s.Items.Pattern, s.Items.Format = `^\^[^\n]*\$$`, "regex"
 	}
 	queue := `([A-Za-z0-9]|F)([A-Za-z0-9._-]|F){0,99}`
 	return map[string]func(*jsonschema.Schema){

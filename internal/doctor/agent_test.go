@@ -24,7 +24,7 @@ func TestAgentChecksOfHealthyNode(t *testing.T) {
 	want := map[string]string{
 		"agent-other": "ok: none", "agent-binary": "ok: /usr/bin/buildkite-agent", "agent-version": "ok: 3.76.2",
 		"agent-endpoint": "ok: " + strings.TrimPrefix(w.bk.URL, "http://"), "agent-token": "ok: mode 0600", "agent-token-elsewhere": "ok: none",
-		"agent-token-accepted": "ok: organization kbnode", "agent-keys": "ok: 12 keys", "agent-queue": "ok: b200", "agent-hooks": "ok: 1 of kbnode or the operator",
+		"agent-token-accepted": "ok: organization kbnode", "agent-keys": "ok: 11 keys", "agent-queue": "ok: b200", "agent-hooks": "ok: 1 of kbnode or the operator",
 		"agent-unit": "ok: 0 drop-ins", "agent-guard": "ok: answers",
 		"agent-running": "ok: registered", "agent-drained": "ok: 2 slots",
 		"buildkite-queue": "ok: b200: 2 agents", "buildkite-agents": "ok: connected",

@@ -64,7 +64,7 @@ func (r *jobRig) made() (n int) {
 	return n
 }
 
-// TestServiceRestartsEarly begins a job anew whose image was being pulled.
+// TestServiceRestartsEarly begins a job again whose image was being pulled.
 func TestServiceRestartsEarly(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(t, map[string]string{"BUILDKITE_PLUGINS": strings.ReplaceAll(runnerPlugin, `"img"`, `"absent"`)})
@@ -171,7 +171,7 @@ func TestBrokenRecord(t *testing.T) {
 	}
 }
 
-// TestClientGoneWhilePulling ends the pull, and the next client begins it anew.
+// TestClientGoneWhilePulling ends the pull, and the next client begins it again.
 func TestClientGoneWhilePulling(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(t, map[string]string{"BUILDKITE_PLUGINS": strings.ReplaceAll(runnerPlugin, `"img"`, `"absent"`)})

@@ -96,7 +96,7 @@ func TestCancelWhileEngineIsAway(t *testing.T) {
 // TestCancelWhileUploading lets the upload end, and dies of the signal.
 func TestCancelWhileUploading(t *testing.T) {
 	r := newJobRig(t, nil)
-	script := "#!/bin/sh\n: >" + r.notes + "\nuntil [ -e " + r.notes + ".go ]; do sleep 0.05; done\necho uploaded\n"
+	script := "#!/bin/sh\n: >" + r.notes + "\nuntil [ -e " + r.notes + ".go ]; do /bin/sleep 0.05; done\necho uploaded\n"
 	if err := os.WriteFile(r.agent, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}

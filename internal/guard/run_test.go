@@ -78,7 +78,7 @@ func newJobRig(t *testing.T, sent map[string]string, change ...func(*rig)) *jobR
 	k := &runKeeper{}
 	r := &jobRig{rig: newRig(t, append(change, func(r *rig) { r.keeper = k })...), keeper: k, notes: filepath.Join(t.TempDir(), "notes")}
 	r.agent = filepath.Join(t.TempDir(), "buildkite-agent")
-	script := fmt.Sprintf("#!/bin/sh\n{ echo \"args $*\"; pwd; env; } >%s\necho uploaded\n", r.notes)
+	script := fmt.Sprintf("#!/bin/sh\n{ echo \"args $*\"; pwd; /usr/bin/env; } >%s\necho uploaded\n", r.notes)
 	if err := os.WriteFile(r.agent, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -64,8 +64,6 @@ var agentKeys = []agentKey{
 	// unit's processes and in-memory directories end with it.
 	{name: "disconnect-after-job", value: fixed("true"), must: true},
 
-	{name: "allowed-repositories", value: fromConfig(func(c config.Config) string { return allowList(c.Agent.AllowedRepositories) }), must: true},
-
 	// Major version 3 knows the first two, 4 the others.
 	{name: "cancel-grace-period", value: fixed(strconv.Itoa(cancelGraceSeconds))},
 	{name: "signal-grace-period-seconds", value: fixed(strconv.Itoa(cancelSignalSeconds))},
@@ -118,16 +116,4 @@ func renderAgentConfig(keys []agentKey, in agentInput) string {
 		b.WriteString(k.name + `="` + k.value(in) + "\"\n")
 	}
 	return b.String()
-}
-
-// matchesNothing is a regular expression that no text matches.
-const matchesNothing = `^[^\x00-\x{10FFFF}]$`
-
-// allowList formats a list for the agent, which takes an empty one for no list and allows
-// everything.
-func allowList(p config.Patterns) string {
-	if len(p) == 0 {
-		return matchesNothing
-	}
-	return strings.Join(p, ",")
 }

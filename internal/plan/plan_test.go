@@ -394,7 +394,7 @@ func TestAgentConfigKnowsTheAgent(t *testing.T) {
 		t.Errorf("configuration for version 4 is\n%s", text)
 	}
 	old := inventory.Agent{Path: "/usr/bin/buildkite-agent", Version: "3.20.0", Keys: []string{"name", "tags", "build-path"}}
-	if _, err = render(old); err == nil || !strings.Contains(err.Error(), "does not support") || !strings.Contains(err.Error(), "allowed-repositories") {
+	if _, err = render(old); err == nil || !strings.Contains(err.Error(), "does not support") || !strings.Contains(err.Error(), "bootstrap-script") {
 		t.Errorf("an agent without the hardening keys: %v", err)
 	}
 }

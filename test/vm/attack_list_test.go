@@ -15,7 +15,7 @@ const (
 	forkBomb  = `f() { f | f & }; f; exec sleep 5`
 	stubborn  = `trap '' TERM INT HUP QUIT; touch READY; while :; do sleep 1; done`
 	daemon    = `setsid sh -c 'trap "" TERM HUP; (setsid sleep 1000 &); while :; do sleep 1; done' </dev/null >/dev/null 2>&1 &`
-	// The neighbour says at its end whether it still has what it had.
+	// The neighbor says at its end whether it still has what it had.
 	undisturbed = `share() {
 	nproc; grep _allowed_list /proc/self/status
 	grep . /sys/fs/cgroup/cpuset.cpus.effective /sys/fs/cgroup/memory.max /sys/fs/cgroup/pids.max

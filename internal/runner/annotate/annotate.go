@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	allTime = 10 * time.Second // for all attempts
-	tryTime = 4 * time.Second  // for each of two attempts
+	totalTime = 10 * time.Second // for all attempts
+	tryTime   = 4 * time.Second  // for each of two attempts
 )
 
 // pause is before the second attempt.
@@ -42,7 +42,7 @@ func Post(ctx context.Context, a result.Annotation) error {
 	if err != nil {
 		return fmt.Errorf("encode annotation: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, allTime)
+	ctx, cancel := context.WithTimeout(ctx, totalTime)
 	defer cancel()
 	target := base.JoinPath("jobs", url.PathEscape(a.JobID), "annotations").String()
 	again, err := post(ctx, target, a.Token, doc)
