@@ -1,11 +1,9 @@
 package docker
 
 import (
-	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,10 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// stage is an engine with one container and something of every kind.
+// stage is an engine with one container.
 type stage struct {
 	mu   sync.Mutex
-	body string   // of the create request
+	body string   // of the last request
 	gone []string // what was removed
 }
 
@@ -39,15 +37,6 @@ func (s *stage) serve(t *testing.T) *Engine {
 		s.body = r.URL.Query().Get("fromSrc") + " " + r.URL.Query().Get("repo") + " " + string(got)
 		_, _ = io.WriteString(w, `{"status":"sha256:1"}`)
 	})
-	mux.HandleFunc("POST /v1.45/containers/create", func(w http.ResponseWriter, r *http.Request) {
-		got, _ := io.ReadAll(r.Body)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.body = r.URL.Query().Get("name") + " " + string(got)
-		w.WriteHeader(http.StatusCreated)
-		_, _ = io.WriteString(w, `{"Id":"c1"}`)
-	})
-	mux.HandleFunc("POST /v1.45/containers/c1/start", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	mux.HandleFunc("POST /v1.45/containers/c1/wait", say(`{"StatusCode":137}`))
 	mux.HandleFunc("POST /v1.45/containers/c9/wait", func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusNotFound)
@@ -70,10 +59,6 @@ func (s *stage) serve(t *testing.T) *Engine {
 		w.WriteHeader(http.StatusNotModified)
 	})
 	mux.HandleFunc("POST /v1.45/containers/c9/stop", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) })
-	mux.HandleFunc("GET /v1.45/containers/json", say(`[{"Id":"c1","Names":["/kbnode-x-1"]},{"Id":"c2","Names":["/job"]}]`))
-	mux.HandleFunc("GET /v1.45/images/json", say(`[{"Id":"sha256:1","RepoTags":["x:latest","other:1"]},{"Id":"sha256:2","RepoTags":null}]`))
-	mux.HandleFunc("GET /v1.45/networks", say(`[{"Id":"n1","Name":"x-net"},{"Id":"n2","Name":"bridge"}]`))
-	mux.HandleFunc("GET /v1.45/volumes", say(`{"Volumes":[{"Name":"x"},{"Name":"y"}]}`))
 	mux.HandleFunc("DELETE /", func(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -81,8 +66,6 @@ func (s *stage) serve(t *testing.T) *Engine {
 		if strings.HasSuffix(r.URL.Path, "/missing") {
 			w.WriteHeader(http.StatusNotFound)
 			_, _ = io.WriteString(w, `{"message":"none"}`)
-		} else if strings.Contains(r.URL.Path, "/images/") {
-			say("[]")(w, r)
 		} else {
 			w.WriteHeader(http.StatusNoContent)
 		}
@@ -90,74 +73,26 @@ func (s *stage) serve(t *testing.T) *Engine {
 	return engineOf(t, mux)
 }
 
-func TestRun(t *testing.T) {
+func TestImport(t *testing.T) {
 	t.Parallel()
 	s := &stage{}
 	e := s.serve(t)
 	if err := e.Import(t.Context(), "x:latest", strings.NewReader("archive")); err != nil || s.body != "- x:latest archive" {
 		t.Errorf("imported %q, %v", s.body, err)
 	}
-	id, err := e.Create(t.Context(), Run{Name: "x", Image: "i", Cmd: []string{"true"}, Binds: []string{"/a:/b"}, Network: "none"})
-	if err != nil || id != "c1" {
-		t.Fatalf("%s, %v", id, err)
-	}
-	name, body, _ := strings.Cut(s.body, " ")
-	var asked struct {
-		Image      string
-		Cmd        []string
-		HostConfig struct {
-			Binds       []string
-			NetworkMode string
-		}
-	}
-	if err := json.Unmarshal([]byte(body), &asked); err != nil {
-		t.Fatal(err)
-	}
-	h := asked.HostConfig
-	if name != "x" || asked.Image != "i" || !slices.Equal(asked.Cmd, []string{"true"}) || !slices.Equal(h.Binds, []string{"/a:/b"}) || h.NetworkMode != "none" {
-		t.Errorf("asked for %s %+v", name, asked)
-	}
-	if err := e.Start(t.Context(), id); err != nil {
-		t.Error(err)
-	}
-	end, err := e.Wait(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(Ended{ExitCode: 137, OOMKilled: true, Stdout: []byte("out"), Stderr: []byte("err")}, end); diff != "" {
-		t.Error(diff)
-	}
-	if _, err := e.Wait(t.Context(), "c9"); !errors.Is(err, ErrNotFound) {
-		t.Errorf("waited for a container that is not there: %v", err)
-	}
 }
 
-// TestTraces finds by name what is then removed, and nothing else.
-func TestTraces(t *testing.T) {
+func TestDiscard(t *testing.T) {
 	t.Parallel()
 	s := &stage{}
 	e := s.serve(t)
-	found, err := e.Traces(t.Context(), "x")
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []Trace{{"container", "c1", "kbnode-x-1"}, {"image", "x:latest", "x:latest"}, {"network", "n1", "x-net"}, {"volume", "x", "x"}}
-	if diff := cmp.Diff(want, found); diff != "" {
-		t.Error(diff)
-	}
-	for _, trace := range append(found, Trace{"container", "missing", "missing"}, Trace{"volume", "missing", "missing"}) {
-		if err := e.Erase(t.Context(), trace); err != nil {
-			t.Errorf("%+v: %v", trace, err)
+	for _, id := range []string{"c1", "missing"} {
+		if err := e.Discard(t.Context(), id); err != nil {
+			t.Errorf("%s: %v", id, err)
 		}
 	}
-	if diff := cmp.Diff([]string{
-		"/v1.45/containers/c1?force=1&v=1", "/v1.45/images/x:latest?force=1", "/v1.45/networks/n1", "/v1.45/volumes/x?force=1",
-		"/v1.45/containers/missing?force=1&v=1", "/v1.45/volumes/missing?force=1",
-	}, s.gone); diff != "" {
+	if diff := cmp.Diff([]string{"/v1.45/containers/c1?force=1&v=1", "/v1.45/containers/missing?force=1&v=1"}, s.gone); diff != "" {
 		t.Error(diff)
-	}
-	if err := e.Erase(t.Context(), Trace{"house", "h", "h"}); err == nil {
-		t.Error("a house was removed")
 	}
 }
 

@@ -200,7 +200,7 @@ func notStarted(err error) slot.Outcome {
 	if no, ok := errors.AsType[*checkout.RefusedError](err); ok {
 		return slot.Outcome{Refused: no.Error()}
 	}
-	return slot.Outcome{NodeFault: strings.TrimPrefix(err.Error(), "kbnode: "), Canceled: errors.Is(err, errCanceled)}
+	return slot.Outcome{NodeFault: strings.TrimPrefix(err.Error(), "kbnode: "), Canceled: errors.Is(err, errCanceled) || errors.Is(err, keeper.ErrBusy)}
 }
 
 // begin starts a job, unless it has been started, and counts a reader. A job that the agent has given up
@@ -228,7 +228,7 @@ func (g *guard) begin(ctx context.Context, spec *job.Spec, pid int, frames *slot
 		wait := last.begun
 		if last.spec.JobID != spec.JobID {
 			if pid == keeper.NoAgent {
-				return nil, fmt.Errorf("the slot runs job %s, which goes first", last.spec.JobID)
+				return nil, fmt.Errorf("%w: %s", keeper.ErrBusy, last.spec.JobID)
 			}
 			last.stop()
 			wait = last.done

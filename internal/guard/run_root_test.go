@@ -104,6 +104,26 @@ func TestRootIsCanceled(t *testing.T) {
 	<-done
 }
 
+// TestRootIsClearedAway: root's job whose container someone removes, as the keeper does for an agent
+// that starts, counts as canceled.
+func TestRootIsClearedAway(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(r *rig) { r.keeper, r.root = &noteKeeper{}, os.Getuid() })
+	o, err := bootstrap.RunSpec(t.Context(), r.socket, rootSpec("x"), func(kind slot.FrameKind, _ []byte) {
+		if kind != slot.FrameStdout {
+			return
+		}
+		r.engine.mu.Lock()
+		clear(r.engine.containers)
+		r.engine.mu.Unlock()
+		close(r.engine.exit)
+		_ = (<-r.engine.attached).Close()
+	})
+	if err != nil || !o.Canceled || !strings.Contains(o.NodeFault, "was removed") {
+		t.Errorf("%+v, %v", o, err)
+	}
+}
+
 // TestRootGivesWay: a job ends root's, and root's ends none.
 func TestRootGivesWay(t *testing.T) {
 	t.Parallel()
@@ -119,7 +139,7 @@ func TestRootGivesWay(t *testing.T) {
 			}()
 			_, err := g.begin(ctx, rootSpec("second"), pid, nil)
 			gives := !isClosed(running.cancel)
-			if gives != (pid == keeper.NoAgent) || gives == errors.Is(err, context.Canceled) {
+			if gives != (pid == keeper.NoAgent) || gives == errors.Is(err, context.Canceled) || gives != notStarted(err).Canceled {
 				t.Errorf("it gives way: %t, %v", gives, err)
 			}
 		})

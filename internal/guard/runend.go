@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/keeper"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -102,6 +103,7 @@ func (g *guard) awaitOrCancel(r *jobRun) slot.Outcome {
 // await waits for the end of a container, also while the engine is away.
 func (g *guard) await(ctx context.Context, r *jobRun) slot.Outcome {
 	var since time.Time
+	gave := r.pid == keeper.NoAgent // an agent that starts clears away what root runs
 	for {
 		waiting, done := context.WithTimeout(ctx, enginePeriod)
 		own, err := g.api.AwaitOwnEnd(waiting, r.container)
@@ -111,10 +113,10 @@ func (g *guard) await(ctx context.Context, r *jobRun) slot.Outcome {
 		runs := err2 == nil && in.State != nil && in.State.Running
 		switch {
 		case errors.Is(err2, docker.ErrNotFound):
-			return slot.Outcome{NodeFault: "the job's container was removed"}
+			return slot.Outcome{NodeFault: "the job's container was removed", Canceled: gave}
 		case err == nil && err2 == nil && !runs:
 			if !own && !isClosed(r.cancel) {
-				return slot.Outcome{NodeFault: "the Docker engine was restarted, or had the job's container stopped, which ended the job; with live-restore jobs go on"}
+				return slot.Outcome{NodeFault: "the Docker engine was restarted, or had the job's container stopped, which ended the job; with live-restore jobs go on", Canceled: gave}
 			}
 			return slot.Outcome{ExitCode: in.State.ExitCode, OutOfMemory: in.State.OOMKilled}
 		case runs, silent && err2 == nil: // it may have ended meanwhile: ask again

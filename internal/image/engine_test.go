@@ -6,9 +6,12 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -111,8 +114,7 @@ func TestEngine(t *testing.T) {
 	}
 
 	// A container uses an image that should be removed.
-	held, err := engine.Create(t.Context(), docker.Run{Name: "kbnode-test-held", Image: latest, Cmd: []string{"true"}})
-	must(err)
+	held := create(t, socket, latest)
 	defer func() { _ = engine.Discard(context.Background(), held) }()
 	for range 2 {
 		publish("latest")
@@ -167,6 +169,25 @@ func TestEngine(t *testing.T) {
 		must(engine.Untag(t.Context(), n))
 	}
 	must(engine.Untag(t.Context(), latest))
+}
+
+// create makes a container and returns its ID.
+func create(t *testing.T, socket, image string) string {
+	t.Helper()
+	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	defer client.CloseIdleConnections()
+	resp, err := client.Post("http://engine/containers/create", "application/json", strings.NewReader(fmt.Sprintf(`{"Image":%q,"Cmd":["true"]}`, image)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	var made struct{ ID string }
+	if err := json.NewDecoder(resp.Body).Decode(&made); err != nil || made.ID == "" {
+		t.Fatal(resp.Status, err)
+	}
+	return made.ID
 }
 
 // realNode is a node with images of the engine and fake verdicts.

@@ -14,11 +14,9 @@ func TestEvaluate(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.slots = []Slot{{Index: 0, Name: "gpu0"}, {Index: 1, Name: "gpu1", Away: "it is parked: dirty"}, {Index: 2, Name: "gpu2", Job: "job 7"}, {Index: 3, Name: "gpu3"}}
-	w.onCanary = func(ctx context.Context, slot Slot) error {
+	w.onCanary = func(_ context.Context, slot Slot) error {
 		if slot.Index == 3 { // a job comes while it runs
-			w.job(3, "job 8")
-			<-ctx.Done()
-			return ctx.Err()
+			return errJob
 		}
 		return nil
 	}
@@ -35,7 +33,6 @@ func TestEvaluate(t *testing.T) {
 		{Index: 3, Canary: Canary{Slot: "gpu3"}, Missed: "a job started and went first"},
 	}
 	for _, atOnce := range []bool{false, true} {
-		w.job(3, "")
 		got, err := u.Evaluate(t.Context(), atOnce)
 		if diff := cmp.Diff(want, got); diff != "" || err != nil {
 			t.Errorf("at once %t: %v %s", atOnce, err, diff)

@@ -60,10 +60,9 @@ type Slot struct {
 type Node interface {
 	// Slots returns the state of all slots.
 	Slots(ctx context.Context) ([]Slot, error)
-	// Canary runs an image in a slot. An error means that it could not be tried there.
+	// Canary runs an image in a slot. An error means that it could not be tried there: errJob, that
+	// a job goes first.
 	Canary(ctx context.Context, slot Slot, imageID string) (Canary, error)
-	// Tidy removes what an interrupted canary left.
-	Tidy(ctx context.Context) error
 }
 
 // Updater changes the images of one node.
@@ -145,9 +144,6 @@ func (u *Updater) open(ctx context.Context) (release func(), err error) {
 
 // recover finishes what an earlier run began.
 func (u *Updater) recover(ctx context.Context) error {
-	if err := u.Node.Tidy(ctx); err != nil {
-		return err
-	}
 	if u.state.Moving {
 		if err := u.move(ctx); err != nil {
 			return err

@@ -2,7 +2,7 @@ package image
 
 import (
 	"cmp"
-	"encoding/json"
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -15,89 +15,65 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
-// stage is an engine and the guard of a slot, with one container.
+// stage is the service of a slot.
 type stage struct {
-	work   string      // of the slot
-	result string      // what the container leaves; "" for nothing
-	loose  bool        // it leaves the result only in the compatible profile
-	mode   os.FileMode // of the result
-	gone   bool        // the start of a job has removed it
-	exit   string
+	result string // what the job leaves; "" for nothing
+	loose  bool   // it leaves the result only in the compatible profile
+	link   bool   // it is a link to the result
+	gone   bool   // the next job has cleared it away
+	says   string
+	end    slot.Outcome
 
-	profile string // the requested one
-	created map[string]any
-	name    string
-	removed []string
+	specs []*job.Spec
 }
 
 func (s *stage) serve(t *testing.T) *Machine {
 	t.Helper()
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /_ping", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Api-Version", "1.45") })
-	on := func(pattern string, answer func(r *http.Request) (int, string)) {
-		method, path, _ := strings.Cut(pattern, " ")
-		mux.HandleFunc(method+" /v1.45"+path, func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Content-Type", "application/json")
-			status, text := answer(r)
-			w.WriteHeader(status)
-			_, _ = io.WriteString(w, text)
-		})
-	}
-	always := func(status int, text string) func(*http.Request) (int, string) {
-		return func(*http.Request) (int, string) { return status, text }
-	}
-	on("GET /containers/json", always(200, `[{"Id":"old","Names":["/kbnode-gpu77-kbnode-canary"]},{"Id":"job","Names":["/kbnode-gpu3-x-kbnode-gpu77-kbnode-canary"]},{"Id":"other","Names":["/kbnode-gpu7-kbnode-canary"]}]`))
-	on("GET /images/json", always(200, `[]`))
-	on("GET /networks", always(200, `[]`))
-	on("GET /volumes", always(200, `{}`))
-	on("POST /containers/create", func(r *http.Request) (int, string) {
-		s.name = r.URL.Query().Get("name")
-		s.created = nil
-		_ = json.NewDecoder(r.Body).Decode(&s.created)
-		env, _ := s.created["Env"].([]any)
-		s.profile, _ = strings.CutPrefix(env[len(env)-1].(string), "KBNODE_PROFILE=")
-		return 201, `{"Id":"c1"}`
-	})
-	on("POST /containers/c1/start", func(*http.Request) (int, string) {
-		if s.result != "" && (!s.loose || s.profile == "compatible") {
-			if err := os.WriteFile(filepath.Join(s.work, canaryName, "result.json"), []byte(s.result), s.mode); err != nil {
-				t.Error(err)
-			}
-		}
-		return 204, ""
-	})
-	on("POST /containers/c1/wait", always(200, `{"StatusCode":0}`))
-	on("GET /containers/c1/json", func(*http.Request) (int, string) {
-		if s.gone {
-			return 404, `{"message":"No such container: c1"}`
-		}
-		return 200, `{"Id":"c1","State":{"Status":"exited","ExitCode":` + s.exit + `},"Config":{},"HostConfig":{}}`
-	})
-	on("GET /containers/c1/logs", always(200, ""))
-	mux.HandleFunc("DELETE /", func(w http.ResponseWriter, r *http.Request) {
-		s.removed = append(s.removed, filepath.Base(r.URL.Path))
-		w.WriteHeader(204)
-	})
-	socket := filepath.Join(t.TempDir(), "docker.sock")
+	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &http.Server{Handler: mux}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != slot.RunPath {
+			t.Errorf("asked for %s", r.URL)
+		}
+		text, _ := io.ReadAll(r.Body)
+		spec, err := job.Parse(text)
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+			return
+		}
+		s.specs = append(s.specs, spec)
+		end := s.end
+		if end.NodeFault+end.Refused == "" {
+			end.Files = t.TempDir()
+		}
+		name := filepath.Join(end.Files, "result.json")
+		if s.link {
+			name = filepath.Join(t.TempDir(), "x")
+			err = os.Symlink(name, filepath.Join(end.Files, "result.json"))
+		}
+		if s.result != "" && (!s.loose || spec.Profile == "compatible") {
+			err = errors.Join(err, os.WriteFile(name, []byte(s.result), 0o600))
+		}
+		if s.gone {
+			err = os.RemoveAll(end.Files)
+		}
+		frames := slot.NewFrames(w, http.NewResponseController(w).Flush)
+		if err := errors.Join(err, frames.Send(slot.FrameStderr, []byte(s.says)), frames.End(end)); err != nil {
+			t.Error(err)
+		}
+	})}
 	go func() { _ = server.Serve(l) }()
 	t.Cleanup(func() { _ = server.Close() })
-	engine, err := docker.New(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = engine.Close() })
-	s.work = t.TempDir()
-	return &Machine{Engine: engine, Policies: []plan.JobPolicy{{Slot: 77, Name: "gpu77", Slice: plan.SliceName(77), WorkRoot: s.work, Socket: socket}}}
+	return &Machine{Policies: []plan.JobPolicy{{Slot: 77, Name: "gpu77", Slice: plan.SliceName(77), Socket: socket}}}
 }
 
 func TestCanary(t *testing.T) {
@@ -108,69 +84,96 @@ func TestCanary(t *testing.T) {
 		node string // its profile; "" is compatible
 		s    stage
 		want Canary
-		err  error
+		err  string
 	}{
-		{name: "a good image", s: stage{result: good, mode: 0o644, exit: "0"}, want: Canary{Passed: true, Profile: "strict", Uploadable: true, Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9"}},
-		{name: "one that needs root", s: stage{result: good, loose: true, mode: 0o644, exit: "0"}, want: Canary{
+		{name: "a good image", s: stage{result: good}, want: Canary{Passed: true, Profile: "strict", Uploadable: true, Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9"}},
+		{name: "one that needs root", s: stage{result: good, loose: true}, want: Canary{
 			Passed: true, Profile: "compatible", NotStrict: "it left no result and exited with 0:", Uploadable: true, Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9",
 		}},
-		{name: "one that needs root on a strict node", node: "strict", s: stage{result: good, loose: true, mode: 0o644, exit: "0"}, want: Canary{
+		{name: "one that needs root on a strict node", node: "strict", s: stage{result: good, loose: true}, want: Canary{
 			Profile: "strict", Slot: "gpu77", Reason: "it left no result and exited with 0:",
 		}},
-		{name: "one whose result stays its own", s: stage{result: good, mode: 0o600, exit: "0"}, want: Canary{Profile: "compatible", Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9", Reason: "it leaves a result.json that the agent cannot read and upload"}},
-		{name: "one that says so and fails", s: stage{result: good, mode: 0o600, exit: "1"}, want: Canary{Profile: "compatible", Slot: "gpu77", GPU: "NVIDIA H100", Torch: "2.9", Reason: "the submission exited with 0"}},
-		{name: "one without a result", s: stage{exit: "127"}, want: Canary{Profile: "compatible", Slot: "gpu77", Reason: "it left no result and exited with 127:"}},
-		{name: "cleared away by a job", s: stage{gone: true}, err: ErrKilled},
-		{name: "killed", s: stage{exit: "137"}, err: ErrKilled},
+		{name: "one that says so and fails", s: stage{result: good, end: slot.Outcome{ExitCode: 1}}, want: Canary{
+			Profile: "compatible", Slot: "gpu77", Uploadable: true, GPU: "NVIDIA H100", Torch: "2.9", Reason: "the submission exited with 0",
+		}},
+		{name: "one without a result", s: stage{says: strings.Repeat("x", 2*maxSaid) + "\nno python3\n", end: slot.Outcome{ExitCode: 127}}, want: Canary{
+			Profile: "compatible", Slot: "gpu77", Reason: "it left no result and exited with 127: no python3",
+		}},
+		{name: "one that leaves a link", s: stage{result: good, link: true}, want: Canary{Profile: "compatible", Slot: "gpu77", Reason: "it left no result and exited with 0:"}},
+		{name: "cleared away by a job", s: stage{result: good, gone: true}, err: ErrKilled.Error()},
+		{name: "killed", s: stage{end: slot.Outcome{ExitCode: 137}}, err: ErrKilled.Error()},
+		{name: "a job that comes", s: stage{result: good, end: slot.Outcome{Canceled: true, ExitCode: 1}}, err: errJob.Error()},
+		{name: "a job that runs", s: stage{end: slot.Outcome{Canceled: true, NodeFault: "the slot has a job"}}, err: errJob.Error()},
+		{name: "a slot that cannot", s: stage{end: slot.Outcome{NodeFault: "the slot is parked"}}, err: "the slot is parked"},
+		{name: "a refusal", s: stage{end: slot.Outcome{Refused: "no such image"}}, err: "no such image"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			s := tt.s
 			m := s.serve(t)
 			m.Policies[0].Profile = cmp.Or(tt.node, "compatible")
-			// Files of an earlier canary must not count.
-			if err := errors.Join(os.Mkdir(filepath.Join(s.work, canaryName), 0o700), os.WriteFile(filepath.Join(s.work, canaryName, "result.json"), []byte(good), 0o600)); err != nil {
-				t.Fatal(err)
-			}
 			got, err := m.Canary(t.Context(), Slot{Index: 77, Name: "gpu77"}, id(1))
-			if !errors.Is(err, tt.err) {
-				t.Fatalf("%v, want %v", err, tt.err)
+			if (err == nil) != (tt.err == "") || err != nil && !strings.HasPrefix(err.Error(), tt.err) {
+				t.Fatalf("%v, want %s", err, tt.err)
 			}
 			got.Time, got.Seconds = tt.want.Time, 0
-			if d := gocmp.Diff(tt.want, got); d != "" && tt.err == nil {
+			if d := gocmp.Diff(tt.want, got); d != "" && tt.err == "" {
 				t.Error(d)
 			}
-			if _, err := os.Stat(filepath.Join(s.work, canaryName)); !os.IsNotExist(err) {
-				t.Errorf("its directory stays: %v", err)
-			}
-			if n := len(s.removed); n%2 != 0 || n == 0 || slices.ContainsFunc(s.removed, func(id string) bool { return id != "old" }) {
-				t.Errorf("removed before and after: %q", s.removed)
-			}
-			host, _ := s.created["HostConfig"].(map[string]any)
-			env, _ := s.created["Env"].([]any)
-			made := map[string]any{"name": s.name, "image": s.created["Image"], "entrypoint": s.created["Entrypoint"], "cmd": s.created["Cmd"], "network": host["NetworkMode"], "binds": host["Binds"]}
-			want := map[string]any{
-				"name": canaryName, "image": id(1), "entrypoint": []any{plan.ContainerBinary}, "cmd": []any{"runner", "--workdir", "/work"},
-				"network": "none", "binds": []any{s.work + "/" + canaryName + ":/work"},
-			}
-			if d := gocmp.Diff(want, made); d != "" {
-				t.Error(d)
-			}
-			if len(env) != 2 {
-				t.Fatalf("its environment is %q", env)
-			}
-			text, ok := strings.CutPrefix(env[0].(string), payload.Var+"=")
-			if _, err := payload.Decode(text, payload.Limits{}); err != nil || !ok {
-				t.Errorf("its payload is %q: %v", env, err)
+			for i, spec := range s.specs {
+				if len(spec.Env) != 1 || spec.Env[0].Name != payload.Var {
+					t.Fatalf("its environment is %q", spec.Env)
+				}
+				if _, err := payload.Decode(spec.Env[0].Value, payload.Limits{}); err != nil {
+					t.Errorf("its payload is %q: %v", spec.Env, err)
+				}
+				if slices.ContainsFunc(s.specs[:i], func(before *job.Spec) bool { return before.JobID == spec.JobID }) {
+					t.Errorf("two jobs are %s", spec.JobID)
+				}
+				program := plan.ContainerBinary
+				want := &job.Spec{
+					Kind: job.KindPlugin, JobID: spec.JobID, Image: id(1), Pull: job.PullMissing, Entrypoint: &program, Command: []string{"runner", "--workdir", "/work"},
+					Env: spec.Env, Mounts: []job.Mount{{Source: ".", Target: "/work"}}, Profile: []string{"strict", "compatible"}[i], Network: job.NetworkNone,
+					Checkout: job.Checkout{Mode: job.CheckoutNone}, Artifacts: []string{"result.json"},
+				}
+				if d := gocmp.Diff(want, spec); d != "" {
+					t.Error(d)
+				}
 			}
 		})
 	}
 }
 
+// TestCanaryInterrupted ends the job in the slot, which is not taken for a job that goes first.
+func TestCanaryInterrupted(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, interrupt := context.WithCancel(t.Context())
+	canceled := make(chan struct{})
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == slot.CancelPath {
+			close(canceled)
+			return
+		}
+		interrupt()
+		<-canceled
+		_ = slot.NewFrames(w, nil).End(slot.Outcome{Canceled: true})
+	})}
+	go func() { _ = server.Serve(l) }()
+	defer func() { _ = server.Close() }()
+	m := &Machine{Policies: []plan.JobPolicy{{Socket: socket}}}
+	if _, err := m.Canary(ctx, Slot{}, id(1)); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
 func TestSlots(t *testing.T) {
 	t.Parallel()
-	s := &stage{}
-	m := s.serve(t)
+	m := (&stage{}).serve(t)
 	got, err := m.Slots(t.Context())
 	if d := gocmp.Diff([]Slot{{Index: 77, Name: "gpu77"}}, got); d != "" || err != nil {
 		t.Error(d, err)

@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 func TestMain(m *testing.M) {
@@ -91,7 +91,7 @@ def equal(a, b): return EQUAL
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := judge(Canary{}, docker.Ended{}, text)
+			got, err := judge(Canary{}, slot.Outcome{}, nil, text)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -107,22 +107,24 @@ func TestJudge(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name   string
-		end    docker.Ended
+		end    slot.Outcome
+		said   string
 		text   string
 		reason string
 		err    error
 	}{
-		{name: "nothing at all", end: docker.Ended{ExitCode: 127, Stderr: []byte("a\nexec: no python3\n")}, reason: "it left no result and exited with 127: exec: no python3"},
-		{name: "killed", end: docker.Ended{ExitCode: 137}, err: ErrKilled},
-		{name: "out of memory", end: docker.Ended{ExitCode: 137, OOMKilled: true}, reason: "it ran out of the slot's memory"},
+		{name: "nothing at all", end: slot.Outcome{ExitCode: 127}, said: "a\nexec: no python3\n", reason: "it left no result and exited with 127: exec: no python3"},
+		{name: "too many files", end: slot.Outcome{Reason: "nothing is uploaded: there are too many"}, said: "done\n", reason: "it left no result and exited with 0: nothing is uploaded: there are too many"},
+		{name: "killed", end: slot.Outcome{ExitCode: 137}, err: ErrKilled},
+		{name: "out of memory", end: slot.Outcome{ExitCode: 137, OutOfMemory: true}, reason: "it ran out of the slot's memory"},
 		{name: "cut off", text: `{"success": tr`, reason: "it left no result and exited with 0:"},
-		{name: "an error", text: `{"success": false, "error": "python3 is not there", "runs": {}}`, end: docker.Ended{ExitCode: 1}, reason: "python3 is not there"},
+		{name: "an error", text: `{"success": false, "error": "python3 is not there", "runs": {}}`, end: slot.Outcome{ExitCode: 1}, reason: "python3 is not there"},
 		{name: "an error without words", text: `{}`, reason: "the runner reports neither success nor an error"},
 		{name: "nothing run", text: `{"success": true, "runs": {}}`, reason: "nothing was run"},
 		{name: "not passed", text: `{"success": true, "runs": {"test": {"run": {"passed": false, "exit_code": 1, "stderr": "x\nboom\n"}}}}`, reason: "boom"},
 		{name: "control characters", text: `{"success": false, "error": "a\u001b[2Jb"}`, reason: "ab"},
 	} {
-		got, err := judge(Canary{}, tt.end, []byte(tt.text))
+		got, err := judge(Canary{}, tt.end, []byte(tt.said), []byte(tt.text))
 		if !errors.Is(err, tt.err) || got.Reason != tt.reason || got.Passed {
 			t.Errorf("%s: %+v, %v; want %q, %v", tt.name, got, err, tt.reason, tt.err)
 		}

@@ -32,7 +32,7 @@ type Source struct {
 func OwnSource(variant string, args []string) (Source, error) {
 	names := strings.Join(evaluation.Variants, ", ")
 	if variant == "" {
-		node, err := OpenMachine(nil)
+		node, err := OpenMachine()
 		if err == nil {
 			variant, err = Variant(node.Policies)
 		}

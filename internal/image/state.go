@@ -59,7 +59,7 @@ type Canary struct {
 	Torch     string    `json:"torch,omitempty"` // its version
 	Seconds   float64   `json:"seconds"`
 	Time      time.Time `json:"time"`
-	// Uploadable reports whether it left a result that the slot's agent can read.
+	// Uploadable reports whether it left a result that the agent would upload.
 	Uploadable bool `json:"-"`
 }
 

@@ -251,6 +251,12 @@ func TestUpdate(t *testing.T) {
 			}, o: auto, action: ActionUpdated, stands: 2,
 		},
 		{
+			name: "jobs that always come first", change: func(w *world) {
+				w.registry[name] = digest(2)
+				w.onCanary = func(context.Context, Slot) error { return errJob }
+			}, o: auto, action: ActionLater, reason: "a job started in slot gpu0", stands: 1,
+		},
+		{
 			name: "a canary that is killed once", change: func(w *world) {
 				w.registry[name] = digest(2)
 				kills := 1
@@ -364,8 +370,14 @@ func TestJobGoesFirst(t *testing.T) {
 		}
 	}
 	w.onPull = comes(1)
-	inCanary := comes(0)
-	w.onCanary = func(ctx context.Context, s Slot) error { return inCanary(ctx) }
+	inCanary := true
+	w.onCanary = func(context.Context, Slot) error {
+		if !inCanary {
+			return nil
+		}
+		inCanary = false
+		return errJob
+	}
 	var said []string
 	u := w.updater(dir)
 	u.Say = func(s string) { said = append(said, s) }

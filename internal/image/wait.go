@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -120,8 +119,7 @@ func (u *Updater) unless(ctx context.Context, over func([]Slot) bool, do func(co
 
 // Limits of one canary.
 const (
-	// spared is how often a container that was killed for no visible reason is tried: a job
-	// may have come and gone between two looks.
+	// spared is how often a container that was killed for no visible reason is tried.
 	spared = 3
 	// canaryTime bounds one canary: the first import of a large library takes a minute from
 	// a slow disk.
@@ -145,7 +143,13 @@ func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 		verdict, err := u.tryIn(ctx, slot, id)
 		switch {
 		case errors.Is(err, errJob):
+			if !end.IsZero() && time.Now().After(end) {
+				return Canary{}, &busyError{"a job started in slot " + slot.Name}
+			}
 			u.say("a job started in slot %s and goes first; the image is tried again", slot.Name)
+			if limit.Sleep(ctx, u.pause()) != nil {
+				return Canary{}, context.Cause(ctx)
+			}
 			continue
 		case ctx.Err() != nil:
 			return Canary{}, context.Cause(ctx)
@@ -180,22 +184,11 @@ func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 	}
 }
 
-// tryIn runs one image in a slot, until a job comes to the slot.
-func (u *Updater) tryIn(ctx context.Context, slot Slot, id string) (verdict Canary, err error) {
-	taken := func(slots []Slot) bool {
-		i := slices.IndexFunc(slots, func(s Slot) bool { return s.Index == slot.Index })
-		return i < 0 || slots[i].Job != ""
-	}
-	err = u.unless(ctx, taken, func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, canaryTime)
-		defer cancel()
-		verdict, err = u.Node.Canary(ctx, slot, id)
-		return err
-	})
-	if errors.Is(err, errJob) && verdict.Passed {
-		err = nil
-	}
-	return verdict, err
+// tryIn runs one image in a slot.
+func (u *Updater) tryIn(ctx context.Context, slot Slot, id string) (Canary, error) {
+	ctx, cancel := context.WithTimeout(ctx, canaryTime)
+	defer cancel()
+	return u.Node.Canary(ctx, slot, id)
 }
 
 // idleSlot waits for a slot that can run a canary.

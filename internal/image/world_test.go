@@ -282,8 +282,6 @@ func (w *world) Canary(ctx context.Context, slot Slot, image string) (Canary, er
 	return c, err
 }
 
-func (w *world) Tidy(context.Context) error { return w.step("tidy") }
-
 func (w *world) updater(dir string) *Updater {
 	return &Updater{
 		Engine: w, Node: w, Dir: dir, Name: name, Keep: 1, Pause: time.Millisecond,

@@ -89,7 +89,7 @@ func New(c Config) *Keeper {
 const NoAgent = -1
 
 // ErrBusy means that the slot is not free for a job of root's.
-var ErrBusy = errors.New("the slot's agent has a job, which goes first")
+var ErrBusy = errors.New("the slot has a job, which goes first")
 
 // Ready is called by the agent's unit, as root, before it becomes the agent. It clears the slot, and
 // returns why the slot takes no jobs, or "".

@@ -23,7 +23,7 @@ func Images() (*image.Updater, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	machine, err := image.OpenMachine(engine)
+	machine, err := image.OpenMachine()
 	if err == nil && len(machine.Policies) == 0 {
 		err = image.ErrNoNode
 	}
