@@ -56,7 +56,7 @@ func newGuard(s Streams) *cobra.Command {
 	var k int
 	cmd := &cobra.Command{
 		Use:    "guard",
-		Short:  "Serve the Docker socket of a slot (started by its unit)",
+		Short:  "Run the jobs of a slot (started by its unit)",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

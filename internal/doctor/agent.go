@@ -80,8 +80,8 @@ var agentChecks = []Check{
 	},
 	{
 		ID: "agent-guard", Group: "agent", Worst: Fail, Needs: []string{"state"},
-		Doc:   "See `sudo journalctl -u kbnode-guard-gpu0` for the socket `/run/kbnode/gpu0/docker.sock`. Restarting the guard waits for its job.",
-		About: "each slot's Docker socket answers, and only its user may use it",
+		Doc:   "See `sudo journalctl -u kbnode-guard-gpu0` for the socket `/run/kbnode/gpu0/docker.sock`. A restart does not disturb a job.",
+		About: "each slot's service could start a job, and only its user may ask it to",
 		Run:   guards,
 	},
 	{

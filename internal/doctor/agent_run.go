@@ -3,10 +3,13 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -14,10 +17,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// pingTime is the time limit of a ping of a guard's socket.
-const pingTime = 5 * time.Second
+// pingTime is how long a guard may take to say whether a job could start, in at most maxAnswer bytes.
+const (
+	pingTime  = 5 * time.Second
+	maxAnswer = 64 << 10
+)
 
 // agentsRunning checks what kbnode status shows, and adds the agent's last words.
 func agentsRunning(ctx context.Context, m *Machine) Answer {
@@ -80,7 +87,7 @@ func drained(_ context.Context, m *Machine) Answer {
 	return otherwise(together(all), ok("%d slots", len(m.Plan.Slots)))
 }
 
-// guards pings each slot's Docker socket, all at once.
+// guards asks each slot's service, all at once.
 func guards(ctx context.Context, m *Machine) Answer {
 	users, err := reconcile.ReadUsers(m.Root)
 	if err != nil {
@@ -122,7 +129,7 @@ func oneGuard(ctx context.Context, m *Machine, s plan.Slot, gid int) Finding {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", m.Path(socket))
 	}}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://guard/_ping", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://guard"+slot.CheckPath, nil)
 	if err != nil {
 		return fail("%s", err).Advise("report it")
 	}
@@ -130,12 +137,17 @@ func oneGuard(ctx context.Context, m *Machine, s plan.Slot, gid int) Finding {
 	if err != nil {
 		return restart(fail("%s does not answer: %s", socket, because(err)))
 	}
+	var says struct{ Message string }
+	err = json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&says)
 	_ = resp.Body.Close()
 	switch {
-	case resp.StatusCode == http.StatusOK:
+	case resp.StatusCode == http.StatusNoContent:
 		return ok("answers")
 	case m.Inventory.Software.Docker.Version == "":
 		return skip("Docker does not answer")
 	}
-	return fail("%s says %s", socket, resp.Status).Advise("see sudo journalctl -u %s, and check that Docker answers: sudo docker version", unit)
+	if err != nil || says.Message == "" {
+		says.Message = resp.Status
+	}
+	return fail("no job can start: %s", text.Line(strings.TrimPrefix(says.Message, "kbnode: "), 300)).Advise("see sudo journalctl -u %s, and check that Docker answers: sudo docker version", unit)
 }

@@ -173,8 +173,12 @@ func TestAgentChecks(t *testing.T) {
 			w.must(os.Remove(w.Path(plan.SocketPath(1))))
 			w.deaf(1)
 		}, "agent-guard fail 1: /run/kbnode/gpu1/docker.sock does not answer: dial unix " + "ROOT/run/kbnode/gpu1/docker.sock: connect: connection refused", "systemctl restart kbnode-guard-gpu1.service"},
-		{"a guard that refuses", func(w *world) { w.answers["guard"] = "403" },
-			"agent-guard fail 0: /run/kbnode/gpu0/docker.sock says 403 Forbidden\nagent-guard fail 1: /run/kbnode/gpu1/docker.sock says 403 Forbidden", ""},
+		{"a guard that can start no job", func(w *world) {
+			w.answers["guard"] = `503 {"message": "kbnode: memory.max of buildkite-gpu0.slice is max"}`
+		},
+			"agent-guard fail 0: no job can start: memory.max of buildkite-gpu0.slice is max\nagent-guard fail 1: no job can start: memory.max of buildkite-gpu0.slice is max", ""},
+		{"a guard that says nothing", func(w *world) { w.answers["guard"] = "502" },
+			"agent-guard fail 0: no job can start: 502 Bad Gateway\nagent-guard fail 1: no job can start: 502 Bad Gateway", ""},
 		{"Docker does not answer", func(w *world) { w.answers["guard"], w.Inventory.Software.Docker.Version = "502", "" }, "", ""},
 
 		{"an agent ends again and again", func(w *world) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -167,9 +168,13 @@ func (w *world) listen(k int) {
 	w.must(err)
 	w.must(os.Chmod(w.Path(plan.SocketPath(k)), 0o660))
 	s := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		if status, err := strconv.Atoi(w.answers["guard"]); err == nil || r.URL.Path != "/_ping" {
-			rw.WriteHeader(cmp.Or(status, http.StatusForbidden))
+		status, says, bad := strings.Cut(w.answers["guard"], " ")
+		code, _ := strconv.Atoi(status)
+		if !bad && r.Method == http.MethodGet && r.URL.Path == slot.CheckPath {
+			code = cmp.Or(code, http.StatusNoContent)
 		}
+		rw.WriteHeader(cmp.Or(code, http.StatusNotFound))
+		_, _ = io.WriteString(rw, says)
 	})}
 	go func() { _ = s.Serve(l) }()
 	w.t.Cleanup(func() { _ = s.Close() })

@@ -174,6 +174,8 @@ func TestRequests(t *testing.T) {
 		{"POST", slot.CancelPath, "", 404, "does not run job"},
 		{"GET", slot.RunPath, "", 404, "does not know GET"},
 		{"POST", "/v1.45/containers/create", `{"Image":"img","HostConfig":{"Privileged":true}}`, 404, "does not know POST"},
+		{"GET", slot.CheckPath, "", 204, ""},
+		{"POST", slot.CheckPath, "", 404, "does not know POST"},
 		{"GET", "/_ping", "", 404, "does not know GET"},
 		{"GET", "/info", "", 404, "does not know GET"},
 		{"POST", "/kbnode/end", "", 404, "does not know POST"},
@@ -215,6 +217,9 @@ func TestNoContainerWithoutLimits(t *testing.T) {
 			t.Parallel()
 			r := ready(t)
 			row.spoil(t, r)
+			if status, says := r.ask(t, "GET", slot.CheckPath, ""); status != 503 || !strings.Contains(says, row.want) {
+				t.Errorf("%d %s, want %q", status, says, row.want)
+			}
 			if o := r.try(t); !strings.Contains(o.NodeFault, row.want) {
 				t.Errorf("%+v, want %q", o, row.want)
 			}

@@ -30,7 +30,7 @@ const (
 	pullPoll = time.Second
 )
 
-var errDiskFull = errors.New("Docker's disk is nearly full, so jobs cannot pull images; tell the node's operator (docker image prune frees space)")
+var errDiskFull = errors.New("kbnode: Docker's disk is nearly full, so jobs cannot pull images; tell the node's operator (docker image prune frees space)")
 
 // lowOn reports whether too little is free on the disk of a directory.
 func lowOn(dir string) bool {

@@ -47,10 +47,8 @@ func lazily(expr string) form { return lazy.Regexp(expr) }
 // MatchString reports whether s has the form.
 func (f form) MatchString(s string) bool { return f().MatchString(s) }
 
-var (
-	countForm = lazily(`^[0-9]{0,18}$`)
-	jobForm   = lazily(`^[A-Za-z0-9-]{1,64}$`)
-)
+// countForm is a number of bytes, or nothing.
+var countForm = lazily(`^[0-9]{0,18}$`)
 
 // call is a request.
 type call struct {
@@ -88,6 +86,13 @@ func (g *guard) dispatch(c *call) error {
 		case slot.RegisteredPath:
 			return g.agentRegistered(c)
 		}
+	}
+	if c.r.Method == http.MethodGet && c.r.URL.Path == slot.CheckPath {
+		err := g.ready(c.r.Context())
+		if err == nil {
+			c.w.WriteHeader(http.StatusNoContent)
+		}
+		return err
 	}
 	return refusal{http.StatusNotFound, "kbnode: the slot's service does not know " + text.Line(c.r.Method+" "+c.r.URL.Path, 200)}
 }

@@ -49,7 +49,7 @@ func SliceName(k int) string { return "buildkite-" + SlotName(k) + ".slice" }
 // AgentUnit runs the slot's buildkite-agent.
 func AgentUnit(k int) string { return "buildkite-agent-" + SlotName(k) + ".service" }
 
-// GuardUnit serves the slot's Docker socket.
+// GuardUnit runs the slot's jobs.
 func GuardUnit(k int) string { return "kbnode-guard-" + SlotName(k) + ".service" }
 
 // UserName is the user of the slot's agent.
@@ -78,7 +78,7 @@ func DiskMount(k int) string { return DiskDir(k) + "/mnt" }
 // RunDir holds the slot's socket, and agent/, which belongs to its user.
 func RunDir(k int) string { return "/run/kbnode/" + SlotName(k) }
 
-// SocketPath is the Docker socket that the slot's jobs see.
+// SocketPath is the socket of the slot's service. Its name is from a time when it spoke Docker's API.
 func SocketPath(k int) string { return RunDir(k) + "/docker.sock" }
 
 // SlotPolicyPath is the file of the slot's JobPolicy.

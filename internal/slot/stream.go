@@ -18,7 +18,9 @@ const (
 	StderrParam = "stderr"
 	// CancelPath ends the job that the query's JobParam names. Its stream tells the outcome.
 	CancelPath = "/kbnode/cancel"
-	JobParam   = "job"
+	// CheckPath, the only one to GET, says whether a job could start now.
+	CheckPath = "/kbnode/check"
+	JobParam  = "job"
 )
 
 // FrameKind says what a frame has.

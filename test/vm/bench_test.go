@@ -15,46 +15,6 @@ import (
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
-// flood starts one container, which says much, in turn over the engine's own socket
-// and over its slot's guard. It prints milliseconds.
-const flood = `
-guard=unix:///run/kbnode/gpu0/docker.sock
-docker -H $guard create --name flood busybox:test sh -c 'head -c %d /dev/zero' >/dev/null
-cost() { # NAME SOCKET CONTAINER
-	local began=${EPOCHREALTIME/./} got
-	got=$(docker -H "$2" start -a "$3" | wc -c)
-	[ "$got" = %[1]d ] || exit 9
-	echo "$1 $(((${EPOCHREALTIME/./} - began) / 1000))"
-}
-cost warm $guard flood
-for i in {1..5}; do
-	cost engine unix:///run/docker.sock kbnode-gpu0-flood
-	cost guard $guard flood
-done
-docker -H $guard rm flood >/dev/null
-`
-
-// BenchmarkOutput compares how fast a container's output comes from Docker itself
-// and through the guard. The start of the container is in both.
-func BenchmarkOutput(b *testing.B) {
-	const size = 48_000_000
-	m := installed(b)
-	m.Wait("a node as planned", "kbnode status >/dev/null")
-	for b.Loop() {
-		costs := map[string]float64{}
-		for line := range strings.Lines(m.Sh(fmt.Sprintf(flood, size))) {
-			name, text, _ := strings.Cut(strings.TrimSpace(line), " ")
-			if ms := numbers(b, text)[0]; costs[name] == 0 || ms < costs[name] {
-				costs[name] = ms
-			}
-		}
-		b.ReportMetric(size/costs["engine"]/1000, "engine-MB/s")
-		b.ReportMetric(size/costs["guard"]/1000, "guard-MB/s")
-		b.ReportMetric(costs["engine"]/costs["guard"], "ratio")
-		b.ReportMetric(numbers(b, m.Sh("awk '/VmHWM/ {print $2}' /proc/$(systemctl show -P MainPID kbnode-guard-gpu0)/status"))[0]/1024, "guard-peak-MiB")
-	}
-}
-
 // restores prints how many seconds the daemon takes to restore a limit that was changed through
 // systemd, which signals it.
 const restores = `

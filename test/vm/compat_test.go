@@ -56,9 +56,9 @@ extra / >/dev/null && echo ":: $(stat -c '%u %a' /usr/local/bin/extra /var/lib/e
 		{
 			name: "environment, volumes and shell",
 			option: `, environment: [GREETING=hello world, KERNELBOT_RUN_ID, MISSING, "NVIDIA_VISIBLE_DEVICES=all", LD_PRELOAD=/x.so], env-propagation-list: KERNELBOT_LIST, workdir: /elsewhere,
-          volumes: ["./:/here", ".:/again:ro", "$$BUILDKITE_BUILD_CHECKOUT_PATH/README.md:/readme"], expand-volume-vars: true, expand-image-vars: true, network: bridge, shell: ["/bin/sh", "-e", "-u", "-c"]`,
+          volumes: ["./:/here", ".:/again:ro"], expand-volume-vars: true, expand-image-vars: true, network: bridge, shell: ["/bin/sh", "-e", "-u", "-c"]`,
 			script: `echo ":: $GREETING ${MISSING-unset} ${LD_PRELOAD-unset} ${KERNELBOT_RUN_ID%%-*} $KERNELBOT_SHADE"
-cmp README.md /readme && cmp /here/README.md /again/README.md && ! touch /again/x && pwd | sed 's/^/:: /'; (echo $NOT_THERE) 2>/dev/null || echo :: strict`,
+cmp /here/README.md /again/README.md && ! touch /again/x && pwd | sed 's/^/:: /'; (echo $NOT_THERE) 2>/dev/null || echo :: strict`,
 			wants: []string{"hello world unset unset run dark", "/elsewhere", "strict"},
 			rest:  "    env: {KERNELBOT_LIST: KERNELBOT_SHADE, KERNELBOT_SHADE: dark}\n",
 		},
@@ -98,8 +98,7 @@ cp /bin/busybox /scratch/true && /scratch/true && echo :: runs; test "$(cat /sys
 		attack{name: "command and entrypoint", option: `, entrypoint: /bin/sh, command: ["-c", "echo :: $$(pwd)"], shell: false, mount-checkout: false, workdir: /somewhere`, wants: []string{"/somewhere"}, code: "0"},
 		attack{name: "all that is refused", script: "echo :: it ran", code: "1", not: []string{"it ran"},
 			option: `, privileged: true, add-caps: [SYS_ADMIN], security-opts: ["seccomp=unconfined"], sysctls: ["net.core.somaxconn=1"], publish: ["80:80"], pid: host, volumes: ["/etc:/host"]`,
-			check: says("kbnode: HostConfig.Binds: ", "a job can mount only directories and files that exist below", "HostConfig.CapAdd: a job cannot add capabilities; leave it out",
-				"HostConfig.Privileged: a job's container cannot be privileged; leave it out", "HostConfig.SecurityOpt: ", "HostConfig.Sysctls: ", "HostConfig.PortBindings: ", "HostConfig.PidMode: ")},
+			check:  says("kbnode does not run this step", "leave it out")},
 	)
 }
 

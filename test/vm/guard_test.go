@@ -61,46 +61,22 @@ func TestGuard(t *testing.T) {
 			"BASH_ENV=/tmp/evil", "BUILDKITE_BOOTSTRAP_PHASES=command", "LD_PRELOAD=/tmp/evil.so", "BUILDKITE_GIT_SUBMODULE_CLONE_CONFIG=core.fsmonitor=id",
 			"BUILDKITE_PLUGIN_DOCKER_ENV_PROPAGATION_LIST=a[$(touch /tmp/evil)]", "KERNELBOT_X=1\nBUILDKITE_PLUGIN_DOCKER_ENVIRONMENT_0[$(touch /tmp/evil)]=1",
 		} {
-			r := runStep(m, 2, step(2, "busybox:test", "echo it ran", ""), "--env", "'"+env+"'")
-			if r.Code == 0 || strings.Contains(r.Stdout, "it ran") {
-				t.Errorf("%s: exit code %d\n%s", env, r.Code, r.Stdout)
-			}
+			// It has no effect, or the step is refused.
+			runStep(m, 2, step(2, "busybox:test", "echo it ran", ""), "--env", "'"+env+"'")
+			m.Sh("test -d /var/lib/buildkite-agent/gpu-3/builds/precious; ! test -e /tmp/evil")
 		}
-		if r := runStep(m, 2, step(2, "busybox:test", "echo it ran", "")+"    artifact_paths: [/etc/passwd]\n"); r.Code == 0 || strings.Contains(r.Stdout, "it ran") {
+		if r := runStep(m, 2, step(2, "busybox:test", "echo it ran", "")+"    artifact_paths: [/etc/passwd]\n"); r.Code == 0 || strings.Contains(r.Stdout, "it ran\r\n") || !strings.Contains(r.Stdout, "kbnode does not run this step") {
 			t.Errorf("artifacts from outside: exit code %d\n%s", r.Code, r.Stdout)
 		}
-		if got := m.Sh("journalctl -b -o cat -u buildkite-agent-gpu2 | grep -c 'changes what runs on the host' || true"); got == "0" {
-			t.Error("the journal does not say why")
-		}
-		m.Sh("test -d /var/lib/buildkite-agent/gpu-3/builds/precious")
 		idle(t, m, 2)
-	})
-
-	t.Run("a mount that turns into a link", func(t *testing.T) {
-		as := func(script string) vm.Result {
-			return m.Try("runuser -u kbnode-gpu4 -- env DOCKER_HOST=unix:///run/kbnode/gpu4/docker.sock HOME=/tmp bash -c 'cd /var/lib/buildkite-agent/gpu-4/builds; " + script + "' 2>&1")
-		}
-		out := as(`mkdir -p race/dir; echo harmless >race/dir/shadow
-			docker create --name slow -v $PWD/race/dir:/mnt busybox:test cat /mnt/shadow && mv race/dir race/away && ln -s /etc race/dir && docker start -a slow; docker ps -aq; rm race/dir; mv race/away race/dir`).Stdout
-		if strings.Contains(out, "root:") || !strings.Contains(out, "changed after the container was created") {
-			t.Errorf("a link to /etc: %s", out)
-		}
-		// Faster than any look at it before the mount.
-		out = as(`touch race/go; (while [ -e race/go ]; do mv race/dir race/away; ln -s /etc race/dir; rm race/dir; mv race/away race/dir; done) 2>/dev/null &
-			for i in 1 2 3 4 5 6 7 8 9 10; do timeout 60 docker run --rm -v $PWD/race/dir:/mnt busybox:test cat /mnt/shadow; done; rm race/go; wait`).Stdout
-		if strings.Contains(out, "root:") {
-			t.Errorf("a container saw the host's files: %s", out)
-		}
-		m.Sh("rm -rf /var/lib/buildkite-agent/gpu-4/builds/race")
-		idle(t, m, 4)
 	})
 
 	t.Run("an image whose accounts are a pipe", func(t *testing.T) {
 		m.Sh(`mkdir /root/pipe; docker create --name pipe busybox:test; docker export pipe | tar -C /root/pipe -x; docker rm pipe
 			for name in passwd group; do rm -f /root/pipe/etc/$name; mkfifo /root/pipe/etc/$name; tar -C /root/pipe -c . | docker import - $name:pipe; rm /root/pipe/etc/$name; done`)
 		for _, image := range []string{"passwd:pipe", "group:pipe"} {
-			r := m.Try("runuser -u kbnode-gpu5 -- env DOCKER_HOST=unix:///run/kbnode/gpu5/docker.sock HOME=/tmp timeout 60 docker run --rm --user 1000:1000 " + image + " true 2>&1")
-			if r.Code != 125 || !strings.Contains(r.Stdout, "is not a regular file") {
+			r := runStep(m, 5, step(5, image, "true", ""))
+			if r.Code == 0 || !strings.Contains(r.Stdout, "is not a regular file") {
 				t.Errorf("%s: exit code %d: %s", image, r.Code, r.Stdout)
 			}
 		}
@@ -109,18 +85,6 @@ func TestGuard(t *testing.T) {
 		}
 		m.Sh("docker rmi passwd:pipe group:pipe; rm -r /root/pipe")
 		idle(t, m, 5)
-	})
-
-	t.Run("a guard that is killed", func(t *testing.T) {
-		file := "/root/steps-6.yml"
-		m.Put(file, 0o600, step(6, "busybox:test", "sleep 15; echo done well", ""))
-		job := m.Start("bash", "-c", "bkstub submit --queue b200 --wait --steps "+file)
-		m.Wait("the job's container", "docker ps -q | grep -q .")
-		m.Sh("systemctl kill -s KILL kbnode-guard-gpu6")
-		// The stream that it carried breaks, and with it the job; nothing is left.
-		job.Wait()
-		m.Wait("the slot", "! docker ps -q | grep -q . && systemctl is-active kbnode-guard-gpu6")
-		idle(t, m, 6)
 	})
 
 	m.Sh(`printf 'job:\n  profile: strict\n  allowed_images: ["^kernelbot-test:latest$", "^busybox:test$"]\n' >>/etc/kbnode/config.yaml; kbnode reconcile`)

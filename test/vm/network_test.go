@@ -3,6 +3,7 @@
 package vm_test
 
 import (
+	"encoding/base64"
 	"fmt"
 	"strings"
 	"testing"
@@ -20,9 +21,6 @@ ip addr add 192.0.2.1/24 dev out0; ip link set out0 up
 ip netns exec outside sh -c 'ip link set lo up; ip addr add 192.0.2.2/24 dev eth0; ip addr add 169.254.169.254/32 dev lo; ip link set eth0 up'
 ip route add default via 192.0.2.2
 echo nameserver 192.0.2.2 >/etc/resolv.conf
-for k in 0 1 3; do
-	cd /var/lib/buildkite-agent/gpu-$k; mkdir -p builds/net; cp /root/net.py builds/net/; chown -R kbnode-gpu$k: builds
-done
 systemd-run -q --unit=outside ip netns exec outside python3 /root/net.py serve outside dns 192.0.2.2 169.254.169.254
 systemd-run -q --unit=inside python3 /root/net.py serve host 0.0.0.0 ::
 `
@@ -122,30 +120,24 @@ type network struct {
 	m *vm.Machine
 }
 
-// as is a docker command of a slot's user, through the slot's guard.
-func (n network) as(slot int, command string) vm.Result {
-	n.t.Helper()
-	dir := fmt.Sprintf("/var/lib/buildkite-agent/gpu-%d/builds", slot)
-	return n.m.Try(fmt.Sprintf("cd %s; runuser -u kbnode-gpu%d -- env HOME=/tmp DOCKER_HOST=unix:///run/kbnode/gpu%d/docker.sock docker %s 2>&1", dir, slot, slot, command))
-}
-
-// run runs net.py in a container of a slot.
+// run runs net.py in a job of a slot.
 func (n network) run(slot int, options string, args ...string) string {
 	n.t.Helper()
-	r := n.as(slot, fmt.Sprintf("run --rm -v $PWD/net:/net %s kernelbot-test:latest python3 /net/net.py %s", options, strings.Join(args, " ")))
+	script := base64.StdEncoding.EncodeToString([]byte(netScript))
+	r := runStep(n.m, slot, step(slot, "kernelbot-test:latest", "echo "+script+" | base64 -d >net.py; python3 net.py "+strings.Join(args, " "), options))
 	if r.Code != 0 {
 		n.t.Errorf("slot %d: exit %d: %s", slot, r.Code, r.Stdout)
 	}
-	return r.Stdout
+	return strings.ReplaceAll(r.Stdout, "\r", "")
 }
 
-// serve starts a listening container and returns its address. That of slot 0 takes
-// a name away: the engine answers for hostnames before it asks the resolver.
+// serve starts a listening container on a slot's network, outside of the slot, and returns its address.
+// That of slot 0 takes a name away: the engine answers for hostnames before it asks the resolver.
 func (n network) serve(slot int) string {
 	n.t.Helper()
-	if r := n.as(slot, "run -d --name server "+map[bool]string{true: "--hostname outside.test"}[slot == 0]+" -v $PWD/net:/net kernelbot-test:latest python3 /net/net.py serve job 0.0.0.0"); r.Code != 0 {
-		n.t.Fatalf("slot %d: %s", slot, r.Stdout)
-	}
+	runStep(n.m, slot, step(slot, "busybox:test", "true", "")) // makes the network
+	n.m.Sh(fmt.Sprintf("docker run -d --name kbnode-gpu%[1]d-server --network kbnode-gpu%[1]d %[2]s -v /root/net.py:/net.py kernelbot-test:latest python3 /net.py serve job 0.0.0.0",
+		slot, map[bool]string{true: "--hostname outside.test"}[slot == 0]))
 	n.m.Wait("the container to serve", fmt.Sprintf("docker logs kbnode-gpu%d-server | grep -q serving", slot))
 	address := n.m.Sh(fmt.Sprintf("docker inspect -f '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}' kbnode-gpu%d-server", slot))
 	if !strings.HasPrefix(address, fmt.Sprintf("198.18.%d.", slot)) {
@@ -235,7 +227,7 @@ func TestNetwork(t *testing.T) {
 		look(t, 1)
 	})
 	t.Run("tricks", func(t *testing.T) {
-		out := network{t, m}.run(1, "--user 0", "tricks")
+		out := network{t, m}.run(1, `, user: "0"`, "tricks")
 		if strings.Contains(out, "worked") || strings.Count(out, "trick ") != 6 {
 			t.Error(out)
 		}
@@ -310,7 +302,7 @@ func TestNetwork(t *testing.T) {
 	})
 	t.Run("a network in the way", func(t *testing.T) {
 		m.Sh("ip route add 198.18.3.0/25 via 192.0.2.2")
-		if out := (network{t, m}).as(3, "run --rm busybox:test ip -4 addr show eth0").Stdout; !strings.Contains(out, "inet 198.19.3.") {
+		if out := runStep(m, 3, step(3, "busybox:test", "ip -4 addr show eth0", "")).Stdout; !strings.Contains(out, "inet 198.19.3.") {
 			t.Error(out)
 		}
 	})
