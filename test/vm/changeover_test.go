@@ -31,7 +31,7 @@ func startTimes(t *testing.T, m *vm.Machine, slot, count int) (took []time.Durat
 	m.Put("/root/began.yml", 0o600, fmt.Sprintf(began, slot))
 	for range count {
 		build := m.Sh("bkstub submit --queue b200 --steps /root/began.yml")
-		m.Wait("the job", p.asking(build)+" | jq -e '.state == \"passed\"'")
+		p.wait(t, build, "passed")
 		var b struct {
 			Jobs []struct {
 				StartedAt time.Time `json:"started_at"`
