@@ -22,10 +22,17 @@ const (
 	oldRecordTime = 20 * time.Second
 )
 
+// bootstrapVar is in the environment of agents that start `kbnode bootstrap`, by their units. No build
+// can set it: the agent runs this hook without the job's variables.
+const bootstrapVar = "KBNODE_BOOTSTRAP"
+
 // oldHook runs a hook that an earlier kbnode wrote.
 func oldHook(ctx context.Context, name string, k int) error {
 	switch name {
 	case "pre-bootstrap":
+		if os.Getenv(bootstrapVar) != "" {
+			return nil // the hook is left for the agent of another slot
+		}
 		return errors.New("the job is refused: this node is being upgraded; run the job again")
 	case "pre-artifact":
 		dir, err := checkoutDir(k, os.Getenv("BUILDKITE_BUILD_CHECKOUT_PATH"))

@@ -30,6 +30,10 @@ func TestOldHooks(t *testing.T) {
 			t.Errorf("hook %q: %v, want %q", name, err, want)
 		}
 	}
+	t.Setenv(bootstrapVar, "kbnode")
+	if err := Hook(t.Context(), "pre-bootstrap", 0, slog.New(slog.DiscardHandler)); err != nil {
+		t.Errorf("an agent that has changed over: %v", err)
+	}
 	if _, err := checkoutDir(0, ""); err == nil {
 		t.Error("no checkout is taken for one")
 	}
