@@ -47,7 +47,7 @@ type Mirrors struct {
 	most   int64                 // bytes that git may write to one file
 }
 
-// RefusedError is a fault of the repository or of the build, which another try does not mend.
+// RefusedError is a fault of the repository or of the build, which another try does not change.
 type RefusedError struct{ Reason string }
 
 func (e *RefusedError) Error() string { return e.Reason }

@@ -39,7 +39,7 @@ func agentHooks(_ context.Context, m *Machine) Answer {
 		if !plan.IsOperatorHook(e.Pattern) {
 			all = append(all, fail("hook %s is not kbnode's; hooks of an operator are %s", name, strings.Join(plan.OperatorHooks, " and ")).By("kbnode install --adopt --yes"))
 		} else if why := hookProblem(m, e.Pattern); why != "" {
-			all = append(all, fail("hook %s %s, so the slots run no job", name, why).Advise("mend or remove %s", e.Pattern))
+			all = append(all, fail("hook %s %s, so the slots run no job", name, why).Advise("correct or remove %s", e.Pattern))
 		}
 		hooks++
 	}
