@@ -18,18 +18,18 @@ import (
 // began is a job that says when its container's first instruction ran.
 const began = `steps:
   - command: echo began $$(date +%%s%%N)
-    agents: {queue: b200, gpu-index: "%d"}
+    agents: {queue: b200, gpu-index: "0"}
     plugins:
-      - docker#v5.11.0: {image: "kernelbot-test:latest", gpus: all, propagate-environment: true}
+      - docker#v5.11.0: {image: "kernelbot-test:latest", gpus: all, propagate-environment: true, skip-checkout: %t}
 `
 
-// startTimes returns how long jobs of a slot took from the agent's start of the job to the container's
-// first instruction.
-func startTimes(t *testing.T, m *vm.Machine, slot, count int) (took []time.Duration) {
+// startTimes returns how long jobs of the first slot took from the agent's start of the job to the
+// container's first instruction, without a checkout or with one of the newest commit.
+func startTimes(t *testing.T, m *vm.Machine, skip bool) (took []time.Duration) {
 	t.Helper()
 	p := pipelines{evaluations{m: m}}
-	m.Put("/root/began.yml", 0o600, fmt.Sprintf(began, slot))
-	for range count {
+	m.Put("/root/began.yml", 0o600, fmt.Sprintf(began, skip))
+	for range 5 {
 		build := m.Sh("bkstub submit --queue b200 --steps /root/began.yml")
 		p.wait(t, build, "passed")
 		var b struct {
@@ -50,6 +50,20 @@ func startTimes(t *testing.T, m *vm.Machine, slot, count int) (took []time.Durat
 	return took
 }
 
+// dockerTimes returns how long Docker takes by itself to a container's first instruction.
+func dockerTimes(t *testing.T, m *vm.Machine) (took []time.Duration) {
+	t.Helper()
+	for range 5 {
+		var from, to int64
+		if _, err := fmt.Sscan(m.Sh("date +%s%N; docker run --rm --cgroup-parent buildkite-gpu0.slice kernelbot-test:latest date +%s%N"), &from, &to); err != nil {
+			t.Fatal(err)
+		}
+		took = append(took, time.Duration(to-from))
+	}
+	slices.Sort(took)
+	return took
+}
+
 // TestChangeOver upgrades a node whose agents run jobs on the host to one that runs them in one
 // container, while such a job runs.
 func TestChangeOver(t *testing.T) {
@@ -63,7 +77,7 @@ func TestChangeOver(t *testing.T) {
 	m.Put("/usr/local/bin/kbnode", 0o755, string(text))
 	m.Sh(installCommand + " --gpu-count 3; bkstub wait-agents --count 3 --timeout 5m")
 	idle(t, m, 0)
-	before := startTimes(t, m, 0, 5)
+	before, fetched := startTimes(t, m, true), startTimes(t, m, false)
 
 	m.Put("/root/old.yml", 0o600, `steps:
   - command: |
@@ -83,8 +97,12 @@ func TestChangeOver(t *testing.T) {
 	if got := m.Sh("systemctl show -P MainPID buildkite-agent-gpu2; ls /etc/buildkite-agent/hooks | xargs"); got != agent+"\nagent-startup environment pre-artifact pre-bootstrap pre-exit" {
 		t.Errorf("while a job of the earlier way runs: %s, its agent was %s", got, agent)
 	}
-	after := startTimes(t, m, 0, 5)
-	t.Logf("until the first instruction, emulated: %v before, %v now, ratio of medians %.2f", before, after, float64(after[2])/float64(before[2]))
+	compare := func(what string, before []time.Duration, now []time.Duration) {
+		t.Logf("until the first instruction, %s, emulated: %v before, %v now, ratio of medians %.2f", what, before, now, float64(now[2])/float64(before[2]))
+	}
+	compare("no checkout", before, startTimes(t, m, true))
+	compare("the newest commit", fetched, startTimes(t, m, false))
+	t.Logf("until the first instruction, by Docker alone, emulated: %v", dockerTimes(t, m))
 
 	m.Sh("for at in /var/lib/buildkite-agent/gpu-2/builds/*/*/*/; do touch $at/go; done")
 	if r := p.wait(t, build, "passed"); !strings.Contains(r.Log, "slept well") {
