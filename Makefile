@@ -188,7 +188,7 @@ test-runner: | deps-check ## test the evaluation engine against recorded runs of
 		awk '/^ *=== /{next} /^    --- PASS/{n++; next} /^--- PASS/{next} /^    --- FAIL/{bad++} {print} END{print n+bad " cases, " bad+0 " failed"}'
 
 .PHONY: bench
-bench: ## measure split, inventory, install, plan and no-op reconcile for up to 64 slots, and the cost of the runner and the guard
+bench: ## measure split, inventory, install, plan and no-op reconcile for up to 64 slots, and the cost of the runner and the guard (make bench-vm: the start of a job)
 	go test -run '^$$' -bench . -benchmem ./internal/...
 
 .PHONY: golden
@@ -201,16 +201,8 @@ golden: ## write the golden files again; review the diff
 
 .PHONY: fuzz
 fuzz: ## fuzz the parsers of hostile input, a minute each
-	go test ./internal/config -fuzz FuzzParse -fuzztime 60s
-	go test ./internal/cpuset -fuzz FuzzParse -fuzztime 60s
-	go test ./internal/results -run '^$$' -fuzz FuzzRunsOf -fuzztime 60s -fuzzminimizetime 5x
-	go test ./internal/guard -fuzz FuzzRebuild -fuzztime 60s -fuzzminimizetime 5x
-	for f in FuzzInflate FuzzParseObject; do \
-	  go test ./internal/payload -run '^$$' -fuzz "$$f$$" -fuzztime 60s -fuzzminimizetime 5x; done
-	for f in FuzzParsePopcorn FuzzCapture FuzzDecode; do \
-	  go test ./internal/runner -run '^$$' -fuzz "$$f$$" -fuzztime 60s -fuzzminimizetime 5x; done
-	for f in FuzzRead FuzzClean FuzzMarkdown; do \
-	  go test ./internal/result -run '^$$' -fuzz "$$f$$" -fuzztime 60s -fuzzminimizetime 5x; done
+	grep -rHo '^func Fuzz[A-Za-z]*' --include='*_test.go' internal | while IFS=: read -r file name; do \
+	  go test "./$${file%/*}" -run '^$$' -fuzz "^$${name#func }$$" -fuzztime 60s -fuzzminimizetime 5x || exit; done
 
 # ---- tools ----------------------------------------------------------------
 

@@ -3,9 +3,11 @@
 package vm_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -87,4 +89,76 @@ func numbers(b testing.TB, text string) []float64 {
 		all = append(all, n)
 	}
 	return all
+}
+
+// began is a job that says when its container's first instruction ran.
+const began = `steps:
+  - command: echo began $$(date +%%s%%N)
+    agents: {queue: b200, gpu-index: "0"}
+    plugins:
+      - docker#v5.11.0: {image: "kernelbot-test:latest", gpus: all, propagate-environment: true, skip-checkout: %t}
+`
+
+// startTimes returns how long jobs of the first slot took from the agent's start of the job to the
+// container's first instruction, without a checkout or with one of the newest commit.
+func startTimes(t testing.TB, m *vm.Machine, skip bool) (took []time.Duration) {
+	t.Helper()
+	p := pipelines{evaluations{m: m}}
+	m.Put("/root/began.yml", 0o600, fmt.Sprintf(began, skip))
+	for range 5 {
+		build := m.Sh("bkstub submit --queue b200 --steps /root/began.yml")
+		p.wait(t, build, "passed")
+		var b struct {
+			Jobs []struct {
+				StartedAt time.Time `json:"started_at"`
+			}
+		}
+		if err := json.Unmarshal([]byte(m.Sh(p.asking(build))), &b); err != nil {
+			t.Fatal(err)
+		}
+		var at int64
+		if _, err := fmt.Sscan(regexp.MustCompile(`(?m)^began ([0-9]+)`).FindStringSubmatch(m.Sh("bkstub log " + build))[1], &at); err != nil {
+			t.Fatal(err)
+		}
+		took = append(took, time.Unix(0, at).Sub(b.Jobs[0].StartedAt))
+	}
+	slices.Sort(took)
+	return took
+}
+
+// dockerTimes returns how long Docker takes by itself to a container's first instruction.
+func dockerTimes(t testing.TB, m *vm.Machine) (took []time.Duration) {
+	t.Helper()
+	for range 5 {
+		var from, to int64
+		if _, err := fmt.Sscan(m.Sh("date +%s%N; docker run --rm --cgroup-parent buildkite-gpu0.slice kernelbot-test:latest date +%s%N"), &from, &to); err != nil {
+			t.Fatal(err)
+		}
+		took = append(took, time.Duration(to-from))
+	}
+	slices.Sort(took)
+	return took
+}
+
+// BenchmarkStart is the time from the agent's start of a job to the first instruction of its container:
+// when jobs ran on the host, now, and a container that Docker starts by itself.
+func BenchmarkStart(b *testing.B) {
+	for b.Loop() {
+		m := vm.Fork(b)
+		m.Put("/root/token", 0o600, tokenLine+"\n")
+		installBefore(b, m, 1)
+		before, fetched := startTimes(b, m, true), startTimes(b, m, false)
+		changeOver(m, "0")
+		now, fetches := startTimes(b, m, true), startTimes(b, m, false)
+		docker := dockerTimes(b, m)
+		b.Logf("emulated: before %v, now %v; with a fetch: before %v, now %v; Docker alone %v", before, now, fetched, fetches, docker)
+		b.ReportMetric(before[2].Seconds(), "s-before-emulated")
+		b.ReportMetric(now[2].Seconds(), "s-emulated")
+		b.ReportMetric(docker[2].Seconds(), "s-docker-emulated")
+		b.ReportMetric(float64(now[2])/float64(before[2]), "of-before")
+		b.ReportMetric(float64(fetches[2])/float64(fetched[2]), "of-before-with-fetch")
+		factor := slowness(b, m)
+		b.ReportMetric((now[2]-docker[2]).Seconds()*1e3/factor, "ms-more-than-docker")
+		b.ReportMetric(factor, "times-slower")
+	}
 }

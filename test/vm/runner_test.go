@@ -119,7 +119,7 @@ func (e evaluations) submit(slot int, command string, config []byte) string {
 }
 
 // wait waits for a build's end, which ought to be passed or failed.
-func (e evaluations) wait(t *testing.T, build, state string) (r evaluated) {
+func (e evaluations) wait(t testing.TB, build, state string) (r evaluated) {
 	t.Helper()
 	out := e.m.Try("bkstub wait --json " + build)
 	if err := json.Unmarshal([]byte(out.Stdout), &r); err != nil {
