@@ -58,6 +58,7 @@ func (p pipelines) tries(t *testing.T, build string) (list []struct {
 func TestPipelines(t *testing.T) {
 	t.Parallel()
 	m := installed(t)
+	m.Sh("docker tag kernelbot-test:latest ghcr.io/gpu-mode/kernelbot:latest") // the node's own
 	p := pipelines{evaluations{m: m}}
 	const image = "kernelbot-test:latest"
 
@@ -156,6 +157,19 @@ func TestPipelines(t *testing.T) {
 		}
 		if len(tries) != 2 || !strings.Contains(r.Log, "kernelbot-test:missing") {
 			t.Errorf("%d runs", len(tries))
+		}
+	})
+
+	t.Run("a step without the plugin has the checkout", func(t *testing.T) {
+		r := runStep(m, 0, "steps:\n  - command: ls -a; pwd; exit 3\n    agents: {queue: b200, gpu-index: \"0\"}\n")
+		if r.Code == 0 || !strings.Contains(r.Stdout, "README.md") || strings.Contains(r.Stdout, ".git\n") {
+			t.Errorf("exit %d: %s", r.Code, r.Stdout)
+		}
+	})
+	t.Run("a refused step", func(t *testing.T) {
+		r := runStep(m, 1, step(1, image, "true", ", privileged: true"))
+		if r.Code == 0 || !strings.Contains(r.Stdout, "kbnode does not run this step") {
+			t.Errorf("exit %d: %s", r.Code, r.Stdout)
 		}
 	})
 

@@ -1,0 +1,156 @@
+//go:build vm
+
+package vm_test
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/test/vm"
+)
+
+// counted is a job that counts until it is told to stop, and leaves an artifact.
+const counted = "echo '{}' >out.json; i=0; until [ -e go ]; do i=$$((i + 1)); echo line $$i; sleep 1; done; echo last $$i"
+
+// submitted starts a step with an artifact on a slot, and waits for its output.
+func submitted(m *vm.Machine, slot int, command string) (build string) {
+	file := fmt.Sprintf("/root/interrupt-%d.yml", slot)
+	m.Put(file, 0o600, step(slot, "busybox:test", command, "")+"    artifact_paths: [out.json]\n")
+	build = m.Sh("bkstub submit --queue b200 --steps " + file)
+	m.Wait("the job's output", "bkstub log "+build+" | grep -q '^line 2'")
+	return build
+}
+
+// released lets the job of a slot end.
+func released(m *vm.Machine, slot int) {
+	m.Sh(fmt.Sprintf("touch /var/lib/buildkite-agent/gpu-%d/builds/kbnode-*/checkout/go", slot))
+}
+
+// whole says that a job's log has each of its lines once, in order.
+func whole(t *testing.T, log string) {
+	t.Helper()
+	next := 1
+	for line := range strings.Lines(log) {
+		if n, ok := strings.CutPrefix(strings.TrimSpace(line), "line "); ok {
+			if got, err := strconv.Atoi(n); err != nil || got != next {
+				t.Errorf("%q, want line %d", line, next)
+			}
+			next++
+		}
+	}
+	if !strings.Contains(log, fmt.Sprintf("last %d", next-1)) {
+		t.Errorf("the log has %d lines, and not the last one: %s", next-1, tail(log))
+	}
+}
+
+// programs are what the agent of a slot, or anything below it, starts.
+const programs = `cd /sys/kernel/tracing; echo 0 >tracing_on; echo >trace; echo 1 >options/event-fork
+systemctl show -P MainPID buildkite-agent-gpu%d >set_event_pid
+echo 1 >events/sched/sched_process_exec/enable; echo 1 >tracing_on`
+
+// TestInterrupted ends, disturbs and floods jobs at every step of their way: no slot is lost, and what
+// a job has written so far is kept.
+func TestInterrupted(t *testing.T) {
+	t.Parallel()
+	m := installed(t)
+	p := pipelines{evaluations{m: m}}
+
+	t.Run("what runs on the host", func(t *testing.T) {
+		m.Sh("mount -t tracefs none /sys/kernel/tracing 2>/dev/null || true")
+		m.Sh(fmt.Sprintf(programs, 0))
+		steps := step(0, "busybox:test", "echo in the container", "") + "    env: {BASH_ENV: /tmp/x, PATH: /tmp, LD_PRELOAD: /tmp/x.so, GIT_SSH_COMMAND: touch /tmp/x}\n    artifact_paths: [out.json]\n"
+		if r := runStep(m, 0, steps); r.Code != 0 {
+			t.Errorf("exit %d: %s", r.Code, r.Stdout)
+		}
+		got := m.Sh(`cd /sys/kernel/tracing; echo 0 >tracing_on; grep -o 'filename=[^ ]*' trace | sort -u; echo 0 >events/sched/sched_process_exec/enable`)
+		if got != "filename=/usr/bin/buildkite-agent\nfilename=/usr/local/bin/kbnode" && got != "filename=/usr/local/bin/kbnode" {
+			t.Errorf("programs below the agent:\n%s", got)
+		}
+	})
+
+	t.Run("canceled at any moment", func(t *testing.T) {
+		for tenth := range 10 {
+			slot := tenth % 8
+			file := fmt.Sprintf("/root/cancel-%d.yml", slot)
+			m.Put(file, 0o600, step(slot, "busybox:test", "echo ran; sleep 1000", "")+"    artifact_paths: [out.json]\n")
+			build := m.Sh(fmt.Sprintf("build=$(bkstub submit --queue b200 --steps %s); sleep %d; bkstub cancel $build >&2; echo $build", file, 2*tenth))
+			if r := m.Try("bkstub wait --timeout 3m " + build); strings.Contains(r.Stderr, "still running") {
+				t.Errorf("canceled after %d s: %s", 2*tenth, r.Stdout)
+			}
+			m.Wait("the container to go", fmt.Sprintf("! ls -d /sys/fs/cgroup/buildkite.slice/buildkite-gpu%d.slice/docker-*", slot))
+		}
+		for slot := range 8 {
+			idle(t, m, slot)
+		}
+	})
+
+	t.Run("the agent is killed", func(t *testing.T) {
+		submitted(m, 1, counted)
+		m.Sh("systemctl kill -s KILL --kill-whom=main buildkite-agent-gpu1")
+		m.Wait("the container to go", "! ls -d /sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/docker-*")
+		idle(t, m, 1)
+	})
+
+	t.Run("kbnode bootstrap is killed", func(t *testing.T) {
+		build := submitted(m, 2, counted)
+		m.Sh("pkill -KILL -u kbnode-gpu2 -f 'kbnode bootstrap'")
+		p.wait(t, build, "failed")
+		idle(t, m, 2)
+	})
+
+	t.Run("much output", func(t *testing.T) {
+		m.Put("/root/much.yml", 0o600, step(3, "busybox:test", "echo '{}' >out.json; yes 0123456789012345678901234567890123456789012345678901234567890123 | head -c 2147483648; echo last", "")+"    artifact_paths: [out.json]\n")
+		build := m.Sh("bkstub submit --queue b200 --steps /root/much.yml")
+		m.Wait("the container", "ls -d /sys/fs/cgroup/buildkite.slice/buildkite-gpu3.slice/docker-*")
+		before := m.Sh("ps -C dockerd -o rss=")
+		m.Wait("some output", "bkstub log "+build+" | head -c 100000000 | wc -c | grep -qv '^.\\{1,6\\}$'")
+		m.Sh("bkstub cancel " + build)
+		if r := m.Try("bkstub wait --timeout 5m " + build + " >/dev/null"); strings.Contains(r.Stderr, "still running") {
+			t.Errorf("after %s: %s", before, r.Stderr)
+		}
+		m.Sh("bkstub artifact " + build + " out.json")
+		for _, unit := range []string{"kbnode-guard-gpu3", "kbnode"} {
+			if got := m.Sh("systemctl show -P NRestarts " + unit); got != "0" {
+				t.Errorf("%s restarted %s times", unit, got)
+			}
+		}
+		idle(t, m, 3)
+	})
+
+	t.Run("the engine restarts", func(t *testing.T) {
+		build := submitted(m, 4, counted)
+		m.Sh("systemctl restart docker")
+		p.wait(t, build, "failed")
+		if tries := p.tries(t, build); tries[0].ExitStatus == nil || *tries[0].ExitStatus != 255 {
+			t.Errorf("%+v", tries)
+		}
+		m.Sh("bkstub artifact " + build + " out.json")
+		idle(t, m, 4)
+	})
+
+	t.Run("the engine restarts, and lets containers live", func(t *testing.T) {
+		m.Sh(`jq '. + {"live-restore": true}' /etc/docker/daemon.json >/root/daemon.json && cp /root/daemon.json /etc/docker/daemon.json; systemctl reload docker; docker info -f '{{.LiveRestoreEnabled}}' | grep true`)
+		build := submitted(m, 5, counted)
+		m.Sh("systemctl restart docker")
+		m.Wait("more output", "n=$(bkstub log "+build+" | wc -l); sleep 3; test $(bkstub log "+build+" | wc -l) -gt $n")
+		released(m, 5)
+		r := p.wait(t, build, "passed")
+		whole(t, r.Log)
+		m.Sh("bkstub artifact " + build + " out.json")
+		idle(t, m, 5)
+	})
+
+	t.Run("the service is killed again and again", func(t *testing.T) {
+		build := submitted(m, 6, counted)
+		for range 3 {
+			m.Sh("systemctl kill -s KILL kbnode-guard-gpu6")
+			m.Wait("the next service", "kbnode status --json | jq -e '.slots[6].job' && n=$(bkstub log "+build+" | wc -l) && sleep 3 && test $(bkstub log "+build+" | wc -l) -gt $n")
+		}
+		released(m, 6)
+		r := p.wait(t, build, "passed")
+		whole(t, r.Log)
+		idle(t, m, 6)
+	})
+}
