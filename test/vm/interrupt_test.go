@@ -47,7 +47,7 @@ func whole(t *testing.T, log string) {
 
 // programs are what the agent of a slot, or anything below it, starts.
 const programs = `cd /sys/kernel/tracing; echo 0 >tracing_on; echo >trace; echo 1 >options/event-fork
-systemctl show -P MainPID buildkite-agent-gpu%d >set_event_pid
+ls /proc/$(systemctl show -P MainPID buildkite-agent-gpu%d)/task >set_event_pid
 echo 1 >events/sched/sched_process_exec/enable; echo 1 >tracing_on`
 
 // TestInterrupted ends, disturbs and floods jobs at every step of their way: no slot is lost, and what
