@@ -21,7 +21,7 @@ import (
 // in the same order, with the same JSON types, each with a meaning.
 func TestJSONDocuments(t *testing.T) {
 	t.Parallel()
-	row := regexp.MustCompile("(?m)^- `([a-zA-Z_.\\[\\]]+)` \\(([^)]+)\\): (?:.*(fields as in `plan`)|.+)$")
+	row := regexp.MustCompile("(?m)^- `([a-zA-Z_.\\[\\]]+)` \\(([^)]+)\\): (?:.*(fields as in `plan`|fields of `plan\\.[A-Z][a-zA-Z]*`)|.+)$")
 	var ofPlan []string
 	for _, tt := range []struct {
 		page, heading string
