@@ -18,7 +18,7 @@ func TestResultDocument(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, example, _ := strings.Cut(string(page), "```json result\n")
+	_, example, _ := strings.Cut(string(page), "```json\n")
 	example, _, _ = strings.Cut(example, "```")
 	r, err := ReadStrict([]byte(example))
 	if err != nil {
