@@ -196,7 +196,6 @@ golden: ## write the golden files again; review the diff
 	go test ./internal/plan -update
 	go test ./internal/cli -update
 	go test ./internal/guard -update
-	go test ./internal/inventory -run TestDocument -update-document
 	go test ./internal -update
 
 .PHONY: fuzz

@@ -65,11 +65,16 @@ func TestLinks(t *testing.T) {
 	}
 }
 
+var (
+	headings = regexp.MustCompile(`(?m)^#+ (.+)$`)
+	notWords = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+)
+
 // anchors are the headings of a page as links name them.
 func anchors(text string) []string {
 	var list []string
-	for _, m := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllStringSubmatch(text, -1) {
-		heading := regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(strings.ToLower(m[1]), "")
+	for _, m := range headings.FindAllStringSubmatch(text, -1) {
+		heading := notWords.ReplaceAllString(strings.ToLower(m[1]), "")
 		list = append(list, strings.ReplaceAll(heading, " ", "-"))
 	}
 	return list

@@ -31,7 +31,7 @@ func TestShapesPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	examples := example.FindAllStringSubmatch(string(page), -1)
-	if len(examples) < 7 {
+	if len(examples) < 6 {
 		t.Fatalf("docs/shapes.md has %d examples", len(examples))
 	}
 	text := string(page)

@@ -20,7 +20,7 @@ func TestPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := regexp.MustCompile("(?s)```json\n(.*?)```(.*)").FindSubmatch(page)
+	m := regexp.MustCompile("(?s)\n## node.json\n.*?```json\n(.*?)```(.*)").FindSubmatch(page)
 	if m == nil {
 		t.Fatal("no example")
 	}
