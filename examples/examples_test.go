@@ -55,7 +55,7 @@ func TestRead(t *testing.T) {
 					t.Errorf("%s: %v", dir, err)
 					continue
 				}
-				o, err := payload.ParseObject(doc, payload.Limits{})
+				o, err := payload.ParseObject(doc)
 				if err != nil {
 					t.Fatal(err)
 				}

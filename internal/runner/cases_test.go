@@ -233,7 +233,7 @@ func (c *engineCase) compare(t *testing.T, j *job, code int, got map[string]any)
 
 // runNames returns the names of the runs in order.
 func runNames(t *testing.T, result string) (names []string) {
-	o, err := payload.ParseObject(result, payload.Limits{})
+	o, err := payload.ParseObject(result)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,6 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
-	"github.com/gpu-mode/kbnode/internal/runner/annotate"
 )
 
 // TestMain lets the test binary run as `kbnode runner`, which takes over its process.
@@ -34,19 +33,18 @@ func TestMain(m *testing.M) {
 			}
 		}
 		limitProcesses()
-		o := Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Post: annotate.Post}
-		o.Compile, _ = strconv.ParseFloat(os.Getenv("KBNODE_TEST_COMPILE"), 64)
-		o.Config, o.Annotate = os.Getenv("KBNODE_TEST_CONFIG"), os.Getenv("KBNODE_TEST_ANNOTATE") != ""
-		if os.Getenv("KBNODE_TEST_ANNOTATE") == "none" {
-			o.Post = nil
+		if text := os.Getenv("KBNODE_TEST_COMPILE"); text != "" {
+			compileLimit.text = text
+			compileLimit.seconds, _ = strconv.ParseFloat(text, 64)
 		}
+		o := Options{Config: os.Getenv("KBNODE_TEST_CONFIG"), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 		if len(os.Args) > 1 {
 			o.Payload = os.Args[1]
 		}
 		os.Exit(Main(context.Background(), o))
 	}
-	if memory := os.Getenv("KBNODE_TEST_SHED"); memory != "" {
-		os.Exit(showShed(memory))
+	if os.Getenv("KBNODE_TEST_SHED") != "" {
+		os.Exit(showShed())
 	}
 	if os.Getenv("KBNODE_TEST_ADOPT") != "" {
 		os.Exit(showAdopted())
@@ -156,6 +154,16 @@ func newJob(t *testing.T, env ...string) *job {
 	return j
 }
 
+// newConfigJob returns a job with this payload.
+func newConfigJob(t *testing.T, config any, env ...string) *job {
+	t.Helper()
+	text, err := json.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newJob(t, append(env, "KERNELBOT_PAYLOAD="+payload.Encode(text))...)
+}
+
 // run returns the exit code and result.json, nil if there is none.
 func (j *job) run(t *testing.T) (int, map[string]any) {
 	t.Helper()
@@ -208,21 +216,10 @@ func runPy(t *testing.T, sources map[string]string, env ...string) (*job, map[st
 
 func runConfig(t *testing.T, config map[string]any, env ...string) (*job, map[string]any) {
 	t.Helper()
-	text, err := json.Marshal(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	j := newJob(t, append(env, "KERNELBOT_PAYLOAD="+payload.Encode(text))...)
-	if code, got := j.run(t); code != 0 || got == nil {
+	j := newConfigJob(t, config, env...)
+	code, got := j.run(t)
+	if code != 0 || got == nil {
 		t.Fatalf("exit code %d, result %v\n%s", code, got, j.stderr.String())
-	}
-	var got map[string]any
-	raw, err := os.ReadFile(filepath.Join(j.cmd.Dir, result.File))
-	if err == nil {
-		err = json.Unmarshal(raw, &got)
-	}
-	if err != nil {
-		t.Fatal(err)
 	}
 	return j, got
 }

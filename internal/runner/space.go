@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -66,6 +67,21 @@ func (e *engine) place(p program, s space) program {
 		p.exec[0] = path
 	}
 	return p
+}
+
+// childEnv completes the environment of programs as starting the Python engine did: in the C locale,
+// CPython sets LC_CTYPE and its children inherit it (PEP 538). Compilers' messages depend on it. A locale
+// that has no directory counts as C: C.UTF-8 has all that a program of a job needs.
+func childEnv(public []string) []string {
+	if getenv(public, "LC_ALL") != "" || getenv(public, "PYTHONCOERCECLOCALE") == "0" {
+		return public
+	}
+	switch name := cmp.Or(getenv(public, "LC_CTYPE"), getenv(public, "LANG")); {
+	case name == "C.UTF-8" || name == "C.utf8",
+		name != "" && filepath.IsLocal(name) && isDir(filepath.Join("/usr/lib/locale", name)):
+		return public
+	}
+	return setenv(public, "LC_CTYPE", "C.UTF-8")
 }
 
 // homeless returns an environment, for programs with their own home, without variables

@@ -3,7 +3,6 @@ package runner
 import (
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -36,10 +35,6 @@ func adopt() error {
 // closeOnExec keeps children from inheriting any but the standard files. Call it before
 // hiding: an unprivileged process that hides cannot list its files.
 func closeOnExec() error {
-	if unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC) == nil {
-		return nil
-	}
-	// A kernel before 5.11, or a filter that does not know the call.
 	names, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return fmt.Errorf("list open files: %w", err)
