@@ -14,6 +14,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
 // maxEntries bounds the files of one area.
@@ -278,7 +280,7 @@ func (e *engine) putBack() error {
 			if removed++; !isCache(name) && removed <= maxFaults {
 				e.note("%s was created by a program; removing it before the next one runs", strings.TrimPrefix(name, e.dir+"/"))
 			}
-			if err := RemoveAll(name); err != nil {
+			if err := tree.RemoveAll(name); err != nil {
 				return fmt.Errorf("remove what a program left: %w", err)
 			}
 			if now.mode.IsDir() {

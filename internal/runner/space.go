@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
 // A space is a program's own directory, its home and its TMPDIR, empty when it starts. Caches and
@@ -53,7 +55,7 @@ func newSpace(env []string, dir string) (space, error) {
 
 // drop removes a space and what its program left there.
 func (e *engine) drop(s space) {
-	if err := RemoveAll(string(s)); err != nil {
+	if err := tree.RemoveAll(string(s)); err != nil {
 		e.note("remove a program's home: %v", err)
 	}
 }
