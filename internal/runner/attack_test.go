@@ -93,22 +93,6 @@ func processesWith(t *testing.T, text string) (found []string) {
 	return found
 }
 
-// TestProcessesAreLimited checks that no test of this package can use up the machine's processes.
-func TestProcessesAreLimited(t *testing.T) {
-	t.Parallel()
-	attacks(t, "", `
-import resource
-o("limit: %d\ngroup: %s\ncheck: pass\n" % (resource.getrlimit(resource.RLIMIT_NPROC)[1], "kbnode-test-" in open("/proc/self/cgroup").read()))`,
-		func(t *testing.T, j *job, code int, result map[string]any) {
-			if at(result, "runs", "test", "run", "result", "limit") != strconv.Itoa(maxProcesses) {
-				t.Errorf("exit code %d, result %v", code, result)
-			}
-			if root := j.cmd.SysProcAttr == nil && os.Getuid() == 0; root && processGroup() != "" && at(result, "runs", "test", "run", "result", "group") != "True" {
-				t.Errorf("root's processes have no limit: %v", result)
-			}
-		})
-}
-
 // TestForkChains has processes that fork and exit, in sessions of their own, so that none lives long
 // enough to be found and killed.
 func TestForkChains(t *testing.T) {

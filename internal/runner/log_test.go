@@ -169,12 +169,8 @@ o("check: pass\nstdin: %s\nseed: %s\n" % (any(found), os.environ["POPCORN_SEED"]
 		})
 	}
 	for name, c := range map[string]struct{ config, want string }{
-		"no file":       {"", "read payload: open"},
-		"not JSON":      {"{", "the payload is not JSON: line 1, byte 1"},
-		"not UTF-8":     {"{\"a\": \"\xff\"}", "is not UTF-8"},
-		"encoded":       {payload.Encode([]byte("{}")), "is encoded; give it with --payload"},
-		"not an object": {"[]", "is a JSON list; send an object"},
-		"too large":     {strings.Repeat(" ", 16<<20+1), "over 16777216 bytes of JSON"},
+		"no file": {"", "read payload: open"},
+		"encoded": {payload.Encode([]byte("{}")), "is encoded; give it with --payload"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
