@@ -52,6 +52,7 @@ func TestDecodeRefuses(t *testing.T) {
 		{"no base64 at all", "!", "not a zlib stream"},
 		{"one character", "A", "not base64"},
 		{"cut text", whole[:len(whole)-5], "padding is missing"},
+		{"text cut elsewhere", whole[:len(whole)-6], "padding is missing"},
 		{"cut stream", whole[:len(whole)-8], "send it whole"},
 		{"gzip", base64.StdEncoding.EncodeToString(zipped.Bytes()), "compress it with zlib"},
 		{"JSON text", " {}", "encode it with kbnode payload encode"},

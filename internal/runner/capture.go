@@ -17,7 +17,7 @@ const (
 	// up to textLimit, because a character takes at most 4 bytes.
 	headLimit = 8 * textLimit
 
-	// popcornLimit is how many bytes a program may report.
+	// popcornLimit is how many bytes a program may report, also as they are in result.json.
 	// Hundreds of tests report less than 1 MiB.
 	popcornLimit = 4 << 20
 )
@@ -103,23 +103,44 @@ func (b *bounded) Write(p []byte) (int, error) {
 // parsePopcorn reads what a program wrote to POPCORN_FD: one "key: value" per line. The
 // last of equal keys counts. It sets over if it left something out.
 func parsePopcorn(b []byte) (reported result.Pairs[string], over bool) {
-	at := map[string]int{}
+	at, room := map[string]int{}, popcornLimit
 	for line := range splitLines(newlines(decode(b))) {
 		k, v, _ := strings.Cut(chomp(line), ":")
 		if k == "" && v == "" {
 			continue
 		}
 		k, v = strip(k), strip(v)
-		if i, old := at[k]; old {
-			reported[i].Value = v
+		i, old := at[k]
+		room -= encodedSize(v)
+		if !old {
+			room -= encodedSize(k)
+		}
+		if room < 0 || !old && len(reported) == result.MaxNames {
+			over = true
 			continue
 		}
-		if len(reported) == result.MaxNames {
-			over = true
+		if old {
+			reported[i].Value = v
 			continue
 		}
 		at[k] = len(reported)
 		reported = append(reported, result.Pair[string]{Key: k, Value: v})
 	}
 	return reported, over
+}
+
+// encodedSize returns how many bytes a text takes in JSON, quotes included, at most.
+func encodedSize(s string) int {
+	n := len(s) + len(`"":,`)
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c < ' ':
+			n += len(`\u0000`) - 1
+		case c == 0xe2: // U+2028 and U+2029 are escaped
+			n += 3
+		case c == '"' || c == '\\':
+			n++
+		}
+	}
+	return n
 }

@@ -374,6 +374,7 @@ func TestRefused(t *testing.T) {
 		"unknown mode":            {config: good(map[string]any{"mode": "script"}), want: "mode: is 'script'"},
 		"two faults":              {config: good(map[string]any{"mode": 1, "tests": nil}), want: "mode: is 1; it must be one of test, benchmark, leaderboard, private, profile; tests: is a null"},
 		"thousands of faults":     {config: good(map[string]any{"tests": make([]int, 5000)}), want: "tests[19]: is a number; it must be an object; and more"},
+		"no name as main":         {config: good(map[string]any{"main": ""}), want: `main: "" is not among the sources`},
 		"main not in sources":     {config: good(map[string]any{"main": "x.py"}), want: `main: "x.py" is not among the sources`},
 		"sources are a list":      {config: good(map[string]any{"sources": []int{}}), want: "sources: is a list"},
 		"a source without text":   {config: good(map[string]any{"sources": map[string]any{"eval.py": nil}}), want: `sources: "eval.py" is a null`},
