@@ -177,7 +177,7 @@ func (e *engine) compiler(ctx context.Context, l limit, argv ...string) (*result
 		return nil, nil, err
 	}
 	defer e.drop(own)
-	o, err := e.place(program{argv: argv, env: e.env, dir: e.dir, limit: l}, own).run(ctx)
+	o, err := e.within(program{argv: argv, env: e.env, dir: e.dir, limit: l}, own).run(ctx)
 	if err != nil {
 		return nil, nil, err
 	}

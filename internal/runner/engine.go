@@ -175,7 +175,7 @@ func (e *engine) preRun(ctx context.Context) (*result.Compilation, error) {
 		return nil, err
 	}
 	defer e.drop(own)
-	p := e.place(program{
+	p := e.within(program{
 		argv: []string{"python3", preRunProgram}, env: setenv(e.env, "POPCORN_SEED", "1"),
 		dir: e.dir, limit: compileLimit, popcorn: true,
 	}, own)
@@ -214,7 +214,7 @@ func (e *engine) run(ctx context.Context, s step, call []string) (*result.Run, *
 	if e.multiGPU {
 		env = setenv(env, "POPCORN_GPUS", strconv.Itoa(e.gpus))
 	}
-	p := e.place(program{
+	p := e.within(program{
 		argv: append(call, s.mode, cases), env: env,
 		dir: e.dir, limit: s.limit, popcorn: true,
 	}, own)

@@ -29,9 +29,9 @@ func isPrivate(name string) bool {
 	return payload.IsVar(name)
 }
 
-// splitEnv splits an environment into the variables that programs may see and the
-// others.
-func splitEnv(env []string) (public, private []string) {
+// shed splits an environment into the variables that programs may see and the others. It removes these from
+// /proc/PID/environ, which shows what the process was started with.
+func shed(env []string) (public, private []string, err error) {
 	for _, kv := range env {
 		name, _, _ := strings.Cut(kv, "=")
 		if isPrivate(name) {
@@ -40,13 +40,7 @@ func splitEnv(env []string) (public, private []string) {
 			public = append(public, kv)
 		}
 	}
-	return public, private
-}
-
-// shed splits the environment and removes the private part from /proc/PID/environ,
-// which shows what the process was started with.
-func shed(env []string) (public, private []string, err error) {
-	if public, private = splitEnv(env); len(private) > 0 {
+	if len(private) > 0 {
 		err = overwriteInitial()
 	}
 	if err != nil {
@@ -112,7 +106,7 @@ func initialEnv() (start, size int64, err error) {
 	}
 	end, err := strconv.ParseInt(string(fields[envStart-first+1]), 10, 64)
 	if size = end - start; start <= 0 || size < 0 || size > environLimit {
-		return 0, 0, errors.Join(err, errors.New("read /proc/self/stat: the environment's place is not told"))
+		return 0, 0, errors.Join(err, errors.New("read /proc/self/stat: the environment's place is missing"))
 	}
 	return start, size, err
 }

@@ -93,7 +93,7 @@ func (e *engine) ncu(ctx context.Context, r recording, p program) (*result.Run, 
 		return nil, nil, err
 	}
 	defer e.drop(own)
-	printed, err := e.place(program{
+	printed, err := e.within(program{
 		argv: []string{"ncu", "--import", file, "--print-details", "body"},
 		env:  e.env, dir: e.dir, limit: seconds(reportLimit), stdout: text,
 	}, own).run(ctx)

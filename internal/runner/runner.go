@@ -22,9 +22,8 @@ import (
 
 // Options configure Main.
 type Options struct {
-	Env     []string  // NAME=VALUE; nil means the process's own
 	Dir     string    // where programs run and result.json is written; "" is the current directory
-	Payload string    // file with an encoded payload, "-" for Stdin; "" means that Env has it
+	Payload string    // file with an encoded payload, "-" for Stdin; "" means that the environment has it
 	Config  string    // payload file that is not encoded, "-" for Stdin; overrides Payload
 	Stdin   io.Reader // with the payload, if Payload or Config says so; programs never get it
 	Stdout  io.Writer // the log and the summary; nil discards them
@@ -48,9 +47,6 @@ const exitNoResult = 3
 // once.
 func Main(ctx context.Context, o Options) int {
 	_ = growStack()
-	if o.Env == nil {
-		o.Env = os.Environ()
-	}
 	if o.Stdout == nil {
 		o.Stdout = io.Discard
 	}
@@ -59,7 +55,10 @@ func Main(ctx context.Context, o Options) int {
 	}
 	runtime.GOMAXPROCS(min(maxProcs, runtime.GOMAXPROCS(0)))
 
-	s := &session{Options: o, landlock: landlockVersion(), log: &buildLog{result.Log{W: o.Stdout, Groups: getenv(o.Env, "BUILDKITE") == "true"}, o.Stderr}}
+	s := &session{
+		Options: o, landlock: landlockVersion(),
+		log: &buildLog{result.Log{W: o.Stdout, Groups: os.Getenv("BUILDKITE") == "true"}, o.Stderr},
+	}
 	dir, err := filepath.Abs(o.Dir)
 	if err == nil {
 		dir, err = filepath.EvalSymlinks(dir)
@@ -183,7 +182,7 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 			_, _ = s.Stderr.Write(stack[:runtime.Stack(stack, false)])
 		}
 	}()
-	public, private, err := shed(s.Env)
+	public, private, err := shed(os.Environ())
 	if err != nil {
 		return err
 	}

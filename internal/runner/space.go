@@ -60,8 +60,8 @@ func (e *engine) drop(s space) {
 	}
 }
 
-// place returns p, set up to run in a space.
-func (e *engine) place(p program, s space) program {
+// within returns p, set up to run in a space.
+func (e *engine) within(p program, s space) program {
 	p.env = setenv(setenv(p.env, "HOME", string(s)), "TMPDIR", string(s))
 	p.landlock, p.writable = e.landlock, append([]string{e.dir, string(s), "/dev/shm"}, e.temporary...)
 	p.exec = slices.Clone(p.argv)

@@ -74,17 +74,11 @@ func endTree() error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("end processes: some are alive %s after SIGKILL: %v", endLimit, descendants())
 		}
-		killDescendants()
+		// A process may fork in the meantime, so this repeats until none is left.
+		for _, pid := range descendants() {
+			_ = unix.Kill(pid, unix.SIGKILL) // an error means that it ended, or that the caller sees what is left
+		}
 		time.Sleep(pause)
-	}
-}
-
-// killDescendants sends SIGKILL to all current descendants. A process may fork in the
-// meantime: call it until none is left.
-func killDescendants() {
-	for _, pid := range descendants() {
-		// On error, it is gone or not ours to kill; the caller sees what is left.
-		_ = unix.Kill(pid, unix.SIGKILL)
 	}
 }
 
