@@ -1,8 +1,6 @@
 package cli
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -119,9 +117,8 @@ piped in, the environment variables that kbnode runner reads.`,
 			if _, err := payload.ParseObject(doc); err != nil {
 				return err
 			}
-			var lines bytes.Buffer
-			if indent && json.Indent(&lines, []byte(doc), "", "  ") == nil { // it does not know NaN
-				doc = lines.String()
+			if indent {
+				doc = payload.Indent(doc)
 			}
 			if _, ok := terminal(s.Out); ok {
 				doc = payload.EscapeInvisible(doc)

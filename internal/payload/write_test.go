@@ -2,6 +2,7 @@ package payload
 
 import (
 	"math"
+	"strings"
 	"testing"
 	"unicode/utf8"
 
@@ -23,6 +24,30 @@ func TestJSON(t *testing.T) {
 		if d := cmp.Diff(want, JSON(v)); d != "" {
 			t.Error(d)
 		}
+	}
+}
+
+func TestIndent(t *testing.T) {
+	t.Parallel()
+	got := Indent(" {\"a\\\"{\" : [ ] ,\"b\":{ },\"c\":[1E3,{\"d\":-0.0}\n,\"}]\\\\\"], \"a\\\"{\":NaN} ")
+	want := `{
+  "a\"{": [],
+  "b": {},
+  "c": [
+    1E3,
+    {
+      "d": -0.0
+    },
+    "}]\\"
+  ],
+  "a\"{": NaN
+}`
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	const deep = 1000
+	if got := Indent(strings.Repeat("[", deep) + "1" + strings.Repeat("]", deep)); len(got) > 2*deep*(2*indentDepth+2) {
+		t.Errorf("%d nested lists became %d bytes", deep, len(got))
 	}
 }
 
