@@ -31,43 +31,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// problems are the examples with their languages.
-var problems = map[string]string{"prefix_python": "py", "vectoradd_triton": "py", "vectoradd_cuda_inline": "py", "identity_cuda": "cu"}
-
-// TestRead makes payloads of every submission.
-func TestRead(t *testing.T) {
-	t.Parallel()
-	for dir, lang := range problems {
-		p, err := task.Read(dir)
-		if err != nil {
-			t.Error(err)
-			continue
-		}
-		ext := filepath.Ext(p.Submission)
-		if p.Lang != lang || p.Tests < 2 || p.Benchmarks < 2 || len(p.Templates) == 0 || p.Description == "" || p.Submission != "submission"+ext {
-			t.Errorf("%s: %+v", dir, p)
-		}
-		for _, name := range []string{"submission", "wrong", "cheat"} {
-			text := read(t, filepath.Join(dir, name+ext))
-			for _, mode := range task.Modes {
-				doc, err := p.Config(text, "90a", mode)
-				if err != nil {
-					t.Errorf("%s: %v", dir, err)
-					continue
-				}
-				o, err := payload.ParseObject(doc, payload.Limits{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				sources, _ := o.Get("sources")
-				if got, _ := sources.(*payload.Object).Get(p.Submission); got != text {
-					t.Errorf("%s: %s is not among the sources", dir, name)
-				}
-			}
-		}
-	}
-}
-
 func read(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(name)

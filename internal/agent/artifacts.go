@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
 // Bounds on the search for artifacts. Beyond any of them nothing is uploaded.
@@ -40,7 +40,7 @@ func Prepare(ctx context.Context, dir string, patterns []string, status string, 
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(disk.RemoveTree(root, recordName), root.Close()); err != nil {
+	if err := errors.Join(tree.Remove(root, recordName), root.Close()); err != nil {
 		return fmt.Errorf("remove %s: %w", recordName, err)
 	}
 	return unfinished(dir, status, canceled)

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/disk"
+	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
 // A mirror that has more packs is made again: git's own garbage collection would compete with jobs
@@ -102,8 +102,8 @@ func (m Mirrors) list() ([]mirror, error) {
 	}
 	found := map[string]mirror{}
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), disk.MovedPrefix) {
-			if err := m.within(func(root *os.Root) error { return disk.RemoveTree(root, e.Name()) }); err != nil {
+		if strings.HasPrefix(e.Name(), tree.MovedPrefix) {
+			if err := m.within(func(root *os.Root) error { return tree.Remove(root, e.Name()) }); err != nil {
 				return nil, fmt.Errorf("remove a mirror: %w", err)
 			}
 		}
@@ -153,7 +153,7 @@ func (m Mirrors) remove(name string) error {
 	}
 	defer l.close()
 	err = m.within(func(root *os.Root) error {
-		return errors.Join(disk.RemoveTree(root, name+gitSuffix), root.Remove(name+lockSuffix))
+		return errors.Join(tree.Remove(root, name+gitSuffix), root.Remove(name+lockSuffix))
 	})
 	if err != nil {
 		return fmt.Errorf("remove a mirror: %w", err)
@@ -165,7 +165,7 @@ func (m Mirrors) remove(name string) error {
 func (m Mirrors) makeMirror(ctx context.Context, name string) error {
 	dir := name + gitSuffix
 	err := m.within(func(root *os.Root) error {
-		err := disk.RemoveTree(root, dir)
+		err := tree.Remove(root, dir)
 		if err == nil {
 			err = root.Mkdir(dir, 0o700)
 		}

@@ -1,8 +1,6 @@
 package cli
 
 import (
-	"bufio"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -88,11 +86,11 @@ func (s Streams) document(problem, mode string, args []string) (string, error) {
 		return "", usagef("nothing to encode; name a JSON file, pipe one in, or give --problem")
 	}
 	defer in.Close() //nolint:errcheck // opened for reading
-	doc, err := payload.ReadJSON(in, payload.Limits{})
+	doc, err := payload.ReadJSON(in)
 	if err != nil {
 		return "", err
 	}
-	_, err = payload.ParseObject(doc, payload.Limits{})
+	_, err = payload.ParseObject(doc)
 	return doc, err
 }
 
@@ -112,23 +110,20 @@ piped in, the environment variables that kbnode runner reads.`,
 			if err != nil {
 				return err
 			}
-			doc, err := payload.Inflate(text, payload.Limits{})
+			doc, err := payload.Inflate(text)
 			if err != nil {
 				return err
 			}
-			if _, err := payload.ParseObject(doc, payload.Limits{}); err != nil {
+			if _, err := payload.ParseObject(doc); err != nil {
 				return err
 			}
-			w := bufio.NewWriter(document(s.Out))
+			if indent {
+				doc = payload.Indent(doc)
+			}
 			if _, ok := terminal(s.Out); ok {
 				doc = payload.EscapeInvisible(doc)
 			}
-			if indent {
-				err = payload.Indent(w, doc)
-			} else {
-				_, err = w.WriteString(strings.TrimRight(doc, " \t\r\n") + "\n")
-			}
-			if err = errors.Join(err, w.Flush()); err != nil {
+			if _, err := io.WriteString(document(s.Out), strings.TrimRight(doc, " \t\r\n")+"\n"); err != nil {
 				return fmt.Errorf("write output: %w", err)
 			}
 			return nil
@@ -166,7 +161,7 @@ func (s Streams) encoded(args []string) (string, error) {
 	text := ""
 	if in != nil {
 		defer in.Close() //nolint:errcheck // opened for reading
-		text, err = payload.Read(in, payload.Limits{})
+		text, err = payload.Read(in)
 		if err != nil || len(args) > 0 || strings.TrimSpace(text) != "" {
 			return text, err
 		}

@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/runner"
-	"github.com/gpu-mode/kbnode/internal/runner/annotate"
 	"github.com/gpu-mode/kbnode/internal/task"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -54,7 +53,7 @@ it could not be written.`,
 			if a, ok := s.Out.(*answer); ok {
 				o.Stdout = a.to // the answer is result.json, so errors in writing the summary do not count
 			}
-			o.Stdin, o.Post = s.In, annotate.Post
+			o.Stdin = s.In
 			if code := runner.Main(cmd.Context(), o); code != exitDone {
 				return &exitError{code: code}
 			}

@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/runner"
 	"github.com/gpu-mode/kbnode/internal/submit"
 	"github.com/gpu-mode/kbnode/internal/task"
+	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
 // exitNoResult is the exit code of the runner if it could not write result.json.
@@ -81,7 +82,7 @@ func evaluate(ctx context.Context, o runner.Options) (out submit.Outcome, err er
 		if o.Dir, err = os.MkdirTemp("", "kbnode-runner-"); err != nil {
 			return out, fmt.Errorf("make a directory for the evaluation: %w; set TMPDIR to a directory that you may write to", err)
 		}
-		defer func() { err = errors.Join(err, runner.RemoveAll(o.Dir)) }()
+		defer func() { err = errors.Join(err, tree.RemoveAll(o.Dir)) }()
 	}
 	var notes bytes.Buffer
 	o.Stderr = &notes

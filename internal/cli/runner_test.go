@@ -248,8 +248,8 @@ func TestProblemsHaveOneResolver(t *testing.T) {
 		}
 	}
 	// The payload is that of the directory, and the one that is sent.
-	text, err := payload.Inflate(strings.TrimSpace(kbnode(t, "payload", "encode", "--problem", "prefix_python").out), payload.Limits{})
-	other, err2 := payload.Inflate(strings.TrimSpace(kbnode(t, "payload", "encode", "--problem", "../../examples/prefix_python").out), payload.Limits{})
+	text, err := payload.Inflate(strings.TrimSpace(kbnode(t, "payload", "encode", "--problem", "prefix_python").out))
+	other, err2 := payload.Inflate(strings.TrimSpace(kbnode(t, "payload", "encode", "--problem", "../../examples/prefix_python").out))
 	if err != nil || err2 != nil || text != other || !strings.Contains(text, `"mode":"test"`) {
 		t.Errorf("%v, %v: %.300s", err, err2, text)
 	}
@@ -274,7 +274,7 @@ func TestSubmitArch(t *testing.T) {
 			Body struct{ Env map[string]string }
 		}
 		err := json.Unmarshal([]byte(r.out), &request)
-		text, err2 := payload.Inflate(request.Body.Env[payload.Var], payload.Limits{})
+		text, err2 := payload.Inflate(request.Body.Env[payload.Var])
 		if err != nil || err2 != nil || !strings.Contains(text, want) {
 			t.Errorf("%s: %v, %v, %q, want %s", args, err, err2, r.err, want)
 		}

@@ -218,16 +218,16 @@ func (f *submitFlags) readPayload(s Streams) (string, error) {
 		return "", err
 	}
 	defer in.Close() //nolint:errcheck // opened for reading
-	text, err := payload.ReadJSON(in, payload.Limits{})
+	text, err := payload.ReadJSON(in)
 	if err != nil {
 		return "", err
 	}
 	if !strings.HasPrefix(strings.TrimSpace(text), "{") {
-		if text, err = payload.Inflate(text, payload.Limits{}); err != nil {
+		if text, err = payload.Inflate(text); err != nil {
 			return "", err
 		}
 	}
-	o, err := payload.ParseObject(text, payload.Limits{})
+	o, err := payload.ParseObject(text)
 	if err != nil {
 		return "", err
 	}

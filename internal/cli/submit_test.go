@@ -102,7 +102,7 @@ func TestSubmitPayload(t *testing.T) {
 	doc := put(t, t.TempDir(), "task.json", `{"lang": "py", "mode": "test", "tests": [{"size": 1e2}]}`)
 	file := filepath.Join(t.TempDir(), "result.json")
 	r, _, env := submitTo(t, map[string]string{"result.json": resultGood}, "--queue", "b200", "--payload", doc, "--mode", "benchmark", "--json", "--result", file)
-	text, err := payload.Inflate(env["KERNELBOT_PAYLOAD"], payload.Limits{})
+	text, err := payload.Inflate(env["KERNELBOT_PAYLOAD"])
 	if want := `{"lang":"py","mode":"benchmark","tests":[{"size":100.0}]}`; err != nil || text != want {
 		t.Errorf("%s, %v", text, err)
 	}

@@ -2,7 +2,6 @@ package disk
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +10,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
 // Bounds on Reclaim, which walks what a job left in seconds or stops.
@@ -139,74 +140,10 @@ func Wipe(dir string) error {
 	defer func() { _ = root.Close() }()
 	entries, err := fs.ReadDir(root.FS(), ".")
 	for _, e := range entries {
-		err = errors.Join(err, RemoveTree(root, e.Name()))
+		err = errors.Join(err, tree.Remove(root, e.Name()))
 	}
 	if err != nil {
 		return fmt.Errorf("empty %s: %w", dir, err)
 	}
 	return nil
-}
-
-// MovedPrefix begins the names of directories that RemoveTree moves up.
-const MovedPrefix = ".kbnode-"
-
-// RemoveTree removes an entry of a directory with everything below it, even what its owner
-// closed to itself. It moves nested directories up first, so that none is too deep, however many
-// a job has put into each other.
-func RemoveTree(root *os.Root, name string) error {
-	for todo := []string{name}; len(todo) > 0; {
-		name, todo = todo[len(todo)-1], todo[:len(todo)-1]
-		info, err := root.Lstat(name)
-		if err == nil && info.IsDir() {
-			if err = root.Chmod(name, 0o700); err == nil {
-				todo, err = moveUp(root, name, todo)
-			}
-		}
-		if err == nil {
-			err = root.Remove(name)
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	return nil
-}
-
-// moveUp empties a directory. It moves nonempty directories in it up to root and appends them to
-// todo.
-func moveUp(root *os.Root, name string, todo []string) ([]string, error) {
-	for {
-		entries, err := someOf(root, name)
-		if err != nil || len(entries) == 0 {
-			return todo, err
-		}
-		for _, e := range entries {
-			entry := name + "/" + e.Name()
-			// This fails for a directory that is not empty.
-			if err = root.Remove(entry); err != nil && e.IsDir() {
-				// Moving a directory changes it, which its mode may forbid.
-				moved := MovedPrefix + rand.Text()
-				if err = root.Chmod(entry, 0o700); err == nil {
-					err = root.Rename(entry, moved)
-				}
-				todo = append(todo, moved)
-			}
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return todo, err
-			}
-		}
-	}
-}
-
-func someOf(root *os.Root, name string) ([]fs.DirEntry, error) {
-	dir, err := root.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = dir.Close() }()
-	entries, err := dir.ReadDir(1024)
-	if errors.Is(err, io.EOF) {
-		err = nil
-	}
-	return entries, err
 }

@@ -67,7 +67,7 @@ func submissionOf(env map[string]string) (text, mode string, err error) {
 	if err != nil {
 		return "", "", err
 	}
-	o, err := payload.ParseObject(doc, payload.Limits{})
+	o, err := payload.ParseObject(doc)
 	if err != nil {
 		return "", "", err
 	}
@@ -82,7 +82,7 @@ func document(env map[string]string) (string, error) {
 	for i := 0; env[fmt.Sprintf("%s_%d", payload.Var, i)] != ""; i++ {
 		encoded += env[fmt.Sprintf("%s_%d", payload.Var, i)]
 	}
-	return payload.Inflate(encoded, payload.Limits{})
+	return payload.Inflate(encoded)
 }
 
 // pretend leaves the files that a good node would, without running the job.

@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
 // diskLabel names a container's directory on the slot's disk.
@@ -272,7 +273,7 @@ func (d *slotDisk) discard(path string) {
 		root, err := os.OpenRoot(filepath.Dir(away))
 		if err == nil {
 			// os.RemoveAll would hold open every directory on the way down.
-			err = errors.Join(disk.RemoveTree(root, filepath.Base(away)), root.Close())
+			err = errors.Join(tree.Remove(root, filepath.Base(away)), root.Close())
 		}
 		if err != nil {
 			d.log.Warn("directory left behind", "path", path, "err", err)

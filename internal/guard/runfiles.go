@@ -10,10 +10,10 @@ import (
 	"syscall"
 
 	"github.com/gpu-mode/kbnode/internal/checkout"
-	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
 // runPrefix begins the names of directories of jobs below the work root, in which the slot's user
@@ -93,7 +93,7 @@ func removeOldMirrors(runDir string) error {
 		return fmt.Errorf("remove earlier mirrors: %w", err)
 	}
 	defer hangUp(root)
-	if err := disk.RemoveTree(root, "mirrors"); err != nil {
+	if err := tree.Remove(root, "mirrors"); err != nil {
 		return fmt.Errorf("remove earlier mirrors: %w", err)
 	}
 	return nil
@@ -109,7 +109,7 @@ func (g *guard) clearRuns() error {
 	entries, err := os.ReadDir(g.policy.WorkRoot)
 	for _, e := range entries {
 		if isRun(e.Name()) {
-			err = errors.Join(err, disk.RemoveTree(work, e.Name()))
+			err = errors.Join(err, tree.Remove(work, e.Name()))
 		}
 	}
 	if err != nil {

@@ -124,7 +124,7 @@ func TestCanary(t *testing.T) {
 				if len(spec.Env) != 1 || spec.Env[0].Name != payload.Var {
 					t.Fatalf("its environment is %q", spec.Env)
 				}
-				if _, err := payload.Decode(spec.Env[0].Value, payload.Limits{}); err != nil {
+				if _, err := payload.Decode(spec.Env[0].Value); err != nil {
 					t.Errorf("its payload is %q: %v", spec.Env, err)
 				}
 				if slices.ContainsFunc(s.specs[:i], func(before *job.Spec) bool { return before.JobID == spec.JobID }) {

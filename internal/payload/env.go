@@ -83,27 +83,30 @@ func Environ(text string) []string {
 }
 
 // Read reads an encoded payload from a file or standard input.
-func Read(r io.Reader, lim Limits) (string, error) {
-	lim = lim.orDefault()
-	b, err := io.ReadAll(io.LimitReader(r, int64(lim.Encoded)+1))
-	if err != nil {
-		return "", fmt.Errorf("read payload: %w", err)
-	}
+func Read(r io.Reader) (string, error) {
 	// One byte over the limit is enough for Inflate to refuse it.
-	return string(b), nil
+	return read(r, maxEncoded)
 }
 
-// ReadJSON reads a payload that is not encoded: UTF-8 of at most lim.JSON bytes.
-func ReadJSON(r io.Reader, lim Limits) (string, error) {
-	lim = lim.orDefault()
-	b, err := io.ReadAll(io.LimitReader(r, int64(lim.JSON)+1))
+// ReadJSON reads a payload that is not encoded: UTF-8 of at most 16 MiB.
+func ReadJSON(r io.Reader) (string, error) {
+	text, err := read(r, maxJSON)
 	switch {
 	case err != nil:
-		return "", fmt.Errorf("read payload: %w", err)
-	case len(b) > lim.JSON:
-		return "", fmt.Errorf("the payload is over %d bytes of JSON; send a smaller submission", lim.JSON)
-	case !utf8.Valid(b):
+		return "", err
+	case len(text) > maxJSON:
+		return "", fmt.Errorf("the payload is over %d bytes of JSON; send a smaller submission", maxJSON)
+	case !utf8.ValidString(text):
 		return "", errors.New("the payload's JSON is not UTF-8; encode it as UTF-8")
+	}
+	return text, nil
+}
+
+// read reads up to one byte more than a limit.
+func read(r io.Reader, most int64) (string, error) {
+	b, err := io.ReadAll(io.LimitReader(r, most+1))
+	if err != nil {
+		return "", fmt.Errorf("read payload: %w", err)
 	}
 	return string(b), nil
 }

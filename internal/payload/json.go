@@ -1,12 +1,14 @@
 package payload
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
 	"math"
 	"strconv"
 	"strings"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -26,55 +28,27 @@ type Float float64
 // duplicate key counts, in the place of the first. Nil is an empty object.
 type Object struct {
 	keys   []string
-	values []Value
-	index  map[string]int // created when linear search would be slow
-}
-
-// indexFrom is the number of keys at which an Object starts to keep an index.
-const indexFrom = 16
-
-func (o *Object) find(key string) int {
-	if o == nil {
-		return -1
-	}
-	if o.index != nil {
-		if i, ok := o.index[key]; ok {
-			return i
-		}
-		return -1
-	}
-	for i, k := range o.keys {
-		if k == key {
-			return i
-		}
-	}
-	return -1
+	values map[string]Value
 }
 
 // Set adds a member, or replaces the value of an existing one.
 func (o *Object) Set(key string, v Value) {
-	if i := o.find(key); i >= 0 {
-		o.values[i] = v
-		return
+	if o.values == nil {
+		o.values = map[string]Value{}
 	}
-	o.keys, o.values = append(o.keys, key), append(o.values, v)
-	switch {
-	case o.index != nil:
-		o.index[key] = len(o.keys) - 1
-	case len(o.keys) == indexFrom:
-		o.index = make(map[string]int, 2*indexFrom)
-		for i, k := range o.keys {
-			o.index[k] = i
-		}
+	if _, ok := o.values[key]; !ok {
+		o.keys = append(o.keys, key)
 	}
+	o.values[key] = v
 }
 
 // Get returns the value of a key and whether the key is there.
 func (o *Object) Get(key string) (Value, bool) {
-	if i := o.find(key); i >= 0 {
-		return o.values[i], true
+	if o == nil {
+		return nil, false
 	}
-	return nil, false
+	v, ok := o.values[key]
+	return v, ok
 }
 
 // Len returns the number of members.
@@ -89,7 +63,7 @@ func (o *Object) Len() int {
 func (o *Object) All() iter.Seq2[string, Value] {
 	return func(yield func(string, Value) bool) {
 		for i := range o.Len() {
-			if !yield(o.keys[i], o.values[i]) {
+			if !yield(o.keys[i], o.values[o.keys[i]]) {
 				return
 			}
 		}
@@ -98,9 +72,9 @@ func (o *Object) All() iter.Seq2[string, Value] {
 
 // ParseObject reads a JSON text that is an object, by the rules of Python's json.loads:
 // NaN, Infinity and -Infinity are numbers, and control characters in strings are
-// errors. Only white space may follow the object.
-func ParseObject(doc string, lim Limits) (*Object, error) {
-	p := parser{in: doc, lim: lim.orDefault()}
+// errors. Only white space may follow the object. No library does this and keeps the order.
+func ParseObject(doc string) (*Object, error) {
+	p := parser{in: doc}
 	v, err := p.value(0)
 	if err == nil {
 		if p.space(); p.pos < len(p.in) {
@@ -122,116 +96,86 @@ type parser struct {
 	in     string
 	pos    int
 	values int
-	lim    Limits
 }
 
 func (p *parser) space() {
-	for ; p.pos < len(p.in); p.pos++ {
-		if c := p.in[p.pos]; c > ' ' || c != ' ' && c != '\t' && c != '\n' && c != '\r' {
-			return
-		}
+	for p.pos < len(p.in) && strings.IndexByte(" \t\n\r", p.in[p.pos]) >= 0 {
+		p.pos++
 	}
 }
 
-// next skips white space and consumes c if it comes next.
-func (p *parser) next(c byte) bool {
-	if p.space(); p.pos < len(p.in) && p.in[p.pos] == c {
-		p.pos++
-		return true
+// next skips white space and consumes a token if it comes next.
+func (p *parser) next(token string) bool {
+	p.space()
+	found := strings.HasPrefix(p.in[p.pos:], token)
+	if found {
+		p.pos += len(token)
 	}
-	return false
+	return found
 }
 
 func (p *parser) value(depth int) (Value, error) {
-	if p.values++; p.values > p.lim.Values {
-		return nil, fmt.Errorf("more than %d values", p.lim.Values)
+	if p.values++; p.values > maxValues {
+		return nil, fmt.Errorf("more than %d values", maxValues)
 	}
-	if depth > p.lim.Depth {
-		return nil, fmt.Errorf("nested deeper than %d", p.lim.Depth)
+	if depth > maxDepth {
+		return nil, fmt.Errorf("nested deeper than %d", maxDepth)
 	}
 	switch {
-	case p.next('{'):
-		return p.object(depth + 1)
-	case p.next('['):
-		return p.list(depth + 1)
-	case p.next('"'):
+	case p.next("{"):
+		o := &Object{}
+		return o, p.members("}", func() error {
+			if !p.next(`"`) {
+				return errors.New("a key in double quotes is missing")
+			}
+			key, err := p.str()
+			if err == nil && !p.next(":") {
+				err = errors.New("a colon is missing after a key")
+			}
+			if err != nil {
+				return err
+			}
+			v, err := p.value(depth + 1)
+			o.Set(key, v)
+			return err
+		})
+	case p.next("["):
+		var list []Value
+		err := p.members("]", func() error {
+			v, err := p.value(depth + 1)
+			list = append(list, v)
+			return err
+		})
+		return list, err
+	case p.next(`"`):
 		return p.str()
-	}
-	if p.pos < len(p.in) && p.in[p.pos] >= '0' && p.in[p.pos] <= '9' {
-		return p.number()
-	}
-	switch {
-	case p.word("null"):
+	case p.next("null"):
 		return nil, nil
-	case p.word("true"):
+	case p.next("true"):
 		return true, nil
-	case p.word("false"):
+	case p.next("false"):
 		return false, nil
-	case p.word("NaN"):
+	case p.next("NaN"):
 		return Float(math.NaN()), nil
-	case p.word("Infinity"):
+	case p.next("Infinity"):
 		return Float(math.Inf(1)), nil
-	case p.word("-Infinity"):
+	case p.next("-Infinity"):
 		return Float(math.Inf(-1)), nil
 	}
 	return p.number()
 }
 
-// word consumes a word if it comes next.
-func (p *parser) word(w string) bool {
-	if !strings.HasPrefix(p.in[p.pos:], w) {
-		return false
-	}
-	p.pos += len(w)
-	return true
-}
-
-func (p *parser) object(depth int) (Value, error) {
-	o := &Object{}
-	if p.next('}') {
-		return o, nil
+// members reads what is between commas up to the end of a list or an object.
+func (p *parser) members(end string, member func() error) error {
+	if p.next(end) {
+		return nil
 	}
 	for {
-		if !p.next('"') {
-			return nil, errors.New("a key in double quotes is missing")
+		if err := member(); err != nil || p.next(end) {
+			return err
 		}
-		key, err := p.str()
-		if err != nil {
-			return nil, err
-		}
-		if !p.next(':') {
-			return nil, errors.New("a colon is missing after a key")
-		}
-		v, err := p.value(depth)
-		if err != nil {
-			return nil, err
-		}
-		o.Set(key, v)
-		if p.next('}') {
-			return o, nil
-		}
-		if !p.next(',') {
-			return nil, errors.New("a comma or } is missing in an object")
-		}
-	}
-}
-
-func (p *parser) list(depth int) (Value, error) {
-	var l []Value
-	if p.next(']') {
-		return l, nil
-	}
-	for {
-		v, err := p.value(depth)
-		if err != nil {
-			return nil, err
-		}
-		l = append(l, v)
-		if p.next(']') {
-			return l, nil
-		}
-		if !p.next(',') {
-			return nil, errors.New("a comma or ] is missing in a list")
+		if !p.next(",") {
+			return fmt.Errorf("a comma or %s is missing", end)
 		}
 	}
 }
@@ -240,7 +184,7 @@ func (p *parser) list(depth int) (Value, error) {
 func (p *parser) str() (string, error) {
 	start := p.pos
 	var b []byte // nil until the first escape, so that plain strings share the document's memory
-	for p.pos < len(p.in) {
+	for ; p.pos < len(p.in); p.pos++ {
 		switch c := p.in[p.pos]; {
 		case c == '"':
 			s := p.in[start:p.pos]
@@ -253,101 +197,75 @@ func (p *parser) str() (string, error) {
 			return "", errors.New("a control character is inside of a string; escape it")
 		case c == '\\':
 			b = append(b, p.in[start:p.pos]...)
-			r, err := p.escape()
-			if err != nil {
-				return "", err
-			}
-			b = appendRune(b, r)
-			start = p.pos
-		default:
 			p.pos++
+			r, ok := p.escaped()
+			if !ok {
+				return "", errors.New("an escape in a string is not one of JSON's")
+			}
+			b, start = appendRune(b, r), p.pos+1
 		}
 	}
 	return "", errors.New("a string is not closed")
 }
 
-func (p *parser) escape() (rune, error) {
-	bad := errors.New("an escape in a string is not one of JSON's")
-	if p.pos+1 >= len(p.in) {
-		return 0, bad
-	}
-	c := p.in[p.pos+1]
-	if c == 'u' {
-		r, ok := p.hex(p.pos)
-		if !ok {
-			return 0, bad
+// escaped reads what follows a backslash, and stays at its last byte.
+func (p *parser) escaped() (r rune, ok bool) {
+	if r, ok = hex(p.in[p.pos:]); ok {
+		p.pos += 4
+		if next, ok := strings.CutPrefix(p.in[p.pos+1:], `\`); ok {
+			low, _ := hex(next)
+			if both := utf16.DecodeRune(r, low); both != utf8.RuneError {
+				p.pos += 6
+				r = both
+			}
 		}
-		p.pos += 6
-		if low, ok := p.hex(p.pos); ok && isHigh(r) && isLow(low) {
-			p.pos += 6
-			return 0x10000 + (r-0xD800)<<10 + (low - 0xDC00), nil
-		}
-		return r, nil
+		return r, true
 	}
-	i := strings.IndexByte(`"\/bfnrt`, c)
+	i := -1
+	if p.pos < len(p.in) {
+		i = strings.IndexByte(`"\/bfnrt`, p.in[p.pos])
+	}
 	if i < 0 {
-		return 0, bad
-	}
-	p.pos += 2
-	return rune("\"\\/\b\f\n\r\t"[i]), nil
-}
-
-// hex reads the escape \uXXXX at an offset.
-func (p *parser) hex(at int) (rune, bool) {
-	if at+6 > len(p.in) || p.in[at] != '\\' || p.in[at+1] != 'u' {
 		return 0, false
 	}
-	n, err := strconv.ParseUint(p.in[at+2:at+6], 16, 16) // accepts only hex digits
+	return rune("\"\\/\b\f\n\r\t"[i]), true
+}
+
+// hex reads uXXXX.
+func hex(s string) (rune, bool) {
+	if len(s) < 5 || s[0] != 'u' {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(s[1:5], 16, 16) // accepts only hex digits
 	return rune(n), err == nil
 }
 
-func isHigh(r rune) bool { return r >= 0xD800 && r < 0xDC00 }
-func isLow(r rune) bool  { return r >= 0xDC00 && r < 0xE000 }
-
 // appendRune is utf8.AppendRune, except that it keeps surrogates.
 func appendRune(b []byte, r rune) []byte {
-	if isHigh(r) || isLow(r) {
+	if utf16.IsSurrogate(r) {
 		return append(b, 0xE0|byte(r>>12), 0x80|byte(r>>6)&0xBF, 0x80|byte(r)&0xBF)
 	}
 	return utf8.AppendRune(b, r)
 }
 
+// decodeRune is utf8.DecodeRuneInString, except that it decodes the surrogates that
+// appendRune wrote.
+func decodeRune(s string) (rune, int) {
+	if len(s) >= 3 && s[0] == 0xED && s[1]&0xE0 == 0xA0 && s[2]&0xC0 == 0x80 {
+		return 0xD000 | rune(s[1]&0x3F)<<6 | rune(s[2]&0x3F), 3
+	}
+	return utf8.DecodeRuneInString(s)
+}
+
 func (p *parser) number() (Value, error) {
-	s, i := p.in[p.pos:], 0
-	digits := func() int {
-		from := i
-		for i < len(s) && s[i] >= '0' && s[i] <= '9' {
-			i++
-		}
-		return i - from
+	text := p.in[p.pos:]
+	if end := strings.IndexFunc(text, func(r rune) bool { return !strings.ContainsRune("0123456789+-.eE", r) }); end >= 0 {
+		text = text[:end]
 	}
-	if i < len(s) && s[i] == '-' {
-		i++
-	}
-	if i < len(s) && s[i] == '0' {
-		i++
-	} else if digits() == 0 {
+	if !json.Valid([]byte(text)) {
 		return nil, errors.New("a value is missing or not one of JSON's")
 	}
-	end := i // a fraction or exponent belongs to the number only if it is complete
-	if i < len(s) && s[i] == '.' {
-		i++
-		if digits() > 0 {
-			end = i
-		} else {
-			i = end
-		}
-	}
-	if i < len(s) && (s[i] == 'e' || s[i] == 'E') {
-		if i++; i < len(s) && (s[i] == '+' || s[i] == '-') {
-			i++
-		}
-		if digits() > 0 {
-			end = i
-		}
-	}
-	text := s[:end]
-	p.pos += end
+	p.pos += len(text)
 	if !strings.ContainsAny(text, ".eE") {
 		if text == "-0" {
 			text = "0"

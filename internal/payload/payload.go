@@ -13,26 +13,13 @@ import (
 	"unicode/utf8"
 )
 
-// Limits bound what Decode accepts. A zero field means the default.
-type Limits struct {
-	Encoded int // bytes of base64 text; default 32 MiB
-	JSON    int // bytes of decompressed JSON; default 16 MiB
-	Depth   int // nested lists and objects; default 1000, as in Python
-	Values  int // values in the whole document; default 1 048 576
-}
-
-func (l Limits) orDefault() Limits {
-	def := func(v *int, d int) {
-		if *v <= 0 {
-			*v = d
-		}
-	}
-	def(&l.Encoded, 32<<20)
-	def(&l.JSON, 16<<20)
-	def(&l.Depth, 1000)
-	def(&l.Values, 1<<20)
-	return l
-}
+// Bounds of a payload.
+const (
+	maxEncoded = 32 << 20 // bytes of base64 text
+	maxJSON    = 16 << 20 // bytes of decompressed JSON
+	maxDepth   = 1000     // nested lists and objects, as in Python
+	maxValues  = 1 << 20  // in the whole document
+)
 
 // Encode returns base64(zlib(doc)), the form of a payload in an environment variable or
 // a file.
@@ -54,27 +41,26 @@ func Encode(doc []byte) string {
 // Decode unpacks a payload to its JSON object. Like Python's decoder, it skips
 // characters outside the base64 alphabet and ignores bytes after the zlib stream. It
 // does not keep data over a limit in memory.
-func Decode(text string, lim Limits) (*Object, error) {
-	doc, err := Inflate(text, lim)
+func Decode(text string) (*Object, error) {
+	doc, err := Inflate(text)
 	if err != nil {
 		return nil, err
 	}
-	return ParseObject(doc, lim)
+	return ParseObject(doc)
 }
 
 // Inflate decodes base64 and zlib and returns the JSON text, which is valid UTF-8 of at
-// most lim.JSON bytes.
-func Inflate(text string, lim Limits) (string, error) {
-	lim = lim.orDefault()
-	if len(text) > lim.Encoded {
-		return "", fmt.Errorf("the payload is over %d bytes of base64 text; send a smaller submission", lim.Encoded)
+// most 16 MiB.
+func Inflate(text string) (string, error) {
+	if len(text) > maxEncoded {
+		return "", fmt.Errorf("the payload is over %d bytes of base64 text; send a smaller submission", maxEncoded)
 	}
 	packed, err := decodeBase64(text)
 	var size int64
 	if err == nil {
 		// The first pass only counts, so that a bomb takes time up to the limit and no
 		// memory.
-		size, err = inflate(io.Discard, packed, lim.JSON)
+		size, err = inflate(io.Discard, packed)
 	}
 	if err != nil {
 		if strings.HasPrefix(strings.TrimLeft(text, " \t\r\n"), "{") {
@@ -84,7 +70,7 @@ func Inflate(text string, lim Limits) (string, error) {
 	}
 	var doc strings.Builder
 	doc.Grow(int(size))
-	if _, err := inflate(&doc, packed, lim.JSON); err != nil {
+	if _, err := inflate(&doc, packed); err != nil {
 		return "", err
 	}
 	if !utf8.ValidString(doc.String()) {
@@ -93,7 +79,7 @@ func Inflate(text string, lim Limits) (string, error) {
 	return doc.String(), nil
 }
 
-func inflate(w io.Writer, packed []byte, limit int) (int64, error) {
+func inflate(w io.Writer, packed []byte) (int64, error) {
 	if bytes.HasPrefix(packed, []byte{0x1f, 0x8b}) {
 		return 0, errors.New("the payload is gzip; compress it with zlib instead")
 	}
@@ -101,68 +87,31 @@ func inflate(w io.Writer, packed []byte, limit int) (int64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("the payload is not a zlib stream (%w); send base64 of zlib of JSON", err)
 	}
-	n, err := io.Copy(w, io.LimitReader(z, int64(limit)+1))
+	n, err := io.Copy(w, io.LimitReader(z, maxJSON+1))
 	if err != nil {
 		return 0, fmt.Errorf("the payload's zlib stream is damaged (%w); send it whole", err)
 	}
-	if n > int64(limit) {
-		return 0, fmt.Errorf("the payload unpacks to more than %d bytes of JSON; send a smaller submission", limit)
+	if n > maxJSON {
+		return 0, fmt.Errorf("the payload unpacks to more than %d bytes of JSON; send a smaller submission", maxJSON)
 	}
 	return n, nil
 }
 
-// decodeBase64 works like CPython's binascii.a2b_base64 in its default, lax mode: it
-// skips foreign ASCII characters, padding that closes a group ends the data, and
-// padding elsewhere is skipped.
+// decodeBase64 skips foreign characters, as CPython's default does. Padding ends the data.
 func decodeBase64(text string) ([]byte, error) {
-	out := make([]byte, 0, len(text)/4*3+3)
-	var (
-		group uint32
-		have  int // characters in the current group of four
-		pads  int
-		count int
-	)
-	for i := range len(text) {
-		c := text[i]
-		if c >= utf8.RuneSelf {
-			return nil, fmt.Errorf("the payload holds a byte that is not ASCII at offset %d; send base64 text", i)
+	text, _, padded := strings.Cut(text, "=")
+	text = strings.Map(func(r rune) rune {
+		if r == '+' || r == '/' || r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' {
+			return r
 		}
-		if c == '=' {
-			if have >= 2 {
-				pads++
-				if have+pads >= 4 {
-					return appendRest(out, group, have), nil
-				}
-			}
-			continue
-		}
-		v := strings.IndexByte(alphabet, c)
-		if v < 0 {
-			continue
-		}
-		pads = 0
-		count++
-		group = group<<6 | uint32(v)
-		if have++; have == 4 {
-			out = append(out, byte(group>>16), byte(group>>8), byte(group))
-			group, have = 0, 0
-		}
-	}
-	switch have {
-	case 0:
-		return out, nil
-	case 1:
-		return nil, fmt.Errorf("the payload is not base64: %d characters cannot be one more than a multiple of 4", count)
-	default:
+		return -1
+	}, text)
+	if !padded && len(text)%4 > 1 {
 		return nil, errors.New("the payload is not base64: its padding is missing; it may have been cut")
 	}
-}
-
-const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-
-func appendRest(out []byte, group uint32, have int) []byte {
-	if have == 2 {
-		return append(out, byte(group>>4))
+	packed, err := base64.RawStdEncoding.DecodeString(text)
+	if err != nil {
+		return nil, fmt.Errorf("the payload is not base64: %w", err)
 	}
-	return append(out, byte(group>>10), byte(group>>2))
+	return packed, nil
 }

@@ -4,12 +4,10 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/base64"
-	"fmt"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 func TestDecode(t *testing.T) {
@@ -25,7 +23,7 @@ func TestDecode(t *testing.T) {
 	for name, in := range map[string]string{"plain": text, "foreign characters": wrapped, "bytes after the stream": trailed} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			o, err := Decode(in, Limits{})
+			o, err := Decode(in)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -49,31 +47,51 @@ func TestDecodeRefuses(t *testing.T) {
 	whole := Encode([]byte(`{"key": "value and some more"}`))
 	for _, c := range []struct {
 		name, in string
-		lim      Limits
 		want     string // in the message
 	}{
-		{"no base64 at all", "!", Limits{}, "not a zlib stream"},
-		{"one character", "A", Limits{}, "one more than a multiple of 4"},
-		{"cut text", whole[:len(whole)-5], Limits{}, "padding is missing"},
-		{"cut stream", whole[:len(whole)-8], Limits{}, "send it whole"},
-		{"not ASCII", "ä", Limits{}, "not ASCII"},
-		{"gzip", base64.StdEncoding.EncodeToString(zipped.Bytes()), Limits{}, "compress it with zlib"},
-		{"not UTF-8", Encode([]byte("{\"a\": \"\xff\"}")), Limits{}, "not UTF-8"},
-		{"byte order mark", Encode([]byte("\ufeff{}")), Limits{}, "not JSON"},
-		{"a list", Encode([]byte("[]")), Limits{}, "is a JSON list; send an object"},
-		{"two values", Encode([]byte("{} {}")), Limits{}, "something follows"},
-		{"too deep", Encode([]byte(`{"a": ` + strings.Repeat("[", 1001) + strings.Repeat("]", 1001) + "}")), Limits{}, "deeper than 1000"},
-		{"too many values", Encode([]byte(`{"a": [1, 2, 3]}`)), Limits{Values: 4}, "more than 4 values"},
-		{"text over the limit", whole, Limits{Encoded: 10}, "over 10 bytes"},
-		{"JSON over the limit", whole, Limits{JSON: 10}, "more than 10 bytes"},
+		{"no base64 at all", "!", "not a zlib stream"},
+		{"one character", "A", "not base64"},
+		{"cut text", whole[:len(whole)-5], "padding is missing"},
+		{"text cut elsewhere", whole[:len(whole)-6], "padding is missing"},
+		{"cut stream", whole[:len(whole)-8], "send it whole"},
+		{"gzip", base64.StdEncoding.EncodeToString(zipped.Bytes()), "compress it with zlib"},
+		{"JSON text", " {}", "encode it with kbnode payload encode"},
+		{"not UTF-8", Encode([]byte("{\"a\": \"\xff\"}")), "not UTF-8"},
+		{"byte order mark", Encode([]byte("\ufeff{}")), "not JSON"},
+		{"a list", Encode([]byte("[]")), "is a JSON list; send an object"},
+		{"two values", Encode([]byte("{} {}")), "something follows"},
+		{"too deep", Encode([]byte(`{"a": ` + strings.Repeat("[", maxDepth+1) + strings.Repeat("]", maxDepth+1) + "}")), "deeper than 1000"},
+		{"too many values", Encode([]byte(`{"a": [1` + strings.Repeat(",1", maxValues-2) + "]}")), "more than 1048576 values"},
+		{"text over the limit", strings.Repeat("A", maxEncoded+1), "over 33554432 bytes"},
+		{"JSON over the limit", Encode(bytes.Repeat([]byte(" "), maxJSON+1)), "more than 16777216 bytes"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			_, err := Decode(c.in, c.lim)
+			_, err := Decode(c.in)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q in it", err, c.want)
 			}
 		})
+	}
+	for _, doc := range []string{
+		`{"a": ` + strings.Repeat("[", maxDepth) + strings.Repeat("]", maxDepth) + "}",
+		`{"a": [1` + strings.Repeat(",1", maxValues-3) + "]}", "{}" + strings.Repeat(" ", maxJSON-2),
+	} {
+		if _, err := Decode(Encode([]byte(doc))); err != nil {
+			t.Errorf("at the limit: %v", err)
+		}
+	}
+}
+
+func TestReadJSON(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{
+		"{}": "", strings.Repeat(" ", maxJSON): "", strings.Repeat(" ", maxJSON+1): "over 16777216 bytes", "\"\xff\"": "not UTF-8",
+	} {
+		got, err := ReadJSON(strings.NewReader(in))
+		if want == "" && (err != nil || got != in) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%.20q: got %.20q, %v", in, got, err)
+		}
 	}
 }
 
@@ -82,7 +100,7 @@ func TestBombCostsNoMemory(t *testing.T) {
 	bomb := Encode(make([]byte, 90<<20))
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	_, err := Decode(bomb, Limits{})
+	_, err := Decode(bomb)
 	runtime.ReadMemStats(&after)
 	if err == nil {
 		t.Fatal("a bomb was accepted")
@@ -132,24 +150,13 @@ func TestFromEnv(t *testing.T) {
 func TestObjectKeepsOrder(t *testing.T) {
 	t.Parallel()
 	var o Object
-	var want []string
-	for i := range 100 { // enough keys for an index
-		key := fmt.Sprint(100 - i)
-		o.Set(key, nil)
-		want = append(want, key)
+	for _, key := range []string{"b", "a", "c", "a", "b"} {
+		o.Set(key, Int(strconv.Itoa(o.Len())))
 	}
-	o.Set("50", true)
-	var got []string
-	for k, v := range o.All() {
-		got = append(got, k)
-		if (v == true) != (k == "50") {
-			t.Errorf("%s is %v", k, v)
-		}
+	if got := Repr(&o); got != "{'b': 3, 'a': 3, 'c': 2}" || o.Len() != 3 {
+		t.Errorf("got %s", got)
 	}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Error(d)
-	}
-	if _, ok := o.Get("101"); ok || o.Len() != 100 {
-		t.Error("a key is too much")
+	if _, ok := (*Object)(nil).Get("a"); ok {
+		t.Error("nil has a member")
 	}
 }

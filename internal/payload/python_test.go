@@ -22,7 +22,7 @@ func TestRepr(t *testing.T) {
 		`"it's"`: `"it's"`, `"'\""`: `'\'"'`, `"\u0000\u001f\u007f"`: `'\x00\x1f\x7f'`, `"\u00a0\u2028"`: `'\xa0\u2028'`,
 		`"\ud83d\ude00 \ud83d \ude00\ud83d"`: `'😀 \ud83d \ude00\ud83d'`, `"\udbff\udfff"`: `'\U0010ffff'`, `"é\ufffd"`: "'é\ufffd'",
 	} {
-		o, err := ParseObject(`{"v": `+doc+`}`, Limits{})
+		o, err := ParseObject(`{"v": ` + doc + `}`)
 		if err != nil {
 			t.Errorf("%s: %v", doc, err)
 			continue
@@ -41,7 +41,7 @@ func TestParseRefuses(t *testing.T) {
 		`{"a":1e}`, `{"a":[1,]}`, `{"a":[1 2]}`, `{"a":"`, `{"a":"\x"}`, `{"a":"\u12"}`, `{"a":"\u+123"}`, "{\"a\":\"\n\"}",
 		`{"a":nul}`, `{"a":-infinity}`, `{"a":1}x`, "{\"a\":\u00a01}",
 	} {
-		if o, err := ParseObject(doc, Limits{}); err == nil {
+		if o, err := ParseObject(doc); err == nil {
 			t.Errorf("%s: accepted as %s", doc, Repr(o))
 		}
 	}
@@ -91,30 +91,20 @@ for line in sys.stdin:
 func TestAgreesWithPython(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(1, 2))
-	var docs, texts []string
+	var docs []string
 	for range 3000 {
 		f := math.Float64frombits(r.Uint64())
 		docs = append(docs, fmt.Sprintf("%g", f), fmt.Sprint(r.NormFloat64()*math.Pow(10, float64(r.IntN(40)-20))))
 		docs = append(docs, scramble(r, `0123456789.eE+-`, 8), scramble(r, `{}[],:" 1-aN\u00d8\ud83d\ude00null`, 12))
-		texts = append(texts, scramble(r, "ABCD=+/xyz01 \n-_", 12))
 	}
 	for i, want := range askPython(t, "repr(json.loads(x))", docs) {
 		got := "refused"
-		if o, err := ParseObject(`{"v": `+docs[i]+`}`, Limits{}); err == nil && o.Len() == 1 {
+		if o, err := ParseObject(`{"v": ` + docs[i] + `}`); err == nil && o.Len() == 1 {
 			v, _ := o.Get("v")
 			got = Repr(v)
 		}
 		if got != want {
 			t.Errorf("%s: got %s, want %s", docs[i], got, want)
-		}
-	}
-	for i, want := range askPython(t, "base64.b64decode(x).hex()", texts) {
-		got := "refused"
-		if b, err := decodeBase64(texts[i]); err == nil {
-			got = fmt.Sprintf("%x", b)
-		}
-		if got != want {
-			t.Errorf("%q: got %s, want %s", texts[i], got, want)
 		}
 	}
 }

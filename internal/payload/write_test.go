@@ -2,6 +2,7 @@ package payload
 
 import (
 	"math"
+	"strings"
 	"testing"
 	"unicode/utf8"
 
@@ -26,38 +27,58 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-// FuzzJSON compares the writer with the parser: a parsed value is parsed and written
-// the same again.
+func TestIndent(t *testing.T) {
+	t.Parallel()
+	got := Indent(" {\"a\\\"{\" : [ ] ,\"b\":{ },\"c\":[1E3,{\"d\":-0.0}\n,\"}]\\\\\"], \"a\\\"{\":NaN} ")
+	want := `{
+  "a\"{": [],
+  "b": {},
+  "c": [
+    1E3,
+    {
+      "d": -0.0
+    },
+    "}]\\"
+  ],
+  "a\"{": NaN
+}`
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	const deep = 1000
+	if got := Indent(strings.Repeat("[", deep) + "1" + strings.Repeat("]", deep)); len(got) > 2*deep*(2*indentDepth+2) {
+		t.Errorf("%d nested lists became %d bytes", deep, len(got))
+	}
+}
+
+func TestEscapeInvisible(t *testing.T) {
+	t.Parallel()
+	got := EscapeInvisible("{\"a\u009b31m\": \"é\u202e\u007f\U000e0001 \\u0041 😀\"}\n")
+	if want := `{"a\u009b31m": "é\u202e\u007f\udb40\udc01 \u0041 😀"}` + "\n"; got != want {
+		t.Errorf("got %q", got)
+	}
+}
+
+// FuzzJSON compares the writer with the parser: a parsed value is parsed and written the same again, and
+// also what people see of it.
 func FuzzJSON(f *testing.F) {
 	for _, doc := range []string{
-		`{}`, `{"a": [1, -0.5e7, "\ud83d\ude00"], "a": null}`, `{"\u0000": NaN, "b": -Infinity, "c": 1e400, "d": -0.0, "e": -0, "f": 1E3}`,
-		`{"a": "\ud800\ud83d\ude00", "b": "\udc00\ud800\n\/\\\"", "\ude00": {"z": [], "y": {}}}`, `{"size": 123456789012345678901234567890, "on": true, "x": 5e-324}`, "{\"\u2028\u009b\": \"\u007f\"}",
+		`{"a": [1, -0.5e7, "\ud83d\ude00"], "a": null}`, `{"\u0000": NaN, "b": -Infinity, "c": 1e400, "d": -0.0, "e": -0, "f": 1E3}`,
+		`{"a": "\ud800\ud83d\ude00", "b": "\udc00\ud800\n\/\\\"", "\ude00": {"z": [], "y": {}}}`, "{\"\u2028\u009b\": \"\u007f\"}",
 	} {
 		f.Add(doc)
 	}
-	lim := Limits{Depth: 50, Values: 1000}
 	f.Fuzz(func(t *testing.T, doc string) {
-		if !utf8.ValidString(doc) {
-			return // Inflate and ReadJSON refuse it
-		}
-		o, err := ParseObject(doc, lim)
-		if err != nil {
+		o, err := ParseObject(doc)
+		if err != nil || !utf8.ValidString(doc) { // Inflate and ReadJSON refuse it
 			return
 		}
-		text := JSON(o)
-		if !utf8.ValidString(text) {
-			t.Errorf("%q is not UTF-8", text)
-		}
-		same, err := ParseObject(text, lim)
-		if err != nil {
-			t.Fatalf("%q was written as %q: %v", doc, text, err)
-		}
-		// Repr tells 1 from 1.0 and "nan" from nan, and keeps the order.
-		if d := cmp.Diff(Repr(o), Repr(same)); d != "" {
-			t.Error(d)
-		}
-		if d := cmp.Diff(text, JSON(same)); d != "" {
-			t.Error(d)
+		for _, text := range []string{JSON(o), EscapeInvisible(doc)} {
+			same, err := ParseObject(text)
+			// Repr tells 1 from 1.0 and "nan" from nan, and keeps the order.
+			if err != nil || Repr(o) != Repr(same) || !utf8.ValidString(text) {
+				t.Errorf("%q was written as %q: %v", doc, text, err)
+			}
 		}
 	})
 }

@@ -86,13 +86,13 @@ func (l *Log) Evaluation(s *Summary, ev *Evaluation) {
 	}
 	l.Line("Command: %s", text.Line(run.Command, maxLine))
 	l.Line("Exit code %d after %s", run.ExitCode, s.seconds)
-	for i, c := range s.failed {
+	for i, c := range s.failed.list {
 		l.Line("Failed: %s", c.title())
-		if i+1 == len(s.failed) || s.failed[i+1].message != c.message {
+		if i+1 == len(s.failed.list) || s.failed.list[i+1].message != c.message {
 			l.quote(c.message, messageRunes, messageLines)
 		}
 	}
-	l.more(s.failedMore, "failed")
+	l.more(s.failed.more, "failed")
 	l.text("Standard error", run.Stderr)
 	l.text("Standard output", run.Stdout)
 }
@@ -195,20 +195,20 @@ func (l *Log) tables(r *Result, list []*Summary, tests bool) {
 	}
 	l.table(rows, 3)
 	for _, s := range list {
-		if tests && len(s.tests) > 0 {
+		if tests && len(s.tests.list) > 0 {
 			rows := [][]string{{s.name, ""}}
-			for _, c := range s.tests {
+			for _, c := range s.tests.list {
 				rows = c.rows(rows, map[bool]string{true: "failed", false: passed}[c.failed])
 			}
 			l.Line("")
 			l.table(rows)
-			l.more(s.testsMore, "tests")
+			l.more(s.tests.more, "tests")
 		}
-		if len(s.timings) == 0 {
+		if len(s.timings.list) == 0 {
 			continue
 		}
 		rows := [][]string{{s.name, "mean ± error", "best", "worst"}}
-		for _, c := range s.timings {
+		for _, c := range s.timings.list {
 			if c.failed {
 				message, _, _ := strings.Cut(c.message, "\n")
 				rows = c.rows(rows, "failed: "+text.Line(message, 32))
@@ -218,7 +218,7 @@ func (l *Log) tables(r *Result, list []*Summary, tests bool) {
 		}
 		l.Line("")
 		l.table(rows, 1, 2, 3)
-		l.more(s.timingsMore, "benchmarks")
+		l.more(s.timings.more, "benchmarks")
 	}
 }
 

@@ -5,42 +5,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/gpu-mode/kbnode/internal/text"
 )
-
-func FuzzClean(f *testing.F) {
-	for _, s := range []string{"\x1b[1;31mred\r\n--- x", "\x1b]8;;u\x1b\\t\u009d\u009c", "\x1b_bk;t=1\a+++\u202e\xff", "\x1b", "\x1b(", "\u009b12"} {
-		f.Add(s, 20, 3)
-	}
-	f.Fuzz(func(t *testing.T, s string, runes, lines int) {
-		runes, lines = min(max(runes, 1), 1000), min(max(lines, 1), 100)
-		got := text.Block(s)
-		for _, r := range got {
-			if r != '\n' && r != '\t' && !unicode.IsGraphic(r) {
-				t.Fatalf("%q: %U is left", s, r)
-			}
-		}
-		if again := text.Block(got); again != got || len(got) > 3*len(s) {
-			t.Errorf("%q became %q, and then %q", s, got, again)
-		}
-		var b bytes.Buffer
-		(&Log{W: &b}).quote(s, runes, lines)
-		quoted := b.String()
-		if n := strings.Count(quoted, "\n"); n > lines+1 || utf8.RuneCountInString(quoted) > runes+3*n+60 {
-			t.Errorf("%q within %d characters and %d lines is %q", s, runes, lines, quoted)
-		}
-		for line := range strings.Lines(quoted) {
-			if !strings.HasPrefix(line, "  ") || !strings.HasSuffix(line, "\n") {
-				t.Errorf("%q is quoted as %q", s, quoted)
-			}
-		}
-	})
-}
 
 // A text of megabytes is read only as far as it is shown.
 func TestLongTextsAreCut(t *testing.T) {

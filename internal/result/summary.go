@@ -39,12 +39,21 @@ type Summary struct {
 	counts  string // "16 of 17 tests"
 	seconds string // "0.07 s"; empty if it did not run
 
-	tests       []testCase // all of them
-	testsMore   int
-	failed      []testCase
-	failedMore  int
-	timings     []testCase
-	timingsMore int
+	tests, failed, timings cases
+}
+
+// cases are up to maxRows cases, and how many there are more.
+type cases struct {
+	list []testCase
+	more int
+}
+
+func (cs *cases) add(c testCase) {
+	if len(cs.list) < maxRows {
+		cs.list = append(cs.list, c)
+	} else {
+		cs.more++
+	}
 }
 
 // testCase is a test or a benchmark of an evaluation.
@@ -159,10 +168,10 @@ func (s *Summary) read(report map[string]string) (failures string) {
 			c := readCase(report, kind, i)
 			if c.failed {
 				bad++
-				s.failed, s.failedMore = keep(s.failed, s.failedMore, c)
+				s.failed.add(c)
 			}
 			if kind == "test" {
-				s.tests, s.testsMore = keep(s.tests, s.testsMore, c)
+				s.tests.add(c)
 				if report[fmt.Sprintf("test.%d.status", i)] == "pass" {
 					good++
 				}
@@ -172,7 +181,7 @@ func (s *Summary) read(report map[string]string) (failures string) {
 				good++
 			}
 			if c.mean != "" || c.failed {
-				s.timings, s.timingsMore = keep(s.timings, s.timingsMore, c)
+				s.timings.add(c)
 			}
 		}
 		if kind == "benchmark" && good+bad == 0 && n > 0 {
@@ -194,14 +203,6 @@ func plural(n int, what string) string {
 		return "1 " + what
 	}
 	return fmt.Sprintf("%d %ss", n, what)
-}
-
-// keep appends up to maxRows cases and counts the others.
-func keep(list []testCase, more int, c testCase) ([]testCase, int) {
-	if len(list) < maxRows {
-		return append(list, c), more
-	}
-	return list, more + 1
 }
 
 func readCase(report map[string]string, kind string, i int) testCase {

@@ -91,8 +91,8 @@ func TestTimeText(t *testing.T) {
 	}
 }
 
-// told summarizes a job with these evaluations.
-func told(l *Log, r *Result) (list []*Summary) {
+// endOf summarizes a job with these evaluations.
+func endOf(l *Log, r *Result) (list []*Summary) {
 	for _, p := range r.Runs {
 		list = append(list, Summarize(p.Key, p.Value, false))
 	}
@@ -146,7 +146,7 @@ on 2 × NVIDIA B200, CUDA, torch 2.9.0+cu130
 		{"an error at once, in Buildkite", true, &Result{Error: "no payload"}, "+++ :x: No verdict: no payload\n"},
 	} {
 		var b bytes.Buffer
-		told(&Log{&b, c.groups}, c.r)
+		endOf(&Log{&b, c.groups}, c.r)
 		if d := cmp.Diff(c.want, b.String()); d != "" {
 			t.Errorf("%s (-want +got):\n%s", c.name, d)
 		}

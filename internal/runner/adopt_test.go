@@ -1,7 +1,6 @@
 package runner
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
 )
 
@@ -46,41 +44,14 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// TestInheritedFilesStay gives the runner a parent's open files, as a shell may.
-func TestInheritedFilesStay(t *testing.T) {
-	t.Parallel()
-	text, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
-		"submission.py": "", "eval.py": report + `o("check: pass\nopen: %s\n" % sorted(os.listdir("/proc/self/fd"))[:-1])`,
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
-	secret, err := os.Open("/etc/passwd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer secret.Close() //nolint:errcheck // opened for reading
-	for range 20 {
-		j.cmd.ExtraFiles = append(j.cmd.ExtraFiles, secret)
-	}
-	_, result := j.run(t)
-	if got := at(result, "runs", "test", "run", "result", "open"); got != "['0', '1', '2', '3']" {
-		t.Errorf("open are %v\n%s", got, j.stderr.String())
-	}
-}
-
 // TestKilledRunnerLeavesNothing checks that no program outlives the runner and that an
 // earlier job's result.json is not taken for this one's.
 func TestKilledRunnerLeavesNothing(t *testing.T) {
 	t.Parallel()
-	text, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
+	config := map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
 		"submission.py": "", "eval.py": report + `open("pid~", "w").write(str(os.getpid())); os.rename("pid~", "pid"); time.sleep(60)`,
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
+	}}
+	j := newConfigJob(t, config)
 	write(t, filepath.Join(j.cmd.Dir, result.File), "{}")
 	if err := j.cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -1,7 +1,6 @@
 package runner
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,26 +13,21 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
 // attacks runs a test as root and as another user, with Landlock and without. The judge's program
 // begins with report.
 func attacks(t *testing.T, submission, judge string, check func(t *testing.T, j *job, code int, result map[string]any), prepare ...func(t *testing.T, j *job)) {
 	t.Helper()
-	text, err := json.Marshal(map[string]any{
+	config := map[string]any{
 		"lang": "py", "mode": "test", "main": "eval.py", "test_timeout": 20,
 		"sources": map[string]string{"submission.py": submission, "eval.py": report + judge},
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	for _, user := range []int{0, 65534} {
 		for _, landlock := range []string{"", "0"} {
 			t.Run(fmt.Sprintf("user=%d,landlock=%s", user, landlock), func(t *testing.T) {
 				t.Parallel()
-				j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text), "KBNODE_TEST_LANDLOCK="+landlock)
+				j := newConfigJob(t, config, "KBNODE_TEST_LANDLOCK="+landlock)
 				for _, f := range prepare {
 					f(t, j)
 				}
@@ -97,22 +91,6 @@ func processesWith(t *testing.T, text string) (found []string) {
 		}
 	}
 	return found
-}
-
-// TestProcessesAreLimited checks that no test of this package can use up the machine's processes.
-func TestProcessesAreLimited(t *testing.T) {
-	t.Parallel()
-	attacks(t, "", `
-import resource
-o("limit: %d\ngroup: %s\ncheck: pass\n" % (resource.getrlimit(resource.RLIMIT_NPROC)[1], "kbnode-test-" in open("/proc/self/cgroup").read()))`,
-		func(t *testing.T, j *job, code int, result map[string]any) {
-			if at(result, "runs", "test", "run", "result", "limit") != strconv.Itoa(maxProcesses) {
-				t.Errorf("exit code %d, result %v", code, result)
-			}
-			if root := j.cmd.SysProcAttr == nil && os.Getuid() == 0; root && processGroup() != "" && at(result, "runs", "test", "run", "result", "group") != "True" {
-				t.Errorf("root's processes have no limit: %v", result)
-			}
-		})
 }
 
 // TestForkChains has processes that fork and exit, in sessions of their own, so that none lives long

@@ -219,8 +219,8 @@ func (c *engineCase) compare(t *testing.T, j *job, code int, got map[string]any)
 			at(ev, "profile").(map[string]any)["trace"] = trace
 		}
 	}
-	for _, d := range differences("result", want, any(got), strings.NewReplacer(pairs...)) {
-		t.Error(d)
+	if d := cmp.Diff(any(want), blank(want, got, strings.NewReplacer(pairs...))); d != "" {
+		t.Errorf("result (-want +got):\n%s", d)
 	}
 	text, err := os.ReadFile(filepath.Join(j.cmd.Dir, result.File))
 	if err != nil {
@@ -233,7 +233,7 @@ func (c *engineCase) compare(t *testing.T, j *job, code int, got map[string]any)
 
 // runNames returns the names of the runs in order.
 func runNames(t *testing.T, result string) (names []string) {
-	o, err := payload.ParseObject(result, payload.Limits{})
+	o, err := payload.ParseObject(result)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,8 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-
-	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // exitUsage is the exit code for a wrong command line.
@@ -18,7 +16,7 @@ func (o *Options) Flags(f *flag.FlagSet) {
 	f.StringVar(&o.Payload, "payload", "", `file with an encoded payload, "-" for standard input`)
 	f.StringVar(&o.Config, "config", "", `file with a payload as JSON text, "-" for standard input`)
 	f.StringVar(&o.Dir, "workdir", "", "where the program runs and result.json is written (default: current directory)")
-	f.BoolVar(&o.Annotate, "annotate", false, "also show the summary on the build's page in Buildkite, if the job has the agent's access token")
+	f.Bool("annotate", false, "has no effect; for pipelines of earlier versions")
 }
 
 // Check refuses options that contradict each other. given reports whether an option was given.
@@ -37,9 +35,6 @@ func (o *Options) Check(given func(name string) bool) error {
 // Command runs kbnode runner with these arguments and returns its exit code.
 func Command(ctx context.Context, args []string) int {
 	o := Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
-	if !text.IsUTF8(os.Getenv) {
-		o.Stdout, o.Stderr = &text.ASCIIWriter{To: o.Stdout}, &text.ASCIIWriter{To: o.Stderr}
-	}
 	f := flag.NewFlagSet("kbnode runner", flag.ContinueOnError)
 	f.SetOutput(o.Stderr)
 	o.Flags(f)

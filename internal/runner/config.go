@@ -44,10 +44,12 @@ type limit struct {
 // without one.
 const (
 	defaultLimit = 180
-	compileLimit = 120 // for the compiler, and for the pre-run, which takes its place in lang py
 	toolLimit    = 10
 	reportLimit  = 60 // for ncu to print its report
 )
+
+// compileLimit is for the compiler, and for the pre-run, which takes its place in lang py. Tests replace it.
+var compileLimit = limit{120, "120"}
 
 func seconds(n int) limit { return limit{float64(n), strconv.Itoa(n)} }
 
@@ -93,15 +95,18 @@ func parseConfig(o *payload.Object) (*config, error) {
 			f.refuse("seed: holds a character that an environment variable cannot hold")
 		}
 	}
-	v, _ := f.Get("multi_gpu")
-	c.multiGPU = payload.Truth(v)
+	if v, _ := f.Get("multi_gpu"); v != nil {
+		c.multiGPU = typed[bool](f, "multi_gpu:", v, "true or false")
+	}
 	switch c.lang {
 	case "cu":
 		f.cuda(c)
 	case "py":
-		c.main = f.text("main")
-		if c.main != "" && !c.sources.Has(c.main) {
-			f.refuse("main: %q is not among the sources; add it there or name another", c.main)
+		if v, ok := f.member("main"); ok {
+			c.main = typed[string](f, "main:", v, "a string")
+			if c.main == v && !c.sources.Has(c.main) {
+				f.refuse("main: %q is not among the sources; add it there or name another", c.main)
+			}
 		}
 	}
 	if c.last && c.benchmarks == "" && c.mode != "test" && c.mode != "profile" && len(f.errs) == 0 {
@@ -122,19 +127,13 @@ func (f *fields) member(key string) (payload.Value, bool) {
 	return v, ok
 }
 
-func (f *fields) text(key string) string {
-	v, ok := f.member(key)
+// typed returns a value if it has the type, and refuses another.
+func typed[T payload.Value](f *fields, where string, v payload.Value, what string) T {
+	t, ok := v.(T)
 	if !ok {
-		return ""
+		f.refuse("%s is a %s; it must be %s", where, payload.TypeName(v), what)
 	}
-	s, ok := v.(string)
-	switch {
-	case !ok:
-		f.refuse("%s: is a %s; it must be a string", key, payload.TypeName(v))
-	case s == "":
-		f.refuse("%s: is empty", key)
-	}
-	return s
+	return t
 }
 
 func (f *fields) choice(key string, words ...string) string {
@@ -153,17 +152,10 @@ func (f *fields) choice(key string, words ...string) string {
 
 // texts returns an object of names and file contents.
 func (f *fields) texts(key string, v payload.Value) result.Pairs[string] {
-	o, ok := v.(*payload.Object)
-	if !ok {
-		f.refuse("%s: is a %s; it must be an object of file names and texts", key, payload.TypeName(v))
-		return nil
-	}
 	var files result.Pairs[string]
-	for name, v := range o.All() {
-		text, ok := v.(string)
+	for name, v := range typed[*payload.Object](f, key+":", v, "an object of file names and texts").All() {
+		text := typed[string](f, fmt.Sprintf("%s: %q", key, name), v, "a string")
 		switch {
-		case !ok:
-			f.refuse("%s: %q is a %s; it must be a string", key, name, payload.TypeName(v))
 		case payload.HasSurrogate(name):
 			f.refuse("%s: the name %q holds half of a surrogate pair", key, name)
 		case payload.HasSurrogate(text):
@@ -183,20 +175,10 @@ func (f *fields) lines(key string) string {
 	if none, ok := v.(*payload.Object); v == "" || ok && none.Len() == 0 {
 		return "" // Python iterates over these without an error
 	}
-	list, ok := v.([]payload.Value)
-	if !ok {
-		f.refuse("%s: is a %s; it must be a list of objects", key, payload.TypeName(v))
-		return ""
-	}
 	var b strings.Builder
-	for i, e := range list {
-		o, ok := e.(*payload.Object)
-		if !ok {
-			f.refuse("%s[%d]: is a %s; it must be an object", key, i, payload.TypeName(e))
-			continue
-		}
+	for i, e := range typed[[]payload.Value](f, key+":", v, "a list of objects") {
 		sep := ""
-		for k, v := range o.All() {
+		for k, v := range typed[*payload.Object](f, fmt.Sprintf("%s[%d]:", key, i), e, "an object").All() {
 			b.WriteString(sep + k + ": " + payload.Str(v))
 			sep = "; "
 		}

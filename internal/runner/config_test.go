@@ -2,6 +2,7 @@ package runner
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
@@ -32,9 +33,17 @@ func TestEmptyCases(t *testing.T) {
 	}
 }
 
+func TestCompilerFlags(t *testing.T) {
+	t.Parallel()
+	c := parse(t, `{"lang":"cu","mode":"test","sources":{"a.cu":""},"compile_flags":["-lineinfo"],"include_dirs":["/usr"],"libraries":["cublas"],"defines":{"N":4}}`)
+	if got := strings.Join(c.flags, " "); got != "-lineinfo -I/usr -lcublas -DN=4" {
+		t.Errorf("got %s", got)
+	}
+}
+
 func parse(t *testing.T, doc string) *config {
 	t.Helper()
-	o, err := payload.ParseObject(doc, payload.Limits{})
+	o, err := payload.ParseObject(doc)
 	if err != nil {
 		t.Fatal(err)
 	}

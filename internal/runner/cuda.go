@@ -70,17 +70,9 @@ func (f *fields) words(key string) []string {
 	if v == nil {
 		return nil
 	}
-	list, ok := v.([]payload.Value)
-	if !ok {
-		f.refuse("%s: is a %s; it must be a list of strings", key, payload.TypeName(v))
-	}
 	var words []string
-	for i, e := range list {
-		word, ok := e.(string)
-		if !ok {
-			f.refuse("%s[%d]: is a %s; it must be a string", key, i, payload.TypeName(e))
-		}
-		words = append(words, word)
+	for i, e := range typed[[]payload.Value](f, key+":", v, "a list of strings") {
+		words = append(words, typed[string](f, fmt.Sprintf("%s[%d]:", key, i), e, "a string"))
 	}
 	return words
 }
@@ -90,12 +82,7 @@ func (f *fields) defines(c *config) {
 	if v == nil {
 		return
 	}
-	o, ok := v.(*payload.Object)
-	if !ok {
-		f.refuse("defines: is a %s; it must be an object of names and texts", payload.TypeName(v))
-		return
-	}
-	for name, v := range o.All() {
+	for name, v := range typed[*payload.Object](f, "defines:", v, "an object of names and texts").All() {
 		if !isIdentifier(name) {
 			f.refuse("defines: %.100q is not a name; use letters, digits and _, no digit first", name)
 		}
@@ -107,36 +94,16 @@ func (f *fields) defines(c *config) {
 	}
 }
 
-// isIdentifier is Python's str.isidentifier: Unicode's XID_Start and XID_Continue, and
-// "_". The exceptions are the characters whose compatibility forms (NFKC) are not
-// identifiers (Unicode Standard Annex 31, section 5.1).
+// isIdentifier reports whether a text is a name in Python, except for a few characters.
 func isIdentifier(s string) bool {
-	first := true
-	for _, r := range s {
-		start := r == '_' || unicode.In(r, unicode.L, unicode.Nl, unicode.Other_ID_Start) && !unicode.Is(noXIDStart, r)
-		if !start && (first || !unicode.In(r, unicode.L, unicode.Nl, unicode.Mn, unicode.Mc, unicode.Nd, unicode.Pc, unicode.Other_ID_Start, unicode.Other_ID_Continue) ||
-			unicode.Is(noXIDContinue, r)) {
+	for i, r := range s {
+		first := r == '_' || unicode.In(r, unicode.L, unicode.Nl, unicode.Other_ID_Start)
+		if !first && (i == 0 || !unicode.In(r, unicode.Mn, unicode.Mc, unicode.Nd, unicode.Pc, unicode.Other_ID_Continue)) {
 			return false
 		}
-		if unicode.In(r, unicode.Pattern_Syntax, unicode.Pattern_White_Space) && r != '_' {
-			return false
-		}
-		first = false
 	}
-	return !first
+	return s != ""
 }
-
-var (
-	noXIDContinue = &unicode.RangeTable{R16: []unicode.Range16{
-		{Lo: 0x037a, Hi: 0x037a, Stride: 1}, {Lo: 0x309b, Hi: 0x309c, Stride: 1},
-		{Lo: 0xfc5e, Hi: 0xfc63, Stride: 1}, {Lo: 0xfdfa, Hi: 0xfdfb, Stride: 1}, {Lo: 0xfe70, Hi: 0xfe7e, Stride: 2},
-	}}
-	noXIDStart = &unicode.RangeTable{R16: []unicode.Range16{
-		{Lo: 0x037a, Hi: 0x037a, Stride: 1}, {Lo: 0x0e33, Hi: 0x0e33, Stride: 1}, {Lo: 0x0eb3, Hi: 0x0eb3, Stride: 1},
-		{Lo: 0x309b, Hi: 0x309c, Stride: 1}, {Lo: 0xfc5e, Hi: 0xfc63, Stride: 1}, {Lo: 0xfdfa, Hi: 0xfdfb, Stride: 1},
-		{Lo: 0xfe70, Hi: 0xfe7e, Stride: 2}, {Lo: 0xff9e, Hi: 0xff9f, Stride: 1},
-	}}
-)
 
 // checkIncludes returns an error if include directories do not exist.
 func (e *engine) checkIncludes() error {
@@ -181,7 +148,7 @@ func (e *engine) compileCUDA(ctx context.Context) (c *result.Compilation, ok boo
 	for _, s := range e.sources {
 		argv = append(argv, s.Key)
 	}
-	c, _, err = e.compiler(ctx, e.compile, append(argv, e.arch, "-o", evalProgram)...)
+	c, _, err = e.compiler(ctx, compileLimit, append(argv, e.arch, "-o", evalProgram)...)
 	if err != nil {
 		return nil, false, err
 	}
@@ -210,7 +177,7 @@ func (e *engine) compiler(ctx context.Context, l limit, argv ...string) (*result
 		return nil, nil, err
 	}
 	defer e.drop(own)
-	o, err := e.place(program{argv: argv, env: e.env, dir: e.dir, limit: l}, own).run(ctx)
+	o, err := e.within(program{argv: argv, env: e.env, dir: e.dir, limit: l}, own).run(ctx)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -25,7 +24,6 @@ type engine struct {
 	env     []string // of every program, without POPCORN_ variables
 	gpus    int      // GPUs that torch would count
 	runtime string   // CUDA, ROCm or empty
-	compile limit    // of the compiler and of the pre-run
 	note    func(format string, args ...any)
 	begin   func(what, name string) // called before each step: what is "compile" or "run"
 
@@ -74,8 +72,12 @@ func (e *engine) steps() []step {
 // first that does not pass, except for profiles, which do not depend on each other.
 func (e *engine) runAll(ctx context.Context, done func(name string, ev *result.Evaluation)) error {
 	steps := e.steps()
-	if err := e.check(steps); err != nil {
-		return err
+	err := e.checkIncludes()
+	if e.mode == "profile" && len(steps) > 0 {
+		err = errors.Join(err, e.checkProfiler())
+	}
+	if err != nil {
+		return err // nothing is changed yet
 	}
 	defer e.claimProfileData()()
 	if err := e.record(); err != nil {
@@ -102,15 +104,6 @@ func (e *engine) runAll(ctx context.Context, done func(name string, ev *result.E
 		}
 	}
 	return nil
-}
-
-// check returns an error if the steps cannot run here. It changes nothing.
-func (e *engine) check(steps []step) error {
-	err := e.checkIncludes()
-	if e.mode == "profile" && len(steps) > 0 {
-		err = errors.Join(err, e.checkProfiler())
-	}
-	return err
 }
 
 // evaluate runs one step. It writes the files and removes them again. It returns a nil
@@ -182,13 +175,13 @@ func (e *engine) preRun(ctx context.Context) (*result.Compilation, error) {
 		return nil, err
 	}
 	defer e.drop(own)
-	p := e.place(program{
+	p := e.within(program{
 		argv: []string{"python3", preRunProgram}, env: setenv(e.env, "POPCORN_SEED", "1"),
-		dir: e.dir, limit: e.compile, popcorn: true,
+		dir: e.dir, limit: compileLimit, popcorn: true,
 	}, own)
 	o, err := p.run(ctx)
 	if err != nil {
-		return nil, hint(err)
+		return nil, err
 	}
 	stdout, stderr := o.texts()
 	if !strings.Contains(stdout, "-DTORCH_EXTENSION_NAME") {
@@ -221,7 +214,7 @@ func (e *engine) run(ctx context.Context, s step, call []string) (*result.Run, *
 	if e.multiGPU {
 		env = setenv(env, "POPCORN_GPUS", strconv.Itoa(e.gpus))
 	}
-	p := e.place(program{
+	p := e.within(program{
 		argv: append(call, s.mode, cases), env: env,
 		dir: e.dir, limit: s.limit, popcorn: true,
 	}, own)
@@ -230,7 +223,7 @@ func (e *engine) run(ctx context.Context, s step, call []string) (*result.Run, *
 	}
 	o, err := p.run(ctx)
 	if err != nil {
-		return nil, nil, hint(err)
+		return nil, nil, err
 	}
 	return e.report(p, o), nil, nil
 }
@@ -262,12 +255,4 @@ func (e *engine) report(p program, o *outcome) *result.Run {
 		e.note("the program reported more than %d bytes or %d keys; the rest is ignored, and the run does not pass", popcornLimit, result.MaxNames)
 	}
 	return run
-}
-
-// hint adds what to do to an error about a missing program.
-func hint(err error) error {
-	if errors.Is(err, errNoProgram) {
-		return fmt.Errorf("%w; install it in the job's image", err)
-	}
-	return err
 }

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -54,25 +55,6 @@ func (e *engine) nvidiaGPUs(ctx context.Context) []nvidiaGPU {
 				gpus = append(gpus, nvidiaGPU{strings.TrimSpace(name), strings.TrimSpace(uuid)})
 			}
 		}
-		return gpus
-	}
-	// Without the tool, ask the driver, in the order of the PCI addresses.
-	files, _ := filepath.Glob("/proc/driver/nvidia/gpus/*/information")
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			continue
-		}
-		var gpu nvidiaGPU
-		for line := range strings.Lines(string(text)) {
-			switch k, v, _ := strings.Cut(line, ":"); k {
-			case "Model":
-				gpu.name = strings.TrimSpace(v)
-			case "GPU UUID":
-				gpu.uuid = strings.TrimSpace(v)
-			}
-		}
-		gpus = append(gpus, gpu)
 	}
 	return gpus
 }
@@ -117,8 +99,8 @@ func (e *engine) rocmNames(ctx context.Context) (names []string, ok bool) {
 	}
 	list, _ := answer.([]any)
 	cards, _ := answer.(map[string]any)
-	for _, key := range slices.SortedFunc(maps.Keys(cards), func(a, b string) int { return cardNumber(a) - cardNumber(b) }) {
-		if cardNumber(key) >= 0 {
+	for _, key := range slices.SortedFunc(maps.Keys(cards), byNumber) {
+		if strings.HasPrefix(key, "card") {
 			list = append(list, cards[key])
 		}
 	}
@@ -141,7 +123,7 @@ func (e *engine) rocmNames(ctx context.Context) (names []string, ok bool) {
 // them.
 func kfdNames(sys, dev string) (names []string) {
 	nodes, _ := filepath.Glob(sys + "/class/kfd/kfd/topology/nodes/*/properties")
-	slices.SortFunc(nodes, func(a, b string) int { return nodeNumber(a) - nodeNumber(b) })
+	slices.SortFunc(nodes, byNumber)
 	for _, file := range nodes {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -170,17 +152,5 @@ func kfdNames(sys, dev string) (names []string) {
 	return names
 }
 
-// nodeNumber is N in …/nodes/N/properties.
-func nodeNumber(file string) int {
-	n, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-	return n
-}
-
-// cardNumber returns the number in card0, card1, …, -1 for other keys.
-func cardNumber(name string) int {
-	n, err := strconv.Atoi(strings.TrimPrefix(name, "card"))
-	if err != nil {
-		return -1
-	}
-	return n
-}
+// byNumber orders names that differ in a number: card9 is before card10.
+func byNumber(a, b string) int { return cmp.Or(len(a)-len(b), strings.Compare(a, b)) }

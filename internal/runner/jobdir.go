@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
 // resultRoom is how many bytes are reserved for result.json, which takes less than 300 KiB unless
@@ -83,7 +84,7 @@ func (d *jobDir) putBack() error {
 			err = os.Rename(moved, path)
 		}
 	}
-	if err = errors.Join(err, RemoveAll(other)); err != nil {
+	if err = errors.Join(err, tree.RemoveAll(other)); err != nil {
 		return fmt.Errorf("put back the job's directory, which a program moved away from %s: %w", path, err)
 	}
 	return nil
@@ -93,7 +94,7 @@ func (d *jobDir) putBack() error {
 // sources stay in the old one, where no program can be run anymore.
 func (d *jobDir) renew() error {
 	path := d.root.Name()
-	err := RemoveAll(path)
+	err := tree.RemoveAll(path)
 	if err == nil {
 		err = os.Mkdir(path, d.was.Mode().Perm())
 	}
@@ -132,7 +133,7 @@ func (d *jobDir) write(r *result.Result) error {
 	}
 	if err == nil {
 		if info, lerr := d.root.Lstat(result.File); lerr == nil && info.IsDir() {
-			err = removeFrom(d.file, result.File)
+			err = tree.Remove(d.root, result.File)
 		}
 		err = errors.Join(err, d.root.Rename(tmp, result.File))
 	}

@@ -27,19 +27,10 @@ func (l *buildLog) note(format string, args ...any) {
 // begin opens the group of a step: what is "compile" or "run", name is the
 // evaluation's.
 func (l *buildLog) begin(what, name string) {
-	icon := ":compile:"
-	if what != "compile" {
-		kind, _, _ := strings.Cut(name, ".")
-		switch kind {
-		case "benchmark":
-			icon = ":stopwatch:"
-		case "leaderboard":
-			icon = ":trophy:"
-		case "profile":
-			icon = ":mag:"
-		default:
-			icon = ":test_tube:"
-		}
+	kind, _, _ := strings.Cut(name, ".")
+	if what == "compile" {
+		kind = what
 	}
+	icon := map[string]string{"compile": ":compile:", "benchmark": ":stopwatch:", "leaderboard": ":trophy:", "profile": ":mag:", "test": ":test_tube:"}[kind]
 	l.Group("---", icon, name+": "+what)
 }

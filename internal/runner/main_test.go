@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,7 +18,6 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
-	"github.com/gpu-mode/kbnode/internal/runner/annotate"
 )
 
 // TestMain lets the test binary run as `kbnode runner`, which takes over its process.
@@ -34,19 +32,18 @@ func TestMain(m *testing.M) {
 			}
 		}
 		limitProcesses()
-		o := Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Post: annotate.Post}
-		o.Compile, _ = strconv.ParseFloat(os.Getenv("KBNODE_TEST_COMPILE"), 64)
-		o.Config, o.Annotate = os.Getenv("KBNODE_TEST_CONFIG"), os.Getenv("KBNODE_TEST_ANNOTATE") != ""
-		if os.Getenv("KBNODE_TEST_ANNOTATE") == "none" {
-			o.Post = nil
+		if text := os.Getenv("KBNODE_TEST_COMPILE"); text != "" {
+			compileLimit.text = text
+			compileLimit.seconds, _ = strconv.ParseFloat(text, 64)
 		}
+		o := Options{Config: os.Getenv("KBNODE_TEST_CONFIG"), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 		if len(os.Args) > 1 {
 			o.Payload = os.Args[1]
 		}
 		os.Exit(Main(context.Background(), o))
 	}
-	if memory := os.Getenv("KBNODE_TEST_SHED"); memory != "" {
-		os.Exit(showShed(memory))
+	if os.Getenv("KBNODE_TEST_SHED") != "" {
+		os.Exit(showShed())
 	}
 	if os.Getenv("KBNODE_TEST_ADOPT") != "" {
 		os.Exit(showAdopted())
@@ -156,6 +153,16 @@ func newJob(t *testing.T, env ...string) *job {
 	return j
 }
 
+// newConfigJob returns a job with this payload.
+func newConfigJob(t *testing.T, config any, env ...string) *job {
+	t.Helper()
+	text, err := json.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newJob(t, append(env, "KERNELBOT_PAYLOAD="+payload.Encode(text))...)
+}
+
 // run returns the exit code and result.json, nil if there is none.
 func (j *job) run(t *testing.T) (int, map[string]any) {
 	t.Helper()
@@ -208,21 +215,10 @@ func runPy(t *testing.T, sources map[string]string, env ...string) (*job, map[st
 
 func runConfig(t *testing.T, config map[string]any, env ...string) (*job, map[string]any) {
 	t.Helper()
-	text, err := json.Marshal(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	j := newJob(t, append(env, "KERNELBOT_PAYLOAD="+payload.Encode(text))...)
-	if code, got := j.run(t); code != 0 || got == nil {
+	j := newConfigJob(t, config, env...)
+	code, got := j.run(t)
+	if code != 0 || got == nil {
 		t.Fatalf("exit code %d, result %v\n%s", code, got, j.stderr.String())
-	}
-	var got map[string]any
-	raw, err := os.ReadFile(filepath.Join(j.cmd.Dir, result.File))
-	if err == nil {
-		err = json.Unmarshal(raw, &got)
-	}
-	if err != nil {
-		t.Fatal(err)
 	}
 	return j, got
 }
@@ -236,44 +232,20 @@ func at(v any, path ...string) any {
 	return v
 }
 
-// differences compares a result with a case's, where "*" stands for anything and
-// <CASES> and <BASE> for what differs between runs.
-func differences(path string, want, got any, replace *strings.Replacer) []string {
-	switch want := want.(type) {
-	case map[string]any:
-		g, ok := got.(map[string]any)
-		if !ok {
-			return []string{fmt.Sprintf("%s: want an object, got %v", path, got)}
-		}
-		var diffs []string
-		for k, w := range want {
-			if v, ok := g[k]; ok {
-				diffs = append(diffs, differences(path+"."+k, w, v, replace)...)
-			} else {
-				diffs = append(diffs, path+"."+k+" is missing")
-			}
-		}
-		for k := range g {
-			if _, ok := want[k]; !ok {
-				diffs = append(diffs, path+"."+k+" is too much")
-			}
-		}
-		return diffs
-	case string:
-		if want == "*" {
-			return nil
-		}
-		if g, ok := got.(string); ok {
-			got = replace.Replace(g)
-		}
-		if want != got {
-			return []string{fmt.Sprintf("%s:\nwant %q\ngot  %q", path, want, got)}
-		}
-		return nil
-	default:
-		if want != got {
-			return []string{fmt.Sprintf("%s: want %v, got %v", path, want, got)}
-		}
-		return nil
+// blank returns a result in which what differs between runs is as in a case: "*" where that has it, and
+// what replace names.
+func blank(want, got any, replace *strings.Replacer) any {
+	if want == "*" {
+		return want
 	}
+	switch got := got.(type) {
+	case string:
+		return replace.Replace(got)
+	case map[string]any:
+		w, _ := want.(map[string]any)
+		for k, v := range got {
+			got[k] = blank(w[k], v, replace)
+		}
+	}
+	return got
 }

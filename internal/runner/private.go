@@ -2,29 +2,18 @@ package runner
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
-	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
-	"github.com/gpu-mode/kbnode/internal/result"
 )
 
-// privateFD is the variable with the number of the file that holds the private part of
-// the environment. A process that cannot hide its environment sets it for its
-// successor.
-const privateFD = "KBNODE_RUNNER_PRIVATE_FD"
-
-// privateLimit bounds that file; execve accepts 6 MiB of environment at most.
-const privateLimit = 8 << 20
+// environLimit bounds the initial environment; execve accepts 6 MiB at most.
+const environLimit = 8 << 20
 
 // isPrivate reports whether a variable must not reach the submission: the payload,
 // which holds the secret seed and the tests, and credentials for Buildkite's APIs and
@@ -34,16 +23,15 @@ func isPrivate(name string) bool {
 	case "BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_TOKEN", "BUILDKITE_API_TOKEN",
 		"BUILDKITE_AGENT_JOB_API_SOCKET", "BUILDKITE_AGENT_JOB_API_TOKEN",
 		"BUILDKITE_S3_ACCESS_KEY_ID", "BUILDKITE_S3_SECRET_ACCESS_KEY", "BUILDKITE_S3_SESSION_TOKEN",
-		"BUILDKITE_ARTIFACTORY_USER", "BUILDKITE_ARTIFACTORY_PASSWORD",
-		privateFD:
+		"BUILDKITE_ARTIFACTORY_USER", "BUILDKITE_ARTIFACTORY_PASSWORD":
 		return true
 	}
 	return payload.IsVar(name)
 }
 
-// splitEnv splits an environment into the variables that programs may see and the
-// others.
-func splitEnv(env []string) (public, private []string) {
+// shed splits an environment into the variables that programs may see and the others. It removes these from
+// /proc/PID/environ, which shows what the process was started with.
+func shed(env []string) (public, private []string, err error) {
 	for _, kv := range env {
 		name, _, _ := strings.Cut(kv, "=")
 		if isPrivate(name) {
@@ -52,29 +40,18 @@ func splitEnv(env []string) (public, private []string) {
 			public = append(public, kv)
 		}
 	}
-	return public, private
-}
-
-// shed splits the environment and removes the private part from /proc/PID/environ,
-// which shows what the process was started with. It overwrites that part through
-// memory, which is /proc/self/mem. If the system does not allow that, shed executes the
-// program again without it, and returns there.
-func shed(env []string, memory string) (public, private []string, err error) {
-	if fd := getenv(env, privateFD); fd != "" {
-		public, _ = splitEnv(env)
-		private, err = readPrivate(fd)
-		return public, private, err
+	if len(private) > 0 {
+		err = overwriteInitial()
 	}
-	public, private = splitEnv(env)
-	if len(private) == 0 || overwriteInitial(memory) == nil {
-		return public, private, nil
+	if err != nil {
+		return nil, nil, fmt.Errorf("hide the payload from the submission: %w; give it with --payload instead", err)
 	}
-	return public, private, replaceProcess(public, private)
+	return public, private, nil
 }
 
 // overwriteInitial blanks the private variables of the environment that the process was
 // started with. Go uses a copy, made at startup.
-func overwriteInitial(memory string) error {
+func overwriteInitial() error {
 	start, size, err := initialEnv()
 	if err != nil {
 		return err
@@ -88,7 +65,7 @@ func overwriteInitial(memory string) error {
 			clear(kv)
 		}
 	}
-	f, err := os.OpenFile(memory, os.O_WRONLY, 0)
+	f, err := os.OpenFile("/proc/self/mem", os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
@@ -128,53 +105,8 @@ func initialEnv() (start, size int64, err error) {
 		return 0, 0, err
 	}
 	end, err := strconv.ParseInt(string(fields[envStart-first+1]), 10, 64)
-	if size = end - start; start <= 0 || size < 0 || size > privateLimit {
-		return 0, 0, errors.Join(err, errors.New("read /proc/self/stat: the environment's place is not told"))
+	if size = end - start; start <= 0 || size < 0 || size > environLimit {
+		return 0, 0, errors.Join(err, errors.New("read /proc/self/stat: the environment's place is missing"))
 	}
 	return start, size, err
-}
-
-// replaceProcess writes the private part to an anonymous file and executes this program
-// again without it. It returns only if that fails.
-func replaceProcess(public, private []string) error {
-	fd, err := unix.MemfdCreate("kbnode-runner", 0)
-	if err == nil {
-		f := os.NewFile(uintptr(fd), "memfd")
-		_, err = io.WriteString(f, strings.Join(private, "\x00"))
-	}
-	if err == nil {
-		env := append(slices.Clone(public), privateFD+"="+strconv.Itoa(fd))
-		err = syscall.Exec("/proc/self/exe", os.Args, env) //nolint:gosec // this very program, with the arguments that it was given
-	}
-	return fmt.Errorf("hide the payload from the submission: %w", err)
-}
-
-// newAnnotation returns what a job's environment says about its annotation.
-func newAnnotation(public, private []string) result.Annotation {
-	return result.Annotation{
-		// The agent's own default; not every container gets the variable.
-		Endpoint: cmp.Or(getenv(public, "BUILDKITE_AGENT_ENDPOINT"), "https://agent.buildkite.com/v3"), JobID: getenv(public, "BUILDKITE_JOB_ID"),
-		// A copy, so that the token does not keep the payload beside it in memory.
-		Token: strings.Clone(getenv(private, "BUILDKITE_AGENT_ACCESS_TOKEN")),
-	}
-}
-
-func readPrivate(number string) ([]string, error) {
-	fd, err := strconv.Atoi(number)
-	if err != nil || fd <= 2 {
-		return nil, fmt.Errorf("read private environment: %s=%s is not a file's number; unset it", privateFD, number)
-	}
-	f := os.NewFile(uintptr(fd), "private environment")
-	if f == nil {
-		return nil, fmt.Errorf("read private environment: no file %d; unset %s", fd, privateFD)
-	}
-	_, err = f.Seek(0, io.SeekStart)
-	var text []byte
-	if err == nil {
-		text, err = io.ReadAll(io.LimitReader(f, privateLimit))
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return nil, fmt.Errorf("read private environment: %w; unset %s", err, privateFD)
-	}
-	return strings.Split(string(text), "\x00"), nil
 }

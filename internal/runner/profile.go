@@ -47,7 +47,7 @@ func (e *engine) checkProfiler() error {
 		return errors.New(`mode "profile" with multi_gpu is not possible under ncu; profile one GPU`)
 	}
 	if e.programs[tool] == "" {
-		return hint(fmt.Errorf("%s %w", tool, errNoProgram))
+		return fmt.Errorf("%s %w", tool, errNoProgram)
 	}
 	return nil
 }
@@ -81,7 +81,7 @@ func (e *engine) ncu(ctx context.Context, r recording, p program) (*result.Run, 
 	p.env = setenv(p.env, "POPCORN_NCU", "1")
 	o, err := p.run(ctx)
 	if err != nil {
-		return nil, nil, hint(err)
+		return nil, nil, err
 	}
 	run := e.report(p, o)
 	if o.cancelled {
@@ -93,7 +93,7 @@ func (e *engine) ncu(ctx context.Context, r recording, p program) (*result.Run, 
 		return nil, nil, err
 	}
 	defer e.drop(own)
-	printed, err := e.place(program{
+	printed, err := e.within(program{
 		argv: []string{"ncu", "--import", file, "--print-details", "body"},
 		env:  e.env, dir: e.dir, limit: seconds(reportLimit), stdout: text,
 	}, own).run(ctx)
@@ -117,7 +117,7 @@ func (e *engine) rocprof(ctx context.Context, r recording, p program) (*result.R
 	p.env = setenv(p.env, "GPU_DUMP_CODE_OBJECT", "1")
 	o, err := p.run(ctx)
 	if err != nil {
-		return nil, nil, hint(err)
+		return nil, nil, err
 	}
 	run := e.report(p, o)
 	if !run.Success {

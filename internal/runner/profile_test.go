@@ -4,7 +4,6 @@ import (
 	"archive/zip"
 	"bytes"
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
 )
 
@@ -50,11 +48,7 @@ o("check: pass\nbenchmark.0.report: own\n")
 		list = append(list, map[string]any{"size": i})
 	}
 	config["benchmarks"] = list
-	text, err := json.Marshal(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
+	return newConfigJob(t, config)
 }
 
 // unzip returns the files of a trace.
@@ -154,33 +148,6 @@ open("profile_data/planted", "w").write("x")
 	}
 }
 
-func TestProfileNCUFails(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		ncu, eval string
-		code      float64
-		report    any
-	}{
-		"to start the program": {ncu: "exit 9", code: 9, report: nil},
-		"to print its report":  {ncu: `[ "$1" = --import ] && exit 1` + "\n" + ncu, code: 0, report: "own"},
-		"as the program does":  {ncu: ncu, eval: "sys.exit(1)", code: 1, report: "ICBrZXJuZWw="},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			j := newProfileJob(t, 1, c.eval)
-			j.standIn(t, "ncu", strings.Replace(c.ncu, `'  kernel (1,1)\n    Table Name : GPU Throughput\n    %s\n' "$2"`, `'  kernel'`, 1))
-			code, result := j.run(t)
-			ev := at(result, "runs", "profile.0")
-			if code != 0 || at(ev, "run", "exit_code") != c.code || (at(ev, "profile") == nil) != (c.code != 0) {
-				t.Errorf("exit code %d, evaluation %v\n%s", code, ev, j.stderr.String())
-			}
-			if got, _ := at(ev, "run", "result", "benchmark.0.report").(string); c.report == nil && got != "" || c.report != nil && got != c.report && got != "ICBrZXJuZWwK" {
-				t.Errorf("report %q, want %v", got, c.report)
-			}
-		})
-	}
-}
-
 func TestProfileROCm(t *testing.T) {
 	t.Parallel()
 	j := newProfileJob(t, 1, "")
@@ -201,32 +168,6 @@ func TestProfileROCm(t *testing.T) {
 	want["3-a-b"] = "below"
 	if diff := cmp.Diff(want, files(t, filepath.Join(j.cmd.Dir, ProfileDir))); diff != "" {
 		t.Errorf("delivered (-want +got):\n%s", diff)
-	}
-}
-
-func TestProfileRefused(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		smi  string
-		want string
-	}{
-		"without a GPU":      {"exit 9", "needs a GPU"},
-		"without a profiler": {"echo GPU", "ncu is not on the PATH; install it"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			j := newProfileJob(t, 1, "")
-			j.standIn(t, "nvidia-smi", c.smi)
-			code, result := j.run(t)
-			if message, _ := at(result, "error").(string); code != 1 || !strings.Contains(message, c.want) {
-				t.Errorf("exit code %d, error %q, want %q in it", code, message, c.want)
-			}
-		})
-	}
-	j := newProfileJob(t, 0, "")
-	j.standIn(t, "nvidia-smi", "exit 9")
-	if code, result := j.run(t); code != 0 || len(at(result, "runs").(map[string]any)) != 0 {
-		t.Errorf("without benchmarks: exit code %d, result %v", code, result)
 	}
 }
 
@@ -263,28 +204,5 @@ time.sleep(0.3)
 	}
 	if left := processesWith(t, j.dir); left != nil {
 		t.Errorf("left: %v", left)
-	}
-}
-
-func TestFilterReport(t *testing.T) {
-	t.Parallel()
-	table := func(name string, n int) string {
-		return "    Table Name : " + name + "\n" + strings.Repeat("    ----\n", n)
-	}
-	const more = "Please check the .ncu-rep file for more details.\n"
-	for name, c := range map[string]struct{ text, want string }{
-		"nothing":               {"", ""},
-		"only chosen tables":    {"  k\n" + table("Other", 2) + table("GPU Throughput", 1) + "\n    after\n", "  k\n\n" + table("GPU Throughput", 1)},
-		"another table ends it": {table("Warp State (All Cycles)", 1) + table("Other", 1), "\n" + table("Warp State (All Cycles)", 1)},
-		"three kernels": {
-			"  a\n" + table("GPU Throughput", 0) + "  b\n\n  c\n" + table("GPU Throughput", 1) + "  d\n",
-			"  a\n\n" + table("GPU Throughput", 0) + "\n  b\n  b\n" + "\n\nAdditional kernel launches follow. " + more + "  c\n\n  d\n",
-		},
-		"too many lines":  {table("GPU Throughput", 150), "\n" + table("GPU Throughput", 100) + "\n[...]\nReport has been truncated. " + more},
-		"wide characters": {"é k\n   k\né  k\n", "é k\n"},
-	} {
-		if diff := cmp.Diff(c.want, filterReport(c.text)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
 	}
 }

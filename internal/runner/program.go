@@ -55,7 +55,7 @@ func (o *outcome) texts() (stdout, stderr string) {
 }
 
 // errNoProgram means that the program to run is not installed.
-var errNoProgram = errors.New("is not on the PATH")
+var errNoProgram = errors.New("is not on the PATH; install it in the job's image")
 
 // run runs a program and returns when it and everything it started are gone. It reaps
 // every child of this process, so only one program may run at a time.

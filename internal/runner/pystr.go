@@ -15,50 +15,15 @@ func decode(b []byte) string {
 		return string(b)
 	}
 	var out strings.Builder
-	out.Grow(len(b) + 16)
 	for len(b) > 0 {
 		r, n := utf8.DecodeRune(b)
-		if r == utf8.RuneError && n <= 1 {
-			n = invalidPrefix(b)
-			out.WriteRune(utf8.RuneError)
-		} else {
-			out.Write(b[:n])
+		for r == utf8.RuneError && n < min(len(b), utf8.UTFMax) && !utf8.FullRune(b[:n+1]) {
+			n++
 		}
+		out.WriteRune(r)
 		b = b[n:]
 	}
 	return out.String()
-}
-
-// invalidPrefix returns the length, at least 1, of the longest prefix of b that is an
-// incomplete character.
-func invalidPrefix(b []byte) int {
-	need, lo, hi := 0, byte(0x80), byte(0xBF)
-	switch c := b[0]; {
-	case c >= 0xC2 && c <= 0xDF:
-		need = 1
-	case c >= 0xE0 && c <= 0xEF:
-		need = 2
-		switch c {
-		case 0xE0:
-			lo = 0xA0
-		case 0xED:
-			hi = 0x9F
-		}
-	case c >= 0xF0 && c <= 0xF4:
-		need = 3
-		switch c {
-		case 0xF0:
-			lo = 0x90
-		case 0xF4:
-			hi = 0x8F
-		}
-	}
-	n := 1
-	for n <= need && n < len(b) && b[n] >= lo && b[n] <= hi {
-		lo, hi = 0x80, 0xBF
-		n++
-	}
-	return n
 }
 
 // newlines is Python's universal newline translation.

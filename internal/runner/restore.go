@@ -14,6 +14,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
 // maxEntries bounds the files of one area.
@@ -258,9 +260,9 @@ func (e *engine) putBack() error {
 	}
 	removed := 0
 	for _, a := range e.areas {
-		seen := make(map[string]bool, len(a.before))
+		found := make(map[string]bool, len(a.before))
 		err := e.walkArea(a, func(name string, info fs.FileInfo) error {
-			seen[name] = true
+			found[name] = true
 			was, old := a.before[name]
 			// What is new or has another size may have exabytes to read.
 			now, err := e.stampOf(name, info, old && was.size == info.Size() && a.kind != foreignArea)
@@ -278,7 +280,7 @@ func (e *engine) putBack() error {
 			if removed++; !isCache(name) && removed <= maxFaults {
 				e.note("%s was created by a program; removing it before the next one runs", strings.TrimPrefix(name, e.dir+"/"))
 			}
-			if err := RemoveAll(name); err != nil {
+			if err := tree.RemoveAll(name); err != nil {
 				return fmt.Errorf("remove what a program left: %w", err)
 			}
 			if now.mode.IsDir() {
@@ -290,7 +292,7 @@ func (e *engine) putBack() error {
 			return err
 		}
 		for name := range a.before {
-			if !seen[name] && a.kind != temporaryArea && !isCache(name) && !e.isSource(name) {
+			if !found[name] && a.kind != temporaryArea && !isCache(name) && !e.isSource(name) {
 				return fmt.Errorf("a program removed %s, which those after it trust; a submission must leave it", name)
 			}
 		}

@@ -11,7 +11,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -23,20 +22,12 @@ import (
 
 // Options configure Main.
 type Options struct {
-	Env     []string  // NAME=VALUE; nil means the process's own
 	Dir     string    // where programs run and result.json is written; "" is the current directory
-	Payload string    // file with an encoded payload, "-" for Stdin; "" means that Env has it
+	Payload string    // file with an encoded payload, "-" for Stdin; "" means that the environment has it
 	Config  string    // payload file that is not encoded, "-" for Stdin; overrides Payload
 	Stdin   io.Reader // with the payload, if Payload or Config says so; programs never get it
 	Stdout  io.Writer // the log and the summary; nil discards them
 	Stderr  io.Writer // errors; nil discards them
-	Limits  payload.Limits
-	Compile float64 // seconds for the compiler and for the pre-run; 0 means 120
-	// Annotate also puts the summary on the Buildkite build's page, if the job has the
-	// agent's access token. It changes nothing else.
-	Annotate bool
-	// Post does that. A program for jobs has none: containers do not get the token.
-	Post func(context.Context, result.Annotation) error
 	// Begin, if not nil, is called before each step of an evaluation: what is "compile" or "run".
 	Begin func(what, evaluation string)
 }
@@ -52,14 +43,10 @@ const exitNoResult = 3
 // Main evaluates a payload and returns the exit code: 0 if result.json reports success,
 // whatever the tests found, or there is nothing to evaluate; 1 if it reports an error,
 // or the directory cannot be opened; 3 if it could not be written. Main overwrites
-// secrets in the process's initial environment, or executes the program again (os.Args)
-// without them, and kills and reaps every child of the process: call it last, and only
+// secrets in the process's initial environment, and kills and reaps every child of the process: call it last, and only
 // once.
 func Main(ctx context.Context, o Options) int {
 	_ = growStack()
-	if o.Env == nil {
-		o.Env = os.Environ()
-	}
 	if o.Stdout == nil {
 		o.Stdout = io.Discard
 	}
@@ -68,7 +55,10 @@ func Main(ctx context.Context, o Options) int {
 	}
 	runtime.GOMAXPROCS(min(maxProcs, runtime.GOMAXPROCS(0)))
 
-	s := &session{Options: o, landlock: landlockVersion(), log: &buildLog{result.Log{W: o.Stdout, Groups: getenv(o.Env, "BUILDKITE") == "true"}, o.Stderr}}
+	s := &session{
+		Options: o, landlock: landlockVersion(),
+		log: &buildLog{result.Log{W: o.Stdout, Groups: os.Getenv("BUILDKITE") == "true"}, o.Stderr},
+	}
 	dir, err := filepath.Abs(o.Dir)
 	if err == nil {
 		dir, err = filepath.EvalSymlinks(dir)
@@ -98,7 +88,11 @@ func Main(ctx context.Context, o Options) int {
 		r.Error = text.Line(strings.ReplaceAll(err.Error(), "\n", "; "), maxError)
 	}
 	werr := here.write(r)
-	s.tell(ctx, r)
+	s.log.End(r, s.summaries)
+	if !r.Success {
+		// If the build failed, some readers see only its log.
+		s.log.note("%s", r.Error)
+	}
 	if werr != nil {
 		s.log.note("%v", werr)
 		return exitNoResult
@@ -112,10 +106,9 @@ func Main(ctx context.Context, o Options) int {
 // session is one run of Main.
 type session struct {
 	Options
-	landlock   int
-	log        *buildLog
-	annotation result.Annotation
-	told       []*result.Summary
+	landlock  int
+	log       *buildLog
+	summaries []*result.Summary
 }
 
 // deadly are the signals that end or stop a Go program by default (os/signal). Programs may send them
@@ -165,26 +158,6 @@ func prepare(ctx context.Context, landlock int) context.Context {
 	return ctx
 }
 
-// tell ends the log and, if s.Annotate is set, annotates the build.
-func (s *session) tell(ctx context.Context, r *result.Result) {
-	s.log.End(r, s.told)
-	if !r.Success {
-		// If the build failed, some readers see only its log.
-		s.log.note("%s", r.Error)
-	}
-	if !s.Annotate || ctx.Err() != nil { // a canceled job has no time left
-		return
-	}
-	if s.Post == nil {
-		s.log.note("no annotation: the program for jobs makes none; kbnode's nodes keep the token for it out of containers")
-		return
-	}
-	s.annotation.Body, s.annotation.Style = result.Markdown(r, s.told)
-	if err := s.Post(ctx, s.annotation); err != nil {
-		s.log.note("no annotation: %v", err)
-	}
-}
-
 func (s *session) begin(what, name string) {
 	s.log.begin(what, name)
 	if s.Begin != nil {
@@ -209,12 +182,9 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 			_, _ = s.Stderr.Write(stack[:runtime.Stack(stack, false)])
 		}
 	}()
-	public, private, err := shed(s.Env, "/proc/self/mem")
+	public, private, err := shed(os.Environ())
 	if err != nil {
 		return err
-	}
-	if s.Annotate {
-		s.annotation = newAnnotation(public, private)
 	}
 	object, err := s.object(public, private)
 	if errors.Is(err, errNoJob) {
@@ -239,11 +209,8 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 		return err
 	}
 	e := &engine{
-		config: c, src: src, here: here, dir: here.root.Name(), env: homeless(childEnv(public, localeDir)), note: s.log.note,
-		temp: public, compile: seconds(compileLimit), begin: s.begin, landlock: s.landlock,
-	}
-	if s.Compile > 0 {
-		e.compile = limit{s.Compile, strconv.FormatFloat(s.Compile, 'f', -1, 64)}
+		config: c, src: src, here: here, dir: here.root.Name(), env: homeless(childEnv(public)), note: s.log.note,
+		temp: public, begin: s.begin, landlock: s.landlock,
 	}
 	e.findPrograms(ctx)
 	r.System, e.gpus = e.system(ctx)
@@ -251,7 +218,7 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 	return e.runAll(ctx, func(name string, ev *result.Evaluation) {
 		r.Runs = append(r.Runs, result.Pair[*result.Evaluation]{Key: name, Value: ev})
 		sum := result.Summarize(name, ev, ctx.Err() != nil)
-		s.told = append(s.told, sum)
+		s.summaries = append(s.summaries, sum)
 		s.log.Evaluation(sum, ev)
 	})
 }
@@ -266,9 +233,9 @@ func (s *session) object(public, private []string) (*payload.Object, error) {
 		if err != nil {
 			return nil, err
 		}
-		object, err := payload.ParseObject(text, s.Limits)
+		object, err := payload.ParseObject(text)
 		if err != nil && !strings.Contains(text, "{") {
-			if _, derr := payload.Decode(text, s.Limits); derr == nil {
+			if _, derr := payload.Decode(text); derr == nil {
 				err = errors.New("the payload is encoded; give it with --payload instead of --config")
 			}
 		}
@@ -282,7 +249,7 @@ func (s *session) object(public, private []string) (*payload.Object, error) {
 		return nil, err
 	}
 	if text != "" || s.Payload != "" {
-		return payload.Decode(text, s.Limits)
+		return payload.Decode(text)
 	}
 	if getenv(public, "BUILDKITE") == "true" && getenv(public, "BUILDKITE_SOURCE") != "api" {
 		return nil, errNoJob
@@ -292,14 +259,14 @@ func (s *session) object(public, private []string) (*payload.Object, error) {
 }
 
 // read reads a file, or standard input if name is "-".
-func (s *session) read(name string, read func(io.Reader, payload.Limits) (string, error)) (string, error) {
+func (s *session) read(name string, read func(io.Reader) (string, error)) (string, error) {
 	if name == "-" && s.Stdin != nil {
-		return read(s.Stdin, s.Limits)
+		return read(s.Stdin)
 	}
 	f, err := os.Open(name)
 	if err != nil {
 		return "", fmt.Errorf("read payload: %w", err)
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
-	return read(f, s.Limits)
+	return read(f)
 }

@@ -31,8 +31,8 @@ func (f *filter) load(offset uint32) { f.add(unix.BPF_LD|unix.BPF_W|unix.BPF_ABS
 // loadArg loads the lower half of an argument, which is all of an int.
 func (f *filter) loadArg(n uint32) { f.load(atArgs + 8*n) }
 
-// unless skips as many instructions if the loaded value is not k.
-func (f *filter) unless(k uint32, skip int) {
+// skipIfNot skips as many instructions if the loaded value is not k.
+func (f *filter) skipIfNot(k uint32, skip int) {
 	f.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, k, 0, skip)
 }
 
@@ -47,7 +47,7 @@ func (f *filter) fail(errno unix.Errno) {
 func (f *filter) on(number uint32, decide func(*filter)) {
 	var inner filter
 	decide(&inner)
-	f.unless(number, len(inner))
+	f.skipIfNot(number, len(inner))
 	*f = append(*f, inner...)
 }
 
@@ -74,7 +74,7 @@ func (f *filter) oneOf(ks []uint32, skip int) {
 func programFilter(judge []uint32, landlock int) filter {
 	var f filter
 	f.load(atArch)
-	f.unless(auditArch(), 0)
+	f.skipIfNot(auditArch(), 0)
 	f[len(f)-1].Jt, f[len(f)-1].Jf = 1, 0
 	f.fail(unix.ENOSYS)
 	f.load(atNumber)
@@ -104,7 +104,7 @@ func programFilter(judge []uint32, landlock int) filter {
 	self := func(errno unix.Errno) func(*filter) {
 		return func(f *filter) {
 			f.loadArg(0)
-			f.unless(0, 1)
+			f.skipIfNot(0, 1)
 			f.allow()
 			f.fail(errno)
 		}
@@ -114,12 +114,12 @@ func programFilter(judge []uint32, landlock int) filter {
 	f.on(unix.SYS_SCHED_SETAFFINITY, self(0))
 	f.on(unix.SYS_PRLIMIT64, func(f *filter) { // its third argument is the new limit
 		f.loadArg(0)
-		f.unless(0, 1)
+		f.skipIfNot(0, 1)
 		f.allow()
 		f.loadArg(2)
-		f.unless(0, 3)
+		f.skipIfNot(0, 3)
 		f.load(atArgs + 8*2 + 4)
-		f.unless(0, 1)
+		f.skipIfNot(0, 1)
 		f.allow()
 		f.fail(unix.EPERM)
 	})
@@ -127,10 +127,10 @@ func programFilter(judge []uint32, landlock int) filter {
 	own := func(user uint32) func(*filter) {
 		return func(f *filter) {
 			f.loadArg(0)
-			f.unless(user, 1)
+			f.skipIfNot(user, 1)
 			f.fail(unix.EPERM)
 			f.loadArg(1)
-			f.unless(0, 1)
+			f.skipIfNot(0, 1)
 			f.allow()
 			f.fail(unix.EPERM)
 		}
@@ -145,7 +145,7 @@ func programFilter(judge []uint32, landlock int) filter {
 		f.fail(unix.EPERM)
 		// A group is more than its members think, since setsid and setpgid have no effect.
 		f.add(unix.BPF_JMP|unix.BPF_JGE|unix.BPF_K, 1<<31, 1, 0)
-		f.unless(0, 1)
+		f.skipIfNot(0, 1)
 		f.fail(unix.EPERM)
 		f.allow()
 	}, unix.SYS_KILL, unix.SYS_TKILL, unix.SYS_TGKILL, unix.SYS_RT_SIGQUEUEINFO, unix.SYS_RT_TGSIGQUEUEINFO, unix.SYS_PIDFD_OPEN)
@@ -175,7 +175,7 @@ func (f *filter) truncations() {
 		return func(f *filter) {
 			f.loadArg(flags)
 			f.add(unix.BPF_ALU|unix.BPF_AND|unix.BPF_K, unix.O_TRUNC|unix.O_ACCMODE, 0, 0)
-			f.unless(unix.O_TRUNC|unix.O_RDONLY, 1)
+			f.skipIfNot(unix.O_TRUNC|unix.O_RDONLY, 1)
 			f.fail(unix.EPERM)
 			f.allow()
 		}

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -8,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
 // A space is a program's own directory, its home and its TMPDIR, empty when it starts. Caches and
@@ -52,13 +55,13 @@ func newSpace(env []string, dir string) (space, error) {
 
 // drop removes a space and what its program left there.
 func (e *engine) drop(s space) {
-	if err := RemoveAll(string(s)); err != nil {
+	if err := tree.RemoveAll(string(s)); err != nil {
 		e.note("remove a program's home: %v", err)
 	}
 }
 
-// place returns p, set up to run in a space.
-func (e *engine) place(p program, s space) program {
+// within returns p, set up to run in a space.
+func (e *engine) within(p program, s space) program {
 	p.env = setenv(setenv(p.env, "HOME", string(s)), "TMPDIR", string(s))
 	p.landlock, p.writable = e.landlock, append([]string{e.dir, string(s), "/dev/shm"}, e.temporary...)
 	p.exec = slices.Clone(p.argv)
@@ -66,6 +69,21 @@ func (e *engine) place(p program, s space) program {
 		p.exec[0] = path
 	}
 	return p
+}
+
+// childEnv completes the environment of programs as starting the Python engine did: in the C locale,
+// CPython sets LC_CTYPE and its children inherit it (PEP 538). Compilers' messages depend on it. A locale
+// that has no directory counts as C: C.UTF-8 has all that a program of a job needs.
+func childEnv(public []string) []string {
+	if getenv(public, "LC_ALL") != "" || getenv(public, "PYTHONCOERCECLOCALE") == "0" {
+		return public
+	}
+	switch name := cmp.Or(getenv(public, "LC_CTYPE"), getenv(public, "LANG")); {
+	case name == "C.UTF-8" || name == "C.utf8",
+		name != "" && filepath.IsLocal(name) && isDir(filepath.Join("/usr/lib/locale", name)):
+		return public
+	}
+	return setenv(public, "LC_CTYPE", "C.UTF-8")
 }
 
 // homeless returns an environment, for programs with their own home, without variables

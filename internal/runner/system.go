@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -75,44 +74,37 @@ func platform() string {
 	return strings.ReplaceAll(strings.Join(parts, "-"), " ", "_")
 }
 
-// glibcVersion finds the C library and reads the version from its banner: this binary
-// is static and does not load the library.
+// glibcVersion finds the C library and reads the version from its banner, "GNU C Library (…) stable release
+// version 2.36.": this binary is static and does not load the library.
 func glibcVersion(machine string) string {
 	for _, dir := range []string{"/lib/" + machine + "-linux-gnu", "/usr/lib/" + machine + "-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"} {
-		f, err := os.Open(filepath.Join(dir, "libc.so.6"))
-		if err != nil {
-			continue
-		}
-		v := banner(f)
-		_ = f.Close()
-		if v != "" {
+		if v := banner(filepath.Join(dir, "libc.so.6")); v != "" {
 			return v
 		}
 	}
 	return ""
 }
 
-// banner finds "GNU C Library (…) stable release version 2.36." and returns the
-// version. It is among the constants, near the end of the library's 2 MiB.
-func banner(library *os.File) string {
-	const piece, longest = 16 << 10, 256
-	info, err := library.Stat()
+func banner(library string) string {
+	f, err := os.Open(library)
 	if err != nil {
 		return ""
 	}
-	buf := make([]byte, piece+longest)
-	for at := info.Size(); at > 0; {
-		at = max(at-piece, 0)
-		n, err := library.ReadAt(buf, at)
-		if err != nil && !errors.Is(err, io.EOF) {
-			return ""
-		}
-		if i := bytes.Index(buf[:n], []byte("GNU C Library")); i >= 0 {
-			_, after, _ := strings.Cut(string(buf[i:min(i+longest, n)]), " version ")
-			return strings.TrimRight(after[:len(after)-len(strings.TrimLeft(after, "0123456789."))], ".")
-		}
+	defer f.Close() //nolint:errcheck // opened for reading
+	info, err := f.Stat()
+	if err != nil {
+		return ""
 	}
-	return ""
+	// Mapped, because it is among the constants, near the end of 2 MiB.
+	text, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_PRIVATE)
+	if err != nil {
+		return ""
+	}
+	defer unix.Munmap(text) //nolint:errcheck // read by now
+	at := max(0, bytes.LastIndex(text, []byte("GNU C Library")))
+	_, after, _ := bytes.Cut(text[at:min(at+256, len(text))], []byte(" version "))
+	end := bytes.IndexFunc(after, func(r rune) bool { return r != '.' && (r < '0' || r > '9') })
+	return strings.TrimRight(string(after[:max(0, end)]), ".")
 }
 
 // tool runs a program that describes the machine. If the program is missing, fails or

@@ -35,22 +35,22 @@ func TestLookPath(t *testing.T) {
 // outputs open.
 func TestToolsLeaveNothing(t *testing.T) {
 	t.Parallel()
-	const stay = "setsid sleep 60 &\n"
+	const linger = "setsid sleep 60 &\n"
 	for name, start := range map[string]func(t *testing.T) *job{
 		"nvidia-smi": func(t *testing.T) *job {
 			j := newProfileJob(t, 1, "")
 			j.standIn(t, "ncu", ncu)
-			j.standIn(t, "nvidia-smi", stay+"echo GPU")
+			j.standIn(t, "nvidia-smi", linger+"echo GPU")
 			return j
 		},
 		"ncu": func(t *testing.T) *job {
 			j := newProfileJob(t, 1, "")
-			j.standIn(t, "ncu", stay+ncu)
+			j.standIn(t, "ncu", linger+ncu)
 			return j
 		},
 		"nvcc": func(t *testing.T) *job {
 			j := newCUDAJob(t, nil)
-			j.standIn(t, "nvcc", stay+nvcc)
+			j.standIn(t, "nvcc", linger+nvcc)
 			return j
 		},
 	} {

@@ -3,7 +3,6 @@ package runner
 import (
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -36,10 +35,6 @@ func adopt() error {
 // closeOnExec keeps children from inheriting any but the standard files. Call it before
 // hiding: an unprivileged process that hides cannot list its files.
 func closeOnExec() error {
-	if unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC) == nil {
-		return nil
-	}
-	// A kernel before 5.11, or a filter that does not know the call.
 	names, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return fmt.Errorf("list open files: %w", err)
@@ -79,17 +74,11 @@ func endTree() error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("end processes: some are alive %s after SIGKILL: %v", endLimit, descendants())
 		}
-		killDescendants()
+		// A process may fork in the meantime, so this repeats until none is left.
+		for _, pid := range descendants() {
+			_ = unix.Kill(pid, unix.SIGKILL) // an error means that it ended, or that the caller sees what is left
+		}
 		time.Sleep(pause)
-	}
-}
-
-// killDescendants sends SIGKILL to all current descendants. A process may fork in the
-// meantime: call it until none is left.
-func killDescendants() {
-	for _, pid := range descendants() {
-		// On error, it is gone or not ours to kill; the caller sees what is left.
-		_ = unix.Kill(pid, unix.SIGKILL)
 	}
 }
 

@@ -2,11 +2,12 @@ package runner
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/result"
 )
 
 func TestTruncate(t *testing.T) {
@@ -48,11 +49,38 @@ func TestTruncate(t *testing.T) {
 	}
 }
 
+// TestParsePopcornIsBounded reports as much as may be, and one key more.
+func TestParsePopcornIsBounded(t *testing.T) {
+	t.Parallel()
+	var text strings.Builder
+	for i := range result.MaxNames {
+		fmt.Fprintf(&text, "%d: a\n", i)
+	}
+	if got, over := parsePopcorn([]byte(text.String() + "0: b\n")); over || len(got) != result.MaxNames || got.Get("0") != "b" {
+		t.Errorf("%d keys: over %v, %d kept", result.MaxNames, over, len(got))
+	}
+	if got, over := parsePopcorn([]byte(text.String() + "check: pass\n0: b\n")); !over || got.Has("check") || got.Get("0") != "b" {
+		t.Errorf("one key more: over %v, %d kept", over, len(got))
+	}
+}
+
 func TestQuote(t *testing.T) {
 	t.Parallel()
 	got := quote([]string{"python3", "", "it's", "a b", "A-z_0@%+=:,./", "é", "$x"})
 	if want := `python3 '' 'it'"'"'s' 'a b' A-z_0@%+=:,./ 'é' '$x'`; got != want {
 		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestChildEnv(t *testing.T) {
+	t.Parallel()
+	for env, want := range map[string]bool{
+		"": true, "LANG=C": true, "LANG=POSIX": true, "LANG=C.UTF-8": false, "LANG=C.utf8": false, "LC_ALL=xx_YY": false, "LC_ALL= LANG=C": true,
+		"LC_CTYPE=C LANG=C.UTF-8": true, "LC_CTYPE= LANG=C.UTF-8": false, "LANG=../locale": true, "LANG=C PYTHONCOERCECLOCALE=0": false, "LC_CTYPE=xx_YY": true,
+	} {
+		if got := getenv(childEnv(strings.Fields(env)), "LC_CTYPE") == "C.UTF-8"; got != want {
+			t.Errorf("%q: coerced is %v", env, got)
+		}
 	}
 }
 
@@ -127,25 +155,15 @@ func TestPlatformAgreesWithPython(t *testing.T) {
 func TestBanner(t *testing.T) {
 	t.Parallel()
 	const text = "GNU C Library (Debian GLIBC 2.36-9+deb12u10) stable release version 2.36.\nCopyright"
-	for name, c := range map[string]struct{ library, want string }{
-		"at the end":           {strings.Repeat("x", 100_000) + text, "2.36"},
-		"at the beginning":     {text + strings.Repeat("x", 100_000), "2.36"},
-		"over a piece's limit": {strings.Repeat("x", 50_000) + text + strings.Repeat("x", 16<<10-20), "2.36"},
-		"alone":                {text, "2.36"},
-		"cut off":              {strings.Repeat("x", 100_000) + text[:20], ""},
-		"none":                 {strings.Repeat("x", 100_000), ""},
-		"empty":                {"", ""},
+	for library, want := range map[string]string{
+		"GNU C Library\x00" + strings.Repeat("x", 100_000) + text + strings.Repeat("x", 10_000): "2.36", text: "2.36",
+		strings.Repeat("x", 1000) + text[:20]: "", text[:70]: "", "none": "", "": "",
 	} {
 		path := filepath.Join(t.TempDir(), "libc.so.6")
-		write(t, path, c.library)
-		f, err := os.Open(path)
-		if err != nil {
-			t.Fatal(err)
+		write(t, path, library)
+		if got := banner(path); got != want {
+			t.Errorf("%.80s: got %q, want %q", library, got, want)
 		}
-		if got := banner(f); got != c.want {
-			t.Errorf("%s: got %q, want %q", name, got, c.want)
-		}
-		_ = f.Close()
 	}
 }
 

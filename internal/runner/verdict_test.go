@@ -1,15 +1,12 @@
 package runner
 
 import (
-	"encoding/json"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
 // plant leaves everything that a submission may leave for a later interpreter, loader
@@ -67,14 +64,11 @@ func TestNothingIsPlanted(t *testing.T) {
 	for _, landlock := range []string{"", "0"} {
 		t.Run("landlock="+landlock, func(t *testing.T) {
 			t.Parallel()
-			text, err := json.Marshal(map[string]any{
+			config := map[string]any{
 				"lang": "py", "mode": "leaderboard", "main": "eval.py", "benchmarks": []map[string]int{{"a": 1}},
 				"sources": map[string]string{"submission.py": plant, "eval.py": report + search + plant},
-			})
-			if err != nil {
-				t.Fatal(err)
 			}
-			j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text), "KBNODE_TEST_LANDLOCK="+landlock)
+			j := newConfigJob(t, config, "KBNODE_TEST_LANDLOCK="+landlock)
 			modules := filepath.Join(j.dir, "modules")
 			python, err := pythonDir()
 			if err != nil {
@@ -126,13 +120,10 @@ func TestChangedFilesAreRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			text, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
+			config := map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
 				"submission.py": c.submission, "eval.py": report + `o("check: pass\n")`,
-			}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
+			}}
+			j := newConfigJob(t, config)
 			write(t, filepath.Join(j.cmd.Dir, "lib", "module.py"), "1")
 			for _, name := range []string{"notes.txt", ".git/config", "lib/weights.pt", "expected.json", "data", "values.npy"} {
 				write(t, filepath.Join(j.cmd.Dir, name), "1")
@@ -176,16 +167,13 @@ o("check: pass\n")`})
 // submission could before Linux 6.12.
 func TestStoppedRunnerKeepsTheTime(t *testing.T) {
 	t.Parallel()
-	text, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "test_timeout": 6, "sources": map[string]string{
+	config := map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "test_timeout": 6, "sources": map[string]string{
 		"submission.py": "", "eval.py": report + `open("now", "w").close(); time.sleep(6.5); o("check: pass\n"); open("end", "w").close()`,
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}}
 	for range 6 { // select chooses either of two ready cases
 		t.Run("", func(t *testing.T) {
 			t.Parallel()
-			j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
+			j := newConfigJob(t, config)
 			if err := j.cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -210,18 +198,13 @@ func TestStoppedRunnerKeepsTheTime(t *testing.T) {
 // from being written.
 func TestForgedResultDoesNotStay(t *testing.T) {
 	t.Parallel()
-	text, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
+	config := map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
 		"submission.py": "", "eval.py": report + `open("result.json", "w").write("{}"); print("x" * 16000); o("check: pass\n")`,
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode(text))
+	}}
+	j := newConfigJob(t, config)
 	// A file size limit of 4 KiB imitates a full disk: the result is longer.
 	j.cmd.Args = append([]string{"sh", "-c", `ulimit -f 8; exec "$0"`}, j.cmd.Path)
-	if j.cmd.Path, err = exec.LookPath("sh"); err != nil {
-		t.Fatal(err)
-	}
+	j.cmd.Path = "/bin/sh"
 	code, result := j.run(t)
 	if code != exitNoResult || result != nil {
 		t.Errorf("exit code %d, result %v\n%s", code, result, j.stderr.String())

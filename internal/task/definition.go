@@ -19,8 +19,8 @@ func (t *Task) Definition() string {
 		}
 		config.Set("sources", sources)
 	}
-	for _, p := range t.config {
-		config.Set(p.key, p.value)
+	for k, v := range t.config.All() {
+		config.Set(k, v)
 	}
 	o := &payload.Object{}
 	o.Set("lang", t.Lang)

@@ -122,7 +122,7 @@ func TestReadFS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := payload.ParseObject(doc, payload.Limits{}); err != nil {
+	if _, err := payload.ParseObject(doc); err != nil {
 		t.Error(err)
 	}
 }

@@ -80,7 +80,7 @@ func (d *definition) people(at map[string]pair) {
 		return m, ok && !isNull(m.value)
 	}
 	if m, ok := given("description"); ok {
-		d.t.Description, _ = d.word(m, "description")
+		d.word(m, "description")
 	}
 	if m, ok := given("gpus"); ok {
 		d.t.GPUs = d.words(m.value, "gpus", "[B200, H100]")
@@ -122,7 +122,9 @@ func (d *definition) config(m pair) {
 	keys := pythonKeys
 	if d.t.Lang == CUDA {
 		keys = cudaKeys
-		d.t.config = []pairValue{{"defines", &payload.Object{}}, {"compile_flags", []payload.Value{}}, {"include_dirs", []payload.Value{}}}
+		d.t.config.Set("defines", &payload.Object{})
+		d.t.config.Set("compile_flags", []payload.Value{})
+		d.t.config.Set("include_dirs", []payload.Value{})
 	}
 	d.known(members, "config.", keys)
 	needed, _, _ := strings.Cut(hint, ":")
@@ -138,7 +140,7 @@ func (d *definition) config(m pair) {
 		case "main":
 			if name, ok := d.word(e, "config.main"); ok {
 				d.isFile(e.value.Line, "config.main", name)
-				d.t.config = []pairValue{{"main", name}}
+				d.t.config.Set("main", name)
 			}
 		case "sources":
 			list := d.list(e.value, "config.sources", "[eval.cu]")
@@ -156,13 +158,13 @@ func (d *definition) config(m pair) {
 		case "arch":
 			d.arch(e.value)
 		case "defines":
-			d.set(e.key, d.defines(e.value))
+			d.t.config.Set(e.key, d.defines(e.value))
 		default:
 			list := []payload.Value{}
 			for _, w := range d.words(e.value, "config."+e.key, map[string]string{"compile_flags": "[-lineinfo]", "include_dirs": "[include]"}[e.key]) {
 				list = append(list, w)
 			}
-			d.set(e.key, list)
+			d.t.config.Set(e.key, list)
 		}
 	}
 	for _, n := range headers {
@@ -185,14 +187,6 @@ func (d *definition) arch(n *yaml.Node) {
 		return
 	}
 	d.t.Arch = n.Value
-}
-
-func (d *definition) set(key string, v payload.Value) {
-	for i := range d.t.config {
-		if d.t.config[i].key == key {
-			d.t.config[i].value = v
-		}
-	}
 }
 
 func (d *definition) isFile(line int, key, name string) {

@@ -37,24 +37,23 @@ var Modes = []string{"test", "benchmark", "leaderboard", "private", "profile"}
 // Task is a problem. Its texts are as in the files: escape control characters
 // before you show them.
 type Task struct {
-	Dir         string            // of task.yml
-	Root        fs.FS             // has Dir; nil for the files of this machine
-	Lang        string            // Python or CUDA
-	Description string            // for people; may have many lines
-	Templates   map[string]string // starting points for a submission, by language: CUDA, Python, Triton, HIP, CuteDSL
-	GPUs        []string          // kinds of GPU that the problem is for; empty if not given
-	Tests       int               // how many there are
-	Benchmarks  int
-	RankingBy   string // last, mean or geom
-	MultiGPU    bool
-	Submission  string // the name of the submission's file
-	Arch        string // cu: for nvcc if no GPU is given; "" if not given
+	Dir        string            // of task.yml
+	Root       fs.FS             // has Dir; nil for the files of this machine
+	Lang       string            // Python or CUDA
+	Templates  map[string]string // starting points for a submission, by language: CUDA, Python, Triton, HIP, CuteDSL
+	GPUs       []string          // kinds of GPU that the problem is for; empty if not given
+	Tests      int               // how many there are
+	Benchmarks int
+	RankingBy  string // last, mean or geom
+	MultiGPU   bool
+	Submission string // the name of the submission's file
+	Arch       string // cu: for nvcc if no GPU is given; "" if not given
 
 	// How long one evaluation of a kind may take.
 	TestTimeout, BenchmarkTimeout, RankedTimeout time.Duration
 
 	files    []file
-	config   []pairValue    // the language's part of a payload, without the files
+	config   payload.Object // the language's part of a payload, without the files
 	common   payload.Object // the rest, without arch and mode
 	compiled []string       // cu: names of the files that are compiled
 }
@@ -63,11 +62,6 @@ type Task struct {
 type file struct {
 	name, text string
 	submission bool
-}
-
-type pairValue struct {
-	key   string
-	value payload.Value
 }
 
 // Read reads the problem in a directory, or of a task.yml. The error has every
@@ -140,8 +134,8 @@ func (t *Task) Config(submission, arch, mode string) (string, error) {
 		o.Set("sources", sources)
 		o.Set("headers", headers)
 	}
-	for _, p := range t.config {
-		o.Set(p.key, p.value)
+	for k, v := range t.config.All() {
+		o.Set(k, v)
 	}
 	if t.Lang == Python {
 		o.Set("sources", sources)

@@ -2,10 +2,8 @@ package task
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -61,35 +59,6 @@ func TestPyYAML(t *testing.T) {
 	}
 }
 
-// TestPyYAMLRecord compares the record with the installed PyYAML, if there is one.
-func TestPyYAMLRecord(t *testing.T) {
-	t.Parallel()
-	if err := exec.Command("python3", "-c", "import yaml; assert yaml.__version__ >= '6'").Run(); err != nil {
-		t.Skip("no PyYAML 6 beside python3")
-	}
-	want, err := os.ReadFile("testdata/pyyaml.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var in bytes.Buffer
-	for line := range bytes.Lines(want) {
-		var pair []json.RawMessage
-		if err := json.Unmarshal(line, &pair); err != nil {
-			t.Fatal(err)
-		}
-		in.Write(append(pair[0], '\n'))
-	}
-	cmd := exec.CommandContext(t.Context(), "python3", "testdata/pyyaml.py")
-	cmd.Stdin = &in
-	got, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(string(want), string(got)); d != "" {
-		t.Error(d)
-	}
-}
-
 // TestRefuses reads documents that are too large, or that people and PyYAML read differently.
 func TestRefuses(t *testing.T) {
 	t.Parallel()
@@ -115,36 +84,4 @@ func TestRefuses(t *testing.T) {
 			}
 		})
 	}
-}
-
-// FuzzRead looks for documents that are read but do not come back as JSON, that
-// are refused without a line, or that crash the program.
-func FuzzRead(f *testing.F) {
-	for _, s := range []string{
-		"a: &a {b: 1}\nc: {<<: *a, <<: [*a], b: 2}", "- 1:30\n- 0x_\n- 1_0.5\n- .inf\n- -.5e+3\n- 2024-01-01", "? [a]\n: b", "{a: 1, a: 2}", "- !!int '5'\n- !!float 3\n- !!set {a}\n- !x y",
-		"a: |\n  b\n  c\nd: >-\n  e\n\n  f\n", "---\na\n...\n---\nb\n", "%YAML 1.1\n---\n- \"\\uD800\\x41\"", "\ufeff- ä", "a: *b", "\ta", "- ~\n- \n- =\n- <<", "{\"size\": 127, \"seed\": 4242}",
-	} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		got, err := read(s)
-		if err != nil {
-			for line := range strings.Lines(err.Error()) {
-				if !strings.HasPrefix(line, "x.yml:") {
-					t.Errorf("%q: no line in %q", s, line)
-				}
-				if strings.ContainsAny(line, "\x1b\x00\u009b") {
-					t.Errorf("%q: control characters in %q", s, line)
-				}
-			}
-			return
-		}
-		o, err := payload.ParseObject(`{"v":`+got+`}`, payload.Limits{})
-		if err != nil {
-			t.Fatalf("%q became %q: %v", s, got, err)
-		}
-		if v, _ := o.Get("v"); payload.JSON(v) != got {
-			t.Errorf("%q became %q, then %q", s, got, payload.JSON(v))
-		}
-	})
 }

@@ -93,7 +93,7 @@ func TestSubmit(t *testing.T) {
 	}
 
 	got := env("--env", "EXTRA=a=b")
-	doc, err := payload.Inflate(got["KERNELBOT_PAYLOAD"], payload.Limits{})
+	doc, err := payload.Inflate(got["KERNELBOT_PAYLOAD"])
 	if err != nil || !strings.Contains(doc, "POPCORN_FD") {
 		t.Errorf("built-in submission: %v %.100s", err, doc)
 	}
@@ -105,7 +105,7 @@ func TestSubmit(t *testing.T) {
 		[]string{job.Command, job.AgentQueryRules[0], job.ArtifactPaths}); diff != "" {
 		t.Error(diff)
 	}
-	if doc, err := payload.Inflate(env("--config", config, "--payload-env", "SUBMISSION_PAYLOAD")["SUBMISSION_PAYLOAD"], payload.Limits{}); doc != `{"lang": "py"}` {
+	if doc, err := payload.Inflate(env("--config", config, "--payload-env", "SUBMISSION_PAYLOAD")["SUBMISSION_PAYLOAD"]); doc != `{"lang": "py"}` {
 		t.Errorf("from a file: %q, %v", doc, err)
 	}
 	got = env("--payload", big)
