@@ -33,7 +33,6 @@ With --slot it runs the job in a container of that slot and uploads its artifact
 A step that kbnode refuses ends with exit status 96, and one that the node cannot run
 with 255.`,
 		Hidden: true,
-		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if print == (slot >= 0) {
 				return usagef("bootstrap needs --print-spec or --slot, and not both; add --print-spec to see what a job is")

@@ -28,7 +28,6 @@ func newDaemon(s Streams) *cobra.Command {
 		Long: `Keep this node in its planned state: at once when systemd reports that a unit
 changed, otherwise every 30 seconds. On SIGHUP, it reads everything again. It never
 ends a job, and you can stop it at any time.`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runDaemon(cmd.Context(), s) },
 	}
 }

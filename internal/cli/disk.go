@@ -18,7 +18,6 @@ func newDisk(s Streams) *cobra.Command {
 		Use:    "disk",
 		Short:  "Make and mount the disk of a slot (started by its guard's unit)",
 		Hidden: true,
-		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			pol, err := slot.ReadPolicy("/", k)
 			if err != nil || pol.DiskBytes == 0 {

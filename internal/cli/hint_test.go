@@ -125,7 +125,6 @@ func TestAdviceForRoot(t *testing.T) {
 			t.Errorf("exit code %d, %q; want %q", got.code, got.err, want)
 		}
 	}
-	t.Setenv("LANG", "C")
 	const pasted = "sudo kbnode drain gpu3 --reason 'a new fan, and a longer one' --wait --timeout 30m"
 	if screen := onTerminal(t, 60, "drain", "gpu3", "--reason", "a new fan, and a longer one", "--wait", "--timeout", "30m"); !strings.HasSuffix(screen, "\n  "+pasted+"\n") {
 		t.Errorf("the command is cut: %s", screen)
@@ -228,7 +227,7 @@ func TestHintsHideSecrets(t *testing.T) {
 		"install --queue b200 --endpoint http://u:secret@h/v3": "type sudo kbnode install --queue b200 --endpoint http://…@h/v3\n",
 	} {
 		got := kbnode(t, strings.Fields(typed)...)
-		if got.code == exitDone || strings.Contains(got.out+got.err, "secret") || !strings.Contains(got.err, strings.ReplaceAll(want, "…", "...")) && !strings.Contains(got.err, want) {
+		if got.code == exitDone || strings.Contains(got.out+got.err, "secret") || !strings.Contains(got.err, want) {
 			t.Errorf("kbnode %s: exit code %d, %q; want %q", typed, got.code, got.err, want)
 		}
 	}

@@ -50,7 +50,6 @@ scripts did.`,
   sudo kbnode install --queue b200 --token-file token.txt
   sudo BUILDKITE_AGENT_TOKEN=… kbnode install --queue 'nvidia-h100-{index}'
   sudo kbnode install --queue b200 --gpus 0,2,5 --dry-run`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return install(cmd.Context(), s, &f) },
 	}
 	f.register(cmd)
@@ -280,7 +279,7 @@ func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool
 	}
 	printLater(w, result.Deferred)
 	if report != nil {
-		printDoctor(w, report, briefly)
+		printDoctor(w, report, onlyFailures)
 	}
 	printf(w, `
 Next:

@@ -25,7 +25,6 @@ func newInventory(s Streams) *cobra.Command {
 		Example: `  kbnode inventory
   kbnode inventory --capture node.txtar     for a bug report
   kbnode inventory --root node.txtar        read a capture`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := errors.Join(oneOf(cmd, "capture", "json"), checkFolder("--capture", capture)); err != nil {
 				return err
@@ -42,10 +41,7 @@ func newInventory(s Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return printJSON(s.Out, inv)
-			}
-			return printInventory(s, inv)
+			return s.print(asJSON, inv, func() { printInventory(s, inv) })
 		},
 	}
 	rootFlag(cmd, &root)
@@ -65,7 +61,7 @@ func captureMachine(ctx context.Context, s Streams, root, file string) error {
 		return err
 	}
 	if file == "-" {
-		_, err := document(s.Out).Write(b.Bytes())
+		_, err := s.Out.Write(b.Bytes())
 		return err
 	}
 	if err := renameio.WriteFile(file, b.Bytes(), os.FileMode(0o644)); err != nil {
@@ -75,7 +71,7 @@ func captureMachine(ctx context.Context, s Streams, root, file string) error {
 	return nil
 }
 
-func printInventory(s Streams, inv *inventory.Inventory) error {
+func printInventory(s Streams, inv *inventory.Inventory) {
 	w := s.Out
 	printf(w, "%s  %s  kernel %s  %s\n", cmp.Or(inv.Hostname, "(no host name)"), cmp.Or(inv.OS.PrettyName, inv.OS.ID, "unknown system"), cmp.Or(inv.Kernel, "unknown"), inv.Arch)
 	cores := map[int]bool{}
@@ -116,7 +112,6 @@ func printInventory(s Streams, inv *inventory.Inventory) error {
 	for _, p := range inv.Problems {
 		printf(s.Err, "kbnode: %s: %s\n", p.Subject, p.Detail)
 	}
-	return nil
 }
 
 func suffix(before, s string) string {

@@ -22,11 +22,8 @@ func newPayload(s Streams) *cobra.Command {
 
 A payload is a JSON object with the task and the submission, compressed with zlib
 and encoded in base64. kbnode runner reads it.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	encode, decode := newPayloadEncode(s), newPayloadDecode(s)
-	cmd.AddCommand(encode, decode)
+	cmd.AddCommand(newPayloadEncode(s), newPayloadDecode(s))
 	return cmd
 }
 
@@ -119,7 +116,7 @@ piped in, the environment variables that kbnode runner reads.`,
 			if _, err := payload.ParseObject(doc, payload.Limits{}); err != nil {
 				return err
 			}
-			w := bufio.NewWriter(document(s.Out))
+			w := bufio.NewWriter(s.Out)
 			if _, ok := terminal(s.Out); ok {
 				doc = payload.EscapeInvisible(doc)
 			}

@@ -43,7 +43,6 @@ and KERNELBOT_IMAGE of the build, the latter with a default.`,
 		Example: `  kbnode pipeline >pipeline.yml
   kbnode pipeline docker-test --gpu-index 3
   kbnode pipeline eval --queue mi300 --image rocm:latest --vendor amd --json`,
-		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return printPipeline(s, pipeline.Eval, f) },
 	}
 	cmd.SuggestionsMinimumDistance = 3
@@ -63,7 +62,6 @@ and KERNELBOT_IMAGE of the build, the latter with a default.`,
 		short, _, _ := strings.Cut(strings.ReplaceAll(about, "\n", " "), ". ")
 		sub := &cobra.Command{
 			Use: kind, Short: strings.TrimSpace(short), Long: about,
-			Args: cobra.NoArgs,
 			RunE: func(*cobra.Command, []string) error { return printPipeline(s, kind, f) },
 		}
 		if kind == pipeline.Eval {
@@ -86,7 +84,7 @@ func printPipeline(s Streams, kind string, f pipelineFlags) error {
 	if f.asJSON {
 		return printJSON(s.Out, p)
 	}
-	_, err = document(s.Out).Write(p.YAML())
+	_, err = s.Out.Write(p.YAML())
 	return err
 }
 

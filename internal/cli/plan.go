@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -44,16 +43,12 @@ configuration change, use --config FILE before you change
 ` + plan.ConfigPath + `.`,
 		Example: `  kbnode plan --queue b200
   kbnode plan --config node.yaml --detailed-exit-code`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			p, changes, err := makePlan(cmd.Context(), s, root, file, &w)
 			if err != nil {
 				var exit *exitError
 				if asJSON && !errors.As(err, &exit) {
-					if err := printJSON(s.Out, map[string]string{"error": err.Error()}); err != nil {
-						return err
-					}
-					return &exitError{code: exitNo}
+					return exitUnless(false, printJSON(s.Out, map[string]string{"error": err.Error()}))
 				}
 				return err
 			}
@@ -69,12 +64,8 @@ configuration change, use --config FILE before you change
 }
 
 func showPlan(s Streams, p *plan.Plan, changes []reconcile.Change, asJSON, detailed bool) error {
-	var err error
-	if asJSON {
-		err = printJSON(s.Out, planOutput{p, append([]reconcile.Change{}, changes...)}) // a list, even if empty
-	} else {
-		printPlan(s.Out, p, changes)
-	}
+	out := planOutput{p, append([]reconcile.Change{}, changes...)} // a list, even if empty
+	err := s.print(asJSON, out, func() { printPlan(s.Out, p, changes) })
 	if err == nil && detailed && len(changes) > 0 {
 		return &exitError{code: exitChanges}
 	}
@@ -119,17 +110,12 @@ func makePlan(ctx context.Context, s Streams, root, file string, w *wishes) (*pl
 
 func printPlan(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
 	printSlots(w, p)
-	if len(p.Warnings) > 0 {
-		printf(w, "\n")
-	}
-	for _, warning := range p.Warnings {
-		printf(w, "%s %s\n", paint(w, pretty.FgYellow, "warning:"), warning)
-	}
+	printWarnings(w, p.Warnings)
 	if len(changes) == 0 {
 		printf(w, "\nNothing to change.\n")
 		return
 	}
-	printFates(w, p, changes)
+	printSlotsAffected(w, p, changes)
 	printf(w, "\n%s:\n", changeCount(len(changes)))
 	printChanges(w, changes)
 }

@@ -20,7 +20,7 @@ var shown = []reconcile.Change{
 func TestProgressLines(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
-	p := changeProgress{s: Streams{Err: &b}}
+	p := changeProgress{progress: &progress{s: Streams{Err: &b}}}
 	for _, c := range shown {
 		p.show(c)
 	}
@@ -38,7 +38,7 @@ func TestProgressOnATerminal(t *testing.T) {
 		1:  "|||",
 	} {
 		var b strings.Builder
-		p := changeProgress{s: Streams{Err: &b}, width: width}
+		p := changeProgress{progress: &progress{s: Streams{Err: &b}, width: width}}
 		for _, c := range shown {
 			p.show(c)
 		}

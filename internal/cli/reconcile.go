@@ -18,7 +18,6 @@ func newReconcile(s Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "reconcile",
 		Short: "Bring this node to its planned state once, as its service does",
-		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return reconcileOnce(cmd.Context(), s) },
 	}
 }
@@ -60,7 +59,6 @@ func newUninstall(s Streams) *cobra.Command {
 		Short: "Remove everything that kbnode set up, and restore the machine",
 		Long: `Remove everything that kbnode set up: agents, slices, users, files, and restore
 what install --adopt replaced. Agents finish their jobs first, unless --now.`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return uninstall(cmd.Context(), s, now, dryRun)
 		},

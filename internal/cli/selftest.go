@@ -28,7 +28,6 @@ arrives goes first.
 Exit code 1 also means that no slot could be tried.`,
 		Example: `  sudo kbnode selftest
   sudo kbnode selftest --slot 0 --slot 3 --verbose`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if i := slices.IndexFunc(slots, func(k int) bool { return k < 0 }); i >= 0 {
 				return usagef("--slot %d: slots are numbered from 0", slots[i])
@@ -40,15 +39,7 @@ Exit code 1 also means that no slot could be tried.`,
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				err = printJSON(s.Out, out)
-			} else {
-				printSelftest(s.Out, out, verbose)
-			}
-			if err == nil && !out.Held {
-				return &exitError{code: exitNo}
-			}
-			return err
+			return exitUnless(out.Held, s.print(asJSON, out, func() { printSelftest(s.Out, out, verbose) }))
 		},
 	}
 	cmd.Flags().IntSliceVar(&slots, "slot", nil, "number of a slot to try; may be repeated (default: all)")
@@ -126,7 +117,7 @@ func newProbe(s Streams) *cobra.Command {
 		Hidden: true,
 		Args:   cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return probe.Run(cmd.Context(), args[0], data(s.Out))
+			return probe.Run(cmd.Context(), args[0], s.Out)
 		},
 	}
 }

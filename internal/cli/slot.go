@@ -28,7 +28,6 @@ func newAgentExec(s Streams) *cobra.Command {
 		Use:    "agent-exec",
 		Short:  "Become the agent of a slot (started by its unit)",
 		Hidden: true,
-		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			pol, err := slot.ReadPolicy("/", k)
 			if err != nil {
@@ -58,7 +57,6 @@ func newGuard(s Streams) *cobra.Command {
 		Use:    "guard",
 		Short:  "Run the jobs of a slot (started by its unit)",
 		Hidden: true,
-		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			pol, err := slot.ReadPolicy("/", k)
 			if err != nil {

@@ -91,22 +91,22 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 		return f.show(s, j)
 	}
 	p := newSubmitProgress(s)
-	defer p.end()
+	defer p.stop()
 	client, err := f.api.client(s, p.trouble)
 	if err != nil {
 		return err
 	}
 	if !f.force {
 		if err := submit.CheckQueue(ctx, client, f.api.org, req.Queue); err != nil {
-			p.end()
+			p.stop()
 			return client.Explain(ctx, err, f.api.org, f.pipeline)
 		}
 	}
 	out := submit.Run(ctx, client, submit.Options{
 		Org: f.api.org, Pipeline: f.pipeline, QueueTime: f.queueTimeout, RunTime: f.timeout, Resume: f.runID != "", Node: true,
-		On: p.show, Leave: f.leave(s, p), Log: func(_ int, why string) { p.trouble(why, 0) },
+		On: p.show, Leave: p.leave(), Log: func(_ int, why string) { p.trouble(why, 0) },
 	}, []submit.Job{j})[0]
-	p.end()
+	p.stop()
 	if out.Verdict == submit.NotCreated && out.Err != nil {
 		out.Reason = client.Explain(ctx, out.Err, f.api.org, f.pipeline).Error()
 	}

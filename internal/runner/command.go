@@ -6,8 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-
-	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // exitUsage is the exit code for a wrong command line.
@@ -37,9 +35,6 @@ func (o *Options) Check(given func(name string) bool) error {
 // Command runs kbnode runner with these arguments and returns its exit code.
 func Command(ctx context.Context, args []string) int {
 	o := Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
-	if !text.IsUTF8(os.Getenv) {
-		o.Stdout, o.Stderr = &text.ASCIIWriter{To: o.Stdout}, &text.ASCIIWriter{To: o.Stderr}
-	}
 	f := flag.NewFlagSet("kbnode runner", flag.ContinueOnError)
 	f.SetOutput(o.Stderr)
 	o.Flags(f)
