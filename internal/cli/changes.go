@@ -34,6 +34,11 @@ func printChanges(w io.Writer, changes []reconcile.Change) {
 	}
 }
 
+func printDryRun(w io.Writer, changes []reconcile.Change) {
+	printChanges(w, changes)
+	printf(w, "%s would be made; nothing was changed\n", changeCount(len(changes)))
+}
+
 // printLater prints the deferred changes. If several changes of a slot wait for the same thing,
 // they are one line.
 func printLater(w io.Writer, deferred []reconcile.Change) {

@@ -31,7 +31,7 @@ type Streams struct {
 	In       io.Reader
 	Out, Err io.Writer
 
-	raw   io.Writer // Out as it is, for a job's log
+	raw   io.Writer // Out without its errors, for logs
 	typed []string  // the arguments of the command line
 	root  bool      // the user is root
 }

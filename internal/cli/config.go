@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -121,17 +120,12 @@ machine, kbnode plan shows the actual value.`,
 		Example: `  kbnode config show >node.yaml
   kbnode config show --json | jq -r .config.queue`,
 		RunE: func(*cobra.Command, []string) error {
-			dir, closeRoot, err := inventory.Open(root)
+			n, closeRoot, err := machineAt(s, root)
 			if err != nil {
 				return err
 			}
-			defer func() { _ = closeRoot() }()
-			n := &node.Node{Root: filepath.Clean(dir), Name: root}
-			env := os.Getenv
-			if !n.Live() {
-				env = func(string) string { return "" } // the variables are this machine's
-			}
-			return showConfig(s, n, env, asJSON)
+			defer closeRoot()
+			return showConfig(s, n, environment(n), asJSON)
 		},
 	}
 	rootFlag(cmd, &root)

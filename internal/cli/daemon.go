@@ -36,7 +36,7 @@ func runDaemon(ctx context.Context, s Streams) error {
 	if err := s.needRoot("daemon"); err != nil {
 		return err
 	}
-	fewThreads()
+	limitThreads()
 	probe.Keep()
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
@@ -58,18 +58,18 @@ func runDaemon(ctx context.Context, s Streams) error {
 	}()
 	go node.WatchFirstJobs(ctx, s.logger())
 	go node.ContinueUpgrades(ctx, Version(), s.logger())
-	told := metrics.New(metrics.Options{
+	m := metrics.New(metrics.Options{
 		Version: Version(), Commit: readVersion().Commit, Log: s.logger(),
 		Images: func() (image.State, error) { return image.Read(plan.ImageDir) },
 	})
-	defer told.Close()
+	defer m.Close()
 	daemon.Run(ctx, daemon.Options{
 		Root: "/", Kmsg: health.Kmsg{Owner: health.OwnerOf("/")},
 		Node: node.Daemon(Version(), s.logger()), Events: events.Log{File: events.Path}, Log: s.logger(), Wake: wake, Replaced: node.Replaced,
-		Publish: func(seen daemon.Snapshot) {
-			told.Publish(seen)
-			if !seen.Whole {
-				return // the next look soon needs this memory again
+		Publish: func(snapshot daemon.Snapshot) {
+			m.Publish(snapshot)
+			if !snapshot.Whole {
+				return // the next pass soon needs this memory again
 			}
 			if err := lazy.Trim(); err != nil {
 				s.logger().Debug("memory not released", "err", err)
@@ -79,12 +79,12 @@ func runDaemon(ctx context.Context, s Streams) error {
 	return nil
 }
 
-// beFrugal is for a process that runs all the time, once for each slot: some extra work is
+// saveMemory is for a process that runs all the time, once for each slot: some extra work is
 // better than a large heap.
-func beFrugal() {
+func saveMemory() {
 	debug.SetGCPercent(25)
-	fewThreads()
+	limitThreads()
 }
 
-// fewThreads saves the memory that the runtime keeps for each of hundreds of CPUs.
-func fewThreads() { runtime.GOMAXPROCS(min(2, runtime.GOMAXPROCS(0))) }
+// limitThreads saves the memory that the runtime keeps for each of hundreds of CPUs.
+func limitThreads() { runtime.GOMAXPROCS(min(2, runtime.GOMAXPROCS(0))) }

@@ -77,9 +77,7 @@ func (f *e2eFlags) run(ctx context.Context, s Streams, args []string) error {
 	if f.dryRun {
 		return f.show(s, o)
 	}
-	client, err := f.api.client(s, func(why string, pause time.Duration) {
-		s.progress("%s; retrying in %s", text.Line(why, 300), max(pause, time.Second).Round(time.Second))
-	})
+	client, err := f.api.client(s, nil)
 	if err != nil {
 		return err
 	}

@@ -55,16 +55,8 @@ func TestE2E(t *testing.T) {
 			if r.code != tt.code {
 				t.Errorf("exit code %d", r.code)
 			}
-			for _, want := range tt.out {
-				if !strings.Contains(r.out, want) {
-					t.Errorf("%q is not in %s", want, r.out)
-				}
-			}
-			for _, want := range tt.err {
-				if !strings.Contains(r.err, want) {
-					t.Errorf("%q is not in %s", want, r.err)
-				}
-			}
+			contain(t, r.out, tt.out...)
+			contain(t, r.err, tt.err...)
 			if made := len(s.Builds()); (made == 0) != (tt.out == nil) {
 				t.Errorf("%d builds", made)
 			}

@@ -11,26 +11,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/image"
 )
 
-func TestImageUsage(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{"image", "update", "--auto", "x:1"}, "leave out x:1"},
-		{[]string{"image", "update", "UP:PER:x"}, "is not the name of an image"},
-		{[]string{"image", "update", "a", "b"}, "write sudo kbnode image update a\n"},
-		{[]string{"image", "updat"}, `unknown command "updat"`},
-		{[]string{"plan", "--root", ".", "--auto-update", "0 3 * *"}, `--auto-update: "0 3 * *" has 4 fields`},
-	} {
-		var out, errs bytes.Buffer
-		code := run(t.Context(), tt.args, Streams{In: strings.NewReader(""), Out: &out, Err: &errs})
-		if code != exitUsage || !strings.Contains(errs.String(), tt.want) {
-			t.Errorf("%q: exit %d, %q; want %q", tt.args, code, errs.String(), tt.want)
-		}
-	}
-}
-
 func TestImageResult(t *testing.T) {
 	t.Parallel()
 	cur := &image.Image{ID: "sha256:11", Digest: "sha256:dd", Canary: &image.Canary{Passed: true, Slot: "gpu3", Seconds: 4.26, GPU: "NVIDIA H100", Torch: "2.9"}}

@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -29,15 +31,15 @@ func newInventory(s Streams) *cobra.Command {
 			if err := errors.Join(oneOf(cmd, "capture", "json"), checkFolder("--capture", capture)); err != nil {
 				return err
 			}
-			dir, closeRoot, err := inventory.Open(root)
+			n, closeRoot, err := machineAt(s, root)
 			if err != nil {
 				return err
 			}
-			defer func() { _ = closeRoot() }()
+			defer closeRoot()
 			if capture != "" {
-				return captureMachine(cmd.Context(), s, dir, capture)
+				return captureMachine(cmd.Context(), s, n.Root, capture)
 			}
-			inv, err := inventory.Read(cmd.Context(), inventory.Options{Root: dir})
+			inv, err := inventory.Read(cmd.Context(), inventory.Options{Root: n.Root})
 			if err != nil {
 				return err
 			}
@@ -48,6 +50,25 @@ func newInventory(s Streams) *cobra.Command {
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().StringVar(&capture, "capture", "", "capture the machine to this file, as text for tests and bug reports")
 	return cmd
+}
+
+// machineAt opens the machine in a directory or a captured file.
+func machineAt(s Streams, root string) (n *node.Node, closeRoot func(), err error) {
+	dir, shut, err := inventory.Open(root)
+	if err != nil {
+		return nil, nil, err
+	}
+	n = here(s)
+	n.Root, n.Name = filepath.Clean(dir), root
+	return n, func() { _ = shut() }, nil
+}
+
+// environment returns os.Getenv for this machine. Another one has none: the variables are this machine's.
+func environment(n *node.Node) func(string) string {
+	if n.Live() {
+		return os.Getenv
+	}
+	return func(string) string { return "" }
 }
 
 // rootFlag adds --root to a command that only reads.

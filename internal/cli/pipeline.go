@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,8 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -117,12 +114,12 @@ func (f *pipelineFlags) options(s Streams) (pipeline.Options, error) {
 	if err := errors.Join(errs...); err != nil {
 		return o, usage(err)
 	}
-	dir, closeRoot, err := inventory.Open(f.root)
+	machine, closeRoot, err := machineAt(s, f.root)
 	if err != nil {
 		return o, err
 	}
-	defer func() { _ = closeRoot() }()
-	n, err := (&node.Node{Root: filepath.Clean(dir), Name: f.root}).Serves()
+	defer closeRoot()
+	n, err := machine.Serves()
 	if err != nil {
 		return o, err
 	}

@@ -6,14 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -32,7 +29,7 @@ type planOutput struct {
 func newPlan(s Streams) *cobra.Command {
 	var root, file string
 	var asJSON, detailed bool
-	var w wishes
+	var w configFlags
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "Show the slots this machine should have, and what would change",
@@ -72,21 +69,15 @@ func showPlan(s Streams, p *plan.Plan, changes []reconcile.Change, asJSON, detai
 	return err
 }
 
-func makePlan(ctx context.Context, s Streams, root, file string, w *wishes) (*plan.Plan, []reconcile.Change, error) {
+func makePlan(ctx context.Context, s Streams, root, file string, w *configFlags) (*plan.Plan, []reconcile.Change, error) {
 	if _, err := w.config(); err != nil {
 		return nil, nil, err
 	}
-	dir, closeRoot, err := inventory.Open(root)
+	n, closeRoot, err := machineAt(s, root)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer func() { _ = closeRoot() }()
-	n := here(s)
-	n.Root, n.Name = filepath.Clean(dir), root
-	env := os.Getenv
-	if !n.Live() {
-		env = func(string) string { return "" } // the variables are this machine's
-	}
+	defer closeRoot()
 	if file != "" {
 		text, err := s.configText(file)
 		if err != nil {
@@ -94,7 +85,7 @@ func makePlan(ctx context.Context, s Streams, root, file string, w *wishes) (*pl
 		}
 		n.Asked = &node.ConfigText{Name: configName(file), Text: text}
 	}
-	if err := w.load(n, env); err != nil {
+	if err := w.load(n, environment(n)); err != nil {
 		return nil, nil, err
 	}
 	if err := n.Read(ctx); err != nil {
@@ -149,7 +140,7 @@ func gpuText(list []string) string {
 
 // tryInstall is a dry run without root: the plan, compared with what the user may read.
 func tryInstall(ctx context.Context, s Streams, f *installFlags) error {
-	p, changes, err := makePlan(ctx, s, "/", "", &f.wishes)
+	p, changes, err := makePlan(ctx, s, "/", "", &f.configFlags)
 	if err != nil {
 		return err
 	}

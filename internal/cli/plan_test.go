@@ -288,7 +288,6 @@ func TestKeptBindings(t *testing.T) {
 	for _, tt := range []struct{ name, text, err string }{
 		{"not JSON", "{", "read slot bindings"},
 		{"of another version", `{"written_by": "kbnode", "schema": 99}`, "written by another version"},
-		{"slot twice", `{"schema": 1, "slots": [{"slot": 1}, {"slot": 1}]}`, "list slot 1 twice"},
 	} {
 		put(t, root, plan.BindingsPath, tt.text)
 		var refusal map[string]string

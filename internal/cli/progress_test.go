@@ -4,8 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
@@ -15,19 +13,6 @@ var shown = []reconcile.Change{
 	{Kind: reconcile.Create, Subject: "/etc/kbnode/"},
 	{Kind: reconcile.Update, Subject: "/etc/kbnode/config.yaml"},
 	{Kind: reconcile.Reload, Subject: "systemd"},
-}
-
-func TestProgressLines(t *testing.T) {
-	t.Parallel()
-	var b strings.Builder
-	p := changeProgress{progress: &progress{s: Streams{Err: &b}}}
-	for _, c := range shown {
-		p.show(c)
-	}
-	p.end()
-	if diff := cmp.Diff("  adding users\n  writing files\n  reloading systemd\n", b.String()); diff != "" {
-		t.Error(diff)
-	}
 }
 
 func TestProgressOnATerminal(t *testing.T) {

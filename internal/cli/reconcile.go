@@ -23,17 +23,12 @@ func newReconcile(s Streams) *cobra.Command {
 }
 
 func reconcileOnce(ctx context.Context, s Streams) error {
-	n, host, err := change(ctx, s, "reconcile")
+	n, host, closeHost, err := changeLocked(ctx, s, "reconcile")
 	if err != nil {
 		return err
 	}
-	defer host.Close()
-	release, err := n.Lock(ctx, host.Host)
-	if err != nil {
-		return err
-	}
-	defer release()
-	// Not earlier: the kbnode that held the lock may have written other wishes, or removed
+	defer closeHost()
+	// Not earlier: the kbnode that held the lock may have written another configuration, or removed
 	// everything.
 	if err := n.Refresh(ctx); err != nil {
 		return err
@@ -70,17 +65,12 @@ what install --adopt replaced. Agents finish their jobs first, unless --now.`,
 }
 
 func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
-	n, host, err := change(ctx, s, "uninstall")
+	_, host, closeHost, err := changeLocked(ctx, s, "uninstall")
 	if err != nil {
 		return err
 	}
-	defer host.Close()
+	defer closeHost()
 	host.Now = now
-	release, err := n.Lock(ctx, host.Host)
-	if err != nil {
-		return err
-	}
-	defer release()
 	if gpus, err := health.ReadGPUs(ctx, "/"); err == nil {
 		host.GPUs = gpus.List // to restore their settings
 	}
@@ -90,9 +80,7 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 		if err != nil {
 			return err
 		}
-		changes := reconcile.Diff(nothing, state)
-		printChanges(s.Out, changes)
-		printf(s.Out, "%s would be made; nothing was changed\n", changeCount(len(changes)))
+		printDryRun(s.Out, reconcile.Diff(nothing, state))
 		return nil
 	}
 	end := showProgress(s, host.Host)

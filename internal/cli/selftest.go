@@ -66,11 +66,10 @@ func printSelftest(w io.Writer, out *node.SelftestReport, verbose bool) {
 	t := newList(w, "Slot", "Group", "Tried", "Found")
 	for _, r := range out.Slots {
 		for _, g := range groups {
-			checks := slices.DeleteFunc(slices.Clone(r.Checks), func(c selftest.Check) bool { return c.Group != g.name })
+			checks, bad := ofGroup(r.Checks, g.name)
 			if len(checks) == 0 {
 				continue
 			}
-			bad := failures(checks)
 			saw := paint(w, pretty.FgGreen, fmt.Sprintf("%d held", len(checks)))
 			if len(bad) > 0 {
 				saw = paint(w, pretty.FgRed, fmt.Sprintf("%d of %d did not hold", len(bad), len(checks)))
@@ -89,7 +88,7 @@ func printSelftest(w io.Writer, out *node.SelftestReport, verbose bool) {
 	t.print()
 	for _, r := range out.Slots {
 		for _, g := range groups {
-			bad := failures(slices.DeleteFunc(slices.Clone(r.Checks), func(c selftest.Check) bool { return c.Group != g.name }))
+			_, bad := ofGroup(r.Checks, g.name)
 			for i, c := range bad {
 				if i == shownFailures && len(bad) > shownFailures+1 {
 					printf(w, "\n%s  %s: %d more of %q; sudo kbnode selftest --verbose shows them\n", paint(w, pretty.FgRed, "NOT HELD"), r.Slot, len(bad)-i, g.name)
@@ -105,8 +104,17 @@ func printSelftest(w io.Writer, out *node.SelftestReport, verbose bool) {
 	printf(w, "\n%s\n", out.Verdict())
 }
 
-func failures(checks []selftest.Check) []selftest.Check {
-	return slices.DeleteFunc(slices.Clone(checks), func(c selftest.Check) bool { return c.Held })
+// ofGroup returns the checks of a group, and those that did not hold.
+func ofGroup(checks []selftest.Check, group string) (all, bad []selftest.Check) {
+	for _, c := range checks {
+		if c.Group == group {
+			all = append(all, c)
+			if !c.Held {
+				bad = append(bad, c)
+			}
+		}
+	}
+	return all, bad
 }
 
 // newProbe returns the command that selftest starts in containers and slices.

@@ -110,19 +110,13 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 	if out.Verdict == submit.NotCreated && out.Err != nil {
 		out.Reason = client.Explain(ctx, out.Err, f.api.org, f.pipeline).Error()
 	}
-	err = showOutcome(s, out, f.asJSON)
+	err = s.print(f.asJSON, out, func() { printOutcome(s, out) })
 	if f.resultFile != "" && len(out.Raw) > 0 {
 		if writeErr := renameio.WriteFile(f.resultFile, out.Raw, 0o644); writeErr != nil {
 			err = errors.Join(err, fmt.Errorf("write result: %w", writeErr))
 		}
 	}
-	if err != nil {
-		return err
-	}
-	if out.Verdict != submit.Passed {
-		return &exitError{code: exitNo}
-	}
-	return nil
+	return exitUnless(out.Verdict == submit.Passed, err)
 }
 
 // request returns what the flags ask for. Its error says everything that is wrong with them.

@@ -70,16 +70,8 @@ func TestSubmit(t *testing.T) {
 			if r.code != tt.code {
 				t.Errorf("exit code %d", r.code)
 			}
-			for _, want := range tt.out {
-				if !strings.Contains(r.out, want) {
-					t.Errorf("%q is not in %s", want, r.out)
-				}
-			}
-			for _, want := range tt.err {
-				if !strings.Contains(r.err, want) {
-					t.Errorf("%q is not in %s", want, r.err)
-				}
-			}
+			contain(t, r.out, tt.out...)
+			contain(t, r.err, tt.err...)
 			for k, want := range tt.env {
 				if env[k] != want {
 					t.Errorf("%s is %q, want %q", k, env[k], want)
@@ -124,11 +116,7 @@ func TestSubmitDryRun(t *testing.T) {
 	t.Setenv("BUILDKITE_API_URL", "")
 	t.Setenv("BUILDKITE_API_TOKEN", "bkua_secret")
 	r := kbnode(t, "submit", "--queue", "b200", "--hello", "--dry-run", "--inline-steps", "--org", "gpu-mode")
-	for _, want := range []string{"POST https://api.buildkite.com/v2/organizations/gpu-mode/pipelines/kernelbot/builds\nAuthorization: Bearer (hidden)\n", `"KERNELBOT_QUEUE": "b200"`, `"run_id": "kbnode-`, `"steps": [`} {
-		if !strings.Contains(r.out, want) {
-			t.Errorf("%q is not in %s", want, r.out)
-		}
-	}
+	contain(t, r.out, "POST https://api.buildkite.com/v2/organizations/gpu-mode/pipelines/kernelbot/builds\nAuthorization: Bearer (hidden)\n", `"KERNELBOT_QUEUE": "b200"`, `"run_id": "kbnode-`, `"steps": [`)
 	if r.code != 0 || strings.Contains(r.out, "secret") {
 		t.Errorf("%+v", r)
 	}
