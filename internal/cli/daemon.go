@@ -43,17 +43,8 @@ func runDaemon(ctx context.Context, s Streams) error {
 	defer signal.Stop(hup)
 	wake := make(chan struct{})
 	go func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-hup:
-			}
-			select {
-			case <-ctx.Done():
-				return
-			case wake <- struct{}{}:
-			}
+		for range hup {
+			wake <- struct{}{}
 		}
 	}()
 	go node.WatchFirstJobs(ctx, s.logger())

@@ -90,7 +90,7 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 	if f.dryRun {
 		return f.show(s, j)
 	}
-	p := newSubmitProgress(s)
+	p := newSubmitProgress(newProgress(s))
 	defer p.stop()
 	client, err := f.api.client(s, p.trouble)
 	if err != nil {

@@ -25,8 +25,8 @@ type submitProgress struct {
 	status atomic.Pointer[submit.Status]
 }
 
-func newSubmitProgress(s Streams) *submitProgress {
-	p := &submitProgress{progress: newProgress(s)}
+func newSubmitProgress(line *progress) *submitProgress {
+	p := &submitProgress{progress: line}
 	ctx, cancel := context.WithCancel(context.Background())
 	var done sync.WaitGroup
 	p.stop = func() {
@@ -50,6 +50,7 @@ func (p *submitProgress) show(_ int, st submit.Status) {
 		fixed = ""
 	}
 	if st.Build != 0 && (before == nil || before.Build == 0) {
+		p.end("")
 		p.say("build %d: %s", st.Build, text.Line(st.URL, 300))
 		fixed = ""
 	}
