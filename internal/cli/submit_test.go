@@ -20,14 +20,23 @@ const (
 	resultBad  = `{"success":true,"error":"","system":{},"runs":{"test":{"compilation":{"nvcc_found":true,"command":"nvcc a.cu","success":false,"stderr":"a.cu(3): error: \u001b[31mno such thing","exit_code":1},"run":null}}}`
 )
 
+// useBuildkite makes a fake Buildkite the one that kbnode asks.
+func useBuildkite(t *testing.T, s *bktest.Server) {
+	t.Helper()
+	server := httptest.NewServer(s)
+	t.Cleanup(server.Close)
+	t.Setenv("BUILDKITE_API_URL", server.URL)
+	t.Setenv("BUILDKITE_API_TOKEN", bktest.DefaultAPIToken)
+	t.Setenv("BUILDKITE_ORG", "kbnode")
+	t.Setenv("BUILDKITE_PIPELINE", "")
+}
+
 // submitTo runs kbnode submit against a fake Buildkite whose one agent leaves these files.
 func submitTo(t *testing.T, files map[string]string, args ...string) (result, *bktest.Server, map[string]string) {
 	t.Helper()
 	s := bktest.New(bktest.Options{PingSeconds: 1, Pipelines: []bktest.Pipeline{{
 		Slug: "kernelbot", Steps: `steps: [{command: exec kbnode runner, agents: {queue: $KERNELBOT_QUEUE}, artifact_paths: "*.json"}]`,
 	}}})
-	server := httptest.NewServer(s)
-	t.Cleanup(server.Close)
 	env := map[string]string{}
 	err := s.Employ(t.Context(), bktest.Worker{Name: "n-gpu3", Tags: []string{"queue=b200", "gpu-index=3"}, Do: func(_ context.Context, w *bktest.Work) {
 		env, w.Files = w.Env, files
@@ -35,10 +44,7 @@ func submitTo(t *testing.T, files map[string]string, args ...string) (result, *b
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("BUILDKITE_API_URL", server.URL)
-	t.Setenv("BUILDKITE_API_TOKEN", bktest.DefaultAPIToken)
-	t.Setenv("BUILDKITE_ORG", "kbnode")
-	t.Setenv("BUILDKITE_PIPELINE", "")
+	useBuildkite(t, s)
 	return kbnode(t, append([]string{"submit"}, args...)...), s, env
 }
 

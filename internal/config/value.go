@@ -178,16 +178,16 @@ func validateShape(c Config, bad func(key, format string, args ...any)) {
 	case c.GPUsPerSlot > maxSlots:
 		bad("gpus_per_slot", "%d GPUs are more than a machine has; write at most %d", c.GPUsPerSlot, maxSlots)
 	}
-	seen := map[string]bool{}
+	listed := map[string]bool{}
 	for _, group := range c.Groups {
 		if len(group) < 2 {
 			bad("groups", "a group of %d is too small; write at least two GPUs for each, such as [0, 1]", len(group))
 		}
 		for _, name := range group {
-			if seen[strings.ToLower(name)] {
+			if listed[strings.ToLower(name)] {
 				bad("groups", "GPU %s is listed twice; list each GPU once", name)
 			}
-			seen[strings.ToLower(name)] = true
+			listed[strings.ToLower(name)] = true
 		}
 	}
 }
