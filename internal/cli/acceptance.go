@@ -44,15 +44,7 @@ func accept(ctx context.Context, s Streams, asJSON bool) error {
 	}
 	slices.Sort(out.Queues)
 	out.Queues = slices.Compact(out.Queues)
-	if asJSON {
-		err = printJSON(s.Out, out)
-	} else {
-		printAcceptance(s.Out, out)
-	}
-	if err == nil && !report.Accepted {
-		return &exitError{code: exitNo}
-	}
-	return err
+	return exitUnless(report.Accepted, s.print(asJSON, out, func() { printAcceptance(s.Out, out) }))
 }
 
 // printAcceptance prints a report plain enough for a letter: the label comes first.

@@ -55,7 +55,7 @@ func BenchmarkNoop(b *testing.B) {
 			}
 			n.sd.Words()
 			for b.Loop() {
-				_, _, changes, err := n.think(b.Context(), wishes{})
+				_, _, changes, err := n.think(b.Context(), configFlags{})
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -81,7 +81,7 @@ func BenchmarkLook(b *testing.B) {
 			if err := n.install(b.Context(), "http://127.0.0.1:1/v3", "the-token"); err != nil {
 				b.Fatal(err)
 			}
-			p, _, _, err := n.think(b.Context(), wishes{})
+			p, _, _, err := n.think(b.Context(), configFlags{})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -33,7 +32,6 @@ With --slot it runs the job in a container of that slot and uploads its artifact
 A step that kbnode refuses ends with exit status 96, and one that the node cannot run
 with 255.`,
 		Hidden: true,
-		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if print == (slot >= 0) {
 				return usagef("bootstrap needs --print-spec or --slot, and not both; add --print-spec to see what a job is")
@@ -44,7 +42,7 @@ with 255.`,
 			}
 			var spec *job.Spec
 			if err == nil {
-				in.Repositories, err = allowedRepositories()
+				in.Repositories, err = allowedRepositories(s)
 			}
 			if err == nil {
 				spec, err = job.Read(in)
@@ -115,17 +113,11 @@ func jobInput(environ []string) (in job.Input, err error) {
 
 // allowedRepositories returns what the node allows, or kbnode's default where there is no node, or
 // where the user may not read its configuration.
-func allowedRepositories() ([]string, error) {
-	text, err := os.ReadFile(plan.ConfigPath)
-	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
-		return config.DefaultRepositories, nil
-	case err != nil:
-		return nil, fmt.Errorf("read configuration: %w", err)
+func allowedRepositories(s Streams) ([]string, error) {
+	n := here(s)
+	err := n.LoadStored()
+	if errors.Is(err, fs.ErrPermission) {
+		err = nil
 	}
-	cfg, err := config.Parse(plan.ConfigPath, text)
-	if err != nil {
-		return nil, &config.InputError{Err: err}
-	}
-	return cfg.WithDefaults().Agent.AllowedRepositories, nil
+	return n.Config.Agent.AllowedRepositories, err
 }

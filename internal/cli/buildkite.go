@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // apiFlags say which organization of Buildkite's REST API to ask, and with which token.
@@ -36,7 +37,7 @@ func (a *apiFlags) client(s Streams, log func(string, time.Duration)) (*buildkit
 	}
 	if log == nil {
 		log = func(why string, pause time.Duration) {
-			s.progress("%s; retrying in %s", why, pause.Round(time.Second))
+			s.progress("%s; retrying in %s", text.Line(why, 300), max(pause, time.Second).Round(time.Second))
 		}
 	}
 	client, err := buildkite.New(buildkite.Options{URL: os.Getenv("BUILDKITE_API_URL"), Token: token, Patient: true, Log: log})

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -35,6 +34,11 @@ func printChanges(w io.Writer, changes []reconcile.Change) {
 	}
 }
 
+func printDryRun(w io.Writer, changes []reconcile.Change) {
+	printChanges(w, changes)
+	printf(w, "%s would be made; nothing was changed\n", changeCount(len(changes)))
+}
+
 // printLater prints the deferred changes. If several changes of a slot wait for the same thing,
 // they are one line.
 func printLater(w io.Writer, deferred []reconcile.Change) {
@@ -57,44 +61,40 @@ func printLater(w io.Writer, deferred []reconcile.Change) {
 	}
 }
 
-// printFates prints which slots go away, and which keep what they have until a job is done: what
-// a person wants to know when a node changes shape.
-func printFates(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
-	var gone []string
-	waits := map[string][]string{} // slots, by what they wait for
-	var reasons []string
-	add := func(list []string, slot int) []string {
-		if name := plan.SlotName(slot); !slices.Contains(list, name) {
-			return append(list, name)
-		}
-		return list
-	}
-	for _, c := range changes {
-		if c.Slot < 0 {
-			continue
-		}
-		if !slices.ContainsFunc(p.Slots, func(s plan.Slot) bool { return s.Index == c.Slot }) {
-			gone = add(gone, c.Slot)
-		}
-		if c.Deferred != "" {
-			if waits[c.Deferred] == nil {
-				reasons = append(reasons, c.Deferred)
+// printSlotsAffected prints which slots are removed, and which keep what they have until a job is done:
+// what a person wants to know when a node changes shape.
+func printSlotsAffected(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
+	names := func(affects func(reconcile.Change) bool) string {
+		var numbers []int
+		for _, c := range changes {
+			if c.Slot >= 0 && affects(c) {
+				numbers = append(numbers, c.Slot)
 			}
-			waits[c.Deferred] = add(waits[c.Deferred], c.Slot)
+		}
+		slices.Sort(numbers)
+		var all []string
+		for _, k := range slices.Compact(numbers) {
+			all = append(all, plan.SlotName(k))
+		}
+		return strings.Join(all, ", ")
+	}
+	removed := names(func(c reconcile.Change) bool {
+		return !slices.ContainsFunc(p.Slots, func(s plan.Slot) bool { return s.Index == c.Slot })
+	})
+	var reasons []string
+	for _, c := range changes {
+		if c.Slot >= 0 && c.Deferred != "" && !slices.Contains(reasons, c.Deferred) {
+			reasons = append(reasons, c.Deferred)
 		}
 	}
-	names := func(list []string) string {
-		slices.SortFunc(list, func(a, b string) int { return cmp.Or(len(a)-len(b), strings.Compare(a, b)) })
-		return strings.Join(list, ", ")
-	}
-	if len(gone)+len(reasons) > 0 {
+	if removed != "" || len(reasons) > 0 {
 		printf(w, "\n")
 	}
-	if len(gone) > 0 {
-		printf(w, "Slots to be removed: %s\n", names(gone))
+	if removed != "" {
+		printf(w, "Slots to be removed: %s\n", removed)
 	}
 	for _, why := range reasons {
-		printf(w, "Later: %s, %s\n", names(waits[why]), why)
+		printf(w, "Later: %s, %s\n", names(func(c reconcile.Change) bool { return c.Deferred == why }), why)
 	}
 }
 

@@ -17,7 +17,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Exit codes of every command.
@@ -32,7 +31,7 @@ type Streams struct {
 	In       io.Reader
 	Out, Err io.Writer
 
-	raw   io.Writer // Out as it is, for a job's log
+	raw   io.Writer // Out without its errors, for logs
 	typed []string  // the arguments of the command line
 	root  bool      // the user is root
 }
@@ -73,9 +72,6 @@ func Main(args []string, s Streams) int {
 
 func run(ctx context.Context, args []string, s Streams) int {
 	s.raw = s.Out
-	if !text.IsUTF8(os.Getenv) {
-		s.Out, s.Err = &text.ASCIIWriter{To: s.Out}, &text.ASCIIWriter{To: s.Err}
-	}
 	out := &answer{to: s.Out}
 	s.Out, s.typed = out, args
 	hint := hints{args}
@@ -116,7 +112,10 @@ func checkArgs(cmd *cobra.Command, hint hints) {
 	}
 	check := cmd.Args
 	if check == nil {
-		return
+		if cmd.Name() == "help" {
+			return
+		}
+		check = cobra.NoArgs
 	}
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		err := check(cmd, args)
@@ -147,7 +146,6 @@ func newRoot(s Streams, hint hints) *cobra.Command {
 		Version:       readVersion().String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetVersionTemplate("{{.Version}}\n")

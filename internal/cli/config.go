@@ -10,12 +10,10 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -26,11 +24,8 @@ func newConfig(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
 		Short: "Check a configuration file, or show a node's configuration",
-		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	check, show := newConfigCheck(s), newConfigShow(s)
-	cmd.AddCommand(check, show)
+	cmd.AddCommand(newConfigCheck(s), newConfigShow(s))
 	return cmd
 }
 
@@ -98,17 +93,10 @@ func (s Streams) configText(name string) ([]byte, error) {
 func checkConfig(s Streams, name string, doc []byte, asJSON bool) error {
 	report, err := config.CheckFile(name, doc)
 	if asJSON {
-		if err := printJSON(s.Out, report); err != nil {
-			return err
-		}
+		return exitUnless(err == nil, printJSON(s.Out, report))
 	}
-	switch {
-	case err != nil && asJSON:
-		return &exitError{code: exitNo}
-	case err != nil:
+	if err != nil {
 		return err
-	case asJSON:
-		return nil
 	}
 	printf(s.Out, "%s: OK (%d %s)\n", name, report.Keys, text.Plural(report.Keys, "key", "keys"))
 	for _, w := range report.Warnings {
@@ -119,7 +107,7 @@ func checkConfig(s Streams, name string, doc []byte, asJSON bool) error {
 
 func newConfigShow(s Streams) *cobra.Command {
 	var root string
-	var asJSON, origin bool
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "show",
 		Short: "Show every configuration key, its value and its origin",
@@ -130,33 +118,22 @@ configuration file.
 Users, passwords and query strings in URLs are not shown. Where a default depends on the
 machine, kbnode plan shows the actual value.`,
 		Example: `  kbnode config show >node.yaml
-  kbnode config show --origin | grep -v default
   kbnode config show --json | jq -r .config.queue`,
-		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			if asJSON && origin {
-				return usagef("--json includes the origins; leave out --origin")
-			}
-			dir, closeRoot, err := inventory.Open(root)
+			n, closeRoot, err := machineAt(s, root)
 			if err != nil {
 				return err
 			}
-			defer func() { _ = closeRoot() }()
-			n := &node.Node{Root: filepath.Clean(dir), Name: root}
-			env := os.Getenv
-			if !n.Live() {
-				env = func(string) string { return "" } // the variables are this machine's
-			}
-			return showConfig(s, n, env, asJSON, origin)
+			defer closeRoot()
+			return showConfig(s, n, environment(n), asJSON)
 		},
 	}
 	rootFlag(cmd, &root)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&origin, "origin", false, "print a table with a column for the origins")
 	return cmd
 }
 
-func showConfig(s Streams, n *node.Node, env func(string) string, asJSON, origin bool) error {
+func showConfig(s Streams, n *node.Node, env func(string) string, asJSON bool) error {
 	file := filepath.Join(cmp.Or(n.Name, n.Root), plan.ConfigPath)
 	text, err := n.ReadFile(plan.ConfigPath)
 	missing := errors.Is(err, fs.ErrNotExist)
@@ -184,19 +161,11 @@ func showConfig(s Streams, n *node.Node, env func(string) string, asJSON, origin
 		s.warn("%s was written by hand and conflicts with the environment; kbnode install would refuse it", plan.ConfigPath)
 	}
 	if asJSON {
-		return printJSON(s.Out, config.Show(file, list))
-	}
-	seen := func(text string) string { return text }
-	if _, ok := terminal(s.Out); ok {
-		seen = payload.EscapeInvisible
-	}
-	if origin {
-		t := newList(s.Out, "Key", "Origin", "Value")
-		for _, v := range list {
-			t.row(v.Key, v.Origin, seen(valueText(v)))
+		shown, err := config.Show(file, list)
+		if err != nil {
+			return err
 		}
-		t.print()
-		return nil
+		return printJSON(s.Out, shown)
 	}
 	out := fmt.Sprintf("# The configuration of this node. File: %s\n", cmp.Or(file, "none"))
 	body, err := config.Text(list)
@@ -206,32 +175,9 @@ func showConfig(s Streams, n *node.Node, env func(string) string, asJSON, origin
 	if slices.ContainsFunc(list, func(v config.Setting) bool { return v.Hidden }) {
 		out += "# Secrets are shown as xxxxx: restore them before you use this file.\n"
 	}
-	verbatim(s.Out, seen(out+body))
+	if _, ok := terminal(s.Out); ok {
+		out, body = payload.EscapeInvisible(out), payload.EscapeInvisible(body)
+	}
+	verbatim(s.Out, out+body)
 	return nil
-}
-
-// valueText returns a value for a cell of a table. What is not the value itself is in parentheses.
-func valueText(s config.Setting) string {
-	var cell string
-	switch v := s.Value.(type) {
-	case nil:
-	case []any:
-		var items []string
-		for _, item := range v {
-			items = append(items, fmt.Sprint(item))
-		}
-		cell = strings.Join(items, ", ")
-		if len(cell) >= 40 {
-			cell = strings.Join(items, "\n")
-		}
-	default:
-		cell = fmt.Sprint(v)
-	}
-	if s.Note != "" {
-		cell += " (" + s.Note + ")"
-	}
-	if s.Hidden {
-		cell += " (without its secrets)"
-	}
-	return cmp.Or(strings.TrimSpace(cell), "-")
 }

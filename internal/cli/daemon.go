@@ -28,7 +28,6 @@ func newDaemon(s Streams) *cobra.Command {
 		Long: `Keep this node in its planned state: at once when systemd reports that a unit
 changed, otherwise every 30 seconds. On SIGHUP, it reads everything again. It never
 ends a job, and you can stop it at any time.`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runDaemon(cmd.Context(), s) },
 	}
 }
@@ -37,40 +36,31 @@ func runDaemon(ctx context.Context, s Streams) error {
 	if err := s.needRoot("daemon"); err != nil {
 		return err
 	}
-	fewThreads()
+	limitThreads()
 	probe.Keep()
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
 	wake := make(chan struct{})
 	go func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-hup:
-			}
-			select {
-			case <-ctx.Done():
-				return
-			case wake <- struct{}{}:
-			}
+		for range hup {
+			wake <- struct{}{}
 		}
 	}()
 	go node.WatchFirstJobs(ctx, s.logger())
 	go node.ContinueUpgrades(ctx, Version(), s.logger())
-	told := metrics.New(metrics.Options{
+	m := metrics.New(metrics.Options{
 		Version: Version(), Commit: readVersion().Commit, Log: s.logger(),
 		Images: func() (image.State, error) { return image.Read(plan.ImageDir) },
 	})
-	defer told.Close()
+	defer m.Close()
 	daemon.Run(ctx, daemon.Options{
 		Root: "/", Kmsg: health.Kmsg{Owner: health.OwnerOf("/")},
 		Node: node.Daemon(Version(), s.logger()), Events: events.Log{File: events.Path}, Log: s.logger(), Wake: wake, Replaced: node.Replaced,
-		Publish: func(seen daemon.Snapshot) {
-			told.Publish(seen)
-			if !seen.Whole {
-				return // the next look soon needs this memory again
+		Publish: func(snapshot daemon.Snapshot) {
+			m.Publish(snapshot)
+			if !snapshot.Whole {
+				return // the next pass soon needs this memory again
 			}
 			if err := lazy.Trim(); err != nil {
 				s.logger().Debug("memory not released", "err", err)
@@ -80,12 +70,12 @@ func runDaemon(ctx context.Context, s Streams) error {
 	return nil
 }
 
-// beFrugal is for a process that runs all the time, once for each slot: some extra work is
+// saveMemory is for a process that runs all the time, once for each slot: some extra work is
 // better than a large heap.
-func beFrugal() {
+func saveMemory() {
 	debug.SetGCPercent(25)
-	fewThreads()
+	limitThreads()
 }
 
-// fewThreads saves the memory that the runtime keeps for each of hundreds of CPUs.
-func fewThreads() { runtime.GOMAXPROCS(min(2, runtime.GOMAXPROCS(0))) }
+// limitThreads saves the memory that the runtime keeps for each of hundreds of CPUs.
+func limitThreads() { runtime.GOMAXPROCS(min(2, runtime.GOMAXPROCS(0))) }

@@ -33,7 +33,6 @@ unfit.`,
   sudo kbnode doctor --quiet --skip noise
   sudo kbnode doctor --bundle /root/kbnode-doctor.tar.gz
   sudo kbnode doctor --acceptance`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := oneOf(cmd, "json", "quiet", "verbose", "list"); err != nil {
 				return err
@@ -73,21 +72,13 @@ unfit.`,
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				err = printJSON(s.Out, report)
-			} else {
-				how := plainly
-				if quiet {
-					how = quietly
-				} else if verbose {
-					how = verbosely
-				}
-				printDoctor(s.Out, report, how)
+			how := normal
+			if quiet {
+				how = onlyProblems
+			} else if verbose {
+				how = everyCheck
 			}
-			if err == nil && !report.Fit {
-				return &exitError{code: exitNo}
-			}
-			return err
+			return exitUnless(report.Fit, s.print(asJSON, report, func() { printDoctor(s.Out, report, how) }))
 		},
 	}
 	f := cmd.Flags()

@@ -17,27 +17,27 @@ import (
 type verbosity int
 
 const (
-	plainly   verbosity = iota
-	briefly             // only what failed, and the verdict
-	quietly             // only what is wrong
-	verbosely           // also each check that passed or was skipped
+	normal       verbosity = iota
+	onlyFailures           // only what failed, and the verdict
+	onlyProblems           // only what is wrong
+	everyCheck             // also each check that passed or was skipped
 )
 
 // printDoctor shows what is OK or was skipped as a table. Below it is everything that is wrong, the
 // worst last, because that stays on the screen.
 func printDoctor(w io.Writer, r *doctor.Report, how verbosity) {
-	if how == plainly || how == verbosely {
-		printChecks(w, r, how == verbosely)
+	if how == normal || how == everyCheck {
+		printChecks(w, r, how == everyCheck)
 	}
 	for _, status := range []doctor.Status{doctor.Warn, doctor.Fail} {
-		if how == briefly && status == doctor.Warn {
+		if how == onlyFailures && status == doctor.Warn {
 			continue
 		}
 		for _, a := range advised(r, status) {
 			a.print(w, status)
 		}
 	}
-	if how == quietly && r.Count(doctor.Warn)+r.Count(doctor.Fail) == 0 {
+	if how == onlyProblems && r.Count(doctor.Warn)+r.Count(doctor.Fail) == 0 {
 		return
 	}
 	verdict := paint(w, pretty.FgGreen, "FIT")

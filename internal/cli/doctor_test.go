@@ -67,7 +67,7 @@ noise  noise-smt       ok    none
 	for _, tt := range []struct {
 		how  verbosity
 		want string
-	}{{plainly, table + below}, {quietly, below}, {verbosely, all + below}} {
+	}{{normal, table + below}, {onlyProblems, below}, {everyCheck, all + below}} {
 		var out strings.Builder
 		printDoctor(&out, bad, tt.how)
 		if diff := cmp.Diff(tt.want, out.String()); diff != "" {
@@ -75,11 +75,11 @@ noise  noise-smt       ok    none
 		}
 	}
 	var out strings.Builder
-	printDoctor(&out, &doctor.Report{Fit: true, Checks: bad.Checks[:1]}, quietly)
+	printDoctor(&out, &doctor.Report{Fit: true, Checks: bad.Checks[:1]}, onlyProblems)
 	if out.Len() > 0 {
 		t.Errorf("nothing is wrong: %s", &out)
 	}
-	printDoctor(&out, &doctor.Report{Fit: true, Checks: bad.Checks[:1]}, plainly)
+	printDoctor(&out, &doctor.Report{Fit: true, Checks: bad.Checks[:1]}, normal)
 	if !strings.HasSuffix(out.String(), "\nFIT: 0 failed, 0 warnings, 1 ok, 0 skipped.\n") {
 		t.Error(out.String())
 	}

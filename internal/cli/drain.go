@@ -9,7 +9,6 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -18,11 +17,9 @@ const maxDrainReason = 200
 
 // drainFlags are the flags of drain and resume.
 type drainFlags struct {
-	all     bool
-	reason  string
-	wait    bool
-	timeout time.Duration
-	reset   bool
+	all, wait, mended bool
+	reason            string
+	timeout           time.Duration
 }
 
 func newDrain(s Streams) *cobra.Command {
@@ -61,7 +58,7 @@ the kernel log about the slots' GPUs stop counting as soon as the GPUs answer.`,
 		RunE: func(cmd *cobra.Command, args []string) error { return resume(cmd.Context(), s, f, args) },
 	}
 	cmd.Flags().BoolVar(&f.all, "all", false, "all slots of this node")
-	cmd.Flags().BoolVar(&f.reset, "mended", false, "their GPUs were reset by hand, and kbnode did not notice")
+	cmd.Flags().BoolVar(&f.mended, "mended", false, "their GPUs were reset by hand, and kbnode did not notice")
 	return cmd
 }
 
@@ -79,25 +76,26 @@ func drain(ctx context.Context, s Streams, f drainFlags, args []string) error {
 		return err
 	}
 	now := time.Now().UTC().Truncate(time.Second)
-	p, host, err := changeDrains(ctx, s, "drain", f.all, args, func(drains []plan.Drain, slot int) []plan.Drain {
+	p, slots, host, err := changeDrains(ctx, s, "drain", f.all, args, func(drains []plan.Drain, slot int) []plan.Drain {
 		return plan.AddDrain(drains, plan.Drain{Slot: slot, By: plan.ByOperator, Reason: f.reason, Since: now})
 	})
 	if err != nil {
 		return err
 	}
 	defer host.Close()
-	slots, err := node.Choose(p, f.all, args)
-	if err != nil {
-		return err
+	if f.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, f.timeout, errors.New("the time given is over"))
+		defer cancel()
 	}
-	return waitDrained(ctx, s, host.Host, p, slots, f)
+	return node.WaitDrained(ctx, host.Host, p, slots, f.wait, func(slot plan.Slot, now string) { printf(s.Out, "%s: %s\n", slot.Name, now) })
 }
 
 func resume(ctx context.Context, s Streams, f drainFlags, args []string) error {
 	if err := node.CheckSlots(f.all, args); err != nil {
 		return err
 	}
-	if f.reset {
+	if f.mended {
 		n, host, err := change(ctx, s, "resume")
 		if err != nil {
 			return err
@@ -108,17 +106,13 @@ func resume(ctx context.Context, s Streams, f drainFlags, args []string) error {
 			return err
 		}
 	}
-	p, host, err := changeDrains(ctx, s, "resume", f.all, args, func(drains []plan.Drain, slot int) []plan.Drain {
+	_, slots, host, err := changeDrains(ctx, s, "resume", f.all, args, func(drains []plan.Drain, slot int) []plan.Drain {
 		return plan.RemoveDrain(drains, slot, plan.ByOperator)
 	})
 	if err != nil {
 		return err
 	}
-	defer host.Close()
-	slots, err := node.Choose(p, f.all, args)
-	if err != nil {
-		return err
-	}
+	host.Close()
 	held := false
 	for _, sl := range slots {
 		switch {
@@ -135,10 +129,7 @@ func resume(ctx context.Context, s Streams, f drainFlags, args []string) error {
 		}
 		held = true
 	}
-	if held {
-		return &exitError{code: exitNo}
-	}
-	return nil
+	return exitUnless(!held, nil)
 }
 
 func checkReason(reason string) error {
@@ -151,29 +142,22 @@ func checkReason(reason string) error {
 	return nil
 }
 
-// changeDrains changes which slots are drained, and then the node accordingly.
-func changeDrains(ctx context.Context, s Streams, command string, all bool, args []string, to func([]plan.Drain, int) []plan.Drain) (*plan.Plan, node.Host, error) {
+// changeDrains changes which slots are drained, and then the node accordingly. It returns the chosen
+// slots.
+func changeDrains(ctx context.Context, s Streams, command string, all bool, args []string, to func([]plan.Drain, int) []plan.Drain) (*plan.Plan, []plan.Slot, node.Host, error) {
 	n, host, err := change(ctx, s, command)
 	if err != nil {
-		return nil, host, err
+		return nil, nil, host, err
 	}
 	host.Log = nil // each slot has its own line
-	p, err := n.ChangeDrains(ctx, host.Host, node.DrainChange{
-		Kind: command, Change: to, Warn: func(err error) { s.warn("%v", err) },
-		Choose: func(p *plan.Plan) ([]plan.Slot, error) { return node.Choose(p, all, args) },
-	})
+	var slots []plan.Slot
+	choose := func(p *plan.Plan) ([]plan.Slot, error) { return node.Choose(p, all, args) }
+	p, err := n.ChangeDrains(ctx, host.Host, node.DrainChange{Kind: command, Change: to, Choose: choose, Warn: func(err error) { s.warn("%v", err) }})
+	if err == nil {
+		slots, err = choose(p)
+	}
 	if err != nil {
 		host.Close()
 	}
-	return p, host, err
-}
-
-// waitDrained prints the progress of each slot, and waits for all of them if f says so.
-func waitDrained(ctx context.Context, s Streams, host *reconcile.Host, p *plan.Plan, slots []plan.Slot, f drainFlags) error {
-	if f.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, f.timeout, errors.New("the time given is over"))
-		defer cancel()
-	}
-	return node.WaitDrained(ctx, host, p, slots, f.wait, func(slot plan.Slot, now string) { printf(s.Out, "%s: %s\n", slot.Name, now) })
+	return p, slots, host, err
 }

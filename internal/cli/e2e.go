@@ -77,9 +77,7 @@ func (f *e2eFlags) run(ctx context.Context, s Streams, args []string) error {
 	if f.dryRun {
 		return f.show(s, o)
 	}
-	client, err := f.api.client(s, func(why string, pause time.Duration) {
-		s.progress("%s; retrying in %s", text.Line(why, 300), max(pause, time.Second).Round(time.Second))
-	})
+	client, err := f.api.client(s, nil)
 	if err != nil {
 		return err
 	}
@@ -96,13 +94,7 @@ func (f *e2eFlags) run(ctx context.Context, s Streams, args []string) error {
 	o.On = e2eProgress(s)
 	o.Log = func(why string) { s.progress("%s", text.Line(why, 300)) }
 	report := e2e.Run(ctx, client, o)
-	if err := showE2E(s, report, f.asJSON); err != nil {
-		return err
-	}
-	if !report.OK {
-		return &exitError{code: exitNo}
-	}
-	return nil
+	return exitUnless(report.OK, s.print(f.asJSON, report, func() { printE2E(s, report) }))
 }
 
 // options returns what the flags ask for. Its error says everything that is wrong with them.
@@ -213,11 +205,7 @@ func e2eProgress(s Streams) func(part, name string, st submit.Status) {
 	}
 }
 
-// showE2E prints a report for people or, as JSON, for programs.
-func showE2E(s Streams, r *e2e.Report, asJSON bool) error {
-	if asJSON {
-		return printJSON(s.Out, r)
-	}
+func printE2E(s Streams, r *e2e.Report) {
 	words := map[e2e.Verdict]string{
 		e2e.OK: paint(s.Out, pretty.FgGreen, "ok"), e2e.Failed: paint(s.Out, pretty.FgRed, "FAIL"), e2e.Untried: paint(s.Out, pretty.FgYellow, "not tried"),
 	}
@@ -243,8 +231,7 @@ func showE2E(s Streams, r *e2e.Report, asJSON bool) error {
 	}
 	if r.OK {
 		printf(s.Out, "\nQueue %s: %d %s, all OK.\n", r.Queue, len(r.Checks), text.Plural(len(r.Checks), "check", "checks"))
-		return nil
+		return
 	}
 	printf(s.Out, "\nQueue %s: %d of %d checks failed, %d were not tried.\n", r.Queue, count[e2e.Failed], len(r.Checks), count[e2e.Untried])
-	return nil
 }

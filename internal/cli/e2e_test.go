@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"encoding/json"
-	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -16,18 +15,13 @@ const resultArtifact = `{"success":true,"error":"","system":{"gpu":"","device_co
 func proving(t *testing.T, left string, args ...string) (result, *bktest.Server) {
 	t.Helper()
 	s := bktest.New(bktest.Options{PingSeconds: 1})
-	server := httptest.NewServer(s)
-	t.Cleanup(server.Close)
 	err := s.Employ(t.Context(), bktest.Worker{Name: "n-gpu3", Tags: []string{"queue=b200"}, Do: func(_ context.Context, w *bktest.Work) {
 		w.Files["result.json"] = left
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("BUILDKITE_API_URL", server.URL)
-	t.Setenv("BUILDKITE_API_TOKEN", bktest.DefaultAPIToken)
-	t.Setenv("BUILDKITE_ORG", "kbnode")
-	t.Setenv("BUILDKITE_PIPELINE", "")
+	useBuildkite(t, s)
 	return kbnode(t, append([]string{"e2e"}, args...)...), s
 }
 
@@ -55,16 +49,8 @@ func TestE2E(t *testing.T) {
 			if r.code != tt.code {
 				t.Errorf("exit code %d", r.code)
 			}
-			for _, want := range tt.out {
-				if !strings.Contains(r.out, want) {
-					t.Errorf("%q is not in %s", want, r.out)
-				}
-			}
-			for _, want := range tt.err {
-				if !strings.Contains(r.err, want) {
-					t.Errorf("%q is not in %s", want, r.err)
-				}
-			}
+			contain(t, r.out, tt.out...)
+			contain(t, r.err, tt.err...)
 			if made := len(s.Builds()); (made == 0) != (tt.out == nil) {
 				t.Errorf("%d builds", made)
 			}

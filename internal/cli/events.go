@@ -24,7 +24,6 @@ func newEvents(s Streams) *cobra.Command {
 		Short: "Show what happened on this node: drains, health, changes, images",
 		Long: `Show what happened on this node, oldest first: drains, health verdicts, repairs. The
 node keeps about ten thousand events.`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if since < 0 {
 				return usagef("--since cannot be negative; write how long ago, such as 2h")
@@ -46,7 +45,7 @@ node keeps about ten thousand events.`,
 					return
 				}
 				if asJSON {
-					_ = json.NewEncoder(data(s.Out)).Encode(e) // s.Out keeps the error
+					_ = json.NewEncoder(s.Out).Encode(e) // s.Out keeps the error
 					return
 				}
 				slot := "node"

@@ -42,7 +42,7 @@ func fitHelp(root *cobra.Command, w io.Writer, width int) {
 	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
 		var b strings.Builder
 		cmd.SetOut(&b)
-		cmd.Long, cmd.Example = reflow(cmd.Long, width), commands(cmd.Example, width)
+		cmd.Long, cmd.Example = reflow(cmd.Long, width), wrapCommands(cmd.Example, width)
 		help(cmd, args)
 		printf(w, "%s", wrap(b.String(), width))
 	})

@@ -34,54 +34,56 @@ var strayFlags = map[string]string{
 // command finds an unknown word where a command is expected. Cobra checks the flags first, and
 // says of `kbnode instal --queue b200` that there is no flag --queue.
 func (h hints) command(root *cobra.Command) error {
-	at, value := root, false
-	for i, word := range h.args {
+	cmd, rest, _ := root.Find(h.args) // the error is only of the first word
+	if cmd.Name() == "help" {
+		cmd, rest, _ = root.Find(rest)
+	}
+	word := firstWord(cmd, rest)
+	if word == "" || !cmd.HasSubCommands() || strings.HasPrefix(word, cobra.ShellCompRequestCmd) {
+		return nil
+	}
+	says := fmt.Sprintf("unknown command %q for %q", text.Line(word, 100), cmd.CommandPath())
+	var lines [][]string
+	for _, name := range nearCommands(cmd, word) {
+		lines = append(lines, h.with(slices.Index(h.args, word), name))
+	}
+	switch {
+	case len(lines) > 0:
+		return h.write(says, lines...)
+	case cmd == root:
+		return usagef("%s; kbnode --help lists the commands", says)
+	}
+	var names []string
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() {
+			names = append(names, c.Name())
+		}
+	}
+	return usagef("%s; it has %s", says, strings.Join(names, ", "))
+}
+
+// firstWord returns the first argument that is no flag of a command and no value of one. It is "" if
+// there is none, or an unknown flag before it.
+func firstWord(cmd *cobra.Command, args []string) string {
+	value := false
+	for _, word := range args {
 		switch {
-		case word == "--" || !at.HasSubCommands():
-			return nil
 		case value:
 			value = false
-			continue
-		case strings.HasPrefix(word, "-"):
+		case word == "--":
+			return ""
+		case !strings.HasPrefix(word, "-"):
+			return word
+		default:
 			name, _, given := strings.Cut(strings.TrimLeft(word, "-"), "=")
-			f := at.Flag(name)
+			f := cmd.Flag(name)
 			if f == nil && name != "h" && name != "help" {
-				return nil // report the unknown flag first
+				return ""
 			}
 			value = f != nil && f.NoOptDefVal == "" && !given
-			continue
-		case at == root && word == "help":
-			continue
 		}
-		subs := at.Commands()
-		k := slices.IndexFunc(subs, func(c *cobra.Command) bool { return c.Name() == word || c.HasAlias(word) })
-		if k >= 0 {
-			at = subs[k]
-			continue
-		}
-		if strings.HasPrefix(word, cobra.ShellCompRequestCmd) {
-			return nil
-		}
-		var lines [][]string
-		for _, name := range nearCommands(at, word) {
-			lines = append(lines, h.with(i, name))
-		}
-		says := fmt.Sprintf("unknown command %q for %q", text.Line(word, 100), at.CommandPath())
-		switch {
-		case len(lines) > 0:
-			return h.write(says, lines...)
-		case at == root:
-			return usagef("%s; kbnode --help lists the commands", says)
-		}
-		var names []string
-		for _, c := range subs {
-			if c.IsAvailableCommand() {
-				names = append(names, c.Name())
-			}
-		}
-		return usagef("%s; it has %s", says, strings.Join(names, ", "))
 	}
-	return nil
+	return ""
 }
 
 // nearCommands returns all commands that a mistyped word may mean: kbnode must not choose between
@@ -142,21 +144,17 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 	if bad, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		f, value := bad.GetFlag(), bad.GetValue()
 		says, better := explainValue(f.Value.Type(), value)
-		if says == "" {
-			return usagef("%w; %s", err, help)
-		}
 		says = fmt.Sprintf("--%s: %s", f.Name, says)
-		if i := h.find("--"+f.Name, value); i >= 0 && better != value {
-			switch {
-			case f.Value.Type() == "bool":
-				return h.write(says, h.with(i, "--"+f.Name))
-			case strings.Contains(h.args[i], "="):
-				return h.write(says, h.with(i, "--"+f.Name+"="+better))
-			case i+1 < len(h.args):
-				return h.write(says, h.with(i+1, better))
-			}
+		switch i := h.find("--"+f.Name, value); {
+		case i < 0 || better == value:
+			return usagef("%s; %s", says, help)
+		case f.Value.Type() == "bool":
+			return h.write(says, h.with(i, "--"+f.Name))
+		case strings.Contains(h.args[i], "="):
+			return h.write(says, h.with(i, "--"+f.Name+"="+better))
+		default:
+			return h.write(says, h.with(i+1, better))
 		}
-		return usagef("%s; %s", says, help)
 	}
 	return usagef("%w; %s", err, help)
 }
@@ -182,13 +180,12 @@ func explainValue(kind, value string) (says, better string) {
 		return fmt.Sprintf("%q is not a time such as 90s, 30m or 2h", shown), value
 	case "bool":
 		return fmt.Sprintf("it takes no value such as %q", shown), ""
-	case "int", "intSlice":
+	default: // int and intSlice: all others take any text
 		if slotName().MatchString(value) {
-			return fmt.Sprintf("%q is not a number", shown), strings.TrimPrefix(value, "gpu")
+			better = strings.TrimPrefix(value, "gpu")
 		}
-		return fmt.Sprintf("%q is not a number", shown), value
+		return fmt.Sprintf("%q is not a number", shown), cmp.Or(better, value)
 	}
-	return "", ""
 }
 
 // nearFlag returns the flag of a command that a mistyped one probably is, or "".
@@ -210,20 +207,17 @@ func nearFlag(cmd *cobra.Command, name string) string {
 }
 
 // flagWith returns the only flag of a command whose name begins so, or "".
-func flagWith(cmd *cobra.Command, prefix string) (name string) {
-	several := false
+func flagWith(cmd *cobra.Command, prefix string) string {
+	var names []string
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		if !f.Hidden && strings.HasPrefix(f.Name, prefix) {
-			name, several = f.Name, name != ""
+		if f.Name == prefix || !f.Hidden && strings.HasPrefix(f.Name, prefix) {
+			names = append(names, f.Name)
 		}
 	})
-	if several && cmd.Flags().Lookup(prefix) != nil {
-		return prefix
+	if len(names) == 1 || slices.Contains(names, prefix) {
+		return names[0] // the shortest comes first
 	}
-	if several {
-		return ""
-	}
-	return name
+	return ""
 }
 
 // stray explains an argument to a command that takes none.

@@ -22,6 +22,8 @@ func TestHints(t *testing.T) {
 		{"reconsile", "write sudo kbnode reconcile\n"},
 		{"queu b200", "write kbnode queue b200\n"},
 		{"config chek node.yaml", "write kbnode config check node.yaml\n"},
+		{"image update a b", "write sudo kbnode image update a\n"},
+		{"pipeline fast --queue b200", "write kbnode pipeline eval --queue b200\n"},
 		{"image updat", "write sudo kbnode image update\n"},
 		{"pipeline --queue q artefact-test", "write kbnode pipeline --queue q artifact-test\n"},
 		{"payload decod", "write kbnode payload decode\n"},
@@ -125,7 +127,6 @@ func TestAdviceForRoot(t *testing.T) {
 			t.Errorf("exit code %d, %q; want %q", got.code, got.err, want)
 		}
 	}
-	t.Setenv("LANG", "C")
 	const pasted = "sudo kbnode drain gpu3 --reason 'a new fan, and a longer one' --wait --timeout 30m"
 	if screen := onTerminal(t, 60, "drain", "gpu3", "--reason", "a new fan, and a longer one", "--wait", "--timeout", "30m"); !strings.HasSuffix(screen, "\n  "+pasted+"\n") {
 		t.Errorf("the command is cut: %s", screen)
@@ -162,15 +163,23 @@ func TestUsageBeforeMachine(t *testing.T) {
 		"install --agent-binary nofile":   "--agent-binary: nofile does not exist",
 		"install --queue a,b":             "--queue:",
 		"install --memory-per-slot lots --token-file x": "--memory-per-slot",
-		"upgrade":                            "--agent-version",
-		"upgrade --agent-binary nofile":      "--agent-binary: nofile does not exist",
-		"doctor --only nonsense":             `"nonsense"`,
-		"doctor --skip nonsense":             `"nonsense"`,
-		"doctor --bundle " + file:            "already exists; choose another name",
-		"doctor --bundle /no/dir/bundle.tgz": "the directory /no/dir does not exist",
-		"doctor --explain nonsense":          `"nonsense"`,
-		"selftest --slot=-1":                 "slots are numbered from 0",
-		"image update A:B:C":                 "A:B:C",
+		"upgrade": "sudo install -m 755 kbnode /usr/local/bin/kbnode",
+		"upgrade --agent-version 3.100.0 --agent-binary x":                 "leave out --agent-version",
+		"upgrade --agent-version latest":                                   "write one such as 3.76.2",
+		"upgrade --agent-version 3.100.0 --timeout 1ms":                    "too short",
+		"image update --auto x:1":                                          "leave out x:1",
+		"plan --root . --auto-update @noon":                                `--auto-update: "@noon" has no time of day`,
+		"runner --payload a --config -":                                    "--payload and --config each name a payload; give one of them",
+		"runner --config=":                                                 "--config names no file; give one, or - for standard input",
+		"runner --payload=":                                                "--payload names no file; give one, or - for standard input",
+		"upgrade --agent-binary nofile":                                    "--agent-binary: nofile does not exist",
+		"doctor --only nonsense":                                           `"nonsense"`,
+		"doctor --skip nonsense":                                           `"nonsense"`,
+		"doctor --bundle " + file:                                          "already exists; choose another name",
+		"doctor --bundle /no/dir/bundle.tgz":                               "the directory /no/dir does not exist",
+		"doctor --explain nonsense":                                        `"nonsense"`,
+		"selftest --slot=-1":                                               "slots are numbered from 0",
+		"image update A:B:C":                                               "A:B:C",
 		"image rollback --reason " + strings.Repeat("x", maxDrainReason+1): "write at most",
 		"inventory --json --capture x":                                     "--capture and --json cannot be combined",
 		"plan --root /nowhere --queue a,b":                                 "--queue:",
@@ -228,15 +237,8 @@ func TestHintsHideSecrets(t *testing.T) {
 		"install --queue b200 --endpoint http://u:secret@h/v3": "type sudo kbnode install --queue b200 --endpoint http://…@h/v3\n",
 	} {
 		got := kbnode(t, strings.Fields(typed)...)
-		if got.code == exitDone || strings.Contains(got.out+got.err, "secret") || !strings.Contains(got.err, strings.ReplaceAll(want, "…", "...")) && !strings.Contains(got.err, want) {
+		if got.code == exitDone || strings.Contains(got.out+got.err, "secret") || !strings.Contains(got.err, want) {
 			t.Errorf("kbnode %s: exit code %d, %q; want %q", typed, got.code, got.err, want)
 		}
-	}
-}
-
-func TestVersionFlag(t *testing.T) {
-	t.Parallel()
-	if flag, command := kbnode(t, "--version"), kbnode(t, "version"); flag != command || flag.code != exitDone {
-		t.Errorf("kbnode --version: %+v; kbnode version: %+v", flag, command)
 	}
 }

@@ -28,16 +28,14 @@ var (
 
 // dash finds a flag whose dashes an editor or a web page made one long one.
 func (h hints) dash(root *cobra.Command) error {
-	cmd, _, err := root.Find(h.args)
-	if err != nil {
-		return nil //nolint:nilerr // reported when the command runs
+	cmd, _, _ := root.Find(h.args) // an unknown command is reported when it runs
+	i := slices.IndexFunc(h.args, func(word string) bool {
+		return longDash().MatchString(word) && cmd.Flag(strings.TrimLeft(word, "–—")) != nil
+	})
+	if i < 0 {
+		return nil
 	}
-	for i, word := range h.args {
-		if name := strings.TrimLeft(word, "–—"); longDash().MatchString(word) && cmd.Flag(name) != nil {
-			return h.write(fmt.Sprintf("%q begins with a long dash", word), h.with(i, "--"+name))
-		}
-	}
-	return nil
+	return h.write(fmt.Sprintf("%q begins with a long dash", h.args[i]), h.with(i, "--"+strings.TrimLeft(h.args[i], "–—")))
 }
 
 // surplus explains arguments after those that a command takes.

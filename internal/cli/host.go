@@ -60,6 +60,20 @@ func checkNew(flag, name string) error {
 	return checkFolder(flag, name)
 }
 
+// changeLocked opens this machine and takes its lock.
+func changeLocked(ctx context.Context, s Streams, command string) (*node.Node, node.Host, func(), error) {
+	n, host, err := change(ctx, s, command)
+	if err != nil {
+		return nil, host, nil, err
+	}
+	release, err := n.Lock(ctx, host.Host)
+	if err != nil {
+		host.Close()
+		return nil, host, nil, err
+	}
+	return n, host, func() { release(); host.Close() }, nil
+}
+
 // change opens this machine for a command that changes it.
 func change(ctx context.Context, s Streams, command string) (*node.Node, node.Host, error) {
 	if err := s.needRoot(command); err != nil {

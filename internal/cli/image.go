@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,12 +22,8 @@ func newImage(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "image",
 		Short: "Update the image that jobs run, or roll it back",
-		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	for _, sub := range []*cobra.Command{newImageUpdate(s), newImageBuild(s), newImageList(s), newImageRollback(s)} {
-		cmd.AddCommand(sub)
-	}
+	cmd.AddCommand(newImageUpdate(s), newImageBuild(s), newImageList(s), newImageRollback(s))
 	return cmd
 }
 
@@ -40,16 +37,13 @@ func changeImages(ctx context.Context, s Streams, command string, auto, asJSON b
 		return err
 	}
 	defer closeUpdater()
-	bars := newBars(s)
+	p := &layerProgress{progress: newProgress(s)}
 	if !auto {
-		u.Say = func(text string) {
-			bars.end()
-			s.progress("%s", text)
-		}
-		u.Tell = bars.tell
+		u.Say = func(text string) { p.tell(image.Progress{Status: text}) }
+		u.Tell = p.tell
 	}
 	r, err := do(ctx, u)
-	bars.end()
+	p.end()
 	if locked, ok := errors.AsType[*image.LockedError](err); ok && auto {
 		printf(s.Out, "Not now: %v.\n", locked)
 		return nil
@@ -60,15 +54,59 @@ func changeImages(ctx context.Context, s Streams, command string, auto, asJSON b
 	if err != nil {
 		return err
 	}
-	if asJSON {
-		err = printJSON(s.Out, r)
-	} else if text := imageResult(r, auto); text != "" {
-		printf(s.Out, "%s\n", text)
+	err = s.print(asJSON, r, func() {
+		if text := imageResult(r, auto); text != "" {
+			printf(s.Out, "%s\n", text)
+		}
+	})
+	return exitUnless(r.Action != image.ActionRefused && r.Action != image.ActionNewer, err)
+}
+
+// layerProgress shows a pull, push or build: a build's own lines and, on a terminal, how many layers are
+// done and what comes of the current one.
+type layerProgress struct {
+	*progress
+	done map[string]bool // layers, by ID
+}
+
+// finished are the words of Docker for a layer that is done.
+var finished = []string{"Pull complete", "Already exists", "Pushed", "Layer already exists"}
+
+const maxLayers = 1024
+
+func (p *layerProgress) tell(now image.Progress) {
+	switch {
+	case now.Layer == "" && now.Status != "" && !strings.HasPrefix(now.Status, "Digest:") && !strings.HasPrefix(now.Status, "Status:"):
+		p.end()
+		p.say("%s", strings.TrimSpace(now.Status))
+	case now.Layer == "" || strings.HasPrefix(now.Status, "Pulling from") || len(p.done) >= maxLayers:
+	default:
+		if p.done == nil {
+			p.done = map[string]bool{}
+		}
+		p.done[now.Layer] = slices.Contains(finished, now.Status)
+		line := fmt.Sprintf("%s; %s: %s", p.count(), now.Layer, now.Status)
+		if now.Total > 0 {
+			line += fmt.Sprintf(" %s of %s", text.Bytes(now.Current), text.Bytes(now.Total))
+		}
+		p.show(line, "")
 	}
-	if err == nil && (r.Action == image.ActionRefused || r.Action == image.ActionNewer) {
-		return &exitError{code: exitNo}
+}
+
+func (p *layerProgress) count() string {
+	n := 0
+	for _, done := range p.done {
+		if done {
+			n++
+		}
 	}
-	return err
+	return fmt.Sprintf("%d of %d layers done", n, len(p.done))
+}
+
+// end leaves the count on the screen; later output goes below.
+func (p *layerProgress) end() {
+	p.progress.end(p.count())
+	p.done = nil
 }
 
 // imageResult describes the result of a command. With auto no one watches, so it returns "" if
@@ -139,7 +177,6 @@ func newImageRollback(s Streams) *cobra.Command {
 		Short: "Let jobs run the previous image again",
 		Long: `Let jobs run the previous image again. Running jobs keep theirs. Afterward,
 kbnode image update --auto refuses the image that you rolled back.`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkReason(reason); err != nil {
 				return err
@@ -159,7 +196,6 @@ func newImageList(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "Show the images that kbnode keeps, and those that it refuses",
-		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := s.toRead("image list"); err != nil {
 				return err
@@ -173,11 +209,7 @@ func newImageList(s Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return printJSON(s.Out, list)
-			}
-			printImages(s.Out, list, time.Now())
-			return nil
+			return s.print(asJSON, list, func() { printImages(s.Out, list, time.Now()) })
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")

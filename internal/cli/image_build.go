@@ -38,7 +38,6 @@ leaves an image that was built here alone, unless it was pushed.`,
   sudo kbnode image build --build-arg EXTRA_PIP=nvidia-cutlass-dsl==4.3.5
   sudo kbnode image build --dockerfile eval/Dockerfile --push
   kbnode image build --variant rocm --print`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.dockerfile != "" && (f.variant != "" || f.print) {
 				return usagef("--variant and --print are for kbnode's own Dockerfiles; leave them out, or --dockerfile")

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -48,15 +47,12 @@ func TestImageBuildRefuses(t *testing.T) {
 		{"--variant cpu --build-arg TORCH_VERSION=2", exitUsage, "kbnode's cpu.Dockerfile has no ARG of that name; it has BASE, EXTRA_PACKAGES"},
 		{"--print", exitNo, "or choose one with --variant cpu, cuda, rocm"},
 	} {
-		var out, errs bytes.Buffer
-		args := append([]string{"image", "build"}, strings.Fields(tt.args)...)
-		if code := run(t.Context(), args, Streams{In: strings.NewReader(""), Out: &out, Err: &errs}); code != tt.code || !strings.Contains(errs.String(), tt.want) || out.Len() > 0 {
-			t.Errorf("%s: exit %d, %q; want %d, %q", tt.args, code, errs.String(), tt.code, tt.want)
+		if got := kbnode(t, append([]string{"image", "build"}, strings.Fields(tt.args)...)...); got.code != tt.code || !strings.Contains(got.err, tt.want) || got.out != "" {
+			t.Errorf("%s: %+v; want %d, %q", tt.args, got, tt.code, tt.want)
 		}
 	}
-	var out, errs bytes.Buffer
-	args := []string{"image", "build", "--variant", "rocm", "--print", "--build-arg", "TORCH_VERSION=2", "--build-arg", "http_proxy="}
-	if code := run(t.Context(), args, Streams{In: strings.NewReader(""), Out: &out, Err: &errs}); code != exitDone || out.String() != evaluation.Dockerfile("rocm") {
-		t.Errorf("exit %d: %s%s", code, out.String(), errs.String())
+	got := kbnode(t, "image", "build", "--variant", "rocm", "--print", "--build-arg", "TORCH_VERSION=2", "--build-arg", "http_proxy=")
+	if got.code != exitDone || got.out != evaluation.Dockerfile("rocm") {
+		t.Errorf("%+v", got)
 	}
 }

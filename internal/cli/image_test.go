@@ -11,26 +11,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/image"
 )
 
-func TestImageUsage(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{"image", "update", "--auto", "x:1"}, "leave out x:1"},
-		{[]string{"image", "update", "UP:PER:x"}, "is not the name of an image"},
-		{[]string{"image", "update", "a", "b"}, "write sudo kbnode image update a\n"},
-		{[]string{"image", "updat"}, `unknown command "updat"`},
-		{[]string{"plan", "--root", ".", "--auto-update", "0 3 * *"}, `--auto-update: "0 3 * *" has 4 fields`},
-	} {
-		var out, errs bytes.Buffer
-		code := run(t.Context(), tt.args, Streams{In: strings.NewReader(""), Out: &out, Err: &errs})
-		if code != exitUsage || !strings.Contains(errs.String(), tt.want) {
-			t.Errorf("%q: exit %d, %q; want %q", tt.args, code, errs.String(), tt.want)
-		}
-	}
-}
-
 func TestImageResult(t *testing.T) {
 	t.Parallel()
 	cur := &image.Image{ID: "sha256:11", Digest: "sha256:dd", Canary: &image.Canary{Passed: true, Slot: "gpu3", Seconds: 4.26, GPU: "NVIDIA H100", Torch: "2.9"}}
@@ -87,36 +67,28 @@ Refused: eeeeeeeeeeee (0s ago): it fails
 	}
 }
 
-// TestBars draws layers over each other and leaves the last state on the screen.
-func TestBars(t *testing.T) {
+// TestLayerProgress rewrites one line, and leaves the count on the screen.
+func TestLayerProgress(t *testing.T) {
 	t.Parallel()
-	var b bytes.Buffer
-	bars := newBars(Streams{Err: &b})
-	bars.width = 60
-	for _, p := range []image.Progress{
-		{Layer: "latest", Status: "Pulling from x"},
-		{Layer: "aaaaaaaaaaaa", Status: "Already exists"},
-		{Layer: "bbbbbbbbbbbb", Status: "Downloading", Current: 1 << 20, Total: 4 << 20},
-		{Status: "Digest: sha256:1"},
+	for width, want := range map[int]string{
+		60: "\r\x1b[K  1 of 1 layers done; aaaaaaaaaaaa: Already exists" +
+			"\r\x1b[K  1 of 2 layers done; bbbbbbbbbbbb: Downloading 1 MiB of 4" +
+			"\r\x1b[K  1 of 2 layers done\n  Step 1/2 : FROM x\n",
+		0: "  Step 1/2 : FROM x\n",
 	} {
-		bars.drawn = time.Time{}
-		bars.tell(p)
-	}
-	bars.end()
-	bars.tell(image.Progress{Status: "Step 1/2 : FROM x "})
-	want := "\r\x1b[K  1 of 1 layers done\n\x1b[J" +
-		"\x1b[1A\r\x1b[K  bbbbbbbbbbbb: Downloading        [=======>               \n\r\x1b[K  1 of 2 layers done\n\x1b[J" +
-		"\x1b[2A\r\x1b[K  bbbbbbbbbbbb: Downloading        [=======>               \n\r\x1b[K  1 of 2 layers done\n\x1b[J" +
-		"  Step 1/2 : FROM x\n"
-	if d := cmp.Diff(want, b.String()); d != "" {
-		t.Error(d)
-	}
-
-	b.Reset()
-	quiet := newBars(Streams{Err: &b})
-	quiet.tell(image.Progress{Layer: "bbbbbbbbbbbb", Status: "Downloading", Current: 1, Total: 4})
-	quiet.end()
-	if b.Len() > 0 {
-		t.Errorf("without a terminal it says %q", b.String())
+		var b bytes.Buffer
+		p := layerProgress{progress: &progress{s: Streams{Err: &b}, width: width}}
+		for _, now := range []image.Progress{
+			{Layer: "latest", Status: "Pulling from x"},
+			{Layer: "aaaaaaaaaaaa", Status: "Already exists"},
+			{Layer: "bbbbbbbbbbbb", Status: "Downloading", Current: 1 << 20, Total: 4 << 20},
+			{Status: "Digest: sha256:1"},
+			{Status: "Step 1/2 : FROM x "},
+		} {
+			p.tell(now)
+		}
+		if d := cmp.Diff(want, b.String()); d != "" {
+			t.Error(d)
+		}
 	}
 }

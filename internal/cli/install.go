@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,7 +20,7 @@ import (
 )
 
 type installFlags struct {
-	wishes
+	configFlags
 	tokenFile, agentBinary          string
 	dryRun, yes, adopt, installDeps bool
 
@@ -50,7 +49,6 @@ scripts did.`,
   sudo kbnode install --queue b200 --token-file token.txt
   sudo BUILDKITE_AGENT_TOKEN=… kbnode install --queue 'nvidia-h100-{index}'
   sudo kbnode install --queue b200 --gpus 0,2,5 --dry-run`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return install(cmd.Context(), s, &f) },
 	}
 	f.register(cmd)
@@ -114,7 +112,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 		return err
 	}
 	defer func() { release() }()
-	// Again: the kbnode that held the lock may have written other wishes.
+	// Again: the kbnode that held the lock may have written another configuration.
 	if err := f.load(n, os.Getenv); err != nil {
 		return err
 	}
@@ -158,8 +156,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	changes := reconcile.Diff(n.Plan, state)
 	printTaken(s, n.Plan, changes)
 	if f.dryRun {
-		printChanges(s.Out, changes)
-		printf(s.Out, "%s would be made; nothing was changed\n", changeCount(len(changes)))
+		printDryRun(s.Out, changes)
 		return nil
 	}
 	agreed := reconcile.Conflicts(changes)
@@ -203,7 +200,8 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 		}
 	}
 	printf(s.Err, "\n")
-	return nextSteps(s, n.Plan, result, wrote, report)
+	nextSteps(s, n.Plan, result, wrote, report)
+	return nil
 }
 
 // makePlan plans the machine as it was read, with slots of what exists now.
@@ -259,7 +257,7 @@ const fewChanges = 12
 
 // nextSteps prints what was done, what doctor found unless report is nil, and what is left to do by
 // hand.
-func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool, report *doctor.Report) error {
+func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool, report *doctor.Report) {
 	queues := plannedQueues(p)
 	running := 0
 	for _, slot := range p.Slots {
@@ -280,7 +278,7 @@ func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool
 	}
 	printLater(w, result.Deferred)
 	if report != nil {
-		printDoctor(w, report, briefly)
+		printDoctor(w, report, onlyFailures)
 	}
 	printf(w, `
 Next:
@@ -289,8 +287,7 @@ Next:
   sudo kbnode doctor --acceptance   tests the node; send its list to the operators
   sudo kbnode status                shows the slots
   sudo kbnode uninstall             restores the machine
-`, text.Plural(len(queues), "queue", "queues"), strings.Join(queues, ", "), cmp.Or(map[bool]string{true: "it"}[len(queues) == 1], "they"))
-	return nil
+`, text.Plural(len(queues), "queue", "queues"), strings.Join(queues, ", "), text.Plural(len(queues), "it", "they"))
 }
 
 func changeCount(n int) string { return fmt.Sprintf("%d %s", n, text.Plural(n, "change", "changes")) }

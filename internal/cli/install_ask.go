@@ -126,7 +126,7 @@ func printTaken(s Streams, p *plan.Plan, changes []reconcile.Change) {
 		}
 		printf(s.Err, "The slots take %s of disk below /var/lib/buildkite-agent%s.\n", text.Bytes(total), each)
 	}
-	printFates(s.Err, p, changes)
+	printSlotsAffected(s.Err, p, changes)
 	printf(s.Err, "\n")
 	for _, warning := range p.Warnings {
 		s.warn("%s", warning)

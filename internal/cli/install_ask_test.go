@@ -147,7 +147,8 @@ func TestInstallDialog(t *testing.T) {
 				{ID: "image-present", Group: "image", Status: doctor.Warn, Findings: []doctor.Finding{{Status: doctor.Warn, Detail: "not here"}}},
 				{ID: "gpu-present", Group: "gpu", Status: doctor.OK},
 			}}
-			return nextSteps(s, n.Plan, reconcile.Result{Applied: changes}, true, report)
+			nextSteps(s, n.Plan, reconcile.Result{Applied: changes}, true, report)
+			return nil
 		}()
 	}()
 	p.types(

@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -25,33 +27,48 @@ func newInventory(s Streams) *cobra.Command {
 		Example: `  kbnode inventory
   kbnode inventory --capture node.txtar     for a bug report
   kbnode inventory --root node.txtar        read a capture`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := errors.Join(oneOf(cmd, "capture", "json"), checkFolder("--capture", capture)); err != nil {
 				return err
 			}
-			dir, closeRoot, err := inventory.Open(root)
+			n, closeRoot, err := machineAt(s, root)
 			if err != nil {
 				return err
 			}
-			defer func() { _ = closeRoot() }()
+			defer closeRoot()
 			if capture != "" {
-				return captureMachine(cmd.Context(), s, dir, capture)
+				return captureMachine(cmd.Context(), s, n.Root, capture)
 			}
-			inv, err := inventory.Read(cmd.Context(), inventory.Options{Root: dir})
+			inv, err := inventory.Read(cmd.Context(), inventory.Options{Root: n.Root})
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return printJSON(s.Out, inv)
-			}
-			return printInventory(s, inv)
+			return s.print(asJSON, inv, func() { printInventory(s, inv) })
 		},
 	}
 	rootFlag(cmd, &root)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().StringVar(&capture, "capture", "", "capture the machine to this file, as text for tests and bug reports")
 	return cmd
+}
+
+// machineAt opens the machine in a directory or a captured file.
+func machineAt(s Streams, root string) (n *node.Node, closeRoot func(), err error) {
+	dir, shut, err := inventory.Open(root)
+	if err != nil {
+		return nil, nil, err
+	}
+	n = here(s)
+	n.Root, n.Name = filepath.Clean(dir), root
+	return n, func() { _ = shut() }, nil
+}
+
+// environment returns os.Getenv for this machine. Another one has none: the variables are this machine's.
+func environment(n *node.Node) func(string) string {
+	if n.Live() {
+		return os.Getenv
+	}
+	return func(string) string { return "" }
 }
 
 // rootFlag adds --root to a command that only reads.
@@ -65,7 +82,7 @@ func captureMachine(ctx context.Context, s Streams, root, file string) error {
 		return err
 	}
 	if file == "-" {
-		_, err := document(s.Out).Write(b.Bytes())
+		_, err := s.Out.Write(b.Bytes())
 		return err
 	}
 	if err := renameio.WriteFile(file, b.Bytes(), os.FileMode(0o644)); err != nil {
@@ -75,7 +92,7 @@ func captureMachine(ctx context.Context, s Streams, root, file string) error {
 	return nil
 }
 
-func printInventory(s Streams, inv *inventory.Inventory) error {
+func printInventory(s Streams, inv *inventory.Inventory) {
 	w := s.Out
 	printf(w, "%s  %s  kernel %s  %s\n", cmp.Or(inv.Hostname, "(no host name)"), cmp.Or(inv.OS.PrettyName, inv.OS.ID, "unknown system"), cmp.Or(inv.Kernel, "unknown"), inv.Arch)
 	cores := map[int]bool{}
@@ -116,7 +133,6 @@ func printInventory(s Streams, inv *inventory.Inventory) error {
 	for _, p := range inv.Problems {
 		printf(s.Err, "kbnode: %s: %s\n", p.Subject, p.Detail)
 	}
-	return nil
 }
 
 func suffix(before, s string) string {

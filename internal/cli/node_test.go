@@ -79,7 +79,7 @@ func (n *testNode) remove(tb testing.TB) {
 }
 
 // think reads the machine and plans it, as every command does.
-func (n *testNode) think(ctx context.Context, w wishes) (*plan.Plan, *reconcile.State, []reconcile.Change, error) {
+func (n *testNode) think(ctx context.Context, w configFlags) (*plan.Plan, *reconcile.State, []reconcile.Change, error) {
 	m := &node.Node{Root: n.root}
 	if err := w.load(m, func(string) string { return "" }); err != nil {
 		return nil, nil, nil, err
@@ -99,7 +99,7 @@ func (n *testNode) think(ctx context.Context, w wishes) (*plan.Plan, *reconcile.
 
 // install changes the node as kbnode install would.
 func (n *testNode) install(ctx context.Context, endpoint, token string) error {
-	w := wishes{cfg: config.Config{Queue: "b200", Node: "bench", Agent: config.Agent{Endpoint: endpoint}}}
+	w := configFlags{cfg: config.Config{Queue: "b200", Node: "bench", Agent: config.Agent{Endpoint: endpoint}}}
 	p, state, changes, err := n.think(ctx, w)
 	if err != nil {
 		return err
@@ -245,7 +245,7 @@ func TestInstallOnATree(t *testing.T) {
 	}
 	var said strings.Builder
 	n.sd.Words()
-	p, state, changes, err := n.think(t.Context(), wishes{})
+	p, state, changes, err := n.think(t.Context(), configFlags{})
 	if err != nil || len(changes) > 0 || len(n.sd.Words()) > 0 {
 		t.Errorf("after an install %d changes are left, %v: %v", len(changes), err, changes)
 	}

@@ -27,32 +27,58 @@ func (a *answer) Write(p []byte) (int, error) {
 // printf writes text for people, on a terminal without breaking words. It ignores errors: an
 // answer keeps them, and those of standard error have nowhere else to go.
 func printf(w io.Writer, format string, args ...any) {
-	parts := strings.Split(fmt.Sprintf(format, args...), unbroken)
-	for i, part := range parts {
-		parts[i] = spell(w, part)
-	}
-	s := strings.Join(parts, unbroken)
+	s := fmt.Sprintf(format, args...)
 	if width, ok := terminal(w); ok && !strings.Contains(s, "\r") {
 		s = wrap(s, width)
 	}
-	_, _ = io.WriteString(w, strings.ReplaceAll(s, unbroken, " "))
+	verbatim(w, strings.ReplaceAll(s, unbroken, " "))
 }
 
 // verbatim writes a text that people save as often as they read it, without wrapping.
-func verbatim(w io.Writer, s string) { _, _ = io.WriteString(document(w), s) }
+func verbatim(w io.Writer, s string) { _, _ = io.WriteString(w, s) }
 
 // printCommand writes a line that ends in a command, so that it can be typed as shown.
 func printCommand(w io.Writer, line string) {
 	if width, ok := terminal(w); ok {
-		line = commands(line, width)
+		line = wrapCommands(line, width)
 	}
-	_, _ = io.WriteString(w, line+"\n")
+	verbatim(w, line+"\n")
 }
 
-func printJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(data(w))
+// printWarnings writes what is not as it should be, after a table.
+func printWarnings(w io.Writer, warnings []string) {
+	if len(warnings) > 0 {
+		printf(w, "\n")
+	}
+	for _, warning := range warnings {
+		printf(w, "%s %s\n", paint(w, pretty.FgYellow, "warning:"), warning)
+	}
+}
+
+// print writes the answer of a command: v with --json, and what people read without.
+func (s Streams) print(asJSON bool, v any, people func()) error {
+	if asJSON {
+		return printJSON(s.Out, v)
+	}
+	people()
+	return nil
+}
+
+// exitUnless returns err or, if there is none, the exit code for an answer that is no.
+func exitUnless(yes bool, err error) error {
+	if err == nil && !yes {
+		return &exitError{code: exitNo}
+	}
+	return err
+}
+
+func printJSON(w io.Writer, v any) error { return encodeJSON(w, "  ", v) }
+
+// encodeJSON writes JSON, as one line if indent is "".
+func encodeJSON(w io.Writer, indent string, v any) error {
+	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
+	enc.SetIndent("", indent)
 	if err := enc.Encode(v); err != nil {
 		return fmt.Errorf("write JSON: %w", err)
 	}

@@ -20,11 +20,8 @@ func newPayload(s Streams) *cobra.Command {
 
 A payload is a JSON object with the task and the submission, compressed with zlib
 and encoded in base64. kbnode runner reads it.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	encode, decode := newPayloadEncode(s), newPayloadDecode(s)
-	cmd.AddCommand(encode, decode)
+	cmd.AddCommand(newPayloadEncode(s), newPayloadDecode(s))
 	return cmd
 }
 
@@ -123,7 +120,7 @@ piped in, the environment variables that kbnode runner reads.`,
 			if _, ok := terminal(s.Out); ok {
 				doc = payload.EscapeInvisible(doc)
 			}
-			if _, err := io.WriteString(document(s.Out), strings.TrimRight(doc, " \t\r\n")+"\n"); err != nil {
+			if _, err := io.WriteString(s.Out, strings.TrimRight(doc, " \t\r\n")+"\n"); err != nil {
 				return fmt.Errorf("write output: %w", err)
 			}
 			return nil

@@ -128,13 +128,11 @@ func TestPayloadRefuses(t *testing.T) {
 		{"bytes", "{\"\xff\": 1}", []string{"encode"}, 1, "not UTF-8"},
 		{"too much", strings.Repeat(" ", 16<<20+1), []string{"encode"}, 1, "over 16777216 bytes"},
 		{"no file", "", []string{"encode", dir + "/absent"}, 1, "read payload: open " + dir + "/absent: no such file"},
-		{"two files", "", []string{"encode", "a", "b"}, 2, "takes one argument at most, and not also \"b\"; write kbnode payload encode a"},
 		{"a file of nothing", "", []string{"decode", "-"}, 1, "not a zlib stream"},
 		{"a cut payload", payload.Encode([]byte(payloadDoc))[:20], []string{"decode"}, 1, "send it whole"},
 		{"JSON itself", payloadDoc, []string{"decode"}, 1, "the payload is JSON text; encode it with kbnode payload encode"},
 		{"no JSON inside", payload.Encode([]byte("text")), []string{"decode"}, 1, "is not JSON"},
 		{"a bomb", payload.Encode(make([]byte, 17<<20)), []string{"decode"}, 1, "more than 16777216 bytes"},
-		{"a mistyped command", "", []string{"decod"}, 2, `unknown command "decod" for "kbnode payload"; write kbnode payload decode`},
 	} {
 		got := fed(t, strings.NewReader(c.in), append([]string{"payload"}, c.args...)...)
 		if got.code != c.code || got.out != "" || !strings.Contains(got.err, c.want) {
@@ -150,20 +148,6 @@ func TestPayloadRefuses(t *testing.T) {
 		code := run(t.Context(), append([]string{"payload"}, args...), Streams{In: strings.NewReader(in), Out: full{}, Err: &stderr})
 		if code != 1 || !strings.Contains(stderr.String(), "no space left on device") {
 			t.Errorf("%v to a full disk: code %d, %s", args, code, stderr.String())
-		}
-	}
-}
-
-func TestRunnerRefuses(t *testing.T) {
-	t.Parallel()
-	for want, args := range map[string][]string{
-		"kbnode: --payload and --config each name a payload; give one of them\n": {"--payload", "a", "--config", "-"},
-		"kbnode: --config names no file; give one, or - for standard input\n":    {"--config", ""},
-		"kbnode: --payload names no file; give one, or - for standard input\n":   {"--payload="},
-		"kbnode: unknown flag: --seed; kbnode runner --help lists the flags\n":   {"--seed", "3"},
-	} {
-		if got := kbnode(t, append([]string{"runner"}, args...)...); got.code != 2 || got.err != want || got.out != "" {
-			t.Errorf("%v: %+v", args, got)
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,8 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -43,7 +40,6 @@ and KERNELBOT_IMAGE of the build, the latter with a default.`,
 		Example: `  kbnode pipeline >pipeline.yml
   kbnode pipeline docker-test --gpu-index 3
   kbnode pipeline eval --queue mi300 --image rocm:latest --vendor amd --json`,
-		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return printPipeline(s, pipeline.Eval, f) },
 	}
 	cmd.SuggestionsMinimumDistance = 3
@@ -63,7 +59,6 @@ and KERNELBOT_IMAGE of the build, the latter with a default.`,
 		short, _, _ := strings.Cut(strings.ReplaceAll(about, "\n", " "), ". ")
 		sub := &cobra.Command{
 			Use: kind, Short: strings.TrimSpace(short), Long: about,
-			Args: cobra.NoArgs,
 			RunE: func(*cobra.Command, []string) error { return printPipeline(s, kind, f) },
 		}
 		if kind == pipeline.Eval {
@@ -86,7 +81,7 @@ func printPipeline(s Streams, kind string, f pipelineFlags) error {
 	if f.asJSON {
 		return printJSON(s.Out, p)
 	}
-	_, err = document(s.Out).Write(p.YAML())
+	_, err = s.Out.Write(p.YAML())
 	return err
 }
 
@@ -119,12 +114,12 @@ func (f *pipelineFlags) options(s Streams) (pipeline.Options, error) {
 	if err := errors.Join(errs...); err != nil {
 		return o, usage(err)
 	}
-	dir, closeRoot, err := inventory.Open(f.root)
+	machine, closeRoot, err := machineAt(s, f.root)
 	if err != nil {
 		return o, err
 	}
-	defer func() { _ = closeRoot() }()
-	n, err := (&node.Node{Root: filepath.Clean(dir), Name: f.root}).Serves()
+	defer closeRoot()
+	n, err := machine.Serves()
 	if err != nil {
 		return o, err
 	}

@@ -141,14 +141,11 @@ func TestPipelineElsewhere(t *testing.T) {
 		{`kbnode pipeline eval takes no argument "x"`, exitUsage, []string{"eval", "x"}},
 		{`--timeout "90s": write whole minutes, such as 15m`, exitUsage, []string{"--timeout", "90s"}},
 		{`--timeout "0"`, exitUsage, []string{"--timeout", "0"}},
-		{`a time limit of 99999 minutes is out of range`, exitUsage, []string{"--timeout", "99999"}},
 		{`--gpu-index -2: a slot's number is 0 or more`, exitUsage, []string{"--gpu-index", "-2"}},
 		{`--agent "x": write KEY=VALUE`, exitUsage, []string{"--agent", "x"}},
 		{`the tag "gpu-index" is both "1" and "2"`, exitUsage, []string{"--agent", "gpu-index=1", "--gpu-index", "2"}},
-		{`the tag queue is already set`, exitUsage, []string{"--agent", "queue=x"}},
 		{`--vendor "intel": write nvidia, amd or none`, exitUsage, []string{"--vendor", "intel"}},
 		{`"a\nb" is not the name of a queue`, exitUsage, []string{"--queue", "a\nb"}},
-		{`"${X}" is not the name of an image`, exitUsage, []string{"--image", "${X}"}},
 		{`the queue h100-{index} is a template, and there are no agents yet; add --queue NAME`, exitUsage, []string{"--root", template}},
 		{`unknown key "queues"; write "queue"`, exitUsage, []string{"--root", broken}},
 		{`"${HOME}" is not the name of a queue`, exitUsage, []string{"--root", hostile}},
@@ -182,13 +179,5 @@ func TestPipelineOfPage(t *testing.T) {
 	want := []string{kbnode(t, "pipeline", "eval", "--root", t.TempDir()).out}
 	if diff := cmp.Diff(want, jobs); diff != "" {
 		t.Errorf("the jobs of docs/pipelines.md (+) are not what kbnode pipeline eval prints (-): %s", diff)
-	}
-}
-
-// TestPipelineFast says what to type for a kind that is gone.
-func TestPipelineFast(t *testing.T) {
-	t.Parallel()
-	if got := kbnode(t, "pipeline", "fast", "--queue", "b200"); got.code != exitUsage || got.out != "" || !strings.Contains(got.err, "kbnode pipeline eval --queue b200") {
-		t.Errorf("%+v", got)
 	}
 }

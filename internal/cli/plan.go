@@ -6,15 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
-	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -33,7 +29,7 @@ type planOutput struct {
 func newPlan(s Streams) *cobra.Command {
 	var root, file string
 	var asJSON, detailed bool
-	var w wishes
+	var w configFlags
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "Show the slots this machine should have, and what would change",
@@ -44,16 +40,12 @@ configuration change, use --config FILE before you change
 ` + plan.ConfigPath + `.`,
 		Example: `  kbnode plan --queue b200
   kbnode plan --config node.yaml --detailed-exit-code`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			p, changes, err := makePlan(cmd.Context(), s, root, file, &w)
 			if err != nil {
 				var exit *exitError
 				if asJSON && !errors.As(err, &exit) {
-					if err := printJSON(s.Out, map[string]string{"error": err.Error()}); err != nil {
-						return err
-					}
-					return &exitError{code: exitNo}
+					return exitUnless(false, printJSON(s.Out, map[string]string{"error": err.Error()}))
 				}
 				return err
 			}
@@ -69,33 +61,23 @@ configuration change, use --config FILE before you change
 }
 
 func showPlan(s Streams, p *plan.Plan, changes []reconcile.Change, asJSON, detailed bool) error {
-	var err error
-	if asJSON {
-		err = printJSON(s.Out, planOutput{p, append([]reconcile.Change{}, changes...)}) // a list, even if empty
-	} else {
-		printPlan(s.Out, p, changes)
-	}
+	out := planOutput{p, append([]reconcile.Change{}, changes...)} // a list, even if empty
+	err := s.print(asJSON, out, func() { printPlan(s.Out, p, changes) })
 	if err == nil && detailed && len(changes) > 0 {
 		return &exitError{code: exitChanges}
 	}
 	return err
 }
 
-func makePlan(ctx context.Context, s Streams, root, file string, w *wishes) (*plan.Plan, []reconcile.Change, error) {
+func makePlan(ctx context.Context, s Streams, root, file string, w *configFlags) (*plan.Plan, []reconcile.Change, error) {
 	if _, err := w.config(); err != nil {
 		return nil, nil, err
 	}
-	dir, closeRoot, err := inventory.Open(root)
+	n, closeRoot, err := machineAt(s, root)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer func() { _ = closeRoot() }()
-	n := here(s)
-	n.Root, n.Name = filepath.Clean(dir), root
-	env := os.Getenv
-	if !n.Live() {
-		env = func(string) string { return "" } // the variables are this machine's
-	}
+	defer closeRoot()
 	if file != "" {
 		text, err := s.configText(file)
 		if err != nil {
@@ -103,7 +85,7 @@ func makePlan(ctx context.Context, s Streams, root, file string, w *wishes) (*pl
 		}
 		n.Asked = &node.ConfigText{Name: configName(file), Text: text}
 	}
-	if err := w.load(n, env); err != nil {
+	if err := w.load(n, environment(n)); err != nil {
 		return nil, nil, err
 	}
 	if err := n.Read(ctx); err != nil {
@@ -119,17 +101,12 @@ func makePlan(ctx context.Context, s Streams, root, file string, w *wishes) (*pl
 
 func printPlan(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
 	printSlots(w, p)
-	if len(p.Warnings) > 0 {
-		printf(w, "\n")
-	}
-	for _, warning := range p.Warnings {
-		printf(w, "%s %s\n", paint(w, pretty.FgYellow, "warning:"), warning)
-	}
+	printWarnings(w, p.Warnings)
 	if len(changes) == 0 {
 		printf(w, "\nNothing to change.\n")
 		return
 	}
-	printFates(w, p, changes)
+	printSlotsAffected(w, p, changes)
 	printf(w, "\n%s:\n", changeCount(len(changes)))
 	printChanges(w, changes)
 }
@@ -163,7 +140,7 @@ func gpuText(list []string) string {
 
 // tryInstall is a dry run without root: the plan, compared with what the user may read.
 func tryInstall(ctx context.Context, s Streams, f *installFlags) error {
-	p, changes, err := makePlan(ctx, s, "/", "", &f.wishes)
+	p, changes, err := makePlan(ctx, s, "/", "", &f.configFlags)
 	if err != nil {
 		return err
 	}

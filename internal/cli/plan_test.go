@@ -220,6 +220,8 @@ func TestConfigFileOfATree(t *testing.T) {
 		{name: "an operator's old count that agrees", text: "queue: a\ngpus: 4\n", args: []string{"--gpu-count", "4"}, out: "gpus: 4 is read as the first 4 GPUs; write gpu_count: 4"},
 		{name: "an operator's count that disagrees", text: "gpu_count: 4\n", args: []string{"--gpus", "0-3"}, code: 2, err: "written by hand and conflicts"},
 		{name: "kbnode's own count gives way to a choice", text: ours + "gpu_count: 4\n", args: []string{"--gpus", "6-7"}, out: `"name": "gpu7"`},
+		{name: "another file", text: "queue: b200\n", args: []string{"--config", put(t, t.TempDir(), "node.yaml", "queue: canary\n")}, out: `"queue": "canary"`},
+		{name: "another file with an error", args: []string{"--config", put(t, t.TempDir(), "node.yaml", "queues: canary\n")}, code: 2, err: `unknown key "queues"; write "queue"`},
 		{name: "unknown key", text: "\nqueue: a\nqueues: b\n", code: 2, err: plan.ConfigPath + `:3: unknown key "queues"; write "queue"`},
 		{name: "two errors", text: "cpus_per_slot: -1\nmemory_per_slot: 8GB\n", code: 2, err: plan.ConfigPath + `:2: "8GB" is not a size`},
 	} {
@@ -288,7 +290,6 @@ func TestKeptBindings(t *testing.T) {
 	for _, tt := range []struct{ name, text, err string }{
 		{"not JSON", "{", "read slot bindings"},
 		{"of another version", `{"written_by": "kbnode", "schema": 99}`, "written by another version"},
-		{"slot twice", `{"schema": 1, "slots": [{"slot": 1}, {"slot": 1}]}`, "list slot 1 twice"},
 	} {
 		put(t, root, plan.BindingsPath, tt.text)
 		var refusal map[string]string
@@ -325,40 +326,6 @@ func TestChangeLines(t *testing.T) {
 		if diff := cmp.Diff(tt.want, b.String()); diff != "" {
 			t.Errorf("%s: %s", tt.name, diff)
 		}
-	}
-}
-
-func TestPlanOfAnotherConfiguration(t *testing.T) {
-	t.Parallel()
-	dir := machinetest.B200x8().Dir(t)
-	put(t, dir, plan.ConfigPath, "queue: b200\n")
-	file := filepath.Join(t.TempDir(), "node.yaml")
-	queueOf := func(t *testing.T, args ...string) string {
-		t.Helper()
-		got := kbnode(t, append([]string{"plan", "--json", "--root", dir}, args...)...)
-		var p contract
-		if err := json.Unmarshal([]byte(got.out), &p); err != nil || got.code != 0 || got.err != "" {
-			t.Fatalf("code %d, err %q: %v", got.code, got.err, err)
-		}
-		return p.Slots[0].Queue
-	}
-	if err := os.WriteFile(file, []byte("queue: canary\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if got := queueOf(t); got != "b200" {
-		t.Errorf("the machine's own configuration has queue %s", got)
-	}
-	if got := queueOf(t, "--config", file); got != "canary" {
-		t.Errorf("the other configuration has queue %s", got)
-	}
-	if err := os.WriteFile(file, []byte("queues: canary\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if got := kbnode(t, "plan", "--root", dir, "--config", file); got.code != 2 || !strings.Contains(got.err, file+`:1: unknown key "queues"; write "queue"`) {
-		t.Errorf("code %d, err %q", got.code, got.err)
-	}
-	if got := kbnode(t, "plan", "--root", dir, "--config", "/nowhere"); got.code != 1 || !strings.Contains(got.err, "/nowhere") {
-		t.Errorf("code %d, err %q", got.code, got.err)
 	}
 }
 

@@ -37,11 +37,7 @@ func TestQueueCommand(t *testing.T) {
 	s := office(t, bktest.Options{Queues: []string{"b200", "h100", "empty"}}, map[string][]string{
 		"n-gpu0": {"queue=b200", "gpu-index=0", "gpu-model=NVIDIA-B200", "node=n", "kbnode=1.0"}, "x": {"queue=h100"},
 	})
-	server := httptest.NewServer(s)
-	t.Cleanup(server.Close)
-	t.Setenv("BUILDKITE_API_URL", server.URL)
-	t.Setenv("BUILDKITE_API_TOKEN", bktest.DefaultAPIToken)
-	t.Setenv("BUILDKITE_ORG", "kbnode")
+	useBuildkite(t, s)
 	const clusters = "GET /v2/organizations/{org}/clusters"
 	for _, tt := range []struct {
 		args  []string
@@ -87,9 +83,7 @@ func TestQueueCommand(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 
-	none := httptest.NewServer(office(t, bktest.Options{}, nil))
-	t.Cleanup(none.Close)
-	t.Setenv("BUILDKITE_API_URL", none.URL)
+	useBuildkite(t, office(t, bktest.Options{}, nil))
 	if got := kbnode(t, "queue"); got.code != exitNo || got.out != "" || got.err != "kbnode: no agent is connected in any queue of kbnode\n" {
 		t.Errorf("%+v", got)
 	}

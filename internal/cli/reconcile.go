@@ -18,23 +18,17 @@ func newReconcile(s Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "reconcile",
 		Short: "Bring this node to its planned state once, as its service does",
-		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return reconcileOnce(cmd.Context(), s) },
 	}
 }
 
 func reconcileOnce(ctx context.Context, s Streams) error {
-	n, host, err := change(ctx, s, "reconcile")
+	n, host, closeHost, err := changeLocked(ctx, s, "reconcile")
 	if err != nil {
 		return err
 	}
-	defer host.Close()
-	release, err := n.Lock(ctx, host.Host)
-	if err != nil {
-		return err
-	}
-	defer release()
-	// Not earlier: the kbnode that held the lock may have written other wishes, or removed
+	defer closeHost()
+	// Not earlier: the kbnode that held the lock may have written another configuration, or removed
 	// everything.
 	if err := n.Refresh(ctx); err != nil {
 		return err
@@ -60,7 +54,6 @@ func newUninstall(s Streams) *cobra.Command {
 		Short: "Remove everything that kbnode set up, and restore the machine",
 		Long: `Remove everything that kbnode set up: agents, slices, users, files, and restore
 what install --adopt replaced. Agents finish their jobs first, unless --now.`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return uninstall(cmd.Context(), s, now, dryRun)
 		},
@@ -72,17 +65,12 @@ what install --adopt replaced. Agents finish their jobs first, unless --now.`,
 }
 
 func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
-	n, host, err := change(ctx, s, "uninstall")
+	_, host, closeHost, err := changeLocked(ctx, s, "uninstall")
 	if err != nil {
 		return err
 	}
-	defer host.Close()
+	defer closeHost()
 	host.Now = now
-	release, err := n.Lock(ctx, host.Host)
-	if err != nil {
-		return err
-	}
-	defer release()
 	if gpus, err := health.ReadGPUs(ctx, "/"); err == nil {
 		host.GPUs = gpus.List // to restore their settings
 	}
@@ -92,9 +80,7 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 		if err != nil {
 			return err
 		}
-		changes := reconcile.Diff(nothing, state)
-		printChanges(s.Out, changes)
-		printf(s.Out, "%s would be made; nothing was changed\n", changeCount(len(changes)))
+		printDryRun(s.Out, reconcile.Diff(nothing, state))
 		return nil
 	}
 	end := showProgress(s, host.Host)

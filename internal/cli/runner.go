@@ -49,11 +49,8 @@ it could not be written.`,
 			if (o.Payload == "-" || o.Config == "-") && isTerminal(s.In) {
 				printf(s.Err, "reading the payload from the terminal; end it with Ctrl-D\n")
 			}
-			o.Stdout, o.Stderr = s.Out, s.Err
-			if a, ok := s.Out.(*answer); ok {
-				o.Stdout = a.to // the answer is result.json, so errors in writing the summary do not count
-			}
-			o.Stdin = s.In
+			// The answer is result.json, so errors in writing the summary do not count.
+			o.Stdout, o.Stderr, o.Stdin = s.raw, s.Err, s.In
 			if code := runner.Main(cmd.Context(), o); code != exitDone {
 				return &exitError{code: code}
 			}

@@ -67,13 +67,10 @@ func (l *localFlags) run(ctx context.Context, s Streams, o runner.Options, args 
 		out.Result.ReportTests(&report)
 		printf(s.Out, "%s", paintReport(s.Out, report.String(), said, passed))
 	}
-	if passed {
-		return nil
-	}
-	if missing != "" {
+	if !passed && missing != "" {
 		s.progress("install what is missing, or evaluate on a node: %s", line(append([]string{"submit", "--gpu", gpuFor(t), "--eval", l.problem, "--mode", l.mode}, args...)))
 	}
-	return &exitError{code: exitNo}
+	return exitUnless(passed, nil)
 }
 
 // evaluate runs an evaluation in its directory or, without one, in a temporary directory.

@@ -86,9 +86,7 @@ func TestRunnerProblem(t *testing.T) {
 		},
 		{"cheating", []string{"prefix_python", example + "cheat.py", "--mode", "benchmark"}, 1, []string{"call 2 of the same case", "Not passed: benchmark"}, nil},
 		{"syntax error", []string{"prefix_python", put(t, dir, "syntax.py", "def custom_kernel(data)\n")}, 1, []string{"SyntaxError: expected ':'", "  […] 3 more times: ", "Not passed: test: 4 of 4"}, nil},
-		{"no function", []string{"prefix_python", put(t, dir, "none.py", "pass\n")}, 1, []string{"cannot import name 'custom_kernel'"}, nil},
 		{"a module that is not installed", []string{"prefix_python", put(t, dir, "module.py", "import nothing_here.at_all\n")}, 1, []string{"Not evaluated: python3 has no module nothing_here\n"}, []string{"Traceback"}},
-		{"5 MiB", []string{"prefix_python", put(t, dir, "big.py", string(right)+"#"+strings.Repeat("x", 5<<20))}, 0, []string{"Passed: test"}, nil},
 		{"a lot of control characters", []string{"prefix_python", put(t, dir, "noisy.py", "print('''"+noisy+"''')\n1/0\n")}, 1, []string{"ZeroDivisionError"}, []string{"\x1b"}},
 		{"a directory that no one may enter", []string{"prefix_python", put(t, dir, "locked.py", string(right)+"import os; os.makedirs('a/b', exist_ok=True); os.chmod('a', 0)\n")}, 0, nil, nil},
 	} {
@@ -98,11 +96,7 @@ func TestRunnerProblem(t *testing.T) {
 			if r.code != tt.code {
 				t.Errorf("exit code %d, want %d", r.code, tt.code)
 			}
-			for _, want := range tt.says {
-				if !strings.Contains(r.out, want) {
-					t.Errorf("%q is missing", want)
-				}
-			}
+			contain(t, r.out, tt.says...)
 			for _, bad := range tt.not {
 				if strings.Contains(r.out, bad) {
 					t.Errorf("%q is there", bad)

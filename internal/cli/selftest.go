@@ -28,7 +28,6 @@ arrives goes first.
 Exit code 1 also means that no slot could be tried.`,
 		Example: `  sudo kbnode selftest
   sudo kbnode selftest --slot 0 --slot 3 --verbose`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if i := slices.IndexFunc(slots, func(k int) bool { return k < 0 }); i >= 0 {
 				return usagef("--slot %d: slots are numbered from 0", slots[i])
@@ -40,15 +39,7 @@ Exit code 1 also means that no slot could be tried.`,
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				err = printJSON(s.Out, out)
-			} else {
-				printSelftest(s.Out, out, verbose)
-			}
-			if err == nil && !out.Held {
-				return &exitError{code: exitNo}
-			}
-			return err
+			return exitUnless(out.Held, s.print(asJSON, out, func() { printSelftest(s.Out, out, verbose) }))
 		},
 	}
 	cmd.Flags().IntSliceVar(&slots, "slot", nil, "number of a slot to try; may be repeated (default: all)")
@@ -75,11 +66,10 @@ func printSelftest(w io.Writer, out *node.SelftestReport, verbose bool) {
 	t := newList(w, "Slot", "Group", "Tried", "Found")
 	for _, r := range out.Slots {
 		for _, g := range groups {
-			checks := slices.DeleteFunc(slices.Clone(r.Checks), func(c selftest.Check) bool { return c.Group != g.name })
+			checks, bad := ofGroup(r.Checks, g.name)
 			if len(checks) == 0 {
 				continue
 			}
-			bad := failures(checks)
 			saw := paint(w, pretty.FgGreen, fmt.Sprintf("%d held", len(checks)))
 			if len(bad) > 0 {
 				saw = paint(w, pretty.FgRed, fmt.Sprintf("%d of %d did not hold", len(bad), len(checks)))
@@ -98,7 +88,7 @@ func printSelftest(w io.Writer, out *node.SelftestReport, verbose bool) {
 	t.print()
 	for _, r := range out.Slots {
 		for _, g := range groups {
-			bad := failures(slices.DeleteFunc(slices.Clone(r.Checks), func(c selftest.Check) bool { return c.Group != g.name }))
+			_, bad := ofGroup(r.Checks, g.name)
 			for i, c := range bad {
 				if i == shownFailures && len(bad) > shownFailures+1 {
 					printf(w, "\n%s  %s: %d more of %q; sudo kbnode selftest --verbose shows them\n", paint(w, pretty.FgRed, "NOT HELD"), r.Slot, len(bad)-i, g.name)
@@ -114,8 +104,17 @@ func printSelftest(w io.Writer, out *node.SelftestReport, verbose bool) {
 	printf(w, "\n%s\n", out.Verdict())
 }
 
-func failures(checks []selftest.Check) []selftest.Check {
-	return slices.DeleteFunc(slices.Clone(checks), func(c selftest.Check) bool { return c.Held })
+// ofGroup returns the checks of a group, and those that did not hold.
+func ofGroup(checks []selftest.Check, group string) (all, bad []selftest.Check) {
+	for _, c := range checks {
+		if c.Group == group {
+			all = append(all, c)
+			if !c.Held {
+				bad = append(bad, c)
+			}
+		}
+	}
+	return all, bad
 }
 
 // newProbe returns the command that selftest starts in containers and slices.
@@ -126,7 +125,7 @@ func newProbe(s Streams) *cobra.Command {
 		Hidden: true,
 		Args:   cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return probe.Run(cmd.Context(), args[0], data(s.Out))
+			return probe.Run(cmd.Context(), args[0], s.Out)
 		},
 	}
 }

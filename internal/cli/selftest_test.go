@@ -60,11 +60,7 @@ func TestSelftestOutput(t *testing.T) {
 			t.Parallel()
 			var b bytes.Buffer
 			printSelftest(&b, &node.SelftestReport{Slots: row.slots}, row.flags)
-			for _, want := range row.want {
-				if !strings.Contains(b.String(), want) {
-					t.Errorf("does not say %q:\n%s", want, b.String())
-				}
-			}
+			contain(t, b.String(), row.want...)
 			for _, not := range row.not {
 				if strings.Contains(b.String(), not) {
 					t.Errorf("says %q:\n%s", not, b.String())

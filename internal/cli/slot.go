@@ -1,12 +1,15 @@
 package cli
 
 import (
+	"fmt"
 	"os"
+	"os/user"
 	"strconv"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/lazy"
@@ -28,7 +31,6 @@ func newAgentExec(s Streams) *cobra.Command {
 		Use:    "agent-exec",
 		Short:  "Become the agent of a slot (started by its unit)",
 		Hidden: true,
-		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			pol, err := slot.ReadPolicy("/", k)
 			if err != nil {
@@ -58,13 +60,12 @@ func newGuard(s Streams) *cobra.Command {
 		Use:    "guard",
 		Short:  "Run the jobs of a slot (started by its unit)",
 		Hidden: true,
-		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			pol, err := slot.ReadPolicy("/", k)
 			if err != nil {
 				return err
 			}
-			beFrugal()
+			saveMemory()
 			if err := lazy.Trim(); err != nil { // frees what the start of the program needed
 				s.logger().Debug("memory not released", "err", err)
 			}
@@ -90,4 +91,30 @@ func newHook(s Streams) *cobra.Command {
 			return agent.Hook(cmd.Context(), args[0], k, s.logger())
 		},
 	}
+}
+
+func newDisk(s Streams) *cobra.Command {
+	var k int
+	cmd := &cobra.Command{
+		Use:    "disk",
+		Short:  "Make and mount the disk of a slot (started by its guard's unit)",
+		Hidden: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			pol, err := slot.ReadPolicy("/", k)
+			if err != nil || pol.DiskBytes == 0 {
+				return err
+			}
+			u, err := user.Lookup(pol.User)
+			if err != nil {
+				return fmt.Errorf("look up the slot's user: %w; run sudo kbnode reconcile", err)
+			}
+			d := disk.Disk{Dir: plan.DiskDir(k), Home: plan.WorkDir(k), Bytes: pol.DiskBytes, Log: s.logger()}
+			if d.GID, err = strconv.Atoi(u.Gid); err != nil {
+				return fmt.Errorf("look up the slot's user %s: %w", pol.User, err)
+			}
+			return disk.OnHost(func() error { return d.Ensure(cmd.Context()) })
+		},
+	}
+	slotFlag(cmd, &k)
+	return cmd
 }

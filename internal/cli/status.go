@@ -17,6 +17,8 @@ import (
 // watchPeriod is how often --watch looks.
 const watchPeriod = 2 * time.Second
 
+const clearScreen = "\x1b[H\x1b[2J"
+
 func newStatus(s Streams) *cobra.Command {
 	var asJSON, watch bool
 	cmd := &cobra.Command{
@@ -26,7 +28,6 @@ func newStatus(s Streams) *cobra.Command {
 
 Exit code 0 if every slot is as planned, 1 if something differs or this machine is
 not a node.`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := s.toRead("status"); err != nil {
 				return err
@@ -36,20 +37,17 @@ not a node.`,
 				if err != nil {
 					return err
 				}
-				if asJSON {
-					err = printJSON(s.Out, st)
-				} else {
-					if watch {
-						again := map[bool]string{true: "\x1b[H\x1b[2J", false: "\n"}
-						printf(s.Out, "%s", again[cursor(s.Out) > 0])
+				err = s.print(asJSON, st, func() {
+					switch {
+					case watch && cursor(s.Out) > 0:
+						printf(s.Out, clearScreen)
+					case watch:
+						printf(s.Out, "\n")
 					}
 					printStatus(s.Out, st, time.Now())
-				}
+				})
 				if err != nil || !watch {
-					if err == nil && st.Disagrees() {
-						return &exitError{code: exitNo}
-					}
-					return err
+					return exitUnless(!st.Disagrees(), err)
 				}
 				if limit.Sleep(cmd.Context(), watchPeriod) != nil {
 					return nil
@@ -85,12 +83,7 @@ func printStatus(w io.Writer, st node.Status, now time.Time) {
 		t.row(s.Slot, cmp.Or(s.GPU, "-"), s.Queue, s.CPUs, text.Bytes(s.MemoryBytes), paintAgent(w, s.Agent), job, ago(s.Since, now), problem)
 	}
 	t.print()
-	if len(st.Warnings) > 0 {
-		printf(w, "\n")
-	}
-	for _, warning := range st.Warnings {
-		printf(w, "%s %s\n", paint(w, pretty.FgYellow, "warning:"), warning)
-	}
+	printWarnings(w, st.Warnings)
 }
 
 func paintAgent(w io.Writer, word string) string {

@@ -90,39 +90,33 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 	if f.dryRun {
 		return f.show(s, j)
 	}
-	p := newSubmitProgress(s)
-	defer p.end()
+	p := newSubmitProgress(newProgress(s))
+	defer p.stop()
 	client, err := f.api.client(s, p.trouble)
 	if err != nil {
 		return err
 	}
 	if !f.force {
 		if err := submit.CheckQueue(ctx, client, f.api.org, req.Queue); err != nil {
-			p.end()
+			p.stop()
 			return client.Explain(ctx, err, f.api.org, f.pipeline)
 		}
 	}
 	out := submit.Run(ctx, client, submit.Options{
 		Org: f.api.org, Pipeline: f.pipeline, QueueTime: f.queueTimeout, RunTime: f.timeout, Resume: f.runID != "", Node: true,
-		On: p.show, Leave: f.leave(s, p), Log: func(_ int, why string) { p.trouble(why, 0) },
+		On: p.show, Leave: p.leave(), Log: func(_ int, why string) { p.trouble(why, 0) },
 	}, []submit.Job{j})[0]
-	p.end()
+	p.stop()
 	if out.Verdict == submit.NotCreated && out.Err != nil {
 		out.Reason = client.Explain(ctx, out.Err, f.api.org, f.pipeline).Error()
 	}
-	err = showOutcome(s, out, f.asJSON)
+	err = s.print(f.asJSON, out, func() { printOutcome(s, out) })
 	if f.resultFile != "" && len(out.Raw) > 0 {
 		if writeErr := renameio.WriteFile(f.resultFile, out.Raw, 0o644); writeErr != nil {
 			err = errors.Join(err, fmt.Errorf("write result: %w", writeErr))
 		}
 	}
-	if err != nil {
-		return err
-	}
-	if out.Verdict != submit.Passed {
-		return &exitError{code: exitNo}
-	}
-	return nil
+	return exitUnless(out.Verdict == submit.Passed, err)
 }
 
 // request returns what the flags ask for. Its error says everything that is wrong with them.

@@ -13,11 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// showOutcome prints an outcome for people or, as JSON, for programs.
-func showOutcome(s Streams, out submit.Outcome, asJSON bool) error {
-	if asJSON {
-		return printJSON(s.Out, out)
-	}
+func printOutcome(s Streams, out submit.Outcome) {
 	said := ""
 	if out.Result != nil {
 		var passed bool
@@ -45,7 +41,6 @@ func showOutcome(s Streams, out submit.Outcome, asJSON bool) error {
 	if out.Build != 0 {
 		printf(s.Out, "%s\n", buildLine(out))
 	}
-	return nil
 }
 
 // paintReport colors the verdict in a report.

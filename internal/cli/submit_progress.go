@@ -1,15 +1,17 @@
 package cli
 
 import (
-	"bufio"
+	"context"
 	"fmt"
 	"os"
 	"os/signal"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/submit"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -17,70 +19,57 @@ import (
 // submitProgress shows the status of one build: on a terminal as one line that counts the
 // seconds, otherwise as a line for each change.
 type submitProgress struct {
-	s     Streams
-	width int // of the terminal; 0 if there is none
+	*progress
+	stop func() // may be called more than once
 
-	mu     sync.Mutex
-	status submit.Status
-	quiet  bool // a question is on the screen
-	stop   chan struct{}
-	done   sync.WaitGroup
+	status atomic.Pointer[submit.Status]
 }
 
-func newSubmitProgress(s Streams) *submitProgress {
-	p := &submitProgress{s: s, stop: make(chan struct{})}
-	if p.width = cursor(s.Err); p.width > 0 {
-		p.done.Go(func() {
-			tick := time.NewTicker(time.Second)
-			defer tick.Stop()
-			for {
-				select {
-				case <-p.stop:
-					return
-				case <-tick.C:
-					p.mu.Lock()
-					p.draw()
-					p.mu.Unlock()
-				}
-			}
-		})
+func newSubmitProgress(line *progress) *submitProgress {
+	p := &submitProgress{progress: line}
+	ctx, cancel := context.WithCancel(context.Background())
+	var done sync.WaitGroup
+	p.stop = func() {
+		cancel()
+		done.Wait()
+		p.end("")
 	}
+	done.Go(func() {
+		for limit.Sleep(ctx, time.Second) == nil {
+			p.refresh("")
+		}
+	})
 	return p
 }
 
 // show is called with each change.
 func (p *submitProgress) show(_ int, st submit.Status) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	first := p.status.Build == 0 && st.Build != 0
-	p.status = st
-	if first {
-		p.above("build %d: %s", st.Build, text.Line(st.URL, 300))
+	before := p.status.Swap(&st)
+	fixed := buildStatus(st)
+	if st.State == "creating" {
+		fixed = ""
 	}
-	if p.width == 0 && st.State != "creating" && !first {
-		p.s.progress("%s", p.line())
+	if st.Build != 0 && (before == nil || before.Build == 0) {
+		p.end("")
+		p.say("build %d: %s", st.Build, text.Line(st.URL, 300))
+		fixed = ""
 	}
-	p.draw()
+	p.refresh(fixed)
 }
 
 // trouble reports an error that is retried.
 func (p *submitProgress) trouble(why string, pause time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.above("%s; retrying in %s", text.Line(why, 300), max(pause, time.Second).Round(time.Second))
-	p.draw()
+	p.say("%s; retrying in %s", text.Line(why, 300), max(pause, time.Second).Round(time.Second))
 }
 
-// above writes a line that stays. The caller holds the lock.
-func (p *submitProgress) above(format string, args ...any) {
-	if p.width > 0 {
-		printf(p.s.Err, "\r\x1b[K")
+// refresh shows the status and its age; fixed is for what is no terminal.
+func (p *submitProgress) refresh(fixed string) {
+	if st := p.status.Load(); st != nil && st.State != "" {
+		p.progress.show(fmt.Sprintf("%s, %d s", buildStatus(*st), int(time.Since(st.Since).Seconds())), fixed)
 	}
-	p.s.progress(format, args...)
 }
 
-func (p *submitProgress) line() string {
-	st := p.status
+func buildStatus(st submit.Status) string {
 	says := st.State
 	if st.Build != 0 {
 		says = fmt.Sprintf("build %d: %s", st.Build, st.State)
@@ -91,70 +80,23 @@ func (p *submitProgress) line() string {
 	return says
 }
 
-// draw replaces the terminal's current line. The caller holds the lock.
-func (p *submitProgress) draw() {
-	if p.width == 0 || p.quiet || p.status.State == "" {
-		return
-	}
-	select {
-	case <-p.stop: // the result is on the screen
-		return
-	default:
-	}
-	rewriteLine(p.s.Err, p.width, fmt.Sprintf("  %s, %d s", p.line(), int(time.Since(p.status.Since).Seconds())))
-}
-
-// end removes the moving line. It may be called more than once.
-func (p *submitProgress) end() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	select {
-	case <-p.stop:
-		return
-	default:
-	}
-	close(p.stop)
-	if p.width > 0 {
-		printf(p.s.Err, "\r\x1b[K")
-	}
-}
-
 // leave returns a function that asks after Ctrl-C whether to leave the build running. Another
 // Ctrl-C means no. Without a terminal it returns nil, so that the build is canceled.
-func (f *submitFlags) leave(s Streams, p *submitProgress) func() bool {
-	if !isTerminal(s.In) || p.width == 0 {
+func (p *submitProgress) leave() func() bool {
+	if !isTerminal(p.s.In) || p.width == 0 {
 		return nil
 	}
 	return func() bool {
-		p.mu.Lock()
-		p.quiet = true
-		number := p.status.Build
-		p.mu.Unlock()
-		defer func() {
-			p.mu.Lock()
-			p.quiet = false
-			p.mu.Unlock()
-		}()
-		again := make(chan os.Signal, 1)
-		signal.Notify(again, os.Interrupt, syscall.SIGTERM)
-		defer signal.Stop(again)
+		p.pause(true)
+		defer p.pause(false)
 		what := "the build"
-		if number != 0 {
-			what = fmt.Sprintf("build %d", number)
+		if st := p.status.Load(); st != nil && st.Build != 0 {
+			what = fmt.Sprintf("build %d", st.Build)
 		}
-		printf(s.Err, "\r\x1b[KCancel %s in Buildkite? [Y/n] ", what)
-		said := make(chan string, 1)
-		go func() {
-			answer, _ := bufio.NewReader(s.In).ReadString('\n') // the end of the input means yes
-			said <- answer
-		}()
-		select {
-		case <-again:
-			printf(s.Err, "\n")
-			return false
-		case answer := <-said:
-			a := strings.ToLower(strings.TrimSpace(answer))
-			return a == "n" || a == "no"
-		}
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		said, _ := p.s.answer(ctx, fmt.Sprintf("Cancel %s in Buildkite? [Y/n]", what), false) // the end of the input means yes
+		said = strings.ToLower(said)
+		return said == "n" || said == "no"
 	}
 }

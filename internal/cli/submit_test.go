@@ -20,14 +20,23 @@ const (
 	resultBad  = `{"success":true,"error":"","system":{},"runs":{"test":{"compilation":{"nvcc_found":true,"command":"nvcc a.cu","success":false,"stderr":"a.cu(3): error: \u001b[31mno such thing","exit_code":1},"run":null}}}`
 )
 
+// useBuildkite makes a fake Buildkite the one that kbnode asks.
+func useBuildkite(t *testing.T, s *bktest.Server) {
+	t.Helper()
+	server := httptest.NewServer(s)
+	t.Cleanup(server.Close)
+	t.Setenv("BUILDKITE_API_URL", server.URL)
+	t.Setenv("BUILDKITE_API_TOKEN", bktest.DefaultAPIToken)
+	t.Setenv("BUILDKITE_ORG", "kbnode")
+	t.Setenv("BUILDKITE_PIPELINE", "")
+}
+
 // submitTo runs kbnode submit against a fake Buildkite whose one agent leaves these files.
 func submitTo(t *testing.T, files map[string]string, args ...string) (result, *bktest.Server, map[string]string) {
 	t.Helper()
 	s := bktest.New(bktest.Options{PingSeconds: 1, Pipelines: []bktest.Pipeline{{
 		Slug: "kernelbot", Steps: `steps: [{command: exec kbnode runner, agents: {queue: $KERNELBOT_QUEUE}, artifact_paths: "*.json"}]`,
 	}}})
-	server := httptest.NewServer(s)
-	t.Cleanup(server.Close)
 	env := map[string]string{}
 	err := s.Employ(t.Context(), bktest.Worker{Name: "n-gpu3", Tags: []string{"queue=b200", "gpu-index=3"}, Do: func(_ context.Context, w *bktest.Work) {
 		env, w.Files = w.Env, files
@@ -35,10 +44,7 @@ func submitTo(t *testing.T, files map[string]string, args ...string) (result, *b
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("BUILDKITE_API_URL", server.URL)
-	t.Setenv("BUILDKITE_API_TOKEN", bktest.DefaultAPIToken)
-	t.Setenv("BUILDKITE_ORG", "kbnode")
-	t.Setenv("BUILDKITE_PIPELINE", "")
+	useBuildkite(t, s)
 	return kbnode(t, append([]string{"submit"}, args...)...), s, env
 }
 
@@ -70,16 +76,8 @@ func TestSubmit(t *testing.T) {
 			if r.code != tt.code {
 				t.Errorf("exit code %d", r.code)
 			}
-			for _, want := range tt.out {
-				if !strings.Contains(r.out, want) {
-					t.Errorf("%q is not in %s", want, r.out)
-				}
-			}
-			for _, want := range tt.err {
-				if !strings.Contains(r.err, want) {
-					t.Errorf("%q is not in %s", want, r.err)
-				}
-			}
+			contain(t, r.out, tt.out...)
+			contain(t, r.err, tt.err...)
 			for k, want := range tt.env {
 				if env[k] != want {
 					t.Errorf("%s is %q, want %q", k, env[k], want)
@@ -124,11 +122,7 @@ func TestSubmitDryRun(t *testing.T) {
 	t.Setenv("BUILDKITE_API_URL", "")
 	t.Setenv("BUILDKITE_API_TOKEN", "bkua_secret")
 	r := kbnode(t, "submit", "--queue", "b200", "--hello", "--dry-run", "--inline-steps", "--org", "gpu-mode")
-	for _, want := range []string{"POST https://api.buildkite.com/v2/organizations/gpu-mode/pipelines/kernelbot/builds\nAuthorization: Bearer (hidden)\n", `"KERNELBOT_QUEUE": "b200"`, `"run_id": "kbnode-`, `"steps": [`} {
-		if !strings.Contains(r.out, want) {
-			t.Errorf("%q is not in %s", want, r.out)
-		}
-	}
+	contain(t, r.out, "POST https://api.buildkite.com/v2/organizations/gpu-mode/pipelines/kernelbot/builds\nAuthorization: Bearer (hidden)\n", `"KERNELBOT_QUEUE": "b200"`, `"run_id": "kbnode-`, `"steps": [`)
 	if r.code != 0 || strings.Contains(r.out, "secret") {
 		t.Errorf("%+v", r)
 	}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -31,7 +32,7 @@ func newList(w io.Writer, header ...string) *list { return &list{w: w, header: h
 func (l *list) row(cells ...any) {
 	row := make([]string, len(cells))
 	for i, c := range cells {
-		row[i] = spell(l.w, fmt.Sprint(c))
+		row[i] = fmt.Sprint(c)
 	}
 	l.rows = append(l.rows, row)
 }
@@ -43,24 +44,28 @@ func (l *list) print() {
 
 // draw returns the table in width columns. 0 means no limit.
 func (l *list) draw(width int) string {
-	if width > 0 {
-		l.shorten()
+	if width == 0 {
+		return l.render(nil, 0)
 	}
-	hidden := make([]bool, len(l.header))
-	wide, room := l.measure(hidden)
-	at := len(l.header) - 1
-	if l.wraps != "" {
-		at = slices.Index(l.header, l.wraps)
-	}
-	word := l.longestWord(at, width)
-	for _, title := range l.spare {
-		if width == 0 || wide-room[at]+min(room[at], max(roomy, word)) <= width {
-			break
+	for i, title := range l.header {
+		for _, row := range l.rows {
+			row[i] = middle(row[i], l.most[title])
 		}
-		hidden[slices.Index(l.header, title)] = true
-		wide, room = l.measure(hidden)
 	}
+	longest, word := l.wrapped(width)
+	hidden := 0
+	for hidden < len(l.spare) && text.LongestLineLen(l.render(l.spare[:hidden], max(roomy, word))) > width {
+		hidden++
+	}
+	all := l.render(l.spare[:hidden], 0)
+	if over := text.LongestLineLen(all) - width; over > 0 {
+		return l.render(l.spare[:hidden], max(longest-over, roomy/2))
+	}
+	return all
+}
 
+// render returns the table without the hidden columns. most is the width of the wrapped column, or 0.
+func (l *list) render(hidden []string, most int) string {
 	t := table.NewWriter()
 	style := table.StyleDefault
 	style.Options = table.OptionsNoBordersAndSeparators
@@ -68,36 +73,35 @@ func (l *list) draw(width int) string {
 	style.Format.Header = text.FormatUpper
 	t.SetStyle(style)
 	t.SuppressTrailingSpaces()
-	t.AppendHeader(visible(l.header, hidden))
-	for _, row := range l.rows {
-		t.AppendRow(visible(row, hidden))
+	configs := []table.ColumnConfig{{Number: l.wrappedColumn() + 1, WidthMax: most, WidthMaxEnforcer: wrapCell}}
+	for _, title := range hidden {
+		configs = append(configs, table.ColumnConfig{Name: title, Hidden: true})
 	}
-	if width > 0 && wide > width {
-		n := 1
-		for _, h := range hidden[:at] {
-			if !h {
-				n++
-			}
-		}
-		t.SetColumnConfigs([]table.ColumnConfig{{
-			Number: n, WidthMax: max(width-(wide-room[at]), roomy/2), WidthMaxEnforcer: wrapCell,
-		}})
+	t.SetColumnConfigs(configs)
+	t.AppendHeader(cells(l.header))
+	for _, row := range l.rows {
+		t.AppendRow(cells(row))
 	}
 	return t.Render()
 }
 
-// longestWord returns the width of the longest word in a column's cells that fits into width columns,
-// such as a UUID or a URL, which no one could copy if it were broken.
-func (l *list) longestWord(column, width int) int {
-	most := 0
+func (l *list) wrappedColumn() int {
+	return slices.Index(l.header, cmp.Or(l.wraps, l.header[len(l.header)-1]))
+}
+
+// wrapped returns the width of the wrapped column, and of its longest word that fits into width
+// columns, such as a UUID or a URL, which no one could copy if it were broken.
+func (l *list) wrapped(width int) (longest, word int) {
 	for _, row := range l.rows {
-		for word := range strings.FieldsSeq(row[column]) {
-			if n := text.StringWidthWithoutEscSequences(word); n <= width {
-				most = max(most, n)
+		cell := row[l.wrappedColumn()]
+		longest = max(longest, text.LongestLineLen(cell))
+		for w := range strings.FieldsSeq(cell) {
+			if n := text.StringWidthWithoutEscSequences(w); n <= width {
+				word = max(word, n)
 			}
 		}
 	}
-	return most
+	return longest, word
 }
 
 // wrapCell breaks the lines of a cell between words. A word that is wider than the terminal is left to
@@ -110,48 +114,20 @@ func wrapCell(s string, width int) string {
 	return strings.Join(lines, "\n")
 }
 
-func (l *list) shorten() {
-	for i, title := range l.header {
-		for _, row := range l.rows {
-			if most := l.most[title]; most > 0 {
-				row[i] = spell(l.w, middle(row[i], most))
-			}
-		}
-	}
-}
-
-// middle cuts out the middle of a text: names of agents differ at their ends.
+// middle cuts out the middle of a text: names of agents differ at their ends. 0 means no limit.
 func middle(s string, most int) string {
 	r := []rune(s)
-	if len(r) <= most {
+	if most == 0 || len(r) <= most {
 		return s
 	}
 	head := (most - 1) / 2
 	return string(r[:head]) + "…" + string(r[len(r)-(most-1-head):])
 }
 
-// measure returns the width of the table and of each column.
-func (l *list) measure(hidden []bool) (wide int, each []int) {
-	each = make([]int, len(l.header))
-	for i, title := range l.header {
-		if hidden[i] {
-			continue
-		}
-		each[i] = text.StringWidthWithoutEscSequences(title)
-		for _, row := range l.rows {
-			each[i] = max(each[i], text.LongestLineLen(row[i]))
-		}
-		wide += each[i] + 2
-	}
-	return wide - 2, each
-}
-
-func visible(cells []string, hidden []bool) table.Row {
+func cells(words []string) table.Row {
 	var row table.Row
-	for i, c := range cells {
-		if !hidden[i] {
-			row = append(row, c)
-		}
+	for _, w := range words {
+		row = append(row, w)
 	}
 	return row
 }

@@ -8,13 +8,14 @@ import (
 
 	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"golang.org/x/term"
-
-	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // terminal reports whether w is a terminal, and returns its width in columns.
 func terminal(w io.Writer) (width int, ok bool) {
-	f, isFile := bottom(w).(*os.File)
+	if a, is := w.(*answer); is {
+		w = a.to
+	}
+	f, isFile := w.(*os.File)
 	if !isFile || !term.IsTerminal(int(f.Fd())) {
 		return 0, false
 	}
@@ -23,20 +24,6 @@ func terminal(w io.Writer) (width int, ok bool) {
 		width = 80
 	}
 	return width, true
-}
-
-// bottom returns the writer that a stream finally writes to.
-func bottom(w io.Writer) io.Writer {
-	for {
-		switch v := w.(type) {
-		case *answer:
-			w = v.to
-		case *text.ASCIIWriter:
-			w = v.To
-		default:
-			return w
-		}
-	}
 }
 
 // cursor returns the width of a terminal whose lines can be rewritten, or 0.
@@ -57,32 +44,19 @@ func isTerminal(r io.Reader) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// rewriteLine replaces the terminal's current line, cut to its width.
-func rewriteLine(w io.Writer, width int, line string) {
-	if r := []rune(spell(w, line)); len(r) >= width {
-		line = string(r[:max(0, width-1)])
-	}
-	printf(w, "\r\x1b[K%s", strings.TrimRight(line, " "))
-}
-
 // wrap breaks lines that are wider than width between words. The rest of a line is indented to
 // the words that it belongs to: after the last column that two blanks end, or two blanks more
 // than its line.
-func wrap(s string, width int) string {
-	var b strings.Builder
-	for line := range strings.Lines(s) {
-		words := strings.TrimRight(line, "\n")
-		b.WriteString(fold(words, "", width, hang(words, width)) + line[len(words):])
-	}
-	return b.String()
-}
+func wrap(s string, width int) string { return foldLines(s, "", width) }
 
-// commands breaks lines of commands so that they can still be typed as shown.
-func commands(s string, width int) string {
+// wrapCommands breaks lines of commands so that they can still be typed as shown.
+func wrapCommands(s string, width int) string { return foldLines(s, " \\", width) }
+
+func foldLines(s, end string, width int) string {
 	var b strings.Builder
 	for line := range strings.Lines(s) {
 		words := strings.TrimRight(line, "\n")
-		b.WriteString(fold(words, " \\", width, hang(words, width)) + line[len(words):])
+		b.WriteString(fold(words, end, width, hang(words, width)) + line[len(words):])
 	}
 	return b.String()
 }
@@ -114,40 +88,13 @@ func fold(line, end string, width, indent int) string {
 	return b.String()
 }
 
+// hang returns the indentation of what follows on the next line.
 func hang(line string, width int) int {
-	seen := []rune(pretty.StripEscape(line))
-	lead := len(seen) - len([]rune(strings.TrimLeft(string(seen), " ")))
-	head := string(seen[:min(width/2, len(seen))])
+	plain := []rune(pretty.StripEscape(line))
+	lead := len(plain) - len([]rune(strings.TrimLeft(string(plain), " ")))
+	head := string(plain[:min(width/2, len(plain))])
 	if i := strings.LastIndex(head, "  "); i >= lead {
 		return utf8.RuneCountInString(head[:i]) + 2
 	}
 	return min(lead+2, width/2)
-}
-
-// spell returns a text as w will show it.
-func spell(w io.Writer, s string) string {
-	if a, ok := w.(*answer); ok {
-		w = a.to
-	}
-	if _, ok := w.(*text.ASCIIWriter); ok {
-		return text.ToASCII(s)
-	}
-	return s
-}
-
-// data returns a command's standard output for programs to read: its bytes are the same in every
-// locale.
-func data(w io.Writer) io.Writer {
-	if a, ok := w.(*answer); ok {
-		a.to = bottom(a.to)
-	}
-	return w
-}
-
-// document returns standard output for a text that people save as often as they read it.
-func document(w io.Writer) io.Writer {
-	if _, ok := terminal(w); ok {
-		return w
-	}
-	return data(w)
 }

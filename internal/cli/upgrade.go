@@ -35,7 +35,6 @@ interrupted upgrade continues by itself, or with the same command.`,
 		Example: `  sudo kbnode upgrade --agent-version 3.100.0 --dry-run
   sudo kbnode upgrade --agent-version 3.100.0 --wait
   sudo kbnode upgrade --agent-binary ./buildkite-agent`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return upgrade(cmd.Context(), s, f) },
 	}
 	fl := cmd.Flags()

@@ -44,14 +44,9 @@ func newVersion(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version of kbnode",
-		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			v := readVersion()
-			if asJSON {
-				return printJSON(s.Out, v)
-			}
-			printf(s.Out, "%s\n", v)
-			return nil
+			return s.print(asJSON, v, func() { printf(s.Out, "%s\n", v) })
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")

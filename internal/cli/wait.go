@@ -13,9 +13,9 @@ import (
 
 // waitRegistered waits for the agents, and shows how many have registered.
 func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcile.Host, deferred []reconcile.Change) error {
-	w := &waiting{s: s, width: cursor(s.Err)}
+	w := &waiting{progress: newProgress(s)}
 	err := node.WaitRegistered(ctx, p, host, deferred, w)
-	w.end()
+	w.end(w.line)
 	if late, ok := errors.AsType[*node.LateError](err); ok {
 		s.warn("%v", late)
 		return &exitError{code: exitNo}
@@ -23,33 +23,18 @@ func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcil
 	return err
 }
 
-// waiting shows how many agents have registered, on one line of a terminal.
-type waiting struct {
-	s     Streams
-	width int
-	open  bool // the line is being rewritten
-}
-
-func (w *waiting) end() {
-	if w.open {
-		printf(w.s.Err, "\n")
-		w.open = false
-	}
-}
+// waiting shows how many agents have registered.
+type waiting struct{ *progress }
 
 // Registered implements node.Waiting.
 func (w *waiting) Registered(done, total int) {
-	if w.width > 0 {
-		w.open = true
-		rewriteLine(w.s.Err, w.width, fmt.Sprintf("  %d of %d agents registered", done, total))
-		return
-	}
-	w.s.progress("%d of %d agents registered", done, total)
+	line := fmt.Sprintf("%d of %d agents registered", done, total)
+	w.show(line, line)
 }
 
 // Parked implements node.Waiting.
 func (w *waiting) Parked(p plan.Slot, why string) {
-	w.end()
+	w.end(w.line)
 	w.s.warn("slot %s is parked: %s", p.Name, why)
 }
 

@@ -2,6 +2,8 @@
 // validated. It is pure: files and the environment come in as arguments.
 package config
 
+import "cmp"
+
 // Config is what the operator wants. The zero value of a field means "decide
 // for me", and its comment says what is then decided.
 type Config struct {
@@ -158,15 +160,6 @@ var DefaultRepositories = []string{
 	`^(https://github\.com/|git@github\.com:|ssh://git@github\.com/)gpu-mode/[A-Za-z0-9._-]+$`,
 }
 
-// or returns v, or the default when v is its zero value.
-func or[T comparable](v, def T) T {
-	var zero T
-	if v == zero {
-		return def
-	}
-	return v
-}
-
 // Patterns are regular expressions of what is allowed. Nil is the default; an empty list
 // allows nothing.
 type Patterns []string
@@ -174,29 +167,24 @@ type Patterns []string
 // IsZero says that nothing was written: YAML leaves the key out then, but keeps an empty list.
 func (p Patterns) IsZero() bool { return p == nil }
 
-func orList[T ~[]string](v, def T) T {
-	if v == nil {
-		return def
-	}
-	return v
-}
-
 // WithDefaults returns c with every field set whose default does not depend on
 // the machine.
 func (c Config) WithDefaults() Config {
-	c.GPUsPerSlot = or(c.GPUsPerSlot, 1)
-	c.Agent.Endpoint = or(c.Agent.Endpoint, DefaultEndpoint)
-	c.Agent.AllowedRepositories = orList(c.Agent.AllowedRepositories, Patterns(DefaultRepositories))
-	c.Job.MaxMinutes = or(c.Job.MaxMinutes, DefaultJobMinutes)
-	c.Job.TimeLimit = or(c.Job.TimeLimit, DefaultTimeLimit)
-	c.Job.TasksMax = or(c.Job.TasksMax, DefaultTasksMax)
-	c.Job.Profile = or(c.Job.Profile, ProfileCompatible)
-	c.Job.Network = or(c.Job.Network, map[string]string{ProfileStrict: NetworkNone}[c.Job.Profile])
-	c.Job.Network = or(c.Job.Network, NetworkBridge)
-	c.Image.Name = or(c.Image.Name, DefaultImage)
-	c.Image.Keep = or(c.Image.Keep, DefaultKeep)
-	c.Image.FirstJobs = or(c.Image.FirstJobs, DefaultFirstJobs)
-	c.Docker.Socket = or(c.Docker.Socket, DefaultDockerSocket)
-	c.Hygiene.Clocks = or(c.Hygiene.Clocks, ClocksDefault)
+	c.GPUsPerSlot = cmp.Or(c.GPUsPerSlot, 1)
+	c.Agent.Endpoint = cmp.Or(c.Agent.Endpoint, DefaultEndpoint)
+	if c.Agent.AllowedRepositories == nil {
+		c.Agent.AllowedRepositories = DefaultRepositories
+	}
+	c.Job.MaxMinutes = cmp.Or(c.Job.MaxMinutes, DefaultJobMinutes)
+	c.Job.TimeLimit = cmp.Or(c.Job.TimeLimit, DefaultTimeLimit)
+	c.Job.TasksMax = cmp.Or(c.Job.TasksMax, DefaultTasksMax)
+	c.Job.Profile = cmp.Or(c.Job.Profile, ProfileCompatible)
+	c.Job.Network = cmp.Or(c.Job.Network, map[string]string{ProfileStrict: NetworkNone}[c.Job.Profile])
+	c.Job.Network = cmp.Or(c.Job.Network, NetworkBridge)
+	c.Image.Name = cmp.Or(c.Image.Name, DefaultImage)
+	c.Image.Keep = cmp.Or(c.Image.Keep, DefaultKeep)
+	c.Image.FirstJobs = cmp.Or(c.Image.FirstJobs, DefaultFirstJobs)
+	c.Docker.Socket = cmp.Or(c.Docker.Socket, DefaultDockerSocket)
+	c.Hygiene.Clocks = cmp.Or(c.Hygiene.Clocks, ClocksDefault)
 	return c
 }

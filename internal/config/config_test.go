@@ -14,7 +14,6 @@ var parseCases = []struct {
 	want       Config
 	err        string
 }{
-	{name: "only a comment", text: "# nothing\n", want: Config{}},
 	{name: "comments only", text: "# nothing\n", want: Config{}},
 	{
 		name: "everything people write",

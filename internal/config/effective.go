@@ -125,11 +125,11 @@ func Text(list []Setting) (string, error) {
 	group := ""
 	for i, s := range list {
 		indent, key := "", s.Key
-		if above, name, nested := strings.Cut(s.Key, "."); nested {
-			if above != group {
-				fmt.Fprintf(&b, "%s%s:\n", map[bool]string{true: "#"}[!anySet(list[i:], above+".")], above)
+		if parent, name, nested := strings.Cut(s.Key, "."); nested {
+			if parent != group {
+				fmt.Fprintf(&b, "%s%s:\n", map[bool]string{true: "#"}[!anySet(list[i:], parent+".")], parent)
 			}
-			indent, key, group = "  ", name, above
+			indent, key, group = "  ", name, parent
 		}
 		lines := []string{"#" + indent + key + ":"}
 		if s.Value != nil {

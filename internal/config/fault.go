@@ -45,16 +45,16 @@ var (
 	yamlType = lazy.Regexp("(?s)^cannot unmarshal !!(\\w+)(?: `(.*)`)? into (\\S+)$")
 )
 
-// told records the faults in an error of the YAML library.
-func (r *reader) told(err error) {
+// decodeFaults records the faults in an error of the YAML library.
+func (r *reader) decodeFaults(err error) {
 	if err == nil {
 		return
 	}
-	said := []string{err.Error() + "; check the quotes, brackets and indentation there"}
+	messages := []string{err.Error() + "; check the quotes, brackets and indentation there"}
 	if te, ok := errors.AsType[*yaml.TypeError](err); ok {
-		said = te.Errors
+		messages = te.Errors
 	}
-	for _, msg := range said {
+	for _, msg := range messages {
 		line, text := 0, strings.TrimPrefix(strings.TrimSpace(msg), "yaml: ")
 		if m := yamlLine().FindStringSubmatch(text); m != nil {
 			line, _ = strconv.Atoi(m[1])
@@ -93,11 +93,12 @@ type suggestion struct {
 
 // String names the key that was probably meant, or else all known keys.
 func (s suggestion) String() string {
+	key := s.key
 	flat := func(s string) string {
 		return strings.NewReplacer("-", "", "_", "", ".", "").Replace(strings.ToLower(s))
 	}
 	for _, k := range s.known {
-		if flat(k) == flat(s.key) || len(s.key) > 3 && (strings.HasPrefix(flat(k), flat(s.key)) || strings.HasPrefix(flat(s.key), flat(k))) {
+		if flat(k) == flat(key) || len(key) > 3 && (strings.HasPrefix(flat(k), flat(key)) || strings.HasPrefix(flat(key), flat(k))) {
 			return fmt.Sprintf("write %q", k)
 		}
 	}

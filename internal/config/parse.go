@@ -50,8 +50,8 @@ func Read(name string, text []byte) (File, error) {
 	if len(text) > maxBytes {
 		r.fault(0, "is larger than %d bytes, too large for a configuration; use kbnode's own file", maxBytes)
 	} else if err := dec.Decode(&root); err == nil {
-		r.look(root.Content[0], reflect.TypeFor[Config](), "")
-		r.told(root.Decode(&c))
+		r.checkKeys(root.Content[0], reflect.TypeFor[Config](), "")
+		r.decodeFaults(root.Decode(&c))
 		for _, p := range Validate(c) {
 			r.fault(r.lines[p.Key], "%s: %s", p.Key, p.Text)
 		}
@@ -59,7 +59,7 @@ func Read(name string, text []byte) (File, error) {
 			r.fault(0, "has more than one YAML document; keep the first")
 		}
 	} else if !errors.Is(err, io.EOF) {
-		r.told(err)
+		r.decodeFaults(err)
 	} else if text != nil && len(bytes.TrimSpace(text)) == 0 {
 		r.fault(0, "is empty, perhaps because the disk was full; write it again, or remove it to use the defaults")
 	}
@@ -89,9 +89,9 @@ func (r *reader) fault(line int, format string, args ...any) {
 	r.faults = append(r.faults, Fault{line, text.Line(fmt.Sprintf(format, args...), maxFault)})
 }
 
-// look checks the keys of a group of type t. It finds what decoding would ignore
+// checkKeys checks the keys of a group of type t. It finds what decoding would ignore
 // or stop at, and removes it, so that decoding reaches the rest.
-func (r *reader) look(n *yaml.Node, t reflect.Type, prefix string) {
+func (r *reader) checkKeys(n *yaml.Node, t reflect.Type, prefix string) {
 	n = target(n)
 	if n.Kind != yaml.MappingNode {
 		return // decoding reports this
@@ -123,7 +123,7 @@ func (r *reader) look(n *yaml.Node, t reflect.Type, prefix string) {
 		}
 		first[key.Value] = key.Line
 		if isGroup(typ) {
-			r.look(value, typ, prefix+key.Value+".")
+			r.checkKeys(value, typ, prefix+key.Value+".")
 		} else {
 			if !r.fits(value, typ) {
 				continue

@@ -2,7 +2,8 @@ package config
 
 import (
 	"errors"
-	"strings"
+
+	"gopkg.in/yaml.v3"
 )
 
 // Checked is the JSON of kbnode config check; docs/configuration.md describes it.
@@ -36,24 +37,17 @@ type Shown struct {
 }
 
 // Show returns settings and their origins; file is "" without one.
-func Show(file string, list []Setting) Shown {
+func Show(file string, list []Setting) (Shown, error) {
 	v := Shown{File: file, Config: map[string]any{}, Origin: map[string]Origin{}, Hidden: []string{}}
 	for _, s := range list {
 		v.Origin[s.Key] = s.Origin
 		if s.Hidden {
 			v.Hidden = append(v.Hidden, s.Key)
 		}
-		if s.Value == nil {
-			continue
-		}
-		into, key := v.Config, s.Key
-		if group, name, nested := strings.Cut(s.Key, "."); nested {
-			if v.Config[group] == nil {
-				v.Config[group] = map[string]any{}
-			}
-			into, key = v.Config[group].(map[string]any), name
-		}
-		into[key] = s.Value
 	}
-	return v
+	text, err := Text(list)
+	if err == nil {
+		err = yaml.Unmarshal([]byte(text), &v.Config)
+	}
+	return v, err
 }

@@ -147,6 +147,10 @@ var (
 	field        = lazy.Regexp(`\{[^{}]*\}`)
 	nodeForm     = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9.-]{0,62}$`)
 	tagForm      = lazy.Regexp(`^[A-Za-z0-9_.-]{1,64}=[^\s,"=]{1,200}$`)
+	pathForm     = lazy.Regexp(`^/`)
+	endpointForm = lazy.Regexp(`^https?://[^\s"]+$`)
+	profileForm  = lazy.Regexp(`^(` + ProfileCompatible + `|` + ProfileStrict + `)$`)
+	networkForm  = lazy.Regexp(`^(` + NetworkBridge + `|` + NetworkInternet + `|` + NetworkNone + `)$`)
 	sumForm      = lazy.Regexp(`^[0-9a-f]{64}$`)
 	registryForm = lazy.Regexp(`^[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?$`)
 	imageForm    = lazy.Regexp(`^[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
@@ -174,16 +178,16 @@ func validateShape(c Config, bad func(key, format string, args ...any)) {
 	case c.GPUsPerSlot > maxSlots:
 		bad("gpus_per_slot", "%d GPUs are more than a machine has; write at most %d", c.GPUsPerSlot, maxSlots)
 	}
-	seen := map[string]bool{}
+	listed := map[string]bool{}
 	for _, group := range c.Groups {
 		if len(group) < 2 {
 			bad("groups", "a group of %d is too small; write at least two GPUs for each, such as [0, 1]", len(group))
 		}
 		for _, name := range group {
-			if seen[strings.ToLower(name)] {
+			if listed[strings.ToLower(name)] {
 				bad("groups", "GPU %s is listed twice; list each GPU once", name)
 			}
-			seen[strings.ToLower(name)] = true
+			listed[strings.ToLower(name)] = true
 		}
 	}
 }
@@ -201,30 +205,64 @@ func Validate(c Config) []Problem {
 	bad := func(key, format string, args ...any) {
 		ps = append(ps, Problem{Key: key, Text: fmt.Sprintf(format, args...)})
 	}
-	if c.Queue != "" {
-		for _, f := range field().FindAllString(c.Queue, -1) {
-			if !slices.Contains(QueueFields, strings.Trim(f, "{}")) {
-				bad("queue", "%s is not a field; write {%s}", f, strings.Join(QueueFields, "}, {"))
+	for _, f := range field().FindAllString(c.Queue, -1) {
+		if !slices.Contains(QueueFields, strings.Trim(f, "{}")) {
+			bad("queue", "%s is not a field; write {%s}", f, strings.Join(QueueFields, "}, {"))
+		}
+	}
+	if c.Queue != "" && !queueForm().MatchString(field().ReplaceAllString(c.Queue, "x")) {
+		bad("queue", "%q is not a queue name; use letters, digits, '-', '_' and '.', such as b200 or nvidia-h100-{index}", c.Queue)
+	}
+	for _, n := range []struct {
+		key   string
+		value int64
+	}{
+		{"cpus_per_slot", int64(c.CPUsPerSlot)}, {"gpu_count", int64(c.GPUCount)}, {"gpus_per_slot", int64(c.GPUsPerSlot)}, {"slots", int64(c.Slots)},
+		{"job.max_minutes", int64(c.Job.MaxMinutes)}, {"job.tasks_max", c.Job.TasksMax}, {"image.keep", int64(c.Image.Keep)}, {"image.first_jobs", int64(c.Image.FirstJobs)},
+	} {
+		if n.value < 0 {
+			bad(n.key, "%d is negative; write a number above 0 or leave the key out", n.value)
+		}
+	}
+	one := func(v string) []string {
+		if v == "" {
+			return nil
+		}
+		return []string{v}
+	}
+	for _, f := range []struct {
+		key    string
+		values []string
+		form   func() *regexp.Regexp
+		want   string
+	}{
+		{"node", one(c.Node), nodeForm, "a node name; use letters, digits, '-' and '.', 63 at most"},
+		{"agent.binary", one(c.Agent.Binary), pathForm, "an absolute path; write one that begins with /"},
+		{"agent.endpoint", one(c.Agent.Endpoint), endpointForm, "an address; write one such as " + DefaultEndpoint},
+		{"agent.download_sha256", one(c.Agent.DownloadSHA256), sumForm, "a SHA-256; write its 64 hex digits"},
+		{"agent.tags", c.Agent.Tags, tagForm, "a tag; write key=value without spaces, commas or quotes"},
+		{"docker.socket", one(c.Docker.Socket), pathForm, "an absolute path; write one that begins with /"},
+		{"job.profile", one(c.Job.Profile), profileForm, "valid; write " + ProfileCompatible + " or " + ProfileStrict},
+		{"job.network", one(c.Job.Network), networkForm, "valid; write " + NetworkBridge + " or " + NetworkInternet + " or " + NetworkNone},
+		{"job.private_registries", c.Job.PrivateRegistries, registryForm, "a registry; write host or host:port as in the names of its images, such as reg.example:5000"},
+		{"image.name", one(c.Image.Name), imageForm, "an image name with a tag; write one such as " + DefaultImage},
+	} {
+		for _, v := range f.values {
+			if f.key == "image.name" && len(v) > 255 || !f.form().MatchString(v) {
+				shown, _ := hide(f.key, v)
+				bad(f.key, "%.200q is not %s", shown, f.want)
 			}
 		}
-		if !queueForm().MatchString(field().ReplaceAllString(c.Queue, "x")) {
-			bad("queue", "%q is not a queue name; use letters, digits, '-', '_' and '.', such as b200 or nvidia-h100-{index}", c.Queue)
-		}
 	}
-	if c.Node != "" && !nodeForm().MatchString(c.Node) {
-		bad("node", "%q is not a node name; use letters, digits, '-' and '.', 63 at most", c.Node)
-	}
-	for key, n := range map[string]int64{
-		"cpus_per_slot": int64(c.CPUsPerSlot),
-		"gpu_count":     int64(c.GPUCount), "gpus_per_slot": int64(c.GPUsPerSlot), "slots": int64(c.Slots),
-		"job.max_minutes": int64(c.Job.MaxMinutes), "job.tasks_max": c.Job.TasksMax,
-		"image.keep": int64(c.Image.Keep), "image.first_jobs": int64(c.Image.FirstJobs),
-	} {
-		if n < 0 {
-			bad(key, "%d is negative; write a number above 0 or leave the key out", n)
+	for _, t := range c.Agent.Tags {
+		if key, _, _ := strings.Cut(t, "="); slices.Contains(ownTags, key) {
+			bad("agent.tags", "kbnode sets the tag %q; choose another key", key)
 		}
 	}
 	validateShape(c, bad)
+	validateNetworks(c.Job, bad)
+	validatePatterns("agent.allowed_repositories", c.Agent.AllowedRepositories, bad)
+	validatePatterns("job.allowed_images", c.Job.AllowedImages, bad)
 	if _, err := c.Job.Limit(); err != nil {
 		bad("job.time_limit", "%v", err)
 	}
@@ -233,9 +271,6 @@ func Validate(c Config) []Problem {
 	}
 	if c.Job.Disk > 0 && c.Job.Disk < 256<<20 {
 		bad("job.disk", "%s is too little for a checkout; write 256MiB or more", c.Job.Disk)
-	}
-	if n := c.Image.Name; n != "" && (!imageForm().MatchString(n) || len(n) > 255) {
-		bad("image.name", "%q is not an image name with a tag; write one such as %s", n, DefaultImage)
 	}
 	if c.Image.Updates() {
 		if _, err := ParseSchedule(c.Image.AutoUpdate); err != nil {
@@ -250,54 +285,22 @@ func Validate(c Config) []Problem {
 	if text := c.Hygiene.problem(); text != "" {
 		bad("hygiene.clocks", "%s", text)
 	}
-	for _, t := range c.Agent.Tags {
-		if !tagForm().MatchString(t) {
-			bad("agent.tags", "%q is not a tag; write key=value without spaces, commas or quotes", t)
-		} else if key, _, _ := strings.Cut(t, "="); slices.Contains(ownTags, key) {
-			bad("agent.tags", "kbnode sets the tag %q; choose another key", key)
-		}
-	}
-	for key, list := range map[string]Patterns{
-		"agent.allowed_repositories": c.Agent.AllowedRepositories,
-		"job.allowed_images":         c.Job.AllowedImages,
-	} {
-		for _, re := range list {
-			if _, err := regexp.Compile(re); err != nil {
-				bad(key, "%q is not a regular expression; write one such as ^name-[a-z]+$: %v", hidePattern(re), hidePattern(err.Error()))
-			} else if !strings.HasPrefix(re, "^") || !strings.HasSuffix(re, "$") {
-				bad(key, "%q matches anywhere in a name; write %q", hidePattern(re), "^"+strings.Trim(hidePattern(re), "^$")+"$")
-			}
-		}
-	}
-	for _, r := range c.Job.PrivateRegistries {
-		if !registryForm().MatchString(r) {
-			bad("job.private_registries", "%q is not a registry; write host or host:port as in the names of its images, such as reg.example:5000", r)
-		}
-	}
-	if e := c.Agent.Endpoint; e != "" && !regexp.MustCompile(`^https?://[^\s"]+$`).MatchString(e) {
-		bad("agent.endpoint", "%q is not an address; write one such as %s", hideURL(e), DefaultEndpoint)
-	}
-	if s := c.Agent.DownloadSHA256; s != "" && !sumForm().MatchString(s) {
-		bad("agent.download_sha256", "%.80q is not a SHA-256; write its 64 hex digits", s)
-	}
 	if c.Agent.DownloadURL != "" && c.Agent.DownloadSHA256 == "" {
 		bad("agent.download_url", "needs agent.download_sha256; add the archive's checksum")
 	}
-	choice := func(key, v string, words ...string) {
-		if v != "" && !slices.Contains(words, v) {
-			bad(key, "%q is not valid; write %s", v, strings.Join(words, " or "))
-		}
-	}
-	choice("job.profile", c.Job.Profile, ProfileCompatible, ProfileStrict)
-	choice("job.network", c.Job.Network, NetworkBridge, NetworkInternet, NetworkNone)
-	validateNetworks(c.Job, bad)
-	for key, path := range map[string]string{"agent.binary": c.Agent.Binary, "docker.socket": c.Docker.Socket} {
-		if path != "" && !strings.HasPrefix(path, "/") {
-			bad(key, "%q is not an absolute path; write one that begins with /", path)
-		}
-	}
-	slices.SortFunc(ps, func(a, b Problem) int { return strings.Compare(a.Key, b.Key) })
+	slices.SortStableFunc(ps, func(a, b Problem) int { return strings.Compare(a.Key, b.Key) })
 	return ps
+}
+
+// validatePatterns checks a list of regular expressions.
+func validatePatterns(key string, list Patterns, bad func(key, format string, args ...any)) {
+	for _, re := range list {
+		if _, err := regexp.Compile(re); err != nil {
+			bad(key, "%q is not a regular expression; write one such as ^name-[a-z]+$: %v", hidePattern(re), hidePattern(err.Error()))
+		} else if !strings.HasPrefix(re, "^") || !strings.HasSuffix(re, "$") {
+			bad(key, "%q matches anywhere in a name; write %q", hidePattern(re), "^"+strings.Trim(hidePattern(re), "^$")+"$")
+		}
+	}
 }
 
 // ownTags are the agent tags that kbnode sets itself.

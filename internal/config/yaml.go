@@ -19,16 +19,20 @@ func mistake(n *yaml.Node, format string, args ...any) error {
 
 // UnmarshalYAML reads "all", "none", or a list of indices, ranges of them, UUIDs and PCI
 // addresses.
-func (g *GPUs) UnmarshalYAML(n *yaml.Node) error {
+func (g *GPUs) UnmarshalYAML(n *yaml.Node) (err error) {
+	text := n.Value
 	switch {
-	case n.ShortTag() == "!!int": // look has turned valid numbers into gpu_count
-		return mistake(n, "gpus: %s is not a number of GPUs; write gpu_count: 4 for four, or a list such as [0, 2, 5]", n.Value)
-	case n.Kind == yaml.ScalarNode:
-		return g.parse(n, n.Value)
 	case n.Kind == yaml.SequenceNode:
-		return g.parse(n, joined(n))
+		text = joined(n)
+	case n.Kind != yaml.ScalarNode:
+		return mistake(n, "gpus: write all, none or a list such as [0, 2, 5] or 0-3")
+	case n.ShortTag() == "!!int": // valid numbers are gpu_count by now
+		return mistake(n, "gpus: %s is not a number of GPUs; write gpu_count: 4 for four, or a list such as [0, 2, 5]", n.Value)
 	}
-	return mistake(n, "gpus: write all, none or a list such as [0, 2, 5] or 0-3")
+	if *g, err = ParseGPUs(text); err != nil {
+		return mistake(n, "gpus: %v", err)
+	}
+	return nil
 }
 
 // UnmarshalYAML reads a whole number above 0.
@@ -38,15 +42,6 @@ func (c *Count) UnmarshalYAML(n *yaml.Node) error {
 		return mistake(n, "gpu_count: %.80q is not a number of GPUs; write one above 0, or gpus: none for slots without any", n.Value)
 	}
 	*c = Count(v)
-	return nil
-}
-
-func (g *GPUs) parse(n *yaml.Node, s string) error {
-	v, err := ParseGPUs(s)
-	if err != nil {
-		return mistake(n, "gpus: %v", err)
-	}
-	*g = v
 	return nil
 }
 

@@ -16,8 +16,8 @@ import (
 // packagedBinary is where the .deb and the .rpm install kbnode.
 const packagedBinary = "/usr/bin/kbnode"
 
-// wishes are the flags that correspond to settings of the configuration file.
-type wishes struct {
+// configFlags are the flags that correspond to settings of the configuration file.
+type configFlags struct {
 	cfg           config.Config
 	flags         *pflag.FlagSet // nil means no flags
 	gpus          string
@@ -25,7 +25,7 @@ type wishes struct {
 	reserveMemory string
 }
 
-func (w *wishes) register(cmd *cobra.Command) {
+func (w *configFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	w.flags = f
 	f.StringVar(&w.cfg.Queue, "queue", "", "Buildkite queue, or a template with {vendor}, {gpu}, {shape}, {index}, {node}")
@@ -43,7 +43,7 @@ func (w *wishes) register(cmd *cobra.Command) {
 }
 
 // config returns what the flags set.
-func (w *wishes) config() (config.Config, error) {
+func (w *configFlags) config() (config.Config, error) {
 	c := w.cfg
 	var errs []error
 	size := func(flag, text string, to *config.Size) {
@@ -92,7 +92,7 @@ func here(s Streams) *node.Node {
 }
 
 // load loads a machine's configuration, with variables of the environment and these flags.
-func (w *wishes) load(n *node.Node, env func(string) string) error {
+func (w *configFlags) load(n *node.Node, env func(string) string) error {
 	flags, err := w.config()
 	if err != nil {
 		return err
