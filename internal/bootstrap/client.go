@@ -179,19 +179,11 @@ var (
 // agent's program.
 func sentEnv(in job.Input) (env []string) {
 	for _, v := range in.Sent {
-		if !matches(agentVars, v.Name) && (!matches(programVars, v.Name) || matches(namedVars, v.Name)) {
+		if !job.Matches(agentVars, v.Name) && (!job.Matches(programVars, v.Name) || job.Matches(namedVars, v.Name)) {
 			env = append(env, v.Name+"="+v.Value)
 		}
 	}
 	return env
-}
-
-func matches(patterns []string, name string) bool {
-	return slices.ContainsFunc(patterns, func(p string) bool {
-		prefix, any := strings.CutSuffix(p, "*")
-		suffix, last := strings.CutPrefix(p, "*")
-		return name == p || any && strings.HasPrefix(name, prefix) || last && strings.HasSuffix(name, suffix)
-	})
 }
 
 // checkPipeline refuses a pipeline that would carry to Buildkite what only the agent knows: the agent
@@ -220,7 +212,7 @@ func (c Config) checkPipeline(file string) error {
 // ofNode reports whether a variable is the operator's.
 func (c Config) ofNode(name string) bool {
 	_, set := c.Input.Env[name]
-	return set && matches(nodeVars, name) && !slices.ContainsFunc(c.Input.Sent, func(v job.Var) bool { return v.Name == name })
+	return set && slices.Contains(nodeVars, name) && !slices.ContainsFunc(c.Input.Sent, func(v job.Var) bool { return v.Name == name })
 }
 
 // agent runs a command of buildkite-agent in a directory, in a process group of its own, which a
@@ -231,7 +223,7 @@ func (c Config) agent(ctx context.Context, dir string, env []string, args ...str
 	// Without programs to find: `pipeline upload` would ask git about the commit.
 	cmd.Env = append(env, "PATH=/nonexistent", "HOME=/nonexistent")
 	for name, value := range c.Input.Env {
-		if matches(agentVars, name) || c.ofNode(name) {
+		if job.Matches(agentVars, name) || c.ofNode(name) {
 			cmd.Env = append(cmd.Env, name+"="+value)
 		}
 	}

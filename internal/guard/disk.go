@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -19,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/disk"
+	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -32,14 +32,10 @@ const trashPoll = 250 * time.Millisecond
 // maxVolumes bounds the volumes that an image may declare.
 const maxVolumes = 64
 
-var scratchForm = lazily(`^[A-Z2-7]{26}$`)
-
 // slotDisk is the slot's file system of fixed size. What a container writes goes there, into its
 // own directory, because all slots share Docker's own disk.
 type slotDisk struct {
-	dir string // mount point; "" for a slot without a disk
-	// home is the slot user's, as a path on the disk: nothing can be moved out of the mount of it.
-	home string
+	dir  string                            // mount point; "" for a slot without a disk
 	bind func(source, target string) error // mounts one directory on another, where the engine sees it
 	// mounted returns an error, a sentence, if the disk is not mounted.
 	mounted func() error
@@ -60,7 +56,6 @@ func newDisk(p plan.JobPolicy, log *slog.Logger) *slotDisk {
 	d := &slotDisk{statfs: unix.Statfs, log: log}
 	if p.DiskBytes > 0 {
 		d.dir = plan.DiskMount(p.Slot)
-		d.home = filepath.Join(d.dir, "home")
 		d.bind = func(source, target string) error {
 			return disk.OnHost(func() error { return unix.Mount(source, target, "", unix.MS_BIND, "") })
 		}
@@ -89,7 +84,7 @@ func sameDevice(a, b string) (bool, error) {
 // disk. scratch is the directory's name, "" without a disk.
 func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string) (scratch string, err error) {
 	if d.dir == "" {
-		return "", prepareCache(wanted.HostConfig, "")
+		return "", nil
 	}
 	scratch = rand.Text()
 	d.mu.Lock()
@@ -103,9 +98,6 @@ func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string) (s
 		return scratch, fmt.Errorf("prepare the slot's disk: %w", err)
 	}
 	h := wanted.HostConfig
-	if err := prepareCache(h, top); err != nil {
-		return scratch, err
-	}
 	taken := map[string]bool{}
 	for _, m := range h.Mounts {
 		taken[m.Target] = true
@@ -128,7 +120,7 @@ func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string) (s
 		if i == maxVolumes {
 			return scratch, forbid("image %.120q declares more than %d volumes; use one that declares fewer", wanted.Image, maxVolumes)
 		}
-		if target, err = mountTarget(target); err != nil {
+		if target, err = job.MountTarget(target); err != nil {
 			return scratch, forbid("image %.120q declares a volume: %s", wanted.Image, err)
 		}
 		if err := give(target, "volume"+strconv.Itoa(i), openDir); err != nil {
@@ -165,12 +157,23 @@ func (d *slotDisk) done(scratch string, created bool) {
 	}
 }
 
-// tidy makes the disk ready for the next job.
+// tidy makes the disk ready for the next job, which needs room: of a disk that is more than three quarters
+// full, it waits until everything that was discarded is deleted.
 func (d *slotDisk) tidy(ctx context.Context) error {
 	if d.dir == "" {
 		return nil
 	}
-	return errors.Join(d.sweep(ctx), d.relieve(ctx))
+	if err := d.sweep(ctx); err != nil {
+		return err
+	}
+	full, err := d.full()
+	for err == nil && full && d.deleting.Load() > 0 {
+		err = limit.Sleep(ctx, trashPoll)
+	}
+	if err != nil {
+		return fmt.Errorf("empty the slot's disk: %w", err)
+	}
+	return nil
 }
 
 // sweep removes the directories of containers that are gone.
@@ -196,59 +199,13 @@ func (d *slotDisk) sweep(ctx context.Context) error {
 	return nil
 }
 
-// relieve empties the slot user's home if the disk is more than three quarters full: the next
-// job needs room, and checks everything out again. On such a disk it waits until everything that
-// was discarded is deleted.
-func (d *slotDisk) relieve(ctx context.Context) error {
-	full, err := d.full()
-	if err != nil || !full {
-		return err
-	}
-	if err := d.settle(ctx); err != nil {
-		return err
-	}
-	if full, err = d.full(); err != nil || !full {
-		return err
-	}
-	if err := errors.Join(d.empty(d.home, buildsName), d.empty(filepath.Join(d.home, buildsName))); err != nil {
-		return fmt.Errorf("empty the slot's disk: %w", err)
-	}
-	d.log.Info("checkouts removed from a full disk", "path", d.home)
-	return d.settle(ctx)
-}
-
 // full reports whether more than three quarters of the disk's blocks or inodes are used.
 func (d *slotDisk) full() (bool, error) {
 	var st unix.Statfs_t
 	if err := d.statfs(d.dir, &st); err != nil {
-		return false, fmt.Errorf("check the slot's disk: %w", err)
+		return false, err
 	}
 	return st.Bavail*4 <= st.Blocks || st.Ffree*4 <= st.Files, nil
-}
-
-// settle waits until discard has deleted everything.
-func (d *slotDisk) settle(ctx context.Context) error {
-	for d.deleting.Load() > 0 {
-		if err := limit.Sleep(ctx, trashPoll); err != nil {
-			return fmt.Errorf("empty the slot's disk: %w", err)
-		}
-	}
-	return nil
-}
-
-// buildsName is the directory of checkouts in the slot user's home. It is kept because the
-// guard's unit has it mounted, so it cannot be moved.
-const buildsName = "builds"
-
-// empty discards what is in a directory of the disk, except but.
-func (d *slotDisk) empty(dir string, but ...string) error {
-	entries, err := os.ReadDir(dir)
-	for _, e := range entries {
-		if !slices.Contains(but, e.Name()) {
-			d.discard(filepath.Join(dir, e.Name()))
-		}
-	}
-	return err
 }
 
 // discard removes a directory of the disk: it moves it away at once, and deletes it in the

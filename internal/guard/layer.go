@@ -23,8 +23,8 @@ func (g *guard) onDisk(in container.InspectResponse) error {
 		}
 	}
 	scratch := in.Config.Labels[diskLabel]
-	if in.HostConfig.ReadonlyRootfs || !scratchForm.MatchString(scratch) {
-		return nil // nothing to write to, or made before the slot had a disk
+	if in.HostConfig.ReadonlyRootfs {
+		return nil // nothing to write to
 	}
 	top := g.disk.path(scratch)
 	if err := writeEtc(top, in); err != nil {
@@ -63,68 +63,41 @@ func (d *slotDisk) cover(layer, own string) error {
 	return nil
 }
 
-// maxLayer bounds what a layer holds before its container runs: the engine's own
-// few files, and the directories on the way to the working directory.
-const maxLayer = 4096 // entries
-
+// copyLayer copies what a layer holds before its container runs: the engine's own few files, and the
+// directories on the way to the working directory.
 func copyLayer(from, to string) error {
-	src, err := os.OpenRoot(from)
-	if err != nil {
-		return err
-	}
-	defer hangUp(src)
-	dst, err := os.OpenRoot(to)
-	if err != nil {
-		return err
-	}
-	defer hangUp(dst)
-	seen := 0
-	return fs.WalkDir(src.FS(), ".", func(name string, e fs.DirEntry, err error) error {
+	return filepath.WalkDir(from, func(name string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
-		}
-		if seen++; seen > maxLayer {
-			return fmt.Errorf("more than %d files", maxLayer)
 		}
 		info, err := e.Info()
 		if err != nil {
 			return err
 		}
+		own := to + strings.TrimPrefix(name, from)
 		switch mode := info.Mode(); {
-		case name == ".":
+		case name == from:
 		case mode.IsDir():
-			err = dst.Mkdir(name, 0o700)
-		case mode.IsRegular() && info.Size() <= maxString:
+			err = os.Mkdir(own, 0o700)
+		case mode.IsRegular():
 			var data []byte
-			if data, err = src.ReadFile(name); err == nil {
-				err = dst.WriteFile(name, data, 0o600)
+			if data, err = os.ReadFile(name); err == nil {
+				err = os.WriteFile(own, data, 0o600)
 			}
 		case mode.Type() == fs.ModeSymlink:
 			var target string
-			if target, err = src.Readlink(name); err == nil {
-				err = dst.Symlink(target, name)
+			if target, err = os.Readlink(name); err == nil {
+				err = os.Symlink(target, own)
 			}
+			return err
 		default:
-			err = fmt.Errorf("%s is neither a directory nor a small file", name)
+			err = fmt.Errorf("%s is neither a directory nor a file", name)
 		}
-		if err != nil {
-			return err
+		if st, ok := info.Sys().(*syscall.Stat_t); err == nil && ok {
+			err = errors.Join(chown(own, int(st.Uid), int(st.Gid)), os.Chmod(own, info.Mode()&(fs.ModePerm|fs.ModeSetgid|fs.ModeSticky)))
 		}
-		return own(dst, name, info)
+		return err
 	})
-}
-
-// own gives a copy the owner and mode of its original.
-func own(root *os.Root, name string, original fs.FileInfo) error {
-	if st, ok := original.Sys().(*syscall.Stat_t); ok && os.Geteuid() == 0 {
-		if err := root.Lchown(name, int(st.Uid), int(st.Gid)); err != nil {
-			return err
-		}
-	}
-	if original.Mode().Type() == fs.ModeSymlink {
-		return nil
-	}
-	return root.Chmod(name, original.Mode()&(fs.ModePerm|fs.ModeSetgid|fs.ModeSticky))
 }
 
 // etcFiles are the files that Docker makes for a container and mounts writable.

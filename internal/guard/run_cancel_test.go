@@ -16,7 +16,7 @@ import (
 // TestCancelBeforeStart ends a job whose image is still pulled.
 func TestCancelBeforeStart(t *testing.T) {
 	t.Parallel()
-	r := newJobRig(t, map[string]string{"BUILDKITE_PLUGINS": strings.ReplaceAll(runnerPlugin, `"img"`, `"absent"`)})
+	r := newJobRig(t, map[string]string{"BUILDKITE_PLUGINS": absentPlugin})
 	pulls := make(chan struct{}, 1)
 	r.engine.fault = func(req *http.Request) int {
 		if req.URL.Path == "/images/create" {
@@ -50,7 +50,7 @@ func TestNextJobEndsLast(t *testing.T) {
 	r.wait(t, done)
 	r.in.Env["BUILDKITE_JOB_ID"] = "0191"
 	done = r.start(t.Context())
-	until(t, "the first container to be stopped", func() bool { return r.stopped() > 0 })
+	until(t, "the first container to be stopped", func() bool { return r.engine.asked("/stop?") > 0 })
 	close(r.engine.exit)
 	out := <-r.engine.attached
 	_ = out.Close()
@@ -59,23 +59,12 @@ func TestNextJobEndsLast(t *testing.T) {
 	}
 }
 
-func (r *jobRig) stopped() (n int) {
-	r.engine.mu.Lock()
-	defer r.engine.mu.Unlock()
-	for _, s := range r.engine.requests {
-		if strings.Contains(s, "/stop?") {
-			n++
-		}
-	}
-	return n
-}
-
 // TestCancelWhileEngineIsAway asks again.
 func TestCancelWhileEngineIsAway(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(t, nil)
 	r.engine.fault = func(req *http.Request) int {
-		if strings.HasSuffix(req.URL.Path, "/stop") && r.stopped() < 3 {
+		if strings.HasSuffix(req.URL.Path, "/stop") && r.engine.asked("/stop?") < 3 {
 			return -1
 		}
 		return 0
@@ -86,7 +75,7 @@ func TestCancelWhileEngineIsAway(t *testing.T) {
 	if status, says := r.ask(t, "POST", slot.CancelPath+"?job=0190", ""); status != 204 {
 		t.Errorf("cancel: %d %s", status, says)
 	}
-	until(t, "the container to be stopped", func() bool { return r.stopped() == 3 })
+	until(t, "the container to be stopped", func() bool { return r.engine.asked("/stop?") == 3 })
 	close(r.engine.exit)
 	if e := r.wait(t, done); e.status != 7 {
 		t.Errorf("%+v: %s", e, r.log.String())

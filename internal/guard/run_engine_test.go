@@ -35,6 +35,11 @@ func TestLostPlace(t *testing.T) {
 	}
 }
 
+// impatient does not wait long for the engine, or for a canceled job.
+func impatient(r *rig) {
+	r.adjust = func(g *guard) { g.engineTime, g.stopGrace = time.Second, time.Second }
+}
+
 // jobContainer is the first container that the engine makes.
 var jobContainer = strings.Repeat("0", 62) + "a1"
 
@@ -53,11 +58,7 @@ func TestEndedByEngine(t *testing.T) {
 			t.Parallel()
 			r := newJobRig(t, nil)
 			row.change(r.engine)
-			done := r.start(t.Context())
-			out := <-r.engine.attached
-			close(r.engine.exit)
-			_ = out.Close()
-			if e := r.wait(t, done); e.status != row.status || strings.Contains(r.log.String(), "live-restore") != (row.status != 7) {
+			if e := r.finish(t, r.start(t.Context())); e.status != row.status || strings.Contains(r.log.String(), "live-restore") != (row.status != 7) {
 				t.Errorf("%+v: %s", e, r.log.String())
 			}
 		})
@@ -68,7 +69,7 @@ func TestEndedByEngine(t *testing.T) {
 // image is pulled.
 func TestTimeLimit(t *testing.T) {
 	t.Parallel()
-	for name, plugins := range map[string]string{"runs": runnerPlugin, "starts": strings.ReplaceAll(runnerPlugin, `"img"`, `"absent"`)} {
+	for name, plugins := range map[string]string{"runs": runnerPlugin, "starts": absentPlugin} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newJobRig(t, map[string]string{"BUILDKITE_PLUGINS": plugins}, func(r *rig) { r.policy.TimeLimitSeconds = 1 })
@@ -83,7 +84,7 @@ func TestTimeLimit(t *testing.T) {
 			if name == "runs" {
 				status = 7
 				out := <-r.engine.attached
-				until(t, "the container to be stopped", func() bool { return r.stopped() > 0 })
+				until(t, "the container to be stopped", func() bool { return r.engine.asked("/stop?") > 0 })
 				close(r.engine.exit)
 				_ = out.Close()
 			}
@@ -98,10 +99,10 @@ func TestTimeLimit(t *testing.T) {
 // TestHungEngine ends jobs as the node's fault at whatever the engine does not answer.
 func TestHungEngine(t *testing.T) {
 	t.Parallel()
-	for _, path := range []string{"GET /images/img/json", "GET /info", "POST /containers/create", "POST /attach", "GET /json", "POST /start"} {
+	for _, path := range []string{"GET /images/img/json", "GET /info", "POST /containers/create", "POST /attach", "GET a1/json", "POST /start"} {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
-			r := newJobRig(t, nil, func(r *rig) { r.patience = time.Second })
+			r := newJobRig(t, nil, impatient)
 			method, suffix, _ := strings.Cut(path, " ")
 			r.engine.fault = func(req *http.Request) int {
 				if req.Method == method && strings.HasSuffix(req.URL.Path, suffix) {
@@ -124,7 +125,7 @@ func TestCancelHungEngine(t *testing.T) {
 			t.Parallel()
 			r := newJobRig(t, nil, func(r *rig) {
 				if hangs == "all" {
-					r.patience = time.Second
+					impatient(r)
 				}
 			})
 			stopped := make(chan struct{})

@@ -25,9 +25,9 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 		return err
 	}
 	if spec.Kind == job.KindUpload {
-		return g.givePipeline(r)
+		return r.givePipeline()
 	}
-	wanted, err := fromSpec(g.policyFor(ctx), g.facts, spec, r.checkout())
+	wanted, err := fromSpec(r.policy, g.facts, spec, r.checkout())
 	if err != nil {
 		return forbid("%s", err)
 	}
@@ -52,7 +52,7 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 		})
 	}
 	if err == nil {
-		err = g.within(ctx, func(ctx context.Context) error { return g.start(ctx, id) })
+		err = g.within(ctx, func(ctx context.Context) error { return g.start(ctx, id, wanted) })
 	}
 	if err == nil {
 		r.container = id
@@ -90,9 +90,9 @@ func (g *guard) prepare(ctx context.Context, pid int) error {
 		if ctx.Err() != nil {
 			return // the next job may have begun
 		}
-		parked, err := g.keeper.Begin(ctx, pid)
-		if err = errors.Join(err, parkedError(parked)); err == nil {
-			err = g.clearRuns()
+		parked, err := g.keeper.begin(ctx, pid)
+		if err == nil && parked != "" {
+			err = errors.New("the slot is parked: " + parked)
 		}
 		prepared <- err
 	}()
@@ -102,11 +102,4 @@ func (g *guard) prepare(ctx context.Context, pid int) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-}
-
-func parkedError(reason string) error {
-	if reason == "" {
-		return nil
-	}
-	return errors.New("the slot is parked: " + reason)
 }

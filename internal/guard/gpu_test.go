@@ -1,4 +1,4 @@
-package keeper
+package guard
 
 import (
 	"context"
@@ -28,7 +28,7 @@ func TestJudge(t *testing.T) {
 		}
 		return list
 	}
-	if why := r.Keeper.gpu[0].judge(inventory.Occupancy{UsedBytes: 0}); why != "" {
+	if why := r.keeper.gpu[0].judge(inventory.Occupancy{UsedBytes: 0}); why != "" {
 		t.Fatal(why)
 	}
 	const reset = "sudo nvidia-smi -pm 0 -i GPU-11111111-2222-3333-4444-555555555555 && sudo nvidia-smi -r -i GPU-11111111-2222-3333-4444-555555555555"
@@ -44,11 +44,11 @@ func TestJudge(t *testing.T) {
 		"a process that is gone": {inventory.Occupancy{Compute: on(502)}, "GPU-11111111-2222-3333-4444-555555555555 is held by process 502, which has exited; reset it (" + reset + ") or reboot"},
 		"memory without a process": {
 			inventory.Occupancy{UsedBytes: 65 << 20, Graphics: on(500)},
-			"GPU-11111111-2222-3333-4444-555555555555 has 65 MiB in use without a compute process, process 500 (p500) uses it for graphics, and 0 MiB when idle; reset it (" + reset + "), or delete " + r.Keeper.gpu[0].idle + " if this is now its idle state",
+			"GPU-11111111-2222-3333-4444-555555555555 has 65 MiB in use without a compute process, process 500 (p500) uses it for graphics, and 0 MiB when idle; reset it (" + reset + "), or delete " + r.keeper.gpu[0].idle + " if this is now its idle state",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(row.want, r.Keeper.gpu[0].judge(row.seen)); diff != "" {
+			if diff := cmp.Diff(row.want, r.keeper.gpu[0].judge(row.seen)); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -146,7 +146,7 @@ func TestSeveralGPUs(t *testing.T) {
 // TestIdleUseOnlyFalls: a job cannot raise what counts as idle.
 func TestIdleUseOnlyFalls(t *testing.T) {
 	t.Parallel()
-	w := newSlotRig(t).Keeper.gpu[0]
+	w := newSlotRig(t).keeper.gpu[0]
 	for i, row := range []struct {
 		gpu, driver string
 		used, want  int64
