@@ -3,17 +3,14 @@ package bootstrap
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"os/exec"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -36,7 +33,7 @@ const (
 
 // client speaks to the slot's service about one job.
 type client struct {
-	http           http.Client
+	http           *http.Client
 	body           []byte
 	stdout, stderr int64 // bytes of output that were read
 	answered       bool  // the last request was
@@ -48,9 +45,7 @@ func newClient(socket string, spec *job.Spec) (*client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("write the spec: %w", err)
 	}
-	return &client{body: body, away: serviceAway, http: http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}}}}, nil
+	return &client{body: body, away: serviceAway, http: slot.Client(socket)}, nil
 }
 
 const (
@@ -126,10 +121,10 @@ func (c *client) once(ctx context.Context, each func(slot.FrameKind, []byte) err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode == http.StatusForbidden {
-		return slot.Outcome{Refused: message(resp)}, nil
+		return slot.Outcome{Refused: slot.Message(resp)}, nil
 	}
 	if resp.StatusCode != http.StatusOK {
-		return slot.Outcome{}, &statusError{message(resp)}
+		return slot.Outcome{}, &statusError{slot.Message(resp)}
 	}
 	return slot.ReadFrames(resp.Body, each)
 }
@@ -150,18 +145,6 @@ func (c *client) post(ctx context.Context, path string, body io.Reader) (*http.R
 		return nil, err
 	}
 	return c.http.Do(req)
-}
-
-// message returns the sentence of an answer.
-func message(resp *http.Response) string {
-	var says struct {
-		Message string `json:"message"`
-	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
-	if err != nil || json.Unmarshal(text, &says) != nil || says.Message == "" {
-		return "the slot's service says " + resp.Status
-	}
-	return strings.TrimPrefix(says.Message, "kbnode: ")
 }
 
 var (
