@@ -204,7 +204,6 @@ fuzz: ## fuzz the parsers of hostile input, a minute each
 	go test ./internal/config -fuzz FuzzParse -fuzztime 60s
 	go test ./internal/cpuset -fuzz FuzzParse -fuzztime 60s
 	go test ./internal/results -run '^$$' -fuzz FuzzRunsOf -fuzztime 60s -fuzzminimizetime 5x
-	go test ./internal/guard -fuzz FuzzRebuild -fuzztime 60s -fuzzminimizetime 5x
 	for f in FuzzInflate FuzzParseObject; do \
 	  go test ./internal/payload -run '^$$' -fuzz "$$f$$" -fuzztime 60s -fuzzminimizetime 5x; done
 	for f in FuzzParsePopcorn FuzzCapture FuzzDecode; do \

@@ -60,7 +60,7 @@ func Prepare(ctx context.Context, dir string, patterns []string, status string, 
 type walk struct {
 	ctx     context.Context
 	root    *os.Root
-	seen    int
+	entries int
 	uploads []upload
 }
 
@@ -110,7 +110,7 @@ func ignoreShut(err error) error {
 
 // entry prepares an entry of a directory, whose path in the root is whole.
 func (w *walk) entry(at *os.Root, whole string, depth int) error {
-	if w.seen++; w.seen > maxFiles {
+	if w.entries++; w.entries > maxFiles {
 		return fmt.Errorf("the checkout has more than %d files", maxFiles)
 	}
 	if err := w.ctx.Err(); err != nil {

@@ -23,8 +23,8 @@ func prepare(t *testing.T, dir, patterns string) error {
 // TestPrepare leaves what the agent may read: files, and links to files in the checkout.
 func TestPrepare(t *testing.T) {
 	t.Parallel()
-	outside, dir := t.TempDir(), t.TempDir()
-	if err := os.WriteFile(filepath.Join(outside, "secret"), nil, 0o600); err != nil {
+	elsewhere, dir := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(elsewhere, "secret"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range []string{"result.json", "profile/deep/trace", "locked/x", "node.json/forged"} {
@@ -35,8 +35,8 @@ func TestPrepare(t *testing.T) {
 	}
 	for name, target := range map[string]string{
 		"stays": "result.json", "profile/stays": "deep/trace", "profile/deep/up": "../../result.json", "profile/dir": "deep",
-		"absolute": outside + "/secret", "environ": "/proc/self/environ", "proc": "/proc/self", "itself": dir + "/result.json",
-		"profile/deep/out": "../../../../../../../../../../etc/passwd", "profile/out": ".." + strings.Repeat("/..", 20) + outside,
+		"absolute": elsewhere + "/secret", "environ": "/proc/self/environ", "proc": "/proc/self", "itself": dir + "/result.json",
+		"profile/deep/out": "../../../../../../../../../../etc/passwd", "profile/out": ".." + strings.Repeat("/..", 20) + elsewhere,
 		"nowhere": "gone", "loop": "loop", "twice": "absolute", "through": "proc/environ",
 	} {
 		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
@@ -64,7 +64,7 @@ func TestPrepare(t *testing.T) {
 	if diff := cmp.Diff(want, left); diff != "" && os.Getuid() == 0 {
 		t.Error(diff)
 	}
-	if info, err := os.Stat(filepath.Join(outside, "secret")); err != nil || info.Mode() != 0o600 {
+	if info, err := os.Stat(filepath.Join(elsewhere, "secret")); err != nil || info.Mode() != 0o600 {
 		t.Error(info, err)
 	}
 }

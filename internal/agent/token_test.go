@@ -126,9 +126,9 @@ func TestAskAccount(t *testing.T) {
 
 func TestCheckTokenLeavesTheQuestionOpen(t *testing.T) {
 	t.Parallel()
-	told := make(chan string, 1)
+	redirected := make(chan string, 1)
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		told <- r.Header.Get("Authorization")
+		redirected <- r.Header.Get("Authorization")
 	}))
 	t.Cleanup(elsewhere.Close)
 	status := func(code int) string {
@@ -164,7 +164,7 @@ func TestCheckTokenLeavesTheQuestionOpen(t *testing.T) {
 		}
 	}
 	select {
-	case header := <-told:
+	case header := <-redirected:
 		t.Errorf("the token followed a redirect: %q", header)
 	default:
 	}

@@ -13,18 +13,18 @@ import (
 
 // openBelow opens a directory. It fails if a link is in its place.
 func openBelow(dir string) (*os.Root, error) {
-	above, err := os.OpenRoot(filepath.Dir(dir))
+	parent, err := os.OpenRoot(filepath.Dir(dir))
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = above.Close() }()
-	root, err := above.OpenRoot(filepath.Base(dir))
+	defer func() { _ = parent.Close() }()
+	root, err := parent.OpenRoot(filepath.Base(dir))
 	if err != nil {
 		return nil, err
 	}
 	// A link to something in the parent directory would be followed.
 	open, err := root.Stat(".")
-	named, nerr := above.Lstat(filepath.Base(dir))
+	named, nerr := parent.Lstat(filepath.Base(dir))
 	if err = errors.Join(err, nerr); err == nil && !os.SameFile(open, named) {
 		err = fmt.Errorf("%s is a link: %w", dir, syscall.ENOTDIR)
 	}

@@ -37,8 +37,8 @@ func deepTree(t *testing.T, dir string, depth int) {
 // TestWipe: whatever a job puts into its checkouts can be deleted in one go.
 func TestWipe(t *testing.T) {
 	t.Parallel()
-	outside, dir := t.TempDir(), t.TempDir()
-	secret := filepath.Join(outside, "secret")
+	secretDir, dir := t.TempDir(), t.TempDir()
+	secret := filepath.Join(secretDir, "secret")
 	if err := os.WriteFile(secret, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -76,24 +76,24 @@ func TestWipe(t *testing.T) {
 // TestLinkInPlaceOfCheckouts checks that nothing outside the user's directory is reached.
 func TestLinkInPlaceOfCheckouts(t *testing.T) {
 	t.Parallel()
-	for name, outside := range map[string]string{"elsewhere": t.TempDir(), "beside it": "neighbor"} {
+	for name, secretDir := range map[string]string{"elsewhere": t.TempDir(), "beside it": "neighbor"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			linkInPlace(t, outside)
+			linkInPlace(t, secretDir)
 		})
 	}
 }
 
 func linkInPlace(t *testing.T, link string) {
 	t.Helper()
-	home, outside := t.TempDir(), link
+	home, secretDir := t.TempDir(), link
 	if !filepath.IsAbs(link) {
-		outside = filepath.Join(home, link)
-		if err := os.Mkdir(outside, 0o700); err != nil {
+		secretDir = filepath.Join(home, link)
+		if err := os.Mkdir(secretDir, 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
-	file := filepath.Join(outside, "file")
+	file := filepath.Join(secretDir, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

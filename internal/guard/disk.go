@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,33 +22,24 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// diskLabel names a container's directory on the slot's disk.
-const diskLabel = "kbnode.disk"
-
 // trashPoll is the time between two checks of whether what was discarded is deleted.
 const trashPoll = 250 * time.Millisecond
 
 // maxVolumes bounds the volumes that an image may declare.
 const maxVolumes = 64
 
-// slotDisk is the slot's file system of fixed size. What a container writes goes there, into its
-// own directory, because all slots share Docker's own disk.
+// slotDisk is the slot's file system of fixed size. What a job writes goes there, into its own directory
+// below the work root, because all slots share Docker's own disk.
 type slotDisk struct {
 	dir  string                            // mount point; "" for a slot without a disk
 	bind func(source, target string) error // mounts one directory on another, where the engine sees it
 	// mounted returns an error, a sentence, if the disk is not mounted.
 	mounted func() error
 	statfs  func(path string, st *unix.Statfs_t) error
-	used    func(context.Context) (map[string]bool, error) // directories of the slot's containers
 	log     *slog.Logger
 
 	deleting atomic.Int32 // directories that discard still deletes
-
-	mu      sync.Mutex
-	pending map[string]bool // directories of containers that are being created
 }
-
-func (d *slotDisk) path(scratch string) string { return filepath.Join(d.dir, "containers", scratch) }
 
 // newDisk returns the disk that the policy gives a slot.
 func newDisk(p plan.JobPolicy, log *slog.Logger) *slotDisk {
@@ -60,9 +50,9 @@ func newDisk(p plan.JobPolicy, log *slog.Logger) *slotDisk {
 			return disk.OnHost(func() error { return unix.Mount(source, target, "", unix.MS_BIND, "") })
 		}
 		d.mounted = func() error {
-			above, err1 := sameDevice(d.dir, filepath.Dir(d.dir))
+			same, err1 := sameDevice(d.dir, filepath.Dir(d.dir))
 			home, err2 := sameDevice(d.dir, plan.WorkDir(p.Slot))
-			if err := errors.Join(err1, err2); err != nil || above || !home {
+			if err := errors.Join(err1, err2); err != nil || same || !home {
 				return errors.Join(fmt.Errorf("the disk of slot %s is not mounted, so jobs cannot run; run systemctl restart %s on the node", p.Name, plan.GuardUnit(p.Slot)), err)
 			}
 			return nil
@@ -79,23 +69,11 @@ func sameDevice(a, b string) (bool, error) {
 	return x.Dev == y.Dev, nil
 }
 
-// prepare makes a container's directory and adds the mounts known before the container exists:
-// the image's volumes, and the files that Docker writes below /etc and would keep on its own
-// disk. scratch is the directory's name, "" without a disk.
-func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string) (scratch string, err error) {
+// prepare adds to a container, in a job's directory, the mounts known before it exists: the image's
+// volumes, and the files that Docker writes below /etc and would keep on its own disk.
+func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string, top string) (err error) {
 	if d.dir == "" {
-		return "", nil
-	}
-	scratch = rand.Text()
-	d.mu.Lock()
-	if d.pending == nil {
-		d.pending = map[string]bool{}
-	}
-	d.pending[scratch] = true
-	d.mu.Unlock()
-	top := d.path(scratch)
-	if err := os.Mkdir(top, 0o700); err != nil {
-		return scratch, fmt.Errorf("prepare the slot's disk: %w", err)
+		return nil
 	}
 	h := wanted.HostConfig
 	taken := map[string]bool{}
@@ -118,24 +96,23 @@ func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string) (s
 	}
 	for i, target := range volumes {
 		if i == maxVolumes {
-			return scratch, forbid("image %.120q declares more than %d volumes; use one that declares fewer", wanted.Image, maxVolumes)
+			return forbid("image %.120q declares more than %d volumes; use one that declares fewer", wanted.Image, maxVolumes)
 		}
 		if target, err = job.MountTarget(target); err != nil {
-			return scratch, forbid("image %.120q declares a volume: %s", wanted.Image, err)
+			return forbid("image %.120q declares a volume: %s", wanted.Image, err)
 		}
 		if err := give(target, "volume"+strconv.Itoa(i), openDir); err != nil {
-			return scratch, err
+			return err
 		}
 	}
 	if !h.ReadonlyRootfs { // otherwise they are read-only too
 		for _, name := range etcFiles {
 			if err := give("/etc/"+name, name, func(path string) error { return os.WriteFile(path, nil, 0o644) }); err != nil { //nolint:gosec // for all in the container to read
-				return scratch, err
+				return err
 			}
 		}
 	}
-	wanted.Labels[diskLabel] = scratch
-	return scratch, nil
+	return nil
 }
 
 // openDir makes a directory that any user in the container can write to and no one outside can
@@ -144,27 +121,18 @@ func openDir(path string) error {
 	return errors.Join(os.Mkdir(path, 0o777), os.Chmod(path, 0o777)) //nolint:gosec // its parent is root's alone
 }
 
-// done ends the creation of a container. It discards the directory of one that was not created.
-func (d *slotDisk) done(scratch string, created bool) {
-	if scratch == "" {
-		return
-	}
-	d.mu.Lock()
-	delete(d.pending, scratch)
-	d.mu.Unlock()
-	if !created {
-		d.discard(d.path(scratch))
-	}
-}
-
-// tidy makes the disk ready for the next job, which needs room: of a disk that is more than three quarters
-// full, it waits until everything that was discarded is deleted.
+// tidy removes what jobs left, and makes the disk ready for the next job, which needs room: of a disk that
+// is more than three quarters full, it waits until everything that was discarded is deleted.
 func (d *slotDisk) tidy(ctx context.Context) error {
-	if d.dir == "" {
-		return nil
-	}
-	if err := d.sweep(ctx); err != nil {
-		return err
+	// Nothing can be moved out of the mount of the work root. An earlier kbnode had containers beside it.
+	for _, dir := range []string{"home/builds", "containers"} {
+		entries, err := os.ReadDir(filepath.Join(d.dir, dir))
+		if ignoreAbsent(err) != nil {
+			return err
+		}
+		for _, e := range entries {
+			d.discard(filepath.Join(d.dir, dir, e.Name()))
+		}
 	}
 	full, err := d.full()
 	for err == nil && full && d.deleting.Load() > 0 {
@@ -172,29 +140,6 @@ func (d *slotDisk) tidy(ctx context.Context) error {
 	}
 	if err != nil {
 		return fmt.Errorf("empty the slot's disk: %w", err)
-	}
-	return nil
-}
-
-// sweep removes the directories of containers that are gone.
-func (d *slotDisk) sweep(ctx context.Context) error {
-	if d.dir == "" {
-		return nil
-	}
-	entries, err := os.ReadDir(filepath.Join(d.dir, "containers"))
-	if err != nil || len(entries) == 0 {
-		return err
-	}
-	used, err := d.used(ctx)
-	if err != nil {
-		return err
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, e := range entries {
-		if !used[e.Name()] && !d.pending[e.Name()] {
-			d.discard(d.path(e.Name()))
-		}
 	}
 	return nil
 }

@@ -21,9 +21,9 @@ func testDisk(t *testing.T) (*slotDisk, *[][2]string) {
 	t.Helper()
 	dir := t.TempDir()
 	var mounts [][2]string
-	d := &slotDisk{dir: dir, log: slog.New(slog.DiscardHandler)}
+	d := &slotDisk{dir: dir, log: slog.New(slog.DiscardHandler), statfs: unix.Statfs}
 	d.bind = func(source, target string) error { mounts = append(mounts, [2]string{source, target}); return nil }
-	for _, name := range []string{"containers"} {
+	for _, name := range []string{"containers/x", "home/builds/y"} {
 		if err := os.MkdirAll(filepath.Join(dir, name), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -55,7 +55,8 @@ func TestDiskPrepare(t *testing.T) {
 		r := request()
 		row.change(r)
 		before := len(r.HostConfig.Mounts)
-		scratch, err := d.prepare(r, row.volumes)
+		top := t.TempDir()
+		err := d.prepare(r, row.volumes, top)
 		got := ""
 		if err != nil {
 			got = err.Error()
@@ -64,7 +65,7 @@ func TestDiskPrepare(t *testing.T) {
 			if err == nil {
 				got += m.Target + " "
 			}
-			if !strings.HasPrefix(m.Source, d.path(scratch)+"/") || m.Type != mount.TypeBind {
+			if filepath.Dir(m.Source) != top || m.Type != mount.TypeBind {
 				t.Errorf("%s: %+v", name, m)
 			}
 			if _, err := os.Lstat(m.Source); err != nil {
@@ -73,43 +74,6 @@ func TestDiskPrepare(t *testing.T) {
 		}
 		if err == nil && strings.TrimSpace(got) != row.want || err != nil && !strings.Contains(got, row.want) {
 			t.Errorf("%s: %q, want %q", name, got, row.want)
-		}
-		if err == nil && r.Labels[diskLabel] != scratch {
-			t.Errorf("%s: label %q of %q", name, r.Labels[diskLabel], scratch)
-		}
-		d.done(scratch, err == nil)
-		if _, gone := os.Lstat(d.path(scratch)); (gone != nil) != (err != nil) {
-			t.Errorf("%s: after it: %v", name, gone)
-		}
-	}
-}
-
-func TestDiskSweep(t *testing.T) {
-	t.Parallel()
-	d, _ := testDisk(t)
-	used, gone, coming := strings.Repeat("A", 26), strings.Repeat("B", 26), strings.Repeat("C", 26)
-	for _, name := range []string{used, gone, coming} {
-		if err := os.MkdirAll(filepath.Join(d.path(name), "layer/diff"), 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	d.pending = map[string]bool{coming: true}
-	d.used = func(context.Context) (map[string]bool, error) { return map[string]bool{used: true}, nil }
-	if err := d.sweep(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	for name, there := range map[string]bool{used: true, gone: false, coming: true} {
-		if _, err := os.Lstat(d.path(name)); (err == nil) != there {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		left, err := os.ReadDir(filepath.Join(d.dir, "trash"))
-		if err == nil && len(left) == 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the trash keeps %v, %v", left, err)
 		}
 	}
 }
@@ -122,7 +86,7 @@ func TestDiscardDeepTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	d, _ := testDisk(t)
-	path := d.path("deep")
+	path := filepath.Join(d.dir, "home/builds/deep")
 	if err := os.Mkdir(path, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +111,9 @@ func TestDiscardDeepTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) }()
-	d.discard(path)
+	if err := d.tidy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		left, err := os.ReadDir(filepath.Join(d.dir, "trash"))
 		if err == nil && len(left) == 0 {
@@ -159,12 +125,31 @@ func TestDiscardDeepTree(t *testing.T) {
 	}
 }
 
+// TestTidy removes what jobs and an earlier kbnode left, also where nothing can be moved away.
+func TestTidy(t *testing.T) {
+	t.Parallel()
+	for _, trash := range []string{"x", "trash"} {
+		d, _ := testDisk(t)
+		if err := os.WriteFile(filepath.Join(d.dir, trash), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.tidy(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for _, dir := range []string{"containers", "home/builds", "trash"} {
+			until(t, dir+" to be empty", func() bool { left, _ := os.ReadDir(filepath.Join(d.dir, dir)); return len(left) == 0 })
+		}
+		if _, err := os.Stat(filepath.Join(d.dir, "home/builds")); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestFullDisk: the next job finds room on a disk that is nearly full, but does not wait for that otherwise.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	for name, free := range map[string][2]uint64{"room enough": {26, 26}, "no blocks": {25, 100}, "no inodes": {100, 25}} {
 		d, _ := testDisk(t)
-		d.used = func(context.Context) (map[string]bool, error) { return nil, nil }
 		d.statfs = func(_ string, st *unix.Statfs_t) error {
 			st.Blocks, st.Files, st.Bavail, st.Ffree = 100, 100, free[0], free[1]
 			return nil

@@ -33,7 +33,7 @@ func TestJudge(t *testing.T) {
 	}
 	const reset = "sudo nvidia-smi -pm 0 -i GPU-11111111-2222-3333-4444-555555555555 && sudo nvidia-smi -r -i GPU-11111111-2222-3333-4444-555555555555"
 	for name, row := range map[string]struct {
-		seen inventory.Occupancy
+		uses inventory.Occupancy
 		want string
 	}{
 		"idle":                   {inventory.Occupancy{UsedBytes: 64 << 20}, ""},
@@ -48,7 +48,7 @@ func TestJudge(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(row.want, r.keeper.gpu[0].judge(row.seen)); diff != "" {
+			if diff := cmp.Diff(row.want, r.keeper.gpu[0].judge(row.uses)); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -122,15 +122,15 @@ func TestSeveralGPUs(t *testing.T) {
 	if all[0].idle == all[1].idle {
 		t.Errorf("both keep their idle use in %s", all[0].idle)
 	}
-	seen := [2]inventory.Occupancy{{UsedBytes: -1}, {UsedBytes: -1}}
+	uses := [2]inventory.Occupancy{{UsedBytes: -1}, {UsedBytes: -1}}
 	var failed error
 	for i := range all {
-		all[i].look = func(context.Context) (inventory.Occupancy, error) { return seen[i], failed }
+		all[i].look = func(context.Context) (inventory.Occupancy, error) { return uses[i], failed }
 	}
 	if busy, known := all.settle(t.Context(), 0); busy != "" || !known {
 		t.Errorf("idle ones: %q, %t", busy, known)
 	}
-	seen[1].Compute = []inventory.GPUProcess{{PID: 502}}
+	uses[1].Compute = []inventory.GPUProcess{{PID: 502}}
 	if busy, known := all.settle(t.Context(), 0); !strings.HasPrefix(busy, "GPU-b is held by process 502") || !known {
 		t.Errorf("the second is in use: %q, %t", busy, known)
 	}

@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/http"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -126,7 +125,6 @@ type guard struct {
 	api        *docker.Engine
 	runs       runs
 	mirrors    func() (checkout.Mirrors, error)
-	preparing  sync.Mutex
 	stopping   context.Context // done when the service is to stop
 	engineTime time.Duration   // how long the engine may take for a step of a job's start
 	stopGrace  time.Duration   // how long a canceled job has to end by itself
@@ -165,19 +163,9 @@ func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.
 		keeper:     newKeeper(p, cgroupRoot, log),
 	}
 	g.confiner = &confiner{armored: g.engine.armored, ensure: kernel.Ensure, confines: kernel.EngineConfines, sys: "/sys"}
-	g.disk.used = func(ctx context.Context) (map[string]bool, error) {
-		ctx, cancel := context.WithTimeout(ctx, g.engineTime)
-		defer cancel()
-		used := map[string]bool{}
-		list, err := engine.Containers(ctx, docker.Filter{Slice: p.Slice, Label: label})
-		for _, c := range list {
-			used[c.Labels[diskLabel]] = true
-		}
-		return used, err
-	}
 	g.keeper.containers = func(ctx context.Context) (int, error) { return engine.CleanSlot(ctx, p.Slice, label) }
-	g.keeper.tidy = func(ctx context.Context) error {
-		return errors.Join(ignoreAbsent(disk.Wipe(p.WorkRoot)), g.disk.tidy(ctx))
+	if g.keeper.tidy = g.disk.tidy; g.disk.dir == "" {
+		g.keeper.tidy = func(context.Context) error { return ignoreAbsent(disk.Wipe(p.WorkRoot)) }
 	}
 	return g
 }

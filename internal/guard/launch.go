@@ -24,7 +24,7 @@ import (
 )
 
 // create makes a job's container, which does not run yet.
-func (g *guard) create(ctx context.Context, wanted *container.CreateRequest) (id string, err error) {
+func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, top string) (id string, err error) {
 	if err := g.ready(ctx); err != nil {
 		return "", err
 	}
@@ -43,12 +43,7 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest) (id
 	if err := g.checkImage(wanted, image); err != nil {
 		return "", forbid("%s", err)
 	}
-	if err := g.disk.sweep(ctx); err != nil {
-		return "", err
-	}
-	scratch, err := g.disk.prepare(wanted, slices.Sorted(maps.Keys(image.Volumes)))
-	defer func() { g.disk.done(scratch, id != "") }()
-	if err != nil {
+	if err := g.disk.prepare(wanted, slices.Sorted(maps.Keys(image.Volumes)), top); err != nil {
 		return "", err
 	}
 	for _, gpu := range g.policy.GPUs {
@@ -123,7 +118,7 @@ func lacksCPUs(err error) bool {
 }
 
 // start starts a container that create made, when what the engine made of the request is as it was asked.
-func (g *guard) start(ctx context.Context, id string, asked *container.CreateRequest) error {
+func (g *guard) start(ctx context.Context, id string, asked *container.CreateRequest, top string) error {
 	in, err := g.api.Inspect(ctx, id)
 	if err == nil && (in.Config == nil || in.HostConfig == nil) {
 		err = errors.New("the Docker engine does not say what the container is like")
@@ -137,7 +132,7 @@ func (g *guard) start(ctx context.Context, id string, asked *container.CreateReq
 	if err := g.judge(ctx, in.Image); err != nil {
 		return err
 	}
-	if err := g.onDisk(in); err != nil {
+	if err := g.onDisk(in, top); err != nil {
 		return err
 	}
 	if err := g.api.StartContainer(ctx, id); err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/moby/moby/api/types/container"
 )
 
-// onDisk makes a container write only to the slot's disk. It is called before the start.
-func (g *guard) onDisk(in container.InspectResponse) error {
+// onDisk makes a container write only to a job's directory on the slot's disk. It is called before the start.
+func (g *guard) onDisk(in container.InspectResponse, top string) error {
 	if g.disk.dir == "" {
 		return nil
 	}
@@ -22,11 +22,9 @@ func (g *guard) onDisk(in container.InspectResponse) error {
 			return forbid("the image declares a volume at %.80q that was not there when the container was created; create the container again", m.Destination)
 		}
 	}
-	scratch := in.Config.Labels[diskLabel]
 	if in.HostConfig.ReadonlyRootfs {
 		return nil // nothing to write to
 	}
-	top := g.disk.path(scratch)
 	if err := writeEtc(top, in); err != nil {
 		return fmt.Errorf("write the container's files: %w", err)
 	}
@@ -119,7 +117,7 @@ func writeEtc(dir string, in container.InspectResponse) error {
 		"resolv.conf": resolv,
 	} {
 		path := filepath.Join(dir, name)
-		if _, gone := os.Lstat(path); errors.Is(gone, fs.ErrNotExist) {
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 			continue // the job mounts its own
 		}
 		err = errors.Join(err, os.WriteFile(path, []byte(text), 0o644)) //nolint:gosec // for all in the container to read

@@ -34,13 +34,11 @@ func TestServiceRestarts(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(t, nil)
 	r.engine.logs = func(write func(string)) { write("hello\n"); write("more\n"); <-r.engine.exit }
-	done := r.start(t.Context())
-	out := <-r.engine.attached
-	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	done, out := r.running(t.Context(), t)
 	r.again(t)
 	_ = out.Close()
 	until(t, "its output", func() bool { return strings.Contains(r.log.String(), "hello\nmore\n") })
-	close(r.engine.exit)
+	r.engine.end()
 	if e := r.wait(t, done); e.status != 7 || strings.Contains(r.log.String(), "lost its place") || r.made() != 1 {
 		t.Errorf("%+v, %d containers made: %s", e, r.made(), r.log.String())
 	}
@@ -179,16 +177,14 @@ func TestSecondReader(t *testing.T) {
 	last := make(chan struct{})
 	r.engine.logs = func(write func(string)) { write("again\n"); <-last; write("end\n") }
 	ctx, cancel := context.WithCancel(t.Context())
-	first := r.start(ctx)
-	<-r.engine.attached
-	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	first, _ := r.running(ctx, t)
 	second := r.start(t.Context())
 	until(t, "the second reader", func() bool { return strings.Contains(r.log.String(), "again\n") })
 	cancel()
 	r.wait(t, first)
 	asked := func() int { return r.engine.asked("GET /v1.45/containers/" + jobContainer + "/json") }
 	before := asked()
-	close(r.engine.exit)
+	r.engine.end()
 	until(t, "the end to be seen", func() bool { return asked() > before })
 	time.Sleep(50 * time.Millisecond) // the container could be removed
 	removed := r.engine.seen("DELETE /v1.45/containers/" + jobContainer)

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
-	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // TestLostPlace says so where the engine's log does not have all output any more.
@@ -19,9 +18,7 @@ func TestLostPlace(t *testing.T) {
 			t.Parallel()
 			r := newJobRig(t, nil)
 			r.engine.logs = func(write func(string)) { write("late\n"); <-r.engine.exit }
-			done := r.start(t.Context())
-			out := <-r.engine.attached
-			until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+			done, out := r.running(t.Context(), t)
 			if err := r.engine.logFiles(jobContainer, files...); err != nil {
 				t.Fatal(err)
 			}
@@ -29,7 +26,7 @@ func TestLostPlace(t *testing.T) {
 			until(t, "the log to go on", func() bool {
 				return strings.Contains(r.log.String(), "lost its place") && strings.Contains(r.log.String(), "late\n")
 			})
-			close(r.engine.exit)
+			r.engine.end()
 			r.wait(t, done)
 		})
 	}
@@ -85,7 +82,7 @@ func TestTimeLimit(t *testing.T) {
 				status = 7
 				out := <-r.engine.attached
 				until(t, "the container to be stopped", func() bool { return r.engine.asked("/stop?") > 0 })
-				close(r.engine.exit)
+				r.engine.end()
 				_ = out.Close()
 			}
 			const says = "kbnode: the job was terminated: it ran longer than the 1s that job.time_limit allows"
@@ -143,9 +140,7 @@ func TestCancelHungEngine(t *testing.T) {
 				until(t, "the start", func() bool { return r.engine.seen("POST /v1.45/containers/" + jobContainer + hangs) })
 			}
 			close(stopped)
-			if status, says := r.ask(t, "POST", slot.CancelPath+"?job=0190", ""); status != 204 {
-				t.Errorf("cancel: %d %s", status, says)
-			}
+			r.cancel(t)
 			if e := r.wait(t, done); e.status != bootstrap.ExitNode {
 				t.Errorf("%+v: %s", e, r.log.String())
 			}
@@ -168,7 +163,7 @@ func TestLiveRestore(t *testing.T) {
 	done := r.start(t.Context())
 	out := <-r.engine.attached
 	until(t, "the engine to be back", func() bool { return waits.Load() > 1 })
-	close(r.engine.exit)
+	r.engine.end()
 	_ = out.Close()
 	if e := r.wait(t, done); e.status != 7 {
 		t.Errorf("%+v: %s", e, r.log.String())

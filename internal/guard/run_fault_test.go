@@ -82,7 +82,7 @@ func TestNoRecord(t *testing.T) {
 	if err := os.Chmod(dir, 0); err != nil {
 		t.Fatal(err)
 	}
-	close(r.engine.exit)
+	r.engine.end()
 	_ = out.Close()
 	r.wait(t, done)
 	if dirs, _ := filepath.Glob(filepath.Join(r.policy.WorkRoot, runPrefix+"files-*")); len(dirs) == 1 {
@@ -103,7 +103,7 @@ func TestTwoAtOnce(t *testing.T) {
 	r.engine.logs = func(write func(string)) { write("hello\n") }
 	first, second := r.start(t.Context()), r.start(t.Context())
 	out := <-r.engine.attached
-	close(r.engine.exit)
+	r.engine.end()
 	_ = out.Close()
 	if a, b := r.wait(t, first), r.wait(t, second); a.status != 7 || b.status != 7 {
 		t.Errorf("%+v, %+v: %s", a, b, r.log.String())
@@ -169,6 +169,6 @@ func TestBrokenLog(t *testing.T) {
 	if n := logs(); n > 3 {
 		t.Errorf("the log was read %d times", n)
 	}
-	close(r.engine.exit)
+	r.engine.end()
 	r.wait(t, done)
 }

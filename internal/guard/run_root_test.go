@@ -56,7 +56,7 @@ func TestRootIsCanceled(t *testing.T) {
 	}()
 	out := <-r.engine.attached
 	until(t, "the container to be stopped", func() bool { return r.engine.asked("/stop?") > 0 })
-	close(r.engine.exit)
+	r.engine.end()
 	_ = out.Close()
 	<-done
 }
@@ -73,7 +73,7 @@ func TestRootIsClearedAway(t *testing.T) {
 		r.engine.mu.Lock()
 		clear(r.engine.containers)
 		r.engine.mu.Unlock()
-		close(r.engine.exit)
+		r.engine.end()
 		_ = (<-r.engine.attached).Close()
 	})
 	if err != nil || !o.Canceled || !strings.Contains(o.NodeFault, "was removed") {

@@ -102,6 +102,22 @@ func (r *jobRig) wait(t *testing.T, done <-chan ended) ended {
 	}
 }
 
+// running starts a job, and returns when it has written its first line.
+func (r *jobRig) running(ctx context.Context, t *testing.T) (<-chan ended, stream) {
+	t.Helper()
+	done := r.start(ctx)
+	out := <-r.engine.attached
+	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	return done, out
+}
+
+func (r *jobRig) cancel(t *testing.T) {
+	t.Helper()
+	if status, says := r.ask(t, "POST", slot.CancelPath+"?job=0190", ""); status != 204 {
+		t.Errorf("cancel: %d %s", status, says)
+	}
+}
+
 // finish ends the container of a job, and returns how the job ended.
 func (r *jobRig) finish(t *testing.T, done <-chan ended) ended {
 	t.Helper()
@@ -148,7 +164,7 @@ func TestRunJob(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	close(r.engine.exit)
+	r.engine.end()
 	_ = out.Close()
 	if e := r.wait(t, done); e.status != 7 || e.by != nil {
 		t.Errorf("%+v", e)
@@ -204,12 +220,10 @@ func TestRunGoesOn(t *testing.T) {
 		<-r.engine.exit
 		write("end\n")
 	}
-	done := r.start(t.Context())
-	out := <-r.engine.attached
-	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	done, out := r.running(t.Context(), t)
 	_ = out.Close() // as an engine that is restarted, with live-restore
 	until(t, "the log to go on", func() bool { return strings.Contains(r.log.String(), "looked\n") })
-	close(r.engine.exit)
+	r.engine.end()
 	if e := r.wait(t, done); e.status != 7 {
 		t.Errorf("%+v", e)
 	}
@@ -221,9 +235,7 @@ func TestRunGoesOn(t *testing.T) {
 // TestCancelJob ends a job, uploads what it left, and dies of the signal.
 func TestCancelJob(t *testing.T) {
 	r := newJobRig(t, nil)
-	done := r.start(t.Context())
-	out := <-r.engine.attached
-	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	done, out := r.running(t.Context(), t)
 	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +244,7 @@ func TestCancelJob(t *testing.T) {
 		defer r.engine.mu.Unlock()
 		return slices.ContainsFunc(r.engine.requests, func(s string) bool { return strings.Contains(s, "/stop?t=20") })
 	})
-	close(r.engine.exit)
+	r.engine.end()
 	_ = out.Close()
 	if e := r.wait(t, done); e.by != syscall.SIGTERM {
 		t.Errorf("%+v", e)

@@ -39,7 +39,7 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 	defer context.AfterFunc(g.stopping, func() { time.AfterFunc(startTime, end) })()
 	var id string
 	err = g.within(ctx, func(ctx context.Context) (err error) {
-		id, err = g.create(ctx, wanted)
+		id, err = g.create(ctx, wanted, r.top)
 		return err
 	})
 	if err != nil {
@@ -52,7 +52,7 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 		})
 	}
 	if err == nil {
-		err = g.within(ctx, func(ctx context.Context) error { return g.start(ctx, id, wanted) })
+		err = g.within(ctx, func(ctx context.Context) error { return g.start(ctx, id, wanted, r.top) })
 	}
 	if err == nil {
 		r.container = id
@@ -85,11 +85,6 @@ func (g *guard) discardJob(id string, within time.Duration) error {
 func (g *guard) prepare(ctx context.Context, pid int) error {
 	prepared := make(chan error, 1)
 	go func() {
-		g.preparing.Lock()
-		defer g.preparing.Unlock()
-		if ctx.Err() != nil {
-			return // the next job may have begun
-		}
 		parked, err := g.keeper.begin(ctx, pid)
 		if err == nil && parked != "" {
 			err = errors.New("the slot is parked: " + parked)

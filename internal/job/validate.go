@@ -127,14 +127,14 @@ func (s *Spec) validateCommand(v *checker) {
 }
 
 func (s *Spec) validateEnv(v *checker) {
-	seen, size := map[string]bool{}, 0
+	names, size := map[string]bool{}, 0
 	for _, e := range s.Env {
 		size += len(e.Name) + len(e.Value) + 2
 		v.refuseIf(e.Name == "" || len(e.Name) > maxName || strings.Contains(e.Name, "=") || !clean(e.Name), "environment", "%.80q is not the name of a variable; write NAME or NAME=value", e.Name)
-		v.refuseIf(seen[e.Name] || reserved(e.Name), "environment", "the slot sets %.80q, or it is there twice; leave it out", e.Name)
+		v.refuseIf(names[e.Name] || reserved(e.Name), "environment", "the slot sets %.80q, or it is there twice; leave it out", e.Name)
 		v.refuseIf(len(e.Name)+1+len(e.Value) > maxArg, "environment", "%.80q has %d bytes, more than Linux takes in one variable; put them into a file of the checkout", e.Name, len(e.Value))
 		v.refuseIf(!clean(e.Value), "environment", "%.80q has a NUL or is not UTF-8; remove such bytes, or encode the value", e.Name)
-		seen[e.Name] = true
+		names[e.Name] = true
 	}
 	v.refuseIf(len(s.Env) > maxVars || size > maxEnv, "environment", "%d variables of %d bytes are too many; pass at most %d of %d bytes, or put them into a file of the checkout", len(s.Env), size, maxVars, maxEnv)
 	v.oneOf(profileVariable, s.Profile, config.ProfileStrict, config.ProfileCompatible)
@@ -179,9 +179,9 @@ func (s *Spec) validateUser(v *checker) {
 }
 
 func (s *Spec) validateLimits(v *checker) {
-	seen := map[string]bool{}
+	names := map[string]bool{}
 	for _, u := range s.Ulimits {
-		v.refuseIf(!slices.Contains(ulimits, u.Name) || seen[u.Name], "ulimits", "%.40q is not a limit that a job may set, or it is there twice; leave it out", u.Name)
+		v.refuseIf(!slices.Contains(ulimits, u.Name) || names[u.Name], "ulimits", "%.40q is not a limit that a job may set, or it is there twice; leave it out", u.Name)
 		most := int64(math.MaxInt64)
 		switch u.Name {
 		case "nofile":
@@ -191,7 +191,7 @@ func (s *Spec) validateLimits(v *checker) {
 		}
 		unlimited := u.Hard == -1 && u.Soft >= -1 && most == math.MaxInt64
 		v.refuseIf(!unlimited && (u.Soft < 0 || u.Soft > u.Hard || u.Hard > most), "ulimits", "%s is out of range; write one such as nofile=1024:2048, with at most %d open files and no core files", u.Name, maxFiles)
-		seen[u.Name] = true
+		names[u.Name] = true
 	}
 	const size = "%d is not a size; write one such as 8g, or leave it out"
 	v.refuseIf(s.Memory < 0, "memory", size, s.Memory)
