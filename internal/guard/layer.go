@@ -64,7 +64,17 @@ func (d *slotDisk) cover(layer, own string) error {
 // copyLayer copies what a layer holds before its container runs: the engine's own few files, and the
 // directories on the way to the working directory.
 func copyLayer(from, to string) error {
-	return filepath.WalkDir(from, func(name string, e fs.DirEntry, err error) error {
+	src, err := os.OpenRoot(from)
+	if err != nil {
+		return err
+	}
+	defer hangUp(src)
+	dst, err := os.OpenRoot(to)
+	if err != nil {
+		return err
+	}
+	defer hangUp(dst)
+	return fs.WalkDir(src.FS(), ".", func(name string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -72,27 +82,23 @@ func copyLayer(from, to string) error {
 		if err != nil {
 			return err
 		}
-		own := to + strings.TrimPrefix(name, from)
 		switch mode := info.Mode(); {
-		case name == from:
+		case name == ".":
 		case mode.IsDir():
-			err = os.Mkdir(own, 0o700)
+			err = dst.Mkdir(name, 0o700)
 		case mode.IsRegular():
 			var data []byte
-			if data, err = os.ReadFile(name); err == nil {
-				err = os.WriteFile(own, data, 0o600)
+			if data, err = src.ReadFile(name); err == nil {
+				err = dst.WriteFile(name, data, 0o600)
 			}
-		case mode.Type() == fs.ModeSymlink:
-			var target string
-			if target, err = os.Readlink(name); err == nil {
-				err = os.Symlink(target, own)
-			}
-			return err
 		default:
 			err = fmt.Errorf("%s is neither a directory nor a file", name)
 		}
-		if st, ok := info.Sys().(*syscall.Stat_t); err == nil && ok {
-			err = errors.Join(chown(own, int(st.Uid), int(st.Gid)), os.Chmod(own, info.Mode()&(fs.ModePerm|fs.ModeSetgid|fs.ModeSticky)))
+		if st, ok := info.Sys().(*syscall.Stat_t); err == nil && ok && os.Geteuid() == 0 {
+			err = dst.Lchown(name, int(st.Uid), int(st.Gid))
+		}
+		if err == nil {
+			err = dst.Chmod(name, info.Mode()&(fs.ModePerm|fs.ModeSetgid|fs.ModeSticky))
 		}
 		return err
 	})

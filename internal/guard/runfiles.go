@@ -22,7 +22,7 @@ func (g *guard) fill(ctx context.Context, r *jobRun, frames *slot.Frames) error 
 	if c.Mode == job.CheckoutMirror && !job.Allows(g.policy.Repositories, c.Repository) {
 		return forbid("%.200q is not a repository that this node allows; use one that is, or add it to agent.allowed_repositories in the node's "+plan.ConfigPath, c.Repository)
 	}
-	err := errors.Join(os.Mkdir(r.top, 0o700), os.Mkdir(r.checkout(), 0o755), chown(r.checkout(), g.uid, g.gid))
+	err := errors.Join(os.Mkdir(r.top, 0o700), os.Mkdir(r.checkout(), 0o755), chown(r.checkout(), g.uid, g.gid)) //nolint:gosec // its parent is root's alone
 	for i, m := range r.spec.Mounts {
 		if m.Source == "" {
 			err = errors.Join(err, openDir(emptyDir(r.checkout(), i)))

@@ -34,7 +34,10 @@ const (
 
 // The IDs of users and groups that an author may choose besides root: above those of the system and of
 // the slots, and below those that systemd and user namespaces give out.
-const FirstID, LastID = 1000, 60000
+const (
+	FirstID = 1000
+	LastID  = 60000
+)
 
 // AgentPath is where AgentProgram is in a container, as with the docker plugin.
 const AgentPath = "/usr/bin/buildkite-agent"
