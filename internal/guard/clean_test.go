@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,6 +26,7 @@ import (
 type slotRig struct {
 	*keeper
 	t        *testing.T
+	procMu   sync.Mutex
 	cgroups  map[int]string // of processes, relative to the cgroup root
 	immortal int            // a process that no signal ends
 	killed   []int
@@ -103,30 +105,37 @@ func (r *slotRig) start(pid int, cgroup string) {
 	dir := filepath.Join(r.procs.proc, strconv.Itoa(pid))
 	r.put(dir+"/cgroup", "0::/"+cgroup+"\n")
 	r.put(dir+"/comm", "p"+strconv.Itoa(pid)+"\n")
+	r.procMu.Lock()
 	r.cgroups[pid] = cgroup
+	r.procMu.Unlock()
 	r.list(cgroup)
 }
 
 func (r *slotRig) list(cgroup string) {
 	r.t.Helper()
-	var pids []int
-	for pid, in := range r.cgroups {
-		if in == cgroup {
+	pids := r.in(cgroup)
+	r.put(filepath.Join(r.procs.root, cgroup, "cgroup.procs"), strings.Trim(strings.ReplaceAll(fmt.Sprint(pids), " ", "\n"), "[]"))
+}
+
+// in returns the processes of a cgroup.
+func (r *slotRig) in(cgroup string) (pids []int) {
+	r.procMu.Lock()
+	defer r.procMu.Unlock()
+	for pid, own := range r.cgroups {
+		if own == cgroup {
 			pids = append(pids, pid)
 		}
 	}
 	slices.Sort(pids)
-	r.put(filepath.Join(r.procs.root, cgroup, "cgroup.procs"), strings.Trim(strings.ReplaceAll(fmt.Sprint(pids), " ", "\n"), "[]"))
+	return pids
 }
 
 // kill does what the kernel does for cgroup.kill.
 func (r *slotRig) kill(dir string) error {
-	for pid, cgroup := range r.cgroups {
-		if filepath.Join(r.procs.root, cgroup) == dir {
-			r.killed = append(r.killed, pid)
-			if pid != r.immortal {
-				r.exit(pid)
-			}
+	for _, pid := range r.in(strings.TrimPrefix(dir, r.procs.root+"/")) {
+		r.killed = append(r.killed, pid)
+		if pid != r.immortal {
+			r.exit(pid)
 		}
 	}
 	return killCgroup(dir)
@@ -135,8 +144,10 @@ func (r *slotRig) kill(dir string) error {
 // exit ends a process.
 func (r *slotRig) exit(pid int) {
 	r.t.Helper()
+	r.procMu.Lock()
 	cgroup := r.cgroups[pid]
 	delete(r.cgroups, pid)
+	r.procMu.Unlock()
 	r.list(cgroup)
 	if err := os.RemoveAll(filepath.Join(r.procs.proc, strconv.Itoa(pid))); err != nil {
 		r.t.Fatal(err)
@@ -146,10 +157,8 @@ func (r *slotRig) exit(pid int) {
 // agentStarts simulates a new agent, which asks as root before it becomes the agent.
 func (r *slotRig) agentStarts(pid int) string {
 	r.t.Helper()
-	for old, cgroup := range r.cgroups {
-		if cgroup == agentCgroup {
-			r.exit(old) // systemd ended the unit
-		}
+	for _, old := range r.in(agentCgroup) {
+		r.exit(old) // systemd ended the unit
 	}
 	r.start(pid, agentCgroup)
 	why, err := r.ready(r.t.Context(), pid)

@@ -106,7 +106,7 @@ func notePeer(ctx context.Context, conn net.Conn) context.Context {
 func (g *guard) caller(ctx context.Context) (*unix.Ucred, error) {
 	peer, ok := ctx.Value(peerKey{}).(*unix.Ucred)
 	if !ok || !g.isRoot(peer) && int(peer.Uid) != g.uid {
-		return nil, forbid("only root and the slot's user may use this socket")
+		return nil, forbid("only root and the slot's user may use this socket; leave it to kbnode")
 	}
 	return peer, nil
 }

@@ -67,7 +67,7 @@ func (s slotProcs) name(pid int) string {
 // the slot's user: nothing would see its job end.
 func (s slotProcs) ofAgent(pid int) error {
 	if s.cgroupOf(pid) != s.agent {
-		return forbid("only the slot's own agent may do this")
+		return forbid("only the slot's own agent may do this; leave it to the agent")
 	}
 	return nil
 }
