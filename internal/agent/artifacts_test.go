@@ -37,7 +37,7 @@ func TestPrepare(t *testing.T) {
 		"stays": "result.json", "profile/stays": "deep/trace", "profile/deep/up": "../../result.json", "profile/dir": "deep",
 		"absolute": elsewhere + "/secret", "environ": "/proc/self/environ", "proc": "/proc/self", "itself": dir + "/result.json",
 		"profile/deep/out": "../../../../../../../../../../etc/passwd", "profile/out": ".." + strings.Repeat("/..", 20) + elsewhere,
-		"nowhere": "gone", "loop": "loop", "twice": "absolute", "through": "proc/environ",
+		"nowhere": "gone", "loop": "loop", "twice": "absolute", "through": "proc/environ", "1": "profile/pipe", "2": "profile/pipe", "profile/3": "pipe",
 	} {
 		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
