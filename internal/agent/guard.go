@@ -2,10 +2,8 @@ package agent
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -67,34 +65,22 @@ func tell(ctx context.Context, socket, path string) error {
 }
 
 func tryTell(ctx context.Context, socket, path string) error {
-	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}}
-	defer transport.CloseIdleConnections()
+	client := slot.Client(socket)
+	defer client.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guard"+path, nil)
 	if err != nil {
 		return fmt.Errorf("ask the slot's guard: %w", err)
 	}
-	resp, err := (&http.Client{Transport: transport}).Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return fmt.Errorf("ask the slot's guard: %w", err)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode == http.StatusNoContent {
+	switch resp.StatusCode {
+	case http.StatusNoContent:
 		return nil
+	case http.StatusConflict:
+		return &parkedError{slot.Message(resp)}
 	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
-	var says struct {
-		Message string `json:"message"`
-	}
-	if err == nil {
-		err = json.Unmarshal(text, &says)
-	}
-	switch {
-	case err != nil:
-		return fmt.Errorf("ask the slot's guard: %s: %w", resp.Status, err)
-	case resp.StatusCode == http.StatusConflict:
-		return &parkedError{says.Message}
-	}
-	return fmt.Errorf("ask the slot's guard: %s: %s", resp.Status, says.Message)
+	return fmt.Errorf("ask the slot's guard: %s: %s", resp.Status, slot.Message(resp))
 }

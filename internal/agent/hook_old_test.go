@@ -11,15 +11,15 @@ import (
 // TestOldHooks: a job whose hooks an earlier kbnode wrote does not begin during an upgrade, and one that
 // runs uploads nothing from elsewhere.
 func TestOldHooks(t *testing.T) {
-	outside := t.TempDir()
-	if err := os.Symlink("/proc/self/environ", filepath.Join(outside, "result.json")); err != nil {
+	elsewhere := t.TempDir()
+	if err := os.Symlink("/proc/self/environ", filepath.Join(elsewhere, "result.json")); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("BUILDKITE_BUILD_CHECKOUT_PATH", outside)
+	t.Setenv("BUILDKITE_BUILD_CHECKOUT_PATH", elsewhere)
 	t.Setenv("BUILDKITE_ARTIFACT_PATHS", "*")
 	for name, want := range map[string]string{
 		"pre-bootstrap": "this node is being upgraded; run the job again",
-		"pre-artifact":  "nothing is uploaded: " + outside + " is not below /var/lib/buildkite-agent/gpu-0/builds",
+		"pre-artifact":  "nothing is uploaded: " + elsewhere + " is not below /var/lib/buildkite-agent/gpu-0/builds",
 		"pre-exit":      "",
 		"":              "use agent-startup",
 		"environment":   "use agent-startup",

@@ -43,7 +43,7 @@ func TestTell(t *testing.T) {
 		{"clean", "", http.StatusNoContent, false, ""},
 		{"nothing that it says", "welcome", http.StatusOK, false, "200 OK: welcome"},
 		{"parked", "the GPU is in use", http.StatusConflict, true, "the GPU is in use"},
-		{"refused", "kbnode: only the slot's own agent may do this", http.StatusForbidden, false, "403 Forbidden: kbnode: only"},
+		{"refused", "kbnode: only the slot's own agent may do this", http.StatusForbidden, false, "403 Forbidden: only"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()

@@ -15,17 +15,12 @@ import (
 // The runner exits with 0 if its result says success and with 1 if not, and the engine's
 // status tells as well. status is the job's, "" if no command ran. A file that is not a
 // result belongs to another kind of job and stays.
-func unfinished(checkout, status string, cancelled bool) error {
+func unfinished(checkout *os.Root, status string, canceled bool) error {
 	if status == "0" {
 		return nil
 	}
-	root, err := os.OpenRoot(checkout)
-	if err != nil {
-		return err
-	}
-	defer root.Close()                    //nolint:errcheck // a directory
 	var fields map[string]json.RawMessage // by their exact names
-	text, err := result.ReadFile(root, result.File)
+	text, err := result.ReadFile(checkout, result.File)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
@@ -33,10 +28,10 @@ func unfinished(checkout, status string, cancelled bool) error {
 		err = json.Unmarshal(text, &fields)
 	}
 	_, isResult := fields["runs"]
-	if err == nil && (!isResult || string(fields["success"]) == "false" && (status == "1" || cancelled)) {
+	if err == nil && (!isResult || string(fields["success"]) == "false" && (status == "1" || canceled)) {
 		return nil
 	}
-	if err := root.RemoveAll(result.File); err != nil {
+	if err := checkout.RemoveAll(result.File); err != nil {
 		return fmt.Errorf("remove unfinished %s: %w", result.File, err)
 	}
 	return nil

@@ -13,16 +13,16 @@ func TestUnfinished(t *testing.T) {
 	const forged, failed = `{"success": true, "error": "", "system": {}, "runs": {}}`, `{"success": false, "error": "x", "system": {}, "runs": {}}`
 	for name, row := range map[string]struct {
 		text, status string
-		cancelled    bool
+		canceled     bool
 		removed      bool
 	}{
 		"a verdict":                          {text: forged, status: "0"},
 		"an error of the runner":             {text: failed, status: "1"},
-		"a cancelled job":                    {text: failed, status: "-1", cancelled: true},
+		"a canceled job":                     {text: failed, status: "-1", canceled: true},
 		"the runner was killed":              {text: forged, status: "137", removed: true},
 		"killed, and careful":                {text: failed, status: "137", removed: true},
 		"killed, in a script that maps it":   {text: forged, status: "1", removed: true},
-		"killed while cancelled":             {text: forged, status: "-1", cancelled: true, removed: true},
+		"killed while canceled":              {text: forged, status: "-1", canceled: true, removed: true},
 		"Go's end":                           {text: forged, status: "2", removed: true},
 		"the runner could not write":         {text: failed, status: "3", removed: true},
 		"no command ran":                     {text: forged, removed: true},
@@ -52,7 +52,12 @@ func TestUnfinished(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := unfinished(dir, row.status, row.cancelled); err != nil {
+			root, err := os.OpenRoot(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer root.Close() //nolint:errcheck // a directory
+			if err := unfinished(root, row.status, row.canceled); err != nil {
 				t.Error(err)
 			}
 			if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) != (row.removed || row.text == "") {

@@ -88,16 +88,20 @@ func TestReadToken(t *testing.T) {
 
 func TestCheckToken(t *testing.T) {
 	t.Parallel()
-	bk := bktest.New(bktest.Options{})
+	bk := bktest.New(bktest.Options{Org: "mine", Queues: []string{"b200"}})
 	if err := bk.Listen("127.0.0.1:0", ""); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = bk.Close() })
-	if err := CheckToken(t.Context(), bk.Endpoint()+"/", bktest.DefaultAgentToken); err != nil {
-		t.Errorf("right token: %v", err)
+	got, err := AskAccount(t.Context(), http.DefaultTransport, bk.Endpoint()+"/", bktest.DefaultAgentToken)
+	if err != nil {
+		t.Fatalf("right token: %v", err)
+	}
+	if q, there := got.Agents.Queues["b200"]; got.Organization.Slug != "mine" || !there || q.Total != 0 {
+		t.Errorf("%+v", got)
 	}
 	const wrong = "wrong-token"
-	err := CheckToken(t.Context(), bk.Endpoint(), wrong)
+	err = CheckToken(t.Context(), bk.Endpoint(), wrong)
 	if !errors.Is(err, ErrTokenRefused) || !strings.Contains(err.Error(), "401 Unauthorized") || !strings.Contains(err.Error(), "--token-file") || strings.Contains(err.Error(), wrong) {
 		t.Errorf("wrong token: %v", err)
 	}
@@ -106,29 +110,11 @@ func TestCheckToken(t *testing.T) {
 	}
 }
 
-func TestAskAccount(t *testing.T) {
-	t.Parallel()
-	bk := httptest.NewServer(bktest.New(bktest.Options{Org: "mine", Queues: []string{"b200"}}))
-	t.Cleanup(bk.Close)
-	got, err := AskAccount(t.Context(), http.DefaultTransport, bk.URL+"/v3", bktest.DefaultAgentToken)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if q, there := got.Agents.Queues["b200"]; got.Organization.Slug != "mine" || !there || q.Total != 0 {
-		t.Errorf("%+v", got)
-	}
-	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("<html>")) }))
-	t.Cleanup(page.Close)
-	if err := CheckToken(t.Context(), page.URL, "the-token"); err == nil || errors.Is(err, ErrTokenRefused) {
-		t.Errorf("a page is taken for Buildkite's yes: %v", err)
-	}
-}
-
 func TestCheckTokenLeavesTheQuestionOpen(t *testing.T) {
 	t.Parallel()
-	told := make(chan string, 1)
+	redirected := make(chan string, 1)
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		told <- r.Header.Get("Authorization")
+		redirected <- r.Header.Get("Authorization")
 	}))
 	t.Cleanup(elsewhere.Close)
 	status := func(code int) string {
@@ -139,6 +125,8 @@ func TestCheckTokenLeavesTheQuestionOpen(t *testing.T) {
 		t.Cleanup(s.Close)
 		return s.URL
 	}
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("<html>")) }))
+	t.Cleanup(page.Close)
 	closed := httptest.NewServer(nil)
 	closed.Close()
 	cancelled, cancel := context.WithCancel(t.Context())
@@ -149,6 +137,7 @@ func TestCheckTokenLeavesTheQuestionOpen(t *testing.T) {
 	}{
 		{name: "no such call", endpoint: status(http.StatusNotFound), err: "404 Not Found"},
 		{name: "server in trouble", endpoint: status(http.StatusBadGateway), err: "502 Bad Gateway"},
+		{name: "a page", endpoint: page.URL, err: "does not respond like Buildkite"},
 		{name: "sent elsewhere", endpoint: status(http.StatusTemporaryRedirect), err: "307 Temporary Redirect"},
 		{name: "nobody listens", endpoint: closed.URL, err: "connection refused"},
 		{name: "no URL", endpoint: "agent.buildkite.com", err: "unsupported protocol scheme"},
@@ -164,7 +153,7 @@ func TestCheckTokenLeavesTheQuestionOpen(t *testing.T) {
 		}
 	}
 	select {
-	case header := <-told:
+	case header := <-redirected:
 		t.Errorf("the token followed a redirect: %q", header)
 	default:
 	}

@@ -3,17 +3,14 @@ package bootstrap
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"os/exec"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -36,7 +33,7 @@ const (
 
 // client speaks to the slot's service about one job.
 type client struct {
-	http           http.Client
+	http           *http.Client
 	body           []byte
 	stdout, stderr int64 // bytes of output that were read
 	answered       bool  // the last request was
@@ -48,9 +45,7 @@ func newClient(socket string, spec *job.Spec) (*client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("write the spec: %w", err)
 	}
-	return &client{body: body, away: serviceAway, http: http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}}}}, nil
+	return &client{body: body, away: serviceAway, http: slot.Client(socket)}, nil
 }
 
 const (
@@ -126,10 +121,10 @@ func (c *client) once(ctx context.Context, each func(slot.FrameKind, []byte) err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode == http.StatusForbidden {
-		return slot.Outcome{Refused: message(resp)}, nil
+		return slot.Outcome{Refused: slot.Message(resp)}, nil
 	}
 	if resp.StatusCode != http.StatusOK {
-		return slot.Outcome{}, &statusError{message(resp)}
+		return slot.Outcome{}, &statusError{slot.Message(resp)}
 	}
 	return slot.ReadFrames(resp.Body, each)
 }
@@ -152,18 +147,6 @@ func (c *client) post(ctx context.Context, path string, body io.Reader) (*http.R
 	return c.http.Do(req)
 }
 
-// message returns the sentence of an answer.
-func message(resp *http.Response) string {
-	var says struct {
-		Message string `json:"message"`
-	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
-	if err != nil || json.Unmarshal(text, &says) != nil || says.Message == "" {
-		return "the slot's service says " + resp.Status
-	}
-	return strings.TrimPrefix(says.Message, "kbnode: ")
-}
-
 var (
 	// agentVars are the variables of the agent that its commands need.
 	agentVars = []string{"BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_ENDPOINT", "BUILDKITE_JOB_ID", "BUILDKITE_NO_HTTP2", "BUILDKITE_REQUEST_HEADER_*"}
@@ -179,19 +162,11 @@ var (
 // agent's program.
 func sentEnv(in job.Input) (env []string) {
 	for _, v := range in.Sent {
-		if !matches(agentVars, v.Name) && (!matches(programVars, v.Name) || matches(namedVars, v.Name)) {
+		if !job.Matches(agentVars, v.Name) && (!job.Matches(programVars, v.Name) || job.Matches(namedVars, v.Name)) {
 			env = append(env, v.Name+"="+v.Value)
 		}
 	}
 	return env
-}
-
-func matches(patterns []string, name string) bool {
-	return slices.ContainsFunc(patterns, func(p string) bool {
-		prefix, any := strings.CutSuffix(p, "*")
-		suffix, last := strings.CutPrefix(p, "*")
-		return name == p || any && strings.HasPrefix(name, prefix) || last && strings.HasSuffix(name, suffix)
-	})
 }
 
 // checkPipeline refuses a pipeline that would carry to Buildkite what only the agent knows: the agent
@@ -220,7 +195,7 @@ func (c Config) checkPipeline(file string) error {
 // ofNode reports whether a variable is the operator's.
 func (c Config) ofNode(name string) bool {
 	_, set := c.Input.Env[name]
-	return set && matches(nodeVars, name) && !slices.ContainsFunc(c.Input.Sent, func(v job.Var) bool { return v.Name == name })
+	return set && slices.Contains(nodeVars, name) && !slices.ContainsFunc(c.Input.Sent, func(v job.Var) bool { return v.Name == name })
 }
 
 // agent runs a command of buildkite-agent in a directory, in a process group of its own, which a
@@ -231,7 +206,7 @@ func (c Config) agent(ctx context.Context, dir string, env []string, args ...str
 	// Without programs to find: `pipeline upload` would ask git about the commit.
 	cmd.Env = append(env, "PATH=/nonexistent", "HOME=/nonexistent")
 	for name, value := range c.Input.Env {
-		if matches(agentVars, name) || c.ofNode(name) {
+		if job.Matches(agentVars, name) || c.ofNode(name) {
 			cmd.Env = append(cmd.Env, name+"="+value)
 		}
 	}

@@ -21,7 +21,6 @@ type Redactor struct {
 	mu      sync.Mutex
 	out     io.Writer
 	secrets [][]byte
-	borders [][]int // of each secret: see border
 	held    []byte
 	covered int // how many of the held bytes are of a secret that was written
 }
@@ -48,7 +47,6 @@ func (r *Redactor) Hide(values []string) {
 	for _, v := range slices.Compact(all) {
 		if len(v) >= minSecret {
 			r.secrets = append(r.secrets, []byte(v))
-			r.borders = append(r.borders, border(v))
 		}
 	}
 }
@@ -59,8 +57,8 @@ func (r *Redactor) Write(p []byte) (int, error) {
 	defer r.mu.Unlock()
 	r.held = append(r.held, p...)
 	keep := 0
-	for i, s := range r.secrets {
-		keep = max(keep, begun(r.held, s, r.borders[i]))
+	for _, s := range r.secrets {
+		keep = max(keep, begun(r.held, s))
 	}
 	if err := r.flush(len(r.held) - keep); err != nil {
 		return 0, err
@@ -114,32 +112,10 @@ func (r *Redactor) flush(n int) error {
 }
 
 // begun returns how many of the last bytes of text may be the beginning of a secret.
-func begun(text, secret []byte, border []int) int {
-	k := 0
-	for _, c := range text[max(0, len(text)-len(secret)+1):] {
-		for k > 0 && secret[k] != c {
-			k = border[k]
-		}
-		if secret[k] == c {
-			k++
-		}
+func begun(text, secret []byte) int {
+	n := min(len(text), len(secret)-1)
+	for n > 0 && !bytes.HasSuffix(text, secret[:n]) {
+		n--
 	}
-	return k
-}
-
-// border returns, for each beginning of s, the length of the longest shorter one that it also ends
-// with: where a search goes on (Knuth, Morris and Pratt).
-func border(s string) []int {
-	b := make([]int, len(s)+1)
-	k := 0
-	for i := 1; i < len(s); i++ {
-		for k > 0 && s[k] != s[i] {
-			k = b[k]
-		}
-		if s[k] == s[i] {
-			k++
-		}
-		b[i+1] = k
-	}
-	return b
+	return n
 }

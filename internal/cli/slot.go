@@ -70,7 +70,7 @@ func newGuard(s Streams) *cobra.Command {
 				s.logger().Debug("memory not released", "err", err)
 			}
 			probe.Keep() // it looks at its GPU after each job, while the next may wait
-			return guard.Serve(cmd.Context(), guard.Config{Policy: pol, Log: s.logger()})
+			return guard.Serve(cmd.Context(), pol, s.logger())
 		},
 	}
 	slotFlag(cmd, &k)

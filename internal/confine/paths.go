@@ -46,9 +46,9 @@ func Windows(sys string) ([]string, error) {
 	for _, link := range links {
 		dir, evalErr := filepath.EvalSymlinks(filepath.Join(bus, link.Name()))
 		entries, readErr := os.ReadDir(dir)
-		if gone := errors.Join(evalErr, readErr); gone != nil {
-			if !errors.Is(gone, os.ErrNotExist) { // a device that was removed meanwhile
-				err = errors.Join(err, gone)
+		if joined := errors.Join(evalErr, readErr); joined != nil {
+			if !errors.Is(joined, os.ErrNotExist) { // a device that was removed meanwhile
+				err = errors.Join(err, joined)
 			}
 			continue
 		}

@@ -8,8 +8,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/keeper"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // gpuProcesses leaves out a slot's own processes: they are a job's, or slot-processes
@@ -90,7 +90,7 @@ func (m *Machine) gpuMemory() Answer {
 		var idle struct {
 			UsedBytes int64 `json:"used_bytes"`
 		}
-		text, err := m.Read(run + "/" + keeper.IdleFile)
+		text, err := m.Read(run + "/" + slot.IdleFile)
 		// The memory of a GPU that is a NUMA node belongs to the kernel. All partitions
 		// share the GPU's memory.
 		if i < 0 || s.GPUs[0].Part != "" || err != nil || json.Unmarshal([]byte(text), &idle) != nil || m.Inventory.GPUs[i].MemoryNode >= 0 {
@@ -98,9 +98,9 @@ func (m *Machine) gpuMemory() Answer {
 		}
 		g := m.Inventory.GPUs[i]
 		looked++
-		if m.State.Slot(s.Index).Busy() == "" && g.Processes == 0 && g.MemoryUsedBytes > idle.UsedBytes+keeper.GPUSlack {
+		if m.State.Slot(s.Index).Busy() == "" && g.Processes == 0 && g.MemoryUsedBytes > idle.UsedBytes+slot.GPUSlack {
 			all = append(all, warn("%d MiB of its GPU's memory are in use without a process; %d MiB were in use when it was idle", g.MemoryUsedBytes>>20, idle.UsedBytes>>20).Of(s.Index).
-				Advise("reset the GPU as "+Pages+"health.md says under \"Resetting a GPU\", or delete %s/%s if that is its idle state now", run, keeper.IdleFile))
+				Advise("reset the GPU as "+Pages+"health.md says under \"Resetting a GPU\", or delete %s/%s if that is its idle state now", run, slot.IdleFile))
 		}
 	}
 	if looked == 0 {

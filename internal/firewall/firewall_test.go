@@ -199,15 +199,15 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-const yes, no, told = true, false, true
+const yes, no, refusedAtOnce = true, false, true
 
 // way is a destination and which of its ports answer.
 type way struct {
-	what  string
-	from  *namespace
-	to    string
-	ports map[int]bool
-	told  bool // a refusal comes at once
+	what          string
+	from          *namespace
+	to            string
+	ports         map[int]bool
+	refusedAtOnce bool // a refusal comes at once
 }
 
 const long = 10 * time.Second
@@ -215,13 +215,13 @@ const long = 10 * time.Second
 func traffic(t *testing.T, r rig) {
 	rows := []way{
 		{"a job to the outside", r.job, "192.0.2.2", map[int]bool{80: yes, 53: yes}, false},
-		{"a job to the metadata", r.job, "169.254.169.254", map[int]bool{80: no, 53: yes}, told},
-		{"a job to its bridge", r.job, "198.18.0.1", map[int]bool{80: no, 53: yes}, told},
-		{"a job to the node's other bridge", r.job, "198.18.1.1", map[int]bool{80: no}, told},
-		{"a job to the node's address outside", r.job, "192.0.2.1", map[int]bool{80: no, 53: yes}, told},
+		{"a job to the metadata", r.job, "169.254.169.254", map[int]bool{80: no, 53: yes}, refusedAtOnce},
+		{"a job to its bridge", r.job, "198.18.0.1", map[int]bool{80: no, 53: yes}, refusedAtOnce},
+		{"a job to the node's other bridge", r.job, "198.18.1.1", map[int]bool{80: no}, refusedAtOnce},
+		{"a job to the node's address outside", r.job, "192.0.2.1", map[int]bool{80: no, 53: yes}, refusedAtOnce},
 		{"a job to what the node publishes", r.job, "192.0.2.1", map[int]bool{8080: no}, false},
 		{"a job to its slot's other container", r.job, "198.18.0.3", map[int]bool{80: yes, 53: yes}, false},
-		{"a job to its neighbour", r.job, "198.18.1.2", map[int]bool{80: no, 53: no}, told},
+		{"a job to its neighbour", r.job, "198.18.1.2", map[int]bool{80: no, 53: no}, refusedAtOnce},
 		{"a neighbour back", r.neighbour, "198.18.0.2", map[int]bool{80: no, 53: no}, false},
 		{"another container to a job", r.other, "198.18.0.2", map[int]bool{80: no, 53: no}, false},
 		{"the outside to a job", r.outside, "198.18.0.2", map[int]bool{80: no, 53: no}, false},
@@ -276,7 +276,7 @@ func try(t *testing.T, rows []way) {
 				if got != want {
 					t.Errorf("%s, %s port %d: answered %t, %v", row.what, network, port, got, err)
 				}
-				if row.told && !want && network == "tcp" && !errors.Is(err, syscall.ECONNREFUSED) {
+				if row.refusedAtOnce && !want && network == "tcp" && !errors.Is(err, syscall.ECONNREFUSED) {
 					t.Errorf("%s, port %d: %v; a program would wait", row.what, port, err)
 				}
 			}

@@ -30,16 +30,16 @@ func TestInternet(t *testing.T) {
 	var rows []way
 	for to, ports := range ways {
 		rows = append(rows,
-			way{"a job to " + to, r.job, to, ports, told},
+			way{"a job to " + to, r.job, to, ports, refusedAtOnce},
 			way{"the node to " + to, r.node, to, map[int]bool{53: yes, 80: yes}, false},
 			way{"the other slot's job to " + to, r.neighbour, to, map[int]bool{53: yes, 80: to != "169.254.169.254"}, false})
 	}
 	rows = append(rows, []way{
 		{"a job to its slot's other container", r.job, "198.18.0.3", all, false},
-		{"a job to its neighbour", r.job, "198.18.1.2", none, told},
-		{"a job to another container", r.job, "172.30.0.2", none, told},
+		{"a job to its neighbour", r.job, "198.18.1.2", none, refusedAtOnce},
+		{"a job to another container", r.job, "172.30.0.2", none, refusedAtOnce},
 		{"a job to what the node publishes", r.job, "192.0.2.1", map[int]bool{8080: no}, false},
-		{"a job to the node", r.job, "192.0.2.1", map[int]bool{53: yes, 80: no}, told},
+		{"a job to the node", r.job, "192.0.2.1", map[int]bool{53: yes, 80: no}, refusedAtOnce},
 		{"the outside to a job", r.outside, "198.18.0.2", none, false},
 	}...)
 	try(t, rows)

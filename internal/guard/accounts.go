@@ -58,7 +58,7 @@ func (g *guard) judge(ctx context.Context, image string) error {
 }
 
 func (g *guard) lookInto(ctx context.Context, image string) (why string, err error) {
-	of, err := g.api.ImageConfig(ctx, image)
+	config, err := g.api.ImageConfig(ctx, image)
 	if err != nil {
 		return "", err
 	}
@@ -67,7 +67,7 @@ func (g *guard) lookInto(ctx context.Context, image string) (why string, err err
 		HostConfig: &container.HostConfig{NetworkMode: networkNone, ReadonlyRootfs: true, CapDrop: []string{"ALL"}},
 	}
 	wanted.HostConfig.CgroupParent = g.policy.Slice
-	for path := range of.Volumes { // otherwise the engine would copy their contents
+	for path := range config.Volumes { // otherwise the engine would copy their contents
 		wanted.HostConfig.Mounts = append(wanted.HostConfig.Mounts, mount.Mount{Type: mount.TypeTmpfs, Target: path})
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTime)

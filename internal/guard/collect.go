@@ -110,10 +110,3 @@ func (g *guard) collectImages(ctx context.Context) {
 		}
 	}
 }
-
-func ignoreAbsent(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
-}

@@ -35,9 +35,9 @@ func TestCollect(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	past := time.Now().Add(-idleImage - time.Minute)
+	unused := time.Now().Add(-idleImage - time.Minute)
 	for _, image := range []string{"old:1", "busy:1", "again:1"} {
-		if err := os.Chtimes(l.file(image), past, past); err != nil {
+		if err := os.Chtimes(l.file(image), unused, unused); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -2,13 +2,17 @@ package guard
 
 import (
 	"context"
-	"net/http"
+	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/moby/moby/api/types/container"
 
 	"github.com/gpu-mode/kbnode/internal/confine"
 )
+
+// armorOption begins the option that gives a container an AppArmor profile.
+const armorOption = "apparmor="
 
 // confiner keeps containers away from what /sys and /proc have of other slots' devices: with
 // AppArmor if the engine uses it, otherwise by covering each file.
@@ -28,41 +32,34 @@ func (f *confiner) confine(ctx context.Context, h *container.HostConfig) error {
 	case armored && f.confines():
 		name, err := f.ensure(ctx)
 		if err != nil {
-			return refusal{http.StatusServiceUnavailable, "kbnode: jobs cannot run: " + err.Error()}
+			return unavailable(fmt.Errorf("jobs cannot run: %w", err))
 		}
-		h.SecurityOpt = append(h.SecurityOpt, "apparmor="+name)
+		h.SecurityOpt = append(h.SecurityOpt, armorOption+name)
 		return nil
 	}
 	h.MaskedPaths, h.ReadonlyPaths, err = confine.Paths(f.sys)
 	return err
 }
 
-// check refuses a container that is about to start if it is not confined like one created now.
-func (f *confiner) check(ctx context.Context, in container.InspectResponse) error {
-	var want container.HostConfig
-	if err := f.confine(ctx, &want); err != nil {
-		return err
+// confined returns what the engine has not done to keep a container away from those files, though it was
+// asked to; "" if it did all.
+func confined(asked *container.HostConfig, in container.InspectResponse) string {
+	if i := slices.IndexFunc(asked.SecurityOpt, func(o string) bool { return strings.HasPrefix(o, armorOption) }); i >= 0 && asked.SecurityOpt[i] != armorOption+in.AppArmorProfile {
+		return fmt.Sprintf("the container has the AppArmor profile %.60q, not that of jobs", in.AppArmorProfile)
 	}
-	if got := in.AppArmorProfile; len(want.SecurityOpt) > 0 && !slices.Contains(want.SecurityOpt, "apparmor="+got) {
-		return forbid("the container has the AppArmor profile %.60q, not that of jobs; create the container again", got)
+	if path := lacks(in.HostConfig.MaskedPaths, asked.MaskedPaths); path != "" {
+		return path + " is not masked in the container"
 	}
-	if path := lacks(in.HostConfig.MaskedPaths, want.MaskedPaths); path != "" {
-		return forbid("%s is not masked in the container; create the container again", path)
+	if path := lacks(in.HostConfig.ReadonlyPaths, asked.ReadonlyPaths); path != "" {
+		return path + " is not read-only in the container"
 	}
-	if path := lacks(in.HostConfig.ReadonlyPaths, want.ReadonlyPaths); path != "" {
-		return forbid("%s is not read-only in the container; create the container again", path)
-	}
-	return nil
+	return ""
 }
 
 // lacks returns the first element of want that list does not have, or "".
 func lacks(list, want []string) string {
-	has := map[string]bool{}
-	for _, path := range list {
-		has[path] = true
-	}
 	for _, path := range want {
-		if !has[path] {
+		if !slices.Contains(list, path) {
 			return path
 		}
 	}

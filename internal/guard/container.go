@@ -2,10 +2,8 @@ package guard
 
 import (
 	"fmt"
-	"path"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
@@ -20,13 +18,6 @@ const slotLabel = "kbnode.slot"
 
 // profileLabel names the job profile that a container was created with.
 const profileLabel = "kbnode.profile"
-
-// maxMounts bounds the mounts of a container, including tmpfs. maxString bounds a single value, in
-// bytes: the longest is a path.
-const (
-	maxMounts = 64
-	maxString = 4096
-)
 
 // facts are what the builder needs to know of the node.
 type facts struct {
@@ -100,9 +91,6 @@ func (b *builder) request() (*container.CreateRequest, error) {
 			b.mounts = append(b.mounts, bind(p.Program(), target, true))
 		}
 	}
-	if len(b.mounts)+len(h.Tmpfs) > maxMounts {
-		return nil, fmt.Errorf("a job can mount at most %d directories and files; mount a directory that contains several of them", maxMounts)
-	}
 	h.Mounts = b.mounts
 	return &container.CreateRequest{Config: &b.conf, HostConfig: h}, nil
 }
@@ -137,26 +125,6 @@ func (b *builder) giveNodes(nodes []string) {
 	for _, node := range nodes {
 		b.host.Devices = append(b.host.Devices, container.DeviceMapping{PathOnHost: node, PathInContainer: node, CgroupPermissions: "rw"})
 	}
-}
-
-// workingDir refuses the kernel's file systems: through /proc/self/fd a process would start in a
-// directory that the engine or its runtime has open.
-func workingDir(dir string) error {
-	dir = path.Clean("/" + dir)
-	if kernel := below(dir, "/proc", "/sys", "/dev"); kernel != "" && below(dir, "/dev/shm") == "" {
-		return fmt.Errorf("%.80q: a job cannot start below %s; choose another directory", dir, kernel)
-	}
-	return nil
-}
-
-// below returns the first of dirs that contains or equals a clean path, or "".
-func below(path string, dirs ...string) string {
-	for _, dir := range dirs {
-		if path == dir || strings.HasPrefix(path, dir+"/") {
-			return dir
-		}
-	}
-	return ""
 }
 
 // defaultUlimits are a container's limits unless the job sets them. The kernel counts the last

@@ -9,9 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,13 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/disk"
+	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/tree"
 )
-
-// diskLabel names a container's directory on the slot's disk.
-const diskLabel = "kbnode.disk"
 
 // trashPoll is the time between two checks of whether what was discarded is deleted.
 const trashPoll = 250 * time.Millisecond
@@ -33,42 +29,31 @@ const trashPoll = 250 * time.Millisecond
 // maxVolumes bounds the volumes that an image may declare.
 const maxVolumes = 64
 
-var scratchForm = lazily(`^[A-Z2-7]{26}$`)
-
-// slotDisk is the slot's file system of fixed size. What a container writes goes there, into its
-// own directory, because all slots share Docker's own disk.
+// slotDisk is the slot's file system of fixed size. What a job writes goes there, into its own directory
+// below the work root, because all slots share Docker's own disk.
 type slotDisk struct {
-	dir string // mount point; "" for a slot without a disk
-	// home is the slot user's, as a path on the disk: nothing can be moved out of the mount of it.
-	home string
+	dir  string                            // mount point; "" for a slot without a disk
 	bind func(source, target string) error // mounts one directory on another, where the engine sees it
 	// mounted returns an error, a sentence, if the disk is not mounted.
 	mounted func() error
 	statfs  func(path string, st *unix.Statfs_t) error
-	used    func(context.Context) (map[string]bool, error) // directories of the slot's containers
 	log     *slog.Logger
 
 	deleting atomic.Int32 // directories that discard still deletes
-
-	mu      sync.Mutex
-	pending map[string]bool // directories of containers that are being created
 }
-
-func (d *slotDisk) path(scratch string) string { return filepath.Join(d.dir, "containers", scratch) }
 
 // newDisk returns the disk that the policy gives a slot.
 func newDisk(p plan.JobPolicy, log *slog.Logger) *slotDisk {
 	d := &slotDisk{statfs: unix.Statfs, log: log}
 	if p.DiskBytes > 0 {
 		d.dir = plan.DiskMount(p.Slot)
-		d.home = filepath.Join(d.dir, "home")
 		d.bind = func(source, target string) error {
 			return disk.OnHost(func() error { return unix.Mount(source, target, "", unix.MS_BIND, "") })
 		}
 		d.mounted = func() error {
-			above, err1 := sameDevice(d.dir, filepath.Dir(d.dir))
+			same, err1 := sameDevice(d.dir, filepath.Dir(d.dir))
 			home, err2 := sameDevice(d.dir, plan.WorkDir(p.Slot))
-			if err := errors.Join(err1, err2); err != nil || above || !home {
+			if err := errors.Join(err1, err2); err != nil || same || !home {
 				return errors.Join(fmt.Errorf("the disk of slot %s is not mounted, so jobs cannot run; run systemctl restart %s on the node", p.Name, plan.GuardUnit(p.Slot)), err)
 			}
 			return nil
@@ -85,28 +70,13 @@ func sameDevice(a, b string) (bool, error) {
 	return x.Dev == y.Dev, nil
 }
 
-// prepare makes a container's directory and adds the mounts known before the container exists:
-// the image's volumes, and the files that Docker writes below /etc and would keep on its own
-// disk. scratch is the directory's name, "" without a disk.
-func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string) (scratch string, err error) {
+// prepare adds to a container, in a job's directory, the mounts known before it exists: the image's
+// volumes, and the files that Docker writes below /etc and would keep on its own disk.
+func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string, top string) (err error) {
 	if d.dir == "" {
-		return "", prepareCache(wanted.HostConfig, "")
-	}
-	scratch = rand.Text()
-	d.mu.Lock()
-	if d.pending == nil {
-		d.pending = map[string]bool{}
-	}
-	d.pending[scratch] = true
-	d.mu.Unlock()
-	top := d.path(scratch)
-	if err := os.Mkdir(top, 0o700); err != nil {
-		return scratch, fmt.Errorf("prepare the slot's disk: %w", err)
+		return nil
 	}
 	h := wanted.HostConfig
-	if err := prepareCache(h, top); err != nil {
-		return scratch, err
-	}
 	taken := map[string]bool{}
 	for _, m := range h.Mounts {
 		taken[m.Target] = true
@@ -127,24 +97,23 @@ func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string) (s
 	}
 	for i, target := range volumes {
 		if i == maxVolumes {
-			return scratch, forbid("image %.120q declares more than %d volumes; use one that declares fewer", wanted.Image, maxVolumes)
+			return forbid("image %.120q declares more than %d volumes; use one that declares fewer", wanted.Image, maxVolumes)
 		}
-		if target, err = mountTarget(target); err != nil {
-			return scratch, forbid("image %.120q declares a volume: %s", wanted.Image, err)
+		if target, err = job.MountTarget(target); err != nil {
+			return forbid("image %.120q declares a volume: %s", wanted.Image, err)
 		}
 		if err := give(target, "volume"+strconv.Itoa(i), openDir); err != nil {
-			return scratch, err
+			return err
 		}
 	}
 	if !h.ReadonlyRootfs { // otherwise they are read-only too
 		for _, name := range etcFiles {
 			if err := give("/etc/"+name, name, func(path string) error { return os.WriteFile(path, nil, 0o644) }); err != nil { //nolint:gosec // for all in the container to read
-				return scratch, err
+				return err
 			}
 		}
 	}
-	wanted.Labels[diskLabel] = scratch
-	return scratch, nil
+	return nil
 }
 
 // openDir makes a directory that any user in the container can write to and no one outside can
@@ -153,103 +122,36 @@ func openDir(path string) error {
 	return errors.Join(os.Mkdir(path, 0o777), os.Chmod(path, 0o777)) //nolint:gosec // its parent is root's alone
 }
 
-// done ends the creation of a container. It discards the directory of one that was not created.
-func (d *slotDisk) done(scratch string, created bool) {
-	if scratch == "" {
-		return
-	}
-	d.mu.Lock()
-	delete(d.pending, scratch)
-	d.mu.Unlock()
-	if !created {
-		d.discard(d.path(scratch))
-	}
-}
-
-// tidy makes the disk ready for the next job.
+// tidy removes what jobs left, and makes the disk ready for the next job, which needs room: of a disk that
+// is more than three quarters full, it waits until everything that was discarded is deleted.
 func (d *slotDisk) tidy(ctx context.Context) error {
-	if d.dir == "" {
-		return nil
-	}
-	return errors.Join(d.sweep(ctx), d.relieve(ctx))
-}
-
-// sweep removes the directories of containers that are gone.
-func (d *slotDisk) sweep(ctx context.Context) error {
-	if d.dir == "" {
-		return nil
-	}
-	entries, err := os.ReadDir(filepath.Join(d.dir, "containers"))
-	if err != nil || len(entries) == 0 {
-		return err
-	}
-	used, err := d.used(ctx)
-	if err != nil {
-		return err
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, e := range entries {
-		if !used[e.Name()] && !d.pending[e.Name()] {
-			d.discard(d.path(e.Name()))
+	// Nothing can be moved out of the mount of the work root. An earlier kbnode had containers beside it.
+	for _, dir := range []string{"home/builds", "containers"} {
+		entries, err := os.ReadDir(filepath.Join(d.dir, dir))
+		if ignoreAbsent(err) != nil {
+			return err
+		}
+		for _, e := range entries {
+			d.discard(filepath.Join(d.dir, dir, e.Name()))
 		}
 	}
-	return nil
-}
-
-// relieve empties the slot user's home if the disk is more than three quarters full: the next
-// job needs room, and checks everything out again. On such a disk it waits until everything that
-// was discarded is deleted.
-func (d *slotDisk) relieve(ctx context.Context) error {
 	full, err := d.full()
-	if err != nil || !full {
-		return err
+	for err == nil && full && d.deleting.Load() > 0 {
+		err = limit.Sleep(ctx, trashPoll)
 	}
-	if err := d.settle(ctx); err != nil {
-		return err
-	}
-	if full, err = d.full(); err != nil || !full {
-		return err
-	}
-	if err := errors.Join(d.empty(d.home, buildsName), d.empty(filepath.Join(d.home, buildsName))); err != nil {
+	if err != nil {
 		return fmt.Errorf("empty the slot's disk: %w", err)
 	}
-	d.log.Info("checkouts removed from a full disk", "path", d.home)
-	return d.settle(ctx)
+	return nil
 }
 
 // full reports whether more than three quarters of the disk's blocks or inodes are used.
 func (d *slotDisk) full() (bool, error) {
 	var st unix.Statfs_t
 	if err := d.statfs(d.dir, &st); err != nil {
-		return false, fmt.Errorf("check the slot's disk: %w", err)
+		return false, err
 	}
 	return st.Bavail*4 <= st.Blocks || st.Ffree*4 <= st.Files, nil
-}
-
-// settle waits until discard has deleted everything.
-func (d *slotDisk) settle(ctx context.Context) error {
-	for d.deleting.Load() > 0 {
-		if err := limit.Sleep(ctx, trashPoll); err != nil {
-			return fmt.Errorf("empty the slot's disk: %w", err)
-		}
-	}
-	return nil
-}
-
-// buildsName is the directory of checkouts in the slot user's home. It is kept because the
-// guard's unit has it mounted, so it cannot be moved.
-const buildsName = "builds"
-
-// empty discards what is in a directory of the disk, except but.
-func (d *slotDisk) empty(dir string, but ...string) error {
-	entries, err := os.ReadDir(dir)
-	for _, e := range entries {
-		if !slices.Contains(but, e.Name()) {
-			d.discard(filepath.Join(dir, e.Name()))
-		}
-	}
-	return err
 }
 
 // discard removes a directory of the disk: it moves it away at once, and deletes it in the

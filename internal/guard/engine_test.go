@@ -322,6 +322,27 @@ func (e *fakeEngine) attach(w http.ResponseWriter, _ *http.Request, _ *fakeConta
 // frame returns output of a container without a terminal.
 func frame(s string) string { return "\x01\x00\x00\x00\x00\x00\x00" + string(rune(len(s))) + s }
 
+// end ends all containers.
+func (e *fakeEngine) end() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !isClosed(e.exit) {
+		close(e.exit)
+	}
+}
+
+// asked is how many requests had a text.
+func (e *fakeEngine) asked(request string) (n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, s := range e.requests {
+		if strings.Contains(s, request) {
+			n++
+		}
+	}
+	return n
+}
+
 // started reports whether a container was started.
 func (e *fakeEngine) started() bool {
 	e.mu.Lock()

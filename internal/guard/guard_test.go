@@ -3,62 +3,56 @@ package guard
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
-	"os/user"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
-	"github.com/gpu-mode/kbnode/internal/checkout"
+	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
-// rig is a guard in front of a fake engine, with the slice's cgroup files.
+// rig is a guard in front of a fake engine, with files instead of /proc and cgroups. The test is a process of
+// the slot's agent.
 type rig struct {
-	engine   *fakeEngine
-	policy   plan.JobPolicy
-	cgroup   string // directory of the slice
-	socket   string
-	network  *fakeNetwork
-	confiner *confiner
-	keeper   slotKeeper
-	root     int // user ID
-	jobs     int // that were tried
-	mirrors  func() (checkout.Mirrors, error)
-	patience time.Duration // with the engine, and with a canceled job
-	stop     context.CancelFunc
-	done     chan error
-	client   *http.Client
+	engine  *fakeEngine
+	policy  plan.JobPolicy
+	proc    string
+	cgroup  string // directory of the slice
+	socket  string
+	network *fakeNetwork
+	adjust  func(*guard)
+	guard   *guard // the one that serves
+	root    int    // user ID
+	jobs    int    // that were tried
+	stop    context.CancelFunc
+	done    chan error
+	client  *http.Client
 }
 
 func newRig(t testing.TB, change ...func(*rig)) *rig {
 	t.Helper()
-	me, err := user.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir := t.TempDir()
-	r := &rig{engine: newFakeEngine(t), policy: testPolicy(), done: make(chan error, 1), root: -1}
-	r.policy.User = me.Username
+	r := &rig{engine: newFakeEngine(t), policy: testPolicy(), done: make(chan error, 1), root: -1, adjust: func(*guard) {}}
 	r.policy.DockerSocket = r.engine.socket
 	r.policy.WorkRoot = filepath.Join(dir, "work")
 	r.policy.Socket = filepath.Join(dir, "run", "gpu0", "docker.sock")
 	r.socket = r.policy.Socket
+	r.proc = filepath.Join(dir, "proc")
 	r.cgroup = filepath.Join(dir, "cgroup", "buildkite.slice", "buildkite-gpu0.slice")
-	if err := os.MkdirAll(filepath.Join(r.policy.WorkRoot, "checkout"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(r.cgroup, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	r.put(t, filepath.Join(r.proc, strconv.Itoa(os.Getpid()), "cgroup"), "0::/buildkite.slice/buildkite-gpu0.slice/buildkite-agent-gpu0.service")
+	r.put(t, filepath.Join(r.policy.WorkRoot, "checkout"), "of an earlier job")
+	r.put(t, filepath.Join(r.cgroup, "buildkite-agent-gpu0.service", "cgroup.procs"), "1\n2") // it has a job
 	r.limit(t, "cpuset.cpus.effective", r.policy.CPUs)
 	r.limit(t, "cpuset.mems.effective", r.policy.MemoryNodes)
 	r.limit(t, "memory.max", "34359738368")
@@ -68,41 +62,46 @@ func newRig(t testing.TB, change ...func(*rig)) *rig {
 	for _, f := range change {
 		f(r)
 	}
-	r.serve(t, filepath.Join(dir, "cgroup"))
+	r.serve(t)
 	return r
 }
 
 // serve starts a guard and waits until it answers.
-func (r *rig) serve(t testing.TB, cgroupRoot string) {
+func (r *rig) serve(t testing.TB) {
 	t.Helper()
-	me, err := user.Current()
+	engine, err := docker.New(r.engine.socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	uid, gid, err := lookupUser(me.Username)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := listen(r.socket, uid, gid)
+	t.Cleanup(func() { hangUp(engine) })
+	g := newGuard(r.policy, os.Getuid(), os.Getgid(), filepath.Dir(filepath.Dir(r.cgroup)), engine, slog.New(slog.DiscardHandler))
+	g.root, g.network = r.root, r.network.slot()
+	g.keeper.procs.proc, g.keeper.gpu, g.keeper.noise.config.Samples = r.proc, nil, nil
+	r.adjust(g)
+	r.guard = g
+	l, err := listen(r.socket, g.uid, g.gid)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	r.stop = cancel
-	go func() {
-		r.done <- Serve(ctx, Config{Policy: r.policy, Listener: l, CgroupRoot: cgroupRoot, Log: slog.New(slog.DiscardHandler), network: r.network.slot(), confiner: r.confiner, keeper: r.keeper, mirrors: r.mirrors, root: r.root, engineTime: r.patience, stopGrace: r.patience})
-	}()
+	go func() { r.done <- g.serveOn(ctx, l) }()
 	t.Cleanup(cancel)
 	for deadline := time.Now().Add(5 * time.Second); r.policy.Network != "none" && !r.network.asked() && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond)
 	}
 }
 
-func (r *rig) limit(t testing.TB, file, value string) {
+func (r *rig) put(t testing.TB, file, text string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(r.cgroup, file), []byte(value+"\n"), 0o600); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(text+"\n"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
+}
+
+func (r *rig) limit(t testing.TB, file, value string) {
+	t.Helper()
+	r.put(t, filepath.Join(r.cgroup, file), value)
 }
 
 // ask sends one request and returns the status and the message of an error.
@@ -125,7 +124,7 @@ func (r *rig) ask(t testing.TB, method, path, body string) (int, string) {
 // ready is a rig whose jobs begin, and whose containers end at once.
 func ready(t testing.TB, change ...func(*rig)) *rig {
 	t.Helper()
-	r := newRig(t, append([]func(*rig){func(r *rig) { r.keeper = &runKeeper{} }}, change...)...)
+	r := newRig(t, change...)
 	close(r.engine.exit)
 	go func() {
 		for {
@@ -169,6 +168,7 @@ func TestRequests(t *testing.T) {
 	}{
 		{"POST", slot.RunPath, "{}", 403, "kind:"},
 		{"POST", slot.RunPath, "no JSON", 403, "spec:"},
+		{"POST", slot.RunPath, strings.Repeat("x", job.MaxSpec+1), 403, "spec:"},
 		{"POST", slot.RunPath + "?stdout=-1", "{}", 403, "kind:"},
 		{"POST", slot.CancelPath + "?job=0190", "", 404, "does not run job 0190"},
 		{"POST", slot.CancelPath, "", 404, "does not run job"},
@@ -230,47 +230,30 @@ func TestNoContainerWithoutLimits(t *testing.T) {
 	}
 }
 
-// startKeeper notes which containers start.
-type startKeeper struct {
-	slotKeeper
-	started chan string
-}
-
-func (k *startKeeper) Started(id string)         { k.started <- id }
-func (k *startKeeper) Made(string)               {}
-func (k *startKeeper) Watch(ctx context.Context) { <-ctx.Done() }
-
 func TestStartEndsTogether(t *testing.T) {
 	t.Parallel()
-	k := &startKeeper{started: make(chan string, 2)}
-	r := ready(t, func(r *rig) { r.keeper = &runKeeper{startKeeper: *k} })
+	r := ready(t)
 	// A container that has already ended has no cgroup.
 	if o := r.try(t); why(o) != "" {
 		t.Fatalf("%+v", o)
 	}
 	// The first job's container, and one to look into its image.
-	id := fmt.Sprintf("%064x", 0xa3)
-	file := filepath.Join(r.cgroup, "docker-"+id+".scope", "memory.oom.group")
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte("0"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	file := filepath.Join(r.cgroup, fmt.Sprintf("docker-%064x.scope", 0xa3), "memory.oom.group")
+	r.put(t, file, "0")
 	if o := r.try(t); why(o) != "" {
 		t.Fatalf("%+v", o)
 	}
-	if got, err := os.ReadFile(file); err != nil || string(got) != "1" {
+	if got, err := os.ReadFile(file); err != nil || string(got) != "1\n" {
 		t.Errorf("memory.oom.group is %q, %v", got, err)
 	}
-	if n := len(k.started); n != 2 || <-k.started == id || <-k.started != id {
-		t.Errorf("%d starts are recorded, want that of %s as the second of two", n, id)
+	if k := r.guard.keeper; k.profile != r.policy.Profile || len(k.started) != 1 {
+		t.Errorf("the record has profile %q, %+v", k.profile, k.started)
 	}
 }
 
 func TestServeRefusesPolicy(t *testing.T) {
 	t.Parallel()
-	err := Serve(t.Context(), Config{Policy: plan.JobPolicy{Name: "gpu0", Slice: "a/b.slice", WorkRoot: "/"}, Log: slog.New(slog.DiscardHandler)})
+	err := Serve(t.Context(), plan.JobPolicy{Name: "gpu0", Slice: "a/b.slice", WorkRoot: "/"}, slog.New(slog.DiscardHandler))
 	for _, want := range []string{"no slice", "no cpus", "no memory_bytes", "no pids_limit", "no work_root", "no socket"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: want %q in it", err, want)

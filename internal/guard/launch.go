@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"net/http"
 	"os"
 	"path"
 	"path/filepath"
@@ -19,12 +18,13 @@ import (
 	"github.com/moby/moby/api/types/mount"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // create makes a job's container, which does not run yet.
-func (g *guard) create(ctx context.Context, wanted *container.CreateRequest) (id string, err error) {
+func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, top string) (id string, err error) {
 	if err := g.ready(ctx); err != nil {
 		return "", err
 	}
@@ -40,15 +40,10 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest) (id
 	if err != nil {
 		return "", engineSays(err)
 	}
-	if err := g.suits(wanted, image); err != nil {
+	if err := g.checkImage(wanted, image); err != nil {
 		return "", forbid("%s", err)
 	}
-	if err := g.disk.sweep(ctx); err != nil {
-		return "", err
-	}
-	scratch, err := g.disk.prepare(wanted, slices.Sorted(maps.Keys(image.Volumes)))
-	defer func() { g.disk.done(scratch, id != "") }()
-	if err != nil {
+	if err := g.disk.prepare(wanted, slices.Sorted(maps.Keys(image.Volumes)), top); err != nil {
 		return "", err
 	}
 	for _, gpu := range g.policy.GPUs {
@@ -57,7 +52,7 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest) (id
 		}
 	}
 	id, err = g.api.CreateContainer(ctx, "", wanted)
-	if unavailable(err) {
+	if lacksCPUs(err) {
 		// The engine was restarted after the slots' CPUs became a partition, and believes that
 		// the machine has only the other CPUs. The container's slice, checked just now, keeps it
 		// on the slot's CPUs.
@@ -68,7 +63,6 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest) (id
 	if err != nil {
 		return "", engineSays(err)
 	}
-	g.keeper.Made(wanted.Labels[profileLabel])
 	if err := g.pulled.used(wanted.Image, false); err != nil {
 		g.log.Warn("use of the image not recorded", "err", err)
 	}
@@ -84,25 +78,26 @@ func engineSays(err error) error {
 	return err
 }
 
-// suits checks the user and directory that the image sets if the job does not, and checks both
-// against the node: who owns an ID, and links in the checkout.
-func (g *guard) suits(wanted *container.CreateRequest, image docker.ImageConfig) error {
+// checkImage checks the user and directory that the image sets if the job does not, and links in the
+// checkout on the way to the directory.
+func (g *guard) checkImage(wanted *container.CreateRequest, image docker.ImageConfig) error {
 	b := &builder{policy: g.policy, facts: g.facts}
-	user, dir := cmp.Or(wanted.User, image.User), path.Clean("/"+cmp.Or(wanted.WorkingDir, image.WorkingDir))
 	if wanted.User == "" {
-		if err := b.mayBe(user); err != nil {
+		if err := b.checkUser(image.User, nil); err != nil {
 			return fmt.Errorf("image %.120q: %w", wanted.Image, err)
 		}
 	}
-	if err := errors.Join(workingDir(dir), b.othersIDs("/", user, wanted.HostConfig.GroupAdd)); err != nil {
-		return err
+	dir := path.Clean("/" + cmp.Or(wanted.WorkingDir, image.WorkingDir))
+	if kernel := job.KernelDir(dir); kernel != "" {
+		return fmt.Errorf("%.80q: a job cannot start below %s; choose another directory", dir, kernel)
 	}
 	for _, m := range wanted.HostConfig.Mounts {
-		if m.Type != mount.TypeBind || below(dir, m.Target) == "" {
+		below, inside := strings.CutPrefix(dir+"/", m.Target+"/")
+		if m.Type != mount.TypeBind || !inside {
 			continue
 		}
 		at := m.Source
-		for step := range strings.SplitSeq(strings.TrimPrefix(strings.TrimPrefix(dir, m.Target), "/"), "/") {
+		for step := range strings.SplitSeq(below, "/") {
 			at = filepath.Join(at, step)
 			if info, err := os.Lstat(at); err == nil && info.Mode().Type() == fs.ModeSymlink {
 				return fmt.Errorf("workdir: %.80q goes through a symbolic link in the checkout; write its target", dir)
@@ -112,9 +107,9 @@ func (g *guard) suits(wanted *container.CreateRequest, image docker.ImageConfig)
 	return nil
 }
 
-// unavailable reports whether the engine refused a container for its CPUs or memory nodes, by
+// lacksCPUs reports whether the engine refused a container for its CPUs or memory nodes, by
 // the engine's own words.
-func unavailable(err error) bool {
+func lacksCPUs(err error) bool {
 	if !errors.Is(err, docker.ErrInvalid) {
 		return false
 	}
@@ -122,12 +117,8 @@ func unavailable(err error) bool {
 	return strings.Contains(says, "not available") && (strings.Contains(says, "Requested CPUs") || strings.Contains(says, "Requested memory nodes"))
 }
 
-// start starts a container that create made. It looks again at what may have changed meanwhile, and
-// reads back what the engine made of the request.
-func (g *guard) start(ctx context.Context, id string) error {
-	if err := g.ready(ctx); err != nil {
-		return err
-	}
+// start starts a container that create made, when what the engine made of the request is as it was asked.
+func (g *guard) start(ctx context.Context, id string, asked *container.CreateRequest, top string) error {
 	in, err := g.api.Inspect(ctx, id)
 	if err == nil && (in.Config == nil || in.HostConfig == nil) {
 		err = errors.New("the Docker engine does not say what the container is like")
@@ -135,15 +126,13 @@ func (g *guard) start(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	if in.HostConfig.NetworkMode != networkNone {
-		if err := g.network.apart(); err != nil {
-			return err
-		}
+	if why := confined(asked.HostConfig, in); why != "" {
+		return forbid("%s; create the container again", why)
 	}
-	if err := errors.Join(g.confiner.check(ctx, in), g.judge(ctx, in.Image)); err != nil {
+	if err := g.judge(ctx, in.Image); err != nil {
 		return err
 	}
-	if err := g.onDisk(in); err != nil {
+	if err := g.onDisk(in, top); err != nil {
 		return err
 	}
 	if err := g.api.StartContainer(ctx, id); err != nil {
@@ -152,7 +141,7 @@ func (g *guard) start(ctx context.Context, id string) error {
 	if err := endTogether(g.cgroupRoot, g.policy.Slice, id); err != nil {
 		g.log.Warn("container may outlive its memory limit", "id", id, "err", err)
 	}
-	g.keeper.Started(id)
+	g.keeper.containerStarted(id, asked.Labels[profileLabel])
 	if err := limitPtys(g.cgroupRoot, g.policy.Slice, id); err != nil {
 		g.log.Warn("container may open many terminals", "id", id, "err", err)
 	}
@@ -169,7 +158,7 @@ func (g *guard) ready(ctx context.Context) error {
 		err = g.engine.ok(ctx, time.Now())
 	}
 	if err != nil {
-		return refusal{http.StatusServiceUnavailable, "kbnode: " + strings.ReplaceAll(err.Error(), "\n", "; ")}
+		return unavailable(err)
 	}
 	return nil
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/moby/moby/api/types/container"
 )
 
-// onDisk makes a container write only to the slot's disk. It is called before the start.
-func (g *guard) onDisk(in container.InspectResponse) error {
+// onDisk makes a container write only to a job's directory on the slot's disk. It is called before the start.
+func (g *guard) onDisk(in container.InspectResponse, top string) error {
 	if g.disk.dir == "" {
 		return nil
 	}
@@ -22,11 +22,9 @@ func (g *guard) onDisk(in container.InspectResponse) error {
 			return forbid("the image declares a volume at %.80q that was not there when the container was created; create the container again", m.Destination)
 		}
 	}
-	scratch := in.Config.Labels[diskLabel]
-	if in.HostConfig.ReadonlyRootfs || !scratchForm.MatchString(scratch) {
-		return nil // nothing to write to, or made before the slot had a disk
+	if in.HostConfig.ReadonlyRootfs {
+		return nil // nothing to write to
 	}
-	top := g.disk.path(scratch)
 	if err := writeEtc(top, in); err != nil {
 		return fmt.Errorf("write the container's files: %w", err)
 	}
@@ -63,10 +61,8 @@ func (d *slotDisk) cover(layer, own string) error {
 	return nil
 }
 
-// maxLayer bounds what a layer holds before its container runs: the engine's own
-// few files, and the directories on the way to the working directory.
-const maxLayer = 4096 // entries
-
+// copyLayer copies what a layer holds before its container runs: the engine's own few files, and the
+// directories on the way to the working directory.
 func copyLayer(from, to string) error {
 	src, err := os.OpenRoot(from)
 	if err != nil {
@@ -78,13 +74,9 @@ func copyLayer(from, to string) error {
 		return err
 	}
 	defer hangUp(dst)
-	seen := 0
 	return fs.WalkDir(src.FS(), ".", func(name string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
-		}
-		if seen++; seen > maxLayer {
-			return fmt.Errorf("more than %d files", maxLayer)
 		}
 		info, err := e.Info()
 		if err != nil {
@@ -94,37 +86,22 @@ func copyLayer(from, to string) error {
 		case name == ".":
 		case mode.IsDir():
 			err = dst.Mkdir(name, 0o700)
-		case mode.IsRegular() && info.Size() <= maxString:
+		case mode.IsRegular():
 			var data []byte
 			if data, err = src.ReadFile(name); err == nil {
 				err = dst.WriteFile(name, data, 0o600)
 			}
-		case mode.Type() == fs.ModeSymlink:
-			var target string
-			if target, err = src.Readlink(name); err == nil {
-				err = dst.Symlink(target, name)
-			}
 		default:
-			err = fmt.Errorf("%s is neither a directory nor a small file", name)
+			err = fmt.Errorf("%s is neither a directory nor a file", name)
 		}
-		if err != nil {
-			return err
+		if st, ok := info.Sys().(*syscall.Stat_t); err == nil && ok && os.Geteuid() == 0 {
+			err = dst.Lchown(name, int(st.Uid), int(st.Gid))
 		}
-		return own(dst, name, info)
+		if err == nil {
+			err = dst.Chmod(name, info.Mode()&(fs.ModePerm|fs.ModeSetgid|fs.ModeSticky))
+		}
+		return err
 	})
-}
-
-// own gives a copy the owner and mode of its original.
-func own(root *os.Root, name string, original fs.FileInfo) error {
-	if st, ok := original.Sys().(*syscall.Stat_t); ok && os.Geteuid() == 0 {
-		if err := root.Lchown(name, int(st.Uid), int(st.Gid)); err != nil {
-			return err
-		}
-	}
-	if original.Mode().Type() == fs.ModeSymlink {
-		return nil
-	}
-	return root.Chmod(name, original.Mode()&(fs.ModePerm|fs.ModeSetgid|fs.ModeSticky))
 }
 
 // etcFiles are the files that Docker makes for a container and mounts writable.
@@ -146,7 +123,7 @@ func writeEtc(dir string, in container.InspectResponse) error {
 		"resolv.conf": resolv,
 	} {
 		path := filepath.Join(dir, name)
-		if _, gone := os.Lstat(path); errors.Is(gone, fs.ErrNotExist) {
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 			continue // the job mounts its own
 		}
 		err = errors.Join(err, os.WriteFile(path, []byte(text), 0o644)) //nolint:gosec // for all in the container to read

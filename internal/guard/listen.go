@@ -5,33 +5,28 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"net"
 	"os"
 	"os/user"
 	"path/filepath"
-	"slices"
 	"strconv"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/keeper"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// AgentDir is the directory beside the socket that belongs to the slot's user.
-const AgentDir = "agent"
+// agentDir is the directory beside the socket that belongs to the slot's user.
+const agentDir = "agent"
 
 func lookupUser(name string) (uid, gid int, err error) {
 	u, err := user.Lookup(name)
 	if err != nil {
 		return 0, 0, fmt.Errorf("look up user %s: %w; run kbnode reconcile", name, err)
 	}
-	if uid, err = strconv.Atoi(u.Uid); err != nil {
-		return 0, 0, fmt.Errorf("look up user %s: %w", name, err)
-	}
-	if gid, err = strconv.Atoi(u.Gid); err != nil {
+	uid, err1 := strconv.Atoi(u.Uid)
+	gid, err2 := strconv.Atoi(u.Gid)
+	if err := errors.Join(err1, err2); err != nil {
 		return 0, 0, fmt.Errorf("look up user %s: %w", name, err)
 	}
 	return uid, gid, nil
@@ -46,7 +41,7 @@ func listen(path string, uid, gid int) (*net.UnixListener, error) {
 	}
 	err := errors.Join(
 		ownDir(dir, 0o711, 0, 0),
-		ownDir(filepath.Join(dir, AgentDir), 0o700, uid, gid),
+		ownDir(filepath.Join(dir, agentDir), 0o700, uid, gid),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("create the run directory: %w", err)
@@ -91,90 +86,38 @@ func chown(path string, uid, gid int) error {
 	return os.Lchown(path, uid, gid)
 }
 
-// peers accepts connections of root and the slot's user, cap(slots) at a time. The socket's mode
-// allows the same, but also anyone who joins the group later.
-type peers struct {
-	*net.UnixListener
-	allowed []int
-	slots   chan struct{}
-	log     *slog.Logger
-	root    int // the user ID of root, except in tests
-}
-
-// Accept waits for a connection that may be served.
-func (l *peers) Accept() (net.Conn, error) {
-	for {
-		conn, err := l.AcceptUnix()
-		if err != nil {
-			return nil, err
-		}
-		cred, err := peer(conn)
-		if err == nil && slices.Contains(l.allowed, int(cred.Uid)) {
-			// Waiting here leaves further clients in the kernel's queue.
-			l.slots <- struct{}{}
-			return &peerConn{UnixConn: conn, root: int(cred.Uid) == l.root, pid: int(cred.Pid), release: sync.OnceFunc(func() { <-l.slots })}, nil
-		}
-		if err != nil {
-			l.log.Warn("connection refused", "err", err)
-		} else {
-			l.log.Warn("connection refused", "uid", cred.Uid, "pid", cred.Pid)
-		}
-		if err := conn.Close(); err != nil {
-			l.log.Debug("connection closed", "err", err)
-		}
-	}
-}
-
-// peer returns the process that opened a connection, as the kernel recorded it.
-func peer(conn *net.UnixConn) (*unix.Ucred, error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return nil, err
-	}
-	return cred, credErr
-}
-
-// peerConn gives its place back when it is closed.
-type peerConn struct {
-	*net.UnixConn
-	root    bool
-	pid     int
-	release func()
-}
-
-func (c *peerConn) Close() error {
-	defer c.release()
-	return c.UnixConn.Close()
-}
-
-// agent returns the process of the agent that has a job run over this connection.
-func (c *peerConn) agent() int {
-	if c.root {
-		return keeper.NoAgent
-	}
-	return c.pid
-}
-
 type peerKey struct{}
 
-// notePeer records in a request's context who sends it.
+// notePeer records in the context of a connection's requests who has opened it, by the kernel.
 func notePeer(ctx context.Context, conn net.Conn) context.Context {
-	if p, ok := conn.(*peerConn); ok {
-		return context.WithValue(ctx, peerKey{}, p)
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return ctx
 	}
-	return ctx
+	var peer *unix.Ucred
+	if err := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil || peer == nil {
+		return ctx
+	}
+	return context.WithValue(ctx, peerKey{}, peer)
 }
+
+// caller returns the process that sends a request: root's, or one of the slot's user. The socket's mode
+// allows the same, but also anyone who joins the group later.
+func (g *guard) caller(ctx context.Context) (*unix.Ucred, error) {
+	peer, ok := ctx.Value(peerKey{}).(*unix.Ucred)
+	if !ok || !g.isRoot(peer) && int(peer.Uid) != g.uid {
+		return nil, forbid("only root and the slot's user may use this socket; leave it to kbnode")
+	}
+	return peer, nil
+}
+
+func (g *guard) isRoot(peer *unix.Ucred) bool { return int(peer.Uid) == g.root }
 
 // policyFor returns the slot's policy. The node's root may run any image, as kbnode selftest does with
 // one of its own; no other part of the policy differs for root.
-func (g *guard) policyFor(ctx context.Context) plan.JobPolicy {
+func (g *guard) policyFor(caller *unix.Ucred) plan.JobPolicy {
 	p := g.policy
-	if peer, ok := ctx.Value(peerKey{}).(*peerConn); ok && peer.root {
+	if g.isRoot(caller) {
 		p.Images = nil
 	}
 	return p

@@ -1,21 +1,19 @@
 package guard
 
 import (
-	"errors"
-	"io"
+	"context"
 	"io/fs"
-	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 func TestSlicePath(t *testing.T) {
@@ -50,7 +48,7 @@ func TestListen(t *testing.T) {
 	}
 	for file, want := range map[string]fs.FileMode{
 		filepath.Dir(path):                          fs.ModeDir | 0o711,
-		filepath.Join(filepath.Dir(path), AgentDir): fs.ModeDir | 0o700,
+		filepath.Join(filepath.Dir(path), agentDir): fs.ModeDir | 0o700,
 		path: fs.ModeSocket | 0o660,
 	} {
 		info, err := os.Lstat(file)
@@ -72,74 +70,56 @@ func TestListen(t *testing.T) {
 	}
 }
 
-// TestPeers admits only the listed users: a connection of any other user is closed before a byte
-// is read.
-func TestPeers(t *testing.T) {
+// TestCallers answers only root and the slot's user, and root alone may start an agent and run any image.
+func TestCallers(t *testing.T) {
 	t.Parallel()
+	g := &guard{policy: testPolicy(), uid: 990}
+	g.policy.Images = []string{"^img$"}
 	for name, row := range map[string]struct {
-		allowed []int
-		in      bool
+		peer   any
+		in     bool
+		images []string
 	}{
-		"the slot's user": {[]int{os.Getuid()}, true},
-		"somebody else":   {[]int{os.Getuid() + 1}, false},
+		"the slot's user":  {&unix.Ucred{Uid: 990, Gid: 1}, true, g.policy.Images},
+		"root":             {&unix.Ucred{Uid: 0}, true, nil},
+		"somebody else":    {&unix.Ucred{Uid: 991, Gid: 990}, false, nil},
+		"somebody unknown": {nil, false, nil},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			path := filepath.Join(t.TempDir(), "s")
-			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = l.Close() })
-			p := &peers{UnixListener: l, allowed: row.allowed, slots: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler)}
-			accepted := make(chan net.Conn, 1)
-			go func() {
-				if conn, err := p.Accept(); err == nil {
-					accepted <- conn
-				}
-			}()
-			conn, err := net.Dial("unix", path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = conn.Close() })
-			if !row.in {
-				if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
-					t.Fatal(err)
-				}
-				if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
-					t.Errorf("the connection is open: %v", err)
-				}
-				return
-			}
-			if err := (<-accepted).Close(); err != nil {
-				t.Error(err)
-			}
-			if len(p.slots) != 0 {
-				t.Error("the connection's place was not given back")
-			}
-		})
+		caller, err := g.caller(context.WithValue(t.Context(), peerKey{}, row.peer))
+		if (err == nil) != row.in {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil && !slices.Equal(g.policyFor(caller).Images, row.images) {
+			t.Errorf("%s may run %q", name, g.policyFor(caller).Images)
+		}
 	}
 }
 
-// TestRootRunsAnyImage checks that only root is exempt, and only from the list of images.
-func TestRootRunsAnyImage(t *testing.T) {
+// TestReports goes through the socket: the kernel reports who asks.
+func TestReports(t *testing.T) {
 	t.Parallel()
-	g := &guard{policy: testPolicy()}
-	g.policy.Images = []string{"^img$"}
-	for name, row := range map[string]struct {
-		conn net.Conn
-		want []string
-	}{
-		"the slot's user":  {&peerConn{}, g.policy.Images},
-		"root":             {&peerConn{root: true}, nil},
-		"somebody unknown": {&net.UnixConn{}, g.policy.Images},
-	} {
-		got := g.policyFor(notePeer(t.Context(), row.conn))
-		want := g.policy
-		want.Images = row.want
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s:\n%s", name, diff)
+	for _, root := range []int{os.Getuid(), -1} {
+		r := newRig(t, func(r *rig) { r.root = root })
+		agent, parked := filepath.Join(r.proc, strconv.Itoa(os.Getpid()), "cgroup"), filepath.Join(filepath.Dir(r.socket), slot.ParkedDir, "x.json")
+		for _, row := range []struct {
+			name, path string
+			do         func()
+			status     int
+			message    string
+		}{
+			{"registered", slot.RegisteredPath, func() {}, 204, ""},
+			{"ready", slot.ReadyPath, func() {}, 204, ""},
+			{"parked", slot.ReadyPath, func() { r.put(t, parked, `{"reason":"maintenance"}`) }, 409, "maintenance"},
+			{"a failure", slot.ReadyPath, func() { r.put(t, parked, "x") }, 502, "kbnode: read why the slot is parked"},
+			{"not the agent", slot.RegisteredPath, func() { r.put(t, agent, "0::/system.slice/ssh.service") }, 403, "kbnode: only the slot's own agent may do this"},
+		} {
+			row.do()
+			if root < 0 && row.path == slot.ReadyPath { // as the slot's user
+				row.status, row.message = 403, "kbnode: only the agent's unit may do this, before the agent starts"
+			}
+			if status, says := r.ask(t, "POST", row.path, ""); status != row.status || !strings.HasPrefix(says, row.message) || (says == "") != (row.message == "") {
+				t.Errorf("%s: %d %q, want %d %q", row.name, status, says, row.status, row.message)
+			}
 		}
 	}
 }

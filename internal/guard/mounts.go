@@ -9,18 +9,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 
 	"github.com/moby/moby/api/types/mount"
 	"golang.org/x/sys/unix"
 )
-
-var pathForm = lazily(`^/`)
-
-// tmpfsForm accepts the options that shape a tmpfs and nothing that another file system would
-// understand.
-var tmpfsForm = lazily(`^(rw|ro|exec|noexec|suid|nosuid|dev|nodev|sync|async|noatime|(size|nr_inodes)=[0-9]{1,15}[kKmMgG%]?|mode=[0-7]{1,4}|(uid|gid)=[0-9]{1,10})$`)
 
 // bind returns a mount of a host path. A Mount has no colons to misread, and the engine makes no
 // directory if the source is missing.
@@ -29,44 +22,6 @@ func bind(source, target string, readOnly bool) mount.Mount {
 		Type: mount.TypeBind, Source: source, Target: target, ReadOnly: readOnly,
 		BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate},
 	}
-}
-
-// mountTarget returns target cleaned, or an error if a job may not mount there.
-func mountTarget(target string) (string, error) {
-	if !pathForm.MatchString(target) || len(target) > maxString || slices.Contains(strings.Split(target, "/"), "..") {
-		return "", fmt.Errorf("%.80q: the target must be an absolute path and contain no .. elements; write one such as /work", target)
-	}
-	target = filepath.Clean(target)
-	if kernel := below(target, "/proc", "/sys", "/dev"); kernel != "" && !strings.HasPrefix(target, "/dev/shm/") {
-		if target == "/dev/shm" {
-			return "", fmt.Errorf("%.80q: a job cannot mount over /dev; leave it out, and set shm-size (docker run --shm-size) for a larger one", target)
-		}
-		return "", fmt.Errorf("%.80q: a job cannot mount over %s; leave it out, nothing replaces it", target, kernel)
-	}
-	if target == "/" {
-		return "", errors.New("a job cannot mount over the container's root; choose a directory in it, such as /work")
-	}
-	return target, nil
-}
-
-// addTmpfs needs no bound of its own: the contents count as the slot's memory.
-func (b *builder) addTmpfs(target, opts string) error {
-	target, err := mountTarget(target)
-	if err != nil {
-		return err
-	}
-	if opts != "" {
-		for opt := range strings.SplitSeq(opts, ",") {
-			if !tmpfsForm.MatchString(opt) {
-				return fmt.Errorf("%.40q is not a tmpfs option that a job may set; leave it out, or write one such as size=1g, mode=1777, exec or ro", opt)
-			}
-		}
-	}
-	if b.host.Tmpfs == nil {
-		b.host.Tmpfs = map[string]string{}
-	}
-	b.host.Tmpfs[target] = opts
-	return nil
 }
 
 // nodeGroups returns the groups that own these device nodes, so that a container that does not

@@ -4,12 +4,10 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net/http"
 	"net/netip"
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 
 	"github.com/moby/moby/api/types/container"
@@ -63,24 +61,13 @@ func newNetwork(p plan.JobPolicy, engine *docker.Engine) *slotNetwork {
 	}
 }
 
-// apart makes sure of the rules: without them no container may start.
-func (n *slotNetwork) apart() error {
+// ready makes sure of the rules, without which no container may start, and of the network.
+func (n *slotNetwork) ready(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := n.protect(); err != nil {
-		return refusal{http.StatusServiceUnavailable, fmt.Sprintf("kbnode: cannot isolate the network of slot %s, so containers start only with job.network: none: %v",
-			plan.SlotName(n.slot), err)}
+		return unavailable(fmt.Errorf("cannot isolate the network of slot %s, so containers start only with job.network: none: %w", plan.SlotName(n.slot), err))
 	}
-	return nil
-}
-
-// ready makes sure of the rules and of the network.
-func (n *slotNetwork) ready(ctx context.Context) error {
-	if err := n.apart(); err != nil {
-		return err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	name := plan.NetworkName(n.slot)
 	routes, err := n.routes()
 	if err != nil {
@@ -93,7 +80,7 @@ func (n *slotNetwork) ready(ctx context.Context) error {
 		Subnets: unrouted(plan.Subnets(n.slot), routes, name),
 	})
 	if err != nil {
-		return refusal{http.StatusServiceUnavailable, "kbnode: " + strings.ReplaceAll(err.Error(), "\n", "; ")}
+		return unavailable(err)
 	}
 	return nil
 }

@@ -11,17 +11,15 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/firewall"
 )
 
 // resolveTime bounds the lookup of a registry's addresses.
 const resolveTime = 5 * time.Second
 
-// reserved lists addresses that look public but lead to the node's own network: those of
-// carriers and clouds (Azure's wire server, Alibaba's metadata), of tests, the slots' own, and
-// IPv6 forms that carry an IPv4 address.
+// reserved lists IPv6 addresses that look public but lead to the node's own network, or that carry an
+// IPv4 address.
 var reserved = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("168.63.129.16/32"),
-	netip.MustParsePrefix("192.0.0.0/24"), netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("240.0.0.0/4"),
 	netip.MustParsePrefix("::/96"), netip.MustParsePrefix("64:ff9b:1::/48"), netip.MustParsePrefix("fec0::/10"),
 	netip.MustParsePrefix("2001::/32"), netip.MustParsePrefix("2002::/16"),
 }
@@ -101,7 +99,7 @@ func public(a netip.Addr) bool {
 		b := a.As16()
 		a = netip.AddrFrom4([4]byte(b[12:]))
 	}
-	return a.IsGlobalUnicast() && !a.IsPrivate() && !slices.ContainsFunc(reserved, func(p netip.Prefix) bool { return p.Contains(a) })
+	return a.IsGlobalUnicast() && !a.IsPrivate() && !firewall.Private(a) && !slices.ContainsFunc(reserved, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 func isAddr(o net.Addr, a netip.Addr) bool {

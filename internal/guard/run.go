@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/checkout"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
-	"github.com/gpu-mode/kbnode/internal/keeper"
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
@@ -36,6 +36,7 @@ const (
 // jobRun is the one job that a slot runs.
 type jobRun struct {
 	spec      *job.Spec
+	policy    plan.JobPolicy
 	container string
 	top       string // directory with the checkout, which only root can enter
 	pid       int    // of the agent's process for the job
@@ -54,9 +55,9 @@ type jobRun struct {
 	late     atomic.Bool  // it did
 }
 
-func newRun(spec *job.Spec, pid int) *jobRun {
+func newRun(spec *job.Spec, pid int, policy plan.JobPolicy) *jobRun {
 	made := func() chan struct{} { return make(chan struct{}) }
-	return &jobRun{spec: spec, pid: pid, cancel: made(), begun: made(), exited: made(), done: made()}
+	return &jobRun{spec: spec, pid: pid, policy: policy, cancel: made(), begun: made(), exited: made(), done: made()}
 }
 
 func (r *jobRun) checkout() string { return filepath.Join(r.top, "checkout") }
@@ -111,11 +112,7 @@ func (g *guard) within(ctx context.Context, do func(context.Context) error) erro
 
 // run runs a job, or follows one that runs already, until its end.
 func (g *guard) run(c *call) error {
-	peer, err := caller(c)
-	if err != nil {
-		return err
-	}
-	spec, err := g.readSpec(c)
+	spec, err := readSpec(c)
 	if err != nil {
 		return err
 	}
@@ -132,7 +129,11 @@ func (g *guard) run(c *call) error {
 	frames := slot.NewFrames(c.w, rc.Flush)
 	ctx, end := g.away(c.r.Context())
 	defer end()
-	r, err := g.begin(ctx, spec, peer.agent(), frames)
+	agent := int(c.caller.Pid)
+	if g.isRoot(c.caller) {
+		agent = noAgent
+	}
+	r, err := g.begin(ctx, newRun(spec, agent, g.policyFor(c.caller)), frames)
 	left := func() {}
 	if err == nil {
 		left = sync.OnceFunc(func() { r.readers.Add(-1) })
@@ -166,14 +167,7 @@ func (g *guard) run(c *call) error {
 	}
 }
 
-// readSpec reads one spec at a time: while it is parsed, it takes many times its size.
-func (g *guard) readSpec(c *call) (*job.Spec, error) {
-	select {
-	case g.specs <- struct{}{}:
-	case <-c.r.Context().Done():
-		return nil, c.r.Context().Err()
-	}
-	defer func() { <-g.specs }()
+func readSpec(c *call) (*job.Spec, error) {
 	rc := http.NewResponseController(c.w)
 	if err := rc.SetReadDeadline(time.Now().Add(bodyDeadline)); err != nil {
 		return nil, fmt.Errorf("read the spec: %w", err)
@@ -200,25 +194,24 @@ func notStarted(err error) slot.Outcome {
 	if no, ok := errors.AsType[*checkout.RefusedError](err); ok {
 		return slot.Outcome{Refused: no.Error()}
 	}
-	return slot.Outcome{NodeFault: strings.TrimPrefix(err.Error(), "kbnode: "), Canceled: errors.Is(err, errCanceled) || errors.Is(err, keeper.ErrBusy)}
+	return slot.Outcome{NodeFault: strings.TrimPrefix(err.Error(), "kbnode: "), Canceled: errors.Is(err, errCanceled) || errors.Is(err, errBusy)}
 }
 
 // begin starts a job, unless it has been started, and counts a reader. A job that the agent has given up
 // ends before, and so does root's. Root's own job ends no other.
-func (g *guard) begin(ctx context.Context, spec *job.Spec, pid int, frames *slot.Frames) (*jobRun, error) {
-	late := time.After(handover)
+func (g *guard) begin(ctx context.Context, r *jobRun, frames *slot.Frames) (*jobRun, error) {
+	late, id := time.After(handover), r.spec.JobID
 	for {
 		g.runs.mu.Lock()
 		last := g.runs.last
-		if slices.Contains(g.runs.over, spec.JobID) {
+		if slices.Contains(g.runs.over, id) {
 			g.runs.mu.Unlock()
-			return nil, fmt.Errorf("job %s has ended, and another one came after it", spec.JobID)
+			return nil, fmt.Errorf("job %s has ended, and another one came after it", id)
 		}
-		if last == nil || last.spec.JobID != spec.JobID && isClosed(last.done) {
+		if last == nil || last.spec.JobID != id && isClosed(last.done) {
 			if last != nil {
 				g.runs.over = append(g.runs.over[max(0, len(g.runs.over)+1-maxOver):], last.spec.JobID)
 			}
-			r := newRun(spec, pid)
 			r.readers.Add(1)
 			g.runs.last = r
 			g.runs.mu.Unlock()
@@ -226,9 +219,9 @@ func (g *guard) begin(ctx context.Context, spec *job.Spec, pid int, frames *slot
 		}
 		g.runs.mu.Unlock()
 		wait := last.begun
-		if last.spec.JobID != spec.JobID {
-			if pid == keeper.NoAgent {
-				return nil, fmt.Errorf("%w: %s", keeper.ErrBusy, last.spec.JobID)
+		if last.spec.JobID != id {
+			if r.pid == noAgent {
+				return nil, fmt.Errorf("%w: %s", errBusy, last.spec.JobID)
 			}
 			last.stop()
 			wait = last.done

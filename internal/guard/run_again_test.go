@@ -26,7 +26,7 @@ func (r *jobRig) again(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("the service waits for the job")
 	}
-	r.serve(t, filepath.Dir(filepath.Dir(r.cgroup)))
+	r.serve(t)
 }
 
 // TestServiceRestarts cuts the stream of a job at once. The job goes on, and so does its log.
@@ -34,13 +34,11 @@ func TestServiceRestarts(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(t, nil)
 	r.engine.logs = func(write func(string)) { write("hello\n"); write("more\n"); <-r.engine.exit }
-	done := r.start(t.Context())
-	out := <-r.engine.attached
-	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	done, out := r.running(t.Context(), t)
 	r.again(t)
 	_ = out.Close()
 	until(t, "its output", func() bool { return strings.Contains(r.log.String(), "hello\nmore\n") })
-	close(r.engine.exit)
+	r.engine.end()
 	if e := r.wait(t, done); e.status != 7 || strings.Contains(r.log.String(), "lost its place") || r.made() != 1 {
 		t.Errorf("%+v, %d containers made: %s", e, r.made(), r.log.String())
 	}
@@ -64,30 +62,40 @@ func (r *jobRig) made() (n int) {
 	return n
 }
 
-// TestServiceRestartsEarly begins a job again whose image was being pulled.
-func TestServiceRestartsEarly(t *testing.T) {
+// TestPullsAgain begins a job again whose image was being pulled when its service or its client ended.
+func TestPullsAgain(t *testing.T) {
 	t.Parallel()
-	r := newJobRig(t, map[string]string{"BUILDKITE_PLUGINS": strings.ReplaceAll(runnerPlugin, `"img"`, `"absent"`)})
-	pulls := make(chan struct{}, 2)
-	var n atomic.Int32
-	r.engine.fault = func(req *http.Request) int {
-		if req.URL.Path == "/images/create" {
-			pulls <- struct{}{}
-			if n.Add(1) == 1 {
-				<-req.Context().Done()
+	for _, ends := range []string{"service", "client"} {
+		t.Run(ends, func(t *testing.T) {
+			t.Parallel()
+			r := newJobRig(t, map[string]string{"BUILDKITE_PLUGINS": absentPlugin})
+			pulls := make(chan struct{}, 2)
+			var n atomic.Int32
+			r.engine.fault = func(req *http.Request) int {
+				if req.URL.Path == "/images/create" {
+					pulls <- struct{}{}
+					if n.Add(1) == 1 {
+						<-req.Context().Done()
+					}
+				}
+				return 0
 			}
-		}
-		return 0
-	}
-	done := r.start(t.Context())
-	<-pulls
-	r.again(t)
-	<-pulls
-	out := <-r.engine.attached
-	close(r.engine.exit)
-	_ = out.Close()
-	if e := r.wait(t, done); e.status != 7 || r.made() != 1 {
-		t.Errorf("%+v, %d containers made: %s", e, r.made(), r.log.String())
+			ctx, cancel := context.WithCancel(t.Context())
+			done := r.start(ctx)
+			<-pulls
+			if first := done; ends == "client" {
+				done = r.start(t.Context()) // it waits for the first
+				cancel()
+				r.wait(t, first)
+			} else {
+				r.again(t)
+			}
+			<-pulls
+			if e := r.finish(t, done); e.status != 7 || r.made() != 1 {
+				t.Errorf("%+v, %d containers made: %s", e, r.made(), r.log.String())
+			}
+			cancel()
+		})
 	}
 }
 
@@ -131,26 +139,7 @@ func TestNeverStarted(t *testing.T) {
 	r.engine.add(id, "kbnode-gpu0-x", r.policy.Slice, "0")
 	r.engine.containers[id].State.Status, r.engine.containers[id].State.Running = "created", false
 	r.record(t, runRecord{JobID: "0190", Top: someRun, Container: id})
-	done := r.start(t.Context())
-	out := <-r.engine.attached
-	close(r.engine.exit)
-	_ = out.Close()
-	if e := r.wait(t, done); e.status != 7 || r.made() != 1 || !r.engine.seen("DELETE /v1.45/containers/"+id) {
-		t.Errorf("%+v: %s", e, r.log.String())
-	}
-}
-
-// TestForeignDirectory takes up no job whose directory another user can change.
-func TestForeignDirectory(t *testing.T) {
-	t.Parallel()
-	r := newJobRig(t, nil)
-	id := strings.Repeat("e", 64)
-	r.engine.add(id, "kbnode-gpu0-x", r.policy.Slice, "0")
-	r.record(t, runRecord{JobID: "0190", Top: someRun, Container: id})
-	if err := os.Chmod(filepath.Join(r.policy.WorkRoot, someRun), 0o770); err != nil {
-		t.Fatal(err)
-	}
-	if e := r.wait(t, r.start(t.Context())); e.status != bootstrap.ExitNode || !strings.Contains(r.log.String(), "not as kbnode made it") {
+	if e := r.finish(t, r.start(t.Context())); e.status != 7 || r.made() != 1 || !r.engine.seen("DELETE /v1.45/containers/"+id) {
 		t.Errorf("%+v: %s", e, r.log.String())
 	}
 }
@@ -162,42 +151,8 @@ func TestBrokenRecord(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(filepath.Dir(r.socket), "job.json"), []byte(`{"job_id":"0190"`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	done := r.start(t.Context())
-	out := <-r.engine.attached
-	close(r.engine.exit)
-	_ = out.Close()
-	if e := r.wait(t, done); e.status != 7 {
+	if e := r.finish(t, r.start(t.Context())); e.status != 7 {
 		t.Errorf("%+v: %s", e, r.log.String())
-	}
-}
-
-// TestClientGoneWhilePulling ends the pull, and the next client begins it again.
-func TestClientGoneWhilePulling(t *testing.T) {
-	t.Parallel()
-	r := newJobRig(t, map[string]string{"BUILDKITE_PLUGINS": strings.ReplaceAll(runnerPlugin, `"img"`, `"absent"`)})
-	pulls, ended := make(chan struct{}, 2), make(chan struct{}, 2)
-	r.engine.fault = func(req *http.Request) int {
-		if req.URL.Path == "/images/create" {
-			pulls <- struct{}{}
-			if len(ended) == 0 {
-				<-req.Context().Done()
-				ended <- struct{}{}
-			}
-		}
-		return 0
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	first := r.start(ctx)
-	<-pulls
-	second := r.start(t.Context()) // it waits for the first
-	cancel()
-	r.wait(t, first)
-	<-pulls
-	out := <-r.engine.attached
-	close(r.engine.exit)
-	_ = out.Close()
-	if e := r.wait(t, second); e.status != 7 || r.made() != 1 {
-		t.Errorf("%+v, %d containers made: %s", e, r.made(), r.log.String())
 	}
 }
 
@@ -205,16 +160,9 @@ func TestClientGoneWhilePulling(t *testing.T) {
 func TestOldJobComesBack(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(t, nil)
-	done := r.start(t.Context())
-	out := <-r.engine.attached
-	close(r.engine.exit)
-	_ = out.Close()
-	r.wait(t, done)
+	r.finish(t, r.start(t.Context()))
 	r.in.Env["BUILDKITE_JOB_ID"] = "0191"
-	done = r.start(t.Context())
-	out = <-r.engine.attached
-	_ = out.Close()
-	r.wait(t, done)
+	r.finish(t, r.start(t.Context()))
 	r.in.Env["BUILDKITE_JOB_ID"] = "0190"
 	r.again(t)
 	if e := r.wait(t, r.start(t.Context())); e.status != bootstrap.ExitNode || r.made() != 2 || !strings.Contains(r.log.String(), "has ended") {
@@ -229,16 +177,14 @@ func TestSecondReader(t *testing.T) {
 	last := make(chan struct{})
 	r.engine.logs = func(write func(string)) { write("again\n"); <-last; write("end\n") }
 	ctx, cancel := context.WithCancel(t.Context())
-	first := r.start(ctx)
-	<-r.engine.attached
-	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	first, _ := r.running(ctx, t)
 	second := r.start(t.Context())
 	until(t, "the second reader", func() bool { return strings.Contains(r.log.String(), "again\n") })
 	cancel()
 	r.wait(t, first)
-	asked := func() int { return r.asked("GET /v1.45/containers/" + jobContainer + "/json") }
+	asked := func() int { return r.engine.asked("GET /v1.45/containers/" + jobContainer + "/json") }
 	before := asked()
-	close(r.engine.exit)
+	r.engine.end()
 	until(t, "the end to be seen", func() bool { return asked() > before })
 	time.Sleep(50 * time.Millisecond) // the container could be removed
 	removed := r.engine.seen("DELETE /v1.45/containers/" + jobContainer)
@@ -246,16 +192,4 @@ func TestSecondReader(t *testing.T) {
 	if e := r.wait(t, second); removed || e.status != 7 || !strings.Contains(r.log.String(), "end\n") || strings.Contains(r.log.String(), "missing") {
 		t.Errorf("%+v: %s", e, r.log.String())
 	}
-}
-
-// asked is how often the engine had a request.
-func (r *jobRig) asked(request string) (n int) {
-	r.engine.mu.Lock()
-	defer r.engine.mu.Unlock()
-	for _, s := range r.engine.requests {
-		if s == request {
-			n++
-		}
-	}
-	return n
 }

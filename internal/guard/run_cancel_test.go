@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/slot"
@@ -16,7 +17,7 @@ import (
 // TestCancelBeforeStart ends a job whose image is still pulled.
 func TestCancelBeforeStart(t *testing.T) {
 	t.Parallel()
-	r := newJobRig(t, map[string]string{"BUILDKITE_PLUGINS": strings.ReplaceAll(runnerPlugin, `"img"`, `"absent"`)})
+	r := newJobRig(t, map[string]string{"BUILDKITE_PLUGINS": absentPlugin})
 	pulls := make(chan struct{}, 1)
 	r.engine.fault = func(req *http.Request) int {
 		if req.URL.Path == "/images/create" {
@@ -30,9 +31,7 @@ func TestCancelBeforeStart(t *testing.T) {
 	if status, says := r.ask(t, "POST", slot.CancelPath+"?job=another", ""); status != 404 {
 		t.Errorf("of another job: %d %s", status, says)
 	}
-	if status, says := r.ask(t, "POST", slot.CancelPath+"?job=0190", ""); status != 204 {
-		t.Errorf("cancel: %d %s", status, says)
-	}
+	r.cancel(t)
 	if e := r.wait(t, done); e.status != bootstrap.ExitNode || !strings.Contains(r.log.String(), "canceled before it started") || len(r.engine.created) != 0 {
 		t.Errorf("%+v: %s", e, r.log.String())
 	}
@@ -43,15 +42,13 @@ func TestNextJobEndsLast(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())
-	done := r.start(ctx)
-	<-r.engine.attached
-	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	done, _ := r.running(ctx, t)
 	cancel()
 	r.wait(t, done)
 	r.in.Env["BUILDKITE_JOB_ID"] = "0191"
 	done = r.start(t.Context())
-	until(t, "the first container to be stopped", func() bool { return r.stopped() > 0 })
-	close(r.engine.exit)
+	until(t, "the first container to be stopped", func() bool { return r.engine.asked("/stop?") > 0 })
+	r.engine.end()
 	out := <-r.engine.attached
 	_ = out.Close()
 	if e := r.wait(t, done); e.status != 7 {
@@ -59,35 +56,20 @@ func TestNextJobEndsLast(t *testing.T) {
 	}
 }
 
-func (r *jobRig) stopped() (n int) {
-	r.engine.mu.Lock()
-	defer r.engine.mu.Unlock()
-	for _, s := range r.engine.requests {
-		if strings.Contains(s, "/stop?") {
-			n++
-		}
-	}
-	return n
-}
-
 // TestCancelWhileEngineIsAway asks again.
 func TestCancelWhileEngineIsAway(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(t, nil)
 	r.engine.fault = func(req *http.Request) int {
-		if strings.HasSuffix(req.URL.Path, "/stop") && r.stopped() < 3 {
+		if strings.HasSuffix(req.URL.Path, "/stop") && r.engine.asked("/stop?") < 3 {
 			return -1
 		}
 		return 0
 	}
-	done := r.start(t.Context())
-	<-r.engine.attached
-	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
-	if status, says := r.ask(t, "POST", slot.CancelPath+"?job=0190", ""); status != 204 {
-		t.Errorf("cancel: %d %s", status, says)
-	}
-	until(t, "the container to be stopped", func() bool { return r.stopped() == 3 })
-	close(r.engine.exit)
+	done, _ := r.running(t.Context(), t)
+	r.cancel(t)
+	until(t, "the container to be stopped", func() bool { return r.engine.asked("/stop?") == 3 })
+	r.engine.end()
 	if e := r.wait(t, done); e.status != 7 {
 		t.Errorf("%+v: %s", e, r.log.String())
 	}
@@ -102,10 +84,12 @@ func TestCancelWhileUploading(t *testing.T) {
 	}
 	done := r.start(t.Context())
 	out := <-r.engine.attached
-	close(r.engine.exit)
+	r.engine.end()
 	_ = out.Close()
 	until(t, "the upload", func() bool { _, err := os.Stat(r.notes); return err == nil })
-	if err := errors.Join(syscall.Kill(os.Getpid(), syscall.SIGTERM), os.WriteFile(r.notes+".go", nil, 0o600)); err != nil {
+	err := syscall.Kill(os.Getpid(), syscall.SIGTERM)
+	time.Sleep(200 * time.Millisecond) // the signal arrives
+	if err := errors.Join(err, os.WriteFile(r.notes+".go", nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	if e := r.wait(t, done); e.by != syscall.SIGTERM || !strings.Contains(r.log.String(), "uploaded\n") {
@@ -117,7 +101,7 @@ func TestCancelWhileUploading(t *testing.T) {
 func TestCanceledBefore(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(t, nil)
-	close(r.engine.exit)
+	r.engine.end()
 	canceled := make(chan struct{})
 	close(canceled)
 	_, by := bootstrap.Run(t.Context(), bootstrap.Config{Input: r.in, Socket: r.socket, Log: &r.log, Agent: r.agent, Canceled: canceled})

@@ -2,7 +2,6 @@ package guard
 
 import (
 	"errors"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -33,7 +32,10 @@ func TestCheckoutFaults(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newJobRig(t, map[string]string{"BUILDKITE_COMMAND": "true"}, func(r *rig) { r.policy.Repositories, r.mirrors = row.allowed, row.mirrors })
+			r := newJobRig(t, map[string]string{"BUILDKITE_COMMAND": "true"}, func(r *rig) {
+				r.policy.Repositories = row.allowed
+				r.adjust = func(g *guard) { g.mirrors = row.mirrors }
+			})
 			r.in.Repositories = []string{".*"}
 			if e := r.wait(t, r.start(t.Context())); e.status != row.status || !strings.Contains(r.log.String(), row.says) || len(r.engine.created) != 0 {
 				t.Errorf("%+v: %s", e, r.log.String())
@@ -50,17 +52,4 @@ func TestCheckoutFaults(t *testing.T) {
 			t.Errorf("%+v, %v", m, err)
 		}
 	}
-}
-
-// TestOldMirrors removes the mirrors that an earlier version kept in the slot's run directory.
-func TestOldMirrors(t *testing.T) {
-	t.Parallel()
-	var old string
-	newJobRig(t, nil, func(r *rig) {
-		old = filepath.Join(filepath.Dir(r.policy.Socket), "mirrors")
-		if err := os.MkdirAll(filepath.Join(old, "x.git"), 0o700); err != nil {
-			t.Fatal(err)
-		}
-	})
-	until(t, "the mirrors to go", func() bool { _, err := os.Lstat(old); return err != nil })
 }

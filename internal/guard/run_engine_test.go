@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
-	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // TestLostPlace says so where the engine's log does not have all output any more.
@@ -19,9 +18,7 @@ func TestLostPlace(t *testing.T) {
 			t.Parallel()
 			r := newJobRig(t, nil)
 			r.engine.logs = func(write func(string)) { write("late\n"); <-r.engine.exit }
-			done := r.start(t.Context())
-			out := <-r.engine.attached
-			until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+			done, out := r.running(t.Context(), t)
 			if err := r.engine.logFiles(jobContainer, files...); err != nil {
 				t.Fatal(err)
 			}
@@ -29,10 +26,15 @@ func TestLostPlace(t *testing.T) {
 			until(t, "the log to go on", func() bool {
 				return strings.Contains(r.log.String(), "lost its place") && strings.Contains(r.log.String(), "late\n")
 			})
-			close(r.engine.exit)
+			r.engine.end()
 			r.wait(t, done)
 		})
 	}
+}
+
+// impatient does not wait long for the engine, or for a canceled job.
+func impatient(r *rig) {
+	r.adjust = func(g *guard) { g.engineTime, g.stopGrace = time.Second, time.Second }
 }
 
 // jobContainer is the first container that the engine makes.
@@ -53,11 +55,7 @@ func TestEndedByEngine(t *testing.T) {
 			t.Parallel()
 			r := newJobRig(t, nil)
 			row.change(r.engine)
-			done := r.start(t.Context())
-			out := <-r.engine.attached
-			close(r.engine.exit)
-			_ = out.Close()
-			if e := r.wait(t, done); e.status != row.status || strings.Contains(r.log.String(), "live-restore") != (row.status != 7) {
+			if e := r.finish(t, r.start(t.Context())); e.status != row.status || strings.Contains(r.log.String(), "live-restore") != (row.status != 7) {
 				t.Errorf("%+v: %s", e, r.log.String())
 			}
 		})
@@ -68,7 +66,7 @@ func TestEndedByEngine(t *testing.T) {
 // image is pulled.
 func TestTimeLimit(t *testing.T) {
 	t.Parallel()
-	for name, plugins := range map[string]string{"runs": runnerPlugin, "starts": strings.ReplaceAll(runnerPlugin, `"img"`, `"absent"`)} {
+	for name, plugins := range map[string]string{"runs": runnerPlugin, "starts": absentPlugin} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newJobRig(t, map[string]string{"BUILDKITE_PLUGINS": plugins}, func(r *rig) { r.policy.TimeLimitSeconds = 1 })
@@ -83,8 +81,8 @@ func TestTimeLimit(t *testing.T) {
 			if name == "runs" {
 				status = 7
 				out := <-r.engine.attached
-				until(t, "the container to be stopped", func() bool { return r.stopped() > 0 })
-				close(r.engine.exit)
+				until(t, "the container to be stopped", func() bool { return r.engine.asked("/stop?") > 0 })
+				r.engine.end()
 				_ = out.Close()
 			}
 			const says = "kbnode: the job was terminated: it ran longer than the 1s that job.time_limit allows"
@@ -98,10 +96,10 @@ func TestTimeLimit(t *testing.T) {
 // TestHungEngine ends jobs as the node's fault at whatever the engine does not answer.
 func TestHungEngine(t *testing.T) {
 	t.Parallel()
-	for _, path := range []string{"GET /images/img/json", "GET /info", "POST /containers/create", "POST /attach", "GET /json", "POST /start"} {
+	for _, path := range []string{"GET /images/img/json", "GET /info", "POST /containers/create", "POST /attach", "GET a1/json", "POST /start"} {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
-			r := newJobRig(t, nil, func(r *rig) { r.patience = time.Second })
+			r := newJobRig(t, nil, impatient)
 			method, suffix, _ := strings.Cut(path, " ")
 			r.engine.fault = func(req *http.Request) int {
 				if req.Method == method && strings.HasSuffix(req.URL.Path, suffix) {
@@ -124,7 +122,7 @@ func TestCancelHungEngine(t *testing.T) {
 			t.Parallel()
 			r := newJobRig(t, nil, func(r *rig) {
 				if hangs == "all" {
-					r.patience = time.Second
+					impatient(r)
 				}
 			})
 			stopped := make(chan struct{})
@@ -142,9 +140,7 @@ func TestCancelHungEngine(t *testing.T) {
 				until(t, "the start", func() bool { return r.engine.seen("POST /v1.45/containers/" + jobContainer + hangs) })
 			}
 			close(stopped)
-			if status, says := r.ask(t, "POST", slot.CancelPath+"?job=0190", ""); status != 204 {
-				t.Errorf("cancel: %d %s", status, says)
-			}
+			r.cancel(t)
 			if e := r.wait(t, done); e.status != bootstrap.ExitNode {
 				t.Errorf("%+v: %s", e, r.log.String())
 			}
@@ -167,7 +163,7 @@ func TestLiveRestore(t *testing.T) {
 	done := r.start(t.Context())
 	out := <-r.engine.attached
 	until(t, "the engine to be back", func() bool { return waits.Load() > 1 })
-	close(r.engine.exit)
+	r.engine.end()
 	_ = out.Close()
 	if e := r.wait(t, done); e.status != 7 {
 		t.Errorf("%+v: %s", e, r.log.String())

@@ -3,9 +3,6 @@ package guard
 import (
 	"encoding/json"
 	"errors"
-	"io"
-	"maps"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -17,8 +14,6 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/job"
-	"github.com/gpu-mode/kbnode/internal/keeper"
-	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 const someRun = runPrefix + "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -32,24 +27,6 @@ func (r *jobRig) record(t *testing.T, rec runRecord) {
 	}
 	if err = errors.Join(err, os.MkdirAll(filepath.Join(r.policy.WorkRoot, rec.Top, "checkout"), 0o700)); err != nil {
 		t.Fatal(err)
-	}
-}
-
-// TestForeignContainer takes up no container for its labels, which its image can set.
-func TestForeignContainer(t *testing.T) {
-	t.Parallel()
-	r := newJobRig(t, nil)
-	id := strings.Repeat("e", 64)
-	r.engine.add(id, "kbnode-gpu0-x", r.policy.Slice, "0")
-	r.engine.mu.Lock()
-	maps.Copy(r.engine.containers[id].Config.Labels, map[string]string{jobLabel: "0190", "kbnode.checkout": someRun})
-	r.engine.mu.Unlock()
-	done := r.start(t.Context())
-	out := <-r.engine.attached
-	close(r.engine.exit)
-	_ = out.Close()
-	if e := r.wait(t, done); e.status != 7 || r.engine.seen("DELETE /v1.45/containers/"+id) {
-		t.Errorf("%+v: %s", e, r.log.String())
 	}
 }
 
@@ -77,11 +54,7 @@ func TestEngineFaults(t *testing.T) {
 				}
 				return 0
 			}
-			done := r.start(t.Context())
-			out := <-r.engine.attached
-			close(r.engine.exit)
-			_ = out.Close()
-			if e := r.wait(t, done); e.status != row.status || !strings.Contains(r.log.String(), row.says) {
+			if e := r.finish(t, r.start(t.Context())); e.status != row.status || !strings.Contains(r.log.String(), row.says) {
 				t.Errorf("%+v: %s", e, r.log.String())
 			}
 			if _, err := os.Stat(r.notes); strings.HasPrefix(row.knows, "DELETE") && err == nil {
@@ -97,8 +70,9 @@ func TestEngineFaults(t *testing.T) {
 // TestNoRecord uploads the result without node.json, and not what the job put in its place.
 func TestNoRecord(t *testing.T) {
 	t.Parallel()
-	r := newJobRig(t, map[string]string{"BUILDKITE_ARTIFACT_PATHS": "*.json"})
-	r.keeper.record = keeper.ErrNoRecord
+	r := newJobRig(t, map[string]string{"BUILDKITE_ARTIFACT_PATHS": "*.json"}, func(r *rig) {
+		r.adjust = func(g *guard) { g.keeper.noise = nil }
+	})
 	done := r.start(t.Context())
 	out := <-r.engine.attached
 	dir := r.checkout(t)
@@ -108,7 +82,7 @@ func TestNoRecord(t *testing.T) {
 	if err := os.Chmod(dir, 0); err != nil {
 		t.Fatal(err)
 	}
-	close(r.engine.exit)
+	r.engine.end()
 	_ = out.Close()
 	r.wait(t, done)
 	if dirs, _ := filepath.Glob(filepath.Join(r.policy.WorkRoot, runPrefix+"files-*")); len(dirs) == 1 {
@@ -122,35 +96,6 @@ func TestNoRecord(t *testing.T) {
 	}
 }
 
-// TestOneSpecAtATime reads a spec only when the last was read: together they are too large.
-func TestOneSpecAtATime(t *testing.T) {
-	t.Parallel()
-	r := newJobRig(t, nil)
-	slow, err := net.Dial("unix", r.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer slow.Close() //nolint:errcheck // the test is over
-	if _, err := io.WriteString(slow, "POST "+slot.RunPath+" HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(50 * time.Millisecond) // it is read
-	answered := make(chan int, 1)
-	go func() {
-		status, _ := r.ask(t, "POST", slot.RunPath, "{}")
-		answered <- status
-	}()
-	select {
-	case status := <-answered:
-		t.Fatalf("another one was read: %d", status)
-	case <-time.After(200 * time.Millisecond):
-	}
-	_ = slow.Close()
-	if status := <-answered; status != 403 {
-		t.Errorf("then: %d", status)
-	}
-}
-
 // TestTwoAtOnce start one container of a job.
 func TestTwoAtOnce(t *testing.T) {
 	t.Parallel()
@@ -158,20 +103,12 @@ func TestTwoAtOnce(t *testing.T) {
 	r.engine.logs = func(write func(string)) { write("hello\n") }
 	first, second := r.start(t.Context()), r.start(t.Context())
 	out := <-r.engine.attached
-	close(r.engine.exit)
+	r.engine.end()
 	_ = out.Close()
 	if a, b := r.wait(t, first), r.wait(t, second); a.status != 7 || b.status != 7 {
 		t.Errorf("%+v, %+v: %s", a, b, r.log.String())
 	}
-	r.engine.mu.Lock()
-	defer r.engine.mu.Unlock()
-	n := 0
-	for _, c := range r.engine.created {
-		if c.Labels[jobLabel] != "" {
-			n++
-		}
-	}
-	if n != 1 {
+	if n := r.made(); n != 1 {
 		t.Errorf("%d containers", n)
 	}
 }
@@ -198,13 +135,11 @@ func TestGivePipeline(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			g := &guard{}
-			g.policy.WorkRoot, g.uid, g.gid = t.TempDir(), os.Getuid(), os.Getgid()
-			r := &jobRun{top: filepath.Join(g.policy.WorkRoot, someRun), spec: &job.Spec{PipelineFile: row.file}}
+			r := &jobRun{top: filepath.Join(t.TempDir(), someRun), spec: &job.Spec{PipelineFile: row.file}}
 			if err := errors.Join(os.MkdirAll(filepath.Join(r.checkout(), "ci"), 0o700), os.WriteFile(filepath.Join(r.checkout(), "other"), nil, 0o600), row.put(r.checkout())); err != nil {
 				t.Fatal(err)
 			}
-			err := g.givePipeline(r)
+			err := r.givePipeline()
 			if no, refused := errors.AsType[refusal](err); r.outcome.Pipeline != row.want || (err == nil) != (row.want != "") || err != nil && (!refused || no.status != 403) {
 				t.Errorf("%q, %v", r.outcome.Pipeline, err)
 			}
@@ -228,21 +163,12 @@ func TestBrokenLog(t *testing.T) {
 	done := r.start(t.Context())
 	out := <-r.engine.attached
 	_ = out.Close()
-	logs := func() (n int) {
-		r.engine.mu.Lock()
-		defer r.engine.mu.Unlock()
-		for _, s := range r.engine.requests {
-			if strings.Contains(s, "/logs?") {
-				n++
-			}
-		}
-		return n
-	}
+	logs := func() int { return r.engine.asked("/logs?") }
 	until(t, "the log to be read", func() bool { return logs() > 0 })
 	time.Sleep(300 * time.Millisecond)
 	if n := logs(); n > 3 {
 		t.Errorf("the log was read %d times", n)
 	}
-	close(r.engine.exit)
+	r.engine.end()
 	r.wait(t, done)
 }

@@ -4,40 +4,22 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/job"
-	"github.com/gpu-mode/kbnode/internal/keeper"
-	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
-// noteKeeper notes for whom jobs begin and end.
-type noteKeeper struct {
-	runKeeper
-	mu    sync.Mutex
-	notes []int
-}
-
-func (k *noteKeeper) note(pid int) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.notes = append(k.notes, pid)
-}
-
-func (k *noteKeeper) Begin(_ context.Context, pid int) (string, error) {
-	k.note(pid)
-	return "", nil
-}
-
-func (k *noteKeeper) Record(_ context.Context, pid int) (noise.Record, error) {
-	k.note(pid)
-	return noise.Record{}, keeper.ErrNoRecord
+// asRoot is a rig of root's, whose agent has no job.
+func asRoot(r *rig) {
+	r.root = os.Getuid()
+	if err := os.RemoveAll(filepath.Join(r.cgroup, "buildkite-agent-gpu0.service")); err != nil {
+		panic(err)
+	}
 }
 
 func rootSpec(id string) *job.Spec {
@@ -50,45 +32,20 @@ func rootSpec(id string) *job.Spec {
 // TestRootRuns an image that jobs may not use, without an agent. The slot's user may not.
 func TestRootRuns(t *testing.T) {
 	t.Parallel()
-	for name, row := range map[string]struct {
-		root    int
-		pids    []int
-		refused string
-	}{
-		"root":            {os.Getuid(), []int{keeper.NoAgent, keeper.NoAgent}, ""},
-		"the slot's user": {-1, []int{os.Getpid()}, `image "img" is not among`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			k := &noteKeeper{}
-			r := newRig(t, func(r *rig) { r.keeper, r.root, r.policy.Images = k, row.root, []string{"^other$"} })
-			close(r.engine.exit)
-			var out strings.Builder
-			o, err := bootstrap.RunSpec(t.Context(), r.socket, rootSpec("x"), func(kind slot.FrameKind, data []byte) {
-				if kind == slot.FrameStdout {
-					out.Write(data)
-				}
-				if strings.HasPrefix(out.String(), "hello\n") && kind == slot.FrameStdout {
-					_ = (<-r.engine.attached).Close()
-				}
-			})
-			if err != nil || !strings.Contains(o.Refused, row.refused) || (o.Refused == "") != (row.refused == "") {
-				t.Errorf("%+v, %v", o, err)
-			}
-			if row.refused == "" && (o.ExitCode != 7 || out.String() != "hello\n" || r.engine.created[0].Image != "img") {
-				t.Errorf("%+v, %q", o, out.String())
-			}
-			if diff := cmp.Diff(row.pids, k.notes); diff != "" {
-				t.Errorf("the keeper: %s", diff)
-			}
-		})
+	r := ready(t, asRoot, func(r *rig) { r.policy.Images = []string{"^other$"} })
+	if o := r.try(t); why(o) != "" || o.ExitCode != 7 || r.engine.created[0].Image != "img" || r.guard.keeper.running {
+		t.Errorf("%+v", o)
+	}
+	r = ready(t, func(r *rig) { r.policy.Images = []string{"^other$"} })
+	if o := r.try(t); !strings.Contains(o.Refused, `image "img" is not among`) {
+		t.Errorf("%+v", o)
 	}
 }
 
 // TestRootIsCanceled cancels root's job when who asked for it has no more time.
 func TestRootIsCanceled(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, func(r *rig) { r.keeper, r.root = &noteKeeper{}, os.Getuid() })
+	r := newRig(t, asRoot)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
@@ -98,8 +55,8 @@ func TestRootIsCanceled(t *testing.T) {
 		}
 	}()
 	out := <-r.engine.attached
-	until(t, "the container to be stopped", func() bool { return (&jobRig{rig: r}).stopped() > 0 })
-	close(r.engine.exit)
+	until(t, "the container to be stopped", func() bool { return r.engine.asked("/stop?") > 0 })
+	r.engine.end()
 	_ = out.Close()
 	<-done
 }
@@ -108,7 +65,7 @@ func TestRootIsCanceled(t *testing.T) {
 // that starts, counts as canceled.
 func TestRootIsClearedAway(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, func(r *rig) { r.keeper, r.root = &noteKeeper{}, os.Getuid() })
+	r := newRig(t, asRoot)
 	o, err := bootstrap.RunSpec(t.Context(), r.socket, rootSpec("x"), func(kind slot.FrameKind, _ []byte) {
 		if kind != slot.FrameStdout {
 			return
@@ -116,7 +73,7 @@ func TestRootIsClearedAway(t *testing.T) {
 		r.engine.mu.Lock()
 		clear(r.engine.containers)
 		r.engine.mu.Unlock()
-		close(r.engine.exit)
+		r.engine.end()
 		_ = (<-r.engine.attached).Close()
 	})
 	if err != nil || !o.Canceled || !strings.Contains(o.NodeFault, "was removed") {
@@ -127,19 +84,19 @@ func TestRootIsClearedAway(t *testing.T) {
 // TestRootGivesWay: a job ends root's, and root's ends none.
 func TestRootGivesWay(t *testing.T) {
 	t.Parallel()
-	for name, pid := range map[string]int{"root's job": keeper.NoAgent, "a job": 100} {
+	for name, pid := range map[string]int{"root's job": noAgent, "a job": 100} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			running := &jobRun{spec: rootSpec("first"), cancel: make(chan struct{}), begun: make(chan struct{}), done: make(chan struct{})}
+			running := newRun(rootSpec("first"), pid, plan.JobPolicy{})
 			g := &guard{runs: runs{last: running}}
 			ctx, cancel := context.WithCancel(t.Context())
 			go func() {
 				<-running.cancel
 				cancel()
 			}()
-			_, err := g.begin(ctx, rootSpec("second"), pid, nil)
+			_, err := g.begin(ctx, newRun(rootSpec("second"), pid, g.policy), nil)
 			gives := !isClosed(running.cancel)
-			if gives != (pid == keeper.NoAgent) || gives == errors.Is(err, context.Canceled) || gives != notStarted(err).Canceled {
+			if gives != (pid == noAgent) || gives == errors.Is(err, context.Canceled) || gives != notStarted(err).Canceled {
 				t.Errorf("it gives way: %t, %v", gives, err)
 			}
 		})

@@ -19,37 +19,16 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/job"
-	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
-
-// runKeeper lets jobs begin unless the slot is parked.
-type runKeeper struct {
-	startKeeper
-	parked string
-	record error
-}
-
-func (k *runKeeper) Started(id string) {
-	if k.started != nil {
-		k.started <- id
-	}
-}
-
-func (k *runKeeper) Begin(context.Context, int) (string, error) { return k.parked, nil }
-
-func (k *runKeeper) Record(context.Context, int) (noise.Record, error) {
-	return noise.Record{Schema: noise.Schema}, k.record
-}
 
 // jobRig is a service with a job that the agent hands to kbnode.
 type jobRig struct {
 	*rig
-	keeper *runKeeper
-	in     job.Input
-	log    syncBuffer
-	agent  string // a program that notes its arguments and environment
-	notes  string
+	in    job.Input
+	log   syncBuffer
+	agent string // a program that notes its arguments and environment
+	notes string
 }
 
 // syncBuffer is a log that is read while it is written.
@@ -70,12 +49,14 @@ func (s *syncBuffer) String() string {
 	return s.b.String()
 }
 
+// absentPlugin has an image that the node lacks.
+var absentPlugin = strings.ReplaceAll(runnerPlugin, `"img"`, `"absent"`)
+
 const runnerPlugin = `[{"github.com/buildkite-plugins/docker-buildkite-plugin#v5.13.0":{"image":"img","tty":false,"environment":["KERNELBOT_RUN_ID"]}}]`
 
 func newJobRig(t *testing.T, sent map[string]string, change ...func(*rig)) *jobRig {
 	t.Helper()
-	k := &runKeeper{}
-	r := &jobRig{rig: newRig(t, append(change, func(r *rig) { r.keeper = k })...), keeper: k, notes: filepath.Join(t.TempDir(), "notes")}
+	r := &jobRig{rig: newRig(t, change...), notes: filepath.Join(t.TempDir(), "notes")}
 	r.agent = filepath.Join(t.TempDir(), "buildkite-agent")
 	script := fmt.Sprintf("#!/bin/sh\n{ echo \"args $*\"; pwd; /usr/bin/env; } >%s\necho uploaded\n", r.notes)
 	if err := os.WriteFile(r.agent, []byte(script), 0o755); err != nil {
@@ -121,6 +102,35 @@ func (r *jobRig) wait(t *testing.T, done <-chan ended) ended {
 	}
 }
 
+// running starts a job, and returns when it has written its first line.
+func (r *jobRig) running(ctx context.Context, t *testing.T) (<-chan ended, stream) {
+	t.Helper()
+	done := r.start(ctx)
+	out := <-r.engine.attached
+	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	return done, out
+}
+
+func (r *jobRig) cancel(t *testing.T) {
+	t.Helper()
+	if status, says := r.ask(t, "POST", slot.CancelPath+"?job=0190", ""); status != 204 {
+		t.Errorf("cancel: %d %s", status, says)
+	}
+}
+
+// finish ends the container of a job, and returns how the job ended.
+func (r *jobRig) finish(t *testing.T, done <-chan ended) ended {
+	t.Helper()
+	select {
+	case out := <-r.engine.attached:
+		r.engine.end()
+		_ = out.Close()
+	case <-time.After(30 * time.Second):
+		t.Fatalf("no container was attached to: %s", r.log.String())
+	}
+	return r.wait(t, done)
+}
+
 // until waits for a condition.
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
@@ -154,7 +164,7 @@ func TestRunJob(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	close(r.engine.exit)
+	r.engine.end()
 	_ = out.Close()
 	if e := r.wait(t, done); e.status != 7 || e.by != nil {
 		t.Errorf("%+v", e)
@@ -210,12 +220,10 @@ func TestRunGoesOn(t *testing.T) {
 		<-r.engine.exit
 		write("end\n")
 	}
-	done := r.start(t.Context())
-	out := <-r.engine.attached
-	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	done, out := r.running(t.Context(), t)
 	_ = out.Close() // as an engine that is restarted, with live-restore
 	until(t, "the log to go on", func() bool { return strings.Contains(r.log.String(), "looked\n") })
-	close(r.engine.exit)
+	r.engine.end()
 	if e := r.wait(t, done); e.status != 7 {
 		t.Errorf("%+v", e)
 	}
@@ -224,28 +232,10 @@ func TestRunGoesOn(t *testing.T) {
 	}
 }
 
-// TestRunOutlivesItsService finds the job that an earlier service started.
-func TestRunOutlivesItsService(t *testing.T) {
-	t.Parallel()
-	r := newJobRig(t, map[string]string{"BUILDKITE_ARTIFACT_PATHS": ""})
-	r.engine.logs = func(write func(string)) { write("hello\n"); write("more\n"); <-r.engine.exit }
-	id := strings.Repeat("e", 64)
-	r.engine.add(id, "kbnode-gpu0-x", r.policy.Slice, "0")
-	r.record(t, runRecord{JobID: "0190", Top: someRun, Container: id})
-	done := r.start(t.Context())
-	until(t, "its output", func() bool { return strings.Contains(r.log.String(), "hello\nmore\n") })
-	close(r.engine.exit)
-	if e := r.wait(t, done); e.status != 7 || len(r.engine.created) != 0 {
-		t.Errorf("%+v, %d containers made", e, len(r.engine.created))
-	}
-}
-
 // TestCancelJob ends a job, uploads what it left, and dies of the signal.
 func TestCancelJob(t *testing.T) {
 	r := newJobRig(t, nil)
-	done := r.start(t.Context())
-	out := <-r.engine.attached
-	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	done, out := r.running(t.Context(), t)
 	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +244,7 @@ func TestCancelJob(t *testing.T) {
 		defer r.engine.mu.Unlock()
 		return slices.ContainsFunc(r.engine.requests, func(s string) bool { return strings.Contains(s, "/stop?t=20") })
 	})
-	close(r.engine.exit)
+	r.engine.end()
 	_ = out.Close()
 	if e := r.wait(t, done); e.by != syscall.SIGTERM {
 		t.Errorf("%+v", e)
@@ -273,9 +263,11 @@ func TestJobsThatDoNotStart(t *testing.T) {
 		status int
 		says   string
 	}{
-		"refused by the spec":    {map[string]string{"BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{"image":"img","privileged":true}}]`}, nil, job.ExitRefused, "privileged"},
-		"an image that is not":   {map[string]string{"BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{"image":"missing"}}]`}, nil, bootstrap.ExitNode, "No such image"},
-		"a parked slot":          {nil, func(r *jobRig) { r.keeper.parked = "its GPU is in use" }, bootstrap.ExitNode, "its GPU is in use"},
+		"refused by the spec":  {map[string]string{"BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{"image":"img","privileged":true}}]`}, nil, job.ExitRefused, "privileged"},
+		"an image that is not": {map[string]string{"BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{"image":"missing"}}]`}, nil, bootstrap.ExitNode, "No such image"},
+		"a parked slot": {nil, func(r *jobRig) {
+			r.put(t, filepath.Join(filepath.Dir(r.socket), slot.ParkedDir, "x.json"), `{"reason":"its GPU is in use"}`)
+		}, bootstrap.ExitNode, "its GPU is in use"},
 		"a slot without limits":  {nil, func(r *jobRig) { r.limit(t, "memory.max", "max") }, bootstrap.ExitNode, "does not have its limits"},
 		"a service that is gone": {nil, func(r *jobRig) { r.socket = "/nowhere" }, bootstrap.ExitNode, "does not answer"},
 		"a system's user": {map[string]string{"BUILDKITE_COMMAND": "id", "BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{"image":"img","user":"70000","mount-checkout":false}}]`},
@@ -293,19 +285,5 @@ func TestJobsThatDoNotStart(t *testing.T) {
 				t.Errorf("%+v: %s", e, r.log.String())
 			}
 		})
-	}
-}
-
-// TestRunRefuses specs that kbnode did not write.
-func TestRunRefuses(t *testing.T) {
-	t.Parallel()
-	r := newJobRig(t, nil)
-	for _, body := range []string{"", "{}", `{"kind":"plugin"}`, strings.Repeat("x", job.MaxSpec+1)} {
-		if status, says := r.ask(t, "POST", slot.RunPath, body); status != 403 {
-			t.Errorf("%.40q: %d %s", body, status, says)
-		}
-	}
-	if status, says := r.ask(t, "POST", slot.CancelPath+"?job=0190", ""); status != 404 {
-		t.Errorf("cancel: %d %s", status, says)
 	}
 }

@@ -3,20 +3,21 @@ package guard
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
-	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/docker"
-	"github.com/gpu-mode/kbnode/internal/keeper"
 	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
@@ -103,7 +104,7 @@ func (g *guard) awaitOrCancel(r *jobRun) slot.Outcome {
 // await waits for the end of a container, also while the engine is away.
 func (g *guard) await(ctx context.Context, r *jobRun) slot.Outcome {
 	var since time.Time
-	gave := r.pid == keeper.NoAgent // an agent that starts clears away what root runs
+	gave := r.pid == noAgent // an agent that starts clears away what root runs
 	for {
 		waiting, done := context.WithTimeout(ctx, enginePeriod)
 		own, err := g.api.AwaitOwnEnd(waiting, r.container)
@@ -136,7 +137,7 @@ func (g *guard) await(ctx context.Context, r *jobRun) slot.Outcome {
 // the checkout, no pipes, and no result that was not finished.
 func (g *guard) settle(ctx context.Context, r *jobRun) error {
 	o := &r.outcome
-	rec, recErr := g.keeper.Record(ctx, r.pid)
+	rec, recErr := g.keeper.record(ctx, r.pid)
 	patience := removeTime
 	if o.NodeFault != "" && o.Canceled {
 		patience = discardTime // the agent does not wait for an engine that does not answer
@@ -160,16 +161,22 @@ func (g *guard) settle(ctx context.Context, r *jobRun) error {
 	if err := agent.Prepare(ctx, r.checkout(), r.spec.Artifacts, status, o.Canceled); err != nil {
 		return err
 	}
-	if text, err := recordText(rec); recErr == nil {
-		recErr = cmp.Or(err, agent.WriteRecord(r.checkout(), text))
+	if recErr == nil {
+		recErr = writeRecord(r.checkout(), rec)
 	}
 	if recErr != nil { // as on a full disk
 		g.log.Warn("no node.json", "job", r.spec.JobID, "err", recErr)
 	}
-	if err := disk.Reclaim(ctx, r.checkout(), g.uid, g.gid); err != nil {
+	return r.give()
+}
+
+// writeRecord writes node.json, which is not there.
+func writeRecord(dir string, rec noise.Record) error {
+	text, err := json.MarshalIndent(rec, "", "  ")
+	if err != nil {
 		return err
 	}
-	return g.give(r)
+	return os.WriteFile(filepath.Join(dir, agent.RecordName), append(text, '\n'), 0o644) //nolint:gosec // its artifacts are public
 }
 
 // cancelRun ends a job that starts or runs.

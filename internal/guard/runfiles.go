@@ -5,34 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
-	"syscall"
 
 	"github.com/gpu-mode/kbnode/internal/checkout"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
-	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
-// runPrefix begins the names of directories of jobs below the work root, in which the slot's user
-// makes others.
+// runPrefix begins the names of directories of jobs below the work root.
 const runPrefix = "kbnode-"
-
-var runForm = lazily(`^kbnode-(files-)?[A-Z2-7]{26}$`)
-
-func isRun(name string) bool { return runForm.MatchString(name) }
-
-// isOurs reports whether a path of the work root is a directory that no one else can change.
-func isOurs(path string) bool {
-	info, err := os.Lstat(path)
-	if err != nil || !info.IsDir() || info.Mode().Perm()&0o077 != 0 {
-		return false
-	}
-	st, ok := info.Sys().(*syscall.Stat_t)
-	return ok && int(st.Uid) == os.Geteuid()
-}
 
 // fill makes the job's directory with what its checkout has.
 func (g *guard) fill(ctx context.Context, r *jobRun, frames *slot.Frames) error {
@@ -40,19 +22,11 @@ func (g *guard) fill(ctx context.Context, r *jobRun, frames *slot.Frames) error 
 	if c.Mode == job.CheckoutMirror && !job.Allows(g.policy.Repositories, c.Repository) {
 		return forbid("%.200q is not a repository that this node allows; use one that is, or add it to agent.allowed_repositories in the node's "+plan.ConfigPath, c.Repository)
 	}
-	work, err := os.OpenRoot(g.policy.WorkRoot)
-	if err != nil {
-		return fmt.Errorf("make a checkout: %w", err)
-	}
-	defer hangUp(work)
-	top := filepath.Base(r.top)
-	dir := filepath.Join(top, "checkout")
-	err = work.Mkdir(top, 0o700)
-	if err == nil {
-		err = work.Mkdir(dir, 0o755)
-	}
-	if err == nil && os.Geteuid() == 0 {
-		err = work.Lchown(dir, g.uid, g.gid)
+	err := errors.Join(os.Mkdir(r.top, 0o700), os.Mkdir(r.checkout(), 0o755), chown(r.checkout(), g.uid, g.gid)) //nolint:gosec // its parent is root's alone
+	for i, m := range r.spec.Mounts {
+		if m.Source == "" {
+			err = errors.Join(err, openDir(emptyDir(r.checkout(), i)))
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("make a checkout: %w", err)
@@ -65,7 +39,7 @@ func (g *guard) fill(ctx context.Context, r *jobRun, frames *slot.Frames) error 
 		return err
 	}
 	_ = frames.Note("fetches %s of %s", c.Commit, c.Repository) // the reader may be gone
-	to, err := work.OpenRoot(dir)
+	to, err := os.OpenRoot(r.checkout())
 	if err != nil {
 		return fmt.Errorf("make a checkout: %w", err)
 	}
@@ -86,49 +60,16 @@ func userMirrors(name string) (checkout.Mirrors, error) {
 	return checkout.Mirrors{Dir: plan.MirrorsDir, UID: uid, GID: gid}, err
 }
 
-// removeOldMirrors removes the mirrors that an earlier version kept for each slot.
-func removeOldMirrors(runDir string) error {
-	root, err := os.OpenRoot(runDir)
-	if err != nil {
-		return fmt.Errorf("remove earlier mirrors: %w", err)
-	}
-	defer hangUp(root)
-	if err := tree.Remove(root, "mirrors"); err != nil {
-		return fmt.Errorf("remove earlier mirrors: %w", err)
-	}
-	return nil
-}
-
-// clearRuns removes the directories of earlier jobs.
-func (g *guard) clearRuns() error {
-	work, err := os.OpenRoot(g.policy.WorkRoot)
-	if err != nil {
-		return fmt.Errorf("remove earlier checkouts: %w", err)
-	}
-	defer hangUp(work)
-	entries, err := os.ReadDir(g.policy.WorkRoot)
-	for _, e := range entries {
-		if isRun(e.Name()) {
-			err = errors.Join(err, tree.Remove(work, e.Name()))
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("remove earlier checkouts: %w", err)
-	}
-	return nil
-}
-
 // give gives the agent the job's files.
-func (g *guard) give(r *jobRun) error {
-	files := r.files()
-	// The job may have closed it, or given it away.
-	if err := errors.Join(chown(r.checkout(), g.uid, g.gid), os.Chmod(r.checkout(), 0o755)); err != nil { //nolint:gosec // its artifacts are public
+func (r *jobRun) give() error {
+	// The job may have closed it.
+	if err := os.Chmod(r.checkout(), 0o755); err != nil { //nolint:gosec // its artifacts are public
 		return err
 	}
-	if err := os.Rename(r.checkout(), files); err != nil {
+	if err := os.Rename(r.checkout(), r.files()); err != nil {
 		return err
 	}
-	r.outcome.Files = files
+	r.outcome.Files = r.files()
 	return nil
 }
 
@@ -142,7 +83,7 @@ var pipelineFiles = []string{
 const maxPipeline = 1 << 20
 
 // givePipeline gives the agent the file of the checkout that it is to upload.
-func (g *guard) givePipeline(r *jobRun) error {
+func (r *jobRun) givePipeline() error {
 	names := pipelineFiles
 	if r.spec.PipelineFile != "" {
 		names = []string{r.spec.PipelineFile}
@@ -160,7 +101,7 @@ func (g *guard) givePipeline(r *jobRun) error {
 		if !info.Mode().IsRegular() || info.Size() > maxPipeline {
 			return forbid("%.100s is not a file of at most %d bytes; write the pipeline into one", name, maxPipeline)
 		}
-		if err := g.give(r); err != nil {
+		if err := r.give(); err != nil {
 			return fmt.Errorf("read the pipeline: %w", err)
 		}
 		r.outcome.Pipeline = name

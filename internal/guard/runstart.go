@@ -25,9 +25,9 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 		return err
 	}
 	if spec.Kind == job.KindUpload {
-		return g.givePipeline(r)
+		return r.givePipeline()
 	}
-	wanted, err := fromSpec(g.policyFor(ctx), g.facts, spec, r.checkout())
+	wanted, err := fromSpec(r.policy, g.facts, spec, r.checkout())
 	if err != nil {
 		return forbid("%s", err)
 	}
@@ -39,7 +39,7 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 	defer context.AfterFunc(g.stopping, func() { time.AfterFunc(startTime, end) })()
 	var id string
 	err = g.within(ctx, func(ctx context.Context) (err error) {
-		id, err = g.create(ctx, wanted)
+		id, err = g.create(ctx, wanted, r.top)
 		return err
 	})
 	if err != nil {
@@ -52,7 +52,7 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 		})
 	}
 	if err == nil {
-		err = g.within(ctx, func(ctx context.Context) error { return g.start(ctx, id) })
+		err = g.within(ctx, func(ctx context.Context) error { return g.start(ctx, id, wanted, r.top) })
 	}
 	if err == nil {
 		r.container = id
@@ -85,14 +85,9 @@ func (g *guard) discardJob(id string, within time.Duration) error {
 func (g *guard) prepare(ctx context.Context, pid int) error {
 	prepared := make(chan error, 1)
 	go func() {
-		g.preparing.Lock()
-		defer g.preparing.Unlock()
-		if ctx.Err() != nil {
-			return // the next job may have begun
-		}
-		parked, err := g.keeper.Begin(ctx, pid)
-		if err = errors.Join(err, parkedError(parked)); err == nil {
-			err = g.clearRuns()
+		parked, err := g.keeper.begin(ctx, pid)
+		if err == nil && parked != "" {
+			err = errors.New("the slot is parked: " + parked)
 		}
 		prepared <- err
 	}()
@@ -102,11 +97,4 @@ func (g *guard) prepare(ctx context.Context, pid int) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-}
-
-func parkedError(reason string) error {
-	if reason == "" {
-		return nil
-	}
-	return errors.New("the slot is parked: " + reason)
 }

@@ -8,12 +8,12 @@ import (
 	"net/http"
 	"net/url"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/lazy"
+	"golang.org/x/sys/unix"
+
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -39,27 +39,22 @@ func forbid(format string, args ...any) error {
 	return refusal{http.StatusForbidden, "kbnode: " + fmt.Sprintf(format, args...)}
 }
 
-// form is the pattern that a string must match.
-type form func() *regexp.Regexp
-
-func lazily(expr string) form { return lazy.Regexp(expr) }
-
-// MatchString reports whether s has the form.
-func (f form) MatchString(s string) bool { return f().MatchString(s) }
-
-// countForm is a number of bytes, or nothing.
-var countForm = lazily(`^[0-9]{0,18}$`)
+// unavailable returns a refusal by the node's state, with status 503.
+func unavailable(err error) error {
+	return refusal{http.StatusServiceUnavailable, "kbnode: " + strings.ReplaceAll(err.Error(), "\n", "; ")}
+}
 
 // call is a request.
 type call struct {
-	w     http.ResponseWriter
-	r     *http.Request
-	query url.Values
+	w      http.ResponseWriter
+	r      *http.Request
+	query  url.Values
+	caller *unix.Ucred
 }
 
 // serve answers a request.
 func (g *guard) serve(w http.ResponseWriter, r *http.Request) {
-	err := g.dispatch(&call{w, r, r.URL.Query()})
+	err := g.dispatch(&call{w: w, r: r, query: r.URL.Query()})
 	if err == nil {
 		return
 	}
@@ -74,37 +69,54 @@ func (g *guard) serve(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(map[string]string{"message": no.sentence})
 }
 
-func (g *guard) dispatch(c *call) error {
-	if c.r.Method == http.MethodPost {
-		switch c.r.URL.Path {
-		case slot.RunPath:
-			return g.run(c)
-		case slot.CancelPath:
-			return g.cancelRun(c)
-		case slot.ReadyPath:
-			return g.agentReady(c)
-		case slot.RegisteredPath:
-			return g.agentRegistered(c)
-		}
-	}
-	if c.r.Method == http.MethodGet && c.r.URL.Path == slot.CheckPath {
-		err := g.ready(c.r.Context())
-		if err == nil {
-			c.w.WriteHeader(http.StatusNoContent)
-		}
+func (g *guard) dispatch(c *call) (err error) {
+	if c.caller, err = g.caller(c.r.Context()); err != nil {
 		return err
+	}
+	switch c.r.Method + " " + c.r.URL.Path {
+	case "POST " + slot.RunPath:
+		return g.run(c)
+	case "POST " + slot.CancelPath:
+		return g.cancelRun(c)
+	case "POST " + slot.ReadyPath:
+		return g.agentReady(c)
+	case "POST " + slot.RegisteredPath:
+		return c.done(g.keeper.registered(c.r.Context(), int(c.caller.Pid)))
+	case "GET " + slot.CheckPath:
+		return c.done(g.ready(c.r.Context()))
 	}
 	return refusal{http.StatusNotFound, "kbnode: the slot's service does not know " + text.Line(c.r.Method+" "+c.r.URL.Path, 200)}
 }
 
-// count returns a parameter that counts bytes.
+// agentReady answers the agent's unit, which is about to become the agent. Only root may ask: no
+// process of the slot's user becomes root in the agent's unit.
+func (g *guard) agentReady(c *call) error {
+	if !g.isRoot(c.caller) {
+		return forbid("only the agent's unit may do this, before the agent starts; leave it to kbnode")
+	}
+	defer g.trim()
+	parked, err := g.keeper.ready(c.r.Context(), int(c.caller.Pid))
+	if parked != "" {
+		return refusal{http.StatusConflict, parked}
+	}
+	return c.done(err)
+}
+
+// done says that all is done, unless err is not nil.
+func (c *call) done(err error) error {
+	if err == nil {
+		c.w.WriteHeader(http.StatusNoContent)
+	}
+	return err
+}
+
+// count returns a parameter that counts bytes, 0 if it is missing.
 func (c *call) count(name string) (int64, error) {
-	value := c.query.Get(name)
-	if !countForm.MatchString(value) {
+	n, err := strconv.ParseUint("0"+c.query.Get(name), 10, 63)
+	if err != nil {
 		return 0, refusal{http.StatusBadRequest, "kbnode: " + name + " is not a number of bytes"}
 	}
-	n, _ := strconv.ParseInt("0"+value, 10, 64)
-	return n, nil
+	return int64(n), nil
 }
 
 // hangUp closes what was read to its end or is given up, so that an error no longer matters.
@@ -113,21 +125,22 @@ func hangUp(c io.Closer) { _ = c.Close() }
 // checkPolicy returns what a policy lacks. Zero would mean "no limit" to the engine.
 func checkPolicy(p plan.JobPolicy) error {
 	var errs []error
-	lack := func(missing bool, what string) {
+	for lack, missing := range map[string]bool{
+		"name":          p.Name == "",
+		"user":          p.User == "",
+		"slice":         !strings.HasSuffix(p.Slice, ".slice") || strings.Contains(p.Slice, "/"),
+		"cpus":          p.CPUs == "",
+		"memory_nodes":  p.MemoryNodes == "",
+		"memory_bytes":  p.MemoryBytes <= slot.PageSlack,
+		"pids_limit":    p.PidsLimit <= 0,
+		"shm_bytes":     p.ShmBytes <= 0,
+		"work_root":     !filepath.IsAbs(p.WorkRoot) || filepath.Clean(p.WorkRoot) == "/",
+		"docker_socket": !filepath.IsAbs(p.DockerSocket),
+		"socket":        !filepath.IsAbs(p.Socket),
+	} {
 		if missing {
-			errs = append(errs, fmt.Errorf("the policy of slot %s has no %s", p.Name, what))
+			errs = append(errs, fmt.Errorf("the policy of slot %s has no %s", p.Name, lack))
 		}
 	}
-	lack(p.Name == "", "name")
-	lack(p.User == "", "user")
-	lack(!strings.HasSuffix(p.Slice, ".slice") || strings.Contains(p.Slice, "/"), "slice")
-	lack(p.CPUs == "", "cpus")
-	lack(p.MemoryNodes == "", "memory_nodes")
-	lack(p.MemoryBytes <= slot.PageSlack, "memory_bytes")
-	lack(p.PidsLimit <= 0, "pids_limit")
-	lack(p.ShmBytes <= 0, "shm_bytes")
-	lack(!filepath.IsAbs(p.WorkRoot) || filepath.Clean(p.WorkRoot) == "/", "work_root")
-	lack(!filepath.IsAbs(p.DockerSocket), "docker_socket")
-	lack(!filepath.IsAbs(p.Socket), "socket")
 	return errors.Join(errs...)
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/moby/moby/api/types/container"
@@ -44,11 +45,8 @@ func fromSpec(p plan.JobPolicy, f facts, s *job.Spec, dir string) (*container.Cr
 		c.Entrypoint = []string{*s.Entrypoint}
 	}
 	c.Cmd, c.WorkingDir, c.Tty, c.OpenStdin = s.Command, s.Workdir, s.TTY, s.Interactive
-	drop := b.dropped()
 	for _, v := range s.Env {
-		if !matches(drop, v.Name) {
-			b.env = append(b.env, v.Name+"="+v.Value)
-		}
+		b.env = append(b.env, v.Name+"="+v.Value)
 	}
 	b.memory, b.shm = atMostOf(b.memory, s.Memory), atMostOf(b.shm, s.ShmSize)
 	for _, u := range s.Ulimits {
@@ -79,23 +77,14 @@ func (b *builder) specUser(s *job.Spec) error {
 	if b.conf.User = s.User; s.SlotUser {
 		b.conf.User = b.facts.user
 	}
-	if err := b.mayBe(b.conf.User); err != nil {
-		return err
-	}
-	_, ownGID, _ := strings.Cut(b.facts.user, ":")
-	for _, group := range s.Groups {
-		if !free(group, ownGID, b.gpuGroups()...) {
-			return noGroup(group)
-		}
-	}
 	b.host.GroupAdd = slices.Clone(s.Groups)
-	return nil
+	return b.checkUser(b.conf.User, s.Groups)
 }
 
 func (b *builder) specMounts(s *job.Spec, dir string) error {
 	for i, m := range s.Mounts {
 		if m.Source == "" {
-			b.mounts = append(b.mounts, emptyMount(i, m.Target, m.ReadOnly))
+			b.mounts = append(b.mounts, bind(emptyDir(dir, i), m.Target, m.ReadOnly))
 			continue
 		}
 		source, err := inCheckout(dir, m.Source)
@@ -105,14 +94,21 @@ func (b *builder) specMounts(s *job.Spec, dir string) error {
 		b.mounts = append(b.mounts, bind(source, m.Target, m.ReadOnly))
 	}
 	for _, t := range s.Tmpfs {
-		if err := b.addTmpfs(t.Target, strings.Join(t.Options, ",")); err != nil {
-			return err
+		if b.host.Tmpfs == nil {
+			b.host.Tmpfs = map[string]string{}
 		}
+		b.host.Tmpfs[t.Target] = strings.Join(t.Options, ",") // part of the slot's memory
 	}
 	if s.AgentProgram {
 		b.mounts = append(b.mounts, bind(plan.AgentCopy, job.AgentPath, true))
 	}
 	return nil
+}
+
+// emptyDir is where a mount of an empty directory leads, such as one that the old scripts kept for all jobs
+// of a node: what a job writes there could change what the next one runs. It is beside the checkout.
+func emptyDir(checkout string, number int) string {
+	return filepath.Join(filepath.Dir(checkout), "empty"+strconv.Itoa(number))
 }
 
 // inCheckout returns the real path of a directory or file of a checkout.
@@ -127,28 +123,4 @@ func inCheckout(dir, path string) (string, error) {
 		return "", no
 	}
 	return real, nil
-}
-
-// agentSecrets are variables that let a job act as the agent.
-var agentSecrets = []string{"BUILDKITE_AGENT_JOB_API_*", "BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_TOKEN"}
-
-// dropped returns the names, and prefixes that end in a star, of variables that no job sets.
-func (b *builder) dropped() []string {
-	drop := slices.Concat(agentSecrets, b.policy.DropEnv)
-	for _, e := range b.policy.Env {
-		name, _, _ := strings.Cut(e, "=")
-		drop = append(drop, name)
-	}
-	return drop
-}
-
-// matches reports whether name is in list, which has names and prefixes that end in a star.
-func matches(list []string, name string) bool {
-	for _, pattern := range list {
-		prefix, isPrefix := strings.CutSuffix(pattern, "*")
-		if name == pattern || (isPrefix && strings.HasPrefix(name, prefix)) {
-			return true
-		}
-	}
-	return false
 }

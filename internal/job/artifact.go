@@ -15,10 +15,10 @@ const maxAlternatives = 256
 // artifactClass is a set of characters that matches no dot and no slash.
 var artifactClass = lazy.Regexp(`\[[!^]?([A-Za-z0-9_]|[A-Z]-[A-Z]|[a-z]-[a-z]|[0-9]-[0-9])+\]`)
 
-// ArtifactPattern returns why an artifact path, which is a pattern, may lead out of the
+// artifactPattern returns why an artifact path, which is a pattern, may lead out of the
 // checkout; "" if it cannot. The agent's pattern libraries take a backslash for an escape
 // and a part like $NAME for a variable, so \.\./x and $NAME/x lead out as well.
-func ArtifactPattern(p string) string {
+func artifactPattern(p string) string {
 	plain := artifactClass().ReplaceAllString(p, "x")
 	if i := strings.IndexAny(plain, "\\$!()[]`\"'"); i >= 0 {
 		return fmt.Sprintf("contains %q; write paths with only * ? and {a,b}", plain[i])

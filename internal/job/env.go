@@ -59,17 +59,17 @@ func checkEnv(field string, env []Var) ([]Var, error) {
 	if len(env) > maxVars {
 		return nil, refuse(field, "it has %d variables; send at most %d", len(env), maxVars)
 	}
-	seen := map[string]bool{}
+	names := map[string]bool{}
 	for _, v := range env {
 		switch {
 		case v.Name == "" || len(v.Name) > maxName || !clean(v.Name):
 			return nil, refuse(field, "%.80q is not the name of a variable; remove it from the build", v.Name)
-		case seen[v.Name]:
+		case names[v.Name]:
 			return nil, refuse(field, "%.80q is there twice; run a version of buildkite-agent that kbnode supports", v.Name)
 		case !clean(v.Value):
 			return nil, refuse(field, "%.80q has a NUL or is not UTF-8; remove such bytes, or encode the value", v.Name)
 		}
-		seen[v.Name] = true
+		names[v.Name] = true
 	}
 	return env, nil
 }

@@ -36,7 +36,7 @@ var Options = []Option{
 	{"skip-checkout", Taken, "the directory is empty then"},
 	{"volumes mounts", Taken, "paths in the checkout, such as ./data:/data or .:/src:ro; of /var/lib/buildkite-agent/cache and below, which the old scripts shared, an empty directory that ends with the job. Nothing over /, /proc, /sys or /dev"},
 	{"tmpfs", Taken, "such as /tmp or /run:size=1g,mode=1777"},
-	{"environment", Taken, "NAME=value, or NAME with the build's value, except what the slot sets, NVIDIA_*, LD_*, KBNODE_*, DOCKER_HOST, and the agent's tokens and job API"},
+	{"environment", Taken, "NAME=value, or NAME with the build's value, except what the slot sets, NVIDIA_*, LD_*, KBNODE_*, and the agent's tokens and job API"},
 	{"propagate-environment", Taken, "what Buildkite sent, with the same exceptions"},
 	{"env-propagation-list", Taken, "the name of a variable that has names"},
 	{"user", Taken, "root, a number from 1000 to 60000, or a name of the image"},

@@ -94,6 +94,26 @@ func TestValidateBounds(t *testing.T) {
 	}
 }
 
+// TestMountTarget tests where an image may have a volume.
+func TestMountTarget(t *testing.T) {
+	t.Parallel()
+	for volume, want := range map[string]string{"/data/": "/data", "/a/../../b": "/b", "/dev/shm/x": "/dev/shm/x", "/": "", "/proc/x": "", "/dev/shm": "", "data": ""} {
+		if got, err := job.MountTarget(volume); got != want || (err == nil) != (want != "") {
+			t.Errorf("%s: %q, %v", volume, got, err)
+		}
+	}
+}
+
+// TestFreeID tests the bounds of the IDs of users and groups.
+func TestFreeID(t *testing.T) {
+	t.Parallel()
+	for id, free := range map[string]bool{"": true, "0": true, "app": true, "1000": true, "60000": true, "1": false, "999": false, "60001": false, "99999999999999999999": false, "kbnode-gpu1": false} {
+		if job.FreeID(id) != free {
+			t.Errorf("%q: %t", id, !free)
+		}
+	}
+}
+
 func vars(n int, value string) (list []job.Var) {
 	for i := range n {
 		list = append(list, job.Var{Name: fmt.Sprint("A", i), Value: value})

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"errors"
 	"math"
 	"path"
 	"slices"
@@ -31,9 +32,12 @@ const (
 	maxRepo      = 1024
 )
 
-// The IDs of users that an author may choose besides root: above those of the system, and below those
-// that systemd gives out.
-const firstUser, lastUser = 1000, 60000
+// The IDs of users and groups that an author may choose besides root: above those of the system and of
+// the slots, and below those that systemd and user namespaces give out.
+const (
+	FirstID = 1000
+	LastID  = 60000
+)
 
 // AgentPath is where AgentProgram is in a container, as with the docker plugin.
 const AgentPath = "/usr/bin/buildkite-agent"
@@ -120,20 +124,20 @@ func (s *Spec) validateCommand(v *checker) {
 	v.refuseIf(size > maxCommand || len(words) > maxWords, "command", "it has %d words and %d bytes; use at most %d and %d, or put it into a file of the checkout", len(words), size, maxWords, maxCommand)
 	if s.Workdir != "" {
 		// Through /proc/self/fd a process would start in a directory that the engine has open.
-		v.refuseIf(kernelDir(s.Workdir) != "", "workdir", "%.80q: a job cannot start below %s; choose another directory", s.Workdir, kernelDir(s.Workdir))
+		v.refuseIf(KernelDir(s.Workdir) != "", "workdir", "%.80q: a job cannot start below %s; choose another directory", s.Workdir, KernelDir(s.Workdir))
 		v.absolute("workdir", s.Workdir)
 	}
 }
 
 func (s *Spec) validateEnv(v *checker) {
-	seen, size := map[string]bool{}, 0
+	names, size := map[string]bool{}, 0
 	for _, e := range s.Env {
 		size += len(e.Name) + len(e.Value) + 2
 		v.refuseIf(e.Name == "" || len(e.Name) > maxName || strings.Contains(e.Name, "=") || !clean(e.Name), "environment", "%.80q is not the name of a variable; write NAME or NAME=value", e.Name)
-		v.refuseIf(seen[e.Name] || reserved(e.Name), "environment", "the slot sets %.80q, or it is there twice; leave it out", e.Name)
+		v.refuseIf(names[e.Name] || reserved(e.Name), "environment", "the slot sets %.80q, or it is there twice; leave it out", e.Name)
 		v.refuseIf(len(e.Name)+1+len(e.Value) > maxArg, "environment", "%.80q has %d bytes, more than Linux takes in one variable; put them into a file of the checkout", e.Name, len(e.Value))
 		v.refuseIf(!clean(e.Value), "environment", "%.80q has a NUL or is not UTF-8; remove such bytes, or encode the value", e.Name)
-		seen[e.Name] = true
+		names[e.Name] = true
 	}
 	v.refuseIf(len(s.Env) > maxVars || size > maxEnv, "environment", "%d variables of %d bytes are too many; pass at most %d of %d bytes, or put them into a file of the checkout", len(s.Env), size, maxVars, maxEnv)
 	v.oneOf(profileVariable, s.Profile, config.ProfileStrict, config.ProfileCompatible)
@@ -144,11 +148,8 @@ func (s *Spec) validateMounts(v *checker) {
 	v.refuseIf(n > maxMounts, "volumes", "%d mounts are too many; use at most %d, or mount a directory that contains several of them", n, maxMounts)
 	targets := map[string]bool{plan.ContainerBinary: true, AgentPath: s.AgentProgram}
 	target := func(field, p string) {
-		v.refuseIf(p == "/dev/shm", field, "%.80q: a job cannot mount there; leave it out, and set shm-size for more shared memory", p)
-		v.refuseIf(kernelDir(p) != "", field, "%.80q: a job cannot mount over %s; leave it out, nothing replaces it", p, kernelDir(p))
-		v.refuseIf(p == "/", field, "a job cannot mount over the container's root; choose a directory in it, such as /work")
+		v.mountTarget(field, p)
 		v.refuseIf(targets[p], field, "%.80q is mounted already; choose another directory", p)
-		v.absolute(field, p)
 		targets[p] = true
 	}
 	for _, m := range s.Mounts {
@@ -168,7 +169,7 @@ func (s *Spec) validateUser(v *checker) {
 		uid, gid, _ := strings.Cut(s.User, ":")
 		v.refuseIf(s.SlotUser, "user", "it and propagate-uid-gid are set; leave out one of them")
 		v.refuseIf(!userForm().MatchString(s.User), "user", "%.80q is not a user; write one such as 1000:1000", s.User)
-		v.refuseIf(system(uid), "user", "%.80q is a system account of the node; use root, a number from %d to %d, or propagate-uid-gid", s.User, firstUser, lastUser)
+		v.refuseIf(!ofSlot(uid) && !FreeID(uid), "user", "%.80q is a system account of the node; use root, a number from %d to %d, or propagate-uid-gid", s.User, FirstID, LastID)
 		v.refuseIf(ofSlot(uid) || ofSlot(gid), "user", "%.80q is a slot's; use propagate-uid-gid for the slot's own", s.User)
 	}
 	for _, g := range s.Groups {
@@ -181,9 +182,9 @@ func (s *Spec) validateUser(v *checker) {
 }
 
 func (s *Spec) validateLimits(v *checker) {
-	seen := map[string]bool{}
+	names := map[string]bool{}
 	for _, u := range s.Ulimits {
-		v.refuseIf(!slices.Contains(ulimits, u.Name) || seen[u.Name], "ulimits", "%.40q is not a limit that a job may set, or it is there twice; leave it out", u.Name)
+		v.refuseIf(!slices.Contains(ulimits, u.Name) || names[u.Name], "ulimits", "%.40q is not a limit that a job may set, or it is there twice; leave it out", u.Name)
 		most := int64(math.MaxInt64)
 		switch u.Name {
 		case "nofile":
@@ -193,7 +194,7 @@ func (s *Spec) validateLimits(v *checker) {
 		}
 		unlimited := u.Hard == -1 && u.Soft >= -1 && most == math.MaxInt64
 		v.refuseIf(!unlimited && (u.Soft < 0 || u.Soft > u.Hard || u.Hard > most), "ulimits", "%s is out of range; write one such as nofile=1024:2048, with at most %d open files and no core files", u.Name, maxFiles)
-		seen[u.Name] = true
+		names[u.Name] = true
 	}
 	const size = "%d is not a size; write one such as 8g, or leave it out"
 	v.refuseIf(s.Memory < 0, "memory", size, s.Memory)
@@ -221,7 +222,7 @@ func (s *Spec) validateUploads(v *checker) {
 	for _, p := range s.Artifacts[:min(len(s.Artifacts), maxArtifacts)] {
 		why := "is not a path; write printable text"
 		if p != "" && len(p) <= maxPath && printable(p) {
-			why = ArtifactPattern(p)
+			why = artifactPattern(p)
 		}
 		v.refuseIf(why != "", "artifact_paths", "%.100q %s", p, why)
 	}
@@ -247,8 +248,25 @@ func (v *checker) absolute(field, p string) {
 		"%.80q is not an absolute path of printable text without .. and colons; write one such as /work", p)
 }
 
-// kernelDir returns the kernel's directory that p is in, or "". Below /dev/shm are files of the job.
-func kernelDir(p string) string {
+// MountTarget returns where an image wants a volume, or why a job cannot mount there.
+func MountTarget(volume string) (string, error) {
+	var v checker
+	target := path.Clean(volume)
+	if v.mountTarget("volume", target); v.bad != nil {
+		return "", errors.New(v.bad.Text)
+	}
+	return target, nil
+}
+
+func (v *checker) mountTarget(field, p string) {
+	v.refuseIf(p == "/dev/shm", field, "%.80q: a job cannot mount there; leave it out, and set shm-size for more shared memory", p)
+	v.refuseIf(KernelDir(p) != "", field, "%.80q: a job cannot mount over %s; leave it out, nothing replaces it", p, KernelDir(p))
+	v.refuseIf(p == "/", field, "a job cannot mount over the container's root; choose a directory in it, such as /work")
+	v.absolute(field, p)
+}
+
+// KernelDir returns the kernel's directory that p is in, or "". Below /dev/shm are files of the job.
+func KernelDir(p string) string {
 	for _, dir := range []string{"/proc", "/sys", "/dev"} {
 		if p == dir || strings.HasPrefix(p, dir+"/") && !strings.HasPrefix(p, "/dev/shm/") {
 			return dir
@@ -257,22 +275,27 @@ func kernelDir(p string) string {
 	return ""
 }
 
-// system reports whether a user is a number that a job may not have.
-func system(uid string) bool {
-	if strings.Trim(uid, "0123456789") != "" {
-		return false // a name has a meaning only in the image
+// FreeID reports whether a job may run as a user or group: root, a name, which has a meaning only in the
+// image, a number from FirstID to LastID, or "".
+func FreeID(id string) bool {
+	if strings.Trim(id, "0123456789") != "" {
+		return !ofSlot(id)
 	}
-	n, err := strconv.ParseInt(uid, 10, 64)
-	return err != nil || n != 0 && (n < firstUser || n > lastUser)
+	n, err := strconv.ParseInt(id, 10, 64)
+	return id == "" || err == nil && (n == 0 || n >= FirstID && n <= LastID)
 }
 
 func ofSlot(name string) bool { return strings.HasPrefix(name, "kbnode-") }
 
 // reserved reports whether no job may set this variable: the slot does, or it would let the job act
 // as the agent.
-func reserved(name string) bool {
-	return slices.ContainsFunc(plan.ReservedEnv, func(pattern string) bool {
-		prefix, isPrefix := strings.CutSuffix(pattern, "*")
-		return name == pattern || isPrefix && strings.HasPrefix(name, prefix)
+func reserved(name string) bool { return Matches(plan.ReservedEnv, name) }
+
+// Matches reports whether a name is in a list of names, of which some begin or end with a star.
+func Matches(list []string, name string) bool {
+	return slices.ContainsFunc(list, func(pattern string) bool {
+		prefix, begins := strings.CutSuffix(pattern, "*")
+		suffix, ends := strings.CutPrefix(pattern, "*")
+		return name == pattern || begins && strings.HasPrefix(name, prefix) || ends && strings.HasSuffix(name, suffix)
 	})
 }

@@ -59,7 +59,6 @@ type JobPolicy struct {
 	DeviceNodes []string `json:"device_nodes"`
 
 	Env          []string `json:"env"`              // NAME=value, set in every container
-	DropEnv      []string `json:"drop_env"`         // names (or prefixes that end in *) that no container gets
 	WorkRoot     string   `json:"work_root"`        // mounts must be below it: the checkouts
 	Binary       string   `json:"binary"`           // of kbnode on the node
 	Runner       string   `json:"runner,omitempty"` // what containers get in place of Binary; see Program
@@ -84,17 +83,13 @@ func (p JobPolicy) Program() string { return cmp.Or(p.Runner, p.Binary) }
 // ContainerBinary is the path of kbnode in a job's container.
 const ContainerBinary = "/usr/local/bin/kbnode"
 
-// dropEnv are names of variables (or prefixes that end in *) that no container gets from a job.
-var dropEnv = []string{
+// ReservedEnv are the names, or prefixes that end in *, that no job may give a variable: what slotEnv sets,
+// what would choose GPUs or libraries, and what would let a job act as the agent.
+var ReservedEnv = []string{
 	"NVIDIA_*", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
-	"LD_*", "BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_TOKEN", "BUILDKITE_AGENT_JOB_API_*", "DOCKER_HOST", "KBNODE_*",
+	"LD_*", "BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_TOKEN", "BUILDKITE_AGENT_JOB_API_*", "BUILDKITE_REQUEST_HEADER_*", "KBNODE_*",
+	"KERNELBOT_GPU_INDEX", "KERNELBOT_CPUSET", "KERNELBOT_CPUS", "KERNELBOT_MEMORY",
 }
-
-// ReservedEnv are the names that no job may give a variable: besides dropEnv, what slotEnv sets and what
-// the agent sends to Buildkite with its requests.
-var ReservedEnv = slices.Concat(dropEnv, []string{
-	"KERNELBOT_GPU_INDEX", "KERNELBOT_CPUSET", "KERNELBOT_CPUS", "KERNELBOT_MEMORY", "BUILDKITE_REQUEST_HEADER_*",
-})
 
 func mustJSON(p JobPolicy) string {
 	text, err := json.Marshal(p)
@@ -117,7 +112,6 @@ func jobPolicy(in Input, cfg config.Config, s Slot) (JobPolicy, error) {
 		Repositories: cfg.Agent.AllowedRepositories,
 		Vendor:       s.Vendor(), GPUs: []PolicyGPU{},
 		Env:      slotEnv(s),
-		DropEnv:  dropEnv,
 		WorkRoot: BuildsDir(s.Index), Binary: in.Binary, DockerSocket: cfg.Docker.Socket, Socket: SocketPath(s.Index),
 		DeviceNodes: []string{},
 		Registries:  registries(cfg), NodeImage: cfg.Image.Name,

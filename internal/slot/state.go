@@ -78,6 +78,13 @@ func RegisteredMarker(k int) string { return plan.RunDir(k) + "/" + RegisteredNa
 // RegisteredName is the name of that file in the slot's run directory.
 const RegisteredName = "registered"
 
+// IdleFile, in the slot's run directory, records how much memory its GPU has in use when it is most idle,
+// and GPUSlack is how much more is idle still, in bytes: drivers keep a little after the first use.
+const (
+	IdleFile = "gpu-idle.json"
+	GPUSlack = 64 << 20
+)
+
 // Register records in a slot's run directory that its agent has registered now.
 func Register(runDir string) error {
 	name := filepath.Join(runDir, RegisteredName)

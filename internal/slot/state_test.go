@@ -150,8 +150,8 @@ func TestPolicies(t *testing.T) {
 	if got, err := ReadPolicies(t.TempDir()); got != nil || err != nil {
 		t.Errorf("of no node: %v, %v", got, err)
 	}
-	outside := filepath.Join(t.TempDir(), "policy")
-	if err := os.WriteFile(outside, []byte(`{"slot": 10}`), 0o600); err != nil {
+	elsewhere := filepath.Join(t.TempDir(), "policy")
+	if err := os.WriteFile(elsewhere, []byte(`{"slot": 10}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, row := range []struct{ name, text, want string }{
@@ -166,7 +166,7 @@ func TestPolicies(t *testing.T) {
 		dir := filepath.Join(root, "etc/kbnode/slots")
 		err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "gpu2.json"), []byte(`{"slot": 2}`), 0o600))
 		if row.text == "" {
-			err = errors.Join(err, os.Symlink(outside, filepath.Join(dir, row.name)))
+			err = errors.Join(err, os.Symlink(elsewhere, filepath.Join(dir, row.name)))
 		} else {
 			err = errors.Join(err, os.WriteFile(filepath.Join(dir, row.name), []byte(row.text), 0o600))
 		}

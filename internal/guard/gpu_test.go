@@ -1,4 +1,4 @@
-package keeper
+package guard
 
 import (
 	"context"
@@ -28,12 +28,12 @@ func TestJudge(t *testing.T) {
 		}
 		return list
 	}
-	if why := r.Keeper.gpu[0].judge(inventory.Occupancy{UsedBytes: 0}); why != "" {
+	if why := r.keeper.gpu[0].judge(inventory.Occupancy{UsedBytes: 0}); why != "" {
 		t.Fatal(why)
 	}
 	const reset = "sudo nvidia-smi -pm 0 -i GPU-11111111-2222-3333-4444-555555555555 && sudo nvidia-smi -r -i GPU-11111111-2222-3333-4444-555555555555"
 	for name, row := range map[string]struct {
-		seen inventory.Occupancy
+		uses inventory.Occupancy
 		want string
 	}{
 		"idle":                   {inventory.Occupancy{UsedBytes: 64 << 20}, ""},
@@ -44,11 +44,11 @@ func TestJudge(t *testing.T) {
 		"a process that is gone": {inventory.Occupancy{Compute: on(502)}, "GPU-11111111-2222-3333-4444-555555555555 is held by process 502, which has exited; reset it (" + reset + ") or reboot"},
 		"memory without a process": {
 			inventory.Occupancy{UsedBytes: 65 << 20, Graphics: on(500)},
-			"GPU-11111111-2222-3333-4444-555555555555 has 65 MiB in use without a compute process, process 500 (p500) uses it for graphics, and 0 MiB when idle; reset it (" + reset + "), or delete " + r.Keeper.gpu[0].idle + " if this is now its idle state",
+			"GPU-11111111-2222-3333-4444-555555555555 has 65 MiB in use without a compute process, process 500 (p500) uses it for graphics, and 0 MiB when idle; reset it (" + reset + "), or delete " + r.keeper.gpu[0].idle + " if this is now its idle state",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(row.want, r.Keeper.gpu[0].judge(row.seen)); diff != "" {
+			if diff := cmp.Diff(row.want, r.keeper.gpu[0].judge(row.uses)); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -122,15 +122,15 @@ func TestSeveralGPUs(t *testing.T) {
 	if all[0].idle == all[1].idle {
 		t.Errorf("both keep their idle use in %s", all[0].idle)
 	}
-	seen := [2]inventory.Occupancy{{UsedBytes: -1}, {UsedBytes: -1}}
+	uses := [2]inventory.Occupancy{{UsedBytes: -1}, {UsedBytes: -1}}
 	var failed error
 	for i := range all {
-		all[i].look = func(context.Context) (inventory.Occupancy, error) { return seen[i], failed }
+		all[i].look = func(context.Context) (inventory.Occupancy, error) { return uses[i], failed }
 	}
 	if busy, known := all.settle(t.Context(), 0); busy != "" || !known {
 		t.Errorf("idle ones: %q, %t", busy, known)
 	}
-	seen[1].Compute = []inventory.GPUProcess{{PID: 502}}
+	uses[1].Compute = []inventory.GPUProcess{{PID: 502}}
 	if busy, known := all.settle(t.Context(), 0); !strings.HasPrefix(busy, "GPU-b is held by process 502") || !known {
 		t.Errorf("the second is in use: %q, %t", busy, known)
 	}
@@ -146,7 +146,7 @@ func TestSeveralGPUs(t *testing.T) {
 // TestIdleUseOnlyFalls: a job cannot raise what counts as idle.
 func TestIdleUseOnlyFalls(t *testing.T) {
 	t.Parallel()
-	w := newSlotRig(t).Keeper.gpu[0]
+	w := newSlotRig(t).keeper.gpu[0]
 	for i, row := range []struct {
 		gpu, driver string
 		used, want  int64

@@ -1,4 +1,4 @@
-package keeper
+package guard
 
 import (
 	"encoding/json"
@@ -27,7 +27,7 @@ func park(runDir, name, reason string) (fresh bool, err error) {
 	}
 	text, err := json.Marshal(p)
 	if err == nil {
-		err = openDir(filepath.Dir(file))
+		err = publicDir(filepath.Dir(file))
 	}
 	if err == nil {
 		err = renameio.WriteFile(file, append(text, '\n'), 0o644)
@@ -38,8 +38,8 @@ func park(runDir, name, reason string) (fresh bool, err error) {
 	return true, nil
 }
 
-// openDir makes a directory that everyone can read, as status does without root.
-func openDir(dir string) error {
+// publicDir makes a directory that everyone can read, as status does without root.
+func publicDir(dir string) error {
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // see above
 		return err
 	}

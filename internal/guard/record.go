@@ -1,16 +1,13 @@
-package keeper
+package guard
 
 import (
 	"context"
 	"errors"
 	"path/filepath"
-	"reflect"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
@@ -29,7 +26,7 @@ const (
 	samplePeriod = time.Second
 )
 
-// recorder keeps the noise record of the slot's job. The cleaner's lock protects it.
+// recorder keeps the noise record of the slot's job. The keeper's lock protects it.
 type recorder struct {
 	config noise.Config
 	run    *noise.Run // of the last job that began; nil without one
@@ -96,26 +93,27 @@ func (r *recorder) end() (wait func()) {
 	return run.Wait
 }
 
-// Record returns the noise record of the job. It ends what the job left even if there is no record
-// (ErrNoRecord): that protects the artifacts, too. A job of root's (NoAgent) has no record, and nothing
+// record returns the noise record of the job. It ends what the job left even if there is no record
+// (errNoRecord): that protects the artifacts, too. A job of root's (noAgent) has no record, and nothing
 // but its container.
-func (k *Keeper) Record(ctx context.Context, pid int) (rec noise.Record, err error) {
+func (k *keeper) record(ctx context.Context, pid int) (rec noise.Record, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if pid == NoAgent {
-		return rec, ErrNoRecord
+	if pid == noAgent {
+		return rec, errNoRecord
 	}
 	ctx, cancel := context.WithTimeout(ctx, recordTime)
 	defer cancel()
 	if k.noise == nil || k.noise.run == nil {
-		err = ErrNoRecord
+		err = errNoRecord
 	} else {
 		reading, cancel := context.WithTimeout(ctx, readTime)
 		defer cancel()
 		rec, err = k.noise.run.Record(reading)
-		rec.Profile = k.profile()
 		rec.Protection = noise.NodeProtection(k.procs.proc)
-		rec.Protection.Containers = k.hasStarted()
+		k.startedMu.Lock()
+		rec.Profile, rec.Protection.Containers = k.profile, k.started
+		k.startedMu.Unlock()
 	}
 	ended, left := k.procs.endBeside(ctx)
 	if ended > 0 {
@@ -128,52 +126,16 @@ func (k *Keeper) Record(ctx context.Context, pid int) (rec noise.Record, err err
 	return rec, err
 }
 
-// Made records the job profile of a container that the job has made.
-func (k *Keeper) Made(profile string) {
-	if profile == config.ProfileStrict {
-		k.strict.Store(true)
-	} else {
-		k.compatible.Store(true)
-	}
-}
-
-// profile returns the profile of the job's containers: the looser one if there were both, "" if
-// there were none.
-func (k *Keeper) profile() string {
-	switch {
-	case k.compatible.Load():
-		return config.ProfileCompatible
-	case k.strict.Load():
-		return config.ProfileStrict
-	}
-	return ""
-}
-
-// maxStarted is how many kinds of containers of a job are recorded.
-const maxStarted = 16
-
-// Started records what protects a container of the job, just after its start.
-func (k *Keeper) Started(id string) {
+// containerStarted records what protects the job's container, just after its start.
+func (k *keeper) containerStarted(id, profile string) {
 	c := noise.ReadContainer(k.procs.proc, filepath.Join(k.procs.root, k.procs.slice, "docker-"+id+".scope"))
 	k.startedMu.Lock()
 	defer k.startedMu.Unlock()
-	switch same := func(other noise.Container) bool { return reflect.DeepEqual(c, other) }; {
-	case slices.ContainsFunc(k.started, same):
-	case len(k.started) < maxStarted:
-		k.started = append(k.started, c)
-	case len(k.started) == maxStarted:
-		k.started = append(k.started, noise.Container{Error: "more kinds of containers than are recorded"})
-	}
+	k.profile, k.started = profile, []noise.Container{c}
 }
 
-func (k *Keeper) hasStarted() []noise.Container {
+func (k *keeper) forgetStarted() {
 	k.startedMu.Lock()
 	defer k.startedMu.Unlock()
-	return slices.Clone(k.started)
-}
-
-func (k *Keeper) forgetStarted() {
-	k.startedMu.Lock()
-	defer k.startedMu.Unlock()
-	k.started = nil
+	k.profile, k.started = "", nil
 }

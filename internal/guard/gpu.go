@@ -1,4 +1,4 @@
-package keeper
+package guard
 
 import (
 	"cmp"
@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 const (
@@ -27,11 +28,6 @@ const (
 	gpuTime = 5 * time.Second
 	// gpuPoll is the time between two checks.
 	gpuPoll = 250 * time.Millisecond
-	// GPUSlack is how much more memory a GPU may have in use than when it was most idle, in
-	// bytes: drivers keep a little after the first use.
-	GPUSlack = 64 << 20
-	// IdleFile records that idle use, in the slot's run directory.
-	IdleFile = "gpu-idle.json"
 )
 
 // gpuWatch checks a GPU of the slot, or the slot's part of one, between jobs.
@@ -40,7 +36,7 @@ type gpuWatch struct {
 	reset string // how to reset it
 	look  func(context.Context) (inventory.Occupancy, error)
 	procs slotProcs
-	idle  string // path of IdleFile
+	idle  string // path of slot.IdleFile
 	log   *slog.Logger
 }
 
@@ -52,11 +48,11 @@ type gpuWatches []gpuWatch
 func (all gpuWatches) settle(ctx context.Context, patience time.Duration) (busy string, known bool) {
 	known = true
 	for _, w := range all {
-		one, told := w.settle(ctx, patience)
-		if one != "" {
-			return one, told
+		what, checked := w.settle(ctx, patience)
+		if what != "" {
+			return what, checked
 		}
-		known = known && told
+		known = known && checked
 	}
 	return "", known
 }
@@ -64,7 +60,7 @@ func (all gpuWatches) settle(ctx context.Context, patience time.Duration) (busy 
 func newGPUWatches(p plan.JobPolicy, procs slotProcs, log *slog.Logger) (all gpuWatches) {
 	for i, g := range p.GPUs {
 		w := newGPUWatch(p.Vendor, g, procs, log)
-		w.idle = filepath.Join(filepath.Dir(p.Socket), IdleFile)
+		w.idle = filepath.Join(filepath.Dir(p.Socket), slot.IdleFile)
 		if i > 0 {
 			w.idle = strings.TrimSuffix(w.idle, ".json") + fmt.Sprintf("-%d.json", i)
 		}
@@ -175,7 +171,7 @@ func (w gpuWatch) judge(o inventory.Occupancy) string {
 	if err != nil {
 		w.log.Warn("idle memory of the gpu not recorded", "err", err)
 	}
-	if o.UsedBytes <= idle+GPUSlack {
+	if o.UsedBytes <= idle+slot.GPUSlack {
 		return ""
 	}
 	draws := ""

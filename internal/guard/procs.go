@@ -1,4 +1,4 @@
-package keeper
+package guard
 
 import (
 	"context"
@@ -29,17 +29,16 @@ const (
 // slotProcs finds the processes of a slot by the cgroups of its slice, which no process of the
 // slot can leave.
 type slotProcs struct {
-	root  string // where cgroups are mounted
-	proc  string // "/proc"
-	slice string // of the slot, below root
-	agent string // the cgroup of the agent's unit, below root
-	// kill ends a process of the slot; nil does so for real.
-	kill func(pid int) error
+	root  string                    // where cgroups are mounted
+	proc  string                    // "/proc"
+	slice string                    // of the slot, below root
+	agent string                    // the cgroup of the agent's unit, below root
+	kill  func(cgroup string) error // ends all processes of a cgroup
 }
 
 func newSlotProcs(cgroupRoot string, p plan.JobPolicy) slotProcs {
 	slice := plan.SliceCgroup(p.Slice)
-	return slotProcs{root: cgroupRoot, proc: "/proc", slice: slice, agent: filepath.Join(slice, plan.AgentUnit(p.Slot))}
+	return slotProcs{root: cgroupRoot, proc: "/proc", slice: slice, agent: filepath.Join(slice, plan.AgentUnit(p.Slot)), kill: killCgroup}
 }
 
 // cgroupOf returns the cgroup of a process below the root, "" if it has ended.
@@ -68,7 +67,7 @@ func (s slotProcs) name(pid int) string {
 // the slot's user: nothing would see its job end.
 func (s slotProcs) ofAgent(pid int) error {
 	if s.cgroupOf(pid) != s.agent {
-		return &CallerError{"only the slot's own agent may do this"}
+		return forbid("only the slot's own agent may do this; leave it to the agent")
 	}
 	return nil
 }
@@ -123,7 +122,7 @@ func (s slotProcs) endBeside(ctx context.Context) (ended int, err error) {
 		if ended = max(ended, len(left)); time.Now().After(deadline) {
 			return ended, fmt.Errorf("process %d (%s) of a job still runs after SIGKILL; if a driver holds it, only a reboot frees it", left[0], s.name(left[0]))
 		}
-		if err := s.killBeside(left); err != nil {
+		if err := s.killBeside(); err != nil {
 			return ended, fmt.Errorf("kill what the job left: %w", err)
 		}
 		if err := limit.Sleep(ctx, pollTime); err != nil {
@@ -132,22 +131,14 @@ func (s slotProcs) endBeside(ctx context.Context) (ended int, err error) {
 	}
 }
 
-// killBeside kills whole cgroups, which no process can outrun by forking, and for a kernel that cannot
-// (before Linux 5.14) also each process of a list.
-func (s slotProcs) killBeside(list []int) error {
+// killBeside kills whole cgroups, which no process can outrun by forking.
+func (s slotProcs) killBeside() error {
 	children, err := os.ReadDir(filepath.Join(s.root, s.slice))
 	err = ignoreAbsent(err)
 	for _, c := range children {
 		if dir := filepath.Join(s.root, s.slice, c.Name()); c.IsDir() && dir != filepath.Join(s.root, s.agent) {
-			err = errors.Join(err, killCgroup(dir))
+			err = errors.Join(err, s.kill(dir))
 		}
-	}
-	kill := s.kill
-	if kill == nil {
-		kill = s.killProcess
-	}
-	for _, pid := range list {
-		err = errors.Join(err, kill(pid))
 	}
 	return err
 }
@@ -159,25 +150,6 @@ func killCgroup(dir string) error {
 		err = errors.Join(err, f.Close())
 	}
 	return ignoreAbsent(err)
-}
-
-// killProcess kills a process if it is still the slot's: PIDs are reused.
-func (s slotProcs) killProcess(pid int) error {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("kill process %d: %w", pid, err)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	if !s.owns(pid) {
-		return nil
-	}
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("kill process %d: %w", pid, err)
-	}
-	return nil
 }
 
 // ignoreAbsent ignores that a file or cgroup is gone: such a cgroup has no processes.

@@ -1,4 +1,4 @@
-package keeper
+package guard
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 // begins begins a job as the service does, and forgets what that cleared.
 func (r *slotRig) begins() {
 	r.t.Helper()
-	if why, err := r.Begin(r.t.Context(), bootstrap); why != "" || err != nil {
+	if why, err := r.begin(r.t.Context(), bootstrapPID); why != "" || err != nil {
 		r.t.Errorf("the job does not begin: %q, %v", why, err)
 	}
 	r.mu.Lock()
@@ -37,12 +37,12 @@ func TestWatch(t *testing.T) {
 		},
 		{
 			name:   "a job that ended",
-			then:   func(r *slotRig) { r.begins(); time.Sleep(time.Minute); r.exit(bootstrap) },
+			then:   func(r *slotRig) { r.begins(); time.Sleep(time.Minute); r.exit(bootstrapPID) },
 			killed: []int{113}, cleared: true,
 		},
 		{
 			name:   "an agent that is killed",
-			then:   func(r *slotRig) { r.begins(); r.exit(agentPID); r.exit(bootstrap) },
+			then:   func(r *slotRig) { r.begins(); r.exit(agentPID); r.exit(bootstrapPID) },
 			killed: []int{113}, cleared: true,
 		},
 		{
@@ -55,14 +55,14 @@ func TestWatch(t *testing.T) {
 			then: func(r *slotRig) {
 				r.begins()
 				r.exit(agentPID)
-				r.exit(bootstrap)
+				r.exit(bootstrapPID)
 				r.start(200, agentCgroup) // as root
 			},
 			killed: []int{113}, cleared: true,
 		},
 		{
 			name:   "a guard that was restarted in the middle",
-			then:   func(r *slotRig) { r.start(113, jobCgroup); time.Sleep(time.Minute); r.exit(bootstrap) },
+			then:   func(r *slotRig) { r.start(113, jobCgroup); time.Sleep(time.Minute); r.exit(bootstrapPID) },
 			killed: []int{113}, cleared: true,
 		},
 		{
@@ -79,11 +79,11 @@ func TestWatch(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newSlotRig(t)
 				if tt.idle {
-					r.exit(bootstrap)
+					r.exit(bootstrapPID)
 				}
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				go r.Watch(ctx)
+				go r.watch(ctx)
 				synctest.Wait()
 				tt.then(r)
 				time.Sleep(2 * endPoll)

@@ -1,4 +1,4 @@
-package keeper
+package guard
 
 import (
 	"context"
@@ -10,9 +10,9 @@ import (
 // endPoll is the time between two checks of whether the agent still runs a job.
 const endPoll = 2 * time.Second
 
-// Watch clears the slot after each job, however it ended, until ctx is done: when the agent has no
+// watch clears the slot after each job, however it ended, until ctx is done: when the agent has no
 // process for it any more, or there is no agent.
-func (k *Keeper) Watch(ctx context.Context) {
+func (k *keeper) watch(ctx context.Context) {
 	k.mu.Lock()
 	if runs, err := k.procs.runsJob(); runs || err != nil {
 		k.running = true // a restarted guard saw no begin
@@ -31,11 +31,11 @@ func (k *Keeper) Watch(ctx context.Context) {
 
 // afterJob reports whether the agent runs a job, and clears the slot if that has ended since the last
 // check.
-func (k *Keeper) afterJob(ctx context.Context) (runs bool, err error) {
+func (k *keeper) afterJob(ctx context.Context) (runs bool, err error) {
 	if runs, err = k.procs.runsJob(); runs || err != nil || !k.running {
 		return runs, err
 	}
-	why, err := k.clean(ctx, engineTime)
+	why, err := k.clean(ctx, retryTime)
 	if why != "" {
 		k.log.Warn("slot takes no jobs", "reason", why)
 	}

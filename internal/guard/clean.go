@@ -1,4 +1,4 @@
-package keeper
+package guard
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
-// The guard's files in slot.ParkedDir.
+// The service's files in slot.ParkedDir.
 const (
 	leftName = "left" // what a job left
 	gpuName  = "gpu"  // what uses the GPU
@@ -20,34 +20,31 @@ const (
 const (
 	// cleanTime bounds one cleanup; containers have five seconds to stop.
 	cleanTime = 3 * time.Minute
-	// engineTime is how long to retry an engine that does not answer: it may be restarting.
-	engineTime = 5 * time.Second
-	// beginTime is engineTime before a job: waiting is better for it than being refused because
+	// retryTime is how long to retry an engine that does not answer: it may be restarting.
+	retryTime = 5 * time.Second
+	// beginTime is retryTime before a job: waiting is better for it than being refused because
 	// an earlier job's containers end slowly.
 	beginTime = 2 * time.Minute
 )
 
-// ready is called by the agent's unit before it becomes the agent, again and again while the
-// slot is parked. It returns why the slot takes no jobs, or "".
-func (k *Keeper) ready(ctx context.Context, pid int) (string, error) {
+func (k *keeper) clearForAgent(ctx context.Context, pid int) (string, error) {
 	if k.starts.next(pid, time.Now()) { // not the process that waits while the slot is parked
 		k.swept = false
 	}
-	why, err := k.clean(ctx, engineTime)
+	why, err := k.clean(ctx, retryTime)
 	if why == "" && err == nil {
 		why = k.starts.wait(time.Now())
 	}
 	return why, err
 }
 
-// registered records for kbnode status when Buildkite accepted the agent.
-func (k *Keeper) registered(context.Context, int) (string, error) {
+func (k *keeper) register(context.Context, int) (string, error) {
 	return "", slot.Register(k.runDir)
 }
 
-// begin is called before a job. The slot is clean since the agent's start, or since the guard
-// saw that the last job was gone, unless begin is called before that.
-func (k *Keeper) begin(ctx context.Context, _ int) (string, error) {
+// beginJob finds the slot clean since the agent's start, or since the guard saw that the last job was
+// gone, unless it is called before that.
+func (k *keeper) beginJob(ctx context.Context, _ int) (string, error) {
 	beside, err := k.procs.beside()
 	if err != nil {
 		return "", err
@@ -66,8 +63,6 @@ func (k *Keeper) begin(ctx context.Context, _ int) (string, error) {
 		k.swept, k.looked = false, false
 		k.starts.worked = true
 		k.running = true
-		k.strict.Store(false)
-		k.compatible.Store(false)
 		k.forgetStarted()
 		k.noise.begin()
 	}
@@ -76,10 +71,10 @@ func (k *Keeper) begin(ctx context.Context, _ int) (string, error) {
 
 // lend gives a slot whose agent has no job to root. What root runs is cleared away before the agent's
 // next job.
-func (k *Keeper) lend(ctx context.Context, _ int) (string, error) {
+func (k *keeper) lend(ctx context.Context, _ int) (string, error) {
 	runs, err := k.afterJob(ctx)
 	if runs && err == nil {
-		err = ErrBusy
+		err = errBusy
 	}
 	if err != nil {
 		return "", err
@@ -93,7 +88,7 @@ func (k *Keeper) lend(ctx context.Context, _ int) (string, error) {
 
 // clean removes what is left, checks the GPU, and returns why the slot is parked, or "". It
 // retries the engine for the given time.
-func (k *Keeper) clean(ctx context.Context, engine time.Duration) (string, error) {
+func (k *keeper) clean(ctx context.Context, engine time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, cleanTime)
 	defer cancel()
 	k.running = false
@@ -114,7 +109,7 @@ func (k *Keeper) clean(ctx context.Context, engine time.Duration) (string, error
 
 // look checks the GPU, which has patience to become idle, and returns why the slot is parked, or
 // "".
-func (k *Keeper) look(ctx context.Context, patience time.Duration) (string, error) {
+func (k *keeper) look(ctx context.Context, patience time.Duration) (string, error) {
 	if k.busy {
 		patience = 0 // an earlier check waited already
 	}
@@ -138,9 +133,9 @@ func (k *Keeper) look(ctx context.Context, patience time.Duration) (string, erro
 	return k.parked()
 }
 
-// sweep removes the slot's containers, ends what is left of them, and gives the checkouts back. The
-// order matters: what could make processes goes first.
-func (k *Keeper) sweep(ctx context.Context, engine time.Duration) error {
+// sweep removes the slot's containers, ends what is left of them, and removes the checkouts. The order
+// matters: what could make processes goes first.
+func (k *keeper) sweep(ctx context.Context, engine time.Duration) error {
 	removed, err := k.removeContainers(ctx, engine)
 	if err != nil {
 		return fmt.Errorf("its containers cannot be removed: %w", err)
@@ -152,10 +147,10 @@ func (k *Keeper) sweep(ctx context.Context, engine time.Duration) error {
 	if ended+removed > 0 {
 		k.log.Info("leftovers removed", "processes", ended, "containers", removed)
 	}
-	return k.checkouts(ctx)
+	return k.tidy(ctx)
 }
 
-func (k *Keeper) removeContainers(ctx context.Context, patience time.Duration) (n int, err error) {
+func (k *keeper) removeContainers(ctx context.Context, patience time.Duration) (n int, err error) {
 	deadline := time.Now().Add(patience)
 	for {
 		if n, err = k.containers(ctx); err == nil || time.Now().After(deadline) {
@@ -168,7 +163,7 @@ func (k *Keeper) removeContainers(ctx context.Context, patience time.Duration) (
 }
 
 // note records a reason to park, or removes it if why is nil.
-func (k *Keeper) note(name string, why error) error {
+func (k *keeper) note(name string, why error) error {
 	if why == nil {
 		return unpark(k.runDir, name)
 	}
@@ -180,7 +175,7 @@ func (k *Keeper) note(name string, why error) error {
 }
 
 // parked returns all reasons why the slot takes no jobs, including those of others.
-func (k *Keeper) parked() (string, error) {
+func (k *keeper) parked() (string, error) {
 	all, err := slot.ReadParked(k.runDir)
 	var reasons []string
 	for _, p := range all {

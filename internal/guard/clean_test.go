@@ -1,4 +1,4 @@
-package keeper
+package guard
 
 import (
 	"context"
@@ -6,28 +6,27 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // slotRig is a keeper with files instead of /proc and cgroups, and with simulated containers
 // and a simulated GPU. Nothing in it runs.
 type slotRig struct {
-	*Keeper
+	*keeper
 	t        *testing.T
+	procMu   sync.Mutex
 	cgroups  map[int]string // of processes, relative to the cgroup root
 	immortal int            // a process that no signal ends
 	killed   []int
@@ -41,20 +40,12 @@ type slotRig struct {
 }
 
 const (
-	agentCgroup = "buildkite.slice/buildkite-gpu0.slice/buildkite-agent-gpu0.service"
-	jobCgroup   = "buildkite.slice/buildkite-gpu0.slice/docker-aa.scope"
-	otherCgroup = "system.slice/ssh.service"
-	agentPID    = 100
-	bootstrap   = 101 // the agent's process for a job
+	agentCgroup  = "buildkite.slice/buildkite-gpu0.slice/buildkite-agent-gpu0.service"
+	jobCgroup    = "buildkite.slice/buildkite-gpu0.slice/docker-aa.scope"
+	otherCgroup  = "system.slice/ssh.service"
+	agentPID     = 100
+	bootstrapPID = 101 // the agent's process for a job
 )
-
-func testPolicy() plan.JobPolicy {
-	return plan.JobPolicy{
-		Name: "gpu0", User: "kbnode-gpu0", Slice: "buildkite-gpu0.slice", CPUs: "2-3,10-11",
-		Vendor: "nvidia", GPUs: []plan.PolicyGPU{{UUID: "GPU-11111111-2222-3333-4444-555555555555", PCI: "0000:1b:00.0"}},
-		Socket: "/run/kbnode/gpu0/docker.sock",
-	}
-}
 
 func newSlotRig(t *testing.T) *slotRig {
 	t.Helper()
@@ -74,7 +65,7 @@ func newSlotRig(t *testing.T) *slotRig {
 		}
 		return r.gpu, r.gpuErr
 	}
-	r.Keeper = &Keeper{
+	r.keeper = &keeper{
 		runDir: filepath.Dir(policy.Socket), procs: procs, gpu: gpuWatches{watch}, log: log,
 		containers: func(context.Context) (int, error) {
 			r.asked = append(r.asked, "containers")
@@ -85,7 +76,7 @@ func newSlotRig(t *testing.T) *slotRig {
 			}
 			return n, r.broken
 		},
-		checkouts: func(context.Context) error { r.asked = append(r.asked, "checkouts"); return nil },
+		tidy: func(context.Context) error { r.asked = append(r.asked, "checkouts"); return nil },
 	}
 	for _, cgroup := range []string{agentCgroup, jobCgroup} {
 		for _, f := range []string{"cgroup.kill", "cgroup.procs"} {
@@ -94,7 +85,7 @@ func newSlotRig(t *testing.T) *slotRig {
 	}
 	r.put(filepath.Join(r.runDir, "socket"), "")
 	r.start(agentPID, agentCgroup)
-	r.start(bootstrap, agentCgroup)
+	r.start(bootstrapPID, agentCgroup)
 	return r
 }
 
@@ -114,36 +105,49 @@ func (r *slotRig) start(pid int, cgroup string) {
 	dir := filepath.Join(r.procs.proc, strconv.Itoa(pid))
 	r.put(dir+"/cgroup", "0::/"+cgroup+"\n")
 	r.put(dir+"/comm", "p"+strconv.Itoa(pid)+"\n")
+	r.procMu.Lock()
 	r.cgroups[pid] = cgroup
+	r.procMu.Unlock()
 	r.list(cgroup)
 }
 
 func (r *slotRig) list(cgroup string) {
 	r.t.Helper()
-	var pids []int
-	for pid, in := range r.cgroups {
-		if in == cgroup {
+	pids := r.in(cgroup)
+	r.put(filepath.Join(r.procs.root, cgroup, "cgroup.procs"), strings.Trim(strings.ReplaceAll(fmt.Sprint(pids), " ", "\n"), "[]"))
+}
+
+// in returns the processes of a cgroup.
+func (r *slotRig) in(cgroup string) (pids []int) {
+	r.procMu.Lock()
+	defer r.procMu.Unlock()
+	for pid, own := range r.cgroups {
+		if own == cgroup {
 			pids = append(pids, pid)
 		}
 	}
 	slices.Sort(pids)
-	r.put(filepath.Join(r.procs.root, cgroup, "cgroup.procs"), strings.Trim(strings.ReplaceAll(fmt.Sprint(pids), " ", "\n"), "[]"))
+	return pids
 }
 
-// kill does what SIGKILL does.
-func (r *slotRig) kill(pid int) error {
-	r.killed = append(r.killed, pid)
-	if pid != r.immortal {
-		r.exit(pid)
+// kill does what the kernel does for cgroup.kill.
+func (r *slotRig) kill(dir string) error {
+	for _, pid := range r.in(strings.TrimPrefix(dir, r.procs.root+"/")) {
+		r.killed = append(r.killed, pid)
+		if pid != r.immortal {
+			r.exit(pid)
+		}
 	}
-	return nil
+	return killCgroup(dir)
 }
 
 // exit ends a process.
 func (r *slotRig) exit(pid int) {
 	r.t.Helper()
+	r.procMu.Lock()
 	cgroup := r.cgroups[pid]
 	delete(r.cgroups, pid)
+	r.procMu.Unlock()
 	r.list(cgroup)
 	if err := os.RemoveAll(filepath.Join(r.procs.proc, strconv.Itoa(pid))); err != nil {
 		r.t.Fatal(err)
@@ -153,13 +157,11 @@ func (r *slotRig) exit(pid int) {
 // agentStarts simulates a new agent, which asks as root before it becomes the agent.
 func (r *slotRig) agentStarts(pid int) string {
 	r.t.Helper()
-	for old, cgroup := range r.cgroups {
-		if cgroup == agentCgroup {
-			r.exit(old) // systemd ended the unit
-		}
+	for _, old := range r.in(agentCgroup) {
+		r.exit(old) // systemd ended the unit
 	}
 	r.start(pid, agentCgroup)
-	why, err := r.Ready(r.t.Context(), pid)
+	why, err := r.ready(r.t.Context(), pid)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -168,9 +170,9 @@ func (r *slotRig) agentStarts(pid int) string {
 
 // ended does what follows a job when the agent has no process for it any more.
 func (r *slotRig) ended(ctx context.Context, _ int) (string, error) {
-	if r.cgroups[bootstrap] != "" {
-		r.exit(bootstrap)
-		defer r.start(bootstrap, agentCgroup)
+	if r.cgroups[bootstrapPID] != "" {
+		r.exit(bootstrapPID)
+		defer r.start(bootstrapPID, agentCgroup)
 	}
 	r.running = true
 	if _, err := r.afterJob(ctx); err != nil {
@@ -182,7 +184,7 @@ func (r *slotRig) ended(ctx context.Context, _ int) (string, error) {
 // want calls a stage and checks that its answer contains piece; "" is clean.
 func (r *slotRig) want(stage func(context.Context, int) (string, error), piece string) {
 	r.t.Helper()
-	why, err := stage(r.t.Context(), bootstrap)
+	why, err := stage(r.t.Context(), bootstrapPID)
 	if err != nil || (why == "") != (piece == "") || !strings.Contains(why, piece) {
 		r.t.Errorf("it says %q, %v; want %q", why, err, piece)
 	}
@@ -215,29 +217,29 @@ func TestEndClearsWhatIsLeft(t *testing.T) {
 func TestBegin(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
-	r.want(r.Begin, "") // a guard that has just started knows nothing
+	r.want(r.begin, "") // a guard that has just started knows nothing
 	if len(r.asked) != 2 || r.looks != 1 {
 		t.Errorf("the first job began with %v and %d looks", r.asked, r.looks)
 	}
 	r.asked, r.looks = nil, 0
-	r.want(r.Begin, "") // its end was not seen
+	r.want(r.begin, "") // its end was not seen
 	if len(r.asked) != 2 || r.looks != 1 {
 		t.Errorf("the same agent's next job began with %v and %d looks", r.asked, r.looks)
 	}
 	if why := r.agentStarts(200); why != "" {
 		t.Error(why)
 	}
-	r.start(bootstrap, agentCgroup)
+	r.start(bootstrapPID, agentCgroup)
 	r.asked, r.looks = nil, 0
-	r.want(r.Begin, "")
+	r.want(r.begin, "")
 	if len(r.asked) != 0 || r.looks != 0 {
 		t.Errorf("the first job of an agent began with %v and %d looks", r.asked, r.looks)
 	}
 	// At its beginning there is a process that no cleanup saw.
-	r.want(r.Ready, "")
+	r.want(r.ready, "")
 	r.killed = nil
 	r.start(105, jobCgroup)
-	r.want(r.Begin, "")
+	r.want(r.begin, "")
 	if diff := cmp.Diff([]int{105}, r.killed); diff != "" {
 		t.Errorf("killed: %s", diff)
 	}
@@ -249,10 +251,10 @@ func TestOnlyTheAgentAsks(t *testing.T) {
 	r.start(103, otherCgroup)
 	r.start(104, jobCgroup)
 	for _, pid := range []int{0, 1, 99, 103, 104} {
-		registered := func(ctx context.Context, pid int) (string, error) { return "", r.Registered(ctx, pid) }
-		for name, stage := range map[string]func(context.Context, int) (string, error){"ready": r.Ready, "begin": r.Begin, "registered": registered} {
+		registered := func(ctx context.Context, pid int) (string, error) { return "", r.registered(ctx, pid) }
+		for name, stage := range map[string]func(context.Context, int) (string, error){"ready": r.ready, "begin": r.begin, "registered": registered} {
 			_, err := stage(t.Context(), pid)
-			if _, ok := errors.AsType[*CallerError](err); !ok {
+			if no, ok := errors.AsType[refusal](err); !ok || no.status != 403 {
 				t.Errorf("process %d asks %s: %v", pid, name, err)
 			}
 		}
@@ -274,9 +276,9 @@ func TestWhatCannotBeClearedParks(t *testing.T) {
 			if d := time.Since(begun); d > 6*time.Second {
 				t.Errorf("it took %v", d)
 			}
-			r.want(r.Begin, "process 104 (p104) of a job still runs after SIGKILL")
+			r.want(r.begin, "process 104 (p104) of a job still runs after SIGKILL")
 			r.immortal = 0
-			r.want(r.Ready, "")
+			r.want(r.ready, "")
 		})
 	})
 	t.Run("containers", func(t *testing.T) {
@@ -285,7 +287,7 @@ func TestWhatCannotBeClearedParks(t *testing.T) {
 			r.broken = errors.New("no Docker engine answers")
 			r.want(r.ended, "its containers cannot be removed: no Docker engine answers")
 			r.broken = nil
-			r.want(r.Ready, "")
+			r.want(r.ready, "")
 		})
 	})
 	t.Run("an engine that restarts does not", func(t *testing.T) {
@@ -301,7 +303,7 @@ func TestWhatCannotBeClearedParks(t *testing.T) {
 			r := newSlotRig(t)
 			r.broken = errors.New("its removal takes its time")
 			r.until = time.Now().Add(100 * time.Second)
-			r.want(r.Begin, "")
+			r.want(r.begin, "")
 		})
 	})
 }
@@ -321,27 +323,27 @@ func TestGPUInUseParks(t *testing.T) {
 			t.Errorf("killed %v", r.killed)
 		}
 		// The agent had already taken a job.
-		r.want(r.Begin, "GPU-11111111-2222-3333-4444-555555555555 is used")
+		r.want(r.begin, "GPU-11111111-2222-3333-4444-555555555555 is used")
 		begun = time.Now()
-		r.want(r.Ready, "GPU-11111111-2222-3333-4444-555555555555 is used")
+		r.want(r.ready, "GPU-11111111-2222-3333-4444-555555555555 is used")
 		if d := time.Since(begun); d > time.Second {
 			t.Errorf("a second wait took %v", d)
 		}
 		// An unknown state changes nothing.
 		r.gpuErr = errors.New("the driver hangs")
-		r.want(r.Ready, "GPU-11111111-2222-3333-4444-555555555555 is used")
+		r.want(r.ready, "GPU-11111111-2222-3333-4444-555555555555 is used")
 		r.gpuErr = nil
 		r.gpu.Compute = nil
-		r.want(r.Ready, "")
-		r.want(r.Begin, "")
+		r.want(r.ready, "")
+		r.want(r.begin, "")
 		r.gpuErr = errors.New("the driver hangs")
 		r.want(r.ended, "")
 
 		// The process ends a moment after the job.
 		r.gpuErr = nil
 		r.gpu.Compute = nil
-		r.want(r.Ready, "")
-		r.want(r.Begin, "")
+		r.want(r.ready, "")
+		r.want(r.begin, "")
 		r.gpu.Compute = []inventory.GPUProcess{{PID: 500}}
 		r.until = time.Now().Add(gpuTime - time.Second)
 		r.want(r.ended, "")
@@ -356,7 +358,7 @@ func TestRegistered(t *testing.T) {
 	if _, err := os.Stat(mark); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("before the agent has registered: %v", err)
 	}
-	if err := r.Registered(t.Context(), bootstrap); err != nil {
+	if err := r.registered(t.Context(), bootstrapPID); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(mark); err != nil {
@@ -367,17 +369,17 @@ func TestRegistered(t *testing.T) {
 func TestOthersPark(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
-	r.want(r.Ready, "")
+	r.want(r.ready, "")
 	r.put(filepath.Join(r.runDir, slot.ParkedDir, "operator.json"), `{"reason":"maintenance","since":"2026-03-01T12:00:00Z"}`)
 	r.put(filepath.Join(r.runDir, slot.ParkedDir, ".operator.json123"), "half")
-	r.want(r.Begin, "maintenance")
-	r.want(r.Ready, "maintenance")
+	r.want(r.begin, "maintenance")
+	r.want(r.ready, "maintenance")
 	if err := os.Remove(filepath.Join(r.runDir, slot.ParkedDir, "operator.json")); err != nil {
 		t.Fatal(err)
 	}
-	r.want(r.Ready, "")
+	r.want(r.ready, "")
 	r.put(filepath.Join(r.runDir, slot.ParkedDir, "x.json"), "rubbish")
-	if why, err := r.Ready(t.Context(), bootstrap); err == nil || !strings.Contains(err.Error(), "x.json") {
+	if why, err := r.ready(t.Context(), bootstrapPID); err == nil || !strings.Contains(err.Error(), "x.json") {
 		t.Errorf("a reason that is none: %q, %v", why, err)
 	}
 }
@@ -398,7 +400,7 @@ func TestOneStepAtATime(t *testing.T) {
 	begin := func() chan error {
 		done := make(chan error)
 		go func() {
-			why, err := r.Begin(ctx, bootstrap)
+			why, err := r.begin(ctx, bootstrapPID)
 			if why != "" {
 				err = errors.Join(err, errors.New(why))
 			}
@@ -427,24 +429,24 @@ func TestLend(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
 	r.swept, r.looked = true, true
-	if _, err := r.Begin(t.Context(), NoAgent); !errors.Is(err, ErrBusy) || !r.swept {
+	if _, err := r.begin(t.Context(), noAgent); !errors.Is(err, errBusy) || !r.swept {
 		t.Errorf("with a job: %v", err)
 	}
-	r.exit(bootstrap)
+	r.exit(bootstrapPID)
 	r.start(104, jobCgroup)
 	if _, err := park(r.runDir, "x", "it is parked"); err != nil {
 		t.Fatal(err)
 	}
-	if why, err := r.Begin(t.Context(), NoAgent); why != "it is parked" || err != nil {
+	if why, err := r.begin(t.Context(), noAgent); why != "it is parked" || err != nil {
 		t.Errorf("parked: %q, %v", why, err)
 	}
 	if err := unpark(r.runDir, "x"); err != nil {
 		t.Fatal(err)
 	}
-	if why, err := r.Begin(t.Context(), NoAgent); why != "" || err != nil || r.swept || r.running {
+	if why, err := r.begin(t.Context(), noAgent); why != "" || err != nil || r.swept || r.running {
 		t.Errorf("it says %q, %v; cleared before the next job: %t", why, err, !r.swept)
 	}
-	if _, err := r.Record(t.Context(), NoAgent); !errors.Is(err, ErrNoRecord) {
+	if _, err := r.record(t.Context(), noAgent); !errors.Is(err, errNoRecord) {
 		t.Error(err)
 	}
 	if len(r.killed)+len(r.asked) > 0 {
@@ -452,42 +454,7 @@ func TestLend(t *testing.T) {
 	}
 	// Of a job that ended just before, nothing is cleared later, while root uses the slot.
 	r.running = true
-	if why, err := r.Begin(t.Context(), NoAgent); why != "" || err != nil || r.running || !slices.Equal(r.killed, []int{104}) {
+	if why, err := r.begin(t.Context(), noAgent); why != "" || err != nil || r.running || !slices.Equal(r.killed, []int{104}) {
 		t.Errorf("after a job: %q, %v, killed %v", why, err, r.killed)
-	}
-}
-
-// TestKillLooksAgain: between the list and the kill a PID may become another process's.
-func TestKillLooksAgain(t *testing.T) {
-	t.Parallel()
-	cmd := exec.CommandContext(t.Context(), "sleep", "60")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	s := slotProcs{proc: t.TempDir(), slice: "the.slice"}
-	file := filepath.Join(s.proc, strconv.Itoa(cmd.Process.Pid), "cgroup")
-	for _, cgroup := range []string{"another.slice/x", "the.slice/x"} {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte("0::/"+cgroup+"\n"), 0o600)); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.killProcess(cmd.Process.Pid); err != nil {
-			t.Fatal(err)
-		}
-		if cgroup == "another.slice/x" {
-			if err := cmd.Process.Signal(unix.SIGTERM); err != nil { // it would end by the first signal
-				t.Fatal(err)
-			}
-			if err := cmd.Wait(); !strings.Contains(fmt.Sprint(err), "terminated") {
-				t.Fatalf("a process was killed that is not the slot's any more: %v", err)
-			}
-			cmd = exec.CommandContext(t.Context(), "sleep", "60")
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			file = filepath.Join(s.proc, strconv.Itoa(cmd.Process.Pid), "cgroup")
-		}
-	}
-	if err := cmd.Wait(); !strings.Contains(fmt.Sprint(err), "killed") {
-		t.Errorf("the slot's process: %v", err)
 	}
 }

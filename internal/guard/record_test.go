@@ -1,11 +1,9 @@
-package keeper
+package guard
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -45,14 +43,14 @@ func TestRecord(t *testing.T) {
 		r := newSlotRig(t)
 		gpu := &sampled{}
 		r.records(gpu.samples)
-		ask := func() (noise.Record, error) { return r.Record(t.Context(), bootstrap) }
+		ask := func() (noise.Record, error) { return r.record(t.Context(), bootstrapPID) }
 
 		r.start(99, jobCgroup)
-		if _, err := ask(); !errors.Is(err, ErrNoRecord) || len(r.killed) != 1 {
+		if _, err := ask(); !errors.Is(err, errNoRecord) || len(r.killed) != 1 {
 			t.Errorf("before a job: %v, killed %v", err, r.killed)
 		}
 		r.killed = nil
-		r.want(r.Begin, "")
+		r.want(r.begin, "")
 		time.Sleep(3 * time.Second)
 		r.start(104, jobCgroup)
 		rec, err := ask()
@@ -73,7 +71,7 @@ func TestRecord(t *testing.T) {
 		if gpu.by.Load() != 0 {
 			t.Error("the GPU is sampled after the job")
 		}
-		if _, err := ask(); !errors.Is(err, ErrNoRecord) {
+		if _, err := ask(); !errors.Is(err, errNoRecord) {
 			t.Errorf("after the job: %v", err)
 		}
 	})
@@ -87,20 +85,20 @@ func TestSamplingEnds(t *testing.T) {
 		r := newSlotRig(t)
 		gpu := &sampled{}
 		r.records(gpu.samples)
-		r.want(r.Begin, "")
+		r.want(r.begin, "")
 		synctest.Wait()
 		first := r.noise.run
-		r.want(r.Begin, "")
+		r.want(r.begin, "")
 		synctest.Wait()
 		if gpu.by.Load() != 1 || r.noise.run == first {
 			t.Error("the next job is not sampled by itself")
 		}
-		r.want(r.Ready, "")
+		r.want(r.ready, "")
 		if gpu.by.Load() != 0 {
 			t.Error("sampled without an agent")
 		}
-		r.want(r.Begin, "")
-		r.exit(bootstrap)
+		r.want(r.begin, "")
+		r.exit(bootstrapPID)
 		time.Sleep(time.Minute)
 		if gpu.by.Load() != 0 {
 			t.Error("sampled although the agent is alone")
@@ -115,12 +113,12 @@ func TestSamplerHangs(t *testing.T) {
 		r := newSlotRig(t)
 		r.records(func(context.Context, func(probe.Sample)) error { time.Sleep(time.Hour); return nil })
 		begun := time.Now()
-		r.want(r.Begin, "")
+		r.want(r.begin, "")
 		if d := time.Since(begun); d > 0 {
 			t.Errorf("the begin took %v", d)
 		}
 		time.Sleep(time.Minute)
-		rec, err := r.Record(t.Context(), bootstrap)
+		rec, err := r.record(t.Context(), bootstrapPID)
 		if err != nil || !strings.HasPrefix(rec.GPU.Error, "not sampled: ") || rec.Noisy {
 			t.Errorf("it says %+v, %v", rec, err)
 		}
@@ -133,65 +131,31 @@ func TestSamplerHangs(t *testing.T) {
 	})
 }
 
-// TestRecordProfile: the record names the looser job profile of the job's containers, and none
-// of an earlier job's.
-func TestRecordProfile(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newSlotRig(t)
-		r.records(new(sampled).samples)
-		for _, row := range []struct {
-			made []string
-			want string
-		}{
-			{[]string{"strict"}, "strict"},
-			{[]string{"strict", "compatible", "strict"}, "compatible"},
-			{nil, ""},
-		} {
-			r.want(r.Begin, "")
-			for _, profile := range row.made {
-				r.Made(profile)
-			}
-			if rec, err := r.Record(t.Context(), bootstrap); err != nil || rec.Profile != row.want {
-				t.Errorf("after %q: %q, %v", row.made, rec.Profile, err)
-			}
-			r.want(r.ended, "")
-		}
-	})
-}
-
-// TestRecordProtection: the record has what the kernel says of the job's containers, and nothing
-// of an earlier job's.
+// TestRecordProtection: the record has the job profile and what the kernel says of the job's container, and
+// nothing of an earlier job's.
 func TestRecordProtection(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newSlotRig(t)
 		r.records(new(sampled).samples)
-		of := func(uid int) noise.Container {
-			return noise.Container{UID: &uid, Capabilities: "00000000a00405fb", NoNew: new(true), Seccomp: new(true), PIDs: new(true)}
-		}
-		pid := 500
+		runs := noise.Container{UID: new(990), Capabilities: "00000000a00405fb", NoNew: new(true), Seccomp: new(true), PIDs: new(true)}
 		for _, row := range []struct {
-			users []int // of the containers; -1 is one that has ended
-			want  []noise.Container
+			id, profile string
+			want        []noise.Container
 		}{
-			{[]int{0, 0, 990}, []noise.Container{of(0), of(990)}},
-			{[]int{-1, 0}, []noise.Container{{Error: "it had ended"}, of(0)}},
-			{nil, nil},
+			{"500", "strict", []noise.Container{runs}},
+			{"501", "compatible", []noise.Container{{Error: "it had ended"}}},
+			{"", "", nil},
 		} {
-			r.want(r.Begin, "")
-			for _, uid := range row.users {
-				pid++
-				id := strconv.Itoa(pid)
-				if uid >= 0 {
-					r.start(pid, filepath.Join(r.procs.slice, "docker-"+id+".scope"))
-					r.put(filepath.Join(r.procs.proc, id, "status"), fmt.Sprintf("PPid:\t1\nUid:\t%d\t%[1]d\nNSpid:\t%d\t1\nCapEff:\t00000000a00405fb\nNoNewPrivs:\t1\nSeccomp:\t2\n", uid, pid))
-				}
-				r.Started(id)
+			r.want(r.begin, "")
+			r.start(500, filepath.Join(r.procs.slice, "docker-500.scope"))
+			r.put(filepath.Join(r.procs.proc, "500/status"), "PPid:\t1\nUid:\t990\t990\nNSpid:\t500\t1\nCapEff:\t00000000a00405fb\nNoNewPrivs:\t1\nSeccomp:\t2\n")
+			if row.id != "" {
+				r.containerStarted(row.id, row.profile)
 			}
-			rec, err := r.Record(t.Context(), bootstrap)
-			if diff := cmp.Diff(row.want, rec.Protection.Containers); err != nil || diff != "" {
-				t.Error(err, diff)
+			rec, err := r.record(t.Context(), bootstrapPID)
+			if diff := cmp.Diff(row.want, rec.Protection.Containers); err != nil || diff != "" || rec.Profile != row.profile {
+				t.Errorf("%v, %q: %s", err, rec.Profile, diff)
 			}
 			r.want(r.ended, "")
 		}
@@ -205,10 +169,10 @@ func TestRecordBesideAProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newSlotRig(t)
 		r.records(new(sampled).samples)
-		r.want(r.Begin, "")
+		r.want(r.begin, "")
 		r.start(104, jobCgroup)
 		r.immortal = 104
-		rec, err := r.Record(t.Context(), bootstrap)
+		rec, err := r.record(t.Context(), bootstrapPID)
 		if all := strings.Join(rec.Notes, "\n"); err != nil || !strings.Contains(all, "a process of the job was still running when this was written and may have overwritten files: process 104 (p104)") {
 			t.Errorf("notes %q, %v", all, err)
 		}

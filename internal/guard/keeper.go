@@ -1,0 +1,90 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"sync"
+
+	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// noAgent stands for the process of a job that root runs without an agent, such as kbnode selftest's.
+// No process has this number.
+const noAgent = -1
+
+var (
+	// errBusy means that the slot is not free for a job of root's.
+	errBusy = errors.New("the slot has a job, which goes first")
+	// errNoRecord means that no job has begun since the service started.
+	errNoRecord = errors.New("no record: the guard did not see a job begin; it may have started later")
+)
+
+// keeper removes what jobs leave, as root, and parks the slot with a reason if it cannot. A job is over
+// when the agent's unit has no process for it any more.
+type keeper struct {
+	runDir     string
+	procs      slotProcs
+	gpu        gpuWatches
+	containers func(context.Context) (int, error) // removes the slot's containers, and returns how many there were
+	tidy       func(context.Context) error        // removes the checkouts, and makes the disk ready for the next job
+	noise      *recorder                          // nil keeps no record
+	log        *slog.Logger
+
+	mu      sync.Mutex
+	starts  starts
+	running bool   // a job began, and the slot was not cleared since
+	swept   bool   // nothing is left of the last job, except perhaps on the GPU
+	looked  bool   // the GPU was checked since
+	busy    bool   // the GPU was in use at the last successful check
+	sampled func() // waits until nothing samples the GPU any more; nil without a job
+
+	startedMu sync.Mutex
+	profile   string            // of the job's container, "" before it starts
+	started   []noise.Container // what protects it
+}
+
+func newKeeper(p plan.JobPolicy, cgroupRoot string, log *slog.Logger) *keeper {
+	procs := newSlotProcs(cgroupRoot, p)
+	return &keeper{
+		runDir: filepath.Dir(p.Socket), procs: procs, gpu: newGPUWatches(p, procs, log), noise: newRecorder(p, procs), log: log,
+	}
+}
+
+// ready is called by the agent's unit, as root, before it becomes the agent, again and again while the
+// slot is parked. It clears the slot, and returns why the slot takes no jobs, or "".
+func (k *keeper) ready(ctx context.Context, pid int) (parked string, err error) {
+	return k.do(ctx, pid, k.clearForAgent)
+}
+
+// registered records for kbnode status that Buildkite accepted the agent.
+func (k *keeper) registered(ctx context.Context, pid int) error {
+	_, err := k.do(ctx, pid, k.register)
+	return err
+}
+
+// begin is called before a job, by the agent's process for it or for noAgent. It returns why the slot
+// is parked, or "".
+func (k *keeper) begin(ctx context.Context, pid int) (parked string, err error) {
+	if pid == noAgent {
+		return k.do(ctx, pid, k.lend)
+	}
+	return k.do(ctx, pid, k.beginJob)
+}
+
+// do does one step at a time. What was begun goes on if ctx, the caller's, ends.
+func (k *keeper) do(ctx context.Context, pid int, step func(context.Context, int) (string, error)) (string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return "", err // the caller went away while it waited
+	}
+	if pid != noAgent {
+		if err := k.procs.ofAgent(pid); err != nil {
+			return "", err
+		}
+	}
+	return step(context.WithoutCancel(ctx), pid)
+}
