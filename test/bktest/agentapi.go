@@ -5,7 +5,6 @@ import (
 	"compress/gzip"
 	"crypto/rand"
 	"io"
-	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -25,16 +24,16 @@ func (s *Server) agentRoutes() {
 	s.handle("POST /v3/heartbeat", 4<<10, s.byAgent, s.heartbeat)
 	s.handle("GET /v3/ping", 0, s.byAgent, s.ping)
 	s.handle("PUT /v3/jobs/{job}/accept", 64, s.byAgent, s.accept)
-	s.handle("PUT /v3/jobs/{job}/acquire", 64, s.byAgent, s.acquire)
 	s.handle("GET /v3/jobs/{job}", 0, s.byJob, s.jobState)
 	s.handle("PUT /v3/jobs/{job}/start", 4<<10, s.byJob, s.start)
 	s.handle("PUT /v3/jobs/{job}/finish", 4<<10, s.byJob, s.finished)
 	s.handle("POST /v3/jobs/{job}/chunks", 2*maxChunk, s.byJob, s.saveChunk)
-	s.handle("POST /v3/jobs/{job}/header_times", 256<<10, s.byJob, ok)
-	s.dataRoutes()
+	s.handle("POST /v3/jobs/{job}/header_times", 256<<10, s.byJob, func(*call) reply { return reply{} })
+	s.handle("POST /v3/jobs/{job}/artifacts", maxJSON, s.byJob, s.createArtifacts)
+	s.handle("PUT /v3/jobs/{job}/artifacts", maxJSON, s.byJob, s.updateArtifacts)
+	s.handle("POST /v3/jobs/{job}/pipelines", maxJSON, s.byJob, s.uploadPipeline)
+	s.handle("GET /v3/jobs/{job}/pipelines/{upload}", 0, s.byJob, s.uploadState)
 }
-
-func ok(*call) reply { return reply{} }
 
 // unauthorized is the response to every wrong token:
 // https://github.com/buildkite/agent/issues/743
@@ -95,7 +94,6 @@ func (s *Server) register(c *call) reply {
 	var req struct {
 		Name     string   `json:"name"`
 		Hostname string   `json:"hostname"`
-		Priority string   `json:"priority"`
 		Version  string   `json:"version"`
 		PID      int      `json:"pid"`
 		Tags     []string `json:"meta_data"`
@@ -106,22 +104,16 @@ func (s *Server) register(c *call) reply {
 	for _, t := range req.Tags {
 		q, isQueue := strings.CutPrefix(t, "queue=")
 		if isQueue && s.opts.Queues == nil {
-			s.addQueue(q, "")
+			s.addQueue(q)
 		}
 		if isQueue && s.queue(q) == nil {
 			return refuse(http.StatusUnprocessableEntity, "No queue named %q in this cluster; create it first", q)
 		}
 	}
-	if !s.room() {
-		return refuse(http.StatusUnprocessableEntity, "%d agents are connected already", maxAgents)
-	}
 	a := &agent{token: "agent-" + rand.Text(), seen: s.opts.Now()}
 	name := strings.NewReplacer("%hostname", req.Hostname, "%pid", strconv.Itoa(req.PID), "%random", rand.Text()[:6]).Replace(req.Name)
-	prio, _ := strconv.Atoi(req.Priority) // "" and invalid values are 0
-	ip, _, _ := net.SplitHostPort(c.RemoteAddr)
 	a.Agent = Agent{
-		ID: newID(), Name: name, ConnectionState: "never_connected", Hostname: req.Hostname, IPAddress: ip,
-		UserAgent: c.UserAgent(), Version: req.Version, CreatedAt: s.now(), Priority: prio, MetaData: req.Tags,
+		ID: newID(), Name: name, ConnectionState: "never_connected", Hostname: req.Hostname, Version: req.Version, MetaData: req.Tags,
 	}
 	s.agents = append(s.agents, a)
 	s.byToken[a.token] = a
@@ -129,20 +121,6 @@ func (s *Server) register(c *call) reply {
 		"id": a.ID, "name": a.Name, "access_token": a.token, "meta_data": a.MetaData,
 		"ping_interval": s.opts.PingSeconds, "job_status_interval": s.opts.PingSeconds, "heartbeat_interval": s.opts.HeartbeatSeconds,
 	}}
-}
-
-// room reports whether another agent may register. If there are too many, it forgets the
-// oldest one that has left.
-func (s *Server) room() bool {
-	if len(s.agents) < maxAgents {
-		return true
-	}
-	i := slices.IndexFunc(s.agents, func(a *agent) bool { return !a.live() })
-	if i >= 0 {
-		delete(s.byToken, s.agents[i].token)
-		s.agents = slices.Delete(s.agents, i, i+1)
-	}
-	return i >= 0
 }
 
 func (s *Server) connect(c *call) reply {
@@ -168,12 +146,7 @@ func (s *Server) heartbeat(c *call) reply {
 
 func (s *Server) ping(c *call) reply {
 	a := c.agent
-	switch {
-	case a.stop != "":
-		return reply{body: map[string]string{"action": "disconnect", "message": a.stop}}
-	case a.Paused: // agents before 3.93 cannot pause and see that there is no job
-		return reply{body: map[string]string{"action": "pause", "message": a.PausedNote}}
-	case a.job == nil:
+	if a.job == nil {
 		if a.job = s.next(a); a.job != nil {
 			a.job.State, a.job.agent = "assigned", a
 			s.changed()
@@ -193,32 +166,11 @@ func (s *Server) accept(c *call) reply {
 	return s.take(c, j)
 }
 
-// acquire lets an agent take a job by its ID (--acquire-job).
-func (s *Server) acquire(c *call) reply {
-	j := s.job(c.PathValue("job"))
-	if j == nil || !matches(queueRules(j.step.rules), c.agent.MetaData) {
-		return refuse(http.StatusNotFound, "No such job")
-	}
-	if j.State != "scheduled" || c.agent.job != nil {
-		return refuse(http.StatusUnprocessableEntity, "The job cannot be acquired: it is %s", j.State)
-	}
-	j.agent, c.agent.job = c.agent, j
-	return s.take(c, j)
-}
-
-func queueRules(rules []string) []string {
-	return slices.DeleteFunc(slices.Clone(rules), func(r string) bool { return !strings.HasPrefix(r, "queue=") })
-}
-
 func (s *Server) take(c *call, j *job) reply {
 	j.State = "accepted"
 	s.settle(j.build)
-	st := map[string]any{"command": j.step.command}
-	if j.step.plugins != nil {
-		st["plugins"] = j.step.plugins
-	}
 	return reply{body: map[string]any{
-		"id": j.ID, "state": "accepted", "env": s.jobEnv(j, base(c.Request)), "step": st, "token": j.token,
+		"id": j.ID, "state": "accepted", "env": s.jobEnv(j, base(c.Request)), "step": j.step.CommandStep, "token": j.token,
 		"chunks_max_size_bytes": maxChunk, "log_max_size_bytes": maxLog, "runnable_at": j.RunnableAt,
 	}}
 }
@@ -241,8 +193,8 @@ func (s *Server) start(c *call) reply {
 	if j.State == "accepted" {
 		j.State = "running"
 	}
-	if j.step.timeout > 0 {
-		j.deadline = s.opts.Now().Add(time.Duration(j.step.timeout) * s.opts.Minute)
+	if j.step.Timeout > 0 {
+		j.deadline = s.opts.Now().Add(time.Duration(j.step.Timeout) * s.opts.Minute)
 	}
 	s.settle(j.build)
 	return reply{}

@@ -32,8 +32,8 @@ func TestCreateBuild(t *testing.T) {
 		"no commit":                 {builds, map[string]any{"branch": "main"}, 422, "Commit", ""},
 		"no JSON":                   {builds, []byte("{"), 400, "JSON", ""},
 		"another pipeline":          {"/pipelines/other/builds", map[string]any{"commit": "HEAD", "branch": "main"}, 404, "No pipeline", ""},
-		"a wait step":               {builds, map[string]any{"commit": "HEAD", "branch": "main", "steps": []any{"wait"}}, 422, "step 1: wait: only command steps", ""},
-		"a block step":              {builds, map[string]any{"commit": "HEAD", "branch": "main", "steps": []any{map[string]any{"block": "ok?"}}}, 422, "step 1: block", ""},
+		"a wait step":               {builds, map[string]any{"commit": "HEAD", "branch": "main", "steps": []any{"wait"}}, 422, `step 1: "wait": only command steps`, ""},
+		"a block step":              {builds, map[string]any{"commit": "HEAD", "branch": "main", "steps": []any{map[string]any{"block": "ok?"}}}, 422, `step 1: {"block":"ok?"}`, ""},
 		"a variable that must be set": {builds, map[string]any{"commit": "HEAD", "branch": "main",
 			"steps": []any{map[string]any{"command": "${NOT_SET?set it}"}}}, 422, "$NOT_SET: set it", ""},
 	}
@@ -57,9 +57,7 @@ func TestListBuilds(t *testing.T) {
 	for i := range 5 {
 		mustSubmit(t, s, bktest.NewBuild{Steps: `steps: [{command: x}]`, MetaData: map[string]string{"run_id": fmt.Sprint("r", i)}})
 	}
-	if err := s.Cancel(2); err != nil {
-		t.Fatal(err)
-	}
+	rest(t, s, "PUT", builds+"/2/cancel", nil)
 	tests := map[string]struct {
 		query string
 		want  []float64 // numbers
@@ -68,7 +66,6 @@ func TestListBuilds(t *testing.T) {
 		"all, newest first":   {"", []float64{5, 4, 3, 2, 1}, false},
 		"by meta-data":        {"?" + url.Values{"meta_data[run_id]": {"r2"}}.Encode(), []float64{3}, false},
 		"by states":           {"?state[]=canceled&state[]=passed", []float64{2}, false},
-		"of a branch":         {"?branch=other", []float64{}, false},
 		"the first page":      {"?per_page=2", []float64{5, 4}, true},
 		"the last page":       {"?per_page=2&page=3", []float64{1}, false},
 		"a page behind":       {"?per_page=2&page=9", []float64{}, false},
@@ -90,9 +87,8 @@ func TestListBuilds(t *testing.T) {
 			}
 		})
 	}
-	if got := rest(t, s, "GET", builds+"/2?exclude_jobs=true&exclude_pipeline=true", nil); got.get(t, "jobs") != nil || got.get(t, "pipeline") != nil ||
-		got.get(t, "job_state_counts", "canceled") != 1.0 {
-		t.Errorf("without jobs and pipeline: %s", got.body)
+	if got := rest(t, s, "GET", builds+"/2?exclude_pipeline=true", nil); got.get(t, "pipeline") != nil {
+		t.Errorf("without pipeline: %s", got.body)
 	}
 }
 
@@ -140,14 +136,10 @@ func TestArtifacts(t *testing.T) {
 	a.upload(id, "profile_data/p.ncu-rep", "p", "")
 	const odd = "/abs//a b/../ü?.txt" // a job may choose any names for its files
 	a.upload(id, odd, "odd", "")
-	found := a.do("GET", "/builds/"+s.Builds()[0].ID+"/artifacts/search?query=profile_data/**&state=finished", nil, http.StatusOK)
-	if got := found.text(t, 0, "path"); got != "profile_data/p.ncu-rep" {
-		t.Errorf("search: %s", found.body)
-	}
 	a.finish(id, 1)
 
 	all := rest(t, s, "GET", builds+"/1/artifacts", nil)
-	found = rest(t, s, "GET", strings.TrimPrefix(all.text(t, 3, "url"), s.URL()+"/v2/organizations/kbnode")+"/download", nil)
+	found := send(t, "GET", all.text(t, 3, "download_url"), bearer, nil)
 	if got := send(t, "GET", found.header.Get("Location"), "", nil); all.text(t, 3, "path") != odd || string(got.body) != "odd" {
 		t.Errorf("%s: %d %s", all.text(t, 3, "path"), got.status, got.body)
 	}
@@ -187,10 +179,8 @@ func TestArtifacts(t *testing.T) {
 func TestAgents(t *testing.T) {
 	t.Parallel()
 	s := listen(t, bktest.Options{})
-	var ids []string
 	for i := range 3 {
 		a := register(t, s, fmt.Sprintf("n-gpu%d", i), "queue=q", fmt.Sprint("gpu-index=", i))
-		ids = append(ids, a.id)
 		if i == 0 {
 			a.do("POST", "/disconnect", nil, http.StatusOK)
 		}
@@ -201,42 +191,8 @@ func TestAgents(t *testing.T) {
 		t.Fatalf("first page: %s, Link: %s", page.body, page.header.Get("Link"))
 	}
 	second := send(t, "GET", next, bearer, nil)
-	if got := second.text(t, 0, "meta_data", 1); got != "gpu-index=2" || second.get(t, 0, "job") != nil || second.get(t, 0, "priority") != 3.0 {
+	if got := second.text(t, 0, "meta_data", 1); got != "gpu-index=2" || second.get(t, 0, "job") != nil {
 		t.Errorf("second page: %s", second.body)
-	}
-	if got := rest(t, s, "GET", "/agents?name=n-gpu2", nil).text(t, 0, "id"); got != ids[2] {
-		t.Errorf("by name: %s", got)
-	}
-
-	a := &rawAgent{t, s, ids[1], ""}
-	b := register(t, s, "late", "queue=q")
-	mustSubmit(t, s, bktest.NewBuild{Steps: `steps: [{command: x, agents: {queue: q}}]`})
-	if got := rest(t, s, "PUT", "/agents/"+b.id+"/pause", map[string]string{"note": "away"}); got.status != http.StatusNoContent {
-		t.Errorf("pause: %d %s", got.status, got.body)
-	}
-	if got := b.do("GET", "/ping", nil, http.StatusOK); got.text(t, "action") != "pause" || got.get(t, "job") != nil {
-		t.Errorf("ping of a paused agent: %s", got.body)
-	}
-	rest(t, s, "PUT", "/agents/"+b.id+"/resume", nil)
-	id, _ := b.begin()
-	if got := rest(t, s, "GET", "/agents/"+b.id, nil).text(t, "job", "id"); got != id {
-		t.Errorf("agent has job %q", got)
-	}
-	if got := rest(t, s, "PUT", "/agents/"+b.id+"/stop", map[string]bool{"force": false}); got.status != http.StatusNoContent {
-		t.Errorf("stop: %d %s", got.status, got.body)
-	}
-	if got := b.do("GET", "/jobs/"+id, nil, http.StatusOK).text(t, "state"); got != "running" {
-		t.Errorf("a gentle stop leaves the job %s", got)
-	}
-	if got := b.do("GET", "/ping", nil, http.StatusOK).text(t, "action"); got != "disconnect" {
-		t.Errorf("ping of a stopped agent: %q", got)
-	}
-	rest(t, s, "PUT", "/agents/"+b.id+"/stop", nil)
-	if got := b.do("GET", "/jobs/"+id, nil, http.StatusOK).text(t, "state"); got != "canceling" {
-		t.Errorf("a stop by force leaves the job %s", got)
-	}
-	if got := rest(t, s, "GET", "/agents/"+a.id, nil).text(t, "connection_state"); got != "connected" {
-		t.Errorf("the other agent is %s", got)
 	}
 }
 
