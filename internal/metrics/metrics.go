@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/image"
@@ -103,7 +104,7 @@ func New(o Options) *Exporter {
 			e.passes.WithLabelValues(kind, result)
 		}
 	}
-	e.registerProcess()
+	e.registry.MustRegister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return e
 }
 

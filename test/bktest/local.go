@@ -79,6 +79,19 @@ func (s *Server) Agents() []Agent {
 	return out
 }
 
+// Cancel cancels a build.
+func (s *Server) Cancel(number int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range s.builds {
+		if b.Number == number && !b.Finished() {
+			s.cancel(b)
+			return nil
+		}
+	}
+	return fmt.Errorf("no build %d is under way", number)
+}
+
 // Log returns the output of a job so far, as its agent sent it; "" if there is no such job.
 func (s *Server) Log(jobID string) string {
 	s.mu.Lock()

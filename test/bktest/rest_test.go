@@ -57,7 +57,9 @@ func TestListBuilds(t *testing.T) {
 	for i := range 5 {
 		mustSubmit(t, s, bktest.NewBuild{Steps: `steps: [{command: x}]`, MetaData: map[string]string{"run_id": fmt.Sprint("r", i)}})
 	}
-	rest(t, s, "PUT", builds+"/2/cancel", nil)
+	if err := s.Cancel(2); err != nil {
+		t.Fatal(err)
+	}
 	tests := map[string]struct {
 		query string
 		want  []float64 // numbers
