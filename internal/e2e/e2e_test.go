@@ -238,31 +238,6 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// TestHundred runs a hundred jobs on eight slots: none is lost, and none is created twice.
-func TestHundred(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r, s := node{agents: 8, before: func(s *bktest.Server, _ *Options) {
-			s.Inject(bktest.Fault{Route: "POST /v2/organizations/{org}/pipelines/{pipeline}/builds", Perform: true, Times: 3})
-		}}.prove(t, t.Context(), Options{Parts: []string{Concurrency}, Jobs: 100})
-		compare(t, r, nil)
-		ran := map[string]int{}
-		for _, b := range s.Builds() {
-			if b.State == "passed" {
-				ran[b.MetaData["run_id"]]++
-			}
-		}
-		if len(ran) != 100 || len(r.Checks) != 101 || !strings.HasPrefix(r.Checks[100].Saw, "100 of 100 jobs ran, up to 8 at the same time") {
-			t.Errorf("%d ran; %d checks, of which the last saw %s", len(ran), len(r.Checks), r.Checks[len(r.Checks)-1].Saw)
-		}
-		for id, n := range ran {
-			if n != 1 {
-				t.Errorf("%s ran %d times", id, n)
-			}
-		}
-	})
-}
-
 // TestLoad checks that problems that cannot tell right from wrong are refused.
 func TestLoad(t *testing.T) {
 	t.Parallel()

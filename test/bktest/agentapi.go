@@ -17,21 +17,21 @@ const maxJSON = 4 << 20 // bytes of a JSON body; a build's environment fits
 // agentRoutes are the calls of buildkite-agent 3 (its package api). A response other than
 // 2xx, 429 or 5xx to ping or heartbeat makes the agent stop.
 func (s *Server) agentRoutes() {
-	s.handle("POST /v3/register", 64<<10, s.byRegistration, s.register)
+	s.handle("POST /v3/register", 64<<10, s.byRegistration, parsed(s.register))
 	s.handle("GET /v3/metrics", 0, s.byRegistration, s.metrics)
 	s.handle("POST /v3/connect", 64, s.byAgent, s.connect)
 	s.handle("POST /v3/disconnect", 64, s.byAgent, s.disconnect)
-	s.handle("POST /v3/heartbeat", 4<<10, s.byAgent, s.heartbeat)
+	s.handle("POST /v3/heartbeat", 4<<10, s.byAgent, parsed(s.heartbeat))
 	s.handle("GET /v3/ping", 0, s.byAgent, s.ping)
 	s.handle("PUT /v3/jobs/{job}/accept", 64, s.byAgent, s.accept)
 	s.handle("GET /v3/jobs/{job}", 0, s.byJob, s.jobState)
 	s.handle("PUT /v3/jobs/{job}/start", 4<<10, s.byJob, s.start)
-	s.handle("PUT /v3/jobs/{job}/finish", 4<<10, s.byJob, s.finished)
+	s.handle("PUT /v3/jobs/{job}/finish", 4<<10, s.byJob, parsed(s.finished))
 	s.handle("POST /v3/jobs/{job}/chunks", 2*maxChunk, s.byJob, s.saveChunk)
 	s.handle("POST /v3/jobs/{job}/header_times", 256<<10, s.byJob, func(*call) reply { return reply{} })
-	s.handle("POST /v3/jobs/{job}/artifacts", maxJSON, s.byJob, s.createArtifacts)
-	s.handle("PUT /v3/jobs/{job}/artifacts", maxJSON, s.byJob, s.updateArtifacts)
-	s.handle("POST /v3/jobs/{job}/pipelines", maxJSON, s.byJob, s.uploadPipeline)
+	s.handle("POST /v3/jobs/{job}/artifacts", maxJSON, s.byJob, parsed(s.createArtifacts))
+	s.handle("PUT /v3/jobs/{job}/artifacts", maxJSON, s.byJob, parsed(s.updateArtifacts))
+	s.handle("POST /v3/jobs/{job}/pipelines", maxJSON, s.byJob, parsed(s.uploadPipeline))
 	s.handle("GET /v3/jobs/{job}/pipelines/{upload}", 0, s.byJob, s.uploadState)
 }
 
@@ -90,17 +90,15 @@ func (s *Server) job(id string) *job {
 	return nil
 }
 
-func (s *Server) register(c *call) reply {
-	var req struct {
-		Name     string   `json:"name"`
-		Hostname string   `json:"hostname"`
-		Version  string   `json:"version"`
-		PID      int      `json:"pid"`
-		Tags     []string `json:"meta_data"`
-	}
-	if err := c.decode(&req); err != nil {
-		return refuse(http.StatusBadRequest, "register: %v", err)
-	}
+type registration struct {
+	Name     string   `json:"name"`
+	Hostname string   `json:"hostname"`
+	Version  string   `json:"version"`
+	PID      int      `json:"pid"`
+	Tags     []string `json:"meta_data"`
+}
+
+func (s *Server) register(c *call, req registration) reply {
 	for _, t := range req.Tags {
 		q, isQueue := strings.CutPrefix(t, "queue=")
 		if isQueue && s.opts.Queues == nil {
@@ -136,11 +134,7 @@ func (s *Server) disconnect(c *call) reply {
 	return reply{}
 }
 
-func (s *Server) heartbeat(c *call) reply {
-	var hb map[string]any
-	if err := c.decode(&hb); err != nil {
-		return refuse(http.StatusBadRequest, "heartbeat: %v", err)
-	}
+func (s *Server) heartbeat(_ *call, hb map[string]any) reply {
 	return reply{body: map[string]any{"sent_at": hb["sent_at"], "received_at": s.now()}}
 }
 
@@ -200,15 +194,12 @@ func (s *Server) start(c *call) reply {
 	return reply{}
 }
 
-func (s *Server) finished(c *call) reply {
-	var req struct {
-		ExitStatus   string `json:"exit_status"`
-		Signal       string `json:"signal"`
-		SignalReason string `json:"signal_reason"`
-	}
-	if err := c.decode(&req); err != nil {
-		return refuse(http.StatusBadRequest, "finish: %v", err)
-	}
+type finish struct {
+	ExitStatus   string `json:"exit_status"`
+	SignalReason string `json:"signal_reason"`
+}
+
+func (s *Server) finished(c *call, req finish) reply {
 	status, err := strconv.Atoi(req.ExitStatus)
 	if err != nil {
 		return refuse(http.StatusUnprocessableEntity, "finish: exit_status %q is not a number", req.ExitStatus)
@@ -216,7 +207,7 @@ func (s *Server) finished(c *call) reply {
 	if !c.job.begun() {
 		return refuse(http.StatusUnprocessableEntity, "The job is not running: it is %s", c.job.State)
 	}
-	c.job.Signal, c.job.SignalReason = req.Signal, req.SignalReason
+	c.job.SignalReason = req.SignalReason
 	s.finish(c.job, status)
 	return reply{}
 }

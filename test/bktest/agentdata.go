@@ -9,18 +9,12 @@ import (
 	"strings"
 )
 
-func (s *Server) createArtifacts(c *call) reply {
-	var req struct {
-		ID        string `json:"id"`
-		Artifacts []struct {
-			Path     string `json:"path"`
-			FileSize int64  `json:"file_size"`
-			SHA1     string `json:"sha1sum"`
-		} `json:"artifacts"`
-	}
-	if err := c.decode(&req); err != nil {
-		return refuse(http.StatusBadRequest, "artifacts: %v", err)
-	}
+type artifactBatch struct {
+	ID        string     `json:"id"`
+	Artifacts []Artifact `json:"artifacts"`
+}
+
+func (s *Server) createArtifacts(c *call, req artifactBatch) reply {
 	j := c.job
 	if len(j.files)+len(req.Artifacts) > maxArtifacts {
 		return refuse(http.StatusUnprocessableEntity, "A job may upload at most %d artifacts", maxArtifacts)
@@ -45,13 +39,7 @@ func (s *Server) createArtifacts(c *call) reply {
 	}}
 }
 
-func (s *Server) updateArtifacts(c *call) reply {
-	var req struct {
-		Artifacts []struct{ ID, State string } `json:"artifacts"`
-	}
-	if err := c.decode(&req); err != nil {
-		return refuse(http.StatusBadRequest, "artifacts: %v", err)
-	}
+func (s *Server) updateArtifacts(c *call, req artifactBatch) reply {
 	for _, u := range req.Artifacts {
 		i := slices.IndexFunc(c.job.files, func(a *artifact) bool { return a.ID == u.ID })
 		if i < 0 || u.State != "finished" && u.State != "error" {
@@ -73,14 +61,12 @@ func globMatch(glob, name string) bool {
 
 // uploadPipeline adds the steps of `buildkite-agent pipeline upload`, which has already
 // interpolated them.
-func (s *Server) uploadPipeline(c *call) reply {
-	var req struct {
-		UUID     string `json:"uuid"`
-		Pipeline any    `json:"pipeline"`
-	}
-	if err := c.decode(&req); err != nil || req.UUID == "" {
-		return refuse(http.StatusUnprocessableEntity, "pipeline upload: want uuid and pipeline")
-	}
+type upload struct {
+	UUID     string `json:"uuid"`
+	Pipeline any    `json:"pipeline"`
+}
+
+func (s *Server) uploadPipeline(c *call, req upload) reply {
 	b := c.job.build
 	if _, again := b.uploads[req.UUID]; !again {
 		steps, env, err := parsePipeline(req.Pipeline, nil)

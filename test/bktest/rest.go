@@ -35,7 +35,7 @@ func (s *Server) restRoutes() {
 	get(restPipeline+"/builds/{number}", s.withBuild(func(c *call, b *build) reply {
 		return reply{body: s.render(c, b)}
 	}))
-	s.handle("POST "+restPipeline+"/builds", maxJSON, s.byAPI, s.limited(s.createBuild))
+	s.handle("POST "+restPipeline+"/builds", maxJSON, s.byAPI, s.limited(parsed(s.createBuild)))
 	s.handle("PUT "+restPipeline+"/builds/{number}/cancel", 64<<10, s.byAPI, s.limited(s.withBuild(s.cancelBuild)))
 	get(restPipeline+"/builds/{number}/jobs/{id}/log", s.withJob(s.jobLog))
 	get(restPipeline+"/builds/{number}/artifacts", s.withBuild(s.listArtifacts))
@@ -122,11 +122,7 @@ func (s *Server) withJob(h func(*call, *job) reply) handler {
 	})
 }
 
-func (s *Server) createBuild(c *call) reply {
-	var nb NewBuild
-	if err := c.decode(&nb); err != nil {
-		return refuse(http.StatusBadRequest, "There was a problem parsing your JSON: %v", err)
-	}
+func (s *Server) createBuild(c *call, nb NewBuild) reply {
 	nb.Pipeline = c.PathValue("pipeline")
 	if s.pipeline(nb.Pipeline) == nil {
 		return refuse(http.StatusNotFound, "No pipeline found")

@@ -3,12 +3,9 @@ package bktest_test
 import (
 	"fmt"
 	"net/http"
-	"net/url"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/test/bktest"
 )
@@ -48,79 +45,6 @@ func TestCreateBuild(t *testing.T) {
 				t.Errorf("command is %q; want %q", command, tt.command)
 			}
 		})
-	}
-}
-
-func TestListBuilds(t *testing.T) {
-	t.Parallel()
-	s := listen(t, bktest.Options{})
-	for i := range 5 {
-		mustSubmit(t, s, bktest.NewBuild{Steps: `steps: [{command: x}]`, MetaData: map[string]string{"run_id": fmt.Sprint("r", i)}})
-	}
-	if err := s.Cancel(2); err != nil {
-		t.Fatal(err)
-	}
-	tests := map[string]struct {
-		query string
-		want  []float64 // numbers
-		next  bool
-	}{
-		"all, newest first":   {"", []float64{5, 4, 3, 2, 1}, false},
-		"by meta-data":        {"?" + url.Values{"meta_data[run_id]": {"r2"}}.Encode(), []float64{3}, false},
-		"by states":           {"?state[]=canceled&state[]=passed", []float64{2}, false},
-		"the first page":      {"?per_page=2", []float64{5, 4}, true},
-		"the last page":       {"?per_page=2&page=3", []float64{1}, false},
-		"a page behind":       {"?per_page=2&page=9", []float64{}, false},
-		"a page that is none": {"?per_page=x&page=-1", []float64{5, 4, 3, 2, 1}, false},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got := rest(t, s, "GET", builds+tt.query, nil)
-			numbers := []float64{}
-			for _, b := range got.get(t).([]any) {
-				numbers = append(numbers, b.(map[string]any)["number"].(float64))
-			}
-			if diff := cmp.Diff(tt.want, numbers); diff != "" {
-				t.Error(diff)
-			}
-			if next := strings.Contains(got.header.Get("Link"), `rel="next"`); next != tt.next {
-				t.Errorf("Link: %s", got.header.Get("Link"))
-			}
-		})
-	}
-	if got := rest(t, s, "GET", builds+"/2?exclude_pipeline=true", nil); got.get(t, "pipeline") != nil {
-		t.Errorf("without pipeline: %s", got.body)
-	}
-}
-
-func TestCancel(t *testing.T) {
-	t.Parallel()
-	s := listen(t, bktest.Options{})
-	a := register(t, s, "a")
-	mustSubmit(t, s, bktest.NewBuild{Steps: `steps: [{command: x}, {command: y}]`})
-	id, _ := a.begin()
-	if got := rest(t, s, "PUT", builds+"/1/cancel", nil); got.text(t, "state") != "canceling" {
-		t.Errorf("build is %s", got.body)
-	}
-	if got := a.do("GET", "/jobs/"+id, nil, http.StatusOK).text(t, "state"); got != "canceling" {
-		t.Errorf("the agent hears %q", got)
-	}
-	a.finish(id, 255)
-	got := s.Builds()[0]
-	if diff := cmp.Diff([]string{"canceled", "canceled", "canceled"}, []string{got.State, got.Jobs[0].State, got.Jobs[1].State}); diff != "" {
-		t.Error(diff)
-	}
-	if got := rest(t, s, "PUT", builds+"/1/cancel", nil); got.status != http.StatusUnprocessableEntity {
-		t.Errorf("cancel again: %d", got.status)
-	}
-	// A job that is canceled between offer and acceptance is gone.
-	mustSubmit(t, s, bktest.NewBuild{Steps: `steps: [{command: x}]`})
-	offer := a.offered()
-	rest(t, s, "PUT", builds+"/2/cancel", nil)
-	a.do("PUT", "/jobs/"+offer+"/accept", nil, http.StatusUnprocessableEntity)
-	if got := a.offered(); got != "" {
-		t.Errorf("offered %s", got)
 	}
 }
 
@@ -178,26 +102,6 @@ func TestArtifacts(t *testing.T) {
 	}
 }
 
-func TestAgents(t *testing.T) {
-	t.Parallel()
-	s := listen(t, bktest.Options{})
-	for i := range 3 {
-		a := register(t, s, fmt.Sprintf("n-gpu%d", i), "queue=q", fmt.Sprint("gpu-index=", i))
-		if i == 0 {
-			a.do("POST", "/disconnect", nil, http.StatusOK)
-		}
-	}
-	page := rest(t, s, "GET", "/agents?per_page=1", nil)
-	next, _, ok := strings.Cut(strings.TrimPrefix(page.header.Get("Link"), "<"), `>; rel="next"`)
-	if !ok || page.text(t, 0, "name") != "n-gpu1" {
-		t.Fatalf("first page: %s, Link: %s", page.body, page.header.Get("Link"))
-	}
-	second := send(t, "GET", next, bearer, nil)
-	if got := second.text(t, 0, "meta_data", 1); got != "gpu-index=2" || second.get(t, 0, "job") != nil {
-		t.Errorf("second page: %s", second.body)
-	}
-}
-
 func TestRateLimit(t *testing.T) {
 	t.Parallel()
 	c := newClock()
@@ -214,29 +118,5 @@ func TestRateLimit(t *testing.T) {
 	c.pass(time.Minute)
 	if got := rest(t, s, "GET", "/agents", nil); got.status != http.StatusOK {
 		t.Errorf("a minute later: %d", got.status)
-	}
-}
-
-func TestFaults(t *testing.T) {
-	t.Parallel()
-	s := listen(t, bktest.Options{})
-	const route = "POST /v2/organizations/{org}/pipelines/{pipeline}/builds"
-	body := map[string]any{"commit": "HEAD", "branch": "main", "steps": "steps: [{command: x}]"}
-	s.Inject(bktest.Fault{Route: route, Status: 500, Message: "oops"})
-	s.Inject(bktest.Fault{Route: route, Perform: true})
-	if got := rest(t, s, "GET", "/agents", nil); got.status != http.StatusOK {
-		t.Errorf("another route: %d", got.status)
-	}
-	if got := rest(t, s, "POST", builds, body); got.status != 500 || got.text(t, "message") != "oops" || len(s.Builds()) != 0 {
-		t.Errorf("a refusal: %d %s", got.status, got.body)
-	}
-	if _, err := try(t, "POST", s.URL()+"/v2/organizations/kbnode"+builds, bearer, body); err == nil || len(s.Builds()) != 1 {
-		t.Errorf("a lost answer: %v, with %d builds made", err, len(s.Builds()))
-	}
-	if got := rest(t, s, "POST", builds, body); got.status != http.StatusCreated {
-		t.Errorf("afterwards: %d %s", got.status, got.body)
-	}
-	if n := s.Requests()[route]; n != 3 {
-		t.Errorf("%d requests counted", n)
 	}
 }

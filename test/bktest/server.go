@@ -312,12 +312,17 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	_, _ = w.Write(append(out, '\n')) // if the client hung up, only its response is lost
 }
 
-// decode parses the body into v; an empty body leaves v unchanged.
-func (c *call) decode(v any) error {
-	if len(c.body) == 0 {
-		return nil
+// parsed is a handler that gets the body as T; an empty body is the zero value.
+func parsed[T any](h func(c *call, req T) reply) handler {
+	return func(c *call) reply {
+		var req T
+		if len(c.body) > 0 {
+			if err := json.Unmarshal(c.body, &req); err != nil {
+				return refuse(http.StatusBadRequest, "There was a problem parsing your JSON: %v", err)
+			}
+		}
+		return h(c, req)
 	}
-	return json.Unmarshal(c.body, v)
 }
 
 // credentials returns the part of Authorization after the scheme.

@@ -48,7 +48,6 @@ type Job struct {
 	Command         string     `json:"command"`
 	SoftFailed      bool       `json:"soft_failed"`
 	ExitStatus      *int       `json:"exit_status"`
-	Signal          string     `json:"signal,omitempty"`
 	SignalReason    string     `json:"signal_reason,omitempty"`
 	ArtifactPaths   string     `json:"artifact_paths"`
 	AgentQueryRules []string   `json:"agent_query_rules"`
