@@ -69,7 +69,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(status)
 		_ = json.NewEncoder(w).Encode(v)
 	}
-	gone := func(what string) { reply(http.StatusNotFound, map[string]string{"message": "No such " + what}) }
+	missing := func(what string) { reply(http.StatusNotFound, map[string]string{"message": "No such " + what}) }
 	switch {
 	case path == "/info":
 		info := map[string]any{"ServerVersion": "x", "CgroupDriver": "systemd", "CgroupVersion": "2", "Driver": "overlay2", "DockerRootDir": "/var/lib/docker",
@@ -85,7 +85,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		reply(http.StatusOK, info)
 	case path == "/version":
 		if e.version == "1.41" { // as from an engine that does not report it
-			gone("page")
+			missing("page")
 			return
 		}
 		reply(http.StatusOK, map[string]any{"Components": []map[string]string{{"Name": "Engine", "Version": "x"}, {"Name": "runc", "Version": "1.1.5+ds1"}}})
@@ -101,14 +101,14 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case path == "/images/there/json":
 		reply(http.StatusOK, map[string]any{"Id": "sha256:1", "RepoDigests": []string{"there@sha256:2"}, "Size": 3})
 	case strings.HasPrefix(path, "/images/"):
-		gone("image")
+		missing("image")
 	default:
 		parts := strings.Split(path, "/")
 		id := parts[2]
 		parent, ok := e.containers[id]
 		switch verb := parts[len(parts)-1]; {
 		case !ok:
-			gone("container")
+			missing("container")
 		case verb == "json" && e.hung[id]:
 			e.mu.Unlock()
 			<-r.Context().Done()

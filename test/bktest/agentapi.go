@@ -58,7 +58,7 @@ func (s *Server) byAgent(c *call) (reply, bool) {
 		return unauthorized()
 	}
 	c.agent = a
-	c.agent.seen = s.opts.Now()
+	c.agent.lastSeen = s.opts.Now()
 	return reply{}, true
 }
 
@@ -75,7 +75,7 @@ func (s *Server) byJob(c *call) (reply, bool) {
 		return unauthorized()
 	}
 	c.job, c.agent = j, j.agent
-	c.agent.seen = s.opts.Now()
+	c.agent.lastSeen = s.opts.Now()
 	return reply{}, true
 }
 
@@ -108,7 +108,7 @@ func (s *Server) register(c *call, req registration) reply {
 			return refuse(http.StatusUnprocessableEntity, "No queue named %q in this cluster; create it first", q)
 		}
 	}
-	a := &agent{token: "agent-" + rand.Text(), seen: s.opts.Now()}
+	a := &agent{token: "agent-" + rand.Text(), lastSeen: s.opts.Now()}
 	name := strings.NewReplacer("%hostname", req.Hostname, "%pid", strconv.Itoa(req.PID), "%random", rand.Text()[:6]).Replace(req.Name)
 	a.Agent = Agent{
 		ID: newID(), Name: name, ConnectionState: "never_connected", Hostname: req.Hostname, Version: req.Version, MetaData: req.Tags,

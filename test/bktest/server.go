@@ -38,7 +38,6 @@ type Options struct {
 	// HeartbeatSeconds is the interval of an agent's heartbeats; 0 is 10.
 	HeartbeatSeconds int
 	Minute           time.Duration // length of a minute of timeout_in_minutes; 0 is a minute
-	LostAfter        time.Duration // silence after which an agent is lost; 0 is three minutes
 	RateLimit        int           // REST requests per minute; 0 refuses none
 	Now              func() time.Time
 	Log              *slog.Logger // requests and refusals; nil discards
@@ -87,7 +86,6 @@ func New(o Options) *Server {
 	o.PingSeconds = cmp.Or(o.PingSeconds, 1)
 	o.HeartbeatSeconds = cmp.Or(o.HeartbeatSeconds, 10)
 	o.Minute = cmp.Or(o.Minute, time.Minute)
-	o.LostAfter = cmp.Or(o.LostAfter, 3*time.Minute)
 	if o.Now == nil {
 		o.Now = time.Now
 	}

@@ -18,6 +18,9 @@ const (
 	maxArtifacts = 5000     // of a job: Buildkite's own limit
 )
 
+// lostAfter is the silence after which an agent is lost.
+const lostAfter = 3 * time.Minute
+
 type build struct {
 	Build
 	pipeline *Pipeline
@@ -46,9 +49,9 @@ type chunk struct {
 
 type agent struct {
 	Agent
-	token string
-	seen  time.Time
-	job   *job // assigned to it or run by it
+	token    string
+	lastSeen time.Time
+	job      *job // assigned to it or run by it
 }
 
 type artifact struct {
@@ -167,7 +170,7 @@ func (s *Server) sweep() {
 	}
 	s.swept = now
 	for _, a := range s.agents {
-		if a.live() && now.Sub(a.seen) > s.opts.LostAfter {
+		if a.live() && now.Sub(a.lastSeen) > lostAfter {
 			a.ConnectionState = "lost"
 			s.release(a, agentLost)
 			s.changed()
