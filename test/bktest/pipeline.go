@@ -200,11 +200,7 @@ func parsePipeline(doc any, env map[string]string) ([]step, map[string]string, e
 			return nil, nil, fmt.Errorf("step %d: %w", i+1, err)
 		}
 	}
-	own := map[string]string{}
-	for k, v := range p.Env.All {
-		own[k] = v
-	}
-	return steps, own, nil
+	return steps, maps.Collect(p.Env.All), nil
 }
 
 func parseStep(s pipeline.Step, agents rules) (step, error) {

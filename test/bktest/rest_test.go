@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
@@ -45,6 +47,36 @@ func TestCreateBuild(t *testing.T) {
 				t.Errorf("command is %q; want %q", command, tt.command)
 			}
 		})
+	}
+}
+
+func TestCancel(t *testing.T) {
+	t.Parallel()
+	s := listen(t, bktest.Options{})
+	a := register(t, s, "a")
+	mustSubmit(t, s, bktest.NewBuild{Steps: `steps: [{command: x}, {command: y}]`})
+	id, _ := a.begin()
+	if got := rest(t, s, "PUT", builds+"/1/cancel", nil); got.text(t, "state") != "canceling" {
+		t.Errorf("build is %s", got.body)
+	}
+	if got := a.do("GET", "/jobs/"+id, nil, http.StatusOK).text(t, "state"); got != "canceling" {
+		t.Errorf("the agent hears %q", got)
+	}
+	a.finish(id, 255)
+	got := s.Builds()[0]
+	if diff := cmp.Diff([]string{"canceled", "canceled", "canceled"}, []string{got.State, got.Jobs[0].State, got.Jobs[1].State}); diff != "" {
+		t.Error(diff)
+	}
+	if got := rest(t, s, "PUT", builds+"/1/cancel", nil); got.status != http.StatusUnprocessableEntity {
+		t.Errorf("cancel again: %d", got.status)
+	}
+	// A job that is canceled between offer and acceptance is gone.
+	mustSubmit(t, s, bktest.NewBuild{Steps: `steps: [{command: x}]`})
+	offer := a.offered()
+	rest(t, s, "PUT", builds+"/2/cancel", nil)
+	a.do("PUT", "/jobs/"+offer+"/accept", nil, http.StatusUnprocessableEntity)
+	if got := a.offered(); got != "" {
+		t.Errorf("offered %s", got)
 	}
 }
 
