@@ -85,38 +85,47 @@ func agentOf(a buildkite.Agent) Agent {
 	return agent
 }
 
-// Pipelines lists the names of an organization's pipelines. The token needs the scope
-// read_pipelines.
-func (c *Client) Pipelines(ctx context.Context, organization string) ([]string, error) {
-	var all []string
+// collect reads all pages of a list. scope is what the token needs.
+func collect[T any](what, scope string, read func(buildkite.ListOptions) ([]T, *buildkite.Response, error)) ([]T, error) {
+	var all []T
 	err := pages(func(page int) (int, error) {
-		pipelines, resp, err := c.api.Pipelines.List(ctx, organization, &buildkite.PipelineListOptions{ListOptions: buildkite.ListOptions{Page: page, PerPage: 100}})
+		some, resp, err := read(buildkite.ListOptions{Page: page, PerPage: 100})
 		if err != nil {
-			return 0, plain(err, "read_pipelines")
+			return 0, plain(err, scope)
 		}
-		for _, p := range pipelines {
-			all = append(all, p.Slug)
-		}
+		all = append(all, some...)
 		return resp.NextPage, nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list pipelines: %w", err)
+		return nil, fmt.Errorf("list %s: %w", what, err)
 	}
 	return all, nil
+}
+
+// Pipelines lists the names of an organization's pipelines. The token needs the scope
+// read_pipelines.
+func (c *Client) Pipelines(ctx context.Context, organization string) ([]string, error) {
+	list, err := collect("pipelines", "read_pipelines", func(o buildkite.ListOptions) ([]buildkite.Pipeline, *buildkite.Response, error) {
+		return c.api.Pipelines.List(ctx, organization, &buildkite.PipelineListOptions{ListOptions: o})
+	})
+	var all []string
+	for _, p := range list {
+		all = append(all, p.Slug)
+	}
+	return all, err
 }
 
 // Organizations lists the names of the organizations that the token reaches. The
 // token needs the scope read_organizations.
 func (c *Client) Organizations(ctx context.Context) ([]string, error) {
+	list, err := collect("organizations", "read_organizations", func(o buildkite.ListOptions) ([]buildkite.Organization, *buildkite.Response, error) {
+		return c.api.Organizations.List(ctx, &buildkite.OrganizationListOptions{ListOptions: o})
+	})
 	var all []string
-	list, _, err := c.api.Organizations.List(ctx, &buildkite.OrganizationListOptions{ListOptions: buildkite.ListOptions{Page: 1, PerPage: 100}})
-	if err != nil {
-		return nil, fmt.Errorf("list organizations: %w", plain(err, "read_organizations"))
-	}
 	for _, o := range list {
 		all = append(all, text.Line(o.Slug, maxText))
 	}
-	return all, nil
+	return all, err
 }
 
 // maxClusters bounds the clusters whose queues are listed, with one request each.
@@ -125,25 +134,22 @@ const maxClusters = 20
 // ClusterQueues lists the names of the queues of an organization's clusters, with
 // or without agents. The token needs the scope read_clusters.
 func (c *Client) ClusterQueues(ctx context.Context, organization string) ([]string, error) {
-	type cluster struct {
-		ID string `json:"id"`
-	}
-	type queue struct {
-		Key string `json:"key"`
-	}
-	path := fmt.Sprintf("v2/organizations/%s/clusters", organization)
-	clusters, err := list[cluster](ctx, c, path, url.Values{"per_page": {"100"}})
+	clusters, err := collect("clusters", "read_clusters", func(o buildkite.ListOptions) ([]buildkite.Cluster, *buildkite.Response, error) {
+		return c.api.Clusters.List(ctx, organization, &buildkite.ClustersListOptions{ListOptions: o})
+	})
 	if err != nil {
-		return nil, fmt.Errorf("list clusters: %w", plain(err, "read_clusters"))
+		return nil, err
 	}
 	if len(clusters) > maxClusters {
 		return nil, fmt.Errorf("list queues: there are %d clusters, and kbnode asks at most %d", len(clusters), maxClusters)
 	}
 	var all []string
 	for _, cl := range clusters {
-		queues, err := list[queue](ctx, c, path+"/"+url.PathEscape(cl.ID)+"/queues", url.Values{"per_page": {"100"}})
+		queues, err := collect("queues", "read_clusters", func(o buildkite.ListOptions) ([]buildkite.ClusterQueue, *buildkite.Response, error) {
+			return c.api.ClusterQueues.List(ctx, organization, url.PathEscape(cl.ID), &buildkite.ClusterQueuesListOptions{ListOptions: o})
+		})
 		if err != nil {
-			return nil, fmt.Errorf("list queues: %w", plain(err, "read_clusters"))
+			return nil, err
 		}
 		for _, q := range queues {
 			all = append(all, queueLine(q.Key))

@@ -1,17 +1,12 @@
 package buildkite
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
-
-	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 func client(t *testing.T, base, token string) *Client {
@@ -21,56 +16,6 @@ func client(t *testing.T, base, token string) *Client {
 		t.Fatal(err)
 	}
 	return c
-}
-
-// TestAgents lists agents that are registered with the stand-in as with Buildkite.
-func TestAgents(t *testing.T) {
-	t.Parallel()
-	bk := bktest.New(bktest.Options{})
-	server := httptest.NewServer(bk)
-	t.Cleanup(server.Close)
-	for _, name := range []string{"node-gpu0", "node-gpu1"} {
-		register(t, server.URL, name)
-	}
-	got, err := client(t, server.URL, bktest.DefaultAPIToken).Agents(t.Context(), "kbnode")
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []Agent{
-		{Name: "node-gpu0", Hostname: "here", Tags: []string{"queue=b200"}},
-		{Name: "node-gpu1", Hostname: "here", Tags: []string{"queue=b200"}},
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-}
-
-func register(t *testing.T, url, name string) {
-	t.Helper()
-	call := func(path, token, body string) []byte {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Authorization", "Token "+token)
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = resp.Body.Close() }()
-		var out json.RawMessage
-		if err := json.NewDecoder(resp.Body).Decode(&out); err != nil || resp.StatusCode != http.StatusOK {
-			t.Fatalf("%s: %s, %v", path, resp.Status, err)
-		}
-		return out
-	}
-	var agent struct {
-		Token string `json:"access_token"`
-	}
-	if err := json.Unmarshal(call("/v3/register", bktest.DefaultAgentToken, fmt.Sprintf(`{"name":%q,"hostname":"here","meta_data":["queue=b200"]}`, name)), &agent); err != nil {
-		t.Fatal(err)
-	}
-	call("/v3/connect", agent.Token, "{}")
 }
 
 func TestAgentsRefused(t *testing.T) {

@@ -85,12 +85,12 @@ func (p *pace) end(resp *http.Response) {
 		return
 	}
 	// The organization has a limit, and so does the token's owner.
-	for _, of := range []string{"RateLimit-", "RateLimit-User-"} {
+	for _, prefix := range []string{"RateLimit-", "RateLimit-User-"} {
 		number := func(name string) (int, bool) {
-			n, err := strconv.Atoi(resp.Header.Get(of + name))
+			n, err := strconv.Atoi(resp.Header.Get(prefix + name))
 			return n, err == nil && n >= 0
 		}
-		if limit, ok := number("Limit"); ok && limit > 0 && of == "RateLimit-User-" {
+		if limit, ok := number("Limit"); ok && limit > 0 && prefix == "RateLimit-User-" {
 			p.limit = limit
 		}
 		left, ok := number("Remaining")

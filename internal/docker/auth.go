@@ -72,7 +72,7 @@ func registryAuth(ctx context.Context, ref string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	auth, err := f.of(ctx, reference.Domain(named))
+	auth, err := f.credentials(ctx, reference.Domain(named))
 	if err != nil || auth == (registry.AuthConfig{}) {
 		return "", err
 	}
@@ -97,7 +97,7 @@ func allAuths(ctx context.Context) (map[string]registry.AuthConfig, error) {
 		if host = bareHost(host); host == "docker.io" || host == "index.docker.io" {
 			key, host = hubKey, "docker.io"
 		}
-		auth, err := f.of(ctx, host)
+		auth, err := f.credentials(ctx, host)
 		if errs = append(errs, err); err == nil && auth != (registry.AuthConfig{}) {
 			all[key] = auth
 		}
@@ -111,9 +111,9 @@ func allAuths(ctx context.Context) (map[string]registry.AuthConfig, error) {
 	return all, errors.Join(errs...)
 }
 
-// of returns the credentials for a registry, as docker would choose them: from the registry's
+// credentials returns the credentials for a registry, as docker would choose them: from the registry's
 // own helper, the default helper, or the file.
-func (f authFile) of(ctx context.Context, host string) (registry.AuthConfig, error) {
+func (f authFile) credentials(ctx context.Context, host string) (registry.AuthConfig, error) {
 	key := host
 	if host == "docker.io" {
 		key = hubKey

@@ -103,11 +103,10 @@ func (e *Engine) Running(ctx context.Context) ([]Container, error) {
 func (e *Engine) inspect(ctx context.Context, id string) (Container, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.inspectTime)
 	defer cancel()
-	res, err := e.api.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
+	in, err := e.Inspect(ctx, id)
 	if err != nil {
-		return Container{}, e.wrap("inspect container "+id, err)
+		return Container{}, err
 	}
-	in := res.Container
 	c := Container{ID: in.ID, Name: strings.TrimPrefix(in.Name, "/")}
 	if in.State != nil {
 		c.State = string(in.State.Status)
@@ -139,16 +138,11 @@ func (e *Engine) CleanSlot(ctx context.Context, slice, label string) (int, error
 	err = each(len(list.Items), func(i int) error {
 		id := list.Items[i].ID
 		c, err := e.inspect(ctx, id)
-		switch {
-		case errors.Is(err, ErrNotFound), err == nil && c.CgroupParent != slice:
+		if errors.Is(err, ErrNotFound) || err == nil && c.CgroupParent != slice {
 			return nil
-		case err != nil:
-			err = e.remove(ctx, id, false)
-		default:
-			err = e.remove(ctx, id, true)
 		}
 		removed.Add(1)
-		return err
+		return e.remove(ctx, id, err == nil)
 	})
 	if err != nil {
 		return int(removed.Load()), fmt.Errorf("clean %s: %w", slice, err)
@@ -169,19 +163,15 @@ func (e *Engine) remove(ctx context.Context, id string, stop bool) error {
 			return nil
 		}
 	}
-	_, err := e.api.ContainerRemove(ctx, id, client.ContainerRemoveOptions{RemoveVolumes: true, Force: true})
-	switch {
-	case err == nil, errdefs.IsNotFound(err):
-		return nil
-	case errdefs.IsConflict(err):
-		return e.gone(ctx, id)
+	if err := e.Discard(ctx, id); err != nil {
+		// The stop's own error is worth reading only if the removal did not work.
+		return errors.Join(err, stopErr)
 	}
-	// The stop's own error is worth reading only if the removal did not work.
-	return errors.Join(e.wrap("remove container "+id, err), stopErr)
+	return nil
 }
 
-// gone waits until a removal that someone else began is complete.
-func (e *Engine) gone(ctx context.Context, id string) error {
+// awaitRemoval waits until a removal that someone else began is complete.
+func (e *Engine) awaitRemoval(ctx context.Context, id string) error {
 	wait := e.api.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionRemoved})
 	select {
 	case err := <-wait.Error:

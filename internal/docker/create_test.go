@@ -3,9 +3,7 @@ package docker
 import (
 	"errors"
 	"io"
-	"net"
 	"net/http"
-	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -13,11 +11,6 @@ import (
 // TestImageConfig reads what an engine says of an image, and no more of it than is bounded.
 func TestImageConfig(t *testing.T) {
 	t.Parallel()
-	socket := filepath.Join(t.TempDir(), "engine.sock")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
 	answers := map[string]struct {
 		status int
 		text   string
@@ -28,18 +21,11 @@ func TestImageConfig(t *testing.T) {
 		"large":         {200, `{"Config": {"User": "` + strings.Repeat("x", maxImageConfig) + `"}}`, ErrTooLarge},
 		"broken":        {500, `{"message": "out of order"}`, errors.ErrUnsupported}, // an error of no kind
 	}
-	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	e := engineOf(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		a := answers[strings.TrimSuffix(strings.TrimPrefix(r.URL.Path, "/images/"), "/json")]
 		w.WriteHeader(a.status)
 		_, _ = io.WriteString(w, a.text) // the reader hangs up
-	})}
-	go func() { _ = s.Serve(l) }()
-	t.Cleanup(func() { _ = s.Close() })
-	e, err := New(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = e.Close() })
+	}))
 	for image, a := range answers {
 		got, err := e.ImageConfig(t.Context(), image)
 		switch {
@@ -54,11 +40,5 @@ func TestImageConfig(t *testing.T) {
 		case !errors.Is(err, a.want):
 			t.Errorf("%s: %v, want %v", image, err, a.want)
 		}
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := e.ImageConfig(t.Context(), "gone"); !errors.Is(err, ErrAbsent) {
-		t.Errorf("no engine: %v", err)
 	}
 }

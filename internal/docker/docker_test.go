@@ -30,22 +30,23 @@ type engine struct {
 	labels   map[string]string // "name=value", of containers
 }
 
-func serve(t *testing.T, e *engine) *Engine {
+// engineOf returns an engine that answers as the handler does.
+func engineOf(t *testing.T, handler http.Handler) *Engine {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "docker.sock")
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &http.Server{Handler: e}
+	server := &http.Server{Handler: handler}
 	go func() { _ = server.Serve(l) }()
 	t.Cleanup(func() { _ = server.Close() })
-	d, err := New(socket)
+	e, err := New(socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = d.Close() })
-	return d
+	t.Cleanup(func() { _ = e.Close() })
+	return e
 }
 
 func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -68,7 +69,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(status)
 		_ = json.NewEncoder(w).Encode(v)
 	}
-	gone := func(what string) { reply(http.StatusNotFound, map[string]string{"message": "No such " + what}) }
+	missing := func(what string) { reply(http.StatusNotFound, map[string]string{"message": "No such " + what}) }
 	switch {
 	case path == "/info":
 		info := map[string]any{"ServerVersion": "x", "CgroupDriver": "systemd", "CgroupVersion": "2", "Driver": "overlay2", "DockerRootDir": "/var/lib/docker",
@@ -84,7 +85,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		reply(http.StatusOK, info)
 	case path == "/version":
 		if e.version == "1.41" { // as from an engine that does not report it
-			gone("page")
+			missing("page")
 			return
 		}
 		reply(http.StatusOK, map[string]any{"Components": []map[string]string{{"Name": "Engine", "Version": "x"}, {"Name": "runc", "Version": "1.1.5+ds1"}}})
@@ -100,14 +101,14 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case path == "/images/there/json":
 		reply(http.StatusOK, map[string]any{"Id": "sha256:1", "RepoDigests": []string{"there@sha256:2"}, "Size": 3})
 	case strings.HasPrefix(path, "/images/"):
-		gone("image")
+		missing("image")
 	default:
 		parts := strings.Split(path, "/")
 		id := parts[2]
 		parent, ok := e.containers[id]
 		switch verb := parts[len(parts)-1]; {
 		case !ok:
-			gone("container")
+			missing("container")
 		case verb == "json" && e.hung[id]:
 			e.mu.Unlock()
 			<-r.Context().Done()
@@ -147,7 +148,7 @@ func TestInfo(t *testing.T) {
 				want.Snapshotter, want.Insecure = true, []string{"r.example:5000"}
 				want.Security, want.Warnings = []string{"name=userns"}, []string{"WARNING: x"}
 			}
-			e := serve(t, &engine{version: version})
+			e := engineOf(t, &engine{version: version})
 			got, err := e.Info(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -174,11 +175,17 @@ func TestAbsent(t *testing.T) {
 	if _, err := e.CleanSlot(t.Context(), "buildkite-gpu0.slice", "kbnode.slot=0"); !errors.Is(err, ErrAbsent) {
 		t.Errorf("CleanSlot: %v, want ErrAbsent", err)
 	}
+	if _, err := e.Networks(t.Context(), "x"); !errors.Is(err, ErrAbsent) {
+		t.Errorf("Networks: %v, want ErrAbsent", err)
+	}
+	if _, err := e.ImageConfig(t.Context(), "x"); !errors.Is(err, ErrAbsent) {
+		t.Errorf("ImageConfig: %v, want ErrAbsent", err)
+	}
 }
 
 func TestImage(t *testing.T) {
 	t.Parallel()
-	e := serve(t, &engine{version: "1.45"})
+	e := engineOf(t, &engine{version: "1.45"})
 	got, err := e.Image(t.Context(), "there")
 	if err != nil {
 		t.Fatal(err)
@@ -193,7 +200,7 @@ func TestImage(t *testing.T) {
 
 func TestContainers(t *testing.T) {
 	t.Parallel()
-	e := serve(t, &engine{version: "1.41", containers: map[string]string{"a": "buildkite-gpu0.slice", "b": "buildkite-gpu1.slice", "c": ""}})
+	e := engineOf(t, &engine{version: "1.41", containers: map[string]string{"a": "buildkite-gpu0.slice", "b": "buildkite-gpu1.slice", "c": ""}})
 	got, err := e.Containers(t.Context(), Filter{Slice: "buildkite-gpu1.slice", Label: "a=b"})
 	if err != nil {
 		t.Fatal(err)
@@ -212,7 +219,7 @@ func TestCleanSlot(t *testing.T) {
 	fake := &engine{version: "1.45", removing: map[string]bool{"d": true}, hung: map[string]bool{"b": true, "e": true},
 		containers: map[string]string{"a": slice, "b": "buildkite-gpu1.slice", "c": "", "d": slice, "e": slice},
 		labels:     map[string]string{"a": label, "b": "kbnode.slot=1", "c": label, "d": label, "e": label}}
-	e := serve(t, fake)
+	e := engineOf(t, fake)
 	e.inspectTime = 50 * time.Millisecond
 	n, err := e.CleanSlot(t.Context(), slice, label)
 	if err != nil || n != 3 {
@@ -243,7 +250,7 @@ func TestCleanSlotFails(t *testing.T) {
 	const label, slice = "kbnode.slot=0", "buildkite-gpu0.slice"
 	fake := &engine{version: "1.45", stuck: map[string]bool{"a": true}, hung: map[string]bool{"a": true},
 		containers: map[string]string{"a": slice, "b": slice}, labels: map[string]string{"a": label, "b": label}}
-	e := serve(t, fake)
+	e := engineOf(t, fake)
 	e.inspectTime = 50 * time.Millisecond
 	if _, err := e.CleanSlot(t.Context(), slice, label); err == nil || !strings.Contains(err.Error(), "remove container a: ") {
 		t.Errorf("%v, want one about container a", err)

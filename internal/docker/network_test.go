@@ -2,11 +2,8 @@ package docker
 
 import (
 	"encoding/json"
-	"errors"
-	"net"
 	"net/http"
 	"net/netip"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -165,34 +162,4 @@ func TestEnsureNetworkAnywhere(t *testing.T) {
 	if got := fake.list["n"]; got == nil || len(got.IPAM.Config) != 0 || len(fake.asked) != 3 {
 		t.Errorf("made %+v after %v", got, fake.asked)
 	}
-}
-
-func TestNoNetworks(t *testing.T) {
-	t.Parallel()
-	e, err := New(filepath.Join(t.TempDir(), "docker.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := e.Networks(t.Context(), "x"); !errors.Is(err, ErrAbsent) {
-		t.Errorf("%v, want ErrAbsent", err)
-	}
-}
-
-// engineOf returns an engine that answers as the handler does.
-func engineOf(t *testing.T, handler http.Handler) *Engine {
-	t.Helper()
-	socket := filepath.Join(t.TempDir(), "docker.sock")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := &http.Server{Handler: handler}
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(func() { _ = server.Close() })
-	e, err := New(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = e.Close() })
-	return e
 }

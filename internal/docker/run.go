@@ -33,14 +33,15 @@ func (e *Engine) Inspect(ctx context.Context, id string) (container.InspectRespo
 	return res.Container, nil
 }
 
-// Discard kills and removes a container. It is not an error if the container is gone.
+// Discard kills and removes a container. It is not an error if the container is already
+// gone, or is being removed because it was run with --rm.
 func (e *Engine) Discard(ctx context.Context, id string) error {
 	_, err := e.api.ContainerRemove(ctx, id, client.ContainerRemoveOptions{RemoveVolumes: true, Force: true})
 	switch {
 	case err == nil, errdefs.IsNotFound(err):
 		return nil
 	case errdefs.IsConflict(err):
-		return e.gone(ctx, id)
+		return e.awaitRemoval(ctx, id)
 	}
 	return e.wrap("remove container "+id, err)
 }

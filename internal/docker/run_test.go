@@ -14,9 +14,9 @@ import (
 
 // stage is an engine with one container.
 type stage struct {
-	mu   sync.Mutex
-	body string   // of the last request
-	gone []string // what was removed
+	mu      sync.Mutex
+	body    string // of the last request
+	removed []string
 }
 
 func (s *stage) serve(t *testing.T) *Engine {
@@ -62,7 +62,7 @@ func (s *stage) serve(t *testing.T) *Engine {
 	mux.HandleFunc("DELETE /", func(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.gone = append(s.gone, r.URL.RequestURI())
+		s.removed = append(s.removed, r.URL.RequestURI())
 		if strings.HasSuffix(r.URL.Path, "/missing") {
 			w.WriteHeader(http.StatusNotFound)
 			_, _ = io.WriteString(w, `{"message":"none"}`)
@@ -91,7 +91,7 @@ func TestDiscard(t *testing.T) {
 			t.Errorf("%s: %v", id, err)
 		}
 	}
-	if diff := cmp.Diff([]string{"/v1.45/containers/c1?force=1&v=1", "/v1.45/containers/missing?force=1&v=1"}, s.gone); diff != "" {
+	if diff := cmp.Diff([]string{"/v1.45/containers/c1?force=1&v=1", "/v1.45/containers/missing?force=1&v=1"}, s.removed); diff != "" {
 		t.Error(diff)
 	}
 }

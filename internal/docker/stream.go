@@ -78,7 +78,7 @@ func (e *Engine) AwaitOwnEnd(ctx context.Context, id string) (own bool, err erro
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// From the beginning: the engine repeats what it still knows.
-	seen := e.api.Events(ctx, client.EventsListOptions{Since: "1", Filters: client.Filters{}.
+	happened := e.api.Events(ctx, client.EventsListOptions{Since: "1", Filters: client.Filters{}.
 		Add("type", string(events.ContainerEventType)).Add("container", id).Add("event", string(events.ActionKill), string(events.ActionDie))})
 	if err := e.AwaitEnd(ctx, id); err != nil {
 		return false, err
@@ -87,11 +87,11 @@ func (e *Engine) AwaitOwnEnd(ctx context.Context, id string) (own bool, err erro
 	defer late.Stop()
 	for {
 		select {
-		case m := <-seen.Messages:
+		case m := <-happened.Messages:
 			if m.Actor.ID == id {
 				return m.Action == events.ActionDie, nil // a signal comes before
 			}
-		case <-seen.Err: //nolint:errcheck // it is gone, for whatever reason
+		case <-happened.Err: //nolint:errcheck // it is gone, for whatever reason
 			return false, nil
 		case <-late.C:
 			return false, nil

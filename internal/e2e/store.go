@@ -47,16 +47,15 @@ func (r *Report) store(ctx context.Context, o Options, out submit.Outcome) {
 	}
 }
 
-// record returns what kernelbot would store for the right submission. Its leaderboard ends when
-// it begins, so that no one submits to it.
+// record returns what kernelbot would store for the right submission.
 func (o Options) record(out submit.Outcome, now time.Time) (results.Record, error) {
 	right := o.Problem.Submissions[0]
 	if out.Verdict != submit.Passed {
 		return results.Record{}, fmt.Errorf("%s has no result to store", right.File)
 	}
-	runs, err := results.RunsOf(out.Raw, o.Mode, o.Problem.Task.RankingBy, o.GPU)
+	runs, err := results.RunsOf(out.Raw, o.Problem.Task.RankingBy, o.GPU)
 	return results.Record{
-		Leaderboard: o.RunID, Description: "made by kbnode e2e", Deadline: now, Task: json.RawMessage(o.Problem.Task.Definition()),
+		Leaderboard: o.RunID, Description: "made by kbnode e2e", Task: json.RawMessage(o.Problem.Task.Definition()),
 		GPU: o.GPU, UserID: userID, UserName: userName, File: right.File, Code: right.Text, Submitted: now, Runs: runs,
 	}, err
 }

@@ -49,7 +49,7 @@ func (u *Updater) Build(ctx context.Context, src Source, push bool, o Options) (
 		err = room(free, total, nil)
 	}
 	if err == nil {
-		err = u.quietly(ctx, o, "the build", func(ctx context.Context) error {
+		err = u.whileIdle(ctx, o, "the build", func(ctx context.Context) error {
 			archive, err := src.Archive()
 			if err != nil {
 				return err
@@ -60,7 +60,7 @@ func (u *Updater) Build(ctx context.Context, src Source, push bool, o Options) (
 		})
 	}
 	if err != nil {
-		return u.unlessBusy(err)
+		return u.laterIfBusy(err)
 	}
 	have, err := u.Engine.Image(ctx, building)
 	if err != nil {

@@ -1,6 +1,10 @@
 package image
 
-import "time"
+import (
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+)
 
 // Trial watches the first jobs after an image has become current.
 type Trial struct {
@@ -8,13 +12,6 @@ type Trial struct {
 	Jobs    int       `json:"jobs"`   // number that must fail in a row
 	Failed  int       `json:"failed"` // so far
 	Seen    time.Time `json:"seen"`   // outcomes up to here are counted
-}
-
-// Outcome is the end of one job's container.
-type Outcome struct {
-	Image    string // as the pipeline named it
-	ExitCode int
-	Time     time.Time
 }
 
 // Verdict is the result of a trial.
@@ -29,7 +26,7 @@ const (
 
 // FirstJobs counts one more job that used the image. A single success ends the trial: any
 // submission can make its own job fail, but a success shows that the image works.
-func FirstJobs(t Trial, o Outcome) (Trial, Verdict) {
+func FirstJobs(t Trial, o docker.End) (Trial, Verdict) {
 	if !o.Time.After(t.Seen) {
 		return t, Undecided // from before the trial, or already counted
 	}

@@ -72,7 +72,7 @@ func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
 		return r, nil
 	}
 	if err := u.fetch(ctx, from, digest, o); err != nil {
-		return u.unlessBusy(err)
+		return u.laterIfBusy(err)
 	}
 	if next := u.state.Candidate; cur.passed() && cur.ID == next.ID && tagged != nil && tagged.ID == cur.ID {
 		// The registry has the same image with another manifest.
@@ -138,7 +138,7 @@ func (u *Updater) fetch(ctx context.Context, from, digest string, o Options) err
 	}
 	have, err := u.Engine.Image(ctx, ref)
 	if errors.Is(err, docker.ErrNotFound) {
-		if err := u.quietly(ctx, o, "the pull", func(ctx context.Context) error { return u.pull(ctx, ref) }); err != nil {
+		if err := u.whileIdle(ctx, o, "the pull", func(ctx context.Context) error { return u.pull(ctx, ref) }); err != nil {
 			return err
 		}
 		have, err = u.Engine.Image(ctx, ref)
@@ -239,7 +239,7 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 	if !u.state.Candidate.passed() {
 		verdict, err := u.canary(ctx, o)
 		if err != nil {
-			return u.unlessBusy(err)
+			return u.laterIfBusy(err)
 		}
 		next := *u.state.Candidate
 		next.Canary = &verdict
@@ -252,7 +252,7 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 			return Result{}, err
 		}
 		if !verdict.Passed {
-			return u.stay(ctx, tagged, verdict.Reason)
+			return u.refuseCandidate(ctx, tagged, verdict.Reason)
 		}
 	}
 	var before *Image
@@ -276,9 +276,9 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 	return u.result(ActionUpdated, ""), u.prune(ctx)
 }
 
-// stay ends an update whose canary failed. If the name points to that very image, because
+// refuseCandidate ends an update whose canary failed. If the name points to that very image, because
 // someone pulled it by name, the name goes back to the current image.
-func (u *Updater) stay(ctx context.Context, tagged *docker.Image, reason string) (Result, error) {
+func (u *Updater) refuseCandidate(ctx context.Context, tagged *docker.Image, reason string) (Result, error) {
 	bad := u.state.Drop[len(u.state.Drop)-1]
 	u.note("%s was refused for %s: %s", bad.label(), u.Name, reason)
 	if cur := u.state.Current; tagged != nil && tagged.ID == bad.ID && cur.passed() && cur.ID != bad.ID {
@@ -290,8 +290,8 @@ func (u *Updater) stay(ctx context.Context, tagged *docker.Image, reason string)
 	return u.result(ActionRefused, reason), u.prune(ctx)
 }
 
-// unlessBusy turns an expired wait into a result.
-func (u *Updater) unlessBusy(err error) (Result, error) {
+// laterIfBusy turns an expired wait into a result.
+func (u *Updater) laterIfBusy(err error) (Result, error) {
 	if busy, ok := errors.AsType[*busyError](err); ok {
 		return u.result(ActionLater, busy.Error()), nil
 	}

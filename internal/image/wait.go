@@ -38,9 +38,9 @@ func jobs(slots []Slot) []string {
 	return names
 }
 
-// quietly calls do, which would disturb timings, while no slot runs a job: it waits for
+// whileIdle calls do, which would disturb timings, while no slot runs a job: it waits for
 // that, and starts over if a job comes meanwhile.
-func (u *Updater) quietly(ctx context.Context, o Options, what string, do func(context.Context) error) error {
+func (u *Updater) whileIdle(ctx context.Context, o Options, what string, do func(context.Context) error) error {
 	if o.Beside {
 		return do(ctx)
 	}
@@ -54,7 +54,7 @@ func (u *Updater) quietly(ctx context.Context, o Options, what string, do func(c
 		if err := u.await(ctx, end, idle, "; --now does not wait for them"); err != nil {
 			return err
 		}
-		err := u.unless(ctx, func(slots []Slot) bool { return idle(slots) != "" }, do)
+		err := u.interruptible(ctx, func(slots []Slot) bool { return idle(slots) != "" }, do)
 		if !errors.Is(err, errJob) {
 			return err
 		}
@@ -94,8 +94,8 @@ func (u *Updater) await(ctx context.Context, end time.Time, why func([]Slot) str
 	}
 }
 
-// unless calls do and interrupts it with errJob as soon as over reports true for the slots.
-func (u *Updater) unless(ctx context.Context, over func([]Slot) bool, do func(context.Context) error) error {
+// interruptible calls do and interrupts it with errJob as soon as over reports true for the slots.
+func (u *Updater) interruptible(ctx context.Context, over func([]Slot) bool, do func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	watched := make(chan struct{})

@@ -40,7 +40,7 @@ func (u *Updater) watch(ctx context.Context) (Result, error) {
 		if name, err := docker.ParseRef(e.Image); err != nil || name != u.whole() {
 			continue
 		}
-		if trial, verdict = FirstJobs(trial, Outcome{Image: e.Image, ExitCode: e.ExitCode, Time: e.Time}); verdict != Undecided {
+		if trial, verdict = FirstJobs(trial, e); verdict != Undecided {
 			break
 		}
 	}

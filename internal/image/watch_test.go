@@ -24,12 +24,12 @@ func TestFirstJobs(t *testing.T) {
 		{codes: []int{127, 126, 2}, verdict: Bad, failed: 3},
 	} {
 		trial, verdict := Trial{Jobs: 3, Seen: time.Unix(100, 0)}, Undecided
-		trial, v := FirstJobs(trial, Outcome{ExitCode: 1, Time: time.Unix(100, 0)})
+		trial, v := FirstJobs(trial, docker.End{ExitCode: 1, Time: time.Unix(100, 0)})
 		if v != Undecided || trial.Failed != 0 {
 			t.Error("a job of the time before counts")
 		}
 		for i, code := range tt.codes {
-			trial, verdict = FirstJobs(trial, Outcome{ExitCode: code, Time: time.Unix(int64(101+i), 0)})
+			trial, verdict = FirstJobs(trial, docker.End{ExitCode: code, Time: time.Unix(int64(101+i), 0)})
 			if verdict != Undecided {
 				break
 			}

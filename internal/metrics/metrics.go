@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/image"
@@ -51,8 +52,8 @@ type Exporter struct {
 
 // job is the job that ran when a slot was last seen.
 type job struct {
-	id          string // only compared: it comes from the job's environment
-	began, seen time.Time
+	id              string // only compared: it comes from the job's environment
+	began, lastSeen time.Time
 }
 
 // New returns an Exporter that serves nothing yet.
@@ -103,7 +104,7 @@ func New(o Options) *Exporter {
 			e.passes.WithLabelValues(kind, result)
 		}
 	}
-	e.registerProcess()
+	e.registry.MustRegister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return e
 }
 
@@ -196,11 +197,11 @@ func (e *Exporter) slots(s daemon.Snapshot) {
 func (e *Exporter) job(slot string, before job, is *slot.Job, now time.Time) job {
 	started, ended := e.jobsStarted.WithLabelValues(slot), e.jobSeconds.WithLabelValues(slot)
 	if is != nil && is.ID == before.id {
-		before.seen = now
+		before.lastSeen = now
 		return before
 	}
 	if before.id != "" {
-		end := before.seen.Add(now.Sub(before.seen) / 2)
+		end := before.lastSeen.Add(now.Sub(before.lastSeen) / 2)
 		ended.Observe(end.Sub(before.began).Seconds())
 	}
 	if is == nil {
@@ -212,7 +213,7 @@ func (e *Exporter) job(slot string, before job, is *slot.Job, now time.Time) job
 		age = max(0, now.Sub(is.Since))
 	}
 	// Use now's monotonic clock: the wall clock may be set while the job runs.
-	return job{id: is.ID, began: now.Add(-age), seen: now}
+	return job{id: is.ID, began: now.Add(-age), lastSeen: now}
 }
 
 func (e *Exporter) image(s image.State) {

@@ -1,7 +1,6 @@
 package results
 
 import (
-	"context"
 	"errors"
 	"net/url"
 	"strings"
@@ -55,13 +54,3 @@ func HasPassword(dsn string) bool {
 
 // hasPassword matches password and sslpassword as a keyword and in a query.
 var hasPassword = lazy.Regexp(`(?i)password\s*=`)
-
-func (s *Store) connect(ctx context.Context) (*pgx.Conn, error) {
-	within, cancel := context.WithTimeout(ctx, s.limits.connect)
-	defer cancel()
-	conn, err := pgx.ConnectConfig(within, s.config)
-	if err != nil {
-		return nil, s.unreachable(ctx, err)
-	}
-	return conn, nil
-}

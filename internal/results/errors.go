@@ -22,34 +22,60 @@ var ErrExists = errors.New("the leaderboard exists")
 // ErrShared means that rows of others refer to what was to be removed.
 var ErrShared = errors.New("rows that kbnode did not create refer to it")
 
+var (
+	errConflict = errors.New("another transaction conflicted with this one")
+	errLost     = errors.New("the connection to PostgreSQL was lost; try again")
+)
+
+// noConnection has what the server's refusals of a connection mean, by SQLSTATE. SERVER, USER and
+// DATABASE are the DSN's.
+var noConnection = map[string]string{
+	"28P01": "PostgreSQL at SERVER refuses the password of user USER; set PGPASSWORD or write it to ~/.pgpass",
+	"28000": "PostgreSQL at SERVER refuses user USER; see its pg_hba.conf, and sslmode in the DSN",
+	"3D000": "PostgreSQL at SERVER has no database DATABASE; name another, or create it and apply kernelbot's migrations",
+	"42501": "user USER may not connect to database DATABASE; grant it, or name another user",
+	"53300": "PostgreSQL at SERVER has no connection left; try again later",
+	"57P03": "PostgreSQL at SERVER is starting or stopping; try again in a minute",
+}
+
+const oldTables = "database DATABASE lacks kernelbot's tables, or has old ones (MESSAGE); apply kernelbot's migrations first"
+
+// refused has what the server's refusals in a transaction mean. MESSAGE is the server's,
+// and LIMIT that of waiting for a lock.
+var refused = map[string]string{
+	"42P01": oldTables, // no such table
+	"3F000": oldTables, // no such schema
+	"42703": oldTables, // no such column
+	"42501": "user USER lacks a privilege (MESSAGE); grant it, or name another user",
+	"25006": "database DATABASE is read-only (MESSAGE); name the primary server",
+	"57014": "PostgreSQL canceled a statement (MESSAGE); try again when it is less busy",
+	"55P03": "another transaction has locked the rows for over LIMIT; try again",
+	"22P05": "a text contains U+0000 or something else that PostgreSQL cannot store (MESSAGE); remove it from the task",
+	"22021": "a text contains U+0000 or something else that PostgreSQL cannot store (MESSAGE); remove it from the task",
+}
+
+// fill puts the DSN's parts and the server's message into a text of the tables.
+func (s *Store) fill(text, message string) error {
+	at := net.JoinHostPort(s.config.Host, strconv.Itoa(int(s.config.Port)))
+	if strings.HasPrefix(s.config.Host, "/") {
+		at = s.config.Host
+	}
+	q := strconv.Quote
+	return errors.New(strings.NewReplacer("SERVER", q(at), "USER", q(s.config.User), "DATABASE", q(s.config.Database), "MESSAGE", q(message), "LIMIT", s.limits.lock.String()).Replace(text))
+}
+
 // unreachable returns an error that says why there is no connection. It does not wrap
 // the driver's errors, which contain the configuration with the password, or quote the
 // server's message, which may contain a setting of the DSN.
 func (s *Store) unreachable(ctx context.Context, err error) error {
-	if ctx.Err() != nil && errors.Is(context.Cause(ctx), context.Canceled) {
+	if errors.Is(context.Cause(ctx), context.Canceled) {
 		return fmt.Errorf("connect to PostgreSQL: %w", context.Canceled)
 	}
-	c := s.config
-	at := net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port)))
-	if strings.HasPrefix(c.Host, "/") {
-		at = c.Host
-	}
 	if refusal, is := errors.AsType[*pgconn.PgError](err); is {
-		switch refusal.Code {
-		case "28P01":
-			return fmt.Errorf("PostgreSQL at %q refuses the password of user %q; set PGPASSWORD or write it to ~/.pgpass", at, c.User)
-		case "28000":
-			return fmt.Errorf("PostgreSQL at %q refuses user %q; see its pg_hba.conf, and sslmode in the DSN", at, c.User)
-		case "3D000":
-			return fmt.Errorf("PostgreSQL at %q has no database %q; name another, or create it and apply kernelbot's migrations", at, c.Database)
-		case "42501":
-			return fmt.Errorf("user %q may not connect to database %q; grant it, or name another user", c.User, c.Database)
-		case "53300":
-			return fmt.Errorf("PostgreSQL at %q has no connection left; try again later", at)
-		case "57P03":
-			return fmt.Errorf("PostgreSQL at %q is starting or stopping; try again in a minute", at)
+		if text, known := noConnection[refusal.Code]; known {
+			return s.fill(text, "")
 		}
-		return fmt.Errorf("PostgreSQL at %q refuses the connection (SQLSTATE %q); see the server's log", at, refusal.Code)
+		return s.fill("PostgreSQL at SERVER refuses the connection (SQLSTATE MESSAGE); see the server's log", refusal.Code)
 	}
 	why := "the server does not speak PostgreSQL's protocol, or refuses this sslmode; check the DSN"
 	_, unknown := errors.AsType[*net.DNSError](err)
@@ -67,61 +93,37 @@ func (s *Store) unreachable(ctx context.Context, err error) error {
 	case failed:
 		why = errno.Error() + "; is the server running there?"
 	}
-	return fmt.Errorf("connect to PostgreSQL at %q: %s", at, why)
+	return s.fill("connect to PostgreSQL at SERVER: "+why, "")
 }
 
 // plain returns an error that says what the server or the connection refused, and what
 // to do about it. It returns an error of this package unchanged.
 func (s *Store) plain(ctx context.Context, err error) error {
-	if err == nil {
-		return nil
-	}
-	if canceled := context.Cause(ctx); errors.Is(canceled, context.Canceled) {
-		return fmt.Errorf("ask PostgreSQL: %w", context.Canceled)
-	}
 	refusal, is := errors.AsType[*pgconn.PgError](err)
-	if !is {
-		_, network := errors.AsType[net.Error](err)
-		switch {
-		case pgconn.Timeout(err) || errors.Is(err, context.DeadlineExceeded):
-			return fmt.Errorf("PostgreSQL did not answer within %v; try again", s.limits.call)
-		case network || pgconn.SafeToRetry(err) || isClosed(err):
-			return errLost
-		}
+	_, network := errors.AsType[net.Error](err)
+	ended := slices.ContainsFunc([]error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, pgconn.ErrConnClosed, pgx.ErrTxClosed},
+		func(end error) bool { return errors.Is(err, end) })
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(context.Cause(ctx), context.Canceled):
+		return fmt.Errorf("ask PostgreSQL: %w", context.Canceled)
+	case !is && (pgconn.Timeout(err) || errors.Is(err, context.DeadlineExceeded)):
+		return fmt.Errorf("PostgreSQL did not answer within %v; try again", s.limits.call)
+	case !is && (network || ended || pgconn.SafeToRetry(err)):
+		return errLost
+	case !is:
 		return err
-	}
-	message := strconv.Quote(refusal.Message)
-	switch refusal.Code {
-	case "42P01", "3F000", "42703", "42P10": // no such table, schema, column, unique column
-		return fmt.Errorf("database %q lacks kernelbot's tables, or has old ones (%s); apply kernelbot's migrations first", s.config.Database, message)
-	case "42501":
-		return fmt.Errorf("user %q lacks a privilege (%s); grant it, or name another user", s.config.User, message)
-	case "25006":
-		return fmt.Errorf("database %q is read-only (%s); name the primary server", s.config.Database, message)
-	case "23503":
-		return fmt.Errorf("%w: %s", ErrShared, message)
-	case "57014":
-		return fmt.Errorf("PostgreSQL canceled a statement (%s); try again when it is less busy", message)
-	case "55P03":
-		return fmt.Errorf("another transaction has locked the rows for over %v; try again", s.limits.lock)
-	case "40001", "40P01":
-		return fmt.Errorf("%w (%s); try again", errInTheWay, message)
-	case "22P05", "22021":
-		return fmt.Errorf("a text contains U+0000 or something else that PostgreSQL cannot store (%s); remove it from the task", message)
-	}
-	if strings.HasPrefix(refusal.Code, "57P") || strings.HasPrefix(refusal.Code, "08") {
+	case refusal.Code == "23505" && refusal.TableName == "leaderboard":
+		return fmt.Errorf("%w; choose another name, or remove it if it is left from an earlier run", ErrExists)
+	case refusal.Code == "23503":
+		return fmt.Errorf("%w: %q", ErrShared, refusal.Message)
+	case refusal.Code == "40001" || refusal.Code == "40P01":
+		return fmt.Errorf("%w (%q); try again", errConflict, refusal.Message)
+	case refused[refusal.Code] != "":
+		return s.fill(refused[refusal.Code], refusal.Message)
+	case strings.HasPrefix(refusal.Code, "57P") || strings.HasPrefix(refusal.Code, "08"):
 		return errLost
 	}
-	return fmt.Errorf("PostgreSQL refuses: %s (SQLSTATE %q)", message, refusal.Code)
-}
-
-var errInTheWay = errors.New("another transaction conflicted with this one")
-
-var errLost = errors.New("the connection to PostgreSQL was lost; try again")
-
-// isClosed reports whether a connection ended early. The driver has several errors for
-// this.
-func isClosed(err error) bool {
-	return slices.ContainsFunc([]error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, pgconn.ErrConnClosed, pgx.ErrTxClosed},
-		func(closed error) bool { return errors.Is(err, closed) })
+	return fmt.Errorf("PostgreSQL refuses: %q (SQLSTATE %q)", refusal.Message, refusal.Code)
 }

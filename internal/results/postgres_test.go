@@ -109,14 +109,15 @@ func record(t *testing.T, name string) Record {
 	runs, err := RunsOf([]byte(resultOf(
 		evaluated("test", compiled, true, `{"check":"pass","nul\u0000":"a\u0000\ud800","it's":"\"; DROP TABLE leaderboard.runs; --"}`),
 		evaluated("benchmark", "null", false, `{}`),
-		evaluated("leaderboard", "null", true, three))), "leaderboard", "geom", "B200_BK")
+		evaluated("leaderboard", "null", true, three))), "geom", "B200_BK")
 	if err != nil {
 		t.Fatal(err)
 	}
 	return Record{
-		Leaderboard: name, Description: "one 'two' \x00 three", Deadline: time.Date(2027, 1, 2, 3, 4, 5, 123456789, time.FixedZone("", 3600)),
+		Leaderboard: name, Description: "one 'two' three",
 		Task: json.RawMessage(`{"lang":"py","files":{"a.py":"é\n"},"seed":null,"b":1.50,"tests":[{"n":1e2}]}`), GPU: "B200_BK",
-		UserID: "42", UserName: "kbnode e2e", File: "submission.py", Code: "print('é')\x00\n", Submitted: time.Now(), Runs: runs,
+		UserID: "42", UserName: "kbnode e2e", File: "submission.py", Code: "print('é')\x00\n",
+		Submitted: time.Date(2027, 1, 2, 3, 4, 5, 123456789, time.FixedZone("", 3600)), Runs: runs,
 	}
 }
 
@@ -166,7 +167,7 @@ func TestSaveVerifyRemove(t *testing.T) {
 		}
 		same(t, "rows left", map[string]int{}, rows(t, admin))
 	}
-	says(t, s.Verify(t.Context(), st, r), `check leaderboard "kbnode-e2e-1"`, "a row is missing", "0 are stored, not 3")
+	says(t, s.Verify(t.Context(), st, r), `check leaderboard "kbnode-e2e-1"`, "submission: the row is missing", "0 are stored, not 3")
 }
 
 // TestVerifyFinds checks that Verify finds every changed column at once.
@@ -197,10 +198,8 @@ func TestVerifyFinds(t *testing.T) {
 				for _, mode := range []string{"test", "benchmark", "leaderboard"} {
 					found = append(found, fmt.Sprintf("run %q: %s: ", mode, column))
 				}
-			case "gpu_type":
-				found = append(found, "gpu_type: ")
 			default:
-				found = append(found, table+"."+column+": ")
+				found = append(found, table+": "+column+": ")
 			}
 		}
 	}
@@ -210,7 +209,7 @@ func TestVerifyFinds(t *testing.T) {
 		t.Errorf("%d differences, not %d:\n%v", n, len(found), err)
 	}
 	must(t, admin, "DELETE FROM leaderboard.runs WHERE mode = 'x' AND id = $1", st.Runs[1])
-	says(t, s.Verify(t.Context(), st, r), "runs: 2 are stored, not 3")
+	says(t, s.Verify(t.Context(), st, r), "runs: 2 are stored, not 3", `run "benchmark": the row is missing`)
 }
 
 // TestSharedRows checks that others' leaderboard, user and code stay, in any order.
@@ -335,12 +334,6 @@ func TestSaveRefuses(t *testing.T) {
 		change func(*Record)
 		err    string
 	}{
-		{"no name", func(r *Record) { r.Leaderboard = "" }, "leaderboard's name"},
-		{"a name with escapes", func(r *Record) { r.File = "a\x1b[2J" }, `file name "a\x1b[2J"`},
-		{"code that is not text", func(r *Record) { r.Code = "\xff" }, "UTF-8"},
-		{"a task that is a list", func(r *Record) { r.Task = json.RawMessage("[]") }, "JSON object"},
-		{"a task that is cut", func(r *Record) { r.Task = json.RawMessage("{") }, "JSON object"},
-		{"no deadline", func(r *Record) { r.Deadline = time.Time{} }, "deadline"},
 		{"U+0000 in the task", func(r *Record) { r.Task = json.RawMessage(`{"files":{"a":"\u0000"}}`) }, "U+0000"},
 		{"a number that is too large", func(r *Record) { r.Task = json.RawMessage(`{"a":1e999999}`) }, "PostgreSQL refuses"},
 		{"a run without its machine", func(r *Record) { r.Runs[2].System = nil }, "system_info"},

@@ -28,13 +28,12 @@ type meta struct {
 }
 
 // RunsOf converts the evaluations of a result.json to rows, as kernelbot's backend
-// does. mode is the submission's (private: the rows are secret), rankingBy is the
-// task's ranking_by (last, mean or geom; empty is last), and gpu is the GPU type that
-// the job ran on. Like kernelbot, it makes no row for an evaluation whose compilation
+// does. rankingBy is the task's ranking_by (last, mean or geom; empty is last), and gpu
+// is the GPU type that the job ran on. Like kernelbot, it makes no row for an evaluation whose compilation
 // failed, so that the task's program did not run. The score, in seconds, is that of the
 // evaluation leaderboard, if it succeeded and passed. RunsOf returns an error if the
 // document is invalid or the runner reports an error.
-func RunsOf(doc []byte, mode, rankingBy, gpu string) ([]Run, error) {
+func RunsOf(doc []byte, rankingBy, gpu string) ([]Run, error) {
 	d, err := result.ReadStrict(withoutNUL(doc))
 	switch {
 	case err != nil:
@@ -55,7 +54,7 @@ func RunsOf(doc []byte, mode, rankingBy, gpu string) ([]Run, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read %s: run %.60q: %w", result.File, e.Key, err)
 		}
-		r.Secret, r.Runner = mode == "private", gpu
+		r.Runner = gpu
 		runs = append(runs, r)
 	}
 	return runs, nil

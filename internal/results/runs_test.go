@@ -43,7 +43,7 @@ func TestRunsOf(t *testing.T) {
 		evaluated("test", compiled, true, `{"check":"pass","test-count":"1"}`),
 		evaluated("benchmark", "null", true, one),
 		evaluated("leaderboard", "null", true, one))
-	got, err := RunsOf([]byte(doc), "leaderboard", "last", "B200_BK")
+	got, err := RunsOf([]byte(doc), "last", "B200_BK")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,10 +59,6 @@ func TestRunsOf(t *testing.T) {
 	want[2].Mode, want[2].Result, want[2].Score = "leaderboard", want[1].Result, &seconds
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
-	}
-	private, err := RunsOf([]byte(doc), "private", "", "B200_BK")
-	if err != nil || !private[0].Secret || !private[2].Secret {
-		t.Errorf("mode private: %v, %+v", err, private)
 	}
 }
 
@@ -87,7 +83,7 @@ func TestRunsOfRunner(t *testing.T) {
 	}
 	// The zero time is refused.
 	doc = bytes.ReplaceAll(doc, []byte(`"0001-01-01T00:00:00"`), []byte(`"2026-01-01T00:00:00"`))
-	got, err := RunsOf(doc, "test", "geom", "H100_BK")
+	got, err := RunsOf(doc, "geom", "H100_BK")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +130,7 @@ func TestScore(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			got, err := RunsOf([]byte(resultOf(evaluated("leaderboard", "null", c.passed, c.reported))), "leaderboard", c.rankingBy, "B200_BK")
+			got, err := RunsOf([]byte(resultOf(evaluated("leaderboard", "null", c.passed, c.reported))), c.rankingBy, "B200_BK")
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) {
 					t.Errorf("error %v does not say %q", err, c.err)
@@ -180,7 +176,7 @@ func TestRunsOfRefuses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			got, err := RunsOf([]byte(c.doc), "test", "last", "B200_BK")
+			got, err := RunsOf([]byte(c.doc), "last", "B200_BK")
 			if err == nil || !strings.Contains(err.Error(), c.err) || strings.ContainsAny(err.Error(), "\x1b\x00\n") || len(err.Error()) > 2000 {
 				t.Errorf("%d runs, error %q does not say %q", len(got), err, c.err)
 			}
@@ -192,7 +188,7 @@ func TestRunsOfRefuses(t *testing.T) {
 func TestRunsOfCompileError(t *testing.T) {
 	t.Parallel()
 	doc := resultOf(`"test":{"start":"2026-03-04T05:06:07","end":"2026-03-04T05:06:09","compilation":` + compiled + `,"run":null,"profile":null}`)
-	if got, err := RunsOf([]byte(doc), "test", "last", "B200_BK"); err != nil || len(got) != 0 {
+	if got, err := RunsOf([]byte(doc), "last", "B200_BK"); err != nil || len(got) != 0 {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -203,19 +199,19 @@ func FuzzRunsOf(f *testing.F) {
 	f.Add(resultOf(evaluated("leaderboard", "null", true, one)), "last")
 	f.Add(`{"success":false,"error":"\u001b"}`, "")
 	f.Fuzz(func(t *testing.T, doc, rankingBy string) {
-		runs, err := RunsOf([]byte(doc), "private", rankingBy, "B200_BK")
+		runs, err := RunsOf([]byte(doc), rankingBy, "B200_BK")
 		if err != nil {
 			if runs != nil || strings.ContainsFunc(err.Error(), func(r rune) bool { return r < ' ' }) {
 				t.Errorf("%d runs with error %q", len(runs), err)
 			}
 			return
 		}
-		again, err := RunsOf([]byte(doc), "private", rankingBy, "B200_BK")
+		again, err := RunsOf([]byte(doc), rankingBy, "B200_BK")
 		if diff := cmp.Diff(runs, again); diff != "" || err != nil {
 			t.Errorf("another result the second time: %v\n%s", err, diff)
 		}
 		for _, r := range runs {
-			if r.Score != nil && (!(*r.Score > 0) || math.IsInf(*r.Score, 0)) || !r.Secret || len(r.Mode) > 300 {
+			if r.Score != nil && (!(*r.Score > 0) || math.IsInf(*r.Score, 0)) || len(r.Mode) > 300 {
 				t.Errorf("%+v", r)
 			}
 			for _, doc := range []json.RawMessage{r.Compile, r.Meta, r.Result, r.System} {

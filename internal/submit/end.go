@@ -92,14 +92,14 @@ func (f *follower) finish(r *run, v Verdict, reason string) {
 }
 
 func (f *follower) tell(r *run, state string) {
-	s := Status{Build: r.out.Build, URL: r.out.URL, State: state, Agent: r.out.Agent, Since: r.told.Since}
-	if state != r.told.State {
+	s := Status{Build: r.out.Build, URL: r.out.URL, State: state, Agent: r.out.Agent, Since: r.status.Since}
+	if state != r.status.State {
 		s.Since = time.Now()
 	}
-	if s == r.told {
+	if s == r.status {
 		return
 	}
-	r.told = s
+	r.status = s
 	if f.On != nil {
 		f.On(r.index, s)
 	}

@@ -27,7 +27,7 @@ func (f *follower) fetch(r *run) {
 	if job != nil {
 		r.out.Exit = job.ExitStatus
 		r.out.Started, r.out.Ended = job.Started, job.Finished
-		r.out.Waited, r.out.Ran = between(job.Runnable, job.Started), between(job.Started, job.Finished)
+		r.out.Queue, r.out.Run = seconds(job.Runnable, job.Started), seconds(job.Started, job.Finished)
 	}
 	if r.job.NoResult {
 		f.conclude(r, job, nil, errNoResult)
@@ -46,11 +46,11 @@ func (f *follower) fetch(r *run) {
 	})
 }
 
-func between(from, to time.Time) time.Duration {
+func seconds(from, to time.Time) float64 {
 	if from.IsZero() || to.Before(from) {
 		return 0
 	}
-	return to.Sub(from)
+	return to.Sub(from).Seconds()
 }
 
 // scriptOf returns the job that decides a build: the first that did not pass, or else the last.

@@ -58,7 +58,7 @@ type run struct {
 	fetching bool
 	done     bool
 	also     string // appended to the reason
-	told     Status
+	status   Status
 }
 
 // follower owns the runs: only its loop touches them. Slow work runs aside and returns a
@@ -210,20 +210,20 @@ func (f *follower) look() {
 		return func() {
 			f.looking = false
 			if err != nil {
-				f.unheard(err)
+				f.lookFailed(err)
 				return
 			}
 			f.heard = time.Now()
 			for _, b := range builds {
-				f.seen(b)
+				f.update(b)
 			}
 		}
 	})
 }
 
-// unheard handles a failed look: it gives up if another will not help, or if all have failed for
+// lookFailed handles a failed look: it gives up if another will not help, or if all have failed for
 // too long.
-func (f *follower) unheard(err error) {
+func (f *follower) lookFailed(err error) {
 	if status := buildkite.Refused(err); status >= 400 && status < 500 || time.Since(f.heard) > silence {
 		f.giveUp(err.Error())
 		return
@@ -233,8 +233,8 @@ func (f *follower) unheard(err error) {
 	}
 }
 
-// seen updates the run that a build belongs to.
-func (f *follower) seen(b buildkite.Build) {
+// update updates the run that a build belongs to.
+func (f *follower) update(b buildkite.Build) {
 	for _, r := range f.runs {
 		ours := b.MetaData[batchKey] == f.batch || b.Number == r.build.Number // not someone else's with the same run ID
 		if r.job.RunID != b.MetaData[buildkite.RunIDKey] || !ours {

@@ -106,15 +106,15 @@ func CheckTarget(queue, gpu, arch string) error {
 	if !ok {
 		return nil
 	}
-	of := fmt.Sprintf("queue %s is for %s GPUs", queue, there)
+	queueIs := fmt.Sprintf("queue %s is for %s GPUs", queue, there)
 	named, wanted, ok := find(gpu)
 	switch {
 	case ok && (wanted.model != there.model || wanted.shape != "" && wanted.shape != there.shape):
-		return fmt.Errorf("%s, and --gpu %s names others; leave out --queue for queue %s, or --gpu for queue %s; --force sends it anyway", of, gpu, named.Queue, queue)
+		return fmt.Errorf("%s, and --gpu %s names others; leave out --queue for queue %s, or --gpu for queue %s; --force sends it anyway", queueIs, gpu, named.Queue, queue)
 	case arch != "" && has.AMD():
-		return fmt.Errorf("%s, which have no architecture of nvcc; leave it out; --force sends it anyway", of)
+		return fmt.Errorf("%s, which have no architecture of nvcc; leave it out; --force sends it anyway", queueIs)
 	case arch != "" && !runsOn(arch, has.Arch):
-		return fmt.Errorf("%s with architecture %s, on which no code for %s runs; leave it out, or name another queue; --force sends it anyway", of, has.Arch, arch)
+		return fmt.Errorf("%s with architecture %s, on which no code for %s runs; leave it out, or name another queue; --force sends it anyway", queueIs, has.Arch, arch)
 	}
 	return nil
 }

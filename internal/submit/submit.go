@@ -80,12 +80,10 @@ type Outcome struct {
 	Agent   string         `json:"agent,omitempty"`
 	Tags    []string       `json:"tags,omitempty"`        // of the agent
 	Exit    *int           `json:"exit_status,omitempty"` // of the job
-	Waited  time.Duration  `json:"-"`                     // from runnable to started
-	Ran     time.Duration  `json:"-"`                     // from started to ended
 	Started time.Time      `json:"-"`                     // by the agent's clock; zero if not known
 	Ended   time.Time      `json:"-"`                     // by the agent's clock; zero if not known
-	Queue   float64        `json:"queue_seconds"`         // Waited
-	Run     float64        `json:"run_seconds"`           // Ran
+	Queue   float64        `json:"queue_seconds"`         // from runnable to started
+	Run     float64        `json:"run_seconds"`           // from started to ended
 	Raw     []byte         `json:"-"`                     // result.json as fetched
 	Node    []byte         `json:"-"`                     // node.json, if there is one
 	Err     error          `json:"-"`                     // why the build was not created
@@ -112,7 +110,6 @@ func Run(ctx context.Context, c *buildkite.Client, o Options, jobs []Job) []Outc
 	out := make([]Outcome, len(f.runs))
 	for i, r := range f.runs {
 		r.out.Reason += r.also
-		r.out.Queue, r.out.Run = r.out.Waited.Seconds(), r.out.Ran.Seconds()
 		out[i] = r.out
 	}
 	return out

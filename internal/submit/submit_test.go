@@ -41,21 +41,21 @@ func open(t *testing.T, o bktest.Options, agents int, do func(ctx context.Contex
 			t.Fatal(err)
 		}
 	}
-	of := &office{Server: s}
+	bk := &office{Server: s}
 	var mu sync.Mutex
 	client, err := buildkite.New(buildkite.Options{
 		URL: "http://buildkite.test", Token: bktest.DefaultAPIToken, Network: s.Wire(), Patient: true,
 		Log: func(why string, pause time.Duration) {
 			mu.Lock()
 			defer mu.Unlock()
-			of.log = append(of.log, fmt.Sprintf("%s; again in %s", why, pause.Round(time.Second)))
+			bk.log = append(bk.log, fmt.Sprintf("%s; again in %s", why, pause.Round(time.Second)))
 		},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	of.client = client
-	return of
+	bk.client = client
+	return bk
 }
 
 func job(name string) Job {
@@ -65,9 +65,9 @@ func job(name string) Job {
 	}}
 }
 
-func (of *office) run(ctx context.Context, o Options, jobs ...Job) []Outcome {
+func (bk *office) run(ctx context.Context, o Options, jobs ...Job) []Outcome {
 	o.Org, o.Pipeline = "kbnode", "kernelbot"
-	return Run(ctx, of.client, o, jobs)
+	return Run(ctx, bk.client, o, jobs)
 }
 
 // takes returns a job that runs for some seconds and leaves these files.
@@ -114,17 +114,17 @@ func TestOutcomes(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				of := open(t, tt.options, 1, tt.do)
+				bk := open(t, tt.options, 1, tt.do)
 				j := job("a")
 				j.Runs = tt.runs
 				if tt.steps != nil {
 					j.Build.Steps = tt.steps
 				}
-				got := of.run(t.Context(), tt.limits, j)[0]
+				got := bk.run(t.Context(), tt.limits, j)[0]
 				if got.Verdict != tt.verdict || !strings.HasPrefix(got.Reason, tt.reason) {
 					t.Errorf("%s: %s", got.Verdict, got.Reason)
 				}
-				for _, b := range of.Builds() {
+				for _, b := range bk.Builds() {
 					if !b.Finished() {
 						t.Errorf("build %d is %s", b.Number, b.State)
 					}
@@ -143,22 +143,22 @@ func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	for _, leave := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			of := open(t, bktest.Options{}, 1, takes(3600, 0, map[string]string{"result.json": bad}))
+			bk := open(t, bktest.Options{}, 1, takes(3600, 0, map[string]string{"result.json": bad}))
 			ctx, interrupt := context.WithCancel(t.Context())
 			time.AfterFunc(time.Minute, interrupt)
 			o := Options{}
 			if leave {
 				o.Leave = func() bool { return true }
 			}
-			got := of.run(ctx, o, job("a"), job("b"))
+			got := bk.run(ctx, o, job("a"), job("b"))
 			want, states := Cancelled, []string{"canceled", "canceled"}
 			if leave {
 				want, states = LeftRunning, []string{"running", "scheduled"} // there is one agent
 			}
 			results := 0
 			for i, out := range got {
-				if out.Verdict != want || of.Builds()[i].State != states[i] {
-					t.Errorf("%+v, %s", out, of.Builds()[i].State)
+				if out.Verdict != want || bk.Builds()[i].State != states[i] {
+					t.Errorf("%+v, %s", out, bk.Builds()[i].State)
 				}
 				if out.Result != nil {
 					results++
@@ -167,8 +167,8 @@ func TestInterrupted(t *testing.T) {
 			if (results > 0) == leave { // the second may have begun when the first ended
 				t.Errorf("%d results", results)
 			}
-			for _, b := range of.Builds() { // so that the bubble can end
-				_ = of.Cancel(b.Number)
+			for _, b := range bk.Builds() { // so that the bubble can end
+				_ = bk.Cancel(b.Number)
 			}
 		})
 	}
@@ -179,12 +179,12 @@ func TestInterrupted(t *testing.T) {
 func TestInterruptedCreation(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		of := open(t, bktest.Options{}, 0, nil)
-		of.Inject(bktest.Fault{Route: createRoute, Delay: 3 * time.Second})
+		bk := open(t, bktest.Options{}, 0, nil)
+		bk.Inject(bktest.Fault{Route: createRoute, Delay: 3 * time.Second})
 		ctx, interrupt := context.WithTimeout(t.Context(), time.Second)
 		defer interrupt()
-		got := of.run(ctx, Options{}, job("a"))[0]
-		if b := of.Builds(); got.Verdict != Cancelled || len(b) != 1 || b[0].State != "canceled" {
+		got := bk.run(ctx, Options{}, job("a"))[0]
+		if b := bk.Builds(); got.Verdict != Cancelled || len(b) != 1 || b[0].State != "canceled" {
 			t.Errorf("%+v, %+v", got, b)
 		}
 	})
@@ -222,18 +222,18 @@ func TestFaults(t *testing.T) {
 			t.Run(route+", "+name, func(t *testing.T) {
 				t.Parallel()
 				synctest.Test(t, func(t *testing.T) {
-					of := open(t, bktest.Options{}, 1, takes(30, 0, map[string]string{"result.json": good}))
+					bk := open(t, bktest.Options{}, 1, takes(30, 0, map[string]string{"result.json": good}))
 					fault.Route, fault.Times = route, 2
-					of.Inject(fault)
-					if err := CheckQueue(t.Context(), of.client, "kbnode", "b200"); err != nil {
+					bk.Inject(fault)
+					if err := CheckQueue(t.Context(), bk.client, "kbnode", "b200"); err != nil {
 						t.Error(err)
 					}
-					got := of.run(t.Context(), Options{RunTime: time.Hour, QueueTime: time.Hour}, job("a"))[0]
+					got := bk.run(t.Context(), Options{RunTime: time.Hour, QueueTime: time.Hour}, job("a"))[0]
 					if got.Verdict != Passed {
-						t.Errorf("%+v, %q", got, of.log)
+						t.Errorf("%+v, %q", got, bk.log)
 					}
 					ran := 0
-					for _, b := range of.Builds() {
+					for _, b := range bk.Builds() {
 						if b.State != "canceled" {
 							ran++
 						}
@@ -242,12 +242,12 @@ func TestFaults(t *testing.T) {
 						t.Errorf("%d builds", ran)
 					}
 					time.Sleep(3 * time.Minute) // delayed calls have arrived
-					for _, b := range of.Builds() {
+					for _, b := range bk.Builds() {
 						if !b.Finished() {
 							t.Errorf("build %d is %s", b.Number, b.State)
 						}
 					}
-					if of.Requests()[route] == 0 {
+					if bk.Requests()[route] == 0 {
 						t.Errorf("%s was not called", route)
 					}
 				})
@@ -266,18 +266,18 @@ func TestCancelFaults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				of := open(t, bktest.Options{}, 1, takes(7200, 0, nil))
+				bk := open(t, bktest.Options{}, 1, takes(7200, 0, nil))
 				fault.Route, fault.Times = cancelRoute, cmp.Or(fault.Times, 2)
-				of.Inject(fault)
-				got := of.run(t.Context(), Options{RunTime: time.Minute}, job("a"))[0]
-				state := of.Builds()[0].State
+				bk.Inject(fault)
+				got := bk.run(t.Context(), Options{RunTime: time.Minute}, job("a"))[0]
+				state := bk.Builds()[0].State
 				if got.Verdict != TimedOut {
 					t.Errorf("%+v", got)
 				}
 				if lasts := fault.Times < 0; strings.Contains(got.Reason, "it is still running") != lasts || (state == "running") != lasts {
 					t.Errorf("%+v, %s", got, state)
 				}
-				_ = of.Cancel(1)
+				_ = bk.Cancel(1)
 			})
 		})
 	}
@@ -289,22 +289,22 @@ func TestUnheard(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]Verdict{503: Unknown, 429: Unknown, 401: NotCreated} {
 		synctest.Test(t, func(t *testing.T) {
-			of := open(t, bktest.Options{}, 1, takes(7200, 0, nil))
-			inject := func() { of.Inject(bktest.Fault{Route: findRoute, Status: status, Times: -1}) }
+			bk := open(t, bktest.Options{}, 1, takes(7200, 0, nil))
+			inject := func() { bk.Inject(bktest.Fault{Route: findRoute, Status: status, Times: -1}) }
 			if want == NotCreated {
 				inject()
 			} else {
 				time.AfterFunc(10*time.Second, inject)
 			}
 			began := time.Now()
-			got := of.run(t.Context(), Options{}, job("a"))[0]
+			got := bk.run(t.Context(), Options{}, job("a"))[0]
 			if took := time.Since(began); got.Verdict != want || took > silence+10*time.Minute {
 				t.Errorf("%d: %+v after %s", status, got, took)
 			}
-			if n := len(of.Builds()); want == NotCreated && n > 0 || want == Unknown && !strings.HasSuffix(got.Reason, "; it may still be running") {
+			if n := len(bk.Builds()); want == NotCreated && n > 0 || want == Unknown && !strings.HasSuffix(got.Reason, "; it may still be running") {
 				t.Errorf("%d: %d builds, %s", status, n, got.Reason)
 			}
-			_ = of.Cancel(1)
+			_ = bk.Cancel(1)
 		})
 	}
 }
@@ -313,31 +313,31 @@ func TestUnheard(t *testing.T) {
 // one answers.
 func TestUnsure(t *testing.T) {
 	t.Parallel()
-	for name, inject := range map[string]func(of *office){
-		"nobody can look": func(of *office) {
-			of.Inject(bktest.Fault{Route: createRoute, Perform: true})
-			time.AfterFunc(time.Second, func() { of.Inject(bktest.Fault{Route: findRoute, Status: 503, Times: 20}) })
+	for name, inject := range map[string]func(bk *office){
+		"nobody can look": func(bk *office) {
+			bk.Inject(bktest.Fault{Route: createRoute, Perform: true})
+			time.AfterFunc(time.Second, func() { bk.Inject(bktest.Fault{Route: findRoute, Status: 503, Times: 20}) })
 		},
-		"the last try": func(of *office) {
-			of.Inject(bktest.Fault{Route: createRoute, Status: 500, Times: 5})
-			of.Inject(bktest.Fault{Route: createRoute, Perform: true})
+		"the last try": func(bk *office) {
+			bk.Inject(bktest.Fault{Route: createRoute, Status: 500, Times: 5})
+			bk.Inject(bktest.Fault{Route: createRoute, Perform: true})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				of := open(t, bktest.Options{}, 1, takes(30, 0, map[string]string{"result.json": good}))
-				inject(of)
-				if got := of.run(t.Context(), Options{}, job("a"))[0]; got.Verdict != Passed || len(of.Builds()) != 1 {
-					t.Errorf("%+v, %d builds", got, len(of.Builds()))
+				bk := open(t, bktest.Options{}, 1, takes(30, 0, map[string]string{"result.json": good}))
+				inject(bk)
+				if got := bk.run(t.Context(), Options{}, job("a"))[0]; got.Verdict != Passed || len(bk.Builds()) != 1 {
+					t.Errorf("%+v, %d builds", got, len(bk.Builds()))
 				}
 			})
 		})
 	}
 	synctest.Test(t, func(t *testing.T) { // it was not created
-		of := open(t, bktest.Options{}, 1, takes(30, 0, nil))
-		of.Inject(bktest.Fault{Route: createRoute, Status: 500, Times: -1})
-		if got := of.run(t.Context(), Options{}, job("a"))[0]; got.Verdict != Unknown || !strings.Contains(got.Reason, "look for its run ID run-a") {
+		bk := open(t, bktest.Options{}, 1, takes(30, 0, nil))
+		bk.Inject(bktest.Fault{Route: createRoute, Status: 500, Times: -1})
+		if got := bk.run(t.Context(), Options{}, job("a"))[0]; got.Verdict != Unknown || !strings.Contains(got.Reason, "look for its run ID run-a") {
 			t.Errorf("%+v", got)
 		}
 	})
@@ -348,9 +348,9 @@ func TestUnsure(t *testing.T) {
 func TestRetried(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		of := open(t, bktest.Options{}, 1, func(_ context.Context, w *bktest.Work) { w.Gone = true })
+		bk := open(t, bktest.Options{}, 1, func(_ context.Context, w *bktest.Work) { w.Gone = true })
 		time.AfterFunc(10*time.Minute, func() {
-			err := of.Employ(t.Context(), bktest.Worker{Name: "n-gpu1", Tags: []string{"queue=b200"}, Do: takes(240, 0, map[string]string{"result.json": good})})
+			err := bk.Employ(t.Context(), bktest.Worker{Name: "n-gpu1", Tags: []string{"queue=b200"}, Do: takes(240, 0, map[string]string{"result.json": good})})
 			if err != nil {
 				t.Error(err)
 			}
@@ -362,7 +362,7 @@ func TestRetried(t *testing.T) {
 		}}
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
-		if got := of.run(ctx, Options{RunTime: 5 * time.Minute, QueueTime: 15 * time.Minute}, j)[0]; got.Verdict != Passed || got.Agent != "n-gpu1" {
+		if got := bk.run(ctx, Options{RunTime: 5 * time.Minute, QueueTime: 15 * time.Minute}, j)[0]; got.Verdict != Passed || got.Agent != "n-gpu1" {
 			t.Errorf("%+v", got)
 		}
 	})
@@ -372,12 +372,12 @@ func TestRetried(t *testing.T) {
 func TestTwoOfOneID(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		of := open(t, bktest.Options{}, 2, takes(30, 0, map[string]string{"result.json": good}))
-		of.Inject(bktest.Fault{Route: createRoute, Delay: time.Second, Times: 2})
+		bk := open(t, bktest.Options{}, 2, takes(30, 0, map[string]string{"result.json": good}))
+		bk.Inject(bktest.Fault{Route: createRoute, Delay: time.Second, Times: 2})
 		var group sync.WaitGroup
 		for range 2 {
 			group.Go(func() {
-				if got := of.run(t.Context(), Options{Resume: true}, job("a"))[0]; got.Verdict != Passed {
+				if got := bk.run(t.Context(), Options{Resume: true}, job("a"))[0]; got.Verdict != Passed {
 					t.Errorf("%+v", got)
 				}
 			})
@@ -391,19 +391,19 @@ func TestTwoOfOneID(t *testing.T) {
 func TestHundredInterrupted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		of := open(t, bktest.Options{RateLimit: 50}, 8, takes(3600, 0, nil))
+		bk := open(t, bktest.Options{RateLimit: 50}, 8, takes(3600, 0, nil))
 		var jobs []Job
 		for i := range 100 {
 			jobs = append(jobs, job(fmt.Sprintf("j%d", i)))
 		}
 		ctx, interrupt := context.WithTimeout(t.Context(), 4*time.Minute)
 		defer interrupt()
-		for _, out := range of.run(ctx, Options{}, jobs...) {
+		for _, out := range bk.run(ctx, Options{}, jobs...) {
 			if out.Verdict != Cancelled {
 				t.Errorf("%+v", out)
 			}
 		}
-		for _, b := range of.Builds() {
+		for _, b := range bk.Builds() {
 			if b.State != "canceled" {
 				t.Errorf("build %d is %s", b.Number, b.State)
 			}
@@ -417,10 +417,10 @@ func TestRefused(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]string{401: "refuses the API token", 403: "write_builds", 404: "the pipeline does not exist", 413: "smaller payload", 422: "no good"} {
 		synctest.Test(t, func(t *testing.T) {
-			of := open(t, bktest.Options{}, 0, nil)
-			of.Inject(bktest.Fault{Route: createRoute, Status: status, Message: "no good", Times: -1})
-			got := of.run(t.Context(), Options{}, job("a"))[0]
-			if n := of.Requests()[createRoute]; got.Verdict != NotCreated || !strings.Contains(got.Reason, want) || n != 1 {
+			bk := open(t, bktest.Options{}, 0, nil)
+			bk.Inject(bktest.Fault{Route: createRoute, Status: status, Message: "no good", Times: -1})
+			got := bk.run(t.Context(), Options{}, job("a"))[0]
+			if n := bk.Requests()[createRoute]; got.Verdict != NotCreated || !strings.Contains(got.Reason, want) || n != 1 {
 				t.Errorf("%d: %+v after %d requests", status, got, n)
 			}
 		})
@@ -431,10 +431,10 @@ func TestRefused(t *testing.T) {
 func TestResume(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		of := open(t, bktest.Options{}, 1, takes(5, 0, map[string]string{"result.json": good}))
-		first := of.run(t.Context(), Options{Resume: true}, job("a"))[0]
-		again := of.run(t.Context(), Options{Resume: true}, job("a"))[0]
-		if first.Verdict != Passed || again.Verdict != Passed || first.Build != again.Build || len(of.Builds()) != 1 {
+		bk := open(t, bktest.Options{}, 1, takes(5, 0, map[string]string{"result.json": good}))
+		first := bk.run(t.Context(), Options{Resume: true}, job("a"))[0]
+		again := bk.run(t.Context(), Options{Resume: true}, job("a"))[0]
+		if first.Verdict != Passed || again.Verdict != Passed || first.Build != again.Build || len(bk.Builds()) != 1 {
 			t.Errorf("%+v\n%+v", first, again)
 		}
 	})
@@ -446,7 +446,7 @@ func TestHundred(t *testing.T) {
 	t.Parallel()
 	for _, faulty := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			of := open(t, bktest.Options{RateLimit: 50}, 8, func(_ context.Context, w *bktest.Work) {
+			bk := open(t, bktest.Options{RateLimit: 50}, 8, func(_ context.Context, w *bktest.Work) {
 				time.Sleep(15 * time.Second)
 				w.Files["result.json"] = strings.Replace(good, "NVIDIA B200", w.Env["WHO"], 1)
 			})
@@ -454,7 +454,7 @@ func TestHundred(t *testing.T) {
 				for _, f := range []bktest.Fault{{}, {Perform: true}, {Status: 500}, {Cut: true}, {Delay: 5 * time.Second}} {
 					for _, route := range []string{createRoute, findRoute, listRoute, downloadRoute, "GET /store/{key}"} {
 						f.Route, f.Times = route, 2
-						of.Inject(f)
+						bk.Inject(f)
 					}
 				}
 			}
@@ -463,14 +463,14 @@ func TestHundred(t *testing.T) {
 				jobs = append(jobs, job(fmt.Sprintf("j%d", i)))
 			}
 			agents := map[string]bool{}
-			for i, out := range of.run(t.Context(), Options{}, jobs...) {
+			for i, out := range bk.run(t.Context(), Options{}, jobs...) {
 				agents[out.Agent] = true
 				if out.Verdict != Passed || out.Result == nil || out.Result.System.GPU != fmt.Sprintf("j%d", i) {
 					t.Errorf("%d: %+v", i, out)
 				}
 			}
 			ran := map[string]int{}
-			for _, b := range of.Builds() {
+			for _, b := range bk.Builds() {
 				if b.State == "passed" {
 					ran[b.MetaData["run_id"]]++
 				} else if b.State != "canceled" {
@@ -485,7 +485,7 @@ func TestHundred(t *testing.T) {
 			if len(ran) != 100 || len(agents) != 8 {
 				t.Errorf("%d ran on %d agents", len(ran), len(agents))
 			}
-			if over := of.Over(); over > 0 {
+			if over := bk.Over(); over > 0 {
 				t.Errorf("%d requests over the limit", over)
 			}
 		})

@@ -37,35 +37,6 @@ func TestDockerfiles(t *testing.T) {
 	}
 }
 
-// TestLint has lint find what it is for.
-func TestLint(t *testing.T) {
-	t.Parallel()
-	good := Dockerfile("cuda")
-	for want, change := range map[string][2]string{
-		"FROM debian:13 is no ${BASE}":                {"FROM ${BASE}", "FROM debian:13"},
-		"BASE is \"debian\", which is no version":     {"BASE=nvidia/cuda:12.8.1-devel-ubuntu24.04", "BASE=debian"},
-		"BASE is \"x:latest\", which is no version":   {"BASE=nvidia/cuda:12.8.1-devel-ubuntu24.04", "BASE=x:latest"},
-		"pip installs numpy, which has no version":    {`"numpy==${NUMPY_VERSION}"`, "numpy"},
-		"pip installs -r, which has no version":       {`"numpy==${NUMPY_VERSION}"`, "-r requirements.txt"},
-		"NUMPY_VERSION has no default":                {"ARG NUMPY_VERSION=2.3.5", "ARG NUMPY_VERSION"},
-		"pip install keeps its cache":                 {"pip install --no-cache-dir", "pip install"},
-		"apt-get install leaves lists":                {" && rm -rf /var/lib/apt/lists/*", " && true"},
-		"apt-get install takes what is not asked for": {" --no-install-recommends", ""},
-		"SHELL fails only with the last of a pipe":    {"SHELL", "# SHELL"},
-		"ADD is in it":               {"ENV ", "ADD https://x/y /\nENV "},
-		"USER is in it":              {"ENV ", "USER nobody\nENV "},
-		"RUN --mount needs BuildKit": {"RUN apt", "RUN --mount=type=cache,target=/x apt"},
-	} {
-		bad := strings.ReplaceAll(good, change[0], change[1])
-		if bad == good {
-			t.Errorf("%q is not in it", change[0])
-		}
-		if got := lint(bad); !slices.Contains(got, want) {
-			t.Errorf("lint says %q, want %q", got, want)
-		}
-	}
-}
-
 var (
 	comment  = regexp.MustCompile(`(?m)^[ \t]*#.*\n`)
 	goesOn   = regexp.MustCompile(`\\\n[ \t]*`)

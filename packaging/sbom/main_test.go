@@ -47,15 +47,15 @@ func TestWrite(t *testing.T) {
 	if c := doc.Metadata.Component; doc.BOMFormat != "CycloneDX" || doc.Metadata.Timestamp != "2026-01-02T03:04:05Z" || c.Version != "1.2.3" || len(c.Hashes) != 1 || len(c.Hashes[0].Content) != 64 {
 		t.Errorf("document of %s", texts[0])
 	}
-	seen := map[string]int{}
+	count := map[string]int{}
 	for _, c := range doc.Components {
-		seen[c.Name]++
+		count[c.Name]++
 		if c.Purl != "" && (c.Version == "" || c.Purl != "pkg:golang/"+c.Name+"@"+c.Version) {
 			t.Errorf("component %+v", c)
 		}
 	}
-	if seen["std"] != 1 || seen["github.com/CycloneDX/cyclonedx-go"] != 1 || seen[filepath.Base(self)] != 1 {
-		t.Errorf("components %v", seen)
+	if count["std"] != 1 || count["github.com/CycloneDX/cyclonedx-go"] != 1 || count[filepath.Base(self)] != 1 {
+		t.Errorf("components %v", count)
 	}
 	plain := filepath.Join(t.TempDir(), "plain")
 	if err := os.WriteFile(plain, []byte("#!/bin/sh\n"), 0o700); err != nil {

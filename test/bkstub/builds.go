@@ -70,7 +70,7 @@ func submit(ctx context.Context, c *cli, args []string) error {
 		}
 		nb.Env[k] = v
 	}
-	b, err := c.api.Create(ctx, c.api.org, c.api.pipeline, nb)
+	b, err := c.api.Create(ctx, org, c.api.pipeline, nb)
 	if err != nil {
 		return err
 	}
@@ -220,7 +220,7 @@ func (c *cli) outcome(ctx context.Context, b buildkite.Build, w waitFlags) error
 func (c *cli) logs(ctx context.Context, b buildkite.Build) (string, error) {
 	var all strings.Builder
 	for _, j := range b.Jobs {
-		log, err := c.api.Log(ctx, c.api.org, c.api.pipeline, b.Number, j.ID)
+		log, err := c.api.Log(ctx, org, c.api.pipeline, b.Number, j.ID)
 		if err != nil {
 			return "", err
 		}

@@ -11,10 +11,13 @@ import (
 // maxArtifact bounds what is downloaded, in bytes.
 const maxArtifact = 128 << 20
 
+// org is the organization that bktest serves by default.
+const org = "kbnode"
+
 // client is Buildkite's REST API, for one pipeline.
 type client struct {
 	*buildkite.Client
-	url, token, org, pipeline string
+	url, token, pipeline string
 }
 
 // connect prepares the client; no request is sent.
@@ -24,7 +27,7 @@ func (cl *client) connect() (err error) {
 }
 
 func (cl *client) build(ctx context.Context, number int) (buildkite.Build, error) {
-	return cl.Build(ctx, cl.org, cl.pipeline, number)
+	return cl.Build(ctx, org, cl.pipeline, number)
 }
 
 // errNoArtifact means that a build has no such file, or not yet.
@@ -32,7 +35,7 @@ var errNoArtifact = errors.New("no such artifact")
 
 // artifact downloads the newest file that a build has under path.
 func (cl *client) artifact(ctx context.Context, number int, path string) ([]byte, error) {
-	found, err := cl.Artifacts(ctx, cl.org, cl.pipeline, number, path)
+	found, err := cl.Artifacts(ctx, org, cl.pipeline, number, path)
 	if err != nil {
 		return nil, err
 	}

@@ -146,7 +146,6 @@ func (c *cli) clientFlags() {
 	}
 	c.flags.StringVar(&c.api.url, "url", env("BKSTUB_URL", "http://127.0.0.1:8899"), "where bkstub serves (or BKSTUB_URL)")
 	c.flags.StringVar(&c.api.token, "api-token", env("BKSTUB_API_TOKEN", bktest.DefaultAPIToken), "token for REST (or BKSTUB_API_TOKEN)")
-	c.flags.StringVar(&c.api.org, "org", "kbnode", "organization")
 	c.flags.StringVar(&c.api.pipeline, "pipeline", "kernelbot", "pipeline of the build")
 }
 

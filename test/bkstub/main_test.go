@@ -169,7 +169,7 @@ func TestRefusals(t *testing.T) {
 		"odd number":         {[]string{"log", "x"}, 2, `"x" is not the number`},
 		"no such build":      {[]string{"log", "7"}, 1, "read build 7: the API token has no access"},
 		"a wrong token":      {[]string{"agents", "--api-token", "x"}, 1, "refuses the API token"},
-		"no steps to run":    {[]string{"submit", "--queue", "q"}, 1, "no list of steps"},
+		"no steps to run":    {[]string{"submit", "--queue", "q"}, 1, "no steps"},
 		"an unknown command": {[]string{"nope"}, 2, "want one of serve, submit"},
 	} {
 		if code, _, errs := bkstub(t, s, tt.args...); code != tt.code || !strings.Contains(errs, tt.want) {

@@ -6,27 +6,20 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 func serve(ctx context.Context, c *cli, args []string) error {
 	var o bktest.Options
-	var files, queues list
+	var files list
 	f := c.flags
 	addr := f.String("addr", "127.0.0.1:8899", "address of the APIs")
-	storeAddr := f.String("store-addr", "", "address of the artifact store (default: that of the APIs, since a node lets jobs reach no other local port)")
 	f.StringVar(&o.AgentToken, "agent-token", bktest.DefaultAgentToken, "token that agents register with")
 	tokens := f.String("agent-tokens", "", "`FILE` of tokens that agents register with, one per line, read at each registration")
 	f.StringVar(&o.APIToken, "api-token", bktest.DefaultAPIToken, "token for REST")
-	f.StringVar(&o.Org, "org", "kbnode", "organization")
 	f.Var(&files, "pipeline", "`FILE.yml` of a pipeline, which is named like the file; may be repeated (default: a built-in one, kernelbot)")
-	f.Var(&queues, "queue", "a queue that exists; may be repeated (default: those that someone names)")
 	repo := f.String("repo", "", "repository of the pipelines (default: one that bkstub serves)")
-	f.IntVar(&o.PingSeconds, "ping", 1, "seconds between two pings of an agent")
-	f.DurationVar(&o.Minute, "minute", time.Minute, "how long a minute of timeout_in_minutes takes")
-	f.DurationVar(&o.LostAfter, "lost-after", 3*time.Minute, "silence after which an agent is lost")
 	f.IntVar(&o.RateLimit, "rate-limit", 0, "REST requests a minute; 0 refuses none")
 	verbose := f.Bool("verbose", false, "log every request")
 	if _, err := c.parse(args, 0); err != nil {
@@ -46,7 +39,6 @@ func serve(ctx context.Context, c *cli, args []string) error {
 		level = slog.LevelDebug
 	}
 	o.Log = slog.New(slog.NewTextHandler(c.stderr, &slog.HandlerOptions{Level: level}))
-	o.Queues = queues
 	if len(files) == 0 {
 		o.Pipelines = []bktest.Pipeline{{Slug: "kernelbot", Repo: *repo, Steps: samplePipeline}}
 	}
@@ -59,7 +51,7 @@ func serve(ctx context.Context, c *cli, args []string) error {
 		o.Pipelines = append(o.Pipelines, bktest.Pipeline{Slug: slug, Repo: *repo, Steps: string(text)})
 	}
 	s := bktest.New(o)
-	if err := s.Listen(*addr, *storeAddr); err != nil {
+	if err := s.Listen(*addr, ""); err != nil {
 		return err
 	}
 	c.sayf("serving %s; the endpoint of agents is %s\n", s.URL(), s.Endpoint())

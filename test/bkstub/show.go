@@ -48,7 +48,7 @@ func cancel(ctx context.Context, c *cli, args []string) error {
 	if err != nil {
 		return err
 	}
-	return c.api.Cancel(ctx, c.api.org, c.api.pipeline, number)
+	return c.api.Cancel(ctx, org, c.api.pipeline, number)
 }
 
 // agentLine is what `bkstub agents --json` says of one agent.
@@ -62,7 +62,7 @@ type agentLine struct {
 }
 
 func (c *cli) agentLines(ctx context.Context, queue string) ([]agentLine, error) {
-	all, err := c.api.Agents(ctx, c.api.org)
+	all, err := c.api.Agents(ctx, org)
 	lines := []agentLine{}
 	for _, a := range all {
 		l := agentLine{Name: a.Name, Queue: cmp.Or(a.Tag("queue"), buildkite.DefaultQueue), State: "connected", Busy: a.Job != nil, Tags: a.Tags}

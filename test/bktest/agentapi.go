@@ -5,7 +5,6 @@ import (
 	"compress/gzip"
 	"crypto/rand"
 	"io"
-	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -18,23 +17,23 @@ const maxJSON = 4 << 20 // bytes of a JSON body; a build's environment fits
 // agentRoutes are the calls of buildkite-agent 3 (its package api). A response other than
 // 2xx, 429 or 5xx to ping or heartbeat makes the agent stop.
 func (s *Server) agentRoutes() {
-	s.handle("POST /v3/register", 64<<10, s.byRegistration, s.register)
+	s.handle("POST /v3/register", 64<<10, s.byRegistration, parsed(s.register))
 	s.handle("GET /v3/metrics", 0, s.byRegistration, s.metrics)
 	s.handle("POST /v3/connect", 64, s.byAgent, s.connect)
 	s.handle("POST /v3/disconnect", 64, s.byAgent, s.disconnect)
-	s.handle("POST /v3/heartbeat", 4<<10, s.byAgent, s.heartbeat)
+	s.handle("POST /v3/heartbeat", 4<<10, s.byAgent, parsed(s.heartbeat))
 	s.handle("GET /v3/ping", 0, s.byAgent, s.ping)
 	s.handle("PUT /v3/jobs/{job}/accept", 64, s.byAgent, s.accept)
-	s.handle("PUT /v3/jobs/{job}/acquire", 64, s.byAgent, s.acquire)
 	s.handle("GET /v3/jobs/{job}", 0, s.byJob, s.jobState)
 	s.handle("PUT /v3/jobs/{job}/start", 4<<10, s.byJob, s.start)
-	s.handle("PUT /v3/jobs/{job}/finish", 4<<10, s.byJob, s.finished)
+	s.handle("PUT /v3/jobs/{job}/finish", 4<<10, s.byJob, parsed(s.finished))
 	s.handle("POST /v3/jobs/{job}/chunks", 2*maxChunk, s.byJob, s.saveChunk)
-	s.handle("POST /v3/jobs/{job}/header_times", 256<<10, s.byJob, ok)
-	s.dataRoutes()
+	s.handle("POST /v3/jobs/{job}/header_times", 256<<10, s.byJob, func(*call) reply { return reply{} })
+	s.handle("POST /v3/jobs/{job}/artifacts", maxJSON, s.byJob, parsed(s.createArtifacts))
+	s.handle("PUT /v3/jobs/{job}/artifacts", maxJSON, s.byJob, parsed(s.updateArtifacts))
+	s.handle("POST /v3/jobs/{job}/pipelines", maxJSON, s.byJob, parsed(s.uploadPipeline))
+	s.handle("GET /v3/jobs/{job}/pipelines/{upload}", 0, s.byJob, s.uploadState)
 }
-
-func ok(*call) reply { return reply{} }
 
 // unauthorized is the response to every wrong token:
 // https://github.com/buildkite/agent/issues/743
@@ -59,7 +58,7 @@ func (s *Server) byAgent(c *call) (reply, bool) {
 		return unauthorized()
 	}
 	c.agent = a
-	c.agent.seen = s.opts.Now()
+	c.agent.lastSeen = s.opts.Now()
 	return reply{}, true
 }
 
@@ -76,7 +75,7 @@ func (s *Server) byJob(c *call) (reply, bool) {
 		return unauthorized()
 	}
 	c.job, c.agent = j, j.agent
-	c.agent.seen = s.opts.Now()
+	c.agent.lastSeen = s.opts.Now()
 	return reply{}, true
 }
 
@@ -91,37 +90,28 @@ func (s *Server) job(id string) *job {
 	return nil
 }
 
-func (s *Server) register(c *call) reply {
-	var req struct {
-		Name     string   `json:"name"`
-		Hostname string   `json:"hostname"`
-		Priority string   `json:"priority"`
-		Version  string   `json:"version"`
-		PID      int      `json:"pid"`
-		Tags     []string `json:"meta_data"`
-	}
-	if err := c.decode(&req); err != nil {
-		return refuse(http.StatusBadRequest, "register: %v", err)
-	}
+type registration struct {
+	Name     string   `json:"name"`
+	Hostname string   `json:"hostname"`
+	Version  string   `json:"version"`
+	PID      int      `json:"pid"`
+	Tags     []string `json:"meta_data"`
+}
+
+func (s *Server) register(c *call, req registration) reply {
 	for _, t := range req.Tags {
 		q, isQueue := strings.CutPrefix(t, "queue=")
 		if isQueue && s.opts.Queues == nil {
-			s.addQueue(q, "")
+			s.addQueue(q)
 		}
 		if isQueue && s.queue(q) == nil {
 			return refuse(http.StatusUnprocessableEntity, "No queue named %q in this cluster; create it first", q)
 		}
 	}
-	if !s.room() {
-		return refuse(http.StatusUnprocessableEntity, "%d agents are connected already", maxAgents)
-	}
-	a := &agent{token: "agent-" + rand.Text(), seen: s.opts.Now()}
+	a := &agent{token: "agent-" + rand.Text(), lastSeen: s.opts.Now()}
 	name := strings.NewReplacer("%hostname", req.Hostname, "%pid", strconv.Itoa(req.PID), "%random", rand.Text()[:6]).Replace(req.Name)
-	prio, _ := strconv.Atoi(req.Priority) // "" and invalid values are 0
-	ip, _, _ := net.SplitHostPort(c.RemoteAddr)
 	a.Agent = Agent{
-		ID: newID(), Name: name, ConnectionState: "never_connected", Hostname: req.Hostname, IPAddress: ip,
-		UserAgent: c.UserAgent(), Version: req.Version, CreatedAt: s.now(), Priority: prio, MetaData: req.Tags,
+		ID: newID(), Name: name, ConnectionState: "never_connected", Hostname: req.Hostname, Version: req.Version, MetaData: req.Tags,
 	}
 	s.agents = append(s.agents, a)
 	s.byToken[a.token] = a
@@ -129,20 +119,6 @@ func (s *Server) register(c *call) reply {
 		"id": a.ID, "name": a.Name, "access_token": a.token, "meta_data": a.MetaData,
 		"ping_interval": s.opts.PingSeconds, "job_status_interval": s.opts.PingSeconds, "heartbeat_interval": s.opts.HeartbeatSeconds,
 	}}
-}
-
-// room reports whether another agent may register. If there are too many, it forgets the
-// oldest one that has left.
-func (s *Server) room() bool {
-	if len(s.agents) < maxAgents {
-		return true
-	}
-	i := slices.IndexFunc(s.agents, func(a *agent) bool { return !a.live() })
-	if i >= 0 {
-		delete(s.byToken, s.agents[i].token)
-		s.agents = slices.Delete(s.agents, i, i+1)
-	}
-	return i >= 0
 }
 
 func (s *Server) connect(c *call) reply {
@@ -158,22 +134,13 @@ func (s *Server) disconnect(c *call) reply {
 	return reply{}
 }
 
-func (s *Server) heartbeat(c *call) reply {
-	var hb map[string]any
-	if err := c.decode(&hb); err != nil {
-		return refuse(http.StatusBadRequest, "heartbeat: %v", err)
-	}
+func (s *Server) heartbeat(_ *call, hb map[string]any) reply {
 	return reply{body: map[string]any{"sent_at": hb["sent_at"], "received_at": s.now()}}
 }
 
 func (s *Server) ping(c *call) reply {
 	a := c.agent
-	switch {
-	case a.stop != "":
-		return reply{body: map[string]string{"action": "disconnect", "message": a.stop}}
-	case a.Paused: // agents before 3.93 cannot pause and see that there is no job
-		return reply{body: map[string]string{"action": "pause", "message": a.PausedNote}}
-	case a.job == nil:
+	if a.job == nil {
 		if a.job = s.next(a); a.job != nil {
 			a.job.State, a.job.agent = "assigned", a
 			s.changed()
@@ -193,32 +160,11 @@ func (s *Server) accept(c *call) reply {
 	return s.take(c, j)
 }
 
-// acquire lets an agent take a job by its ID (--acquire-job).
-func (s *Server) acquire(c *call) reply {
-	j := s.job(c.PathValue("job"))
-	if j == nil || !matches(queueRules(j.step.rules), c.agent.MetaData) {
-		return refuse(http.StatusNotFound, "No such job")
-	}
-	if j.State != "scheduled" || c.agent.job != nil {
-		return refuse(http.StatusUnprocessableEntity, "The job cannot be acquired: it is %s", j.State)
-	}
-	j.agent, c.agent.job = c.agent, j
-	return s.take(c, j)
-}
-
-func queueRules(rules []string) []string {
-	return slices.DeleteFunc(slices.Clone(rules), func(r string) bool { return !strings.HasPrefix(r, "queue=") })
-}
-
 func (s *Server) take(c *call, j *job) reply {
 	j.State = "accepted"
 	s.settle(j.build)
-	st := map[string]any{"command": j.step.command}
-	if j.step.plugins != nil {
-		st["plugins"] = j.step.plugins
-	}
 	return reply{body: map[string]any{
-		"id": j.ID, "state": "accepted", "env": s.jobEnv(j, base(c.Request)), "step": st, "token": j.token,
+		"id": j.ID, "state": "accepted", "env": s.jobEnv(j, base(c.Request)), "step": j.step.CommandStep, "token": j.token,
 		"chunks_max_size_bytes": maxChunk, "log_max_size_bytes": maxLog, "runnable_at": j.RunnableAt,
 	}}
 }
@@ -241,22 +187,19 @@ func (s *Server) start(c *call) reply {
 	if j.State == "accepted" {
 		j.State = "running"
 	}
-	if j.step.timeout > 0 {
-		j.deadline = s.opts.Now().Add(time.Duration(j.step.timeout) * s.opts.Minute)
+	if j.step.Timeout > 0 {
+		j.deadline = s.opts.Now().Add(time.Duration(j.step.Timeout) * s.opts.Minute)
 	}
 	s.settle(j.build)
 	return reply{}
 }
 
-func (s *Server) finished(c *call) reply {
-	var req struct {
-		ExitStatus   string `json:"exit_status"`
-		Signal       string `json:"signal"`
-		SignalReason string `json:"signal_reason"`
-	}
-	if err := c.decode(&req); err != nil {
-		return refuse(http.StatusBadRequest, "finish: %v", err)
-	}
+type finish struct {
+	ExitStatus   string `json:"exit_status"`
+	SignalReason string `json:"signal_reason"`
+}
+
+func (s *Server) finished(c *call, req finish) reply {
 	status, err := strconv.Atoi(req.ExitStatus)
 	if err != nil {
 		return refuse(http.StatusUnprocessableEntity, "finish: exit_status %q is not a number", req.ExitStatus)
@@ -264,7 +207,7 @@ func (s *Server) finished(c *call) reply {
 	if !c.job.begun() {
 		return refuse(http.StatusUnprocessableEntity, "The job is not running: it is %s", c.job.State)
 	}
-	c.job.Signal, c.job.SignalReason = req.Signal, req.SignalReason
+	c.job.SignalReason = req.SignalReason
 	s.finish(c.job, status)
 	return reply{}
 }

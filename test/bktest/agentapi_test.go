@@ -57,16 +57,7 @@ steps:
 	// The job's own token gives access to the job, and to nothing else.
 	job := *a
 	job.token = accepted.text(t, "token")
-	job.do("POST", "/jobs/"+id+"/data/set", map[string]string{"key": "k", "value": "v"}, http.StatusOK)
-	if got := job.do("POST", "/jobs/"+id+"/data/get", map[string]string{"key": "k"}, http.StatusOK).text(t, "value"); got != "v" {
-		t.Errorf("meta-data k is %q", got)
-	}
-	job.do("POST", "/jobs/"+id+"/data/get", map[string]string{"key": "absent"}, http.StatusNotFound)
-	if got := job.do("POST", "/builds/"+b.ID+"/data/keys", nil, http.StatusOK).get(t, 0); got != "k" {
-		t.Errorf("first key is %v", got)
-	}
-	job.do("POST", "/jobs/"+id+"/annotations", map[string]string{"body": "hi"}, http.StatusOK)
-	job.do("POST", "/jobs/"+id+"/oidc/tokens", map[string]string{}, http.StatusUnprocessableEntity)
+	job.do("GET", "/jobs/"+id, nil, http.StatusOK)
 	job.do("GET", "/ping", nil, http.StatusUnauthorized)
 
 	// Chunks may come in any order, and twice.
@@ -88,13 +79,10 @@ steps:
 		t.Errorf("upload: %d %s", got.status, got.body)
 	}
 	a.finish(id, 0)
-	if got, err := s.Artifact(b.Number, "profile_data/../a b.bin"); err != nil || string(got) != "trace" {
-		t.Errorf("artifact: %q, %v", got, err)
-	}
 	if got := s.Builds()[0]; got.State != "passed" || got.StartedAt == nil || got.FinishedAt == nil {
 		t.Errorf("build is %+v", got)
 	}
-	job.do("POST", "/jobs/"+id+"/data/keys", nil, http.StatusUnauthorized)
+	job.do("GET", "/jobs/"+id, nil, http.StatusUnauthorized)
 	a.do("PUT", "/jobs/"+id+"/finish", map[string]string{"exit_status": "0"}, http.StatusUnprocessableEntity)
 	if n := s.Requests()["PUT /v3/jobs/{job}/finish"]; n != 2 {
 		t.Errorf("%d finish requests counted", n)
@@ -105,26 +93,24 @@ func TestWrongTokens(t *testing.T) {
 	t.Parallel()
 	s := listen(t, bktest.Options{})
 	a := register(t, s, "a", "queue=q")
-	b := mustSubmit(t, s, bktest.NewBuild{Steps: []any{map[string]any{"command": "x", "agents": map[string]any{"queue": "q"}}}})
+	mustSubmit(t, s, bktest.NewBuild{Steps: []any{map[string]any{"command": "x", "agents": map[string]any{"queue": "q"}}}})
 	id, _ := a.begin()
 	other := register(t, s, "b", "queue=q")
 	for name, r := range map[string]struct{ method, path, auth string }{
-		"registration":                   {"POST", "/v3/register", "Token wrong"},
-		"registration without a token":   {"POST", "/v3/register", ""},
-		"registration by access token":   {"POST", "/v3/register", "Token " + a.token},
-		"metrics":                        {"GET", "/v3/metrics", "Token wrong"},
-		"ping by registration token":     {"GET", "/v3/ping", "Token " + bktest.DefaultAgentToken},
-		"job of another agent":           {"GET", "/v3/jobs/" + id, "Token " + other.token},
-		"meta-data of another's build":   {"POST", "/v3/builds/" + b.ID + "/data/keys", "Token " + other.token},
-		"REST with the agents' token":    {"GET", "/v2/organizations/kbnode/agents", "Bearer " + bktest.DefaultAgentToken},
-		"REST with the agents' scheme":   {"GET", "/v2/organizations/kbnode/agents", "Token " + bktest.DefaultAPIToken},
-		"REST in an organization of all": {"GET", "/v2/builds", ""},
+		"registration":                 {"POST", "/v3/register", "Token wrong"},
+		"registration without a token": {"POST", "/v3/register", ""},
+		"registration by access token": {"POST", "/v3/register", "Token " + a.token},
+		"metrics":                      {"GET", "/v3/metrics", "Token wrong"},
+		"ping by registration token":   {"GET", "/v3/ping", "Token " + bktest.DefaultAgentToken},
+		"job of another agent":         {"GET", "/v3/jobs/" + id, "Token " + other.token},
+		"REST with the agents' token":  {"GET", "/v2/organizations/kbnode/agents", "Bearer " + bktest.DefaultAgentToken},
+		"REST with the agents' scheme": {"GET", "/v2/organizations/kbnode/agents", "Token " + bktest.DefaultAPIToken},
 	} {
 		if got := send(t, r.method, s.URL()+r.path, r.auth, nil); got.status != http.StatusUnauthorized || got.text(t, "message") == "" {
 			t.Errorf("%s: %d %s", name, got.status, got.body)
 		}
 	}
-	if got := send(t, "GET", s.URL()+"/v3/metrics", "Token "+bktest.DefaultAgentToken, nil); got.get(t, "agents", "queues", "q", "busy") != 1.0 {
+	if got := send(t, "GET", s.URL()+"/v3/metrics", "Token "+bktest.DefaultAgentToken, nil); got.get(t, "agents", "queues", "q", "total") != 2.0 {
 		t.Errorf("metrics: %s", got.body)
 	}
 }
@@ -303,27 +289,12 @@ func TestQueuesThatMustExist(t *testing.T) {
 	if got := reg("h100"); got.status != http.StatusUnprocessableEntity || !strings.Contains(got.text(t, "message"), "h100") {
 		t.Errorf("register in no queue: %d %s", got.status, got.body)
 	}
-	clusters := rest(t, s, "GET", "/clusters", nil)
-	queues := "/clusters/" + clusters.text(t, 0, "id") + "/queues"
-	if got := rest(t, s, "POST", queues, map[string]string{"key": "h100"}); got.status != http.StatusCreated {
-		t.Errorf("create queue: %d %s", got.status, got.body)
+	queues := "/clusters/" + rest(t, s, "GET", "/clusters", nil).text(t, 0, "id") + "/queues"
+	if got := rest(t, s, "GET", queues, nil); got.text(t, 0, "key") != "b200" || got.get(t, 1) != nil {
+		t.Errorf("queues: %s", got.body)
 	}
-	if got := rest(t, s, "POST", queues, map[string]string{"key": "h100"}); got.status != http.StatusUnprocessableEntity {
-		t.Errorf("create queue again: %d %s", got.status, got.body)
-	}
-	if got := reg("h100"); got.status != http.StatusOK {
+	if got := reg("b200"); got.status != http.StatusOK {
 		t.Errorf("register: %d %s", got.status, got.body)
-	}
-	a := register(t, s, "b", "queue=b200")
-	mustSubmit(t, s, bktest.NewBuild{Steps: `steps: [{command: x, agents: {queue: b200}}]`})
-	id := rest(t, s, "GET", queues, nil).text(t, 0, "id")
-	rest(t, s, "POST", queues+"/"+id+"/pause_dispatch", nil)
-	if got := a.offered(); got != "" {
-		t.Error("a paused queue dispatches")
-	}
-	rest(t, s, "POST", queues+"/"+id+"/resume_dispatch", nil)
-	if got := a.offered(); got == "" {
-		t.Error("a resumed queue dispatches nothing")
 	}
 }
 
@@ -341,7 +312,7 @@ func TestUploadedPipeline(t *testing.T) {
 		}
 	}
 	up = map[string]any{"uuid": "u2", "pipeline": map[string]any{"steps": []any{"wait"}}}
-	if got := a.do("POST", "/jobs/"+id+"/pipelines?async=true", up, http.StatusUnprocessableEntity).text(t, "message"); !strings.Contains(got, "step 1: wait") {
+	if got := a.do("POST", "/jobs/"+id+"/pipelines?async=true", up, http.StatusUnprocessableEntity).text(t, "message"); !strings.Contains(got, `step 1: "wait"`) {
 		t.Errorf("refusal: %s", got)
 	}
 	a.finish(id, 0)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"mime/multipart"
@@ -90,28 +91,14 @@ func (a answer) text(t *testing.T, path ...any) string {
 // send makes one request without following redirects.
 func send(t *testing.T, method, url, auth string, body any, header ...string) answer {
 	t.Helper()
-	a, err := try(t, method, url, auth, body, header...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return a
-}
-
-func try(t *testing.T, method, url, auth string, body any, header ...string) (answer, error) {
-	t.Helper()
-	var r io.Reader
-	switch b := body.(type) {
-	case nil:
-	case []byte:
-		r = bytes.NewReader(b)
-	default:
-		j, err := json.Marshal(b)
-		if err != nil {
+	text, raw := body.([]byte)
+	if !raw && body != nil {
+		var err error
+		if text, err = json.Marshal(body); err != nil {
 			t.Fatal(err)
 		}
-		r = bytes.NewReader(j)
 	}
-	req, err := http.NewRequestWithContext(t.Context(), method, url, r)
+	req, err := http.NewRequestWithContext(t.Context(), method, url, bytes.NewReader(text))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,19 +108,15 @@ func try(t *testing.T, method, url, auth string, body any, header ...string) (an
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
-	c := http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	resp, err := c.Do(req)
+	resp, err := http.DefaultTransport.RoundTrip(req)
 	if err != nil {
-		return answer{}, err
+		t.Fatal(err)
 	}
 	data, err := io.ReadAll(resp.Body)
-	if err != nil {
+	if err = errors.Join(err, resp.Body.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if err := resp.Body.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return answer{resp.StatusCode, resp.Header, data}, nil
+	return answer{resp.StatusCode, resp.Header, data}
 }
 
 // rawAgent calls the agent API directly.

@@ -36,12 +36,6 @@ func (s *Server) buildEnv(b *build) map[string]string {
 	}
 }
 
-func (s *Server) interpolationEnv(b *build) map[string]string {
-	env := s.buildEnv(b)
-	maps.Copy(env, b.Env)
-	return env
-}
-
 var notName = regexp.MustCompile(`[^A-Z0-9]+`)
 
 // jobEnv returns the environment that an agent gets with a job. Later sources win:
@@ -55,7 +49,7 @@ func (s *Server) jobEnv(j *job, base string) map[string]string {
 		env = map[string]string{}
 	}
 	maps.Copy(env, b.Env)
-	maps.Copy(env, j.step.env)
+	maps.Copy(env, j.step.Env)
 	maps.Copy(env, s.buildEnv(b))
 	repo := b.pipeline.Repo
 	if repo == "" {
@@ -65,22 +59,22 @@ func (s *Server) jobEnv(j *job, base string) map[string]string {
 		"BUILDKITE_REPO":           repo,
 		"BUILDKITE_BUILD_URL":      webURL(base, s.opts.Org, b),
 		"BUILDKITE_JOB_ID":         j.ID,
-		"BUILDKITE_LABEL":          j.step.label,
-		"BUILDKITE_STEP_KEY":       j.step.key,
+		"BUILDKITE_LABEL":          j.step.Label,
+		"BUILDKITE_STEP_KEY":       j.step.Key,
 		"BUILDKITE_STEP_ID":        j.ID,
-		"BUILDKITE_COMMAND":        j.step.command,
-		"BUILDKITE_SCRIPT_PATH":    j.step.command,
-		"BUILDKITE_ARTIFACT_PATHS": j.step.artifactPaths,
+		"BUILDKITE_COMMAND":        j.step.Command,
+		"BUILDKITE_SCRIPT_PATH":    j.step.Command,
+		"BUILDKITE_ARTIFACT_PATHS": strings.Join(j.step.ArtifactPaths, ";"),
 		"BUILDKITE_RETRY_COUNT":    strconv.Itoa(j.RetriesCount),
 		"BUILDKITE_TIMEOUT":        "false",
 		"BUILDKITE_AGENT_ID":       a.ID,
 		"BUILDKITE_AGENT_NAME":     a.Name,
 	})
-	if j.step.timeout > 0 {
-		env["BUILDKITE_TIMEOUT"] = strconv.Itoa(j.step.timeout)
+	if j.step.Timeout > 0 {
+		env["BUILDKITE_TIMEOUT"] = strconv.Itoa(int(j.step.Timeout))
 	}
-	if len(j.step.plugins) > 0 {
-		plugins, _ := json.Marshal(j.step.plugins) // pluginList has already marshaled it once
+	if len(j.step.Plugins) > 0 {
+		plugins, _ := json.Marshal(j.step.Plugins) // they were parsed
 		env["BUILDKITE_PLUGINS"] = string(plugins)
 	}
 	for _, tag := range a.MetaData {

@@ -1,10 +1,10 @@
 package bktest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"regexp"
-	"slices"
 	"time"
 )
 
@@ -12,7 +12,7 @@ import (
 func (s *Server) Submit(nb NewBuild) (Build, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	nb.Commit, nb.Branch = cmpOr(nb.Commit, "HEAD"), cmpOr(nb.Branch, "main")
+	nb.Commit, nb.Branch = cmp.Or(nb.Commit, "HEAD"), cmp.Or(nb.Branch, "main")
 	b, err := s.create(nb)
 	if err != nil {
 		return Build{}, fmt.Errorf("submit build: %w", err)
@@ -56,27 +56,6 @@ func (s *Server) look(number int) (Build, <-chan struct{}, error) {
 	return Build{}, nil, fmt.Errorf("there is no build %d", number)
 }
 
-// WaitAgents waits until done returns true for the agents, and returns them.
-func (s *Server) WaitAgents(ctx context.Context, done func([]Agent) bool) ([]Agent, error) {
-	tick := time.NewTicker(200 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		s.mu.Lock()
-		s.sweep()
-		agents, wake := s.agentsLocked(), s.wake
-		s.mu.Unlock()
-		if done(agents) {
-			return agents, nil
-		}
-		select {
-		case <-wake:
-		case <-tick.C:
-		case <-ctx.Done():
-			return agents, fmt.Errorf("wait for agents, of which there are %d: %w", len(agents), ctx.Err())
-		}
-	}
-}
-
 // Builds returns every build, oldest first, with retried jobs.
 func (s *Server) Builds() []Build {
 	s.mu.Lock()
@@ -93,10 +72,6 @@ func (s *Server) Agents() []Agent {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sweep()
-	return s.agentsLocked()
-}
-
-func (s *Server) agentsLocked() []Agent {
 	out := make([]Agent, len(s.agents))
 	for i, a := range s.agents {
 		out[i] = s.viewAgent(a, s.url)
@@ -108,32 +83,13 @@ func (s *Server) agentsLocked() []Agent {
 func (s *Server) Cancel(number int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i := slices.IndexFunc(s.builds, func(b *build) bool { return b.Number == number && !b.Finished() })
-	if i < 0 {
-		return fmt.Errorf("no build %d is under way", number)
-	}
-	s.cancel(s.builds[i])
-	return nil
-}
-
-// Artifact returns the file that a job of the build uploaded under path, the latest one if
-// there are several.
-func (s *Server) Artifact(number int, path string) ([]byte, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, b := range s.builds {
-		if b.Number != number {
-			continue
-		}
-		for _, j := range slices.Backward(b.jobs) {
-			for _, f := range slices.Backward(j.files) {
-				if data, ok := s.blobs[f.key]; ok && f.Path == path && f.State == "finished" {
-					return slices.Clone(data), nil
-				}
-			}
+		if b.Number == number && !b.Finished() {
+			s.cancel(b)
+			return nil
 		}
 	}
-	return nil, fmt.Errorf("build %d has no artifact %s", number, path)
+	return fmt.Errorf("no build %d is under way", number)
 }
 
 // Log returns the output of a job so far, as its agent sent it; "" if there is no such job.

@@ -1,15 +1,16 @@
 package bktest
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
-	pipeline "github.com/buildkite/go-pipeline"
+	"github.com/buildkite/go-pipeline"
 	"gopkg.in/yaml.v3"
 )
 
@@ -26,171 +27,213 @@ type Pipeline struct {
 	Files map[string]string // path to content; nil is a README
 }
 
-// step is one command step.
+// step is one command step: what the library parses, and the keys that it only keeps.
 type step struct {
-	label, key, command string
-	rules               []string // agent query rules, such as queue=b200
-	plugins             []any    // as BUILDKITE_PLUGINS has them
-	env                 map[string]string
-	timeout             int // minutes; 0 is none
-	artifactPaths       string
-	retry               []retryRule
-	softFail            []string // exit statuses; "*" matches all
-	priority            int
+	*pipeline.CommandStep
+	fields
 }
 
-// retryRule is one entry of retry.automatic.
-type retryRule struct {
-	status []string // exit statuses; "*" matches all
-	signal string   // signal_reason; "" and "*" match all
-	limit  int
+type fields struct {
+	Agents        rules  `yaml:"agents"`
+	Timeout       number `yaml:"timeout_in_minutes"` // 0 is none
+	Priority      number `yaml:"priority"`
+	ArtifactPaths list   `yaml:"artifact_paths"`
+	SoftFail      exits  `yaml:"soft_fail"`
+	Retry         struct {
+		Automatic retryRules `yaml:"automatic"`
+		Manual    any        `yaml:"manual"`
+	} `yaml:"retry"`
+
+	// They do not affect where and how the command runs.
+	Type     any `yaml:"type"`
+	Notify   any `yaml:"notify"`
+	Branches any `yaml:"branches"`
 }
 
-func parseYAML(text string) (any, error) {
-	dec := yaml.NewDecoder(strings.NewReader(text))
-	var v any
-	if err := dec.Decode(&v); errors.Is(err, io.EOF) {
-		return nil, nil // an empty pipeline, which parseSteps reports
-	} else if err != nil {
-		return nil, fmt.Errorf("parse pipeline: %w", err)
-	}
-	if err := dec.Decode(new(any)); !errors.Is(err, io.EOF) {
-		return nil, errors.New("parse pipeline: more than one document")
-	}
-	return v, nil
+// number is a whole number, which a variable makes a text.
+type number int
+
+func (i *number) UnmarshalYAML(n *yaml.Node) (err error) {
+	*(*int)(i), err = strconv.Atoi(n.Value)
+	return err
 }
 
-// expandPipeline does what an upload does before it parses the steps: it interpolates the
-// document with env and the document's own env, where env wins. It returns the document and
-// its own env.
-func expandPipeline(doc any, env map[string]string) (any, map[string]string, error) {
-	in := &interpolator{env: maps.Clone(env)}
-	own := map[string]string{}
-	if top, ok := doc.(map[string]any); ok {
-		declared, err := stringMap(top["env"])
-		if err != nil {
-			return nil, nil, fmt.Errorf("env: %w", err)
-		}
-		for _, k := range slices.Sorted(maps.Keys(declared)) {
-			v, err := in.expand(declared[k])
-			if err != nil {
-				return nil, nil, fmt.Errorf("env %s: %w", k, err)
-			}
-			own[k] = v
-		}
-		for k, v := range own {
-			if _, ok := in.env[k]; !ok {
-				in.env[k] = v
-			}
-		}
+// list is a text or a list of texts.
+type list []string
+
+func (l *list) UnmarshalYAML(n *yaml.Node) error {
+	if n.Kind == yaml.SequenceNode {
+		return n.Decode((*[]string)(l))
 	}
-	v, err := in.value(doc, 0)
-	return v, own, err
+	*l = list{""}
+	return n.Decode(&(*l)[0])
 }
 
-// parseSteps parses a decoded pipeline: a list of steps, or a map with steps.
-func parseSteps(doc any) ([]step, error) {
-	list, ok := doc.([]any)
-	var rules []string
-	if top, isMap := doc.(map[string]any); isMap {
-		list, ok = top["steps"].([]any)
-		var err error
-		if rules, err = agentRules(top["agents"]); err != nil {
-			return nil, fmt.Errorf("agents: %w", err)
-		}
-	}
-	switch {
-	case !ok:
-		return nil, errors.New("the pipeline has no list of steps")
-	case len(list) == 0:
-		return nil, errors.New("the pipeline has no steps")
-	case len(list) > maxSteps:
-		return nil, fmt.Errorf("%d steps; at most %d", len(list), maxSteps)
-	}
-	steps := make([]step, len(list))
-	for i, v := range list {
-		st, err := parseStep(v)
-		if err != nil {
-			return nil, fmt.Errorf("step %d: %w", i+1, err)
-		}
-		if len(st.rules) == 0 {
-			st.rules = rules
-		}
-		if !slices.ContainsFunc(st.rules, func(r string) bool { return strings.HasPrefix(r, "queue=") }) {
-			st.rules = append(slices.Clone(st.rules), "queue=default")
-		}
-		steps[i] = st
-	}
-	return steps, nil
-}
+// rules are agent query rules, such as queue=b200, of {queue: b200} or ["queue=b200"].
+type rules []string
 
-func parseStep(v any) (step, error) {
-	var st step
-	m, ok := v.(map[string]any)
-	if !ok {
-		return st, fmt.Errorf("%v: only command steps run here; remove it", v)
+func (r *rules) UnmarshalYAML(n *yaml.Node) error {
+	if n.Kind == yaml.SequenceNode {
+		return n.Decode((*[]string)(r))
 	}
-	for _, k := range slices.Sorted(maps.Keys(m)) {
-		if err := st.set(k, m[k]); err != nil {
-			return st, fmt.Errorf("%s: %w", k, err)
-		}
-	}
-	if st.command == "" && len(st.plugins) == 0 {
-		return st, errors.New("no command and no plugins")
-	}
-	return st, nil
-}
-
-func (st *step) set(key string, v any) (err error) {
-	switch key {
-	case "label", "name":
-		st.label, err = scalar(v)
-	case "key", "id", "identifier":
-		st.key, err = scalar(v)
-	case "command", "commands":
-		var lines []string
-		lines, err = stringList(v)
-		st.command = strings.Join(lines, "\n")
-	case "agents":
-		st.rules, err = agentRules(v)
-	case "plugins":
-		st.plugins, err = pluginList(v)
-	case "env":
-		st.env, err = stringMap(v)
-	case "timeout_in_minutes":
-		st.timeout, err = number(v)
-	case "priority":
-		st.priority, err = number(v)
-	case "artifact_paths":
-		var paths []string
-		paths, err = stringList(v)
-		st.artifactPaths = strings.Join(paths, ";")
-	case "soft_fail":
-		st.softFail, err = softFail(v)
-	case "retry":
-		st.retry, err = retryRules(v)
-	case "type", "signature", "notify", "branches":
-		// They do not affect where and how the command runs.
-	default:
-		err = errors.New("not a key of the command steps that run here; remove it")
+	var tags map[string]string
+	err := n.Decode(&tags)
+	for _, k := range slices.Sorted(maps.Keys(tags)) {
+		*r = append(*r, k+"="+tags[k])
 	}
 	return err
 }
 
-// agentRules parses agents: {queue: x} or ["queue=x"].
-func agentRules(v any) ([]string, error) {
-	if list, ok := v.([]any); ok {
-		return stringList(list)
+// exits are exit statuses, of true or [{exit_status: 1}, {exit_status: "*"}]; "*" matches all.
+type exits []string
+
+func (e *exits) UnmarshalYAML(n *yaml.Node) error {
+	if n.Kind == yaml.ScalarNode {
+		var all bool
+		err := n.Decode(&all)
+		if all {
+			*e = exits{"*"}
+		}
+		return err
 	}
-	m, err := stringMap(v)
+	var entries []struct {
+		Status list `yaml:"exit_status"`
+	}
+	err := n.Decode(&entries)
+	for _, entry := range entries {
+		*e = append(*e, entry.Status...)
+	}
+	return err
+}
+
+func (e exits) match(status string) bool {
+	return slices.Contains(e, "*") || slices.Contains(e, status)
+}
+
+// retryRule is one entry of retry.automatic.
+type retryRule struct {
+	Status list   `yaml:"exit_status"`   // "*" matches all
+	Signal string `yaml:"signal_reason"` // "*" matches all
+	Limit  int    `yaml:"limit"`
+}
+
+// retryRules are true, a rule, or a list of rules.
+type retryRules []retryRule
+
+func (r *retryRules) UnmarshalYAML(n *yaml.Node) error {
+	nodes := []*yaml.Node{n}
+	if n.Kind == yaml.SequenceNode {
+		nodes = n.Content
+	}
+	for _, n := range nodes {
+		rule := retryRule{Status: list{"*"}, Signal: "*", Limit: 2}
+		if n.Kind == yaml.ScalarNode {
+			var retries bool
+			if err := n.Decode(&retries); err != nil || !retries {
+				return err
+			}
+		} else if err := n.Decode(&rule); err != nil {
+			return err
+		}
+		if !slices.Contains(signalReasons, rule.Signal) {
+			return fmt.Errorf("signal_reason %q: write one of %s", rule.Signal, strings.Join(signalReasons, ", "))
+		}
+		*r = append(*r, rule)
+	}
+	return nil
+}
+
+// agentLost is the signal reason of a job whose agent went silent. Rules do not treat it as
+// a reason:
+// https://buildkite.com/changelog/193-signal-and-signal-reason-in-automatic-retry-rules.
+const agentLost = "agent_lost"
+
+// signalReasons are the reasons that rules may name:
+// https://buildkite.com/docs/pipelines/configure/retry.
+var signalReasons = []string{"*", "none", "cancel", "agent_stop", "agent_refused", "agent_incompatible", "process_run_error", "signature_rejected", "stack_error"}
+
+func (r retryRule) match(status, reason string) bool {
+	if r.Signal == "none" && reason != "" && reason != agentLost || !slices.Contains([]string{"*", "none", reason}, r.Signal) {
+		return false
+	}
+	return exits(r.Status).match(status)
+}
+
+// environ is the environment that an upload interpolates with.
+type environ map[string]string
+
+func (e environ) Get(name string) (string, bool) { v, ok := e[name]; return v, ok }
+func (e environ) Set(name, value string)         { e[name] = value }
+
+// parsePipeline parses a pipeline, which is YAML or a value for JSON. With an environment, it
+// interpolates the document, as an upload does; the environment wins over the document's own.
+// It returns the steps and the document's own environment.
+func parsePipeline(doc any, env map[string]string) ([]step, map[string]string, error) {
+	text, ok := doc.(string)
+	if !ok {
+		encoded, err := json.Marshal(doc)
+		if err != nil {
+			return nil, nil, fmt.Errorf("parse pipeline: %w", err)
+		}
+		text = string(encoded)
+	}
+	if strings.TrimSpace(text) == "" {
+		return nil, nil, errors.New("the pipeline has no steps")
+	}
+	p, err := pipeline.Parse(strings.NewReader(text))
+	if err == nil && env != nil {
+		err = p.Interpolate(environ(maps.Clone(env)), true)
+	}
 	if err != nil {
-		return nil, err
+		return nil, nil, fmt.Errorf("parse pipeline: %w", err)
 	}
-	var rules []string
-	for _, k := range slices.Sorted(maps.Keys(m)) {
-		rules = append(rules, k+"="+m[k])
+	var top struct{ Agents rules }
+	if err := decode(map[string]any{"agents": p.RemainingFields["agents"]}, &top); err != nil {
+		return nil, nil, fmt.Errorf("agents: %w", err)
 	}
-	return rules, nil
+	if n := len(p.Steps); n == 0 || n > maxSteps {
+		return nil, nil, fmt.Errorf("the pipeline has %d steps; write 1 to %d", n, maxSteps)
+	}
+	steps := make([]step, len(p.Steps))
+	for i, s := range p.Steps {
+		if steps[i], err = parseStep(s, top.Agents); err != nil {
+			return nil, nil, fmt.Errorf("step %d: %w", i+1, err)
+		}
+	}
+	return steps, maps.Collect(p.Env.All), nil
+}
+
+func parseStep(s pipeline.Step, agents rules) (step, error) {
+	command, ok := s.(*pipeline.CommandStep)
+	if !ok || command.Matrix != nil {
+		text, _ := json.Marshal(s) // it was parsed
+		return step{}, fmt.Errorf("%s: only command steps without a matrix run here; remove it", text)
+	}
+	st := step{CommandStep: command}
+	if err := decode(command.RemainingFields, &st.fields); err != nil {
+		return st, err
+	}
+	if command.Command == "" && len(command.Plugins) == 0 {
+		return st, errors.New("no command and no plugins")
+	}
+	if len(st.Agents) == 0 {
+		st.Agents = slices.Clone(agents)
+	}
+	if !slices.ContainsFunc(st.Agents, func(r string) bool { return strings.HasPrefix(r, "queue=") }) {
+		st.Agents = append(st.Agents, "queue=default")
+	}
+	return st, nil
+}
+
+// decode decodes what the library keeps of a document, and refuses unknown keys.
+func decode(kept map[string]any, into any) error {
+	text, err := yaml.Marshal(kept)
+	if err != nil {
+		return err
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(text))
+	dec.KnownFields(true)
+	return dec.Decode(into)
 }
 
 // matches reports whether an agent with these tags may run a job with these rules. The
@@ -209,41 +252,4 @@ func matches(rules, tags []string) bool {
 		}
 	}
 	return true
-}
-
-// pluginList converts plugins to the form that agents get: a list of one-key maps with the
-// full source, or of sources alone.
-func pluginList(v any) ([]any, error) {
-	var list []any
-	switch v := v.(type) {
-	case nil:
-		return nil, nil
-	case map[string]any:
-		for _, k := range slices.Sorted(maps.Keys(v)) {
-			list = append(list, map[string]any{k: v[k]})
-		}
-	case []any:
-		list = v
-	default:
-		return nil, fmt.Errorf("%T; want a list", v)
-	}
-	out := make([]any, len(list))
-	for i, e := range list {
-		switch e := e.(type) {
-		case string:
-			out[i] = (&pipeline.Plugin{Source: e}).FullSource()
-		case map[string]any:
-			m := make(map[string]any, len(e))
-			for k, conf := range e {
-				m[(&pipeline.Plugin{Source: k}).FullSource()] = conf
-			}
-			out[i] = m
-		default:
-			return nil, fmt.Errorf("entry %d is a %T; want a name or a map", i+1, e)
-		}
-	}
-	if _, err := json.Marshal(out); err != nil { // a key that is not a string
-		return nil, err
-	}
-	return out, nil
 }

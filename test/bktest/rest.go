@@ -11,48 +11,46 @@ import (
 	"time"
 )
 
-const restPipeline = "/v2/organizations/{org}/pipelines/{pipeline}"
+const (
+	restPipeline = "/v2/organizations/{org}/pipelines/{pipeline}"
+	restCluster  = "/v2/organizations/{org}/clusters"
+	clusterID    = "c1u57e20-0000-4000-8000-000000000001" // of the one cluster
+)
 
 // restRoutes are the supported calls of REST API version 2.
 func (s *Server) restRoutes() {
 	get := func(p string, h handler) { s.handle("GET "+p, 0, s.byAPI, s.limited(h)) }
-	get("/v2/access-token", func(*call) reply {
-		return reply{body: map[string]any{"uuid": newID(), "scopes": []string{"read_agents", "write_agents", "read_builds",
-			"write_builds", "read_artifacts", "read_build_logs", "read_clusters", "write_clusters"}}}
-	})
 	get("/v2/organizations", func(c *call) reply {
-		page, links := paginate(c, []map[string]string{{"id": newID(), "slug": s.opts.Org, "name": s.opts.Org}})
-		return reply{body: page, header: links}
+		return paginate(c, []map[string]string{{"id": newID(), "slug": s.opts.Org, "name": s.opts.Org}})
 	})
 	get("/v2/organizations/{org}/pipelines", func(c *call) reply {
 		var all []PipelineRef
 		for _, p := range s.opts.Pipelines {
 			all = append(all, PipelineRef{ID: p.Slug, Slug: p.Slug, Name: p.Slug, Repository: p.Repo})
 		}
-		page, links := paginate(c, all)
-		return reply{body: page, header: links}
+		return paginate(c, all)
 	})
-	get("/v2/builds", s.listBuilds)
 	get("/v2/organizations/{org}/builds", s.listBuilds)
 	get(restPipeline+"/builds", s.listBuilds)
 	get(restPipeline+"/builds/{number}", s.withBuild(func(c *call, b *build) reply {
 		return reply{body: s.render(c, b)}
 	}))
-	s.handle("POST "+restPipeline+"/builds", maxJSON, s.byAPI, s.limited(s.createBuild))
+	s.handle("POST "+restPipeline+"/builds", maxJSON, s.byAPI, s.limited(parsed(s.createBuild)))
 	s.handle("PUT "+restPipeline+"/builds/{number}/cancel", 64<<10, s.byAPI, s.limited(s.withBuild(s.cancelBuild)))
 	get(restPipeline+"/builds/{number}/jobs/{id}/log", s.withJob(s.jobLog))
-	get(restPipeline+"/builds/{number}/jobs/{id}/log.txt", s.withJob(func(_ *call, j *job) reply {
-		return reply{text: j.log(), header: map[string]string{"Content-Type": "text/plain"}}
-	}))
-	get(restPipeline+"/builds/{number}/artifacts", s.withBuild(func(c *call, b *build) reply {
-		return s.listArtifacts(c, b.jobs)
-	}))
-	get(restPipeline+"/builds/{number}/jobs/{id}/artifacts", s.withJob(func(c *call, j *job) reply {
-		return s.listArtifacts(c, []*job{j})
-	}))
-	get(restPipeline+"/builds/{number}/jobs/{id}/artifacts/{artifact}", s.withJob(s.getArtifact))
+	get(restPipeline+"/builds/{number}/artifacts", s.withBuild(s.listArtifacts))
 	get(restPipeline+"/builds/{number}/jobs/{id}/artifacts/{artifact}/download", s.withJob(s.downloadArtifact))
-	s.nodeRoutes(get)
+	get("/v2/organizations/{org}/agents", func(c *call) reply {
+		var found []Agent
+		for _, a := range s.agents { // like the real API, it omits those that have left
+			if a.ConnectionState == "connected" {
+				found = append(found, s.viewAgent(a, base(c.Request)))
+			}
+		}
+		return paginate(c, found)
+	})
+	get(restCluster, func(c *call) reply { return paginate(c, []map[string]string{{"id": clusterID}}) })
+	get(restCluster+"/"+clusterID+"/queues", func(c *call) reply { return paginate(c, s.queues) })
 }
 
 // byAPI checks the API token, and the organization of paths that name one.
@@ -124,11 +122,7 @@ func (s *Server) withJob(h func(*call, *job) reply) handler {
 	})
 }
 
-func (s *Server) createBuild(c *call) reply {
-	var nb NewBuild
-	if err := c.decode(&nb); err != nil {
-		return refuse(http.StatusBadRequest, "There was a problem parsing your JSON: %v", err)
-	}
+func (s *Server) createBuild(c *call, nb NewBuild) reply {
 	nb.Pipeline = c.PathValue("pipeline")
 	if s.pipeline(nb.Pipeline) == nil {
 		return refuse(http.StatusNotFound, "No pipeline found")
@@ -155,7 +149,7 @@ var metaFilter = regexp.MustCompile(`^meta_data\[(.+)\]$`)
 
 func (s *Server) listBuilds(c *call) reply {
 	q := c.URL.Query()
-	var found []*build
+	var found []Build
 	for _, b := range slices.Backward(s.builds) {
 		keep := true
 		for k, want := range q {
@@ -165,36 +159,36 @@ func (s *Server) listBuilds(c *call) reply {
 				have = b.MetaData[m[1]]
 			case k == "state" || k == "state[]":
 				have = b.State
-			case k == "branch" || k == "branch[]":
-				have = b.Branch
-			case k == "commit":
-				have = b.Commit
 			default:
 				continue
 			}
 			keep = keep && slices.Contains(want, have)
 		}
 		if p := c.PathValue("pipeline"); keep && (p == "" || p == b.pipeline.Slug) {
-			found = append(found, b)
+			found = append(found, s.render(c, b))
 		}
 	}
-	page, links := paginate(c, found)
-	out := make([]Build, len(page))
-	for i, b := range page {
-		out[i] = s.render(c, b)
-	}
-	return reply{body: out, header: links}
+	return paginate(c, found)
 }
 
 // render returns the build as the query of c requests it.
 func (s *Server) render(c *call, b *build) Build {
 	q := c.URL.Query()
 	out := s.view(b, base(c.Request), q.Get("include_retried_jobs") == "true")
-	if q.Get("exclude_jobs") == "true" {
-		out.Jobs = nil
-	}
 	if q.Get("exclude_pipeline") == "true" {
 		out.Pipeline = nil
+	}
+	return out
+}
+
+// viewAgent copies an agent out of the state.
+func (s *Server) viewAgent(a *agent, base string) Agent {
+	out := a.Agent
+	out.MetaData = slices.Clone(a.MetaData)
+	if a.job != nil {
+		j := a.job.Job
+		j.WebURL = webURL(base, s.opts.Org, a.job.build) + "#" + j.ID
+		out.Job = &j
 	}
 	return out
 }
@@ -203,90 +197,65 @@ func (s *Server) render(c *call, b *build) Build {
 func (s *Server) view(b *build, base string, retried bool) Build {
 	out := b.Build
 	out.Env, out.MetaData = maps.Clone(b.Env), maps.Clone(b.MetaData)
-	out.URL = fmt.Sprintf("%s/v2/organizations/%s/pipelines/%s/builds/%d", base, s.opts.Org, b.pipeline.Slug, b.Number)
 	out.WebURL = webURL(base, s.opts.Org, b)
 	out.Pipeline = &PipelineRef{ID: b.pipeline.Slug, Slug: b.pipeline.Slug, Name: b.pipeline.Slug, Repository: b.pipeline.Repo}
-	out.JobStateCounts = map[string]int{}
 	for _, j := range b.jobs {
-		out.JobStateCounts[j.State]++
 		if !j.Retried || retried {
-			out.Jobs = append(out.Jobs, s.viewJob(j, out.URL, base))
+			out.Jobs = append(out.Jobs, s.viewJob(j, base))
 		}
 	}
 	return out
 }
 
-func (s *Server) viewJob(j *job, buildURL, base string) Job {
+func (s *Server) viewJob(j *job, base string) Job {
 	out := j.Job
 	out.AgentQueryRules = slices.Clone(j.AgentQueryRules)
 	out.WebURL = webURL(base, s.opts.Org, j.build) + "#" + j.ID
-	out.LogURL = buildURL + "/jobs/" + j.ID + "/log"
-	out.RawLogURL = out.LogURL + ".txt"
-	out.ArtifactsURL = buildURL + "/jobs/" + j.ID + "/artifacts"
 	if j.agent != nil {
-		a := s.viewAgent(j.agent, base)
-		a.Job = nil
+		a := j.agent.Agent
 		out.Agent = &a
 	}
 	return out
 }
 
-func (s *Server) jobLog(c *call, j *job) reply {
+func (s *Server) jobLog(_ *call, j *job) reply {
 	text := j.log()
-	return reply{body: map[string]any{"url": base(c.Request) + c.URL.Path, "content": string(text), "size": len(text), "header_times": []int64{}}}
+	return reply{body: map[string]any{"content": string(text), "size": len(text)}}
 }
 
 func (s *Server) viewArtifact(c *call, a *artifact) Artifact {
 	out := a.Artifact
-	out.URL = fmt.Sprintf("%s/v2/organizations/%s/pipelines/%s/builds/%d/jobs/%s/artifacts/%s",
+	out.DownloadURL = fmt.Sprintf("%s/v2/organizations/%s/pipelines/%s/builds/%d/jobs/%s/artifacts/%s/download",
 		base(c.Request), s.opts.Org, a.job.build.pipeline.Slug, a.job.build.Number, a.JobID, a.ID)
-	out.DownloadURL = out.URL + "/download"
 	return out
 }
 
-func (s *Server) listArtifacts(c *call, jobs []*job) reply {
+func (s *Server) listArtifacts(c *call, b *build) reply {
 	q := c.URL.Query()
 	var found []Artifact
-	for _, j := range jobs {
+	for _, j := range b.jobs {
 		for _, f := range j.files {
 			if (q.Get("path") == "" || globMatch(q.Get("path"), f.Path)) && (q.Get("state") == "" || q.Get("state") == f.State) {
 				found = append(found, s.viewArtifact(c, f))
 			}
 		}
 	}
-	page, links := paginate(c, found)
-	return reply{body: page, header: links}
-}
-
-func (j *job) file(id string) *artifact {
-	i := slices.IndexFunc(j.files, func(a *artifact) bool { return a.ID == id })
-	if i < 0 {
-		return nil
-	}
-	return j.files[i]
-}
-
-func (s *Server) getArtifact(c *call, j *job) reply {
-	f := j.file(c.PathValue("artifact"))
-	if f == nil {
-		return refuse(http.StatusNotFound, "No artifact found")
-	}
-	return reply{body: s.viewArtifact(c, f)}
+	return paginate(c, found)
 }
 
 // downloadArtifact redirects the client to the store.
 func (s *Server) downloadArtifact(c *call, j *job) reply {
-	f := j.file(c.PathValue("artifact"))
-	if f == nil || f.State != "finished" {
+	i := slices.IndexFunc(j.files, func(a *artifact) bool { return a.ID == c.PathValue("artifact") && a.State == "finished" })
+	if i < 0 {
 		return refuse(http.StatusNotFound, "No artifact found")
 	}
-	link := s.signedURL(c.Request, f.key)
+	link := s.signedURL(c.Request, j.files[i].key)
 	return reply{status: http.StatusFound, body: map[string]string{"url": link}, header: map[string]string{"Location": link}}
 }
 
-// paginate returns the page that the client asked for, and the Link header to the other
+// paginate answers with the page that the client asked for, and a Link header to the other
 // pages.
-func paginate[T any](c *call, all []T) ([]T, map[string]string) {
+func paginate[T any](c *call, all []T) reply {
 	q := c.URL.Query()
 	per, err := strconv.Atoi(q.Get("per_page"))
 	if err != nil || per < 1 {
@@ -312,12 +281,9 @@ func paginate[T any](c *call, all []T) ([]T, map[string]string) {
 		link("next", page+1)
 		link("last", last)
 	}
-	if page > last {
-		return []T{}, nil
+	out := []T{}
+	if page <= last {
+		out = append(out, all[(page-1)*per:min(page*per, len(all))]...)
 	}
-	out := slices.Concat([]T{}, all[(page-1)*per:min(page*per, len(all))])
-	if links == nil {
-		return out, nil
-	}
-	return out, map[string]string{"Link": strings.Join(links, ", ")}
+	return reply{body: out, header: map[string]string{"Link": strings.Join(links, ", ")}}
 }

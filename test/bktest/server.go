@@ -6,6 +6,7 @@ package bktest
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/rand"
 	"crypto/subtle"
 	"encoding/json"
@@ -37,8 +38,6 @@ type Options struct {
 	// HeartbeatSeconds is the interval of an agent's heartbeats; 0 is 10.
 	HeartbeatSeconds int
 	Minute           time.Duration // length of a minute of timeout_in_minutes; 0 is a minute
-	LostAfter        time.Duration // silence after which an agent is lost; 0 is three minutes
-	LinkTTL          time.Duration // validity of a link to the store; 0 is Buildkite's minute
 	RateLimit        int           // REST requests per minute; 0 refuses none
 	Now              func() time.Time
 	Log              *slog.Logger // requests and refusals; nil discards
@@ -67,7 +66,6 @@ type Server struct {
 	agents   []*agent
 	queues   []*Queue
 	blobs    map[string][]byte
-	stored   int
 	repos    map[string]map[string][]byte // slug, path, content
 	faults   []Fault
 	requests map[string]int
@@ -79,44 +77,26 @@ type Server struct {
 
 // New returns a server that is reached through ServeHTTP, or over the network after Listen.
 func New(o Options) *Server {
-	def := func(s *string, d string) {
-		if *s == "" {
-			*s = d
-		}
-	}
-	def(&o.Org, "kbnode")
-	def(&o.AgentToken, DefaultAgentToken)
-	def(&o.APIToken, DefaultAPIToken)
+	o.Org = cmp.Or(o.Org, "kbnode")
+	o.AgentToken = cmp.Or(o.AgentToken, DefaultAgentToken)
+	o.APIToken = cmp.Or(o.APIToken, DefaultAPIToken)
 	if len(o.Pipelines) == 0 {
 		o.Pipelines = []Pipeline{{Slug: "kernelbot"}}
 	}
-	if o.PingSeconds <= 0 {
-		o.PingSeconds = 1
-	}
-	if o.HeartbeatSeconds <= 0 {
-		o.HeartbeatSeconds = 10
-	}
-	dur := func(d *time.Duration, v time.Duration) {
-		if *d <= 0 {
-			*d = v
-		}
-	}
-	dur(&o.Minute, time.Minute)
-	dur(&o.LostAfter, 3*time.Minute)
-	dur(&o.LinkTTL, time.Minute)
+	o.PingSeconds = cmp.Or(o.PingSeconds, 1)
+	o.HeartbeatSeconds = cmp.Or(o.HeartbeatSeconds, 10)
+	o.Minute = cmp.Or(o.Minute, time.Minute)
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	s := &Server{
 		opts: o, mux: http.NewServeMux(), secret: []byte(rand.Text()),
 		blobs: map[string][]byte{}, repos: map[string]map[string][]byte{},
 		byToken: map[string]*agent{}, requests: map[string]int{}, wake: make(chan struct{}),
 	}
 	for _, q := range o.Queues {
-		s.addQueue(q, "")
+		s.addQueue(q)
 	}
 	s.agentRoutes()
 	s.restRoutes()
@@ -272,11 +252,10 @@ type call struct {
 	job   *job   // set on routes that name a job of an agent
 }
 
-// reply is a response: body is sent as JSON unless text is set.
+// reply is a response: body is sent as JSON.
 type reply struct {
 	status int // 0 is 200
 	body   any
-	text   []byte
 	header map[string]string
 }
 
@@ -304,18 +283,10 @@ func (s *Server) handle(pattern string, limit int64, allow func(c *call) (reply,
 		for k, v := range a.header {
 			w.Header().Set(k, v)
 		}
-		switch {
-		case a.text != nil:
-			w.WriteHeader(a.status)
-			_, _ = w.Write(a.text) // if the client hung up, only its response is lost
-		case a.status == http.StatusNoContent:
-			w.WriteHeader(a.status)
-		default:
-			if a.body == nil {
-				a.body = struct{}{}
-			}
-			writeJSON(w, a.status, a.body)
+		if a.body == nil {
+			a.body = struct{}{}
 		}
+		writeJSON(w, a.status, a.body)
 	})
 }
 
@@ -339,12 +310,17 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	_, _ = w.Write(append(out, '\n')) // if the client hung up, only its response is lost
 }
 
-// decode parses the body into v; an empty body leaves v unchanged.
-func (c *call) decode(v any) error {
-	if len(c.body) == 0 {
-		return nil
+// parsed is a handler that gets the body as T; an empty body is the zero value.
+func parsed[T any](h func(c *call, req T) reply) handler {
+	return func(c *call) reply {
+		var req T
+		if len(c.body) > 0 {
+			if err := json.Unmarshal(c.body, &req); err != nil {
+				return refuse(http.StatusBadRequest, "There was a problem parsing your JSON: %v", err)
+			}
+		}
+		return h(c, req)
 	}
-	return json.Unmarshal(c.body, v)
 }
 
 // credentials returns the part of Authorization after the scheme.

@@ -10,18 +10,16 @@ import (
 	"time"
 )
 
-// Limits of what is kept, so that no client can fill the memory.
+// Limits of what a job leaves, so that none can fill the memory.
 const (
-	maxBuilds    = 1000
-	maxAgents    = 10_000
 	maxLog       = 16 << 20 // bytes of a job
 	maxChunk     = 100 << 10
-	maxArtifact  = 64 << 20  // bytes of a file
-	maxStored    = 512 << 20 // bytes of all files
-	maxArtifacts = 5000      // of a job: Buildkite's own limit
-	maxMetaValue = 100 << 10
-	maxMetaKeys  = 1000
+	maxArtifact  = 64 << 20 // bytes of a file
+	maxArtifacts = 5000     // of a job: Buildkite's own limit
 )
+
+// lostAfter is the silence after which an agent is lost.
+const lostAfter = 3 * time.Minute
 
 type build struct {
 	Build
@@ -51,10 +49,9 @@ type chunk struct {
 
 type agent struct {
 	Agent
-	token string
-	seen  time.Time
-	job   *job // assigned to it or run by it
-	stop  string
+	token    string
+	lastSeen time.Time
+	job      *job // assigned to it or run by it
 }
 
 type artifact struct {
@@ -91,29 +88,15 @@ func (s *Server) create(nb NewBuild) (*build, error) {
 	if p == nil {
 		return nil, fmt.Errorf("no pipeline named %q", nb.Pipeline)
 	}
-	for k, v := range nb.MetaData {
-		if len(v) > maxMetaValue {
-			return nil, fmt.Errorf("meta_data %s is longer than %d bytes", k, maxMetaValue)
-		}
-	}
-	if err := s.forget(); err != nil {
-		return nil, err
-	}
 	doc := nb.Steps
 	if doc == nil {
 		doc = p.Steps
-	}
-	if text, ok := doc.(string); ok {
-		var err error
-		if doc, err = parseYAML(text); err != nil {
-			return nil, err
-		}
 	}
 	b := &build{pipeline: p, uploads: map[string]string{}}
 	b.Build = Build{
 		ID: newID(), Number: s.number + 1, State: "scheduled", Source: "api",
 		Message: nb.Message, Commit: nb.Commit, Branch: nb.Branch,
-		Env: maps.Clone(nb.Env), MetaData: maps.Clone(nb.MetaData), CreatedAt: s.now(), ScheduledAt: s.now(),
+		Env: maps.Clone(nb.Env), MetaData: maps.Clone(nb.MetaData), CreatedAt: s.now(),
 	}
 	if b.Env == nil {
 		b.Env = map[string]string{}
@@ -121,15 +104,13 @@ func (s *Server) create(nb NewBuild) (*build, error) {
 	if b.MetaData == nil {
 		b.MetaData = map[string]string{}
 	}
-	doc, own, err := expandPipeline(doc, s.interpolationEnv(b))
+	env := s.buildEnv(b)
+	maps.Copy(env, b.Env)
+	steps, own, err := parsePipeline(doc, env)
 	if err != nil {
 		return nil, err
 	}
 	b.own = own
-	steps, err := parseSteps(doc)
-	if err != nil {
-		return nil, err
-	}
 	s.number++
 	s.builds = append(s.builds, b)
 	for _, st := range steps {
@@ -150,36 +131,17 @@ func (s *Server) pipeline(slug string) *Pipeline {
 	return &s.opts.Pipelines[i]
 }
 
-// forget drops the oldest finished build if there are too many.
-func (s *Server) forget() error {
-	if len(s.builds) < maxBuilds {
-		return nil
-	}
-	i := slices.IndexFunc(s.builds, func(b *build) bool { return b.Finished() })
-	if i < 0 {
-		return fmt.Errorf("%d builds are under way already", maxBuilds)
-	}
-	for _, j := range s.builds[i].jobs {
-		for _, f := range j.files {
-			s.stored -= len(s.blobs[f.key])
-			delete(s.blobs, f.key)
-		}
-	}
-	s.builds = slices.Delete(s.builds, i, i+1)
-	return nil
-}
-
 func (s *Server) addJob(b *build, st step) *job {
-	for _, r := range st.rules {
+	for _, r := range st.Agents {
 		if q, ok := strings.CutPrefix(r, "queue="); ok && s.opts.Queues == nil {
-			s.addQueue(q, "")
+			s.addQueue(q)
 		}
 	}
 	j := &job{step: st, build: b, token: "job-" + rand.Text(), chunks: map[uint64]chunk{}}
 	j.Job = Job{
-		ID: newID(), Type: "script", Name: st.label, StepKey: st.key, State: "scheduled", Command: st.command,
-		ArtifactPaths: st.artifactPaths, AgentQueryRules: slices.Clone(st.rules),
-		CreatedAt: s.now(), ScheduledAt: s.now(), RunnableAt: s.now(),
+		ID: newID(), Type: "script", Name: st.Label, StepKey: st.Key, State: "scheduled", Command: st.Command,
+		ArtifactPaths: strings.Join(st.ArtifactPaths, ";"), AgentQueryRules: slices.Clone(st.Agents),
+		CreatedAt: s.now(), RunnableAt: s.now(),
 	}
 	b.jobs = append(b.jobs, j)
 	return j
@@ -190,8 +152,8 @@ func (s *Server) next(a *agent) *job {
 	var best *job
 	for _, b := range s.builds {
 		for _, j := range b.jobs {
-			if j.State == "scheduled" && matches(j.step.rules, a.MetaData) && !s.queuePaused(j.step.rules) &&
-				(best == nil || j.step.priority > best.step.priority) {
+			if j.State == "scheduled" && matches(j.step.Agents, a.MetaData) &&
+				(best == nil || j.step.Priority > best.step.Priority) {
 				best = j
 			}
 		}
@@ -208,7 +170,7 @@ func (s *Server) sweep() {
 	}
 	s.swept = now
 	for _, a := range s.agents {
-		if a.live() && now.Sub(a.seen) > s.opts.LostAfter {
+		if a.live() && now.Sub(a.lastSeen) > lostAfter {
 			a.ConnectionState = "lost"
 			s.release(a, agentLost)
 			s.changed()
@@ -244,7 +206,6 @@ func (s *Server) release(a *agent, reason string) {
 func (s *Server) finish(j *job, status int) {
 	j.FinishedAt, j.ExitStatus = s.now(), &status
 	if a := j.agent; a != nil {
-		a.LastJobFinishedAt = j.FinishedAt
 		if a.job == j {
 			a.job = nil
 		}
@@ -259,7 +220,7 @@ func (s *Server) finish(j *job, status int) {
 		j.State = "passed"
 	default:
 		j.State = "failed"
-		j.SoftFailed = statusMatches(j.step.softFail, text)
+		j.SoftFailed = j.step.SoftFail.match(text)
 	}
 	// A canceled job is never run again; a job that timed out may be.
 	if j.State == "failed" || j.State == "timed_out" {
@@ -270,15 +231,14 @@ func (s *Server) finish(j *job, status int) {
 
 // retry runs a failed job again if the first matching rule allows it.
 func (s *Server) retry(j *job, status string) {
-	i := slices.IndexFunc(j.step.retry, func(r retryRule) bool {
-		return statusMatches(r.status, status) && r.reasonMatches(j.SignalReason)
-	})
-	if i < 0 || j.RetriesCount >= j.step.retry[i].limit || j.build.canceled {
+	rules := j.step.Retry.Automatic
+	i := slices.IndexFunc(rules, func(r retryRule) bool { return r.match(status, j.SignalReason) })
+	if i < 0 || j.RetriesCount >= rules[i].Limit || j.build.canceled {
 		return
 	}
 	again := s.addJob(j.build, j.step)
-	again.RetriesCount, again.RetryType = j.RetriesCount+1, "automatic"
-	j.Retried, j.RetriedInJobID = true, again.ID
+	again.RetriesCount = j.RetriesCount + 1
+	j.Retried = true
 }
 
 // cancel ends the jobs that no agent runs and asks the agents of the others to stop.
@@ -343,6 +303,21 @@ func (j *job) log() []byte {
 		out = append(out, c.data...)
 	}
 	return out
+}
+
+func (s *Server) queue(key string) *Queue {
+	i := slices.IndexFunc(s.queues, func(q *Queue) bool { return q.Key == key })
+	if i < 0 {
+		return nil
+	}
+	return s.queues[i]
+}
+
+// addQueue creates the queue with this key if needed.
+func (s *Server) addQueue(key string) {
+	if s.queue(key) == nil {
+		s.queues = append(s.queues, &Queue{ID: newID(), Key: key})
+	}
 }
 
 // newID returns a random UUID.

@@ -3,13 +3,9 @@ package bktest
 import (
 	"crypto/hmac"
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/hex"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"mime/multipart"
 	"net"
 	"net/http"
 	"net/url"
@@ -18,7 +14,10 @@ import (
 	"time"
 )
 
-const storePath = "/store"
+const (
+	storePath = "/store"
+	linkTTL   = time.Minute // Buildkite's
+)
 
 // storeRoutes behave like the S3 bucket behind Buildkite: a signed form for uploads, signed
 // links that expire, and no Authorization header beside a signature.
@@ -46,21 +45,9 @@ func (s *Server) sign(text string) string {
 	return hex.EncodeToString(m.Sum(nil))
 }
 
-type policy struct {
-	Expires int64  `json:"expires"`
-	Prefix  string `json:"prefix"`
-}
-
-// uploadPolicy allows uploads below prefix for an hour.
-func (s *Server) uploadPolicy(prefix string) (encoded, signature string) {
-	p, _ := json.Marshal(policy{s.opts.Now().Add(time.Hour).Unix(), prefix}) // two plain fields
-	encoded = base64.StdEncoding.EncodeToString(p)
-	return encoded, s.sign(encoded)
-}
-
 // signedURL returns a link that works for a short time without a token.
 func (s *Server) signedURL(r *http.Request, key string) string {
-	expires := strconv.FormatInt(s.opts.Now().Add(s.opts.LinkTTL).UnixMilli(), 10)
+	expires := strconv.FormatInt(s.opts.Now().Add(linkTTL).UnixMilli(), 10)
 	q := url.Values{"X-Expires": {expires}, "X-Signature": {s.sign(expires + "\n" + key)}}
 	// One path element, so that net/http does not clean ".." or "//" out of the key.
 	return s.storeBase(r) + storePath + "/" + url.PathEscape(key) + "?" + q.Encode()
@@ -78,71 +65,25 @@ func (s *Server) put(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, maxArtifact+1<<20)
-	form, err := r.MultipartReader()
+	file, _, err := r.FormFile("file")
 	if err != nil {
-		storeError(w, http.StatusPreconditionFailed, "PreconditionFailed", "the body must be a multipart form")
+		storeError(w, http.StatusBadRequest, "MalformedPOSTRequest", "the form has no file, or is too large")
 		return
 	}
-	fields := map[string]string{}
-	for {
-		part, err := form.NextPart()
-		if err != nil || len(fields) > 20 {
-			storeError(w, http.StatusBadRequest, "MalformedPOSTRequest", "the form has no file at its end")
-			return
-		}
-		if part.FormName() == "file" {
-			s.putFile(w, fields, part)
-			return
-		}
-		v, err := io.ReadAll(io.LimitReader(part, 32<<10))
-		if err != nil {
-			storeError(w, http.StatusBadRequest, "IncompleteBody", "a field could not be read")
-			return
-		}
-		fields[part.FormName()] = string(v)
-	}
-}
-
-func (s *Server) putFile(w http.ResponseWriter, fields map[string]string, part *multipart.Part) {
-	if err := s.checkPolicy(fields); err != nil {
-		storeError(w, http.StatusForbidden, "AccessDenied", err.Error())
+	data, err := io.ReadAll(file)
+	if err != nil {
+		storeError(w, http.StatusBadRequest, "IncompleteBody", err.Error())
 		return
 	}
-	data, err := io.ReadAll(io.LimitReader(part, maxArtifact+1))
-	if err != nil || len(data) > maxArtifact {
-		storeError(w, http.StatusBadRequest, "EntityTooLarge", "the file is too large or was cut off")
+	key, prefix := r.FormValue("key"), r.FormValue("prefix")
+	if !same(s.sign(prefix), r.FormValue("signature")) || !strings.HasPrefix(key, prefix) {
+		storeError(w, http.StatusForbidden, "AccessDenied", "the signature is not of this key")
 		return
 	}
-	key := fields["key"]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stored+len(data)-len(s.blobs[key]) > maxStored {
-		storeError(w, http.StatusServiceUnavailable, "SlowDown", "the store is full")
-		return
-	}
-	s.stored += len(data) - len(s.blobs[key])
 	s.blobs[key] = data
 	w.WriteHeader(http.StatusNoContent)
-}
-
-func (s *Server) checkPolicy(fields map[string]string) error {
-	if !same(s.sign(fields["policy"]), fields["signature"]) {
-		return errors.New("the signature does not match the policy")
-	}
-	var p policy
-	raw, err := base64.StdEncoding.DecodeString(fields["policy"])
-	if err == nil {
-		err = json.Unmarshal(raw, &p)
-	}
-	switch {
-	case err != nil:
-		return fmt.Errorf("read policy: %w", err)
-	case s.opts.Now().Unix() > p.Expires:
-		return errors.New("the policy expired")
-	case !strings.HasPrefix(fields["key"], p.Prefix):
-		return errors.New("the key does not match the policy")
-	}
-	return nil
 }
 
 func (s *Server) get(w http.ResponseWriter, r *http.Request) {

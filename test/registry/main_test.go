@@ -1,4 +1,4 @@
-package registrytest
+package main
 
 import (
 	"bytes"
@@ -38,7 +38,7 @@ func (c client) do(method, path, body string, want int, header ...string) *http.
 	return resp
 }
 
-func serve(t *testing.T, g *Registry) client {
+func serve(t *testing.T, g http.Handler) client {
 	s := httptest.NewServer(g)
 	t.Cleanup(s.Close)
 	return client{t, s.URL}
@@ -48,8 +48,7 @@ func serve(t *testing.T, g *Registry) client {
 // interruption.
 func TestPushAndPull(t *testing.T) {
 	t.Parallel()
-	g := &Registry{}
-	c := serve(t, g)
+	c := serve(t, newRegistry())
 	layer := strings.Repeat("layer", 40000)
 	digest := sum([]byte(layer))
 	c.do("GET", "/v2/", "", 200)
@@ -65,9 +64,6 @@ func TestPushAndPull(t *testing.T) {
 	m := `{"schemaVersion":2}`
 	c.do("PUT", "/v2/a/b/manifests/latest", m, 201, "Content-Type", kind)
 	c.do("PUT", "/v2/a/b/manifests/bad", "no", 400)
-	if g.Digest("a/b", "latest") != sum([]byte(m)) {
-		t.Errorf("the tag stands for %q", g.Digest("a/b", "latest"))
-	}
 	for _, ref := range []string{"latest", sum([]byte(m))} {
 		got := c.do("GET", "/v2/a/b/manifests/"+ref, "", 200)
 		text, err := io.ReadAll(got.Body)
@@ -79,23 +75,16 @@ func TestPushAndPull(t *testing.T) {
 
 	c.do("POST", "/faults", `{"cuts":1,"after":70000}`, 200)
 	half, err := io.ReadAll(c.do("GET", "/v2/a/b/blobs/"+digest, "", 200).Body)
-	if err == nil || len(half) != 70000 || g.Pulled() != 0 {
-		t.Errorf("%d bytes got through (%v), %d whole", len(half), err, g.Pulled())
+	if err == nil || len(half) != 70000 {
+		t.Errorf("%d bytes got through (%v)", len(half), err)
 	}
 	rest, err := io.ReadAll(c.do("GET", "/v2/a/b/blobs/"+digest, "", 206, "Range", "bytes=70000-").Body)
-	if err != nil || string(append(bytes.Clone(half), rest...)) != layer || g.Pulled() != 1 {
+	if err != nil || string(append(bytes.Clone(half), rest...)) != layer {
 		t.Errorf("the rest has %d bytes (%v)", len(rest), err)
 	}
-	c.do("POST", "/faults", `{"status":503}`, 200)
-	c.do("GET", "/v2/a/b/manifests/latest", "", 503)
-}
-
-func TestCredentials(t *testing.T) {
-	t.Parallel()
-	c := serve(t, &Registry{User: "u", Password: "p"})
-	if h := c.do("GET", "/v2/", "", 401).Header.Get("Www-Authenticate"); !strings.HasPrefix(h, "Basic ") {
-		t.Errorf("asks for %q", h)
+	c.do("POST", "/faults", `{"pause":1000}`, 200)
+	whole, err := io.ReadAll(c.do("GET", "/v2/a/b/blobs/"+digest, "", 200).Body)
+	if err != nil || string(whole) != layer {
+		t.Errorf("%d bytes got through with pauses (%v)", len(whole), err)
 	}
-	c.do("GET", "/v2/", "", 401, "Authorization", "Basic dTp4")
-	c.do("GET", "/v2/", "", 200, "Authorization", "Basic dTpw")
 }
