@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"slices"
 	"syscall"
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
@@ -15,15 +14,8 @@ import (
 // A setting that cannot be made is a warning.
 func (a *applier) tune(ctx context.Context, c Change) error {
 	r := &a.s.tune.record
-	rounds := map[string]bool{}
 	for _, t := range c.tuned {
-		if r.begin(t) && !rounds[t.group] {
-			rounds[t.group] = true
-			if r.Rounds == nil {
-				r.Rounds = map[string]int{}
-			}
-			r.Rounds[t.group]++
-		}
+		r.begin(t)
 	}
 	if err := a.h.writeRecord(r); err != nil {
 		return err
@@ -33,17 +25,16 @@ func (a *applier) tune(ctx context.Context, c Change) error {
 		if err == nil {
 			err = a.h.setting(ctx, t.Tunable)
 		}
-		k := r.find(t.Name)
-		if err == nil {
-			k.Done = true
-			continue
-		}
 		if errors.Is(err, errNotTaken) {
 			_ = a.h.writeSetting(t.Name, t.Form, t.now) // the first error says what is wrong
 		}
-		a.refused(r, t, err)
-		if len(k.Set) == 1 && !k.Done {
-			r.forget(t.Name) // it has its original value
+		if errors.Is(err, fs.ErrNotExist) && t.group != t.Name { // an interrupt that was freed meanwhile
+			r.forget(t.Name)
+			continue
+		}
+		s := r.find(t.Name)
+		if s.Done = s.Done || err == nil; err != nil {
+			a.refused(s, t, err)
 		}
 	}
 	// For later looks: from now on, any difference is someone else's change.
@@ -65,33 +56,19 @@ func (h *Host) setting(ctx context.Context, t plan.Tunable) error {
 
 // refused records that a setting cannot be made, so that the kernel is not asked at every
 // look.
-func (a *applier) refused(r *record, t tuned, err error) {
-	f := refusal{place: place{Name: t.Name}, Value: t.Value, Session: t.session, Why: reason(err), Tries: 1}
+func (a *applier) refused(s *saved, t tuned, err error) {
+	s.Tries++
 	if _, _, gpu := t.GPU(); !gpu && !passing(err) {
-		f.Tries = maxTries
+		s.Tries = maxTries
 	}
-	if t.group != t.Name {
-		f.Group = t.group
-		switch {
-		case errors.Is(err, syscall.EIO), errors.Is(err, syscall.EPERM):
-			f.Why = "" // the kernel manages this interrupt itself; newer ones say EPERM
-		case errors.Is(err, fs.ErrNotExist): // it was freed meanwhile
-			return
-		}
-	}
-	if f.Why != "" {
+	managed := t.group != t.Name && (errors.Is(err, syscall.EIO) || errors.Is(err, syscall.EPERM))
+	if why := "is not set: " + reason(err); managed {
+		s.Why = "" // the kernel manages this interrupt itself; newer ones say EPERM
+	} else if s.Why != why {
+		s.Why = why
 		a.h.log().Warn("setting not applied", "path", t.Name, "value", t.Value, "err", err)
-		a.result.Warnings = append(a.result.Warnings, t.Name+" is not set: "+f.Why)
+		a.result.Warnings = append(a.result.Warnings, t.Name+" "+why)
 	}
-	i := slices.IndexFunc(r.Refused, func(old refusal) bool { return old.Name == t.Name })
-	if i < 0 {
-		r.Refused = append(r.Refused, f)
-		return
-	}
-	if old := r.Refused[i]; old.Value == f.Value && old.Session == f.Session {
-		f.Tries = max(f.Tries, old.Tries+1)
-	}
-	r.Refused[i] = f
 }
 
 // passing reports whether the kernel may take a value later: the CPUs have no room for an
@@ -112,8 +89,7 @@ func reason(err error) string {
 func (a *applier) untune(ctx context.Context, c Change) error {
 	r := &a.s.tune.record
 	for _, t := range c.tuned {
-		switch t.fate {
-		case restored:
+		if t.restores() {
 			err := a.h.before("untune", t.Name)
 			if err == nil {
 				err = a.h.setting(ctx, t.Tunable)
@@ -122,13 +98,10 @@ func (a *applier) untune(ctx context.Context, c Change) error {
 				a.h.log().Warn("setting not restored", "path", t.Name, "value", t.Value, "err", err)
 				a.result.Warnings = append(a.result.Warnings, t.Name+" is not restored to "+t.Value+": "+reason(err))
 			}
-		case theirs:
+		} else if t.foreign() {
 			a.h.log().Warn("setting left as another program set it", "path", t.Name, "value", t.now, "was", t.Value)
-		case asItWas, forgotten:
 		}
 		r.forget(t.Name)
-		r.Refused = slices.DeleteFunc(r.Refused, func(f refusal) bool { return f.Name == t.Name })
-		delete(r.Rounds, t.group)
 	}
 	if len(a.p.Tunables) == 0 && len(r.Settings) == 0 {
 		return wrap(a.h.remove(plan.TunablesPath, false), "delete "+plan.TunablesPath)

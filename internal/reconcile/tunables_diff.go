@@ -30,36 +30,32 @@ func (d *differ) tune() {
 }
 
 func (d *differ) tuneAll(phase phase, kind Kind, list []tuned) {
-	var owners [][]int
-	of := map[string][]tuned{}
+	var changes []Change // one for settings that wait for the same slots
 	for _, t := range list {
-		key := fmt.Sprint(t.Slots)
-		if of[key] == nil {
-			owners = append(owners, t.Slots)
+		i := slices.IndexFunc(changes, func(c Change) bool { return slices.Equal(c.tuned[0].Slots, t.Slots) })
+		if i < 0 {
+			i, changes = len(changes), append(changes, Change{Kind: kind, Subject: settings, Slot: -1})
 		}
-		of[key] = append(of[key], t)
+		changes[i].tuned = append(changes[i].tuned, t)
 	}
-	for _, slots := range owners {
-		c := Change{Kind: kind, Subject: settings, Slot: -1, tuned: of[fmt.Sprint(slots)]}
+	for _, c := range changes {
 		lines, others := tunedLines(kind, c.tuned)
-		switch {
-		case len(lines) > 0 && len(lines) <= 2:
-			c.Why = strings.Join(lines, "; ")
-		case len(lines) > 0:
-			c.Why = strconv.Itoa(len(c.tuned)) + " of them"
-		}
 		if len(lines) > 0 {
 			c.Diff = strings.Join(lines, "\n") + "\n"
+			c.Why = strings.Join(lines, "; ")
+		}
+		if len(lines) > 2 {
+			c.Why = strconv.Itoa(len(c.tuned)) + " of them"
 		}
 		if others != "" {
 			c.Why = strings.TrimPrefix(c.Why+"; left as another program set it: "+others, "; ")
 		}
-		switch {
-		case len(slots) == 1:
+		switch slots := c.tuned[0].Slots; len(slots) {
+		case 0:
+		case 1:
 			c.Slot, c.Subject = slots[0], "clocks of "+plan.SlotName(slots[0])
-		case len(slots) > 1:
+		default:
 			c.Subject = "clocks of the GPU at " + c.tuned[0].PCI
-			c.Deferred = d.busyOf(slots)
 		}
 		d.add(phase, c)
 	}
@@ -82,40 +78,38 @@ func (d *differ) busyOf(slots []int) string {
 // --now has stopped the job by then.
 func (d *differ) holdClocks() {
 	for i := range d.out {
-		if c := &d.out[i]; (c.Kind == Tune || c.Kind == Untune) && c.Slot >= 0 && c.Deferred == "" {
-			c.Deferred = d.busyOf([]int{c.Slot})
+		if c := &d.out[i]; len(c.tuned) > 0 && c.Deferred == "" {
+			c.Deferred = d.busyOf(c.tuned[0].Slots)
 		}
 	}
 }
 
-// tunedLines describes what changes, one line for each sort, and names the settings that
-// someone else has changed.
+// tunedLines describes what changes, one line for settings that differ only in the number,
+// and names the settings that another program has changed.
 func tunedLines(kind Kind, list []tuned) (lines []string, others string) {
-	type sort struct{ name, from, to string }
-	var sorts []sort
+	type line struct{ name, from, to string }
+	var all []line
 	var foreign []string
-	count := map[sort]int{}
+	count := map[line]int{}
 	for _, t := range list {
-		switch {
-		case kind == Untune && t.fate == theirs:
-			if name := sortName(t.Name); !slices.Contains(foreign, name) {
-				foreign = append(foreign, name)
-			}
-			continue
-		case kind == Untune && t.fate != restored:
+		name := patternName(t.Name)
+		if kind == Untune && t.foreign() && !slices.Contains(foreign, name) {
+			foreign = append(foreign, name)
+		}
+		if kind == Untune && !t.restores() {
 			continue
 		}
-		s := sort{sortName(t.group), asList(t.Form, t.now), asList(t.Form, t.Value)}
-		if count[s]++; count[s] == 1 {
-			sorts = append(sorts, s)
+		l := line{name, asList(t.Form, t.now), asList(t.Form, t.Value)}
+		if count[l]++; count[l] == 1 {
+			all = append(all, l)
 		}
 	}
-	for _, s := range sorts {
-		name := s.name
-		if n := count[s]; n > 1 {
+	for _, l := range all {
+		name := l.name
+		if n := count[l]; n > 1 {
 			name += " (" + strconv.Itoa(n) + " of them)"
 		}
-		lines = append(lines, fmt.Sprintf("%s: %s -> %s", name, s.from, s.to))
+		lines = append(lines, fmt.Sprintf("%s: %s -> %s", name, l.from, l.to))
 	}
 	return lines, strings.Join(foreign, ", ")
 }
@@ -130,8 +124,8 @@ func asList(form plan.Form, value string) string {
 	return value
 }
 
-// sortName returns a name with * in place of its number or GPU.
-func sortName(name string) string {
+// patternName returns a name with * in place of its number or GPU.
+func patternName(name string) string {
 	if _, setting, ok := (plan.Tunable{Name: name}).GPU(); ok {
 		return "nvml/*/" + setting
 	}
