@@ -144,10 +144,10 @@ func (o *observer) back(s saved) (b tuned, ok bool) {
 	if !isGPU {
 		b.now = o.h.readSetting(s.Name, s.Form)
 	} else if o.h.session(s.PCI) == s.Session { // or the driver was loaded again
-		switch persistence, seen := o.h.persistence(uuid); {
-		case !seen && !empty(o.p):
+		switch persistence, known := o.h.persistence(uuid); {
+		case !known && !empty(o.p):
 			return b, false // later: not every pass reads GPUs
-		case seen && setting == plan.Clocks:
+		case known && setting == plan.Clocks:
 			b.now = s.newest() // it cannot be read
 		default:
 			b.now = persistence
@@ -157,9 +157,9 @@ func (o *observer) back(s saved) (b tuned, ok bool) {
 	return b, true
 }
 
-// persistence returns the persistence mode of a GPU; seen reports whether NVML gave it in
+// persistence returns the persistence mode of a GPU; known reports whether NVML gave it in
 // this pass.
-func (h *Host) persistence(uuid string) (mode string, seen bool) {
+func (h *Host) persistence(uuid string) (mode string, known bool) {
 	i := slices.IndexFunc(h.GPUs, func(g inventory.GPU) bool { return g.UUID == uuid && g.PersistenceMode != "" })
 	if i < 0 {
 		return "", false
@@ -171,8 +171,8 @@ func (h *Host) persistence(uuid string) (mode string, seen bool) {
 // read: they are what the record says was set, unless the GPU has lost its persistence
 // mode, as after a reset.
 func (h *Host) gpuSetting(r *record, d tuned, uuid, setting string) string {
-	mode, seen := h.persistence(uuid)
-	if !seen || setting == plan.Persistence {
+	mode, known := h.persistence(uuid)
+	if !known || setting == plan.Persistence {
 		return mode
 	}
 	done := func(name string) *saved {

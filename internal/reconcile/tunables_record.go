@@ -93,10 +93,10 @@ func (h *Host) writeRecord(r *record) error {
 		}
 	}
 	text, err := json.Marshal(short)
-	if err == nil {
-		err = h.write(plan.TunablesPath, 0o644, owner{0, 0}, strings.NewReader(string(text)+"\n"), nil)
+	if err != nil {
+		return err
 	}
-	return wrap(err, "write "+plan.TunablesPath)
+	return h.store(plan.TunablesPath, string(text)+"\n")
 }
 
 // cutNumber puts * in place of the number that a part of a path is or ends in; n is -1 if
