@@ -155,28 +155,13 @@ func TestInterruptedUninstallOfAdopted(t *testing.T) {
 		m.adopt(slots(1).plan(t))
 		return m, before
 	}
-	type killed struct{}
 	for n := 0; ; n++ {
 		m, before := prepare(t)
-		step := 0
-		m.h.OnStep(func(string) error {
-			if step++; step > n {
-				panic(killed{})
-			}
-			return nil
-		})
-		ended := func() (ended bool) {
-			defer func() {
-				if r := recover(); r != nil && r != (killed{}) {
-					panic(r)
-				}
-			}()
+		ended := m.killAt(n, func() {
 			if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-				t.Fatal(err)
+				t.Error(err)
 			}
-			return true
-		}()
-		m.h.OnStep(nil)
+		})
 		if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}

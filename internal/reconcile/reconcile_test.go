@@ -115,7 +115,6 @@ func TestInterrupted(t *testing.T) {
 				for n := range steps {
 					m := prepare(t)
 					interrupt(t, m, p, way, n)
-					m.h.OnStep(nil)
 					m.apply(p)
 					if diff := cmp.Diff(whole.tree(), m.tree()); diff != "" {
 						t.Fatalf("interrupted at step %d (-want +got):\n%s", n, diff)
@@ -132,22 +131,20 @@ func TestInterrupted(t *testing.T) {
 // interrupt applies a plan up to the n-th step.
 func interrupt(t *testing.T, m *machine, p *plan.Plan, way string, n int) {
 	t.Helper()
-	type killed struct{}
-	defer func() {
-		if r := recover(); r != nil && r != (killed{}) {
-			panic(r)
+	if way == "killed" {
+		if m.killAt(n, func() { _ = m.try(p) }) {
+			t.Fatalf("step %d was not reached", n)
 		}
-	}()
+		return
+	}
 	step := 0
 	m.h.OnStep(func(string) error {
 		if step++; step <= n || way == "one step" && step > n+1 {
 			return nil
 		}
-		if way == "killed" {
-			panic(killed{}) // nothing after this runs, as with kill -9
-		}
 		return syscall.ENOSPC
 	})
+	defer m.h.OnStep(nil)
 	if err := m.try(p); err == nil {
 		t.Fatalf("step %d did not fail", n)
 	}

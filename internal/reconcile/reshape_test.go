@@ -429,7 +429,6 @@ func TestInterruptedReshape(t *testing.T) {
 				s := prepare()
 				if n < first {
 					interrupt(t, s.machine, s.plan(c[1]), "killed", n)
-					s.h.OnStep(nil)
 					equal(t, "limits of the job", job, s.limits(0))
 				}
 				s.pass(c[1])
@@ -437,7 +436,6 @@ func TestInterruptedReshape(t *testing.T) {
 				s.finish(0)
 				if n >= first {
 					interrupt(t, s.machine, s.plan(c[1]), "killed", n-first)
-					s.h.OnStep(nil)
 				}
 				s.pass(c[1])
 				equal(t, fmt.Sprintf("tree, step %d", n), end, s.tree())

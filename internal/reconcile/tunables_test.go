@@ -217,14 +217,13 @@ func TestTuneInterrupted(t *testing.T) {
 		for _, then := range []string{"on", "off", "off and killed"} {
 			m, p := prepare()
 			interrupt(t, m, p, "killed", n)
-			m.h.OnStep(nil)
 			if then == "on" {
 				m.apply(p)
 				equal(t, "settings", asPlanned, m.settings())
 				equal(t, "names", slices.Sorted(maps.Keys(whole.tree())), slices.Sorted(maps.Keys(m.tree())))
 			}
 			if then == "off and killed" && m.exists(plan.TunablesPath) {
-				killedAt(m, slots(1).plan(t), 1)
+				m.killAt(1, func() { m.apply(slots(1).plan(t)) })
 			}
 			m.apply(slots(1).plan(t))
 			if diff := cmp.Diff(asFound, m.settings()); diff != "" {
@@ -237,20 +236,6 @@ func TestTuneInterrupted(t *testing.T) {
 	}
 }
 
-// killedAt applies a plan and is killed at the n-th step, if there are that many.
-func killedAt(m *machine, p *plan.Plan, n int) {
-	step := 0
-	m.h.OnStep(func(string) error {
-		if step++; step > n {
-			panic("killed")
-		}
-		return nil
-	})
-	defer m.h.OnStep(nil)
-	defer func() { _ = recover() }()
-	m.apply(p)
-}
-
 // Another value is planned, and the run is killed before it is set: the value that kbnode
 // set before is not taken for someone else's.
 func TestTuneInterruptedAtAnotherValue(t *testing.T) {
@@ -259,7 +244,7 @@ func TestTuneInterruptedAtAnotherValue(t *testing.T) {
 	m.apply(tuned(t, 1))
 	next := tuned(t, 1)
 	next.Tunables[1].Value = "0"
-	killedAt(m, next, 2) // after the record is written and renamed
+	m.killAt(2, func() { m.apply(next) }) // after the record is written and renamed
 	equal(t, "record", true, strings.Contains(m.read(plan.TunablesPath), `"0"`))
 	equal(t, "interrupt", "0-1", m.read(irq24))
 	m.apply(slots(1).plan(t))
@@ -402,7 +387,7 @@ func TestRecordOfThePreviousRelease(t *testing.T) {
 	}
 	m.write(governor, "powersave\n")
 	m.write(plan.TunablesPath, `{"written_by":"kbnode","schema":1,"boot_id":"boot-1","settings":[`+
-		`{"name":"/proc/irq/*/smp_affinity_list","numbers":[24],"group":"/proc/irq/*/smp_affinity_list","form":"list","was":"0-127","set":["0-1"],"done":true},`+
+		`{"name":"/proc/irq/*/smp_affinity_list","numbers":[24,99],"group":"/proc/irq/*/smp_affinity_list","form":"list","was":"0-127","set":["0-1"],"done":true},`+
 		`{"name":"/proc/irq/*/smp_affinity_list","numbers":[25],"group":"/proc/irq/*/smp_affinity_list","form":"list","was":"64-127","set":["0-1"],"done":true},`+
 		`{"name":"/proc/irq/default_smp_affinity","form":"mask","was":"ffffffff,ffffffff,ffffffff,ffffffff","set":["3"],"done":true},`+
 		`{"name":"/sys/kernel/mm/transparent_hugepage/enabled","form":"choice","was":"always","set":["0","madvise"]}],`+
@@ -410,7 +395,8 @@ func TestRecordOfThePreviousRelease(t *testing.T) {
 		`"rounds":{"/proc/irq/*/smp_affinity_list":20}}`)
 	_, changes := m.diff(tuned(t, 1))
 	equal(t, "planned as before", []string{"tune settings of the machine"}, brief(changes))
-	m.apply(slots(1).plan(t))
+	r, _ := m.apply(slots(1).plan(t)) // interrupt 99 no longer exists
+	equal(t, "applied", "untune settings of the machine (5 of them)", r.Applied[0].String())
 	equal(t, "settings", asFound, m.settings())
 	if m.exists(plan.TunablesPath) {
 		t.Error("the record is left")

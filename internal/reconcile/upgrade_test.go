@@ -440,8 +440,9 @@ func TestUpgradeCutOff(t *testing.T) {
 	}
 	for n := range steps {
 		f := prepare(t)
-		cut(t, f, n)
-		f.h.OnStep(nil)
+		if f.killAt(n, func() { _, _ = f.upgrade(false) }) {
+			t.Fatalf("step %d was not reached", n)
+		}
 		f.apply(f.plan())
 		for k, v := range f.running() {
 			if k != 2 && v != "" && v != newAgent {
@@ -456,26 +457,6 @@ func TestUpgradeCutOff(t *testing.T) {
 		equal(t, "kept", plan.Agents{Version: newAgent, Releases: []plan.AgentRelease{{Version: newAgent}}}, f.kept())
 		equal(t, "jobs killed", nil, f.sd.Killed())
 	}
-}
-
-// cut runs an upgrade up to the n-th step.
-func cut(t *testing.T, f *fleet, n int) {
-	t.Helper()
-	type killed struct{}
-	defer func() {
-		if r := recover(); r != nil && r != (killed{}) {
-			panic(r)
-		}
-	}()
-	step := 0
-	f.h.OnStep(func(string) error {
-		if step++; step > n {
-			panic(killed{})
-		}
-		return nil
-	})
-	_, _ = f.upgrade(false)
-	t.Fatalf("step %d was not reached", n)
 }
 
 // What someone else decides meanwhile holds.
