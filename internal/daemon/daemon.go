@@ -42,7 +42,7 @@ type Node interface {
 	Watch(ctx context.Context, changed func(unit string)) (alive func() bool, err error)
 }
 
-// Options are what a daemon needs. Zero durations mean the defaults.
+// Options are what a daemon needs.
 type Options struct {
 	Node   Node
 	Events events.Log
@@ -62,15 +62,15 @@ type Options struct {
 	Notify func(state string)
 	// Publish is called after each pass; it may be nil. The loop waits for it.
 	Publish func(Snapshot)
-
-	Look   time.Duration // between two looks; 30 s
-	GPUs   time.Duration // between two readings of the GPUs; 1 min
-	Whole  time.Duration // between two full passes; 5 min
-	Settle time.Duration // between a signal and a look, as more signals follow; 200 ms
-	Retry  time.Duration // after a failed pass; 5 s
 }
 
 const (
+	lookTime   = 30 * time.Second       // between two looks
+	gpusPause  = time.Minute            // between two readings of the GPUs
+	wholeTime  = 5 * time.Minute        // between two full passes
+	settleTime = 200 * time.Millisecond // between a signal and a look, as more signals follow
+	retryTime  = 5 * time.Second        // after a failed pass
+
 	// passTime bounds one pass. Starting an agent takes up to 100 s, and several start at
 	// once.
 	passTime = 10 * time.Minute
@@ -82,7 +82,7 @@ const (
 	writeTime = 10 * time.Second
 	gpusTime  = time.Minute
 	// fewChanges is how many changes of one pass get an event each.
-	fewChanges = 10
+	maxChanges = 10
 )
 
 // Run keeps the node as planned until ctx ends. It logs and retries what fails.
@@ -104,34 +104,24 @@ func Run(ctx context.Context, o Options) {
 
 type daemonLoop struct {
 	Options
-	plan    *plan.Plan // of the last full pass; nil before that
-	drains  []plan.Drain
-	stamp   string
-	made    bool // this pass has made a plan and observed the machine
-	wholeAt time.Time
-	gpusAt  time.Time
-	alive   func() bool // of the watch; nil if there is none
-	unwatch context.CancelFunc
-	changed chan string  // units that systemd reported
-	slots   []slot.State // as last read
-	asked   map[int]bool // slots whose agents were asked to stop for their health
-	said    string       // the last error that was logged
-	address string       // Reading.Listen
-	seen    Snapshot     // of the current pass
-	doctor  *doctor
+	plan     *plan.Plan // of the last full pass; nil before that
+	drains   []plan.Drain
+	stamp    string
+	made     bool // this pass has made a plan and observed the machine
+	wholeAt  time.Time
+	gpusAt   time.Time
+	alive    func() bool // of the watch; nil if there is none
+	unwatch  context.CancelFunc
+	changed  chan string  // units that systemd reported
+	slots    []slot.State // as last read
+	asked    map[int]bool // slots whose agents were asked to stop for their health
+	reported string       // the last error that was logged
+	address  string       // Reading.Listen
+	snapshot Snapshot     // of the current pass
+	health   *healthState
 }
 
 func newDaemon(o Options) *daemonLoop {
-	or := func(d *time.Duration, otherwise time.Duration) {
-		if *d == 0 {
-			*d = otherwise
-		}
-	}
-	or(&o.Look, 30*time.Second)
-	or(&o.GPUs, time.Minute)
-	or(&o.Whole, 5*time.Minute)
-	or(&o.Settle, 200*time.Millisecond)
-	or(&o.Retry, 5*time.Second)
 	if o.Clock == nil {
 		o.Clock = health.Now
 	}
@@ -141,11 +131,11 @@ func newDaemon(o Options) *daemonLoop {
 	if o.Notify == nil {
 		o.Notify = func(state string) { _, _ = daemon.SdNotify(false, state) }
 	}
-	doctor, err := newDoctor(o.Root)
+	state, err := newHealthState(o.Root)
 	if err != nil {
 		o.Log.Warn("health state not read; starting without it", "err", err)
 	}
-	return &daemonLoop{Options: o, changed: make(chan string, 1), doctor: doctor}
+	return &daemonLoop{Options: o, changed: make(chan string, 1), health: state}
 }
 
 // loop makes passes until ctx ends, waiting for a reason between them.
@@ -160,17 +150,17 @@ func (d *daemonLoop) loop(ctx context.Context) {
 		}
 		d.watch(ctx)
 		began := time.Now()
-		d.seen = Snapshot{Whole: whole}
+		d.snapshot = Snapshot{Whole: whole}
 		err := d.pass(ctx, whole)
 		if ctx.Err() != nil {
 			return
 		}
 		d.publish(began, err)
-		wait := d.Look
-		if d.tell(err); err == nil {
+		wait := lookTime
+		if d.report(err); err == nil {
 			failed = 0
 		} else {
-			wait = min(d.Look, d.Retry<<min(failed, 10))
+			wait = min(lookTime, retryTime<<min(failed, 10))
 			failed++
 		}
 		if whole = d.wait(ctx, wait) || err != nil; ctx.Err() != nil {
@@ -195,7 +185,7 @@ func (d *daemonLoop) wait(ctx context.Context, longest time.Duration) (whole boo
 		d.Log.Debug("woken", "by", unit)
 	}
 	// More signals follow: a restart is several.
-	_ = limit.Sleep(ctx, d.Settle)
+	_ = limit.Sleep(ctx, settleTime)
 	select {
 	case <-d.changed:
 	default:
@@ -238,7 +228,7 @@ func (d *daemonLoop) stopWatch() {
 }
 
 // tell logs an error once, and once when it is over.
-func (d *daemonLoop) tell(err error) {
+func (d *daemonLoop) report(err error) {
 	now := ""
 	if err != nil {
 		now = err.Error()
@@ -248,7 +238,7 @@ func (d *daemonLoop) tell(err error) {
 	case errors.As(err, &locked):
 		d.Log.Debug("pass postponed", "err", err)
 		return
-	case now == d.said:
+	case now == d.reported:
 	case now == "":
 		d.Log.Info("node can be reconciled again")
 		d.event(events.Event{Kind: "mended", Slot: -1, Text: "the node can be reconciled again"})
@@ -258,7 +248,7 @@ func (d *daemonLoop) tell(err error) {
 		d.event(events.Event{Kind: "error", Slot: -1, Text: strings.ReplaceAll(now, "\n", "; ")})
 		d.Notify("STATUS=" + strings.ReplaceAll(now, "\n", "; "))
 	}
-	d.said = now
+	d.reported = now
 }
 
 func (d *daemonLoop) event(e ...events.Event) {

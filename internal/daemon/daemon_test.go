@@ -44,7 +44,6 @@ type fakeNode struct {
 	looksAtStamp int
 	gpus         []inventory.GPU
 	started      time.Duration // of each reading
-	tune         []plan.Tunable
 	watches      int
 	dead         bool // the watch's connection
 	docker       error
@@ -117,8 +116,6 @@ func (n *fakeNode) plan(drains []plan.Drain) *plan.Plan {
 	p := &plan.Plan{
 		Files: []plan.File{{Path: plan.UnitDir + "/" + unitName, Mode: 0o644, Owner: "root", Slot: -1, Content: unitText}},
 		Units: []plan.Unit{{Name: unitName, Slot: -1, Enabled: true, Active: true}},
-
-		Tunables: n.tune,
 	}
 	for i, g := range n.gpus {
 		s := plan.Slot{Index: i, Name: plan.SlotName(i), GPUs: []plan.SlotGPU{{UUID: g.UUID, PCI: g.PCI, Vendor: g.Vendor}}}
@@ -173,13 +170,18 @@ func (n *fakeNode) Host(context.Context) (*reconcile.Host, func(), error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.hosts++
-	return &reconcile.Host{Root: n.root, Systemd: manager{n.sd, n}, Users: users{systemdtest.Users{Root: n.root}, n}}, func() {}, n.hostErr
+	return &reconcile.Host{Root: n.root, Systemd: manager{n.sd, n}, Users: systemdtest.Users{Root: n.root}}, func() {}, n.hostErr
 }
 
-// manager may refuse to report its units.
+// manager may refuse to report its units, or hang when Observe asks for them.
 type manager struct {
 	*systemdtest.Systemd
 	n *fakeNode
+}
+
+func (s manager) Loaded(ctx context.Context, patterns ...string) ([]string, error) {
+	s.n.wait("Observe")
+	return s.Systemd.Loaded(ctx, patterns...)
 }
 
 func (s manager) Units(ctx context.Context, names ...string) ([]slot.Unit, error) {
@@ -189,17 +191,6 @@ func (s manager) Units(ctx context.Context, names ...string) ([]slot.Unit, error
 		return nil, s.n.unitsErr
 	}
 	return s.Systemd.Units(ctx, names...)
-}
-
-// users are the first thing that Observe reads.
-type users struct {
-	systemdtest.Users
-	n *fakeNode
-}
-
-func (u users) All() (map[string]reconcile.UserState, error) {
-	u.n.wait("Observe")
-	return u.Users.All()
 }
 
 func (n *fakeNode) Watch(_ context.Context, changed func(string)) (func() bool, error) {
@@ -517,7 +508,7 @@ func TestManyChangesAreFewEvents(t *testing.T) {
 	}
 	d.keep(applied)
 	got := kinds(t, d.Events)
-	if len(got) != fewChanges+1 || got[fewChanges] != "changed: and 20 more changes" {
+	if len(got) != maxChanges+1 || got[maxChanges] != "changed: and 20 more changes" {
 		t.Errorf("%d events, the last %q", len(got), got[len(got)-1])
 	}
 }

@@ -66,7 +66,7 @@ func ReadHealth(root string) (Health, error) {
 }
 
 // doctor judges the node's health at each pass.
-type doctor struct {
+type healthState struct {
 	file  string // HealthPath below the machine's root
 	state health.State
 	// verdicts are from the last pass.
@@ -81,8 +81,8 @@ type doctor struct {
 	facts []health.Fact // of the kernel, since the last pass
 }
 
-func newDoctor(root string) (*doctor, error) {
-	d := &doctor{file: filepath.Join(root, HealthPath), engine: "/var/lib/docker"}
+func newHealthState(root string) (*healthState, error) {
+	d := &healthState{file: filepath.Join(root, HealthPath), engine: "/var/lib/docker"}
 	kept, err := ReadHealth(root)
 	d.socket, d.boot, d.engine = kept.Socket, kept.Boot, cmp.Or(kept.Engine, d.engine)
 	if len(kept.Slots) > 0 {
@@ -95,7 +95,7 @@ func newDoctor(root string) (*doctor, error) {
 }
 
 // remember keeps what the next daemon needs to judge without a plan.
-func (c *doctor) remember(r *Reading) {
+func (c *healthState) remember(r *Reading) {
 	var list []plan.Slot
 	for _, s := range r.Plan.Slots {
 		list = append(list, plan.Slot{Index: s.Index, Name: s.Name, GPUs: s.GPUs})
@@ -110,7 +110,7 @@ func (c *doctor) remember(r *Reading) {
 func (d *daemonLoop) listen(ctx context.Context, kmsg health.Kmsg) {
 	for ctx.Err() == nil {
 		err := kmsg.Run(ctx, func(f health.Fact) {
-			d.doctor.hear(f)
+			d.health.hear(f)
 			d.wake("the kernel log")
 		})
 		if ctx.Err() != nil || err == nil { // a recorded log ends
@@ -123,7 +123,7 @@ func (d *daemonLoop) listen(ctx context.Context, kmsg health.Kmsg) {
 
 // hear keeps a fact. If there are too many, it drops one that a job can cause at will, so
 // that these do not hide the others, or else the new one.
-func (c *doctor) hear(f health.Fact) {
+func (c *healthState) hear(f health.Fact) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.facts) == maxFacts {
@@ -150,13 +150,13 @@ func ofJobs(f health.Fact) bool {
 // alarmed reports whether the kernel has reported a GPU since the last pass, not counting
 // what jobs can cause: an alarm makes the daemon read everything again, and jobs must not
 // be able to trigger that.
-func (c *doctor) alarmed() bool {
+func (c *healthState) alarmed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.ContainsFunc(c.facts, func(f health.Fact) bool { return !ofJobs(f) })
 }
 
-func (c *doctor) take() []health.Fact {
+func (c *healthState) take() []health.Fact {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	facts := c.facts
@@ -179,10 +179,10 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, l look) []
 	moment, err := d.Clock()
 	if err != nil {
 		d.Log.Warn("clocks not read", "err", err)
-		return drainsOf(d.doctor.verdicts, l.plan, d.doctor.state.Now)
+		return drainsOf(d.health.verdicts, l.plan, d.health.state.Now)
 	}
 	states, unread := d.slotStates(ctx, host, l)
-	in := health.Signals{Moment: moment, Slots: healthSlots(l.plan, states, l.changes, moment.Now), Kernel: d.doctor.take(), GPUs: l.gpus}
+	in := health.Signals{Moment: moment, Slots: healthSlots(l.plan, states, l.changes, moment.Now), Kernel: d.health.take(), GPUs: l.gpus}
 	for i := range in.Slots {
 		in.Slots[i].Unread = unread
 	}
@@ -194,13 +194,13 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, l look) []
 	if l.node {
 		in.Node = d.node(ctx, host)
 	}
-	state, verdicts, told := health.Judge(d.doctor.state, in)
-	d.doctor.state, d.doctor.verdicts = state, verdicts
+	state, verdicts, happened := health.Judge(d.health.state, in)
+	d.health.state, d.health.verdicts = state, verdicts
 	drains := drainsOf(verdicts, l.plan, moment.Now)
 	d.hold(ctx, host, states, slices.Contains(unread, health.CheckAgent), drains)
-	d.tellHealth(told)
-	d.doctor.unsaved = d.doctor.unsaved || len(told) > 0 || len(in.ResetByHand) > 0
-	if !d.doctor.unsaved || d.save() != nil {
+	d.recordHealth(happened)
+	d.health.unsaved = d.health.unsaved || len(happened) > 0 || len(in.ResetByHand) > 0
+	if !d.health.unsaved || d.save() != nil {
 		return drains // on a full disk, the next pass tries again
 	}
 	if err := heard(host.Root, in.ResetByHand); err != nil {
@@ -229,13 +229,13 @@ func (d *daemonLoop) slotStates(ctx context.Context, host *reconcile.Host, l loo
 
 // node reads the node's signals.
 func (d *daemonLoop) node(ctx context.Context, host *reconcile.Host) *health.Node {
-	node, err := d.Node.Signals(host.Root, []string{"/", d.doctor.engine, "/var/lib/buildkite-agent"})
+	node, err := d.Node.Signals(host.Root, []string{"/", d.health.engine, "/var/lib/buildkite-agent"})
 	if err != nil {
 		d.Log.Debug("node's signals not read", "err", err)
 	}
-	if d.doctor.socket == "" {
+	if d.health.socket == "" {
 		node.Unread = append(node.Unread, health.CheckDocker)
-	} else if err := d.Node.Docker(ctx, d.doctor.socket); err != nil {
+	} else if err := d.Node.Docker(ctx, d.health.socket); err != nil {
 		node.Docker = err.Error()
 	}
 	var read bool
@@ -246,9 +246,9 @@ func (d *daemonLoop) node(ctx context.Context, host *reconcile.Host) *health.Nod
 }
 
 // tellHealth records the events that Judge returned.
-func (d *daemonLoop) tellHealth(told []health.Event) {
+func (d *daemonLoop) recordHealth(happened []health.Event) {
 	var all []events.Event
-	for _, e := range told {
+	for _, e := range happened {
 		d.Log.Info("health", "kind", e.Kind, "check", e.Check, "gpu", e.GPU, "slot", e.Slot, "level", e.Level.String(), "job", e.Job, "text", e.Text)
 		text := e.Check + " " + e.Kind + ": " + e.Text
 		if e.Job != "" {
@@ -261,7 +261,7 @@ func (d *daemonLoop) tellHealth(told []health.Event) {
 
 // save writes the verdicts and the state behind them.
 func (d *daemonLoop) save() error {
-	c := d.doctor
+	c := d.health
 	kept := Health{Verdicts: c.verdicts, Socket: c.socket, Engine: c.engine, Boot: c.boot}
 	if c.plan != nil {
 		kept.Slots = c.plan.Slots
@@ -336,7 +336,7 @@ func downUnits(ctx context.Context, sd systemd.Manager) (down []string, read boo
 // gpus reads the GPUs between two full passes, but not at every look, because it is the
 // most expensive reading. It returns nil if they were not read.
 func (d *daemonLoop) gpus(ctx context.Context) *health.GPUs {
-	if time.Since(d.gpusAt) < d.GPUs {
+	if time.Since(d.gpusAt) < gpusPause {
 		return nil
 	}
 	d.gpusAt = time.Now()

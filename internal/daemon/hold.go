@@ -34,10 +34,10 @@ func drainsOf(verdicts []health.Verdict, p *plan.Plan, now time.Time) []plan.Dra
 	return drains
 }
 
-// withHealth returns drains with those of verdicts replaced by of.
-func withHealth(drains, of []plan.Drain) []plan.Drain {
+// withHealth returns drains with those of verdicts replaced by the required ones.
+func withHealth(drains, required []plan.Drain) []plan.Drain {
 	drains = slices.DeleteFunc(slices.Clone(drains), func(d plan.Drain) bool { return d.By != plan.ByOperator })
-	return append(drains, of...)
+	return append(drains, required...)
 }
 
 func sameDrains(a, b []plan.Drain) bool {
@@ -64,7 +64,7 @@ func (d *daemonLoop) hold(ctx context.Context, host *reconcile.Host, states []sl
 		if unread {
 			serves = !asked[drain.Slot] // as far as is known
 		}
-		if !serves || host.Systemd == nil || d.doctor.boot != d.doctor.state.Boot {
+		if !serves || host.Systemd == nil || d.health.boot != d.health.state.Boot {
 			continue
 		}
 		c := reconcile.Change{Kind: reconcile.Drain, Subject: plan.AgentUnit(drain.Slot), Slot: drain.Slot, Why: drain.String()}
@@ -77,7 +77,7 @@ func (d *daemonLoop) hold(ctx context.Context, host *reconcile.Host, states []sl
 		made = append(made, c)
 	}
 	d.asked = asked
-	d.seen.Applied = append(d.seen.Applied, made...)
+	d.snapshot.Applied = append(d.snapshot.Applied, made...)
 	d.keep(made)
 }
 
@@ -106,7 +106,7 @@ func (d *daemonLoop) holdOver(ctx context.Context, host *reconcile.Host, drains 
 	}
 	var errs []error
 	for _, was := range before {
-		if slices.ContainsFunc(now, func(n plan.Drain) bool { return n.Slot == was.Slot }) || host.Systemd == nil || d.doctor.boot != d.doctor.state.Boot {
+		if slices.ContainsFunc(now, func(n plan.Drain) bool { return n.Slot == was.Slot }) || host.Systemd == nil || d.health.boot != d.health.state.Boot {
 			continue
 		}
 		c := reconcile.Change{Kind: reconcile.Start, Subject: plan.AgentUnit(was.Slot), Slot: was.Slot, Why: "no longer " + was.String()}

@@ -30,13 +30,13 @@ func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
 	}
 	defer closeHost()
 	host.Progress = func(reconcile.Change) { d.Notify(daemon.SdNotifyWatchdog) }
-	whole = whole || d.plan == nil || time.Since(d.wholeAt) >= d.Whole || d.doctor.alarmed() || d.stampOf(d.plan) != d.stamp
-	l := look{plan: cmp.Or(d.plan, d.doctor.plan), node: true}
+	whole = whole || d.plan == nil || time.Since(d.wholeAt) >= wholeTime || d.health.alarmed() || d.stampOf(d.plan) != d.stamp
+	l := look{plan: cmp.Or(d.plan, d.health.plan), node: true}
 	if err == nil && !whole {
 		if l.state, err = d.observe(ctx, host, d.plan); err == nil {
 			l.changes = reconcile.Diff(d.plan, l.state)
 		}
-		d.seen.State = l.state
+		d.snapshot.State = l.state
 	}
 	var drains []plan.Drain
 	if l.plan != nil {
@@ -58,7 +58,7 @@ func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
 func (d *daemonLoop) converge(ctx context.Context, host *reconcile.Host, l look, drains []plan.Drain, whole bool) error {
 	if !whole && sameDrains(withHealth(d.drains, drains), d.drains) {
 		if !pending(l.changes) {
-			d.seen.Waiting = len(l.changes)
+			d.snapshot.Waiting = len(l.changes)
 			return nil
 		}
 		if right, err := d.repair(ctx, host); right || err != nil {
@@ -118,7 +118,7 @@ func pending(changes []reconcile.Change) bool {
 }
 
 func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
-	d.seen.Whole = true
+	d.snapshot.Whole = true
 	release, err := host.Lock()
 	if err != nil {
 		return err
@@ -136,14 +136,14 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 		stamp = d.stampOf(r.Plan)
 	}
 	d.plan, d.drains, d.stamp, d.wholeAt, d.address = r.Plan, r.Drains, stamp, time.Now(), r.Listen
-	d.seen.State = nil // the state of a look belongs to another plan
-	d.doctor.remember(r)
+	d.snapshot.State = nil // the state of a look belongs to another plan
+	d.health.remember(r)
 	host.GPUs = r.Inventory.GPUs
 	state, err := d.observe(ctx, host, r.Plan)
 	if err != nil {
 		return err
 	}
-	d.seen.State, d.made = state, true
+	d.snapshot.State, d.made = state, true
 	d.gpusAt = d.wholeAt
 	changes := reconcile.Diff(r.Plan, state)
 	drains := withHealth(r.Drains, d.judge(ctx, host, look{plan: r.Plan, state: state, changes: changes, node: first, gpus: &health.GPUs{
@@ -162,8 +162,8 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 	if err := errors.Join(unkept, d.apply(ctx, host, state, changes)); err != nil {
 		return err
 	}
-	if boot := d.doctor.state.Boot; boot != d.doctor.boot {
-		d.doctor.boot = boot
+	if boot := d.health.state.Boot; boot != d.health.boot {
+		d.health.boot = boot
 		_ = d.save() // it logs errors
 	}
 	return nil
@@ -172,7 +172,7 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 func (d *daemonLoop) apply(ctx context.Context, host *reconcile.Host, state *reconcile.State, changes []reconcile.Change) error {
 	result, err := host.Apply(ctx, d.plan, state, changes)
 	d.keep(result.Applied)
-	d.seen.Applied, d.seen.Waiting = result.Applied, len(result.Deferred)
+	d.snapshot.Applied, d.snapshot.Waiting = result.Applied, len(result.Deferred)
 	return err
 }
 
@@ -183,7 +183,7 @@ func (d *daemonLoop) keep(applied []reconcile.Change) {
 	}
 	var all []events.Event
 	for i, c := range applied {
-		if i == fewChanges {
+		if i == maxChanges {
 			all = append(all, events.Event{Kind: "changed", Slot: -1, Text: fmt.Sprintf("and %d more changes", len(applied)-i)})
 			break
 		}

@@ -29,8 +29,8 @@ func (d *daemonLoop) publish(began time.Time, err error) {
 	if d.Publish == nil {
 		return
 	}
-	s := d.seen
+	s := d.snapshot
 	s.Began, s.Duration, s.Err = began, time.Since(began), err
-	s.Plan, s.Verdicts, s.Listen = d.plan, d.doctor.verdicts, d.address
+	s.Plan, s.Verdicts, s.Listen = d.plan, d.health.verdicts, d.address
 	d.Publish(s)
 }

@@ -62,8 +62,8 @@ func TestNoiseChecks(t *testing.T) {
 		{"refused", "noise-ksm", ksm, nil, nil, "warn: /sys/kernel/mm/ksm/run is not set: no", ""},
 		{"not in this kernel", "noise-ksm", of(nil), nil, nil, "skip: this kernel has no such setting", ""},
 		{"good", "noise-interrupts", of(nil), nil, nil, "ok: 0-1", ""},
-		{"refused", "noise-interrupts", of([]string{"/proc/irq/*/smp_affinity_list is not set: no space left on device (3 times)"}), nil, nil,
-			"warn: /proc/irq/*/smp_affinity_list is not set: no space left on device (3 times)", ""},
+		{"refused", "noise-interrupts", of([]string{"/proc/irq/*/smp_affinity_list is not set: no space left on device (3 of them)"}), nil, nil,
+			"warn: /proc/irq/*/smp_affinity_list is not set: no space left on device (3 of them)", ""},
 		{"good", "noise-workqueues", of([]string{"/proc/irq/*/smp_affinity_list is not set: x"}), nil, nil, "ok: 0-1", ""},
 		{"refused", "noise-workqueues", of([]string{"/sys/devices/virtual/workqueue/cpumask is not set: no"}), nil, nil, "warn: /sys/devices/virtual/workqueue/cpumask is not set: no", ""},
 

@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // slotChecks check how the kernel applies the slots' limits, and whether anything is in the
@@ -95,7 +96,7 @@ func (m *Machine) limits() Answer {
 		why := c.Why
 		if i := slices.IndexFunc(m.Plan.Slices, func(s plan.Slice) bool { return s.Unit == c.Subject }); i >= 0 {
 			var lines []string
-			for _, mis := range reconcile.Compare(m.Plan.Slices[i], m.State.Slices[c.Subject]) {
+			for _, mis := range slot.Compare(m.Plan.Slices[i], m.State.Slices[c.Subject]) {
 				mis.File = path.Base(mis.File) // without the slot, so that slots can be reported together
 				lines = append(lines, mis.String())
 			}

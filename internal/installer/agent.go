@@ -22,11 +22,9 @@ import (
 	"time"
 
 	"github.com/google/renameio/v2"
-
-	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// AgentPath is where Agent puts the binary: in kbnode's own directory, so that
+// AgentPath is where the binary of kbnode install is: in kbnode's own directory, so that
 // no file of a package manager is changed.
 const AgentPath = "/usr/local/libexec/kbnode/dist/buildkite-agent"
 
@@ -58,18 +56,9 @@ func (r AgentRelease) archiveURL() string {
 	return fmt.Sprintf("%s/buildkite-agent-linux-%s-%s.tar.gz", r.release(), r.Arch, r.Version)
 }
 
-// Agent downloads a release, checks its SHA-256 before unpacking anything, and
-// atomically puts the binary at root+AgentPath.
-func Agent(ctx context.Context, root string, r AgentRelease) error {
-	return fetchAgent(ctx, filepath.Join(root, AgentPath), 0o755, r)
-}
-
-// Release is like Agent for one of several releases, at plan.AgentBinary.
-func Release(ctx context.Context, root string, r AgentRelease) error {
-	return fetchAgent(ctx, filepath.Join(root, plan.AgentBinary(r.Version)), 0o711, r)
-}
-
-func fetchAgent(ctx context.Context, dest string, mode fs.FileMode, r AgentRelease) error {
+// Fetch downloads a release, checks its SHA-256 before unpacking anything, and atomically puts
+// the binary at a path.
+func Fetch(ctx context.Context, dest string, mode fs.FileMode, r AgentRelease) error {
 	ctx, cancel := context.WithTimeout(ctx, fetchLimit)
 	defer cancel()
 	url, want := r.archiveURL(), r.SHA256
@@ -164,7 +153,8 @@ func unpackAgent(r io.Reader, dest string, mode fs.FileMode) error {
 }
 
 func place(r io.Reader, dest string, mode fs.FileMode) error {
-	if err := os.MkdirAll(filepath.Dir(dest), 0o755); err != nil { //nolint:gosec // programs are world-readable
+	err := os.MkdirAll(filepath.Dir(dest), 0o755) //nolint:gosec // programs are world-readable
+	if err != nil {
 		return fmt.Errorf("install agent: %w", err)
 	}
 	f, err := renameio.NewPendingFile(dest, renameio.WithPermissions(mode))
@@ -172,26 +162,17 @@ func place(r io.Reader, dest string, mode fs.FileMode) error {
 		return fmt.Errorf("install agent: %w", err)
 	}
 	defer func() { _ = f.Cleanup() }()
-	if _, err := io.Copy(f, r); err != nil {
-		return fmt.Errorf("install agent: %w", err)
+	if _, err = io.Copy(f, r); err == nil {
+		err = f.CloseAtomicallyReplace()
 	}
-	if err := f.CloseAtomicallyReplace(); err != nil {
+	if err != nil {
 		return fmt.Errorf("install agent: %w", err)
 	}
 	return nil
 }
 
-// CopyAgent installs a given binary as the agent.
-func CopyAgent(root, from string) error {
-	return copyAgent(filepath.Join(root, AgentPath), 0o755, from)
-}
-
-// CopyRelease is like CopyAgent for one of several releases, at plan.AgentBinary.
-func CopyRelease(root, version, from string) error {
-	return copyAgent(filepath.Join(root, plan.AgentBinary(version)), 0o711, from)
-}
-
-func copyAgent(dest string, mode fs.FileMode, from string) error {
+// Copy atomically puts a given binary of the agent at a path.
+func Copy(dest string, mode fs.FileMode, from string) error {
 	src, err := os.Open(from)
 	if err != nil {
 		return fmt.Errorf("install agent: %w", err)

@@ -33,11 +33,11 @@ func (n *Node) ChangeDrains(ctx context.Context, host *reconcile.Host, c DrainCh
 	if err := n.Refresh(ctx); err != nil {
 		return nil, err
 	}
-	var gone []plan.Slot // drain does not know them
+	var unplanned []plan.Slot // drain does not know them
 	if c.Kind == "resume" {
-		gone = slotless(n.Plan, n.Drains)
+		unplanned = slotless(n.Plan, n.Drains)
 	}
-	slots, err := c.Choose(withSlots(n.Plan, gone))
+	slots, err := c.Choose(withSlots(n.Plan, unplanned))
 	if err != nil {
 		return nil, err
 	}
@@ -70,16 +70,16 @@ func (n *Node) ChangeDrains(ctx context.Context, host *reconcile.Host, c DrainCh
 			c.Warn(err)
 		}
 	})
-	return withSlots(n.Plan, gone), errors.Join(append(errs, rest)...)
+	return withSlots(n.Plan, unplanned), errors.Join(append(errs, rest)...)
 }
 
 // slotless returns drains without a slot in the plan as slots that have only a name.
 func slotless(p *plan.Plan, drains []plan.Drain) []plan.Slot {
-	var gone []plan.Slot
+	var unplanned []plan.Slot
 	for _, d := range plan.SlotlessDrains(p.Slots, drains) {
-		gone = append(gone, plan.Slot{Index: d.Slot, Name: plan.SlotName(d.Slot)})
+		unplanned = append(unplanned, plan.Slot{Index: d.Slot, Name: plan.SlotName(d.Slot)})
 	}
-	return gone
+	return unplanned
 }
 
 func withSlots(p *plan.Plan, more []plan.Slot) *plan.Plan {

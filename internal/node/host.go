@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/limit"
@@ -31,6 +33,14 @@ func (n *Node) Open(ctx context.Context) (Host, error) {
 	}, nil
 }
 
+// Network returns this machine's network. The configuration names the Docker socket. Without a
+// readable configuration it is the default one.
+func Network() reconcile.Network {
+	n := &Node{Root: "/"}
+	_ = n.LoadStored() // commands that need all of it report what is wrong
+	return reconcile.SystemNetwork{Socket: n.Config.Docker.Socket}
+}
+
 // lockTime is how long a command waits for another one. A pass of the daemon takes seconds, or a
 // minute if a slow driver is asked to change all GPUs. An uninstall that waits for jobs may take
 // an hour.
@@ -46,13 +56,13 @@ func (n *Node) Lock(ctx context.Context, host *reconcile.Host) (release func(), 
 // WaitLock waits for another kbnode to release a lock. why is what the other one does, for
 // people.
 func (n *Node) WaitLock(ctx context.Context, take func() (func(), error), why string) (release func(), err error) {
-	for told := false; ; told = true {
+	for reported := false; ; reported = true {
 		release, err := take()
 		locked, ok := errors.AsType[*reconcile.LockedError](err)
 		if !ok {
 			return release, err
 		}
-		if !told {
+		if !reported {
 			n.say("waiting for another kbnode (pid %s)%s", locked.PID, why)
 		}
 		if limit.Sleep(ctx, 200*time.Millisecond) != nil {
@@ -67,7 +77,7 @@ func (n *Node) WaitLock(ctx context.Context, take func() (func(), error), why st
 // Preview returns what a machine, or a tree, differs in from its plan, as far as the user may read
 // it.
 func (n *Node) Preview(ctx context.Context) ([]reconcile.Change, error) {
-	host := &reconcile.Host{Root: n.Root, Users: reconcile.SystemUsers{Root: n.Root}, GPUs: n.Inventory.GPUs}
+	host := &reconcile.Host{Root: n.Root, GPUs: n.Inventory.GPUs}
 	if n.Live() {
 		if bus, err := systemd.Connect(ctx); err == nil {
 			defer bus.Close()
@@ -101,4 +111,33 @@ func Converge(ctx context.Context, host *reconcile.Host, p *plan.Plan) (reconcil
 		return reconcile.Result{}, err
 	}
 	return host.Apply(ctx, p, state, reconcile.Diff(p, state))
+}
+
+// LookAgain reads and plans again after a time without the lock. load loads the configuration. Only
+// conflicts that were agreed to may be replaced.
+func (n *Node) LookAgain(ctx context.Context, host *reconcile.Host, load func() error, agreed []string) (*reconcile.State, []reconcile.Change, error) {
+	if err := load(); err != nil {
+		return nil, nil, err
+	}
+	if err := n.Read(ctx); err != nil {
+		return nil, nil, err
+	}
+	if err := n.MakePlan(); err != nil {
+		return nil, nil, err
+	}
+	host.GPUs = n.Inventory.GPUs
+	state, err := host.Observe(ctx, n.Plan)
+	if err != nil {
+		return nil, nil, err
+	}
+	changes := reconcile.Diff(n.Plan, state)
+	return state, changes, onlyAgreed(changes, agreed)
+}
+
+func onlyAgreed(changes []reconcile.Change, agreed []string) error {
+	more := slices.DeleteFunc(reconcile.Conflicts(changes), func(path string) bool { return slices.Contains(agreed, path) })
+	if len(more) > 0 {
+		return fmt.Errorf("%s: appeared after you confirmed, and nothing was changed; run kbnode install again", strings.Join(more, ", "))
+	}
+	return nil
 }

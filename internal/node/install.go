@@ -89,13 +89,21 @@ func MayWriteToken(host *reconcile.Host, token string) error {
 	return fmt.Errorf("%s contains a different token and was not written by kbnode; delete it, or use --adopt to replace it", plan.TokenPath)
 }
 
+// fetchAgent fetches a release of the agent.
+func (n *Node) fetchAgent(ctx context.Context, dest string, mode fs.FileMode, version string) error {
+	n.say("fetching buildkite-agent %s", version)
+	return installer.Fetch(ctx, dest, mode, installer.AgentRelease{
+		Version: version, Arch: runtime.GOARCH, URL: n.Config.Agent.DownloadURL, SHA256: n.Config.Agent.DownloadSHA256,
+	})
+}
+
 // InstallAgent makes sure that there is a buildkite-agent: the given binary, the one that is
 // there, or the pinned release. If it installed one, it reads and plans the machine again with
 // what that agent understands.
 func (n *Node) InstallAgent(ctx context.Context, host *reconcile.Host, binary string) (fetched bool, err error) {
 	switch {
 	case binary != "":
-		err = installer.CopyAgent("/", binary)
+		err = installer.Copy(installer.AgentPath, 0o755, binary)
 		if v := n.Agents; err == nil && (v.Version != "" || v.Roll != nil) {
 			n.say("slots run this agent, not the one that kbnode upgrade chose")
 			err = host.WriteAgents(plan.Agents{Releases: v.Releases}) // the daemon removes them
@@ -103,11 +111,7 @@ func (n *Node) InstallAgent(ctx context.Context, host *reconcile.Host, binary st
 	case n.Inventory.Software.Agent.Path != "":
 		return false, nil
 	default:
-		n.say("fetching buildkite-agent %s", plan.PinnedAgentVersion)
-		err = installer.Agent(ctx, "/", installer.AgentRelease{
-			Version: plan.PinnedAgentVersion, Arch: runtime.GOARCH,
-			URL: n.Config.Agent.DownloadURL, SHA256: n.Config.Agent.DownloadSHA256,
-		})
+		err = n.fetchAgent(ctx, installer.AgentPath, 0o755, plan.PinnedAgentVersion)
 	}
 	if err == nil {
 		err = n.Read(ctx)

@@ -48,7 +48,7 @@ func WaitRegistered(ctx context.Context, p *plan.Plan, host *reconcile.Host, def
 			wait = append(wait, s)
 		}
 	}
-	total, told := len(wait), -1
+	total, reported := len(wait), -1
 	for deadline := time.Now().Add(slot.RegisterTime); len(wait) > 0; {
 		state, err := host.Observe(ctx, p)
 		if err != nil && ctx.Err() == nil && time.Now().Before(deadline) { // the plan was applied; only this look failed
@@ -77,8 +77,8 @@ func WaitRegistered(ctx context.Context, p *plan.Plan, host *reconcile.Host, def
 		if len(errs) > 0 {
 			return errors.Join(errs...)
 		}
-		if done := total - len(wait); done != told {
-			told = done
+		if done := total - len(wait); done != reported {
+			reported = done
 			w.Registered(done, total)
 		}
 		if len(wait) == 0 {

@@ -152,38 +152,30 @@ func (d *source) Containers(ctx context.Context, m *doctor.Machine) ([]selftest.
 	})
 }
 
-// engine connects for each question, so that no connection stays open.
-func (d *source) engine() (*docker.Engine, error) {
-	return docker.New(d.n.Config.Docker.Socket)
+// ask asks the engine. It connects for each question, so that no connection stays open.
+func ask[T any](d *source, f func(*docker.Engine) (T, error)) (answer T, err error) {
+	e, err := docker.New(d.n.Config.Docker.Socket)
+	if err != nil {
+		return answer, err
+	}
+	defer func() { _ = e.Close() }()
+	return f(e)
 }
 
 func (d *source) Docker(ctx context.Context) (docker.Info, error) {
-	e, err := d.engine()
-	if err != nil {
-		return docker.Info{}, err
-	}
-	defer func() { _ = e.Close() }()
-	info, err := e.Info(ctx)
-	if err == nil {
-		info.Runc = e.Runc(ctx)
-	}
-	return info, err
+	return ask(d, func(e *docker.Engine) (docker.Info, error) {
+		info, err := e.Info(ctx)
+		if err == nil {
+			info.Runc = e.Runc(ctx)
+		}
+		return info, err
+	})
 }
 
 func (d *source) Image(ctx context.Context, ref string) (docker.Image, error) {
-	e, err := d.engine()
-	if err != nil {
-		return docker.Image{}, err
-	}
-	defer func() { _ = e.Close() }()
-	return e.Image(ctx, ref)
+	return ask(d, func(e *docker.Engine) (docker.Image, error) { return e.Image(ctx, ref) })
 }
 
 func (d *source) Running(ctx context.Context) ([]docker.Container, error) {
-	e, err := d.engine()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = e.Close() }()
-	return e.Running(ctx)
+	return ask(d, func(e *docker.Engine) ([]docker.Container, error) { return e.Running(ctx) })
 }

@@ -66,13 +66,9 @@ func (t *Target) Get(ctx context.Context, binary string) (to string, release *pl
 		return to, nil, err
 	}
 	if binary != "" {
-		err = installer.CopyRelease(t.host.Root, t.Version, binary)
+		err = installer.Copy(t.file(), 0o711, binary)
 	} else {
-		t.n.say("fetching buildkite-agent %s", t.Version)
-		err = installer.Release(ctx, t.host.Root, installer.AgentRelease{
-			Version: t.Version, Arch: runtime.GOARCH,
-			URL: t.n.Config.Agent.DownloadURL, SHA256: t.n.Config.Agent.DownloadSHA256,
-		})
+		err = t.n.fetchAgent(ctx, t.file(), 0o711, t.Version)
 	}
 	if err == nil {
 		release, err = t.prove(ctx)

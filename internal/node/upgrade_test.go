@@ -68,7 +68,6 @@ func TestUpgradeFetches(t *testing.T) {
 		{name: "a key is missing", program: agentProgram("3.100.0", []string{"name", "tags"}), says: "does not support endpoint"},
 		{name: "another version", program: agentProgram("3.99.0", keys), says: "contains 3.99.0"},
 		{name: "no agent", program: "#!/bin/sh\nexit 3\n", says: "is not a buildkite-agent for this machine"},
-		{name: "for another machine", program: "\x7fELF", says: "is not a buildkite-agent for this machine"},
 		{name: "wrong sum", program: agentProgram("3.100.0", keys), sum: strings.Repeat("0", 64), says: ", not 0000"},
 	} {
 		t.Run(tt.name, func(t *testing.T) { // not parallel: it executes what was just written

@@ -128,21 +128,21 @@ func (p *Plan) addMasks(inv *inventory.Inventory) {
 
 // addGPUTunables plans the settings that a GPU has once for all slots that share it.
 func (p *Plan) addGPUTunables(inv *inventory.Inventory, clocks string) {
-	slotsOf := func(pci string) (of []int) {
+	slotsOf := func(pci string) (slots []int) {
 		for _, s := range p.Slots {
 			if slices.ContainsFunc(s.GPUs, func(g SlotGPU) bool { return g.PCI == pci }) {
-				of = append(of, s.Index)
+				slots = append(slots, s.Index)
 			}
 		}
-		return of
+		return slots
 	}
-	seen := map[string]bool{}
+	planned := map[string]bool{}
 	for _, s := range p.Slots {
 		for _, g := range s.GPUs {
-			if g.Vendor != "nvidia" || g.UUID == "" || seen[g.PCI] {
+			if g.Vendor != "nvidia" || g.UUID == "" || planned[g.PCI] {
 				continue
 			}
-			seen[g.PCI] = true
+			planned[g.PCI] = true
 			p.Tunables = append(p.Tunables, Tunable{Name: GPUTunable(g.UUID, Persistence), Value: "on", Form: Word, PCI: g.PCI})
 			if clocks != config.ClocksDefault && g.Instance == "" { // the driver cannot lock clocks in MIG mode
 				p.Tunables = append(p.Tunables, Tunable{Name: GPUTunable(g.UUID, Clocks), Value: clocks, Form: Word, PCI: g.PCI, Slots: slotsOf(g.PCI)})
@@ -155,9 +155,9 @@ func (p *Plan) addGPUTunables(inv *inventory.Inventory, clocks string) {
 	for _, g := range inv.GPUs {
 		// Drivers of MI300 and later accept only the level auto.
 		fixed := g.Arch != "gfx942" && g.Arch != "gfx950"
-		if of := slotsOf(g.PCI); (g.PerformanceLevel != "" || g.Unread && g.Arch != "") && fixed && !seen[g.PCI] && of != nil {
-			seen[g.PCI] = true
-			p.Tunables = append(p.Tunables, Tunable{Name: "/sys/bus/pci/devices/" + g.PCI + "/power_dpm_force_performance_level", Value: "high", Form: Word, PCI: g.PCI, Slots: of})
+		if slots := slotsOf(g.PCI); (g.PerformanceLevel != "" || g.Unread && g.Arch != "") && fixed && !planned[g.PCI] && slots != nil {
+			planned[g.PCI] = true
+			p.Tunables = append(p.Tunables, Tunable{Name: "/sys/bus/pci/devices/" + g.PCI + "/power_dpm_force_performance_level", Value: "high", Form: Word, PCI: g.PCI, Slots: slots})
 		}
 	}
 }

@@ -98,33 +98,6 @@ func TestTunables(t *testing.T) {
 	}
 }
 
-// TestMasksAreReserved checks that the kernel does none of its own work on a slot's CPUs.
-func TestMasksAreReserved(t *testing.T) {
-	t.Parallel()
-	p, err := Build(input(readMachine(t, machinetest.B200x8()), config.Config{}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	reserved, err := cpuset.Parse(p.Reserved.CPUs)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := 0
-	for _, tun := range p.Tunables {
-		parse := map[Form]func(string) (cpuset.Set, error){List: cpuset.Parse, Mask: cpuset.ParseMask}[tun.Form]
-		if parse == nil {
-			continue
-		}
-		n++
-		if set, err := parse(tun.Value); err != nil || !set.Equal(reserved) {
-			t.Errorf("%s is %s (%v), reserved are %s", tun.Name, set, err, reserved)
-		}
-	}
-	if n != 4 {
-		t.Errorf("%d settings of CPUs, want 4", n)
-	}
-}
-
 func TestNoReservedCPUs(t *testing.T) {
 	t.Parallel()
 	p := &Plan{}

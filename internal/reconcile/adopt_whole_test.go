@@ -48,13 +48,14 @@ func wholeOldNode(t *testing.T) *machine {
 	return m
 }
 
-// adopt adopts a node with another token and discards the recorded words.
-func (m *machine) adopt(p *plan.Plan) {
+// adopt adopts a node with another token, and returns what systemd was asked to do.
+func (m *machine) adopt(p *plan.Plan) []string {
 	m.t.Helper()
 	if err := m.h.WriteInput(plan.TokenPath, "# "+plan.Marker+"\nother\n"); err != nil {
 		m.t.Fatal(err)
 	}
-	m.apply(p)
+	_, words := m.apply(p)
+	return words
 }
 
 // still returns what uninstall must leave as it was: everything except what runs and what
@@ -76,7 +77,7 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 	p := slots(1).plan(t)
 	var steps []string
 	m.h.OnStep(func(words string) error { steps = append(steps, words); return nil })
-	m.adopt(p)
+	words := m.adopt(p)
 	m.h.OnStep(nil)
 	if at := slices.Index(steps, "remove "+oldConfig); at < slices.Index(steps, "reload systemd") || at < slices.Index(steps, "stop "+plan.AgentUnit(0)) {
 		t.Errorf("the agent's configuration was removed before its unit was replaced, loaded and stopped: %v", steps)
@@ -93,6 +94,19 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 			t.Errorf("the backup of %s is %q, the file was %q", name, kept, before[name])
 		}
 	}
+	equal(t, "words", []string{
+		"disable buildkite-agent-gpu0.service",
+		"enable kbnode.service",
+		"reload",
+		"stop buildkite-agent-gpu0.service",
+		"start buildkite.slice",
+		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
+		"start buildkite-gpu0.slice",
+		setWord(0, "2-3", 1<<30),
+		"start kbnode-guard-gpu0.service",
+		"start buildkite-agent-gpu0.service",
+		"start kbnode.service",
+	}, words)
 	equal(t, "example of a hook", before[plan.HooksDir+"/command.sample"], after[plan.HooksDir+"/command.sample"])
 	equal(t, "backups", "drwx------", after["/var/lib/kbnode/backup/"])
 	for _, dir := range []string{"/etc/buildkite-agent/", plan.HooksDir + "/", "/var/lib/buildkite-agent/", plan.AgentDir(0) + "/"} {
@@ -100,8 +114,7 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 	}
 
 	m.h.Adopt = false
-	m.sd.Words()
-	_, words := m.apply(p)
+	_, words = m.apply(p)
 	equal(t, "words of the second run", nil, words)
 	equal(t, "tree after the second run", after, m.tree())
 
@@ -125,26 +138,6 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 	equal(t, "tree after uninstall", before, still(m.tree()))
 }
 
-// Without --adopt nothing changes, and no part of a secret is shown.
-func TestWholeOldNodeConflicts(t *testing.T) {
-	t.Parallel()
-	m := wholeOldNode(t)
-	m.h.Adopt = false
-	before := m.tree()
-	p := slots(1).plan(t)
-	var conflict *reconcile.ConflictError
-	if err := m.try(p); !errors.As(err, &conflict) || !slices.Contains(conflict.Paths, oldConfig) || !slices.Contains(conflict.Paths, plan.HooksDir+"/post-checkout") {
-		t.Errorf("error is %v", err)
-	}
-	equal(t, "tree", before, m.tree())
-	_, changes := m.diff(p)
-	for _, c := range changes {
-		if strings.Contains(c.Diff+c.Why, "s3cret") || c.Subject == oldConfig && c.Diff != "" {
-			t.Errorf("the diff of %s shows %q", c.Subject, c.Diff)
-		}
-	}
-}
-
 // Uninstall may be killed at any step, too.
 func TestInterruptedUninstallOfAdopted(t *testing.T) {
 	t.Parallel()
@@ -162,28 +155,13 @@ func TestInterruptedUninstallOfAdopted(t *testing.T) {
 		m.adopt(slots(1).plan(t))
 		return m, before
 	}
-	type killed struct{}
 	for n := 0; ; n++ {
 		m, before := prepare(t)
-		step := 0
-		m.h.OnStep(func(string) error {
-			if step++; step > n {
-				panic(killed{})
-			}
-			return nil
-		})
-		ended := func() (ended bool) {
-			defer func() {
-				if r := recover(); r != nil && r != (killed{}) {
-					panic(r)
-				}
-			}()
+		ended := m.killAt(n, func() {
 			if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-				t.Fatal(err)
+				t.Error(err)
 			}
-			return true
-		}()
-		m.h.OnStep(nil)
+		})
 		if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}

@@ -120,7 +120,12 @@ func (a *applier) change(ctx context.Context, group []Change) error {
 		a.result.Deferred = append(a.result.Deferred, do...)
 		return nil
 	}
-	bad := failedUnits(err)
+	var bad []string // if the error names units
+	for _, err := range parts(err) {
+		if one, ok := errors.AsType[*systemd.UnitError](err); ok {
+			bad = append(bad, one.Unit)
+		}
+	}
 	for _, c := range do {
 		if err != nil && (len(bad) == 0 || slices.Contains(bad, c.Subject)) {
 			named := a.fail(c, err)
@@ -156,19 +161,6 @@ func (a *applier) backup(c Change) error {
 	}
 	subject := strings.TrimSuffix(c.Subject, "/")
 	return wrap(a.h.backup(subject, a.s.backups[subject]), "back up "+subject)
-}
-
-// failedUnits returns the units that a joined error of Start names.
-func failedUnits(err error) []string {
-	var units []string
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		for _, e := range joined.Unwrap() {
-			units = append(units, failedUnits(e)...)
-		}
-	} else if one, ok := errors.AsType[*systemd.UnitError](err); ok {
-		units = append(units, one.Unit)
-	}
-	return units
 }
 
 // apply makes a change. A group of more than one consists of starts.
@@ -214,8 +206,7 @@ func (a *applier) apply(ctx context.Context, group []Change) error {
 	case AddUser:
 		return a.addUser(ctx, subject)
 	case DelUser:
-		err = errors.Join(h.before("deluser", subject))
-		if err == nil {
+		if err = h.before("deluser", subject); err == nil {
 			err = h.Users.Remove(ctx, subject)
 		}
 		return wrap(err, "delete user "+subject)
@@ -235,18 +226,18 @@ func (a *applier) apply(ctx context.Context, group []Change) error {
 
 func (a *applier) makeDir(c Change) error {
 	name := strings.TrimSuffix(c.Subject, "/")
-	i := slices.IndexFunc(a.p.Dirs, func(d plan.Dir) bool { return d.Path == name })
-	if i < 0 {
+	dir, ok := a.wantDirs[name]
+	if !ok {
 		return errors.New("it is not in the plan")
 	}
-	own, err := wantedOwner(a.s.users, a.p.Dirs[i].Owner)
+	own, err := wantedOwner(a.s.users, dir.Owner)
 	if err != nil {
 		return err
 	}
 	if c.mode {
 		own = owner{-1, -1}
 	}
-	return a.h.mkdir(name, a.p.Dirs[i].Mode, own)
+	return a.h.mkdir(name, dir.Mode, own)
 }
 
 func (a *applier) writeFile(c Change) error {
@@ -294,21 +285,17 @@ func (a *applier) writeFile(c Change) error {
 
 func (a *applier) addUser(ctx context.Context, name string) error {
 	i := slices.IndexFunc(a.p.Users, func(u plan.User) bool { return u.Name == name })
-	if i < 0 {
-		return fmt.Errorf("add user %s: it is not in the plan", name)
-	}
 	if err := a.h.before("adduser", name); err != nil {
 		return err
 	}
 	if err := a.h.Users.Add(ctx, a.p.Users[i]); err != nil {
 		return fmt.Errorf("add user %s: %w", name, err)
 	}
-	users, err := a.h.Users.All()
-	if err != nil {
-		return err
+	users, err := ReadUsers(a.h.Root)
+	if err == nil {
+		a.s.users = users
 	}
-	a.s.users = users
-	return nil
+	return err
 }
 
 func wrap(err error, doing string) error {

@@ -73,6 +73,15 @@ func (a *applier) adopts(unit string) bool {
 	})
 }
 
+const (
+	// stopTime bounds the wait for an agent without a job to stop. An agent that took a job
+	// meanwhile is left to finish it.
+	stopTime = 15 * time.Second
+	// killTime is how long a job has to end when Host.Now is set, before it is killed. The
+	// agent itself gives the job about 10 s of that.
+	killTime = time.Minute
+)
+
 // errLate means that an agent took a job after it was seen idle.
 var errLate = errors.New("took a job in the meantime")
 
@@ -88,7 +97,7 @@ func (a *applier) stop(ctx context.Context, c Change) error {
 	if a.h.Now {
 		return a.kill(ctx, c.Subject)
 	}
-	stopCtx, cancel := context.WithTimeout(ctx, orDefault(a.h.StopTimeout, 15*time.Second))
+	stopCtx, cancel := context.WithTimeout(ctx, stopTime)
 	defer cancel()
 	err := a.h.Systemd.Stop(stopCtx, c.Subject)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
@@ -107,7 +116,7 @@ func (a *applier) kill(ctx context.Context, unit string) error {
 	if err := errors.Join(sd.Drain(ctx, unit), sd.Kill(ctx, unit, false, syscall.SIGQUIT)); err != nil {
 		return err
 	}
-	stopCtx, cancel := context.WithTimeout(ctx, orDefault(a.h.KillTimeout, time.Minute))
+	stopCtx, cancel := context.WithTimeout(ctx, killTime)
 	defer cancel()
 	err := sd.Stop(stopCtx, unit)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
@@ -132,11 +141,4 @@ func (a *applier) forget(ctx context.Context, unit string) error {
 		return err
 	}
 	return a.h.Systemd.ResetFailed(ctx, unit)
-}
-
-func orDefault(d, otherwise time.Duration) time.Duration {
-	if d == 0 {
-		return otherwise
-	}
-	return d
 }

@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -307,7 +305,7 @@ func TestUninstallWaitsForJobs(t *testing.T) {
 	m := newMachine(t)
 	m.apply(slots(2).plan(t))
 	m.run(1)
-	var told []string
+	var jobs []string
 	sleeps := 0
 	m.h.Sleep = func(context.Context, time.Duration) error {
 		if sleeps++; sleeps == 2 {
@@ -321,10 +319,10 @@ func TestUninstallWaitsForJobs(t *testing.T) {
 		}
 		return nil
 	}
-	if _, err := m.h.Uninstall(t.Context(), func(jobs []string) { told = append(told, jobs...) }); err != nil {
+	if _, err := m.h.Uninstall(t.Context(), func(now []string) { jobs = append(jobs, now...) }); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "told", []string{"job job-gpu1 of slot gpu1"}, told)
+	equal(t, "told", []string{"job job-gpu1 of slot gpu1"}, jobs)
 	equal(t, "jobs killed", nil, m.sd.Killed())
 	if m.exists("/var/lib/kbnode") || m.exists("/sys/fs/cgroup/buildkite.slice") {
 		t.Error("something is left")
@@ -336,32 +334,5 @@ func TestUninstallWaitsForJobs(t *testing.T) {
 	m.h.Sleep = func(context.Context, time.Duration) error { return context.DeadlineExceeded }
 	if _, err := m.h.Uninstall(t.Context(), nil); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "--now") {
 		t.Errorf("error is %v", err)
-	}
-}
-
-func TestInterruptedUninstall(t *testing.T) {
-	t.Parallel()
-	steps := 0
-	prepare := func() *machine {
-		m := newMachine(t)
-		m.apply(slots(1).plan(t))
-		return m
-	}
-	m := prepare()
-	m.h.OnStep(func(string) error { steps++; return nil })
-	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
-	clean := m.tree()
-	for n := range steps {
-		m := prepare()
-		interrupt(t, m, &plan.Plan{}, "killed", n)
-		m.h.OnStep(nil)
-		if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-			t.Fatalf("after step %d: %v", n, err)
-		}
-		if diff := cmp.Diff(clean, m.tree()); diff != "" {
-			t.Fatalf("after step %d (-want +got):\n%s", n, diff)
-		}
 	}
 }

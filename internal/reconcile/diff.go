@@ -19,7 +19,7 @@ import (
 func Diff(p *plan.Plan, s *State) []Change {
 	d := newDiffer(p, s)
 	d.retire()
-	d.networksGone()
+	d.staleNetworks()
 	d.files()
 	d.earlier()
 	d.removals()
@@ -46,27 +46,27 @@ type differ struct {
 	s          *State
 	uninstall  bool
 	wantFiles  map[string]plan.File  // planned, by path
-	wantDirs   map[string]bool       // planned, and those with planned files
+	wantDirs   map[string]plan.Dir   // planned, and those with planned files
 	wantUnits  map[string]plan.Unit  // planned, by name
 	wantSlices map[string]plan.Slice // planned, by unit
 	written    map[string]bool       // unit files to write
-	gone       map[string]bool       // paths to delete
+	deleted    map[string]bool       // paths to delete
 	out        []Change
 }
 
 func newDiffer(p *plan.Plan, s *State) *differ {
 	d := &differ{
 		p: p, s: s, uninstall: empty(p),
-		wantFiles: map[string]plan.File{}, wantDirs: map[string]bool{},
+		wantFiles: map[string]plan.File{}, wantDirs: map[string]plan.Dir{},
 		wantUnits: map[string]plan.Unit{}, wantSlices: map[string]plan.Slice{},
-		written: map[string]bool{}, gone: map[string]bool{},
+		written: map[string]bool{}, deleted: map[string]bool{},
 	}
 	for _, f := range p.Files {
 		d.wantFiles[f.Path] = f
-		d.wantDirs[path.Dir(f.Path)] = true
+		d.wantDirs[path.Dir(f.Path)] = plan.Dir{}
 	}
 	for _, dir := range p.Dirs {
-		d.wantDirs[dir.Path] = true
+		d.wantDirs[dir.Path] = dir
 	}
 	for _, u := range p.Units {
 		d.wantUnits[u.Name] = u
@@ -194,7 +194,7 @@ func (d *differ) slices() {
 	for _, w := range planned {
 		got, running := d.s.Slices[w.Unit], d.s.Units[w.Unit].Running()
 		why := ""
-		switch mismatches := Compare(w, got); {
+		switch mismatches := slot.Compare(w, got); {
 		case !running:
 			d.add(phaseSlice, Change{Kind: Start, Subject: w.Unit, Slot: w.Slot})
 			why = "after its start"
@@ -210,7 +210,7 @@ func (d *differ) slices() {
 		d.add(phaseSlice, Change{Kind: Set, Subject: w.Unit, Slot: w.Slot, Why: why})
 	}
 	for _, w := range planned {
-		now, has := d.s.Slices[w.Unit].Files[filePartition]
+		now, has := d.s.Slices[w.Unit].Files[slot.FilePartition]
 		running := d.s.Units[w.Unit].Running()
 		if w.Partition && w.CPUs != "" && d.s.refused != w.CPUs && (!running || has && !strings.HasPrefix(now, "root")) {
 			d.add(phaseSlice, Change{Kind: Partition, Subject: w.Unit, Slot: w.Slot, Why: "keeps everything else off CPUs " + w.CPUs})

@@ -209,7 +209,7 @@ func (d *differ) removals() {
 		if !d.uninstall && c.Why == "" {
 			c.Why = "no longer planned"
 		}
-		d.gone[name] = true
+		d.deleted[name] = true
 		if got.slot < 0 && strings.HasPrefix(name, path.Dir(plan.HooksDir)+"/") && !d.uninstall {
 			d.add(phaseHooks, c)
 		} else {
@@ -260,7 +260,8 @@ func (d *differ) removeDirs(names []string) {
 	for _, owned := range append([]plan.OwnedDir{runtimeDirs}, plan.OwnedDirs...) {
 		for _, name := range names {
 			got := d.s.paths[name]
-			if got.kind != directory || got.owned != owned || d.wantDirs[name] || d.s.kept[name] || got.slot < 0 && !d.uninstall {
+			_, planned := d.wantDirs[name]
+			if got.kind != directory || got.owned != owned || planned || d.s.kept[name] || got.slot < 0 && !d.uninstall {
 				continue
 			}
 			if _, planned := d.wantSlices[strings.TrimSuffix(path.Base(name), ".d")]; planned {
@@ -271,10 +272,10 @@ func (d *differ) removeDirs(names []string) {
 					continue // someone else's
 				}
 			}
-			if !owned.All && slices.ContainsFunc(got.entries, func(e string) bool { return !d.gone[e] && !isRuntime(e) }) || d.restoresBelow(name) {
+			if !owned.All && slices.ContainsFunc(got.entries, func(e string) bool { return !d.deleted[e] && !isRuntime(e) }) || d.restoresBelow(name) {
 				continue
 			}
-			d.gone[name] = true
+			d.deleted[name] = true
 			d.add(phaseDelete, Change{Kind: Delete, Subject: name + "/", Slot: got.slot})
 		}
 	}

@@ -1,9 +1,7 @@
 package reconcile_test
 
 import (
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -34,31 +32,4 @@ func TestDrain(t *testing.T) {
 
 	_, words = m.apply(serving)
 	equal(t, "words", []string{"start buildkite-agent-gpu0.service buildkite-agent-gpu1.service"}, words)
-}
-
-// TestDrainsAreKept writes and reads which slots are drained.
-func TestDrainsAreKept(t *testing.T) {
-	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(2).plan(t))
-	want := []plan.Drain{{Slot: 1, By: plan.ByOperator, Reason: "new fan", Since: time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC)}}
-	if err := m.h.WriteDrains(want); err != nil {
-		t.Fatal(err)
-	}
-	got, err := plan.ParseDrains([]byte(m.read(plan.DrainsPath)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	equal(t, "drains", want, got)
-	if _, changes := m.diff(slots(2).plan(t)); len(changes) > 0 {
-		t.Errorf("the file is in the way: %v", changes)
-	}
-	if _, err := m.h.Uninstall(t.Context(), func([]string) {}); err != nil {
-		t.Fatal(err)
-	}
-	for name := range m.tree() {
-		if strings.Contains(name, "drains") {
-			t.Errorf("uninstall leaves %s", name)
-		}
-	}
 }

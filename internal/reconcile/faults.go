@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"errors"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -22,24 +23,33 @@ func (e *SlotError) Unwrap() error { return e.Err }
 // EachSlot calls f with each part of an error of Apply that is about a slot, and returns
 // the rest.
 func EachSlot(err error, f func(slot int, err error)) (rest error) {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		var left []error
-		for _, e := range joined.Unwrap() {
-			left = append(left, EachSlot(e, f))
+	var left []error
+	for _, err := range parts(err) {
+		slot := -1
+		if own, ok := errors.AsType[*SlotError](err); ok {
+			slot = own.Slot
+		} else if unit, ok := errors.AsType[*systemd.UnitError](err); ok {
+			slot, _ = plan.OwnsUnit(unit.Unit)
 		}
-		return errors.Join(left...)
+		if slot < 0 {
+			left = append(left, err)
+		} else {
+			f(slot, err)
+		}
 	}
-	slot := -1
-	if of, ok := errors.AsType[*SlotError](err); ok {
-		slot = of.Slot
-	} else if unit, ok := errors.AsType[*systemd.UnitError](err); ok {
-		slot, _ = plan.OwnsUnit(unit.Unit)
+	return errors.Join(left...)
+}
+
+// parts returns the errors that were joined to one.
+func parts(err error) (all []error) {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return []error{err}
 	}
-	if slot < 0 {
-		return err
+	for _, e := range joined.Unwrap() {
+		all = append(all, parts(e)...)
 	}
-	f(slot, err)
-	return nil
+	return all
 }
 
 // fail records that a change could not be made, and returns the error with the change's
@@ -137,21 +147,19 @@ func (a *applier) keepsJobsAway(c Change) bool {
 
 // conflictsBySlot returns the conflicts of each slot, the node's first.
 func conflictsBySlot(changes []Change) []error {
-	bySlot := map[int][]string{}
-	last := -1
+	bySlot := map[int][]Change{}
 	for _, c := range changes {
-		if c.Kind == Adopt && !c.agreed {
-			bySlot[c.Slot], last = append(bySlot[c.Slot], c.Subject), max(last, c.Slot)
-		}
+		bySlot[c.Slot] = append(bySlot[c.Slot], c)
 	}
 	var errs []error
-	for k := -1; k <= last; k++ {
-		if paths := bySlot[k]; len(paths) > 0 {
-			var err error = &ConflictError{Paths: paths}
-			if k >= 0 {
-				err = &SlotError{k, err}
-			}
-			errs = append(errs, err)
+	for _, k := range slices.Sorted(maps.Keys(bySlot)) {
+		paths := Conflicts(bySlot[k])
+		switch {
+		case len(paths) == 0:
+		case k < 0:
+			errs = append(errs, &ConflictError{Paths: paths})
+		default:
+			errs = append(errs, &SlotError{k, &ConflictError{Paths: paths}})
 		}
 	}
 	return errs

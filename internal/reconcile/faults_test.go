@@ -90,12 +90,12 @@ func TestFaultOfOneSlot(t *testing.T) {
 
 // slotsOf returns the slots that an error of Apply is about; -1 is the rest.
 func slotsOf(err error) []int {
-	var of []int
-	if rest := reconcile.EachSlot(err, func(slot int, _ error) { of = append(of, slot) }); rest != nil {
-		of = append(of, -1)
+	var slots []int
+	if rest := reconcile.EachSlot(err, func(slot int, _ error) { slots = append(slots, slot) }); rest != nil {
+		slots = append(slots, -1)
 	}
-	slices.Sort(of)
-	return slices.Compact(of)
+	slices.Sort(slots)
+	return slices.Compact(slots)
 }
 
 // A file that only kbnode writes is written again if a crash cut it off.
@@ -282,38 +282,6 @@ func TestFaultySlotOfTheOldScripts(t *testing.T) {
 	words := strings.Join(m.sd.Words(), "\n")
 	if strings.Contains(words, "agent-gpu") || len(m.sd.Killed()) > 0 {
 		t.Errorf("killed %q: %s", m.sd.Killed(), words)
-	}
-}
-
-// Each step may fail alone. The next run leads to the same machine.
-func TestOneStepFails(t *testing.T) {
-	t.Parallel()
-	was, is := slots(3), slots(2)
-	is.memory, is.generation, is.parked = 2<<30, "g2", 1
-	prepare := func() *machine {
-		m := newMachine(t)
-		m.apply(was.plan(t))
-		return m
-	}
-	p := is.plan(t)
-	whole, steps := prepare(), 0
-	whole.h.OnStep(func(string) error { steps++; return nil })
-	whole.apply(p)
-	for n := range steps {
-		m, at, failed := prepare(), 0, ""
-		m.h.OnStep(func(words string) error {
-			if at++; at-1 == n {
-				failed = words
-				return syscall.EIO
-			}
-			return nil
-		})
-		if err := m.try(p); err == nil {
-			t.Errorf("%s: no error", failed)
-		}
-		m.h.OnStep(nil)
-		m.apply(p)
-		equal(t, "tree after "+failed, whole.tree(), m.tree())
 	}
 }
 

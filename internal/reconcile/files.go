@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/disk"
+	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 // owner is the owner of a new file. -1 leaves it as it is created.
@@ -43,6 +44,21 @@ func (h *Host) write(name string, mode uint32, own owner, content io.Reader, lik
 		return err
 	}
 	return h.syncDir(path.Dir(name))
+}
+
+// store writes a file of kbnode's own state.
+func (h *Host) store(name, text string) error {
+	return wrap(h.write(name, 0o644, owner{0, 0}, strings.NewReader(text), nil), "write "+name)
+}
+
+// WriteDrains saves which slots take no jobs. The caller must hold the node's lock. The
+// next Apply changes the machine itself.
+func (h *Host) WriteDrains(drains []plan.Drain) error {
+	text, err := plan.RenderDrains(drains)
+	if err != nil {
+		return err
+	}
+	return h.store(plan.DrainsPath, text)
 }
 
 func (h *Host) fill(t *renameio.PendingFile, name string, mode uint32, own owner, content io.Reader, like fs.FileInfo) error {

@@ -144,8 +144,9 @@ func TestRenameLasts(t *testing.T) {
 	}
 }
 
-// A lock on a file that its last holder deleted keeps no one out, so it does not count.
-func TestLockOnAFileWithoutAName(t *testing.T) {
+// One lock excludes another. One on a file that its last holder deleted keeps no one out, so
+// it does not count.
+func TestLock(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	tries := 0
@@ -159,10 +160,16 @@ func TestLockOnAFileWithoutAName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.h.Lock(); err == nil {
-		t.Error("two at once")
-	} else if _, locked := errors.AsType[*reconcile.LockedError](err); !locked {
-		t.Error(err)
+	_, err = m.h.Lock()
+	if locked, ok := errors.AsType[*reconcile.LockedError](err); !ok || locked.PID == "" {
+		t.Errorf("second lock: %v", err)
+	}
+	release()
+	if m.exists(plan.LockPath) {
+		t.Error("the lock file is left")
+	}
+	if release, err = m.h.Lock(); err != nil {
+		t.Fatal(err)
 	}
 	release()
 }

@@ -27,9 +27,9 @@ import (
 type Host struct {
 	Root    string          // "/", or a directory that holds a machine's tree
 	Systemd systemd.Manager // nil: a tree without a running system, in which no unit exists
-	Users   Users
-	Network Network      // nil: networks are left alone
-	Log     *slog.Logger // nil logs nothing
+	Users   Users           // of Apply
+	Network Network         // nil: networks are left alone
+	Log     *slog.Logger    // nil logs nothing
 
 	// GPUs is what this pass has read of the GPUs. If empty, their settings are left
 	// alone.
@@ -43,12 +43,6 @@ type Host struct {
 	Now bool
 	// Progress, if set, is called with each change before it is made.
 	Progress func(Change)
-	// StopTimeout bounds the wait for an agent without a job to stop; 0 means 15 s. An
-	// agent that took a job meanwhile is left to finish it.
-	StopTimeout time.Duration
-	// KillTimeout is how long a job has to end when Now is set, before it is killed; 0
-	// means 60 s. The agent itself gives the job about 10 s of that.
-	KillTimeout time.Duration
 	// Sleep waits between two looks at the jobs that Uninstall waits for; nil waits in
 	// real time.
 	Sleep func(ctx context.Context, d time.Duration) error
@@ -87,17 +81,12 @@ func canChown() bool { return os.Geteuid() == 0 }
 // process ends. The error is a *LockedError if another kbnode holds the lock.
 func (h *Host) Lock() (release func(), err error) { return h.lock(plan.LockPath) }
 
-func (h *Host) lock(file string) (release func(), err error) {
-	return lockFile(h.path(file), func() error { return h.before("flock", file) })
-}
-
 // LockFile keeps other processes out until release is called or this process ends. The
 // error is a *LockedError if another process holds the lock.
-func LockFile(name string) (release func(), err error) {
-	return lockFile(name, func() error { return nil })
-}
+func LockFile(name string) (release func(), err error) { return (&Host{Root: "/"}).lock(name) }
 
-func lockFile(name string, opened func() error) (release func(), err error) {
+func (h *Host) lock(file string) (release func(), err error) {
+	name := h.path(file)
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { //nolint:gosec // /run is for all to read
 		return nil, fmt.Errorf("lock: %w", err)
 	}
@@ -106,7 +95,7 @@ func lockFile(name string, opened func() error) (release func(), err error) {
 		if err != nil {
 			return nil, fmt.Errorf("lock: %w", err)
 		}
-		if err := opened(); err != nil {
+		if err := h.before("flock", file); err != nil {
 			return nil, errors.Join(err, f.Close())
 		}
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {

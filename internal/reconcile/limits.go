@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // set sets all limits of a running slice and reads back what the kernel made of them.
@@ -31,7 +32,7 @@ func (a *applier) set(ctx context.Context, w plan.Slice) error {
 		return err
 	}
 	var errs []error
-	for _, m := range Compare(w, got) {
+	for _, m := range slot.Compare(w, got) {
 		errs = append(errs, fmt.Errorf("slice %s: %s, although it was set", w.Unit, m))
 	}
 	if got.Cgroup == "" {
@@ -49,21 +50,21 @@ func (a *applier) partition(unit string) error {
 	if got.Cgroup == "" { // did not start; the error says so
 		return nil
 	}
-	name := a.h.path("/sys/fs/cgroup", got.Cgroup, filePartition)
+	name := a.h.path("/sys/fs/cgroup", got.Cgroup, slot.FilePartition)
 	why := ""
-	if _, ok := got.Files[filePartition]; !ok {
-		why = "this kernel has no " + filePartition
+	if _, ok := got.Files[slot.FilePartition]; !ok {
+		why = "this kernel has no " + slot.FilePartition
 	} else if err := a.h.before("partition", unit); err != nil {
 		return err
 	} else if err := os.WriteFile(name, []byte("root"), 0o600); err != nil {
 		var pathErr *fs.PathError
 		if why = err.Error(); errors.As(err, &pathErr) {
-			why = filePartition + ": " + pathErr.Err.Error()
+			why = slot.FilePartition + ": " + pathErr.Err.Error()
 		}
 	} else if now, err := readSmall(name); err != nil {
 		return fmt.Errorf("read partition of %s: %w", unit, err)
 	} else if state := strings.TrimSpace(string(now)); state != "root" {
-		why = filePartition + " is " + state
+		why = slot.FilePartition + " is " + state
 	}
 	if why == "" {
 		return nil
@@ -72,5 +73,5 @@ func (a *applier) partition(unit string) error {
 	if err := os.MkdirAll(a.h.path("/run/kbnode"), 0o755); err != nil { //nolint:gosec // sockets of slots are below it
 		return err
 	}
-	return wrap(a.h.write(refusedPath, 0o644, owner{0, 0}, strings.NewReader(w.CPUs+"\n"+why+"\n"), nil), "write "+refusedPath)
+	return a.h.store(refusedPath, w.CPUs+"\n"+why+"\n")
 }

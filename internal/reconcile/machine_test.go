@@ -146,6 +146,28 @@ func (m *machine) try(p *plan.Plan) error {
 	return err
 }
 
+// killAt runs f and kills it at its n-th step: nothing after that runs, as with kill -9. It
+// reports whether f ended before.
+func (m *machine) killAt(n int, f func()) (ended bool) {
+	m.t.Helper()
+	type killed struct{}
+	step := 0
+	m.h.OnStep(func(string) error {
+		if step++; step > n {
+			panic(killed{})
+		}
+		return nil
+	})
+	defer m.h.OnStep(nil)
+	defer func() {
+		if r := recover(); r != nil && r != (killed{}) {
+			panic(r)
+		}
+	}()
+	f()
+	return true
+}
+
 func (m *machine) write(name, text string) {
 	m.t.Helper()
 	name = filepath.Join(m.h.Root, name)

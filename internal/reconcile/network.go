@@ -128,7 +128,7 @@ const rulesName = "inet " + firewall.Name
 
 // networksGone removes the networks of unplanned slots, after their containers are gone and
 // before anything that a later run would need.
-func (d *differ) networksGone() {
+func (d *differ) staleNetworks() {
 	if d.s.network == nil {
 		return
 	}

@@ -24,7 +24,7 @@ type fakeNetwork struct {
 }
 
 func (f *fakeNetwork) names() ([]string, error) {
-	users, err := f.users.All()
+	users, err := reconcile.ReadUsers(f.users.Root)
 	names := []string{}
 	for name := range users {
 		if name != "root" {
@@ -76,13 +76,10 @@ func networked(t *testing.T) (*machine, *fakeNetwork) {
 	return m, f
 }
 
-func of(kinds ...reconcile.Kind) func([]reconcile.Change) []string {
-	return func(changes []reconcile.Change) []string {
-		return brief(slices.DeleteFunc(slices.Clone(changes), func(c reconcile.Change) bool { return !slices.Contains(kinds, c.Kind) }))
-	}
+func networkChanges(changes []reconcile.Change) []string {
+	kinds := []reconcile.Kind{reconcile.Protect, reconcile.Unprotect, reconcile.DelNet}
+	return brief(slices.DeleteFunc(slices.Clone(changes), func(c reconcile.Change) bool { return !slices.Contains(kinds, c.Kind) }))
 }
-
-var networkChanges = of(reconcile.Protect, reconcile.Unprotect, reconcile.DelNet)
 
 func TestNetwork(t *testing.T) {
 	t.Parallel()

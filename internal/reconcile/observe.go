@@ -54,7 +54,7 @@ type observer struct {
 }
 
 func (o *observer) users(context.Context) (err error) {
-	o.s.users, err = o.h.Users.All()
+	o.s.users, err = ReadUsers(o.h.Root)
 	return err
 }
 
@@ -84,9 +84,9 @@ func (o *observer) list(dir string) ([]os.DirEntry, error) {
 func (o *observer) match(pattern string, found func(name string, slot int, leftover bool)) error {
 	parents := []string{path.Dir(pattern)}
 	if strings.ContainsRune(parents[0], '*') {
-		above := parents[0]
+		parent := parents[0]
 		parents = nil
-		if err := o.match(above, func(name string, _ int, left bool) {
+		if err := o.match(parent, func(name string, _ int, left bool) {
 			if !left {
 				parents = append(parents, name)
 			}
@@ -129,30 +129,24 @@ func (o *observer) files(context.Context) error {
 			errs = append(errs, o.file(f.Path, f.Slot, regular))
 		}
 	}
-	for _, pattern := range plan.Owned {
+	find := func(pattern string, kind pathKind) {
 		errs = append(errs, o.match(pattern, func(name string, slot int, left bool) {
-			kind := regular
 			if left {
-				kind = leftover
+				errs = append(errs, o.file(name, slot, leftover))
+			} else {
+				errs = append(errs, o.file(name, slot, kind))
 			}
-			errs = append(errs, o.file(name, slot, kind))
 		}))
+	}
+	for _, pattern := range plan.Owned {
+		find(pattern, regular)
 	}
 	for _, name := range slices.Concat(plan.OwnedInputs, plan.OwnedCopies) {
-		errs = append(errs, o.file(name, -1, input), o.match(name, func(found string, slot int, left bool) {
-			if left {
-				errs = append(errs, o.file(found, slot, leftover))
-			}
-		}))
+		errs = append(errs, o.file(name, -1, input))
+		find(name, input)
 	}
 	for _, earlier := range plan.EarlierFiles {
-		errs = append(errs, o.match(earlier.Pattern, func(name string, slot int, left bool) {
-			kind := foreign
-			if left {
-				kind = leftover
-			}
-			errs = append(errs, o.file(name, slot, kind))
-		}))
+		find(earlier.Pattern, foreign)
 	}
 	dropIns, err := o.list(runtimeDir)
 	errs = append(errs, err)

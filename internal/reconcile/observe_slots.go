@@ -89,17 +89,17 @@ func (h *Host) look(s slot.State) (slot.State, error) {
 
 // Slots reads only the agents and jobs of slots, for when Observe cannot read the rest. A
 // slot whose processes cannot be read counts as busy.
-func (h *Host) Slots(ctx context.Context, of []plan.Slot) ([]slot.State, error) {
-	names := make([]string, len(of))
-	for i, sl := range of {
+func (h *Host) Slots(ctx context.Context, planned []plan.Slot) ([]slot.State, error) {
+	names := make([]string, len(planned))
+	for i, sl := range planned {
 		names[i] = plan.AgentUnit(sl.Index)
 	}
 	units, err := h.Systemd.Units(ctx, names...)
 	if err != nil {
 		return nil, err
 	}
-	all := make([]slot.State, len(of))
-	for i, sl := range of {
+	all := make([]slot.State, len(planned))
+	for i, sl := range planned {
 		all[i], _ = h.look(slot.State{Index: sl.Index, Name: plan.SlotName(sl.Index), Agent: units[i]})
 	}
 	return all, nil

@@ -83,7 +83,7 @@ func (o *observer) units(ctx context.Context) error {
 				o.s.Warnings = append(o.s.Warnings, err.Error())
 			}
 			o.s.Slices[u.Name] = got
-			if p := got.Files[filePartition]; strings.Contains(p, "invalid") {
+			if p := got.Files[slot.FilePartition]; strings.Contains(p, "invalid") {
 				o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("the cpuset partition of %s is %s; other programs can run on the slots' CPUs", u.Name, p))
 			}
 		}

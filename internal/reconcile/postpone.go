@@ -18,7 +18,7 @@ import (
 // if a later look finds it busy.
 func (d *differ) postpone() {
 	waits := map[int]string{} // why, by slot
-	outside := ""             // a job outside kbnode's slices
+	foreignJob := ""          // a job outside kbnode's slices
 	old := ""                 // a job of an earlier setup
 	for _, slot := range d.s.Slots {
 		busy := slot.Busy()
@@ -30,7 +30,7 @@ func (d *differ) postpone() {
 		}
 		waits[slot.Index] = "waits for " + busy
 		if slot.Job != nil && !strings.HasPrefix(slot.Agent.Cgroup, "/"+plan.ParentSlice+"/") {
-			outside = waits[slot.Index]
+			foreignJob = waits[slot.Index]
 		}
 		if earlierAgent(slot.Agent) {
 			old = waits[slot.Index]
@@ -46,7 +46,7 @@ func (d *differ) postpone() {
 		}
 	}
 	d.postponeOwners(old)
-	d.postponeNode(waits, outside)
+	d.postponeNode(waits, foreignJob)
 	d.spread(waits)
 	for slot, why := range waits {
 		if busy[slot] == "" {
@@ -73,12 +73,12 @@ func (d *differ) keepUsed() {
 }
 
 // holds returns the CPUs that a slot has now by its own limits.
-func (d *differ) holds(slot int) cpuset.Set {
-	files := d.s.Slices[plan.SliceName(slot)].Files
-	if files[fileOwnCPUs] == "" {
+func (d *differ) holds(k int) cpuset.Set {
+	files := d.s.Slices[plan.SliceName(k)].Files
+	if files[slot.FileOwnCPUs] == "" {
 		return cpuset.Set{}
 	}
-	held, _ := cpuset.Parse(files[fileCPUs])
+	held, _ := cpuset.Parse(files[slot.FileCPUs])
 	return held
 }
 
@@ -175,12 +175,8 @@ func (d *differ) postponeOwners(why string) {
 // at its next start and disagree with its limits. An idle agent of an earlier setup stops
 // nevertheless: the node's hooks are not for it.
 func (d *differ) deferSlot(slot int, why string) {
-	idle, old := true, false
-	for _, s := range d.s.Slots {
-		if s.Index == slot {
-			idle, old = s.Busy() == "" && !s.Agent.Stopping(), earlierAgent(s.Agent)
-		}
-	}
+	s := d.s.Slot(slot)
+	idle, old := s.Busy() == "" && !s.Agent.Stopping(), earlierAgent(s.Agent)
 	for i := range d.out {
 		c := &d.out[i]
 		if c.Slot != slot || c.Deferred != "" || c.inert && (!idle || old) || c.Kind == Stop && idle && old {
@@ -194,7 +190,7 @@ func (d *differ) deferSlot(slot int, why string) {
 // would take CPUs from a busy slot, of the partition while a job runs outside it, and at
 // uninstall of everything that jobs use. It adds slots to waits that cannot get their
 // CPUs because of that.
-func (d *differ) postponeNode(waits map[int]string, outside string) {
+func (d *differ) postponeNode(waits map[int]string, foreignJob string) {
 	if d.uninstall {
 		busy := slices.Sorted(maps.Keys(waits))
 		for i := range d.out {
@@ -207,11 +203,11 @@ func (d *differ) postponeNode(waits map[int]string, outside string) {
 	narrows := d.narrows(waits)
 	for i := range d.out {
 		c := &d.out[i]
-		of := c.Subject == plan.ParentSlice || c.Subject == plan.UnitDir+"/"+plan.ParentSlice
-		if of && narrows != "" {
+		isParent := c.Subject == plan.ParentSlice || c.Subject == plan.UnitDir+"/"+plan.ParentSlice
+		if isParent && narrows != "" {
 			c.Deferred = narrows
-		} else if c.Kind == Partition && outside != "" {
-			c.Deferred = outside
+		} else if c.Kind == Partition && foreignJob != "" {
+			c.Deferred = foreignJob
 		}
 	}
 }
@@ -231,7 +227,7 @@ func (d *differ) narrows(waits map[int]string) string {
 			why = waits[k]
 		}
 	}
-	now, _ := cpuset.Parse(d.s.Slices[plan.ParentSlice].Files[fileOwnCPUs])
+	now, _ := cpuset.Parse(d.s.Slices[plan.ParentSlice].Files[slot.FileOwnCPUs])
 	if why == "" || now.Len() == 0 {
 		return why
 	}

@@ -139,17 +139,17 @@ func (s *server) limits(slot int) map[string]string {
 // serving returns the slots whose agents run.
 func (s *server) serving() []int {
 	s.t.Helper()
-	var of []int
+	var running []int
 	agents, err := filepath.Glob(filepath.Join(s.h.Root, "sys/fs/cgroup/buildkite.slice/*/buildkite-agent-gpu*.service"))
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	for _, name := range agents {
 		k, _ := plan.OwnsUnit(filepath.Base(name))
-		of = append(of, k)
+		running = append(running, k)
 	}
-	slices.Sort(of)
-	return of
+	slices.Sort(running)
+	return running
 }
 
 // apart returns which serving slots have a CPU or a device in common; "" if none. MIG
@@ -203,81 +203,6 @@ func verbs(words []string) []string {
 		out = append(out, w)
 	}
 	return out
-}
-
-func TestPairsOfSingles(t *testing.T) {
-	t.Parallel()
-	for name, busy := range map[string][]int{"the one that goes": {1}, "the one that stays": {0}, "both": {0, 1}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newServer(t)
-			s.pass(singles)
-			s.done(singles)
-			held := map[int]map[string]string{}
-			for _, k := range busy {
-				s.run(k)
-				held[k] = s.limits(k)
-			}
-			_, words := s.pass(pairs)
-			said := verbs(words)
-			for _, k := range busy {
-				if !slices.Contains(said, "drain agent-"+plan.SlotName(k)) {
-					t.Errorf("%s is not drained: %v", plan.SlotName(k), said)
-				}
-			}
-			equal(t, "slots that serve", []int{0, 2, 4, 6}, slices.DeleteFunc(s.serving(), func(k int) bool { return k == 1 }))
-			for k := 2; k < 8; k += 2 {
-				equal(t, "devices of "+plan.SlotName(k), 2, strings.Count(s.limits(k)["/run/systemd/system.control/"+plan.SliceName(k)+".d/50-DeviceAllow.conf"], "/dev/nvidia"+fmt.Sprint(k))+
-					strings.Count(s.limits(k)["/run/systemd/system.control/"+plan.SliceName(k)+".d/50-DeviceAllow.conf"], "/dev/nvidia"+fmt.Sprint(k+1)))
-			}
-			for _, k := range []int{3, 5, 7} {
-				if s.exists(plan.WorkDir(k)) {
-					t.Errorf("%s is still there", plan.SlotName(k))
-				}
-			}
-			for _, left := range slices.Concat(busy, []int{-1}) {
-				for k, want := range held {
-					equal(t, "limits of the job of "+plan.SlotName(k), want, s.limits(k))
-				}
-				if why := s.apart(); why != "" {
-					t.Fatal(why)
-				}
-				r, words := s.pass(pairs)
-				equal(t, "words while a job runs", nil, words)
-				equal(t, "changes while a job runs", []string{}, brief(r.Applied))
-				if left < 0 {
-					break
-				}
-				s.finish(left)
-				if delete(held, left); len(held) > 0 {
-					continue
-				}
-				_, words = s.pass(pairs)
-				for _, w := range verbs(words) {
-					if w != "reload" && !strings.Contains(w, "gpu0") && !strings.Contains(w, "gpu1") {
-						t.Errorf("after the job: %s", w)
-					}
-				}
-			}
-			s.done(pairs)
-			for name := range s.tree() {
-				if strings.Contains(name, "gpu1") || strings.Contains(name, "gpu-1") || strings.Contains(name, "agent-1") {
-					t.Errorf("%s is left", name)
-				}
-			}
-			equal(t, "networks", []string{"kbnode-gpu0", "kbnode-gpu2", "kbnode-gpu4", "kbnode-gpu6"}, s.net.networks)
-
-			// And back.
-			s.run(0)
-			was := s.limits(0)
-			s.pass(singles)
-			equal(t, "slots that serve", []int{0, 2, 3, 4, 5, 6, 7}, s.serving())
-			equal(t, "limits of the job", was, s.limits(0))
-			s.finish(0)
-			s.pass(singles)
-			s.done(singles)
-		})
-	}
 }
 
 func TestInstancesOfAWholeGPU(t *testing.T) {
@@ -466,11 +391,11 @@ func TestReshapeHolds(t *testing.T) {
 // it waiting, and after that job has ended.
 func TestInterruptedReshape(t *testing.T) {
 	t.Parallel()
-	of := func(cfg config.Config) config.Config {
+	fourGPUs := func(cfg config.Config) config.Config {
 		cfg.GPUs = config.GPUs{List: []string{"0", "1", "2", "3"}}
 		return cfg
 	}
-	for name, c := range map[string][2]config.Config{"pairs": {of(singles), of(pairs)}, "singles": {of(pairs), of(singles)}} {
+	for name, c := range map[string][2]config.Config{"pairs": {fourGPUs(singles), fourGPUs(pairs)}, "singles": {fourGPUs(pairs), fourGPUs(singles)}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			prepare := func() *server {
@@ -504,7 +429,6 @@ func TestInterruptedReshape(t *testing.T) {
 				s := prepare()
 				if n < first {
 					interrupt(t, s.machine, s.plan(c[1]), "killed", n)
-					s.h.OnStep(nil)
 					equal(t, "limits of the job", job, s.limits(0))
 				}
 				s.pass(c[1])
@@ -512,7 +436,6 @@ func TestInterruptedReshape(t *testing.T) {
 				s.finish(0)
 				if n >= first {
 					interrupt(t, s.machine, s.plan(c[1]), "killed", n-first)
-					s.h.OnStep(nil)
 				}
 				s.pass(c[1])
 				equal(t, fmt.Sprintf("tree, step %d", n), end, s.tree())

@@ -7,9 +7,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"path"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -20,83 +18,11 @@ import (
 	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
-// The files of a slice's cgroup that are read. They are what counts: systemd's view of a
-// limit may differ from the kernel's (after a daemon-reload systemd 257 shows the new one
-// and applies nothing).
-const (
-	fileCPUs      = "cpuset.cpus.effective"
-	fileOwnCPUs   = "cpuset.cpus" // empty if the slice itself sets none
-	fileNodes     = "cpuset.mems.effective"
-	fileMemory    = "memory.max"
-	fileSwap      = "memory.swap.max"
-	filePids      = "pids.max"
-	filePartition = "cpuset.cpus.partition"
-)
-
-var sliceFiles = []string{fileCPUs, fileOwnCPUs, fileNodes, fileMemory, fileSwap, filePids, filePartition, "memory.current", "pids.current"}
-
 // runtimeDir is where systemd keeps what SetProperties set until the next boot.
 const runtimeDir = "/run/systemd/system.control"
 
 // runtimeNames are the properties that kbnode sets on a slice.
 var runtimeNames = []string{"AllowedCPUs", "AllowedMemoryNodes", "MemoryMax", "MemorySwapMax", "TasksMax", "DevicePolicy", "DeviceAllow"}
-
-// Mismatch is a limit that differs from the plan.
-type Mismatch struct {
-	File      string `json:"file"` // below /sys, or "DeviceAllow"
-	Planned   string `json:"planned"`
-	Effective string `json:"effective"`
-}
-
-func (m Mismatch) String() string {
-	if m.Effective == "" {
-		return fmt.Sprintf("%s does not exist, should be %s", m.File, m.Planned)
-	}
-	return fmt.Sprintf("%s is %s, should be %s", m.File, m.Effective, m.Planned)
-}
-
-// Compare returns where a slice differs from its plan, as far as the kernel's files show.
-func Compare(want plan.Slice, got slot.Slice) []Mismatch {
-	var out []Mismatch
-	add := func(file, planned string, same func(string) bool) {
-		if value := got.Files[file]; !same(value) {
-			out = append(out, Mismatch{File: path.Join("/sys/fs/cgroup", got.Cgroup, file), Planned: planned, Effective: value})
-		}
-	}
-	if want.CPUs != "" {
-		add(fileCPUs, want.CPUs, sameSet(want.CPUs))
-	}
-	if want.MemoryNodes != "" {
-		add(fileNodes, want.MemoryNodes, sameSet(want.MemoryNodes))
-	}
-	if want.MemoryBytes > 0 {
-		planned := strconv.FormatInt(want.MemoryBytes, 10)
-		add(fileMemory, planned, func(value string) bool {
-			n, err := strconv.ParseInt(value, 10, 64)
-			// The kernel rounds down to its page size, 64 KiB at most.
-			return err == nil && n <= want.MemoryBytes && want.MemoryBytes-n < 64<<10
-		})
-		if _, ok := got.Files[fileSwap]; ok { // absent without swap accounting
-			add(fileSwap, "0", func(value string) bool { return value == "0" })
-		}
-	}
-	if want.TasksMax > 0 {
-		planned := strconv.FormatInt(want.TasksMax, 10)
-		add(filePids, planned, func(value string) bool { return value == planned })
-	}
-	return out
-}
-
-func sameSet(planned string) func(string) bool {
-	return func(value string) bool {
-		if value == "" {
-			return false
-		}
-		a, errA := cpuset.Parse(planned)
-		b, errB := cpuset.Parse(value)
-		return errA == nil && errB == nil && a.Equal(b)
-	}
-}
 
 // sameDevices reports whether the device policy that was last set is the planned one. A
 // slice without devices needs none.
@@ -169,16 +95,11 @@ func (h *Host) readSlice(unit, cgroup string) (slot.Slice, error) {
 	k, _ := plan.OwnsUnit(unit)
 	s := slot.Slice{Unit: unit, Slot: k, Cgroup: cgroup, Files: map[string]string{}}
 	if cgroup != "" {
-		for _, name := range sliceFiles {
-			data, err := readSmall(h.path("/sys/fs/cgroup", cgroup, name))
-			if errors.Is(err, fs.ErrNotExist) {
-				continue
-			}
-			if err != nil {
-				return s, fmt.Errorf("read limits of %s: %w", unit, err)
-			}
-			s.Files[name] = strings.TrimSpace(string(data))
+		files, err := slot.ReadLimits(h.path(slot.CgroupRoot, cgroup))
+		if err != nil {
+			return s, fmt.Errorf("read limits of %s: %w", unit, err)
 		}
+		s.Files = files
 	}
 	for _, name := range []string{"DevicePolicy", "DeviceAllow"} {
 		data, err := readSmall(h.path(runtimeFile(unit, name)))

@@ -21,11 +21,10 @@ import (
 
 const (
 	bootIDPath = "/proc/sys/kernel/random/boot_id"
-	// maxTries is how many times per boot a setting is tried that may be possible later.
-	maxTries = 3
-	// maxRounds is how many times per boot settings of one sort are set again after
-	// another program changed them. Two programs that undo each other disturb every job.
-	maxRounds = 20
+	// maxTries is how many times per boot a setting is tried that cannot be made for now, or
+	// is made again after another program changed it. Two programs that undo each other
+	// disturb every job.
+	maxTries = 20
 )
 
 // tuning is what is known of the machine's settings.
@@ -37,24 +36,23 @@ type tuning struct {
 	back   []tuned // changed by kbnode, and no longer planned
 }
 
-// tuned is one setting. Its Name is not a pattern.
+// tuned is one setting. Its Name is not a pattern. Of one that is no longer planned, Value
+// is the original value.
 type tuned struct {
 	plan.Tunable
-	group   string // its sort: the plan's Name for it
-	now     string // its value, in the form in which it is written
+	group   string // the plan's Name for it
+	now     string // its value, in the form in which it is written; "" if it is lost
 	session string // of the driver that keeps it; see Host.session
-	fate    fate   // if it is no longer planned
+	ours    bool   // kbnode has set the value that it has now
 }
 
-// fate is what happens to a setting that is no longer planned.
-type fate int
+// restores reports whether a setting that is no longer planned gets its original value.
+func (t tuned) restores() bool { return t.ours && !t.original() }
 
-const (
-	restored  fate = iota
-	asItWas        // it has its original value
-	theirs         // someone else has changed it since
-	forgotten      // its value is lost
-)
+// foreign reports whether another program has changed the setting since kbnode did.
+func (t tuned) foreign() bool { return !t.ours && !t.original() && t.now != "" }
+
+func (t tuned) original() bool { return sameValue(t.Form, t.now, t.Value) }
 
 // tunables reads the settings that are planned or were changed. A setting that cannot be
 // read is absent.
@@ -79,23 +77,20 @@ func (o *observer) tunables(context.Context) error {
 	if t.exists && old.Boot == t.record.Boot {
 		t.record = old
 	}
-	o.s.Warnings = append(o.s.Warnings, t.record.warnings()...)
-	if err := o.drift(t); err != nil {
-		return err
-	}
 	planned := map[string]bool{}
 	for _, p := range o.p.Tunables {
 		planned[p.Name] = true
 	}
-	for _, k := range t.record.Settings {
-		if planned[k.group()] {
+	o.s.Warnings = append(o.s.Warnings, t.record.warnings(planned)...)
+	for _, s := range t.record.Settings {
+		if pattern, _ := cutNumber(s.Name); planned[s.Name] || planned[pattern] {
 			continue
 		}
-		if b, ok := o.back(k); ok {
+		if b, ok := o.back(s); ok {
 			t.back = append(t.back, b)
 		}
 	}
-	return nil
+	return o.drift(t)
 }
 
 // drift finds settings that are not as planned.
@@ -141,39 +136,30 @@ func (o *observer) outOfService(pci string) bool {
 	})
 }
 
-// back returns what happens to a setting that is no longer planned; ok is false if that
-// is unknown for now.
-func (o *observer) back(k kept) (b tuned, ok bool) {
-	b = tuned{Tunable: plan.Tunable{Name: k.Name, Value: k.Was, Form: k.Form, PCI: k.PCI, Slots: k.Slots}, group: k.group(), session: k.Session}
+// back returns a setting that is no longer planned; ok is false if its value is unknown for
+// now.
+func (o *observer) back(s saved) (b tuned, ok bool) {
+	b = tuned{Tunable: plan.Tunable{Name: s.Name, Value: s.Was, Form: s.Form, PCI: s.PCI, Slots: s.Slots}, session: s.Session}
 	uuid, setting, isGPU := b.GPU()
 	if !isGPU {
-		b.now = o.h.readSetting(k.Name, k.Form)
-	} else {
-		switch persistence, seen := o.h.persistence(uuid); {
-		case o.h.session(k.PCI) != k.Session: // the driver was loaded again
-		case !seen && !empty(o.p):
+		b.now = o.h.readSetting(s.Name, s.Form)
+	} else if o.h.session(s.PCI) == s.Session { // or the driver was loaded again
+		switch persistence, known := o.h.persistence(uuid); {
+		case !known && !empty(o.p):
 			return b, false // later: not every pass reads GPUs
-		case !seen:
-		case setting == plan.Clocks:
-			b.now = k.Set[len(k.Set)-1] // it cannot be read
+		case known && setting == plan.Clocks:
+			b.now = s.newest() // it cannot be read
 		default:
 			b.now = persistence
 		}
 	}
-	switch {
-	case b.now == "":
-		b.fate = forgotten
-	case sameValue(k.Form, b.now, k.Was):
-		b.fate = asItWas
-	case !slices.ContainsFunc(k.Set, func(set string) bool { return sameValue(k.Form, b.now, set) }):
-		b.fate = theirs
-	}
+	b.ours = slices.ContainsFunc(s.Set, func(set string) bool { return b.now != "" && sameValue(s.Form, b.now, set) })
 	return b, true
 }
 
-// persistence returns the persistence mode of a GPU; seen reports whether NVML gave it in
+// persistence returns the persistence mode of a GPU; known reports whether NVML gave it in
 // this pass.
-func (h *Host) persistence(uuid string) (mode string, seen bool) {
+func (h *Host) persistence(uuid string) (mode string, known bool) {
 	i := slices.IndexFunc(h.GPUs, func(g inventory.GPU) bool { return g.UUID == uuid && g.PersistenceMode != "" })
 	if i < 0 {
 		return "", false
@@ -185,18 +171,18 @@ func (h *Host) persistence(uuid string) (mode string, seen bool) {
 // read: they are what the record says was set, unless the GPU has lost its persistence
 // mode, as after a reset.
 func (h *Host) gpuSetting(r *record, d tuned, uuid, setting string) string {
-	mode, seen := h.persistence(uuid)
-	if !seen || setting == plan.Persistence {
+	mode, known := h.persistence(uuid)
+	if !known || setting == plan.Persistence {
 		return mode
 	}
-	done := func(name string) *kept {
-		if k := r.find(name); k != nil && k.Session == d.session && k.Done {
-			return k
+	done := func(name string) *saved {
+		if s := r.find(name); s != nil && s.Session == d.session && s.Done {
+			return s
 		}
 		return nil
 	}
-	if k := done(d.Name); k != nil && (mode == "on" || done(plan.GPUTunable(uuid, plan.Persistence)) == nil) {
-		return k.Set[len(k.Set)-1]
+	if s := done(d.Name); s != nil && (mode == "on" || done(plan.GPUTunable(uuid, plan.Persistence)) == nil) {
+		return s.newest()
 	}
 	return "default"
 }

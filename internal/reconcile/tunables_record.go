@@ -16,86 +16,87 @@ import (
 // record is the content of plan.TunablesPath: the settings before kbnode changed them,
 // written before they change. A boot makes it void.
 type record struct {
-	WrittenBy string         `json:"written_by"`
-	Schema    int            `json:"schema"`
-	Boot      string         `json:"boot_id"`
-	Settings  []kept         `json:"settings"` // by name
-	Refused   []refusal      `json:"refused,omitempty"`
-	Rounds    map[string]int `json:"rounds,omitempty"` // how often someone else changed it, by group
+	WrittenBy string  `json:"written_by"`
+	Schema    int     `json:"schema"`
+	Boot      string  `json:"boot_id"`
+	Settings  []saved `json:"settings"` // by name
 }
 
-// kept is the original value of a setting.
-type kept struct {
-	place
-	Group   string    `json:"group,omitempty"` // "" means Name
+// saved is a setting before kbnode changed it. In the file it may stand for many, with * in
+// its name for each of Numbers: a machine has hundreds of interrupts.
+type saved struct {
+	Name    string    `json:"name"`
+	Numbers []int     `json:"numbers,omitempty"`
 	Form    plan.Form `json:"form"`
 	Was     string    `json:"was"`
-	Set     []string  `json:"set"`            // values that kbnode may have set, the newest last
-	Done    bool      `json:"done,omitempty"` // the newest was set
+	Set     []string  `json:"set"`             // values that kbnode may have set, the newest last
+	Done    bool      `json:"done,omitempty"`  // the newest was set
+	Tries   int       `json:"tries,omitempty"` // how often the newest could not be set, or did not last
+	Why     string    `json:"why,omitempty"`   // the last try failed; "" if that is as it should be
 	PCI     string    `json:"pci,omitempty"`
 	Slots   []int     `json:"slots,omitempty"`
-	Session string    `json:"session,omitempty"`
+	Session string    `json:"session,omitempty"` // see Host.session
 }
 
-// refusal is a setting that cannot be made.
-type refusal struct {
-	place
-	Group   string `json:"group,omitempty"`
-	Value   string `json:"value"`
-	Why     string `json:"why,omitempty"` // "" if that is as it should be
-	Tries   int    `json:"tries"`
-	Session string `json:"session,omitempty"`
-}
+func (s *saved) newest() string { return s.Set[len(s.Set)-1] }
 
-// place is the name of a setting. In the file it may stand for many, with * for each of
-// Numbers: a machine has hundreds of interrupts.
-type place struct {
-	Name    string `json:"name"`
-	Numbers []int  `json:"numbers,omitempty"`
-}
-
-func placeOfKept(k *kept) *place       { return &k.place }
-func placeOfRefusal(f *refusal) *place { return &f.place }
-
-// collapse merges entries that differ only in the number.
-func collapse[T any](list []T, at func(*T) *place) []T {
-	out := []T{}
-	seen := map[string]int{}
-	for _, v := range list {
-		name, n := cutNumber(at(&v).Name)
-		at(&v).Name = name
-		text, err := json.Marshal(v)
-		if err != nil {
-			panic(err) // numbers and texts only
+func parseRecord(text []byte) (record, error) {
+	var r record
+	if err := json.Unmarshal(text, &r); err != nil {
+		return r, err
+	}
+	if r.Schema != plan.Schema {
+		return r, errors.New("another version of kbnode wrote it")
+	}
+	var all []saved
+	for _, s := range r.Settings {
+		pattern, numbers := s.Name, s.Numbers
+		if s.Numbers = nil; numbers == nil {
+			all = append(all, s)
 		}
-		i, ok := seen[string(text)]
+		for _, n := range numbers {
+			s.Name = strings.Replace(pattern, "*", strconv.Itoa(n), 1)
+			all = append(all, s)
+		}
+	}
+	slices.SortFunc(all, func(a, b saved) int { return strings.Compare(a.Name, b.Name) })
+	r.Settings = all
+	for _, s := range all {
+		_, _, gpu := plan.Tunable{Name: s.Name}.GPU()
+		if file := strings.HasPrefix(s.Name, "/proc/") || strings.HasPrefix(s.Name, "/sys/"); !gpu && !file || path.Clean(s.Name) != s.Name {
+			return r, fmt.Errorf("%.100q is not a setting", s.Name)
+		}
+		if len(s.Set) == 0 {
+			return r, errors.New("it does not say what was set")
+		}
+	}
+	return r, nil
+}
+
+// writeRecord writes the record with one entry for settings that differ only in the number,
+// since each look reads it.
+func (h *Host) writeRecord(r *record) error {
+	short := *r
+	short.Settings = []saved{}
+	at := map[string]int{}
+	for _, s := range r.Settings {
+		name, n := cutNumber(s.Name)
+		s.Name = name
+		key := fmt.Sprint(s)
+		i, ok := at[key]
 		if !ok {
-			i = len(out)
-			seen[string(text)] = i
-			out = append(out, v)
+			i = len(short.Settings)
+			at[key], short.Settings = i, append(short.Settings, s)
 		}
 		if n >= 0 {
-			at(&out[i]).Numbers = append(at(&out[i]).Numbers, n)
+			short.Settings[i].Numbers = append(short.Settings[i].Numbers, n)
 		}
 	}
-	return out
-}
-
-// expand is the inverse of collapse, sorted by name.
-func expand[T any](list []T, at func(*T) *place) []T {
-	var out []T
-	for _, v := range list {
-		p := *at(&v)
-		if p.Numbers == nil {
-			out = append(out, v)
-		}
-		for _, n := range p.Numbers {
-			*at(&v) = place{Name: strings.Replace(p.Name, "*", strconv.Itoa(n), 1)}
-			out = append(out, v)
-		}
+	text, err := json.Marshal(short)
+	if err != nil {
+		return err
 	}
-	slices.SortFunc(out, func(a, b T) int { return strings.Compare(at(&a).Name, at(&b).Name) })
-	return out
+	return h.store(plan.TunablesPath, string(text)+"\n")
 }
 
 // cutNumber puts * in place of the number that a part of a path is or ends in; n is -1 if
@@ -113,112 +114,67 @@ func cutNumber(name string) (pattern string, n int) {
 	return name, -1
 }
 
-func parseRecord(text []byte) (record, error) {
-	var r record
-	if err := json.Unmarshal(text, &r); err != nil {
-		return r, err
-	}
-	if r.Schema != plan.Schema {
-		return r, errors.New("another version of kbnode wrote it")
-	}
-	r.Settings, r.Refused = expand(r.Settings, placeOfKept), expand(r.Refused, placeOfRefusal)
-	for _, k := range r.Settings {
-		_, _, gpu := plan.Tunable{Name: k.Name}.GPU()
-		if file := strings.HasPrefix(k.Name, "/proc/") || strings.HasPrefix(k.Name, "/sys/"); !gpu && !file || path.Clean(k.Name) != k.Name {
-			return r, fmt.Errorf("%.100q is not a setting", k.Name)
-		}
-		if len(k.Set) == 0 {
-			return r, errors.New("it does not say what was set")
-		}
-	}
-	return r, nil
+func (r *record) search(name string) (i int, ok bool) {
+	return slices.BinarySearchFunc(r.Settings, name, func(s saved, name string) int { return strings.Compare(s.Name, name) })
 }
 
-func (r *record) find(name string) *kept {
-	i, ok := slices.BinarySearchFunc(r.Settings, name, func(k kept, name string) int { return strings.Compare(k.Name, name) })
+func (r *record) find(name string) *saved {
+	i, ok := r.search(name)
 	if !ok {
 		return nil
 	}
 	return &r.Settings[i]
 }
 
-// gaveUp reports whether a setting is no longer tried.
-func (r *record) gaveUp(t tuned) bool {
-	return r.Rounds[t.group] >= maxRounds || slices.ContainsFunc(r.Refused, func(f refusal) bool {
-		return f.Name == t.Name && f.Value == t.Value && f.Session == t.session && f.Tries >= maxTries
-	})
+func (r *record) forget(name string) {
+	r.Settings = slices.DeleteFunc(r.Settings, func(s saved) bool { return s.Name == name })
 }
 
-// warnings returns what a person should know of settings that are not made.
-func (r *record) warnings() []string {
-	count := map[string]int{}
-	for _, f := range r.Refused {
-		if f.Tries >= maxTries && f.Why != "" {
-			name := f.Name
-			if f.Group != "" {
-				name = f.Group
-			}
-			count[name+" is not set: "+f.Why]++
+// begin records a setting that is about to change.
+func (r *record) begin(t tuned) {
+	i, ok := r.search(t.Name)
+	if !ok || r.Settings[i].Session != t.session {
+		s := saved{Name: t.Name, Form: t.Form, Was: t.now, Set: []string{t.Value}, PCI: t.PCI, Slots: t.Slots, Session: t.session}
+		if ok {
+			r.Settings[i] = s
+		} else {
+			r.Settings = slices.Insert(r.Settings, i, s)
 		}
+		return
 	}
-	for group, n := range r.Rounds {
-		if n >= maxRounds {
-			count[fmt.Sprintf("%s is left alone: another program changed it %d times", group, n)]++
+	switch s := &r.Settings[i]; {
+	case s.newest() != t.Value:
+		s.Set, s.Done, s.Tries, s.Why = []string{s.newest(), t.Value}, false, 0, ""
+	case s.Done:
+		s.Tries++
+		s.Why = fmt.Sprintf("is left alone: another program changed it %d times", s.Tries)
+	}
+}
+
+// gaveUp reports whether a setting is no longer tried.
+func (r *record) gaveUp(t tuned) bool {
+	s := r.find(t.Name)
+	return s != nil && s.newest() == t.Value && s.Session == t.session && s.Tries >= maxTries
+}
+
+// warnings returns what a person should know of planned settings that are not made.
+func (r *record) warnings(planned map[string]bool) []string {
+	count := map[string]int{}
+	for _, s := range r.Settings {
+		if s.Tries >= maxTries && s.Why != "" {
+			name := s.Name
+			if pattern, _ := cutNumber(name); planned[pattern] {
+				name = pattern
+			}
+			count[name+" "+s.Why]++
 		}
 	}
 	var list []string
 	for _, text := range slices.Sorted(maps.Keys(count)) {
 		if n := count[text]; n > 1 {
-			text += fmt.Sprintf(" (%d times)", n)
+			text += fmt.Sprintf(" (%d of them)", n)
 		}
 		list = append(list, text)
 	}
 	return list
-}
-
-func (k kept) group() string {
-	if k.Group != "" {
-		return k.Group
-	}
-	return k.Name
-}
-
-// begin records a setting that is about to change. It reports whether someone else has
-// changed it since kbnode did.
-func (r *record) begin(t tuned) (again bool) {
-	i, ok := slices.BinarySearchFunc(r.Settings, t.Name, func(k kept, name string) int { return strings.Compare(k.Name, name) })
-	if ok && r.Settings[i].Session == t.session {
-		k := &r.Settings[i]
-		last := k.Set[len(k.Set)-1]
-		again = k.Done && last == t.Value
-		if last != t.Value {
-			k.Set, k.Done = []string{last, t.Value}, false
-		}
-		return again
-	}
-	k := kept{place: place{Name: t.Name}, Form: t.Form, Was: t.now, Set: []string{t.Value}, PCI: t.PCI, Slots: t.Slots, Session: t.session}
-	if t.group != t.Name {
-		k.Group = t.group
-	}
-	if ok {
-		r.Settings[i] = k
-	} else {
-		r.Settings = slices.Insert(r.Settings, i, k)
-	}
-	return false
-}
-
-func (r *record) forget(name string) {
-	r.Settings = slices.DeleteFunc(r.Settings, func(k kept) bool { return k.Name == name })
-}
-
-// writeRecord writes the record in a short form, since each look reads it.
-func (h *Host) writeRecord(r *record) error {
-	short := *r
-	short.Settings, short.Refused = collapse(r.Settings, placeOfKept), collapse(r.Refused, placeOfRefusal)
-	text, err := json.Marshal(short)
-	if err == nil {
-		err = h.write(plan.TunablesPath, 0o644, owner{0, 0}, strings.NewReader(string(text)+"\n"), nil)
-	}
-	return wrap(err, "write "+plan.TunablesPath)
 }

@@ -20,7 +20,7 @@ const pollJobs = 2 * time.Second
 func (h *Host) Uninstall(ctx context.Context, waiting func(jobs []string)) (Result, error) {
 	nothing := &plan.Plan{}
 	var all Result
-	told, kept := "", map[string]bool{}
+	reported, kept := "", map[string]bool{}
 	for {
 		s, err := h.Observe(ctx, nothing)
 		if err != nil {
@@ -57,8 +57,8 @@ func (h *Host) Uninstall(ctx context.Context, waiting func(jobs []string)) (Resu
 				jobs = append(jobs, busy)
 			}
 		}
-		if list := strings.Join(jobs, ", "); waiting != nil && list != told && len(jobs) > 0 {
-			told = list
+		if list := strings.Join(jobs, ", "); waiting != nil && list != reported && len(jobs) > 0 {
+			reported = list
 			waiting(jobs)
 		}
 		if err := h.sleep(ctx, pollJobs); err != nil {

@@ -34,7 +34,6 @@ type Upgrade struct {
 	// Say is called with what happens, in words; slot is -1 for the node.
 	Say    func(slot int, text string)
 	Events events.Log
-	Pause  time.Duration // between two looks; 0 means 1 s
 
 	agents plan.Agents
 	plan   *plan.Plan
@@ -42,6 +41,9 @@ type Upgrade struct {
 	said   map[int]string
 	broken map[int]error // systemd's errors for agents that it was to start
 }
+
+// upgradePause is the time between two looks at agents that start.
+const upgradePause = time.Second
 
 // RollbackError means that an agent of the new version did not register, and that all
 // slots go back to the previous version.
@@ -79,13 +81,10 @@ func (h *Host) ReadAgents() (plan.Agents, error) {
 // next Apply changes the machine itself.
 func (h *Host) WriteAgents(a plan.Agents) error {
 	text, err := plan.RenderAgents(a)
-	if err == nil {
-		err = h.write(plan.AgentsPath, 0o644, owner{0, 0}, strings.NewReader(text), nil)
-	}
 	if err != nil {
-		return fmt.Errorf("write %s: %w", plan.AgentsPath, err)
+		return err
 	}
-	return nil
+	return h.store(plan.AgentsPath, text)
 }
 
 // Begin records that slots are to change to a version whose release is there; "" is the
@@ -136,25 +135,30 @@ func (u *Upgrade) Run(ctx context.Context, wait bool) (busy []plan.Slot, err err
 			return nil, err
 		}
 		next, left, err := u.step(ctx, s)
-		if err != nil {
-			return nil, err
-		}
 		switch {
+		case err != nil:
 		case next != nil:
 			err = u.converge(ctx, next)
-		case pending(u.plan, s, u.agents.Roll.Slots):
-			err = u.converge(ctx, nil)
-		case len(left) > 0 && !wait:
+		case len(left) > 0 && !wait && !pending(u.plan, s, u.agents.Roll.Slots):
 			return left, nil
-		}
-		if err == nil && next == nil {
-			err = u.sleep(ctx)
+		default:
+			err = u.follow(ctx, s, u.agents.Roll.Slots)
 		}
 		if err != nil {
 			return nil, err
 		}
 	}
 	return nil, u.tidy(ctx)
+}
+
+// follow changes the agents of slots that can change now, and waits a moment.
+func (u *Upgrade) follow(ctx context.Context, s *State, slots []int) error {
+	if pending(u.plan, s, slots) {
+		if err := u.converge(ctx, nil); err != nil {
+			return err
+		}
+	}
+	return u.Host.sleep(ctx, upgradePause)
 }
 
 // back makes all slots run the previous version. Its error wraps a *RollbackError, which
@@ -199,13 +203,7 @@ func (u *Upgrade) settle(ctx context.Context, roll plan.AgentRoll, e *RollbackEr
 		if len(e.Missing) == 0 || time.Now().After(end) {
 			return nil
 		}
-		if pending(u.plan, s, roll.Slots) {
-			err = u.converge(ctx, nil)
-		}
-		if err == nil {
-			err = u.sleep(ctx)
-		}
-		if err != nil {
+		if err := u.follow(ctx, s, roll.Slots); err != nil {
 			return err
 		}
 	}
@@ -213,14 +211,11 @@ func (u *Upgrade) settle(ctx context.Context, roll plan.AgentRoll, e *RollbackEr
 
 // converge saves next, if not nil, and makes the node match it.
 func (u *Upgrade) converge(ctx context.Context, next *plan.Agents) error {
-	unlock, err := u.Lock(ctx)
+	unlock, err := u.lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := u.unchanged(); err != nil {
-		return err
-	}
 	if next != nil {
 		if err := u.Host.WriteAgents(*next); err != nil {
 			return err
@@ -240,27 +235,30 @@ func (u *Upgrade) converge(ctx context.Context, next *plan.Agents) error {
 	return EachSlot(err, func(slot int, err error) { u.broken[slot] = err })
 }
 
-// unchanged returns an error if someone else has decided otherwise.
-func (u *Upgrade) unchanged() error {
+// lock keeps others from changing the node. The error says so if someone has decided otherwise.
+func (u *Upgrade) lock(ctx context.Context) (unlock func(), err error) {
+	if unlock, err = u.Lock(ctx); err != nil {
+		return nil, err
+	}
 	kept, err := u.Host.ReadAgents()
 	if err == nil && !reflect.DeepEqual(kept, u.agents) {
 		err = errors.New("another command has changed the slots' agent in the meantime; sudo kbnode status shows what is running")
 	}
-	return err
+	if err != nil {
+		unlock()
+	}
+	return unlock, err
 }
 
 // tidy removes the releases that no slot runs or is to run, and directories of releases
 // that were never used. If an agent is not yet what it should be, it leaves them to the
 // next run.
 func (u *Upgrade) tidy(ctx context.Context) error {
-	unlock, err := u.Lock(ctx)
+	unlock, err := u.lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := u.unchanged(); err != nil {
-		return err
-	}
 	s, err := u.Host.Observe(ctx, u.plan)
 	if err != nil {
 		return err
@@ -289,10 +287,6 @@ func (u *Upgrade) tidy(ctx context.Context) error {
 		err = errors.Join(err, u.Host.remove(plan.AgentsDir, false))
 	}
 	return wrap(err, "remove unused agents")
-}
-
-func (u *Upgrade) sleep(ctx context.Context) error {
-	return u.Host.sleep(ctx, orDefault(u.Pause, time.Second))
 }
 
 // say reports something about a slot once.

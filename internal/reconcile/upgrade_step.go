@@ -10,9 +10,9 @@ import (
 )
 
 // pending reports whether an agent of these slots could be changed now.
-func pending(p *plan.Plan, s *State, of []int) bool {
+func pending(p *plan.Plan, s *State, slots []int) bool {
 	return slices.ContainsFunc(Diff(p, s), func(c Change) bool {
-		return c.Deferred == "" && isAgent(c.Subject, c.Slot) && slices.Contains(of, c.Slot)
+		return c.Deferred == "" && isAgent(c.Subject, c.Slot) && slices.Contains(slots, c.Slot)
 	})
 }
 

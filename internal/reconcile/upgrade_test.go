@@ -166,7 +166,7 @@ func (f *fleet) kept() plan.Agents {
 	return kept
 }
 
-func (f *fleet) told() []string {
+func (f *fleet) events() []string {
 	f.t.Helper()
 	var all []string
 	if err := f.upg.Events.Read(func(e events.Event) { all = append(all, e.Text) }); err != nil {
@@ -196,7 +196,7 @@ func TestUpgradeSlotBySlot(t *testing.T) {
 		"agents change from agent to agent 3.100.0",
 		"gpu0 runs agent 3.100.0, which has registered", "gpu1 runs agent 3.100.0, which has registered",
 		"gpu2 runs agent 3.100.0, which has registered", "all slots run agent 3.100.0",
-	}, f.told())
+	}, f.events())
 	if f.exists(plan.AgentsDir + "/3.90.0") {
 		t.Error("what no slot runs is still there")
 	}
@@ -210,14 +210,6 @@ func TestUpgradeSlotBySlot(t *testing.T) {
 	equal(t, "agents", all(3, ""), f.running())
 	if f.exists(plan.AgentsDir) {
 		t.Error("the release is still there")
-	}
-	if _, err := f.h.Uninstall(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
-	for name := range f.tree() {
-		if strings.Contains(name, "agents") {
-			t.Errorf("uninstall leaves %s", name)
-		}
 	}
 }
 
@@ -239,8 +231,8 @@ func TestUpgradeGoesBack(t *testing.T) {
 			equal(t, "error", want, back.Error())
 			equal(t, "agents", all(3, ""), f.running())
 			equal(t, "kept", plan.Agents{Releases: []plan.AgentRelease{}}, f.kept())
-			told := f.told()
-			equal(t, "event", strings.TrimSpace(strings.Replace(want, "are back at", "go back to", 1)), told[len(told)-1])
+			events := f.events()
+			equal(t, "event", strings.TrimSpace(strings.Replace(want, "are back at", "go back to", 1)), events[len(events)-1])
 			restarts := 0
 			for _, w := range f.sd.Words() {
 				if strings.HasPrefix(w, "stop buildkite-agent") {
@@ -394,13 +386,8 @@ func TestUpgradeLeavesDrainedSlotsOut(t *testing.T) {
 	f.drain[0] = false
 	f.apply(f.plan())
 	equal(t, "agents after resume", all(3, newAgent), f.running())
-	if _, err := f.h.Uninstall(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
-	for name := range f.tree() {
-		if strings.Contains(name, "agents") {
-			t.Errorf("uninstall leaves %s", name)
-		}
+	if _, err := f.h.Uninstall(t.Context(), nil); err != nil || f.exists(plan.AgentsDir) || f.exists(plan.AgentsPath) {
+		t.Errorf("uninstall leaves agents: %v", err)
 	}
 }
 
@@ -453,8 +440,9 @@ func TestUpgradeCutOff(t *testing.T) {
 	}
 	for n := range steps {
 		f := prepare(t)
-		cut(t, f, n)
-		f.h.OnStep(nil)
+		if f.killAt(n, func() { _, _ = f.upgrade(false) }) {
+			t.Fatalf("step %d was not reached", n)
+		}
 		f.apply(f.plan())
 		for k, v := range f.running() {
 			if k != 2 && v != "" && v != newAgent {
@@ -469,26 +457,6 @@ func TestUpgradeCutOff(t *testing.T) {
 		equal(t, "kept", plan.Agents{Version: newAgent, Releases: []plan.AgentRelease{{Version: newAgent}}}, f.kept())
 		equal(t, "jobs killed", nil, f.sd.Killed())
 	}
-}
-
-// cut runs an upgrade up to the n-th step.
-func cut(t *testing.T, f *fleet, n int) {
-	t.Helper()
-	type killed struct{}
-	defer func() {
-		if r := recover(); r != nil && r != (killed{}) {
-			panic(r)
-		}
-	}()
-	step := 0
-	f.h.OnStep(func(string) error {
-		if step++; step > n {
-			panic(killed{})
-		}
-		return nil
-	})
-	_, _ = f.upgrade(false)
-	t.Fatalf("step %d was not reached", n)
 }
 
 // What someone else decides meanwhile holds.

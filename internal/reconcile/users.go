@@ -24,10 +24,8 @@ type UserState struct {
 	GID  int    `json:"gid"`
 }
 
-// Users reads and changes the users of a machine.
+// Users changes the users of a machine.
 type Users interface {
-	// All returns the users by name.
-	All() (map[string]UserState, error)
 	// Add makes a system user with its own group and no login.
 	Add(ctx context.Context, u plan.User) error
 	// Remove deletes a user and its group, but no file.
@@ -38,10 +36,7 @@ type Users interface {
 // userdel.
 type SystemUsers struct{ Root string }
 
-// All implements Users.
-func (s SystemUsers) All() (map[string]UserState, error) { return ReadUsers(s.Root) }
-
-// ReadUsers reads a tree's /etc/passwd. A tree without one has no users.
+// ReadUsers reads a tree's /etc/passwd: users by name. A tree without one has none.
 func ReadUsers(root string) (map[string]UserState, error) {
 	data, err := readSmall((&Host{Root: root}).path("/etc/passwd"))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -45,7 +45,7 @@ func (s *Systemd) limit(cgroup string, set map[string]string) error {
 				return err
 			}
 		}
-		above, err := cpuset.Parse(s.get(path.Dir(dir), f.effective))
+		parent, err := cpuset.Parse(s.get(path.Dir(dir), f.effective))
 		if err != nil {
 			return err
 		}
@@ -54,10 +54,10 @@ func (s *Systemd) limit(cgroup string, set map[string]string) error {
 			return err
 		}
 		// What a cgroup asks for and its parent does not have is left out.
-		if got := own.Intersect(above); got.Len() > 0 {
-			above = got
+		if got := own.Intersect(parent); got.Len() > 0 {
+			parent = got
 		}
-		if err := errors.Join(s.put(dir+"/"+f.file, own.String()+"\n"), s.put(dir+"/"+f.effective, above.String()+"\n")); err != nil {
+		if err := errors.Join(s.put(dir+"/"+f.file, own.String()+"\n"), s.put(dir+"/"+f.effective, parent.String()+"\n")); err != nil {
 			return err
 		}
 	}
@@ -197,12 +197,9 @@ func (s *Systemd) Reboot() error {
 // Users are users in a tree's /etc/passwd, without useradd.
 type Users struct{ Root string }
 
-// All implements reconcile.Users.
-func (u Users) All() (map[string]reconcile.UserState, error) { return reconcile.ReadUsers(u.Root) }
-
 // Add implements reconcile.Users.
 func (u Users) Add(_ context.Context, add plan.User) error {
-	users, err := u.All()
+	users, err := reconcile.ReadUsers(u.Root)
 	if err != nil {
 		return err
 	}

@@ -183,11 +183,11 @@ func (s *Systemd) start(name string) error {
 	if isSlice {
 		parent := ""
 		if i := strings.LastIndex(strings.TrimSuffix(name, ".slice"), "-"); i > 0 {
-			above := name[:i] + ".slice"
-			if err := s.start(above); err != nil {
+			outer := name[:i] + ".slice"
+			if err := s.start(outer); err != nil {
 				return err
 			}
-			parent = s.units[above].cgroup
+			parent = s.units[outer].cgroup
 		}
 		u.cgroup = parent + "/" + name
 		if err := os.MkdirAll(filepath.Join(s.Root, "sys/fs/cgroup", u.cgroup), 0o750); err != nil {
