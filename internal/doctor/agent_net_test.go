@@ -87,7 +87,7 @@ func TestAgentChecksOfBareMachine(t *testing.T) {
 	w.Inventory.Software.Agent.Path = ""
 	bare := map[string]string{}
 	for id, said := range told(w.ask()) {
-		for _, c := range agentChecks {
+		for _, c := range group("agent") {
 			if c.ID == id && c.Bare {
 				bare[id] = said
 			}

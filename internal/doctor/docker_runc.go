@@ -44,30 +44,25 @@ func runcHoles(version string) []string {
 	return nil
 }
 
-var runcCheck = Check{
-	ID: "docker-runc", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
-	Doc:   "CVE-2024-21626 is fixed in 1.1.12; CVE-2025-31133, CVE-2025-52565 and CVE-2025-52881 in 1.2.8, 1.3.3 and 1.4.0-rc.3. Update `containerd.io` or `runc`. To see whether your distribution patched it, run `apt-get changelog runc | grep CVE-2025` or `rpm -q --changelog runc | grep CVE-2025`. Running containers keep the old runc.",
-	About: "runc, which starts containers, has no known container escape",
-	Run: func(_ context.Context, m *Machine) Answer {
-		version := m.Docker.Runc
-		holes := runcHoles(version)
-		log := m.Changelog("runc")
-		left := slices.DeleteFunc(slices.Clone(holes), func(hole string) bool { return strings.Contains(log, hole) })
-		switch {
-		case version == "":
-			return none("the engine does not report the version of runc")
-		case len(holes) == 0:
-			return found(ok("%s", version))
-		case len(left) == 0:
-			return found(ok("%s; according to its changelog, the distribution has fixed %s", version, strings.Join(holes, " and ")))
-		}
-		hole := left[len(left)-1]
-		f := warn("%s: judging by its version, a job can become root on the node (%s)", version, strings.Join(left, ", "))
-		list, _ := m.Packages("containerd.io", "runc", "runc-stable")
-		if len(list) == 0 {
-			return found(f.Advise("update runc to 1.2.8, 1.3.3 or newer. A distribution may have fixed it without changing the version: rpm -q --changelog runc containerd.io | grep %s", hole))
-		}
-		return found(f.By("apt-get update && apt-get install -y --only-upgrade %s", list[0].Name).
-			Advise("if that changes nothing, check whether the distribution has fixed it: apt-get changelog %s | grep %s", list[0].Name, hole))
-	},
+func dockerRunc(_ context.Context, m *Machine) Answer {
+	version := m.Docker.Runc
+	holes := runcHoles(version)
+	log := m.Changelog("runc")
+	left := slices.DeleteFunc(slices.Clone(holes), func(hole string) bool { return strings.Contains(log, hole) })
+	switch {
+	case version == "":
+		return none("the engine does not report the version of runc")
+	case len(holes) == 0:
+		return found(ok("%s", version))
+	case len(left) == 0:
+		return found(ok("%s; according to its changelog, the distribution has fixed %s", version, strings.Join(holes, " and ")))
+	}
+	hole := left[len(left)-1]
+	f := warn("%s: judging by its version, a job can become root on the node (%s)", version, strings.Join(left, ", "))
+	list, _ := m.Packages("containerd.io", "runc", "runc-stable")
+	if len(list) == 0 {
+		return found(f.Advise("update runc to 1.2.8, 1.3.3 or newer. A distribution may have fixed it without changing the version: rpm -q --changelog runc containerd.io | grep %s", hole))
+	}
+	return found(f.By("apt-get update && apt-get install -y --only-upgrade %s", list[0].Name).
+		Advise("if that changes nothing, check whether the distribution has fixed it: apt-get changelog %s | grep %s", list[0].Name, hole))
 }

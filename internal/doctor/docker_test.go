@@ -262,7 +262,7 @@ func TestGarbage(t *testing.T) {
 		"broken":  {inv: &inventory.Inventory{NVIDIA: &inventory.NVIDIA{}}, cfg: &full, err: errors.New("no answer")},
 		"answers": {inv: nvidia(inventory.Docker{CDI: true}, docker.Info{}).inv, cfg: &full, image: docker.Image{ID: "x"}, units: engine(docker.Info{}).units},
 	} {
-		for _, c := range slices.Concat(dockerChecks, imageChecks) {
+		for _, c := range slices.Concat(group("docker"), group("image")) {
 			t.Run(name+"/"+c.ID, func(t *testing.T) {
 				t.Parallel()
 				m := machineOf(t, f, files)

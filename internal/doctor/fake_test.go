@@ -125,3 +125,8 @@ func answer(t *testing.T, m *Machine, id string) *Result {
 	played(r.Checks...)
 	return &r.Checks[0]
 }
+
+// group returns the checks of a group.
+func group(name string) []Check {
+	return slices.DeleteFunc(All(), func(c Check) bool { return c.Group != name })
+}

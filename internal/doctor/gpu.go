@@ -11,9 +11,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// gpuChecks check the drivers first, then the GPUs, and then their settings.
-var gpuChecks = slices.Concat(driverChecks, slotGPUChecks, fabricChecks, judgedChecks, modeChecks, amdChecks)
-
 // ownVerdicts are the daemon's verdicts whose causes group gpu checks itself.
 var ownVerdicts = []string{"gpu.missing", "gpu.error", "gpu.mode", "node.driver", "node.nvml", "node.persistence", "node.unit"}
 

@@ -15,78 +15,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// slotChecks check how the kernel applies the slots' limits, and whether anything is in the
-// slots that should not be.
-var slotChecks = []Check{
-	{
-		ID: "slot-limits", Group: "slots", Worst: Fail, Needs: []string{"state"},
-		Doc:   "Someone used `systemctl set-property` or wrote to `/sys/fs/cgroup`. No job starts until `sudo kbnode reconcile` or, within 30 seconds, the daemon fixes it.",
-		About: "the kernel has the planned limits for each slot",
-		Run:   func(_ context.Context, m *Machine) Answer { return m.limits() },
-	},
-	{
-		ID: "slot-partition", Group: "slots", Worst: Warn, Needs: []string{"state"},
-		Doc:   "If the message names a cgroup, remove its `AllowedCPUs=`. kbnode asks the kernel once per boot and plan; the command asks again.",
-		About: "only the slots run on their CPUs",
-		Run:   func(_ context.Context, m *Machine) Answer { return m.partition() },
-	},
-	{
-		ID: "slot-cores", Group: "slots", Worst: Fail, Needs: []string{"slot-limits"},
-		Doc:   "Cores changed in the BIOS or virtual machine, or are offline. Compare `lscpu -e` with `kbnode plan`; report it.",
-		About: "slots share no cores with each other or the system",
-		Run:   func(_ context.Context, m *Machine) Answer { return m.sharedCores() },
-	},
-	{
-		ID: "slot-memory", Group: "slots", Worst: Fail, Needs: []string{"slot-limits"},
-		Doc:   "A NUMA node without CPUs must be the slot's GPU's own. See `kbnode plan`, and lower `memory_per_slot`.",
-		About: "the machine has the memory of all slots, on NUMA nodes with CPUs",
-		Run:   func(_ context.Context, m *Machine) Answer { return m.sharedMemory() },
-	},
-	{
-		ID: "slot-disk", Group: "slots", Worst: Fail, Needs: []string{"state"},
-		Doc:   "The command recreates a slot's [disk](security.md#disk), empty. If that fails, see `sudo journalctl -u kbnode-guard-gpu0`; for lack of space, lower `job.disk`.",
-		About: "each slot's disk is mounted, has the planned size, and has free space",
-		Run:   func(_ context.Context, m *Machine) Answer { return m.disks() },
-	},
-	{
-		ID: "slot-parked", Group: "slots", Worst: Fail, Needs: []string{"state"},
-		Doc:   "Do what the message says about what cannot be [cleared away](security.md#between-two-jobs), such as reset the GPU; the slot then returns by itself. For a slot that is parked because of its GPU, see [gpu-present](#gpu-present) and [gpu-answers](#gpu-answers).",
-		About: "no slot is parked",
-		Run:   func(_ context.Context, m *Machine) Answer { return m.parked() },
-	},
-	{
-		ID: "slot-containers", Group: "slots", Worst: Fail, Needs: []string{"state"},
-		Doc:   "The guard removes one that has stayed for over ten seconds before the next job; the command removes it now. In other paths, such as `/system.slice/buildkite-gpu0.slice`, containers have no limits: look for `cgroupfs` and `--cgroup-parent`.",
-		About: "no container runs in an idle slot, or outside its slice",
-		Run:   func(ctx context.Context, m *Machine) Answer { return m.leftContainers(ctx) },
-	},
-	{
-		ID: "slot-processes", Group: "slots", Worst: Warn, Needs: []string{"state"},
-		Doc:   "The guard ends one that has stayed for over ten seconds before the next job. Elsewhere it has no limits: look at sudo, cron and at. If `kill -9` fails, reboot.",
-		About: "no process runs in an idle slot, or as its user outside its slice",
-		Run:   func(ctx context.Context, m *Machine) Answer { return m.leftProcesses(ctx) },
-	},
-	{
-		ID: "slot-gpu-processes", Group: "slots", Worst: Fail, Needs: []string{"plan"}, Bare: true,
-		Doc:   "No job begins. End the process, or leave the GPU out with `gpus`. If `kill -9` fails, [reset the GPU](health.md#resetting-a-gpu) or reboot.",
-		About: "only the slot uses its GPU",
-		Run:   func(_ context.Context, m *Machine) Answer { return m.gpuProcesses() },
-	},
-	{
-		ID: "slot-gpu-memory", Group: "slots", Worst: Warn, Needs: []string{"state"},
-		Doc:   "No job begins while memory is in use that no process holds. [Reset the GPU](health.md#resetting-a-gpu). If a new service, such as a GPU monitor, uses it, delete the file that the message names to accept that.",
-		About: "an idle slot's GPU memory is free",
-		Run:   func(_ context.Context, m *Machine) Answer { return m.gpuMemory() },
-	},
-}
-
 // ofLimits reports whether a change is of the limits of a running slice. The checks of this
 // group report more about it than as-planned could.
 func (m *Machine) ofLimits(c reconcile.Change) bool {
 	return (c.Kind == reconcile.Set || c.Kind == reconcile.Partition) && m.State.Units[c.Subject].Running()
 }
 
-func (m *Machine) limits() Answer {
+func slotLimits(_ context.Context, m *Machine) Answer {
 	var all []Finding
 	for _, c := range m.Changes {
 		if c.Kind != reconcile.Set || !m.ofLimits(c) {
@@ -129,7 +64,7 @@ func (m *Machine) slotCPUs() map[int]cpuset.Set {
 	return all
 }
 
-func (m *Machine) sharedCores() Answer {
+func slotCores(_ context.Context, m *Machine) Answer {
 	cpus := m.slotCPUs()
 	reserved, _ := cpuset.Parse(m.Plan.Reserved.CPUs)
 	var all []Finding
@@ -176,7 +111,7 @@ func (m *Machine) sharedCores() Answer {
 	return otherwise(all, ok("%d slots, CPUs %s for the system", len(cpus), m.Plan.Reserved.CPUs))
 }
 
-func (m *Machine) sharedMemory() Answer {
+func slotMemory(_ context.Context, m *Machine) Answer {
 	const advice = "see what kbnode plan says, and lower memory_per_slot in the configuration"
 	var all []Finding
 	var sum int64

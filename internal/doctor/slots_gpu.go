@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -12,9 +13,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// gpuProcesses leaves out a slot's own processes: they are a job's, or slot-processes
+// slotGPUProcesses leaves out a slot's own processes: they are a job's, or slot-processes
 // reports them.
-func (m *Machine) gpuProcesses() Answer {
+func slotGPUProcesses(_ context.Context, m *Machine) Answer {
 	owner := health.OwnerOf(m.Root)
 	var all []Finding
 	looked := 0
@@ -77,9 +78,9 @@ func isGPU(of plan.SlotGPU, g inventory.GPU) bool {
 	return g.Partition == of.Partition && (of.UUID != "" && g.UUID == of.UUID || of.UUID == "" && g.PCI == of.PCI)
 }
 
-// gpuMemory compares the memory in use with what the guard saw when the GPU was idle, as
+// slotGPUMemory compares the memory in use with what the guard saw when the GPU was idle, as
 // the guard does before each job.
-func (m *Machine) gpuMemory() Answer {
+func slotGPUMemory(_ context.Context, m *Machine) Answer {
 	var all []Finding
 	looked := 0
 	for _, s := range m.Plan.Slots {

@@ -155,7 +155,7 @@ func TestSlotState(t *testing.T) {
 		{"because of its GPU", "slot-parked", node(func(f *fake) { f.plan.Slots[1].Parked = "GPU 1 is missing" }), nil, nil, "warn: it takes no jobs because of its GPU", ""},
 	})
 	// Only a file system can be full, and no directory of a test is one.
-	full := slotDisk{slot: plan.Slot{DiskBytes: 1}, bytes: 1, mount: host.Mount{Device: "7:0"}, home: host.Mount{Device: "7:0"}, use: unix.Statfs_t{Blocks: 100, Bavail: 9, Files: 100, Ffree: 50}}
+	full := diskState{slot: plan.Slot{DiskBytes: 1}, bytes: 1, mount: host.Mount{Device: "7:0"}, home: host.Mount{Device: "7:0"}, use: unix.Statfs_t{Blocks: 100, Bavail: 9, Files: 100, Ffree: 50}}
 	if f := full.judge(); f.Detail != "its disk is nearly full, although no job runs" || f.Fix != recreate {
 		t.Errorf("%+v", f)
 	}
