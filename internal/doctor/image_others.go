@@ -144,7 +144,7 @@ func (o *others) timers(ctx context.Context) {
 		what, engine := "", false
 		for _, command := range commands {
 			for _, words := range shellCommands(command) {
-				engine = engine || slices.ContainsFunc(words, func(w string) bool { return isEngine(toolOf(w)) })
+				engine = engine || slices.ContainsFunc(words, func(w string) bool { return isEngine().MatchString(toolOf(w)) })
 			}
 			if what == "" {
 				what = o.work(command, 0)
@@ -222,6 +222,9 @@ func (o *others) unitLines(unit, prefix string) (values []string, read bool) {
 	return values, read
 }
 
+// shellFlag matches what is before a container's script. The engine joins a command's words by blanks.
+var shellFlag = lazy.Regexp(`^\S*sh( -\w+)* -\w*c `)
+
 func (o *others) containers(ctx context.Context) {
 	running, err := o.Source.Running(ctx)
 	o.unknown("Docker's containers", err)
@@ -229,7 +232,7 @@ func (o *others) containers(ctx context.Context) {
 		if c.Labels[slotLabel] != "" {
 			continue
 		}
-		what := imageCommand(c.Command)
+		what := imageCommand(shellFlag().ReplaceAllString(c.Command, ""))
 		if updaterImages().MatchString(c.Image) || updaterImages().MatchString(c.Name) || c.Labels["com.centurylinklabs.watchtower"] == "true" {
 			what = c.Image
 		}
