@@ -18,11 +18,6 @@ func (m *Machine) planned(name string) string {
 	return m.Plan.Files[i].Content
 }
 
-// without returns the elements of a that are not in b.
-func without(a, b []string) []string {
-	return slices.DeleteFunc(slices.Clone(a), func(x string) bool { return slices.Contains(b, x) })
-}
-
 // because returns err without the path or URL, which the finding already names.
 func because(err error) string {
 	if u, is := errors.AsType[*url.Error](err); is {

@@ -73,8 +73,6 @@ var checks = []struct {
 	{"slots", []Check{
 		{ID: "slot-limits", Worst: Fail, Needs: []string{"state"}, Run: slotLimits},
 		{ID: "slot-partition", Worst: Warn, Needs: []string{"state"}, Run: slotPartition},
-		{ID: "slot-cores", Worst: Fail, Needs: []string{"slot-limits"}, Run: slotCores},
-		{ID: "slot-memory", Worst: Fail, Needs: []string{"slot-limits"}, Run: slotMemory},
 		{ID: "slot-disk", Worst: Fail, Needs: []string{"state"}, Run: slotDisk},
 		{ID: "slot-parked", Worst: Fail, Needs: []string{"state"}, Run: slotParked},
 		{ID: "slot-containers", Worst: Fail, Needs: []string{"state"}, Run: slotContainers},
@@ -92,7 +90,6 @@ var checks = []struct {
 		{ID: "agent-token-elsewhere", Worst: Fail, Needs: []string{"plan", "installed"}, Run: tokenElsewhere},
 		{ID: "agent-token-accepted", Worst: Fail, Needs: []string{"agent-token", "agent-endpoint"}, Limit: 16 * time.Second, Run: tokenAccepted},
 		{ID: "agent-keys", Worst: Fail, Needs: []string{"agent-binary", "installed"}, Run: agentKeys},
-		{ID: "agent-queue", Worst: Fail, Needs: []string{"plan", "installed"}, Run: agentQueue},
 		{ID: "agent-hooks", Worst: Fail, Needs: []string{"plan", "installed"}, Run: agentHooks},
 		{ID: "agent-unit", Worst: Fail, Needs: []string{"state"}, Run: agentUnits},
 		{ID: "agent-guard", Worst: Fail, Needs: []string{"state"}, Run: guards},

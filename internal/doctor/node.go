@@ -84,30 +84,6 @@ func nodeState(ctx context.Context, m *Machine) Answer {
 	return Answer{Findings: all, Keep: func(m *Machine) { m.State, m.Changes = s, reconcile.Diff(p, s) }}
 }
 
-func asPlanned(_ context.Context, m *Machine) Answer {
-	if m.problem("docker") != "" { // reconcile refuses, too
-		return none("the plan is incomplete while Docker does not answer")
-	}
-	var all []Finding
-	for _, c := range m.Changes {
-		if m.ofLimits(c) {
-			continue // slot-limits and slot-partition report it
-		}
-		if c.Kind == reconcile.Start && strings.HasSuffix(c.Subject, ".service") {
-			continue // daemon, agent-running and agent-guard report it
-		}
-		f := fail("%s", c).Safely("kbnode reconcile")
-		if c.Deferred != "" {
-			f = warn("%s", c).Advise("it is then done automatically")
-		}
-		if c.Slot >= 0 {
-			f = f.Of(c.Slot)
-		}
-		all = append(all, f)
-	}
-	return otherwise(all, ok("%d files, %d units", len(m.Plan.Files), len(m.Plan.Units)))
-}
-
 func nodeDaemon(_ context.Context, m *Machine) Answer {
 	u := m.State.Units[plan.NodeService]
 	switch {
@@ -133,4 +109,33 @@ func nodeHealth(_ context.Context, m *Machine) Answer {
 		}
 	}
 	return otherwise(all, ok("no verdicts"))
+}
+
+func asPlanned(_ context.Context, m *Machine) Answer {
+	if m.problem("docker") != "" { // reconcile refuses, too
+		return none("the plan is incomplete while Docker does not answer")
+	}
+	all := m.drift(func(c reconcile.Change) bool {
+		// slot-limits and slot-partition report limits; daemon, agent-running and agent-guard stopped services.
+		return !m.ofLimits(c) && (c.Kind != reconcile.Start || !strings.HasSuffix(c.Subject, ".service"))
+	})
+	return otherwise(all, ok("%d files, %d units", len(m.Plan.Files), len(m.Plan.Units)))
+}
+
+// drift returns the chosen differences from the plan.
+func (m *Machine) drift(choose func(reconcile.Change) bool) (all []Finding) {
+	for _, c := range m.Changes {
+		if !choose(c) {
+			continue
+		}
+		f := fail("%s", c).Safely("kbnode reconcile")
+		if c.Deferred != "" {
+			f = warn("%s", c).Advise("it is then done automatically")
+		}
+		if c.Slot >= 0 {
+			f = f.Of(c.Slot)
+		}
+		all = append(all, f)
+	}
+	return all
 }

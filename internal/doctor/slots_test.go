@@ -54,15 +54,6 @@ func node(change func(*fake)) *fake {
 	return f
 }
 
-// kernelSays changes the value of a cgroup file in slices.
-func kernelSays(file, value string, slots ...int) *fake {
-	return node(func(f *fake) {
-		for _, k := range slots {
-			f.state.Slices[plan.SliceName(k)].Files[file] = value
-		}
-	})
-}
-
 func TestSlotLimits(t *testing.T) {
 	t.Parallel()
 	set := func(k int, deferred string) reconcile.Change {
@@ -74,14 +65,8 @@ func TestSlotLimits(t *testing.T) {
 	const again = "rm -f /run/kbnode/partition-refused && kbnode reconcile"
 	play(t, []scene{
 		{"good", "slot-limits", node(nil), nil, nil, "ok: 3 slices", ""},
-		{"two alike", "slot-limits", kernelSays("memory.max", "max", 0, 1), nil, []reconcile.Change{set(0, ""), set(1, "")}, "fail: memory.max is max, should be 17179869184", "kbnode reconcile"},
-		{"several files", "slot-limits", node(func(f *fake) {
-			files := f.state.Slices[plan.SliceName(1)].Files
-			files["pids.max"], files["memory.swap.max"], files["cpuset.cpus.effective"], files["cpuset.mems.effective"] = "max", "max", "0-15", "0-1"
-		}), nil, []reconcile.Change{set(1, "")},
-			"fail: cpuset.cpus.effective is 0-15, should be 5-6,13-14; cpuset.mems.effective is 0-1, should be 1; memory.swap.max is max, should be 0; pids.max is max, should be 8192", "kbnode reconcile"},
-		{"the device policy", "slot-limits", node(nil), nil, []reconcile.Change{set(0, "")}, "fail: its unit file changed", "kbnode reconcile"},
-		{"while a job runs", "slot-limits", kernelSays("memory.max", "1", 0), nil, []reconcile.Change{set(0, "waits for job 7")}, "warn: memory.max is 1, should be 17179869184, waits for job 7", ""},
+		{"one", "slot-limits", node(nil), nil, []reconcile.Change{set(0, "")}, "fail: set buildkite-gpu0.slice (its unit file changed)", "kbnode reconcile"},
+		{"while a job runs", "slot-limits", node(nil), nil, []reconcile.Change{set(0, "waits for job 7")}, "warn: set buildkite-gpu0.slice (its unit file changed), waits for job 7", ""},
 		{"a slice that does not run", "slot-limits", node(func(f *fake) { delete(f.state.Units, plan.SliceName(0)) }), nil, []reconcile.Change{set(0, "")}, "ok: 3 slices", ""},
 		{"not again", "as-planned", node(nil), nil, []reconcile.Change{set(0, ""), {Kind: reconcile.Partition, Subject: "buildkite.slice", Slot: -1}}, "ok: 0 files, 0 units", ""},
 
@@ -105,24 +90,6 @@ func TestSlotLimits(t *testing.T) {
 		{"old kernel", "slot-partition", node(func(f *fake) { delete(f.state.Slices["buildkite.slice"].Files, "cpuset.cpus.partition") }), nil, nil,
 			"warn: this kernel has no cpuset partitions, so other programs can run on the slots' CPUs", ""},
 		{"does not run", "slot-partition", node(func(f *fake) { delete(f.state.Units, "buildkite.slice") }), nil, nil, "skip: buildkite.slice does not run", ""},
-
-		{"good", "slot-cores", node(nil), nil, nil, "ok: 2 slots, CPUs 0,4,8,12 for the system", ""},
-		{"the same CPUs", "slot-cores", kernelSays("cpuset.cpus.effective", "1-2,9-10", 1), nil, nil, "fail: the cores of CPUs 1-2 are shared", ""},
-		{"siblings", "slot-cores", node(func(f *fake) {
-			f.state.Slices[plan.SliceName(0)].Files["cpuset.cpus.effective"] = "1-2,13-14"
-			f.state.Slices[plan.SliceName(1)].Files["cpuset.cpus.effective"] = "5-6,9-10"
-		}), nil, nil, "fail: the cores of CPUs 1-2,5-6 are shared", ""},
-		{"a sibling of the system's", "slot-cores", kernelSays("cpuset.cpus.effective", "5-6,13", 1), nil, nil, "fail: the cores of CPUs 6 are shared with the system", ""},
-		{"reserved ones", "slot-cores", kernelSays("cpuset.cpus.effective", "4-6,12-14", 1), nil, nil, "fail: CPUs 4,12 are reserved for the system", ""},
-
-		{"good", "slot-memory", node(nil), nil, nil, "ok: 32GiB of 64GiB", ""},
-		{"more than there is", "slot-memory", node(func(f *fake) { f.inv.Memory.TotalBytes = 31 * giB }), nil, nil, "fail: all slots together may use 32GiB, and the machine has 31GiB", ""},
-		{"more than a node has", "slot-memory", node(func(f *fake) {
-			f.state.Slices[plan.SliceName(1)].Files["cpuset.mems.effective"] = "0"
-			f.inv.Memory.Nodes[0].MemoryBytes = 31 * giB
-		}), nil, nil, "fail: together they may use 32GiB of NUMA node 0, which has 31GiB", ""},
-		{"another GPU's memory", "slot-memory", kernelSays("cpuset.mems.effective", "0,2", 0), nil, nil, "fail: it may use the memory of NUMA node 2, which has no CPUs", ""},
-		{"its own GPU's memory", "slot-memory", kernelSays("cpuset.mems.effective", "1-2", 1), nil, nil, "ok: 32GiB of 64GiB", ""},
 	})
 }
 
@@ -236,19 +203,6 @@ func TestSlotLeftovers(t *testing.T) {
 		{"in use by a job", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes, f.state.Slots[0].Job = 700<<20, &slot.Job{ID: "7"} }),
 			map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil, "ok: 1 GPUs", ""},
 	})
-}
-
-// TestTogether tests that findings that are alike are reported once, for all slots.
-func TestTogether(t *testing.T) {
-	t.Parallel()
-	m := machineOf(t, kernelSays("memory.max", "max", 0, 1), nil)
-	for k := range 2 {
-		m.Changes = append(m.Changes, reconcile.Change{Kind: reconcile.Set, Subject: plan.SliceName(k), Slot: k})
-	}
-	got := answer(t, m, "slot-limits")
-	if len(got.Findings) != 1 || fmt.Sprint(got.Findings[0].Slots) != "[0 1]" || !got.Findings[0].Safe {
-		t.Errorf("%+v", got.Findings)
-	}
 }
 
 // amdNode returns node with two partitions of one AMD GPU.
