@@ -47,6 +47,7 @@ var checks = []struct {
 		{ID: "docker-config", Bare: true, Worst: Fail, Run: dockerConfig},
 		{ID: "docker-engine", Bare: true, Worst: Fail, Needs: []string{"inventory"}, Run: dockerEngine},
 		{ID: "docker-boot", Bare: true, Worst: Warn, Needs: []string{"docker-engine"}, Run: dockerBoot},
+		{ID: "docker-live-restore", Bare: true, Worst: Warn, Needs: []string{"docker-engine"}, Run: dockerLiveRestore},
 		{ID: "docker-version", Bare: true, Worst: Fail, Needs: []string{"docker-engine"}, Run: dockerVersion},
 		{ID: "docker-cgroup-version", Bare: true, Worst: Fail, Needs: []string{"docker-engine"}, Run: dockerCgroupVersion},
 		{ID: "docker-cgroup-driver", Bare: true, Worst: Fail, Needs: []string{"docker-cgroup-version"}, Run: dockerCgroupDriver},

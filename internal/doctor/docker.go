@@ -95,6 +95,23 @@ func dockerBoot(ctx context.Context, m *Machine) Answer {
 	return found(ok("%s is enabled", dockerUnit))
 }
 
+func dockerLiveRestore(ctx context.Context, m *Machine) Answer {
+	if m.Docker.LiveRestoreEnabled {
+		return found(ok("on"))
+	}
+	f := warn("live-restore is off, so a restart of dockerd ends the running jobs")
+	c := readDaemon(ctx, m)
+	switch {
+	case c.Flag("live-restore") != "":
+		return found(withoutFlag(f, c.Flag("live-restore")))
+	case c.Problem != "":
+		return found(f.Advise(`put "live-restore": true into %s, then run sudo systemctl reload docker`, host.DaemonJSON))
+	case c.Has("live-restore"):
+		return found(f.Safely(`sed -i 's/\("live-restore"[[:space:]]*:[[:space:]]*\)false/\1true/' %s && systemctl reload docker`, host.DaemonJSON))
+	}
+	return found(f.Safely("%s && systemctl reload docker", addKeys(c, `"live-restore": true`)))
+}
+
 func dockerVersion(_ context.Context, m *Machine) Answer {
 	switch {
 	case m.Docker.Version == "":

@@ -138,6 +138,12 @@ func TestEngineChecks(t *testing.T) {
 		{"not enabled", "docker-boot", engine(docker.Info{}), nil, "warn: docker.service is not enabled, so after a reboot it starts only on demand, or never", "systemctl enable docker"},
 		{"another unit", "docker-boot", &fake{}, nil, "skip: docker.service does not exist; something else starts the engine", ""},
 
+		{"jobs go on", "docker-live-restore", engine(docker.Info{LiveRestoreEnabled: true}), nil, "ok: on", ""},
+		{"jobs end", "docker-live-restore", engine(docker.Info{}), nil, "warn: live-restore is off, so a restart of dockerd ends the running jobs",
+			`mkdir -p /etc/docker && echo '{"live-restore": true}' >/etc/docker/daemon.json && systemctl reload docker`},
+		{"jobs end by a flag", "docker-live-restore", engine(docker.Info{}), file("", "--live-restore=false"), "warn: live-restore is off, so a restart of dockerd ends the running jobs", ""},
+		{"a broken file", "docker-live-restore", engine(docker.Info{}), file("{"), "warn: live-restore is off, so a restart of dockerd ends the running jobs", ""},
+
 		{"a version that works", "docker-version", engine(docker.Info{Version: "20.10.24+dfsg1", APIVersion: "1.41"}), nil, "ok: 20.10.24+dfsg1, API 1.41", ""},
 		{"an old one", "docker-version", engine(docker.Info{Version: "19.03.15"}), nil, "fail: 19.03.15 is too old for cgroup v2, or is not Docker; the oldest supported version is 20.10", ""},
 		{"no number", "docker-version", engine(docker.Info{Version: "dev"}), nil, "fail: dev is too old for cgroup v2, or is not Docker; the oldest supported version is 20.10", ""},
@@ -219,6 +225,8 @@ func TestDaemonEdits(t *testing.T) {
 		{`{"default-runtime" : "nvidia", "runtimes": {"nvidia": {}}}`, "docker-default-runtime", `{"default-runtime" : "runc", "runtimes": {"nvidia": {}}}`},
 		{`{"userns-remap":"default"}`, "docker-userns", `{"userns-remap":""}`},
 		{`{"features":{"cdi":false}}`, "docker-cdi", `{"features":{"cdi":true}}`},
+		{`{"debug": true}`, "docker-live-restore", `{"live-restore": true, "debug": true}`},
+		{`{"live-restore" :false}`, "docker-live-restore", `{"live-restore" :true}`},
 		{`{"debug": true}`, "docker-storage-driver", `{"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2", "debug": true}`},
 	} {
 		t.Run(fmt.Sprintf("%s %s", tt.id, tt.before), func(t *testing.T) {
