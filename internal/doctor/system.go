@@ -67,8 +67,8 @@ func systemKernel(_ context.Context, m *Machine) Answer {
 		}
 	}
 	if lsm := m.Value("/sys/kernel/security/lsm"); lsm != "" && !strings.Contains(lsm, "landlock") && !slices.Contains(lacks, since[1].lacks) {
-		return found(warn("Landlock is off (%s), so a non-root submission can read its job's payload", lsm).
-			Advise("add lsm=landlock,%s to the kernel command line (/etc/default/grub, then sudo update-grub or grub2-mkconfig) and reboot; if CONFIG_SECURITY_LANDLOCK=y is not in /boot/config-%s, boot a newer kernel", lsm, m.Inventory.Kernel))
+		return found(warn("Landlock is off (%.200s), so a non-root submission can read its job's payload", lsm).
+			Advise("add lsm=landlock,%.200s to the kernel command line (/etc/default/grub, then sudo update-grub or grub2-mkconfig) and reboot; if CONFIG_SECURITY_LANDLOCK=y is not in /boot/config-%s, boot a newer kernel", lsm, m.Inventory.Kernel))
 	}
 	if len(lacks) > 0 {
 		how := "boot kernel 6.8 or newer"
