@@ -31,18 +31,6 @@ func (m *Machine) imageDisk() (inventory.DiskFree, bool) {
 // leftFree returns what pulls leave free on Docker's disk, in bytes.
 func leftFree(total int64) int64 { return min(10<<30, total/10) }
 
-// mountOf returns where the file system of a directory is mounted, and its type. The last of
-// several mounts at one place is on top.
-func (m *Machine) mountOf(dir string) (point, kind string) {
-	mounts, _ := m.Mounts("self")
-	for _, at := range mounts {
-		if below := at.Point == "/" || at.Point == dir || strings.HasPrefix(dir, at.Point+"/"); below && len(at.Point) >= len(point) {
-			point, kind = at.Point, at.Kind
-		}
-	}
-	return point, kind
-}
-
 func dockerStorageDriver(ctx context.Context, m *Machine) Answer {
 	driver := m.Docker.StorageDriver
 	switch {
@@ -62,19 +50,20 @@ func dockerStorageDriver(ctx context.Context, m *Machine) Answer {
 }
 
 func dockerRoot(_ context.Context, m *Machine) Answer {
-	mount, kind := m.mountOf(m.Docker.RootDir)
+	mounts, _ := m.Mounts("self")
+	at := host.MountOf(mounts, m.Docker.RootDir)
 	move := "set data-root in " + host.DaemonJSON + " to a directory on an ext4 or XFS disk, then run sudo systemctl restart docker; the images are pulled again"
 	switch {
-	case kind == "":
+	case at.Kind == "":
 		return none("the kernel does not say what %s is on", cmp.Or(m.Docker.RootDir, "it"))
-	case slices.Contains([]string{"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "afs", "virtiofs"}, kind) || strings.HasPrefix(kind, "fuse"):
-		return found(fail("%s is on %s (%s), a network file system: overlay2 does not work there, and every job waits for it", m.Docker.RootDir, mount, kind).Advise("%s", move))
-	case kind == "overlay":
+	case slices.Contains([]string{"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "afs", "virtiofs"}, at.Kind) || strings.HasPrefix(at.Kind, "fuse"):
+		return found(fail("%s is on %s (%s), a network file system: overlay2 does not work there, and every job waits for it", m.Docker.RootDir, at.Point, at.Kind).Advise("%s", move))
+	case at.Kind == "overlay":
 		return found(fail("%s is on an overlay, so this is a container or a live system and does not keep images", m.Docker.RootDir).Advise("%s", move))
-	case kind == "tmpfs" || kind == "ramfs":
-		return found(warn("%s is in memory (%s), so images take memory from jobs and are lost at a reboot", m.Docker.RootDir, kind).Advise("%s", move))
+	case at.Kind == "tmpfs" || at.Kind == "ramfs":
+		return found(warn("%s is in memory (%s), so images take memory from jobs and are lost at a reboot", m.Docker.RootDir, at.Kind).Advise("%s", move))
 	}
-	return found(ok("%s, %s", m.Docker.RootDir, kind))
+	return found(ok("%s, %s", m.Docker.RootDir, at.Kind))
 }
 
 func dockerSpace(_ context.Context, m *Machine) Answer {
