@@ -86,7 +86,7 @@ func TestAgentChecksOfBareMachine(t *testing.T) {
 	w.must(os.Mkdir(w.Root, 0o755))
 	w.Inventory.Software.Agent.Path = ""
 	bare := map[string]string{}
-	for id, said := range told(w.ask()) {
+	for id, said := range summaries(w.ask()) {
 		for _, c := range group("agent") {
 			if c.ID == id && c.Bare {
 				bare[id] = said

@@ -20,7 +20,7 @@ import (
 func TestAgentChecksOfHealthyNode(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	got := told(w.ask())
+	got := summaries(w.ask())
 	want := map[string]string{
 		"agent-other": "ok: none", "agent-binary": "ok: /usr/bin/buildkite-agent", "agent-version": "ok: 3.76.2",
 		"agent-endpoint": "ok: " + strings.TrimPrefix(w.bk.URL, "http://"), "agent-token": "ok: mode 0600", "agent-token-elsewhere": "ok: none",

@@ -109,24 +109,24 @@ func dockerCDIDriver(ctx context.Context, m *Machine) Answer {
 		if covered(s, specs[i+1:]) {
 			continue // docker-cdi-spec reports it
 		}
-		var gone []string
+		var missing []string
 		for _, name := range s.Needs[:min(len(s.Needs), 1000)] {
 			if _, _, mode := m.Owner(name); mode == 0 {
-				gone = append(gone, name)
+				missing = append(missing, name)
 			}
 		}
 		renew := renewCDI(ctx, m)
-		if slices.ContainsFunc(gone, func(n string) bool { return strings.HasPrefix(n, "/dev/nvidia-") }) {
+		if slices.ContainsFunc(missing, func(n string) bool { return strings.HasPrefix(n, "/dev/nvidia-") }) {
 			renew = "nvidia-modprobe -c=0 -u -m" // creates the nodes that the driver creates late
 		}
-		if len(gone) > 0 && path.Base(gone[0]) == "socket" { // such as /run/nvidia-persistenced/socket
-			daemon := path.Base(path.Dir(gone[0])) + ".service"
+		if len(missing) > 0 && path.Base(missing[0]) == "socket" { // such as /run/nvidia-persistenced/socket
+			daemon := path.Base(path.Dir(missing[0])) + ".service"
 			if u, err := m.unit(ctx, daemon); err == nil && u.Exists() {
 				renew = "systemctl restart " + word(daemon)
 			}
 		}
-		if len(gone) > 0 {
-			return found(fail("%s names missing files, so no container starts with it: %s (%d in all)", s.Path, gone[0], len(gone)).Safely("%s", renew))
+		if len(missing) > 0 {
+			return found(fail("%s names missing files, so no container starts with it: %s (%d in all)", s.Path, missing[0], len(missing)).Safely("%s", renew))
 		}
 	}
 	if node.CDIDriver == "" {

@@ -71,16 +71,16 @@ func TestRuncHoles(t *testing.T) {
 
 func TestRunc(t *testing.T) {
 	t.Parallel()
-	of := func(version string) *fake { return engine(docker.Info{Runc: version}) }
+	machine := func(version string) *fake { return engine(docker.Info{Runc: version}) }
 	dpkg := func(status string) map[string]string { return map[string]string{"/var/lib/dpkg/status": status} }
 	const upgrade = "apt-get update && apt-get install -y --only-upgrade "
 	play(t, []scene{
-		{"good", "docker-runc", of("1.3.3"), nil, "ok: 1.3.3", ""},
-		{"unknown", "docker-runc", of(""), nil, "skip: the engine does not report the version of runc", ""},
-		{"old", "docker-runc", of("1.1.5"), dpkg("Package: runc\nStatus: install ok installed\nVersion: 1.1.5+ds1-1+deb12u1\n"),
+		{"good", "docker-runc", machine("1.3.3"), nil, "ok: 1.3.3", ""},
+		{"unknown", "docker-runc", machine(""), nil, "skip: the engine does not report the version of runc", ""},
+		{"old", "docker-runc", machine("1.1.5"), dpkg("Package: runc\nStatus: install ok installed\nVersion: 1.1.5+ds1-1+deb12u1\n"),
 			"warn: 1.1.5: judging by its version, a job can become root on the node (CVE-2024-21626, CVE-2025-31133)", upgrade + "runc"},
-		{"Docker's own", "docker-runc", of("1.2.5"), dpkg("Package: containerd.io\nStatus: install ok installed\nVersion: 1.7\n\nPackage: runc\nStatus: deinstall ok config-files\nVersion: 1\n"),
+		{"Docker's own", "docker-runc", machine("1.2.5"), dpkg("Package: containerd.io\nStatus: install ok installed\nVersion: 1.7\n\nPackage: runc\nStatus: deinstall ok config-files\nVersion: 1\n"),
 			"warn: 1.2.5: judging by its version, a job can become root on the node (CVE-2025-31133)", upgrade + "containerd.io"},
-		{"no dpkg", "docker-runc", of("1.2.5"), nil, "warn: 1.2.5: judging by its version, a job can become root on the node (CVE-2025-31133)", ""},
+		{"no dpkg", "docker-runc", machine("1.2.5"), nil, "warn: 1.2.5: judging by its version, a job can become root on the node (CVE-2025-31133)", ""},
 	})
 }

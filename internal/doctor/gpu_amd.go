@@ -61,8 +61,8 @@ func partitionModes(m *Machine, f fleet) Answer {
 func lostPartitions(m *Machine, f fleet) []Finding {
 	then := map[string]string{} // by UUID, else address
 	for _, b := range slotBindings(m) {
-		for _, of := range b.Members() {
-			then[cmp.Or(of.UUID, of.PCI)] = of.Mode
+		for _, member := range b.Members() {
+			then[cmp.Or(member.UUID, member.PCI)] = member.Mode
 		}
 	}
 	lost := f.group(func(g inventory.GPU) string {

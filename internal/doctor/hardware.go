@@ -36,12 +36,12 @@ func enough(least string, share, good int64, name func(int64) string) Answer {
 // diskBytes sums the sizes of the file systems that slots and Docker write to. It counts
 // equal sizes once, because the inventory names a shared file system for each use.
 func diskBytes(disks []inventory.DiskFree) (sum int64) {
-	seen := map[int64]bool{}
+	counted := map[int64]bool{}
 	for _, d := range disks {
-		if !seen[d.TotalBytes] {
+		if !counted[d.TotalBytes] {
 			sum += d.TotalBytes
 		}
-		seen[d.TotalBytes] = true
+		counted[d.TotalBytes] = true
 	}
 	return sum
 }

@@ -67,15 +67,15 @@ func (m *Machine) computeOn(g inventory.GPU) (pids []int, err error) {
 // slotsOn returns the slots that have a GPU, a partition or MIG instances of it.
 func slotsOn(p *plan.Plan, g inventory.GPU) (slots []int) {
 	for _, s := range p.Slots {
-		if slices.ContainsFunc(s.GPUs, func(of plan.SlotGPU) bool { return isGPU(of, g) }) {
+		if slices.ContainsFunc(s.GPUs, func(own plan.SlotGPU) bool { return isGPU(own, g) }) {
 			slots = append(slots, s.Index)
 		}
 	}
 	return slots
 }
 
-func isGPU(of plan.SlotGPU, g inventory.GPU) bool {
-	return g.Partition == of.Partition && (of.UUID != "" && g.UUID == of.UUID || of.UUID == "" && g.PCI == of.PCI)
+func isGPU(own plan.SlotGPU, g inventory.GPU) bool {
+	return g.Partition == own.Partition && (own.UUID != "" && g.UUID == own.UUID || own.UUID == "" && g.PCI == own.PCI)
 }
 
 // slotGPUMemory compares the memory in use with what the guard saw when the GPU was idle, as

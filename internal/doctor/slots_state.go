@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -120,4 +121,14 @@ func slotParked(_ context.Context, m *Machine) Answer {
 		}
 	}
 	return otherwise(together(all), ok("none"))
+}
+
+// ofLimits reports whether a change is of the limits of a running slice.
+func (m *Machine) ofLimits(c reconcile.Change) bool {
+	return (c.Kind == reconcile.Set || c.Kind == reconcile.Partition) && m.State.Units[c.Subject].Running()
+}
+
+func slotLimits(_ context.Context, m *Machine) Answer {
+	all := m.drift(func(c reconcile.Change) bool { return c.Kind == reconcile.Set && m.ofLimits(c) })
+	return otherwise(all, ok("%d slices", len(m.Plan.Slices)))
 }
