@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -83,6 +82,7 @@ func TestEngineChecks(t *testing.T) {
 			"fail: insecure-registries is set in /etc/docker/daemon.json and as --insecure-registry=x on dockerd's command line; with both, Docker does not start", ""},
 
 		{"it answers", "docker-engine", engine(docker.Info{}), nil, "ok: 28.5.2", ""},
+		{"it stops answering", "docker-engine", deaf(engine(docker.Info{})), nil, "fail: it answered before, but does not now: no answer", "systemctl restart docker"},
 		{"not installed", "docker-engine", dead(slot.Unit{}, ""), nil, "fail: Docker is not installed", "apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
 		{"only the client", "docker-engine", dead(slot.Unit{}, ""), map[string]string{"/usr/bin/docker": ""}, "fail: the engine is not installed, only its client /usr/bin/docker", "apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
 		{"elsewhere", "docker-engine", dead(slot.Unit{}, "no such file"), nil, "fail: no such file", ""},
@@ -127,19 +127,6 @@ func TestEngineChecks(t *testing.T) {
 			"fail: it uses the driver cgroupfs, with which slices do not limit containers",
 			`sed -i '0,/{/s//{"exec-opts": ["native.cgroupdriver=systemd"], /' /etc/docker/daemon.json && systemctl restart docker`},
 	})
-}
-
-// hangingEngine answered the inventory but no longer answers.
-type hangingEngine struct{ *fake }
-
-func (hangingEngine) Docker(context.Context) (docker.Info, error) {
-	return docker.Info{}, errors.New("deadline exceeded")
-}
-
-func TestEngineStopsAnswering(t *testing.T) {
-	t.Parallel()
-	scene{"", "docker-engine", engine(docker.Info{}), nil, "fail: it answered before, but does not now: deadline exceeded", "systemctl restart docker"}.
-		run(t, func(m *Machine) { m.Source = hangingEngine{engine(docker.Info{})} })
 }
 
 // TestValidate tests that dockerd runs only if it has not read the file yet.

@@ -58,15 +58,15 @@ func mi300s(n int) *inventory.Inventory {
 
 // boundSlots returns the bindings' file of slots with the GPUs of h100s.
 func boundSlots(n int) map[string]string {
-	var f struct {
-		Schema int            `json:"schema"`
-		Slots  []plan.Binding `json:"slots"`
-	}
-	f.Schema = plan.Schema
+	var list []plan.Binding
 	for k := range n {
-		f.Slots = append(f.Slots, plan.Binding{Slot: k, Member: plan.Member{GPU: k, UUID: fmt.Sprintf("GPU-%d", k), PCI: pciOf(k), Vendor: "nvidia"}})
+		list = append(list, plan.Binding{Slot: k, Member: plan.Member{GPU: k, UUID: fmt.Sprintf("GPU-%d", k), PCI: pciOf(k), Vendor: "nvidia"}})
 	}
-	text, err := json.Marshal(f)
+	return bindings(list)
+}
+
+func bindings(list []plan.Binding) map[string]string {
+	text, err := json.Marshal(map[string]any{"schema": plan.Schema, "slots": list})
 	if err != nil {
 		panic(err)
 	}
