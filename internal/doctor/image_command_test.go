@@ -32,6 +32,7 @@ func TestImageCommand(t *testing.T) {
 		{"cat <<EOF\ndon't docker\nEOF\ndocker pull x", "docker pull"},
 		{"sh <<-'EOF'\n\tdocker pull x\n\tEOF\n", "docker pull"},
 		{"echo $((1<<2))\ndocker pull x\n", "docker pull"},
+		{"if half a script (\ndocker pull x\n", "docker pull"},
 		{"/opt/update-image.sh --auto", "update-image.sh"},
 		{"\"$(which docker)\" pull x", "docker pull"},
 		{"D=$(command -v docker); `command -v docker-compose` pull", "docker-compose pull"},
