@@ -50,14 +50,14 @@ var imageWorks = sync.OnceValue(func() (all []*regexp.Regexp) {
 		{engines, "image|buildx build|bake", pullOption},
 		{engines + "|crictl|buildah", "pull|rmi", ""}, // the last, because "image" may look like an option's value
 	} {
-		form := `(?:^|\x00)(` + work.tools + `)`
-		for words := range strings.FieldsSeq(work.words) {
-			form += `(?:\x00-[^\x00]*(?:\x00[^\x00-][^\x00]*)?)*\x00(` + words + `)` // after options, which may have a value
+		form := []string{`(?:^|\x00)(` + work.tools + `)`}
+		for words := range strings.FieldsSeq(work.words) { // after options, which may have a value
+			form = append(form, `(?:\x00-[^\x00]*(?:\x00[^\x00-][^\x00]*)?)*\x00(`+words+`)`)
 		}
 		if work.option != "" {
-			form += `(?:\x00[^\x00]*)*?\x00(` + work.option + `)`
+			form = append(form, `(?:\x00[^\x00]*)*?\x00(`+work.option+`)`)
 		}
-		all = append(all, regexp.MustCompile(form+`(?:\x00|$)`))
+		all = append(all, regexp.MustCompile(strings.Join(form, "")+`(?:\x00|$)`))
 	}
 	return all
 })
