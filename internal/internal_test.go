@@ -24,11 +24,10 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cli"
 	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-var update = flag.Bool("update", false, "update docs/cli.md and docs/doctor.md")
+var update = flag.Bool("update", false, "update docs/cli.md")
 
 // root is the repository, seen from this directory.
 const root = ".."
@@ -195,16 +194,6 @@ func TestConfigurationPage(t *testing.T) {
 func TestCommandPage(t *testing.T) {
 	t.Parallel()
 	generated(t, "docs/cli.md", cli.Reference())
-}
-
-func TestDoctorPage(t *testing.T) {
-	t.Parallel()
-	const name = "docs/doctor.md"
-	introduction, _, found := strings.Cut(read(t, name), "\n## Node\n")
-	if !found {
-		t.Fatalf("%s has no chapter on the group node", name)
-	}
-	generated(t, name, introduction+doctor.Reference())
 }
 
 // generated compares a page with what a program says, or writes it.

@@ -110,7 +110,7 @@ func agents(_ context.Context, r *run) Item {
 }
 
 func limits(_ context.Context, r *run) Item {
-	return r.checks("sudo kbnode doctor --only slots", "container", "slot-limits", "slot-cores")
+	return r.checks("sudo kbnode doctor --only slots", "container", "slot-limits")
 }
 
 func isolation(ctx context.Context, r *run) Item {

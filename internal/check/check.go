@@ -86,7 +86,6 @@ type Check[M Subject] struct {
 	ID    string   // stable, such as "docker-cgroup-driver"
 	Group string   // the name of its group
 	About string   // a sentence: what is true if nothing is wrong
-	Doc   string   // what it means otherwise, and what to do: Markdown for docs/doctor.md and --explain
 	Needs []string // IDs of checks that must run first, and neither fail nor skip
 	Worst Status   // the worst possible status: Warn or Fail
 	// Vendor is whose devices the check is about, or "" for any. The report on a subject that

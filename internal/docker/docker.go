@@ -75,6 +75,8 @@ type Info struct {
 	Security       []string // "name=seccomp,profile=builtin", "name=userns", …
 	Insecure       []string // registries used without verifying certificates, sorted
 	Warnings       []string // for people: "API is accessible on http://…", …
+
+	LiveRestoreEnabled bool // containers go on while dockerd restarts
 }
 
 // New returns the engine behind the unix socket at this path. It sends nothing yet.
@@ -113,6 +115,7 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 		Snapshotter: slices.ContainsFunc(in.DriverStatus, func(s [2]string) bool {
 			return s[0] == "driver-type" && strings.HasPrefix(s[1], "io.containerd.snapshotter")
 		}),
+		LiveRestoreEnabled: in.LiveRestoreEnabled,
 	}
 	for _, d := range in.DiscoveredDevices {
 		if d.Source == "cdi" {

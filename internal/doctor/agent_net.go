@@ -115,8 +115,8 @@ func proxiesOf(environ string) *httpproxy.Config {
 		name, value, _ := strings.Cut(v, "=")
 		env[name] = value
 	}
-	of := func(name string) string { return cmp.Or(env[name], env[strings.ToLower(name)]) }
-	return &httpproxy.Config{HTTPProxy: of("HTTP_PROXY"), HTTPSProxy: of("HTTPS_PROXY"), NoProxy: of("NO_PROXY")}
+	value := func(name string) string { return cmp.Or(env[name], env[strings.ToLower(name)]) }
+	return &httpproxy.Config{HTTPProxy: value("HTTP_PROXY"), HTTPSProxy: value("HTTPS_PROXY"), NoProxy: value("NO_PROXY")}
 }
 
 // explain returns how far a connection got, and what to do.

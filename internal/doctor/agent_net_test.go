@@ -1,11 +1,8 @@
 package doctor
 
 import (
-	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
-	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -16,13 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
@@ -86,8 +78,8 @@ func TestAgentChecksOfBareMachine(t *testing.T) {
 	w.must(os.Mkdir(w.Root, 0o755))
 	w.Inventory.Software.Agent.Path = ""
 	bare := map[string]string{}
-	for id, said := range told(w.ask()) {
-		for _, c := range agentChecks {
+	for id, said := range summaries(w.ask()) {
+		for _, c := range group("agent") {
 			if c.ID == id && c.Bare {
 				bare[id] = said
 			}
@@ -135,39 +127,15 @@ func TestExplain(t *testing.T) {
 		{"no name", &net.DNSError{Name: "agent.example", IsNotFound: true}, "no such host: agent.example"},
 		{"no DNS", &net.DNSError{Name: "agent.example", Err: "i/o timeout", IsTimeout: true}, "DNS does not answer for agent.example (i/o timeout)"},
 		{"other name", x509.HostnameError{Certificate: &x509.Certificate{}, Host: "agent.example"}, "its certificate is for another server"},
+		{"expired", x509.CertificateInvalidError{Reason: x509.Expired, Cert: &x509.Certificate{NotBefore: time.Unix(0, 0), NotAfter: time.Unix(86400, 0)}},
+			"its certificate is valid from 1970-01-01 00:00 to 1970-01-02 00:00, but this machine's clock says 2"},
 		{"no route", &net.OpError{Op: "dial", Err: syscall.ENETUNREACH}, "no route to it"},
 		{"time out", &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, "no answer"},
 		{"anything", errors.New("a\nb"), "a; b"},
 	} {
 		got, todo := explain(&url.Error{Op: "Get", URL: at.String(), Err: tt.err}, at)
-		if got != tt.want || todo == "" {
+		if !strings.HasPrefix(got, tt.want) || todo == "" {
 			t.Errorf("%s: %q, %q", tt.name, got, todo)
 		}
-	}
-}
-
-// TestExplainExpired tests an expired certificate: the clock may be wrong.
-func TestExplainExpired(t *testing.T) {
-	t.Parallel()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "old"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC), NotAfter: time.Date(2021, 1, 1, 0, 0, 0, 0, time.UTC), IsCA: true, BasicConstraintsValid: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, cert, cert, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := httptest.NewUnstartedServer(http.NotFoundHandler())
-	server.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
-	server.StartTLS()
-	t.Cleanup(server.Close)
-	full := config.Config{Agent: config.Agent{Endpoint: server.URL}}.WithDefaults()
-	got := answer(t, machineOf(t, &fake{cfg: &full}, nil), "agent-endpoint")
-	if want := "its certificate is valid from 2020-01-01 00:00 to 2021-01-01 00:00, but this machine's clock says "; got.Status != Fail || !strings.Contains(got.Summary(), want) {
-		t.Errorf("%s", got.Summary())
 	}
 }

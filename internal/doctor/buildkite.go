@@ -11,22 +11,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// buildkiteChecks check what Buildkite knows of the node.
-var buildkiteChecks = []Check{
-	{
-		ID: "buildkite-queue", Group: "buildkite", Worst: Fail, Needs: []string{"agent-running"},
-		Doc:   "Make a missing queue (Agents, the cluster, Queues, New Queue, self-hosted), or use the right cluster's token.",
-		About: "the slots' queues exist in Buildkite, with their agents in them",
-		Run:   queues,
-	},
-	{
-		ID: "buildkite-agents", Group: "buildkite", Worst: Fail, Needs: []string{"agent-running"},
-		Doc:   "Each must be listed once, in its queue and not paused. This needs an API token with scope `read_agents`: `sudo --preserve-env=BUILDKITE_API_TOKEN kbnode doctor`. For duplicate names, run `sudo kbnode install --node NAME`. `BUILDKITE_API_URL` replaces `https://api.buildkite.com`.",
-		About: "Buildkite's API lists the agent of each slot as connected",
-		Run:   connected,
-	},
-}
-
 // waits reports whether a slot's agent should be connected now.
 func (m *Machine) waits(s plan.Slot) bool {
 	ss := m.State.Slot(s.Index)

@@ -11,48 +11,6 @@ import (
 )
 
 // containerCheck runs a container in each idle slot, as a job would.
-var containerCheck = Check{
-	ID: "container", Group: "slots", Worst: Fail, Slow: true, Needs: []string{"state", "docker-engine", "slot-limits", "slot-disk"}, Limit: 45 * time.Second,
-	Doc:   "Each idle slot runs one. It also gets no variables of the agent. If it fails, run `sudo kbnode selftest`.",
-	About: "each slot's container gets only its own GPU, and the planned CPUs and memory",
-	Run: func(ctx context.Context, m *Machine) Answer {
-		asking, cancel := ctx, context.CancelFunc(func() {})
-		if end, bounded := ctx.Deadline(); bounded {
-			// Keep the rest of the time for cleaning up.
-			asking, cancel = context.WithDeadline(ctx, end.Add(-time.Until(end)/4))
-		}
-		defer cancel()
-		began := time.Now()
-		reports, err := m.Source.Containers(asking, m)
-		if errors.Is(err, context.DeadlineExceeded) {
-			return found(fail("the containers did not end within %s: Docker is slow or hangs", time.Since(began).Round(time.Second)).
-				Advise("see sudo journalctl -u docker -n 50; with more time: sudo kbnode doctor --only container --timeout 10m"))
-		}
-		if err != nil {
-			return found(fail("%s", lines(err)).Advise("see sudo journalctl -u docker -n 50"))
-		}
-		var all []Finding
-		var well, left []int
-		why := ""
-		for _, r := range reports {
-			if r.Skipped != "" {
-				left, why = append(left, r.Index), r.Skipped
-				continue
-			}
-			if r.Held() {
-				well = append(well, r.Index)
-			}
-			all = append(all, containerFindings(r)...)
-		}
-		if len(well) > 0 {
-			all = append(all, ok("its GPU, CPUs and memory").Of(well...))
-		}
-		if len(left) > 0 {
-			all = append(all, skip("%s", why).Of(left...))
-		}
-		return Answer{Findings: all, Detail: "there is no slot"}
-	},
-}
 
 func containerFindings(r selftest.SlotReport) []Finding {
 	var all []Finding
@@ -64,4 +22,42 @@ func containerFindings(r selftest.SlotReport) []Finding {
 		}
 	}
 	return all
+}
+
+func slotsContainer(ctx context.Context, m *Machine) Answer {
+	asking, cancel := ctx, context.CancelFunc(func() {})
+	if end, bounded := ctx.Deadline(); bounded {
+		// Keep the rest of the time for cleaning up.
+		asking, cancel = context.WithDeadline(ctx, end.Add(-time.Until(end)/4))
+	}
+	defer cancel()
+	began := time.Now()
+	reports, err := m.Source.Containers(asking, m)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return found(fail("the containers did not end within %s: Docker is slow or hangs", time.Since(began).Round(time.Second)).
+			Advise("see sudo journalctl -u docker -n 50; with more time: sudo kbnode doctor --only container --timeout 10m"))
+	}
+	if err != nil {
+		return found(fail("%s", lines(err)).Advise("see sudo journalctl -u docker -n 50"))
+	}
+	var all []Finding
+	var well, left []int
+	why := ""
+	for _, r := range reports {
+		if r.Skipped != "" {
+			left, why = append(left, r.Index), r.Skipped
+			continue
+		}
+		if r.Held() {
+			well = append(well, r.Index)
+		}
+		all = append(all, containerFindings(r)...)
+	}
+	if len(well) > 0 {
+		all = append(all, ok("its GPU, CPUs and memory").Of(well...))
+	}
+	if len(left) > 0 {
+		all = append(all, skip("%s", why).Of(left...))
+	}
+	return Answer{Findings: all, Detail: "there is no slot"}
 }

@@ -17,113 +17,6 @@ import (
 
 const dockerUnit = "docker.service"
 
-var dockerChecks = slices.Concat(engineChecks, []Check{runcCheck}, dockerDiskChecks, dockerAccessChecks, []Check{lanCheck}, dockerGPUChecks)
-
-// engineChecks check the engine itself.
-var engineChecks = []Check{
-	{
-		ID: "docker-config", Group: "docker", Bare: true, Worst: Fail,
-		Doc:   "The file is invalid or repeats the command line (`systemctl cat docker`). `dockerd --validate --config-file /etc/docker/daemon.json` checks it (Docker 23 and newer).",
-		About: "Docker can start with its daemon.json",
-		Run: func(ctx context.Context, m *Machine) Answer {
-			if why := startProblem(ctx, m, "docker-config"); why != "" {
-				return found(fail("%s", why).Advise("correct %s (check it with dockerd --validate --config-file %s), then run sudo systemctl restart docker, which ends jobs", host.DaemonJSON, host.DaemonJSON))
-			}
-			c := readDaemon(ctx, m)
-			if c.Text == "" {
-				return found(ok("no file"))
-			}
-			return found(ok("%d %s", len(c.Keys), text.Plural(len(c.Keys), "key", "keys")))
-		},
-	},
-	{
-		ID: "docker-engine", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "Restarting one that hangs ends all jobs, even with `live-restore`. See `sudo journalctl -u docker -n 50`.",
-		About: "the Docker engine answers",
-		Run: func(ctx context.Context, m *Machine) Answer {
-			if m.Inventory.Software.Docker.Version == "" {
-				if startProblem(ctx, m, "docker-engine") != "" {
-					return found(skip("it does not answer and cannot start; see docker-config"))
-				}
-				return found(engineDown(ctx, m))
-			}
-			info, err := m.Source.Docker(ctx)
-			if err != nil {
-				return found(fail("it answered before, but does not now: %s", lines(err)).By("systemctl restart docker"))
-			}
-			return Answer{Findings: []Finding{ok("%s", cmp.Or(info.Version, "version unknown"))}, Keep: func(m *Machine) { m.Docker = &info }}
-		},
-	},
-	{
-		ID: "docker-boot", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
-		Doc:   "It starts on demand or never. Run `sudo systemctl enable docker`.",
-		About: "Docker starts at boot",
-		Run: func(ctx context.Context, m *Machine) Answer {
-			u, err := m.unit(ctx, dockerUnit)
-			switch {
-			case err != nil:
-				return none("systemd does not answer: %s", lines(err))
-			case !u.Exists():
-				return none("%s does not exist; something else starts the engine", dockerUnit)
-			case !m.StartsAtBoot(dockerUnit):
-				return found(warn("%s is not enabled, so after a reboot it starts only on demand, or never", dockerUnit).Safely("systemctl enable docker"))
-			}
-			return found(ok("%s is enabled", dockerUnit))
-		},
-	},
-	{
-		ID: "docker-version", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
-		Doc:   "kbnode needs Docker 20.10 or newer, run by root. The snap cannot see `/etc/cdi` and checkouts. CDI needs 25.0 with `features.cdi`, or 28.2.",
-		About: "kbnode supports this engine",
-		Run: func(_ context.Context, m *Machine) Answer {
-			switch {
-			case m.Docker.Version == "":
-				return found(warn("the engine does not report its version").Advise("see sudo docker version"))
-			case slices.ContainsFunc(m.Docker.Security, func(s string) bool { return strings.HasPrefix(s, "name=rootless") }):
-				return found(fail("it runs without root, so no container can be placed in a slot's slice").Advise("set docker.socket to the socket of an engine that runs as root; " + Pages + "configuration.md has the key"))
-			case strings.HasPrefix(m.Docker.RootDir, "/var/snap/"):
-				return found(fail("it is the snap, which can read neither the slots' files nor CDI specifications").
-					By("snap remove docker && %s", installer.Docker.Command(m.Inventory.OS)))
-			case older(m.Docker.Version, "20.10"):
-				return found(fail("%s is too old for cgroup v2, or is not Docker; the oldest supported version is 20.10", m.Docker.Version).Advise("install a newer one; Debian 12 and Ubuntu 22.04 have it as docker.io"))
-			}
-			return found(ok("%s, API %s", m.Docker.Version, m.Docker.APIVersion))
-		},
-	},
-	{
-		ID: "docker-cgroup-version", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
-		Doc:   "Slots are not isolated. On the kernel command line, add `systemd.unified_cgroup_hierarchy=1`, remove `systemd.unified_cgroup_hierarchy=0`, and reboot.",
-		About: "Docker uses cgroup v2",
-		Run: func(_ context.Context, m *Machine) Answer {
-			if v := m.Docker.CgroupVersion; v != "2" {
-				return found(fail("it uses version %s, where a slice cannot have its own CPUs and memory nodes", cmp.Or(v, "1")).
-					Advise("boot with systemd.unified_cgroup_hierarchy=1 on the kernel command line: GRUB_CMDLINE_LINUX in /etc/default/grub, then sudo update-grub (RHEL: sudo grubby --update-kernel=ALL --args=…) and reboot"))
-			}
-			return found(ok("version 2"))
-		},
-	},
-	{
-		ID: "docker-cgroup-driver", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-cgroup-version"},
-		Doc:   "With `cgroupfs`, containers silently run without limits. If dockerd's command line sets it, use `sudo systemctl edit --full docker`. If a guide set it against lost GPUs, use CDI instead.",
-		About: "Docker puts containers into systemd slices",
-		Run: func(ctx context.Context, m *Machine) Answer {
-			if m.Docker.CgroupDriver == "systemd" {
-				return found(ok("systemd"))
-			}
-			f := fail("it uses the driver %s, with which slices do not limit containers", cmp.Or(m.Docker.CgroupDriver, "unknown"))
-			switch c := readDaemon(ctx, m); {
-			case strings.Contains(c.Text, "native.cgroupdriver=cgroupfs"):
-				return found(f.By("sed -i 's/native.cgroupdriver=cgroupfs/native.cgroupdriver=systemd/' %s && systemctl restart docker", host.DaemonJSON))
-			case c.Flag("exec-opts") != "":
-				return found(withoutFlag(f, c.Flag("exec-opts")))
-			case c.Problem == "" && !c.Has("exec-opts"):
-				return found(f.By("%s && systemctl restart docker", addKeys(c, `"exec-opts": ["native.cgroupdriver=systemd"]`)))
-			}
-			return found(f.Advise(`put "native.cgroupdriver=systemd" into exec-opts of %s, then run sudo systemctl restart docker`, host.DaemonJSON))
-		},
-	},
-}
-
 // client returns the path of Docker's command-line client, which distributions package without the
 // engine, or "".
 func (m *Machine) client() string {
@@ -162,4 +55,98 @@ func engineDown(ctx context.Context, m *Machine) Finding {
 	}
 	return fail("%s", cmp.Or(why, "it does not answer")).By("systemctl restart docker").
 		Advise("that ends all jobs; sudo journalctl -u docker -n 50 says what it hangs on")
+}
+
+func dockerConfig(ctx context.Context, m *Machine) Answer {
+	if why := startProblem(ctx, m, "docker-config"); why != "" {
+		return found(fail("%s", why).Advise("correct %s (check it with dockerd --validate --config-file %s), then run sudo systemctl restart docker, which ends jobs", host.DaemonJSON, host.DaemonJSON))
+	}
+	c := readDaemon(ctx, m)
+	if c.Text == "" {
+		return found(ok("no file"))
+	}
+	return found(ok("%d %s", len(c.Keys), text.Plural(len(c.Keys), "key", "keys")))
+}
+
+func dockerEngine(ctx context.Context, m *Machine) Answer {
+	if m.Inventory.Software.Docker.Version == "" {
+		if startProblem(ctx, m, "docker-engine") != "" {
+			return found(skip("it does not answer and cannot start; see docker-config"))
+		}
+		return found(engineDown(ctx, m))
+	}
+	info, err := m.Source.Docker(ctx)
+	if err != nil {
+		return found(fail("it answered before, but does not now: %s", lines(err)).By("systemctl restart docker"))
+	}
+	return Answer{Findings: []Finding{ok("%s", cmp.Or(info.Version, "version unknown"))}, Keep: func(m *Machine) { m.Docker = &info }}
+}
+
+func dockerBoot(ctx context.Context, m *Machine) Answer {
+	u, err := m.unit(ctx, dockerUnit)
+	switch {
+	case err != nil:
+		return none("systemd does not answer: %s", lines(err))
+	case !u.Exists():
+		return none("%s does not exist; something else starts the engine", dockerUnit)
+	case !m.StartsAtBoot(dockerUnit):
+		return found(warn("%s is not enabled, so after a reboot it starts only on demand, or never", dockerUnit).Safely("systemctl enable docker"))
+	}
+	return found(ok("%s is enabled", dockerUnit))
+}
+
+func dockerLiveRestore(ctx context.Context, m *Machine) Answer {
+	if m.Docker.LiveRestoreEnabled {
+		return found(ok("on"))
+	}
+	f := warn("live-restore is off, so a restart of dockerd ends the running jobs")
+	c := readDaemon(ctx, m)
+	switch {
+	case c.Flag("live-restore") != "":
+		return found(withoutFlag(f, c.Flag("live-restore")))
+	case c.Problem != "":
+		return found(f.Advise(`put "live-restore": true into %s, then run sudo systemctl reload docker`, host.DaemonJSON))
+	case c.Has("live-restore"):
+		return found(f.Safely(`sed -i 's/\("live-restore"[[:space:]]*:[[:space:]]*\)false/\1true/' %s && systemctl reload docker`, host.DaemonJSON))
+	}
+	return found(f.Safely("%s && systemctl reload docker", addKeys(c, `"live-restore": true`)))
+}
+
+func dockerVersion(_ context.Context, m *Machine) Answer {
+	switch {
+	case m.Docker.Version == "":
+		return found(warn("the engine does not report its version").Advise("see sudo docker version"))
+	case slices.ContainsFunc(m.Docker.Security, func(s string) bool { return strings.HasPrefix(s, "name=rootless") }):
+		return found(fail("it runs without root, so no container can be placed in a slot's slice").Advise("set docker.socket to the socket of an engine that runs as root; " + Pages + "configuration.md has the key"))
+	case strings.HasPrefix(m.Docker.RootDir, "/var/snap/"):
+		return found(fail("it is the snap, which can read neither the slots' files nor CDI specifications").
+			By("snap remove docker && %s", installer.Docker.Command(m.Inventory.OS)))
+	case older(m.Docker.Version, "20.10"):
+		return found(fail("%s is too old for cgroup v2, or is not Docker; the oldest supported version is 20.10", m.Docker.Version).Advise("install a newer one; Debian 12 and Ubuntu 22.04 have it as docker.io"))
+	}
+	return found(ok("%s, API %s", m.Docker.Version, m.Docker.APIVersion))
+}
+
+func dockerCgroupVersion(_ context.Context, m *Machine) Answer {
+	if v := m.Docker.CgroupVersion; v != "2" {
+		return found(fail("it uses version %s, where a slice cannot have its own CPUs and memory nodes", cmp.Or(v, "1")).
+			Advise("boot with systemd.unified_cgroup_hierarchy=1 on the kernel command line: GRUB_CMDLINE_LINUX in /etc/default/grub, then sudo update-grub (RHEL: sudo grubby --update-kernel=ALL --args=…) and reboot"))
+	}
+	return found(ok("version 2"))
+}
+
+func dockerCgroupDriver(ctx context.Context, m *Machine) Answer {
+	if m.Docker.CgroupDriver == "systemd" {
+		return found(ok("systemd"))
+	}
+	f := fail("it uses the driver %s, with which slices do not limit containers", cmp.Or(m.Docker.CgroupDriver, "unknown"))
+	switch c := readDaemon(ctx, m); {
+	case strings.Contains(c.Text, "native.cgroupdriver=cgroupfs"):
+		return found(f.By("sed -i 's/native.cgroupdriver=cgroupfs/native.cgroupdriver=systemd/' %s && systemctl restart docker", host.DaemonJSON))
+	case c.Flag("exec-opts") != "":
+		return found(withoutFlag(f, c.Flag("exec-opts")))
+	case c.Problem == "" && !c.Has("exec-opts"):
+		return found(f.By("%s && systemctl restart docker", addKeys(c, `"exec-opts": ["native.cgroupdriver=systemd"]`)))
+	}
+	return found(f.Advise(`put "native.cgroupdriver=systemd" into exec-opts of %s, then run sudo systemctl restart docker`, host.DaemonJSON))
 }

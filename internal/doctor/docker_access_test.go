@@ -38,7 +38,7 @@ func TestDockerDiskChecks(t *testing.T) {
 	strict := engine(docker.Info{StorageDriver: "overlayfs"})
 	full := config.Config{Job: config.Job{Profile: config.ProfileStrict}}.WithDefaults()
 	strict.cfg = &full
-	for _, s := range []stated{
+	play(t, []scene{
 		{"overlay2", "docker-storage-driver", engine(docker.Info{StorageDriver: "overlay2"}), nil, "ok: overlay2", ""},
 		{"containerd's store", "docker-storage-driver", store, nil, "warn: the storage driver is overlayfs of the containerd image store, whose layers no slot's disk limits: a job can fill Docker's disk",
 			`mkdir -p /etc/docker && echo '{"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"}' >/etc/docker/daemon.json && systemctl restart docker`},
@@ -55,9 +55,7 @@ func TestDockerDiskChecks(t *testing.T) {
 		{"little room", "docker-space", roomy(9<<30, 1000<<30), nil, "warn: 9.0 GiB of 1000.0 GiB are free at /var/lib/docker; with less than 10.0 GiB, jobs and updates pull no images", ""},
 		{"no room", "docker-space", roomy(1<<29, 1000<<30), nil, "fail: 0.5 GiB of 1000.0 GiB are free at /var/lib/docker", ""},
 		{"not read", "docker-space", root, nil, "skip: the free space at /var/lib/docker is unknown", ""},
-	} {
-		t.Run(s.id+"/"+s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })
-	}
+	})
 }
 
 func TestDockerAccessChecks(t *testing.T) {
@@ -76,7 +74,7 @@ func TestDockerAccessChecks(t *testing.T) {
 		files["/proc/sys/net/ipv4/ip_forward"] = text
 		return files
 	}
-	for _, s := range []stated{
+	play(t, []scene{
 		{"a socket only", "docker-api", engine(docker.Info{Warnings: []string{"WARNING: No swap limit support"}}), nil, "ok: only its socket, or with certificates", ""},
 		{"TCP", "docker-api", warned, nil, "fail: the engine is open on http://0.0.0.0:2375: anyone who can reach it is root here", ""},
 
@@ -101,9 +99,7 @@ func TestDockerAccessChecks(t *testing.T) {
 		{"no iptables", "docker-network", engine(docker.Info{}), forward("1\n", `{"iptables": false}`), "fail: iptables is off in Docker, so jobs get no replies from the network", ""},
 		{"no masquerade", "docker-network", engine(docker.Info{}), file("", "--ip-masq=false"), "fail: ip-masq is off in Docker, so jobs get no replies from the network", ""},
 		{"no network wanted", "docker-network", none, forward("0\n", ""), "skip: jobs have no network (job.network: none)", ""},
-	} {
-		t.Run(s.id+"/"+s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })
-	}
+	})
 }
 
 func TestDockerSocket(t *testing.T) {
@@ -116,8 +112,8 @@ func TestDockerSocket(t *testing.T) {
 		}
 	}
 	files := map[string]string{config.DefaultDockerSocket: ""}
-	stated{"", "docker-socket", &fake{}, files, "ok: /var/run/docker.sock, mode 0660", ""}.run(t, mode(0o660))
-	stated{"", "docker-socket", &fake{}, files, "fail: /var/run/docker.sock has mode 0666, so any user of this machine can become root", "chmod 0660 /var/run/docker.sock"}.run(t, mode(0o666))
+	scene{"", "docker-socket", &fake{}, files, "ok: /var/run/docker.sock, mode 0660", ""}.run(t, mode(0o660))
+	scene{"", "docker-socket", &fake{}, files, "fail: /var/run/docker.sock has mode 0666, so any user of this machine can become root", "chmod 0660 /var/run/docker.sock"}.run(t, mode(0o666))
 }
 
 // TestSocketUsers tests that the socket's own group counts, whatever its name, except

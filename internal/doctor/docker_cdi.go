@@ -12,160 +12,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// cdiChecks check the files that describe NVIDIA GPUs to Docker.
-var cdiChecks = []Check{
-	{
-		ID: "docker-cdi-spec", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"docker-cdi", "docker-toolkit"},
-		Doc:   "`/var/run/cdi` wins over `/etc/cdi`, so renewing the latter has no effect. Two files of one directory for one GPU cancel each other. See `nvidia-ctk cdi list`.",
-		About: "one CDI specification describes each GPU",
-		Run: func(ctx context.Context, m *Machine) Answer {
-			if !m.Inventory.Software.Docker.CDI {
-				return none("CDI is off")
-			}
-			specs, err := gpuSpecs(m)
-			if err != nil {
-				return found(fail("%s", err).Advise("check why %s cannot be read", strings.Join(m.Inventory.Software.Docker.CDIDirs, " and ")))
-			}
-			var all []Finding
-			good := 0
-			for i, s := range specs {
-				if s.Err != nil {
-					all = append(all, warn("%s is ignored: %s", s.Path, lines(s.Err)).By("mv %s %[1]s.broken", word(s.Path)))
-					continue
-				}
-				good++
-				all = append(all, twice(s, specs[:i])...)
-			}
-			if good == 0 {
-				f := fail("no CDI specification for NVIDIA GPUs in %s", strings.Join(m.Inventory.Software.Docker.CDIDirs, " or "))
-				if slices.Contains(m.Inventory.Software.Docker.Runtimes, "nvidia") {
-					f.Status = Warn // slots get their GPUs from that
-				}
-				all = append(all, f.Safely("%s", renewCDI(ctx, m)))
-			}
-			if len(all) > 0 {
-				return found(all...)
-			}
-			return found(ok("%s", specs[len(specs)-1].Path))
-		},
-	},
-	{
-		ID: "docker-cdi-driver", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"docker-cdi-spec"},
-		Doc:   "With another driver's files, containers do not start, or get old files. `nvidia-modprobe` creates missing device nodes; `nvidia-persistenced` does at boot.",
-		About: "the CDI specification is for the running driver",
-		Run: func(ctx context.Context, m *Machine) Answer {
-			specs, err := gpuSpecs(m)
-			switch {
-			case m.Inventory.NVIDIA == nil:
-				return none("no NVIDIA GPU")
-			case err != nil:
-				return none("%s", err)
-			}
-			loaded := m.Inventory.NVIDIA.DriverVersion
-			node, _ := health.ReadNode(m.Root, nil) // what it cannot read is empty
-			if node.CDIDriver != "" && loaded != "" && node.CDIDriver != loaded {
-				return found(fail("driver %s runs, but containers get the files of %s", loaded, node.CDIDriver).Safely("%s", renewCDI(ctx, m)))
-			}
-			for i, s := range specs {
-				if covered(s, specs[i+1:]) {
-					continue // docker-cdi-spec reports it
-				}
-				var gone []string
-				for _, name := range s.Needs[:min(len(s.Needs), 1000)] {
-					if _, _, mode := m.Owner(name); mode == 0 {
-						gone = append(gone, name)
-					}
-				}
-				renew := renewCDI(ctx, m)
-				if slices.ContainsFunc(gone, func(n string) bool { return strings.HasPrefix(n, "/dev/nvidia-") }) {
-					renew = "nvidia-modprobe -c=0 -u -m" // creates the nodes that the driver creates late
-				}
-				if len(gone) > 0 && path.Base(gone[0]) == "socket" { // such as /run/nvidia-persistenced/socket
-					daemon := path.Base(path.Dir(gone[0])) + ".service"
-					if u, err := m.unit(ctx, daemon); err == nil && u.Exists() {
-						renew = "systemctl restart " + word(daemon)
-					}
-				}
-				if len(gone) > 0 {
-					return found(fail("%s names missing files, so no container starts with it: %s (%d in all)", s.Path, gone[0], len(gone)).Safely("%s", renew))
-				}
-			}
-			if node.CDIDriver == "" {
-				return found(ok("all files that it names exist"))
-			}
-			return found(ok("%s", node.CDIDriver))
-		},
-	},
-	{
-		ID: "docker-cdi-slots", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"plan", "docker-cdi-spec"},
-		Doc:   "The GPU or its MIG mode is new, or the toolkit is older than 1.16. The daemon uses a new specification within 30 seconds. See `nvidia-ctk cdi list`.",
-		About: "a CDI specification describes each slot's GPU by its UUID",
-		Run: func(ctx context.Context, m *Machine) Answer {
-			d := m.Inventory.Software.Docker
-			known := m.Docker.CDIDevices // what the engine itself has loaded
-			if known == nil {
-				known = d.CDIDevices
-			}
-			var missing, named []int
-			first := ""
-			for _, s := range m.Plan.Slots {
-				for _, gpu := range s.GPUs {
-					switch name := gpu.Name(); {
-					case gpu.Vendor != "nvidia" || name == "" || s.Parked != "":
-					case slices.Contains(known, "nvidia.com/gpu="+name):
-						named = append(named, s.Index)
-					default:
-						if missing = append(missing, s.Index); first == "" {
-							first = name
-						}
-					}
-				}
-			}
-			renew := renewCDI(ctx, m)
-			switch {
-			case len(missing) == 0 && len(named) == 0:
-				return none("no slot has an NVIDIA GPU")
-			case len(missing) == 0:
-				return found(ok("%d GPUs", len(named)))
-			case renew == installer.GenerateCDI && !slices.ContainsFunc(known, func(n string) bool { return strings.HasPrefix(n, "nvidia.com/gpu=GPU-") }):
-				renew = installer.GenerateCDI + " --device-name-strategy=uuid" // toolkits before 1.16 do this only if asked
-			}
-			f := fail("Docker does not know nvidia.com/gpu=%s, so jobs get the GPU without its driver's files", first)
-			if slices.Contains(d.Runtimes, "nvidia") {
-				f = warn("Docker does not know nvidia.com/gpu=%s, so the GPU comes from the NVIDIA runtime, which adds devices that systemd does not know about", first)
-			}
-			return found(f.Of(missing...).Safely("%s", renew))
-		},
-	},
-	{
-		ID: "docker-cdi-refresh", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"docker-cdi-spec"},
-		Doc:   "`nvidia-cdi-refresh.service` and `.path` (toolkit 1.18) renew it. Without them, write it to `/etc/cdi` after each driver upgrade: `/var/run/cdi` is empty after a reboot.",
-		About: "the CDI specification survives a reboot and a driver upgrade",
-		Run: func(ctx context.Context, m *Machine) Answer {
-			service, err := m.unit(ctx, refreshUnit)
-			watch, errWatch := m.unit(ctx, refreshPath)
-			if err = errors.Join(err, errWatch); err != nil {
-				return none("systemd does not answer: %s", lines(err))
-			}
-			specs, err := gpuSpecs(m)
-			switch stays := slices.ContainsFunc(specs, func(s inventory.CDISpec) bool { return s.Err == nil && strings.HasPrefix(s.Path, "/etc/") }); {
-			case err != nil:
-				return none("%s", err)
-			case !service.Exists() && stays:
-				return found(ok("in /etc/cdi; renew it by hand after a driver upgrade"))
-			case !service.Exists():
-				return found(warn("it is only in %s, which is empty after a reboot, and nothing renews it", path.Dir(specs[0].Path)).Safely("%s", installer.GenerateCDI))
-			case service.Active == "failed":
-				return found(warn("%s failed (%s, exit status %d)", refreshUnit, service.Result, service.ExitStatus).Safely("systemctl restart %s", refreshUnit).
-					Advise("if it fails again, sudo journalctl -u %s -n 20 says why", refreshUnit))
-			case !m.StartsAtBoot(refreshUnit) || !m.StartsAtBoot(refreshPath) || !watch.Running():
-				return found(warn("%s and %s are not both enabled, so nothing renews it", refreshUnit, refreshPath).Safely("systemctl enable --now %s %s", refreshPath, refreshUnit))
-			}
-			return found(ok("%s renews it", refreshUnit))
-		},
-	},
-}
-
 // renewCDI returns the command that describes the GPUs again. If the toolkit has a service
 // for it, a separate file would be hidden behind the service's.
 func renewCDI(ctx context.Context, m *Machine) string {
@@ -213,4 +59,138 @@ func covered(s inventory.CDISpec, later []inventory.CDISpec) bool {
 		return o.Err == nil && path.Dir(o.Path) != path.Dir(s.Path) &&
 			slices.ContainsFunc(s.Devices, func(name string) bool { return slices.Contains(o.Devices, name) })
 	})
+}
+
+func dockerCDISpec(ctx context.Context, m *Machine) Answer {
+	if !m.Inventory.Software.Docker.CDI {
+		return none("CDI is off")
+	}
+	specs, err := gpuSpecs(m)
+	if err != nil {
+		return found(fail("%s", err).Advise("check why %s cannot be read", strings.Join(m.Inventory.Software.Docker.CDIDirs, " and ")))
+	}
+	var all []Finding
+	good := 0
+	for i, s := range specs {
+		if s.Err != nil {
+			all = append(all, warn("%s is ignored: %s", s.Path, lines(s.Err)).By("mv %s %[1]s.broken", word(s.Path)))
+			continue
+		}
+		good++
+		all = append(all, twice(s, specs[:i])...)
+	}
+	if good == 0 {
+		f := fail("no CDI specification for NVIDIA GPUs in %s", strings.Join(m.Inventory.Software.Docker.CDIDirs, " or "))
+		if slices.Contains(m.Inventory.Software.Docker.Runtimes, "nvidia") {
+			f.Status = Warn // slots get their GPUs from that
+		}
+		all = append(all, f.Safely("%s", renewCDI(ctx, m)))
+	}
+	if len(all) > 0 {
+		return found(all...)
+	}
+	return found(ok("%s", specs[len(specs)-1].Path))
+}
+
+func dockerCDIDriver(ctx context.Context, m *Machine) Answer {
+	specs, err := gpuSpecs(m)
+	switch {
+	case m.Inventory.NVIDIA == nil:
+		return none("no NVIDIA GPU")
+	case err != nil:
+		return none("%s", err)
+	}
+	loaded := m.Inventory.NVIDIA.DriverVersion
+	node, _ := health.ReadNode(m.Root, nil) // what it cannot read is empty
+	if node.CDIDriver != "" && loaded != "" && node.CDIDriver != loaded {
+		return found(fail("driver %s runs, but containers get the files of %s", loaded, node.CDIDriver).Safely("%s", renewCDI(ctx, m)))
+	}
+	for i, s := range specs {
+		if covered(s, specs[i+1:]) {
+			continue // docker-cdi-spec reports it
+		}
+		var missing []string
+		for _, name := range s.Needs[:min(len(s.Needs), 1000)] {
+			if _, _, mode := m.Owner(name); mode == 0 {
+				missing = append(missing, name)
+			}
+		}
+		renew := renewCDI(ctx, m)
+		if slices.ContainsFunc(missing, func(n string) bool { return strings.HasPrefix(n, "/dev/nvidia-") }) {
+			renew = "nvidia-modprobe -c=0 -u -m" // creates the nodes that the driver creates late
+		}
+		if len(missing) > 0 && path.Base(missing[0]) == "socket" { // such as /run/nvidia-persistenced/socket
+			daemon := path.Base(path.Dir(missing[0])) + ".service"
+			if u, err := m.unit(ctx, daemon); err == nil && u.Exists() {
+				renew = "systemctl restart " + word(daemon)
+			}
+		}
+		if len(missing) > 0 {
+			return found(fail("%s names missing files, so no container starts with it: %s (%d in all)", s.Path, missing[0], len(missing)).Safely("%s", renew))
+		}
+	}
+	if node.CDIDriver == "" {
+		return found(ok("all files that it names exist"))
+	}
+	return found(ok("%s", node.CDIDriver))
+}
+
+func dockerCDISlots(ctx context.Context, m *Machine) Answer {
+	d := m.Inventory.Software.Docker
+	known := m.Docker.CDIDevices // what the engine itself has loaded
+	if known == nil {
+		known = d.CDIDevices
+	}
+	var missing, named []int
+	first := ""
+	for _, s := range m.Plan.Slots {
+		for _, gpu := range s.GPUs {
+			switch name := gpu.Name(); {
+			case gpu.Vendor != "nvidia" || name == "" || s.Parked != "":
+			case slices.Contains(known, "nvidia.com/gpu="+name):
+				named = append(named, s.Index)
+			default:
+				if missing = append(missing, s.Index); first == "" {
+					first = name
+				}
+			}
+		}
+	}
+	renew := renewCDI(ctx, m)
+	switch {
+	case len(missing) == 0 && len(named) == 0:
+		return none("no slot has an NVIDIA GPU")
+	case len(missing) == 0:
+		return found(ok("%d GPUs", len(named)))
+	case renew == installer.GenerateCDI && !slices.ContainsFunc(known, func(n string) bool { return strings.HasPrefix(n, "nvidia.com/gpu=GPU-") }):
+		renew = installer.GenerateCDI + " --device-name-strategy=uuid" // toolkits before 1.16 do this only if asked
+	}
+	f := fail("Docker does not know nvidia.com/gpu=%s, so jobs get the GPU without its driver's files", first)
+	if slices.Contains(d.Runtimes, "nvidia") {
+		f = warn("Docker does not know nvidia.com/gpu=%s, so the GPU comes from the NVIDIA runtime, which adds devices that systemd does not know about", first)
+	}
+	return found(f.Of(missing...).Safely("%s", renew))
+}
+
+func dockerCDIRefresh(ctx context.Context, m *Machine) Answer {
+	service, err := m.unit(ctx, refreshUnit)
+	watch, errWatch := m.unit(ctx, refreshPath)
+	if err = errors.Join(err, errWatch); err != nil {
+		return none("systemd does not answer: %s", lines(err))
+	}
+	specs, err := gpuSpecs(m)
+	switch stays := slices.ContainsFunc(specs, func(s inventory.CDISpec) bool { return s.Err == nil && strings.HasPrefix(s.Path, "/etc/") }); {
+	case err != nil:
+		return none("%s", err)
+	case !service.Exists() && stays:
+		return found(ok("in /etc/cdi; renew it by hand after a driver upgrade"))
+	case !service.Exists():
+		return found(warn("it is only in %s, which is empty after a reboot, and nothing renews it", path.Dir(specs[0].Path)).Safely("%s", installer.GenerateCDI))
+	case service.Active == "failed":
+		return found(warn("%s failed (%s, exit status %d)", refreshUnit, service.Result, service.ExitStatus).Safely("systemctl restart %s", refreshUnit).
+			Advise("if it fails again, sudo journalctl -u %s -n 20 says why", refreshUnit))
+	case !m.StartsAtBoot(refreshUnit) || !m.StartsAtBoot(refreshPath) || !watch.Running():
+		return found(warn("%s and %s are not both enabled, so nothing renews it", refreshUnit, refreshPath).Safely("systemctl enable --now %s %s", refreshPath, refreshUnit))
+	}
+	return found(ok("%s renews it", refreshUnit))
 }

@@ -11,70 +11,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// dockerDiskChecks check where images and layers are stored.
-var dockerDiskChecks = []Check{
-	{
-		ID: "docker-storage-driver", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
-		Doc:   "Without `overlay2`, as with the containerd image store (default of new Docker 29 installations), a job can fill Docker's disk. After the change, run `sudo kbnode image update`. With `job.profile: strict`, any driver works.",
-		About: "the slot's disk limits what containers write",
-		Run: func(ctx context.Context, m *Machine) Answer {
-			driver := m.Docker.StorageDriver
-			switch {
-			case driver == "overlay2":
-				return found(ok("overlay2"))
-			case m.Config.Job.Profile == config.ProfileStrict:
-				return found(ok("%s; containers of the strict profile do not write to layers", driver))
-			}
-			if m.Docker.Snapshotter {
-				driver += " of the containerd image store"
-			}
-			f := warn("the storage driver is %s, whose layers no slot's disk limits: a job can fill Docker's disk", cmp.Or(driver, "unknown"))
-			if c := readDaemon(ctx, m); c.Problem == "" && !c.Has("features") && !c.Has("storage-driver") && c.Flag("storage-driver") == "" {
-				return found(f.By(`%s && systemctl restart docker`, addKeys(c, `"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"`)))
-			}
-			return found(f.Advise(`put "features": {"containerd-snapshotter": false} and "storage-driver": "overlay2" into %s and run sudo systemctl restart docker, or set job.profile: strict`, host.DaemonJSON))
-		},
-	},
-	{
-		ID: "docker-root", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
-		Doc:   "It must be local ext4 or XFS; see `findmnt -T /var/lib/docker`. Set `data-root` in `/etc/docker/daemon.json`, run `sudo systemctl restart docker`, then `sudo kbnode image update`.",
-		About: "Docker's directory is on a disk of this machine",
-		Run: func(_ context.Context, m *Machine) Answer {
-			mount, kind := m.mountOf(m.Docker.RootDir)
-			move := "set data-root in " + host.DaemonJSON + " to a directory on an ext4 or XFS disk, then run sudo systemctl restart docker; the images are pulled again"
-			switch {
-			case kind == "":
-				return none("the kernel does not say what %s is on", cmp.Or(m.Docker.RootDir, "it"))
-			case slices.Contains([]string{"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "afs", "virtiofs"}, kind) || strings.HasPrefix(kind, "fuse"):
-				return found(fail("%s is on %s (%s), a network file system: overlay2 does not work there, and every job waits for it", m.Docker.RootDir, mount, kind).Advise("%s", move))
-			case kind == "overlay":
-				return found(fail("%s is on an overlay, so this is a container or a live system and does not keep images", m.Docker.RootDir).Advise("%s", move))
-			case kind == "tmpfs" || kind == "ramfs":
-				return found(warn("%s is in memory (%s), so images take memory from jobs and are lost at a reboot", m.Docker.RootDir, kind).Advise("%s", move))
-			}
-			return found(ok("%s, %s", m.Docker.RootDir, kind))
-		},
-	},
-	{
-		ID: "docker-space", Group: "docker", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
-		Doc:   "With less than 10 GiB or a tenth free, whichever is less, nothing is pulled; with almost none, jobs fail. See `sudo docker system df`. `sudo docker image prune` and `sudo docker builder prune` spare kbnode's images.",
-		About: "Docker's disk has room for images",
-		Run: func(_ context.Context, m *Machine) Answer {
-			d, read := m.imageDisk()
-			f := ok("%s of %s are free at %s", gib(d.FreeBytes), gib(d.TotalBytes), d.Path)
-			switch free := "sudo docker system df shows what uses the space; sudo docker image prune and sudo docker builder prune free unused data"; {
-			case !read:
-				return none("the free space at %s is unknown", cmp.Or(m.Docker.RootDir, "it"))
-			case d.FreeBytes < min(d.TotalBytes/50, 1<<30):
-				f = fail("%s", f.Detail).Advise("%s", free)
-			case d.FreeBytes < leftFree(d.TotalBytes):
-				f = warn("%s; with less than %s, jobs and updates pull no images", f.Detail, gib(leftFree(d.TotalBytes))).Advise("%s", free)
-			}
-			return found(f)
-		},
-	},
-}
-
 // containerdRoot is where containerd keeps its data, unless its config.toml says otherwise.
 // Docker's data-root does not move it.
 const containerdRoot = "/var/lib/containerd"
@@ -95,14 +31,51 @@ func (m *Machine) imageDisk() (inventory.DiskFree, bool) {
 // leftFree returns what pulls leave free on Docker's disk, in bytes.
 func leftFree(total int64) int64 { return min(10<<30, total/10) }
 
-// mountOf returns where the file system of a directory is mounted, and its type. The last of
-// several mounts at one place is on top.
-func (m *Machine) mountOf(dir string) (point, kind string) {
-	mounts, _ := m.Mounts("self")
-	for _, at := range mounts {
-		if below := at.Point == "/" || at.Point == dir || strings.HasPrefix(dir, at.Point+"/"); below && len(at.Point) >= len(point) {
-			point, kind = at.Point, at.Kind
-		}
+func dockerStorageDriver(ctx context.Context, m *Machine) Answer {
+	driver := m.Docker.StorageDriver
+	switch {
+	case driver == "overlay2":
+		return found(ok("overlay2"))
+	case m.Config.Job.Profile == config.ProfileStrict:
+		return found(ok("%s; containers of the strict profile do not write to layers", driver))
 	}
-	return point, kind
+	if m.Docker.Snapshotter {
+		driver += " of the containerd image store"
+	}
+	f := warn("the storage driver is %s, whose layers no slot's disk limits: a job can fill Docker's disk", cmp.Or(driver, "unknown"))
+	if c := readDaemon(ctx, m); c.Problem == "" && !c.Has("features") && !c.Has("storage-driver") && c.Flag("storage-driver") == "" {
+		return found(f.By(`%s && systemctl restart docker`, addKeys(c, `"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"`)))
+	}
+	return found(f.Advise(`put "features": {"containerd-snapshotter": false} and "storage-driver": "overlay2" into %s and run sudo systemctl restart docker, or set job.profile: strict`, host.DaemonJSON))
+}
+
+func dockerRoot(_ context.Context, m *Machine) Answer {
+	mounts, _ := m.Mounts("self")
+	at := host.MountOf(mounts, m.Docker.RootDir)
+	move := "set data-root in " + host.DaemonJSON + " to a directory on an ext4 or XFS disk, then run sudo systemctl restart docker; the images are pulled again"
+	switch {
+	case at.Kind == "":
+		return none("the kernel does not say what %s is on", cmp.Or(m.Docker.RootDir, "it"))
+	case slices.Contains([]string{"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "afs", "virtiofs"}, at.Kind) || strings.HasPrefix(at.Kind, "fuse"):
+		return found(fail("%s is on %s (%s), a network file system: overlay2 does not work there, and every job waits for it", m.Docker.RootDir, at.Point, at.Kind).Advise("%s", move))
+	case at.Kind == "overlay":
+		return found(fail("%s is on an overlay, so this is a container or a live system and does not keep images", m.Docker.RootDir).Advise("%s", move))
+	case at.Kind == "tmpfs" || at.Kind == "ramfs":
+		return found(warn("%s is in memory (%s), so images take memory from jobs and are lost at a reboot", m.Docker.RootDir, at.Kind).Advise("%s", move))
+	}
+	return found(ok("%s, %s", m.Docker.RootDir, at.Kind))
+}
+
+func dockerSpace(_ context.Context, m *Machine) Answer {
+	d, read := m.imageDisk()
+	f := ok("%s of %s are free at %s", gib(d.FreeBytes), gib(d.TotalBytes), d.Path)
+	switch free := "sudo docker system df shows what uses the space; sudo docker image prune and sudo docker builder prune free unused data"; {
+	case !read:
+		return none("the free space at %s is unknown", cmp.Or(m.Docker.RootDir, "it"))
+	case d.FreeBytes < min(d.TotalBytes/50, 1<<30):
+		f = fail("%s", f.Detail).Advise("%s", free)
+	case d.FreeBytes < leftFree(d.TotalBytes):
+		f = warn("%s; with less than %s, jobs and updates pull no images", f.Detail, gib(leftFree(d.TotalBytes))).Advise("%s", free)
+	}
+	return found(f)
 }

@@ -17,107 +17,6 @@ const (
 	toolkitConf = "/etc/nvidia-container-runtime/config.toml"
 )
 
-// dockerGPUChecks check how a container gets an NVIDIA GPU. AMD GPUs come through their
-// device nodes, which need nothing from Docker.
-var dockerGPUChecks = slices.Concat([]Check{
-	{
-		ID: "docker-default-runtime", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
-		Doc:   "With NVIDIA's runtime as default, containers started by hand disturb jobs. Set `default-runtime` to `runc` and run `sudo systemctl reload docker`, which ends nothing.",
-		About: "only containers that ask for a GPU get one",
-		Run: func(ctx context.Context, m *Machine) Answer {
-			runtime := m.Docker.DefaultRuntime
-			switch conf, _ := m.Read(toolkitConf); {
-			case !strings.Contains(runtime, "nvidia"):
-				return found(ok("%s", cmp.Or(runtime, "runc")))
-			case askUnprivileged().MatchString(conf):
-				return found(ok("%s, which ignores an image's NVIDIA_VISIBLE_DEVICES", runtime))
-			}
-			f := warn("the default runtime is %s: a container started by hand gets all GPUs if its image says so, even while jobs run", runtime)
-			if defaultRuntime().MatchString(readDaemon(ctx, m).Text) {
-				return found(f.Safely(`sed -i 's/\("default-runtime"[[:space:]]*:[[:space:]]*\)"nvidia"/\1"runc"/' %s && systemctl reload docker`, host.DaemonJSON))
-			}
-			return found(f.Advise("remove default-runtime from %s, or from dockerd's command line (systemctl cat docker), then run sudo systemctl reload docker", host.DaemonJSON))
-		},
-	},
-	{
-		ID: "docker-toolkit", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
-		Doc:   "It needs NVIDIA's repository: [install guide](https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html).",
-		About: "NVIDIA's container toolkit is installed",
-		Run: func(_ context.Context, m *Machine) Answer {
-			sw := m.Inventory.Software
-			switch {
-			case m.Inventory.NVIDIA == nil:
-				return none("no NVIDIA GPU")
-			case sw.Toolkit != "":
-				return found(ok("%s", sw.Toolkit))
-			}
-			f := fail("nvidia-ctk is missing, so Docker cannot give GPUs to containers")
-			if namesGPUs(sw.Docker.CDIDevices) || slices.Contains(sw.Docker.Runtimes, "nvidia") {
-				f = warn("nvidia-ctk is missing, so nothing renews the CDI specification when the driver changes")
-			}
-			return found(f.By("%s", installer.Toolkit.Command(m.Inventory.OS)).
-				Advise("if there is no such package, add NVIDIA's repository first: https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"))
-		},
-	},
-	{
-		ID: "docker-toolkit-version", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"docker-toolkit"},
-		Doc:   "Before 1.17.8, images can become root. Upgrade `nvidia-container-toolkit`, `nvidia-container-toolkit-base`, `libnvidia-container-tools` and `libnvidia-container1` at once; `apt-mark showhold` lists pinned packages.",
-		About: "the toolkit's packages match, and have no known container escape",
-		Run: func(_ context.Context, m *Machine) Answer {
-			list, _ := m.Packages(toolkitPackages...)
-			if len(list) == 0 {
-				return none("dpkg did not install it")
-			}
-			var there, shown []string
-			for _, p := range list {
-				there = append(there, p.Name)
-				shown = append(shown, p.Name+" "+p.Version)
-				if !strings.HasSuffix(p.State, " ok installed") {
-					return found(fail("%s %s is half installed (%s)", p.Name, p.Version, p.State).By("dpkg --configure -a && apt-get -f install -y"))
-				}
-			}
-			upgrade := "apt-get update && apt-get install -y --only-upgrade " + strings.Join(there, " ")
-			for _, p := range list {
-				if p.Version != list[0].Version {
-					return found(warn("packages of different versions: %s", strings.Join(shown, ", ")).By("%s", upgrade))
-				}
-			}
-			if older(list[0].Version, "1.17.8") {
-				return found(warn("version %s: an image can become root on the node (CVE-2025-23266, fixed in 1.17.8)", list[0].Version).By("%s", upgrade))
-			}
-			return found(ok("%s", list[0].Version))
-		},
-	},
-	{
-		ID: "docker-cdi", Group: "docker", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"docker-engine"},
-		Doc:   "Without CDI, `systemctl daemon-reload` takes GPUs from running containers: jobs can lose `/dev/nvidia-uvm`, other containers everything. The command restarts Docker, which ends jobs.",
-		About: "Docker gives GPUs to containers through CDI",
-		Run: func(ctx context.Context, m *Machine) Answer {
-			d := m.Inventory.Software.Docker
-			switch {
-			case m.Inventory.NVIDIA == nil:
-				return none("no NVIDIA GPU")
-			case d.CDI:
-				return found(ok("%s", cmp.Or(strings.Join(d.CDIDirs, ", "), "on")))
-			}
-			f := warn("CDI is off, so GPUs come from the NVIDIA runtime, which adds devices that systemd does not know about")
-			if !slices.Contains(d.Runtimes, "nvidia") {
-				f = fail("CDI is off and there is no NVIDIA runtime, so no container gets a GPU with its driver's files")
-			}
-			c := readDaemon(ctx, m)
-			switch {
-			case older(d.Version, "25"):
-				return found(f.Advise("Docker supports CDI from 25.0 on, and this is %s: upgrade it", d.Version))
-			case cdiOff().MatchString(c.Text):
-				return found(f.By(`sed -i 's/\("cdi"[[:space:]]*:[[:space:]]*\)false/\1true/' %s && systemctl restart docker`, host.DaemonJSON))
-			case older(d.Version, "28.2") && c.Problem == "" && !c.Has("features"):
-				return found(f.By("%s && systemctl restart docker", addKeys(c, `"features": {"cdi": true}`)))
-			}
-			return found(f.Advise(`put "cdi": true into features of %s, then run sudo systemctl restart docker`, host.DaemonJSON))
-		},
-	},
-}, cdiChecks)
-
 var (
 	askUnprivileged = lazy.Regexp(`(?m)^\s*accept-nvidia-visible-devices-envvar-when-unprivileged\s*=\s*false`)
 	defaultRuntime  = lazy.Regexp(`"default-runtime"[ \t]*:[ \t]*"nvidia"`)
@@ -130,3 +29,83 @@ func namesGPUs(devices []string) bool {
 
 // toolkitPackages must all have the same version.
 var toolkitPackages = []string{"nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container-tools", "libnvidia-container1"}
+
+func dockerDefaultRuntime(ctx context.Context, m *Machine) Answer {
+	runtime := m.Docker.DefaultRuntime
+	switch conf, _ := m.Read(toolkitConf); {
+	case !strings.Contains(runtime, "nvidia"):
+		return found(ok("%s", cmp.Or(runtime, "runc")))
+	case askUnprivileged().MatchString(conf):
+		return found(ok("%s, which ignores an image's NVIDIA_VISIBLE_DEVICES", runtime))
+	}
+	f := warn("the default runtime is %s: a container started by hand gets all GPUs if its image says so, even while jobs run", runtime)
+	if defaultRuntime().MatchString(readDaemon(ctx, m).Text) {
+		return found(f.Safely(`sed -i 's/\("default-runtime"[[:space:]]*:[[:space:]]*\)"nvidia"/\1"runc"/' %s && systemctl reload docker`, host.DaemonJSON))
+	}
+	return found(f.Advise("remove default-runtime from %s, or from dockerd's command line (systemctl cat docker), then run sudo systemctl reload docker", host.DaemonJSON))
+}
+
+func dockerToolkit(_ context.Context, m *Machine) Answer {
+	sw := m.Inventory.Software
+	switch {
+	case m.Inventory.NVIDIA == nil:
+		return none("no NVIDIA GPU")
+	case sw.Toolkit != "":
+		return found(ok("%s", sw.Toolkit))
+	}
+	f := fail("nvidia-ctk is missing, so Docker cannot give GPUs to containers")
+	if namesGPUs(sw.Docker.CDIDevices) || slices.Contains(sw.Docker.Runtimes, "nvidia") {
+		f = warn("nvidia-ctk is missing, so nothing renews the CDI specification when the driver changes")
+	}
+	return found(f.By("%s", installer.Toolkit.Command(m.Inventory.OS)).
+		Advise("if there is no such package, add NVIDIA's repository first: https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"))
+}
+
+func dockerToolkitVersion(_ context.Context, m *Machine) Answer {
+	list, _ := m.Packages(toolkitPackages...)
+	if len(list) == 0 {
+		return none("dpkg did not install it")
+	}
+	var there, shown []string
+	for _, p := range list {
+		there = append(there, p.Name)
+		shown = append(shown, p.Name+" "+p.Version)
+		if !strings.HasSuffix(p.State, " ok installed") {
+			return found(fail("%s %s is half installed (%s)", p.Name, p.Version, p.State).By("dpkg --configure -a && apt-get -f install -y"))
+		}
+	}
+	upgrade := "apt-get update && apt-get install -y --only-upgrade " + strings.Join(there, " ")
+	for _, p := range list {
+		if p.Version != list[0].Version {
+			return found(warn("packages of different versions: %s", strings.Join(shown, ", ")).By("%s", upgrade))
+		}
+	}
+	if older(list[0].Version, "1.17.8") {
+		return found(warn("version %s: an image can become root on the node (CVE-2025-23266, fixed in 1.17.8)", list[0].Version).By("%s", upgrade))
+	}
+	return found(ok("%s", list[0].Version))
+}
+
+func dockerCDI(ctx context.Context, m *Machine) Answer {
+	d := m.Inventory.Software.Docker
+	switch {
+	case m.Inventory.NVIDIA == nil:
+		return none("no NVIDIA GPU")
+	case d.CDI:
+		return found(ok("%s", cmp.Or(strings.Join(d.CDIDirs, ", "), "on")))
+	}
+	f := warn("CDI is off, so GPUs come from the NVIDIA runtime, which adds devices that systemd does not know about")
+	if !slices.Contains(d.Runtimes, "nvidia") {
+		f = fail("CDI is off and there is no NVIDIA runtime, so no container gets a GPU with its driver's files")
+	}
+	c := readDaemon(ctx, m)
+	switch {
+	case older(d.Version, "25"):
+		return found(f.Advise("Docker supports CDI from 25.0 on, and this is %s: upgrade it", d.Version))
+	case cdiOff().MatchString(c.Text):
+		return found(f.By(`sed -i 's/\("cdi"[[:space:]]*:[[:space:]]*\)false/\1true/' %s && systemctl restart docker`, host.DaemonJSON))
+	case older(d.Version, "28.2") && c.Problem == "" && !c.Has("features"):
+		return found(f.By("%s && systemctl restart docker", addKeys(c, `"features": {"cdi": true}`)))
+	}
+	return found(f.Advise(`put "cdi": true into features of %s, then run sudo systemctl restart docker`, host.DaemonJSON))
+}

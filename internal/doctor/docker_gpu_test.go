@@ -39,7 +39,7 @@ func TestDockerGPUChecks(t *testing.T) {
 	runtime := func(version string) *fake {
 		return nvidia(inventory.Docker{Version: version, Runtimes: []string{"nvidia", "runc"}}, docker.Info{})
 	}
-	for _, s := range []stated{
+	play(t, []scene{
 		{"runc", "docker-default-runtime", engine(docker.Info{DefaultRuntime: "runc"}), nil, "ok: runc", ""},
 		{"nvidia", "docker-default-runtime", engine(docker.Info{DefaultRuntime: "nvidia"}), file(`{"default-runtime": "nvidia"}`),
 			"warn: the default runtime is nvidia: a container started by hand gets all GPUs if its image says so, even while jobs run",
@@ -72,9 +72,7 @@ func TestDockerGPUChecks(t *testing.T) {
 			`mkdir -p /etc/docker && echo '{"features": {"cdi": true}}' >/etc/docker/daemon.json && systemctl restart docker`},
 		{"other features", "docker-cdi", nvidia(inventory.Docker{Version: "26.1.5"}, docker.Info{}), file(`{"features": {"buildkit": true}}`), "fail: CDI is off and there is no NVIDIA runtime, so no container gets a GPU with its driver's files", ""},
 		{"too old", "docker-cdi", runtime("24.0.7"), nil, "warn: CDI is off, so GPUs come from the NVIDIA runtime, which adds devices that systemd does not know about", ""},
-	} {
-		t.Run(s.id+"/"+s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })
-	}
+	})
 }
 
 func TestCDIChecks(t *testing.T) {
@@ -107,7 +105,7 @@ func TestCDIChecks(t *testing.T) {
 	stale := strings.ReplaceAll(spec, "580.95.05", "550.54.15")
 	newer := on()
 	newer.inv.NVIDIA = &inventory.NVIDIA{DriverVersion: "590.10"}
-	for _, s := range []stated{
+	play(t, []scene{
 		{"one", "docker-cdi-spec", on(), files(etc, spec, "/etc/cdi/nic.json", other), "ok: /etc/cdi/nvidia.yaml", ""},
 		{"none", "docker-cdi-spec", on(), files("/etc/cdi/nic.json", other), "fail: no CDI specification for NVIDIA GPUs in /etc/cdi or /var/run/cdi", installer.GenerateCDI},
 		{"none, with the service", "docker-cdi-spec", on(service), nil, "fail: no CDI specification for NVIDIA GPUs in /etc/cdi or /var/run/cdi", restart},
@@ -135,9 +133,7 @@ func TestCDIChecks(t *testing.T) {
 		{"not watched", "docker-cdi-refresh", on(service, watch), files(run, spec, wants+refreshUnit, ""), "warn: nvidia-cdi-refresh.service and nvidia-cdi-refresh.path are not both enabled, so nothing renews it",
 			"systemctl enable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service"},
 		{"failed", "docker-cdi-refresh", on(failed, watch), files(run, spec), "warn: nvidia-cdi-refresh.service failed (exit-code, exit status 1)", restart},
-	} {
-		t.Run(s.id+"/"+s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })
-	}
+	})
 }
 
 func TestCDISlots(t *testing.T) {
@@ -171,7 +167,7 @@ func TestCDISlots(t *testing.T) {
 			t.Parallel()
 			f := nvidia(inventory.Docker{CDI: true, CDIDevices: tt.files, Runtimes: tt.runtimes}, docker.Info{CDIDevices: tt.taken})
 			f.plan = tt.plan
-			got := stated{"", "docker-cdi-slots", f, nil, tt.want, tt.fix}.run(t, nil)
+			got := scene{"", "docker-cdi-slots", f, nil, tt.want, tt.fix}.run(t, nil)
 			if diff := cmp.Diff(tt.slots, got.Findings[0].Slots); diff != "" {
 				t.Error(diff)
 			}

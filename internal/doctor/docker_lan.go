@@ -13,30 +13,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-var lanCheck = Check{
-	ID: "docker-lan", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"config"},
-	Doc:   "With `job.network: bridge`, the default, jobs reach them. [`internet`](security.md#the-internet-only) limits jobs to public addresses and `job.allowed_networks`, such as `['10.1.9.7:3128']`.",
-	About: "jobs cannot reach the node's private networks",
-	Run: func(_ context.Context, m *Machine) Answer {
-		switch m.Config.Job.Network {
-		case config.NetworkNone:
-			return none("jobs have no network (job.network: none)")
-		case config.NetworkInternet:
-			return found(ok("the rules let jobs reach %s; as-planned checks whether they are in place",
-				strings.Join(append([]string{"public addresses"}, m.Config.Job.AllowedNetworks...), ", ")))
-		}
-		table, err := m.Read("/proc/net/route")
-		if err != nil {
-			return found(skip("the node's routes cannot be read: %s", err))
-		}
-		if list := m.neighborhood(table); len(list) > 0 {
-			return found(warn("jobs can reach %s, which %s", strings.Join(list, ", "), map[bool]string{true: "is a private network of the node", false: "are private networks of the node"}[len(list) == 1]).
-				Advise("set job.network: internet in %s, list what jobs need there in job.allowed_networks, such as [10.1.2.3:3128], then run sudo kbnode reconcile", plan.ConfigPath))
-		}
-		return found(ok("the node is not in a private network"))
-	},
-}
-
 // shownNetworks is how many networks a finding names.
 const shownNetworks = 4
 
@@ -76,4 +52,23 @@ func (m *Machine) inside(device string) bool {
 		return !connected
 	}
 	return strings.HasPrefix(device, strings.TrimSuffix(plan.NetworkName(0), "0"))
+}
+
+func dockerLAN(_ context.Context, m *Machine) Answer {
+	switch m.Config.Job.Network {
+	case config.NetworkNone:
+		return none("jobs have no network (job.network: none)")
+	case config.NetworkInternet:
+		return found(ok("the rules let jobs reach %s; as-planned checks whether they are in place",
+			strings.Join(append([]string{"public addresses"}, m.Config.Job.AllowedNetworks...), ", ")))
+	}
+	table, err := m.Read("/proc/net/route")
+	if err != nil {
+		return found(skip("the node's routes cannot be read: %s", err))
+	}
+	if list := m.neighborhood(table); len(list) > 0 {
+		return found(warn("jobs can reach %s, which %s", strings.Join(list, ", "), map[bool]string{true: "is a private network of the node", false: "are private networks of the node"}[len(list) == 1]).
+			Advise("set job.network: internet in %s, list what jobs need there in job.allowed_networks, such as [10.1.2.3:3128], then run sudo kbnode reconcile", plan.ConfigPath))
+	}
+	return found(ok("the node is not in a private network"))
 }

@@ -1,8 +1,6 @@
 package doctor
 
 import (
-	"bytes"
-	"compress/gzip"
 	"strings"
 	"testing"
 
@@ -38,32 +36,22 @@ func TestLAN(t *testing.T) {
 		files["/sys/class/net/docker0/"+member] = ""
 		return files
 	}
-	for _, s := range []stated{
-		{"a private link", "", &fake{}, routes(gateway + link + linkLocal + slot), "warn: jobs can reach 10.0.0.0/16, which is a private network of the node", ""},
-		{"a private gateway only", "", &fake{}, routes(gateway), "warn: jobs can reach 10.0.0.1/32, which is a private network of the node", ""},
-		{"two", "", &fake{}, routes(provider + many), "warn: jobs can reach 10.0.0.0/16, 192.168.0.0/24, which are private networks of the node", ""},
-		{"public only", "", &fake{}, routes(provider + linkLocal + slot), "ok: the node is not in a private network", ""},
-		{"containers", "", &fake{}, bridged(provider+docker0, "lower_veth1/ifindex"), "ok: the node is not in a private network", ""},
-		{"a bridge with a card", "", &fake{}, bridged(provider+docker0, "lower_eth0/device/vendor"), "warn: jobs can reach 172.17.0.0/16, which is a private network of the node", ""},
-		{"garbage", "", &fake{}, routes("x\ny z\neth0\tq\tq\t0\t0\t0\t0\tq\n"), "ok: the node is not in a private network", ""},
-		{"no routes", "", &fake{}, nil, "skip: the node's routes cannot be read", ""},
-		{"no network", "", with(config.Job{Network: config.NetworkNone}), routes(link), "skip: jobs have no network (job.network: none)", ""},
+	play(t, []scene{
+		{"a private link", "docker-lan", &fake{}, routes(gateway + link + linkLocal + slot), "warn: jobs can reach 10.0.0.0/16, which is a private network of the node", ""},
+		{"a private gateway only", "docker-lan", &fake{}, routes(gateway), "warn: jobs can reach 10.0.0.1/32, which is a private network of the node", ""},
+		{"two", "docker-lan", &fake{}, routes(provider + many), "warn: jobs can reach 10.0.0.0/16, 192.168.0.0/24, which are private networks of the node", ""},
+		{"public only", "docker-lan", &fake{}, routes(provider + linkLocal + slot), "ok: the node is not in a private network", ""},
+		{"containers", "docker-lan", &fake{}, bridged(provider+docker0, "lower_veth1/ifindex"), "ok: the node is not in a private network", ""},
+		{"a bridge with a card", "docker-lan", &fake{}, bridged(provider+docker0, "lower_eth0/device/vendor"), "warn: jobs can reach 172.17.0.0/16, which is a private network of the node", ""},
+		{"garbage", "docker-lan", &fake{}, routes("x\ny z\neth0\tq\tq\t0\t0\t0\t0\tq\n"), "ok: the node is not in a private network", ""},
+		{"no network", "docker-lan", with(config.Job{Network: config.NetworkNone}), routes(link), "skip: jobs have no network (job.network: none)", ""},
 
-		{"the Internet only", "", with(config.Job{Network: config.NetworkInternet}), routes(link), "ok: the rules let jobs reach public addresses; as-planned checks whether they are in place", ""},
-		{"with a list", "", with(config.Job{Network: config.NetworkInternet, AllowedNetworks: []string{"10.1.0.0/16:8080"}}), routes(link), "ok: the rules let jobs reach public addresses, 10.1.0.0/16:8080; as-planned checks whether they are in place", ""},
-	} {
-		t.Run(s.name, func(t *testing.T) {
-			s.id = "docker-lan"
-			if s.files == nil && s.f.cfg == nil {
-				s.want += ": open " // and the path of the test's own directory
-				got := answer(t, machineOf(t, s.f, nil), s.id)
-				if !strings.HasPrefix(got.Status.String()+": "+got.Summary(), s.want) {
-					t.Errorf("%s: %s", got.Status, got.Summary())
-				}
-				return
-			}
-			s.run(t, nil)
-		})
+		{"the Internet only", "docker-lan", with(config.Job{Network: config.NetworkInternet}), routes(link), "ok: the rules let jobs reach public addresses; as-planned checks whether they are in place", ""},
+		{"with a list", "docker-lan", with(config.Job{Network: config.NetworkInternet, AllowedNetworks: []string{"10.1.0.0/16:8080"}}), routes(link), "ok: the rules let jobs reach public addresses, 10.1.0.0/16:8080; as-planned checks whether they are in place", ""},
+	})
+	// The detail has the test's own path.
+	if got := answer(t, machineOf(t, &fake{}, nil), "docker-lan"); got.Status != Skip || !strings.HasPrefix(got.Summary(), "the node's routes cannot be read: open ") {
+		t.Errorf("%s: %s", got.Status, got.Summary())
 	}
 }
 
@@ -83,25 +71,16 @@ func TestRuncHoles(t *testing.T) {
 
 func TestRunc(t *testing.T) {
 	t.Parallel()
-	of := func(version string) *fake { return engine(docker.Info{Runc: version}) }
-	files := func(status, changelog string) map[string]string {
-		var b bytes.Buffer
-		z := gzip.NewWriter(&b)
-		_, _ = z.Write([]byte(changelog))
-		_ = z.Close()
-		return map[string]string{"/var/lib/dpkg/status": status, "/usr/share/doc/runc/changelog.Debian.gz": b.String()}
-	}
-	const debian, theirs = "Package: runc\nStatus: install ok installed\nVersion: 1.1.5+ds1-1+deb12u1\n", "Package: containerd.io\nStatus: install ok installed\nVersion: 1.7\n\nPackage: runc\nStatus: deinstall ok config-files\nVersion: 1\n"
+	machine := func(version string) *fake { return engine(docker.Info{Runc: version}) }
+	dpkg := func(status string) map[string]string { return map[string]string{"/var/lib/dpkg/status": status} }
 	const upgrade = "apt-get update && apt-get install -y --only-upgrade "
-	for _, s := range []stated{
-		{"good", "", of("1.3.3"), nil, "ok: 1.3.3", ""},
-		{"untold", "", of(""), nil, "skip: the engine does not report the version of runc", ""},
-		{"old", "", of("1.1.5"), files(debian, ""), "warn: 1.1.5: judging by its version, a job can become root on the node (CVE-2024-21626, CVE-2025-31133)", upgrade + "runc"},
-		{"one is closed", "", of("1.1.5+ds1"), files(debian, "  * CVE-2024-21626: several\n"), "warn: 1.1.5+ds1: judging by its version, a job can become root on the node (CVE-2025-31133)", upgrade + "runc"},
-		{"all are", "", of("1.1.5+ds1"), files(debian, "  * CVE-2024-21626\n * CVE-2025-31133\n"), "ok: 1.1.5+ds1; according to its changelog, the distribution has fixed CVE-2024-21626 and CVE-2025-31133", ""},
-		{"Docker's own", "", of("1.2.5"), files(theirs, ""), "warn: 1.2.5: judging by its version, a job can become root on the node (CVE-2025-31133)", upgrade + "containerd.io"},
-		{"no dpkg", "", of("1.2.5"), nil, "warn: 1.2.5: judging by its version, a job can become root on the node (CVE-2025-31133)", ""},
-	} {
-		t.Run(s.name, func(t *testing.T) { t.Parallel(); s.id = "docker-runc"; s.run(t, nil) })
-	}
+	play(t, []scene{
+		{"good", "docker-runc", machine("1.3.3"), nil, "ok: 1.3.3", ""},
+		{"unknown", "docker-runc", machine(""), nil, "skip: the engine does not report the version of runc", ""},
+		{"old", "docker-runc", machine("1.1.5"), dpkg("Package: runc\nStatus: install ok installed\nVersion: 1.1.5+ds1-1+deb12u1\n"),
+			"warn: 1.1.5: judging by its version, a job can become root on the node (CVE-2024-21626, CVE-2025-31133)", upgrade + "runc"},
+		{"Docker's own", "docker-runc", machine("1.2.5"), dpkg("Package: containerd.io\nStatus: install ok installed\nVersion: 1.7\n\nPackage: runc\nStatus: deinstall ok config-files\nVersion: 1\n"),
+			"warn: 1.2.5: judging by its version, a job can become root on the node (CVE-2025-31133)", upgrade + "containerd.io"},
+		{"no dpkg", "docker-runc", machine("1.2.5"), nil, "warn: 1.2.5: judging by its version, a job can become root on the node (CVE-2025-31133)", ""},
+	})
 }

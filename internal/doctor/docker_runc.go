@@ -2,8 +2,8 @@ package doctor
 
 import (
 	"context"
-	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/lazy"
@@ -17,57 +17,43 @@ const (
 
 var runcForm = lazy.Regexp(`^v?(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?:-rc\.?(\d{1,4}))?`)
 
-// runcHoles returns the vulnerabilities of a version from runc itself, the oldest first.
+// runcHoles returns the vulnerabilities of a version of runc, the oldest first.
 func runcHoles(version string) []string {
 	m := runcForm().FindStringSubmatch(version)
 	if m == nil {
 		return nil
 	}
-	const released = 1 << 16 // after all release candidates
-	v := make([]int, 4)
-	for i, text := range m[1:] {
-		_, _ = fmt.Sscan(text, &v[i])
+	const candidates = -1 << 16 // they are before their release
+	last := 0
+	if m[4] != "" {
+		candidate, _ := strconv.Atoi(m[4])
+		last = candidates + candidate
 	}
-	if m[4] == "" {
-		v[3] = released
-	}
-	before := func(minor, patch, candidate int) bool { // of major version 1
-		return slices.Compare(v, []int{1, minor, patch, candidate}) < 0
-	}
-	of := func(major, minor int) bool { return v[0] == major && v[1] == minor }
+	v := append(numbers(strings.Join(m[1:4], ".")), last)
+	before := func(fixed ...int) bool { return slices.Compare(v, fixed) < 0 }
 	switch {
-	case before(1, 12, released):
+	case before(1, 1, 12, 0):
 		return []string{runcLeak, runcRaces}
-	case before(2, 8, released), of(1, 3) && before(3, 3, released), of(1, 4) && before(4, 0, 3):
+	case before(1, 2, 8, 0), !before(1, 3) && before(1, 3, 3, 0), !before(1, 4) && before(1, 4, 0, candidates+3):
 		return []string{runcRaces}
 	}
 	return nil
 }
 
-var runcCheck = Check{
-	ID: "docker-runc", Group: "docker", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
-	Doc:   "CVE-2024-21626 is fixed in 1.1.12; CVE-2025-31133, CVE-2025-52565 and CVE-2025-52881 in 1.2.8, 1.3.3 and 1.4.0-rc.3. Update `containerd.io` or `runc`. To see whether your distribution patched it, run `apt-get changelog runc | grep CVE-2025` or `rpm -q --changelog runc | grep CVE-2025`. Running containers keep the old runc.",
-	About: "runc, which starts containers, has no known container escape",
-	Run: func(_ context.Context, m *Machine) Answer {
-		version := m.Docker.Runc
-		holes := runcHoles(version)
-		log := m.Changelog("runc")
-		left := slices.DeleteFunc(slices.Clone(holes), func(hole string) bool { return strings.Contains(log, hole) })
-		switch {
-		case version == "":
-			return none("the engine does not report the version of runc")
-		case len(holes) == 0:
-			return found(ok("%s", version))
-		case len(left) == 0:
-			return found(ok("%s; according to its changelog, the distribution has fixed %s", version, strings.Join(holes, " and ")))
-		}
-		hole := left[len(left)-1]
-		f := warn("%s: judging by its version, a job can become root on the node (%s)", version, strings.Join(left, ", "))
-		list, _ := m.Packages("containerd.io", "runc", "runc-stable")
-		if len(list) == 0 {
-			return found(f.Advise("update runc to 1.2.8, 1.3.3 or newer. A distribution may have fixed it without changing the version: rpm -q --changelog runc containerd.io | grep %s", hole))
-		}
-		return found(f.By("apt-get update && apt-get install -y --only-upgrade %s", list[0].Name).
-			Advise("if that changes nothing, check whether the distribution has fixed it: apt-get changelog %s | grep %s", list[0].Name, hole))
-	},
+func dockerRunc(_ context.Context, m *Machine) Answer {
+	version, holes := m.Docker.Runc, runcHoles(m.Docker.Runc)
+	switch {
+	case version == "":
+		return none("the engine does not report the version of runc")
+	case len(holes) == 0:
+		return found(ok("%s", version))
+	}
+	f := warn("%s: judging by its version, a job can become root on the node (%s)", version, strings.Join(holes, ", "))
+	const fixed = "a distribution may have fixed it without changing the version: "
+	list, _ := m.Packages("containerd.io", "runc", "runc-stable")
+	if len(list) == 0 {
+		return found(f.Advise("update runc to 1.2.8, 1.3.3 or newer; "+fixed+"rpm -q --changelog runc containerd.io | grep %s", runcRaces))
+	}
+	return found(f.By("apt-get update && apt-get install -y --only-upgrade %s", list[0].Name).
+		Advise(fixed+"apt-get changelog %s | grep %s", list[0].Name, runcRaces))
 }

@@ -1,12 +1,10 @@
 package doctor
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,45 +15,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/systemd"
 )
-
-// stated is a state of a machine, and what a check says about it.
-type stated struct {
-	name, id string
-	f        *fake
-	files    map[string]string
-	want     string // status and summary
-	fix      string // of the worst finding
-}
-
-func (s stated) run(t *testing.T, change func(*Machine)) *Result {
-	t.Helper()
-	m := machineOf(t, s.f, s.files)
-	if change != nil {
-		change(m)
-	}
-	got := answer(t, m, s.id)
-	if diff := cmp.Diff(s.want, got.Status.String()+": "+got.Summary()); diff != "" {
-		t.Error(diff)
-	}
-	fix := ""
-	for _, f := range got.Findings {
-		if f.Status == got.Status && fix == "" {
-			fix = f.Fix
-		}
-		if f.Status > Skip && f.Fix == "" && f.Advice == "" {
-			t.Errorf("it says nothing of what to do: %s", f.Detail)
-		}
-	}
-	if fix != s.fix {
-		t.Errorf("type %q, want %q", fix, s.fix)
-	}
-	return got
-}
 
 // file returns daemon.json and a dockerd started with these arguments.
 func file(text string, words ...string) map[string]string {
@@ -101,7 +63,7 @@ func deaf(f *fake) *fake {
 func TestEngineChecks(t *testing.T) {
 	t.Parallel()
 	socket := map[string]string{config.DefaultDockerSocket: ""}
-	for _, s := range []stated{
+	play(t, []scene{
 		{"no daemon.json", "docker-config", engine(docker.Info{}), nil, "ok: no file", ""},
 		{"an empty one", "docker-config", engine(docker.Info{}), file(" \n"), "ok: no file", ""},
 		{"a good one", "docker-config", engine(docker.Info{}), file(`{"debug": true}`, "-H", "fd://"), "ok: 1 key", ""},
@@ -120,6 +82,7 @@ func TestEngineChecks(t *testing.T) {
 			"fail: insecure-registries is set in /etc/docker/daemon.json and as --insecure-registry=x on dockerd's command line; with both, Docker does not start", ""},
 
 		{"it answers", "docker-engine", engine(docker.Info{}), nil, "ok: 28.5.2", ""},
+		{"it stops answering", "docker-engine", deaf(engine(docker.Info{})), nil, "fail: it answered before, but does not now: no answer", "systemctl restart docker"},
 		{"not installed", "docker-engine", dead(slot.Unit{}, ""), nil, "fail: Docker is not installed", "apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
 		{"only the client", "docker-engine", dead(slot.Unit{}, ""), map[string]string{"/usr/bin/docker": ""}, "fail: the engine is not installed, only its client /usr/bin/docker", "apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
 		{"elsewhere", "docker-engine", dead(slot.Unit{}, "no such file"), nil, "fail: no such file", ""},
@@ -137,6 +100,12 @@ func TestEngineChecks(t *testing.T) {
 		{"enabled", "docker-boot", engine(docker.Info{}), map[string]string{"/etc/systemd/system/multi-user.target.wants/docker.service": ""}, "ok: docker.service is enabled", ""},
 		{"not enabled", "docker-boot", engine(docker.Info{}), nil, "warn: docker.service is not enabled, so after a reboot it starts only on demand, or never", "systemctl enable docker"},
 		{"another unit", "docker-boot", &fake{}, nil, "skip: docker.service does not exist; something else starts the engine", ""},
+
+		{"jobs go on", "docker-live-restore", engine(docker.Info{LiveRestoreEnabled: true}), nil, "ok: on", ""},
+		{"jobs end", "docker-live-restore", engine(docker.Info{}), nil, "warn: live-restore is off, so a restart of dockerd ends the running jobs",
+			`mkdir -p /etc/docker && echo '{"live-restore": true}' >/etc/docker/daemon.json && systemctl reload docker`},
+		{"jobs end by a flag", "docker-live-restore", engine(docker.Info{}), file("", "--live-restore=false"), "warn: live-restore is off, so a restart of dockerd ends the running jobs", ""},
+		{"a broken file", "docker-live-restore", engine(docker.Info{}), file("{"), "warn: live-restore is off, so a restart of dockerd ends the running jobs", ""},
 
 		{"a version that works", "docker-version", engine(docker.Info{Version: "20.10.24+dfsg1", APIVersion: "1.41"}), nil, "ok: 20.10.24+dfsg1, API 1.41", ""},
 		{"an old one", "docker-version", engine(docker.Info{Version: "19.03.15"}), nil, "fail: 19.03.15 is too old for cgroup v2, or is not Docker; the oldest supported version is 20.10", ""},
@@ -157,22 +126,7 @@ func TestEngineChecks(t *testing.T) {
 		{"cgroupfs beside others", "docker-cgroup-driver", engine(docker.Info{CgroupDriver: "cgroupfs"}), file(`{"debug": true}`),
 			"fail: it uses the driver cgroupfs, with which slices do not limit containers",
 			`sed -i '0,/{/s//{"exec-opts": ["native.cgroupdriver=systemd"], /' /etc/docker/daemon.json && systemctl restart docker`},
-	} {
-		t.Run(s.id+"/"+s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })
-	}
-}
-
-// hangingEngine answered the inventory but no longer answers.
-type hangingEngine struct{ *fake }
-
-func (hangingEngine) Docker(context.Context) (docker.Info, error) {
-	return docker.Info{}, errors.New("deadline exceeded")
-}
-
-func TestEngineStopsAnswering(t *testing.T) {
-	t.Parallel()
-	stated{"", "docker-engine", engine(docker.Info{}), nil, "fail: it answered before, but does not now: deadline exceeded", "systemctl restart docker"}.
-		run(t, func(m *Machine) { m.Source = hangingEngine{engine(docker.Info{})} })
+	})
 }
 
 // TestValidate tests that dockerd runs only if it has not read the file yet.
@@ -200,7 +154,7 @@ func TestValidate(t *testing.T) {
 				asked = strings.Contains(strings.Join(p.Argv, " "), "dockerd --validate")
 				return []byte(tt.says), nil
 			}
-			stated{"", "docker-config", f, file(`{"debgu": true}`), tt.want, ""}.run(t, nil)
+			scene{"", "docker-config", f, file(`{"debgu": true}`), tt.want, ""}.run(t, nil)
 			if asked != tt.asked {
 				t.Errorf("asked is %t", asked)
 			}
@@ -219,6 +173,8 @@ func TestDaemonEdits(t *testing.T) {
 		{`{"default-runtime" : "nvidia", "runtimes": {"nvidia": {}}}`, "docker-default-runtime", `{"default-runtime" : "runc", "runtimes": {"nvidia": {}}}`},
 		{`{"userns-remap":"default"}`, "docker-userns", `{"userns-remap":""}`},
 		{`{"features":{"cdi":false}}`, "docker-cdi", `{"features":{"cdi":true}}`},
+		{`{"debug": true}`, "docker-live-restore", `{"live-restore": true, "debug": true}`},
+		{`{"live-restore" :false}`, "docker-live-restore", `{"live-restore" :true}`},
 		{`{"debug": true}`, "docker-storage-driver", `{"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2", "debug": true}`},
 	} {
 		t.Run(fmt.Sprintf("%s %s", tt.id, tt.before), func(t *testing.T) {
@@ -243,35 +199,5 @@ func TestDaemonEdits(t *testing.T) {
 				t.Error(diff)
 			}
 		})
-	}
-}
-
-// TestGarbage tests that garbage in the machine's files yields a sentence and no panic.
-func TestGarbage(t *testing.T) {
-	t.Parallel()
-	files := map[string]string{}
-	for _, name := range []string{
-		host.DaemonJSON, "/etc/group", "/etc/passwd", "/etc/cron.d/x", "/etc/crontab", "/proc/self/mountinfo", "/proc/7/cmdline", "/etc/cdi/nvidia.yaml", "/var/run/cdi/x.json",
-		"/var/lib/dpkg/status", "/var/lib/kbnode/images.json", plan.CronPath, toolkitConf, "/proc/sys/net/ipv4/ip_forward", config.DefaultDockerSocket,
-	} {
-		files[name] = "\x00{[:::\n\xff: \xfe\n - \n\n" + strings.Repeat("a", 70000) + "\n"
-	}
-	full := config.Config{Image: config.Image{AutoUpdate: "@daily"}}.WithDefaults()
-	for name, f := range map[string]*fake{
-		"empty":   {inv: &inventory.Inventory{}},
-		"broken":  {inv: &inventory.Inventory{NVIDIA: &inventory.NVIDIA{}}, cfg: &full, err: errors.New("no answer")},
-		"answers": {inv: nvidia(inventory.Docker{CDI: true}, docker.Info{}).inv, cfg: &full, image: docker.Image{ID: "x"}, units: engine(docker.Info{}).units},
-	} {
-		for _, c := range slices.Concat(dockerChecks, imageChecks) {
-			t.Run(name+"/"+c.ID, func(t *testing.T) {
-				t.Parallel()
-				m := machineOf(t, f, files)
-				m.Plan, m.State = &plan.Plan{Slots: []plan.Slot{{GPUs: []plan.SlotGPU{{Vendor: "nvidia", UUID: "GPU-a"}}}}}, &reconcile.State{}
-				got := answer(t, m, c.ID)
-				if said := got.Summary(); said == "" || strings.Contains(said, "went wrong") || len(said) > 600 || strings.Contains(said, "\n") {
-					t.Errorf("%.700q", said)
-				}
-			})
-		}
 	}
 }

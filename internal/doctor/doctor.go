@@ -9,7 +9,10 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -235,3 +238,23 @@ var plainWord = lazy.Regexp(`^[A-Za-z0-9@%+=:,./_-]+$`)
 
 // lines joins the lines of an error.
 func lines(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// planned returns the planned content of a file, or "" if the plan has no such file.
+func (m *Machine) planned(name string) string {
+	i := slices.IndexFunc(m.Plan.Files, func(f plan.File) bool { return f.Path == name })
+	if i < 0 {
+		return ""
+	}
+	return m.Plan.Files[i].Content
+}
+
+// because returns err without the path or URL, which the finding already names.
+func because(err error) string {
+	if u, is := errors.AsType[*url.Error](err); is {
+		err = u.Err
+	}
+	if p, is := errors.AsType[*fs.PathError](err); is {
+		err = p.Err
+	}
+	return lines(err)
+}

@@ -2,75 +2,80 @@ package doctor
 
 import (
 	"regexp"
-	"slices"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
+	"github.com/gpu-mode/kbnode/docs"
 	"github.com/gpu-mode/kbnode/internal/check"
 )
+
+// All returns all checks in the order in which they are shown.
+func All() (all []Check) {
+	for _, g := range checks {
+		for _, c := range g.list {
+			c.Group, c.About = g.group, chapters()[c.ID].about
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// chapter is what docs/doctor.md says about a check: in one line what is true if it passes, and below that
+// what it means otherwise, and what to do.
+type chapter struct{ about, text string }
+
+var chapters = sync.OnceValue(func() map[string]chapter {
+	all := map[string]chapter{}
+	for part := range strings.SplitSeq(docs.Doctor, "\n### ") {
+		id, text, _ := strings.Cut(part, "\n\n*")
+		about, text, _ := strings.Cut(text, "*\n\n")
+		text, _, _ = strings.Cut(text, "\n## ")
+		all[id] = chapter{about, text}
+	}
+	return all
+})
 
 // Explain returns what is true if a check passes, what it means otherwise, and what to do. For a
 // group it returns that of each of its checks, below the check's name. For unknown words it
 // returns an *UnknownError.
 func Explain(name string) (string, error) {
-	checks := All()
-	if i := slices.IndexFunc(checks, func(c Check) bool { return c.ID == name }); i >= 0 {
-		return chapter(checks[i]), nil
-	}
-	var chapters []string
-	for _, c := range checks {
-		if c.Group == name {
-			chapters = append(chapters, c.ID+"\n\n"+chapter(c))
+	var all []string
+	for _, c := range All() {
+		switch name {
+		case c.ID:
+			return chapters()[name].String(), nil
+		case c.Group:
+			all = append(all, c.ID+"\n\n"+chapters()[c.ID].String())
 		}
 	}
-	if chapters == nil {
-		return "", check.Unknown(checks, name)
+	if all == nil {
+		return "", check.Unknown(All(), name)
 	}
-	return strings.Join(chapters, "\n"), nil
+	return strings.Join(all, "\n"), nil
 }
 
 var (
 	link     = regexp.MustCompile(`\[([^\]]+)\]\(([^)\s]+)\)`)
 	linkPage = regexp.MustCompile(`\]\(([a-z]+\.md)`)
+	// span matches a word, or words of code, which are not broken.
+	span = regexp.MustCompile("(?:[^\\s`]|`[^`]*`)+")
 )
 
-// chapter returns what Explain says about a check, with links as a terminal shows them.
-func chapter(c Check) string {
-	doc := linkPage.ReplaceAllString(c.Doc, "]("+Pages+"$1")
-	return c.About + "\n\n" + folded(link.ReplaceAllString(doc, "$1 ($2)"))
-}
-
-// Reference returns the generated part of docs/doctor.md: a chapter on each check, by group.
-func Reference() string {
-	var b strings.Builder
-	group := ""
-	for _, c := range All() {
-		if c.Group != group {
-			group = c.Group
-			title := strings.ToUpper(group[:1]) + group[1:]
-			if group == "gpu" {
-				title = "GPU"
-			}
-			b.WriteString("\n## " + title + "\n")
-		}
-		b.WriteString("\n### " + c.ID + "\n\n*" + c.About + "*\n\n" + folded(c.Doc))
-	}
-	return b.String()
-}
-
-// span matches a word, or words of code, which are not broken.
-var span = regexp.MustCompile("(?:[^\\s`]|`[^`]*`)+")
-
-// folded breaks paragraphs into lines of at most 100 characters.
-func folded(s string) string {
+// String returns a chapter with links as a terminal shows them, in lines of at most 100 characters.
+func (c chapter) String() string {
 	const most = 100
+	text := link.ReplaceAllString(linkPage.ReplaceAllString(c.text, "]("+Pages+"$1"), "$1 ($2)")
 	var b strings.Builder
-	for line := range strings.SplitSeq(s, "\n") {
-		width := 0
-		for i, word := range span.FindAllString(line, -1) {
+	b.WriteString(c.about + "\n")
+	for paragraph := range strings.SplitSeq(strings.TrimSpace(text), "\n\n") {
+		width := most
+		b.WriteByte('\n')
+		for i, word := range span.FindAllString(paragraph, -1) {
 			n := utf8.RuneCountInString(word)
 			switch {
 			case i == 0:
+				width = 0
 			case width+1+n > most:
 				b.WriteByte('\n')
 				width = 0

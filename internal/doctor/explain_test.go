@@ -17,6 +17,11 @@ func TestExplainEach(t *testing.T) {
 		if err != nil || about != c.About || len(doc) < 20 || strings.Contains(doc, "\n#") {
 			t.Errorf("%s: %v: %q", c.ID, err, text)
 		}
+		for line := range strings.Lines(text) {
+			if len(line) > 120 && !strings.Contains(line, "https://") {
+				t.Errorf("%s: a line is too long: %s", c.ID, line)
+			}
+		}
 		if group, err := Explain(c.Group); err != nil || !strings.Contains(group, c.ID+"\n\n"+text) {
 			t.Errorf("the chapter on %s is not in that on %s (%v)", c.ID, c.Group, err)
 		}

@@ -34,6 +34,7 @@ type fake struct {
 	docker  docker.Info
 	image   docker.Image // the only one in the engine; the zero value means none
 	running []docker.Container
+	changes []reconcile.Change
 	// props and journal are by unit.
 	props   map[string]map[string]any
 	journal map[string][]string
@@ -97,7 +98,7 @@ func machineOf(t *testing.T, f *fake, files map[string]string) *Machine {
 			t.Fatal(err)
 		}
 	}
-	m := &Machine{Tree: host.Tree{Root: root}, Source: f, Now: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC), Config: f.cfg, Inventory: f.inv, Plan: f.plan, State: f.state, Docker: &f.docker}
+	m := &Machine{Tree: host.Tree{Root: root}, Source: f, Now: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC), Config: f.cfg, Inventory: f.inv, Plan: f.plan, State: f.state, Changes: f.changes, Docker: &f.docker}
 	if m.Config == nil {
 		full := config.Config{}.WithDefaults()
 		m.Config = &full
@@ -123,5 +124,15 @@ func answer(t *testing.T, m *Machine, id string) *Result {
 		t.Fatal(err)
 	}
 	played(r.Checks...)
+	for _, f := range r.Checks[0].Findings {
+		if f.Status > Skip && f.Fix == "" && f.Advice == "" {
+			t.Errorf("%s does not say what to do: %s", id, f.Detail)
+		}
+	}
 	return &r.Checks[0]
+}
+
+// group returns the checks of a group.
+func group(name string) []Check {
+	return slices.DeleteFunc(All(), func(c Check) bool { return c.Group != name })
 }

@@ -11,9 +11,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// gpuChecks check the drivers first, then the GPUs, and then their settings.
-var gpuChecks = slices.Concat(driverChecks, slotGPUChecks, fabricChecks, judgedChecks, modeChecks, amdChecks)
-
 // ownVerdicts are the daemon's verdicts whose causes group gpu checks itself.
 var ownVerdicts = []string{"gpu.missing", "gpu.error", "gpu.mode", "node.driver", "node.nvml", "node.persistence", "node.unit"}
 
@@ -43,10 +40,10 @@ func fleetOf(m *Machine, vendor string) fleet {
 	f := fleet{slots: map[string][]int{}}
 	bound := slotBindings(m)
 	for _, b := range bound {
-		for _, of := range b.Members() {
-			at := of.PCI
+		for _, member := range b.Members() {
+			at := member.PCI
 			for _, g := range m.Inventory.GPUs {
-				if of.UUID != "" && strings.EqualFold(g.UUID, of.UUID) {
+				if member.UUID != "" && strings.EqualFold(g.UUID, member.UUID) {
 					at = g.PCI // it was moved
 				}
 			}
@@ -55,12 +52,12 @@ func fleetOf(m *Machine, vendor string) fleet {
 			}
 		}
 	}
-	seen := map[string]bool{}
+	listed := map[string]bool{}
 	for _, g := range m.Inventory.GPUs {
-		if vendor != "" && g.Vendor != vendor || seen[g.PCI] || len(bound) > 0 && f.slots[g.PCI] == nil {
+		if vendor != "" && g.Vendor != vendor || listed[g.PCI] || len(bound) > 0 && f.slots[g.PCI] == nil {
 			continue
 		}
-		seen[g.PCI] = true
+		listed[g.PCI] = true
 		f.gpus = append(f.gpus, g)
 	}
 	return f

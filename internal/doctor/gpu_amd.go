@@ -13,24 +13,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-var amdChecks = []Check{
-	{
-		ID: "amd-partitions", Group: "gpu", Vendor: "amd", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "While nothing runs on GPUs that differ, the command changes the odd ones; then run `sudo kbnode install`. Memory modes need a reload of amdgpu.\n\nIf a mode changed, the GPU's slots are parked. Reboots and reloads reset it: write it from a unit with `Before=kbnode.service`. To keep the new mode, run `sudo kbnode install`.",
-		About: "equal GPUs are partitioned the same way, as when their slots were made", Run: ofAMD(partitionModes),
-	},
-	{
-		ID: "amd-performance-level", Group: "gpu", Vendor: "amd", Bare: true, Worst: Warn, Needs: []string{"inventory"},
-		Doc:   "If it changes back, look for `rocm-smi --setperflevel`, `amd-smi set --perf-level` or tuned. To set clocks, use [`hygiene.clocks`](configuration.md#clocks).",
-		About: "the driver chooses the GPUs' clocks, unless clocks are configured", Run: ofAMD(performanceLevels),
-	},
-	{
-		ID: "amd-power", Group: "gpu", Vendor: "amd", Bare: true, Worst: Warn, Needs: []string{"inventory"},
-		Doc:   "Slots do not compare. The fix lasts until the driver is reloaded.",
-		About: "each GPU has its default power limit, and equal GPUs have the same limit and firmware", Run: ofAMD(amdPower),
-	},
-}
-
 // ofAMD runs a check on AMD GPUs.
 func ofAMD(ask func(*Machine, fleet) Answer) func(context.Context, *Machine) Answer {
 	return func(_ context.Context, m *Machine) Answer {
@@ -79,8 +61,8 @@ func partitionModes(m *Machine, f fleet) Answer {
 func lostPartitions(m *Machine, f fleet) []Finding {
 	then := map[string]string{} // by UUID, else address
 	for _, b := range slotBindings(m) {
-		for _, of := range b.Members() {
-			then[cmp.Or(of.UUID, of.PCI)] = of.Mode
+		for _, member := range b.Members() {
+			then[cmp.Or(member.UUID, member.PCI)] = member.Mode
 		}
 	}
 	lost := f.group(func(g inventory.GPU) string {

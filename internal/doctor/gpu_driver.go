@@ -20,91 +20,6 @@ const (
 	noAMD    = "no AMD GPU and no driver for one"
 )
 
-var driverChecks = []Check{
-	{
-		ID: "nvidia-driver", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "If `sudo modprobe nvidia` fails, see `sudo dmesg | tail`: usually Secure Boot or nouveau. After a kernel upgrade, install its headers and run `sudo dkms autoinstall`.",
-		About: "NVIDIA's kernel module is loaded",
-		Run: func(_ context.Context, m *Machine) Answer {
-			switch nv := m.Inventory.NVIDIA; {
-			case nv == nil:
-				return none(noNVIDIA)
-			case nv.DriverVersion == "":
-				return found(moduleMissing(m))
-			default:
-				return found(ok("%s", nv.DriverVersion))
-			}
-		},
-	},
-	{
-		ID: "nvidia-library", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"nvidia-driver"},
-		Doc:   "After a driver upgrade, no new CUDA program starts. Reboot. `sudo apt-mark hold` keeps the driver's packages from unattended upgrades.",
-		About: "the driver's library and the loaded module have the same version",
-		Run: func(_ context.Context, m *Machine) Answer {
-			nv := m.Inventory.NVIDIA
-			switch {
-			case nv.NVMLCode == nvmlMismatch:
-				is := m.NVIDIALibrary()
-				if is == "" || is == nv.DriverVersion {
-					is = "another version"
-				}
-				return found(rebooted(m, fail("the loaded module is %s, but the library is %s: the driver was upgraded, so no CUDA program starts", nv.DriverVersion, is)))
-			case nv.Source != "nvml":
-				return none("NVML does not answer")
-			}
-			return found(ok("%s", nv.DriverVersion))
-		},
-	},
-	{
-		ID: "nvidia-nvml", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"nvidia-driver"},
-		Doc:   "kbnode sees no errors, clocks or processes. If `sudo nvidia-smi` hangs, a GPU does: see `sudo dmesg`, and reboot. If the library is missing, install exactly the module's version.",
-		About: "NVML answers",
-		Run: func(_ context.Context, m *Machine) Answer {
-			nv := m.Inventory.NVIDIA
-			switch {
-			case nv.NVMLCode == nvmlMismatch:
-				return none("see nvidia-library")
-			case nv.NVMLCode == nvmlNoLibrary:
-				return found(fail("%s", nv.NVMLError).Advise("install the driver's libraries in exactly version %s; on Ubuntu they are libnvidia-compute and nvidia-utils of its series", nv.DriverVersion))
-			case nv.Source != "nvml":
-				return found(warn("%s; the GPUs were read from %s, which has less information", cmp.Or(nv.NVMLError, "it was not queried"), map[string]string{"proc": "/proc/driver/nvidia", "pci": "the PCI bus"}[nv.Source]).
-					Advise("run sudo nvidia-smi; if it hangs, sudo dmesg names the GPU that hangs, and the machine needs a reboot"))
-			}
-			return found(ok("CUDA %s", nv.CUDAVersion))
-		},
-	},
-	{
-		ID: "nvidia-uvm", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"nvidia-driver"},
-		Doc:   "Containers cannot load it.",
-		About: "NVIDIA's module for unified memory, which CUDA needs, is loaded",
-		Run: func(_ context.Context, m *Machine) Answer {
-			if m.Inventory.NVIDIA.UVMMajor == 0 {
-				return found(fail("the module nvidia-uvm is not loaded").Safely("modprobe nvidia-uvm && echo nvidia-uvm >/etc/modules-load.d/nvidia-uvm.conf"))
-			}
-			return found(ok("loaded"))
-		},
-	},
-	{
-		ID: "amd-driver", Group: "gpu", Vendor: "amd", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "If `sudo modprobe amdgpu` fails, it is blocked in `/etc/modprobe.d` or lacks firmware: `sudo dmesg | grep amdgpu`.",
-		About: "the kernel module amdgpu is loaded, with its compute driver (KFD)",
-		Run: func(_ context.Context, m *Machine) Answer {
-			amd := m.Inventory.AMD
-			if amd == nil {
-				return none(noAMD)
-			}
-			if !m.Exists("/sys/module/amdgpu") && amd.DriverVersion == "" && !amd.KFD {
-				return found(fail("the module amdgpu is not loaded").Safely("modprobe amdgpu"))
-			}
-			if !amd.KFD {
-				return found(fail("amdgpu is loaded without its compute driver (KFD)").
-					Advise("see what sudo dmesg says about kfd; a kernel without CONFIG_HSA_AMD needs AMD's own driver: install amdgpu-dkms"))
-			}
-			return found(ok("%s", cmp.Or(amd.DriverVersion, "of the kernel "+m.Inventory.Kernel)))
-		},
-	},
-}
-
 // moduleMissing returns why NVIDIA's module is not loaded.
 func moduleMissing(m *Machine) Finding {
 	kernel := m.Inventory.Kernel
@@ -125,4 +40,66 @@ func moduleMissing(m *Machine) Finding {
 		return f
 	}
 	return fail("NVIDIA's driver is not installed").Advise("install NVIDIA's data center driver and reboot; on Ubuntu run sudo ubuntu-drivers install --gpgpu")
+}
+
+func nvidiaDriver(_ context.Context, m *Machine) Answer {
+	switch nv := m.Inventory.NVIDIA; {
+	case nv == nil:
+		return none(noNVIDIA)
+	case nv.DriverVersion == "":
+		return found(moduleMissing(m))
+	default:
+		return found(ok("%s", nv.DriverVersion))
+	}
+}
+
+func nvidiaLibrary(_ context.Context, m *Machine) Answer {
+	nv := m.Inventory.NVIDIA
+	switch {
+	case nv.NVMLCode == nvmlMismatch:
+		is := m.NVIDIALibrary()
+		if is == "" || is == nv.DriverVersion {
+			is = "another version"
+		}
+		return found(rebooted(m, fail("the loaded module is %s, but the library is %s: the driver was upgraded, so no CUDA program starts", nv.DriverVersion, is)))
+	case nv.Source != "nvml":
+		return none("NVML does not answer")
+	}
+	return found(ok("%s", nv.DriverVersion))
+}
+
+func nvidiaNVML(_ context.Context, m *Machine) Answer {
+	nv := m.Inventory.NVIDIA
+	switch {
+	case nv.NVMLCode == nvmlMismatch:
+		return none("see nvidia-library")
+	case nv.NVMLCode == nvmlNoLibrary:
+		return found(fail("%s", nv.NVMLError).Advise("install the driver's libraries in exactly version %s; on Ubuntu they are libnvidia-compute and nvidia-utils of its series", nv.DriverVersion))
+	case nv.Source != "nvml":
+		return found(warn("%s; the GPUs were read from %s, which has less information", cmp.Or(nv.NVMLError, "it was not queried"), map[string]string{"proc": "/proc/driver/nvidia", "pci": "the PCI bus"}[nv.Source]).
+			Advise("run sudo nvidia-smi; if it hangs, sudo dmesg names the GPU that hangs, and the machine needs a reboot"))
+	}
+	return found(ok("CUDA %s", nv.CUDAVersion))
+}
+
+func nvidiaUVM(_ context.Context, m *Machine) Answer {
+	if m.Inventory.NVIDIA.UVMMajor == 0 {
+		return found(fail("the module nvidia-uvm is not loaded").Safely("modprobe nvidia-uvm && echo nvidia-uvm >/etc/modules-load.d/nvidia-uvm.conf"))
+	}
+	return found(ok("loaded"))
+}
+
+func amdDriver(_ context.Context, m *Machine) Answer {
+	amd := m.Inventory.AMD
+	if amd == nil {
+		return none(noAMD)
+	}
+	if !m.Exists("/sys/module/amdgpu") && amd.DriverVersion == "" && !amd.KFD {
+		return found(fail("the module amdgpu is not loaded").Safely("modprobe amdgpu"))
+	}
+	if !amd.KFD {
+		return found(fail("amdgpu is loaded without its compute driver (KFD)").
+			Advise("see what sudo dmesg says about kfd; a kernel without CONFIG_HSA_AMD needs AMD's own driver: install amdgpu-dkms"))
+	}
+	return found(ok("%s", cmp.Or(amd.DriverVersion, "of the kernel "+m.Inventory.Kernel)))
 }

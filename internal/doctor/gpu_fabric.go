@@ -9,21 +9,6 @@ import (
 
 const fabricUnit = "nvidia-fabricmanager.service"
 
-var fabricChecks = []Check{
-	{
-		ID: "nvidia-fabricmanager", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"nvidia-driver"},
-		Doc:   "Without it, `cuInit` fails with error 802. From B200 on, nvlsm must run too. Hold driver and fabric manager at one version. See `sudo journalctl -b -u nvidia-fabricmanager`.",
-		About: "on machines with NVSwitches, the fabric manager runs in the driver's version",
-		Run:   fabricManager,
-	},
-	{
-		ID: "nvidia-fabric", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"nvidia-fabricmanager"},
-		Doc:   "CUDA does not start on a GPU outside it. Joining takes minutes after a boot. See [`gpu.fabric`](health.md#gpus).",
-		About: "each GPU is part of the NVLink fabric",
-		Run:   judged("gpu.fabric"),
-	},
-}
-
 func fabricManager(ctx context.Context, m *Machine) Answer {
 	u, err := m.unit(ctx, fabricUnit)
 	if err != nil {

@@ -14,34 +14,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// judgedChecks are the verdicts of package health, for when no daemon makes them.
-var judgedChecks = []Check{
-	{
-		ID: "gpu-errors", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   fmt.Sprintf("[Reset the GPU](health.md#resetting-a-gpu) or reboot; if the error ([Xid](health.md#xids), of the catalog of driver r%d) comes back, replace the GPU. This check and the next three leave out what [health](#health) shows.", health.XidBranch),
-		About: "since boot, no GPU was lost or had an error that jobs do not cause",
-		Run:   judged("gpu.recovery", "gpu.lost", "gpu.xid", "gpu.reset", "node.nvswitch"),
-	},
-	{
-		ID: "gpu-memory", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "Results may be wrong. [Reset the GPU](health.md#resetting-a-gpu). If that does not help, or a remap failed, replace it.",
-		About: "the GPUs' memory has spare rows and no uncorrectable errors",
-		Run:   judged("gpu.ecc", "gpu.remap", "gpu.retired", "gpu.ras"),
-	},
-	{
-		ID: "gpu-links", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "Copies are slow. Reseat the GPU or its riser. `sudo lspci -vv -s 1a:00.0` shows LnkCap and LnkSta.",
-		About: "each GPU has all its PCIe lanes, and its links to the others",
-		Run:   judged("gpu.nvlink", "gpu.pcie"),
-	},
-	{
-		ID: "gpu-throttle", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "Timings are wrong. Check fans, filters, room and power supplies; `nvidia-smi -q -d PERFORMANCE,TEMPERATURE` shows the cause.",
-		About: "no GPU is slowed down by heat or a lack of power",
-		Run:   judged("gpu.throttle", "gpu.thermal"),
-	},
-}
-
 // judged returns a check for these verdicts. If the daemon runs, the check health reports
 // them, except what the daemon has not seen yet.
 func judged(checks ...string) func(context.Context, *Machine) Answer {

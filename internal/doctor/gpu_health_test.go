@@ -175,10 +175,10 @@ func TestHealthOnce(t *testing.T) {
 	files := andFiles(boundSlots(4), "/var/lib/kbnode/health.json", `{"verdicts":[
 		{"check":"gpu.missing","gpu":"GPU-3","slots":[3],"level":"fatal","effect":"park","reason":"it is missing"},
 		{"check":"gpu.lost","gpu":"GPU-1","slots":[1],"level":"fatal","effect":"park","reason":"it is lost"},
-		{"check":"gpu.lost","gpu":"GPU-2","slots":[2],"level":"fatal","effect":"park","reason":"it was lost"},
-		{"check":"gpu.xid","gpu":"GPU-3","slots":[3],"level":"fatal","effect":"drain","reason":"Xid 48"}]}`)
+		{"check":"gpu.lost","gpu":"GPU-2","slots":[2],"level":"fatal","effect":"park","reason":"it was lost","fix":"reboot"},
+		{"check":"gpu.xid","gpu":"GPU-3","slots":[3],"level":"fatal","effect":"drain","reason":"Xid 48","fix":"reset it"}]}`)
 	got := answer(t, machineOf(t, &fake{inv: inv}, files), "health")
-	want := []Finding{{Status: Fail, Slots: []int{2}, Detail: "gpu.lost: it was lost"}, {Status: Fail, Slots: []int{3}, Detail: "gpu.xid: Xid 48"}}
+	want := []Finding{{Status: Fail, Slots: []int{2}, Detail: "gpu.lost: it was lost", Advice: "reboot"}, {Status: Fail, Slots: []int{3}, Detail: "gpu.xid: Xid 48", Advice: "reset it"}}
 	if diff := cmp.Diff(want, got.Findings); diff != "" {
 		t.Error(diff)
 	}

@@ -12,39 +12,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-var modeChecks = []Check{
-	{
-		ID: "nvidia-mig", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "Without instances, a GPU has [no slots](shapes.md#mig-instances). To leave MIG mode, run `sudo kbnode drain 3 --wait`, then the command. If it says \"in use by another client\", run `sudo nvidia-smi -pm 0 -i 3` first. Ampere also needs a [reset](health.md#resetting-a-gpu).",
-		About: "each GPU in MIG mode has instances, which are slots", Run: ofNVIDIA(migModes),
-	},
-	{
-		ID: "nvidia-compute-mode", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "Jobs fail with \"all CUDA-capable devices are busy or unavailable\". The fix lasts until the driver is reloaded.",
-		About: "several processes of a job can use its GPU", Run: ofNVIDIA(computeModes),
-	},
-	{
-		ID: "nvidia-persistence", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"},
-		Doc:   "Idle GPUs shut down: jobs start slowly, and clocks and limits are lost. kbnode [turns it on](configuration.md#benchmark-hygiene) unless `hygiene.disabled` is set.",
-		About: "persistence mode is on", Run: ofNVIDIA(persistenceModes),
-	},
-	{
-		ID: "nvidia-ecc", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"},
-		Doc:   "Memory errors silently become wrong results. On GDDR boards ECC costs memory and speed, so mixed slots do not compare. The command reboots.",
-		About: "ECC is on for all GPUs", Run: ofNVIDIA(eccModes),
-	},
-	{
-		ID: "nvidia-clocks", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"},
-		Doc:   "Boards or firmware differ, or someone used `nvidia-smi -lgc` or `-ac`, so slots do not compare. Use [`hygiene.clocks`](configuration.md#clocks) instead.",
-		About: "equal GPUs have equal clocks, and only kbnode limits them", Run: ofNVIDIA(gpuClocks),
-	},
-	{
-		ID: "nvidia-power", Group: "gpu", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"},
-		Doc:   "Slots do not compare. The fix lasts until the driver is reloaded. If the limit changes back, look for `nvidia-smi -pl`, DCGM, or the chassis's power cap.",
-		About: "each GPU has its default power limit, and equal GPUs have the same", Run: ofNVIDIA(powerLimits),
-	},
-}
-
 // ofNVIDIA runs a check on the NVIDIA GPUs that NVML answers for.
 func ofNVIDIA(ask func(*Machine, fleet) Answer) func(context.Context, *Machine) Answer {
 	return func(_ context.Context, m *Machine) Answer {

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"testing"
@@ -173,22 +172,14 @@ func TestAMDChecks(t *testing.T) {
 // partitioned returns the bindings' file of slots with parts partitions of each of these
 // GPUs of mi300s.
 func partitioned(parts int, gpus ...int) map[string]string {
-	var f struct {
-		Schema int            `json:"schema"`
-		Slots  []plan.Binding `json:"slots"`
-	}
-	f.Schema = plan.Schema
+	var list []plan.Binding
 	mode := map[int]string{1: "SPX", 2: "DPX", 3: "TPX", 4: "QPX", 8: "CPX"}[parts]
 	for _, k := range gpus {
 		for n := range parts {
-			f.Slots = append(f.Slots, plan.Binding{Slot: len(f.Slots), Member: plan.Member{GPU: k, UUID: fmt.Sprintf("GPU-%d", k), PCI: pciOf(k), Vendor: "amd", Partition: n, Mode: mode}})
+			list = append(list, plan.Binding{Slot: len(list), Member: plan.Member{GPU: k, UUID: fmt.Sprintf("GPU-%d", k), PCI: pciOf(k), Vendor: "amd", Partition: n, Mode: mode}})
 		}
 	}
-	text, err := json.Marshal(f)
-	if err != nil {
-		panic(err)
-	}
-	return map[string]string{plan.BindingsPath: string(text)}
+	return bindings(list)
 }
 
 func firmwareOf(k int) string { return "/sys/bus/pci/devices/" + pciOf(k) + "/vbios_version" }

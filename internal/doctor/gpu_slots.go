@@ -21,112 +21,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-var slotGPUChecks = []Check{
-	{
-		ID: "gpu-present", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "The slot takes no jobs. `echo 1 | sudo tee /sys/bus/pci/rescan` finds a GPU that software removed. Otherwise reboot, and check seat and power. A replacement takes the slot at the next `sudo kbnode reconcile`.",
-		About: "each slot's GPU is present, by its UUID",
-		Run: func(_ context.Context, m *Machine) Answer {
-			bound := slotBindings(m)
-			switch {
-			case len(bound) == 0 && len(m.Inventory.GPUs) == 0:
-				return none("no GPU")
-			case len(bound) == 0:
-				return found(ok("%d GPUs, no slots yet", len(m.Inventory.GPUs)))
-			}
-			var wrong []Finding
-			lost, replaced := plan.Losses(m.Inventory.GPUs, bound)
-			for _, l := range lost {
-				if l.Why != "" {
-					now, do, _ := strings.Cut(l.Why, "; ")
-					wrong = append(wrong, fail("%s", now).Of(l.Slot).Advise("%s", do))
-					continue
-				}
-				wrong = append(wrong, fail("GPU %s at %s is missing", l.UUID, l.PCI).Of(l.Slot).
-					Advise("look for it with lspci and sudo dmesg, and reboot; if it was removed for good, move /var/lib/kbnode/slots.json away and run sudo kbnode install"))
-			}
-			for _, r := range replaced {
-				wrong = append(wrong, warn("%s", r.Why).Of(r.Slot).Safely("kbnode reconcile"))
-			}
-			return otherwise(wrong, ok("%d GPUs in %d slots", len(m.Inventory.GPUs), len(bound)))
-		},
-	},
-	{
-		ID: "gpu-answers", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "Reboot; if that does not help, check seat, power and GPU. If another driver holds it, the command takes it back until the next boot. To make that permanent, remove its ID from `vfio-pci.ids=` on the kernel command line, or write `blacklist nouveau` into `/etc/modprobe.d/nouveau.conf` and run `sudo update-initramfs -u`.",
-		About: "each GPU uses its vendor's driver, and answers it",
-		Run: func(_ context.Context, m *Machine) Answer {
-			f := fleetOf(m, "")
-			if len(f.gpus) == 0 {
-				return none("no GPU")
-			}
-			dead := health.ReadBus(m.Root, f.gpus)
-			f.gpus = slices.DeleteFunc(f.gpus, func(g inventory.GPU) bool { return driverless(m.Inventory, g) })
-			if len(f.gpus) == 0 {
-				return none("no driver is loaded")
-			}
-			var all []Finding
-			answer := 0
-			for _, g := range f.gpus {
-				switch {
-				case dead[g.PCI].Dead || g.NVML != nil && g.NVML.Code == nvmlLost:
-					all = append(all, rebooted(m, fail("the GPU at %s is lost: %s", g.PCI, cmp.Or(g.Error, "its PCI configuration reads as all ones"))).Of(f.slots[g.PCI]...))
-				case g.NVML != nil && g.NVML.Code == nvmlReset:
-					all = append(all, reset(g, f.slots[g.PCI]))
-				case !g.Healthy:
-					all = append(all, silent(m, g).Of(f.slots[g.PCI]...))
-				case g.NVML != nil && len(g.NVML.Unread) > 0:
-					all = append(all, warn("the GPU at %s does not answer all NVML queries: %s", g.PCI, g.NVML.Unread[0]).Of(f.slots[g.PCI]...).
-						Advise("see what sudo dmesg says about it; its other values may be wrong, too"))
-				default:
-					answer++
-				}
-			}
-			if answer > 0 {
-				all = append(all, ok("%d GPUs", answer))
-			}
-			return found(all...)
-		},
-	},
-	{
-		ID: "gpu-devices", Group: "gpu", Bare: true, Worst: Fail, Needs: []string{"plan"},
-		Doc:   "Jobs find no GPU. If `sudo kbnode selftest` fails after the command, reboot. On AMD, non-root jobs cannot open `/dev/kfd` or a render node that is only root's.",
-		About: "the device files of each slot's GPU exist",
-		Run: func(_ context.Context, m *Machine) Answer {
-			slots := map[string][]int{} // slots, by file
-			var names []string
-			for _, s := range m.Plan.Slots {
-				if s.Parked != "" {
-					continue
-				}
-				for _, name := range s.Devices() {
-					if strings.HasPrefix(name, "/dev/nvidia-uvm") && m.Inventory.NVIDIA != nil && m.Inventory.NVIDIA.UVMMajor == 0 {
-						continue // nvidia-uvm reports it
-					}
-					if slots[name] == nil {
-						names = append(names, name)
-					}
-					slots[name] = append(slots[name], s.Index)
-				}
-			}
-			if len(names) == 0 {
-				return none("no slot's GPU has device files")
-			}
-			var all []Finding
-			for _, name := range names {
-				f, bad := badDevice(m, name)
-				if !bad {
-					f, bad = closedDevice(m, name)
-				}
-				if bad {
-					all = append(all, f.Of(slots[name]...))
-				}
-			}
-			return otherwise(all, ok("%d device files", len(names)))
-		},
-	},
-}
-
 // driverless reports whether no GPU of g's vendor has its driver.
 func driverless(inv *inventory.Inventory, g inventory.GPU) bool {
 	if g.Vendor == "amd" {
@@ -250,4 +144,95 @@ func deviceNumber(m *Machine, name string) (major, minor int) {
 		known(m.Value("/sys/class/drm/" + base + "/dev"))
 	}
 	return major, minor
+}
+
+func gpuPresent(_ context.Context, m *Machine) Answer {
+	bound := slotBindings(m)
+	switch {
+	case len(bound) == 0 && len(m.Inventory.GPUs) == 0:
+		return none("no GPU")
+	case len(bound) == 0:
+		return found(ok("%d GPUs, no slots yet", len(m.Inventory.GPUs)))
+	}
+	var wrong []Finding
+	lost, replaced := plan.Losses(m.Inventory.GPUs, bound)
+	for _, l := range lost {
+		if l.Why != "" {
+			now, do, _ := strings.Cut(l.Why, "; ")
+			wrong = append(wrong, fail("%s", now).Of(l.Slot).Advise("%s", do))
+			continue
+		}
+		wrong = append(wrong, fail("GPU %s at %s is missing", l.UUID, l.PCI).Of(l.Slot).
+			Advise("look for it with lspci and sudo dmesg, and reboot; if it was removed for good, move /var/lib/kbnode/slots.json away and run sudo kbnode install"))
+	}
+	for _, r := range replaced {
+		wrong = append(wrong, warn("%s", r.Why).Of(r.Slot).Safely("kbnode reconcile"))
+	}
+	return otherwise(wrong, ok("%d GPUs in %d slots", len(m.Inventory.GPUs), len(bound)))
+}
+
+func gpuAnswers(_ context.Context, m *Machine) Answer {
+	f := fleetOf(m, "")
+	if len(f.gpus) == 0 {
+		return none("no GPU")
+	}
+	dead := health.ReadBus(m.Root, f.gpus)
+	f.gpus = slices.DeleteFunc(f.gpus, func(g inventory.GPU) bool { return driverless(m.Inventory, g) })
+	if len(f.gpus) == 0 {
+		return none("no driver is loaded")
+	}
+	var all []Finding
+	answer := 0
+	for _, g := range f.gpus {
+		switch {
+		case dead[g.PCI].Dead || g.NVML != nil && g.NVML.Code == nvmlLost:
+			all = append(all, rebooted(m, fail("the GPU at %s is lost: %s", g.PCI, cmp.Or(g.Error, "its PCI configuration reads as all ones"))).Of(f.slots[g.PCI]...))
+		case g.NVML != nil && g.NVML.Code == nvmlReset:
+			all = append(all, reset(g, f.slots[g.PCI]))
+		case !g.Healthy:
+			all = append(all, silent(m, g).Of(f.slots[g.PCI]...))
+		case g.NVML != nil && len(g.NVML.Unread) > 0:
+			all = append(all, warn("the GPU at %s does not answer all NVML queries: %s", g.PCI, g.NVML.Unread[0]).Of(f.slots[g.PCI]...).
+				Advise("see what sudo dmesg says about it; its other values may be wrong, too"))
+		default:
+			answer++
+		}
+	}
+	if answer > 0 {
+		all = append(all, ok("%d GPUs", answer))
+	}
+	return found(all...)
+}
+
+func gpuDevices(_ context.Context, m *Machine) Answer {
+	slots := map[string][]int{} // slots, by file
+	var names []string
+	for _, s := range m.Plan.Slots {
+		if s.Parked != "" {
+			continue
+		}
+		for _, name := range s.Devices() {
+			if strings.HasPrefix(name, "/dev/nvidia-uvm") && m.Inventory.NVIDIA != nil && m.Inventory.NVIDIA.UVMMajor == 0 {
+				continue // nvidia-uvm reports it
+			}
+			if slots[name] == nil {
+				names = append(names, name)
+			}
+			slots[name] = append(slots[name], s.Index)
+		}
+	}
+	if len(names) == 0 {
+		return none("no slot's GPU has device files")
+	}
+	var all []Finding
+	for _, name := range names {
+		f, bad := badDevice(m, name)
+		if !bad {
+			f, bad = closedDevice(m, name)
+		}
+		if bad {
+			all = append(all, f.Of(slots[name]...))
+		}
+	}
+	return otherwise(all, ok("%d device files", len(names)))
 }

@@ -21,47 +21,6 @@ const (
 	goodNetwork = 1000  // Mbit/s
 )
 
-// hardwareChecks compare the machine with the vendors' guide.
-var hardwareChecks = []Check{
-	{
-		ID: "hardware-memory", Group: "hardware", Bare: true, Worst: Warn, Needs: []string{"plan"},
-		Doc:   "Minimum 16 GB per slot, recommended 32 GB per GPU. Jobs with too little are killed.",
-		About: "there is enough memory for each slot",
-		Run: func(_ context.Context, m *Machine) Answer {
-			_, least, _ := plan.TooSmall(m.Inventory, m.Plan)
-			return enough(least, m.Inventory.Memory.TotalBytes/int64(len(m.Plan.Slots)), goodMemory, func(n int64) string { return fmt.Sprintf("%d GB of memory", n/1e9) })
-		},
-	},
-	{
-		ID: "hardware-cores", Group: "hardware", Bare: true, Worst: Warn, Needs: []string{"plan"},
-		Doc:   "Minimum 8 cores per slot, recommended 16 CPUs per GPU as `nproc` counts, or compiling is slow. If the system's reserve is why, set `reserve.cpus: 0`.",
-		About: "there are enough CPU cores for each slot",
-		Run: func(_ context.Context, m *Machine) Answer {
-			least, _, _ := plan.TooSmall(m.Inventory, m.Plan)
-			return enough(least, int64(len(m.Inventory.CPU.List)/len(m.Plan.Slots)), goodCPUs, func(n int64) string { return strconv.FormatInt(n, 10) + " CPUs" })
-		},
-	},
-	{
-		ID: "hardware-disk", Group: "hardware", Bare: true, Worst: Warn, Needs: []string{"plan"},
-		Doc:   "Minimum 50 GB per slot, recommended 100 GB per GPU, for `/var/lib/buildkite-agent` and Docker together. Slots' disks take half, at most 50 GiB each; see `job.disk`.",
-		About: "there is enough disk for each slot",
-		Run: func(_ context.Context, m *Machine) Answer {
-			_, _, least := plan.TooSmall(m.Inventory, m.Plan)
-			bytes := diskBytes(m.Inventory.Disks)
-			if bytes == 0 {
-				return none("the size of the disks is unknown")
-			}
-			return enough(least, bytes/int64(len(m.Plan.Slots)), goodDisk, func(n int64) string { return fmt.Sprintf("%d GB of disk", n/1e9) })
-		},
-	},
-	{
-		ID: "hardware-network", Group: "hardware", Bare: true, Worst: Warn,
-		Doc:   "Minimum 100 Mbit/s, recommended 1 Gbit/s, or images take hours. See `ethtool DEVICE`; suspect the cable.",
-		About: "the network is fast enough for images and artifacts",
-		Run:   func(_ context.Context, m *Machine) Answer { return m.network() },
-	},
-}
-
 // enough returns what a slot lacks, or its share of the machine.
 func enough(least string, share, good int64, name func(int64) string) Answer {
 	const advice = "use fewer GPUs (gpus in the configuration, or sudo kbnode install --gpus), or upgrade the machine"
@@ -77,17 +36,17 @@ func enough(least string, share, good int64, name func(int64) string) Answer {
 // diskBytes sums the sizes of the file systems that slots and Docker write to. It counts
 // equal sizes once, because the inventory names a shared file system for each use.
 func diskBytes(disks []inventory.DiskFree) (sum int64) {
-	seen := map[int64]bool{}
+	counted := map[int64]bool{}
 	for _, d := range disks {
-		if !seen[d.TotalBytes] {
+		if !counted[d.TotalBytes] {
 			sum += d.TotalBytes
 		}
-		seen[d.TotalBytes] = true
+		counted[d.TotalBytes] = true
 	}
 	return sum
 }
 
-func (m *Machine) network() Answer {
+func hardwareNetwork(_ context.Context, m *Machine) Answer {
 	dev := m.DefaultDevice()
 	if dev == "" {
 		return none("there is no default route")
@@ -113,4 +72,23 @@ func slotsCPUs(p *plan.Plan) (all cpuset.Set) {
 		all = all.Union(cpus)
 	}
 	return all
+}
+
+func hardwareMemory(_ context.Context, m *Machine) Answer {
+	_, least, _ := plan.TooSmall(m.Inventory, m.Plan)
+	return enough(least, m.Inventory.Memory.TotalBytes/int64(len(m.Plan.Slots)), goodMemory, func(n int64) string { return fmt.Sprintf("%d GB of memory", n/1e9) })
+}
+
+func hardwareCores(_ context.Context, m *Machine) Answer {
+	least, _, _ := plan.TooSmall(m.Inventory, m.Plan)
+	return enough(least, int64(len(m.Inventory.CPU.List)/len(m.Plan.Slots)), goodCPUs, func(n int64) string { return strconv.FormatInt(n, 10) + " CPUs" })
+}
+
+func hardwareDisk(_ context.Context, m *Machine) Answer {
+	_, _, least := plan.TooSmall(m.Inventory, m.Plan)
+	bytes := diskBytes(m.Inventory.Disks)
+	if bytes == 0 {
+		return none("the size of the disks is unknown")
+	}
+	return enough(least, bytes/int64(len(m.Plan.Slots)), goodDisk, func(n int64) string { return fmt.Sprintf("%d GB of disk", n/1e9) })
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/image"
+	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -20,162 +21,6 @@ const (
 	// onItsWay is how long an update may take with a large image and busy slots.
 	onItsWay = 26 * time.Hour
 )
-
-// imageChecks check the image that jobs run. They do not ask the registry: that would take
-// seconds, and its content is up to the update.
-var imageChecks = []Check{
-	{
-		ID: "image-state", Group: "image", Worst: Warn, Needs: []string{"installed"},
-		Doc:   "With a broken `/var/lib/kbnode/images.json`, updates fail. The command moves it aside; rollbacks to earlier images are lost.",
-		About: "kbnode can read its record of images",
-		Run: func(_ context.Context, m *Machine) Answer {
-			s, err := image.Read(m.Path(plan.ImageDir))
-			if err != nil {
-				name := plan.ImageDir + "/images.json"
-				return found(warn("%s", lines(err)).By("mv %s %[1]s.broken && %s", name, updateImage))
-			}
-			return found(ok("%d previous, %d refused", len(s.Previous), len(s.Refused)))
-		},
-	},
-	{
-		ID: "image-present", Group: "image", Worst: Fail, Needs: []string{"installed", "docker-engine"},
-		Doc:   "The first job would pull it, or it is for another processor. `sudo kbnode image update` fetches it and runs a canary.",
-		About: "the jobs' image is on the node",
-		Run: func(ctx context.Context, m *Machine) Answer {
-			name := m.Config.Image.Name
-			i, err := m.Source.Image(ctx, name)
-			switch {
-			case errors.Is(err, docker.ErrNotFound):
-				return found(warn("%s is not on the node, so the first job waits until it is pulled, and no canary has run it", name).By(updateImage))
-			case err != nil:
-				return found(warn("%s", lines(err)).Advise("see what sudo docker image inspect %s says", name))
-			case i.Arch != "" && m.Inventory.Arch != "" && i.Arch != m.Inventory.Arch:
-				return found(fail("%s is for %s, but this machine is %s, so nothing in it starts", name, i.Arch, m.Inventory.Arch).
-					Advise("build it for %s too, or set image.name to one that is, then run sudo %s", m.Inventory.Arch, updateImage))
-			}
-			return found(ok("%s, %s%s", label(i), gib(i.Size), age(m.Now, i.Created)))
-		},
-	},
-	{
-		ID: "image-registry", Group: "image", Bare: true, Worst: Warn, Needs: []string{"docker-engine"},
-		Doc:   "Put its CA certificate into `/etc/docker/certs.d/HOST:PORT/ca.crt`, and remove the registry from `insecure-registries` in `/etc/docker/daemon.json`.",
-		About: "Docker verifies the certificate of the image's registry",
-		Run: func(_ context.Context, m *Machine) Answer {
-			name, err := docker.ParseRef(m.Config.Image.Name)
-			if err != nil {
-				return none("%s", err)
-			}
-			registry, _, _ := strings.Cut(name, "/")
-			if name, _, _ := strings.Cut(registry, ":"); slices.Contains(m.Docker.Insecure, registry) && name != "localhost" && !strings.HasPrefix(name, "127.") {
-				return found(warn("%s is one of Docker's insecure registries, so anyone in between can replace the jobs' image", registry).
-					Advise("give it a certificate (put its CA certificate into /etc/docker/certs.d/%s/ca.crt), remove it from insecure-registries in %s, and run sudo systemctl reload docker", registry, host.DaemonJSON))
-			}
-			return found(ok("%s", registry))
-		},
-	},
-	{
-		ID: "image-proven", Group: "image", Worst: Warn, Needs: []string{"image-state", "image-present"},
-		Doc:   "No update finished, or someone pulled or tagged another image. Run [`sudo kbnode image update`](operations.md#a-new-image); `sudo kbnode image list` shows all.",
-		About: "jobs run the image that kbnode chose, after a canary",
-		Run: func(ctx context.Context, m *Machine) Answer {
-			s, err := image.Read(m.Path(plan.ImageDir))
-			now, errNow := m.Source.Image(ctx, m.Config.Image.Name)
-			switch auto := m.Config.Image.Updates(); {
-			case errNow != nil:
-				return none("there is no such image here")
-			case err != nil || s.Current == nil && !auto:
-				return none("kbnode does not update it (image.auto_update)")
-			case s.Name != m.Config.Image.Name && s.Name != "":
-				return found(warn("image.name is now %s, but kbnode only knows %s", m.Config.Image.Name, s.Name).By(updateImage))
-			case s.Current == nil:
-				return found(warn("no update has run yet, so no canary has run it").By(updateImage))
-			case s.Moving:
-				return found(warn("an update was interrupted just before it moved the name to %s", short(s.Current.Digest, s.Current.ID)).By(updateImage))
-			case now.ID != s.Current.ID:
-				return found(warn("the name refers to %s, but kbnode chose %s: someone pulled or tagged it without a canary", short("", now.ID), short("", s.Current.ID)).By(updateImage))
-			case s.Current.Canary == nil:
-				return found(ok("chosen before any canary"))
-			case s.Trial != nil:
-				return found(ok("canary in %s; of its first %d jobs, %d failed so far", s.Current.Canary.Slot, s.Trial.Jobs, s.Trial.Failed))
-			}
-			return found(ok("canary in %s%s", s.Current.Canary.Slot, ago(m.Now, s.Current.Canary.Time)))
-		},
-	},
-	{
-		ID: "image-update", Group: "image", Worst: Warn, Needs: []string{"image-state"},
-		Doc:   "Jobs keep the previous image. `sudo kbnode image list` says why. Fix and push the new one. `sudo kbnode drain gpu0` makes room for a canary.",
-		About: "the last image update succeeded",
-		Run: func(ctx context.Context, m *Machine) Answer {
-			s, err := image.Read(m.Path(plan.ImageDir))
-			if err != nil {
-				return none("%s", lines(err))
-			}
-			var all []Finding
-			since := time.Time{}
-			if s.Current != nil {
-				since = s.Current.Since
-			}
-			if len(s.Refused) > 0 && s.Refused[0].Time.After(since) {
-				r := s.Refused[0]
-				all = append(all, warn("%s was refused%s: %s", short(r.Digest, ""), ago(m.Now, r.Time), r.Reason).
-					Advise("fix the image and push it; cron tries the next one, and sudo %s tries this one again", updateImage))
-			}
-			if c := s.Candidate; c != nil && m.Now.Sub(c.Since) > onItsWay {
-				all = append(all, warn("the update to %s has not finished since %s", short(c.Digest, c.ID), c.Since.Format(time.DateOnly)).By(updateImage))
-			}
-			if u, err := m.unit(ctx, plan.ImageService); err == nil && u.Active == "failed" {
-				all = append(all, warn("%s failed (%s, exit status %d)", plan.ImageService, u.Result, u.ExitStatus).By(updateImage).
-					Advise("sudo journalctl -u kbnode-image -n 20 says why"))
-			}
-			return otherwise(all, ok("none refused since, none pending"))
-		},
-	},
-	{
-		ID: "image-space", Group: "image", Worst: Warn, Needs: []string{"image-present", "docker-space"},
-		Doc:   "An update needs three times its download, plus the 10 GiB or tenth (the smaller) that stays free. Run `sudo docker image prune` and `sudo docker builder prune`, or lower `image.keep`.",
-		About: "the next image fits on Docker's disk",
-		Run: func(ctx context.Context, m *Machine) Answer {
-			i, err := m.Source.Image(ctx, m.Config.Image.Name)
-			switch {
-			case err != nil:
-				return none("there is no image yet to estimate the size from")
-			case !m.Config.Image.Updates():
-				return none("kbnode does not update it (image.auto_update)")
-			}
-			s, _ := image.Read(m.Path(plan.ImageDir)) // image-state reports what is wrong with it
-			var old int64
-			for _, p := range append(s.Previous, s.Drop...) {
-				old += p.Size
-			}
-			d, read := m.imageDisk()
-			// An update needs room for three times its download, which is about half an
-			// image.
-			need := leftFree(d.TotalBytes) + i.Size*3/2
-			switch {
-			case !read:
-				return none("the free space at %s is unknown", m.Docker.RootDir)
-			case d.FreeBytes < leftFree(d.TotalBytes):
-				return none("see docker-space")
-			case d.FreeBytes < need:
-				return found(warn("%s is free, but an image of %s needs about %s; earlier images take up to %s", gib(d.FreeBytes), gib(i.Size), gib(need), gib(old)).
-					Advise("sudo docker system df shows what uses the space; sudo docker image prune and sudo docker builder prune free some, and image.keep sets how many images stay"))
-			}
-			return found(ok("%s free, about %s needed; earlier images take up to %s", gib(d.FreeBytes), gib(need), gib(old)))
-		},
-	},
-	{
-		ID: "image-schedule", Group: "image", Worst: Warn, Needs: []string{"state"},
-		Doc:   "No cron reads `/etc/cron.d`. Install or start cron, or run `sudo kbnode image update`.",
-		About: "something runs the update at the times in image.auto_update",
-		Run:   checkSchedule,
-	},
-	{
-		ID: "image-others", Group: "image", Worst: Warn, Needs: []string{"installed"},
-		Doc:   "Cron jobs, systemd's timers and services that run, the shell scripts that these call, and containers such as watchtower. Use `image.auto_update` instead.",
-		About: "nothing else pulls images while jobs run, or removes them",
-		Run:   checkOthers,
-	},
-}
 
 // label returns what people identify an image by.
 func label(i docker.Image) string {
@@ -209,4 +54,158 @@ func ago(now, then time.Time) string {
 	default:
 		return fmt.Sprintf(" %d hours ago", max(0, int(d.Hours())))
 	}
+}
+
+func imageState(_ context.Context, m *Machine) Answer {
+	s, err := image.Read(m.Path(plan.ImageDir))
+	if err != nil {
+		name := plan.ImageDir + "/images.json"
+		return found(warn("%s", lines(err)).By("mv %s %[1]s.broken && %s", name, updateImage))
+	}
+	return found(ok("%d previous, %d refused", len(s.Previous), len(s.Refused)))
+}
+
+func imagePresent(ctx context.Context, m *Machine) Answer {
+	name := m.Config.Image.Name
+	i, err := m.Source.Image(ctx, name)
+	switch {
+	case errors.Is(err, docker.ErrNotFound):
+		return found(warn("%s is not on the node, so the first job waits until it is pulled, and no canary has run it", name).By(updateImage))
+	case err != nil:
+		return found(warn("%s", lines(err)).Advise("see what sudo docker image inspect %s says", name))
+	case i.Arch != "" && m.Inventory.Arch != "" && i.Arch != m.Inventory.Arch:
+		return found(fail("%s is for %s, but this machine is %s, so nothing in it starts", name, i.Arch, m.Inventory.Arch).
+			Advise("build it for %s too, or set image.name to one that is, then run sudo %s", m.Inventory.Arch, updateImage))
+	}
+	return found(ok("%s, %s%s", label(i), gib(i.Size), age(m.Now, i.Created)))
+}
+
+func imageRegistry(_ context.Context, m *Machine) Answer {
+	name, err := docker.ParseRef(m.Config.Image.Name)
+	if err != nil {
+		return none("%s", err)
+	}
+	registry, _, _ := strings.Cut(name, "/")
+	if name, _, _ := strings.Cut(registry, ":"); slices.Contains(m.Docker.Insecure, registry) && name != "localhost" && !strings.HasPrefix(name, "127.") {
+		return found(warn("%s is one of Docker's insecure registries, so anyone in between can replace the jobs' image", registry).
+			Advise("give it a certificate (put its CA certificate into /etc/docker/certs.d/%s/ca.crt), remove it from insecure-registries in %s, and run sudo systemctl reload docker", registry, host.DaemonJSON))
+	}
+	return found(ok("%s", registry))
+}
+
+func imageProven(ctx context.Context, m *Machine) Answer {
+	s, err := image.Read(m.Path(plan.ImageDir))
+	now, errNow := m.Source.Image(ctx, m.Config.Image.Name)
+	switch auto := m.Config.Image.Updates(); {
+	case errNow != nil:
+		return none("there is no such image here")
+	case err != nil || s.Current == nil && !auto:
+		return none("kbnode does not update it (image.auto_update)")
+	case s.Name != m.Config.Image.Name && s.Name != "":
+		return found(warn("image.name is now %s, but kbnode only knows %s", m.Config.Image.Name, s.Name).By(updateImage))
+	case s.Current == nil:
+		return found(warn("no update has run yet, so no canary has run it").By(updateImage))
+	case s.Moving:
+		return found(warn("an update was interrupted just before it moved the name to %s", short(s.Current.Digest, s.Current.ID)).By(updateImage))
+	case now.ID != s.Current.ID:
+		return found(warn("the name refers to %s, but kbnode chose %s: someone pulled or tagged it without a canary", short("", now.ID), short("", s.Current.ID)).By(updateImage))
+	case s.Current.Canary == nil:
+		return found(ok("chosen before any canary"))
+	case s.Trial != nil:
+		return found(ok("canary in %s; of its first %d jobs, %d failed so far", s.Current.Canary.Slot, s.Trial.Jobs, s.Trial.Failed))
+	}
+	return found(ok("canary in %s%s", s.Current.Canary.Slot, ago(m.Now, s.Current.Canary.Time)))
+}
+
+func imageUpdate(ctx context.Context, m *Machine) Answer {
+	s, err := image.Read(m.Path(plan.ImageDir))
+	if err != nil {
+		return none("%s", lines(err))
+	}
+	var all []Finding
+	since := time.Time{}
+	if s.Current != nil {
+		since = s.Current.Since
+	}
+	if len(s.Refused) > 0 && s.Refused[0].Time.After(since) {
+		r := s.Refused[0]
+		all = append(all, warn("%s was refused%s: %s", short(r.Digest, ""), ago(m.Now, r.Time), r.Reason).
+			Advise("fix the image and push it; cron tries the next one, and sudo %s tries this one again", updateImage))
+	}
+	if c := s.Candidate; c != nil && m.Now.Sub(c.Since) > onItsWay {
+		all = append(all, warn("the update to %s has not finished since %s", short(c.Digest, c.ID), c.Since.Format(time.DateOnly)).By(updateImage))
+	}
+	if u, err := m.unit(ctx, plan.ImageService); err == nil && u.Active == "failed" {
+		all = append(all, warn("%s failed (%s, exit status %d)", plan.ImageService, u.Result, u.ExitStatus).By(updateImage).
+			Advise("sudo journalctl -u kbnode-image -n 20 says why"))
+	}
+	return otherwise(all, ok("none refused since, none pending"))
+}
+
+func imageSpace(ctx context.Context, m *Machine) Answer {
+	i, err := m.Source.Image(ctx, m.Config.Image.Name)
+	switch {
+	case err != nil:
+		return none("there is no image yet to estimate the size from")
+	case !m.Config.Image.Updates():
+		return none("kbnode does not update it (image.auto_update)")
+	}
+	s, _ := image.Read(m.Path(plan.ImageDir)) // image-state reports what is wrong with it
+	var old int64
+	for _, p := range append(s.Previous, s.Drop...) {
+		old += p.Size
+	}
+	d, read := m.imageDisk()
+	// An update needs room for three times its download, which is about half an
+	// image.
+	need := leftFree(d.TotalBytes) + i.Size*3/2
+	switch {
+	case !read:
+		return none("the free space at %s is unknown", m.Docker.RootDir)
+	case d.FreeBytes < leftFree(d.TotalBytes):
+		return none("see docker-space")
+	case d.FreeBytes < need:
+		return found(warn("%s is free, but an image of %s needs about %s; earlier images take up to %s", gib(d.FreeBytes), gib(i.Size), gib(need), gib(old)).
+			Advise("sudo docker system df shows what uses the space; sudo docker image prune and sudo docker builder prune free some, and image.keep sets how many images stay"))
+	}
+	return found(ok("%s free, about %s needed; earlier images take up to %s", gib(d.FreeBytes), gib(need), gib(old)))
+}
+
+// checkSchedule checks what runs the update. The check as-planned covers the file and the
+// timer.
+func checkSchedule(ctx context.Context, m *Machine) Answer {
+	if !m.Config.Image.Updates() {
+		return none("kbnode does not update the image (image.auto_update)")
+	}
+	at := slices.IndexFunc(m.Plan.Files, func(f plan.File) bool { return f.Path == plan.CronPath })
+	if at < 0 {
+		if !m.State.Units[plan.ImageTimer].Running() {
+			return found(skip("%s does not run; see as-planned", plan.ImageTimer))
+		}
+		return found(ok("%s", plan.ImageTimer))
+	}
+	if text, err := m.Read(plan.CronPath); err != nil || text != m.Plan.Files[at].Content {
+		return found(skip("%s is not as planned; see as-planned", plan.CronPath))
+	}
+	there := ""
+	for _, name := range []string{"cron.service", "crond.service", "cronie.service", "cron.target"} {
+		u, err := m.unit(ctx, name)
+		if err != nil {
+			return none("systemd does not answer: %s", lines(err))
+		}
+		if u.Running() {
+			if !m.StartsAtBoot(name) {
+				return found(warn("%s runs, but will not start after a reboot", name).Safely("systemctl enable %s", name))
+			}
+			return found(ok("%s, by %s", m.Config.Image.AutoUpdate, name))
+		}
+		if u.Exists() && u.Load != "masked" && there == "" {
+			there = name
+		}
+	}
+	f := warn("cron does not run, so %s does nothing and the image is never updated", plan.CronPath)
+	if there != "" {
+		return found(f.Safely("systemctl enable --now %s", there))
+	}
+	return found(f.By("%s", installer.Cron.Command(m.Inventory.OS)))
 }

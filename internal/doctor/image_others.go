@@ -144,7 +144,7 @@ func (o *others) timers(ctx context.Context) {
 		what, engine := "", false
 		for _, command := range commands {
 			for _, words := range shellCommands(command) {
-				engine = engine || slices.ContainsFunc(words, func(w string) bool { return isEngine(toolOf(w)) })
+				engine = engine || slices.ContainsFunc(words, func(w string) bool { return isEngine().MatchString(toolOf(w)) })
 			}
 			if what == "" {
 				what = o.work(command, 0)
@@ -176,51 +176,15 @@ func (o *others) services() {
 	}
 }
 
-// unitLines returns the values of a unit's keys that begin with a text, from its file and its
-// drop-ins. It returns false if there is no file.
+// unitLines returns the values of a unit's keys that begin with a text.
 func (o *others) unitLines(unit, prefix string) (values []string, read bool) {
-	names := []string{unit}
-	if name, instance, is := strings.Cut(unit, "@"); is {
-		names = append(names, name+"@"+path.Ext(instance))
-	}
-	dirs := []string{"/etc/systemd/system", "/run/systemd/transient", "/run/systemd/system", "/run/systemd/generator", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"}
-	var files, dropIns []string
-	for _, name := range names {
-		for _, dir := range dirs {
-			if file := dir + "/" + name; o.Exists(file) && len(files) == 0 {
-				files = append(files, file)
-			}
-			for _, file := range o.List(dir + "/" + name + ".d/*.conf") {
-				if !slices.ContainsFunc(dropIns, func(has string) bool { return path.Base(has) == path.Base(file) }) {
-					dropIns = append(dropIns, file)
-				}
-			}
-		}
-	}
-	read = len(files) > 0
-	type setting struct{ key, value string }
-	var settings []setting
-	slices.SortFunc(dropIns, func(a, b string) int { return strings.Compare(path.Base(a), path.Base(b)) })
-	for _, file := range append(files, dropIns...) {
-		text, err := o.Read(file)
-		o.unknown(file, err)
-		for line := range strings.Lines(strings.ReplaceAll(text, "\\\n", " ")) {
-			line = strings.TrimSpace(line)
-			key, value, is := strings.Cut(line, "=")
-			switch key, value = strings.TrimSpace(key), strings.TrimSpace(value); {
-			case !is || !strings.HasPrefix(key+"=", prefix):
-			case value == "": // the earlier ones of this key do not count
-				settings = slices.DeleteFunc(settings, func(s setting) bool { return s.key == key })
-			default:
-				settings = append(settings, setting{key, value})
-			}
-		}
-	}
-	for _, s := range settings {
-		values = append(values, s.value)
-	}
+	values, read, err := o.UnitValues(unit, prefix)
+	o.unknown(unit, err)
 	return values, read
 }
+
+// shellFlag matches what is before a container's script. The engine joins a command's words by blanks.
+var shellFlag = lazy.Regexp(`^\S*sh( -\w+)* -\w*c `)
 
 func (o *others) containers(ctx context.Context) {
 	running, err := o.Source.Running(ctx)
@@ -229,7 +193,7 @@ func (o *others) containers(ctx context.Context) {
 		if c.Labels[slotLabel] != "" {
 			continue
 		}
-		what := imageCommand(c.Command)
+		what := imageCommand(shellFlag().ReplaceAllString(c.Command, ""))
 		if updaterImages().MatchString(c.Image) || updaterImages().MatchString(c.Name) || c.Labels["com.centurylinklabs.watchtower"] == "true" {
 			what = c.Image
 		}

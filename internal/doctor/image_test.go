@@ -66,7 +66,7 @@ func TestImageChecks(t *testing.T) {
 		return f
 	}
 	kept := chosen + `, "previous": [{"id": "x", "size_bytes": 4294967296}], "drop": [{"id": "y", "size_bytes": 4294967296}]`
-	for _, s := range []stated{
+	play(t, []scene{
 		{"none yet", "image-state", updated(here), nil, "ok: 0 previous, 0 refused", ""},
 		{"here", "image-present", updated(here), nil, "ok: sha256:aaaaaaaaaaaa, 10.0 GiB, built 10 days ago", ""},
 		{"not here", "image-present", updated(docker.Image{}), nil, "warn: " + name + " is not on the node, so the first job waits until it is pulled, and no canary has run it", "kbnode image update"},
@@ -124,14 +124,12 @@ func TestImageChecks(t *testing.T) {
 		{"containers of jobs and others", "image-others", containers(docker.Container{Image: "x/watchtower", Labels: map[string]string{"kbnode.slot": "0"}}, docker.Container{Image: "watchtower-exporter"}), nil, "ok: none", ""},
 		{"what does not answer", "image-others", broken, map[string]string{"/etc/crontab": "1 1 * * * root docker-compose pull\n"}, "warn: /etc/crontab runs docker-compose pull", ""},
 		{"nothing that answers", "image-others", broken, nil, "skip: the timers: not read: no answer (and 1 more)", ""},
-	} {
-		t.Run(s.id+"/"+s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })
-	}
-	stated{"", "image-state", updated(here), map[string]string{plan.ImageDir + "/images.json": "{"}, "", ""}.brokenState(t)
+	})
+	scene{"", "image-state", updated(here), map[string]string{plan.ImageDir + "/images.json": "{"}, "", ""}.brokenState(t)
 }
 
 // brokenState compares only the fix: the message contains the temporary directory.
-func (s stated) brokenState(t *testing.T) {
+func (s scene) brokenState(t *testing.T) {
 	t.Helper()
 	got := answer(t, machineOf(t, s.f, s.files), s.id)
 	want := "mv /var/lib/kbnode/images.json /var/lib/kbnode/images.json.broken && kbnode image update"
@@ -163,7 +161,7 @@ func TestImageSchedule(t *testing.T) {
 		return slot.Unit{Name: name, Load: "loaded", Active: active}
 	}
 	const dead = "warn: cron does not run, so /etc/cron.d/kbnode does nothing and the image is never updated"
-	for _, s := range []stated{
+	play(t, []scene{
 		{"cron", id, cron(unit("cron.service", "active")), written, "ok: 0 3 * * *, by cron.service", ""},
 		{"crond, until a reboot", id, cron(unit("crond.service", "active")), written, "warn: crond.service runs, but will not start after a reboot", "systemctl enable crond.service"},
 		{"stopped", id, cron(unit("crond.service", "inactive")), written, dead, "systemctl enable --now crond.service"},
@@ -173,7 +171,5 @@ func TestImageSchedule(t *testing.T) {
 		{"a timer", id, timer("active"), nil, "ok: kbnode-image.timer", ""},
 		{"no timer", id, timer("inactive"), nil, "skip: kbnode-image.timer does not run; see as-planned", ""},
 		{"by hand", id, &fake{}, nil, "skip: kbnode does not update the image (image.auto_update)", ""},
-	} {
-		t.Run(s.name, func(t *testing.T) { t.Parallel(); s.run(t, nil) })
-	}
+	})
 }

@@ -19,154 +19,123 @@ import (
 // driver or engine. All of doctor must end within a minute.
 const readTime = 45 * time.Second
 
-// nodeChecks check kbnode's own state and what the other checks build on.
-var nodeChecks = []Check{
-	{
-		ID: "config", Group: "node", Bare: true, Worst: Fail,
-		Doc:   "The message names the line. The daemon keeps the last file that it could read.",
-		About: "kbnode understands the configuration file",
-		Run: func(_ context.Context, m *Machine) Answer {
-			cfg, err := m.Source.Config()
-			if err != nil {
-				return found(fail("%s", lines(err)).Advise("correct the file; " + Pages + "configuration.md has every key"))
-			}
-			text := plan.ConfigPath
-			if !m.Exists(plan.ConfigPath) {
-				text = "no file, so the defaults apply"
-			}
-			return Answer{Findings: []Finding{ok("%s", text)}, Keep: func(m *Machine) { m.Config = cfg }}
-		},
-	},
-	{
-		ID: "inventory", Group: "node", Bare: true, Worst: Fail, Needs: []string{"config"}, Limit: readTime,
-		Doc:   "Usually `/proc` or `/sys` is missing. Run kbnode on the host, not in a container.",
-		About: "kbnode can read the machine",
-		Run: func(ctx context.Context, m *Machine) Answer {
-			inv, err := m.Source.Inventory(ctx)
-			if err != nil {
-				return found(fail("%s", lines(err)).Advise("see what sudo kbnode inventory says"))
-			}
-			return Answer{
-				Findings: []Finding{ok("%s, %s, %d CPUs, %d GPUs", inv.OS.PrettyName, inv.Kernel, len(inv.CPU.List), len(inv.GPUs))},
-				Keep:     func(m *Machine) { m.Inventory = inv },
-			}
-		},
-	},
-	{
-		ID: "plan", Group: "node", Bare: true, Worst: Fail, Needs: []string{"inventory"},
-		Doc:   "Too few GPUs or cores, an agent without a key that isolation needs, or a broken file below `/var/lib/kbnode`.",
-		About: "kbnode can split the machine into slots",
-		Run: func(_ context.Context, m *Machine) Answer {
-			p, err := m.Source.Plan()
-			if err != nil {
-				return found(fail("%s", lines(err)).Advise("see what kbnode plan says; " + Pages + "configuration.md has the keys that choose GPUs, CPUs and memory"))
-			}
-			all := []Finding{ok("%d slots", len(p.Slots))}
-			cores, memory, disk := plan.TooSmall(m.Inventory, p)
-			for _, w := range p.Warnings {
-				parked := slices.ContainsFunc(p.Slots, func(s plan.Slot) bool { return s.Parked != "" && w == s.ParkedWarning() })
-				if !parked && w != cores && w != memory && w != disk { // slot-parked and group hardware report these
-					all = append(all, warn("%s", w).Advise("see what kbnode plan says"))
-				}
-			}
-			return Answer{Findings: all, Keep: func(m *Machine) { m.Plan = p }}
-		},
-	},
-	{
-		ID: "installed", Group: "node", Worst: Fail, Needs: []string{"config"},
-		Doc:   "`sudo kbnode doctor --preflight` says what is missing.",
-		About: "kbnode install has set the machine up",
-		Run: func(_ context.Context, m *Machine) Answer {
-			if _, err := os.Stat(m.Path(plan.BindingsPath)); err != nil {
-				if !errors.Is(err, fs.ErrNotExist) {
-					return found(fail("%s", err).Advise("check why %s cannot be read", plan.BindingsPath))
-				}
-				return found(fail("kbnode install has not run here").Advise("sudo kbnode doctor --preflight says what is missing; then run sudo kbnode install"))
-			}
-			return found(ok("%s", plan.BindingsPath))
-		},
-	},
-	{
-		ID: "state", Group: "node", Worst: Fail, Needs: []string{"plan", "installed"}, Limit: readTime,
-		Doc:   "systemd does not answer, or kbnode cannot read one of its directories.",
-		About: "systemd and the kernel report their state",
-		Run: func(ctx context.Context, m *Machine) Answer {
-			s, err := m.Source.Observe(ctx)
-			if err != nil {
-				return found(fail("%s", lines(err)).Advise("see sudo journalctl -b -u dbus -u systemd-logind, and reboot if systemd does not answer"))
-			}
-			p := m.Plan
-			all := []Finding{ok("%d units", len(s.Units))}
-			for _, w := range s.Warnings {
-				tuned := slices.ContainsFunc(p.Tunables, func(t plan.Tunable) bool { return t.Form != plan.Least && ofTunable(t, w) })
-				if !tuned && !strings.Contains(w, "cpuset partition") { // group noise and slot-partition report these
-					all = append(all, warn("%s", w).Advise("see "+Pages+"operations.md"))
-				}
-			}
-			return Answer{Findings: all, Keep: func(m *Machine) { m.State, m.Changes = s, reconcile.Diff(p, s) }}
-		},
-	},
-	{
-		ID: "as-planned", Group: "node", Worst: Fail, Needs: []string{"state"},
-		Doc:   "`sudo kbnode reconcile` fixes it; the daemon does within 30 seconds. Changes that wait for a job are warnings.",
-		About: "files, users, units and limits are as planned",
-		Run: func(_ context.Context, m *Machine) Answer {
-			if m.problem("docker") != "" { // reconcile refuses, too
-				return none("the plan is incomplete while Docker does not answer")
-			}
-			var all []Finding
-			for _, c := range m.Changes {
-				if m.ofLimits(c) {
-					continue // slot-limits and slot-partition report it
-				}
-				if c.Kind == reconcile.Start && strings.HasSuffix(c.Subject, ".service") {
-					continue // daemon, agent-running and agent-guard report it
-				}
-				f := fail("%s", c).Safely("kbnode reconcile")
-				if c.Deferred != "" {
-					f = warn("%s", c).Advise("it is then done automatically")
-				}
-				if c.Slot >= 0 {
-					f = f.Of(c.Slot)
-				}
-				all = append(all, f)
-			}
-			return otherwise(all, ok("%d files, %d units", len(m.Plan.Files), len(m.Plan.Units)))
-		},
-	},
-	{
-		ID: "daemon", Group: "node", Worst: Fail, Needs: []string{"state"},
-		Doc:   "Without it, nothing fixes drift or watches GPUs. Jobs go on. See `sudo journalctl -u kbnode`.",
-		About: "kbnode.service runs, and keeps the node as planned",
-		Run: func(_ context.Context, m *Machine) Answer {
-			u := m.State.Units[plan.NodeService]
-			switch {
-			case u.Active == "failed" || u.Sub == "auto-restart":
-				return found(fail("it keeps failing (%s, exit status %d)", u.Result, u.ExitStatus).Safely("systemctl restart %s", plan.NodeService))
-			case !u.Running():
-				return found(fail("it is %s", u.Active).Safely("systemctl start %s", plan.NodeService))
-			case !u.Enabled:
-				return found(warn("it runs, but will not start after a reboot").Safely("systemctl enable %s", plan.NodeService))
-			}
-			return found(ok("since %s", u.Since.UTC().Format(time.RFC3339)))
-		},
-	},
-	{
-		ID: "health", Group: "node", Worst: Fail, Needs: []string{"daemon"},
-		Doc:   "[Verdicts](health.md) that drain or park a slot, or are fatal, make the node unfit.",
-		About: "the daemon finds nothing wrong with GPUs and node",
-		Run: func(_ context.Context, m *Machine) Answer {
-			kept, err := daemon.ReadHealth(m.Root)
-			if err != nil {
-				return found(warn("%s", err).By("systemctl restart %s", plan.NodeService))
-			}
-			var all []Finding
-			for _, v := range kept.Verdicts {
-				if v.Level >= health.Warn && !isOwn(m, v) {
-					all = append(all, verdictFinding(v))
-				}
-			}
-			return otherwise(all, ok("no verdicts"))
-		},
-	},
+func nodeConfig(_ context.Context, m *Machine) Answer {
+	cfg, err := m.Source.Config()
+	if err != nil {
+		return found(fail("%s", lines(err)).Advise("correct the file; " + Pages + "configuration.md has every key"))
+	}
+	text := plan.ConfigPath
+	if !m.Exists(plan.ConfigPath) {
+		text = "no file, so the defaults apply"
+	}
+	return Answer{Findings: []Finding{ok("%s", text)}, Keep: func(m *Machine) { m.Config = cfg }}
+}
+
+func nodeInventory(ctx context.Context, m *Machine) Answer {
+	inv, err := m.Source.Inventory(ctx)
+	if err != nil {
+		return found(fail("%s", lines(err)).Advise("see what sudo kbnode inventory says"))
+	}
+	return Answer{
+		Findings: []Finding{ok("%s, %s, %d CPUs, %d GPUs", inv.OS.PrettyName, inv.Kernel, len(inv.CPU.List), len(inv.GPUs))},
+		Keep:     func(m *Machine) { m.Inventory = inv },
+	}
+}
+
+func nodePlan(_ context.Context, m *Machine) Answer {
+	p, err := m.Source.Plan()
+	if err != nil {
+		return found(fail("%s", lines(err)).Advise("see what kbnode plan says; " + Pages + "configuration.md has the keys that choose GPUs, CPUs and memory"))
+	}
+	all := []Finding{ok("%d slots", len(p.Slots))}
+	cores, memory, disk := plan.TooSmall(m.Inventory, p)
+	for _, w := range p.Warnings {
+		parked := slices.ContainsFunc(p.Slots, func(s plan.Slot) bool { return s.Parked != "" && w == s.ParkedWarning() })
+		if !parked && w != cores && w != memory && w != disk { // slot-parked and group hardware report these
+			all = append(all, warn("%s", w).Advise("see what kbnode plan says"))
+		}
+	}
+	return Answer{Findings: all, Keep: func(m *Machine) { m.Plan = p }}
+}
+
+func nodeInstalled(_ context.Context, m *Machine) Answer {
+	if _, err := os.Stat(m.Path(plan.BindingsPath)); err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			return found(fail("%s", err).Advise("check why %s cannot be read", plan.BindingsPath))
+		}
+		return found(fail("kbnode install has not run here").Advise("sudo kbnode doctor --preflight says what is missing; then run sudo kbnode install"))
+	}
+	return found(ok("%s", plan.BindingsPath))
+}
+
+func nodeState(ctx context.Context, m *Machine) Answer {
+	s, err := m.Source.Observe(ctx)
+	if err != nil {
+		return found(fail("%s", lines(err)).Advise("see sudo journalctl -b -u dbus -u systemd-logind, and reboot if systemd does not answer"))
+	}
+	p := m.Plan
+	all := []Finding{ok("%d units", len(s.Units))}
+	for _, w := range s.Warnings {
+		tuned := slices.ContainsFunc(p.Tunables, func(t plan.Tunable) bool { return t.Form != plan.Least && ofTunable(t, w) })
+		if !tuned && !strings.Contains(w, "cpuset partition") { // group noise and slot-partition report these
+			all = append(all, warn("%s", w).Advise("see "+Pages+"operations.md"))
+		}
+	}
+	return Answer{Findings: all, Keep: func(m *Machine) { m.State, m.Changes = s, reconcile.Diff(p, s) }}
+}
+
+func nodeDaemon(_ context.Context, m *Machine) Answer {
+	u := m.State.Units[plan.NodeService]
+	switch {
+	case u.Active == "failed" || u.Sub == "auto-restart":
+		return found(fail("it keeps failing (%s, exit status %d)", u.Result, u.ExitStatus).Safely("systemctl restart %s", plan.NodeService))
+	case !u.Running():
+		return found(fail("it is %s", u.Active).Safely("systemctl start %s", plan.NodeService))
+	case !u.Enabled:
+		return found(warn("it runs, but will not start after a reboot").Safely("systemctl enable %s", plan.NodeService))
+	}
+	return found(ok("since %s", u.Since.UTC().Format(time.RFC3339)))
+}
+
+func nodeHealth(_ context.Context, m *Machine) Answer {
+	kept, err := daemon.ReadHealth(m.Root)
+	if err != nil {
+		return found(warn("%s", err).By("systemctl restart %s", plan.NodeService))
+	}
+	var all []Finding
+	for _, v := range kept.Verdicts {
+		if v.Level >= health.Warn && !isOwn(m, v) {
+			all = append(all, verdictFinding(v))
+		}
+	}
+	return otherwise(all, ok("no verdicts"))
+}
+
+func asPlanned(_ context.Context, m *Machine) Answer {
+	if m.problem("docker") != "" { // reconcile refuses, too
+		return none("the plan is incomplete while Docker does not answer")
+	}
+	all := m.drift(func(c reconcile.Change) bool {
+		// slot-limits and slot-partition report limits; daemon, agent-running and agent-guard stopped services.
+		return !m.ofLimits(c) && (c.Kind != reconcile.Start || !strings.HasSuffix(c.Subject, ".service"))
+	})
+	return otherwise(all, ok("%d files, %d units", len(m.Plan.Files), len(m.Plan.Units)))
+}
+
+// drift returns the chosen differences from the plan.
+func (m *Machine) drift(choose func(reconcile.Change) bool) (all []Finding) {
+	for _, c := range m.Changes {
+		if !choose(c) {
+			continue
+		}
+		f := fail("%s", c).Safely("kbnode reconcile")
+		if c.Deferred != "" {
+			f = warn("%s", c).Advise("it is then done automatically")
+		}
+		if c.Slot >= 0 {
+			f = f.Of(c.Slot)
+		}
+		all = append(all, f)
+	}
+	return all
 }

@@ -24,7 +24,7 @@ func TestNoiseChecks(t *testing.T) {
 		{Name: "/proc/irq/*/smp_affinity_list", Value: "0-1", Form: plan.List},
 		{Name: "/sys/devices/virtual/workqueue/cpumask", Value: "3", Form: plan.Mask},
 	}
-	of := func(warnings []string, running ...string) *fake {
+	machine := func(warnings []string, running ...string) *fake {
 		f := &fake{
 			inv:   &inventory.Inventory{CPU: inventory.CPU{List: []inventory.LogicalCPU{{ID: 0, Core: 0}, {ID: 1, Core: 0}}}},
 			plan:  &plan.Plan{Slots: []plan.Slot{{Index: 0, CPUs: "2-3"}, {Index: 1, CPUs: "4-7"}}, Tunables: tunables},
@@ -35,11 +35,11 @@ func TestNoiseChecks(t *testing.T) {
 		}
 		return f
 	}
-	off := of([]string{"/proc/sys/kernel/numa_balancing is not set: no"})
+	off := machine([]string{"/proc/sys/kernel/numa_balancing is not set: no"})
 	off.cfg = &config.Config{Hygiene: config.Hygiene{Disabled: true}}
-	ksm := of([]string{"/sys/kernel/mm/ksm/run is not set: no"})
+	ksm := machine([]string{"/sys/kernel/mm/ksm/run is not set: no"})
 	ksm.plan.Tunables = []plan.Tunable{{Name: "/sys/kernel/mm/ksm/run", Value: "0", Form: plan.Word}}
-	nothing := of(nil)
+	nothing := machine(nil)
 	nothing.plan = &plan.Plan{Slots: []plan.Slot{{CPUs: "2-3"}}}
 	daily := map[string]string{"/etc/apt/apt.conf.d/20auto-upgrades": "APT::Periodic::Update-Package-Lists \"1\";\nAPT::Periodic::Unattended-Upgrade \"1\";\n"}
 	held := map[string]string{"/var/lib/snapd/snaps/lxd_1.snap": "", "/var/lib/snapd/state.json": `{"more":"` + strings.Repeat("x", 2<<20) + `","data":{"config":{"core":{"refresh":{"hold":"forever"}}}}}`}
@@ -52,63 +52,63 @@ func TestNoiseChecks(t *testing.T) {
 	deep := state("1", "C1", "2", "0")
 	maps.Copy(deep, state("2", "C6", "290", "1"))
 	play(t, []scene{
-		{"good", "noise-governor", of(nil), nil, nil, "ok: performance", ""},
-		{"somebody else's", "noise-governor", of([]string{"no cpuset partition: x", "/sys/devices/system/cpu/cpufreq/policy4/scaling_governor is left alone: another program changed it 20 times"}, "tuned.service"), nil, nil,
+		{"good", "noise-governor", machine(nil), nil, "ok: performance", ""},
+		{"somebody else's", "noise-governor", machine([]string{"no cpuset partition: x", "/sys/devices/system/cpu/cpufreq/policy4/scaling_governor is left alone: another program changed it 20 times"}, "tuned.service"), nil,
 			"warn: /sys/devices/system/cpu/cpufreq/policy4/scaling_governor is left alone: another program changed it 20 times", ""},
-		{"switched off", "noise-numa-balancing", off, nil, nil, "skip: hygiene.disabled leaves it alone", ""},
-		{"refused", "noise-numa-balancing", of([]string{"/proc/sys/kernel/numa_balancing is not set: permission denied"}), nil, nil, "warn: /proc/sys/kernel/numa_balancing is not set: permission denied", ""},
-		{"good", "noise-hugepages", of(nil), nil, nil, "ok: madvise, 0", ""},
-		{"refused", "noise-hugepages", of([]string{"/sys/kernel/mm/transparent_hugepage/khugepaged/defrag is not set: no"}), nil, nil, "warn: /sys/kernel/mm/transparent_hugepage/khugepaged/defrag is not set: no", ""},
-		{"refused", "noise-ksm", ksm, nil, nil, "warn: /sys/kernel/mm/ksm/run is not set: no", ""},
-		{"not in this kernel", "noise-ksm", of(nil), nil, nil, "skip: this kernel has no such setting", ""},
-		{"good", "noise-interrupts", of(nil), nil, nil, "ok: 0-1", ""},
-		{"refused", "noise-interrupts", of([]string{"/proc/irq/*/smp_affinity_list is not set: no space left on device (3 of them)"}), nil, nil,
+		{"switched off", "noise-numa-balancing", off, nil, "skip: hygiene.disabled leaves it alone", ""},
+		{"refused", "noise-numa-balancing", machine([]string{"/proc/sys/kernel/numa_balancing is not set: permission denied"}), nil, "warn: /proc/sys/kernel/numa_balancing is not set: permission denied", ""},
+		{"good", "noise-hugepages", machine(nil), nil, "ok: madvise, 0", ""},
+		{"refused", "noise-hugepages", machine([]string{"/sys/kernel/mm/transparent_hugepage/khugepaged/defrag is not set: no"}), nil, "warn: /sys/kernel/mm/transparent_hugepage/khugepaged/defrag is not set: no", ""},
+		{"refused", "noise-ksm", ksm, nil, "warn: /sys/kernel/mm/ksm/run is not set: no", ""},
+		{"not in this kernel", "noise-ksm", machine(nil), nil, "skip: this kernel has no such setting", ""},
+		{"good", "noise-interrupts", machine(nil), nil, "ok: 0-1", ""},
+		{"refused", "noise-interrupts", machine([]string{"/proc/irq/*/smp_affinity_list is not set: no space left on device (3 of them)"}), nil,
 			"warn: /proc/irq/*/smp_affinity_list is not set: no space left on device (3 of them)", ""},
-		{"good", "noise-workqueues", of([]string{"/proc/irq/*/smp_affinity_list is not set: x"}), nil, nil, "ok: 0-1", ""},
-		{"refused", "noise-workqueues", of([]string{"/sys/devices/virtual/workqueue/cpumask is not set: no"}), nil, nil, "warn: /sys/devices/virtual/workqueue/cpumask is not set: no", ""},
+		{"good", "noise-workqueues", machine([]string{"/proc/irq/*/smp_affinity_list is not set: x"}), nil, "ok: 0-1", ""},
+		{"refused", "noise-workqueues", machine([]string{"/sys/devices/virtual/workqueue/cpumask is not set: no"}), nil, "warn: /sys/devices/virtual/workqueue/cpumask is not set: no", ""},
 
-		{"does not run", "noise-irqbalance", of(nil), nil, nil, "ok: irqbalance does not run", ""},
-		{"runs", "noise-irqbalance", of(nil, "irqbalance.service"), nil, nil, "warn: irqbalance runs and moves interrupts to the slots' CPUs", "systemctl disable --now irqbalance.service"},
-		{"is told", "noise-irqbalance", of(nil, "irqbalance.service"), map[string]string{"/etc/default/irqbalance": "#X=1\nIRQBALANCE_BANNED_CPULIST=\"2-7\"\n"}, nil, "ok: irqbalance runs, but leaves the slots' CPUs alone", ""},
-		{"is told too little", "noise-irqbalance", of(nil, "irqbalance.service"), map[string]string{"/etc/default/irqbalance": "IRQBALANCE_BANNED_CPULIST=2-6\n"}, nil,
+		{"does not run", "noise-irqbalance", machine(nil), nil, "ok: irqbalance does not run", ""},
+		{"runs", "noise-irqbalance", machine(nil, "irqbalance.service"), nil, "warn: irqbalance runs and moves interrupts to the slots' CPUs", "systemctl disable --now irqbalance.service"},
+		{"is told", "noise-irqbalance", machine(nil, "irqbalance.service"), map[string]string{"/etc/default/irqbalance": "#X=1\nIRQBALANCE_BANNED_CPULIST=\"2-7\"\n"}, "ok: irqbalance runs, but leaves the slots' CPUs alone", ""},
+		{"is told too little", "noise-irqbalance", machine(nil, "irqbalance.service"), map[string]string{"/etc/default/irqbalance": "IRQBALANCE_BANNED_CPULIST=2-6\n"},
 			"warn: irqbalance runs and moves interrupts to the slots' CPUs", "systemctl disable --now irqbalance.service"},
-		{"may run", "noise-irqbalance", nothing, nil, nil, "skip: interrupts are left where they are", ""},
+		{"may run", "noise-irqbalance", nothing, nil, "skip: interrupts are left where they are", ""},
 
-		{"none", "noise-isolated", of(nil), map[string]string{"/sys/devices/system/cpu/isolated": "\n"}, nil, "ok: no CPU is isolated", ""},
-		{"some of a slot", "noise-isolated", of(nil), map[string]string{"/sys/devices/system/cpu/isolated": "3-4,9\n"}, nil, "warn: CPUs 3-4 are isolated (isolcpus), so all threads of a job run on one of them", ""},
+		{"none", "noise-isolated", machine(nil), map[string]string{"/sys/devices/system/cpu/isolated": "\n"}, "ok: no CPU is isolated", ""},
+		{"some of a slot", "noise-isolated", machine(nil), map[string]string{"/sys/devices/system/cpu/isolated": "3-4,9\n"}, "warn: CPUs 3-4 are isolated (isolcpus), so all threads of a job run on one of them", ""},
 
-		{"none", "noise-timers", of(nil), nil, nil, "ok: none", ""},
-		{"two", "noise-timers", of(nil, "fstrim.timer", "man-db.timer", "logrotate.timer"), nil, nil, "warn: man-db.timer, fstrim.timer may start while a job is timed", "systemctl disable --now man-db.timer fstrim.timer"},
+		{"none", "noise-timers", machine(nil), nil, "ok: none", ""},
+		{"two", "noise-timers", machine(nil, "fstrim.timer", "man-db.timer", "logrotate.timer"), nil, "warn: man-db.timer, fstrim.timer may start while a job is timed", "systemctl disable --now man-db.timer fstrim.timer"},
 
-		{"none", "noise-upgrades", of(nil), daily, nil, "ok: nothing upgrades packages automatically", ""},
-		{"unattended", "noise-upgrades", of(nil, "apt-daily-upgrade.timer"), daily, nil,
+		{"none", "noise-upgrades", machine(nil), daily, "ok: nothing upgrades packages automatically", ""},
+		{"unattended", "noise-upgrades", machine(nil, "apt-daily-upgrade.timer"), daily,
 			"warn: apt-daily-upgrade.timer upgrades packages automatically: a new driver stops all jobs until a reboot, and the work disturbs them", "systemctl disable --now apt-daily-upgrade.timer"},
-		{"the timer alone", "noise-upgrades", of(nil, "apt-daily-upgrade.timer"), nil, nil, "ok: nothing upgrades packages automatically", ""},
-		{"switched off later", "noise-upgrades", of(nil, "apt-daily-upgrade.timer"), map[string]string{
+		{"the timer alone", "noise-upgrades", machine(nil, "apt-daily-upgrade.timer"), nil, "ok: nothing upgrades packages automatically", ""},
+		{"switched off later", "noise-upgrades", machine(nil, "apt-daily-upgrade.timer"), map[string]string{
 			"/etc/apt/apt.conf.d/20auto-upgrades": daily["/etc/apt/apt.conf.d/20auto-upgrades"], "/etc/apt/apt.conf.d/99ours": "APT::Periodic::Unattended-Upgrade \"0\";",
-		}, nil, "ok: nothing upgrades packages automatically", ""},
-		{"all of it switched off", "noise-upgrades", of(nil, "apt-daily-upgrade.timer"), map[string]string{
+		}, "ok: nothing upgrades packages automatically", ""},
+		{"all of it switched off", "noise-upgrades", machine(nil, "apt-daily-upgrade.timer"), map[string]string{
 			"/etc/apt/apt.conf.d/20auto-upgrades": daily["/etc/apt/apt.conf.d/20auto-upgrades"], "/etc/apt/apt.conf.d/99ours": "APT::Periodic::Enable \"0\";",
-		}, nil, "ok: nothing upgrades packages automatically", ""},
-		{"snaps", "noise-upgrades", of(nil, "snapd.service"), map[string]string{"/var/lib/snapd/snaps/lxd_1.snap": ""}, nil, "warn: snapd refreshes its snaps automatically", "snap set system refresh.hold=forever"},
-		{"snaps that are held", "noise-upgrades", of(nil, "snapd.service"), held, nil, "ok: nothing upgrades packages automatically", ""},
-		{"no snaps", "noise-upgrades", of(nil, "snapd.service"), nil, nil, "ok: nothing upgrades packages automatically", ""},
+		}, "ok: nothing upgrades packages automatically", ""},
+		{"snaps", "noise-upgrades", machine(nil, "snapd.service"), map[string]string{"/var/lib/snapd/snaps/lxd_1.snap": ""}, "warn: snapd refreshes its snaps automatically", "snap set system refresh.hold=forever"},
+		{"snaps that are held", "noise-upgrades", machine(nil, "snapd.service"), held, "ok: nothing upgrades packages automatically", ""},
+		{"no snaps", "noise-upgrades", machine(nil, "snapd.service"), nil, "ok: nothing upgrades packages automatically", ""},
 
-		{"none", "noise-swap", of(nil), map[string]string{"/proc/swaps": "Filename\tType\tSize\tUsed\tPriority\n"}, nil, "ok: no swap", ""},
-		{"in memory", "noise-swap", of(nil), map[string]string{"/proc/swaps": "Filename\tType\tSize\tUsed\tPriority\n/dev/zram0 partition 8388604 1024 100\n"}, nil, "ok: no swap", ""},
-		{"on a disk", "noise-swap", of(nil), map[string]string{"/proc/swaps": "Filename\tType\tSize\tUsed\tPriority\n/swap.img file 8388604 4194304 -2\n"}, nil,
+		{"none", "noise-swap", machine(nil), map[string]string{"/proc/swaps": "Filename\tType\tSize\tUsed\tPriority\n"}, "ok: no swap", ""},
+		{"in memory", "noise-swap", machine(nil), map[string]string{"/proc/swaps": "Filename\tType\tSize\tUsed\tPriority\n/dev/zram0 partition 8388604 1024 100\n"}, "ok: no swap", ""},
+		{"on a disk", "noise-swap", machine(nil), map[string]string{"/proc/swaps": "Filename\tType\tSize\tUsed\tPriority\n/swap.img file 8388604 4194304 -2\n"},
 			"warn: the system swaps to /swap.img, which sometimes slows the beginning and end of a job; jobs themselves have no swap", "swapoff -a"},
-		{"not in the kernel", "noise-swap", of(nil), nil, nil, "skip: this kernel has no swap", ""},
+		{"not in the kernel", "noise-swap", machine(nil), nil, "skip: this kernel has no swap", ""},
 
-		{"on, Intel", "noise-turbo", of(nil), map[string]string{"/sys/devices/system/cpu/intel_pstate/no_turbo": "0\n"}, nil, "ok: on (no_turbo)", ""},
-		{"off, AMD", "noise-turbo", of(nil), map[string]string{"/sys/devices/system/cpu/cpufreq/boost": "0\n"}, nil, "ok: off (boost)", ""},
-		{"not told", "noise-turbo", of(nil), nil, nil, "skip: the kernel does not report it", ""},
+		{"on, Intel", "noise-turbo", machine(nil), map[string]string{"/sys/devices/system/cpu/intel_pstate/no_turbo": "0\n"}, "ok: on (no_turbo)", ""},
+		{"off, AMD", "noise-turbo", machine(nil), map[string]string{"/sys/devices/system/cpu/cpufreq/boost": "0\n"}, "ok: off (boost)", ""},
+		{"not told", "noise-turbo", machine(nil), nil, "skip: the kernel does not report it", ""},
 
-		{"deep", "noise-idle-states", of(nil), both, nil, "ok: up to 290 µs (C6)", ""},
-		{"switched off", "noise-idle-states", of(nil), deep, nil, "ok: up to 2 µs (C1)", ""},
-		{"not told", "noise-idle-states", of(nil), nil, nil, "skip: the kernel does not report it", ""},
+		{"deep", "noise-idle-states", machine(nil), both, "ok: up to 290 µs (C6)", ""},
+		{"switched off", "noise-idle-states", machine(nil), deep, "ok: up to 2 µs (C1)", ""},
+		{"not told", "noise-idle-states", machine(nil), nil, "skip: the kernel does not report it", ""},
 
-		{"two threads", "noise-smt", of(nil), nil, nil, "ok: 2 CPUs on 1 cores; slots and the system share none", ""},
+		{"two threads", "noise-smt", machine(nil), nil, "ok: 2 CPUs on 1 cores; slots and the system share none", ""},
 	})
 }
 

@@ -15,7 +15,7 @@ var heavy = []string{
 	"raid-check.timer", "btrfs-scrub.timer", "fwupd-refresh.timer",
 }
 
-func (m *Machine) timers(ctx context.Context) Answer {
+func noiseTimers(ctx context.Context, m *Machine) Answer {
 	run, err := m.running(ctx, heavy...)
 	switch {
 	case err != nil:
@@ -41,8 +41,8 @@ func (m *Machine) running(ctx context.Context, names ...string) (list []string, 
 	return list, nil
 }
 
-// upgrades looks for programs that replace a driver or Docker while jobs run.
-func (m *Machine) upgrades(ctx context.Context) Answer {
+// noiseUpgrades looks for programs that replace a driver or Docker while jobs run.
+func noiseUpgrades(ctx context.Context, m *Machine) Answer {
 	run, err := m.running(ctx, "apt-daily-upgrade.timer", "dnf-automatic.timer", "dnf-automatic-install.timer", "dnf5-automatic.timer", "snapd.service")
 	if err != nil {
 		return found(skip("%s", err))
@@ -82,9 +82,9 @@ func (m *Machine) unattended() bool {
 	return on && periodic
 }
 
-// swap looks for swap on disks. Jobs have none, but it slows what starts and ends them.
+// noiseSwap looks for swap on disks. Jobs have none, but it slows what starts and ends them.
 // Swap in memory (zram) does not count.
-func (m *Machine) swap() Answer {
+func noiseSwap(_ context.Context, m *Machine) Answer {
 	swaps, err := m.Read("/proc/swaps")
 	if err != nil {
 		return none("this kernel has no swap")

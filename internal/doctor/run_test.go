@@ -21,7 +21,7 @@ func says(id string, f Finding, needs ...string) Check {
 }
 
 // told returns what a report says about each check, as text.
-func told(r *Report) map[string]string {
+func summaries(r *Report) map[string]string {
 	all := map[string]string{}
 	for _, c := range r.Checks {
 		text := c.Summary()
@@ -86,7 +86,7 @@ func TestRun(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(tt.want, told(r)); diff != "" {
+			if diff := cmp.Diff(tt.want, summaries(r)); diff != "" {
 				t.Error(diff)
 			}
 			if r.Fit == tt.notFit {

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -12,9 +13,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
-// gpuProcesses leaves out a slot's own processes: they are a job's, or slot-processes
+// slotGPUProcesses leaves out a slot's own processes: they are a job's, or slot-processes
 // reports them.
-func (m *Machine) gpuProcesses() Answer {
+func slotGPUProcesses(_ context.Context, m *Machine) Answer {
 	owner := health.OwnerOf(m.Root)
 	var all []Finding
 	looked := 0
@@ -66,20 +67,20 @@ func (m *Machine) computeOn(g inventory.GPU) (pids []int, err error) {
 // slotsOn returns the slots that have a GPU, a partition or MIG instances of it.
 func slotsOn(p *plan.Plan, g inventory.GPU) (slots []int) {
 	for _, s := range p.Slots {
-		if slices.ContainsFunc(s.GPUs, func(of plan.SlotGPU) bool { return isGPU(of, g) }) {
+		if slices.ContainsFunc(s.GPUs, func(own plan.SlotGPU) bool { return isGPU(own, g) }) {
 			slots = append(slots, s.Index)
 		}
 	}
 	return slots
 }
 
-func isGPU(of plan.SlotGPU, g inventory.GPU) bool {
-	return g.Partition == of.Partition && (of.UUID != "" && g.UUID == of.UUID || of.UUID == "" && g.PCI == of.PCI)
+func isGPU(own plan.SlotGPU, g inventory.GPU) bool {
+	return g.Partition == own.Partition && (own.UUID != "" && g.UUID == own.UUID || own.UUID == "" && g.PCI == own.PCI)
 }
 
-// gpuMemory compares the memory in use with what the guard saw when the GPU was idle, as
+// slotGPUMemory compares the memory in use with what the guard saw when the GPU was idle, as
 // the guard does before each job.
-func (m *Machine) gpuMemory() Answer {
+func slotGPUMemory(_ context.Context, m *Machine) Answer {
 	var all []Finding
 	looked := 0
 	for _, s := range m.Plan.Slots {

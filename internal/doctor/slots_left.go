@@ -28,8 +28,8 @@ func containerOf(scope string) string {
 	return id[:12]
 }
 
-// leftContainers uses what was observed before any check could start a container.
-func (m *Machine) leftContainers(ctx context.Context) Answer {
+// slotContainers uses what was observed before any check could start a container.
+func slotContainers(ctx context.Context, m *Machine) Answer {
 	var all []Finding
 	seen := 0
 	for _, s := range m.State.Slots {
@@ -55,7 +55,7 @@ func (m *Machine) leftContainers(ctx context.Context) Answer {
 	return otherwise(all, ok("%d, of running jobs", seen))
 }
 
-func (m *Machine) leftProcesses(ctx context.Context) Answer {
+func slotProcesses(ctx context.Context, m *Machine) Answer {
 	users, err := reconcile.ReadUsers(m.Root)
 	if err != nil {
 		return found(warn("%s", err).Advise("check why /etc/passwd cannot be read"))

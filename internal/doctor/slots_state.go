@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path"
@@ -13,11 +14,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// partition checks what keeps everyone else off the slots' CPUs.
-func (m *Machine) partition() Answer {
+// slotPartition checks what keeps everyone else off the slots' CPUs.
+func slotPartition(_ context.Context, m *Machine) Answer {
 	i := slices.IndexFunc(m.Plan.Slices, func(s plan.Slice) bool { return s.Partition })
 	if i < 0 {
 		return none("no partition is planned")
@@ -49,7 +51,7 @@ func (m *Machine) partition() Answer {
 	return found(warn("other programs can run on the slots' CPUs: %s", why).By(again))
 }
 
-func (m *Machine) disks() Answer {
+func slotDisk(_ context.Context, m *Machine) Answer {
 	list, read := m.Mounts("1")
 	if !read {
 		return found(warn("/proc/1/mountinfo cannot be read").Advise("check why, as root"))
@@ -64,7 +66,7 @@ func (m *Machine) disks() Answer {
 			return Finding{}
 		}
 		planned++
-		d := slotDisk{slot: s, busy: m.State.Slot(s.Index).Busy(), mount: mounts[plan.DiskMount(s.Index)], home: mounts[plan.WorkDir(s.Index)]}
+		d := diskState{slot: s, busy: m.State.Slot(s.Index).Busy(), mount: mounts[plan.DiskMount(s.Index)], home: mounts[plan.WorkDir(s.Index)]}
 		if info, err := os.Stat(m.Path(plan.DiskDir(s.Index) + "/image")); err == nil {
 			d.bytes = info.Size()
 		}
@@ -79,8 +81,8 @@ func (m *Machine) disks() Answer {
 	return otherwise(all, ok("%d disks of %s", planned, config.Size(m.Plan.Slots[0].DiskBytes)))
 }
 
-// slotDisk is the state of a slot's disk.
-type slotDisk struct {
+// diskState is the state of a slot's disk.
+type diskState struct {
 	slot        plan.Slot
 	busy        string
 	mount, home host.Mount
@@ -88,7 +90,7 @@ type slotDisk struct {
 	use         unix.Statfs_t
 }
 
-func (d slotDisk) judge() Finding {
+func (d diskState) judge() Finding {
 	k := d.slot.Index
 	// Only a disk that is not mounted is made again.
 	recreate := fmt.Sprintf("kbnode drain %d --wait && umount %s %s && systemctl restart %s && kbnode resume %d",
@@ -108,7 +110,7 @@ func (d slotDisk) judge() Finding {
 	return Finding{}
 }
 
-func (m *Machine) parked() Answer {
+func slotParked(_ context.Context, m *Machine) Answer {
 	var all []Finding
 	for _, s := range m.Plan.Slots {
 		if s.Parked != "" { // the checks of GPUs say more
@@ -119,4 +121,14 @@ func (m *Machine) parked() Answer {
 		}
 	}
 	return otherwise(together(all), ok("none"))
+}
+
+// ofLimits reports whether a change is of the limits of a running slice.
+func (m *Machine) ofLimits(c reconcile.Change) bool {
+	return (c.Kind == reconcile.Set || c.Kind == reconcile.Partition) && m.State.Units[c.Subject].Running()
+}
+
+func slotLimits(_ context.Context, m *Machine) Answer {
+	all := m.drift(func(c reconcile.Change) bool { return c.Kind == reconcile.Set && m.ofLimits(c) })
+	return otherwise(all, ok("%d slices", len(m.Plan.Slices)))
 }

@@ -54,15 +54,6 @@ func node(change func(*fake)) *fake {
 	return f
 }
 
-// kernelSays changes the value of a cgroup file in slices.
-func kernelSays(file, value string, slots ...int) *fake {
-	return node(func(f *fake) {
-		for _, k := range slots {
-			f.state.Slices[plan.SliceName(k)].Files[file] = value
-		}
-	})
-}
-
 func TestSlotLimits(t *testing.T) {
 	t.Parallel()
 	set := func(k int, deferred string) reconcile.Change {
@@ -73,56 +64,32 @@ func TestSlotLimits(t *testing.T) {
 	}
 	const again = "rm -f /run/kbnode/partition-refused && kbnode reconcile"
 	play(t, []scene{
-		{"good", "slot-limits", node(nil), nil, nil, "ok: 3 slices", ""},
-		{"two alike", "slot-limits", kernelSays("memory.max", "max", 0, 1), nil, []reconcile.Change{set(0, ""), set(1, "")}, "fail: memory.max is max, should be 17179869184", "kbnode reconcile"},
-		{"several files", "slot-limits", node(func(f *fake) {
-			files := f.state.Slices[plan.SliceName(1)].Files
-			files["pids.max"], files["memory.swap.max"], files["cpuset.cpus.effective"], files["cpuset.mems.effective"] = "max", "max", "0-15", "0-1"
-		}), nil, []reconcile.Change{set(1, "")},
-			"fail: cpuset.cpus.effective is 0-15, should be 5-6,13-14; cpuset.mems.effective is 0-1, should be 1; memory.swap.max is max, should be 0; pids.max is max, should be 8192", "kbnode reconcile"},
-		{"the device policy", "slot-limits", node(nil), nil, []reconcile.Change{set(0, "")}, "fail: its unit file changed", "kbnode reconcile"},
-		{"while a job runs", "slot-limits", kernelSays("memory.max", "1", 0), nil, []reconcile.Change{set(0, "waits for job 7")}, "warn: memory.max is 1, should be 17179869184, waits for job 7", ""},
-		{"a slice that does not run", "slot-limits", node(func(f *fake) { delete(f.state.Units, plan.SliceName(0)) }), nil, []reconcile.Change{set(0, "")}, "ok: 3 slices", ""},
-		{"not again", "as-planned", node(nil), nil, []reconcile.Change{set(0, ""), {Kind: reconcile.Partition, Subject: "buildkite.slice", Slot: -1}}, "ok: 0 files, 0 units", ""},
+		{"good", "slot-limits", node(nil), nil, "ok: 3 slices", ""},
+		{"one", "slot-limits", drifts(node(nil), set(0, "")), nil, "fail: set buildkite-gpu0.slice (its unit file changed)", "kbnode reconcile"},
+		{"while a job runs", "slot-limits", drifts(node(nil), set(0, "waits for job 7")), nil, "warn: set buildkite-gpu0.slice (its unit file changed), waits for job 7", ""},
+		{"a slice that does not run", "slot-limits", drifts(node(func(f *fake) { delete(f.state.Units, plan.SliceName(0)) }), set(0, "")), nil, "ok: 3 slices", ""},
+		{"not again", "as-planned", drifts(node(nil), set(0, ""), reconcile.Change{Kind: reconcile.Partition, Subject: "buildkite.slice", Slot: -1}), nil, "ok: 0 files, 0 units", ""},
 
 		{"warnings of others", "state", node(func(f *fake) {
 			f.state.Warnings = []string{"no cpuset partition: x", "/sys/kernel/mm/ksm/run is not set: y"}
 			f.plan.Tunables = []plan.Tunable{{Name: "/sys/kernel/mm/ksm/run"}}
-		}), nil, nil, "ok: 3 units", ""},
+		}), nil, "ok: 3 units", ""},
 		{"a limit that all slots share", "state", node(func(f *fake) {
 			f.state.Warnings = []string{"/proc/sys/kernel/pty/max is not set: y"}
 			f.plan.Tunables = []plan.Tunable{{Name: "/proc/sys/kernel/pty/max", Form: plan.Least}}
-		}), nil, nil, "warn: /proc/sys/kernel/pty/max is not set: y", ""},
-		{"its own", "state", node(func(f *fake) { f.state.Warnings = []string{"slot gpu0 is treated as busy: z"} }), nil, nil, "warn: slot gpu0 is treated as busy: z", ""},
+		}), nil, "warn: /proc/sys/kernel/pty/max is not set: y", ""},
+		{"its own", "state", node(func(f *fake) { f.state.Warnings = []string{"slot gpu0 is treated as busy: z"} }), nil, "warn: slot gpu0 is treated as busy: z", ""},
 
-		{"good", "slot-partition", node(nil), nil, nil, "ok: CPUs 1-2,5-6,9-10,13-14", ""},
-		{"taken away", "slot-partition", part("member"), nil, nil, `warn: other programs can run on the slots' CPUs: cpuset.cpus.partition of buildkite.slice is "member"`, again},
-		{"refused", "slot-partition", part("member"), map[string]string{"/run/kbnode/partition-refused": "1-2\ncpuset.cpus.partition: invalid argument\n"}, nil,
+		{"good", "slot-partition", node(nil), nil, "ok: CPUs 1-2,5-6,9-10,13-14", ""},
+		{"taken away", "slot-partition", part("member"), nil, `warn: other programs can run on the slots' CPUs: cpuset.cpus.partition of buildkite.slice is "member"`, again},
+		{"refused", "slot-partition", part("member"), map[string]string{"/run/kbnode/partition-refused": "1-2\ncpuset.cpus.partition: invalid argument\n"},
 			"warn: other programs can run on the slots' CPUs: the kernel refuses it: cpuset.cpus.partition: invalid argument", again},
 		{"another has them", "slot-partition", part("root invalid (Cpu list in cpuset.cpus not exclusive)"), map[string]string{
 			"/sys/fs/cgroup/buildkite.slice/cpuset.cpus": "1-2,5-6,9-10,13-14\n", "/sys/fs/cgroup/init.scope/cpuset.cpus": "0\n", "/sys/fs/cgroup/machine.slice/cpuset.cpus": "8-15\n",
-		}, nil, `warn: machine.slice is set to CPUs 8-15, so the kernel cannot reserve the slots' CPUs for them ("root invalid (Cpu list in cpuset.cpus not exclusive)")`, ""},
-		{"old kernel", "slot-partition", node(func(f *fake) { delete(f.state.Slices["buildkite.slice"].Files, "cpuset.cpus.partition") }), nil, nil,
+		}, `warn: machine.slice is set to CPUs 8-15, so the kernel cannot reserve the slots' CPUs for them ("root invalid (Cpu list in cpuset.cpus not exclusive)")`, ""},
+		{"old kernel", "slot-partition", node(func(f *fake) { delete(f.state.Slices["buildkite.slice"].Files, "cpuset.cpus.partition") }), nil,
 			"warn: this kernel has no cpuset partitions, so other programs can run on the slots' CPUs", ""},
-		{"does not run", "slot-partition", node(func(f *fake) { delete(f.state.Units, "buildkite.slice") }), nil, nil, "skip: buildkite.slice does not run", ""},
-
-		{"good", "slot-cores", node(nil), nil, nil, "ok: 2 slots, CPUs 0,4,8,12 for the system", ""},
-		{"the same CPUs", "slot-cores", kernelSays("cpuset.cpus.effective", "1-2,9-10", 1), nil, nil, "fail: the cores of CPUs 1-2 are shared", ""},
-		{"siblings", "slot-cores", node(func(f *fake) {
-			f.state.Slices[plan.SliceName(0)].Files["cpuset.cpus.effective"] = "1-2,13-14"
-			f.state.Slices[plan.SliceName(1)].Files["cpuset.cpus.effective"] = "5-6,9-10"
-		}), nil, nil, "fail: the cores of CPUs 1-2,5-6 are shared", ""},
-		{"a sibling of the system's", "slot-cores", kernelSays("cpuset.cpus.effective", "5-6,13", 1), nil, nil, "fail: the cores of CPUs 6 are shared with the system", ""},
-		{"reserved ones", "slot-cores", kernelSays("cpuset.cpus.effective", "4-6,12-14", 1), nil, nil, "fail: CPUs 4,12 are reserved for the system", ""},
-
-		{"good", "slot-memory", node(nil), nil, nil, "ok: 32GiB of 64GiB", ""},
-		{"more than there is", "slot-memory", node(func(f *fake) { f.inv.Memory.TotalBytes = 31 * giB }), nil, nil, "fail: all slots together may use 32GiB, and the machine has 31GiB", ""},
-		{"more than a node has", "slot-memory", node(func(f *fake) {
-			f.state.Slices[plan.SliceName(1)].Files["cpuset.mems.effective"] = "0"
-			f.inv.Memory.Nodes[0].MemoryBytes = 31 * giB
-		}), nil, nil, "fail: together they may use 32GiB of NUMA node 0, which has 31GiB", ""},
-		{"another GPU's memory", "slot-memory", kernelSays("cpuset.mems.effective", "0,2", 0), nil, nil, "fail: it may use the memory of NUMA node 2, which has no CPUs", ""},
-		{"its own GPU's memory", "slot-memory", kernelSays("cpuset.mems.effective", "1-2", 1), nil, nil, "ok: 32GiB of 64GiB", ""},
+		{"does not run", "slot-partition", node(func(f *fake) { delete(f.state.Units, "buildkite.slice") }), nil, "skip: buildkite.slice does not run", ""},
 	})
 }
 
@@ -139,23 +106,23 @@ func TestSlotState(t *testing.T) {
 	}
 	const recreate = "kbnode drain 0 --wait && umount /var/lib/buildkite-agent/gpu-0 /var/lib/buildkite-agent/disks/gpu0/mnt && systemctl restart kbnode-guard-gpu0.service && kbnode resume 0"
 	play(t, []scene{
-		{"good", "slot-disk", node(nil), disks(mounts, mega), nil, "ok: 2 disks of 1MiB", ""},
-		{"not mounted", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), nil, "fail: its disk is not mounted, so no container starts", "systemctl restart kbnode-guard-gpu0.service"},
-		{"of a parked slot", "slot-disk", node(func(f *fake) { f.plan.Slots[0].Parked = "its GPU is lost" }), disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), nil, "ok: 1 disks of 1MiB", ""},
-		{"not where checkouts are", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "7:0 /home", "8:1 /home"), mega), nil, "fail: its disk is not mounted, so no container starts", "systemctl restart kbnode-guard-gpu0.service"},
-		{"read-only", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "/dev/loop0 rw", "/dev/loop0 ro"), mega), nil, "fail: its disk has become read-only; the kernel log says why", recreate},
-		{"of another size", "slot-disk", node(nil), disks(mounts, mega[:1<<19]), nil, "warn: its disk has 512KiB instead of the planned 1MiB", recreate},
-		{"of another size while a job runs", "slot-disk", node(func(f *fake) { f.state.Slots[0].Job = &slot.Job{ID: "7"} }), disks(mounts, mega[:1<<19]), nil,
+		{"good", "slot-disk", node(nil), disks(mounts, mega), "ok: 2 disks of 1MiB", ""},
+		{"not mounted", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), "fail: its disk is not mounted, so no container starts", "systemctl restart kbnode-guard-gpu0.service"},
+		{"of a parked slot", "slot-disk", node(func(f *fake) { f.plan.Slots[0].Parked = "its GPU is lost" }), disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), "ok: 1 disks of 1MiB", ""},
+		{"not where checkouts are", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "7:0 /home", "8:1 /home"), mega), "fail: its disk is not mounted, so no container starts", "systemctl restart kbnode-guard-gpu0.service"},
+		{"read-only", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "/dev/loop0 rw", "/dev/loop0 ro"), mega), "fail: its disk has become read-only; the kernel log says why", recreate},
+		{"of another size", "slot-disk", node(nil), disks(mounts, mega[:1<<19]), "warn: its disk has 512KiB instead of the planned 1MiB", recreate},
+		{"of another size while a job runs", "slot-disk", node(func(f *fake) { f.state.Slots[0].Job = &slot.Job{ID: "7"} }), disks(mounts, mega[:1<<19]),
 			"warn: its disk has 512KiB instead of the planned 1MiB; the change waits for job 7 of slot gpu0", ""},
-		{"none", "slot-disk", node(func(f *fake) { f.plan.Slots[0].DiskBytes, f.plan.Slots[1].DiskBytes = 0, 0 }), disks(mounts, mega), nil, "skip: slots have no disks of their own (job.disk)", ""},
+		{"none", "slot-disk", node(func(f *fake) { f.plan.Slots[0].DiskBytes, f.plan.Slots[1].DiskBytes = 0, 0 }), disks(mounts, mega), "skip: slots have no disks of their own (job.disk)", ""},
 
-		{"none", "slot-parked", node(nil), nil, nil, "ok: none", ""},
-		{"by the guard", "slot-parked", node(nil), map[string]string{"/run/kbnode/gpu1/parked/gpu.json": `{"reason":"GPU-1 is held by process 7, which does not exit; reboot","since":"2026-11-21T10:00:00Z"}`}, nil,
+		{"none", "slot-parked", node(nil), nil, "ok: none", ""},
+		{"by the guard", "slot-parked", node(nil), map[string]string{"/run/kbnode/gpu1/parked/gpu.json": `{"reason":"GPU-1 is held by process 7, which does not exit; reboot","since":"2026-11-21T10:00:00Z"}`},
 			"fail: GPU-1 is held by process 7, which does not exit; reboot", ""},
-		{"because of its GPU", "slot-parked", node(func(f *fake) { f.plan.Slots[1].Parked = "GPU 1 is missing" }), nil, nil, "warn: it takes no jobs because of its GPU", ""},
+		{"because of its GPU", "slot-parked", node(func(f *fake) { f.plan.Slots[1].Parked = "GPU 1 is missing" }), nil, "warn: it takes no jobs because of its GPU", ""},
 	})
 	// Only a file system can be full, and no directory of a test is one.
-	full := slotDisk{slot: plan.Slot{DiskBytes: 1}, bytes: 1, mount: host.Mount{Device: "7:0"}, home: host.Mount{Device: "7:0"}, use: unix.Statfs_t{Blocks: 100, Bavail: 9, Files: 100, Ffree: 50}}
+	full := diskState{slot: plan.Slot{DiskBytes: 1}, bytes: 1, mount: host.Mount{Device: "7:0"}, home: host.Mount{Device: "7:0"}, use: unix.Statfs_t{Blocks: 100, Bavail: 9, Files: 100, Ffree: 50}}
 	if f := full.judge(); f.Detail != "its disk is nearly full, although no job runs" || f.Fix != recreate {
 		t.Errorf("%+v", f)
 	}
@@ -195,60 +162,47 @@ func TestSlotLeftovers(t *testing.T) {
 	maps.Copy(many, proc(nil, 201, "bash", 10, 990))
 	many[slice+"x.service/cgroup.procs"] = "200\n201\n"
 	play(t, []scene{
-		{"none", "slot-containers", node(nil), nil, nil, "ok: 0, of running jobs", ""},
-		{"a job's", "slot-containers", with(&slot.Job{ID: "7"}), in(slice+"docker-"+id+".scope", 200, 10), nil, "ok: 1, of running jobs", ""},
-		{"of a job that has just ended", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 995), nil, "ok: 1, of running jobs", ""},
-		{"left", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 400), nil, "warn: container aaaabbbbcccc runs without a job", "docker rm -f aaaabbbbcccc"},
-		{"of the cgroupfs driver", "slot-containers", node(nil), in("/sys/fs/cgroup/system.slice/buildkite-gpu1.slice/"+id, 200, 10), nil,
+		{"none", "slot-containers", node(nil), nil, "ok: 0, of running jobs", ""},
+		{"a job's", "slot-containers", with(&slot.Job{ID: "7"}), in(slice+"docker-"+id+".scope", 200, 10), "ok: 1, of running jobs", ""},
+		{"of a job that has just ended", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 995), "ok: 1, of running jobs", ""},
+		{"left", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 400), "warn: container aaaabbbbcccc runs without a job", "docker rm -f aaaabbbbcccc"},
+		{"of the cgroupfs driver", "slot-containers", node(nil), in("/sys/fs/cgroup/system.slice/buildkite-gpu1.slice/"+id, 200, 10),
 			"fail: containers run in /system.slice/buildkite-gpu1.slice, where the slot's limits do not apply", ""},
-		{"an empty directory of it", "slot-containers", node(nil), map[string]string{"/sys/fs/cgroup/system.slice/buildkite-gpu1.slice/cgroup.procs": ""}, nil, "ok: 0, of running jobs", ""},
+		{"an empty directory of it", "slot-containers", node(nil), map[string]string{"/sys/fs/cgroup/system.slice/buildkite-gpu1.slice/cgroup.procs": ""}, "ok: 0, of running jobs", ""},
 
-		{"none", "slot-processes", node(nil), proc(nil, 1, "systemd", 0, 0), nil, "ok: none", ""},
-		{"the agent", "slot-processes", node(nil), in(slice+"buildkite-agent-gpu0.service", 100, 10), nil, "ok: none", ""},
-		{"kbnode's own", "slot-processes", node(nil), in(slice+"kbnode-selftest-gpu0-x.service", 200, 10), nil, "ok: none", ""},
-		{"of a job", "slot-processes", with(&slot.Job{ID: "7"}), in(slice+"buildkite-agent-gpu0.service", 200, 10), nil, "ok: none", ""},
-		{"of a container", "slot-processes", with(nil), in(slice+"docker-"+id+".scope", 200, 10), nil, "ok: none", ""},
-		{"left in the agent's unit", "slot-processes", node(nil), in(slice+"buildkite-agent-gpu0.service", 200, 10), nil, "warn: process 200 (python3) runs without a job", "kill -9 200"},
-		{"two", "slot-processes", node(nil), many, nil, "warn: process 200 (python3) runs without a job, and 1 more", "kill -9 200 201"},
-		{"of the user elsewhere", "slot-processes", with(&slot.Job{ID: "7"}), proc(nil, 300, "bash", 10, 991), nil, "warn: process 300 (bash) of user kbnode-gpu1 runs outside the slot's slice, without its limits", "kill -9 300"},
+		{"none", "slot-processes", node(nil), proc(nil, 1, "systemd", 0, 0), "ok: none", ""},
+		{"the agent", "slot-processes", node(nil), in(slice+"buildkite-agent-gpu0.service", 100, 10), "ok: none", ""},
+		{"kbnode's own", "slot-processes", node(nil), in(slice+"kbnode-selftest-gpu0-x.service", 200, 10), "ok: none", ""},
+		{"of a job", "slot-processes", with(&slot.Job{ID: "7"}), in(slice+"buildkite-agent-gpu0.service", 200, 10), "ok: none", ""},
+		{"of a container", "slot-processes", with(nil), in(slice+"docker-"+id+".scope", 200, 10), "ok: none", ""},
+		{"left in the agent's unit", "slot-processes", node(nil), in(slice+"buildkite-agent-gpu0.service", 200, 10), "warn: process 200 (python3) runs without a job", "kill -9 200"},
+		{"two", "slot-processes", node(nil), many, "warn: process 200 (python3) runs without a job, and 1 more", "kill -9 200 201"},
+		{"of the user elsewhere", "slot-processes", with(&slot.Job{ID: "7"}), proc(nil, 300, "bash", 10, 991), "warn: process 300 (bash) of user kbnode-gpu1 runs outside the slot's slice, without its limits", "kill -9 300"},
 
-		{"good", "slot-gpu-processes", node(nil), nil, nil, "ok: 2 GPUs", ""},
-		{"a server", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }), proc(nil, 300, "vllm", 10, 0), nil,
+		{"good", "slot-gpu-processes", node(nil), nil, "ok: 2 GPUs", ""},
+		{"a server", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }), proc(nil, 300, "vllm", 10, 0),
 			"fail: process 300 (vllm) computes on 0000:02:00.0", "kill -9 300"},
-		{"a server on AMD's", "slot-gpu-processes", amdNode(), proc(kfd(300, 1001, "queues/0/gpuid", "1001\n"), 300, "vllm", 10, 0), nil,
+		{"a server on AMD's", "slot-gpu-processes", amdNode(), proc(kfd(300, 1001, "queues/0/gpuid", "1001\n"), 300, "vllm", 10, 0),
 			"fail: process 300 (vllm) computes on 0000:01:00.0", "kill -9 300"},
-		{"a server on another partition", "slot-gpu-processes", amdNode(), proc(kfd(300, 1005, "vram_1005", "4096\n"), 300, "vllm", 10, 0), nil, "ok: 2 GPUs", ""},
-		{"AMD's, and it does not tell", "slot-gpu-processes", amdNode(), kfd(0, 0), nil, "skip: check the GPU: the compute driver (KFD) does not list its processes (and 1 more)", ""},
+		{"a server on another partition", "slot-gpu-processes", amdNode(), proc(kfd(300, 1005, "vram_1005", "4096\n"), 300, "vllm", 10, 0), "ok: 2 GPUs", ""},
+		{"AMD's, and it does not tell", "slot-gpu-processes", amdNode(), kfd(0, 0), "skip: check the GPU: the compute driver (KFD) does not list its processes (and 1 more)", ""},
 		{"the slot's own", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }),
-			proc(map[string]string{"/proc/300/cgroup": "0::/buildkite.slice/buildkite-gpu1.slice/docker-1.scope\n"}, 300, "python3", 10, 0), nil, "ok: 2 GPUs", ""},
+			proc(map[string]string{"/proc/300/cgroup": "0::/buildkite.slice/buildkite-gpu1.slice/docker-1.scope\n"}, 300, "python3", 10, 0), "ok: 2 GPUs", ""},
 		{"a neighbour's", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }),
-			proc(map[string]string{"/proc/300/cgroup": "0::/buildkite.slice/buildkite-gpu0.slice/docker-1.scope\n"}, 300, "python3", 10, 0), nil, "fail: process 300 (python3) computes on 0000:02:00.0", "kill -9 300"},
-		{"one that has ended", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }), nil, nil,
+			proc(map[string]string{"/proc/300/cgroup": "0::/buildkite.slice/buildkite-gpu0.slice/docker-1.scope\n"}, 300, "python3", 10, 0), "fail: process 300 (python3) computes on 0000:02:00.0", "kill -9 300"},
+		{"one that has ended", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }), nil,
 			"ok: 2 GPUs", ""},
 
-		{"not told", "slot-gpu-memory", node(nil), nil, nil, "skip: no driver reports how much memory idle GPUs use", ""},
-		{"free", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 600 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil, "ok: 1 GPUs", ""},
-		{"a little more", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 660 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil, "ok: 1 GPUs", ""},
+		{"not told", "slot-gpu-memory", node(nil), nil, "skip: no driver reports how much memory idle GPUs use", ""},
+		{"free", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 600 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, "ok: 1 GPUs", ""},
+		{"a little more", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 660 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, "ok: 1 GPUs", ""},
 		{"in use by a process, which health tells", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes, f.inv.GPUs[0].Processes = 700<<20, 1 }),
-			map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil, "ok: 1 GPUs", ""},
-		{"in use", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 700 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil,
+			map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, "ok: 1 GPUs", ""},
+		{"in use", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 700 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`},
 			"warn: 700 MiB of its GPU's memory are in use without a process; 600 MiB were in use when it was idle", ""},
 		{"in use by a job", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes, f.state.Slots[0].Job = 700<<20, &slot.Job{ID: "7"} }),
-			map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, nil, "ok: 1 GPUs", ""},
+			map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, "ok: 1 GPUs", ""},
 	})
-}
-
-// TestTogether tests that findings that are alike are reported once, for all slots.
-func TestTogether(t *testing.T) {
-	t.Parallel()
-	m := machineOf(t, kernelSays("memory.max", "max", 0, 1), nil)
-	for k := range 2 {
-		m.Changes = append(m.Changes, reconcile.Change{Kind: reconcile.Set, Subject: plan.SliceName(k), Slot: k})
-	}
-	got := answer(t, m, "slot-limits")
-	if len(got.Findings) != 1 || fmt.Sprint(got.Findings[0].Slots) != "[0 1]" || !got.Findings[0].Safe {
-		t.Errorf("%+v", got.Findings)
-	}
 }
 
 // amdNode returns node with two partitions of one AMD GPU.

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"context"
 	"path"
 
 	"golang.org/x/sys/unix"
@@ -8,7 +9,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-func (m *Machine) writable() Answer {
+func systemReadOnly(_ context.Context, m *Machine) Answer {
 	var all []Finding
 	for _, name := range []string{"/etc", "/usr/local", "/var/lib", "/run"} {
 		if v, err := m.Volume(name); err != nil {
@@ -28,7 +29,7 @@ func readOnly(name string, v unix.Statfs_t) Finding {
 		Advise("see sudo dmesg: the kernel does that when a disk fails. If no disk failed, run sudo mount -o remount,rw $(findmnt -no TARGET -T %s), and correct /etc/fstab", name)
 }
 
-func (m *Machine) space() Answer {
+func systemSpace(_ context.Context, m *Machine) Answer {
 	seen := map[uint64]bool{}
 	var all []Finding
 	for _, name := range []string{path.Dir(plan.WorkDir(0)), m.Inventory.Software.Docker.RootDir, containerdRoot, "/", "/var"} {

@@ -23,7 +23,7 @@ var features = []struct{ module, why string }{
 	{"veth", "the slots' networks"},
 }
 
-func (m *Machine) modules() Answer {
+func systemModules(_ context.Context, m *Machine) Answer {
 	if !m.Exists("/proc/modules") {
 		return none("this kernel loads no modules and does not report what it has")
 	}
@@ -58,9 +58,9 @@ func (m *Machine) modules() Answer {
 	return otherwise(all, ok("loaded when needed: %s", strings.Join(absent, ", ")))
 }
 
-// corePattern checks for a core-dump program. The limit on core files, which is 0 for jobs,
+// systemCorePattern checks for a core-dump program. The limit on core files, which is 0 for jobs,
 // keeps the kernel from writing files, not from calling a program.
-func (m *Machine) corePattern() Answer {
+func systemCorePattern(_ context.Context, m *Machine) Answer {
 	text, err := m.Read("/proc/sys/kernel/core_pattern")
 	if err != nil {
 		return none("the kernel does not report it")
@@ -80,9 +80,9 @@ func (m *Machine) corePattern() Answer {
 	return found(f.By("echo kernel.core_pattern=core > /etc/sysctl.d/99-core-pattern.conf && sysctl -p /etc/sysctl.d/99-core-pattern.conf"))
 }
 
-// pids compares the limits of all slots with what there is. A job that uses all of its own
+// systemPids compares the limits of all slots with what there is. A job that uses all of its own
 // must leave some to the others.
-func (m *Machine) pids() Answer {
+func systemPids(_ context.Context, m *Machine) Answer {
 	var sum int64
 	for _, s := range m.Plan.Slices {
 		if s.Slot >= 0 {
@@ -112,8 +112,8 @@ func (m *Machine) pids() Answer {
 	return otherwise(all, ok("%d for the slots, of %d", sum, least))
 }
 
-// ptrace checks what is in force: a kernel takes 3 for good, and containers see the node's value.
-func (m *Machine) ptrace(ctx context.Context) Answer {
+// systemPtrace checks what is in force: a kernel takes 3 for good, and containers see the node's value.
+func systemPtrace(ctx context.Context, m *Machine) Answer {
 	const name = "/proc/sys/kernel/yama/ptrace_scope"
 	text, err := m.Read(name)
 	scope, parseErr := strconv.Atoi(strings.TrimSpace(text))
@@ -134,23 +134,23 @@ func (m *Machine) ptrace(ctx context.Context) Answer {
 	return found(f.Safely("kbnode reconcile"))
 }
 
-// sandbox checks the kernel. The check docker-seccomp covers what Docker makes of it.
-func (m *Machine) sandbox() Finding {
+// systemSandbox checks the kernel. The check docker-seccomp covers what Docker makes of it.
+func systemSandbox(_ context.Context, m *Machine) Answer {
 	if !m.Exists("/proc/sys/kernel/seccomp/actions_avail") {
-		return fail("this kernel has no seccomp, so containers can make any system call").Advise("boot the distribution's standard kernel")
+		return found(fail("this kernel has no seccomp, so containers can make any system call").Advise("boot the distribution's standard kernel"))
 	}
 	has := strings.Split(m.Value("/sys/kernel/security/lsm"), ",")
 	switch {
 	case slices.Contains(has, "selinux"):
-		return ok("seccomp, SELinux")
+		return found(ok("seccomp, SELinux"))
 	case slices.Contains(has, "apparmor") || m.Value("/sys/module/apparmor/parameters/enabled") == "Y":
-		return ok("seccomp, AppArmor")
+		return found(ok("seccomp, AppArmor"))
 	}
-	return warn("neither AppArmor nor SELinux is on; only seccomp and capabilities confine containers").
-		Advise("boot with security=apparmor on the kernel command line if the distribution has it")
+	return found(warn("neither AppArmor nor SELinux is on; only seccomp and capabilities confine containers").
+		Advise("boot with security=apparmor on the kernel command line if the distribution has it"))
 }
 
-func (m *Machine) users() Answer {
+func systemUsers(_ context.Context, m *Machine) Answer {
 	users, err := reconcile.ReadUsers(m.Root)
 	groups, _ := m.Groups()
 	if err != nil || len(users) == 0 {

@@ -15,7 +15,7 @@ import (
 
 func TestSystemChecks(t *testing.T) {
 	t.Parallel()
-	of := func(change func(*inventory.Inventory)) *fake {
+	machine := func(change func(*inventory.Inventory)) *fake {
 		inv := &inventory.Inventory{
 			Kernel:   "6.12.0-13-amd64",
 			OS:       inventory.OS{ID: "debian", VersionID: "13"},
@@ -29,7 +29,7 @@ func TestSystemChecks(t *testing.T) {
 			Slices: []plan.Slice{{Slot: -1, TasksMax: 99999}, {Slot: 0, TasksMax: 8192}, {Slot: 1, TasksMax: 8192}},
 		}}
 	}
-	kernel := func(v string) *fake { return of(func(i *inventory.Inventory) { i.Kernel = v }) }
+	kernel := func(v string) *fake { return machine(func(i *inventory.Inventory) { i.Kernel = v }) }
 	file := func(list ...string) map[string]string {
 		all := map[string]string{}
 		for i := 0; i < len(list); i += 2 {
@@ -46,75 +46,75 @@ func TestSystemChecks(t *testing.T) {
 		return all
 	}
 	const scope = "/proc/sys/kernel/yama/ptrace_scope"
-	stubborn := of(nil)
+	stubborn := machine(nil)
 	stubborn.state.Warnings = []string{scope + " is not set: operation not permitted"}
 	play(t, []scene{
-		{"good", "system-systemd", of(nil), nil, nil, "ok: 257", ""},
-		{"old", "system-systemd", of(func(i *inventory.Inventory) { i.Software.Systemd = "247" }), nil, nil, "fail: systemd 247; slice limits and unit credentials need 249", ""},
-		{"in a container", "system-systemd", of(func(i *inventory.Inventory) {
+		{"good", "system-systemd", machine(nil), nil, "ok: 257", ""},
+		{"old", "system-systemd", machine(func(i *inventory.Inventory) { i.Software.Systemd = "247" }), nil, "fail: systemd 247; slice limits and unit credentials need 249", ""},
+		{"in a container", "system-systemd", machine(func(i *inventory.Inventory) {
 			i.Software.Systemd, i.Problems = "", []inventory.Problem{{Subject: "systemd", Detail: "not booted with it"}}
-		}), nil, nil, "fail: systemd does not report its version: not booted with it", ""},
+		}), nil, "fail: systemd does not report its version: not booted with it", ""},
 
-		{"good", "system-cgroup", of(nil), file(controllers, "cpuset cpu io memory pids\n"), nil, "ok: v2 with cpuset, cpu, io, memory, pids", ""},
-		{"version 1", "system-cgroup", of(func(i *inventory.Inventory) { i.Software.CgroupV2 = false }), nil, nil, "fail: cgroup v2 is not mounted at /sys/fs/cgroup, and with version 1 slots' limits do not work", ""},
-		{"without memory", "system-cgroup", of(nil), file(controllers, "cpuset cpu io pids\n"), nil, "fail: the cgroup controllers memory are missing, so slots have no such limits", ""},
-		{"without io", "system-cgroup", of(nil), file(controllers, "cpuset cpu memory pids\n"), nil, "warn: the cgroup controllers io are missing, so less is known about a job", ""},
+		{"good", "system-cgroup", machine(nil), file(controllers, "cpuset cpu io memory pids\n"), "ok: v2 with cpuset, cpu, io, memory, pids", ""},
+		{"version 1", "system-cgroup", machine(func(i *inventory.Inventory) { i.Software.CgroupV2 = false }), nil, "fail: cgroup v2 is not mounted at /sys/fs/cgroup, and with version 1 slots' limits do not work", ""},
+		{"without memory", "system-cgroup", machine(nil), file(controllers, "cpuset cpu io pids\n"), "fail: the cgroup controllers memory are missing, so slots have no such limits", ""},
+		{"without io", "system-cgroup", machine(nil), file(controllers, "cpuset cpu memory pids\n"), "warn: the cgroup controllers io are missing, so less is known about a job", ""},
 
-		{"good", "system-kernel", of(nil), file(lsm, "lockdown,capability,landlock,yama,apparmor\n"), nil, "ok: 6.12.0-13-amd64", ""},
-		{"Ubuntu 22.04", "system-kernel", kernel("5.15.0-91-generic"), nil, nil, "warn: Linux 5.15 cannot: hide the payload from a non-root submission (Landlock); " +
+		{"good", "system-kernel", machine(nil), file(lsm, "lockdown,capability,landlock,yama,apparmor\n"), "ok: 6.12.0-13-amd64", ""},
+		{"Ubuntu 22.04", "system-kernel", kernel("5.15.0-91-generic"), nil, "warn: Linux 5.15 cannot: hide the payload from a non-root submission (Landlock); " +
 			"reliably keep other programs off the slots' CPUs (cpuset partitions); keep the CPUs that a thread chose while limits change", ""},
-		{"new enough", "system-kernel", kernel("6.2.0-1-generic"), nil, nil, "ok: 6.2.0-1-generic", ""},
-		{"RHEL 9", "system-kernel", kernel("5.14.0-503.el9.x86_64"), file("/sys/fs/cgroup/init.scope/cgroup.kill", ""), nil, "ok: 5.14.0-503.el9.x86_64", ""},
-		{"before cgroup.kill", "system-kernel", kernel("5.10.0-1.el9"), nil, nil, "warn: Linux 5.10 cannot: end all processes of a job at once", ""},
-		{"Landlock is off", "system-kernel", of(nil), file(lsm, "capability,yama\n"), nil, "warn: Landlock is off (capability,yama), so a non-root submission can read its job's payload", ""},
-		{"odd version", "system-kernel", kernel("custom"), nil, nil, `skip: unknown kernel version "custom"`, ""},
+		{"new enough", "system-kernel", kernel("6.2.0-1-generic"), nil, "ok: 6.2.0-1-generic", ""},
+		{"RHEL 9", "system-kernel", kernel("5.14.0-503.el9.x86_64"), file("/sys/fs/cgroup/init.scope/cgroup.kill", ""), "ok: 5.14.0-503.el9.x86_64", ""},
+		{"before cgroup.kill", "system-kernel", kernel("5.10.0-1.el9"), nil, "warn: Linux 5.10 cannot: end all processes of a job at once", ""},
+		{"Landlock is off", "system-kernel", machine(nil), file(lsm, "capability,yama\n"), "warn: Landlock is off (capability,yama), so a non-root submission can read its job's payload", ""},
+		{"odd version", "system-kernel", kernel("custom"), nil, `skip: unknown kernel version "custom"`, ""},
 
-		{"loaded", "system-modules", of(nil), with(loaded, "/sys/module/veth/x", ""), nil, "ok: all are loaded", ""},
-		{"can be loaded", "system-modules", of(nil), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.dep", "kernel/drivers/net/veth.ko.xz:\n"), nil, "ok: loaded when needed: veth", ""},
-		{"upgraded", "system-modules", of(nil), loaded, nil, "warn: not loaded: veth, and /lib/modules/6.12.0-13-amd64 is missing: the kernel was upgraded since the last boot, or has them built in", ""},
-		{"missing", "system-modules", of(nil), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.builtin", "kernel/x.ko\n"), nil, "fail: the kernel has no veth, which the slots' networks need", ""},
-		{"missing on Ubuntu", "system-modules", of(func(i *inventory.Inventory) { i.OS.ID = "ubuntu" }), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.dep", ""), nil,
+		{"loaded", "system-modules", machine(nil), with(loaded, "/sys/module/veth/x", ""), "ok: all are loaded", ""},
+		{"can be loaded", "system-modules", machine(nil), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.dep", "kernel/drivers/net/veth.ko.xz:\n"), "ok: loaded when needed: veth", ""},
+		{"upgraded", "system-modules", machine(nil), loaded, "warn: not loaded: veth, and /lib/modules/6.12.0-13-amd64 is missing: the kernel was upgraded since the last boot, or has them built in", ""},
+		{"missing", "system-modules", machine(nil), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.builtin", "kernel/x.ko\n"), "fail: the kernel has no veth, which the slots' networks need", ""},
+		{"missing on Ubuntu", "system-modules", machine(func(i *inventory.Inventory) { i.OS.ID = "ubuntu" }), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.dep", ""),
 			"fail: the kernel has no veth, which the slots' networks need", "apt-get update && apt-get install -y linux-modules-extra-6.12.0-13-amd64"},
-		{"no modules", "system-modules", of(nil), nil, nil, "skip: this kernel loads no modules and does not report what it has", ""},
+		{"no modules", "system-modules", machine(nil), nil, "skip: this kernel loads no modules and does not report what it has", ""},
 
-		{"good", "system-git", of(nil), nil, nil, "ok: /usr/bin/git", ""},
-		{"none", "system-git", of(func(i *inventory.Inventory) { i.Software.Git = "" }), nil, nil, "fail: git is not installed", "apt-get update && apt-get install -y git"},
-		{"good", "system-mkfs", of(nil), nil, nil, "ok: /usr/sbin/mkfs.ext4", ""},
-		{"none", "system-mkfs", of(func(i *inventory.Inventory) { i.Software.MkfsExt4, i.OS.ID = "", "rocky" }), nil, nil, "fail: mkfs.ext4 is not installed", "dnf install -y e2fsprogs"},
+		{"good", "system-git", machine(nil), nil, "ok: /usr/bin/git", ""},
+		{"none", "system-git", machine(func(i *inventory.Inventory) { i.Software.Git = "" }), nil, "fail: git is not installed", "apt-get update && apt-get install -y git"},
+		{"good", "system-mkfs", machine(nil), nil, "ok: /usr/sbin/mkfs.ext4", ""},
+		{"none", "system-mkfs", machine(func(i *inventory.Inventory) { i.Software.MkfsExt4, i.OS.ID = "", "rocky" }), nil, "fail: mkfs.ext4 is not installed", "dnf install -y e2fsprogs"},
 
-		{"good", "system-users", of(nil), file("/etc/passwd", passwd, "/etc/group", "docker:x:9:alice\n"), nil, "ok: 2 users", ""},
-		{"in a group of roots", "system-users", of(nil), file("/etc/passwd", passwd, "/etc/group", "video:x:8:kbnode-gpu1\nsudo:x:9:alice,kbnode-gpu1\ndocker:x:10:kbnode-gpu1\n"), nil,
+		{"good", "system-users", machine(nil), file("/etc/passwd", passwd, "/etc/group", "docker:x:9:alice\n"), "ok: 2 users", ""},
+		{"in a group of roots", "system-users", machine(nil), file("/etc/passwd", passwd, "/etc/group", "video:x:8:kbnode-gpu1\nsudo:x:9:alice,kbnode-gpu1\ndocker:x:10:kbnode-gpu1\n"),
 			"fail: user kbnode-gpu1 is in group sudo, which gives a job's commands control of the host", "gpasswd -d kbnode-gpu1 sudo && systemctl try-restart buildkite-agent-gpu1.service"},
-		{"a shared ID", "system-users", of(nil), file("/etc/passwd", passwd+"alice:x:990:990::/:\n"), nil, "fail: user kbnode-gpu0 shares the ID 990 with alice", ""},
-		{"root by another name", "system-users", of(nil), file("/etc/passwd", "root:x:0:0::/:\nkbnode-gpu0:x:0:0::/:\n"), nil, "fail: user kbnode-gpu0 shares the ID 0 with root", ""},
-		{"git's in a group of roots", "system-users", of(nil), file("/etc/passwd", passwd+"kbnode-git:x:992:992::/:\n", "/etc/group", "sudo:x:9:kbnode-git\n"), nil,
+		{"a shared ID", "system-users", machine(nil), file("/etc/passwd", passwd+"alice:x:990:990::/:\n"), "fail: user kbnode-gpu0 shares the ID 990 with alice", ""},
+		{"root by another name", "system-users", machine(nil), file("/etc/passwd", "root:x:0:0::/:\nkbnode-gpu0:x:0:0::/:\n"), "fail: user kbnode-gpu0 shares the ID 0 with root", ""},
+		{"git's in a group of roots", "system-users", machine(nil), file("/etc/passwd", passwd+"kbnode-git:x:992:992::/:\n", "/etc/group", "sudo:x:9:kbnode-git\n"),
 			"fail: user kbnode-git is in group sudo, which gives a job's commands control of the host", "gpasswd -d kbnode-git sudo"},
-		{"git's is a slot's", "system-users", of(nil), file("/etc/passwd", passwd+"kbnode-git:x:990:990::/:\n"), nil, "fail: user kbnode-gpu0 shares the ID 990 with kbnode-git (and 1 more)", ""},
+		{"git's is a slot's", "system-users", machine(nil), file("/etc/passwd", passwd+"kbnode-git:x:990:990::/:\n"), "fail: user kbnode-gpu0 shares the ID 990 with kbnode-git (and 1 more)", ""},
 
-		{"good", "system-sandbox", of(nil), file(seccomp, "", lsm, "capability,apparmor\n"), nil, "ok: seccomp, AppArmor", ""},
-		{"SELinux", "system-sandbox", of(nil), file(seccomp, "", lsm, "capability,selinux\n"), nil, "ok: seccomp, SELinux", ""},
-		{"no list of modules", "system-sandbox", of(nil), file(seccomp, "", "/sys/module/apparmor/parameters/enabled", "Y\n"), nil, "ok: seccomp, AppArmor", ""},
-		{"neither", "system-sandbox", of(nil), file(seccomp, "", lsm, "capability\n"), nil, "warn: neither AppArmor nor SELinux is on; only seccomp and capabilities confine containers", ""},
-		{"no seccomp", "system-sandbox", of(nil), nil, nil, "fail: this kernel has no seccomp, so containers can make any system call", ""},
+		{"good", "system-sandbox", machine(nil), file(seccomp, "", lsm, "capability,apparmor\n"), "ok: seccomp, AppArmor", ""},
+		{"SELinux", "system-sandbox", machine(nil), file(seccomp, "", lsm, "capability,selinux\n"), "ok: seccomp, SELinux", ""},
+		{"no list of modules", "system-sandbox", machine(nil), file(seccomp, "", "/sys/module/apparmor/parameters/enabled", "Y\n"), "ok: seccomp, AppArmor", ""},
+		{"neither", "system-sandbox", machine(nil), file(seccomp, "", lsm, "capability\n"), "warn: neither AppArmor nor SELinux is on; only seccomp and capabilities confine containers", ""},
+		{"no seccomp", "system-sandbox", machine(nil), nil, "fail: this kernel has no seccomp, so containers can make any system call", ""},
 
-		{"a file", "system-core-pattern", of(nil), file(core, "core\n"), nil, `ok: "core", and the limit of jobs is 0`, ""},
-		{"systemd", "system-core-pattern", of(nil), file(core, "|/usr/lib/systemd/systemd-coredump %P\n"), nil, "ok: systemd-coredump, which keeps nothing if the limit is 0", ""},
-		{"apport", "system-core-pattern", of(nil), file(core, "|/usr/share/apport/apport -p%p\n"), nil, `warn: a crashed job's memory goes to "/usr/share/apport/apport -p%p", outside the slot`,
+		{"a file", "system-core-pattern", machine(nil), file(core, "core\n"), `ok: "core", and the limit of jobs is 0`, ""},
+		{"systemd", "system-core-pattern", machine(nil), file(core, "|/usr/lib/systemd/systemd-coredump %P\n"), "ok: systemd-coredump, which keeps nothing if the limit is 0", ""},
+		{"apport", "system-core-pattern", machine(nil), file(core, "|/usr/share/apport/apport -p%p\n"), `warn: a crashed job's memory goes to "/usr/share/apport/apport -p%p", outside the slot`,
 			"systemctl disable --now apport.service && sysctl -w kernel.core_pattern=core"},
-		{"another program", "system-core-pattern", of(nil), file(core, "|/usr/libexec/abrt-hook-ccpp\n"), nil, `warn: a crashed job's memory goes to "/usr/libexec/abrt-hook-ccpp", outside the slot`,
+		{"another program", "system-core-pattern", machine(nil), file(core, "|/usr/libexec/abrt-hook-ccpp\n"), `warn: a crashed job's memory goes to "/usr/libexec/abrt-hook-ccpp", outside the slot`,
 			"echo kernel.core_pattern=core > /etc/sysctl.d/99-core-pattern.conf && sysctl -p /etc/sysctl.d/99-core-pattern.conf"},
 
-		{"good", "system-ptrace", of(nil), file(scope, "1\n"), nil, "ok: kernel.yama.ptrace_scope is 1", ""},
-		{"closed further", "system-ptrace", of(nil), file(scope, "3\n"), nil, "ok: kernel.yama.ptrace_scope is 3", ""},
-		{"open", "system-ptrace", of(nil), file(scope, "0\n"), nil, "warn: kernel.yama.ptrace_scope is 0, so what a judge starts can reach the judge's memory", "kbnode reconcile"},
-		{"refused", "system-ptrace", stubborn, file(scope, "0\n"), nil, "warn: kernel.yama.ptrace_scope is 0, so what a judge starts can reach the judge's memory", ""},
-		{"without Yama", "system-ptrace", of(nil), nil, nil, "skip: this kernel has no Yama, so it has no kernel.yama.ptrace_scope", ""},
-		{"unreadable", "system-ptrace", of(nil), file(scope, "?\n"), nil, "skip: unknown: " + scope + " cannot be read", ""},
+		{"good", "system-ptrace", machine(nil), file(scope, "1\n"), "ok: kernel.yama.ptrace_scope is 1", ""},
+		{"closed further", "system-ptrace", machine(nil), file(scope, "3\n"), "ok: kernel.yama.ptrace_scope is 3", ""},
+		{"open", "system-ptrace", machine(nil), file(scope, "0\n"), "warn: kernel.yama.ptrace_scope is 0, so what a judge starts can reach the judge's memory", "kbnode reconcile"},
+		{"refused", "system-ptrace", stubborn, file(scope, "0\n"), "warn: kernel.yama.ptrace_scope is 0, so what a judge starts can reach the judge's memory", ""},
+		{"without Yama", "system-ptrace", machine(nil), nil, "skip: this kernel has no Yama, so it has no kernel.yama.ptrace_scope", ""},
+		{"unreadable", "system-ptrace", machine(nil), file(scope, "?\n"), "skip: unknown: " + scope + " cannot be read", ""},
 
-		{"good", "system-pids", of(nil), file("/proc/sys/kernel/pid_max", "4194304\n", "/proc/sys/kernel/threads-max", "126000\n"), nil, "ok: 16384 for the slots, of 126000", ""},
-		{"few", "system-pids", of(nil), file("/proc/sys/kernel/pid_max", "16384\n", "/proc/sys/kernel/threads-max", "126000\n"), nil, "warn: all slots together may have 16384 processes and threads, but kernel.pid_max is 16384",
+		{"good", "system-pids", machine(nil), file("/proc/sys/kernel/pid_max", "4194304\n", "/proc/sys/kernel/threads-max", "126000\n"), "ok: 16384 for the slots, of 126000", ""},
+		{"few", "system-pids", machine(nil), file("/proc/sys/kernel/pid_max", "16384\n", "/proc/sys/kernel/threads-max", "126000\n"), "warn: all slots together may have 16384 processes and threads, but kernel.pid_max is 16384",
 			"echo kernel.pid_max=49152 > /etc/sysctl.d/99-pid-max.conf && sysctl -p /etc/sysctl.d/99-pid-max.conf"},
-		{"not told", "system-pids", of(nil), nil, nil, "skip: the kernel does not report it", ""},
+		{"not told", "system-pids", machine(nil), nil, "skip: the kernel does not report it", ""},
 	})
 }
 
@@ -157,7 +157,7 @@ func TestClock(t *testing.T) {
 
 func TestVolume(t *testing.T) {
 	t.Parallel()
-	of := func(blocks, free, files, filesFree uint64, flags int64) unix.Statfs_t {
+	machine := func(blocks, free, files, filesFree uint64, flags int64) unix.Statfs_t {
 		return unix.Statfs_t{Frsize: 4096, Blocks: blocks, Bavail: free, Files: files, Ffree: filesFree, Flags: flags}
 	}
 	for _, tt := range []struct {
@@ -165,13 +165,13 @@ func TestVolume(t *testing.T) {
 		v    unix.Statfs_t
 		want string
 	}{
-		{"room", of(100<<20, 50<<20, 1000, 900, 0), "ok"},
-		{"without inodes", of(100<<20, 50<<20, 0, 0, 0), "ok"},
-		{"nearly full", of(100<<20, 4<<20, 1000, 900, 0), "warn"},
-		{"full", of(100<<20, 1<<10, 1000, 900, 0), "fail"},
-		{"few inodes", of(100<<20, 50<<20, 1000, 40, 0), "warn"},
-		{"no inodes", of(100<<20, 50<<20, 1000, 9, 0), "fail"},
-		{"read-only, and so always full", of(100<<20, 0, 1000, 0, unix.ST_RDONLY), "ok"},
+		{"room", machine(100<<20, 50<<20, 1000, 900, 0), "ok"},
+		{"without inodes", machine(100<<20, 50<<20, 0, 0, 0), "ok"},
+		{"nearly full", machine(100<<20, 4<<20, 1000, 900, 0), "warn"},
+		{"full", machine(100<<20, 1<<10, 1000, 900, 0), "fail"},
+		{"few inodes", machine(100<<20, 50<<20, 1000, 40, 0), "warn"},
+		{"no inodes", machine(100<<20, 50<<20, 1000, 9, 0), "fail"},
+		{"read-only, and so always full", machine(100<<20, 0, 1000, 0, unix.ST_RDONLY), "ok"},
 	} {
 		f := full("/var", tt.v)
 		played(Result{ID: "system-space", Status: f.Status})
@@ -179,12 +179,12 @@ func TestVolume(t *testing.T) {
 			t.Errorf("%s: %+v, want %s", tt.name, f, tt.want)
 		}
 	}
-	f := readOnly("/var/lib", of(1, 1, 1, 1, unix.ST_RDONLY))
+	f := readOnly("/var/lib", machine(1, 1, 1, 1, unix.ST_RDONLY))
 	played(Result{ID: "system-read-only", Status: f.Status})
 	if f.Status != Fail || f.Detail != "/var/lib is mounted read-only" {
 		t.Errorf("read-only: %+v", f)
 	}
-	if f := readOnly("/var/lib", of(1, 1, 1, 1, 0)); f.Status > OK {
+	if f := readOnly("/var/lib", machine(1, 1, 1, 1, 0)); f.Status > OK {
 		t.Error("a disk that can be written to is read-only")
 	}
 	m := machineOf(t, &fake{inv: &inventory.Inventory{}}, nil)

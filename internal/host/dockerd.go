@@ -26,7 +26,9 @@ type Dockerd struct {
 func (t Tree) Dockerd(pid int) Dockerd {
 	d := Dockerd{args: t.Args(pid)}
 	if pid <= 0 || d.args == nil {
-		d.args = t.unitArgs("docker.service")
+		if commands, _, _ := t.UnitValues("docker.service", "ExecStart="); len(commands) > 0 {
+			d.args = strings.Fields(commands[len(commands)-1])
+		}
 	}
 	text, err := t.Read(DaemonJSON)
 	switch d.Text = strings.TrimSpace(text); {
@@ -50,25 +52,6 @@ func (t Tree) Dockerd(pid int) Dockerd {
 		}
 	}
 	return d
-}
-
-// unitArgs returns the last command line in a unit's files.
-func (t Tree) unitArgs(unit string) (args []string) {
-	var files []string
-	for _, dir := range []string{"/etc/systemd/system/", "/run/systemd/system/", "/usr/lib/systemd/system/", "/lib/systemd/system/"} {
-		if t.Exists(dir + unit) {
-			files = append(files, dir+unit)
-			break
-		}
-	}
-	for _, file := range append(files, t.List("/etc/systemd/system/"+unit+".d/*.conf")...) {
-		for line := range strings.Lines(t.Value(file)) {
-			if command, is := strings.CutPrefix(strings.TrimSpace(line), "ExecStart="); is {
-				args = strings.Fields(command)
-			}
-		}
-	}
-	return args
 }
 
 // Flag returns the command-line argument that sets the same as a key of the file, or "".

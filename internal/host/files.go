@@ -141,8 +141,21 @@ func (t Tree) Volume(name string) (Volume, error) {
 type Mount struct {
 	Point    string
 	Device   string // major:minor
+	Root     string // what of the file system is mounted
+	Options  string // of this mount
 	Kind     string
 	ReadOnly bool
+}
+
+// MountOf returns the mount that a path is on. The last of several at one place is on top.
+func MountOf(mounts []Mount, path string) (best Mount) {
+	for _, m := range mounts {
+		below := m.Point == "/" || m.Point == path || strings.HasPrefix(path, m.Point+"/")
+		if below && len(m.Point) >= len(best.Point) {
+			best = m
+		}
+	}
+	return best
 }
 
 // Mounts returns what a process sees mounted, the topmost last; see proc_pid_mountinfo(5).
@@ -151,11 +164,11 @@ func (t Tree) Mounts(pid string) (list []Mount, ok bool) {
 	ok = t.Lines("/proc/"+pid+"/mountinfo", func(line string) {
 		before, after, _ := strings.Cut(line, " - ")
 		f, super := strings.Fields(before), strings.Fields(after)
-		if len(f) < 5 || len(super) == 0 {
+		if len(f) < 6 || len(super) == 0 {
 			return
 		}
-		m := Mount{Point: path.Clean(strings.ReplaceAll(f[4], `\040`, " ")), Device: f[2], Kind: super[0]}
-		for _, options := range append(f[5:min(len(f), 6)], super[min(len(super), 2):]...) {
+		m := Mount{Point: path.Clean(strings.ReplaceAll(f[4], `\040`, " ")), Device: f[2], Root: f[3], Options: f[5], Kind: super[0]}
+		for _, options := range append(f[5:6], super[min(len(super), 2):]...) {
 			m.ReadOnly = m.ReadOnly || strings.HasPrefix(options+",", "ro,") || strings.Contains(options+",", ",ro,")
 		}
 		list = append(list, m)

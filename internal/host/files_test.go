@@ -27,10 +27,18 @@ func TestMounts(t *testing.T) {
 	t.Parallel()
 	root := tree(t, map[string]string{"/proc/7/mountinfo": "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n" +
 		"23 22 7:0 / /a\\040b ro,nosuid - ext4 /dev/loop0 rw\n24 22 7:1 / /c rw - xfs /dev/loop1 errors=ro-mount,ro\n25 22 7:2 / /d rw - ext4 /dev/loop2 rw,errors=remount-ro\ngarbage - \n"})
-	want := []Mount{{"/", "8:1", "ext4", false}, {"/a b", "7:0", "ext4", true}, {"/c", "7:1", "xfs", true}, {"/d", "7:2", "ext4", false}}
+	want := []Mount{
+		{"/", "8:1", "/", "rw,relatime", "ext4", false}, {"/a b", "7:0", "/", "ro,nosuid", "ext4", true},
+		{"/c", "7:1", "/", "rw", "xfs", true}, {"/d", "7:2", "/", "rw", "ext4", false},
+	}
 	got, ok := root.Mounts("7")
 	if diff := cmp.Diff(want, got); diff != "" || !ok {
 		t.Error(ok, diff)
+	}
+	for path, want := range map[string]string{"/": "8:1", "/a bc": "8:1", "/c": "7:1", "/d/e": "7:2"} {
+		if at := MountOf(got, path); at.Device != want {
+			t.Errorf("%s is on %+v, want %s", path, at, want)
+		}
 	}
 	if _, ok := root.Mounts("8"); ok {
 		t.Error("a process that has ended has mounts")

@@ -1,9 +1,6 @@
 package host
 
 import (
-	"compress/gzip"
-	"io"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -57,21 +54,6 @@ func (t Tree) Packages(names ...string) (list []Package, ok bool) {
 	})
 	end()
 	return list, ok
-}
-
-// Changelog returns the changelog of a Debian package.
-func (t Tree) Changelog(name string) string {
-	f, err := os.Open(t.Path("/usr/share/doc/" + name + "/changelog.Debian.gz"))
-	if err != nil {
-		return ""
-	}
-	defer func() { _ = f.Close() }()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		return ""
-	}
-	text, _ := io.ReadAll(io.LimitReader(z, maxFile))
-	return string(text)
 }
 
 // Modules returns the names of the modules that a kernel has, loaded or not, and false if

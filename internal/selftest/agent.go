@@ -2,12 +2,14 @@ package selftest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
@@ -24,45 +26,30 @@ func (s *trial) agent(context.Context) ([]Check, error) {
 	if !ok {
 		return nil, fmt.Errorf("the slot's user %s does not exist", s.plan.User)
 	}
-	proc := "/proc/" + strconv.Itoa(pid)
-	status, err := os.ReadFile(proc + "/status")
+	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 	if err != nil {
 		return nil, fmt.Errorf("inspect agent: %w", err)
 	}
-	mounts, err := os.ReadFile(proc + "/mountinfo")
-	if err != nil {
-		return nil, fmt.Errorf("inspect agent: %w", err)
+	mounts, ok := host.Tree{Root: "/"}.Mounts(strconv.Itoa(pid))
+	if !ok {
+		return nil, errors.New("inspect agent: its mounts cannot be read")
 	}
-	checks := judgeStatus(string(status), user, do)
-	homes := slices.DeleteFunc([]string{"/home", "/root"}, func(dir string) bool { _, err := os.Stat(dir); return err != nil })
-	checks = append(checks, judgeMounts(string(mounts), homes, do)...)
+	t := &tries{group: "agent", do: do}
+	t.status(string(status), user)
+	t.mounts(mounts, slices.DeleteFunc([]string{"/home", "/root"}, func(dir string) bool { _, err := os.Stat(dir); return err != nil }))
 	slice := s.state.Slice.Cgroup
-	checks = append(checks, Check{
-		Group: "agent", Tried: "its cgroup", Saw: s.state.Agent.Cgroup, Do: do,
-		Held: slice != "" && strings.HasPrefix(s.state.Agent.Cgroup, slice+"/"),
-	})
-	return tidyChecks(checks), nil
+	t.add(slice != "" && strings.HasPrefix(s.state.Agent.Cgroup, slice+"/"), "its cgroup", s.state.Agent.Cgroup)
+	return t.checks, nil
 }
 
-// tidyChecks clears Do of checks that held.
-func tidyChecks(checks []Check) []Check {
-	for i := range checks {
-		if checks[i].Held {
-			checks[i].Do = ""
-		}
-	}
-	return checks
-}
-
-// judgeStatus checks /proc/PID/status of an agent.
-func judgeStatus(status string, user reconcile.UserState, do string) []Check {
+// status checks /proc/PID/status of an agent.
+func (t *tries) status(status string, user reconcile.UserState) {
 	fields := map[string]string{}
 	for line := range strings.Lines(status) {
 		name, value, _ := strings.Cut(line, ":")
 		fields[name] = strings.Join(strings.Fields(value), " ")
 	}
 	four := func(id int) string { return strings.TrimSpace(strings.Repeat(strconv.Itoa(id)+" ", 4)) }
-	var checks []Check
 	for _, w := range []struct{ tried, name, want string }{
 		{"its user", "Uid", four(user.UID)},
 		{"its group", "Gid", four(user.GID)},
@@ -73,51 +60,26 @@ func judgeStatus(status string, user reconcile.UserState, do string) []Check {
 		{"capabilities to come", "CapPrm", "0000000000000000"},
 	} {
 		got := fields[w.name]
-		checks = append(checks, Check{Group: "agent", Tried: w.tried, Saw: w.name + " " + got, Held: got == w.want || w.name == "Groups" && got == "", Do: do})
+		t.add(got == w.want || w.name == "Groups" && got == "", w.tried, w.name+" "+got)
 	}
-	return checks
 }
 
-// judgeMounts checks /proc/PID/mountinfo of an agent: which parts of the system are
-// read-only, and which are hidden.
-func judgeMounts(mountinfo string, homes []string, do string) []Check {
-	type mount struct{ point, options, root, fstype string }
-	var mounts []mount
-	for line := range strings.Lines(mountinfo) {
-		f := strings.Fields(line)
-		dash := slices.Index(f, "-")
-		if len(f) < 6 || dash < 6 || dash+1 >= len(f) {
-			continue
-		}
-		mounts = append(mounts, mount{f[4], f[5], f[3], f[dash+1]})
-	}
-	// The last mount that covers a path is the visible one.
-	at := func(path string) (best mount) {
-		for _, m := range mounts {
-			if (m.point == "/" || path == m.point || strings.HasPrefix(path, m.point+"/")) && len(m.point) >= len(best.point) {
-				best = m
-			}
-		}
-		return best
-	}
-	var checks []Check
+// mounts checks which parts of the system are read-only for an agent, and which are hidden.
+func (t *tries) mounts(mounts []host.Mount, homes []string) {
 	// Not /sys itself, which systemd 257 leaves writable for those who may write to it.
 	for _, path := range []string{"/", "/usr", "/etc", "/etc/buildkite-agent", "/proc/sys", "/sys/fs/cgroup", "/boot"} {
-		m := at(path)
-		held := slices.Contains(strings.Split(m.options, ","), "ro")
-		checks = append(checks, Check{Group: "agent", Tried: "writing to " + path, Saw: "mounted " + m.options, Held: held, Do: do})
+		m := host.MountOf(mounts, path)
+		t.add(slices.Contains(strings.Split(m.Options, ","), "ro"), "writing to "+path, "mounted "+m.Options)
 	}
 	for _, path := range homes {
-		m := at(path)
+		m := host.MountOf(mounts, path)
 		// systemd covers a directory with one that no one may enter.
-		held := m.point == path && (strings.Contains(m.root, "systemd/inaccessible") || m.fstype == "tmpfs" && m.root == "/")
-		checks = append(checks, Check{Group: "agent", Tried: "files in " + path, Saw: covered(m.point == path), Held: held, Do: do})
+		t.add(m.Point == path && (strings.Contains(m.Root, "systemd/inaccessible") || m.Kind == "tmpfs" && m.Root == "/"), "files in "+path, covered(m.Point == path))
 	}
 	for _, path := range []string{"/tmp", "/var/tmp"} {
-		m := at(path)
-		checks = append(checks, Check{Group: "agent", Tried: "other programs' files in " + path, Saw: covered(m.point == path), Held: m.point == path, Do: do})
+		own := host.MountOf(mounts, path).Point == path
+		t.add(own, "other programs' files in "+path, covered(own))
 	}
-	return checks
 }
 
 func covered(yes bool) string {

@@ -89,11 +89,9 @@ func (s *trial) containers(ctx context.Context) ([]Check, error) {
 		return append(checks, more...), err
 	}
 	checks = append(checks, s.leftBehind(ctx)...)
-	checks = append(checks, Check{
-		Group: "container", Tried: "eight times its memory", Saw: fmt.Sprintf("exit code %d", o.ExitCode),
-		Held: o.OutOfMemory || o.ExitCode == 137, Do: s.hint(),
-	})
-	return tidyChecks(checks), nil
+	t := &tries{group: "container", do: s.hint(), checks: checks}
+	t.add(o.OutOfMemory || o.ExitCode == 137, "eight times its memory", fmt.Sprintf("exit code %d", o.ExitCode))
+	return t.checks, nil
 }
 
 // plain runs a container that asks for everything that a job may have, and tries nothing.
@@ -170,25 +168,33 @@ func (s *trial) run(ctx context.Context, what string, ask probe.Ask, memory int6
 // leftBehind checks that nothing of a container is left. The probe leaves a process behind that
 // survives its parents.
 func (s *trial) leftBehind(ctx context.Context) []Check {
-	slice := s.state.Slice.Cgroup
-	c := Check{Group: "left behind", Tried: "processes of a container that has ended", Saw: "none", Held: true}
+	t := &tries{group: "left behind", do: s.hint()}
+	var left []string
+	var err error
 	for deadline := time.Now().Add(goneTime); ; {
-		scopes, err := slot.Containers("/", slice)
-		if err != nil {
-			c.Saw, c.Held, c.Do = err.Error(), false, s.hint()
-		} else if c.Held = len(scopes) == 0; !c.Held {
-			c.Saw, c.Do = "some still run", "sudo systemctl stop "+strings.Join(scopes, " ")
-		}
-		if c.Held || time.Now().After(deadline) || limit.Sleep(ctx, 200*time.Millisecond) != nil {
+		left, err = slot.Containers("/", s.state.Slice.Cgroup)
+		if err == nil && len(left) == 0 || time.Now().After(deadline) || limit.Sleep(ctx, 200*time.Millisecond) != nil {
 			break
 		}
 	}
-	m := Check{Group: "left behind", Tried: "mounts of a container that has ended", Saw: "none", Held: true, Do: s.hint()}
-	entries, err := os.ReadDir(plan.RunDir(s.plan.Index) + "/mounts")
-	if err == nil && len(entries) > 0 {
-		m.Saw, m.Held = fmt.Sprintf("%d in %s/mounts", len(entries), plan.RunDir(s.plan.Index)), false
+	const processes = "processes of a container that has ended"
+	switch {
+	case err != nil:
+		t.add(false, processes, err.Error())
+	case len(left) > 0:
+		t.do = "sudo systemctl stop " + strings.Join(left, " ")
+		t.add(false, processes, "some still run")
+		t.do = s.hint()
+	default:
+		t.add(true, processes, "none")
 	}
-	return tidyChecks([]Check{c, m})
+	dir, saw := plan.RunDir(s.plan.Index)+"/mounts", "none"
+	mounts, _ := os.ReadDir(dir)
+	if len(mounts) > 0 {
+		saw = fmt.Sprintf("%d in %s", len(mounts), dir)
+	}
+	t.add(len(mounts) == 0, "mounts of a container that has ended", saw)
+	return t.checks
 }
 
 // neighbor runs a container that listens in another idle slot, and returns its address, or "" if there

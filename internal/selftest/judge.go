@@ -20,15 +20,12 @@ var denied = []string{"EPERM", "EACCES", "ENOENT", "EROFS", "ENOTDIR", "ESRCH"}
 
 // judgeDevices checks what root could open in the slot's slice.
 func judgeDevices(s plan.Slot, ask probe.Ask, f *probe.Facts) []Check {
-	var checks []Check
+	t := &tries{group: "devices", do: fmt.Sprintf("sudo kbnode reconcile; see systemctl show -p DevicePolicy,DeviceAllow %s", plan.SliceName(s.Index))}
 	for _, path := range ask.Open {
 		saw := f.Saw("open", path)
-		checks = append(checks, Check{
-			Group: "devices", Tried: "open " + path, Saw: saw, Held: saw == "EPERM" || saw == "ENOENT",
-			Do: fmt.Sprintf("sudo kbnode reconcile; see systemctl show -p DevicePolicy,DeviceAllow %s", plan.SliceName(s.Index)),
-		})
+		t.add(saw == "EPERM" || saw == "ENOENT", "open "+path, saw)
 	}
-	return tidyChecks(checks)
+	return t.checks
 }
 
 func sameCPUs(a, b string) bool {
@@ -40,13 +37,8 @@ func sameCPUs(a, b string) bool {
 // judgeContainer compares what a container saw with what a container of its slot should
 // see. memory is the memory that the container asked for, in bytes.
 func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, neighbor string, f *probe.Facts) []Check {
-	const group = "container"
 	strict := p.Profile == config.ProfileStrict
-	hint := fmt.Sprintf("sudo kbnode reconcile && sudo systemctl restart %s; the engine's own version and configuration may have changed, too", plan.GuardUnit(s.Index))
-	var checks []Check
-	add := func(held bool, tried, saw string) {
-		checks = append(checks, Check{Group: group, Tried: tried, Saw: saw, Held: held, Do: hint})
-	}
+	t := &tries{group: "container", do: fmt.Sprintf("sudo kbnode reconcile && sudo systemctl restart %s; the engine's own version and configuration may have changed, too", plan.GuardUnit(s.Index))}
 	for _, try := range f.Tries {
 		held := slices.Contains(denied, try.Saw)
 		tried := try.Kind + " " + try.What
@@ -69,44 +61,44 @@ func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, 
 			held = held || try.Saw == probe.Covered
 			tried = "read or map " + try.What
 		}
-		add(held, tried, try.Saw)
+		t.add(held, tried, try.Saw)
 	}
-	add(sameCPUs(f.CPUs, p.CPUs), "all CPUs", "CPUs "+f.CPUs)
-	add(len(f.Writable) == 0, "settings of the node in /proc", fmt.Sprintf("%q can be written", f.Writable))
-	add(f.Processes < 16, "processes of others", fmt.Sprintf("%d processes", f.Processes))
-	add(f.Status["NoNewPrivs"] == "1", "new privileges", "NoNewPrivs "+f.Status["NoNewPrivs"])
-	add(f.Status["Seccomp"] == "2", "system calls filtered", "Seccomp "+f.Status["Seccomp"])
-	add(capsHeld(f.Status["CapBnd"], strict), "capabilities", "CapBnd "+f.Status["CapBnd"])
+	t.add(sameCPUs(f.CPUs, p.CPUs), "all CPUs", "CPUs "+f.CPUs)
+	t.add(len(f.Writable) == 0, "settings of the node in /proc", fmt.Sprintf("%q can be written", f.Writable))
+	t.add(f.Processes < 16, "processes of others", fmt.Sprintf("%d processes", f.Processes))
+	t.add(f.Status["NoNewPrivs"] == "1", "new privileges", "NoNewPrivs "+f.Status["NoNewPrivs"])
+	t.add(f.Status["Seccomp"] == "2", "system calls filtered", "Seccomp "+f.Status["Seccomp"])
+	t.add(capsHeld(f.Status["CapBnd"], strict), "capabilities", "CapBnd "+f.Status["CapBnd"])
 	if strict {
-		add(f.UID != 0, "its user", fmt.Sprintf("user %d", f.UID))
-		add(f.RootWrites == "EROFS" || f.RootWrites == "EACCES", "writing to the root", f.RootWrites)
+		t.add(f.UID != 0, "its user", fmt.Sprintf("user %d", f.UID))
+		t.add(f.RootWrites == "EROFS" || f.RootWrites == "EACCES", "writing to the root", f.RootWrites)
 	}
 	lo := len(f.Interfaces) == 1 && f.Interfaces[0] == "lo"
 	if p.Network == config.NetworkNone {
-		add(lo, "a network", strings.Join(f.Interfaces, " "))
+		t.add(lo, "a network", strings.Join(f.Interfaces, " "))
 	} else {
-		add(len(f.Interfaces) == 2 && !lo, "other interfaces", strings.Join(f.Interfaces, " "))
+		t.add(len(f.Interfaces) == 2 && !lo, "other interfaces", strings.Join(f.Interfaces, " "))
 	}
 	foreign := slices.DeleteFunc(slices.Clone(f.Nodes), func(node string) bool { return ownNode(s, node) })
-	add(len(foreign) == 0, "nodes of other devices", fmt.Sprint(f.Nodes))
+	t.add(len(foreign) == 0, "nodes of other devices", fmt.Sprint(f.Nodes))
 	others := slices.DeleteFunc(slices.Clone(f.Compute), func(node string) bool { return ownNode(s, node) })
-	add(len(others) == 0, "other GPUs in the compute driver's topology", fmt.Sprint(f.Compute))
+	t.add(len(others) == 0, "other GPUs in the compute driver's topology", fmt.Sprint(f.Compute))
 	missing := slices.DeleteFunc(gpuNodes(s), func(node string) bool { return slices.Contains(f.Nodes, node) })
-	add(len(missing) == 0, "its own GPU", fmt.Sprint(f.Nodes))
+	t.add(len(missing) == 0, "its own GPU", fmt.Sprint(f.Nodes))
 	secrets := slices.DeleteFunc(slices.Clone(f.Env), func(name string) bool {
 		return !strings.HasPrefix(name, "BUILDKITE_AGENT_") && name != "DOCKER_HOST" && !strings.HasPrefix(name, "KBNODE_")
 	})
-	add(len(secrets) == 0, "the agent's variables", fmt.Sprint(secrets))
-	add(within(f.Cgroup["memory.max"], min(memory, p.MemoryBytes)), "its memory", "memory.max "+f.Cgroup["memory.max"])
+	t.add(len(secrets) == 0, "the agent's variables", fmt.Sprint(secrets))
+	t.add(within(f.Cgroup["memory.max"], min(memory, p.MemoryBytes)), "its memory", "memory.max "+f.Cgroup["memory.max"])
 	if swap, ok := f.Cgroup["memory.swap.max"]; ok {
-		add(swap == "0", "swap", "memory.swap.max "+swap)
+		t.add(swap == "0", "swap", "memory.swap.max "+swap)
 	}
-	add(within(f.Cgroup["pids.max"], p.PidsLimit), "its processes", "pids.max "+f.Cgroup["pids.max"])
+	t.add(within(f.Cgroup["pids.max"], p.PidsLimit), "its processes", "pids.max "+f.Cgroup["pids.max"])
 	for _, dir := range ask.Disks {
 		size := f.Disks[dir]
-		add(size > 0 && size <= p.DiskBytes, "filling the disk below "+dir, fmt.Sprintf("%d MiB in all, planned: %d", size>>20, p.DiskBytes>>20))
+		t.add(size > 0 && size <= p.DiskBytes, "filling the disk below "+dir, fmt.Sprintf("%d MiB in all, planned: %d", size>>20, p.DiskBytes>>20))
 	}
-	return tidyChecks(checks)
+	return t.checks
 }
 
 // within reports whether text is a limit, not "max", and is at most most.

@@ -1,10 +1,13 @@
 package selftest
 
 import (
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
@@ -185,7 +188,21 @@ func TestJudgeAgent(t *testing.T) {
 	t.Parallel()
 	user := reconcile.UserState{UID: 991, GID: 981}
 	homes := []string{"/home", "/root"}
-	if got := bad(append(judgeStatus(agentStatus, user, "do"), judgeMounts(agentMounts, homes, "do")...)); len(got) > 0 {
+	judged := func(status, mounts string) []string {
+		dir := t.TempDir()
+		if err := os.MkdirAll(dir+"/proc/7", 0o700); err != nil {
+			t.Error(err)
+		}
+		if err := os.WriteFile(dir+"/proc/7/mountinfo", []byte(mounts), 0o600); err != nil {
+			t.Error(err)
+		}
+		list, _ := host.Tree{Root: dir}.Mounts("7")
+		all := &tries{group: "agent", do: "do"}
+		all.status(status, user)
+		all.mounts(list, homes)
+		return bad(all.checks)
+	}
+	if got := judged(agentStatus, agentMounts); len(got) > 0 {
 		t.Errorf("does not hold: %q", got)
 	}
 	for name, row := range map[string]struct{ old, new, want string }{
@@ -202,9 +219,7 @@ func TestJudgeAgent(t *testing.T) {
 		"a hole in /usr":    {"910 900 254:0 /var/lib/buildkite-agent/gpu-1 /var/lib/buildkite-agent/gpu-1", "910 900 254:0 /usr /usr", "writing to /usr"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			status, mounts := strings.Replace(agentStatus, row.old, row.new, 1), strings.Replace(agentMounts, row.old, row.new, 1)
-			if got := bad(append(judgeStatus(status, user, "do"), judgeMounts(mounts, homes, "do")...)); !slices.Contains(got, row.want) {
+			if got := judged(strings.Replace(agentStatus, row.old, row.new, 1), strings.Replace(agentMounts, row.old, row.new, 1)); !slices.Contains(got, row.want) {
 				t.Errorf("does not hold: %q, want %q", got, row.want)
 			}
 		})
@@ -230,17 +245,16 @@ func TestComparison(t *testing.T) {
 
 func TestOwned(t *testing.T) {
 	t.Parallel()
-	if c := owned("/etc/passwd", 0o022, "do"); !c.Held || c.Do == "" {
-		t.Errorf("%+v", c)
-	}
-	if c := owned("/etc/passwd", 0o044, "do"); c.Held {
-		t.Errorf("readable by all: %+v", c)
-	}
-	if c := owned(t.TempDir(), 0o7777, "do"); c.Held {
-		t.Errorf("%+v", c)
-	}
-	if c := owned("/nonexistent", 0, "do"); !c.Held {
-		t.Errorf("%+v", c)
+	for _, row := range []struct {
+		path  string
+		never fs.FileMode
+		held  bool
+	}{{"/etc/passwd", 0o022, true}, {"/etc/passwd", 0o044, false}, {t.TempDir(), 0o7777, false}, {"/nonexistent", 0, true}} {
+		files := &tries{group: "files", do: "do"}
+		files.owned(row.path, row.never)
+		if c := files.checks[0]; c.Held != row.held || (c.Do == "") != row.held {
+			t.Errorf("%+v", c)
+		}
 	}
 }
 

@@ -7,14 +7,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 // node checks what belongs to no slot.
 func (t *tester) node() []Check {
-	checks := comparison(t.Changes, -1, "the node's files, hooks and units")
+	files := &tries{group: "files"}
 	for _, f := range []struct {
 		path  string
 		never fs.FileMode // bits that must not be set
@@ -27,9 +27,10 @@ func (t *tester) node() []Check {
 		{plan.RunnerCopy, 0o6022, "sudo kbnode reconcile"},
 		{plan.HooksDir, 0o022, "sudo kbnode reconcile"},
 	} {
-		checks = append(checks, owned(f.path, f.never, strings.ReplaceAll(f.do, "FILE", f.path)))
+		files.do = strings.ReplaceAll(f.do, "FILE", f.path)
+		files.owned(f.path, f.never)
 	}
-	return tidyChecks(checks)
+	return append(comparison(t.Changes, -1, "the node's files, hooks and units"), files.checks...)
 }
 
 func (t *tester) engineSocket() string {
@@ -41,22 +42,16 @@ func (t *tester) engineSocket() string {
 }
 
 // owned checks that root owns a file, and that its mode has none of the bits in never.
-func owned(path string, never fs.FileMode, do string) Check {
-	c := Check{Group: "files", Tried: path, Do: do}
+func (t *tries) owned(path string, never fs.FileMode) {
 	info, err := os.Stat(path)
 	if err != nil {
-		c.Saw, c.Held = err.Error(), errors.Is(err, fs.ErrNotExist)
-		return c
+		t.add(errors.Is(err, fs.ErrNotExist), path, err.Error())
+		return
 	}
 	bits := info.Mode().Perm()
 	if info.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
 		bits |= 0o6000
 	}
-	st, ok := info.Sys().(*syscall.Stat_t)
-	c.Saw = fmt.Sprintf("mode %04o", bits)
-	c.Held = ok && st.Uid == 0 && bits&never == 0
-	if ok {
-		c.Saw += fmt.Sprintf(" of user %d", st.Uid)
-	}
-	return c
+	uid, _, _ := host.Tree{Root: "/"}.TargetOwner(path)
+	t.add(uid == 0 && bits&never == 0, path, fmt.Sprintf("mode %04o of user %d", bits, uid))
 }

@@ -28,6 +28,20 @@ type Check struct {
 	Do    string `json:"do,omitempty"` // what to type if it did not hold
 }
 
+// tries collects checks of a group.
+type tries struct {
+	group, do string
+	checks    []Check
+}
+
+func (t *tries) add(held bool, tried, saw string) {
+	c := Check{Group: t.group, Tried: tried, Saw: saw, Held: held}
+	if !held {
+		c.Do = t.do
+	}
+	t.checks = append(t.checks, c)
+}
+
 // SlotReport is the report of one slot, or of the node itself.
 type SlotReport struct {
 	Slot    string  `json:"slot"`              // "gpu0"; "node" for what belongs to no slot

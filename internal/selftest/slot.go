@@ -95,14 +95,14 @@ func (s *trial) planned(context.Context) ([]Check, error) {
 }
 
 func comparison(changes []reconcile.Change, slot int, what string) []Check {
-	var checks []Check
+	t := &tries{group: "plan", do: "sudo kbnode reconcile"}
 	for _, c := range changes {
 		if c.Slot == slot && c.Deferred == "" {
-			checks = append(checks, Check{Group: "plan", Tried: c.Subject, Saw: "not as planned: " + c.String(), Do: "sudo kbnode reconcile"})
+			t.add(false, c.Subject, "not as planned: "+c.String())
 		}
 	}
-	if len(checks) == 0 {
-		checks = append(checks, Check{Group: "plan", Tried: what, Saw: "as planned", Held: true})
+	if len(t.checks) == 0 {
+		t.add(true, what, "as planned")
 	}
-	return checks
+	return t.checks
 }

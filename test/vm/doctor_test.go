@@ -39,7 +39,7 @@ var breakages = []breakage{
 	{name: "a stopped guard", breaks: "systemctl stop kbnode-guard-gpu4", check: "agent-guard", also: []string{"as-planned"}},
 	{name: "a stopped agent", breaks: "systemctl stop buildkite-agent-gpu2", check: "agent-running", also: []string{"as-planned"}},
 	{name: "memory.max by hand", breaks: "echo 1G >/sys/fs/cgroup/buildkite.slice/buildkite-gpu2.slice/memory.max", check: "slot-limits"},
-	{name: "cpuset.cpus by hand", breaks: "cat /sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/cpuset.cpus >/sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/cpuset.cpus", check: "slot-limits", also: []string{"slot-cores"}},
+	{name: "cpuset.cpus by hand", breaks: "cat /sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/cpuset.cpus >/sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/cpuset.cpus", check: "slot-limits"},
 	{name: "a unit's own limits", breaks: "mkdir -p /etc/systemd/system/buildkite-agent-gpu3.service.d; printf '[Service]\nRestart=no\n' >/etc/systemd/system/buildkite-agent-gpu3.service.d/x.conf; systemctl daemon-reload", check: "agent-unit", after: "rm -rf /etc/systemd/system/buildkite-agent-gpu3.service.d; systemctl daemon-reload"},
 	{name: "a token for all to read", breaks: "chmod 644 /etc/buildkite-agent/token", check: "agent-token", also: []string{"as-planned"}},
 	{name: "no token", breaks: "mv /etc/buildkite-agent/token /root/token", check: "agent-token", also: []string{"as-planned"}, fix: "mv /root/token /etc/buildkite-agent/token"},
