@@ -22,7 +22,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/confine"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/keeper"
-	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
@@ -108,7 +107,6 @@ func Serve(ctx context.Context, c Config) error {
 	go g.collectImages(ctx)
 	g.log.Info("guard ready", "path", listener.Addr().String())
 	g.notify(daemon.SdNotifyReady)
-	g.trim()
 	err = server.Serve(&peers{UnixListener: listener, allowed: []int{0, uid}, slots: make(chan struct{}, maxConnections), log: g.log, root: c.root})
 	if !stop() {
 		<-stopped
@@ -117,13 +115,6 @@ func Serve(ctx context.Context, c Config) error {
 		return nil
 	}
 	return fmt.Errorf("serve %s: %w", listener.Addr(), err)
-}
-
-// trim gives back memory that the guard no longer needs.
-func (g *guard) trim() {
-	if err := lazy.Trim(); err != nil {
-		g.log.Debug("memory not returned", "err", err)
-	}
 }
 
 // connect makes the slot's network, so that the first job does not wait for it. Each job checks

@@ -28,7 +28,6 @@ func (g *guard) agentReady(c *call) error {
 	if !peer.root {
 		return forbid("only the agent's unit may do this, before the agent starts; leave it to kbnode")
 	}
-	defer g.trim()
 	parked, err := g.keeper.Ready(c.r.Context(), peer.pid)
 	if parked != "" {
 		return refusal{http.StatusConflict, parked}
