@@ -53,7 +53,7 @@ func input(inv *inventory.Inventory, cfg config.Config) Input {
 
 // TestGoldenMachines compares the plan of each published machine: the split in
 // full, the node's files and those of the first slot. One machine's golden file has all
-// texts; the others have those that differ from it.
+// texts; the others have the lines that differ from it.
 func TestGoldenMachines(t *testing.T) {
 	t.Parallel()
 	first := machinetest.B200x8()
@@ -92,7 +92,7 @@ func TestGoldenMachines(t *testing.T) {
 	}
 }
 
-// goldenText describes a plan without the texts that are also among shown.
+// goldenText describes a plan without the lines of files that are also in the same file of shown.
 func goldenText(p *Plan, shown []File) *txtar.Archive {
 	var b strings.Builder
 	for _, s := range p.Slots {
@@ -120,17 +120,38 @@ func goldenText(p *Plan, shown []File) *txtar.Archive {
 		if f.Slot > p.Slots[0].Index {
 			continue
 		}
-		if slices.Contains(shown, f) {
-			fmt.Fprintf(&b, "also %s\n", f.Path)
-			continue
-		}
 		if f.Path == BindingsPath && shown != nil { // a slot per line
 			f.Content = regexp.MustCompile(`\n {6,}|\n {4}\}`).ReplaceAllStringFunc(f.Content, strings.TrimSpace)
 		}
-		a.Files = append(a.Files, txtar.File{Name: fmt.Sprintf("%s %04o %s", f.Path, f.Mode, f.Source), Data: []byte(f.Content)})
+		name := fmt.Sprintf("%s %04o %s", f.Path, f.Mode, f.Source)
+		if i := slices.IndexFunc(shown, func(o File) bool { return o.Path == f.Path }); i >= 0 && f.Path != BindingsPath {
+			o := shown[i]
+			if f.Content = changedLines(o.Content, f.Content); f.Content == "" && f.Mode == o.Mode && f.Source == o.Source {
+				fmt.Fprintf(&b, "also %s\n", f.Path)
+				continue
+			}
+		}
+		a.Files = append(a.Files, txtar.File{Name: name, Data: []byte(f.Content)})
 	}
 	a.Comment = []byte(b.String())
 	return a
+}
+
+// changedLines returns the lines of a text that another lacks, with a sign.
+func changedLines(before, after string) string {
+	var b strings.Builder
+	for _, side := range []struct{ sign, of, other string }{{"-", before, after}, {"+", after, before}} {
+		count := map[string]int{}
+		for line := range strings.Lines(side.other) {
+			count[line]++
+		}
+		for line := range strings.Lines(side.of) {
+			if count[line]--; count[line] < 0 {
+				b.WriteString(side.sign + line)
+			}
+		}
+	}
+	return b.String()
 }
 
 // TestPlanHolds checks on every published machine what must be true of any
