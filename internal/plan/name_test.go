@@ -8,15 +8,9 @@ import (
 
 // tagsOf returns the tags of a slot with n GPUs of a model, or parts of one.
 func tagsOf(model, part string, n int) []string {
-	m := Member{Model: model, Vendor: "nvidia", NUMANode: -1}
-	if part != "" {
-		m.MIG = &Placement{Profile: part}
-	}
-	s := bound{}
-	for range n {
-		s.members = append(s.members, resolved{Member: m})
-	}
-	return agentTags(s, queueName("{shape}", s, "box"), "box", "1.2.3", nil)
+	s := Slot{GPUs: slices.Repeat([]SlotGPU{{Model: model, Vendor: "nvidia", Part: part, NUMANode: -1}}, n)}
+	s.Queue = queueName("{shape}", s, "box")
+	return agentTags(s, "box", "1.2.3", nil)
 }
 
 func tagOf(tags []string, key string) string {

@@ -329,8 +329,8 @@ func TestBindings(t *testing.T) {
 			}
 			var is []string
 			for _, s := range slots {
-				text := fmt.Sprintf("%d=%s", s.Slot, s.binding().UUID)
-				if s.parked != "" {
+				text := fmt.Sprintf("%d=%s", s.Index, s.binding().UUID)
+				if s.Parked != "" {
 					text = "[" + text + "]"
 				}
 				is = append(is, text)

@@ -40,6 +40,7 @@ type splitGPU struct {
 	MemoryNode int    // the node that is the GPU's own memory; -1 if none
 	Name       string // for messages: "slot gpu3"
 	None       bool   // there is no GPU: any package will do
+	weight     int    // total of its MIG instances; 0 if it has none
 }
 
 // block is what one slot gets.
