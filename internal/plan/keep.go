@@ -170,7 +170,9 @@ func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment
 	if why := unreadCPUs(inv); why != "" {
 		return lastSplit(slots, keptNode(kept), inv.Memory.TotalBytes, why)
 	}
-	if slices.ContainsFunc(slots, func(s assignment) bool { return slices.ContainsFunc(s.members, func(u liveMember) bool { return u.twice }) }) {
+	if slices.ContainsFunc(slots, func(s assignment) bool {
+		return slices.ContainsFunc(s.members, func(u liveMember) bool { return u.twice })
+	}) {
 		// It is unknown what that slot should have, so the others keep what they have.
 		if res, err := lastSplit(slots, keptNode(kept), inv.Memory.TotalBytes, ""); err == nil {
 			return res, nil

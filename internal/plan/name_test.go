@@ -44,6 +44,9 @@ func TestUsualNames(t *testing.T) {
 	}
 	for model, want := range map[string]string{
 		"NVIDIA Graphics Device": "graphics-device", "Tesla K80": "tesla-k80", "NVIDIA Tesla K80": "tesla-k80", "AMD Radeon RX 7900 XTX": "radeon-rx-7900-xtx",
+		"NVIDIA B200": "b200", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA L40S": "l40s", "Tesla V100-SXM2-16GB": "v100",
+		"NVIDIA A100-SXM4-80GB": "a100", "NVIDIA GH200 480GB": "gh200", "AMD Instinct MI300X": "mi300", "AMD Instinct MI210": "mi210",
+		"NVIDIA device 10de:ffff": "device-10de-ffff", "": "unknown",
 		"AMD GPU 67df": "gpu-67df", "rtx-4090": "rtx-4090", "RTX-4090": "rtx-4090", "mi300x": "mi300", "RTX PRO 6000": "rtx-pro-6000",
 	} {
 		if got := GPUKey(model); got != want {

@@ -3,6 +3,7 @@ package plan
 import (
 	"math/rand/v2"
 	"slices"
+	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -135,10 +136,30 @@ func anyNodes(r *rand.Rand) splitInput {
 	}
 	texts := make([]string, nodes)
 	for n, list := range lists {
-		texts[n] = setOf(list)
+		texts[n] = cpuset.Of(list...).String()
 	}
 	onNodes(64, texts...)(&in)
 	return in
 }
 
-func setOf(ids []int) string { return cpuset.Of(ids...).String() }
+// TestSplitScores keeps the splits of servers as good as they are. Another split may only be better.
+func TestSplitScores(t *testing.T) {
+	t.Parallel()
+	var sum score
+	for seed := range uint64(300) {
+		in := serverMachine(rand.New(rand.NewPCG(seed, 11)))
+		got, err := split(in)
+		if err != nil {
+			continue
+		}
+		s := rate(in, got)
+		sum.Threads, sum.Local, sum.OnNode, sum.Memory = sum.Threads+s.Threads, sum.Local+s.Local, sum.OnNode+s.OnNode, sum.Memory+s.Memory
+		sum.Distance, sum.SharedCaches = sum.Distance+s.Distance, sum.SharedCaches+s.SharedCaches
+		sum.Caches, sum.MemoryNodes = sum.Caches+s.Caches, sum.MemoryNodes+s.MemoryNodes
+	}
+	want := score{Threads: 6088, Local: 1588, OnNode: 1401, Distance: 296508, SharedCaches: 402, Caches: 4406, MemoryNodes: 2444, Memory: 42131645}
+	if sum.Threads < want.Threads || sum.Local < want.Local || sum.OnNode < want.OnNode || sum.Memory < want.Memory ||
+		sum.Distance > want.Distance || sum.SharedCaches > want.SharedCaches || sum.Caches > want.Caches || sum.MemoryNodes > want.MemoryNodes {
+		t.Errorf("the splits score\n%+v, worse than\n%+v", sum, want)
+	}
+}
