@@ -15,7 +15,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
-	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/metrics"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -57,15 +56,7 @@ func runDaemon(ctx context.Context, s Streams) error {
 	daemon.Run(ctx, daemon.Options{
 		Root: "/", Kmsg: health.Kmsg{Owner: health.OwnerOf("/")},
 		Node: node.Daemon(Version(), s.logger()), Events: events.Log{File: events.Path}, Log: s.logger(), Wake: wake, Replaced: node.Replaced,
-		Publish: func(snapshot daemon.Snapshot) {
-			m.Publish(snapshot)
-			if !snapshot.Whole {
-				return // the next pass soon needs this memory again
-			}
-			if err := lazy.Trim(); err != nil {
-				s.logger().Debug("memory not released", "err", err)
-			}
-		},
+		Publish: m.Publish,
 	})
 	return nil
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
-	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -66,9 +65,6 @@ func newGuard(s Streams) *cobra.Command {
 				return err
 			}
 			saveMemory()
-			if err := lazy.Trim(); err != nil { // frees what the start of the program needed
-				s.logger().Debug("memory not released", "err", err)
-			}
 			probe.Keep() // it looks at its GPU after each job, while the next may wait
 			return guard.Serve(cmd.Context(), pol, s.logger())
 		},

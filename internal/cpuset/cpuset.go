@@ -5,6 +5,7 @@ package cpuset
 
 import (
 	"fmt"
+	"math/big"
 	"math/bits"
 	"slices"
 	"strconv"
@@ -22,7 +23,7 @@ const maxText = 64 << 10
 // Set is an immutable set of numbers from 0 to Max-1. The zero value is the
 // empty set.
 type Set struct {
-	words []uint64 // bit i of words[i/64]; the last word is never 0, so equal sets are equal slices
+	bits big.Int // bit i is set if i is a member
 }
 
 // Of returns the set of these numbers. It ignores numbers outside 0 to Max-1,
@@ -72,13 +73,11 @@ func ParseMask(text string) (Set, error) {
 		if err != nil {
 			return Set{}, fmt.Errorf("parse CPU mask: %q is not a 32-bit hexadecimal word", group)
 		}
-		for ; word != 0; word &= word - 1 {
-			id := i*32 + bits.TrailingZeros64(word)
-			if id >= Max {
-				return Set{}, beyond(strconv.Itoa(id))
-			}
-			s.add(id)
-		}
+		w := new(big.Int).SetUint64(word)
+		s.bits.Or(&s.bits, w.Lsh(w, uint(i)*32))
+	}
+	if n := s.bits.BitLen(); n > Max {
+		return Set{}, beyond(strconv.Itoa(n - 1))
 	}
 	return s, nil
 }
@@ -109,99 +108,68 @@ func (s Set) String() string {
 // properties AllowedCPUs and AllowedMemoryNodes (type ay): bit i%8 of byte i/8.
 // There are no trailing zero bytes; the empty set has no bytes.
 func (s Set) Bytes() []byte {
-	out := make([]byte, 0, len(s.words)*8)
-	for _, w := range s.words {
-		for range 8 {
-			out = append(out, byte(w))
-			w >>= 8
-		}
-	}
-	for len(out) > 0 && out[len(out)-1] == 0 {
-		out = out[:len(out)-1]
-	}
+	out := s.bits.Bytes()
+	slices.Reverse(out)
 	return out
 }
 
 // FromBytes returns the set of a mask in the format of Bytes. It ignores bits
 // at Max and above.
-func FromBytes(mask []byte) Set {
-	var s Set
-	for i, b := range mask[:min(len(mask), Max/8)] {
-		for ; b != 0; b &= b - 1 {
-			s.add(i*8 + bits.TrailingZeros8(b))
-		}
-	}
+func FromBytes(mask []byte) (s Set) {
+	mask = slices.Clone(mask[:min(len(mask), Max/8)])
+	slices.Reverse(mask)
+	s.bits.SetBytes(mask)
 	return s
 }
 
 // Ints returns the members in ascending order.
 func (s Set) Ints() []int {
 	out := make([]int, 0, s.Len())
-	for i, w := range s.words {
+	for i, w := range s.bits.Bits() {
 		for ; w != 0; w &= w - 1 {
-			out = append(out, i*64+bits.TrailingZeros64(w))
+			out = append(out, i*bits.UintSize+bits.TrailingZeros(uint(w)))
 		}
 	}
 	return out
 }
 
 // Len returns the number of members.
-func (s Set) Len() int {
-	n := 0
-	for _, w := range s.words {
-		n += bits.OnesCount64(w)
+func (s Set) Len() (n int) {
+	for _, w := range s.bits.Bits() {
+		n += bits.OnesCount(uint(w))
 	}
 	return n
 }
 
 // Contains reports whether id is a member.
-func (s Set) Contains(id int) bool {
-	return id >= 0 && id/64 < len(s.words) && s.words[id/64]>>(id%64)&1 == 1
-}
+func (s Set) Contains(id int) bool { return id >= 0 && s.bits.Bit(id) == 1 }
 
 // Union returns the set of what is in s or in t.
-func (s Set) Union(t Set) Set {
-	if len(s.words) < len(t.words) {
-		s, t = t, s
-	}
-	out := slices.Clone(s.words)
-	for i, w := range t.words {
-		out[i] |= w
-	}
-	return Set{out}
+func (s Set) Union(t Set) (out Set) {
+	out.bits.Or(&s.bits, &t.bits)
+	return out
 }
 
 // Intersect returns the set of what is in both s and t.
-func (s Set) Intersect(t Set) Set {
-	out := make([]uint64, min(len(s.words), len(t.words)))
-	for i := range out {
-		out[i] = s.words[i] & t.words[i]
-	}
-	return trimmed(out)
+func (s Set) Intersect(t Set) (out Set) {
+	out.bits.And(&s.bits, &t.bits)
+	return out
 }
 
 // Difference returns the set of what is in s and not in t.
-func (s Set) Difference(t Set) Set {
-	out := slices.Clone(s.words)
-	for i := range min(len(s.words), len(t.words)) {
-		out[i] &^= t.words[i]
-	}
-	return trimmed(out)
+func (s Set) Difference(t Set) (out Set) {
+	out.bits.AndNot(&s.bits, &t.bits)
+	return out
 }
 
 // Equal reports whether s and t have the same members.
-func (s Set) Equal(t Set) bool { return slices.Equal(s.words, t.words) }
+func (s Set) Equal(t Set) bool { return s.bits.Cmp(&t.bits) == 0 }
 
 // Disjoint reports whether s and t have no member in common.
 func (s Set) Disjoint(t Set) bool { return s.Intersect(t).Len() == 0 }
 
-// add is only for building a new set: it may write to shared words.
-func (s *Set) add(id int) {
-	if need := id/64 + 1; need > len(s.words) {
-		s.words = append(s.words, make([]uint64, need-len(s.words))...)
-	}
-	s.words[id/64] |= 1 << (id % 64)
-}
+// add is only for building a new set.
+func (s *Set) add(id int) { s.bits.SetBit(&s.bits, id, 1) }
 
 // addField adds one "a", "a-b" or "a-b:used/group".
 func (s *Set) addField(field string) error {
@@ -276,11 +244,4 @@ func trim(text string) (string, error) {
 		return "", fmt.Errorf("parse CPU list: %d bytes are too long", len(text))
 	}
 	return strings.TrimSpace(text), nil
-}
-
-func trimmed(words []uint64) Set {
-	for len(words) > 0 && words[len(words)-1] == 0 {
-		words = words[:len(words)-1]
-	}
-	return Set{words}
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/google/renameio/v2"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
@@ -74,7 +73,6 @@ func newGPUWatch(vendor string, g plan.PolicyGPU, procs slotProcs, log *slog.Log
 	w := gpuWatch{
 		name: cmp.Or(name, "the GPU"), reset: fmt.Sprintf("sudo nvidia-smi -pm 0 -i %[1]s && sudo nvidia-smi -r -i %[1]s", g.UUID),
 		look: func(ctx context.Context) (inventory.Occupancy, error) {
-			_ = lazy.Trim() // the probe needs no pages of a job's end or the guard's start
 			if vendor == "amd" {
 				if dir, err := inventory.AMDDevice(g.Nodes); err == nil {
 					if err := sameAMD(dir, g); err != nil {

@@ -21,7 +21,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/confine"
 	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/docker"
-	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -86,7 +85,6 @@ func (g *guard) serveOn(ctx context.Context, listener *net.UnixListener) error {
 	go g.collectImages(ctx)
 	g.log.Info("guard ready", "path", listener.Addr().String())
 	g.notify(daemon.SdNotifyReady)
-	g.trim()
 	err := server.Serve(listener)
 	if !stop() {
 		<-stopped
@@ -95,13 +93,6 @@ func (g *guard) serveOn(ctx context.Context, listener *net.UnixListener) error {
 		return nil
 	}
 	return fmt.Errorf("serve %s: %w", listener.Addr(), err)
-}
-
-// trim gives back memory that the guard no longer needs.
-func (g *guard) trim() {
-	if err := lazy.Trim(); err != nil {
-		g.log.Debug("memory not returned", "err", err)
-	}
 }
 
 // connect makes the slot's network, so that the first job does not wait for it. Each job checks

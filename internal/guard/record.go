@@ -11,7 +11,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
-	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -65,9 +64,7 @@ func sample(ctx context.Context, p plan.JobPolicy, each func(probe.Sample)) erro
 				errs[i] = err
 				return
 			}
-			// Unpacking the probe maps a megabyte that nothing else needs.
-			unpacked := sync.OnceFunc(func() { _ = lazy.Trim() })
-			errs[i] = probe.Stream(ctx, probe.Options{GPU: g.UUID}, samplePeriod, func(s probe.Sample) { unpacked(); each(s) })
+			errs[i] = probe.Stream(ctx, probe.Options{GPU: g.UUID}, samplePeriod, each)
 		})
 	}
 	all.Wait()

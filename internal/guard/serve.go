@@ -94,7 +94,6 @@ func (g *guard) agentReady(c *call) error {
 	if !g.isRoot(c.caller) {
 		return forbid("only the agent's unit may do this, before the agent starts; leave it to kbnode")
 	}
-	defer g.trim()
 	parked, err := g.keeper.ready(c.r.Context(), int(c.caller.Pid))
 	if parked != "" {
 		return refusal{http.StatusConflict, parked}

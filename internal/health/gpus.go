@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -29,13 +30,7 @@ func (j *judge) gpus() {
 	seen := map[string]bool{}
 	for i := range j.in.GPUs.List {
 		g := &j.in.GPUs.List[i]
-		id := g.UUID
-		if id == "" {
-			id = j.byPCI[g.PCI]
-		}
-		if id == "" {
-			id = g.PCI
-		}
+		id := cmp.Or(g.UUID, j.byPCI[g.PCI], g.PCI)
 		if seen[id] {
 			continue // a partition; a GPU's partitions share their state
 		}
@@ -155,33 +150,41 @@ func lostWhy(bus Bus, said string) string {
 
 // memory judges ECC errors, row remapping and page retirement.
 func (j *judge) memory(id string, n *probe.GPU) {
-	see := func(check, detail string, bad bool, level Level, effect Effect, reason, fix string) {
-		k := about(check, id)
-		k.Detail = detail
-		j.see(k, bad, Mark{Level: level, Effect: effect, Reason: reason, Fix: fix})
-	}
 	pci := j.at(id)
 	const replace = "replace the GPU"
+	type finding struct {
+		check, detail string
+		bad           bool
+		level         Level
+		effect        Effect
+		reason, fix   string
+	}
+	var all []finding
 	if e := n.ECC; e != nil {
 		if c := e.VolatileUncorrected; c != nil {
-			see(checkECC, "volatile", *c > 0, Fatal, Drain, fmt.Sprintf("the memory of the GPU at %s had %d uncorrectable errors since its driver started", pci, *c),
-				fixReset(pci)+"; if it comes back, "+replace)
+			all = append(all, finding{checkECC, "volatile", *c > 0, Fatal, Drain, fmt.Sprintf("the memory of the GPU at %s had %d uncorrectable errors since its driver started", pci, *c), fixReset(pci) + "; if it comes back, " + replace})
 		}
 		if t := e.SRAMThreshold; t != nil {
-			see(checkECC, "sram", *t, Fatal, Drain, "the GPU at "+pci+" had more cache errors than NVIDIA allows", replace)
+			all = append(all, finding{checkECC, "sram", *t, Fatal, Drain, "the GPU at " + pci + " had more cache errors than NVIDIA allows", replace})
 		}
 	}
 	if r := n.RemappedRows; r != nil {
-		see(checkRemap, "failed", r.Failed, Fatal, Drain, "a memory row of the GPU at "+pci+" could not be remapped", replace)
-		see(checkRemap, "pending", r.Pending, Degraded, Drain, "a memory row of the GPU at "+pci+" waits to be remapped", fixReset(pci))
-		see(checkRemap, "many", r.Uncorrectable >= 512, Warn, None, fmt.Sprintf("%d memory rows of the GPU at %s were remapped because of uncorrectable errors", r.Uncorrectable, pci), replace)
+		all = append(all,
+			finding{checkRemap, "failed", r.Failed, Fatal, Drain, "a memory row of the GPU at " + pci + " could not be remapped", replace},
+			finding{checkRemap, "pending", r.Pending, Degraded, Drain, "a memory row of the GPU at " + pci + " waits to be remapped", fixReset(pci)},
+			finding{checkRemap, "many", r.Uncorrectable >= 512, Warn, None, fmt.Sprintf("%d memory rows of the GPU at %s were remapped because of uncorrectable errors", r.Uncorrectable, pci), replace})
 		if b := r.Banks; b != nil {
-			see(checkRemap, "spare", b.None > 0, Warn, None, fmt.Sprintf("%d memory banks of the GPU at %s have no spare rows left", b.None, pci), replace)
+			all = append(all, finding{checkRemap, "spare", b.None > 0, Warn, None, fmt.Sprintf("%d memory banks of the GPU at %s have no spare rows left", b.None, pci), replace})
 		}
 	}
 	if r := n.RetiredPages; r != nil {
-		see(checkRetired, "many", r.SingleBit+r.DoubleBit >= 63, Fatal, Drain, fmt.Sprintf("%d memory pages of the GPU at %s are retired", r.SingleBit+r.DoubleBit, pci), replace)
-		see(checkRetired, "pending", r.Pending, Degraded, Drain, "memory pages of the GPU at "+pci+" wait to be retired", fixReset(pci))
+		pages := r.SingleBit + r.DoubleBit
+		all = append(all,
+			finding{checkRetired, "many", pages >= 63, Fatal, Drain, fmt.Sprintf("%d memory pages of the GPU at %s are retired", pages, pci), replace},
+			finding{checkRetired, "pending", r.Pending, Degraded, Drain, "memory pages of the GPU at " + pci + " wait to be retired", fixReset(pci)})
+	}
+	for _, f := range all {
+		j.see(about(f.check, id, f.detail), f.bad, Mark{Level: f.level, Effect: f.effect, Reason: f.reason, Fix: f.fix})
 	}
 	st := j.gpu(id, pci)
 	if n.Persistence == "on" && n.EnergyMillijoules != nil {
@@ -202,22 +205,18 @@ func (j *judge) speed(id string, n *probe.GPU) {
 	pci := j.at(id)
 	if r := n.ClockReasons; r != nil {
 		var why []string
-		for _, bit := range []struct {
-			mask  uint64
-			words string
-		}{{0x8, "hardware slowdown"}, {0x80, "power brake"}} {
-			if *r&bit.mask != 0 {
-				why = append(why, bit.words)
-			}
+		if *r&0x8 != 0 {
+			why = append(why, "hardware slowdown")
+		}
+		if *r&0x80 != 0 {
+			why = append(why, "power brake")
 		}
 		j.see(about(checkThrottle, id), len(why) > 0, Mark{
 			Level: Degraded, After: throttleAfter, Quiet: throttleQuiet,
 			Reason: "the GPU at " + pci + " is slowed down: " + strings.Join(why, ", "),
 			Fix:    "check the power supply and the power limit of the rack; do not trust timings from this time",
 		})
-		k := about(checkThrottle, id)
-		k.Detail = "cap"
-		j.see(k, *r&0x4 != 0, Mark{
+		j.see(about(checkThrottle, id, "cap"), *r&0x4 != 0, Mark{
 			Level:  Info,
 			Reason: "the GPU at " + pci + " is at its power limit",
 			Fix:    "nothing; this is normal under load",
@@ -256,9 +255,8 @@ func (j *judge) links(id string, g *inventory.GPU) {
 			bad, m.Level, m.Reason = true, Fatal, fmt.Sprintf("the GPU at %s could not join the NVLink fabric (NVML code %d)", pci, f.Status)
 		}
 		j.see(k, bad, m)
-		k.Detail = "health"
 		why := fabricHealth(f.HealthMask)
-		j.see(k, why != "", Mark{
+		j.see(about(checkFabric, id, "health"), why != "", Mark{
 			Level: Degraded, Reason: "the NVLink fabric of the GPU at " + pci + " is impaired: " + why, Fix: "systemctl status nvidia-fabricmanager",
 		})
 	}
@@ -329,9 +327,7 @@ func (j *judge) link(id string, l Link) {
 }
 
 func (j *judge) seeLink(id, detail string, bad bool, reason string) {
-	k := about(checkPCIe, id)
-	k.Detail = detail
-	j.see(k, bad, Mark{
+	j.see(about(checkPCIe, id, detail), bad, Mark{
 		Level: Warn, After: throttleAfter, Quiet: throttleQuiet, Reason: reason,
 		Fix: "reseat the GPU or its riser; compare with lspci -vv",
 	})
@@ -388,9 +384,7 @@ func (j *judge) ras(id string, bus Bus) {
 			Fix:    fixAMDReset(j.at(id)),
 		})
 	}
-	waits := about(checkRetired, id)
-	waits.Detail = "pending"
-	j.see(waits, bus.Waiting > 0, Mark{
+	j.see(about(checkRetired, id, "pending"), bus.Waiting > 0, Mark{
 		Level: Warn, Reason: fmt.Sprintf("%d bad memory pages of the GPU at %s are still in use", bus.Waiting, j.at(id)), Fix: fixAMDReset(j.at(id)),
 	})
 	j.see(about(checkRetired, id), bus.BadPages > 0 && bus.Waiting == 0, Mark{

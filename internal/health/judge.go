@@ -30,7 +30,7 @@ func Judge(prev State, in Signals) (State, []Verdict, []Event) {
 	j.resetByHand()
 	for _, f := range in.Kernel {
 		if f.Kind == KindOverrun {
-			j.tell(Event{Kind: "kernel", Check: checkXid, Slot: -1, Level: Warn, Text: f.Text})
+			j.emit(Event{Kind: "kernel", Check: checkXid, Slot: -1, Level: Warn, Text: f.Text})
 			continue
 		}
 		if f.Seq >= j.s.Next {
@@ -59,7 +59,7 @@ func (j *judge) begin() {
 	}
 	skew := j.in.Now.Sub(j.s.Now) - (j.in.Up - j.s.Up)
 	if skew.Abs() > 5*time.Second {
-		j.tell(Event{Kind: "clock", Check: checkClock, Slot: -1, Level: Warn, Text: fmt.Sprintf("the clock jumped by %s", skew.Round(time.Second))})
+		j.emit(Event{Kind: "clock", Check: checkClock, Slot: -1, Level: Warn, Text: fmt.Sprintf("the clock jumped by %s", skew.Round(time.Second))})
 	}
 }
 
@@ -160,7 +160,10 @@ func (j *judge) at(id string) string {
 	return id
 }
 
-func about(check, id string) key { return key{Check: check, GPU: id, Slot: -1} }
+// about returns the key of a GPU's finding; a check with several kinds of them has details.
+func about(check, id string, detail ...string) key {
+	return key{Check: check, GPU: id, Slot: -1, Detail: strings.Join(detail, "")}
+}
 
 func (j *judge) find(k key) *Mark {
 	for i := range j.s.Marks {
@@ -204,7 +207,7 @@ func (j *judge) mark(m Mark) {
 		changed := m.Shown && (m.Level != old.Level || m.Effect != old.Effect)
 		*old = m
 		if changed {
-			j.tell(j.event("changed", m, m.Reason))
+			j.emit(j.event("changed", m, m.Reason))
 		}
 	}
 	if !m.Latched {
@@ -216,7 +219,7 @@ func (j *judge) mark(m Mark) {
 func (j *judge) show(m *Mark) {
 	if !m.Shown && j.in.Up-m.First >= m.After {
 		m.Shown = true
-		j.tell(j.event("raised", *m, m.Reason))
+		j.emit(j.event("raised", *m, m.Reason))
 	}
 }
 
@@ -231,7 +234,7 @@ func (j *judge) clear(k key, why string) {
 
 func (j *judge) cleared(m Mark, why string) {
 	if m.Shown {
-		j.tell(j.event("cleared", m, strings.TrimSuffix("no longer: "+m.Reason+"; "+why, "; ")))
+		j.emit(j.event("cleared", m, strings.TrimSuffix("no longer: "+m.Reason+"; "+why, "; ")))
 	}
 }
 
@@ -243,7 +246,7 @@ func (j *judge) event(kind string, m Mark, text string) Event {
 	return e
 }
 
-func (j *judge) tell(e Event) {
+func (j *judge) emit(e Event) {
 	if e.Time.IsZero() {
 		e.Time = j.in.Now
 	}

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -17,10 +18,10 @@ const (
 type who int
 
 const (
-	nobody  who = iota // no job ran
-	ofJob              // a job ran, or the process belongs to the slot
-	outside            // the process belongs to no slot
-	past               // too long ago to know
+	noJob        who = iota // no job ran
+	slotJob                 // a job ran, or the process belongs to the slot
+	otherProcess            // the process belongs to no slot
+	tooLate                 // too long ago to know
 )
 
 // owner finds who caused a line about a GPU. Only jobs of the GPU's own slots can open
@@ -29,14 +30,14 @@ func (j *judge) owner(f Fact, id string) (slot int, job string, w who) {
 	mine := j.slotsOf(id)
 	slot = j.slotOf(id)
 	if f.Owner != nil && f.Owner.Slot < 0 {
-		return slot, "", outside
+		return slot, "", otherProcess
 	}
 	if f.Owner != nil {
 		mine = slices.DeleteFunc(slices.Clone(j.in.Slots), func(s Slot) bool { return s.Index != f.Owner.Slot })
 		slot = f.Owner.Slot
 	}
 	if j.in.Up-f.Up > jobGrace {
-		return slot, "", past
+		return slot, "", tooLate
 	}
 	var jobs []ran
 	for _, s := range mine {
@@ -52,13 +53,13 @@ func (j *judge) owner(f Fact, id string) (slot int, job string, w who) {
 	}
 	switch {
 	case len(jobs) == 1:
-		return jobs[0].Slot, jobs[0].Job, ofJob
+		return jobs[0].Slot, jobs[0].Job, slotJob
 	case len(jobs) > 1:
-		return -1, "", ofJob // jobs on several parts of the GPU; the line does not name the part
+		return -1, "", slotJob // jobs on several parts of the GPU; the line does not name the part
 	case f.Owner != nil:
-		return slot, "", ofJob
+		return slot, "", slotJob
 	}
-	return slot, "", nobody
+	return slot, "", noJob
 }
 
 // kernel judges one line of the kernel's log.
@@ -67,10 +68,7 @@ func (j *judge) kernel(f Fact) {
 		j.nvswitch(f)
 		return
 	}
-	id := f.PCI
-	if known := j.byPCI[f.PCI]; known != "" {
-		id = known
-	}
+	id := cmp.Or(j.byPCI[f.PCI], f.PCI)
 	slot, job, w := j.owner(f, id)
 	e := Event{Time: j.in.Now.Add(f.Up - j.in.Up), Kind: "kernel", Check: checkXid, GPU: id, Slot: slot, Job: job, Level: Info}
 	defer func() {
@@ -78,7 +76,7 @@ func (j *judge) kernel(f Fact) {
 			return
 		}
 		e.Text = f.Text + by(f, slot, job, w)
-		j.tell(e)
+		j.emit(e)
 	}()
 	if id == "" && f.Kind != KindLoaded {
 		e.Level = Warn
@@ -118,9 +116,7 @@ func (j *judge) kernel(f Fact) {
 		j.latch(about(checkReset, id), f.Up, reboot)
 	case KindRAS:
 		e.Check, e.Level = checkRAS, Fatal
-		k := about(checkRAS, id)
-		k.Detail = "kernel"
-		j.latch(k, f.Up, Mark{
+		j.latch(about(checkRAS, id, "kernel"), f.Up, Mark{
 			Level: Fatal, Effect: Drain,
 			Reason: "the GPU at " + j.at(id) + " reported uncorrectable hardware errors",
 			Fix:    fixAMDReset(j.at(id)),
@@ -138,7 +134,7 @@ func (j *judge) kernel(f Fact) {
 func (j *judge) nvswitch(f Fact) {
 	k := ofNode(checkSwitch, f.PCI)
 	if old := j.find(k); old == nil || f.Up-old.Last > time.Minute {
-		j.tell(Event{Time: j.in.Now.Add(f.Up - j.in.Up), Kind: "kernel", Check: checkSwitch, Slot: -1, Level: Fatal, Text: f.Text})
+		j.emit(Event{Time: j.in.Now.Add(f.Up - j.in.Up), Kind: "kernel", Check: checkSwitch, Slot: -1, Level: Fatal, Text: f.Text})
 	}
 	j.latch(k, f.Up, Mark{
 		Level: Fatal, Effect: Drain,
@@ -163,11 +159,11 @@ func (j *judge) repeats(id, what string, f Fact) bool {
 		return false
 	}
 	g := j.gpu(id, f.PCI)
-	g.Told = slices.DeleteFunc(g.Told, func(a app) bool { return f.Up-a.At > time.Minute })
-	if slices.ContainsFunc(g.Told, func(a app) bool { return a.Job == what }) {
+	g.Recent = slices.DeleteFunc(g.Recent, func(a app) bool { return f.Up-a.At > time.Minute })
+	if slices.ContainsFunc(g.Recent, func(a app) bool { return a.Job == what }) {
 		return true
 	}
-	g.Told = append(g.Told[:min(len(g.Told), maxApps)], app{f.Up, what})
+	g.Recent = append(g.Recent[:min(len(g.Recent), maxApps)], app{f.Up, what})
 	return false
 }
 
@@ -178,17 +174,17 @@ func by(f Fact, slot int, job string, w who) string {
 		return ""
 	}
 	switch {
-	case w == ofJob && job == "" && slot < 0:
+	case w == slotJob && job == "" && slot < 0:
 		return "; while jobs ran on several parts of the GPU"
-	case w == ofJob && job != "" && slices.Contains([]Kind{KindResetBegin, KindResetDone, KindResetFailed, KindVRAM}, f.Kind):
+	case w == slotJob && job != "" && slices.Contains([]Kind{KindResetBegin, KindResetDone, KindResetFailed, KindVRAM}, f.Kind):
 		return "; while job " + job + " ran"
-	case w == ofJob && job != "":
+	case w == slotJob && job != "":
 		return "; by job " + job
-	case w == ofJob:
+	case w == slotJob:
 		return "; by a process of the slot"
-	case w == outside:
+	case w == otherProcess:
 		return fmt.Sprintf("; by process %d, which belongs to no slot", f.PID)
-	case w == nobody:
+	case w == noJob:
 		return "; while no job ran"
 	}
 	return ""
@@ -203,12 +199,11 @@ func (j *judge) xid(f Fact, id, job string, w who) Level {
 		class = XidReset
 	case class == XidLink:
 		class = XidDegraded
-	case f.Xid == 109 && (w == nobody || w == outside && !j.hadJob(f, id)):
+	case f.Xid == 109 && (w == noJob || w == otherProcess && !j.hadJob(f, id)):
 		class = XidReset
 	}
 	m := Mark{Reason: fmt.Sprintf("Xid %d, %s, on the GPU at %s", f.Xid, x.Words, j.at(id))}
-	k := about(checkXid, id)
-	k.Detail = fmt.Sprint(f.Xid)
+	k := about(checkXid, id, fmt.Sprint(f.Xid))
 	switch class {
 	case XidApplication:
 		j.application(f, id, job, w)
@@ -218,7 +213,7 @@ func (j *judge) xid(f Fact, id, job string, w who) Level {
 	case XidRecovery:
 		return j.recovery(id, f.To, f.Up, "Xid 154")
 	case XidUnknown:
-		if w == ofJob {
+		if w == slotJob {
 			return Warn
 		}
 		m.Level, m.Quiet, m.Fix = Warn, idleQuiet, "report it to NVIDIA"
@@ -247,7 +242,7 @@ func (j *judge) xid(f Fact, id, job string, w who) Level {
 func (j *judge) hadJob(f Fact, id string) bool {
 	f.Owner = nil
 	_, _, w := j.owner(f, id)
-	return w == ofJob
+	return w == slotJob
 }
 
 // recovery judges the recovery action that the driver asked for at the time at.
@@ -298,12 +293,12 @@ func (j *judge) application(f Fact, id, job string, w who) {
 		m.Fix = "run a known-good job in this slot; if that fails too, " + fixAMDReset(j.at(id))
 	}
 	switch w {
-	case past, outside:
+	case tooLate, otherProcess:
 		return
-	case nobody:
+	case noJob:
 		k.Detail, m.Quiet = "idle", idleQuiet
 		m.Reason = fmt.Sprintf("an error that jobs cause occurred while no job ran on the GPU at %s: %s", j.at(id), f.Text)
-	case ofJob:
+	case slotJob:
 		g := j.gpu(id, f.PCI)
 		g.Apps = slices.DeleteFunc(g.Apps, func(a app) bool { return f.Up-a.At > appWindow || a.Job == job })
 		g.Apps = append(g.Apps, app{f.Up, job})

@@ -44,7 +44,7 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 		return fmt.Errorf("read kernel log: %w", err)
 	}
 	var overrun bool
-	var told time.Duration                                                            // of the last overrun
+	var reported time.Duration                                                        // of the last overrun
 	stop := context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Unix(1, 0)) }) // a regular file has no deadlines
 	defer stop()
 
@@ -76,8 +76,8 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 			return nil
 		case errors.Is(cause, unix.EPIPE):
 			// The next read continues with the oldest line that is left.
-			if up, err := uptime(); err == nil && (!overrun || up-told > time.Minute) {
-				overrun, told = true, up
+			if up, err := uptime(); err == nil && (!overrun || up-reported > time.Minute) {
+				overrun, reported = true, up
 				each(Fact{Up: up, Kind: KindOverrun, Text: "lines of the kernel log were lost: there were too many to read"})
 			}
 			continue
@@ -100,8 +100,8 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 func (k Kmsg) hand(each func(Fact)) func([]byte) {
 	var p Parser
 	var second time.Duration
-	told := map[Fact]bool{} // reported in this second
-	var last Fact           // the last process looked up: many lines are about the same one
+	reported := map[Fact]bool{} // reported in this second
+	var last Fact               // the last process looked up: many lines are about the same one
 	return func(record []byte) {
 		f, ok := p.Parse(record)
 		if !ok {
@@ -112,13 +112,13 @@ func (k Kmsg) hand(each func(Fact)) func([]byte) {
 		if f.Kind == KindXid && f.Xid != 154 || f.Kind == KindRing || f.Kind == KindFault {
 			if now := f.Up.Truncate(time.Second); now != second {
 				second = now
-				clear(told)
+				clear(reported)
 			}
 			same := Fact{Kind: f.Kind, PCI: f.PCI, Xid: f.Xid, PID: f.PID, Severity: f.Severity}
-			if told[same] {
+			if reported[same] {
 				return
 			}
-			told[same] = true
+			reported[same] = true
 		}
 		if f.PID > 0 && k.Owner != nil {
 			if f.PID != last.PID || f.Up-last.Up > time.Second {

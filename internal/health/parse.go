@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -223,28 +224,33 @@ func amd(text string, f *Fact) bool {
 	return f.Kind != ""
 }
 
+// amdLines are the beginnings of lines, and what must follow soon.
+var amdLines = []struct {
+	begin, soon string
+	kind        Kind
+}{
+	{"GPU reset begin!", "", KindResetBegin},
+	{"GPU reset(", ") succeeded", KindResetDone},
+	{"GPU reset(", ") failed", KindResetFailed},
+	{"GPU Recovery Failed", "", KindResetFailed},
+	{"device wedged, needs recovery", "", KindResetFailed},
+	{"device lost from bus!", "", KindFallen},
+	{"ring ", " timeout, signaled seq=", KindRing},
+	{"VRAM is lost due to GPU reset!", "", KindVRAM},
+	{"[gfxhub", "page fault (src_id:", KindFault},
+	{"[mmhub", "page fault (src_id:", KindFault},
+	{"uncorrectable hardware error", "", KindRAS},
+	{"Uncorrectable hardware error", "", KindRAS},
+}
+
 func amdKind(text string) Kind {
-	after, reset := strings.CutPrefix(text, "GPU reset(")
-	_, after, _ = strings.Cut(after, ")")
-	result, ended := strings.CutPrefix(text, "GPU reset end with ret = ")
-	switch {
-	case strings.HasPrefix(text, "GPU reset begin!"):
-		return KindResetBegin
-	case reset && strings.HasPrefix(after, " succeeded"):
-		return KindResetDone
-	case reset && strings.HasPrefix(after, " failed"), ended && result != "0",
-		strings.HasPrefix(text, "GPU Recovery Failed"), strings.HasPrefix(text, "device wedged, needs recovery"):
+	if result, ended := strings.CutPrefix(text, "GPU reset end with ret = "); ended && result != "0" {
 		return KindResetFailed
-	case strings.HasPrefix(text, "device lost from bus!"):
-		return KindFallen
-	case strings.HasPrefix(text, "ring ") && strings.Contains(text, " timeout, signaled seq="):
-		return KindRing
-	case strings.HasPrefix(text, "VRAM is lost due to GPU reset!"):
-		return KindVRAM
-	case (strings.HasPrefix(text, "[gfxhub") || strings.HasPrefix(text, "[mmhub")) && strings.Contains(text[:min(len(text), 48)], "page fault (src_id:"):
-		return KindFault
-	case strings.HasPrefix(strings.ToLower(text), "uncorrectable hardware error"):
-		return KindRAS
+	}
+	for _, l := range amdLines {
+		if strings.HasPrefix(text, l.begin) && strings.Contains(text[:min(len(text), 64)], l.soon) {
+			return l.kind
+		}
 	}
 	// "socket: 4, die: 0 1 new uncorrectable hardware errors detected in umc block"
 	if before, _, ok := strings.Cut(text, " uncorrectable hardware errors detected in"); ok {
@@ -283,24 +289,9 @@ func findPCI(text string) string {
 // normalPCI formats an address as sysfs does, dddd:bb:dd.f in lower case, "" if it is
 // invalid. The kernel's log may omit the function and the domain.
 func normalPCI(s string) string {
-	s = strings.ToLower(s)
-	base, function, ok := strings.Cut(s, ".")
-	if !ok {
-		function = "0"
+	if strings.Count(s, ":") == 1 {
+		s = "0000:" + s
 	}
-	parts := strings.Split(base, ":")
-	if len(parts) == 2 {
-		parts = append([]string{"0000"}, parts...)
-	}
-	if len(parts) != 3 || len(function) != 1 || function[0] < '0' || function[0] > '7' || len(parts[1]) != 2 || len(parts[2]) != 2 || len(parts[0]) > 8 {
-		return ""
-	}
-	for _, part := range parts {
-		if strings.Trim(part, "0123456789abcdef") != "" || part == "" {
-			return ""
-		}
-	}
-	domain := strings.TrimLeft(parts[0], "0")
-	domain = strings.Repeat("0", max(0, 4-len(domain))) + domain
-	return domain + ":" + parts[1] + ":" + parts[2] + "." + function
+	pci, _ := inventory.PCIAddress(s)
+	return pci
 }

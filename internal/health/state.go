@@ -72,7 +72,7 @@ type gpu struct {
 	Read     time.Duration `json:"read,omitempty"`   // when Replays was read
 	RAS      uint64        `json:"ras,omitempty"`    // uncorrected errors at the last reset
 	Apps     []app         `json:"apps,omitempty"`
-	Told     []app         `json:"told,omitempty"` // what recently produced an event
+	Recent   []app         `json:"told,omitempty"` // what recently produced an event
 }
 
 // app is an application error of a job.
@@ -109,7 +109,7 @@ func (s State) clone() State {
 	s.Schema = stateSchema
 	s.Marks, s.Jobs, s.GPUs = slices.Clone(s.Marks), slices.Clone(s.Jobs), slices.Clone(s.GPUs)
 	for i := range s.GPUs {
-		s.GPUs[i].Apps, s.GPUs[i].Told = slices.Clone(s.GPUs[i].Apps), slices.Clone(s.GPUs[i].Told)
+		s.GPUs[i].Apps, s.GPUs[i].Recent = slices.Clone(s.GPUs[i].Apps), slices.Clone(s.GPUs[i].Recent)
 	}
 	return s
 }

@@ -115,7 +115,7 @@ func amdWithoutKFD(t tree, pci string, kfd bool) (healthy bool, reason string) {
 func amdDevices(t tree) []string {
 	var out []string
 	for _, pci := range t.names(pciDir) {
-		if form, ok := pciAddress(pci); !ok || form != pci || t.text(pciDir+"/"+pci+"/vendor") != amdVendor {
+		if form, ok := PCIAddress(pci); !ok || form != pci || t.text(pciDir+"/"+pci+"/vendor") != amdVendor {
 			continue
 		}
 		class := t.text(pciDir + "/" + pci + "/class")

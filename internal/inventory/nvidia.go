@@ -109,7 +109,7 @@ func nvLinks(gpus []GPU) {
 			continue
 		}
 		for _, at := range g.NVML.NVLinkGPUs {
-			if pci, ok := pciAddress(at); ok && here[pci] && pci != g.PCI && !slices.Contains(g.Links, pci) {
+			if pci, ok := PCIAddress(at); ok && here[pci] && pci != g.PCI && !slices.Contains(g.Links, pci) {
 				g.Links = append(g.Links, pci)
 			}
 		}
@@ -152,7 +152,7 @@ func joinNVML(t tree, report *probe.Report, devices map[string]nvidiaDevice) ([]
 	missing := maps.Clone(devices)
 	seen := map[string]bool{}
 	for _, n := range report.GPUs {
-		pci, ok := pciAddress(n.PCI)
+		pci, ok := PCIAddress(n.PCI)
 		switch {
 		case !ok && n.PCI == "" && n.Error != "":
 			nameless = append(nameless, n)

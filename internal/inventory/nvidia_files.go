@@ -50,7 +50,7 @@ func nvidiaDevices(t tree) map[string]nvidiaDevice {
 		}
 	}
 	for _, name := range t.names(nvidiaProc + "/gpus") {
-		pci, ok := pciAddress(name)
+		pci, ok := PCIAddress(name)
 		if !ok {
 			continue
 		}
@@ -68,7 +68,7 @@ func nvidiaDevices(t tree) map[string]nvidiaDevice {
 func pciDirs(t tree) map[string]string {
 	dirs := map[string]string{}
 	for _, name := range t.names(pciDir) {
-		if pci, ok := pciAddress(name); ok {
+		if pci, ok := PCIAddress(name); ok {
 			dirs[pci] = pciDir + "/" + name
 		}
 	}
@@ -78,7 +78,7 @@ func pciDirs(t tree) map[string]string {
 	var walk func(dir string, depth int)
 	walk = func(dir string, depth int) {
 		for _, name := range t.names(dir) {
-			if pci, ok := pciAddress(name); ok && depth > 0 && len(dirs) < maxEntries {
+			if pci, ok := PCIAddress(name); ok && depth > 0 && len(dirs) < maxEntries {
 				dirs[pci] = dir + "/" + name
 				walk(dir+"/"+name, depth-1)
 			}
@@ -225,8 +225,8 @@ func pciID(text string) string {
 // (no function) write it.
 var pciForm = lazy.Regexp(`^([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?$`)
 
-// pciAddress formats an address as sysfs does: dddd:bb:dd.f in lower case.
-func pciAddress(s string) (string, bool) {
+// PCIAddress formats an address as sysfs does: dddd:bb:dd.f in lower case.
+func PCIAddress(s string) (string, bool) {
 	m := pciForm().FindStringSubmatch(s)
 	if m == nil {
 		return "", false

@@ -1,11 +1,7 @@
 package inventory_test
 
 import (
-	"archive/tar"
-	"compress/bzip2"
 	"encoding/json"
-	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -30,53 +26,8 @@ func TestReadRecorded(t *testing.T) {
 		name := strings.TrimSuffix(filepath.Base(archive), ".tar.bz2")
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			golden(t, filepath.Join("recorded", name+".golden"), summary(read(t, filepath.Join(untar(t, archive), name))))
+			golden(t, filepath.Join("recorded", name+".golden"), summary(read(t, machinetest.Unpack(t, archive))))
 		})
-	}
-}
-
-// untar unpacks an archive into a new directory.
-func untar(t *testing.T, archive string) string {
-	t.Helper()
-	f, err := os.Open(archive)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close() //nolint:errcheck // only read
-	root, err := os.OpenRoot(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer root.Close() //nolint:errcheck // every file in it was closed
-	for in := tar.NewReader(bzip2.NewReader(f)); ; {
-		h, err := in.Next()
-		if errors.Is(err, io.EOF) {
-			return root.Name()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := root.MkdirAll(filepath.Dir(filepath.Clean(h.Name)), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		switch h.Typeflag {
-		case tar.TypeReg:
-			text, err := io.ReadAll(io.LimitReader(in, 4<<20))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := root.WriteFile(h.Name, text, 0o644); err != nil {
-				t.Fatal(err)
-			}
-		case tar.TypeSymlink:
-			if err := root.Symlink(h.Linkname, h.Name); err != nil {
-				t.Fatal(err)
-			}
-		case tar.TypeDir:
-			if err := root.MkdirAll(filepath.Clean(h.Name), 0o755); err != nil {
-				t.Fatal(err)
-			}
-		}
 	}
 }
 

@@ -141,7 +141,7 @@ func subjectOf(path string) string {
 	for _, dir := range []string{pciDir + "/", nvidiaProc + "/gpus/"} {
 		if rest, ok := strings.CutPrefix(path, dir); ok {
 			name, _, _ := strings.Cut(rest, "/")
-			if pci, ok := pciAddress(name); ok {
+			if pci, ok := PCIAddress(name); ok {
 				return GPUSubject(pci)
 			}
 		}

@@ -30,18 +30,20 @@ func (b Binding) Members() []Member {
 	return append([]Member{b.Member}, b.Others...)
 }
 
-// bound is a slot with its GPUs as they are now.
-type bound struct {
-	Slot    int
-	members []resolved
-	parked  string // why the slot takes no jobs
-	last    *Last  // nil for a new slot
-	disk    int64  // bytes of its own disk; 0 for none
+// assignment is a slot in the making: first with its Index, Name, User, GPUs and Parked.
+type assignment struct {
+	Slot
+	members []liveMember // the GPUs as they are now
+	last    *Last        // nil for a new slot
 }
 
-func (b bound) binding() Binding {
-	out := Binding{Slot: b.Slot}
-	for i, u := range b.members {
+func newAssignment(k int, members []liveMember) assignment {
+	return assignment{Slot: Slot{Index: k, Name: SlotName(k), User: UserName(k), GPUs: slotGPUs(members), Parked: parkedWhy(members)}, members: members}
+}
+
+func (a assignment) binding() Binding {
+	out := Binding{Slot: a.Index}
+	for i, u := range a.members {
 		if i == 0 {
 			out.Member = u.Member
 		} else {
@@ -54,11 +56,12 @@ func (b bound) binding() Binding {
 // bind makes slots of GPUs, parts of GPUs and groups. A slot keeps what it has
 // unless the operator chooses otherwise: a missing GPU parks its slot and leaves
 // every other slot as it was.
-func bind(gpus []inventory.GPU, cfg config.Config, kept []Binding, reshape bool) ([]bound, []string, error) {
+func bind(gpus []inventory.GPU, cfg config.Config, kept []Binding, reshape bool) ([]assignment, []string, error) {
 	if cfg.GPUs.None {
-		slots := make([]bound, cfg.Slots)
+		slots := make([]assignment, cfg.Slots)
 		for k := range slots {
-			slots[k].Slot, slots[k].last = k, lastOf(kept, k)
+			slots[k] = newAssignment(k, nil)
+			slots[k].last = lastOf(kept, k)
 		}
 		return slots, nil, nil
 	}
@@ -91,9 +94,9 @@ func bind(gpus []inventory.GPU, cfg config.Config, kept []Binding, reshape bool)
 	}
 	slots := number(groups, pool, kept)
 	for i := range slots {
-		slots[i].parked, slots[i].last = parkedWhy(slots[i]), lastOf(kept, slots[i].Slot)
-		if slots[i].parked != "" {
-			warnings = append(warnings, Slot{Name: SlotName(slots[i].Slot), Parked: slots[i].parked}.ParkedWarning())
+		slots[i].last = lastOf(kept, slots[i].Index)
+		if slots[i].Parked != "" {
+			warnings = append(warnings, slots[i].ParkedWarning())
 		}
 	}
 	return slots, warnings, nil
@@ -111,7 +114,7 @@ func lastOf(kept []Binding, slot int) *Last {
 
 // choose returns the members that the operator wants. An index is a GPU's number,
 // which does not shift when another GPU goes away.
-func choose(pool []resolved, want config.GPUs, count int) ([]resolved, error) {
+func choose(pool []liveMember, want config.GPUs, count int) ([]liveMember, error) {
 	chosen, err := chooseNamed(pool, want)
 	if err != nil || count == 0 {
 		return chosen, err
@@ -123,10 +126,10 @@ func choose(pool []resolved, want config.GPUs, count int) ([]resolved, error) {
 	case count < 0 || count > len(all):
 		return nil, fmt.Errorf("gpu_count: %d GPUs are requested, but this machine has %d; write at most %[2]d (--gpu-count), or leave it out for all", count, len(all))
 	}
-	return slices.DeleteFunc(slices.Clone(chosen), func(u resolved) bool { return !slices.Contains(all[:count], u.GPU) }), nil
+	return slices.DeleteFunc(slices.Clone(chosen), func(u liveMember) bool { return !slices.Contains(all[:count], u.GPU) }), nil
 }
 
-func chooseNamed(pool []resolved, want config.GPUs) ([]resolved, error) {
+func chooseNamed(pool []liveMember, want config.GPUs) ([]liveMember, error) {
 	if len(want.List) == 0 {
 		return pool, nil
 	}
@@ -143,7 +146,7 @@ func chooseNamed(pool []resolved, want config.GPUs) ([]resolved, error) {
 			taken[i] = true
 		}
 	}
-	var chosen []resolved
+	var chosen []liveMember
 	for i, u := range pool {
 		if taken[i] {
 			chosen = append(chosen, u)
@@ -154,7 +157,7 @@ func chooseNamed(pool []resolved, want config.GPUs) ([]resolved, error) {
 
 // named returns the indices that a name refers to: all parts of a GPU, or the one
 // whose number follows a colon.
-func named(pool []resolved, name string) ([]int, error) {
+func named(pool []liveMember, name string) ([]int, error) {
 	gpu, part, parted := name, "", false
 	if i := strings.LastIndexByte(name, ':'); i >= 0 && !strings.Contains(name[i:], ".") {
 		gpu, part, parted = name[:i], name[i+1:], true
@@ -179,7 +182,7 @@ func named(pool []resolved, name string) ([]int, error) {
 }
 
 // numbers returns the GPU numbers in a sorted pool.
-func numbers(pool []resolved) []int {
+func numbers(pool []liveMember) []int {
 	var out []int
 	for _, u := range pool {
 		out = append(out, u.GPU)
@@ -200,37 +203,38 @@ func numberList(list []int) string {
 
 // number gives each group its slot: the one that has kept all of it, else the one
 // of its first member, else that member's index in pool.
-func number(groups [][]resolved, pool []resolved, kept []Binding) []bound {
-	slots := make([]bound, len(groups))
+func number(groups [][]liveMember, pool []liveMember, kept []Binding) []assignment {
+	indices := make([]int, len(groups))
 	used := map[int]bool{}
 	for i, g := range groups {
-		slots[i] = bound{Slot: -1, members: g}
 		k := g[0].slot
+		indices[i] = -1
 		at := slices.IndexFunc(kept, func(b Binding) bool { return b.Slot == k })
-		if at >= 0 && len(kept[at].Members()) == len(g) && !slices.ContainsFunc(g, func(u resolved) bool { return u.slot != k }) {
-			slots[i].Slot, used[k] = k, true
+		if at >= 0 && len(kept[at].Members()) == len(g) && !slices.ContainsFunc(g, func(u liveMember) bool { return u.slot != k }) {
+			indices[i], used[k] = k, true
 		}
 	}
+	var slots []assignment
 	for i, g := range groups {
-		if slots[i].Slot >= 0 {
-			continue
+		k := indices[i]
+		if k < 0 {
+			if k = g[0].slot; k < 0 || used[k] {
+				k = slices.IndexFunc(pool, func(u liveMember) bool { return compareMembers(u.Member, g[0].Member) == 0 })
+			}
+			if used[k] {
+				k = nextFree(used)
+			}
+			used[k] = true
 		}
-		k := g[0].slot
-		if k < 0 || used[k] {
-			k = slices.IndexFunc(pool, func(u resolved) bool { return compareMembers(u.Member, g[0].Member) == 0 })
-		}
-		if used[k] {
-			k = nextFree(used)
-		}
-		slots[i].Slot, used[k] = k, true
+		slots = append(slots, newAssignment(k, g))
 	}
-	slices.SortFunc(slots, func(a, b bound) int { return a.Slot - b.Slot })
+	slices.SortFunc(slots, func(a, b assignment) int { return a.Index - b.Index })
 	return slots
 }
 
-func parkedWhy(s bound) string {
+func parkedWhy(members []liveMember) string {
 	var why []string
-	for _, u := range s.members {
+	for _, u := range members {
 		switch {
 		case u.lost != "":
 			why = append(why, u.lost)

@@ -50,16 +50,16 @@ func Build(in Input) (*Plan, error) {
 		Warnings: append(append([]string{}, warnings...), split.Warnings...), // never nil: JSON has a list
 		Reserved: Reserved{CPUs: split.ReservedCPUs.String(), MemoryBytes: split.ReservedMemory},
 	}
-	places := map[string]bool{}
+	addresses := map[string]bool{}
 	for _, g := range inv.GPUs {
-		places[g.PCI] = true
+		addresses[g.PCI] = true
 	}
 	for _, s := range slots { // including missing ones
 		for _, u := range s.members {
-			places[u.PCI] = true
+			addresses[u.PCI] = true
 		}
 	}
-	p.GPUs = len(places)
+	p.GPUs = len(addresses)
 	p.chooseQueue(&cfg, slots)
 	was, is := read.Software.Agent, inv.Software.Agent
 	if err := p.addNode(in, was.Version == is.Version && len(was.Keys) == len(is.Keys)); err != nil {
@@ -80,12 +80,15 @@ func Build(in Input) (*Plan, error) {
 	var all cpuset.Set
 	queued := map[string]int{} // slots, by queue
 	for _, b := range slots {
-		queued[queueName(cfg.Queue, b, p.Node)]++
+		queued[queueName(cfg.Queue, b.Slot, p.Node)]++
 	}
 	for i, b := range slots {
 		blk := split.Blocks[i]
 		all = all.Union(blk.CPUs)
-		s := newSlot(b, blk, cfg, p.Node, in.Version)
+		s := b.Slot
+		s.Queue, s.Shape, s.Agent = queueName(cfg.Queue, s, p.Node), shapeKey(s), p.Node+"-"+s.Name
+		s.CPUs, s.MemoryNodes, s.MemoryBytes = blk.CPUs.String(), blk.MemoryNodes.String(), blk.MemoryBytes
+		s.Tags = agentTags(s, p.Node, in.Version, cfg.Agent.Tags)
 		s.Tags = append(s.Tags, fmt.Sprintf("slots=%d", queued[s.Queue])) // tells kbnode queue how many agents are missing
 		s.Drains = drained(in.Drains, s.Index)
 		s.AgentVersion = agents.Of(s.Index)
@@ -129,10 +132,10 @@ func Build(in Input) (*Plan, error) {
 
 // chooseQueue names the queue after the slots' shape if none is configured, and
 // warns if one queue mixes shapes.
-func (p *Plan) chooseQueue(cfg *config.Config, slots []bound) {
+func (p *Plan) chooseQueue(cfg *config.Config, slots []assignment) {
 	var shapes []string
 	for _, s := range slots {
-		if key := shapeKey(s); !slices.Contains(shapes, key) {
+		if key := shapeKey(s.Slot); !slices.Contains(shapes, key) {
 			shapes = append(shapes, key)
 		}
 	}
@@ -146,19 +149,6 @@ func (p *Plan) chooseQueue(cfg *config.Config, slots []bound) {
 		p.Warnings = append(p.Warnings, fmt.Sprintf("slots of different shapes (%s) take jobs from one queue, %s; give each shape its own with --queue '%s-{shape}'", list, cfg.Queue, cfg.Queue))
 	}
 	cfg.Queue = cmp.Or(cfg.Queue, "{shape}")
-}
-
-func newSlot(b bound, blk block, cfg config.Config, node, version string) Slot {
-	queue := queueName(cfg.Queue, b, node)
-	return Slot{
-		Index: b.Slot, Name: SlotName(b.Slot), Queue: queue, Shape: shapeKey(b),
-		GPUs: slotGPUs(b),
-		CPUs: blk.CPUs.String(), MemoryNodes: blk.MemoryNodes.String(), MemoryBytes: blk.MemoryBytes, DiskBytes: b.disk,
-		Agent:  node + "-" + SlotName(b.Slot),
-		Tags:   agentTags(b, queue, node, version, cfg.Agent.Tags),
-		User:   UserName(b.Slot),
-		Parked: b.parked,
-	}
 }
 
 // sliceDevices returns the device policy of a slot's slice. A container creates
@@ -206,7 +196,7 @@ type bindingsFile struct {
 	Node      *LastNode `json:"node,omitempty"` // nil in a file of an older kbnode
 }
 
-func (p *Plan) addBindings(slots []bound, node *LastNode) error {
+func (p *Plan) addBindings(slots []assignment, node *LastNode) error {
 	f := bindingsFile{WrittenBy: "kbnode", Schema: Schema, Node: node}
 	for i, s := range slots {
 		b, planned := s.binding(), p.Slots[i]

@@ -30,27 +30,27 @@ func diskShare(disks []inventory.DiskFree, slots int) int64 {
 
 // chooseDisks gives each slot its disk: as configured, else its share, or its last size
 // if the size of the file system cannot be read.
-func chooseDisks(inv *inventory.Inventory, cfg config.Config, slots []bound) error {
+func chooseDisks(inv *inventory.Inventory, cfg config.Config, slots []assignment) error {
 	subject := inventory.DiskSubject(agentsDir)
 	at := slices.IndexFunc(inv.Problems, func(p inventory.Problem) bool { return p.Subject == subject })
 	unread := at >= 0 && cfg.Job.Disk == 0 && !slices.ContainsFunc(inv.Disks, func(d inventory.DiskFree) bool { return d.Path == agentsDir })
 	for i := range slots {
 		s := &slots[i]
-		switch s.disk = int64(cfg.Job.Disk); {
+		switch s.DiskBytes = int64(cfg.Job.Disk); {
 		case unread && s.last == nil:
-			return fmt.Errorf("the size of %s could not be read (%s), so slot %s cannot have its own disk; set its size with job.disk, or try again", agentsDir, inv.Problems[at].Detail, SlotName(s.Slot))
+			return fmt.Errorf("the size of %s could not be read (%s), so slot %s cannot have its own disk; set its size with job.disk, or try again", agentsDir, inv.Problems[at].Detail, s.Name)
 		case unread:
-			s.disk = s.last.DiskBytes
-		case s.disk == 0:
-			s.disk = diskShare(inv.Disks, len(slots))
+			s.DiskBytes = s.last.DiskBytes
+		case s.DiskBytes == 0:
+			s.DiskBytes = diskShare(inv.Disks, len(slots))
 		}
 	}
 	return nil
 }
 
 // unboundDisks returns warnings about jobs that can fill more than their own disk.
-func unboundDisks(inv *inventory.Inventory, cfg config.Config, slots []bound) []string {
-	size, driver := slots[0].disk, inv.Software.Docker.StorageDriver
+func unboundDisks(inv *inventory.Inventory, cfg config.Config, slots []assignment) []string {
+	size, driver := slots[0].DiskBytes, inv.Software.Docker.StorageDriver
 	var warnings []string
 	if len(inv.Disks) > 0 && size == 0 {
 		warnings = append(warnings, fmt.Sprintf("the size of %s is unknown, so slots have no disks of their own and a job can fill the node's; set job.disk", agentsDir))

@@ -11,11 +11,11 @@ import (
 // group combines members into slots: first those that the configuration names, then
 // as many whole GPUs as a slot is to have, neighbors first. Slots that already have
 // such a group keep it.
-func group(members []resolved, cfg config.Config, kept []Binding) ([][]resolved, error) {
-	var groups [][]resolved
+func group(members []liveMember, cfg config.Config, kept []Binding) ([][]liveMember, error) {
+	var groups [][]liveMember
 	taken := make([]bool, len(members))
 	take := func(of []int) {
-		var g []resolved
+		var g []liveMember
 		for _, i := range of {
 			taken[i] = true
 			g = append(g, members[i])
@@ -83,12 +83,12 @@ func group(members []resolved, cfg config.Config, kept []Binding) ([][]resolved,
 			take(nearest(members, free, size))
 		}
 	}
-	slices.SortStableFunc(groups, func(a, b []resolved) int { return compareMembers(a[0].Member, b[0].Member) })
+	slices.SortStableFunc(groups, func(a, b []liveMember) int { return compareMembers(a[0].Member, b[0].Member) })
 	return groups, nil
 }
 
 // oneKind returns an error for a group whose members cannot compute together.
-func oneKind(members []resolved, of []int) error {
+func oneKind(members []liveMember, of []int) error {
 	first := members[of[0]]
 	for _, i := range of {
 		switch u := members[i]; {
@@ -103,7 +103,7 @@ func oneKind(members []resolved, of []int) error {
 
 // nearest chooses the first free GPU and those nearest to it and to each other:
 // by direct links, then on the same NUMA node, then by number.
-func nearest(members []resolved, free []int, size int) []int {
+func nearest(members []liveMember, free []int, size int) []int {
 	of := []int{free[0]}
 	for len(of) < size {
 		near := func(i int) (links, nodes int) {

@@ -137,7 +137,7 @@ func unreadCPUs(inv *inventory.Inventory) string {
 
 // lastSplit returns the last planned split, for a machine that cannot be split now.
 // It returns an error if a slot had none, or if slots would share CPUs.
-func lastSplit(slots []bound, node *LastNode, total int64, why string) (splitResult, error) {
+func lastSplit(slots []assignment, node *LastNode, total int64, why string) (splitResult, error) {
 	var res splitResult
 	var all cpuset.Set
 	for _, s := range slots {
@@ -149,7 +149,7 @@ func lastSplit(slots []bound, node *LastNode, total int64, why string) (splitRes
 			}
 		}
 		if err != nil || cpus.Len() == 0 || !cpus.Disjoint(all) {
-			return splitResult{}, fmt.Errorf("the machine cannot be split, because its CPUs and memory could not be read (%s) and slot %s has no CPUs to keep; try again when they can be read", why, SlotName(s.Slot))
+			return splitResult{}, fmt.Errorf("the machine cannot be split, because its CPUs and memory could not be read (%s) and slot %s has no CPUs to keep; try again when they can be read", why, s.Name)
 		}
 		all = all.Union(cpus)
 		res.Blocks = append(res.Blocks, block{CPUs: cpus, MemoryNodes: mems, MemoryBytes: s.last.MemoryBytes})
@@ -166,11 +166,13 @@ func lastSplit(slots []bound, node *LastNode, total int64, why string) (splitRes
 }
 
 // chooseSplit returns the split of the machine, or the last one if the machine cannot be read.
-func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []bound, kept []Binding) (splitResult, error) {
+func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment, kept []Binding) (splitResult, error) {
 	if why := unreadCPUs(inv); why != "" {
 		return lastSplit(slots, keptNode(kept), inv.Memory.TotalBytes, why)
 	}
-	if slices.ContainsFunc(slots, func(s bound) bool { return slices.ContainsFunc(s.members, func(u resolved) bool { return u.twice }) }) {
+	if slices.ContainsFunc(slots, func(s assignment) bool {
+		return slices.ContainsFunc(s.members, func(u liveMember) bool { return u.twice })
+	}) {
 		// It is unknown what that slot should have, so the others keep what they have.
 		if res, err := lastSplit(slots, keptNode(kept), inv.Memory.TotalBytes, ""); err == nil {
 			return res, nil
@@ -193,7 +195,7 @@ const bootShare = 32
 // keepMemory lets slots keep their memory while their share of it differs only as it
 // may between two boots, and reports whether they do. They never get more than the
 // machine has, so what they keep over their share comes out of the reserve.
-func keepMemory(res *splitResult, slots []bound, kept []Binding, cfg config.Config) bool {
+func keepMemory(res *splitResult, slots []assignment, kept []Binding, cfg config.Config) bool {
 	node := keptNode(kept)
 	if node == nil || node.ReserveMemory != int64(cfg.Reserve.Memory) || node.MemoryPerSlot != int64(cfg.MemoryPerSlot) || len(kept) != len(slots) {
 		return false

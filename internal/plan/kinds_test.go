@@ -1,12 +1,6 @@
 package plan
 
-import (
-	"testing"
-
-	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/cpuset"
-	"github.com/gpu-mode/kbnode/test/machinetest"
-)
+import "testing"
 
 // TestKindsOfCores gives a machine of 12 cores other capacities and microarchitectures. Cores
 // of another kind than most stay with the system.
@@ -46,16 +40,5 @@ func TestKindsOfCores(t *testing.T) {
 				t.Errorf("%v: want CPUs %s\n%s", err, tt.slots, render(got))
 			}
 		})
-	}
-}
-
-// TestFavoredCoresOfSpark takes the big cores of a DGX Spark, favored or not, and no others.
-func TestFavoredCoresOfSpark(t *testing.T) {
-	t.Parallel()
-	p := build(t, readMachine(t, machinetest.DGXSpark()), config.Config{}, nil, false)
-	cpus, err := cpuset.Parse(p.Slots[0].CPUs)
-	big, _ := cpuset.Parse("5-9,15-19")
-	if err != nil || cpus.Len() < 9 || cpus.Difference(big).Len() > 0 {
-		t.Errorf("the slot has CPUs %s, %v", p.Slots[0].CPUs, err)
 	}
 }

@@ -58,8 +58,8 @@ func (m Member) describe() string {
 	return "GPU " + cmp.Or(m.UUID, m.PCI)
 }
 
-// resolved is a member with what the machine has in its place now.
-type resolved struct {
+// liveMember is a member with what the machine has in its place now.
+type liveMember struct {
 	Member
 	gpu  *inventory.GPU // nil while it is missing
 	mig  *inventory.MIG // the instance
@@ -93,7 +93,7 @@ func (d *device) sick() *inventory.GPU {
 // member that is missing is kept. So is one that a healthy GPU no longer offers,
 // because someone made other instances or partitions, unless reshape is set: then
 // slots are made of what there is now.
-func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []resolved, replaced []Loss) {
+func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []liveMember, replaced []Loss) {
 	var devices []*device
 	at := map[string]*device{}
 	for i := range gpus {
@@ -121,8 +121,8 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []res
 		}
 	}
 
-	lost := map[*device][]resolved{}
-	has := map[*device][]resolved{}
+	lost := map[*device][]liveMember{}
+	has := map[*device][]liveMember{}
 	for _, b := range kept {
 		for _, m := range b.Members() {
 			if d := found[m.card()]; d != nil {
@@ -130,12 +130,12 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []res
 			}
 		}
 	}
-	var seen []resolved
+	var seen []liveMember
 	twice := false
 	for _, b := range kept {
 		for _, m := range b.Members() {
-			u := resolved{Member: m, slot: b.Slot}
-			if at := slices.IndexFunc(seen, func(s resolved) bool { return overlap(s.Member, m) }); at >= 0 {
+			u := liveMember{Member: m, slot: b.Slot}
+			if at := slices.IndexFunc(seen, func(s liveMember) bool { return overlap(s.Member, m) }); at >= 0 {
 				if !reshape && seen[at].slot != b.Slot {
 					twice, u.twice = true, true
 					u.lost = fmt.Sprintf("%s is also in slot %s; run sudo kbnode install to keep it only there, or fix %s", m.describe(), SlotName(seen[at].slot), BindingsPath)
@@ -160,8 +160,8 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []res
 		}
 	}
 	for _, d := range devices {
-		fresh := slices.DeleteFunc(d.offers(), func(u resolved) bool {
-			return slices.ContainsFunc(has[d], func(k resolved) bool { return samePart(k.Member, u.Member) })
+		fresh := slices.DeleteFunc(d.offers(), func(u liveMember) bool {
+			return slices.ContainsFunc(has[d], func(k liveMember) bool { return samePart(k.Member, u.Member) })
 		})
 		switch {
 		case d.sick() != nil && len(has[d]) > 0, d.unread():
@@ -169,14 +169,14 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []res
 		case twice:
 			fresh = nil // it may belong to the slot that has another slot's member
 		case len(lost[d]) == 0:
-		case reshape && slices.ContainsFunc(fresh, func(u resolved) bool { return u.lost == "" }):
+		case reshape && slices.ContainsFunc(fresh, func(u liveMember) bool { return u.lost == "" }):
 			lost[d] = nil
 		default:
 			fresh = nil // a kept slot has their place
 		}
 		pool = slices.Concat(pool, has[d], lost[d], fresh)
 	}
-	slices.SortStableFunc(pool, func(a, b resolved) int { return compareMembers(a.Member, b.Member) })
+	slices.SortStableFunc(pool, func(a, b liveMember) int { return compareMembers(a.Member, b.Member) })
 	giveNodes(pool)
 	return pool, replaced
 }
@@ -210,7 +210,7 @@ func matchDevices(devices []*device, kept []Binding) map[[2]string]*device {
 }
 
 // find fills in a kept member with what its device has in its place.
-func (d *device) find(u resolved) resolved {
+func (d *device) find(u liveMember) liveMember {
 	old := u.Member
 	if g := d.sick(); g != nil {
 		u.gpu, u.UUID, u.PCI = g, cmp.Or(g.UUID, old.UUID), g.PCI
@@ -273,14 +273,14 @@ func withoutInstances(g *inventory.GPU) string {
 
 // offers returns what a device has for slots: its MIG instances, its
 // partitions, or the GPU as a whole.
-func (d *device) offers() []resolved {
-	var out []resolved
+func (d *device) offers() []liveMember {
+	var out []liveMember
 	for _, g := range d.entries {
 		m := Member{
 			GPU: d.number, UUID: g.UUID, PCI: g.PCI, Vendor: g.Vendor, Model: g.Model,
 			Partition: g.Partition, Mode: g.ComputePartition, NUMANode: g.NUMANode, MemoryNode: g.MemoryNode,
 		}
-		u := resolved{Member: m, gpu: g, slot: -1}
+		u := liveMember{Member: m, gpu: g, slot: -1}
 		if g.MIGMode != "on" {
 			out = append(out, u)
 			continue
@@ -299,7 +299,7 @@ func (d *device) offers() []resolved {
 			out = append(out, u)
 		}
 	}
-	slices.SortStableFunc(out, func(a, b resolved) int { return compareMembers(a.Member, b.Member) })
+	slices.SortStableFunc(out, func(a, b liveMember) int { return compareMembers(a.Member, b.Member) })
 	return out
 }
 

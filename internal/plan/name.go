@@ -127,38 +127,37 @@ func partKey(part string) string {
 }
 
 // queueName fills a queue template for one slot of a node with a safe name.
-func queueName(template string, s bound, node string) string {
+func queueName(template string, s Slot, node string) string {
 	vendor, gpu := "cpu", "cpu"
-	if len(s.members) > 0 {
-		vendor, gpu = s.members[0].Vendor, GPUKey(s.members[0].Model)
+	if len(s.GPUs) > 0 {
+		vendor, gpu = s.Vendor(), GPUKey(s.GPUs[0].Model)
 	}
 	return strings.NewReplacer(
 		"{vendor}", vendor, "{gpu}", gpu, "{shape}", shapeKey(s),
-		"{index}", strconv.Itoa(s.Slot), "{node}", node,
+		"{index}", strconv.Itoa(s.Index), "{node}", node,
 	).Replace(template)
 }
 
 // agentTags returns the tags of a slot's agent, in the order that people read. The node's name
 // is safe.
-func agentTags(s bound, queue, node, version string, extra []string) []string {
-	tags := []string{"queue=" + queue}
-	if len(s.members) > 0 {
-		tags = append(tags, "gpu="+GPUKey(s.members[0].Model))
+func agentTags(s Slot, node, version string, extra []string) []string {
+	tags := []string{"queue=" + s.Queue}
+	if len(s.GPUs) > 0 {
+		tags = append(tags, "gpu="+GPUKey(s.GPUs[0].Model))
 	}
-	tags = append(tags, "gpu-index="+strconv.Itoa(s.Slot), "node="+node)
-	switch u := s.members; {
-	case len(u) > 1:
-		tags = append(tags, "gpus="+strconv.Itoa(len(u)))
-	case len(u) == 1 && u[0].UUID != "":
-		tags = append(tags, "gpu-uuid="+u[0].UUID)
+	tags = append(tags, "gpu-index="+strconv.Itoa(s.Index), "node="+node)
+	if n := len(s.GPUs); n > 1 {
+		tags = append(tags, "gpus="+strconv.Itoa(n))
+	} else if n == 1 && s.GPUs[0].UUID != "" {
+		tags = append(tags, "gpu-uuid="+s.GPUs[0].UUID)
 	}
-	if len(s.members) > 0 {
-		first := s.members[0]
+	if len(s.GPUs) > 0 {
+		first := s.GPUs[0]
 		tags = append(tags, "gpu-model="+modelTag(first.Model))
-		if part := first.Part(); part != "" {
-			tags = append(tags, "gpu-part="+partTag(part))
+		if first.Part != "" {
+			tags = append(tags, "gpu-part="+partTag(first.Part))
 		}
-		if one := !slices.ContainsFunc(s.members, func(u resolved) bool { return u.NUMANode != first.NUMANode }); one && first.NUMANode >= 0 {
+		if first.NUMANode >= 0 && !slices.ContainsFunc(s.GPUs, func(g SlotGPU) bool { return g.NUMANode != first.NUMANode }) {
 			tags = append(tags, fmt.Sprintf("numa=%d", first.NUMANode))
 		}
 	}

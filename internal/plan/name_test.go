@@ -8,15 +8,9 @@ import (
 
 // tagsOf returns the tags of a slot with n GPUs of a model, or parts of one.
 func tagsOf(model, part string, n int) []string {
-	m := Member{Model: model, Vendor: "nvidia", NUMANode: -1}
-	if part != "" {
-		m.MIG = &Placement{Profile: part}
-	}
-	s := bound{}
-	for range n {
-		s.members = append(s.members, resolved{Member: m})
-	}
-	return agentTags(s, queueName("{shape}", s, "box"), "box", "1.2.3", nil)
+	s := Slot{GPUs: slices.Repeat([]SlotGPU{{Model: model, Vendor: "nvidia", Part: part, NUMANode: -1}}, n)}
+	s.Queue = queueName("{shape}", s, "box")
+	return agentTags(s, "box", "1.2.3", nil)
 }
 
 func tagOf(tags []string, key string) string {
@@ -50,6 +44,9 @@ func TestUsualNames(t *testing.T) {
 	}
 	for model, want := range map[string]string{
 		"NVIDIA Graphics Device": "graphics-device", "Tesla K80": "tesla-k80", "NVIDIA Tesla K80": "tesla-k80", "AMD Radeon RX 7900 XTX": "radeon-rx-7900-xtx",
+		"NVIDIA B200": "b200", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA L40S": "l40s", "Tesla V100-SXM2-16GB": "v100",
+		"NVIDIA A100-SXM4-80GB": "a100", "NVIDIA GH200 480GB": "gh200", "AMD Instinct MI300X": "mi300", "AMD Instinct MI210": "mi210",
+		"NVIDIA device 10de:ffff": "device-10de-ffff", "": "unknown",
 		"AMD GPU 67df": "gpu-67df", "rtx-4090": "rtx-4090", "RTX-4090": "rtx-4090", "mi300x": "mi300", "RTX PRO 6000": "rtx-pro-6000",
 	} {
 		if got := GPUKey(model); got != want {

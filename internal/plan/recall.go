@@ -16,11 +16,11 @@ func (d *device) unread() bool {
 
 // undivided returns the GPUs that no slot can be made of because how they are divided
 // could not be read.
-func undivided(gpus []inventory.GPU, pool []resolved) []inventory.GPU {
+func undivided(gpus []inventory.GPU, pool []liveMember) []inventory.GPU {
 	var out []inventory.GPU
 	for _, g := range gpus {
 		in := func(pci string) bool { return pci == g.PCI }
-		if g.PartsUnread() && !slices.ContainsFunc(pool, func(u resolved) bool { return in(u.PCI) }) && !slices.ContainsFunc(out, func(o inventory.GPU) bool { return in(o.PCI) }) {
+		if g.PartsUnread() && !slices.ContainsFunc(pool, func(u liveMember) bool { return in(u.PCI) }) && !slices.ContainsFunc(out, func(o inventory.GPU) bool { return in(o.PCI) }) {
 			out = append(out, g)
 		}
 	}
@@ -28,7 +28,7 @@ func undivided(gpus []inventory.GPU, pool []resolved) []inventory.GPU {
 }
 
 // keep fills in from the kept member what the GPU does not report now.
-func (u *resolved) keep(old Member) {
+func (u *liveMember) keep(old Member) {
 	same := u.UUID == "" || old.UUID == "" || strings.EqualFold(u.UUID, old.UUID)
 	u.UUID = cmp.Or(u.UUID, old.UUID)
 	if u.NUMANode < 0 && u.PCI == old.PCI {
@@ -48,7 +48,7 @@ func (u *resolved) keep(old Member) {
 
 // recall assumes that a part that its GPU does not report is unchanged. That fails if
 // the GPU moved to other device files, or another card is in its place.
-func recall(u resolved) resolved {
+func recall(u liveMember) liveMember {
 	g := u.gpu
 	name := cmp.Or(g.UUID, g.PCI)
 	node := fmt.Sprintf("/dev/nvidia%d", g.Minor)
@@ -66,7 +66,7 @@ func recall(u resolved) resolved {
 
 // giveNodes gives members their device nodes: those that the machine reports, or else
 // those that they were last planned with, unless another member has them now.
-func giveNodes(pool []resolved) {
+func giveNodes(pool []liveMember) {
 	owner := map[string]string{}
 	for i := range pool {
 		u := &pool[i]
@@ -106,7 +106,7 @@ func giveNodes(pool []resolved) {
 
 // claim returns the owner of a device node: all members share the driver's, the parts
 // of a GPU share the GPU's, and each has its own.
-func (u resolved) claim(node string) string {
+func (u liveMember) claim(node string) string {
 	switch {
 	case !strings.ContainsAny(node[len(node)-1:], "0123456789"):
 		return "all"

@@ -16,26 +16,18 @@ func title(m Member) string { return strings.TrimSpace(m.Model + " " + m.Part())
 
 // shapeKey returns the name of a slot's shape in queues and tags: b200, b200x4,
 // b200-1g-23gb, mi300-cpx, cpu.
-func shapeKey(s bound) string {
-	if len(s.members) == 0 {
+func shapeKey(s Slot) string {
+	if len(s.GPUs) == 0 {
 		return "cpu"
 	}
-	first := s.members[0].Member
-	key := GPUKey(first.Model)
-	if part := first.Part(); part != "" {
+	key := GPUKey(s.GPUs[0].Model)
+	if part := s.GPUs[0].Part; part != "" {
 		key += "-" + partKey(part)
 	}
-	if n := len(s.members); n > 1 {
+	if n := len(s.GPUs); n > 1 {
 		key = fmt.Sprintf("%sx%d", key, n)
 	}
 	return key
-}
-
-// place is what the split gives a block to: a whole GPU, a partition of one, all
-// MIG instances of one, or a slot without a GPU.
-type place struct {
-	splitGPU
-	weight int // total of its MIG instances
 }
 
 // memorySlice is the weight of a memory slice. Up to eight compute instances in one GPU
@@ -43,7 +35,7 @@ type place struct {
 const memorySlice = 840
 
 // weigh returns a function that gives the weight of a MIG instance in its GPU.
-func weigh(slots []bound) func(resolved) int {
+func weigh(slots []assignment) func(liveMember) int {
 	type instance struct {
 		card  [2]string
 		start int
@@ -56,26 +48,27 @@ func weigh(slots []bound) func(resolved) int {
 			}
 		}
 	}
-	return func(u resolved) int {
+	return func(u liveMember) int {
 		return memorySlice * max(1, u.MIG.Size) / max(1, within[instance{u.card(), u.MIG.Start}])
 	}
 }
 
-// places returns the places of all slots, and the indices of each slot's own.
-func places(slots []bound, weight func(resolved) int) (list []place, of [][]int) {
+// splitGPUs returns what the split gives blocks to, and the indices of each slot's own. All MIG
+// instances of a GPU share one.
+func splitGPUs(slots []assignment, weight func(liveMember) int) (list []splitGPU, of [][]int) {
 	of = make([][]int, len(slots))
 	shared := map[[2]string]int{} // by the card of GPUs with instances
 	for k, s := range slots {
-		name := "slot " + SlotName(s.Slot)
+		name := "slot " + s.Name
 		if len(s.members) == 0 {
 			of[k] = []int{len(list)}
-			list = append(list, place{splitGPU: splitGPU{NUMANode: -1, MemoryNode: -1, Name: name, None: true}})
+			list = append(list, splitGPU{NUMANode: -1, MemoryNode: -1, Name: name, None: true})
 		}
 		for _, u := range s.members {
 			i, ok := shared[u.card()]
 			if !ok || u.MIG == nil {
 				i = len(list)
-				list = append(list, place{splitGPU: splitGPU{NUMANode: u.NUMANode, MemoryNode: u.MemoryNode, Name: name}})
+				list = append(list, splitGPU{NUMANode: u.NUMANode, MemoryNode: u.MemoryNode, Name: name})
 			}
 			if u.MIG != nil {
 				shared[u.card()] = i
@@ -90,17 +83,14 @@ func places(slots []bound, weight func(resolved) int) (list []place, of [][]int)
 // splitSlots splits the machine for slots of any shape. GPUs get blocks of one size.
 // A slot of several GPUs has all their blocks, and MIG instances share their GPU's in
 // proportion to their memory slices.
-func splitSlots(inv *inventory.Inventory, cfg config.Config, slots []bound) (splitResult, error) {
+func splitSlots(inv *inventory.Inventory, cfg config.Config, slots []assignment) (splitResult, error) {
 	weight := weigh(slots)
-	list, of := places(slots, weight)
+	list, of := splitGPUs(slots, weight)
 	in := splitInput{
-		CPU: inv.CPU, Memory: inv.Memory,
+		CPU: inv.CPU, Memory: inv.Memory, GPUs: list,
 		CPUsPerSlot: cfg.CPUsPerSlot, MemoryPerSlot: int64(cfg.MemoryPerSlot),
 		ReserveCPUs: int(cfg.Reserve.CPUs), ReserveMemory: int64(cfg.Reserve.Memory),
 		Virt: inv.OS.Virt,
-	}
-	for _, p := range list {
-		in.GPUs = append(in.GPUs, p.splitGPU)
 	}
 	whole, err := split(in)
 	if err != nil {
@@ -177,9 +167,9 @@ func coresOf(cpus []inventory.LogicalCPU, set cpuset.Set) [][]int {
 }
 
 // slotGPUs returns the GPUs of a slot as a plan shows them.
-func slotGPUs(s bound) []SlotGPU {
+func slotGPUs(members []liveMember) []SlotGPU {
 	gpus := []SlotGPU{}
-	for _, u := range s.members {
+	for _, u := range members {
 		g := SlotGPU{
 			Number: u.GPU, UUID: u.UUID, PCI: u.PCI, Vendor: u.Vendor, Model: u.Model, Part: u.Part(), Partition: u.Partition,
 			NUMANode: u.NUMANode, Devices: u.nodes,
@@ -197,7 +187,7 @@ func slotGPUs(s bound) []SlotGPU {
 
 // gpuNodes returns the device nodes that a job of this GPU opens; complete reports
 // whether all of them are known.
-func gpuNodes(u resolved) (nodes []string, complete bool) {
+func gpuNodes(u liveMember) (nodes []string, complete bool) {
 	nodes, complete = []string{}, true
 	if u.gpu == nil || u.lost != "" {
 		return nodes, false

@@ -40,6 +40,7 @@ type splitGPU struct {
 	MemoryNode int    // the node that is the GPU's own memory; -1 if none
 	Name       string // for messages: "slot gpu3"
 	None       bool   // there is no GPU: any package will do
+	weight     int    // total of its MIG instances; 0 if it has none
 }
 
 // block is what one slot gets.
@@ -99,9 +100,8 @@ func split(in splitInput) (splitResult, error) {
 type splitter struct {
 	*topology
 	in    splitInput
-	homes [][]bool // [gpu][package]: the package is the GPU's own
-	away  [][]int  // [gpu][package]: NUMA distance
-	where []int    // [gpu]: index of its package
+	away  [][]int // [gpu][package]: NUMA distance; 0 if the package is the GPU's own
+	where []int   // [gpu]: index of its package
 	cores [][]physCore
 
 	reserved int64 // MiB of memory taken from the nodes
@@ -172,7 +172,7 @@ func (s *splitter) chooseSize() (k, least int, err error) {
 		if s.in.ReserveCPUs == 0 && !s.in.GPUs[0].None {
 			k, keep = s.asAdvised(k, keep, reserve, local)
 		}
-		s.assignPackages(k, keep, local)
+		s.assignPackages(k, keep)
 		return k, (3*k + 3) / 4, nil
 	}
 
@@ -191,7 +191,7 @@ func (s *splitter) chooseSize() (k, least int, err error) {
 	for _, local := range []bool{true, false} {
 		for keep := 1; keep >= 0; keep-- {
 			if s.fits(k, keep, reserveFor(k), local) {
-				s.assignPackages(k, keep, local)
+				s.assignPackages(k, keep)
 				return k, k, nil
 			}
 		}
@@ -284,43 +284,13 @@ func (s *splitter) fits(k, keep, reserve int, local bool) bool {
 	if s.total-k*len(s.in.GPUs) < reserve {
 		return false
 	}
-	room := s.room(k, keep)
-	if !local {
-		sum := 0
-		for _, n := range room {
-			sum += n
-		}
-		return sum >= len(s.in.GPUs)
-	}
-	// Each GPU takes a place on one of its packages. If all are taken, a GPU
-	// already there moves to another package of its own, if it has one.
-	taken := make([][]int, len(room))
-	var seat func(gpu int, tried []bool) bool
-	seat = func(gpu int, tried []bool) bool {
-		for p := range room {
-			if !s.homes[gpu][p] || tried[p] {
-				continue
-			}
-			tried[p] = true
-			if len(taken[p]) < room[p] {
-				taken[p] = append(taken[p], gpu)
-				return true
-			}
-			for i, other := range taken[p] {
-				if seat(other, tried) {
-					taken[p][i] = gpu
-					return true
-				}
-			}
-		}
-		return false
-	}
-	for gpu := range s.in.GPUs {
-		if !seat(gpu, make([]bool, len(room))) {
+	where := s.seat(k, keep)
+	for gpu, p := range where {
+		if local && s.away[gpu][p] > 0 {
 			return false
 		}
 	}
-	return true
+	return where != nil
 }
 
 // room returns how many blocks of k cores each package holds.
@@ -328,7 +298,7 @@ func (s *splitter) room(k, keep int) []int {
 	out := make([]int, len(s.packages))
 	for i := range s.packages {
 		cores := s.packages[i].cores
-		out[i] = min((len(cores)-keep)/k, countCarved(cores, k))
+		out[i] = min((len(cores)-keep)/k, len(carve(cores, k)))
 	}
 	return out
 }

@@ -1,16 +1,9 @@
 package plan
 
 import (
-	"archive/tar"
-	"compress/bzip2"
-	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
 // randomMachine makes any machine that a server could be, with what goes wrong on
@@ -307,8 +301,8 @@ func TestSplitRecorded(t *testing.T) {
 	for _, tt := range recorded {
 		t.Run(tt.archive, func(t *testing.T) {
 			t.Parallel()
-			root := unpack(t, filepath.Join("..", "..", "..", "shared", "topologies", tt.archive+".tar.bz2"), tt.gpus == nil)
-			inv, err := inventory.Read(t.Context(), inventory.Options{Root: filepath.Join(root, tt.archive)})
+			archive := filepath.Join("..", "..", "..", "shared", "topologies", tt.archive+".tar.bz2")
+			inv, err := inventory.Read(t.Context(), inventory.Options{Root: machinetest.Unpack(t, archive)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -324,56 +318,6 @@ func TestSplitRecorded(t *testing.T) {
 				t.Error(diff)
 			}
 		})
-	}
-}
-
-// noise matches files that no reader of a topology opens.
-var noise = regexp.MustCompile(`/(cache/index[0-2]|msi_irqs|power|access\d|cpufreq|cpuidle|smt_snooze_delay)(/|$)|/(uevent|memory\d+|vmstat|numastat|sensor_\d+)$`)
-
-// unpack writes what matters of a tar.bz2 into a new directory.
-func unpack(t *testing.T, archive string, pci bool) string {
-	t.Helper()
-	f, err := os.Open(archive)
-	if errors.Is(err, fs.ErrNotExist) {
-		t.Skip("no recorded machines here")
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close() //nolint:errcheck // only read
-	dir := t.TempDir()
-	for r := tar.NewReader(bzip2.NewReader(f)); ; {
-		h, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			return dir
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if noise.MatchString(h.Name) || !pci && strings.Contains(h.Name, "/devices/pci") {
-			continue
-		}
-		name := filepath.Join(dir, filepath.FromSlash(h.Name))
-		if !filepath.IsLocal(h.Name) {
-			t.Fatalf("archive names %s", h.Name)
-		}
-		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		switch h.Typeflag {
-		case tar.TypeReg:
-			text, err := io.ReadAll(io.LimitReader(r, 1<<20))
-			if err == nil {
-				err = os.WriteFile(name, text, 0o600)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-		case tar.TypeSymlink:
-			if err := os.Symlink(h.Linkname, name); err != nil {
-				t.Fatal(err)
-			}
-		}
 	}
 }
 

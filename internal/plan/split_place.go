@@ -1,45 +1,48 @@
 package plan
 
 import (
-	"math"
+	"cmp"
 	"slices"
 )
 
 // findHomes finds each GPU's own packages, and how far away the others are.
 func (s *splitter) findHomes() {
+	s.in.GPUs = slices.Clone(s.in.GPUs)
 	var unknown, moved []int
-	for i, g := range s.in.GPUs {
-		home, away := make([]bool, len(s.packages)), make([]int, len(s.packages))
-		known := g.NUMANode >= 0 && s.present[g.NUMANode]
-		own, nearest := false, math.MaxInt
-		for p := range s.packages {
-			if !known {
-				home[p] = true
-				continue
-			}
-			away[p] = math.MaxInt
-			for _, n := range s.packages[p].nodes {
-				away[p] = min(away[p], s.distance(g.NUMANode, n))
-				home[p] = home[p] || n == g.NUMANode
-			}
-			own, nearest = own || home[p], min(nearest, away[p])
+	for i := range s.in.GPUs {
+		g := &s.in.GPUs[i]
+		if !s.present[g.NUMANode] {
+			g.NUMANode = -1
 		}
+		away := make([]int, len(s.packages))
+		for p := range away {
+			switch nodes := s.packages[p].nodes; {
+			case g.NUMANode < 0 || slices.Contains(nodes, g.NUMANode):
+			default:
+				away[p] = s.distance(g.NUMANode, slices.MinFunc(nodes, func(a, b int) int {
+					return s.distance(g.NUMANode, a) - s.distance(g.NUMANode, b)
+				}))
+			}
+		}
+		nearest := slices.Min(away)
 		switch {
 		case g.None:
-		case !known:
+		case g.NUMANode < 0:
 			unknown = append(unknown, i)
-		case own:
+		case nearest == 0:
 		case len(s.beside[g.NUMANode]) > 0:
 			for _, p := range s.beside[g.NUMANode] {
-				home[p] = true
+				away[p] = 0
 			}
 		default:
 			moved = append(moved, i)
-			for p := range home {
-				home[p] = away[p] == nearest
+			for p := range away {
+				if away[p] == nearest {
+					away[p] = 0
+				}
 			}
 		}
-		s.homes, s.away = append(s.homes, home), append(s.away, away)
+		s.away = append(s.away, away)
 	}
 	if len(unknown) > 0 && (len(s.packages) > 1 || len(s.ram) > 1) {
 		s.warn("the firmware does not report the NUMA node of the GPU of %s; spread evenly over %s",
@@ -50,36 +53,39 @@ func (s *splitter) findHomes() {
 	}
 }
 
-// assignPackages puts every GPU on a package with room: its own if local, else
-// the nearest possible. Where that leaves a choice, it spreads them evenly.
-func (s *splitter) assignPackages(k, keep int, local bool) {
-	const forbidden = 1 << 50
-	var seats []int // package of each seat
-	var fill []int64
+// seat chooses a package for the block of k cores of each GPU: one of its own if possible, or
+// else the nearest with room, and the emptiest of several. It returns nil if there is no room.
+func (s *splitter) seat(k, keep int) []int {
+	var seats, fill []int // package of each seat, and how full that is with it
 	for p, n := range s.room(k, keep) {
 		for i := range min(n, len(s.in.GPUs)) {
 			seats = append(seats, p)
-			fill = append(fill, int64((2*i+1)*s.total/len(s.packages[p].cores)))
+			fill = append(fill, (2*i+1)*s.total/len(s.packages[p].cores))
 		}
 	}
-	cost := make([][]int64, len(s.in.GPUs))
-	for i := range cost {
-		for j, p := range seats {
-			c := int64(s.away[i][p])<<32 + fill[j]
-			switch {
-			case local && !s.homes[i][p]:
-				c = forbidden
-			case s.homes[i][p]:
-				c = fill[j]
-			}
-			cost[i] = append(cost[i], c)
+	if len(seats) < len(s.in.GPUs) {
+		return nil
+	}
+	far := make([][]int, len(s.in.GPUs))
+	for i, away := range s.away {
+		for _, p := range seats {
+			far[i] = append(far[i], away[p])
 		}
 	}
+	where := assign(far, fill)
+	for i, j := range where {
+		where[i] = seats[j]
+	}
+	return where
+}
+
+// assignPackages puts every GPU on a package, and warns if that is not one of its own.
+func (s *splitter) assignPackages(k, keep int) {
+	s.where = s.seat(k, keep)
 	var remote []int
-	for i, j := range assign(cost) {
-		s.where = append(s.where, seats[j])
-		if !s.homes[i][seats[j]] {
-			remote = append(remote, i)
+	for gpu, p := range s.where {
+		if s.away[gpu][p] > 0 {
+			remote = append(remote, gpu)
 		}
 	}
 	if len(remote) > 0 {
@@ -95,31 +101,72 @@ func (s *splitter) place(p *cpuPackage, slots []int, k int) {
 	// Equally near blocks are taken from all nodes in turn, which spreads the
 	// memory, and from a node's end, which leaves its first cores (the
 	// machine's CPU 0) to the system.
-	rank := make([]int64, len(blocks))
-	onNode := map[[3]int]int64{}
+	rank := make([]int, len(blocks))
+	onNode := map[[3]int]int{}
 	for j := len(blocks) - 1; j >= 0; j-- {
 		blocks[j] = blocks[j][len(blocks[j])-k:]
 		node := nodeKey(blocks[j][0])
 		rank[j] = onNode[node]
 		onNode[node]++
 	}
-	cost := make([][]int64, len(slots))
+	far := make([][]int, len(slots))
 	for i, slot := range slots {
-		node := s.in.GPUs[slot].NUMANode
-		cost[i] = make([]int64, len(blocks))
+		far[i] = make([]int, len(blocks))
 		for j, cores := range blocks {
-			sum := 0
-			if node >= 0 && s.present[node] {
-				for _, run := range runs(cores, nodeKey) {
-					sum += len(run) * s.distance(node, run[0].node)
+			for _, c := range cores {
+				if node := s.in.GPUs[slot].NUMANode; node >= 0 {
+					far[i][j] += s.distance(node, c.node)
 				}
 			}
-			cost[i][j] = int64(sum)<<20 + rank[j]
 		}
 	}
-	for i, j := range assign(cost) {
+	for i, j := range assign(far, rank) {
 		s.cores[slots[i]] = blocks[j]
 	}
+}
+
+// assign gives each row a column of its own, the nearest that is left, of several that of the
+// lowest rank: first to rows that can have one of their nearest, those with the fewest first,
+// then to the others. Then rows swap columns as long as that brings them nearer in all, or puts
+// them in order. There are at least as many columns as rows.
+func assign(far [][]int, rank []int) []int {
+	order, nearest, choices := make([]int, len(far)), make([]int, len(far)), make([]int, len(far))
+	for i, row := range far {
+		order[i], nearest[i] = i, slices.Min(row)
+		for _, n := range row {
+			if n == nearest[i] {
+				choices[i]++
+			}
+		}
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return choices[a] - choices[b] })
+	column, taken := slices.Repeat([]int{-1}, len(far)), make([]bool, len(rank))
+	for _, others := range []bool{false, true} {
+		for _, i := range order {
+			best := -1
+			for j := range rank {
+				if !taken[j] && (others || far[i][j] == nearest[i]) && (best < 0 || cmp.Or(far[i][j]-far[i][best], rank[j]-rank[best]) < 0) {
+					best = j
+				}
+			}
+			if column[i] < 0 && best >= 0 {
+				column[i], taken[best] = best, true
+			}
+		}
+	}
+	for swapped := true; swapped; {
+		swapped = false
+		for i := range far {
+			for j := range i {
+				a, b := column[i], column[j]
+				gain := far[i][a] + far[j][b] - far[i][b] - far[j][a]
+				if gain > 0 || gain == 0 && a < b {
+					column[i], column[j], swapped = b, a, true
+				}
+			}
+		}
+	}
+	return column
 }
 
 // shape cuts a package into at least n blocks of at least size cores, where size is k
@@ -206,90 +253,5 @@ func carve(cores []physCore, k int) [][]physCore {
 		end = start
 	}
 	slices.Reverse(out)
-	return out
-}
-
-func countCarved(cores []physCore, k int) int {
-	n := 0
-	for end := len(cores); end >= k; n++ {
-		end -= k
-		for end > 0 && cores[end-1].pair == cores[end].pair {
-			end--
-		}
-	}
-	return n
-}
-
-// assign picks a column for each row so that the sum of costs is least (the Hungarian
-// method, rows² × columns). There are at least as many columns as rows. Rows that differ
-// only by a constant, which does not matter, get their columns in ascending order.
-func assign(cost [][]int64) []int {
-	n, m := len(cost), len(cost[0])
-	for _, row := range cost {
-		least := slices.Min(row)
-		for j := range row {
-			row[j] -= least
-		}
-	}
-	rowPrice, colPrice := make([]int64, n+1), make([]int64, m+1)
-	rowOf, from := make([]int, m+1), make([]int, m+1) // 1-based; 0 is none
-	for row := 1; row <= n; row++ {
-		rowOf[0] = row
-		slack := make([]int64, m+1)
-		for j := range slack {
-			slack[j] = math.MaxInt64
-		}
-		done := make([]bool, m+1)
-		col := 0
-		for rowOf[col] != 0 {
-			done[col] = true
-			r, next, delta := rowOf[col], 0, int64(math.MaxInt64)
-			for j := 1; j <= m; j++ {
-				if done[j] {
-					continue
-				}
-				if c := cost[r-1][j-1] - rowPrice[r] - colPrice[j]; c < slack[j] {
-					slack[j], from[j] = c, col
-				}
-				if slack[j] < delta {
-					delta, next = slack[j], j
-				}
-			}
-			for j := range done {
-				if done[j] {
-					rowPrice[rowOf[j]] += delta
-					colPrice[j] -= delta
-				} else {
-					slack[j] -= delta
-				}
-			}
-			col = next
-		}
-		for col != 0 {
-			rowOf[col] = rowOf[from[col]]
-			col = from[col]
-		}
-	}
-	out := make([]int, n)
-	for j := 1; j <= m; j++ {
-		if rowOf[j] != 0 {
-			out[rowOf[j]-1] = j - 1
-		}
-	}
-	for i := range cost {
-		if slices.ContainsFunc(cost[:i], func(r []int64) bool { return slices.Equal(r, cost[i]) }) {
-			continue
-		}
-		var alike, cols []int
-		for j := i; j < n; j++ {
-			if slices.Equal(cost[i], cost[j]) {
-				alike, cols = append(alike, j), append(cols, out[j])
-			}
-		}
-		slices.Sort(cols)
-		for x, j := range alike {
-			out[j] = cols[x]
-		}
-	}
 	return out
 }

@@ -160,39 +160,10 @@ func TestSplitPublished(t *testing.T) {
 			in := tt.machine.input()
 			got := mustSplit(t, in)
 			checkInvariants(t, in, got)
-			type figures struct{ Cores, Local, OnNode, SharedCaches, Nodes int }
-			var have figures
-			byID := map[int]inventory.LogicalCPU{}
-			for _, c := range in.CPU.List {
-				byID[c.ID] = c
-			}
-			users := map[int]int{}
-			for i, b := range got.Blocks {
-				ids := b.CPUs.Ints()
-				have.Cores = len(ids) / tt.machine.smt
-				have.Nodes = max(have.Nodes, b.MemoryNodes.Len())
-				gpu := in.GPUs[i].NUMANode
-				if byID[ids[0]].Package == gpu/tt.machine.nodesPerPackage {
-					have.Local++
-				}
-				onNode, caches := true, map[int]bool{}
-				for _, id := range ids {
-					onNode = onNode && byID[id].NUMANode == gpu
-					caches[byID[id].L3] = true
-				}
-				if onNode {
-					have.OnNode++
-				}
-				for l3 := range caches {
-					users[l3]++
-				}
-			}
-			for _, n := range users {
-				if n > 1 {
-					have.SharedCaches++
-				}
-			}
-			if diff := gocmp.Diff(figures{tt.cores, tt.local, tt.onNode, tt.sharedCaches, tt.nodes}, have); diff != "" {
+			have := rate(in, got)
+			want := score{Threads: tt.cores * tt.machine.smt, Local: tt.local, OnNode: tt.onNode, SharedCaches: tt.sharedCaches, MemoryNodes: tt.nodes * len(in.GPUs)}
+			have.Distance, have.Caches, have.Memory = 0, 0, 0
+			if diff := gocmp.Diff(want, have); diff != "" {
 				t.Errorf("%s\n%s", diff, render(got))
 			}
 		})

@@ -65,12 +65,19 @@ func image() (source, error) {
 // places lists where to run the probe from, best first. Packages install it as a file,
 // which hosts with SELinux or fapolicyd allow; an anonymous file needs no disk and works
 // with noexec mounts; the last one is for vm.memfd_noexec=2.
-func places(elf source, dir string) []place {
+func places(opts Options) ([]place, error) {
+	if opts.Path != "" {
+		return []place{{opts.Path, atPath(opts.Path)}}, nil
+	}
+	elf, err := image()
+	if err != nil {
+		return nil, err
+	}
 	var all []place
 	for _, path := range []string{"/usr/local/libexec/kbnode/kbnode-nvml", "/usr/libexec/kbnode/kbnode-nvml"} {
 		all = append(all, place{path, installed(path, elf)})
 	}
-	return append(all, place{"memfd", inMemory(elf)}, place{dir, inDir(dir, elf)})
+	return append(all, place{"memfd", inMemory(elf)}, place{opts.runDir, inDir(opts.runDir, elf)}), nil
 }
 
 func atPath(path string) func() (string, func(), error) {

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -75,14 +76,11 @@ func Run(ctx context.Context, opts Options) (*Report, error) {
 	ctx, cancel := context.WithTimeout(ctx, opts.Timeout)
 	defer cancel()
 
-	if opts.Path != "" {
-		return runAny(ctx, opts, []place{{name: opts.Path, prepare: atPath(opts.Path)}})
-	}
-	elf, err := image()
+	from, err := places(opts)
 	if err != nil {
 		return nil, err
 	}
-	return runAny(ctx, opts, places(elf, opts.runDir))
+	return runAny(ctx, opts, from)
 }
 
 // runAny runs the probe from the first place that the machine allows.
@@ -91,6 +89,36 @@ func runAny(ctx context.Context, opts Options, from []place) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+	var args []string
+	switch {
+	case opts.set != nil:
+		args = append([]string{"set"}, opts.set...)
+	case opts.GPU != "":
+		args = []string{opts.GPU}
+	}
+	c := &child{ended: release}
+	c.stdout.limit = maxOutput
+	if err := c.startAny(opts, from, lock, func(path string) *exec.Cmd {
+		cmd := exec.Command(path, args...)
+		cmd.Stdout = &c.stdout
+		return cmd
+	}); err != nil {
+		release()
+		return nil, err
+	}
+	return c.wait(ctx)
+}
+
+// child is one probe process, from fork to reaping.
+type child struct {
+	cmd            *exec.Cmd
+	stdout, stderr bounded
+	exited         chan error
+	ended          func() // called when it is really gone
+}
+
+// startAny starts the command from the first place that the machine allows.
+func (c *child) startAny(opts Options, from []place, lock *os.File, command func(path string) *exec.Cmd) error {
 	var refused []error
 	for _, p := range from {
 		path, done, err := p.prepare()
@@ -98,70 +126,49 @@ func runAny(ctx context.Context, opts Options, from []place) (*Report, error) {
 			refused = append(refused, fmt.Errorf("%s: %w", p.name, err))
 			continue
 		}
-		c := start(path, opts, lock, release)
-		err = <-c.started
+		err = c.start(command(path), opts, lock)
 		done()
 		switch {
 		case err == nil:
-			return c.wait(ctx)
+			return nil
 		case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
 			// A noexec mount, SELinux or fapolicyd: another place may work.
 			refused = append(refused, fmt.Errorf("%s: %w", p.name, err))
 		case errors.Is(err, syscall.ENOENT) && opts.Path == "":
-			release()
-			return nil, ErrNoLoader
+			return ErrNoLoader
 		default:
-			release()
-			return nil, fmt.Errorf("start the NVML probe: %w", err)
+			return fmt.Errorf("start the NVML probe: %w", err)
 		}
 	}
-	release()
-	return nil, fmt.Errorf("start the NVML probe: %w", errors.Join(refused...))
-}
-
-// child is one probe process, from fork to reaping.
-type child struct {
-	cmd            *exec.Cmd
-	stdout, stderr bounded
-	started        chan error
-	exited         chan error
+	return fmt.Errorf("start the NVML probe: %w", errors.Join(refused...))
 }
 
 // start runs the probe on its own thread, which lives as long as the probe: the kernel
-// sends Pdeathsig when the thread that forked ends. The child inherits the lock, which is
-// released only when the child is really gone.
-func start(path string, opts Options, lock *os.File, release func()) *child {
-	cmd := exec.Command(path)
-	switch {
-	case opts.set != nil:
-		cmd.Args = append(append(cmd.Args, "set"), opts.set...)
-	case opts.GPU != "":
-		cmd.Args = append(cmd.Args, opts.GPU)
-	}
-	c := &child{cmd: cmd, started: make(chan error, 1), exited: make(chan error, 1)}
-	c.stdout.limit, c.stderr.limit = maxOutput, maxErrors
-	cmd.Dir = "/"
+// sends Pdeathsig when the thread that forked ends. The child inherits the lock.
+func (c *child) start(cmd *exec.Cmd, opts Options, lock *os.File) error {
+	c.cmd, c.exited, c.stderr.limit = cmd, make(chan error, 1), maxErrors
+	cmd.Dir, cmd.Stderr = "/", &c.stderr
 	// None of our environment: LD_BIND_NOW=1 alone would kill it before main.
-	cmd.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}, opts.Env...)
-	cmd.Stdout, cmd.Stderr = &c.stdout, &c.stderr
+	cmd.Env = slices.Concat([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}, cmd.Env, opts.Env)
 	cmd.WaitDelay = killGrace
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if lock != nil {
 		cmd.ExtraFiles = []*os.File{lock}
 	}
+	started := make(chan error)
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
-		c.started <- err
+		started <- err
 		if err != nil {
 			return
 		}
 		err = cmd.Wait()
-		release()
+		c.ended()
 		c.exited <- err
 	}()
-	return c
+	return <-started
 }
 
 // wait returns the child's report, or kills its process group when ctx ends.
@@ -171,16 +178,25 @@ func (c *child) wait(ctx context.Context) (*Report, error) {
 		return c.report(err)
 	case <-ctx.Done():
 	}
+	exit, err := c.kill()
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%w: %w", err, ctx.Err())
+	case exit == nil:
+		return c.report(nil) // it had just finished
+	}
+	return nil, fmt.Errorf("the NVML probe did not answer and was killed: %w", ctx.Err())
+}
+
+// kill kills the child's process group and returns how it ended. It returns an error if it does not.
+func (c *child) kill() (exit, err error) {
 	pid := c.cmd.Process.Pid
 	_ = syscall.Kill(-pid, syscall.SIGKILL) // if it is already gone, that is fine
 	select {
-	case err := <-c.exited:
-		if err == nil {
-			return c.report(nil) // it had just finished
-		}
-		return nil, fmt.Errorf("the NVML probe did not answer and was killed: %w", ctx.Err())
+	case exit = <-c.exited:
+		return exit, nil
 	case <-time.After(killGrace):
-		return nil, fmt.Errorf("the NVML probe (process %d) cannot be killed: a GPU is hung in the driver: %w", pid, ctx.Err())
+		return nil, fmt.Errorf("the NVML probe (process %d) cannot be killed: a GPU is hung in the driver", pid)
 	}
 }
 

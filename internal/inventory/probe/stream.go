@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -45,13 +44,9 @@ type Sample struct {
 // including one that hangs in the driver.
 func Stream(ctx context.Context, opts Options, every time.Duration, each func(Sample)) error {
 	opts.Timeout, opts.runDir = cmp.Or(opts.Timeout, timeout), cmp.Or(opts.runDir, runDir)
-	from := []place{{name: opts.Path, prepare: atPath(opts.Path)}}
-	if opts.Path == "" {
-		elf, err := image()
-		if err != nil {
-			return err
-		}
-		from = places(elf, opts.runDir)
+	from, err := places(opts)
+	if err != nil {
+		return err
 	}
 	lock, err := lockSampler(filepath.Join(opts.runDir, "sample-"+lockName(opts.GPU)))
 	if err != nil {
@@ -60,27 +55,24 @@ func Stream(ctx context.Context, opts Options, every time.Duration, each func(Sa
 	if lock != nil {
 		defer lock.Close() //nolint:errcheck // the child has its own
 	}
-	var refused []error
-	for _, p := range from {
-		path, done, err := p.prepare()
-		if err != nil {
-			refused = append(refused, fmt.Errorf("%s: %w", p.name, err))
-			continue
-		}
-		s, err := startSampler(path, opts, every, lock)
-		done()
-		switch {
-		case err == nil:
-			return s.follow(ctx, opts.Timeout, each)
-		case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
-			refused = append(refused, fmt.Errorf("%s: %w", p.name, err))
-		case errors.Is(err, syscall.ENOENT) && opts.Path == "":
-			return ErrNoLoader
-		default:
-			return fmt.Errorf("start the NVML probe: %w", err)
-		}
+	// The end of its input tells the child to end.
+	in, stdin, err := os.Pipe()
+	if err != nil {
+		return err
 	}
-	return fmt.Errorf("start the NVML probe: %w", errors.Join(refused...))
+	defer stdin.Close() //nolint:errcheck // it may be closed already
+	s := &sampler{child: child{ended: func() {}}, stdin: stdin, lines: make(chan Sample), wrong: make(chan error, 1), quit: make(chan struct{})}
+	err = s.startAny(opts, from, lock, func(path string) *exec.Cmd {
+		cmd := exec.Command(path, "sample", "--uuid", opts.GPU, "--every", every.String())
+		cmd.Env = []string{"GOMAXPROCS=1"} // enough for one line a second
+		cmd.Stdin, cmd.Stdout = in, &sampleWriter{to: s}
+		return cmd
+	})
+	_ = in.Close() // the child has its own
+	if err != nil {
+		return err
+	}
+	return s.follow(ctx, opts.Timeout, each)
 }
 
 // lockSampler does not wait: the holder of the lock samples, or hangs. It returns nil if
@@ -98,42 +90,11 @@ func lockSampler(path string) (*os.File, error) {
 
 // sampler is a child that prints samples while its input is open.
 type sampler struct {
-	*child
+	child
 	stdin io.Closer
 	lines chan Sample
 	wrong chan error    // errors in the child's output
 	quit  chan struct{} // closed when no one receives lines anymore
-}
-
-// startSampler starts the child on its own thread, like start.
-func startSampler(path string, opts Options, every time.Duration, lock *os.File) (*sampler, error) {
-	cmd := exec.Command(path, "sample", "--uuid", opts.GPU, "--every", every.String())
-	s := &sampler{child: &child{cmd: cmd, started: make(chan error, 1), exited: make(chan error, 1)}, lines: make(chan Sample), wrong: make(chan error, 1), quit: make(chan struct{})}
-	s.stderr.limit = maxErrors
-	cmd.Dir = "/"
-	// One thread is enough for one line a second.
-	cmd.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", "GOMAXPROCS=1"}, opts.Env...)
-	cmd.Stdout, cmd.Stderr = &sampleWriter{to: s}, &s.stderr
-	cmd.WaitDelay = killGrace
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if lock != nil {
-		cmd.ExtraFiles = []*os.File{lock}
-	}
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	s.stdin = stdin
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		s.started <- err
-		if err == nil {
-			s.exited <- cmd.Wait()
-		}
-	}()
-	return s, <-s.started
 }
 
 // follow passes samples to each until ctx is done or the child has ended.
@@ -177,14 +138,8 @@ func (s *sampler) end(stop func()) error {
 		return nil
 	case <-time.After(killGrace):
 	}
-	pid := s.cmd.Process.Pid
-	_ = syscall.Kill(-pid, syscall.SIGKILL) // if it is already gone, that is fine
-	select {
-	case <-s.exited: //nolint:errcheck // it was ended, however that went
-		return nil
-	case <-time.After(killGrace):
-		return fmt.Errorf("the NVML probe (process %d) cannot be killed: the GPU is hung in the driver", pid)
-	}
+	_, err := s.kill()
+	return err
 }
 
 // why describes the end of a child that no one ended.
