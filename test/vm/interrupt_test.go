@@ -96,6 +96,7 @@ func TestInterrupted(t *testing.T) {
 		build := submitted(m, 2, counted)
 		m.Sh("pkill -KILL -u kbnode-gpu2 -f 'kbnode bootstrap'")
 		p.wait(t, build, "failed")
+		m.Wait("the container to go", "! ls -d /sys/fs/cgroup/buildkite.slice/buildkite-gpu2.slice/docker-*")
 		idle(t, m, 2)
 	})
 
