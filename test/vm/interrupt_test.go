@@ -57,7 +57,7 @@ func TestInterrupted(t *testing.T) {
 	p := pipelines{evaluations{m: m}}
 
 	t.Run("what runs on the host", func(t *testing.T) {
-		m.Sh(`: >/root/acct; perl -e 'syscall(163, "/root/acct") == 0 or die $!'`)
+		m.Sh(`: >/root/acct; perl -e 'my $f = "/root/acct"; syscall(163, $f) == 0 or die $!'`)
 		steps := step(0, "busybox:test", "echo in the container", "") + "    env: {BASH_ENV: /tmp/x, PATH: /tmp, LD_PRELOAD: /tmp/x.so, GIT_SSH_COMMAND: touch /tmp/x}\n    artifact_paths: [out.json]\n"
 		if r := runStep(m, 0, steps); r.Code != 0 {
 			t.Errorf("exit %d: %s", r.Code, r.Stdout)
