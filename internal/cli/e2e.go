@@ -34,7 +34,7 @@ func newE2E(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "e2e [artifact|evaluation|concurrency]...",
 		Short: "Test a queue of nodes end to end",
-		Long: `Test a queue of nodes end to end, from any machine with an API token.
+		Long: `Test a queue of nodes end to end.
 
   artifact     a job's result.json comes back intact. Needs no GPU and no image
   evaluation   a problem's right submission passes; its wrong and cheating ones do not.
@@ -47,11 +47,11 @@ another example by its name, or a directory with a task.yml and submission.*, wr
 and cheat*.* beside it.
 
 With --db, the right submission is stored in kernelbot's database as kernelbot would
-store it, in its own leaderboard, and compared.
+store it, in its own leaderboard, and compared. Ctrl-C cancels every build.
 
-Ctrl-C cancels every build. The API token needs the scopes write_builds, read_builds, read_artifacts and read_agents.`,
+The API token needs the scopes write_builds, read_builds, read_artifacts and
+read_agents.`,
 		Example: `  kbnode e2e --org gpu-mode --queue b200
-  kbnode e2e artifact --org gpu-mode --queue b200
   kbnode e2e evaluation --org gpu-mode --gpu B200_BK --problem vectoradd_triton --mode benchmark
   kbnode e2e evaluation --org gpu-mode --queue b200 --db env --cleanup`,
 		Args: cobra.ArbitraryArgs,
@@ -59,7 +59,7 @@ Ctrl-C cancels every build. The API token needs the scopes write_builds, read_bu
 	}
 	f.add(cmd)
 	fl := cmd.Flags()
-	fl.StringVar(&f.mode, "mode", "leaderboard", "mode in which submissions are evaluated: "+strings.Join(e2e.Modes, ", "))
+	fl.StringVar(&f.mode, "mode", "leaderboard", "mode of evaluation: "+strings.Join(e2e.Modes, ", "))
 	_ = cmd.RegisterFlagCompletionFunc("mode", values(e2e.Modes...))
 	fl.StringVar(&f.problem, "problem", e2e.DefaultProblem, "`PROBLEM`: "+task.Choice)
 	fl.IntVar(&f.jobs, "jobs", 0, "jobs at once (default: one per agent that takes jobs)")

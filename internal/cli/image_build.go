@@ -36,8 +36,7 @@ The build uses Docker's own builder, without BuildKit. kbnode image update --aut
 leaves an image that was built here alone, unless it was pushed.`,
 		Example: `  sudo kbnode image build
   sudo kbnode image build --build-arg EXTRA_PIP=nvidia-cutlass-dsl==4.3.5
-  sudo kbnode image build --dockerfile eval/Dockerfile --push
-  kbnode image build --variant rocm --print`,
+  sudo kbnode image build --dockerfile eval/Dockerfile --push`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.dockerfile != "" && (f.variant != "" || f.print) {
 				return usagef("--variant and --print are for kbnode's own Dockerfiles; leave them out, or --dockerfile")
