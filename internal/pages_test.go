@@ -159,14 +159,14 @@ func TestDecisions(t *testing.T) {
 	}
 }
 
-// TestArchitecture has each package in the table of packages, or the one that it is
+// TestArchitecture has each package in the list of packages, or the one that it is
 // part of.
 func TestArchitecture(t *testing.T) {
 	t.Parallel()
 	_, table, _ := strings.Cut(read(t, "docs/architecture.md"), "\n## Packages\n")
 	table, _, _ = strings.Cut(table, "\n## ")
 	var listed []string
-	for _, m := range regexp.MustCompile("`([a-z]+(?:/[a-z0-9-]+)*)`[,; ]").FindAllStringSubmatch(table, -1) {
+	for _, m := range regexp.MustCompile("`([a-z]+(?:/[a-z0-9-]+)*)`[,;:]").FindAllStringSubmatch(table, -1) {
 		if info, err := os.Stat(filepath.Join(root, m[1])); err == nil && info.IsDir() {
 			listed = append(listed, m[1])
 		}

@@ -37,7 +37,7 @@ reboots and ends no job. Write a slot as gpu3 or 3.`,
 	cmd.Flags().BoolVar(&f.all, "all", false, "all slots of this node")
 	cmd.Flags().StringVar(&f.reason, "reason", "", "reason to show in kbnode status")
 	cmd.Flags().BoolVar(&f.wait, "wait", false, "wait until the jobs are done")
-	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "with --wait: how long to wait, such as 30m (default: no limit)")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "with --wait: how long, such as 30m (default: no limit)")
 	return cmd
 }
 

@@ -21,8 +21,7 @@ func newImageUpdate(s Streams) *cobra.Command {
 		Long: `Fetch the newest image, test it in an idle slot, and let jobs run it.
 
 The image is image.name of the configuration, or IMAGE, which then stays until an
-update without IMAGE. It is fetched while no slot runs a job. Jobs run it only
-after it has passed the evaluation of a small submission. Running jobs keep theirs.
+update without IMAGE. It is fetched while no slot runs a job. Running jobs keep theirs.
 
 Exit code 0 if jobs run the newest image or nothing could be done now, and 1 if it
 was refused, or if --check finds a newer one.`,

@@ -53,7 +53,7 @@ and KERNELBOT_IMAGE of the build, the latter with a default.`,
 	fl.StringVar(&f.vendor, "vendor", "", "vendor of the GPUs: nvidia, amd or none (default: this node's)")
 	fl.StringVar(&f.profile, "profile", "", "profile of the job's container, strict or compatible (default: strict for evaluations)")
 	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
-	fl.StringVar(&f.root, "root", "/", "read the node in this directory or captured file instead of this one")
+	fl.StringVar(&f.root, "root", "/", "read a node from this directory or capture")
 	for _, kind := range pipeline.Kinds {
 		about := pipeline.About(kind)
 		short, _, _ := strings.Cut(strings.ReplaceAll(about, "\n", " "), ". ")

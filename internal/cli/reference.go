@@ -18,7 +18,7 @@ func Commands() *cobra.Command {
 }
 
 // shared is from how many flags on a section refers to an earlier one that has the same flags.
-const shared = 3
+const shared = 2
 
 // Reference returns docs/cli.md: every command that people type, with its flags. Examples are left
 // to --help.
@@ -49,6 +49,9 @@ usage.
 	first := map[string]*cobra.Command{} // by name and text of a flag
 	for _, cmd := range documented {
 		about := cmp.Or(cmd.Long, cmd.Short+".")
+		if cmd.Name() == "completion" {
+			about = cmd.Short + "." // cobra's Long points to --help
+		}
 		fmt.Fprintf(&b, "\n## %s\n\n%s\n", cmd.CommandPath(), strings.TrimSpace(about))
 		own := pflag.NewFlagSet("", pflag.ContinueOnError)
 		elsewhere := map[*cobra.Command][]*pflag.Flag{}
