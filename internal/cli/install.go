@@ -54,7 +54,7 @@ RAM_PER_GPU work as in the old setup scripts.`,
 	fl.StringVar(&f.tokenFile, "token-file", "", "file with the Buildkite agent token")
 	fl.StringVar(&f.agentBinary, "agent-binary", "", "buildkite-agent to use, for machines without internet")
 	fl.BoolVar(&f.installDeps, "install-deps", false, "install missing packages (Docker, git, e2fsprogs, container toolkit) with apt or dnf")
-	fl.BoolVar(&f.adopt, "adopt", false, "replace files of an earlier setup that kbnode did not write, keeping backups")
+	fl.BoolVar(&f.adopt, "adopt", false, "replace files that kbnode did not write, keeping backups")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "show what would change, and change nothing")
 	fl.BoolVarP(&f.yes, "yes", "y", false, "ask nothing, not even before replacing files with --adopt")
 	return cmd

@@ -29,6 +29,8 @@ func Reference() string {
 		case cmd.Hidden || cmd.Name() == "help":
 		case cmd.Name() == "completion": // the same for four shells
 			documented = append(documented, cmd)
+		case cmd.HasSubCommands() && !cmd.Runnable() && cmd.Long == "": // nothing but a heading
+			documented = append(documented, cmd.Commands()...)
 		default:
 			documented = append(append(documented, cmd), cmd.Commands()...)
 		}
