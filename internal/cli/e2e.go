@@ -59,7 +59,7 @@ read_agents.`,
 	fl.StringVar(&f.problem, "problem", e2e.DefaultProblem, "`PROBLEM`: "+task.Choice)
 	fl.IntVar(&f.jobs, "jobs", 0, "jobs at once (default: one per agent that takes jobs)")
 	fl.DurationVar(&f.hold, "hold", 0, "minimum run time of each job, such as 1m (default: depends on their number)")
-	fl.StringVar(&f.db, "db", "", "store the right submission in kernelbot's database, and compare: its `DSN` without a password, or env for KBNODE_DB")
+	fl.StringVar(&f.db, "db", "", "store the right submission in kernelbot's database, and compare: its `DSN` without a password, or env to use KBNODE_DB")
 	fl.BoolVar(&f.cleanup, "cleanup", false, "remove what was stored from the database")
 	return cmd
 }
