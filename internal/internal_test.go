@@ -21,6 +21,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/gpu-mode/kbnode/internal/cli"
 	"github.com/gpu-mode/kbnode/internal/config"
@@ -220,15 +222,16 @@ var command = regexp.MustCompile("(?m)(?:^ *|[`=;|&] *|sudo (?:[A-Z_]+=\\S+ )*|c
 func TestCommandsExist(t *testing.T) {
 	t.Parallel()
 	flags := map[string][]string{} // by command
-	for section := range strings.SplitSeq(cli.Reference(), "\n## ") {
-		title, body, _ := strings.Cut(section, "\n")
-		if name, ok := strings.CutPrefix(title, "kbnode "); ok {
-			flags[name] = regexp.MustCompile(`--[a-z][a-z-]*`).FindAllString(body, -1)
-		}
-		for _, m := range regexp.MustCompile("(?m)^- `kbnode ([a-z-]+)(?: |`)").FindAllStringSubmatch(body, -1) {
-			flags[m[1]] = append(flags[m[1]], "--slot", "--agent", "--print-spec")
+	var visit func(cmd *cobra.Command, name string)
+	visit = func(cmd *cobra.Command, name string) {
+		flags[name] = []string{}
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { flags[name] = append(flags[name], "--"+f.Name) })
+		cmd.InheritedFlags().VisitAll(func(f *pflag.Flag) { flags[name] = append(flags[name], "--"+f.Name) })
+		for _, sub := range cmd.Commands() {
+			visit(sub, strings.TrimSpace(name+" "+sub.Name()))
 		}
 	}
+	visit(cli.Commands(), "")
 	seen := map[string]bool{}
 	for _, page := range pages(t) {
 		if page == "docs/cli.md" {

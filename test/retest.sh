@@ -1,12 +1,12 @@
 #!/bin/bash
 # Runs tests: retest.sh NAME PACKAGES [FLAG …], with the flags of go test. A test that fails runs once
 # more by itself, a scenario in a fresh machine; a data race, or more than five failures, is no accident.
-# A test that then passes is printed as UNSTABLE and counted in the table of test/vm/README.md, where
-# each scenario that passed gets a row. All output of both runs stays in build/tests/NAME.json.
+# A test that then passes is printed as UNSTABLE and counted in test/vm/last-green.txt, where each
+# scenario that passed gets a row. All output of both runs stays in build/tests/NAME.json.
 set -euo pipefail
 name=$1 packages=$2
 shift 2
-page=test/vm/README.md
+table=test/vm/last-green.txt
 results=build/tests/$name.json rerun=build/tests/$name.rerun
 mkdir -p build/tests
 rm -f "$results" "$rerun"
@@ -27,8 +27,8 @@ for ((i = 1; i < $#; i++)); do
   if [ "${!i}" = -run ] && j=$((i + 1)) && [[ ${!j} == */* ]]; then parts=parts; fi
 done
 commit=$(git rev-parse --short HEAD)
-git diff --quiet HEAD -- . ":!$page" || commit+=+ # what ran is not quite that commit
+git diff --quiet HEAD -- . ":!$table" || commit+=+ # what ran is not quite that commit
 if [ -s "$results" ]; then
-  go run ./test/vm/kbvm record "$page" test/vm/scenarios "$results" "$commit" "$(date -u +%F)" "$parts"
+  go run ./test/vm/kbvm record "$table" test/vm/scenarios "$results" "$commit" "$(date -u +%F)" "$parts"
 fi
 exit "$status"

@@ -20,19 +20,12 @@ func newDoctor(s Streams) *cobra.Command {
 		Short: "Check whether this machine is fit, and say what to type if not",
 		Long: `Check whether this machine is fit to be a node, and say what to type if not.
 
-Before kbnode install, --preflight says what the machine still lacks, in the order
-in which to fix it. Nothing is changed without --fix, and no running job is
-disturbed.
-
-Exit code 0 if the machine is fit, 1 if it is not. Warnings alone do not make it
-unfit.`,
+It changes nothing without --fix, and disturbs no running job. Exit code 0 if the
+machine is fit, 1 if not. Warnings alone do not make it unfit.`,
 		Example: `  sudo kbnode doctor
   sudo kbnode doctor --preflight
-  sudo kbnode doctor --only docker,gpu
-  sudo kbnode doctor --fix
-  sudo kbnode doctor --quiet --skip noise
-  sudo kbnode doctor --bundle /root/kbnode-doctor.tar.gz
-  sudo kbnode doctor --acceptance`,
+  sudo kbnode doctor --only docker,gpu --fix
+  sudo kbnode doctor --bundle /root/kbnode-doctor.tar.gz`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := oneOf(cmd, "json", "quiet", "verbose", "list"); err != nil {
 				return err
@@ -82,20 +75,20 @@ unfit.`,
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&o.Bare, "preflight", false, "run only checks that apply before kbnode install")
+	f.BoolVar(&o.Bare, "preflight", false, "say what the machine lacks for kbnode install, in the order in which to fix it")
 	f.StringSliceVar(&o.Only, "only", nil, "run only these checks or groups")
 	f.StringSliceVar(&o.Skip, "skip", nil, "skip these checks or groups")
 	f.BoolVar(&o.Fast, "fast", false, "start no containers")
-	f.DurationVar(&o.Limit, "timeout", 0, "time limit for all checks together, such as 10m on a slow machine (default: 55s)")
-	f.StringSliceVar(&explain, "explain", nil, "explain these checks or groups and their fixes, and run nothing")
+	f.DurationVar(&o.Limit, "timeout", 0, "time limit for all checks, such as 10m (default: 55s)")
+	f.StringSliceVar(&explain, "explain", nil, "explain these checks or groups, and run nothing")
 	f.BoolVar(&list, "list", false, "list the checks, and run nothing")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
-	f.BoolVarP(&quiet, "quiet", "q", false, "print only problems, and nothing if there are none")
+	f.BoolVarP(&quiet, "quiet", "q", false, "print only problems")
 	f.BoolVarP(&verbose, "verbose", "v", false, "list every check that passed or was skipped")
-	f.BoolVar(&fix, "fix", false, "run the commands that fix something and end no job, after asking")
+	f.BoolVar(&fix, "fix", false, "run the fixes that end no job, after asking")
 	f.BoolVar(&yes, "yes", false, "with --fix: do not ask")
 	f.StringVar(&bundle, "bundle", "", "write a support archive, without secrets, to this file")
-	f.BoolVar(&accepts, "acceptance", false, "run the acceptance list, which a node must pass before it goes live")
+	f.BoolVar(&accepts, "acceptance", false, "run the list to pass before a node goes live")
 	return cmd
 }
 

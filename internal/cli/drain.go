@@ -37,7 +37,7 @@ reboots and ends no job. Write a slot as gpu3 or 3.`,
 	cmd.Flags().BoolVar(&f.all, "all", false, "all slots of this node")
 	cmd.Flags().StringVar(&f.reason, "reason", "", "reason to show in kbnode status")
 	cmd.Flags().BoolVar(&f.wait, "wait", false, "wait until the jobs are done")
-	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "with --wait: how long to wait, such as 30m (default: no limit)")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "with --wait: how long, such as 30m (default: no limit)")
 	return cmd
 }
 
@@ -52,10 +52,9 @@ drained returns by itself when the cause is gone.
 
 Some drivers do not report that a GPU was reset. With --mended, earlier messages in
 the kernel log about the slots' GPUs stop counting as soon as the GPUs answer.`,
-		Example: `  sudo kbnode resume gpu3
-  sudo kbnode resume gpu3 --mended`,
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error { return resume(cmd.Context(), s, f, args) },
+		Example: `  sudo kbnode resume gpu3 --mended`,
+		Args:    cobra.ArbitraryArgs,
+		RunE:    func(cmd *cobra.Command, args []string) error { return resume(cmd.Context(), s, f, args) },
 	}
 	cmd.Flags().BoolVar(&f.all, "all", false, "all slots of this node")
 	cmd.Flags().BoolVar(&f.mended, "mended", false, "their GPUs were reset by hand, and kbnode did not notice")

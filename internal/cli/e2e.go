@@ -34,24 +34,19 @@ func newE2E(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "e2e [artifact|evaluation|concurrency]...",
 		Short: "Test a queue of nodes end to end",
-		Long: `Test a queue of nodes end to end, from any machine with an API token.
+		Long: `Test a queue of nodes end to end.
 
   artifact     a job's result.json comes back intact. Needs no GPU and no image
-  evaluation   a problem's right submission passes; its wrong and cheating ones do not.
-               A cheating one may pass mode test, which makes one call per case
+  evaluation   a problem's right submission passes; its wrong and cheating ones do not
   concurrency  as many jobs at once as the queue has agents: each runs, returns its own
                result, and has its own agent and GPU while it runs
 
-Without an argument, all three run. The problem is prefix_python, which needs no GPU,
-another example by its name, or a directory with a task.yml and submission.*, wrong*.*
-and cheat*.* beside it.
+Without an argument, all three run. A problem's directory has submission.*, wrong*.*
+and cheat*.* beside its task.yml. Ctrl-C cancels every build.
 
-With --db, the right submission is stored in kernelbot's database as kernelbot would
-store it, in its own leaderboard, and compared.
-
-Ctrl-C cancels every build. The API token needs the scopes write_builds, read_builds, read_artifacts and read_agents.`,
+The API token needs the scopes write_builds, read_builds, read_artifacts and
+read_agents.`,
 		Example: `  kbnode e2e --org gpu-mode --queue b200
-  kbnode e2e artifact --org gpu-mode --queue b200
   kbnode e2e evaluation --org gpu-mode --gpu B200_BK --problem vectoradd_triton --mode benchmark
   kbnode e2e evaluation --org gpu-mode --queue b200 --db env --cleanup`,
 		Args: cobra.ArbitraryArgs,
@@ -59,12 +54,12 @@ Ctrl-C cancels every build. The API token needs the scopes write_builds, read_bu
 	}
 	f.add(cmd)
 	fl := cmd.Flags()
-	fl.StringVar(&f.mode, "mode", "leaderboard", "mode in which submissions are evaluated: "+strings.Join(e2e.Modes, ", "))
+	fl.StringVar(&f.mode, "mode", "leaderboard", "mode of evaluation: "+strings.Join(e2e.Modes, ", "))
 	_ = cmd.RegisterFlagCompletionFunc("mode", values(e2e.Modes...))
 	fl.StringVar(&f.problem, "problem", e2e.DefaultProblem, "`PROBLEM`: "+task.Choice)
 	fl.IntVar(&f.jobs, "jobs", 0, "jobs at once (default: one per agent that takes jobs)")
 	fl.DurationVar(&f.hold, "hold", 0, "minimum run time of each job, such as 1m (default: depends on their number)")
-	fl.StringVar(&f.db, "db", "", "`DSN` of kernelbot's database without a password, or env to use KBNODE_DB")
+	fl.StringVar(&f.db, "db", "", "store the right submission in kernelbot's database, and compare: its `DSN` without a password, or env to use KBNODE_DB")
 	fl.BoolVar(&f.cleanup, "cleanup", false, "remove what was stored from the database")
 	return cmd
 }

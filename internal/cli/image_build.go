@@ -27,17 +27,13 @@ func newImageBuild(s Streams) *cobra.Command {
 		Short: "Build the image on this node, test it in an idle slot, and let jobs run it",
 		Long: `Build the image on this node, test it in an idle slot, and let jobs run it.
 
-Without --dockerfile, it builds kbnode's own image for the node's GPUs: cuda for
-NVIDIA, rocm for AMD, both with torch and Triton, or cpu, with numpy and g++. With
---dockerfile, the build can copy from the Dockerfile's directory, at most 1 GiB.
-The value of a --build-arg stays readable in the image: it is not for secrets.
-
-The build uses Docker's own builder, without BuildKit. kbnode image update --auto
-leaves an image that was built here alone, unless it was pushed.`,
+A --dockerfile can copy from its directory, at most 1 GiB. The value of a --build-arg
+stays readable in the image: it is not for secrets. The build uses Docker's own builder,
+without BuildKit. kbnode image update --auto leaves an image that was built here alone,
+unless it was pushed.`,
 		Example: `  sudo kbnode image build
   sudo kbnode image build --build-arg EXTRA_PIP=nvidia-cutlass-dsl==4.3.5
-  sudo kbnode image build --dockerfile eval/Dockerfile --push
-  kbnode image build --variant rocm --print`,
+  sudo kbnode image build --dockerfile eval/Dockerfile --push`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.dockerfile != "" && (f.variant != "" || f.print) {
 				return usagef("--variant and --print are for kbnode's own Dockerfiles; leave them out, or --dockerfile")

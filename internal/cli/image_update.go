@@ -21,14 +21,12 @@ func newImageUpdate(s Streams) *cobra.Command {
 		Long: `Fetch the newest image, test it in an idle slot, and let jobs run it.
 
 The image is image.name of the configuration, or IMAGE, which then stays until an
-update without IMAGE. It is fetched while no slot runs a job. Jobs run it only
-after it has passed the evaluation of a small submission. Running jobs keep theirs.
+update without IMAGE. It is fetched while no slot runs a job. Running jobs keep theirs.
 
 Exit code 0 if jobs run the newest image or nothing could be done now, and 1 if it
 was refused, or if --check finds a newer one.`,
 		Example: `  sudo kbnode image update
-  sudo kbnode image update ghcr.io/gpu-mode/kernelbot:v2
-  sudo kbnode image update --check`,
+  sudo kbnode image update ghcr.io/gpu-mode/kernelbot:v2`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.Auto && len(args) > 0 {
@@ -49,7 +47,7 @@ was refused, or if --check finds a newer one.`,
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&o.Auto, "auto", false, "for cron: say nothing if nothing changed, give up after an hour of busy slots, respect decisions made by hand")
+	cmd.Flags().BoolVar(&o.Auto, "auto", false, "for cron: say nothing without a change, give up after an hour of busy slots, respect decisions made by hand")
 	cmd.Flags().BoolVar(&o.Check, "check", false, "only check for a newer one")
 	cmd.Flags().BoolVar(&o.Beside, "now", false, "fetch it while jobs run, which disturbs their timings")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")

@@ -41,13 +41,11 @@ CPUs and memory. Run it again to change or repair the node. A slot that runs a j
 changes when the job is done.
 
 On a terminal, install asks for a missing queue or token, and before it begins.
-The agent token comes from --token-file, BUILDKITE_AGENT_TOKEN, or the token file
-of an earlier install (` + plan.TokenPath + `). GPU_TYPE, NODE_NAME, GPU_COUNT,
-CPUS_PER_GPU and RAM_PER_GPU are read from the environment, as the old setup
-scripts did.`,
+The agent token comes from --token-file, BUILDKITE_AGENT_TOKEN, or an earlier install
+(` + plan.TokenPath + `). GPU_TYPE, NODE_NAME, GPU_COUNT, CPUS_PER_GPU and
+RAM_PER_GPU work as in the old setup scripts.`,
 		Example: `  sudo kbnode install
   sudo kbnode install --queue b200 --token-file token.txt
-  sudo BUILDKITE_AGENT_TOKEN=… kbnode install --queue 'nvidia-h100-{index}'
   sudo kbnode install --queue b200 --gpus 0,2,5 --dry-run`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return install(cmd.Context(), s, &f) },
 	}
@@ -56,7 +54,7 @@ scripts did.`,
 	fl.StringVar(&f.tokenFile, "token-file", "", "file with the Buildkite agent token")
 	fl.StringVar(&f.agentBinary, "agent-binary", "", "buildkite-agent to use, for machines without internet")
 	fl.BoolVar(&f.installDeps, "install-deps", false, "install missing packages (Docker, git, e2fsprogs, container toolkit) with apt or dnf")
-	fl.BoolVar(&f.adopt, "adopt", false, "replace files of an earlier setup that kbnode did not write, keeping backups")
+	fl.BoolVar(&f.adopt, "adopt", false, "replace files that kbnode did not write, keeping backups")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "show what would change, and change nothing")
 	fl.BoolVarP(&f.yes, "yes", "y", false, "ask nothing, not even before replacing files with --adopt")
 	return cmd

@@ -73,7 +73,7 @@ func environment(n *node.Node) func(string) string {
 
 // rootFlag adds --root to a command that only reads.
 func rootFlag(cmd *cobra.Command, root *string) {
-	cmd.Flags().StringVar(root, "root", "/", "read the machine in this directory or captured file instead of this one")
+	cmd.Flags().StringVar(root, "root", "/", "read a machine from this directory or capture")
 }
 
 func captureMachine(ctx context.Context, s Streams, root, file string) error {

@@ -19,9 +19,8 @@ func newLogs(s Streams) *cobra.Command {
 		Long: `Show the last lines in the journal of a slot: of its agent, its service kbnode-guard,
 and its jobs. What containers print is in Buildkite, not in the journal. Write a slot
 as gpu3 or 3. Without SLOT, show those of all slots, and of kbnode's own service.`,
-		Example: `  sudo kbnode logs gpu3
-  sudo kbnode logs gpu3 -f`,
-		Args: cobra.MaximumNArgs(1),
+		Example: `  sudo kbnode logs gpu3 -f`,
+		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := node.CheckSlots(len(args) == 0, args); err != nil {
 				return err

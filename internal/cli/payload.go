@@ -31,11 +31,9 @@ func newPayloadEncode(s Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "encode [FILE]",
 		Short: "Print the payload for a JSON file, standard input, or a submission",
-		Long: `Print the payload for a JSON file or standard input.
-
-With --problem, FILE is a submission (default: the problem's own).`,
+		Long: `Print the payload for a JSON file or standard input or, with --problem, for the
+submission FILE (default: the problem's own).`,
 		Example: `  kbnode payload encode --problem prefix_python mine.py | kbnode payload decode --indent
-  kbnode payload encode task.json >payload
   kbnode payload encode --env task.json >job.env    for docker run --env-file
   kbnode payload encode task.json | kbnode runner --payload -`,
 		Args: cobra.MaximumNArgs(1),
@@ -99,8 +97,7 @@ func newPayloadDecode(s Streams) *cobra.Command {
 		Long: `Print the JSON text of a payload. It reads a file, standard input or, if nothing is
 piped in, the environment variables that kbnode runner reads.`,
 		Example: `  kbnode payload decode --indent                        in a job
-  kbnode payload decode payload >task.json
-  kbnode payload decode <payload | python3 -m json.tool`,
+  kbnode payload decode payload >task.json`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			text, err := s.encoded(args)

@@ -51,9 +51,9 @@ and KERNELBOT_IMAGE of the build, the latter with a default.`,
 	fl.StringArrayVar(&f.agents, "agent", nil, "only agents with the tag `KEY=VALUE`; may be repeated")
 	fl.StringVar(&f.label, "label", "", "label of the step (default: what it does and where)")
 	fl.StringVar(&f.vendor, "vendor", "", "vendor of the GPUs: nvidia, amd or none (default: this node's)")
-	fl.StringVar(&f.profile, "profile", "", "profile of the job's container, strict or compatible (default: strict for evaluations)")
+	fl.StringVar(&f.profile, "profile", "", "strict or compatible profile (default: strict for evaluations)")
 	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
-	fl.StringVar(&f.root, "root", "/", "read the node in this directory or captured file instead of this one")
+	fl.StringVar(&f.root, "root", "/", "read a node from this directory or capture")
 	for _, kind := range pipeline.Kinds {
 		about := pipeline.About(kind)
 		short, _, _ := strings.Cut(strings.ReplaceAll(about, "\n", " "), ". ")

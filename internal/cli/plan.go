@@ -35,9 +35,7 @@ func newPlan(s Streams) *cobra.Command {
 		Short: "Show the slots this machine should have, and what would change",
 		Long: `Show the slots this machine should have, and what would change.
 
-Exit code 0 if a plan could be made, 1 if not. Nothing is written. To preview a
-configuration change, use --config FILE before you change
-` + plan.ConfigPath + `.`,
+Nothing is written. Exit code 0 if a plan could be made, 1 if not.`,
 		Example: `  kbnode plan --queue b200
   kbnode plan --config node.yaml --detailed-exit-code`,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -49,8 +49,7 @@ name no queue are in the queue default.
 
 Exit code 1 if no agent is connected.`,
 		Example: `  kbnode queue --org gpu-mode
-  kbnode queue b200 --watch
-  kbnode queue b200 --json --token-file ~/.buildkite-token`,
+  kbnode queue b200 --watch --token-file ~/.buildkite-token`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name := strings.Join(args, "")

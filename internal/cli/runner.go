@@ -20,11 +20,9 @@ func newRunner(s Streams) *cobra.Command {
 		Short: "Evaluate a submission on this machine, or in a job's container",
 		Long: `Evaluate a submission on this machine, or in a job's container.
 
-With --problem, it evaluates the file SUBMISSION as a job would, and shows the result.
-The problem is a directory in kernelbot's format or the name of an example; the default
-submission is the file in its directory that has the submission's name. It needs no
-root and, for a problem that needs none, no GPU. Exit code 0 if the submission passed,
-1 if it did not, and 2 for wrong usage.
+With --problem, it evaluates the file SUBMISSION (default: the problem's own) as a job
+would, and shows the result. It needs no root and, for a problem that needs none, no
+GPU. Exit code 0 if the submission passed, 1 if it did not.
 
 In a job, the payload is read from KERNELBOT_PAYLOAD or SUBMISSION_PAYLOAD, from
 KERNELBOT_PAYLOAD_0, _1, … if it is too large for one variable, or from --payload.
@@ -32,7 +30,6 @@ With --config, it is plain JSON text. Exit code 0 if the evaluation was done, wh
 the tests found, and 1 otherwise; result.json is written in both cases. Exit code 3 if
 it could not be written.`,
 		Example: `  kbnode runner --problem prefix_python mine.py
-  kbnode runner --problem problems/sort mine.py --mode benchmark
   kbnode runner                               as a job's command
   kbnode payload decode | kbnode runner --config - --workdir /tmp/job`,
 		Args: cobra.MaximumNArgs(1),
@@ -60,8 +57,8 @@ it could not be written.`,
 	fl := flag.NewFlagSet("runner", flag.ContinueOnError)
 	o.Flags(fl)
 	cmd.Flags().AddGoFlagSet(fl)
-	cmd.Flags().Lookup("workdir").Usage = "where the program runs and result.json is written (default: current directory; with --problem, a temporary one)"
-	cmd.Flags().StringVar(&l.problem, "problem", "", "evaluate on this machine, for this `PROBLEM`: "+task.Choice)
+	cmd.Flags().Lookup("workdir").Usage = "where the program runs and result.json is written (default: this directory; with --problem, a temporary one)"
+	cmd.Flags().StringVar(&l.problem, "problem", "", "evaluate for this `PROBLEM`: "+task.Choice)
 	cmd.Flags().StringVar(&l.mode, "mode", "test", "with --problem: test, benchmark, leaderboard, private or profile")
 	cmd.Flags().BoolVar(&l.asJSON, "json", false, "with --problem: print result.json")
 	return cmd

@@ -21,13 +21,11 @@ func newSelftest(s Streams) *cobra.Command {
 		Short: "Try to break out of the slots, and report what did not hold",
 		Long: `Try to break out of the slots, and report what did not hold.
 
-Containers, run as a job's, try to reach other GPUs, CPUs, files and the network. It
-can run on a live node: it skips slots that are busy or parked, and a job that
+It can run on a live node: it skips slots that are busy or parked, and a job that
 arrives goes first.
 
 Exit code 1 also means that no slot could be tried.`,
-		Example: `  sudo kbnode selftest
-  sudo kbnode selftest --slot 0 --slot 3 --verbose`,
+		Example: `  sudo kbnode selftest --slot 0 --slot 3 --verbose`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if i := slices.IndexFunc(slots, func(k int) bool { return k < 0 }); i >= 0 {
 				return usagef("--slot %d: slots are numbered from 0", slots[i])

@@ -41,17 +41,13 @@ func newSubmit(s Streams) *cobra.Command {
 		Short: "Evaluate a submission on a queue's agents, and show its result",
 		Long: `Evaluate a submission on the agents of a queue, and show its result.
 
-It creates a build in Buildkite and follows it to its end. With --eval, the problem is a
-directory in kernelbot's format or the name of an example, and SUBMISSION a file (default:
-the file in the problem directory that has the submission's name). With --payload, it sends a payload from a
-file, as JSON or encoded, "-" for standard input. With --hello, it sends a small
-evaluation that every node passes.
+It creates a build in Buildkite and follows it to its end, with the file SUBMISSION for
+the problem of --eval (default: the problem's own), a --payload, or --hello. If a build
+with the same --run-id exists, it follows that build. Ctrl-C asks whether to cancel.
 
-Ctrl-C asks whether to cancel the build. If a build with the same --run-id exists, it
-follows that build.
-
-Exit code 0 if the submission passed, and 1 otherwise. The API token needs the scopes write_builds, read_builds, read_artifacts
-and, to see that the queue has agents, read_agents.`,
+Exit code 0 if the submission passed, and 1 otherwise. The API token needs the scopes
+write_builds, read_builds, read_artifacts and, to see that the queue has agents,
+read_agents.`,
 		Example: `  kbnode submit --org gpu-mode --queue b200 --hello
   kbnode submit --org gpu-mode --gpu B200_BK --eval vectoradd_triton --mode benchmark
   kbnode submit --eval prefix_python --template Python >mine.py
@@ -62,9 +58,9 @@ and, to see that the queue has agents, read_agents.`,
 	f.add(cmd)
 	fl := cmd.Flags()
 	fl.StringVar(&f.eval, "eval", "", "`PROBLEM`: "+task.Choice)
-	fl.StringVar(&f.template, "template", "", "print the template for a submission in this language, such as Python, and send nothing")
-	fl.StringVar(&f.payload, "payload", "", `file with a payload, "-" for standard input`)
-	fl.BoolVar(&f.hello, "hello", false, "a small evaluation, to check that everything works")
+	fl.StringVar(&f.template, "template", "", "print the template for a submission in this language, and send nothing")
+	fl.StringVar(&f.payload, "payload", "", `file with a payload, as JSON or encoded, "-" for standard input`)
+	fl.BoolVar(&f.hello, "hello", false, "a small evaluation that every node passes")
 	fl.StringVar(&f.mode, "mode", "", "test, benchmark, leaderboard, profile or private (default: test, or the payload's mode)")
 	fl.StringVar(&f.runID, "run-id", "", "name of this run (default: a new one)")
 	fl.StringVar(&f.resultFile, "result", "", "also write result.json to this file")

@@ -28,12 +28,11 @@ func newUpgrade(s Streams) *cobra.Command {
 		Short: "Change buildkite-agent to another version, slot by slot",
 		Long: `Change the slots' buildkite-agent to another version, newer or older.
 
-One idle slot runs it first. When that agent has registered with Buildkite, the other
-slots follow one by one, those that run a job when it is done. No job is ended. If an
-agent does not register in time, all slots return to the previous version. An
-interrupted upgrade continues by itself, or with the same command.`,
-		Example: `  sudo kbnode upgrade --agent-version 3.100.0 --dry-run
-  sudo kbnode upgrade --agent-version 3.100.0 --wait
+One idle slot runs it first. When its agent has registered with Buildkite, the others
+follow one by one, busy ones after their job. If an agent does not register in time,
+all slots return to the previous version. An interrupted upgrade continues by itself,
+or with the same command.`,
+		Example: `  sudo kbnode upgrade --agent-version 3.100.0 --wait
   sudo kbnode upgrade --agent-binary ./buildkite-agent`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return upgrade(cmd.Context(), s, f) },
 	}

@@ -29,6 +29,29 @@ static struct nvmlGpuInstance_st instance[MAX_GPUS][MAX_MIG];
 
 // ---- the file ----
 
+// Keys of the file whose meaning is not plain where they are read:
+//
+//   count, driver, nvml, cuda: of the machine; 64 GPUs at most
+//   init, hang, crash: return code of nvmlInit (9 driver not loaded, 18 version mismatch), seconds that
+//       it hangs, whether it ends with SIGABRT
+//   uuid, pci: GPU-00000000-0000-4000-8000-00000000000K and 00000000:(10+K):00.0, K being the index
+//   memory_node: NUMA node that is the GPU's memory (Grace)
+//   sram_threshold: 1 is exceeded
+//   recovery_action: 1 reset, 2 reboot, 4 drain and reset
+//   clock_reasons: bit set: 0x1 idle, 0x4 power cap, 0x8 slowdown, 0x40 heat
+//   locked_clocks: such as '1410-1410' or 'tdp'; changes no other answer
+//   energy_mj: a smaller number says that the GPU was reset
+//   nvlink_gpus: PCI addresses, to which the links lead by turns; without any they lead to a switch
+//   fabric_state: 3 is completed
+//   processes, graphics: 'PID:BYTES PID:BYTES …': that compute, that draw
+//   mig.N: 'UUID gi ci start size slices SMs MiB profile name…', N from 0 to 7; also mig.N.used_mib,
+//       mig.N.processes
+//   handle: return code for this GPU's handle: 15 is a lost GPU
+//   error: return code of every other call about it (its PCI address stays readable)
+//   fail.FUNCTION, hang.FUNCTION: return code of one function, seconds that it hangs:
+//       'gpu.2.fail.nvmlDeviceGetEccMode = 999'
+//   hang_gpu: seconds that getting its handle hangs
+
 static const char *file(void)
 {
 	const char *path = getenv("KBNODE_FAKE_NVML");

@@ -56,7 +56,7 @@ build/before/kbnode:
 
 .PHONY: stale
 stale: ## list the scenarios whose files have changed since they were last green
-	@go run ./test/vm/kbvm stale test/vm/README.md test/vm/scenarios
+	@go run ./test/vm/kbvm stale test/vm/last-green.txt test/vm/scenarios
 
 # Needs Debian's python3, even if PATH has another one first.
 .PHONY: screenshots
