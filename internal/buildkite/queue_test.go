@@ -100,7 +100,7 @@ func TestAgentStates(t *testing.T) {
 		t.Errorf("%+v", q)
 	}
 	for want, a := range map[string]Agent{
-		Idle: {}, Busy: {Job: &Job{}}, Paused: {Paused: true}, Stopping: {Stopping: true, Paused: true}, Draining: {Job: &Job{}, Stopping: true},
+		Idle: {}, Busy: {Job: &Job{}}, Paused: {Paused: true}, Stopping: {Connection: Stopping, Paused: true}, Draining: {Job: &Job{}, Connection: Stopping},
 	} {
 		a.Tags = []string{"queue=a", "queue=b", "queue=a"}
 		got := Queues([]Agent{a}, nil)

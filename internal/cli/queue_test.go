@@ -218,7 +218,7 @@ func TestQueueTable(t *testing.T) {
 	queue := buildkite.Queues([]buildkite.Agent{
 		{Name: "b200-node-07-gpu0", Version: "3.76.2", Tags: tags(0)},
 		{Name: "b200-node-07-gpu1", Version: "3.76.2", Tags: tags(1), Job: job(1201)},
-		{Name: "b200-node-07-gpu2", Version: "3.76.2", Tags: tags(2), Job: job(1202), Stopping: true},
+		{Name: "b200-node-07-gpu2", Version: "3.76.2", Tags: tags(2), Job: job(1202), Connection: buildkite.Stopping},
 		{Name: "b200-node-07-gpu3", Version: "3.76.2", Tags: tags(3), Paused: true, PausedNote: "new fan\x1b[2J"},
 		{Name: "somebody-elses-agent-with-a-long-name-1", Version: "3.76.2", Tags: []string{"queue=b200"}, Hostname: "ip-10-0-0-1", Job: &buildkite.Job{ID: "0190c0de", State: "assigned"}},
 	}, []buildkite.Build{{Jobs: []buildkite.Job{

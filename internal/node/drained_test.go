@@ -28,7 +28,7 @@ func TestChoose(t *testing.T) {
 		{false, []string{"gpu"}, nil, `no slot "gpu"`},
 		{false, []string{"-1"}, nil, `no slot "-1"`},
 	} {
-		slots, err := Choose(p, tt.all, tt.args)
+		slots, err := Selection{tt.all, tt.args}.In(p)
 		var got []string
 		for _, s := range slots {
 			got = append(got, s.Name)

@@ -40,12 +40,9 @@ type Job struct {
 // NewRunID returns a unique run ID.
 func NewRunID() string { return "kbnode-" + strings.ToLower(rand.Text()[:16]) }
 
-// Options say where to create builds and how long to wait for them.
+// Options say where to create builds and how to follow them.
 type Options struct {
-	Org, Pipeline string
-	// QueueTime is how long a build may wait for an agent, and RunTime how long it may run,
-	// before it is canceled. Zero means no limit.
-	QueueTime, RunTime time.Duration
+	Target
 	// Resume follows a build that already has the job's run ID. It is ignored unless there is
 	// exactly one job.
 	Resume bool
