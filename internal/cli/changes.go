@@ -104,30 +104,28 @@ const maxDiffLines = 20
 
 // foldSlots merges changes that differ only in the slot's number, at the place of the first.
 func foldSlots(changes []reconcile.Change) []reconcile.Change {
-	type key struct {
-		kind                         reconcile.Kind
-		subject, why, deferred, diff string
-	}
-	slots := map[key][]int{}
-	keys := make([]key, len(changes))
+	slots := map[string][]int{} // by the change without numbers
+	keys := make([]reconcile.Change, len(changes))
 	for i, c := range changes {
-		k := key{kind: c.Kind, subject: withoutSlot(c.Subject, c.Slot), why: withoutSlot(c.Why, c.Slot), deferred: withoutSlot(c.Deferred, c.Slot)}
+		k := reconcile.Change{Kind: c.Kind, Subject: withoutSlot(c.Subject, c.Slot), Why: withoutSlot(c.Why, c.Slot), Deferred: withoutSlot(c.Deferred, c.Slot)}
 		if showsDiff(c.Kind) {
-			k.diff = withoutSlot(c.Diff, c.Slot)
+			k.Diff = withoutSlot(c.Diff, c.Slot)
 		}
 		keys[i] = k
-		slots[k] = append(slots[k], c.Slot)
+		key := k.String() + k.Diff
+		slots[key] = append(slots[key], c.Slot)
 	}
 	var out []reconcile.Change
 	for i, c := range changes {
 		k := keys[i]
-		switch all := slots[k]; {
+		key := k.String() + k.Diff
+		switch all := slots[key]; {
 		case len(all) == 0:
 			continue // merged into an earlier change
-		case len(all) > 1 && strings.Contains(k.subject, slotHole):
+		case len(all) > 1 && strings.Contains(k.Subject, slotHole):
 			in := func(s string) string { return strings.ReplaceAll(s, slotHole, braces(all)) }
-			c.Subject, c.Why, c.Deferred, c.Diff = in(k.subject), in(k.why), in(k.deferred), in(k.diff)
-			slots[k] = nil
+			c.Subject, c.Why, c.Deferred, c.Diff = in(k.Subject), in(k.Why), in(k.Deferred), in(k.Diff)
+			slots[key] = nil
 		}
 		out = append(out, c)
 	}
@@ -156,11 +154,7 @@ func braces(slots []int) string {
 	if first, last := slots[0], slots[len(slots)-1]; last-first == len(slots)-1 {
 		return fmt.Sprintf("{%d..%d}", first, last)
 	}
-	words := make([]string, len(slots))
-	for i, k := range slots {
-		words[i] = strconv.Itoa(k)
-	}
-	return "{" + strings.Join(words, ",") + "}"
+	return "{" + strings.Trim(strings.Join(strings.Fields(fmt.Sprint(slots)), ","), "[]") + "}"
 }
 
 func printChange(w io.Writer, c reconcile.Change) {

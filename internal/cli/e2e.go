@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/e2e"
@@ -190,9 +189,6 @@ func e2eProgress(s Streams) func(part, name string, st submit.Status) {
 }
 
 func printE2E(s Streams, r *e2e.Report) {
-	words := map[e2e.Verdict]string{
-		e2e.OK: paint(s.Out, pretty.FgGreen, "ok"), e2e.Failed: paint(s.Out, pretty.FgRed, "FAIL"), e2e.Untried: paint(s.Out, pretty.FgYellow, "not tried"),
-	}
 	seconds := func(c e2e.Check, v float64) string {
 		if c.Run == 0 {
 			return "-"
@@ -204,8 +200,12 @@ func printE2E(s Streams, r *e2e.Report) {
 	t.spare = []string{"Build", "Queued", "Agent", "Ran"}
 	for _, c := range r.Checks {
 		count[c.Verdict]++
+		verdict := string(c.Verdict)
+		if c.Verdict == e2e.Failed {
+			verdict = "FAIL"
+		}
 		t.row(
-			words[c.Verdict], c.Part, text.Line(c.Name, 60), seconds(c, c.Queue), seconds(c, c.Run),
+			paintWord(s.Out, verdict), c.Part, text.Line(c.Name, 60), seconds(c, c.Queue), seconds(c, c.Run),
 			cmp.Or(text.Line(c.Agent, 60), "-"), cmp.Or(text.Line(c.URL, 300), "-"), text.Line(c.Saw, 500),
 		)
 	}

@@ -148,12 +148,10 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 			s.warn("%v; continuing, because the agents will keep trying", err)
 		}
 	}
-	host.GPUs = n.Inventory.GPUs
-	state, err := host.Observe(ctx, n.Plan)
+	state, changes, err := n.Compare(ctx, host.Host)
 	if err != nil {
 		return err
 	}
-	changes := reconcile.Diff(n.Plan, state)
 	printTaken(s, n.Plan, changes)
 	if f.dryRun {
 		printDryRun(s.Out, changes)
@@ -181,10 +179,9 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	if fetched, err := n.InstallAgent(ctx, host.Host, f.agentBinary); err != nil {
 		return err
 	} else if fetched {
-		if state, err = host.Observe(ctx, n.Plan); err != nil {
+		if state, changes, err = n.Compare(ctx, host.Host); err != nil {
 			return err
 		}
-		changes = reconcile.Diff(n.Plan, state)
 	}
 	result, wrote, err := applyInstall(ctx, s, n.Plan, host.Host, state, changes, token)
 	if err != nil {
@@ -258,7 +255,7 @@ const fewChanges = 12
 // nextSteps prints what was done, what doctor found unless report is nil, and what is left to do by
 // hand.
 func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool, report *doctor.Report) {
-	queues := plannedQueues(p)
+	queues := node.Queues(p)
 	running := 0
 	for _, slot := range p.Slots {
 		if slot.Serves() {

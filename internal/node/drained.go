@@ -74,6 +74,16 @@ func SlotNumber(name string) (k int, ok bool) {
 	return int(n), err == nil
 }
 
+// Queues returns the queues of a plan's slots, in their order.
+func Queues(p *plan.Plan) (queues []string) {
+	for _, slot := range p.Slots {
+		if !slices.Contains(queues, slot.Queue) {
+			queues = append(queues, slot.Queue)
+		}
+	}
+	return queues
+}
+
 // WaitDrained tells how far each slot is whenever that changes. With wait it returns when all are
 // drained, or when ctx ends; without, after one look.
 func WaitDrained(ctx context.Context, host *reconcile.Host, p *plan.Plan, slots []plan.Slot, wait bool, say func(slot plan.Slot, now string)) error {

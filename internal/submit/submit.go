@@ -30,9 +30,8 @@ const (
 
 // Job is a build to create.
 type Job struct {
-	RunID    string // stored in the build's meta-data; unique to the build
-	Build    buildkite.NewBuild
-	NoResult bool // the job leaves no result.json
+	RunID string // stored in the build's meta-data; unique to the build
+	Build buildkite.NewBuild
 	// Runs are the evaluations that the result must contain.
 	Runs []string
 }
