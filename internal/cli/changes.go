@@ -64,38 +64,42 @@ func printLater(w io.Writer, deferred []reconcile.Change) {
 // printSlotsAffected prints which slots are removed, and which keep what they have until a job is done:
 // what a person wants to know when a node changes shape.
 func printSlotsAffected(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
-	names := func(affects func(reconcile.Change) bool) string {
-		var numbers []int
-		for _, c := range changes {
-			if c.Slot >= 0 && affects(c) {
-				numbers = append(numbers, c.Slot)
-			}
-		}
-		slices.Sort(numbers)
-		var all []string
-		for _, k := range slices.Compact(numbers) {
-			all = append(all, plan.SlotName(k))
-		}
-		return strings.Join(all, ", ")
-	}
-	removed := names(func(c reconcile.Change) bool {
-		return !slices.ContainsFunc(p.Slots, func(s plan.Slot) bool { return s.Index == c.Slot })
-	})
 	var reasons []string
+	slots := map[string][]int{} // that wait, by why
+	var removed []int
 	for _, c := range changes {
-		if c.Slot >= 0 && c.Deferred != "" && !slices.Contains(reasons, c.Deferred) {
-			reasons = append(reasons, c.Deferred)
+		if c.Slot < 0 {
+			continue
+		}
+		if !slices.ContainsFunc(p.Slots, func(s plan.Slot) bool { return s.Index == c.Slot }) {
+			removed = append(removed, c.Slot)
+		}
+		if c.Deferred != "" {
+			if slots[c.Deferred] == nil {
+				reasons = append(reasons, c.Deferred)
+			}
+			slots[c.Deferred] = append(slots[c.Deferred], c.Slot)
 		}
 	}
-	if removed != "" || len(reasons) > 0 {
+	if len(removed) > 0 || len(reasons) > 0 {
 		printf(w, "\n")
 	}
-	if removed != "" {
-		printf(w, "Slots to be removed: %s\n", removed)
+	if len(removed) > 0 {
+		printf(w, "Slots to be removed: %s\n", namesOf(removed))
 	}
 	for _, why := range reasons {
-		printf(w, "Later: %s, %s\n", names(func(c reconcile.Change) bool { return c.Deferred == why }), why)
+		printf(w, "Later: %s, %s\n", namesOf(slots[why]), why)
 	}
+}
+
+// namesOf returns the names of slots, each once.
+func namesOf(slots []int) string {
+	slices.Sort(slots)
+	var names []string
+	for _, k := range slices.Compact(slots) {
+		names = append(names, plan.SlotName(k))
+	}
+	return strings.Join(names, ", ")
 }
 
 // maxDiffLines limits the lines of one file's diff on a terminal: no one reads the bindings of

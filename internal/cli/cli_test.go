@@ -79,6 +79,7 @@ func TestRefusals(t *testing.T) {
 		{"guard without a slot", []string{"guard"}, 2, `kbnode: required flag(s) "slot" not set`},
 		{"hook without a name", []string{"hook"}, 2, "kbnode: accepts 1 arg(s), received 0; see kbnode hook --help"},
 		{"queue with a comma", []string{"plan", "--root", root, "--queue", "b200,h100"}, 2, `kbnode: --queue: "b200,h100" is not a queue name; use letters, digits`},
+		{"negative reserve", []string{"plan", "--root", root, "--reserve-cpus", "-1"}, 2, "--reserve-cpus: -1 is negative"},
 		{"two wrong flags", []string{"plan", "--root", root, "--reserve-memory", "lots", "--gpus", "first"}, 2, "kbnode: --gpus: \"first\" is not a GPU"},
 		{"4 GPUs or GPU 4", []string{"plan", "--root", root, "--gpus", "4"}, 2, "kbnode: --gpus 4 may mean 4 GPUs or GPU 4; write --gpu-count 4 for 4 GPUs, or --gpus 4-4 for GPU 4 alone"},
 		{"no GPUs by number", []string{"plan", "--root", root, "--gpu-count", "0"}, 2, "kbnode: --gpu-count: 0 is not a number of GPUs; write 1 or more"},

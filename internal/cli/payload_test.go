@@ -77,13 +77,7 @@ func TestPayloadOfTheEnvironment(t *testing.T) {
 	if got := kbnode(t, "payload", "decode"); got.code != 2 || got.err != nothing {
 		t.Errorf("without a payload: %+v", got)
 	}
-	// Noise does not compress, so it takes more than one variable.
-	noise := make([]byte, 0, 300_000)
-	for x := uint32(1); len(noise) < cap(noise); {
-		x = x*1664525 + 1013904223
-		noise = append(noise, 'a'+byte(x>>27)%26)
-	}
-	doc := `{"a": "` + string(noise) + `"}`
+	doc := `{"a": "` + noiseText(300_000) + `"}` // takes more than one variable
 	env := fed(t, strings.NewReader(doc), "payload", "encode", "--env")
 	lines := strings.Split(strings.TrimSuffix(env.out, "\n"), "\n")
 	if env.code != 0 || len(lines) < 2 {
@@ -126,6 +120,7 @@ func TestPayloadRefuses(t *testing.T) {
 		{"broken JSON", `{"a": 1,}`, []string{"encode"}, 1, "the payload is not JSON: line 1, byte 8: a key in double quotes is missing"},
 		{"no file", "", []string{"encode", dir + "/absent"}, 1, "read payload: open " + dir + "/absent: no such file"},
 		{"a file of nothing", "", []string{"decode", "-"}, 1, "not a zlib stream"},
+		{"no JSON inside", payload.Encode([]byte("text")), []string{"decode"}, 1, "is not JSON"},
 		{"JSON itself", payloadDoc, []string{"decode"}, 1, "the payload is JSON text; encode it with kbnode payload encode"},
 	} {
 		got := fed(t, strings.NewReader(c.in), append([]string{"payload"}, c.args...)...)

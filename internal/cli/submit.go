@@ -103,7 +103,7 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 	}
 	out := submit.Run(ctx, client, submit.Options{
 		Target: f.Target, Resume: f.runID != "", Node: true,
-		On: p.show, Leave: p.leave(), Log: func(_ int, why string) { p.trouble(why, 0) },
+		On: p.show, Leave: p.leave(), Log: func(why string) { p.trouble(why, 0) },
 	}, []submit.Job{j})[0]
 	p.stop()
 	if out.Verdict == submit.NotCreated && out.Err != nil {

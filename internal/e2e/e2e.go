@@ -191,12 +191,9 @@ func (r *Report) run(ctx context.Context, c *buildkite.Client, o Options, part s
 	for i, t := range trials {
 		jobs[i] = t.job
 	}
-	follow := submit.Options{Target: o.target(part), Node: part == Evaluation}
+	follow := submit.Options{Target: o.target(part), Node: part == Evaluation, Log: o.Log}
 	if o.On != nil {
 		follow.On = func(i int, s submit.Status) { o.On(part, trials[i].name, s) }
-	}
-	if o.Log != nil {
-		follow.Log = func(_ int, why string) { o.Log(why) }
 	}
 	outcomes := submit.Run(ctx, c, follow, jobs)
 	refused := ""

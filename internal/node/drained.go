@@ -23,22 +23,22 @@ type Selection struct {
 	Names []string
 }
 
-// In returns the selected slots of a plan.
-func (s Selection) In(p *plan.Plan) ([]plan.Slot, error) {
+// In returns the selected ones of a node's slots.
+func (s Selection) In(slots []plan.Slot) ([]plan.Slot, error) {
 	if err := s.Check(); err != nil {
 		return nil, err
 	}
 	if s.All {
-		return p.Slots, nil
+		return slots, nil
 	}
 	var chosen []plan.Slot
 	for _, name := range s.Names {
 		k, ok := SlotNumber(name)
-		i := slices.IndexFunc(p.Slots, func(s plan.Slot) bool { return s.Index == k })
+		i := slices.IndexFunc(slots, func(s plan.Slot) bool { return s.Index == k })
 		if !ok || i < 0 {
-			return nil, config.BadInput("this node has no slot %q; it has %s", name, SlotNames(p.Slots))
+			return nil, config.BadInput("this node has no slot %q; it has %s", name, SlotNames(slots))
 		}
-		chosen = append(chosen, p.Slots[i])
+		chosen = append(chosen, slots[i])
 	}
 	return chosen, nil
 }

@@ -43,7 +43,7 @@ func (n *Node) changeDrains(ctx context.Context, host *reconcile.Host, kind stri
 	if kind == "resume" {
 		unplanned = slotless(n.Plan, n.Drains)
 	}
-	slots, err := selected.In(withSlots(n.Plan, unplanned))
+	slots, err := selected.In(slices.Concat(n.Plan.Slots, unplanned))
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func (n *Node) changeDrains(ctx context.Context, host *reconcile.Host, kind stri
 	if err := errors.Join(append(errs, rest)...); err != nil {
 		return nil, err
 	}
-	return selected.In(withSlots(n.Plan, unplanned))
+	return selected.In(slices.Concat(n.Plan.Slots, unplanned))
 }
 
 // slotless returns drains without a slot in the plan as slots that have only a name.
@@ -89,12 +89,6 @@ func slotless(p *plan.Plan, drains []plan.Drain) []plan.Slot {
 		unplanned = append(unplanned, plan.Slot{Index: d.Slot, Name: plan.SlotName(d.Slot)})
 	}
 	return unplanned
-}
-
-func withSlots(p *plan.Plan, more []plan.Slot) *plan.Plan {
-	all := *p
-	all.Slots = slices.Concat(p.Slots, more)
-	return &all
 }
 
 func drainText(command string, drains []plan.Drain, slot int) string {

@@ -56,7 +56,7 @@ func (n *Node) reportResets(ctx context.Context, host *reconcile.Host, selected 
 	if err := n.Refresh(ctx); err != nil {
 		return err
 	}
-	slots, err := selected.In(n.Plan)
+	slots, err := selected.In(n.Plan.Slots)
 	if err != nil {
 		return err
 	}

@@ -53,7 +53,7 @@ type Options struct {
 	// Builds are followed until it returns. If it is nil, builds are canceled.
 	Leave func() bool
 	// Log, if not nil, is called with errors that are retried.
-	Log func(index int, why string)
+	Log func(why string)
 }
 
 // Status is the current status of a job.
