@@ -190,4 +190,7 @@ func TestNear(t *testing.T) {
 			t.Errorf("%s: %s", word, diff)
 		}
 	}
+	if got := Named("", []string{"gpu-mode\x1b[2J"}); got != "gpu-mode" {
+		t.Errorf("shown is %q", got)
+	}
 }
