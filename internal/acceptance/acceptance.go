@@ -39,8 +39,13 @@ type Item struct {
 // Schema is the version of the JSON that Report marshals to.
 const Schema = 1
 
-// Report is the completed list.
+// Report is the completed list, and what it is about; docs/install.md describes its JSON.
 type Report struct {
+	Node     string    `json:"node"`
+	Kbnode   string    `json:"kbnode"` // its version
+	Queues   []string  `json:"queues"`
+	GPUs     []string  `json:"gpus"` // "gpu0: NVIDIA B200, GPU-…"
+	Image    string    `json:"image"`
 	Schema   int       `json:"schema"`
 	Time     time.Time `json:"time"`     // when the run began
 	Accepted bool      `json:"accepted"` // nothing failed, and everything that can be tried was

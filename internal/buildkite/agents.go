@@ -5,22 +5,22 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
-
-	"github.com/buildkite/go-buildkite/v4"
-
-	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Agent is a connected agent.
 type Agent struct {
-	Name, Hostname string
-	Version        string   // of buildkite-agent
-	Tags           []string // key=value
-	Stopping       bool     // it exits after its job
-	Paused         bool     // paused in Buildkite, which sends it no jobs
-	PausedNote     string
-	Job            *Job // what it runs; nil if idle
+	Name       string   `json:"name"`
+	Hostname   string   `json:"hostname"`
+	Version    string   `json:"version"`          // of buildkite-agent
+	Tags       []string `json:"meta_data"`        // key=value
+	Connection string   `json:"connection_state"` // connected, stopping
+	Paused     bool     `json:"paused"`           // paused in Buildkite, which sends it no jobs
+	PausedNote string   `json:"paused_note"`
+	Job        *Job     `json:"job"` // what it runs; nil if idle
 }
+
+// Stopping reports whether the agent exits after its job.
+func (a Agent) Stopping() bool { return a.Connection == Stopping }
 
 // Tag returns the value of a tag; "" if the agent does not have it.
 func (a Agent) Tag(key string) string {
@@ -47,85 +47,40 @@ func (c *Client) Agents(ctx context.Context, organization string) ([]Agent, erro
 	return all, err
 }
 
-// EachAgent calls each with the connected agents of an organization until it returns
+// EachAgent calls fn with the connected agents of an organization until it returns
 // false. A request covers a hundred agents.
-func (c *Client) EachAgent(ctx context.Context, organization string, each func(Agent) bool) error {
-	err := pages(func(page int) (int, error) {
-		agents, resp, err := c.api.Agents.List(ctx, organization, &buildkite.AgentListOptions{ListOptions: buildkite.ListOptions{Page: page, PerPage: 100}})
-		if err != nil {
-			return 0, plain(err, "read_agents")
-		}
-		for _, a := range agents {
-			if !each(agentOf(a)) {
-				return 0, nil
-			}
-		}
-		return resp.NextPage, nil
-	})
-	if err != nil {
-		return fmt.Errorf("list agents: %w", err)
-	}
-	return nil
+func (c *Client) EachAgent(ctx context.Context, organization string, fn func(Agent) bool) error {
+	return each(ctx, c, "agents", "read_agents", organizationPath(organization, "agents"), nil, fn)
 }
 
-func agentOf(a buildkite.Agent) Agent {
-	agent := Agent{
-		Name: a.Name, Hostname: a.Hostname, Version: a.Version, Tags: a.Metadata,
-		Stopping: a.ConnectedState == "stopping", Paused: a.Paused != nil && *a.Paused,
-	}
-	if a.PausedNote != nil {
-		agent.PausedNote = *a.PausedNote
-	}
-	if a.Job != nil {
-		agent.Job = &Job{ID: a.Job.ID, Name: a.Job.Name, State: a.Job.State, URL: a.Job.WebURL}
-		if a.Job.StartedAt != nil {
-			agent.Job.Started = a.Job.StartedAt.Time
-		}
-	}
-	return agent
+func organizationPath(organization, what string) string {
+	return fmt.Sprintf("v2/organizations/%s/%s", organization, what)
 }
 
-// collect reads all pages of a list. scope is what the token needs.
-func collect[T any](what, scope string, read func(buildkite.ListOptions) ([]T, *buildkite.Response, error)) ([]T, error) {
-	var all []T
-	err := pages(func(page int) (int, error) {
-		some, resp, err := read(buildkite.ListOptions{Page: page, PerPage: 100})
-		if err != nil {
-			return 0, plain(err, scope)
-		}
-		all = append(all, some...)
-		return resp.NextPage, nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list %s: %w", what, err)
+// slugged is what has a slug.
+type slugged struct {
+	Slug string `json:"slug"`
+}
+
+func slugs(list []slugged) (names []string) {
+	for _, l := range list {
+		names = append(names, l.Slug)
 	}
-	return all, nil
+	return names
 }
 
 // Pipelines lists the names of an organization's pipelines. The token needs the scope
 // read_pipelines.
 func (c *Client) Pipelines(ctx context.Context, organization string) ([]string, error) {
-	list, err := collect("pipelines", "read_pipelines", func(o buildkite.ListOptions) ([]buildkite.Pipeline, *buildkite.Response, error) {
-		return c.api.Pipelines.List(ctx, organization, &buildkite.PipelineListOptions{ListOptions: o})
-	})
-	var all []string
-	for _, p := range list {
-		all = append(all, p.Slug)
-	}
-	return all, err
+	all, err := list[slugged](ctx, c, "pipelines", "read_pipelines", organizationPath(organization, "pipelines"), nil)
+	return slugs(all), err
 }
 
 // Organizations lists the names of the organizations that the token reaches. The
 // token needs the scope read_organizations.
 func (c *Client) Organizations(ctx context.Context) ([]string, error) {
-	list, err := collect("organizations", "read_organizations", func(o buildkite.ListOptions) ([]buildkite.Organization, *buildkite.Response, error) {
-		return c.api.Organizations.List(ctx, &buildkite.OrganizationListOptions{ListOptions: o})
-	})
-	var all []string
-	for _, o := range list {
-		all = append(all, text.Line(o.Slug, maxText))
-	}
-	return all, err
+	all, err := list[slugged](ctx, c, "organizations", "read_organizations", "v2/organizations", nil)
+	return slugs(all), err
 }
 
 // maxClusters bounds the clusters whose queues are listed, with one request each.
@@ -134,9 +89,13 @@ const maxClusters = 20
 // ClusterQueues lists the names of the queues of an organization's clusters, with
 // or without agents. The token needs the scope read_clusters.
 func (c *Client) ClusterQueues(ctx context.Context, organization string) ([]string, error) {
-	clusters, err := collect("clusters", "read_clusters", func(o buildkite.ListOptions) ([]buildkite.Cluster, *buildkite.Response, error) {
-		return c.api.Clusters.List(ctx, organization, &buildkite.ClustersListOptions{ListOptions: o})
-	})
+	type cluster struct {
+		ID string `json:"id"`
+	}
+	type queue struct {
+		Key string `json:"key"`
+	}
+	clusters, err := list[cluster](ctx, c, "clusters", "read_clusters", organizationPath(organization, "clusters"), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -145,9 +104,7 @@ func (c *Client) ClusterQueues(ctx context.Context, organization string) ([]stri
 	}
 	var all []string
 	for _, cl := range clusters {
-		queues, err := collect("queues", "read_clusters", func(o buildkite.ListOptions) ([]buildkite.ClusterQueue, *buildkite.Response, error) {
-			return c.api.ClusterQueues.List(ctx, organization, url.PathEscape(cl.ID), &buildkite.ClusterQueuesListOptions{ListOptions: o})
-		})
+		queues, err := list[queue](ctx, c, "queues", "read_clusters", organizationPath(organization, "clusters/"+url.PathEscape(cl.ID)+"/queues"), nil)
 		if err != nil {
 			return nil, err
 		}

@@ -34,11 +34,7 @@ func (c *Client) Artifacts(ctx context.Context, org, pipeline string, number int
 	if path != "" {
 		query.Set("path", path)
 	}
-	all, err := list[Artifact](ctx, c, fmt.Sprintf("%s/%d/artifacts", buildsPath(org, pipeline), number), query)
-	if err != nil {
-		return nil, fmt.Errorf("list artifacts of build %d: %w", number, plain(err, "read_artifacts"))
-	}
-	return all, nil
+	return list[Artifact](ctx, c, fmt.Sprintf("artifacts of build %d", number), "read_artifacts", fmt.Sprintf("%s/%d/artifacts", buildsPath(org, pipeline), number), query)
 }
 
 // Download fetches a file of at most that many bytes and checks its size and checksum.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -114,31 +115,44 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 	return resp.NextPage, nil
 }
 
-// pages calls read with page numbers until there is no next page. An endless list is
-// an error: what is missing from it would be taken for gone.
-func pages(read func(page int) (next int, err error)) error {
-	page := 1
-	for range maxPages {
-		next, err := read(page)
-		if err != nil || next == 0 {
-			return err
-		}
-		page = next
+// each calls fn with what a list has until fn returns false. what and scope are for errors:
+// what the list has, and the scope that the token needs. An endless list is an error: what is
+// missing from it would be taken for gone.
+func each[T any](ctx context.Context, c *Client, what, scope, path string, query url.Values, fn func(T) bool) error {
+	query = maps.Clone(query)
+	if query == nil {
+		query = url.Values{"per_page": {"100"}}
 	}
-	return fmt.Errorf("there are more than %d pages", maxPages)
-}
-
-// list reads all pages of a list.
-func list[T any](ctx context.Context, c *Client, path string, query url.Values) ([]T, error) {
-	var all []T
-	err := pages(func(page int) (int, error) {
+	for page, read := 1, 0; read < maxPages; read++ {
 		query.Set("page", strconv.Itoa(page))
 		var some []T
 		next, err := c.do(ctx, http.MethodGet, path, query, nil, &some)
-		all = append(all, some...)
-		return next, err
+		if err != nil {
+			return fmt.Errorf("list %s: %w", what, plain(err, scope))
+		}
+		for _, t := range some {
+			if !fn(t) {
+				return nil
+			}
+		}
+		if next == 0 {
+			return nil
+		}
+		page = next
+	}
+	return fmt.Errorf("list %s: there are more than %d pages", what, maxPages)
+}
+
+// list reads all pages of a list.
+func list[T any](ctx context.Context, c *Client, what, scope, path string, query url.Values) (all []T, err error) {
+	err = each(ctx, c, what, scope, path, query, func(t T) bool {
+		all = append(all, t)
+		return true
 	})
-	return all, err
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
 }
 
 // plain makes a refusal say what to do about it. scope is what the token needs.

@@ -169,7 +169,7 @@ func (c *Client) Find(ctx context.Context, org, pipeline, key, value string) ([]
 
 // Unfinished lists the builds of an organization that are waiting or running.
 func (c *Client) Unfinished(ctx context.Context, org string) ([]Build, error) {
-	return c.builds(ctx, fmt.Sprintf("v2/organizations/%s/builds", org), url.Values{
+	return c.builds(ctx, organizationPath(org, "builds"), url.Values{
 		"state[]": {"scheduled", "running", "failing"}, "exclude_pipeline": {"true"},
 	})
 }
@@ -178,11 +178,7 @@ func (c *Client) Unfinished(ctx context.Context, org string) ([]Build, error) {
 // so pages are smaller than the API allows.
 func (c *Client) builds(ctx context.Context, path string, query url.Values) ([]Build, error) {
 	query.Set("per_page", "30") // at most 1.9 MB each for kbnode's own builds
-	all, err := list[Build](ctx, c, path, query)
-	if err != nil {
-		return nil, fmt.Errorf("list builds: %w", plain(err, "read_builds"))
-	}
-	return all, nil
+	return list[Build](ctx, c, "builds", "read_builds", path, query)
 }
 
 // Build returns a build by its number.

@@ -235,11 +235,11 @@ func (a Agent) inQueue() QueueAgent {
 		out.GPUIndex = &index
 	}
 	switch {
-	case a.Job != nil && (a.Paused || a.Stopping):
+	case a.Job != nil && (a.Paused || a.Stopping()):
 		out.State = Draining
 	case a.Job != nil:
 		out.State = Busy
-	case a.Stopping:
+	case a.Stopping():
 		out.State = Stopping
 	case a.Paused:
 		out.State = Paused

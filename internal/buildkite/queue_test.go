@@ -100,7 +100,7 @@ func TestAgentStates(t *testing.T) {
 		t.Errorf("%+v", q)
 	}
 	for want, a := range map[string]Agent{
-		Idle: {}, Busy: {Job: &Job{}}, Paused: {Paused: true}, Stopping: {Stopping: true, Paused: true}, Draining: {Job: &Job{}, Stopping: true},
+		Idle: {}, Busy: {Job: &Job{}}, Paused: {Paused: true}, Stopping: {Connection: Stopping, Paused: true}, Draining: {Job: &Job{}, Connection: Stopping},
 	} {
 		a.Tags = []string{"queue=a", "queue=b", "queue=a"}
 		got := Queues([]Agent{a}, nil)
@@ -189,5 +189,8 @@ func TestNear(t *testing.T) {
 		if diff := cmp.Diff(strings.Join(want, ", "), Named(word, []string{"mi300", "h100", "b200"})); diff != "" {
 			t.Errorf("%s: %s", word, diff)
 		}
+	}
+	if got := Named("", []string{"gpu-mode\x1b[2J"}); got != "gpu-mode" {
+		t.Errorf("shown is %q", got)
 	}
 }

@@ -64,38 +64,42 @@ func printLater(w io.Writer, deferred []reconcile.Change) {
 // printSlotsAffected prints which slots are removed, and which keep what they have until a job is done:
 // what a person wants to know when a node changes shape.
 func printSlotsAffected(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
-	names := func(affects func(reconcile.Change) bool) string {
-		var numbers []int
-		for _, c := range changes {
-			if c.Slot >= 0 && affects(c) {
-				numbers = append(numbers, c.Slot)
-			}
-		}
-		slices.Sort(numbers)
-		var all []string
-		for _, k := range slices.Compact(numbers) {
-			all = append(all, plan.SlotName(k))
-		}
-		return strings.Join(all, ", ")
-	}
-	removed := names(func(c reconcile.Change) bool {
-		return !slices.ContainsFunc(p.Slots, func(s plan.Slot) bool { return s.Index == c.Slot })
-	})
 	var reasons []string
+	slots := map[string][]int{} // that wait, by why
+	var removed []int
 	for _, c := range changes {
-		if c.Slot >= 0 && c.Deferred != "" && !slices.Contains(reasons, c.Deferred) {
-			reasons = append(reasons, c.Deferred)
+		if c.Slot < 0 {
+			continue
+		}
+		if !slices.ContainsFunc(p.Slots, func(s plan.Slot) bool { return s.Index == c.Slot }) {
+			removed = append(removed, c.Slot)
+		}
+		if c.Deferred != "" {
+			if slots[c.Deferred] == nil {
+				reasons = append(reasons, c.Deferred)
+			}
+			slots[c.Deferred] = append(slots[c.Deferred], c.Slot)
 		}
 	}
-	if removed != "" || len(reasons) > 0 {
+	if len(removed) > 0 || len(reasons) > 0 {
 		printf(w, "\n")
 	}
-	if removed != "" {
-		printf(w, "Slots to be removed: %s\n", removed)
+	if len(removed) > 0 {
+		printf(w, "Slots to be removed: %s\n", namesOf(removed))
 	}
 	for _, why := range reasons {
-		printf(w, "Later: %s, %s\n", names(func(c reconcile.Change) bool { return c.Deferred == why }), why)
+		printf(w, "Later: %s, %s\n", namesOf(slots[why]), why)
 	}
+}
+
+// namesOf returns the names of slots, each once.
+func namesOf(slots []int) string {
+	slices.Sort(slots)
+	var names []string
+	for _, k := range slices.Compact(slots) {
+		names = append(names, plan.SlotName(k))
+	}
+	return strings.Join(names, ", ")
 }
 
 // maxDiffLines limits the lines of one file's diff on a terminal: no one reads the bindings of
@@ -104,30 +108,28 @@ const maxDiffLines = 20
 
 // foldSlots merges changes that differ only in the slot's number, at the place of the first.
 func foldSlots(changes []reconcile.Change) []reconcile.Change {
-	type key struct {
-		kind                         reconcile.Kind
-		subject, why, deferred, diff string
-	}
-	slots := map[key][]int{}
-	keys := make([]key, len(changes))
+	slots := map[string][]int{} // by the change without numbers
+	keys := make([]reconcile.Change, len(changes))
 	for i, c := range changes {
-		k := key{kind: c.Kind, subject: withoutSlot(c.Subject, c.Slot), why: withoutSlot(c.Why, c.Slot), deferred: withoutSlot(c.Deferred, c.Slot)}
+		k := reconcile.Change{Kind: c.Kind, Subject: withoutSlot(c.Subject, c.Slot), Why: withoutSlot(c.Why, c.Slot), Deferred: withoutSlot(c.Deferred, c.Slot)}
 		if showsDiff(c.Kind) {
-			k.diff = withoutSlot(c.Diff, c.Slot)
+			k.Diff = withoutSlot(c.Diff, c.Slot)
 		}
 		keys[i] = k
-		slots[k] = append(slots[k], c.Slot)
+		key := k.String() + k.Diff
+		slots[key] = append(slots[key], c.Slot)
 	}
 	var out []reconcile.Change
 	for i, c := range changes {
 		k := keys[i]
-		switch all := slots[k]; {
+		key := k.String() + k.Diff
+		switch all := slots[key]; {
 		case len(all) == 0:
 			continue // merged into an earlier change
-		case len(all) > 1 && strings.Contains(k.subject, slotHole):
+		case len(all) > 1 && strings.Contains(k.Subject, slotHole):
 			in := func(s string) string { return strings.ReplaceAll(s, slotHole, braces(all)) }
-			c.Subject, c.Why, c.Deferred, c.Diff = in(k.subject), in(k.why), in(k.deferred), in(k.diff)
-			slots[k] = nil
+			c.Subject, c.Why, c.Deferred, c.Diff = in(k.Subject), in(k.Why), in(k.Deferred), in(k.Diff)
+			slots[key] = nil
 		}
 		out = append(out, c)
 	}
@@ -156,11 +158,7 @@ func braces(slots []int) string {
 	if first, last := slots[0], slots[len(slots)-1]; last-first == len(slots)-1 {
 		return fmt.Sprintf("{%d..%d}", first, last)
 	}
-	words := make([]string, len(slots))
-	for i, k := range slots {
-		words[i] = strconv.Itoa(k)
-	}
-	return "{" + strings.Join(words, ",") + "}"
+	return "{" + strings.Trim(strings.Join(strings.Fields(fmt.Sprint(slots)), ","), "[]") + "}"
 }
 
 func printChange(w io.Writer, c reconcile.Change) {

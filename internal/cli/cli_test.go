@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
@@ -78,13 +79,10 @@ func TestRefusals(t *testing.T) {
 		{"guard without a slot", []string{"guard"}, 2, `kbnode: required flag(s) "slot" not set`},
 		{"hook without a name", []string{"hook"}, 2, "kbnode: accepts 1 arg(s), received 0; see kbnode hook --help"},
 		{"queue with a comma", []string{"plan", "--root", root, "--queue", "b200,h100"}, 2, `kbnode: --queue: "b200,h100" is not a queue name; use letters, digits`},
-		{"unknown field of a queue", []string{"plan", "--root", root, "--queue", "x-{gpus}"}, 2, "--queue: {gpus} is not a field; write {vendor}, {gpu}, {shape}, {index}, {node}"},
-		{"ambiguous size", []string{"plan", "--root", root, "--memory-per-slot", "32GB"}, 2, `--memory-per-slot: "32GB" is not a size; write "32GiB"`},
 		{"negative reserve", []string{"plan", "--root", root, "--reserve-cpus", "-1"}, 2, "--reserve-cpus: -1 is negative"},
 		{"two wrong flags", []string{"plan", "--root", root, "--reserve-memory", "lots", "--gpus", "first"}, 2, "kbnode: --gpus: \"first\" is not a GPU"},
 		{"4 GPUs or GPU 4", []string{"plan", "--root", root, "--gpus", "4"}, 2, "kbnode: --gpus 4 may mean 4 GPUs or GPU 4; write --gpu-count 4 for 4 GPUs, or --gpus 4-4 for GPU 4 alone"},
 		{"no GPUs by number", []string{"plan", "--root", root, "--gpu-count", "0"}, 2, "kbnode: --gpu-count: 0 is not a number of GPUs; write 1 or more"},
-		{"a negative number of GPUs", []string{"plan", "--root", root, "--gpu-count", "-2"}, 2, "kbnode: --gpu-count: -2 is negative"},
 		{"more GPUs than there are", []string{"plan", "--root", root, "--gpu-count", "9"}, 1, "kbnode: gpu_count: 9 GPUs are requested, but this machine has 8; write at most 8 (--gpu-count)"},
 		{"two GPUs and four", []string{"plan", "--root", root, "--gpu-count", "2", "--gpus", "0-3"}, 2, "kbnode: --gpu-count: 2 and gpus, which lists 4, contradict each other"},
 		{"usage with --json", []string{"plan", "--root", root, "--json", "--queue", "a,b"}, 2, "kbnode: --queue:"},
@@ -138,13 +136,26 @@ func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
 func TestOutputThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	root := machinetest.VM().Dir(t)
+	task, encoded := put(t, t.TempDir(), "task.json", payloadDoc), put(t, t.TempDir(), "payload", payload.Encode([]byte(payloadDoc)))
 	for _, args := range [][]string{
-		{"version"}, {"plan", "--root", root}, {"plan", "--root", root, "--json"}, {"inventory", "--root", root}, {"inventory", "--root", root, "--json"},
+		{"payload", "encode", task}, {"payload", "decode", encoded}, {"version"}, {"plan", "--root", root}, {"plan", "--root", root, "--json"}, {"inventory", "--root", root}, {"inventory", "--root", root, "--json"},
 	} {
 		var err bytes.Buffer
 		code := run(t.Context(), args, Streams{Out: full{}, Err: &err})
 		if code != 1 || !strings.Contains(err.String(), "no space left on device") {
 			t.Errorf("%v: code %d, err %q", args, code, err.String())
+		}
+	}
+}
+
+func TestDrainReason(t *testing.T) {
+	t.Parallel()
+	for reason, ok := range map[string]bool{
+		"": true, "new fan, slot 3 (ticket 12)": true, "größer": true,
+		"two\nlines": false, "\x1b[31mred": false, strings.Repeat("é", maxDrainReason): true, strings.Repeat("é", maxDrainReason+1): false,
+	} {
+		if err := checkReason(reason); (err == nil) != ok {
+			t.Errorf("%q: %v", reason, err)
 		}
 	}
 }

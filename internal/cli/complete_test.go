@@ -15,23 +15,16 @@ func TestComplete(t *testing.T) {
 		want []string // the last one tells the shell what to add
 	}{
 		{"e2e ", []string{"artifact", "evaluation", "concurrency", only}},
-		{"e2e artifact ", []string{"evaluation", "concurrency", only}},
 		{"e2e --mode ", []string{"test", "benchmark", "leaderboard", only}},
 		{"submit --mode ", []string{"test", "benchmark", "leaderboard", "private", "profile", only}},
 		{"pipeline eval --vendor ", []string{"nvidia", "amd", only}},
-		{"pipeline --vendor ", []string{"nvidia", "amd", only}},
 		{"install --token-file ", []string{files}},
 		{"submit --eval ", []string{dirs}},
 		{"submit --eval v", []string{"vectoradd_cuda_inline", "vectoradd_triton", only}},
-		{"e2e --problem pre", []string{"prefix_python", only}},
 		{"runner --problem x", []string{dirs}},
-		{"runner ", []string{files}},
 		{"submit ", []string{files}},
-		{"payload decode ", []string{files}},
 		{"install --queue ", []string{nothing}},
-		{"queue ", []string{nothing}},
 		{"status ", []string{nothing}},
-		{"drain --reason ", []string{nothing}},
 	} {
 		r := kbnode(t, append([]string{"__complete"}, strings.Split(tt.line, " ")...)...)
 		var got []string

@@ -8,7 +8,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -22,7 +21,6 @@ func TestConfigCheck(t *testing.T) {
 		out, err   string // FILE is the file
 	}{
 		{"well", "queue: b200\nnode:\nreserve: {cpus: 4, memory: 8GiB}\nagent: {}\n", 0, "FILE: OK (3 keys)\n", ""},
-		{"one key", "queue: b200\n", 0, "FILE: OK (1 key)\n", ""},
 		{"nothing", "# nothing\n", 0, "FILE: OK (0 keys)\n", "kbnode: warning: FILE: no queue is set, and kbnode install needs one; add a line such as queue: b200\n"},
 		{
 			"faults", "queues: b200\ngpus: [x]\njob:\n  max_minutes: 1.5\n  profile: open\n", 1, "",
@@ -31,9 +29,7 @@ func TestConfigCheck(t *testing.T) {
 				"kbnode: FILE:4: \"1.5\" is not a whole number; write one such as 8\n" +
 				"kbnode: FILE:5: job.profile: \"open\" is not valid; write compatible or strict\n",
 		},
-		{"not YAML", "queue: [\n", 1, "", "kbnode: FILE:1: did not find expected node content; check the quotes, brackets and indentation there\n"},
 		{"two documents", "queue: a\n---\nqueue: b\n", 1, "", "kbnode: FILE: has more than one YAML document; keep the first\n"},
-		{"a password", "agent: {endpoint: 'ftp://me:secret@h'}\n", 1, "", "kbnode: FILE:1: agent.endpoint: \"ftp://xxxxx@h\" is not an address; write one such as https://agent.buildkite.com/v3\n"},
 	} {
 		file := put(t, dir, strings.ReplaceAll(tt.name, " ", "-")+".yaml", tt.text)
 		want := result{tt.code, strings.ReplaceAll(tt.out, "FILE", file), strings.ReplaceAll(tt.err, "FILE", file)}
@@ -144,10 +140,11 @@ func TestConfigShow(t *testing.T) {
 	if again := fed(t, strings.NewReader(got.out), "config", "check", "-"); got.code != 0 || again.code != 0 || !strings.Contains(got.out, "File: none\n") {
 		t.Errorf("the defaults: %+v, checked %+v", got, again)
 	}
-	put(t, root, plan.ConfigPath, "queue: b200\ngpus: [0, 2]\nagent:\n  endpoint: https://me:secret@h.example/v3\n  allowed_repositories: ['^https://TOKEN-secret@h/p$']\n")
+	// Saved output does not count as a file of kbnode's own.
+	put(t, root, plan.ConfigPath, "# "+plan.Marker+"\nqueue: b200\ngpus: [0, 2]\nagent:\n  endpoint: https://me:secret@h.example/v3\n  allowed_repositories: ['^https://TOKEN-secret@h/p$']\n")
 	got = kbnode(t, "config", "show", "--root", root)
 	again := fed(t, strings.NewReader(got.out), "config", "check", "-")
-	if got.code != 0 || again.code != 0 || !strings.Contains(got.out, "# Secrets are shown as xxxxx") {
+	if got.code != 0 || again.code != 0 || !strings.Contains(got.out, "# Secrets are shown as xxxxx") || strings.Contains(got.out, plan.Marker) {
 		t.Errorf("with secrets: %+v, checked %+v", got, again)
 	}
 	asJSON := kbnode(t, "config", "show", "--root", root, "--json")
@@ -248,21 +245,5 @@ func TestConfigShowWithoutPermission(t *testing.T) {
 	}
 	if got := kbnode(t, "config", "show", "--root", root); got.code != 1 || !strings.Contains(got.err, "permission denied; use sudo") {
 		t.Errorf("%+v", got)
-	}
-}
-
-// TestConfigShownIsTheOperators checks that saved output does not count as a file of kbnode's
-// own.
-func TestConfigShownIsTheOperators(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
-	put(t, root, plan.ConfigPath, "# "+plan.Marker+"\nqueue: b200\n")
-	got := kbnode(t, "config", "show", "--root", root)
-	if strings.Contains(got.out, plan.Marker) {
-		t.Errorf("has kbnode's marker:\n%s", got.out)
-	}
-	cfg, err := config.Parse("shown", []byte(got.out))
-	if err != nil || cfg.Queue != "b200" {
-		t.Errorf("queue %q, %v", cfg.Queue, err)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"io"
 	"strings"
 
-	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/doctor"
@@ -136,13 +135,10 @@ func listChecks(w io.Writer) {
 
 func paintStatus(w io.Writer, s doctor.Status) string {
 	switch s {
-	case doctor.OK:
-		return paint(w, pretty.FgGreen, "ok")
-	case doctor.Warn:
-		return paint(w, pretty.FgYellow, "WARN")
-	case doctor.Fail:
-		return paint(w, pretty.FgRed, "FAIL")
-	default:
+	case doctor.Skip:
 		return s.String()
+	case doctor.OK:
+		return paintWord(w, s.String())
 	}
+	return paintWord(w, strings.ToUpper(s.String()))
 }

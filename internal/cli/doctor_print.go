@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	pretty "github.com/jedib0t/go-pretty/v6/text"
-
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -40,10 +38,7 @@ func printDoctor(w io.Writer, r *doctor.Report, how verbosity) {
 	if how == onlyProblems && r.Count(doctor.Warn)+r.Count(doctor.Fail) == 0 {
 		return
 	}
-	verdict := paint(w, pretty.FgGreen, "FIT")
-	if !r.Fit {
-		verdict = paint(w, pretty.FgRed, "NOT FIT")
-	}
+	verdict := paintWord(w, map[bool]string{true: "FIT", false: "NOT FIT"}[r.Fit])
 	printf(w, "\n%s: %d failed, %d %s, %d ok, %d skipped.\n", verdict, r.Count(doctor.Fail),
 		r.Count(doctor.Warn), text.Plural(r.Count(doctor.Warn), "warning", "warnings"), r.Count(doctor.OK), r.Count(doctor.Skip))
 }

@@ -104,12 +104,12 @@ func TestAsRoot(t *testing.T) {
 
 func TestPrintAcceptance(t *testing.T) {
 	t.Parallel()
-	out := acceptanceOutput{
+	out := &acceptance.Report{
 		Node: "n1", Kbnode: "v1", Queues: []string{"b200"}, GPUs: []string{"gpu0: NVIDIA B200, GPU-1"}, Image: "ghcr.io/x:1",
-		Report: &acceptance.Report{Time: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), Items: []acceptance.Item{
+		Time: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), Items: []acceptance.Item{
 			{ID: "doctor", About: "the node is fit", Verdict: acceptance.Passed, Saw: "90 checks", Seconds: 12.34},
 			{ID: "restart", About: "an agent is back", Verdict: acceptance.Untried, Saw: "no slot is idle", Do: "again"},
-		}},
+		},
 	}
 	var text strings.Builder
 	printAcceptance(&text, out)

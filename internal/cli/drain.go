@@ -71,17 +71,20 @@ func drain(ctx context.Context, s Streams, f drainFlags, args []string) error {
 	case f.timeout != 0 && !f.wait:
 		return usagef("--timeout limits --wait; add --wait")
 	}
-	if err := node.CheckSlots(f.all, args); err != nil {
+	selected := node.Selection{All: f.all, Names: args}
+	if err := selected.Check(); err != nil {
 		return err
 	}
-	now := time.Now().UTC().Truncate(time.Second)
-	p, slots, host, err := changeDrains(ctx, s, "drain", f.all, args, func(drains []plan.Drain, slot int) []plan.Drain {
-		return plan.AddDrain(drains, plan.Drain{Slot: slot, By: plan.ByOperator, Reason: f.reason, Since: now})
-	})
+	n, host, err := change(ctx, s, "drain")
 	if err != nil {
 		return err
 	}
 	defer host.Close()
+	host.Log = nil // each slot has its own line
+	p, slots, err := n.Drain(ctx, host.Host, selected, f.reason, func(err error) { s.warn("%v", err) })
+	if err != nil {
+		return err
+	}
 	if f.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, f.timeout, errors.New("the time given is over"))
@@ -91,27 +94,25 @@ func drain(ctx context.Context, s Streams, f drainFlags, args []string) error {
 }
 
 func resume(ctx context.Context, s Streams, f drainFlags, args []string) error {
-	if err := node.CheckSlots(f.all, args); err != nil {
+	selected := node.Selection{All: f.all, Names: args}
+	if err := selected.Check(); err != nil {
 		return err
 	}
-	if f.mended {
-		n, host, err := change(ctx, s, "resume")
-		if err != nil {
-			return err
-		}
-		defer host.Close()
-		choose := func(p *plan.Plan) ([]plan.Slot, error) { return node.Choose(p, f.all, args) }
-		if err := n.ReportResets(ctx, host.Host, choose); err != nil {
-			return err
-		}
-	}
-	_, slots, host, err := changeDrains(ctx, s, "resume", f.all, args, func(drains []plan.Drain, slot int) []plan.Drain {
-		return plan.RemoveDrain(drains, slot, plan.ByOperator)
-	})
+	n, host, err := change(ctx, s, "resume")
 	if err != nil {
 		return err
 	}
-	host.Close()
+	defer host.Close()
+	if f.mended {
+		if err := n.ReportResets(ctx, host.Host, selected); err != nil {
+			return err
+		}
+	}
+	host.Log = nil // each slot has its own line
+	slots, err := n.Resume(ctx, host.Host, selected, func(err error) { s.warn("%v", err) })
+	if err != nil {
+		return err
+	}
 	held := false
 	for _, sl := range slots {
 		switch {
@@ -139,24 +140,4 @@ func checkReason(reason string) error {
 		return usagef("--reason is shown in a table; write one line, without control characters")
 	}
 	return nil
-}
-
-// changeDrains changes which slots are drained, and then the node accordingly. It returns the chosen
-// slots.
-func changeDrains(ctx context.Context, s Streams, command string, all bool, args []string, to func([]plan.Drain, int) []plan.Drain) (*plan.Plan, []plan.Slot, node.Host, error) {
-	n, host, err := change(ctx, s, command)
-	if err != nil {
-		return nil, nil, host, err
-	}
-	host.Log = nil // each slot has its own line
-	var slots []plan.Slot
-	choose := func(p *plan.Plan) ([]plan.Slot, error) { return node.Choose(p, all, args) }
-	p, err := n.ChangeDrains(ctx, host.Host, node.DrainChange{Kind: command, Change: to, Choose: choose, Warn: func(err error) { s.warn("%v", err) }})
-	if err == nil {
-		slots, err = choose(p)
-	}
-	if err != nil {
-		host.Close()
-	}
-	return p, slots, host, err
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/e2e"
@@ -23,10 +22,8 @@ import (
 type e2eFlags struct {
 	targetFlags
 
-	mode, problem, db string
-	jobs              int
-	hold              time.Duration
-	cleanup           bool
+	o           e2e.Options
+	problem, db string
 }
 
 func newE2E(s Streams) *cobra.Command {
@@ -54,13 +51,13 @@ read_agents.`,
 	}
 	f.add(cmd)
 	fl := cmd.Flags()
-	fl.StringVar(&f.mode, "mode", "leaderboard", "mode of evaluation: "+strings.Join(e2e.Modes, ", "))
+	fl.StringVar(&f.o.Mode, "mode", "leaderboard", "mode of evaluation: "+strings.Join(e2e.Modes, ", "))
 	_ = cmd.RegisterFlagCompletionFunc("mode", values(e2e.Modes...))
 	fl.StringVar(&f.problem, "problem", e2e.DefaultProblem, "`PROBLEM`: "+task.Choice)
-	fl.IntVar(&f.jobs, "jobs", 0, "jobs at once (default: one per agent that takes jobs)")
-	fl.DurationVar(&f.hold, "hold", 0, "minimum run time of each job, such as 1m (default: depends on their number)")
+	fl.IntVar(&f.o.Jobs, "jobs", 0, "jobs at once (default: one per agent that takes jobs)")
+	fl.DurationVar(&f.o.Hold, "hold", 0, "minimum run time of each job, such as 1m (default: depends on their number)")
 	fl.StringVar(&f.db, "db", "", "store the right submission in kernelbot's database, and compare: its `DSN` without a password, or env to use KBNODE_DB")
-	fl.BoolVar(&f.cleanup, "cleanup", false, "remove what was stored from the database")
+	fl.BoolVar(&f.o.Cleanup, "cleanup", false, "remove what was stored from the database")
 	return cmd
 }
 
@@ -76,12 +73,12 @@ func (f *e2eFlags) run(ctx context.Context, s Streams, args []string) error {
 	if err != nil {
 		return err
 	}
-	o.Org = f.api.org
+	o.Org = f.api.org // perhaps of the environment
 	// Before any build, so that nothing is evaluated for a database that is not there.
 	if o.Store, err = f.store(ctx); err != nil {
 		return err
 	}
-	if !f.force {
+	if !o.Force {
 		if err := submit.CheckQueue(ctx, client, o.Org, o.Queue); err != nil {
 			return client.Explain(ctx, err, o.Org, o.Pipeline)
 		}
@@ -96,34 +93,31 @@ func (f *e2eFlags) run(ctx context.Context, s Streams, args []string) error {
 func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 	errs := []error{f.resolve()}
 	bad := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
-	o := e2e.Options{
-		RunID: e2e.NewRunID(), Org: f.api.org, Pipeline: f.pipeline, Queue: f.queue, Branch: f.branch, Image: f.image, Inline: f.inline,
-		GPU: strings.ToUpper(cmp.Or(f.gpu, f.queue)), Arch: f.arch, AMD: f.amd, Profile: f.profile, Mode: f.mode,
-		Jobs: f.jobs, Hold: f.hold, QueueTime: f.queueTimeout, RunTime: f.timeout, Cleanup: f.cleanup, Parts: args,
-	}
+	o := f.o
+	o.Target, o.RunID, o.Parts = f.Target, e2e.NewRunID(), args
 	if len(args) == 0 {
 		o.Parts = e2e.Parts
 	}
 	for _, part := range args {
 		if !slices.Contains(e2e.Parts, part) {
 			says := fmt.Sprintf("%.60q is not a part to test; write %s", part, strings.Join(e2e.Parts, ", "))
-			if f.queue == "" && f.gpu == "" {
+			if o.Queue == "" && o.GPU == "" {
 				return o, fmt.Errorf("%s; if it is the queue, write --queue %s", says, quoted(text.Line(part, 60)))
 			}
 			bad("%s", says)
 		}
 	}
-	if !slices.Contains(e2e.Modes, f.mode) {
-		bad("--mode %.60q: write %s", f.mode, strings.Join(e2e.Modes, ", "))
+	if !slices.Contains(e2e.Modes, o.Mode) {
+		bad("--mode %.60q: write %s", o.Mode, strings.Join(e2e.Modes, ", "))
 	}
-	if f.jobs < 0 || f.jobs > e2e.MaxJobs {
-		bad("--jobs %d: write 1 to %d", f.jobs, e2e.MaxJobs)
+	if o.Jobs < 0 || o.Jobs > e2e.MaxJobs {
+		bad("--jobs %d: write 1 to %d", o.Jobs, e2e.MaxJobs)
 	}
-	if f.hold < 0 || f.hold > time.Hour {
-		bad("--hold %s: write up to 1h", f.hold)
+	if o.Hold < 0 || o.Hold > time.Hour {
+		bad("--hold %s: write up to 1h", o.Hold)
 	}
 	switch {
-	case f.db == "" && f.cleanup:
+	case f.db == "" && o.Cleanup:
 		bad("--cleanup needs --db DSN")
 	case f.db != "" && !slices.Contains(o.Parts, e2e.Evaluation):
 		bad("--db stores the result of evaluation; add evaluation")
@@ -137,8 +131,7 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 		if o.Problem, err = e2e.Load(f.problem); err != nil {
 			errs = append(errs, err)
 		} else {
-			errs = append(errs, f.useArch(o.Problem.Task))
-			o.Arch = f.arch
+			errs = append(errs, o.UseArch(o.Problem.Task.Arch))
 		}
 	}
 	return o, errors.Join(errs...)
@@ -157,7 +150,6 @@ func (f *e2eFlags) store(ctx context.Context) (*results.Store, error) {
 // show prints the requests that would be sent. It does not ask how many agents there are.
 func (f *e2eFlags) show(s Streams, o e2e.Options) error {
 	var all []map[string]any
-	one := submitFlags{targetFlags: f.targetFlags}
 	for _, part := range e2e.Parts {
 		if !slices.Contains(o.Parts, part) {
 			continue
@@ -169,18 +161,9 @@ func (f *e2eFlags) show(s Streams, o e2e.Options) error {
 		if part == e2e.Concurrency && o.Jobs == 0 {
 			s.progress("concurrency: one of these for each agent of the queue")
 		}
-		for _, j := range jobs {
-			if f.asJSON {
-				all = append(all, one.requestOf(j))
-			} else if err := one.show(s, j); err != nil {
-				return err
-			}
-		}
+		all = append(all, f.requests(jobs...)...)
 	}
-	if f.asJSON {
-		return printJSON(s.Out, all)
-	}
-	return nil
+	return s.print(f.asJSON, all, func() { printRequests(s.Out, all) })
 }
 
 // e2eProgress returns a function that writes a line whenever a job changes.
@@ -201,9 +184,6 @@ func e2eProgress(s Streams) func(part, name string, st submit.Status) {
 }
 
 func printE2E(s Streams, r *e2e.Report) {
-	words := map[e2e.Verdict]string{
-		e2e.OK: paint(s.Out, pretty.FgGreen, "ok"), e2e.Failed: paint(s.Out, pretty.FgRed, "FAIL"), e2e.Untried: paint(s.Out, pretty.FgYellow, "not tried"),
-	}
 	seconds := func(c e2e.Check, v float64) string {
 		if c.Run == 0 {
 			return "-"
@@ -215,8 +195,12 @@ func printE2E(s Streams, r *e2e.Report) {
 	t.spare = []string{"Build", "Queued", "Agent", "Ran"}
 	for _, c := range r.Checks {
 		count[c.Verdict]++
+		verdict := string(c.Verdict)
+		if c.Verdict == e2e.Failed {
+			verdict = "FAIL"
+		}
 		t.row(
-			words[c.Verdict], c.Part, text.Line(c.Name, 60), seconds(c, c.Queue), seconds(c, c.Run),
+			paintWord(s.Out, verdict), c.Part, text.Line(c.Name, 60), seconds(c, c.Queue), seconds(c, c.Run),
 			cmp.Or(text.Line(c.Agent, 60), "-"), cmp.Or(text.Line(c.URL, 300), "-"), text.Line(c.Saw, 500),
 		)
 	}

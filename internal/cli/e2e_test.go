@@ -95,34 +95,3 @@ func TestE2EDryRun(t *testing.T) {
 		}
 	}
 }
-
-func TestE2EUsage(t *testing.T) {
-	t.Setenv("BUILDKITE_API_TOKEN", "")
-	t.Setenv("BUILDKITE_ORG", "")
-	t.Setenv("KBNODE_DB", "")
-	for args, want := range map[string]string{
-		"":                               "no queue is given; write --queue b200, or --gpu B200_BK",
-		"--gpu b20":                      `"b20" is not a type of GPU that kbnode knows; it knows B200, B300`,
-		"b200":                           `"b200" is not a part to test; write artifact, evaluation, concurrency; if it is the queue, write --queue b200`,
-		"all --queue q":                  `"all" is not a part to test; write artifact, evaluation, concurrency`,
-		"--queue q --mode profile":       `--mode "profile": write test, benchmark, leaderboard`,
-		"--queue q --jobs 1001":          "--jobs 1001: write 1 to 1000",
-		"--queue q --hold 2h":            "--hold 2h0m0s: write up to 1h",
-		"--queue q --timeout -1m":        "cannot be negative",
-		"--queue q --cleanup":            "--cleanup needs --db DSN",
-		"artifact --queue q --db host=x": "--db stores the result of evaluation; add evaluation",
-		"--queue q --db env":             "KBNODE_DB is not set",
-		"--queue q --db postgres://kb:hunter2@h/db": "can see a password on the command line",
-		"--queue q --db host=h:password=hunter2":    "can see a password on the command line",
-		"--queue q --problem prefix_pyton":          `"prefix_pyton" is neither an example nor a directory; write prefix_python; the examples are identity_cuda, `,
-		"--queue q --problem testdata":              "testdata/task.yml does not exist",
-		"--queue q":                                 "no organization is given",
-		"--queue two.words! --dry-run":              "is not the name of a queue",
-		"--queue q --pipeline ../x":                 `"../x" is not the name of a pipeline`,
-	} {
-		r := kbnode(t, append([]string{"e2e"}, strings.Fields(args)...)...)
-		if r.code != exitUsage || r.out != "" || !strings.Contains(r.err, want) || strings.Contains(r.err, "hunter2") {
-			t.Errorf("%s: %+v", args, r)
-		}
-	}
-}

@@ -100,12 +100,7 @@ func nearCommands(at *cobra.Command, word string) []string {
 }
 
 // farthest returns the largest distance of a typo from what was meant.
-func farthest(word string) int {
-	if len(word) < 5 {
-		return 1
-	}
-	return 2
-}
+func farthest(word string) int { return min(2, max(1, len(word)-3)) }
 
 // flag explains an error in the flags, with the corrected line if there is one.
 func (h hints) flag(cmd *cobra.Command, err error) error {
@@ -194,30 +189,35 @@ func nearFlag(cmd *cobra.Command, name string) string {
 		return same
 	}
 	near, best := "", 2*farthest(name)+1
-	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		d := 2 * text.Edits(f.Name, name)
-		if len(name) > 2 && (strings.HasPrefix(f.Name, name) || strings.HasPrefix(name, f.Name)) {
+	for _, flag := range flagNames(cmd) {
+		d := 2 * text.Edits(flag, name)
+		if len(name) > 2 && (strings.HasPrefix(flag, name) || strings.HasPrefix(name, flag)) {
 			d = min(d, 3) // --gpu is --gpus rather than --gpu-count
 		}
-		if !f.Hidden && d < best {
-			near, best = f.Name, d
+		if d < best {
+			near, best = flag, d
 		}
-	})
+	}
 	return near
 }
 
 // flagWith returns the only flag of a command whose name begins so, or "".
 func flagWith(cmd *cobra.Command, prefix string) string {
-	var names []string
-	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		if f.Name == prefix || !f.Hidden && strings.HasPrefix(f.Name, prefix) {
-			names = append(names, f.Name)
-		}
-	})
+	names := slices.DeleteFunc(flagNames(cmd), func(name string) bool { return !strings.HasPrefix(name, prefix) })
 	if len(names) == 1 || slices.Contains(names, prefix) {
 		return names[0] // the shortest comes first
 	}
 	return ""
+}
+
+// flagNames returns the names of a command's flags, sorted.
+func flagNames(cmd *cobra.Command) (names []string) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			names = append(names, f.Name)
+		}
+	})
+	return names
 }
 
 // stray explains an argument to a command that takes none.

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/image"
@@ -240,9 +239,9 @@ func printImages(w io.Writer, list image.List, now time.Time) {
 	}
 	switch {
 	case list.StandsFor == "":
-		printf(w, "%s %s is not on this node; type sudo kbnode image update\n", paint(w, pretty.FgYellow, "warning:"), list.Name)
+		printf(w, "%s %s is not on this node; type sudo kbnode image update\n", paintWord(w, "warning:"), list.Name)
 	case !known:
-		printf(w, "%s %s is %s, which no canary has tested; type sudo kbnode image update\n", paint(w, pretty.FgYellow, "warning:"), list.Name, short(list.StandsFor))
+		printf(w, "%s %s is %s, which no canary has tested; type sudo kbnode image update\n", paintWord(w, "warning:"), list.Name, short(list.StandsFor))
 	}
 	if list.Trial != nil {
 		printf(w, "%s is on trial: %d of its first %d jobs in a row have failed.\n", list.Name, list.Trial.Failed, list.Trial.Jobs)

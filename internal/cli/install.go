@@ -146,12 +146,10 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 			s.warn("%v; continuing, because the agents will keep trying", err)
 		}
 	}
-	host.GPUs = n.Inventory.GPUs
-	state, err := host.Observe(ctx, n.Plan)
+	state, changes, err := n.Compare(ctx, host.Host)
 	if err != nil {
 		return err
 	}
-	changes := reconcile.Diff(n.Plan, state)
 	printTaken(s, n.Plan, changes)
 	if f.dryRun {
 		printDryRun(s.Out, changes)
@@ -179,10 +177,9 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	if fetched, err := n.InstallAgent(ctx, host.Host, f.agentBinary); err != nil {
 		return err
 	} else if fetched {
-		if state, err = host.Observe(ctx, n.Plan); err != nil {
+		if state, changes, err = n.Compare(ctx, host.Host); err != nil {
 			return err
 		}
-		changes = reconcile.Diff(n.Plan, state)
 	}
 	result, wrote, err := applyInstall(ctx, s, n.Plan, host.Host, state, changes, token)
 	if err != nil {
@@ -256,7 +253,7 @@ const fewChanges = 12
 // nextSteps prints what was done, what doctor found unless report is nil, and what is left to do by
 // hand.
 func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool, report *doctor.Report) {
-	queues := plannedQueues(p)
+	queues := node.Queues(p)
 	running := 0
 	for _, slot := range p.Slots {
 		if slot.Serves() {
@@ -291,3 +288,21 @@ Next:
 func changeCount(n int) string { return fmt.Sprintf("%d %s", n, text.Plural(n, "change", "changes")) }
 
 func changesWere(n int) string { return changeCount(n) + text.Plural(n, " was", " were") }
+
+// waitRegistered waits for the agents, and shows how many have registered.
+func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcile.Host, deferred []reconcile.Change) error {
+	w := newProgress(s)
+	err := node.WaitRegistered(ctx, p, host, deferred, func(done, total int) {
+		line := fmt.Sprintf("%d of %d agents registered", done, total)
+		w.show(line, line)
+	}, func(p plan.Slot, why string) {
+		w.end(w.line)
+		s.warn("slot %s is parked: %s", p.Name, why)
+	})
+	w.end(w.line)
+	if late, ok := errors.AsType[*node.LateError](err); ok {
+		s.warn("%v", late)
+		return &exitError{code: exitNo}
+	}
+	return err
+}

@@ -90,7 +90,7 @@ func (f *installFlags) takeToken(ctx context.Context, s Streams, n *node.Node, a
 	case err != nil:
 		s.warn("%v; continuing, because the agents will keep trying", err)
 	case len(account.Agents.Queues) > 0:
-		for _, q := range plannedQueues(n.Plan) {
+		for _, q := range node.Queues(n.Plan) {
 			if _, there := account.Agents.Queues[q]; !there {
 				s.warn("the token's cluster has no queue %s, or no agent in it yet; check the spelling", q)
 			}
@@ -98,16 +98,6 @@ func (f *installFlags) takeToken(ctx context.Context, s Streams, n *node.Node, a
 	}
 	f.token, f.checked = token, true
 	return nil
-}
-
-// plannedQueues returns the queues of a plan's slots, in their order.
-func plannedQueues(p *plan.Plan) (queues []string) {
-	for _, slot := range p.Slots {
-		if !slices.Contains(queues, slot.Queue) {
-			queues = append(queues, slot.Queue)
-		}
-	}
-	return queues
 }
 
 // printTaken prints what of the machine the slots take.
@@ -189,26 +179,13 @@ func (f *installFlags) readToken(ctx context.Context, root bool) error {
 	if f.tokenFile == "" {
 		return nil
 	}
-	type answer struct {
-		token string
-		err   error
+	token, err := untilDone(ctx, func() (string, error) { return agent.ReadToken(f.tokenFile) })
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return usagef("--token-file: %w; write the token from Buildkite (Agents, Agent Tokens) to a file, and name it", err)
+	case errors.Is(err, os.ErrPermission) && !root:
+		return nil
 	}
-	read := make(chan answer, 1)
-	go func() { // a pipe may have no writer
-		token, err := agent.ReadToken(f.tokenFile)
-		read <- answer{token, err}
-	}()
-	select {
-	case <-ctx.Done():
-		return errDeclined
-	case a := <-read:
-		f.token = a.token
-		switch {
-		case errors.Is(a.err, os.ErrNotExist):
-			return usagef("--token-file: %w; write the token from Buildkite (Agents, Agent Tokens) to a file, and name it", a.err)
-		case errors.Is(a.err, os.ErrPermission) && !root:
-			return nil
-		}
-		return a.err
-	}
+	f.token = token
+	return err
 }

@@ -115,10 +115,7 @@ func noEnv(string) string { return "" }
 func TestInstallDialog(t *testing.T) {
 	machine := newNode(t, 4)
 	defer machine.remove(t)
-	bk := bktest.New(bktest.Options{Queues: []string{"b200"}})
-	if err := bk.Listen("127.0.0.1:0", ""); err != nil {
-		t.Fatal(err)
-	}
+	_, bk := machine.serve(t)
 	defer func() { _ = bk.Close() }()
 
 	p := newPerson(t)
@@ -180,10 +177,7 @@ func TestInstallDialog(t *testing.T) {
 func TestInstallAsksOnlyForWhatIsMissing(t *testing.T) {
 	machine := newNode(t, 1)
 	defer machine.remove(t)
-	bk := bktest.New(bktest.Options{Queues: []string{"b200"}})
-	if err := bk.Listen("127.0.0.1:0", ""); err != nil {
-		t.Fatal(err)
-	}
+	_, bk := machine.serve(t)
 	defer func() { _ = bk.Close() }()
 	variable := func(name string) string {
 		return map[string]string{"BUILDKITE_AGENT_TOKEN": bktest.DefaultAgentToken, "GPU_TYPE": "b200"}[name]

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -54,8 +55,8 @@ func TestConfirmInstall(t *testing.T) {
 		if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.err)
 		}
-		if usage := isExit(err, exitUsage); usage != (tt.code == exitUsage) {
-			t.Errorf("%s: usage is %t", tt.name, usage)
+		if exit, ok := errors.AsType[*exitError](err); ok != (tt.code == exitUsage) || ok && exit.code != exitUsage {
+			t.Errorf("%s: %v", tt.name, err)
 		}
 		if asks := tt.flags.adopt && !tt.flags.yes; asks != strings.Contains(shown.String(), "+ours") {
 			t.Errorf("%s: shown is %q", tt.name, shown.String())

@@ -22,7 +22,7 @@ as gpu3 or 3. Without SLOT, show those of all slots, and of kbnode's own service
 		Example: `  sudo kbnode logs gpu3 -f`,
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := node.CheckSlots(len(args) == 0, args); err != nil {
+			if err := (node.Selection{All: len(args) == 0, Names: args}).Check(); err != nil {
 				return err
 			}
 			if err := s.toRead("logs"); err != nil {

@@ -51,7 +51,7 @@ func printWarnings(w io.Writer, warnings []string) {
 		printf(w, "\n")
 	}
 	for _, warning := range warnings {
-		printf(w, "%s %s\n", paint(w, pretty.FgYellow, "warning:"), warning)
+		printf(w, "%s %s\n", paintWord(w, "warning:"), warning)
 	}
 }
 
@@ -83,6 +83,21 @@ func encodeJSON(w io.Writer, indent string, v any) error {
 		return fmt.Errorf("write JSON: %w", err)
 	}
 	return nil
+}
+
+// colors are those of verdicts and states. What is in no list here is wrong, and red.
+var colors = map[string]pretty.Color{
+	"ok": pretty.FgGreen, "passed": pretty.FgGreen, "idle": pretty.FgGreen, "FIT": pretty.FgGreen, "ACCEPTED": pretty.FgGreen,
+	"WARN": pretty.FgYellow, "by hand": pretty.FgYellow, "not tried": pretty.FgYellow, "warning:": pretty.FgYellow,
+	"busy": pretty.FgYellow, "draining": pretty.FgYellow, "drained": pretty.FgYellow, "starting": pretty.FgYellow, "stopping": pretty.FgYellow,
+}
+
+// paintWord colors a verdict or a state.
+func paintWord(w io.Writer, word string) string {
+	if c, ok := colors[word]; ok {
+		return paint(w, c, word)
+	}
+	return paint(w, pretty.FgRed, word)
 }
 
 // paint colors a word on a terminal.

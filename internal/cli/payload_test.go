@@ -77,13 +77,7 @@ func TestPayloadOfTheEnvironment(t *testing.T) {
 	if got := kbnode(t, "payload", "decode"); got.code != 2 || got.err != nothing {
 		t.Errorf("without a payload: %+v", got)
 	}
-	// Noise does not compress, so it takes more than one variable.
-	noise := make([]byte, 0, 300_000)
-	for x := uint32(1); len(noise) < cap(noise); {
-		x = x*1664525 + 1013904223
-		noise = append(noise, 'a'+byte(x>>27)%26)
-	}
-	doc := `{"a": "` + string(noise) + `"}`
+	doc := `{"a": "` + noiseText(300_000) + `"}` // takes more than one variable
 	env := fed(t, strings.NewReader(doc), "payload", "encode", "--env")
 	lines := strings.Split(strings.TrimSuffix(env.out, "\n"), "\n")
 	if env.code != 0 || len(lines) < 2 {
@@ -124,30 +118,14 @@ func TestPayloadRefuses(t *testing.T) {
 		want     string
 	}{
 		{"broken JSON", `{"a": 1,}`, []string{"encode"}, 1, "the payload is not JSON: line 1, byte 8: a key in double quotes is missing"},
-		{"a list", `[]`, []string{"encode"}, 1, "is a JSON list; send an object"},
-		{"bytes", "{\"\xff\": 1}", []string{"encode"}, 1, "not UTF-8"},
-		{"too much", strings.Repeat(" ", 16<<20+1), []string{"encode"}, 1, "over 16777216 bytes"},
 		{"no file", "", []string{"encode", dir + "/absent"}, 1, "read payload: open " + dir + "/absent: no such file"},
 		{"a file of nothing", "", []string{"decode", "-"}, 1, "not a zlib stream"},
-		{"a cut payload", payload.Encode([]byte(payloadDoc))[:20], []string{"decode"}, 1, "send it whole"},
-		{"JSON itself", payloadDoc, []string{"decode"}, 1, "the payload is JSON text; encode it with kbnode payload encode"},
 		{"no JSON inside", payload.Encode([]byte("text")), []string{"decode"}, 1, "is not JSON"},
-		{"a bomb", payload.Encode(make([]byte, 17<<20)), []string{"decode"}, 1, "more than 16777216 bytes"},
+		{"JSON itself", payloadDoc, []string{"decode"}, 1, "the payload is JSON text; encode it with kbnode payload encode"},
 	} {
 		got := fed(t, strings.NewReader(c.in), append([]string{"payload"}, c.args...)...)
 		if got.code != c.code || got.out != "" || !strings.Contains(got.err, c.want) {
 			t.Errorf("%s: %+v, want code %d and %q", c.name, got, c.code, c.want)
-		}
-	}
-	for _, args := range [][]string{{"encode"}, {"decode"}} {
-		var stderr bytes.Buffer
-		in := payloadDoc
-		if args[0] == "decode" {
-			in = payload.Encode([]byte(payloadDoc))
-		}
-		code := run(t.Context(), append([]string{"payload"}, args...), Streams{In: strings.NewReader(in), Out: full{}, Err: &stderr})
-		if code != 1 || !strings.Contains(stderr.String(), "no space left on device") {
-			t.Errorf("%v to a full disk: code %d, %s", args, code, stderr.String())
 		}
 	}
 }

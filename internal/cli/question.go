@@ -78,24 +78,29 @@ func (s Streams) answer(ctx context.Context, prompt string, secret bool) (string
 	} else {
 		printf(s.Err, "%s ", prompt)
 	}
-	type line struct {
-		text string
-		err  error
-	}
-	typed := make(chan line, 1)
-	go func() {
-		text, err := read('\n')
-		typed <- line{text, err}
-	}()
-	select {
-	case l := <-typed:
-		if l.err == nil {
-			return strings.TrimSpace(l.text), nil
-		}
-	case <-ctx.Done():
+	if typed, err := untilDone(ctx, func() (string, error) { return read('\n') }); err == nil {
+		return strings.TrimSpace(typed), nil
 	}
 	_, _ = io.WriteString(s.Err, "\r\n")
 	return "", errDeclined
+}
+
+// untilDone returns what read returns, or errDeclined if ctx ends first: nothing ends a read of a
+// terminal, or of a pipe without a writer.
+func untilDone(ctx context.Context, read func() (string, error)) (string, error) {
+	var text string
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		text, err = read()
+	}()
+	select {
+	case <-done:
+		return text, err
+	case <-ctx.Done():
+		return "", errDeclined
+	}
 }
 
 // single reads byte by byte, and so leaves what was typed after a line to the next question.

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
@@ -139,7 +138,7 @@ func (v *queueView) refresh(ctx context.Context, report buildkite.QueueReport, s
 
 func (v *queueView) print(report buildkite.QueueReport) {
 	w := v.s.Out
-	warning := paint(w, pretty.FgYellow, "warning:")
+	warning := paintWord(w, "warning:")
 	for i, q := range report.Queues {
 		if i > 0 {
 			printf(w, "\n")
@@ -202,7 +201,7 @@ func (v *queueView) table(q buildkite.Queue, now time.Time) *list {
 		if a.GPUIndex != nil {
 			gpu = strconv.Itoa(*a.GPUIndex)
 		}
-		row := []any{a.Name, paintAgent(v.s.Out, a.State), since}
+		row := []any{a.Name, paintWord(v.s.Out, a.State), since}
 		for _, cell := range []string{job, gpu, a.GPUModel, a.Node, a.AgentVersion, a.KbnodeVersion} {
 			row = append(row, cmp.Or(cell, "-"))
 		}

@@ -6,7 +6,6 @@ import (
 	"io"
 	"time"
 
-	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/limit"
@@ -80,21 +79,10 @@ func printStatus(w io.Writer, st node.Status, now time.Time) {
 		} else if len(s.Drains) > 0 {
 			problem = s.Drains[0].String()
 		}
-		t.row(s.Slot, cmp.Or(s.GPU, "-"), s.Queue, s.CPUs, text.Bytes(s.MemoryBytes), paintAgent(w, s.Agent), job, ago(s.Since, now), problem)
+		t.row(s.Slot, cmp.Or(s.GPU, "-"), s.Queue, s.CPUs, text.Bytes(s.MemoryBytes), paintWord(w, s.Agent), job, ago(s.Since, now), problem)
 	}
 	t.print()
 	printWarnings(w, st.Warnings)
-}
-
-func paintAgent(w io.Writer, word string) string {
-	switch word {
-	case "idle":
-		return paint(w, pretty.FgGreen, word)
-	case "busy", "draining", "drained", "starting", "stopping":
-		return paint(w, pretty.FgYellow, word)
-	default:
-		return paint(w, pretty.FgRed, word)
-	}
 }
 
 // ago returns a time as people say it: "3m", "2h10m", "5d".

@@ -3,11 +3,9 @@ package cli
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,7 +14,6 @@ import (
 	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/submit"
@@ -84,7 +81,8 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 	}
 	j.Runs = f.runs
 	if f.dryRun {
-		return f.show(s, j)
+		all := f.requests(j)
+		return s.print(f.asJSON, all[0], func() { printRequests(s.Out, all) })
 	}
 	p := newSubmitProgress(newProgress(s))
 	defer p.stop()
@@ -92,19 +90,20 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 	if err != nil {
 		return err
 	}
-	if !f.force {
-		if err := submit.CheckQueue(ctx, client, f.api.org, req.Queue); err != nil {
+	f.Org = f.api.org
+	if !f.Force {
+		if err := submit.CheckQueue(ctx, client, f.Org, f.Queue); err != nil {
 			p.stop()
-			return client.Explain(ctx, err, f.api.org, f.pipeline)
+			return client.Explain(ctx, err, f.Org, f.Pipeline)
 		}
 	}
 	out := submit.Run(ctx, client, submit.Options{
-		Org: f.api.org, Pipeline: f.pipeline, QueueTime: f.queueTimeout, RunTime: f.timeout, Resume: f.runID != "", Node: true,
-		On: p.show, Leave: p.leave(), Log: func(_ int, why string) { p.trouble(why, 0) },
+		Target: f.Target, Resume: f.runID != "", Node: true,
+		On: p.show, Leave: p.leave(), Log: func(why string) { p.trouble(why, 0) },
 	}, []submit.Job{j})[0]
 	p.stop()
 	if out.Verdict == submit.NotCreated && out.Err != nil {
-		out.Reason = client.Explain(ctx, out.Err, f.api.org, f.pipeline).Error()
+		out.Reason = client.Explain(ctx, out.Err, f.Org, f.Pipeline).Error()
 	}
 	err = s.print(f.asJSON, out, func() { printOutcome(s, out) })
 	if f.resultFile != "" && len(out.Raw) > 0 {
@@ -131,7 +130,7 @@ func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) 
 		errs = append(errs, errors.New("--hello has only the mode test; leave out --mode"))
 	}
 	errs = append(errs, f.resolve())
-	r := submit.Request{RunID: cmp.Or(f.runID, submit.NewRunID()), Queue: f.queue, AMD: f.amd, Image: f.image, Branch: f.branch, Inline: f.inline, Profile: f.profile}
+	r := submit.Request{RunID: cmp.Or(f.runID, submit.NewRunID())}
 	if err := errors.Join(errs...); err != nil {
 		return r, usage(err)
 	}
@@ -148,10 +147,8 @@ func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) 
 	default:
 		err = f.readTask(&r, args)
 	}
-	if f.timeout == 0 {
-		f.timeout = defaultRunTime
-	}
-	r.Minutes = int((f.timeout + time.Minute - 1) / time.Minute)
+	f.RunTime = cmp.Or(f.RunTime, defaultRunTime)
+	r.Target = f.Target
 	return r, err
 }
 
@@ -162,17 +159,15 @@ func (f *submitFlags) readTask(r *submit.Request, args []string) error {
 		return err
 	}
 	mode := cmp.Or(f.mode, "test")
-	if err := f.useArch(t); err != nil {
+	if err := f.UseArch(t.Arch); err != nil {
 		return usage(err)
 	}
-	if r.Payload, err = t.Config(text, f.arch, mode); err != nil {
+	if r.Payload, err = t.Config(text, f.Arch, mode); err != nil {
 		return usage(err)
 	}
 	f.runs = task.Runs(mode)
 	r.Message = fmt.Sprintf("kbnode submit: %s, %s", t.Name(), mode)
-	if f.timeout == 0 {
-		f.timeout = t.RunTime(mode)
-	}
+	f.RunTime = cmp.Or(f.RunTime, t.RunTime(mode))
 	return nil
 }
 
@@ -229,33 +224,11 @@ func (f *submitFlags) readPayload(s Streams) (string, error) {
 		text = payload.JSON(o)
 	}
 	if arch, _ := o.Get("arch"); arch != nil {
-		if err := f.fits("", payload.Str(arch)); err != nil {
+		if err := f.Fits("", payload.Str(arch)); err != nil {
 			return "", usage(fmt.Errorf("the payload's arch: %w", err))
 		}
 	}
 	mode, _ := o.Get("mode")
 	f.runs = task.Runs(fmt.Sprint(mode))
 	return text, nil
-}
-
-// requestOf returns the request that would be sent.
-func (f *submitFlags) requestOf(j submit.Job) map[string]any {
-	org := cmp.Or(f.api.org, os.Getenv("BUILDKITE_ORG"), "ORG")
-	j.Build.MetaData = map[string]string{buildkite.RunIDKey: j.RunID}
-	at := fmt.Sprintf("%s/v2/organizations/%s/pipelines/%s/builds", buildkite.BaseURL(os.Getenv("BUILDKITE_API_URL")), org, f.pipeline)
-	return map[string]any{"method": "POST", "url": at, "body": j.Build}
-}
-
-// show prints the request that would be sent.
-func (f *submitFlags) show(s Streams, j submit.Job) error {
-	request := f.requestOf(j)
-	if f.asJSON {
-		return printJSON(s.Out, request)
-	}
-	body, err := json.MarshalIndent(request["body"], "", "  ")
-	if err != nil {
-		return fmt.Errorf("write JSON: %w", err)
-	}
-	verbatim(s.Out, fmt.Sprintf("POST %s\nAuthorization: Bearer (hidden)\nContent-Type: application/json\n\n%s\n", request["url"], body))
-	return nil
 }

@@ -3,41 +3,41 @@ package cli
 import (
 	"cmp"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/submit"
-	"github.com/gpu-mode/kbnode/internal/task"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const defaultPipeline = "kernelbot"
 
 // targetFlags say where builds go and how they run there.
 type targetFlags struct {
-	api                                                apiFlags
-	queue, gpu, arch, pipeline, branch, image, profile string
-	timeout, queueTimeout                              time.Duration
-	amd, inline, force, dryRun, asJSON                 bool // amd is not a flag: --gpu implies it
+	submit.Target
+	api            apiFlags
+	dryRun, asJSON bool
 }
 
 func (t *targetFlags) add(cmd *cobra.Command) {
 	t.api.add(cmd)
 	fl := cmd.Flags()
-	fl.StringVar(&t.queue, "queue", "", "Buildkite queue of the agents (default: that of --gpu)")
-	fl.StringVar(&t.gpu, "gpu", "", "type of GPU, such as B200_BK; sets queue and architecture")
-	fl.StringVar(&t.arch, "arch", "", "architecture for nvcc, such as 90a (default: that of --gpu or of the queue's name)")
-	fl.StringVar(&t.pipeline, "pipeline", "", "pipeline, as in its URL (default: BUILDKITE_PIPELINE, or "+defaultPipeline+")")
-	fl.StringVar(&t.branch, "branch", "main", "branch of the pipeline's repository")
-	fl.StringVar(&t.image, "image", "", "image of the job (default: the pipeline's)")
-	fl.BoolVar(&t.inline, "inline-steps", false, "send the evaluation's steps with the build")
-	fl.StringVar(&t.profile, "profile", "", "with --inline-steps: strict or compatible profile (default: strict)")
-	fl.DurationVar(&t.timeout, "timeout", 0, "how long a job may run, such as 20m (default: depends on the job)")
-	fl.DurationVar(&t.queueTimeout, "queue-timeout", 30*time.Minute, "how long it may wait for an agent")
-	fl.BoolVar(&t.force, "force", false, "create builds even if the queue has no agent or the name of other GPUs")
+	fl.StringVar(&t.Queue, "queue", "", "Buildkite queue of the agents (default: that of --gpu)")
+	fl.StringVar(&t.GPU, "gpu", "", "type of GPU, such as B200_BK; sets queue and architecture")
+	fl.StringVar(&t.Arch, "arch", "", "architecture for nvcc, such as 90a (default: that of --gpu or of the queue's name)")
+	fl.StringVar(&t.Pipeline, "pipeline", "", "pipeline, as in its URL (default: BUILDKITE_PIPELINE, or "+defaultPipeline+")")
+	fl.StringVar(&t.Branch, "branch", "main", "branch of the pipeline's repository")
+	fl.StringVar(&t.Image, "image", "", "image of the job (default: the pipeline's)")
+	fl.BoolVar(&t.Inline, "inline-steps", false, "send the evaluation's steps with the build")
+	fl.StringVar(&t.Profile, "profile", "", "with --inline-steps: strict or compatible profile (default: strict)")
+	fl.DurationVar(&t.RunTime, "timeout", 0, "how long a job may run, such as 20m (default: depends on the job)")
+	fl.DurationVar(&t.QueueTime, "queue-timeout", 30*time.Minute, "how long it may wait for an agent")
+	fl.BoolVar(&t.Force, "force", false, "create builds even if the queue has no agent or the name of other GPUs")
 	fl.BoolVar(&t.dryRun, "dry-run", false, "print the requests, and send nothing")
 	fl.BoolVar(&t.asJSON, "json", false, "print JSON")
 }
@@ -45,49 +45,77 @@ func (t *targetFlags) add(cmd *cobra.Command) {
 // resolve fills in what follows from other flags and the environment. Its error says everything
 // that is wrong.
 func (t *targetFlags) resolve() error {
-	var errs []error
-	if t.timeout < 0 || t.queueTimeout < 0 {
-		errs = append(errs, errors.New("a timeout cannot be negative; write one such as 20m"))
+	t.Org, t.Pipeline = t.api.org, cmp.Or(t.Pipeline, os.Getenv("BUILDKITE_PIPELINE"), defaultPipeline)
+	return t.Resolve()
+}
+
+// requests returns the requests that would be sent.
+func (t *targetFlags) requests(jobs ...submit.Job) (all []map[string]any) {
+	org := cmp.Or(t.api.org, os.Getenv("BUILDKITE_ORG"), "ORG")
+	at := fmt.Sprintf("%s/v2/organizations/%s/pipelines/%s/builds", buildkite.BaseURL(os.Getenv("BUILDKITE_API_URL")), org, t.Pipeline)
+	for _, j := range jobs {
+		j.Build.MetaData = map[string]string{buildkite.RunIDKey: j.RunID}
+		all = append(all, map[string]any{"method": "POST", "url": at, "body": j.Build})
 	}
-	t.pipeline = cmp.Or(t.pipeline, os.Getenv("BUILDKITE_PIPELINE"), defaultPipeline)
-	errs = append(errs, buildkite.CheckSlug("a pipeline", t.pipeline))
-	var g submit.GPU
-	var err error
-	switch {
-	case t.gpu != "":
-		if g, err = submit.GPUOf(t.gpu); err != nil && (t.queue == "" || t.arch == "") {
-			errs = append(errs, err)
+	return all
+}
+
+// printRequests prints requests for people.
+func printRequests(w io.Writer, requests []map[string]any) {
+	for _, r := range requests {
+		verbatim(w, fmt.Sprintf("POST %s\nAuthorization: Bearer (hidden)\nContent-Type: application/json\n\n", r["url"]))
+		_ = printJSON(w, r["body"]) // w keeps the error
+	}
+}
+
+// apiFlags say which organization of Buildkite's REST API to ask, and with which token.
+type apiFlags struct{ org, tokenFile string }
+
+func (a *apiFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&a.org, "org", "", "organization, as in its URL (default: BUILDKITE_ORG)")
+	cmd.Flags().StringVar(&a.tokenFile, "token-file", "", "file with the API token, readable only by you (default: BUILDKITE_API_TOKEN)")
+}
+
+// client fills in what the environment says, and connects. Failed requests are retried: log is
+// told, or standard error if log is nil.
+func (a *apiFlags) client(s Streams, log func(string, time.Duration)) (*buildkite.Client, error) {
+	if a.org == "" {
+		a.org = os.Getenv("BUILDKITE_ORG")
+	}
+	var orgErr error
+	if a.org == "" {
+		orgErr = errors.New("no organization is given; add --org NAME, such as --org gpu-mode, or set BUILDKITE_ORG")
+	} else {
+		orgErr = buildkite.CheckSlug("an organization", a.org)
+	}
+	token, tokenErr := a.token()
+	if err := errors.Join(orgErr, tokenErr); err != nil {
+		return nil, usage(err)
+	}
+	if log == nil {
+		log = func(why string, pause time.Duration) {
+			s.progress("%s; retrying in %s", text.Line(why, 300), max(pause, time.Second).Round(time.Second))
 		}
-	case t.queue == "":
-		errs = append(errs, errors.New("no queue is given; write --queue b200, or --gpu B200_BK"))
-	default:
-		g, _ = submit.GPUOfQueue(t.queue)
 	}
-	t.queue = cmp.Or(t.queue, g.Queue)
-	errs = append(errs, t.fits(t.gpu, t.arch))
-	t.arch, t.amd = cmp.Or(t.arch, g.Arch), g.AMD()
-	if t.profile != "" && !t.inline {
-		errs = append(errs, errors.New("--profile needs --inline-steps; otherwise the pipeline's steps set the profile"))
+	client, err := buildkite.New(buildkite.Options{URL: os.Getenv("BUILDKITE_API_URL"), Token: token, Patient: true, Log: log})
+	if err != nil {
+		return nil, usagef("BUILDKITE_API_URL: %w", err)
 	}
-	if t.inline {
-		t.image = cmp.Or(t.image, config.DefaultImage)
-	}
-	return errors.Join(errs...)
+	return client, nil
 }
 
-// useArch sends a problem's own architecture if nothing else tells one.
-func (t *targetFlags) useArch(p *task.Task) error {
-	if t.gpu != "" || t.amd || t.arch != "" {
-		return nil
+// token returns the token of --token-file, or else of the environment.
+func (a *apiFlags) token() (string, error) {
+	from, text := "BUILDKITE_API_TOKEN", os.Getenv("BUILDKITE_API_TOKEN")
+	if a.tokenFile != "" {
+		secret, err := buildkite.ReadSecret(a.tokenFile)
+		if err != nil {
+			return "", err
+		}
+		from, text = a.tokenFile, secret
+	} else if text == "" {
+		return "", errors.New("no API token is given; create one in Buildkite (Personal Settings, API Access Tokens) with the scopes read_agents and read_builds, " +
+			"for kbnode submit also write_builds and read_artifacts, and set BUILDKITE_API_TOKEN, or write it to a file with mode 0600 and add --token-file FILE")
 	}
-	t.arch = p.Arch
-	return t.fits("", t.arch)
-}
-
-// fits returns an error if a type of GPU or an architecture contradicts the queue, unless it is forced.
-func (t *targetFlags) fits(gpu, arch string) error {
-	if t.force {
-		return nil
-	}
-	return submit.CheckTarget(t.queue, gpu, arch)
+	return buildkite.ParseToken(from, text)
 }

@@ -89,14 +89,8 @@ func upgrade(ctx context.Context, s Streams, f upgradeFlags) error {
 	}
 	u := n.Upgrader(host.Host)
 	host.Log = nil // each slot has its own line
-	u.Lock = func(ctx context.Context) (func(), error) {
-		for { // finish what was begun, however long the daemon's passes take
-			release, err := n.Lock(ctx, host.Host)
-			if _, locked := errors.AsType[*reconcile.LockedError](err); !locked {
-				return release, err
-			}
-		}
-	}
+	// Finish what was begun, however long the daemon's passes take.
+	u.Lock = func(ctx context.Context) (func(), error) { return n.WaitLock(ctx, host.Lock, "") }
 	u.Say = func(slot int, text string) { printf(s.Out, "%s: %s\n", plan.SlotName(slot), text) }
 	before := n.Agents
 	if err := u.Begin(ctx, to, fetched, f.timeout); err != nil {
@@ -110,7 +104,7 @@ func upgrade(ctx context.Context, s Streams, f upgradeFlags) error {
 	case err != nil:
 		return err
 	case len(busy) > 0:
-		printf(s.Out, "Later: %s %s the new agent when %s done; see sudo kbnode status and kbnode events.\n", slotNames(busy), text.Plural(len(busy), "gets", "get"), text.Plural(len(busy), "its job is", "their jobs are"))
+		printf(s.Out, "Later: %s %s the new agent when %s done; see sudo kbnode status and kbnode events.\n", node.SlotNames(busy), text.Plural(len(busy), "gets", "get"), text.Plural(len(busy), "its job is", "their jobs are"))
 	case before.Version == to && before.Roll != nil:
 		printf(s.Out, "Rolled back: slots run %s again, those with a job when it is done.\n", u.Name(to))
 	case before.Version == to:

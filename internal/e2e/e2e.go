@@ -79,22 +79,13 @@ type Report struct {
 
 // Options say what to test, and where.
 type Options struct {
-	RunID         string // prefix of each job's run ID, and the leaderboard's name
-	Org, Pipeline string
-	Queue, Branch string
-	Image         string         // "" means the pipeline's own
-	Inline        bool           // evaluations send their steps with the build
-	GPU           string         // name of the GPU type, for the database
-	Arch          string         // for nvcc; "" means none
-	AMD           bool           // the GPUs are AMD's
-	Profile       string         // of inline steps; "" means strict
+	submit.Target                // a RunTime of 0 depends on the part
+	RunID         string         // prefix of each job's run ID, and the leaderboard's name
 	Parts         []string       // those to run
 	Problem       *Problem       // of the evaluations
 	Mode          string         // one of Modes
 	Jobs          int            // concurrent jobs; 0 means one for each agent that takes jobs
 	Hold          time.Duration  // minimum run time of these; 0 depends on their number
-	QueueTime     time.Duration  // how long a build may wait for an agent
-	RunTime       time.Duration  // how long a build may run; 0 depends on the part
 	Store         *results.Store // nil means none
 	Cleanup       bool           // remove what was stored
 	On            func(part, name string, s submit.Status)
@@ -183,7 +174,7 @@ func (r *Report) concurrency(ctx context.Context, c *buildkite.Client, o Options
 func agents(ctx context.Context, c *buildkite.Client, org, queue string) (serving, free int, err error) {
 	all, err := c.Agents(ctx, org)
 	for _, a := range all {
-		if !slices.Contains(a.Queues(), queue) || a.Paused || a.Stopping {
+		if !slices.Contains(a.Queues(), queue) || a.Paused || a.Stopping() {
 			continue
 		}
 		serving++
@@ -200,12 +191,9 @@ func (r *Report) run(ctx context.Context, c *buildkite.Client, o Options, part s
 	for i, t := range trials {
 		jobs[i] = t.job
 	}
-	follow := submit.Options{Org: o.Org, Pipeline: o.Pipeline, QueueTime: o.QueueTime, RunTime: o.runTime(part), Node: part == Evaluation}
+	follow := submit.Options{Target: o.target(part), Node: part == Evaluation, Log: o.Log}
 	if o.On != nil {
 		follow.On = func(i int, s submit.Status) { o.On(part, trials[i].name, s) }
-	}
-	if o.Log != nil {
-		follow.Log = func(_ int, why string) { o.Log(why) }
 	}
 	outcomes := submit.Run(ctx, c, follow, jobs)
 	refused := ""

@@ -179,13 +179,13 @@ func TestEnds(t *testing.T) {
 		checks []string      // the beginnings of verdict and reason
 	}{
 		{"no agents", node{}, Options{Parts: []string{Concurrency}}, 0, []string{"failed: no agent in queue b200 takes jobs"}},
-		{"nobody takes it", node{}, Options{Parts: []string{Artifact, Concurrency}, QueueTime: time.Minute}, 0, []string{
+		{"nobody takes it", node{}, Options{Parts: []string{Artifact, Concurrency}, Target: submit.Target{QueueTime: time.Minute}}, 0, []string{
 			"failed: timed out: no agent took it within 1m0s", "failed: no agent in queue b200 takes jobs",
 		}},
 		{"a lost agent", node{agents: 1, do: func(w *bktest.Work, _ int, _ Kind) { w.Gone = true }}, Options{Parts: []string{Concurrency}}, 0, []string{
 			"failed: no result: agent n-gpu0 was lost during the job", "ok: 1 of 1 jobs ran",
 		}},
-		{"too slow", node{agents: 1, takes: func(int, Kind) time.Duration { return time.Hour }}, Options{Parts: []string{Artifact}, RunTime: time.Minute}, 0, []string{
+		{"too slow", node{agents: 1, takes: func(int, Kind) time.Duration { return time.Hour }}, Options{Parts: []string{Artifact}, Target: submit.Target{RunTime: time.Minute}}, 0, []string{
 			"failed: timed out: it did not end within 1m0s",
 		}},
 		{"interrupted", node{agents: 2, takes: func(_ int, kind Kind) time.Duration {
@@ -285,7 +285,7 @@ func TestBuilds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := Options{RunID: "r", Queue: "b200", Mode: "leaderboard", Problem: p}
+	o := Options{RunID: "r", Target: submit.Target{Queue: "b200"}, Mode: "leaderboard", Problem: p}
 	ids := map[string]bool{}
 	for _, part := range Parts {
 		jobs, err := o.Builds(part, 3)

@@ -1,9 +1,11 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/results"
@@ -53,9 +55,10 @@ func (o Options) record(out submit.Outcome, now time.Time) (results.Record, erro
 	if out.Verdict != submit.Passed {
 		return results.Record{}, fmt.Errorf("%s has no result to store", right.File)
 	}
-	runs, err := results.RunsOf(out.Raw, o.Problem.Task.RankingBy, o.GPU)
+	gpu := strings.ToUpper(cmp.Or(o.GPU, o.Queue))
+	runs, err := results.RunsOf(out.Raw, o.Problem.Task.RankingBy, gpu)
 	return results.Record{
 		Leaderboard: o.RunID, Description: "made by kbnode e2e", Task: json.RawMessage(o.Problem.Task.Definition()),
-		GPU: o.GPU, UserID: userID, UserName: userName, File: right.File, Code: right.Text, Submitted: now, Runs: runs,
+		GPU: gpu, UserID: userID, UserName: userName, File: right.File, Code: right.Text, Submitted: now, Runs: runs,
 	}, err
 }

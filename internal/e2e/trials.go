@@ -24,20 +24,20 @@ func holdFor(n int) time.Duration {
 	return min(15*time.Second+time.Duration(n)*1500*time.Millisecond, 10*time.Minute)
 }
 
-// runTime returns how long a job of a part may run.
-func (o Options) runTime(part string) time.Duration {
+// target returns where the builds of a part go, and how long they may run.
+func (o Options) target(part string) submit.Target {
+	t := o.Target
 	switch {
-	case o.RunTime > 0:
-		return o.RunTime
+	case t.RunTime > 0:
 	case part == Concurrency:
-		return task.Overhead + o.Hold
+		t.RunTime = task.Overhead + o.Hold
 	case part == Evaluation:
-		return o.Problem.Task.RunTime("leaderboard")
+		t.RunTime = o.Problem.Task.RunTime("leaderboard")
+	default:
+		t.RunTime = task.Overhead
 	}
-	return task.Overhead
+	return t
 }
-
-func minutes(d time.Duration) int { return int((d + time.Minute - 1) / time.Minute) }
 
 // Builds returns the builds that Run creates for a part, n of them for Concurrency. It sends no
 // requests.
@@ -69,7 +69,8 @@ func (o Options) trials(part string, n int) (all []trial, err error) {
 }
 
 func (o Options) artifact() ([]trial, error) {
-	p, err := pipeline.Build(pipeline.ArtifactTest, pipeline.Options{Queue: o.Queue, Timeout: minutes(o.runTime(Artifact))})
+	to := o.target(Artifact)
+	p, err := pipeline.Build(pipeline.ArtifactTest, pipeline.Options{Queue: to.Queue, Timeout: to.Minutes()})
 	if err != nil {
 		return nil, err
 	}
@@ -123,9 +124,5 @@ func (o Options) atOnce(n int) ([]trial, error) {
 
 // request returns the build of an evaluation.
 func (o Options) request(part, name, doc string) (submit.Job, error) {
-	r := submit.Request{
-		RunID: o.RunID + "-" + name, Payload: doc, Queue: o.Queue, Image: o.Image, Branch: o.Branch,
-		Message: fmt.Sprintf("kbnode e2e: %s, %s", part, name), Inline: o.Inline, AMD: o.AMD, Profile: o.Profile, Minutes: minutes(o.runTime(part)),
-	}
-	return r.Job()
+	return submit.Request{Target: o.target(part), RunID: o.RunID + "-" + name, Payload: doc, Message: fmt.Sprintf("kbnode e2e: %s, %s", part, name)}.Job()
 }

@@ -157,10 +157,11 @@ func afterLine(f *os.File, text []byte) ([]byte, error) {
 // Read calls fn with every stored event, the oldest first. It skips lines that are not
 // events.
 func (l Log) Read(fn func(Event)) error {
-	return errors.Join(readFile(l.File+".1", fn), readFile(l.File, fn))
+	return errors.Join(readFile(l.File+".1", 0, fn), readFile(l.File, 0, fn))
 }
 
-func readFile(name string, fn func(Event)) error {
+// readFile reads complete lines from an offset.
+func readFile(name string, from int64, fn func(Event)) error {
 	f, err := os.Open(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -168,7 +169,7 @@ func readFile(name string, fn func(Event)) error {
 	if err != nil {
 		return fmt.Errorf("read events: %w", err)
 	}
-	_, err = scan(f, 0, fn)
+	_, err = scan(f, from, fn)
 	if err := errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("read events: %w", err)
 	}
@@ -202,44 +203,27 @@ func scan(f *os.File, from int64, fn func(Event)) (int64, error) {
 
 // Follow calls fn with every stored event and then with each new one, until ctx ends.
 func (l Log) Follow(ctx context.Context, fn func(Event)) error {
-	var f *os.File
-	defer func() {
-		if f != nil {
-			_ = f.Close()
-		}
-	}()
-	if err := readFile(l.File+".1", fn); err != nil {
+	if err := readFile(l.File+".1", 0, fn); err != nil {
 		return err
 	}
+	var last os.FileInfo // the file that was read up to at
 	for at := int64(0); ; {
-		if f == nil {
-			var err error
-			if f, err = os.Open(l.File); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("read events: %w", err)
+		f, err := os.Open(l.File)
+		if err == nil {
+			var now os.FileInfo
+			if now, err = f.Stat(); err == nil && last != nil && !os.SameFile(now, last) {
+				err, at = readFile(l.File+".1", at, fn), 0 // it was moved there
 			}
+			if last = now; err == nil {
+				at, err = scan(f, at, fn)
+			}
+			err = errors.Join(err, f.Close())
 		}
-		if f != nil {
-			// Check this before reading the rest: nothing is written to a file after it was
-			// moved away.
-			moved := l.moved(f)
-			var err error
-			if at, err = scan(f, at, fn); err != nil {
-				return fmt.Errorf("read events: %w", err)
-			}
-			if moved {
-				_ = f.Close()
-				f, at = nil, 0
-				continue
-			}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("read events: %w", err)
 		}
 		if limit.Sleep(ctx, poll) != nil {
 			return nil
 		}
 	}
-}
-
-func (l Log) moved(f *os.File) bool {
-	here, err := os.Lstat(l.File)
-	fi, err2 := f.Stat()
-	return err != nil || err2 != nil || !os.SameFile(here, fi)
 }

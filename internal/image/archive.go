@@ -2,6 +2,7 @@ package image
 
 import (
 	"archive/tar"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -13,17 +14,12 @@ import (
 const maxContext = 1 << 30
 
 // OneFile returns an archive of one file.
-func OneFile(name, content string) io.ReadCloser {
-	r, w := io.Pipe()
-	go func() {
-		t := tar.NewWriter(w)
-		err := t.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(content))})
-		if err == nil {
-			_, err = io.WriteString(t, content)
-		}
-		_ = w.CloseWithError(errors.Join(err, t.Close()))
-	}()
-	return r
+func OneFile(name, content string) (io.ReadCloser, error) {
+	var b bytes.Buffer
+	t := tar.NewWriter(&b)
+	err := t.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(content))})
+	_, writeErr := io.WriteString(t, content)
+	return io.NopCloser(&b), errors.Join(err, writeErr, t.Close())
 }
 
 // Directory returns an archive of a directory: its files, directories and links, except those of

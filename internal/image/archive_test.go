@@ -50,8 +50,9 @@ func TestBuildContext(t *testing.T) {
 	if d := cmp.Diff([]string{"Dockerfile  FROM x", "link /etc/passwd ", "sub/  ", "sub/run.sh  #!"}, read(r)); d != "" {
 		t.Error(d)
 	}
-	if d := cmp.Diff([]string{"D  FROM y"}, read(OneFile("D", "FROM y"))); d != "" {
-		t.Error(d)
+	one, err := OneFile("D", "FROM y")
+	if d := cmp.Diff([]string{"D  FROM y"}, read(one)); d != "" || err != nil {
+		t.Error(d, err)
 	}
 	f, err := os.Create(filepath.Join(dir, "huge"))
 	if err == nil {

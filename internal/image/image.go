@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/events"
+	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 // ownNames is the prefix of the names by which kbnode protects images from docker image
@@ -54,6 +55,8 @@ type Slot struct {
 	Name  string
 	Away  string // why no canary can run in it; "" if one can
 	Job   string // what runs in it; "" if it is idle
+
+	policy plan.JobPolicy
 }
 
 // Node is where canaries run.

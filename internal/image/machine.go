@@ -62,7 +62,7 @@ func (m *Machine) Slots(context.Context) ([]Slot, error) {
 	}
 	var list []Slot
 	for _, p := range m.Policies {
-		s := Slot{Index: p.Slot, Name: p.Name}
+		s := Slot{Index: p.Slot, Name: p.Name, policy: p}
 		slice := "/" + plan.ParentSlice + "/" + p.Slice
 		now, err := slot.State{
 			Index: p.Slot, Agent: slot.Unit{Cgroup: slice + "/" + plan.AgentUnit(p.Slot)}, Slice: slot.Slice{Cgroup: slice},
@@ -100,23 +100,11 @@ func readDrains() ([]plan.Drain, error) {
 	return plan.ParseDrains(text)
 }
 
-func (m *Machine) policy(k int) (plan.JobPolicy, error) {
-	for _, p := range m.Policies {
-		if p.Slot == k {
-			return p, nil
-		}
-	}
-	return plan.JobPolicy{}, fmt.Errorf("there is no slot %d", k)
-}
-
 // Canary has the slot run the runner's evaluation of a small submission as a job, without network.
 // It uses the strict profile, which evaluations ask for, and if that fails the slot's profile. The
 // error is errJob if a job of the agent's goes first.
 func (m *Machine) Canary(ctx context.Context, slot Slot, imageID string) (Canary, error) {
-	p, err := m.policy(slot.Index)
-	if err != nil {
-		return Canary{Slot: slot.Name}, err
-	}
+	p := slot.policy
 	strict, err := evaluate(ctx, p, imageID, config.ProfileStrict)
 	if err != nil || strict.Passed || p.Profile == config.ProfileStrict {
 		return strict, err

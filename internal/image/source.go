@@ -46,7 +46,7 @@ func OwnSource(variant string, args []string) (Source, error) {
 	}
 	return Source{
 		Name: "kbnode's " + variant + ".Dockerfile", Dockerfile: "Dockerfile", Text: body,
-		Archive: func() (io.ReadCloser, error) { return OneFile("Dockerfile", body), nil },
+		Archive: func() (io.ReadCloser, error) { return OneFile("Dockerfile", body) },
 	}.with(args)
 }
 

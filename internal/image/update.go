@@ -5,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/config"
@@ -258,8 +258,8 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 	var before *Image
 	if tagged != nil && u.state.Current == nil && tagged.ID != u.state.Candidate.ID {
 		before = &Image{ID: tagged.ID, From: u.Name, Size: tagged.Size, Since: u.now()}
-		if i := slices.IndexFunc(tagged.Digests, func(string) bool { return true }); i >= 0 {
-			before.Digest = digestOf(tagged.Digests[i])
+		if len(tagged.Digests) > 0 {
+			before.Digest = digestOf(tagged.Digests[0])
 		}
 		if err := u.Engine.Tag(ctx, before.ID, ownName(before.ID)); err != nil {
 			return Result{}, err
@@ -299,10 +299,6 @@ func (u *Updater) laterIfBusy(err error) (Result, error) {
 }
 
 func digestOf(ref string) string {
-	for i := range ref {
-		if ref[i] == '@' {
-			return ref[i+1:]
-		}
-	}
-	return ""
+	_, digest, _ := strings.Cut(ref, "@")
+	return digest
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/acceptance"
@@ -18,23 +19,33 @@ import (
 // acceptTime is how long doctor may take for the acceptance: no one waits at a screen.
 const acceptTime = 5 * time.Minute
 
-// Accept runs the acceptance list on this node. image is what its jobs run.
-func (n *Node) Accept(ctx context.Context, api doctor.API, say func(string)) (report *acceptance.Report, image string, err error) {
+// Accept runs the acceptance list on this node.
+func (n *Node) Accept(ctx context.Context, api doctor.API, say func(string)) (*acceptance.Report, error) {
 	host, err := n.Open(ctx)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	defer host.Close()
 	images, closeImages, err := Images()
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	defer closeImages()
 	if _, err := n.LookLocked(ctx, host.Host); err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	report, err = acceptance.Run(ctx, &accepted{n, host.Host, images, api}, say)
-	return report, images.Name, err
+	report, err := acceptance.Run(ctx, &accepted{n, host.Host, images, api}, say)
+	if err != nil {
+		return nil, err
+	}
+	report.Node, report.Kbnode, report.Image, report.Queues = n.Plan.Node, n.Version, images.Name, Queues(n.Plan)
+	slices.Sort(report.Queues)
+	for _, slot := range n.Plan.Slots {
+		for _, g := range slot.GPUs {
+			report.GPUs = append(report.GPUs, slot.Name+": "+g.Model+", "+g.UUID)
+		}
+	}
+	return report, nil
 }
 
 // accepted is this machine for the acceptance.

@@ -77,19 +77,14 @@ func (l *live) Stamp(p *plan.Plan) string {
 	var b strings.Builder
 	file := func(path string) {
 		fi, err := os.Stat(path)
-		if err != nil {
+		switch {
+		case err != nil:
 			fmt.Fprintln(&b, path, "-")
-			return
-		}
-		ino := uint64(0)
-		if st, ok := fi.Sys().(*syscall.Stat_t); ok {
-			ino = st.Ino
-		}
-		if fi.IsDir() { // in sysfs, which keeps no times
+		case fi.IsDir(): // in sysfs, which keeps no times
 			fmt.Fprintln(&b, path)
-			return
+		default:
+			fmt.Fprintln(&b, path, fi.Sys().(*syscall.Stat_t).Ino, fi.Size(), fi.ModTime().UnixNano()) //nolint:forcetypeassert // on Linux
 		}
-		fmt.Fprintln(&b, path, ino, fi.Size(), fi.ModTime().UnixNano())
 	}
 	// Anyone who divides a GPU again must also write its description for Docker again.
 	for _, path := range []string{plan.ConfigPath, plan.BindingsPath, plan.DrainsPath, plan.AgentsPath, "/etc/cdi/nvidia.yaml", "/run/cdi/nvidia.yaml"} {

@@ -17,28 +17,55 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Choose returns the slots of the plan that the arguments name.
-func Choose(p *plan.Plan, all bool, args []string) ([]plan.Slot, error) {
-	if err := CheckSlots(all, args); err != nil {
+// Selection names slots of a node, as people write them.
+type Selection struct {
+	All   bool
+	Names []string
+}
+
+// In returns the selected ones of a node's slots.
+func (s Selection) In(slots []plan.Slot) ([]plan.Slot, error) {
+	if err := s.Check(); err != nil {
 		return nil, err
 	}
-	if all {
-		return p.Slots, nil
+	if s.All {
+		return slots, nil
 	}
 	var chosen []plan.Slot
-	for _, arg := range args {
-		k, ok := SlotNumber(arg)
-		i := slices.IndexFunc(p.Slots, func(s plan.Slot) bool { return s.Index == k })
+	for _, name := range s.Names {
+		k, ok := SlotNumber(name)
+		i := slices.IndexFunc(slots, func(s plan.Slot) bool { return s.Index == k })
 		if !ok || i < 0 {
-			names := make([]string, len(p.Slots))
-			for i, s := range p.Slots {
-				names[i] = s.Name
-			}
-			return nil, config.BadInput("this node has no slot %q; it has %s", arg, strings.Join(names, ", "))
+			return nil, config.BadInput("this node has no slot %q; it has %s", name, SlotNames(slots))
 		}
-		chosen = append(chosen, p.Slots[i])
+		chosen = append(chosen, slots[i])
 	}
 	return chosen, nil
+}
+
+// Check returns what is wrong with the selection on any node.
+func (s Selection) Check() error {
+	switch {
+	case s.All && len(s.Names) > 0:
+		return config.BadInput("--all means every slot; leave out %s or --all", strings.Join(s.Names, " "))
+	case !s.All && len(s.Names) == 0:
+		return config.BadInput("no slot is named; write slots such as gpu3, or --all")
+	}
+	for _, name := range s.Names {
+		if _, ok := SlotNumber(name); !ok {
+			return config.BadInput("there is no slot %.60q; write slots such as gpu3", name)
+		}
+	}
+	return nil
+}
+
+// SlotNames returns the names of slots for a message.
+func SlotNames(slots []plan.Slot) string {
+	names := make([]string, len(slots))
+	for i, s := range slots {
+		names[i] = s.Name
+	}
+	return strings.Join(names, ", ")
 }
 
 // SlotNumber returns the number of a slot that people write as gpu3 or 3.
@@ -47,20 +74,14 @@ func SlotNumber(name string) (k int, ok bool) {
 	return int(n), err == nil
 }
 
-// CheckSlots returns what is wrong with names of slots, or with their lack, on any node.
-func CheckSlots(all bool, args []string) error {
-	switch {
-	case all && len(args) > 0:
-		return config.BadInput("--all means every slot; leave out %s or --all", strings.Join(args, " "))
-	case !all && len(args) == 0:
-		return config.BadInput("no slot is named; write slots such as gpu3, or --all")
-	}
-	for _, arg := range args {
-		if _, ok := SlotNumber(arg); !ok {
-			return config.BadInput("there is no slot %.60q; write slots such as gpu3", arg)
+// Queues returns the queues of a plan's slots, in their order.
+func Queues(p *plan.Plan) (queues []string) {
+	for _, slot := range p.Slots {
+		if !slices.Contains(queues, slot.Queue) {
+			queues = append(queues, slot.Queue)
 		}
 	}
-	return nil
+	return queues
 }
 
 // WaitDrained tells how far each slot is whenever that changes. With wait it returns when all are

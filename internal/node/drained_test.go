@@ -8,12 +8,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 func TestChoose(t *testing.T) {
 	t.Parallel()
-	p := &plan.Plan{Slots: wantedSlots(4)}
+	all := wantedSlots(4)
 	for _, tt := range []struct {
 		all  bool
 		args []string
@@ -28,7 +27,7 @@ func TestChoose(t *testing.T) {
 		{false, []string{"gpu"}, nil, `no slot "gpu"`},
 		{false, []string{"-1"}, nil, `no slot "-1"`},
 	} {
-		slots, err := Choose(p, tt.all, tt.args)
+		slots, err := Selection{tt.all, tt.args}.In(all)
 		var got []string
 		for _, s := range slots {
 			got = append(got, s.Name)

@@ -4,27 +4,33 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// DrainChange is a change of which slots are drained.
-type DrainChange struct {
-	Kind string // of the event: "drain" or "resume"
-	// Choose returns the slots of a plan to change.
-	Choose func(*plan.Plan) ([]plan.Slot, error)
-	// Change returns the drains with the slot drained or resumed.
-	Change func(drains []plan.Drain, slot int) []plan.Drain
-	// Warn hears of failures in slots that were not chosen, and of events that are not recorded.
-	Warn func(error)
+// Drain keeps new jobs off the selected slots for a reason, and changes the node accordingly. It
+// returns the new plan and those slots. warn hears of failures in other slots, and of events that
+// are not recorded.
+func (n *Node) Drain(ctx context.Context, host *reconcile.Host, selected Selection, reason string, warn func(error)) (*plan.Plan, []plan.Slot, error) {
+	since := time.Now().UTC().Truncate(time.Second)
+	slots, err := n.changeDrains(ctx, host, "drain", selected, func(drains []plan.Drain, slot int) []plan.Drain {
+		return plan.AddDrain(drains, plan.Drain{Slot: slot, By: plan.ByOperator, Reason: reason, Since: since})
+	}, warn)
+	return n.Plan, slots, err
 }
 
-// ChangeDrains changes which slots are drained, and then the node accordingly. It returns the new
-// plan; when slots are resumed, drained slots that are no longer of the plan are in it by name
-// alone.
-func (n *Node) ChangeDrains(ctx context.Context, host *reconcile.Host, c DrainChange) (*plan.Plan, error) {
+// Resume takes back Drain. Drained slots that are no longer of the plan can be selected, too; what it
+// returns of them has only a name.
+func (n *Node) Resume(ctx context.Context, host *reconcile.Host, selected Selection, warn func(error)) ([]plan.Slot, error) {
+	return n.changeDrains(ctx, host, "resume", selected, func(drains []plan.Drain, slot int) []plan.Drain {
+		return plan.RemoveDrain(drains, slot, plan.ByOperator)
+	}, warn)
+}
+
+func (n *Node) changeDrains(ctx context.Context, host *reconcile.Host, kind string, selected Selection, change func([]plan.Drain, int) []plan.Drain, warn func(error)) ([]plan.Slot, error) {
 	release, err := n.Lock(ctx, host)
 	if err != nil {
 		return nil, err
@@ -34,10 +40,10 @@ func (n *Node) ChangeDrains(ctx context.Context, host *reconcile.Host, c DrainCh
 		return nil, err
 	}
 	var unplanned []plan.Slot // drain does not know them
-	if c.Kind == "resume" {
+	if kind == "resume" {
 		unplanned = slotless(n.Plan, n.Drains)
 	}
-	slots, err := c.Choose(withSlots(n.Plan, unplanned))
+	slots, err := selected.In(slices.Concat(n.Plan.Slots, unplanned))
 	if err != nil {
 		return nil, err
 	}
@@ -45,9 +51,9 @@ func (n *Node) ChangeDrains(ctx context.Context, host *reconcile.Host, c DrainCh
 	drains := n.Drains
 	for _, sl := range slots {
 		before := len(drains)
-		drains = c.Change(drains, sl.Index)
+		drains = change(drains, sl.Index)
 		if len(drains) != before {
-			happened = append(happened, events.Event{Kind: c.Kind, Slot: sl.Index, By: plan.ByOperator, Text: drainText(c.Kind, drains, sl.Index)})
+			happened = append(happened, events.Event{Kind: kind, Slot: sl.Index, By: plan.ByOperator, Text: drainText(kind, drains, sl.Index)})
 		}
 	}
 	if !slices.Equal(drains, n.Drains) {
@@ -56,7 +62,7 @@ func (n *Node) ChangeDrains(ctx context.Context, host *reconcile.Host, c DrainCh
 		}
 	}
 	if err := (events.Log{File: events.Path}).Add(happened...); err != nil {
-		c.Warn(err)
+		warn(err)
 	}
 	if err := n.MakePlan(); err != nil {
 		return nil, err
@@ -67,10 +73,13 @@ func (n *Node) ChangeDrains(ctx context.Context, host *reconcile.Host, c DrainCh
 		if slices.ContainsFunc(slots, func(s plan.Slot) bool { return s.Index == k }) {
 			errs = append(errs, err)
 		} else {
-			c.Warn(err)
+			warn(err)
 		}
 	})
-	return withSlots(n.Plan, unplanned), errors.Join(append(errs, rest)...)
+	if err := errors.Join(append(errs, rest)...); err != nil {
+		return nil, err
+	}
+	return selected.In(slices.Concat(n.Plan.Slots, unplanned))
 }
 
 // slotless returns drains without a slot in the plan as slots that have only a name.
@@ -80,12 +89,6 @@ func slotless(p *plan.Plan, drains []plan.Drain) []plan.Slot {
 		unplanned = append(unplanned, plan.Slot{Index: d.Slot, Name: plan.SlotName(d.Slot)})
 	}
 	return unplanned
-}
-
-func withSlots(p *plan.Plan, more []plan.Slot) *plan.Plan {
-	all := *p
-	all.Slots = slices.Concat(p.Slots, more)
-	return &all
 }
 
 func drainText(command string, drains []plan.Drain, slot int) string {

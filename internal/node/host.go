@@ -77,18 +77,25 @@ func (n *Node) WaitLock(ctx context.Context, take func() (func(), error), why st
 // Preview returns what a machine, or a tree, differs in from its plan, as far as the user may read
 // it.
 func (n *Node) Preview(ctx context.Context) ([]reconcile.Change, error) {
-	host := &reconcile.Host{Root: n.Root, GPUs: n.Inventory.GPUs}
+	host := &reconcile.Host{Root: n.Root}
 	if n.Live() {
 		if bus, err := systemd.Connect(ctx); err == nil {
 			defer bus.Close()
 			host.Systemd, host.Network = bus, Network()
 		}
 	}
+	_, changes, err := n.Compare(ctx, host)
+	return changes, err
+}
+
+// Compare observes the machine as it was read, and returns what differs from its plan.
+func (n *Node) Compare(ctx context.Context, host *reconcile.Host) (*reconcile.State, []reconcile.Change, error) {
+	host.GPUs = n.Inventory.GPUs
 	state, err := host.Observe(ctx, n.Plan)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return reconcile.Diff(n.Plan, state), nil
+	return state, reconcile.Diff(n.Plan, state), nil
 }
 
 // LookLocked looks at the machine and observes it while no other kbnode changes it.
@@ -125,13 +132,8 @@ func (n *Node) LookAgain(ctx context.Context, host *reconcile.Host, load func() 
 	if err := n.MakePlan(); err != nil {
 		return nil, nil, err
 	}
-	host.GPUs = n.Inventory.GPUs
-	state, err := host.Observe(ctx, n.Plan)
-	if err != nil {
-		return nil, nil, err
-	}
-	changes := reconcile.Diff(n.Plan, state)
-	return state, changes, onlyAgreed(changes, agreed)
+	state, changes, err := n.Compare(ctx, host)
+	return state, changes, errors.Join(err, onlyAgreed(changes, agreed))
 }
 
 func onlyAgreed(changes []reconcile.Change, agreed []string) error {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
@@ -23,24 +22,14 @@ const registerPoll = 300 * time.Millisecond
 type LateError struct{ Slots []plan.Slot }
 
 func (e *LateError) Error() string {
-	names := make([]string, len(e.Slots))
-	for i, s := range e.Slots {
-		names[i] = s.Name
-	}
-	return fmt.Sprintf("%s not registered yet; kbnode status and journalctl -u %s show more", strings.Join(names, ", "), plan.AgentUnit(e.Slots[0].Index))
-}
-
-// Waiting is who learns how far WaitRegistered is.
-type Waiting interface {
-	Registered(done, total int)     // called when done or total changes
-	Parked(p plan.Slot, why string) // the slot is no longer waited for
-	Failed(err error)               // a look failed, and is repeated
+	return fmt.Sprintf("%s not registered yet; kbnode status and journalctl -u %s show more", SlotNames(e.Slots), plan.AgentUnit(e.Slots[0].Index))
 }
 
 // WaitRegistered waits until every agent that should run has registered with Buildkite, except
 // agents of slots that wait for a job or are parked. If one was refused, the error quotes the
-// agent. It is a *LateError if some take too long.
-func WaitRegistered(ctx context.Context, p *plan.Plan, host *reconcile.Host, deferred []reconcile.Change, w Waiting) error {
+// agent. It is a *LateError if some take too long. It calls registered whenever done or total changes,
+// and parked for a slot that it no longer waits for.
+func WaitRegistered(ctx context.Context, p *plan.Plan, host *reconcile.Host, deferred []reconcile.Change, registered func(done, total int), parked func(s plan.Slot, why string)) error {
 	var wait []plan.Slot
 	for _, s := range p.Slots {
 		later := slices.ContainsFunc(deferred, func(c reconcile.Change) bool { return c.Slot == s.Index })
@@ -52,7 +41,6 @@ func WaitRegistered(ctx context.Context, p *plan.Plan, host *reconcile.Host, def
 	for deadline := time.Now().Add(slot.RegisterTime); len(wait) > 0; {
 		state, err := host.Observe(ctx, p)
 		if err != nil && ctx.Err() == nil && time.Now().Before(deadline) { // the plan was applied; only this look failed
-			w.Failed(err)
 			if err := limit.Sleep(ctx, registerPoll); err != nil {
 				return err
 			}
@@ -68,7 +56,7 @@ func WaitRegistered(ctx context.Context, p *plan.Plan, host *reconcile.Host, def
 				errs = append(errs, agentFailure(ctx, s))
 			}
 			if len(now.Parked) > 0 {
-				w.Parked(s, now.Parked[0].Reason)
+				parked(s, now.Parked[0].Reason)
 				total--
 				return true
 			}
@@ -79,7 +67,7 @@ func WaitRegistered(ctx context.Context, p *plan.Plan, host *reconcile.Host, def
 		}
 		if done := total - len(wait); done != reported {
 			reported = done
-			w.Registered(done, total)
+			registered(done, total)
 		}
 		if len(wait) == 0 {
 			return nil

@@ -21,9 +21,9 @@ import (
 const resetTime = 2 * time.Minute
 
 // ReportResets tells the daemon that the GPUs of slots were reset by hand, and waits until it has
-// judged them again. choose returns the slots of the plan.
-func (n *Node) ReportResets(ctx context.Context, host *reconcile.Host, choose func(*plan.Plan) ([]plan.Slot, error)) error {
-	if err := n.reportResets(ctx, host, choose); err != nil {
+// judged them again.
+func (n *Node) ReportResets(ctx context.Context, host *reconcile.Host, selected Selection) error {
+	if err := n.reportResets(ctx, host, selected); err != nil {
 		return err
 	}
 	// The daemon then reads everything again, including the GPUs.
@@ -43,7 +43,7 @@ func (n *Node) ReportResets(ctx context.Context, host *reconcile.Host, choose fu
 }
 
 // reportResets leaves the message for the daemon, which must be running.
-func (n *Node) reportResets(ctx context.Context, host *reconcile.Host, choose func(*plan.Plan) ([]plan.Slot, error)) error {
+func (n *Node) reportResets(ctx context.Context, host *reconcile.Host, selected Selection) error {
 	now, err := health.Now()
 	if err != nil {
 		return err
@@ -56,7 +56,7 @@ func (n *Node) reportResets(ctx context.Context, host *reconcile.Host, choose fu
 	if err := n.Refresh(ctx); err != nil {
 		return err
 	}
-	slots, err := choose(n.Plan)
+	slots, err := selected.In(n.Plan.Slots)
 	if err != nil {
 		return err
 	}

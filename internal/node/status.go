@@ -62,12 +62,11 @@ func (n *Node) ReadStatus(ctx context.Context) (Status, error) {
 		return Status{}, err
 	}
 	defer host.Close()
-	host.GPUs = n.Inventory.GPUs
-	state, err := host.Observe(ctx, n.Plan)
+	state, changes, err := n.Compare(ctx, host.Host)
 	if err != nil {
 		return Status{}, err
 	}
-	st := StatusOf(n.Plan, state, reconcile.Diff(n.Plan, state))
+	st := StatusOf(n.Plan, state, changes)
 	for i, sl := range n.Plan.Slots {
 		if why := agentProblem(ctx, sl, state.Slot(sl.Index), time.Now(), agent.Journal); why != "" {
 			st.Slots[i].Problems = append(st.Slots[i].Problems, why)

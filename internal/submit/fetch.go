@@ -29,10 +29,6 @@ func (f *follower) fetch(r *run) {
 		r.out.Started, r.out.Ended = job.Started, job.Finished
 		r.out.Queue, r.out.Run = seconds(job.Runnable, job.Started), seconds(job.Started, job.Finished)
 	}
-	if r.job.NoResult {
-		f.conclude(r, job, nil, errNoResult)
-		return
-	}
 	f.tell(r, "fetching")
 	build := r.build
 	f.aside(func() func() {
@@ -127,8 +123,6 @@ func judge(b buildkite.Build, job *buildkite.Job, r *result.Result, j Job, err e
 			return NoResult, sentence
 		}
 		return NotPassed, sentence
-	case j.NoResult && ok:
-		return Passed, "the job passed"
 	case errors.Is(err, errNoResult):
 		if b.State == "canceled" || b.State == "canceling" {
 			return Cancelled, "the build was canceled in Buildkite"

@@ -229,7 +229,7 @@ func (f *follower) lookFailed(err error) {
 		return
 	}
 	if f.Log != nil {
-		f.Log(0, err.Error())
+		f.Log(err.Error())
 	}
 }
 

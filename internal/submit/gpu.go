@@ -93,24 +93,19 @@ func ofQueue(queue string) (GPU, kind, bool) {
 	return find(queue)
 }
 
-// GPUOfQueue returns the type of GPU that a queue is named for. ok is false if its name says none.
-func GPUOfQueue(queue string) (g GPU, ok bool) {
-	g, _, ok = find(queue)
-	return g, ok
-}
-
-// CheckTarget returns an error if a type of GPU or an architecture does not fit the GPUs that a queue
-// is named for. An empty gpu or arch is not given. Names that kbnode does not know fit everywhere.
-func CheckTarget(queue, gpu, arch string) error {
-	has, there, ok := ofQueue(queue)
-	if !ok {
+// Fits returns an error if a type of GPU or an architecture does not fit the GPUs that the queue is
+// named for, unless that is forced. An empty gpu or arch is not given. Names that kbnode does not
+// know fit everywhere.
+func (t Target) Fits(gpu, arch string) error {
+	has, there, ok := ofQueue(t.Queue)
+	if !ok || t.Force {
 		return nil
 	}
-	queueIs := fmt.Sprintf("queue %s is for %s GPUs", queue, there)
+	queueIs := fmt.Sprintf("queue %s is for %s GPUs", t.Queue, there)
 	named, wanted, ok := find(gpu)
 	switch {
 	case ok && (wanted.model != there.model || wanted.shape != "" && wanted.shape != there.shape):
-		return fmt.Errorf("%s, and --gpu %s names others; leave out --queue for queue %s, or --gpu for queue %s; --force sends it anyway", queueIs, gpu, named.Queue, queue)
+		return fmt.Errorf("%s, and --gpu %s names others; leave out --queue for queue %s, or --gpu for queue %s; --force sends it anyway", queueIs, gpu, named.Queue, t.Queue)
 	case arch != "" && has.AMD():
 		return fmt.Errorf("%s, which have no architecture of nvcc; leave it out; --force sends it anyway", queueIs)
 	case arch != "" && !runsOn(arch, has.Arch):

@@ -84,8 +84,8 @@ func TestGPUOf(t *testing.T) {
 	}
 }
 
-// TestCheckTarget tries every type of GPU with the queue of every other one.
-func TestCheckTarget(t *testing.T) {
+// TestFits tries every type of GPU with the queue of every other one.
+func TestFits(t *testing.T) {
 	t.Parallel()
 	names := []string{"B200_BK", "H100_BK", "MI300_BK", "L40S_BK", "B200_Nebius", "nvidia-h100", "amd-mi250", "MI300x8", "b200-1g-23gb", "MI300-CPX"}
 	for model := range archs {
@@ -100,7 +100,7 @@ func TestCheckTarget(t *testing.T) {
 		for _, other := range names {
 			g, there, _ := find(other)
 			fits := is.model == there.model && (is.shape == "" || is.shape == there.shape)
-			err := CheckTarget(g.Queue, name, "")
+			err := Target{Queue: g.Queue}.Fits(name, "")
 			if (err == nil) != fits {
 				t.Errorf("--gpu %s --queue %s: %v", name, g.Queue, err)
 			}
@@ -111,11 +111,11 @@ func TestCheckTarget(t *testing.T) {
 				}
 			}
 			// The queue alone, with the architecture of the other type.
-			if is.model == there.model && mine.Arch != "" && CheckTarget(g.Queue, "", mine.Arch) != nil {
+			if is.model == there.model && mine.Arch != "" && (Target{Queue: g.Queue}).Fits("", mine.Arch) != nil {
 				t.Errorf("--queue %s --arch %s: refused", g.Queue, mine.Arch)
 			}
 		}
-		if own, ok := GPUOfQueue(mine.Queue); mine.Queue != "test" && (!ok || own.Arch != mine.Arch) {
+		if own, _, ok := find(mine.Queue); mine.Queue != "test" && (!ok || own.Arch != mine.Arch) {
 			t.Errorf("queue %s is for %+v, want architecture %s", mine.Queue, own, mine.Arch)
 		}
 	}
@@ -131,11 +131,11 @@ func TestCheckTarget(t *testing.T) {
 		{"mi300", "", "90a", false}, {"mi300", "", "", true}, {"test", "", "89", true}, {"test", "H100_BK", "", false}, {"h100", "H100_BK", "100", false},
 		{"kernels", "H100_BK", "100", true}, {"kernels", "", "1", true}, {"b200", "tpu", "100", true}, {"b200", "", "sm_90", true}, {"", "", "90a", true},
 	} {
-		if err := CheckTarget(tt.queue, tt.gpu, tt.arch); (err == nil) != tt.ok {
+		if err := (Target{Queue: tt.queue}).Fits(tt.gpu, tt.arch); (err == nil) != tt.ok {
 			t.Errorf("%+v: %v", tt, err)
 		}
 	}
-	if g, ok := GPUOfQueue("test"); ok {
+	if g, _, ok := find("test"); ok {
 		t.Errorf("a queue that only kernelbot's table knows may be another one of that name: %+v", g)
 	}
 }
@@ -144,7 +144,7 @@ func TestCheckTarget(t *testing.T) {
 func TestBothNames(t *testing.T) {
 	t.Parallel()
 	for text, both := range map[string]bool{`{"a":1}`: true, fmt.Sprintf("%q", noise(300_000)): false} {
-		j, err := Request{RunID: "r", Queue: "b200", Payload: text}.Job()
+		j, err := Request{RunID: "r", Target: Target{Queue: "b200"}, Payload: text}.Job()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
@@ -19,19 +18,13 @@ const maxEnviron = 1_900_000
 
 // Request describes an evaluation.
 type Request struct {
-	RunID          string
-	Payload        string // JSON text
-	Queue, Image   string // an empty Image means the pipeline's own
-	Branch, Commit string
-	Message        string
-	// Inline sends the steps with the build, so that the pipeline needs none.
-	Inline  bool
-	AMD     bool
-	Profile string            // of the container, with Inline; "" means strict
-	Agents  map[string]string // additional tags, with Inline
-	Minutes int               // of the job, with Inline; 0 means the steps' default
-	Env     map[string]string // additional variables
+	Target
+	RunID   string
+	Payload string // JSON text
+	Message string
 }
+
+var errNoQueue = errors.New("no queue is given; write --queue b200, or --gpu B200_BK")
 
 // CheckSize returns an error if an encoded payload is too large for a job.
 func CheckSize(encoded string) error {
@@ -48,7 +41,6 @@ func (r Request) Job() (Job, error) {
 	if r.Image != "" {
 		env["KERNELBOT_IMAGE"] = r.Image
 	}
-	maps.Copy(env, r.Env)
 	text := payload.Encode([]byte(r.Payload))
 	errs = append(errs, CheckSize(text))
 	for _, kv := range payload.Environ(text) {
@@ -59,13 +51,13 @@ func (r Request) Job() (Job, error) {
 		}
 	}
 	if r.Queue == "" {
-		errs = append(errs, errors.New("no queue is given; write --queue b200, or --gpu B200_BK"))
+		errs = append(errs, errNoQueue)
 	}
 	j := Job{RunID: r.RunID, Build: buildkite.NewBuild{
-		Commit: cmp.Or(r.Commit, "HEAD"), Branch: cmp.Or(r.Branch, "main"), Message: r.Message, Env: env,
+		Commit: "HEAD", Branch: cmp.Or(r.Branch, "main"), Message: r.Message, Env: env,
 	}}
 	if r.Inline {
-		p, err := pipeline.Build(pipeline.Eval, pipeline.Options{Queue: r.Queue, Image: r.Image, AMD: r.AMD, Profile: r.Profile, Agents: r.Agents, Timeout: r.Minutes})
+		p, err := pipeline.Build(pipeline.Eval, pipeline.Options{Queue: r.Queue, Image: r.Image, AMD: r.AMD, Profile: r.Profile, Timeout: r.Minutes()})
 		if err != nil {
 			errs = append(errs, err)
 		} else {

@@ -30,9 +30,8 @@ const (
 
 // Job is a build to create.
 type Job struct {
-	RunID    string // stored in the build's meta-data; unique to the build
-	Build    buildkite.NewBuild
-	NoResult bool // the job leaves no result.json
+	RunID string // stored in the build's meta-data; unique to the build
+	Build buildkite.NewBuild
 	// Runs are the evaluations that the result must contain.
 	Runs []string
 }
@@ -40,12 +39,9 @@ type Job struct {
 // NewRunID returns a unique run ID.
 func NewRunID() string { return "kbnode-" + strings.ToLower(rand.Text()[:16]) }
 
-// Options say where to create builds and how long to wait for them.
+// Options say where to create builds and how to follow them.
 type Options struct {
-	Org, Pipeline string
-	// QueueTime is how long a build may wait for an agent, and RunTime how long it may run,
-	// before it is canceled. Zero means no limit.
-	QueueTime, RunTime time.Duration
+	Target
 	// Resume follows a build that already has the job's run ID. It is ignored unless there is
 	// exactly one job.
 	Resume bool
@@ -57,7 +53,7 @@ type Options struct {
 	// Builds are followed until it returns. If it is nil, builds are canceled.
 	Leave func() bool
 	// Log, if not nil, is called with errors that are retried.
-	Log func(index int, why string)
+	Log func(why string)
 }
 
 // Status is the current status of a job.

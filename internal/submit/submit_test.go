@@ -105,8 +105,8 @@ func TestOutcomes(t *testing.T) {
 		{name: "nothing left", do: takes(1, 0, nil), verdict: NoResult, reason: "the job passed but left no result.json; add it to the step's artifact_paths"},
 		{name: "fails with nothing left", do: takes(1, 125, nil), verdict: NoResult, reason: "docker could not start the container"},
 		{name: "no JSON", do: takes(1, 0, result("<html>")), verdict: NoResult, reason: "read result.json: it is not one JSON document; it may be cut off"},
-		{name: "too slow", do: takes(3600, 0, nil), limits: Options{RunTime: 5 * time.Minute}, verdict: TimedOut, reason: "it did not end within 5m0s"},
-		{name: "nobody takes it", steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": "none"}}}, limits: Options{QueueTime: 10 * time.Minute}, verdict: TimedOut, reason: "no agent took it within 10m0s"},
+		{name: "too slow", do: takes(3600, 0, nil), limits: Options{Target: Target{RunTime: 5 * time.Minute}}, verdict: TimedOut, reason: "it did not end within 5m0s"},
+		{name: "nobody takes it", steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": "none"}}}, limits: Options{Target: Target{QueueTime: 10 * time.Minute}}, verdict: TimedOut, reason: "no agent took it within 10m0s"},
 		{name: "the agent is lost", do: func(_ context.Context, w *bktest.Work) { w.Gone = true }, verdict: NoResult, reason: "agent n-gpu0 was lost during the job"},
 		{name: "another evaluation", do: takes(1, 0, result(good)), runs: []string{"test", "leaderboard"}, verdict: NotPassed, reason: "its result has no run leaderboard; check that the pipeline evaluates what it is sent"},
 		{name: "no such step", steps: []any{map[string]any{"wait": nil}}, verdict: NotCreated, reason: "create build: Buildkite returned 422"},
@@ -228,7 +228,7 @@ func TestFaults(t *testing.T) {
 					if err := CheckQueue(t.Context(), bk.client, "kbnode", "b200"); err != nil {
 						t.Error(err)
 					}
-					got := bk.run(t.Context(), Options{RunTime: time.Hour, QueueTime: time.Hour}, job("a"))[0]
+					got := bk.run(t.Context(), Options{Target: Target{RunTime: time.Hour, QueueTime: time.Hour}}, job("a"))[0]
 					if got.Verdict != Passed {
 						t.Errorf("%+v, %q", got, bk.log)
 					}
@@ -269,7 +269,7 @@ func TestCancelFaults(t *testing.T) {
 				bk := open(t, bktest.Options{}, 1, takes(7200, 0, nil))
 				fault.Route, fault.Times = cancelRoute, cmp.Or(fault.Times, 2)
 				bk.Inject(fault)
-				got := bk.run(t.Context(), Options{RunTime: time.Minute}, job("a"))[0]
+				got := bk.run(t.Context(), Options{Target: Target{RunTime: time.Minute}}, job("a"))[0]
 				state := bk.Builds()[0].State
 				if got.Verdict != TimedOut {
 					t.Errorf("%+v", got)
@@ -362,7 +362,7 @@ func TestRetried(t *testing.T) {
 		}}
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
-		if got := bk.run(ctx, Options{RunTime: 5 * time.Minute, QueueTime: 15 * time.Minute}, j)[0]; got.Verdict != Passed || got.Agent != "n-gpu1" {
+		if got := bk.run(ctx, Options{Target: Target{RunTime: 5 * time.Minute, QueueTime: 15 * time.Minute}}, j)[0]; got.Verdict != Passed || got.Agent != "n-gpu1" {
 			t.Errorf("%+v", got)
 		}
 	})

@@ -66,7 +66,7 @@ func (c *cli) agentLines(ctx context.Context, queue string) ([]agentLine, error)
 	lines := []agentLine{}
 	for _, a := range all {
 		l := agentLine{Name: a.Name, Queue: cmp.Or(a.Tag("queue"), buildkite.DefaultQueue), State: "connected", Busy: a.Job != nil, Tags: a.Tags}
-		if a.Stopping {
+		if a.Stopping() {
 			l.State = "stopping"
 		}
 		if a.Job != nil {

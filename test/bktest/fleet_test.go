@@ -94,7 +94,7 @@ func TestFleet(t *testing.T) {
 			}})
 		}
 		look("a hundred jobs", func() error {
-			for _, out := range submit.Run(ctx, client, submit.Options{Org: "kbnode", Pipeline: "kernelbot"}, jobs) {
+			for _, out := range submit.Run(ctx, client, submit.Options{Target: submit.Target{Org: "kbnode", Pipeline: "kernelbot"}}, jobs) {
 				if out.State != "passed" {
 					return fmt.Errorf("%s is %s: %s", out.RunID, out.State, out.Reason)
 				}
