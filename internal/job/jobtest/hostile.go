@@ -4,6 +4,7 @@ package jobtest
 import (
 	"maps"
 	"strings"
+	"unicode/utf8"
 )
 
 // Ordinary is BUILDKITE_PLUGINS of a step that a node runs.
@@ -23,8 +24,19 @@ type Build struct {
 	// environment.
 	Field string
 	Vars  map[string]string
-	// Unstartable is set if no process can have these variables: the agent cannot even start kbnode.
-	Unstartable bool
+	// Agent is the reason with which buildkite-agent itself ends the job, since no process can have these
+	// variables, or it cannot read them. "" means that it starts kbnode.
+	Agent string
+}
+
+// Sendable reports whether Buildkite, which speaks JSON, can send the variables.
+func (b Build) Sendable() bool {
+	for _, value := range b.Vars {
+		if !utf8.ValidString(value) {
+			return false
+		}
+	}
+	return true
 }
 
 type vars = map[string]string
@@ -52,7 +64,7 @@ var Hostile = []Build{
 	{Name: "a function of bash", Vars: vars{"BASH_FUNC_echo%%": "() { " + plant + "; }", "BASH_FUNC_cd()": "() { " + plant + "; }"}},
 	{Name: "git", Vars: vars{"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.fsmonitor", "GIT_CONFIG_VALUE_0": plant, "GIT_SSH_COMMAND": plant, "GIT_DIR": "/etc", "GIT_EXTERNAL_DIFF": plant}},
 	{Name: "the loader", Vars: vars{"LD_PRELOAD": "/workdir/evil.so", "LD_LIBRARY_PATH": "/workdir", "LD_AUDIT": "x", "GLIBC_TUNABLES": "x", "GCONV_PATH": "/workdir"}},
-	{Name: "interpreters", Vars: vars{"PYTHONPATH": "/workdir", "PYTHONSTARTUP": "/workdir/x", "PERL5OPT": "-Mx", "NODE_OPTIONS": "-r x", "GODEBUG": "x", "GOCOVERDIR": "/etc"}},
+	{Name: "interpreters", Vars: vars{"PYTHONPATH": "/workdir", "PYTHONSTARTUP": "/workdir/x", "PERL5OPT": "-Mx", "NODE_OPTIONS": "-r x", "GODEBUG": "x", "GOCOVERDIR": "/workdir"}},
 	{Name: "paths", Vars: vars{"PATH": "/workdir", "HOME": "/etc", "TMPDIR": "/etc", "XDG_CONFIG_HOME": "/etc", "CREDENTIALS_DIRECTORY": "/etc"}},
 	{Name: "proxies", Vars: vars{"HTTPS_PROXY": "http://evil.example", "SSL_CERT_FILE": "/workdir/ca", "SSH_AUTH_SOCK": "/run/x"}},
 	{Name: "docker", Vars: vars{"DOCKER_HOST": "tcp://evil.example", "DOCKER_CONFIG": "/workdir", "NVIDIA_DRIVER_CAPABILITIES": "all", "CUDA_VISIBLE_DEVICES": "0,1"}},
@@ -69,11 +81,11 @@ var Hostile = []Build{
 	{Name: "no ID", Field: "BUILDKITE_JOB_ID", Vars: vars{"BUILDKITE_JOB_ID": ""}},
 	{Name: "a build's ID with a newline", Field: "BUILDKITE_BUILD_ID", Vars: vars{"BUILDKITE_BUILD_ID": "a\nb"}},
 
-	{Name: "a command of 1 MiB", Field: "command", Vars: vars{"BUILDKITE_COMMAND": strings.Repeat("x", 1<<20)}, Unstartable: true},
-	{Name: "a command of 200 KB", Field: "command", Vars: vars{"BUILDKITE_COMMAND": strings.Repeat("x", 200_000)}, Unstartable: true},
-	{Name: "a command with a NUL", Field: "command", Vars: vars{"BUILDKITE_COMMAND": plant + "\x00"}, Unstartable: true},
+	{Name: "a command of 1 MiB", Field: "command", Vars: vars{"BUILDKITE_COMMAND": strings.Repeat("x", 1<<20)}, Agent: "process_run_error"},
+	{Name: "a command of 200 KB", Field: "command", Vars: vars{"BUILDKITE_COMMAND": strings.Repeat("x", 200_000)}, Agent: "process_run_error"},
+	{Name: "a command with a NUL", Field: "command", Vars: vars{"BUILDKITE_COMMAND": plant + "\x00"}, Agent: "process_run_error"},
 	{Name: "a command that is not UTF-8", Field: "command", Vars: vars{"BUILDKITE_COMMAND": plant + "\xff"}},
-	{Name: "a variable of 200 KB", Field: "environment", Vars: vars{"X": strings.Repeat("x", 200_000)}, Unstartable: true},
+	{Name: "a variable of 200 KB", Field: "environment", Vars: vars{"X": strings.Repeat("x", 200_000)}, Agent: "process_run_error"},
 
 	{Name: "artifacts above", Field: "artifact_paths", Vars: vars{"BUILDKITE_ARTIFACT_PATHS": "result.json;../../etc/shadow"}},
 	{Name: "artifacts of the node", Field: "artifact_paths", Vars: vars{"BUILDKITE_ARTIFACT_PATHS": "/etc/shadow"}},
@@ -110,14 +122,14 @@ var Hostile = []Build{
 	{Name: "a pipeline that is an option", Field: "command", Vars: vars{"BUILDKITE_PLUGINS": "[]", "BUILDKITE_COMMAND": "buildkite-agent pipeline upload --redacted-vars="}},
 	{Name: "a pipeline after another command", Field: "command", Vars: vars{"BUILDKITE_PLUGINS": "[]", "BUILDKITE_COMMAND": "buildkite-agent pipeline upload a.yml; " + plant}},
 
-	{Name: "plugins that are no JSON", Field: "BUILDKITE_PLUGINS", Vars: Plugins(`[{"docker#v5.11.0":`)},
-	{Name: "plugins that are text", Field: "BUILDKITE_PLUGINS", Vars: Plugins(`"docker#v5.11.0"`)},
-	{Name: "plugins and more", Field: "BUILDKITE_PLUGINS", Vars: Plugins(Ordinary + `[]`)},
+	{Name: "plugins that are no JSON", Field: "BUILDKITE_PLUGINS", Vars: Plugins(`[{"docker#v5.11.0":`), Agent: "agent_refused"},
+	{Name: "plugins that are text", Field: "BUILDKITE_PLUGINS", Vars: Plugins(`"docker#v5.11.0"`), Agent: "agent_refused"},
+	{Name: "plugins and more", Field: "BUILDKITE_PLUGINS", Vars: Plugins(Ordinary + `[]`), Agent: "agent_refused"},
 	{Name: "a key twice", Field: "BUILDKITE_PLUGINS", Vars: Plugins(`[{"docker#v5.11.0":{"image":"a","image":"b"}}]`)},
 	{Name: "a plugin twice", Field: "BUILDKITE_PLUGINS", Vars: Plugins(`[{"docker#v5.11.0":{"image":"a"},"docker#v5.11.0":{"image":"b","privileged":true}}]`)},
-	{Name: "depth", Field: "BUILDKITE_PLUGINS", Vars: Plugins(strings.Repeat("[", 50_000) + strings.Repeat("]", 50_000))},
+	{Name: "depth", Field: "BUILDKITE_PLUGINS", Vars: Plugins(strings.Repeat("[", 50_000) + strings.Repeat("]", 50_000)), Agent: "agent_refused"},
 	{Name: "depth in an option", Field: "BUILDKITE_PLUGINS", Vars: Plugins(`[{"docker#v5.11.0":{"image":[[[[[[["a"]]]]]]]}}]`)},
-	{Name: "size", Field: "BUILDKITE_PLUGINS", Vars: Plugins(`[{"docker#v5.11.0":{"image":"` + strings.Repeat("x", 1<<20) + `"}}]`), Unstartable: true},
+	{Name: "size", Field: "BUILDKITE_PLUGINS", Vars: Plugins(`[{"docker#v5.11.0":{"image":"` + strings.Repeat("x", 1<<20) + `"}}]`), Agent: "process_run_error"},
 	{Name: "many values", Field: "BUILDKITE_PLUGINS", Vars: Plugins(`[{"docker#v5.11.0":{"image":"a","volumes":[` + strings.Repeat("1,", 20_000) + `1]}}]`)},
 	{Name: "a NUL in an option", Field: "BUILDKITE_PLUGINS", Vars: Plugins(`[{"docker#v5.11.0":{"image":"a\u0000b"}}]`)},
 	{Name: "plugins that are not UTF-8", Field: "BUILDKITE_PLUGINS", Vars: Plugins("[{\"docker#v5.11.0\":{\"image\":\"a\xff\"}}]")},
