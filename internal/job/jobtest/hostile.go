@@ -73,7 +73,7 @@ var Hostile = []Build{
 	{Name: "a line that looks like a setting", Vars: vars{"X": "a\nBUILDKITE_PLUGIN_DOCKER_PRIVILEGED=true"}},
 	{Name: "an unknown profile", Field: "KBNODE_PROFILE", Vars: vars{"KBNODE_PROFILE": "root"}},
 
-	{Name: "secrets", Field: "BUILDKITE_SECRETS_CONFIG", Vars: vars{"BUILDKITE_SECRETS_CONFIG": `[{"key":"x"}]`}},
+	{Name: "secrets", Field: "BUILDKITE_SECRETS_CONFIG", Vars: vars{"BUILDKITE_SECRETS_CONFIG": `[{"key":"x"}]`}}, //nolint:gosec // not a secret
 	{Name: "another place for artifacts", Field: "BUILDKITE_ARTIFACT_UPLOAD_DESTINATION", Vars: vars{"BUILDKITE_ARTIFACT_UPLOAD_DESTINATION": "s3://evil"}},
 	{Name: "a refspec", Field: "BUILDKITE_REFSPEC", Vars: vars{"BUILDKITE_REFSPEC": "--upload-pack=" + plant}},
 	{Name: "an ID with a path", Field: "BUILDKITE_JOB_ID", Vars: vars{"BUILDKITE_JOB_ID": "../../etc"}},
