@@ -20,7 +20,7 @@ const runPrefix = "kbnode-"
 func (g *guard) fill(ctx context.Context, r *jobRun, frames *slot.Frames) error {
 	c := r.spec.Checkout
 	if c.Mode == job.CheckoutMirror && !job.Allows(g.policy.Repositories, c.Repository) {
-		return forbid("%.200q is not a repository that this node allows; use one that is, or add it to agent.allowed_repositories in the node's "+plan.ConfigPath, c.Repository)
+		return forbid("BUILDKITE_REPO: %.200q is not a repository that this node allows; use one that is, or add it to agent.allowed_repositories in the node's "+plan.ConfigPath, c.Repository)
 	}
 	err := errors.Join(os.Mkdir(r.top, 0o700), os.Mkdir(r.checkout(), 0o755), chown(r.checkout(), g.uid, g.gid)) //nolint:gosec // its parent is root's alone
 	for i, m := range r.spec.Mounts {

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/job/jobtest"
 )
 
 // optionTables are in docs/pipelines.md, one for each verdict.
@@ -63,7 +64,7 @@ func TestOptions(t *testing.T) {
 			} else if err != nil {
 				t.Errorf("%s: %v", name, err)
 			} else {
-				inert(t, read(t, attack(options(`"image":"a"`))), s)
+				inert(t, read(t, attack(jobtest.Options(`"image":"a"`))), s)
 			}
 			if o.Verdict == job.Refused {
 				for _, none := range []string{`false`, `""`, `[]`, `"off"`, `null`} {
@@ -79,7 +80,7 @@ func TestOptions(t *testing.T) {
 // with is a step with an option, and an image.
 func with(name, value string) map[string]string {
 	if name == "image" {
-		return options(`"image":` + value)
+		return jobtest.Options(`"image":` + value)
 	}
-	return options(fmt.Sprintf(`"image":"a",%q:%s`, name, value))
+	return jobtest.Options(fmt.Sprintf(`"image":"a",%q:%s`, name, value))
 }

@@ -12,12 +12,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/job/jobtest"
 )
 
 // TestParseRefuses tests that a reader gets nothing that Read would not have written.
 func TestParseRefuses(t *testing.T) {
 	t.Parallel()
-	good := read(t, attack(options(`"image":"a","volumes":["./x:/x"],"tmpfs":["/y:ro"],"user":"1000","ulimits":["stack=1"],"environment":["A=1"]`)))
+	good := read(t, attack(jobtest.Options(`"image":"a","volumes":["./x:/x"],"tmpfs":["/y:ro"],"user":"1000","ulimits":["stack=1"],"environment":["A=1"]`)))
 	text := same(t, good)
 	swap := func(old, new string) []byte {
 		if !bytes.Contains(text, []byte(old)) {
@@ -139,8 +140,8 @@ func same(t *testing.T, s *job.Spec) []byte {
 }
 
 func FuzzRead(f *testing.F) {
-	for _, tt := range hostile {
-		in := attack(tt.vars)
+	for _, tt := range jobtest.Hostile {
+		in := attack(tt.Vars)
 		f.Add(in.Env["BUILDKITE_PLUGINS"], in.Env["BUILDKITE_COMMAND"], in.Env["BUILDKITE_ARTIFACT_PATHS"], in.Env["BUILDKITE_REPO"], in.Env["BUILDKITE_BRANCH"], "X", in.Env["X"])
 	}
 	for _, o := range job.Options {

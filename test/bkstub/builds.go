@@ -35,6 +35,7 @@ func submit(ctx context.Context, c *cli, args []string) error {
 	w.register(c)
 	queue := c.flags.String("queue", "", "queue of the job (KERNELBOT_QUEUE)")
 	c.flags.Var(&env, "env", "`NAME=VALUE` of the build; may be repeated")
+	jobEnv := c.flags.String("job-env", "", "`FILE` with a JSON object of variables that win over all others of the job")
 	encoded := c.flags.String("payload", "", "`FILE` with an encoded payload")
 	config := c.flags.String("config", "", "`FILE` with a submission as JSON, to be encoded (default: a built-in one)")
 	payloadVar := c.flags.String("payload-env", "", "variable that carries the payload (default KERNELBOT_PAYLOAD, in pieces if it is long)")
@@ -51,6 +52,13 @@ func submit(ctx context.Context, c *cli, args []string) error {
 		Commit: "HEAD", Branch: "main", Message: "Submitted by bkstub",
 		Env:      map[string]string{"KERNELBOT_QUEUE": *queue, "KERNELBOT_RUN_ID": runID},
 		MetaData: map[string]string{buildkite.RunIDKey: runID},
+	}
+	if *jobEnv != "" {
+		text, err := os.ReadFile(*jobEnv)
+		if err != nil {
+			return err
+		}
+		nb.MetaData[bktest.JobEnvKey] = string(text)
 	}
 	if *steps != "" {
 		text, err := os.ReadFile(*steps)

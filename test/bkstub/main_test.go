@@ -116,6 +116,15 @@ func TestSubmit(t *testing.T) {
 		t.Error("steps of one's own come with the built-in submission")
 	}
 
+	hostile := make(chan string, 1)
+	if err := s.Employ(t.Context(), bktest.Worker{Name: "worker", Tags: []string{"queue=jobs"}, Do: func(_ context.Context, w *bktest.Work) { hostile <- w.Env["BUILDKITE_REPO"] }}); err != nil {
+		t.Fatal(err)
+	}
+	env("--steps", write(t, "s.yml", "steps: [{command: x, agents: {queue: jobs}}]"), "--job-env", write(t, "env", `{"BUILDKITE_REPO":"ext::x"}`))
+	if got := <-hostile; got != "ext::x" {
+		t.Errorf("the job has repository %q", got)
+	}
+
 	code, _, errs := bkstub(t, s, "cancel", "1")
 	if code != 0 {
 		t.Errorf("cancel: %s", errs)

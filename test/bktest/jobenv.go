@@ -41,7 +41,7 @@ var notName = regexp.MustCompile(`[^A-Z0-9]+`)
 // jobEnv returns the environment that an agent gets with a job. Later sources win:
 // pipeline, build, step, and the server itself
 // (https://buildkite.com/docs/pipelines/configure/environment-variables). The server also
-// turns the agent's tags into variables.
+// turns the agent's tags into variables. Over all of them wins what JobEnvKey says.
 func (s *Server) jobEnv(j *job, base string) map[string]string {
 	b, a := j.build, j.agent
 	env := maps.Clone(b.own)
@@ -81,6 +81,7 @@ func (s *Server) jobEnv(j *job, base string) map[string]string {
 		k, v, _ := strings.Cut(tag, "=")
 		env["BUILDKITE_AGENT_META_DATA_"+notName.ReplaceAllString(strings.ToUpper(k), "_")] = v
 	}
+	maps.Copy(env, b.jobEnv)
 	return env
 }
 

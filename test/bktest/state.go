@@ -3,6 +3,7 @@ package bktest
 import (
 	"cmp"
 	"crypto/rand"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -25,6 +26,7 @@ type build struct {
 	Build
 	pipeline *Pipeline
 	own      map[string]string // the pipeline document's env
+	jobEnv   map[string]string // of JobEnvKey
 	jobs     []*job
 	canceled bool // cancellation was requested
 	uploads  map[string]string
@@ -103,6 +105,12 @@ func (s *Server) create(nb NewBuild) (*build, error) {
 	}
 	if b.MetaData == nil {
 		b.MetaData = map[string]string{}
+	}
+	if text, ok := b.MetaData[JobEnvKey]; ok {
+		if err := json.Unmarshal([]byte(text), &b.jobEnv); err != nil {
+			return nil, fmt.Errorf("read the variables in %s: %w", JobEnvKey, err)
+		}
+		delete(b.MetaData, JobEnvKey)
 	}
 	env := s.buildEnv(b)
 	maps.Copy(env, b.Env)

@@ -89,6 +89,10 @@ type Queue struct {
 	Key string `json:"key"`
 }
 
+// JobEnvKey is the key of meta-data with which a test asks for what only a hostile Buildkite does. Its
+// value is a JSON object of variables that each job of the build gets, whatever the server would send.
+const JobEnvKey = "bktest_job_env"
+
 // NewBuild is the body of a request to create a build.
 type NewBuild struct {
 	Pipeline string            `json:"-"` // slug; "" is the only pipeline
@@ -96,7 +100,7 @@ type NewBuild struct {
 	Branch   string            `json:"branch"`
 	Message  string            `json:"message,omitempty"`
 	Env      map[string]string `json:"env,omitempty"`
-	MetaData map[string]string `json:"meta_data,omitempty"`
+	MetaData map[string]string `json:"meta_data,omitempty"` // see JobEnvKey
 	// Steps replaces the pipeline's own: a list of steps, a pipeline, or one as YAML text.
 	Steps any `json:"steps,omitempty"`
 }
