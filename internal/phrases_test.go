@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // word is a word of a text; what else is in one, such as a number, a path and an identifier, differs
@@ -95,9 +97,7 @@ func (p phrases) add(text string) {
 func (p phrases) addGo(t *testing.T, file string) {
 	t.Helper()
 	tree, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, file), nil, parser.SkipObjectResolution)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	part := map[ast.Expr]bool{} // of a sum that was added
 	ast.Inspect(tree, func(n ast.Node) bool {
 		switch n := n.(type) {

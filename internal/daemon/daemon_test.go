@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
@@ -58,14 +59,10 @@ func newFakeNode(t *testing.T) *fakeNode {
 	t.Helper()
 	root := t.TempDir()
 	for _, dir := range []string{"/var/lib/kbnode", "/run"} {
-		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
 	}
 	sd, err := systemdtest.New(root, "0-3", "0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return &fakeNode{root: root, sd: sd}
 }
 
@@ -243,24 +240,18 @@ func running(t *testing.T, n *fakeNode, o Options) (log events.Log, wake chan st
 func (n *fakeNode) unit(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(n.root, plan.UnitDir, unitName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return string(text)
 }
 
 func (n *fakeNode) spoil(t *testing.T) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(n.root, plan.UnitDir, unitName), []byte("# "+plan.Marker+"\nby hand\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(n.root, plan.UnitDir, unitName), []byte("# "+plan.Marker+"\nby hand\n"), 0o600))
 }
 
 func kinds(t *testing.T, l events.Log) (all []string) {
 	t.Helper()
-	if err := l.Read(func(e events.Event) { all = append(all, e.Kind+": "+e.Text) }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Read(func(e events.Event) { all = append(all, e.Kind+": "+e.Text) }))
 	return all
 }
 
@@ -403,9 +394,7 @@ func TestLockedNodeIsPutOff(t *testing.T) {
 		lock := func() (release func()) {
 			t.Helper()
 			release, err := (&reconcile.Host{Root: n.root}).Lock()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			return release
 		}
 		release := lock()
@@ -538,12 +527,8 @@ func TestPublish(t *testing.T) {
 			t.Errorf("%d at the start: %+v", count, s)
 		}
 		parked := filepath.Join(n.root, plan.RunDir(1), "parked")
-		if err := os.MkdirAll(parked, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(parked, "gpu.json"), []byte(`{"reason":"its GPU is in use"}`), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(parked, 0o755))
+		must.Do(t, os.WriteFile(filepath.Join(parked, "gpu.json"), []byte(`{"reason":"its GPU is in use"}`), 0o600))
 		time.Sleep(31 * time.Second)
 		if count, s = last(); count < 2 || s.Whole || s.Err != nil || s.State == nil || len(s.Applied) != 0 || s.Listen != n.listen {
 			t.Errorf("%d after a look: %+v", count, s)

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // fellOff is the kernel's line about a GPU that fell off the bus.
@@ -32,9 +33,7 @@ func (n *fakeNode) serving(t *testing.T) (slots []int) {
 	t.Helper()
 	for i := range n.gpus {
 		units, err := n.sd.Units(t.Context(), plan.AgentUnit(i))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if units[0].Running() {
 			slots = append(slots, i)
 		}
@@ -50,9 +49,7 @@ func TestVerdictDrainsItsSlot(t *testing.T) {
 		n := newFakeNode(t)
 		n.gpus = twoGPUs()
 		kmsg := filepath.Join(n.root, "kmsg")
-		if err := os.WriteFile(kmsg, []byte(fellOff), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(kmsg, []byte(fellOff), 0o600))
 		log, wake := running(t, n, Options{Kmsg: health.Kmsg{Path: kmsg}})
 		time.Sleep(31 * time.Second)
 		synctest.Wait()
@@ -72,12 +69,8 @@ func TestVerdictDrainsItsSlot(t *testing.T) {
 		}
 
 		text, err := plan.RenderDrains(plan.AddDrain(drains, plan.Drain{Slot: 1, By: plan.ByOperator}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(n.root, plan.DrainsPath), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
+		must.Do(t, os.WriteFile(filepath.Join(n.root, plan.DrainsPath), []byte(text), 0o600))
 		wake <- struct{}{}
 		synctest.Wait()
 		if got := n.serving(t); len(got) > 0 {
@@ -99,13 +92,9 @@ func TestOperatorsWord(t *testing.T) {
 		n.gpus[0].Vendor, n.gpus[1].Vendor = "amd", "amd"
 		n.gpus[0].Healthy, n.gpus[0].Error = false, "no answer"
 		kmsg := filepath.Join(n.root, "kmsg")
-		if err := os.WriteFile(kmsg, []byte(fellOff), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(kmsg, []byte(fellOff), 0o600))
 		_, wake := running(t, n, Options{Kmsg: health.Kmsg{Path: kmsg}})
-		if err := os.MkdirAll(filepath.Join(n.root, "/run/kbnode"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Join(n.root, "/run/kbnode"), 0o755))
 		time.Sleep(31 * time.Second)
 		synctest.Wait()
 		for _, step := range []struct {
@@ -113,9 +102,7 @@ func TestOperatorsWord(t *testing.T) {
 			want    []int
 		}{{false, []int{1}}, {true, []int{0, 1}}} {
 			n.set(func() { n.gpus[0].Healthy = step.healthy })
-			if err := ReportReset(n.root, []string{"GPU-a"}, 2*time.Second); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, ReportReset(n.root, []string{"GPU-a"}, 2*time.Second))
 			wake <- struct{}{}
 			synctest.Wait()
 			if ResetPending(n.root) {
@@ -172,9 +159,7 @@ func TestHealthIsKeptOnce(t *testing.T) {
 		synctest.Wait()
 		file := filepath.Join(n.root, HealthPath)
 		kept, err := os.Stat(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
 		if now, err := os.Stat(file); err != nil || !os.SameFile(kept, now) || !kept.ModTime().Equal(now.ModTime()) {

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // lose makes readings find a GPU lost.
@@ -47,9 +48,7 @@ func (n *fakeNode) runUntil(t *testing.T, boot string) (stop func()) {
 // block makes a path unwritable until unblock is called.
 func block(t *testing.T, path string) (unblock func()) {
 	t.Helper()
-	if err := errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Join(path, "x"), 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Join(path, "x"), 0o700)))
 	return func() {
 		if err := os.RemoveAll(path); err != nil {
 			t.Error(err)
@@ -78,9 +77,7 @@ func TestJudgedWhateverFails(t *testing.T) {
 		},
 		"another kbnode that works": func(t *testing.T, n *fakeNode) func() {
 			release, err := (&reconcile.Host{Root: n.root}).Lock()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			n.set(func() { n.stamp = "other" })
 			return release
 		},
@@ -104,9 +101,7 @@ func TestJudgedWhateverFails(t *testing.T) {
 				n.gpus = twoGPUs()
 				running(t, n, Options{})
 				passwd, err := os.ReadFile(filepath.Join(n.root, "etc/passwd"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, err)
 				repair := breaks(t, n)
 				n.lose(1)
 				time.Sleep(6 * time.Minute)
@@ -116,9 +111,7 @@ func TestJudgedWhateverFails(t *testing.T) {
 				repair()
 				repaired := time.Now()
 				if name == "users that cannot be read" {
-					if err := os.WriteFile(filepath.Join(n.root, "etc/passwd"), passwd, 0o600); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, os.WriteFile(filepath.Join(n.root, "etc/passwd"), passwd, 0o600))
 				}
 				for len(n.drains()) == 0 && time.Since(repaired) < 40*time.Second { // at the next pass
 					time.Sleep(time.Second)
@@ -166,9 +159,7 @@ func TestUnitsThatAreNotKnown(t *testing.T) {
 		n := newFakeNode(t)
 		n.gpus = twoGPUs()
 		running(t, n, Options{})
-		if err := n.sd.Fail(plan.AgentUnit(0)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, n.sd.Fail(plan.AgentUnit(0)))
 		n.sd.Words()
 		n.set(func() { n.unitsErr = errors.New("read units: no answer") })
 		n.lose(1)
@@ -270,9 +261,7 @@ func TestEngineThatDoesNotAnswer(t *testing.T) {
 		n := newFakeNode(t)
 		n.gpus = twoGPUs()
 		running(t, n, Options{})
-		if err := n.sd.RunJob(0, "job-0"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, n.sd.RunJob(0, "job-0"))
 		down := func(err error) { n.set(func() { n.docker, n.err, n.stamp = err, err, n.stamp+"." }) }
 		for range 3 {
 			down(context.DeadlineExceeded)
@@ -286,18 +275,14 @@ func TestEngineThatDoesNotAnswer(t *testing.T) {
 		down(context.DeadlineExceeded)
 		time.Sleep(3 * time.Minute)
 		units, err := n.sd.Units(t.Context(), plan.AgentUnit(0), plan.AgentUnit(1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if !units[0].Stopping() || units[1].Running() || len(n.sd.Killed()) > 0 || len(n.drains()) != 2 {
 			t.Errorf("agents: %+v; killed %q; drains %+v", units, n.sd.Killed(), n.drains())
 		}
 		if words := n.sd.Words(); slices.Index(words, "drain "+plan.AgentUnit(0)) < 0 || slices.Contains(words[slices.Index(words, "drain "+plan.AgentUnit(0))+1:], "drain "+plan.AgentUnit(0)) {
 			t.Errorf("the agent with a job is not asked once to stop: %q", words)
 		}
-		if err := n.sd.FinishJob(0); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, n.sd.FinishJob(0))
 		down(nil)
 		time.Sleep(2 * time.Minute)
 		if diff := cmp.Diff([]int{0, 1}, n.serving(t)); diff != "" || len(n.drains()) > 0 {

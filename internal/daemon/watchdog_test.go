@@ -13,19 +13,16 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // watchdogTime is the watchdog interval in the daemon's unit.
 func watchdogTime(t *testing.T) time.Duration {
 	t.Helper()
 	unit, err := os.ReadFile("../../systemd/kbnode.service.tmpl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	seconds, err := strconv.Atoi(string(regexp.MustCompile(`(?m)^WatchdogSec=(\d+)$`).FindSubmatch(unit)[1]))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return time.Duration(seconds) * time.Second
 }
 
@@ -109,9 +106,7 @@ func TestPassHasADeadline(t *testing.T) {
 		n.sd.Words()
 		slow.Store(true)
 		for i := range 2 {
-			if err := n.sd.Fail(plan.AgentUnit(i)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, n.sd.Fail(plan.AgentUnit(i)))
 		}
 		n.spoil(t)
 		time.Sleep(passTime + 45*time.Second)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestSlots(t *testing.T) {
@@ -21,12 +22,8 @@ func TestSlots(t *testing.T) {
 		t.Errorf("a tree without users: %v, %v", got, err)
 	}
 	write := func(text string) {
-		if err := os.MkdirAll(filepath.Join(root, "etc"), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(root, "etc/passwd"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Join(root, "etc"), 0o700))
+		must.Do(t, os.WriteFile(filepath.Join(root, "etc/passwd"), []byte(text), 0o600))
 	}
 	write(`root:x:0:0::/root:/bin/sh
 kbnode-gpu10:x:995:994::/:/usr/sbin/nologin
@@ -39,9 +36,7 @@ kbnode-gpu2
 kbnode-gpu1:x:996:995::/:/usr/sbin/nologin
 `)
 	got, err := readSlots(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if diff := cmp.Diff([]Slot{{Bridge: "kbnode-gpu1"}, {Bridge: "kbnode-gpu10"}}, got); diff != "" {
 		t.Error(diff)
 	}
@@ -50,12 +45,8 @@ kbnode-gpu1:x:996:995::/:/usr/sbin/nologin
 func put(t *testing.T, root, name, text string) {
 	t.Helper()
 	path := filepath.Join(root, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	must.Do(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 func TestRead(t *testing.T) {
@@ -79,9 +70,7 @@ func TestRead(t *testing.T) {
 	}
 	read := func() Node {
 		n, err := Read(root)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return n
 	}
 	put(t, root, "etc/passwd", users)

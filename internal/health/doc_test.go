@@ -13,15 +13,15 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestDocument compares docs/health.md with the checks and the table of Xids.
 func TestDocument(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/health.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var rows []string
 	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z]+\\.[a-z]+)` \\|").FindAllStringSubmatch(string(page), -1) {
 		rows = append(rows, m[1])
@@ -83,18 +83,14 @@ func TestJudgingIsPure(t *testing.T) {
 			continue
 		}
 		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for _, i := range f.Imports {
 			if slices.Contains([]string{`"os"`, `"io"`, `"net"`, `"log/slog"`, `"context"`, `"golang.org/x/sys/unix"`}, i.Path.Value) {
 				t.Errorf("%s imports %s", name, i.Path.Value)
 			}
 		}
 		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if m := clock.Find(text); m != nil {
 			t.Errorf("%s uses %s", name, m)
 		}

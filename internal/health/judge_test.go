@@ -645,18 +645,6 @@ func TestAddressBecomesUUID(t *testing.T) {
 	}
 }
 
-// Partitions of one GPU share its verdicts.
-func TestPartitions(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, amdMachine(1))
-	n.in.Slots = append(n.in.Slots, Slot{Index: 1, UUID: uuid(0), PCI: pci(0)})
-	part := n.in.GPUs.List[0]
-	part.Partition = 1
-	n.in.GPUs.List = append(n.in.GPUs.List, part)
-	n.in.GPUs.Bus[pci(0)] = Bus{Dead: true}
-	n.want(n.look(time.Second, nil), "gpu.lost fatal park [0 1]")
-}
-
 // Each verdict about a GPU applies to all its partitions and no others. Errors that jobs
 // cause are attributed to none of them unless the line names the process.
 func TestCPX(t *testing.T) {

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // facts formats the facts of a recorded log, one per line.
@@ -31,9 +33,7 @@ func facts(t *testing.T, name string) string {
 		}
 		fmt.Fprintf(&b, " %s\n", f.Severity)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return strings.ReplaceAll(strings.ReplaceAll(b.String(), " \n", "\n"), " \n", "\n")
 }
 

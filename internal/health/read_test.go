@@ -14,17 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func write(t *testing.T, root, name, text string) {
 	t.Helper()
 	file := filepath.Join(root, name)
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	must.Do(t, os.WriteFile(file, []byte(text), 0o600))
 }
 
 func TestReadBus(t *testing.T) {
@@ -137,9 +134,7 @@ func TestOwnerOf(t *testing.T) {
 func TestKmsgFIFO(t *testing.T) {
 	t.Parallel()
 	fifo := filepath.Join(t.TempDir(), "kmsg")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mkfifo(fifo, 0o600))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	got, done := make(chan Fact, 100), make(chan error, 1)
@@ -161,26 +156,20 @@ func TestKmsgFIFO(t *testing.T) {
 	put := func(parts ...string) {
 		t.Helper()
 		f, err := os.OpenFile(fifo, os.O_WRONLY, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for _, part := range parts {
 			if _, err := f.WriteString(part); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.Close())
 	}
 	line := func(seq, xid int) string {
 		return fmt.Sprintf("3,%d,90000140,-;NVRM: Xid (PCI:0000:1d:00): %d, pid=4711, name=python3, x\n", seq, xid)
 	}
 	put(line(1, 31)[:20], line(1, 31)[20:]+"6,2,1,-;docker0: x\n"+line(3, 13))
 	up, err := uptime()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, xid := range []int{31, 13} {
 		f := next()
 		if f.Xid != xid || f.Owner == nil || f.Owner.Slot != 4711 || (up-f.Up).Abs() > time.Minute {
@@ -218,13 +207,9 @@ func TestKmsgFIFO(t *testing.T) {
 func TestKmsgOnce(t *testing.T) {
 	t.Parallel()
 	fifo := filepath.Join(t.TempDir(), "kmsg")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mkfifo(fifo, 0o600))
 	w, err := os.OpenFile(fifo, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer w.Close() //nolint:errcheck // what was written was read
 	if _, err := fmt.Fprint(w, "4,1,5000,-;NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus.\n6,2,6000,-;hello\n"); err != nil {
 		t.Fatal(err)
@@ -256,9 +241,7 @@ func TestKmsgDevice(t *testing.T) {
 func TestNow(t *testing.T) {
 	t.Parallel()
 	a, err := Now()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	b, err := Now()
 	if err != nil || a.Boot == "" || a.Boot != b.Boot || b.Up < a.Up || a.Up <= 0 {
 		t.Errorf("%+v, %+v, %v", a, b, err)
@@ -269,9 +252,7 @@ func TestNow(t *testing.T) {
 // through a pipe, including waking the reader.
 func BenchmarkKmsg(b *testing.B) {
 	fifo := filepath.Join(b.TempDir(), "kmsg")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, unix.Mkfifo(fifo, 0o600))
 	ctx, cancel := context.WithCancel(b.Context())
 	defer cancel()
 	got, done := make(chan struct{}, 1), make(chan error, 1)
@@ -284,9 +265,7 @@ func BenchmarkKmsg(b *testing.B) {
 		})
 	}()
 	f, err := os.OpenFile(fifo, os.O_WRONLY, 0)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, err)
 	var text strings.Builder
 	for i := range 1000 {
 		if i%10 == 0 {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // A signal that cannot be read keeps its verdict, and causes none.
@@ -121,9 +122,7 @@ func TestUnreadCounter(t *testing.T) {
 	for i, block := range []string{"umc", "gfx"} {
 		write(t, root, fmt.Sprintf("sys/bus/pci/devices/%s/ras/%s_err_count", pci(0), block), fmt.Sprintf("ue: %d\n", i+1))
 	}
-	if err := os.Mkdir(filepath.Join(root, "sys/bus/pci/devices", pci(0), "ras/mmhub_err_count"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(filepath.Join(root, "sys/bus/pci/devices", pci(0), "ras/mmhub_err_count"), 0o700))
 	if b := ReadBus(root, []inventory.GPU{{PCI: pci(0), Vendor: "amd"}})[pci(0)]; b.RAS != nil {
 		t.Errorf("%+v", b)
 	}

@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const binary = "\x7fELF a buildkite-agent"
@@ -41,9 +43,7 @@ func archive(t *testing.T, entries ...entry) []byte {
 		if e.size > 0 {
 			h.Size, lies = e.size, true
 		}
-		if err := tw.WriteHeader(h); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, tw.WriteHeader(h))
 		if _, err := tw.Write([]byte(e.text)); err != nil {
 			t.Fatal(err)
 		}
@@ -51,9 +51,7 @@ func archive(t *testing.T, entries ...entry) []byte {
 	if err := tw.Close(); err != nil && !lies {
 		t.Fatal(err)
 	}
-	if err := gz.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, gz.Close())
 	return b.Bytes()
 }
 
@@ -93,9 +91,7 @@ func left(t *testing.T, root string) map[string]string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return found
 }
 
@@ -149,9 +145,7 @@ func TestAgentFromAMirror(t *testing.T) {
 	root := t.TempDir()
 	release := AgentRelease{Version: "3.76.2", Arch: "arm64", URL: base + "/bk/{version}/{arch}.tgz", SHA256: sumOf(good), Base: "http://127.0.0.1:1"}
 	to := filepath.Join(root, AgentPath)
-	if err := Fetch(t.Context(), to, 0o711, release); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Fetch(t.Context(), to, 0o711, release))
 	text, err := os.ReadFile(to)
 	if string(text) != binary || err != nil {
 		t.Errorf("installed %q, %v", text, err)
@@ -230,12 +224,8 @@ func TestCopy(t *testing.T) {
 		mode os.FileMode
 		ok   bool
 	}{{"a text file", 0o644, false}, {"a program", 0o755, true}} {
-		if err := os.WriteFile(from, []byte(binary), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(from, tt.mode); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(from, []byte(binary), 0o600))
+		must.Do(t, os.Chmod(from, tt.mode))
 		err := Copy(to, 0o755, from)
 		if (err == nil) != tt.ok || err != nil && !strings.Contains(err.Error(), "is not an executable file; pass the buildkite-agent binary itself") {
 			t.Errorf("%s: %v", tt.name, err)

@@ -13,15 +13,14 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // capture returns a machine's archive.
 func capture(t *testing.T, opts inventory.Options) string {
 	t.Helper()
 	var b bytes.Buffer
-	if err := inventory.Capture(t.Context(), opts, &b); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, inventory.Capture(t.Context(), opts, &b))
 	return b.String()
 }
 
@@ -29,13 +28,9 @@ func capture(t *testing.T, opts inventory.Options) string {
 func opened(t *testing.T, archive string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "machine.txtar")
-	if err := os.WriteFile(file, []byte(archive), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte(archive), 0o600))
 	root, closeRoot, err := inventory.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() {
 		if err := closeRoot(); err != nil {
 			t.Error(err)
@@ -105,9 +100,7 @@ func TestOpenDirectory(t *testing.T) {
 	if err != nil || root != dir {
 		t.Fatalf("got %q, %v; want the directory itself", root, err)
 	}
-	if err := closeRoot(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, closeRoot())
 	if _, err := os.Stat(dir); err != nil {
 		t.Error("closing removed a directory that is not ours:", err)
 	}
@@ -134,9 +127,7 @@ func TestOpenRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			file := filepath.Join(t.TempDir(), "machine.txtar")
-			if err := os.WriteFile(file, []byte(archive), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(file, []byte(archive), 0o600))
 			if root, _, err := inventory.Open(file); err == nil {
 				t.Errorf("opened as %s, want an error", root)
 			}
@@ -157,9 +148,7 @@ func TestOpenRefuses(t *testing.T) {
 	t.Run("a file larger than any machine", func(t *testing.T) {
 		t.Parallel()
 		file := filepath.Join(t.TempDir(), "machine.txtar")
-		if err := os.WriteFile(file, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, nil, 0o600))
 		if err := os.Truncate(file, 1<<40); err != nil {
 			t.Skip("no sparse files here:", err)
 		}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // nvidiaTree returns a tree with the files of text archives; later ones win.
@@ -20,12 +21,8 @@ func nvidiaTree(tb testing.TB, archives ...string) tree {
 	for _, archive := range archives {
 		for _, f := range txtar.Parse([]byte(archive)).Files {
 			path := filepath.Join(dir, f.Name)
-			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-				tb.Fatal(err)
-			}
-			if err := os.WriteFile(path, f.Data, 0o600); err != nil {
-				tb.Fatal(err)
-			}
+			must.Do(tb, os.MkdirAll(filepath.Dir(path), 0o700))
+			must.Do(tb, os.WriteFile(path, f.Data, 0o600))
 		}
 	}
 	return treeAt(tb, dir)
@@ -34,9 +31,7 @@ func nvidiaTree(tb testing.TB, archives ...string) tree {
 func treeAt(tb testing.TB, dir string) tree {
 	tb.Helper()
 	t, err := openTree(dir)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, err)
 	tb.Cleanup(func() { _ = t.close() })
 	return t
 }
@@ -401,12 +396,8 @@ func FuzzNVIDIAFiles(f *testing.F) {
 			"sys/bus/pci/devices/0000:1a:00.0/numa_node":       node,
 			"sys/bus/pci/devices/0000:1a:00.0/uevent":          information,
 		} {
-			if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o700))
+			must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 		}
 		gpus, nv, problems := readNVIDIA(t.Context(), treeAt(t, dir))
 		if len(gpus) != 1 || nv == nil {

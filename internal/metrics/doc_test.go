@@ -15,14 +15,13 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func repository(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../..", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return string(text)
 }
 
@@ -107,9 +106,7 @@ func TestDashboard(t *testing.T) {
 	t.Parallel()
 	const name = "packaging/grafana/kbnode.json"
 	var board any
-	if err := json.Unmarshal([]byte(repository(t, name)), &board); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(repository(t, name)), &board))
 	var exprs, words []string
 	var walk func(v any)
 	walk = func(v any) {

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 var (
@@ -106,9 +107,7 @@ func TestStatusProblems(t *testing.T) {
 func TestStatusJSONHasLists(t *testing.T) {
 	t.Parallel()
 	text, err := json.Marshal(StatusOf(&plan.Plan{}, &reconcile.State{}, nil))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if want := `{"node":"","slots":[],"health":[],"warnings":[],"changes":[]}`; string(text) != want {
 		t.Errorf("empty status is %s, want %s", text, want)
 	}

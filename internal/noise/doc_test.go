@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestPage checks that the example in docs/results.md is a record and that the page
@@ -17,9 +19,7 @@ import (
 func TestPage(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/results.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	m := regexp.MustCompile("(?s)\n## node.json\n.*?```json\n(.*?)```(.*)").FindSubmatch(page)
 	if m == nil {
 		t.Fatal("no example")
@@ -27,9 +27,7 @@ func TestPage(t *testing.T) {
 	decode := json.NewDecoder(bytes.NewReader(m[1]))
 	decode.DisallowUnknownFields()
 	var rec Record
-	if err := decode.Decode(&rec); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, decode.Decode(&rec))
 	again := rec
 	again.Schema = Schema
 	again.Noisy, again.Why = Judge(rec)

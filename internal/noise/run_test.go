@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // node is a machine made of files: two slots with two CPUs each, and CPU 0 for the
@@ -139,9 +140,7 @@ func sample(clock, temperature uint32, reasons uint64) probe.Sample {
 func record(t *testing.T, r *Run) Record {
 	t.Helper()
 	rec, err := r.Record(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return rec
 }
 

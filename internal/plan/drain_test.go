@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestDrainedSlot takes a slot's agent down and changes nothing else.
@@ -15,17 +16,13 @@ func TestDrainedSlot(t *testing.T) {
 	t.Parallel()
 	in := input(readMachine(t, machinetest.B200x8()), config.Config{Queue: "b200"})
 	want, err := Build(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	at := time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC)
 	health := Drain{Slot: 3, By: "gpu.ecc", Reason: "it needs a reset", Since: at}
 	operator := Drain{Slot: 3, By: ByOperator, Reason: "new fan", Since: at.Add(time.Hour)}
 	in.Drains = []Drain{health, operator, {Slot: 42, By: ByOperator}, {Slot: 43, By: "gpu.ecc"}}
 	got, err := Build(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if diff := cmp.Diff([]Drain{operator, health}, got.Slots[3].Drains); diff != "" || got.Slots[3].Serves() || !got.Slots[2].Serves() {
 		t.Errorf("serves: %t; %s", got.Slots[3].Serves(), diff)
 	}
@@ -51,13 +48,9 @@ func TestDrainsFile(t *testing.T) {
 	drains = AddDrain(AddDrain(drains, again), Drain{Slot: 0, By: ByOperator, Since: at})
 
 	text, err := RenderDrains(drains)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	got, err := ParseDrains([]byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	operator.Reason = "new board"
 	want := []Drain{{Slot: 0, By: ByOperator, Since: at}, {Slot: 2, By: "gpu.lost", Reason: "gone", Since: at}, operator}
 	if diff := cmp.Diff(want, got); diff != "" {

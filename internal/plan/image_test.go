@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestAutoUpdate expects a cron line, a timer if there is no cron, and nothing
@@ -51,9 +52,7 @@ func TestAutoUpdate(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			cron, timer := content(p, CronPath), content(p, UnitDir+"/"+ImageTimer)
 			if (cron != "") != (tt.line != "") || !strings.HasSuffix(cron, tt.line+"\n") && tt.line != "" {
 				t.Errorf("cron has %q, want %q", cron, tt.line)

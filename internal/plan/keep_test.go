@@ -12,6 +12,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // booted returns inv with some MiB more or less on its nodes.
@@ -53,15 +54,11 @@ func TestMemoryBetweenBoots(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			before, err := Build(input(inv, row.then))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			in := input(booted(inv, row.mibs...), row.now)
 			in.Bindings = bindingsOf(t, before)
 			after, err := Build(in)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if row.kept {
 				before.Reserved.MemoryBytes, after.Reserved.MemoryBytes = 0, 0
 				if diff := cmp.Diff(before, after); diff != "" {
@@ -71,9 +68,7 @@ func TestMemoryBetweenBoots(t *testing.T) {
 			}
 			fresh := input(in.Inventory, row.now)
 			want, err := Build(fresh)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if got := after.Slots[0].MemoryBytes; got != want.Slots[0].MemoryBytes {
 				t.Errorf("a slot has %s, want %s as on a new machine", config.Size(got), config.Size(want.Slots[0].MemoryBytes))
 			}
@@ -86,9 +81,7 @@ func TestMemoryAskedFor(t *testing.T) {
 	t.Parallel()
 	inv := readMachine(t, machinetest.B200x8())
 	p, err := Build(input(inv, config.Config{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	shown := p.Slots[0].MemoryBytes
 	for _, row := range []struct {
 		ask     int64
@@ -101,9 +94,7 @@ func TestMemoryAskedFor(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if got := p.Slots[0].MemoryBytes; got >= shown || got < shown-shown/32 {
 			t.Errorf("%s: a slot has %s", config.Size(row.ask), config.Size(got))
 		}
@@ -155,9 +146,7 @@ func TestSlotsOfOneGPU(t *testing.T) {
 			t.Parallel()
 			inv := readMachine(t, row.machine)
 			before, err := Build(input(inv, config.Config{Queue: "q"}))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			kept := bindingsOf(t, before)
 			row.do(kept)
 			in := input(inv, config.Config{Queue: "q"})
@@ -165,9 +154,7 @@ func TestSlotsOfOneGPU(t *testing.T) {
 				t.Fatal(err)
 			}
 			after, err := Build(in)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			var parked []string
 			owner := map[string]string{}
 			for _, s := range after.Slots {
@@ -200,8 +187,6 @@ func TestSlotsOfOneGPU(t *testing.T) {
 func mustBindings(t *testing.T, kept []Binding) string {
 	t.Helper()
 	p := &Plan{}
-	if err := p.addJSON(BindingsPath, 0o644, -1, bindingsFile{WrittenBy: "kbnode", Schema: Schema, Slots: kept, Node: keptNode(kept)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.addJSON(BindingsPath, 0o644, -1, bindingsFile{WrittenBy: "kbnode", Schema: Schema, Slots: kept, Node: keptNode(kept)}))
 	return p.Files[0].Content
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestRegistries(t *testing.T) {
@@ -31,9 +32,7 @@ func TestAllowedNetworks(t *testing.T) {
 	inv := readMachine(t, machinetest.B200x8())
 	for network, warns := range map[string]bool{"": true, config.NetworkBridge: true, config.NetworkInternet: false, config.NetworkNone: false} {
 		p, err := Build(input(inv, config.Config{Queue: "b200", Job: config.Job{Network: network, AllowedNetworks: []string{"10.1.2.3:5000"}}}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if got := strings.Contains(strings.Join(p.Warnings, "\n"), "set job.network: internet"); got != warns {
 			t.Errorf("%q: warnings %q", network, p.Warnings)
 		}

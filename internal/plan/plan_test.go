@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 var update = flag.Bool("update", false, "write the golden files again")
@@ -36,9 +37,7 @@ func readMachine(t testing.TB, m machinetest.Machine) *inventory.Inventory {
 		return inventory.Read(context.WithoutCancel(t.Context()), inventory.Options{Root: m.Dir(t)})
 	}))
 	read, err := once.(func() (*inventory.Inventory, error))()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	inv := *read
 	inv.GPUs, inv.Disks, inv.Problems = slices.Clone(read.GPUs), slices.Clone(read.Disks), slices.Clone(read.Problems)
 	inv.CPU.List, inv.Memory.Nodes = slices.Clone(read.CPU.List), slices.Clone(read.Memory.Nodes)
@@ -57,9 +56,7 @@ func TestGoldenMachines(t *testing.T) {
 	t.Parallel()
 	first := machinetest.B200x8()
 	all, err := Build(input(readMachine(t, first), config.Config{Node: "node1"}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, m := range machinetest.Published() {
 		t.Run(m.Name, func(t *testing.T) {
 			t.Parallel()
@@ -76,14 +73,10 @@ func TestGoldenMachines(t *testing.T) {
 			}
 			file := filepath.Join("testdata", m.Name+".plan.txtar")
 			if *update {
-				if err := os.WriteFile(file, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(file, got, 0o644))
 			}
 			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if diff := cmp.Diff(string(want), string(got)); diff != "" {
 				t.Errorf("plan differs from %s (-want +got); run make golden and review:\n%s", file, diff)
 			}
@@ -202,9 +195,7 @@ func bindingsOf(t *testing.T, p *Plan) []Binding {
 	t.Helper()
 	i := slices.IndexFunc(p.Files, func(f File) bool { return f.Path == BindingsPath })
 	kept, err := ParseBindings([]byte(p.Files[i].Content))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return kept
 }
 
@@ -212,18 +203,14 @@ func TestLostGPUParksItsSlotAndNoOther(t *testing.T) {
 	t.Parallel()
 	inv := readMachine(t, machinetest.B200x8())
 	before, err := Build(input(inv, config.Config{Queue: "b200"}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, lost := range []int{0, 3, 7} {
 		gone := *inv
 		gone.GPUs = slices.Delete(slices.Clone(inv.GPUs), lost, lost+1)
 		in := input(&gone, config.Config{Queue: "b200"})
 		in.Bindings = bindingsOf(t, before)
 		after, err := Build(in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if len(after.Slots) != 8 {
 			t.Fatalf("%d slots, want 8", len(after.Slots))
 		}
@@ -246,9 +233,7 @@ func TestLostGPUParksItsSlotAndNoOther(t *testing.T) {
 		// The GPU comes back to its own slot, and the plan is as before.
 		in.Inventory, in.Bindings = inv, bindingsOf(t, after)
 		back, err := Build(in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if diff := cmp.Diff(before, back); diff != "" {
 			t.Errorf("the plan with GPU %d back differs: %s", lost, diff)
 		}
@@ -308,9 +293,7 @@ func TestBindings(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			var is []string
 			for _, s := range slots {
 				text := fmt.Sprintf("%d=%s", s.Index, s.binding().UUID)
@@ -329,9 +312,7 @@ func TestBindings(t *testing.T) {
 func TestQueueTemplate(t *testing.T) {
 	t.Parallel()
 	p, err := Build(input(readMachine(t, machinetest.HGXH100()), config.Config{Queue: "{vendor}-{gpu}-{index}", Node: "box"}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if got := p.Slots[3].Queue; got != "nvidia-h100-3" {
 		t.Errorf("queue of slot 3 is %q", got)
 	}
@@ -351,16 +332,12 @@ func TestAgentConfigKnowsTheAgent(t *testing.T) {
 			return "", err
 		}
 		p, err := Build(input(inv, config.Config{Queue: "test"}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return renderAgentConfig(keys, agentInput{config.Config{}.WithDefaults(), p.Slots[0], "/usr/local/bin/kbnode"}), nil
 	}
 	v3 := inventory.Agent{Version: "3.76.2", Keys: machinetest.AgentKeys()}
 	text, err := render(v3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for line := range strings.Lines(text) {
 		key, value, ok := strings.Cut(strings.TrimSpace(line), "=")
 		if !ok || strings.HasPrefix(line, "#") {
@@ -378,9 +355,7 @@ func TestAgentConfigKnowsTheAgent(t *testing.T) {
 		return k == "cancel-grace-period" || k == "signal-grace-period-seconds"
 	}), "cancel-signal-timeout", "cancel-cleanup-timeout")}
 	text, err = render(v4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if !strings.Contains(text, `cancel-signal-timeout="25s"`) || strings.Contains(text, "cancel-grace-period") {
 		t.Errorf("configuration for version 4 is\n%s", text)
 	}
@@ -411,14 +386,10 @@ func TestJobPolicyChoosesTheGPU(t *testing.T) {
 		one := *inv
 		one.Software.Docker = tt.docker
 		p, err := Build(input(&one, config.Config{}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		i := slices.IndexFunc(p.Files, func(f File) bool { return f.Path == SlotPolicyPath(0) })
 		var pol JobPolicy
-		if err := json.Unmarshal([]byte(p.Files[i].Content), &pol); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal([]byte(p.Files[i].Content), &pol))
 		if !tt.want(pol) {
 			t.Errorf("%s: policy is %+v", tt.name, pol)
 		}
@@ -432,9 +403,7 @@ func TestRunner(t *testing.T) {
 	for _, digest := range []string{"", "abc"} {
 		in.Runner = digest
 		p, err := Build(in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		i := slices.IndexFunc(p.Files, func(f File) bool { return f.Path == RunnerCopy })
 		if (i >= 0) != (digest != "") || i >= 0 && p.Files[i].SHA256 != digest {
 			t.Errorf("%q: file %d", digest, i)

@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // divided returns a machine whose GPU i has MIG instances of these sizes, one
@@ -66,9 +67,7 @@ func build(t *testing.T, inv *inventory.Inventory, cfg config.Config, kept []Bin
 	in := input(inv, cfg)
 	in.Bindings, in.Reshape = kept, reshape
 	p, err := Build(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	checkPlan(t, inv, p)
 	return p
 }
@@ -231,9 +230,7 @@ func TestShapeRefusals(t *testing.T) {
 func policyOf(t *testing.T, p *Plan, slot int) (pol JobPolicy) {
 	t.Helper()
 	i := slices.IndexFunc(p.Files, func(f File) bool { return f.Path == SlotPolicyPath(slot) })
-	if err := json.Unmarshal([]byte(p.Files[i].Content), &pol); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(p.Files[i].Content), &pol))
 	return pol
 }
 
@@ -430,9 +427,7 @@ func TestEarlierBindings(t *testing.T) {
 	list, err := ParseBindings([]byte(`{"written_by": "kbnode", "schema": 1, "slots": [
 		{"slot": 3, "uuid": "GPU-a", "pci": "0000:1b:00.0", "vendor": "nvidia", "model": "NVIDIA B200", "numa_node": 0, "memory_node": -1}]}`))
 	want := []Binding{{Slot: 3, Member: Member{GPU: 3, UUID: "GPU-a", PCI: "0000:1b:00.0", Vendor: "nvidia", Model: "NVIDIA B200", MemoryNode: -1}}}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if diff := cmp.Diff(want, list); diff != "" {
 		t.Error(diff)
 	}
@@ -486,9 +481,7 @@ func TestShapesHold(t *testing.T) {
 		checkPlan(t, inv, p)
 		in.Bindings = bindingsOf(t, p)
 		again, err := Build(in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if diff := cmp.Diff(p, again); diff != "" {
 			t.Fatalf("kept slots of %v give another plan: %s", layout, diff)
 		}

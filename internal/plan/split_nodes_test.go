@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -220,42 +219,4 @@ func checkNodes(t *testing.T, in splitInput, got splitResult, onNode, packages b
 			t.Errorf("slot %d is on packages %v", i, on)
 		}
 	}
-}
-
-// TestSplitAnyNodes deals whole cores to any nodes, across packages: slots are on the nodes of
-// their GPUs, or a warning says that they are not.
-func TestSplitAnyNodes(t *testing.T) {
-	t.Parallel()
-	done := 0
-	for seed := range uint64(300) {
-		r := rand.New(rand.NewPCG(seed, 7))
-		in := anyNodes(r)
-		got, err := split(in)
-		if err != nil {
-			continue
-		}
-		done++
-		told := strings.Contains(strings.Join(got.Warnings, "\n"), "than the GPU") || strings.Contains(strings.Join(got.Warnings, "\n"), "no CPUs")
-		if _, _, cut := cutPackage(physCores(in)); cut {
-			checkNodes(t, in, got, !told, false)
-		}
-		again, _ := split(shuffled(r, in))
-		if render(again) != render(got) {
-			t.Errorf("another order of the input gives another split:\n%s", render(again))
-		}
-		if t.Failed() {
-			t.Fatalf("seed %d:\n%s", seed, render(got))
-		}
-	}
-	if done < 200 {
-		t.Errorf("only %d machines were split", done)
-	}
-}
-
-func physCores(in splitInput) []physCore {
-	var out []physCore
-	for _, c := range in.CPU.List {
-		out = append(out, physCore{cpus: []int{c.ID}, pkg: c.Package, node: c.NUMANode})
-	}
-	return out
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 var policyName = regexp.MustCompile(`/policy(\d+)/`)
@@ -79,9 +80,7 @@ func TestTunables(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			p, err := Build(input(readMachine(t, tt.machine), tt.cfg))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			got := tunableLines(p.Tunables)
 			for _, want := range tt.want {
 				if !slices.Contains(got, want) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const oldUnit = "[Unit]\nDescription=Buildkite Agent\n[Service]\nUser=buildkite-agent\n[Install]\nWantedBy=multi-user.target\n"
@@ -22,12 +23,8 @@ func oldNode(t *testing.T, n int) *machine {
 	for k := range n {
 		m.write(plan.UnitDir+"/"+plan.AgentUnit(k), oldUnit)
 		m.write("/etc/buildkite-agent/buildkite-agent-"+plan.SlotName(k)+".cfg", "token=\"s3cret\"\n")
-		if err := m.sd.Start(t.Context(), plan.AgentUnit(k)); err != nil {
-			t.Fatal(err)
-		}
-		if err := m.sd.Enable(t.Context(), plan.AgentUnit(k)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, m.sd.Start(t.Context(), plan.AgentUnit(k)))
+		must.Do(t, m.sd.Enable(t.Context(), plan.AgentUnit(k)))
 	}
 	m.write(plan.HooksDir+"/environment", "export OLD=1\n")
 	m.write(plan.HooksDir+"/pre-command", "echo old\n")
@@ -75,9 +72,7 @@ func TestLinkInTheWayIsNotFollowed(t *testing.T) {
 	m := newMachine(t)
 	m.write("/etc/passwd-like", "keep me\n")
 	m.write(plan.HooksDir+"/x", "")
-	if err := os.Symlink("/etc/passwd-like", filepath.Join(m.h.Root, plan.HooksDir, "environment")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink("/etc/passwd-like", filepath.Join(m.h.Root, plan.HooksDir, "environment")))
 	p := slots(1).plan(t)
 	if err := m.try(p); err == nil || !strings.Contains(err.Error(), plan.HooksDir+"/environment: not written by kbnode") {
 		t.Errorf("error is %v", err)

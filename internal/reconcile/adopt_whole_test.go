@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // oldDirs are the directories that the old scripts gave to the user of all agents.
@@ -30,18 +31,12 @@ func wholeOldNode(t *testing.T) *machine {
 	m := oldNode(t, 1)
 	m.write(plan.TokenPath, "s3cret\n")
 	m.write("/opt/hook", "echo linked\n")
-	if err := os.Symlink("/opt/hook", filepath.Join(m.h.Root, plan.HooksDir, "post-checkout")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink("/opt/hook", filepath.Join(m.h.Root, plan.HooksDir, "post-checkout")))
 	for name, mode := range map[string]os.FileMode{oldConfig: 0o640, plan.HooksDir: 0o775, "/var/lib/buildkite-agent/": 0o750, "/etc/kbnode/slots/": 0o700} {
 		if strings.HasSuffix(name, "/") {
-			if err := os.MkdirAll(filepath.Join(m.h.Root, name), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.MkdirAll(filepath.Join(m.h.Root, name), 0o755))
 		}
-		if err := os.Chmod(filepath.Join(m.h.Root, name), mode); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chmod(filepath.Join(m.h.Root, name), mode))
 	}
 	m.chown(4242, append(oldDirs, oldConfig, plan.HooksDir+"/pre-command", "/etc/kbnode/slots")...)
 	m.h.Adopt = true
@@ -51,9 +46,7 @@ func wholeOldNode(t *testing.T) *machine {
 // adopt adopts a node with another token, and returns what systemd was asked to do.
 func (m *machine) adopt(p *plan.Plan) []string {
 	m.t.Helper()
-	if err := m.h.WriteInput(plan.TokenPath, "# "+plan.Marker+"\nother\n"); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, m.h.WriteInput(plan.TokenPath, "# "+plan.Marker+"\nother\n"))
 	_, words := m.apply(p)
 	return words
 }
@@ -128,9 +121,7 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 	if err := m.try(p); err == nil || !strings.HasPrefix(err.Error(), plan.HooksDir+"/pre-command: not written by kbnode") {
 		t.Errorf("a hook that somebody added: %v", err)
 	}
-	if err := os.Remove(filepath.Join(m.h.Root, plan.HooksDir, "pre-command")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(m.h.Root, plan.HooksDir, "pre-command")))
 
 	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
 		t.Fatal(err)
@@ -144,12 +135,8 @@ func TestInterruptedUninstallOfAdopted(t *testing.T) {
 	prepare := func(t *testing.T) (*machine, map[string]string) {
 		m := wholeOldNode(t)
 		// An empty directory is known as someone else's only until its backup is removed.
-		if err := os.Remove(filepath.Join(m.h.Root, "/etc/kbnode/slots")); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Remove(filepath.Join(m.h.Root, "/etc/kbnode")); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Remove(filepath.Join(m.h.Root, "/etc/kbnode/slots")))
+		must.Do(t, os.Remove(filepath.Join(m.h.Root, "/etc/kbnode")))
 		m.write("/var/lib/buildkite-agent/builds/old", "a checkout\n")
 		before := still(m.tree())
 		m.adopt(slots(1).plan(t))
@@ -222,9 +209,7 @@ func TestAdoptStopsIdleAgentThatWaits(t *testing.T) {
 		m.write(plan.UnitDir+"/"+plan.SliceName(k), "[Slice]\nAllowedCPUs="+cpus+"\n")
 		m.write(plan.UnitDir+"/"+plan.AgentUnit(k), oldUnit+"[Service]\nSlice="+plan.SliceName(k)+"\n")
 		m.write("/etc/buildkite-agent/buildkite-agent-"+plan.SlotName(k)+".cfg", "token=\"s3cret\"\n")
-		if err := m.sd.Start(t.Context(), plan.AgentUnit(k)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, m.sd.Start(t.Context(), plan.AgentUnit(k)))
 	}
 	m.sd.Words()
 	m.run(0)
@@ -254,9 +239,7 @@ func TestWriteInputKeepsBackup(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	m.write(plan.TokenPath, "theirs\n")
-	if err := os.Chmod(filepath.Join(m.h.Root, plan.TokenPath), 0o640); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(filepath.Join(m.h.Root, plan.TokenPath), 0o640))
 	before := still(m.tree())
 	for step := range 2 { // the second is refused between backup and write, and repeated
 		m.h.OnStep(func(words string) error {
@@ -271,9 +254,7 @@ func TestWriteInputKeepsBackup(t *testing.T) {
 	}
 	m.h.OnStep(nil)
 	for range 2 { // our own file gets no backup
-		if err := m.h.WriteInput(plan.TokenPath, "# "+plan.Marker+"\nnext\n"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, m.h.WriteInput(plan.TokenPath, "# "+plan.Marker+"\nnext\n"))
 	}
 	tree := m.tree()
 	equal(t, "token", "-rw------- # "+plan.Marker+"\nnext\n", tree[plan.TokenPath])

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // spoil replaces a file with something else, or leaves only its beginning.
@@ -22,9 +23,7 @@ func (m *machine) spoil(t *testing.T, how, name string) {
 	t.Helper()
 	at := filepath.Join(m.h.Root, name)
 	was, err := os.ReadFile(at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if how != "foreign" && how != "empty" {
 		err = os.Remove(at)
 	}
@@ -46,9 +45,7 @@ func (m *machine) spoil(t *testing.T, how, name string) {
 	case "fifo":
 		err = errors.Join(err, unix.Mkfifo(at, 0o644))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }
 
 func slotFiles(k int) []string {
@@ -70,9 +67,7 @@ func TestFaultOfOneSlot(t *testing.T) {
 				p := slots(3).plan(t)
 				m.apply(p)
 				m.spoil(t, how, name)
-				if err := m.sd.Reboot(); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, m.sd.Reboot())
 				err := m.try(p)
 				if slots := slotsOf(err); !slices.Equal(slots, []int{1}) || !strings.Contains(err.Error(), "slot gpu1: "+name+": not written by kbnode") {
 					t.Errorf("slots %v: %v", slots, err)
@@ -108,9 +103,7 @@ func TestCutFileIsWrittenAgain(t *testing.T) {
 		before := m.tree()
 		for _, name := range append(slotFiles(1), plan.HooksDir+"/environment", plan.UnitDir+"/"+plan.NodeService) {
 			m.spoil(t, how, name)
-			if err := os.Chmod(filepath.Join(m.h.Root, name), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Chmod(filepath.Join(m.h.Root, name), 0o644))
 		}
 		m.write(plan.HooksDir+"/mine", "")
 		m.apply(p)
@@ -205,9 +198,7 @@ func TestFaultOfTheNodesUnit(t *testing.T) {
 	p := slots(1).plan(t)
 	m.apply(p)
 	m.spoil(t, "foreign", plan.UnitDir+"/"+plan.NodeService)
-	if err := m.sd.Reboot(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.sd.Reboot())
 	if err := m.try(p); !slices.Equal(slotsOf(err), []int{-1}) {
 		t.Error(err)
 	}
@@ -229,9 +220,7 @@ func TestFaultOfAHook(t *testing.T) {
 		if err := m.try(p); !slices.Equal(slotsOf(err), []int{-1}) || len(m.sd.Words()) > 13 {
 			t.Errorf("%s while it runs: %v", name, err)
 		}
-		if err := m.sd.Reboot(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, m.sd.Reboot())
 		m.sd.Words()
 		if err := m.try(p); err == nil {
 			t.Errorf("%s: no error", name)

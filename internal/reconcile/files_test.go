@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/runner/program"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // applyAfter applies a plan to a machine that changes after it was observed.
@@ -43,9 +44,7 @@ func TestPlantedLink(t *testing.T) {
 	elsewhere := t.TempDir()
 	err := m.applyAfter(p, func() {
 		at := filepath.Join(m.h.Root, plan.AgentDir(0))
-		if err := errors.Join(os.RemoveAll(at), os.Symlink(elsewhere, at), os.Lchown(at, 4242, 4242)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.RemoveAll(at), os.Symlink(elsewhere, at), os.Lchown(at, 4242, 4242)))
 	})
 	if err == nil || !strings.Contains(err.Error(), "a symbolic link that root did not create") {
 		t.Errorf("error is %v", err)
@@ -63,13 +62,9 @@ func TestChmodFollowsNoLink(t *testing.T) {
 	m.apply(p)
 	hook := filepath.Join(m.h.Root, plan.HooksDir, "environment")
 	other := filepath.Join(t.TempDir(), "other")
-	if err := errors.Join(os.Chmod(hook, 0o700), os.WriteFile(other, nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Chmod(hook, 0o700), os.WriteFile(other, nil, 0o600)))
 	err := m.applyAfter(p, func() {
-		if err := errors.Join(os.Remove(hook), os.Symlink(other, hook)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.Remove(hook), os.Symlink(other, hook)))
 	})
 	if !errors.Is(err, syscall.ELOOP) {
 		t.Errorf("error is %v", err)
@@ -86,9 +81,7 @@ func TestUnmountBeforeRemoval(t *testing.T) {
 	m.apply(slots(2).plan(t))
 	kept := t.TempDir()
 	at := filepath.Join(m.h.Root, plan.WorkDir(1), "mnt")
-	if err := errors.Join(os.WriteFile(filepath.Join(kept, "a"), nil, 0o600), os.Mkdir(at, 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.WriteFile(filepath.Join(kept, "a"), nil, 0o600), os.Mkdir(at, 0o700)))
 	if err := unix.Mount(kept, at, "", unix.MS_BIND, ""); err != nil {
 		t.Skip("cannot mount: ", err)
 	}
@@ -120,9 +113,7 @@ func TestRemoveDeepTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Not parallel: the limit is the process's.
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: limit.Max}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: limit.Max}))
 	defer func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) }()
 	m.apply(slots(1).plan(t))
 	if m.exists(plan.WorkDir(1)) {
@@ -157,9 +148,7 @@ func TestLock(t *testing.T) {
 		return nil
 	})
 	release, err := m.h.Lock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	_, err = m.h.Lock()
 	if locked, ok := errors.AsType[*reconcile.LockedError](err); !ok || locked.PID == "" {
 		t.Errorf("second lock: %v", err)
@@ -195,19 +184,13 @@ func TestStoppingAgentIsBusy(t *testing.T) {
 	m := newMachine(t)
 	m.apply(slots(1).plan(t))
 	m.run(0)
-	if err := m.sd.Drain(t.Context(), plan.AgentUnit(0)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.sd.Drain(t.Context(), plan.AgentUnit(0)))
 	m.sd.Words()
 	procs, err := filepath.Glob(filepath.Join(m.h.Root, "proc/*/environ"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, name := range procs { // between two processes of the job
 		if text, err := os.ReadFile(name); err == nil && strings.Contains(string(text), "BUILDKITE_JOB_ID") {
-			if err := os.WriteFile(name, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(name, nil, 0o600))
 		}
 	}
 	next := slots(1)
@@ -240,9 +223,7 @@ func TestEmbeddedProgram(t *testing.T) {
 	if _, changes := m.diff(p); len(changes) > 0 {
 		t.Errorf("changes nothing needs: %v", changes)
 	}
-	if err := os.WriteFile(name, append([]byte{0}, want[1:]...), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(name, append([]byte{0}, want[1:]...), 0o755))
 	m.apply(p)
 	if got, err := os.ReadFile(name); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("%d bytes, %v", len(got), err)

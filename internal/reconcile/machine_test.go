@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
@@ -63,9 +64,7 @@ func (w want) plan(t testing.TB) *plan.Plan {
 		}
 		p.Slices = append(p.Slices, s)
 		policy, err := json.Marshal(plan.JobPolicy{WrittenBy: "kbnode", Slot: k, CPUs: cpus, MemoryBytes: w.memory})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		file(k, 0o644, plan.SlotPolicyPath(k), string(policy)+"\n")
 		file(k, 0o644, plan.AgentDir(k)+"/buildkite-agent.cfg", header+"name=\"node-"+plan.SlotName(k)+"\"\n# "+w.generation+"\n")
 		file(k, 0o644, plan.UnitDir+"/"+s.Unit, fmt.Sprintf("%s[Slice]\nAllowedCPUs=%s\nAllowedMemoryNodes=0\nMemoryMax=%d\nMemorySwapMax=0\nTasksMax=8192\n", header, cpus, w.memory))
@@ -108,9 +107,7 @@ func newMachine(t testing.TB) *machine {
 	t.Helper()
 	root := tempDir(t)
 	sd, err := systemdtest.New(root, "0-127", "0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return &machine{t: t, sd: sd, h: &reconcile.Host{Root: root, Systemd: sd, Users: systemdtest.Users{Root: root}}}
 }
 
@@ -118,9 +115,7 @@ func newMachine(t testing.TB) *machine {
 func (m *machine) diff(p *plan.Plan) (*reconcile.State, []reconcile.Change) {
 	m.t.Helper()
 	s, err := m.h.Observe(m.t.Context(), p)
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, err)
 	return s, reconcile.Diff(p, s)
 }
 
@@ -129,9 +124,7 @@ func (m *machine) apply(p *plan.Plan) (reconcile.Result, []string) {
 	m.t.Helper()
 	s, changes := m.diff(p)
 	r, err := m.h.Apply(m.t.Context(), p, s, changes)
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, err)
 	return r, m.sd.Words()
 }
 
@@ -171,20 +164,14 @@ func (m *machine) killAt(n int, f func()) (ended bool) {
 func (m *machine) write(name, text string) {
 	m.t.Helper()
 	name = filepath.Join(m.h.Root, name)
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		m.t.Fatal(err)
-	}
-	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, os.MkdirAll(filepath.Dir(name), 0o755))
+	must.Do(m.t, os.WriteFile(name, []byte(text), 0o644))
 }
 
 func (m *machine) read(name string) string {
 	m.t.Helper()
 	data, err := os.ReadFile(filepath.Join(m.h.Root, name))
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, err)
 	return strings.TrimSpace(string(data))
 }
 
@@ -200,9 +187,7 @@ func (m *machine) chown(uid int, names ...string) {
 		return
 	}
 	for _, name := range names {
-		if err := os.Chown(filepath.Join(m.h.Root, name), uid, uid); err != nil {
-			m.t.Fatal(err)
-		}
+		must.Do(m.t, os.Chown(filepath.Join(m.h.Root, name), uid, uid))
 	}
 }
 
@@ -236,9 +221,7 @@ func (m *machine) tree() map[string]string {
 		}
 		return err
 	})
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, err)
 	return out
 }
 

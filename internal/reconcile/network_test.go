@@ -10,6 +10,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/firewall"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
@@ -144,9 +145,7 @@ func TestNetworkUninstall(t *testing.T) {
 	}
 	f.err, f.networks = nil, []string{"kbnode-gpu0", "kbnode-gpu1"}
 	r, err := m.h.Uninstall(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	equal(t, "changes", []string{"delnet kbnode-gpu0", "delnet kbnode-gpu1", "unprotect inet kbnode"}, networkChanges(r.Applied))
 	if f.ruled != nil || len(f.networks) > 0 {
 		t.Errorf("left: rules for %v, networks %v", f.ruled, f.networks)

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func setWord(k int, cpus string, memory int64) string {
@@ -63,9 +64,7 @@ func TestReboot(t *testing.T) {
 	p := slots(1).plan(t)
 	m.apply(p)
 	before := m.tree()
-	if err := m.sd.Reboot(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.sd.Reboot())
 	_, words := m.apply(p)
 	equal(t, "words", []string{
 		"start buildkite.slice",
@@ -180,9 +179,7 @@ func TestChanges(t *testing.T) {
 			m.write("/run/systemd/system.control/buildkite-gpu0.slice.d/50-DeviceAllow.conf", "[Slice]\nDeviceAllow=\nDeviceAllow=/dev/nvidia1 rw\n")
 		}, slots(1), []string{setWord(0, "2-3", 1<<30)}},
 		{"an agent that failed starts again", func(m *machine) {
-			if err := m.sd.Fail(agent); err != nil {
-				m.t.Fatal(err)
-			}
+			must.Do(m.t, m.sd.Fail(agent))
 		}, slots(1), []string{"start " + agent}},
 		{"a mode that somebody changed needs no word", func(m *machine) {
 			p := slots(1).plan(m.t)
@@ -288,9 +285,7 @@ func TestKeptFile(t *testing.T) {
 	}
 	for _, edit := range []string{"# " + plan.Marker + "\nqueue: a\n", "queue: b\n"} {
 		m.write(plan.ConfigPath, edit)
-		if err := os.Chmod(config, 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chmod(config, 0o666))
 		m.apply(kept())
 		if text := m.read(plan.ConfigPath); text != strings.TrimSpace(edit) {
 			t.Errorf("an edit was undone: %q", text)
@@ -302,9 +297,7 @@ func TestKeptFile(t *testing.T) {
 			t.Errorf("changes are left: %v", changes)
 		}
 	}
-	if err := errors.Join(os.Remove(config), os.Symlink("/etc/elsewhere", config)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Remove(config), os.Symlink("/etc/elsewhere", config)))
 	if _, changes := m.diff(kept()); len(changes) > 0 {
 		t.Errorf("a link: %v", changes)
 	}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // A guard that jobs cannot reach starts again, together with its agent, when its slot is
@@ -39,17 +40,11 @@ func TestGuardThatIsCutOff(t *testing.T) {
 				t.Fatalf("changes without a reason: %v", changes)
 			}
 			run := filepath.Join(m.h.Root, plan.RunDir(1))
-			if err := cut(run); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, cut(run))
 			if placed := filepath.Join(run, "docker.sock.new"); m.exists(plan.RunDir(1) + "/docker.sock.new") {
 				later := time.Now().Add(time.Minute)
-				if err := os.Chtimes(placed, later, later); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.Rename(placed, filepath.Join(run, "docker.sock")); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.Chtimes(placed, later, later))
+				must.Do(t, os.Rename(placed, filepath.Join(run, "docker.sock")))
 			}
 			m.run(1)
 			_, words := m.apply(p)

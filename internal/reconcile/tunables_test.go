@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const (
@@ -110,9 +111,7 @@ func TestTuneAndUntune(t *testing.T) {
 
 	// An interrupt that the kernel manages itself, and marks as such, is left alone.
 	m.write("/proc/irq/27/smp_affinity_list", "3\n")
-	if err := os.Chmod(filepath.Join(m.h.Root, "/proc/irq/27/smp_affinity_list"), 0o444); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(filepath.Join(m.h.Root, "/proc/irq/27/smp_affinity_list"), 0o444))
 	if _, changes := m.diff(p); len(changes) > 0 {
 		t.Errorf("of an interrupt that the kernel manages: %v", changes)
 	}
@@ -148,9 +147,7 @@ func TestUninstallPutsSettingsBack(t *testing.T) {
 			return nil
 		}
 		r, err := m.h.Uninstall(t.Context(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		equal(t, "settings", want, m.settings())
 		i := slices.IndexFunc(r.Applied, func(c reconcile.Change) bool { return c.Kind == reconcile.Untune })
 		if why := r.Applied[i].Why; !strings.HasSuffix(why, "; left as another program set it: /proc/irq/*/smp_affinity_list") {
@@ -443,16 +440,10 @@ func (g *gpus) read() {
 func (g *gpus) load() {
 	g.m.t.Helper()
 	link := filepath.Join(g.m.h.Root, "/sys/bus/pci/devices", gpu0PCI, "driver")
-	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
-		g.m.t.Fatal(err)
-	}
+	must.Do(g.m.t, os.MkdirAll(filepath.Dir(link), 0o755))
 	// Remove the old link only when the new one exists, so that its inode differs.
-	if err := os.Symlink("../nvidia", link+".new"); err != nil {
-		g.m.t.Fatal(err)
-	}
-	if err := os.Rename(link+".new", link); err != nil {
-		g.m.t.Fatal(err)
-	}
+	must.Do(g.m.t, os.Symlink("../nvidia", link+".new"))
+	must.Do(g.m.t, os.Rename(link+".new", link))
 	g.mode = "off"
 }
 
@@ -513,9 +504,7 @@ func TestSettingsOfGPUs(t *testing.T) {
 	g.mode, g.err = "off", errors.New("GPU is lost")
 	g.read()
 	p = clocked(t, "base")
-	if err := m.sd.Fail(plan.AgentUnit(0)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.sd.Fail(plan.AgentUnit(0)))
 	r, words := m.apply(p)
 	equal(t, "warnings", []string{"nvml/" + gpu0 + "/persistence is not set: GPU is lost", "nvml/" + gpu0 + "/clocks is not set: GPU is lost"}, r.Warnings)
 	equal(t, "words", []string{"start " + plan.AgentUnit(0)}, words)

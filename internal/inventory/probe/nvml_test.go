@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestEightGPUs(t *testing.T) {
@@ -31,9 +33,7 @@ gpu.0.mig_pending = 1
 gpu.0.nvlinks_up = 17
 gpu.0.processes = 4711:1073741824 4712:18446744073709551615
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if report.Driver != "580.82.07" || report.CUDA != "13.0" || len(report.GPUs) != 8 {
 		t.Fatalf("driver %q, CUDA %q, %d GPUs", report.Driver, report.CUDA, len(report.GPUs))
 	}
@@ -117,9 +117,7 @@ func TestBrokenGPU(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			report, err := Run(t.Context(), r.options(t, "driver", row.config))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if len(report.GPUs) != 8 {
 				t.Fatalf("%d GPUs, want 8", len(report.GPUs))
 			}
@@ -149,9 +147,7 @@ gpu.0.mig = 1
 gpu.0.mig.0 = MIG-11111111-2222-5333-8444-555555555555 1 0 0 4 3 60 89000 9 NVIDIA B200 MIG 3g.90gb
 gpu.0.mig.2 = MIG-11111111-2222-5333-8444-666666666666 5 0 4 2 2 30 44000 14 NVIDIA B200 MIG 2g.45gb
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	num := func(n int) *int { return &n }
 	want := []MIG{
 		{
@@ -183,9 +179,7 @@ gpu.1.nvlink_gpus = 0000:12:00.0 0000:10:00.0
 gpu.2.nvlink_gpus = 0000:11:00.0
 gpu.2.nvlinks_up = 0
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var got [][]string
 	for _, g := range report.GPUs {
 		if *g.NVLinks != 12 || g.Error != "" || g.Unread != nil {
@@ -204,9 +198,7 @@ func TestOldDriver(t *testing.T) {
 	t.Parallel()
 	r := needRig(t)
 	report, err := Run(t.Context(), r.options(t, "nosym", "count = 2\nretired_double = 2\nused_mib = 100\nprocesses = 7:5"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if len(report.GPUs) != 2 {
 		t.Fatalf("%d GPUs, want 2", len(report.GPUs))
 	}
@@ -229,9 +221,7 @@ func TestNoNVML(t *testing.T) {
 	t.Parallel()
 	r := needRig(t)
 	garbage := t.TempDir()
-	if err := os.WriteFile(filepath.Join(garbage, "libnvidia-ml.so.1"), []byte("not a library"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(garbage, "libnvidia-ml.so.1"), []byte("not a library"), 0o600))
 	for _, row := range []struct {
 		name, config string
 		library      string // directory; "" is the fake
@@ -363,9 +353,7 @@ gpu.3.mig.1.used_mib = 1024`, "MIG-8",
 			opts := r.options(t, row.variant, row.config)
 			opts.GPU, opts.Timeout = row.gpu, time.Minute
 			report, err := Run(t.Context(), opts)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			row.want.Index, row.want.UUID = -1, row.gpu
 			if diff := cmp.Diff([]GPU{row.want}, report.GPUs); diff != "" || report.Driver == "" {
 				t.Errorf("driver %q (-want +got):\n%s", report.Driver, diff)

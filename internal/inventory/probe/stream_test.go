@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const firstGPU = "GPU-00000000-0000-4000-8000-000000000000"
@@ -179,9 +181,7 @@ func TestOneSampler(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	held, err := lockSampler(filepath.Join(dir, "sample-"+lockName("GPU-1")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	opts := Options{Path: script(t, "flock -n 3 || exit 8; echo '{}'; cat >/dev/null"), GPU: "GPU-1", runDir: dir}
 	ctx, cancel := context.WithCancel(t.Context())
 	if err := Stream(ctx, opts, time.Second, func(Sample) { t.Error("a sample") }); err == nil || !strings.Contains(err.Error(), "an earlier sampler of this GPU has not ended") {
@@ -191,9 +191,7 @@ func TestOneSampler(t *testing.T) {
 	if err := Stream(ctx, opts, time.Second, func(Sample) { cancel() }); err != nil {
 		t.Errorf("of another GPU: %v", err)
 	}
-	if err := held.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, held.Close())
 	opts.GPU = "GPU-1"
 	for range 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -232,9 +230,7 @@ func diesWithItsParent(t *testing.T, once string) {
 	path := script(t, "echo $$ >"+pidFile+".new; mv "+pidFile+".new "+pidFile+"; trap '' TERM INT HUP; while :; do sleep 0.1; done")
 	proc, err := os.StartProcess("/proc/self/exe", []string{os.Args[0], "-test.run=^TestStreamDies$"},
 		&os.ProcAttr{Env: append(os.Environ(), "KBNODE_TEST_STREAM="+pidFile, "KBNODE_TEST_PROBE="+path, "KBNODE_TEST_ONCE="+once)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	pid := 0
 	for deadline := time.Now().Add(30 * time.Second); pid == 0 && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if text, err := os.ReadFile(pidFile); err == nil {
@@ -244,9 +240,7 @@ func diesWithItsParent(t *testing.T, once string) {
 	if pid == 0 {
 		t.Fatal("no sampler")
 	}
-	if err := errors.Join(proc.Kill(), ignore(proc.Wait())); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(proc.Kill(), ignore(proc.Wait())))
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		state, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) || strings.Contains(string(state), ") Z ") {

@@ -1,0 +1,32 @@
+// Package must does what a test needs before it tests: an error ends the test.
+package must
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// Do ends the test if err is not nil.
+func Do(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// Write writes a file below root, and the directories above it.
+func Write(tb testing.TB, root, name, text string) {
+	tb.Helper()
+	name = filepath.Join(root, name)
+	Do(tb, os.MkdirAll(filepath.Dir(name), 0o755)) //nolint:gosec // as on a machine
+	Do(tb, os.WriteFile(name, []byte(text), 0o600))
+}
+
+// Read returns the text of a file.
+func Read(tb testing.TB, name string) string {
+	tb.Helper()
+	text, err := os.ReadFile(name)
+	Do(tb, err)
+	return string(text)
+}
