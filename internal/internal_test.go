@@ -35,9 +35,7 @@ const root = ".."
 
 func read(t *testing.T, name string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, name))
-	must.Do(t, err)
-	return string(text)
+	return must.Read(t, filepath.Join(root, name))
 }
 
 // files are all files below a directory of the repository, by slashed path.
@@ -135,9 +133,7 @@ func TestConfigurationFile(t *testing.T) {
 		t.Fatalf("without the comment marks of keys: %v", err)
 	}
 	// What it says is a default must be it.
-	if diff := cmp.Diff(full.WithDefaults(), config.Merge(full, config.Config{}.WithDefaults())); diff != "" {
-		t.Errorf("defaults differ from those of package config: %s", diff)
-	}
+	must.Equal(t, full.WithDefaults(), config.Merge(full, config.Config{}.WithDefaults()))
 
 	var in []string
 	var above string

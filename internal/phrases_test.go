@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -203,7 +201,5 @@ func TestPhrases(t *testing.T) {
 	}
 	lines := []string{"$ kbnode status", "SLOT  AGENT   PROBLEM", "gpu3  parked  GPU is lost; look", "              for it", "gpu4  idle    -", "  a note", "0123456789012345678901234567890", "tail"}
 	want := []string{"SLOT", "AGENT", "PROBLEM", "gpu3", "parked", "GPU is lost; look for it", "gpu4", "idle", "-", "a note", "0123456789012345678901234567890tail"}
-	if diff := cmp.Diff(want, cells(lines, 31)); diff != "" {
-		t.Errorf("cells (-want +got):\n%s", diff)
-	}
+	must.Equal(t, want, cells(lines, 31))
 }

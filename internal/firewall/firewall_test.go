@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 
@@ -30,11 +29,8 @@ func TestText(t *testing.T) {
 	if *update {
 		must.Do(t, os.WriteFile(golden, []byte(example.text()), 0o600))
 	}
-	want, err := os.ReadFile(golden)
-	must.Do(t, err)
-	if diff := cmp.Diff(string(want), example.text()); diff != "" {
-		t.Error(diff)
-	}
+	want := must.Read(t, golden)
+	must.Equal(t, want, example.text())
 }
 
 // neighborhood are addresses beyond the node's link that are not on the Internet.

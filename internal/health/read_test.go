@@ -17,41 +17,32 @@ import (
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
-func write(t *testing.T, root, name, text string) {
-	t.Helper()
-	file := filepath.Join(root, name)
-	must.Do(t, os.MkdirAll(filepath.Dir(file), 0o755))
-	must.Do(t, os.WriteFile(file, []byte(text), 0o600))
-}
-
 func TestReadBus(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	dir := func(i int, name string) string { return "sys/bus/pci/devices/" + pci(i) + "/" + name }
-	write(t, root, dir(0, "config"), "\x02\x10\xa1\x74\x06\x04")
-	write(t, root, dir(0, "ras/umc_err_count"), "ue: 3\nce: 12\nde: 1\n")
-	write(t, root, dir(0, "ras/gfx_err_count"), "ue: 0\nce: nonsense\n")
-	write(t, root, dir(0, "current_link_width"), "16\n")
-	write(t, root, dir(0, "max_link_width"), "-1\n") // rubbish
-	write(t, root, dir(0, "pcie_replay_count"), "12\n")
-	write(t, root, dir(0, "ras/gpu_vram_bad_pages"), "0x00000001 : 0x00001000 : R\n0x00000002 : 0x00001000 : P\n\n")
-	write(t, root, dir(1, "config"), strings.Repeat("\xff", 64))
-	write(t, root, dir(2, "config"), "\xff\xff") // too short to mean anything
+	must.Write(t, root, dir(0, "config"), "\x02\x10\xa1\x74\x06\x04")
+	must.Write(t, root, dir(0, "ras/umc_err_count"), "ue: 3\nce: 12\nde: 1\n")
+	must.Write(t, root, dir(0, "ras/gfx_err_count"), "ue: 0\nce: nonsense\n")
+	must.Write(t, root, dir(0, "current_link_width"), "16\n")
+	must.Write(t, root, dir(0, "max_link_width"), "-1\n") // rubbish
+	must.Write(t, root, dir(0, "pcie_replay_count"), "12\n")
+	must.Write(t, root, dir(0, "ras/gpu_vram_bad_pages"), "0x00000001 : 0x00001000 : R\n0x00000002 : 0x00001000 : P\n\n")
+	must.Write(t, root, dir(1, "config"), strings.Repeat("\xff", 64))
+	must.Write(t, root, dir(2, "config"), "\xff\xff") // too short to mean anything
 	gpus := []inventory.GPU{{PCI: pci(0), Vendor: "amd"}, {PCI: pci(0), Vendor: "amd", Partition: 1}, {PCI: pci(1)}, {PCI: pci(2)}, {PCI: "../../etc"}}
 	want := map[string]Bus{
 		pci(0): {RAS: map[string]RAS{"umc": {Uncorrected: 3, Corrected: 12}, "gfx": {}}, BadPages: 2, Waiting: 1, Link: &Link{Width: new(16), Replays: new(12)}},
 		pci(1): {Dead: true}, pci(2): {},
 	}
-	if diff := cmp.Diff(want, ReadBus(root, gpus)); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	must.Equal(t, want, ReadBus(root, gpus))
 }
 
 func TestReadGPUs(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	for name, text := range map[string]string{"vendor": "0x1002", "device": "0x74a1", "class": "0x120000", "unique_id": "b2", "config": "\xff\xff\xff\xff"} {
-		write(t, root, "sys/bus/pci/devices/"+pci(0)+"/"+name, text)
+		must.Write(t, root, "sys/bus/pci/devices/"+pci(0)+"/"+name, text)
 	}
 	g, err := ReadGPUs(t.Context(), root)
 	if err != nil || len(g.List) != 1 || g.List[0].UUID != "GPU-00000000000000b2" || !g.Bus[pci(0)].Dead || g.Started <= 0 {
@@ -65,7 +56,7 @@ func TestReadGPUs(t *testing.T) {
 func TestReadNode(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
-	write(t, root, "var/lib/docker/x", "")
+	must.Write(t, root, "var/lib/docker/x", "")
 	n, err := ReadNode(root, []string{"/var/lib/docker", "/not/there"})
 	if err == nil || !strings.Contains(err.Error(), "/not/there") {
 		t.Errorf("error %v", err)
@@ -76,11 +67,11 @@ func TestReadNode(t *testing.T) {
 	if n.CDIDriver != "" {
 		t.Errorf("a CDI specification of %q", n.CDIDriver)
 	}
-	write(t, root, "etc/cdi/nvidia.yaml", "hostPath: /usr/lib64/libcuda.so.570.1.2")
+	must.Write(t, root, "etc/cdi/nvidia.yaml", "hostPath: /usr/lib64/libcuda.so.570.1.2")
 	if n, err := ReadNode(root, nil); err != nil || n.CDIDriver != "570.1.2" {
 		t.Errorf("%q, %v", n.CDIDriver, err)
 	}
-	write(t, root, "run/cdi/nvidia.yaml", `
+	must.Write(t, root, "run/cdi/nvidia.yaml", `
 - containerPath: /usr/lib/x86_64-linux-gnu/libcuda.so.1
 - hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05
 `)
@@ -120,7 +111,7 @@ func TestOwnerOf(t *testing.T) {
 		{"0::/buildkite.slice/buildkite-gpu-3.slice\n", &Owner{Slot: -1}},
 		{"0::/\n", nil},
 	} {
-		write(t, root, fmt.Sprintf("proc/%d/cgroup", i+1), row.cgroup)
+		must.Write(t, root, fmt.Sprintf("proc/%d/cgroup", i+1), row.cgroup)
 		if diff := cmp.Diff(row.want, owner(i+1)); diff != "" {
 			t.Errorf("%s-want +got:\n%s", row.cgroup, diff)
 		}
@@ -191,9 +182,7 @@ func TestKmsgFIFO(t *testing.T) {
 	for range 4 {
 		seqs = append(seqs, next().Seq)
 	}
-	if diff := cmp.Diff([]uint64{7, 8, 9, 10}, seqs); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	must.Equal(t, []uint64{7, 8, 9, 10}, seqs)
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)

@@ -14,8 +14,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -131,9 +129,7 @@ func TestAgentFromTheReleaseArchive(t *testing.T) {
 			} else if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(want, left(t, root)); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, want, left(t, root))
 		})
 	}
 }
@@ -150,17 +146,13 @@ func TestAgentFromAMirror(t *testing.T) {
 	if string(text) != binary || err != nil {
 		t.Errorf("installed %q, %v", text, err)
 	}
-	if diff := cmp.Diff([]string{"/bk/3.76.2/arm64.tgz"}, *asked); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, []string{"/bk/3.76.2/arm64.tgz"}, *asked)
 	// A second release that is wrong leaves the first.
 	release.SHA256 = sumOf(nil)
 	if err := Fetch(t.Context(), to, 0o755, release); err == nil {
 		t.Error("a wrong sum is taken")
 	}
-	if diff := cmp.Diff(map[string]string{AgentPath: "-rwx--x--x"}, left(t, root)); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, map[string]string{AgentPath: "-rwx--x--x"}, left(t, root))
 }
 
 func TestFetchIsBounded(t *testing.T) {
@@ -204,9 +196,7 @@ func TestUnpackAgent(t *testing.T) {
 			if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("%v; want %q", err, tt.err)
 			}
-			if diff := cmp.Diff(want, left(t, root)); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, want, left(t, root))
 			if text, err := os.ReadFile(filepath.Join(root, AgentPath)); tt.err == "" && (err != nil || string(text) != binary) {
 				t.Errorf("installed %q, %v", text, err)
 			}
@@ -231,9 +221,7 @@ func TestCopy(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}
-	if diff := cmp.Diff(map[string]string{AgentPath: "-rwxr-xr-x"}, left(t, root)); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, map[string]string{AgentPath: "-rwxr-xr-x"}, left(t, root))
 	if err := Copy(to, 0o755, dir); err == nil || !strings.Contains(err.Error(), "not an executable file") {
 		t.Errorf("a directory: %v", err)
 	}

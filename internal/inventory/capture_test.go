@@ -57,9 +57,7 @@ func TestCaptureThisMachine(t *testing.T) {
 		cmpopts.IgnoreFields(inventory.NUMANode{}, "MemoryBytes"), // virtual machines plug memory in and out
 		cmpopts.IgnoreFields(inventory.GPU{}, "NVML", "MemoryUsedBytes", "Processes"),
 	}
-	if diff := cmp.Diff(machine, back, ignore); diff != "" {
-		t.Errorf("captured and read back differs from the machine (-machine +capture):\n%s", diff)
-	}
+	must.Equal(t, machine, back, ignore)
 }
 
 func TestCaptureKeepsNamesOut(t *testing.T) {

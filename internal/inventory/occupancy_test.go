@@ -70,9 +70,7 @@ func TestAMDUse(t *testing.T) {
 		root := m.Dir(t)
 		must.Do(t, os.MkdirAll(filepath.Join(root, proc), 0o700))
 		for name, text := range files {
-			name = filepath.Join(root, name)
-			must.Do(t, os.MkdirAll(filepath.Dir(name), 0o700))
-			must.Do(t, os.WriteFile(name, []byte(text+"\n"), 0o600))
+			must.Write(t, root, name, text+"\n")
 		}
 		tr, err := openTree(root)
 		must.Do(t, err)
@@ -108,10 +106,7 @@ func TestAMDUse(t *testing.T) {
 			[]string{"/dev/dri/renderD136"},
 			Occupancy{Driver: "6.12.12", UsedBytes: 2 << 20, Compute: []GPUProcess{{100, 4096}, {102, 0}}}, "",
 		},
-		{
-			"a partition's memory is not counted", 8, nil, []string{"/dev/dri/renderD137"},
-			Occupancy{Driver: "6.12.12", UsedBytes: -1}, "",
-		},
+		{"a partition's memory is not counted", 8, nil, []string{"/dev/dri/renderD137"}, Occupancy{Driver: "6.12.12", UsedBytes: -1}, ""},
 		{"no such GPU", 1, nil, []string{"/dev/dri/renderD99"}, Occupancy{}, "does not list renderD99"},
 		{"no render node", 1, nil, []string{"/dev/kfd"}, Occupancy{}, "render node is unknown"},
 	} {

@@ -37,9 +37,7 @@ func tree(tb testing.TB, archive string) string {
 	}
 	dir := tb.TempDir()
 	for name, text := range m {
-		path := filepath.Join(dir, name)
-		must.Do(tb, os.MkdirAll(filepath.Dir(path), 0o755))
-		must.Do(tb, os.WriteFile(path, []byte(text), 0o644))
+		must.Write(tb, dir, name, text)
 	}
 	return dir
 }
@@ -145,9 +143,7 @@ func TestReadPublished(t *testing.T) {
 			if inv.Software.Docker.Version != "28.5.2" || inv.Software.Agent.Version != "3.76.2" || len(inv.Disks) != 2 {
 				t.Errorf("software %+v, disks %v; want what kbnode/live.json says", inv.Software, inv.Disks)
 			}
-			if diff := cmp.Diff(inv, recaptured(t, inventory.Options{Root: dir})); diff != "" {
-				t.Errorf("captured and read back differs from the machine (-machine +capture):\n%s", diff)
-			}
+			must.Equal(t, inv, recaptured(t, inventory.Options{Root: dir}))
 		})
 	}
 }
@@ -193,9 +189,7 @@ func TestReadWithoutLive(t *testing.T) {
 	m.Files = map[string]string{"usr/bin/nvidia-ctk": ""}
 	inv := read(t, m.Dir(t))
 	want := inventory.Software{CgroupV2: true, Toolkit: "/usr/bin/nvidia-ctk", Git: "/usr/bin/git", Cron: true}
-	if diff := cmp.Diff(want, inv.Software); diff != "" {
-		t.Errorf("software (-want +got):\n%s", diff)
-	}
+	must.Equal(t, want, inv.Software)
 }
 
 func TestReadBrokenLive(t *testing.T) {

@@ -54,9 +54,7 @@ Options:
   --version, -v                print the version
 `
 	want := []string{"debug", "name", "no-http2", "queue"}
-	if diff := cmp.Diff(want, agentKeys(help)); diff != "" {
-		t.Errorf("keys (-want +got):\n%s", diff)
-	}
+	must.Equal(t, want, agentKeys(help))
 }
 
 // script writes a program for tests. Call it before t.Parallel: a program cannot be run
@@ -164,17 +162,13 @@ func TestCDIDevices(t *testing.T) {
 		"etc/cdi/README":          "kind: not.a/spec",
 		"var/run/cdi/nvidia.yaml": "---\ncdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: \"0\"\n  containerEdits: {}\n- name: GPU-1\n",
 	} {
-		path := filepath.Join(dir, name)
-		must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		must.Do(t, os.WriteFile(path, []byte(text), 0o600))
+		must.Write(t, dir, name, text)
 	}
 	in, err := openTree(dir)
 	must.Do(t, err)
 	got, err := cdiDevices(in, []string{"/etc/cdi", "/var/run/cdi", "/nowhere"})
 	want := []string{"amd.com/gpu=0", "amd.com/gpu=all", "nvidia.com/gpu=0", "nvidia.com/gpu=GPU-1"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("devices (-want +got):\n%s", diff)
-	}
+	must.Equal(t, want, got)
 	if err == nil || !strings.Contains(err.Error(), "/etc/cdi/broken.yaml") {
 		t.Errorf("got %v, want an error about /etc/cdi/broken.yaml", err)
 	}

@@ -2,14 +2,12 @@ package metrics
 
 import (
 	"encoding/json"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"gopkg.in/yaml.v3"
 
@@ -20,9 +18,8 @@ import (
 
 func repository(t *testing.T, name string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("../..", name))
-	must.Do(t, err)
-	return string(text)
+	text := must.Read(t, filepath.Join("../..", name))
+	return text
 }
 
 // described returns "TYPE LABELS" of an Exporter's metrics by name.
@@ -58,9 +55,7 @@ func TestPage(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+) \\| ([^|]*)\\|").FindAllStringSubmatch(page, -1) {
 		rows[m[1]] = m[2] + " " + strings.NewReplacer("`", "", " ", "").Replace(m[3])
 	}
-	if diff := cmp.Diff(described(t), rows); diff != "" {
-		t.Errorf("docs/metrics.md has other rows than there are metrics: %s", diff)
-	}
+	must.Equal(t, described(t), rows)
 	exist(t, "docs/metrics.md", page)
 	for _, word := range slot.Words {
 		if !strings.Contains(page, "`"+word+"`") {

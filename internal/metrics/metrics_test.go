@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/image"
@@ -119,11 +117,8 @@ func TestText(t *testing.T) {
 	if *update {
 		must.Do(t, os.WriteFile(golden, []byte(got), 0o644))
 	}
-	want, err := os.ReadFile(golden)
-	must.Do(t, err)
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Error(diff)
-	}
+	want := must.Read(t, golden)
+	must.Equal(t, want, got)
 }
 
 func TestJobs(t *testing.T) {
@@ -164,9 +159,7 @@ func TestJobs(t *testing.T) {
 				fmt.Sprintf(`kbnode_job_duration_seconds_count{slot="gpu0"} %d`, tt.ended),
 				fmt.Sprintf(`kbnode_jobs_started_total{slot="gpu0"} %d`, tt.started),
 			}
-			if diff := cmp.Diff(want, samples(t, e, `kbnode_job_duration_seconds_(sum|count)|kbnode_jobs_started_total`)); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, want, samples(t, e, `kbnode_job_duration_seconds_(sum|count)|kbnode_jobs_started_total`))
 		})
 	}
 }
@@ -184,9 +177,7 @@ func TestFailedPass(t *testing.T) {
 	}
 	e.Publish(daemon.Snapshot{Began: noon.Add(time.Minute), Plan: s.Plan, Verdicts: s.Verdicts, Whole: true, Err: fmt.Errorf("lock: %w", &reconcile.LockedError{})})
 	e.Publish(daemon.Snapshot{Began: noon.Add(2 * time.Minute), Plan: s.Plan, Verdicts: s.Verdicts, Err: errors.New("no bus")})
-	if diff := cmp.Diff(before, samples(t, e, known)); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, before, samples(t, e, known))
 	want := []string{
 		"kbnode_last_good_pass_timestamp_seconds 1.7723664e+09",
 		"kbnode_last_pass_timestamp_seconds 1.77236652e+09",
@@ -197,9 +188,7 @@ func TestFailedPass(t *testing.T) {
 		`kbnode_passes_total{kind="whole",result="locked"} 1`,
 		`kbnode_passes_total{kind="whole",result="ok"} 1`,
 	}
-	if diff := cmp.Diff(want, samples(t, e, `kbnode_last_\w+|kbnode_passes_total`)); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, samples(t, e, `kbnode_last_\w+|kbnode_passes_total`))
 
 	// A slot or image that is gone is no longer exported.
 	s.Plan = &plan.Plan{Slots: slots(1)}

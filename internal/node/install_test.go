@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -120,11 +118,8 @@ func TestWriteToken(t *testing.T) {
 			if wrote != tt.wrote || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("wrote %t, %v; want %t, %q", wrote, err, tt.wrote, tt.err)
 			}
-			got, err := os.ReadFile(file)
-			must.Do(t, err)
-			if diff := cmp.Diff(tt.want, string(got)); diff != "" {
-				t.Error(diff)
-			}
+			got := must.Read(t, file)
+			must.Equal(t, tt.want, got)
 			if fi, err := os.Stat(file); tt.err == "" && (err != nil || fi.Mode() != 0o600) {
 				t.Errorf("mode %v, %v; want 0600", fi.Mode(), err)
 			}

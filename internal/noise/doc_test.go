@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -32,9 +30,7 @@ func TestPage(t *testing.T) {
 	again.Schema = Schema
 	again.Noisy, again.Why = Judge(rec)
 	again.Notes = notes(rec)
-	if diff := cmp.Diff(again, rec); diff != "" {
-		t.Errorf("judged, the example is another:\n%s", diff)
-	}
+	must.Equal(t, again, rec)
 	fields(reflect.TypeFor[Record](), func(name string) {
 		if name != "error" && !bytes.Contains(m[1], []byte(`"`+name+`":`)) {
 			t.Errorf("the example has no %s", name)

@@ -39,7 +39,7 @@ func newNode(t *testing.T) node {
 
 func (n node) put(name, text string) {
 	n.t.Helper()
-	write(n.t, filepath.Join(n.dir, name), text)
+	must.Write(n.t, n.dir, name, text)
 }
 
 func pressure(some int) string {
@@ -176,9 +176,7 @@ func TestRun(t *testing.T) {
 			Neighbors: Neighbors{Slots: 1, CPU: new(75.0), Busiest: new(75.0)},
 			Load1:     new(3.25),
 		}
-		if diff := cmp.Diff(want, record(t, r)); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, want, record(t, r))
 		r.Stop()
 		r.Wait()
 		if diff := cmp.Diff(want, record(t, r)); diff != "" { // can be called again
@@ -368,9 +366,7 @@ func TestAMD(t *testing.T) {
 	count := 0
 	if err := AMD(n.dir, time.Millisecond)(ctx, func(s probe.Sample) {
 		want := probe.Sample{Clock: new(uint32(1305)), Busy: new(uint32(97)), Temperature: new(uint32(71)), Margin: new(int32(29)), Power: new(uint32(652000))}
-		if diff := cmp.Diff(want, s); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, want, s)
 		if count++; count == 3 {
 			cancel()
 		}
@@ -429,9 +425,7 @@ func TestResidency(t *testing.T) {
 				return readResidency(n.dir)
 			}
 			before := look(row.before)
-			if diff := cmp.Diff(row.want, look(row.now).since(before)); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, row.want, look(row.now).since(before))
 		})
 	}
 	if r := readResidency(t.TempDir()); r != (residency{}) {

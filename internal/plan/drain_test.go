@@ -33,9 +33,7 @@ func TestDrainedSlot(t *testing.T) {
 		}
 	}
 	want.Warnings = append(want.Warnings, "gpu42 is drained by operator, but does not exist now; a later gpu42 will be drained unless you run sudo kbnode resume gpu42 first")
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, got)
 }
 
 func TestDrainsFile(t *testing.T) {
@@ -53,12 +51,8 @@ func TestDrainsFile(t *testing.T) {
 	must.Do(t, err)
 	operator.Reason = "new board"
 	want := []Drain{{Slot: 0, By: ByOperator, Since: at}, {Slot: 2, By: "gpu.lost", Reason: "gone", Since: at}, operator}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff(want[:2], RemoveDrain(got, 2, ByOperator)); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, got)
+	must.Equal(t, want[:2], RemoveDrain(got, 2, ByOperator))
 	for _, bad := range []string{"", "[]", `{"schema": 99}`} {
 		if _, err := ParseDrains([]byte(bad)); err == nil {
 			t.Errorf("%q is taken", bad)

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
@@ -61,9 +59,7 @@ func TestMemoryBetweenBoots(t *testing.T) {
 			must.Do(t, err)
 			if row.kept {
 				before.Reserved.MemoryBytes, after.Reserved.MemoryBytes = 0, 0
-				if diff := cmp.Diff(before, after); diff != "" {
-					t.Errorf("another boot changes the plan: %s", diff)
-				}
+				must.Equal(t, before, after)
 				return
 			}
 			fresh := input(in.Inventory, row.now)

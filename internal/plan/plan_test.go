@@ -2,7 +2,6 @@ package plan
 
 import (
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -65,19 +64,19 @@ func TestGoldenMachines(t *testing.T) {
 			if err != nil {
 				got = fmt.Appendf(nil, "refused: %v\n", err)
 			} else {
+				checkFiles(t, p)
+				checkPlan(t, readMachine(t, m), p)
+				shown := all.Files
 				if m.Name == first.Name {
-					got = txtar.Format(goldenText(p, nil))
-				} else {
-					got = txtar.Format(goldenText(p, all.Files))
+					shown = nil
 				}
+				got = txtar.Format(goldenText(p, shown))
 			}
 			file := filepath.Join("testdata", m.Name+".plan.txtar")
 			if *update {
 				must.Do(t, os.WriteFile(file, got, 0o644))
 			}
-			want, err := os.ReadFile(file)
-			must.Do(t, err)
-			if diff := cmp.Diff(string(want), string(got)); diff != "" {
+			if diff := cmp.Diff(must.Read(t, file), string(got)); diff != "" {
 				t.Errorf("plan differs from %s (-want +got); run make golden and review:\n%s", file, diff)
 			}
 		})
@@ -146,48 +145,32 @@ func changedLines(before, after string) string {
 	return b.String()
 }
 
-// TestPlanHolds checks on every published machine what must be true of any
-// plan.
-func TestPlanHolds(t *testing.T) {
-	t.Parallel()
-	for _, m := range machinetest.Published() {
-		t.Run(m.Name, func(t *testing.T) {
-			t.Parallel()
-			inv := readMachine(t, m)
-			if len(inv.GPUs) == 0 {
-				return // the golden file has the refusal
+// checkFiles checks what must be true of the files of any plan.
+func checkFiles(t *testing.T, p *Plan) {
+	t.Helper()
+	if p.Reserved.CPUs == "" {
+		t.Error("no CPU is reserved")
+	}
+	seen := map[string]bool{}
+	for _, f := range p.Files {
+		if _, ok := Owns(f.Path); !ok && f.Path != AgentCopy {
+			t.Errorf("%s is written and not owned: it would never be removed", f.Path)
+		}
+		if seen[f.Path] {
+			t.Errorf("%s is planned twice", f.Path)
+		}
+		seen[f.Path] = true
+		if f.Source == "" && !strings.Contains(f.Content, Marker) && !strings.Contains(f.Content, `"written_by": "kbnode"`) {
+			t.Errorf("%s does not say that kbnode wrote it", f.Path)
+		}
+		if path.Dir(f.Path) == UnitDir {
+			if _, err := unit.DeserializeSections(strings.NewReader(f.Content)); err != nil {
+				t.Errorf("unit %s: %v", f.Path, err)
 			}
-			p := build(t, inv, config.Config{}, nil, false)
-			if p.Reserved.CPUs == "" {
-				t.Error("no CPU is reserved")
-			}
-			seen := map[string]bool{}
-			for _, f := range p.Files {
-				if _, ok := Owns(f.Path); !ok && f.Path != AgentCopy {
-					t.Errorf("%s is written and not owned: it would never be removed", f.Path)
-				}
-				if seen[f.Path] {
-					t.Errorf("%s is planned twice", f.Path)
-				}
-				seen[f.Path] = true
-				marked := strings.Contains(f.Content, Marker) || strings.Contains(f.Content, `"written_by": "kbnode"`)
-				if f.Source == "" && !marked {
-					t.Errorf("%s does not say that kbnode wrote it", f.Path)
-				}
-				if path.Dir(f.Path) == UnitDir {
-					if _, err := unit.DeserializeSections(strings.NewReader(f.Content)); err != nil {
-						t.Errorf("unit %s: %v", f.Path, err)
-					}
-				}
-				if f.Mode&0o022 != 0 || f.Owner != "root" {
-					t.Errorf("%s has mode %o and owner %s: a job could change it", f.Path, f.Mode, f.Owner)
-				}
-			}
-			again := build(t, inv, config.Config{}, nil, false)
-			if diff := cmp.Diff(p, again); diff != "" {
-				t.Errorf("the second plan differs: %s", diff)
-			}
-		})
+		}
+		if f.Mode&0o022 != 0 || f.Owner != "root" {
+			t.Errorf("%s has mode %o and owner %s: a job could change it", f.Path, f.Mode, f.Owner)
+		}
 	}
 }
 
@@ -309,18 +292,6 @@ func TestBindings(t *testing.T) {
 	}
 }
 
-func TestQueueTemplate(t *testing.T) {
-	t.Parallel()
-	p, err := Build(input(readMachine(t, machinetest.HGXH100()), config.Config{Queue: "{vendor}-{gpu}-{index}", Node: "box"}))
-	must.Do(t, err)
-	if got := p.Slots[3].Queue; got != "nvidia-h100-3" {
-		t.Errorf("queue of slot 3 is %q", got)
-	}
-	if got := p.Slots[3].Tags; !slices.Contains(got, "queue=nvidia-h100-3") || !slices.Contains(got, "gpu-index=3") || !slices.Contains(got, "node=box") {
-		t.Errorf("tags are %v", got)
-	}
-}
-
 // TestAgentConfigKnowsTheAgent checks the configuration against what each major
 // version of the agent understands: it silently ignores every other key.
 func TestAgentConfigKnowsTheAgent(t *testing.T) {
@@ -387,10 +358,7 @@ func TestJobPolicyChoosesTheGPU(t *testing.T) {
 		one.Software.Docker = tt.docker
 		p, err := Build(input(&one, config.Config{}))
 		must.Do(t, err)
-		i := slices.IndexFunc(p.Files, func(f File) bool { return f.Path == SlotPolicyPath(0) })
-		var pol JobPolicy
-		must.Do(t, json.Unmarshal([]byte(p.Files[i].Content), &pol))
-		if !tt.want(pol) {
+		if pol := policyOf(t, p, 0); !tt.want(pol) {
 			t.Errorf("%s: policy is %+v", tt.name, pol)
 		}
 	}

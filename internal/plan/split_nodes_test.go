@@ -72,10 +72,7 @@ func TestSplitNodes(t *testing.T) {
 			name: "three slots for two parts of a node", machine: adjacent(2, 32, 0, 0, 0, 1, 1, 1), change: onNodes(350, "0-31,64-95", "32-63,96-127"),
 			cores: 8, onNode: true, memory: 100, packages: true, warning: "cores of packages 0-1",
 		},
-		{
-			name: "one slot for two parts of a node", machine: adjacent(2, 32, 1), change: onNodes(350, "0-31,64-95", "32-63,96-127"),
-			cores: 31, onNode: true, memory: 300, warning: "cores of packages 0-1",
-		},
+		{name: "one slot for two parts of a node", machine: adjacent(2, 32, 1), change: onNodes(350, "0-31,64-95", "32-63,96-127"), cores: 31, onNode: true, memory: 300, warning: "cores of packages 0-1"},
 		{
 			name: "four nodes across two sockets", machine: adjacent(2, 32, 0, 0, 1, 1, 2, 2, 3, 3), change: onNodes(175, "0-15,64-79", "16-31,80-95", "32-47,96-111", "48-63,112-127"),
 			cores: 7, onNode: true, memory: 80, packages: true, warning: "cores of packages 0-1",
@@ -118,10 +115,7 @@ func TestSplitNodes(t *testing.T) {
 			change: func(in *splitInput) { onNodes(16, "0-15", "0-15")(in); in.Memory.TotalBytes /= 2 },
 			cores:  1, mems: "0-1", memory: 1, most: 2, warning: "in several of NUMA nodes 0-1",
 		},
-		{
-			name: "nodes that overlap in CPUs that do not run", machine: onTwo(16, fourEach()...), change: onNodes(64, "0-15,32-47,64", "16-31,48-63,64"),
-			cores: 3, onNode: true, memory: 14, packages: true,
-		},
+		{name: "nodes that overlap in CPUs that do not run", machine: onTwo(16, fourEach()...), change: onNodes(64, "0-15,32-47,64", "16-31,48-63,64"), cores: 3, onNode: true, memory: 14, packages: true},
 		{
 			name: "a node of GPUs without CPUs", machine: adjacent(2, 32, fourEach()...), change: onNodes(230, "0-127", ""),
 			cores: 7, mems: "0-1", memory: 50, packages: true, warning: "the hypervisor gives NUMA nodes of GPUs no CPUs (1)",

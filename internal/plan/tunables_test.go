@@ -141,9 +141,7 @@ func TestLimits(t *testing.T) {
 				p.Slices = append(p.Slices, Slice{Slot: i, TasksMax: 8192})
 			}
 			p.addLimits(&inventory.Inventory{Tuning: inventory.Tuning{Files: row.files}})
-			if diff := cmp.Diff(row.want, tunableLines(p.Tunables)); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, row.want, tunableLines(p.Tunables))
 		})
 	}
 }

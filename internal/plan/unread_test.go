@@ -222,9 +222,7 @@ func TestUnread(t *testing.T) {
 			}
 			after, err := build(kept)
 			must.Do(t, err)
-			if diff := cmp.Diff(before, after); diff != "" {
-				t.Errorf("when all can be read again: %s", diff)
-			}
+			must.Equal(t, before, after)
 		})
 	}
 }

@@ -81,9 +81,7 @@ func TestLinkInTheWayIsNotFollowed(t *testing.T) {
 	m.apply(p)
 	equal(t, "target of the link", "keep me", m.read("/etc/passwd-like"))
 	equal(t, "hook", true, strings.Contains(m.read(plan.HooksDir+"/environment"), plan.Marker))
-	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
+	m.uninstall()
 	if target, err := os.Readlink(filepath.Join(m.h.Root, plan.HooksDir, "environment")); target != "/etc/passwd-like" {
 		t.Errorf("the link is not back: %q, %v", target, err)
 	}
@@ -98,37 +96,20 @@ func TestAdoptBusy(t *testing.T) {
 	m.h.Adopt = true
 	p := slots(1).plan(t) // the old node had one slot more
 	r, words := m.apply(p)
-	equal(t, "words", []string{
-		"disable buildkite-agent-gpu0.service",
-		"enable kbnode.service",
-		"reload",
-		"drain buildkite-agent-gpu0.service",
-		"start buildkite.slice",
-		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
-		"start kbnode.service",
-	}, words)
+	equal(t, "words", []string{"disable agent-gpu0", "enable kbnode", "reload", "drain agent-gpu0", "start buildkite.slice",
+		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto", "start kbnode"}, words)
 	equal(t, "reasons", map[string]bool{"waits for job job-gpu0 of slot gpu0": true}, deferred(r.Deferred, 0))
 
 	// What was agreed to once needs no --adopt in the daemon's passes.
 	m.h.Adopt = false
-	_, words = m.apply(p)
-	equal(t, "words of a later pass", []string{"disable buildkite-agent-gpu1.service", "reload", "drain buildkite-agent-gpu1.service"}, words)
-	_, words = m.apply(p)
-	equal(t, "words while the jobs run on", nil, words)
+	m.asks(p, "disable agent-gpu1", "reload", "drain agent-gpu1")
+	m.asks(p)
 	m.finish(0)
-	m.finish(1)
-	m.apply(p)
-	_, changes := m.diff(p)
-	equal(t, "changes at the end", nil, changes)
-	equal(t, "jobs killed", nil, m.sd.Killed())
-	if m.exists(plan.UnitDir + "/" + plan.AgentUnit(1)) {
-		t.Error("the unit of the slot that is not planned is left")
-	}
+	m.ends(1, p)
+	m.gone(plan.UnitDir + "/" + plan.AgentUnit(1))
 
 	m.h.Sleep = func(context.Context, time.Duration) error { return errors.New("nothing runs") }
-	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
+	m.uninstall()
 	for k := range 2 {
 		equal(t, "old unit after uninstall", strings.TrimSpace(oldUnit), m.read(plan.UnitDir+"/"+plan.AgentUnit(k)))
 	}
@@ -148,9 +129,7 @@ func TestAdoptTwiceKeepsBoth(t *testing.T) {
 				m.write(hook, start+text)
 				m.apply(p)
 			}
-			if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-				t.Fatal(err)
-			}
+			m.uninstall()
 			for name, want := range map[string]string{hook: start + "first", hook + ".kbnode-backup-2": start + "second"} {
 				if m.read(name) != want {
 					t.Errorf("%s does not have what was adopted", name)

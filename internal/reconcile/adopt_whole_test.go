@@ -87,19 +87,9 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 			t.Errorf("the backup of %s is %q, the file was %q", name, kept, before[name])
 		}
 	}
-	equal(t, "words", []string{
-		"disable buildkite-agent-gpu0.service",
-		"enable kbnode.service",
-		"reload",
-		"stop buildkite-agent-gpu0.service",
-		"start buildkite.slice",
+	equal(t, "words", []string{"disable agent-gpu0", "enable kbnode", "reload", "stop agent-gpu0", "start buildkite.slice",
 		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
-		"start buildkite-gpu0.slice",
-		setWord(0, "2-3", 1<<30),
-		"start kbnode-guard-gpu0.service",
-		"start buildkite-agent-gpu0.service",
-		"start kbnode.service",
-	}, words)
+		"start buildkite-gpu0.slice", setWord(0, "2-3", 1<<30), "start guard-gpu0", "start agent-gpu0", "start kbnode"}, words)
 	equal(t, "example of a hook", before[plan.HooksDir+"/command.sample"], after[plan.HooksDir+"/command.sample"])
 	equal(t, "backups", "drwx------", after["/var/lib/kbnode/backup/"])
 	for _, dir := range []string{"/etc/buildkite-agent/", plan.HooksDir + "/", "/var/lib/buildkite-agent/", plan.AgentDir(0) + "/"} {
@@ -107,25 +97,20 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 	}
 
 	m.h.Adopt = false
-	_, words = m.apply(p)
-	equal(t, "words of the second run", nil, words)
+	m.asks(p)
 	equal(t, "tree after the second run", after, m.tree())
 
 	// Consent covers the same file again, but not another one.
 	m.write(plan.HooksDir+"/pre-command", "echo old\n")
 	m.apply(p)
-	if m.exists(plan.HooksDir + "/pre-command") {
-		t.Error("the hook that came back stayed")
-	}
+	m.gone(plan.HooksDir + "/pre-command")
 	m.write(plan.HooksDir+"/pre-command", "echo new\n")
 	if err := m.try(p); err == nil || !strings.HasPrefix(err.Error(), plan.HooksDir+"/pre-command: not written by kbnode") {
 		t.Errorf("a hook that somebody added: %v", err)
 	}
 	must.Do(t, os.Remove(filepath.Join(m.h.Root, plan.HooksDir, "pre-command")))
 
-	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
+	m.uninstall()
 	equal(t, "tree after uninstall", before, still(m.tree()))
 }
 
@@ -149,9 +134,7 @@ func TestInterruptedUninstallOfAdopted(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-			t.Fatal(err)
-		}
+		m.uninstall()
 		if diff := cmp.Diff(before, still(m.tree())); diff != "" {
 			t.Fatalf("interrupted at step %d (-want +got):\n%s", n, diff)
 		}
@@ -179,24 +162,17 @@ func TestAdoptLeavesHomeOfRunningJob(t *testing.T) {
 		m.adopt(p)
 		m.h.Adopt = false
 		equal(t, "home", "drwxr-xr-x of 4242:4242", m.tree()["/var/lib/buildkite-agent/"])
-		if m.exists(oldConfig) {
-			t.Error("the configuration is left, although the agent has read it")
-		}
+		m.gone(oldConfig)
 	}
 	_, changes := m.diff(p)
 	i := slices.IndexFunc(changes, func(c reconcile.Change) bool { return c.Subject == "/var/lib/buildkite-agent/" })
 	if i < 0 || changes[i].Deferred != "waits for job job-gpu0 of slot gpu0" {
 		t.Errorf("the home's owner does not wait: %v", changes)
 	}
-	m.finish(0)
-	m.apply(p)
-	_, changes = m.diff(p)
-	equal(t, "changes at the end", nil, changes)
+	m.ends(0, p)
 	equal(t, "home", "drwxr-xr-x", m.tree()["/var/lib/buildkite-agent/"])
 	equal(t, "jobs killed", nil, m.sd.Killed())
-	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
+	m.uninstall()
 	equal(t, "tree after uninstall", before, still(m.tree()))
 }
 
@@ -216,23 +192,12 @@ func TestAdoptStopsIdleAgentThatWaits(t *testing.T) {
 	m.h.Adopt = true
 	p := slots(2).plan(t)
 	r, words := m.apply(p)
-	equal(t, "words", []string{
-		"enable kbnode.service",
-		"reload",
-		"drain buildkite-agent-gpu0.service",
-		"stop buildkite-agent-gpu1.service",
-		"set buildkite.slice AllowedCPUs=2-5 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
-		"start kbnode.service",
-	}, words)
+	equal(t, "words", []string{"enable kbnode", "reload", "drain agent-gpu0", "stop agent-gpu1",
+		"set buildkite.slice AllowedCPUs=2-5 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto", "start kbnode"}, words)
 	equal(t, "reasons", map[string]bool{"waits for job job-gpu0 of slot gpu0": true}, deferred(r.Deferred, 1))
 	m.h.Adopt = false
-	_, words = m.apply(p)
-	equal(t, "words while the job runs on", nil, words)
-	m.finish(0)
-	m.apply(p)
-	_, changes := m.diff(p)
-	equal(t, "changes at the end", nil, changes)
-	equal(t, "jobs killed", nil, m.sd.Killed())
+	m.asks(p)
+	m.ends(0, p)
 }
 
 func TestWriteInputKeepsBackup(t *testing.T) {
@@ -259,16 +224,10 @@ func TestWriteInputKeepsBackup(t *testing.T) {
 	tree := m.tree()
 	equal(t, "token", "-rw------- # "+plan.Marker+"\nnext\n", tree[plan.TokenPath])
 	equal(t, "backup", "-rw-r----- theirs\n", tree["/var/lib/kbnode/backup"+plan.TokenPath+".1"])
-	if m.exists("/var/lib/kbnode/backup" + plan.TokenPath + ".2") {
-		t.Error("there are two backups")
-	}
+	m.gone("/var/lib/kbnode/backup" + plan.TokenPath + ".2")
 	m.h.Sleep = func(context.Context, time.Duration) error { return errors.New("nothing runs") }
-	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
+	m.uninstall()
 	after := still(m.tree())
 	equal(t, "tree after uninstall", before[plan.TokenPath], after[plan.TokenPath])
-	if m.exists(path.Dir("/var/lib/kbnode/backup")) {
-		t.Error("backups are left")
-	}
+	m.gone(path.Dir("/var/lib/kbnode/backup"))
 }

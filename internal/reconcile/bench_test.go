@@ -83,7 +83,7 @@ func BenchmarkSlots(b *testing.B) {
 	// Each slot is to get the CPU of the previous one, and the first slot runs a job.
 	each("reshape", func(b *testing.B, n int) {
 		m := newMachine(b)
-		w := want{slots: n, first: 1, width: 1, memory: 1 << 30, generation: "g1", parked: -1}
+		w := want{slots: n, first: 1, width: 1, bytes: 1 << 30, generation: "g1", parked: -1}
 		m.apply(w.plan(b))
 		m.run(0)
 		w.first, w.generation = 0, "g2"

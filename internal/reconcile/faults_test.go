@@ -113,11 +113,9 @@ func TestCutFileIsWrittenAgain(t *testing.T) {
 		equal(t, "tree after "+how, before, m.tree())
 	}
 	// In the end it is removed, even if its slot is no longer planned.
-	m := newMachine(t)
-	m.apply(slots(1).plan(t))
+	m := installed(t, 1)
 	want := m.tree()
-	m = newMachine(t)
-	m.apply(slots(2).plan(t))
+	m = installed(t, 2)
 	m.spoil(t, "empty", plan.UnitDir+"/"+plan.AgentUnit(1))
 	m.spoil(t, "cut", plan.SlotPolicyPath(1))
 	m.apply(slots(1).plan(t))
@@ -154,15 +152,13 @@ func TestParkedWhateverFails(t *testing.T) {
 		for _, busy := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, busy), func(t *testing.T) {
 				t.Parallel()
-				m := newMachine(t)
-				m.apply(slots(2).plan(t))
+				m := installed(t, 2)
 				if busy {
 					m.run(0)
 				}
 				spoil(m)
 				m.sd.Words()
-				w := slots(2)
-				w.parked = 0
+				w := slots(2).park(0)
 				if err := m.try(w.plan(t)); err == nil && (!busy || name != "guard's stop") {
 					t.Error("no error")
 				}
@@ -237,12 +233,10 @@ func TestFaultOfAHook(t *testing.T) {
 func TestFaultySlotHoldsNoOneUp(t *testing.T) {
 	t.Parallel()
 	for first, stops := range map[int]bool{0: true, 2: false} {
-		m := newMachine(t)
-		m.apply(slots(3).plan(t))
+		m := installed(t, 3)
 		m.sd.Words()
 		m.spoil(t, "foreign", plan.SlotPolicyPath(1))
-		next := slots(3)
-		next.first, next.generation = first, "g2" // 0-1, 2-3, 4-5 of 2-3, 4-5, 6-7
+		next := slots(3).from(first).again() // 0-1, 2-3, 4-5 of 2-3, 4-5, 6-7
 		if err := m.try(next.plan(t)); !slices.Equal(slotsOf(err), []int{1}) {
 			t.Error(err)
 		}
@@ -263,8 +257,7 @@ func TestFaultySlotOfTheOldScripts(t *testing.T) {
 	m := oldNode(t, 2)
 	m.write(plan.SlotPolicyPath(0), "{\"written_by\": \"kbnode\"}") // an install that stopped here
 	m.run(1)
-	w := slots(2)
-	w.parked = 1
+	w := slots(2).park(1)
 	if err := m.try(w.plan(t)); !slices.Equal(slotsOf(err), []int{-1, 0, 1}) {
 		t.Error(err)
 	}
@@ -277,12 +270,9 @@ func TestFaultySlotOfTheOldScripts(t *testing.T) {
 // What must stop is stopped before anything slow.
 func TestParkedFirst(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(2).plan(t))
+	m := installed(t, 2)
 	m.sd.Words()
-	w := slots(2)
-	w.parked, w.generation = 0, "g2"
-	p := w.plan(t)
+	p := slots(2).park(0).again().plan(t)
 	s, changes := m.diff(p)
 	ctx, cancel := context.WithCancel(t.Context())
 	m.h.OnStep(func(words string) error {
@@ -300,12 +290,10 @@ func TestParkedFirst(t *testing.T) {
 // If systemd has not read a slot's units, the slot keeps those that run.
 func TestReloadFails(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(2).plan(t))
+	m := installed(t, 2)
 	m.sd.Words()
 	m.sd.Hook = failing("reload")
-	w := slots(2)
-	w.generation = "g2"
+	w := slots(2).again()
 	if err := m.try(w.plan(t)); err == nil {
 		t.Error("no error")
 	}

@@ -35,11 +35,8 @@ func TestPlantedLink(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("root's links are trusted, and there are no others")
 	}
-	m := newMachine(t)
-	m.apply(slots(1).plan(t))
-	next := slots(1)
-	next.generation = "g2"
-	p := next.plan(t)
+	m := installed(t, 1)
+	p := slots(1).again().plan(t)
 	p.Files = append(p.Files, plan.File{Path: plan.AgentDir(0) + "/new", Mode: 0o644, Owner: "root", Content: header, Slot: 0})
 	elsewhere := t.TempDir()
 	err := m.applyAfter(p, func() {
@@ -77,8 +74,7 @@ func TestChmodFollowsNoLink(t *testing.T) {
 // What is mounted in a deleted directory stays as it is.
 func TestUnmountBeforeRemoval(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(2).plan(t))
+	m := installed(t, 2)
 	kept := t.TempDir()
 	at := filepath.Join(m.h.Root, plan.WorkDir(1), "mnt")
 	must.Do(t, errors.Join(os.WriteFile(filepath.Join(kept, "a"), nil, 0o600), os.Mkdir(at, 0o700)))
@@ -94,8 +90,7 @@ func TestUnmountBeforeRemoval(t *testing.T) {
 
 // Nested directories, as a job may make them, are removed with few open at a time.
 func TestRemoveDeepTree(t *testing.T) {
-	m := newMachine(t)
-	m.apply(slots(2).plan(t))
+	m := installed(t, 2)
 	fd, err := unix.Open(filepath.Join(m.h.Root, plan.WorkDir(1)), unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	for range 3000 {
 		below := -1
@@ -116,9 +111,7 @@ func TestRemoveDeepTree(t *testing.T) {
 	must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: limit.Max}))
 	defer func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) }()
 	m.apply(slots(1).plan(t))
-	if m.exists(plan.WorkDir(1)) {
-		t.Error("it is still there")
-	}
+	m.gone(plan.WorkDir(1))
 }
 
 // A file is durable in its directory before anything relies on it.
@@ -154,9 +147,7 @@ func TestLock(t *testing.T) {
 		t.Errorf("second lock: %v", err)
 	}
 	release()
-	if m.exists(plan.LockPath) {
-		t.Error("the lock file is left")
-	}
+	m.gone(plan.LockPath)
 	if release, err = m.h.Lock(); err != nil {
 		t.Fatal(err)
 	}
@@ -181,8 +172,7 @@ func TestEveryLimit(t *testing.T) {
 // A stopping agent may still have a job, so its slot counts as busy.
 func TestStoppingAgentIsBusy(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(1).plan(t))
+	m := installed(t, 1)
 	m.run(0)
 	must.Do(t, m.sd.Drain(t.Context(), plan.AgentUnit(0)))
 	m.sd.Words()
@@ -193,8 +183,7 @@ func TestStoppingAgentIsBusy(t *testing.T) {
 			must.Do(t, os.WriteFile(name, nil, 0o600))
 		}
 	}
-	next := slots(1)
-	next.memory, next.generation = 2<<30, "g2"
+	next := slots(1).memory(2 << 30).again()
 	r, words := m.apply(next.plan(t))
 	equal(t, "words", []string{"reload"}, words)
 	equal(t, "why", map[string]bool{"waits for the agent of slot gpu0 to stop": true}, deferred(r.Deferred, 0))
@@ -220,9 +209,7 @@ func TestEmbeddedProgram(t *testing.T) {
 	if err != nil || fmt.Sprintf("%x", sha256.Sum256(want)) != program.Digest() {
 		t.Fatalf("%d bytes, %v", len(want), err)
 	}
-	if _, changes := m.diff(p); len(changes) > 0 {
-		t.Errorf("changes nothing needs: %v", changes)
-	}
+	m.settled(p)
 	must.Do(t, os.WriteFile(name, append([]byte{0}, want[1:]...), 0o755))
 	m.apply(p)
 	if got, err := os.ReadFile(name); err != nil || !bytes.Equal(got, want) {

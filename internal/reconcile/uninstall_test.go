@@ -37,8 +37,6 @@ func TestUninstallUsers(t *testing.T) {
 	p.Users = append(p.Users, plan.User{Name: plan.GitUser, Home: "/nonexistent"})
 	m.apply(p)
 	equal(t, "users of a node", others+"\nkbnode-git:x:900:900::/nonexistent:/usr/sbin/nologin\nkbnode-gpu0:x:901:901::"+plan.WorkDir(0)+":/usr/sbin/nologin", m.read("/etc/passwd"))
-	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
+	m.uninstall()
 	equal(t, "users after uninstall", others, m.read("/etc/passwd"))
 }

@@ -1,10 +1,12 @@
-// Package must does what a test needs before it tests: an error ends the test.
+// Package must has what most tests do: they end at an error of what they need, and compare.
 package must
 
 import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // Do ends the test if err is not nil.
@@ -29,4 +31,12 @@ func Read(tb testing.TB, name string) string {
 	text, err := os.ReadFile(name)
 	Do(tb, err)
 	return string(text)
+}
+
+// Equal reports what differs between what a test wants and what it got. The test goes on.
+func Equal(tb testing.TB, want, got any, opts ...cmp.Option) {
+	tb.Helper()
+	if diff := cmp.Diff(want, got, opts...); diff != "" {
+		tb.Errorf("-want +got:\n%s", diff)
+	}
 }

@@ -1,12 +1,9 @@
 package probe
 
 import (
-	"os"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -82,15 +79,12 @@ func TestSet(t *testing.T) {
 				t.Errorf("error %v, want %q in it", err, row.err)
 			}
 			file := strings.TrimPrefix(opts.Env[1], "KBNODE_FAKE_NVML=")
-			text, err := os.ReadFile(file)
-			must.Do(t, err)
+			text := must.Read(t, file)
 			var kept []string
-			if added := strings.TrimPrefix(string(text), row.config); added != "" {
+			if added := strings.TrimPrefix(text, row.config); added != "" {
 				kept = strings.Split(strings.TrimSpace(added), "\n")
 			}
-			if diff := cmp.Diff(row.kept, kept); diff != "" {
-				t.Errorf("set (-want +got):\n%s", diff)
-			}
+			must.Equal(t, row.kept, kept)
 		})
 	}
 }

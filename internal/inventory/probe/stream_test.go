@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -69,14 +67,8 @@ func TestStream(t *testing.T) {
 			"a driver of today", "driver", "gpu.0.sm_clock = 1965\ngpu.0.clock_reasons = 0x44\ngpu.0.temperature = 88\ngpu.0.margin = -1\ngpu.0.power_mw = 990500\n",
 			Sample{Clock: new(uint32(1965)), Temperature: new(uint32(88)), Margin: new(int32(-1)), Power: new(uint32(990500)), Busy: new(uint32(100)), Reasons: new(uint64(0x44))},
 		},
-		{
-			"an old driver", "nosym", "sm_clock = 1410\nclock_reasons = 0x1\n",
-			Sample{Clock: new(uint32(1410)), Temperature: new(uint32(31)), Power: new(uint32(142000)), Reasons: new(uint64(1))},
-		},
-		{
-			"one that tells little", "driver", "power_mw = none\nbusy = none\nfail.nvmlDeviceGetTemperature = 999\n",
-			Sample{Clock: new(uint32(120)), Margin: new(int32(54)), Reasons: new(uint64(1))},
-		},
+		{"an old driver", "nosym", "sm_clock = 1410\nclock_reasons = 0x1\n", Sample{Clock: new(uint32(1410)), Temperature: new(uint32(31)), Power: new(uint32(142000)), Reasons: new(uint64(1))}},
+		{"one that tells little", "driver", "power_mw = none\nbusy = none\nfail.nvmlDeviceGetTemperature = 999\n", Sample{Clock: new(uint32(120)), Margin: new(int32(54)), Reasons: new(uint64(1))}},
 		{
 			"a MIG device has the clocks of its GPU", "driver", "uuid = " + firstGPU + "\ncount = 1\nsm_clock = 1500\nbusy = none\npower_mw = none\nmargin = 7\n",
 			Sample{Clock: new(uint32(1500)), Temperature: new(uint32(31)), Margin: new(int32(7)), Reasons: new(uint64(1))},
@@ -90,9 +82,7 @@ func TestStream(t *testing.T) {
 			if err != nil || len(got) < 3 {
 				t.Fatalf("%d samples, %v", len(got), err)
 			}
-			if diff := cmp.Diff(slices.Repeat([]Sample{row.want}, 3), got[:3]); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, slices.Repeat([]Sample{row.want}, 3), got[:3])
 		})
 	}
 	t.Run("what changes", func(t *testing.T) {
