@@ -123,9 +123,7 @@ func TestAgentFromTheReleaseArchive(t *testing.T) {
 			want := map[string]string{AgentPath: "-rwxr-xr-x"}
 			if tt.err != "" {
 				want = map[string]string{}
-				if err == nil || !strings.Contains(err.Error(), tt.err) {
-					t.Errorf("%v; want %q", err, tt.err)
-				}
+				must.Err(t, err, tt.err)
 			} else if err != nil {
 				t.Fatal(err)
 			}
@@ -159,9 +157,7 @@ func TestFetchIsBounded(t *testing.T) {
 	t.Parallel()
 	base, _ := mirror(t, map[string][]byte{"/a": bytes.Repeat([]byte("x"), 1001)})
 	var b bytes.Buffer
-	if err := fetch(t.Context(), base+"/a", 1000, &b); err == nil || !strings.Contains(err.Error(), "larger than 1000 bytes") {
-		t.Errorf("%v", err)
-	}
+	must.Err(t, fetch(t.Context(), base+"/a", 1000, &b), "larger than 1000 bytes")
 	b.Reset()
 	if err := fetch(t.Context(), base+"/a", 1001, &b); err != nil || b.Len() != 1001 {
 		t.Errorf("%d bytes, %v", b.Len(), err)
@@ -193,9 +189,7 @@ func TestUnpackAgent(t *testing.T) {
 			if tt.err != "" {
 				want = map[string]string{}
 			}
-			if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
-				t.Errorf("%v; want %q", err, tt.err)
-			}
+			must.Err(t, err, tt.err)
 			must.Equal(t, want, left(t, root))
 			if text, err := os.ReadFile(filepath.Join(root, AgentPath)); tt.err == "" && (err != nil || string(text) != binary) {
 				t.Errorf("installed %q, %v", text, err)
@@ -222,12 +216,8 @@ func TestCopy(t *testing.T) {
 		}
 	}
 	must.Equal(t, map[string]string{AgentPath: "-rwxr-xr-x"}, left(t, root))
-	if err := Copy(to, 0o755, dir); err == nil || !strings.Contains(err.Error(), "not an executable file") {
-		t.Errorf("a directory: %v", err)
-	}
-	if err := Copy(to, 0o755, from+"-gone"); err == nil || !strings.Contains(err.Error(), "no such file") {
-		t.Errorf("nothing: %v", err)
-	}
+	must.Err(t, Copy(to, 0o755, dir), "not an executable file")
+	must.Err(t, Copy(to, 0o755, from+"-gone"), "no such file")
 	// The installed agent may be given as its own replacement.
 	if err := Copy(to, 0o755, to); err != nil {
 		t.Error(err)

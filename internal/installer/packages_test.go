@@ -53,9 +53,7 @@ func TestPackages(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			steps, err := Packages(tt.inv, tt.manager)
-			if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
-				t.Fatalf("%v; want %q", err, tt.err)
-			}
+			must.Err(t, err, tt.err)
 			var got []string
 			for _, s := range steps {
 				got = append(got, s.String())
@@ -80,7 +78,5 @@ func TestRunStopsAtTheFirstThatFails(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	must.Equal(t, "one\nnoninteractive\ntwo\n", out.String())
-	if err := Run(t.Context(), []Step{{Args: []string{"kbnode-no-such-program"}, Why: "start"}}, &out); err == nil || !strings.Contains(err.Error(), "start: ") {
-		t.Errorf("%v", err)
-	}
+	must.Err(t, Run(t.Context(), []Step{{Args: []string{"kbnode-no-such-program"}, Why: "start"}}, &out), "start: ")
 }

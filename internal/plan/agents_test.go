@@ -17,8 +17,7 @@ import (
 func TestAgentPerSlot(t *testing.T) {
 	t.Parallel()
 	in := input(readMachine(t, machinetest.B200x8()), config.Config{Queue: "b200"})
-	want, err := Build(in)
-	must.Do(t, err)
+	want := planned(t, in)
 	keys := make([]string, 0, len(agentKeys))
 	for _, k := range agentKeys {
 		keys = append(keys, k.name)
@@ -27,8 +26,7 @@ func TestAgentPerSlot(t *testing.T) {
 		Releases: []AgentRelease{{Version: "3.100.0", Keys: keys}},
 		Roll:     &AgentRoll{To: "3.100.0", Slots: []int{3}},
 	}
-	got, err := Build(in)
-	must.Do(t, err)
+	got := planned(t, in)
 	before, after := map[string]File{}, map[string]File{}
 	for _, f := range want.Files {
 		before[f.Path] = f

@@ -7,7 +7,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
-	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestDiskShare(t *testing.T) {
@@ -52,8 +51,7 @@ func TestDisk(t *testing.T) {
 	} {
 		inv := *machine
 		row.spoil(&inv)
-		p, err := Build(input(&inv, config.Config{Queue: "b200", Job: row.job}))
-		must.Do(t, err)
+		p := build(t, &inv, config.Config{Queue: "b200", Job: row.job}, nil, false)
 		if got := p.Slots[3].DiskBytes; got != row.disk {
 			t.Errorf("%s: %s of disk, want %s", name, config.Size(got), config.Size(row.disk))
 		}

@@ -15,14 +15,12 @@ import (
 func TestDrainedSlot(t *testing.T) {
 	t.Parallel()
 	in := input(readMachine(t, machinetest.B200x8()), config.Config{Queue: "b200"})
-	want, err := Build(in)
-	must.Do(t, err)
+	want := planned(t, in)
 	at := time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC)
 	health := Drain{Slot: 3, By: "gpu.ecc", Reason: "it needs a reset", Since: at}
 	operator := Drain{Slot: 3, By: ByOperator, Reason: "new fan", Since: at.Add(time.Hour)}
 	in.Drains = []Drain{health, operator, {Slot: 42, By: ByOperator}, {Slot: 43, By: "gpu.ecc"}}
-	got, err := Build(in)
-	must.Do(t, err)
+	got := planned(t, in)
 	if diff := cmp.Diff([]Drain{operator, health}, got.Slots[3].Drains); diff != "" || got.Slots[3].Serves() || !got.Slots[2].Serves() {
 		t.Errorf("serves: %t; %s", got.Slots[3].Serves(), diff)
 	}

@@ -51,12 +51,10 @@ func TestMemoryBetweenBoots(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			before, err := Build(input(inv, row.then))
-			must.Do(t, err)
+			before := build(t, inv, row.then, nil, false)
 			in := input(booted(inv, row.mibs...), row.now)
 			in.Bindings = bindingsOf(t, before)
-			after, err := Build(in)
-			must.Do(t, err)
+			after := planned(t, in)
 			if row.kept {
 				before.Reserved.MemoryBytes, after.Reserved.MemoryBytes = 0, 0
 				must.Equal(t, before, after)
@@ -76,8 +74,7 @@ func TestMemoryBetweenBoots(t *testing.T) {
 func TestMemoryAskedFor(t *testing.T) {
 	t.Parallel()
 	inv := readMachine(t, machinetest.B200x8())
-	p, err := Build(input(inv, config.Config{}))
-	must.Do(t, err)
+	p := build(t, inv, config.Config{}, nil, false)
 	shown := p.Slots[0].MemoryBytes
 	for _, row := range []struct {
 		ask     int64
@@ -85,9 +82,7 @@ func TestMemoryAskedFor(t *testing.T) {
 	}{{shown, false}, {shown + shown/40, false}, {shown + shown/8, true}, {math.MaxInt64 - 1023, true}} {
 		p, err := Build(input(booted(inv, -30, -30), config.Config{MemoryPerSlot: config.Size(row.ask)}))
 		if row.refused {
-			if err == nil || !strings.Contains(err.Error(), "memory_per_slot") {
-				t.Errorf("%s: %v", config.Size(row.ask), err)
-			}
+			must.Err(t, err, "memory_per_slot")
 			continue
 		}
 		must.Do(t, err)
@@ -141,16 +136,14 @@ func TestSlotsOfOneGPU(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			inv := readMachine(t, row.machine)
-			before, err := Build(input(inv, config.Config{Queue: "q"}))
-			must.Do(t, err)
+			before := build(t, inv, config.Config{Queue: "q"}, nil, false)
 			kept := bindingsOf(t, before)
 			row.do(kept)
 			in := input(inv, config.Config{Queue: "q"})
-			if in.Bindings, err = ParseBindings([]byte(mustBindings(t, kept))); err != nil {
-				t.Fatal(err)
-			}
-			after, err := Build(in)
+			read, err := ParseBindings([]byte(mustBindings(t, kept)))
 			must.Do(t, err)
+			in.Bindings = read
+			after := planned(t, in)
 			var parked []string
 			owner := map[string]string{}
 			for _, s := range after.Slots {

@@ -54,8 +54,7 @@ func input(inv *inventory.Inventory, cfg config.Config) Input {
 func TestGoldenMachines(t *testing.T) {
 	t.Parallel()
 	first := machinetest.B200x8()
-	all, err := Build(input(readMachine(t, first), config.Config{Node: "node1"}))
-	must.Do(t, err)
+	all := build(t, readMachine(t, first), config.Config{Node: "node1"}, nil, false)
 	for _, m := range machinetest.Published() {
 		t.Run(m.Name, func(t *testing.T) {
 			t.Parallel()
@@ -176,8 +175,7 @@ func checkFiles(t *testing.T, p *Plan) {
 
 func bindingsOf(t *testing.T, p *Plan) []Binding {
 	t.Helper()
-	i := slices.IndexFunc(p.Files, func(f File) bool { return f.Path == BindingsPath })
-	kept, err := ParseBindings([]byte(p.Files[i].Content))
+	kept, err := ParseBindings([]byte(fileOf(p, BindingsPath)))
 	must.Do(t, err)
 	return kept
 }
@@ -185,15 +183,13 @@ func bindingsOf(t *testing.T, p *Plan) []Binding {
 func TestLostGPUParksItsSlotAndNoOther(t *testing.T) {
 	t.Parallel()
 	inv := readMachine(t, machinetest.B200x8())
-	before, err := Build(input(inv, config.Config{Queue: "b200"}))
-	must.Do(t, err)
+	before := build(t, inv, config.Config{Queue: "b200"}, nil, false)
 	for _, lost := range []int{0, 3, 7} {
 		gone := *inv
 		gone.GPUs = slices.Delete(slices.Clone(inv.GPUs), lost, lost+1)
 		in := input(&gone, config.Config{Queue: "b200"})
 		in.Bindings = bindingsOf(t, before)
-		after, err := Build(in)
-		must.Do(t, err)
+		after := planned(t, in)
 		if len(after.Slots) != 8 {
 			t.Fatalf("%d slots, want 8", len(after.Slots))
 		}
@@ -215,8 +211,7 @@ func TestLostGPUParksItsSlotAndNoOther(t *testing.T) {
 		}
 		// The GPU comes back to its own slot, and the plan is as before.
 		in.Inventory, in.Bindings = inv, bindingsOf(t, after)
-		back, err := Build(in)
-		must.Do(t, err)
+		back := planned(t, in)
 		if diff := cmp.Diff(before, back); diff != "" {
 			t.Errorf("the plan with GPU %d back differs: %s", lost, diff)
 		}
@@ -271,9 +266,7 @@ func TestBindings(t *testing.T) {
 			t.Parallel()
 			slots, _, err := bind(tt.gpus, config.Config{GPUs: tt.want, GPUCount: tt.count}, tt.kept, false)
 			if tt.err != "" {
-				if err == nil || !strings.Contains(err.Error(), tt.err) {
-					t.Fatalf("error is %v, want %q in it", err, tt.err)
-				}
+				must.Err(t, err, tt.err)
 				return
 			}
 			must.Do(t, err)
@@ -302,8 +295,7 @@ func TestAgentConfigKnowsTheAgent(t *testing.T) {
 		if err != nil {
 			return "", err
 		}
-		p, err := Build(input(inv, config.Config{Queue: "test"}))
-		must.Do(t, err)
+		p := build(t, inv, config.Config{Queue: "test"}, nil, false)
 		return renderAgentConfig(keys, agentInput{config.Config{}.WithDefaults(), p.Slots[0], "/usr/local/bin/kbnode"}), nil
 	}
 	v3 := inventory.Agent{Version: "3.76.2", Keys: machinetest.AgentKeys()}
@@ -356,8 +348,7 @@ func TestJobPolicyChoosesTheGPU(t *testing.T) {
 	} {
 		one := *inv
 		one.Software.Docker = tt.docker
-		p, err := Build(input(&one, config.Config{}))
-		must.Do(t, err)
+		p := build(t, &one, config.Config{}, nil, false)
 		if pol := policyOf(t, p, 0); !tt.want(pol) {
 			t.Errorf("%s: policy is %+v", tt.name, pol)
 		}
@@ -370,8 +361,7 @@ func TestRunner(t *testing.T) {
 	in := input(readMachine(t, machinetest.B200x8()), config.Config{Queue: "b200"})
 	for _, digest := range []string{"", "abc"} {
 		in.Runner = digest
-		p, err := Build(in)
-		must.Do(t, err)
+		p := planned(t, in)
 		i := slices.IndexFunc(p.Files, func(f File) bool { return f.Path == RunnerCopy })
 		if (i >= 0) != (digest != "") || i >= 0 && p.Files[i].SHA256 != digest {
 			t.Errorf("%q: file %d", digest, i)

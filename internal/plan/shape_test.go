@@ -66,10 +66,26 @@ func build(t *testing.T, inv *inventory.Inventory, cfg config.Config, kept []Bin
 	t.Helper()
 	in := input(inv, cfg)
 	in.Bindings, in.Reshape = kept, reshape
-	p, err := Build(in)
-	must.Do(t, err)
+	p := planned(t, in)
 	checkPlan(t, inv, p)
 	return p
+}
+
+func planned(t *testing.T, in Input) *Plan {
+	t.Helper()
+	p, err := Build(in)
+	must.Do(t, err)
+	return p
+}
+
+// fileOf returns the text of a planned file; "" if it is not planned.
+func fileOf(p *Plan, path string) string {
+	for _, f := range p.Files {
+		if f.Path == path {
+			return f.Content
+		}
+	}
+	return ""
 }
 
 // checkPlan checks what is true of slots of any shape.
@@ -225,8 +241,7 @@ func TestShapeRefusals(t *testing.T) {
 
 func policyOf(t *testing.T, p *Plan, slot int) (pol JobPolicy) {
 	t.Helper()
-	i := slices.IndexFunc(p.Files, func(f File) bool { return f.Path == SlotPolicyPath(slot) })
-	must.Do(t, json.Unmarshal([]byte(p.Files[i].Content), &pol))
+	must.Do(t, json.Unmarshal([]byte(fileOf(p, SlotPolicyPath(slot))), &pol))
 	return pol
 }
 
@@ -470,8 +485,7 @@ func TestShapesHold(t *testing.T) {
 		built++
 		checkPlan(t, inv, p)
 		in.Bindings = bindingsOf(t, p)
-		again, err := Build(in)
-		must.Do(t, err)
+		again := planned(t, in)
 		if diff := cmp.Diff(p, again); diff != "" {
 			t.Fatalf("kept slots of %v give another plan: %s", layout, diff)
 		}

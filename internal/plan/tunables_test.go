@@ -79,8 +79,7 @@ func TestTunables(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			p, err := Build(input(readMachine(t, tt.machine), tt.cfg))
-			must.Do(t, err)
+			p := build(t, readMachine(t, tt.machine), tt.cfg, nil, false)
 			got := tunableLines(p.Tunables)
 			for _, want := range tt.want {
 				if !slices.Contains(got, want) {

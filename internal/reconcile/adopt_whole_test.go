@@ -114,6 +114,27 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 	equal(t, "tree after uninstall", before, still(m.tree()))
 }
 
+// A directory whose owner could not be changed is not backed up again.
+func TestDirectoryHasOneBackup(t *testing.T) {
+	t.Parallel()
+	m := wholeOldNode(t)
+	p := slots(1).plan(t)
+	m.h.OnStep(func(words string) error {
+		if words == "chmod "+plan.HooksDir {
+			return syscall.EROFS
+		}
+		return nil
+	})
+	for range 2 {
+		if err := m.try(p); !errors.Is(err, syscall.EROFS) {
+			t.Errorf("error is %v", err)
+		}
+	}
+	backup := "/var/lib/kbnode/backup" + plan.HooksDir
+	equal(t, "first backup", true, m.exists(backup+".1"))
+	m.gone(backup + ".2")
+}
+
 // Uninstall may be killed at any step, too.
 func TestInterruptedUninstallOfAdopted(t *testing.T) {
 	t.Parallel()

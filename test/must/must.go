@@ -4,6 +4,7 @@ package must
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -38,5 +39,13 @@ func Equal(tb testing.TB, want, got any, opts ...cmp.Option) {
 	tb.Helper()
 	if diff := cmp.Diff(want, got, opts...); diff != "" {
 		tb.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// Err reports an error without this text; "" wants no error. The test goes on.
+func Err(tb testing.TB, err error, want string) {
+	tb.Helper()
+	if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+		tb.Errorf("error is %v, want %q in it", err, want)
 	}
 }

@@ -174,9 +174,7 @@ func TestOneSampler(t *testing.T) {
 	must.Do(t, err)
 	opts := Options{Path: script(t, "flock -n 3 || exit 8; echo '{}'; cat >/dev/null"), GPU: "GPU-1", runDir: dir}
 	ctx, cancel := context.WithCancel(t.Context())
-	if err := Stream(ctx, opts, time.Second, func(Sample) { t.Error("a sample") }); err == nil || !strings.Contains(err.Error(), "an earlier sampler of this GPU has not ended") {
-		t.Errorf("beside another one: %v", err)
-	}
+	must.Err(t, Stream(ctx, opts, time.Second, func(Sample) { t.Error("a sample") }), "an earlier sampler of this GPU has not ended")
 	opts.GPU = "GPU-2"
 	if err := Stream(ctx, opts, time.Second, func(Sample) { cancel() }); err != nil {
 		t.Errorf("of another GPU: %v", err)
