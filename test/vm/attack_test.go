@@ -267,14 +267,4 @@ func TestAttack(t *testing.T) {
 			t.Errorf("it is not as it was: %s%s", r.Stdout, r.Stderr)
 		}
 	})
-	t.Run("a restarted engine", func(t *testing.T) {
-		m.Put("/root/engine.yml", 0o600, attack{script: "touch READY; sleep 1000"}.steps(3))
-		build := m.Sh("bkstub submit --queue b200 --steps /root/engine.yml")
-		m.Wait("the job", "find /var/lib/buildkite-agent/gpu-3/builds -name READY | grep -q .")
-		m.Sh("systemctl restart docker")
-		if r := m.Try("bkstub wait --timeout 3m " + build); r.Code == 0 || strings.Contains(r.Stderr, "still running") {
-			t.Errorf("the job: exit %d\n%s%s", r.Code, r.Stdout, r.Stderr)
-		}
-		idle(t, m, 3)
-	})
 }

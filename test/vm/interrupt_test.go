@@ -45,10 +45,9 @@ func whole(t *testing.T, log string) {
 	}
 }
 
-// programs are what the agent of a slot, or anything below it, starts.
-const programs = `cd /sys/kernel/tracing; echo 0 >tracing_on; echo >trace; echo 1 >options/event-fork
-ls /proc/$(systemctl show -P MainPID buildkite-agent-gpu%d)/task >set_event_pid
-echo 1 >events/sched/sched_process_exec/enable; echo 1 >tracing_on`
+// accounted prints the names of the programs that ended, as the kernel accounts for them, while a slot's
+// user ran them. Tracing would patch the kernel's code, at which the emulator may crash it.
+const accounted = `perl -e 'syscall(163, 0); open F, "<", "/root/acct"; while (read F, $r, 64) { my ($u, $c) = unpack "x8 V x36 Z16", $r; print "$c\n" if $u == $ARGV[0] }' $(id -u kbnode-gpu%d) | sort -u`
 
 // TestInterrupted ends, disturbs and floods jobs at every step of their way: no slot is lost, and what
 // a job has written so far is kept.
@@ -58,15 +57,15 @@ func TestInterrupted(t *testing.T) {
 	p := pipelines{evaluations{m: m}}
 
 	t.Run("what runs on the host", func(t *testing.T) {
-		m.Sh("mount -t tracefs none /sys/kernel/tracing 2>/dev/null || true")
-		m.Sh(fmt.Sprintf(programs, 0))
+		m.Sh(`: >/root/acct; perl -e 'my $f = "/root/acct"; syscall(163, $f) == 0 or die $!'`)
 		steps := step(0, "busybox:test", "echo in the container", "") + "    env: {BASH_ENV: /tmp/x, PATH: /tmp, LD_PRELOAD: /tmp/x.so, GIT_SSH_COMMAND: touch /tmp/x}\n    artifact_paths: [out.json]\n"
 		if r := runStep(m, 0, steps); r.Code != 0 {
 			t.Errorf("exit %d: %s", r.Code, r.Stdout)
 		}
-		got := m.Sh(`cd /sys/kernel/tracing; echo 0 >tracing_on; grep -o 'filename=[^ ]*' trace | sort -u; echo 0 >events/sched/sched_process_exec/enable`)
-		if got != "filename=/usr/bin/buildkite-agent\nfilename=/usr/local/bin/kbnode" && got != "filename=/usr/local/bin/kbnode" {
-			t.Errorf("programs below the agent:\n%s", got)
+		m.Wait("the agent to end", "grep -qa buildkite-agent /root/acct")
+		got := m.Sh(fmt.Sprintf(accounted, 0))
+		if got != "buildkite-agent\nkbnode" {
+			t.Errorf("programs of the slot's user:\n%s", got)
 		}
 	})
 
@@ -97,6 +96,7 @@ func TestInterrupted(t *testing.T) {
 		build := submitted(m, 2, counted)
 		m.Sh("pkill -KILL -u kbnode-gpu2 -f 'kbnode bootstrap'")
 		p.wait(t, build, "failed")
+		m.Wait("the container to go", "! ls -d /sys/fs/cgroup/buildkite.slice/buildkite-gpu2.slice/docker-*")
 		idle(t, m, 2)
 	})
 
@@ -119,19 +119,7 @@ func TestInterrupted(t *testing.T) {
 		idle(t, m, 3)
 	})
 
-	t.Run("the engine restarts", func(t *testing.T) {
-		build := submitted(m, 4, counted)
-		m.Sh("systemctl restart docker")
-		p.wait(t, build, "failed")
-		if tries := p.tries(t, build); tries[0].ExitStatus == nil || *tries[0].ExitStatus != 255 {
-			t.Errorf("%+v", tries)
-		}
-		m.Sh("bkstub artifact " + build + " out.json")
-		idle(t, m, 4)
-	})
-
 	t.Run("the engine restarts, and lets containers live", func(t *testing.T) {
-		m.Sh(`jq '. + {"live-restore": true}' /etc/docker/daemon.json >/root/daemon.json && cp /root/daemon.json /etc/docker/daemon.json; systemctl reload docker; docker info -f '{{.LiveRestoreEnabled}}' | grep true`)
 		build := submitted(m, 5, counted)
 		m.Sh("systemctl restart docker")
 		m.Wait("more output", "n=$(bkstub log "+build+" | wc -l); sleep 3; test $(bkstub log "+build+" | wc -l) -gt $n")
@@ -140,6 +128,18 @@ func TestInterrupted(t *testing.T) {
 		whole(t, r.Log)
 		m.Sh("bkstub artifact " + build + " out.json")
 		idle(t, m, 5)
+	})
+
+	t.Run("the engine restarts, and ends its containers", func(t *testing.T) {
+		m.Sh(`jq 'del(."live-restore")' /etc/docker/daemon.json >/root/daemon.json; cp /root/daemon.json /etc/docker/daemon.json; systemctl reload docker; docker info -f '{{.LiveRestoreEnabled}}' | grep false`)
+		build := submitted(m, 4, counted)
+		m.Sh("systemctl restart docker")
+		p.wait(t, build, "failed")
+		if tries := p.tries(t, build); tries[0].ExitStatus == nil || *tries[0].ExitStatus != 255 {
+			t.Errorf("%+v", tries)
+		}
+		m.Sh("bkstub artifact " + build + " out.json")
+		idle(t, m, 4)
 	})
 
 	t.Run("the service is killed again and again", func(t *testing.T) {
