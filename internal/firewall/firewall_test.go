@@ -29,8 +29,7 @@ func TestText(t *testing.T) {
 	if *update {
 		must.Do(t, os.WriteFile(golden, []byte(example.text()), 0o600))
 	}
-	want := must.Read(t, golden)
-	must.Equal(t, want, example.text())
+	must.Equal(t, must.Read(t, golden), example.text())
 }
 
 // neighborhood are addresses beyond the node's link that are not on the Internet.

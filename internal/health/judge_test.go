@@ -232,9 +232,9 @@ func TestApplicationErrorsDrainNothing(t *testing.T) {
 			numbers = append(numbers, x.Number)
 		}
 	}
-	for _, must := range []int{13, 31, 32, 43, 45, 69, 109} {
-		if !slices.Contains(numbers, must) {
-			t.Errorf("Xid %d is not an application's", must)
+	for _, number := range []int{13, 31, 32, 43, 45, 69, 109} {
+		if !slices.Contains(numbers, number) {
+			t.Errorf("Xid %d is not an application's", number)
 		}
 	}
 	for seed := range uint64(40) {

@@ -117,8 +117,7 @@ func TestText(t *testing.T) {
 	if *update {
 		must.Do(t, os.WriteFile(golden, []byte(got), 0o644))
 	}
-	want := must.Read(t, golden)
-	must.Equal(t, want, got)
+	must.Equal(t, must.Read(t, golden), got)
 }
 
 func TestJobs(t *testing.T) {
