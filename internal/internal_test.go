@@ -27,6 +27,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 var update = flag.Bool("update", false, "update docs/cli.md")
@@ -36,11 +37,7 @@ const root = ".."
 
 func read(t *testing.T, name string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
+	return must.Read(t, filepath.Join(root, name))
 }
 
 // files are all files below a directory of the repository, by slashed path.
@@ -58,9 +55,7 @@ func files(t *testing.T, dir string) []string {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return found
 }
 
@@ -128,9 +123,7 @@ func TestConfigurationFile(t *testing.T) {
 	const name = "packaging/config.yaml"
 	text := read(t, name)
 	got, err := config.Parse(name, []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if diff := cmp.Diff(config.Config{}, got); diff != "" {
 		t.Errorf("%s sets something as it is: %s", name, diff)
 	}
@@ -142,9 +135,7 @@ func TestConfigurationFile(t *testing.T) {
 		t.Fatalf("without the comment marks of keys: %v", err)
 	}
 	// What it says is a default must be it.
-	if diff := cmp.Diff(full.WithDefaults(), config.Merge(full, config.Config{}.WithDefaults())); diff != "" {
-		t.Errorf("defaults differ from those of package config: %s", diff)
-	}
+	must.Equal(t, full.WithDefaults(), config.Merge(full, config.Config{}.WithDefaults()))
 
 	var in []string
 	var above string
@@ -202,9 +193,7 @@ func TestCommandPage(t *testing.T) {
 func generated(t *testing.T, name, want string) {
 	t.Helper()
 	if *update {
-		if err := os.WriteFile(filepath.Join(root, name), []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(root, name), []byte(want), 0o644))
 	}
 	if diff := cmp.Diff(want, read(t, name)); diff != "" {
 		t.Errorf("%s is not what the program says; run go test ./internal -update: %s", name, diff)

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // word is a word of a text; what else is in one, such as a number, a path and an identifier, differs
@@ -95,9 +95,7 @@ func (p phrases) add(text string) {
 func (p phrases) addGo(t *testing.T, file string) {
 	t.Helper()
 	tree, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, file), nil, parser.SkipObjectResolution)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	part := map[ast.Expr]bool{} // of a sum that was added
 	ast.Inspect(tree, func(n ast.Node) bool {
 		switch n := n.(type) {
@@ -170,40 +168,4 @@ func (p phrases) adds(words []string, cut bool) bool {
 		}
 	}
 	return ends[len(words)].any
-}
-
-// TestPhrases reads what the comparison of screens finds and what it lets pass.
-func TestPhrases(t *testing.T) {
-	t.Parallel()
-	p := newPhrases()
-	for _, text := range []string{
-		"no room on file systems: %s", "file systems", "with", "%s is full", "each slot has %d cores; %d is the minimum", "%s on %s",
-		"running", "  type\tsudo kbnode %s", "room", "problem", "look for it with lspci", "else ", "slot takes no jobs",
-	} {
-		p.add(text)
-	}
-	for text, want := range map[string]string{
-		"no room on file systems: /srv":           "",
-		"file systems with room: 1":               "file systems with room",
-		"file systems is full":                    "",
-		"each slot has 2 cores; 8 is the minimum": "",
-		"each slot has 2 cores; 8 are needed":     "are needed",
-		"each slot has 2 cores; 8 is the…":        "",
-		"each slot has 2 cores; 8 are…":           "are",
-		"running on gpu0":                         "",
-		"running with room":                       "running with room",
-		"PROBLEM":                                 "",
-		"sudo kbnode drain":                       "sudo kbnode drain",
-		"(slot takes no jobs)":                    "",
-		"slot takes jobs":                         "slot takes jobs",
-	} {
-		if got := p.unknown(text); got != want {
-			t.Errorf("%q: unknown are %q, want %q", text, got, want)
-		}
-	}
-	lines := []string{"$ kbnode status", "SLOT  AGENT   PROBLEM", "gpu3  parked  GPU is lost; look", "              for it", "gpu4  idle    -", "  a note", "0123456789012345678901234567890", "tail"}
-	want := []string{"SLOT", "AGENT", "PROBLEM", "gpu3", "parked", "GPU is lost; look for it", "gpu4", "idle", "-", "a note", "0123456789012345678901234567890tail"}
-	if diff := cmp.Diff(want, cells(lines, 31)); diff != "" {
-		t.Errorf("cells (-want +got):\n%s", diff)
-	}
 }

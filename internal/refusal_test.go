@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // wayOut matches a sentence that says what to do: a verb after what is wrong.
@@ -38,9 +40,7 @@ func TestRefusals(t *testing.T) {
 			}
 			fset := token.NewFileSet()
 			tree, err := parser.ParseFile(fset, file, nil, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			judge := func(e ast.Expr) {
 				text := literal(e)
 				switch {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // Words on screens that neither kbnode nor the recording test has: values of the recorded machine.
@@ -82,9 +84,7 @@ func svgLines(t *testing.T, svg string) (lines []string) {
 		if errors.Is(err, io.EOF) {
 			return lines
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		switch tok := tok.(type) {
 		case xml.StartElement:
 			if tok.Name.Local == "text" {

@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
@@ -58,14 +59,10 @@ func newFakeNode(t *testing.T) *fakeNode {
 	t.Helper()
 	root := t.TempDir()
 	for _, dir := range []string{"/var/lib/kbnode", "/run"} {
-		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
 	}
 	sd, err := systemdtest.New(root, "0-3", "0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return &fakeNode{root: root, sd: sd}
 }
 
@@ -217,6 +214,19 @@ func (n *fakeNode) count() (reads, looks, watches int) {
 	return n.reads, n.hosts, n.watches
 }
 
+// bubble runs a test of a node whose clock advances only when all goroutines sleep.
+func bubble(t *testing.T, test func(t *testing.T, n *fakeNode)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { test(t, newFakeNode(t)) })
+}
+
+// later waits until the daemon has done what it does in this time.
+func later(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
 // running starts a daemon in a bubble, whose clock advances only when all goroutines sleep.
 func running(t *testing.T, n *fakeNode, o Options) (log events.Log, wake chan struct{}) {
 	t.Helper()
@@ -242,66 +252,52 @@ func running(t *testing.T, n *fakeNode, o Options) (log events.Log, wake chan st
 
 func (n *fakeNode) unit(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(n.root, plan.UnitDir, unitName))
-	if err != nil {
-		t.Fatal(err)
+	return must.Read(t, filepath.Join(n.root, plan.UnitDir, unitName))
+}
+
+func (n *fakeNode) repaired(t *testing.T, when string) {
+	t.Helper()
+	if text := n.unit(t); text != unitText {
+		t.Errorf("%s: %q", when, text)
 	}
-	return string(text)
 }
 
 func (n *fakeNode) spoil(t *testing.T) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(n.root, plan.UnitDir, unitName), []byte("# "+plan.Marker+"\nby hand\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(n.root, plan.UnitDir, unitName), []byte("# "+plan.Marker+"\nby hand\n"), 0o600))
 }
 
 func kinds(t *testing.T, l events.Log) (all []string) {
 	t.Helper()
-	if err := l.Read(func(e events.Event) { all = append(all, e.Kind+": "+e.Text) }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Read(func(e events.Event) { all = append(all, e.Kind+": "+e.Text) }))
 	return all
 }
 
 func TestDriftIsRepaired(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newFakeNode(t)
+	bubble(t, func(t *testing.T, n *fakeNode) {
 		log, _ := running(t, n, Options{})
-		if n.unit(t) != unitText {
-			t.Fatalf("at its start: %q", n.unit(t))
-		}
+		n.repaired(t, "at its start")
 		first := kinds(t, log)
 		if !slices.Contains(first, "changed: start "+unitName) {
 			t.Errorf("events of the start: %q", first)
 		}
 
 		// With nothing to do it looks, and neither reads everything nor writes.
-		time.Sleep(2 * time.Minute)
-		synctest.Wait()
+		later(2 * time.Minute)
 		if reads, looks, _ := n.count(); reads != 1 || looks < 4 {
 			t.Errorf("%d reads, %d looks in two minutes without a change", reads, looks)
 		}
-		if diff := cmp.Diff(first, kinds(t, log)); diff != "" {
-			t.Errorf("events without a change: %s", diff)
-		}
+		must.Equal(t, first, kinds(t, log))
 
 		n.spoil(t)
-		time.Sleep(30 * time.Second)
-		synctest.Wait()
-		if n.unit(t) != unitText {
-			t.Errorf("after 30 s: %q", n.unit(t))
-		}
+		later(30 * time.Second)
+		n.repaired(t, "after 30 s")
 
 		n.spoil(t)
 		n.changed(unitName)
 		n.changed(unitName)
-		time.Sleep(time.Second)
-		synctest.Wait()
-		if n.unit(t) != unitText {
-			t.Errorf("a second after systemd's signal: %q", n.unit(t))
-		}
+		later(time.Second)
+		n.repaired(t, "a second after systemd's signal")
 		if reads, _, _ := n.count(); reads != 1 {
 			t.Errorf("%d reads, want none for a drift", reads)
 		}
@@ -310,8 +306,7 @@ func TestDriftIsRepaired(t *testing.T) {
 		n.spoil(t)
 		n.set(func() { n.looksAtStamp = 1 })
 		n.changed(unitName)
-		time.Sleep(time.Second)
-		synctest.Wait()
+		later(time.Second)
 		if reads, _, _ := n.count(); reads != 2 || n.unit(t) != unitText {
 			t.Errorf("%d reads, want one for another configuration; %q", reads, n.unit(t))
 		}
@@ -319,9 +314,7 @@ func TestDriftIsRepaired(t *testing.T) {
 }
 
 func TestWhatMakesItReadAnew(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newFakeNode(t)
+	bubble(t, func(t *testing.T, n *fakeNode) {
 		_, wake := running(t, n, Options{})
 		reads := func(why string, want int) {
 			t.Helper()
@@ -344,25 +337,20 @@ func TestWhatMakesItReadAnew(t *testing.T) {
 // A configuration that changes while everything is read is read again at the next look,
 // also in the first pass.
 func TestChangeWhileReading(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newFakeNode(t)
+	bubble(t, func(t *testing.T, n *fakeNode) {
 		n.onRead = func() { n.set(func() { n.stamp = fmt.Sprint("while read ", min(n.reads, 1)) }) } // twice
 		_, _ = running(t, n, Options{})
 		for i, want := range []int{1, 2, 3, 3} {
 			if reads, _, _ := n.count(); reads != want {
 				t.Errorf("look %d: %d reads, want %d", i, reads, want)
 			}
-			time.Sleep(30 * time.Second)
-			synctest.Wait()
+			later(30 * time.Second)
 		}
 	})
 }
 
 func TestErrorsAreToldOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newFakeNode(t)
+	bubble(t, func(t *testing.T, n *fakeNode) {
 		n.err = errors.New("nothing was changed: Docker does not answer")
 		var mu sync.Mutex
 		var said []string
@@ -373,15 +361,13 @@ func TestErrorsAreToldOnce(t *testing.T) {
 				said = append(said, s)
 			}
 		}})
-		time.Sleep(10 * time.Minute)
-		synctest.Wait()
+		later(10 * time.Minute)
 		// 5 s, 10 s, 20 s, then every 30 s.
 		if reads, _, _ := n.count(); reads < 20 || reads > 24 {
 			t.Errorf("%d tries in ten minutes", reads)
 		}
 		n.set(func() { n.err = nil })
-		time.Sleep(31 * time.Second)
-		synctest.Wait()
+		later(31 * time.Second)
 		got := kinds(t, log)
 		want := []string{"error: nothing was changed: Docker does not answer"}
 		if diff := cmp.Diff(want, got[:1]); diff != "" || !slices.Contains(got, "mended: the node can be reconciled again") || len(slices.DeleteFunc(slices.Clone(got), func(s string) bool { return !strings.HasPrefix(s, "error") })) != 1 {
@@ -390,22 +376,16 @@ func TestErrorsAreToldOnce(t *testing.T) {
 		if len(said) != 2 {
 			t.Errorf("said %q", said)
 		}
-		if n.unit(t) != unitText {
-			t.Errorf("after the end of the error: %q", n.unit(t))
-		}
+		n.repaired(t, "after the end of the error")
 	})
 }
 
 func TestLockedNodeIsPutOff(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newFakeNode(t)
+	bubble(t, func(t *testing.T, n *fakeNode) {
 		lock := func() (release func()) {
 			t.Helper()
 			release, err := (&reconcile.Host{Root: n.root}).Lock()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			return release
 		}
 		release := lock()
@@ -415,55 +395,40 @@ func TestLockedNodeIsPutOff(t *testing.T) {
 			t.Errorf("events while another kbnode works: %q", got)
 		}
 		release()
-		time.Sleep(31 * time.Second)
-		synctest.Wait()
-		if n.unit(t) != unitText {
-			t.Errorf("after that: %q", n.unit(t))
-		}
+		later(31 * time.Second)
+		n.repaired(t, "after that")
 
 		// A drift may be what the other kbnode is about to write.
 		release = lock()
 		n.spoil(t)
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		later(time.Minute)
 		if n.unit(t) == unitText {
 			t.Error("a drift is repaired while another kbnode works")
 		}
 		release()
-		time.Sleep(31 * time.Second)
-		synctest.Wait()
-		if n.unit(t) != unitText {
-			t.Errorf("a drift after that: %q", n.unit(t))
-		}
+		later(31 * time.Second)
+		n.repaired(t, "a drift after that")
 	})
 }
 
 func TestLostConnection(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newFakeNode(t)
+	bubble(t, func(t *testing.T, n *fakeNode) {
 		running(t, n, Options{})
 		n.set(func() { n.dead = true })
-		time.Sleep(31 * time.Second)
-		synctest.Wait()
+		later(31 * time.Second)
 		if _, _, watches := n.count(); watches != 2 {
 			t.Errorf("listened %d times, want again after the connection was lost", watches)
 		}
 		n.spoil(t)
 		n.changed(unitName)
-		time.Sleep(time.Second)
-		synctest.Wait()
-		if n.unit(t) != unitText {
-			t.Errorf("after that nobody listens: %q", n.unit(t))
-		}
+		later(time.Second)
+		n.repaired(t, "after that nobody listens")
 	})
 }
 
 // TestReplaced checks that Run ends when kbnode was replaced, and not before.
 func TestReplaced(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newFakeNode(t)
+	bubble(t, func(t *testing.T, n *fakeNode) {
 		var mu sync.Mutex
 		var there bool
 		var words []string
@@ -515,9 +480,7 @@ func TestManyChangesAreFewEvents(t *testing.T) {
 
 // TestPublish checks that every pass is published: full ones, looks and failures.
 func TestPublish(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newFakeNode(t)
+	bubble(t, func(t *testing.T, n *fakeNode) {
 		n.gpus = twoGPUs()
 		n.listen = "127.0.0.1:9700"
 		var mu sync.Mutex
@@ -538,12 +501,8 @@ func TestPublish(t *testing.T) {
 			t.Errorf("%d at the start: %+v", count, s)
 		}
 		parked := filepath.Join(n.root, plan.RunDir(1), "parked")
-		if err := os.MkdirAll(parked, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(parked, "gpu.json"), []byte(`{"reason":"its GPU is in use"}`), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(parked, 0o755))
+		must.Do(t, os.WriteFile(filepath.Join(parked, "gpu.json"), []byte(`{"reason":"its GPU is in use"}`), 0o600))
 		time.Sleep(31 * time.Second)
 		if count, s = last(); count < 2 || s.Whole || s.Err != nil || s.State == nil || len(s.Applied) != 0 || s.Listen != n.listen {
 			t.Errorf("%d after a look: %+v", count, s)

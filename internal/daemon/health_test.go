@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // fellOff is the kernel's line about a GPU that fell off the bus.
@@ -32,9 +33,7 @@ func (n *fakeNode) serving(t *testing.T) (slots []int) {
 	t.Helper()
 	for i := range n.gpus {
 		units, err := n.sd.Units(t.Context(), plan.AgentUnit(i))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if units[0].Running() {
 			slots = append(slots, i)
 		}
@@ -42,23 +41,32 @@ func (n *fakeNode) serving(t *testing.T) (slots []int) {
 	return slots
 }
 
+// serves checks which slots' agents run.
+func (n *fakeNode) serves(t *testing.T, slots ...int) {
+	t.Helper()
+	if diff := cmp.Diff(slots, n.serving(t)); diff != "" {
+		t.Errorf("slots that serve: %s; drains %+v", diff, n.drains())
+	}
+}
+
+// released checks that both slots serve, and that none is drained.
+func (n *fakeNode) released(t *testing.T) {
+	t.Helper()
+	if n.serves(t, 0, 1); len(n.drains()) > 0 {
+		t.Errorf("drains %+v", n.drains())
+	}
+}
+
 // TestVerdictDrainsItsSlot checks that a kernel's message drains a slot, also after a
 // restart, without affecting the drains of an operator.
 func TestVerdictDrainsItsSlot(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newFakeNode(t)
+	bubble(t, func(t *testing.T, n *fakeNode) {
 		n.gpus = twoGPUs()
 		kmsg := filepath.Join(n.root, "kmsg")
-		if err := os.WriteFile(kmsg, []byte(fellOff), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(kmsg, []byte(fellOff), 0o600))
 		log, wake := running(t, n, Options{Kmsg: health.Kmsg{Path: kmsg}})
-		time.Sleep(31 * time.Second)
-		synctest.Wait()
-		if diff := cmp.Diff([]int{1}, n.serving(t)); diff != "" {
-			t.Errorf("slots that serve: %s", diff)
-		}
+		later(31 * time.Second)
+		n.serves(t, 1)
 		drains := n.drains()
 		if len(drains) != 1 || drains[0].Slot != 0 || drains[0].By != "gpu.lost" || !strings.Contains(drains[0].Reason, "; ") {
 			t.Errorf("drains: %+v", drains)
@@ -72,12 +80,8 @@ func TestVerdictDrainsItsSlot(t *testing.T) {
 		}
 
 		text, err := plan.RenderDrains(plan.AddDrain(drains, plan.Drain{Slot: 1, By: plan.ByOperator}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(n.root, plan.DrainsPath), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
+		must.Do(t, os.WriteFile(filepath.Join(n.root, plan.DrainsPath), []byte(text), 0o600))
 		wake <- struct{}{}
 		synctest.Wait()
 		if got := n.serving(t); len(got) > 0 {
@@ -92,30 +96,21 @@ func TestVerdictDrainsItsSlot(t *testing.T) {
 // TestOperatorsWord checks that a slot whose GPU an operator has reset is released once the
 // GPU answers.
 func TestOperatorsWord(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newFakeNode(t)
+	bubble(t, func(t *testing.T, n *fakeNode) {
 		n.gpus, n.started = twoGPUs(), time.Hour
 		n.gpus[0].Vendor, n.gpus[1].Vendor = "amd", "amd"
 		n.gpus[0].Healthy, n.gpus[0].Error = false, "no answer"
 		kmsg := filepath.Join(n.root, "kmsg")
-		if err := os.WriteFile(kmsg, []byte(fellOff), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(kmsg, []byte(fellOff), 0o600))
 		_, wake := running(t, n, Options{Kmsg: health.Kmsg{Path: kmsg}})
-		if err := os.MkdirAll(filepath.Join(n.root, "/run/kbnode"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(31 * time.Second)
-		synctest.Wait()
+		must.Do(t, os.MkdirAll(filepath.Join(n.root, "/run/kbnode"), 0o755))
+		later(31 * time.Second)
 		for _, step := range []struct {
 			healthy bool
 			want    []int
 		}{{false, []int{1}}, {true, []int{0, 1}}} {
 			n.set(func() { n.gpus[0].Healthy = step.healthy })
-			if err := ReportReset(n.root, []string{"GPU-a"}, 2*time.Second); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, ReportReset(n.root, []string{"GPU-a"}, 2*time.Second))
 			wake <- struct{}{}
 			synctest.Wait()
 			if ResetPending(n.root) {
@@ -162,21 +157,15 @@ func TestManyLines(t *testing.T) {
 
 // TestHealthIsKeptOnce checks that the verdicts are not written again if nothing changed.
 func TestHealthIsKeptOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newFakeNode(t)
+	bubble(t, func(t *testing.T, n *fakeNode) {
 		n.gpus = twoGPUs()
 		n.lose(1)
 		running(t, n, Options{})
-		time.Sleep(2 * time.Minute)
-		synctest.Wait()
+		later(2 * time.Minute)
 		file := filepath.Join(n.root, HealthPath)
 		kept, err := os.Stat(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(2 * time.Minute)
-		synctest.Wait()
+		must.Do(t, err)
+		later(2 * time.Minute)
 		if now, err := os.Stat(file); err != nil || !os.SameFile(kept, now) || !kept.ModTime().Equal(now.ModTime()) {
 			t.Errorf("it is written again: %v", err)
 		}
@@ -204,9 +193,7 @@ func TestOperatorsDrainsAreKept(t *testing.T) {
 	mine := plan.Drain{Slot: 1, By: plan.ByOperator, Reason: "new fan", Since: at}
 	old := plan.Drain{Slot: 2, By: "gpu.ecc", Since: at}
 	now := plan.Drain{Slot: 3, By: "gpu.lost", Since: at}
-	if diff := cmp.Diff([]plan.Drain{mine, now}, withHealth([]plan.Drain{old, mine}, []plan.Drain{now})); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, []plan.Drain{mine, now}, withHealth([]plan.Drain{old, mine}, []plan.Drain{now}))
 	later := now
 	later.Since = at.Add(time.Hour)
 	if !sameDrains([]plan.Drain{mine, now}, []plan.Drain{later, mine}) {

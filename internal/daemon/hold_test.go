@@ -11,11 +11,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // lose makes readings find a GPU lost.
@@ -47,9 +46,7 @@ func (n *fakeNode) runUntil(t *testing.T, boot string) (stop func()) {
 // block makes a path unwritable until unblock is called.
 func block(t *testing.T, path string) (unblock func()) {
 	t.Helper()
-	if err := errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Join(path, "x"), 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Join(path, "x"), 0o700)))
 	return func() {
 		if err := os.RemoveAll(path); err != nil {
 			t.Error(err)
@@ -78,9 +75,7 @@ func TestJudgedWhateverFails(t *testing.T) {
 		},
 		"another kbnode that works": func(t *testing.T, n *fakeNode) func() {
 			release, err := (&reconcile.Host{Root: n.root}).Lock()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			n.set(func() { n.stamp = "other" })
 			return release
 		},
@@ -98,27 +93,19 @@ func TestJudgedWhateverFails(t *testing.T) {
 		"files that hang":             hangs("Stamp"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				n := newFakeNode(t)
+			bubble(t, func(t *testing.T, n *fakeNode) {
 				n.gpus = twoGPUs()
 				running(t, n, Options{})
 				passwd, err := os.ReadFile(filepath.Join(n.root, "etc/passwd"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, err)
 				repair := breaks(t, n)
 				n.lose(1)
 				time.Sleep(6 * time.Minute)
-				if diff := cmp.Diff([]int{0}, n.serving(t)); diff != "" {
-					t.Errorf("slots that serve: %s", diff)
-				}
+				n.serves(t, 0)
 				repair()
 				repaired := time.Now()
 				if name == "users that cannot be read" {
-					if err := os.WriteFile(filepath.Join(n.root, "etc/passwd"), passwd, 0o600); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, os.WriteFile(filepath.Join(n.root, "etc/passwd"), passwd, 0o600))
 				}
 				for len(n.drains()) == 0 && time.Since(repaired) < 40*time.Second { // at the next pass
 					time.Sleep(time.Second)
@@ -128,9 +115,7 @@ func TestJudgedWhateverFails(t *testing.T) {
 				}
 				n.set(func() { n.gpus[1].Healthy, n.gpus[1].Error = true, "" })
 				time.Sleep(3 * time.Minute)
-				if diff := cmp.Diff([]int{0, 1}, n.serving(t)); diff != "" || len(n.drains()) > 0 {
-					t.Errorf("slots that serve after the repair: %s; drains %+v", diff, n.drains())
-				}
+				n.released(t)
 			})
 		})
 	}
@@ -138,45 +123,33 @@ func TestJudgedWhateverFails(t *testing.T) {
 
 // TestSystemdThatDoesNotAnswer checks that the verdict stays, and stops the agent later.
 func TestSystemdThatDoesNotAnswer(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newFakeNode(t)
+	bubble(t, func(t *testing.T, n *fakeNode) {
 		n.gpus = twoGPUs()
 		running(t, n, Options{})
 		n.set(func() { n.hostErr = errors.New("connect to systemd: no answer in 25s") })
 		n.lose(1)
-		time.Sleep(2 * time.Minute)
-		synctest.Wait()
+		later(2 * time.Minute)
 		if kept, err := ReadHealth(n.root); err != nil || len(kept.Verdicts) != 1 || len(n.drains()) != 1 {
 			t.Errorf("kept %+v, drains %+v, %v", kept.Verdicts, n.drains(), err)
 		}
 		n.set(func() { n.hostErr = nil })
 		time.Sleep(time.Minute)
-		if diff := cmp.Diff([]int{0}, n.serving(t)); diff != "" {
-			t.Errorf("slots that serve: %s", diff)
-		}
+		n.serves(t, 0)
 	})
 }
 
 // TestUnitsThatAreNotKnown checks that the agent of a lost GPU is asked to stop, once,
 // without knowing whether it runs, and that no agent is judged meanwhile.
 func TestUnitsThatAreNotKnown(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newFakeNode(t)
+	bubble(t, func(t *testing.T, n *fakeNode) {
 		n.gpus = twoGPUs()
 		running(t, n, Options{})
-		if err := n.sd.Fail(plan.AgentUnit(0)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, n.sd.Fail(plan.AgentUnit(0)))
 		n.sd.Words()
 		n.set(func() { n.unitsErr = errors.New("read units: no answer") })
 		n.lose(1)
-		time.Sleep(10 * time.Minute)
-		synctest.Wait()
-		if diff := cmp.Diff([]string{"drain " + plan.AgentUnit(1)}, n.sd.Words()); diff != "" {
-			t.Errorf("said to systemd: %s", diff)
-		}
+		later(10 * time.Minute)
+		must.Equal(t, []string{"drain " + plan.AgentUnit(1)}, n.sd.Words())
 		kept, err := ReadHealth(n.root)
 		if err != nil || slices.ContainsFunc(kept.Verdicts, func(v health.Verdict) bool { return v.Check == health.CheckAgent }) {
 			t.Errorf("verdicts: %+v, %v", kept.Verdicts, err)
@@ -205,22 +178,16 @@ func TestUnknownEngine(t *testing.T) {
 // TestRestartWithTypo checks that a daemon without a plan judges by what the last one knew,
 // drains, stores the drain, and releases the slot.
 func TestRestartWithTypo(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newFakeNode(t)
+	bubble(t, func(t *testing.T, n *fakeNode) {
 		n.gpus = twoGPUs()
 		n.runUntil(t, "1")()
-		if diff := cmp.Diff([]int{0, 1}, n.serving(t)); diff != "" {
-			t.Fatalf("slots that serve at first: %s", diff)
-		}
+		n.serves(t, 0, 1)
 
 		n.err = errors.New("a key that no one knows")
 		log, _ := running(t, n, Options{})
 		n.lose(1)
 		time.Sleep(2 * time.Minute)
-		if diff := cmp.Diff([]int{0}, n.serving(t)); diff != "" {
-			t.Errorf("slots that serve: %s", diff)
-		}
+		n.serves(t, 0)
 		if d := n.drains(); len(d) != 1 || d[0].Slot != 1 {
 			t.Errorf("drains: %+v", d)
 		}
@@ -231,18 +198,14 @@ func TestRestartWithTypo(t *testing.T) {
 		}
 		n.set(func() { n.gpus[1].Healthy, n.gpus[1].Error = true, "" })
 		time.Sleep(2 * time.Minute)
-		if diff := cmp.Diff([]int{0, 1}, n.serving(t)); diff != "" || len(n.drains()) > 0 {
-			t.Errorf("slots that serve again: %s; drains %+v", diff, n.drains())
-		}
+		n.released(t)
 	})
 }
 
 // TestBootWithTypo checks that nothing is started: after a boot, a slot needs more than its
 // agent.
 func TestBootWithTypo(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newFakeNode(t)
+	bubble(t, func(t *testing.T, n *fakeNode) {
 		n.gpus = twoGPUs()
 		stop := n.runUntil(t, "1")
 		n.lose(1)
@@ -265,43 +228,31 @@ func TestBootWithTypo(t *testing.T) {
 // no job, and releases all slots later. One slow answer does nothing. No plan can be made
 // meanwhile.
 func TestEngineThatDoesNotAnswer(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newFakeNode(t)
+	bubble(t, func(t *testing.T, n *fakeNode) {
 		n.gpus = twoGPUs()
 		running(t, n, Options{})
-		if err := n.sd.RunJob(0, "job-0"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, n.sd.RunJob(0, "job-0"))
 		down := func(err error) { n.set(func() { n.docker, n.err, n.stamp = err, err, n.stamp+"." }) }
 		for range 3 {
 			down(context.DeadlineExceeded)
 			time.Sleep(30 * time.Second)
 			down(nil)
 			time.Sleep(time.Minute)
-			if diff := cmp.Diff([]int{0, 1}, n.serving(t)); diff != "" {
-				t.Fatalf("slots that serve after one slow answer: %s", diff)
-			}
+			n.serves(t, 0, 1)
 		}
 		down(context.DeadlineExceeded)
 		time.Sleep(3 * time.Minute)
 		units, err := n.sd.Units(t.Context(), plan.AgentUnit(0), plan.AgentUnit(1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if !units[0].Stopping() || units[1].Running() || len(n.sd.Killed()) > 0 || len(n.drains()) != 2 {
 			t.Errorf("agents: %+v; killed %q; drains %+v", units, n.sd.Killed(), n.drains())
 		}
 		if words := n.sd.Words(); slices.Index(words, "drain "+plan.AgentUnit(0)) < 0 || slices.Contains(words[slices.Index(words, "drain "+plan.AgentUnit(0))+1:], "drain "+plan.AgentUnit(0)) {
 			t.Errorf("the agent with a job is not asked once to stop: %q", words)
 		}
-		if err := n.sd.FinishJob(0); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, n.sd.FinishJob(0))
 		down(nil)
 		time.Sleep(2 * time.Minute)
-		if diff := cmp.Diff([]int{0, 1}, n.serving(t)); diff != "" || len(n.drains()) > 0 {
-			t.Errorf("slots that serve again: %s; drains %+v", diff, n.drains())
-		}
+		n.released(t)
 	})
 }

@@ -9,23 +9,19 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // watchdogTime is the watchdog interval in the daemon's unit.
 func watchdogTime(t *testing.T) time.Duration {
 	t.Helper()
 	unit, err := os.ReadFile("../../systemd/kbnode.service.tmpl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	seconds, err := strconv.Atoi(string(regexp.MustCompile(`(?m)^WatchdogSec=(\d+)$`).FindSubmatch(unit)[1]))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return time.Duration(seconds) * time.Second
 }
 
@@ -47,16 +43,12 @@ func TestWatchdogIsFed(t *testing.T) {
 		"no systemd":                func(n *fakeNode) { n.hostErr = errors.New("no answer") },
 		"reads that hang":           forever("Read", "GPUs", "Observe", "Stamp"),
 		"reads that hang later":     func(*fakeNode) {},
-		"a machine that hangs":      forever("Read"),
-		"a state that hangs":        forever("Observe"),
 		"units that start slowly":   func(n *fakeNode) { n.sd.Hook = func(string) error { time.Sleep(90 * time.Second); return nil } },
 		"agents that stop slowly":   func(n *fakeNode) { n.sd.Hook = func(string) error { time.Sleep(20 * time.Second); return nil } },
 		"a machine read in minutes": func(n *fakeNode) { n.onRead = func() { time.Sleep(2 * time.Minute) } },
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				n := newFakeNode(t)
+			bubble(t, func(t *testing.T, n *fakeNode) {
 				n.gpus = twoGPUs()
 				slow(n)
 				var mu sync.Mutex
@@ -94,9 +86,7 @@ func TestWatchdogIsFed(t *testing.T) {
 // TestPassHasADeadline checks that a pass that takes too long ends in the middle of its
 // changes.
 func TestPassHasADeadline(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		n := newFakeNode(t)
+	bubble(t, func(t *testing.T, n *fakeNode) {
 		n.gpus = twoGPUs()
 		var slow atomic.Bool
 		n.sd.Hook = func(string) error {
@@ -109,9 +99,7 @@ func TestPassHasADeadline(t *testing.T) {
 		n.sd.Words()
 		slow.Store(true)
 		for i := range 2 {
-			if err := n.sd.Fail(plan.AgentUnit(i)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, n.sd.Fail(plan.AgentUnit(i)))
 		}
 		n.spoil(t)
 		time.Sleep(passTime + 45*time.Second)

@@ -14,11 +14,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 var update = flag.Bool("update", false, "write testdata again")
@@ -27,17 +27,9 @@ func TestText(t *testing.T) {
 	t.Parallel()
 	golden := filepath.Join("testdata", "kbnode.nft")
 	if *update {
-		if err := os.WriteFile(golden, []byte(example.text()), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(golden, []byte(example.text()), 0o600))
 	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), example.text()); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, must.Read(t, golden), example.text())
 }
 
 // neighborhood are addresses beyond the node's link that are not on the Internet.
@@ -111,9 +103,7 @@ func newRig(t *testing.T) rig {
 			&expr.Immediate{Register: 1, Data: []byte{172, 30, 0, 2}}, &expr.Immediate{Register: 2, Data: []byte{0, 80}},
 			&expr.NAT{Type: expr.NATTypeDestNAT, Family: 2, RegAddrMin: 1, RegAddrMax: 1, RegProtoMin: 2, RegProtoMax: 2, Specified: true},
 		}})
-		if err := conn.Flush(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, conn.Flush())
 	})
 	return r
 }
@@ -123,9 +113,7 @@ func serve(t *testing.T, ns *namespace, port int) {
 	t.Helper()
 	ns.in(func() {
 		l, err := net.Listen("tcp", fmt.Sprintf(":%d", port))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		t.Cleanup(func() { _ = l.Close() })
 		go func() {
 			for {
@@ -138,18 +126,14 @@ func serve(t *testing.T, ns *namespace, port int) {
 			}
 		}()
 		addrs, err := net.InterfaceAddrs()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for _, a := range addrs {
 			ip := a.(*net.IPNet).IP
 			if ip.To4() == nil {
 				continue
 			}
 			p, err := net.ListenUDP("udp4", &net.UDPAddr{IP: ip, Port: port})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			t.Cleanup(func() { _ = p.Close() })
 			go func() {
 				b := make([]byte, 8)
@@ -239,18 +223,14 @@ func traffic(t *testing.T, r rig) {
 		}
 	}
 	r.node.in(func() {
-		if err := (Node{Slots: twoSlots}).Ensure(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, (Node{Slots: twoSlots}).Ensure())
 	})
 	try(t, rows)
 	t.Run("link-local IPv6", func(t *testing.T) {
 		var hw net.HardwareAddr
 		r.node.in(func() {
 			i, err := net.InterfaceByName("kbnode-gpu0")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			hw = i.HardwareAddr
 		})
 		ll := netip.AddrFrom16([16]byte{0xfe, 0x80, 8: hw[0] ^ 2, 9: hw[1], 10: hw[2], 11: 0xff, 12: 0xfe, 13: hw[3], 14: hw[4], 15: hw[5]})
@@ -299,9 +279,7 @@ func TestRepair(t *testing.T) {
 		if err := Remove(); err != nil {
 			t.Error(err)
 		}
-		if err := (Node{Slots: twoSlots}).Ensure(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, (Node{Slots: twoSlots}).Ensure())
 		look(Intact, twoSlots)
 		look(Altered, twoSlots[:1])
 		for what, other := range map[string]Node{
@@ -313,9 +291,7 @@ func TestRepair(t *testing.T) {
 				t.Errorf("with %s: %s, %v", what, got, err)
 			}
 		}
-		if err := example.Ensure(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, example.Ensure())
 		if got, err := example.Look(); err != nil || got != Intact {
 			t.Errorf("%s, %v", got, err)
 		}
@@ -341,9 +317,7 @@ func TestRepair(t *testing.T) {
 				return conn.Flush()
 			},
 		} {
-			if err := (Node{Slots: twoSlots}).Ensure(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, (Node{Slots: twoSlots}).Ensure())
 			if err := spoil(); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
@@ -381,8 +355,6 @@ func BenchmarkEnsure(b *testing.B) {
 	}
 	defer func() { _ = Remove() }()
 	for b.Loop() {
-		if err := (Node{Slots: twoSlots}).Ensure(); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, (Node{Slots: twoSlots}).Ensure())
 	}
 }

@@ -3,6 +3,8 @@ package firewall
 import (
 	"slices"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestInternet sends packets of a slot with only the Internet, beside one with more.
@@ -13,9 +15,7 @@ func TestInternet(t *testing.T) {
 	n.Slots = slices.Clone(twoSlots)
 	n.Slots[0].Internet = true
 	r.node.in(func() {
-		if err := n.Ensure(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, n.Ensure())
 	})
 	// What slots reach beyond the node's link, on ports 53, 80 and proxy.
 	none, all := map[int]bool{53: no, 80: no}, map[int]bool{53: yes, 80: yes, proxy: yes}

@@ -3,15 +3,13 @@ package firewall
 import (
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestSlots(t *testing.T) {
@@ -20,15 +18,7 @@ func TestSlots(t *testing.T) {
 	if got, err := readSlots(root); err != nil || got != nil {
 		t.Errorf("a tree without users: %v, %v", got, err)
 	}
-	write := func(text string) {
-		if err := os.MkdirAll(filepath.Join(root, "etc"), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(root, "etc/passwd"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write(`root:x:0:0::/root:/bin/sh
+	must.Write(t, root, "etc/passwd", `root:x:0:0::/root:/bin/sh
 kbnode-gpu10:x:995:994::/:/usr/sbin/nologin
 kbnode-gpu:x:1:1::/:/
 kbnode-gpu07:x:2:2::/:/
@@ -39,31 +29,16 @@ kbnode-gpu2
 kbnode-gpu1:x:996:995::/:/usr/sbin/nologin
 `)
 	got, err := readSlots(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]Slot{{Bridge: "kbnode-gpu1"}, {Bridge: "kbnode-gpu10"}}, got); diff != "" {
-		t.Error(diff)
-	}
-}
-
-func put(t *testing.T, root, name, text string) {
-	t.Helper()
-	path := filepath.Join(root, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
+	must.Equal(t, []Slot{{Bridge: "kbnode-gpu1"}, {Bridge: "kbnode-gpu10"}}, got)
 }
 
 func TestRead(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
-	put(t, root, "etc/resolv.conf", "# nameserver 192.0.2.9\nnameserver 127.0.0.53\nnameserver 10.0.0.2\nnameserver\nnameserver fe80::1%eth0\nnameserver x\noptions edns0\n")
-	put(t, root, "run/systemd/resolve/resolv.conf", "nameserver 10.0.0.2\nnameserver ::ffff:10.0.0.3\n")
-	put(t, root, "etc/docker/daemon.json", `{"dns": ["10.9.9.9", "0.0.0.0"], "other": 1}`)
+	must.Write(t, root, "etc/resolv.conf", "# nameserver 192.0.2.9\nnameserver 127.0.0.53\nnameserver 10.0.0.2\nnameserver\nnameserver fe80::1%eth0\nnameserver x\noptions edns0\n")
+	must.Write(t, root, "run/systemd/resolve/resolv.conf", "nameserver 10.0.0.2\nnameserver ::ffff:10.0.0.3\n")
+	must.Write(t, root, "etc/docker/daemon.json", `{"dns": ["10.9.9.9", "0.0.0.0"], "other": 1}`)
 	users := ""
 	for k, text := range []string{
 		`{"network": "bridge"}`,
@@ -73,18 +48,16 @@ func TestRead(t *testing.T) {
 		"", // no file
 	} {
 		if text != "" {
-			put(t, root, plan.SlotPolicyPath(k), fmt.Sprintf(`{"slot": %d, %s`, k, text[1:]))
+			must.Write(t, root, plan.SlotPolicyPath(k), fmt.Sprintf(`{"slot": %d, %s`, k, text[1:]))
 		}
 		users += plan.UserName(k) + ":x:990:990::/:/bin/sh\n"
 	}
 	read := func() Node {
 		n, err := Read(root)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return n
 	}
-	put(t, root, "etc/passwd", users)
+	must.Write(t, root, "etc/passwd", users)
 	want := Node{
 		Allowed:   []config.Destination{destination("10.1.2.3"), destination("10.2.0.0/16:443")},
 		Resolvers: []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.9.9.9")},
@@ -92,10 +65,8 @@ func TestRead(t *testing.T) {
 	for k, internet := range []bool{false, false, true, false, true} { // what cannot be read opens nothing
 		want.Slots = append(want.Slots, Slot{plan.NetworkName(k), internet})
 	}
-	if diff := cmp.Diff(want, read(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
-		t.Error(diff)
-	}
-	put(t, root, "etc/passwd", plan.UserName(0)+":x:990:990::/:/bin/sh\n")
+	must.Equal(t, want, read(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}))
+	must.Write(t, root, "etc/passwd", plan.UserName(0)+":x:990:990::/:/bin/sh\n")
 	if got := read(); got.Resolvers != nil {
 		t.Errorf("the rules of a node where no slot has the Internet only depend on %v", got.Resolvers)
 	}

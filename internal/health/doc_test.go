@@ -12,23 +12,19 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestDocument compares docs/health.md with the checks and the table of Xids.
 func TestDocument(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/health.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var rows []string
 	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z]+\\.[a-z]+)` \\|").FindAllStringSubmatch(string(page), -1) {
 		rows = append(rows, m[1])
 	}
-	if diff := cmp.Diff(slices.Sorted(slices.Values(Checks)), slices.Sorted(slices.Values(rows))); diff != "" {
-		t.Errorf("checks (-code +page):\n%s", diff)
-	}
+	must.Equal(t, slices.Sorted(slices.Values(Checks)), slices.Sorted(slices.Values(rows)))
 	want, got := map[string]string{}, map[string]string{}
 	for _, x := range Xids {
 		want[string(x.Class)] = list(x.Class)
@@ -39,9 +35,7 @@ func TestDocument(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z]+)` \\| ([^|]*) \\|").FindAllStringSubmatch(table, -1) {
 		got[m[1]] = m[2]
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("Xids (-code +page):\n%s", diff)
-	}
+	must.Equal(t, want, got)
 	for i, name := range levels {
 		if i > 0 && !strings.Contains(string(page), "| `"+name+"` |") {
 			t.Errorf("no row for the level %s", name)
@@ -83,18 +77,14 @@ func TestJudgingIsPure(t *testing.T) {
 			continue
 		}
 		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for _, i := range f.Imports {
 			if slices.Contains([]string{`"os"`, `"io"`, `"net"`, `"log/slog"`, `"context"`, `"golang.org/x/sys/unix"`}, i.Path.Value) {
 				t.Errorf("%s imports %s", name, i.Path.Value)
 			}
 		}
 		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if m := clock.Find(text); m != nil {
 			t.Errorf("%s uses %s", name, m)
 		}

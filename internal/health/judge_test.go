@@ -232,9 +232,9 @@ func TestApplicationErrorsDrainNothing(t *testing.T) {
 			numbers = append(numbers, x.Number)
 		}
 	}
-	for _, must := range []int{13, 31, 32, 43, 45, 69, 109} {
-		if !slices.Contains(numbers, must) {
-			t.Errorf("Xid %d is not an application's", must)
+	for _, number := range []int{13, 31, 32, 43, 45, 69, 109} {
+		if !slices.Contains(numbers, number) {
+			t.Errorf("Xid %d is not an application's", number)
 		}
 	}
 	for seed := range uint64(40) {
@@ -643,18 +643,6 @@ func TestAddressBecomesUUID(t *testing.T) {
 	if got[0].GPU != uuid(1) || len(n.state.GPUs) != 2 {
 		t.Errorf("%+v, %+v", got, n.state.GPUs)
 	}
-}
-
-// Partitions of one GPU share its verdicts.
-func TestPartitions(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, amdMachine(1))
-	n.in.Slots = append(n.in.Slots, Slot{Index: 1, UUID: uuid(0), PCI: pci(0)})
-	part := n.in.GPUs.List[0]
-	part.Partition = 1
-	n.in.GPUs.List = append(n.in.GPUs.List, part)
-	n.in.GPUs.Bus[pci(0)] = Bus{Dead: true}
-	n.want(n.look(time.Second, nil), "gpu.lost fatal park [0 1]")
 }
 
 // Each verdict about a GPU applies to all its partitions and no others. Errors that jobs

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func uuid(i int) string { return fmt.Sprintf("GPU-b2000000-0000-4000-8000-%012d", i) }
@@ -111,21 +112,15 @@ func (n *node) look(later time.Duration, change func(*Signals)) []Verdict {
 		change(&in)
 	}
 	before, err := json.Marshal(n.state)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must.Do(n.t, err)
 	state, verdicts, events := Judge(n.state, in)
 	if after, _ := json.Marshal(n.state); string(after) != string(before) {
 		n.t.Fatal("Judge changed the State that it was given")
 	}
 	text, err := json.Marshal(state)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must.Do(n.t, err)
 	read, err := ParseState(text)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must.Do(n.t, err)
 	if again, err := json.Marshal(read); err != nil || string(again) != string(text) {
 		n.t.Fatalf("the State does not survive: %v\n%s\n%s", err, text, again)
 	}

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // facts formats the facts of a recorded log, one per line.
@@ -31,9 +31,7 @@ func facts(t *testing.T, name string) string {
 		}
 		fmt.Fprintf(&b, " %s\n", f.Severity)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return strings.ReplaceAll(strings.ReplaceAll(b.String(), " \n", "\n"), " \n", "\n")
 }
 
@@ -74,9 +72,7 @@ func TestRecordedLogs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(want, facts(t, name)); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			must.Equal(t, want, facts(t, name))
 		})
 	}
 }

@@ -14,47 +14,35 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/test/must"
 )
-
-func write(t *testing.T, root, name, text string) {
-	t.Helper()
-	file := filepath.Join(root, name)
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
 
 func TestReadBus(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	dir := func(i int, name string) string { return "sys/bus/pci/devices/" + pci(i) + "/" + name }
-	write(t, root, dir(0, "config"), "\x02\x10\xa1\x74\x06\x04")
-	write(t, root, dir(0, "ras/umc_err_count"), "ue: 3\nce: 12\nde: 1\n")
-	write(t, root, dir(0, "ras/gfx_err_count"), "ue: 0\nce: nonsense\n")
-	write(t, root, dir(0, "current_link_width"), "16\n")
-	write(t, root, dir(0, "max_link_width"), "-1\n") // rubbish
-	write(t, root, dir(0, "pcie_replay_count"), "12\n")
-	write(t, root, dir(0, "ras/gpu_vram_bad_pages"), "0x00000001 : 0x00001000 : R\n0x00000002 : 0x00001000 : P\n\n")
-	write(t, root, dir(1, "config"), strings.Repeat("\xff", 64))
-	write(t, root, dir(2, "config"), "\xff\xff") // too short to mean anything
+	must.Write(t, root, dir(0, "config"), "\x02\x10\xa1\x74\x06\x04")
+	must.Write(t, root, dir(0, "ras/umc_err_count"), "ue: 3\nce: 12\nde: 1\n")
+	must.Write(t, root, dir(0, "ras/gfx_err_count"), "ue: 0\nce: nonsense\n")
+	must.Write(t, root, dir(0, "current_link_width"), "16\n")
+	must.Write(t, root, dir(0, "max_link_width"), "-1\n") // rubbish
+	must.Write(t, root, dir(0, "pcie_replay_count"), "12\n")
+	must.Write(t, root, dir(0, "ras/gpu_vram_bad_pages"), "0x00000001 : 0x00001000 : R\n0x00000002 : 0x00001000 : P\n\n")
+	must.Write(t, root, dir(1, "config"), strings.Repeat("\xff", 64))
+	must.Write(t, root, dir(2, "config"), "\xff\xff") // too short to mean anything
 	gpus := []inventory.GPU{{PCI: pci(0), Vendor: "amd"}, {PCI: pci(0), Vendor: "amd", Partition: 1}, {PCI: pci(1)}, {PCI: pci(2)}, {PCI: "../../etc"}}
 	want := map[string]Bus{
 		pci(0): {RAS: map[string]RAS{"umc": {Uncorrected: 3, Corrected: 12}, "gfx": {}}, BadPages: 2, Waiting: 1, Link: &Link{Width: new(16), Replays: new(12)}},
 		pci(1): {Dead: true}, pci(2): {},
 	}
-	if diff := cmp.Diff(want, ReadBus(root, gpus)); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	must.Equal(t, want, ReadBus(root, gpus))
 }
 
 func TestReadGPUs(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	for name, text := range map[string]string{"vendor": "0x1002", "device": "0x74a1", "class": "0x120000", "unique_id": "b2", "config": "\xff\xff\xff\xff"} {
-		write(t, root, "sys/bus/pci/devices/"+pci(0)+"/"+name, text)
+		must.Write(t, root, "sys/bus/pci/devices/"+pci(0)+"/"+name, text)
 	}
 	g, err := ReadGPUs(t.Context(), root)
 	if err != nil || len(g.List) != 1 || g.List[0].UUID != "GPU-00000000000000b2" || !g.Bus[pci(0)].Dead || g.Started <= 0 {
@@ -68,22 +56,20 @@ func TestReadGPUs(t *testing.T) {
 func TestReadNode(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
-	write(t, root, "var/lib/docker/x", "")
+	must.Write(t, root, "var/lib/docker/x", "")
 	n, err := ReadNode(root, []string{"/var/lib/docker", "/not/there"})
-	if err == nil || !strings.Contains(err.Error(), "/not/there") {
-		t.Errorf("error %v", err)
-	}
+	must.Err(t, err, "/not/there")
 	if len(n.Disks) != 1 || n.Disks[0].Path != "/var/lib/docker" || n.Disks[0].TotalBytes <= 0 || n.Disks[0].FreeBytes > n.Disks[0].TotalBytes {
 		t.Errorf("disks %+v", n.Disks)
 	}
 	if n.CDIDriver != "" {
 		t.Errorf("a CDI specification of %q", n.CDIDriver)
 	}
-	write(t, root, "etc/cdi/nvidia.yaml", "hostPath: /usr/lib64/libcuda.so.570.1.2")
+	must.Write(t, root, "etc/cdi/nvidia.yaml", "hostPath: /usr/lib64/libcuda.so.570.1.2")
 	if n, err := ReadNode(root, nil); err != nil || n.CDIDriver != "570.1.2" {
 		t.Errorf("%q, %v", n.CDIDriver, err)
 	}
-	write(t, root, "run/cdi/nvidia.yaml", `
+	must.Write(t, root, "run/cdi/nvidia.yaml", `
 - containerPath: /usr/lib/x86_64-linux-gnu/libcuda.so.1
 - hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05
 `)
@@ -123,7 +109,7 @@ func TestOwnerOf(t *testing.T) {
 		{"0::/buildkite.slice/buildkite-gpu-3.slice\n", &Owner{Slot: -1}},
 		{"0::/\n", nil},
 	} {
-		write(t, root, fmt.Sprintf("proc/%d/cgroup", i+1), row.cgroup)
+		must.Write(t, root, fmt.Sprintf("proc/%d/cgroup", i+1), row.cgroup)
 		if diff := cmp.Diff(row.want, owner(i+1)); diff != "" {
 			t.Errorf("%s-want +got:\n%s", row.cgroup, diff)
 		}
@@ -137,9 +123,7 @@ func TestOwnerOf(t *testing.T) {
 func TestKmsgFIFO(t *testing.T) {
 	t.Parallel()
 	fifo := filepath.Join(t.TempDir(), "kmsg")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mkfifo(fifo, 0o600))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	got, done := make(chan Fact, 100), make(chan error, 1)
@@ -161,26 +145,20 @@ func TestKmsgFIFO(t *testing.T) {
 	put := func(parts ...string) {
 		t.Helper()
 		f, err := os.OpenFile(fifo, os.O_WRONLY, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for _, part := range parts {
 			if _, err := f.WriteString(part); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.Close())
 	}
 	line := func(seq, xid int) string {
 		return fmt.Sprintf("3,%d,90000140,-;NVRM: Xid (PCI:0000:1d:00): %d, pid=4711, name=python3, x\n", seq, xid)
 	}
 	put(line(1, 31)[:20], line(1, 31)[20:]+"6,2,1,-;docker0: x\n"+line(3, 13))
 	up, err := uptime()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, xid := range []int{31, 13} {
 		f := next()
 		if f.Xid != xid || f.Owner == nil || f.Owner.Slot != 4711 || (up-f.Up).Abs() > time.Minute {
@@ -202,9 +180,7 @@ func TestKmsgFIFO(t *testing.T) {
 	for range 4 {
 		seqs = append(seqs, next().Seq)
 	}
-	if diff := cmp.Diff([]uint64{7, 8, 9, 10}, seqs); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	must.Equal(t, []uint64{7, 8, 9, 10}, seqs)
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
@@ -218,13 +194,9 @@ func TestKmsgFIFO(t *testing.T) {
 func TestKmsgOnce(t *testing.T) {
 	t.Parallel()
 	fifo := filepath.Join(t.TempDir(), "kmsg")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mkfifo(fifo, 0o600))
 	w, err := os.OpenFile(fifo, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer w.Close() //nolint:errcheck // what was written was read
 	if _, err := fmt.Fprint(w, "4,1,5000,-;NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus.\n6,2,6000,-;hello\n"); err != nil {
 		t.Fatal(err)
@@ -256,9 +228,7 @@ func TestKmsgDevice(t *testing.T) {
 func TestNow(t *testing.T) {
 	t.Parallel()
 	a, err := Now()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	b, err := Now()
 	if err != nil || a.Boot == "" || a.Boot != b.Boot || b.Up < a.Up || a.Up <= 0 {
 		t.Errorf("%+v, %+v, %v", a, b, err)
@@ -269,9 +239,7 @@ func TestNow(t *testing.T) {
 // through a pipe, including waking the reader.
 func BenchmarkKmsg(b *testing.B) {
 	fifo := filepath.Join(b.TempDir(), "kmsg")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, unix.Mkfifo(fifo, 0o600))
 	ctx, cancel := context.WithCancel(b.Context())
 	defer cancel()
 	got, done := make(chan struct{}, 1), make(chan error, 1)
@@ -284,9 +252,7 @@ func BenchmarkKmsg(b *testing.B) {
 		})
 	}()
 	f, err := os.OpenFile(fifo, os.O_WRONLY, 0)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, err)
 	var text strings.Builder
 	for i := range 1000 {
 		if i%10 == 0 {

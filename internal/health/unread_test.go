@@ -9,9 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // A signal that cannot be read keeps its verdict, and causes none.
@@ -24,19 +23,13 @@ func TestUnreadKeepsItsVerdict(t *testing.T) {
 		bad, unread func(*Signals)
 		check       string
 	}{
-		"a disk":     {bad: nothing, unread: func(in *Signals) { in.Node.Disks, in.Node.Unread = nil, []string{disk} }, check: "node.disk"},
-		"the engine": {bad: func(in *Signals) { in.Node.Docker = "no answer" }, unread: func(in *Signals) { in.Node.Unread = []string{CheckDocker} }, check: "node.docker"},
-		"services":   {bad: func(in *Signals) { in.Node.Down = []string{"x.service"} }, unread: func(in *Signals) { in.Node.Unread = []string{CheckUnit} }, check: "node.unit"},
-		"the specification": {
-			bad: func(in *Signals) { in.Node.CDIDriver = "1.2" }, check: "node.driver",
-			unread: func(in *Signals) { in.Node.CDIDriver, in.Node.Unread = "", []string{"node.driver"} },
-		},
-		"an agent": {bad: func(in *Signals) { in.Slots[0].Agent = "it ends" }, unread: func(in *Signals) { in.Slots[0].Unread = []string{CheckAgent} }, check: "slot.agent"},
-		"limits":   {bad: func(in *Signals) { in.Slots[0].Limits = "no" }, unread: func(in *Signals) { in.Slots[0].Unread = []string{CheckLimits} }, check: "slot.limits"},
-		"a bus": {
-			amd: true, bad: func(in *Signals) { in.GPUs.Bus[pci(1)] = Bus{Dead: true} }, check: "gpu.lost",
-			unread: func(in *Signals) { in.GPUs.Bus[pci(1)] = Bus{Unread: true} },
-		},
+		"a disk":            {bad: nothing, unread: func(in *Signals) { in.Node.Disks, in.Node.Unread = nil, []string{disk} }, check: "node.disk"},
+		"the engine":        {bad: func(in *Signals) { in.Node.Docker = "no answer" }, unread: func(in *Signals) { in.Node.Unread = []string{CheckDocker} }, check: "node.docker"},
+		"services":          {bad: func(in *Signals) { in.Node.Down = []string{"x.service"} }, unread: func(in *Signals) { in.Node.Unread = []string{CheckUnit} }, check: "node.unit"},
+		"the specification": {bad: func(in *Signals) { in.Node.CDIDriver = "1.2" }, check: "node.driver", unread: func(in *Signals) { in.Node.CDIDriver, in.Node.Unread = "", []string{"node.driver"} }},
+		"an agent":          {bad: func(in *Signals) { in.Slots[0].Agent = "it ends" }, unread: func(in *Signals) { in.Slots[0].Unread = []string{CheckAgent} }, check: "slot.agent"},
+		"limits":            {bad: func(in *Signals) { in.Slots[0].Limits = "no" }, unread: func(in *Signals) { in.Slots[0].Unread = []string{CheckLimits} }, check: "slot.limits"},
+		"a bus":             {amd: true, bad: func(in *Signals) { in.GPUs.Bus[pci(1)] = Bus{Dead: true} }, check: "gpu.lost", unread: func(in *Signals) { in.GPUs.Bus[pci(1)] = Bus{Unread: true} }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -76,7 +69,7 @@ func TestReadsThatHang(t *testing.T) {
 	var gpus []inventory.GPU
 	for i := range 3 {
 		gpus = append(gpus, inventory.GPU{PCI: pci(i)})
-		write(t, root, "sys/bus/pci/devices/"+pci(i)+"/config", "\xff\xff\xff\xff")
+		must.Write(t, root, "sys/bus/pci/devices/"+pci(i)+"/config", "\xff\xff\xff\xff")
 	}
 	for _, name := range []string{"sys/bus/pci/devices/" + pci(1) + "/config", "run/cdi/nvidia.yaml"} {
 		name = filepath.Join(root, name)
@@ -92,9 +85,7 @@ func TestReadsThatHang(t *testing.T) {
 		})
 	}
 	want := map[string]Bus{pci(0): {Dead: true}, pci(1): {Unread: true}, pci(2): {Dead: true}}
-	if diff := cmp.Diff(want, ReadBus(root, gpus)); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, ReadBus(root, gpus))
 	n, err := ReadNode(root, []string{"/"})
 	if err == nil || len(n.Disks) != 1 || !slices.Contains(n.Unread, "node.driver") || len(n.Overdue) != 2 {
 		t.Errorf("%+v, %v", n, err)
@@ -119,11 +110,9 @@ func TestUnreadCounter(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	for i, block := range []string{"umc", "gfx"} {
-		write(t, root, fmt.Sprintf("sys/bus/pci/devices/%s/ras/%s_err_count", pci(0), block), fmt.Sprintf("ue: %d\n", i+1))
+		must.Write(t, root, fmt.Sprintf("sys/bus/pci/devices/%s/ras/%s_err_count", pci(0), block), fmt.Sprintf("ue: %d\n", i+1))
 	}
-	if err := os.Mkdir(filepath.Join(root, "sys/bus/pci/devices", pci(0), "ras/mmhub_err_count"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(filepath.Join(root, "sys/bus/pci/devices", pci(0), "ras/mmhub_err_count"), 0o700))
 	if b := ReadBus(root, []inventory.GPU{{PCI: pci(0), Vendor: "amd"}})[pci(0)]; b.RAS != nil {
 		t.Errorf("%+v", b)
 	}

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const binary = "\x7fELF a buildkite-agent"
@@ -41,9 +41,7 @@ func archive(t *testing.T, entries ...entry) []byte {
 		if e.size > 0 {
 			h.Size, lies = e.size, true
 		}
-		if err := tw.WriteHeader(h); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, tw.WriteHeader(h))
 		if _, err := tw.Write([]byte(e.text)); err != nil {
 			t.Fatal(err)
 		}
@@ -51,9 +49,7 @@ func archive(t *testing.T, entries ...entry) []byte {
 	if err := tw.Close(); err != nil && !lies {
 		t.Fatal(err)
 	}
-	if err := gz.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, gz.Close())
 	return b.Bytes()
 }
 
@@ -93,9 +89,7 @@ func left(t *testing.T, root string) map[string]string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return found
 }
 
@@ -129,15 +123,11 @@ func TestAgentFromTheReleaseArchive(t *testing.T) {
 			want := map[string]string{AgentPath: "-rwxr-xr-x"}
 			if tt.err != "" {
 				want = map[string]string{}
-				if err == nil || !strings.Contains(err.Error(), tt.err) {
-					t.Errorf("%v; want %q", err, tt.err)
-				}
+				must.Err(t, err, tt.err)
 			} else if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(want, left(t, root)); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, want, left(t, root))
 		})
 	}
 }
@@ -149,33 +139,25 @@ func TestAgentFromAMirror(t *testing.T) {
 	root := t.TempDir()
 	release := AgentRelease{Version: "3.76.2", Arch: "arm64", URL: base + "/bk/{version}/{arch}.tgz", SHA256: sumOf(good), Base: "http://127.0.0.1:1"}
 	to := filepath.Join(root, AgentPath)
-	if err := Fetch(t.Context(), to, 0o711, release); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Fetch(t.Context(), to, 0o711, release))
 	text, err := os.ReadFile(to)
 	if string(text) != binary || err != nil {
 		t.Errorf("installed %q, %v", text, err)
 	}
-	if diff := cmp.Diff([]string{"/bk/3.76.2/arm64.tgz"}, *asked); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, []string{"/bk/3.76.2/arm64.tgz"}, *asked)
 	// A second release that is wrong leaves the first.
 	release.SHA256 = sumOf(nil)
 	if err := Fetch(t.Context(), to, 0o755, release); err == nil {
 		t.Error("a wrong sum is taken")
 	}
-	if diff := cmp.Diff(map[string]string{AgentPath: "-rwx--x--x"}, left(t, root)); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, map[string]string{AgentPath: "-rwx--x--x"}, left(t, root))
 }
 
 func TestFetchIsBounded(t *testing.T) {
 	t.Parallel()
 	base, _ := mirror(t, map[string][]byte{"/a": bytes.Repeat([]byte("x"), 1001)})
 	var b bytes.Buffer
-	if err := fetch(t.Context(), base+"/a", 1000, &b); err == nil || !strings.Contains(err.Error(), "larger than 1000 bytes") {
-		t.Errorf("%v", err)
-	}
+	must.Err(t, fetch(t.Context(), base+"/a", 1000, &b), "larger than 1000 bytes")
 	b.Reset()
 	if err := fetch(t.Context(), base+"/a", 1001, &b); err != nil || b.Len() != 1001 {
 		t.Errorf("%d bytes, %v", b.Len(), err)
@@ -207,12 +189,8 @@ func TestUnpackAgent(t *testing.T) {
 			if tt.err != "" {
 				want = map[string]string{}
 			}
-			if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
-				t.Errorf("%v; want %q", err, tt.err)
-			}
-			if diff := cmp.Diff(want, left(t, root)); diff != "" {
-				t.Error(diff)
-			}
+			must.Err(t, err, tt.err)
+			must.Equal(t, want, left(t, root))
 			if text, err := os.ReadFile(filepath.Join(root, AgentPath)); tt.err == "" && (err != nil || string(text) != binary) {
 				t.Errorf("installed %q, %v", text, err)
 			}
@@ -230,26 +208,16 @@ func TestCopy(t *testing.T) {
 		mode os.FileMode
 		ok   bool
 	}{{"a text file", 0o644, false}, {"a program", 0o755, true}} {
-		if err := os.WriteFile(from, []byte(binary), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(from, tt.mode); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(from, []byte(binary), 0o600))
+		must.Do(t, os.Chmod(from, tt.mode))
 		err := Copy(to, 0o755, from)
 		if (err == nil) != tt.ok || err != nil && !strings.Contains(err.Error(), "is not an executable file; pass the buildkite-agent binary itself") {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}
-	if diff := cmp.Diff(map[string]string{AgentPath: "-rwxr-xr-x"}, left(t, root)); diff != "" {
-		t.Error(diff)
-	}
-	if err := Copy(to, 0o755, dir); err == nil || !strings.Contains(err.Error(), "not an executable file") {
-		t.Errorf("a directory: %v", err)
-	}
-	if err := Copy(to, 0o755, from+"-gone"); err == nil || !strings.Contains(err.Error(), "no such file") {
-		t.Errorf("nothing: %v", err)
-	}
+	must.Equal(t, map[string]string{AgentPath: "-rwxr-xr-x"}, left(t, root))
+	must.Err(t, Copy(to, 0o755, dir), "not an executable file")
+	must.Err(t, Copy(to, 0o755, from+"-gone"), "no such file")
 	// The installed agent may be given as its own replacement.
 	if err := Copy(to, 0o755, to); err != nil {
 		t.Error(err)

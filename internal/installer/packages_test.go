@@ -4,9 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // machine returns a machine with NVIDIA GPUs and this software.
@@ -54,9 +53,7 @@ func TestPackages(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			steps, err := Packages(tt.inv, tt.manager)
-			if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
-				t.Fatalf("%v; want %q", err, tt.err)
-			}
+			must.Err(t, err, tt.err)
 			var got []string
 			for _, s := range steps {
 				got = append(got, s.String())
@@ -64,9 +61,7 @@ func TestPackages(t *testing.T) {
 					t.Errorf("%s does not say why", s)
 				}
 			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, tt.want, got)
 		})
 	}
 }
@@ -82,10 +77,6 @@ func TestRunStopsAtTheFirstThatFails(t *testing.T) {
 	if err == nil || !strings.HasPrefix(err.Error(), "break: sh -c ") || !strings.Contains(err.Error(), "exit 7; run it by hand") {
 		t.Errorf("%v", err)
 	}
-	if diff := cmp.Diff("one\nnoninteractive\ntwo\n", out.String()); diff != "" {
-		t.Error(diff)
-	}
-	if err := Run(t.Context(), []Step{{Args: []string{"kbnode-no-such-program"}, Why: "start"}}, &out); err == nil || !strings.Contains(err.Error(), "start: ") {
-		t.Errorf("%v", err)
-	}
+	must.Equal(t, "one\nnoninteractive\ntwo\n", out.String())
+	must.Err(t, Run(t.Context(), []Step{{Args: []string{"kbnode-no-such-program"}, Why: "start"}}, &out), "start: ")
 }

@@ -11,6 +11,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestCommand(t *testing.T) {
@@ -41,9 +42,7 @@ func TestCommand(t *testing.T) {
 func TestPackagesSuggest(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../.goreleaser.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var conf struct {
 		NFPMs []struct {
 			Recommends []string
@@ -56,9 +55,7 @@ func TestPackagesSuggest(t *testing.T) {
 	alternative := regexp.MustCompile(` *(\(.*|\|.*)`)
 	for format, bare := range map[string]*inventory.Inventory{"deb": machine("debian", "13", inventory.Software{}), "rpm": machine("rhel", "9.5", inventory.Software{})} {
 		steps, err := Packages(bare, map[string]string{"deb": "apt-get", "rpm": "dnf"}[format])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		i := slices.IndexFunc(steps, func(s Step) bool { return strings.HasPrefix(s.Why, "install ") })
 		want := strings.Split(strings.TrimPrefix(steps[i].Why, "install "), ", ")
 		var got []string

@@ -4,9 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // amdMachine has the first GPUs of the server with eight MI300X, and few CPUs.
@@ -170,9 +169,7 @@ func TestReadAMD(t *testing.T) {
 					got = append(got, strings.TrimSpace(line))
 				}
 			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("GPUs (-want +got):\n%s", diff)
-			}
+			must.Equal(t, tt.want, got)
 		})
 	}
 }

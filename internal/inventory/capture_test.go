@@ -13,15 +13,14 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // capture returns a machine's archive.
 func capture(t *testing.T, opts inventory.Options) string {
 	t.Helper()
 	var b bytes.Buffer
-	if err := inventory.Capture(t.Context(), opts, &b); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, inventory.Capture(t.Context(), opts, &b))
 	return b.String()
 }
 
@@ -29,13 +28,9 @@ func capture(t *testing.T, opts inventory.Options) string {
 func opened(t *testing.T, archive string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "machine.txtar")
-	if err := os.WriteFile(file, []byte(archive), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte(archive), 0o600))
 	root, closeRoot, err := inventory.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() {
 		if err := closeRoot(); err != nil {
 			t.Error(err)
@@ -62,9 +57,7 @@ func TestCaptureThisMachine(t *testing.T) {
 		cmpopts.IgnoreFields(inventory.NUMANode{}, "MemoryBytes"), // virtual machines plug memory in and out
 		cmpopts.IgnoreFields(inventory.GPU{}, "NVML", "MemoryUsedBytes", "Processes"),
 	}
-	if diff := cmp.Diff(machine, back, ignore); diff != "" {
-		t.Errorf("captured and read back differs from the machine (-machine +capture):\n%s", diff)
-	}
+	must.Equal(t, machine, back, ignore)
 }
 
 func TestCaptureKeepsNamesOut(t *testing.T) {
@@ -93,9 +86,7 @@ func TestCaptureRefusesMarkers(t *testing.T) {
 	m := machinetest.NoGPU()
 	m.Files = map[string]string{"etc/os-release": "ID=x\n-- sys/devices/system/cpu/online --\n0-99\n"}
 	err := inventory.Capture(t.Context(), inventory.Options{Root: m.Dir(t)}, &bytes.Buffer{})
-	if err == nil || !strings.Contains(err.Error(), "etc/os-release") {
-		t.Errorf("got %v, want a refusal that names etc/os-release", err)
-	}
+	must.Err(t, err, "etc/os-release")
 }
 
 func TestOpenDirectory(t *testing.T) {
@@ -105,9 +96,7 @@ func TestOpenDirectory(t *testing.T) {
 	if err != nil || root != dir {
 		t.Fatalf("got %q, %v; want the directory itself", root, err)
 	}
-	if err := closeRoot(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, closeRoot())
 	if _, err := os.Stat(dir); err != nil {
 		t.Error("closing removed a directory that is not ours:", err)
 	}
@@ -134,9 +123,7 @@ func TestOpenRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			file := filepath.Join(t.TempDir(), "machine.txtar")
-			if err := os.WriteFile(file, []byte(archive), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(file, []byte(archive), 0o600))
 			if root, _, err := inventory.Open(file); err == nil {
 				t.Errorf("opened as %s, want an error", root)
 			}
@@ -157,9 +144,7 @@ func TestOpenRefuses(t *testing.T) {
 	t.Run("a file larger than any machine", func(t *testing.T) {
 		t.Parallel()
 		file := filepath.Join(t.TempDir(), "machine.txtar")
-		if err := os.WriteFile(file, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, nil, 0o600))
 		if err := os.Truncate(file, 1<<40); err != nil {
 			t.Skip("no sparse files here:", err)
 		}

@@ -5,10 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestReadCPU(t *testing.T) {
@@ -205,9 +204,7 @@ root invalid (Cpu list in cpuset.cpus not exclusive)
 					got = append(got, line)
 				}
 			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("CPUs (-want +got):\n%s", diff)
-			}
+			must.Equal(t, tt.want, got)
 		})
 	}
 }
@@ -278,9 +275,7 @@ MemTotal: 16777216 kB
 0f
 `))
 	want := []inventory.Problem{{Subject: "numa node 1", Detail: "has CPUs 2-3, which node 0 also has"}}
-	if diff := cmp.Diff(want, inv.Problems); diff != "" {
-		t.Errorf("problems (-want +got):\n%s", diff)
-	}
+	must.Equal(t, want, inv.Problems)
 	if len(inv.GPUs) != 1 || inv.GPUs[0].NUMANode != 0 {
 		t.Errorf("GPUs %+v, want one on node 0, the first of those with its CPUs", inv.GPUs)
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestMIGProfile(t *testing.T) {
@@ -70,9 +71,7 @@ func TestMIGCaps(t *testing.T) {
 			}
 			problems := migCaps(tr, gpus)
 			a, b := gpus[0].MIG[0], gpus[0].MIG[1]
-			if diff := cmp.Diff(row.want, [4]int{a.GPUCap, a.ComputeCap, b.GPUCap, b.ComputeCap}); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			must.Equal(t, row.want, [4]int{a.GPUCap, a.ComputeCap, b.GPUCap, b.ComputeCap})
 			if got := summary(nil, problems); (row.problem == "") != (got == "") || !strings.Contains(got, row.problem) {
 				t.Errorf("problems %q, want %q", got, row.problem)
 			}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // nvidiaTree returns a tree with the files of text archives; later ones win.
@@ -19,13 +20,7 @@ func nvidiaTree(tb testing.TB, archives ...string) tree {
 	dir := tb.TempDir()
 	for _, archive := range archives {
 		for _, f := range txtar.Parse([]byte(archive)).Files {
-			path := filepath.Join(dir, f.Name)
-			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-				tb.Fatal(err)
-			}
-			if err := os.WriteFile(path, f.Data, 0o600); err != nil {
-				tb.Fatal(err)
-			}
+			must.Write(tb, dir, f.Name, string(f.Data))
 		}
 	}
 	return treeAt(tb, dir)
@@ -34,9 +29,7 @@ func nvidiaTree(tb testing.TB, archives ...string) tree {
 func treeAt(tb testing.TB, dir string) tree {
 	tb.Helper()
 	t, err := openTree(dir)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, err)
 	tb.Cleanup(func() { _ = t.close() })
 	return t
 }
@@ -120,10 +113,7 @@ broken 0000:9a:00.0 GPU-b2000000-0000-4000-8000-000000000001 [NVIDIA B200]  node
 gpu 0000:9a:00.0: it is missing from the PCI bus
 `,
 		},
-		{
-			name: "no sysfs", files: procDriver + procGPU("0000:1a:00.0", u0, "0"), source: "proc",
-			want: "healthy 0000:1a:00.0 GPU-b2000000-0000-4000-8000-000000000000 [NVIDIA B200]  node -1/-1 minor 0 \n",
-		},
+		{name: "no sysfs", files: procDriver + procGPU("0000:1a:00.0", u0, "0"), source: "proc", want: "healthy 0000:1a:00.0 GPU-b2000000-0000-4000-8000-000000000000 [NVIDIA B200]  node -1/-1 minor 0 \n"},
 		{
 			name: "not started yet", files: pciGPU("0000:1a:00.0", "2901", "-1") + procDriver +
 				procGPU("0000:1a:00.0", "GPU-????????-????-????-????-????????????", "0"),
@@ -204,9 +194,7 @@ Size:      3f0000000
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			gpus, nv, problems := nvidiaGPUs(nvidiaTree(t, row.files), nil, nil)
-			if diff := cmp.Diff(row.want, summary(gpus, problems)); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			must.Equal(t, row.want, summary(gpus, problems))
 			if nv == nil || nv.Source != row.source {
 				t.Errorf("source: got %+v, want %s", nv, row.source)
 			}
@@ -221,9 +209,7 @@ func TestNVIDIADriver(t *testing.T) {
 		Source: "pci", DriverVersion: "580.95.05", UVMMajor: 511, CapsMajor: 237,
 		NVMLError: "NVML: the driver was upgraded while the old kernel module is loaded; reboot, or reload the nvidia modules", NVMLCode: 18,
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	must.Equal(t, want, got)
 	if len(gpus) != 0 || len(problems) != 1 || !strings.Contains(problems[0].Detail, "reboot") {
 		t.Errorf("got %v, %v", gpus, problems)
 	}
@@ -310,9 +296,7 @@ healthy 0000:1b:00.0 GPU-2 [NVIDIA GB200]  node -1/-1 minor -1
 			t.Parallel()
 			report := &probe.Report{Schema: probe.Schema, OK: true, Driver: "580.95.05", NVML: "13.580.95.05", CUDA: "13.0", GPUs: row.gpus}
 			gpus, nv, problems := nvidiaGPUs(nvidiaTree(t, row.files), report, nil)
-			if diff := cmp.Diff(row.want, summary(gpus, problems)); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			must.Equal(t, row.want, summary(gpus, problems))
 			if nv.Source != "nvml" || nv.CUDAVersion != "13.0" || nv.DriverVersion != "580.95.05" {
 				t.Errorf("driver: %+v", nv)
 			}
@@ -344,17 +328,12 @@ func TestNVMLFacts(t *testing.T) {
 		PersistenceMode: "on", ECCMode: "on", MIGMode: "on", PowerLimitMilliwatts: 700_000, MaxSMClockMHz: 1980,
 		ComputeMode: "default", Processes: 2, MemoryUsedBytes: 1 << 30,
 		MIG: []MIG{
-			{
-				UUID: "MIG-1", Name: "NVIDIA H100 MIG 3g.40gb", Profile: "3g.40gb", GPUInstance: 1, Slices: 3, MemoryBytes: 40 << 30,
-				Start: 4, MemorySlices: 4, GPUCap: -1, ComputeCap: -1,
-			},
+			{UUID: "MIG-1", Name: "NVIDIA H100 MIG 3g.40gb", Profile: "3g.40gb", GPUInstance: 1, Slices: 3, MemoryBytes: 40 << 30, Start: 4, MemorySlices: 4, GPUCap: -1, ComputeCap: -1},
 			{UUID: "MIG-2", GPUInstance: 2, Start: -1, GPUCap: -1, ComputeCap: -1},
 		},
 		NVML: &n,
 	}}
-	if diff := cmp.Diff(want, gpus); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	must.Equal(t, want, gpus)
 	if diff := cmp.Diff([]Problem{
 		{"gpu 0000:1a:00.0", "nvmlDeviceGetSerial: Unknown Error"},
 		{"gpu 0000:1a:00.0", "/proc/driver/nvidia-caps/mig-minors has no capabilities for 2 of its 2 MIG instances (MIG-1, MIG-2)"},
@@ -401,12 +380,8 @@ func FuzzNVIDIAFiles(f *testing.F) {
 			"sys/bus/pci/devices/0000:1a:00.0/numa_node":       node,
 			"sys/bus/pci/devices/0000:1a:00.0/uevent":          information,
 		} {
-			if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o700))
+			must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 		}
 		gpus, nv, problems := readNVIDIA(t.Context(), treeAt(t, dir))
 		if len(gpus) != 1 || nv == nil {

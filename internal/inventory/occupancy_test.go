@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestNVIDIAUse(t *testing.T) {
@@ -45,9 +46,7 @@ func TestNVIDIAUse(t *testing.T) {
 			syscall.ForkLock.RLock() // a fork of another test would hold it open for writing
 			err := os.WriteFile(program, []byte(text), 0o700)
 			syscall.ForkLock.RUnlock()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			got, err := nvidiaUse(t.Context(), probe.Options{Path: program, GPU: id, Timeout: time.Minute})
 			if diff := cmp.Diff(row.want, got); diff != "" || (err == nil) != (row.err == "") || err != nil && !strings.Contains(err.Error(), row.err) {
 				t.Errorf("error %v (-want +got):\n%s", err, diff)
@@ -69,31 +68,19 @@ func TestAMDUse(t *testing.T) {
 			m.AMD[i].Partitions, m.AMD[i].Used = partitions, int64(i+1)<<20
 		}
 		root := m.Dir(t)
-		if err := os.MkdirAll(filepath.Join(root, proc), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Join(root, proc), 0o700))
 		for name, text := range files {
-			name = filepath.Join(root, name)
-			if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(name, []byte(text+"\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Write(t, root, name, text+"\n")
 		}
 		tr, err := openTree(root)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		t.Cleanup(func() { _ = tr.close() })
 		return tr
 	}
 	whole := server(1, nil)
 	id := func(tr tree, render int) string {
 		gpu, err := amdNode(tr, []string{fmt.Sprintf("/dev/dri/renderD%d", render)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return gpu.id
 	}
 	second := id(whole, 136)
@@ -119,10 +106,7 @@ func TestAMDUse(t *testing.T) {
 			[]string{"/dev/dri/renderD136"},
 			Occupancy{Driver: "6.12.12", UsedBytes: 2 << 20, Compute: []GPUProcess{{100, 4096}, {102, 0}}}, "",
 		},
-		{
-			"a partition's memory is not counted", 8, nil, []string{"/dev/dri/renderD137"},
-			Occupancy{Driver: "6.12.12", UsedBytes: -1}, "",
-		},
+		{"a partition's memory is not counted", 8, nil, []string{"/dev/dri/renderD137"}, Occupancy{Driver: "6.12.12", UsedBytes: -1}, ""},
 		{"no such GPU", 1, nil, []string{"/dev/dri/renderD99"}, Occupancy{}, "does not list renderD99"},
 		{"no render node", 1, nil, []string{"/dev/kfd"}, Occupancy{}, "render node is unknown"},
 	} {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 var update = flag.Bool("update", false, "write the golden files again")
@@ -23,9 +24,7 @@ var update = flag.Bool("update", false, "write the golden files again")
 func read(tb testing.TB, root string) *inventory.Inventory {
 	tb.Helper()
 	inv, err := inventory.Read(context.Background(), inventory.Options{Root: root})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, err)
 	return inv
 }
 
@@ -38,13 +37,7 @@ func tree(tb testing.TB, archive string) string {
 	}
 	dir := tb.TempDir()
 	for name, text := range m {
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			tb.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			tb.Fatal(err)
-		}
+		must.Write(tb, dir, name, text)
 	}
 	return dir
 }
@@ -54,12 +47,8 @@ func golden(t *testing.T, name, text string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
 	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.Do(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	want, err := os.ReadFile(path)
 	if err != nil {
@@ -154,9 +143,7 @@ func TestReadPublished(t *testing.T) {
 			if inv.Software.Docker.Version != "28.5.2" || inv.Software.Agent.Version != "3.76.2" || len(inv.Disks) != 2 {
 				t.Errorf("software %+v, disks %v; want what kbnode/live.json says", inv.Software, inv.Disks)
 			}
-			if diff := cmp.Diff(inv, recaptured(t, inventory.Options{Root: dir})); diff != "" {
-				t.Errorf("captured and read back differs from the machine (-machine +capture):\n%s", diff)
-			}
+			must.Equal(t, inv, recaptured(t, inventory.Options{Root: dir}))
 		})
 	}
 }
@@ -185,18 +172,10 @@ func TestReadStaysInTree(t *testing.T) {
 	t.Parallel()
 	dir := tree(t, "-- sys/devices/system/cpu/online --\n0-1\n-- etc/keep --\n")
 	secret := filepath.Join(t.TempDir(), "os-release")
-	if err := os.WriteFile(secret, []byte("ID=secret\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(secret, filepath.Join(dir, "etc/os-release")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("keep", filepath.Join(dir, "etc/hostname")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "etc/keep"), []byte("node7\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(secret, []byte("ID=secret\n"), 0o600))
+	must.Do(t, os.Symlink(secret, filepath.Join(dir, "etc/os-release")))
+	must.Do(t, os.Symlink("keep", filepath.Join(dir, "etc/hostname")))
+	must.Do(t, os.WriteFile(filepath.Join(dir, "etc/keep"), []byte("node7\n"), 0o600))
 	inv := read(t, dir)
 	if inv.OS.ID != "" || inv.Hostname != "node7" {
 		t.Errorf("OS %q, host name %q; want none from outside the tree, and node7 through the link inside it", inv.OS.ID, inv.Hostname)
@@ -210,9 +189,7 @@ func TestReadWithoutLive(t *testing.T) {
 	m.Files = map[string]string{"usr/bin/nvidia-ctk": ""}
 	inv := read(t, m.Dir(t))
 	want := inventory.Software{CgroupV2: true, Toolkit: "/usr/bin/nvidia-ctk", Git: "/usr/bin/git", Cron: true}
-	if diff := cmp.Diff(want, inv.Software); diff != "" {
-		t.Errorf("software (-want +got):\n%s", diff)
-	}
+	must.Equal(t, want, inv.Software)
 }
 
 func TestReadBrokenLive(t *testing.T) {

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestAgentVersion(t *testing.T) {
@@ -52,9 +54,7 @@ Options:
   --version, -v                print the version
 `
 	want := []string{"debug", "name", "no-http2", "queue"}
-	if diff := cmp.Diff(want, agentKeys(help)); diff != "" {
-		t.Errorf("keys (-want +got):\n%s", diff)
-	}
+	must.Equal(t, want, agentKeys(help))
 }
 
 // script writes a program for tests. Call it before t.Parallel: a program cannot be run
@@ -62,9 +62,7 @@ Options:
 func script(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "buildkite-agent")
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o755))
 	return path
 }
 
@@ -164,26 +162,14 @@ func TestCDIDevices(t *testing.T) {
 		"etc/cdi/README":          "kind: not.a/spec",
 		"var/run/cdi/nvidia.yaml": "---\ncdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: \"0\"\n  containerEdits: {}\n- name: GPU-1\n",
 	} {
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Write(t, dir, name, text)
 	}
 	in, err := openTree(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	got, err := cdiDevices(in, []string{"/etc/cdi", "/var/run/cdi", "/nowhere"})
 	want := []string{"amd.com/gpu=0", "amd.com/gpu=all", "nvidia.com/gpu=0", "nvidia.com/gpu=GPU-1"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("devices (-want +got):\n%s", diff)
-	}
-	if err == nil || !strings.Contains(err.Error(), "/etc/cdi/broken.yaml") {
-		t.Errorf("got %v, want an error about /etc/cdi/broken.yaml", err)
-	}
+	must.Equal(t, want, got)
+	must.Err(t, err, "/etc/cdi/broken.yaml")
 }
 
 // engine serves a Docker engine's info on a unix socket.
@@ -191,9 +177,7 @@ func engine(t *testing.T, info map[string]any) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "docker.sock")
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Api-Version", "1.45")
 		if strings.HasSuffix(r.URL.Path, "/info") {
@@ -239,9 +223,7 @@ func TestAskDocker(t *testing.T) {
 func TestAskDockerReadsCDIFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte("kind: nvidia.com/gpu\ndevices:\n- name: GPU-1\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "a.yaml"), []byte("kind: nvidia.com/gpu\ndevices:\n- name: GPU-1\n"), 0o600))
 	socket := engine(t, map[string]any{"ServerVersion": "26.1.5", "CDISpecDirs": []string{dir}})
 	got, err := askDocker(t.Context(), tree{root: "/"}, socket)
 	if err != nil || !got.CDI || !cmp.Equal(got.CDIDevices, []string{"nvidia.com/gpu=GPU-1"}) {
@@ -252,9 +234,7 @@ func TestAskDockerReadsCDIFiles(t *testing.T) {
 func TestAskDockerWithoutEngine(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "docker.sock")
-	if err := os.WriteFile(socket, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(socket, nil, 0o600))
 	if got, err := askDocker(t.Context(), tree{root: "/"}, socket); err == nil {
 		t.Errorf("got %+v of a socket that nobody serves, want an error", got)
 	}
@@ -277,13 +257,9 @@ func TestDiskFree(t *testing.T) {
 func TestAskedAgent(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	text, err := os.ReadFile(self)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	path := filepath.Join(t.TempDir(), "buildkite-agent")
 	if err := os.WriteFile(path, text[:4096], 0o755); err != nil { // an ELF program that cannot run
 		t.Fatal(err)
@@ -300,15 +276,11 @@ func TestAskedAgent(t *testing.T) {
 		}
 		got.Keys[0] = "changed" // must not change the cached copy
 	}
-	if err := os.Chmod(path, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(path, 0o700))
 	if _, err := AskAgent(t.Context(), path); err == nil {
 		t.Error("a program that has changed was not asked again")
 	}
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte("#!/bin/sh\n"), 0o755))
 	if id := programIdentity(path); id != "" {
 		t.Errorf("a script has the identity %s", id)
 	}

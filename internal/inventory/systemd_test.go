@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/godbus/dbus/v5"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // peer is a D-Bus server that answers every call with one variant; with nil it accepts a
@@ -20,9 +22,7 @@ func peer(t *testing.T, answer any) (address string) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "private")
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	done := make(chan error, 1)
 	go func() {
 		conn, err := listener.Accept()

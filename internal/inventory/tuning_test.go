@@ -3,10 +3,9 @@ package inventory_test
 import (
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestTuning(t *testing.T) {
@@ -22,18 +21,12 @@ func TestTuning(t *testing.T) {
 		Path: "/sys/devices/system/cpu/cpufreq/policy5/scaling_governor", CPUs: "5,197", Value: "powersave",
 		Known: []string{"ondemand", "powersave", "performance"},
 	}
-	if diff := cmp.Diff(want, got.Tuning.Governors[5]); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, got.Tuning.Governors[5])
 	const files = 19
 	if n := len(got.Tuning.Files); n != files {
 		t.Fatalf("%d files, want %d", n, files)
 	}
-	if diff := cmp.Diff(inventory.TuningFile{Path: "/sys/kernel/mm/transparent_hugepage/enabled", Value: "[always] madvise never"}, got.Tuning.Files[files-2]); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, inventory.TuningFile{Path: "/sys/kernel/mm/transparent_hugepage/enabled", Value: "[always] madvise never"}, got.Tuning.Files[files-2])
 	// A tree without these files has no settings.
-	if diff := cmp.Diff(inventory.Tuning{}, read(t, machinetest.VM().Dir(t)).Tuning); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, inventory.Tuning{}, read(t, machinetest.VM().Dir(t)).Tuning)
 }

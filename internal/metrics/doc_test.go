@@ -2,28 +2,24 @@ package metrics
 
 import (
 	"encoding/json"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"gopkg.in/yaml.v3"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func repository(t *testing.T, name string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("../..", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
+	text := must.Read(t, filepath.Join("../..", name))
+	return text
 }
 
 // described returns "TYPE LABELS" of kbnode's own metrics by name.
@@ -62,9 +58,7 @@ func TestPage(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+) \\| ([^|]*)\\|").FindAllStringSubmatch(page, -1) {
 		rows[m[1]] = m[2] + " " + strings.NewReplacer("`", "", " ", "").Replace(m[3])
 	}
-	if diff := cmp.Diff(described(t), rows); diff != "" {
-		t.Errorf("docs/metrics.md has other rows than there are metrics: %s", diff)
-	}
+	must.Equal(t, described(t), rows)
 	exist(t, "docs/metrics.md", page)
 	for _, word := range slot.Words {
 		if !strings.Contains(page, "`"+word+"`") {
@@ -110,9 +104,7 @@ func TestDashboard(t *testing.T) {
 	t.Parallel()
 	const name = "packaging/grafana/kbnode.json"
 	var board any
-	if err := json.Unmarshal([]byte(repository(t, name)), &board); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(repository(t, name)), &board))
 	var exprs, words []string
 	var walk func(v any)
 	walk = func(v any) {

@@ -13,14 +13,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 var update = flag.Bool("update", false, "write testdata again")
@@ -116,17 +115,9 @@ func TestText(t *testing.T) {
 	}
 	golden := filepath.Join("testdata", "metrics.txt")
 	if *update {
-		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(golden, []byte(got), 0o644))
 	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, must.Read(t, golden), got)
 }
 
 func TestJobs(t *testing.T) {
@@ -167,9 +158,7 @@ func TestJobs(t *testing.T) {
 				fmt.Sprintf(`kbnode_job_duration_seconds_count{slot="gpu0"} %d`, tt.ended),
 				fmt.Sprintf(`kbnode_jobs_started_total{slot="gpu0"} %d`, tt.started),
 			}
-			if diff := cmp.Diff(want, samples(t, e, `kbnode_job_duration_seconds_(sum|count)|kbnode_jobs_started_total`)); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, want, samples(t, e, `kbnode_job_duration_seconds_(sum|count)|kbnode_jobs_started_total`))
 		})
 	}
 }
@@ -187,9 +176,7 @@ func TestFailedPass(t *testing.T) {
 	}
 	e.Publish(daemon.Snapshot{Began: noon.Add(time.Minute), Plan: s.Plan, Verdicts: s.Verdicts, Whole: true, Err: fmt.Errorf("lock: %w", &reconcile.LockedError{})})
 	e.Publish(daemon.Snapshot{Began: noon.Add(2 * time.Minute), Plan: s.Plan, Verdicts: s.Verdicts, Err: errors.New("no bus")})
-	if diff := cmp.Diff(before, samples(t, e, known)); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, before, samples(t, e, known))
 	want := []string{
 		"kbnode_last_good_pass_timestamp_seconds 1.7723664e+09",
 		"kbnode_last_pass_timestamp_seconds 1.77236652e+09",
@@ -200,9 +187,7 @@ func TestFailedPass(t *testing.T) {
 		`kbnode_passes_total{kind="whole",result="locked"} 1`,
 		`kbnode_passes_total{kind="whole",result="ok"} 1`,
 	}
-	if diff := cmp.Diff(want, samples(t, e, `kbnode_last_\w+|kbnode_passes_total`)); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, samples(t, e, `kbnode_last_\w+|kbnode_passes_total`))
 
 	// A slot or image that is gone is no longer exported.
 	s.Plan = &plan.Plan{Slots: slots(1)}

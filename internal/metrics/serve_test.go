@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/daemon"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // logged is a log for several goroutines.
@@ -45,9 +46,7 @@ func served(t *testing.T) (*Exporter, *logged) {
 func taken(t *testing.T) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return l
 }
@@ -62,9 +61,7 @@ func free(t *testing.T) string {
 func get(t *testing.T, method, url string) (status int, body string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	client := http.Client{Timeout: 10 * time.Second}
 	res, err := client.Do(req)
 	if err != nil {
@@ -72,9 +69,7 @@ func get(t *testing.T, method, url string) (status int, body string) {
 	}
 	defer func() { _ = res.Body.Close() }()
 	text, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return res.StatusCode, string(text)
 }
 
@@ -166,9 +161,7 @@ func TestHostileClients(t *testing.T) {
 	var conns []net.Conn
 	for range 3 * maxConns {
 		c, err := net.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		t.Cleanup(func() { _ = c.Close() })
 		_, _ = c.Write([]byte("GET /metrics HTTP/1.1\r\n")) // and nothing more
 		conns = append(conns, c)

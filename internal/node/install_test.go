@@ -6,23 +6,18 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // put writes a file below a machine's root.
 func put(t testing.TB, root, name, text string) string {
 	t.Helper()
 	file := filepath.Join(root, name)
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	must.Do(t, os.WriteFile(file, []byte(text), 0o600))
 	return file
 }
 
@@ -117,21 +112,14 @@ func TestWriteToken(t *testing.T) {
 			file := filepath.Join(root, plan.TokenPath)
 			if tt.have != "" {
 				put(t, root, plan.TokenPath, tt.have)
-				if err := os.Chmod(file, 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.Chmod(file, 0o644))
 			}
 			wrote, err := WriteToken(&reconcile.Host{Root: root, Adopt: tt.adopt}, token)
 			if wrote != tt.wrote || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("wrote %t, %v; want %t, %q", wrote, err, tt.wrote, tt.err)
 			}
-			got, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want, string(got)); diff != "" {
-				t.Error(diff)
-			}
+			got := must.Read(t, file)
+			must.Equal(t, tt.want, got)
 			if fi, err := os.Stat(file); tt.err == "" && (err != nil || fi.Mode() != 0o600) {
 				t.Errorf("mode %v, %v; want 0600", fi.Mode(), err)
 			}

@@ -5,15 +5,15 @@ import (
 	"net"
 	"path/filepath"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // Not parallel: the environment says where the bus is.
 func TestDeafBus(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "bus")
 	l, err := new(net.ListenConfig).Listen(t.Context(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer func() { _ = l.Close() }()
 	called := make(chan struct{})
 	go func() {

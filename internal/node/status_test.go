@@ -9,12 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 var (
@@ -88,16 +87,10 @@ func TestStatusProblems(t *testing.T) {
 		{Kind: reconcile.Update, Subject: "/etc/buildkite-agent/hooks/agent-startup", Slot: -1},
 	}
 	st := StatusOf(&plan.Plan{Node: "n", Slots: wantedSlots(2)}, &reconcile.State{Warnings: []string{"the kernel made no partition"}}, changes)
-	if diff := cmp.Diff([]string{}, st.Slots[0].Problems); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, []string{}, st.Slots[0].Problems)
 	want := []string{"set buildkite-gpu1.slice (MemoryMax is 1)", "restart buildkite-agent-gpu1.service, waits for job 7 of slot gpu1"}
-	if diff := cmp.Diff(want, st.Slots[1].Problems); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff([]string{"the kernel made no partition", "update /etc/buildkite-agent/hooks/agent-startup"}, st.Warnings); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, st.Slots[1].Problems)
+	must.Equal(t, []string{"the kernel made no partition", "update /etc/buildkite-agent/hooks/agent-startup"}, st.Warnings)
 	if !st.Disagrees() {
 		t.Error("changes are pending, and the status says that all is as planned")
 	}
@@ -106,9 +99,7 @@ func TestStatusProblems(t *testing.T) {
 func TestStatusJSONHasLists(t *testing.T) {
 	t.Parallel()
 	text, err := json.Marshal(StatusOf(&plan.Plan{}, &reconcile.State{}, nil))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if want := `{"node":"","slots":[],"health":[],"warnings":[],"changes":[]}`; string(text) != want {
 		t.Errorf("empty status is %s, want %s", text, want)
 	}
@@ -122,12 +113,8 @@ func TestStatusShowsHealth(t *testing.T) {
 		{Check: "node.clock", Level: health.Info, Reason: "x", Fix: "y"},
 	}
 	st := StatusOf(&plan.Plan{Slots: wantedSlots(2)}, &reconcile.State{}, nil).withHealth(verdicts)
-	if diff := cmp.Diff([]string{"gpu1, gpu.throttle: it is slowed down; look at its power"}, st.Warnings); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff(verdicts, st.Health); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, []string{"gpu1, gpu.throttle: it is slowed down; look at its power"}, st.Warnings)
+	must.Equal(t, verdicts, st.Health)
 }
 
 // TestAgentProblem checks how status explains a crash loop: the last end, the count, and the

@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // agentProgram is a program that answers like a buildkite-agent.
@@ -34,15 +35,11 @@ func serveAgent(t *testing.T, program string) config.Agent {
 	var b bytes.Buffer
 	gz := gzip.NewWriter(&b)
 	w := tar.NewWriter(gz)
-	if err := w.WriteHeader(&tar.Header{Name: "buildkite-agent", Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(program))}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.WriteHeader(&tar.Header{Name: "buildkite-agent", Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(program))}))
 	if _, err := io.WriteString(w, program); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(w.Close(), gz.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(w.Close(), gz.Close()))
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/3.100.0.tgz" {
 			http.NotFound(w, r)

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestPage checks that the example in docs/results.md is a record and that the page
@@ -17,9 +17,7 @@ import (
 func TestPage(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/results.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	m := regexp.MustCompile("(?s)\n## node.json\n.*?```json\n(.*?)```(.*)").FindSubmatch(page)
 	if m == nil {
 		t.Fatal("no example")
@@ -27,16 +25,12 @@ func TestPage(t *testing.T) {
 	decode := json.NewDecoder(bytes.NewReader(m[1]))
 	decode.DisallowUnknownFields()
 	var rec Record
-	if err := decode.Decode(&rec); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, decode.Decode(&rec))
 	again := rec
 	again.Schema = Schema
 	again.Noisy, again.Why = Judge(rec)
 	again.Notes = notes(rec)
-	if diff := cmp.Diff(again, rec); diff != "" {
-		t.Errorf("judged, the example is another:\n%s", diff)
-	}
+	must.Equal(t, again, rec)
 	fields(reflect.TypeFor[Record](), func(name string) {
 		if name != "error" && !bytes.Contains(m[1], []byte(`"`+name+`":`)) {
 			t.Errorf("the example has no %s", name)

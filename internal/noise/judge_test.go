@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestJudge(t *testing.T) {
@@ -68,9 +68,7 @@ func TestJudge(t *testing.T) {
 			r := quiet()
 			row.change(&r)
 			noisy, why := Judge(r)
-			if diff := cmp.Diff(row.want, why); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, row.want, why)
 			if noisy != (len(row.want) > 0) {
 				t.Errorf("noisy is %t", noisy)
 			}
@@ -87,9 +85,7 @@ func TestNotes(t *testing.T) {
 		"the job was shorter than 2 s, so CPUs and pressure were not judged",
 		"the kernel does not report pressure (needs psi=1 on its command line)",
 	}
-	if diff := cmp.Diff(want, notes(r)); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, notes(r))
 	if all := notes(Record{Seconds: 60, Pressure: Pressure{CPU: new(0.0)}}); len(all) > 0 {
 		t.Errorf("of a quiet job: %s", strings.Join(all, "; "))
 	}

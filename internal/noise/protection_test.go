@@ -1,11 +1,9 @@
 package noise
 
 import (
-	"os"
-	"path/filepath"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestNodeProtection(t *testing.T) {
@@ -25,13 +23,11 @@ func TestNodeProtection(t *testing.T) {
 			t.Parallel()
 			proc := t.TempDir()
 			for name, text := range tt.files {
-				write(t, filepath.Join(proc, "sys/kernel", name), text)
+				must.Write(t, proc, "sys/kernel/"+name, text)
 			}
 			got := NodeProtection(proc)
 			got.Landlock = nil // of the kernel that runs this test
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, tt.want, got)
 		})
 	}
 }
@@ -58,24 +54,12 @@ func TestReadContainer(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			if tt.procs != "" {
-				write(t, filepath.Join(dir, "cgroup.procs"), tt.procs)
+				must.Write(t, dir, "cgroup.procs", tt.procs)
 			}
 			for pid, status := range tt.status {
-				write(t, filepath.Join(dir, pid, "status"), status)
+				must.Write(t, dir, pid+"/status", status)
 			}
-			if diff := cmp.Diff(tt.want, ReadContainer(dir, dir)); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, tt.want, ReadContainer(dir, dir))
 		})
-	}
-}
-
-func write(t *testing.T, name, text string) {
-	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
 	}
 }

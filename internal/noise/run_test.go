@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // node is a machine made of files: two slots with two CPUs each, and CPU 0 for the
@@ -38,7 +39,7 @@ func newNode(t *testing.T) node {
 
 func (n node) put(name, text string) {
 	n.t.Helper()
-	write(n.t, filepath.Join(n.dir, name), text)
+	must.Write(n.t, n.dir, name, text)
 }
 
 func pressure(some int) string {
@@ -139,9 +140,7 @@ func sample(clock, temperature uint32, reasons uint64) probe.Sample {
 func record(t *testing.T, r *Run) Record {
 	t.Helper()
 	rec, err := r.Record(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return rec
 }
 
@@ -177,9 +176,7 @@ func TestRun(t *testing.T) {
 			Neighbors: Neighbors{Slots: 1, CPU: new(75.0), Busiest: new(75.0)},
 			Load1:     new(3.25),
 		}
-		if diff := cmp.Diff(want, record(t, r)); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, want, record(t, r))
 		r.Stop()
 		r.Wait()
 		if diff := cmp.Diff(want, record(t, r)); diff != "" { // can be called again
@@ -369,9 +366,7 @@ func TestAMD(t *testing.T) {
 	count := 0
 	if err := AMD(n.dir, time.Millisecond)(ctx, func(s probe.Sample) {
 		want := probe.Sample{Clock: new(uint32(1305)), Busy: new(uint32(97)), Temperature: new(uint32(71)), Margin: new(int32(29)), Power: new(uint32(652000))}
-		if diff := cmp.Diff(want, s); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, want, s)
 		if count++; count == 3 {
 			cancel()
 		}
@@ -381,9 +376,7 @@ func TestAMD(t *testing.T) {
 	for text, want := range map[string]string{"": "none is marked as active", "S: 19Mhz *\n": "", "0: x *\n": "none is marked as active", "0: 132Mhz\n": "none is marked as active"} {
 		n.put("pp_dpm_sclk", text)
 		_, err := sampleAMD(n.dir)
-		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want %q", text, err, want)
-		}
+		must.Err(t, err, want)
 	}
 	if _, err := sampleAMD(filepath.Join(n.dir, "none")); err == nil {
 		t.Error("a GPU that is away has samples")
@@ -430,9 +423,7 @@ func TestResidency(t *testing.T) {
 				return readResidency(n.dir)
 			}
 			before := look(row.before)
-			if diff := cmp.Diff(row.want, look(row.now).since(before)); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, row.want, look(row.now).since(before))
 		})
 	}
 	if r := readResidency(t.TempDir()); r != (residency{}) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestAgentPerSlot gives one slot another release, which must change nothing
@@ -16,10 +17,7 @@ import (
 func TestAgentPerSlot(t *testing.T) {
 	t.Parallel()
 	in := input(readMachine(t, machinetest.B200x8()), config.Config{Queue: "b200"})
-	want, err := Build(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := planned(t, in)
 	keys := make([]string, 0, len(agentKeys))
 	for _, k := range agentKeys {
 		keys = append(keys, k.name)
@@ -28,10 +26,7 @@ func TestAgentPerSlot(t *testing.T) {
 		Releases: []AgentRelease{{Version: "3.100.0", Keys: keys}},
 		Roll:     &AgentRoll{To: "3.100.0", Slots: []int{3}},
 	}
-	got, err := Build(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := planned(t, in)
 	before, after := map[string]File{}, map[string]File{}
 	for _, f := range want.Files {
 		before[f.Path] = f
@@ -115,9 +110,7 @@ func TestAgentsFile(t *testing.T) {
 	t.Parallel()
 	want := Agents{Version: "3.90.0", Releases: []AgentRelease{{"3.90.0", []string{"name"}}}, Roll: &AgentRoll{Slots: []int{2}, Registered: []int{}, Timeout: time.Minute}}
 	text, err := RenderAgents(want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	got, err := ParseAgents([]byte(text))
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("%v: %s", err, diff)

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // An empty list allows nothing. A policy without the key would allow all images.
@@ -13,9 +15,7 @@ func TestEmptyListsAllowNothing(t *testing.T) {
 	for _, images := range [][]string{nil, {}, {"^a$"}} {
 		text, err := json.Marshal(JobPolicy{Images: images})
 		var back JobPolicy
-		if err := json.Unmarshal(text, &back); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal(text, &back))
 		if err != nil || (back.Images == nil) != (images == nil) || len(back.Images) != len(images) {
 			t.Errorf("%#v is read back as %#v, %v", images, back.Images, err)
 		}

@@ -51,10 +51,7 @@ func TestDisk(t *testing.T) {
 	} {
 		inv := *machine
 		row.spoil(&inv)
-		p, err := Build(input(&inv, config.Config{Queue: "b200", Job: row.job}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := build(t, &inv, config.Config{Queue: "b200", Job: row.job}, nil, false)
 		if got := p.Slots[3].DiskBytes; got != row.disk {
 			t.Errorf("%s: %s of disk, want %s", name, config.Size(got), config.Size(row.disk))
 		}

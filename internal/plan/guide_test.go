@@ -7,15 +7,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // cpuCount returns how many CPUs a list has.
 func cpuCount(t *testing.T, list string) int {
 	t.Helper()
 	set, err := cpuset.Parse(list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return set.Len()
 }
 

@@ -9,19 +9,13 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestAutoUpdate expects a cron line, a timer if there is no cron, and nothing
 // without the key.
 func TestAutoUpdate(t *testing.T) {
 	t.Parallel()
-	content := func(p *Plan, path string) string {
-		i := slices.IndexFunc(p.Files, func(f File) bool { return f.Path == path })
-		if i < 0 {
-			return ""
-		}
-		return p.Files[i].Content
-	}
 	units := func(p *Plan) []Unit {
 		return slices.DeleteFunc(slices.Clone(p.Units), func(u Unit) bool { return !strings.HasPrefix(u.Name, "kbnode-image") })
 	}
@@ -46,15 +40,11 @@ func TestAutoUpdate(t *testing.T) {
 			in.Inventory.Software.Cron, in.Binary = tt.cron, "/opt/100%/kbnode"
 			p, err := Build(in)
 			if tt.err != "" {
-				if err == nil || !strings.Contains(err.Error(), tt.err) {
-					t.Errorf("%v, want %q", err, tt.err)
-				}
+				must.Err(t, err, tt.err)
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			cron, timer := content(p, CronPath), content(p, UnitDir+"/"+ImageTimer)
+			must.Do(t, err)
+			cron, timer := fileOf(p, CronPath), fileOf(p, UnitDir+"/"+ImageTimer)
 			if (cron != "") != (tt.line != "") || !strings.HasSuffix(cron, tt.line+"\n") && tt.line != "" {
 				t.Errorf("cron has %q, want %q", cron, tt.line)
 			}
@@ -68,7 +58,7 @@ func TestAutoUpdate(t *testing.T) {
 			if tt.calendar != "" {
 				// In the plan, so that a concurrent reconcile does not stop it.
 				want = []Unit{{Name: ImageService, Slot: -1}, {Name: ImageTimer, Slot: -1, Enabled: true, Active: true}}
-				if s := content(p, UnitDir+"/"+ImageService); !strings.Contains(s, "ExecStart=/opt/100%/kbnode image update --auto\n") {
+				if s := fileOf(p, UnitDir+"/"+ImageService); !strings.Contains(s, "ExecStart=/opt/100%/kbnode image update --auto\n") {
 					t.Errorf("the service is %q", s)
 				}
 			}

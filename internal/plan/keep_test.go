@@ -7,11 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // booted returns inv with some MiB more or less on its nodes.
@@ -52,28 +51,18 @@ func TestMemoryBetweenBoots(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			before, err := Build(input(inv, row.then))
-			if err != nil {
-				t.Fatal(err)
-			}
+			before := build(t, inv, row.then, nil, false)
 			in := input(booted(inv, row.mibs...), row.now)
 			in.Bindings = bindingsOf(t, before)
-			after, err := Build(in)
-			if err != nil {
-				t.Fatal(err)
-			}
+			after := planned(t, in)
 			if row.kept {
 				before.Reserved.MemoryBytes, after.Reserved.MemoryBytes = 0, 0
-				if diff := cmp.Diff(before, after); diff != "" {
-					t.Errorf("another boot changes the plan: %s", diff)
-				}
+				must.Equal(t, before, after)
 				return
 			}
 			fresh := input(in.Inventory, row.now)
 			want, err := Build(fresh)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if got := after.Slots[0].MemoryBytes; got != want.Slots[0].MemoryBytes {
 				t.Errorf("a slot has %s, want %s as on a new machine", config.Size(got), config.Size(want.Slots[0].MemoryBytes))
 			}
@@ -85,10 +74,7 @@ func TestMemoryBetweenBoots(t *testing.T) {
 func TestMemoryAskedFor(t *testing.T) {
 	t.Parallel()
 	inv := readMachine(t, machinetest.B200x8())
-	p, err := Build(input(inv, config.Config{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := build(t, inv, config.Config{}, nil, false)
 	shown := p.Slots[0].MemoryBytes
 	for _, row := range []struct {
 		ask     int64
@@ -96,14 +82,10 @@ func TestMemoryAskedFor(t *testing.T) {
 	}{{shown, false}, {shown + shown/40, false}, {shown + shown/8, true}, {math.MaxInt64 - 1023, true}} {
 		p, err := Build(input(booted(inv, -30, -30), config.Config{MemoryPerSlot: config.Size(row.ask)}))
 		if row.refused {
-			if err == nil || !strings.Contains(err.Error(), "memory_per_slot") {
-				t.Errorf("%s: %v", config.Size(row.ask), err)
-			}
+			must.Err(t, err, "memory_per_slot")
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if got := p.Slots[0].MemoryBytes; got >= shown || got < shown-shown/32 {
 			t.Errorf("%s: a slot has %s", config.Size(row.ask), config.Size(got))
 		}
@@ -154,20 +136,14 @@ func TestSlotsOfOneGPU(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			inv := readMachine(t, row.machine)
-			before, err := Build(input(inv, config.Config{Queue: "q"}))
-			if err != nil {
-				t.Fatal(err)
-			}
+			before := build(t, inv, config.Config{Queue: "q"}, nil, false)
 			kept := bindingsOf(t, before)
 			row.do(kept)
 			in := input(inv, config.Config{Queue: "q"})
-			if in.Bindings, err = ParseBindings([]byte(mustBindings(t, kept))); err != nil {
-				t.Fatal(err)
-			}
-			after, err := Build(in)
-			if err != nil {
-				t.Fatal(err)
-			}
+			read, err := ParseBindings([]byte(mustBindings(t, kept)))
+			must.Do(t, err)
+			in.Bindings = read
+			after := planned(t, in)
 			var parked []string
 			owner := map[string]string{}
 			for _, s := range after.Slots {
@@ -200,8 +176,6 @@ func TestSlotsOfOneGPU(t *testing.T) {
 func mustBindings(t *testing.T, kept []Binding) string {
 	t.Helper()
 	p := &Plan{}
-	if err := p.addJSON(BindingsPath, 0o644, -1, bindingsFile{WrittenBy: "kbnode", Schema: Schema, Slots: kept, Node: keptNode(kept)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.addJSON(BindingsPath, 0o644, -1, bindingsFile{WrittenBy: "kbnode", Schema: Schema, Slots: kept, Node: keptNode(kept)}))
 	return p.Files[0].Content
 }

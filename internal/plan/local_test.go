@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"slices"
 	"strings"
 	"testing"
 
@@ -30,16 +29,12 @@ func TestAllowedNetworks(t *testing.T) {
 	t.Parallel()
 	inv := readMachine(t, machinetest.B200x8())
 	for network, warns := range map[string]bool{"": true, config.NetworkBridge: true, config.NetworkInternet: false, config.NetworkNone: false} {
-		p, err := Build(input(inv, config.Config{Queue: "b200", Job: config.Job{Network: network, AllowedNetworks: []string{"10.1.2.3:5000"}}}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := build(t, inv, config.Config{Queue: "b200", Job: config.Job{Network: network, AllowedNetworks: []string{"10.1.2.3:5000"}}}, nil, false)
 		if got := strings.Contains(strings.Join(p.Warnings, "\n"), "set job.network: internet"); got != warns {
 			t.Errorf("%q: warnings %q", network, p.Warnings)
 		}
-		i := slices.IndexFunc(p.Files, func(f File) bool { return f.Path == SlotPolicyPath(7) })
-		if !strings.Contains(p.Files[i].Content, `"10.1.2.3:5000"`) {
-			t.Errorf("%q: %s", network, p.Files[i].Content)
+		if !strings.Contains(fileOf(p, SlotPolicyPath(7)), `"10.1.2.3:5000"`) {
+			t.Errorf("%q: %s", network, fileOf(p, SlotPolicyPath(7)))
 		}
 	}
 }

@@ -27,12 +27,9 @@ func TestOwns(t *testing.T) {
 		{"an old script's configuration", "/etc/buildkite-agent/buildkite-agent-gpu0.cfg", -1, false},
 		{"another program's unit", UnitDir + "/docker.service", -1, false},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			if slot, ok := Owns(tt.path); slot != tt.slot || ok != tt.ok {
-				t.Errorf("Owns(%s) = %d, %v; want %d, %v", tt.path, slot, ok, tt.slot, tt.ok)
-			}
-		})
+		if slot, ok := Owns(tt.path); slot != tt.slot || ok != tt.ok {
+			t.Errorf("%s: Owns(%s) = %d, %v; want %d, %v", tt.name, tt.path, slot, ok, tt.slot, tt.ok)
+		}
 	}
 }
 
@@ -68,17 +65,14 @@ func TestEarlierFiles(t *testing.T) {
 		{"an example of a hook", HooksDir + "/pre-command.sample", -1, false},
 		{"what a hook reads", HooksDir + "/lib.sh", -1, false},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			slot, ok := -1, false
-			for _, e := range EarlierFiles {
-				if k, matches := MatchOwned(e.Pattern, tt.path); matches {
-					slot, ok = k, true
-				}
+		slot, ok := -1, false
+		for _, e := range EarlierFiles {
+			if k, matches := MatchOwned(e.Pattern, tt.path); matches {
+				slot, ok = k, true
 			}
-			if slot != tt.slot || ok != tt.ok {
-				t.Errorf("%s matches as %d, %v; want %d, %v", tt.path, slot, ok, tt.slot, tt.ok)
-			}
-		})
+		}
+		if slot != tt.slot || ok != tt.ok {
+			t.Errorf("%s: %s matches as %d, %v; want %d, %v", tt.name, tt.path, slot, ok, tt.slot, tt.ok)
+		}
 	}
 }

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -21,6 +20,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 var update = flag.Bool("update", false, "write the golden files again")
@@ -36,9 +36,7 @@ func readMachine(t testing.TB, m machinetest.Machine) *inventory.Inventory {
 		return inventory.Read(context.WithoutCancel(t.Context()), inventory.Options{Root: m.Dir(t)})
 	}))
 	read, err := once.(func() (*inventory.Inventory, error))()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	inv := *read
 	inv.GPUs, inv.Disks, inv.Problems = slices.Clone(read.GPUs), slices.Clone(read.Disks), slices.Clone(read.Problems)
 	inv.CPU.List, inv.Memory.Nodes = slices.Clone(read.CPU.List), slices.Clone(read.Memory.Nodes)
@@ -56,10 +54,7 @@ func input(inv *inventory.Inventory, cfg config.Config) Input {
 func TestGoldenMachines(t *testing.T) {
 	t.Parallel()
 	first := machinetest.B200x8()
-	all, err := Build(input(readMachine(t, first), config.Config{Node: "node1"}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := build(t, readMachine(t, first), config.Config{Node: "node1"}, nil, false)
 	for _, m := range machinetest.Published() {
 		t.Run(m.Name, func(t *testing.T) {
 			t.Parallel()
@@ -68,23 +63,19 @@ func TestGoldenMachines(t *testing.T) {
 			if err != nil {
 				got = fmt.Appendf(nil, "refused: %v\n", err)
 			} else {
+				checkFiles(t, p)
+				checkPlan(t, readMachine(t, m), p)
+				shown := all.Files
 				if m.Name == first.Name {
-					got = txtar.Format(goldenText(p, nil))
-				} else {
-					got = txtar.Format(goldenText(p, all.Files))
+					shown = nil
 				}
+				got = txtar.Format(goldenText(p, shown))
 			}
 			file := filepath.Join("testdata", m.Name+".plan.txtar")
 			if *update {
-				if err := os.WriteFile(file, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(file, got, 0o644))
 			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), string(got)); diff != "" {
+			if diff := cmp.Diff(must.Read(t, file), string(got)); diff != "" {
 				t.Errorf("plan differs from %s (-want +got); run make golden and review:\n%s", file, diff)
 			}
 		})
@@ -153,77 +144,52 @@ func changedLines(before, after string) string {
 	return b.String()
 }
 
-// TestPlanHolds checks on every published machine what must be true of any
-// plan.
-func TestPlanHolds(t *testing.T) {
-	t.Parallel()
-	for _, m := range machinetest.Published() {
-		t.Run(m.Name, func(t *testing.T) {
-			t.Parallel()
-			inv := readMachine(t, m)
-			if len(inv.GPUs) == 0 {
-				return // the golden file has the refusal
+// checkFiles checks what must be true of the files of any plan.
+func checkFiles(t *testing.T, p *Plan) {
+	t.Helper()
+	if p.Reserved.CPUs == "" {
+		t.Error("no CPU is reserved")
+	}
+	seen := map[string]bool{}
+	for _, f := range p.Files {
+		if _, ok := Owns(f.Path); !ok && f.Path != AgentCopy {
+			t.Errorf("%s is written and not owned: it would never be removed", f.Path)
+		}
+		if seen[f.Path] {
+			t.Errorf("%s is planned twice", f.Path)
+		}
+		seen[f.Path] = true
+		if f.Source == "" && !strings.Contains(f.Content, Marker) && !strings.Contains(f.Content, `"written_by": "kbnode"`) {
+			t.Errorf("%s does not say that kbnode wrote it", f.Path)
+		}
+		if path.Dir(f.Path) == UnitDir {
+			if _, err := unit.DeserializeSections(strings.NewReader(f.Content)); err != nil {
+				t.Errorf("unit %s: %v", f.Path, err)
 			}
-			p := build(t, inv, config.Config{}, nil, false)
-			if p.Reserved.CPUs == "" {
-				t.Error("no CPU is reserved")
-			}
-			seen := map[string]bool{}
-			for _, f := range p.Files {
-				if _, ok := Owns(f.Path); !ok && f.Path != AgentCopy {
-					t.Errorf("%s is written and not owned: it would never be removed", f.Path)
-				}
-				if seen[f.Path] {
-					t.Errorf("%s is planned twice", f.Path)
-				}
-				seen[f.Path] = true
-				marked := strings.Contains(f.Content, Marker) || strings.Contains(f.Content, `"written_by": "kbnode"`)
-				if f.Source == "" && !marked {
-					t.Errorf("%s does not say that kbnode wrote it", f.Path)
-				}
-				if path.Dir(f.Path) == UnitDir {
-					if _, err := unit.DeserializeSections(strings.NewReader(f.Content)); err != nil {
-						t.Errorf("unit %s: %v", f.Path, err)
-					}
-				}
-				if f.Mode&0o022 != 0 || f.Owner != "root" {
-					t.Errorf("%s has mode %o and owner %s: a job could change it", f.Path, f.Mode, f.Owner)
-				}
-			}
-			again := build(t, inv, config.Config{}, nil, false)
-			if diff := cmp.Diff(p, again); diff != "" {
-				t.Errorf("the second plan differs: %s", diff)
-			}
-		})
+		}
+		if f.Mode&0o022 != 0 || f.Owner != "root" {
+			t.Errorf("%s has mode %o and owner %s: a job could change it", f.Path, f.Mode, f.Owner)
+		}
 	}
 }
 
 func bindingsOf(t *testing.T, p *Plan) []Binding {
 	t.Helper()
-	i := slices.IndexFunc(p.Files, func(f File) bool { return f.Path == BindingsPath })
-	kept, err := ParseBindings([]byte(p.Files[i].Content))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kept, err := ParseBindings([]byte(fileOf(p, BindingsPath)))
+	must.Do(t, err)
 	return kept
 }
 
 func TestLostGPUParksItsSlotAndNoOther(t *testing.T) {
 	t.Parallel()
 	inv := readMachine(t, machinetest.B200x8())
-	before, err := Build(input(inv, config.Config{Queue: "b200"}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := build(t, inv, config.Config{Queue: "b200"}, nil, false)
 	for _, lost := range []int{0, 3, 7} {
 		gone := *inv
 		gone.GPUs = slices.Delete(slices.Clone(inv.GPUs), lost, lost+1)
 		in := input(&gone, config.Config{Queue: "b200"})
 		in.Bindings = bindingsOf(t, before)
-		after, err := Build(in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		after := planned(t, in)
 		if len(after.Slots) != 8 {
 			t.Fatalf("%d slots, want 8", len(after.Slots))
 		}
@@ -245,10 +211,7 @@ func TestLostGPUParksItsSlotAndNoOther(t *testing.T) {
 		}
 		// The GPU comes back to its own slot, and the plan is as before.
 		in.Inventory, in.Bindings = inv, bindingsOf(t, after)
-		back, err := Build(in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		back := planned(t, in)
 		if diff := cmp.Diff(before, back); diff != "" {
 			t.Errorf("the plan with GPU %d back differs: %s", lost, diff)
 		}
@@ -303,14 +266,10 @@ func TestBindings(t *testing.T) {
 			t.Parallel()
 			slots, _, err := bind(tt.gpus, config.Config{GPUs: tt.want, GPUCount: tt.count}, tt.kept, false)
 			if tt.err != "" {
-				if err == nil || !strings.Contains(err.Error(), tt.err) {
-					t.Fatalf("error is %v, want %q in it", err, tt.err)
-				}
+				must.Err(t, err, tt.err)
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			var is []string
 			for _, s := range slots {
 				text := fmt.Sprintf("%d=%s", s.Index, s.binding().UUID)
@@ -326,20 +285,6 @@ func TestBindings(t *testing.T) {
 	}
 }
 
-func TestQueueTemplate(t *testing.T) {
-	t.Parallel()
-	p, err := Build(input(readMachine(t, machinetest.HGXH100()), config.Config{Queue: "{vendor}-{gpu}-{index}", Node: "box"}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := p.Slots[3].Queue; got != "nvidia-h100-3" {
-		t.Errorf("queue of slot 3 is %q", got)
-	}
-	if got := p.Slots[3].Tags; !slices.Contains(got, "queue=nvidia-h100-3") || !slices.Contains(got, "gpu-index=3") || !slices.Contains(got, "node=box") {
-		t.Errorf("tags are %v", got)
-	}
-}
-
 // TestAgentConfigKnowsTheAgent checks the configuration against what each major
 // version of the agent understands: it silently ignores every other key.
 func TestAgentConfigKnowsTheAgent(t *testing.T) {
@@ -350,17 +295,12 @@ func TestAgentConfigKnowsTheAgent(t *testing.T) {
 		if err != nil {
 			return "", err
 		}
-		p, err := Build(input(inv, config.Config{Queue: "test"}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := build(t, inv, config.Config{Queue: "test"}, nil, false)
 		return renderAgentConfig(keys, agentInput{config.Config{}.WithDefaults(), p.Slots[0], "/usr/local/bin/kbnode"}), nil
 	}
 	v3 := inventory.Agent{Version: "3.76.2", Keys: machinetest.AgentKeys()}
 	text, err := render(v3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for line := range strings.Lines(text) {
 		key, value, ok := strings.Cut(strings.TrimSpace(line), "=")
 		if !ok || strings.HasPrefix(line, "#") {
@@ -378,9 +318,7 @@ func TestAgentConfigKnowsTheAgent(t *testing.T) {
 		return k == "cancel-grace-period" || k == "signal-grace-period-seconds"
 	}), "cancel-signal-timeout", "cancel-cleanup-timeout")}
 	text, err = render(v4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if !strings.Contains(text, `cancel-signal-timeout="25s"`) || strings.Contains(text, "cancel-grace-period") {
 		t.Errorf("configuration for version 4 is\n%s", text)
 	}
@@ -410,16 +348,8 @@ func TestJobPolicyChoosesTheGPU(t *testing.T) {
 	} {
 		one := *inv
 		one.Software.Docker = tt.docker
-		p, err := Build(input(&one, config.Config{}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		i := slices.IndexFunc(p.Files, func(f File) bool { return f.Path == SlotPolicyPath(0) })
-		var pol JobPolicy
-		if err := json.Unmarshal([]byte(p.Files[i].Content), &pol); err != nil {
-			t.Fatal(err)
-		}
-		if !tt.want(pol) {
+		p := build(t, &one, config.Config{}, nil, false)
+		if pol := policyOf(t, p, 0); !tt.want(pol) {
 			t.Errorf("%s: policy is %+v", tt.name, pol)
 		}
 	}
@@ -431,10 +361,7 @@ func TestRunner(t *testing.T) {
 	in := input(readMachine(t, machinetest.B200x8()), config.Config{Queue: "b200"})
 	for _, digest := range []string{"", "abc"} {
 		in.Runner = digest
-		p, err := Build(in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := planned(t, in)
 		i := slices.IndexFunc(p.Files, func(f File) bool { return f.Path == RunnerCopy })
 		if (i >= 0) != (digest != "") || i >= 0 && p.Files[i].SHA256 != digest {
 			t.Errorf("%q: file %d", digest, i)

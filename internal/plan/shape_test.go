@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // divided returns a machine whose GPU i has MIG instances of these sizes, one
@@ -65,12 +66,26 @@ func build(t *testing.T, inv *inventory.Inventory, cfg config.Config, kept []Bin
 	t.Helper()
 	in := input(inv, cfg)
 	in.Bindings, in.Reshape = kept, reshape
-	p, err := Build(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := planned(t, in)
 	checkPlan(t, inv, p)
 	return p
+}
+
+func planned(t *testing.T, in Input) *Plan {
+	t.Helper()
+	p, err := Build(in)
+	must.Do(t, err)
+	return p
+}
+
+// fileOf returns the text of a planned file; "" if it is not planned.
+func fileOf(p *Plan, path string) string {
+	for _, f := range p.Files {
+		if f.Path == path {
+			return f.Content
+		}
+	}
+	return ""
 }
 
 // checkPlan checks what is true of slots of any shape.
@@ -152,18 +167,14 @@ func TestGroups(t *testing.T) {
 		"of the first four":                  {b200, config.Config{GPUCount: 4, GPUsPerSlot: 2}, "gpu0 b200x2 0,1\ngpu2 b200x2 2,3\n"},
 		"a number of GPUs, not of instances": {divided(b200, 1, map[int][]int{0: {1, 1}, 1: {1, 1}}), config.Config{GPUCount: 1}, "gpu0 b200-1g-23gb 0/MIG-1-0-0\ngpu1 b200-1g-23gb 0/MIG-1-0-1\n"},
 		"without GPUs":                       {b200, config.Config{GPUs: config.GPUs{None: true}, Slots: 3}, "gpu0 cpu \ngpu1 cpu \ngpu2 cpu \n"},
-		"a template":                         {b200, config.Config{Groups: config.Groups{{"0", "1", "2", "3", "4", "5", "6"}}, Queue: "{vendor}-{shape}-{index}"}, "gpu0 nvidia-b200x7-0 0,1,2,3,4,5,6\ngpu7 nvidia-b200-7 7\n"},
+		"a template":                         {b200, config.Config{Groups: config.Groups{{"0", "1", "2", "3", "4", "5", "6"}}, Queue: "{vendor}-{gpu}-{shape}-{index}"}, "gpu0 nvidia-b200-b200x7-0 0,1,2,3,4,5,6\ngpu7 nvidia-b200-b200-7 7\n"},
 		"CPUs without any":                   {readMachine(t, machinetest.NoGPU()), config.Config{GPUs: config.GPUs{None: true}, Slots: 2, Queue: "cpu-{index}"}, "gpu0 cpu-0 \ngpu1 cpu-1 \n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := build(t, tt.inv, tt.cfg, nil, false)
-			if diff := cmp.Diff(tt.want, shapes(p)); diff != "" {
-				t.Error(diff)
-			}
-			if diff := cmp.Diff(p, build(t, tt.inv, tt.cfg, bindingsOf(t, p), false)); diff != "" {
-				t.Errorf("kept slots give another plan: %s", diff)
-			}
+			must.Equal(t, tt.want, shapes(p))
+			must.Equal(t, p, build(t, tt.inv, tt.cfg, bindingsOf(t, p), false))
 		})
 	}
 }
@@ -230,10 +241,7 @@ func TestShapeRefusals(t *testing.T) {
 
 func policyOf(t *testing.T, p *Plan, slot int) (pol JobPolicy) {
 	t.Helper()
-	i := slices.IndexFunc(p.Files, func(f File) bool { return f.Path == SlotPolicyPath(slot) })
-	if err := json.Unmarshal([]byte(p.Files[i].Content), &pol); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(fileOf(p, SlotPolicyPath(slot))), &pol))
 	return pol
 }
 
@@ -244,9 +252,7 @@ func TestMIG(t *testing.T) {
 	single := build(t, whole, config.Config{}, nil, false)
 	p := build(t, inv, config.Config{Queue: "{shape}"}, nil, false)
 	want := "gpu0 b200 0\ngpu1 b200 1\ngpu2 b200-4g-92gb 2/MIG-1-2-0\ngpu3 b200-3g-69gb 2/MIG-1-2-1\ngpu4 b200-1g-23gb 2/MIG-1-2-2\ngpu5 b200 3\ngpu6 b200 4\ngpu7 b200 5\ngpu8 b200 6\ngpu9 b200 7\n"
-	if diff := cmp.Diff(want, shapes(p)); diff != "" {
-		t.Fatal(diff)
-	}
+	must.Equal(t, want, shapes(p))
 	parent, _ := cpuset.Parse(single.Slots[2].CPUs)
 	cores, bytes := parent.Len()/2, single.Slots[2].MemoryBytes
 	for i, size := range []int{4, 3, 1} {
@@ -260,13 +266,9 @@ func TestMIG(t *testing.T) {
 		}
 	}
 	s := p.Slots[3]
-	if diff := cmp.Diff([]string{"/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-caps/nvidia-cap212", "/dev/nvidia-caps/nvidia-cap213"}, s.Devices()); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, []string{"/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-caps/nvidia-cap212", "/dev/nvidia-caps/nvidia-cap213"}, s.Devices())
 	slice := p.Slices[slices.IndexFunc(p.Slices, func(sl Slice) bool { return sl.Slot == 3 })]
-	if diff := cmp.Diff(sliceDevices(s.Devices()), slice.Devices); diff != "" {
-		t.Errorf("the slice's policy: %s", diff)
-	}
+	must.Equal(t, sliceDevices(s.Devices()), slice.Devices)
 	pol := policyOf(t, p, 3)
 	if !slices.Equal(pol.CDIDevices, []string{"nvidia.com/gpu=MIG-1-2-1"}) || !slices.Contains(pol.Env, "CUDA_VISIBLE_DEVICES=MIG-1-2-1") || pol.GPUs[0].Part != "3g.69gb" {
 		t.Errorf("policy is %+v", pol)
@@ -352,6 +354,10 @@ func TestReshape(t *testing.T) {
 			{&dead, config.Config{}, true, "gpu0 b200 0\ngpu1 b200-4g-92gb 1 parked: GPU at 0000:43:00.0 does not answer: lost\ngpu2 b200-3g-69gb 1 parked: GPU at 0000:43:00.0 does not answer: lost\ngpu3 b200 2\ngpu4 b200 3\n"},
 			{mig(1, 4, 3), config.Config{}, false, "gpu0 b200 0\ngpu1 b200-4g-92gb 1/MIG-1-1-0\ngpu2 b200-3g-69gb 1/MIG-1-1-1\ngpu3 b200 2\ngpu4 b200 3\n"},
 		},
+		"a pair is parted": { // the second GPU gets the slot of its number, not the first that is free
+			{whole, config.Config{GPUs: config.GPUs{List: []string{"1", "3"}}, GPUsPerSlot: 2}, true, "gpu1 b200x2 1,3\n"},
+			{whole, config.Config{GPUs: config.GPUs{List: []string{"1", "3"}}}, false, "gpu1 b200 1\ngpu3 b200 3\n"},
+		},
 		"pairs and back": {
 			{whole, config.Config{}, true, "gpu0 b200 0\ngpu1 b200 1\ngpu2 b200 2\ngpu3 b200 3\n"},
 			{whole, config.Config{GPUsPerSlot: 2}, false, "gpu0 b200x2 0,1\ngpu2 b200x2 2,3\n"},
@@ -412,9 +418,7 @@ func TestMixedModels(t *testing.T) {
 	inv.GPUs = slices.Clone(inv.GPUs[:4])
 	inv.GPUs[2].Model, inv.GPUs[3].Model = "NVIDIA H100 NVL", "NVIDIA H100 NVL"
 	p := build(t, inv, config.Config{}, nil, false)
-	if diff := cmp.Diff("gpu0 b200 0\ngpu1 b200 1\ngpu2 h100 2\ngpu3 h100 3\n", shapes(p)); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "gpu0 b200 0\ngpu1 b200 1\ngpu2 h100 2\ngpu3 h100 3\n", shapes(p))
 	warned := func(cfg config.Config, text string) bool {
 		return slices.ContainsFunc(build(t, inv, cfg, nil, false).Warnings, func(w string) bool { return strings.Contains(w, text) })
 	}
@@ -430,12 +434,8 @@ func TestEarlierBindings(t *testing.T) {
 	list, err := ParseBindings([]byte(`{"written_by": "kbnode", "schema": 1, "slots": [
 		{"slot": 3, "uuid": "GPU-a", "pci": "0000:1b:00.0", "vendor": "nvidia", "model": "NVIDIA B200", "numa_node": 0, "memory_node": -1}]}`))
 	want := []Binding{{Slot: 3, Member: Member{GPU: 3, UUID: "GPU-a", PCI: "0000:1b:00.0", Vendor: "nvidia", Model: "NVIDIA B200", MemoryNode: -1}}}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, list); diff != "" {
-		t.Error(diff)
-	}
+	must.Do(t, err)
+	must.Equal(t, want, list)
 }
 
 // TestBindingsRefused reads a slots.json that no kbnode wrote.
@@ -485,10 +485,7 @@ func TestShapesHold(t *testing.T) {
 		built++
 		checkPlan(t, inv, p)
 		in.Bindings = bindingsOf(t, p)
-		again, err := Build(in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		again := planned(t, in)
 		if diff := cmp.Diff(p, again); diff != "" {
 			t.Fatalf("kept slots of %v give another plan: %s", layout, diff)
 		}

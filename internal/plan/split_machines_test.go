@@ -1,9 +1,7 @@
 package plan
 
 import (
-	"fmt"
 	"math/rand/v2"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -11,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
 // randomMachine makes any machine that a server could be, with what goes wrong on
@@ -192,133 +189,6 @@ func checkRefusal(t *testing.T, in splitInput, err error) {
 		}
 	}
 	t.Errorf("%d GPUs: the refusal gives no advice: %v", len(in.GPUs), err)
-}
-
-// TestSplitAdvice follows the advice of refusals, which must then be accepted.
-func TestSplitAdvice(t *testing.T) {
-	t.Parallel()
-	followed := 0
-	for seed := range uint64(800) {
-		in := randomMachine(rand.New(rand.NewPCG(seed, 2)))
-		in.MemoryPerSlot, in.ReserveMemory = 0, 0
-		_, err := split(in)
-		if err == nil {
-			continue
-		}
-		fixed := in
-		switch n, kind := advised(err.Error()); kind {
-		case "cpus":
-			fixed.CPUsPerSlot = n
-		case "reserve":
-			fixed.ReserveCPUs = n
-		case "gpus":
-			fixed.GPUs = in.GPUs[:n]
-		default:
-			continue
-		}
-		followed++
-		if _, err2 := split(fixed); err2 != nil && sameKind(err, err2) {
-			t.Errorf("seed %d: %v\nafter that: %v", seed, err, err2)
-		}
-	}
-	if followed < 15 {
-		t.Errorf("only %d pieces of advice were followed", followed)
-	}
-}
-
-func sameKind(a, b error) bool {
-	_, ka := advised(a.Error())
-	_, kb := advised(b.Error())
-	return ka == kb
-}
-
-// advised finds the value that a refusal proposes.
-func advised(text string) (n int, kind string) {
-	for _, form := range []struct{ before, after, kind string }{
-		{"write at most ", " (--cpus-per-slot)", "cpus"},
-		{"write ", " (--cpus-per-slot)", "cpus"},
-		{"write at most ", " (--reserve-cpus)", "reserve"},
-		{"choose at most ", " GPUs with --gpu-count", "gpus"},
-	} {
-		_, rest, ok := strings.Cut(text, form.before)
-		if number, _, found := strings.Cut(rest, form.after); ok && found {
-			number, _, _ = strings.Cut(number, " or ")
-			n := 0
-			for _, c := range number {
-				if c < '0' || c > '9' {
-					return 0, ""
-				}
-				n = n*10 + int(c-'0')
-			}
-			return n, form.kind
-		}
-	}
-	return 0, ""
-}
-
-// recorded are the machines of shared/topologies, with GPUs added to machines
-// without known ones.
-var recorded = []struct {
-	archive string
-	gpus    []int // nodes; nil takes the GPUs that the inventory finds
-	want    string
-}{
-	{archive: "nvidiagpunumanodes", want: `
-0: cpus 4-7 mems 0,255 memory 40152 MiB
-1: cpus 8-11 mems 0,254 memory 40152 MiB
-2: cpus 12-15 mems 0,253 memory 40152 MiB
-3: cpus 92-95 mems 8,252 memory 40152 MiB
-4: cpus 96-99 mems 8,251 memory 40152 MiB
-5: cpus 100-103 mems 8,250 memory 40152 MiB
-reserved 0-3,88-91, 16696 MiB
-`},
-	{archive: "32intel64-2p8co2t+8ve", gpus: []int{0, 0, 0, 0, 0, 0, 0, 0}, want: `
-0: cpus 0,16 mems 0 memory 5071 MiB
-1: cpus 1,17 mems 0 memory 5071 MiB
-2: cpus 2,18 mems 0 memory 5071 MiB
-3: cpus 3,19 mems 0 memory 5071 MiB
-4: cpus 4,20 mems 0 memory 5071 MiB
-5: cpus 5,21 mems 0 memory 5071 MiB
-6: cpus 6,22 mems 0 memory 5071 MiB
-7: cpus 7,23 mems 0 memory 5071 MiB
-reserved 8-15,24-31, 54593 MiB
-`},
-	{archive: "16amd64-8n2c-cpusets", gpus: []int{0, 6}, want: `
-0: cpus 0-1 mems 0 memory 7780 MiB
-1: cpus 12-13 mems 6 memory 7780 MiB
-reserved 2-3,5-6,14-15, 49974 MiB
-`},
-	{archive: "fakememinitiators-1np2c+1npp+gi", gpus: []int{0, 0}, want: `
-0: cpus 0-1 mems 0 memory 452582 MiB
-1: cpus 4-5 mems 2 memory 452582 MiB
-reserved 2-3,6-7, 1000445 MiB
-`},
-}
-
-// TestSplitRecorded splits machines recorded by others, if they are available.
-func TestSplitRecorded(t *testing.T) {
-	t.Parallel()
-	for _, tt := range recorded {
-		t.Run(tt.archive, func(t *testing.T) {
-			t.Parallel()
-			archive := filepath.Join("..", "..", "..", "shared", "topologies", tt.archive+".tar.bz2")
-			inv, err := inventory.Read(t.Context(), inventory.Options{Root: machinetest.Unpack(t, archive)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			in := splitInput{CPU: inv.CPU, Memory: inv.Memory, Virt: inv.OS.Virt, GPUs: gpusOn(tt.gpus...)}
-			if tt.gpus == nil {
-				for i, g := range inv.GPUs {
-					in.GPUs = append(in.GPUs, splitGPU{NUMANode: g.NUMANode, MemoryNode: g.MemoryNode, Name: fmt.Sprintf("slot gpu%d", i)})
-				}
-			}
-			got := mustSplit(t, in)
-			checkInvariants(t, in, got)
-			if diff := cmp.Diff(strings.TrimPrefix(tt.want, "\n"), render(got)); diff != "" {
-				t.Error(diff)
-			}
-		})
-	}
 }
 
 func BenchmarkSplit(b *testing.B) {

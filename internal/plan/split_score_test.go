@@ -5,7 +5,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
@@ -118,27 +117,6 @@ func serverMachine(r *rand.Rand) splitInput {
 			}
 		}
 	}
-	return in
-}
-
-// anyNodes deals whole cores of a machine to any nodes, across packages.
-func anyNodes(r *rand.Rand) splitInput {
-	nodes := 2 + r.IntN(3)
-	m := machine{packages: 1 + r.IntN(4), nodesPerPackage: 1, coresPerNode: 4 + r.IntN(29), smt: 1 + r.IntN(2), numbering: r.IntN(3)}
-	for range 1 + r.IntN(8) {
-		m.gpuNodes = append(m.gpuNodes, r.IntN(nodes))
-	}
-	in := m.input()
-	lists, part := make([][]int, nodes), 1+r.IntN(8)
-	for _, c := range in.CPU.List {
-		n := c.Core / part % nodes
-		lists[n] = append(lists[n], c.ID)
-	}
-	texts := make([]string, nodes)
-	for n, list := range lists {
-		texts[n] = cpuset.Of(list...).String()
-	}
-	onNodes(64, texts...)(&in)
 	return in
 }
 

@@ -7,10 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // machine describes a regular machine; input turns it into what inventory would read.
@@ -101,49 +100,6 @@ func gpusOn(nodes ...int) []splitGPU {
 	return out
 }
 
-// published are machines as their owners describe them, with their split; the golden files
-// have others.
-var published = []struct {
-	name         string
-	machine      machine
-	cores        int // per slot
-	local        int // slots with CPUs on their GPU's package
-	onNode       int // slots with all CPUs on their GPU's node
-	sharedCaches int // level-3 caches that two slots have cores of
-	nodes        int // memory nodes of a slot
-}{
-	{
-		name:    "2 Xeon 6230 with two nodes each and CPUs numbered in turn",
-		machine: machine{packages: 2, nodesPerPackage: 2, coresPerNode: 10, smt: 2, numbering: packagesInTurn, gpuNodes: []int{0, 0, 1, 1, 2, 2, 3, 3}},
-		cores:   4, local: 8, onNode: 8, sharedCaches: 2, nodes: 1,
-	},
-	{
-		name:    "2 EPYC 7451 with 4 GPUs",
-		machine: machine{packages: 2, nodesPerPackage: 4, coresPerNode: 6, smt: 2, coresPerL3: 3, gpuNodes: []int{1, 3, 5, 7}},
-		cores:   11, local: 4, onNode: 0, sharedCaches: 0, nodes: 2,
-	},
-	{
-		name:    "NDv4 with 96 virtual CPUs",
-		machine: machine{packages: 2, nodesPerPackage: 2, coresPerNode: 24, smt: 1, coresPerL3: 4, gpuNodes: []int{1, 1, 0, 0, 3, 3, 2, 2}, virt: true},
-		cores:   11, local: 8, onNode: 8, sharedCaches: 0, nodes: 1,
-	},
-	{
-		name:    "8 GPUs in the reverse order of the nodes",
-		machine: machine{packages: 2, nodesPerPackage: 4, coresPerNode: 16, smt: 1, coresPerL3: 8, gpuNodes: []int{7, 6, 5, 4, 3, 2, 1, 0}},
-		cores:   15, local: 8, onNode: 8, sharedCaches: 0, nodes: 1,
-	},
-	{
-		name:    "8 accelerators that all sit on one node",
-		machine: machine{packages: 2, nodesPerPackage: 1, coresPerNode: 8, smt: 2, gpuNodes: []int{0, 0, 0, 0, 0, 0, 0, 0}},
-		cores:   1, local: 8, onNode: 8, sharedCaches: 1, nodes: 1,
-	},
-	{
-		name:    "1 GPU on 2 packages",
-		machine: machine{packages: 2, nodesPerPackage: 1, coresPerNode: 32, smt: 2, gpuNodes: []int{1}},
-		cores:   31, local: 1, onNode: 1, sharedCaches: 0, nodes: 1,
-	},
-}
-
 func partitions(n, nodes int) []int {
 	var out []int
 	for i := range n {
@@ -152,30 +108,10 @@ func partitions(n, nodes int) []int {
 	return out
 }
 
-func TestSplitPublished(t *testing.T) {
-	t.Parallel()
-	for _, tt := range published {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			in := tt.machine.input()
-			got := mustSplit(t, in)
-			checkInvariants(t, in, got)
-			have := rate(in, got)
-			want := score{Threads: tt.cores * tt.machine.smt, Local: tt.local, OnNode: tt.onNode, SharedCaches: tt.sharedCaches, MemoryNodes: tt.nodes * len(in.GPUs)}
-			have.Distance, have.Caches, have.Memory = 0, 0, 0
-			if diff := gocmp.Diff(want, have); diff != "" {
-				t.Errorf("%s\n%s", diff, render(got))
-			}
-		})
-	}
-}
-
 func mustSplit(t *testing.T, in splitInput) splitResult {
 	t.Helper()
 	got, err := split(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return got
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 var policyName = regexp.MustCompile(`/policy(\d+)/`)
@@ -78,10 +79,7 @@ func TestTunables(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			p, err := Build(input(readMachine(t, tt.machine), tt.cfg))
-			if err != nil {
-				t.Fatal(err)
-			}
+			p := build(t, readMachine(t, tt.machine), tt.cfg, nil, false)
 			got := tunableLines(p.Tunables)
 			for _, want := range tt.want {
 				if !slices.Contains(got, want) {
@@ -142,9 +140,7 @@ func TestLimits(t *testing.T) {
 				p.Slices = append(p.Slices, Slice{Slot: i, TasksMax: 8192})
 			}
 			p.addLimits(&inventory.Inventory{Tuning: inventory.Tuning{Files: row.files}})
-			if diff := cmp.Diff(row.want, tunableLines(p.Tunables)); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, row.want, tunableLines(p.Tunables))
 		})
 	}
 }

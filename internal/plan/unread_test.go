@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // tree is a machine's files for a test to break and restore.
@@ -26,9 +27,7 @@ type tree struct {
 func (m tree) read(name string) string {
 	m.t.Helper()
 	text, err := os.ReadFile(filepath.Join(m.root, name))
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, err)
 	return string(text)
 }
 
@@ -37,18 +36,12 @@ func (m tree) edit(name string, change func(map[string]any)) func() {
 	m.t.Helper()
 	was := m.read(name)
 	var v map[string]any
-	if err := json.Unmarshal([]byte(was), &v); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, json.Unmarshal([]byte(was), &v))
 	change(v)
 	text, err := json.Marshal(v)
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, err)
 	write := func(text string) {
-		if err := os.WriteFile(filepath.Join(m.root, name), []byte(text), 0o600); err != nil {
-			m.t.Fatal(err)
-		}
+		must.Do(m.t, os.WriteFile(filepath.Join(m.root, name), []byte(text), 0o600))
 	}
 	write(string(text))
 	return func() { write(was) }
@@ -59,19 +52,13 @@ func (m tree) edit(name string, change func(map[string]any)) func() {
 func (m tree) broken(name string) func() {
 	m.t.Helper()
 	path, aside := filepath.Join(m.root, name), filepath.Join(m.root, "aside")
-	if err := os.Rename(path, aside); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, os.Rename(path, aside))
 	if err := os.Symlink(filepath.Base(path), path); err != nil { // to itself
 		m.t.Fatal(err)
 	}
 	return func() {
-		if err := os.Remove(path); err != nil {
-			m.t.Fatal(err)
-		}
-		if err := os.Rename(aside, path); err != nil {
-			m.t.Fatal(err)
-		}
+		must.Do(m.t, os.Remove(path))
+		must.Do(m.t, os.Rename(aside, path))
 	}
 }
 
@@ -203,9 +190,7 @@ func TestUnread(t *testing.T) {
 				return Build(in)
 			}
 			before, err := build(nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			kept := bindingsOf(t, before)
 			for _, name := range slices.Sorted(maps.Keys(tt.damages)) {
 				d := tt.damages[name]
@@ -236,12 +221,8 @@ func TestUnread(t *testing.T) {
 				restore()
 			}
 			after, err := build(kept)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(before, after); diff != "" {
-				t.Errorf("when all can be read again: %s", diff)
-			}
+			must.Do(t, err)
+			must.Equal(t, before, after)
 		})
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const oldUnit = "[Unit]\nDescription=Buildkite Agent\n[Service]\nUser=buildkite-agent\n[Install]\nWantedBy=multi-user.target\n"
@@ -22,12 +23,8 @@ func oldNode(t *testing.T, n int) *machine {
 	for k := range n {
 		m.write(plan.UnitDir+"/"+plan.AgentUnit(k), oldUnit)
 		m.write("/etc/buildkite-agent/buildkite-agent-"+plan.SlotName(k)+".cfg", "token=\"s3cret\"\n")
-		if err := m.sd.Start(t.Context(), plan.AgentUnit(k)); err != nil {
-			t.Fatal(err)
-		}
-		if err := m.sd.Enable(t.Context(), plan.AgentUnit(k)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, m.sd.Start(t.Context(), plan.AgentUnit(k)))
+		must.Do(t, m.sd.Enable(t.Context(), plan.AgentUnit(k)))
 	}
 	m.write(plan.HooksDir+"/environment", "export OLD=1\n")
 	m.write(plan.HooksDir+"/pre-command", "echo old\n")
@@ -75,20 +72,14 @@ func TestLinkInTheWayIsNotFollowed(t *testing.T) {
 	m := newMachine(t)
 	m.write("/etc/passwd-like", "keep me\n")
 	m.write(plan.HooksDir+"/x", "")
-	if err := os.Symlink("/etc/passwd-like", filepath.Join(m.h.Root, plan.HooksDir, "environment")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink("/etc/passwd-like", filepath.Join(m.h.Root, plan.HooksDir, "environment")))
 	p := slots(1).plan(t)
-	if err := m.try(p); err == nil || !strings.Contains(err.Error(), plan.HooksDir+"/environment: not written by kbnode") {
-		t.Errorf("error is %v", err)
-	}
+	must.Err(t, m.try(p), plan.HooksDir+"/environment: not written by kbnode")
 	m.h.Adopt = true
 	m.apply(p)
 	equal(t, "target of the link", "keep me", m.read("/etc/passwd-like"))
 	equal(t, "hook", true, strings.Contains(m.read(plan.HooksDir+"/environment"), plan.Marker))
-	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
+	m.uninstall()
 	if target, err := os.Readlink(filepath.Join(m.h.Root, plan.HooksDir, "environment")); target != "/etc/passwd-like" {
 		t.Errorf("the link is not back: %q, %v", target, err)
 	}
@@ -103,37 +94,20 @@ func TestAdoptBusy(t *testing.T) {
 	m.h.Adopt = true
 	p := slots(1).plan(t) // the old node had one slot more
 	r, words := m.apply(p)
-	equal(t, "words", []string{
-		"disable buildkite-agent-gpu0.service",
-		"enable kbnode.service",
-		"reload",
-		"drain buildkite-agent-gpu0.service",
-		"start buildkite.slice",
-		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
-		"start kbnode.service",
-	}, words)
+	equal(t, "words", []string{"disable agent-gpu0", "enable kbnode", "reload", "drain agent-gpu0", "start buildkite.slice",
+		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto", "start kbnode"}, words)
 	equal(t, "reasons", map[string]bool{"waits for job job-gpu0 of slot gpu0": true}, deferred(r.Deferred, 0))
 
 	// What was agreed to once needs no --adopt in the daemon's passes.
 	m.h.Adopt = false
-	_, words = m.apply(p)
-	equal(t, "words of a later pass", []string{"disable buildkite-agent-gpu1.service", "reload", "drain buildkite-agent-gpu1.service"}, words)
-	_, words = m.apply(p)
-	equal(t, "words while the jobs run on", nil, words)
+	m.asks(p, "disable agent-gpu1", "reload", "drain agent-gpu1")
+	m.asks(p)
 	m.finish(0)
-	m.finish(1)
-	m.apply(p)
-	_, changes := m.diff(p)
-	equal(t, "changes at the end", nil, changes)
-	equal(t, "jobs killed", nil, m.sd.Killed())
-	if m.exists(plan.UnitDir + "/" + plan.AgentUnit(1)) {
-		t.Error("the unit of the slot that is not planned is left")
-	}
+	m.ends(1, p)
+	m.gone(plan.UnitDir + "/" + plan.AgentUnit(1))
 
 	m.h.Sleep = func(context.Context, time.Duration) error { return errors.New("nothing runs") }
-	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
+	m.uninstall()
 	for k := range 2 {
 		equal(t, "old unit after uninstall", strings.TrimSpace(oldUnit), m.read(plan.UnitDir+"/"+plan.AgentUnit(k)))
 	}
@@ -153,9 +127,7 @@ func TestAdoptTwiceKeepsBoth(t *testing.T) {
 				m.write(hook, start+text)
 				m.apply(p)
 			}
-			if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-				t.Fatal(err)
-			}
+			m.uninstall()
 			for name, want := range map[string]string{hook: start + "first", hook + ".kbnode-backup-2": start + "second"} {
 				if m.read(name) != want {
 					t.Errorf("%s does not have what was adopted", name)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // oldDirs are the directories that the old scripts gave to the user of all agents.
@@ -30,18 +31,12 @@ func wholeOldNode(t *testing.T) *machine {
 	m := oldNode(t, 1)
 	m.write(plan.TokenPath, "s3cret\n")
 	m.write("/opt/hook", "echo linked\n")
-	if err := os.Symlink("/opt/hook", filepath.Join(m.h.Root, plan.HooksDir, "post-checkout")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink("/opt/hook", filepath.Join(m.h.Root, plan.HooksDir, "post-checkout")))
 	for name, mode := range map[string]os.FileMode{oldConfig: 0o640, plan.HooksDir: 0o775, "/var/lib/buildkite-agent/": 0o750, "/etc/kbnode/slots/": 0o700} {
 		if strings.HasSuffix(name, "/") {
-			if err := os.MkdirAll(filepath.Join(m.h.Root, name), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.MkdirAll(filepath.Join(m.h.Root, name), 0o755))
 		}
-		if err := os.Chmod(filepath.Join(m.h.Root, name), mode); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chmod(filepath.Join(m.h.Root, name), mode))
 	}
 	m.chown(4242, append(oldDirs, oldConfig, plan.HooksDir+"/pre-command", "/etc/kbnode/slots")...)
 	m.h.Adopt = true
@@ -51,9 +46,7 @@ func wholeOldNode(t *testing.T) *machine {
 // adopt adopts a node with another token, and returns what systemd was asked to do.
 func (m *machine) adopt(p *plan.Plan) []string {
 	m.t.Helper()
-	if err := m.h.WriteInput(plan.TokenPath, "# "+plan.Marker+"\nother\n"); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, m.h.WriteInput(plan.TokenPath, "# "+plan.Marker+"\nother\n"))
 	_, words := m.apply(p)
 	return words
 }
@@ -94,19 +87,9 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 			t.Errorf("the backup of %s is %q, the file was %q", name, kept, before[name])
 		}
 	}
-	equal(t, "words", []string{
-		"disable buildkite-agent-gpu0.service",
-		"enable kbnode.service",
-		"reload",
-		"stop buildkite-agent-gpu0.service",
-		"start buildkite.slice",
+	equal(t, "words", []string{"disable agent-gpu0", "enable kbnode", "reload", "stop agent-gpu0", "start buildkite.slice",
 		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
-		"start buildkite-gpu0.slice",
-		setWord(0, "2-3", 1<<30),
-		"start kbnode-guard-gpu0.service",
-		"start buildkite-agent-gpu0.service",
-		"start kbnode.service",
-	}, words)
+		"start buildkite-gpu0.slice", setWord(0, "2-3", 1<<30), "start guard-gpu0", "start agent-gpu0", "start kbnode"}, words)
 	equal(t, "example of a hook", before[plan.HooksDir+"/command.sample"], after[plan.HooksDir+"/command.sample"])
 	equal(t, "backups", "drwx------", after["/var/lib/kbnode/backup/"])
 	for _, dir := range []string{"/etc/buildkite-agent/", plan.HooksDir + "/", "/var/lib/buildkite-agent/", plan.AgentDir(0) + "/"} {
@@ -114,28 +97,42 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 	}
 
 	m.h.Adopt = false
-	_, words = m.apply(p)
-	equal(t, "words of the second run", nil, words)
+	m.asks(p)
 	equal(t, "tree after the second run", after, m.tree())
 
 	// Consent covers the same file again, but not another one.
 	m.write(plan.HooksDir+"/pre-command", "echo old\n")
 	m.apply(p)
-	if m.exists(plan.HooksDir + "/pre-command") {
-		t.Error("the hook that came back stayed")
-	}
+	m.gone(plan.HooksDir + "/pre-command")
 	m.write(plan.HooksDir+"/pre-command", "echo new\n")
 	if err := m.try(p); err == nil || !strings.HasPrefix(err.Error(), plan.HooksDir+"/pre-command: not written by kbnode") {
 		t.Errorf("a hook that somebody added: %v", err)
 	}
-	if err := os.Remove(filepath.Join(m.h.Root, plan.HooksDir, "pre-command")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(m.h.Root, plan.HooksDir, "pre-command")))
 
-	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
+	m.uninstall()
 	equal(t, "tree after uninstall", before, still(m.tree()))
+}
+
+// A directory whose owner could not be changed is not backed up again.
+func TestDirectoryHasOneBackup(t *testing.T) {
+	t.Parallel()
+	m := wholeOldNode(t)
+	p := slots(1).plan(t)
+	m.h.OnStep(func(words string) error {
+		if words == "chmod "+plan.HooksDir {
+			return syscall.EROFS
+		}
+		return nil
+	})
+	for range 2 {
+		if err := m.try(p); !errors.Is(err, syscall.EROFS) {
+			t.Errorf("error is %v", err)
+		}
+	}
+	backup := "/var/lib/kbnode/backup" + plan.HooksDir
+	equal(t, "first backup", true, m.exists(backup+".1"))
+	m.gone(backup + ".2")
 }
 
 // Uninstall may be killed at any step, too.
@@ -144,12 +141,8 @@ func TestInterruptedUninstallOfAdopted(t *testing.T) {
 	prepare := func(t *testing.T) (*machine, map[string]string) {
 		m := wholeOldNode(t)
 		// An empty directory is known as someone else's only until its backup is removed.
-		if err := os.Remove(filepath.Join(m.h.Root, "/etc/kbnode/slots")); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Remove(filepath.Join(m.h.Root, "/etc/kbnode")); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Remove(filepath.Join(m.h.Root, "/etc/kbnode/slots")))
+		must.Do(t, os.Remove(filepath.Join(m.h.Root, "/etc/kbnode")))
 		m.write("/var/lib/buildkite-agent/builds/old", "a checkout\n")
 		before := still(m.tree())
 		m.adopt(slots(1).plan(t))
@@ -162,9 +155,7 @@ func TestInterruptedUninstallOfAdopted(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-			t.Fatal(err)
-		}
+		m.uninstall()
 		if diff := cmp.Diff(before, still(m.tree())); diff != "" {
 			t.Fatalf("interrupted at step %d (-want +got):\n%s", n, diff)
 		}
@@ -192,24 +183,17 @@ func TestAdoptLeavesHomeOfRunningJob(t *testing.T) {
 		m.adopt(p)
 		m.h.Adopt = false
 		equal(t, "home", "drwxr-xr-x of 4242:4242", m.tree()["/var/lib/buildkite-agent/"])
-		if m.exists(oldConfig) {
-			t.Error("the configuration is left, although the agent has read it")
-		}
+		m.gone(oldConfig)
 	}
 	_, changes := m.diff(p)
 	i := slices.IndexFunc(changes, func(c reconcile.Change) bool { return c.Subject == "/var/lib/buildkite-agent/" })
 	if i < 0 || changes[i].Deferred != "waits for job job-gpu0 of slot gpu0" {
 		t.Errorf("the home's owner does not wait: %v", changes)
 	}
-	m.finish(0)
-	m.apply(p)
-	_, changes = m.diff(p)
-	equal(t, "changes at the end", nil, changes)
+	m.ends(0, p)
 	equal(t, "home", "drwxr-xr-x", m.tree()["/var/lib/buildkite-agent/"])
 	equal(t, "jobs killed", nil, m.sd.Killed())
-	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
+	m.uninstall()
 	equal(t, "tree after uninstall", before, still(m.tree()))
 }
 
@@ -222,41 +206,26 @@ func TestAdoptStopsIdleAgentThatWaits(t *testing.T) {
 		m.write(plan.UnitDir+"/"+plan.SliceName(k), "[Slice]\nAllowedCPUs="+cpus+"\n")
 		m.write(plan.UnitDir+"/"+plan.AgentUnit(k), oldUnit+"[Service]\nSlice="+plan.SliceName(k)+"\n")
 		m.write("/etc/buildkite-agent/buildkite-agent-"+plan.SlotName(k)+".cfg", "token=\"s3cret\"\n")
-		if err := m.sd.Start(t.Context(), plan.AgentUnit(k)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, m.sd.Start(t.Context(), plan.AgentUnit(k)))
 	}
 	m.sd.Words()
 	m.run(0)
 	m.h.Adopt = true
 	p := slots(2).plan(t)
 	r, words := m.apply(p)
-	equal(t, "words", []string{
-		"enable kbnode.service",
-		"reload",
-		"drain buildkite-agent-gpu0.service",
-		"stop buildkite-agent-gpu1.service",
-		"set buildkite.slice AllowedCPUs=2-5 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
-		"start kbnode.service",
-	}, words)
+	equal(t, "words", []string{"enable kbnode", "reload", "drain agent-gpu0", "stop agent-gpu1",
+		"set buildkite.slice AllowedCPUs=2-5 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto", "start kbnode"}, words)
 	equal(t, "reasons", map[string]bool{"waits for job job-gpu0 of slot gpu0": true}, deferred(r.Deferred, 1))
 	m.h.Adopt = false
-	_, words = m.apply(p)
-	equal(t, "words while the job runs on", nil, words)
-	m.finish(0)
-	m.apply(p)
-	_, changes := m.diff(p)
-	equal(t, "changes at the end", nil, changes)
-	equal(t, "jobs killed", nil, m.sd.Killed())
+	m.asks(p)
+	m.ends(0, p)
 }
 
 func TestWriteInputKeepsBackup(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	m.write(plan.TokenPath, "theirs\n")
-	if err := os.Chmod(filepath.Join(m.h.Root, plan.TokenPath), 0o640); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(filepath.Join(m.h.Root, plan.TokenPath), 0o640))
 	before := still(m.tree())
 	for step := range 2 { // the second is refused between backup and write, and repeated
 		m.h.OnStep(func(words string) error {
@@ -271,23 +240,15 @@ func TestWriteInputKeepsBackup(t *testing.T) {
 	}
 	m.h.OnStep(nil)
 	for range 2 { // our own file gets no backup
-		if err := m.h.WriteInput(plan.TokenPath, "# "+plan.Marker+"\nnext\n"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, m.h.WriteInput(plan.TokenPath, "# "+plan.Marker+"\nnext\n"))
 	}
 	tree := m.tree()
 	equal(t, "token", "-rw------- # "+plan.Marker+"\nnext\n", tree[plan.TokenPath])
 	equal(t, "backup", "-rw-r----- theirs\n", tree["/var/lib/kbnode/backup"+plan.TokenPath+".1"])
-	if m.exists("/var/lib/kbnode/backup" + plan.TokenPath + ".2") {
-		t.Error("there are two backups")
-	}
+	m.gone("/var/lib/kbnode/backup" + plan.TokenPath + ".2")
 	m.h.Sleep = func(context.Context, time.Duration) error { return errors.New("nothing runs") }
-	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
+	m.uninstall()
 	after := still(m.tree())
 	equal(t, "tree after uninstall", before[plan.TokenPath], after[plan.TokenPath])
-	if m.exists(path.Dir("/var/lib/kbnode/backup")) {
-		t.Error("backups are left")
-	}
+	m.gone(path.Dir("/var/lib/kbnode/backup"))
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // BenchmarkSlots measures a plan, and a reconcile that finds nothing to do, for one
@@ -19,9 +20,7 @@ import (
 // cost of a slot relative to a slot of eight: if it grows, something is not linear.
 func BenchmarkSlots(b *testing.B) {
 	inv, err := inventory.Read(b.Context(), inventory.Options{Root: machinetest.MI300XCPX().Dir(b)})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, err)
 	inv.Software.Agent.Path = "" // the tree has none to copy
 	counts := []int{8, 16, 32, 64}
 	input := func(slots int, kept []plan.Binding) plan.Input {
@@ -33,9 +32,7 @@ func BenchmarkSlots(b *testing.B) {
 	}
 	build := func(b *testing.B, in plan.Input) *plan.Plan {
 		p, err := plan.Build(in)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, err)
 		return p
 	}
 	each := func(name string, run func(b *testing.B, slots int)) {
@@ -58,9 +55,7 @@ func BenchmarkSlots(b *testing.B) {
 		all := build(b, input(64, nil))
 		i := slices.IndexFunc(all.Files, func(f plan.File) bool { return f.Path == plan.BindingsPath })
 		kept, err := plan.ParseBindings([]byte(all.Files[i].Content))
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, err)
 		for b.Loop() {
 			if p := build(b, input(n, kept)); len(p.Slots) != n {
 				b.Fatalf("%d slots", len(p.Slots))
@@ -76,9 +71,7 @@ func BenchmarkSlots(b *testing.B) {
 		m.apply(p)
 		for b.Loop() {
 			s, err := m.h.Observe(b.Context(), p)
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.Do(b, err)
 			if changes := reconcile.Diff(p, s); len(changes) > 0 {
 				b.Fatalf("%d changes: %v", len(changes), changes)
 			}
@@ -90,15 +83,13 @@ func BenchmarkSlots(b *testing.B) {
 	// Each slot is to get the CPU of the previous one, and the first slot runs a job.
 	each("reshape", func(b *testing.B, n int) {
 		m := newMachine(b)
-		w := want{slots: n, first: 1, width: 1, memory: 1 << 30, generation: "g1", parked: -1}
+		w := want{slots: n, first: 1, width: 1, bytes: 1 << 30, generation: "g1", parked: -1}
 		m.apply(w.plan(b))
 		m.run(0)
 		w.first, w.generation = 0, "g2"
 		p := w.plan(b)
 		s, err := m.h.Observe(b.Context(), p)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, err)
 		for b.Loop() {
 			if changes := reconcile.Diff(p, s); len(deferred(changes, n-1)) == 0 {
 				b.Fatal("the last slot does not wait")

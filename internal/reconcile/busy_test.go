@@ -10,20 +10,17 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func (m *machine) run(slot int) {
 	m.t.Helper()
-	if err := m.sd.RunJob(slot, "job-"+plan.SlotName(slot)); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, m.sd.RunJob(slot, "job-"+plan.SlotName(slot)))
 }
 
 func (m *machine) finish(slot int) {
 	m.t.Helper()
-	if err := m.sd.FinishJob(slot); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, m.sd.FinishJob(slot))
 }
 
 // deferred returns why the changes of a slot wait.
@@ -39,23 +36,14 @@ func deferred(changes []reconcile.Change, slot int) map[string]bool {
 
 func TestBusySlotWaits(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(2).plan(t))
+	m := installed(t, 2)
 	m.run(0)
 	before := m.tree()
-	next := slots(2)
-	next.memory, next.generation = 2<<30, "g2"
-	p := next.plan(t)
+	p := slots(2).memory(2 << 30).again().plan(t)
 
 	r, words := m.apply(p)
-	equal(t, "words", []string{
-		"reload",
-		"drain buildkite-agent-gpu0.service",
-		"stop buildkite-agent-gpu1.service",
-		setWord(1, "4-5", 2<<30),
-		"restart kbnode-guard-gpu1.service",
-		"start buildkite-agent-gpu1.service",
-	}, words)
+	equal(t, "words", []string{"reload", "drain agent-gpu0", "stop agent-gpu1", setWord(1, "4-5", 2<<30), "restart guard-gpu1",
+		"start agent-gpu1"}, words)
 	equal(t, "reasons", map[string]bool{"waits for job job-gpu0 of slot gpu0": true}, deferred(r.Deferred, 0))
 	equal(t, "deferred", []string{
 		"update /etc/kbnode/slots/gpu0.json",
@@ -73,155 +61,91 @@ func TestBusySlotWaits(t *testing.T) {
 		}
 	}
 
-	_, words = m.apply(p)
-	equal(t, "words while the job runs on", nil, words)
+	m.asks(p)
 	m.finish(0)
-	_, words = m.apply(p)
-	equal(t, "words after the job", []string{
-		"reload",
-		setWord(0, "2-3", 2<<30),
-		"restart kbnode-guard-gpu0.service",
-		"start buildkite-agent-gpu0.service",
-	}, words)
-	_, changes := m.diff(p)
-	equal(t, "changes at the end", nil, changes)
-	equal(t, "jobs killed", nil, m.sd.Killed())
-}
-
-func TestBusySlotWithoutChangesIsLeftAlone(t *testing.T) {
-	t.Parallel()
-	m := newMachine(t)
-	p := slots(2).plan(t)
-	m.apply(p)
-	m.run(1)
-	s, changes := m.diff(p)
-	equal(t, "changes", nil, changes)
-	job := s.Slots[1].Job
-	if job == nil || job.ID != "job-gpu1" || s.Slots[0].Job != nil {
-		t.Errorf("jobs are %+v and %+v", s.Slots[0].Job, job)
-	}
+	m.asks(p, "reload", setWord(0, "2-3", 2<<30), "restart guard-gpu0", "start agent-gpu0")
+	m.settled(p)
 }
 
 func TestContainerMakesASlotBusy(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(1).plan(t))
+	m := installed(t, 1)
 	m.write("/sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/docker-1234.scope/cgroup.events", "populated 1\n")
-	next := slots(1)
-	next.memory = 2 << 30
+	next := slots(1).memory(2 << 30)
 	r, words := m.apply(next.plan(t))
-	equal(t, "words", []string{"drain buildkite-agent-gpu0.service"}, words)
+	equal(t, "words", []string{"drain agent-gpu0"}, words)
 	equal(t, "reasons", map[string]bool{"waits for container docker-1234.scope of slot gpu0": true}, deferred(r.Deferred, 0))
 
 	// What is left of a job does not keep a dead agent from starting.
-	if err := m.sd.Fail(plan.AgentUnit(0)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.sd.Fail(plan.AgentUnit(0)))
 	m.write("/sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/docker-1234.scope/cgroup.events", "populated 1\n")
-	_, words = m.apply(slots(1).plan(t))
-	equal(t, "words", []string{"start buildkite-agent-gpu0.service"}, words)
+	m.asks(slots(1).plan(t), "start agent-gpu0")
 }
 
 // A slot gets no CPU that a job of another slot still has.
 func TestIdleSlotWaitsForCPUsOfABusyOne(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(3).plan(t)) // 2-3, 4-5, 6-7
+	m := installed(t, 3) // 2-3, 4-5, 6-7
 	m.run(0)
-	next := slots(3)
-	next.first, next.generation = 0, "g2" // 0-1, 2-3, 4-5
-	p := next.plan(t)
+	p := slots(3).from(0).again().plan(t) // 0-1, 2-3, 4-5
 	r, words := m.apply(p)
-	equal(t, "words", []string{
-		"reload",
-		"drain buildkite-agent-gpu0.service",
-		"set buildkite.slice AllowedCPUs=0-5 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
-	}, words)
+	equal(t, "words", []string{"reload", "drain agent-gpu0",
+		"set buildkite.slice AllowedCPUs=0-5 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto"}, words)
 	for k := 1; k <= 2; k++ { // slot 1 then keeps 4-5, which slot 2 is to get
 		equal(t, "reasons", map[string]bool{"waits for job job-gpu0 of slot gpu0": true}, deferred(r.Deferred, k))
 	}
 	equal(t, "CPUs of slot 1", "4-5", m.read("/sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/cpuset.cpus"))
 	equal(t, "configuration of slot 1", true, strings.HasSuffix(m.read(plan.AgentDir(1)+"/buildkite-agent.cfg"), "g1"))
-	m.finish(0)
-	m.apply(p)
-	_, changes := m.diff(p)
-	equal(t, "changes at the end", nil, changes)
+	m.ends(0, p)
 }
 
 // The slice above all slots keeps the CPUs of a running job.
 func TestParentDoesNotTakeCPUsFromAJob(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(2).plan(t)) // 2-5
+	m := installed(t, 2) // 2-5
 	m.run(0)
-	next := slots(2)
-	next.first, next.generation = 4, "g2" // 4-7: no longer 2-3
-	p := next.plan(t)
-	_, words := m.apply(p)
-	equal(t, "words", []string{"reload", "drain buildkite-agent-gpu0.service"}, words)
+	p := slots(2).from(4).again().plan(t) // 4-7: no longer 2-3
+	m.asks(p, "reload", "drain agent-gpu0")
 	equal(t, "CPUs of the job", "2-3", m.read("/sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/cpuset.cpus.effective"))
-	m.finish(0)
-	m.apply(p)
-	_, changes := m.diff(p)
-	equal(t, "changes at the end", nil, changes)
+	m.ends(0, p)
 }
 
 // Nor from one that begins while its agent is about to be stopped.
 func TestParentDoesNotTakeCPUsFromAJobThatBegins(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(2).plan(t)) // 2-5
-	next := slots(2)
-	next.first, next.generation = 4, "g2" // 4-7: no longer 2-3
-	p := next.plan(t)
+	m := installed(t, 2)                  // 2-5
+	p := slots(2).from(4).again().plan(t) // 4-7: no longer 2-3
 	s, changes := m.diff(p)
 	m.run(0)
 	r, err := m.h.Apply(t.Context(), p, s, changes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	equal(t, "CPUs of the job", "2-3", m.read("/sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/cpuset.cpus.effective"))
 	equal(t, "reasons", map[string]bool{"waits for the agent of slot gpu0 to stop": true}, deferred(r.Deferred, -1))
-	m.finish(0)
-	m.apply(p)
-	_, changes = m.diff(p)
-	equal(t, "changes at the end", nil, changes)
+	m.ends(0, p)
 }
 
 func TestBusySlotThatIsNotPlannedAnyMore(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(2).plan(t))
+	m := installed(t, 2)
 	m.run(1)
 	p := slots(1).plan(t)
-	_, words := m.apply(p)
-	equal(t, "words", []string{"drain buildkite-agent-gpu1.service"}, words)
+	m.asks(p, "drain agent-gpu1")
 	if !m.exists(plan.WorkDir(1)) || !m.exists(plan.UnitDir+"/"+plan.SliceName(1)) {
 		t.Error("something of the busy slot is gone")
 	}
-	m.finish(1)
-	m.apply(p)
-	_, changes := m.diff(p)
-	equal(t, "changes at the end", nil, changes)
-	if m.exists(plan.WorkDir(1)) {
-		t.Error("the directory of the slot is left")
-	}
+	m.ends(1, p)
+	m.gone(plan.WorkDir(1))
 }
 
 // A job may begin between the look at a slot and the stop of its agent.
 func TestJobThatBeginsMeanwhile(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(2).plan(t))
-	next := slots(2)
-	next.memory, next.generation = 2<<30, "g2"
-	p := next.plan(t)
+	m := installed(t, 2)
+	p := slots(2).memory(2 << 30).again().plan(t)
 	s, changes := m.diff(p)
 	m.run(0)
 	r, err := m.h.Apply(t.Context(), p, s, changes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	equal(t, "reasons", map[string]bool{"waits for the agent of slot gpu0 to stop": true}, deferred(r.Deferred, 0))
 	words := m.sd.Words()
 	if slices.ContainsFunc(words, func(w string) bool {
@@ -229,30 +153,16 @@ func TestJobThatBeginsMeanwhile(t *testing.T) {
 	}) {
 		t.Errorf("the job was touched: %v", words)
 	}
-	m.finish(0)
-	m.apply(p)
-	_, changes = m.diff(p)
-	equal(t, "changes at the end", nil, changes)
-	equal(t, "jobs killed", nil, m.sd.Killed())
+	m.ends(0, p)
 }
 
 func TestNowStopsTheJob(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(1).plan(t))
+	m := installed(t, 1)
 	m.run(0)
-	next := slots(1)
-	next.generation = "g2"
+	next := slots(1).again()
 	m.h.Now = true
-	_, words := m.apply(next.plan(t))
-	equal(t, "words", []string{
-		"reload",
-		"drain buildkite-agent-gpu0.service",
-		"kill buildkite-agent-gpu0.service main quit",
-		"stop buildkite-agent-gpu0.service",
-		"restart kbnode-guard-gpu0.service",
-		"start buildkite-agent-gpu0.service",
-	}, words)
+	m.asks(next.plan(t), "reload", "drain agent-gpu0", "kill agent-gpu0 main quit", "stop agent-gpu0", "restart guard-gpu0", "start agent-gpu0")
 	equal(t, "jobs killed", []string{"buildkite-agent-gpu0.service"}, m.sd.Killed())
 }
 
@@ -263,15 +173,11 @@ func TestUninstall(t *testing.T) {
 	m.write("/etc/systemd/system/docker.service.d/mine.conf", "[Service]\n")
 	before := m.tree()
 	m.apply(slots(2).plan(t))
-	if err := m.h.WriteInput(plan.TokenPath, "# Written by kbnode\nBUILDKITE_AGENT_TOKEN=s3cret\n"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.h.WriteInput(plan.TokenPath, "# Written by kbnode\nBUILDKITE_AGENT_TOKEN=s3cret\n"))
 	m.write(plan.WorkDir(0)+"/builds/a", "of a job")
 	m.write(plan.SocketPath(0), "")
 	r, err := m.h.Uninstall(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	equal(t, "words", []string{
 		"disable kbnode.service",
 		"stop kbnode.service",
@@ -302,8 +208,7 @@ func TestUninstall(t *testing.T) {
 
 func TestUninstallWaitsForJobs(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(2).plan(t))
+	m := installed(t, 2)
 	m.run(1)
 	var jobs []string
 	sleeps := 0
@@ -314,9 +219,7 @@ func TestUninstallWaitsForJobs(t *testing.T) {
 		if !m.exists(plan.UnitDir+"/"+plan.SliceName(1)) && sleeps <= 2 {
 			t.Error("the slice of a job is gone")
 		}
-		if m.exists(plan.UnitDir + "/" + plan.SliceName(0)) {
-			t.Error("the idle slot is still there")
-		}
+		m.gone(plan.UnitDir + "/" + plan.SliceName(0))
 		return nil
 	}
 	if _, err := m.h.Uninstall(t.Context(), func(now []string) { jobs = append(jobs, now...) }); err != nil {
@@ -328,8 +231,7 @@ func TestUninstallWaitsForJobs(t *testing.T) {
 		t.Error("something is left")
 	}
 
-	m = newMachine(t)
-	m.apply(slots(1).plan(t))
+	m = installed(t, 1)
 	m.run(0)
 	m.h.Sleep = func(context.Context, time.Duration) error { return context.DeadlineExceeded }
 	if _, err := m.h.Uninstall(t.Context(), nil); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "--now") {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // spoil replaces a file with something else, or leaves only its beginning.
@@ -22,9 +23,7 @@ func (m *machine) spoil(t *testing.T, how, name string) {
 	t.Helper()
 	at := filepath.Join(m.h.Root, name)
 	was, err := os.ReadFile(at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if how != "foreign" && how != "empty" {
 		err = os.Remove(at)
 	}
@@ -46,9 +45,7 @@ func (m *machine) spoil(t *testing.T, how, name string) {
 	case "fifo":
 		err = errors.Join(err, unix.Mkfifo(at, 0o644))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }
 
 func slotFiles(k int) []string {
@@ -70,9 +67,7 @@ func TestFaultOfOneSlot(t *testing.T) {
 				p := slots(3).plan(t)
 				m.apply(p)
 				m.spoil(t, how, name)
-				if err := m.sd.Reboot(); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, m.sd.Reboot())
 				err := m.try(p)
 				if slots := slotsOf(err); !slices.Equal(slots, []int{1}) || !strings.Contains(err.Error(), "slot gpu1: "+name+": not written by kbnode") {
 					t.Errorf("slots %v: %v", slots, err)
@@ -108,9 +103,7 @@ func TestCutFileIsWrittenAgain(t *testing.T) {
 		before := m.tree()
 		for _, name := range append(slotFiles(1), plan.HooksDir+"/environment", plan.UnitDir+"/"+plan.NodeService) {
 			m.spoil(t, how, name)
-			if err := os.Chmod(filepath.Join(m.h.Root, name), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Chmod(filepath.Join(m.h.Root, name), 0o644))
 		}
 		m.write(plan.HooksDir+"/mine", "")
 		m.apply(p)
@@ -120,11 +113,9 @@ func TestCutFileIsWrittenAgain(t *testing.T) {
 		equal(t, "tree after "+how, before, m.tree())
 	}
 	// In the end it is removed, even if its slot is no longer planned.
-	m := newMachine(t)
-	m.apply(slots(1).plan(t))
+	m := installed(t, 1)
 	want := m.tree()
-	m = newMachine(t)
-	m.apply(slots(2).plan(t))
+	m = installed(t, 2)
 	m.spoil(t, "empty", plan.UnitDir+"/"+plan.AgentUnit(1))
 	m.spoil(t, "cut", plan.SlotPolicyPath(1))
 	m.apply(slots(1).plan(t))
@@ -161,15 +152,13 @@ func TestParkedWhateverFails(t *testing.T) {
 		for _, busy := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, busy), func(t *testing.T) {
 				t.Parallel()
-				m := newMachine(t)
-				m.apply(slots(2).plan(t))
+				m := installed(t, 2)
 				if busy {
 					m.run(0)
 				}
 				spoil(m)
 				m.sd.Words()
-				w := slots(2)
-				w.parked = 0
+				w := slots(2).park(0)
 				if err := m.try(w.plan(t)); err == nil && (!busy || name != "guard's stop") {
 					t.Error("no error")
 				}
@@ -205,9 +194,7 @@ func TestFaultOfTheNodesUnit(t *testing.T) {
 	p := slots(1).plan(t)
 	m.apply(p)
 	m.spoil(t, "foreign", plan.UnitDir+"/"+plan.NodeService)
-	if err := m.sd.Reboot(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.sd.Reboot())
 	if err := m.try(p); !slices.Equal(slotsOf(err), []int{-1}) {
 		t.Error(err)
 	}
@@ -229,9 +216,7 @@ func TestFaultOfAHook(t *testing.T) {
 		if err := m.try(p); !slices.Equal(slotsOf(err), []int{-1}) || len(m.sd.Words()) > 13 {
 			t.Errorf("%s while it runs: %v", name, err)
 		}
-		if err := m.sd.Reboot(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, m.sd.Reboot())
 		m.sd.Words()
 		if err := m.try(p); err == nil {
 			t.Errorf("%s: no error", name)
@@ -248,12 +233,10 @@ func TestFaultOfAHook(t *testing.T) {
 func TestFaultySlotHoldsNoOneUp(t *testing.T) {
 	t.Parallel()
 	for first, stops := range map[int]bool{0: true, 2: false} {
-		m := newMachine(t)
-		m.apply(slots(3).plan(t))
+		m := installed(t, 3)
 		m.sd.Words()
 		m.spoil(t, "foreign", plan.SlotPolicyPath(1))
-		next := slots(3)
-		next.first, next.generation = first, "g2" // 0-1, 2-3, 4-5 of 2-3, 4-5, 6-7
+		next := slots(3).from(first).again() // 0-1, 2-3, 4-5 of 2-3, 4-5, 6-7
 		if err := m.try(next.plan(t)); !slices.Equal(slotsOf(err), []int{1}) {
 			t.Error(err)
 		}
@@ -274,8 +257,7 @@ func TestFaultySlotOfTheOldScripts(t *testing.T) {
 	m := oldNode(t, 2)
 	m.write(plan.SlotPolicyPath(0), "{\"written_by\": \"kbnode\"}") // an install that stopped here
 	m.run(1)
-	w := slots(2)
-	w.parked = 1
+	w := slots(2).park(1)
 	if err := m.try(w.plan(t)); !slices.Equal(slotsOf(err), []int{-1, 0, 1}) {
 		t.Error(err)
 	}
@@ -288,12 +270,9 @@ func TestFaultySlotOfTheOldScripts(t *testing.T) {
 // What must stop is stopped before anything slow.
 func TestParkedFirst(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(2).plan(t))
+	m := installed(t, 2)
 	m.sd.Words()
-	w := slots(2)
-	w.parked, w.generation = 0, "g2"
-	p := w.plan(t)
+	p := slots(2).park(0).again().plan(t)
 	s, changes := m.diff(p)
 	ctx, cancel := context.WithCancel(t.Context())
 	m.h.OnStep(func(words string) error {
@@ -311,12 +290,10 @@ func TestParkedFirst(t *testing.T) {
 // If systemd has not read a slot's units, the slot keeps those that run.
 func TestReloadFails(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(2).plan(t))
+	m := installed(t, 2)
 	m.sd.Words()
 	m.sd.Hook = failing("reload")
-	w := slots(2)
-	w.generation = "g2"
+	w := slots(2).again()
 	if err := m.try(w.plan(t)); err == nil {
 		t.Error("no error")
 	}

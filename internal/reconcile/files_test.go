@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/runner/program"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // applyAfter applies a plan to a machine that changes after it was observed.
@@ -34,22 +35,15 @@ func TestPlantedLink(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("root's links are trusted, and there are no others")
 	}
-	m := newMachine(t)
-	m.apply(slots(1).plan(t))
-	next := slots(1)
-	next.generation = "g2"
-	p := next.plan(t)
+	m := installed(t, 1)
+	p := slots(1).again().plan(t)
 	p.Files = append(p.Files, plan.File{Path: plan.AgentDir(0) + "/new", Mode: 0o644, Owner: "root", Content: header, Slot: 0})
 	elsewhere := t.TempDir()
 	err := m.applyAfter(p, func() {
 		at := filepath.Join(m.h.Root, plan.AgentDir(0))
-		if err := errors.Join(os.RemoveAll(at), os.Symlink(elsewhere, at), os.Lchown(at, 4242, 4242)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.RemoveAll(at), os.Symlink(elsewhere, at), os.Lchown(at, 4242, 4242)))
 	})
-	if err == nil || !strings.Contains(err.Error(), "a symbolic link that root did not create") {
-		t.Errorf("error is %v", err)
-	}
+	must.Err(t, err, "a symbolic link that root did not create")
 	if left, _ := os.ReadDir(elsewhere); len(left) > 0 {
 		t.Errorf("written through the link: %v", left)
 	}
@@ -63,13 +57,9 @@ func TestChmodFollowsNoLink(t *testing.T) {
 	m.apply(p)
 	hook := filepath.Join(m.h.Root, plan.HooksDir, "environment")
 	other := filepath.Join(t.TempDir(), "other")
-	if err := errors.Join(os.Chmod(hook, 0o700), os.WriteFile(other, nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Chmod(hook, 0o700), os.WriteFile(other, nil, 0o600)))
 	err := m.applyAfter(p, func() {
-		if err := errors.Join(os.Remove(hook), os.Symlink(other, hook)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.Remove(hook), os.Symlink(other, hook)))
 	})
 	if !errors.Is(err, syscall.ELOOP) {
 		t.Errorf("error is %v", err)
@@ -82,13 +72,10 @@ func TestChmodFollowsNoLink(t *testing.T) {
 // What is mounted in a deleted directory stays as it is.
 func TestUnmountBeforeRemoval(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(2).plan(t))
+	m := installed(t, 2)
 	kept := t.TempDir()
 	at := filepath.Join(m.h.Root, plan.WorkDir(1), "mnt")
-	if err := errors.Join(os.WriteFile(filepath.Join(kept, "a"), nil, 0o600), os.Mkdir(at, 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.WriteFile(filepath.Join(kept, "a"), nil, 0o600), os.Mkdir(at, 0o700)))
 	if err := unix.Mount(kept, at, "", unix.MS_BIND, ""); err != nil {
 		t.Skip("cannot mount: ", err)
 	}
@@ -101,8 +88,7 @@ func TestUnmountBeforeRemoval(t *testing.T) {
 
 // Nested directories, as a job may make them, are removed with few open at a time.
 func TestRemoveDeepTree(t *testing.T) {
-	m := newMachine(t)
-	m.apply(slots(2).plan(t))
+	m := installed(t, 2)
 	fd, err := unix.Open(filepath.Join(m.h.Root, plan.WorkDir(1)), unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	for range 3000 {
 		below := -1
@@ -120,14 +106,10 @@ func TestRemoveDeepTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Not parallel: the limit is the process's.
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: limit.Max}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: limit.Max}))
 	defer func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) }()
 	m.apply(slots(1).plan(t))
-	if m.exists(plan.WorkDir(1)) {
-		t.Error("it is still there")
-	}
+	m.gone(plan.WorkDir(1))
 }
 
 // A file is durable in its directory before anything relies on it.
@@ -157,17 +139,13 @@ func TestLock(t *testing.T) {
 		return nil
 	})
 	release, err := m.h.Lock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	_, err = m.h.Lock()
 	if locked, ok := errors.AsType[*reconcile.LockedError](err); !ok || locked.PID == "" {
 		t.Errorf("second lock: %v", err)
 	}
 	release()
-	if m.exists(plan.LockPath) {
-		t.Error("the lock file is left")
-	}
+	m.gone(plan.LockPath)
 	if release, err = m.h.Lock(); err != nil {
 		t.Fatal(err)
 	}
@@ -192,26 +170,18 @@ func TestEveryLimit(t *testing.T) {
 // A stopping agent may still have a job, so its slot counts as busy.
 func TestStoppingAgentIsBusy(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(1).plan(t))
+	m := installed(t, 1)
 	m.run(0)
-	if err := m.sd.Drain(t.Context(), plan.AgentUnit(0)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.sd.Drain(t.Context(), plan.AgentUnit(0)))
 	m.sd.Words()
 	procs, err := filepath.Glob(filepath.Join(m.h.Root, "proc/*/environ"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, name := range procs { // between two processes of the job
 		if text, err := os.ReadFile(name); err == nil && strings.Contains(string(text), "BUILDKITE_JOB_ID") {
-			if err := os.WriteFile(name, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(name, nil, 0o600))
 		}
 	}
-	next := slots(1)
-	next.memory, next.generation = 2<<30, "g2"
+	next := slots(1).memory(2 << 30).again()
 	r, words := m.apply(next.plan(t))
 	equal(t, "words", []string{"reload"}, words)
 	equal(t, "why", map[string]bool{"waits for the agent of slot gpu0 to stop": true}, deferred(r.Deferred, 0))
@@ -226,9 +196,7 @@ func TestEmbeddedProgram(t *testing.T) {
 	p.Files = append(p.Files, plan.File{Path: plan.RunnerCopy, Mode: 0o755, Owner: "root", SHA256: program.Digest(), Slot: -1})
 	if program.Digest() == program.Missing { // make build embeds it
 		err := m.try(p)
-		if err == nil || !strings.Contains(err.Error(), "built without the program") {
-			t.Error(err)
-		}
+		must.Err(t, err, "built without the program")
 		return
 	}
 	m.apply(p)
@@ -237,12 +205,8 @@ func TestEmbeddedProgram(t *testing.T) {
 	if err != nil || fmt.Sprintf("%x", sha256.Sum256(want)) != program.Digest() {
 		t.Fatalf("%d bytes, %v", len(want), err)
 	}
-	if _, changes := m.diff(p); len(changes) > 0 {
-		t.Errorf("changes nothing needs: %v", changes)
-	}
-	if err := os.WriteFile(name, append([]byte{0}, want[1:]...), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	m.settled(p)
+	must.Do(t, os.WriteFile(name, append([]byte{0}, want[1:]...), 0o755))
 	m.apply(p)
 	if got, err := os.ReadFile(name); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("%d bytes, %v", len(got), err)

@@ -23,9 +23,7 @@ func TestHooksOfAnEarlierVersion(t *testing.T) {
 	const git = "/etc/buildkite-agent/gitconfig"
 	before.Files = append(before.Files, plan.File{Path: git, Mode: 0o644, Owner: "root", Content: header, Slot: -1})
 	m.apply(before)
-	next := slots(2)
-	next.generation = "g2"
-	p := next.plan(t)
+	p := slots(2).again().plan(t)
 	_, changes := m.diff(p)
 	order := brief(changes)
 	stop := slices.Index(order, "stop "+plan.AgentUnit(1))
@@ -58,9 +56,7 @@ func TestOperatorHooks(t *testing.T) {
 	m.write(plan.HooksDir+"/environment", text)
 	m.h.Adopt = true
 	m.apply(p)
-	if m.exists(plan.HooksDir + "/environment") {
-		t.Error("the hook of an earlier setup is left")
-	}
+	m.gone(plan.HooksDir + "/environment")
 	m.write(plan.HooksDir+"/environment", text)
 	m.write(plan.HooksDir+"/pre-exit", text)
 	m.write(plan.HooksDir+"/command", text)

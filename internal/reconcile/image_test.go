@@ -10,8 +10,7 @@ import (
 // alone, and removes it all with its key.
 func TestAutoUpdateComesAndGoes(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(1).plan(t))
+	m := installed(t, 1)
 	m.sd.Words()
 	file := func(p *plan.Plan, name, text string) {
 		p.Files = append(p.Files, plan.File{Path: name, Mode: 0o644, Owner: "root", Content: header + text, Slot: -1})
@@ -26,20 +25,15 @@ func TestAutoUpdateComesAndGoes(t *testing.T) {
 	file(timer, plan.UnitDir+"/"+plan.ImageService, "[Service]\nType=oneshot\n")
 	file(timer, plan.UnitDir+"/"+plan.ImageTimer, "[Timer]\nOnCalendar=*-*-* 03:00:00\n[Install]\nWantedBy=timers.target\n")
 	timer.Units = append(timer.Units, plan.Unit{Name: plan.ImageService, Slot: -1}, plan.Unit{Name: plan.ImageTimer, Slot: -1, Enabled: true, Active: true})
-	_, words = m.apply(timer)
-	equal(t, "words for a timer", []string{"enable kbnode-image.timer", "reload", "start kbnode-image.timer"}, words)
-	if m.exists(plan.CronPath) {
-		t.Error("cron's line stays beside the timer")
-	}
+	m.asks(timer, "enable kbnode-image.timer", "reload", "start kbnode-image.timer")
+	m.gone(plan.CronPath)
 	if err := m.sd.Start(t.Context(), plan.ImageService); err != nil { // as the timer does
 		t.Fatal(err)
 	}
 	m.sd.Words()
-	_, words = m.apply(timer)
-	equal(t, "words while it runs", nil, words)
+	m.asks(timer)
 
-	_, words = m.apply(slots(1).plan(t))
-	equal(t, "words without the key", []string{"stop kbnode-image.service", "disable kbnode-image.timer", "stop kbnode-image.timer", "reload"}, words)
+	m.asks(slots(1).plan(t), "stop kbnode-image", "disable kbnode-image.timer", "stop kbnode-image.timer", "reload")
 	if m.exists(plan.UnitDir+"/"+plan.ImageTimer) || m.exists(plan.UnitDir+"/"+plan.ImageService) {
 		t.Error("the timer's files stay")
 	}

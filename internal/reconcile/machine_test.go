@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
@@ -21,14 +22,19 @@ type want struct {
 	slots      int
 	first      int
 	width      int
-	memory     int64
+	bytes      int64
 	generation string
 	parked     int // the slot that takes no jobs; -1 for none
 }
 
 func slots(n int) want {
-	return want{slots: n, first: 2, width: 2, memory: 1 << 30, generation: "g1", parked: -1}
+	return want{slots: n, first: 2, width: 2, bytes: 1 << 30, generation: "g1", parked: -1}
 }
+
+func (w want) from(cpu int) want       { w.first = cpu; return w }
+func (w want) memory(bytes int64) want { w.bytes = bytes; return w }
+func (w want) again() want             { w.generation = "g2"; return w }
+func (w want) park(slot int) want      { w.parked = slot; return w }
 
 const header = "# Written by kbnode. Changes are overwritten; edit /etc/kbnode/config.yaml.\n"
 
@@ -58,17 +64,15 @@ func (w want) plan(t testing.TB) *plan.Plan {
 			plan.Dir{Path: plan.AgentDir(k), Mode: 0o755, Owner: "root"},
 			plan.Dir{Path: plan.WorkDir(k), Mode: plan.WorkMode, Owner: "root:" + user})
 		s := plan.Slice{
-			Unit: plan.SliceName(k), Slot: k, CPUs: cpus, MemoryNodes: "0", MemoryBytes: w.memory, TasksMax: 8192,
+			Unit: plan.SliceName(k), Slot: k, CPUs: cpus, MemoryNodes: "0", MemoryBytes: w.bytes, TasksMax: 8192,
 			Devices: []plan.Device{{Path: "/dev/nvidia" + strconv.Itoa(k), Perm: "rw"}, {Path: "char-*", Perm: "m"}},
 		}
 		p.Slices = append(p.Slices, s)
-		policy, err := json.Marshal(plan.JobPolicy{WrittenBy: "kbnode", Slot: k, CPUs: cpus, MemoryBytes: w.memory})
-		if err != nil {
-			t.Fatal(err)
-		}
+		policy, err := json.Marshal(plan.JobPolicy{WrittenBy: "kbnode", Slot: k, CPUs: cpus, MemoryBytes: w.bytes})
+		must.Do(t, err)
 		file(k, 0o644, plan.SlotPolicyPath(k), string(policy)+"\n")
 		file(k, 0o644, plan.AgentDir(k)+"/buildkite-agent.cfg", header+"name=\"node-"+plan.SlotName(k)+"\"\n# "+w.generation+"\n")
-		file(k, 0o644, plan.UnitDir+"/"+s.Unit, fmt.Sprintf("%s[Slice]\nAllowedCPUs=%s\nAllowedMemoryNodes=0\nMemoryMax=%d\nMemorySwapMax=0\nTasksMax=8192\n", header, cpus, w.memory))
+		file(k, 0o644, plan.UnitDir+"/"+s.Unit, fmt.Sprintf("%s[Slice]\nAllowedCPUs=%s\nAllowedMemoryNodes=0\nMemoryMax=%d\nMemorySwapMax=0\nTasksMax=8192\n", header, cpus, w.bytes))
 		for _, u := range []string{plan.GuardUnit(k), plan.AgentUnit(k)} {
 			text := header + "[Service]\nEnvironment=KBNODE_GENERATION=" + w.generation + "\n"
 			if u == plan.AgentUnit(k) {
@@ -108,31 +112,82 @@ func newMachine(t testing.TB) *machine {
 	t.Helper()
 	root := tempDir(t)
 	sd, err := systemdtest.New(root, "0-127", "0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return &machine{t: t, sd: sd, h: &reconcile.Host{Root: root, Systemd: sd, Users: systemdtest.Users{Root: root}}}
+}
+
+// installed returns a machine with n slots.
+func installed(t testing.TB, n int) *machine {
+	t.Helper()
+	m := newMachine(t)
+	m.apply(slots(n).plan(t))
+	m.sd.Words()
+	return m
 }
 
 // diff returns what has to change.
 func (m *machine) diff(p *plan.Plan) (*reconcile.State, []reconcile.Change) {
 	m.t.Helper()
 	s, err := m.h.Observe(m.t.Context(), p)
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, err)
 	return s, reconcile.Diff(p, s)
 }
 
-// apply makes the machine as planned and returns what systemd was asked to do.
+// apply makes the machine as planned and returns what systemd was asked to do, with short names
+// of units: "stop agent-gpu1".
 func (m *machine) apply(p *plan.Plan) (reconcile.Result, []string) {
 	m.t.Helper()
 	s, changes := m.diff(p)
 	r, err := m.h.Apply(m.t.Context(), p, s, changes)
-	if err != nil {
-		m.t.Fatal(err)
+	must.Do(m.t, err)
+	return r, short(m.sd.Words())
+}
+
+func short(words []string) []string {
+	for i, w := range words {
+		words[i] = strings.NewReplacer("buildkite-agent-", "agent-", "kbnode-guard-", "guard-", ".service", "").Replace(w)
 	}
-	return r, m.sd.Words()
+	return words
+}
+
+// asks applies a plan, which asks systemd for these words and no others.
+func (m *machine) asks(p *plan.Plan, words ...string) {
+	m.t.Helper()
+	_, got := m.apply(p)
+	must.Equal(m.t, words, got)
+}
+
+// settled checks that nothing is left to change, and that no job was killed on the way.
+func (m *machine) settled(p *plan.Plan) {
+	m.t.Helper()
+	if _, changes := m.diff(p); len(changes) > 0 {
+		m.t.Fatalf("changes are left: %v", changes)
+	}
+	if killed := m.sd.Killed(); len(killed) > 0 {
+		m.t.Fatalf("jobs were killed: %v", killed)
+	}
+}
+
+// ends ends a job, after which the machine becomes as planned.
+func (m *machine) ends(slot int, p *plan.Plan) {
+	m.t.Helper()
+	m.finish(slot)
+	m.apply(p)
+	m.settled(p)
+}
+
+func (m *machine) uninstall() {
+	m.t.Helper()
+	_, err := m.h.Uninstall(m.t.Context(), nil)
+	must.Do(m.t, err)
+}
+
+// gone checks that there is nothing at a path.
+func (m *machine) gone(name string) {
+	m.t.Helper()
+	if m.exists(name) {
+		m.t.Errorf("%s is left", name)
+	}
 }
 
 // try is apply for a run that fails.
@@ -171,21 +226,13 @@ func (m *machine) killAt(n int, f func()) (ended bool) {
 func (m *machine) write(name, text string) {
 	m.t.Helper()
 	name = filepath.Join(m.h.Root, name)
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		m.t.Fatal(err)
-	}
-	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, os.MkdirAll(filepath.Dir(name), 0o755))
+	must.Do(m.t, os.WriteFile(name, []byte(text), 0o644))
 }
 
 func (m *machine) read(name string) string {
 	m.t.Helper()
-	data, err := os.ReadFile(filepath.Join(m.h.Root, name))
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	return strings.TrimSpace(string(data))
+	return strings.TrimSpace(must.Read(m.t, filepath.Join(m.h.Root, name)))
 }
 
 func (m *machine) exists(name string) bool {
@@ -200,9 +247,7 @@ func (m *machine) chown(uid int, names ...string) {
 		return
 	}
 	for _, name := range names {
-		if err := os.Chown(filepath.Join(m.h.Root, name), uid, uid); err != nil {
-			m.t.Fatal(err)
-		}
+		must.Do(m.t, os.Chown(filepath.Join(m.h.Root, name), uid, uid))
 	}
 }
 
@@ -236,9 +281,7 @@ func (m *machine) tree() map[string]string {
 		}
 		return err
 	})
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, err)
 	return out
 }
 

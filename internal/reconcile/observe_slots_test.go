@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // A job whose processes cannot be read, for a minute or forever, leaves its slot busy and
@@ -29,9 +30,7 @@ func TestProcessesThatHang(t *testing.T) {
 		t.Fatalf("%+v, %v", state, err)
 	}
 	environ := filepath.Join(m.h.Root, "proc", strconv.Itoa(state.Slots[0].Job.PID), "environ")
-	if err := os.Remove(environ); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(environ))
 	if err := syscall.Mkfifo(environ, 0o600); err != nil { // opening it hangs
 		t.Fatal(err)
 	}
@@ -41,12 +40,8 @@ func TestProcessesThatHang(t *testing.T) {
 		}
 	})
 	parked := filepath.Join(m.h.Root, plan.RunDir(0), slot.ParkedDir)
-	if err := os.MkdirAll(parked, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(parked, "gpu.json"), []byte(`{"reason": "its GPU is in use"}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(parked, 0o755))
+	must.Do(t, os.WriteFile(filepath.Join(parked, "gpu.json"), []byte(`{"reason": "its GPU is in use"}`), 0o600))
 	for range 2 {
 		began := time.Now()
 		state, err = m.h.Observe(t.Context(), p)

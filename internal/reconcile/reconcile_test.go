@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func setWord(k int, cpus string, memory int64) string {
@@ -31,29 +32,18 @@ func TestFirstInstall(t *testing.T) {
 	m := newMachine(t)
 	p := slots(2).plan(t)
 	r, words := m.apply(p)
-	equal(t, "words", []string{
-		"enable kbnode.service",
-		"reload",
-		"start buildkite.slice",
+	equal(t, "words", []string{"enable kbnode", "reload", "start buildkite.slice",
 		"set buildkite.slice AllowedCPUs=2-5 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
-		"start buildkite-gpu0.slice",
-		setWord(0, "2-3", 1<<30),
-		"start buildkite-gpu1.slice",
-		setWord(1, "4-5", 1<<30),
-		"start kbnode-guard-gpu0.service kbnode-guard-gpu1.service",
-		"start buildkite-agent-gpu0.service buildkite-agent-gpu1.service",
-		"start kbnode.service",
-	}, words)
+		"start buildkite-gpu0.slice", setWord(0, "2-3", 1<<30), "start buildkite-gpu1.slice", setWord(1, "4-5", 1<<30),
+		"start guard-gpu0 guard-gpu1", "start agent-gpu0 agent-gpu1", "start kbnode"}, words)
 	equal(t, "deferred", nil, r.Deferred)
 	equal(t, "first changes", []string{"adduser kbnode-gpu0", "adduser kbnode-gpu1", "create /etc/buildkite-agent/"}, brief(r.Applied)[:3])
 	equal(t, "partition", "root", m.read("/sys/fs/cgroup/buildkite.slice/cpuset.cpus.partition"))
 	equal(t, "memory", "1073741824", m.read("/sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/memory.max"))
 
 	before := m.tree()
-	_, changes := m.diff(p)
-	equal(t, "changes of the second run", nil, changes)
-	_, words = m.apply(p)
-	equal(t, "words of the second run", nil, words)
+	m.settled(p)
+	m.asks(p)
 	equal(t, "tree after the second run", before, m.tree())
 }
 
@@ -63,19 +53,10 @@ func TestReboot(t *testing.T) {
 	p := slots(1).plan(t)
 	m.apply(p)
 	before := m.tree()
-	if err := m.sd.Reboot(); err != nil {
-		t.Fatal(err)
-	}
-	_, words := m.apply(p)
-	equal(t, "words", []string{
-		"start buildkite.slice",
+	must.Do(t, m.sd.Reboot())
+	m.asks(p, "start buildkite.slice",
 		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
-		"start buildkite-gpu0.slice",
-		setWord(0, "2-3", 1<<30),
-		"start kbnode-guard-gpu0.service",
-		"start buildkite-agent-gpu0.service",
-		"start kbnode.service",
-	}, words)
+		"start buildkite-gpu0.slice", setWord(0, "2-3", 1<<30), "start guard-gpu0", "start agent-gpu0", "start kbnode")
 	equal(t, "tree", before, m.tree())
 }
 
@@ -84,7 +65,7 @@ func TestReboot(t *testing.T) {
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	was, is := slots(3), slots(2)
-	is.memory, is.generation = 2<<30, "g2"
+	is = is.memory(2 << 30).again()
 	for _, way := range []string{"killed", "full disk", "one step"} {
 		for _, from := range []string{"nothing", "an older plan", "the old scripts"} {
 			if way == "one step" && from != "an older plan" {
@@ -119,9 +100,7 @@ func TestInterrupted(t *testing.T) {
 					if diff := cmp.Diff(whole.tree(), m.tree()); diff != "" {
 						t.Fatalf("interrupted at step %d (-want +got):\n%s", n, diff)
 					}
-					if _, changes := m.diff(p); len(changes) > 0 {
-						t.Fatalf("interrupted at step %d: changes are left: %v", n, changes)
-					}
+					m.settled(p)
 				}
 			})
 		}
@@ -152,37 +131,22 @@ func interrupt(t *testing.T, m *machine, p *plan.Plan, way string, n int) {
 
 func TestChanges(t *testing.T) {
 	t.Parallel()
-	const agent, guard = "buildkite-agent-gpu0.service", "kbnode-guard-gpu0.service"
-	more := slots(1)
-	more.memory, more.generation = 2<<30, "g2"
-	onlyMemory := slots(1)
-	onlyMemory.memory = 2 << 30
-	restarted := slots(1)
-	restarted.generation = "g2"
-	parked := slots(1)
-	parked.parked = 0
+	const agent, guard = "agent-gpu0", "guard-gpu0"
+	more, onlyMemory, restarted, parked := slots(1).memory(2<<30).again(), slots(1).memory(2<<30), slots(1).again(), slots(1).park(0)
 	for _, tt := range []struct {
 		name   string
 		before func(m *machine) // after the install of one slot
 		plan   want
 		words  []string
 	}{
-		{"a new generation restarts the agent and the guard", nil, restarted, []string{
-			"reload", "stop " + agent, "restart " + guard, "start " + agent,
-		}},
-		{"new limits are set while the agent runs", nil, onlyMemory, []string{
-			"reload", setWord(0, "2-3", 2<<30),
-		}},
-		{"new limits and a new generation: limits first", nil, more, []string{
-			"reload", "stop " + agent, setWord(0, "2-3", 2<<30), "restart " + guard, "start " + agent,
-		}},
+		{"a new generation restarts the agent and the guard", nil, restarted, []string{"reload", "stop " + agent, "restart " + guard, "start " + agent}},
+		{"new limits are set while the agent runs", nil, onlyMemory, []string{"reload", setWord(0, "2-3", 2<<30)}},
+		{"new limits and a new generation: limits first", nil, more, []string{"reload", "stop " + agent, setWord(0, "2-3", 2<<30), "restart " + guard, "start " + agent}},
 		{"a device that somebody added is taken away", func(m *machine) {
 			m.write("/run/systemd/system.control/buildkite-gpu0.slice.d/50-DeviceAllow.conf", "[Slice]\nDeviceAllow=\nDeviceAllow=/dev/nvidia1 rw\n")
 		}, slots(1), []string{setWord(0, "2-3", 1<<30)}},
 		{"an agent that failed starts again", func(m *machine) {
-			if err := m.sd.Fail(agent); err != nil {
-				m.t.Fatal(err)
-			}
+			must.Do(m.t, m.sd.Fail(plan.AgentUnit(0)))
 		}, slots(1), []string{"start " + agent}},
 		{"a mode that somebody changed needs no word", func(m *machine) {
 			p := slots(1).plan(m.t)
@@ -190,27 +154,23 @@ func TestChanges(t *testing.T) {
 			m.apply(p)
 		}, slots(1), nil},
 		{"a unit file that somebody edited is loaded again", func(m *machine) {
-			m.write(plan.UnitDir+"/"+guard, header+"[Service]\nExecStart=/bin/evil\n")
+			m.write(plan.UnitDir+"/"+plan.GuardUnit(0), header+"[Service]\nExecStart=/bin/evil\n")
 		}, slots(1), []string{"reload"}},
 		{"a drop-in of an operator stays", func(m *machine) {
-			m.write(plan.UnitDir+"/"+agent+".d/50-mine.conf", "[Service]\nNice=5\n")
+			m.write(plan.UnitDir+"/"+plan.AgentUnit(0)+".d/50-mine.conf", "[Service]\nNice=5\n")
 		}, slots(1), nil},
 		{"a parked slot stops", nil, parked, []string{"stop " + guard, "stop " + agent}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			m := newMachine(t)
-			m.apply(slots(1).plan(t))
+			m := installed(t, 1)
 			if tt.before != nil {
 				tt.before(m)
 				m.sd.Words()
 			}
-			_, words := m.apply(tt.plan.plan(t))
-			equal(t, "words", tt.words, words)
-			if _, changes := m.diff(tt.plan.plan(t)); len(changes) > 0 {
-				t.Errorf("changes are left: %v", changes)
-			}
-			if m.exists(plan.UnitDir+"/"+agent+".d/50-mine.conf") != (tt.name == "a drop-in of an operator stays") {
+			m.asks(tt.plan.plan(t), tt.words...)
+			m.settled(tt.plan.plan(t))
+			if m.exists(plan.UnitDir+"/"+plan.AgentUnit(0)+".d/50-mine.conf") != (tt.name == "a drop-in of an operator stays") {
 				t.Error("the operator's drop-in is gone")
 			}
 		})
@@ -220,12 +180,9 @@ func TestChanges(t *testing.T) {
 func TestLimitThatTheKernelDoesNotTake(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	w := slots(2)
-	w.first = 125 // the machine ends at 127
+	w := slots(2).from(125) // the machine ends at 127
 	err := m.try(w.plan(t))
-	if err == nil || !strings.Contains(err.Error(), "slice buildkite-gpu1.slice: /sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/cpuset.cpus.effective is 127, should be 127-128, although it was set") {
-		t.Errorf("error is %v", err)
-	}
+	must.Err(t, err, "slice buildkite-gpu1.slice: /sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/cpuset.cpus.effective is 127, should be 127-128, although it was set")
 	words := m.sd.Words()
 	if !slices.Contains(words, "start buildkite-agent-gpu0.service") {
 		t.Error("the slot that has its limits does not run")
@@ -237,22 +194,14 @@ func TestLimitThatTheKernelDoesNotTake(t *testing.T) {
 
 func TestStaleSlotIsRemoved(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(1).plan(t))
+	m := installed(t, 1)
 	want := m.tree()
-	m = newMachine(t)
-	m.apply(slots(1).plan(t))
+	m = installed(t, 1)
 	two := slots(2)
 	m.apply(two.plan(t))
 	m.write(plan.WorkDir(1)+"/builds/a", "of a job")
-	_, words := m.apply(slots(1).plan(t))
-	equal(t, "words", []string{
-		"stop buildkite-agent-gpu1.service",
-		"stop kbnode-guard-gpu1.service",
-		"stop buildkite-gpu1.slice",
-		"reload",
-		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
-	}, words)
+	m.asks(slots(1).plan(t), "stop agent-gpu1", "stop guard-gpu1", "stop buildkite-gpu1.slice", "reload",
+		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto")
 	equal(t, "tree", want, m.tree())
 }
 
@@ -275,22 +224,17 @@ func TestOfflineTree(t *testing.T) {
 
 func TestKeptFile(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t)
-	m.apply(slots(1).plan(t))
+	m := installed(t, 1)
 	config := filepath.Join(m.h.Root, plan.ConfigPath)
 	kept := func() *plan.Plan {
 		p := slots(1).plan(t)
 		p.Files = append(p.Files, plan.File{Path: plan.ConfigPath, Mode: 0o644, Owner: "root", Kept: true, Slot: -1})
 		return p
 	}
-	if _, changes := m.diff(kept()); len(changes) > 0 {
-		t.Errorf("a file that is not there: %v", changes)
-	}
+	m.settled(kept())
 	for _, edit := range []string{"# " + plan.Marker + "\nqueue: a\n", "queue: b\n"} {
 		m.write(plan.ConfigPath, edit)
-		if err := os.Chmod(config, 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chmod(config, 0o666))
 		m.apply(kept())
 		if text := m.read(plan.ConfigPath); text != strings.TrimSpace(edit) {
 			t.Errorf("an edit was undone: %q", text)
@@ -298,14 +242,8 @@ func TestKeptFile(t *testing.T) {
 		if fi, err := os.Stat(config); err != nil || fi.Mode().Perm() != 0o644 {
 			t.Errorf("anybody may write it: %v, %v", fi, err)
 		}
-		if _, changes := m.diff(kept()); len(changes) > 0 {
-			t.Errorf("changes are left: %v", changes)
-		}
+		m.settled(kept())
 	}
-	if err := errors.Join(os.Remove(config), os.Symlink("/etc/elsewhere", config)); err != nil {
-		t.Fatal(err)
-	}
-	if _, changes := m.diff(kept()); len(changes) > 0 {
-		t.Errorf("a link: %v", changes)
-	}
+	must.Do(t, errors.Join(os.Remove(config), os.Symlink("/etc/elsewhere", config)))
+	m.settled(kept())
 }

@@ -3,13 +3,13 @@ package reconcile_test
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // A guard that jobs cannot reach starts again, together with its agent, when its slot is
@@ -35,44 +35,30 @@ func TestGuardThatIsCutOff(t *testing.T) {
 			m.sd.Listen = true
 			m.h.LookAtSockets()
 			m.apply(p)
-			if _, changes := m.diff(p); len(changes) > 0 {
-				t.Fatalf("changes without a reason: %v", changes)
-			}
+			m.settled(p)
 			run := filepath.Join(m.h.Root, plan.RunDir(1))
-			if err := cut(run); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, cut(run))
 			if placed := filepath.Join(run, "docker.sock.new"); m.exists(plan.RunDir(1) + "/docker.sock.new") {
 				later := time.Now().Add(time.Minute)
-				if err := os.Chtimes(placed, later, later); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.Rename(placed, filepath.Join(run, "docker.sock")); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.Chtimes(placed, later, later))
+				must.Do(t, os.Rename(placed, filepath.Join(run, "docker.sock")))
 			}
 			m.run(1)
-			_, words := m.apply(p)
-			equal(t, "words while a job runs", []string{"drain " + plan.AgentUnit(1)}, words)
+			m.asks(p, "drain agent-gpu1")
 			m.finish(1)
-			_, words = m.apply(p)
-			if name == "agent's part gone" {
-				words = append([]string{"restart " + plan.GuardUnit(1)}, words...) // everyone sees the new one
+			if name == "agent's part gone" { // everyone sees the new one
+				m.asks(p, "start agent-gpu1")
+			} else {
+				m.asks(p, "restart guard-gpu1", "start agent-gpu1")
 			}
-			if !slices.Equal(words, []string{"restart " + plan.GuardUnit(1), "start " + plan.AgentUnit(1)}) {
-				t.Errorf("words after it: %q", words)
-			}
-			if _, changes := m.diff(p); len(changes) > 0 {
-				t.Errorf("changes are left: %v", changes)
-			}
+			m.settled(p)
 			if err := cut(run); err != nil || !m.exists(plan.RunDir(1)) && name != "directory gone" {
 				t.Fatal(err)
 			}
 			if m.exists(plan.RunDir(1) + "/docker.sock.new") {
 				return
 			}
-			_, words = m.apply(p)
-			equal(t, "words of an idle slot", []string{"stop " + plan.AgentUnit(1), "restart " + plan.GuardUnit(1), "start " + plan.AgentUnit(1)}, words)
+			m.asks(p, "stop agent-gpu1", "restart guard-gpu1", "start agent-gpu1")
 			equal(t, "jobs killed", nil, m.sd.Killed())
 		})
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const (
@@ -102,20 +103,14 @@ func TestTuneAndUntune(t *testing.T) {
 
 	// Nothing is left to do, and nothing is written.
 	before := m.tree()
-	if _, changes := m.diff(p); len(changes) > 0 {
-		t.Errorf("changes are left: %v", changes)
-	}
+	m.settled(p)
 	m.apply(p)
 	equal(t, "tree", before, m.tree())
 
 	// An interrupt that the kernel manages itself, and marks as such, is left alone.
 	m.write("/proc/irq/27/smp_affinity_list", "3\n")
-	if err := os.Chmod(filepath.Join(m.h.Root, "/proc/irq/27/smp_affinity_list"), 0o444); err != nil {
-		t.Fatal(err)
-	}
-	if _, changes := m.diff(p); len(changes) > 0 {
-		t.Errorf("of an interrupt that the kernel manages: %v", changes)
-	}
+	must.Do(t, os.Chmod(filepath.Join(m.h.Root, "/proc/irq/27/smp_affinity_list"), 0o444))
+	m.settled(p)
 
 	// An interrupt that is requested later is a difference.
 	m.write("/proc/irq/26/smp_affinity_list", "0-127\n")
@@ -127,9 +122,7 @@ func TestTuneAndUntune(t *testing.T) {
 	equal(t, "applied", []string{"untune settings of the machine"}, brief(r.Applied))
 	equal(t, "settings", asFound, m.settings())
 	equal(t, "later interrupt", "0-127", m.read("/proc/irq/26/smp_affinity_list"))
-	if m.exists(plan.TunablesPath) {
-		t.Error("the record is left")
-	}
+	m.gone(plan.TunablesPath)
 }
 
 func TestUninstallPutsSettingsBack(t *testing.T) {
@@ -148,17 +141,13 @@ func TestUninstallPutsSettingsBack(t *testing.T) {
 			return nil
 		}
 		r, err := m.h.Uninstall(t.Context(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		equal(t, "settings", want, m.settings())
 		i := slices.IndexFunc(r.Applied, func(c reconcile.Change) bool { return c.Kind == reconcile.Untune })
 		if why := r.Applied[i].Why; !strings.HasSuffix(why, "; left as another program set it: /proc/irq/*/smp_affinity_list") {
 			t.Errorf("why is %q", why)
 		}
-		if m.exists("/var/lib/kbnode") {
-			t.Error("/var/lib/kbnode is left")
-		}
+		m.gone("/var/lib/kbnode")
 	}
 }
 
@@ -181,14 +170,10 @@ func TestLimitsAreOnlyRaised(t *testing.T) {
 			p.Tunables = []plan.Tunable{{Name: aio, Value: "1048576", Form: plan.Least}, {Name: ptys, Value: "36864", Form: plan.Least}}
 			m.apply(p)
 			equal(t, "planned", row.planned, m.read(aio))
-			if _, changes := m.diff(p); len(changes) > 0 {
-				t.Errorf("changes are left: %v", changes)
-			}
+			m.settled(p)
 			// Someone raises one further: that is as planned, and stays theirs.
 			m.write(ptys, "50000\n")
-			if _, changes := m.diff(p); len(changes) > 0 {
-				t.Errorf("raised further: %v", changes)
-			}
+			m.settled(p)
 			m.apply(slots(1).plan(t))
 			equal(t, "put back", row.back, m.read(aio))
 			equal(t, "the operator's", "50000", m.read(ptys))
@@ -398,9 +383,7 @@ func TestRecordOfThePreviousRelease(t *testing.T) {
 	r, _ := m.apply(slots(1).plan(t)) // interrupt 99 no longer exists
 	equal(t, "applied", "untune settings of the machine (5 of them)", r.Applied[0].String())
 	equal(t, "settings", asFound, m.settings())
-	if m.exists(plan.TunablesPath) {
-		t.Error("the record is left")
-	}
+	m.gone(plan.TunablesPath)
 }
 
 func TestUnreadableRecord(t *testing.T) {
@@ -443,16 +426,10 @@ func (g *gpus) read() {
 func (g *gpus) load() {
 	g.m.t.Helper()
 	link := filepath.Join(g.m.h.Root, "/sys/bus/pci/devices", gpu0PCI, "driver")
-	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
-		g.m.t.Fatal(err)
-	}
+	must.Do(g.m.t, os.MkdirAll(filepath.Dir(link), 0o755))
 	// Remove the old link only when the new one exists, so that its inode differs.
-	if err := os.Symlink("../nvidia", link+".new"); err != nil {
-		g.m.t.Fatal(err)
-	}
-	if err := os.Rename(link+".new", link); err != nil {
-		g.m.t.Fatal(err)
-	}
+	must.Do(g.m.t, os.Symlink("../nvidia", link+".new"))
+	must.Do(g.m.t, os.Rename(link+".new", link))
 	g.mode = "off"
 }
 
@@ -481,9 +458,7 @@ func TestSettingsOfGPUs(t *testing.T) {
 		equal(t, what, want, g.set)
 		g.set = nil
 		m.h.GPUs = nil // a look, which reads no GPUs
-		if _, changes := m.diff(p); len(changes) > 0 {
-			t.Errorf("%s: a look finds %v", what, changes)
-		}
+		m.settled(p)
 	}
 	expect("first", clocked(t, "1410"), "persistence=on", "clocks=1410")
 	expect("again", clocked(t, "1410"))
@@ -501,9 +476,7 @@ func TestSettingsOfGPUs(t *testing.T) {
 	expect("clocks as they are", clocked(t, ""), "clocks=default")
 	expect("locked again", clocked(t, "base"), "clocks=base")
 	expect("disabled", slots(1).plan(t), "clocks=default", "persistence=off")
-	if m.exists(plan.TunablesPath) {
-		t.Error("the record is left")
-	}
+	m.gone(plan.TunablesPath)
 	g.mode = "on"
 	expect("on already", clocked(t, ""))
 	expect("it was on before", slots(1).plan(t))
@@ -513,12 +486,10 @@ func TestSettingsOfGPUs(t *testing.T) {
 	g.mode, g.err = "off", errors.New("GPU is lost")
 	g.read()
 	p = clocked(t, "base")
-	if err := m.sd.Fail(plan.AgentUnit(0)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.sd.Fail(plan.AgentUnit(0)))
 	r, words := m.apply(p)
 	equal(t, "warnings", []string{"nvml/" + gpu0 + "/persistence is not set: GPU is lost", "nvml/" + gpu0 + "/clocks is not set: GPU is lost"}, r.Warnings)
-	equal(t, "words", []string{"start " + plan.AgentUnit(0)}, words)
+	equal(t, "words", []string{"start agent-gpu0"}, words)
 }
 
 func TestClocksWaitForTheJob(t *testing.T) {
@@ -540,7 +511,7 @@ func TestClocksWaitForTheJob(t *testing.T) {
 		if now {
 			equal(t, "words", nil, words)
 		} else {
-			equal(t, "words", []string{"drain " + plan.AgentUnit(0)}, words)
+			equal(t, "words", []string{"drain agent-gpu0"}, words)
 		}
 		if !slices.ContainsFunc(r.Deferred, func(c reconcile.Change) bool { return c.String() == waits }) {
 			t.Errorf("deferred: %v", r.Deferred)

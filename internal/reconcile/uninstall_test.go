@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestUninstallDisablesInstall: what is uninstalled does not come back with the next
@@ -19,9 +20,7 @@ func TestUninstallDisablesInstall(t *testing.T) {
 	m.apply(slots(2).plan(t))
 	equal(t, "link on a node", true, m.exists(link))
 	r, err := m.h.Uninstall(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if !slices.Contains(brief(r.Applied), "disable "+plan.InstallService) {
 		t.Errorf("uninstall does %q", brief(r.Applied))
 	}
@@ -38,8 +37,6 @@ func TestUninstallUsers(t *testing.T) {
 	p.Users = append(p.Users, plan.User{Name: plan.GitUser, Home: "/nonexistent"})
 	m.apply(p)
 	equal(t, "users of a node", others+"\nkbnode-git:x:900:900::/nonexistent:/usr/sbin/nologin\nkbnode-gpu0:x:901:901::"+plan.WorkDir(0)+":/usr/sbin/nologin", m.read("/etc/passwd"))
-	if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
+	m.uninstall()
 	equal(t, "users after uninstall", others, m.read("/etc/passwd"))
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/systemd"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
@@ -66,9 +67,7 @@ func newFleet(t *testing.T, n int) *fleet {
 func (f *fleet) plan() *plan.Plan {
 	f.t.Helper()
 	kept, err := f.h.ReadAgents()
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	must.Do(f.t, err)
 	p := slots(f.n).plan(f.t)
 	for i := range p.Slots {
 		s := &p.Slots[i]
@@ -125,9 +124,7 @@ func (f *fleet) register() {
 		if v == "none" || v == newAgent && f.bad[k] || err == nil && fi.ModTime().After(s.Slots[k].Agent.Since) {
 			continue
 		}
-		if err := slot.Register(filepath.Dir(file)); err != nil {
-			f.t.Fatal(err)
-		}
+		must.Do(f.t, slot.Register(filepath.Dir(file)))
 	}
 }
 
@@ -147,9 +144,7 @@ func (f *fleet) mostDown() {
 func (f *fleet) upgrade(wait bool) ([]plan.Slot, error) {
 	f.t.Helper()
 	f.fetch()
-	if err := f.upg.Begin(f.t.Context(), newAgent, &plan.AgentRelease{Version: newAgent}, 300*time.Millisecond); err != nil {
-		f.t.Fatal(err)
-	}
+	must.Do(f.t, f.upg.Begin(f.t.Context(), newAgent, &plan.AgentRelease{Version: newAgent}, 300*time.Millisecond))
 	return f.upg.Run(f.t.Context(), wait)
 }
 
@@ -160,18 +155,14 @@ func (f *fleet) fetch() {
 func (f *fleet) kept() plan.Agents {
 	f.t.Helper()
 	kept, err := f.h.ReadAgents()
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	must.Do(f.t, err)
 	return kept
 }
 
 func (f *fleet) events() []string {
 	f.t.Helper()
 	var all []string
-	if err := f.upg.Events.Read(func(e events.Event) { all = append(all, e.Text) }); err != nil {
-		f.t.Fatal(err)
-	}
+	must.Do(f.t, f.upg.Events.Read(func(e events.Event) { all = append(all, e.Text) }))
 	return all
 }
 
@@ -197,20 +188,14 @@ func TestUpgradeSlotBySlot(t *testing.T) {
 		"gpu0 runs agent 3.100.0, which has registered", "gpu1 runs agent 3.100.0, which has registered",
 		"gpu2 runs agent 3.100.0, which has registered", "all slots run agent 3.100.0",
 	}, f.events())
-	if f.exists(plan.AgentsDir + "/3.90.0") {
-		t.Error("what no slot runs is still there")
-	}
+	f.gone(plan.AgentsDir + "/3.90.0")
 	// Back to the installed one: the release is removed.
-	if err := f.upg.Begin(t.Context(), "", nil, time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.upg.Begin(t.Context(), "", nil, time.Minute))
 	if _, err := f.upg.Run(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
 	equal(t, "agents", all(3, ""), f.running())
-	if f.exists(plan.AgentsDir) {
-		t.Error("the release is still there")
-	}
+	f.gone(plan.AgentsDir)
 }
 
 // An agent that does not register takes all slots back: the first one before any other
@@ -266,9 +251,7 @@ func TestUpgradeToWhatDoesNotStart(t *testing.T) {
 func TestUpgradeBesideABrokenSlot(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 3)
-	if err := f.sd.Fail(plan.AgentUnit(1)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.sd.Fail(plan.AgentUnit(1)))
 	f.sd.Hook = func(word string) error {
 		if strings.Contains(word, "start "+plan.AgentUnit(1)) {
 			return &systemd.UnitError{Unit: plan.AgentUnit(1), Verb: "start", Err: errors.New("no such disk")}
@@ -320,9 +303,7 @@ func TestUpgradeWaitsForJobs(t *testing.T) {
 				}
 			}
 			left, err := f.upgrade(tt.wait)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if !tt.wait {
 				equal(t, "slots left", len(tt.busy), len(left))
 				if f.kept().Roll == nil {
@@ -364,9 +345,7 @@ func TestUpgradeOfStoppingAgents(t *testing.T) {
 	f := newFleet(t, 2)
 	f.h.Systemd = stopping{f.sd}
 	left, err := f.upgrade(false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	equal(t, "slots left", 2, len(left))
 	equal(t, "slots that try it", []int{0}, f.kept().Roll.Slots)
 	equal(t, "lines", []string{"gpu0 changes when its job is done"}, f.lines)
@@ -402,9 +381,7 @@ func TestUpgradeKeepsWhatRuns(t *testing.T) {
 	f.run(0)
 	f.drain[0] = true
 	f.apply(f.plan())
-	if err := f.upg.Begin(t.Context(), "", nil, time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.upg.Begin(t.Context(), "", nil, time.Minute))
 	if _, err := f.upg.Run(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
@@ -415,9 +392,7 @@ func TestUpgradeKeepsWhatRuns(t *testing.T) {
 	if _, err := f.upg.Run(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
-	if f.exists(plan.AgentsDir) {
-		t.Error("the release stays for ever")
-	}
+	f.gone(plan.AgentsDir)
 }
 
 // Interrupted anywhere, each slot has an agent after the daemon's pass, and the same

@@ -15,6 +15,8 @@ import (
 
 	sddbus "github.com/coreos/go-systemd/v22/dbus"
 	"github.com/godbus/dbus/v5"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // fakeBus answers like systemd, in D-Bus's wire format. answer gets the member of each
@@ -184,9 +186,7 @@ func TestLostReadIsRepeated(t *testing.T) {
 				return units(member, body)
 			}}
 			b, err := connect(f.dial)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			defer b.Close()
 			got, err := b.Units(t.Context(), "a.service")
 			if (err == nil) != (want == 2) || err == nil && (got[0].Active != "active" || got[0].Cgroup != "/x") {
@@ -225,16 +225,12 @@ func TestJobs(t *testing.T) {
 			units := unitsAnswer(row.active)
 			f := &fakeBus{result: row.result, answer: func(member string, _ int, body []any) ([]any, string) { return units(member, body) }}
 			b, err := connect(f.dial)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			defer b.Close()
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
 			err = row.call(ctx, b)
-			if (err == nil) != (row.err == "") || err != nil && !strings.Contains(err.Error(), row.err) {
-				t.Errorf("error is %v", err)
-			}
+			must.Err(t, err, row.err)
 		})
 	}
 }

@@ -51,7 +51,7 @@ func whole(t *testing.T, log string) {
 const (
 	// account has the kernel account for each process that ends from now on. Tracing would patch the
 	// kernel's code, at which the emulator may crash it.
-	account = `: >/root/acct; perl -e 'syscall(163, "/root/acct") == 0 or die $!'`
+	account = `: >/root/acct; perl -e 'my $f = "/root/acct"; syscall(163, $f) == 0 or die $!'`
 	// accounted ends that, and prints how many processes ended, by their user and the program that they
 	// had executed.
 	accounted = `perl -e 'syscall(163, 0); open F, "<", "/root/acct"; while (read F, $r, 64) {

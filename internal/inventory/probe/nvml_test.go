@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestEightGPUs(t *testing.T) {
@@ -31,9 +33,7 @@ gpu.0.mig_pending = 1
 gpu.0.nvlinks_up = 17
 gpu.0.processes = 4711:1073741824 4712:18446744073709551615
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if report.Driver != "580.82.07" || report.CUDA != "13.0" || len(report.GPUs) != 8 {
 		t.Fatalf("driver %q, CUDA %q, %d GPUs", report.Driver, report.CUDA, len(report.GPUs))
 	}
@@ -68,9 +68,7 @@ gpu.0.processes = 4711:1073741824 4712:18446744073709551615
 			{PID: 4712, GPUInstance: -1, ComputeInstance: -1},
 		},
 	}
-	if diff := cmp.Diff(want, report.GPUs[0]); diff != "" {
-		t.Errorf("GPU 0 (-want +got):\n%s", diff)
-	}
+	must.Equal(t, want, report.GPUs[0])
 	for i, g := range report.GPUs[1:] {
 		if g.Error != "" || g.UUID != fmt.Sprintf("GPU-00000000-0000-4000-8000-%012x", i+1) || *g.Minor != i+1 {
 			t.Errorf("GPU %d: %+v", i+1, g)
@@ -86,10 +84,7 @@ func TestBrokenGPU(t *testing.T) {
 		want         GPU // of the GPU with index 3
 		unread       []string
 	}{
-		{
-			name: "lost before it is opened", config: "gpu.3.handle = 15",
-			want: GPU{Index: 3, Error: "nvmlDeviceGetHandleByIndex: GPU is lost", Code: 15},
-		},
+		{name: "lost before it is opened", config: "gpu.3.handle = 15", want: GPU{Index: 3, Error: "nvmlDeviceGetHandleByIndex: GPU is lost", Code: 15}},
 		{
 			name: "lost after it was opened", config: "gpu.3.error = 15",
 			want: GPU{
@@ -105,21 +100,13 @@ func TestBrokenGPU(t *testing.T) {
 				UUID: "GPU-00000000-0000-4000-8000-000000000003", Name: "NVIDIA B200",
 			},
 		},
-		{
-			name: "needs a reset", config: "gpu.3.handle = 16",
-			want: GPU{Index: 3, Error: "nvmlDeviceGetHandleByIndex: GPU requires reset", Code: 16},
-		},
-		{
-			name: "one query fails", config: "gpu.3.fail.nvmlDeviceGetEccMode = 999\ngpu.3.fail.nvmlDeviceGetSerial = 3",
-			unread: []string{"nvmlDeviceGetEccMode: Unknown Error"},
-		},
+		{name: "needs a reset", config: "gpu.3.handle = 16", want: GPU{Index: 3, Error: "nvmlDeviceGetHandleByIndex: GPU requires reset", Code: 16}},
+		{name: "one query fails", config: "gpu.3.fail.nvmlDeviceGetEccMode = 999\ngpu.3.fail.nvmlDeviceGetSerial = 3", unread: []string{"nvmlDeviceGetEccMode: Unknown Error"}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			report, err := Run(t.Context(), r.options(t, "driver", row.config))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if len(report.GPUs) != 8 {
 				t.Fatalf("%d GPUs, want 8", len(report.GPUs))
 			}
@@ -130,9 +117,7 @@ func TestBrokenGPU(t *testing.T) {
 			}
 			got := report.GPUs[3]
 			if row.unread == nil {
-				if diff := cmp.Diff(row.want, got); diff != "" {
-					t.Errorf("-want +got:\n%s", diff)
-				}
+				must.Equal(t, row.want, got)
 			} else if diff := cmp.Diff(row.unread, got.Unread); diff != "" || got.Error != "" || got.ECCMode != nil || got.Clocks == nil {
 				t.Errorf("unread (-want +got):\n%s\n%+v", diff, got)
 			}
@@ -149,9 +134,7 @@ gpu.0.mig = 1
 gpu.0.mig.0 = MIG-11111111-2222-5333-8444-555555555555 1 0 0 4 3 60 89000 9 NVIDIA B200 MIG 3g.90gb
 gpu.0.mig.2 = MIG-11111111-2222-5333-8444-666666666666 5 0 4 2 2 30 44000 14 NVIDIA B200 MIG 2g.45gb
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	num := func(n int) *int { return &n }
 	want := []MIG{
 		{
@@ -163,9 +146,7 @@ gpu.0.mig.2 = MIG-11111111-2222-5333-8444-666666666666 5 0 4 2 2 30 44000 14 NVI
 			Profile: num(14), Start: num(4), Size: num(2), Slices: 2, ComputeSlices: 2, Multiprocessors: 30, MemoryBytes: 44000 << 20,
 		},
 	}
-	if diff := cmp.Diff(want, report.GPUs[0].MIG); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	must.Equal(t, want, report.GPUs[0].MIG)
 	if g := report.GPUs[0]; g.MIGMode.Current != "on" || g.Name != "NVIDIA B200" || g.Error != "" || report.GPUs[1].MIG != nil {
 		t.Errorf("parent %+v, other GPU's instances %v", g, report.GPUs[1].MIG)
 	}
@@ -183,9 +164,7 @@ gpu.1.nvlink_gpus = 0000:12:00.0 0000:10:00.0
 gpu.2.nvlink_gpus = 0000:11:00.0
 gpu.2.nvlinks_up = 0
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var got [][]string
 	for _, g := range report.GPUs {
 		if *g.NVLinks != 12 || g.Error != "" || g.Unread != nil {
@@ -194,9 +173,7 @@ gpu.2.nvlinks_up = 0
 		got = append(got, g.NVLinkGPUs)
 	}
 	want := [][]string{{"0000:11:00.0"}, {"0000:10:00.0", "0000:12:00.0"}, nil, nil}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	must.Equal(t, want, got)
 }
 
 // An old driver lacks functions; calling a missing one would end the probe.
@@ -204,9 +181,7 @@ func TestOldDriver(t *testing.T) {
 	t.Parallel()
 	r := needRig(t)
 	report, err := Run(t.Context(), r.options(t, "nosym", "count = 2\nretired_double = 2\nused_mib = 100\nprocesses = 7:5"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if len(report.GPUs) != 2 {
 		t.Fatalf("%d GPUs, want 2", len(report.GPUs))
 	}
@@ -217,21 +192,15 @@ func TestOldDriver(t *testing.T) {
 	if g.UUID == "" || g.ClockReasons == nil || len(g.Processes) != 1 {
 		t.Errorf("what the old driver has is missing: %+v", g)
 	}
-	if diff := cmp.Diff(&Retired{DoubleBit: 2}, g.RetiredPages); diff != "" {
-		t.Errorf("retired pages (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(&Memory{TotalBytes: 183359 << 20, UsedBytes: 685 << 20, FreeBytes: (183359 - 685) << 20}, g.Memory); diff != "" {
-		t.Errorf("memory (-want +got):\n%s", diff)
-	}
+	must.Equal(t, &Retired{DoubleBit: 2}, g.RetiredPages)
+	must.Equal(t, &Memory{TotalBytes: 183359 << 20, UsedBytes: 685 << 20, FreeBytes: (183359 - 685) << 20}, g.Memory)
 }
 
 func TestNoNVML(t *testing.T) {
 	t.Parallel()
 	r := needRig(t)
 	garbage := t.TempDir()
-	if err := os.WriteFile(filepath.Join(garbage, "libnvidia-ml.so.1"), []byte("not a library"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(garbage, "libnvidia-ml.so.1"), []byte("not a library"), 0o600))
 	for _, row := range []struct {
 		name, config string
 		library      string // directory; "" is the fake
@@ -239,20 +208,10 @@ func TestNoNVML(t *testing.T) {
 		says         string
 	}{
 		{name: "driver not loaded", config: "init = 9", want: Error{Code: 9, Text: "Driver Not Loaded"}, says: "modprobe nvidia"},
-		{
-			name: "driver upgraded, module not", config: "init = 18",
-			want: Error{Code: 18, Text: "Driver/library version mismatch"}, says: "reboot",
-		},
+		{name: "driver upgraded, module not", config: "init = 18", want: Error{Code: 18, Text: "Driver/library version mismatch"}, says: "reboot"},
 		{name: "another refusal", config: "init = 999", want: Error{Code: 999, Text: "Unknown Error"}, says: "Unknown Error (code 999)"},
-		{
-			name: "no library", library: t.TempDir(),
-			want: Error{Code: 12, Text: "libnvidia-ml.so.1: cannot open shared object file: No such file or directory", Absent: true},
-			says: "no NVIDIA driver library",
-		},
-		{
-			name: "a library that is none", library: garbage,
-			want: Error{Code: 12, Text: garbage + "/libnvidia-ml.so.1: file too short"}, says: "file too short",
-		},
+		{name: "no library", library: t.TempDir(), want: Error{Code: 12, Text: "libnvidia-ml.so.1: cannot open shared object file: No such file or directory", Absent: true}, says: "no NVIDIA driver library"},
+		{name: "a library that is none", library: garbage, want: Error{Code: 12, Text: garbage + "/libnvidia-ml.so.1: file too short"}, says: "file too short"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
@@ -268,9 +227,7 @@ func TestNoNVML(t *testing.T) {
 				}
 				t.Fatalf("got error %v", err)
 			}
-			if diff := cmp.Diff(row.want, *refusal); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			must.Equal(t, row.want, *refusal)
 			if !strings.Contains(err.Error(), row.says) {
 				t.Errorf("%q does not say %q", err, row.says)
 			}
@@ -363,9 +320,7 @@ gpu.3.mig.1.used_mib = 1024`, "MIG-8",
 			opts := r.options(t, row.variant, row.config)
 			opts.GPU, opts.Timeout = row.gpu, time.Minute
 			report, err := Run(t.Context(), opts)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			row.want.Index, row.want.UUID = -1, row.gpu
 			if diff := cmp.Diff([]GPU{row.want}, report.GPUs); diff != "" || report.Driver == "" {
 				t.Errorf("driver %q (-want +got):\n%s", report.Driver, diff)

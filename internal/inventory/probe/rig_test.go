@@ -9,6 +9,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // rig is the real probe and the fakes of NVIDIA's library, built once.
@@ -61,9 +63,7 @@ func TestMain(m *testing.M) {
 func needRig(t *testing.T) rig {
 	t.Helper()
 	r, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if r.skip != "" {
 		t.Skip(r.skip)
 	}
@@ -75,9 +75,7 @@ func needRig(t *testing.T) rig {
 func (r rig) options(t *testing.T, variant, config string) Options {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "fake-nvml.conf")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte(config), 0o600))
 	return Options{
 		Path: r.probe,
 		Env:  []string{"LD_LIBRARY_PATH=" + filepath.Join(r.dir, variant), "KBNODE_FAKE_NVML=" + file},
@@ -92,8 +90,6 @@ func script(t *testing.T, text string) string {
 	path := filepath.Join(t.TempDir(), "probe")
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o700))
 	return path
 }

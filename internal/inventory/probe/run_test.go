@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const empty = `{"schema":1,"ok":true,"gpus":[]}`
@@ -63,13 +64,9 @@ func TestWhatAProbeMayDo(t *testing.T) {
 func TestDeadlineEndsTheWholeGroup(t *testing.T) {
 	t.Parallel()
 	fifo := filepath.Join(t.TempDir(), "fifo")
-	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Mkfifo(fifo, 0o600))
 	r, err := os.OpenFile(fifo, os.O_RDWR, 0) // so that the open does not block
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer r.Close() //nolint:errcheck // only read
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -80,9 +77,7 @@ func TestDeadlineEndsTheWholeGroup(t *testing.T) {
 	}()
 	// Our own write end would hide the end of the others: read through another file.
 	reader, err := os.OpenFile(fifo, os.O_RDONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer reader.Close() //nolint:errcheck // only read
 	up := make([]byte, 3)
 	if _, err := io.ReadFull(reader, up); err != nil {
@@ -120,12 +115,8 @@ func TestLock(t *testing.T) {
 	dir := t.TempDir()
 	path := script(t, "echo '"+empty+"'")
 	held, err := os.OpenFile(filepath.Join(dir, lockName("")), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Flock(int(held.Fd()), syscall.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
+	must.Do(t, syscall.Flock(int(held.Fd()), syscall.LOCK_EX))
 	_, err = Run(t.Context(), Options{Path: path, Timeout: 200 * time.Millisecond, runDir: dir})
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "another NVML probe is still running") {
 		t.Errorf("while another one runs: %v", err)
@@ -135,9 +126,7 @@ func TestLock(t *testing.T) {
 			t.Errorf("about %s meanwhile: %v", gpu, err)
 		}
 	}
-	if err := held.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, held.Close())
 	// The child has the lock itself: its own attempt to lock it fails.
 	path = script(t, "flock -n "+dir+"/"+lockName("")+" true && exit 9; flock -n 3 || exit 8; echo '"+empty+"'")
 	for range 2 { // and it is free again afterward
@@ -152,14 +141,10 @@ func TestLock(t *testing.T) {
 func TestInheritsNothing(t *testing.T) {
 	t.Parallel()
 	path, done, err := inMemory(unpacked([]byte("#!/bin/sh\n")))()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer done()
 	fd, err := strconv.Atoi(filepath.Base(path))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
 		t.Errorf("the probe itself is inherited by it: flags %x, %v", flags, err)
 	}
@@ -181,20 +166,14 @@ func TestPlaces(t *testing.T) {
 	t.Parallel()
 	r := needRig(t)
 	elf, err := os.ReadFile(r.probe)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	whole := unpacked(elf)
 	file := func(name string, mode os.FileMode, data []byte) string {
 		path := filepath.Join(t.TempDir(), name)
 		syscall.ForkLock.RLock()
 		defer syscall.ForkLock.RUnlock()
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(path, mode); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, data, 0o600))
+		must.Do(t, os.Chmod(path, mode))
 		return path
 	}
 	dir := t.TempDir()
@@ -278,16 +257,12 @@ func FuzzParse(f *testing.F) {
 func TestKeep(t *testing.T) {
 	r := needRig(t)
 	elf, err := os.ReadFile(r.probe)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	file := filepath.Join(t.TempDir(), "probe")
 	write := func(data []byte) {
 		syscall.ForkLock.RLock()
 		defer syscall.ForkLock.RUnlock()
-		if err := os.WriteFile(file, data, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, data, 0o700))
 	}
 	write(elf)
 	times := 0

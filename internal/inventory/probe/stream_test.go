@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const firstGPU = "GPU-00000000-0000-4000-8000-000000000000"
@@ -67,14 +67,8 @@ func TestStream(t *testing.T) {
 			"a driver of today", "driver", "gpu.0.sm_clock = 1965\ngpu.0.clock_reasons = 0x44\ngpu.0.temperature = 88\ngpu.0.margin = -1\ngpu.0.power_mw = 990500\n",
 			Sample{Clock: new(uint32(1965)), Temperature: new(uint32(88)), Margin: new(int32(-1)), Power: new(uint32(990500)), Busy: new(uint32(100)), Reasons: new(uint64(0x44))},
 		},
-		{
-			"an old driver", "nosym", "sm_clock = 1410\nclock_reasons = 0x1\n",
-			Sample{Clock: new(uint32(1410)), Temperature: new(uint32(31)), Power: new(uint32(142000)), Reasons: new(uint64(1))},
-		},
-		{
-			"one that tells little", "driver", "power_mw = none\nbusy = none\nfail.nvmlDeviceGetTemperature = 999\n",
-			Sample{Clock: new(uint32(120)), Margin: new(int32(54)), Reasons: new(uint64(1))},
-		},
+		{"an old driver", "nosym", "sm_clock = 1410\nclock_reasons = 0x1\n", Sample{Clock: new(uint32(1410)), Temperature: new(uint32(31)), Power: new(uint32(142000)), Reasons: new(uint64(1))}},
+		{"one that tells little", "driver", "power_mw = none\nbusy = none\nfail.nvmlDeviceGetTemperature = 999\n", Sample{Clock: new(uint32(120)), Margin: new(int32(54)), Reasons: new(uint64(1))}},
 		{
 			"a MIG device has the clocks of its GPU", "driver", "uuid = " + firstGPU + "\ncount = 1\nsm_clock = 1500\nbusy = none\npower_mw = none\nmargin = 7\n",
 			Sample{Clock: new(uint32(1500)), Temperature: new(uint32(31)), Margin: new(int32(7)), Reasons: new(uint64(1))},
@@ -88,9 +82,7 @@ func TestStream(t *testing.T) {
 			if err != nil || len(got) < 3 {
 				t.Fatalf("%d samples, %v", len(got), err)
 			}
-			if diff := cmp.Diff(slices.Repeat([]Sample{row.want}, 3), got[:3]); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, slices.Repeat([]Sample{row.want}, 3), got[:3])
 		})
 	}
 	t.Run("what changes", func(t *testing.T) {
@@ -179,21 +171,15 @@ func TestOneSampler(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	held, err := lockSampler(filepath.Join(dir, "sample-"+lockName("GPU-1")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	opts := Options{Path: script(t, "flock -n 3 || exit 8; echo '{}'; cat >/dev/null"), GPU: "GPU-1", runDir: dir}
 	ctx, cancel := context.WithCancel(t.Context())
-	if err := Stream(ctx, opts, time.Second, func(Sample) { t.Error("a sample") }); err == nil || !strings.Contains(err.Error(), "an earlier sampler of this GPU has not ended") {
-		t.Errorf("beside another one: %v", err)
-	}
+	must.Err(t, Stream(ctx, opts, time.Second, func(Sample) { t.Error("a sample") }), "an earlier sampler of this GPU has not ended")
 	opts.GPU = "GPU-2"
 	if err := Stream(ctx, opts, time.Second, func(Sample) { cancel() }); err != nil {
 		t.Errorf("of another GPU: %v", err)
 	}
-	if err := held.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, held.Close())
 	opts.GPU = "GPU-1"
 	for range 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -232,9 +218,7 @@ func diesWithItsParent(t *testing.T, once string) {
 	path := script(t, "echo $$ >"+pidFile+".new; mv "+pidFile+".new "+pidFile+"; trap '' TERM INT HUP; while :; do sleep 0.1; done")
 	proc, err := os.StartProcess("/proc/self/exe", []string{os.Args[0], "-test.run=^TestStreamDies$"},
 		&os.ProcAttr{Env: append(os.Environ(), "KBNODE_TEST_STREAM="+pidFile, "KBNODE_TEST_PROBE="+path, "KBNODE_TEST_ONCE="+once)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	pid := 0
 	for deadline := time.Now().Add(30 * time.Second); pid == 0 && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if text, err := os.ReadFile(pidFile); err == nil {
@@ -244,9 +228,7 @@ func diesWithItsParent(t *testing.T, once string) {
 	if pid == 0 {
 		t.Fatal("no sampler")
 	}
-	if err := errors.Join(proc.Kill(), ignore(proc.Wait())); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(proc.Kill(), ignore(proc.Wait())))
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		state, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) || strings.Contains(string(state), ") Z ") {

@@ -1,0 +1,51 @@
+// Package must has what most tests do: they end at an error of what they need, and compare.
+package must
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Do ends the test if err is not nil.
+func Do(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// Write writes a file below root, and the directories above it.
+func Write(tb testing.TB, root, name, text string) {
+	tb.Helper()
+	name = filepath.Join(root, name)
+	Do(tb, os.MkdirAll(filepath.Dir(name), 0o755)) //nolint:gosec // as on a machine
+	Do(tb, os.WriteFile(name, []byte(text), 0o600))
+}
+
+// Read returns the text of a file.
+func Read(tb testing.TB, name string) string {
+	tb.Helper()
+	text, err := os.ReadFile(name)
+	Do(tb, err)
+	return string(text)
+}
+
+// Equal reports what differs between what a test wants and what it got. The test goes on.
+func Equal(tb testing.TB, want, got any, opts ...cmp.Option) {
+	tb.Helper()
+	if diff := cmp.Diff(want, got, opts...); diff != "" {
+		tb.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// Err reports an error without this text; "" wants no error. The test goes on.
+func Err(tb testing.TB, err error, want string) {
+	tb.Helper()
+	if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+		tb.Errorf("error is %v, want %q in it", err, want)
+	}
+}
