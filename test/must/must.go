@@ -22,7 +22,7 @@ func Do(tb testing.TB, err error) {
 func Write(tb testing.TB, root, name, text string) {
 	tb.Helper()
 	name = filepath.Join(root, name)
-	Do(tb, os.MkdirAll(filepath.Dir(name), 0o755)) //nolint:gosec // as on a machine
+	Do(tb, os.MkdirAll(filepath.Dir(name), 0o755))
 	Do(tb, os.WriteFile(name, []byte(text), 0o600))
 }
 
