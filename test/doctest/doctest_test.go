@@ -99,6 +99,7 @@ func TestDiffer(t *testing.T) {
 		{"SLOT AGENT\ngpu0 idle", table, "there is more than the page has"},
 		{table + "gpu3 idle", table, `line 5, "gpu3 idle", does not come there`},
 		{"…\ngpu1 busy, 12 MiB\n…", table, `line 2, "gpu1 busy, 12 MiB", does not come there`},
+		{"gpu0 365 MiB, 2 GiB", "gpu0 358MiB, 1.5 GiB", ""},
 		{"said", "", `line 1, "said", does not come there`},
 		{"", "said", "there is more than the page has"},
 		{"true\ntrue", "true\ntrue\n", ""},

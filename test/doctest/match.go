@@ -12,8 +12,8 @@ import (
 //
 // A line … stands for any lines, also for none, and … in a line for any text. Blanks
 // compare as one, since columns are as wide as their content, and lines without
-// anything do not count. Days, times of day, durations and identifiers are not the same
-// twice: one stands for another of its form.
+// anything do not count. Days, times of day, durations, identifiers, and amounts of memory,
+// of which each kernel keeps its own, are not the same twice: one stands for another of its form.
 func Differ(want, got string) string {
 	lines, text := flat(want), strings.Join(flat(got), "\n")
 	if pattern(lines, `$`).MatchString(text) {
@@ -44,6 +44,7 @@ var volatile = []string{
 	`\d{4}-\d\d-\d\d`,
 	`\d\d:\d\d(?::\d\d)?`,
 	`(?:\d+(?:\.\d+)? ?(?:ms|µs|ns|h|m|s|d)(?:in)?)+`,
+	`\d+(?:\.\d+)? ?[MG]iB`,
 	`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`,
 	`[0-9a-f]{12,64}`,
 }

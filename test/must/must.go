@@ -46,6 +46,6 @@ func Equal(tb testing.TB, want, got any, opts ...cmp.Option) {
 func Err(tb testing.TB, err error, want string) {
 	tb.Helper()
 	if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-		tb.Errorf("error is %v, want %q in it", err, want)
+		tb.Errorf("%v, want %q in it", err, want)
 	}
 }
