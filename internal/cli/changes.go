@@ -14,13 +14,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// marks are the signs and colors of the kinds of changes.
-var marks = map[reconcile.Kind]struct {
-	sign string
-	c    text.Color
-}{
-	reconcile.Create: {"+", text.FgGreen}, reconcile.AddUser: {"+", text.FgGreen}, reconcile.Start: {"+", text.FgGreen}, reconcile.Enable: {"+", text.FgGreen}, reconcile.Protect: {"+", text.FgGreen},
-	reconcile.Delete: {"-", text.FgRed}, reconcile.DelUser: {"-", text.FgRed}, reconcile.DelNet: {"-", text.FgRed}, reconcile.Unprotect: {"-", text.FgRed}, reconcile.Stop: {"-", text.FgRed}, reconcile.Disable: {"-", text.FgRed}, reconcile.Drain: {"-", text.FgRed},
+// markOf returns the sign and the color of a kind of change.
+func markOf(k reconcile.Kind) (sign string, c text.Color) {
+	switch k {
+	case reconcile.Create, reconcile.AddUser, reconcile.Start, reconcile.Enable, reconcile.Protect:
+		return "+", text.FgGreen
+	case reconcile.Delete, reconcile.DelUser, reconcile.DelNet, reconcile.Unprotect, reconcile.Stop, reconcile.Disable, reconcile.Drain:
+		return "-", text.FgRed
+	}
+	return "~", text.FgYellow
 }
 
 // printChanges prints changes. On a terminal, changes that are the same for several slots are
@@ -46,17 +48,13 @@ func printLater(w io.Writer, deferred []reconcile.Change) {
 		slot int
 		why  string
 	}
-	n := map[wait]int{}
-	for _, c := range deferred {
-		n[wait{c.Slot, c.Deferred}]++
-	}
-	for _, c := range deferred {
-		switch k := (wait{c.Slot, c.Deferred}); {
-		case n[k] == 1 || n[k] > 0 && c.Slot < 0:
+	for _, group := range grouped(deferred, func(c reconcile.Change) wait { return wait{c.Slot, c.Deferred} }) {
+		if c := group[0]; c.Slot >= 0 && len(group) > 1 {
+			printf(w, "  later: %s of %s, %s\n", changeCount(len(group)), plan.SlotName(c.Slot), c.Deferred)
+			continue
+		}
+		for _, c := range group {
 			printf(w, "  later: %s\n", c)
-		case n[k] > 0:
-			printf(w, "  later: %s of %s, %s\n", changeCount(n[k]), plan.SlotName(c.Slot), c.Deferred)
-			n[k] = 0
 		}
 	}
 }
@@ -64,39 +62,38 @@ func printLater(w io.Writer, deferred []reconcile.Change) {
 // printSlotsAffected prints which slots are removed, and which keep what they have until a job is done:
 // what a person wants to know when a node changes shape.
 func printSlotsAffected(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
-	var reasons []string
-	slots := map[string][]int{} // that wait, by why
-	var removed []int
+	var removed, deferred []reconcile.Change
 	for _, c := range changes {
-		if c.Slot < 0 {
-			continue
+		if c.Slot >= 0 && !slices.ContainsFunc(p.Slots, func(s plan.Slot) bool { return s.Index == c.Slot }) {
+			removed = append(removed, c)
 		}
-		if !slices.ContainsFunc(p.Slots, func(s plan.Slot) bool { return s.Index == c.Slot }) {
-			removed = append(removed, c.Slot)
-		}
-		if c.Deferred != "" {
-			if slots[c.Deferred] == nil {
-				reasons = append(reasons, c.Deferred)
-			}
-			slots[c.Deferred] = append(slots[c.Deferred], c.Slot)
+		if c.Slot >= 0 && c.Deferred != "" {
+			deferred = append(deferred, c)
 		}
 	}
-	if len(removed) > 0 || len(reasons) > 0 {
+	if len(removed)+len(deferred) > 0 {
 		printf(w, "\n")
 	}
 	if len(removed) > 0 {
-		printf(w, "Slots to be removed: %s\n", namesOf(removed))
+		printf(w, "Slots to be removed: %s\n", slotNames(removed))
 	}
-	for _, why := range reasons {
-		printf(w, "Later: %s, %s\n", namesOf(slots[why]), why)
+	for _, group := range grouped(deferred, func(c reconcile.Change) string { return c.Deferred }) {
+		printf(w, "Later: %s, %s\n", slotNames(group), group[0].Deferred)
 	}
 }
 
-// namesOf returns the names of slots, each once.
-func namesOf(slots []int) string {
+// slotsOf returns the numbers of the changed slots in order, each once.
+func slotsOf(changes []reconcile.Change) (slots []int) {
+	for _, c := range changes {
+		slots = append(slots, c.Slot)
+	}
 	slices.Sort(slots)
+	return slices.Compact(slots)
+}
+
+func slotNames(changes []reconcile.Change) string {
 	var names []string
-	for _, k := range slices.Compact(slots) {
+	for _, k := range slotsOf(changes) {
 		names = append(names, plan.SlotName(k))
 	}
 	return strings.Join(names, ", ")
@@ -107,33 +104,28 @@ func namesOf(slots []int) string {
 const maxDiffLines = 20
 
 // foldSlots merges changes that differ only in the slot's number, at the place of the first.
-func foldSlots(changes []reconcile.Change) []reconcile.Change {
-	slots := map[string][]int{} // by the change without numbers
-	keys := make([]reconcile.Change, len(changes))
-	for i, c := range changes {
-		k := reconcile.Change{Kind: c.Kind, Subject: withoutSlot(c.Subject, c.Slot), Why: withoutSlot(c.Why, c.Slot), Deferred: withoutSlot(c.Deferred, c.Slot)}
+func foldSlots(changes []reconcile.Change) (folded []reconcile.Change) {
+	type key struct {
+		kind                         reconcile.Kind
+		subject, why, deferred, diff string // with a hole for the slot's number
+	}
+	keyOf := func(c reconcile.Change) key {
+		k := key{c.Kind, withoutSlot(c.Subject, c.Slot), withoutSlot(c.Why, c.Slot), withoutSlot(c.Deferred, c.Slot), ""}
 		if showsDiff(c.Kind) {
-			k.Diff = withoutSlot(c.Diff, c.Slot)
+			k.diff = withoutSlot(c.Diff, c.Slot)
 		}
-		keys[i] = k
-		key := k.String() + k.Diff
-		slots[key] = append(slots[key], c.Slot)
+		return k
 	}
-	var out []reconcile.Change
-	for i, c := range changes {
-		k := keys[i]
-		key := k.String() + k.Diff
-		switch all := slots[key]; {
-		case len(all) == 0:
-			continue // merged into an earlier change
-		case len(all) > 1 && strings.Contains(k.Subject, slotHole):
-			in := func(s string) string { return strings.ReplaceAll(s, slotHole, braces(all)) }
-			c.Subject, c.Why, c.Deferred, c.Diff = in(k.Subject), in(k.Why), in(k.Deferred), in(k.Diff)
-			slots[key] = nil
+	for _, group := range grouped(changes, keyOf) {
+		c := group[0]
+		if k := keyOf(c); len(group) > 1 && strings.Contains(k.subject, slotHole) {
+			in := func(s string) string { return strings.ReplaceAll(s, slotHole, braces(slotsOf(group))) }
+			c.Subject, c.Why, c.Deferred, c.Diff = in(k.subject), in(k.why), in(k.deferred), in(k.diff)
+			group = []reconcile.Change{c}
 		}
-		out = append(out, c)
+		folded = append(folded, group...)
 	}
-	return out
+	return folded
 }
 
 const slotHole = "\x00" // not in any name
@@ -154,7 +146,6 @@ func withoutSlot(s string, slot int) string {
 
 // braces writes numbers as a brace expression of a shell.
 func braces(slots []int) string {
-	slices.Sort(slots)
 	if first, last := slots[0], slots[len(slots)-1]; last-first == len(slots)-1 {
 		return fmt.Sprintf("{%d..%d}", first, last)
 	}
@@ -162,11 +153,8 @@ func braces(slots []int) string {
 }
 
 func printChange(w io.Writer, c reconcile.Change) {
-	m, ok := marks[c.Kind]
-	if !ok {
-		m.sign, m.c = "~", text.FgYellow
-	}
-	line := fmt.Sprintf("%s %-9s %s%s%s", paint(w, m.c, m.sign), c.Kind, c.Subject, suffix(": ", c.Why), suffix("; ", c.Deferred))
+	sign, hue := markOf(c.Kind)
+	line := fmt.Sprintf("%s %-9s %s%s%s", paint(w, hue, sign), c.Kind, c.Subject, suffix(": ", c.Why), suffix("; ", c.Deferred))
 	if width, ok := terminal(w); ok {
 		line = fold(line, "", width, len("+ partition "))
 	}

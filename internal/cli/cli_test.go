@@ -62,51 +62,6 @@ func put(t testing.TB, root, name, text string) string {
 	return file
 }
 
-// TestRefusals checks the exit code and the message of each wrong command line, and that
-// standard output stays empty.
-func TestRefusals(t *testing.T) {
-	t.Parallel()
-	root := machinetest.B200x8().Dir(t)
-	noGPU := machinetest.NoGPU().Dir(t)
-	for _, tt := range []struct {
-		name string
-		args []string
-		code int
-		err  string
-	}{
-		{"argument of a command that removes all", []string{"uninstall", "--now", "gpu3"}, 2, `kbnode: kbnode uninstall takes no argument "gpu3" and removes all slots, not only one; write sudo kbnode drain gpu3`},
-		{"number that is none", []string{"plan", "--cpus-per-slot", "many"}, 2, `kbnode: --cpus-per-slot: "many" is not a number`},
-		{"guard without a slot", []string{"guard"}, 2, `kbnode: required flag(s) "slot" not set`},
-		{"hook without a name", []string{"hook"}, 2, "kbnode: accepts 1 arg(s), received 0; see kbnode hook --help"},
-		{"queue with a comma", []string{"plan", "--root", root, "--queue", "b200,h100"}, 2, `kbnode: --queue: "b200,h100" is not a queue name; use letters, digits`},
-		{"negative reserve", []string{"plan", "--root", root, "--reserve-cpus", "-1"}, 2, "--reserve-cpus: -1 is negative"},
-		{"two wrong flags", []string{"plan", "--root", root, "--reserve-memory", "lots", "--gpus", "first"}, 2, "kbnode: --gpus: \"first\" is not a GPU"},
-		{"4 GPUs or GPU 4", []string{"plan", "--root", root, "--gpus", "4"}, 2, "kbnode: --gpus 4 may mean 4 GPUs or GPU 4; write --gpu-count 4 for 4 GPUs, or --gpus 4-4 for GPU 4 alone"},
-		{"no GPUs by number", []string{"plan", "--root", root, "--gpu-count", "0"}, 2, "kbnode: --gpu-count: 0 is not a number of GPUs; write 1 or more"},
-		{"more GPUs than there are", []string{"plan", "--root", root, "--gpu-count", "9"}, 1, "kbnode: gpu_count: 9 GPUs are requested, but this machine has 8; write at most 8 (--gpu-count)"},
-		{"two GPUs and four", []string{"plan", "--root", root, "--gpu-count", "2", "--gpus", "0-3"}, 2, "kbnode: --gpu-count: 2 and gpus, which lists 4, contradict each other"},
-		{"usage with --json", []string{"plan", "--root", root, "--json", "--queue", "a,b"}, 2, "kbnode: --queue:"},
-		{"GPU that is not there", []string{"plan", "--root", root, "--gpus", "0,99"}, 1, "kbnode: GPU 99 does not exist: this machine has GPUs 0 to 7; choose one of them with --gpus"},
-		{"memory that does not fit", []string{"plan", "--root", root, "--memory-per-slot", "900GiB"}, 1, "--memory-per-slot"},
-		{"no GPU at all", []string{"plan", "--root", noGPU}, 1, "kbnode: this machine has no GPU that kbnode can see"},
-		{"root that is not there", []string{"plan", "--root", root + "/absent"}, 1, "kbnode: open machine: " + root + "/absent does not exist; name a directory with a machine's files"},
-		{"root that holds no machine", []string{"inventory", "--root", t.TempDir()}, 1, "kbnode inventory --capture"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			got := kbnode(t, tt.args...)
-			if got.code != tt.code || got.out != "" || !strings.Contains(got.err, tt.err) {
-				t.Errorf("code %d, out %q, err %q; want code %d, no output and %q", got.code, got.out, got.err, tt.code, tt.err)
-			}
-			for line := range strings.Lines(got.err) {
-				if !strings.HasPrefix(line, "kbnode: ") {
-					t.Errorf("line %q does not say who speaks", line)
-				}
-			}
-		})
-	}
-}
-
 func TestVersion(t *testing.T) {
 	t.Parallel()
 	v := kbnode(t, "version")

@@ -67,29 +67,6 @@ func TestConfigCheck(t *testing.T) {
 	}
 }
 
-func TestConfigRefuses(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	bad := t.TempDir()
-	put(t, bad, plan.ConfigPath, "queue: a\nqueues: b\n")
-	for _, tt := range []struct {
-		args []string
-		code int
-		err  string
-	}{
-		{[]string{"check", dir + "/absent"}, 1, "kbnode: read configuration: " + dir + "/absent does not exist; fix the path"},
-		{[]string{"check", dir}, 1, "is a directory"},
-		{[]string{"check", "/dev/zero"}, 1, "larger than 1048576 bytes"},
-		{[]string{"show", "--root", bad}, 1, "kbnode: " + bad + plan.ConfigPath + `:2: unknown key "queues"`},
-		{[]string{"show", "--root", dir + "/absent"}, 1, "absent does not exist; name a directory"},
-	} {
-		got := kbnode(t, append([]string{"config"}, tt.args...)...)
-		if got.code != tt.code || got.out != "" || !strings.Contains(got.err, tt.err) {
-			t.Errorf("%v: %+v; want code %d and %q", tt.args, got, tt.code, tt.err)
-		}
-	}
-}
-
 // pageConfig returns docs/configuration.md and the example at its end.
 func pageConfig(t *testing.T) (page, example string) {
 	t.Helper()

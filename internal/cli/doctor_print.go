@@ -47,30 +47,23 @@ func printDoctor(w io.Writer, r *doctor.Report, how verbosity) {
 // those that passed are one line, and so are those that were skipped for the same reason.
 func printChecks(w io.Writer, r *doctor.Report, all bool) {
 	t := newList(w, "Group", "Check", "", "Found")
+	reason := func(c doctor.Result) string {
+		switch {
+		case all:
+			return c.ID
+		case c.Status == doctor.Skip:
+			return c.Summary()
+		}
+		return ""
+	}
 	for _, group := range doctor.Groups {
 		shown := group
 		for _, status := range []doctor.Status{doctor.OK, doctor.Skip} {
-			var reasons []string
-			checks := map[string][]doctor.Result{} // by what is one line
-			for _, c := range r.Checks {
-				if c.Group != group || c.Status != status {
-					continue
-				}
-				why := ""
-				if all {
-					why = c.ID
-				} else if status == doctor.Skip {
-					why = c.Summary()
-				}
-				if checks[why] == nil {
-					reasons = append(reasons, why)
-				}
-				checks[why] = append(checks[why], c)
-			}
-			for _, why := range reasons {
-				name, saw := checks[why][0].ID, checks[why][0].Summary()
-				if n := len(checks[why]); n > 1 {
-					name, saw = fmt.Sprintf("%d checks", n), why
+			checks := slices.DeleteFunc(slices.Clone(r.Checks), func(c doctor.Result) bool { return c.Group != group || c.Status != status })
+			for _, alike := range grouped(checks, reason) {
+				name, saw := alike[0].ID, alike[0].Summary()
+				if n := len(alike); n > 1 {
+					name, saw = fmt.Sprintf("%d checks", n), reason(alike[0])
 				}
 				t.row(shown, name, paintStatus(w, status), saw)
 				shown = ""

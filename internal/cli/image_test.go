@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/image"
+	evaluation "github.com/gpu-mode/kbnode/packaging/image"
 )
 
 func TestImageResult(t *testing.T) {
@@ -90,5 +91,16 @@ func TestLayerProgress(t *testing.T) {
 		if d := cmp.Diff(want, b.String()); d != "" {
 			t.Error(d)
 		}
+	}
+}
+
+func TestImageBuildPrint(t *testing.T) {
+	t.Parallel()
+	got := kbnode(t, "image", "build", "--variant", "rocm", "--print", "--build-arg", "TORCH_VERSION=2", "--build-arg", "http_proxy=")
+	if got.code != exitDone || got.out != evaluation.Dockerfile("rocm") {
+		t.Errorf("%+v", got)
+	}
+	if got := kbnode(t, "image", "build", "--print"); got.code != exitNo || !strings.Contains(got.err, "or choose one with --variant cpu, cuda, rocm") {
+		t.Errorf("without a GPU: %+v", got)
 	}
 }

@@ -85,6 +85,21 @@ func encodeJSON(w io.Writer, indent string, v any) error {
 	return nil
 }
 
+// grouped returns the elements of a list with the same key together, at the place of the first.
+func grouped[K comparable, V any](list []V, key func(V) K) (groups [][]V) {
+	index := map[K]int{}
+	for _, v := range list {
+		i, ok := index[key(v)]
+		if !ok {
+			i = len(groups)
+			index[key(v)] = i
+			groups = append(groups, nil)
+		}
+		groups[i] = append(groups[i], v)
+	}
+	return groups
+}
+
 // colors are those of verdicts and states. What is in no list here is wrong, and red.
 var colors = map[string]pretty.Color{
 	"ok": pretty.FgGreen, "passed": pretty.FgGreen, "idle": pretty.FgGreen, "FIT": pretty.FgGreen, "ACCEPTED": pretty.FgGreen,

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -111,45 +110,11 @@ func TestPipelineElsewhere(t *testing.T) {
 	configured := t.TempDir() // but not installed
 	put(t, configured, plan.ConfigPath, "queue: h100\n")
 	printed(t, "eval", pipeline.Options{Queue: "h100", Image: config.DefaultImage}, "--root", configured)
-	template := t.TempDir()
-	put(t, template, plan.ConfigPath, "queue: h100-{index}\n")
-	broken := t.TempDir()
-	put(t, broken, plan.ConfigPath, "queues: h100\n")
 	noConfig := t.TempDir() // an agent's configuration without a queue
 	put(t, noConfig, plan.SlotPolicyPath(0), `{"slot": 0, "vendor": "amd"}`)
 	put(t, noConfig, plan.AgentDir(0)+"/buildkite-agent.cfg", "name=\"x\"\n")
 	put(t, noConfig, filepath.Dir(plan.SlotPolicyPath(0))+"/gpu0.json~", "")
 	printed(t, "eval", pipeline.Options{AMD: true}, "--root", noConfig)
-	hostile := t.TempDir()
-	put(t, hostile, plan.SlotPolicyPath(0), `{"slot": 0}`)
-	put(t, hostile, plan.AgentDir(0)+"/buildkite-agent.cfg", "tags=\"queue=${HOME},gpu=x\"\n")
-	cut := t.TempDir()
-	put(t, cut, plan.SlotPolicyPath(0), `{"slot": 0`)
-
-	for _, tt := range []struct {
-		want string
-		code int
-		args []string
-	}{
-		{`unknown command "artefact-test" for "kbnode pipeline"; write kbnode pipeline`, exitUsage, []string{"artefact-test"}},
-		{`kbnode pipeline eval takes no argument "x"`, exitUsage, []string{"eval", "x"}},
-		{`--timeout "90s": write whole minutes, such as 15m`, exitUsage, []string{"--timeout", "90s"}},
-		{`--timeout "0"`, exitUsage, []string{"--timeout", "0"}},
-		{`--gpu-index -2: a slot's number is 0 or more`, exitUsage, []string{"--gpu-index", "-2"}},
-		{`--agent "x": write KEY=VALUE`, exitUsage, []string{"--agent", "x"}},
-		{`the tag "gpu-index" is both "1" and "2"`, exitUsage, []string{"--agent", "gpu-index=1", "--gpu-index", "2"}},
-		{`--vendor "intel": write nvidia, amd or none`, exitUsage, []string{"--vendor", "intel"}},
-		{`"a\nb" is not the name of a queue`, exitUsage, []string{"--queue", "a\nb"}},
-		{`the queue h100-{index} is a template, and there are no agents yet; add --queue NAME`, exitUsage, []string{"--root", template}},
-		{`unknown key "queues"; write "queue"`, exitUsage, []string{"--root", broken}},
-		{`"${HOME}" is not the name of a queue`, exitUsage, []string{"--root", hostile}},
-		{`read policy /etc/kbnode/slots/gpu0.json: unexpected end of JSON input`, exitNo, []string{"--root", cut}},
-	} {
-		got := kbnode(t, append([]string{"pipeline", "--root", none}, tt.args...)...)
-		if got.code != tt.code || got.out != "" || !strings.Contains(got.err, tt.want) {
-			t.Errorf("%q: code %d, %q, %s; want %s", tt.args, got.code, got.out, got.err, tt.want)
-		}
-	}
 }
 
 // TestPipelineOfPage checks that the job in docs/pipelines.md, which TestTutorial of test/vm runs, is

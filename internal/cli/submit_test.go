@@ -149,42 +149,9 @@ func TestSubmitTemplate(t *testing.T) {
 	}
 }
 
-// TestBuildUsage checks what submit and e2e refuse before they ask Buildkite anything.
-func TestBuildUsage(t *testing.T) {
+// TestSubmitRefuses checks what is wrong with a file. testdata/typed.txt has wrong flags.
+func TestSubmitRefuses(t *testing.T) {
 	t.Setenv("BUILDKITE_API_TOKEN", "")
-	t.Setenv("BUILDKITE_ORG", "")
-	t.Setenv("KBNODE_DB", "")
-	for args, want := range map[string]string{
-		"submit":                                        "say what to evaluate",
-		"submit --hello --payload x --queue q":          "say what to evaluate",
-		"submit mine.py --hello --queue q":              "a submission needs --eval DIR",
-		"submit --hello":                                "no queue is given; write --queue b200, or --gpu B200_BK",
-		"submit --hello --gpu b20":                      `"b20" is not a type of GPU that kbnode knows; it knows B200, B300`,
-		"submit --hello --queue q":                      "no organization is given",
-		"submit --hello --queue q --org a/b":            `"a/b" is not the name of an organization`,
-		"submit --hello --queue q --pipeline ../x":      `"../x" is not the name of a pipeline`,
-		"submit --hello --queue q --timeout -1m":        "cannot be negative",
-		"submit --hello --queue q --profile strict":     "--profile needs --inline-steps",
-		"submit --eval testdata --queue q":              "testdata/task.yml does not exist",
-		"e2e":                                           "no queue is given; write --queue b200, or --gpu B200_BK",
-		"e2e b200":                                      `"b200" is not a part to test; write artifact, evaluation, concurrency; if it is the queue, write --queue b200`,
-		"e2e all --queue q":                             `"all" is not a part to test; write artifact, evaluation, concurrency`,
-		"e2e --queue q --mode profile":                  `--mode "profile": write test, benchmark, leaderboard`,
-		"e2e --queue q --jobs 1001":                     "--jobs 1001: write 1 to 1000",
-		"e2e --queue q --hold 2h":                       "--hold 2h0m0s: write up to 1h",
-		"e2e --queue q --cleanup":                       "--cleanup needs --db DSN",
-		"e2e artifact --queue q --db host=x":            "--db stores the result of evaluation; add evaluation",
-		"e2e --queue q --db env":                        "KBNODE_DB is not set",
-		"e2e --queue q --db postgres://kb:hunter2@h/db": "can see a password on the command line",
-		"e2e --queue q --db host=h:password=hunter2":    "can see a password on the command line",
-		"e2e --queue q":                                 "no organization is given",
-		"e2e --queue two.words! --dry-run":              "is not the name of a queue",
-	} {
-		r := kbnode(t, strings.Fields(args)...)
-		if r.code != exitUsage || r.out != "" || !strings.Contains(r.err, want) || strings.Contains(r.err, "hunter2") {
-			t.Errorf("%s: %+v", args, r)
-		}
-	}
 	for want, args := range map[string]string{"read payload": "--payload /no/such/file", "not a regular file": "--hello --org o --token-file /dev/null"} {
 		if r := kbnode(t, append([]string{"submit", "--queue", "q"}, strings.Fields(args)...)...); r.code == 0 || r.out != "" || !strings.Contains(r.err, want) {
 			t.Errorf("%s: %+v", args, r)
