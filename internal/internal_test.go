@@ -186,7 +186,7 @@ func TestConfigurationPage(t *testing.T) {
 
 func TestCommandPage(t *testing.T) {
 	t.Parallel()
-	generated(t, "docs/cli.md", cli.Reference())
+	generated(t, "docs/cli.md", reference())
 }
 
 // generated compares a page with what a program says, or writes it.

@@ -3,13 +3,20 @@ package cli
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/submit"
 )
 
 func TestFoldSlots(t *testing.T) {
@@ -101,5 +108,173 @@ Later: gpu0, gpu1, waits for job 0192 of slot gpu1
 `
 	if diff := cmp.Diff(want, strings.TrimRight(head, "0123456789")); diff != "" {
 		t.Error(diff)
+	}
+}
+
+var (
+	started = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	taken   = started.Add(time.Hour)
+
+	drainedAt = taken.Add(time.Minute)
+)
+
+func agentAt(active, sub string) slot.Unit {
+	return slot.Unit{Load: "loaded", Active: active, Sub: sub, Since: started}
+}
+
+// wantedSlots are the slots of a plan with one GPU each.
+func wantedSlots(n int) []plan.Slot {
+	var slots []plan.Slot
+	for k := range n {
+		slots = append(slots, plan.Slot{
+			Index: k, Name: plan.SlotName(k), Queue: "b200", CPUs: "4-7", MemoryNodes: "0", MemoryBytes: 64 << 30,
+			GPUs: []plan.SlotGPU{{UUID: "GPU-1", PCI: "0000:1b:00.0", Vendor: "nvidia", Model: "NVIDIA B200"}},
+		})
+	}
+	return slots
+}
+
+func TestStatusTable(t *testing.T) {
+	t.Parallel()
+	slots := wantedSlots(5)
+	slots[3].Parked = "its GPU is away"
+	slots[4].Drains = []plan.Drain{{Slot: 4, By: plan.ByOperator, Reason: "new fan", Since: drainedAt}}
+	state := &reconcile.State{Warnings: []string{"the kernel made no partition"}, Slots: []slot.State{
+		{Index: 0, Agent: agentAt("active", "running")},
+		{Index: 1, Agent: agentAt("active", "running"), Job: &slot.Job{ID: "0190-aa", Pipeline: "kernelbot", Build: "7", Since: taken}},
+		{Index: 2, Agent: agentAt("failed", "failed"), Job: nil},
+		{Index: 3, Agent: agentAt("inactive", "dead")},
+		{Index: 4, Agent: agentAt("inactive", "dead")},
+	}}
+	changes := []reconcile.Change{
+		{Kind: reconcile.Start, Subject: "buildkite-agent-gpu2.service", Slot: 2},
+		{Kind: reconcile.Set, Subject: "buildkite-gpu2.slice", Slot: 2},
+	}
+	var b strings.Builder
+	printStatus(&b, node.StatusOf(&plan.Plan{Slots: slots}, state, changes), taken.Add(90*time.Second))
+	golden(t, "status.txt", b.String())
+}
+
+func TestAgo(t *testing.T) {
+	t.Parallel()
+	for d, want := range map[time.Duration]string{
+		-time.Minute: "0s", 0: "0s", 59 * time.Second: "59s", time.Minute: "1m", 59*time.Minute + 59*time.Second: "59m",
+		time.Hour: "1h00m", 130 * time.Minute: "2h10m", 24 * time.Hour: "1d", 130 * time.Hour: "5d",
+	} {
+		if got := ago(started, started.Add(d)); got != want {
+			t.Errorf("%s ago is %q, want %q", d, got, want)
+		}
+	}
+	if got := ago(time.Time{}, started); got != "-" {
+		t.Errorf("no time is %q", got)
+	}
+}
+
+var shown = []reconcile.Change{
+	{Kind: reconcile.AddUser, Subject: "kbnode-gpu0"},
+	{Kind: reconcile.AddUser, Subject: "kbnode-gpu1"},
+	{Kind: reconcile.Create, Subject: "/etc/kbnode/"},
+	{Kind: reconcile.Update, Subject: "/etc/kbnode/config.yaml"},
+	{Kind: reconcile.Reload, Subject: "systemd"},
+}
+
+func TestProgressOnATerminal(t *testing.T) {
+	t.Parallel()
+	for width, want := range map[int]string{
+		80: "  adding users: 2|  writing files: 2|  reloading systemd: 1|",
+		12: "  adding us|  writing f|  reloading|",
+		1:  "|||",
+	} {
+		var b strings.Builder
+		p := changeProgress{progress: &progress{s: Streams{Err: &b}, width: width}}
+		for _, c := range shown {
+			p.show(c)
+		}
+		p.end()
+		p.end() // a second call does nothing
+		got := ""
+		for line := range strings.Lines(b.String()) {
+			parts := strings.Split(strings.TrimSuffix(line, "\n"), "\r\x1b[K")
+			for _, part := range parts {
+				if len(part) >= width {
+					t.Errorf("width %d: %q would wrap", width, part)
+				}
+			}
+			got += parts[len(parts)-1] + "|"
+		}
+		if got != want {
+			t.Errorf("width %d leaves %q, want %q", width, got, want)
+		}
+		if width == 80 && !strings.Contains(b.String(), "  writing files: 2, /etc/kbnode/config.yaml") {
+			t.Errorf("what is under way is not shown: %q", b.String())
+		}
+	}
+}
+
+// TestEveryChangeIsNamed checks that no kind of change shows a line without words.
+func TestEveryChangeIsNamed(t *testing.T) {
+	t.Parallel()
+	for _, k := range []reconcile.Kind{
+		reconcile.Create, reconcile.Update, reconcile.Adopt, reconcile.Chmod, reconcile.Delete, reconcile.Restore,
+		reconcile.AddUser, reconcile.DelUser, reconcile.Reload, reconcile.Start, reconcile.Stop, reconcile.Restart,
+		reconcile.Drain, reconcile.Set, reconcile.Partition, reconcile.Enable, reconcile.Disable,
+	} {
+		if doing[k] == "" {
+			t.Errorf("no words for %s", k)
+		}
+	}
+}
+
+// TestSubmitProgress counts the seconds of a build on one line, and asks after Ctrl-C.
+func TestSubmitProgress(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for width, want := range map[int]string{
+			80: "|  waiting, 0 s|  waiting, 1 s|  build 7: http://b/7\n|  build 7: running on n-gpu3, 0 s|  502; retrying in 1s\n|  build 7: running on n-gpu3, 0 s|",
+			0:  "  waiting\n  build 7: http://b/7\n  502; retrying in 1s\n  build 7: passed\n",
+		} {
+			var b strings.Builder
+			p := newSubmitProgress(&progress{s: Streams{Err: &b}, width: width})
+			p.show(0, submit.Status{State: "creating"})
+			p.show(0, submit.Status{State: "waiting", Since: time.Now()})
+			time.Sleep(1500 * time.Millisecond)
+			p.show(0, submit.Status{State: "running", Build: 7, Agent: "n-gpu3", URL: "http://b/7", Since: time.Now()})
+			p.trouble("502", 0)
+			if width == 0 {
+				p.show(0, submit.Status{State: "passed", Build: 7})
+			}
+			p.stop()
+			p.stop()
+			_, got, _ := strings.Cut("\n"+b.String(), "\n")
+			if width > 0 {
+				_, got, _ = strings.Cut(got, "creating, ")
+				_, got, _ = strings.Cut(got, " s")
+			}
+			if diff := cmp.Diff(want, strings.ReplaceAll(got, clearLine, "|")); diff != "" {
+				t.Errorf("width %d: %s", width, diff)
+			}
+		}
+	})
+}
+
+func TestLeaveBuild(t *testing.T) {
+	t.Parallel()
+	for typed, leaves := range map[string]bool{"n\r": true, "No\r": true, "\r": false, "y\r": false, "\x04": false} {
+		person := newPerson(t)
+		p := newSubmitProgress(newProgress(person.streams("submit")))
+		p.show(0, submit.Status{State: "running", Build: 7, Since: time.Now()})
+		answer := make(chan bool)
+		go func() { answer <- p.leave()() }()
+		person.types("Cancel build 7 in Buildkite? [Y/n] ", typed)
+		if got := <-answer; got != leaves {
+			t.Errorf("%q: left is %t", typed, got)
+		}
+		p.stop()
+		person.saw()
+	}
+	p := newSubmitProgress(newProgress(Streams{In: strings.NewReader("n\n"), Err: io.Discard}))
+	defer p.stop()
+	if p.leave() != nil {
+		t.Error("asks without a terminal")
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
+	"runtime/debug"
 	"strings"
 	"syscall"
 
@@ -175,6 +177,11 @@ func newRoot(s Streams, hint hints) *cobra.Command {
 	return root
 }
 
+// Commands returns all commands, for generating documents. They print nothing.
+func Commands() *cobra.Command {
+	return newRoot(Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}, hints{})
+}
+
 // logger returns a log to Err. In a unit it omits the time, which the journal adds.
 func (s Streams) logger() *slog.Logger {
 	opts := &slog.HandlerOptions{}
@@ -197,4 +204,48 @@ func (s Streams) progress(format string, args ...any) {
 // warn prints a line about something that did not stop the work.
 func (s Streams) warn(format string, args ...any) {
 	printf(s.Err, "kbnode: warning: "+format+"\n", args...)
+}
+
+// The linker sets version, commit and date (Makefile).
+var version, commit, date string
+
+type versionInfo struct {
+	Version string `json:"version"`
+	Commit  string `json:"commit"`
+	Date    string `json:"date"`
+	Go      string `json:"go"`
+	Arch    string `json:"arch"`
+}
+
+// Version returns kbnode's version: "1.2.3", or "0.0.0-dev" for a build without one.
+func Version() string { return cmp.Or(version, "0.0.0-dev") }
+
+func readVersion() versionInfo {
+	v := versionInfo{Version: Version(), Commit: commit, Date: date, Go: runtime.Version(), Arch: runtime.GOARCH}
+	if info, ok := debug.ReadBuildInfo(); ok && v.Commit == "" {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				v.Commit = s.Value
+			}
+		}
+	}
+	return v
+}
+
+func (v versionInfo) String() string {
+	return fmt.Sprintf("kbnode %s (%s, %s)", v.Version, cmp.Or(v.Commit, "unknown commit"), v.Arch)
+}
+
+func newVersion(s Streams) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version of kbnode",
+		RunE: func(*cobra.Command, []string) error {
+			v := readVersion()
+			return s.print(asJSON, v, func() { printf(s.Out, "%s\n", v) })
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
 }

@@ -1,30 +1,24 @@
-package cli
+package internal_test
 
 import (
 	"cmp"
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-)
 
-// Commands returns all commands, for generating documents. They print nothing.
-func Commands() *cobra.Command {
-	root := newRoot(Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}, hints{})
-	root.InitDefaultCompletionCmd()
-	return root
-}
+	"github.com/gpu-mode/kbnode/internal/cli"
+)
 
 // shared is from how many flags on a section refers to an earlier one that has the same flags.
 const shared = 2
 
-// Reference returns docs/cli.md: every command that people type, with its flags. Examples are left
+// reference returns docs/cli.md: every command that people type, with its flags. Examples are left
 // to --help.
-func Reference() string {
+func reference() string {
 	var documented []*cobra.Command
-	for _, cmd := range Commands().Commands() {
+	for _, cmd := range cli.Commands().Commands() {
 		switch {
 		case cmd.Hidden || cmd.Name() == "help":
 		case cmd.Name() == "completion": // the same for four shells
