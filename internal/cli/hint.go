@@ -108,9 +108,9 @@ func farthest(word string) int { return min(2, max(1, len(word)-3)) }
 func (h hints) flag(cmd *cobra.Command, err error) error {
 	help := cmd.CommandPath() + " --help lists the flags"
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
-		name, dashes, near := unknown.GetSpecifiedName(), "--", ""
+		name, dashes := unknown.GetSpecifiedName(), "--"
 		if several := unknown.GetSpecifiedShortnames(); several != "" { // -all is read as -a -l -l
-			name, dashes, near = several, "-", flagWith(cmd, several)
+			name, dashes = several, "-"
 		}
 		i, says := h.find(dashes+name, ""), "unknown flag: "+dashes+text.Line(name, 60)
 		switch {
@@ -126,10 +126,7 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 			}
 			return h.write(says, h.with(i))
 		default:
-			if near == "" && dashes == "--" {
-				near = nearFlag(cmd, name)
-			}
-			if near != "" {
+			if near := nearFlag(cmd, name, dashes == "-"); near != "" {
 				return h.write(says, h.with(i, strings.Replace(h.args[i], dashes+name, "--"+near, 1)))
 			}
 		}
@@ -185,13 +182,26 @@ func explainValue(kind, value string) (says, better string) {
 	}
 }
 
-// nearFlag returns the flag of a command that a mistyped one probably is, or "".
-func nearFlag(cmd *cobra.Command, name string) string {
-	if same := flagSynonyms[name]; cmd.Flags().Lookup(same) != nil {
+// nearFlag returns the flag of a command that a mistyped one probably is, or "": the only one that
+// begins so or, after two dashes, the nearest.
+func nearFlag(cmd *cobra.Command, name string, short bool) string {
+	var names []string // sorted
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			names = append(names, f.Name)
+		}
+	})
+	begin := slices.DeleteFunc(slices.Clone(names), func(flag string) bool { return !strings.HasPrefix(flag, name) })
+	switch same := flagSynonyms[name]; {
+	case slices.Contains(names, same):
 		return same
+	case len(begin) == 1 || slices.Contains(begin, name):
+		return begin[0] // the shortest comes first
+	case short:
+		return ""
 	}
 	near, best := "", 2*farthest(name)+1
-	for _, flag := range flagNames(cmd) {
+	for _, flag := range names {
 		d := 2 * text.Edits(flag, name)
 		if len(name) > 2 && (strings.HasPrefix(flag, name) || strings.HasPrefix(name, flag)) {
 			d = min(d, 3) // --gpu is --gpus rather than --gpu-count
@@ -201,25 +211,6 @@ func nearFlag(cmd *cobra.Command, name string) string {
 		}
 	}
 	return near
-}
-
-// flagWith returns the only flag of a command whose name begins so, or "".
-func flagWith(cmd *cobra.Command, prefix string) string {
-	names := slices.DeleteFunc(flagNames(cmd), func(name string) bool { return !strings.HasPrefix(name, prefix) })
-	if len(names) == 1 || slices.Contains(names, prefix) {
-		return names[0] // the shortest comes first
-	}
-	return ""
-}
-
-// flagNames returns the names of a command's flags, sorted.
-func flagNames(cmd *cobra.Command) (names []string) {
-	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		if !f.Hidden {
-			names = append(names, f.Name)
-		}
-	})
-	return names
 }
 
 // stray explains an argument to a command that takes none.

@@ -239,25 +239,3 @@ func TestPayloadOfTheEnvironment(t *testing.T) {
 		t.Errorf("nothing to encode: %+v", got)
 	}
 }
-
-func TestPayloadRefuses(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	for _, c := range []struct {
-		name, in string
-		args     []string
-		code     int
-		want     string
-	}{
-		{"broken JSON", `{"a": 1,}`, []string{"encode"}, 1, "the payload is not JSON: line 1, byte 8: a key in double quotes is missing"},
-		{"no file", "", []string{"encode", dir + "/absent"}, 1, "read payload: open " + dir + "/absent: no such file"},
-		{"a file of nothing", "", []string{"decode", "-"}, 1, "not a zlib stream"},
-		{"no JSON inside", payload.Encode([]byte("text")), []string{"decode"}, 1, "is not JSON"},
-		{"JSON itself", payloadDoc, []string{"decode"}, 1, "the payload is JSON text; encode it with kbnode payload encode"},
-	} {
-		got := fed(t, strings.NewReader(c.in), append([]string{"payload"}, c.args...)...)
-		if got.code != c.code || got.out != "" || !strings.Contains(got.err, c.want) {
-			t.Errorf("%s: %+v, want code %d and %q", c.name, got, c.code, c.want)
-		}
-	}
-}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 )
@@ -57,7 +58,7 @@ func typedFiles(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	for name, text := range map[string]string{
-		"token": "", "empty/x": "", "task.json": `{"lang": "cu", "arch": "90a"}`,
+		"token": "", "wide": "", "empty/x": "", "broken.json": `{"a": 1,}`, "nojson": payload.Encode([]byte("text")), "task.json": `{"lang": "cu", "arch": "90a"}`,
 		"hopper/task.yml":      `{files: [{name: submission.cu, source: "@SUBMISSION@"}], lang: cu, config: {sources: [submission.cu], arch: 90a}}`,
 		"hopper/submission.cu": "",
 		"Dockerfile":           "ARG BASE=x\nFROM $BASE\nARG NUMPY\n",
@@ -73,7 +74,7 @@ func typedFiles(t *testing.T) (dir string) {
 	} {
 		put(t, dir, name, text)
 	}
-	err := errors.Join(os.Remove(filepath.Join(dir, "empty/x")), os.Symlink("Dockerfile", filepath.Join(dir, "link")))
+	err := errors.Join(os.Remove(filepath.Join(dir, "empty/x")), os.Chmod(filepath.Join(dir, "wide"), 0o640), os.Symlink("Dockerfile", filepath.Join(dir, "link")))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -173,16 +173,12 @@ func (r *Report) concurrency(ctx context.Context, c *buildkite.Client, o Options
 // agents counts the agents of a queue that take jobs, and those of them without a job.
 func agents(ctx context.Context, c *buildkite.Client, org, queue string) (serving, free int, err error) {
 	all, err := c.Agents(ctx, org)
-	for _, a := range all {
-		if !slices.Contains(a.Queues(), queue) || a.Paused || a.Stopping() {
-			continue
-		}
-		serving++
-		if a.Job == nil {
-			free++
+	for _, q := range buildkite.Queues(all, nil) {
+		if q.Name == queue {
+			return q.Count(buildkite.Idle, buildkite.Busy), q.Count(buildkite.Idle), err
 		}
 	}
-	return serving, free, err
+	return 0, 0, err
 }
 
 // run runs trials concurrently, and adds a check for each.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/submit"
+	"github.com/gpu-mode/kbnode/internal/task"
 )
 
 // whole judges the result.json of a job that evaluates nothing. Its size and checksum were
@@ -24,16 +25,11 @@ func whole(out submit.Outcome) (string, bool) {
 	return fmt.Sprintf("result.json came back intact: %d bytes from %s", len(out.Raw), r.System.Hostname), true
 }
 
-// evaluated lists the runs that a passing result has, by mode.
-var evaluated = map[string][]string{
-	"test": {"test"}, "benchmark": {"benchmark"}, "leaderboard": {"test", "benchmark", "leaderboard"},
-}
-
 // judged reports whether a submission came out as its kind should, and says why.
 func judged(out submit.Outcome, kind Kind, mode string) (string, bool) {
 	passed := out.Verdict == submit.Passed && out.Result != nil
 	if passed {
-		for _, name := range evaluated[mode] {
+		for _, name := range task.Runs(mode) {
 			if run := runOf(out.Result, name); run == nil || !run.Passed {
 				return fmt.Sprintf("the build passed without the run %s", name), false
 			}

@@ -2,12 +2,17 @@ package e2e
 
 import (
 	"cmp"
+	"context"
+	"encoding/json"
 	"fmt"
 	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/gpu-mode/kbnode/internal/results"
+	"github.com/gpu-mode/kbnode/internal/submit"
 	"github.com/gpu-mode/kbnode/internal/task"
 )
 
@@ -36,7 +41,6 @@ type Submission struct {
 
 // Problem is a problem in kernelbot's format with submissions beside its task.yml.
 type Problem struct {
-	Name        string
 	Task        *task.Task
 	Submissions []Submission // the right one first, then one or more that should fail
 }
@@ -52,7 +56,7 @@ func Load(name string) (*Problem, error) {
 
 // load reads a problem's submissions.
 func load(name string, t *task.Task, dir fs.FS) (*Problem, error) {
-	p := &Problem{Name: name, Task: t}
+	p := &Problem{Task: t}
 	entries, err := fs.ReadDir(dir, ".")
 	if err != nil {
 		return nil, fmt.Errorf("read problem %s: %w", name, err)
@@ -92,4 +96,55 @@ func load(name string, t *task.Task, dir fs.FS) (*Problem, error) {
 		return nil, fmt.Errorf("problem %s has %d submissions; keep %d at most", name, n, maxSubmissions)
 	}
 	return p, nil
+}
+
+// The user who submits matches no one: kernelbot's user IDs are numbers.
+const (
+	userID   = "kbnode-e2e"
+	userName = "kbnode e2e"
+)
+
+// store saves the right submission in the database, checks that all of it is there, and removes
+// it again if o.Cleanup is set, even after an error.
+func (r *Report) store(ctx context.Context, o Options, out submit.Outcome) {
+	check := func(name string, err error, saw string) bool {
+		c := Check{Part: Database, Name: name, Verdict: OK, Saw: saw}
+		if err != nil {
+			c.Verdict, c.Saw = Failed, err.Error()
+		}
+		r.add(c)
+		return err == nil
+	}
+	record, err := o.record(out, time.Now())
+	if err != nil {
+		r.add(Check{Part: Database, Name: "stored", Verdict: Untried, Saw: err.Error()})
+		return
+	}
+	stored, err := o.Store.Save(ctx, record)
+	if stored.Name != "" {
+		r.Stored = &stored
+	}
+	if check("stored", err, fmt.Sprintf("leaderboard %s, submission %d with %d runs", record.Leaderboard, stored.Submission, len(stored.Runs))) {
+		check("as it was stored", o.Store.Verify(ctx, stored, record), "every column matches what was sent")
+	}
+	if !o.Cleanup || r.Stored == nil {
+		return
+	}
+	if check("removed", o.Store.Remove(context.WithoutCancel(ctx), stored), "no rows are left") {
+		r.Stored = nil
+	}
+}
+
+// record returns what kernelbot would store for the right submission.
+func (o Options) record(out submit.Outcome, now time.Time) (results.Record, error) {
+	right := o.Problem.Submissions[0]
+	if out.Verdict != submit.Passed {
+		return results.Record{}, fmt.Errorf("%s has no result to store", right.File)
+	}
+	gpu := strings.ToUpper(cmp.Or(o.GPU, o.Queue))
+	runs, err := results.RunsOf(out.Raw, o.Problem.Task.RankingBy, gpu)
+	return results.Record{
+		Leaderboard: o.RunID, Description: "made by kbnode e2e", Task: json.RawMessage(o.Problem.Task.Definition()),
+		GPU: gpu, UserID: userID, UserName: userName, File: right.File, Code: right.Text, Submitted: now, Runs: runs,
+	}, err
 }

@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -93,4 +95,111 @@ func Run(ctx context.Context, steps []Step, w io.Writer) error {
 		}
 	}
 	return nil
+}
+
+// Prerequisite is a program that a node needs from the distribution's packages.
+//
+// Both maps have an entry per package manager, for the distributions that differ also one per
+// ID in os-release, and one per ID and major version. The most specific one counts.
+type Prerequisite struct {
+	packages map[string]string
+	service  map[string]string // the unit to enable
+}
+
+// Everything that a node needs from packages. Cron is needed for image.auto_update only.
+var (
+	Docker = Prerequisite{
+		// In Debian 13 the command line became a separate package.
+		packages: map[string]string{"apt-get": "docker.io", "debian": "docker.io docker-cli", "debian 11": "docker.io", "debian 12": "docker.io", "dnf": "docker-ce", "amzn": "docker"},
+		service:  map[string]string{"apt-get": "docker", "dnf": "docker"},
+	}
+	Git      = Prerequisite{packages: map[string]string{"apt-get": "git", "dnf": "git"}}
+	MkfsExt4 = Prerequisite{packages: map[string]string{"apt-get": "e2fsprogs", "dnf": "e2fsprogs"}}
+	Toolkit  = Prerequisite{packages: map[string]string{"apt-get": "nvidia-container-toolkit", "dnf": "nvidia-container-toolkit"}}
+	Cron     = Prerequisite{
+		packages: map[string]string{"apt-get": "cron", "dnf": "cronie"},
+		service:  map[string]string{"apt-get": "cron", "dnf": "crond"},
+	}
+)
+
+// GenerateCDI describes the NVIDIA GPUs to Docker.
+const GenerateCDI = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+
+// Command returns the command for a root shell that installs and starts a prerequisite on a
+// distribution.
+func (p Prerequisite) Command(os inventory.OS) string {
+	manager := "apt-get"
+	if slices.Contains([]string{"rhel", "centos", "rocky", "almalinux", "fedora", "ol", "amzn"}, os.ID) {
+		manager = "dnf"
+	}
+	var commands []string
+	if manager == "apt-get" {
+		commands = append(commands, "apt-get update")
+	}
+	commands = append(commands, manager+" install -y "+find(p.packages, os, manager))
+	if unit := find(p.service, os, manager); unit != "" {
+		commands = append(commands, "systemctl enable --now "+unit)
+	}
+	return strings.Join(commands, " && ")
+}
+
+// find returns the entry that counts on a distribution.
+func find(entries map[string]string, os inventory.OS, manager string) string {
+	major, _, _ := strings.Cut(os.VersionID, ".")
+	return cmp.Or(entries[os.ID+" "+major], entries[os.ID], entries[manager])
+}
+
+// MinSystemd is the oldest systemd that supports what units and slices need.
+const MinSystemd = 249
+
+// Preflight lists what keeps this machine from being a node, each with what to
+// type. It checks what plan.Build does not need.
+func Preflight(inv *inventory.Inventory) []string {
+	var missing []string
+	say := func(format string, args ...any) { missing = append(missing, fmt.Sprintf(format, args...)) }
+	sw := inv.Software
+	if sw.Systemd == "" {
+		say("systemd does not report its version (%s); kbnode needs systemd, so run kbnode on the host, not in a container", problem(inv, "systemd"))
+	} else if v, err := strconv.Atoi(strings.TrimFunc(strings.SplitN(sw.Systemd, ".", 2)[0], func(r rune) bool { return r < '0' || r > '9' })); err == nil && v < MinSystemd {
+		say("systemd is version %s; kbnode needs %d or newer (Ubuntu 22.04, Debian 12, RHEL 9)", sw.Systemd, MinSystemd)
+	}
+	if !sw.CgroupV2 {
+		say("cgroup v1 is mounted at /sys/fs/cgroup; boot with systemd.unified_cgroup_hierarchy=1 on the kernel command line")
+	}
+	if sw.Docker.Version == "" {
+		say("Docker does not answer (%s); %s", problem(inv, "docker"), hint(Docker.Command(inv.OS)))
+	} else if sw.Docker.CgroupDriver != "systemd" {
+		say("Docker uses the %s cgroup driver, with which slices do not limit containers; put {\"exec-opts\": [\"native.cgroupdriver=systemd\"]} into /etc/docker/daemon.json and run systemctl restart docker", cmp.Or(sw.Docker.CgroupDriver, "unknown"))
+	}
+	if sw.Git == "" {
+		say("git is not installed; %s", hint(Git.Command(inv.OS)))
+	}
+	if sw.MkfsExt4 == "" {
+		say("mkfs.ext4 is not installed; %s", hint(MkfsExt4.Command(inv.OS)))
+	}
+	if inv.NVIDIA != nil && sw.Docker.Version != "" && !givesGPUs(sw.Docker) {
+		say("Docker cannot give NVIDIA GPUs to containers; %s", hint(Toolkit.Command(inv.OS)+" && "+GenerateCDI))
+	}
+	return missing
+}
+
+// hint tells a user to run a command that is for a root shell.
+func hint(command string) string {
+	return "run: sudo " + strings.ReplaceAll(command, "&& ", "&& sudo ") + " (or kbnode install --install-deps)"
+}
+
+// problem returns what the inventory says about a subject that it could not read.
+func problem(inv *inventory.Inventory, subject string) string {
+	for _, p := range inv.Problems {
+		if p.Subject == subject {
+			return p.Detail
+		}
+	}
+	return "not found"
+}
+
+// givesGPUs reports whether an engine can give an NVIDIA GPU to a container.
+func givesGPUs(d inventory.Docker) bool {
+	return slices.Contains(d.Runtimes, "nvidia") ||
+		d.CDI && slices.ContainsFunc(d.CDIDevices, func(n string) bool { return strings.HasPrefix(n, "nvidia.com/gpu=") })
 }

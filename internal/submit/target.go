@@ -2,11 +2,19 @@ package submit
 
 import (
 	"cmp"
+	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/pipeline"
 )
 
 // Target says where builds go and how they run there.
@@ -67,3 +75,84 @@ func (t *Target) UseArch(arch string) error {
 
 // Minutes returns RunTime as Buildkite has it.
 func (t *Target) Minutes() int { return int((t.RunTime + time.Minute - 1) / time.Minute) }
+
+// maxEnviron is the maximum size of an encoded payload, in bytes. With the rest of the job's
+// environment it must stay below Linux's limit for starting a program, 2 MiB with the agent's
+// stack.
+const maxEnviron = 1_900_000
+
+// Request describes an evaluation.
+type Request struct {
+	Target
+	RunID   string
+	Payload string // JSON text
+	Message string
+}
+
+var errNoQueue = errors.New("no queue is given; write --queue b200, or --gpu B200_BK")
+
+// CheckSize returns an error if an encoded payload is too large for a job.
+func CheckSize(encoded string) error {
+	if len(encoded) > maxEnviron {
+		return fmt.Errorf("the encoded payload has %d bytes, and %d fit into a job's environment; make the submission or the tests smaller", len(encoded), maxEnviron)
+	}
+	return nil
+}
+
+// Job returns the build for r. Its error joins everything that is wrong with r.
+func (r Request) Job() (Job, error) {
+	var errs []error
+	env := map[string]string{"KERNELBOT_RUN_ID": r.RunID, "KERNELBOT_QUEUE": r.Queue, "GPU_QUEUE": r.Queue}
+	if r.Image != "" {
+		env["KERNELBOT_IMAGE"] = r.Image
+	}
+	text := payload.Encode([]byte(r.Payload))
+	errs = append(errs, CheckSize(text))
+	for _, kv := range payload.Environ(text) {
+		k, v, _ := strings.Cut(kv, "=")
+		env[k] = v
+		if k == payload.Var { // in one piece, so that pipelines of the older launcher can read it too
+			env[payload.OldVar] = v
+		}
+	}
+	if r.Queue == "" {
+		errs = append(errs, errNoQueue)
+	}
+	j := Job{RunID: r.RunID, Build: buildkite.NewBuild{
+		Commit: "HEAD", Branch: cmp.Or(r.Branch, "main"), Message: r.Message, Env: env,
+	}}
+	if r.Inline {
+		p, err := pipeline.Build(pipeline.Eval, pipeline.Options{Queue: r.Queue, Image: r.Image, AMD: r.AMD, Profile: r.Profile, Timeout: r.Minutes()})
+		if err != nil {
+			errs = append(errs, err)
+		} else {
+			j.Build.Steps = p.Steps
+		}
+	}
+	return j, errors.Join(errs...)
+}
+
+// CheckQueue returns an error if no agent is connected in queue: a build would wait there
+// forever. If the token may not list agents, it returns nil.
+func CheckQueue(ctx context.Context, c *buildkite.Client, org, queue string) error {
+	queues := map[string]bool{}
+	err := c.EachAgent(ctx, org, func(a buildkite.Agent) bool {
+		for _, q := range a.Queues() {
+			queues[q] = true
+		}
+		return !queues[queue] // of thousands, the first match is enough
+	})
+	switch status := buildkite.Refused(err); {
+	case status == http.StatusForbidden:
+		return nil
+	case err != nil:
+		return err
+	}
+	if queues[queue] {
+		return nil
+	}
+	if len(queues) == 0 {
+		return fmt.Errorf("no agent is connected in queue %s or any other queue of %s; --force creates the build anyway", queue, org)
+	}
+	return fmt.Errorf("no agent is connected in queue %s; there are agents in %s; --force creates the build anyway", queue, buildkite.Named(queue, slices.Collect(maps.Keys(queues))))
+}
