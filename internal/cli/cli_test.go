@@ -115,41 +115,10 @@ func TestDrainReason(t *testing.T) {
 	}
 }
 
-func TestComplete(t *testing.T) {
+// TestCompleteChecks offers groups and, with a description, checks. testdata/typed.txt has other flags.
+func TestCompleteChecks(t *testing.T) {
 	t.Parallel()
-	const nothing, only, files, dirs = ":4", ":4", ":0", ":16"
-	for _, tt := range []struct {
-		line string
-		want []string // the last one tells the shell what to add
-	}{
-		{"e2e ", []string{"artifact", "evaluation", "concurrency", only}},
-		{"e2e --mode ", []string{"test", "benchmark", "leaderboard", only}},
-		{"submit --mode ", []string{"test", "benchmark", "leaderboard", "private", "profile", only}},
-		{"pipeline eval --vendor ", []string{"nvidia", "amd", only}},
-		{"install --token-file ", []string{files}},
-		{"submit --eval ", []string{dirs}},
-		{"submit --eval v", []string{"vectoradd_cuda_inline", "vectoradd_triton", only}},
-		{"runner --problem x", []string{dirs}},
-		{"submit ", []string{files}},
-		{"install --queue ", []string{nothing}},
-		{"status ", []string{nothing}},
-	} {
-		r := kbnode(t, append([]string{"__complete"}, strings.Split(tt.line, " ")...)...)
-		var got []string
-		for line := range strings.Lines(r.out) {
-			word, _, _ := strings.Cut(strings.TrimSpace(line), "\t")
-			got = append(got, word)
-		}
-		if diff := cmp.Diff(tt.want, got); diff != "" || r.code != 0 {
-			t.Errorf("%s (exit %d, -want +got):\n%s", tt.line, r.code, diff)
-		}
-	}
-	r := kbnode(t, "__complete", "doctor", "--only", "")
-	for _, word := range []string{"\nbuildkite\n", "\ndocker-config\t"} {
-		if !strings.Contains(r.out, word) {
-			t.Errorf("doctor --only offers no %q:\n%s", word, r.out)
-		}
-	}
+	contain(t, kbnode(t, "__complete", "doctor", "--only", "").out, "\nbuildkite\n", "\ndocker-config\t")
 }
 
 func TestLogUnits(t *testing.T) {

@@ -115,7 +115,7 @@ func noEnv(string) string { return "" }
 func TestInstallDialog(t *testing.T) {
 	machine := newNode(t, 4)
 	defer machine.remove(t)
-	_, bk := machine.serve(t)
+	bk := machine.serve(t)
 	defer func() { _ = bk.Close() }()
 
 	p := newPerson(t)
@@ -177,7 +177,7 @@ func TestInstallDialog(t *testing.T) {
 func TestInstallAsksOnlyForWhatIsMissing(t *testing.T) {
 	machine := newNode(t, 1)
 	defer machine.remove(t)
-	_, bk := machine.serve(t)
+	bk := machine.serve(t)
 	defer func() { _ = bk.Close() }()
 	variable := func(name string) string {
 		return map[string]string{"BUILDKITE_AGENT_TOKEN": bktest.DefaultAgentToken, "GPU_TYPE": "b200"}[name]

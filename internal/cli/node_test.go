@@ -1,20 +1,16 @@
 package cli
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
@@ -111,44 +107,35 @@ func (n *testNode) install(ctx context.Context, endpoint, token string) error {
 	return err
 }
 
-// fleet plays the agents of a node: each unit that is started registers with Buildkite and
-// connects, as its configuration on disk says.
-type fleet struct {
-	root string
-	wait sync.WaitGroup
-
-	mu   sync.Mutex
-	errs []error
-}
-
 var (
 	agentUnit = regexp.MustCompile(`buildkite-agent-gpu(\d+)\.service`)
 	setting   = regexp.MustCompile(`(?m)^([a-z-]+)="(.*)"$`)
 )
 
-// said starts the agents whose units a call to systemd starts.
-func (f *fleet) said(word string) error {
-	if !strings.HasPrefix(word, "start ") {
-		return nil
+// serve starts a fake Buildkite, with which the agents of units that systemd starts register.
+func (n *testNode) serve(tb testing.TB) *bktest.Server {
+	tb.Helper()
+	bk := bktest.New(bktest.Options{Queues: []string{"b200"}})
+	if err := bk.Listen("127.0.0.1:0", ""); err != nil {
+		tb.Fatal(err)
 	}
-	for _, m := range agentUnit.FindAllStringSubmatch(word, -1) {
-		k, err := strconv.Atoi(m[1])
-		if err != nil {
-			return err
+	n.sd.Hook = func(call string) error {
+		if !strings.HasPrefix(call, "start ") {
+			return nil
 		}
-		f.wait.Go(func() {
-			if err := f.connect(k); err != nil {
-				f.mu.Lock()
-				defer f.mu.Unlock()
-				f.errs = append(f.errs, fmt.Errorf("agent %d: %w", k, err))
-			}
-		})
+		var errs []error
+		for _, m := range agentUnit.FindAllStringSubmatch(call, -1) {
+			k, err := strconv.Atoi(m[1])
+			errs = append(errs, err, n.connect(tb.Context(), bk, k))
+		}
+		return errors.Join(errs...)
 	}
-	return nil
+	return bk
 }
 
-func (f *fleet) connect(k int) error {
-	text, err := os.ReadFile(filepath.Join(f.root, plan.AgentDir(k), "buildkite-agent.cfg"))
+// connect registers the agent of a slot as its configuration on disk says.
+func (n *testNode) connect(ctx context.Context, bk *bktest.Server, k int) error {
+	text, err := os.ReadFile(filepath.Join(n.root, plan.AgentDir(k), "buildkite-agent.cfg"))
 	if err != nil {
 		return err
 	}
@@ -156,71 +143,27 @@ func (f *fleet) connect(k int) error {
 	for _, m := range setting.FindAllStringSubmatch(string(text), -1) {
 		cfg[m[1]] = m[2]
 	}
-	token, err := agent.ReadToken(filepath.Join(f.root, plan.TokenPath))
+	token, err := agent.ReadToken(filepath.Join(n.root, plan.TokenPath))
+	if err == nil && (token != bktest.DefaultAgentToken || cfg["endpoint"] != bk.Endpoint()) {
+		err = fmt.Errorf("agent %d has the token %s for %s", k, token, cfg["endpoint"])
+	}
 	if err != nil {
 		return err
 	}
-	var registered struct {
-		Token string `json:"access_token"`
-	}
-	request := map[string]any{"name": cfg["name"], "hostname": "bench", "version": plan.PinnedAgentVersion, "meta_data": strings.Split(cfg["tags"], ",")}
-	if err := post(cfg["endpoint"]+"/register", token, request, &registered); err != nil {
-		return err
-	}
-	// The slot's guard does this.
-	if err := slot.Register(filepath.Join(f.root, plan.RunDir(k))); err != nil {
-		return err
-	}
-	return post(cfg["endpoint"]+"/connect", registered.Token, map[string]any{}, nil)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop() // it stays connected, and asks for no job
+	// The slot's guard registers it, too.
+	return errors.Join(bk.Employ(ctx, bktest.Worker{Name: cfg["name"], Tags: strings.Split(cfg["tags"], ",")}), slot.Register(filepath.Join(n.root, plan.RunDir(k))))
 }
 
-func post(url, token string, body, answer any) error {
-	text, err := json.Marshal(body)
-	if err != nil {
-		return err
-	}
-	req, err := http.NewRequest(http.MethodPost, url, bytes.NewReader(text))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Authorization", "Token "+token)
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode != http.StatusOK {
-		return errors.New(resp.Status)
-	}
-	if answer == nil {
-		return nil
-	}
-	return json.NewDecoder(resp.Body).Decode(answer)
-}
-
-// serve starts a fake Buildkite for the agents of a node.
-func (n *testNode) serve(tb testing.TB) (*fleet, *bktest.Server) {
-	tb.Helper()
-	f := &fleet{root: n.root}
-	n.sd.Hook = f.said
-	bk := bktest.New(bktest.Options{Queues: []string{"b200"}})
-	if err := bk.Listen("127.0.0.1:0", ""); err != nil {
-		tb.Fatal(err)
-	}
-	return f, bk
-}
-
-// connected waits for the agents that were started, and returns how many are connected to
-// Buildkite.
-func (f *fleet) connected(bk *bktest.Server) (int, error) {
-	f.wait.Wait()
-	n := 0
+// connected returns how many agents are connected.
+func connected(bk *bktest.Server) (n int) {
 	for _, a := range bk.Agents() {
 		if a.ConnectionState == "connected" {
 			n++
 		}
 	}
-	return n, errors.Join(f.errs...)
+	return n
 }
 
 // TestInstallOnATree runs install, status and a second install on a machine of files. test/vm
@@ -230,13 +173,13 @@ func TestInstallOnATree(t *testing.T) {
 	const slots = 4
 	n := newNode(t, slots)
 	defer n.remove(t)
-	f, bk := n.serve(t)
+	bk := n.serve(t)
 	defer func() { _ = bk.Close() }()
 	if err := n.install(t.Context(), bk.Endpoint(), bktest.DefaultAgentToken); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := f.connected(bk); got != slots || err != nil {
-		t.Fatalf("%d agents connected, want %d: %v", got, slots, err)
+	if got := connected(bk); got != slots {
+		t.Fatalf("%d agents connected, want %d", got, slots)
 	}
 	for k, a := range bk.Agents() {
 		if !slices.Contains(a.MetaData, "queue=b200") || !strings.HasPrefix(a.Name, "bench-gpu") {
@@ -295,22 +238,21 @@ var slotCounts = []int{1, 8, 64}
 
 // BenchmarkInstall measures an install on a new machine until all its agents are connected:
 // reading, planning, every file with its sync (to memory), the answers of a recording systemd,
-// and Buildkite's agent API over HTTP.
+// and those of Buildkite's agent API.
 func BenchmarkInstall(b *testing.B) {
 	for _, slots := range slotCounts {
 		b.Run(fmt.Sprintf("slots=%d", slots), func(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
 				n := newNode(b, slots)
-				f, bk := n.serve(b)
+				bk := n.serve(b)
 				b.StartTimer()
 				if err := n.install(b.Context(), bk.Endpoint(), bktest.DefaultAgentToken); err != nil {
 					b.Fatal(err)
 				}
-				connected, err := f.connected(bk)
 				b.StopTimer()
-				if connected != slots || err != nil {
-					b.Fatalf("%d agents connected, want %d: %v", connected, slots, err)
+				if got := connected(bk); got != slots {
+					b.Fatalf("%d agents connected, want %d", got, slots)
 				}
 				if err := bk.Close(); err != nil {
 					b.Fatal(err)
