@@ -92,7 +92,7 @@ func TestPlanOfAnotherShape(t *testing.T) {
 	if err := n.sd.RunJob(1, "0192"); err != nil {
 		t.Fatal(err)
 	}
-	p, _, changes, err := n.think(t.Context(), configFlags{cfg: config.Config{Queue: "b200", Node: "bench", GPUsPerSlot: 2, Agent: config.Agent{Endpoint: "http://127.0.0.1:1/v3"}}})
+	p, _, changes, err := n.compare(t.Context(), configFlags{cfg: config.Config{Queue: "b200", Node: "bench", GPUsPerSlot: 2, Agent: config.Agent{Endpoint: "http://127.0.0.1:1/v3"}}})
 	if err != nil {
 		t.Fatal(err)
 	}

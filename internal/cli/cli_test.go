@@ -124,16 +124,16 @@ func TestCompleteChecks(t *testing.T) {
 func TestLogUnits(t *testing.T) {
 	t.Parallel()
 	all := []string{"gpu0", "gpu10"}
-	of := func(k string) []string {
+	units := func(k string) []string {
 		return []string{"buildkite-agent-gpu" + k + ".service", "kbnode-guard-gpu" + k + ".service", "buildkite-gpu" + k + ".slice"}
 	}
 	for _, tt := range []struct {
 		has, args, want []string
 		err             string
 	}{
-		{has: all, args: []string{"gpu10"}, want: of("10")},
-		{has: all, args: []string{"0"}, want: of("0")},
-		{has: all, want: append(append([]string{"kbnode.service"}, of("0")...), of("10")...)},
+		{has: all, args: []string{"gpu10"}, want: units("10")},
+		{has: all, args: []string{"0"}, want: units("0")},
+		{has: all, want: append(append([]string{"kbnode.service"}, units("0")...), units("10")...)},
 		{has: all, args: []string{"gpu1"}, err: `this node has no slot "gpu1"; it has gpu0, gpu10`},
 		{err: "this machine is not set up as a node"},
 	} {

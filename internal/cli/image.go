@@ -39,8 +39,8 @@ func changeImages(ctx context.Context, s Streams, command string, auto, asJSON b
 	defer closeUpdater()
 	p := &layerProgress{progress: newProgress(s)}
 	if !auto {
-		u.Say = func(text string) { p.tell(image.Progress{Status: text}) }
-		u.Tell = p.tell
+		u.Say = func(text string) { p.update(image.Progress{Status: text}) }
+		u.Tell = p.update
 	}
 	r, err := do(ctx, u)
 	p.end()
@@ -74,7 +74,7 @@ var finished = []string{"Pull complete", "Already exists", "Pushed", "Layer alre
 
 const maxLayers = 1024
 
-func (p *layerProgress) tell(now image.Progress) {
+func (p *layerProgress) update(now image.Progress) {
 	switch {
 	case now.Layer == "" && now.Status != "" && !strings.HasPrefix(now.Status, "Digest:") && !strings.HasPrefix(now.Status, "Status:"):
 		p.end()

@@ -247,8 +247,8 @@ func installPackages(ctx context.Context, s Streams, n *node.Node, f *installFla
 	return n.Read(ctx)
 }
 
-// fewChanges is how many changes are worth a line each.
-const fewChanges = 12
+// maxListed is how many changes are worth a line each.
+const maxListed = 12
 
 // nextSteps prints what was done, what doctor found unless report is nil, and what is left to do by
 // hand.
@@ -266,7 +266,7 @@ func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool
 	} else {
 		printf(w, "Node %s has %d slots, %d with an agent; %s made.\n", p.Node, len(p.Slots), running, changesWere(len(result.Applied)))
 	}
-	if len(result.Applied) <= fewChanges {
+	if len(result.Applied) <= maxListed {
 		for _, c := range result.Applied {
 			printf(w, "  %s\n", c)
 		}

@@ -148,16 +148,7 @@ func TestPrintImages(t *testing.T) {
 	}
 	var b bytes.Buffer
 	printImages(&b, list, now)
-	want := `IMAGE     DIGEST        ID            SIZE     HERE   CANARY
-current   dddddddddddd  111111111111  3.0 GiB  1h00m  passed in gpu0, 2.0 s
-previous  -             222222222222  -        2d     -
-
-x:1 is on trial: 1 of its first 3 jobs in a row have failed.
-Refused: eeeeeeeeeeee (0s ago): it fails
-`
-	if d := cmp.Diff(want, b.String()); d != "" {
-		t.Error(d)
-	}
+	golden(t, "images.txt", b.String())
 	for stands, text := range map[string]string{"": "x:1 is not on this node", "sha256:3": "x:1 is 3, which no canary has tested"} {
 		b.Reset()
 		list.StandsFor = stands
@@ -185,7 +176,7 @@ func TestLayerProgress(t *testing.T) {
 			{Status: "Digest: sha256:1"},
 			{Status: "Step 1/2 : FROM x "},
 		} {
-			p.tell(now)
+			p.update(now)
 		}
 		if d := cmp.Diff(want, b.String()); d != "" {
 			t.Error(d)

@@ -74,8 +74,8 @@ func (n *testNode) remove(tb testing.TB) {
 	}
 }
 
-// think reads the machine and plans it, as every command does.
-func (n *testNode) think(ctx context.Context, w configFlags) (*plan.Plan, *reconcile.State, []reconcile.Change, error) {
+// compare reads the machine and plans it, as every command does.
+func (n *testNode) compare(ctx context.Context, w configFlags) (*plan.Plan, *reconcile.State, []reconcile.Change, error) {
 	m := &node.Node{Root: n.root}
 	if err := w.load(m, func(string) string { return "" }); err != nil {
 		return nil, nil, nil, err
@@ -96,7 +96,7 @@ func (n *testNode) think(ctx context.Context, w configFlags) (*plan.Plan, *recon
 // install changes the node as kbnode install would.
 func (n *testNode) install(ctx context.Context, endpoint, token string) error {
 	w := configFlags{cfg: config.Config{Queue: "b200", Node: "bench", Agent: config.Agent{Endpoint: endpoint}}}
-	p, state, changes, err := n.think(ctx, w)
+	p, state, changes, err := n.compare(ctx, w)
 	if err != nil {
 		return err
 	}
@@ -188,7 +188,7 @@ func TestInstallOnATree(t *testing.T) {
 	}
 	var said strings.Builder
 	n.sd.Words()
-	p, state, changes, err := n.think(t.Context(), configFlags{})
+	p, state, changes, err := n.compare(t.Context(), configFlags{})
 	if err != nil || len(changes) > 0 || len(n.sd.Words()) > 0 {
 		t.Errorf("after an install %d changes are left, %v: %v", len(changes), err, changes)
 	}
@@ -274,7 +274,7 @@ func benchNode(b *testing.B, step func(b *testing.B, n *testNode, p *plan.Plan) 
 			if err := n.install(b.Context(), "http://127.0.0.1:1/v3", "the-token"); err != nil {
 				b.Fatal(err)
 			}
-			p, _, _, err := n.think(b.Context(), configFlags{})
+			p, _, _, err := n.compare(b.Context(), configFlags{})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -297,7 +297,7 @@ func benchNode(b *testing.B, step func(b *testing.B, n *testNode, p *plan.Plan) 
 // linear growth.
 func BenchmarkNoop(b *testing.B) {
 	benchNode(b, func(b *testing.B, n *testNode, _ *plan.Plan) []reconcile.Change {
-		_, _, changes, err := n.think(b.Context(), configFlags{})
+		_, _, changes, err := n.compare(b.Context(), configFlags{})
 		if err != nil {
 			b.Fatal(err)
 		}

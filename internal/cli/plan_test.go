@@ -96,11 +96,11 @@ func TestPlanReadsOnlyItsRoot(t *testing.T) {
 		t.Error("the plan of a tree holds a variable of this process")
 	}
 	// A link cannot lead out of the tree.
-	outside := put(t, t.TempDir(), "config.yaml", "queue: leak\n")
+	target := put(t, t.TempDir(), "config.yaml", "queue: leak\n")
 	if err := os.MkdirAll(filepath.Join(root, "etc/kbnode"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(outside, filepath.Join(root, plan.ConfigPath)); err != nil {
+	if err := os.Symlink(target, filepath.Join(root, plan.ConfigPath)); err != nil {
 		t.Fatal(err)
 	}
 	if got := kbnode(t, "plan", "--root", root); got.code != 1 || !strings.Contains(got.err, "read configuration: ") || strings.Contains(got.out, "leak") {

@@ -117,15 +117,15 @@ func TestQueueWatch(t *testing.T) {
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
-		var seen []string
+		var states []string
 		for line := range strings.Lines(out.String()) {
 			var r buildkite.QueueReport
 			if err := json.Unmarshal([]byte(line), &r); err != nil || len(r.Queues) != 1 {
 				t.Fatal(err, line)
 			}
-			seen = append(seen, fmt.Sprintf("%d idle, %d busy, %d wait", r.Queues[0].Count(buildkite.Idle), r.Queues[0].Count(buildkite.Busy), r.Queues[0].Waiting.Jobs))
+			states = append(states, fmt.Sprintf("%d idle, %d busy, %d wait", r.Queues[0].Count(buildkite.Idle), r.Queues[0].Count(buildkite.Busy), r.Queues[0].Waiting.Jobs))
 		}
-		if diff := cmp.Diff([]string{"1 idle, 0 busy, 0 wait", "0 idle, 1 busy, 0 wait", "0 idle, 1 busy, 1 wait"}, seen); diff != "" {
+		if diff := cmp.Diff([]string{"1 idle, 0 busy, 0 wait", "0 idle, 1 busy, 0 wait", "0 idle, 1 busy, 1 wait"}, states); diff != "" {
 			t.Error(diff)
 		}
 		if s.Over() > 0 || !strings.Contains(stderr.String(), "502") {

@@ -33,9 +33,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// pty returns a pseudo-terminal of so many columns. seen returns what was written to it, with \n
+// pty returns a pseudo-terminal of so many columns. screen returns what was written to it, with \n
 // as line breaks.
-func pty(t *testing.T, cols uint16) (tty *os.File, seen func() string) {
+func pty(t *testing.T, cols uint16) (tty *os.File, screen func() string) {
 	t.Helper()
 	master, tty := openPTY(t, cols)
 	read := make(chan string)
@@ -72,9 +72,9 @@ func openPTY(t *testing.T, cols uint16) (master, tty *os.File) {
 // onTerminal runs a command line on a terminal and returns its output.
 func onTerminal(t *testing.T, cols uint16, args ...string) string {
 	t.Helper()
-	tty, seen := pty(t, cols)
+	tty, screen := pty(t, cols)
 	run(t.Context(), args, Streams{In: strings.NewReader(""), Out: tty, Err: tty})
-	return seen()
+	return screen()
 }
 
 // everything returns what can be asked without a node: answers, help, refusals.
@@ -135,13 +135,13 @@ func TestColour(t *testing.T) {
 // TestDumbTerminal checks that nothing on the screen is overwritten.
 func TestDumbTerminal(t *testing.T) {
 	t.Setenv("TERM", "dumb")
-	tty, seen := pty(t, 80)
+	tty, screen := pty(t, 80)
 	p := changeProgress{progress: newProgress(Streams{Err: tty})}
 	for _, c := range shown {
 		p.show(c)
 	}
 	p.end()
-	if diff := cmp.Diff("  adding users\n  writing files\n  reloading systemd\n", seen()); diff != "" {
+	if diff := cmp.Diff("  adding users\n  writing files\n  reloading systemd\n", screen()); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -238,9 +238,9 @@ func TestVerbatim(t *testing.T) {
 	if got := onTerminal(t, 40, "config", "show", "--root", root); plainly.code != 0 || got != plainly.out {
 		t.Errorf("on a terminal:\n%s\nelsewhere:\n%s%s", got, plainly.out, plainly.err)
 	}
-	tty, seen := pty(t, 40)
+	tty, screen := pty(t, 40)
 	printCommand(tty, "      type  sed -i 's/one two/three four/' /etc/some/file && systemctl restart it")
-	if diff := cmp.Diff("      type  sed -i 's/one two/three four/' \\\n            /etc/some/file && \\\n            systemctl restart it\n", seen()); diff != "" {
+	if diff := cmp.Diff("      type  sed -i 's/one two/three four/' \\\n            /etc/some/file && \\\n            systemctl restart it\n", screen()); diff != "" {
 		t.Error(diff)
 	}
 }

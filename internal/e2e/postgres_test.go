@@ -65,9 +65,9 @@ func rows(t *testing.T, c *pgx.Conn) string {
 // TestDatabase checks that what was evaluated is stored and removed again, even if something is
 // wrong with the node. A submission that did not pass is not stored.
 func TestDatabase(t *testing.T) {
-	fails := func(of Kind) func(w *bktest.Work, _ int, kind Kind) {
+	fails := func(bad Kind) func(w *bktest.Work, _ int, kind Kind) {
 		return func(w *bktest.Work, _ int, kind Kind) {
-			if kind == of {
+			if kind == bad {
 				w.Exit, w.Files = 1, nil
 			}
 		}

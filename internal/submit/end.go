@@ -10,7 +10,7 @@ import (
 func (f *follower) checkTimes() {
 	for _, r := range f.runs {
 		switch {
-		case !r.done && !r.unsure.IsZero() && r.build.Number == 0 && time.Since(r.unsure) > late && f.heard.After(r.unsure.Add(late)):
+		case !r.done && !r.unsure.IsZero() && r.build.Number == 0 && time.Since(r.unsure) > late && f.answered.After(r.unsure.Add(late)):
 			f.finish(r, Unknown, fmt.Sprintf("%v; it has not been seen since; look for its run ID %s", r.out.Err, r.job.RunID))
 		case r.done || r.fetching || r.why != "" || r.waiting.IsZero():
 		case f.QueueTime > 0 && r.running.IsZero() && time.Since(r.waiting) > f.QueueTime:
@@ -40,7 +40,7 @@ func (f *follower) interrupt() {
 
 // cancel cancels a run's build. Later looks find out when it has ended.
 func (f *follower) cancel(r *run) {
-	f.tell(r, "cancelling")
+	f.report(r, "cancelling")
 	if r.asked {
 		return
 	}
@@ -88,10 +88,10 @@ func (f *follower) giveUp(why string) {
 
 func (f *follower) finish(r *run, v Verdict, reason string) {
 	r.done, r.out.Verdict, r.out.Reason = true, v, reason
-	f.tell(r, string(v))
+	f.report(r, string(v))
 }
 
-func (f *follower) tell(r *run, state string) {
+func (f *follower) report(r *run, state string) {
 	s := Status{Build: r.out.Build, URL: r.out.URL, State: state, Agent: r.out.Agent, Since: r.status.Since}
 	if state != r.status.State {
 		s.Since = time.Now()

@@ -29,7 +29,7 @@ func (f *follower) fetch(r *run) {
 		r.out.Started, r.out.Ended = job.Started, job.Finished
 		r.out.Queue, r.out.Run = seconds(job.Runnable, job.Started), seconds(job.Started, job.Finished)
 	}
-	f.tell(r, "fetching")
+	f.report(r, "fetching")
 	build := r.build
 	f.aside(func() func() {
 		f.toFetch <- struct{}{}

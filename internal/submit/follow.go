@@ -71,7 +71,7 @@ type follower struct {
 	runs              []*run
 	events            chan func()
 	toCreate, toFetch chan struct{}
-	began, heard      time.Time
+	began, answered   time.Time
 	looking           bool
 	ending            bool // the caller's context has ended
 	doubles           map[int]bool
@@ -144,7 +144,7 @@ func (f *follower) allDone() bool {
 
 // create creates a job's build, or finds an existing one if Resume is set.
 func (f *follower) create(ctx context.Context, r *run) {
-	f.tell(r, "creating")
+	f.report(r, "creating")
 	f.aside(func() func() {
 		build, err := f.createOne(ctx, r.job)
 		return func() {
@@ -213,7 +213,7 @@ func (f *follower) look() {
 				f.lookFailed(err)
 				return
 			}
-			f.heard = time.Now()
+			f.answered = time.Now()
 			for _, b := range builds {
 				f.update(b)
 			}
@@ -224,7 +224,7 @@ func (f *follower) look() {
 // lookFailed handles a failed look: it gives up if another will not help, or if all have failed for
 // too long.
 func (f *follower) lookFailed(err error) {
-	if status := buildkite.Refused(err); status >= 400 && status < 500 || time.Since(f.heard) > silence {
+	if status := buildkite.Refused(err); status >= 400 && status < 500 || time.Since(f.answered) > silence {
 		f.giveUp(err.Error())
 		return
 	}
@@ -302,8 +302,8 @@ func (f *follower) found(r *run, b buildkite.Build) {
 	case r.why != "" || f.ending:
 		f.cancel(r)
 	case begun:
-		f.tell(r, "running")
+		f.report(r, "running")
 	default:
-		f.tell(r, "waiting")
+		f.report(r, "waiting")
 	}
 }

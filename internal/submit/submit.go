@@ -94,7 +94,7 @@ func Run(ctx context.Context, c *buildkite.Client, o Options, jobs []Job) []Outc
 	o.Resume = o.Resume && len(jobs) == 1
 	f := &follower{
 		Options: o, client: c, work: work, batch: NewRunID(), events: make(chan func()),
-		toCreate: make(chan struct{}, creators), toFetch: make(chan struct{}, fetchers), began: time.Now(), heard: time.Now(),
+		toCreate: make(chan struct{}, creators), toFetch: make(chan struct{}, fetchers), began: time.Now(), answered: time.Now(),
 	}
 	for i, j := range jobs {
 		meta := map[string]string{buildkite.RunIDKey: j.RunID, batchKey: f.batch}

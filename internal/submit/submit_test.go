@@ -283,9 +283,9 @@ func TestCancelFaults(t *testing.T) {
 	}
 }
 
-// TestUnheard checks that an API that stops answering is given up late, and that the outcome
+// TestNoAnswer checks that an API that stops answering is given up late, and that the outcome
 // says what may still run. An API that refuses to be asked gets no build.
-func TestUnheard(t *testing.T) {
+func TestNoAnswer(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]Verdict{503: Unknown, 429: Unknown, 401: NotCreated} {
 		synctest.Test(t, func(t *testing.T) {
