@@ -144,14 +144,6 @@ func TestPipelineOfPage(t *testing.T) {
 	}
 }
 
-// fed runs a command line with a standard input.
-func fed(t *testing.T, in io.Reader, args ...string) result {
-	t.Helper()
-	var out, err bytes.Buffer
-	code := run(t.Context(), args, Streams{In: in, Out: &out, Err: &err})
-	return result{code, out.String(), err.String()}
-}
-
 // payloadDoc has what encoding/json would not preserve: the order of keys, a duplicate key, and
 // Python's numbers.
 const payloadDoc = `{"mode": "test", "lang": "py", "sources": {"b.py": "", "a.py": "é\u0041"}, "tests": [], "seed": 1E3, "x": NaN, "seed": 12345678901234567890123}`
