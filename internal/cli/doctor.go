@@ -158,8 +158,10 @@ type doctorRun struct {
 }
 
 func (d *doctorRun) ask(ctx context.Context) (*doctor.Report, error) {
-	if err := d.check(); err != nil {
-		return nil, err
+	all := d.o
+	all.Checks = doctor.All()
+	if _, err := all.Choose(); err != nil { // before anything is asked of the machine
+		return nil, usage(err)
 	}
 	if err := d.s.toRead("doctor"); err != nil {
 		return nil, err
@@ -167,14 +169,6 @@ func (d *doctorRun) ask(ctx context.Context) (*doctor.Report, error) {
 	report, m, err := here(d.s).Doctor(ctx, d.o, buildkiteAPI())
 	d.m = m
 	return report, err
-}
-
-// check returns what is wrong with the options, before anything is asked of the machine.
-func (d *doctorRun) check() error {
-	o := d.o
-	o.Checks = doctor.All()
-	_, err := o.Choose()
-	return usage(err)
 }
 
 // buildkiteAPI returns what the environment says of Buildkite's REST API.
