@@ -65,21 +65,16 @@ type splitResult struct {
 // allows. It depends only on its input, not on the input's order, so an unchanged
 // machine gets the same split again. An error is a refusal that says what to change.
 func split(in splitInput) (splitResult, error) {
-	in.CPU.List = cleanCPUs(in)
-	nodes := in.Memory.Nodes
-	in, joined, warnings := joinNodes(in)
-	t, err := newTopology(in)
+	s, err := newSplitter(in)
 	if err != nil {
 		return splitResult{}, err
 	}
-	t.members, t.warnings = joined.members(nodes), append(warnings, t.warnings...)
-	s := &splitter{topology: t, in: in}
 	if len(in.GPUs) > 0 {
 		if err := s.run(); err != nil {
 			return splitResult{}, err
 		}
 	}
-	res := splitResult{Blocks: make([]block, len(in.GPUs)), ReservedCPUs: t.allowed}
+	res := splitResult{Blocks: make([]block, len(in.GPUs)), ReservedCPUs: s.allowed}
 	for i, cores := range s.cores {
 		var cpus []int
 		for _, c := range cores {
@@ -98,17 +93,30 @@ func split(in splitInput) (splitResult, error) {
 
 // splitter is one run of the split. where and cores are its result.
 type splitter struct {
-	*topology
-	in    splitInput
-	away  [][]int // [gpu][package]: NUMA distance; 0 if the package is the GPU's own
-	where []int   // [gpu]: index of its package
-	cores [][]physCore
+	joints
+	in       splitInput         // cleaned
+	packages []cpuPackage       // by id
+	total    int                // cores in all packages
+	width    int                // threads of a core
+	paired   bool               // some cores share a pair
+	byNode   bool               // the packages are NUMA nodes
+	allowed  cpuset.Set         // every CPU that slots and system share
+	ram      []ramNode          // by ID
+	distance func(a, b int) int // of NUMA nodes
+	away     [][]int            // [gpu][package]: NUMA distance; 0 if the package is the GPU's own
+	where    []int              // [gpu]: index of its package
+	cores    [][]physCore
 
 	reserved int64 // MiB of memory taken from the nodes
 	// unreserved says what slots would have without a reserve, if that is the guide's minimum.
 	unreserved string
 	said       int    // number of warnings before memory was divided
 	clamped    string // see splitResult
+	warnings   []string
+}
+
+func (s *splitter) warn(format string, args ...any) {
+	s.warnings = append(s.warnings, fmt.Sprintf(format, args...))
 }
 
 func (s *splitter) run() error {

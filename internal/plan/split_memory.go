@@ -29,9 +29,10 @@ const (
 
 // ramNode is a NUMA node whose memory slots can use.
 type ramNode struct {
-	id    int
-	bytes int64 // all of it
-	free  int64 // MiB that are not huge pages; in splitter.ram, what slots share
+	id      int
+	members cpuset.Set // the nodes with memory that are taken as one with it: the kernel accepts no other in a cpuset
+	bytes   int64      // all of it
+	free    int64      // MiB that are not huge pages; in splitter.ram, what slots share
 }
 
 // maxMemory is the most that a NUMA node is believed to have, in bytes. It keeps sums over all
@@ -40,30 +41,50 @@ const maxMemory = 1 << 48
 
 // ramNodes returns the nodes with both CPUs and memory. A node without CPUs is
 // a GPU's memory, or slow memory that would make timings depend on luck.
-func ramNodes(m inventory.Memory, cpus []inventory.LogicalCPU) []ramNode {
-	withCPUs := map[int]bool{}
-	for _, c := range cpus {
-		if c.NUMANode >= 0 {
-			withCPUs[c.NUMANode] = true
+func (s *splitter) ramNodes() []ramNode {
+	nodes, joined := s.in.Memory.Nodes, s.all()
+	total, sum, shared := min(max(s.in.Memory.TotalBytes, 0), maxMemory), int64(0), int64(0)
+	for _, n := range nodes {
+		if n.GPU == "" {
+			sum += n.MemoryBytes
+		}
+		if joined.Contains(n.ID) {
+			shared += n.MemoryBytes
 		}
 	}
 	var out []ramNode
-	told := false
-	for id := range withCPUs {
-		n := ramNode{id: id}
-		for _, node := range m.Nodes {
-			if node.ID == id {
-				n.bytes = min(max(node.MemoryBytes, 0), maxMemory)
-				n.free = max(n.bytes-max(node.HugepagesBytes, 0), 0) / mib
-			}
+	for _, c := range s.in.CPU.List {
+		if c.NUMANode < 0 || slices.ContainsFunc(out, func(n ramNode) bool { return n.id == c.NUMANode }) {
+			continue
 		}
-		told = told || n.bytes > 0
+		n := ramNode{id: c.NUMANode}
+		var huge int64
+		for _, node := range nodes {
+			if s.root(node.ID) != n.id || node.MemoryBytes == 0 {
+				continue
+			}
+			n.members = n.members.Union(cpuset.Of(node.ID))
+			n.bytes += node.MemoryBytes
+			huge += node.HugepagesBytes
+		}
+		// Nodes that share CPUs may also list the same memory.
+		if total > 0 && sum > total && joined.Contains(n.id) {
+			n.bytes -= share(min(sum-total, shared), n.bytes, shared, true)
+		}
+		n.free = max(n.bytes-huge, 0) / mib
 		out = append(out, n)
 	}
-	if !told { // only the sum is known
+	if !slices.ContainsFunc(out, func(n ramNode) bool { return n.bytes > 0 }) { // only the sum is known
 		for i := range out {
-			out[i].bytes = min(max(m.TotalBytes, 0), maxMemory) / int64(len(out))
-			out[i].free = out[i].bytes / mib
+			n := &out[i]
+			n.bytes = total / int64(len(out))
+			n.free = n.bytes / mib
+			n.members = cpuset.Of(n.id)
+			for _, node := range nodes {
+				if s.root(node.ID) == n.id {
+					n.members = n.members.Union(cpuset.Of(node.ID))
+				}
+			}
 		}
 	}
 	out = slices.DeleteFunc(out, func(n ramNode) bool { return n.bytes == 0 })
@@ -290,10 +311,8 @@ func (s *splitter) nearestRAM(node int) int {
 
 func (s *splitter) nodesOf(weights []int64) (nodes cpuset.Set) {
 	for n, w := range weights {
-		if id := s.ram[n].id; w > 0 && s.members[id].Len() > 0 {
-			nodes = nodes.Union(s.members[id])
-		} else if w > 0 {
-			nodes = nodes.Union(cpuset.Of(id))
+		if w > 0 {
+			nodes = nodes.Union(s.ram[n].members)
 		}
 	}
 	return nodes

@@ -26,7 +26,7 @@ func rate(in splitInput, r splitResult) (s score) {
 	for _, c := range in.CPU.List {
 		byID[c.ID] = c
 	}
-	distance := distances(in.Memory.Nodes)
+	distance := distances(in.Memory.Nodes, func(id int) int { return id })
 	known := func(node int) bool {
 		return node >= 0 && slices.ContainsFunc(in.Memory.Nodes, func(n inventory.NUMANode) bool { return n.ID == node })
 	}
