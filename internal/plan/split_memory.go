@@ -95,12 +95,12 @@ func (s *splitter) ramNodes() []ramNode {
 // shares takes the system's reserve, in MiB, from the nodes in proportion to what each has, and
 // divides the rest. It returns what each slot weighs on each node, and what it gets in MiB.
 func (s *splitter) shares(ram []ramNode, reserve int64) (weights [][]int64, shares []int64) {
-	s.ram, s.reserved, s.warnings = slices.Clone(ram), 0, s.warnings[:s.said]
+	s.ram, s.Spare, s.Warnings = slices.Clone(ram), 0, s.Warnings[:s.said]
 	all := free(ram)
 	for i := range s.ram {
 		own := share(reserve, s.ram[i].free, all, true)
 		s.ram[i].free -= own
-		s.reserved += own
+		s.Spare += own * mib
 	}
 	weights = make([][]int64, len(s.cores))
 	for i, cores := range s.cores {
@@ -169,18 +169,12 @@ func (s *splitter) chooseReserve(ram []ramNode) (reserve, most int64, err error)
 // shareMemory gives every slot the same memory, from the nodes of its cores. A
 // node's memory is divided in proportion to the cores that slots have on it.
 // Together, slots never get more of a node than it has free.
-func (s *splitter) shareMemory(res *splitResult) error {
-	for _, n := range s.ram {
-		res.ReservedMemory += n.bytes
-	}
-	if len(s.in.GPUs) == 0 {
-		return nil
-	}
+func (s *splitter) shareMemory() error {
 	if len(s.ram) == 0 {
 		return errors.New("the machine does not report how much memory it has; check /proc/meminfo and /sys/devices/system/node/node*/meminfo")
 	}
 	ram := s.ram
-	s.said = len(s.warnings)
+	s.said = len(s.Warnings)
 	reserve, most, err := s.chooseReserve(ram)
 	if err != nil {
 		return err
@@ -195,7 +189,7 @@ func (s *splitter) shareMemory(res *splitResult) error {
 	perSlot := least
 	switch {
 	case want > least && least*mib >= minMemory && (near(want, least) || s.in.ReserveMemory == 0 && want-least <= want/gbShare):
-		s.clamped = fmt.Sprintf("memory_per_slot: %s is slightly more than fits; each slot gets %s", config.Size(s.in.MemoryPerSlot), config.Size(least*mib))
+		s.Clamped = fmt.Sprintf("memory_per_slot: %s is slightly more than fits; each slot gets %s", config.Size(s.in.MemoryPerSlot), config.Size(least*mib))
 	case want > least:
 		return fmt.Errorf("memory_per_slot: %s for each of %s does not fit: %s has %s on NUMA node %s; write at most %s (--memory-per-slot), lower reserve.memory (--reserve-memory) or choose fewer GPUs with --gpus (gpus)",
 			config.Size(s.in.MemoryPerSlot), counted(len(shares), "slot"), s.in.GPUs[poor].Name, readable(least),
@@ -212,14 +206,14 @@ func (s *splitter) shareMemory(res *splitResult) error {
 		s.warn("each slot has %s of memory, although an even share would be %s: NUMA node %s, where the CPUs of %s are, has no more",
 			readable(least), readable(fair), s.nodesOf(weights[poor]), s.in.GPUs[poor].Name)
 	}
-	for i := range res.Blocks {
-		b := &res.Blocks[i]
+	for i := range s.Blocks {
+		b := &s.Blocks[i]
 		b.MemoryBytes = perSlot * mib
 		b.MemoryNodes = s.nodesOf(weights[i])
 		if own := s.in.GPUs[i].MemoryNode; s.hasMemory(own) {
 			b.MemoryNodes = b.MemoryNodes.Union(cpuset.Of(own))
 		}
-		res.ReservedMemory -= b.MemoryBytes
+		s.ReservedMemory -= b.MemoryBytes
 	}
 	return nil
 }
