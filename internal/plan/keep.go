@@ -171,7 +171,7 @@ func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment
 		return lastSplit(slots, keptNode(kept), inv.Memory.TotalBytes, why)
 	}
 	if slices.ContainsFunc(slots, func(s assignment) bool {
-		return slices.ContainsFunc(s.members, func(u liveMember) bool { return u.twice })
+		return slices.ContainsFunc(s.members, func(u Member) bool { return u.twice })
 	}) {
 		// It is unknown what that slot should have, so the others keep what they have.
 		if res, err := lastSplit(slots, keptNode(kept), inv.Memory.TotalBytes, ""); err == nil {

@@ -35,7 +35,7 @@ func shapeKey(s Slot) string {
 const memorySlice = 840
 
 // weigh returns a function that gives the weight of a MIG instance in its GPU.
-func weigh(slots []assignment) func(liveMember) int {
+func weigh(slots []assignment) func(Member) int {
 	type instance struct {
 		card  [2]string
 		start int
@@ -48,14 +48,14 @@ func weigh(slots []assignment) func(liveMember) int {
 			}
 		}
 	}
-	return func(u liveMember) int {
+	return func(u Member) int {
 		return memorySlice * max(1, u.MIG.Size) / max(1, within[instance{u.card(), u.MIG.Start}])
 	}
 }
 
 // splitGPUs returns what the split gives blocks to, and the indices of each slot's own. All MIG
 // instances of a GPU share one.
-func splitGPUs(slots []assignment, weight func(liveMember) int) (list []splitGPU, of [][]int) {
+func splitGPUs(slots []assignment, weight func(Member) int) (list []splitGPU, of [][]int) {
 	of = make([][]int, len(slots))
 	shared := map[[2]string]int{} // by the card of GPUs with instances
 	for k, s := range slots {
@@ -167,7 +167,7 @@ func coresOf(cpus []inventory.LogicalCPU, set cpuset.Set) [][]int {
 }
 
 // slotGPUs returns the GPUs of a slot as a plan shows them.
-func slotGPUs(members []liveMember) []SlotGPU {
+func slotGPUs(members []Member) []SlotGPU {
 	gpus := []SlotGPU{}
 	for _, u := range members {
 		g := SlotGPU{
@@ -187,7 +187,7 @@ func slotGPUs(members []liveMember) []SlotGPU {
 
 // gpuNodes returns the device nodes that a job of this GPU opens; complete reports
 // whether all of them are known.
-func gpuNodes(u liveMember) (nodes []string, complete bool) {
+func gpuNodes(u Member) (nodes []string, complete bool) {
 	nodes, complete = []string{}, true
 	if u.gpu == nil || u.lost != "" {
 		return nodes, false

@@ -435,7 +435,7 @@ func TestEarlierBindings(t *testing.T) {
 		{"slot": 3, "uuid": "GPU-a", "pci": "0000:1b:00.0", "vendor": "nvidia", "model": "NVIDIA B200", "numa_node": 0, "memory_node": -1}]}`))
 	want := []Binding{{Slot: 3, Member: Member{GPU: 3, UUID: "GPU-a", PCI: "0000:1b:00.0", Vendor: "nvidia", Model: "NVIDIA B200", MemoryNode: -1}}}
 	must.Do(t, err)
-	must.Equal(t, want, list)
+	must.Equal(t, want, list, cmp.AllowUnexported(Member{}))
 }
 
 // TestBindingsRefused reads a slots.json that no kbnode wrote.
