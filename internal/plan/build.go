@@ -170,14 +170,8 @@ func TooSmall(inv *inventory.Inventory, p *Plan) (cores, memory, disk string) {
 		who = "slot " + s.Name
 	}
 	cpus, _ := cpuset.Parse(s.CPUs)
-	whole := map[int]bool{}
-	for _, c := range inv.CPU.List {
-		if cpus.Contains(c.ID) {
-			whole[c.Core] = true
-		}
-	}
-	if n := len(whole); n < minSlotCores {
-		cores = fmt.Sprintf("%s has %d %s; %d is the minimum for fair timings", who, n, map[bool]string{true: "core", false: "cores"}[n == 1], minSlotCores)
+	if n := len(coresOf(inv.CPU.List, cpus)); n < minSlotCores {
+		cores = fmt.Sprintf("%s has %s; %d is the minimum for fair timings", who, counted(n, "core"), minSlotCores)
 	}
 	if s.MemoryBytes < minSlotMemory {
 		memory = fmt.Sprintf("%s has %s of memory; %s is the minimum", who, config.Size(s.MemoryBytes), config.Size(minSlotMemory))

@@ -103,19 +103,17 @@ func unlisted(inv *inventory.Inventory) string {
 func withUnreadGPUs(inv *inventory.Inventory, kept []Binding) []inventory.GPU {
 	gpus := slices.Clone(inv.GPUs)
 	silent := inv.NVIDIA != nil && inv.NVIDIA.NVMLError != ""
-	for _, b := range kept {
-		for _, m := range b.Members() {
-			listed := slices.ContainsFunc(gpus, func(g inventory.GPU) bool { return g.PCI == m.PCI || g.UUID != "" && strings.EqualFold(g.UUID, m.UUID) })
-			for i := range gpus { // even if NVML is gone: this GPU had instances
-				g := &gpus[i]
-				g.Unread = g.Unread || silent && g.Healthy && g.NVML == nil && m.MIG != nil && (g.UUID == m.UUID || g.PCI == m.PCI)
-			}
-			if !listed && (slices.Contains(inv.Unread, inventory.SubjectGPUs) || slices.Contains(inv.Unread, inventory.GPUSubject(m.PCI))) {
-				gpus = append(gpus, inventory.GPU{
-					Vendor: m.Vendor, UUID: m.UUID, PCI: m.PCI, Index: -1, Model: m.Model, NUMANode: m.NUMANode, MemoryNode: m.MemoryNode,
-					Minor: -1, RenderMinor: -1, Healthy: true, Unread: true,
-				})
-			}
+	for _, m := range keptMembers(kept) {
+		listed := slices.ContainsFunc(gpus, func(g inventory.GPU) bool { return g.PCI == m.PCI || g.UUID != "" && strings.EqualFold(g.UUID, m.UUID) })
+		for i := range gpus { // even if NVML is gone: this GPU had instances
+			g := &gpus[i]
+			g.Unread = g.Unread || silent && g.Healthy && g.NVML == nil && m.MIG != nil && (g.UUID == m.UUID || g.PCI == m.PCI)
+		}
+		if !listed && (slices.Contains(inv.Unread, inventory.SubjectGPUs) || slices.Contains(inv.Unread, inventory.GPUSubject(m.PCI))) {
+			gpus = append(gpus, inventory.GPU{
+				Vendor: m.Vendor, UUID: m.UUID, PCI: m.PCI, Index: -1, Model: m.Model, NUMANode: m.NUMANode, MemoryNode: m.MemoryNode,
+				Minor: -1, RenderMinor: -1, Healthy: true, Unread: true,
+			})
 		}
 	}
 	return gpus
