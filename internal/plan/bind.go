@@ -12,14 +12,20 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// Binding is what a slot keeps. Bindings are stored in /var/lib/kbnode/slots.json.
+// Bindings is what a machine keeps from one plan to the next, the content of BindingsPath.
+type Bindings struct {
+	WrittenBy string    `json:"written_by"`
+	Schema    int       `json:"schema"`
+	Slots     []Binding `json:"slots"`          // by slot
+	Node      *LastNode `json:"node,omitempty"` // nil in a file of an older kbnode
+}
+
+// Binding is what a slot keeps.
 type Binding struct {
 	Slot   int      `json:"slot"`
 	Member          // the first; Vendor is "" if the slot has no GPU
 	Others []Member `json:"others,omitempty"`
 	Last   *Last    `json:"last,omitempty"` // nil in a file of an older kbnode
-	// Node is the file's, the same in all its bindings.
-	Node *LastNode `json:"-"`
 }
 
 // Members returns all GPUs of the slot, or parts of GPUs.

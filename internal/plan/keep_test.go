@@ -138,7 +138,7 @@ func TestSlotsOfOneGPU(t *testing.T) {
 			inv := readMachine(t, row.machine)
 			before := build(t, inv, config.Config{Queue: "q"}, nil, false)
 			kept := bindingsOf(t, before)
-			row.do(kept)
+			row.do(kept.Slots)
 			in := input(inv, config.Config{Queue: "q"})
 			read, err := ParseBindings([]byte(mustBindings(t, kept)))
 			must.Do(t, err)
@@ -173,9 +173,9 @@ func TestSlotsOfOneGPU(t *testing.T) {
 	}
 }
 
-func mustBindings(t *testing.T, kept []Binding) string {
+func mustBindings(t *testing.T, kept *Bindings) string {
 	t.Helper()
 	p := &Plan{}
-	must.Do(t, p.addJSON(BindingsPath, 0o644, -1, bindingsFile{WrittenBy: "kbnode", Schema: Schema, Slots: kept, Node: keptNode(kept)}))
+	must.Do(t, p.addJSON(BindingsPath, 0o644, -1, kept))
 	return p.Files[0].Content
 }

@@ -180,7 +180,7 @@ func TestUnread(t *testing.T) {
 			t.Parallel()
 			m := tree{t, tt.machine.Dir(t)}
 			m.edit("kbnode/live.json", func(live map[string]any) { live["hostname"] = "node7" })
-			build := func(kept []Binding) (*Plan, error) {
+			build := func(kept *Bindings) (*Plan, error) {
 				inv, err := inventory.Read(t.Context(), inventory.Options{Root: m.root})
 				if err != nil {
 					return nil, err
