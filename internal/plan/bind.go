@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -135,13 +136,13 @@ func chooseNamed(pool []Member, want config.GPUs) ([]Member, error) {
 	if len(want.List) == 0 {
 		return pool, nil
 	}
-	taken := make([]bool, len(pool))
+	taken := map[int]bool{}
 	for _, name := range want.List {
-		of, err := named(pool, name)
+		indices, err := named(pool, name)
 		if err != nil {
 			return nil, fmt.Errorf("%w; choose one of them with --gpus", err)
 		}
-		for _, i := range of {
+		for _, i := range indices {
 			if taken[i] {
 				return nil, fmt.Errorf("GPU %s is listed twice; list each GPU once in --gpus", name)
 			}
@@ -149,10 +150,8 @@ func chooseNamed(pool []Member, want config.GPUs) ([]Member, error) {
 		}
 	}
 	var chosen []Member
-	for i, u := range pool {
-		if taken[i] {
-			chosen = append(chosen, u)
-		}
+	for _, i := range slices.Sorted(maps.Keys(taken)) {
+		chosen = append(chosen, pool[i])
 	}
 	return chosen, nil
 }

@@ -17,10 +17,14 @@ func (d *device) unread() bool {
 // undivided returns the GPUs that no slot can be made of because how they are divided
 // could not be read.
 func undivided(gpus []inventory.GPU, pool []Member) []inventory.GPU {
+	known := map[string]bool{} // by PCI address
+	for _, m := range pool {
+		known[m.PCI] = true
+	}
 	var out []inventory.GPU
 	for _, g := range gpus {
-		in := func(pci string) bool { return pci == g.PCI }
-		if g.PartsUnread() && !slices.ContainsFunc(pool, func(u Member) bool { return in(u.PCI) }) && !slices.ContainsFunc(out, func(o inventory.GPU) bool { return in(o.PCI) }) {
+		if g.PartsUnread() && !known[g.PCI] {
+			known[g.PCI] = true
 			out = append(out, g)
 		}
 	}

@@ -100,7 +100,6 @@ type splitter struct {
 	packages []cpuPackage       // by id
 	total    int                // cores in all packages
 	width    int                // threads of a core
-	paired   bool               // some cores share a pair
 	byNode   bool               // the packages are NUMA nodes
 	allowed  cpuset.Set         // every CPU that slots and system share
 	ram      []ramNode          // by ID
@@ -108,7 +107,7 @@ type splitter struct {
 	away     [][]int            // [gpu][package]: NUMA distance; 0 if the package is the GPU's own
 	where    []int              // [gpu]: index of its package
 	cores    [][]physCore       // [gpu]
-	said     int                // number of warnings before memory was divided
+	warned   int                // number of warnings before memory was divided
 }
 
 func (s *splitter) warn(format string, args ...any) {

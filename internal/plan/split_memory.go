@@ -95,7 +95,7 @@ func (s *splitter) ramNodes() []ramNode {
 // shares takes the system's reserve, in MiB, from the nodes in proportion to what each has, and
 // divides the rest. It returns what each slot weighs on each node, and what it gets in MiB.
 func (s *splitter) shares(ram []ramNode, reserve int64) (weights [][]int64, shares []int64) {
-	s.ram, s.Spare, s.Warnings = slices.Clone(ram), 0, s.Warnings[:s.said]
+	s.ram, s.Spare, s.Warnings = slices.Clone(ram), 0, s.Warnings[:s.warned]
 	all := free(ram)
 	for i := range s.ram {
 		own := share(reserve, s.ram[i].free, all, true)
@@ -174,7 +174,7 @@ func (s *splitter) shareMemory() error {
 		return errors.New("the machine does not report how much memory it has; check /proc/meminfo and /sys/devices/system/node/node*/meminfo")
 	}
 	ram := s.ram
-	s.said = len(s.Warnings)
+	s.warned = len(s.Warnings)
 	reserve, most, err := s.chooseReserve(ram)
 	if err != nil {
 		return err

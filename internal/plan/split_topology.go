@@ -68,7 +68,7 @@ func newSplitter(in splitInput) (*splitter, error) {
 		}
 	}
 	if in.Virt && s.width == 1 {
-		s.paired = pairUp(cores)
+		pairUp(cores)
 	}
 	slices.SortFunc(cores, func(a, b physCore) int {
 		return cmp.Or(a.pkg-b.pkg, a.node-b.node, a.socket-b.socket, a.die-b.die, a.l3-b.l3, a.cpus[0]-b.cpus[0])
@@ -224,37 +224,33 @@ func packagesUnknown(cores []physCore, virt bool) bool {
 }
 
 // pairUp makes the CPUs 2i and 2i+1 a pair, since hypervisors that hide SMT
-// number siblings consecutively. It reports whether it made any.
-func pairUp(cores []physCore) bool {
-	at := map[int]int{}
-	for i, c := range cores {
-		at[c.cpus[0]] = i
+// number siblings consecutively.
+func pairUp(cores []physCore) {
+	at := map[int]physCore{}
+	for _, c := range cores {
+		at[c.cpus[0]] = c
 	}
-	paired := false
 	for i := range cores {
 		c := &cores[i]
-		j, ok := at[c.cpus[0]-1]
-		if !ok || c.cpus[0]%2 == 0 {
-			continue
-		}
-		if o := cores[j]; o.pkg == c.pkg && o.node == c.node && o.die == c.die && o.l3 == c.l3 && o.socket == c.socket {
-			c.pair, paired = o.pair, true
+		o, ok := at[c.cpus[0]-1]
+		if ok && c.cpus[0]%2 == 1 && o.pkg == c.pkg && o.node == c.node && o.die == c.die && o.l3 == c.l3 && o.socket == c.socket {
+			c.pair = o.pair
 		}
 	}
-	return paired
 }
 
 // unpair drops the guess of pairUp, for machines too small for it. It reports whether
 // there was one.
 func (s *splitter) unpair() bool {
-	was := s.paired
+	paired := false
 	for _, p := range s.packages {
 		for i := range p.cores {
-			p.cores[i].pair = p.cores[i].cpus[0]
+			c := &p.cores[i]
+			paired = paired || c.pair != c.cpus[0]
+			c.pair = c.cpus[0]
 		}
 	}
-	s.paired = false
-	return was
+	return paired
 }
 
 // distances returns a function that looks up the NUMA distance of two nodes: 10 from a node to
