@@ -70,8 +70,11 @@ func slotBindings(m *Machine) []plan.Binding {
 	if err != nil {
 		return nil
 	}
-	list, _ := plan.ParseBindings([]byte(text))
-	return list
+	kept, err := plan.ParseBindings([]byte(text))
+	if err != nil {
+		return nil
+	}
+	return kept.Slots
 }
 
 // gpuGroup is a group of GPUs that share a value.

@@ -114,8 +114,9 @@ func (n *Node) stored(path, what string, parse func([]byte) error) error {
 	return nil
 }
 
-// bindings returns the stored bindings of slots, or nil on a new machine.
-func (n *Node) bindings() (all []plan.Binding, err error) {
+// bindings returns the stored bindings of slots, empty on a new machine.
+func (n *Node) bindings() (all *plan.Bindings, err error) {
+	all = &plan.Bindings{}
 	err = n.stored(plan.BindingsPath, "slot bindings", func(text []byte) (err error) { all, err = plan.ParseBindings(text); return err })
 	return all, err
 }

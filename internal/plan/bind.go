@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,14 +13,20 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// Binding is what a slot keeps. Bindings are stored in /var/lib/kbnode/slots.json.
+// Bindings is what a machine keeps from one plan to the next, the content of BindingsPath.
+type Bindings struct {
+	WrittenBy string    `json:"written_by"`
+	Schema    int       `json:"schema"`
+	Slots     []Binding `json:"slots"`          // by slot
+	Node      *LastNode `json:"node,omitempty"` // nil in a file of an older kbnode
+}
+
+// Binding is what a slot keeps.
 type Binding struct {
 	Slot   int      `json:"slot"`
 	Member          // the first; Vendor is "" if the slot has no GPU
 	Others []Member `json:"others,omitempty"`
 	Last   *Last    `json:"last,omitempty"` // nil in a file of an older kbnode
-	// Node is the file's, the same in all its bindings.
-	Node *LastNode `json:"-"`
 }
 
 // Members returns all GPUs of the slot, or parts of GPUs.
@@ -33,22 +40,18 @@ func (b Binding) Members() []Member {
 // assignment is a slot in the making: first with its Index, Name, User, GPUs and Parked.
 type assignment struct {
 	Slot
-	members []liveMember // the GPUs as they are now
-	last    *Last        // nil for a new slot
+	members []Member // the GPUs as they are now
+	last    *Last    // nil for a new slot
 }
 
-func newAssignment(k int, members []liveMember) assignment {
+func newAssignment(k int, members []Member) assignment {
 	return assignment{Slot: Slot{Index: k, Name: SlotName(k), User: UserName(k), GPUs: slotGPUs(members), Parked: parkedWhy(members)}, members: members}
 }
 
 func (a assignment) binding() Binding {
 	out := Binding{Slot: a.Index}
-	for i, u := range a.members {
-		if i == 0 {
-			out.Member = u.Member
-		} else {
-			out.Others = append(out.Others, u.Member)
-		}
+	if len(a.members) > 0 {
+		out.Member, out.Others = a.members[0], a.members[1:]
 	}
 	return out
 }
@@ -114,7 +117,7 @@ func lastOf(kept []Binding, slot int) *Last {
 
 // choose returns the members that the operator wants. An index is a GPU's number,
 // which does not shift when another GPU goes away.
-func choose(pool []liveMember, want config.GPUs, count int) ([]liveMember, error) {
+func choose(pool []Member, want config.GPUs, count int) ([]Member, error) {
 	chosen, err := chooseNamed(pool, want)
 	if err != nil || count == 0 {
 		return chosen, err
@@ -126,38 +129,36 @@ func choose(pool []liveMember, want config.GPUs, count int) ([]liveMember, error
 	case count < 0 || count > len(all):
 		return nil, fmt.Errorf("gpu_count: %d GPUs are requested, but this machine has %d; write at most %[2]d (--gpu-count), or leave it out for all", count, len(all))
 	}
-	return slices.DeleteFunc(slices.Clone(chosen), func(u liveMember) bool { return !slices.Contains(all[:count], u.GPU) }), nil
+	return slices.DeleteFunc(slices.Clone(chosen), func(u Member) bool { return !slices.Contains(all[:count], u.GPU) }), nil
 }
 
-func chooseNamed(pool []liveMember, want config.GPUs) ([]liveMember, error) {
+func chooseNamed(pool []Member, want config.GPUs) ([]Member, error) {
 	if len(want.List) == 0 {
 		return pool, nil
 	}
-	taken := make([]bool, len(pool))
+	taken := map[int]bool{}
 	for _, name := range want.List {
-		of, err := named(pool, name)
+		indices, err := named(pool, name)
 		if err != nil {
 			return nil, fmt.Errorf("%w; choose one of them with --gpus", err)
 		}
-		for _, i := range of {
+		for _, i := range indices {
 			if taken[i] {
 				return nil, fmt.Errorf("GPU %s is listed twice; list each GPU once in --gpus", name)
 			}
 			taken[i] = true
 		}
 	}
-	var chosen []liveMember
-	for i, u := range pool {
-		if taken[i] {
-			chosen = append(chosen, u)
-		}
+	var chosen []Member
+	for _, i := range slices.Sorted(maps.Keys(taken)) {
+		chosen = append(chosen, pool[i])
 	}
 	return chosen, nil
 }
 
 // named returns the indices that a name refers to: all parts of a GPU, or the one
 // whose number follows a colon.
-func named(pool []liveMember, name string) ([]int, error) {
+func named(pool []Member, name string) ([]int, error) {
 	gpu, part, parted := name, "", false
 	if i := strings.LastIndexByte(name, ':'); i >= 0 && !strings.Contains(name[i:], ".") {
 		gpu, part, parted = name[:i], name[i+1:], true
@@ -182,7 +183,7 @@ func named(pool []liveMember, name string) ([]int, error) {
 }
 
 // numbers returns the GPU numbers in a sorted pool.
-func numbers(pool []liveMember) []int {
+func numbers(pool []Member) []int {
 	var out []int
 	for _, u := range pool {
 		out = append(out, u.GPU)
@@ -203,14 +204,14 @@ func numberList(list []int) string {
 
 // number gives each group its slot: the one that has kept all of it, else the one
 // of its first member, else that member's index in pool.
-func number(groups [][]liveMember, pool []liveMember, kept []Binding) []assignment {
+func number(groups [][]Member, pool []Member, kept []Binding) []assignment {
 	indices := make([]int, len(groups))
 	used := map[int]bool{}
 	for i, g := range groups {
 		k := g[0].slot
 		indices[i] = -1
 		at := slices.IndexFunc(kept, func(b Binding) bool { return b.Slot == k })
-		if at >= 0 && len(kept[at].Members()) == len(g) && !slices.ContainsFunc(g, func(u liveMember) bool { return u.slot != k }) {
+		if at >= 0 && len(kept[at].Members()) == len(g) && !slices.ContainsFunc(g, func(u Member) bool { return u.slot != k }) {
 			indices[i], used[k] = k, true
 		}
 	}
@@ -219,7 +220,7 @@ func number(groups [][]liveMember, pool []liveMember, kept []Binding) []assignme
 		k := indices[i]
 		if k < 0 {
 			if k = g[0].slot; k < 0 || used[k] {
-				k = slices.IndexFunc(pool, func(u liveMember) bool { return compareMembers(u.Member, g[0].Member) == 0 })
+				k = slices.IndexFunc(pool, func(u Member) bool { return compareMembers(u, g[0]) == 0 })
 			}
 			if used[k] {
 				k = nextFree(used)
@@ -232,7 +233,7 @@ func number(groups [][]liveMember, pool []liveMember, kept []Binding) []assignme
 	return slots
 }
 
-func parkedWhy(members []liveMember) string {
+func parkedWhy(members []Member) string {
 	var why []string
 	for _, u := range members {
 		switch {

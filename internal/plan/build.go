@@ -22,16 +22,16 @@ const (
 // Build computes what should be true of a machine. An error is a refusal that
 // says what to change.
 func Build(in Input) (*Plan, error) {
-	read, cfg := in.Inventory, *in.Config
-	inv, err := Recall(read, in.Bindings)
+	read, cfg, kept := in.Inventory, *in.Config, cmp.Or(in.Bindings, &Bindings{})
+	inv, err := Recall(read, kept)
 	if err != nil {
 		return nil, err
 	}
 	in.Inventory = inv
-	if why := unlisted(inv); why != "" && len(in.Bindings) == 0 && !cfg.GPUs.None {
+	if why := unlisted(inv); why != "" && len(kept.Slots) == 0 && !cfg.GPUs.None {
 		return nil, fmt.Errorf("the list of GPUs could not be read, so no slots can be planned; install again when it can be read (%s)", why)
 	}
-	slots, warnings, err := bind(inv.GPUs, cfg, in.Bindings, in.Reshape)
+	slots, warnings, err := bind(inv.GPUs, cfg, kept.Slots, in.Reshape)
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +39,7 @@ func Build(in Input) (*Plan, error) {
 	if cfg.Node == "" && inv.Hostname == "" && slices.Contains(inv.Unread, inventory.SubjectHost) {
 		return nil, fmt.Errorf("the host name could not be read (%s), and agents are named after it; set one with --node (node)", inv.WhyUnread(inventory.SubjectHost))
 	}
-	split, err := chooseSplit(inv, cfg, slots, in.Bindings)
+	split, err := chooseSplit(inv, cfg, slots, kept)
 	if err != nil {
 		return nil, err
 	}
@@ -170,14 +170,8 @@ func TooSmall(inv *inventory.Inventory, p *Plan) (cores, memory, disk string) {
 		who = "slot " + s.Name
 	}
 	cpus, _ := cpuset.Parse(s.CPUs)
-	whole := map[int]bool{}
-	for _, c := range inv.CPU.List {
-		if cpus.Contains(c.ID) {
-			whole[c.Core] = true
-		}
-	}
-	if n := len(whole); n < minSlotCores {
-		cores = fmt.Sprintf("%s has %d %s; %d is the minimum for fair timings", who, n, map[bool]string{true: "core", false: "cores"}[n == 1], minSlotCores)
+	if n := len(coresOf(inv.CPU.List, cpus)); n < minSlotCores {
+		cores = fmt.Sprintf("%s has %s; %d is the minimum for fair timings", who, counted(n, "core"), minSlotCores)
 	}
 	if s.MemoryBytes < minSlotMemory {
 		memory = fmt.Sprintf("%s has %s of memory; %s is the minimum", who, config.Size(s.MemoryBytes), config.Size(minSlotMemory))
@@ -188,16 +182,8 @@ func TooSmall(inv *inventory.Inventory, p *Plan) (cores, memory, disk string) {
 	return cores, memory, disk
 }
 
-// bindingsFile is the content of BindingsPath.
-type bindingsFile struct {
-	WrittenBy string    `json:"written_by"`
-	Schema    int       `json:"schema"`
-	Slots     []Binding `json:"slots"`
-	Node      *LastNode `json:"node,omitempty"` // nil in a file of an older kbnode
-}
-
 func (p *Plan) addBindings(slots []assignment, node *LastNode) error {
-	f := bindingsFile{WrittenBy: "kbnode", Schema: Schema, Node: node}
+	f := Bindings{WrittenBy: "kbnode", Schema: Schema, Node: node}
 	for i, s := range slots {
 		b, planned := s.binding(), p.Slots[i]
 		b.Last = &Last{CPUs: planned.CPUs, MemoryNodes: planned.MemoryNodes, MemoryBytes: planned.MemoryBytes, DiskBytes: planned.DiskBytes}
@@ -222,8 +208,8 @@ func (b *Binding) UnmarshalJSON(text []byte) error {
 }
 
 // ParseBindings reads the content of BindingsPath.
-func ParseBindings(text []byte) ([]Binding, error) {
-	var f bindingsFile
+func ParseBindings(text []byte) (*Bindings, error) {
+	var f Bindings
 	if err := json.Unmarshal(text, &f); err != nil {
 		return nil, fmt.Errorf("read slot bindings %s: %w", BindingsPath, err)
 	}
@@ -238,10 +224,7 @@ func ParseBindings(text []byte) ([]Binding, error) {
 		seen[b.Slot] = true
 	}
 	slices.SortFunc(f.Slots, func(a, b Binding) int { return a.Slot - b.Slot })
-	for i := range f.Slots {
-		f.Slots[i].Node = f.Node
-	}
-	return f.Slots, nil
+	return &f, nil
 }
 
 func (p *Plan) sort() {

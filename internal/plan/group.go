@@ -11,11 +11,11 @@ import (
 // group combines members into slots: first those that the configuration names, then
 // as many whole GPUs as a slot is to have, neighbors first. Slots that already have
 // such a group keep it.
-func group(members []liveMember, cfg config.Config, kept []Binding) ([][]liveMember, error) {
-	var groups [][]liveMember
+func group(members []Member, cfg config.Config, kept []Binding) ([][]Member, error) {
+	var groups [][]Member
 	taken := make([]bool, len(members))
 	take := func(of []int) {
-		var g []liveMember
+		var g []Member
 		for _, i := range of {
 			taken[i] = true
 			g = append(g, members[i])
@@ -83,19 +83,19 @@ func group(members []liveMember, cfg config.Config, kept []Binding) ([][]liveMem
 			take(nearest(members, free, size))
 		}
 	}
-	slices.SortStableFunc(groups, func(a, b []liveMember) int { return compareMembers(a[0].Member, b[0].Member) })
+	slices.SortStableFunc(groups, func(a, b []Member) int { return compareMembers(a[0], b[0]) })
 	return groups, nil
 }
 
 // oneKind returns an error for a group whose members cannot compute together.
-func oneKind(members []liveMember, of []int) error {
+func oneKind(members []Member, of []int) error {
 	first := members[of[0]]
 	for _, i := range of {
 		switch u := members[i]; {
 		case u.MIG != nil:
 			return fmt.Errorf("groups: GPU %d is in MIG mode, and a program can use at most one instance; leave it out of groups, or turn MIG off", u.GPU)
 		case u.Vendor != first.Vendor || u.Model != first.Model || u.Part() != first.Part():
-			return fmt.Errorf("groups: GPU %d is %s and GPU %d is %s; group GPUs of the same kind", first.GPU, title(first.Member), u.GPU, title(u.Member))
+			return fmt.Errorf("groups: GPU %d is %s and GPU %d is %s; group GPUs of the same kind", first.GPU, title(first), u.GPU, title(u))
 		}
 	}
 	return nil
@@ -103,7 +103,7 @@ func oneKind(members []liveMember, of []int) error {
 
 // nearest chooses the first free GPU and those nearest to it and to each other:
 // by direct links, then on the same NUMA node, then by number.
-func nearest(members []liveMember, free []int, size int) []int {
+func nearest(members []Member, free []int, size int) []int {
 	of := []int{free[0]}
 	for len(of) < size {
 		near := func(i int) (links, nodes int) {

@@ -30,23 +30,11 @@ type LastNode struct {
 	Software      inventory.Software `json:"software"` // only what plans depend on
 }
 
-// keptNode returns what the bindings record about the node; nil if there are none
-// or an older kbnode wrote them.
-func keptNode(kept []Binding) *LastNode {
-	if len(kept) == 0 {
-		return nil
-	}
-	return kept[0].Node
-}
-
 // Recall returns an inventory in which what could not be read is as last planned.
 // It returns an error if something essential was never read.
-func Recall(inv *inventory.Inventory, kept []Binding) (*inventory.Inventory, error) {
-	out, last := *inv, keptNode(kept)
+func Recall(inv *inventory.Inventory, kept *Bindings) (*inventory.Inventory, error) {
+	out, last := *inv, cmp.Or(kept.Node, &LastNode{})
 	sw := &out.Software
-	if last == nil {
-		last = &LastNode{}
-	}
 	why := func(subject string) string { // also for an Inventory that has it only in Problems
 		if p := slices.IndexFunc(inv.Problems, func(p inventory.Problem) bool { return p.Subject == subject }); p >= 0 {
 			return inv.Problems[p].Detail
@@ -81,7 +69,7 @@ func Recall(inv *inventory.Inventory, kept []Binding) (*inventory.Inventory, err
 			}
 		}
 	}
-	out.GPUs = withUnreadGPUs(inv, kept)
+	out.GPUs = withUnreadGPUs(inv, kept.Slots)
 	return &out, nil
 }
 
@@ -103,19 +91,17 @@ func unlisted(inv *inventory.Inventory) string {
 func withUnreadGPUs(inv *inventory.Inventory, kept []Binding) []inventory.GPU {
 	gpus := slices.Clone(inv.GPUs)
 	silent := inv.NVIDIA != nil && inv.NVIDIA.NVMLError != ""
-	for _, b := range kept {
-		for _, m := range b.Members() {
-			listed := slices.ContainsFunc(gpus, func(g inventory.GPU) bool { return g.PCI == m.PCI || g.UUID != "" && strings.EqualFold(g.UUID, m.UUID) })
-			for i := range gpus { // even if NVML is gone: this GPU had instances
-				g := &gpus[i]
-				g.Unread = g.Unread || silent && g.Healthy && g.NVML == nil && m.MIG != nil && (g.UUID == m.UUID || g.PCI == m.PCI)
-			}
-			if !listed && (slices.Contains(inv.Unread, inventory.SubjectGPUs) || slices.Contains(inv.Unread, inventory.GPUSubject(m.PCI))) {
-				gpus = append(gpus, inventory.GPU{
-					Vendor: m.Vendor, UUID: m.UUID, PCI: m.PCI, Index: -1, Model: m.Model, NUMANode: m.NUMANode, MemoryNode: m.MemoryNode,
-					Minor: -1, RenderMinor: -1, Healthy: true, Unread: true,
-				})
-			}
+	for _, m := range keptMembers(kept) {
+		listed := slices.ContainsFunc(gpus, func(g inventory.GPU) bool { return g.PCI == m.PCI || g.UUID != "" && strings.EqualFold(g.UUID, m.UUID) })
+		for i := range gpus { // even if NVML is gone: this GPU had instances
+			g := &gpus[i]
+			g.Unread = g.Unread || silent && g.Healthy && g.NVML == nil && m.MIG != nil && (g.UUID == m.UUID || g.PCI == m.PCI)
+		}
+		if !listed && (slices.Contains(inv.Unread, inventory.SubjectGPUs) || slices.Contains(inv.Unread, inventory.GPUSubject(m.PCI))) {
+			gpus = append(gpus, inventory.GPU{
+				Vendor: m.Vendor, UUID: m.UUID, PCI: m.PCI, Index: -1, Model: m.Model, NUMANode: m.NUMANode, MemoryNode: m.MemoryNode,
+				Minor: -1, RenderMinor: -1, Healthy: true, Unread: true,
+			})
 		}
 	}
 	return gpus
@@ -166,15 +152,15 @@ func lastSplit(slots []assignment, node *LastNode, total int64, why string) (spl
 }
 
 // chooseSplit returns the split of the machine, or the last one if the machine cannot be read.
-func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment, kept []Binding) (splitResult, error) {
+func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment, kept *Bindings) (splitResult, error) {
 	if why := unreadCPUs(inv); why != "" {
-		return lastSplit(slots, keptNode(kept), inv.Memory.TotalBytes, why)
+		return lastSplit(slots, kept.Node, inv.Memory.TotalBytes, why)
 	}
 	if slices.ContainsFunc(slots, func(s assignment) bool {
-		return slices.ContainsFunc(s.members, func(u liveMember) bool { return u.twice })
+		return slices.ContainsFunc(s.members, func(u Member) bool { return u.twice })
 	}) {
 		// It is unknown what that slot should have, so the others keep what they have.
-		if res, err := lastSplit(slots, keptNode(kept), inv.Memory.TotalBytes, ""); err == nil {
+		if res, err := lastSplit(slots, kept.Node, inv.Memory.TotalBytes, ""); err == nil {
 			return res, nil
 		}
 	}
@@ -195,9 +181,9 @@ const bootShare = 32
 // keepMemory lets slots keep their memory while their share of it differs only as it
 // may between two boots, and reports whether they do. They never get more than the
 // machine has, so what they keep over their share comes out of the reserve.
-func keepMemory(res *splitResult, slots []assignment, kept []Binding, cfg config.Config) bool {
-	node := keptNode(kept)
-	if node == nil || node.ReserveMemory != int64(cfg.Reserve.Memory) || node.MemoryPerSlot != int64(cfg.MemoryPerSlot) || len(kept) != len(slots) {
+func keepMemory(res *splitResult, slots []assignment, kept *Bindings, cfg config.Config) bool {
+	node := kept.Node
+	if node == nil || node.ReserveMemory != int64(cfg.Reserve.Memory) || node.MemoryPerSlot != int64(cfg.MemoryPerSlot) || len(kept.Slots) != len(slots) {
 		return false
 	}
 	over := map[string]int64{} // by NUMA nodes: a surplus of one does not help another

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -116,10 +117,9 @@ func TestSizesOverflow(t *testing.T) {
 func TestSlotsOfOneGPU(t *testing.T) {
 	t.Parallel()
 	whole, mig := machinetest.B200x8(), machinetest.B200MIG()
-	type change func(kept []Binding)
 	for name, row := range map[string]struct {
 		machine machinetest.Machine
-		do      change
+		do      func(kept []Binding)
 		parked  []string
 	}{
 		"the same":           {whole, func(k []Binding) { k[3].Member = k[1].Member }, []string{"gpu3"}},
@@ -138,11 +138,12 @@ func TestSlotsOfOneGPU(t *testing.T) {
 			inv := readMachine(t, row.machine)
 			before := build(t, inv, config.Config{Queue: "q"}, nil, false)
 			kept := bindingsOf(t, before)
-			row.do(kept)
+			row.do(kept.Slots)
 			in := input(inv, config.Config{Queue: "q"})
-			read, err := ParseBindings([]byte(mustBindings(t, kept)))
+			text, err := json.Marshal(kept)
 			must.Do(t, err)
-			in.Bindings = read
+			in.Bindings, err = ParseBindings(text)
+			must.Do(t, err)
 			after := planned(t, in)
 			var parked []string
 			owner := map[string]string{}
@@ -171,11 +172,4 @@ func TestSlotsOfOneGPU(t *testing.T) {
 			}
 		})
 	}
-}
-
-func mustBindings(t *testing.T, kept []Binding) string {
-	t.Helper()
-	p := &Plan{}
-	must.Do(t, p.addJSON(BindingsPath, 0o644, -1, bindingsFile{WrittenBy: "kbnode", Schema: Schema, Slots: kept, Node: keptNode(kept)}))
-	return p.Files[0].Content
 }

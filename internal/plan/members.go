@@ -26,6 +26,16 @@ type Member struct {
 	// What it was last planned with, used when the current values cannot be read.
 	Devices  string `json:"devices,omitempty"`  // device nodes, by path, with commas
 	Instance string `json:"instance,omitempty"` // UUID of the MIG instance
+
+	// What the machine has in its place now.
+	gpu       *inventory.GPU // nil while it is missing
+	mig       *inventory.MIG // the instance
+	slot      int            // the one that has kept it; -1 for none
+	lost      string         // why it cannot be used; "" when it can
+	twice     bool           // an earlier slot has kept it, too
+	recalled  bool           // its GPU does not report it, so it is assumed to be unchanged
+	nodes     []string       // device nodes that its jobs open
+	nodesKept bool           // nodes are those that it was last planned with
 }
 
 // Placement identifies a MIG instance permanently, however often it is recreated.
@@ -58,28 +68,13 @@ func (m Member) describe() string {
 	return "GPU " + cmp.Or(m.UUID, m.PCI)
 }
 
-// liveMember is a member with what the machine has in its place now.
-type liveMember struct {
-	Member
-	gpu  *inventory.GPU // nil while it is missing
-	mig  *inventory.MIG // the instance
-	slot int            // the one that has kept it; -1 for none
-	lost string         // why it cannot be used; "" when it can
-	// twice is set if an earlier slot has kept it, too.
-	twice bool
-	// recalled is set if its GPU does not report it, so it is assumed to be unchanged.
-	recalled  bool
-	nodes     []string // device nodes that its jobs open
-	nodesKept bool     // nodes are those that it was last planned with
-}
-
 // device is one PCI device with its inventory entries: one for each partition,
 // or else a single one.
 type device struct {
-	number  int
-	entries []*inventory.GPU
-	taken   bool
-	kept    int // number of kept members on it
+	number    int // -1 for none yet
+	entries   []*inventory.GPU
+	kept      int      // number of kept members on it
+	has, lost []Member // of these, those that it has now, and the others
 }
 
 func (d *device) sick() *inventory.GPU {
@@ -93,7 +88,7 @@ func (d *device) sick() *inventory.GPU {
 // member that is missing is kept. So is one that a healthy GPU no longer offers,
 // because someone made other instances or partitions, unless reshape is set: then
 // slots are made of what there is now.
-func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []liveMember, replaced []Loss) {
+func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []Member, replaced []Loss) {
 	var devices []*device
 	at := map[string]*device{}
 	for i := range gpus {
@@ -104,13 +99,10 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []liv
 		}
 		at[g.PCI].entries = append(at[g.PCI].entries, g)
 	}
-	kept = numberedOnce(kept)
-	found := matchDevices(devices, kept)
-	used := map[int]bool{}
-	for _, b := range kept { // including missing ones
-		for _, m := range b.Members() {
-			used[m.GPU] = true
-		}
+	members := keptMembers(kept)
+	found, used := matchDevices(devices, members), map[int]bool{}
+	for _, m := range members { // including missing ones
+		used[m.GPU] = true
 	}
 	for i, d := range devices {
 		if d.number < 0 {
@@ -120,63 +112,56 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []liv
 			used[d.number] = true
 		}
 	}
-
-	lost := map[*device][]liveMember{}
-	has := map[*device][]liveMember{}
-	for _, b := range kept {
-		for _, m := range b.Members() {
-			if d := found[m.card()]; d != nil {
-				d.kept++
-			}
+	for _, m := range members {
+		if d := found[m.card()]; d != nil {
+			d.kept++
 		}
 	}
-	var seen []liveMember
+
+	var seen []Member
 	twice := false
-	for _, b := range kept {
-		for _, m := range b.Members() {
-			u := liveMember{Member: m, slot: b.Slot}
-			if at := slices.IndexFunc(seen, func(s liveMember) bool { return overlap(s.Member, m) }); at >= 0 {
-				if !reshape && seen[at].slot != b.Slot {
-					twice, u.twice = true, true
-					u.lost = fmt.Sprintf("%s is also in slot %s; run sudo kbnode install to keep it only there, or fix %s", m.describe(), SlotName(seen[at].slot), BindingsPath)
-					pool = append(pool, u)
-				}
-				continue
+	for _, m := range members {
+		if at := slices.IndexFunc(seen, func(s Member) bool { return overlap(s, m) }); at >= 0 {
+			if !reshape && seen[at].slot != m.slot {
+				twice, m.twice = true, true
+				m.lost = fmt.Sprintf("%s is also in slot %s; run sudo kbnode install to keep it only there, or fix %s", m.describe(), SlotName(seen[at].slot), BindingsPath)
+				pool = append(pool, m)
 			}
-			seen = append(seen, u)
-			d := found[m.card()]
-			if d == nil {
-				pool = append(pool, u)
-				continue
-			}
-			if g := d.entries[0]; m.UUID != "" && g.UUID != "" && !strings.EqualFold(m.UUID, g.UUID) {
-				replaced = append(replaced, Loss{b.Slot, m, fmt.Sprintf("GPU %s at %s was replaced by %s", m.UUID, m.PCI, g.UUID)})
-			}
-			if u = d.find(u); u.lost != "" {
-				lost[d] = append(lost[d], u)
-			} else {
-				has[d] = append(has[d], u)
-			}
+			continue
+		}
+		seen = append(seen, m)
+		d := found[m.card()]
+		if d == nil {
+			pool = append(pool, m)
+			continue
+		}
+		if g := d.entries[0]; m.UUID != "" && g.UUID != "" && !strings.EqualFold(m.UUID, g.UUID) {
+			replaced = append(replaced, Loss{m.slot, m, fmt.Sprintf("GPU %s at %s was replaced by %s", m.UUID, m.PCI, g.UUID)})
+		}
+		if m = d.find(m); m.lost != "" {
+			d.lost = append(d.lost, m)
+		} else {
+			d.has = append(d.has, m)
 		}
 	}
 	for _, d := range devices {
-		fresh := slices.DeleteFunc(d.offers(), func(u liveMember) bool {
-			return slices.ContainsFunc(has[d], func(k liveMember) bool { return samePart(k.Member, u.Member) })
+		fresh := slices.DeleteFunc(d.offers(), func(m Member) bool {
+			return slices.ContainsFunc(d.has, func(k Member) bool { return samePart(k, m) })
 		})
 		switch {
-		case d.sick() != nil && len(has[d]) > 0, d.unread():
+		case d.sick() != nil && len(d.has) > 0, d.unread():
 			fresh = nil // it does not report how it is divided
 		case twice:
 			fresh = nil // it may belong to the slot that has another slot's member
-		case len(lost[d]) == 0:
-		case reshape && slices.ContainsFunc(fresh, func(u liveMember) bool { return u.lost == "" }):
-			lost[d] = nil
+		case len(d.lost) == 0:
+		case reshape && slices.ContainsFunc(fresh, func(m Member) bool { return m.lost == "" }):
+			d.lost = nil
 		default:
 			fresh = nil // a kept slot has their place
 		}
-		pool = slices.Concat(pool, has[d], lost[d], fresh)
+		pool = slices.Concat(pool, d.has, d.lost, fresh)
 	}
-	slices.SortStableFunc(pool, func(a, b liveMember) int { return compareMembers(a.Member, b.Member) })
+	slices.SortStableFunc(pool, compareMembers)
 	giveNodes(pool)
 	return pool, replaced
 }
@@ -185,39 +170,58 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []liv
 // GPU that moved may have the address of a missing one.
 func (m Member) card() [2]string { return [2]string{m.UUID, m.PCI} }
 
+// keptMembers returns what slots have kept, in their order. GPUs that were kept with the same
+// number get different ones.
+func keptMembers(kept []Binding) []Member {
+	var members []Member
+	used := map[int]bool{}
+	for _, b := range kept {
+		for _, m := range b.Members() {
+			m.slot, used[m.GPU] = b.Slot, true
+			members = append(members, m)
+		}
+	}
+	numbers, given := map[[2]string]int{}, map[int]bool{}
+	for i := range members {
+		m := &members[i]
+		k, ok := numbers[m.card()]
+		if !ok {
+			if k = m.GPU; given[k] || k < 0 {
+				k = nextFree(used)
+			}
+			used[k], given[k], numbers[m.card()] = true, true, k
+		}
+		m.GPU = k
+	}
+	return members
+}
+
 // matchDevices finds the device of each card that was kept: the GPU with its UUID, else
 // the one at its address.
-func matchDevices(devices []*device, kept []Binding) map[[2]string]*device {
+func matchDevices(devices []*device, kept []Member) map[[2]string]*device {
 	found := map[[2]string]*device{}
-	each := func(same func(m Member, g *inventory.GPU) bool) {
-		for _, b := range kept {
-			for _, m := range b.Members() {
-				if found[m.card()] != nil {
-					continue
-				}
-				for _, d := range devices {
-					if g := d.entries[0]; !d.taken && g.Vendor == m.Vendor && same(m, g) {
-						d.taken, d.number, found[m.card()] = true, m.GPU, d
-						break
-					}
-				}
+	match := func(same func(m Member, g *inventory.GPU) bool) {
+		for _, m := range kept {
+			i := slices.IndexFunc(devices, func(d *device) bool { return d.number < 0 && d.entries[0].Vendor == m.Vendor && same(m, d.entries[0]) })
+			if i >= 0 && found[m.card()] == nil {
+				devices[i].number, found[m.card()] = m.GPU, devices[i]
 			}
 		}
 	}
-	each(func(m Member, g *inventory.GPU) bool { return m.UUID != "" && strings.EqualFold(g.UUID, m.UUID) })
-	each(func(m Member, g *inventory.GPU) bool { return strings.EqualFold(g.PCI, m.PCI) })
+	match(func(m Member, g *inventory.GPU) bool { return m.UUID != "" && strings.EqualFold(g.UUID, m.UUID) })
+	match(func(m Member, g *inventory.GPU) bool { return strings.EqualFold(g.PCI, m.PCI) })
 	return found
 }
 
 // find fills in a kept member with what its device has in its place.
-func (d *device) find(u liveMember) liveMember {
-	old := u.Member
+func (d *device) find(u Member) Member {
+	old := u
 	if g := d.sick(); g != nil {
 		u.gpu, u.UUID, u.PCI = g, cmp.Or(g.UUID, old.UUID), g.PCI
 		return u
 	}
 	for _, now := range d.offers() {
-		if now.lost == "" && samePart(old, now.Member) && (old.Part() == "" || !d.unread() || len(d.entries) >= d.kept || old.MIG != nil) {
+		if now.lost == "" && samePart(old, now) && (old.Part() == "" || !d.unread() || len(d.entries) >= d.kept || old.MIG != nil) {
 			now.slot = u.slot
 			now.keep(old)
 			return now
@@ -260,7 +264,7 @@ func Losses(gpus []inventory.GPU, kept []Binding) (lost, replaced []Loss) {
 	pool, replaced := findMembers(gpus, kept, false)
 	for _, u := range pool {
 		if u.slot >= 0 && (u.gpu == nil || u.lost != "") {
-			lost = append(lost, Loss{u.slot, u.Member, u.lost})
+			lost = append(lost, Loss{u.slot, u, u.lost})
 		}
 	}
 	return lost, replaced
@@ -273,14 +277,14 @@ func withoutInstances(g *inventory.GPU) string {
 
 // offers returns what a device has for slots: its MIG instances, its
 // partitions, or the GPU as a whole.
-func (d *device) offers() []liveMember {
-	var out []liveMember
+func (d *device) offers() []Member {
+	var out []Member
 	for _, g := range d.entries {
-		m := Member{
+		u := Member{
 			GPU: d.number, UUID: g.UUID, PCI: g.PCI, Vendor: g.Vendor, Model: g.Model,
 			Partition: g.Partition, Mode: g.ComputePartition, NUMANode: g.NUMANode, MemoryNode: g.MemoryNode,
+			gpu: g, slot: -1,
 		}
-		u := liveMember{Member: m, gpu: g, slot: -1}
 		if g.MIGMode != "on" {
 			out = append(out, u)
 			continue
@@ -299,7 +303,7 @@ func (d *device) offers() []liveMember {
 			out = append(out, u)
 		}
 	}
-	slices.SortStableFunc(out, func(a, b liveMember) int { return compareMembers(a.Member, b.Member) })
+	slices.SortStableFunc(out, compareMembers)
 	return out
 }
 
@@ -313,13 +317,8 @@ func samePart(a, b Member) bool {
 }
 
 func compareMembers(a, b Member) int {
-	place := func(m Member) Placement {
-		if m.MIG == nil {
-			return Placement{}
-		}
-		return *m.MIG
-	}
-	return cmp.Or(a.GPU-b.GPU, a.Partition-b.Partition, place(a).Start-place(b).Start, place(a).Compute-place(b).Compute, cmp.Compare(a.PCI, b.PCI))
+	p, q := cmp.Or(a.MIG, &Placement{}), cmp.Or(b.MIG, &Placement{})
+	return cmp.Or(a.GPU-b.GPU, a.Partition-b.Partition, p.Start-q.Start, p.Compute-q.Compute, cmp.Compare(a.PCI, b.PCI))
 }
 
 func nextFree(used map[int]bool) int {

@@ -133,16 +133,11 @@ func MatchOwned(pattern, file string) (slot int, ok bool) {
 		ok, err := path.Match(pattern, file)
 		return -1, ok && err == nil
 	}
-	rest, ok := strings.CutPrefix(file, before)
-	if !ok {
-		return -1, false
-	}
-	digits := len(rest) - len(strings.TrimLeft(rest, "0123456789"))
-	slot, err := strconv.Atoi(rest[:digits])
-	if err != nil || strconv.Itoa(slot) != rest[:digits] {
-		return -1, false
-	}
-	if ok, err := path.Match(after, rest[digits:]); !ok || err != nil {
+	rest, prefixed := strings.CutPrefix(file, before)
+	end := strings.TrimLeft(rest, "0123456789")
+	slot, err := strconv.Atoi(strings.TrimSuffix(rest, end))
+	matched, bad := path.Match(after, end)
+	if !prefixed || err != nil || bad != nil || !matched || strconv.Itoa(slot)+end != rest {
 		return -1, false
 	}
 	return slot, true

@@ -20,7 +20,7 @@ const Schema = 1
 type Input struct {
 	Inventory *inventory.Inventory
 	Config    *config.Config // with defaults
-	Bindings  []Binding      // as kept on the machine; nil on a new one
+	Bindings  *Bindings      // as kept on the machine; nil on a new one
 	Drains    []Drain        // as kept on the machine
 	Agents    Agents         // as kept on the machine
 	Binary    string         // absolute path of kbnode on the machine

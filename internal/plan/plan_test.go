@@ -173,7 +173,7 @@ func checkFiles(t *testing.T, p *Plan) {
 	}
 }
 
-func bindingsOf(t *testing.T, p *Plan) []Binding {
+func bindingsOf(t *testing.T, p *Plan) *Bindings {
 	t.Helper()
 	kept, err := ParseBindings([]byte(fileOf(p, BindingsPath)))
 	must.Do(t, err)

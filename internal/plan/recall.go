@@ -16,11 +16,15 @@ func (d *device) unread() bool {
 
 // undivided returns the GPUs that no slot can be made of because how they are divided
 // could not be read.
-func undivided(gpus []inventory.GPU, pool []liveMember) []inventory.GPU {
+func undivided(gpus []inventory.GPU, pool []Member) []inventory.GPU {
+	known := map[string]bool{} // by PCI address
+	for _, m := range pool {
+		known[m.PCI] = true
+	}
 	var out []inventory.GPU
 	for _, g := range gpus {
-		in := func(pci string) bool { return pci == g.PCI }
-		if g.PartsUnread() && !slices.ContainsFunc(pool, func(u liveMember) bool { return in(u.PCI) }) && !slices.ContainsFunc(out, func(o inventory.GPU) bool { return in(o.PCI) }) {
+		if g.PartsUnread() && !known[g.PCI] {
+			known[g.PCI] = true
 			out = append(out, g)
 		}
 	}
@@ -28,7 +32,7 @@ func undivided(gpus []inventory.GPU, pool []liveMember) []inventory.GPU {
 }
 
 // keep fills in from the kept member what the GPU does not report now.
-func (u *liveMember) keep(old Member) {
+func (u *Member) keep(old Member) {
 	same := u.UUID == "" || old.UUID == "" || strings.EqualFold(u.UUID, old.UUID)
 	u.UUID = cmp.Or(u.UUID, old.UUID)
 	if u.NUMANode < 0 && u.PCI == old.PCI {
@@ -48,7 +52,7 @@ func (u *liveMember) keep(old Member) {
 
 // recall assumes that a part that its GPU does not report is unchanged. That fails if
 // the GPU moved to other device files, or another card is in its place.
-func recall(u liveMember) liveMember {
+func recall(u Member) Member {
 	g := u.gpu
 	name := cmp.Or(g.UUID, g.PCI)
 	node := fmt.Sprintf("/dev/nvidia%d", g.Minor)
@@ -66,7 +70,7 @@ func recall(u liveMember) liveMember {
 
 // giveNodes gives members their device nodes: those that the machine reports, or else
 // those that they were last planned with, unless another member has them now.
-func giveNodes(pool []liveMember) {
+func giveNodes(pool []Member) {
 	owner := map[string]string{}
 	for i := range pool {
 		u := &pool[i]
@@ -106,7 +110,7 @@ func giveNodes(pool []liveMember) {
 
 // claim returns the owner of a device node: all members share the driver's, the parts
 // of a GPU share the GPU's, and each has its own.
-func (u liveMember) claim(node string) string {
+func (u Member) claim(node string) string {
 	switch {
 	case !strings.ContainsAny(node[len(node)-1:], "0123456789"):
 		return "all"
@@ -136,38 +140,4 @@ func overlap(a, b Member) bool {
 		return a.MIG.Compute == b.MIG.Compute
 	}
 	return a.MIG.Start < b.MIG.Start+b.MIG.Size && b.MIG.Start < a.MIG.Start+a.MIG.Size
-}
-
-// numberedOnce gives GPUs that were kept with the same number different ones.
-func numberedOnce(kept []Binding) []Binding {
-	numbers, cards := map[[2]string]int{}, map[int][2]string{}
-	used := map[int]bool{}
-	for _, b := range kept {
-		for _, m := range b.Members() {
-			used[m.GPU] = true
-		}
-	}
-	number := func(m *Member) {
-		card := [2]string{m.UUID, m.PCI}
-		if k, ok := numbers[card]; ok {
-			m.GPU = k
-			return
-		}
-		if _, taken := cards[m.GPU]; taken || m.GPU < 0 {
-			m.GPU = nextFree(used)
-		}
-		used[m.GPU], numbers[card], cards[m.GPU] = true, m.GPU, card
-	}
-	kept = slices.Clone(kept)
-	for i := range kept {
-		if kept[i].Vendor == "" {
-			continue
-		}
-		number(&kept[i].Member)
-		kept[i].Others = slices.Clone(kept[i].Others)
-		for j := range kept[i].Others {
-			number(&kept[i].Others[j])
-		}
-	}
-	return kept
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
@@ -34,140 +35,117 @@ func shapeKey(s Slot) string {
 // instance share its slices, and 840 is divisible by 1 to 8.
 const memorySlice = 840
 
-// weigh returns a function that gives the weight of a MIG instance in its GPU.
-func weigh(slots []assignment) func(liveMember) int {
-	type instance struct {
-		card  [2]string
-		start int
-	}
-	within := map[instance]int{}
+// blockPart is a slot's part of a block of the split: all of it, or by weight.
+type blockPart struct{ block, weight int }
+
+// splitGPUs returns what the split gives blocks to, and each slot's parts. All MIG instances of a
+// GPU share its block.
+func splitGPUs(slots []assignment) (list []splitGPU, parts [][]blockPart) {
+	instance := func(m Member) [3]string { return [3]string{m.UUID, m.PCI, strconv.Itoa(m.MIG.Start)} }
+	within := map[[3]string]int{} // compute instances of a GPU instance
 	for _, s := range slots {
-		for _, u := range s.members {
-			if u.MIG != nil && !u.twice {
-				within[instance{u.card(), u.MIG.Start}]++
+		for _, m := range s.members {
+			if m.MIG != nil && !m.twice {
+				within[instance(m)]++
 			}
 		}
 	}
-	return func(u liveMember) int {
-		return memorySlice * max(1, u.MIG.Size) / max(1, within[instance{u.card(), u.MIG.Start}])
-	}
-}
-
-// splitGPUs returns what the split gives blocks to, and the indices of each slot's own. All MIG
-// instances of a GPU share one.
-func splitGPUs(slots []assignment, weight func(liveMember) int) (list []splitGPU, of [][]int) {
-	of = make([][]int, len(slots))
+	parts = make([][]blockPart, len(slots))
 	shared := map[[2]string]int{} // by the card of GPUs with instances
 	for k, s := range slots {
 		name := "slot " + s.Name
 		if len(s.members) == 0 {
-			of[k] = []int{len(list)}
+			parts[k] = []blockPart{{block: len(list)}}
 			list = append(list, splitGPU{NUMANode: -1, MemoryNode: -1, Name: name, None: true})
 		}
-		for _, u := range s.members {
-			i, ok := shared[u.card()]
-			if !ok || u.MIG == nil {
+		for _, m := range s.members {
+			i, ok := shared[m.card()]
+			if !ok || m.MIG == nil {
 				i = len(list)
-				list = append(list, splitGPU{NUMANode: u.NUMANode, MemoryNode: u.MemoryNode, Name: name})
+				list = append(list, splitGPU{NUMANode: m.NUMANode, MemoryNode: m.MemoryNode, Name: name})
 			}
-			if u.MIG != nil {
-				shared[u.card()] = i
-				list[i].weight += weight(u)
+			part := blockPart{block: i}
+			if m.MIG != nil {
+				shared[m.card()] = i
+				part.weight = memorySlice * max(1, m.MIG.Size) / max(1, within[instance(m)])
+				list[i].weight += part.weight
 			}
-			of[k] = append(of[k], i)
+			parts[k] = append(parts[k], part)
 		}
 	}
-	return list, of
+	return list, parts
 }
 
 // splitSlots splits the machine for slots of any shape. GPUs get blocks of one size.
 // A slot of several GPUs has all their blocks, and MIG instances share their GPU's in
 // proportion to their memory slices.
 func splitSlots(inv *inventory.Inventory, cfg config.Config, slots []assignment) (splitResult, error) {
-	weight := weigh(slots)
-	list, of := splitGPUs(slots, weight)
-	in := splitInput{
+	list, parts := splitGPUs(slots)
+	res, err := split(splitInput{
 		CPU: inv.CPU, Memory: inv.Memory, GPUs: list,
 		CPUsPerSlot: cfg.CPUsPerSlot, MemoryPerSlot: int64(cfg.MemoryPerSlot),
 		ReserveCPUs: int(cfg.Reserve.CPUs), ReserveMemory: int64(cfg.Reserve.Memory),
 		Virt: inv.OS.Virt,
-	}
-	whole, err := split(in)
+	})
 	if err != nil {
 		return splitResult{}, err
 	}
-	res := whole
+	whole := res.Blocks
 	res.Blocks = make([]block, len(slots))
-	left := make([][][]int, len(list)) // cores that no instance has yet
-	for i := range list {
-		left[i] = coresOf(inv.CPU.List, whole.Blocks[i].CPUs)
-	}
+	left := make([][]cpuset.Set, len(list)) // cores that no instance has yet
 	cores := make([]int, len(list))
-	for i := range list {
+	for i, b := range whole {
+		left[i] = coresOf(inv.CPU.List, b.CPUs)
 		cores[i] = len(left[i])
+		res.ReservedCPUs = res.ReservedCPUs.Union(b.CPUs)
+		res.ReservedMemory += b.MemoryBytes
 	}
-	var all cpuset.Set
-	res.ReservedMemory += sumMemory(whole.Blocks)
 	for k, s := range slots {
 		b := &res.Blocks[k]
-		for j, i := range of[k] {
-			from, part := whole.Blocks[i], whole.Blocks[i]
+		for j, p := range parts[k] {
+			i, part := p.block, whole[p.block]
 			if w := list[i].weight; w > 0 {
-				own := weight(s.members[j])
-				n := cores[i] * own / w
+				n := cores[i] * p.weight / w
 				if n == 0 {
-					return splitResult{}, fmt.Errorf("GPU %d is divided into more instances than it has cores: %s for %s; make fewer instances, choose fewer GPUs with --gpus (gpus), or leave instances out (--gpus %d:0,%d:1)",
-						s.members[j].GPU, counted(cores[i], "core"), counted(w/memorySlice, "memory slice"), s.members[j].GPU, s.members[j].GPU)
+					return splitResult{}, fmt.Errorf("GPU %d is divided into more instances than it has cores: %s for %s; make fewer instances, choose fewer GPUs with --gpus (gpus), or leave instances out (--gpus %[1]d:0,%[1]d:1)",
+						s.members[j].GPU, counted(cores[i], "core"), counted(w/memorySlice, "memory slice"))
 				}
-				part.CPUs = cpuset.Of(slices.Concat(left[i][:n]...)...)
+				part.CPUs = cpuset.Set{}
+				for _, core := range left[i][:n] {
+					part.CPUs = part.CPUs.Union(core)
+				}
 				left[i] = left[i][n:]
-				part.MemoryBytes = share(from.MemoryBytes/mib, int64(own), int64(w), false) * mib
+				part.MemoryBytes = share(part.MemoryBytes/mib, int64(p.weight), int64(w), false) * mib
 			}
 			b.CPUs = b.CPUs.Union(part.CPUs)
 			b.MemoryNodes = b.MemoryNodes.Union(part.MemoryNodes)
 			b.MemoryBytes += part.MemoryBytes
 		}
-		all = all.Union(b.CPUs)
+		res.ReservedCPUs = res.ReservedCPUs.Difference(b.CPUs)
+		res.ReservedMemory -= b.MemoryBytes
 	}
-	for _, b := range whole.Blocks {
-		res.ReservedCPUs = res.ReservedCPUs.Union(b.CPUs.Difference(all))
-	}
-	res.ReservedMemory -= sumMemory(res.Blocks)
 	return res, nil
 }
 
-func sumMemory(blocks []block) (sum int64) {
-	for _, b := range blocks {
-		sum += b.MemoryBytes
-	}
-	return sum
-}
-
 // coresOf returns the CPUs of a set by core, neighbors together.
-func coresOf(cpus []inventory.LogicalCPU, set cpuset.Set) [][]int {
-	byCore := map[int][]int{}
-	var order []inventory.LogicalCPU
-	for _, c := range cpus {
-		if !set.Contains(c.ID) {
-			continue
-		}
-		if byCore[c.Core] == nil {
-			order = append(order, c)
-		}
-		byCore[c.Core] = append(byCore[c.Core], c.ID)
-	}
-	slices.SortStableFunc(order, func(a, b inventory.LogicalCPU) int {
-		return cmp.Or(a.NUMANode-b.NUMANode, a.L3-b.L3, a.Core-b.Core)
+func coresOf(cpus []inventory.LogicalCPU, set cpuset.Set) (cores []cpuset.Set) {
+	cpus = slices.DeleteFunc(slices.Clone(cpus), func(c inventory.LogicalCPU) bool { return !set.Contains(c.ID) })
+	groups := byCore(cpus)
+	slices.SortStableFunc(groups, func(a, b []inventory.LogicalCPU) int {
+		return cmp.Or(a[0].NUMANode-b[0].NUMANode, a[0].L3-b[0].L3, a[0].Core-b[0].Core)
 	})
-	var out [][]int
-	for _, c := range order {
-		out = append(out, byCore[c.Core])
+	for _, threads := range groups {
+		var ids []int
+		for _, c := range threads {
+			ids = append(ids, c.ID)
+		}
+		cores = append(cores, cpuset.Of(ids...))
 	}
-	return out
+	return cores
 }
 
 // slotGPUs returns the GPUs of a slot as a plan shows them.
-func slotGPUs(members []liveMember) []SlotGPU {
+func slotGPUs(members []Member) []SlotGPU {
 	gpus := []SlotGPU{}
 	for _, u := range members {
 		g := SlotGPU{
@@ -187,7 +165,7 @@ func slotGPUs(members []liveMember) []SlotGPU {
 
 // gpuNodes returns the device nodes that a job of this GPU opens; complete reports
 // whether all of them are known.
-func gpuNodes(u liveMember) (nodes []string, complete bool) {
+func gpuNodes(u Member) (nodes []string, complete bool) {
 	nodes, complete = []string{}, true
 	if u.gpu == nil || u.lost != "" {
 		return nodes, false

@@ -56,7 +56,7 @@ type splitResult struct {
 	ReservedCPUs   cpuset.Set
 	ReservedMemory int64  // bytes
 	Spare          int64  // bytes of the system's memory that slots may use if necessary
-	Unreserved     string // what slots would have without a reserve; "" if that does not matter
+	Unreserved     string // what slots would have without a reserve, if that is the guide's minimum; else ""
 	Clamped        string // warning that slots get less memory than requested; "" if they do not
 	Warnings       []string
 }
@@ -65,53 +65,57 @@ type splitResult struct {
 // allows. It depends only on its input, not on the input's order, so an unchanged
 // machine gets the same split again. An error is a refusal that says what to change.
 func split(in splitInput) (splitResult, error) {
-	in.CPU.List = cleanCPUs(in)
-	nodes := in.Memory.Nodes
-	in, joined, warnings := joinNodes(in)
-	t, err := newTopology(in)
+	s, err := newSplitter(in)
 	if err != nil {
 		return splitResult{}, err
 	}
-	t.members, t.warnings = joined.members(nodes), append(warnings, t.warnings...)
-	s := &splitter{topology: t, in: in}
-	if len(in.GPUs) > 0 {
-		if err := s.run(); err != nil {
-			return splitResult{}, err
-		}
+	s.Blocks, s.ReservedCPUs = make([]block, len(in.GPUs)), s.allowed
+	for _, n := range s.ram {
+		s.ReservedMemory += n.bytes
 	}
-	res := splitResult{Blocks: make([]block, len(in.GPUs)), ReservedCPUs: t.allowed}
-	for i, cores := range s.cores {
-		var cpus []int
-		for _, c := range cores {
-			cpus = append(cpus, c.cpus...)
-		}
-		res.Blocks[i].CPUs = cpuset.Of(cpus...)
-		res.ReservedCPUs = res.ReservedCPUs.Difference(res.Blocks[i].CPUs)
+	if len(in.GPUs) == 0 {
+		return s.splitResult, nil
 	}
-	if err := s.shareMemory(&res); err != nil {
+	if err := s.shareCores(); err != nil {
 		return splitResult{}, err
 	}
-	s.warnReserve(res.ReservedCPUs.Len())
-	res.Spare, res.Clamped, res.Unreserved, res.Warnings = s.reserved*mib, s.clamped, s.unreserved, s.warnings
-	return res, nil
+	for i, cores := range s.cores {
+		for _, c := range cores {
+			s.Blocks[i].CPUs = s.Blocks[i].CPUs.Union(cpuset.Of(c.cpus...))
+		}
+		s.ReservedCPUs = s.ReservedCPUs.Difference(s.Blocks[i].CPUs)
+	}
+	if err := s.shareMemory(); err != nil {
+		return splitResult{}, err
+	}
+	s.warnReserve(s.ReservedCPUs.Len())
+	return s.splitResult, nil
 }
 
-// splitter is one run of the split. where and cores are its result.
+// splitter is one run of the split.
 type splitter struct {
-	*topology
-	in    splitInput
-	away  [][]int // [gpu][package]: NUMA distance; 0 if the package is the GPU's own
-	where []int   // [gpu]: index of its package
-	cores [][]physCore
-
-	reserved int64 // MiB of memory taken from the nodes
-	// unreserved says what slots would have without a reserve, if that is the guide's minimum.
-	unreserved string
-	said       int    // number of warnings before memory was divided
-	clamped    string // see splitResult
+	splitResult
+	joints
+	in       splitInput         // cleaned
+	packages []cpuPackage       // by id
+	total    int                // cores in all packages
+	width    int                // threads of a core
+	byNode   bool               // the packages are NUMA nodes
+	allowed  cpuset.Set         // every CPU that slots and system share
+	ram      []ramNode          // by ID
+	distance func(a, b int) int // of NUMA nodes
+	away     [][]int            // [gpu][package]: NUMA distance; 0 if the package is the GPU's own
+	where    []int              // [gpu]: index of its package
+	cores    [][]physCore       // [gpu]
+	warned   int                // number of warnings before memory was divided
 }
 
-func (s *splitter) run() error {
+func (s *splitter) warn(format string, args ...any) {
+	s.Warnings = append(s.Warnings, fmt.Sprintf(format, args...))
+}
+
+// shareCores gives every slot the same number of cores.
+func (s *splitter) shareCores() error {
 	gpus := len(s.in.GPUs)
 	switch {
 	case gpus > maxSlots:
@@ -128,22 +132,18 @@ func (s *splitter) run() error {
 
 	// A package whose caches or nodes hold slightly fewer cores per slot sets
 	// the size for all.
-	slots := make([][]int, len(s.packages))
+	slots := map[int][]int{} // by package
 	for i, p := range s.where {
 		slots[p] = append(slots[p], i)
 	}
 	size := k
 	for p, list := range slots {
-		if len(list) > 0 {
-			_, n := s.packages[p].shape(len(list), k, least)
-			size = min(size, n)
-		}
+		_, n := s.packages[p].shape(len(list), k, least)
+		size = min(size, n)
 	}
 	s.cores = make([][]physCore, gpus)
 	for p, list := range slots {
-		if len(list) > 0 {
-			s.place(&s.packages[p], list, size)
-		}
+		s.place(&s.packages[p], list, size)
 	}
 	return nil
 }
@@ -158,51 +158,42 @@ func (s *splitter) chooseSize() (k, least int, err error) {
 	case reserve > spare:
 		return 0, 0, fmt.Errorf("reserve.cpus: %d of %d CPUs leave too few for %s with a core (%d CPUs) each; write at most %d (--reserve-cpus), or choose fewer GPUs with --gpus (gpus)",
 			s.in.ReserveCPUs, s.allowed.Len(), counted(gpus, "slot"), s.width, s.unusable()+spare*s.width)
+	case s.in.CPUsPerSlot > 0:
+		// The default reserve gives way to a request for CPUs, even for all of them: the scripts
+		// before kbnode gave out every CPU, and an operator who asks for that many means it.
+		if k, err = s.wantedCores(reserve); err != nil {
+			return 0, 0, err
+		}
+		for _, local := range []bool{true, false} {
+			for keep := 1; keep >= 0; keep-- {
+				if s.fits(k, keep, reserve, local) {
+					s.assignPackages(k, keep)
+					return k, k, nil
+				}
+			}
+		}
+		return 0, 0, s.tooMany(s.total / gpus)
 	case s.in.ReserveCPUs == 0:
 		reserve = min(s.coresFor(s.defaultReserve()), spare)
 	}
-	if s.in.CPUsPerSlot <= 0 {
-		k, keep, local := s.largestSize(reserve)
-		if k == 0 && s.unpair() {
-			k, keep, local = s.largestSize(reserve)
-		}
-		if k == 0 {
-			return 0, 0, errors.New("the CPUs cannot be split into equal blocks; choose fewer GPUs with --gpus (gpus)")
-		}
-		if s.in.ReserveCPUs == 0 && !s.in.GPUs[0].None {
-			k, keep = s.asAdvised(k, keep, reserve, local)
-		}
-		s.assignPackages(k, keep)
-		return k, (3*k + 3) / 4, nil
+	k, keep, local := s.largestSize(reserve)
+	if k == 0 && s.unpair() {
+		k, keep, local = s.largestSize(reserve)
 	}
-
-	// The default reserve gives way to a request for CPUs, even for all of them: the scripts
-	// before kbnode gave out every CPU, and an operator who asks for that many means it.
-	reserveFor := func(k int) int {
-		if s.in.ReserveCPUs != 0 {
-			return reserve
-		}
-		return min(reserve, max(s.total-gpus*k, 0))
+	if k == 0 {
+		return 0, 0, errors.New("the CPUs cannot be split into equal blocks; choose fewer GPUs with --gpus (gpus)")
 	}
-	k, err = s.wantedCores(func(k int) bool { return s.fits(k, 0, reserveFor(k), false) })
-	if err != nil {
-		return 0, 0, err
+	if s.in.ReserveCPUs == 0 && !s.in.GPUs[0].None {
+		k, keep = s.growToAdvised(k, keep, reserve, local)
 	}
-	for _, local := range []bool{true, false} {
-		for keep := 1; keep >= 0; keep-- {
-			if s.fits(k, keep, reserveFor(k), local) {
-				s.assignPackages(k, keep)
-				return k, k, nil
-			}
-		}
-	}
-	return 0, 0, s.tooMany(s.total / gpus)
+	s.assignPackages(k, keep)
+	return k, (3*k + 3) / 4, nil
 }
 
-// asAdvised shrinks the default reserve, down to one core, if slots then have as many cores as
+// growToAdvised shrinks the default reserve, down to one core, if slots then have as many cores as
 // the vendors' guide recommends, or its minimum. On the guide's own machines they have that
 // many only without any reserve, which only an operator may choose.
-func (s *splitter) asAdvised(k, keep, reserve int, local bool) (cores, kept int) {
+func (s *splitter) growToAdvised(k, keep, reserve int, local bool) (cores, kept int) {
 	for _, advised := range []int{advisedCores, minSlotCores} {
 		if k >= advised {
 			return k, keep
@@ -214,20 +205,17 @@ func (s *splitter) asAdvised(k, keep, reserve int, local bool) (cores, kept int)
 		}
 	}
 	if s.fits(minSlotCores, 0, 0, local) {
-		s.unreserved = fmt.Sprintf("with no CPUs reserved for the system, each slot would have %d cores; write reserve.cpus: 0 (--reserve-cpus 0) to let the system run on the slots' CPUs", minSlotCores)
+		s.Unreserved = fmt.Sprintf("with no CPUs reserved for the system, each slot would have %d cores; write reserve.cpus: 0 (--reserve-cpus 0) to let the system run on the slots' CPUs", minSlotCores)
 	}
 	return k, keep
 }
 
 // wantedCores returns the requested size of a slot in cores, or a refusal if the machine does
 // not have it.
-func (s *splitter) wantedCores(fits func(k int) bool) (int, error) {
-	largest := func() int {
-		return sort.Search(s.total/len(s.in.GPUs), func(n int) bool { return !fits(n + 1) })
-	}
-	most, cpus := largest(), s.in.CPUsPerSlot
+func (s *splitter) wantedCores(reserve int) (int, error) {
+	most, cpus := s.most(0, reserve, false), s.in.CPUsPerSlot
 	if cpus > most*s.width && s.unpair() {
-		most = largest()
+		most = s.most(0, reserve, false)
 	}
 	k := cpus / s.width
 	switch {
@@ -258,24 +246,24 @@ func (s *splitter) tooMany(most int) error {
 // per package that no slot gets, for interrupts; it is 0 if it would cost a
 // slot more than a quarter of its cores, or if nothing is to be reserved.
 func (s *splitter) largestSize(reserve int) (k, keep int, local bool) {
-	try := func(local bool) (int, int) {
-		most := func(keep int) int {
-			return sort.Search(s.total/len(s.in.GPUs), func(n int) bool { return !s.fits(n+1, keep, reserve, local) })
+	for _, stay := range []bool{true, false} {
+		n, kept := s.most(1, reserve, stay), 1
+		if without := s.most(0, reserve, stay); 4*n < 3*without || s.in.ReserveCPUs < 0 {
+			n, kept = without, 0
 		}
-		with, without := most(1), most(0)
-		if 4*with < 3*without || s.in.ReserveCPUs < 0 {
-			return without, 0
+		if stay || n > k {
+			k, keep, local = n, kept, stay
 		}
-		return with, 1
+		if k >= minLocalCores {
+			break
+		}
 	}
-	k, keep = try(true)
-	if k >= minLocalCores {
-		return k, keep, true
-	}
-	if far, farKeep := try(false); far > k {
-		return far, farKeep, false
-	}
-	return k, keep, true
+	return k, keep, local
+}
+
+// most returns the largest size of a slot, in cores, that fits.
+func (s *splitter) most(keep, reserve int, local bool) int {
+	return sort.Search(s.total/len(s.in.GPUs), func(n int) bool { return !s.fits(n+1, keep, reserve, local) })
 }
 
 // fits reports whether every slot can have k cores within a package, its own
@@ -319,7 +307,7 @@ func (s *splitter) defaultReserve() int { return min(max(s.total/16, 2), 8) * s.
 func (s *splitter) warnReserve(left int) {
 	want := s.defaultReserve()
 	switch {
-	case left >= want || s.in.ReserveCPUs != 0 || len(s.in.GPUs) == 0:
+	case left >= want || s.in.ReserveCPUs != 0:
 	case left == 0:
 		s.warn("the slots take every CPU, so the system has to run on theirs; choose fewer GPUs with --gpus (gpus) or lower cpus_per_slot (--cpus-per-slot)")
 	default:

@@ -29,9 +29,10 @@ const (
 
 // ramNode is a NUMA node whose memory slots can use.
 type ramNode struct {
-	id    int
-	bytes int64 // all of it
-	free  int64 // MiB that are not huge pages; in splitter.ram, what slots share
+	id      int
+	members cpuset.Set // the nodes with memory that are taken as one with it: the kernel accepts no other in a cpuset
+	bytes   int64      // all of it
+	free    int64      // MiB that are not huge pages; in splitter.ram, what slots share
 }
 
 // maxMemory is the most that a NUMA node is believed to have, in bytes. It keeps sums over all
@@ -40,30 +41,50 @@ const maxMemory = 1 << 48
 
 // ramNodes returns the nodes with both CPUs and memory. A node without CPUs is
 // a GPU's memory, or slow memory that would make timings depend on luck.
-func ramNodes(m inventory.Memory, cpus []inventory.LogicalCPU) []ramNode {
-	withCPUs := map[int]bool{}
-	for _, c := range cpus {
-		if c.NUMANode >= 0 {
-			withCPUs[c.NUMANode] = true
+func (s *splitter) ramNodes() []ramNode {
+	nodes, joined := s.in.Memory.Nodes, s.all()
+	total, sum, shared := min(max(s.in.Memory.TotalBytes, 0), maxMemory), int64(0), int64(0)
+	for _, n := range nodes {
+		if n.GPU == "" {
+			sum += n.MemoryBytes
+		}
+		if joined.Contains(n.ID) {
+			shared += n.MemoryBytes
 		}
 	}
 	var out []ramNode
-	told := false
-	for id := range withCPUs {
-		n := ramNode{id: id}
-		for _, node := range m.Nodes {
-			if node.ID == id {
-				n.bytes = min(max(node.MemoryBytes, 0), maxMemory)
-				n.free = max(n.bytes-max(node.HugepagesBytes, 0), 0) / mib
-			}
+	for _, c := range s.in.CPU.List {
+		if c.NUMANode < 0 || slices.ContainsFunc(out, func(n ramNode) bool { return n.id == c.NUMANode }) {
+			continue
 		}
-		told = told || n.bytes > 0
+		n := ramNode{id: c.NUMANode}
+		var huge int64
+		for _, node := range nodes {
+			if s.root(node.ID) != n.id || node.MemoryBytes == 0 {
+				continue
+			}
+			n.members = n.members.Union(cpuset.Of(node.ID))
+			n.bytes += node.MemoryBytes
+			huge += node.HugepagesBytes
+		}
+		// Nodes that share CPUs may also list the same memory.
+		if total > 0 && sum > total && joined.Contains(n.id) {
+			n.bytes -= share(min(sum-total, shared), n.bytes, shared, true)
+		}
+		n.free = max(n.bytes-huge, 0) / mib
 		out = append(out, n)
 	}
-	if !told { // only the sum is known
+	if !slices.ContainsFunc(out, func(n ramNode) bool { return n.bytes > 0 }) { // only the sum is known
 		for i := range out {
-			out[i].bytes = min(max(m.TotalBytes, 0), maxMemory) / int64(len(out))
-			out[i].free = out[i].bytes / mib
+			n := &out[i]
+			n.bytes = total / int64(len(out))
+			n.free = n.bytes / mib
+			n.members = cpuset.Of(n.id)
+			for _, node := range nodes {
+				if s.root(node.ID) == n.id {
+					n.members = n.members.Union(cpuset.Of(node.ID))
+				}
+			}
 		}
 	}
 	out = slices.DeleteFunc(out, func(n ramNode) bool { return n.bytes == 0 })
@@ -74,12 +95,12 @@ func ramNodes(m inventory.Memory, cpus []inventory.LogicalCPU) []ramNode {
 // shares takes the system's reserve, in MiB, from the nodes in proportion to what each has, and
 // divides the rest. It returns what each slot weighs on each node, and what it gets in MiB.
 func (s *splitter) shares(ram []ramNode, reserve int64) (weights [][]int64, shares []int64) {
-	s.ram, s.reserved, s.warnings = slices.Clone(ram), 0, s.warnings[:s.said]
+	s.ram, s.Spare, s.Warnings = slices.Clone(ram), 0, s.Warnings[:s.warned]
 	all := free(ram)
 	for i := range s.ram {
 		own := share(reserve, s.ram[i].free, all, true)
 		s.ram[i].free -= own
-		s.reserved += own
+		s.Spare += own * mib
 	}
 	weights = make([][]int64, len(s.cores))
 	for i, cores := range s.cores {
@@ -148,18 +169,12 @@ func (s *splitter) chooseReserve(ram []ramNode) (reserve, most int64, err error)
 // shareMemory gives every slot the same memory, from the nodes of its cores. A
 // node's memory is divided in proportion to the cores that slots have on it.
 // Together, slots never get more of a node than it has free.
-func (s *splitter) shareMemory(res *splitResult) error {
-	for _, n := range s.ram {
-		res.ReservedMemory += n.bytes
-	}
-	if len(s.in.GPUs) == 0 {
-		return nil
-	}
+func (s *splitter) shareMemory() error {
 	if len(s.ram) == 0 {
 		return errors.New("the machine does not report how much memory it has; check /proc/meminfo and /sys/devices/system/node/node*/meminfo")
 	}
 	ram := s.ram
-	s.said = len(s.warnings)
+	s.warned = len(s.Warnings)
 	reserve, most, err := s.chooseReserve(ram)
 	if err != nil {
 		return err
@@ -174,7 +189,7 @@ func (s *splitter) shareMemory(res *splitResult) error {
 	perSlot := least
 	switch {
 	case want > least && least*mib >= minMemory && (near(want, least) || s.in.ReserveMemory == 0 && want-least <= want/gbShare):
-		s.clamped = fmt.Sprintf("memory_per_slot: %s is slightly more than fits; each slot gets %s", config.Size(s.in.MemoryPerSlot), config.Size(least*mib))
+		s.Clamped = fmt.Sprintf("memory_per_slot: %s is slightly more than fits; each slot gets %s", config.Size(s.in.MemoryPerSlot), config.Size(least*mib))
 	case want > least:
 		return fmt.Errorf("memory_per_slot: %s for each of %s does not fit: %s has %s on NUMA node %s; write at most %s (--memory-per-slot), lower reserve.memory (--reserve-memory) or choose fewer GPUs with --gpus (gpus)",
 			config.Size(s.in.MemoryPerSlot), counted(len(shares), "slot"), s.in.GPUs[poor].Name, readable(least),
@@ -191,14 +206,14 @@ func (s *splitter) shareMemory(res *splitResult) error {
 		s.warn("each slot has %s of memory, although an even share would be %s: NUMA node %s, where the CPUs of %s are, has no more",
 			readable(least), readable(fair), s.nodesOf(weights[poor]), s.in.GPUs[poor].Name)
 	}
-	for i := range res.Blocks {
-		b := &res.Blocks[i]
+	for i := range s.Blocks {
+		b := &s.Blocks[i]
 		b.MemoryBytes = perSlot * mib
 		b.MemoryNodes = s.nodesOf(weights[i])
 		if own := s.in.GPUs[i].MemoryNode; s.hasMemory(own) {
 			b.MemoryNodes = b.MemoryNodes.Union(cpuset.Of(own))
 		}
-		res.ReservedMemory -= b.MemoryBytes
+		s.ReservedMemory -= b.MemoryBytes
 	}
 	return nil
 }
@@ -290,10 +305,8 @@ func (s *splitter) nearestRAM(node int) int {
 
 func (s *splitter) nodesOf(weights []int64) (nodes cpuset.Set) {
 	for n, w := range weights {
-		if id := s.ram[n].id; w > 0 && s.members[id].Len() > 0 {
-			nodes = nodes.Union(s.members[id])
-		} else if w > 0 {
-			nodes = nodes.Union(cpuset.Of(id))
+		if w > 0 {
+			nodes = nodes.Union(s.ram[n].members)
 		}
 	}
 	return nodes

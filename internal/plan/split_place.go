@@ -3,15 +3,23 @@ package plan
 import (
 	"cmp"
 	"slices"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
 // findHomes finds each GPU's own packages, and how far away the others are.
 func (s *splitter) findHomes() {
-	s.in.GPUs = slices.Clone(s.in.GPUs)
+	present := map[int]bool{} // NUMA nodes with CPUs or memory
+	for _, n := range s.in.Memory.Nodes {
+		present[s.root(n.ID)] = true
+	}
+	for _, c := range s.in.CPU.List {
+		present[c.NUMANode] = true
+	}
 	var unknown, moved []int
 	for i := range s.in.GPUs {
 		g := &s.in.GPUs[i]
-		if !s.present[g.NUMANode] {
+		if !present[g.NUMANode] {
 			g.NUMANode = -1
 		}
 		away := make([]int, len(s.packages))
@@ -30,10 +38,7 @@ func (s *splitter) findHomes() {
 		case g.NUMANode < 0:
 			unknown = append(unknown, i)
 		case nearest == 0:
-		case len(s.beside[g.NUMANode]) > 0:
-			for _, p := range s.beside[g.NUMANode] {
-				away[p] = 0
-			}
+		case s.beside(g.NUMANode, away):
 		default:
 			moved = append(moved, i)
 			for p := range away {
@@ -51,6 +56,17 @@ func (s *splitter) findHomes() {
 	if len(moved) > 0 {
 		s.warn("the NUMA node of the GPU of %s has no CPUs for slots; they come from the nearest %s", s.names(moved), s.packageWord())
 	}
+}
+
+// beside reports whether a package has CPUs of the node, although none for slots, and sets its
+// distance to 0.
+func (s *splitter) beside(node int, away []int) (found bool) {
+	for i, p := range s.packages {
+		if !s.byNode && slices.ContainsFunc(s.in.CPU.List, func(c inventory.LogicalCPU) bool { return c.NUMANode == node && c.Package == p.id }) {
+			away[i], found = 0, true
+		}
+	}
+	return found
 }
 
 // seat chooses a package for the block of k cores of each GPU: one of its own if possible, or

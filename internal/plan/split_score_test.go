@@ -22,11 +22,8 @@ type score struct {
 }
 
 func rate(in splitInput, r splitResult) (s score) {
-	byID := map[int]inventory.LogicalCPU{}
-	for _, c := range in.CPU.List {
-		byID[c.ID] = c
-	}
-	distance := distances(in.Memory.Nodes)
+	byID := cpusByID(in)
+	distance := distances(in.Memory.Nodes, func(id int) int { return id })
 	known := func(node int) bool {
 		return node >= 0 && slices.ContainsFunc(in.Memory.Nodes, func(n inventory.NUMANode) bool { return n.ID == node })
 	}

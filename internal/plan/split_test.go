@@ -130,15 +130,11 @@ func render(r splitResult) string {
 // packagesOn returns the packages with a CPU on a node that is allowed together
 // with all its siblings.
 func packagesOn(in splitInput, node int) map[int]bool {
-	allowed := map[int]bool{}
-	for _, c := range in.CPU.List {
-		allowed[c.ID] = c.Allowed
-	}
-	out := map[int]bool{}
+	byID, out := cpusByID(in), map[int]bool{}
 	for _, c := range in.CPU.List {
 		whole := c.Threads == len(c.Siblings)
 		for _, s := range c.Siblings {
-			whole = whole && allowed[s]
+			whole = whole && byID[s].Allowed
 		}
 		if whole && c.NUMANode == node {
 			out[c.Package] = true
@@ -147,16 +143,23 @@ func packagesOn(in splitInput, node int) map[int]bool {
 	return out
 }
 
+func cpusByID(in splitInput) map[int]inventory.LogicalCPU {
+	byID := map[int]inventory.LogicalCPU{}
+	for _, c := range in.CPU.List {
+		byID[c.ID] = c
+	}
+	return byID
+}
+
 // checkInvariants checks what holds for every split of every machine.
 func checkInvariants(t *testing.T, in splitInput, r splitResult) {
 	t.Helper()
 	if len(r.Blocks) != len(in.GPUs) {
 		t.Fatalf("%d blocks for %d GPUs", len(r.Blocks), len(in.GPUs))
 	}
-	byID := map[int]inventory.LogicalCPU{}
+	byID := cpusByID(in)
 	var allowed []int
 	for _, c := range in.CPU.List {
-		byID[c.ID] = c
 		if c.Allowed {
 			allowed = append(allowed, c.ID)
 		}

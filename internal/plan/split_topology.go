@@ -3,7 +3,6 @@ package plan
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -29,22 +28,6 @@ type cpuPackage struct {
 	nodes []int // of the cores, ascending
 }
 
-// topology describes the machine in the terms of the split.
-type topology struct {
-	packages []cpuPackage // by id
-	total    int          // cores in all packages
-	width    int          // threads of a core
-	paired   bool         // some cores share a pair
-	byNode   bool         // the packages are NUMA nodes
-	allowed  cpuset.Set   // every CPU that slots and system share
-	ram      []ramNode    // NUMA nodes with CPUs and memory, by ID
-	present  map[int]bool // NUMA nodes with CPUs or memory
-	beside   map[int][]int
-	distance func(a, b int) int
-	members  map[int]cpuset.Set // NUMA nodes with memory that are taken as one, by the lowest of them
-	warnings []string
-}
-
 // coreKind distinguishes cores that would make slots unequal: those of another
 // microarchitecture, capacity or number of threads.
 type coreKind struct {
@@ -52,73 +35,54 @@ type coreKind struct {
 	capacity, width int
 }
 
-func (t *topology) warn(format string, args ...any) {
-	t.warnings = append(t.warnings, fmt.Sprintf(format, args...))
-}
-
-// newTopology needs clean CPUs.
-func newTopology(in splitInput) (*topology, error) {
-	t := &topology{distance: distances(in.Memory.Nodes), present: map[int]bool{}, beside: map[int][]int{}}
-	cpus := in.CPU.List
-	t.ram = ramNodes(in.Memory, cpus)
-	for _, n := range in.Memory.Nodes {
-		t.present[n.ID] = true
-	}
+// newSplitter reads the machine in the terms of the split.
+func newSplitter(in splitInput) (*splitter, error) {
+	s := &splitter{in: in, joints: joints{}}
+	s.in.CPU.List, s.in.GPUs, s.in.Memory.Nodes = cleanCPUs(in), slices.Clone(in.GPUs), cleanNodes(in.Memory.Nodes)
+	s.joinNodes()
+	s.distance = distances(s.in.Memory.Nodes, s.root)
+	s.ram = s.ramNodes()
 	var allowed []int
-	for _, c := range cpus {
-		if c.NUMANode >= 0 {
-			t.present[c.NUMANode] = true
-		}
+	for _, c := range s.in.CPU.List {
 		if c.Allowed {
 			allowed = append(allowed, c.ID)
 		}
 	}
-	t.allowed = cpuset.Of(allowed...)
-	cores := t.wholeCoresOf(cpus, in.topologyAuthor())
+	s.allowed = cpuset.Of(allowed...)
+	cores := s.wholeCores()
 	if len(cores) == 0 {
 		return nil, errors.New("no core has all its threads online and allowed; bring CPUs online (/sys/devices/system/cpu/cpu*/online) or widen the root cgroup's cpuset")
 	}
-	t.byNode = packagesUnknown(cores, in.Virt)
-	if node, packages, ok := cutPackage(cores); ok && !t.byNode {
-		t.byNode = true
-		t.warn("%s gives NUMA node %d cores of packages %s, and these packages cores of other nodes, too; slots follow the NUMA nodes",
+	s.byNode = packagesUnknown(cores, in.Virt)
+	if node, packages, ok := cutPackage(cores); ok && !s.byNode {
+		s.byNode = true
+		s.warn("%s gives NUMA node %d cores of packages %s, and these packages cores of other nodes, too; slots follow the NUMA nodes",
 			in.topologyAuthor(), node, packages)
 		for i := range cores {
 			cores[i].socket = cores[i].pkg
 		}
 	}
-	packageOf := func(pkg, node int) int {
-		if t.byNode {
-			return node
+	if s.byNode {
+		for i := range cores {
+			cores[i].pkg = cores[i].node
 		}
-		return pkg
 	}
-	for i := range cores {
-		cores[i].pkg = packageOf(cores[i].pkg, cores[i].node)
-	}
-	if in.Virt && t.width == 1 {
-		t.paired = pairUp(cores)
+	if in.Virt && s.width == 1 {
+		pairUp(cores)
 	}
 	slices.SortFunc(cores, func(a, b physCore) int {
 		return cmp.Or(a.pkg-b.pkg, a.node-b.node, a.socket-b.socket, a.die-b.die, a.l3-b.l3, a.cpus[0]-b.cpus[0])
 	})
-	t.total = len(cores)
+	s.total = len(cores)
 	for _, run := range runs(cores, func(c physCore) [3]int { return [3]int{c.pkg} }) {
 		p := cpuPackage{id: run[0].pkg, cores: run}
 		for _, c := range run {
 			p.nodes = append(p.nodes, c.node)
 		}
 		p.nodes = slices.Compact(p.nodes)
-		t.packages = append(t.packages, p)
+		s.packages = append(s.packages, p)
 	}
-	// If a node's own CPUs are all taken, its package may still have others.
-	for _, c := range cpus {
-		at, ok := slices.BinarySearchFunc(t.packages, packageOf(c.Package, c.NUMANode), func(p cpuPackage, id int) int { return p.id - id })
-		if ok && !slices.Contains(t.beside[c.NUMANode], at) {
-			t.beside[c.NUMANode] = append(t.beside[c.NUMANode], at)
-		}
-	}
-	return t, nil
+	return s, nil
 }
 
 // cleanCPUs returns the CPUs by ID without duplicates, with their NUMA node if
@@ -142,30 +106,31 @@ func cleanCPUs(in splitInput) []inventory.LogicalCPU {
 		if n, ok := node[c.ID]; ok && c.NUMANode < 0 {
 			c.NUMANode = n
 		}
-		if c.NUMANode < 0 && len(in.Memory.Nodes) <= 1 {
+		switch nodes := in.Memory.Nodes; {
+		case c.NUMANode >= 0:
+		case len(nodes) == 0:
 			c.NUMANode = 0
-			if len(in.Memory.Nodes) == 1 {
-				c.NUMANode = in.Memory.Nodes[0].ID
-			}
+		case len(nodes) == 1:
+			c.NUMANode = nodes[0].ID
 		}
 		c.Package, c.Die, c.L3, c.Capacity = max(c.Package, -1), max(c.Die, -1), max(c.L3, -1), max(c.Capacity, 0)
 	}
 	return cpus
 }
 
-// wholeCoresOf returns the cores that can go to slots: complete ones of the
+// wholeCores returns the cores that can go to slots: complete ones of the
 // most common kind, or the fastest of equally common ones. It sets the width.
-func (t *topology) wholeCoresOf(cpus []inventory.LogicalCPU, author string) []physCore {
-	kinds, capacity := map[coreKind][]physCore{}, capacities(cpus)
+func (s *splitter) wholeCores() []physCore {
+	kinds, capacity := map[coreKind][]physCore{}, capacities(s.in.CPU.List)
 	var broken, other, between []int
-	for _, threads := range byCore(cpus) {
+	for _, threads := range byCore(s.in.CPU.List) {
 		c := threads[0]
 		core := physCore{pkg: c.Package, node: c.NUMANode, die: c.Die, l3: c.L3, pair: c.ID}
 		for _, thread := range threads {
 			core.cpus = append(core.cpus, thread.ID)
 		}
 		left := &broken
-		switch nodes := nodesOfCore(threads); {
+		switch nodes := s.nodesOfCore(threads); {
 		case len(nodes) > 1:
 			left = &between
 		case len(nodes) == 1:
@@ -196,15 +161,15 @@ func (t *topology) wholeCoresOf(cpus []inventory.LogicalCPU, author string) []ph
 		}
 	}
 	if len(broken) > 0 {
-		t.warn("CPUs %s stay with the system: another thread of their core is offline or not allowed", cpuset.Of(broken...))
+		s.warn("CPUs %s stay with the system: another thread of their core is offline or not allowed", cpuset.Of(broken...))
 	}
 	if len(between) > 0 {
-		t.warn("CPUs %s stay with the system: %s puts the threads of their cores on different NUMA nodes", cpuset.Of(between...), author)
+		s.warn("CPUs %s stay with the system: %s puts the threads of their cores on different NUMA nodes", cpuset.Of(between...), s.in.topologyAuthor())
 	}
 	if len(other) > 0 {
-		t.warn("CPUs %s stay with the system: their cores differ from most", cpuset.Of(other...))
+		s.warn("CPUs %s stay with the system: their cores differ from most", cpuset.Of(other...))
 	}
-	t.width = max(best.width, 1)
+	s.width = max(best.width, 1)
 	return kinds[best]
 }
 
@@ -259,56 +224,56 @@ func packagesUnknown(cores []physCore, virt bool) bool {
 }
 
 // pairUp makes the CPUs 2i and 2i+1 a pair, since hypervisors that hide SMT
-// number siblings consecutively. It reports whether it made any.
-func pairUp(cores []physCore) bool {
-	at := map[int]int{}
-	for i, c := range cores {
-		at[c.cpus[0]] = i
+// number siblings consecutively.
+func pairUp(cores []physCore) {
+	at := map[int]physCore{}
+	for _, c := range cores {
+		at[c.cpus[0]] = c
 	}
-	paired := false
 	for i := range cores {
 		c := &cores[i]
-		j, ok := at[c.cpus[0]-1]
-		if !ok || c.cpus[0]%2 == 0 {
-			continue
+		o, ok := at[c.cpus[0]-1]
+		if ok && c.cpus[0]%2 == 1 && o.pkg == c.pkg && o.node == c.node && o.die == c.die && o.l3 == c.l3 && o.socket == c.socket {
+			c.pair = o.pair
 		}
-		if o := cores[j]; o.pkg == c.pkg && o.node == c.node && o.die == c.die && o.l3 == c.l3 && o.socket == c.socket {
-			c.pair, paired = o.pair, true
+	}
+}
+
+// unpair drops the guess of pairUp, for machines too small for it. It reports whether
+// there was one.
+func (s *splitter) unpair() bool {
+	paired := false
+	for _, p := range s.packages {
+		for i := range p.cores {
+			c := &p.cores[i]
+			paired = paired || c.pair != c.cpus[0]
+			c.pair = c.cpus[0]
 		}
 	}
 	return paired
 }
 
-// unpair drops the guess of pairUp, for machines too small for it. It reports whether
-// there was one.
-func (t *topology) unpair() bool {
-	was := t.paired
-	for _, p := range t.packages {
-		for i := range p.cores {
-			p.cores[i].pair = p.cores[i].cpus[0]
+// distances returns a function that looks up the NUMA distance of two nodes: 10 from a node to
+// itself, the least of nodes that are taken as one, and 20 if the firmware does not report it.
+func distances(nodes []inventory.NUMANode, root func(int) int) func(a, b int) int {
+	least := map[[2]int]int{}
+	for _, a := range nodes {
+		for j, b := range nodes {
+			d := 20
+			if j < len(a.Distances) && a.Distances[j] > 0 {
+				d = min(a.Distances[j], 1000)
+			}
+			pair := [2]int{root(a.ID), root(b.ID)}
+			if was, ok := least[pair]; !ok || d < was {
+				least[pair] = d
+			}
 		}
-	}
-	t.paired = false
-	return was
-}
-
-// distances returns a function that looks up the NUMA distance of two nodes: 10
-// from a node to itself, and 20 if the firmware does not report it.
-func distances(nodes []inventory.NUMANode) func(a, b int) int {
-	at := map[int]int{}
-	for i, n := range nodes {
-		at[n.ID] = i
 	}
 	return func(a, b int) int {
 		if a == b {
 			return 10
 		}
-		i, ok := at[a]
-		j, ok2 := at[b]
-		if ok && ok2 && j < len(nodes[i].Distances) && nodes[i].Distances[j] > 0 {
-			return min(nodes[i].Distances[j], 1000)
-		}
-		return 20
+		return cmp.Or(least[[2]int{a, b}], 20)
 	}
 }
 
@@ -326,8 +291,8 @@ func runs(cores []physCore, key func(physCore) [3]int) [][]physCore {
 	return out
 }
 
-func (t *topology) packageWord() string {
-	if t.byNode {
+func (s *splitter) packageWord() string {
+	if s.byNode {
 		return "NUMA node"
 	}
 	return "package"

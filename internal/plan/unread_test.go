@@ -24,27 +24,17 @@ type tree struct {
 	root string
 }
 
-func (m tree) read(name string) string {
-	m.t.Helper()
-	text, err := os.ReadFile(filepath.Join(m.root, name))
-	must.Do(m.t, err)
-	return string(text)
-}
-
 // edit changes what a JSON file says. It returns a function that restores the file.
 func (m tree) edit(name string, change func(map[string]any)) func() {
 	m.t.Helper()
-	was := m.read(name)
+	was := must.Read(m.t, filepath.Join(m.root, name))
 	var v map[string]any
 	must.Do(m.t, json.Unmarshal([]byte(was), &v))
 	change(v)
 	text, err := json.Marshal(v)
 	must.Do(m.t, err)
-	write := func(text string) {
-		must.Do(m.t, os.WriteFile(filepath.Join(m.root, name), []byte(text), 0o600))
-	}
-	write(string(text))
-	return func() { write(was) }
+	must.Write(m.t, m.root, name, string(text))
+	return func() { must.Write(m.t, m.root, name, was) }
 }
 
 // broken makes a file or directory impossible to open. It returns a function that
@@ -180,7 +170,7 @@ func TestUnread(t *testing.T) {
 			t.Parallel()
 			m := tree{t, tt.machine.Dir(t)}
 			m.edit("kbnode/live.json", func(live map[string]any) { live["hostname"] = "node7" })
-			build := func(kept []Binding) (*Plan, error) {
+			build := func(kept *Bindings) (*Plan, error) {
 				inv, err := inventory.Read(t.Context(), inventory.Options{Root: m.root})
 				if err != nil {
 					return nil, err

@@ -23,7 +23,7 @@ func BenchmarkSlots(b *testing.B) {
 	must.Do(b, err)
 	inv.Software.Agent.Path = "" // the tree has none to copy
 	counts := []int{8, 16, 32, 64}
-	input := func(slots int, kept []plan.Binding) plan.Input {
+	input := func(slots int, kept *plan.Bindings) plan.Input {
 		cfg := config.Config{Queue: "q"}.WithDefaults()
 		for gpu := range slots / 8 {
 			cfg.GPUs.List = append(cfg.GPUs.List, strconv.Itoa(gpu))
