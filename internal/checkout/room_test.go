@@ -16,15 +16,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // another makes one more repository beside o, with one file of that many random bytes.
 func (o origin) another(name string, size int) (address, hash string) {
 	o.t.Helper()
 	other := origin{o.t, filepath.Join(filepath.Dir(o.dir), name)}
-	if err := os.Mkdir(other.dir, 0o755); err != nil {
-		o.t.Fatal(err)
-	}
+	must.Do(o.t, os.Mkdir(other.dir, 0o755))
 	other.git("init", "-q", "-b", "main")
 	text := make([]byte, size)
 	_, _ = rand.Read(text) // never fails
@@ -67,9 +67,7 @@ func TestLeastUsed(t *testing.T) {
 	used := func(address string, hours int) {
 		t.Helper()
 		at := time.Now().Add(-time.Duration(hours) * time.Hour)
-		if err := os.Chtimes(filepath.Join(m.Dir, mirrorName(address)+lockSuffix), at, at); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chtimes(filepath.Join(m.Dir, mirrorName(address)+lockSuffix), at, at))
 	}
 	want := func(when string, names ...string) {
 		t.Helper()
@@ -89,9 +87,7 @@ func TestLeastUsed(t *testing.T) {
 		t.Fatal(err)
 	}
 	inUse, err := m.lock(t.Context(), mirrorName(c), use)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer inUse.close()
 	used(c, 5)
 	get("e", 1)
@@ -99,9 +95,7 @@ func TestLeastUsed(t *testing.T) {
 
 	// What a removal that ended early left goes, too.
 	left := filepath.Join(m.Dir, ".kbnode-X", "y")
-	if err := os.MkdirAll(left, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(left, 0o700))
 	m.Limits.Mirrors = 1
 	get("f", 1)
 	want("all that no one uses go", "c", "f")
@@ -120,9 +114,7 @@ func TestPacks(t *testing.T) {
 	}
 	dir := m.path(mirrorName(address))
 	for i := range maxPacks {
-		if err := os.WriteFile(filepath.Join(dir, "objects/pack", fmt.Sprintf("pack-%040d.pack", i)), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, "objects/pack", fmt.Sprintf("pack-%040d.pack", i)), nil, 0o600))
 	}
 	if _, _, err := checkOut(t, m, Source{Commit: "HEAD", Branch: "main"}); err != nil {
 		t.Fatal(err)
@@ -149,22 +141,16 @@ func TestDamaged(t *testing.T) {
 		t.Fatal(pack, err)
 	}
 	text, err := os.ReadFile(pack[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, file := range []string{pack[0], strings.TrimSuffix(pack[0], "pack") + "idx"} {
-		if err := os.Remove(file); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Remove(file))
 	}
 	unpack := mirror.command("unpack-objects", "-q")
 	unpack.Stdin = bytes.NewReader(text)
 	if out, err := unpack.CombinedOutput(); err != nil {
 		t.Fatal(err, string(out))
 	}
-	if err := os.Remove(filepath.Join(dir, "objects", blob[:2], blob[2:])); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(dir, "objects", blob[:2], blob[2:])))
 	if _, _, err := checkOut(t, m, Source{Commit: hash}); err == nil || refused(err, "") {
 		t.Errorf("a damaged mirror: %v", err)
 	}
@@ -205,9 +191,7 @@ func TestFetchAlone(t *testing.T) {
 		t.Errorf("a mirror in use is removed: %v", err)
 	}
 	close(goOn)
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	must.Err(t, <-done, "")
 }
 
 // TestLockOfRemoved locks the mirror that is there, not one that is removed meanwhile.
@@ -216,9 +200,7 @@ func TestLockOfRemoved(t *testing.T) {
 	_, m := setUp(t)
 	name := mirrorName(address)
 	alone, err := m.tryLock(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	got := make(chan *lockFile)
 	go func() {
 		l, err := m.lock(t.Context(), name, fetchAndUse)
@@ -231,18 +213,14 @@ func TestLockOfRemoved(t *testing.T) {
 	for open := 0; open < 2; time.Sleep(time.Millisecond) { // it waits for the old file
 		open = 0
 		fds, err := filepath.Glob("/proc/self/fd/*")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for _, fd := range fds {
 			if to, _ := os.Readlink(fd); to == file {
 				open++
 			}
 		}
 	}
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(file))
 	alone.close()
 	l := <-got
 	defer l.close()
@@ -266,9 +244,7 @@ func TestFullDisk(t *testing.T) {
 		t.Skip("no small disk:", err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(m.Dir, 0); err != nil {
-			t.Error(err)
-		}
+		must.Err(t, unix.Unmount(m.Dir, 0), "")
 	})
 	used := func() int64 {
 		_, bytes := packsOf(filepath.Join(m.Dir, "*"))
@@ -290,9 +266,7 @@ func TestFullDisk(t *testing.T) {
 		t.Errorf("it left %d bytes", after-before)
 	}
 	// Others fill the disk: the mirrors give way, and then nothing is fetched.
-	if err := os.WriteFile(filepath.Join(m.Dir, "others"), make([]byte, 8<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(m.Dir, "others"), make([]byte, 8<<20), 0o600))
 	c, hashOfC := o.another("c", 1<<20)
 	if _, _, err := checkOut(t, m, Source{Repository: c, Commit: hashOfC}); err != nil {
 		t.Error(err)
@@ -321,9 +295,7 @@ func TestWatch(t *testing.T) {
 		<-r.Context().Done()
 	})
 	name := mirrorName(address)
-	if err := m.makeMirror(t.Context(), name); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.makeMirror(t.Context(), name))
 	full := make(chan struct{})
 	m.look = func() (int64, error) {
 		select {

@@ -8,10 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestJudge(t *testing.T) {
@@ -19,9 +18,7 @@ func TestJudge(t *testing.T) {
 	r := newSlotRig(t)
 	r.start(500, otherCgroup)
 	r.start(501, jobCgroup)
-	if err := os.WriteFile(r.procs.proc+"/501/comm", []byte("\x1b[2Jpy\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(r.procs.proc+"/501/comm", []byte("\x1b[2Jpy\n"), 0o600))
 	on := func(pids ...int) (list []inventory.GPUProcess) {
 		for _, pid := range pids {
 			list = append(list, inventory.GPUProcess{PID: pid})
@@ -48,9 +45,7 @@ func TestJudge(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(row.want, r.keeper.gpu[0].judge(row.uses)); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, row.want, r.keeper.gpu[0].judge(row.uses))
 		})
 	}
 }
@@ -72,9 +67,7 @@ func TestSameAMD(t *testing.T) {
 			t.Parallel()
 			dir, g := t.TempDir(), plan.PolicyGPU{UUID: row.uuid, Nodes: []string{"/dev/kfd", "/dev/dri/renderD129"}}
 			if row.unique != "" {
-				if err := os.WriteFile(filepath.Join(dir, "unique_id"), []byte(row.unique), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(filepath.Join(dir, "unique_id"), []byte(row.unique), 0o600))
 			}
 			said := ""
 			if err := sameAMD(dir, g); err != nil {
@@ -105,9 +98,7 @@ func TestAMDReset(t *testing.T) {
 	w := newGPUWatch("amd", plan.PolicyGPU{UUID: "GPU-3b1f0a0e64b40000", Nodes: []string{"/dev/kfd", "/dev/dri/renderD4095"}}, r.procs, r.log)
 	said := w.judge(inventory.Occupancy{Compute: []inventory.GPUProcess{{PID: 502}}})
 	want := "GPU-3b1f0a0e64b40000 is held by process 502, which has exited; reset it (sudo amd-smi reset -G -g GPU after draining all slots, because it resets all GPUs connected by xGMI) or reboot"
-	if diff := cmp.Diff(want, said); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, said)
 	if w.reset = amdReset("0000:05:00.0"); !strings.HasPrefix(w.reset, "sudo amd-smi reset -G -g 0000:05:00.0 ") {
 		t.Error(w.reset)
 	}
@@ -164,9 +155,7 @@ func TestIdleUseOnlyFalls(t *testing.T) {
 			t.Errorf("step %d: %d, %v; want %d", i, got, err, row.want)
 		}
 	}
-	if err := os.WriteFile(w.idle, []byte("rubbish"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(w.idle, []byte("rubbish"), 0o600))
 	if got, err := w.idleUse(inventory.Occupancy{UsedBytes: 5}); got != 5 || err != nil {
 		t.Errorf("from rubbish: %d, %v", got, err)
 	}
