@@ -14,7 +14,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/image"
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/metrics"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -36,7 +35,6 @@ func runDaemon(ctx context.Context, s Streams) error {
 		return err
 	}
 	limitThreads()
-	probe.Keep()
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)

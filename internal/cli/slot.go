@@ -11,7 +11,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/guard"
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -65,7 +64,6 @@ func newGuard(s Streams) *cobra.Command {
 				return err
 			}
 			saveMemory()
-			probe.Keep() // it looks at its GPU after each job, while the next may wait
 			return guard.Serve(cmd.Context(), pol, s.logger())
 		},
 	}

@@ -44,10 +44,6 @@ type Sample struct {
 // including one that hangs in the driver.
 func Stream(ctx context.Context, opts Options, every time.Duration, each func(Sample)) error {
 	opts.Timeout, opts.runDir = cmp.Or(opts.Timeout, timeout), cmp.Or(opts.runDir, runDir)
-	from, err := places(opts)
-	if err != nil {
-		return err
-	}
 	lock, err := lockSampler(filepath.Join(opts.runDir, "sample-"+lockName(opts.GPU)))
 	if err != nil {
 		return err
@@ -62,7 +58,7 @@ func Stream(ctx context.Context, opts Options, every time.Duration, each func(Sa
 	}
 	defer stdin.Close() //nolint:errcheck // it may be closed already
 	s := &sampler{child: child{ended: func() {}}, stdin: stdin, lines: make(chan Sample), wrong: make(chan error, 1), quit: make(chan struct{})}
-	err = s.startAny(opts, from, lock, func(path string) *exec.Cmd {
+	err = s.start(opts, lock, func(path string) *exec.Cmd {
 		cmd := exec.Command(path, "sample", "--uuid", opts.GPU, "--every", every.String())
 		cmd.Env = []string{"GOMAXPROCS=1"} // enough for one line a second
 		cmd.Stdin, cmd.Stdout = in, &sampleWriter{to: s}
