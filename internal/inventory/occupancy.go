@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -85,15 +86,15 @@ func onGPU(list []probe.Process) []GPUProcess {
 // /sys/class/kfd/kfd/proc/<pid> has vram_<gpu_id>, in bytes, and the queues. A process that
 // only opened the driver does not count.
 func amdUse(t tree, nodes []string) (Occupancy, error) {
-	gpu, err := amdNode(t, nodes)
+	gpu, alone, err := amdNode(t, nodes)
 	if err != nil {
 		return Occupancy{}, fmt.Errorf("check the GPU: %w", err)
 	}
 	o := Occupancy{Driver: printable(t.text("sys/module/amdgpu/version")), UsedBytes: -1}
-	if used, ok := t.number(pciDir + "/" + gpu.pci + "/mem_info_vram_used"); ok && gpu.alone {
+	if used, ok := t.number(pciDir + "/" + gpu.pci + "/mem_info_vram_used"); ok && alone {
 		o.UsedBytes = used
 	}
-	procs := path.Join(path.Dir(path.Dir(gpu.dir)), "proc")
+	procs := path.Join(path.Dir(path.Dir(kfdPath(t))), "proc")
 	if !t.exists(procs) {
 		return Occupancy{}, errors.New("check the GPU: the compute driver (KFD) does not list its processes")
 	}
@@ -111,15 +112,9 @@ func amdUse(t tree, nodes []string) (Occupancy, error) {
 	return o, nil
 }
 
-// amdGPU is a GPU as the compute driver identifies it.
-type amdGPU struct {
-	dir   string // of all nodes of the topology
-	id    string // gpu_id
-	pci   string
-	alone bool // it is the whole PCI device, not a partition
-}
-
-func amdNode(t tree, nodes []string) (amdGPU, error) {
+// amdNode returns the GPU whose render node is among these device nodes, and whether it is the whole PCI
+// device, not a partition.
+func amdNode(t tree, nodes []string) (gpu kfdGPU, alone bool, err error) {
 	var render string
 	for _, n := range nodes {
 		if minor, ok := strings.CutPrefix(n, "/dev/dri/renderD"); ok {
@@ -127,30 +122,14 @@ func amdNode(t tree, nodes []string) (amdGPU, error) {
 		}
 	}
 	if render == "" {
-		return amdGPU{}, errors.New("its render node is unknown")
+		return gpu, false, errors.New("its render node is unknown")
 	}
-	gpu := amdGPU{dir: kfdDir}
-	if !t.exists(gpu.dir) {
-		gpu.dir = kfdDirVirtual
+	all, _ := readKFD(t, amdDevices(t))
+	at := slices.IndexFunc(all, func(n kfdGPU) bool { return strconv.Itoa(n.render) == render })
+	if at < 0 || all[at].id == "" || all[at].id == "0" {
+		return gpu, false, fmt.Errorf("the compute driver (KFD) does not list renderD%.8s", render)
 	}
-	devices, parts := amdDevices(t), map[string]int{}
-	for _, node := range t.numbered(gpu.dir, "") {
-		dir := fmt.Sprintf("%s/%d", gpu.dir, node)
-		p := fields(t.text(dir + "/properties"))
-		if p["simd_count"] == "" || p["simd_count"] == "0" {
-			continue // a CPU
-		}
-		domain, _ := strconv.ParseInt(p["domain"], 10, 64)
-		location, _ := strconv.ParseInt(p["location_id"], 10, 64)
-		pci, _ := kfdAddress(domain, location, devices)
-		parts[pci]++
-		if p["drm_render_minor"] == render {
-			gpu.id, gpu.pci = t.text(dir+"/gpu_id"), pci
-		}
-	}
-	if gpu.id == "" || gpu.id == "0" {
-		return amdGPU{}, fmt.Errorf("the compute driver (KFD) does not list renderD%.8s", render)
-	}
-	gpu.alone = parts[gpu.pci] == 1
-	return gpu, nil
+	gpu = all[at]
+	parts := slices.DeleteFunc(all, func(n kfdGPU) bool { return n.pci != gpu.pci })
+	return gpu, len(parts) == 1, nil
 }

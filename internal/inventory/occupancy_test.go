@@ -79,7 +79,7 @@ func TestAMDUse(t *testing.T) {
 	}
 	whole := server(1, nil)
 	id := func(tr tree, render int) string {
-		gpu, err := amdNode(tr, []string{fmt.Sprintf("/dev/dri/renderD%d", render)})
+		gpu, _, err := amdNode(tr, []string{fmt.Sprintf("/dev/dri/renderD%d", render)})
 		must.Do(t, err)
 		return gpu.id
 	}
