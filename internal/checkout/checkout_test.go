@@ -82,6 +82,13 @@ func checkOut(t *testing.T, m Mirrors, s Source) (dir, hash string, err error) {
 	return dir, hash, err
 }
 
+// unpacked ends the test if a checkout fails.
+func unpacked(t *testing.T, m Mirrors, s Source) {
+	t.Helper()
+	_, _, err := checkOut(t, m, s)
+	must.Do(t, err)
+}
+
 // listing describes all below a directory.
 func listing(t *testing.T, dir string) (list []string) {
 	t.Helper()

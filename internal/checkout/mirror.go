@@ -92,7 +92,7 @@ func (m Mirrors) path(name string) string { return filepath.Join(m.Dir, name+git
 // unpackShared unpacks the commit while no one removes the mirror. It reports whether the mirror has
 // the commit.
 func (m Mirrors) unpackShared(ctx context.Context, name, hash string, to *os.Root, uid, gid int) (has bool, err error) {
-	l, err := m.lock(ctx, name, use)
+	l, err := m.lock(ctx, name, false)
 	if err != nil {
 		return false, err
 	}
@@ -118,7 +118,7 @@ func (m Mirrors) unpackShared(ctx context.Context, name, hash string, to *os.Roo
 
 // fetch fetches the commit and returns its hash. Others can unpack other commits meanwhile.
 func (m Mirrors) fetch(ctx context.Context, name string, s Source) (string, error) {
-	l, err := m.lock(ctx, name, fetchAndUse)
+	l, err := m.lock(ctx, name, true)
 	if err != nil {
 		return "", err
 	}

@@ -59,9 +59,7 @@ func TestLeastUsed(t *testing.T) {
 		t.Helper()
 		address, hash = o.another(name, size)
 		all = append(all, address)
-		if _, _, err := checkOut(t, m, Source{Repository: address, Commit: hash}); err != nil {
-			t.Fatal(name, err)
-		}
+		unpacked(t, m, Source{Repository: address, Commit: hash})
 		return address, hash
 	}
 	used := func(address string, hours int) {
@@ -83,10 +81,8 @@ func TestLeastUsed(t *testing.T) {
 	used(c, 2)
 	get("d", 100<<10)
 	want("a fetch at the limit", "a", "b", "c", "d")
-	if _, _, err := checkOut(t, m, Source{Repository: a, Commit: hashOfA}); err != nil { // b is now the oldest
-		t.Fatal(err)
-	}
-	inUse, err := m.lock(t.Context(), mirrorName(c), use)
+	unpacked(t, m, Source{Repository: a, Commit: hashOfA})
+	inUse, err := m.lock(t.Context(), mirrorName(c), false)
 	must.Do(t, err)
 	defer inUse.close()
 	used(c, 5)
@@ -109,16 +105,12 @@ func TestPacks(t *testing.T) {
 	t.Parallel()
 	o, m := setUp(t)
 	hash := o.commit()
-	if _, _, err := checkOut(t, m, Source{Commit: hash}); err != nil {
-		t.Fatal(err)
-	}
+	unpacked(t, m, Source{Commit: hash})
 	dir := m.path(mirrorName(address))
 	for i := range maxPacks {
 		must.Do(t, os.WriteFile(filepath.Join(dir, "objects/pack", fmt.Sprintf("pack-%040d.pack", i)), nil, 0o600))
 	}
-	if _, _, err := checkOut(t, m, Source{Commit: "HEAD", Branch: "main"}); err != nil {
-		t.Fatal(err)
-	}
+	unpacked(t, m, Source{Commit: "HEAD", Branch: "main"})
 	if packs, _ := packsOf(dir); packs != 1 {
 		t.Errorf("%d packs", packs)
 	}
@@ -131,9 +123,7 @@ func TestDamaged(t *testing.T) {
 	o.put("a", strings.Repeat("x", 100), 0o644)
 	hash := o.commit()
 	blob := o.git("rev-parse", "HEAD:a")
-	if _, _, err := checkOut(t, m, Source{Commit: hash}); err != nil {
-		t.Fatal(err)
-	}
+	unpacked(t, m, Source{Commit: hash})
 	dir := m.path(mirrorName(address))
 	mirror := origin{t, dir}
 	pack, err := filepath.Glob(filepath.Join(dir, "objects/pack/*.pack"))
@@ -173,9 +163,7 @@ func TestFetchAlone(t *testing.T) {
 		}
 		backend.ServeHTTP(w, r)
 	})
-	if _, _, err := checkOut(t, m, Source{Repository: address, Commit: first}); err != nil {
-		t.Fatal(err)
-	}
+	unpacked(t, m, Source{Repository: address, Commit: first})
 	hangs = true
 	second := o.commit()
 	done := make(chan error, 1)
@@ -203,7 +191,7 @@ func TestLockOfRemoved(t *testing.T) {
 	must.Do(t, err)
 	got := make(chan *lockFile)
 	go func() {
-		l, err := m.lock(t.Context(), name, fetchAndUse)
+		l, err := m.lock(t.Context(), name, true)
 		if err != nil {
 			t.Error(err)
 		}
@@ -254,9 +242,7 @@ func TestFullDisk(t *testing.T) {
 	b, hashOfB := o.another("b", 4<<20)
 	large, hashOfLarge := o.another("large", 15<<20)
 	for _, s := range []Source{{Repository: a, Commit: hashOfA}, {Repository: b, Commit: hashOfB}} {
-		if _, _, err := checkOut(t, m, s); err != nil {
-			t.Fatal(err)
-		}
+		unpacked(t, m, s)
 	}
 	before := used()
 	if _, _, err := checkOut(t, m, Source{Repository: large, Commit: hashOfLarge}); !errors.Is(err, errDiskFull) || refused(err, "") {

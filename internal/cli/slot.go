@@ -1,9 +1,7 @@
 package cli
 
 import (
-	"fmt"
 	"os"
-	"os/user"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -98,14 +96,11 @@ func newDisk(s Streams) *cobra.Command {
 			if err != nil || pol.DiskBytes == 0 {
 				return err
 			}
-			u, err := user.Lookup(pol.User)
+			_, gid, err := slot.LookupUser(pol.User)
 			if err != nil {
-				return fmt.Errorf("look up the slot's user: %w; run sudo kbnode reconcile", err)
+				return err
 			}
-			d := disk.Disk{Dir: plan.DiskDir(k), Home: plan.WorkDir(k), Bytes: pol.DiskBytes, Log: s.logger()}
-			if d.GID, err = strconv.Atoi(u.Gid); err != nil {
-				return fmt.Errorf("look up the slot's user %s: %w", pol.User, err)
-			}
+			d := disk.Disk{Dir: plan.DiskDir(k), Home: plan.WorkDir(k), Bytes: pol.DiskBytes, GID: gid, Log: s.logger()}
 			return disk.OnHost(func() error { return d.Ensure(cmd.Context()) })
 		},
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -286,7 +287,7 @@ func TestGPUInUseParks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newSlotRig(t)
 		r.start(500, otherCgroup)
-		r.gpu.Compute = []inventory.GPUProcess{{PID: 500, UsedBytes: 1}}
+		r.gpu.Compute = []probe.Process{{PID: 500, UsedBytes: 1}}
 		begun := time.Now()
 		r.want(r.ended, "GPU-11111111-2222-3333-4444-555555555555 is used by process 500 (p500), which does not belong to a job; stop it")
 		if d := time.Since(begun); d < 5*time.Second || d > 6*time.Second {
@@ -317,7 +318,7 @@ func TestGPUInUseParks(t *testing.T) {
 		r.gpu.Compute = nil
 		r.want(r.ready, "")
 		r.want(r.begin, "")
-		r.gpu.Compute = []inventory.GPUProcess{{PID: 500}}
+		r.gpu.Compute = []probe.Process{{PID: 500}}
 		r.until = time.Now().Add(gpuTime - time.Second)
 		r.want(r.ended, "")
 	})

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -19,9 +20,9 @@ func TestJudge(t *testing.T) {
 	r.start(500, otherCgroup)
 	r.start(501, jobCgroup)
 	must.Do(t, os.WriteFile(r.procs.proc+"/501/comm", []byte("\x1b[2Jpy\n"), 0o600))
-	on := func(pids ...int) (list []inventory.GPUProcess) {
+	on := func(pids ...uint32) (list []probe.Process) {
 		for _, pid := range pids {
-			list = append(list, inventory.GPUProcess{PID: pid})
+			list = append(list, probe.Process{PID: pid})
 		}
 		return list
 	}
@@ -95,8 +96,9 @@ func TestSameAMD(t *testing.T) {
 func TestAMDReset(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
-	w := newGPUWatch("amd", plan.PolicyGPU{UUID: "GPU-3b1f0a0e64b40000", Nodes: []string{"/dev/kfd", "/dev/dri/renderD4095"}}, r.procs, r.log)
-	said := w.judge(inventory.Occupancy{Compute: []inventory.GPUProcess{{PID: 502}}})
+	gpu := plan.PolicyGPU{UUID: "GPU-3b1f0a0e64b40000", Nodes: []string{"/dev/kfd", "/dev/dri/renderD4095"}}
+	w := newGPUWatches(plan.JobPolicy{Vendor: "amd", GPUs: []plan.PolicyGPU{gpu}}, r.procs, r.log)[0]
+	said := w.judge(inventory.Occupancy{Compute: []probe.Process{{PID: 502}}})
 	want := "GPU-3b1f0a0e64b40000 is held by process 502, which has exited; reset it (sudo amd-smi reset -G -g GPU after draining all slots, because it resets all GPUs connected by xGMI) or reboot"
 	must.Equal(t, want, said)
 	if w.reset = amdReset("0000:05:00.0"); !strings.HasPrefix(w.reset, "sudo amd-smi reset -G -g 0000:05:00.0 ") {
@@ -121,7 +123,7 @@ func TestSeveralGPUs(t *testing.T) {
 	if busy, known := all.settle(t.Context(), 0); busy != "" || !known {
 		t.Errorf("idle ones: %q, %t", busy, known)
 	}
-	uses[1].Compute = []inventory.GPUProcess{{PID: 502}}
+	uses[1].Compute = []probe.Process{{PID: 502}}
 	if busy, known := all.settle(t.Context(), 0); !strings.HasPrefix(busy, "GPU-b is held by process 502") || !known {
 		t.Errorf("the second is in use: %q, %t", busy, known)
 	}

@@ -39,7 +39,7 @@ func Serve(ctx context.Context, policy plan.JobPolicy, log *slog.Logger) error {
 	if err := checkPolicy(policy); err != nil {
 		return err
 	}
-	uid, gid, err := lookupUser(policy.User)
+	uid, gid, err := slot.LookupUser(policy.User)
 	if err != nil {
 		return err
 	}

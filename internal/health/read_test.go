@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -111,9 +110,7 @@ func TestOwnerOf(t *testing.T) {
 		{"0::/\n", nil},
 	} {
 		must.Write(t, root, fmt.Sprintf("proc/%d/cgroup", i+1), row.cgroup)
-		if diff := cmp.Diff(row.want, owner(i+1)); diff != "" {
-			t.Errorf("%s-want +got:\n%s", row.cgroup, diff)
-		}
+		must.Equal(t, row.want, owner(i+1))
 	}
 	if got := owner(99); got != nil {
 		t.Errorf("a process that has ended: %+v", got)
@@ -183,9 +180,7 @@ func TestKmsgFIFO(t *testing.T) {
 	}
 	must.Equal(t, []uint64{7, 8, 9, 10}, seqs)
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	must.Err(t, <-done, "")
 	if looked != 2 { // once for each process
 		t.Errorf("the process was looked up %d times", looked)
 	}

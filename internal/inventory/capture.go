@@ -77,13 +77,7 @@ func Capture(ctx context.Context, opts Options, w io.Writer) error {
 // captureNVML adds NVML's report, current or captured, and the files that are read with it.
 // A machine without NVML has only the files.
 func captureNVML(ctx context.Context, t tree, inv *Inventory, keepNames bool) error {
-	var report *probe.Report
-	var err error
-	if t.live() {
-		report, err = probe.Run(ctx, probe.Options{})
-	} else {
-		report, err = capturedNVML(t)
-	}
+	report, err := askNVML(ctx, t)
 	delete(t.seen, nvmlPath)
 	gpus, _, _ := nvidiaGPUs(t, report, err)
 	inv.GPUs = append(inv.GPUs, gpus...)

@@ -18,32 +18,22 @@ const useTimeout = 20 * time.Second
 
 // Occupancy is what uses a GPU at one moment.
 type Occupancy struct {
-	Driver    string       // version; "" for the kernel's own driver
-	Compute   []GPUProcess // processes that compute on it
-	Graphics  []GPUProcess // processes that draw on it; NVIDIA only
-	UsedBytes int64        // of its memory; -1 if that says nothing about its processes
+	Driver    string          // version; "" for the kernel's own driver
+	Compute   []probe.Process // that compute on it
+	Graphics  []probe.Process // that draw on it; NVIDIA only
+	UsedBytes int64           // of its memory; -1 if that says nothing about its processes
 }
 
-// GPUProcess is a process on a GPU, by its PID on the host.
-type GPUProcess struct {
-	PID       int
-	UsedBytes int64 // of the GPU's memory; 0 if the driver does not report it
-}
-
-// Occupied looks at one GPU of this machine: an NVIDIA GPU by its UUID, an AMD GPU by the
-// render node among its device nodes. An error means that the driver did not answer; it
-// says nothing about the GPU. No handle is kept open.
-func Occupied(ctx context.Context, vendor, uuid string, nodes []string) (Occupancy, error) {
-	if vendor == "amd" {
-		return AMDOccupied("/", nodes)
-	}
+// NVIDIAOccupied looks at an NVIDIA GPU of this machine. An error means that the driver did not
+// answer; it says nothing about the GPU. No handle is kept open.
+func NVIDIAOccupied(ctx context.Context, uuid string) (Occupancy, error) {
 	if !validUUID(uuid) {
 		return Occupancy{}, errors.New("check the GPU: its UUID is unknown")
 	}
 	return nvidiaUse(ctx, probe.Options{GPU: uuid, Timeout: useTimeout})
 }
 
-// AMDOccupied is Occupied for an AMD GPU, on the machine below root.
+// AMDOccupied looks at the AMD GPU whose render node is among these, on the machine below root.
 func AMDOccupied(root string, nodes []string) (Occupancy, error) {
 	t, err := openTree(root)
 	if err != nil {
@@ -65,21 +55,13 @@ func nvidiaUse(ctx context.Context, opts probe.Options) (Occupancy, error) {
 	if g.Error != "" {
 		return Occupancy{}, fmt.Errorf("check %s: %s", opts.GPU, printable(g.Error))
 	}
-	o := Occupancy{Driver: printable(report.Driver), Compute: onGPU(g.Processes), Graphics: onGPU(g.Graphics), UsedBytes: -1}
+	o := Occupancy{Driver: printable(report.Driver), Compute: g.Processes, Graphics: g.Graphics, UsedBytes: -1}
 	// The memory of a GPU that is a NUMA node belongs to the kernel, which also keeps other
 	// things there and frees nothing when a process ends.
 	if g.Memory != nil && g.MemoryNode == nil {
 		o.UsedBytes = byteCount(g.Memory.UsedBytes)
 	}
 	return o, nil
-}
-
-func onGPU(list []probe.Process) []GPUProcess {
-	var all []GPUProcess
-	for _, p := range list {
-		all = append(all, GPUProcess{PID: int(p.PID), UsedBytes: byteCount(p.UsedBytes)})
-	}
-	return all
 }
 
 // amdUse reads what the compute driver reports about its processes:
@@ -106,7 +88,7 @@ func amdUse(t tree, nodes []string) (Occupancy, error) {
 			queues = queues || t.text(fmt.Sprintf("%s/queues/%d/gpuid", dir, q)) == gpu.id
 		}
 		if used > 0 || queues {
-			o.Compute = append(o.Compute, GPUProcess{PID: pid, UsedBytes: used})
+			o.Compute = append(o.Compute, probe.Process{PID: uint32(pid), UsedBytes: uint64(used)})
 		}
 	}
 	return o, nil

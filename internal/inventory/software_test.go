@@ -182,17 +182,13 @@ func engine(t *testing.T, info map[string]any) string {
 		w.Header().Set("Api-Version", "1.45")
 		if strings.HasSuffix(r.URL.Path, "/info") {
 			w.Header().Set("Content-Type", "application/json")
-			if err := json.NewEncoder(w).Encode(info); err != nil {
-				t.Error(err)
-			}
+			must.Err(t, json.NewEncoder(w).Encode(info), "")
 		}
 	})}
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(listener) }()
 	t.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
+		must.Err(t, server.Close(), "")
 		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
 			t.Error(err)
 		}
