@@ -129,30 +129,6 @@ func TestMajorVersion(t *testing.T) {
 	}
 }
 
-func TestCDIByVersion(t *testing.T) {
-	t.Parallel()
-	tests := []struct {
-		name, version, config string
-		want                  bool
-	}{
-		{"on by default", "28.2.0", ``, true},
-		{"on by default in later majors", "29.0.1", `{}`, true},
-		{"switched off", "28.5.2", `{"features": {"cdi": false}}`, false},
-		{"not yet on by default", "28.1.1", `{"features": {}}`, false},
-		{"switched on", "26.1.5+dfsg1", `{"features": {"cdi": true}}`, true},
-		{"before CDI", "20.10.24+dfsg1", `{"features": {"cdi": true}}`, false},
-		{"a broken configuration", "28.5.2", `{"features": `, true},
-		{"no version", "", ``, false},
-		{"a version of another kind", "master", ``, false},
-	}
-	for _, tt := range tests {
-		on, set := cdiFeature(tt.config)
-		if got := cdiByVersion(tt.version, on, set); got != tt.want {
-			t.Errorf("%s: got %t, want %t", tt.name, got, tt.want)
-		}
-	}
-}
-
 func TestCDIDevices(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -206,3 +206,12 @@ func TestRegister(t *testing.T) {
 		}
 	}
 }
+
+func TestLookupUser(t *testing.T) {
+	t.Parallel()
+	if uid, gid, err := LookupUser("root"); uid != 0 || gid != 0 || err != nil {
+		t.Errorf("root: %d, %d, %v", uid, gid, err)
+	}
+	_, _, err := LookupUser("kbnode-no-such-user")
+	must.Err(t, err, "run kbnode reconcile")
+}
