@@ -251,14 +251,14 @@ func TestLimits(t *testing.T) {
 	}
 	hash := o.commit()
 	for _, row := range []struct {
-		limits Limits
+		limits limits
 		says   string
 	}{
-		{Limits{Files: 20, Bytes: 20_000}, ""},
-		{Limits{Files: 19}, "more than 19 files"},
-		{Limits{Bytes: 19_999}, "too large"},
+		{limits{files: 20, bytes: 20_000}, ""},
+		{limits{files: 19}, "more than 19 files"},
+		{limits{bytes: 19_999}, "too large"},
 	} {
-		m.Limits = row.limits
+		m.limits = row.limits
 		_, _, err := checkOut(t, m, Source{Commit: hash})
 		must.Err(t, err, row.says)
 	}

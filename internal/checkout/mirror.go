@@ -40,8 +40,8 @@ type Mirrors struct {
 	// UID and GID are of the user that runs git and owns the repositories' directories. It has
 	// nothing else. Zero is the caller, as in tests.
 	UID, GID int
-	Limits   Limits
 
+	limits limits
 	system string                // in place of /etc/gitconfig
 	look   func() (int64, error) // in place of the disk
 	most   int64                 // bytes that git may write to one file

@@ -53,7 +53,7 @@ func (m Mirrors) names(t *testing.T, addresses ...string) (names []string) {
 func TestLeastUsed(t *testing.T) {
 	t.Parallel()
 	o, m := setUp(t)
-	m.Limits.Mirrors = 350 << 10
+	m.limits.mirrors = 350 << 10
 	var all []string
 	get := func(name string, size int) (address, hash string) {
 		t.Helper()
@@ -92,7 +92,7 @@ func TestLeastUsed(t *testing.T) {
 	// What a removal that ended early left goes, too.
 	left := filepath.Join(m.Dir, ".kbnode-X", "y")
 	must.Do(t, os.MkdirAll(left, 0o700))
-	m.Limits.Mirrors = 1
+	m.limits.mirrors = 1
 	get("f", 1)
 	want("all that no one uses go", "c", "f")
 	if _, err := os.Stat(filepath.Dir(left)); err == nil {

@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,25 +33,11 @@ func Now() (Moment, error) {
 	if err != nil {
 		return Moment{}, err
 	}
-	id, err := bootID()
+	id, err := readFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return Moment{}, fmt.Errorf("read boot ID: %w", err)
 	}
 	return Moment{Now: time.Now().UTC().Round(0), Up: up, Boot: id}, nil
-}
-
-// boot is the boot's ID once it was read: it cannot change while the process runs.
-var boot atomic.Pointer[string]
-
-func bootID() (string, error) {
-	if id := boot.Load(); id != nil {
-		return *id, nil
-	}
-	id, err := readFile("/proc/sys/kernel/random/boot_id")
-	if err == nil {
-		boot.Store(&id)
-	}
-	return id, err
 }
 
 func uptime() (time.Duration, error) {
