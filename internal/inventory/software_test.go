@@ -203,6 +203,15 @@ func TestAskDockerReadsCDIFiles(t *testing.T) {
 	}
 }
 
+// An engine without CDI names no directories.
+func TestAskDockerWithoutCDI(t *testing.T) {
+	t.Parallel()
+	got, err := askDocker(t.Context(), tree{root: "/"}, engine(t, map[string]any{"ServerVersion": "28.5.2"}))
+	if err != nil || got.CDI {
+		t.Errorf("got %+v, %v; want no CDI", got, err)
+	}
+}
+
 func TestAskDockerWithoutEngine(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "docker.sock")

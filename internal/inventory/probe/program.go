@@ -148,9 +148,7 @@ func lockName(gpu string) string {
 // running holds a token while this process runs a probe.
 var running = make(chan struct{}, 1)
 
-// acquire waits for its turn to run a probe. The lock file also excludes other kbnode
-// processes. It is nil for an ordinary user, and while no installation has created
-// /run/kbnode.
+// acquire waits for its turn to run a probe. The lock file also excludes other kbnode processes.
 func acquire(ctx context.Context, lockPath string) (release func(), lock *os.File, err error) {
 	busy := func() error {
 		return fmt.Errorf("another NVML probe is still running; a GPU may be hung in the driver: %w", ctx.Err())
@@ -160,23 +158,28 @@ func acquire(ctx context.Context, lockPath string) (release func(), lock *os.Fil
 	case <-ctx.Done():
 		return nil, nil, busy()
 	}
-	f, err := os.OpenFile(lockPath, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return func() { <-running }, nil, nil //nolint:nilerr // best effort
-	}
 	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() { _ = f.Close(); <-running }, f, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			_ = f.Close()
-			return func() { <-running }, nil, nil
+		lock, held := tryLock(lockPath)
+		if !held {
+			return func() { _ = lock.Close(); <-running }, lock, nil // closing no file does no harm
 		}
 		if limit.Sleep(ctx, 50*time.Millisecond) != nil {
-			_ = f.Close()
 			<-running
 			return nil, nil, busy()
 		}
 	}
+}
+
+// tryLock locks a file; held reports that another process has it. The file is nil where there can be
+// no lock: for an ordinary user, and while no installation has created /run/kbnode.
+func tryLock(path string) (f *os.File, held bool) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, false
+	}
+	if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, errors.Is(err, unix.EWOULDBLOCK)
+	}
+	return f, false
 }
