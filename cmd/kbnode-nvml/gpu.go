@@ -175,12 +175,7 @@ func (d *device) speed() {
 	g.Clocks = given(probe.Clocks{
 		SM: clock(nvml.CLOCK_SM), Memory: clock(nvml.CLOCK_MEM), MaxSM: top(nvml.CLOCK_SM), MaxMemory: top(nvml.CLOCK_MEM),
 	})
-	// Drivers before 535 have only the older name.
-	if has("nvmlDeviceGetCurrentClocksEventReasons") {
-		g.ClockReasons = ask(d, "nvmlDeviceGetCurrentClocksEventReasons", d.GetCurrentClocksEventReasons)
-	} else {
-		g.ClockReasons = ask(d, "nvmlDeviceGetCurrentClocksThrottleReasons", d.GetCurrentClocksThrottleReasons)
-	}
+	g.ClockReasons = d.clockReasons()
 	power := probe.Power{
 		Usage:    ask(d, "nvmlDeviceGetPowerUsage", d.GetPowerUsage),
 		Limit:    ask(d, "nvmlDeviceGetPowerManagementLimit", d.GetPowerManagementLimit),
@@ -200,14 +195,30 @@ func (d *device) speed() {
 		return ask(d, "nvmlDeviceGetTemperatureThreshold", func() (uint32, nvml.Return) { return d.GetTemperatureThreshold(t) })
 	}
 	g.Temperature = given(probe.Temperature{
-		GPU: ask(d, "nvmlDeviceGetTemperature", func() (uint32, nvml.Return) { return d.GetTemperature(nvml.TEMPERATURE_GPU) }),
-		Margin: ask(d, "nvmlDeviceGetMarginTemperature", func() (int32, nvml.Return) {
-			m, ret := d.GetMarginTemperature()
-			return m.MarginTemperature, ret
-		}),
+		GPU:      d.temperature(),
+		Margin:   d.margin(),
 		Slowdown: threshold(nvml.TEMPERATURE_THRESHOLD_SLOWDOWN),
 		Shutdown: threshold(nvml.TEMPERATURE_THRESHOLD_SHUTDOWN),
 	})
+}
+
+func (d *device) temperature() *uint32 {
+	return ask(d, "nvmlDeviceGetTemperature", func() (uint32, nvml.Return) { return d.GetTemperature(nvml.TEMPERATURE_GPU) })
+}
+
+func (d *device) margin() *int32 {
+	return ask(d, "nvmlDeviceGetMarginTemperature", func() (int32, nvml.Return) {
+		m, ret := d.GetMarginTemperature()
+		return m.MarginTemperature, ret
+	})
+}
+
+func (d *device) clockReasons() *uint64 {
+	if has("nvmlDeviceGetCurrentClocksEventReasons") {
+		return ask(d, "nvmlDeviceGetCurrentClocksEventReasons", d.GetCurrentClocksEventReasons)
+	}
+	// Drivers before 535 have only the older name.
+	return ask(d, "nvmlDeviceGetCurrentClocksThrottleReasons", d.GetCurrentClocksThrottleReasons)
 }
 
 // processes returns the processes of one kind, from the newest function that the driver

@@ -69,21 +69,14 @@ func sample(args []string) int {
 func (d *device) sample() probe.Sample {
 	s := probe.Sample{
 		Clock:       ask(d, "nvmlDeviceGetClockInfo", func() (uint32, nvml.Return) { return d.GetClockInfo(nvml.CLOCK_SM) }),
-		Temperature: ask(d, "nvmlDeviceGetTemperature", func() (uint32, nvml.Return) { return d.GetTemperature(nvml.TEMPERATURE_GPU) }),
-		Margin: ask(d, "nvmlDeviceGetMarginTemperature", func() (int32, nvml.Return) {
-			m, ret := d.GetMarginTemperature()
-			return m.MarginTemperature, ret
-		}),
-		Power: ask(d, "nvmlDeviceGetPowerUsage", d.GetPowerUsage),
+		Temperature: d.temperature(),
+		Margin:      d.margin(),
+		Power:       ask(d, "nvmlDeviceGetPowerUsage", d.GetPowerUsage),
 		Busy: ask(d, "nvmlDeviceGetUtilizationRates", func() (uint32, nvml.Return) {
 			u, ret := d.GetUtilizationRates()
 			return u.Gpu, ret
 		}),
-	}
-	if has("nvmlDeviceGetCurrentClocksEventReasons") {
-		s.Reasons = ask(d, "nvmlDeviceGetCurrentClocksEventReasons", d.GetCurrentClocksEventReasons)
-	} else {
-		s.Reasons = ask(d, "nvmlDeviceGetCurrentClocksThrottleReasons", d.GetCurrentClocksThrottleReasons)
+		Reasons: d.clockReasons(),
 	}
 	d.out.Unread = nil // they would add up once per second
 	s.Error = d.out.Error

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // prepare prepares the artifacts of a job that has succeeded.
@@ -24,14 +26,10 @@ func prepare(t *testing.T, dir, patterns string) error {
 func TestPrepare(t *testing.T) {
 	t.Parallel()
 	elsewhere, dir := t.TempDir(), t.TempDir()
-	if err := os.WriteFile(filepath.Join(elsewhere, "secret"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(elsewhere, "secret"), nil, 0o600))
 	for _, f := range []string{"result.json", "profile/deep/trace", "locked/x", "node.json/forged"} {
 		file := filepath.Join(dir, f)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600)))
 	}
 	for name, target := range map[string]string{
 		"stays": "result.json", "profile/stays": "deep/trace", "profile/deep/up": "../../result.json", "profile/dir": "deep",
@@ -39,16 +37,10 @@ func TestPrepare(t *testing.T) {
 		"profile/deep/out": "../../../../../../../../../../etc/passwd", "profile/out": ".." + strings.Repeat("/..", 20) + elsewhere,
 		"nowhere": "gone", "loop": "loop", "twice": "absolute", "through": "proc/environ", "1": "profile/pipe", "2": "profile/pipe", "profile/3": "pipe",
 	} {
-		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Symlink(target, filepath.Join(dir, name)))
 	}
-	if err := errors.Join(syscall.Mkfifo(filepath.Join(dir, "profile/pipe"), 0o600), os.Chmod(filepath.Join(dir, "locked"), 0o2000)); err != nil {
-		t.Fatal(err)
-	}
-	if err := prepare(t, dir, "result.json"); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, errors.Join(syscall.Mkfifo(filepath.Join(dir, "profile/pipe"), 0o600), os.Chmod(filepath.Join(dir, "locked"), 0o2000)))
+	must.Err(t, prepare(t, dir, "result.json"), "")
 	var left []string
 	if err := fs.WalkDir(os.DirFS(dir), ".", func(path string, e fs.DirEntry, _ error) error {
 		info, err := e.Info()
@@ -88,18 +80,10 @@ func TestReach(t *testing.T) {
 func TestPrepareIsBounded(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(dir, strings.Repeat("d/", maxDepth)), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := prepare(t, dir, "**"); err != nil {
-		t.Error(err)
-	}
-	if err := os.Mkdir(filepath.Join(dir, strings.Repeat("d/", maxDepth), "d"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := prepare(t, dir, "**"); err == nil || !strings.Contains(err.Error(), "deeper than 100 directories") {
-		t.Errorf("%v", err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(dir, strings.Repeat("d/", maxDepth)), 0o700))
+	must.Err(t, prepare(t, dir, "**"), "")
+	must.Do(t, os.Mkdir(filepath.Join(dir, strings.Repeat("d/", maxDepth), "d"), 0o700))
+	must.Err(t, prepare(t, dir, "**"), "deeper than 100 directories")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := Prepare(ctx, dir, []string{"*"}, "0", false); !errors.Is(err, context.Canceled) {
@@ -131,19 +115,13 @@ func TestPrepareBoundsSizes(t *testing.T) {
 		dir := t.TempDir()
 		for name, size := range row.sizes {
 			file := filepath.Join(dir, name)
-			if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600), os.Truncate(file, size)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600), os.Truncate(file, size)))
 		}
 		if row.link != "" {
-			if err := errors.Join(os.Symlink(row.link, filepath.Join(dir, "l1")), os.Symlink(row.link, filepath.Join(dir, "l2"))); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(os.Symlink(row.link, filepath.Join(dir, "l1")), os.Symlink(row.link, filepath.Join(dir, "l2"))))
 		}
 		err := prepare(t, dir, row.patterns)
-		if (err != nil) != (row.says != "") || err != nil && !strings.Contains(err.Error(), row.says) {
-			t.Errorf("%s of %v: %v, want %q", row.patterns, row.sizes, err, row.says)
-		}
+		must.Err(t, err, row.says)
 	}
 }
 
@@ -152,20 +130,10 @@ func TestPrepareBoundsNumbers(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for i := range maxUploads {
-		if err := os.WriteFile(filepath.Join(dir, "x"+strconv.Itoa(i)), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, "x"+strconv.Itoa(i)), nil, 0o600))
 	}
-	if err := prepare(t, dir, "x*; x0*;;y/[ab]/**"); err != nil {
-		t.Error(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "one-more"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := prepare(t, dir, "x*;one-more"); err != nil {
-		t.Error(err)
-	}
-	if err := prepare(t, dir, "**"); err == nil || !strings.Contains(err.Error(), "more than 10000 files") {
-		t.Errorf("%v", err)
-	}
+	must.Err(t, prepare(t, dir, "x*; x0*;;y/[ab]/**"), "")
+	must.Do(t, os.WriteFile(filepath.Join(dir, "one-more"), nil, 0o600))
+	must.Err(t, prepare(t, dir, "x*;one-more"), "")
+	must.Err(t, prepare(t, dir, "**"), "more than 10000 files")
 }

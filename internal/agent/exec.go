@@ -8,15 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/user"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // tokenVar is the variable from which the agent reads its registration token, and its
@@ -87,22 +86,18 @@ func Exec(k int, binary string) error {
 	if err := undumpable(binary); err != nil {
 		return err
 	}
-	u, err := user.Lookup(plan.UserName(k))
+	name := plan.UserName(k)
+	uid, gid, err := slot.LookupUser(name)
 	if err != nil {
-		return fmt.Errorf("look up user of slot %s: %w", plan.SlotName(k), err)
+		return err
 	}
-	uid, err1 := strconv.Atoi(u.Uid)
-	gid, err2 := strconv.Atoi(u.Gid)
-	if err := errors.Join(err1, err2); err != nil {
-		return fmt.Errorf("read ids of user %s: %w", u.Username, err)
-	}
-	env := childEnv(os.Environ(), k, u.Username, token)
+	env := childEnv(os.Environ(), k, name, token)
 	if err := os.Chdir(plan.WorkDir(k)); err != nil {
 		return fmt.Errorf("enter work directory: %w", err)
 	}
 	syscall.Umask(0o022)
 	if err := become(uid, gid); err != nil {
-		return fmt.Errorf("become user %s: %w", u.Username, err)
+		return fmt.Errorf("become user %s: %w", name, err)
 	}
 	argv := []string{"buildkite-agent", "start", "--config", plan.AgentDir(k) + "/buildkite-agent.cfg"}
 	if err := syscall.Exec(binary, argv, env); err != nil {

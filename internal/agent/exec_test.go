@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestChildEnv(t *testing.T) {
@@ -25,9 +25,7 @@ func TestChildEnv(t *testing.T) {
 		"PATH=/usr/bin", "LANG=C.UTF-8", "KBNODE_SLOT=3", "KBNODE_GENERATION=abc", "DOCKER_HOST=unix:///run/kbnode/gpu3/docker.sock",
 		"HOME=/var/lib/buildkite-agent/gpu-3", "USER=kbnode-gpu3", "LOGNAME=kbnode-gpu3", "BUILDKITE_AGENT_TOKEN=s3cret",
 	}
-	if diff := cmp.Diff(want, childEnv(unit, 3, "kbnode-gpu3", "s3cret")); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, childEnv(unit, 3, "kbnode-gpu3", "s3cret"))
 	if strings.Join(unit, "\n") != before {
 		t.Error("the caller's environment was changed")
 	}
@@ -39,12 +37,8 @@ func TestUndumpable(t *testing.T) {
 		t.Skip("makes files of root")
 	}
 	file := filepath.Join(t.TempDir(), "buildkite-agent")
-	if err := undumpable(file); err == nil || !strings.Contains(err.Error(), "find agent") {
-		t.Errorf("no agent: %v", err)
-	}
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Err(t, undumpable(file), "find agent")
+	must.Do(t, os.WriteFile(file, nil, 0o600))
 	for _, tt := range []struct {
 		name string
 		mode os.FileMode
@@ -58,12 +52,8 @@ func TestUndumpable(t *testing.T) {
 		{"writable by others", 0o713, 0, false},
 		{"of another user", 0o711, 12345, false},
 	} {
-		if err := os.Chmod(file, tt.mode); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chown(file, tt.uid, -1); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chmod(file, tt.mode))
+		must.Do(t, os.Chown(file, tt.uid, -1))
 		err := undumpable(file)
 		if (err == nil) != tt.ok {
 			t.Errorf("%s: %v", tt.name, err)
@@ -79,9 +69,7 @@ func TestUndumpable(t *testing.T) {
 func TestBecome(t *testing.T) {
 	const variable = "KBNODE_TEST_BECOME"
 	if os.Getenv(variable) != "" {
-		if err := become(65533, 65532); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, become(65533, 65532))
 		groups, err := os.Getgroups()
 		fmt.Println(os.Getuid(), os.Geteuid(), os.Getgid(), os.Getegid(), groups, err)
 		return
@@ -91,9 +79,7 @@ func TestBecome(t *testing.T) {
 		t.Skip("becomes another user")
 	}
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	child := exec.CommandContext(t.Context(), self, "-test.run=^TestBecome$")
 	child.Env = append(os.Environ(), variable+"=1")
 	child.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Groups: []uint32{12345}}}
@@ -107,9 +93,7 @@ func TestBecome(t *testing.T) {
 // changes.
 func TestExecWithoutToken(t *testing.T) {
 	t.Setenv("CREDENTIALS_DIRECTORY", t.TempDir())
-	if err := Exec(0, "/nowhere"); err == nil || !strings.Contains(err.Error(), "read agent token") {
-		t.Errorf("%v", err)
-	}
+	must.Err(t, Exec(0, "/nowhere"), "read agent token")
 }
 
 func TestJournalLines(t *testing.T) {
@@ -118,7 +102,5 @@ func TestJournalLines(t *testing.T) {
 		t.Errorf("an empty journal has lines %q", got)
 	}
 	want := []string{"fatal: no", "second"}
-	if diff := cmp.Diff(want, journalLines("\x1b[31mfatal: no\a\r\n\n  second")); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, journalLines("\x1b[31mfatal: no\a\r\n\n  second"))
 }

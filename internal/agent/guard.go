@@ -51,16 +51,13 @@ func Ready(ctx context.Context, k int, log *slog.Logger) error {
 // tell reports a step of the agent, such as slot.ReadyPath, to the slot's guard, which
 // runs as root. The error is a *parkedError if the slot is parked.
 func tell(ctx context.Context, socket, path string) error {
-	err := tryTell(ctx, socket, path)
 	deadline := time.Now().Add(guardTime)
 	for {
-		if op, ok := errors.AsType[*net.OpError](err); !ok || op.Op != "dial" || time.Now().After(deadline) {
+		err := tryTell(ctx, socket, path)
+		op, ok := errors.AsType[*net.OpError](err)
+		if !ok || op.Op != "dial" || time.Now().After(deadline) || limit.Sleep(ctx, 200*time.Millisecond) != nil {
 			return err
 		}
-		if limit.Sleep(ctx, 200*time.Millisecond) != nil {
-			return err
-		}
-		err = tryTell(ctx, socket, path)
 	}
 }
 

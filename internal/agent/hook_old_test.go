@@ -4,17 +4,16 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestOldHooks: a job whose hooks an earlier kbnode wrote does not begin during an upgrade, and one that
 // runs uploads nothing from elsewhere.
 func TestOldHooks(t *testing.T) {
 	elsewhere := t.TempDir()
-	if err := os.Symlink("/proc/self/environ", filepath.Join(elsewhere, "result.json")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink("/proc/self/environ", filepath.Join(elsewhere, "result.json")))
 	t.Setenv("BUILDKITE_BUILD_CHECKOUT_PATH", elsewhere)
 	t.Setenv("BUILDKITE_ARTIFACT_PATHS", "*")
 	for name, want := range map[string]string{
@@ -26,9 +25,7 @@ func TestOldHooks(t *testing.T) {
 		"../pre-exit":   "use agent-startup",
 	} {
 		err := Hook(t.Context(), name, 0, slog.New(slog.DiscardHandler))
-		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("hook %q: %v, want %q", name, err, want)
-		}
+		must.Err(t, err, want)
 	}
 	t.Setenv(bootstrapVar, "kbnode")
 	if err := Hook(t.Context(), "pre-bootstrap", 0, slog.New(slog.DiscardHandler)); err != nil {

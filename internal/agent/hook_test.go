@@ -10,15 +10,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // fakeGuard answers what a slot's agent sends.
 func fakeGuard(t *testing.T, socket string, status int, message string) {
 	t.Helper()
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPost || r.URL.Path != "/kbnode/ready" {
 			t.Errorf("asked %s %s", r.Method, r.URL.Path)
@@ -59,9 +59,7 @@ func TestTell(t *testing.T) {
 		t.Parallel()
 		socket := filepath.Join(t.TempDir(), "s")
 		time.AfterFunc(300*time.Millisecond, func() { fakeGuard(t, socket, http.StatusNoContent, "") })
-		if err := tell(t.Context(), socket, "/kbnode/ready"); err != nil {
-			t.Error(err)
-		}
+		must.Err(t, tell(t.Context(), socket, "/kbnode/ready"), "")
 	})
 	t.Run("no guard", func(t *testing.T) {
 		t.Parallel()

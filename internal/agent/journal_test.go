@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestLastWords(t *testing.T) {
@@ -21,9 +21,7 @@ func TestLastWords(t *testing.T) {
 		{"the last error before the end", []string{"error: first", "fatal: second ", "Stopped."}, "fatal: second"},
 		{"kbnode's own", []string{"kbnode: read agent token: no such file", "exit"}, "kbnode: read agent token: no such file"},
 	} {
-		if got := LastWords(tt.lines); got != tt.want {
-			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
-		}
+		must.Equal(t, tt.want, LastWords(tt.lines))
 	}
 }
 
@@ -32,9 +30,7 @@ func TestLog(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", dir+":/usr/bin:/bin")
 	journal := func(script string) {
-		if err := os.WriteFile(filepath.Join(dir, "journalctl"), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, "journalctl"), []byte("#!/bin/sh\n"+script), 0o755))
 	}
 	read := func(follow bool) (lines []string, err error) {
 		err = Log(t.Context(), []string{"a.service", "b.slice"}, follow, func(line string) { lines = append(lines, line) })
@@ -47,9 +43,7 @@ func TestLog(t *testing.T) {
 		t.Errorf("%v, %q", err, lines)
 	}
 	want[1] = lines[1]
-	if diff := cmp.Diff(want, lines); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, lines)
 	journal("echo 'no journal files' >&2; exit 1")
 	if lines, err := read(false); err == nil || !strings.Contains(err.Error(), "no journal files") || len(lines) > 0 {
 		t.Errorf("%q, %v", lines, err)

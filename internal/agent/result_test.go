@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestUnfinished(t *testing.T) {
@@ -49,17 +51,11 @@ func TestUnfinished(t *testing.T) {
 			default:
 				err = os.WriteFile(path, []byte(row.text), 0o600)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			root, err := os.OpenRoot(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			defer root.Close() //nolint:errcheck // a directory
-			if err := unfinished(root, row.status, row.canceled); err != nil {
-				t.Error(err)
-			}
+			must.Err(t, unfinished(root, row.status, row.canceled), "")
 			if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) != (row.removed || row.text == "") {
 				t.Errorf("result.json: %v", err)
 			}

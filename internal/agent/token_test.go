@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestParseToken(t *testing.T) {
@@ -74,9 +75,7 @@ func TestReadToken(t *testing.T) {
 		strings.Repeat("\n", 1<<17): file + ": no agent token found",
 		"a b":                       file + ": the agent token is malformed",
 	} {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, []byte(text), 0o600))
 		if _, err := ReadToken(file); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.10q: %v; want %q", text, err, want)
 		}
@@ -89,9 +88,7 @@ func TestReadToken(t *testing.T) {
 func TestCheckToken(t *testing.T) {
 	t.Parallel()
 	bk := bktest.New(bktest.Options{Org: "mine", Queues: []string{"b200"}})
-	if err := bk.Listen("127.0.0.1:0", ""); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, bk.Listen("127.0.0.1:0", ""))
 	t.Cleanup(func() { _ = bk.Close() })
 	got, err := AskAccount(t.Context(), http.DefaultTransport, bk.Endpoint()+"/", bktest.DefaultAgentToken)
 	if err != nil {

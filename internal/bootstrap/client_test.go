@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // serve answers as a slot's service would.
@@ -20,17 +21,13 @@ func serve(t *testing.T, answer func(w http.ResponseWriter, nth int32)) *client 
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var n atomic.Int32
 	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { answer(w, n.Add(1)) })}
 	go func() { _ = s.Serve(l) }()
 	t.Cleanup(func() { _ = s.Close() })
 	c, err := newClient(socket, &job.Spec{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return c
 }
 
@@ -102,7 +99,5 @@ func TestSentEnv(t *testing.T) {
 		"BUILDKITE_AGENT_JWKS_FILE", "BUILDKITE_AGENT_PROFILE", "GODEBUG", "GOMAXPROCS", "LD_PRELOAD", "HTTPS_PROXY", "https_proxy", "PATH"} {
 		sent = append(sent, job.Var{Name: name, Value: "1"})
 	}
-	if got := strings.Join(sentEnv(job.Input{Sent: sent}), " "); got != "BRANCH=1 BUILDKITE_AGENT_NAME=1 BUILDKITE_AGENT_META_DATA_QUEUE=1 GOAL=1" {
-		t.Error(got)
-	}
+	must.Equal(t, "BRANCH=1 BUILDKITE_AGENT_NAME=1 BUILDKITE_AGENT_META_DATA_QUEUE=1 GOAL=1", strings.Join(sentEnv(job.Input{Sent: sent}), " "))
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // rig runs jobs of one step, whose service keeps the specs and answers with the same end.
@@ -34,9 +35,7 @@ func newRig(t *testing.T, end slot.Outcome, says string) *rig {
 	dir := t.TempDir()
 	r := &rig{}
 	l, err := net.Listen("unix", filepath.Join(dir, "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		body, _ := io.ReadAll(req.Body)
 		spec, err := job.Parse(body)
@@ -64,9 +63,7 @@ func newRig(t *testing.T, end slot.Outcome, says string) *rig {
 	}
 	err = errors.Join(os.Mkdir(r.Hooks, 0o755), os.WriteFile(r.SlotVars, []byte("# "+plan.Marker+"\nKERNELBOT_CPUS=4\n"), 0o600),
 		os.WriteFile(r.Agent, []byte("#!/bin/sh\necho uploaded\n"), 0o700))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return r
 }
 
@@ -74,9 +71,7 @@ func newRig(t *testing.T, end slot.Outcome, says string) *rig {
 func (r *rig) hook(t *testing.T, name, text string) string {
 	t.Helper()
 	path := filepath.Join(r.Hooks, name)
-	if err := os.WriteFile(path, []byte("#!/bin/bash\n"+text+"\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte("#!/bin/bash\n"+text+"\n"), 0o700))
 	return path
 }
 
@@ -179,9 +174,7 @@ func TestHooksOfOthers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, slot.Outcome{}, "")
-			if err := change(r, r.hook(t, hookEnvironment, "echo it ran")); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, change(r, r.hook(t, hookEnvironment, "echo it ran")))
 			status, _ := Run(t.Context(), r.Config)
 			if got := r.log.String(); status != ExitNode || !strings.Contains(got, "must be root's own, and no one else may write to it") || strings.Contains(got, "it ran") || len(r.specs) != 0 {
 				t.Errorf("%d: %s", status, got)

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func redact(secrets []string, writes ...string) string {
@@ -40,13 +42,9 @@ func TestRedactor(t *testing.T) {
 		// Overlaps of the longest variant and the trimmed one are one secret.
 		want := strings.ReplaceAll(row.want, "[REDACTED]\r\n", "[REDACTED]")
 		for cut := range len(row.log) + 1 {
-			if got := redact(row.secrets, row.log[:cut], row.log[cut:]); got != want {
-				t.Errorf("%q cut at %d: %q, want %q", row.log, cut, got, want)
-			}
+			must.Equal(t, want, redact(row.secrets, row.log[:cut], row.log[cut:]))
 		}
-		if got := redact(row.secrets, strings.Split(row.log, "")...); got != want {
-			t.Errorf("%q by bytes: %q, want %q", row.log, got, want)
-		}
+		must.Equal(t, want, redact(row.secrets, strings.Split(row.log, "")...))
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestExitStatus(t *testing.T) {
@@ -73,9 +74,7 @@ func TestPatience(t *testing.T) {
 		{map[string]string{three: "9223372036854775807"}, defaultPatience},
 		{map[string]string{three: "9223372036"}, defaultPatience},
 	} {
-		if got := patience(row.env); got != row.want {
-			t.Errorf("%v: %s", row.env, got)
-		}
+		must.Equal(t, row.want, patience(row.env))
 	}
 }
 
@@ -84,9 +83,7 @@ func TestPatience(t *testing.T) {
 func TestUploadReachesBuildkite(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, slot.Outcome{Files: "/"}, "")
-	if err := os.WriteFile(r.Agent, []byte("#!/bin/sh\n/usr/bin/env | /usr/bin/sort\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(r.Agent, []byte("#!/bin/sh\n/usr/bin/env | /usr/bin/sort\n"), 0o700))
 	maps.Copy(r.Input.Env, map[string]string{
 		"HTTPS_PROXY": "http://proxy:3128", "https_proxy": "http://theirs", "no_proxy": "theirs", "SSL_CERT_FILE": "/etc/ca", "BUILDKITE_AGENT_ACCESS_TOKEN": "shown",
 		"BUILDKITE_BIN_PATH": "/theirs", "LD_PRELOAD": "/theirs", "GODEBUG": "theirs", "HOME": "/theirs", "TMPDIR": "/theirs", "RUN": "theirs",
@@ -112,9 +109,7 @@ func TestPipelineKeepsSecrets(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		r := newRig(t, slot.Outcome{Files: dir, Pipeline: "p.yml"}, "")
-		if err := os.WriteFile(filepath.Join(dir, "p.yml"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, "p.yml"), []byte(text), 0o600))
 		maps.Copy(r.Input.Env, map[string]string{
 			"BUILDKITE_COMMAND": "buildkite-agent pipeline upload", "BUILDKITE_PLUGINS": "", "BUILDKITE_REPO": "https://github.com/a/b", "BUILDKITE_COMMIT": "HEAD",
 			"BUILDKITE_BRANCH": "main", "HTTPS_PROXY": "http://me:secret@proxy", "https_proxy": "x",
@@ -131,9 +126,7 @@ func TestPipelineKeepsSecrets(t *testing.T) {
 func TestUploadFitsTheAgentsPatience(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, slot.Outcome{Files: "/", Canceled: true}, "")
-	if err := os.WriteFile(r.Agent, []byte("#!/bin/sh\nexec /bin/sleep 600\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(r.Agent, []byte("#!/bin/sh\nexec /bin/sleep 600\n"), 0o700))
 	canceled := make(chan struct{})
 	close(canceled)
 	r.Canceled = canceled

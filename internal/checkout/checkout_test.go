@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const address = "https://git.example/gpu-mode/kernelbot"
@@ -45,9 +45,7 @@ func (o origin) git(args ...string) string {
 func (o origin) put(name, text string, mode fs.FileMode) {
 	o.t.Helper()
 	path := filepath.Join(o.dir, name)
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), mode)); err != nil {
-		o.t.Fatal(err)
-	}
+	must.Do(o.t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), mode)))
 }
 
 func (o origin) commit() string {
@@ -61,15 +59,11 @@ func (o origin) commit() string {
 func setUp(t *testing.T) (origin, Mirrors) {
 	t.Helper()
 	o := origin{t, filepath.Join(t.TempDir(), "gpu-mode", "kernelbot")}
-	if err := os.MkdirAll(o.dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(o.dir, 0o755))
 	o.git("init", "-q", "-b", "main")
 	m := Mirrors{Dir: t.TempDir(), system: filepath.Join(t.TempDir(), "gitconfig")}
 	config := fmt.Sprintf("[url \"file://%s/\"]\n\tinsteadOf = https://git.example/\n[safe]\n\tdirectory = *\n", filepath.Dir(filepath.Dir(o.dir)))
-	if err := os.WriteFile(m.system, []byte(config), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(m.system, []byte(config), 0o644))
 	return o, m
 }
 
@@ -77,9 +71,7 @@ func checkOut(t *testing.T, m Mirrors, s Source) (dir, hash string, err error) {
 	t.Helper()
 	dir = t.TempDir()
 	root, err := os.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer root.Close() //nolint:errcheck // only read
 	if s.Repository == "" {
 		s.Repository = address
@@ -88,6 +80,13 @@ func checkOut(t *testing.T, m Mirrors, s Source) (dir, hash string, err error) {
 	defer cancel()
 	hash, err = m.Checkout(ctx, s, root, 0, 0)
 	return dir, hash, err
+}
+
+// unpacked ends the test if a checkout fails.
+func unpacked(t *testing.T, m Mirrors, s Source) {
+	t.Helper()
+	_, _, err := checkOut(t, m, s)
+	must.Do(t, err)
 }
 
 // listing describes all below a directory.
@@ -120,9 +119,7 @@ func listing(t *testing.T, dir string) (list []string) {
 		list = append(list, line)
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return list
 }
 
@@ -133,9 +130,7 @@ func TestCheckout(t *testing.T) {
 	o, m := setUp(t)
 	planted := filepath.Join(t.TempDir(), "planted")
 	sub := filepath.Join(filepath.Dir(o.dir), "sub")
-	if err := os.MkdirAll(sub, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(sub, 0o755))
 	origin{t, sub}.git("init", "-q")
 	origin{t, sub}.commit()
 	o.git("submodule", "--quiet", "add", "file://"+sub, "vendored")
@@ -143,9 +138,7 @@ func TestCheckout(t *testing.T) {
 	o.put("hidden", "$Id$ $Format:%H$\n", 0o644)
 	o.put("deep/er/run.sh", "#!/bin/sh\n", 0o755)
 	o.put("filter.txt", "a\n", 0o600)
-	if err := errors.Join(os.Symlink("/etc/passwd", filepath.Join(o.dir, "deep", "absolute")), os.Symlink("..", filepath.Join(o.dir, "up"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Symlink("/etc/passwd", filepath.Join(o.dir, "deep", "absolute")), os.Symlink("..", filepath.Join(o.dir, "up"))))
 	hash := o.commit()
 	// Filters and hooks that would act in a clone, if a repository could bring its own configuration.
 	for _, key := range []string{"filter.plant.smudge", "core.fsmonitor"} {
@@ -164,9 +157,7 @@ func TestCheckout(t *testing.T) {
 			"drwxr-xr-x deep", "Lrwxrwxrwx deep/absolute -> /etc/passwd", "drwxr-xr-x deep/er", "-rwxr-xr-x deep/er/run.sh #!/bin/sh\n",
 			"-rw-r--r-- filter.txt a\n", "-rw-r--r-- hidden $Id$ $Format:%H$\n", "Lrwxrwxrwx up -> ..", "drwxr-xr-x vendored",
 		}
-		if diff := cmp.Diff(want, listing(t, dir)); diff != "" {
-			t.Errorf("%s: %s", commit, diff)
-		}
+		must.Equal(t, want, listing(t, dir))
 	}
 	if _, err := os.Lstat(planted); err == nil {
 		t.Error("a program of the repository ran")
@@ -239,13 +230,9 @@ func TestShared(t *testing.T) {
 		t.Errorf("%d packs, %v", len(packs), err)
 	}
 	// The mirror serves while the server is away.
-	if err := os.Rename(o.dir, o.dir+"-away"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Rename(o.dir, o.dir+"-away"))
 	all()
-	if err := os.Rename(o.dir+"-away", o.dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Rename(o.dir+"-away", o.dir))
 	for _, damage := range []string{"HEAD", "objects"} {
 		heads, err := filepath.Glob(filepath.Join(m.Dir, "*.git", damage))
 		if err != nil || len(heads) != 1 || os.RemoveAll(heads[0]) != nil {
@@ -264,25 +251,21 @@ func TestLimits(t *testing.T) {
 	}
 	hash := o.commit()
 	for _, row := range []struct {
-		limits Limits
+		limits limits
 		says   string
 	}{
-		{Limits{Files: 20, Bytes: 20_000}, ""},
-		{Limits{Files: 19}, "more than 19 files"},
-		{Limits{Bytes: 19_999}, "too large"},
+		{limits{files: 20, bytes: 20_000}, ""},
+		{limits{files: 19}, "more than 19 files"},
+		{limits{bytes: 19_999}, "too large"},
 	} {
-		m.Limits = row.limits
+		m.limits = row.limits
 		_, _, err := checkOut(t, m, Source{Commit: hash})
-		if (row.says == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), row.says) {
-			t.Errorf("%+v: %v", row.limits, err)
-		}
+		must.Err(t, err, row.says)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	root, err := os.OpenRoot(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if _, err := m.Checkout(ctx, Source{Repository: address, Commit: hash}, root, 0, 0); !errors.Is(err, context.Canceled) {
 		t.Errorf("a job that was canceled: %v", err)
 	}
@@ -309,9 +292,7 @@ func TestTrees(t *testing.T) {
 		{"100644 blob " + hash + "\ta", "unexpected EOF"},
 	} {
 		_, err := readTree(strings.NewReader(row.tree), 10)
-		if (row.says == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), row.says) {
-			t.Errorf("%.80q: %v", row.tree, err)
-		}
+		must.Err(t, err, row.says)
 	}
 	for _, row := range []struct {
 		files []file
@@ -331,14 +312,10 @@ func TestTrees(t *testing.T) {
 		{[]file{{"104755", "h", "a"}}, "h blob 1\nx\n", "of mode"},
 	} {
 		root, err := os.OpenRoot(t.TempDir())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		w := &writer{to: root, left: 1000_000, dirs: map[string]bool{".": true}}
 		err = w.all(row.files, bufio.NewReader(strings.NewReader(row.blobs)))
-		if (row.says == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), row.says) {
-			t.Errorf("%v: %v", row.files, err)
-		}
+		must.Err(t, err, row.says)
 	}
 }
 
@@ -367,29 +344,21 @@ func TestUser(t *testing.T) {
 	o.put("a/b", "1", 0o644)
 	hash := o.commit()
 	for dir := m.Dir; dir != os.TempDir(); dir = filepath.Dir(dir) { // as /var/lib is
-		if err := os.Chmod(dir, 0o711); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chmod(dir, 0o711))
 	}
 	root, err := os.OpenRoot(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if _, err := m.Checkout(t.Context(), Source{Repository: address, Commit: hash}, root, 1234, 1235); err != nil {
 		t.Fatal(err)
 	}
 	owner := func(path string) string {
 		info, err := os.Lstat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		st := info.Sys().(*syscall.Stat_t)
 		return fmt.Sprint(st.Uid, ":", st.Gid)
 	}
 	for _, name := range []string{"a", "a/b"} {
-		if got := owner(filepath.Join(root.Name(), name)); got != "1234:1235" {
-			t.Errorf("%s belongs to %s", name, got)
-		}
+		must.Equal(t, "1234:1235", owner(filepath.Join(root.Name(), name)))
 	}
 	entries, err := os.ReadDir(m.Dir)
 	if err != nil || len(entries) != 2 {

@@ -23,12 +23,6 @@ const (
 	gitSuffix  = ".git"
 )
 
-// The ways to lock a mirror.
-const (
-	use         = iota // others may use it and fetch
-	fetchAndUse        // others may use it
-)
-
 // lockPoll is the time between two tries to lock a mirror.
 const lockPoll = 20 * time.Millisecond
 
@@ -36,14 +30,14 @@ var errBusy = errors.New("in use")
 
 type lockFile struct{ f *os.File }
 
-// lock waits for a lock on a mirror.
-func (m Mirrors) lock(ctx context.Context, name string, how int) (*lockFile, error) {
+// lock waits until no one removes a mirror and, to fetch, until no one else fetches.
+func (m Mirrors) lock(ctx context.Context, name string, fetch bool) (*lockFile, error) {
 	for {
 		l, err := m.openLock(name)
 		if err != nil {
 			return nil, err
 		}
-		if how == fetchAndUse {
+		if fetch {
 			err = l.wait(ctx, unix.F_WRLCK, fetchByte)
 		}
 		if err == nil {

@@ -40,8 +40,8 @@ type Mirrors struct {
 	// UID and GID are of the user that runs git and owns the repositories' directories. It has
 	// nothing else. Zero is the caller, as in tests.
 	UID, GID int
-	Limits   Limits
 
+	limits limits
 	system string                // in place of /etc/gitconfig
 	look   func() (int64, error) // in place of the disk
 	most   int64                 // bytes that git may write to one file
@@ -92,7 +92,7 @@ func (m Mirrors) path(name string) string { return filepath.Join(m.Dir, name+git
 // unpackShared unpacks the commit while no one removes the mirror. It reports whether the mirror has
 // the commit.
 func (m Mirrors) unpackShared(ctx context.Context, name, hash string, to *os.Root, uid, gid int) (has bool, err error) {
-	l, err := m.lock(ctx, name, use)
+	l, err := m.lock(ctx, name, false)
 	if err != nil {
 		return false, err
 	}
@@ -118,7 +118,7 @@ func (m Mirrors) unpackShared(ctx context.Context, name, hash string, to *os.Roo
 
 // fetch fetches the commit and returns its hash. Others can unpack other commits meanwhile.
 func (m Mirrors) fetch(ctx context.Context, name string, s Source) (string, error) {
-	l, err := m.lock(ctx, name, fetchAndUse)
+	l, err := m.lock(ctx, name, true)
 	if err != nil {
 		return "", err
 	}

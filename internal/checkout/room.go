@@ -26,8 +26,8 @@ const (
 	maxPack = defaultBytes
 	// defaultMirrors has room for some large repositories, a few hundred MiB each without history.
 	defaultMirrors = 16 << 30
-	// defaultReserve is what stays free, or a tenth of a smaller disk: as for images (package guard).
-	defaultReserve = 10 << 30
+	// reserve is what stays free, or a tenth of a smaller disk: as for images (package guard).
+	reserve = 10 << 30
 	// watchPoll is how often a fetch looks at the disk, which others fill, too.
 	watchPoll = 250 * time.Millisecond
 )
@@ -45,8 +45,8 @@ func (m Mirrors) room() (int64, error) {
 	if err := unix.Statfs(m.Dir, &st); err != nil {
 		return 0, fmt.Errorf("look at the disk of %s: %w", m.Dir, err)
 	}
-	reserve := min(int64(st.Blocks)*st.Bsize/10, cmp.Or(m.Limits.Reserve, defaultReserve))
-	return int64(st.Bavail)*st.Bsize - reserve, nil
+	free := min(int64(st.Blocks)*st.Bsize/10, reserve)
+	return int64(st.Bavail)*st.Bsize - free, nil
 }
 
 // mirror is one on the disk.
@@ -73,7 +73,7 @@ func (m Mirrors) makeRoom(own string) (share int64, err error) {
 		for _, o := range all {
 			total += o.bytes
 		}
-		share = min(cmp.Or(m.Limits.Mirrors, defaultMirrors), (room+total)/2)
+		share = min(cmp.Or(m.limits.mirrors, defaultMirrors), (room+total)/2)
 		next := slices.IndexFunc(all, func(o mirror) bool { return o.name != own && o.used != never })
 		if next < 0 || n <= maxMirrors && total <= share {
 			return share, nil

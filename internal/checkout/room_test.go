@@ -16,15 +16,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // another makes one more repository beside o, with one file of that many random bytes.
 func (o origin) another(name string, size int) (address, hash string) {
 	o.t.Helper()
 	other := origin{o.t, filepath.Join(filepath.Dir(o.dir), name)}
-	if err := os.Mkdir(other.dir, 0o755); err != nil {
-		o.t.Fatal(err)
-	}
+	must.Do(o.t, os.Mkdir(other.dir, 0o755))
 	other.git("init", "-q", "-b", "main")
 	text := make([]byte, size)
 	_, _ = rand.Read(text) // never fails
@@ -53,23 +53,19 @@ func (m Mirrors) names(t *testing.T, addresses ...string) (names []string) {
 func TestLeastUsed(t *testing.T) {
 	t.Parallel()
 	o, m := setUp(t)
-	m.Limits.Mirrors = 350 << 10
+	m.limits.mirrors = 350 << 10
 	var all []string
 	get := func(name string, size int) (address, hash string) {
 		t.Helper()
 		address, hash = o.another(name, size)
 		all = append(all, address)
-		if _, _, err := checkOut(t, m, Source{Repository: address, Commit: hash}); err != nil {
-			t.Fatal(name, err)
-		}
+		unpacked(t, m, Source{Repository: address, Commit: hash})
 		return address, hash
 	}
 	used := func(address string, hours int) {
 		t.Helper()
 		at := time.Now().Add(-time.Duration(hours) * time.Hour)
-		if err := os.Chtimes(filepath.Join(m.Dir, mirrorName(address)+lockSuffix), at, at); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chtimes(filepath.Join(m.Dir, mirrorName(address)+lockSuffix), at, at))
 	}
 	want := func(when string, names ...string) {
 		t.Helper()
@@ -85,13 +81,9 @@ func TestLeastUsed(t *testing.T) {
 	used(c, 2)
 	get("d", 100<<10)
 	want("a fetch at the limit", "a", "b", "c", "d")
-	if _, _, err := checkOut(t, m, Source{Repository: a, Commit: hashOfA}); err != nil { // b is now the oldest
-		t.Fatal(err)
-	}
-	inUse, err := m.lock(t.Context(), mirrorName(c), use)
-	if err != nil {
-		t.Fatal(err)
-	}
+	unpacked(t, m, Source{Repository: a, Commit: hashOfA})
+	inUse, err := m.lock(t.Context(), mirrorName(c), false)
+	must.Do(t, err)
 	defer inUse.close()
 	used(c, 5)
 	get("e", 1)
@@ -99,10 +91,8 @@ func TestLeastUsed(t *testing.T) {
 
 	// What a removal that ended early left goes, too.
 	left := filepath.Join(m.Dir, ".kbnode-X", "y")
-	if err := os.MkdirAll(left, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	m.Limits.Mirrors = 1
+	must.Do(t, os.MkdirAll(left, 0o700))
+	m.limits.mirrors = 1
 	get("f", 1)
 	want("all that no one uses go", "c", "f")
 	if _, err := os.Stat(filepath.Dir(left)); err == nil {
@@ -115,18 +105,12 @@ func TestPacks(t *testing.T) {
 	t.Parallel()
 	o, m := setUp(t)
 	hash := o.commit()
-	if _, _, err := checkOut(t, m, Source{Commit: hash}); err != nil {
-		t.Fatal(err)
-	}
+	unpacked(t, m, Source{Commit: hash})
 	dir := m.path(mirrorName(address))
 	for i := range maxPacks {
-		if err := os.WriteFile(filepath.Join(dir, "objects/pack", fmt.Sprintf("pack-%040d.pack", i)), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, "objects/pack", fmt.Sprintf("pack-%040d.pack", i)), nil, 0o600))
 	}
-	if _, _, err := checkOut(t, m, Source{Commit: "HEAD", Branch: "main"}); err != nil {
-		t.Fatal(err)
-	}
+	unpacked(t, m, Source{Commit: "HEAD", Branch: "main"})
 	if packs, _ := packsOf(dir); packs != 1 {
 		t.Errorf("%d packs", packs)
 	}
@@ -139,9 +123,7 @@ func TestDamaged(t *testing.T) {
 	o.put("a", strings.Repeat("x", 100), 0o644)
 	hash := o.commit()
 	blob := o.git("rev-parse", "HEAD:a")
-	if _, _, err := checkOut(t, m, Source{Commit: hash}); err != nil {
-		t.Fatal(err)
-	}
+	unpacked(t, m, Source{Commit: hash})
 	dir := m.path(mirrorName(address))
 	mirror := origin{t, dir}
 	pack, err := filepath.Glob(filepath.Join(dir, "objects/pack/*.pack"))
@@ -149,22 +131,16 @@ func TestDamaged(t *testing.T) {
 		t.Fatal(pack, err)
 	}
 	text, err := os.ReadFile(pack[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, file := range []string{pack[0], strings.TrimSuffix(pack[0], "pack") + "idx"} {
-		if err := os.Remove(file); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Remove(file))
 	}
 	unpack := mirror.command("unpack-objects", "-q")
 	unpack.Stdin = bytes.NewReader(text)
 	if out, err := unpack.CombinedOutput(); err != nil {
 		t.Fatal(err, string(out))
 	}
-	if err := os.Remove(filepath.Join(dir, "objects", blob[:2], blob[2:])); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(dir, "objects", blob[:2], blob[2:])))
 	if _, _, err := checkOut(t, m, Source{Commit: hash}); err == nil || refused(err, "") {
 		t.Errorf("a damaged mirror: %v", err)
 	}
@@ -187,9 +163,7 @@ func TestFetchAlone(t *testing.T) {
 		}
 		backend.ServeHTTP(w, r)
 	})
-	if _, _, err := checkOut(t, m, Source{Repository: address, Commit: first}); err != nil {
-		t.Fatal(err)
-	}
+	unpacked(t, m, Source{Repository: address, Commit: first})
 	hangs = true
 	second := o.commit()
 	done := make(chan error, 1)
@@ -205,9 +179,7 @@ func TestFetchAlone(t *testing.T) {
 		t.Errorf("a mirror in use is removed: %v", err)
 	}
 	close(goOn)
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	must.Err(t, <-done, "")
 }
 
 // TestLockOfRemoved locks the mirror that is there, not one that is removed meanwhile.
@@ -216,12 +188,10 @@ func TestLockOfRemoved(t *testing.T) {
 	_, m := setUp(t)
 	name := mirrorName(address)
 	alone, err := m.tryLock(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	got := make(chan *lockFile)
 	go func() {
-		l, err := m.lock(t.Context(), name, fetchAndUse)
+		l, err := m.lock(t.Context(), name, true)
 		if err != nil {
 			t.Error(err)
 		}
@@ -231,18 +201,14 @@ func TestLockOfRemoved(t *testing.T) {
 	for open := 0; open < 2; time.Sleep(time.Millisecond) { // it waits for the old file
 		open = 0
 		fds, err := filepath.Glob("/proc/self/fd/*")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for _, fd := range fds {
 			if to, _ := os.Readlink(fd); to == file {
 				open++
 			}
 		}
 	}
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(file))
 	alone.close()
 	l := <-got
 	defer l.close()
@@ -266,9 +232,7 @@ func TestFullDisk(t *testing.T) {
 		t.Skip("no small disk:", err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(m.Dir, 0); err != nil {
-			t.Error(err)
-		}
+		must.Err(t, unix.Unmount(m.Dir, 0), "")
 	})
 	used := func() int64 {
 		_, bytes := packsOf(filepath.Join(m.Dir, "*"))
@@ -278,9 +242,7 @@ func TestFullDisk(t *testing.T) {
 	b, hashOfB := o.another("b", 4<<20)
 	large, hashOfLarge := o.another("large", 15<<20)
 	for _, s := range []Source{{Repository: a, Commit: hashOfA}, {Repository: b, Commit: hashOfB}} {
-		if _, _, err := checkOut(t, m, s); err != nil {
-			t.Fatal(err)
-		}
+		unpacked(t, m, s)
 	}
 	before := used()
 	if _, _, err := checkOut(t, m, Source{Repository: large, Commit: hashOfLarge}); !errors.Is(err, errDiskFull) || refused(err, "") {
@@ -290,9 +252,7 @@ func TestFullDisk(t *testing.T) {
 		t.Errorf("it left %d bytes", after-before)
 	}
 	// Others fill the disk: the mirrors give way, and then nothing is fetched.
-	if err := os.WriteFile(filepath.Join(m.Dir, "others"), make([]byte, 8<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(m.Dir, "others"), make([]byte, 8<<20), 0o600))
 	c, hashOfC := o.another("c", 1<<20)
 	if _, _, err := checkOut(t, m, Source{Repository: c, Commit: hashOfC}); err != nil {
 		t.Error(err)
@@ -321,9 +281,7 @@ func TestWatch(t *testing.T) {
 		<-r.Context().Done()
 	})
 	name := mirrorName(address)
-	if err := m.makeMirror(t.Context(), name); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.makeMirror(t.Context(), name))
 	full := make(chan struct{})
 	m.look = func() (int64, error) {
 		select {

@@ -21,6 +21,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // serve gives the repository to git over HTTPS, by handle or, if that is nil, as a Git server does.
@@ -38,18 +40,14 @@ func (o origin) serve(m *Mirrors, handle http.HandlerFunc) string {
 	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
 	m.system = filepath.Join(o.t.TempDir(), "gitconfig")
 	config := fmt.Sprintf("[http]\n\tsslCAInfo = %s\n[safe]\n\tdirectory = *\n", ca)
-	if err := errors.Join(os.WriteFile(ca, text, 0o644), os.WriteFile(m.system, []byte(config), 0o644)); err != nil {
-		o.t.Fatal(err)
-	}
+	must.Do(o.t, errors.Join(os.WriteFile(ca, text, 0o644), os.WriteFile(m.system, []byte(config), 0o644)))
 	return server.URL + "/gpu-mode/kernelbot"
 }
 
 func (o origin) backend() http.Handler {
 	o.t.Helper()
 	path, err := exec.Command("git", "--exec-path").Output()
-	if err != nil {
-		o.t.Fatal(err)
-	}
+	must.Do(o.t, err)
 	return &cgi.Handler{Path: filepath.Join(strings.TrimSpace(string(path)), "git-http-backend"), Stderr: io.Discard, Env: []string{
 		"GIT_PROJECT_ROOT=" + filepath.Dir(filepath.Dir(o.dir)), "GIT_HTTP_EXPORT_ALL=1", "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*",
 	}}
@@ -61,9 +59,7 @@ func (o origin) object(kind string, content []byte) string {
 	cmd := exec.CommandContext(o.t.Context(), "git", "-C", o.dir, "hash-object", "-w", "--literally", "--stdin", "-t", kind)
 	cmd.Stdin = strings.NewReader(string(content))
 	out, err := cmd.Output()
-	if err != nil {
-		o.t.Fatal(err)
-	}
+	must.Do(o.t, err)
 	return strings.TrimSpace(string(out))
 }
 
@@ -84,21 +80,6 @@ func (o origin) point(tree string) string {
 	commit := o.object("commit", commitOf(tree))
 	o.put(".git/refs/heads/main", commit+"\n", 0o644)
 	return commit
-}
-
-// TestServer fetches over HTTPS, and from where a repository has moved to not.
-func TestServer(t *testing.T) {
-	t.Parallel()
-	o, m := setUp(t)
-	o.put("a", "1", 0o644)
-	hash := o.commit()
-	address := o.serve(&m, nil)
-	if _, got, err := checkOut(t, m, Source{Repository: address, Commit: hash}); got != hash || err != nil {
-		t.Fatalf("%s, %v", got, err)
-	}
-	if _, _, err := checkOut(t, m, Source{Repository: address, Commit: "HEAD", Branch: "none"}); !refused(err, "has no commit, branch or tag") {
-		t.Error(err)
-	}
 }
 
 func refused(err error, says string) bool {
@@ -315,9 +296,7 @@ func TestEmpty(t *testing.T) {
 func TestFormat(t *testing.T) {
 	t.Parallel()
 	o, m := setUp(t)
-	if err := os.RemoveAll(filepath.Join(o.dir, ".git")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(filepath.Join(o.dir, ".git")))
 	o.git("init", "-q", "-b", "main", "--object-format=sha256")
 	hash := o.commit()
 	address := o.serve(&m, nil)
@@ -347,9 +326,7 @@ func TestCancel(t *testing.T) {
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	root, err := os.OpenRoot(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	done := make(chan error, 1)
 	go func() {
 		_, err := m.Checkout(ctx, Source{Repository: address, Commit: hash}, root, 0, 0)
@@ -370,9 +347,7 @@ func TestCancel(t *testing.T) {
 	hangs = false
 	for _, left := range []string{"shallow.lock", "HEAD.lock", "objects/pack/tmp_pack_x", "refs/kbnode/" + hash + ".lock"} { // as git leaves them when it is killed
 		file := filepath.Join(mirror, left)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600)))
 	}
 	if _, got, err := checkOut(t, m, Source{Repository: address, Commit: hash}); got != hash || err != nil {
 		t.Error(got, err)
@@ -383,9 +358,7 @@ func TestCancel(t *testing.T) {
 func running(t *testing.T, dir string) (n int) {
 	t.Helper()
 	links, err := filepath.Glob("/proc/[0-9]*/cwd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, link := range links {
 		if to, err := os.Readlink(link); err == nil && to == dir {
 			n++

@@ -17,17 +17,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits bound what one commit unpacks to, and the mirrors. Zero means the default.
-type Limits struct {
-	Files int   // default 200,000
-	Bytes int64 // default 4 GiB
-	// Mirrors bounds the bytes of all mirrors, and Reserve what must stay free of their disk.
-	Mirrors, Reserve int64
+// limits bound what one commit unpacks to, and all mirrors in bytes. Zero means the default.
+type limits struct {
+	files   int
+	bytes   int64
+	mirrors int64
 }
 
 const (
 	defaultFiles = 200_000
-	defaultBytes = 4 << 30
+	defaultBytes = 4 << 30  // bytes
 	maxPath      = 1024     // bytes
 	maxDepth     = 64       // directories
 	maxName      = 255      // bytes of a step
@@ -54,10 +53,7 @@ func (m Mirrors) unpack(ctx context.Context, dir, commit string, to *os.Root, ui
 	if err != nil {
 		return fmt.Errorf("list the files of %s: %w", commit, err)
 	}
-	w := &writer{to: to, uid: uid, gid: gid, left: m.Limits.Bytes, dirs: map[string]bool{".": true}}
-	if w.left == 0 {
-		w.left = defaultBytes
-	}
+	w := &writer{to: to, uid: uid, gid: gid, left: cmp.Or(m.limits.bytes, defaultBytes), dirs: map[string]bool{".": true}}
 	cmd := m.command(ctx, dir, "cat-file", "--batch", "--buffer")
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -106,11 +102,7 @@ func (m Mirrors) tree(ctx context.Context, dir, commit string) ([]file, error) {
 	if err := start(cmd, maxOutput); err != nil {
 		return nil, err
 	}
-	most := m.Limits.Files
-	if most == 0 {
-		most = defaultFiles
-	}
-	files, err := readTree(out, most)
+	files, err := readTree(out, cmp.Or(m.limits.files, defaultFiles))
 	if err != nil {
 		_ = cmd.Cancel() // Wait reports that it ended
 		_ = cmd.Wait()

@@ -2,10 +2,8 @@ package cli
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
-	"os/user"
 	"runtime"
 	"runtime/debug"
 	"strconv"
@@ -20,7 +18,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/guard"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/image"
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/metrics"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -76,7 +73,6 @@ func newGuard(s Streams) *cobra.Command {
 				return err
 			}
 			saveMemory()
-			probe.Keep() // it looks at its GPU after each job, while the next may wait
 			return guard.Serve(cmd.Context(), pol, s.logger())
 		},
 	}
@@ -111,14 +107,11 @@ func newDisk(s Streams) *cobra.Command {
 			if err != nil || pol.DiskBytes == 0 {
 				return err
 			}
-			u, err := user.Lookup(pol.User)
+			_, gid, err := slot.LookupUser(pol.User)
 			if err != nil {
-				return fmt.Errorf("look up the slot's user: %w; run sudo kbnode reconcile", err)
+				return err
 			}
-			d := disk.Disk{Dir: plan.DiskDir(k), Home: plan.WorkDir(k), Bytes: pol.DiskBytes, Log: s.logger()}
-			if d.GID, err = strconv.Atoi(u.Gid); err != nil {
-				return fmt.Errorf("look up the slot's user %s: %w", pol.User, err)
-			}
+			d := disk.Disk{Dir: plan.DiskDir(k), Home: plan.WorkDir(k), Bytes: pol.DiskBytes, GID: gid, Log: s.logger()}
 			return disk.OnHost(func() error { return d.Ensure(cmd.Context()) })
 		},
 	}
@@ -142,7 +135,6 @@ func runDaemon(ctx context.Context, s Streams) error {
 		return err
 	}
 	limitThreads()
-	probe.Keep()
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)

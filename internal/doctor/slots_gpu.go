@@ -52,7 +52,7 @@ func (m *Machine) computeOn(g inventory.GPU) (pids []int, err error) {
 	if g.Vendor == "amd" {
 		o, err := inventory.AMDOccupied(m.Root, []string{fmt.Sprintf("/dev/dri/renderD%d", g.RenderMinor)})
 		for _, p := range o.Compute {
-			pids = append(pids, p.PID)
+			pids = append(pids, int(p.PID))
 		}
 		return pids, err
 	}

@@ -46,14 +46,19 @@ const maxResolvers = 16
 // Read reads a tree: the slots that it has users for, and their policies. Everything that
 // writes the rules reads them here, so that they agree.
 func Read(root string) (Node, error) {
-	slots, err := readSlots(root)
-	if err != nil {
-		return Node{}, fmt.Errorf("read the slots' users: %w", err)
+	var n Node
+	data, err := limit.ReadFile(filepath.Join(root, "etc/passwd"), maxPasswd)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return n, fmt.Errorf("read the slots' users: %w", err)
 	}
-	n := Node{Slots: slots}
-	for i := range n.Slots {
-		n.readPolicy(root, &n.Slots[i])
+	for line := range strings.Lines(string(data)) {
+		fields := strings.Split(line, ":")
+		k, err := strconv.Atoi(strings.TrimPrefix(fields[0], bridges))
+		if err == nil && len(fields) >= 3 && k >= 0 && fields[0] == plan.UserName(k) {
+			n.readSlot(root, k)
+		}
 	}
+	slices.SortFunc(n.Slots, func(a, b Slot) int { return cmp.Compare(a.Bridge, b.Bridge) })
 	if slices.ContainsFunc(n.Slots, func(s Slot) bool { return s.Internet }) {
 		n.Resolvers = resolvers(root)
 	}
@@ -64,40 +69,14 @@ func Read(root string) (Node, error) {
 	return n, nil
 }
 
-func readSlots(root string) ([]Slot, error) {
-	data, err := limit.ReadFile(filepath.Join(root, "etc/passwd"), maxPasswd)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	var list []Slot
-	for line := range strings.Lines(string(data)) {
-		fields := strings.Split(line, ":")
-		k, err := strconv.Atoi(strings.TrimPrefix(fields[0], bridges))
-		if err != nil || len(fields) < 3 || k < 0 || fields[0] != plan.UserName(k) {
-			continue
-		}
-		list = append(list, Slot{Bridge: plan.NetworkName(k)})
-	}
-	slices.SortFunc(list, func(a, b Slot) int { return cmp.Compare(a.Bridge, b.Bridge) })
-	return list, nil
-}
-
-// readPolicy adds what a slot's policy allows. A policy that cannot be read allows
+// readSlot adds a slot and what its policy allows. A policy that cannot be read allows
 // nothing.
-func (n *Node) readPolicy(root string, s *Slot) {
-	s.Internet = true
-	k, err := strconv.Atoi(strings.TrimPrefix(s.Bridge, bridges))
-	if err != nil {
-		return
-	}
+func (n *Node) readSlot(root string, k int) {
 	policy, err := slot.ReadPolicy(root, k)
+	n.Slots = append(n.Slots, Slot{Bridge: plan.NetworkName(k), Internet: err != nil || policy.Network == config.NetworkInternet})
 	if err != nil {
 		return
 	}
-	s.Internet = policy.Network == config.NetworkInternet
 	for _, text := range policy.Networks {
 		if d, err := config.ParseDestination(text); err == nil && d.Prefix.Addr().Is4() { // containers have no IPv6
 			n.Allowed = append(n.Allowed, d)

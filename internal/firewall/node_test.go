@@ -15,7 +15,7 @@ import (
 func TestSlots(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
-	if got, err := readSlots(root); err != nil || got != nil {
+	if got, err := Read(root); err != nil || got.Slots != nil {
 		t.Errorf("a tree without users: %v, %v", got, err)
 	}
 	must.Write(t, root, "etc/passwd", `root:x:0:0::/root:/bin/sh
@@ -28,9 +28,9 @@ kbnode-gpu1x:x:4:4::/:/
 kbnode-gpu2
 kbnode-gpu1:x:996:995::/:/usr/sbin/nologin
 `)
-	got, err := readSlots(root)
+	got, err := Read(root)
 	must.Do(t, err)
-	must.Equal(t, []Slot{{Bridge: "kbnode-gpu1"}, {Bridge: "kbnode-gpu10"}}, got)
+	must.Equal(t, []Slot{{"kbnode-gpu1", true}, {"kbnode-gpu10", true}}, got.Slots)
 }
 
 func TestRead(t *testing.T) {

@@ -2,7 +2,6 @@ package guard
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -36,10 +35,6 @@ func (k *keeper) clearForAgent(ctx context.Context, pid int) (string, error) {
 		why = k.starts.wait(time.Now())
 	}
 	return why, err
-}
-
-func (k *keeper) register(context.Context, int) (string, error) {
-	return "", slot.Register(k.runDir)
 }
 
 // beginJob finds the slot clean since the agent's start, or since the guard saw that the last job was
@@ -97,7 +92,11 @@ func (k *keeper) clean(ctx context.Context, engine time.Duration) (string, error
 		k.sampled = k.noise.end()
 		err := k.sweep(ctx, engine)
 		k.swept = err == nil
-		if err := k.note(leftName, err); err != nil {
+		why := ""
+		if err != nil {
+			why = err.Error()
+		}
+		if err := k.note(leftName, why); err != nil {
 			return "", err
 		}
 	}
@@ -122,11 +121,7 @@ func (k *keeper) look(ctx context.Context, patience time.Duration) (string, erro
 	// An unknown state neither parks the slot nor ends a known reason.
 	if known {
 		k.busy = what != ""
-		var err error
-		if k.busy {
-			err = errors.New(what)
-		}
-		if err := k.note(gpuName, err); err != nil {
+		if err := k.note(gpuName, what); err != nil {
 			return "", err
 		}
 	}
@@ -162,12 +157,12 @@ func (k *keeper) removeContainers(ctx context.Context, patience time.Duration) (
 	}
 }
 
-// note records a reason to park, or removes it if why is nil.
-func (k *keeper) note(name string, why error) error {
-	if why == nil {
+// note records a reason to park, or removes it if there is none.
+func (k *keeper) note(name, why string) error {
+	if why == "" {
 		return unpark(k.runDir, name)
 	}
-	fresh, err := park(k.runDir, name, why.Error())
+	fresh, err := park(k.runDir, name, why)
 	if fresh {
 		k.log.Warn("slot parked", "reason", why)
 	}

@@ -15,10 +15,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // slotRig is a keeper with files instead of /proc and cgroups, and with simulated containers
@@ -91,12 +91,8 @@ func newSlotRig(t *testing.T) *slotRig {
 
 func (r *slotRig) put(name, text string) {
 	r.t.Helper()
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		r.t.Fatal(err)
-	}
-	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, os.MkdirAll(filepath.Dir(name), 0o755))
+	must.Do(r.t, os.WriteFile(name, []byte(text), 0o600))
 }
 
 // start creates a process.
@@ -149,9 +145,7 @@ func (r *slotRig) exit(pid int) {
 	delete(r.cgroups, pid)
 	r.procMu.Unlock()
 	r.list(cgroup)
-	if err := os.RemoveAll(filepath.Join(r.procs.proc, strconv.Itoa(pid))); err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, os.RemoveAll(filepath.Join(r.procs.proc, strconv.Itoa(pid))))
 }
 
 // agentStarts simulates a new agent, which asks as root before it becomes the agent.
@@ -162,9 +156,7 @@ func (r *slotRig) agentStarts(pid int) string {
 	}
 	r.start(pid, agentCgroup)
 	why, err := r.ready(r.t.Context(), pid)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	return why
 }
 
@@ -201,12 +193,8 @@ func TestEndClearsWhatIsLeft(t *testing.T) {
 	r.start(106, otherCgroup)
 	r.removed = 2
 	r.want(r.ended, "")
-	if diff := cmp.Diff([]int{105}, r.killed); diff != "" {
-		t.Errorf("killed: %s", diff)
-	}
-	if diff := cmp.Diff([]string{"containers", "checkouts"}, r.asked); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, []int{105}, r.killed)
+	must.Equal(t, []string{"containers", "checkouts"}, r.asked)
 	for cgroup, want := range map[string]string{agentCgroup: "", jobCgroup: "1"} {
 		if text, err := os.ReadFile(filepath.Join(r.procs.root, cgroup, "cgroup.kill")); string(text) != want || err != nil {
 			t.Errorf("cgroup.kill of %s is %q, %v; want %q", cgroup, text, err, want)
@@ -226,9 +214,7 @@ func TestBegin(t *testing.T) {
 	if len(r.asked) != 2 || r.looks != 1 {
 		t.Errorf("the same agent's next job began with %v and %d looks", r.asked, r.looks)
 	}
-	if why := r.agentStarts(200); why != "" {
-		t.Error(why)
-	}
+	must.Equal(t, "", r.agentStarts(200))
 	r.start(bootstrapPID, agentCgroup)
 	r.asked, r.looks = nil, 0
 	r.want(r.begin, "")
@@ -240,9 +226,7 @@ func TestBegin(t *testing.T) {
 	r.killed = nil
 	r.start(105, jobCgroup)
 	r.want(r.begin, "")
-	if diff := cmp.Diff([]int{105}, r.killed); diff != "" {
-		t.Errorf("killed: %s", diff)
-	}
+	must.Equal(t, []int{105}, r.killed)
 }
 
 func TestOnlyTheAgentAsks(t *testing.T) {
@@ -266,46 +250,36 @@ func TestOnlyTheAgentAsks(t *testing.T) {
 
 func TestWhatCannotBeClearedParks(t *testing.T) {
 	t.Parallel()
-	t.Run("a process", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			r := newSlotRig(t)
+	for name, do := range map[string]func(r *slotRig){
+		"a process": func(r *slotRig) {
 			r.start(104, jobCgroup)
 			r.immortal = 104
 			begun := time.Now()
 			r.want(r.ended, "process 104 (p104) of a job still runs after SIGKILL")
 			if d := time.Since(begun); d > 6*time.Second {
-				t.Errorf("it took %v", d)
+				r.t.Errorf("it took %v", d)
 			}
 			r.want(r.begin, "process 104 (p104) of a job still runs after SIGKILL")
 			r.immortal = 0
 			r.want(r.ready, "")
-		})
-	})
-	t.Run("containers", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			r := newSlotRig(t)
+		},
+		"containers": func(r *slotRig) {
 			r.broken = errors.New("no Docker engine answers")
 			r.want(r.ended, "its containers cannot be removed: no Docker engine answers")
 			r.broken = nil
 			r.want(r.ready, "")
-		})
-	})
-	t.Run("an engine that restarts does not", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			r := newSlotRig(t)
-			r.broken = errors.New("no Docker engine answers")
-			r.until = time.Now().Add(2 * time.Second)
+		},
+		"an engine that restarts does not": func(r *slotRig) {
+			r.broken, r.until = errors.New("no Docker engine answers"), time.Now().Add(2*time.Second)
 			r.want(r.ended, "")
-		})
-	})
-	t.Run("containers that end slowly, when the next job begins, do not", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			r := newSlotRig(t)
-			r.broken = errors.New("its removal takes its time")
-			r.until = time.Now().Add(100 * time.Second)
+		},
+		"containers that end slowly, when the next job begins, do not": func(r *slotRig) {
+			r.broken, r.until = errors.New("its removal takes its time"), time.Now().Add(100*time.Second)
 			r.want(r.begin, "")
-		})
-	})
+		},
+	} {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { do(newSlotRig(t)) }) })
+	}
 }
 
 func TestGPUInUseParks(t *testing.T) {
@@ -313,7 +287,7 @@ func TestGPUInUseParks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newSlotRig(t)
 		r.start(500, otherCgroup)
-		r.gpu.Compute = []inventory.GPUProcess{{PID: 500, UsedBytes: 1}}
+		r.gpu.Compute = []probe.Process{{PID: 500, UsedBytes: 1}}
 		begun := time.Now()
 		r.want(r.ended, "GPU-11111111-2222-3333-4444-555555555555 is used by process 500 (p500), which does not belong to a job; stop it")
 		if d := time.Since(begun); d < 5*time.Second || d > 6*time.Second {
@@ -344,7 +318,7 @@ func TestGPUInUseParks(t *testing.T) {
 		r.gpu.Compute = nil
 		r.want(r.ready, "")
 		r.want(r.begin, "")
-		r.gpu.Compute = []inventory.GPUProcess{{PID: 500}}
+		r.gpu.Compute = []probe.Process{{PID: 500}}
 		r.until = time.Now().Add(gpuTime - time.Second)
 		r.want(r.ended, "")
 	})
@@ -358,9 +332,7 @@ func TestRegistered(t *testing.T) {
 	if _, err := os.Stat(mark); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("before the agent has registered: %v", err)
 	}
-	if err := r.registered(t.Context(), bootstrapPID); err != nil {
-		t.Error(err)
-	}
+	must.Err(t, r.registered(t.Context(), bootstrapPID), "")
 	if _, err := os.Stat(mark); err != nil {
 		t.Error(err)
 	}
@@ -374,9 +346,7 @@ func TestOthersPark(t *testing.T) {
 	r.put(filepath.Join(r.runDir, slot.ParkedDir, ".operator.json123"), "half")
 	r.want(r.begin, "maintenance")
 	r.want(r.ready, "maintenance")
-	if err := os.Remove(filepath.Join(r.runDir, slot.ParkedDir, "operator.json")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(r.runDir, slot.ParkedDir, "operator.json")))
 	r.want(r.ready, "")
 	r.put(filepath.Join(r.runDir, slot.ParkedDir, "x.json"), "rubbish")
 	if why, err := r.ready(t.Context(), bootstrapPID); err == nil || !strings.Contains(err.Error(), "x.json") {
@@ -419,9 +389,7 @@ func TestOneStepAtATime(t *testing.T) {
 	if err := <-late; !errors.Is(err, context.Canceled) {
 		t.Errorf("a caller that is killed while it waits: %v", err)
 	}
-	if diff := cmp.Diff([]string{"containers", "checkouts"}, r.asked); diff != "" {
-		t.Errorf("cleared: %s", diff)
-	}
+	must.Equal(t, []string{"containers", "checkouts"}, r.asked)
 }
 
 // TestLend lets root use a slot whose agent has no job. What it leaves goes before the agent's next job.
@@ -440,9 +408,7 @@ func TestLend(t *testing.T) {
 	if why, err := r.begin(t.Context(), noAgent); why != "it is parked" || err != nil {
 		t.Errorf("parked: %q, %v", why, err)
 	}
-	if err := unpark(r.runDir, "x"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unpark(r.runDir, "x"))
 	if why, err := r.begin(t.Context(), noAgent); why != "" || err != nil || r.swept || r.running {
 		t.Errorf("it says %q, %v; cleared before the next job: %t", why, err, !r.swept)
 	}

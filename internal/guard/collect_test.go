@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestCollect removes images that jobs pulled and did not use for a day, but none that was there
@@ -31,15 +32,11 @@ func TestCollect(t *testing.T) {
 	for image, fresh := range map[string]bool{
 		"old:1": true, "busy:1": true, "young:1": true, "again:1": true, "operators:1": false, "listed:1": true, "ghcr.io/gpu-mode/eval": true,
 	} {
-		if err := l.used(image, fresh); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, l.used(image, fresh))
 	}
 	unused := time.Now().Add(-idleImage - time.Minute)
 	for _, image := range []string{"old:1", "busy:1", "again:1"} {
-		if err := os.Chtimes(l.file(image), unused, unused); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chtimes(l.file(image), unused, unused))
 	}
 	if err := l.used("docker.io/library/again:1", false); err != nil { // under another name
 		t.Fatal(err)

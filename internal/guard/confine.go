@@ -9,6 +9,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 
 	"github.com/gpu-mode/kbnode/internal/confine"
+	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
 // armorOption begins the option that gives a container an AppArmor profile.
@@ -17,19 +18,15 @@ const armorOption = "apparmor="
 // confiner keeps containers away from what /sys and /proc have of other slots' devices: with
 // AppArmor if the engine uses it, otherwise by covering each file.
 type confiner struct {
-	armored  func(context.Context) (bool, error)   // reports whether the engine lists AppArmor
-	confines func() bool                           // reports whether such an engine uses it
+	confines func() bool                           // reports whether an engine that lists AppArmor uses it
 	ensure   func(context.Context) (string, error) // loads the profile if needed; returns its name
 	sys      string                                // where /sys is mounted
 }
 
 // confine adds to a container what keeps it away from those files, and fails if nothing would.
-func (f *confiner) confine(ctx context.Context, h *container.HostConfig) error {
-	armored, err := f.armored(ctx)
-	switch {
-	case err != nil:
-		return err
-	case armored && f.confines():
+func (f *confiner) confine(ctx context.Context, engine docker.Info, h *container.HostConfig) (err error) {
+	// Without AppArmor, the engine silently ignores the name of a profile.
+	if slices.ContainsFunc(engine.Security, func(s string) bool { return s == "name=apparmor" || strings.HasPrefix(s, "name=apparmor,") }) && f.confines() {
 		name, err := f.ensure(ctx)
 		if err != nil {
 			return unavailable(fmt.Errorf("jobs cannot run: %w", err))

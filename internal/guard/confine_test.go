@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/moby/moby/api/types/container"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
 // TestConfine checks that nothing starts unconfined.
@@ -37,11 +39,15 @@ func TestConfine(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			f := &confiner{
-				sys: t.TempDir(), confines: func() bool { return !row.ignored }, armored: func(context.Context) (bool, error) { return row.armored, nil },
+				sys: t.TempDir(), confines: func() bool { return !row.ignored },
 				ensure: func(context.Context) (string, error) { return "kbnode-job-1", row.err },
 			}
 			h := container.HostConfig{SecurityOpt: []string{"no-new-privileges"}}
-			err := f.confine(t.Context(), &h)
+			engine := docker.Info{}
+			if row.armored {
+				engine.Security = []string{"name=apparmor"}
+			}
+			err := f.confine(t.Context(), engine, &h)
 			if err == nil {
 				in := container.InspectResponse{Config: &container.Config{}, HostConfig: &container.HostConfig{}}
 				in.HostConfig.MaskedPaths, in.HostConfig.ReadonlyPaths = slices.Clone(h.MaskedPaths), slices.Clone(h.ReadonlyPaths)
@@ -81,7 +87,7 @@ func TestEngineUsesAppArmor(t *testing.T) {
 			r.engine.security = security
 			sys := t.TempDir()
 			r.adjust = func(g *guard) {
-				g.confiner = &confiner{armored: g.engine.armored, sys: sys, confines: func() bool { return true }, ensure: func(context.Context) (string, error) { return "", errors.New("no parser") }}
+				g.confiner = &confiner{sys: sys, confines: func() bool { return true }, ensure: func(context.Context) (string, error) { return "", errors.New("no parser") }}
 			}
 		})
 		o := r.try(t)

@@ -6,7 +6,6 @@ import (
 	"strconv"
 
 	"github.com/moby/moby/api/types/container"
-	"github.com/moby/moby/api/types/mount"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -32,12 +31,8 @@ type builder struct {
 	policy plan.JobPolicy
 	facts  facts
 
-	conf              container.Config
-	host              container.HostConfig
-	memory, pids, shm int64
-	init              bool
-	mounts            []mount.Mount
-	env               []string
+	conf container.Config
+	host container.HostConfig
 }
 
 // logMiB is the size of a file of a container's log, in MiB, and logFiles is how many there are. This is
@@ -47,19 +42,12 @@ const logMiB, logFiles = 8, 2
 // request returns the request, in which the slot decides what the job may not.
 func (b *builder) request() (*container.CreateRequest, error) {
 	p, h := b.policy, &b.host
-	b.conf.Env = append(b.env, p.Env...)
+	b.conf.Env = append(b.conf.Env, p.Env...)
 	b.conf.Labels[slotLabel], b.conf.Labels[profileLabel] = strconv.Itoa(p.Slot), p.Profile
 
 	h.CgroupParent = p.Slice
 	h.CpusetCpus, h.CpusetMems = p.CPUs, p.MemoryNodes
-	h.Memory, h.MemorySwap = b.memory, b.memory // equal: no swap
-	h.ShmSize = b.shm
-	if b.pids > 0 {
-		h.PidsLimit = &b.pids
-	}
-	if b.init {
-		h.Init = &b.init
-	}
+	h.MemorySwap = h.Memory // equal: no swap
 	h.CgroupnsMode, h.IpcMode = "private", "private"
 	h.RestartPolicy.Name = "no"
 	// The default seccomp and AppArmor profiles stay because nothing else is set.
@@ -88,10 +76,9 @@ func (b *builder) request() (*container.CreateRequest, error) {
 	}
 	for _, target := range slices.Compact([]string{p.Binary, plan.ContainerBinary}) {
 		if p.Binary != "" {
-			b.mounts = append(b.mounts, bind(p.Program(), target, true))
+			h.Mounts = append(h.Mounts, bind(p.Program(), target, true))
 		}
 	}
-	h.Mounts = b.mounts
 	return &container.CreateRequest{Config: &b.conf, HostConfig: h}, nil
 }
 

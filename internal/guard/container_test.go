@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func testPolicy() plan.JobPolicy {
@@ -63,17 +64,11 @@ func TestContainer(t *testing.T) {
 			policy, spec := testPolicy(), rootSpec("0190")
 			spec.Mounts = nil
 			for i, v := range []any{&policy, spec} {
-				if err := json.Unmarshal(archive.Files[i].Data, v); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, json.Unmarshal(archive.Files[i].Data, v))
 			}
-			if err := spec.Validate(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, spec.Validate())
 			dir := filepath.Join(t.TempDir(), "checkout")
-			if err := os.MkdirAll(filepath.Join(dir, "data"), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.MkdirAll(filepath.Join(dir, "data"), 0o700))
 			got, err := fromSpec(policy, testFacts(), spec, dir)
 			if err != nil {
 				t.Fatalf("refused: %v", err)
@@ -82,20 +77,14 @@ func TestContainer(t *testing.T) {
 			enc := json.NewEncoder(&text)
 			enc.SetIndent("", "  ")
 			enc.SetEscapeHTML(false)
-			if err := enc.Encode(got); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, enc.Encode(got))
 			engine := strings.ReplaceAll(text.String(), filepath.Dir(dir), "")
 			if *update {
 				archive.Files[2].Data = []byte(engine)
-				if err := os.WriteFile(file, txtar.Format(archive), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(file, txtar.Format(archive), 0o600))
 				return
 			}
-			if diff := cmp.Diff(string(archive.Files[2].Data), engine); diff != "" {
-				t.Errorf("the engine gets something else (-want +got):\n%s", diff)
-			}
+			must.Equal(t, string(archive.Files[2].Data), engine)
 		})
 	}
 }

@@ -10,10 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // testDisk returns a slot's disk in a directory. It records its mounts instead of making them.
@@ -24,9 +25,7 @@ func testDisk(t *testing.T) (*slotDisk, *[][2]string) {
 	d := &slotDisk{dir: dir, log: slog.New(slog.DiscardHandler), statfs: unix.Statfs}
 	d.bind = func(source, target string) error { mounts = append(mounts, [2]string{source, target}); return nil }
 	for _, name := range []string{"containers/x", "home/builds/y"} {
-		if err := os.MkdirAll(filepath.Join(dir, name), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Join(dir, name), 0o700))
 	}
 	return d, &mounts
 }
@@ -82,14 +81,10 @@ func TestDiskPrepare(t *testing.T) {
 // time.
 func TestDiscardDeepTree(t *testing.T) {
 	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	d, _ := testDisk(t)
 	path := filepath.Join(d.dir, "home/builds/deep")
-	if err := os.Mkdir(path, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(path, 0o700))
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	for range 3000 {
 		if err == nil {
@@ -102,18 +97,12 @@ func TestDiscardDeepTree(t *testing.T) {
 		_ = unix.Close(fd)
 		fd = below
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	_ = unix.Close(fd)
 	// Not parallel: the limit applies to the whole process.
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: limit.Max}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: limit.Max}))
 	defer func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) }()
-	if err := d.tidy(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.tidy(t.Context()))
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		left, err := os.ReadDir(filepath.Join(d.dir, "trash"))
 		if err == nil && len(left) == 0 {
@@ -130,12 +119,8 @@ func TestTidy(t *testing.T) {
 	t.Parallel()
 	for _, trash := range []string{"x", "trash"} {
 		d, _ := testDisk(t)
-		if err := os.WriteFile(filepath.Join(d.dir, trash), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := d.tidy(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(d.dir, trash), nil, 0o600))
+		must.Do(t, d.tidy(t.Context()))
 		for _, dir := range []string{"containers", "home/builds", "trash"} {
 			until(t, dir+" to be empty", func() bool { left, _ := os.ReadDir(filepath.Join(d.dir, dir)); return len(left) == 0 })
 		}
@@ -172,29 +157,19 @@ func TestCover(t *testing.T) {
 	d, mounts := testDisk(t)
 	layer := filepath.Join(t.TempDir(), "overlay2", "0abc")
 	for _, dir := range []string{"diff/work/dir", "work/work"} {
-		if err := os.MkdirAll(filepath.Join(layer, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Join(layer, dir), 0o755))
 	}
 	for name, text := range map[string]string{"lower": "l/X:l/Y", "link": "XYZ"} {
-		if err := os.WriteFile(filepath.Join(layer, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(layer, name), []byte(text), 0o644))
 	}
-	if err := os.Chmod(filepath.Join(layer, "diff/work/dir"), fs.ModeSticky|0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(filepath.Join(layer, "diff/work/dir"), fs.ModeSticky|0o777))
 	own := filepath.Join(t.TempDir(), "layer")
 	// In a test both are on one file system, as if the layer were covered already.
 	if err := d.cover(layer, own); err != nil || len(*mounts) != 0 {
 		t.Fatalf("a layer on the disk: %v, %v", *mounts, err)
 	}
-	if err := os.Mkdir(own, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := copyLayer(layer, own); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(own, 0o700))
+	must.Do(t, copyLayer(layer, own))
 	var got []string
 	err := filepath.WalkDir(own, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
@@ -205,35 +180,25 @@ func TestCover(t *testing.T) {
 		got = append(got, info.Mode().String()+" "+rel)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	info, err := os.Stat(layer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	want := []string{
 		info.Mode().String() + " .", "drwxr-xr-x diff", "drwxr-xr-x diff/work", "dtrwxrwxrwx diff/work/dir",
 		"-rw-r--r-- link", "-rw-r--r-- lower", "drwxr-xr-x work", "drwxr-xr-x work/work",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, got)
 }
 
 func TestWriteEtc(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for _, name := range []string{"hosts", "hostname"} {
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
 	in := container.InspectResponse{Config: &container.Config{}, HostConfig: &container.HostConfig{}}
 	in.Config.Hostname, in.Config.Domainname, in.HostConfig.NetworkMode = "job", "example.org", "kbnode"
-	if err := writeEtc(dir, in); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, writeEtc(dir, in))
 	for name, want := range map[string]string{"hosts": "127.0.1.1\tjob.example.org job\n", "hostname": "job\n"} {
 		if text, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !strings.Contains(string(text), want) {
 			t.Errorf("%s: %q, %v", name, text, err)

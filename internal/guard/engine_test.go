@@ -18,6 +18,8 @@ import (
 	"testing"
 
 	"github.com/moby/moby/api/types/container"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // fakeEngine is a Docker engine with simulated containers, on a unix socket. It records what it
@@ -83,9 +85,7 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		root:  t.TempDir(), exit: make(chan struct{}), containers: map[string]*fakeContainer{}, attached: make(chan stream, 8),
 	}
 	l, err := net.Listen("unix", e.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	mux := http.NewServeMux()
 	mux.HandleFunc("/_ping", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	mux.HandleFunc("GET /info", func(w http.ResponseWriter, _ *http.Request) {

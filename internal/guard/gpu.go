@@ -58,43 +58,37 @@ func (all gpuWatches) settle(ctx context.Context, patience time.Duration) (busy 
 
 func newGPUWatches(p plan.JobPolicy, procs slotProcs, log *slog.Logger) (all gpuWatches) {
 	for i, g := range p.GPUs {
-		w := newGPUWatch(p.Vendor, g, procs, log)
-		w.idle = filepath.Join(filepath.Dir(p.Socket), slot.IdleFile)
+		id := cmp.Or(g.Instance, g.UUID)
+		w := gpuWatch{
+			name: cmp.Or(id, "the GPU"), reset: fmt.Sprintf("sudo nvidia-smi -pm 0 -i %[1]s && sudo nvidia-smi -r -i %[1]s", g.UUID),
+			look: func(ctx context.Context) (inventory.Occupancy, error) {
+				return inventory.NVIDIAOccupied(ctx, id)
+			},
+			procs: procs, log: log, idle: filepath.Join(filepath.Dir(p.Socket), slot.IdleFile),
+		}
 		if i > 0 {
 			w.idle = strings.TrimSuffix(w.idle, ".json") + fmt.Sprintf("-%d.json", i)
 		}
-		all = append(all, w)
-	}
-	return all
-}
-
-func newGPUWatch(vendor string, g plan.PolicyGPU, procs slotProcs, log *slog.Logger) gpuWatch {
-	name := cmp.Or(g.Instance, g.UUID)
-	w := gpuWatch{
-		name: cmp.Or(name, "the GPU"), reset: fmt.Sprintf("sudo nvidia-smi -pm 0 -i %[1]s && sudo nvidia-smi -r -i %[1]s", g.UUID),
-		look: func(ctx context.Context) (inventory.Occupancy, error) {
-			if vendor == "amd" {
+		switch {
+		case p.Vendor == "amd":
+			w.look = func(context.Context) (inventory.Occupancy, error) {
 				if dir, err := inventory.AMDDevice(g.Nodes); err == nil {
 					if err := sameAMD(dir, g); err != nil {
 						return inventory.Occupancy{}, err
 					}
 				}
+				return inventory.AMDOccupied("/", g.Nodes)
 			}
-			return inventory.Occupied(ctx, vendor, name, g.Nodes)
-		},
-		procs: procs, log: log,
-	}
-	switch {
-	case vendor == "amd":
-		pci := "GPU"
-		if dir, err := inventory.AMDDevice(g.Nodes); err == nil {
-			pci = filepath.Base(dir)
+			w.reset = amdReset("GPU")
+			if dir, err := inventory.AMDDevice(g.Nodes); err == nil {
+				w.reset = amdReset(filepath.Base(dir))
+			}
+		case g.Instance != "":
+			w.reset += " after draining all slots of that GPU, which share it, and then create its instances again"
 		}
-		w.reset = amdReset(pci)
-	case g.Instance != "":
-		w.reset += " after draining all slots of that GPU, which share it, and then create its instances again"
+		all = append(all, w)
 	}
-	return w
+	return all
 }
 
 // amdReset returns how to reset an AMD GPU. GPUs that xGMI joins, and so all partitions of one,
@@ -148,7 +142,7 @@ func (w gpuWatch) settle(ctx context.Context, patience time.Duration) (busy stri
 // slot's is an operator's: it is named, never killed.
 func (w gpuWatch) judge(o inventory.Occupancy) string {
 	if len(o.Compute) > 0 {
-		p := o.Compute[0].PID
+		p := int(o.Compute[0].PID)
 		more := ""
 		if n := len(o.Compute) - 1; n > 0 {
 			more = fmt.Sprintf(" and %d more", n)
@@ -174,7 +168,8 @@ func (w gpuWatch) judge(o inventory.Occupancy) string {
 	}
 	draws := ""
 	if len(o.Graphics) > 0 {
-		draws = fmt.Sprintf(", process %d (%s) uses it for graphics", o.Graphics[0].PID, w.procs.name(o.Graphics[0].PID))
+		p := int(o.Graphics[0].PID)
+		draws = fmt.Sprintf(", process %d (%s) uses it for graphics", p, w.procs.name(p))
 	}
 	return fmt.Sprintf("%s has %d MiB in use without a compute process%s, and %d MiB when idle; reset it (%s), or delete %s if this is now its idle state",
 		w.name, o.UsedBytes>>20, draws, idle>>20, w.reset, w.idle)

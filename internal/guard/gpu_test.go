@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestJudge(t *testing.T) {
@@ -19,12 +19,10 @@ func TestJudge(t *testing.T) {
 	r := newSlotRig(t)
 	r.start(500, otherCgroup)
 	r.start(501, jobCgroup)
-	if err := os.WriteFile(r.procs.proc+"/501/comm", []byte("\x1b[2Jpy\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	on := func(pids ...int) (list []inventory.GPUProcess) {
+	must.Do(t, os.WriteFile(r.procs.proc+"/501/comm", []byte("\x1b[2Jpy\n"), 0o600))
+	on := func(pids ...uint32) (list []probe.Process) {
 		for _, pid := range pids {
-			list = append(list, inventory.GPUProcess{PID: pid})
+			list = append(list, probe.Process{PID: pid})
 		}
 		return list
 	}
@@ -48,9 +46,7 @@ func TestJudge(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(row.want, r.keeper.gpu[0].judge(row.uses)); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, row.want, r.keeper.gpu[0].judge(row.uses))
 		})
 	}
 }
@@ -72,9 +68,7 @@ func TestSameAMD(t *testing.T) {
 			t.Parallel()
 			dir, g := t.TempDir(), plan.PolicyGPU{UUID: row.uuid, Nodes: []string{"/dev/kfd", "/dev/dri/renderD129"}}
 			if row.unique != "" {
-				if err := os.WriteFile(filepath.Join(dir, "unique_id"), []byte(row.unique), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(filepath.Join(dir, "unique_id"), []byte(row.unique), 0o600))
 			}
 			said := ""
 			if err := sameAMD(dir, g); err != nil {
@@ -102,12 +96,11 @@ func TestSameAMD(t *testing.T) {
 func TestAMDReset(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
-	w := newGPUWatch("amd", plan.PolicyGPU{UUID: "GPU-3b1f0a0e64b40000", Nodes: []string{"/dev/kfd", "/dev/dri/renderD4095"}}, r.procs, r.log)
-	said := w.judge(inventory.Occupancy{Compute: []inventory.GPUProcess{{PID: 502}}})
+	gpu := plan.PolicyGPU{UUID: "GPU-3b1f0a0e64b40000", Nodes: []string{"/dev/kfd", "/dev/dri/renderD4095"}}
+	w := newGPUWatches(plan.JobPolicy{Vendor: "amd", GPUs: []plan.PolicyGPU{gpu}}, r.procs, r.log)[0]
+	said := w.judge(inventory.Occupancy{Compute: []probe.Process{{PID: 502}}})
 	want := "GPU-3b1f0a0e64b40000 is held by process 502, which has exited; reset it (sudo amd-smi reset -G -g GPU after draining all slots, because it resets all GPUs connected by xGMI) or reboot"
-	if diff := cmp.Diff(want, said); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, said)
 	if w.reset = amdReset("0000:05:00.0"); !strings.HasPrefix(w.reset, "sudo amd-smi reset -G -g 0000:05:00.0 ") {
 		t.Error(w.reset)
 	}
@@ -130,7 +123,7 @@ func TestSeveralGPUs(t *testing.T) {
 	if busy, known := all.settle(t.Context(), 0); busy != "" || !known {
 		t.Errorf("idle ones: %q, %t", busy, known)
 	}
-	uses[1].Compute = []inventory.GPUProcess{{PID: 502}}
+	uses[1].Compute = []probe.Process{{PID: 502}}
 	if busy, known := all.settle(t.Context(), 0); !strings.HasPrefix(busy, "GPU-b is held by process 502") || !known {
 		t.Errorf("the second is in use: %q, %t", busy, known)
 	}
@@ -164,9 +157,7 @@ func TestIdleUseOnlyFalls(t *testing.T) {
 			t.Errorf("step %d: %d, %v; want %d", i, got, err, row.want)
 		}
 	}
-	if err := os.WriteFile(w.idle, []byte("rubbish"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(w.idle, []byte("rubbish"), 0o600))
 	if got, err := w.idleUse(inventory.Occupancy{UsedBytes: 5}); got != 5 || err != nil {
 		t.Errorf("from rubbish: %d, %v", got, err)
 	}

@@ -39,7 +39,7 @@ func Serve(ctx context.Context, policy plan.JobPolicy, log *slog.Logger) error {
 	if err := checkPolicy(policy); err != nil {
 		return err
 	}
-	uid, gid, err := lookupUser(policy.User)
+	uid, gid, err := slot.LookupUser(policy.User)
 	if err != nil {
 		return err
 	}
@@ -48,15 +48,11 @@ func Serve(ctx context.Context, policy plan.JobPolicy, log *slog.Logger) error {
 		return err
 	}
 	defer hangUp(engine)
-	return newGuard(policy, uid, gid, slot.CgroupRoot, engine, log).listenAndServe(ctx)
-}
-
-func (g *guard) listenAndServe(ctx context.Context) error {
-	listener, err := listen(g.policy.Socket, g.uid, g.gid)
+	listener, err := listen(policy.Socket, uid, gid)
 	if err != nil {
 		return err
 	}
-	return g.serveOn(ctx, listener)
+	return newGuard(policy, uid, gid, slot.CgroupRoot, engine, log).serveOn(ctx, listener)
 }
 
 func (g *guard) serveOn(ctx context.Context, listener *net.UnixListener) error {
@@ -153,7 +149,7 @@ func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.
 		pulled:     newPulledImages(p, engine),
 		keeper:     newKeeper(p, cgroupRoot, log),
 	}
-	g.confiner = &confiner{armored: g.engine.armored, ensure: kernel.Ensure, confines: kernel.EngineConfines, sys: "/sys"}
+	g.confiner = &confiner{ensure: kernel.Ensure, confines: kernel.EngineConfines, sys: "/sys"}
 	g.keeper.containers = func(ctx context.Context) (int, error) { return engine.CleanSlot(ctx, p.Slice, label) }
 	if g.keeper.tidy = g.disk.tidy; g.disk.dir == "" {
 		g.keeper.tidy = func(context.Context) error { return ignoreAbsent(disk.Wipe(p.WorkRoot)) }

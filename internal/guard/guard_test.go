@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // rig is a guard in front of a fake engine, with files instead of /proc and cgroups. The test is a process of
@@ -70,9 +71,7 @@ func newRig(t testing.TB, change ...func(*rig)) *rig {
 func (r *rig) serve(t testing.TB) {
 	t.Helper()
 	engine, err := docker.New(r.engine.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { hangUp(engine) })
 	g := newGuard(r.policy, os.Getuid(), os.Getgid(), filepath.Dir(filepath.Dir(r.cgroup)), engine, slog.New(slog.DiscardHandler))
 	g.root, g.network = r.root, r.network.slot()
@@ -80,9 +79,7 @@ func (r *rig) serve(t testing.TB) {
 	r.adjust(g)
 	r.guard = g
 	l, err := listen(r.socket, g.uid, g.gid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	r.stop = cancel
 	go func() { r.done <- g.serveOn(ctx, l) }()
@@ -94,9 +91,7 @@ func (r *rig) serve(t testing.TB) {
 
 func (r *rig) put(t testing.TB, file, text string) {
 	t.Helper()
-	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(text+"\n"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(text+"\n"), 0o600)))
 }
 
 func (r *rig) limit(t testing.TB, file, value string) {
@@ -108,13 +103,9 @@ func (r *rig) limit(t testing.TB, file, value string) {
 func (r *rig) ask(t testing.TB, method, path, body string) (int, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, "http://slot"+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	resp, err := r.client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer hangUp(resp.Body)
 	var says struct{ Message string }
 	_ = json.NewDecoder(resp.Body).Decode(&says) // none without an error
@@ -148,9 +139,7 @@ func (r *rig) try(t testing.TB, change ...func(*job.Spec)) slot.Outcome {
 		f(spec)
 	}
 	o, err := bootstrap.RunSpec(t.Context(), r.socket, spec, func(slot.FrameKind, []byte) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return o
 }
 
@@ -185,9 +174,7 @@ func TestRequests(t *testing.T) {
 		}
 	}
 	spec, err := rootSpec("0190").Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if status, says := r.ask(t, "POST", slot.RunPath+"?stdout=-1", string(spec)); status != 400 || !strings.Contains(says, "stdout") {
 		t.Errorf("a count that is none: %d %s", status, says)
 	}
@@ -207,9 +194,7 @@ func TestNoContainerWithoutLimits(t *testing.T) {
 		"no memory limit": {func(t *testing.T, r *rig) { r.limit(t, "memory.max", "max") }, "memory.max of buildkite-gpu0.slice is max"},
 		"swap":            {func(t *testing.T, r *rig) { r.limit(t, "memory.swap.max", "max") }, "memory.swap.max"},
 		"no slice": {func(t *testing.T, r *rig) {
-			if err := os.RemoveAll(r.cgroup); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.RemoveAll(r.cgroup))
 		}, "no such file"},
 		"the cgroupfs driver": {func(_ *testing.T, r *rig) { r.engine.driver = "cgroupfs" }, `cgroup driver "cgroupfs"`},
 	} {
@@ -255,9 +240,7 @@ func TestServeRefusesPolicy(t *testing.T) {
 	t.Parallel()
 	err := Serve(t.Context(), plan.JobPolicy{Name: "gpu0", Slice: "a/b.slice", WorkRoot: "/"}, slog.New(slog.DiscardHandler))
 	for _, want := range []string{"no slice", "no cpus", "no memory_bytes", "no pids_limit", "no work_root", "no socket"} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v: want %q in it", err, want)
-		}
+		must.Err(t, err, want)
 	}
 }
 

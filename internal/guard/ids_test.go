@@ -11,14 +11,13 @@ import (
 	"github.com/moby/moby/api/types/mount"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestCheckImage(t *testing.T) {
 	t.Parallel()
 	source := t.TempDir()
-	if err := os.Symlink("/proc/self/fd/8", filepath.Join(source, "link")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink("/proc/self/fd/8", filepath.Join(source, "link")))
 	g := &guard{policy: testPolicy(), facts: testFacts()}
 	for name, row := range map[string]struct {
 		user, dir string

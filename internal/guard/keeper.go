@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // noAgent stands for the process of a job that root runs without an agent, such as kbnode selftest's.
@@ -61,7 +62,7 @@ func (k *keeper) ready(ctx context.Context, pid int) (parked string, err error) 
 
 // registered records for kbnode status that Buildkite accepted the agent.
 func (k *keeper) registered(ctx context.Context, pid int) error {
-	_, err := k.do(ctx, pid, k.register)
+	_, err := k.do(ctx, pid, func(context.Context, int) (string, error) { return "", slot.Register(k.runDir) })
 	return err
 }
 

@@ -33,7 +33,11 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, top
 			return "", err
 		}
 	}
-	if err := g.confiner.confine(ctx, wanted.HostConfig); err != nil {
+	engine, err := g.engine.ok(ctx, time.Now())
+	if err == nil {
+		err = g.confiner.confine(ctx, engine, wanted.HostConfig)
+	}
+	if err != nil {
 		return "", err
 	}
 	image, err := g.api.ImageConfig(ctx, wanted.Image)
@@ -138,11 +142,11 @@ func (g *guard) start(ctx context.Context, id string, asked *container.CreateReq
 	if err := g.api.StartContainer(ctx, id); err != nil {
 		return engineSays(err)
 	}
-	if err := endTogether(g.cgroupRoot, g.policy.Slice, id); err != nil {
+	if err := g.keeper.procs.endTogether(id); err != nil {
 		g.log.Warn("container may outlive its memory limit", "id", id, "err", err)
 	}
 	g.keeper.containerStarted(id, asked.Labels[profileLabel])
-	if err := limitPtys(g.cgroupRoot, g.policy.Slice, id); err != nil {
+	if err := g.keeper.procs.limitPtys(id); err != nil {
 		g.log.Warn("container may open many terminals", "id", id, "err", err)
 	}
 	return nil
@@ -155,7 +159,7 @@ func (g *guard) ready(ctx context.Context) error {
 		err = g.disk.mounted()
 	}
 	if err == nil {
-		err = g.engine.ok(ctx, time.Now())
+		_, err = g.engine.ok(ctx, time.Now())
 	}
 	if err != nil {
 		return unavailable(err)

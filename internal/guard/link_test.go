@@ -4,22 +4,20 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestLinkNodes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, nil, 0o600))
 	if err := os.Symlink("/dev/none", filepath.Join(dir, "1:5")); err != nil { // another driver's
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := linkNodes(dir, []string{"/dev/null", "/dev/zero", "/dev/none", file}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, linkNodes(dir, []string{"/dev/null", "/dev/zero", "/dev/none", file}))
 	}
 	for name, want := range map[string]string{"1:3": "/dev/null", "1:5": "/dev/zero"} {
 		if got, err := os.Readlink(filepath.Join(dir, name)); err != nil || got != want {

@@ -7,9 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"os/user"
 	"path/filepath"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -18,19 +16,6 @@ import (
 
 // agentDir is the directory beside the socket that belongs to the slot's user.
 const agentDir = "agent"
-
-func lookupUser(name string) (uid, gid int, err error) {
-	u, err := user.Lookup(name)
-	if err != nil {
-		return 0, 0, fmt.Errorf("look up user %s: %w; run kbnode reconcile", name, err)
-	}
-	uid, err1 := strconv.Atoi(u.Uid)
-	gid, err2 := strconv.Atoi(u.Gid)
-	if err := errors.Join(err1, err2); err != nil {
-		return 0, 0, fmt.Errorf("look up user %s: %w", name, err)
-	}
-	return uid, gid, nil
-}
 
 // listen makes the slot's run directory, the agent's directory in it, which only
 // the slot's user can enter, and the socket, which only its group can use.

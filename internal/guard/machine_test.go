@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestSlicePath(t *testing.T) {
@@ -23,9 +24,7 @@ func TestSlicePath(t *testing.T) {
 		"buildkite-gpu0.slice": "buildkite.slice/buildkite-gpu0.slice",
 		"a-b-c.slice":          "a.slice/a-b.slice/a-b-c.slice",
 	} {
-		if got := plan.SliceCgroup(slice); got != want {
-			t.Errorf("%s is at %s, want %s", slice, got, want)
-		}
+		must.Equal(t, want, plan.SliceCgroup(slice))
 	}
 }
 
@@ -34,37 +33,25 @@ func TestListen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run", "gpu0", "docker.sock")
 	uid, gid := os.Getuid(), os.Getgid()
 	first, err := listen(path, uid, gid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	// A guard that was killed leaves its socket.
 	first.SetUnlinkOnClose(false)
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, first.Close())
 	second, err := listen(path, uid, gid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for file, want := range map[string]fs.FileMode{
 		filepath.Dir(path):                          fs.ModeDir | 0o711,
 		filepath.Join(filepath.Dir(path), agentDir): fs.ModeDir | 0o700,
 		path: fs.ModeSocket | 0o660,
 	} {
 		info, err := os.Lstat(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if info.Mode() != want {
 			t.Errorf("%s has mode %v, want %v", file, info.Mode(), want)
 		}
 	}
-	if err := second.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, second.Close())
+	must.Do(t, os.WriteFile(path, []byte("precious"), 0o600))
 	if _, err := listen(path, uid, gid); err == nil || !strings.Contains(err.Error(), "not a socket") {
 		t.Errorf("listens over a file: %v", err)
 	}

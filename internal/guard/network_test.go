@@ -9,11 +9,11 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // fakeNetwork replaces the engine's networks and the kernel's rules.
@@ -71,12 +71,8 @@ func TestNetworkIsThere(t *testing.T) {
 	}
 	// The lab has 198.18.0.0/16.
 	want := docker.Network{Name: "kbnode-gpu0", Labels: map[string]string{slotLabel: "0"}, Subnets: []netip.Prefix{netip.MustParsePrefix("198.19.0.0/24")}}
-	if diff := cmp.Diff(want, r.network.made[0], cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
-		t.Error(diff)
-	}
-	if got := r.engine.created[0].HostConfig.NetworkMode; got != "kbnode-gpu0" {
-		t.Errorf("the container is on the network %q", got)
-	}
+	must.Equal(t, want, r.network.made[0], cmpopts.EquateComparable(netip.Prefix{}))
+	must.Equal(t, "kbnode-gpu0", string(r.engine.created[0].HostConfig.NetworkMode))
 	// A container that wants no network needs neither.
 	r.network.networks, r.network.rules = errors.New("no networks"), errors.New("no rules")
 	if o := r.try(t, func(s *job.Spec) { s.Network = job.NetworkNone }); why(o) != "" {

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -27,7 +26,8 @@ func park(runDir, name, reason string) (fresh bool, err error) {
 	}
 	text, err := json.Marshal(p)
 	if err == nil {
-		err = publicDir(filepath.Dir(file))
+		// Status reads it without root.
+		err = errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.Chmod(filepath.Dir(file), 0o755)) //nolint:gosec // see above
 	}
 	if err == nil {
 		err = renameio.WriteFile(file, append(text, '\n'), 0o644)
@@ -38,18 +38,9 @@ func park(runDir, name, reason string) (fresh bool, err error) {
 	return true, nil
 }
 
-// publicDir makes a directory that everyone can read, as status does without root.
-func publicDir(dir string) error {
-	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // see above
-		return err
-	}
-	return os.Chmod(dir, 0o755) //nolint:gosec // see above
-}
-
 // unpark removes a reason.
 func unpark(runDir, name string) error {
-	err := os.Remove(filepath.Join(runDir, slot.ParkedDir, name+".json"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := ignoreAbsent(os.Remove(filepath.Join(runDir, slot.ParkedDir, name+".json"))); err != nil {
 		return fmt.Errorf("remove why the slot was parked: %w", err)
 	}
 	return nil

@@ -143,8 +143,16 @@ func (s slotProcs) killBeside() error {
 	return err
 }
 
-func killCgroup(dir string) error {
-	f, err := os.OpenFile(filepath.Join(dir, "cgroup.kill"), os.O_WRONLY, 0)
+func killCgroup(dir string) error { return writeCgroup(filepath.Join(dir, "cgroup.kill")) }
+
+// container returns the cgroup of one of the slot's containers.
+func (s slotProcs) container(id string) string {
+	return filepath.Join(s.root, s.slice, "docker-"+id+".scope")
+}
+
+// writeCgroup writes 1 to a file of a cgroup, unless the cgroup is gone.
+func writeCgroup(file string) error {
+	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err == nil {
 		_, err = f.WriteString("1")
 		err = errors.Join(err, f.Close())

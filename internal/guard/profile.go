@@ -36,7 +36,7 @@ func (b *builder) strict() error {
 		h.Tmpfs = map[string]string{}
 	}
 	for _, dir := range scratch {
-		if slices.ContainsFunc(b.mounts, func(m mount.Mount) bool { return m.Target == dir }) {
+		if slices.ContainsFunc(h.Mounts, func(m mount.Mount) bool { return m.Target == dir }) {
 			continue // the checkout is there
 		}
 		h.Tmpfs[dir] = "rw,exec,nosuid,nodev,mode=1777,size=" + size + ",nr_inodes=" + strconv.Itoa(scratchInodes)

@@ -4,13 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 // maxPtys is how many terminals the programs of a container may make. The kernel counts them for
@@ -19,16 +16,15 @@ const maxPtys = 256
 
 // limitPtys bounds the terminals of a container that was just started: Docker has no option for
 // it. A container that has ended is not an error.
-func limitPtys(cgroupRoot, slice, id string) error {
-	procs, err := os.ReadFile(filepath.Join(cgroupRoot, plan.SliceCgroup(slice), "docker-"+id+".scope", "cgroup.procs"))
-	pid, _, _ := strings.Cut(string(procs), "\n")
-	if err == nil && pid != "" {
-		err = remountPts("/proc/"+pid, maxPtys)
+func (s slotProcs) limitPtys(id string) error {
+	pids, err := s.members(s.container(id))
+	if err == nil && len(pids) > 0 {
+		err = ignoreAbsent(remountPts("/proc/"+strconv.Itoa(pids[0]), maxPtys))
 	}
-	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("limit terminals: %w", err)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
 	}
-	return nil
+	return err
 }
 
 // remountPts sets the maximum number of terminals of the /dev/pts that a process sees, which is

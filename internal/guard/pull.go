@@ -35,7 +35,7 @@ var errDiskFull = errors.New("kbnode: Docker's disk is nearly full, so jobs cann
 // lowOn reports whether too little is free on the disk of a directory.
 func lowOn(dir string) bool {
 	var st unix.Statfs_t
-	if unix.Statfs(dir, &st) != nil {
+	if dir == "" || unix.Statfs(dir, &st) != nil {
 		return false // not a disk of this machine
 	}
 	return st.Bavail < min(st.Blocks/10, minFree/uint64(st.Frsize))
@@ -49,17 +49,13 @@ var errPullStalled = fmt.Errorf("the Docker engine pulled nothing for %s", pullS
 
 // provide pulls the job's image if the node lacks it, or the job wants the newest.
 func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frames *slot.Frames) error {
-	var has bool
-	var low func() bool
-	err := g.within(ctx, func(ctx context.Context) (err error) {
-		_, err = g.api.ImageConfig(ctx, image)
-		if has = err == nil; errors.Is(err, docker.ErrNotFound) {
-			err = nil
-		}
+	_, err := within(ctx, g.engineTime, func(ctx context.Context) (docker.ImageConfig, error) { return g.api.ImageConfig(ctx, image) })
+	has := err == nil
+	if err != nil && !errors.Is(err, docker.ErrNotFound) {
 		return engineSays(err)
-	})
-	if err != nil || has && (spec.Pull != job.PullAlways || g.keeps(image)) {
-		return err
+	}
+	if has && (spec.Pull != job.PullAlways || g.keeps(image)) {
+		return nil
 	}
 	if err := g.registries.mayPull(ctx, image); err != nil {
 		return forbid("%s", err)
@@ -68,10 +64,7 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 		return err
 	}
 	_ = frames.Note("pulls %s", image) // the reader may be gone
-	err = g.within(ctx, func(ctx context.Context) (err error) {
-		low, err = g.engine.low(ctx)
-		return err
-	})
+	engine, err := within(ctx, g.engineTime, func(ctx context.Context) (docker.Info, error) { return g.engine.ok(ctx, time.Now()) })
 	if err != nil {
 		return err
 	}
@@ -81,7 +74,7 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	defer stalled.Stop()
 	if err := g.api.Pull(ctx, image, func(docker.Progress) {
 		stalled.Reset(pullStall)
-		if low() {
+		if lowOn(engine.RootDir) {
 			cancel(errDiskFull)
 		}
 	}); err != nil {

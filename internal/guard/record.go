@@ -3,7 +3,6 @@ package guard
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -125,7 +124,7 @@ func (k *keeper) record(ctx context.Context, pid int) (rec noise.Record, err err
 
 // containerStarted records what protects the job's container, just after its start.
 func (k *keeper) containerStarted(id, profile string) {
-	c := noise.ReadContainer(k.procs.proc, filepath.Join(k.procs.root, k.procs.slice, "docker-"+id+".scope"))
+	c := noise.ReadContainer(k.procs.proc, k.procs.container(id))
 	k.startedMu.Lock()
 	defer k.startedMu.Unlock()
 	k.profile, k.started = profile, []noise.Container{c}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // records gives a rig a recorder whose GPU is sampled by samples.
@@ -57,9 +58,7 @@ func TestRecord(t *testing.T) {
 		if err != nil || !rec.Noisy || rec.Seconds != 3 || rec.GPU.Samples != 1 || rec.Slot != "gpu0" {
 			t.Errorf("it says %+v, %v", rec, err)
 		}
-		if diff := cmp.Diff([]int{104}, r.killed); diff != "" {
-			t.Errorf("what the job left: %s", diff)
-		}
+		must.Equal(t, []int{104}, r.killed)
 		if len(r.asked) > 2 || r.looks != 1 {
 			t.Errorf("cleared %v, %d looks at the GPU; that is for the end", r.asked, r.looks)
 		}

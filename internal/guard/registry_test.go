@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestMayPull(t *testing.T) {
@@ -62,8 +63,6 @@ func TestPullFromPrivateRegistry(t *testing.T) {
 		if refused := strings.Contains(o.Refused, "job.private_registries"); refused == want {
 			t.Errorf("%s: %+v", image, o)
 		}
-		if asked := r.engine.seen("POST /v1.45/images/create?fromImage=" + url.QueryEscape(strings.TrimSuffix(image, ":1"))); asked != want {
-			t.Errorf("%s: the engine was asked: %t", image, asked)
-		}
+		must.Equal(t, want, r.engine.seen("POST /v1.45/images/create?fromImage="+url.QueryEscape(strings.TrimSuffix(image, ":1"))))
 	}
 }

@@ -99,15 +99,15 @@ func (g *guard) away(ctx context.Context) (context.Context, context.CancelFunc) 
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// within gives the engine a time to do something.
-func (g *guard) within(ctx context.Context, do func(context.Context) error) error {
-	limited, cancel := context.WithTimeout(ctx, g.engineTime)
+// within gives the engine a time to answer.
+func within[T any](ctx context.Context, patience time.Duration, ask func(context.Context) (T, error)) (T, error) {
+	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	err := do(limited)
+	answer, err := ask(limited)
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		return fmt.Errorf("the Docker engine does not answer within %s: %w", g.engineTime, err)
+		err = fmt.Errorf("the Docker engine does not answer within %s: %w", patience, err)
 	}
-	return err
+	return answer, err
 }
 
 // run runs a job, or follows one that runs already, until its end.

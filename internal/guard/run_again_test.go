@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // again ends the service and starts the next one.
@@ -20,9 +21,7 @@ func (r *jobRig) again(t *testing.T) {
 	r.stop()
 	select {
 	case err := <-r.done:
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	case <-time.After(10 * time.Second):
 		t.Fatal("the service waits for the job")
 	}
@@ -119,9 +118,7 @@ func TestServiceDiedWhileSettling(t *testing.T) {
 			row.rec.JobID, row.rec.Top, row.rec.Container = "0190", someRun, strings.Repeat("e", 64)
 			r.record(t, row.rec)
 			if row.put != nil {
-				if err := row.put(r.policy.WorkRoot); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, row.put(r.policy.WorkRoot))
 			}
 			e := r.wait(t, r.start(t.Context()))
 			if status := map[bool]int{true: 3, false: bootstrap.ExitNode}[row.rec.Outcome != nil]; e.status != status || r.made() != 0 || !strings.Contains(r.log.String(), row.want) {
@@ -148,12 +145,8 @@ func TestNeverStarted(t *testing.T) {
 func TestBrokenRecord(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(t, nil)
-	if err := os.WriteFile(filepath.Join(filepath.Dir(r.socket), "job.json"), []byte(`{"job_id":"0190"`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if e := r.finish(t, r.start(t.Context())); e.status != 7 {
-		t.Errorf("%+v: %s", e, r.log.String())
-	}
+	must.Do(t, os.WriteFile(filepath.Join(filepath.Dir(r.socket), "job.json"), []byte(`{"job_id":"0190"`), 0o600))
+	r.expect(t, r.finish(t, r.start(t.Context())), 7, "")
 }
 
 // TestOldJobComesBack does not run it again, and not in place of the next one.
@@ -170,7 +163,7 @@ func TestOldJobComesBack(t *testing.T) {
 	}
 }
 
-// TestSecondReader gets all output although the first one went away.
+// TestSecondReader gets all output of the one container although the first one went away.
 func TestSecondReader(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(t, nil)
@@ -189,7 +182,7 @@ func TestSecondReader(t *testing.T) {
 	time.Sleep(50 * time.Millisecond) // the container could be removed
 	removed := r.engine.seen("DELETE /v1.45/containers/" + jobContainer)
 	close(last)
-	if e := r.wait(t, second); removed || e.status != 7 || !strings.Contains(r.log.String(), "end\n") || strings.Contains(r.log.String(), "missing") {
+	if e := r.wait(t, second); removed || e.status != 7 || r.made() != 1 || !strings.Contains(r.log.String(), "end\n") || strings.Contains(r.log.String(), "missing") {
 		t.Errorf("%+v: %s", e, r.log.String())
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestCancelBeforeStart ends a job whose image is still pulled.
@@ -51,9 +52,7 @@ func TestNextJobEndsLast(t *testing.T) {
 	r.engine.end()
 	out := <-r.engine.attached
 	_ = out.Close()
-	if e := r.wait(t, done); e.status != 7 {
-		t.Errorf("%+v: %s", e, r.log.String())
-	}
+	r.expect(t, r.wait(t, done), 7, "")
 }
 
 // TestCancelWhileEngineIsAway asks again.
@@ -70,18 +69,14 @@ func TestCancelWhileEngineIsAway(t *testing.T) {
 	r.cancel(t)
 	until(t, "the container to be stopped", func() bool { return r.engine.asked("/stop?") == 3 })
 	r.engine.end()
-	if e := r.wait(t, done); e.status != 7 {
-		t.Errorf("%+v: %s", e, r.log.String())
-	}
+	r.expect(t, r.wait(t, done), 7, "")
 }
 
 // TestCancelWhileUploading lets the upload end, and dies of the signal.
 func TestCancelWhileUploading(t *testing.T) {
 	r := newJobRig(t, nil)
 	script := "#!/bin/sh\n: >" + r.notes + "\nuntil [ -e " + r.notes + ".go ]; do /bin/sleep 0.05; done\necho uploaded\n"
-	if err := os.WriteFile(r.agent, []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(r.agent, []byte(script), 0o755))
 	done := r.start(t.Context())
 	out := <-r.engine.attached
 	r.engine.end()
@@ -89,9 +84,7 @@ func TestCancelWhileUploading(t *testing.T) {
 	until(t, "the upload", func() bool { _, err := os.Stat(r.notes); return err == nil })
 	err := syscall.Kill(os.Getpid(), syscall.SIGTERM)
 	time.Sleep(200 * time.Millisecond) // the signal arrives
-	if err := errors.Join(err, os.WriteFile(r.notes+".go", nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, os.WriteFile(r.notes+".go", nil, 0o600)))
 	if e := r.wait(t, done); e.by != syscall.SIGTERM || !strings.Contains(r.log.String(), "uploaded\n") {
 		t.Errorf("%+v: %s", e, r.log.String())
 	}

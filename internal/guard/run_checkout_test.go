@@ -10,6 +10,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/checkout"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // TestCheckoutFaults says what a node does not check out, and whose fault it is.
@@ -47,7 +48,7 @@ func TestCheckoutFaults(t *testing.T) {
 			t.Errorf("%v: %+v", err, out)
 		}
 	}
-	if uid, _, err := lookupUser(plan.GitUser); err == nil {
+	if uid, _, err := slot.LookupUser(plan.GitUser); err == nil {
 		if m, err := nodeMirrors(); err != nil || m.UID != uid || m.Dir != plan.MirrorsDir {
 			t.Errorf("%+v, %v", m, err)
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestLostPlace says so where the engine's log does not have all output any more.
@@ -19,9 +20,7 @@ func TestLostPlace(t *testing.T) {
 			r := newJobRig(t, nil)
 			r.engine.logs = func(write func(string)) { write("late\n"); <-r.engine.exit }
 			done, out := r.running(t.Context(), t)
-			if err := r.engine.logFiles(jobContainer, files...); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, r.engine.logFiles(jobContainer, files...))
 			_ = out.Close()
 			until(t, "the log to go on", func() bool {
 				return strings.Contains(r.log.String(), "lost its place") && strings.Contains(r.log.String(), "late\n")
@@ -86,9 +85,7 @@ func TestTimeLimit(t *testing.T) {
 				_ = out.Close()
 			}
 			const says = "kbnode: the job was terminated: it ran longer than the 1s that job.time_limit allows"
-			if e := r.wait(t, done); e.status != status || !strings.Contains(r.log.String(), says) {
-				t.Errorf("%+v: %s", e, r.log.String())
-			}
+			r.expect(t, r.wait(t, done), status, says)
 		})
 	}
 }
@@ -107,9 +104,7 @@ func TestHungEngine(t *testing.T) {
 				}
 				return 0
 			}
-			if e := r.wait(t, r.start(t.Context())); e.status != bootstrap.ExitNode || !strings.Contains(r.log.String(), "does not answer within") {
-				t.Errorf("%+v: %s", e, r.log.String())
-			}
+			r.expect(t, r.wait(t, r.start(t.Context())), bootstrap.ExitNode, "does not answer within")
 		})
 	}
 }
@@ -141,9 +136,7 @@ func TestCancelHungEngine(t *testing.T) {
 			}
 			close(stopped)
 			r.cancel(t)
-			if e := r.wait(t, done); e.status != bootstrap.ExitNode {
-				t.Errorf("%+v: %s", e, r.log.String())
-			}
+			r.expect(t, r.wait(t, done), bootstrap.ExitNode, "")
 		})
 	}
 }
@@ -165,7 +158,5 @@ func TestLiveRestore(t *testing.T) {
 	until(t, "the engine to be back", func() bool { return waits.Load() > 1 })
 	r.engine.end()
 	_ = out.Close()
-	if e := r.wait(t, done); e.status != 7 {
-		t.Errorf("%+v: %s", e, r.log.String())
-	}
+	r.expect(t, r.wait(t, done), 7, "")
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const someRun = runPrefix + "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -25,9 +26,7 @@ func (r *jobRig) record(t *testing.T, rec runRecord) {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(filepath.Dir(r.socket), "job.json"), text, 0o600)
 	}
-	if err = errors.Join(err, os.MkdirAll(filepath.Join(r.policy.WorkRoot, rec.Top, "checkout"), 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, os.MkdirAll(filepath.Join(r.policy.WorkRoot, rec.Top, "checkout"), 0o700)))
 }
 
 // TestEngineFaults end jobs as the node's fault, or go on.
@@ -54,9 +53,7 @@ func TestEngineFaults(t *testing.T) {
 				}
 				return 0
 			}
-			if e := r.finish(t, r.start(t.Context())); e.status != row.status || !strings.Contains(r.log.String(), row.says) {
-				t.Errorf("%+v: %s", e, r.log.String())
-			}
+			r.expect(t, r.finish(t, r.start(t.Context())), row.status, row.says)
 			if _, err := os.Stat(r.notes); strings.HasPrefix(row.knows, "DELETE") && err == nil {
 				t.Error("it was uploaded")
 			}
@@ -76,12 +73,8 @@ func TestNoRecord(t *testing.T) {
 	done := r.start(t.Context())
 	out := <-r.engine.attached
 	dir := r.checkout(t)
-	if err := errors.Join(os.MkdirAll(filepath.Join(dir, "node.json", "deep"), 0o700), os.WriteFile(filepath.Join(dir, "result.json"), []byte("{}"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(dir, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.MkdirAll(filepath.Join(dir, "node.json", "deep"), 0o700), os.WriteFile(filepath.Join(dir, "result.json"), []byte("{}"), 0o600)))
+	must.Do(t, os.Chmod(dir, 0))
 	r.engine.end()
 	_ = out.Close()
 	r.wait(t, done)
@@ -93,23 +86,6 @@ func TestNoRecord(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(r.policy.WorkRoot, runPrefix+"files-*", "*"))
 	if err != nil || len(files) != 1 || filepath.Base(files[0]) != "result.json" {
 		t.Error(files, err)
-	}
-}
-
-// TestTwoAtOnce start one container of a job.
-func TestTwoAtOnce(t *testing.T) {
-	t.Parallel()
-	r := newJobRig(t, nil)
-	r.engine.logs = func(write func(string)) { write("hello\n") }
-	first, second := r.start(t.Context()), r.start(t.Context())
-	out := <-r.engine.attached
-	r.engine.end()
-	_ = out.Close()
-	if a, b := r.wait(t, first), r.wait(t, second); a.status != 7 || b.status != 7 {
-		t.Errorf("%+v, %+v: %s", a, b, r.log.String())
-	}
-	if n := r.made(); n != 1 {
-		t.Errorf("%d containers", n)
 	}
 }
 
@@ -136,9 +112,7 @@ func TestGivePipeline(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := &jobRun{top: filepath.Join(t.TempDir(), someRun), spec: &job.Spec{PipelineFile: row.file}}
-			if err := errors.Join(os.MkdirAll(filepath.Join(r.checkout(), "ci"), 0o700), os.WriteFile(filepath.Join(r.checkout(), "other"), nil, 0o600), row.put(r.checkout())); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(os.MkdirAll(filepath.Join(r.checkout(), "ci"), 0o700), os.WriteFile(filepath.Join(r.checkout(), "other"), nil, 0o600), row.put(r.checkout())))
 			err := r.givePipeline()
 			if no, refused := errors.AsType[refusal](err); r.outcome.Pipeline != row.want || (err == nil) != (row.want != "") || err != nil && (!refused || no.status != 403) {
 				t.Errorf("%q, %v", r.outcome.Pipeline, err)

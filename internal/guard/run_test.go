@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // jobRig is a service with a job that the agent hands to kbnode.
@@ -59,9 +60,7 @@ func newJobRig(t *testing.T, sent map[string]string, change ...func(*rig)) *jobR
 	r := &jobRig{rig: newRig(t, change...), notes: filepath.Join(t.TempDir(), "notes")}
 	r.agent = filepath.Join(t.TempDir(), "buildkite-agent")
 	script := fmt.Sprintf("#!/bin/sh\n{ echo \"args $*\"; pwd; /usr/bin/env; } >%s\necho uploaded\n", r.notes)
-	if err := os.WriteFile(r.agent, []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(r.agent, []byte(script), 0o755))
 	r.in = job.Input{Repositories: []string{".*"}, Env: map[string]string{
 		"BUILDKITE_JOB_ID": "0190", "BUILDKITE_COMMAND": "exec kbnode runner", "BUILDKITE_PLUGINS": runnerPlugin, "BUILDKITE_REPO": "https://github.com/gpu-mode/kernelbot",
 		"BUILDKITE_COMMIT": "HEAD", "BUILDKITE_BRANCH": "main", "BUILDKITE_ARTIFACT_PATHS": "result.json;profile_data/**",
@@ -131,6 +130,14 @@ func (r *jobRig) finish(t *testing.T, done <-chan ended) ended {
 	return r.wait(t, done)
 }
 
+// expect checks how a job ended, and what its log says.
+func (r *jobRig) expect(t *testing.T, e ended, status int, says string) {
+	t.Helper()
+	if e.status != status || !strings.Contains(r.log.String(), says) {
+		t.Errorf("%+v: %s", e, r.log.String())
+	}
+}
+
 // until waits for a condition.
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
@@ -161,9 +168,7 @@ func TestRunJob(t *testing.T) {
 	dir := r.checkout(t)
 	err = errors.Join(err, os.WriteFile(filepath.Join(dir, "result.json"), []byte(`{"success": true}`), 0o600),
 		os.Mkdir(filepath.Join(dir, "profile_data"), 0o700), os.Symlink("/etc/passwd", filepath.Join(dir, "profile_data", "link")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	r.engine.end()
 	_ = out.Close()
 	if e := r.wait(t, done); e.status != 7 || e.by != nil {
@@ -173,9 +178,7 @@ func TestRunJob(t *testing.T) {
 		t.Errorf("the log: %s", got)
 	}
 	notes, err := os.ReadFile(r.notes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if got := string(notes); !strings.Contains(got, "args artifact upload result.json;profile_data/**\n") || !strings.Contains(got, "BUILDKITE_AGENT_ACCESS_TOKEN=secret-token\n") ||
 		strings.Contains(got, "LD_PRELOAD") || strings.Contains(got, "KERNELBOT_RUN_ID") {
 		t.Errorf("the upload: %s", got)
@@ -236,9 +239,7 @@ func TestRunGoesOn(t *testing.T) {
 func TestCancelJob(t *testing.T) {
 	r := newJobRig(t, nil)
 	done, out := r.running(t.Context(), t)
-	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
 	until(t, "the container to be stopped", func() bool {
 		r.engine.mu.Lock()
 		defer r.engine.mu.Unlock()

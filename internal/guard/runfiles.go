@@ -53,7 +53,7 @@ func (g *guard) fill(ctx context.Context, r *jobRun, frames *slot.Frames) error 
 func nodeMirrors() (checkout.Mirrors, error) { return userMirrors(plan.GitUser) }
 
 func userMirrors(name string) (checkout.Mirrors, error) {
-	uid, gid, err := lookupUser(name)
+	uid, gid, err := slot.LookupUser(name)
 	if err == nil && (uid == 0 || gid == 0) {
 		err = fmt.Errorf("user %s is root; delete it, and run kbnode reconcile", name)
 	}

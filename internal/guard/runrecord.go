@@ -77,7 +77,8 @@ func (g *guard) takeUp(ctx context.Context, r *jobRun) error {
 	switch {
 	case err == nil && in.State != nil && in.State.Status == container.StateCreated:
 		// It never ran: its start may have failed, or was never asked for.
-		return g.within(ctx, func(ctx context.Context) error { return g.api.Discard(ctx, rec.Container) })
+		_, err = within(ctx, g.engineTime, func(ctx context.Context) (any, error) { return nil, g.api.Discard(ctx, rec.Container) })
+		return err
 	case err != nil && !errors.Is(err, docker.ErrNotFound) && !isClosed(r.cancel):
 		return fmt.Errorf("find the job's container: %w", err)
 	}
@@ -85,10 +86,6 @@ func (g *guard) takeUp(ctx context.Context, r *jobRun) error {
 	return nil
 }
 
-func (g *guard) inspectJob(ctx context.Context, id string) (in container.InspectResponse, err error) {
-	err = g.within(ctx, func(ctx context.Context) error {
-		in, err = g.api.Inspect(ctx, id)
-		return err
-	})
-	return in, err
+func (g *guard) inspectJob(ctx context.Context, id string) (container.InspectResponse, error) {
+	return within(ctx, g.engineTime, func(ctx context.Context) (container.InspectResponse, error) { return g.api.Inspect(ctx, id) })
 }

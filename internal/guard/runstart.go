@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -37,22 +38,15 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 	ctx, end = r.orCanceled(context.WithoutCancel(caller))
 	defer end()
 	defer context.AfterFunc(g.stopping, func() { time.AfterFunc(startTime, end) })()
-	var id string
-	err = g.within(ctx, func(ctx context.Context) (err error) {
-		id, err = g.create(ctx, wanted, r.top)
-		return err
-	})
+	id, err := within(ctx, g.engineTime, func(ctx context.Context) (string, error) { return g.create(ctx, wanted, r.top) })
 	if err != nil {
 		return err
 	}
 	if err = g.save(r, id); err == nil {
-		err = g.within(ctx, func(ctx context.Context) (err error) {
-			r.output, err = g.api.Attach(ctx, id, spec.TTY)
-			return err
-		})
+		r.output, err = within(ctx, g.engineTime, func(ctx context.Context) (*docker.Output, error) { return g.api.Attach(ctx, id, spec.TTY) })
 	}
 	if err == nil {
-		err = g.within(ctx, func(ctx context.Context) error { return g.start(ctx, id, wanted, r.top) })
+		_, err = within(ctx, g.engineTime, func(ctx context.Context) (any, error) { return nil, g.start(ctx, id, wanted, r.top) })
 	}
 	if err == nil {
 		r.container = id

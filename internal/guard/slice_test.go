@@ -29,7 +29,7 @@ func TestSlowEngine(t *testing.T) {
 				asked++
 				return docker.Info{CgroupDriver: "systemd", CgroupVersion: "2"}, row.errs[asked-1]
 			}}
-			if err := c.ok(t.Context(), time.Now()); !errors.Is(err, row.errs[row.asked-1]) || asked != row.asked {
+			if _, err := c.ok(t.Context(), time.Now()); !errors.Is(err, row.errs[row.asked-1]) || asked != row.asked {
 				t.Errorf("asked %d times: %v", asked, err)
 			}
 		})

@@ -28,11 +28,11 @@ const jobLabel = "kbnode.job"
 // valid. dir is the job's checkout on the node, in which nothing runs yet. The error is a sentence
 // for the job's log.
 func fromSpec(p plan.JobPolicy, f facts, s *job.Spec, dir string) (*container.CreateRequest, error) {
-	b := &builder{policy: p, facts: f, memory: p.MemoryBytes, pids: p.PidsLimit - min(p.PidsLimit/2, agentTasks), shm: p.ShmBytes, init: s.Init}
+	b := &builder{policy: p, facts: f}
 	if s.Profile == config.ProfileStrict {
 		b.policy.Profile = config.ProfileStrict
 	}
-	c := &b.conf
+	c, h := &b.conf, &b.host
 	c.Labels = map[string]string{jobLabel: s.JobID}
 	if c.Image = s.Image; c.Image == "" {
 		if c.Image = p.NodeImage; c.Image == "" {
@@ -46,15 +46,21 @@ func fromSpec(p plan.JobPolicy, f facts, s *job.Spec, dir string) (*container.Cr
 	}
 	c.Cmd, c.WorkingDir, c.Tty, c.OpenStdin = s.Command, s.Workdir, s.TTY, s.Interactive
 	for _, v := range s.Env {
-		b.env = append(b.env, v.Name+"="+v.Value)
+		c.Env = append(c.Env, v.Name+"="+v.Value)
 	}
-	b.memory, b.shm = atMostOf(b.memory, s.Memory), atMostOf(b.shm, s.ShmSize)
+	h.Memory, h.ShmSize = atMostOf(p.MemoryBytes, s.Memory), atMostOf(p.ShmBytes, s.ShmSize)
+	if pids := p.PidsLimit - min(p.PidsLimit/2, agentTasks); pids > 0 {
+		h.PidsLimit = &pids
+	}
+	if s.Init {
+		h.Init = &s.Init
+	}
 	for _, u := range s.Ulimits {
-		b.host.Ulimits = append(b.host.Ulimits, &container.Ulimit{Name: u.Name, Soft: u.Soft, Hard: u.Hard})
+		h.Ulimits = append(h.Ulimits, &container.Ulimit{Name: u.Name, Soft: u.Soft, Hard: u.Hard})
 	}
-	b.host.CapDrop = slices.Clone(s.DropCaps)
+	h.CapDrop = slices.Clone(s.DropCaps)
 	if s.Network == job.NetworkNone {
-		b.host.NetworkMode = networkNone
+		h.NetworkMode = networkNone
 	}
 	if err := errors.Join(b.specUser(s), b.specMounts(s, dir)); err != nil {
 		return nil, err
@@ -83,15 +89,14 @@ func (b *builder) specUser(s *job.Spec) error {
 
 func (b *builder) specMounts(s *job.Spec, dir string) error {
 	for i, m := range s.Mounts {
-		if m.Source == "" {
-			b.mounts = append(b.mounts, bind(emptyDir(dir, i), m.Target, m.ReadOnly))
-			continue
+		source := emptyDir(dir, i)
+		if m.Source != "" {
+			var err error
+			if source, err = inCheckout(dir, m.Source); err != nil {
+				return err
+			}
 		}
-		source, err := inCheckout(dir, m.Source)
-		if err != nil {
-			return err
-		}
-		b.mounts = append(b.mounts, bind(source, m.Target, m.ReadOnly))
+		b.host.Mounts = append(b.host.Mounts, bind(source, m.Target, m.ReadOnly))
 	}
 	for _, t := range s.Tmpfs {
 		if b.host.Tmpfs == nil {
@@ -100,7 +105,7 @@ func (b *builder) specMounts(s *job.Spec, dir string) error {
 		b.host.Tmpfs[t.Target] = strings.Join(t.Options, ",") // part of the slot's memory
 	}
 	if s.AgentProgram {
-		b.mounts = append(b.mounts, bind(plan.AgentCopy, job.AgentPath, true))
+		b.host.Mounts = append(b.host.Mounts, bind(plan.AgentCopy, job.AgentPath, true))
 	}
 	return nil
 }

@@ -131,7 +131,7 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 	if g.Vendor == "amd" {
 		j.ras(id, bus)
 		if bus.Link != nil {
-			j.link(id, *bus.Link)
+			j.link(id, bus.Link)
 		}
 	}
 	// The GPU answers, so whatever was wrong before its reset is over.
@@ -305,11 +305,11 @@ func (j *judge) pcie(id string, n *probe.GPU, p *probe.PCIe) {
 	if busy := c != nil && c.SM != nil && c.MaxSM != nil && *c.SM >= *c.MaxSM/2 && len(n.Processes) > 0; busy && p.Gen != nil && p.MaxGen != nil {
 		j.seeLink(id, "generation", *p.Gen < *p.MaxGen, fmt.Sprintf("the GPU at %s uses PCIe generation %d of %d under load", pci, *p.Gen, *p.MaxGen))
 	}
-	j.link(id, Link{Width: p.Width, MaxWidth: p.MaxWidth, Replays: p.Replays})
+	j.link(id, p)
 }
 
 // link judges what the PCIe links of all vendors have in common.
-func (j *judge) link(id string, l Link) {
+func (j *judge) link(id string, l *probe.PCIe) {
 	pci := j.at(id)
 	if l.Width != nil && l.MaxWidth != nil && *l.Width > 0 {
 		j.seeLink(id, "width", *l.Width < *l.MaxWidth, fmt.Sprintf("the GPU at %s has %d of %d PCIe lanes", pci, *l.Width, *l.MaxWidth))
@@ -369,9 +369,9 @@ func (j *judge) ras(id string, bus Bus) {
 	if bus.RAS != nil {
 		var errors uint64
 		var blocks []string
-		for name, c := range bus.RAS {
-			if errors += c.Uncorrected; c.Uncorrected > 0 {
-				blocks = append(blocks, fmt.Sprintf("%s %d", name, c.Uncorrected))
+		for name, n := range bus.RAS {
+			if errors += n; n > 0 {
+				blocks = append(blocks, fmt.Sprintf("%s %d", name, n))
 			}
 		}
 		slices.Sort(blocks)

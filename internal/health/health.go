@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
 // Level is how bad something is.
@@ -61,23 +62,17 @@ func (l Level) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 func (e Effect) MarshalText() ([]byte, error) { return []byte(e.String()), nil }
 
 // UnmarshalText parses the name of a level.
-func (l *Level) UnmarshalText(text []byte) error {
-	i := slices.Index(levels, string(text))
-	*l = Level(max(i, 0))
-	return unknownIf(i < 0, "level", text)
-}
+func (l *Level) UnmarshalText(text []byte) error { return parseName(l, levels, text) }
 
 // UnmarshalText parses the name of an effect.
-func (e *Effect) UnmarshalText(text []byte) error {
-	i := slices.Index(effects, string(text))
-	*e = Effect(max(i, 0))
-	return unknownIf(i < 0, "effect", text)
-}
+func (e *Effect) UnmarshalText(text []byte) error { return parseName(e, effects, text) }
 
-func unknownIf(unknown bool, what string, text []byte) error {
-	if unknown {
-		return fmt.Errorf("read health: unknown %s %.20q", what, text)
+func parseName[T ~int](to *T, names []string, text []byte) error {
+	i := slices.Index(names, string(text))
+	if i < 0 {
+		return fmt.Errorf("read health: unknown name %.20q", text)
 	}
+	*to = T(i)
 	return nil
 }
 
@@ -123,22 +118,13 @@ type GPUs struct {
 
 // Bus is what sysfs has of a GPU beyond the inventory.
 type Bus struct {
-	Unread   bool           // reading takes too long; the rest is unknown
-	Dead     bool           // its PCI configuration reads as ones
-	RAS      map[string]RAS // AMD: error counters by block (umc, gfx, …)
-	BadPages int            // AMD: bad pages of its memory
-	Waiting  int            // AMD: how many of them are still in use
-	Link     *Link          // AMD: its PCIe link; nil if not reported
+	Unread   bool              // reading takes too long; the rest is unknown
+	Dead     bool              // its PCI configuration reads as ones
+	RAS      map[string]uint64 // AMD: uncorrected errors by block (umc, gfx, …) since its driver was loaded
+	BadPages int               // AMD: bad pages of its memory
+	Waiting  int               // AMD: how many of them are still in use
+	Link     *probe.PCIe       // AMD: its PCIe link; nil if not reported
 }
-
-// Link is a PCIe link. Values that are not reported are nil.
-type Link struct {
-	Width, MaxWidth *int // lanes
-	Replays         *int // packets sent again, since the driver was loaded
-}
-
-// RAS counts errors of one block of an AMD GPU since its driver was loaded.
-type RAS struct{ Uncorrected, Corrected uint64 }
 
 // Node is one reading of the node.
 type Node struct {

@@ -66,12 +66,7 @@ func (j *judge) begin() {
 // reboot clears what a reboot ends. Readings are kept until the next ones.
 func (j *judge) reboot() {
 	j.s.Next, j.s.Jobs = 0, nil
-	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool {
-		if m.Latched {
-			j.cleared(m, "the node was rebooted")
-		}
-		return m.Latched
-	})
+	j.clear("the node was rebooted", func(m Mark) bool { return m.Latched })
 	for i := range j.s.Marks {
 		j.s.Marks[i].First, j.s.Marks[i].Last = j.in.Up, j.in.Up
 	}
@@ -178,16 +173,12 @@ func (j *judge) find(k key) *Mark {
 // was seen less than its Quiet ago or comes from the kernel's log, which no reading
 // overrules.
 func (j *judge) see(k key, bad bool, m Mark) {
-	old := j.find(k)
 	if bad {
 		m.key, m.Last = k, j.in.Up
 		j.mark(m)
 		return
 	}
-	if old == nil || old.Latched || j.in.Up-old.Last < old.Quiet {
-		return
-	}
-	j.clear(k, "")
+	j.clear("", func(m Mark) bool { return m.key == k && !m.Latched && j.in.Up-m.Last >= m.Quiet })
 }
 
 // latch is like see for findings that are reported only once, at the time at.
@@ -223,20 +214,19 @@ func (j *judge) show(m *Mark) {
 	}
 }
 
-func (j *judge) clear(k key, why string) {
+// clear ends the marks that are over.
+func (j *judge) clear(why string, over func(Mark) bool) {
 	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool {
-		if m.key == k {
-			j.cleared(m, why)
+		ends := over(m)
+		if ends && m.Shown {
+			j.emit(j.event("cleared", m, strings.TrimSuffix("no longer: "+m.Reason+"; "+why, "; ")))
 		}
-		return m.key == k
+		return ends
 	})
 }
 
-func (j *judge) cleared(m Mark, why string) {
-	if m.Shown {
-		j.emit(j.event("cleared", m, strings.TrimSuffix("no longer: "+m.Reason+"; "+why, "; ")))
-	}
-}
+// is matches the mark with a key.
+func is(k key) func(Mark) bool { return func(m Mark) bool { return m.key == k } }
 
 func (j *judge) event(kind string, m Mark, text string) Event {
 	e := Event{Kind: kind, Check: m.Check, GPU: m.GPU, Slot: m.Slot, Level: m.Level, Text: text}
@@ -261,7 +251,7 @@ func (j *judge) emit(e Event) {
 func (j *judge) settle() {
 	for _, m := range slices.Clone(j.s.Marks) {
 		if m.Latched && m.Quiet > 0 && j.in.Up-m.Last >= m.Quiet {
-			j.clear(m.key, fmt.Sprintf("not seen for %s", m.Quiet))
+			j.clear(fmt.Sprintf("not seen for %s", m.Quiet), is(m.key))
 		}
 	}
 	for i := range j.s.Marks {
@@ -281,13 +271,7 @@ func (j *judge) settle() {
 
 // release clears what a reset ends, once the GPU has answered after it.
 func (j *judge) release(id string, reset time.Duration) {
-	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool {
-		over := m.GPU == id && m.Latched && m.Last < reset
-		if over {
-			j.cleared(m, "the GPU was reset")
-		}
-		return over
-	})
+	j.clear("the GPU was reset", func(m Mark) bool { return m.GPU == id && m.Latched && m.Last < reset })
 }
 
 // resetByHand records resets that an operator reported. Like any other reset, one clears

@@ -81,12 +81,11 @@ func TestReadings(t *testing.T) {
 		{name: "a process without a job", change: nvml(func(g *probe.GPU) { g.Processes = []probe.Process{{PID: 4711}} }), lasts: time.Minute, want: "gpu.dirty warn none [3]", says: "4711"},
 		{name: "a process of a job", busy: true, change: func(*Signals) {}, lasts: time.Minute},
 		{name: "persistence off", change: third(func(g *inventory.GPU) { g.PersistenceMode = "off" }), want: "node.persistence warn none []", says: pci(3)},
-		{name: "AMD: uncorrectable errors", amd: true, change: bus(Bus{RAS: map[string]RAS{"umc": {Uncorrected: 1}, "gfx": {}}}), want: "gpu.ras fatal drain [3]", says: "umc 1"},
-		{name: "AMD: correctable errors", amd: true, change: bus(Bus{RAS: map[string]RAS{"umc": {Corrected: 9}}})},
+		{name: "AMD: uncorrectable errors", amd: true, change: bus(Bus{RAS: map[string]uint64{"umc": 1, "gfx": 0}}), want: "gpu.ras fatal drain [3]", says: "umc 1"},
 		{name: "AMD: retired pages", amd: true, change: bus(Bus{BadPages: 2}), want: "gpu.retired info none [3]"},
 		{name: "AMD: pages that are bad and in use", amd: true, change: bus(Bus{BadPages: 2, Waiting: 1}), want: "gpu.retired warn none [3]", says: "1 bad memory pages"},
-		{name: "AMD: lanes are missing", amd: true, lasts: time.Minute, quiet: 5 * time.Minute, change: bus(Bus{Link: &Link{Width: new(8), MaxWidth: new(16)}}), want: "gpu.pcie warn none [3]", says: "8 of 16 PCIe lanes"},
-		{name: "AMD: all lanes", amd: true, lasts: time.Minute, change: bus(Bus{Link: &Link{Width: new(16), MaxWidth: new(16), Replays: new(900)}})},
+		{name: "AMD: lanes are missing", amd: true, lasts: time.Minute, quiet: 5 * time.Minute, change: bus(Bus{Link: &probe.PCIe{Width: new(8), MaxWidth: new(16)}}), want: "gpu.pcie warn none [3]", says: "8 of 16 PCIe lanes"},
+		{name: "AMD: all lanes", amd: true, lasts: time.Minute, change: bus(Bus{Link: &probe.PCIe{Width: new(16), MaxWidth: new(16), Replays: new(900)}})},
 		{name: "AMD: lost", amd: true, change: bus(Bus{Dead: true}), want: "gpu.lost fatal park [3]"},
 
 		{name: "driver upgraded under way", change: func(in *Signals) {
@@ -500,11 +499,11 @@ func TestAMDKernel(t *testing.T) {
 	// Errors that the hardware reports last until a reset; the counters stay.
 	n = newNode(t, amdMachine(8))
 	n.want(n.lines(time.Second, line("socket: 4, die: 0 1 new uncorrectable hardware errors detected in umc block")), "gpu.ras fatal drain [3]")
-	n.in.GPUs.Bus[pci(3)] = Bus{RAS: map[string]RAS{"umc": {Uncorrected: 1}}}
+	n.in.GPUs.Bus[pci(3)] = Bus{RAS: map[string]uint64{"umc": 1}}
 	n.want(n.look(time.Second, nil), "gpu.ras fatal drain [3]", "gpu.ras fatal drain [3]")
 	n.want(n.lines(time.Second, line("GPU reset begin!"), line("GPU reset(2) succeeded!")), "gpu.ras fatal drain [3]", "gpu.ras fatal drain [3]")
 	n.want(n.look(time.Second, nil))
-	n.in.GPUs.Bus[pci(3)] = Bus{RAS: map[string]RAS{"umc": {Uncorrected: 2}}}
+	n.in.GPUs.Bus[pci(3)] = Bus{RAS: map[string]uint64{"umc": 2}}
 	n.want(n.look(time.Second, nil), "gpu.ras fatal drain [3]")
 	n.want(n.look(time.Second, func(in *Signals) { in.ResetByHand = map[string]time.Duration{uuid(3): in.Up} }))
 	n.want(n.lines(time.Second, line("device lost from bus!")), "gpu.lost fatal park [3]")
@@ -661,7 +660,7 @@ func TestCPX(t *testing.T) {
 	n := newNode(t, in)
 	line := func(text string) string { return "amdgpu " + pci(2) + ": amdgpu: " + text }
 	const third = "[16 17 18 19 20 21 22 23]"
-	n.in.GPUs.Bus[pci(2)] = Bus{RAS: map[string]RAS{"gfx": {Uncorrected: 1}, "xgmi_wafl": {Uncorrected: 2}}, BadPages: 1}
+	n.in.GPUs.Bus[pci(2)] = Bus{RAS: map[string]uint64{"gfx": 1, "xgmi_wafl": 2}, BadPages: 1}
 	got := n.look(time.Second, nil)
 	n.want(got, "gpu.ras fatal drain "+third, "gpu.retired info none "+third)
 	if fix := "sudo kbnode drain --all --wait; sudo amd-smi reset -G -g " + pci(2) + "; sudo kbnode resume --all"; got[0].Fix != fix || !strings.Contains(got[0].Reason, "gfx 1, xgmi_wafl 2") {
@@ -669,7 +668,7 @@ func TestCPX(t *testing.T) {
 	}
 	n.want(n.lines(0, line("GPU reset begin!"), line("GPU reset(2) failed")), "gpu.reset fatal park "+third, "gpu.ras fatal drain "+third, "gpu.retired info none "+third)
 	n.want(n.lines(time.Second, line("GPU reset(2) succeeded!")), "gpu.ras fatal drain "+third, "gpu.retired info none "+third)
-	n.in.GPUs.Bus[pci(2)] = Bus{RAS: map[string]RAS{"gfx": {Uncorrected: 1}}}
+	n.in.GPUs.Bus[pci(2)] = Bus{RAS: map[string]uint64{"gfx": 1}}
 	n.want(n.look(time.Second, nil))
 
 	n.in.Slots[16].Job, n.in.Slots[21].Job = "job-a", "job-b"

@@ -108,7 +108,7 @@ func (j *judge) kernel(f Fact) {
 		j.latch(about(checkReset, id), f.Up, reboot)
 	case KindResetDone:
 		e.Check = checkReset
-		j.clear(about(checkReset, id), "the reset succeeded")
+		j.clear("the reset succeeded", is(about(checkReset, id)))
 		j.gpu(id, f.PCI).Reset = f.Up
 	case KindResetFailed:
 		e.Check, e.Level = checkReset, Fatal
@@ -145,11 +145,7 @@ func (j *judge) nvswitch(f Fact) {
 
 // switches clears the NVSwitch errors reported before a time.
 func (j *judge) switches(before time.Duration, why string) {
-	for _, m := range slices.Clone(j.s.Marks) {
-		if m.Check == checkSwitch && m.Last < before {
-			j.clear(m.key, why)
-		}
-	}
+	j.clear(why, func(m Mark) bool { return m.Check == checkSwitch && m.Last < before })
 }
 
 // repeats reports whether the same line was recorded for the GPU within the last minute:
@@ -260,7 +256,7 @@ func (j *judge) recovery(id string, action int, at time.Duration, source string)
 		// Only a change means that something was done. None by itself does not end an Xid
 		// that the table calls fatal.
 		if old != nil || source == "Xid 154" {
-			j.clear(k, "the driver no longer requests anything")
+			j.clear("the driver no longer requests anything", is(k))
 			g := j.gpu(id, "")
 			g.Reset = max(g.Reset, at)
 		}

@@ -58,7 +58,7 @@ func amdMachine(n int) Signals {
 	for i := range in.GPUs.List {
 		g := &in.GPUs.List[i]
 		*g = inventory.GPU{Vendor: "amd", UUID: g.UUID, PCI: g.PCI, Model: "AMD Instinct MI300X", Healthy: true}
-		in.GPUs.Bus[g.PCI] = Bus{RAS: map[string]RAS{"umc": {}, "gfx": {}}, Link: &Link{Width: new(16), MaxWidth: new(16)}}
+		in.GPUs.Bus[g.PCI] = Bus{RAS: map[string]uint64{"umc": 0, "gfx": 0}, Link: &probe.PCIe{Width: new(16), MaxWidth: new(16)}}
 	}
 	return in
 }

@@ -42,11 +42,7 @@ func (j *judge) node() {
 		}
 		j.see(k, d.FreeBytes < low, m)
 	}
-	for _, m := range j.s.Marks {
-		if m.Check == checkDisk && !seen[m.Detail] {
-			defer j.clear(m.key, "it is no longer checked")
-		}
-	}
+	j.clear("it is no longer checked", func(m Mark) bool { return m.Check == checkDisk && !seen[m.Detail] })
 	if !seen[CheckDocker] {
 		j.see(ofNode(CheckDocker, ""), n.Docker != "", Mark{
 			Level: Fatal, Effect: Drain, After: dockerAfter,

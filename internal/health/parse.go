@@ -150,6 +150,9 @@ func (p *Parser) nvidia(said string, f *Fact) bool {
 // (TASK_COMM_LEN), and the driver writes ", " behind it, so no name makes a match.
 var severity = lazy.Regexp(`.*[ ,](Fatal|Nonfatal) XC[0-9]+ i[0-9]+ Link `)
 
+// recoveryChange matches what an Xid 154 says.
+var recoveryChange = lazy.Regexp(`GPU recovery action changed from 0x.*? to 0x([0-9a-fA-F]+)`)
+
 // xidLine parses what follows "Xid (": "PCI:0000:1a:00): 31, pid=1234, name=python3, …".
 // A MIG instance follows the address: "PCI:0000:1a:00 GPU-I:02".
 func xidLine(said string, f *Fact) bool {
@@ -178,15 +181,9 @@ func xidLine(said string, f *Fact) bool {
 	switch {
 	case f.Xid == 154:
 		f.To = -1
-		if _, change, ok := strings.Cut(rest, "GPU recovery action changed from 0x"); ok {
-			if _, to, ok := strings.Cut(change, " to 0x"); ok {
-				end := strings.IndexFunc(to, func(r rune) bool { return !strings.ContainsRune("0123456789abcdefABCDEF", r) })
-				if end < 0 {
-					end = len(to)
-				}
-				if n, err := strconv.ParseUint(to[:end], 16, 8); err == nil {
-					f.To = int(n)
-				}
+		if m := recoveryChange().FindStringSubmatch(rest); m != nil {
+			if n, err := strconv.ParseUint(m[1], 16, 8); err == nil {
+				f.To = int(n)
 			}
 		}
 	case LookupXid(f.Xid).Class == XidLink:

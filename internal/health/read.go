@@ -11,12 +11,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
@@ -33,25 +33,11 @@ func Now() (Moment, error) {
 	if err != nil {
 		return Moment{}, err
 	}
-	id, err := bootID()
+	id, err := readFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return Moment{}, fmt.Errorf("read boot ID: %w", err)
 	}
 	return Moment{Now: time.Now().UTC().Round(0), Up: up, Boot: id}, nil
-}
-
-// boot is the boot's ID once it was read: it cannot change while the process runs.
-var boot atomic.Pointer[string]
-
-func bootID() (string, error) {
-	if id := boot.Load(); id != nil {
-		return *id, nil
-	}
-	id, err := readFile("/proc/sys/kernel/random/boot_id")
-	if err == nil {
-		boot.Store(&id)
-	}
-	return id, err
 }
 
 func uptime() (time.Duration, error) {
@@ -124,22 +110,17 @@ func readBus(dir string) Bus {
 			b.RAS = nil // if one counter is missing, a lower sum does not indicate a reset
 			break
 		}
-		var c RAS
+		var errors uint64
 		for line := range strings.Lines(text) {
 			kind, value, _ := strings.Cut(strings.TrimSpace(line), ":")
-			n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 64)
-			switch {
-			case err != nil:
-			case kind == "ue":
-				c.Uncorrected = n
-			case kind == "ce":
-				c.Corrected = n
+			if n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 64); err == nil && kind == "ue" {
+				errors = n
 			}
 		}
 		if b.RAS == nil {
-			b.RAS = map[string]RAS{}
+			b.RAS = map[string]uint64{}
 		}
-		b.RAS[strings.TrimSuffix(filepath.Base(name), "_err_count")] = c
+		b.RAS[strings.TrimSuffix(filepath.Base(name), "_err_count")] = errors
 	}
 	// "0x00000001 : 0x00001000 : R": page, size, and state: R is out of use, P waits for
 	// that, and F could not be taken out of use.
@@ -158,20 +139,17 @@ func readBus(dir string) Bus {
 	return b
 }
 
-func readLink(dir string) *Link {
+func readLink(dir string) *probe.PCIe {
 	number := func(name string) *int {
-		text, err := readFile(filepath.Join(dir, name))
-		if err != nil {
-			return nil
-		}
+		text, _ := readFile(filepath.Join(dir, name)) // no text is no number
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 0 {
 			return nil
 		}
 		return &n
 	}
-	l := Link{number("current_link_width"), number("max_link_width"), number("pcie_replay_count")}
-	if l == (Link{}) {
+	l := probe.PCIe{Width: number("current_link_width"), MaxWidth: number("max_link_width"), Replays: number("pcie_replay_count")}
+	if l == (probe.PCIe{}) {
 		return nil
 	}
 	return &l

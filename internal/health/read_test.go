@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -32,7 +32,7 @@ func TestReadBus(t *testing.T) {
 	must.Write(t, root, dir(2, "config"), "\xff\xff") // too short to mean anything
 	gpus := []inventory.GPU{{PCI: pci(0), Vendor: "amd"}, {PCI: pci(0), Vendor: "amd", Partition: 1}, {PCI: pci(1)}, {PCI: pci(2)}, {PCI: "../../etc"}}
 	want := map[string]Bus{
-		pci(0): {RAS: map[string]RAS{"umc": {Uncorrected: 3, Corrected: 12}, "gfx": {}}, BadPages: 2, Waiting: 1, Link: &Link{Width: new(16), Replays: new(12)}},
+		pci(0): {RAS: map[string]uint64{"umc": 3, "gfx": 0}, BadPages: 2, Waiting: 1, Link: &probe.PCIe{Width: new(16), Replays: new(12)}},
 		pci(1): {Dead: true}, pci(2): {},
 	}
 	must.Equal(t, want, ReadBus(root, gpus))
@@ -110,9 +110,7 @@ func TestOwnerOf(t *testing.T) {
 		{"0::/\n", nil},
 	} {
 		must.Write(t, root, fmt.Sprintf("proc/%d/cgroup", i+1), row.cgroup)
-		if diff := cmp.Diff(row.want, owner(i+1)); diff != "" {
-			t.Errorf("%s-want +got:\n%s", row.cgroup, diff)
-		}
+		must.Equal(t, row.want, owner(i+1))
 	}
 	if got := owner(99); got != nil {
 		t.Errorf("a process that has ended: %+v", got)
@@ -182,9 +180,7 @@ func TestKmsgFIFO(t *testing.T) {
 	}
 	must.Equal(t, []uint64{7, 8, 9, 10}, seqs)
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	must.Err(t, <-done, "")
 	if looked != 2 { // once for each process
 		t.Errorf("the process was looked up %d times", looked)
 	}

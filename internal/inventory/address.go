@@ -12,7 +12,7 @@ func AMDDevice(nodes []string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	gpu, err := amdNode(t, nodes)
+	gpu, _, err := amdNode(t, nodes)
 	if err != nil {
 		return "", fmt.Errorf("find the GPU: %w", err)
 	}

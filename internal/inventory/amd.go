@@ -20,6 +20,7 @@ const (
 // kfdGPU is a node of the kernel's compute topology that is a GPU or a partition of one.
 type kfdGPU struct {
 	node      int
+	id        string // gpu_id, by which the driver counts what processes use
 	pci       string
 	partition int
 	index     int
@@ -151,12 +152,17 @@ func amdDevice(t tree, pci string) GPU {
 	return gpu
 }
 
+// kfdPath returns the directory of the compute driver's nodes.
+func kfdPath(t tree) string {
+	if t.exists(kfdDir) {
+		return kfdDir
+	}
+	return kfdDirVirtual
+}
+
 // readKFD reads the compute driver's topology; exists is false if there is no such driver.
 func readKFD(t tree, devices []string) (nodes []kfdGPU, exists bool) {
-	dir := kfdDir
-	if !t.exists(dir) {
-		dir = kfdDirVirtual
-	}
+	dir := kfdPath(t)
 	exists = t.exists(dir)
 	known := map[string]bool{}
 	for _, id := range t.numbered(dir, "") {
@@ -168,7 +174,7 @@ func readKFD(t tree, devices []string) (nodes []kfdGPU, exists bool) {
 		if number("simd_count") <= 0 {
 			continue // a CPU
 		}
-		node := kfdGPU{node: id, index: len(nodes), render: -1, target: number("gfx_target_version")}
+		node := kfdGPU{node: id, id: t.unplanned().text(fmt.Sprintf("%s/%d/gpu_id", dir, id)), index: len(nodes), render: -1, target: number("gfx_target_version")}
 		node.unique, _ = strconv.ParseUint(p["unique_id"], 10, 64)
 		if minor := number("drm_render_minor"); minor > 0 && minor < 1<<20 {
 			node.render = int(minor)

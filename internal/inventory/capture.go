@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -77,13 +77,7 @@ func Capture(ctx context.Context, opts Options, w io.Writer) error {
 // captureNVML adds NVML's report, current or captured, and the files that are read with it.
 // A machine without NVML has only the files.
 func captureNVML(ctx context.Context, t tree, inv *Inventory, keepNames bool) error {
-	var report *probe.Report
-	var err error
-	if t.live() {
-		report, err = probe.Run(ctx, probe.Options{})
-	} else {
-		report, err = capturedNVML(t)
-	}
+	report, err := askNVML(ctx, t)
 	delete(t.seen, nvmlPath)
 	gpus, _, _ := nvidiaGPUs(t, report, err)
 	inv.GPUs = append(inv.GPUs, gpus...)
@@ -173,25 +167,14 @@ func Open(name string) (root string, closeRoot func() error, err error) {
 
 // unpack writes an archive's files below dir and nowhere else.
 func unpack(archive *txtar.Archive, dir string) error {
-	root, err := os.OpenRoot(dir)
+	for _, f := range archive.Files {
+		if !fs.ValidPath(f.Name) || len(f.Name) > maxArchivePath {
+			return fmt.Errorf("%.80q is not a path within a machine", f.Name)
+		}
+	}
+	files, err := txtar.FS(archive)
 	if err != nil {
 		return err
 	}
-	defer root.Close() //nolint:errcheck // every file in it was closed
-	made := map[string]bool{}
-	for _, f := range archive.Files {
-		if !filepath.IsLocal(f.Name) || path.Clean(f.Name) != f.Name || len(f.Name) > maxArchivePath {
-			return fmt.Errorf("%.80q is not a path within a machine", f.Name)
-		}
-		if parent := path.Dir(f.Name); !made[parent] {
-			if err := root.MkdirAll(parent, 0o700); err != nil {
-				return err
-			}
-			made[parent] = true
-		}
-		if err := root.WriteFile(f.Name, f.Data, 0o600); err != nil {
-			return err
-		}
-	}
-	return nil
+	return os.CopyFS(dir, files)
 }

@@ -32,9 +32,7 @@ func opened(t *testing.T, archive string) string {
 	root, closeRoot, err := inventory.Open(file)
 	must.Do(t, err)
 	t.Cleanup(func() {
-		if err := closeRoot(); err != nil {
-			t.Error(err)
-		}
+		must.Err(t, closeRoot(), "")
 		if _, err := os.Stat(root); err == nil {
 			t.Errorf("%s is still there after closing it", root)
 		}

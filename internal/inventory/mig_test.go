@@ -4,8 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -101,8 +99,6 @@ func TestNVLinks(t *testing.T) {
 		at("0000:3b:00.0", "GPU-3"),
 	}}, nil)
 	for i, want := range [][]string{{"0000:1b:00.0", "0000:3b:00.0"}, nil, nil} {
-		if diff := cmp.Diff(want, gpus[i].Links); diff != "" {
-			t.Errorf("GPU %d (-want +got):\n%s", i, diff)
-		}
+		must.Equal(t, want, gpus[i].Links)
 	}
 }

@@ -20,18 +20,15 @@ import (
 // has lost is reported too. Without NVML, it uses sysfs and /proc/driver/nvidia. The result
 // is nil on a machine with neither a GPU nor the driver.
 func readNVIDIA(ctx context.Context, t tree) ([]GPU, *NVIDIA, []Problem) {
-	var report *probe.Report
-	var err error
-	if t.live() {
-		report, err = probe.Run(ctx, probe.Options{})
-	} else {
-		report, err = capturedNVML(t)
-	}
+	report, err := askNVML(ctx, t)
 	return nvidiaGPUs(t, report, err)
 }
 
-// capturedNVML returns NVML's report in a captured tree; nil in other trees.
-func capturedNVML(t tree) (*probe.Report, error) {
+// askNVML returns NVML's report about this machine, or the one in a captured tree; nil in other trees.
+func askNVML(ctx context.Context, t tree) (*probe.Report, error) {
+	if t.live() {
+		return probe.Run(ctx, probe.Options{})
+	}
 	text, err := t.read(nvmlPath)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

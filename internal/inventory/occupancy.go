@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,32 +18,22 @@ const useTimeout = 20 * time.Second
 
 // Occupancy is what uses a GPU at one moment.
 type Occupancy struct {
-	Driver    string       // version; "" for the kernel's own driver
-	Compute   []GPUProcess // processes that compute on it
-	Graphics  []GPUProcess // processes that draw on it; NVIDIA only
-	UsedBytes int64        // of its memory; -1 if that says nothing about its processes
+	Driver    string          // version; "" for the kernel's own driver
+	Compute   []probe.Process // that compute on it
+	Graphics  []probe.Process // that draw on it; NVIDIA only
+	UsedBytes int64           // of its memory; -1 if that says nothing about its processes
 }
 
-// GPUProcess is a process on a GPU, by its PID on the host.
-type GPUProcess struct {
-	PID       int
-	UsedBytes int64 // of the GPU's memory; 0 if the driver does not report it
-}
-
-// Occupied looks at one GPU of this machine: an NVIDIA GPU by its UUID, an AMD GPU by the
-// render node among its device nodes. An error means that the driver did not answer; it
-// says nothing about the GPU. No handle is kept open.
-func Occupied(ctx context.Context, vendor, uuid string, nodes []string) (Occupancy, error) {
-	if vendor == "amd" {
-		return AMDOccupied("/", nodes)
-	}
+// NVIDIAOccupied looks at an NVIDIA GPU of this machine. An error means that the driver did not
+// answer; it says nothing about the GPU. No handle is kept open.
+func NVIDIAOccupied(ctx context.Context, uuid string) (Occupancy, error) {
 	if !validUUID(uuid) {
 		return Occupancy{}, errors.New("check the GPU: its UUID is unknown")
 	}
 	return nvidiaUse(ctx, probe.Options{GPU: uuid, Timeout: useTimeout})
 }
 
-// AMDOccupied is Occupied for an AMD GPU, on the machine below root.
+// AMDOccupied looks at the AMD GPU whose render node is among these, on the machine below root.
 func AMDOccupied(root string, nodes []string) (Occupancy, error) {
 	t, err := openTree(root)
 	if err != nil {
@@ -64,7 +55,7 @@ func nvidiaUse(ctx context.Context, opts probe.Options) (Occupancy, error) {
 	if g.Error != "" {
 		return Occupancy{}, fmt.Errorf("check %s: %s", opts.GPU, printable(g.Error))
 	}
-	o := Occupancy{Driver: printable(report.Driver), Compute: onGPU(g.Processes), Graphics: onGPU(g.Graphics), UsedBytes: -1}
+	o := Occupancy{Driver: printable(report.Driver), Compute: g.Processes, Graphics: g.Graphics, UsedBytes: -1}
 	// The memory of a GPU that is a NUMA node belongs to the kernel, which also keeps other
 	// things there and frees nothing when a process ends.
 	if g.Memory != nil && g.MemoryNode == nil {
@@ -73,27 +64,19 @@ func nvidiaUse(ctx context.Context, opts probe.Options) (Occupancy, error) {
 	return o, nil
 }
 
-func onGPU(list []probe.Process) []GPUProcess {
-	var all []GPUProcess
-	for _, p := range list {
-		all = append(all, GPUProcess{PID: int(p.PID), UsedBytes: byteCount(p.UsedBytes)})
-	}
-	return all
-}
-
 // amdUse reads what the compute driver reports about its processes:
 // /sys/class/kfd/kfd/proc/<pid> has vram_<gpu_id>, in bytes, and the queues. A process that
 // only opened the driver does not count.
 func amdUse(t tree, nodes []string) (Occupancy, error) {
-	gpu, err := amdNode(t, nodes)
+	gpu, alone, err := amdNode(t, nodes)
 	if err != nil {
 		return Occupancy{}, fmt.Errorf("check the GPU: %w", err)
 	}
 	o := Occupancy{Driver: printable(t.text("sys/module/amdgpu/version")), UsedBytes: -1}
-	if used, ok := t.number(pciDir + "/" + gpu.pci + "/mem_info_vram_used"); ok && gpu.alone {
+	if used, ok := t.number(pciDir + "/" + gpu.pci + "/mem_info_vram_used"); ok && alone {
 		o.UsedBytes = used
 	}
-	procs := path.Join(path.Dir(path.Dir(gpu.dir)), "proc")
+	procs := path.Join(path.Dir(path.Dir(kfdPath(t))), "proc")
 	if !t.exists(procs) {
 		return Occupancy{}, errors.New("check the GPU: the compute driver (KFD) does not list its processes")
 	}
@@ -105,21 +88,15 @@ func amdUse(t tree, nodes []string) (Occupancy, error) {
 			queues = queues || t.text(fmt.Sprintf("%s/queues/%d/gpuid", dir, q)) == gpu.id
 		}
 		if used > 0 || queues {
-			o.Compute = append(o.Compute, GPUProcess{PID: pid, UsedBytes: used})
+			o.Compute = append(o.Compute, probe.Process{PID: uint32(pid), UsedBytes: uint64(used)})
 		}
 	}
 	return o, nil
 }
 
-// amdGPU is a GPU as the compute driver identifies it.
-type amdGPU struct {
-	dir   string // of all nodes of the topology
-	id    string // gpu_id
-	pci   string
-	alone bool // it is the whole PCI device, not a partition
-}
-
-func amdNode(t tree, nodes []string) (amdGPU, error) {
+// amdNode returns the GPU whose render node is among these device nodes, and whether it is the whole PCI
+// device, not a partition.
+func amdNode(t tree, nodes []string) (gpu kfdGPU, alone bool, err error) {
 	var render string
 	for _, n := range nodes {
 		if minor, ok := strings.CutPrefix(n, "/dev/dri/renderD"); ok {
@@ -127,30 +104,14 @@ func amdNode(t tree, nodes []string) (amdGPU, error) {
 		}
 	}
 	if render == "" {
-		return amdGPU{}, errors.New("its render node is unknown")
+		return gpu, false, errors.New("its render node is unknown")
 	}
-	gpu := amdGPU{dir: kfdDir}
-	if !t.exists(gpu.dir) {
-		gpu.dir = kfdDirVirtual
+	all, _ := readKFD(t, amdDevices(t))
+	at := slices.IndexFunc(all, func(n kfdGPU) bool { return strconv.Itoa(n.render) == render })
+	if at < 0 || all[at].id == "" || all[at].id == "0" {
+		return gpu, false, fmt.Errorf("the compute driver (KFD) does not list renderD%.8s", render)
 	}
-	devices, parts := amdDevices(t), map[string]int{}
-	for _, node := range t.numbered(gpu.dir, "") {
-		dir := fmt.Sprintf("%s/%d", gpu.dir, node)
-		p := fields(t.text(dir + "/properties"))
-		if p["simd_count"] == "" || p["simd_count"] == "0" {
-			continue // a CPU
-		}
-		domain, _ := strconv.ParseInt(p["domain"], 10, 64)
-		location, _ := strconv.ParseInt(p["location_id"], 10, 64)
-		pci, _ := kfdAddress(domain, location, devices)
-		parts[pci]++
-		if p["drm_render_minor"] == render {
-			gpu.id, gpu.pci = t.text(dir+"/gpu_id"), pci
-		}
-	}
-	if gpu.id == "" || gpu.id == "0" {
-		return amdGPU{}, fmt.Errorf("the compute driver (KFD) does not list renderD%.8s", render)
-	}
-	gpu.alone = parts[gpu.pci] == 1
-	return gpu, nil
+	gpu = all[at]
+	parts := slices.DeleteFunc(all, func(n kfdGPU) bool { return n.pci != gpu.pci })
+	return gpu, len(parts) == 1, nil
 }

@@ -30,7 +30,7 @@ func TestNVIDIAUse(t *testing.T) {
 		},
 		{
 			"in use", `{"index":-1,"uuid":"` + id + `","memory":{"used_bytes":1},"processes":[{"pid":7,"used_bytes":9}],"graphics_processes":[{"pid":8}]}`,
-			Occupancy{Driver: "580.1", UsedBytes: 1, Compute: []GPUProcess{{7, 9}}, Graphics: []GPUProcess{{8, 0}}}, "",
+			Occupancy{Driver: "580.1", UsedBytes: 1, Compute: []probe.Process{{PID: 7, UsedBytes: 9}}, Graphics: []probe.Process{{PID: 8}}}, "",
 		},
 		{
 			"its memory is a NUMA node", `{"index":-1,"uuid":"` + id + `","memory_node":4,"memory":{"used_bytes":1}}`,
@@ -53,7 +53,7 @@ func TestNVIDIAUse(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Occupied(t.Context(), "nvidia", "", nil); err == nil || !strings.Contains(err.Error(), "UUID is unknown") {
+	if _, err := NVIDIAOccupied(t.Context(), ""); err == nil || !strings.Contains(err.Error(), "UUID is unknown") {
 		t.Errorf("without a UUID: %v", err)
 	}
 }
@@ -79,7 +79,7 @@ func TestAMDUse(t *testing.T) {
 	}
 	whole := server(1, nil)
 	id := func(tr tree, render int) string {
-		gpu, err := amdNode(tr, []string{fmt.Sprintf("/dev/dri/renderD%d", render)})
+		gpu, _, err := amdNode(tr, []string{fmt.Sprintf("/dev/dri/renderD%d", render)})
 		must.Do(t, err)
 		return gpu.id
 	}
@@ -104,7 +104,7 @@ func TestAMDUse(t *testing.T) {
 				proc + "not-a-process/vram_" + second: "1",
 			},
 			[]string{"/dev/dri/renderD136"},
-			Occupancy{Driver: "6.12.12", UsedBytes: 2 << 20, Compute: []GPUProcess{{100, 4096}, {102, 0}}}, "",
+			Occupancy{Driver: "6.12.12", UsedBytes: 2 << 20, Compute: []probe.Process{{PID: 100, UsedBytes: 4096}, {PID: 102}}}, "",
 		},
 		{"a partition's memory is not counted", 8, nil, []string{"/dev/dri/renderD137"}, Occupancy{Driver: "6.12.12", UsedBytes: -1}, ""},
 		{"no such GPU", 1, nil, []string{"/dev/dri/renderD99"}, Occupancy{}, "does not list renderD99"},

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -54,9 +53,7 @@ func golden(t *testing.T, name, text string) {
 	if err != nil {
 		t.Fatalf("%v; make it with: go test ./internal/inventory -update", err)
 	}
-	if diff := cmp.Diff(string(want), text); diff != "" {
-		t.Errorf("%s differs (-want +got):\n%s", path, diff)
-	}
+	must.Equal(t, string(want), text)
 }
 
 // summary formats an inventory for reading: cores with the same place share a line.

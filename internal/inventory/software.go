@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/godbus/dbus/v5"
+	"github.com/coreos/go-systemd/v22/dbus"
 )
 
 const (
@@ -89,46 +89,26 @@ func askSystemd(ctx context.Context) (string, error) {
 	if _, err := os.Stat("/run/systemd/system"); err != nil {
 		return "", errors.New("this machine was not booted with systemd")
 	}
-	address, bus := "unix:path=/run/systemd/private", false
+	connect := dbus.NewSystemdConnectionContext
 	if os.Geteuid() != 0 {
-		address, bus = "unix:path=/run/dbus/system_bus_socket", true
+		connect = dbus.NewSystemConnectionContext
 	}
-	version, err := systemdVersion(ctx, address, bus)
+	ctx, cancel := context.WithTimeout(ctx, systemdDeadline)
+	defer cancel()
+	conn, err := connect(ctx)
+	if err != nil {
+		return "", fmt.Errorf("ask systemd for its version: %w", err)
+	}
+	defer conn.Close()
+	text, err := conn.GetManagerProperty("Version")
+	version := majorVersion(strings.Trim(text, `"`))
+	if err == nil && version == "" {
+		err = fmt.Errorf("%s is not a version", text)
+	}
 	if err != nil {
 		return "", fmt.Errorf("ask systemd for its version: %w", err)
 	}
 	return version, nil
-}
-
-// systemdVersion returns the version, "257" for "257.9-1~deb13u1", of the systemd behind a
-// D-Bus address. A bus requires a greeting; systemd itself does not support it.
-func systemdVersion(ctx context.Context, address string, bus bool) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, systemdDeadline)
-	defer cancel()
-	conn, err := dbus.Dial(address, dbus.WithContext(ctx))
-	if err != nil {
-		return "", err
-	}
-	defer conn.Close() //nolint:errcheck // only asked
-	if err := conn.Auth(nil); err != nil {
-		return "", err
-	}
-	if bus {
-		if err := conn.Hello(); err != nil {
-			return "", err
-		}
-	}
-	var value dbus.Variant
-	err = conn.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1").CallWithContext(ctx,
-		"org.freedesktop.DBus.Properties.Get", 0, "org.freedesktop.systemd1.Manager", "Version").Store(&value)
-	if err != nil {
-		return "", err
-	}
-	version, ok := value.Value().(string)
-	if !ok || majorVersion(version) == "" {
-		return "", fmt.Errorf("%s is not a version", value)
-	}
-	return majorVersion(version), nil
 }
 
 // majorVersion returns the leading number of "257.9-1", "v255" or "252".

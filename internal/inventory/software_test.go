@@ -129,30 +129,6 @@ func TestMajorVersion(t *testing.T) {
 	}
 }
 
-func TestCDIByVersion(t *testing.T) {
-	t.Parallel()
-	tests := []struct {
-		name, version, config string
-		want                  bool
-	}{
-		{"on by default", "28.2.0", ``, true},
-		{"on by default in later majors", "29.0.1", `{}`, true},
-		{"switched off", "28.5.2", `{"features": {"cdi": false}}`, false},
-		{"not yet on by default", "28.1.1", `{"features": {}}`, false},
-		{"switched on", "26.1.5+dfsg1", `{"features": {"cdi": true}}`, true},
-		{"before CDI", "20.10.24+dfsg1", `{"features": {"cdi": true}}`, false},
-		{"a broken configuration", "28.5.2", `{"features": `, true},
-		{"no version", "", ``, false},
-		{"a version of another kind", "master", ``, false},
-	}
-	for _, tt := range tests {
-		on, set := cdiFeature(tt.config)
-		if got := cdiByVersion(tt.version, on, set); got != tt.want {
-			t.Errorf("%s: got %t, want %t", tt.name, got, tt.want)
-		}
-	}
-}
-
 func TestCDIDevices(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -182,17 +158,13 @@ func engine(t *testing.T, info map[string]any) string {
 		w.Header().Set("Api-Version", "1.45")
 		if strings.HasSuffix(r.URL.Path, "/info") {
 			w.Header().Set("Content-Type", "application/json")
-			if err := json.NewEncoder(w).Encode(info); err != nil {
-				t.Error(err)
-			}
+			must.Err(t, json.NewEncoder(w).Encode(info), "")
 		}
 	})}
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(listener) }()
 	t.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
+		must.Err(t, server.Close(), "")
 		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
 			t.Error(err)
 		}
@@ -228,6 +200,15 @@ func TestAskDockerReadsCDIFiles(t *testing.T) {
 	got, err := askDocker(t.Context(), tree{root: "/"}, socket)
 	if err != nil || !got.CDI || !cmp.Equal(got.CDIDevices, []string{"nvidia.com/gpu=GPU-1"}) {
 		t.Errorf("got %+v, %v; want CDI with GPU-1", got, err)
+	}
+}
+
+// An engine without CDI names no directories.
+func TestAskDockerWithoutCDI(t *testing.T) {
+	t.Parallel()
+	got, err := askDocker(t.Context(), tree{root: "/"}, engine(t, map[string]any{"ServerVersion": "28.5.2"}))
+	if err != nil || got.CDI {
+		t.Errorf("got %+v, %v; want no CDI", got, err)
 	}
 }
 

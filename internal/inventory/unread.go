@@ -131,7 +131,7 @@ var subjects = []struct{ prefix, subject string }{
 	{nodeDir, SubjectMemory}, {"proc/meminfo", SubjectMemory}, {"sys/kernel/mm/hugepages", SubjectMemory},
 	{pciDir, SubjectGPUs}, {pciRoots + "/pci", SubjectGPUs}, {nvidiaProc + "/gpus", SubjectGPUs}, {kfdDir, SubjectGPUs}, {kfdDirVirtual, SubjectGPUs},
 	{"proc/driver", "driver"}, {"proc/devices", "driver"}, {"sys/module", "driver"},
-	{dockerConfig, SubjectCDI}, {"etc/cdi", SubjectCDI}, {"var/run/cdi", SubjectCDI}, {"run/cdi", SubjectCDI},
+	{"etc/cdi", SubjectCDI}, {"var/run/cdi", SubjectCDI}, {"run/cdi", SubjectCDI},
 	{"etc/hostname", SubjectHost}, {"etc/os-release", "os"}, {"usr/lib/os-release", "os"},
 	{"proc/sys/kernel/osrelease", "os"}, {"proc/version", "os"},
 	{"proc", SubjectTuning}, {"sys", SubjectTuning},

@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/image"
@@ -62,20 +63,15 @@ func New(o Options) *Exporter {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	e := &Exporter{Options: o, registry: prometheus.NewRegistry()}
+	metrics := promauto.With(e.registry)
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
-		v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
-		e.registry.MustRegister(v)
-		return v
+		return metrics.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
 	}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-		e.registry.MustRegister(v)
-		return v
+		return metrics.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
 	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
-		e.registry.MustRegister(v)
-		return v
+		return metrics.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
 	}
 	gauge("kbnode_build_info", "Version of kbnode; always 1.", "version", "commit", "go").
 		WithLabelValues(o.Version, o.Commit, runtime.Version()).Set(1)
@@ -175,13 +171,8 @@ func (e *Exporter) slots(s daemon.Snapshot) {
 		ss := at[sl.Index]
 		uuids := sl.Each(func(g plan.SlotGPU) string { return g.UUID })
 		e.slotInfo.WithLabelValues(sl.Name, label(strings.Join(uuids, ",")), label(sl.Model()), label(sl.Queue)).Set(1)
-		is := ss.Word(sl)
 		for _, word := range slot.Words {
-			v := 0.0
-			if word == is {
-				v = 1
-			}
-			e.slotState.WithLabelValues(sl.Name, word).Set(v)
+			e.slotState.WithLabelValues(sl.Name, word).Set(number(word == ss.Word(sl)))
 		}
 		for _, d := range sl.Drains {
 			e.slotDrained.WithLabelValues(sl.Name, label(d.By)).Set(1)
@@ -225,14 +216,17 @@ func (e *Exporter) image(s image.State) {
 	}
 	e.imageInfo.WithLabelValues(label(s.Name), label(cmp.Or(s.Current.Digest, s.Current.ID))).Set(1)
 	e.imageSince.WithLabelValues().Set(seconds(s.Current.Since))
-	trial := 0.0
-	if s.Trial != nil {
-		trial = 1
-	}
-	e.imageOnTrial.WithLabelValues().Set(trial)
+	e.imageOnTrial.WithLabelValues().Set(number(s.Trial != nil))
 }
 
 // label makes a text valid as the value of a label: the client panics on invalid UTF-8.
 func label(s string) string { return text.Line(s, maxLabel) }
 
 func seconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }
+
+func number(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}

@@ -32,31 +32,31 @@ type web struct {
 
 // serve moves the server to an address; "" is none. A failure is retried at each pass.
 func (e *Exporter) serve(address string) {
-	if e.server != nil {
-		select {
-		case <-e.ended:
-		default:
-			if address == e.address {
-				return
-			}
-		}
-		e.Close()
+	serving := e.server != nil
+	select {
+	case <-e.ended:
+		serving = false
+	default:
 	}
+	if serving && address == e.address {
+		return
+	}
+	e.Close()
 	if address != e.address {
 		e.address, e.said = address, ""
 	}
 	if address == "" {
 		return
 	}
-	if err := e.listen(address); err != nil {
-		if err.Error() != e.said {
-			e.Log.Warn("metrics not served", "err", err)
-		}
+	err := e.listen(address)
+	switch {
+	case err == nil:
+		e.said = ""
+		e.Log.Info("metrics served", "address", address)
+	case err.Error() != e.said:
 		e.said = err.Error()
-		return
+		e.Log.Warn("metrics not served", "err", err)
 	}
-	e.said = ""
-	e.Log.Info("metrics served", "address", address)
 }
 
 func (e *Exporter) listen(address string) error {

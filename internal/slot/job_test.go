@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 	"golang.org/x/tools/txtar"
 )
 
@@ -17,9 +17,7 @@ func tree(t *testing.T, archive string) string {
 	root := t.TempDir()
 	for _, f := range txtar.Parse([]byte(archive)).Files {
 		name := filepath.Join(root, f.Name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(name), 0o755))
 		for i, c := range f.Data {
 			switch c {
 			case '|':
@@ -28,9 +26,7 @@ func tree(t *testing.T, archive string) string {
 				f.Data[i] = 0x1b
 			}
 		}
-		if err := os.WriteFile(name, f.Data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(name, f.Data, 0o600))
 	}
 	return root
 }
@@ -76,9 +72,7 @@ func TestCurrentJob(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("job (-want +got):\n%s", diff)
-			}
+			must.Equal(t, tt.want, got)
 		})
 	}
 }
@@ -99,9 +93,7 @@ populated 1
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"docker-aa.scope"}, got); diff != "" {
-		t.Errorf("containers (-want +got):\n%s", diff)
-	}
+	must.Equal(t, []string{"docker-aa.scope"}, got)
 	if got, err := Containers(root, "/none.slice"); err != nil || got != nil {
 		t.Errorf("containers of no slice: %v, %v", got, err)
 	}
@@ -114,7 +106,5 @@ func TestEnvironKeepsNoToken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(map[string]string{"KBNODE_GENERATION": "abc"}, got); diff != "" {
-		t.Errorf("environment (-want +got):\n%s", diff)
-	}
+	must.Equal(t, map[string]string{"KBNODE_GENERATION": "abc"}, got)
 }

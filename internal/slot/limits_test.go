@@ -6,9 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestLimits(t *testing.T) {
@@ -30,9 +29,7 @@ func TestLimits(t *testing.T) {
 	} {
 		root := t.TempDir()
 		dir := filepath.Join(root, cgroup)
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(dir, 0o755))
 		for file, text := range good {
 			if file == tt.file {
 				text = tt.text
@@ -40,9 +37,7 @@ func TestLimits(t *testing.T) {
 			if text == "" {
 				continue
 			}
-			if err := os.WriteFile(filepath.Join(dir, file), []byte(text+"\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(filepath.Join(dir, file), []byte(text+"\n"), 0o600))
 		}
 		files, err := ReadLimits(dir)
 		if err != nil {
@@ -52,14 +47,10 @@ func TestLimits(t *testing.T) {
 		for _, m := range Compare(want, Slice{Cgroup: cgroup, Files: files}) {
 			got += strings.TrimPrefix(m.String(), CgroupRoot+cgroup+"/")
 		}
-		if diff := cmp.Diff(tt.want, got); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, tt.want, got)
 		if err := CheckLimits(root, policy); (err == nil) != (tt.refusal == "") || err != nil && !strings.Contains(err.Error(), tt.refusal) {
 			t.Errorf("%s: %v, want %q", tt.text, err, tt.refusal)
 		}
 	}
-	if err := CheckLimits(t.TempDir(), policy); err == nil || !strings.Contains(err.Error(), "no such file") {
-		t.Errorf("no slice: %v", err)
-	}
+	must.Err(t, CheckLimits(t.TempDir(), policy), "no such file")
 }

@@ -5,13 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
 // ParkedDir is the directory beside a slot's socket in which each file NAME.json is one reason
@@ -59,12 +60,10 @@ func ReadParked(runDir string) ([]Parked, error) {
 
 // ReadReason reads one file of ParkedDir.
 func ReadReason(name string) (p Parked, err error) {
-	f, err := os.Open(name)
-	if err != nil {
+	text, err := limit.ReadFile(name, maxReason)
+	if errors.Is(err, fs.ErrNotExist) {
 		return p, err
 	}
-	defer func() { _ = f.Close() }()
-	text, err := io.ReadAll(io.LimitReader(f, maxReason))
 	if err == nil {
 		err = json.Unmarshal(text, &p)
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestWord checks the words; an agent that is stopping is not idle.
@@ -151,9 +152,7 @@ func TestPolicies(t *testing.T) {
 		t.Errorf("of no node: %v, %v", got, err)
 	}
 	elsewhere := filepath.Join(t.TempDir(), "policy")
-	if err := os.WriteFile(elsewhere, []byte(`{"slot": 10}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(elsewhere, []byte(`{"slot": 10}`), 0o600))
 	for _, row := range []struct{ name, text, want string }{
 		{"gpu10.json", `{"slot": 10}`, ""},
 		{"gpu10.json", `{"slot": 1}`, "is for slot 1; run kbnode reconcile"},
@@ -194,14 +193,10 @@ func TestRegister(t *testing.T) {
 	if err := Register(run); err == nil {
 		t.Fatal("registered without a run directory")
 	}
-	if err := os.MkdirAll(run, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(run, 0o755))
 	for range 100 {
 		before := time.Now()
-		if err := Register(run); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, Register(run))
 		after := time.Now()
 		if !registered(root, 3, before) {
 			t.Fatal("an agent that was started just before has not registered")
@@ -210,4 +205,13 @@ func TestRegister(t *testing.T) {
 			t.Fatal("the agent that is started next has registered")
 		}
 	}
+}
+
+func TestLookupUser(t *testing.T) {
+	t.Parallel()
+	if uid, gid, err := LookupUser("root"); uid != 0 || gid != 0 || err != nil {
+		t.Errorf("root: %d, %d, %v", uid, gid, err)
+	}
+	_, _, err := LookupUser("kbnode-no-such-user")
+	must.Err(t, err, "run kbnode reconcile")
 }

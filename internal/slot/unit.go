@@ -1,6 +1,12 @@
 package slot
 
-import "time"
+import (
+	"errors"
+	"fmt"
+	"os/user"
+	"strconv"
+	"time"
+)
 
 // Unit is a systemd unit as the manager reports it.
 type Unit struct {
@@ -35,3 +41,17 @@ func (u Unit) Failing() bool {
 
 // Stopping reports whether the unit was asked to stop and has not stopped yet.
 func (u Unit) Stopping() bool { return u.Active == "deactivating" }
+
+// LookupUser returns the IDs of a user that kbnode makes.
+func LookupUser(name string) (uid, gid int, err error) {
+	u, err := user.Lookup(name)
+	if err != nil {
+		return 0, 0, fmt.Errorf("look up user %s: %w; run kbnode reconcile", name, err)
+	}
+	uid, err1 := strconv.Atoi(u.Uid)
+	gid, err2 := strconv.Atoi(u.Gid)
+	if err := errors.Join(err1, err2); err != nil {
+		return 0, 0, fmt.Errorf("look up user %s: %w", name, err)
+	}
+	return uid, gid, nil
+}

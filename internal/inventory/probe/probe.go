@@ -62,6 +62,7 @@ type Options struct {
 	GPU     string        // query only what uses the GPU with this UUID: its processes and memory
 	set     []string      // change a setting instead: the arguments of kbnode-nvml set
 	runDir  string        // "" means /run/kbnode; for tests
+	program *program      // nil means the embedded one; for tests
 }
 
 // Run queries NVML about this machine. If NVML cannot start, it returns the report and an
@@ -76,15 +77,6 @@ func Run(ctx context.Context, opts Options) (*Report, error) {
 	ctx, cancel := context.WithTimeout(ctx, opts.Timeout)
 	defer cancel()
 
-	from, err := places(opts)
-	if err != nil {
-		return nil, err
-	}
-	return runAny(ctx, opts, from)
-}
-
-// runAny runs the probe from the first place that the machine allows.
-func runAny(ctx context.Context, opts Options, from []place) (*Report, error) {
 	release, lock, err := acquire(ctx, filepath.Join(opts.runDir, lockName(opts.GPU)))
 	if err != nil {
 		return nil, err
@@ -98,7 +90,7 @@ func runAny(ctx context.Context, opts Options, from []place) (*Report, error) {
 	}
 	c := &child{ended: release}
 	c.stdout.limit = maxOutput
-	if err := c.startAny(opts, from, lock, func(path string) *exec.Cmd {
+	if err := c.start(opts, lock, func(path string) *exec.Cmd {
 		cmd := exec.Command(path, args...)
 		cmd.Stdout = &c.stdout
 		return cmd
@@ -117,35 +109,18 @@ type child struct {
 	ended          func() // called when it is really gone
 }
 
-// startAny starts the command from the first place that the machine allows.
-func (c *child) startAny(opts Options, from []place, lock *os.File, command func(path string) *exec.Cmd) error {
-	var refused []error
-	for _, p := range from {
-		path, done, err := p.prepare()
-		if err != nil {
-			refused = append(refused, fmt.Errorf("%s: %w", p.name, err))
-			continue
-		}
-		err = c.start(command(path), opts, lock)
-		done()
-		switch {
-		case err == nil:
-			return nil
-		case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
-			// A noexec mount, SELinux or fapolicyd: another place may work.
-			refused = append(refused, fmt.Errorf("%s: %w", p.name, err))
-		case errors.Is(err, syscall.ENOENT) && opts.Path == "":
-			return ErrNoLoader
-		default:
-			return fmt.Errorf("start the NVML probe: %w", err)
+// start runs the command that is made for the probe's path, on a thread of its own, which lives as
+// long as the probe: the kernel sends Pdeathsig when the thread that forked ends. The child inherits
+// the lock.
+func (c *child) start(opts Options, lock *os.File, command func(path string) *exec.Cmd) error {
+	path := opts.Path
+	if path == "" {
+		var err error
+		if path, err = cmp.Or(opts.program, embeddedProgram).path(); err != nil {
+			return err
 		}
 	}
-	return fmt.Errorf("start the NVML probe: %w", errors.Join(refused...))
-}
-
-// start runs the probe on its own thread, which lives as long as the probe: the kernel
-// sends Pdeathsig when the thread that forked ends. The child inherits the lock.
-func (c *child) start(cmd *exec.Cmd, opts Options, lock *os.File) error {
+	cmd := command(path)
 	c.cmd, c.exited, c.stderr.limit = cmd, make(chan error, 1), maxErrors
 	cmd.Dir, cmd.Stderr = "/", &c.stderr
 	// None of our environment: LD_BIND_NOW=1 alone would kill it before main.
@@ -168,7 +143,14 @@ func (c *child) start(cmd *exec.Cmd, opts Options, lock *os.File) error {
 		c.ended()
 		c.exited <- err
 	}()
-	return <-started
+	err := <-started
+	if errors.Is(err, syscall.ENOENT) && opts.Path == "" {
+		return ErrNoLoader
+	}
+	if err != nil {
+		return fmt.Errorf("start the NVML probe: %w", err)
+	}
+	return nil
 }
 
 // wait returns the child's report, or kills its process group when ctx ends.

@@ -5,9 +5,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -50,12 +50,7 @@ func TestWhatAProbeMayDo(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			_, err := Run(t.Context(), Options{Path: script(t, row.script)})
-			switch {
-			case row.want == "" && err != nil:
-				t.Error(err)
-			case row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)):
-				t.Errorf("error %v, want %q in it", err, row.want)
-			}
+			must.Err(t, err, row.want)
 		})
 	}
 }
@@ -140,101 +135,94 @@ func TestLock(t *testing.T) {
 // would inherit it too.
 func TestInheritsNothing(t *testing.T) {
 	t.Parallel()
-	path, done, err := inMemory(unpacked([]byte("#!/bin/sh\n")))()
+	p := program{unpack: unpacked([]byte("#!/bin/sh\n"))}
+	_, err := p.path()
 	must.Do(t, err)
-	defer done()
-	fd, err := strconv.Atoi(filepath.Base(path))
-	must.Do(t, err)
-	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+	if flags, err := unix.FcntlInt(p.memory.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
 		t.Errorf("the probe itself is inherited by it: flags %x, %v", flags, err)
 	}
 	list := script(t, `for f in /proc/$$/fd/*; do case $(readlink "$f") in *memfd:*|*/`+lockName("")+`) test "${f##*/}" = 3 || exit 9; esac; done
 flock -n 3 || exit 8; echo '`+empty+`'`)
-	if _, err := Run(t.Context(), Options{Path: list, Timeout: time.Minute, runDir: t.TempDir()}); err != nil {
-		t.Error(err)
-	}
+	_, err = Run(t.Context(), Options{Path: list, Timeout: time.Minute, runDir: t.TempDir()})
+	must.Do(t, err)
 }
 
-func unpacked(elf []byte) source {
+func unpacked(elf []byte) func(io.Writer) error {
 	return func(w io.Writer) error {
 		_, err := w.Write(elf)
 		return err
 	}
 }
 
-func TestPlaces(t *testing.T) {
+// TestProgram runs the installed file if it is the probe, and otherwise an anonymous one. It is unpacked
+// once.
+func TestProgram(t *testing.T) {
 	t.Parallel()
 	r := needRig(t)
-	elf, err := os.ReadFile(r.probe)
-	must.Do(t, err)
-	whole := unpacked(elf)
-	file := func(name string, mode os.FileMode, data []byte) string {
-		path := filepath.Join(t.TempDir(), name)
-		syscall.ForkLock.RLock()
-		defer syscall.ForkLock.RUnlock()
-		must.Do(t, os.WriteFile(path, data, 0o600))
-		must.Do(t, os.Chmod(path, mode))
-		return path
-	}
-	dir := t.TempDir()
-	memory := place{"memfd", inMemory(whole)}
+	elf := []byte(must.Read(t, r.probe))
+	none := bytes.ReplaceAll(bytes.ReplaceAll(elf,
+		[]byte("/ld-linux-x86-64.so.2\x00"), []byte("/ld-linux-x86-64.so.X\x00")),
+		[]byte("/ld-linux-aarch64.so.1\x00"), []byte("/ld-linux-aarch64.so.X\x00"))
 	for _, row := range []struct {
-		name string
-		from []place
-		want string // in the error; "" is none
+		name      string
+		installed []byte // nil for no file
+		mode      os.FileMode
+		elf       []byte
+		anonymous bool
+		want      error
 	}{
-		{"installed", []place{{"libexec", installed(file("probe", 0o755, elf), whole)}}, ""},
-		{"installed is another version", []place{{"libexec", installed(file("probe", 0o755, elf[1:]), whole)}}, "libexec: another version"},
-		{"anybody can write what is installed", []place{{"libexec", installed(file("probe", 0o777, elf), whole)}}, "libexec: not a regular file that only root can write"},
-		{"nothing is installed", []place{{"libexec", installed(dir+"/none", whole)}, memory}, ""},
-		{"memory", []place{memory}, ""},
-		{"a directory", []place{{"run", inDir(dir, whole)}}, ""},
-		{"a directory that cannot be made", []place{{"run", inDir(file("f", 0o600, nil)+"/d", whole)}}, "run: mkdir"},
-		{"execution is forbidden in the first place", []place{{"noexec", atPath(file("probe", 0o600, elf))}, memory}, ""},
-		{"execution is forbidden everywhere", []place{{"noexec", atPath(file("probe", 0o600, elf))}}, "noexec: fork/exec"},
-		{
-			"no glibc", []place{{"memfd", inMemory(unpacked(bytes.ReplaceAll(bytes.ReplaceAll(elf,
-				[]byte("/ld-linux-x86-64.so.2\x00"), []byte("/ld-linux-x86-64.so.X\x00")),
-				[]byte("/ld-linux-aarch64.so.1\x00"), []byte("/ld-linux-aarch64.so.X\x00"))))}},
-			ErrNoLoader.Error(),
-		},
+		{"installed", elf, 0o755, elf, false, nil},
+		{"another version", elf[1:], 0o755, elf, true, nil},
+		{"anybody can write what is installed", elf, 0o777, elf, true, nil},
+		{"nothing is installed", nil, 0, elf, true, nil},
+		{"execution is forbidden", elf, 0o600, elf, false, fs.ErrPermission},
+		{"no glibc", nil, 0, none, true, ErrNoLoader},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
+			times := 0
+			p := &program{installed: filepath.Join(t.TempDir(), "probe")}
+			p.unpack = func(w io.Writer) error { times++; return unpacked(row.elf)(w) }
+			write := func(data []byte) {
+				syscall.ForkLock.RLock()
+				defer syscall.ForkLock.RUnlock()
+				must.Do(t, errors.Join(os.WriteFile(p.installed, data, 0o600), os.Chmod(p.installed, row.mode)))
+			}
+			if row.installed != nil {
+				write(row.installed)
+			}
 			opts := r.options(t, "driver", "")
-			opts.Path, opts.runDir = "", t.TempDir()
-			report, err := runAny(t.Context(), opts, row.from)
-			switch {
-			case row.want == "" && err != nil:
-				t.Error(err)
-			case row.want == "" && len(report.GPUs) != 8:
-				t.Errorf("%d GPUs, want 8", len(report.GPUs))
-			case row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)):
-				t.Errorf("error %v, want %q in it", err, row.want)
+			opts.Path, opts.runDir, opts.program = "", t.TempDir(), p
+			for range 3 {
+				report, err := Run(t.Context(), opts)
+				if !errors.Is(err, row.want) || err == nil && len(report.GPUs) != 8 || (p.memory != nil) != row.anonymous {
+					t.Fatalf("%+v, %v, anonymous %t", report, err, p.memory != nil)
+				}
+			}
+			if row.installed == nil || !row.anonymous {
+				must.Equal(t, 1, times)
+			}
+			if row.installed != nil && row.want == nil { // someone replaces the file
+				write(elf[2:])
+				if path, err := p.path(); path == p.installed {
+					t.Errorf("another file is taken for the probe: %v", err)
+				}
 			}
 		})
 	}
-	t.Cleanup(func() {
-		if left, _ := os.ReadDir(dir); len(left) > 0 {
-			t.Errorf("left behind: %v", left)
-		}
-	})
 }
 
-func TestImage(t *testing.T) {
+func TestEmbedded(t *testing.T) {
 	t.Parallel()
-	elf, err := image()
+	var elf bytes.Buffer
+	err := unpackEmbedded(&elf)
 	if errors.Is(err, ErrNotEmbedded) {
 		if _, err := Run(t.Context(), Options{}); !errors.Is(err, ErrNotEmbedded) {
 			t.Errorf("run without a probe: %v", err)
 		}
 		return
 	}
-	var program bytes.Buffer
-	if err == nil {
-		err = elf(&program)
-	}
-	if err != nil || !bytes.HasPrefix(program.Bytes(), []byte("\x7fELF")) {
+	if err != nil || !bytes.HasPrefix(elf.Bytes(), []byte("\x7fELF")) {
 		t.Errorf("the embedded probe is no program: %v", err)
 	}
 }
@@ -251,45 +239,4 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%q is not printable", p)
 		}
 	})
-}
-
-// Not parallel, because the kept probe belongs to the process.
-func TestKeep(t *testing.T) {
-	r := needRig(t)
-	elf, err := os.ReadFile(r.probe)
-	must.Do(t, err)
-	file := filepath.Join(t.TempDir(), "probe")
-	write := func(data []byte) {
-		syscall.ForkLock.RLock()
-		defer syscall.ForkLock.RUnlock()
-		must.Do(t, os.WriteFile(file, data, 0o700))
-	}
-	write(elf)
-	times := 0
-	counted := source(func(w io.Writer) error { times++; return unpacked(elf)(w) })
-	for _, from := range []place{{"memfd", inMemory(counted)}, {"libexec", installed(file, counted)}} {
-		for _, keep := range []bool{false, true} {
-			if times = 0; keep {
-				Keep()
-			}
-			for range 3 {
-				opts := r.options(t, "driver", "")
-				opts.Path, opts.runDir = "", t.TempDir()
-				if report, err := runAny(t.Context(), opts, []place{from}); err != nil || len(report.GPUs) != 8 {
-					t.Fatalf("%s: %v", from.name, err)
-				}
-			}
-			if want := map[bool]int{false: 3, true: 1}[keep]; times != want {
-				t.Errorf("%s, keep %t: unpacked %d times, want %d", from.name, keep, times, want)
-			}
-		}
-		if from.name == "libexec" { // someone replaces the file
-			write(elf[1:])
-			if _, _, err := from.prepare(); err == nil {
-				t.Error("another file is taken for the probe")
-			}
-		}
-		_ = kept.mem.Close()
-		kept = keeper{}
-	}
 }

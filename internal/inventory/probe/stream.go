@@ -12,10 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -44,17 +41,12 @@ type Sample struct {
 // including one that hangs in the driver.
 func Stream(ctx context.Context, opts Options, every time.Duration, each func(Sample)) error {
 	opts.Timeout, opts.runDir = cmp.Or(opts.Timeout, timeout), cmp.Or(opts.runDir, runDir)
-	from, err := places(opts)
-	if err != nil {
-		return err
+	// It does not wait: who has the lock samples, or hangs.
+	lock, held := tryLock(filepath.Join(opts.runDir, "sample-"+lockName(opts.GPU)))
+	if held {
+		return errors.New("an earlier sampler of this GPU has not ended; the GPU may be hung in the driver")
 	}
-	lock, err := lockSampler(filepath.Join(opts.runDir, "sample-"+lockName(opts.GPU)))
-	if err != nil {
-		return err
-	}
-	if lock != nil {
-		defer lock.Close() //nolint:errcheck // the child has its own
-	}
+	defer lock.Close() //nolint:errcheck // the child has its own, and closing no file does no harm
 	// The end of its input tells the child to end.
 	in, stdin, err := os.Pipe()
 	if err != nil {
@@ -62,7 +54,7 @@ func Stream(ctx context.Context, opts Options, every time.Duration, each func(Sa
 	}
 	defer stdin.Close() //nolint:errcheck // it may be closed already
 	s := &sampler{child: child{ended: func() {}}, stdin: stdin, lines: make(chan Sample), wrong: make(chan error, 1), quit: make(chan struct{})}
-	err = s.startAny(opts, from, lock, func(path string) *exec.Cmd {
+	err = s.start(opts, lock, func(path string) *exec.Cmd {
 		cmd := exec.Command(path, "sample", "--uuid", opts.GPU, "--every", every.String())
 		cmd.Env = []string{"GOMAXPROCS=1"} // enough for one line a second
 		cmd.Stdin, cmd.Stdout = in, &sampleWriter{to: s}
@@ -73,19 +65,6 @@ func Stream(ctx context.Context, opts Options, every time.Duration, each func(Sa
 		return err
 	}
 	return s.follow(ctx, opts.Timeout, each)
-}
-
-// lockSampler does not wait: the holder of the lock samples, or hangs. It returns nil if
-// there can be no lock, as for an ordinary user.
-func lockSampler(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, nil //nolint:nilerr // best effort
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, errors.Join(errors.New("an earlier sampler of this GPU has not ended; the GPU may be hung in the driver"), f.Close())
-	}
-	return f, nil
 }
 
 // sampler is a child that prints samples while its input is open.

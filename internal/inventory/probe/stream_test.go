@@ -95,9 +95,7 @@ func TestStream(t *testing.T) {
 		err := Stream(ctx, opts, 20*time.Millisecond, func(s Sample) {
 			switch *s.Clock {
 			case 1965:
-				if err := os.WriteFile(file, []byte("sm_clock = 900\n"), 0o600); err != nil {
-					t.Error(err)
-				}
+				must.Err(t, os.WriteFile(file, []byte("sm_clock = 900\n"), 0o600), "")
 			case 900:
 				cancel()
 			}
@@ -157,9 +155,7 @@ func TestStreamHangs(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			begun := time.Now()
-			if err := Stream(ctx, opts, 10*time.Millisecond, func(Sample) { t.Error("a sample") }); err != nil {
-				t.Error(err)
-			}
+			must.Err(t, Stream(ctx, opts, 10*time.Millisecond, func(Sample) { t.Error("a sample") }), "")
 			if d := time.Since(begun); d > 8*time.Second {
 				t.Errorf("it took %v", d)
 			}
@@ -170,8 +166,7 @@ func TestStreamHangs(t *testing.T) {
 func TestOneSampler(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	held, err := lockSampler(filepath.Join(dir, "sample-"+lockName("GPU-1")))
-	must.Do(t, err)
+	held, _ := tryLock(filepath.Join(dir, "sample-"+lockName("GPU-1")))
 	opts := Options{Path: script(t, "flock -n 3 || exit 8; echo '{}'; cat >/dev/null"), GPU: "GPU-1", runDir: dir}
 	ctx, cancel := context.WithCancel(t.Context())
 	must.Err(t, Stream(ctx, opts, time.Second, func(Sample) { t.Error("a sample") }), "an earlier sampler of this GPU has not ended")
@@ -254,9 +249,7 @@ func TestStreamIgnoresStop(t *testing.T) {
 		switch count++; count {
 		case 1:
 			pid := samplerOf(t, opts.runDir)
-			if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
-				t.Error(err)
-			}
+			must.Err(t, syscall.Kill(pid, syscall.SIGTERM), "")
 			if prio, err := syscall.Getpriority(syscall.PRIO_PROCESS, pid); err != nil || prio != 20-10 { // as the kernel encodes it
 				t.Errorf("priority %d, %v", prio, err)
 			}
