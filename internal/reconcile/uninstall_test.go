@@ -40,3 +40,18 @@ func TestUninstallUsers(t *testing.T) {
 	m.uninstall()
 	equal(t, "users after uninstall", others, m.read("/etc/passwd"))
 }
+
+// TestUninstallLeavesNewFiles puts a file into a directory that is about to be removed.
+func TestUninstallLeavesNewFiles(t *testing.T) {
+	t.Parallel()
+	m := installed(t, 1)
+	mine := plan.HooksDir + "/mine"
+	m.h.OnStep(func(words string) error {
+		if words == "remove "+plan.HooksDir {
+			m.write(mine, "echo mine\n")
+		}
+		return nil
+	})
+	m.uninstall()
+	equal(t, "file", true, m.exists(mine))
+}
