@@ -1,6 +1,7 @@
 package reconcile_test
 
 import (
+	"os"
 	"slices"
 	"testing"
 
@@ -54,4 +55,17 @@ func TestUninstallLeavesNewFiles(t *testing.T) {
 	})
 	m.uninstall()
 	equal(t, "file", true, m.exists(mine))
+}
+
+// TestUninstallLeavesOthersDirectories leaves a slot's directory that belongs to a user who is not kbnode's.
+func TestUninstallLeavesOthersDirectories(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, for owners")
+	}
+	m := installed(t, 1)
+	m.write(plan.WorkDir(7)+"/data", "")
+	m.chown(4242, plan.WorkDir(7))
+	m.uninstall()
+	equal(t, "file", true, m.exists(plan.WorkDir(7)+"/data"))
 }
