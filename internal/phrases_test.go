@@ -169,3 +169,32 @@ func (p phrases) adds(words []string, cut bool) bool {
 	}
 	return ends[len(words)].any
 }
+
+// TestPhrases reads what the comparison of screens finds, and what it lets pass: "" in the table.
+func TestPhrases(t *testing.T) {
+	t.Parallel()
+	p := newPhrases()
+	for _, text := range []string{"no room on file systems: %s", "file systems", "with", "%s is full", "each slot has %d cores; %d is the minimum", "%s on %s", "running", "  type\tsudo kbnode %s", "room", "problem"} {
+		p.add(text)
+	}
+	for text, want := range map[string]string{
+		"no room on file systems: /srv":           "",
+		"file systems with room: 1":               "file systems with room",
+		"file systems is full":                    "",
+		"each slot has 2 cores; 8 is the minimum": "",
+		"each slot has 2 cores; 8 are needed":     "are needed",
+		"each slot has 2 cores; 8 is the…":        "",
+		"each slot has 2 cores; 8 are…":           "are",
+		"running on gpu0":                         "",
+		"running with room":                       "running with room",
+		"PROBLEM":                                 "",
+		"sudo kbnode drain":                       "sudo kbnode drain",
+	} {
+		if got := p.unknown(text); got != want {
+			t.Errorf("%q: unknown are %q, want %q", text, got, want)
+		}
+	}
+	lines := []string{"$ kbnode status", "SLOT  AGENT   PROBLEM", "gpu3  parked  GPU is lost; look", "              for it", "gpu4  idle    -", "  a note", "0123456789012345678901234567890", "tail"}
+	want := []string{"SLOT", "AGENT", "PROBLEM", "gpu3", "parked", "GPU is lost; look for it", "gpu4", "idle", "-", "a note", "0123456789012345678901234567890tail"}
+	must.Equal(t, want, cells(lines, 31))
+}

@@ -141,6 +141,20 @@ func TestNeverStarted(t *testing.T) {
 	}
 }
 
+// TestEndedBetweenServices gives the output of a job that ended while no service ran.
+func TestEndedBetweenServices(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	r.engine.logs = func(write func(string)) { write("hello\n"); write("more\n") }
+	id := strings.Repeat("e", 64)
+	r.engine.add(id, "kbnode-gpu0-x", r.policy.Slice, "0")
+	r.record(t, runRecord{JobID: "0190", Top: someRun, Container: id})
+	r.engine.end()
+	if e := r.wait(t, r.start(t.Context())); e.status != 7 || r.made() != 0 || !strings.Contains(r.log.String(), "hello\nmore\n") {
+		t.Errorf("%+v, %d containers made: %s", e, r.made(), r.log.String())
+	}
+}
+
 // TestBrokenRecord keeps no slot from its next job.
 func TestBrokenRecord(t *testing.T) {
 	t.Parallel()

@@ -28,6 +28,8 @@ func TestMIGProfile(t *testing.T) {
 		{a100, probe.MIG{MemoryBytes: 19968 << 20, Slices: 3, ComputeSlices: 2}, "2c.3g.20gb"},
 		{a100, probe.MIG{MemoryBytes: 4864 << 20, Slices: 1}, "1g.5gb"},
 		{&probe.GPU{}, probe.MIG{MemoryBytes: 1 << 30, Slices: 1}, ""},
+		{b200, probe.MIG{Slices: 1}, ""},
+		{b200, probe.MIG{MemoryBytes: 1 << 30}, ""},
 		{b200, probe.MIG{Name: "NVIDIA B200 MIG $(reboot)"}, ""},
 		{b200, probe.MIG{Name: "NVIDIA B200 MIG 1g.23gb\n"}, ""},
 	} {

@@ -238,6 +238,7 @@ func TestBindings(t *testing.T) {
 		{name: "new machine", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, is: "0=A 1=B"},
 		{name: "moved to another address", gpus: []inventory.GPU{gpu("B", "0"), gpu("A", "1")}, kept: []Binding{kept(0, "A", "0"), kept(1, "B", "1")}, is: "0=A 1=B"},
 		{name: "new GPU takes the next free slot", gpus: []inventory.GPU{gpu("N", "0"), gpu("A", "1")}, kept: []Binding{kept(0, "A", "1")}, is: "0=A 1=N"},
+		{name: "new GPU before one that is kept", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, kept: []Binding{{Slot: 0, Member: kept(1, "B", "1").Member}}, is: "0=B 1=A"},
 		{name: "new GPU beside one that is away", gpus: []inventory.GPU{gpu("N", "9")}, kept: []Binding{kept(0, "A", "0")}, is: "[0=A] 1=N"},
 		{name: "moved to the address of one that is away", gpus: []inventory.GPU{gpu("B", "0")}, kept: []Binding{kept(0, "A", "0"), kept(1, "B", "1")}, is: "[0=A] 1=B"},
 		{name: "moved there before", gpus: []inventory.GPU{gpu("B", "0")}, kept: []Binding{kept(0, "A", "0"), kept(1, "B", "0")}, is: "[0=A] 1=B"},

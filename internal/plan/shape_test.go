@@ -94,6 +94,7 @@ func checkPlan(t *testing.T, inv *inventory.Inventory, p *Plan) {
 	var all cpuset.Set
 	var memory int64
 	nodes, like := map[string]int{}, map[string]Slot{}
+	usable := allowed(inv)
 	for _, s := range p.Slots {
 		set, _ := cpuset.Parse(s.CPUs)
 		if set.Len() == 0 || !set.Disjoint(all) {
@@ -101,7 +102,7 @@ func checkPlan(t *testing.T, inv *inventory.Inventory, p *Plan) {
 		}
 		all = all.Union(set)
 		for _, c := range inv.CPU.List {
-			if set.Contains(c.ID) && !cpuset.Of(c.Siblings...).Difference(set).Difference(cpuset.Set{}).Disjoint(allowed(inv)) {
+			if set.Contains(c.ID) && !cpuset.Of(c.Siblings...).Difference(set).Disjoint(usable) {
 				t.Errorf("%s has a part of core %d", s.Name, c.Core)
 			}
 		}
@@ -131,8 +132,8 @@ func checkPlan(t *testing.T, inv *inventory.Inventory, p *Plan) {
 		}
 	}
 	reserved, _ := cpuset.Parse(p.Reserved.CPUs)
-	if !reserved.Disjoint(all) || reserved.Union(all).Len() != allowed(inv).Len() {
-		t.Errorf("reserved %s and the slots' %s are not all of %s", reserved, all, allowed(inv))
+	if !reserved.Disjoint(all) || reserved.Union(all).Len() != usable.Len() {
+		t.Errorf("reserved %s and the slots' %s are not all of %s", reserved, all, usable)
 	}
 	if total := inv.Memory.TotalBytes; memory+p.Reserved.MemoryBytes > total {
 		t.Errorf("slots have %d bytes and the system %d, the machine %d", memory, p.Reserved.MemoryBytes, total)
@@ -463,7 +464,7 @@ func TestShapesHold(t *testing.T) {
 	machines := []*inventory.Inventory{readMachine(t, machinetest.B200x8()), readMachine(t, machinetest.HGXH100()), readMachine(t, machinetest.DGXA100())}
 	r := rand.New(rand.NewPCG(9, 9))
 	built := 0
-	for range 300 {
+	for range 120 {
 		layout := map[int][]int{}
 		for i := range 8 {
 			if r.IntN(3) > 0 {
@@ -493,7 +494,7 @@ func TestShapesHold(t *testing.T) {
 			t.Fatalf("layout %v, %d GPUs to a slot", layout, cfg.GPUsPerSlot)
 		}
 	}
-	if built < 100 {
-		t.Errorf("only %d of 300 were built", built)
+	if built < 60 {
+		t.Errorf("only %d of 120 were built", built)
 	}
 }

@@ -129,6 +129,24 @@ func interrupt(t *testing.T, m *machine, p *plan.Plan, way string, n int) {
 	}
 }
 
+func TestFullDiskChangesNothingElse(t *testing.T) {
+	t.Parallel()
+	m := installed(t, 2)
+	before := m.tree()
+	m.h.OnStep(func(words string) error {
+		if strings.HasPrefix(words, "rename ") {
+			return syscall.ENOSPC
+		}
+		return nil
+	})
+	err := m.try(slots(2).memory(2 << 30).again().plan(t))
+	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "write "+plan.AgentDir(0)+"/buildkite-agent.cfg: ") {
+		t.Errorf("error is %v", err)
+	}
+	equal(t, "tree", before, m.tree())
+	equal(t, "words", nil, m.sd.Words())
+}
+
 func TestChanges(t *testing.T) {
 	t.Parallel()
 	const agent, guard = "agent-gpu0", "guard-gpu0"

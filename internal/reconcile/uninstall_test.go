@@ -1,6 +1,7 @@
 package reconcile_test
 
 import (
+	"os"
 	"slices"
 	"testing"
 
@@ -39,4 +40,32 @@ func TestUninstallUsers(t *testing.T) {
 	equal(t, "users of a node", others+"\nkbnode-git:x:900:900::/nonexistent:/usr/sbin/nologin\nkbnode-gpu0:x:901:901::"+plan.WorkDir(0)+":/usr/sbin/nologin", m.read("/etc/passwd"))
 	m.uninstall()
 	equal(t, "users after uninstall", others, m.read("/etc/passwd"))
+}
+
+// TestUninstallLeavesNewFiles puts a file into a directory that is about to be removed.
+func TestUninstallLeavesNewFiles(t *testing.T) {
+	t.Parallel()
+	m := installed(t, 1)
+	mine := plan.HooksDir + "/mine"
+	m.h.OnStep(func(words string) error {
+		if words == "remove "+plan.HooksDir {
+			m.write(mine, "echo mine\n")
+		}
+		return nil
+	})
+	m.uninstall()
+	equal(t, "file", true, m.exists(mine))
+}
+
+// TestUninstallLeavesOthersDirectories leaves a slot's directory that belongs to a user who is not kbnode's.
+func TestUninstallLeavesOthersDirectories(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, for owners")
+	}
+	m := installed(t, 1)
+	m.write(plan.WorkDir(7)+"/data", "")
+	m.chown(4242, plan.WorkDir(7))
+	m.uninstall()
+	equal(t, "file", true, m.exists(plan.WorkDir(7)+"/data"))
 }

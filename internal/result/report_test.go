@@ -5,9 +5,37 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
+
+// FuzzClean shows only harmless characters of a program's text, within the limits.
+func FuzzClean(f *testing.F) {
+	for _, s := range []string{"\x1b[1;31mred\r\n--- x", "\x1b]8;;u\x1b\\t\u009d\u009c", "\x1b_bk;t=1\a+++\u202e\xff", "\x1b", "\x1b(", "\u009b12", "a\nb\na\nb\na\nb"} {
+		f.Add(s, 20, 3)
+	}
+	f.Fuzz(func(t *testing.T, s string, runes, lines int) {
+		runes, lines = min(max(runes, 1), 1000), min(max(lines, 1), 100)
+		if got := text.Block(s); text.Block(got) != got || len(got) > 3*len(s) {
+			t.Errorf("%q became %q, and then %q", s, got, text.Block(got))
+		}
+		var b strings.Builder
+		(&Log{W: &b}).quote(s, runes, lines)
+		got := b.String()
+		if n := strings.Count(got, "\n"); n > lines+1 || utf8.RuneCountInString(got) > runes+3*n+60 {
+			t.Errorf("%q within %d characters and %d lines is %q", s, runes, lines, got)
+		}
+		for line := range strings.Lines(got) {
+			body, indented := strings.CutPrefix(line, "  ")
+			if body, ended := strings.CutSuffix(body, "\n"); !indented || !ended || !text.Plain(strings.ReplaceAll(body, "\t", " ")) {
+				t.Errorf("%q is quoted as %q", s, got)
+			}
+		}
+	})
+}
 
 // A text of megabytes is read only as far as it is shown.
 func TestLongTextsAreCut(t *testing.T) {

@@ -171,6 +171,23 @@ func TestProfileROCm(t *testing.T) {
 	}
 }
 
+func TestProfileRefused(t *testing.T) {
+	t.Parallel()
+	for smi, want := range map[string]string{"exit 9": "needs a GPU", "echo GPU": "ncu is not on the PATH; install it"} {
+		j := newProfileJob(t, 1, "")
+		j.standIn(t, "nvidia-smi", smi)
+		code, result := j.run(t)
+		if message, _ := at(result, "error").(string); code != 1 || !strings.Contains(message, want) {
+			t.Errorf("nvidia-smi that does %q: exit code %d, error %q", smi, code, message)
+		}
+	}
+	j := newProfileJob(t, 0, "")
+	j.standIn(t, "nvidia-smi", "exit 9")
+	if code, result := j.run(t); code != 0 || result["success"] != true {
+		t.Errorf("without benchmarks: exit code %d, result %v", code, result)
+	}
+}
+
 func TestPlantedProfileDataIsNotDelivered(t *testing.T) {
 	t.Parallel()
 	j, _ := runPy(t, map[string]string{"eval.py": report + `os.mkdir("profile_data"); open("profile_data/big", "w").write("x"); o("check: pass")`})
