@@ -95,20 +95,6 @@ func TestImage(t *testing.T) {
 		}
 	})
 
-	t.Run("a job goes first", func(t *testing.T) {
-		next := newImage(m, "true")
-		wake := asleep(t, m, 5)
-		update := m.Start("bash", "-c", "kbnode image update >/run/update.log 2>&1")
-		m.Wait("the update to wait for the job", "grep -q 'would disturb the timings of gpu5' /run/update.log")
-		standsFor(t, m, now)
-		wake()
-		if r := update.Wait(); r.Code != 0 {
-			t.Errorf("exit %d: %s", r.Code, m.Sh("cat /run/update.log"))
-		}
-		standsFor(t, m, next)
-		now = next
-	})
-
 	t.Run("cut off, and killed", func(t *testing.T) {
 		next := newImage(m, "true")
 		// Three times a layer ends after 3 MB of its 20, and each 64 KiB take 20 ms.

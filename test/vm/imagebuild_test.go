@@ -123,15 +123,10 @@ func TestImageBuild(t *testing.T) {
 	}
 
 	t.Run("refused", func(t *testing.T) {
-		failing(t, "runuser -u nobody -- kbnode image build --print | grep ^ARG.BASE", 0, "ARG BASE=nvidia/cuda:")
-		failing(t, "kbnode image build --variant cpu --build-arg DEBIAN=12", 2, "it has BASE, EXTRA_PACKAGES")
-		m.Sh("mkdir -p /root/made; cd /root/made; printf 'FROM " + debianBase + "\nRUN echo looking; false\nRUN echo unseen\n' >Dockerfile; ln -s Dockerfile link; echo FRMO x >typo; printf 'FROM " + debianBase + "\nCOPY none /\n' >copy; echo FROM x.invalid/none:1 >base")
-		failing(t, "cd /root/made; kbnode image build --dockerfile link", 2, "is a symlink")
-		failing(t, "cd /root/made; kbnode image build --dockerfile typo", 2, "it has no FROM")
+		m.Sh("mkdir -p /root/made; cd /root/made; printf 'FROM " + debianBase + "\nRUN echo looking; false\nRUN echo unseen\n' >Dockerfile; printf 'FROM " + debianBase + "\nCOPY none /\n' >copy; echo FROM x.invalid/none:1 >base")
 		failing(t, "cd /root/made; kbnode image build --dockerfile Dockerfile", 1, "Step 2/3 : RUN echo looking; false", "looking", "returned a non-zero code: 1")
 		failing(t, "cd /root/made; kbnode image build --dockerfile copy", 1, "COPY failed")
 		failing(t, "cd /root/made; kbnode image build --dockerfile base", 1, "x.invalid")
-		failing(t, "truncate -s 2G /root/made/huge; cd /root/made; kbnode image build --dockerfile Dockerfile", 1, "has more than 1 GiB")
 		nothing(t)
 	})
 

@@ -253,15 +253,6 @@ func TestShapes(t *testing.T) {
 		t.Parallel()
 		groupsOfGPUs(t, forked(t))
 	})
-	t.Run("spx", func(t *testing.T) {
-		t.Parallel()
-		m := forked(t)
-		m.Shape(vm.SPX)
-		amdIs(t, m, 8)
-		p := shaped(t, m, "all", 8)
-		onlyTheirs(t, m, p, "")
-		loseAMD(t, m, p, "0000:23:00.0")
-	})
 	t.Run("dpx", func(t *testing.T) {
 		t.Parallel()
 		partitionAnew(t, forked(t))
