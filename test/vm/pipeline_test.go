@@ -155,8 +155,8 @@ func TestPipelines(t *testing.T) {
 
 	// Agents report a node without kbnode in the same way.
 	t.Run("a payload too large for variables runs again once", func(t *testing.T) {
-		m.Sh("runuser -u nobody -- kbnode pipeline eval --gpu-index 6 --image " + image + " >/root/large.yml; head -c 140000 /dev/zero | tr '\\0' x >/root/large")
-		build := m.Sh("bkstub submit --queue b200 --steps /root/large.yml --payload /root/large --payload-env KERNELBOT_PAYLOAD")
+		m.Sh("runuser -u nobody -- kbnode pipeline eval --gpu-index 6 --image " + image + " >/root/large.yml; head -c 140000 /dev/zero | tr '\\0' x | jq -R '{KERNELBOT_PAYLOAD: .}' >/root/large.json")
+		build := m.Sh("bkstub submit --queue b200 --steps /root/large.yml --job-env /root/large.json")
 		p.wait(t, build, "failed")
 		if tries := p.tries(t, build); len(tries) != 2 || tries[0].SignalReason != "process_run_error" {
 			t.Errorf("the runs are %+v", tries)
