@@ -89,7 +89,7 @@ func TestReadToken(t *testing.T) {
 func TestCheckToken(t *testing.T) {
 	t.Parallel()
 	bk := bktest.New(bktest.Options{Org: "mine", Queues: []string{"b200"}})
-	if err := bk.Listen("127.0.0.1:0", ""); err != nil {
+	if err := bk.Listen("127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = bk.Close() })

@@ -204,7 +204,7 @@ func (n *testNode) serve(tb testing.TB) (*fleet, *bktest.Server) {
 	f := &fleet{root: n.root}
 	n.sd.Hook = f.said
 	bk := bktest.New(bktest.Options{Queues: []string{"b200"}})
-	if err := bk.Listen("127.0.0.1:0", ""); err != nil {
+	if err := bk.Listen("127.0.0.1:0"); err != nil {
 		tb.Fatal(err)
 	}
 	return f, bk

@@ -71,7 +71,7 @@ func newServe(stderr io.Writer) *cobra.Command {
 	cmd := &cobra.Command{Use: "serve", Short: "serve the agent API, REST and the artifact store until stopped", Args: cobra.NoArgs}
 	addr := cmd.Flags().String("addr", "127.0.0.1:8899", "address of the APIs")
 	tokens := cmd.Flags().String("agent-tokens", "", "`FILE` of tokens that agents register with, one per line, read at each registration")
-	repo := cmd.Flags().String("repo", "", "repository of the pipeline (default: one that bkstub serves)")
+	repo := cmd.Flags().String("repo", "", "repository of the pipeline, without which agents run no job")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log := slog.New(slog.NewTextHandler(stderr, nil))
 		o := bktest.Options{Log: log, Pipelines: []bktest.Pipeline{{Slug: pipeline, Repo: *repo, Steps: samplePipeline}}}
@@ -85,7 +85,7 @@ func newServe(stderr io.Writer) *cobra.Command {
 			}
 		}
 		s := bktest.New(o)
-		if err := s.Listen(*addr, ""); err != nil {
+		if err := s.Listen(*addr); err != nil {
 			return err
 		}
 		_, _ = fmt.Fprintf(stderr, "serving %s; the endpoint of agents is %s\n", s.URL(), s.Endpoint())

@@ -23,7 +23,7 @@ import (
 func listen(t *testing.T, o bktest.Options) *bktest.Server {
 	t.Helper()
 	s := bktest.New(o)
-	if err := s.Listen("127.0.0.1:0", "127.0.0.1:0"); err != nil {
+	if err := s.Listen("127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -150,10 +150,14 @@ steps:
     agents: {queue: "${KERNELBOT_QUEUE}"}
     artifact_paths: result.json
 `)
+	repo := t.TempDir()
+	git := exec.CommandContext(ctx, "sh", "-ec", "git init -q -b main; git -c user.name=x -c user.email=x@example.com commit -q --allow-empty -m x")
+	git.Dir = repo
+	must.Do(t, git.Run())
 	var served lockedBuffer
 	ended := make(chan error, 1)
 	go func() {
-		ended <- run(ctx, []string{"serve", "--addr", "127.0.0.1:0"}, &served, &served)
+		ended <- run(ctx, []string{"serve", "--addr", "127.0.0.1:0", "--repo", repo}, &served, &served)
 	}()
 	where := regexp.MustCompile(`serving (\S+);`)
 	for where.FindStringSubmatch(served.String()) == nil {
@@ -190,6 +194,18 @@ steps:
 	out.Reset()
 	if err := run(ctx, []string{"artifact", "1", "result.json", "--url", url}, &out, &errs); err != nil || out.String() != "{\"n\": 1}\n" {
 		t.Errorf("artifact: %v %q", err, out.String())
+	}
+	out.Reset()
+	begun := filepath.Join(dir, "begun")
+	steps = write(t, "long.yml", "steps: [{command: 'touch "+begun+"; sleep 300', agents: {queue: q}}]")
+	must.Do(t, run(ctx, []string{"submit", "--url", url, "--steps", steps, "--queue", "q"}, &out, &errs))
+	for _, err := os.Stat(begun); err != nil && ctx.Err() == nil; _, err = os.Stat(begun) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	must.Do(t, run(ctx, []string{"cancel", "2", "--url", url}, &out, &errs))
+	err = run(ctx, []string{"wait", "2", "--url", url}, &out, &errs)
+	if !errors.Is(err, errNotPassed) || !strings.Contains(errs.String(), "build 2: canceled; job canceled on node-gpu0 with exit status") {
+		t.Errorf("a canceled build: %v, %s", err, errs.String())
 	}
 	must.Do(t, cmd.Process.Signal(syscall.SIGTERM))
 	must.Do(t, cmd.Wait())

@@ -16,11 +16,10 @@ import (
 	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
-// listen starts a server with its store on another port.
 func listen(t *testing.T, o bktest.Options) *bktest.Server {
 	t.Helper()
 	s := bktest.New(o)
-	if err := s.Listen("127.0.0.1:0", "127.0.0.1:0"); err != nil {
+	if err := s.Listen("127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
