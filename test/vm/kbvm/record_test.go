@@ -24,7 +24,7 @@ func TestRecorded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := recorded(page, scenarios, results, "ccc", "2026-02-03", false)
+	got, err := recorded(page, scenarios, results, "ccc", "2026-02-03")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,22 +33,12 @@ func TestRecorded(t *testing.T) {
 	if got != want {
 		t.Errorf("whole tests:\n%s\nwant:\n%s", got, want)
 	}
-	again, err := recorded(got, scenarios, nil, "ddd", "2026-02-04", false)
+	again, err := recorded(got, scenarios, nil, "ddd", "2026-02-04")
 	if err != nil || again != got {
 		t.Errorf("a run without a green test changes the page: %v\n%s", err, again)
 	}
 
-	// A run of parts says nothing of the whole test, even though go test calls it passed.
-	got, err = recorded(page, scenarios, results, "ccc", "2026-02-03", true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, line := range []string{"| TestDaemon | aaa |", "| TestDaemon/rest | ccc | 2026-02-03 | 1.0 | 0 |", "| TestImage/first | ccc |"} {
-		if !strings.Contains(got, line) {
-			t.Errorf("parts: no %q in\n%s", line, got)
-		}
-	}
-	if _, err := recorded("no table\n", scenarios, results, "c", "d", false); err == nil {
+	if _, err := recorded("no table\n", scenarios, results, "c", "d"); err == nil {
 		t.Error("a page without a table is accepted")
 	}
 	if _, err := readResults(strings.NewReader("ok\n")); err == nil {
