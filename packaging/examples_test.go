@@ -13,15 +13,14 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/gpu-mode/kbnode/examples"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestExamples compares the examples in archives and packages with those that kbnode carries along.
 func TestExamples(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../.goreleaser.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	type content struct{ Src, Dst string }
 	var conf struct {
 		Archives []struct{ Files []content }
@@ -37,9 +36,7 @@ func TestExamples(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	slices.Sort(want)
 	for where, list := range map[string][]content{"examples": conf.Archives[0].Files, "/usr/share/doc/kbnode/examples": conf.NFPMs[0].Contents} {
 		var got []string

@@ -16,6 +16,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // archive is a release's, with a kbnode that says its version.
@@ -25,16 +27,10 @@ func archive(t *testing.T, name, version string) []byte {
 	z := gzip.NewWriter(&b)
 	w := tar.NewWriter(z)
 	text := "#!/bin/sh\n[ \"$1\" = version ] && echo kbnode " + version + "\n"
-	if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(text))}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(text))}))
 	_, _ = w.Write([]byte(text))
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.Close())
+	must.Do(t, z.Close())
 	return b.Bytes()
 }
 
@@ -97,17 +93,13 @@ func TestInstall(t *testing.T) {
 			defer server.Close()
 			to := t.TempDir()
 			before := "#!/bin/sh\necho before\n"
-			if err := os.WriteFile(filepath.Join(to, "kbnode"), []byte(before), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(filepath.Join(to, "kbnode"), []byte(before), 0o755))
 			out, err := install(t, "install.sh", server.URL, to, tt.args...)
 			if !strings.Contains(out, tt.says) || (err == nil) != (tt.now != "") {
 				t.Errorf("%v, and says\n%s\nwant %q", err, out, tt.says)
 			}
 			text, err := os.ReadFile(filepath.Join(to, "kbnode"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if tt.now == "" && string(text) != before || !strings.Contains(string(text), tt.now) {
 				t.Errorf("there lies\n%s", text)
 			}
@@ -133,9 +125,7 @@ func install(t *testing.T, script, from, to string, args ...string) (string, err
 func TestHalfScript(t *testing.T) {
 	t.Parallel()
 	whole, err := os.ReadFile("install.sh")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	asked := false
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked = true
@@ -145,9 +135,7 @@ func TestHalfScript(t *testing.T) {
 	last := bytes.LastIndex(whole, []byte("main "))
 	for end := 0; end <= last; end += 61 {
 		half := filepath.Join(t.TempDir(), "half.sh")
-		if err := os.WriteFile(half, whole[:end], 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(half, whole[:end], 0o600))
 		to := t.TempDir()
 		out, _ := install(t, half, server.URL, to)
 		if left, err := os.ReadDir(to); len(left) > 0 || err != nil || asked {
@@ -162,12 +150,8 @@ func node(t *testing.T, files ...string) string {
 	root := t.TempDir()
 	for _, f := range files {
 		name, text, _ := strings.Cut(f, ":")
-		if err := os.MkdirAll(filepath.Join(root, filepath.Dir(name)), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Join(root, filepath.Dir(name)), 0o755))
+		must.Do(t, os.WriteFile(filepath.Join(root, name), []byte(text), 0o600))
 	}
 	return root
 }
@@ -216,9 +200,7 @@ func TestMaintainerScripts(t *testing.T) {
 			t.Parallel()
 			root, bin := node(t, tt.files...), t.TempDir()
 			stub := "#!/bin/sh\necho \"$*\" >>" + bin + "/asked\n"
-			if err := os.WriteFile(filepath.Join(bin, "systemctl"), []byte(stub), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(filepath.Join(bin, "systemctl"), []byte(stub), 0o755))
 			for range 2 {
 				cmd := exec.CommandContext(t.Context(), "sh", append([]string{"scripts/" + tt.script}, strings.Fields(tt.args)...)...)
 				cmd.Env = append(os.Environ(), "DPKG_ROOT="+root, "PATH="+bin+":"+os.Getenv("PATH"))

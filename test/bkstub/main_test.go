@@ -23,9 +23,7 @@ import (
 func listen(t *testing.T, o bktest.Options) *bktest.Server {
 	t.Helper()
 	s := bktest.New(o)
-	if err := s.Listen("127.0.0.1:0"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Listen("127.0.0.1:0"))
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -45,9 +43,7 @@ func bkstub(t *testing.T, s *bktest.Server, args ...string) (stdout, stderr stri
 func write(t *testing.T, name, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 
@@ -170,17 +166,13 @@ steps:
 	url := where.FindStringSubmatch(served.String())[1]
 
 	dir := t.TempDir()
-	if err := os.Symlink(agent, filepath.Join(dir, "buildkite-agent")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(agent, filepath.Join(dir, "buildkite-agent")))
 	cmd := exec.CommandContext(ctx, filepath.Join(dir, "buildkite-agent"), "start", "--endpoint", url+"/v3", "--tags", "queue=q",
 		"--name", "node-gpu0", "--build-path", filepath.Join(dir, "b"), "--hooks-path", dir, "--plugins-path", filepath.Join(dir, "p"), "--sockets-path", filepath.Join(dir, "s"))
 	cmd.Env = []string{"BUILDKITE_AGENT_TOKEN=" + bktest.DefaultAgentToken, "HOME=" + dir, "PATH=" + dir + ":" + os.Getenv("PATH")}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 20 * time.Second
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 
 	var out, errs bytes.Buffer
 	must.Do(t, run(ctx, []string{"wait-agents", "--url", url, "--queue", "q"}, &out, &errs))

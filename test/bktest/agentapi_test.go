@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestJobFromPingToFinish(t *testing.T) {
@@ -99,14 +100,10 @@ func TestJobEnv(t *testing.T) {
 		"BUILDKITE_JOB_ID": "../x", "BUILDKITE_AGENT_NAME": "root", "BUILDKITE_COMMAND": "a\x00b", "BUILDKITE_REPO": "ext::x", "BUILDKITE_AGENT_META_DATA_QUEUE": "", "X": "y",
 	}
 	text, err := json.Marshal(want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	meta := map[string]string{bktest.JobEnvKey: string(text), "run_id": "1"}
 	b := mustSubmit(t, s, bktest.NewBuild{Steps: `steps: [{command: x, env: {X: step}, agents: {queue: q}}]`, MetaData: meta})
-	if diff := cmp.Diff(map[string]string{"run_id": "1"}, b.MetaData); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, map[string]string{"run_id": "1"}, b.MetaData)
 	id, accepted := a.begin()
 	for k, v := range want {
 		if got := accepted.text(t, "env", k); got != v {
@@ -197,9 +194,7 @@ func TestOutcomes(t *testing.T) {
 				a.finish(id, status)
 			}
 			b, err := s.WaitBuild(t.Context(), b.Number)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			last := b.Jobs[len(b.Jobs)-1]
 			if diff := cmp.Diff(tt.want, states{b.State, last.State}); diff != "" || last.RetriesCount != tt.retries || len(b.Jobs) != tt.retries+1 {
 				t.Errorf("%d jobs, %d retries: %s", len(b.Jobs), last.RetriesCount, diff)

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestParsePipeline(t *testing.T) {
@@ -28,22 +28,16 @@ steps:
   - plugins: {solo: {}}
     agents: [gpu=*]
 `, map[string]string{"A": "one"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	one, two := steps[0], steps[1]
 	plugins, err := json.Marshal(one.Plugins)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	want := `one k "a\necho own one $A word" [queue=top] map[B:true E: F:1.5 N:1] [{[-1] * 2}] [a b] 3 ` +
 		`[{"github.com/buildkite-plugins/docker-buildkite-plugin#v5.11.0":{"gpus":"all","top":"one"}},{"./local":null}]` +
 		` [gpu=* queue=default] map[A:ignored E:own one Q:top]`
 	got := fmt.Sprintf("%s %s %q %s %v %v %s %d %s %s %v", one.Label, one.Key, one.Command, one.Agents, one.Env,
 		one.Retry.Automatic, one.ArtifactPaths, one.Timeout, plugins, two.Agents, own)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, got)
 }
 
 func TestParsePipelineRefuses(t *testing.T) {

@@ -7,9 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const builds = "/pipelines/kernelbot/builds"
@@ -60,9 +59,7 @@ func TestCancel(t *testing.T) {
 	}
 	a.finish(id, 255)
 	got := s.Builds()[0]
-	if diff := cmp.Diff([]string{"canceled", "canceled", "canceled"}, []string{got.State, got.Jobs[0].State, got.Jobs[1].State}); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, []string{"canceled", "canceled", "canceled"}, []string{got.State, got.Jobs[0].State, got.Jobs[1].State})
 	if got := rest(t, s, "PUT", builds+"/1/cancel", nil); got.status != http.StatusUnprocessableEntity {
 		t.Errorf("cancel again: %d", got.status)
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 //go:embed task
@@ -67,9 +68,7 @@ type job struct {
 func newJob(t *testing.T) job {
 	t.Helper()
 	host, err := os.MkdirTemp(filepath.Join(tree(t), "tmp"), "job-") //nolint:usetesting // it must lie in the tree
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(host); err != nil {
 			t.Error(err)
@@ -87,9 +86,7 @@ func newJob(t *testing.T) job {
 		os.Mkdir(filepath.Join(j.host, "include"), 0o755),
 		os.WriteFile(filepath.Join(j.host, "include", "scale.h"), []byte(text(t, "scale.h")), 0o644),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	return j
 }
@@ -97,9 +94,7 @@ func newJob(t *testing.T) job {
 func text(t *testing.T, name string) string {
 	t.Helper()
 	b, err := task.ReadFile("task/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return string(b)
 }
 
@@ -118,9 +113,7 @@ func config(t *testing.T, change map[string]any) []byte {
 	}
 	maps.Copy(c, change)
 	b, err := json.Marshal(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return b
 }
 

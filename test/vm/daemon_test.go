@@ -9,9 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -38,9 +37,7 @@ func TestDaemon(t *testing.T) {
 		before, io := m.Sh(writes), m.Sh("grep ^write_bytes /proc/$(systemctl show -P MainPID kbnode)/io")
 		began := m.Sh("awk '{print $14+$15}' /proc/$(systemctl show -P MainPID kbnode)/stat")
 		time.Sleep(100 * time.Second)
-		if diff := cmp.Diff(before, m.Sh(writes)); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, before, m.Sh(writes))
 		if got := m.Sh("grep ^write_bytes /proc/$(systemctl show -P MainPID kbnode)/io"); got != io {
 			t.Errorf("it wrote to the disk: %s, before %s", got, io)
 		}

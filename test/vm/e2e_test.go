@@ -11,6 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/examples"
 	"github.com/gpu-mode/kbnode/internal/e2e"
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -56,9 +57,7 @@ func TestE2E(t *testing.T) {
 	// Emulated, with five at once, the time limits of the example are short.
 	for _, name := range []string{"eval.py", "prefix_python/task.yml", "prefix_python/reference.py", "prefix_python/submission.py", "prefix_python/wrong.py", "prefix_python/cheat.py"} {
 		text, err := examples.Files.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		m.Put("/srv/e2e/"+name, 0o644, strings.ReplaceAll(string(text), "_timeout: 60", "_timeout: 600"))
 	}
 	m.Sh("chmod -R a+rX /srv/e2e")

@@ -19,8 +19,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
@@ -97,18 +95,14 @@ func controlOf(t *testing.T, m *vm.Machine) *control {
 	c.socket = filepath.Join(m.VM.Dir, "share.sock") // short enough for a socket's name
 	serveSSH(t, m, c.socket)
 	bin, err := filepath.Abs(os.Getenv("KBNODE_BIN"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	c.put("inventory.yml", fmt.Sprintf(ansibleInventory, bin, filepath.Join(c.dir, "token")))
 	return c
 }
 
 func (c *control) put(name, text string) {
 	c.t.Helper()
-	if err := os.WriteFile(filepath.Join(c.dir, name), []byte(text), 0o600); err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, os.WriteFile(filepath.Join(c.dir, name), []byte(text), 0o600))
 }
 
 var recap = regexp.MustCompile(`(?m)^guest .* changed=(\d+) .* failed=(\d+) `)
@@ -119,9 +113,7 @@ func (c *control) play(t *testing.T, args ...string) (out string, changed, faile
 	ctx, cancel := context.WithTimeout(t.Context(), c.m.Limit(vm.Patience))
 	defer cancel()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	began := time.Now()
 	cmd := exec.CommandContext(ctx, "ansible-playbook", append([]string{"-i", filepath.Join(c.dir, "inventory.yml"), "../../packaging/ansible/site.yml"}, args...)...)
 	cmd.Env = append(os.Environ(), "KBVM_SOCKET="+c.socket, "ANSIBLE_SSH_EXECUTABLE="+self,
@@ -186,9 +178,7 @@ func TestAnsible(t *testing.T) {
 		if out, changed, failed := c.play(t); changed != 0 || failed != 0 {
 			t.Error(out)
 		}
-		if diff := cmp.Diff(before, m.Sh(writes)); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, before, m.Sh(writes))
 	})
 	t.Run("check mode and wrong values", func(t *testing.T) {
 		before := m.Sh(writes)
@@ -206,9 +196,7 @@ func TestAnsible(t *testing.T) {
 				t.Error(out)
 			}
 		}
-		if diff := cmp.Diff(before, m.Sh(writes)); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, before, m.Sh(writes))
 	})
 	t.Run("a canary beside a job", func(t *testing.T) {
 		wake := asleep(t, m, 5)
@@ -246,9 +234,7 @@ func TestAnsible(t *testing.T) {
 			t.Errorf("a token stands in: %s", got)
 		}
 		commands, err := os.ReadFile(c.socket + ".log")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		leaks(t, string(commands))
 	})
 	t.Run("absent", func(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -41,9 +42,7 @@ func artifact(t *testing.T) (name string, content []byte) {
 		name, file = "kbnode", os.Getenv("KBNODE_BIN")
 	}
 	content, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return name, content
 }
 
@@ -51,9 +50,7 @@ func artifact(t *testing.T) (name string, content []byte) {
 func TestCloudInit(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../packaging/cloud-init/user-data.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	name, content := artifact(t)
 	t.Logf("installs %s", name)
 	// What is the user's own in it.
@@ -75,9 +72,7 @@ func TestCloudInit(t *testing.T) {
 	m := vm.Fork(t)
 	m.Sh("rm /usr/local/bin/kbnode")
 	m.InstallPackages("cloud-init")
-	if err := m.VM.Put(t.Context(), "/srv/mirror/"+name, 0o644, strings.NewReader(string(content))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.VM.Put(t.Context(), "/srv/mirror/"+name, 0o644, strings.NewReader(string(content))))
 	m.Put("/root/token-of-the-store", 0o600, bktest.DefaultAgentToken+"\n")
 	m.Put("/root/mirror.py", 0o600, mirror)
 	m.Put("/etc/systemd/system/mirror.service", 0o644, "[Service]\nExecStart=/usr/bin/python3 /root/mirror.py\nRestart=always\n[Install]\nWantedBy=multi-user.target\n")

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -32,9 +33,7 @@ func serveImages(t *testing.T, m *vm.Machine) {
 		t.Fatalf("build the registry: %v\n%s", err, out)
 	}
 	text, err := os.ReadFile(binary)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	m.Put("/srv/registry", 0o755, string(text))
 	m.Sh("systemd-run -q --unit registry /srv/registry")
 	m.Wait("the registry", "curl -sf http://127.0.0.1:5000/v2/")

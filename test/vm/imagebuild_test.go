@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/examples"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -57,9 +58,7 @@ func prefixSums(t *testing.T, submission string) []byte {
 	sources := map[string]string{}
 	for name, file := range map[string]string{"eval.py": "eval.py", "reference.py": "prefix_python/reference.py", "submission.py": "prefix_python/submission.py"} {
 		text, err := examples.Files.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		sources[name] = string(text)
 	}
 	if submission != "" {
@@ -72,15 +71,11 @@ func prefixSums(t *testing.T, submission string) []byte {
 func serveDebian(t *testing.T, m *vm.Machine) {
 	t.Helper()
 	dir, err := vm.Debian(t.Context(), debianMirror, "g++", "python3", "python3-numpy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	m.Sh("mkdir -p /srv/debs")
 	for file, into := range map[string][]string{"base.tar": {"docker", "import", "-", debianBase}, "debs.tar": {"tar", "-xC", "/srv/debs"}} {
 		f, err := os.Open(filepath.Join(dir, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		begin := time.Now()
 		r, err := m.VM.Run(t.Context(), f, into...)
 		_ = f.Close()
@@ -179,9 +174,7 @@ func TestImageBuild(t *testing.T) {
 	t.Run("evaluates", func(t *testing.T) {
 		p := pipelines{evaluations{m: m}}
 		wrong, err := examples.Files.ReadFile("prefix_python/wrong.py")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		submissions := []struct {
 			name, text string
 			passes     bool

@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -97,9 +98,7 @@ var madeNode bool // node was called
 func installed(t testing.TB) *vm.Machine {
 	t.Helper()
 	snapshot, err := node()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return vm.ForkOf(t, snapshot)
 }
 

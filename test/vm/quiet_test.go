@@ -7,9 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -102,9 +101,7 @@ func TestQuiet(t *testing.T) {
 			t.Errorf("limits that keep slots apart are %s, before %s", got, limits)
 		}
 		m.Sh("sed -i '/^gpu.*persistence = 0/d; s/^gpu.*\\(persistence = .\\)/\\1/' /etc/fake-nvml.conf")
-		if diff := cmp.Diff(withoutGPU(before), withoutGPU(m.Sh(settings))); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, withoutGPU(before), withoutGPU(m.Sh(settings)))
 	})
 
 	t.Run("uninstall leaves what an operator has set", func(t *testing.T) {
@@ -118,9 +115,7 @@ func TestQuiet(t *testing.T) {
 		if got := m.Sh(shared); got != limits {
 			t.Errorf("limits are %s, before %s", got, limits)
 		}
-		if diff := cmp.Diff(withoutGPU(before), withoutGPU(m.Sh(settings))); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, withoutGPU(before), withoutGPU(m.Sh(settings)))
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -58,9 +59,7 @@ func rigTopology(t *testing.T) {
 func rigCommands(t *testing.T) {
 	t.Parallel()
 	m := vm.Fork(t)
-	if diff := cmp.Diff(vm.Result{Stdout: "out\n", Stderr: "err\n", Code: 3}, m.Try("echo out; echo err >&2; exit 3")); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, vm.Result{Stdout: "out\n", Stderr: "err\n", Code: 3}, m.Try("echo out; echo err >&2; exit 3"))
 	m.Put("/root/dir/mark", 0o640, "a")
 	if got := m.Get("/root/dir/mark") + m.Sh("stat -c %a /root/dir/mark"); got != "a640" {
 		t.Errorf("the file and its mode are %s", got)

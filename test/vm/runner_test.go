@@ -12,8 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -63,9 +62,7 @@ var timestamp = regexp.MustCompile(`\x1b_bk;t=\d+\a|\r`)
 func source(t *testing.T, name string) string {
 	t.Helper()
 	b, err := task.ReadFile("runner/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return string(b)
 }
 
@@ -79,9 +76,7 @@ func config(t *testing.T, submission string, members map[string]any) []byte {
 	}
 	maps.Copy(c, members)
 	b, err := json.Marshal(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return b
 }
 
@@ -147,7 +142,5 @@ func sized(t *testing.T, r evaluated, text string) {
 		t.Fatal("there is no run")
 	}
 	want := map[string]string{"size": fmt.Sprint(len(text)), "sha256": fmt.Sprintf("%x", sha256.Sum256([]byte(text))), "environ": "True", "check": "pass"}
-	if diff := cmp.Diff(want, run.Result); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, run.Result)
 }

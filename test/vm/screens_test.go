@@ -120,9 +120,7 @@ func TestScreens(t *testing.T) {
 
 	for _, name := range []string{"eval.py", "prefix_python/task.yml", "prefix_python/reference.py", "prefix_python/submission.py", "prefix_python/wrong.py"} {
 		text, err := examples.Files.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		m.Put("/root/"+name, 0o644, strings.ReplaceAll(string(text), "_timeout: 60", "_timeout: 600"))
 	}
 	screen(t, m, "submit", "kbnode submit --queue b200 --eval prefix_python --mode benchmark --run-id r1")

@@ -3,6 +3,8 @@ package main
 import (
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestRecorded(t *testing.T) {
@@ -21,13 +23,9 @@ func TestRecorded(t *testing.T) {
 {"Action":"pass","Package":"github.com/gpu-mode/kbnode/internal/guard","Test":"TestStop","Elapsed":6}
 {"Action":"pass","Package":"github.com/gpu-mode/kbnode/test/vm","Test":"TestDaemon","Elapsed":1500}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	got, err := recorded(page, scenarios, results, "ccc", "2026-02-03")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	want := "text\n" + tableStart + tableHead +
 		"| TestDaemon | ccc | 2026-02-03 | 25.0 | 2 |\n| TestDisk | bbb | 2026-01-02 | 3.0 | 0 |\n| internal/guard.TestStop | ccc | 2026-02-03 | 0.1 | 1 |\n" + tableEnd + "more\n"
 	if got != want {
