@@ -23,7 +23,7 @@ with cpuset, cpu, io, memory, hugetlb, pids, rdma, misc`
 // make screenshots. Until then docs/screens/stale.txt may list it.
 func TestScreensSayWhatKbnodeSays(t *testing.T) {
 	t.Parallel()
-	source := phrases{}
+	source := newPhrases()
 	for _, dir := range []string{"cmd/kbnode", "internal", "systemd"} {
 		for _, f := range files(t, dir) {
 			switch {
@@ -51,8 +51,8 @@ func TestScreensSayWhatKbnodeSays(t *testing.T) {
 		}
 		var unknown []string
 		for _, text := range cells(lines, columns(name)) {
-			if pair := source.unknown(text); pair != "" {
-				unknown = append(unknown, fmt.Sprintf("%q: no text has %q", text, pair))
+			if words := source.unknown(text); words != "" {
+				unknown = append(unknown, fmt.Sprintf("%q: no text has %q", text, words))
 			}
 		}
 		if len(unknown) > 0 && !slices.Contains(listed, name) {
