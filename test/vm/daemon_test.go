@@ -58,16 +58,6 @@ func TestDaemon(t *testing.T) {
 		}
 	})
 
-	t.Run("configuration", func(t *testing.T) {
-		m.Sh("printf 'job:\n  tasks_max: 3000\n' >>/etc/kbnode/config.yaml")
-		m.Wait("the new limit", "test $(cat /sys/fs/cgroup/buildkite.slice/buildkite-gpu7.slice/pids.max) = 3000")
-		m.Sh("echo 'colour: red' >>/etc/kbnode/config.yaml; systemctl reload kbnode")
-		m.Wait("the refusal", "systemctl show -P StatusText kbnode | grep -q colour")
-		m.Sh("sed -i /colour/d /etc/kbnode/config.yaml")
-		m.Wait("the end of it", "kbnode events | tail -n 3 | grep -q mended")
-		allIdle(t, m)
-	})
-
 	t.Run("a job, while everything else ends", func(t *testing.T) {
 		wake := asleep(t, m, 5)
 		for range 4 {

@@ -53,24 +53,6 @@ func TestQuiet(t *testing.T) {
 		}
 	})
 
-	t.Run("kept", func(t *testing.T) {
-		m.Sh("echo 1 >" + defrag + "; systemctl reload kbnode")
-		m.Wait("the mended setting", "test $(cat "+defrag+") = 0")
-		if got := m.Sh("kbnode events"); !strings.Contains(got, "settings of the machine") {
-			t.Errorf("events: %s", got)
-		}
-	})
-
-	t.Run("clocks wait for a job", func(t *testing.T) {
-		wake := asleep(t, m, 1)
-		m.Sh("printf 'hygiene:\\n  clocks: \"1410\"\\n' >>/etc/kbnode/config.yaml; systemctl reload kbnode")
-		m.Wait("the clocks of an idle GPU", "grep -q '^gpu.0.locked_clocks = 1410-1410' /etc/fake-nvml.conf")
-		m.Sh("! grep '^gpu.1.locked_clocks' /etc/fake-nvml.conf")
-		wake()
-		m.Wait("the clocks of the other", "grep -q '^gpu.1.locked_clocks = 1410-1410' /etc/fake-nvml.conf")
-		allIdle(t, m, 1)
-	})
-
 	t.Run("a record of each job", func(t *testing.T) {
 		m.Sh("printf 'gpu.2.sm_clock = 1965\\ngpu.2.clock_reasons = 0x40\\n' >>/etc/fake-nvml.conf")
 		rec := record(t, m, 2, "sleep 8; ln -sf /etc/shadow node.json")
@@ -94,19 +76,7 @@ func TestQuiet(t *testing.T) {
 		allIdle(t, m, 3)
 	})
 
-	t.Run("off", func(t *testing.T) {
-		m.Sh("sed -i '/^hygiene/,$d' /etc/kbnode/config.yaml; printf 'hygiene:\\n  disabled: true\\n' >>/etc/kbnode/config.yaml; systemctl reload kbnode; systemctl kill -s KILL kbnode")
-		m.Wait("the settings of before", "! grep -q -e transparent_hugepage -e persistence /var/lib/kbnode/tunables.json")
-		if got := m.Sh(shared); got == limits || !strings.HasPrefix(got, "2147483647\n") {
-			t.Errorf("limits that keep slots apart are %s, before %s", got, limits)
-		}
-		m.Sh("sed -i '/^gpu.*persistence = 0/d; s/^gpu.*\\(persistence = .\\)/\\1/' /etc/fake-nvml.conf")
-		must.Equal(t, withoutGPU(before), withoutGPU(m.Sh(settings)))
-	})
-
 	t.Run("uninstall leaves what an operator has set", func(t *testing.T) {
-		m.Sh("sed -i '/^hygiene/,$d' /etc/kbnode/config.yaml; systemctl reload kbnode")
-		m.Wait("the settings", "grep -q '\\[madvise\\]' "+thp)
 		m.Sh("systemctl stop kbnode; echo never >" + thp + "; kbnode uninstall")
 		if got := m.Sh("cat " + thp); !strings.Contains(got, "[never]") {
 			t.Errorf("it is %s", got)
