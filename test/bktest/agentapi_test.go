@@ -2,7 +2,6 @@ package bktest_test
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -173,12 +172,11 @@ func TestOutcomes(t *testing.T) {
 		want     states
 		retries  int
 	}{
-		"passes":                         {``, []int{0}, states{"passed", "passed"}, 0},
-		"fails":                          {``, []int{1}, states{"failed", "failed"}, 0},
-		"passes the second time":         {`, retry: {automatic: {exit_status: -1, limit: 1}}`, []int{-1, 0}, states{"passed", "passed"}, 1},
-		"fails as often as it may":       {`, retry: {automatic: [{exit_status: "*", limit: 2}]}`, []int{1, 1, 1}, states{"failed", "failed"}, 2},
-		"is not retried for this status": {`, retry: {automatic: [{exit_status: -1, limit: 2}]}`, []int{1}, states{"failed", "failed"}, 0},
-		"is retried twice by default":    {`, retry: {automatic: true}`, []int{1, 2, 3}, states{"failed", "failed"}, 2},
+		"passes":                      {``, []int{0}, states{"passed", "passed"}, 0},
+		"fails":                       {``, []int{1}, states{"failed", "failed"}, 0},
+		"passes the second time":      {`, retry: {automatic: {exit_status: -1, limit: 1}}`, []int{-1, 0}, states{"passed", "passed"}, 1},
+		"fails as often as it may":    {`, retry: {automatic: [{exit_status: "*", limit: 2}]}`, []int{1, 1, 1}, states{"failed", "failed"}, 2},
+		"is retried twice by default": {`, retry: {automatic: true}`, []int{1, 2, 3}, states{"failed", "failed"}, 2},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -203,28 +201,6 @@ func TestOutcomes(t *testing.T) {
 				t.Errorf("REST shows retried jobs without being asked: %s", shown.body)
 			}
 		})
-	}
-}
-
-// TestRetryReasons checks that exit status and reason of a rule must both match.
-func TestRetryReasons(t *testing.T) {
-	t.Parallel()
-	const steps = `steps: [{command: x, retry: {automatic: [{exit_status: -1, signal_reason: none}, {signal_reason: cancel}, {exit_status: -1, signal_reason: agent_stop, limit: 0}]}}]`
-	for _, tt := range []struct {
-		status int
-		reason string
-		want   int // jobs
-	}{
-		{-1, "", 2}, {-1, "process_run_error", 1}, {-1, "agent_stop", 1}, {1, "", 1}, {143, "cancel", 2},
-	} {
-		s := listen(t, bktest.Options{})
-		b := mustSubmit(t, s, bktest.NewBuild{Steps: steps})
-		a := register(t, s, "a")
-		id, _ := a.begin()
-		a.do("PUT", "/jobs/"+id+"/finish", map[string]any{"exit_status": fmt.Sprint(tt.status), "signal_reason": tt.reason, "finished_at": "now"}, http.StatusOK)
-		if got := len(s.Builds()[b.Number-1].Jobs); got != tt.want {
-			t.Errorf("exit status %d for %q makes %d jobs, want %d", tt.status, tt.reason, got, tt.want)
-		}
 	}
 }
 

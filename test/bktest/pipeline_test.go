@@ -84,3 +84,25 @@ func TestMatches(t *testing.T) {
 		}
 	}
 }
+
+// TestRetryRules checks that exit status and reason of a rule must both match.
+func TestRetryRules(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		rule           retryRule
+		status, reason string
+		want           bool
+	}{
+		{retryRule{list{"-1"}, "*", 2}, "-1", "cancel", true},
+		{retryRule{list{"-1"}, "*", 2}, "1", "", false},
+		{retryRule{list{"-1"}, "none", 2}, "-1", "", true},
+		{retryRule{list{"-1"}, "none", 2}, "-1", agentLost, true},
+		{retryRule{list{"-1"}, "none", 2}, "-1", "process_run_error", false},
+		{retryRule{list{"*"}, "cancel", 2}, "143", "cancel", true},
+		{retryRule{list{"*"}, "cancel", 2}, "143", "", false},
+	} {
+		if got := tt.rule.match(tt.status, tt.reason); got != tt.want {
+			t.Errorf("%+v and exit status %s for %q: %v", tt.rule, tt.status, tt.reason, got)
+		}
+	}
+}
