@@ -32,13 +32,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func read(t *testing.T, name string) string {
-	t.Helper()
-	text, err := os.ReadFile(name)
-	must.Do(t, err)
-	return string(text)
-}
-
 // verdict is what a consumer reads of a result.
 type verdict struct {
 	Success bool
@@ -245,17 +238,11 @@ func shrunk(t *testing.T, example string, sizes ...string) *task.Task {
 	own, err := filepath.Glob(example + "/*")
 	must.Do(t, err)
 	for _, name := range append(shared, own...) {
-		write(t, filepath.Join(dir, name), strings.NewReplacer(sizes...).Replace(read(t, name)))
+		must.Write(t, dir, name, strings.NewReplacer(sizes...).Replace(must.Read(t, name)))
 	}
 	p, err := task.Read(filepath.Join(dir, example))
 	must.Do(t, err)
 	return p
-}
-
-func write(t *testing.T, name, text string) {
-	t.Helper()
-	err := os.MkdirAll(filepath.Dir(name), 0o755)
-	must.Do(t, errors.Join(err, os.WriteFile(name, []byte(text), 0o600)))
 }
 
 // compare evaluates the submissions of an example.
@@ -264,7 +251,7 @@ func compare(t *testing.T, p *task.Task, example string, want map[string]expecte
 	for name, want := range want {
 		t.Run(example+"/"+name, func(t *testing.T) {
 			t.Parallel()
-			text := read(t, filepath.Join(example, name))
+			text := must.Read(t, filepath.Join(example, name))
 			board := evaluate(t, p, text, "leaderboard")
 			got := expected{leaderboard: board.outcome(), where: want.where}
 			if example != "prefix_python" { // compiling takes long, and mode leaderboard has both others in it

@@ -2,7 +2,6 @@ package packaging_test
 
 import (
 	"io/fs"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -19,18 +18,17 @@ import (
 // TestExamples compares the examples in archives and packages with those that kbnode carries along.
 func TestExamples(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../.goreleaser.yaml")
-	must.Do(t, err)
+	text := must.Read(t, "../.goreleaser.yaml")
 	type content struct{ Src, Dst string }
 	var conf struct {
 		Archives []struct{ Files []content }
 		NFPMs    []struct{ Contents []content }
 	}
-	if err := yaml.Unmarshal(text, &conf); err != nil || len(conf.Archives) != 1 || len(conf.NFPMs) != 1 {
+	if err := yaml.Unmarshal([]byte(text), &conf); err != nil || len(conf.Archives) != 1 || len(conf.NFPMs) != 1 {
 		t.Fatal(err, conf)
 	}
 	want := []string{"README.md", "config.yaml"}
-	err = fs.WalkDir(examples.Files, ".", func(name string, d fs.DirEntry, err error) error {
+	err := fs.WalkDir(examples.Files, ".", func(name string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {
 			want = append(want, name)
 		}

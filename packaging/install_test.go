@@ -98,9 +98,8 @@ func TestInstall(t *testing.T) {
 			if !strings.Contains(out, tt.says) || (err == nil) != (tt.now != "") {
 				t.Errorf("%v, and says\n%s\nwant %q", err, out, tt.says)
 			}
-			text, err := os.ReadFile(filepath.Join(to, "kbnode"))
-			must.Do(t, err)
-			if tt.now == "" && string(text) != before || !strings.Contains(string(text), tt.now) {
+			text := must.Read(t, filepath.Join(to, "kbnode"))
+			if tt.now == "" && text != before || !strings.Contains(text, tt.now) {
 				t.Errorf("there lies\n%s", text)
 			}
 			if left, _ := os.ReadDir(to); len(left) != 1 {
@@ -124,20 +123,19 @@ func install(t *testing.T, script, from, to string, args ...string) (string, err
 // TestHalfScript runs what a pipe into a shell would leave of a cut download.
 func TestHalfScript(t *testing.T) {
 	t.Parallel()
-	whole, err := os.ReadFile("install.sh")
-	must.Do(t, err)
+	whole := must.Read(t, "install.sh")
 	asked := false
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked = true
 		http.NotFound(w, r)
 	}))
 	defer server.Close()
-	last := bytes.LastIndex(whole, []byte("main "))
+	last := strings.LastIndex(whole, "main ")
 	for end := 0; end <= last; end += 61 {
-		half := filepath.Join(t.TempDir(), "half.sh")
-		must.Do(t, os.WriteFile(half, whole[:end], 0o600))
+		dir := t.TempDir()
+		must.Write(t, dir, "half.sh", whole[:end])
 		to := t.TempDir()
-		out, _ := install(t, half, server.URL, to)
+		out, _ := install(t, filepath.Join(dir, "half.sh"), server.URL, to)
 		if left, err := os.ReadDir(to); len(left) > 0 || err != nil || asked {
 			t.Fatalf("%d bytes of the script did something:\n%s", end, out)
 		}
@@ -150,8 +148,7 @@ func node(t *testing.T, files ...string) string {
 	root := t.TempDir()
 	for _, f := range files {
 		name, text, _ := strings.Cut(f, ":")
-		must.Do(t, os.MkdirAll(filepath.Join(root, filepath.Dir(name)), 0o755))
-		must.Do(t, os.WriteFile(filepath.Join(root, name), []byte(text), 0o600))
+		must.Write(t, root, name, text)
 	}
 	return root
 }

@@ -19,9 +19,7 @@ func TestWrite(t *testing.T) {
 	var texts []string
 	for range 2 {
 		must.Do(t, write(out, "1.2.3", "2026-01-02T03:04:05Z", []string{self, self}))
-		text, err := os.ReadFile(out)
-		must.Do(t, err)
-		texts = append(texts, string(text))
+		texts = append(texts, must.Read(t, out))
 	}
 	if texts[0] != texts[1] {
 		t.Error("two runs differ")
@@ -51,9 +49,9 @@ func TestWrite(t *testing.T) {
 	if count["std"] != 1 || count["github.com/CycloneDX/cyclonedx-go"] != 1 || count[filepath.Base(self)] != 1 {
 		t.Errorf("components %v", count)
 	}
-	plain := filepath.Join(t.TempDir(), "plain")
-	must.Do(t, os.WriteFile(plain, []byte("#!/bin/sh\n"), 0o700))
-	if err := write(out, "1.2.3", "2026-01-02T03:04:05Z", []string{plain}); err == nil || !strings.Contains(err.Error(), "read modules of") {
+	plain := t.TempDir()
+	must.Write(t, plain, "plain", "#!/bin/sh\n")
+	if err := write(out, "1.2.3", "2026-01-02T03:04:05Z", []string{filepath.Join(plain, "plain")}); err == nil || !strings.Contains(err.Error(), "read modules of") {
 		t.Errorf("a program that is not Go's: %v", err)
 	}
 }

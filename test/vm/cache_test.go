@@ -2,7 +2,6 @@ package vm
 
 import (
 	"errors"
-	"os"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/test/must"
@@ -14,7 +13,8 @@ func TestCached(t *testing.T) {
 	fill := func(err error) func(string) error {
 		return func(dir string) error {
 			made++
-			return errors.Join(err, os.WriteFile(dir+"/file", nil, 0o600))
+			must.Write(t, dir, "file", "")
+			return err
 		}
 	}
 	if _, err := cached(cache, "trees", []byte("a"), fill(errors.New("cut off"))); err == nil {

@@ -96,13 +96,8 @@ func controlOf(t *testing.T, m *vm.Machine) *control {
 	serveSSH(t, m, c.socket)
 	bin, err := filepath.Abs(os.Getenv("KBNODE_BIN"))
 	must.Do(t, err)
-	c.put("inventory.yml", fmt.Sprintf(ansibleInventory, bin, filepath.Join(c.dir, "token")))
+	must.Write(t, c.dir, "inventory.yml", fmt.Sprintf(ansibleInventory, bin, filepath.Join(c.dir, "token")))
 	return c
-}
-
-func (c *control) put(name, text string) {
-	c.t.Helper()
-	must.Do(c.t, os.WriteFile(filepath.Join(c.dir, name), []byte(text), 0o600))
 }
 
 var recap = regexp.MustCompile(`(?m)^guest .* changed=(\d+) .* failed=(\d+) `)
@@ -143,7 +138,7 @@ func TestAnsible(t *testing.T) {
 		systemctl daemon-reload; systemctl restart bkstub.service; rm /usr/local/bin/kbnode`)
 	m.InstallPackages("python3") // the template has a part of it
 	c := controlOf(t, m)
-	c.put("token", bktest.DefaultAgentToken+"\n")
+	must.Write(t, c.dir, "token", bktest.DefaultAgentToken+"\n")
 	leaks := func(t *testing.T, out string) {
 		t.Helper()
 		for _, token := range []string{bktest.DefaultAgentToken, fresh} {
@@ -212,12 +207,12 @@ func TestAnsible(t *testing.T) {
 	t.Run("another token", func(t *testing.T) {
 		const pids = "systemctl show -P MainPID 'buildkite-agent-gpu*'"
 		before := m.Sh(pids)
-		c.put("token", "bktest-agent-token-of-nobody\n")
+		must.Write(t, c.dir, "token", "bktest-agent-token-of-nobody\n")
 		if out, _, failed := c.play(t, "-e", "queue=b200-canary"); failed != 1 || !strings.Contains(out, "refuses the agent token") {
 			t.Error(out)
 		}
 		m.Sh("grep -q =" + bktest.DefaultAgentToken + "$ /etc/buildkite-agent/token")
-		c.put("token", fresh+"\n")
+		must.Write(t, c.dir, "token", fresh+"\n")
 		out, changed, failed := c.play(t, "--diff", "-vvv", "-e", "queue=b200-canary")
 		leaks(t, out)
 		if changed != 2 || failed != 0 {
@@ -233,9 +228,7 @@ func TestAnsible(t *testing.T) {
 		if got := m.Sh("grep -rlFf /root/pattern --exclude=image /etc /run/systemd /var/lib/kbnode /var/log /root/.ansible /tmp /var/tmp 2>/dev/null || true; journalctl -b -o cat | grep -cFf /root/pattern || true"); got != "/etc/kbnode/agent-token\n/etc/buildkite-agent/token\n0" && got != "/etc/buildkite-agent/token\n/etc/kbnode/agent-token\n0" {
 			t.Errorf("a token stands in: %s", got)
 		}
-		commands, err := os.ReadFile(c.socket + ".log")
-		must.Do(t, err)
-		leaks(t, string(commands))
+		leaks(t, must.Read(t, c.socket+".log"))
 	})
 	t.Run("absent", func(t *testing.T) {
 		m.Put("/root/steps.yml", 0o600, strings.Replace(step(2, "busybox:test", "sleep 60", ""), "queue: b200", "queue: b200-canary", 1))

@@ -49,12 +49,11 @@ func artifact(t *testing.T) (name string, content []byte) {
 // TestCloudInit boots a machine with the user-data of packaging/cloud-init.
 func TestCloudInit(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../packaging/cloud-init/user-data.yaml")
-	must.Do(t, err)
+	text := must.Read(t, "../../packaging/cloud-init/user-data.yaml")
 	name, content := artifact(t)
 	t.Logf("installs %s", name)
 	// What is the user's own in it.
-	data := string(text)
+	data := text
 	for old, own := range map[string]string{
 		`queue: b200\n`:   "queue: b200\n      agent: {endpoint: \"http://127.0.0.1:8899/v3\"}\n",
 		`kbnode=https.*`:  "kbnode=http://127.0.0.1:8200/" + name,
@@ -82,7 +81,7 @@ func TestCloudInit(t *testing.T) {
 	m.Put("/etc/cloud/cloud.cfg.d/99-rig.cfg", 0o644, "datasource_list: [NoCloud]\nnetwork: {config: disabled}\nmanage_etc_hosts: false\n"+
 		"cloud_init_modules: [write_files]\ncloud_config_modules: [runcmd]\ncloud_final_modules: [scripts_user]\n")
 	t.Run("schema", func(t *testing.T) {
-		m.Put("/root/user-data.yaml", 0o600, string(text))
+		m.Put("/root/user-data.yaml", 0o600, text)
 		if r := m.Try("cloud-init schema --config-file /root/user-data.yaml"); r.Code != 0 || !strings.Contains(r.Stdout, "Valid schema") {
 			t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
 		}

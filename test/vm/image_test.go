@@ -32,9 +32,7 @@ func serveImages(t *testing.T, m *vm.Machine) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the registry: %v\n%s", err, out)
 	}
-	text, err := os.ReadFile(binary)
-	must.Do(t, err)
-	m.Put("/srv/registry", 0o755, string(text))
+	m.Put("/srv/registry", 0o755, must.Read(t, binary))
 	m.Sh("systemd-run -q --unit registry /srv/registry")
 	m.Wait("the registry", "curl -sf http://127.0.0.1:5000/v2/")
 }

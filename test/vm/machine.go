@@ -231,9 +231,6 @@ func (p *Process) Signal(sig syscall.Signal) {
 	}
 }
 
-// Output is what the command has said so far.
-func (p *Process) Output() (stdout, stderr string) { return p.stdout.String(), p.stderr.String() }
-
 // Wait waits for the command's end.
 func (p *Process) Wait() Result {
 	p.m.t.Helper()

@@ -168,32 +168,6 @@ func partitionAnew(t *testing.T, m *vm.Machine) {
 	onlyTheirs(t, m, anew, "")
 }
 
-// pairsOfGPUs goes from a slot for each GPU to pairs.
-func pairsOfGPUs(t *testing.T, m *vm.Machine) {
-	shaped(t, m, "all", 8)
-	job := hold(m, "shapes", 2, "/dev/nvidia2", ", gpus: all")
-	shown := m.Sh("kbnode plan --gpus-per-slot 2")
-	if !strings.Contains(shown, "2 × NVIDIA B200") {
-		t.Errorf("plan does not show what install would do:\n%s", shown)
-	}
-	out := m.Sh(installShaped + "--gpus-per-slot 2 2>&1")
-	t.Logf("install of pairs beside a job on GPU 2:\n%s", out)
-	if !strings.Contains(out, "later: ") || !strings.Contains(out, "waits for job") {
-		t.Error("it does not say what waits")
-	}
-	now := status(t, m)
-	for _, s := range now.Slots {
-		if s.Job == nil && s.Agent != "idle" || s.Job != nil && s.Slot != "gpu2" {
-			t.Errorf("beside the job, %s is %s: %v", s.Slot, s.Agent, s.Problems)
-		}
-	}
-	job.end(t, false)
-	m.Wait("all as planned", "kbnode status")
-	m.Sh("bkstub wait-agents --count 4 --timeout 3m")
-	agentsAre(t, m, all("idle", "gpu0", "gpu2", "gpu4", "gpu6"))
-	onlyTheirs(t, m, planned(t, m, ""), allGPUs)
-}
-
 // groupsOfGPUs goes from two slots of four GPUs to four of one and one of four, and to slots
 // without any.
 func groupsOfGPUs(t *testing.T, m *vm.Machine) {

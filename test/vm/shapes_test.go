@@ -242,10 +242,6 @@ func TestShapes(t *testing.T) {
 
 		divideAnew(t, m, p)
 	})
-	t.Run("pairs", func(t *testing.T) {
-		t.Parallel()
-		pairsOfGPUs(t, forked(t))
-	})
 	t.Run("groups", func(t *testing.T) {
 		t.Parallel()
 		groupsOfGPUs(t, forked(t))

@@ -31,12 +31,11 @@ func TestScenarios(t *testing.T) {
 	must.Do(t, err)
 	found := 0
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		must.Do(t, err)
-		if !strings.HasPrefix(string(text), "//go:build vm\n") {
+		text := must.Read(t, file)
+		if !strings.HasPrefix(text, "//go:build vm\n") {
 			continue
 		}
-		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`).FindAllStringSubmatch(string(text), -1) {
+		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`).FindAllStringSubmatch(text, -1) {
 			found++
 			own := "test/vm/" + filepath.Base(file)
 			if s, ok := listed[m[1]]; !ok || !s.covered(own) {
