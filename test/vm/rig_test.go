@@ -61,7 +61,7 @@ func rigCommands(t *testing.T) {
 	m := vm.Fork(t)
 	must.Equal(t, vm.Result{Stdout: "out\n", Stderr: "err\n", Code: 3}, m.Try("echo out; echo err >&2; exit 3"))
 	m.Put("/root/dir/mark", 0o640, "a")
-	if got := m.Get("/root/dir/mark") + m.Sh("stat -c %a /root/dir/mark"); got != "a640" {
+	if got := m.Sh("cat /root/dir/mark") + m.Sh("stat -c %a /root/dir/mark"); got != "a640" {
 		t.Errorf("the file and its mode are %s", got)
 	}
 	if r := vm.Fork(t).Try("cat /root/dir/mark"); r.Code == 0 {
@@ -69,7 +69,7 @@ func rigCommands(t *testing.T) {
 	}
 	long := strings.Repeat("0123456789abcdef", 1<<16)
 	m.Put("/tmp/long", 0o600, long)
-	if m.Get("/tmp/long") != long {
+	if m.Sh("cat /tmp/long") != long {
 		t.Error("a megabyte did not come back as it went")
 	}
 	p := m.Start("sh", "-c", "echo begun; sleep 1000")
@@ -140,7 +140,7 @@ ExecStart=sh -c 'rm /root/die && sync && echo c >/proc/sysrq-trigger'
 	if m.Sh("cat /proc/sys/kernel/random/boot_id") == boot {
 		t.Error("the boot ID did not change")
 	}
-	if got := m.Get("/root/kept"); got != "kept\n" {
+	if got := m.Sh("cat /root/kept"); got != "kept" {
 		t.Errorf("the disk has %q", got)
 	}
 	if got := m.Sh("ls -d /dev/nvidia[0-9]* | wc -l; cat /sys/devices/system/cpu/cpu1/topology/thread_siblings_list"); got != "7\n1,11" {
@@ -149,7 +149,7 @@ ExecStart=sh -c 'rm /root/die && sync && echo c >/proc/sysrq-trigger'
 	m.Sh("docker run --rm busybox:test true")
 	m.Sh("sync")
 	m.Reset()
-	if got := m.Get("/root/kept"); got != "kept\n" {
+	if got := m.Sh("cat /root/kept"); got != "kept" {
 		t.Errorf("the disk has %q after a reset", got)
 	}
 }

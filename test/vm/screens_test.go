@@ -102,11 +102,15 @@ func ready(t *testing.T) *vm.Machine {
 // TestScreens is how kbnode looks in a terminal. make screenshots draws what it writes.
 func TestScreens(t *testing.T) {
 	t.Parallel()
-	m := ready(t)
-
 	// The main job, once at each width.
-	var demo recording
 	const install = "sudo kbnode install --queue b200 --token-file token.txt"
+	t.Run("install at 160", func(t *testing.T) {
+		var r recording
+		typeCommand(t, ready(t), &r, 160, install)
+		r.save(t, "install-160", 160)
+	})
+	m := ready(t)
+	var demo recording
 	t.Run("install", func(t *testing.T) {
 		typeCommand(t, m, &demo, 80, "sudo kbnode doctor --preflight")
 		var r recording
@@ -146,11 +150,4 @@ func TestScreens(t *testing.T) {
 	m.Sh("systemctl stop kbnode; chmod 644 /etc/buildkite-agent/token; usermod -aG docker kbnode-gpu1; rm /etc/buildkite-agent/hooks/agent-startup; sed -i 's/^Restart=.*/Restart=no/' /etc/systemd/system/kbnode-guard-gpu1.service")
 	screen(t, m, "plan", "sudo kbnode plan")
 	screen(t, m, "doctor", "sudo kbnode doctor --fast")
-
-	m.Kill()
-	t.Run("install at 160", func(t *testing.T) {
-		var r recording
-		typeCommand(t, ready(t), &r, 160, install)
-		r.save(t, "install-160", 160)
-	})
 }
