@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/runner"
 	"github.com/gpu-mode/kbnode/internal/task"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestMain lets the test binary run as `kbnode runner`, which takes over
@@ -29,15 +30,6 @@ func TestMain(m *testing.M) {
 		os.Exit(runner.Main(context.Background(), runner.Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}))
 	}
 	os.Exit(m.Run())
-}
-
-func read(t *testing.T, name string) string {
-	t.Helper()
-	text, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
 }
 
 // verdict is what a consumer reads of a result.
@@ -62,17 +54,11 @@ type verdict struct {
 func evaluate(t *testing.T, p *task.Task, submission, mode string) *verdict {
 	t.Helper()
 	doc, err := p.Config(submission, "", mode)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	tools, err := filepath.Abs("testdata") // stand-ins for nvcc, torch and Triton
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	cmd := exec.CommandContext(t.Context(), self)
 	cmd.Dir = t.TempDir()
 	cmd.Env = append(os.Environ(), "KBNODE_TEST_RUNNER=1", "GORACE=atexit_sleep_ms=0", "BUILDKITE=", "PATH="+tools+":"+os.Getenv("PATH"),
@@ -150,9 +136,7 @@ func TestPrefixPython(t *testing.T) {
 		t.Skip("python3 cannot be run: ", err)
 	}
 	p, err := task.Read("prefix_python")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	compare(t, p, "prefix_python", map[string]expected{
 		"submission.py":  passes,
 		"wrong.py":       fails("test.2.error: output["),
@@ -170,9 +154,7 @@ func TestPrefixPythonBreaks(t *testing.T) {
 		t.Skip("python3 cannot be run: ", err)
 	}
 	p, err := task.Read("prefix_python")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for text, want := range map[string]string{
 		"def custom_kernel(data):\n  raise ValueError('no\\nway')\n":              "ValueError: no way",
 		"def custom_kernel(data):\n  import os; os.kill(os.getpid(), 11)\n":       "signal 11 (Segmentation fault) ended the submission's process",
@@ -252,29 +234,15 @@ func shrunk(t *testing.T, example string, sizes ...string) *task.Task {
 	t.Helper()
 	dir := t.TempDir()
 	shared, err := filepath.Glob("*.py")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	own, err := filepath.Glob(example + "/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, name := range append(shared, own...) {
-		write(t, filepath.Join(dir, name), strings.NewReplacer(sizes...).Replace(read(t, name)))
+		must.Write(t, dir, name, strings.NewReplacer(sizes...).Replace(must.Read(t, name)))
 	}
 	p, err := task.Read(filepath.Join(dir, example))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return p
-}
-
-func write(t *testing.T, name, text string) {
-	t.Helper()
-	err := os.MkdirAll(filepath.Dir(name), 0o755)
-	if err = errors.Join(err, os.WriteFile(name, []byte(text), 0o600)); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // compare evaluates the submissions of an example.
@@ -283,7 +251,7 @@ func compare(t *testing.T, p *task.Task, example string, want map[string]expecte
 	for name, want := range want {
 		t.Run(example+"/"+name, func(t *testing.T) {
 			t.Parallel()
-			text := read(t, filepath.Join(example, name))
+			text := must.Read(t, filepath.Join(example, name))
 			board := evaluate(t, p, text, "leaderboard")
 			got := expected{leaderboard: board.outcome(), where: want.where}
 			if example != "prefix_python" { // compiling takes long, and mode leaderboard has both others in it

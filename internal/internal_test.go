@@ -4,9 +4,6 @@ package internal_test
 
 import (
 	"flag"
-	"go/build"
-	"go/parser"
-	"go/token"
 	"io/fs"
 	"maps"
 	"os"
@@ -57,47 +54,6 @@ func files(t *testing.T, dir string) []string {
 	})
 	must.Do(t, err)
 	return found
-}
-
-func TestPackageComments(t *testing.T) {
-	t.Parallel()
-	// Of files for either of two cases, those with cgo and for the rig count.
-	with := build.Default
-	with.GOOS, with.CgoEnabled, with.BuildTags = "linux", true, []string{"vm"}
-	comments := map[string][]string{} // by directory
-	for _, dir := range []string{"internal", "cmd", "test", "systemd", "hooks"} {
-		for _, f := range files(t, dir) {
-			if path.Ext(f) != ".go" || strings.HasSuffix(f, "_test.go") || strings.Contains(f, "/testdata/") {
-				continue
-			}
-			pkg := path.Dir(f)
-			if used, err := with.MatchFile(filepath.Join(root, pkg), path.Base(f)); err != nil || !used {
-				continue
-			}
-			parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, f), nil, parser.PackageClauseOnly|parser.ParseComments)
-			if err != nil {
-				t.Error(err)
-				continue
-			}
-			if parsed.Doc == nil {
-				comments[pkg] = append(comments[pkg], []string{}...) // seen, and without
-				continue
-			}
-			want := "Package " + parsed.Name.Name + " "
-			if parsed.Name.Name == "main" {
-				want = "Command " + path.Base(pkg) + " "
-			}
-			if text := parsed.Doc.Text(); !strings.HasPrefix(text, want) {
-				t.Errorf("%s: the package comment begins %.30q, want %q", f, text, want)
-			}
-			comments[pkg] = append(comments[pkg], f)
-		}
-	}
-	for pkg, in := range comments {
-		if len(in) != 1 {
-			t.Errorf("package %s has %d package comments, want one: %q", pkg, len(in), in)
-		}
-	}
 }
 
 // keys are all keys of the configuration by their dotted path.

@@ -2,7 +2,6 @@ package packaging_test
 
 import (
 	"io/fs"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -13,33 +12,29 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/gpu-mode/kbnode/examples"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestExamples compares the examples in archives and packages with those that kbnode carries along.
 func TestExamples(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../.goreleaser.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Read(t, "../.goreleaser.yaml")
 	type content struct{ Src, Dst string }
 	var conf struct {
 		Archives []struct{ Files []content }
 		NFPMs    []struct{ Contents []content }
 	}
-	if err := yaml.Unmarshal(text, &conf); err != nil || len(conf.Archives) != 1 || len(conf.NFPMs) != 1 {
+	if err := yaml.Unmarshal([]byte(text), &conf); err != nil || len(conf.Archives) != 1 || len(conf.NFPMs) != 1 {
 		t.Fatal(err, conf)
 	}
 	want := []string{"README.md", "config.yaml"}
-	err = fs.WalkDir(examples.Files, ".", func(name string, d fs.DirEntry, err error) error {
+	err := fs.WalkDir(examples.Files, ".", func(name string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {
 			want = append(want, name)
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	slices.Sort(want)
 	for where, list := range map[string][]content{"examples": conf.Archives[0].Files, "/usr/share/doc/kbnode/examples": conf.NFPMs[0].Contents} {
 		var got []string

@@ -16,6 +16,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // archive is a release's, with a kbnode that says its version.
@@ -25,16 +27,10 @@ func archive(t *testing.T, name, version string) []byte {
 	z := gzip.NewWriter(&b)
 	w := tar.NewWriter(z)
 	text := "#!/bin/sh\n[ \"$1\" = version ] && echo kbnode " + version + "\n"
-	if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(text))}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(text))}))
 	_, _ = w.Write([]byte(text))
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.Close())
+	must.Do(t, z.Close())
 	return b.Bytes()
 }
 
@@ -97,18 +93,13 @@ func TestInstall(t *testing.T) {
 			defer server.Close()
 			to := t.TempDir()
 			before := "#!/bin/sh\necho before\n"
-			if err := os.WriteFile(filepath.Join(to, "kbnode"), []byte(before), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(filepath.Join(to, "kbnode"), []byte(before), 0o755))
 			out, err := install(t, "install.sh", server.URL, to, tt.args...)
 			if !strings.Contains(out, tt.says) || (err == nil) != (tt.now != "") {
 				t.Errorf("%v, and says\n%s\nwant %q", err, out, tt.says)
 			}
-			text, err := os.ReadFile(filepath.Join(to, "kbnode"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if tt.now == "" && string(text) != before || !strings.Contains(string(text), tt.now) {
+			text := must.Read(t, filepath.Join(to, "kbnode"))
+			if tt.now == "" && text != before || !strings.Contains(text, tt.now) {
 				t.Errorf("there lies\n%s", text)
 			}
 			if left, _ := os.ReadDir(to); len(left) != 1 {
@@ -132,24 +123,19 @@ func install(t *testing.T, script, from, to string, args ...string) (string, err
 // TestHalfScript runs what a pipe into a shell would leave of a cut download.
 func TestHalfScript(t *testing.T) {
 	t.Parallel()
-	whole, err := os.ReadFile("install.sh")
-	if err != nil {
-		t.Fatal(err)
-	}
+	whole := must.Read(t, "install.sh")
 	asked := false
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked = true
 		http.NotFound(w, r)
 	}))
 	defer server.Close()
-	last := bytes.LastIndex(whole, []byte("main "))
+	last := strings.LastIndex(whole, "main ")
 	for end := 0; end <= last; end += 61 {
-		half := filepath.Join(t.TempDir(), "half.sh")
-		if err := os.WriteFile(half, whole[:end], 0o600); err != nil {
-			t.Fatal(err)
-		}
+		dir := t.TempDir()
+		must.Write(t, dir, "half.sh", whole[:end])
 		to := t.TempDir()
-		out, _ := install(t, half, server.URL, to)
+		out, _ := install(t, filepath.Join(dir, "half.sh"), server.URL, to)
 		if left, err := os.ReadDir(to); len(left) > 0 || err != nil || asked {
 			t.Fatalf("%d bytes of the script did something:\n%s", end, out)
 		}
@@ -162,12 +148,7 @@ func node(t *testing.T, files ...string) string {
 	root := t.TempDir()
 	for _, f := range files {
 		name, text, _ := strings.Cut(f, ":")
-		if err := os.MkdirAll(filepath.Join(root, filepath.Dir(name)), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Write(t, root, name, text)
 	}
 	return root
 }
@@ -216,9 +197,7 @@ func TestMaintainerScripts(t *testing.T) {
 			t.Parallel()
 			root, bin := node(t, tt.files...), t.TempDir()
 			stub := "#!/bin/sh\necho \"$*\" >>" + bin + "/asked\n"
-			if err := os.WriteFile(filepath.Join(bin, "systemctl"), []byte(stub), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(filepath.Join(bin, "systemctl"), []byte(stub), 0o755))
 			for range 2 {
 				cmd := exec.CommandContext(t.Context(), "sh", append([]string{"scripts/" + tt.script}, strings.Fields(tt.args)...)...)
 				cmd.Env = append(os.Environ(), "DPKG_ROOT="+root, "PATH="+bin+":"+os.Getenv("PATH"))

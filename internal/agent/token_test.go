@@ -88,7 +88,7 @@ func TestReadToken(t *testing.T) {
 func TestCheckToken(t *testing.T) {
 	t.Parallel()
 	bk := bktest.New(bktest.Options{Org: "mine", Queues: []string{"b200"}})
-	must.Do(t, bk.Listen("127.0.0.1:0", ""))
+	must.Do(t, bk.Listen("127.0.0.1:0"))
 	t.Cleanup(func() { _ = bk.Close() })
 	got, err := AskAccount(t.Context(), http.DefaultTransport, bk.Endpoint()+"/", bktest.DefaultAgentToken)
 	if err != nil {

@@ -116,7 +116,7 @@ var (
 func (n *testNode) serve(tb testing.TB) *bktest.Server {
 	tb.Helper()
 	bk := bktest.New(bktest.Options{Queues: []string{"b200"}})
-	if err := bk.Listen("127.0.0.1:0", ""); err != nil {
+	if err := bk.Listen("127.0.0.1:0"); err != nil {
 		tb.Fatal(err)
 	}
 	n.sd.Hook = func(call string) error {

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestDockerfiles holds the Dockerfiles to what makes a build the same tomorrow:
@@ -15,9 +17,7 @@ import (
 func TestDockerfiles(t *testing.T) {
 	t.Parallel()
 	entries, err := os.ReadDir(".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var there []string
 	for _, e := range entries {
 		if name, ok := strings.CutSuffix(e.Name(), ".Dockerfile"); ok {

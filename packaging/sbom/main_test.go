@@ -6,26 +6,20 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestWrite reads this test itself, a Go program with modules.
 func TestWrite(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	out := filepath.Join(t.TempDir(), "sbom.json")
 	var texts []string
 	for range 2 {
-		if err := write(out, "1.2.3", "2026-01-02T03:04:05Z", []string{self, self}); err != nil {
-			t.Fatal(err)
-		}
-		text, err := os.ReadFile(out)
-		if err != nil {
-			t.Fatal(err)
-		}
-		texts = append(texts, string(text))
+		must.Do(t, write(out, "1.2.3", "2026-01-02T03:04:05Z", []string{self, self}))
+		texts = append(texts, must.Read(t, out))
 	}
 	if texts[0] != texts[1] {
 		t.Error("two runs differ")
@@ -41,9 +35,7 @@ func TestWrite(t *testing.T) {
 		}
 		Components []struct{ Name, Version, Purl string }
 	}
-	if err := json.Unmarshal([]byte(texts[0]), &doc); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(texts[0]), &doc))
 	if c := doc.Metadata.Component; doc.BOMFormat != "CycloneDX" || doc.Metadata.Timestamp != "2026-01-02T03:04:05Z" || c.Version != "1.2.3" || len(c.Hashes) != 1 || len(c.Hashes[0].Content) != 64 {
 		t.Errorf("document of %s", texts[0])
 	}
@@ -57,11 +49,9 @@ func TestWrite(t *testing.T) {
 	if count["std"] != 1 || count["github.com/CycloneDX/cyclonedx-go"] != 1 || count[filepath.Base(self)] != 1 {
 		t.Errorf("components %v", count)
 	}
-	plain := filepath.Join(t.TempDir(), "plain")
-	if err := os.WriteFile(plain, []byte("#!/bin/sh\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := write(out, "1.2.3", "2026-01-02T03:04:05Z", []string{plain}); err == nil || !strings.Contains(err.Error(), "read modules of") {
+	plain := t.TempDir()
+	must.Write(t, plain, "plain", "#!/bin/sh\n")
+	if err := write(out, "1.2.3", "2026-01-02T03:04:05Z", []string{filepath.Join(plain, "plain")}); err == nil || !strings.Contains(err.Error(), "read modules of") {
 		t.Errorf("a program that is not Go's: %v", err)
 	}
 }

@@ -3,13 +3,17 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/payload"
@@ -17,126 +21,120 @@ import (
 	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
+// The pipeline and the submission that are used when none is given.
+var (
+	//go:embed sample/kernelbot.yml
+	samplePipeline string
+	//go:embed sample/eval.py
+	sampleEval string
+	//go:embed sample/submission.py
+	sampleSubmission string
+)
+
+// sampleConfig is a submission in kernelbot's form that needs only Python.
+func sampleConfig() ([]byte, error) {
+	return json.Marshal(map[string]any{
+		"lang": "py", "mode": "test", "main": "eval.py",
+		"sources": map[string]string{"eval.py": sampleEval, "submission.py": sampleSubmission},
+		"tests":   []any{map[string]int{"size": 16}, map[string]int{"size": 1024}},
+		"seed":    nil, "ranking_by": "last", "test_timeout": 60, "multi_gpu": false,
+	})
+}
+
 // waitFlags are those of the commands that wait for a build.
 type waitFlags struct {
 	timeout time.Duration
 	asJSON  bool
 }
 
-func (w *waitFlags) register(c *cli) {
-	c.flags.DurationVar(&w.timeout, "timeout", 20*time.Minute, "how long to wait for the build")
-	c.flags.BoolVar(&w.asJSON, "json", false, "print one JSON object")
+func (w *waitFlags) add(cmd *cobra.Command) {
+	cmd.Flags().DurationVar(&w.timeout, "timeout", 20*time.Minute, "how long to wait for the build")
+	cmd.Flags().BoolVar(&w.asJSON, "json", false, "print one JSON object")
 }
 
-func submit(ctx context.Context, c *cli, args []string) error {
+// onBuild is a command whose first argument is a build's number; do gets the others.
+func (c *cli) onBuild(use, short string, do func(ctx context.Context, number int, args []string) error) *cobra.Command {
+	return c.client(&cobra.Command{Use: use, Short: short, Args: cobra.ExactArgs(strings.Count(use, " ")), RunE: func(cmd *cobra.Command, args []string) error {
+		number, err := strconv.Atoi(args[0])
+		if err != nil {
+			return fmt.Errorf("%q is not the number of a build", args[0])
+		}
+		return do(cmd.Context(), number, args[1:])
+	}})
+}
+
+func newSubmit(c *cli) *cobra.Command {
+	cmd := c.client(&cobra.Command{Use: "submit", Short: "create a build; --wait waits for it and shows log and result.json", Args: cobra.NoArgs})
 	var w waitFlags
-	var env list
-	c.clientFlags()
-	w.register(c)
-	queue := c.flags.String("queue", "", "queue of the job (KERNELBOT_QUEUE)")
-	c.flags.Var(&env, "env", "`NAME=VALUE` of the build; may be repeated")
-	jobEnv := c.flags.String("job-env", "", "`FILE` with a JSON object of variables that win over all others of the job")
-	encoded := c.flags.String("payload", "", "`FILE` with an encoded payload")
-	config := c.flags.String("config", "", "`FILE` with a submission as JSON, to be encoded (default: a built-in one)")
-	payloadVar := c.flags.String("payload-env", "", "variable that carries the payload (default KERNELBOT_PAYLOAD, in pieces if it is long)")
-	steps := c.flags.String("steps", "", "`FILE.yml` with steps to run instead of the pipeline's")
-	waits := c.flags.Bool("wait", false, "wait for the build, then show log and result.json")
-	if _, err := c.parse(args, 0); err != nil {
-		return err
-	}
-	if *queue == "" {
-		return usageError{errors.New("no queue; add --queue, such as --queue b200")}
-	}
-	runID := "run-" + strings.ToLower(rand.Text()[:12])
-	nb := buildkite.NewBuild{
-		Commit: "HEAD", Branch: "main", Message: "Submitted by bkstub",
-		Env:      map[string]string{"KERNELBOT_QUEUE": *queue, "KERNELBOT_RUN_ID": runID},
-		MetaData: map[string]string{buildkite.RunIDKey: runID},
-	}
-	if *jobEnv != "" {
-		text, err := os.ReadFile(*jobEnv)
-		if err != nil {
+	w.add(cmd)
+	queue := cmd.Flags().String("queue", "", "queue of the job (KERNELBOT_QUEUE)")
+	env := cmd.Flags().StringArray("env", nil, "`NAME=VALUE` of the build; may be repeated")
+	jobEnv := cmd.Flags().String("job-env", "", "`FILE` with a JSON object of variables that win over all others of the job")
+	config := cmd.Flags().String("config", "", "`FILE` with a submission as JSON, to be encoded (default: a built-in one, without --steps)")
+	steps := cmd.Flags().String("steps", "", "`FILE.yml` with steps to run instead of the pipeline's")
+	waits := cmd.Flags().Bool("wait", false, "wait for the build, then show log and result.json")
+	_ = cmd.MarkFlagRequired("queue") // it is there
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		runID := "run-" + strings.ToLower(rand.Text()[:12])
+		nb := buildkite.NewBuild{
+			Commit: "HEAD", Branch: "main", Message: "Submitted by bkstub",
+			Env:      map[string]string{"KERNELBOT_QUEUE": *queue, "KERNELBOT_RUN_ID": runID},
+			MetaData: map[string]string{buildkite.RunIDKey: runID},
+		}
+		var submission []byte
+		var err error
+		if *config == "" && *steps == "" { // steps of one's own rarely evaluate a kernel
+			if submission, err = sampleConfig(); err != nil {
+				return err
+			}
+		}
+		for _, file := range []struct {
+			name string
+			use  func(text []byte)
+		}{
+			{*jobEnv, func(text []byte) { nb.MetaData[bktest.JobEnvKey] = string(text) }},
+			{*steps, func(text []byte) { nb.Steps = string(text) }},
+			{*config, func(text []byte) { submission = text }},
+		} {
+			if file.name == "" {
+				continue
+			}
+			text, err := os.ReadFile(file.name)
+			if err != nil {
+				return err
+			}
+			file.use(text)
+		}
+		if submission != nil {
+			*env = append(payload.Environ(payload.Encode(submission)), *env...)
+		}
+		for _, variable := range *env {
+			name, value, ok := strings.Cut(variable, "=")
+			if !ok || name == "" {
+				return fmt.Errorf("--env %s: write NAME=VALUE", variable)
+			}
+			nb.Env[name] = value
+		}
+		b, err := c.Create(cmd.Context(), org, pipeline, nb)
+		switch {
+		case err != nil:
 			return err
+		case *waits:
+			return c.follow(cmd.Context(), b.Number, w)
 		}
-		nb.MetaData[bktest.JobEnvKey] = string(text)
+		_, _ = fmt.Fprintln(c.stdout, b.Number)
+		return nil
 	}
-	if *steps != "" {
-		text, err := os.ReadFile(*steps)
-		if err != nil {
-			return err
-		}
-		nb.Steps = string(text)
-	}
-	carried, err := payloadEnv(*encoded, *config, *payloadVar, *steps != "")
-	if err != nil {
-		return err
-	}
-	for _, kv := range append(carried, env...) {
-		k, v, ok := strings.Cut(kv, "=")
-		if !ok || k == "" {
-			return usageError{fmt.Errorf("--env %s: write NAME=VALUE", kv)}
-		}
-		nb.Env[k] = v
-	}
-	b, err := c.api.Create(ctx, org, c.api.pipeline, nb)
-	if err != nil {
-		return err
-	}
-	if *waits {
-		return follow(ctx, c, b.Number, w)
-	}
-	if w.asJSON {
-		return c.printJSON(b)
-	}
-	c.printf("%d\n", b.Number)
-	return nil
+	return cmd
 }
 
-// payloadEnv returns the environment strings that carry the submission.
-func payloadEnv(encoded, config, variable string, ownSteps bool) ([]string, error) {
-	var text string
-	switch {
-	case encoded != "" && config != "":
-		return nil, usageError{errors.New("--payload and --config cannot be combined; give one")}
-	case encoded != "":
-		b, err := os.ReadFile(encoded)
-		if err != nil {
-			return nil, err
-		}
-		text = strings.TrimSpace(string(b))
-	case config != "":
-		b, err := os.ReadFile(config)
-		if err != nil {
-			return nil, err
-		}
-		if !json.Valid(b) {
-			return nil, fmt.Errorf("%s is not JSON", config)
-		}
-		text = payload.Encode(b)
-	case ownSteps:
-		return nil, nil // steps of one's own rarely evaluate a kernel
-	default:
-		b, err := sampleConfig()
-		if err != nil {
-			return nil, err
-		}
-		text = payload.Encode(b)
-	}
-	if variable != "" {
-		return []string{variable + "=" + text}, nil
-	}
-	return payload.Environ(text), nil
-}
-
-func wait(ctx context.Context, c *cli, args []string) error {
+func newWait(c *cli) *cobra.Command {
 	var w waitFlags
-	c.clientFlags()
-	w.register(c)
-	number, _, err := c.parseNumber(args, 1)
-	if err != nil {
-		return err
-	}
-	return follow(ctx, c, number, w)
+	cmd := c.onBuild("wait N", "wait for build N and show log and result.json", func(ctx context.Context, number int, _ []string) error {
+		return c.follow(ctx, number, w)
+	})
+	w.add(cmd)
+	return cmd
 }
 
 // patient multiplies a limit by BKSTUB_SLOWNESS, which the virtual machine's rig sets: how many times
@@ -151,22 +149,22 @@ func patient(limit time.Duration) time.Duration {
 // follow reports a build's progress until it has finished, and then what came
 // of it. The time-out ends the waiting, never a request: the last look at the
 // build is what the message tells.
-func follow(ctx context.Context, c *cli, number int, w waitFlags) error {
+func (c *cli) follow(ctx context.Context, number int, w waitFlags) error {
 	timeout := time.After(patient(w.timeout))
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
 	var said string
 	for {
-		b, err := c.api.build(ctx, number)
+		b, err := c.Build(ctx, org, pipeline, number)
 		if err != nil {
 			return err
 		}
 		if now := progress(b); now != said {
-			c.sayf("%s\n", now)
+			_, _ = fmt.Fprintln(c.stderr, now)
 			said = now
 		}
 		if b.Ended() {
-			return c.outcome(ctx, b, w)
+			return c.outcome(ctx, b, w.asJSON)
 		}
 		select {
 		case <-timeout:
@@ -191,16 +189,17 @@ func progress(b buildkite.Build) string {
 	return strings.Join(parts, "; ")
 }
 
-func (c *cli) outcome(ctx context.Context, b buildkite.Build, w waitFlags) error {
+func (c *cli) outcome(ctx context.Context, b buildkite.Build, asJSON bool) error {
 	log, err := c.logs(ctx, b)
 	if err != nil {
 		return err
 	}
-	doc, err := c.api.artifact(ctx, b.Number, result.File)
-	if err != nil && !errors.Is(err, errNoArtifact) {
+	doc, err := c.artifact(ctx, b.Number, result.File)
+	if err != nil {
 		return err
 	}
-	if w.asJSON {
+	switch {
+	case asJSON:
 		out := struct {
 			Build  buildkite.Build `json:"build"`
 			Log    string          `json:"log"`
@@ -209,26 +208,25 @@ func (c *cli) outcome(ctx context.Context, b buildkite.Build, w waitFlags) error
 		if !json.Valid(doc) {
 			out.Result = nil
 		}
-		if err := c.printJSON(out); err != nil {
-			return err
-		}
-	} else {
-		c.printf("%s", log)
-		if doc != nil {
-			c.printf("--- %s\n%s\n", result.File, strings.TrimSpace(string(doc)))
-		}
+		enc := json.NewEncoder(c.stdout)
+		enc.SetIndent("", "  ")
+		err = enc.Encode(out)
+	case doc != nil:
+		_, err = fmt.Fprintf(c.stdout, "%s--- %s\n%s\n", log, result.File, strings.TrimSpace(string(doc)))
+	default:
+		_, err = io.WriteString(c.stdout, log)
 	}
 	if b.State != "passed" {
-		return errFailed
+		err = errors.Join(err, errNotPassed)
 	}
-	return nil
+	return err
 }
 
 // logs joins the logs of a build's jobs, with a heading where there are several.
 func (c *cli) logs(ctx context.Context, b buildkite.Build) (string, error) {
 	var all strings.Builder
 	for _, j := range b.Jobs {
-		log, err := c.api.Log(ctx, org, c.api.pipeline, b.Number, j.ID)
+		log, err := c.Log(ctx, org, pipeline, b.Number, j.ID)
 		if err != nil {
 			return "", err
 		}
@@ -240,8 +238,43 @@ func (c *cli) logs(ctx context.Context, b buildkite.Build) (string, error) {
 	return all.String(), nil
 }
 
-func (c *cli) printJSON(v any) error {
-	enc := json.NewEncoder(c.stdout)
-	enc.SetIndent("", "  ")
-	return enc.Encode(v)
+// artifact downloads the newest file that a build has under path; nil means that it has none.
+func (c *cli) artifact(ctx context.Context, number int, path string) ([]byte, error) {
+	found, err := c.Artifacts(ctx, org, pipeline, number, path)
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+	const most = 128 << 20
+	return c.Download(ctx, found[len(found)-1], most)
+}
+
+func newWaitAgents(c *cli) *cobra.Command {
+	cmd := c.client(&cobra.Command{Use: "wait-agents", Short: "wait until --count agents are connected", Args: cobra.NoArgs})
+	queue := cmd.Flags().String("queue", "", "only agents of this queue")
+	count := cmd.Flags().Int("count", 1, "how many agents")
+	timeout := cmd.Flags().Duration("timeout", 2*time.Minute, "how long to wait")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		ctx, stop := context.WithTimeout(cmd.Context(), patient(*timeout))
+		defer stop()
+		tick := time.NewTicker(250 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			all, err := c.Agents(ctx, org) // the server may not be up yet
+			connected := 0
+			for _, a := range all {
+				if !a.Stopping() && (*queue == "" || a.Tag("queue") == *queue) {
+					connected++
+				}
+			}
+			if err == nil && connected >= *count {
+				return nil
+			}
+			select {
+			case <-ctx.Done():
+				return errors.Join(fmt.Errorf("%d of %d agents connected after %s", connected, *count, patient(*timeout)), err)
+			case <-tick.C:
+			}
+		}
+	}
+	return cmd
 }

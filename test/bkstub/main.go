@@ -6,155 +6,113 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
-	"strconv"
 	"strings"
 	"syscall"
 
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
-	os.Exit(code)
-}
-
-// errFailed makes run exit 1 without a message: what there is to say was said.
-var errFailed = errors.New("the build did not pass")
-
-// usageError makes run exit 2.
-type usageError struct{ error }
-
-type command struct {
-	name, args, does string
-	run              func(ctx context.Context, c *cli, args []string) error
-}
-
-func commands() []command {
-	return []command{
-		{"serve", "", "serve the agent API, REST and the artifact store until stopped", serve},
-		{"submit", "--queue Q", "create a build; --wait waits for it and shows log and result.json", submit},
-		{"wait", "N", "wait for build N and show log and result.json", wait},
-		{"log", "N", "print the log of build N", showLog},
-		{"artifact", "N PATH", "print an artifact of build N", artifact},
-		{"cancel", "N", "cancel build N", cancel},
-		{"agents", "", "list the agents: name, queue, state, job", agents},
-		{"wait-agents", "", "wait until --count agents are connected", waitAgents},
-	}
-}
-
-// run is the program; it returns the exit code: 0 done, 1 no, 2 usage.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	c := &cli{stdout: stdout, stderr: stderr}
-	err := dispatch(ctx, c, args)
-	var usage usageError
-	switch {
-	case err == nil, errors.Is(err, flag.ErrHelp):
-		return 0
-	case errors.As(err, &usage):
-		_, _ = fmt.Fprintln(stderr, "bkstub:", err)
-		return 2
-	case !errors.Is(err, errFailed):
-		_, _ = fmt.Fprintln(stderr, "bkstub:", err)
-	}
-	return 1
-}
-
-func dispatch(ctx context.Context, c *cli, args []string) error {
-	var names []string
-	for _, cmd := range commands() {
-		if len(args) > 0 && args[0] == cmd.name {
-			c.flags = flag.NewFlagSet("bkstub "+cmd.name, flag.ContinueOnError)
-			c.flags.SetOutput(c.stderr)
-			c.flags.Usage = func() {
-				c.sayf("usage: bkstub %s [flags] %s\n%s\n", cmd.name, cmd.args, cmd.does)
-				c.flags.PrintDefaults()
-			}
-			return cmd.run(ctx, c, args[1:])
-		}
-		names = append(names, cmd.name)
-	}
-	for _, cmd := range commands() {
-		c.sayf("  bkstub %-12s %-10s %s\n", cmd.name, cmd.args, cmd.does)
-	}
-	if len(args) > 0 && (args[0] == "help" || args[0] == "-h" || args[0] == "--help") {
-		return flag.ErrHelp
-	}
-	return usageError{fmt.Errorf("want one of %s", strings.Join(names, ", "))}
-}
-
-// cli is one run of the program.
-type cli struct {
-	stdout, stderr io.Writer
-	flags          *flag.FlagSet
-	api            client
-}
-
-func (c *cli) sayf(format string, args ...any)   { _, _ = fmt.Fprintf(c.stderr, format, args...) }
-func (c *cli) printf(format string, args ...any) { _, _ = fmt.Fprintf(c.stdout, format, args...) }
-
-// parse reads flags, which may stand before and after the want positional
-// arguments, and returns those.
-func (c *cli) parse(args []string, want int) ([]string, error) {
-	var rest []string
-	for {
-		if err := c.flags.Parse(args); err != nil {
-			if errors.Is(err, flag.ErrHelp) {
-				return nil, err
-			}
-			return nil, usageError{err}
-		}
-		if c.flags.NArg() == 0 {
-			break
-		}
-		rest, args = append(rest, c.flags.Arg(0)), c.flags.Args()[1:]
-	}
-	if len(rest) != want {
-		return nil, usageError{fmt.Errorf("%d arguments; see %s --help", len(rest), c.flags.Name())}
-	}
-	if c.api.url == "" { // it serves
-		return rest, nil
-	}
-	return rest, c.api.connect()
-}
-
-// parseNumber is parse for a build's number and other arguments.
-func (c *cli) parseNumber(args []string, want int) (number int, rest []string, err error) {
-	rest, err = c.parse(args, want)
 	if err != nil {
-		return 0, nil, err
+		os.Exit(1)
 	}
-	if number, err = strconv.Atoi(rest[0]); err != nil {
-		return 0, nil, usageError{fmt.Errorf("%q is not the number of a build", rest[0])}
-	}
-	return number, rest[1:], nil
 }
 
-// clientFlags are those of every command that talks to a server.
-func (c *cli) clientFlags() {
-	env := func(name, def string) string {
-		if v := os.Getenv(name); v != "" {
-			return v
+// errNotPassed ends the program without a message: what there is to say was said.
+var errNotPassed = errors.New("the build did not pass")
+
+// run is the program.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	root := &cobra.Command{Use: "bkstub", SilenceUsage: true, SilenceErrors: true}
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	c := &cli{stdout: stdout, stderr: stderr}
+	root.AddCommand(newServe(stderr), newWaitAgents(c), newSubmit(c), newWait(c),
+		c.onBuild("log N", "print the log of build N", func(ctx context.Context, number int, _ []string) error {
+			b, err := c.Build(ctx, org, pipeline, number)
+			if err != nil {
+				return err
+			}
+			log, err := c.logs(ctx, b)
+			_, _ = io.WriteString(c.stdout, log)
+			return err
+		}),
+		c.onBuild("artifact N PATH", "print an artifact of build N", func(ctx context.Context, number int, args []string) error {
+			text, err := c.artifact(ctx, number, args[0])
+			if err == nil && text == nil {
+				return fmt.Errorf("build %d has no artifact %s", number, args[0])
+			}
+			_, _ = c.stdout.Write(text)
+			return err
+		}),
+		c.onBuild("cancel N", "cancel build N", func(ctx context.Context, number int, _ []string) error {
+			return c.Cancel(ctx, org, pipeline, number)
+		}))
+	err := root.ExecuteContext(ctx)
+	if err != nil && !errors.Is(err, errNotPassed) {
+		_, _ = fmt.Fprintln(stderr, "bkstub:", err)
+	}
+	return err
+}
+
+func newServe(stderr io.Writer) *cobra.Command {
+	cmd := &cobra.Command{Use: "serve", Short: "serve the agent API, REST and the artifact store until stopped", Args: cobra.NoArgs}
+	addr := cmd.Flags().String("addr", "127.0.0.1:8899", "address of the APIs")
+	tokens := cmd.Flags().String("agent-tokens", "", "`FILE` of tokens that agents register with, one per line, read at each registration")
+	repo := cmd.Flags().String("repo", "", "repository of the pipeline, without which agents run no job")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		log := slog.New(slog.NewTextHandler(stderr, nil))
+		o := bktest.Options{Log: log, Pipelines: []bktest.Pipeline{{Slug: pipeline, Repo: *repo, Steps: samplePipeline}}}
+		if *tokens != "" {
+			o.AgentTokens = func() []string {
+				text, err := os.ReadFile(*tokens)
+				if err != nil {
+					log.Error("tokens not read", "err", err)
+				}
+				return strings.Fields(string(text))
+			}
 		}
-		return def
+		s := bktest.New(o)
+		if err := s.Listen(*addr); err != nil {
+			return err
+		}
+		_, _ = fmt.Fprintf(stderr, "serving %s; the endpoint of agents is %s\n", s.URL(), s.Endpoint())
+		<-cmd.Context().Done()
+		return s.Close()
 	}
-	c.flags.StringVar(&c.api.url, "url", env("BKSTUB_URL", "http://127.0.0.1:8899"), "where bkstub serves (or BKSTUB_URL)")
-	c.flags.StringVar(&c.api.token, "api-token", env("BKSTUB_API_TOKEN", bktest.DefaultAPIToken), "token for REST (or BKSTUB_API_TOKEN)")
-	c.flags.StringVar(&c.api.pipeline, "pipeline", "kernelbot", "pipeline of the build")
+	return cmd
 }
 
-// list collects a flag that may be given several times.
-type list []string
+// What bktest serves by default.
+const (
+	org      = "kbnode"
+	pipeline = "kernelbot"
+)
 
-func (l *list) String() string { return strings.Join(*l, ",") }
+// cli is one run of a command that talks to a server.
+type cli struct {
+	*buildkite.Client
+	stdout, stderr io.Writer
+}
 
-func (l *list) Set(v string) error {
-	*l = append(*l, v)
-	return nil
+// client adds what a command needs to talk to a server.
+func (c *cli) client(cmd *cobra.Command) *cobra.Command {
+	url := cmd.Flags().String("url", "http://127.0.0.1:8899", "where bkstub serves")
+	cmd.PreRunE = func(*cobra.Command, []string) (err error) {
+		c.Client, err = buildkite.New(buildkite.Options{URL: *url, Token: bktest.DefaultAPIToken})
+		return err
+	}
+	return cmd
 }

@@ -31,8 +31,6 @@ func (s *Server) agentRoutes() {
 	s.handle("POST /v3/jobs/{job}/header_times", 256<<10, s.byJob, func(*call) reply { return reply{} })
 	s.handle("POST /v3/jobs/{job}/artifacts", maxJSON, s.byJob, parsed(s.createArtifacts))
 	s.handle("PUT /v3/jobs/{job}/artifacts", maxJSON, s.byJob, parsed(s.updateArtifacts))
-	s.handle("POST /v3/jobs/{job}/pipelines", maxJSON, s.byJob, parsed(s.uploadPipeline))
-	s.handle("GET /v3/jobs/{job}/pipelines/{upload}", 0, s.byJob, s.uploadState)
 }
 
 // unauthorized is the response to every wrong token:
@@ -42,7 +40,7 @@ func unauthorized() (reply, bool) {
 }
 
 func (s *Server) byRegistration(c *call) (reply, bool) {
-	tokens := []string{s.opts.AgentToken}
+	tokens := []string{DefaultAgentToken}
 	if s.opts.AgentTokens != nil {
 		tokens = s.opts.AgentTokens()
 	}
@@ -188,7 +186,7 @@ func (s *Server) start(c *call) reply {
 		j.State = "running"
 	}
 	if j.step.Timeout > 0 {
-		j.deadline = s.opts.Now().Add(time.Duration(j.step.Timeout) * s.opts.Minute)
+		j.deadline = s.opts.Now().Add(time.Duration(j.step.Timeout) * time.Minute)
 	}
 	s.settle(j.build)
 	return reply{}

@@ -2,7 +2,6 @@ package bktest
 
 import (
 	"fmt"
-	"maps"
 	"net/http"
 	"path"
 	"slices"
@@ -34,7 +33,7 @@ func (s *Server) createArtifacts(c *call, req artifactBatch) reply {
 		"id": req.ID, "artifact_ids": ids,
 		"upload_instructions": map[string]any{
 			"data":   map[string]string{"key": prefix + "${artifact:path}", "prefix": prefix, "signature": s.sign(prefix)},
-			"action": map[string]string{"url": s.storeBase(c.Request), "method": "POST", "path": storePath, "file_input": "file"},
+			"action": map[string]string{"url": base(c.Request), "method": "POST", "path": storePath, "file_input": "file"},
 		},
 	}}
 }
@@ -57,46 +56,6 @@ func globMatch(glob, name string) bool {
 	}
 	yes, err := path.Match(glob, name)
 	return err == nil && yes
-}
-
-// uploadPipeline adds the steps of `buildkite-agent pipeline upload`, which has already
-// interpolated them.
-type upload struct {
-	UUID     string `json:"uuid"`
-	Pipeline any    `json:"pipeline"`
-}
-
-func (s *Server) uploadPipeline(c *call, req upload) reply {
-	b := c.job.build
-	if _, again := b.uploads[req.UUID]; !again {
-		steps, env, err := parsePipeline(req.Pipeline, nil)
-		if err != nil {
-			return refuse(http.StatusUnprocessableEntity, "pipeline upload: %v", err)
-		}
-		if len(b.jobs)+len(steps) > maxSteps || !c.job.open() {
-			return refuse(http.StatusUnprocessableEntity, "pipeline upload: the build takes no more steps")
-		}
-		for _, st := range steps {
-			merged := maps.Clone(env)
-			maps.Copy(merged, st.Env)
-			st.Env = merged
-			s.addJob(b, st)
-		}
-		b.uploads[req.UUID] = "applied"
-		s.settle(b)
-	}
-	return reply{status: http.StatusAccepted, header: map[string]string{
-		"Location":    fmt.Sprintf("%s/v3/jobs/%s/pipelines/%s", base(c.Request), c.job.ID, req.UUID),
-		"Retry-After": "0",
-	}}
-}
-
-func (s *Server) uploadState(c *call) reply {
-	state, ok := c.job.build.uploads[c.PathValue("upload")]
-	if !ok {
-		return refuse(http.StatusNotFound, "No such upload")
-	}
-	return reply{body: map[string]string{"state": state}}
 }
 
 // metrics is what autoscalers request, and the cheapest check of a token:

@@ -14,15 +14,13 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
-// listen starts a server with its store on another port.
 func listen(t *testing.T, o bktest.Options) *bktest.Server {
 	t.Helper()
 	s := bktest.New(o)
-	if err := s.Listen("127.0.0.1:0", "127.0.0.1:0"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Listen("127.0.0.1:0"))
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -99,9 +97,7 @@ func send(t *testing.T, method, url, auth string, body any, header ...string) an
 		}
 	}
 	req, err := http.NewRequestWithContext(t.Context(), method, url, bytes.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if auth != "" {
 		req.Header.Set("Authorization", auth)
 	}
@@ -109,13 +105,9 @@ func send(t *testing.T, method, url, auth string, body any, header ...string) an
 		req.Header.Set(header[i], header[i+1])
 	}
 	resp, err := http.DefaultTransport.RoundTrip(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	data, err := io.ReadAll(resp.Body)
-	if err = errors.Join(err, resp.Body.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, resp.Body.Close()))
 	return answer{resp.StatusCode, resp.Header, data}
 }
 
@@ -178,9 +170,7 @@ func (r *rawAgent) chunk(id string, sequence, offset int, text string) answer {
 	if _, err := io.WriteString(w, text); err != nil {
 		r.t.Fatal(err)
 	}
-	if err := w.Close(); err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, w.Close())
 	u := fmt.Sprintf("%s/jobs/%s/chunks?sequence=%d&offset=%d&size=%d", r.s.Endpoint(), id, sequence, offset, len(text))
 	return send(r.t, "POST", u, "Token "+r.token, z.Bytes(), "Content-Type", "text/plain", "Content-Encoding", "gzip")
 }
@@ -197,20 +187,14 @@ func (r *rawAgent) upload(id, path, content string, auth string) answer {
 	data, _ := made.get(r.t, "upload_instructions", "data").(map[string]any)
 	for k, v := range data {
 		field := bytes.ReplaceAll([]byte(v.(string)), []byte("${artifact:path}"), []byte(path))
-		if err := w.WriteField(k, string(field)); err != nil {
-			r.t.Fatal(err)
-		}
+		must.Do(r.t, w.WriteField(k, string(field)))
 	}
 	f, err := w.CreateFormFile("file", path)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	if _, err := io.WriteString(f, content); err != nil {
 		r.t.Fatal(err)
 	}
-	if err := w.Close(); err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, w.Close())
 	action := func(k string) string { return made.text(r.t, "upload_instructions", "action", k) }
 	stored := send(r.t, action("method"), action("url")+action("path"), auth, form.Bytes(), "Content-Type", w.FormDataContentType())
 	state := "finished"
@@ -233,8 +217,6 @@ func rest(t *testing.T, s *bktest.Server, method, path string, body any) answer 
 func mustSubmit(t *testing.T, s *bktest.Server, nb bktest.NewBuild) bktest.Build {
 	t.Helper()
 	b, err := s.Submit(nb)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return b
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/submit"
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestFleet runs a thousand nodes of eight agents each, in simulated time, and an operator
@@ -29,9 +30,7 @@ func TestFleet(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		defer func() { stop(); synctest.Wait() }()
 		client, err := buildkite.New(buildkite.Options{URL: "http://buildkite.test", Token: bktest.DefaultAPIToken, Network: s.Wire(), Patient: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		rates := &rates{last: s.Requests()}
 
 		// Power returns: all nodes boot within two minutes.

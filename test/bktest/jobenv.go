@@ -51,12 +51,8 @@ func (s *Server) jobEnv(j *job, base string) map[string]string {
 	maps.Copy(env, b.Env)
 	maps.Copy(env, j.step.Env)
 	maps.Copy(env, s.buildEnv(b))
-	repo := b.pipeline.Repo
-	if repo == "" {
-		repo = base + "/git/" + b.pipeline.Slug + ".git"
-	}
 	maps.Copy(env, map[string]string{
-		"BUILDKITE_REPO":           repo,
+		"BUILDKITE_REPO":           b.pipeline.Repo,
 		"BUILDKITE_BUILD_URL":      webURL(base, s.opts.Org, b),
 		"BUILDKITE_JOB_ID":         j.ID,
 		"BUILDKITE_LABEL":          j.step.Label,

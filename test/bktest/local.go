@@ -20,19 +20,14 @@ func (s *Server) Submit(nb NewBuild) (Build, error) {
 	return s.view(b, s.url, true), nil
 }
 
-// WaitBuild waits until a build has finished.
+// WaitBuild waits until a build has finished. If ctx ends first, it returns the build's last state
+// with an error.
 func (s *Server) WaitBuild(ctx context.Context, number int) (Build, error) {
-	return s.WaitFor(ctx, number, Build.Finished)
-}
-
-// WaitFor waits until done returns true for a build. If ctx ends first, it returns the
-// build's last state with an error.
-func (s *Server) WaitFor(ctx context.Context, number int, done func(Build) bool) (Build, error) {
 	tick := time.NewTicker(200 * time.Millisecond) // for changes that depend on the clock
 	defer tick.Stop()
 	for {
 		b, wake, err := s.look(number)
-		if err != nil || done(b) {
+		if err != nil || b.Finished() {
 			return b, err
 		}
 		select {

@@ -21,10 +21,7 @@ const maxSteps = 500
 type Pipeline struct {
 	Slug  string
 	Steps string // YAML, interpolated when a build is created
-	// Repo is the repository that agents check out; "" is one on the server itself, with
-	// the content of Files on its branch main.
-	Repo  string
-	Files map[string]string // path to content; nil is a README
+	Repo  string // that agents check out; "" is none
 }
 
 // step is one command step: what the library parses, and the keys that it only keeps.
@@ -36,9 +33,7 @@ type step struct {
 type fields struct {
 	Agents        rules  `yaml:"agents"`
 	Timeout       number `yaml:"timeout_in_minutes"` // 0 is none
-	Priority      number `yaml:"priority"`
 	ArtifactPaths list   `yaml:"artifact_paths"`
-	SoftFail      exits  `yaml:"soft_fail"`
 	Retry         struct {
 		Automatic retryRules `yaml:"automatic"`
 		Manual    any        `yaml:"manual"`
@@ -82,32 +77,6 @@ func (r *rules) UnmarshalYAML(n *yaml.Node) error {
 		*r = append(*r, k+"="+tags[k])
 	}
 	return err
-}
-
-// exits are exit statuses, of true or [{exit_status: 1}, {exit_status: "*"}]; "*" matches all.
-type exits []string
-
-func (e *exits) UnmarshalYAML(n *yaml.Node) error {
-	if n.Kind == yaml.ScalarNode {
-		var all bool
-		err := n.Decode(&all)
-		if all {
-			*e = exits{"*"}
-		}
-		return err
-	}
-	var entries []struct {
-		Status list `yaml:"exit_status"`
-	}
-	err := n.Decode(&entries)
-	for _, entry := range entries {
-		*e = append(*e, entry.Status...)
-	}
-	return err
-}
-
-func (e exits) match(status string) bool {
-	return slices.Contains(e, "*") || slices.Contains(e, status)
 }
 
 // retryRule is one entry of retry.automatic.
@@ -156,7 +125,7 @@ func (r retryRule) match(status, reason string) bool {
 	if r.Signal == "none" && reason != "" && reason != agentLost || !slices.Contains([]string{"*", "none", reason}, r.Signal) {
 		return false
 	}
-	return exits(r.Status).match(status)
+	return slices.Contains(r.Status, "*") || slices.Contains(r.Status, status)
 }
 
 // environ is the environment that an upload interpolates with.
@@ -165,8 +134,8 @@ type environ map[string]string
 func (e environ) Get(name string) (string, bool) { v, ok := e[name]; return v, ok }
 func (e environ) Set(name, value string)         { e[name] = value }
 
-// parsePipeline parses a pipeline, which is YAML or a value for JSON. With an environment, it
-// interpolates the document, as an upload does; the environment wins over the document's own.
+// parsePipeline parses a pipeline, which is YAML or a value for JSON, and interpolates it; the
+// environment wins over the document's own.
 // It returns the steps and the document's own environment.
 func parsePipeline(doc any, env map[string]string) ([]step, map[string]string, error) {
 	text, ok := doc.(string)
@@ -181,7 +150,7 @@ func parsePipeline(doc any, env map[string]string) ([]step, map[string]string, e
 		return nil, nil, errors.New("the pipeline has no steps")
 	}
 	p, err := pipeline.Parse(strings.NewReader(text))
-	if err == nil && env != nil {
+	if err == nil {
 		err = p.Interpolate(environ(maps.Clone(env)), true)
 	}
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestParsePipeline(t *testing.T) {
@@ -22,34 +22,22 @@ steps:
     plugins:
       - docker#v5.11.0: {gpus: all, "$Q": "$A"}
       - ./local
-    soft_fail: [{exit_status: [3, 4]}]
     retry: {automatic: {exit_status: -1}, manual: {allowed: false}}
     artifact_paths: [a, b]
     timeout_in_minutes: "3"
   - plugins: {solo: {}}
     agents: [gpu=*]
-    soft_fail: true
 `, map[string]string{"A": "one"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	one, two := steps[0], steps[1]
 	plugins, err := json.Marshal(one.Plugins)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := `one k "a\necho own one $A word" [queue=top] map[B:true E: F:1.5 N:1] [3 4] [{[-1] * 2}] [a b] 3 ` +
+	must.Do(t, err)
+	want := `one k "a\necho own one $A word" [queue=top] map[B:true E: F:1.5 N:1] [{[-1] * 2}] [a b] 3 ` +
 		`[{"github.com/buildkite-plugins/docker-buildkite-plugin#v5.11.0":{"gpus":"all","top":"one"}},{"./local":null}]` +
-		` [gpu=* queue=default] [*] map[A:ignored E:own one Q:top]`
-	got := fmt.Sprintf("%s %s %q %s %v %s %v %s %d %s %s %s %v", one.Label, one.Key, one.Command, one.Agents, one.Env, one.SoftFail,
-		one.Retry.Automatic, one.ArtifactPaths, one.Timeout, plugins, two.Agents, two.SoftFail, own)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-	// The agent has interpolated what it uploads.
-	if steps, _, err = parsePipeline(map[string]any{"steps": []any{map[string]any{"command": "$A"}}}, nil); err != nil || steps[0].Command != "$A" {
-		t.Error(steps, err)
-	}
+		` [gpu=* queue=default] map[A:ignored E:own one Q:top]`
+	got := fmt.Sprintf("%s %s %q %s %v %v %s %d %s %s %v", one.Label, one.Key, one.Command, one.Agents, one.Env,
+		one.Retry.Automatic, one.ArtifactPaths, one.Timeout, plugins, two.Agents, own)
+	must.Equal(t, want, got)
 }
 
 func TestParsePipelineRefuses(t *testing.T) {
@@ -66,12 +54,55 @@ func TestParsePipelineRefuses(t *testing.T) {
 		`steps: [{command: ""}]`:                       "no command and no plugins",
 		`steps: [{command: x, timeout_in_minutes: x}]`: `parsing "x": invalid syntax`,
 		`steps: [{command: "${NOT?say}"}]`:             "$NOT: say",
-		`steps: [{command: x, soft_fail: maybe}]`:      "into bool",
 		`steps: [{command: x, retry: {automatic: {signal_reason: lost}}}]`: `signal_reason "lost": write one of *, none,`,
 		`steps: [` + strings.Repeat("{command: x}, ", maxSteps+1) + `]`:    "501 steps",
 	} {
 		if _, _, err := parsePipeline(in, map[string]string{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.80s: %v; want %s", in, err, want)
+		}
+	}
+}
+
+func TestMatches(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		rules, tags []string
+		want        bool
+	}{
+		{[]string{"queue=b200"}, []string{"queue=b200"}, true},
+		{[]string{"queue=b200"}, []string{"queue=h100"}, false},
+		{[]string{"queue=default"}, nil, true},
+		{[]string{"queue=b200", "gpu-index=3"}, []string{"gpu-index=3", "queue=b200"}, true},
+		{[]string{"queue=b200", "gpu-index=3"}, []string{"gpu-index=2", "queue=b200"}, false},
+		{[]string{"queue=b200", "gpu-index=3"}, []string{"queue=b200"}, false},
+		{[]string{"gpu=*"}, []string{"gpu=x"}, true},
+		{[]string{"gpu=*"}, nil, false},
+		{[]string{"queue=b"}, []string{"queue=a", "queue=b"}, true},
+	} {
+		if got := matches(tt.rules, tt.tags); got != tt.want {
+			t.Errorf("%v of an agent with %v: %v", tt.rules, tt.tags, got)
+		}
+	}
+}
+
+// TestRetryRules checks that exit status and reason of a rule must both match.
+func TestRetryRules(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		rule           retryRule
+		status, reason string
+		want           bool
+	}{
+		{retryRule{list{"-1"}, "*", 2}, "-1", "cancel", true},
+		{retryRule{list{"-1"}, "*", 2}, "1", "", false},
+		{retryRule{list{"-1"}, "none", 2}, "-1", "", true},
+		{retryRule{list{"-1"}, "none", 2}, "-1", agentLost, true},
+		{retryRule{list{"-1"}, "none", 2}, "-1", "process_run_error", false},
+		{retryRule{list{"*"}, "cancel", 2}, "143", "cancel", true},
+		{retryRule{list{"*"}, "cancel", 2}, "143", "", false},
+	} {
+		if got := tt.rule.match(tt.status, tt.reason); got != tt.want {
+			t.Errorf("%+v and exit status %s for %q: %v", tt.rule, tt.status, tt.reason, got)
 		}
 	}
 }

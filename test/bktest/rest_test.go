@@ -7,9 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const builds = "/pipelines/kernelbot/builds"
@@ -31,10 +30,6 @@ func TestCreateBuild(t *testing.T) {
 		"no commit":                 {builds, map[string]any{"branch": "main"}, 422, "Commit", ""},
 		"no JSON":                   {builds, []byte("{"), 400, "JSON", ""},
 		"another pipeline":          {"/pipelines/other/builds", map[string]any{"commit": "HEAD", "branch": "main"}, 404, "No pipeline", ""},
-		"a wait step":               {builds, map[string]any{"commit": "HEAD", "branch": "main", "steps": []any{"wait"}}, 422, `step 1: "wait": only command steps`, ""},
-		"a block step":              {builds, map[string]any{"commit": "HEAD", "branch": "main", "steps": []any{map[string]any{"block": "ok?"}}}, 422, `step 1: {"block":"ok?"}`, ""},
-		"a variable that must be set": {builds, map[string]any{"commit": "HEAD", "branch": "main",
-			"steps": []any{map[string]any{"command": "${NOT_SET?set it}"}}}, 422, "$NOT_SET: set it", ""},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -64,9 +59,7 @@ func TestCancel(t *testing.T) {
 	}
 	a.finish(id, 255)
 	got := s.Builds()[0]
-	if diff := cmp.Diff([]string{"canceled", "canceled", "canceled"}, []string{got.State, got.Jobs[0].State, got.Jobs[1].State}); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, []string{"canceled", "canceled", "canceled"}, []string{got.State, got.Jobs[0].State, got.Jobs[1].State})
 	if got := rest(t, s, "PUT", builds+"/1/cancel", nil); got.status != http.StatusUnprocessableEntity {
 		t.Errorf("cancel again: %d", got.status)
 	}
@@ -107,7 +100,7 @@ func TestArtifacts(t *testing.T) {
 	}
 	redirect := send(t, "GET", list.text(t, 0, "download_url"), bearer, nil)
 	link := redirect.header.Get("Location")
-	if redirect.status != http.StatusFound || redirect.text(t, "url") != link || strings.HasPrefix(link, s.URL()) {
+	if redirect.status != http.StatusFound || redirect.text(t, "url") != link {
 		t.Fatalf("download: %d %s, to %s", redirect.status, redirect.body, link)
 	}
 	for name, tt := range map[string]struct {

@@ -5,7 +5,6 @@
 package bktest
 
 import (
-	"bytes"
 	"cmp"
 	"crypto/rand"
 	"crypto/subtle"
@@ -17,6 +16,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,24 +26,22 @@ import (
 
 // Options configure a Server; all zero values are sensible.
 type Options struct {
-	Org        string // organization slug; "" is "kbnode"
-	AgentToken string // registers agents; "" is DefaultAgentToken
-	// AgentTokens, if set, returns the tokens that can register agents now. A token that it
-	// no longer returns is revoked, which does not affect connected agents.
+	Org string // organization slug; "" is "kbnode"
+	// AgentTokens, if set, returns the tokens that can register agents now instead of
+	// DefaultAgentToken. A token that it no longer returns is revoked, which does not affect
+	// connected agents.
 	AgentTokens func() []string
-	APIToken    string     // for REST; "" is DefaultAPIToken
 	Pipelines   []Pipeline // nil is one named kernelbot, for builds with their own steps
 	Queues      []string   // of the cluster; nil creates each queue when it is first named
 	PingSeconds int        // ping and job status interval of agents; 0 is 1
 	// HeartbeatSeconds is the interval of an agent's heartbeats; 0 is 10.
 	HeartbeatSeconds int
-	Minute           time.Duration // length of a minute of timeout_in_minutes; 0 is a minute
-	RateLimit        int           // REST requests per minute; 0 refuses none
+	RateLimit        int // REST requests per minute; 0 refuses none
 	Now              func() time.Time
 	Log              *slog.Logger // requests and refusals; nil discards
 }
 
-// The default tokens of a Server.
+// The tokens of a Server for agents and for REST.
 const (
 	DefaultAgentToken = "bktest-agent-token"
 	DefaultAPIToken   = "bktest-api-token"
@@ -55,8 +53,8 @@ type Server struct {
 	mux    *http.ServeMux
 	secret []byte // signs links to the store
 
-	url, storePort string
-	servers        []*http.Server
+	url    string
+	server *http.Server
 
 	mu       sync.Mutex // guards everything below
 	byToken  map[string]*agent
@@ -66,7 +64,6 @@ type Server struct {
 	agents   []*agent
 	queues   []*Queue
 	blobs    map[string][]byte
-	repos    map[string]map[string][]byte // slug, path, content
 	faults   []Fault
 	requests map[string]int
 	window   time.Time // start of the rate limit's minute
@@ -78,21 +75,18 @@ type Server struct {
 // New returns a server that is reached through ServeHTTP, or over the network after Listen.
 func New(o Options) *Server {
 	o.Org = cmp.Or(o.Org, "kbnode")
-	o.AgentToken = cmp.Or(o.AgentToken, DefaultAgentToken)
-	o.APIToken = cmp.Or(o.APIToken, DefaultAPIToken)
 	if len(o.Pipelines) == 0 {
 		o.Pipelines = []Pipeline{{Slug: "kernelbot"}}
 	}
 	o.PingSeconds = cmp.Or(o.PingSeconds, 1)
 	o.HeartbeatSeconds = cmp.Or(o.HeartbeatSeconds, 10)
-	o.Minute = cmp.Or(o.Minute, time.Minute)
 	if o.Now == nil {
 		o.Now = time.Now
 	}
 	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	s := &Server{
 		opts: o, mux: http.NewServeMux(), secret: []byte(rand.Text()),
-		blobs: map[string][]byte{}, repos: map[string]map[string][]byte{},
+		blobs:   map[string][]byte{},
 		byToken: map[string]*agent{}, requests: map[string]int{}, wake: make(chan struct{}),
 	}
 	for _, q := range o.Queues {
@@ -104,44 +98,24 @@ func New(o Options) *Server {
 	return s
 }
 
-// Listen serves the APIs on addr, and the store also on storeAddr, so that its links lead
-// to another port as in reality; "" serves it only on addr. Port 0 is any free port.
-func (s *Server) Listen(addr, storeAddr string) error {
+// Listen serves the APIs and the store on addr. Port 0 is any free port.
+func (s *Server) Listen(addr string) error {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return fmt.Errorf("serve Buildkite's APIs: %w", err)
 	}
-	if storeAddr != "" {
-		sl, err := net.Listen("tcp", storeAddr)
-		if err != nil {
-			return errors.Join(fmt.Errorf("serve the artifact store: %w", err), l.Close())
-		}
-		_, s.storePort, _ = net.SplitHostPort(sl.Addr().String())
-		s.serve(sl)
-	}
 	s.url = "http://" + l.Addr().String()
-	s.serve(l)
-	return nil
-}
-
-func (s *Server) serve(l net.Listener) {
-	srv := &http.Server{Handler: s, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 5 * time.Minute}
-	s.servers = append(s.servers, srv)
+	s.server = &http.Server{Handler: s, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 5 * time.Minute}
 	go func() {
-		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		if err := s.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			s.opts.Log.Error("server stopped", "err", err)
 		}
 	}()
+	return nil
 }
 
 // Close stops listening and drops all connections.
-func (s *Server) Close() error {
-	var errs []error
-	for _, srv := range s.servers {
-		errs = append(errs, srv.Close())
-	}
-	return errors.Join(errs...)
-}
+func (s *Server) Close() error { return s.server.Close() }
 
 // URL returns the address where Listen listens, without a trailing slash.
 func (s *Server) URL() string { return s.url }
@@ -215,13 +189,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if f.Perform || f.Cut {
-		lost := &kept{header: http.Header{}}
+		lost := httptest.NewRecorder()
 		s.mux.ServeHTTP(lost, r)
 		if f.Cut {
-			maps.Copy(w.Header(), lost.header)
-			w.Header().Set("Content-Length", strconv.Itoa(lost.body.Len()))
-			w.WriteHeader(max(lost.status, http.StatusOK))
-			_, _ = w.Write(lost.body.Bytes()[:lost.body.Len()/2])
+			maps.Copy(w.Header(), lost.Header())
+			w.Header().Set("Content-Length", strconv.Itoa(lost.Body.Len()))
+			w.WriteHeader(lost.Code)
+			_, _ = w.Write(lost.Body.Bytes()[:lost.Body.Len()/2])
 			panic(http.ErrAbortHandler)
 		}
 	}
@@ -232,17 +206,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	maps.Copy(w.Header(), f.Header)
 	writeJSON(w, f.Status, map[string]string{"message": f.Message})
 }
-
-// kept is a response that does not reach its client in full.
-type kept struct {
-	header http.Header
-	status int
-	body   bytes.Buffer
-}
-
-func (k *kept) Header() http.Header         { return k.header }
-func (k *kept) Write(p []byte) (int, error) { return k.body.Write(p) }
-func (k *kept) WriteHeader(status int)      { k.status = status }
 
 // call is a request whose body was read and whose sender is known.
 type call struct {

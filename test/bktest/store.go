@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -24,19 +23,6 @@ const (
 func (s *Server) storeRoutes() {
 	s.mux.HandleFunc("POST "+storePath, s.put)
 	s.mux.HandleFunc("GET "+storePath+"/{key}", s.get)
-	s.mux.HandleFunc("GET /git/{repo}/{path...}", s.git)
-}
-
-// storeBase returns the store's address for the client of r.
-func (s *Server) storeBase(r *http.Request) string {
-	host := r.Host
-	if s.storePort != "" {
-		if h, _, err := net.SplitHostPort(host); err == nil {
-			host = h
-		}
-		host = net.JoinHostPort(host, s.storePort)
-	}
-	return "http://" + host
 }
 
 func (s *Server) sign(text string) string {
@@ -50,7 +36,7 @@ func (s *Server) signedURL(r *http.Request, key string) string {
 	expires := strconv.FormatInt(s.opts.Now().Add(linkTTL).UnixMilli(), 10)
 	q := url.Values{"X-Expires": {expires}, "X-Signature": {s.sign(expires + "\n" + key)}}
 	// One path element, so that net/http does not clean ".." or "//" out of the key.
-	return s.storeBase(r) + storePath + "/" + url.PathEscape(key) + "?" + q.Encode()
+	return base(r) + storePath + "/" + url.PathEscape(key) + "?" + q.Encode()
 }
 
 func storeError(w http.ResponseWriter, status int, code, message string) {

@@ -46,7 +46,6 @@ type Job struct {
 	State           string     `json:"state"` // scheduled, assigned, accepted, running, canceling, canceled, timing_out, timed_out, passed, failed
 	WebURL          string     `json:"web_url"`
 	Command         string     `json:"command"`
-	SoftFailed      bool       `json:"soft_failed"`
 	ExitStatus      *int       `json:"exit_status"`
 	SignalReason    string     `json:"signal_reason,omitempty"`
 	ArtifactPaths   string     `json:"artifact_paths"`

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"path"
 	"time"
 )
@@ -39,7 +40,7 @@ func (s *Server) Employ(ctx context.Context, w Worker) error {
 		Ping      int    `json:"ping_interval"`
 		Heartbeat int    `json:"heartbeat_interval"`
 	}
-	err := s.say(ctx, http.MethodPost, "/v3/register", s.opts.AgentToken, map[string]any{"name": w.Name, "hostname": "host-" + w.Name, "meta_data": w.Tags, "version": "3.76.2"}, &me)
+	err := s.say(ctx, http.MethodPost, "/v3/register", DefaultAgentToken, map[string]any{"name": w.Name, "hostname": "host-" + w.Name, "meta_data": w.Tags, "version": "3.76.2"}, &me)
 	if err == nil {
 		err = s.say(ctx, http.MethodPost, "/v3/connect", me.Token, nil, nil)
 	}
@@ -172,7 +173,7 @@ func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	type answered struct {
-		kept    *kept
+		*httptest.ResponseRecorder
 		dropped bool
 	}
 	back := make(chan answered, 1)
@@ -182,31 +183,28 @@ func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
 		req.Body = http.NoBody
 	}
 	go func() {
-		a := answered{kept: &kept{header: http.Header{}}}
+		a := answered{ResponseRecorder: httptest.NewRecorder()}
 		defer func() {
 			if p := recover(); p != nil {
 				a.dropped = true
 			}
 			back <- a
 		}()
-		w.s.ServeHTTP(a.kept, req)
+		w.s.ServeHTTP(a, req)
 	}()
 	select {
 	case <-r.Context().Done():
 		return nil, r.Context().Err()
 	case a := <-back:
-		if a.dropped && a.kept.status == 0 {
+		if a.dropped && a.Body.Len() == 0 {
 			return nil, errors.New("connection reset by peer")
 		}
-		body := io.Reader(bytes.NewReader(a.kept.body.Bytes()))
+		resp := a.Result()
 		if a.dropped {
-			body = io.MultiReader(body, cutOff{})
+			resp.Body = io.NopCloser(io.MultiReader(resp.Body, cutOff{}))
 		}
-		status := max(a.kept.status, http.StatusOK)
-		return &http.Response{
-			StatusCode: status, Status: fmt.Sprintf("%d %s", status, http.StatusText(status)), Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-			Header: a.kept.header, Body: io.NopCloser(body), ContentLength: -1, Request: r,
-		}, nil
+		resp.ContentLength, resp.Request = -1, r
+		return resp, nil
 	}
 }
 

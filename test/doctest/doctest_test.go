@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestParse(t *testing.T) {
@@ -47,9 +47,7 @@ make test
 `, "'''", "```")
 	page = strings.ReplaceAll(page, "```'", "````")
 	got, err := Parse(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	want := []Block{
 		{Kind: Machine, Line: 5, Text: "make me\n"},
 		{Kind: Machine, Line: 11, Text: "try it\n  harder\n", Exit: 3, Output: &Output{18, "it said no\n"}},
@@ -57,9 +55,7 @@ make test
 		{Kind: Host, Line: 29, Text: "make test\n"},
 		{Kind: Machine, Line: 33, Text: "```\n", Again: true},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, got)
 }
 
 func TestParseRefuses(t *testing.T) {

@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"testing"
 	"time"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestMain is the one that is killed, too: it starts a server and waits.
@@ -47,9 +49,7 @@ func gone(t *testing.T, dir string) {
 func TestNothingIsLeft(t *testing.T) {
 	t.Parallel()
 	s, err := Start()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if err := s.Stop(); err != nil {
 		t.Error(err)
 	}
@@ -58,30 +58,20 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	victim := exec.CommandContext(t.Context(), self)
 	victim.Env = append(os.Environ(), "KBNODE_TEST_VICTIM=1")
 	victim.Stderr = os.Stderr
 	out, err := victim.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := victim.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
+	must.Do(t, victim.Start())
 	dir, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	dir = dir[:len(dir)-1]
 	if _, err := os.Stat(dir + "/data/postmaster.pid"); err != nil {
 		t.Error(err)
 	}
-	if err := victim.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, victim.Process.Kill())
 	_ = victim.Wait()
 	gone(t, dir)
 }

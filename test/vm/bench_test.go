@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -69,9 +70,7 @@ func slowness(b testing.TB, m *vm.Machine) float64 {
 	var here time.Duration
 	for range starts {
 		c := exec.Command(os.Getenv("KBNODE_BIN"), "version")
-		if err := c.Run(); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, c.Run())
 		here += c.ProcessState.UserTime() + c.ProcessState.SystemTime()
 	}
 	there := numbers(b, m.Sh(fmt.Sprintf("TIMEFORMAT='%%3U %%3S'; { time for ((i = 0; i < %d; i++)); do kbnode version; done >/dev/null; } 2>&1", starts)))
@@ -83,9 +82,7 @@ func numbers(b testing.TB, text string) []float64 {
 	var all []float64
 	for word := range strings.FieldsSeq(text) {
 		n, err := strconv.ParseFloat(word, 64)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, err)
 		all = append(all, n)
 	}
 	return all
@@ -113,9 +110,7 @@ func startTimes(t testing.TB, m *vm.Machine, skip bool) (took []time.Duration) {
 				StartedAt time.Time `json:"started_at"`
 			}
 		}
-		if err := json.Unmarshal([]byte(m.Sh(p.asking(build))), &b); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal([]byte(m.Sh(p.asking(build))), &b))
 		var at int64
 		if _, err := fmt.Sscan(regexp.MustCompile(`(?m)^began ([0-9]+)`).FindStringSubmatch(m.Sh("bkstub log " + build))[1], &at); err != nil {
 			t.Fatal(err)

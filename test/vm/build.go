@@ -3,9 +3,7 @@ package vm
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -23,13 +21,9 @@ type builder struct {
 	log                  *slog.Logger
 }
 
-// make builds in a directory of its own and renames it when all is done.
-func (b *builder) make(ctx context.Context, dir string) error {
+// make fills a directory with a template.
+func (b *builder) make(ctx context.Context, tmp string) error {
 	trees, err := b.trees(ctx)
-	if err != nil {
-		return err
-	}
-	tmp, err := os.MkdirTemp(b.cache, "tmp-")
 	if err != nil {
 		return err
 	}
@@ -52,10 +46,7 @@ func (b *builder) make(ctx context.Context, dir string) error {
 	if err := newDisk(ctx, filepath.Join(tmp, "disk.qcow2"), "disk.raw", "raw"); err != nil {
 		return err
 	}
-	if err := b.bootOnce(ctx, tmp, fw); err != nil {
-		return err
-	}
-	return os.Rename(tmp, dir)
+	return b.bootOnce(ctx, tmp, fw)
 }
 
 // trees returns the directory of the Debian trees, which only rootfs.sh decides on.
@@ -64,24 +55,14 @@ func (b *builder) trees(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	sum := sha256.Sum256(script)
-	dir := filepath.Join(b.cache, "trees-"+hex.EncodeToString(sum[:8]))
-	if _, err := os.Stat(dir); err == nil {
-		return dir, touch(dir)
-	}
-	tmp, err := os.MkdirTemp(b.cache, "tmp-")
-	if err != nil {
-		return "", err
-	}
-	b.log.Info("packages being unpacked", "path", tmp)
-	src, err := b.unpackSource(tmp)
-	if err != nil {
-		return "", err
-	}
-	if err := asRoot(ctx, "sh", filepath.Join(src, "rootfs.sh"), tmp); err != nil {
-		return "", err
-	}
-	return dir, errors.Join(os.RemoveAll(src), os.Rename(tmp, dir))
+	return cached(b.cache, "trees", script, func(tmp string) error {
+		b.log.Info("packages being unpacked", "path", tmp)
+		src, err := b.unpackSource(tmp)
+		if err == nil {
+			err = asRoot(ctx, "sh", filepath.Join(src, "rootfs.sh"), tmp)
+		}
+		return errors.Join(err, os.RemoveAll(src))
+	})
 }
 
 func (b *builder) unpackSource(dir string) (string, error) {

@@ -1,12 +1,12 @@
 package vm
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -36,10 +36,40 @@ func cacheDir() (string, error) {
 	return dir, os.MkdirAll(dir, 0o755)
 }
 
+// lockCache returns the cache's directory, which no one else changes until done.
+func lockCache(ctx context.Context) (dir string, done func(), err error) {
+	if dir, err = cacheDir(); err != nil {
+		return "", nil, err
+	}
+	lock, err := lockFile(ctx, filepath.Join(dir, "lock"))
+	return dir, func() { _ = lock.Close() }, err
+}
+
+// cached returns the directory of a kind that depends on key. If the cache does not have it, fill
+// makes its content elsewhere, so that it is there whole or not at all.
+func cached(cache, kind string, key []byte, fill func(dir string) error) (string, error) {
+	sum := sha256.Sum256(key)
+	dir := filepath.Join(cache, kind+"-"+hex.EncodeToString(sum[:8]))
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		tmp, err := os.MkdirTemp(cache, "tmp-")
+		if err == nil {
+			err = fill(tmp)
+		}
+		if err == nil {
+			err = os.Rename(tmp, dir)
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	now := time.Now() // when it was last used
+	return dir, os.Chtimes(dir, now, now)
+}
+
 // key names what a template depends on, besides the state of Debian's mirror
 // when its trees were made.
-func (b *builder) key(ctx context.Context) (string, error) {
-	h := sha256.New()
+func (b *builder) key(ctx context.Context) ([]byte, error) {
+	h := &bytes.Buffer{}
 	err := fs.WalkDir(imageFS, ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
@@ -51,34 +81,26 @@ func (b *builder) key(ctx context.Context) (string, error) {
 		return err
 	})
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	if err := b.suite.sum(h); err != nil {
-		return "", err
+		return nil, err
 	}
 	for _, path := range []string{b.agent, b.guestd} {
-		if err := hashFile(h, path); err != nil {
-			return "", err
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
 		}
+		_, _ = fmt.Fprintf(h, "%x\n", sha256.Sum256(content))
 	}
 	version, err := exec.CommandContext(ctx, qemuBinary, "--version").Output()
 	if err != nil {
-		return "", fmt.Errorf("run QEMU: %w; make vm-deps installs it", err)
+		return nil, fmt.Errorf("run QEMU: %w; make vm-deps installs it", err)
 	}
 	if _, err := fmt.Fprintf(h, "%s %q %s", version, qemuArgs(firmware{}, memory{}, "disk", ""), warmUp); err != nil {
-		return "", err
+		return nil, err
 	}
-	return hex.EncodeToString(h.Sum(nil))[:16], nil
-}
-
-func hashFile(h io.Writer, path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }()
-	_, err = io.Copy(h, f)
-	return err
+	return h.Bytes(), nil
 }
 
 // clean removes what an interrupted build left.
@@ -99,7 +121,7 @@ func (b *builder) clean() error {
 // image must not fill the disk.
 func (b *builder) prune() error {
 	const keep = 3
-	for _, pattern := range []string{"template-*", "trees-*", "debs-*"} {
+	for _, pattern := range []string{"template-*", "trees-*", "debs-*", "debian-*"} {
 		dirs, err := filepath.Glob(filepath.Join(b.cache, pattern))
 		if err != nil {
 			return err
@@ -120,12 +142,6 @@ func (b *builder) prune() error {
 		}
 	}
 	return nil
-}
-
-// touch notes that a directory is used.
-func touch(dir string) error {
-	now := time.Now()
-	return os.Chtimes(dir, now, now)
 }
 
 func removeUnused(dir string) error {

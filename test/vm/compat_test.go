@@ -6,8 +6,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -125,7 +123,6 @@ func TestCompatible(t *testing.T) {
 		t.Fatal(err)
 	}
 	putScripts(t, m)
-	realPlugin(t, m)
 	m.Sh("mkdir /root/registry; docker save busybox:test | tar -x -C /root/registry")
 	m.Sh("docker run -d --network host -v /root/registry:/registry:ro -v /srv/attack/registry.py:/registry.py:ro kernelbot-test:latest python3 /registry.py /registry")
 	m.Wait("the registry", "curl -sf http://127.0.0.1:5000/v2/")
@@ -187,21 +184,4 @@ func sees(t *testing.T, m *vm.Machine, s plan.Slot, r outcome) {
 	if got, want := m.Try("bkstub artifact "+r.build+" result.json").Stdout, fmt.Sprintf("{\"slot\": %d}\n", s.Index); got != want {
 		t.Errorf("result.json is %q, want %q", got, want)
 	}
-}
-
-// realPlugin replaces the stand-in by the real plugin, if KBNODE_DOCKER_PLUGIN
-// names a directory with it.
-func realPlugin(t *testing.T, m *vm.Machine) {
-	t.Helper()
-	dir := os.Getenv("KBNODE_DOCKER_PLUGIN")
-	if dir == "" {
-		return
-	}
-	tree, err := exec.CommandContext(t.Context(), "tar", "-c", "-C", dir, ".").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.Put("/root/plugin.tar", 0o600, string(tree))
-	m.Sh(`rm -rf /srv/git/docker-buildkite-plugin.git; mkdir /root/plugin; cd /root/plugin; tar -xf ../plugin.tar; git init -q -b main
-		git add .; git -c user.name=rig -c user.email=rig@localhost commit -q -m real; git tag v5.11.0; git clone -q --bare . /srv/git/docker-buildkite-plugin.git`)
 }

@@ -16,6 +16,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -82,9 +83,7 @@ func timed(t testing.TB, m *vm.Machine, command string) (time.Duration, vm.Resul
 	// Try's shell ends at the first failure, and doctor's 1 is an answer.
 	r := m.Try("began=${EPOCHREALTIME/./}; code=0; " + command + " || code=$?; echo $((${EPOCHREALTIME/./} - began)) >/root/took; exit $code")
 	us, err := strconv.ParseInt(strings.TrimSpace(m.Sh("cat /root/took")), 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return time.Duration(us) * time.Microsecond, r
 }
 

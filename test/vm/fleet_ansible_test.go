@@ -4,7 +4,12 @@ package vm_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,24 +19,55 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
-// asSSH is this program when Ansible runs it in ssh's place. The commands are kept,
-// since everyone who lists processes on a node sees them.
+// serveSSH lets other programs on this host run commands in the guest, whose own socket takes one
+// connection only. A request has the command in its query and the input in its body.
+func serveSSH(t *testing.T, m *vm.Machine, socket string) {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
+	must.Do(t, err)
+	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		result, err := m.VM.Run(r.Context(), r.Body, "sh", "-c", r.URL.Query().Get("command"))
+		if err != nil {
+			result = vm.Result{Stderr: err.Error(), Code: 255}
+		}
+		_ = json.NewEncoder(w).Encode(result) // who asked may be gone
+	})}
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(func() { _ = server.Close() })
+}
+
+// asSSH is this program when Ansible runs it in ssh's place: the last argument is the command. The
+// arguments are kept, since everyone who lists processes on a node sees them.
 func asSSH(socket string) int {
 	if log, err := os.OpenFile(socket+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err == nil {
 		_, _ = fmt.Fprintln(log, os.Args[1:])
 		_ = log.Close()
 	}
-	code, err := vm.SSH(context.Background(), socket, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+	var input io.Reader = os.Stdin
+	if info, err := os.Stdin.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+		input = nil // a terminal, which Ansible leaves open where it has nothing to send
+	}
+	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}}}
+	var result vm.Result
+	resp, err := client.Post("http://guest/?command="+url.QueryEscape(os.Args[len(os.Args)-1]), "", input) //nolint:noctx // as long as it takes
+	if err == nil {
+		err = json.NewDecoder(resp.Body).Decode(&result)
+		_ = resp.Body.Close()
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
+		return 255
 	}
-	return code
+	fmt.Fprint(os.Stderr, result.Stderr)
+	fmt.Print(result.Stdout)
+	return result.Code
 }
 
 const ansibleInventory = `nodes:
@@ -57,22 +93,11 @@ func controlOf(t *testing.T, m *vm.Machine) *control {
 	t.Helper()
 	c := &control{t: t, m: m, dir: t.TempDir()}
 	c.socket = filepath.Join(m.VM.Dir, "share.sock") // short enough for a socket's name
-	if err := m.VM.Share(t.Context(), c.socket); err != nil {
-		t.Fatal(err)
-	}
+	serveSSH(t, m, c.socket)
 	bin, err := filepath.Abs(os.Getenv("KBNODE_BIN"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.put("inventory.yml", fmt.Sprintf(ansibleInventory, bin, filepath.Join(c.dir, "token")))
+	must.Do(t, err)
+	must.Write(t, c.dir, "inventory.yml", fmt.Sprintf(ansibleInventory, bin, filepath.Join(c.dir, "token")))
 	return c
-}
-
-func (c *control) put(name, text string) {
-	c.t.Helper()
-	if err := os.WriteFile(filepath.Join(c.dir, name), []byte(text), 0o600); err != nil {
-		c.t.Fatal(err)
-	}
 }
 
 var recap = regexp.MustCompile(`(?m)^guest .* changed=(\d+) .* failed=(\d+) `)
@@ -83,9 +108,7 @@ func (c *control) play(t *testing.T, args ...string) (out string, changed, faile
 	ctx, cancel := context.WithTimeout(t.Context(), c.m.Limit(vm.Patience))
 	defer cancel()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	began := time.Now()
 	cmd := exec.CommandContext(ctx, "ansible-playbook", append([]string{"-i", filepath.Join(c.dir, "inventory.yml"), "../../packaging/ansible/site.yml"}, args...)...)
 	cmd.Env = append(os.Environ(), "KBVM_SOCKET="+c.socket, "ANSIBLE_SSH_EXECUTABLE="+self,
@@ -115,7 +138,7 @@ func TestAnsible(t *testing.T) {
 		systemctl daemon-reload; systemctl restart bkstub.service; rm /usr/local/bin/kbnode`)
 	m.InstallPackages("python3") // the template has a part of it
 	c := controlOf(t, m)
-	c.put("token", bktest.DefaultAgentToken+"\n")
+	must.Write(t, c.dir, "token", bktest.DefaultAgentToken+"\n")
 	leaks := func(t *testing.T, out string) {
 		t.Helper()
 		for _, token := range []string{bktest.DefaultAgentToken, fresh} {
@@ -150,9 +173,7 @@ func TestAnsible(t *testing.T) {
 		if out, changed, failed := c.play(t); changed != 0 || failed != 0 {
 			t.Error(out)
 		}
-		if diff := cmp.Diff(before, m.Sh(writes)); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, before, m.Sh(writes))
 	})
 	t.Run("check mode and wrong values", func(t *testing.T) {
 		before := m.Sh(writes)
@@ -170,9 +191,7 @@ func TestAnsible(t *testing.T) {
 				t.Error(out)
 			}
 		}
-		if diff := cmp.Diff(before, m.Sh(writes)); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, before, m.Sh(writes))
 	})
 	t.Run("a canary beside a job", func(t *testing.T) {
 		wake := asleep(t, m, 5)
@@ -188,12 +207,12 @@ func TestAnsible(t *testing.T) {
 	t.Run("another token", func(t *testing.T) {
 		const pids = "systemctl show -P MainPID 'buildkite-agent-gpu*'"
 		before := m.Sh(pids)
-		c.put("token", "bktest-agent-token-of-nobody\n")
+		must.Write(t, c.dir, "token", "bktest-agent-token-of-nobody\n")
 		if out, _, failed := c.play(t, "-e", "queue=b200-canary"); failed != 1 || !strings.Contains(out, "refuses the agent token") {
 			t.Error(out)
 		}
 		m.Sh("grep -q =" + bktest.DefaultAgentToken + "$ /etc/buildkite-agent/token")
-		c.put("token", fresh+"\n")
+		must.Write(t, c.dir, "token", fresh+"\n")
 		out, changed, failed := c.play(t, "--diff", "-vvv", "-e", "queue=b200-canary")
 		leaks(t, out)
 		if changed != 2 || failed != 0 {
@@ -209,11 +228,7 @@ func TestAnsible(t *testing.T) {
 		if got := m.Sh("grep -rlFf /root/pattern --exclude=image /etc /run/systemd /var/lib/kbnode /var/log /root/.ansible /tmp /var/tmp 2>/dev/null || true; journalctl -b -o cat | grep -cFf /root/pattern || true"); got != "/etc/kbnode/agent-token\n/etc/buildkite-agent/token\n0" && got != "/etc/buildkite-agent/token\n/etc/kbnode/agent-token\n0" {
 			t.Errorf("a token stands in: %s", got)
 		}
-		commands, err := os.ReadFile(c.socket + ".log")
-		if err != nil {
-			t.Fatal(err)
-		}
-		leaks(t, string(commands))
+		leaks(t, must.Read(t, c.socket+".log"))
 	})
 	t.Run("absent", func(t *testing.T) {
 		m.Put("/root/steps.yml", 0o600, strings.Replace(step(2, "busybox:test", "sleep 60", ""), "queue: b200", "queue: b200-canary", 1))

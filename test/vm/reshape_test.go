@@ -168,50 +168,6 @@ func partitionAnew(t *testing.T, m *vm.Machine) {
 	onlyTheirs(t, m, anew, "")
 }
 
-// pairsOfGPUs goes from a slot for each GPU to pairs.
-func pairsOfGPUs(t *testing.T, m *vm.Machine) {
-	shaped(t, m, "all", 8)
-	job := hold(m, "shapes", 2, "/dev/nvidia2", ", gpus: all")
-	shown := m.Sh("kbnode plan --gpus-per-slot 2")
-	if !strings.Contains(shown, "2 × NVIDIA B200") {
-		t.Errorf("plan does not show what install would do:\n%s", shown)
-	}
-	out := m.Sh(installShaped + "--gpus-per-slot 2 2>&1")
-	t.Logf("install of pairs beside a job on GPU 2:\n%s", out)
-	if !strings.Contains(out, "later: ") || !strings.Contains(out, "waits for job") {
-		t.Error("it does not say what waits")
-	}
-	now := status(t, m)
-	for _, s := range now.Slots {
-		if s.Job == nil && s.Agent != "idle" || s.Job != nil && s.Slot != "gpu2" {
-			t.Errorf("beside the job, %s is %s: %v", s.Slot, s.Agent, s.Problems)
-		}
-	}
-	job.end(t, false)
-	m.Wait("all as planned", "kbnode status")
-	m.Sh("bkstub wait-agents --count 4 --timeout 3m")
-	agentsAre(t, m, all("idle", "gpu0", "gpu2", "gpu4", "gpu6"))
-	onlyTheirs(t, m, planned(t, m, ""), allGPUs)
-
-	t.Run("multi_gpu", func(t *testing.T) {
-		m.Sh("git clone -q /srv/git/kernelbot.git /root/kernelbot")
-		m.Put("/root/kernelbot/tools/nvidia-smi", 0o755, source(t, "tools/nvidia-smi"))
-		m.Sh(`cd /root/kernelbot; git add .
-			git -c user.name=rig -c user.email=rig@localhost commit -q -m "a task"; git push -q`)
-		e := evaluations{m: m, queue: "shapes"}
-		r := e.wait(t, e.submit(4, "PATH=/workdir/tools:$$PATH exec kbnode runner", config(t, "submission.py", map[string]any{
-			"multi_gpu": true,
-			"sources": map[string]string{
-				"eval.py":       strings.Replace(source(t, "eval.py"), "kind = ", "say(\"gpus\", os.environ[\"POPCORN_GPUS\"])\nkind = ", 1),
-				"submission.py": source(t, "submission.py"),
-			},
-		})), "passed")
-		if run := r.Result.Runs["test"].Run; run == nil || run.Result["gpus"] != "2" {
-			t.Errorf("the evaluation had POPCORN_GPUS of %+v", run)
-		}
-	})
-}
-
 // groupsOfGPUs goes from two slots of four GPUs to four of one and one of four, and to slots
 // without any.
 func groupsOfGPUs(t *testing.T, m *vm.Machine) {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestShapeTrees: what a machine of AMD's shapes gets is read as what it should be.
@@ -32,16 +33,10 @@ func TestShapeTrees(t *testing.T) {
 				t.Errorf("the tree has CPUs and NUMA nodes, which the machine has itself: %v", err)
 			}
 			// Without a CPU it is no machine.
-			if err := os.MkdirAll(filepath.Join(dir, "sys/devices/system/cpu"), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(dir, "sys/devices/system/cpu/online"), []byte("0\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.MkdirAll(filepath.Join(dir, "sys/devices/system/cpu"), 0o700))
+			must.Do(t, os.WriteFile(filepath.Join(dir, "sys/devices/system/cpu/online"), []byte("0\n"), 0o600))
 			inv, err := inventory.Read(t.Context(), inventory.Options{Root: dir})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if len(inv.GPUs) != row.gpus || inv.NVIDIA != nil || inv.AMD == nil {
 				t.Fatalf("%d GPUs, want %d", len(inv.GPUs), row.gpus)
 			}
@@ -66,9 +61,7 @@ func unpackTree(t *testing.T, archive, dir string) {
 		if errors.Is(err, io.EOF) {
 			return
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		path := filepath.Join(dir, h.Name)
 		text, err := io.ReadAll(r)
 		if err == nil {
@@ -77,8 +70,6 @@ func unpackTree(t *testing.T, archive, dir string) {
 		if err == nil {
 			err = os.WriteFile(path, text, 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -75,18 +76,14 @@ func shaped(t *testing.T, m *vm.Machine, gpus string, slots int) plan.Plan {
 
 func planned(t *testing.T, m *vm.Machine, flags string) (p plan.Plan) {
 	t.Helper()
-	if err := json.Unmarshal([]byte(m.Sh("kbnode plan --json "+flags)), &p); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(m.Sh("kbnode plan --json "+flags)), &p))
 	return p
 }
 
 func readGPUs(t *testing.T, m *vm.Machine) inventory.Inventory {
 	t.Helper()
 	var inv inventory.Inventory
-	if err := json.Unmarshal([]byte(m.Sh("kbnode inventory --json")), &inv); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(m.Sh("kbnode inventory --json")), &inv))
 	for _, p := range inv.Problems {
 		if strings.HasPrefix(p.Subject, "gpu ") || p.Subject == "nvml" {
 			t.Errorf("%s: %s", p.Subject, p.Detail)
@@ -245,22 +242,9 @@ func TestShapes(t *testing.T) {
 
 		divideAnew(t, m, p)
 	})
-	t.Run("pairs", func(t *testing.T) {
-		t.Parallel()
-		pairsOfGPUs(t, forked(t))
-	})
 	t.Run("groups", func(t *testing.T) {
 		t.Parallel()
 		groupsOfGPUs(t, forked(t))
-	})
-	t.Run("spx", func(t *testing.T) {
-		t.Parallel()
-		m := forked(t)
-		m.Shape(vm.SPX)
-		amdIs(t, m, 8)
-		p := shaped(t, m, "all", 8)
-		onlyTheirs(t, m, p, "")
-		loseAMD(t, m, p, "0000:23:00.0")
 	})
 	t.Run("dpx", func(t *testing.T) {
 		t.Parallel()
@@ -276,9 +260,7 @@ func TestShapes(t *testing.T) {
 			t.Errorf("64 slots on ten cores: exit %d\n%s%s", r.Code, r.Stdout, r.Stderr)
 		}
 		var capture bytes.Buffer
-		if err := inventory.Capture(t.Context(), inventory.Options{Root: machinetest.MI300XCPX().Dir(t)}, &capture); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, inventory.Capture(t.Context(), inventory.Options{Root: machinetest.MI300XCPX().Dir(t)}, &capture))
 		m.Put("/root/server.txtar", 0o600, capture.String())
 		all := planned(t, m, "--queue shapes --root /root/server.txtar")
 		seen := map[string]bool{}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -228,9 +229,7 @@ func separate(t *testing.T, m *vm.Machine, p plan.Plan) {
 	var taken cpuset.Set
 	for _, s := range p.Slots {
 		cpus, err := cpuset.Parse(s.CPUs)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if !cpus.Difference(taken).Equal(cpus) {
 			t.Errorf("%s shares CPUs %s with another slot", s.Name, cpus)
 		}

@@ -3,6 +3,8 @@ package vm
 import (
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestSuites: what a suite has instead of something stands there, and what is not named in
@@ -13,9 +15,7 @@ func TestSuites(t *testing.T) {
 		all := warmUp
 		for _, name := range scripts {
 			text, err := imageFS.ReadFile("image/" + name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			all += string(text)
 		}
 		made := string(s.text([]byte(all)))

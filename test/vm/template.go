@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -44,16 +43,9 @@ func Ensure(ctx context.Context, log *slog.Logger, debian string) (*Template, er
 	if err != nil {
 		return nil, err
 	}
-	dir := filepath.Join(b.cache, "template-"+key)
-	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		if err := b.make(ctx, dir); err != nil {
-			return nil, fmt.Errorf("make the machine's template: %w", err)
-		}
-	} else if err != nil {
-		return nil, err
-	}
-	if err := touch(dir); err != nil {
-		return nil, err
+	dir, err := cached(b.cache, "template", key, func(dir string) error { return b.make(ctx, dir) })
+	if err != nil {
+		return nil, fmt.Errorf("make the machine's template: %w", err)
 	}
 	use, err := os.Open(filepath.Join(dir, "state"))
 	if err != nil {
@@ -83,19 +75,16 @@ func openBuilder(ctx context.Context, log *slog.Logger, debian string) (b *build
 	if err != nil {
 		return nil, nil, err
 	}
-	cache, err := cacheDir()
-	if err != nil {
-		return nil, nil, err
-	}
-	lock, err := lockFile(ctx, filepath.Join(cache, "lock"))
+	cache, done, err := lockCache(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
 	b = &builder{cache: cache, suite: suite, log: log}
 	if err := b.clean(); err != nil {
-		return nil, nil, errors.Join(err, lock.Close())
+		done()
+		return nil, nil, err
 	}
-	return b, func() { _ = lock.Close() }, nil
+	return b, done, nil
 }
 
 // Fork starts a machine that goes on where the template stopped.

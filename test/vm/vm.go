@@ -226,18 +226,6 @@ func (m *VM) Put(ctx context.Context, path string, mode os.FileMode, content io.
 	return nil
 }
 
-// Get reads a file in the guest.
-func (m *VM) Get(ctx context.Context, path string) ([]byte, error) {
-	r, err := m.Run(ctx, nil, "cat", path)
-	if err == nil && r.Code != 0 {
-		err = errors.New(strings.TrimSpace(r.Stderr))
-	}
-	if err != nil {
-		return nil, fmt.Errorf("get %s: %w", path, err)
-	}
-	return []byte(r.Stdout), nil
-}
-
 // Booted waits until systemd has started everything and returns its verdict:
 // "running", or "degraded" with the units that failed.
 func (m *VM) Booted(ctx context.Context) (string, error) {

@@ -22,15 +22,15 @@ const (
 
 const module = "github.com/gpu-mode/kbnode/"
 
-// row is a test's line in the table: a scenario, a part of one, or a unit test that was unstable.
+// row is a test's line in the table: a scenario, or a unit test that was unstable.
 type row struct{ name, commit, date, minutes, unstable string }
 
 // record writes to PAGE's table which scenarios were green at COMMIT on DATE, and which tests failed
 // and passed when they ran once more. It reads RESULTS, which go test -json wrote, and the names in
-// SCENARIOS. PARTS is "parts" where the run selected parts of tests: then only the parts count.
+// SCENARIOS.
 func record(args []string) (int, error) {
-	if len(args) != 6 {
-		return 2, errors.New("write kbvm record PAGE SCENARIOS RESULTS COMMIT DATE whole|parts")
+	if len(args) != 5 {
+		return 2, errors.New("write kbvm record PAGE SCENARIOS RESULTS COMMIT DATE")
 	}
 	page, err := os.ReadFile(args[0])
 	if err != nil {
@@ -49,7 +49,7 @@ func record(args []string) (int, error) {
 	if err != nil {
 		return 1, err
 	}
-	text, err := recorded(string(page), scenarios, results, args[3], args[4], args[5] == "parts")
+	text, err := recorded(string(page), scenarios, results, args[3], args[4])
 	if err != nil {
 		return 1, fmt.Errorf("record last green runs in %s: %w", args[0], err)
 	}
@@ -100,28 +100,22 @@ func readResults(r io.Reader) ([]result, error) {
 
 // recorded is the page with the table brought up to date: a row for each scenario that passed replaces
 // the one it had, and adds to how often the test was unstable.
-func recorded(page string, scenarios []scenario, results []result, commit, date string, parts bool) (string, error) {
+func recorded(page string, scenarios []scenario, results []result, commit, date string) (string, error) {
 	rows, err := readRows(page)
 	if err != nil {
 		return "", err
 	}
 	listed := func(test string) bool {
-		test, _, _ = strings.Cut(test, "/")
 		return slices.ContainsFunc(scenarios, func(s scenario) bool { return s.name == test })
 	}
 	rows = slices.DeleteFunc(rows, func(r row) bool { return strings.HasPrefix(r.name, "Test") && !listed(r.name) })
 	for _, r := range results {
-		part := strings.Contains(r.test, "/")
-		isScenario := r.pkg == "test/vm" && listed(r.test)
 		name, minutes := r.test, strconv.FormatFloat(r.seconds/60, 'f', 1, 64)
-		switch {
-		case !r.passed, strings.Count(r.test, "/") > 1:
+		isScenario := r.pkg == "test/vm" && listed(r.test)
+		if !r.passed || strings.Contains(r.test, "/") || !isScenario && r.failures == 0 {
 			continue
-		case isScenario && part != parts:
-			continue
-		case !isScenario && (part || r.failures == 0):
-			continue
-		case !isScenario:
+		}
+		if !isScenario {
 			name = r.pkg + "." + r.test
 		}
 		unstable := r.failures

@@ -3,6 +3,8 @@ package main
 import (
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestRecorded(t *testing.T) {
@@ -21,34 +23,20 @@ func TestRecorded(t *testing.T) {
 {"Action":"pass","Package":"github.com/gpu-mode/kbnode/internal/guard","Test":"TestStop","Elapsed":6}
 {"Action":"pass","Package":"github.com/gpu-mode/kbnode/test/vm","Test":"TestDaemon","Elapsed":1500}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := recorded(page, scenarios, results, "ccc", "2026-02-03", false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
+	got, err := recorded(page, scenarios, results, "ccc", "2026-02-03")
+	must.Do(t, err)
 	want := "text\n" + tableStart + tableHead +
 		"| TestDaemon | ccc | 2026-02-03 | 25.0 | 2 |\n| TestDisk | bbb | 2026-01-02 | 3.0 | 0 |\n| internal/guard.TestStop | ccc | 2026-02-03 | 0.1 | 1 |\n" + tableEnd + "more\n"
 	if got != want {
 		t.Errorf("whole tests:\n%s\nwant:\n%s", got, want)
 	}
-	again, err := recorded(got, scenarios, nil, "ddd", "2026-02-04", false)
+	again, err := recorded(got, scenarios, nil, "ddd", "2026-02-04")
 	if err != nil || again != got {
 		t.Errorf("a run without a green test changes the page: %v\n%s", err, again)
 	}
 
-	// A run of parts says nothing of the whole test, even though go test calls it passed.
-	got, err = recorded(page, scenarios, results, "ccc", "2026-02-03", true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, line := range []string{"| TestDaemon | aaa |", "| TestDaemon/rest | ccc | 2026-02-03 | 1.0 | 0 |", "| TestImage/first | ccc |"} {
-		if !strings.Contains(got, line) {
-			t.Errorf("parts: no %q in\n%s", line, got)
-		}
-	}
-	if _, err := recorded("no table\n", scenarios, results, "c", "d", false); err == nil {
+	if _, err := recorded("no table\n", scenarios, results, "c", "d"); err == nil {
 		t.Error("a page without a table is accepted")
 	}
 	if _, err := readResults(strings.NewReader("ok\n")); err == nil {

@@ -6,15 +6,15 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestScenarios compares the list with the tests of the virtual machine.
 func TestScenarios(t *testing.T) {
 	t.Parallel()
 	scenarios, err := readScenarios("../scenarios")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	listed := map[string]scenario{}
 	for _, s := range scenarios {
 		if _, ok := listed[s.name]; ok {
@@ -28,19 +28,14 @@ func TestScenarios(t *testing.T) {
 		}
 	}
 	files, err := filepath.Glob("../*_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	found := 0
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !strings.HasPrefix(string(text), "//go:build vm\n") {
+		text := must.Read(t, file)
+		if !strings.HasPrefix(text, "//go:build vm\n") {
 			continue
 		}
-		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`).FindAllStringSubmatch(string(text), -1) {
+		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`).FindAllStringSubmatch(text, -1) {
 			found++
 			own := "test/vm/" + filepath.Base(file)
 			if s, ok := listed[m[1]]; !ok || !s.covered(own) {

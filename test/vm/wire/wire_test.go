@@ -6,7 +6,7 @@ import (
 	"io"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestFrames(t *testing.T) {
@@ -44,9 +44,7 @@ func TestFrames(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			buf := bytes.NewBufferString(tt.before)
-			if err := tt.send(NewWriter(buf)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, tt.send(NewWriter(buf)))
 			r := NewReader(buf)
 			var got []Frame
 			for {
@@ -54,14 +52,10 @@ func TestFrames(t *testing.T) {
 				if errors.Is(err, io.EOF) {
 					break
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, err)
 				got = append(got, f)
 			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, tt.want, got)
 		})
 	}
 }
