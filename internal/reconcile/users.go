@@ -38,10 +38,7 @@ type SystemUsers struct{}
 // ReadUsers reads a tree's /etc/passwd: users by name. A tree without one has none.
 func ReadUsers(root string) (map[string]UserState, error) {
 	data, err := readSmall((&Host{Root: root}).path("/etc/passwd"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return map[string]UserState{}, nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("read users: %w", err)
 	}
 	users := map[string]UserState{}
