@@ -442,6 +442,9 @@ func TestSettingsOfGPUs(t *testing.T) {
 	p.Slots[0].Drains = nil
 	expect("it was resumed", p, "persistence=on", "clocks=1410")
 	g.load()
+	g.mode = "on" // of another program
+	expect("the driver was loaded again, with persistence mode", clocked(t, "1410"), "clocks=1410")
+	g.load()
 	expect("the driver was loaded again", clocked(t, "1410"), "persistence=on", "clocks=1410")
 	expect("another clock", clocked(t, "base"), "clocks=base")
 	expect("clocks as they are", clocked(t, ""), "clocks=default")
