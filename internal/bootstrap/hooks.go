@@ -157,8 +157,7 @@ func (c Config) checkHook(path string) (there bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	lines := strings.SplitN(string(text), "\n", 4)
-	return !strings.Contains(strings.Join(lines[:min(3, len(lines))], "\n"), plan.Marker), nil
+	return !plan.IsMarked(string(text)), nil
 }
 
 // slotVars returns all that a hook's environment has: the slot's variables.

@@ -155,7 +155,7 @@ func showConfig(s Streams, n *node.Node, env func(string) string, asJSON bool) e
 	}
 	if missing {
 		file = ""
-	} else if !node.Marked(text) && !reflect.DeepEqual(config.Merge(f.Config, over), f.Config) {
+	} else if !plan.IsMarked(string(text)) && !reflect.DeepEqual(config.Merge(f.Config, over), f.Config) {
 		s.warn("%s was written by hand and conflicts with the environment; kbnode install would refuse it", plan.ConfigPath)
 	}
 	if asJSON {

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"path/filepath"
 	"reflect"
-	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -37,7 +36,7 @@ func (n *Node) Load(env func(string) string, flags config.Config) error {
 		return fmt.Errorf("read configuration: %w", err)
 	}
 	missing := err != nil
-	n.managed = missing || Marked(text)
+	n.managed = missing || plan.IsMarked(string(text))
 	read, err := config.Read(file, text)
 	if err != nil {
 		return &config.InputError{Err: err}
@@ -57,10 +56,4 @@ func (n *Node) Load(env func(string) string, flags config.Config) error {
 		return config.BadInput("%s was written by hand and conflicts with the given flags or variables; change the file, or leave them out", file)
 	}
 	return nil
-}
-
-// Marked reports whether kbnode wrote a file.
-func Marked(text []byte) bool {
-	lines := strings.SplitAfterN(string(text), "\n", 4)
-	return strings.Contains(strings.Join(lines[:min(3, len(lines))], ""), plan.Marker)
 }

@@ -28,7 +28,7 @@ func (n *Node) Open(ctx context.Context) (Host, error) {
 		return Host{}, fmt.Errorf("systemd does not run or does not answer; run kbnode on the host, not in a container: %w", err)
 	}
 	return Host{
-		Host: &reconcile.Host{Root: "/", Systemd: bus, Users: reconcile.SystemUsers{Root: "/"}, Network: Network(), Log: n.Log},
+		Host: &reconcile.Host{Root: "/", Systemd: bus, Users: reconcile.SystemUsers{}, Network: Network(), Log: n.Log},
 		Bus:  bus, Close: bus.Close,
 	}, nil
 }

@@ -80,7 +80,7 @@ func WriteToken(host *reconcile.Host, token string) (wrote bool, err error) {
 // MayWriteToken refuses to replace an operator's token file that has another token.
 func MayWriteToken(host *reconcile.Host, token string) error {
 	text, err := os.ReadFile(filepath.Join(host.Root, plan.TokenPath))
-	if errors.Is(err, fs.ErrNotExist) || host.Adopt || Marked(text) {
+	if errors.Is(err, fs.ErrNotExist) || host.Adopt || plan.IsMarked(string(text)) {
 		return nil
 	}
 	if have, err := agent.ParseToken(text); err == nil && have == token {

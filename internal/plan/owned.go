@@ -109,6 +109,12 @@ var OwnedDirs = []OwnedDir{
 	{"/usr/local/libexec/kbnode", false},
 }
 
+// IsMarked reports whether kbnode wrote a text: one of its first three lines contains Marker.
+func IsMarked(text string) bool {
+	lines := strings.SplitAfterN(text, "\n", 4)
+	return strings.Contains(strings.Join(lines[:min(3, len(lines))], ""), Marker)
+}
+
 // Owns reports whether a path matches one of the patterns above exactly, and
 // which slot it belongs to: -1 for the node's own.
 func Owns(file string) (slot int, ok bool) {

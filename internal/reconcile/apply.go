@@ -145,9 +145,6 @@ func (a *applier) wait(c Change) string {
 	if c.Deferred != "" {
 		return c.Deferred
 	}
-	if a.h.Systemd == nil && !c.files() {
-		return "waits for systemd, which is not running in this tree"
-	}
 	if c.Subject == plan.ParentSlice {
 		return a.parent
 	}

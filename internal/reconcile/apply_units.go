@@ -89,17 +89,12 @@ var errLate = errors.New("took a job in the meantime")
 // finish its job.
 func (a *applier) stop(ctx context.Context, c Change) error {
 	if !isAgent(c.Subject, c.Slot) {
-		stopCtx, cancel := context.WithTimeout(ctx, systemd.JobTimeout)
-		defer cancel()
-		err := a.h.Systemd.Stop(stopCtx, c.Subject)
-		return errors.Join(err, a.forget(ctx, c.Subject))
+		return errors.Join(a.stopWithin(ctx, systemd.JobTimeout, c.Subject), a.forget(ctx, c.Subject))
 	}
 	if a.h.Now {
 		return a.kill(ctx, c.Subject)
 	}
-	stopCtx, cancel := context.WithTimeout(ctx, stopTime)
-	defer cancel()
-	err := a.h.Systemd.Stop(stopCtx, c.Subject)
+	err := a.stopWithin(ctx, stopTime, c.Subject)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		a.late[c.Slot] = fmt.Sprintf("waits for the agent of slot %s to stop", plan.SlotName(c.Slot))
 		a.parent = a.narrows(a.late)
@@ -109,6 +104,12 @@ func (a *applier) stop(ctx context.Context, c Change) error {
 	return errors.Join(err, a.forget(ctx, c.Subject))
 }
 
+func (a *applier) stopWithin(ctx context.Context, within time.Duration, unit string) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	return a.h.Systemd.Stop(ctx, unit)
+}
+
 // kill ends an agent and its job: SIGQUIT makes the agent cancel the job and report that.
 // Anything that has not ended then is killed.
 func (a *applier) kill(ctx context.Context, unit string) error {
@@ -116,16 +117,12 @@ func (a *applier) kill(ctx context.Context, unit string) error {
 	if err := errors.Join(sd.Drain(ctx, unit), sd.Kill(ctx, unit, false, syscall.SIGQUIT)); err != nil {
 		return err
 	}
-	stopCtx, cancel := context.WithTimeout(ctx, killTime)
-	defer cancel()
-	err := sd.Stop(stopCtx, unit)
+	err := a.stopWithin(ctx, killTime, unit)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		if err := sd.Kill(ctx, unit, true, syscall.SIGKILL); err != nil {
 			return err
 		}
-		killCtx, cancel := context.WithTimeout(ctx, systemd.JobTimeout)
-		defer cancel()
-		err = sd.Stop(killCtx, unit)
+		err = a.stopWithin(ctx, systemd.JobTimeout, unit)
 	}
 	return errors.Join(err, a.forget(ctx, unit))
 }

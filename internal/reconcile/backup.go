@@ -10,7 +10,6 @@ import (
 	"path"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/google/renameio/v2"
 	"golang.org/x/sys/unix"
@@ -85,7 +84,8 @@ func (h *Host) backup(name string, have int) error {
 		return h.copyLink(name, to)
 	case info.IsDir():
 		half := path.Join(path.Dir(to), "."+path.Base(to))
-		if err := h.mkdir(half, modeBits(info.Mode()), ownerOf(info)); err != nil {
+		mode, own := modeAndOwner(info)
+		if err := h.mkdir(half, mode, own); err != nil {
 			return err
 		}
 		return errors.Join(os.Rename(h.path(half), h.path(to)), h.syncDir(path.Dir(to)))
@@ -107,13 +107,6 @@ func (h *Host) same(a, b string) bool {
 	textA, errA := readSmall(h.path(a))
 	textB, errB := readSmall(h.path(b))
 	return errA == nil && errB == nil && bytes.Equal(textA, textB)
-}
-
-func ownerOf(info fs.FileInfo) owner {
-	if sys, ok := info.Sys().(*syscall.Stat_t); ok {
-		return owner{int(sys.Uid), int(sys.Gid)}
-	}
-	return owner{-1, -1}
 }
 
 func (h *Host) copyLink(from, to string) error {
@@ -145,7 +138,8 @@ func (h *Host) copyFile(from, to string) error {
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("%s is no longer a file", from)
 	}
-	return h.write(to, modeBits(info.Mode()), ownerOf(info), f, info)
+	mode, own := modeAndOwner(info)
+	return h.write(to, mode, own, f, info)
 }
 
 // restore restores what was adopted: the oldest backup at its path, later ones beside it.
@@ -165,7 +159,8 @@ func (h *Host) restore(name string, n int, ours bool) error {
 		}
 		switch {
 		case info.IsDir():
-			err = h.mkdir(to, modeBits(info.Mode()), ownerOf(info))
+			mode, own := modeAndOwner(info)
+			err = h.mkdir(to, mode, own)
 		case info.Mode()&fs.ModeSymlink != 0:
 			err = h.copyLink(from, to)
 		default:

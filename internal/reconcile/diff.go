@@ -30,7 +30,6 @@ func Diff(p *plan.Plan, s *State) []Change {
 	d.tune()
 	d.postpone()
 	d.protect()
-	d.holdClocks()
 	d.reload()
 	slices.SortStableFunc(d.out, func(a, b Change) int { return cmp.Compare(a.phase, b.phase) })
 	return d.out
@@ -97,20 +96,6 @@ func (d *differ) retire() {
 			stale = append(stale, name)
 		}
 	}
-	rank := func(name string) int {
-		slot, _ := plan.OwnsUnit(name)
-		switch {
-		case slot < 0 && !isSlice(name):
-			return 0
-		case isAgent(name, slot):
-			return 1
-		case !isSlice(name):
-			return 2
-		case slot >= 0:
-			return 3
-		}
-		return 4
-	}
 	slices.SortStableFunc(stale, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
 	for _, name := range stale {
 		u := d.s.Units[name]
@@ -126,6 +111,22 @@ func (d *differ) retire() {
 			d.add(phaseRetire, Change{Kind: Stop, Subject: name, Slot: slot, Why: why})
 		}
 	}
+}
+
+// rank orders units as they stop; they start in the reverse order.
+func rank(unit string) int {
+	slot, _ := plan.OwnsUnit(unit)
+	switch {
+	case slot < 0 && !isSlice(unit):
+		return 0
+	case isAgent(unit, slot):
+		return 1
+	case !isSlice(unit):
+		return 2
+	case slot >= 0:
+		return 3
+	}
+	return 4
 }
 
 // retires reports whether kbnode is to stop an unplanned unit: kbnode started it or wrote
@@ -167,17 +168,8 @@ func (d *differ) stops() {
 // planned returns the units in the order in which they start: guards, agents, the node's
 // own.
 func (d *differ) planned() []plan.Unit {
-	rank := func(u plan.Unit) int {
-		switch {
-		case u.Slot < 0:
-			return 2
-		case isAgent(u.Name, u.Slot):
-			return 1
-		}
-		return 0
-	}
 	return slices.SortedStableFunc(slices.Values(d.p.Units), func(a, b plan.Unit) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(rank(b.Name), rank(a.Name)), cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Name, b.Name))
 	})
 }
 

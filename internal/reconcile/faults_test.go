@@ -135,18 +135,13 @@ func TestParkedWhateverFails(t *testing.T) {
 		"node's unit":    func(m *machine) { m.spoil(t, "foreign", plan.UnitDir+"/"+plan.NodeService) },
 		"reload": func(m *machine) {
 			m.write(plan.UnitDir+"/"+plan.GuardUnit(1), header+"# changed\n")
-			m.sd.Hook = failing("reload")
+			m.sd.Hook = failing("reload", errNo)
 		},
-		"guard's stop": func(m *machine) { m.sd.Hook = failing("stop " + plan.GuardUnit(0)) },
+		"guard's stop": func(m *machine) { m.sd.Hook = failing("stop "+plan.GuardUnit(0), errNo) },
 		"all writes": func(m *machine) {
 			m.spoil(t, "cut", plan.SlotPolicyPath(0))
 			m.spoil(t, "cut", plan.SlotPolicyPath(1))
-			m.h.OnStep(func(words string) error {
-				if strings.HasPrefix(words, "write ") {
-					return syscall.EROFS
-				}
-				return nil
-			})
+			m.h.OnStep(failing("write ", syscall.EROFS))
 		},
 	} {
 		for _, busy := range []bool{false, true} {
@@ -178,10 +173,13 @@ func TestParkedWhateverFails(t *testing.T) {
 	}
 }
 
-func failing(word string) func(string) error {
-	return func(w string) error {
-		if w == word {
-			return errors.New("no")
+var errNo = errors.New("no")
+
+// failing returns a hook that fails with an error where the words begin so.
+func failing(begin string, err error) func(words string) error {
+	return func(words string) error {
+		if strings.HasPrefix(words, begin) {
+			return err
 		}
 		return nil
 	}
@@ -292,7 +290,7 @@ func TestReloadFails(t *testing.T) {
 	t.Parallel()
 	m := installed(t, 2)
 	m.sd.Words()
-	m.sd.Hook = failing("reload")
+	m.sd.Hook = failing("reload", errNo)
 	w := slots(2).again()
 	if err := m.try(w.plan(t)); err == nil {
 		t.Error("no error")

@@ -26,13 +26,10 @@ type owner struct{ uid, gid int }
 // new one, complete and with its mode and owner, whatever happens meanwhile. If like is
 // not nil, the file gets its modification time.
 func (h *Host) write(name string, mode uint32, own owner, content io.Reader, like fs.FileInfo) error {
-	if err := h.before("write", name); err != nil {
+	if err := h.begin("write", name); err != nil {
 		return err
 	}
 	target := h.path(name)
-	if err := h.noPlantedLink(name); err != nil {
-		return err
-	}
 	t, err := renameio.NewPendingFile(target, renameio.WithTempDir(filepath.Dir(target)), renameio.WithPermissions(0o600))
 	if err != nil {
 		return err
@@ -70,7 +67,7 @@ func (h *Host) fill(t *renameio.PendingFile, name string, mode uint32, own owner
 			return err
 		}
 	}
-	if err := t.Chmod(fileMode(mode)); err != nil { // after chown, which clears setuid bits
+	if err := unix.Fchmod(int(t.Fd()), mode); err != nil { // after chown, which clears setuid bits
 		return err
 	}
 	if like != nil {
@@ -97,42 +94,33 @@ func (h *Host) syncDir(dir string) error {
 	return errors.Join(err, f.Close())
 }
 
-// fileMode is the inverse of modeBits.
-func fileMode(bits uint32) fs.FileMode {
-	m := fs.FileMode(bits & 0o777)
-	for _, b := range []struct {
-		from uint32
-		to   fs.FileMode
-	}{{0o4000, fs.ModeSetuid}, {0o2000, fs.ModeSetgid}, {0o1000, fs.ModeSticky}} {
-		if bits&b.from != 0 {
-			m |= b.to
-		}
-	}
-	return m
+// modeAndOwner returns the mode of a file, as in chmod(2), and its owner.
+func modeAndOwner(info fs.FileInfo) (mode uint32, own owner) {
+	sys := info.Sys().(*syscall.Stat_t) //nolint:forcetypeassert // on Linux
+	return sys.Mode & 0o7777, owner{int(sys.Uid), int(sys.Gid)}
 }
 
-// noPlantedLink refuses a path that leads through a symbolic link that root did not make,
-// because a job could have put it there.
-func (h *Host) noPlantedLink(name string) error {
+// begin begins a change at a path. It refuses one that leads through a symbolic link that
+// root did not make, because a job could have put it there.
+func (h *Host) begin(verb, name string) error {
+	if err := h.before(verb, name); err != nil {
+		return err
+	}
 	for dir := path.Dir(name); dir != "/"; dir = path.Dir(dir) {
 		info, err := os.Lstat(h.path(dir))
 		if err != nil || info.Mode()&fs.ModeSymlink == 0 {
 			continue
 		}
-		if sys, ok := info.Sys().(*syscall.Stat_t); ok && (sys.Uid == 0 || int(sys.Uid) == os.Geteuid()) {
-			continue
+		if _, own := modeAndOwner(info); own.uid != 0 && own.uid != os.Geteuid() {
+			return fmt.Errorf("%s is a symbolic link that root did not create; remove it", dir)
 		}
-		return fmt.Errorf("%s is a symbolic link that root did not create; remove it", dir)
 	}
 	return nil
 }
 
 // chmod sets the mode and owner of what is at a path, never of a link's target.
 func (h *Host) chmod(name string, mode uint32, own owner) error {
-	if err := h.before("chmod", name); err != nil {
-		return err
-	}
-	if err := h.noPlantedLink(name); err != nil {
+	if err := h.begin("chmod", name); err != nil {
 		return err
 	}
 	fd, err := unix.Open(h.path(name), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
@@ -146,15 +134,12 @@ func (h *Host) chmod(name string, mode uint32, own owner) error {
 			return err
 		}
 	}
-	return f.Chmod(fileMode(mode))
+	return unix.Fchmod(fd, mode)
 }
 
 // mkdir makes a directory, and its missing parents as root's.
 func (h *Host) mkdir(name string, mode uint32, own owner) error {
-	if err := h.before("mkdir", name); err != nil {
-		return err
-	}
-	if err := h.noPlantedLink(name); err != nil {
+	if err := h.begin("mkdir", name); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(h.path(path.Dir(name)), 0o755); err != nil { //nolint:gosec // system directories are for all to read

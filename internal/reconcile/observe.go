@@ -261,31 +261,15 @@ func (o *observer) stat(name string) (*pathState, error) {
 	if err != nil {
 		return nil, fmt.Errorf("check %s: %w", name, err)
 	}
-	state := &pathState{kind: other, mode: modeBits(info.Mode()), slot: -1}
+	mode, own := modeAndOwner(info)
+	state := &pathState{kind: other, mode: mode, uid: own.uid, gid: own.gid, slot: -1}
 	switch {
 	case info.Mode().IsRegular():
 		state.kind = regular
 	case info.IsDir():
 		state.kind = directory
 	}
-	if sys, ok := info.Sys().(*syscall.Stat_t); ok {
-		state.uid, state.gid = int(sys.Uid), int(sys.Gid)
-	}
 	return state, nil
-}
-
-// modeBits returns the mode as in chmod(2).
-func modeBits(m fs.FileMode) uint32 {
-	bits := uint32(m.Perm())
-	for _, b := range []struct {
-		from fs.FileMode
-		to   uint32
-	}{{fs.ModeSetuid, 0o4000}, {fs.ModeSetgid, 0o2000}, {fs.ModeSticky, 0o1000}} {
-		if m&b.from != 0 {
-			bits |= b.to
-		}
-	}
-	return bits
 }
 
 // directories reads planned directories and those that kbnode may have made.

@@ -103,10 +103,7 @@ func (h *Host) readSlice(unit, cgroup string) (slot.Slice, error) {
 	}
 	for _, name := range []string{"DevicePolicy", "DeviceAllow"} {
 		data, err := readSmall(h.path(runtimeFile(unit, name)))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return s, fmt.Errorf("read device policy of %s: %w", unit, err)
 		}
 		var lines []string

@@ -81,12 +81,7 @@ func ours(name, content string) bool {
 		// A file that is cut off after the mark is still kbnode's.
 		return strings.HasPrefix(strings.Join(strings.Fields(content), ""), `{"written_by":"kbnode"`)
 	}
-	for i, line := range strings.SplitN(content, "\n", 4) {
-		if i < 3 && strings.Contains(line, plan.Marker) {
-			return true
-		}
-	}
-	return false
+	return plan.IsMarked(content)
 }
 
 // cut reports whether a file is what a crash leaves of the planned one: its beginning,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -29,9 +30,8 @@ const (
 
 // tuning is what is known of the machine's settings.
 type tuning struct {
-	known  bool    // the record could be read
+	record *record // of this boot; nil if it cannot be read
 	exists bool    // there is a record, of this boot or another
-	record record  // of this boot; empty where there is none
 	drift  []tuned // planned, but with another value
 	back   []tuned // changed by kbnode, and no longer planned
 }
@@ -40,7 +40,6 @@ type tuning struct {
 // is the original value.
 type tuned struct {
 	plan.Tunable
-	group   string // the plan's Name for it
 	now     string // its value, in the form in which it is written; "" if it is lost
 	session string // of the driver that keeps it; see Host.session
 	ours    bool   // kbnode has set the value that it has now
@@ -60,73 +59,77 @@ func (o *observer) tunables(context.Context) error {
 	t := &o.s.tune
 	text, err := readSmall(o.h.path(plan.TunablesPath))
 	t.exists = !errors.Is(err, fs.ErrNotExist)
-	if !t.exists && len(o.p.Tunables) == 0 {
-		t.known = true
-		return nil
-	}
-	var old record
-	if t.exists && err == nil {
-		old, err = parseRecord(text)
-	}
-	if t.exists && err != nil {
-		o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("the machine's settings are left alone: %s cannot be read (%v); delete it to start over", plan.TunablesPath, err))
-		return nil
-	}
 	boot, _ := readSmall(o.h.path(bootIDPath)) // it is missing only in a tree
-	t.known, t.record = true, record{WrittenBy: "kbnode", Schema: plan.Schema, Boot: strings.TrimSpace(string(boot))}
-	if t.exists && old.Boot == t.record.Boot {
-		t.record = old
+	r := &record{boot: strings.TrimSpace(string(boot)), settings: map[string]*saved{}}
+	if t.exists {
+		if err == nil {
+			err = r.parse(text)
+		}
+		if err != nil {
+			o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("the machine's settings are left alone: %s cannot be read (%v); delete it to start over", plan.TunablesPath, err))
+			return nil
+		}
 	}
+	// As after a boot, a driver that was loaded again has lost what was set.
+	maps.DeleteFunc(r.settings, func(_ string, s *saved) bool { return s.Session != "" && s.Session != o.h.session(s.PCI) })
+	t.record = r
+	o.s.Warnings = append(o.s.Warnings, r.warnings()...)
 	planned := map[string]bool{}
 	for _, p := range o.p.Tunables {
 		planned[p.Name] = true
 	}
-	o.s.Warnings = append(o.s.Warnings, t.record.warnings(planned)...)
-	for _, s := range t.record.Settings {
-		if pattern, _ := cutNumber(s.Name); planned[s.Name] || planned[pattern] {
+	for _, name := range slices.Sorted(maps.Keys(r.settings)) {
+		if pattern, _ := cutNumber(name); planned[name] || planned[pattern] {
 			continue
 		}
-		if b, ok := o.back(s); ok {
+		if b, ok := o.back(*r.settings[name]); ok {
 			t.back = append(t.back, b)
 		}
 	}
-	return o.drift(t)
-}
-
-// drift finds settings that are not as planned.
-func (o *observer) drift(t *tuning) error {
 	for _, p := range o.p.Tunables {
-		names := []string{p.Name}
-		if dir, rest, ok := strings.Cut(p.Name, "*"); ok {
-			entries, err := o.list(path.Clean(dir))
-			if err != nil {
-				return err
-			}
-			names = nil
-			for _, e := range entries {
-				if _, err := strconv.Atoi(e.Name()); err == nil {
-					names = append(names, dir+e.Name()+rest)
-				}
-			}
-		}
-		for _, name := range names {
-			d := tuned{Tunable: p, group: p.Name}
-			d.Name = name
-			if uuid, setting, ok := p.GPU(); ok {
-				if mode, _ := o.h.persistence(uuid); mode == "off" && o.outOfService(p.PCI) {
-					continue // an operator may have turned it off to reset the GPU
-				}
-				d.session = o.h.session(p.PCI)
-				d.now = o.h.gpuSetting(&t.record, d, uuid, setting)
-			} else {
-				d.now = o.h.readSetting(name, p.Form)
-			}
-			if d.now != "" && !met(p.Form, d.now, p.Value) && !t.record.gaveUp(d) && (name == p.Name || o.h.writable(name)) {
-				t.drift = append(t.drift, d)
-			}
+		if err := o.drift(t, p); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// drift finds planned settings that have another value.
+func (o *observer) drift(t *tuning, p plan.Tunable) error {
+	d := tuned{Tunable: p}
+	if uuid, setting, ok := p.GPU(); ok {
+		if mode, _ := o.h.persistence(uuid); mode == "off" && o.outOfService(p.PCI) {
+			return nil // an operator may have turned it off to reset the GPU
+		}
+		d.session = o.h.session(p.PCI)
+		d.now = o.h.gpuSetting(t.record, p.Name, uuid, setting)
+		t.add(d)
+		return nil
+	}
+	dir, rest, isPattern := strings.Cut(p.Name, "*")
+	if !isPattern {
+		d.now = o.h.readSetting(p.Name, p.Form)
+		t.add(d)
+		return nil
+	}
+	entries, err := o.list(path.Clean(dir))
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err != nil {
+			continue
+		}
+		d.Name = dir + e.Name() + rest
+		if d.now = o.h.readSetting(d.Name, p.Form); !met(p.Form, d.now, p.Value) && o.h.writable(d.Name) {
+			t.add(d)
+		}
+	}
+	return err
+}
+
+// add adds a planned setting to those that are to change.
+func (t *tuning) add(d tuned) {
+	if d.now != "" && !met(d.Form, d.now, d.Value) && !t.record.gaveUp(d) {
+		t.drift = append(t.drift, d)
+	}
 }
 
 // outOfService reports whether none of a GPU's slots takes jobs.
@@ -139,21 +142,19 @@ func (o *observer) outOfService(pci string) bool {
 // back returns a setting that is no longer planned; ok is false if its value is unknown for
 // now.
 func (o *observer) back(s saved) (b tuned, ok bool) {
-	b = tuned{Tunable: plan.Tunable{Name: s.Name, Value: s.Was, Form: s.Form, PCI: s.PCI, Slots: s.Slots}, session: s.Session}
+	b = tuned{Tunable: plan.Tunable{Name: s.Name, Value: s.Was, Form: s.Form, PCI: s.PCI, Slots: s.Slots}}
 	uuid, setting, isGPU := b.GPU()
-	if !isGPU {
+	switch persistence, known := o.h.persistence(uuid); {
+	case !isGPU:
 		b.now = o.h.readSetting(s.Name, s.Form)
-	} else if o.h.session(s.PCI) == s.Session { // or the driver was loaded again
-		switch persistence, known := o.h.persistence(uuid); {
-		case !known && !empty(o.p):
-			return b, false // later: not every pass reads GPUs
-		case known && setting == plan.Clocks:
-			b.now = s.newest() // it cannot be read
-		default:
-			b.now = persistence
-		}
+	case !known && !empty(o.p):
+		return b, false // later: not every pass reads GPUs
+	case known && setting == plan.Clocks:
+		b.now = s.newest() // it cannot be read
+	default:
+		b.now = persistence
 	}
-	b.ours = slices.ContainsFunc(s.Set, func(set string) bool { return b.now != "" && sameValue(s.Form, b.now, set) })
+	b.ours = b.now != "" && slices.ContainsFunc(s.Set, func(set string) bool { return sameValue(s.Form, b.now, set) })
 	return b, true
 }
 
@@ -170,18 +171,14 @@ func (h *Host) persistence(uuid string) (mode string, known bool) {
 // gpuSetting returns the value of a GPU's setting, "" if unknown. Locked clocks cannot be
 // read: they are what the record says was set, unless the GPU has lost its persistence
 // mode, as after a reset.
-func (h *Host) gpuSetting(r *record, d tuned, uuid, setting string) string {
+func (h *Host) gpuSetting(r *record, name, uuid, setting string) string {
 	mode, known := h.persistence(uuid)
 	if !known || setting == plan.Persistence {
 		return mode
 	}
-	done := func(name string) *saved {
-		if s := r.find(name); s != nil && s.Session == d.session && s.Done {
-			return s
-		}
-		return nil
-	}
-	if s := done(d.Name); s != nil && (mode == "on" || done(plan.GPUTunable(uuid, plan.Persistence)) == nil) {
+	kept := r.settings[plan.GPUTunable(uuid, plan.Persistence)]
+	lost := mode != "on" && kept != nil && kept.Done
+	if s := r.settings[name]; s != nil && s.Done && !lost {
 		return s.newest()
 	}
 	return "default"

@@ -23,12 +23,12 @@ const settings = "settings of the machine"
 // its slots are idle.
 func (d *differ) tune() {
 	t := d.s.tune
-	if !t.known {
+	if t.record == nil {
 		return
 	}
 	d.tuneAll(phaseTune, Tune, t.drift)
 	d.tuneAll(phaseUntune, Untune, t.back)
-	if t.exists && len(d.p.Tunables) == 0 && len(t.back) == 0 && len(t.record.Settings) == 0 {
+	if t.exists && len(d.p.Tunables) == 0 && len(t.back) == 0 && len(t.record.settings) == 0 {
 		// It is of an earlier boot, or only lists what could not be set.
 		d.add(phaseUntune, Change{Kind: Untune, Subject: settings, Slot: -1, Why: "kbnode no longer changes any"})
 	}
@@ -55,18 +55,19 @@ func (d *differ) tuneAll(phase phase, kind Kind, list []tuned) {
 		if others != "" {
 			c.Why = strings.TrimPrefix(c.Why+"; left as another program set it: "+others, "; ")
 		}
-		switch slots := c.tuned[0].Slots; len(slots) {
-		case 0:
-		case 1:
+		slots := c.tuned[0].Slots
+		if len(slots) == 1 {
 			c.Slot, c.Subject = slots[0], "clocks of "+plan.SlotName(slots[0])
-		default:
+		} else if len(slots) > 1 {
 			c.Subject = "clocks of the GPU at " + c.tuned[0].PCI
 		}
+		c.Deferred = d.busyOf(slots)
 		d.add(phase, c)
 	}
 }
 
-// busyOf returns which job of these slots a change has to wait for; "" if none.
+// busyOf returns which job of these slots a change of their clocks has to wait for, even with
+// --now; "" if none. Only an uninstall with --now has stopped the job by then.
 func (d *differ) busyOf(slots []int) string {
 	if d.uninstall && d.s.now {
 		return ""
@@ -77,16 +78,6 @@ func (d *differ) busyOf(slots []int) string {
 		}
 	}
 	return ""
-}
-
-// holdClocks keeps a job's clocks as they are, even with --now. Only an uninstall with
-// --now has stopped the job by then.
-func (d *differ) holdClocks() {
-	for i := range d.out {
-		if c := &d.out[i]; len(c.tuned) > 0 && c.Deferred == "" {
-			c.Deferred = d.busyOf(c.tuned[0].Slots)
-		}
-	}
 }
 
 // tunedLines describes what changes, one line for settings that differ only in the number,
@@ -141,7 +132,7 @@ func patternName(name string) string {
 // tune changes settings. Their original values are on disk before the first one changes.
 // A setting that cannot be made is a warning.
 func (a *applier) tune(ctx context.Context, c Change) error {
-	r := &a.s.tune.record
+	r := a.s.tune.record
 	for _, t := range c.tuned {
 		r.begin(t)
 	}
@@ -153,15 +144,15 @@ func (a *applier) tune(ctx context.Context, c Change) error {
 		if err == nil {
 			err = a.h.setting(ctx, t.Tunable)
 		}
-		if errors.Is(err, errNotTaken) {
-			_ = a.h.writeSetting(t.Name, t.Form, t.now) // the first error says what is wrong
-		}
-		if errors.Is(err, fs.ErrNotExist) && t.group != t.Name { // an interrupt that was freed meanwhile
-			r.forget(t.Name)
-			continue
-		}
-		s := r.find(t.Name)
-		if s.Done = s.Done || err == nil; err != nil {
+		switch s := r.settings[t.Name]; {
+		case err == nil:
+			s.Done = true
+		case errors.Is(err, fs.ErrNotExist) && isInterrupt(t.Name): // freed meanwhile
+			delete(r.settings, t.Name)
+		default:
+			if errors.Is(err, errNotTaken) {
+				_ = a.h.writeSetting(t.Name, t.Form, t.now) // the first error says what is wrong
+			}
 			a.refused(s, t, err)
 		}
 	}
@@ -189,7 +180,7 @@ func (a *applier) refused(s *saved, t tuned, err error) {
 	if _, _, gpu := t.GPU(); !gpu && !passing(err) {
 		s.Tries = maxTries
 	}
-	managed := t.group != t.Name && (errors.Is(err, syscall.EIO) || errors.Is(err, syscall.EPERM))
+	managed := isInterrupt(t.Name) && (errors.Is(err, syscall.EIO) || errors.Is(err, syscall.EPERM))
 	if why := "is not set: " + reason(err); managed {
 		s.Why = "" // the kernel manages this interrupt itself; newer ones say EPERM
 	} else if s.Why != why {
@@ -215,7 +206,7 @@ func reason(err error) string {
 
 // untune restores settings and removes them from the record.
 func (a *applier) untune(ctx context.Context, c Change) error {
-	r := &a.s.tune.record
+	r := a.s.tune.record
 	for _, t := range c.tuned {
 		if t.restores() {
 			err := a.h.before("untune", t.Name)
@@ -229,9 +220,9 @@ func (a *applier) untune(ctx context.Context, c Change) error {
 		} else if t.foreign() {
 			a.h.log().Warn("setting left as another program set it", "path", t.Name, "value", t.now, "was", t.Value)
 		}
-		r.forget(t.Name)
+		delete(r.settings, t.Name)
 	}
-	if len(a.p.Tunables) == 0 && len(r.Settings) == 0 {
+	if len(a.p.Tunables) == 0 && len(r.settings) == 0 {
 		return wrap(a.h.remove(plan.TunablesPath, false), "delete "+plan.TunablesPath)
 	}
 	return a.h.writeRecord(r)

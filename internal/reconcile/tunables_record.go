@@ -13,13 +13,19 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// record is the content of plan.TunablesPath: the settings before kbnode changed them,
-// written before they change. A boot makes it void.
+// record is what plan.TunablesPath says about this boot: the settings before kbnode changed
+// them, by name, written before they change.
 type record struct {
+	boot     string
+	settings map[string]*saved
+}
+
+// recordFile is the content of plan.TunablesPath.
+type recordFile struct {
 	WrittenBy string  `json:"written_by"`
 	Schema    int     `json:"schema"`
 	Boot      string  `json:"boot_id"`
-	Settings  []saved `json:"settings"` // by name
+	Settings  []saved `json:"settings"`
 }
 
 // saved is a setting before kbnode changed it. In the file it may stand for many, with * in
@@ -40,59 +46,58 @@ type saved struct {
 
 func (s *saved) newest() string { return s.Set[len(s.Set)-1] }
 
-func parseRecord(text []byte) (record, error) {
-	var r record
-	if err := json.Unmarshal(text, &r); err != nil {
-		return r, err
+// parse adds the settings of a file, unless they are of an earlier boot, which has undone them.
+func (r *record) parse(text []byte) error {
+	var f recordFile
+	if err := json.Unmarshal(text, &f); err != nil {
+		return err
 	}
-	if r.Schema != plan.Schema {
-		return r, errors.New("another version of kbnode wrote it")
+	if f.Schema != plan.Schema {
+		return errors.New("another version of kbnode wrote it")
 	}
-	var all []saved
-	for _, s := range r.Settings {
-		pattern, numbers := s.Name, s.Numbers
-		if s.Numbers = nil; numbers == nil {
-			all = append(all, s)
-		}
-		for _, n := range numbers {
-			s.Name = strings.Replace(pattern, "*", strconv.Itoa(n), 1)
-			all = append(all, s)
-		}
-	}
-	slices.SortFunc(all, func(a, b saved) int { return strings.Compare(a.Name, b.Name) })
-	r.Settings = all
-	for _, s := range all {
+	for _, s := range f.Settings {
 		_, _, gpu := plan.Tunable{Name: s.Name}.GPU()
 		if file := strings.HasPrefix(s.Name, "/proc/") || strings.HasPrefix(s.Name, "/sys/"); !gpu && !file || path.Clean(s.Name) != s.Name {
-			return r, fmt.Errorf("%.100q is not a setting", s.Name)
+			return fmt.Errorf("%.100q is not a setting", s.Name)
 		}
 		if len(s.Set) == 0 {
-			return r, errors.New("it does not say what was set")
+			return errors.New("it does not say what was set")
+		}
+		pattern, numbers := s.Name, s.Numbers
+		s.Numbers = nil
+		if f.Boot == r.boot && numbers == nil {
+			r.settings[s.Name] = &s
+		}
+		for _, n := range numbers {
+			if one := s; f.Boot == r.boot {
+				one.Name = strings.Replace(pattern, "*", strconv.Itoa(n), 1)
+				r.settings[one.Name] = &one
+			}
 		}
 	}
-	return r, nil
+	return nil
 }
 
 // writeRecord writes the record with one entry for settings that differ only in the number,
 // since each look reads it.
 func (h *Host) writeRecord(r *record) error {
-	short := *r
-	short.Settings = []saved{}
+	f := recordFile{WrittenBy: "kbnode", Schema: plan.Schema, Boot: r.boot, Settings: []saved{}}
 	at := map[string]int{}
-	for _, s := range r.Settings {
-		name, n := cutNumber(s.Name)
-		s.Name = name
+	for _, name := range slices.Sorted(maps.Keys(r.settings)) {
+		s := *r.settings[name]
+		var n int
+		s.Name, n = cutNumber(name)
 		key := fmt.Sprint(s)
 		i, ok := at[key]
 		if !ok {
-			i = len(short.Settings)
-			at[key], short.Settings = i, append(short.Settings, s)
+			i = len(f.Settings)
+			at[key], f.Settings = i, append(f.Settings, s)
 		}
 		if n >= 0 {
-			short.Settings[i].Numbers = append(short.Settings[i].Numbers, n)
+			f.Settings[i].Numbers = append(f.Settings[i].Numbers, n)
 		}
 	}
-	text, err := json.Marshal(short)
+	text, err := json.Marshal(f)
 	if err != nil {
 		return err
 	}
@@ -114,35 +119,11 @@ func cutNumber(name string) (pattern string, n int) {
 	return name, -1
 }
 
-func (r *record) search(name string) (i int, ok bool) {
-	return slices.BinarySearchFunc(r.Settings, name, func(s saved, name string) int { return strings.Compare(s.Name, name) })
-}
-
-func (r *record) find(name string) *saved {
-	i, ok := r.search(name)
-	if !ok {
-		return nil
-	}
-	return &r.Settings[i]
-}
-
-func (r *record) forget(name string) {
-	r.Settings = slices.DeleteFunc(r.Settings, func(s saved) bool { return s.Name == name })
-}
-
 // begin records a setting that is about to change.
 func (r *record) begin(t tuned) {
-	i, ok := r.search(t.Name)
-	if !ok || r.Settings[i].Session != t.session {
-		s := saved{Name: t.Name, Form: t.Form, Was: t.now, Set: []string{t.Value}, PCI: t.PCI, Slots: t.Slots, Session: t.session}
-		if ok {
-			r.Settings[i] = s
-		} else {
-			r.Settings = slices.Insert(r.Settings, i, s)
-		}
-		return
-	}
-	switch s := &r.Settings[i]; {
+	switch s := r.settings[t.Name]; {
+	case s == nil:
+		r.settings[t.Name] = &saved{Name: t.Name, Form: t.Form, Was: t.now, Set: []string{t.Value}, PCI: t.PCI, Slots: t.Slots, Session: t.session}
 	case s.newest() != t.Value:
 		s.Set, s.Done, s.Tries, s.Why = []string{s.newest(), t.Value}, false, 0, ""
 	case s.Done:
@@ -153,21 +134,22 @@ func (r *record) begin(t tuned) {
 
 // gaveUp reports whether a setting is no longer tried.
 func (r *record) gaveUp(t tuned) bool {
-	s := r.find(t.Name)
-	return s != nil && s.newest() == t.Value && s.Session == t.session && s.Tries >= maxTries
+	s := r.settings[t.Name]
+	return s != nil && s.newest() == t.Value && s.Tries >= maxTries
 }
 
 // warnings returns what a person should know of planned settings that are not made.
-func (r *record) warnings(planned map[string]bool) []string {
+func (r *record) warnings() []string {
 	count := map[string]int{}
-	for _, s := range r.Settings {
-		if s.Tries >= maxTries && s.Why != "" {
-			name := s.Name
-			if pattern, _ := cutNumber(name); planned[pattern] {
-				name = pattern
-			}
-			count[name+" "+s.Why]++
+	for _, s := range r.settings {
+		if s.Tries < maxTries || s.Why == "" {
+			continue
 		}
+		name := s.Name
+		if isInterrupt(name) {
+			name, _ = cutNumber(name)
+		}
+		count[name+" "+s.Why]++
 	}
 	var list []string
 	for _, text := range slices.Sorted(maps.Keys(count)) {
@@ -177,4 +159,11 @@ func (r *record) warnings(planned map[string]bool) []string {
 		list = append(list, text)
 	}
 	return list
+}
+
+// isInterrupt reports whether a setting belongs to one interrupt, which may be freed at any
+// time, or which only the kernel may move.
+func isInterrupt(name string) bool {
+	pattern, _ := cutNumber(name)
+	return strings.HasPrefix(pattern, "/proc/irq/*/")
 }

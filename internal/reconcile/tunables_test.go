@@ -240,12 +240,7 @@ func TestFullDiskChangesNoSetting(t *testing.T) {
 	t.Parallel()
 	m := newTunedMachine(t)
 	m.apply(slots(1).plan(t))
-	m.h.OnStep(func(words string) error {
-		if words == "rename "+plan.TunablesPath {
-			return syscall.ENOSPC
-		}
-		return nil
-	})
+	m.h.OnStep(failing("rename "+plan.TunablesPath, syscall.ENOSPC))
 	if err := m.try(tuned(t, 1)); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "write "+plan.TunablesPath) {
 		t.Errorf("error is %v", err)
 	}
@@ -362,30 +357,6 @@ func TestTuneGivesWay(t *testing.T) {
 	equal(t, "interrupt", "64-127", m.read(irq25))
 }
 
-// What the previous release has saved is restored, also what it stopped trying to set.
-func TestRecordOfThePreviousRelease(t *testing.T) {
-	t.Parallel()
-	m := newTunedMachine(t)
-	m.apply(slots(1).plan(t))
-	for name, value := range asPlanned {
-		m.write(name, value+"\n")
-	}
-	m.write(governor, "powersave\n")
-	m.write(plan.TunablesPath, `{"written_by":"kbnode","schema":1,"boot_id":"boot-1","settings":[`+
-		`{"name":"/proc/irq/*/smp_affinity_list","numbers":[24,99],"group":"/proc/irq/*/smp_affinity_list","form":"list","was":"0-127","set":["0-1"],"done":true},`+
-		`{"name":"/proc/irq/*/smp_affinity_list","numbers":[25],"group":"/proc/irq/*/smp_affinity_list","form":"list","was":"64-127","set":["0-1"],"done":true},`+
-		`{"name":"/proc/irq/default_smp_affinity","form":"mask","was":"ffffffff,ffffffff,ffffffff,ffffffff","set":["3"],"done":true},`+
-		`{"name":"/sys/kernel/mm/transparent_hugepage/enabled","form":"choice","was":"always","set":["0","madvise"]}],`+
-		`"refused":[{"name":"/sys/devices/system/cpu/cpufreq/policy*/scaling_governor","numbers":[2],"value":"performance","why":"operation not permitted","tries":3}],`+
-		`"rounds":{"/proc/irq/*/smp_affinity_list":20}}`)
-	_, changes := m.diff(tuned(t, 1))
-	equal(t, "planned as before", []string{"tune settings of the machine"}, brief(changes))
-	r, _ := m.apply(slots(1).plan(t)) // interrupt 99 no longer exists
-	equal(t, "applied", "untune settings of the machine (5 of them)", r.Applied[0].String())
-	equal(t, "settings", asFound, m.settings())
-	m.gone(plan.TunablesPath)
-}
-
 func TestUnreadableRecord(t *testing.T) {
 	t.Parallel()
 	m := newTunedMachine(t)
@@ -470,6 +441,9 @@ func TestSettingsOfGPUs(t *testing.T) {
 	expect("an operator resets it", p)
 	p.Slots[0].Drains = nil
 	expect("it was resumed", p, "persistence=on", "clocks=1410")
+	g.load()
+	g.mode = "on" // of another program
+	expect("the driver was loaded again, with persistence mode", clocked(t, "1410"), "clocks=1410")
 	g.load()
 	expect("the driver was loaded again", clocked(t, "1410"), "persistence=on", "clocks=1410")
 	expect("another clock", clocked(t, "base"), "clocks=base")

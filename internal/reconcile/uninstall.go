@@ -48,9 +48,6 @@ func (h *Host) Uninstall(ctx context.Context, waiting func(jobs []string)) (Resu
 			}
 			continue // what systemd reports now may leave more to do
 		}
-		if h.Systemd == nil {
-			return all, nil
-		}
 		var jobs []string
 		for _, slot := range s.Slots {
 			if busy := slot.Busy(); busy != "" {

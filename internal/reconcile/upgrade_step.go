@@ -24,44 +24,43 @@ func (u *Upgrade) step(ctx context.Context, s *State) (next *plan.Agents, busy [
 	waits := func(k int) bool { // for a job, its own or a neighbor's
 		return slices.ContainsFunc(changes, func(c Change) bool { return c.Deferred != "" && isAgent(c.Subject, k) })
 	}
-	var starting, free, doubtful, full []plan.Slot
+	starting := false
+	var free, doubtful, full []plan.Slot // with the old agent: idle, away, and with a job
 	for _, sl := range u.plan.Slots {
-		ss := s.Slot(sl.Index)
-		switch on := slices.Contains(roll.Slots, sl.Index); {
-		case slices.Contains(roll.Registered, sl.Index):
+		k, ss := sl.Index, s.Slot(sl.Index)
+		switch on := slices.Contains(roll.Slots, k); {
+		case slices.Contains(roll.Registered, k):
 		case !sl.Serves() || len(ss.Parked) > 0:
-			u.say(sl.Index, "takes no jobs now; it gets the new agent when it does")
+			u.say(k, "takes no jobs now; it gets the new agent when it does")
 		case !on && (ss.Busy() != "" || ss.Agent.Stopping()):
 			full = append(full, sl)
 		case !on && ss.Registered:
 			free = append(free, sl)
-		case !on:
-			doubtful = append(doubtful, sl) // its agent is away: a failure may be the slot's or the version's
+		case !on: // a failure may be the slot's or the version's
+			doubtful = append(doubtful, sl)
 		case u.current(ss) && ss.Registered:
-			u.note(sl.Index, "%s runs %s, which has registered", sl.Name, u.Name(roll.To))
-			u.say(sl.Index, "registered with "+u.Name(roll.To))
-			roll.Registered = append(slices.Clone(roll.Registered), sl.Index)
-		case ss.Agent.Stopping() || waits(sl.Index):
+			u.note(k, "%s runs %s, which has registered", sl.Name, u.Name(roll.To))
+			u.say(k, "registered with "+u.Name(roll.To))
+			roll.Registered = append(slices.Clone(roll.Registered), k)
+		case ss.Agent.Stopping() || waits(k):
 			busy = append(busy, sl)
-			delete(u.since, sl.Index)
-			u.say(sl.Index, "changes when its job is done")
+			delete(u.since, k)
+			u.say(k, "changes when its job is done")
 		default:
-			starting = append(starting, sl)
-		}
-	}
-	for _, sl := range starting {
-		if u.since[sl.Index].IsZero() {
-			u.since[sl.Index] = time.Now()
-			u.say(sl.Index, "starts "+u.Name(roll.To))
-		}
-		if time.Since(u.since[sl.Index]) > roll.Timeout {
-			return nil, nil, u.back(ctx, sl)
+			starting = true
+			if u.since[k].IsZero() {
+				u.since[k] = time.Now()
+				u.say(k, "starts "+u.Name(roll.To))
+			}
+			if time.Since(u.since[k]) > roll.Timeout {
+				return nil, nil, u.back(ctx, sl)
+			}
 		}
 	}
 	free = append(free, doubtful...)
 	var more []plan.Slot
 	switch {
-	case len(starting) > 0: // one at a time
+	case starting: // one at a time
 	case len(free) > 0:
 		more = free[:1]
 	case len(roll.Registered) > 0: // the version works
@@ -69,29 +68,22 @@ func (u *Upgrade) step(ctx context.Context, s *State) (next *plan.Agents, busy [
 	case len(busy) == 0 && len(full) > 0:
 		more = full[:1]
 	}
+	then := u.agents
 	switch {
 	case len(more) > 0 || len(roll.Registered) > known:
-		return u.with(roll, more), nil, nil
-	case len(starting) > 0:
+		for _, sl := range more {
+			roll.Slots = append(slices.Clone(roll.Slots), sl.Index)
+		}
+		then.Roll = &roll
+		return &then, nil, nil
+	case starting:
 		return nil, nil, nil
 	case len(busy) > 0:
 		return nil, append(busy, full...), nil
 	}
 	u.note(-1, "all slots run %s", u.Name(roll.To))
-	done := u.agents
-	done.Version, done.Roll = roll.To, nil
-	return &done, nil, nil
-}
-
-// with returns the state in which more slots run the new version.
-func (u *Upgrade) with(roll plan.AgentRoll, more []plan.Slot) *plan.Agents {
-	roll.Slots = slices.Clone(roll.Slots)
-	for _, sl := range more {
-		roll.Slots = append(roll.Slots, sl.Index)
-	}
-	next := u.agents
-	next.Roll = &roll
-	return &next
+	then.Version, then.Roll = roll.To, nil
+	return &then, nil, nil
 }
 
 // current reports whether a slot's agent was started as it is planned now.

@@ -252,12 +252,7 @@ func TestUpgradeBesideABrokenSlot(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 3)
 	must.Do(t, f.sd.Fail(plan.AgentUnit(1)))
-	f.sd.Hook = func(word string) error {
-		if strings.Contains(word, "start "+plan.AgentUnit(1)) {
-			return &systemd.UnitError{Unit: plan.AgentUnit(1), Verb: "start", Err: errors.New("no such disk")}
-		}
-		return nil
-	}
+	f.sd.Hook = failing("start "+plan.AgentUnit(1), &systemd.UnitError{Unit: plan.AgentUnit(1), Verb: "start", Err: errNo})
 	if _, err := f.upgrade(false); err == nil || !strings.Contains(err.Error(), "gpu1 did not register") {
 		t.Fatal(err)
 	}

@@ -32,17 +32,13 @@ type Users interface {
 	Remove(ctx context.Context, name string) error
 }
 
-// SystemUsers are the users in a tree's /etc/passwd, changed by useradd and
-// userdel.
-type SystemUsers struct{ Root string }
+// SystemUsers are this machine's users, changed by useradd and userdel.
+type SystemUsers struct{}
 
 // ReadUsers reads a tree's /etc/passwd: users by name. A tree without one has none.
 func ReadUsers(root string) (map[string]UserState, error) {
 	data, err := readSmall((&Host{Root: root}).path("/etc/passwd"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return map[string]UserState{}, nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("read users: %w", err)
 	}
 	users := map[string]UserState{}
@@ -61,37 +57,34 @@ func ReadUsers(root string) (map[string]UserState, error) {
 }
 
 // Add implements Users.
-func (s SystemUsers) Add(ctx context.Context, u plan.User) error {
+func (SystemUsers) Add(ctx context.Context, u plan.User) error {
 	group := []string{"--user-group"}
-	if s.hasGroup(u.Name) { // left by an interrupted run
+	if hasGroup(u.Name) { // left by an interrupted run
 		group = []string{"--gid", u.Name}
 	}
 	args := append(group, "--system", "--no-create-home", "--home-dir", u.Home, "--shell", "/usr/sbin/nologin", u.Name)
-	return s.run(ctx, "useradd", args...)
+	return runUsers(ctx, "useradd", args...)
 }
 
 // Remove implements Users.
-func (s SystemUsers) Remove(ctx context.Context, name string) error {
-	if err := s.run(ctx, "userdel", name); err != nil {
+func (SystemUsers) Remove(ctx context.Context, name string) error {
+	if err := runUsers(ctx, "userdel", name); err != nil {
 		return err
 	}
-	if s.hasGroup(name) { // userdel keeps it if login.defs says so
-		return s.run(ctx, "groupdel", name)
+	if hasGroup(name) { // userdel keeps it if login.defs says so
+		return runUsers(ctx, "groupdel", name)
 	}
 	return nil
 }
 
-func (s SystemUsers) hasGroup(name string) bool {
-	data, err := readSmall((&Host{Root: s.Root}).path("/etc/group"))
+func hasGroup(name string) bool {
+	data, err := readSmall("/etc/group")
 	return err == nil && bytes.Contains(append([]byte("\n"), data...), []byte("\n"+name+":"))
 }
 
-func (s SystemUsers) run(ctx context.Context, program string, args ...string) error {
+func runUsers(ctx context.Context, program string, args ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, userTimeout)
 	defer cancel()
-	if s.Root != "/" {
-		args = append([]string{"--root", s.Root}, args...)
-	}
 	path, err := exec.LookPath(program)
 	if err != nil { // sudo and cron may leave sbin out of PATH
 		path = "/usr/sbin/" + program
