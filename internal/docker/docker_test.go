@@ -198,19 +198,6 @@ func TestImage(t *testing.T) {
 	}
 }
 
-func TestContainers(t *testing.T) {
-	t.Parallel()
-	e := engineOf(t, &engine{version: "1.41", containers: map[string]string{"a": "buildkite-gpu0.slice", "b": "buildkite-gpu1.slice", "c": ""}})
-	got, err := e.Containers(t.Context(), Filter{Slice: "buildkite-gpu1.slice", Label: "a=b"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []Container{{ID: "b", Name: "name-b", State: "running", CgroupParent: "buildkite-gpu1.slice", Labels: map[string]string{"a": "b"}}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-}
-
 // TestCleanSlot removes the slot's containers and asks about no other: one that hangs its
 // inspection affects only its own slot.
 func TestCleanSlot(t *testing.T) {
