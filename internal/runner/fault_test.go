@@ -1,8 +1,6 @@
 package runner
 
 import (
-	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -449,26 +447,6 @@ func TestWithoutPayload(t *testing.T) {
 				t.Errorf("exit code %d, result %v, log %q", code, result, log)
 			}
 		})
-	}
-}
-
-func TestPayloadFromPieces(t *testing.T) {
-	t.Parallel()
-	noise := make([]byte, 300_000) // larger than one environment string even when compressed
-	for i, x := 0, uint32(1); i < len(noise); i++ {
-		x = x*1664525 + 1013904223
-		noise[i] = byte(x >> 24)
-	}
-	doc, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
-		"eval.py": report + `o("check: pass\nsize: %d" % os.path.getsize("noise"))`, "noise": base64.StdEncoding.EncodeToString(noise),
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	j := newJob(t, payload.Environ(payload.Encode(doc))...)
-	code, result := j.run(t)
-	if code != 0 || at(result, "runs", "test", "run", "result", "size") != "400000" {
-		t.Errorf("exit code %d, error %v\n%s", code, at(result, "error"), j.stderr.String())
 	}
 }
 
