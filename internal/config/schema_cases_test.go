@@ -75,15 +75,3 @@ var beyond = []string{
 	"metrics: {listen: '300.0.0.1:9700'}",
 	"metrics: {listen: '127.0.0.1:99999'}",
 }
-
-// stricter are files that Parse accepts and the schema does not, with what to
-// write instead.
-var stricter = map[string]string{
-	"gpus: 4":                   "gpu_count: 4",
-	"agent: {proxies: [a:1]}":   "agent:",
-	"cpus_per_slot: 0":          "leave the key out",
-	"queue: ''":                 "leave the key out",
-	"queue:":                    "leave the key out",
-	"node: 17":                  "node: '17'",
-	"hygiene: {disabled: 'no'}": "hygiene: {disabled: false}",
-}
