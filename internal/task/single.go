@@ -23,7 +23,7 @@ func (d *definition) timeout(at map[string]pair, key string, to *time.Duration) 
 		seconds = float64(v)
 	}
 	if !(seconds > 0 && seconds <= maxTimeout) {
-		d.refuse(line, "%s is %s; write a number of seconds above 0 and up to %d, or leave the key out for %s", key, shown(v), maxTimeout, defaultTimeout)
+		d.Add(line, "%s is %s; write a number of seconds above 0 and up to %d, or leave the key out for %s", key, shown(v), maxTimeout, defaultTimeout)
 	}
 	*to = time.Duration(math.Ceil(seconds * float64(time.Second)))
 	return v
@@ -36,7 +36,7 @@ func (d *definition) seed(at map[string]pair) payload.Value {
 	}
 	v := d.value(m.value, 1)
 	if _, ok := v.(payload.Int); !ok && v != nil {
-		d.refuse(m.line, "seed is %s; write a whole number, or leave the key out", shown(v))
+		d.Add(m.line, "seed is %s; write a whole number, or leave the key out", shown(v))
 	}
 	return v
 }
@@ -49,7 +49,7 @@ func (d *definition) flag(at map[string]pair, key string) bool {
 	v := d.value(m.value, 1)
 	on, ok := v.(bool)
 	if !ok {
-		d.refuse(m.line, "%s is %s; write true or false", key, shown(v))
+		d.Add(m.line, "%s is %s; write true or false", key, shown(v))
 	}
 	return on
 }
@@ -63,6 +63,6 @@ func (d *definition) choice(at map[string]pair, key, otherwise string, words ...
 	if s, ok := v.(string); ok && slices.Contains(words, s) {
 		return s
 	}
-	d.refuse(m.line, "%s is %s; write %s", key, shown(v), strings.Join(words, " or "))
+	d.Add(m.line, "%s is %s; write %s", key, shown(v), strings.Join(words, " or "))
 	return ""
 }
