@@ -73,7 +73,7 @@ func (u *Updater) Build(ctx context.Context, src Source, push bool, o Options) (
 			return r, err
 		}
 	} else {
-		if err := u.save(u.state.pursue(Image{ID: have.ID, Size: have.Size, Since: u.now()})); err != nil {
+		if err := u.save(u.state.pursue(Image{ID: have.ID, Size: have.Size, Since: now()})); err != nil {
 			return Result{}, err
 		}
 		if err := u.hold(ctx, have); err != nil {

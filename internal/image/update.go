@@ -132,7 +132,7 @@ func (u *Updater) fetch(ctx context.Context, from, digest string, o Options) err
 		return err
 	}
 	if c := u.state.Candidate; c == nil || c.Digest != digest {
-		if err := u.save(u.state.pursue(Image{Digest: digest, From: from, Since: u.now()})); err != nil {
+		if err := u.save(u.state.pursue(Image{Digest: digest, From: from, Since: now()})); err != nil {
 			return err
 		}
 	}
@@ -246,7 +246,7 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 		s := u.state
 		s.Candidate = &next
 		if !verdict.Passed {
-			s = s.refuse(next.Digest, verdict.Reason, u.now()).abandon()
+			s = s.refuse(next.Digest, verdict.Reason, now()).abandon()
 		}
 		if err := u.save(s); err != nil {
 			return Result{}, err
@@ -257,7 +257,7 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 	}
 	var before *Image
 	if tagged != nil && u.state.Current == nil && tagged.ID != u.state.Candidate.ID {
-		before = &Image{ID: tagged.ID, From: u.Name, Size: tagged.Size, Since: u.now()}
+		before = &Image{ID: tagged.ID, From: u.Name, Size: tagged.Size, Since: now()}
 		if len(tagged.Digests) > 0 {
 			before.Digest = digestOf(tagged.Digests[0])
 		}
@@ -265,7 +265,7 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 			return Result{}, err
 		}
 	}
-	trial := &Trial{ImageID: u.state.Candidate.ID, Jobs: cmp.Or(u.FirstJobs, config.DefaultFirstJobs), Seen: u.now()}
+	trial := &Trial{ImageID: u.state.Candidate.ID, Jobs: cmp.Or(u.FirstJobs, config.DefaultFirstJobs), Seen: now()}
 	if err := u.save(u.state.take(before, max(1, u.Keep), trial)); err != nil {
 		return Result{}, err
 	}
