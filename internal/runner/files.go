@@ -138,7 +138,7 @@ func (s *sources) dropCaches() error {
 	for _, f := range s.files {
 		dir := filepath.Join(filepath.Dir(f.Key), "__pycache__")
 		if !done[dir] {
-			errs = append(errs, ignoreMissing(s.root.RemoveAll(dir)))
+			errs = append(errs, s.root.RemoveAll(dir))
 		}
 		done[dir] = true
 	}

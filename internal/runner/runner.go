@@ -187,7 +187,7 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 		return err
 	}
 	// An earlier job's result must not be mistaken for this one's.
-	if rerr := ignoreMissing(here.root.RemoveAll(result.File)); rerr != nil {
+	if rerr := here.root.RemoveAll(result.File); rerr != nil {
 		err = errors.Join(err, fmt.Errorf("remove old %s: %w", result.File, rerr))
 	}
 	if err != nil {
