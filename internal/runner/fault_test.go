@@ -238,23 +238,22 @@ o("check: pass\n")`,
 
 func TestSecretsAreOutOfSight(t *testing.T) {
 	t.Parallel()
-	j, result := runPy(t, map[string]string{"eval.py": report + `
+	attacks(t, "", `
 def look(path):
     try:
         return open(path, "rb").read()
     except OSError:
         return b""
-seen = b"".join(look(f"/proc/{p}/environ") for p in (os.getpid(), os.getppid()))
-if os.getuid() == 0 and not look(f"/proc/{os.getppid()}/environ"):
-    seen += b"hidden "
-print(b"KERNELBOT_PAYLOAD" in seen, b"5EC2E7" in seen, b"VISIBLE=1" in seen, os.listdir("/proc/self/fd").__len__())
-o("check: pass")`},
-		"BUILDKITE_AGENT_ACCESS_TOKEN=5EC2E7", "BUILDKITE_AGENT_JOB_API_TOKEN=5EC2E7", "BUILDKITE_AGENT_JOB_API_SOCKET=5EC2E7",
-		"SUBMISSION_PAYLOAD=5EC2E7", "KERNELBOT_PAYLOAD_0=5EC2E7", "VISIBLE=1")
-	// Open: the standard three, POPCORN_FD, and the listing itself.
-	if got := at(result, "runs", "test", "run", "stdout"); got != "False False True 5\n" {
-		t.Errorf("got %q\n%s", got, j.stderr.String())
-	}
+print(b"5EC2E7" in look("/proc/self/environ"), b"VISIBLE=1" in look("/proc/self/environ"), len(look(f"/proc/{os.getppid()}/environ")), len(os.listdir("/proc/self/fd")))
+o("check: pass")`, func(t *testing.T, _ *job, _ int, result map[string]any) {
+		// Open: the standard three, POPCORN_FD, and the listing itself.
+		if got := at(result, "runs", "test", "run", "stdout"); got != "False True 0 5\n" {
+			t.Errorf("got %q", got)
+		}
+	}, func(_ *testing.T, j *job) {
+		j.cmd.Env = append(j.cmd.Env, "BUILDKITE_AGENT_ACCESS_TOKEN=5EC2E7", "BUILDKITE_AGENT_JOB_API_TOKEN=5EC2E7", "BUILDKITE_AGENT_JOB_API_SOCKET=5EC2E7",
+			"SUBMISSION_PAYLOAD=5EC2E7", "KERNELBOT_PAYLOAD_0=5EC2E7", "VISIBLE=1")
+	})
 }
 
 func TestPreRunCannotJudge(t *testing.T) {

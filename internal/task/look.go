@@ -81,17 +81,11 @@ func (d *definition) word(m pair, what string) (string, bool) {
 }
 
 func isNull(n *yaml.Node) bool {
-	if n.Kind != yaml.ScalarNode {
-		return false
-	}
 	v, err := scalar(n)
 	return v == nil && err == nil
 }
 
 func isText(n *yaml.Node) bool {
-	if n.Kind != yaml.ScalarNode {
-		return false
-	}
 	v, _ := scalar(n)
 	_, ok := v.(string)
 	return ok
