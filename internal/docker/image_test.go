@@ -16,11 +16,17 @@ import (
 // answering returns an engine with an answer for each request, by method and path.
 func answering(t *testing.T, answers map[string]http.HandlerFunc) *Engine {
 	t.Helper()
+	return answeringAs(t, "1.45", answers)
+}
+
+// answeringAs is answering for an engine with an older or newer API.
+func answeringAs(t *testing.T, version string, answers map[string]http.HandlerFunc) *Engine {
+	t.Helper()
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /_ping", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Api-Version", "1.45") })
+	mux.HandleFunc("GET /_ping", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Api-Version", version) })
 	for pattern, answer := range answers {
 		method, path, _ := strings.Cut(pattern, " ")
-		mux.HandleFunc(method+" /v1.45"+path, func(w http.ResponseWriter, r *http.Request) {
+		mux.HandleFunc(method+" /v"+version+path, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
 			answer(w, r)
 		})
