@@ -165,7 +165,8 @@ func (u *Updater) recover(ctx context.Context) error {
 	return nil
 }
 
-// save writes the state. It must be called before anything is done that the state mentions.
+// save writes the state. It must be called before anything is done that the state mentions. After
+// an error nothing more is done.
 func (u *Updater) save(s State) error {
 	if err := s.write(u.Dir); err != nil {
 		return err
@@ -176,16 +177,15 @@ func (u *Updater) save(s State) error {
 
 // move points the name to the current image, as the state already says.
 func (u *Updater) move(ctx context.Context) error {
-	s := u.state
-	err := u.Engine.Tag(ctx, s.Current.ID, u.Name)
+	err := u.Engine.Tag(ctx, u.state.Current.ID, u.Name)
 	if errors.Is(err, docker.ErrNotFound) {
 		// Someone removed it. The name keeps pointing to what it did.
-		s.Current = nil
+		u.state.Current = nil
 	} else if err != nil {
 		return err
 	}
-	s.Moving = false
-	return u.save(s)
+	u.state.Moving = false
+	return u.save(u.state)
 }
 
 // Rollback points the name to the previous image again.
