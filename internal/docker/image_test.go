@@ -108,11 +108,7 @@ func TestPull(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Setenv("DOCKER_CONFIG", t.TempDir())
-			status := max(tt.status, 200)
-			if tt.status == 0 {
-				status = 200
-			}
-			e := answering(t, map[string]http.HandlerFunc{"POST /images/create": says(status, tt.answer)})
+			e := answering(t, map[string]http.HandlerFunc{"POST /images/create": says(max(tt.status, 200), tt.answer)})
 			var got []Progress
 			err := e.Pull(t.Context(), "r.example/x@"+someDigest, func(p Progress) { got = append(got, p) })
 			if (err == nil) != (tt.err == nil && tt.text == "") || tt.err != nil && !errors.Is(err, tt.err) || tt.text != "" && !strings.Contains(err.Error(), tt.text) {
