@@ -106,9 +106,14 @@ func TestSizes(t *testing.T) {
 			t.Errorf("%d is written as %q, which reads as %d, %v", got, got, again, err)
 		}
 	}
-	for _, in := range []string{"", "GiB", "-1G", "8GB", "0", "1e9", "99999999999999999999", "9999999999T", "1 G iB"} {
-		if got, err := ParseSize(in); err == nil {
-			t.Errorf("ParseSize(%q) = %d; want a refusal", in, got)
+	for in, want := range map[string]string{
+		"": "is not a size", "GiB": "is not a size", "-1G": "is not a size", "8GB": `"8GB" is not a size; write "8GiB"`, "1e9": "is not a size",
+		"99999999999999999999": "is not a size", "9999999999T": "is out of range", "0B": "is out of range", "1 G iB": "is not a size",
+		"32": `"32" has no unit; write 32GiB`, "1.5": `"1.5" has no unit; write 1.5GiB`, "0": `"0" has no unit; write 0GiB`,
+		"34359738368": `"34359738368" has no unit; write 32GiB`, "100000000001": `"100000000001" has no unit; write 100000000001B`,
+	} {
+		if got, err := ParseSize(in); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("ParseSize(%q) = %d, %v; want %s", in, got, err, want)
 		}
 	}
 }

@@ -49,23 +49,3 @@ func TestEmptyFile(t *testing.T) {
 		}
 	}
 }
-
-func TestSizesHaveUnits(t *testing.T) {
-	t.Parallel()
-	for in, want := range map[string]string{
-		"32": `"32" has no unit; write 32GiB`, "1.5": `"1.5" has no unit; write 1.5GiB`, "0": `"0" has no unit; write 0GiB`,
-		"34359738368": `"34359738368" has no unit; write 32GiB`, "100000000001": `"100000000001" has no unit; write 100000000001B`,
-	} {
-		if _, err := ParseSize(in); err == nil || err.Error() != want {
-			t.Errorf("%s: %v; want %s", in, err, want)
-		}
-	}
-	for _, text := range []string{"memory_per_slot: 32", "reserve: {memory: 4}", "job: {disk: 100}", "job: {shm_size: 8}"} {
-		if _, err := Parse("f", []byte(text)); err == nil || !strings.Contains(err.Error(), "has no unit") {
-			t.Errorf("%s: %v", text, err)
-		}
-	}
-	if c, err := FromEnv(func(name string) string { return map[string]string{"RAM_PER_GPU": "144"}[name] }); err != nil || c.MemoryPerSlot != 144<<30 {
-		t.Errorf("RAM_PER_GPU=144: %v, %v", c.MemoryPerSlot, err)
-	}
-}

@@ -4,46 +4,18 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"gopkg.in/yaml.v3"
 
 	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/yamlfile"
 )
-
-// Fault is an error in a configuration file.
-type Fault struct {
-	Line int    `json:"line"` // 0 if unknown
-	Text string `json:"text"` // what is wrong, and what to write instead
-}
-
-// Faults are all errors in a file, by line.
-type Faults struct {
-	File string
-	List []Fault
-}
-
-// Error returns one line for each fault.
-func (f *Faults) Error() string {
-	var lines []string
-	for _, fault := range f.List {
-		at := f.File
-		if fault.Line > 0 {
-			at += ":" + strconv.Itoa(fault.Line)
-		}
-		lines = append(lines, at+": "+fault.Text)
-	}
-	return strings.Join(lines, "\n")
-}
 
 // quoted formats a word of the file, truncated for a message.
 func quoted(s string) string { return fmt.Sprintf("%.80q", s) }
 
-var (
-	yamlLine = lazy.Regexp(`(?s)^(?:yaml: )?line (\d+): (.*)$`)
-	yamlType = lazy.Regexp("(?s)^cannot unmarshal !!(\\w+)(?: `(.*)`)? into (\\S+)$")
-)
+var yamlType = lazy.Regexp("(?s)^cannot unmarshal !!(\\w+)(?: `(.*)`)? into (\\S+)$")
 
 // decodeFaults records the faults in an error of the YAML library.
 func (r *reader) decodeFaults(err error) {
@@ -55,18 +27,14 @@ func (r *reader) decodeFaults(err error) {
 		messages = te.Errors
 	}
 	for _, msg := range messages {
-		line, text := 0, strings.TrimPrefix(strings.TrimSpace(msg), "yaml: ")
-		if m := yamlLine().FindStringSubmatch(text); m != nil {
-			line, _ = strconv.Atoi(m[1])
-			text = m[2]
-		}
+		line, text := yamlfile.Line(msg)
 		if t := yamlType().FindStringSubmatch(text); t != nil {
 			text = quoted(t[2]) + " is not " + kindName(t[3])
 			if t[2] == "" {
 				text = "this is not " + kindName(t[3])
 			}
 		}
-		r.fault(line, "%s", text)
+		r.Add(line, "%s", text)
 	}
 }
 

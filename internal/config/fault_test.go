@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/yamlfile"
 )
 
 func TestEveryFaultIsTold(t *testing.T) {
@@ -26,7 +28,7 @@ func TestEveryFaultIsTold(t *testing.T) {
 		"agent: {tags: [[a]], endpoint: 'ftp://me:secret@h', binary: x}", // 14: three
 	}, "\n")
 	_, err := Read("f.yaml", []byte(text))
-	faults, ok := err.(*Faults) //nolint:errorlint // exactly this type, not wrapped
+	faults, ok := err.(*yamlfile.Faults) //nolint:errorlint // exactly this type, not wrapped
 	if !ok {
 		t.Fatalf("error is %T: %v", err, err)
 	}
@@ -59,7 +61,7 @@ func TestHostileFiles(t *testing.T) {
 		_, err := Read("f", []byte(text))
 		if err == nil {
 			t.Errorf("%s: is taken", name)
-		} else if n := strings.Count(err.Error(), "\n"); n > maxFaults {
+		} else if n := strings.Count(err.Error(), "\n"); n > shownMost {
 			t.Errorf("%s: %d lines are said of it", name, n)
 		}
 	}

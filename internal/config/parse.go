@@ -2,26 +2,21 @@ package config
 
 import (
 	"bytes"
-	"cmp"
-	"errors"
 	"fmt"
-	"io"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 
 	"gopkg.in/yaml.v3"
 
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/yamlfile"
 )
 
-// Bounds of a configuration file, and of the faults reported in one. A real file
+// Bounds of a configuration file, and of the faults shown of one. A real file
 // has a few hundred bytes.
 const (
 	maxBytes  = 1 << 20
-	maxFaults = 100
-	maxFault  = 500 // characters
+	shownMost = 100
 )
 
 // File is the content of a configuration file.
@@ -41,52 +36,37 @@ func Parse(name string, text []byte) (Config, error) {
 }
 
 // Read reads the text of a configuration file; nil means that there is no file. An error is
-// [*Faults], with all faults and not just the first.
+// [*yamlfile.Faults], with all faults and not just the first.
 func Read(name string, text []byte) (File, error) {
-	r := reader{lines: map[string]int{}}
+	r := reader{Faults: yamlfile.Faults{File: name}, lines: map[string]int{}}
 	var c Config
-	var root yaml.Node
-	dec := yaml.NewDecoder(bytes.NewReader(text))
 	if len(text) > maxBytes {
-		r.fault(0, "is larger than %d bytes, too large for a configuration; use kbnode's own file", maxBytes)
-	} else if err := dec.Decode(&root); err == nil {
-		r.checkKeys(root.Content[0], reflect.TypeFor[Config](), "")
+		r.Add(0, "is larger than %d bytes, too large for a configuration; use kbnode's own file", maxBytes)
+	} else if root, second, err := yamlfile.Parse(text); err != nil {
+		r.decodeFaults(err)
+	} else if root != nil {
+		r.checkKeys(root, reflect.TypeFor[Config](), "")
 		r.decodeFaults(root.Decode(&c))
 		for _, p := range Validate(c) {
-			r.fault(r.lines[p.Key], "%s: %s", p.Key, p.Text)
+			r.Add(r.lines[p.Key], "%s: %s", p.Key, p.Text)
 		}
-		if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-			r.fault(0, "has more than one YAML document; keep the first")
+		if second > 0 {
+			r.Add(0, "has more than one YAML document; keep the first")
 		}
-	} else if !errors.Is(err, io.EOF) {
-		r.decodeFaults(err)
 	} else if text != nil && len(bytes.TrimSpace(text)) == 0 {
-		r.fault(0, "is empty, perhaps because the disk was full; write it again, or remove it to use the defaults")
+		r.Add(0, "is empty, perhaps because the disk was full; write it again, or remove it to use the defaults")
 	}
-	if len(r.faults) == 0 {
-		return File{c, r.lines, r.notes}, nil
+	if err := r.Err(shownMost); err != nil {
+		return File{}, err
 	}
-	slices.SortStableFunc(r.faults, func(a, b Fault) int { return cmp.Compare(a.Line, b.Line) })
-	if r.more > 0 {
-		r.faults = append(r.faults, Fault{Text: fmt.Sprintf("and %d more errors", r.more)})
-	}
-	return File{}, &Faults{name, r.faults}
+	return File{c, r.lines, r.notes}, nil
 }
 
 // reader collects the findings in a file.
 type reader struct {
-	lines  map[string]int
-	notes  []string
-	faults []Fault
-	more   int // faults beyond those kept
-}
-
-func (r *reader) fault(line int, format string, args ...any) {
-	if len(r.faults) >= maxFaults {
-		r.more++
-		return
-	}
-	r.faults = append(r.faults, Fault{line, text.Line(fmt.Sprintf(format, args...), maxFault)})
+	yamlfile.Faults
+	lines map[string]int
+	notes []string
 }
 
 // checkKeys checks the keys of a group of type t. It finds what decoding would ignore
@@ -115,10 +95,10 @@ func (r *reader) checkKeys(n *yaml.Node, t reflect.Type, prefix string) {
 		typ, ok := known[key.Value]
 		switch before := first[key.Value]; {
 		case !ok:
-			r.fault(key.Line, "unknown key %s; %s", quoted(key.Value), suggestion{key.Value, names})
+			r.Add(key.Line, "unknown key %s; %s", quoted(key.Value), suggestion{key.Value, names})
 			continue
 		case before > 0:
-			r.fault(key.Line, "key %q is set twice, first in line %d; remove one of them", key.Value, before)
+			r.Add(key.Line, "key %q is set twice, first in line %d; remove one of them", key.Value, before)
 			continue
 		}
 		first[key.Value] = key.Line
@@ -173,16 +153,16 @@ func (r *reader) fits(n *yaml.Node, t reflect.Type) bool {
 	}
 	for _, item := range items {
 		if target(item).Kind != yaml.ScalarNode {
-			r.fault(item.Line, "this is not %s", kindName(want.String()))
+			r.Add(item.Line, "this is not %s", kindName(want.String()))
 			return false
 		}
 		if err := item.Decode(new(any)); err != nil { // a tag that does not match
-			r.fault(item.Line, "%s is not %s", quoted(item.Value), kindName(want.String()))
+			r.Add(item.Line, "%s is not %s", quoted(item.Value), kindName(want.String()))
 			return false
 		}
 	}
 	if strings.HasPrefix(t.Kind().String(), "int") && n.ShortTag() == "!!float" {
-		r.fault(n.Line, "%s is not %s", quoted(n.Value), kindName("int"))
+		r.Add(n.Line, "%s is not %s", quoted(n.Value), kindName("int"))
 		return false
 	}
 	return true

@@ -4,22 +4,24 @@ import (
 	"errors"
 
 	"gopkg.in/yaml.v3"
+
+	"github.com/gpu-mode/kbnode/internal/yamlfile"
 )
 
 // Checked is the JSON of kbnode config check; docs/configuration.md describes it.
 type Checked struct {
-	File     string   `json:"file"`
-	OK       bool     `json:"ok"`
-	Keys     int      `json:"keys"`
-	Faults   []Fault  `json:"faults"`
-	Warnings []string `json:"warnings"`
+	File     string           `json:"file"`
+	OK       bool             `json:"ok"`
+	Keys     int              `json:"keys"`
+	Faults   []yamlfile.Fault `json:"faults"`
+	Warnings []string         `json:"warnings"`
 }
 
 // CheckFile checks a file as strictly as kbnode install does.
 func CheckFile(name string, doc []byte) (Checked, error) {
 	f, err := Read(name, doc)
-	report := Checked{File: name, OK: err == nil, Keys: len(f.Lines), Faults: []Fault{}, Warnings: append([]string{}, f.Notes...)}
-	if faults, ok := errors.AsType[*Faults](err); ok {
+	report := Checked{File: name, OK: err == nil, Keys: len(f.Lines), Faults: []yamlfile.Fault{}, Warnings: append([]string{}, f.Notes...)}
+	if faults, ok := errors.AsType[*yamlfile.Faults](err); ok {
 		report.Faults = faults.List
 	}
 	if err == nil && f.Config.Queue == "" {

@@ -35,17 +35,14 @@ func TestRegistryAuth(t *testing.T) {
 		{name: "no file", ref: "r.example/x"},
 		{name: "another registry's", config: `{"auths":{"other.example":{"auth":"` + userPass + `"}}}`, ref: "r.example/x"},
 		{name: "in the file", config: `{"auths":{"r.example":{"auth":"` + userPass + `"}}}`, ref: "r.example/x:1", want: registry.AuthConfig{Username: "u", Password: "s3cret:x", ServerAddress: "r.example"}},
-		{name: "as old versions wrote it", config: `{"auths":{"https://r.example/v1/":{"auth":"` + userPass + `"}}}`, ref: "r.example/x:1", want: registry.AuthConfig{Username: "u", Password: "s3cret:x", ServerAddress: "r.example"}},
-		{name: "with a port", config: `{"auths":{"r.example:5000":{"auth":"` + userPass + `"}}}`, ref: "r.example:5000/x:1", want: registry.AuthConfig{Username: "u", Password: "s3cret:x", ServerAddress: "r.example:5000"}},
-		{name: "Docker Hub", config: `{"auths":{"https://index.docker.io/v1/":{"identitytoken":"t"}}}`, ref: "a/b", want: registry.AuthConfig{IdentityToken: "t", ServerAddress: hubKey}},
+		{name: "as old versions wrote it", config: `{"auths":{"https://r.example/v1/":{"auth":"` + userPass + `"}}}`, ref: "r.example/x:1", want: registry.AuthConfig{Username: "u", Password: "s3cret:x", ServerAddress: "https://r.example/v1/"}},
+		{name: "Docker Hub", config: `{"auths":{"https://index.docker.io/v1/":{"identitytoken":"t"}}}`, ref: "a/b", want: registry.AuthConfig{IdentityToken: "t", ServerAddress: "https://index.docker.io/v1/"}},
 		{name: "a helper of its own", config: `{"credHelpers":{"r.example":"good"},"credsStore":"broken"}`, ref: "r.example/x", want: registry.AuthConfig{Username: "u", Password: "s3cret-r.example", ServerAddress: "r.example"}},
 		{name: "a helper of all", config: `{"credsStore":"token"}`, ref: "r.example/x", want: registry.AuthConfig{IdentityToken: "t0ken", ServerAddress: "r.example"}},
 		{name: "a helper that knows none", config: `{"credsStore":"none"}`, ref: "r.example/x"},
-		{name: "a helper that fails", config: `{"credsStore":"broken"}`, ref: "r.example/x", err: "docker-credential-broken for r.example: exit status 3"},
-		{name: "a helper that talks", config: `{"credsStore":"nojson"}`, ref: "r.example/x", err: "its answer is not JSON"},
-		{name: "a helper that is not there", config: `{"credsStore":"nowhere"}`, ref: "r.example/x", err: "docker-credential-nowhere"},
-		{name: "a helper that is a path", config: `{"credsStore":"../../evil"}`, ref: "r.example/x", err: "is not the name of a credential helper"},
-		{name: "not JSON", config: `s3cret`, ref: "r.example/x", err: "is not the JSON that docker login writes"},
+		{name: "a helper that fails", config: `{"credsStore":"broken"}`, ref: "r.example/x", err: "the credential helper for r.example fails"},
+		{name: "a helper that talks", config: `{"credsStore":"nojson"}`, ref: "r.example/x", err: "the credential helper for r.example fails"},
+		{name: "not JSON", config: `s3cret`, ref: "r.example/x", err: "config.json is not what docker login writes"},
 		{name: "not base64", config: `{"auths":{"r.example":{"auth":"s3cret!"}}}`, ref: "r.example/x", err: "log in again"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -56,7 +53,7 @@ func TestRegistryAuth(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			header, err := registryAuth(t.Context(), tt.ref)
+			header, err := registryAuth(tt.ref)
 			if tt.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.err) || strings.Contains(err.Error(), "s3cret") {
 					t.Errorf("%v, want %q and no secret", err, tt.err)

@@ -15,10 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// engine is a recorded Docker engine of one API version.
+// engine is a Docker engine that has only containers.
 type engine struct {
-	version string
-
 	mu         sync.Mutex
 	requests   []string
 	containers map[string]string // ID to cgroup parent
@@ -52,14 +50,10 @@ func engineOf(t *testing.T, handler http.Handler) *Engine {
 func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	w.Header().Set("Api-Version", e.version)
+	w.Header().Set("Api-Version", "1.45")
 	w.Header().Set("Content-Type", "application/json")
-	if r.URL.Path == "/_ping" {
-		return
-	}
-	path, ok := strings.CutPrefix(r.URL.Path, "/v"+e.version)
-	if !ok {
-		http.Error(w, `{"message":"client version is too new"}`, http.StatusBadRequest)
+	path := strings.TrimPrefix(r.URL.Path, "/v1.45")
+	if path == "/_ping" {
 		return
 	}
 	if r.Method != http.MethodGet {
@@ -69,67 +63,40 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(status)
 		_ = json.NewEncoder(w).Encode(v)
 	}
-	missing := func(what string) { reply(http.StatusNotFound, map[string]string{"message": "No such " + what}) }
-	switch {
-	case path == "/info":
-		info := map[string]any{"ServerVersion": "x", "CgroupDriver": "systemd", "CgroupVersion": "2", "Driver": "overlay2", "DockerRootDir": "/var/lib/docker",
-			"DefaultRuntime": "runc", "Runtimes": map[string]any{"runc": map[string]string{}, "io.containerd.runc.v2": map[string]string{}}}
-		if e.version == "1.50" {
-			info["DriverStatus"] = [][2]string{{"driver-type", "io.containerd.snapshotter.v1"}}
-			info["SecurityOptions"] = []string{"name=userns"}
-			info["Warnings"] = []string{"WARNING: x"}
-			info["RegistryConfig"] = map[string]any{"IndexConfigs": map[string]any{"docker.io": map[string]any{"Secure": true}, "r.example:5000": map[string]any{"Secure": false}}}
-			info["CDISpecDirs"] = []string{"/etc/cdi", "/var/run/cdi"}
-			info["DiscoveredDevices"] = []map[string]string{{"Source": "cdi", "ID": "nvidia.com/gpu=1"}, {"Source": "cdi", "ID": "nvidia.com/gpu=0"}, {"Source": "x", "ID": "y"}}
-		}
-		reply(http.StatusOK, info)
-	case path == "/version":
-		if e.version == "1.41" { // as from an engine that does not report it
-			missing("page")
-			return
-		}
-		reply(http.StatusOK, map[string]any{"Components": []map[string]string{{"Name": "Engine", "Version": "x"}, {"Name": "runc", "Version": "1.1.5+ds1"}}})
-	case path == "/containers/json":
+	if path == "/containers/json" {
 		list := []map[string]string{{"Id": "vanished"}}
 		for id := range e.containers {
-			if e.labels != nil && !strings.Contains(r.URL.Query().Get("filters"), `"`+e.labels[id]+`"`) {
-				continue
+			if strings.Contains(r.URL.Query().Get("filters"), `"`+e.labels[id]+`"`) {
+				list = append(list, map[string]string{"Id": id})
 			}
-			list = append(list, map[string]string{"Id": id})
 		}
 		reply(http.StatusOK, list)
-	case path == "/images/there/json":
-		reply(http.StatusOK, map[string]any{"Id": "sha256:1", "RepoDigests": []string{"there@sha256:2"}, "Size": 3})
-	case strings.HasPrefix(path, "/images/"):
-		missing("image")
+		return
+	}
+	parts := strings.Split(path, "/")
+	id := parts[2]
+	parent, ok := e.containers[id]
+	switch verb := parts[len(parts)-1]; {
+	case !ok:
+		reply(http.StatusNotFound, map[string]string{"message": "No such container"})
+	case verb == "json" && e.hung[id]:
+		e.mu.Unlock()
+		<-r.Context().Done()
+		e.mu.Lock()
+	case verb == "json":
+		reply(http.StatusOK, map[string]any{"Id": id, "HostConfig": map[string]string{"CgroupParent": parent}})
+	case verb == "wait":
+		delete(e.containers, id)
+		reply(http.StatusOK, map[string]int{"StatusCode": 0})
+	case r.Method == http.MethodDelete && e.stuck[id]:
+		reply(http.StatusInternalServerError, map[string]string{"message": "could not kill"})
+	case r.Method == http.MethodDelete && e.removing[id]:
+		reply(http.StatusConflict, map[string]string{"message": "removal of container " + id + " is already in progress"})
+	case r.Method == http.MethodDelete:
+		delete(e.containers, id)
+		w.WriteHeader(http.StatusNoContent)
 	default:
-		parts := strings.Split(path, "/")
-		id := parts[2]
-		parent, ok := e.containers[id]
-		switch verb := parts[len(parts)-1]; {
-		case !ok:
-			missing("container")
-		case verb == "json" && e.hung[id]:
-			e.mu.Unlock()
-			<-r.Context().Done()
-			e.mu.Lock()
-		case verb == "json":
-			reply(http.StatusOK, map[string]any{"Id": id, "Name": "/name-" + id, "State": map[string]string{"Status": "running"},
-				"Config": map[string]any{"Labels": map[string]string{"a": "b"}}, "HostConfig": map[string]string{"CgroupParent": parent},
-				"Mounts": []map[string]string{{"Type": "bind", "Source": "/x"}, {"Type": "volume", "Source": "/y"}}})
-		case verb == "wait":
-			delete(e.containers, id)
-			reply(http.StatusOK, map[string]int{"StatusCode": 0})
-		case r.Method == http.MethodDelete && e.stuck[id]:
-			reply(http.StatusInternalServerError, map[string]string{"message": "could not kill"})
-		case r.Method == http.MethodDelete && e.removing[id]:
-			reply(http.StatusConflict, map[string]string{"message": "removal of container " + id + " is already in progress"})
-		case r.Method == http.MethodDelete:
-			delete(e.containers, id)
-			w.WriteHeader(http.StatusNoContent)
-		default:
-			w.WriteHeader(http.StatusNoContent)
-		}
+		w.WriteHeader(http.StatusNoContent)
 	}
 }
 
@@ -137,29 +104,35 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // one with CDI in its info (28.2, API 1.50).
 func TestInfo(t *testing.T) {
 	t.Parallel()
-	for _, version := range []string{"1.41", "1.45", "1.50"} {
-		t.Run(version, func(t *testing.T) {
-			t.Parallel()
-			want := Info{Version: "x", APIVersion: version, CgroupDriver: "systemd", CgroupVersion: "2", StorageDriver: "overlay2",
-				RootDir: "/var/lib/docker", Runtimes: []string{"io.containerd.runc.v2", "runc"}, DefaultRuntime: "runc"}
-			if version == "1.50" {
-				want.CDISpecDirs = []string{"/etc/cdi", "/var/run/cdi"}
-				want.CDIDevices = []string{"nvidia.com/gpu=0", "nvidia.com/gpu=1"}
-				want.Snapshotter, want.Insecure = true, []string{"r.example:5000"}
-				want.Security, want.Warnings = []string{"name=userns"}, []string{"WARNING: x"}
-			}
-			e := engineOf(t, &engine{version: version})
-			got, err := e.Info(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Error(diff)
-			}
-			if got, want := e.Runc(t.Context()), map[string]string{"1.45": "1.1.5+ds1", "1.50": "1.1.5+ds1"}[version]; got != want {
-				t.Errorf("runc %q, want %q", got, want)
-			}
-		})
+	const common = `"ServerVersion":"x","CgroupDriver":"systemd","CgroupVersion":"2","Driver":"overlay2","DockerRootDir":"/var/lib/docker","DefaultRuntime":"runc",
+		"Runtimes":{"runc":{},"io.containerd.runc.v2":{}}`
+	components := says(200, `{"Components":[{"Name":"Engine","Version":"x"},{"Name":"runc","Version":"1.1.5+ds1"}]}`)
+	for version, row := range map[string]struct {
+		more string
+		runc http.HandlerFunc
+		want Info
+	}{
+		"1.41": {"", says(404, `{"message":"page not found"}`), Info{}},
+		"1.45": {"", components, Info{Runc: "1.1.5+ds1"}},
+		"1.50": {`,"DriverStatus":[["driver-type","io.containerd.snapshotter.v1"]],"SecurityOptions":["name=userns"],"Warnings":["WARNING: x"],
+			"RegistryConfig":{"IndexConfigs":{"docker.io":{"Secure":true},"r.example:5000":{"Secure":false}}},"CDISpecDirs":["/etc/cdi","/var/run/cdi"],
+			"DiscoveredDevices":[{"Source":"cdi","ID":"nvidia.com/gpu=1"},{"Source":"cdi","ID":"nvidia.com/gpu=0"},{"Source":"x","ID":"y"}]`, components, Info{
+			Runc: "1.1.5+ds1", CDISpecDirs: []string{"/etc/cdi", "/var/run/cdi"}, CDIDevices: []string{"nvidia.com/gpu=0", "nvidia.com/gpu=1"},
+			Snapshotter: true, Insecure: []string{"r.example:5000"}, Security: []string{"name=userns"}, Warnings: []string{"WARNING: x"},
+		}},
+	} {
+		e := answeringAs(t, version, map[string]http.HandlerFunc{"GET /info": says(200, "{"+common+row.more+"}"), "GET /version": row.runc})
+		got, err := e.Info(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		got.Runc = e.Runc(t.Context())
+		want := row.want
+		want.Version, want.APIVersion, want.CgroupDriver, want.CgroupVersion, want.StorageDriver = "x", version, "systemd", "2", "overlay2"
+		want.RootDir, want.Runtimes, want.DefaultRuntime = "/var/lib/docker", []string{"io.containerd.runc.v2", "runc"}, "runc"
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: %s", version, diff)
+		}
 	}
 }
 
@@ -185,7 +158,10 @@ func TestAbsent(t *testing.T) {
 
 func TestImage(t *testing.T) {
 	t.Parallel()
-	e := engineOf(t, &engine{version: "1.45"})
+	e := answering(t, map[string]http.HandlerFunc{
+		"GET /images/there/json":   says(200, `{"Id":"sha256:1","RepoDigests":["there@sha256:2"],"Size":3}`),
+		"GET /images/nowhere/json": says(404, `{"message":"No such image"}`),
+	})
 	got, err := e.Image(t.Context(), "there")
 	if err != nil {
 		t.Fatal(err)
@@ -198,25 +174,12 @@ func TestImage(t *testing.T) {
 	}
 }
 
-func TestContainers(t *testing.T) {
-	t.Parallel()
-	e := engineOf(t, &engine{version: "1.41", containers: map[string]string{"a": "buildkite-gpu0.slice", "b": "buildkite-gpu1.slice", "c": ""}})
-	got, err := e.Containers(t.Context(), Filter{Slice: "buildkite-gpu1.slice", Label: "a=b"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []Container{{ID: "b", Name: "name-b", State: "running", CgroupParent: "buildkite-gpu1.slice", Labels: map[string]string{"a": "b"}}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-}
-
 // TestCleanSlot removes the slot's containers and asks about no other: one that hangs its
 // inspection affects only its own slot.
 func TestCleanSlot(t *testing.T) {
 	t.Parallel()
 	const label, slice = "kbnode.slot=0", "buildkite-gpu0.slice"
-	fake := &engine{version: "1.45", removing: map[string]bool{"d": true}, hung: map[string]bool{"b": true, "e": true},
+	fake := &engine{removing: map[string]bool{"d": true}, hung: map[string]bool{"b": true, "e": true},
 		containers: map[string]string{"a": slice, "b": "buildkite-gpu1.slice", "c": "", "d": slice, "e": slice},
 		labels:     map[string]string{"a": label, "b": "kbnode.slot=1", "c": label, "d": label, "e": label}}
 	e := engineOf(t, fake)
@@ -248,7 +211,7 @@ func TestCleanSlot(t *testing.T) {
 func TestCleanSlotFails(t *testing.T) {
 	t.Parallel()
 	const label, slice = "kbnode.slot=0", "buildkite-gpu0.slice"
-	fake := &engine{version: "1.45", stuck: map[string]bool{"a": true}, hung: map[string]bool{"a": true},
+	fake := &engine{stuck: map[string]bool{"a": true}, hung: map[string]bool{"a": true},
 		containers: map[string]string{"a": slice, "b": slice}, labels: map[string]string{"a": label, "b": label}}
 	e := engineOf(t, fake)
 	e.inspectTime = 50 * time.Millisecond

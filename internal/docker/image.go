@@ -72,7 +72,7 @@ var digestForm = lazy.Regexp(`^sha256:[0-9a-f]{64}$`)
 func (e *Engine) Resolve(ctx context.Context, ref string) (digest string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveDeadline)
 	defer cancel()
-	auth, err := registryAuth(ctx, ref)
+	auth, err := registryAuth(ref)
 	if err != nil {
 		return "", err
 	}
@@ -89,7 +89,7 @@ func (e *Engine) Resolve(ctx context.Context, ref string) (digest string, err er
 
 // Pull fetches an image. With a reference by digest no tag moves.
 func (e *Engine) Pull(ctx context.Context, ref string, tell func(Progress)) error {
-	auth, err := registryAuth(ctx, ref)
+	auth, err := registryAuth(ref)
 	if err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func (e *Engine) Pull(ctx context.Context, ref string, tell func(Progress)) erro
 
 // Push sends the image of this name to its registry.
 func (e *Engine) Push(ctx context.Context, ref string, tell func(Progress)) error {
-	auth, err := registryAuth(ctx, ref)
+	auth, err := registryAuth(ref)
 	if err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ func (e *Engine) Push(ctx context.Context, ref string, tell func(Progress)) erro
 // Build builds an image of this name from an archive with a Dockerfile and its arguments, with
 // the engine's own builder.
 func (e *Engine) Build(ctx context.Context, ref string, archive io.Reader, dockerfile string, args map[string]string, tell func(Progress)) error {
-	auths, err := allAuths(ctx)
+	auths, err := allAuths()
 	if err != nil {
 		return err
 	}

@@ -16,11 +16,17 @@ import (
 // answering returns an engine with an answer for each request, by method and path.
 func answering(t *testing.T, answers map[string]http.HandlerFunc) *Engine {
 	t.Helper()
+	return answeringAs(t, "1.45", answers)
+}
+
+// answeringAs is answering for an engine with an older or newer API.
+func answeringAs(t *testing.T, version string, answers map[string]http.HandlerFunc) *Engine {
+	t.Helper()
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /_ping", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Api-Version", "1.45") })
+	mux.HandleFunc("GET /_ping", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Api-Version", version) })
 	for pattern, answer := range answers {
 		method, path, _ := strings.Cut(pattern, " ")
-		mux.HandleFunc(method+" /v1.45"+path, func(w http.ResponseWriter, r *http.Request) {
+		mux.HandleFunc(method+" /v"+version+path, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
 			answer(w, r)
 		})
@@ -44,7 +50,7 @@ func TestRunning(t *testing.T) {
 		says(http.StatusOK, `[{"Id":"1","Names":["/wt"],"Image":"containrrr/watchtower","Command":"/watchtower","State":"running","Labels":{"a":"b"}}, {"Id":"2"}]`)(w, r)
 	}})
 	got, err := e.Running(t.Context())
-	want := []Container{{ID: "1", Name: "wt", Image: "containrrr/watchtower", Command: "/watchtower", State: "running", Labels: map[string]string{"a": "b"}}, {ID: "2", Name: "2"}}
+	want := []Container{{ID: "1", Name: "wt", Image: "containrrr/watchtower", Command: "/watchtower", Labels: map[string]string{"a": "b"}}, {ID: "2", Name: "2"}}
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Error(err, diff)
 	}
@@ -102,11 +108,7 @@ func TestPull(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Setenv("DOCKER_CONFIG", t.TempDir())
-			status := max(tt.status, 200)
-			if tt.status == 0 {
-				status = 200
-			}
-			e := answering(t, map[string]http.HandlerFunc{"POST /images/create": says(status, tt.answer)})
+			e := answering(t, map[string]http.HandlerFunc{"POST /images/create": says(max(tt.status, 200), tt.answer)})
 			var got []Progress
 			err := e.Pull(t.Context(), "r.example/x@"+someDigest, func(p Progress) { got = append(got, p) })
 			if (err == nil) != (tt.err == nil && tt.text == "") || tt.err != nil && !errors.Is(err, tt.err) || tt.text != "" && !strings.Contains(err.Error(), tt.text) {

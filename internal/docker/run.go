@@ -41,7 +41,10 @@ func (e *Engine) Discard(ctx context.Context, id string) error {
 	case err == nil, errdefs.IsNotFound(err):
 		return nil
 	case errdefs.IsConflict(err):
-		return e.awaitRemoval(ctx, id)
+		if err = e.await(ctx, id, container.WaitConditionRemoved); errors.Is(err, ErrNotFound) {
+			return nil
+		}
+		return err
 	}
 	return e.wrap("remove container "+id, err)
 }

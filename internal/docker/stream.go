@@ -55,9 +55,9 @@ func (e *Engine) Follow(ctx context.Context, id string, tty bool, within time.Du
 	return &Output{logs, tty, func() { cancel(); _ = logs.Close() }}, nil
 }
 
-// AwaitEnd waits until a container does not run.
-func (e *Engine) AwaitEnd(ctx context.Context, id string) error {
-	wait := e.api.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
+// await waits for a container's end or removal.
+func (e *Engine) await(ctx context.Context, id string, what container.WaitCondition) error {
+	wait := e.api.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: what})
 	var err error
 	select {
 	case err = <-wait.Error:
@@ -72,7 +72,7 @@ func (e *Engine) AwaitEnd(ctx context.Context, id string) error {
 // eventTime is how long the engine may take to tell what led to an end that it has told.
 const eventTime = 5 * time.Second
 
-// AwaitOwnEnd waits like AwaitEnd. own reports that the engine saw the container end and had not
+// AwaitOwnEnd waits until a container does not run. own reports that the engine saw the container end and had not
 // sent it a signal: it does when it is stopped itself, before it stops answering.
 func (e *Engine) AwaitOwnEnd(ctx context.Context, id string) (own bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -80,7 +80,7 @@ func (e *Engine) AwaitOwnEnd(ctx context.Context, id string) (own bool, err erro
 	// From the beginning: the engine repeats what it still knows.
 	happened := e.api.Events(ctx, client.EventsListOptions{Since: "1", Filters: client.Filters{}.
 		Add("type", string(events.ContainerEventType)).Add("container", id).Add("event", string(events.ActionKill), string(events.ActionDie))})
-	if err := e.AwaitEnd(ctx, id); err != nil {
+	if err := e.await(ctx, id, container.WaitConditionNotRunning); err != nil {
 		return false, err
 	}
 	late := time.NewTimer(eventTime)

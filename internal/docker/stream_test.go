@@ -26,19 +26,17 @@ func TestAwaitOwnEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			mux := http.NewServeMux()
-			mux.HandleFunc("/_ping", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Api-Version", "1.45") })
-			mux.HandleFunc("GET /v1.45/events", func(w http.ResponseWriter, r *http.Request) {
-				w.Header().Set("Content-Type", "application/json")
-				_, _ = io.WriteString(w, row.events)
-				_ = http.NewResponseController(w).Flush()
-				if row.stays {
-					<-r.Context().Done()
-				}
+			e := answering(t, map[string]http.HandlerFunc{
+				"GET /events": func(w http.ResponseWriter, r *http.Request) {
+					_, _ = io.WriteString(w, row.events)
+					_ = http.NewResponseController(w).Flush()
+					if row.stays {
+						<-r.Context().Done()
+					}
+				},
+				"POST /containers/c1/wait": says(200, `{"StatusCode":143}`),
+				"POST /containers/c2/wait": func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
 			})
-			mux.HandleFunc("POST /v1.45/containers/c1/wait", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"StatusCode":143}`) })
-			mux.HandleFunc("POST /v1.45/containers/c2/wait", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-			e := engineOf(t, mux)
 			if own, err := e.AwaitOwnEnd(t.Context(), "c1"); own != row.own || err != nil {
 				t.Errorf("own is %v, %v", own, err)
 			}
@@ -54,10 +52,8 @@ func TestAwaitOwnEnd(t *testing.T) {
 // TestFollowHungEngine gives up an engine that does not begin.
 func TestFollowHungEngine(t *testing.T) {
 	t.Parallel()
-	mux := http.NewServeMux()
-	mux.HandleFunc("/_ping", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Api-Version", "1.45") })
-	mux.HandleFunc("GET /v1.45/containers/c1/logs", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-	if _, err := engineOf(t, mux).Follow(t.Context(), "c1", false, 50*time.Millisecond); err == nil {
+	e := answering(t, map[string]http.HandlerFunc{"GET /containers/c1/logs": func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }})
+	if _, err := e.Follow(t.Context(), "c1", false, 50*time.Millisecond); err == nil {
 		t.Error("no error")
 	}
 }

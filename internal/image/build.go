@@ -73,7 +73,7 @@ func (u *Updater) Build(ctx context.Context, src Source, push bool, o Options) (
 			return r, err
 		}
 	} else {
-		if err := u.save(u.state.pursue(Image{ID: have.ID, Size: have.Size, Since: u.now()})); err != nil {
+		if err := u.save(u.state.pursue(Image{ID: have.ID, Size: have.Size, Since: now()})); err != nil {
 			return Result{}, err
 		}
 		if err := u.hold(ctx, have); err != nil {
@@ -106,13 +106,11 @@ func (u *Updater) push(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	next := *u.state.Current
+	cur := u.state.Current
 	for _, d := range have.Digests {
 		if ref, err := docker.WithDigest(u.Name, digestOf(d)); err == nil && strings.EqualFold(ref, d) {
-			next.Digest, next.From = digestOf(d), u.Name
+			cur.Digest, cur.From = digestOf(d), u.Name
 		}
 	}
-	s := u.state
-	s.Current = &next
-	return u.save(s)
+	return u.save(u.state)
 }

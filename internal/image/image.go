@@ -82,12 +82,10 @@ type Updater struct {
 	// Pause is the time between two looks at the slots; a first retry waits twice as long. 0 means
 	// a second.
 	Pause time.Duration
-	Now   func() time.Time // nil means the system clock
 	// Events records what happened to images.
 	Events events.Log
 
-	state  State
-	before func(what string) // tests interrupt the run here
+	state State
 }
 
 // Options are how one update is done.
@@ -167,35 +165,27 @@ func (u *Updater) recover(ctx context.Context) error {
 	return nil
 }
 
-// save writes the state. It must be called before anything is done that the state mentions.
+// save writes the state. It must be called before anything is done that the state mentions. After
+// an error nothing more is done.
 func (u *Updater) save(s State) error {
-	u.step("save")
 	if err := s.write(u.Dir); err != nil {
 		return err
 	}
 	u.state = s
-	u.step("saved")
 	return nil
-}
-
-func (u *Updater) step(what string) {
-	if u.before != nil {
-		u.before(what)
-	}
 }
 
 // move points the name to the current image, as the state already says.
 func (u *Updater) move(ctx context.Context) error {
-	s := u.state
-	err := u.Engine.Tag(ctx, s.Current.ID, u.Name)
+	err := u.Engine.Tag(ctx, u.state.Current.ID, u.Name)
 	if errors.Is(err, docker.ErrNotFound) {
 		// Someone removed it. The name keeps pointing to what it did.
-		s.Current = nil
+		u.state.Current = nil
 	} else if err != nil {
 		return err
 	}
-	s.Moving = false
-	return u.save(s)
+	u.state.Moving = false
+	return u.save(u.state)
 }
 
 // Rollback points the name to the previous image again.
@@ -223,7 +213,7 @@ func (u *Updater) rollback(ctx context.Context, reason string) (Result, error) {
 		return Result{}, ErrNoPrevious
 	}
 	bad := s.Current
-	if err := u.save(s.back(reason, u.now())); err != nil {
+	if err := u.save(s.back(reason, now())); err != nil {
 		return Result{}, err
 	}
 	if err := u.move(ctx); err != nil {
@@ -307,12 +297,7 @@ func (u *Updater) result(action, reason string) Result {
 	return r
 }
 
-func (u *Updater) now() time.Time {
-	if u.Now != nil {
-		return u.Now().UTC()
-	}
-	return time.Now().UTC()
-}
+func now() time.Time { return time.Now().UTC() }
 
 func (u *Updater) say(format string, args ...any) {
 	if u.Say != nil {
@@ -322,7 +307,7 @@ func (u *Updater) say(format string, args ...any) {
 
 // note records an event. Failing to do so is no reason to stop.
 func (u *Updater) note(format string, args ...any) {
-	if err := u.Events.Add(events.Event{Kind: "image", Slot: -1, Time: u.now(), Text: fmt.Sprintf(format, args...)}); err != nil {
+	if err := u.Events.Add(events.Event{Kind: "image", Slot: -1, Time: now(), Text: fmt.Sprintf(format, args...)}); err != nil {
 		u.say("%v", err)
 	}
 }

@@ -76,23 +76,17 @@ func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
 	}
 	if next := u.state.Candidate; cur.passed() && cur.ID == next.ID && tagged != nil && tagged.ID == cur.ID {
 		// The registry has the same image with another manifest.
-		s := u.state
-		s.Current, s.Candidate = &Image{ID: cur.ID, Digest: digest, From: from, Size: cur.Size, Since: cur.Since, Canary: cur.Canary}, nil
-		return u.result(ActionNone, ""), u.save(s)
+		cur.Digest, cur.From, u.state.Candidate = digest, from, nil
+		return u.result(ActionNone, ""), u.save(u.state)
 	}
 	return u.prove(ctx, tagged, o)
 }
 
 // isCurrent ends an update that finds nothing to fetch.
 func (u *Updater) isCurrent(ctx context.Context, from string) (Result, error) {
-	s := u.state.abandon()
-	if s.Current.From != from { // it was chosen by hand and is the same as the registry's
-		next := *s.Current
-		next.From = from
-		s.Current = &next
-	}
-	if s.Candidate != u.state.Candidate || s.Current != u.state.Current {
-		if err := u.save(s); err != nil {
+	if u.state.Candidate != nil || u.state.Current.From != from { // it was chosen by hand and is the same as the registry's
+		u.state.Current.From = from
+		if err := u.save(u.state.abandon()); err != nil {
 			return Result{}, err
 		}
 	}
@@ -102,9 +96,8 @@ func (u *Updater) isCurrent(ctx context.Context, from string) (Result, error) {
 // again points the name back to the current image.
 func (u *Updater) again(ctx context.Context) (Result, error) {
 	u.say("%s refers to a different image than kbnode chose; restoring it", u.Name)
-	s := u.state
-	s.Moving = true
-	if err := u.save(s); err != nil {
+	u.state.Moving = true
+	if err := u.save(u.state); err != nil {
 		return Result{}, err
 	}
 	if err := u.move(ctx); err != nil {
@@ -132,7 +125,7 @@ func (u *Updater) fetch(ctx context.Context, from, digest string, o Options) err
 		return err
 	}
 	if c := u.state.Candidate; c == nil || c.Digest != digest {
-		if err := u.save(u.state.pursue(Image{Digest: digest, From: from, Since: u.now()})); err != nil {
+		if err := u.save(u.state.pursue(Image{Digest: digest, From: from, Since: now()})); err != nil {
 			return err
 		}
 	}
@@ -151,12 +144,9 @@ func (u *Updater) fetch(ctx context.Context, from, digest string, o Options) err
 
 // hold records the candidate's ID, and gives it one of kbnode's own names.
 func (u *Updater) hold(ctx context.Context, have docker.Image) error {
-	if u.state.Candidate.ID != have.ID {
-		next := *u.state.Candidate
-		next.ID, next.Size, next.Canary = have.ID, have.Size, nil
-		s := u.state
-		s.Candidate = &next
-		if err := u.save(s); err != nil {
+	if c := u.state.Candidate; c.ID != have.ID {
+		c.ID, c.Size, c.Canary = have.ID, have.Size, nil
+		if err := u.save(u.state); err != nil {
 			return err
 		}
 	}
@@ -241,12 +231,10 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 		if err != nil {
 			return u.laterIfBusy(err)
 		}
-		next := *u.state.Candidate
-		next.Canary = &verdict
 		s := u.state
-		s.Candidate = &next
+		s.Candidate.Canary = &verdict
 		if !verdict.Passed {
-			s = s.refuse(next.Digest, verdict.Reason, u.now()).abandon()
+			s = s.refuse(s.Candidate.Digest, verdict.Reason, now()).abandon()
 		}
 		if err := u.save(s); err != nil {
 			return Result{}, err
@@ -257,7 +245,7 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 	}
 	var before *Image
 	if tagged != nil && u.state.Current == nil && tagged.ID != u.state.Candidate.ID {
-		before = &Image{ID: tagged.ID, From: u.Name, Size: tagged.Size, Since: u.now()}
+		before = &Image{ID: tagged.ID, From: u.Name, Size: tagged.Size, Since: now()}
 		if len(tagged.Digests) > 0 {
 			before.Digest = digestOf(tagged.Digests[0])
 		}
@@ -265,7 +253,7 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 			return Result{}, err
 		}
 	}
-	trial := &Trial{ImageID: u.state.Candidate.ID, Jobs: cmp.Or(u.FirstJobs, config.DefaultFirstJobs), Seen: u.now()}
+	trial := &Trial{ImageID: u.state.Candidate.ID, Jobs: cmp.Or(u.FirstJobs, config.DefaultFirstJobs), Seen: now()}
 	if err := u.save(u.state.take(before, max(1, u.Keep), trial)); err != nil {
 		return Result{}, err
 	}

@@ -148,7 +148,7 @@ func TestCutOff(t *testing.T) {
 					t.Fatal("no end")
 				}
 			}
-			if cuts < 15 {
+			if cuts < 10 {
 				t.Errorf("cut off at %d places only", cuts)
 			}
 		})

@@ -283,10 +283,7 @@ func (w *world) Canary(ctx context.Context, slot Slot, image string) (Canary, er
 }
 
 func (w *world) updater(dir string) *Updater {
-	return &Updater{
-		Engine: w, Node: w, Dir: dir, Name: name, Keep: 1, Pause: time.Millisecond,
-		before: func(what string) { _ = w.step(what) },
-	}
+	return &Updater{Engine: w, Node: w, Dir: dir, Name: name, Keep: 1, Pause: time.Millisecond}
 }
 
 // tempDir returns a directory in memory if possible: each step of hundreds of runs is

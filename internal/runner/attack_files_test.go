@@ -220,28 +220,6 @@ o("check: %s\n" % helper.verdict)`, func(t *testing.T, _ *job, code int, result 
 	})
 }
 
-// TestCachesAreNew has the pre-run leave something in each cache that torch, Triton and CUDA read. No
-// word of the judge's text says that it reads one, as with a bare @torch.compile.
-func TestCachesAreNew(t *testing.T) {
-	t.Parallel()
-	caches := `
-import os, tempfile
-base = [os.environ.get(n.replace("-", "_"), "") for n in ("TORCH-EXTEN" "SIONS-DIR", "TRI" "TON-CACHE-DIR", "TORCHIN" "DUCTOR-CACHE-DIR", "CUDA-CACHE-PATH", "XDG-CACHE-HOME")]
-base += [os.path.expanduser(d) for d in ("~/.cache", "~/.tri" "ton/cache", "~/.nv/ComputeCache")] + [tempfile.gettempdir() + "/torchin" "ductor-root"]
-`
-	attacks(t, caches+`
-for d in filter(None, base):
-    os.makedirs(d, exist_ok=True)
-    open(d + "/planted", "w").close()
-`, caches+`
-o("planted: %s\n" % [d for d in base if os.path.exists(d + "/planted")])
-o("check: pass\n")`, func(t *testing.T, _ *job, _ int, result map[string]any) {
-		if got := at(result, "runs", "test", "run", "result", "planted"); got != "[]" {
-			t.Errorf("the judge finds %v", got)
-		}
-	})
-}
-
 // TestFullDisk has the judge's program take the space of the sources and all that is left.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()

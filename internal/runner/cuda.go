@@ -126,7 +126,7 @@ func (e *engine) checkIncludes() error {
 // cannot read them. If ok is false, there is no program and c says why.
 func (e *engine) compileCUDA(ctx context.Context) (c *result.Compilation, ok bool, err error) {
 	// An earlier run's program must not be mistaken for this one's.
-	if err := ignoreMissing(e.src.root.RemoveAll(evalProgram)); err != nil {
+	if err := e.src.root.RemoveAll(evalProgram); err != nil {
 		return nil, false, fmt.Errorf("remove old %s: %w", evalProgram, err)
 	}
 	defer e.removeSources()
@@ -165,19 +165,14 @@ func (e *engine) compileCUDA(ctx context.Context) (c *result.Compilation, ok boo
 
 // removeProgram removes the compiled program, which is of no use after its run.
 func (e *engine) removeProgram() {
-	if err := ignoreMissing(e.src.root.RemoveAll(evalProgram)); err != nil {
+	if err := e.src.root.RemoveAll(evalProgram); err != nil {
 		e.note("remove program: %v", err)
 	}
 }
 
 // compiler runs a compiler and reports how it ended.
 func (e *engine) compiler(ctx context.Context, l limit, argv ...string) (*result.Compilation, *outcome, error) {
-	own, err := newSpace(e.temp, e.dir)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer e.drop(own)
-	o, err := e.within(program{argv: argv, env: e.env, dir: e.dir, limit: l}, own).run(ctx)
+	o, err := e.runAlone(ctx, program{argv: argv, limit: l})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -44,32 +44,24 @@ func newCUDAJob(t *testing.T, extra map[string]any) *job {
 
 func TestCUDADoesNotRun(t *testing.T) {
 	t.Parallel()
-	const version = `[ "$1" = --version ] && { echo v; exit 0; }
-`
 	for name, c := range map[string]struct {
-		nvcc    string
-		env     []string
-		found   bool
-		code    float64
-		command string // a prefix
-		stderr  string // a substring
+		nvcc   string // how it compiles
+		code   float64
+		stderr string
 	}{
-		"no compiler":             {command: "which nvcc", code: 1},
-		"a compiler that is ill":  {nvcc: "echo sick; echo why >&2; exit 3", command: "nvcc --version", code: 3},
-		"an error in a source":    {nvcc: version + "echo oh >&2; exit 2", found: true, code: 2, command: "/", stderr: "oh\n"},
-		"nothing to show":         {nvcc: version + "exit 0", found: true, command: "/", stderr: "the compiler left no program"},
-		"what is no program":      {nvcc: version + "echo rubbish >eval.out; chmod +x eval.out", found: true, command: "/", stderr: "cannot be executed"},
-		"what must not be run":    {nvcc: version + "echo rubbish >eval.out", found: true, command: "/", stderr: "cannot be executed"},
-		"a compiler without end":  {nvcc: version + "echo begun >&2; sleep 60", env: []string{"KBNODE_TEST_COMPILE=0.5"}, found: true, code: 114, command: "/", stderr: "begun\nkbnode: stopped after its limit of 0.5 s\n"},
-		"a directory for program": {nvcc: version + "mkdir eval.out", found: true, command: "/", stderr: "the compiler left no program"},
+		"nothing to show":         {nvcc: "exit 0", stderr: "the compiler left no program"},
+		"what is no program":      {nvcc: "echo rubbish >eval.out; chmod +x eval.out", stderr: "cannot be executed"},
+		"what must not be run":    {nvcc: "echo rubbish >eval.out", stderr: "cannot be executed"},
+		"a compiler without end":  {nvcc: "echo begun >&2; sleep 60", code: 114, stderr: "begun\nkbnode: stopped after its limit of 0.5 s\n"},
+		"a directory for program": {nvcc: "mkdir eval.out", stderr: "the compiler left no program"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			j := newCUDAJob(t, nil)
-			j.cmd.Env = append(j.cmd.Env, c.env...)
-			if c.nvcc != "" {
-				j.standIn(t, "nvcc", c.nvcc)
+			if c.code == 114 {
+				j.cmd.Env = append(j.cmd.Env, "KBNODE_TEST_COMPILE=0.5")
 			}
+			j.standIn(t, "nvcc", `[ "$1" = --version ] && { echo v; exit 0; }`+"\n"+c.nvcc)
 			old := filepath.Join(j.cmd.Dir, evalProgram)
 			if err := os.WriteFile(old, []byte("#!/bin/sh\necho 'check: pass' >&$POPCORN_FD\n"), 0o755); err != nil {
 				t.Fatal(err)
@@ -77,10 +69,9 @@ func TestCUDADoesNotRun(t *testing.T) {
 			code, result := j.run(t)
 			ev := at(result, "runs", "test")
 			comp := at(ev, "compilation")
-			command, _ := at(comp, "command").(string)
 			stderr, _ := at(comp, "stderr").(string)
-			if code != 0 || at(ev, "run") != nil || at(comp, "success") != false || at(comp, "nvcc_found") != c.found ||
-				at(comp, "exit_code") != c.code || !strings.HasPrefix(command, c.command) || !strings.Contains(stderr, c.stderr) {
+			if code != 0 || at(ev, "run") != nil || at(comp, "success") != false || at(comp, "nvcc_found") != true ||
+				at(comp, "exit_code") != c.code || !strings.Contains(stderr, c.stderr) {
 				t.Errorf("exit code %d, evaluation %v\n%s", code, ev, j.stderr.String())
 			}
 			if _, err := os.Lstat(filepath.Join(j.cmd.Dir, "eval.cu")); err == nil {
@@ -96,9 +87,7 @@ func TestCUDARefused(t *testing.T) {
 		config map[string]any
 		want   string
 	}{
-		"a define with a blank":   {map[string]any{"defines": map[string]any{"A B": 1}}, `defines: "A B" is not a name`},
 		"defines in a list":       {map[string]any{"defines": []string{"A"}}, "defines: is a list"},
-		"no include directory":    {map[string]any{"include_dirs": []string{"/nowhere"}}, `include_dirs: "/nowhere" is not there`},
 		"an include file":         {map[string]any{"include_dirs": []string{"/etc/passwd"}}, "is not a directory"},
 		"a header outside":        {map[string]any{"headers": map[string]string{"../a.h": ""}}, `headers: "../a.h" leads out of the job's directory`},
 		"a header without a text": {map[string]any{"headers": map[string]any{"a.h": 1}}, `headers: "a.h" is a number`},

@@ -170,16 +170,8 @@ func (e *engine) preparePython(ctx context.Context) (*result.Compilation, error)
 // preRun runs the submission by itself and ignores its failure. It returns a
 // Compilation only if the submission compiled an extension.
 func (e *engine) preRun(ctx context.Context) (*result.Compilation, error) {
-	own, err := newSpace(e.temp, e.dir)
-	if err != nil {
-		return nil, err
-	}
-	defer e.drop(own)
-	p := e.within(program{
-		argv: []string{"python3", preRunProgram}, env: setenv(e.env, "POPCORN_SEED", "1"),
-		dir: e.dir, limit: compileLimit, popcorn: true,
-	}, own)
-	o, err := p.run(ctx)
+	p := program{argv: []string{"python3", preRunProgram}, env: setenv(e.env, "POPCORN_SEED", "1"), limit: compileLimit, popcorn: true}
+	o, err := e.runAlone(ctx, p)
 	if err != nil {
 		return nil, err
 	}
@@ -214,10 +206,7 @@ func (e *engine) run(ctx context.Context, s step, call []string) (*result.Run, *
 	if e.multiGPU {
 		env = setenv(env, "POPCORN_GPUS", strconv.Itoa(e.gpus))
 	}
-	p := e.within(program{
-		argv: append(call, s.mode, cases), env: env,
-		dir: e.dir, limit: s.limit, popcorn: true,
-	}, own)
+	p := e.within(program{argv: append(call, s.mode, cases), env: env, limit: s.limit, popcorn: true}, own)
 	if s.mode == "profile" {
 		return e.profile(ctx, s.name, p)
 	}

@@ -1,8 +1,6 @@
 package runner
 
 import (
-	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -240,23 +238,22 @@ o("check: pass\n")`,
 
 func TestSecretsAreOutOfSight(t *testing.T) {
 	t.Parallel()
-	j, result := runPy(t, map[string]string{"eval.py": report + `
+	attacks(t, "", `
 def look(path):
     try:
         return open(path, "rb").read()
     except OSError:
         return b""
-seen = b"".join(look(f"/proc/{p}/environ") for p in (os.getpid(), os.getppid()))
-if os.getuid() == 0 and not look(f"/proc/{os.getppid()}/environ"):
-    seen += b"hidden "
-print(b"KERNELBOT_PAYLOAD" in seen, b"5EC2E7" in seen, b"VISIBLE=1" in seen, os.listdir("/proc/self/fd").__len__())
-o("check: pass")`},
-		"BUILDKITE_AGENT_ACCESS_TOKEN=5EC2E7", "BUILDKITE_AGENT_JOB_API_TOKEN=5EC2E7", "BUILDKITE_AGENT_JOB_API_SOCKET=5EC2E7",
-		"SUBMISSION_PAYLOAD=5EC2E7", "KERNELBOT_PAYLOAD_0=5EC2E7", "VISIBLE=1")
-	// Open: the standard three, POPCORN_FD, and the listing itself.
-	if got := at(result, "runs", "test", "run", "stdout"); got != "False False True 5\n" {
-		t.Errorf("got %q\n%s", got, j.stderr.String())
-	}
+print(b"5EC2E7" in look("/proc/self/environ"), b"VISIBLE=1" in look("/proc/self/environ"), len(look(f"/proc/{os.getppid()}/environ")), len(os.listdir("/proc/self/fd")))
+o("check: pass")`, func(t *testing.T, _ *job, _ int, result map[string]any) {
+		// Open: the standard three, POPCORN_FD, and the listing itself.
+		if got := at(result, "runs", "test", "run", "stdout"); got != "False True 0 5\n" {
+			t.Errorf("got %q", got)
+		}
+	}, func(_ *testing.T, j *job) {
+		j.cmd.Env = append(j.cmd.Env, "BUILDKITE_AGENT_ACCESS_TOKEN=5EC2E7", "BUILDKITE_AGENT_JOB_API_TOKEN=5EC2E7", "BUILDKITE_AGENT_JOB_API_SOCKET=5EC2E7",
+			"SUBMISSION_PAYLOAD=5EC2E7", "KERNELBOT_PAYLOAD_0=5EC2E7", "VISIBLE=1")
+	})
 }
 
 func TestPreRunCannotJudge(t *testing.T) {
@@ -449,26 +446,6 @@ func TestWithoutPayload(t *testing.T) {
 				t.Errorf("exit code %d, result %v, log %q", code, result, log)
 			}
 		})
-	}
-}
-
-func TestPayloadFromPieces(t *testing.T) {
-	t.Parallel()
-	noise := make([]byte, 300_000) // larger than one environment string even when compressed
-	for i, x := 0, uint32(1); i < len(noise); i++ {
-		x = x*1664525 + 1013904223
-		noise[i] = byte(x >> 24)
-	}
-	doc, err := json.Marshal(map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
-		"eval.py": report + `o("check: pass\nsize: %d" % os.path.getsize("noise"))`, "noise": base64.StdEncoding.EncodeToString(noise),
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	j := newJob(t, payload.Environ(payload.Encode(doc))...)
-	code, result := j.run(t)
-	if code != 0 || at(result, "runs", "test", "run", "result", "size") != "400000" {
-		t.Errorf("exit code %d, error %v\n%s", code, at(result, "error"), j.stderr.String())
 	}
 }
 

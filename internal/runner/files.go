@@ -3,7 +3,6 @@ package runner
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -99,13 +98,9 @@ func kind(info fs.FileInfo) string {
 }
 
 // put writes the texts under their names. It replaces files that were there before, and
-// later anything a program made of them. Files with the right content keep their times,
-// so that a build that depends on them is not repeated.
+// later anything a program made of them.
 func (s *sources) put() error {
 	for _, f := range s.files {
-		if s.intact(f.Key, f.Value) {
-			continue
-		}
 		err := s.root.RemoveAll(f.Key)
 		if err == nil {
 			err = writeFile(s.root, f.Key, []byte(f.Value), 0o666)
@@ -117,19 +112,6 @@ func (s *sources) put() error {
 	return s.dropCaches()
 }
 
-func (s *sources) intact(name, text string) bool {
-	f, err := result.OpenFile(s.root, name) // a program may have left a link or a pipe
-	if err != nil {
-		return false
-	}
-	defer f.Close() //nolint:errcheck // opened for reading
-	if info, err := f.Stat(); err != nil || info.Size() != int64(len(text)) {
-		return false
-	}
-	got, err := io.ReadAll(io.LimitReader(f, int64(len(text))+1))
-	return err == nil && string(got) == text
-}
-
 // dropCaches removes Python's byte code beside the sources: a program can plant byte
 // code that Python loads instead of a source.
 func (s *sources) dropCaches() error {
@@ -138,7 +120,7 @@ func (s *sources) dropCaches() error {
 	for _, f := range s.files {
 		dir := filepath.Join(filepath.Dir(f.Key), "__pycache__")
 		if !done[dir] {
-			errs = append(errs, ignoreMissing(s.root.RemoveAll(dir)))
+			errs = append(errs, s.root.RemoveAll(dir))
 		}
 		done[dir] = true
 	}

@@ -23,7 +23,9 @@ func addTexts(f *testing.F, add func(text []byte)) {
 	for _, s := range []string{
 		"", "check: pass\nsize: 1", "check: pass\r\nk: v\x1ca:\xff\n:\n\u2028", " k \x1f: \u00a0v\u3000\n: only a value\nonly a key\n\n:",
 		"a\rb\r\nc\n\rd\x0be\x0cf\x1dg\x1eh\u0085i\u2028j\u2029k", "check: fail\ncheck: pass\nCheck: x", "a:b:c\n::\n \t:\x00\x1b[m",
-		"\u200b\ufeffk: v", "\xf0\x9f\x98", "a\xe2\x82b\xed\xa0\x80\xf4\x90\x80", "é\n", strings.Repeat("x", 200) + "\n", strings.Repeat("\r", 9),
+		"\u200b\ufeffk: v", "\xf0\x9f\x98", "a\xe2\x82b\xed\xa0\x80\xf4\x90\x80", "é\n", "😀",
+		"\xc0\x80", "\xe0\x9f\xbf", "\xf0\x8f\x80\x80", "\xf4\x8f\xbf", "\xf5\x80", "\xe2\x82\xe2\x82\xac", "\xf1\x80\x80\xf1",
+		"a\n", "a\r", "a\r\n", strings.Repeat("x", 200) + "\n", strings.Repeat("\r", 9),
 	} {
 		add([]byte(s))
 	}
@@ -74,7 +76,12 @@ func FuzzCapture(f *testing.F) {
 	}
 	// Lines that end around the limit.
 	for n := 16281; n <= 16285; n++ {
+		f.Add([]byte(strings.Repeat("é", n)), 1, 1000, true)
 		f.Add([]byte(strings.Repeat("é", n)+"\n"), 2, 1000, true)
+	}
+	for _, pairs := range []int{8140, 8141, 8142, 200_000} {
+		f.Add([]byte("a\r\n"), pairs, 1<<20, pairs%2 == 0)
+		f.Add([]byte("a\r"), pairs, 7, true)
 	}
 	f.Fuzz(func(t *testing.T, piece []byte, times, cut int, translate bool) {
 		if len(piece) == 0 {
@@ -123,22 +130,6 @@ func plainText(in []byte, translate bool) string {
 		}
 	}
 	return text
-}
-
-func FuzzDecode(f *testing.F) {
-	addTexts(f, func(text []byte) { f.Add(text) })
-	for _, s := range []string{"\xc0\x80", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf0\x8f\x80\x80", "\xf4\x8f\xbf", "\xf5\x80", "\xe2\x82\xe2\x82\xac", "\xf1\x80\x80\xf1"} {
-		f.Add([]byte(s))
-	}
-	f.Fuzz(func(t *testing.T, in []byte) {
-		got := decode(in)
-		if want := plainDecode(in); got != want {
-			t.Errorf("%q became %q, want %q", in, got, want)
-		}
-		if utf8.Valid(in) && got != string(in) {
-			t.Errorf("%q became %q", in, got)
-		}
-	})
 }
 
 // plainDecode replaces each longest piece that could have begun a character. It finds

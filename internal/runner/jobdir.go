@@ -140,7 +140,7 @@ func (d *jobDir) write(r *result.Result) error {
 	if err != nil {
 		// A file that now has the name is not the runner's.
 		return errors.Join(fmt.Errorf("write %s: %w", result.File, err), ignoreMissing(d.root.Remove(tmp)),
-			ignoreMissing(d.root.RemoveAll(result.File)), ignoreMissing(os.RemoveAll(d.root.Name()+"/"+result.File)))
+			d.root.RemoveAll(result.File), os.RemoveAll(d.root.Name()+"/"+result.File))
 	}
 	return nil
 }

@@ -38,9 +38,6 @@ func TestLogInBuildkite(t *testing.T) {
 		{"failed", `o("test-count: 2\ntest.0.status: fail\ntest.0.spec: +++ size: 1\ntest.0.error: \x1b[31m--- got 3\x1b[0m\ncheck: fail\n"); sys.exit(112)`,
 			[]string{"--- :compile: test: compile", "--- :test_tube: test: run", "+++ :x: test: 1 of 2 tests failed", "+++ :x: Not passed: test: 1 of 2 tests failed"},
 			[]string{"Exit code 112 after ", "Failed: test 0: +++ size: 1\n  --- got 3\n", "Standard error:\n  x\n  --- forged\n", "  test  not passed  0 of 2 tests  "}},
-		{"ended", `os.kill(os.getpid(), 11)`,
-			[]string{"--- :compile: test: compile", "--- :test_tube: test: run", "+++ :x: test: ended by SIGSEGV", "+++ :x: Not passed: test: ended by SIGSEGV"},
-			[]string{"Exit code -11 after "}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -58,18 +55,6 @@ func TestLogInBuildkite(t *testing.T) {
 				t.Logf("%s\n%s", log, j.stderr.String())
 			}
 		})
-	}
-}
-
-func TestLogOfAnError(t *testing.T) {
-	t.Parallel()
-	config := map[string]any{"lang": "py", "mode": "test", "main": "gone.py", "sources": map[string]any{"eval.py": ""}}
-	const sentence = `main: "gone.py" is not among the sources; add it there or name another`
-	for env, want := range map[string]string{"BUILDKITE=": "", "BUILDKITE=true": "+++ :x: No verdict: " + sentence + "\n"} {
-		j := newConfigJob(t, config, env)
-		if code, _ := j.run(t); code != 1 || j.stdout.String() != want || j.stderr.String() != "kbnode runner: "+sentence+"\n" {
-			t.Errorf("%s: exit code %d, log %q, errors %q", env, code, j.stdout.String(), j.stderr.String())
-		}
 	}
 }
 

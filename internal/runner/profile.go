@@ -88,15 +88,9 @@ func (e *engine) ncu(ctx context.Context, r recording, p program) (*result.Run, 
 		return run, nil, nil
 	}
 	text := &bounded{limit: ncuTextLimit}
-	own, err := newSpace(e.temp, e.dir)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer e.drop(own)
-	printed, err := e.within(program{
-		argv: []string{"ncu", "--import", file, "--print-details", "body"},
-		env:  e.env, dir: e.dir, limit: seconds(reportLimit), stdout: text,
-	}, own).run(ctx)
+	printed, err := e.runAlone(ctx, program{
+		argv: []string{"ncu", "--import", file, "--print-details", "body"}, limit: seconds(reportLimit), stdout: text,
+	})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -100,6 +99,7 @@ func files(t *testing.T, dir string) map[string]string {
 	return found
 }
 
+// TestProfileNCU looks at the files that it leaves; the cases have the results.
 func TestProfileNCU(t *testing.T) {
 	t.Parallel()
 	j := newProfileJob(t, 12, `
@@ -114,25 +114,9 @@ open("profile_data/planted", "w").write("x")
 	delivered := map[string]string{}
 	for i := range 12 {
 		name := fmt.Sprintf("profile.%d", i)
-		ev := at(doc, "runs", name)
 		recorded := "  kernel (1,1)\n    Table Name : GPU Throughput\n    eval.py\n"
-		text, err := base64.StdEncoding.DecodeString(at(ev, "run", "result", "benchmark.0.report").(string))
-		if want := "  kernel (1,1)\n\n    Table Name : GPU Throughput\n    eval.py\n"; err != nil || string(text) != want {
-			t.Errorf("%s: report %q, %v", name, text, err)
-		}
-		if want := fmt.Sprintf("profile size: %d 1 7", i); at(ev, "run", "stdout") != want {
-			t.Errorf("%s: the program said %q, want %q", name, at(ev, "run", "stdout"), want)
-		}
-		command, _ := at(ev, "run", "command").(string)
-		if !strings.HasPrefix(command, "ncu --set full --nvtx --nvtx-include custom_kernel/ --import-source 1 -c 10 -o tmp") ||
-			!strings.Contains(command, "/profile_data/profile.ncu-rep -- python3 eval.py profile /") {
-			t.Errorf("%s: command %q", name, command)
-		}
-		if diff := cmp.Diff(map[string]string{"profile.ncu-rep": recorded}, unzip(t, at(ev, "profile", "trace"))); diff != "" {
+		if diff := cmp.Diff(map[string]string{"profile.ncu-rep": recorded}, unzip(t, at(doc, "runs", name, "profile", "trace"))); diff != "" {
 			t.Errorf("%s: trace (-want +got):\n%s", name, diff)
-		}
-		if at(ev, "profile", "profiler") != "Nsight-Compute" || at(ev, "profile", "download_url") != nil {
-			t.Errorf("%s: profile is %v", name, at(ev, "profile"))
 		}
 		delivered[name+"-profile.ncu-rep"] = recorded
 	}

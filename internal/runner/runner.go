@@ -42,9 +42,8 @@ const exitNoResult = 3
 
 // Main evaluates a payload and returns the exit code: 0 if result.json reports success,
 // whatever the tests found, or there is nothing to evaluate; 1 if it reports an error,
-// or the directory cannot be opened; 3 if it could not be written. Main overwrites
-// secrets in the process's initial environment, and kills and reaps every child of the process: call it last, and only
-// once.
+// or the directory cannot be opened; 3 if it could not be written. Main kills and reaps
+// every child of the process: call it last, and only once.
 func Main(ctx context.Context, o Options) int {
 	_ = growStack()
 	if o.Stdout == nil {
@@ -182,16 +181,13 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 			_, _ = s.Stderr.Write(stack[:runtime.Stack(stack, false)])
 		}
 	}()
-	public, private, err := shed(os.Environ())
-	if err != nil {
-		return err
-	}
+	public, private := split(os.Environ())
 	object, err := s.object(public, private)
 	if errors.Is(err, errNoJob) {
 		return err
 	}
 	// An earlier job's result must not be mistaken for this one's.
-	if rerr := ignoreMissing(here.root.RemoveAll(result.File)); rerr != nil {
+	if rerr := here.root.RemoveAll(result.File); rerr != nil {
 		err = errors.Join(err, fmt.Errorf("remove old %s: %w", result.File, rerr))
 	}
 	if err != nil {

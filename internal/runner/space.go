@@ -2,6 +2,7 @@ package runner
 
 import (
 	"cmp"
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -60,8 +61,23 @@ func (e *engine) drop(s space) {
 	}
 }
 
-// within returns p, set up to run in a space.
+// runAlone runs a program in a space of its own.
+func (e *engine) runAlone(ctx context.Context, p program) (*outcome, error) {
+	own, err := newSpace(e.temp, e.dir)
+	if err != nil {
+		return nil, err
+	}
+	defer e.drop(own)
+	return e.within(p, own).run(ctx)
+}
+
+// within returns p, set up to run in a space, in the job's directory and in the engine's environment
+// unless it has another.
 func (e *engine) within(p program, s space) program {
+	if p.env == nil {
+		p.env = e.env
+	}
+	p.dir = e.dir
 	p.env = setenv(setenv(p.env, "HOME", string(s)), "TMPDIR", string(s))
 	p.landlock, p.writable = e.landlock, append([]string{e.dir, string(s), "/dev/shm"}, e.temporary...)
 	p.exec = slices.Clone(p.argv)

@@ -10,45 +10,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/result"
 )
 
-func TestTruncate(t *testing.T) {
-	t.Parallel()
-	line := strings.Repeat("é", 16283)
-	for _, c := range []struct {
-		name      string
-		in        string
-		translate bool
-		want      string
-	}{
-		{"nothing", "", true, ""},
-		{"the longest line", line, true, line},
-		{"one character more", line + "é", true, "[...] 1 lines omitted"},
-		{"the longest line and its end", line + "\n", true, line + "\n[...] 1 lines omitted"},
-		{"astral characters count once", strings.Repeat("😀", 16283), true, strings.Repeat("😀", 16283)},
-		{"short lines", strings.Repeat("a\n", 8142), true, strings.Repeat("a\n", 8142) + "[...] 1 lines omitted"},
-		{"carriage returns are lines", strings.Repeat("a\r", 9000), true, strings.Repeat("a\n", 8142) + "[...] 859 lines omitted"},
-		{"but not after a time-out", strings.Repeat("a\r", 8141), false, strings.Repeat("a\r", 8141)},
-		{"pairs count once", strings.Repeat("a\r\n", 200_000), true, strings.Repeat("a\n", 8142) + "[...] 191859 lines omitted"},
-		{"other separators are text", "a\x0bb\u2028c", true, "a\x0bb\u2028c"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			for _, size := range []int{1, 7, 1 << 20} { // how reads split the output must not matter
-				var out capture
-				for in := []byte(c.in); len(in) > 0; {
-					n := min(size, len(in))
-					if _, err := out.Write(in[:n]); err != nil {
-						t.Fatal(err)
-					}
-					in = in[n:]
-				}
-				if got := out.text(c.translate); got != c.want {
-					t.Fatalf("reads of %d: got %d bytes, …%q", size, len(got), got[max(0, len(got)-40):])
-				}
-			}
-		})
-	}
-}
-
 // TestParsePopcornIsBounded reports as much as may be, and one key more.
 func TestParsePopcornIsBounded(t *testing.T) {
 	t.Parallel()

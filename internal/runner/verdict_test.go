@@ -137,32 +137,6 @@ func TestChangedFilesAreRefused(t *testing.T) {
 	}
 }
 
-// TestRunnerIsOutOfReach has a submission send signals to the runner in every way.
-func TestRunnerIsOutOfReach(t *testing.T) {
-	t.Parallel()
-	if landlockVersion() < landlockScopes {
-		t.Skip("this kernel does not scope signals")
-	}
-	j, result := runPy(t, map[string]string{"eval.py": report + `
-import fcntl
-up, bad = os.getppid(), 0
-tids = [int(t) for t in os.listdir("/proc/%d/task" % up)]
-for sig in (0, signal.SIGSTOP, signal.SIGKILL, signal.SIGQUIT, signal.SIGHUP, 33):
-    for pid in tids:
-        try:
-            os.kill(pid, sig); o("sent: %d\n" % sig)
-        except PermissionError:
-            pass
-    try:
-        signal.pidfd_send_signal(os.pidfd_open(up), sig); o("sent: pidfd\n")
-    except OSError:
-        pass
-o("check: pass\n")`})
-	if run := at(result, "runs", "test", "run"); at(run, "passed") != true || at(run, "result", "sent") != nil {
-		t.Errorf("run is %v\n%s", run, j.stderr.String())
-	}
-}
-
 // TestStoppedRunnerKeepsTheTime stops the runner until after a program's end, as a
 // submission could before Linux 6.12.
 func TestStoppedRunnerKeepsTheTime(t *testing.T) {

@@ -76,7 +76,7 @@ func readFile(name string, most int64) (text []byte, err error) {
 // text reads a file that a line names, as Python's read_text does: line ends become \n.
 func (d *definition) text(line int, source string) string {
 	if filepath.IsAbs(source) || strings.Contains(source, "\x00") {
-		d.refuse(line, "source %s is not a relative path; write it as seen from this file's directory", quote(source))
+		d.Add(line, "source %s is not a relative path; write it as seen from this file's directory", quote(source))
 		return ""
 	}
 	if d.size > maxText {
@@ -90,7 +90,7 @@ func (d *definition) text(line int, source string) string {
 		err = errors.New("is not UTF-8 text; save it as UTF-8")
 	}
 	if err != nil {
-		d.refuse(line, "source %s %w", quote(source), err)
+		d.Add(line, "source %s %v", quote(source), err)
 		return ""
 	}
 	return strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(string(b))
@@ -101,7 +101,7 @@ func (d *definition) files(n *yaml.Node) {
 	const hint = `{"name": "eval.py", "source": "eval.py"}`
 	list := d.list(n, "files", hint)
 	if len(list) > maxFiles {
-		d.refuse(n.Line, "files has %d members, and %d are allowed; write fewer", len(list), maxFiles)
+		d.Add(n.Line, "files has %d members, and %d are allowed; write fewer", len(list), maxFiles)
 		return
 	}
 	for _, e := range list {
@@ -122,10 +122,10 @@ func (d *definition) files(n *yaml.Node) {
 			}
 		}
 		if nameLine == 0 {
-			d.refuse(e.Line, "files: name is missing; write the file's name in the job's directory")
+			d.Add(e.Line, "files: name is missing; write the file's name in the job's directory")
 		}
 		if line == 0 {
-			d.refuse(e.Line, "files: source is missing; write the path of the file, or %s", Submission)
+			d.Add(e.Line, "files: source is missing; write the path of the file, or %s", Submission)
 		}
 		if f.name != "" {
 			d.checkName(nameLine, f.name)
@@ -139,8 +139,8 @@ func (d *definition) files(n *yaml.Node) {
 		}
 		d.t.files = append(d.t.files, f)
 	}
-	if d.t.Submission == "" && len(d.faults) == 0 {
-		d.refuse(n.Line, `files: none of them is the submission; write {"name": "submission.py", "source": "%s"}`, Submission)
+	if d.t.Submission == "" && len(d.List) == 0 {
+		d.Add(n.Line, `files: none of them is the submission; write {"name": "submission.py", "source": "%s"}`, Submission)
 	}
 }
 
@@ -149,11 +149,11 @@ func (d *definition) files(n *yaml.Node) {
 func (d *definition) checkName(line int, name string) {
 	switch {
 	case !filepath.IsLocal(name) || slices.Contains(strings.Split(name, "/"), ".."):
-		d.refuse(line, "name %s leads out of the job's directory; write a name inside it, such as %s", quote(name), quote(filepath.Base(name)))
+		d.Add(line, "name %s leads out of the job's directory; write a name inside it, such as %s", quote(name), quote(filepath.Base(name)))
 	case filepath.Clean(name) != name || name == "." || !text.Plain(name):
-		d.refuse(line, "name %s is not a file name; write one such as %s", quote(name), quote(filepath.Base(name)))
+		d.Add(line, "name %s is not a file name; write one such as %s", quote(name), quote(filepath.Base(name)))
 	case d.has(name):
-		d.refuse(line, "name %s is used by two files; rename one of them", quote(name))
+		d.Add(line, "name %s is used by two files; rename one of them", quote(name))
 	}
 }
 

@@ -14,14 +14,14 @@ import (
 // known refuses keys that no one reads, which are mostly typos.
 func (d *definition) known(members []pair, prefix string, keys []string) {
 	for _, m := range members {
-		if slices.Contains(keys, m.key) || d.full() {
+		if slices.Contains(keys, m.key) || d.Full() {
 			continue
 		}
 		text := "known keys: " + strings.Join(keys, ", ")
 		if best := near(m.key, keys); best != "" {
 			text = "write " + quote(best)
 		}
-		d.refuse(m.line, "unknown key %s; %s", quote(prefix+m.key), text)
+		d.Add(m.line, "unknown key %s; %s", quote(prefix+m.key), text)
 	}
 }
 
@@ -31,7 +31,7 @@ func (d *definition) group(n *yaml.Node, what, hint string) ([]pair, bool) {
 		return nil, false
 	}
 	if n.Kind != yaml.MappingNode {
-		d.refuse(n.Line, "%s: this is %s; write a group of keys such as %s", what, kind(n), hint)
+		d.Add(n.Line, "%s: this is %s; write a group of keys such as %s", what, kind(n), hint)
 		return nil, false
 	}
 	return d.pairs(n, 1), true
@@ -43,7 +43,7 @@ func (d *definition) list(n *yaml.Node, what, hint string) []*yaml.Node {
 		return nil
 	}
 	if n.Kind != yaml.SequenceNode {
-		d.refuse(n.Line, "%s: this is %s; write a list with a dash before each member, such as - %s", what, kind(n), hint)
+		d.Add(n.Line, "%s: this is %s; write a list with a dash before each member, such as - %s", what, kind(n), hint)
 		return nil
 	}
 	return n.Content
@@ -71,27 +71,21 @@ func (d *definition) word(m pair, what string) (string, bool) {
 		if n.Kind == yaml.ScalarNode && n.Value != "" {
 			text = fmt.Sprintf("write it in quotes if it is a string: %q", n.Value)
 		}
-		d.refuse(n.Line, "%s is %s; %s", what, kind(n), text)
+		d.Add(n.Line, "%s is %s; %s", what, kind(n), text)
 		return "", false
 	}
 	if n.Value == "" {
-		d.refuse(n.Line, "%s is empty; write a string", what)
+		d.Add(n.Line, "%s is empty; write a string", what)
 	}
 	return n.Value, n.Value != ""
 }
 
 func isNull(n *yaml.Node) bool {
-	if n.Kind != yaml.ScalarNode {
-		return false
-	}
 	v, err := scalar(n)
 	return v == nil && err == nil
 }
 
 func isText(n *yaml.Node) bool {
-	if n.Kind != yaml.ScalarNode {
-		return false
-	}
 	v, _ := scalar(n)
 	_, ok := v.(string)
 	return ok

@@ -47,7 +47,7 @@ func (d *definition) read(root *yaml.Node) {
 	}
 	for _, key := range []string{"files", "lang", "config"} {
 		if _, ok := at[key]; !ok {
-			d.refuse(root.Line, "%s is missing; write it, as in the examples", key)
+			d.Add(root.Line, "%s is missing; write it, as in the examples", key)
 		}
 	}
 	t := d.t
@@ -129,7 +129,7 @@ func (d *definition) config(m pair) {
 	d.known(members, "config.", keys)
 	needed, _, _ := strings.Cut(hint, ":")
 	if !slices.ContainsFunc(members, func(e pair) bool { return e.key == needed }) {
-		d.refuse(m.line, "config: %s is missing, which lang %s needs; write %s", needed, d.t.Lang, hint)
+		d.Add(m.line, "config: %s is missing, which lang %s needs; write %s", needed, d.t.Lang, hint)
 	}
 	var headers []*yaml.Node
 	for _, e := range members {
@@ -150,8 +150,8 @@ func (d *definition) config(m pair) {
 					d.t.compiled = append(d.t.compiled, name)
 				}
 			}
-			if len(list) == 0 && len(d.faults) == 0 {
-				d.refuse(e.line, "config.sources is empty; write the files to compile, such as [eval.cu]")
+			if len(list) == 0 && len(d.List) == 0 {
+				d.Add(e.line, "config.sources is empty; write the files to compile, such as [eval.cu]")
 			}
 		case "headers": // all files that are not compiled are headers, listed or not
 			headers = d.list(e.value, "config.headers", "[util.h]")
@@ -170,7 +170,7 @@ func (d *definition) config(m pair) {
 	for _, n := range headers {
 		name, ok := d.word(pair{value: n}, "config.headers")
 		if ok && slices.Contains(d.t.compiled, name) {
-			d.refuse(n.Line, "config.headers: %s is also in config.sources; remove it from one of them", quote(name))
+			d.Add(n.Line, "config.headers: %s is also in config.sources; remove it from one of them", quote(name))
 		} else if ok {
 			d.isFile(n.Line, "config.headers", name)
 		}
@@ -183,14 +183,14 @@ func (d *definition) arch(n *yaml.Node) {
 		return
 	}
 	if n.Kind != yaml.ScalarNode || !archForm().MatchString(n.Value) {
-		d.refuse(n.Line, "config.arch is %s; write it without sm_, such as 90a", kind(n))
+		d.Add(n.Line, "config.arch is %s; write it without sm_, such as 90a", kind(n))
 		return
 	}
 	d.t.Arch = n.Value
 }
 
 func (d *definition) isFile(line int, key, name string) {
-	if d.has(name) || len(d.t.files) == 0 || d.full() {
+	if d.has(name) || len(d.t.files) == 0 || d.Full() {
 		return
 	}
 	var names []string
@@ -201,19 +201,19 @@ func (d *definition) isFile(line int, key, name string) {
 	if best := near(name, names); best != "" {
 		text = "write " + quote(best)
 	}
-	d.refuse(line, "%s: %s is not among the files; %s", key, quote(name), text)
+	d.Add(line, "%s: %s is not among the files; %s", key, quote(name), text)
 }
 
 func (d *definition) defines(n *yaml.Node) payload.Value {
 	v := d.value(n, 1)
 	o, ok := v.(*payload.Object)
 	if !ok {
-		d.refuse(n.Line, "config.defines is %s; write a group of keys such as NAME: value", shown(v))
+		d.Add(n.Line, "config.defines is %s; write a group of keys such as NAME: value", shown(v))
 	}
 	for name, v := range o.All() {
 		switch v.(type) {
 		case []payload.Value, *payload.Object:
-			d.refuse(n.Line, "config.defines: %s is %s; write a string or a number", quote(name), shown(v))
+			d.Add(n.Line, "config.defines: %s is %s; write a string or a number", quote(name), shown(v))
 		}
 	}
 	return o
@@ -227,14 +227,14 @@ func (d *definition) cases(at map[string]pair, key string) []payload.Value {
 		return list
 	}
 	for _, n := range d.list(m.value, key, "{size: 1024, seed: 1}") {
-		faults := len(d.faults)
+		faults := len(d.List)
 		v := d.value(n, 2)
 		o, ok := v.(*payload.Object)
-		if !ok && len(d.faults) == faults {
-			d.refuse(n.Line, "%s: this is %s; write a group of keys such as {size: 1024, seed: 1}", key, shown(v))
+		if !ok && len(d.List) == faults {
+			d.Add(n.Line, "%s: this is %s; write a group of keys such as {size: 1024, seed: 1}", key, shown(v))
 		}
 		if _, there := o.Get("world_size"); ok && d.t.MultiGPU && !there {
-			d.refuse(n.Line, "%s: world_size is missing, which every case of a multi_gpu task needs; write the number of GPUs", key)
+			d.Add(n.Line, "%s: world_size is missing, which every case of a multi_gpu task needs; write the number of GPUs", key)
 		}
 		list = append(list, v)
 	}

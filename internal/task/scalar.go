@@ -1,6 +1,7 @@
 package task
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -24,6 +25,9 @@ var (
 // scalar returns the value of a scalar.
 func scalar(n *yaml.Node) (payload.Value, error) {
 	s := n.Value
+	if n.Kind != yaml.ScalarNode {
+		return nil, errors.New("a list or group is no scalar")
+	}
 	if n.Style&yaml.TaggedStyle != 0 {
 		return nil, fmt.Errorf("the tag %s is not read; leave it out, and put a string in quotes", quote(n.Tag))
 	}

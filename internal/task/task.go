@@ -17,6 +17,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/yamlfile"
 )
 
 // FileName is the file that describes a problem, in the problem's directory.
@@ -96,11 +97,11 @@ func load(t *Task, name string) (*Task, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s %w", name, err)
 	}
-	d := &definition{document: document{name: name}, t: t}
+	d := &definition{document: document{Faults: yamlfile.Faults{File: name}}, t: t}
 	if root := d.parse(text); root != nil {
 		d.read(root)
 	}
-	if err := d.err(); err != nil {
+	if err := d.Err(shownMost); err != nil {
 		return nil, err
 	}
 	return d.t, nil

@@ -48,6 +48,7 @@ tests:
 benchmarks: [{z: 90, a: 1.0e+999, m: 2}]
 test_timeout: 90
 ranked_timeout: 0.5
+seed: ~
 gpus: [B200, H100]
 libraries: []
 -- sum/start.py --

@@ -10,12 +10,12 @@ import (
 func (d *document) readable(n *yaml.Node, depth int) bool {
 	switch {
 	case n.Kind == yaml.AliasNode || n.Anchor != "":
-		d.refuse(n.Line, "anchors and aliases (&name, *name) are not read; write out what they stand for, or put a string in quotes")
+		d.Add(n.Line, "anchors and aliases (&name, *name) are not read; write out what they stand for, or put a string in quotes")
 	case n.Kind != yaml.ScalarNode && n.Style&yaml.TaggedStyle != 0:
-		d.refuse(n.Line, "the tag %s is not read; leave it out", quote(n.Tag))
+		d.Add(n.Line, "the tag %s is not read; leave it out", quote(n.Tag))
 	case depth > maxDepth:
 		if !d.spent {
-			d.refuse(n.Line, "is nested deeper than %d; flatten it", maxDepth)
+			d.Add(n.Line, "is nested deeper than %d; flatten it", maxDepth)
 		}
 		d.spent = true
 	default:
@@ -41,21 +41,21 @@ func (d *document) pairs(n *yaml.Node, depth int) []pair {
 			continue
 		}
 		if k.Kind != yaml.ScalarNode {
-			d.refuse(k.Line, "a list or group cannot be a key; write a word")
+			d.Add(k.Line, "a list or group cannot be a key; write a word")
 			continue
 		}
 		v, err := scalar(k)
 		if err != nil {
-			d.refuse(k.Line, "key: %v", err)
+			d.Add(k.Line, "key: %v", err)
 			continue
 		}
 		key, ok := v.(string)
 		if !ok {
-			d.refuse(k.Line, "key %s is not a word; put it in quotes", quote(k.Value))
+			d.Add(k.Line, "key %s is not a word; put it in quotes", quote(k.Value))
 			continue
 		}
 		if first, ok := at[key]; ok {
-			d.refuse(k.Line, "key %s is set twice, first in line %d; keep one", quote(key), first)
+			d.Add(k.Line, "key %s is set twice, first in line %d; keep one", quote(key), first)
 			continue
 		}
 		at[key] = k.Line
@@ -85,7 +85,7 @@ func (d *document) value(n *yaml.Node, depth int) payload.Value {
 	}
 	v, err := scalar(n)
 	if err != nil {
-		d.refuse(n.Line, "%v", err)
+		d.Add(n.Line, "%v", err)
 	}
 	return v
 }

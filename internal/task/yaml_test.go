@@ -10,16 +10,17 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/yamlfile"
 )
 
 // read converts a document like a value of a task.yml.
 func read(text string) (string, error) {
-	d := document{name: "x.yml"}
+	d := document{Faults: yamlfile.Faults{File: "x.yml"}}
 	var v payload.Value
 	if root := d.parse([]byte(text)); root != nil {
 		v = d.value(root, 0)
 	}
-	if err := d.err(); err != nil {
+	if err := d.Err(shownMost); err != nil {
 		return "", err
 	}
 	return payload.JSON(v), nil
