@@ -62,7 +62,7 @@ func newWorld(t *testing.T) *world {
 	read := *twoGPUs(t)
 	inv := &read
 	full := config.Config{Queue: "b200", Agent: config.Agent{Endpoint: w.bk.URL + "/v3"}}.WithDefaults()
-	w.f = &fake{cfg: &full, inv: inv, props: map[string]map[string]any{}, journal: map[string][]string{}}
+	w.f = &fake{cfg: &full, inv: inv, journal: map[string][]string{}}
 	w.Machine = &Machine{
 		Tree: host.Tree{Root: root}, Source: w.f, Now: time.Now(), Config: &full, Inventory: inv,
 		API: API{Token: "an-api-token", URL: w.bk.URL},
@@ -151,11 +151,6 @@ func (w *world) install() {
 			Index: s.Index, Name: s.Name, Agent: w.State.Units[plan.AgentUnit(s.Index)], Slice: slot.Slice{Cgroup: "/x"},
 		})
 		w.put(slot.RegisteredMarker(s.Index), "", 0o644)
-		w.f.props[plan.AgentUnit(s.Index)] = map[string]any{
-			"Restart": "always", "KillMode": "mixed", "TimeoutStopUSec": uint64(61 * 60 * 1e6), "Slice": plan.SliceName(s.Index),
-			"LoadCredential": [][]any{{"token", plan.TokenPath}}, "NoNewPrivileges": true,
-			"Environment": []string{"A=b", "KBNODE_SLOT=" + strconv.Itoa(s.Index)}, "DropInPaths": []string{},
-		}
 		w.listen(s.Index)
 	}
 	w.put("/etc/passwd", passwd, 0o644)
@@ -221,12 +216,10 @@ func (w *world) guardOf(k int, change func(*slot.Unit)) {
 	w.State.Units[plan.GuardUnit(k)] = u
 }
 
-// dropIn adds an operator's drop-in that is in force.
-func (w *world) dropIn(k int, text, property string, value any) {
+// dropIn adds an operator's drop-in.
+func (w *world) dropIn(k int, text string) {
 	name := plan.UnitDir + "/" + plan.AgentUnit(k) + ".d/mine.conf"
 	w.put(name, "[Service]\nEnvironment=HTTPS_PROXY=http://proxy\n"+text+"\n", 0o644)
-	w.f.props[plan.AgentUnit(k)]["DropInPaths"] = []string{name}
-	w.f.props[plan.AgentUnit(k)][property] = value
 }
 
 // ask runs all checks of agents and Buildkite, and assumes that what they need from other

@@ -3,44 +3,17 @@ package doctor
 import (
 	"cmp"
 	"context"
-	"maps"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/lazy"
-	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
 // apiOpen matches the address in the engine's warning about its open API.
 var apiOpen = lazy.Regexp(`API is accessible on (\S+) without (encryption|TLS client verification)`)
-
-// socketUser is a user who may use Docker's socket through a group.
-type socketUser struct {
-	name, group string
-	own         bool // it is the user's primary group
-}
-
-func socketUsers(groups []host.Group, users map[string]reconcile.UserState, gid int) (list []socketUser) {
-	for _, g := range groups {
-		if g.Name != "docker" && (g.GID != strconv.Itoa(gid) || gid == 0) {
-			continue
-		}
-		for _, name := range g.Members {
-			list = append(list, socketUser{name, g.Name, false})
-		}
-		for _, name := range slices.Sorted(maps.Keys(users)) {
-			if strconv.Itoa(users[name].GID) == g.GID {
-				list = append(list, socketUser{name, g.Name, true})
-			}
-		}
-	}
-	return list
-}
 
 func dockerApi(ctx context.Context, m *Machine) Answer {
 	for _, w := range m.Docker.Warnings {
@@ -67,40 +40,6 @@ func dockerSocket(_ context.Context, m *Machine) Answer {
 		return found(fail("%s has mode %04o, so any user of this machine can become root", name, info.Mode().Perm()).Safely("chmod 0660 %s", name))
 	}
 	return found(ok("%s, mode %04o", name, info.Mode().Perm()))
-}
-
-func dockerGroup(_ context.Context, m *Machine) Answer {
-	groups, err := m.Groups()
-	users, errUsers := reconcile.ReadUsers(m.Root)
-	if err = cmp.Or(err, errUsers); err != nil {
-		return found(warn("%s", err).Advise("check why it cannot be read"))
-	}
-	var all []Finding
-	var others []string
-	_, gid, _ := m.TargetOwner(m.Config.Docker.Socket)
-	for _, u := range socketUsers(groups, users, gid) {
-		switch {
-		case u.name == "buildkite-agent" || u.name == plan.GitUser || strings.HasPrefix(u.name, "kbnode-gpu"):
-			f := fail("%s is in group %s, so anything that runs as this user can become root with docker run -v /:/host", u.name, u.group)
-			if slot, err := strconv.Atoi(strings.TrimPrefix(u.name, "kbnode-gpu")); err == nil {
-				f = f.Of(slot)
-			}
-			if u.own {
-				all = append(all, f.Advise("give the user its own group: sudo usermod -g %s %[1]s", u.name))
-			} else {
-				all = append(all, f.Safely("gpasswd -d %s %s", u.name, u.group))
-			}
-		case u.name != "root":
-			others = append(others, u.name)
-		}
-	}
-	switch {
-	case len(all) > 0:
-		return found(all...)
-	case len(others) > 0:
-		return found(ok("operators, as good as root: %s", strings.Join(others, ", ")))
-	}
-	return found(ok("only root"))
 }
 
 func dockerUserns(ctx context.Context, m *Machine) Answer {

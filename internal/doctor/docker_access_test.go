@@ -2,15 +2,12 @@ package doctor
 
 import (
 	"os"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
-	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
 // roomy returns an engine whose disk has free of total bytes free.
@@ -61,10 +58,6 @@ func TestDockerDiskChecks(t *testing.T) {
 func TestDockerAccessChecks(t *testing.T) {
 	t.Parallel()
 	warned := engine(docker.Info{Warnings: []string{"WARNING: No swap limit support", "[DEPRECATION NOTICE]: API is accessible on http://0.0.0.0:2375 without encryption.\n More"}})
-	users := "root:x:0:0::/root:/bin/sh\nada:x:1000:1000::/home/ada:/bin/sh\nbob:x:1001:998::/home/bob:/bin/sh\n"
-	groups := func(line string) map[string]string {
-		return map[string]string{"/etc/group": "root:x:0:ada\n" + line, "/etc/passwd": users}
-	}
 	secure := func(options ...string) *fake { return engine(docker.Info{Security: options}) }
 	none := &fake{docker: docker.Info{}, units: engine(docker.Info{}).units}
 	full := config.Config{Job: config.Job{Network: config.NetworkNone}}.WithDefaults()
@@ -77,13 +70,6 @@ func TestDockerAccessChecks(t *testing.T) {
 	play(t, []scene{
 		{"a socket only", "docker-api", engine(docker.Info{Warnings: []string{"WARNING: No swap limit support"}}), nil, "ok: only its socket, or with certificates", ""},
 		{"TCP", "docker-api", warned, nil, "fail: the engine is open on http://0.0.0.0:2375: anyone who can reach it is root here", ""},
-
-		{"operators", "docker-group", &fake{}, groups("docker:x:998:ada\n"), "ok: operators, as good as root: ada, bob", ""},
-		{"nobody", "docker-group", &fake{}, groups("docker:x:997:\n"), "ok: only root", ""},
-		{"an agent of old", "docker-group", &fake{}, groups("docker:x:998:ada,buildkite-agent\n"), "fail: buildkite-agent is in group docker, so anything that runs as this user can become root with docker run -v /:/host", "gpasswd -d buildkite-agent docker"},
-		{"git's user", "docker-group", &fake{}, groups("docker:x:998:kbnode-git\n"), "fail: kbnode-git is in group docker, so anything that runs as this user can become root with docker run -v /:/host", "gpasswd -d kbnode-git docker"},
-		{"a slot's user", "docker-group", &fake{}, groups("docker:x:998:kbnode-gpu3\n"), "fail: kbnode-gpu3 is in group docker, so anything that runs as this user can become root with docker run -v /:/host", "gpasswd -d kbnode-gpu3 docker"},
-		{"garbage", "docker-group", &fake{}, map[string]string{"/etc/group": "docker\n:::\n", "/etc/passwd": "::\n"}, "ok: only root", ""},
 
 		{"no mapping", "docker-userns", secure("name=seccomp,profile=builtin"), nil, "ok: not remapped", ""},
 		{"a mapping by a flag", "docker-userns", secure("name=userns"), file("", "--userns-remap=default"), "fail: userns-remap is on, so jobs cannot write to their checkouts", ""},
@@ -114,19 +100,4 @@ func TestDockerSocket(t *testing.T) {
 	files := map[string]string{config.DefaultDockerSocket: ""}
 	scene{"", "docker-socket", &fake{}, files, "ok: /var/run/docker.sock, mode 0660", ""}.run(t, mode(0o660))
 	scene{"", "docker-socket", &fake{}, files, "fail: /var/run/docker.sock has mode 0666, so any user of this machine can become root", "chmod 0660 /var/run/docker.sock"}.run(t, mode(0o666))
-}
-
-// TestSocketUsers tests that the socket's own group counts, whatever its name, except
-// root's.
-func TestSocketUsers(t *testing.T) {
-	t.Parallel()
-	groups := []host.Group{{Name: "root", GID: "0", Members: []string{"eve"}}, {Name: "docker", GID: "9", Members: []string{"ada"}}, {Name: "web", GID: "33", Members: []string{"bob"}}}
-	got := socketUsers(groups, map[string]reconcile.UserState{"carl": {UID: 5, GID: 33}}, 33)
-	want := []socketUser{{"ada", "docker", false}, {"bob", "web", false}, {"carl", "web", true}}
-	if !slices.Equal(want, got) {
-		t.Errorf("%v, want %v", got, want)
-	}
-	if got := socketUsers(groups[:1], map[string]reconcile.UserState{"root": {}}, 0); len(got) > 0 {
-		t.Error(got)
-	}
 }

@@ -87,9 +87,6 @@ type Source interface {
 	Observe(ctx context.Context) (*reconcile.State, error)
 	// Units lists the systemd units that match a pattern.
 	Units(ctx context.Context, pattern string) ([]slot.Unit, error)
-	// Properties reads settings of a unit that are in force. kind is "Unit", or "Service"
-	// for settings that only services have.
-	Properties(ctx context.Context, unit, kind string, names ...string) (map[string]any, error)
 	// Journal returns the end of a unit's log, newest last.
 	Journal(ctx context.Context, unit string) ([]string, error)
 	// Program runs a program as a systemd service, with the user and limits that p names.

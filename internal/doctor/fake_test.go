@@ -35,10 +35,8 @@ type fake struct {
 	image   docker.Image // the only one in the engine; the zero value means none
 	running []docker.Container
 	changes []reconcile.Change
-	// props and journal are by unit.
-	props   map[string]map[string]any
-	journal map[string][]string
-	err     error // of every call, if set
+	journal map[string][]string // by unit
+	err     error               // of every call, if set
 }
 
 func (f *fake) Config() (*config.Config, error)                         { return f.cfg, f.err }
@@ -64,14 +62,6 @@ func (f *fake) Program(_ context.Context, p systemd.Program) ([]byte, error) {
 
 func (f *fake) Containers(context.Context, *Machine) ([]selftest.SlotReport, error) {
 	return f.slots, f.err
-}
-
-func (f *fake) Properties(_ context.Context, unit, _ string, names ...string) (map[string]any, error) {
-	values := map[string]any{}
-	for _, n := range names {
-		values[n] = f.props[unit][n]
-	}
-	return values, f.err
 }
 
 func (f *fake) Journal(_ context.Context, unit string) ([]string, error) {

@@ -2,9 +2,7 @@ package doctor
 
 import (
 	"context"
-	"path"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
@@ -89,33 +87,6 @@ func irqbalance(ctx context.Context, m *Machine) Answer {
 	return found(warn("irqbalance runs and moves interrupts to the slots' CPUs").By("systemctl disable --now irqbalance.service"))
 }
 
-// noiseTurbo informs people: scores made with different settings do not compare.
-func noiseTurbo(_ context.Context, m *Machine) Answer {
-	for _, f := range []struct{ path, on string }{
-		{"/sys/devices/system/cpu/intel_pstate/no_turbo", "0"},
-		{"/sys/devices/system/cpu/cpufreq/boost", "1"},
-	} {
-		if v := m.Value(f.path); v != "" {
-			return found(ok("%s (%s)", map[bool]string{true: "on", false: "off"}[v == f.on], path.Base(f.path)))
-		}
-	}
-	return none("the kernel does not report it")
-}
-
-// noiseIdleStates looks at the first CPU; all CPUs of a machine are alike.
-func noiseIdleStates(_ context.Context, m *Machine) Answer {
-	name, longest := "", -1
-	for _, dir := range m.List("/sys/devices/system/cpu/cpu0/cpuidle/state*") {
-		if n, err := strconv.Atoi(m.Value(dir + "/latency")); err == nil && m.Value(dir+"/disable") != "1" && n > longest {
-			name, longest = m.Value(dir+"/name"), n
-		}
-	}
-	if longest < 0 {
-		return none("the kernel does not report it")
-	}
-	return found(ok("up to %d µs (%s)", longest, name))
-}
-
 func noiseIsolated(_ context.Context, m *Machine) Answer {
 	isolated, _ := cpuset.Parse(m.Value("/sys/devices/system/cpu/isolated"))
 	if both := slotsCPUs(m.Plan).Intersect(isolated); both.Len() > 0 {
@@ -123,15 +94,4 @@ func noiseIsolated(_ context.Context, m *Machine) Answer {
 			Advise("remove isolcpus= and similar options from the kernel command line (/etc/default/grub, then sudo update-grub or grub2-mkconfig) and reboot"))
 	}
 	return found(ok("no CPU is isolated"))
-}
-
-func noiseSMT(_ context.Context, m *Machine) Answer {
-	cores := map[int]bool{}
-	for _, c := range m.Inventory.CPU.List {
-		cores[c.Core] = true
-	}
-	if len(cores) == 0 {
-		return none("the machine does not report it")
-	}
-	return found(ok("%d CPUs on %d cores; slots and the system share none", len(m.Inventory.CPU.List), len(cores)))
 }

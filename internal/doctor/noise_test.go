@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"maps"
 	"strings"
 	"testing"
 
@@ -43,14 +42,6 @@ func TestNoiseChecks(t *testing.T) {
 	nothing.plan = &plan.Plan{Slots: []plan.Slot{{CPUs: "2-3"}}}
 	daily := map[string]string{"/etc/apt/apt.conf.d/20auto-upgrades": "APT::Periodic::Update-Package-Lists \"1\";\nAPT::Periodic::Unattended-Upgrade \"1\";\n"}
 	held := map[string]string{"/var/lib/snapd/snaps/lxd_1.snap": "", "/var/lib/snapd/state.json": `{"more":"` + strings.Repeat("x", 2<<20) + `","data":{"config":{"core":{"refresh":{"hold":"forever"}}}}}`}
-	state := func(n, name, latency, disable string) map[string]string {
-		dir := "/sys/devices/system/cpu/cpu0/cpuidle/state" + n
-		return map[string]string{dir + "/name": name + "\n", dir + "/latency": latency + "\n", dir + "/disable": disable + "\n"}
-	}
-	both := state("1", "C1", "2", "0")
-	maps.Copy(both, state("2", "C6", "290", "0"))
-	deep := state("1", "C1", "2", "0")
-	maps.Copy(deep, state("2", "C6", "290", "1"))
 	play(t, []scene{
 		{"good", "noise-governor", machine(nil), nil, "ok: performance", ""},
 		{"somebody else's", "noise-governor", machine([]string{"no cpuset partition: x", "/sys/devices/system/cpu/cpufreq/policy4/scaling_governor is left alone: another program changed it 20 times"}, "tuned.service"), nil,
@@ -99,16 +90,6 @@ func TestNoiseChecks(t *testing.T) {
 		{"on a disk", "noise-swap", machine(nil), map[string]string{"/proc/swaps": "Filename\tType\tSize\tUsed\tPriority\n/swap.img file 8388604 4194304 -2\n"},
 			"warn: the system swaps to /swap.img, which sometimes slows the beginning and end of a job; jobs themselves have no swap", "swapoff -a"},
 		{"not in the kernel", "noise-swap", machine(nil), nil, "skip: this kernel has no swap", ""},
-
-		{"on, Intel", "noise-turbo", machine(nil), map[string]string{"/sys/devices/system/cpu/intel_pstate/no_turbo": "0\n"}, "ok: on (no_turbo)", ""},
-		{"off, AMD", "noise-turbo", machine(nil), map[string]string{"/sys/devices/system/cpu/cpufreq/boost": "0\n"}, "ok: off (boost)", ""},
-		{"not told", "noise-turbo", machine(nil), nil, "skip: the kernel does not report it", ""},
-
-		{"deep", "noise-idle-states", machine(nil), both, "ok: up to 290 µs (C6)", ""},
-		{"switched off", "noise-idle-states", machine(nil), deep, "ok: up to 2 µs (C1)", ""},
-		{"not told", "noise-idle-states", machine(nil), nil, "skip: the kernel does not report it", ""},
-
-		{"two threads", "noise-smt", machine(nil), nil, "ok: 2 CPUs on 1 cores; slots and the system share none", ""},
 	})
 }
 

@@ -158,9 +158,6 @@ func TestSlotLeftovers(t *testing.T) {
 			f.state.Slots[0].Containers = []string{"docker-" + id + ".scope"}
 		})
 	}
-	many := in(slice+"x.service", 200, 10)
-	maps.Copy(many, proc(nil, 201, "bash", 10, 990))
-	many[slice+"x.service/cgroup.procs"] = "200\n201\n"
 	play(t, []scene{
 		{"none", "slot-containers", node(nil), nil, "ok: 0, of running jobs", ""},
 		{"a job's", "slot-containers", with(&slot.Job{ID: "7"}), in(slice+"docker-"+id+".scope", 200, 10), "ok: 1, of running jobs", ""},
@@ -169,15 +166,6 @@ func TestSlotLeftovers(t *testing.T) {
 		{"of the cgroupfs driver", "slot-containers", node(nil), in("/sys/fs/cgroup/system.slice/buildkite-gpu1.slice/"+id, 200, 10),
 			"fail: containers run in /system.slice/buildkite-gpu1.slice, where the slot's limits do not apply", ""},
 		{"an empty directory of it", "slot-containers", node(nil), map[string]string{"/sys/fs/cgroup/system.slice/buildkite-gpu1.slice/cgroup.procs": ""}, "ok: 0, of running jobs", ""},
-
-		{"none", "slot-processes", node(nil), proc(nil, 1, "systemd", 0, 0), "ok: none", ""},
-		{"the agent", "slot-processes", node(nil), in(slice+"buildkite-agent-gpu0.service", 100, 10), "ok: none", ""},
-		{"kbnode's own", "slot-processes", node(nil), in(slice+"kbnode-selftest-gpu0-x.service", 200, 10), "ok: none", ""},
-		{"of a job", "slot-processes", with(&slot.Job{ID: "7"}), in(slice+"buildkite-agent-gpu0.service", 200, 10), "ok: none", ""},
-		{"of a container", "slot-processes", with(nil), in(slice+"docker-"+id+".scope", 200, 10), "ok: none", ""},
-		{"left in the agent's unit", "slot-processes", node(nil), in(slice+"buildkite-agent-gpu0.service", 200, 10), "warn: process 200 (python3) runs without a job", "kill -9 200"},
-		{"two", "slot-processes", node(nil), many, "warn: process 200 (python3) runs without a job, and 1 more", "kill -9 200 201"},
-		{"of the user elsewhere", "slot-processes", with(&slot.Job{ID: "7"}), proc(nil, 300, "bash", 10, 991), "warn: process 300 (bash) of user kbnode-gpu1 runs outside the slot's slice, without its limits", "kill -9 300"},
 
 		{"good", "slot-gpu-processes", node(nil), nil, "ok: 2 GPUs", ""},
 		{"a server", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }), proc(nil, 300, "vllm", 10, 0),
@@ -192,16 +180,6 @@ func TestSlotLeftovers(t *testing.T) {
 			proc(map[string]string{"/proc/300/cgroup": "0::/buildkite.slice/buildkite-gpu0.slice/docker-1.scope\n"}, 300, "python3", 10, 0), "fail: process 300 (python3) computes on 0000:02:00.0", "kill -9 300"},
 		{"one that has ended", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }), nil,
 			"ok: 2 GPUs", ""},
-
-		{"not told", "slot-gpu-memory", node(nil), nil, "skip: no driver reports how much memory idle GPUs use", ""},
-		{"free", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 600 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, "ok: 1 GPUs", ""},
-		{"a little more", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 660 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, "ok: 1 GPUs", ""},
-		{"in use by a process, which health tells", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes, f.inv.GPUs[0].Processes = 700<<20, 1 }),
-			map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, "ok: 1 GPUs", ""},
-		{"in use", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 700 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`},
-			"warn: 700 MiB of its GPU's memory are in use without a process; 600 MiB were in use when it was idle", ""},
-		{"in use by a job", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes, f.state.Slots[0].Job = 700<<20, &slot.Job{ID: "7"} }),
-			map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, "ok: 1 GPUs", ""},
 	})
 }
 

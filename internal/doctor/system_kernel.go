@@ -176,7 +176,7 @@ func systemUsers(_ context.Context, m *Machine) Answer {
 		}
 		for _, g := range groups {
 			if slices.Contains(g.Members, name) && slices.Contains(powerful, g.Name) {
-				all = append(all, of(fail("user %s is in group %s, which gives a job's commands control of the host", name, g.Name)).
+				all = append(all, of(fail("user %s is in group %s, which is as good as root", name, g.Name)).
 					Safely("gpasswd -d %s %s%s", name, g.Name, restart))
 			}
 		}
@@ -188,6 +188,5 @@ func systemUsers(_ context.Context, m *Machine) Answer {
 	return otherwise(all, ok("%d users", there))
 }
 
-// powerful are groups whose members are as good as root, except docker, which docker-group
-// covers.
-var powerful = []string{"root", "sudo", "wheel", "admin", "disk", "lxd", "incus-admin", "libvirt", "kvm", "shadow"}
+// powerful are groups whose members are as good as root.
+var powerful = []string{"root", "sudo", "wheel", "admin", "docker", "disk", "lxd", "incus-admin", "libvirt", "kvm", "shadow"}
