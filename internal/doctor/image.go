@@ -171,9 +171,9 @@ func imageSpace(ctx context.Context, m *Machine) Answer {
 	return found(ok("%s free, about %s needed; earlier images take up to %s", gib(d.FreeBytes), gib(need), gib(old)))
 }
 
-// checkSchedule checks what runs the update. The check as-planned covers the file and the
+// imageSchedule checks what runs the update. The check as-planned covers the file and the
 // timer.
-func checkSchedule(ctx context.Context, m *Machine) Answer {
+func imageSchedule(ctx context.Context, m *Machine) Answer {
 	if !m.Config.Image.Updates() {
 		return none("kbnode does not update the image (image.auto_update)")
 	}
