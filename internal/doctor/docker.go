@@ -4,14 +4,17 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/systemd"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -99,17 +102,7 @@ func dockerLiveRestore(ctx context.Context, m *Machine) Answer {
 	if m.Docker.LiveRestoreEnabled {
 		return found(ok("on"))
 	}
-	f := warn("live-restore is off, so a restart of dockerd ends the running jobs")
-	c := readDaemon(ctx, m)
-	switch {
-	case c.Flag("live-restore") != "":
-		return found(withoutFlag(f, c.Flag("live-restore")))
-	case c.Problem != "":
-		return found(f.Advise(`put "live-restore": true into %s, then run sudo systemctl reload docker`, host.DaemonJSON))
-	case c.Has("live-restore"):
-		return found(f.Safely(`sed -i 's/\("live-restore"[[:space:]]*:[[:space:]]*\)false/\1true/' %s && systemctl reload docker`, host.DaemonJSON))
-	}
-	return found(f.Safely("%s && systemctl reload docker", addKeys(c, `"live-restore": true`)))
+	return found(liveRestore.change(ctx, m, warn("live-restore is off, so a restart of dockerd ends the running jobs")))
 }
 
 func dockerVersion(_ context.Context, m *Machine) Answer {
@@ -139,14 +132,82 @@ func dockerCgroupDriver(ctx context.Context, m *Machine) Answer {
 	if m.Docker.CgroupDriver == "systemd" {
 		return found(ok("systemd"))
 	}
-	f := fail("it uses the driver %s, with which slices do not limit containers", cmp.Or(m.Docker.CgroupDriver, "unknown"))
-	switch c := readDaemon(ctx, m); {
-	case strings.Contains(c.Text, "native.cgroupdriver=cgroupfs"):
-		return found(f.By("sed -i 's/native.cgroupdriver=cgroupfs/native.cgroupdriver=systemd/' %s && systemctl restart docker", host.DaemonJSON))
-	case c.Flag("exec-opts") != "":
-		return found(withoutFlag(f, c.Flag("exec-opts")))
-	case c.Problem == "" && !c.Has("exec-opts"):
-		return found(f.By("%s && systemctl restart docker", addKeys(c, `"exec-opts": ["native.cgroupdriver=systemd"]`)))
+	return found(cgroupDriver.change(ctx, m, fail("it uses the driver %s, with which slices do not limit containers", cmp.Or(m.Docker.CgroupDriver, "unknown"))))
+}
+
+// validateTime limits dockerd --validate.
+const validateTime = 5 * time.Second
+
+// readDaemon reads Docker's configuration.
+func readDaemon(ctx context.Context, m *Machine) host.Dockerd {
+	u, _ := m.unit(ctx, dockerUnit)
+	return m.Dockerd(u.MainPID)
+}
+
+// startProblem returns why dockerd would not start, or "" if it would. It runs dockerd,
+// which is slow, only if dockerd has not read the file yet.
+func startProblem(ctx context.Context, m *Machine, check string) string {
+	d := readDaemon(ctx, m)
+	if d.Problem != "" || d.Text == "" {
+		return d.Problem
 	}
-	return found(f.Advise(`put "native.cgroupdriver=systemd" into exec-opts of %s, then run sudo systemctl restart docker`, host.DaemonJSON))
+	u, err := m.unit(ctx, dockerUnit)
+	info, errStat := os.Stat(m.Path(host.DaemonJSON))
+	if err != nil || errStat != nil || u.Running() && info.ModTime().Before(u.Since) {
+		return ""
+	}
+	out, err := m.Source.Program(ctx, systemd.Program{
+		Unit: fmt.Sprintf("kbnode-%s-%d.service", check, os.Getpid()), Slice: "system.slice", Limit: validateTime,
+		Argv: []string{"/bin/sh", "-c", "dockerd --validate --config-file=" + host.DaemonJSON + " 2>&1 || true"},
+	})
+	// Engines before 23.0 do not know the flag, so their error says nothing about the file.
+	_, why, bad := strings.Cut(string(out), "unable to configure the Docker daemon with file ")
+	if err != nil || !bad {
+		return ""
+	}
+	why, _, _ = strings.Cut(why, "\n")
+	return text.Line(why, 300)
+}
+
+// daemonSetting is a setting of daemon.json that should change.
+type daemonSetting struct {
+	key string // of the file, or of a flag
+	has string // text in the key's value that sed replaces; "" for any value
+	sed string // "" if a person must decide
+	add string // members that the file needs if it has none of the keys; "" if the key must go
+	// restart is true if dockerd reads the setting only when it starts, which ends jobs.
+	restart bool
+}
+
+var (
+	liveRestore    = daemonSetting{"live-restore", "", `s/\("live-restore"[[:space:]]*:[[:space:]]*\)false/\1true/`, `"live-restore": true`, false}
+	defaultRuntime = daemonSetting{"default-runtime", `"nvidia"`, `s/\("default-runtime"[[:space:]]*:[[:space:]]*\)"nvidia"/\1"runc"/`, "", false}
+	cgroupDriver   = daemonSetting{"exec-opts", "native.cgroupdriver=cgroupfs", `s/native.cgroupdriver=cgroupfs/native.cgroupdriver=systemd/`, `"exec-opts": ["native.cgroupdriver=systemd"]`, true}
+	storageDriver  = daemonSetting{"storage-driver", "", "", `"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"`, true}
+	usernsRemap    = daemonSetting{"userns-remap", "", `s/\("userns-remap"[[:space:]]*:[[:space:]]*\)"[^"]*"/\1""/`, "", true}
+	cdi            = daemonSetting{"features", `"cdi"`, `s/\("cdi"[[:space:]]*:[[:space:]]*\)false/\1true/`, `"features": {"cdi": true}`, true}
+)
+
+// change says how to change the setting. The rest of the file may be secret and is not repeated.
+func (s daemonSetting) change(ctx context.Context, m *Machine, f Finding) Finding {
+	d, action, edit := readDaemon(ctx, m), "reload", ""
+	if s.restart {
+		action = "restart"
+	}
+	switch flag := d.Flag(s.key); {
+	case flag != "":
+		return f.Advise("dockerd is started with %s: run sudo systemctl edit --full docker, remove it, then run sudo systemctl restart docker", flag)
+	case d.Problem == "" && d.Has(s.key) && s.sed != "" && strings.Contains(string(d.Keys[s.key]), s.has):
+		edit = fmt.Sprintf("sed -i '%s' %s", s.sed, host.DaemonJSON)
+	case d.Problem == "" && len(d.Keys) == 0 && s.add != "":
+		edit = fmt.Sprintf("mkdir -p /etc/docker && echo '{%s}' >%s", s.add, host.DaemonJSON)
+	case d.Problem == "" && !d.Has(s.key) && !d.Has("features") && s.add != "":
+		edit = fmt.Sprintf("sed -i '0,/{/s//{%s, /' %s", s.add, host.DaemonJSON)
+	case s.add == "":
+		return f.Advise("remove %s from %s, or from dockerd's command line (systemctl cat docker), then run sudo systemctl %s docker", s.key, host.DaemonJSON, action)
+	default:
+		return f.Advise("put %s into %s, then run sudo systemctl %s docker", s.add, host.DaemonJSON, action)
+	}
+	f.Safe = !s.restart
+	return f.By("%s && systemctl %s docker", edit, action)
 }

@@ -37,9 +37,9 @@ func TestDockerDiskChecks(t *testing.T) {
 	strict.cfg = &full
 	play(t, []scene{
 		{"overlay2", "docker-storage-driver", engine(docker.Info{StorageDriver: "overlay2"}), nil, "ok: overlay2", ""},
-		{"containerd's store", "docker-storage-driver", store, nil, "warn: the storage driver is overlayfs of the containerd image store, whose layers no slot's disk limits: a job can fill Docker's disk",
+		{"containerd's store", "docker-storage-driver", store, nil, "warn: the storage driver is overlayfs of the containerd image store, whose layers no slot's disk limits: a job can fill Docker's disk; with job.profile: strict, it cannot",
 			`mkdir -p /etc/docker && echo '{"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"}' >/etc/docker/daemon.json && systemctl restart docker`},
-		{"that, asked for", "docker-storage-driver", store, file(`{"features": {"containerd-snapshotter": true}}`), "warn: the storage driver is overlayfs of the containerd image store, whose layers no slot's disk limits: a job can fill Docker's disk", ""},
+		{"that, asked for", "docker-storage-driver", store, file(`{"features": {"containerd-snapshotter": true}}`), "warn: the storage driver is overlayfs of the containerd image store, whose layers no slot's disk limits: a job can fill Docker's disk; with job.profile: strict, it cannot", ""},
 		{"the strict profile", "docker-storage-driver", strict, nil, "ok: overlayfs; containers of the strict profile do not write to layers", ""},
 
 		{"a disk", "docker-root", root, mounts("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 8:2 / /var/lib rw shared:1 - xfs /dev/sda2 rw\n31 22 0:5 / /var/lib/dock rw - tmpfs x rw\n"), "ok: /var/lib/docker, xfs", ""},

@@ -42,11 +42,8 @@ func dockerStorageDriver(ctx context.Context, m *Machine) Answer {
 	if m.Docker.Snapshotter {
 		driver += " of the containerd image store"
 	}
-	f := warn("the storage driver is %s, whose layers no slot's disk limits: a job can fill Docker's disk", cmp.Or(driver, "unknown"))
-	if c := readDaemon(ctx, m); c.Problem == "" && !c.Has("features") && !c.Has("storage-driver") && c.Flag("storage-driver") == "" {
-		return found(f.By(`%s && systemctl restart docker`, addKeys(c, `"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"`)))
-	}
-	return found(f.Advise(`put "features": {"containerd-snapshotter": false} and "storage-driver": "overlay2" into %s and run sudo systemctl restart docker, or set job.profile: strict`, host.DaemonJSON))
+	f := warn("the storage driver is %s, whose layers no slot's disk limits: a job can fill Docker's disk; with job.profile: strict, it cannot", cmp.Or(driver, "unknown"))
+	return found(storageDriver.change(ctx, m, f))
 }
 
 func dockerRoot(_ context.Context, m *Machine) Answer {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
@@ -17,11 +16,7 @@ const (
 	toolkitConf = "/etc/nvidia-container-runtime/config.toml"
 )
 
-var (
-	askUnprivileged = lazy.Regexp(`(?m)^\s*accept-nvidia-visible-devices-envvar-when-unprivileged\s*=\s*false`)
-	defaultRuntime  = lazy.Regexp(`"default-runtime"[ \t]*:[ \t]*"nvidia"`)
-	cdiOff          = lazy.Regexp(`"cdi"[ \t]*:[ \t]*false`)
-)
+var askUnprivileged = lazy.Regexp(`(?m)^\s*accept-nvidia-visible-devices-envvar-when-unprivileged\s*=\s*false`)
 
 func namesGPUs(devices []string) bool {
 	return slices.ContainsFunc(devices, func(name string) bool { return strings.HasPrefix(name, "nvidia.com/gpu=") })
@@ -39,10 +34,7 @@ func dockerDefaultRuntime(ctx context.Context, m *Machine) Answer {
 		return found(ok("%s, which ignores an image's NVIDIA_VISIBLE_DEVICES", runtime))
 	}
 	f := warn("the default runtime is %s: a container started by hand gets all GPUs if its image says so, even while jobs run", runtime)
-	if defaultRuntime().MatchString(readDaemon(ctx, m).Text) {
-		return found(f.Safely(`sed -i 's/\("default-runtime"[[:space:]]*:[[:space:]]*\)"nvidia"/\1"runc"/' %s && systemctl reload docker`, host.DaemonJSON))
-	}
-	return found(f.Advise("remove default-runtime from %s, or from dockerd's command line (systemctl cat docker), then run sudo systemctl reload docker", host.DaemonJSON))
+	return found(defaultRuntime.change(ctx, m, f))
 }
 
 func dockerToolkit(_ context.Context, m *Machine) Answer {
@@ -98,14 +90,8 @@ func dockerCDI(ctx context.Context, m *Machine) Answer {
 	if !slices.Contains(d.Runtimes, "nvidia") {
 		f = fail("CDI is off and there is no NVIDIA runtime, so no container gets a GPU with its driver's files")
 	}
-	c := readDaemon(ctx, m)
-	switch {
-	case older(d.Version, "25"):
+	if older(d.Version, "25") {
 		return found(f.Advise("Docker supports CDI from 25.0 on, and this is %s: upgrade it", d.Version))
-	case cdiOff().MatchString(c.Text):
-		return found(f.By(`sed -i 's/\("cdi"[[:space:]]*:[[:space:]]*\)false/\1true/' %s && systemctl restart docker`, host.DaemonJSON))
-	case older(d.Version, "28.2") && c.Problem == "" && !c.Has("features"):
-		return found(f.By("%s && systemctl restart docker", addKeys(c, `"features": {"cdi": true}`)))
 	}
-	return found(f.Advise(`put "cdi": true into features of %s, then run sudo systemctl restart docker`, host.DaemonJSON))
+	return found(cdi.change(ctx, m, f))
 }

@@ -37,12 +37,12 @@ func TestLAN(t *testing.T) {
 		return files
 	}
 	play(t, []scene{
-		{"a private link", "docker-lan", &fake{}, routes(gateway + link + linkLocal + slot), "warn: jobs can reach 10.0.0.0/16, which is a private network of the node", ""},
-		{"a private gateway only", "docker-lan", &fake{}, routes(gateway), "warn: jobs can reach 10.0.0.1/32, which is a private network of the node", ""},
-		{"two", "docker-lan", &fake{}, routes(provider + many), "warn: jobs can reach 10.0.0.0/16, 192.168.0.0/24, which are private networks of the node", ""},
+		{"a private link", "docker-lan", &fake{}, routes(gateway + link + linkLocal + slot), "warn: jobs can reach private networks of the node: 10.0.0.0/16", ""},
+		{"a private gateway only", "docker-lan", &fake{}, routes(gateway), "warn: jobs can reach private networks of the node: 10.0.0.1/32", ""},
+		{"two", "docker-lan", &fake{}, routes(provider + many), "warn: jobs can reach private networks of the node: 10.0.0.0/16, 192.168.0.0/24", ""},
 		{"public only", "docker-lan", &fake{}, routes(provider + linkLocal + slot), "ok: the node is not in a private network", ""},
 		{"containers", "docker-lan", &fake{}, bridged(provider+docker0, "lower_veth1/ifindex"), "ok: the node is not in a private network", ""},
-		{"a bridge with a card", "docker-lan", &fake{}, bridged(provider+docker0, "lower_eth0/device/vendor"), "warn: jobs can reach 172.17.0.0/16, which is a private network of the node", ""},
+		{"a bridge with a card", "docker-lan", &fake{}, bridged(provider+docker0, "lower_eth0/device/vendor"), "warn: jobs can reach private networks of the node: 172.17.0.0/16", ""},
 		{"garbage", "docker-lan", &fake{}, routes("x\ny z\neth0\tq\tq\t0\t0\t0\t0\tq\n"), "ok: the node is not in a private network", ""},
 		{"no network", "docker-lan", with(config.Job{Network: config.NetworkNone}), routes(link), "skip: jobs have no network (job.network: none)", ""},
 
