@@ -9,71 +9,44 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/installer"
-	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // otherAgents looks for other agents, as services and as processes outside of the slots. A
 // job of such an agent has all GPUs and CPUs.
-func otherAgents(ctx context.Context, m *Machine) Answer {
-	units, err := m.Source.Units(ctx, "buildkite-agent*.service")
-	if err != nil {
-		return found(warn("%s", lines(err)).Advise("see why systemd does not answer: sudo journalctl -b -u dbus"))
-	}
+func otherAgents(_ context.Context, m *Machine) Answer {
 	var all []Finding
-	served := map[string]bool{} // by cgroup
-	for _, u := range units {
-		if _, ours := plan.OwnsUnit(u.Name); ours || !u.Running() {
-			continue
-		}
-		served[u.Cgroup] = true
-		all = append(all, fail("%s runs; its jobs get all GPUs and CPUs", u.Name).By("systemctl disable --now %s", u.Name))
-	}
-	for _, name := range atBoot(m) {
-		if !slices.ContainsFunc(all, func(f Finding) bool { return strings.HasSuffix(f.Fix, " "+name) }) {
-			all = append(all, fail("%s is stopped, but starts at the next boot", name).Safely("systemctl disable %s", name))
+	var services []string
+	for _, link := range m.List(plan.UnitDir + "/*.wants/buildkite-agent*.service") {
+		name := path.Base(link)
+		if _, ours := plan.OwnsUnit(name); !ours && !slices.Contains(services, name) {
+			services = append(services, name)
+			all = append(all, fail("%s starts at boot; its jobs get all GPUs and CPUs", name).By("systemctl disable --now %s", word(name)))
 		}
 	}
-	for _, pid := range m.PIDs() {
-		proc := fmt.Sprintf("/proc/%d", pid)
-		// Others, including kbnode, only run it to get its version.
-		if m.Value(proc+"/comm") != "buildkite-agent" || !slices.Contains(m.Args(pid), "start") {
-			continue
+	for _, pid := range m.agents() {
+		_, group, _ := strings.Cut(m.Value(fmt.Sprintf("/proc/%d/cgroup", pid)), "::")
+		unit := path.Base(group)
+		switch {
+		case group == "" || strings.HasPrefix(group, "/"+plan.ParentSlice+"/") || slices.Contains(services, unit):
+		case strings.HasSuffix(unit, ".service"):
+			services = append(services, unit)
+			all = append(all, fail("%s runs; its jobs get all GPUs and CPUs", text.Line(unit, 200)).By("systemctl disable --now %s", word(unit)))
+		default:
+			all = append(all, fail("a buildkite-agent runs outside the slots: process %d in %.200q", pid, group).
+				Advise("run systemctl status %d to see what started it, and end it when its job is done", pid))
 		}
-		cgroup, err := m.Read(proc + "/cgroup")
-		_, at, _ := strings.Cut(strings.TrimSpace(cgroup), "::")
-		if err != nil || strings.HasPrefix(at, "/"+plan.ParentSlice+"/") || underAny(at, served) {
-			continue
-		}
-		all = append(all, fail("a buildkite-agent runs outside the slots: process %d in %.200q", pid, at).
-			Advise("run systemctl status %d to see what started it, and end it when its job is done", pid))
 	}
 	return otherwise(all, ok("none"))
 }
 
-func underAny(at string, cgroups map[string]bool) bool {
-	for c := range cgroups {
-		if c != "" && (at == c || strings.HasPrefix(at, c+"/")) {
-			return true
-		}
-	}
-	return false
+// agents returns the processes of agents. Others, including kbnode, only run the program to get its version.
+func (m *Machine) agents() []int {
+	return slices.DeleteFunc(m.PIDs(), func(pid int) bool {
+		return m.Value(fmt.Sprintf("/proc/%d/comm", pid)) != "buildkite-agent" || !slices.Contains(m.Args(pid), "start")
+	})
 }
-
-// atBoot returns the services of other agents that a systemd target starts.
-func atBoot(m *Machine) (names []string) {
-	for _, link := range m.List(plan.UnitDir + "/*.wants/buildkite-agent*.service") {
-		name := path.Base(link)
-		if _, ours := plan.OwnsUnit(name); !ours && unitName().MatchString(name) {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
-}
-
-// unitName matches names that a shell needs no quotes for.
-var unitName = lazy.Regexp(`^[A-Za-z0-9@._-]+$`)
 
 func agentBinary(_ context.Context, m *Machine) Answer {
 	a := m.Inventory.Software.Agent
@@ -97,10 +70,8 @@ func agentBinary(_ context.Context, m *Machine) Answer {
 		return found(f)
 	}
 	for _, s := range m.Plan.Slots {
-		if v := s.AgentVersion; installed && v != "" {
-			if !m.Exists(plan.AgentBinary(v)) {
-				return found(fail("buildkite-agent %s, which slots run, is missing", v).By("kbnode upgrade --agent-version %s", v))
-			}
+		if v := s.AgentVersion; installed && v != "" && !m.Exists(plan.AgentBinary(v)) {
+			return found(fail("buildkite-agent %s, which slots run, is missing", v).By("kbnode upgrade --agent-version %s", v))
 		}
 	}
 	return found(ok("%s", a.Path))

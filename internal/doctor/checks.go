@@ -80,7 +80,7 @@ var checks = []struct {
 		{ID: "container", Worst: Fail, Slow: true, Needs: []string{"state", "docker-engine", "slot-limits", "slot-disk"}, Limit: 45 * time.Second, Run: slotsContainer},
 	}},
 	{"agent", []Check{
-		{ID: "agent-other", Bare: true, Worst: Fail, Needs: []string{"system-systemd"}, Run: otherAgents},
+		{ID: "agent-other", Bare: true, Worst: Fail, Run: otherAgents},
 		{ID: "agent-binary", Bare: true, Worst: Fail, Needs: []string{"plan"}, Run: agentBinary},
 		{ID: "agent-version", Bare: true, Worst: Warn, Needs: []string{"agent-binary"}, Run: agentVersion},
 		{ID: "agent-endpoint", Bare: true, Worst: Fail, Needs: []string{"config"}, Run: agentEndpoint},

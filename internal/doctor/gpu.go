@@ -114,6 +114,21 @@ func (f fleet) kinds() []fleet {
 	return kinds
 }
 
+// differing finds GPUs of one model that differ in a value.
+func (f fleet) differing(what string, value func(inventory.GPU) string, todo string) (wrong []Finding) {
+	for _, kind := range f.kinds() {
+		if all := kind.group(value); len(all) > 1 {
+			list := make([]string, len(all))
+			for i, g := range all {
+				list[i] = fmt.Sprintf("%s (%s)", g.value, g.where())
+			}
+			wrong = append(wrong, warn("equal GPUs have different %s: %s", what, strings.Join(list, ", ")).
+				Advise("%s; scores of these slots cannot be compared", todo))
+		}
+	}
+	return wrong
+}
+
 // where names the GPUs of a group.
 func (g gpuGroup) where() string {
 	switch n := len(g.gpus); {
@@ -141,15 +156,6 @@ func (g gpuGroup) each(command string) string {
 		return fmt.Sprintf(command, g.gpus[0].PCI)
 	}
 	return fmt.Sprintf("for g in %s; do %s; done", strings.Join(g.addresses(), " "), fmt.Sprintf(command, "$g"))
-}
-
-// whoHas formats which GPUs have which value: "1980 (all 7 GPUs), 1755 (GPU 0000:1a:00.0)".
-func whoHas(groups []gpuGroup) string {
-	list := make([]string, len(groups))
-	for i, g := range groups {
-		list[i] = fmt.Sprintf("%s (%s)", g.value, g.where())
-	}
-	return strings.Join(list, ", ")
 }
 
 // rebooted adds a reboot as the fix of a finding.

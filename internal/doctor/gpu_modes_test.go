@@ -134,7 +134,7 @@ func TestAMDChecks(t *testing.T) {
 			want: "fail: GPU 0000:1a:00.0 is partitioned as DPX, others as SPX, so their slots differ",
 			fix:  "echo SPX >/sys/bus/pci/devices/0000:1a:00.0/current_compute_partition"},
 		{name: "memory", id: "amd-partitions", inv: one(func(g *inventory.GPU) { g.MemoryPartition = "NPS4" }),
-			want: "fail: equal GPUs divide their memory differently: NPS1 (GPUs 0000:1a:00.0, 0000:1c:00.0), NPS4 (GPU 0000:1b:00.0)"},
+			want: "fail: equal GPUs have different divisions of their memory: NPS1 (GPUs 0000:1a:00.0, 0000:1c:00.0), NPS4 (GPU 0000:1b:00.0)"},
 		{name: "partitions are gone", id: "amd-partitions", inv: mi300s(3), files: partitioned(8, 0, 1), slots: []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
 			want: "fail: the mode is SPX, but the slots were made for CPX (all 2 GPUs)",
 			fix:  "for g in 0000:1a:00.0 0000:1b:00.0; do echo CPX >/sys/bus/pci/devices/$g/current_compute_partition; done"},
