@@ -31,65 +31,55 @@ func gpuSpecs(m *Machine) ([]inventory.CDISpec, error) {
 	return slices.DeleteFunc(specs, func(s inventory.CDISpec) bool { return s.Err == nil && !namesGPUs(s.Devices) }), err
 }
 
-// twice finds devices of a specification that an earlier one names too. If both are in one
-// directory, Docker knows neither; otherwise the later directory's counts.
-func twice(s inventory.CDISpec, before []inventory.CDISpec) []Finding {
-	for _, o := range before {
-		for _, name := range s.Devices {
-			if o.Err != nil || !strings.HasPrefix(name, "nvidia.com/gpu=") || !slices.Contains(o.Devices, name) {
-				continue
-			}
-			if path.Dir(o.Path) != path.Dir(s.Path) {
-				return []Finding{warn("%s is hidden by %s, which names the same GPUs, so renewing it has no effect", o.Path, s.Path).By("mv %s %[1]s.off", word(o.Path))}
-			}
-			extra := s.Path
-			if path.Base(s.Path) == "nvidia.yaml" {
-				extra = o.Path
-			}
-			return []Finding{fail("%s and %s both name %s, so Docker ignores both", o.Path, s.Path, name).By("mv %s %[1]s.off", word(extra))}
+// shared returns the first GPU that two specifications name, or "".
+func shared(a, b inventory.CDISpec) string {
+	for _, name := range b.Devices {
+		if a.Err == nil && b.Err == nil && strings.HasPrefix(name, "nvidia.com/gpu=") && slices.Contains(a.Devices, name) {
+			return name
 		}
 	}
-	return nil
-}
-
-// covered reports whether a specification in another directory, which Docker reads later,
-// names one of the same GPUs.
-func covered(s inventory.CDISpec, later []inventory.CDISpec) bool {
-	return slices.ContainsFunc(later, func(o inventory.CDISpec) bool {
-		return o.Err == nil && path.Dir(o.Path) != path.Dir(s.Path) &&
-			slices.ContainsFunc(s.Devices, func(name string) bool { return slices.Contains(o.Devices, name) })
-	})
+	return ""
 }
 
 func dockerCDISpec(ctx context.Context, m *Machine) Answer {
 	if !m.Inventory.Software.Docker.CDI {
 		return none("CDI is off")
 	}
+	dirs := m.Inventory.Software.Docker.CDIDirs
 	specs, err := gpuSpecs(m)
 	if err != nil {
-		return found(fail("%s", err).Advise("check why %s cannot be read", strings.Join(m.Inventory.Software.Docker.CDIDirs, " and ")))
+		return found(fail("%s", err).Advise("check why %s cannot be read", strings.Join(dirs, " and ")))
 	}
 	var all []Finding
-	good := 0
+	last := ""
 	for i, s := range specs {
 		if s.Err != nil {
 			all = append(all, warn("%s is ignored: %s", s.Path, lines(s.Err)).By("mv %s %[1]s.broken", word(s.Path)))
 			continue
 		}
-		good++
-		all = append(all, twice(s, specs[:i])...)
+		last = s.Path
+		for _, o := range specs[:i] {
+			name, extra := shared(o, s), o.Path
+			if path.Base(o.Path) == "nvidia.yaml" {
+				extra = s.Path
+			}
+			switch {
+			case name == "":
+			case path.Dir(o.Path) != path.Dir(s.Path): // the later directory's counts
+				all = append(all, warn("%s is hidden by %s, which names the same GPUs, so renewing it has no effect", o.Path, s.Path).By("mv %s %[1]s.off", word(o.Path)))
+			default:
+				all = append(all, fail("%s and %s both name %s, so Docker ignores both", o.Path, s.Path, name).By("mv %s %[1]s.off", word(extra)))
+			}
+		}
 	}
-	if good == 0 {
-		f := fail("no CDI specification for NVIDIA GPUs in %s", strings.Join(m.Inventory.Software.Docker.CDIDirs, " or "))
+	if last == "" {
+		f := fail("no CDI specification for NVIDIA GPUs in %s", strings.Join(dirs, " or "))
 		if slices.Contains(m.Inventory.Software.Docker.Runtimes, "nvidia") {
 			f.Status = Warn // slots get their GPUs from that
 		}
 		all = append(all, f.Safely("%s", renewCDI(ctx, m)))
 	}
-	if len(all) > 0 {
-		return found(all...)
-	}
-	return found(ok("%s", specs[len(specs)-1].Path))
+	return otherwise(all, ok("%s", last))
 }
 
 func dockerCDIDriver(ctx context.Context, m *Machine) Answer {
@@ -106,28 +96,23 @@ func dockerCDIDriver(ctx context.Context, m *Machine) Answer {
 		return found(fail("driver %s runs, but containers get the files of %s", loaded, node.CDIDriver).Safely("%s", renewCDI(ctx, m)))
 	}
 	for i, s := range specs {
-		if covered(s, specs[i+1:]) {
+		if slices.ContainsFunc(specs[i+1:], func(o inventory.CDISpec) bool { return path.Dir(o.Path) != path.Dir(s.Path) && shared(o, s) != "" }) {
 			continue // docker-cdi-spec reports it
 		}
-		var missing []string
-		for _, name := range s.Needs[:min(len(s.Needs), 1000)] {
-			if _, _, mode := m.Owner(name); mode == 0 {
-				missing = append(missing, name)
-			}
+		missing := slices.DeleteFunc(slices.Clone(s.Needs[:min(len(s.Needs), 1000)]), m.Exists)
+		if len(missing) == 0 {
+			continue
 		}
 		renew := renewCDI(ctx, m)
-		if slices.ContainsFunc(missing, func(n string) bool { return strings.HasPrefix(n, "/dev/nvidia-") }) {
+		switch daemon := path.Base(path.Dir(missing[0])) + ".service"; {
+		case slices.ContainsFunc(missing, func(n string) bool { return strings.HasPrefix(n, "/dev/nvidia-") }):
 			renew = "nvidia-modprobe -c=0 -u -m" // creates the nodes that the driver creates late
-		}
-		if len(missing) > 0 && path.Base(missing[0]) == "socket" { // such as /run/nvidia-persistenced/socket
-			daemon := path.Base(path.Dir(missing[0])) + ".service"
+		case path.Base(missing[0]) == "socket": // such as /run/nvidia-persistenced/socket
 			if u, err := m.unit(ctx, daemon); err == nil && u.Exists() {
 				renew = "systemctl restart " + word(daemon)
 			}
 		}
-		if len(missing) > 0 {
-			return found(fail("%s names missing files, so no container starts with it: %s (%d in all)", s.Path, missing[0], len(missing)).Safely("%s", renew))
-		}
+		return found(fail("%s names missing files, so no container starts with it: %s (%d in all)", s.Path, missing[0], len(missing)).Safely("%s", renew))
 	}
 	if node.CDIDriver == "" {
 		return found(ok("all files that it names exist"))

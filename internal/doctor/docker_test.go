@@ -114,8 +114,6 @@ func TestEngineChecks(t *testing.T) {
 		{"the snap", "docker-version", engine(docker.Info{RootDir: "/var/snap/docker/common/var-lib-docker"}), nil, "fail: it is the snap, which can read neither the slots' files nor CDI specifications",
 			"snap remove docker && apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
 
-		{"cgroup v2", "docker-cgroup-version", engine(docker.Info{CgroupVersion: "2"}), nil, "ok: version 2", ""},
-		{"cgroup v1", "docker-cgroup-version", engine(docker.Info{CgroupVersion: "1"}), nil, "fail: it uses version 1, where a slice cannot have its own CPUs and memory nodes", ""},
 		{"the driver systemd", "docker-cgroup-driver", engine(docker.Info{CgroupDriver: "systemd"}), nil, "ok: systemd", ""},
 		{"cgroupfs by the file", "docker-cgroup-driver", engine(docker.Info{CgroupDriver: "cgroupfs"}), file(`{"exec-opts": ["native.cgroupdriver=cgroupfs"]}`),
 			"fail: it uses the driver cgroupfs, with which slices do not limit containers", "sed -i 's/native.cgroupdriver=cgroupfs/native.cgroupdriver=systemd/' /etc/docker/daemon.json && systemctl restart docker"},

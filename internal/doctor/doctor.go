@@ -23,6 +23,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/host"
+	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -115,6 +116,7 @@ type Machine struct {
 	Changes   []reconcile.Change   // state: what differs from the plan
 	Docker    *docker.Info         // docker-engine
 	Account   *agent.Account       // agent-token-accepted
+	Images    image.State          // image-state
 }
 
 // API is Buildkite's REST API.

@@ -4,7 +4,6 @@ import (
 	"regexp"
 	"strings"
 	"sync"
-	"unicode/utf8"
 
 	"github.com/gpu-mode/kbnode/docs"
 	"github.com/gpu-mode/kbnode/internal/check"
@@ -58,35 +57,10 @@ func Explain(name string) (string, error) {
 var (
 	link     = regexp.MustCompile(`\[([^\]]+)\]\(([^)\s]+)\)`)
 	linkPage = regexp.MustCompile(`\]\(([a-z]+\.md)`)
-	// span matches a word, or words of code, which are not broken.
-	span = regexp.MustCompile("(?:[^\\s`]|`[^`]*`)+")
 )
 
-// String returns a chapter with links as a terminal shows them, in lines of at most 100 characters.
+// String returns a chapter with links as a terminal shows them.
 func (c chapter) String() string {
-	const most = 100
-	text := link.ReplaceAllString(linkPage.ReplaceAllString(c.text, "]("+Pages+"$1"), "$1 ($2)")
-	var b strings.Builder
-	b.WriteString(c.about + "\n")
-	for paragraph := range strings.SplitSeq(strings.TrimSpace(text), "\n\n") {
-		width := most
-		b.WriteByte('\n')
-		for i, word := range span.FindAllString(paragraph, -1) {
-			n := utf8.RuneCountInString(word)
-			switch {
-			case i == 0:
-				width = 0
-			case width+1+n > most:
-				b.WriteByte('\n')
-				width = 0
-			default:
-				b.WriteByte(' ')
-				width++
-			}
-			b.WriteString(word)
-			width += n
-		}
-		b.WriteByte('\n')
-	}
-	return b.String()
+	text := linkPage.ReplaceAllString(c.text, "]("+Pages+"$1")
+	return c.about + "\n\n" + strings.TrimSpace(link.ReplaceAllString(text, "$1 ($2)")) + "\n"
 }

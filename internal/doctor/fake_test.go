@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/host"
+	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -89,6 +90,7 @@ func machineOf(t *testing.T, f *fake, files map[string]string) *Machine {
 		}
 	}
 	m := &Machine{Tree: host.Tree{Root: root}, Source: f, Now: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC), Config: f.cfg, Inventory: f.inv, Plan: f.plan, State: f.state, Changes: f.changes, Docker: &f.docker}
+	m.Images, _ = image.Read(m.Path(plan.ImageDir))
 	if m.Config == nil {
 		full := config.Config{}.WithDefaults()
 		m.Config = &full

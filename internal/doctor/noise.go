@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // kernelSetting checks settings that kbnode makes and that do not hold, because the kernel rejects them or
@@ -94,4 +95,98 @@ func noiseIsolated(_ context.Context, m *Machine) Answer {
 			Advise("remove isolcpus= and similar options from the kernel command line (/etc/default/grub, then sudo update-grub or grub2-mkconfig) and reboot"))
 	}
 	return found(ok("no CPU is isolated"))
+}
+
+// heavy are timers that do much disk I/O, or start a package manager, unasked.
+var heavy = []string{
+	"apt-daily.timer", "dnf-makecache.timer", "man-db.timer", "mlocate-updatedb.timer", "plocate-updatedb.timer", "updatedb.timer",
+	"fstrim.timer", "e2scrub_all.timer", "xfs_scrub_all.timer", "mdcheck_start.timer", "mdcheck_continue.timer", "snapd.refresh.timer",
+	"raid-check.timer", "btrfs-scrub.timer", "fwupd-refresh.timer",
+}
+
+func noiseTimers(ctx context.Context, m *Machine) Answer {
+	run, err := m.running(ctx, heavy...)
+	switch {
+	case err != nil:
+		return found(skip("%s", err))
+	case len(run) > 0:
+		list := strings.Join(run, " ")
+		return found(warn("%s may start while a job is timed", strings.Join(run, ", ")).By("systemctl disable --now %s", list))
+	}
+	return found(ok("none"))
+}
+
+// running returns those of the named units that run.
+func (m *Machine) running(ctx context.Context, names ...string) (list []string, err error) {
+	for _, name := range names {
+		u, err := m.unit(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		if u.Running() {
+			list = append(list, name)
+		}
+	}
+	return list, nil
+}
+
+// noiseUpgrades looks for programs that replace a driver or Docker while jobs run.
+func noiseUpgrades(ctx context.Context, m *Machine) Answer {
+	run, err := m.running(ctx, "apt-daily-upgrade.timer", "dnf-automatic.timer", "dnf-automatic-install.timer", "dnf5-automatic.timer", "snapd.service")
+	if err != nil {
+		return found(skip("%s", err))
+	}
+	// Without the package, or if it is switched off, the timer does nothing.
+	if i := slices.Index(run, "apt-daily-upgrade.timer"); i >= 0 && !m.unattended() {
+		run = slices.Delete(run, i, i+1)
+	}
+	if i := slices.Index(run, "snapd.service"); i >= 0 {
+		held := m.Contains("/var/lib/snapd/state.json", `"hold":"forever"`)
+		if run = slices.Delete(run, i, i+1); len(run) == 0 && len(m.List("/var/lib/snapd/snaps/*.snap")) > 0 && !held {
+			return found(warn("snapd refreshes its snaps automatically").By("snap set system refresh.hold=forever"))
+		}
+	}
+	if len(run) > 0 {
+		return found(warn("%s upgrades packages automatically: a new driver stops all jobs until a reboot, and the work disturbs them", strings.Join(run, ", ")).
+			By("systemctl disable --now %s", strings.Join(run, " ")))
+	}
+	return found(ok("nothing upgrades packages automatically"))
+}
+
+// unattended reads APT's configuration as APT does: the last file wins.
+func (m *Machine) unattended() bool {
+	on, periodic := false, true
+	for _, file := range m.List("/etc/apt/apt.conf.d/*") {
+		for line := range strings.Lines(m.Value(file)) {
+			value, ok := strings.CutPrefix(strings.TrimSpace(line), "APT::Periodic::Unattended-Upgrade")
+			if ok {
+				value = strings.Trim(value, " \t\";")
+				on = value != "0" && value != ""
+			}
+			if value, ok := strings.CutPrefix(strings.TrimSpace(line), "APT::Periodic::Enable"); ok {
+				periodic = strings.Trim(value, " \t\";") != "0"
+			}
+		}
+	}
+	return on && periodic
+}
+
+// noiseSwap looks for swap on disks. Jobs have none, but it slows what starts and ends them.
+// Swap in memory (zram) does not count.
+func noiseSwap(_ context.Context, m *Machine) Answer {
+	swaps, err := m.Read("/proc/swaps")
+	if err != nil {
+		return none("this kernel has no swap")
+	}
+	var areas []string
+	for line := range strings.Lines(swaps) {
+		if f := strings.Fields(line); len(f) >= 5 && f[0] != "Filename" && !strings.HasPrefix(f[0], "/dev/zram") {
+			areas = append(areas, text.Line(f[0], 60))
+		}
+	}
+	if len(areas) == 0 {
+		return found(ok("no swap"))
+	}
+	return found(warn("the system swaps to %s, which sometimes slows the beginning and end of a job; jobs themselves have no swap", strings.Join(areas, ", ")).
+		By("swapoff -a").Advise("remove it from /etc/fstab, too, or it comes back at the next boot"))
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,16 +40,6 @@ func slotContainers(ctx context.Context, m *Machine) Answer {
 			id := containerOf(scope)
 			if s.Job == nil && id != "" && slices.ContainsFunc(m.Processes(ctx, s.Slice.Cgroup+"/"+scope), old) {
 				all = append(all, warn("container %s runs without a job", id).Of(s.Index).By("docker rm -f %s", id))
-			}
-		}
-	}
-	// With the cgroupfs driver, Docker makes a slice's directory in its own cgroup.
-	for _, pattern := range []string{"", "/*", "/*/*"} {
-		for _, dir := range m.List(host.CgroupRoot + pattern + "/buildkite-gpu*.slice") {
-			group := strings.TrimPrefix(dir, host.CgroupRoot)
-			if k, ok := plan.OwnsUnit(path.Base(group)); ok && path.Dir(group) != "/"+plan.ParentSlice && len(m.Processes(ctx, group)) > 0 {
-				all = append(all, fail("containers run in %s, where the slot's limits do not apply", group).Of(k).
-					Advise("end them (sudo docker ps, sudo docker rm -f), and see docker-cgroup-driver above"))
 			}
 		}
 	}

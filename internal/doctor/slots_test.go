@@ -163,9 +163,6 @@ func TestSlotLeftovers(t *testing.T) {
 		{"a job's", "slot-containers", with(&slot.Job{ID: "7"}), in(slice+"docker-"+id+".scope", 200, 10), "ok: 1, of running jobs", ""},
 		{"of a job that has just ended", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 995), "ok: 1, of running jobs", ""},
 		{"left", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 400), "warn: container aaaabbbbcccc runs without a job", "docker rm -f aaaabbbbcccc"},
-		{"of the cgroupfs driver", "slot-containers", node(nil), in("/sys/fs/cgroup/system.slice/buildkite-gpu1.slice/"+id, 200, 10),
-			"fail: containers run in /system.slice/buildkite-gpu1.slice, where the slot's limits do not apply", ""},
-		{"an empty directory of it", "slot-containers", node(nil), map[string]string{"/sys/fs/cgroup/system.slice/buildkite-gpu1.slice/cgroup.procs": ""}, "ok: 0, of running jobs", ""},
 
 		{"good", "slot-gpu-processes", node(nil), nil, "ok: 2 GPUs", ""},
 		{"a server", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }), proc(nil, 300, "vllm", 10, 0),

@@ -2,8 +2,6 @@ package doctor
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"maps"
 	"slices"
 	"strconv"
@@ -113,25 +111,15 @@ func systemPids(_ context.Context, m *Machine) Answer {
 }
 
 // systemPtrace checks what is in force: a kernel takes 3 for good, and containers see the node's value.
-func systemPtrace(ctx context.Context, m *Machine) Answer {
-	const name = "/proc/sys/kernel/yama/ptrace_scope"
-	text, err := m.Read(name)
-	scope, parseErr := strconv.Atoi(strings.TrimSpace(text))
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+func systemPtrace(_ context.Context, m *Machine) Answer {
+	switch scope, err := strconv.Atoi(m.Value("/proc/sys/kernel/yama/ptrace_scope")); {
+	case err != nil:
 		return none("this kernel has no Yama, so it has no kernel.yama.ptrace_scope")
-	case err != nil || parseErr != nil:
-		return none("unknown: %s cannot be read", name)
 	case scope > 0:
 		return found(ok("kernel.yama.ptrace_scope is %d", scope))
 	}
-	f := warn("kernel.yama.ptrace_scope is 0, so what a judge starts can reach the judge's memory")
-	for _, w := range m.State.Warnings {
-		if strings.HasPrefix(w, name+" is ") {
-			return found(f.Advise("%s; %s", w, m.whoChanges(ctx)))
-		}
-	}
-	return found(f.Safely("kbnode reconcile"))
+	return found(warn("kernel.yama.ptrace_scope is 0, so what a judge starts can reach the judge's memory").
+		Safely("kbnode reconcile").Advise("if the kernel refuses it, the check state says why"))
 }
 
 // systemSandbox checks the kernel. The check docker-seccomp covers what Docker makes of it.

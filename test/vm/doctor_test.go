@@ -72,7 +72,7 @@ var breakages = []breakage{
 	{name: "swap", breaks: "fallocate -l 64M /swap; chmod 600 /swap; mkswap -q /swap; swapon /swap", check: "noise-swap", after: "swapoff /swap 2>/dev/null || true; rm -f /swap"},
 	{name: "a core pattern that pipes", breaks: "sysctl -qw kernel.core_pattern='|/bin/false'", check: "system-core-pattern", after: "sysctl -qw kernel.core_pattern=core"},
 	{name: "few process numbers", breaks: "sysctl -qw kernel.pid_max=4096", check: "system-pids", also: []string{"as-planned"}, after: "sysctl -qw kernel.pid_max=4194304"},
-	{name: "a full disk", breaks: "fallocate -l $(($(df --output=avail -B1 / | tail -n 1) - 200000000)) /full", check: "system-space", also: []string{"docker-space", "image-space", "slot-disk", "hardware-disk"}, fix: "rm -f /full"},
+	{name: "a full disk", breaks: "fallocate -l $(($(df --output=avail -B1 / | tail -n 1) - 200000000)) /full", check: "system-space", also: []string{"image-space", "slot-disk", "hardware-disk"}, fix: "rm -f /full"},
 }
 
 // timed runs a command, and says by the machine's own clock how long it took.
