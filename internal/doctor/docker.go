@@ -22,17 +22,6 @@ import (
 
 const dockerUnit = "docker.service"
 
-// client returns the path of Docker's command-line client, which distributions package without the
-// engine, or "".
-func (m *Machine) client() string {
-	for _, name := range []string{"/usr/bin/docker", "/usr/local/bin/docker"} {
-		if _, err := os.Stat(m.Path(name)); err == nil {
-			return name
-		}
-	}
-	return ""
-}
-
 // engineDown returns why no engine answers.
 func engineDown(ctx context.Context, m *Machine) Finding {
 	why := m.problem("docker")
@@ -40,11 +29,7 @@ func engineDown(ctx context.Context, m *Machine) Finding {
 	_, noSocket := os.Stat(m.Path(m.Config.Docker.Socket))
 	switch {
 	case why == "" && !u.Exists(): // the inventory finds neither a socket nor dockerd
-		what := "Docker is not installed"
-		if name := m.client(); name != "" {
-			what = "the engine is not installed, only its client " + name
-		}
-		return fail("%s", what).By("%s", installer.Docker.Command(m.Inventory.OS)).
+		return fail("Docker's engine is not installed").By("%s", installer.Docker.Command(m.Inventory.OS)).
 			Advise("if there is no such package, add Docker's repository first: https://docs.docker.com/engine/install/")
 	case err != nil || !u.Exists():
 		return fail("%s", cmp.Or(why, "no engine answers on "+m.Config.Docker.Socket)).Advise("check that an engine listens on %s, or set docker.socket in %s", m.Config.Docker.Socket, plan.ConfigPath)

@@ -83,10 +83,9 @@ func TestEngineChecks(t *testing.T) {
 
 		{"it answers", "docker-engine", engine(docker.Info{}), nil, "ok: 28.5.2", ""},
 		{"it stops answering", "docker-engine", deaf(engine(docker.Info{})), nil, "fail: it answered before, but does not now: no answer", "systemctl restart docker"},
-		{"not installed", "docker-engine", dead(slot.Unit{}, ""), nil, "fail: Docker is not installed", "apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
-		{"only the client", "docker-engine", dead(slot.Unit{}, ""), map[string]string{"/usr/bin/docker": ""}, "fail: the engine is not installed, only its client /usr/bin/docker", "apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
+		{"not installed", "docker-engine", dead(slot.Unit{}, ""), nil, "fail: Docker's engine is not installed", "apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
 		{"elsewhere", "docker-engine", dead(slot.Unit{}, "no such file"), nil, "fail: no such file", ""},
-		{"not installed, and systemd is dead", "docker-engine", deaf(dead(slot.Unit{}, "")), nil, "fail: Docker is not installed", "apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
+		{"not installed, and systemd is dead", "docker-engine", deaf(dead(slot.Unit{}, "")), nil, "fail: Docker's engine is not installed", "apt-get update && apt-get install -y docker.io docker-cli && systemctl enable --now docker"},
 		{"no answer from systemd either", "docker-engine", deaf(dead(slot.Unit{}, "refused")), nil, "fail: refused", ""},
 		{"masked", "docker-engine", dead(slot.Unit{Load: "masked", Active: "inactive"}, "refused"), nil, "fail: docker.service is masked", "systemctl unmask docker.service docker.socket && systemctl enable --now docker"},
 		{"failed", "docker-engine", dead(slot.Unit{Load: "loaded", Active: "failed", Result: "exit-code", ExitStatus: 1}, "refused"), nil,

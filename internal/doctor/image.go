@@ -22,26 +22,10 @@ const (
 	onItsWay = 26 * time.Hour
 )
 
-// label returns what people identify an image by.
-func label(i docker.Image) string {
-	digest := ""
-	if len(i.Digests) > 0 {
-		_, digest, _ = strings.Cut(i.Digests[0], "@")
-	}
-	return short(digest, i.ID)
-}
-
 // short returns the part of a digest, or else an ID, that people compare.
 func short(digest, id string) string {
 	text := cmp.Or(digest, id, "an image")
 	return text[:min(len(text), len("sha256:")+12)]
-}
-
-func age(now, made time.Time) string {
-	if made.IsZero() || made.Year() < 2000 { // reproducible builds have none
-		return ""
-	}
-	return ", built" + ago(now, made)
 }
 
 // ago formats how long ago something was.
@@ -77,7 +61,8 @@ func imagePresent(ctx context.Context, m *Machine) Answer {
 		return found(fail("%s is for %s, but this machine is %s, so nothing in it starts", name, i.Arch, m.Inventory.Arch).
 			Advise("build it for %s too, or set image.name to one that is, then run sudo %s", m.Inventory.Arch, updateImage))
 	}
-	return found(ok("%s, %s%s", label(i), gib(i.Size), age(m.Now, i.Created)))
+	_, digest, _ := strings.Cut(append(i.Digests, "")[0], "@")
+	return found(ok("%s, %s", short(digest, i.ID), gib(i.Size)))
 }
 
 func imageRegistry(_ context.Context, m *Machine) Answer {

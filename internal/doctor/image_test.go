@@ -3,7 +3,6 @@ package doctor
 import (
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
@@ -28,12 +27,11 @@ func TestImageChecks(t *testing.T) {
 	const name = config.DefaultImage
 	here := docker.Image{
 		ID: "sha256:1111111111111111", Digests: []string{"ghcr.io/gpu-mode/kernelbot@sha256:aaaaaaaaaaaaaaaa"}, Size: 10 << 30, Arch: "amd64",
-		Created: time.Date(2026, 11, 11, 12, 0, 0, 0, time.UTC),
 	}
 	arm := here
 	arm.Arch = "arm64"
 	old := here
-	old.Created, old.Arch, old.Digests = time.Unix(0, 0), "", nil
+	old.Arch, old.Digests = "", nil
 	byHand := updated(here)
 	byHand.cfg = nil
 	insecure := updated(here)
@@ -68,7 +66,7 @@ func TestImageChecks(t *testing.T) {
 	kept := chosen + `, "previous": [{"id": "x", "size_bytes": 4294967296}], "drop": [{"id": "y", "size_bytes": 4294967296}]`
 	play(t, []scene{
 		{"none yet", "image-state", updated(here), nil, "ok: 0 previous, 0 refused", ""},
-		{"here", "image-present", updated(here), nil, "ok: sha256:aaaaaaaaaaaa, 10.0 GiB, built 10 days ago", ""},
+		{"here", "image-present", updated(here), nil, "ok: sha256:aaaaaaaaaaaa, 10.0 GiB", ""},
 		{"not here", "image-present", updated(docker.Image{}), nil, "warn: " + name + " is not on the node, so the first job waits until it is pulled, and no canary has run it", "kbnode image update"},
 		{"for other machines", "image-present", updated(arm), nil, "fail: " + name + " is for arm64, but this machine is amd64, so nothing in it starts", ""},
 		{"that says little", "image-present", updated(old), nil, "ok: sha256:111111111111, 10.0 GiB", ""},

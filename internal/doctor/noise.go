@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -153,22 +154,17 @@ func noiseUpgrades(ctx context.Context, m *Machine) Answer {
 	return found(ok("nothing upgrades packages automatically"))
 }
 
+var periodic = lazy.Regexp(`(?m)^\s*APT::Periodic::(Unattended-Upgrade|Enable)\s+"?([^";\s]*)`)
+
 // unattended reads APT's configuration as APT does: the last file wins.
 func (m *Machine) unattended() bool {
-	on, periodic := false, true
+	set := map[string]string{"Unattended-Upgrade": "0", "Enable": "1"}
 	for _, file := range m.List("/etc/apt/apt.conf.d/*") {
-		for line := range strings.Lines(m.Value(file)) {
-			value, ok := strings.CutPrefix(strings.TrimSpace(line), "APT::Periodic::Unattended-Upgrade")
-			if ok {
-				value = strings.Trim(value, " \t\";")
-				on = value != "0" && value != ""
-			}
-			if value, ok := strings.CutPrefix(strings.TrimSpace(line), "APT::Periodic::Enable"); ok {
-				periodic = strings.Trim(value, " \t\";") != "0"
-			}
+		for _, line := range periodic().FindAllStringSubmatch(m.Value(file), -1) {
+			set[line[1]] = line[2]
 		}
 	}
-	return on && periodic
+	return set["Enable"] != "0" && set["Unattended-Upgrade"] != "0" && set["Unattended-Upgrade"] != ""
 }
 
 // noiseSwap looks for swap on disks. Jobs have none, but it slows what starts and ends them.

@@ -13,7 +13,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/selftest"
 )
 
 // leftAfter is the age from which something in an idle slot counts as left behind. A job or
@@ -125,18 +124,6 @@ func isGPU(own plan.SlotGPU, g inventory.GPU) bool {
 	return g.Partition == own.Partition && (own.UUID != "" && g.UUID == own.UUID || own.UUID == "" && g.PCI == own.PCI)
 }
 
-func containerFindings(r selftest.SlotReport) []Finding {
-	var all []Finding
-	for _, c := range r.Checks {
-		if !c.Held {
-			f := fail("%s: saw %s", c.Tried, strings.ReplaceAll(c.Saw, "\n", "; ")).Of(r.Index)
-			f.Advice = fmt.Sprintf("%s; sudo kbnode selftest --slot %d runs every test in this slot", c.Do, r.Index)
-			all = append(all, f)
-		}
-	}
-	return all
-}
-
 func slotsContainer(ctx context.Context, m *Machine) Answer {
 	asking, cancel := ctx, context.CancelFunc(func() {})
 	if end, bounded := ctx.Deadline(); bounded {
@@ -164,7 +151,12 @@ func slotsContainer(ctx context.Context, m *Machine) Answer {
 		if r.Held() {
 			well = append(well, r.Index)
 		}
-		all = append(all, containerFindings(r)...)
+		for _, c := range r.Checks {
+			if !c.Held {
+				all = append(all, fail("%s: saw %s", c.Tried, strings.ReplaceAll(c.Saw, "\n", "; ")).Of(r.Index).
+					Advise("%s; sudo kbnode selftest --slot %d runs every test in this slot", c.Do, r.Index))
+			}
+		}
 	}
 	if len(well) > 0 {
 		all = append(all, ok("its GPU, CPUs and memory").Of(well...))

@@ -81,9 +81,9 @@ func TestSlotLimits(t *testing.T) {
 		{"its own", "state", node(func(f *fake) { f.state.Warnings = []string{"slot gpu0 is treated as busy: z"} }), nil, "warn: slot gpu0 is treated as busy: z", ""},
 
 		{"good", "slot-partition", node(nil), nil, "ok: CPUs 1-2,5-6,9-10,13-14", ""},
-		{"taken away", "slot-partition", part("member"), nil, `warn: other programs can run on the slots' CPUs: cpuset.cpus.partition of buildkite.slice is "member"`, again},
+		{"taken away", "slot-partition", part("member"), nil, `warn: other programs can run on the slots' CPUs: cpuset.cpus.partition of buildkite.slice is "member"; try again`, again},
 		{"refused", "slot-partition", part("member"), map[string]string{"/run/kbnode/partition-refused": "1-2\ncpuset.cpus.partition: invalid argument\n"},
-			"warn: other programs can run on the slots' CPUs: the kernel refuses it: cpuset.cpus.partition: invalid argument", again},
+			`warn: other programs can run on the slots' CPUs: cpuset.cpus.partition of buildkite.slice is "member"; cpuset.cpus.partition: invalid argument`, again},
 		{"another has them", "slot-partition", part("root invalid (Cpu list in cpuset.cpus not exclusive)"), map[string]string{
 			"/sys/fs/cgroup/buildkite.slice/cpuset.cpus": "1-2,5-6,9-10,13-14\n", "/sys/fs/cgroup/init.scope/cpuset.cpus": "0\n", "/sys/fs/cgroup/machine.slice/cpuset.cpus": "8-15\n",
 		}, `warn: machine.slice is set to CPUs 8-15, so the kernel cannot reserve the slots' CPUs for them ("root invalid (Cpu list in cpuset.cpus not exclusive)")`, ""},
@@ -122,15 +122,15 @@ func TestSlotState(t *testing.T) {
 		{"because of its GPU", "slot-parked", node(func(f *fake) { f.plan.Slots[1].Parked = "GPU 1 is missing" }), nil, "warn: it takes no jobs because of its GPU", ""},
 	})
 	// Only a file system can be full, and no directory of a test is one.
-	full := diskState{slot: plan.Slot{DiskBytes: 1}, bytes: 1, mount: host.Mount{Device: "7:0"}, home: host.Mount{Device: "7:0"}, use: unix.Statfs_t{Blocks: 100, Bavail: 9, Files: 100, Ffree: 50}}
-	if f := full.judge(); f.Detail != "its disk is nearly full, although no job runs" || f.Fix != recreate {
+	full := diskState{bytes: 1, mount: host.Mount{Device: "7:0"}, home: host.Mount{Device: "7:0"}, use: unix.Statfs_t{Blocks: 100, Bavail: 9, Files: 100, Ffree: 50}}
+	if f := full.judge(plan.Slot{DiskBytes: 1}); f.Detail != "its disk is nearly full, although no job runs" || f.Fix != recreate {
 		t.Errorf("%+v", f)
 	}
 	full.use.Bavail, full.use.Ffree = 50, 9
-	if f := full.judge(); f.Status != Warn {
+	if f := full.judge(plan.Slot{DiskBytes: 1}); f.Status != Warn {
 		t.Errorf("without inodes: %+v", f)
 	}
-	if full.busy = "job 7"; full.judge().Status != OK {
+	if full.busy = "job 7"; full.judge(plan.Slot{DiskBytes: 1}).Status != OK {
 		t.Error("a job may fill its disk")
 	}
 }
