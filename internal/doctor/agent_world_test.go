@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -238,8 +237,6 @@ func (w *world) ask() *Report {
 	played(r.Checks...)
 	return r
 }
-
-var errOfTests = errors.New("systemd is dead")
 
 // deaf makes a socket that nothing listens on anymore.
 func (w *world) deaf(k int) {

@@ -51,8 +51,6 @@ type (
 	Result = check.Result
 	// Report is the outcome of a run.
 	Report = check.Report
-	// UnknownError means that a name is neither a check nor a group.
-	UnknownError = check.UnknownError
 )
 
 // The statuses, in order.
@@ -62,9 +60,6 @@ const (
 	Warn = check.Warn
 	Fail = check.Fail
 )
-
-// ErrNothingLeft means that the options exclude every check.
-var ErrNothingLeft = check.ErrNothingLeft
 
 // Run runs the selected checks, of All unless the options have others.
 func Run(ctx context.Context, m *Machine, o Options) (*Report, error) {

@@ -2,10 +2,15 @@ package doctor
 
 import (
 	"errors"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/docs"
 	"github.com/gpu-mode/kbnode/internal/check"
 )
 
@@ -27,7 +32,7 @@ func TestExplainEach(t *testing.T) {
 			t.Errorf("the chapter on %s is not in that on %s (%v)", c.ID, c.Group, err)
 		}
 	}
-	var unknown *UnknownError
+	var unknown *check.UnknownError
 	if _, err := Explain("nonsense"); !errors.As(err, &unknown) {
 		t.Errorf("nonsense: %v", err)
 	}
@@ -81,4 +86,42 @@ func summaries(r *Report) map[string]string {
 		all[c.ID] = c.Status.String() + ": " + text
 	}
 	return all
+}
+
+// TestSymptoms tests that a symptom leads to each check that makes a node unfit.
+func TestSymptoms(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/troubleshooting.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range All() {
+		if link := "[" + c.ID + "](doctor.md#" + c.ID + ")"; c.Worst == Fail && !strings.Contains(string(text), link) {
+			t.Errorf("no symptom in docs/troubleshooting.md leads to %s", c.ID)
+		}
+	}
+}
+
+// TestPage tests that docs/doctor.md has a chapter on each check, in the same order.
+func TestPage(t *testing.T) {
+	t.Parallel()
+	var want []string
+	group := ""
+	for _, c := range All() {
+		if c.Group != group {
+			group = c.Group
+			want = append(want, "## "+group)
+		}
+		want = append(want, "### "+c.ID)
+	}
+	_, page, _ := strings.Cut(docs.Doctor, "\n## Node\n")
+	got := append([]string{"## node"}, regexp.MustCompile(`(?m)^##.*$`).FindAllString(page, -1)...)
+	for i := range got {
+		if strings.HasPrefix(got[i], "## ") {
+			got[i] = strings.ToLower(got[i])
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
 }

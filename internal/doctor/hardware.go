@@ -37,10 +37,10 @@ func enough(least string, share, good int64, name func(int64) string) Answer {
 func diskBytes(disks []inventory.DiskFree) (sum int64) {
 	counted := map[int64]bool{}
 	for _, d := range disks {
-		if !counted[d.TotalBytes] {
-			sum += d.TotalBytes
-		}
 		counted[d.TotalBytes] = true
+	}
+	for size := range counted {
+		sum += size
 	}
 	return sum
 }

@@ -14,7 +14,7 @@ import (
 // kernelSetting checks settings that kbnode makes and that do not hold, because the kernel rejects them or
 // another program keeps changing them. The check as-planned reports what kbnode will correct.
 func kernelSetting(part string) func(context.Context, *Machine) Answer {
-	return func(ctx context.Context, m *Machine) Answer {
+	return func(_ context.Context, m *Machine) Answer {
 		if m.Config.Hygiene.Disabled {
 			return none("hygiene.disabled leaves it alone")
 		}
@@ -29,7 +29,7 @@ func kernelSetting(part string) func(context.Context, *Machine) Answer {
 			}
 			for _, w := range m.State.Warnings {
 				if ofTunable(t, w) {
-					all = append(all, warn("%s", w).Advise("%s", m.whoChanges(ctx)))
+					all = append(all, warn("%s", w).Advise(whoChanges))
 				}
 			}
 		}
@@ -55,15 +55,9 @@ func shown(t plan.Tunable) string {
 	return t.Value
 }
 
-// whoChanges names running programs that are known to change the same settings.
-func (m *Machine) whoChanges(ctx context.Context) string {
-	run, _ := m.running(ctx, "tuned.service", "power-profiles-daemon.service", "thermald.service", "irqbalance.service", "cpufrequtils.service", "auto-cpufreq.service", "tlp.service")
-	who := "find out what changes it"
-	if len(run) > 0 {
-		who = "run sudo systemctl disable --now " + strings.Join(run, " ") + " if that is what changes it"
-	}
-	return who + "; " + Pages + "configuration.md under \"Where it does not work\" says how to try again"
-}
+// whoChanges is the advice for a setting that does not hold.
+const whoChanges = "see whether tuned, power-profiles-daemon, thermald, irqbalance, cpufrequtils, auto-cpufreq or tlp runs and changes it; " +
+	Pages + "configuration.md under \"Where it does not work\" says how to try again"
 
 // irqbalance avoids CPUs only if told to.
 func irqbalance(ctx context.Context, m *Machine) Answer {
