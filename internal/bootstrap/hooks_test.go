@@ -47,7 +47,9 @@ func newRig(t *testing.T, end slot.Outcome, says string) *rig {
 		defer r.mu.Unlock()
 		r.specs = append(r.specs, spec)
 		frames := slot.NewFrames(w, nil)
-		_, _ = io.WriteString(frames.Writer(slot.FrameStdout), says)
+		if says != "" {
+			_, _ = io.WriteString(frames.Writer(slot.FrameStdout), says)
+		}
 		_ = frames.End(end)
 	})}
 	go func() { _ = s.Serve(l) }()

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -135,18 +136,19 @@ func (c Config) follow(ctx, canceled context.Context, spec *job.Spec) (slot.Outc
 	ctx, done := context.WithCancel(ctx)
 	defer done()
 	defer context.AfterFunc(canceled, func() { service.cancel(ctx, spec.JobID) })()
-	running := false
-	return service.run(ctx, func(kind slot.FrameKind, data []byte) {
+	begin := sync.OnceFunc(func() { c.say("+++ " + title(spec)) })
+	o, err := service.run(ctx, func(kind slot.FrameKind, data []byte) {
 		if kind == slot.FrameNote {
 			c.say("kbnode " + string(data))
 			return
 		}
-		if !running {
-			running = true
-			c.say("+++ " + title(spec))
-		}
+		begin()
 		_, _ = c.Log.Write(data) // its reader may be gone
 	})
+	if err == nil && o.Refused == "" && o.NodeFault == "" && !o.Canceled && spec.Kind != job.KindUpload {
+		begin() // it ran without a word
+	}
+	return o, err
 }
 
 // title is a line that says what runs.

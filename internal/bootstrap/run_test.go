@@ -23,6 +23,20 @@ func TestExitStatus(t *testing.T) {
 	}
 }
 
+// TestTitle says what ran, if it ran, also without any output.
+func TestTitle(t *testing.T) {
+	t.Parallel()
+	for o, want := range map[slot.Outcome]bool{
+		{}: true, {ExitCode: 1}: true, {Refused: "no"}: false, {NodeFault: "no engine"}: false, {Canceled: true}: false,
+	} {
+		r := newRig(t, o, "")
+		_, _ = Run(t.Context(), r.Config)
+		if got := strings.Count(r.log.String(), "+++ true\n") == 1; got != want {
+			t.Errorf("%+v: %s", o, r.log.String())
+		}
+	}
+}
+
 // TestIgnoredVariables names what the agent ignored, in one line.
 func TestIgnoredVariables(t *testing.T) {
 	t.Parallel()

@@ -26,9 +26,15 @@ func submitted(m *vm.Machine, slot int, command string) (build string) {
 	return build
 }
 
-// released lets the job of a slot end.
-func released(m *vm.Machine, slot int) {
-	m.Sh(fmt.Sprintf("touch /var/lib/buildkite-agent/gpu-%d/builds/kbnode-*/checkout/go", slot))
+// released lets the job of a build end.
+func released(m *vm.Machine, slot int, build string) {
+	m.Sh(fmt.Sprintf("touch /var/lib/buildkite-agent/gpu-%d/builds/kbnode-*/checkout/go || { bkstub log %s; journalctl -n 30 -u kbnode-guard-gpu%[1]d; exit 1; } >&2", slot, build))
+}
+
+// counting waits until a job counts on, as its log says.
+func counting(m *vm.Machine, build string) {
+	lines := "bkstub log " + build + " | grep -c '^line '"
+	m.Wait("the job to count on", "n=$("+lines+"); sleep 3; test $("+lines+") -gt $n")
 }
 
 // whole says that a job's log has each of its lines once, in order.
@@ -147,8 +153,8 @@ func TestInterrupted(t *testing.T) {
 	t.Run("the engine restarts, and lets containers live", func(t *testing.T) {
 		build := submitted(m, 5, counted)
 		m.Sh("systemctl restart docker")
-		m.Wait("more output", "n=$(bkstub log "+build+" | wc -l); sleep 3; test $(bkstub log "+build+" | wc -l) -gt $n")
-		released(m, 5)
+		counting(m, build)
+		released(m, 5, build)
 		r := p.wait(t, build, "passed")
 		whole(t, r.Log)
 		m.Sh("bkstub artifact " + build + " out.json")
@@ -171,9 +177,10 @@ func TestInterrupted(t *testing.T) {
 		build := submitted(m, 6, counted)
 		for range 3 {
 			m.Sh("systemctl kill -s KILL kbnode-guard-gpu6")
-			m.Wait("the next service", "kbnode status --json | jq -e '.slots[6].job' && n=$(bkstub log "+build+" | wc -l) && sleep 3 && test $(bkstub log "+build+" | wc -l) -gt $n")
+			m.Wait("the next service", "kbnode status --json | jq -e '.slots[6].job'")
+			counting(m, build)
 		}
-		released(m, 6)
+		released(m, 6, build)
 		r := p.wait(t, build, "passed")
 		whole(t, r.Log)
 		idle(t, m, 6)
