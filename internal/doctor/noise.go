@@ -105,8 +105,7 @@ func noiseTimers(ctx context.Context, m *Machine) Answer {
 	case err != nil:
 		return found(skip("%s", err))
 	case len(run) > 0:
-		list := strings.Join(run, " ")
-		return found(warn("%s may start while a job is timed", strings.Join(run, ", ")).By("systemctl disable --now %s", list))
+		return found(warn("%s may start while a job is timed", strings.Join(run, ", ")).By("systemctl disable --now %s", strings.Join(run, " ")))
 	}
 	return found(ok("none"))
 }
