@@ -54,6 +54,7 @@ func TestAgentChecks(t *testing.T) {
 		}, "agent-other fail: buildkite-agent.service runs; its jobs get all GPUs and CPUs", "systemctl disable --now buildkite-agent.service"},
 		{"it will run after a reboot", func(w *world) {
 			w.put(plan.UnitDir+"/multi-user.target.wants/buildkite-agent.service", "", 0o644)
+			w.put(plan.UnitDir+"/multi-user.target.wants/"+plan.AgentUnit(0), "", 0o644)
 		}, "agent-other fail: buildkite-agent.service starts at boot; its jobs get all GPUs and CPUs", "systemctl disable --now buildkite-agent.service"},
 		{"somebody started one by hand", func(w *world) {
 			w.put("/proc/7/comm", "buildkite-agent\n", 0o644)
@@ -108,6 +109,7 @@ func TestAgentChecks(t *testing.T) {
 		{"another slice", func(w *world) { w.dropIn(1, "Slice=x.slice") },
 			`agent-unit fail 1: Slice is "x.slice" instead of buildkite-gpu1.slice: its agent runs outside the slot's limits; set in ` + dropIn, undo("Slice")},
 		{"a longer stop", func(w *world) { w.dropIn(1, "TimeoutStopSec=2h\nRestart=always") }, "", ""},
+		{"a longer stop in minutes", func(w *world) { w.dropIn(1, "TimeoutStopSec=90min") }, "", ""},
 		{"no limit of a stop", func(w *world) { w.dropIn(1, "TimeoutStopSec=infinity") }, "", ""},
 
 		{"the guard is stopped", func(w *world) { w.guardOf(1, func(u *slot.Unit) { u.Active = "inactive" }) },

@@ -179,7 +179,11 @@ func TestDaemonEdits(t *testing.T) {
 			f := engine(docker.Info{CgroupDriver: "cgroupfs", DefaultRuntime: "nvidia", Security: []string{"name=userns"}, StorageDriver: "overlayfs"})
 			f.inv.NVIDIA = &inventory.NVIDIA{}
 			m := machineOf(t, f, file(tt.before))
-			fix := answer(t, m, tt.id).Findings[0].Fix
+			finding := answer(t, m, tt.id).Findings[0]
+			fix := finding.Fix
+			if finding.Safe != strings.HasSuffix(fix, "reload docker") {
+				t.Errorf("safe is %t: %s", finding.Safe, fix) // a restart ends jobs
+			}
 			edit, _, cut := strings.Cut(fix, " && systemctl re")
 			if !cut {
 				t.Fatalf("type %q", fix)
