@@ -188,19 +188,6 @@ func (w *world) put(name, text string, mode fs.FileMode) {
 	w.must(os.Chmod(w.Path(name), mode))
 }
 
-// edit changes a file of the machine.
-func (w *world) edit(name, old, replacement string) {
-	w.t.Helper()
-	text, err := w.Read(name)
-	w.must(err)
-	if !strings.Contains(text, old) {
-		w.t.Fatalf("%s has no %q", name, old)
-	}
-	info, err := os.Stat(w.Path(name))
-	w.must(err)
-	w.put(name, strings.ReplaceAll(text, old, replacement), info.Mode().Perm())
-}
-
 // agentOf changes the agent of a slot as systemd sees it.
 func (w *world) agentOf(k int, change func(*slot.Unit)) {
 	name := plan.AgentUnit(k)

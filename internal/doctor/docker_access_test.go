@@ -10,13 +10,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// roomy returns an engine whose disk has free of total bytes free.
-func roomy(free, total int64) *fake {
-	f := engine(docker.Info{RootDir: "/var/lib/docker"})
-	f.inv.Disks = []inventory.DiskFree{{Path: "/", FreeBytes: 1}, {Path: "/var/lib/docker", FreeBytes: free, TotalBytes: total}}
-	return f
-}
-
 // TestContainerdStore tests that Docker's data-root does not move containerd's store.
 func TestContainerdStore(t *testing.T) {
 	t.Parallel()
