@@ -89,7 +89,7 @@ func (c Config) hook(ctx context.Context, name string) (out []byte, exports []jo
 		return nil, nil, nil
 	}
 	path := filepath.Join(c.Hooks, name)
-	there, err := c.checkHook(path)
+	there, err := CheckHook(path, c.hookOwner)
 	if !there || err != nil {
 		return nil, nil, err
 	}
@@ -137,9 +137,9 @@ func (c Config) hookTime() time.Duration {
 	return hookTime
 }
 
-// checkHook reports whether there is a hook of the operator's, and refuses one that others than root
-// can change. Hooks that earlier versions of kbnode wrote are none.
-func (c Config) checkHook(path string) (there bool, err error) {
+// CheckHook reports whether there is a hook of the operator's, and refuses one that others than its
+// owner, root, can change. Hooks that earlier versions of kbnode wrote are none.
+func CheckHook(path string, owner int) (there bool, err error) {
 	for _, p := range []string{filepath.Dir(path), path} {
 		info, err := os.Lstat(p)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -149,7 +149,7 @@ func (c Config) checkHook(path string) (there bool, err error) {
 			return false, err
 		}
 		st, ok := info.Sys().(*syscall.Stat_t)
-		if !ok || int(st.Uid) != c.hookOwner || info.Mode().Perm()&0o022 != 0 || p == path && !info.Mode().IsRegular() {
+		if !ok || int(st.Uid) != owner || info.Mode().Perm()&0o022 != 0 || p == path && !info.Mode().IsRegular() {
 			return false, fmt.Errorf("%s must be root's own, and no one else may write to it", p)
 		}
 	}

@@ -17,15 +17,10 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
-// answerTime limits the request to Buildkite, and systemTime the query for the agents'
-// proxies.
-const (
-	answerTime = 8 * time.Second
-	systemTime = 2 * time.Second
-)
+// answerTime limits the request to Buildkite.
+const answerTime = 8 * time.Second
 
 // agentEndpoint connects to Buildkite as agents do, step by step, without sending a token.
 func agentEndpoint(ctx context.Context, m *Machine) Answer {
@@ -40,7 +35,7 @@ func agentEndpoint(ctx context.Context, m *Machine) Answer {
 	if err != nil {
 		return found(fail("agent.endpoint: %s", err).Advise("correct it in %s", plan.ConfigPath))
 	}
-	network, proxies := m.agentNetwork(ctx)
+	network, proxies := m.agentNetwork()
 	through := ""
 	if proxy, err := proxies.ProxyFunc()(at); err == nil && proxy != nil {
 		through = " through proxy " + proxy.Host
@@ -71,15 +66,13 @@ func loopback(host string) bool {
 
 // agentNetwork returns how the agents reach Buildkite. It takes the proxies from a running
 // agent, because operators put them into its unit, or else from kbnode's own environment.
-func (m *Machine) agentNetwork(ctx context.Context) (*http.Transport, *httpproxy.Config) {
+func (m *Machine) agentNetwork() (*http.Transport, *httpproxy.Config) {
 	proxies := httpproxy.FromEnvironment()
-	for _, u := range m.agentUnits(ctx) {
-		env, err := m.Read(fmt.Sprintf("/proc/%d/environ", u.MainPID))
-		if u.MainPID <= 0 || err != nil {
-			continue
+	for _, pid := range m.agents() {
+		if env, err := m.Read(fmt.Sprintf("/proc/%d/environ", pid)); err == nil {
+			proxies = proxiesOf(env)
+			break
 		}
-		proxies = proxiesOf(env)
-		break
 	}
 	ask := proxies.ProxyFunc()
 	dialer := &net.Dialer{Timeout: 5 * time.Second}
@@ -87,24 +80,6 @@ func (m *Machine) agentNetwork(ctx context.Context) (*http.Transport, *httpproxy
 		Proxy:       func(r *http.Request) (*url.URL, error) { return ask(r.URL) },
 		DialContext: dialer.DialContext, TLSHandshakeTimeout: 5 * time.Second, DisableKeepAlives: true, ForceAttemptHTTP2: true,
 	}, proxies
-}
-
-// agentUnits asks systemd for at most systemTime. If systemd does not answer, other checks
-// report it.
-func (m *Machine) agentUnits(ctx context.Context) []slot.Unit {
-	ctx, cancel := context.WithTimeout(ctx, systemTime)
-	defer cancel()
-	answer := make(chan []slot.Unit, 1)
-	go func() {
-		units, _ := m.Source.Units(ctx, "buildkite-agent-gpu*.service")
-		answer <- units
-	}()
-	select {
-	case units := <-answer:
-		return units
-	case <-ctx.Done():
-		return nil
-	}
 }
 
 // proxiesOf returns the proxies in a process's environment, in the form of
@@ -163,7 +138,7 @@ func tokenAccepted(ctx context.Context, m *Machine) Answer {
 	if err != nil {
 		return found(fail("%s", lines(err)).Advise("%s", newToken))
 	}
-	network, _ := m.agentNetwork(ctx)
+	network, _ := m.agentNetwork()
 	account, err := agent.AskAccount(ctx, network, m.Config.Agent.Endpoint, token)
 	switch {
 	case errors.Is(err, agent.ErrTokenRefused):

@@ -3,28 +3,23 @@ package doctor
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
-	"io/fs"
-	"net"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// pingTime is how long a guard may take to say whether a job could start, in at most maxAnswer bytes.
-const (
-	pingTime  = 5 * time.Second
-	maxAnswer = 64 << 10
-)
+// pingTime is how long a guard may take to say whether a job could start.
+const pingTime = 5 * time.Second
 
 // agentsRunning checks what kbnode status shows, and adds the agent's last words.
 func agentsRunning(ctx context.Context, m *Machine) Answer {
@@ -89,65 +84,134 @@ func drained(_ context.Context, m *Machine) Answer {
 
 // guards asks each slot's service, all at once.
 func guards(ctx context.Context, m *Machine) Answer {
-	users, err := reconcile.ReadUsers(m.Root)
-	if err != nil {
-		return found(fail("%s", lines(err)).Advise("see /etc/passwd"))
-	}
 	all := make([]Finding, len(m.Plan.Slots))
 	var asked sync.WaitGroup
 	for i, s := range m.Plan.Slots {
-		if s.Parked != "" {
-			all[i] = skip("the slot is parked").Of(s.Index)
-			continue
-		}
-		asked.Go(func() { all[i] = oneGuard(ctx, m, s, users[s.User].GID).Of(s.Index) })
+		asked.Go(func() { all[i] = oneGuard(ctx, m, s).Of(s.Index) })
 	}
 	asked.Wait()
 	return found(together(all)...)
 }
 
-func oneGuard(ctx context.Context, m *Machine, s plan.Slot, gid int) Finding {
+func oneGuard(ctx context.Context, m *Machine, s plan.Slot) Finding {
 	unit, socket := plan.GuardUnit(s.Index), plan.SocketPath(s.Index)
-	g := m.State.Units[unit]
-	uid, group, mode := m.Owner(socket)
-	restart := func(f Finding) Finding { return f.By("systemctl restart %s", unit) }
-	switch {
+	switch g := m.State.Units[unit]; {
+	case s.Parked != "":
+		return skip("the slot is parked")
 	case g.Active == "failed" || g.Sub == "auto-restart":
 		return fail("the guard keeps failing (%s, exit status %d): %s", g.Result, g.ExitStatus, m.lastWords(ctx, unit)).Advise("see sudo journalctl -u %s", unit)
 	case !g.Running():
 		return fail("the guard does not run").Safely("systemctl start %s", unit)
-	case uid < 0:
-		return restart(fail("its guard runs, but %s is missing", socket))
-	case mode.Type() != fs.ModeSocket:
-		return fail("%s is not a socket", socket).By("rm -r %s && systemctl restart %s", socket, unit)
-	case uid != root() || group != gid || mode.Perm() != 0o660:
-		return fail("%s has user %d, group %d, mode %04o; it must have user root, group %d, mode 0660", socket, uid, group, mode.Perm(), gid).
-			Safely("chown 0:%d %s && chmod 660 %s", gid, socket, socket)
+	}
+	if _, _, mode := m.Owner(socket); mode.Perm()&0o007 != 0 {
+		return fail("%s has mode %04o, so any user of this machine may run jobs", socket, mode.Perm()).Safely("chmod 660 %s", socket)
 	}
 	ctx, cancel := context.WithTimeout(ctx, pingTime)
 	defer cancel()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", m.Path(socket))
-	}}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://guard"+slot.CheckPath, nil)
 	if err != nil {
 		return fail("%s", err).Advise("report it")
 	}
+	client := slot.Client(m.Path(socket))
+	defer client.CloseIdleConnections()
 	resp, err := client.Do(req)
 	if err != nil {
-		return restart(fail("%s does not answer: %s", socket, because(err)))
+		return fail("%s does not answer: %s", socket, because(err)).By("systemctl restart %s", unit)
 	}
-	var says struct{ Message string }
-	err = json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&says)
-	_ = resp.Body.Close()
+	defer resp.Body.Close() //nolint:errcheck // only read
 	switch {
 	case resp.StatusCode == http.StatusNoContent:
 		return ok("answers")
 	case m.Inventory.Software.Docker.Version == "":
 		return skip("Docker does not answer")
 	}
-	if err != nil || says.Message == "" {
-		says.Message = resp.Status
+	return fail("no job can start: %s", text.Line(slot.Message(resp), 300)).Advise("see sudo journalctl -u %s, and check that Docker answers: sudo docker version", unit)
+}
+
+// waits reports whether a slot's agent should be connected now.
+func (m *Machine) waits(s plan.Slot) bool {
+	ss := m.State.Slot(s.Index)
+	return s.Serves() && len(ss.Parked) == 0 && ss.Registered
+}
+
+// queues uses the agents' own token, which sees the queues of its cluster.
+func queues(_ context.Context, m *Machine) Answer {
+	if m.Account == nil || len(m.Account.Agents.Queues) == 0 {
+		return none("Buildkite shows this token no queues")
 	}
-	return fail("no job can start: %s", text.Line(strings.TrimPrefix(says.Message, "kbnode: "), 300)).Advise("see sudo journalctl -u %s, and check that Docker answers: sudo docker version", unit)
+	slots := map[string][]int{}
+	for _, s := range m.Plan.Slots {
+		if m.waits(s) {
+			slots[s.Queue] = append(slots[s.Queue], s.Index)
+		}
+	}
+	var all []Finding
+	for _, q := range slices.Sorted(maps.Keys(slots)) {
+		ours := slots[q]
+		at, there := m.Account.Agents.Queues[q]
+		switch {
+		case !there:
+			all = append(all, fail("the token's cluster has no queue %s, or no agent in it", q).Of(ours...).
+				Advise("create it in Buildkite (Agents, the cluster, Queues, New Queue, self-hosted), or choose another with sudo kbnode install --queue NAME"))
+		case at.Total < len(ours):
+			all = append(all, warn("queue %s has %d agents, but %d slots use it", q, at.Total, len(ours)).Of(ours...).
+				Advise("see Agents in Buildkite for the missing ones, and try again in a minute"))
+		default:
+			all = append(all, ok("%s: %d agents", q, at.Total).Of(ours...))
+		}
+	}
+	if len(all) == 0 {
+		return none("no slot waits for jobs")
+	}
+	return found(all...)
+}
+
+// connected uses the REST API, which needs a user's token.
+func connected(ctx context.Context, m *Machine) Answer {
+	if m.API.Token == "" {
+		return none("no API token; set BUILDKITE_API_TOKEN to ask")
+	}
+	if m.Account == nil || m.Account.Organization.Slug == "" {
+		return none("Buildkite does not report the organization")
+	}
+	client, err := buildkite.New(buildkite.Options{URL: m.API.URL, Token: m.API.Token})
+	if err != nil {
+		return found(warn("%s", lines(err)).Advise("see BUILDKITE_API_URL"))
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	list, err := client.Agents(ctx, m.Account.Organization.Slug)
+	if err != nil {
+		return found(warn("%s", lines(err)).Advise("the token needs scope read_agents and access to organization %s", m.Account.Organization.Slug))
+	}
+	all := m.eachSlot(func(s plan.Slot) Finding {
+		if !m.waits(s) {
+			return Finding{}
+		}
+		return listed(s, list)
+	})
+	if len(all) == 0 {
+		return none("no slot waits for jobs")
+	}
+	return found(all...)
+}
+
+func listed(s plan.Slot, list []buildkite.Agent) Finding {
+	named := slices.DeleteFunc(slices.Clone(list), func(a buildkite.Agent) bool { return a.Name != s.Agent })
+	switch {
+	case len(named) == 0:
+		return fail("Buildkite does not list the agent").Advise("see sudo journalctl -u %s, and run sudo systemctl restart %[1]s", plan.AgentUnit(s.Index))
+	case len(named) > 1:
+		var hosts []string
+		for _, a := range named {
+			hosts = append(hosts, fmt.Sprintf("%.60s", a.Hostname))
+		}
+		return warn("%d agents are named %s, on %s", len(named), s.Agent, strings.Join(hosts, ", ")).
+			Advise("give this node its own name: sudo kbnode install --node NAME")
+	case named[0].Paused:
+		return warn("the agent is paused in Buildkite and gets no jobs: %.200s", named[0].PausedNote).Advise("resume it in Buildkite, Agents")
+	case !slices.Contains(named[0].Tags, "queue="+s.Queue):
+		return fail("Buildkite does not list the agent in queue %s", s.Queue).By("systemctl restart %s", plan.AgentUnit(s.Index))
+	}
+	return ok("connected")
 }

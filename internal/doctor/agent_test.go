@@ -23,9 +23,9 @@ func TestAgentChecksOfHealthyNode(t *testing.T) {
 	got := summaries(w.ask())
 	want := map[string]string{
 		"agent-other": "ok: none", "agent-binary": "ok: /usr/bin/buildkite-agent", "agent-version": "ok: 3.76.2",
-		"agent-endpoint": "ok: " + strings.TrimPrefix(w.bk.URL, "http://"), "agent-token": "ok: mode 0600", "agent-token-elsewhere": "ok: none",
-		"agent-token-accepted": "ok: organization kbnode", "agent-keys": "ok: 11 keys", "agent-hooks": "ok: 1 of kbnode or the operator",
-		"agent-unit": "ok: 0 drop-ins", "agent-guard": "ok: answers",
+		"agent-endpoint": "ok: " + strings.TrimPrefix(w.bk.URL, "http://"), "agent-token": "ok: mode 0600",
+		"agent-token-accepted": "ok: organization kbnode", "agent-hooks": "ok: 0 of the operator",
+		"agent-unit": "ok: no drop-in changes them", "agent-guard": "ok: answers",
 		"agent-running": "ok: registered", "agent-drained": "ok: 2 slots",
 		"buildkite-queue": "ok: b200: 2 agents", "buildkite-agents": "ok: connected",
 	}
@@ -48,15 +48,14 @@ func TestAgentChecks(t *testing.T) {
 		fix  string // "" if there is advice
 	}{
 		{"the package's service runs", func(w *world) {
-			w.f.units = []slot.Unit{{Name: "buildkite-agent.service", Active: "active", Cgroup: "/system.slice/buildkite-agent.service"}, {Name: "buildkite-agent-gpu0.service", Active: "active"}}
 			w.put("/proc/7/comm", "buildkite-agent\n", 0o644)
 			w.put("/proc/7/cmdline", "/usr/bin/buildkite-agent\x00start\x00", 0o644)
 			w.put("/proc/7/cgroup", "0::/system.slice/buildkite-agent.service\n", 0o644)
-			w.put(plan.UnitDir+"/multi-user.target.wants/buildkite-agent.service", "", 0o644)
 		}, "agent-other fail: buildkite-agent.service runs; its jobs get all GPUs and CPUs", "systemctl disable --now buildkite-agent.service"},
 		{"it will run after a reboot", func(w *world) {
 			w.put(plan.UnitDir+"/multi-user.target.wants/buildkite-agent.service", "", 0o644)
-		}, "agent-other fail: buildkite-agent.service is stopped, but starts at the next boot", "systemctl disable buildkite-agent.service"},
+			w.put(plan.UnitDir+"/multi-user.target.wants/"+plan.AgentUnit(0), "", 0o644)
+		}, "agent-other fail: buildkite-agent.service starts at boot; its jobs get all GPUs and CPUs", "systemctl disable --now buildkite-agent.service"},
 		{"somebody started one by hand", func(w *world) {
 			w.put("/proc/7/comm", "buildkite-agent\n", 0o644)
 			w.put("/proc/7/cmdline", "/usr/bin/buildkite-agent\x00start\x00", 0o644)
@@ -93,57 +92,25 @@ func TestAgentChecks(t *testing.T) {
 		{"an agent of the future", func(w *world) { w.Inventory.Software.Agent.Version = "5.0.0" },
 			"agent-version warn 0-1: buildkite-agent 5.0.0 is too new: kbnode supports 3 and 4", ""},
 
-		{"a key that nobody knows", func(w *world) { w.edit(cfgPath(1), "spawn=", "spawm=") },
-			"agent-keys fail 1: the agent does not know spawm and silently ignores it", "kbnode reconcile"},
-		{"an agent that lists no keys", func(w *world) { w.Inventory.Software.Agent.Keys = nil },
-			"agent-keys warn 0-1: the agent does not list its configuration keys", "kbnode upgrade --agent-version 3.76.2"},
-		{"which agents run nobody can read", func(w *world) { w.put(plan.AgentsPath, "{", 0o644) },
-			"agent-keys fail: read agents /var/lib/kbnode/agents.json: unexpected end of JSON input; delete the file to run the installed agent in all slots", ""},
-
-		{"a hook is not executable", func(w *world) { w.must(os.Chmod(w.Path(plan.HooksDir+"/agent-startup"), 0o644)) },
-			"agent-hooks fail: hook agent-startup is not executable (mode 0644), so kbnode cannot tell that agents have registered", "kbnode reconcile"},
-		{"a hook is gone", func(w *world) { w.must(os.Remove(w.Path(plan.HooksDir + "/agent-startup"))) },
-			"agent-hooks fail: hook agent-startup is missing, so kbnode cannot tell that agents have registered", "kbnode reconcile"},
-		{"a hook is a directory", func(w *world) {
-			w.must(os.Remove(w.Path(plan.HooksDir + "/agent-startup")))
-			w.must(os.Mkdir(w.Path(plan.HooksDir+"/agent-startup"), 0o755))
-		}, "agent-hooks fail: hook agent-startup is not a file, so kbnode cannot tell that agents have registered", "kbnode reconcile"},
-		{"all may write a hook", func(w *world) { w.must(os.Chmod(w.Path(plan.HooksDir+"/agent-startup"), 0o777)) },
-			fmt.Sprintf("agent-hooks fail: hook agent-startup can be changed by users other than root (user %d, mode 0777), so kbnode cannot tell that agents have registered", root()), "kbnode reconcile"},
-		{"a hook without a #! line", func(w *world) { w.edit(plan.HooksDir+"/agent-startup", "#!/bin/bash\n", "") },
-			"agent-hooks fail: hook agent-startup has no #! line, so kbnode cannot tell that agents have registered", "kbnode reconcile"},
-		{"a hook from Windows", func(w *world) { w.edit(plan.HooksDir+"/agent-startup", "\n", "\r\n") },
-			"agent-hooks fail: hook agent-startup has Windows line endings, so kbnode cannot tell that agents have registered", "kbnode reconcile"},
-		{"a hook of no shell", func(w *world) { w.edit(plan.HooksDir+"/agent-startup", "#!/bin/bash", "#! /bin/zsh -e") },
-			`agent-hooks fail: hook agent-startup needs "/bin/zsh", which does not exist, so kbnode cannot tell that agents have registered`, "kbnode reconcile"},
-		{"a foreign hook", func(w *world) {
-			w.put(plan.HooksDir+"/command", "#!/bin/bash\n", 0o755)
-			w.put(plan.HooksDir+"/command.sample", "", 0o755)
-		}, "agent-hooks fail: hook command is not kbnode's; hooks of an operator are environment and pre-exit", "kbnode install --adopt --yes"},
 		{"an operator's hook that all may write", func(w *world) {
 			w.put(plan.HooksDir+"/environment", "#!/bin/bash\n", 0o755)
 			w.put(plan.HooksDir+"/pre-exit", "#!/bin/bash\n", 0o755)
 			w.must(os.Chmod(w.Path(plan.HooksDir+"/pre-exit"), 0o777))
-		}, fmt.Sprintf("agent-hooks fail: hook pre-exit can be changed by users other than root (user %d, mode 0777), so the slots run no job", root()), ""},
-		{"all may add hooks", func(w *world) { w.must(os.Chmod(w.Path(plan.HooksDir), 0o777)) },
-			"agent-hooks fail: users other than root can add hooks to /etc/buildkite-agent/hooks (mode 0777)",
-			"chown root:root /etc/buildkite-agent/hooks && chmod 755 /etc/buildkite-agent/hooks"},
+		}, "agent-hooks fail: hook pre-exit, so the slots run no job: ROOT/etc/buildkite-agent/hooks/pre-exit must be root's own, and no one else may write to it",
+			"chown -R root:root /etc/buildkite-agent/hooks && chmod -R go-w /etc/buildkite-agent/hooks"},
+		{"an operator's hook that bash runs", func(w *world) { w.put(plan.HooksDir+"/environment", "export A=b\n", 0o644) }, "", ""},
 
-		{"no restart", func(w *world) { w.dropIn(1, "Restart=no", "Restart", "no") },
+		{"no restart", func(w *world) { w.dropIn(1, "Restart=no") },
 			`agent-unit fail 1: Restart is "no" instead of always: an agent that Buildkite disconnects does not start again; set in ` + dropIn, undo("Restart")},
-		{"jobs are killed", func(w *world) { w.dropIn(1, "KillMode=process", "KillMode", "process") },
+		{"jobs are killed", func(w *world) { w.dropIn(1, "KillMode=process") },
 			`agent-unit fail 1: KillMode is "process" instead of mixed: stopping it ends jobs or leaves their processes behind; set in ` + dropIn, undo("KillMode")},
-		{"a short stop", func(w *world) { w.dropIn(1, " TimeoutStopSec=1min", "TimeoutStopUSec", uint64(60e6)) },
-			`agent-unit fail 1: TimeoutStopSec is "60" instead of 3660: stopping it kills jobs that take longer; set in ` + dropIn, undo("TimeoutStopSec")},
-		{"another slice", func(w *world) { w.dropIn(1, "Slice=x.slice", "Slice", "x.slice") },
+		{"a short stop", func(w *world) { w.dropIn(1, " TimeoutStopSec=1min") },
+			`agent-unit fail 1: TimeoutStopSec is "1min" instead of 3660: stopping it kills jobs that take longer; set in ` + dropIn, undo("TimeoutStopSec")},
+		{"another slice", func(w *world) { w.dropIn(1, "Slice=x.slice") },
 			`agent-unit fail 1: Slice is "x.slice" instead of buildkite-gpu1.slice: its agent runs outside the slot's limits; set in ` + dropIn, undo("Slice")},
-		{"no token", func(w *world) { w.dropIn(1, "LoadCredential=", "LoadCredential", [][]any{}) },
-			`agent-unit fail 1: LoadCredential is "" instead of token:/etc/buildkite-agent/token: the agent starts without its token; set in ` + dropIn, undo("LoadCredential")},
-		{"another slot", func(w *world) {
-			w.dropIn(1, "Environment=KBNODE_SLOT=0", "Environment", []string{"KBNODE_SLOT=1", "KBNODE_SLOT=0"})
-		}, `agent-unit fail 1: KBNODE_SLOT is "0" instead of 1: its jobs get another slot's resources; set in ` + dropIn, undo("Environment=KBNODE_SLOT")},
-		{"changed by set-property", func(w *world) { w.f.props[plan.AgentUnit(1)]["KillMode"] = "none" },
-			`agent-unit fail 1: KillMode is "none" instead of mixed: stopping it ends jobs or leaves their processes behind`, ""},
+		{"a longer stop", func(w *world) { w.dropIn(1, "TimeoutStopSec=2h\nRestart=always") }, "", ""},
+		{"a longer stop in minutes", func(w *world) { w.dropIn(1, "TimeoutStopSec=90min") }, "", ""},
+		{"no limit of a stop", func(w *world) { w.dropIn(1, "TimeoutStopSec=infinity") }, "", ""},
 
 		{"the guard is stopped", func(w *world) { w.guardOf(1, func(u *slot.Unit) { u.Active = "inactive" }) },
 			"agent-guard fail 1: the guard does not run", "systemctl start kbnode-guard-gpu1.service"},
@@ -154,14 +121,9 @@ func TestAgentChecks(t *testing.T) {
 			w.f.journal[plan.GuardUnit(1)] = []string{"kbnode: no policy"}
 		}, "agent-guard fail 1: the guard keeps failing (exit-code, exit status 1): kbnode: no policy", ""},
 		{"the socket is gone", func(w *world) { w.must(os.Remove(w.Path(plan.SocketPath(1)))) },
-			"agent-guard fail 1: its guard runs, but /run/kbnode/gpu1/docker.sock is missing", "systemctl restart kbnode-guard-gpu1.service"},
-		{"a file in the socket's place", func(w *world) {
-			w.must(os.Remove(w.Path(plan.SocketPath(1))))
-			w.put(plan.SocketPath(1), "", 0o660)
-		}, "agent-guard fail 1: /run/kbnode/gpu1/docker.sock is not a socket", "rm -r /run/kbnode/gpu1/docker.sock && systemctl restart kbnode-guard-gpu1.service"},
+			"agent-guard fail 1: /run/kbnode/gpu1/docker.sock does not answer: dial unix ROOT/run/kbnode/gpu1/docker.sock: connect: no such file or directory", "systemctl restart kbnode-guard-gpu1.service"},
 		{"a socket for all", func(w *world) { w.must(os.Chmod(w.Path(plan.SocketPath(1)), 0o666)) },
-			fmt.Sprintf("agent-guard fail 1: /run/kbnode/gpu1/docker.sock has user %d, group %d, mode 0666; it must have user root, group %[2]d, mode 0660", root(), os.Getgid()),
-			fmt.Sprintf("chown 0:%d /run/kbnode/gpu1/docker.sock && chmod 660 /run/kbnode/gpu1/docker.sock", os.Getgid())},
+			"agent-guard fail 1: /run/kbnode/gpu1/docker.sock has mode 0666, so any user of this machine may run jobs", "chmod 660 /run/kbnode/gpu1/docker.sock"},
 		{"a socket that nobody serves", func(w *world) {
 			w.must(os.Remove(w.Path(plan.SocketPath(1))))
 			w.deaf(1)
@@ -171,7 +133,7 @@ func TestAgentChecks(t *testing.T) {
 		},
 			"agent-guard fail 0: no job can start: memory.max of buildkite-gpu0.slice is max\nagent-guard fail 1: no job can start: memory.max of buildkite-gpu0.slice is max", ""},
 		{"a guard that says nothing", func(w *world) { w.answers["guard"] = "502" },
-			"agent-guard fail 0: no job can start: 502 Bad Gateway\nagent-guard fail 1: no job can start: 502 Bad Gateway", ""},
+			"agent-guard fail 0: no job can start: the slot's service says 502 Bad Gateway\nagent-guard fail 1: no job can start: the slot's service says 502 Bad Gateway", ""},
 		{"Docker does not answer", func(w *world) { w.answers["guard"], w.Inventory.Software.Docker.Version = "502", "" }, "", ""},
 
 		{"an agent ends again and again", func(w *world) {

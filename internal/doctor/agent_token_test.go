@@ -1,12 +1,22 @@
 package doctor
 
 import (
+	"crypto/x509"
+	"errors"
 	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"os"
 	"os/exec"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -16,8 +26,6 @@ func TestAgentToken(t *testing.T) {
 	const head = "# Written by kbnode\n"
 	mine := func(text string) func(*world) { return func(w *world) { w.put(plan.TokenPath, text, 0o600) } }
 	malformed := "agent-token fail: /etc/buildkite-agent/token: the agent token is malformed (a token has 6 to 1024 letters, digits and '-', '_', '.'); copy it again from Buildkite (Agents, Agent Tokens)"
-	odd := "agent-token warn: its line is not exactly BUILDKITE_AGENT_TOKEN=… (quotes, blanks or Windows line endings): kbnode can read it, other programs may not"
-	sed := plainToken + " " + plan.TokenPath
 	for _, tt := range []struct {
 		name string
 		do   func(*world)
@@ -31,36 +39,13 @@ func TestAgentToken(t *testing.T) {
 			w.must(os.Mkdir(w.Path(plan.TokenPath), 0o700))
 		}, "agent-token fail: /etc/buildkite-agent/token cannot be read or is not a file", ""},
 		{"all may read it", func(w *world) { w.must(os.Chmod(w.Path(plan.TokenPath), 0o644)) },
-			fmt.Sprintf("agent-token fail: /etc/buildkite-agent/token has user %d and mode 0644, so jobs may read it", root()),
+			fmt.Sprintf("agent-token fail: /etc/buildkite-agent/token has user %d and mode 0644; only root may read it", root()),
 			"chown root:root /etc/buildkite-agent/token && chmod 600 /etc/buildkite-agent/token"},
 		{"empty", mine(""), "agent-token fail: /etc/buildkite-agent/token: no agent token found; write a line BUILDKITE_AGENT_TOKEN=… with the token from Buildkite (Agents, Agent Tokens)", ""},
 		{"garbage", mine("BUILDKITE_AGENT_TOKEN=\x00\xff\xfe"), malformed, ""},
 		{"xxx", mine("BUILDKITE_AGENT_TOKEN=xxx"), malformed, ""},
 		{"a placeholder", mine(head + "BUILDKITE_AGENT_TOKEN=your-agent-token-here\n"), "agent-token fail: /etc/buildkite-agent/token contains a placeholder instead of a token", ""},
 		{"a placeholder in brackets", mine("BUILDKITE_AGENT_TOKEN=INSERT_TOKEN\n"), "agent-token fail: /etc/buildkite-agent/token contains a placeholder instead of a token", ""},
-		{"quotes", mine(head + `BUILDKITE_AGENT_TOKEN="` + agentTokenOfTests + "\"\n"), odd, sed},
-		{"from Windows", mine("BUILDKITE_AGENT_TOKEN=" + agentTokenOfTests + "\r\n"), odd, sed},
-		{"of an agent's configuration", mine(`token = "` + agentTokenOfTests + `"`), odd, sed},
-		{"two", mine("BUILDKITE_AGENT_TOKEN=" + agentTokenOfTests + "\nBUILDKITE_AGENT_TOKEN=other-token\n"), "agent-token warn: /etc/buildkite-agent/token has 2 lines, but only one counts", ""},
-
-		{"a cfg of the package", func(w *world) {
-			w.put("/etc/buildkite-agent/buildkite-agent.cfg", "# The token\ntoken=\"0123456789abcdef\"\nname=\"x\"\n", 0o644)
-		}, fmt.Sprintf("agent-token-elsewhere fail: /etc/buildkite-agent/buildkite-agent.cfg contains a token that jobs can read (user %d, mode 0644)", root()),
-			"chown root:root /etc/buildkite-agent/buildkite-agent.cfg && chmod 600 /etc/buildkite-agent/buildkite-agent.cfg"},
-		{"a cfg with a placeholder, one that is closed, and a comment", func(w *world) {
-			w.put("/etc/buildkite-agent/buildkite-agent.cfg", "token=\"xxxxxx\"\n", 0o644)
-			w.put("/etc/buildkite-agent/a.cfg", "token=\"0123456789abcdef\"\n", 0o600)
-			w.put("/etc/buildkite-agent/b.cfg", "#token=\"0123456789abcdef\"\n", 0o644)
-		}, "", ""},
-		{"a backup with a blank in its name", func(w *world) {
-			w.put("/etc/buildkite-agent/token of yesterday", "BUILDKITE_AGENT_TOKEN=0123456789abcdef", 0o640|0o004)
-		},
-			fmt.Sprintf("agent-token-elsewhere fail: /etc/buildkite-agent/token of yesterday contains a token that jobs can read (user %d, mode 0644)", root()),
-			"chown root:root '/etc/buildkite-agent/token of yesterday' && chmod 600 '/etc/buildkite-agent/token of yesterday'"},
-		{"in a unit", func(w *world) {
-			w.put(plan.UnitDir+"/buildkite-agent@.service", "[Service]\nEnvironment=BUILDKITE_AGENT_TOKEN=0123456789abcdef\n", 0o600)
-		}, "agent-token-elsewhere fail: /etc/systemd/system/buildkite-agent@.service contains a token, and systemd shows it to everyone", ""},
-
 		{"refused", mine("BUILDKITE_AGENT_TOKEN=other-token\n"), "agent-token-accepted fail: ENDPOINT refuses it: it was revoked, has expired, or belongs to another organization", ""},
 		{"not asked", func(w *world) { w.answers["/v3/metrics"] = "500" },
 			"agent-token-accepted warn: cannot check it: check agent token: ENDPOINT says 500 Internal Server Error", ""},
@@ -93,21 +78,15 @@ func TestAgentFixes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("they are for root")
 	}
-	odd := func(line string) func(*world) {
-		return func(w *world) { w.put(plan.TokenPath, "# mine\n"+line+"\n", 0o600) }
-	}
 	for _, tt := range []struct {
 		name string
 		do   func(*world)
 	}{
-		{"quotes", odd(`BUILDKITE_AGENT_TOKEN="` + agentTokenOfTests + `"`)},
-		{"single quotes and blanks", odd(` export BUILDKITE_AGENT_TOKEN = '` + agentTokenOfTests + `' `)},
-		{"from Windows", odd("BUILDKITE_AGENT_TOKEN=" + agentTokenOfTests + "\r")},
-		{"the token alone, from Windows", odd(agentTokenOfTests + "\r")},
-		{"an agent's line", odd(`token = "` + agentTokenOfTests + `"`)},
 		{"all may read the token", func(w *world) { w.must(os.Chmod(w.Path(plan.TokenPath), 0o644)) }},
-		{"all may read another token", func(w *world) { w.put("/etc/buildkite-agent/token of yesterday", "token=0123456789abcdef", 0o644) }},
-		{"all may add hooks", func(w *world) { w.must(os.Chmod(w.Path(plan.HooksDir), 0o777)) }},
+		{"all may write a hook", func(w *world) {
+			w.put(plan.HooksDir+"/pre-exit", "true\n", 0o666)
+			w.must(os.Chmod(w.Path(plan.HooksDir), 0o777))
+		}},
 		{"all may use a socket", func(w *world) { w.must(os.Chmod(w.Path(plan.SocketPath(1)), 0o666)) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -130,15 +109,14 @@ func TestAgentFixes(t *testing.T) {
 // others.
 func TestDropInFix(t *testing.T) {
 	t.Parallel()
-	for _, line := range []string{"Restart=no", "  KillMode=process", "Environment=KBNODE_SLOT=0"} {
+	for _, line := range []string{"Restart=no", "  KillMode=process"} {
 		w := newWorld(t)
-		w.dropIn(1, line, map[string]string{"Environment=KBNODE_SLOT=0": "Environment", "Restart=no": "Restart"}[line], "x")
-		w.f.props[plan.AgentUnit(1)]["KillMode"], w.f.props[plan.AgentUnit(1)]["Environment"] = "process", []string{}
+		w.dropIn(1, line)
 		for _, fix := range w.fixes() {
 			w.run(fix)
 		}
 		text, err := w.Read(plan.UnitDir + "/" + plan.AgentUnit(1) + ".d/mine.conf")
-		if err != nil || text != "[Service]\nEnvironment=HTTPS_PROXY=http://proxy\n\n" && text != "[Service]\nEnvironment=HTTPS_PROXY=http://proxy\n" {
+		if err != nil || text != "[Service]\nEnvironment=HTTPS_PROXY=http://proxy\n" {
 			t.Errorf("%s: %q, %v", line, text, err)
 		}
 	}
@@ -166,5 +144,108 @@ func (w *world) run(command string) {
 	cmd.Env = []string{"PATH=" + w.Path("/bin") + ":/usr/sbin:/usr/bin:/sbin:/bin"}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		w.t.Fatalf("%s: %v: %s", command, err, out)
+	}
+}
+
+// closed returns an address that nothing listens on.
+func closed(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
+
+func TestAgentEndpoint(t *testing.T) {
+	t.Parallel()
+	secure := httptest.NewTLSServer(http.NotFoundHandler())
+	t.Cleanup(secure.Close)
+	plain := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(plain.Close)
+	nobody := closed(t)
+	for _, tt := range []struct {
+		name string
+		do   func(*world)
+		want string
+	}{
+		{"nobody listens", func(w *world) { w.Config.Agent.Endpoint = "http://" + nobody + "/v3" }, nobody + ": connection refused"},
+		{"no URL", func(w *world) { w.Config.Agent.Endpoint = "agent.buildkite.com/v3" }, `agent.endpoint "agent.buildkite.com/v3" is not a URL`},
+		{"unknown authority", func(w *world) { w.Config.Agent.Endpoint = secure.URL }, strings.TrimPrefix(secure.URL, "https://") + ": its certificate is signed by an authority that this machine does not trust"},
+		{"no TLS", func(w *world) { w.Config.Agent.Endpoint = strings.Replace(plain.URL, "http:", "https:", 1) }, strings.TrimPrefix(plain.URL, "http://") + ": it answers without TLS"},
+		{"a login page", func(w *world) { w.answers["/v3"] = "302" }, `BK redirects to "https://login.example/", which agents do not follow`},
+		{"Buildkite is down", func(w *world) { w.answers["/v3"] = "503" }, "BK says 503 Service Unavailable"},
+		{"a proxy that wants a password", func(w *world) { w.answers["/v3"] = "407" }, "BK says 407 Proxy Authentication Required"},
+		{"the agents' proxy is gone", func(w *world) {
+			w.Config.Agent.Endpoint = "https://agent.example/v3"
+			w.put("/proc/7/comm", "buildkite-agent\n", 0o644)
+			w.put("/proc/7/cmdline", "buildkite-agent\x00start\x00", 0o644)
+			w.put("/proc/7/cgroup", "0::/buildkite.slice/buildkite-gpu0.slice/x.service\n", 0o644)
+			w.put("/proc/7/environ", "A=b\x00https_proxy=http://somebody:password@"+nobody+"\x00", 0o400)
+		}, "agent.example through proxy " + nobody + ": cannot reach the proxy: dial tcp " + nobody + ": connect: connection refused"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			tt.do(w)
+			want := "agent-endpoint fail: " + strings.Replace(tt.want, "BK", strings.TrimPrefix(w.bk.URL, "http://"), 1)
+			if strings.Contains(tt.want, "is no URL") {
+				want = "agent-endpoint fail: " + tt.want
+			}
+			w.expect(w.ask(), want, "")
+		})
+	}
+}
+
+// TestAgentChecksOfBareMachine tests a machine before kbnode install, without any of
+// kbnode's files.
+func TestAgentChecksOfBareMachine(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.must(os.RemoveAll(w.Root))
+	w.must(os.Mkdir(w.Root, 0o755))
+	w.Inventory.Software.Agent.Path = ""
+	bare := map[string]string{}
+	for id, said := range summaries(w.ask()) {
+		for _, c := range group("agent") {
+			if c.ID == id && c.Bare {
+				bare[id] = said
+			}
+		}
+	}
+	want := map[string]string{
+		"agent-other": "ok: none", "agent-binary": "ok: not installed yet; kbnode install downloads " + plan.PinnedAgentVersion, "agent-version": "skip: no agent is installed",
+		"agent-endpoint": "ok: " + strings.TrimPrefix(w.bk.URL, "http://"),
+	}
+	if diff := cmp.Diff(want, bare); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	at, err := url.Parse("https://agent.example/v3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		err  error
+		want string
+	}{
+		{"no name", &net.DNSError{Name: "agent.example", IsNotFound: true}, "no such host: agent.example"},
+		{"no DNS", &net.DNSError{Name: "agent.example", Err: "i/o timeout", IsTimeout: true}, "DNS does not answer for agent.example (i/o timeout)"},
+		{"other name", x509.HostnameError{Certificate: &x509.Certificate{}, Host: "agent.example"}, "its certificate is for another server"},
+		{"expired", x509.CertificateInvalidError{Reason: x509.Expired, Cert: &x509.Certificate{NotBefore: time.Unix(0, 0), NotAfter: time.Unix(86400, 0)}},
+			"its certificate is valid from 1970-01-01 00:00 to 1970-01-02 00:00, but this machine's clock says 2"},
+		{"no route", &net.OpError{Op: "dial", Err: syscall.ENETUNREACH}, "no route to it"},
+		{"time out", &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, "no answer"},
+		{"anything", errors.New("a\nb"), "a; b"},
+	} {
+		got, todo := explain(&url.Error{Op: "Get", URL: at.String(), Err: tt.err}, at)
+		if !strings.HasPrefix(got, tt.want) || todo == "" {
+			t.Errorf("%s: %q, %q", tt.name, got, todo)
+		}
 	}
 }

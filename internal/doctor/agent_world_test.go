@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -62,7 +61,7 @@ func newWorld(t *testing.T) *world {
 	read := *twoGPUs(t)
 	inv := &read
 	full := config.Config{Queue: "b200", Agent: config.Agent{Endpoint: w.bk.URL + "/v3"}}.WithDefaults()
-	w.f = &fake{cfg: &full, inv: inv, props: map[string]map[string]any{}, journal: map[string][]string{}}
+	w.f = &fake{cfg: &full, inv: inv, journal: map[string][]string{}}
 	w.Machine = &Machine{
 		Tree: host.Tree{Root: root}, Source: w.f, Now: time.Now(), Config: &full, Inventory: inv,
 		API: API{Token: "an-api-token", URL: w.bk.URL},
@@ -151,11 +150,6 @@ func (w *world) install() {
 			Index: s.Index, Name: s.Name, Agent: w.State.Units[plan.AgentUnit(s.Index)], Slice: slot.Slice{Cgroup: "/x"},
 		})
 		w.put(slot.RegisteredMarker(s.Index), "", 0o644)
-		w.f.props[plan.AgentUnit(s.Index)] = map[string]any{
-			"Restart": "always", "KillMode": "mixed", "TimeoutStopUSec": uint64(61 * 60 * 1e6), "Slice": plan.SliceName(s.Index),
-			"LoadCredential": [][]any{{"token", plan.TokenPath}}, "NoNewPrivileges": true,
-			"Environment": []string{"A=b", "KBNODE_SLOT=" + strconv.Itoa(s.Index)}, "DropInPaths": []string{},
-		}
 		w.listen(s.Index)
 	}
 	w.put("/etc/passwd", passwd, 0o644)
@@ -194,19 +188,6 @@ func (w *world) put(name, text string, mode fs.FileMode) {
 	w.must(os.Chmod(w.Path(name), mode))
 }
 
-// edit changes a file of the machine.
-func (w *world) edit(name, old, replacement string) {
-	w.t.Helper()
-	text, err := w.Read(name)
-	w.must(err)
-	if !strings.Contains(text, old) {
-		w.t.Fatalf("%s has no %q", name, old)
-	}
-	info, err := os.Stat(w.Path(name))
-	w.must(err)
-	w.put(name, strings.ReplaceAll(text, old, replacement), info.Mode().Perm())
-}
-
 // agentOf changes the agent of a slot as systemd sees it.
 func (w *world) agentOf(k int, change func(*slot.Unit)) {
 	name := plan.AgentUnit(k)
@@ -221,12 +202,10 @@ func (w *world) guardOf(k int, change func(*slot.Unit)) {
 	w.State.Units[plan.GuardUnit(k)] = u
 }
 
-// dropIn adds an operator's drop-in that is in force.
-func (w *world) dropIn(k int, text, property string, value any) {
+// dropIn adds an operator's drop-in.
+func (w *world) dropIn(k int, text string) {
 	name := plan.UnitDir + "/" + plan.AgentUnit(k) + ".d/mine.conf"
 	w.put(name, "[Service]\nEnvironment=HTTPS_PROXY=http://proxy\n"+text+"\n", 0o644)
-	w.f.props[plan.AgentUnit(k)]["DropInPaths"] = []string{name}
-	w.f.props[plan.AgentUnit(k)][property] = value
 }
 
 // ask runs all checks of agents and Buildkite, and assumes that what they need from other
@@ -245,8 +224,6 @@ func (w *world) ask() *Report {
 	played(r.Checks...)
 	return r
 }
-
-var errOfTests = errors.New("systemd is dead")
 
 // deaf makes a socket that nothing listens on anymore.
 func (w *world) deaf(k int) {

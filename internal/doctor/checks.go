@@ -1,6 +1,14 @@
 package doctor
 
-import "time"
+import (
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gpu-mode/kbnode/docs"
+	"github.com/gpu-mode/kbnode/internal/check"
+)
 
 // checks are all checks by group, in the order in which they are shown. Those for a bare machine are in the
 // order in which to fix their findings. docs/doctor.md says what each is about, and what to do if it fails.
@@ -49,15 +57,12 @@ var checks = []struct {
 		{ID: "docker-boot", Bare: true, Worst: Warn, Needs: []string{"docker-engine"}, Run: dockerBoot},
 		{ID: "docker-live-restore", Bare: true, Worst: Warn, Needs: []string{"docker-engine"}, Run: dockerLiveRestore},
 		{ID: "docker-version", Bare: true, Worst: Fail, Needs: []string{"docker-engine"}, Run: dockerVersion},
-		{ID: "docker-cgroup-version", Bare: true, Worst: Fail, Needs: []string{"docker-engine"}, Run: dockerCgroupVersion},
-		{ID: "docker-cgroup-driver", Bare: true, Worst: Fail, Needs: []string{"docker-cgroup-version"}, Run: dockerCgroupDriver},
+		{ID: "docker-cgroup-driver", Bare: true, Worst: Fail, Needs: []string{"docker-engine"}, Run: dockerCgroupDriver},
 		{ID: "docker-runc", Bare: true, Worst: Warn, Needs: []string{"docker-engine"}, Run: dockerRunc},
 		{ID: "docker-storage-driver", Bare: true, Worst: Warn, Needs: []string{"docker-engine"}, Run: dockerStorageDriver},
 		{ID: "docker-root", Bare: true, Worst: Fail, Needs: []string{"docker-engine"}, Run: dockerRoot},
-		{ID: "docker-space", Bare: true, Worst: Fail, Needs: []string{"docker-engine"}, Run: dockerSpace},
 		{ID: "docker-api", Bare: true, Worst: Fail, Needs: []string{"docker-engine"}, Run: dockerApi},
 		{ID: "docker-socket", Bare: true, Worst: Fail, Needs: []string{"docker-engine"}, Run: dockerSocket},
-		{ID: "docker-group", Bare: true, Worst: Fail, Needs: []string{"config"}, Run: dockerGroup},
 		{ID: "docker-userns", Bare: true, Worst: Fail, Needs: []string{"docker-engine"}, Run: dockerUserns},
 		{ID: "docker-seccomp", Bare: true, Worst: Fail, Needs: []string{"docker-engine"}, Run: dockerSeccomp},
 		{ID: "docker-network", Bare: true, Worst: Fail, Needs: []string{"docker-engine"}, Run: dockerNetwork},
@@ -77,20 +82,16 @@ var checks = []struct {
 		{ID: "slot-disk", Worst: Fail, Needs: []string{"state"}, Run: slotDisk},
 		{ID: "slot-parked", Worst: Fail, Needs: []string{"state"}, Run: slotParked},
 		{ID: "slot-containers", Worst: Fail, Needs: []string{"state"}, Run: slotContainers},
-		{ID: "slot-processes", Worst: Warn, Needs: []string{"state"}, Run: slotProcesses},
 		{ID: "slot-gpu-processes", Worst: Fail, Needs: []string{"plan"}, Bare: true, Run: slotGPUProcesses},
-		{ID: "slot-gpu-memory", Worst: Warn, Needs: []string{"state"}, Run: slotGPUMemory},
 		{ID: "container", Worst: Fail, Slow: true, Needs: []string{"state", "docker-engine", "slot-limits", "slot-disk"}, Limit: 45 * time.Second, Run: slotsContainer},
 	}},
 	{"agent", []Check{
-		{ID: "agent-other", Bare: true, Worst: Fail, Needs: []string{"system-systemd"}, Run: otherAgents},
+		{ID: "agent-other", Bare: true, Worst: Fail, Run: otherAgents},
 		{ID: "agent-binary", Bare: true, Worst: Fail, Needs: []string{"plan"}, Run: agentBinary},
 		{ID: "agent-version", Bare: true, Worst: Warn, Needs: []string{"agent-binary"}, Run: agentVersion},
 		{ID: "agent-endpoint", Bare: true, Worst: Fail, Needs: []string{"config"}, Run: agentEndpoint},
 		{ID: "agent-token", Worst: Fail, Needs: []string{"installed"}, Run: agentToken},
-		{ID: "agent-token-elsewhere", Worst: Fail, Needs: []string{"plan", "installed"}, Run: tokenElsewhere},
 		{ID: "agent-token-accepted", Worst: Fail, Needs: []string{"agent-token", "agent-endpoint"}, Limit: 16 * time.Second, Run: tokenAccepted},
-		{ID: "agent-keys", Worst: Fail, Needs: []string{"agent-binary", "installed"}, Run: agentKeys},
 		{ID: "agent-hooks", Worst: Fail, Needs: []string{"plan", "installed"}, Run: agentHooks},
 		{ID: "agent-unit", Worst: Fail, Needs: []string{"state"}, Run: agentUnits},
 		{ID: "agent-guard", Worst: Fail, Needs: []string{"state"}, Run: guards},
@@ -107,9 +108,9 @@ var checks = []struct {
 		{ID: "image-registry", Bare: true, Worst: Warn, Needs: []string{"docker-engine"}, Run: imageRegistry},
 		{ID: "image-proven", Worst: Warn, Needs: []string{"image-state", "image-present"}, Run: imageProven},
 		{ID: "image-update", Worst: Warn, Needs: []string{"image-state"}, Run: imageUpdate},
-		{ID: "image-space", Worst: Warn, Needs: []string{"image-present", "docker-space"}, Run: imageSpace},
-		{ID: "image-schedule", Worst: Warn, Needs: []string{"state"}, Run: checkSchedule},
-		{ID: "image-others", Worst: Warn, Needs: []string{"installed"}, Run: checkOthers},
+		{ID: "image-space", Worst: Warn, Needs: []string{"image-state", "image-present"}, Run: imageSpace},
+		{ID: "image-schedule", Worst: Warn, Needs: []string{"state"}, Run: imageSchedule},
+		{ID: "image-others", Worst: Warn, Needs: []string{"installed"}, Run: imageOthers},
 	}},
 	{"hardware", []Check{
 		{ID: "hardware-memory", Bare: true, Worst: Warn, Needs: []string{"plan"}, Run: hardwareMemory},
@@ -129,9 +130,6 @@ var checks = []struct {
 		{ID: "noise-timers", Bare: true, Worst: Warn, Needs: []string{"system-systemd"}, Run: noiseTimers},
 		{ID: "noise-upgrades", Bare: true, Worst: Warn, Needs: []string{"system-systemd"}, Run: noiseUpgrades},
 		{ID: "noise-swap", Bare: true, Worst: Warn, Run: noiseSwap},
-		{ID: "noise-turbo", Bare: true, Worst: Warn, Run: noiseTurbo},
-		{ID: "noise-idle-states", Bare: true, Worst: Warn, Run: noiseIdleStates},
-		{ID: "noise-smt", Bare: true, Worst: Warn, Needs: []string{"inventory"}, Run: noiseSMT},
 	}},
 	{"system", []Check{
 		{ID: "system-systemd", Bare: true, Worst: Fail, Needs: []string{"inventory"}, Run: systemSystemd},
@@ -149,4 +147,60 @@ var checks = []struct {
 		{ID: "system-pids", Bare: true, Worst: Warn, Needs: []string{"plan"}, Run: systemPids},
 		{ID: "system-clock", Bare: true, Worst: Warn, Needs: []string{"system-systemd"}, Run: systemClock},
 	}},
+}
+
+// All returns all checks in the order in which they are shown.
+func All() (all []Check) {
+	for _, g := range checks {
+		for _, c := range g.list {
+			c.Group, c.About = g.group, chapters()[c.ID].about
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// chapter is what docs/doctor.md says about a check: in one line what is true if it passes, and below that
+// what it means otherwise, and what to do.
+type chapter struct{ about, text string }
+
+var chapters = sync.OnceValue(func() map[string]chapter {
+	all := map[string]chapter{}
+	for part := range strings.SplitSeq(docs.Doctor, "\n### ") {
+		id, text, _ := strings.Cut(part, "\n\n*")
+		about, text, _ := strings.Cut(text, "*\n\n")
+		text, _, _ = strings.Cut(text, "\n## ")
+		all[id] = chapter{about, text}
+	}
+	return all
+})
+
+// Explain returns what is true if a check passes, what it means otherwise, and what to do. For a
+// group it returns that of each of its checks, below the check's name. For unknown words it
+// returns a *check.UnknownError.
+func Explain(name string) (string, error) {
+	var all []string
+	for _, c := range All() {
+		switch name {
+		case c.ID:
+			return chapters()[name].String(), nil
+		case c.Group:
+			all = append(all, c.ID+"\n\n"+chapters()[c.ID].String())
+		}
+	}
+	if all == nil {
+		return "", check.Unknown(All(), name)
+	}
+	return strings.Join(all, "\n"), nil
+}
+
+var (
+	link     = regexp.MustCompile(`\[([^\]]+)\]\(([^)\s]+)\)`)
+	linkPage = regexp.MustCompile(`\]\(([a-z]+\.md)`)
+)
+
+// String returns a chapter with links as a terminal shows them.
+func (c chapter) String() string {
+	text := linkPage.ReplaceAllString(c.text, "]("+Pages+"$1")
+	return c.about + "\n\n" + strings.TrimSpace(link.ReplaceAllString(text, "$1 ($2)")) + "\n"
 }

@@ -4,29 +4,23 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/installer"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/systemd"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const dockerUnit = "docker.service"
-
-// client returns the path of Docker's command-line client, which distributions package without the
-// engine, or "".
-func (m *Machine) client() string {
-	for _, name := range []string{"/usr/bin/docker", "/usr/local/bin/docker"} {
-		if _, err := os.Stat(m.Path(name)); err == nil {
-			return name
-		}
-	}
-	return ""
-}
 
 // engineDown returns why no engine answers.
 func engineDown(ctx context.Context, m *Machine) Finding {
@@ -35,11 +29,7 @@ func engineDown(ctx context.Context, m *Machine) Finding {
 	_, noSocket := os.Stat(m.Path(m.Config.Docker.Socket))
 	switch {
 	case why == "" && !u.Exists(): // the inventory finds neither a socket nor dockerd
-		what := "Docker is not installed"
-		if name := m.client(); name != "" {
-			what = "the engine is not installed, only its client " + name
-		}
-		return fail("%s", what).By("%s", installer.Docker.Command(m.Inventory.OS)).
+		return fail("Docker's engine is not installed").By("%s", installer.Docker.Command(m.Inventory.OS)).
 			Advise("if there is no such package, add Docker's repository first: https://docs.docker.com/engine/install/")
 	case err != nil || !u.Exists():
 		return fail("%s", cmp.Or(why, "no engine answers on "+m.Config.Docker.Socket)).Advise("check that an engine listens on %s, or set docker.socket in %s", m.Config.Docker.Socket, plan.ConfigPath)
@@ -99,17 +89,7 @@ func dockerLiveRestore(ctx context.Context, m *Machine) Answer {
 	if m.Docker.LiveRestoreEnabled {
 		return found(ok("on"))
 	}
-	f := warn("live-restore is off, so a restart of dockerd ends the running jobs")
-	c := readDaemon(ctx, m)
-	switch {
-	case c.Flag("live-restore") != "":
-		return found(withoutFlag(f, c.Flag("live-restore")))
-	case c.Problem != "":
-		return found(f.Advise(`put "live-restore": true into %s, then run sudo systemctl reload docker`, host.DaemonJSON))
-	case c.Has("live-restore"):
-		return found(f.Safely(`sed -i 's/\("live-restore"[[:space:]]*:[[:space:]]*\)false/\1true/' %s && systemctl reload docker`, host.DaemonJSON))
-	}
-	return found(f.Safely("%s && systemctl reload docker", addKeys(c, `"live-restore": true`)))
+	return found(liveRestore.change(ctx, m, warn("live-restore is off, so a restart of dockerd ends the running jobs")))
 }
 
 func dockerVersion(_ context.Context, m *Machine) Answer {
@@ -127,26 +107,138 @@ func dockerVersion(_ context.Context, m *Machine) Answer {
 	return found(ok("%s, API %s", m.Docker.Version, m.Docker.APIVersion))
 }
 
-func dockerCgroupVersion(_ context.Context, m *Machine) Answer {
-	if v := m.Docker.CgroupVersion; v != "2" {
-		return found(fail("it uses version %s, where a slice cannot have its own CPUs and memory nodes", cmp.Or(v, "1")).
-			Advise("boot with systemd.unified_cgroup_hierarchy=1 on the kernel command line: GRUB_CMDLINE_LINUX in /etc/default/grub, then sudo update-grub (RHEL: sudo grubby --update-kernel=ALL --args=…) and reboot"))
-	}
-	return found(ok("version 2"))
-}
-
 func dockerCgroupDriver(ctx context.Context, m *Machine) Answer {
 	if m.Docker.CgroupDriver == "systemd" {
 		return found(ok("systemd"))
 	}
-	f := fail("it uses the driver %s, with which slices do not limit containers", cmp.Or(m.Docker.CgroupDriver, "unknown"))
-	switch c := readDaemon(ctx, m); {
-	case strings.Contains(c.Text, "native.cgroupdriver=cgroupfs"):
-		return found(f.By("sed -i 's/native.cgroupdriver=cgroupfs/native.cgroupdriver=systemd/' %s && systemctl restart docker", host.DaemonJSON))
-	case c.Flag("exec-opts") != "":
-		return found(withoutFlag(f, c.Flag("exec-opts")))
-	case c.Problem == "" && !c.Has("exec-opts"):
-		return found(f.By("%s && systemctl restart docker", addKeys(c, `"exec-opts": ["native.cgroupdriver=systemd"]`)))
+	return found(cgroupDriver.change(ctx, m, fail("it uses the driver %s, with which slices do not limit containers", cmp.Or(m.Docker.CgroupDriver, "unknown"))))
+}
+
+// validateTime limits dockerd --validate.
+const validateTime = 5 * time.Second
+
+// readDaemon reads Docker's configuration.
+func readDaemon(ctx context.Context, m *Machine) host.Dockerd {
+	u, _ := m.unit(ctx, dockerUnit)
+	return m.Dockerd(u.MainPID)
+}
+
+// startProblem returns why dockerd would not start, or "" if it would. It runs dockerd,
+// which is slow, only if dockerd has not read the file yet.
+func startProblem(ctx context.Context, m *Machine, check string) string {
+	d := readDaemon(ctx, m)
+	if d.Problem != "" || d.Text == "" {
+		return d.Problem
 	}
-	return found(f.Advise(`put "native.cgroupdriver=systemd" into exec-opts of %s, then run sudo systemctl restart docker`, host.DaemonJSON))
+	u, err := m.unit(ctx, dockerUnit)
+	info, errStat := os.Stat(m.Path(host.DaemonJSON))
+	if err != nil || errStat != nil || u.Running() && info.ModTime().Before(u.Since) {
+		return ""
+	}
+	out, err := m.Source.Program(ctx, systemd.Program{
+		Unit: fmt.Sprintf("kbnode-%s-%d.service", check, os.Getpid()), Slice: "system.slice", Limit: validateTime,
+		Argv: []string{"/bin/sh", "-c", "dockerd --validate --config-file=" + host.DaemonJSON + " 2>&1 || true"},
+	})
+	// Engines before 23.0 do not know the flag, so their error says nothing about the file.
+	_, why, bad := strings.Cut(string(out), "unable to configure the Docker daemon with file ")
+	if err != nil || !bad {
+		return ""
+	}
+	why, _, _ = strings.Cut(why, "\n")
+	return text.Line(why, 300)
+}
+
+// daemonSetting is a setting of daemon.json that should change.
+type daemonSetting struct {
+	key string // of the file, or of a flag
+	has string // text in the key's value that sed replaces; "" for any value
+	sed string // "" if a person must decide
+	add string // members that the file needs if it has none of the keys; "" if the key must go
+	// restart is true if dockerd reads the setting only when it starts, which ends jobs.
+	restart bool
+}
+
+var (
+	liveRestore    = daemonSetting{"live-restore", "", `s/\("live-restore"[[:space:]]*:[[:space:]]*\)false/\1true/`, `"live-restore": true`, false}
+	defaultRuntime = daemonSetting{"default-runtime", `"nvidia"`, `s/\("default-runtime"[[:space:]]*:[[:space:]]*\)"nvidia"/\1"runc"/`, "", false}
+	cgroupDriver   = daemonSetting{"exec-opts", "native.cgroupdriver=cgroupfs", `s/native.cgroupdriver=cgroupfs/native.cgroupdriver=systemd/`, `"exec-opts": ["native.cgroupdriver=systemd"]`, true}
+	storageDriver  = daemonSetting{"storage-driver", "", "", `"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"`, true}
+	usernsRemap    = daemonSetting{"userns-remap", "", `s/\("userns-remap"[[:space:]]*:[[:space:]]*\)"[^"]*"/\1""/`, "", true}
+	cdi            = daemonSetting{"features", `"cdi"`, `s/\("cdi"[[:space:]]*:[[:space:]]*\)false/\1true/`, `"features": {"cdi": true}`, true}
+)
+
+// change says how to change the setting. The rest of the file may be secret and is not repeated.
+func (s daemonSetting) change(ctx context.Context, m *Machine, f Finding) Finding {
+	d, action, edit := readDaemon(ctx, m), "reload", ""
+	if s.restart {
+		action = "restart"
+	}
+	switch flag := d.Flag(s.key); {
+	case flag != "":
+		return f.Advise("dockerd is started with %s: run sudo systemctl edit --full docker, remove it, then run sudo systemctl restart docker", flag)
+	case d.Problem == "" && d.Has(s.key) && s.sed != "" && strings.Contains(string(d.Keys[s.key]), s.has):
+		edit = fmt.Sprintf("sed -i '%s' %s", s.sed, host.DaemonJSON)
+	case d.Problem == "" && len(d.Keys) == 0 && s.add != "":
+		edit = fmt.Sprintf("mkdir -p /etc/docker && echo '{%s}' >%s", s.add, host.DaemonJSON)
+	case d.Problem == "" && !d.Has(s.key) && !d.Has("features") && s.add != "":
+		edit = fmt.Sprintf("sed -i '0,/{/s//{%s, /' %s", s.add, host.DaemonJSON)
+	case s.add == "":
+		return f.Advise("remove %s from %s, or from dockerd's command line (systemctl cat docker), then run sudo systemctl %s docker", s.key, host.DaemonJSON, action)
+	default:
+		return f.Advise("put %s into %s, then run sudo systemctl %s docker", s.add, host.DaemonJSON, action)
+	}
+	f.Safe = !s.restart
+	return f.By("%s && systemctl %s docker", edit, action)
+}
+
+// containerdRoot is where containerd keeps its data, unless its config.toml says otherwise.
+// Docker's data-root does not move it.
+const containerdRoot = "/var/lib/containerd"
+
+// imageDisk returns the disk that holds images and layers, and false if it was not read.
+func (m *Machine) imageDisk() (inventory.DiskFree, bool) {
+	if m.Docker.Snapshotter {
+		v, err := m.Volume(containerdRoot)
+		return inventory.DiskFree{Path: containerdRoot, FreeBytes: int64(v.Bavail) * v.Bsize, TotalBytes: int64(v.Blocks) * v.Bsize}, err == nil
+	}
+	i := slices.IndexFunc(m.Inventory.Disks, func(d inventory.DiskFree) bool { return d.Path == m.Docker.RootDir })
+	if i < 0 {
+		return inventory.DiskFree{}, false
+	}
+	return m.Inventory.Disks[i], true
+}
+
+// leftFree returns what pulls leave free on Docker's disk, in bytes.
+func leftFree(total int64) int64 { return min(10<<30, total/10) }
+
+func dockerStorageDriver(ctx context.Context, m *Machine) Answer {
+	driver := m.Docker.StorageDriver
+	switch {
+	case driver == "overlay2":
+		return found(ok("overlay2"))
+	case m.Config.Job.Profile == config.ProfileStrict:
+		return found(ok("%s; containers of the strict profile do not write to layers", driver))
+	}
+	if m.Docker.Snapshotter {
+		driver += " of the containerd image store"
+	}
+	f := warn("the storage driver is %s, whose layers no slot's disk limits: a job can fill Docker's disk; with job.profile: strict, it cannot", cmp.Or(driver, "unknown"))
+	return found(storageDriver.change(ctx, m, f))
+}
+
+func dockerRoot(_ context.Context, m *Machine) Answer {
+	mounts, _ := m.Mounts("self")
+	at := host.MountOf(mounts, m.Docker.RootDir)
+	move := "set data-root in " + host.DaemonJSON + " to a directory on an ext4 or XFS disk, then run sudo systemctl restart docker; the images are pulled again"
+	switch {
+	case at.Kind == "":
+		return none("the kernel does not say what %s is on", cmp.Or(m.Docker.RootDir, "it"))
+	case slices.Contains([]string{"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "afs", "virtiofs"}, at.Kind) || strings.HasPrefix(at.Kind, "fuse"):
+		return found(fail("%s is on %s (%s), a network file system: overlay2 does not work there, and every job waits for it", m.Docker.RootDir, at.Point, at.Kind).Advise("%s", move))
+	case at.Kind == "overlay":
+		return found(fail("%s is on an overlay, so this is a container or a live system and does not keep images", m.Docker.RootDir).Advise("%s", move))
+	case at.Kind == "tmpfs" || at.Kind == "ramfs":
+		return found(warn("%s is in memory (%s), so images take memory from jobs and are lost at a reboot", m.Docker.RootDir, at.Kind).Advise("%s", move))
+	}
+	return found(ok("%s, %s", m.Docker.RootDir, at.Kind))
 }

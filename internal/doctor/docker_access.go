@@ -3,56 +3,30 @@ package doctor
 import (
 	"cmp"
 	"context"
-	"maps"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/firewall"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
 // apiOpen matches the address in the engine's warning about its open API.
 var apiOpen = lazy.Regexp(`API is accessible on (\S+) without (encryption|TLS client verification)`)
 
-// socketUser is a user who may use Docker's socket through a group.
-type socketUser struct {
-	name, group string
-	own         bool // it is the user's primary group
-}
-
-func socketUsers(groups []host.Group, users map[string]reconcile.UserState, gid int) (list []socketUser) {
-	for _, g := range groups {
-		if g.Name != "docker" && (g.GID != strconv.Itoa(gid) || gid == 0) {
-			continue
-		}
-		for _, name := range g.Members {
-			list = append(list, socketUser{name, g.Name, false})
-		}
-		for _, name := range slices.Sorted(maps.Keys(users)) {
-			if strconv.Itoa(users[name].GID) == g.GID {
-				list = append(list, socketUser{name, g.Name, true})
-			}
-		}
-	}
-	return list
-}
-
-func dockerApi(ctx context.Context, m *Machine) Answer {
+func dockerApi(_ context.Context, m *Machine) Answer {
 	for _, w := range m.Docker.Warnings {
 		at := apiOpen().FindStringSubmatch(w)
 		if at == nil {
 			continue
 		}
-		f := fail("the engine is open on %s: anyone who can reach it is root here", at[1])
-		if flag := readDaemon(ctx, m).Flag("hosts"); strings.Contains(flag, "tcp:") {
-			return found(withoutFlag(f, flag))
-		}
-		return found(f.Advise("remove the tcp:// address from hosts in %s, or from dockerd's command line (systemctl cat docker), then run sudo systemctl restart docker", host.DaemonJSON))
+		return found(fail("the engine is open on %s: anyone who can reach it is root here", at[1]).
+			Advise("remove the tcp:// address from hosts in %s, or from dockerd's command line (systemctl cat docker), then run sudo systemctl restart docker", host.DaemonJSON))
 	}
 	return found(ok("only its socket, or with certificates"))
 }
@@ -69,49 +43,11 @@ func dockerSocket(_ context.Context, m *Machine) Answer {
 	return found(ok("%s, mode %04o", name, info.Mode().Perm()))
 }
 
-func dockerGroup(_ context.Context, m *Machine) Answer {
-	groups, err := m.Groups()
-	users, errUsers := reconcile.ReadUsers(m.Root)
-	if err = cmp.Or(err, errUsers); err != nil {
-		return found(warn("%s", err).Advise("check why it cannot be read"))
-	}
-	var all []Finding
-	var others []string
-	_, gid, _ := m.TargetOwner(m.Config.Docker.Socket)
-	for _, u := range socketUsers(groups, users, gid) {
-		switch {
-		case u.name == "buildkite-agent" || u.name == plan.GitUser || strings.HasPrefix(u.name, "kbnode-gpu"):
-			f := fail("%s is in group %s, so anything that runs as this user can become root with docker run -v /:/host", u.name, u.group)
-			if slot, err := strconv.Atoi(strings.TrimPrefix(u.name, "kbnode-gpu")); err == nil {
-				f = f.Of(slot)
-			}
-			if u.own {
-				all = append(all, f.Advise("give the user its own group: sudo usermod -g %s %[1]s", u.name))
-			} else {
-				all = append(all, f.Safely("gpasswd -d %s %s", u.name, u.group))
-			}
-		case u.name != "root":
-			others = append(others, u.name)
-		}
-	}
-	switch {
-	case len(all) > 0:
-		return found(all...)
-	case len(others) > 0:
-		return found(ok("operators, as good as root: %s", strings.Join(others, ", ")))
-	}
-	return found(ok("only root"))
-}
-
 func dockerUserns(ctx context.Context, m *Machine) Answer {
 	if !slices.Contains(m.Docker.Security, "name=userns") {
 		return found(ok("not remapped"))
 	}
-	f := fail("userns-remap is on, so jobs cannot write to their checkouts")
-	if flag := readDaemon(ctx, m).Flag("userns-remap"); flag != "" {
-		return found(withoutFlag(f, flag))
-	}
-	return found(f.By(`sed -i 's/\("userns-remap"[[:space:]]*:[[:space:]]*\)"[^"]*"/\1""/' %s && systemctl restart docker`, host.DaemonJSON))
+	return found(usernsRemap.change(ctx, m, fail("userns-remap is on, so jobs cannot write to their checkouts")))
 }
 
 func dockerSeccomp(_ context.Context, m *Machine) Answer {
@@ -149,4 +85,96 @@ func dockerNetwork(ctx context.Context, m *Machine) Answer {
 			Advise("if it comes back, see grep -r ip_forward /etc/sysctl.conf /etc/sysctl.d"))
 	}
 	return found(ok("forwarded and masqueraded"))
+}
+
+// neighborhood returns the private networks that a routing table leads to, without those of
+// containers on the node itself.
+func (m *Machine) neighborhood(table string) (list []string) {
+	var nets []netip.Prefix
+	for _, r := range firewall.Routes(strings.NewReader(table)) {
+		to := r.To
+		if to.Bits() == 0 {
+			to = netip.PrefixFrom(r.Via, r.Via.BitLen())
+		}
+		bridge, card := m.IsBridge(r.Device)
+		containers := bridge && !card || strings.HasPrefix(r.Device, strings.TrimSuffix(plan.NetworkName(0), "0"))
+		if a := to.Addr(); firewall.Private(a) && !a.IsUnspecified() && !a.IsLinkLocalUnicast() && !a.IsMulticast() && !containers {
+			nets = append(nets, to)
+		}
+	}
+	slices.SortFunc(nets, func(a, b netip.Prefix) int { return cmp.Or(cmp.Compare(a.Bits(), b.Bits()), a.Compare(b)) })
+	for i, p := range nets {
+		if !slices.ContainsFunc(nets[:i], p.Overlaps) {
+			list = append(list, p.String())
+		}
+	}
+	return list
+}
+
+func dockerLAN(_ context.Context, m *Machine) Answer {
+	switch m.Config.Job.Network {
+	case config.NetworkNone:
+		return none("jobs have no network (job.network: none)")
+	case config.NetworkInternet:
+		return found(ok("the rules let jobs reach %s; as-planned checks whether they are in place",
+			strings.Join(append([]string{"public addresses"}, m.Config.Job.AllowedNetworks...), ", ")))
+	}
+	table, err := m.Read("/proc/net/route")
+	if err != nil {
+		return found(skip("the node's routes cannot be read: %s", err))
+	}
+	if list := m.neighborhood(table); len(list) > 0 {
+		return found(warn("jobs can reach private networks of the node: %s", strings.Join(list, ", ")).
+			Advise("set job.network: internet in %s, list what jobs need there in job.allowed_networks, such as [10.1.2.3:3128], then run sudo kbnode reconcile", plan.ConfigPath))
+	}
+	return found(ok("the node is not in a private network"))
+}
+
+// Vulnerabilities of runc by which a container becomes root of the node.
+const (
+	runcLeak  = "CVE-2024-21626" // fixed in 1.1.12
+	runcRaces = "CVE-2025-31133" // and 52565 and 52881; fixed in 1.2.8, 1.3.3 and 1.4.0-rc.3
+)
+
+var runcForm = lazy.Regexp(`^v?(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?:-rc\.?(\d{1,4}))?`)
+
+// runcHoles returns the vulnerabilities of a version of runc, the oldest first.
+func runcHoles(version string) []string {
+	m := runcForm().FindStringSubmatch(version)
+	if m == nil {
+		return nil
+	}
+	const candidates = -1 << 16 // they are before their release
+	last := 0
+	if m[4] != "" {
+		candidate, _ := strconv.Atoi(m[4])
+		last = candidates + candidate
+	}
+	v := append(numbers(strings.Join(m[1:4], ".")), last)
+	before := func(fixed ...int) bool { return slices.Compare(v, fixed) < 0 }
+	switch {
+	case before(1, 1, 12, 0):
+		return []string{runcLeak, runcRaces}
+	case before(1, 2, 8, 0), !before(1, 3) && before(1, 3, 3, 0), !before(1, 4) && before(1, 4, 0, candidates+3):
+		return []string{runcRaces}
+	}
+	return nil
+}
+
+func dockerRunc(_ context.Context, m *Machine) Answer {
+	version, holes := m.Docker.Runc, runcHoles(m.Docker.Runc)
+	switch {
+	case version == "":
+		return none("the engine does not report the version of runc")
+	case len(holes) == 0:
+		return found(ok("%s", version))
+	}
+	f := warn("%s: judging by its version, a job can become root on the node (%s)", version, strings.Join(holes, ", "))
+	const fixed = "a distribution may have fixed it without changing the version: "
+	list, _ := m.Packages("containerd.io", "runc", "runc-stable")
+	if len(list) == 0 {
+		return found(f.Advise("update runc to 1.2.8, 1.3.3 or newer; "+fixed+"rpm -q --changelog runc containerd.io | grep %s", runcRaces))
+	}
+	return found(f.By("apt-get update && apt-get install -y --only-upgrade %s", list[0].Name).
+		Advise(fixed+"apt-get changelog %s | grep %s", list[0].Name, runcRaces))
 }

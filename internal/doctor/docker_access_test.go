@@ -2,31 +2,21 @@ package doctor
 
 import (
 	"os"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
-	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
-
-// roomy returns an engine whose disk has free of total bytes free.
-func roomy(free, total int64) *fake {
-	f := engine(docker.Info{RootDir: "/var/lib/docker"})
-	f.inv.Disks = []inventory.DiskFree{{Path: "/", FreeBytes: 1}, {Path: "/var/lib/docker", FreeBytes: free, TotalBytes: total}}
-	return f
-}
 
 // TestContainerdStore tests that Docker's data-root does not move containerd's store.
 func TestContainerdStore(t *testing.T) {
 	t.Parallel()
 	f := engine(docker.Info{Snapshotter: true, RootDir: "/raid/docker"})
 	f.inv = &inventory.Inventory{Disks: []inventory.DiskFree{{Path: "/raid/docker", FreeBytes: 1 << 40, TotalBytes: 1 << 40}}}
-	if got := answer(t, machineOf(t, f, nil), "docker-space"); !strings.Contains(got.Summary(), " free at /var/lib/containerd") {
-		t.Errorf("%s: %s", got.Status, got.Summary())
+	if d, read := machineOf(t, f, nil).imageDisk(); d.Path != "/var/lib/containerd" || !read {
+		t.Errorf("%+v, %v", d, read)
 	}
 }
 
@@ -40,9 +30,9 @@ func TestDockerDiskChecks(t *testing.T) {
 	strict.cfg = &full
 	play(t, []scene{
 		{"overlay2", "docker-storage-driver", engine(docker.Info{StorageDriver: "overlay2"}), nil, "ok: overlay2", ""},
-		{"containerd's store", "docker-storage-driver", store, nil, "warn: the storage driver is overlayfs of the containerd image store, whose layers no slot's disk limits: a job can fill Docker's disk",
+		{"containerd's store", "docker-storage-driver", store, nil, "warn: the storage driver is overlayfs of the containerd image store, whose layers no slot's disk limits: a job can fill Docker's disk; with job.profile: strict, it cannot",
 			`mkdir -p /etc/docker && echo '{"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"}' >/etc/docker/daemon.json && systemctl restart docker`},
-		{"that, asked for", "docker-storage-driver", store, file(`{"features": {"containerd-snapshotter": true}}`), "warn: the storage driver is overlayfs of the containerd image store, whose layers no slot's disk limits: a job can fill Docker's disk", ""},
+		{"that, asked for", "docker-storage-driver", store, file(`{"features": {"containerd-snapshotter": true}}`), "warn: the storage driver is overlayfs of the containerd image store, whose layers no slot's disk limits: a job can fill Docker's disk; with job.profile: strict, it cannot", ""},
 		{"the strict profile", "docker-storage-driver", strict, nil, "ok: overlayfs; containers of the strict profile do not write to layers", ""},
 
 		{"a disk", "docker-root", root, mounts("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 8:2 / /var/lib rw shared:1 - xfs /dev/sda2 rw\n31 22 0:5 / /var/lib/dock rw - tmpfs x rw\n"), "ok: /var/lib/docker, xfs", ""},
@@ -50,21 +40,12 @@ func TestDockerDiskChecks(t *testing.T) {
 		{"a container", "docker-root", root, mounts("22 1 0:30 / / rw - overlay overlay rw\n"), "fail: /var/lib/docker is on an overlay, so this is a container or a live system and does not keep images", ""},
 		{"memory", "docker-root", root, mounts("22 1 0:30 / / rw - tmpfs tmpfs rw\n"), "warn: /var/lib/docker is in memory (tmpfs), so images take memory from jobs and are lost at a reboot", ""},
 		{"garbage", "docker-root", root, mounts("\x00 - -\n - \nx"), "skip: the kernel does not say what /var/lib/docker is on", ""},
-
-		{"room", "docker-space", roomy(500<<30, 1000<<30), nil, "ok: 500.0 GiB of 1000.0 GiB are free at /var/lib/docker", ""},
-		{"little room", "docker-space", roomy(9<<30, 1000<<30), nil, "warn: 9.0 GiB of 1000.0 GiB are free at /var/lib/docker; with less than 10.0 GiB, jobs and updates pull no images", ""},
-		{"no room", "docker-space", roomy(1<<29, 1000<<30), nil, "fail: 0.5 GiB of 1000.0 GiB are free at /var/lib/docker", ""},
-		{"not read", "docker-space", root, nil, "skip: the free space at /var/lib/docker is unknown", ""},
 	})
 }
 
 func TestDockerAccessChecks(t *testing.T) {
 	t.Parallel()
 	warned := engine(docker.Info{Warnings: []string{"WARNING: No swap limit support", "[DEPRECATION NOTICE]: API is accessible on http://0.0.0.0:2375 without encryption.\n More"}})
-	users := "root:x:0:0::/root:/bin/sh\nada:x:1000:1000::/home/ada:/bin/sh\nbob:x:1001:998::/home/bob:/bin/sh\n"
-	groups := func(line string) map[string]string {
-		return map[string]string{"/etc/group": "root:x:0:ada\n" + line, "/etc/passwd": users}
-	}
 	secure := func(options ...string) *fake { return engine(docker.Info{Security: options}) }
 	none := &fake{docker: docker.Info{}, units: engine(docker.Info{}).units}
 	full := config.Config{Job: config.Job{Network: config.NetworkNone}}.WithDefaults()
@@ -77,13 +58,6 @@ func TestDockerAccessChecks(t *testing.T) {
 	play(t, []scene{
 		{"a socket only", "docker-api", engine(docker.Info{Warnings: []string{"WARNING: No swap limit support"}}), nil, "ok: only its socket, or with certificates", ""},
 		{"TCP", "docker-api", warned, nil, "fail: the engine is open on http://0.0.0.0:2375: anyone who can reach it is root here", ""},
-
-		{"operators", "docker-group", &fake{}, groups("docker:x:998:ada\n"), "ok: operators, as good as root: ada, bob", ""},
-		{"nobody", "docker-group", &fake{}, groups("docker:x:997:\n"), "ok: only root", ""},
-		{"an agent of old", "docker-group", &fake{}, groups("docker:x:998:ada,buildkite-agent\n"), "fail: buildkite-agent is in group docker, so anything that runs as this user can become root with docker run -v /:/host", "gpasswd -d buildkite-agent docker"},
-		{"git's user", "docker-group", &fake{}, groups("docker:x:998:kbnode-git\n"), "fail: kbnode-git is in group docker, so anything that runs as this user can become root with docker run -v /:/host", "gpasswd -d kbnode-git docker"},
-		{"a slot's user", "docker-group", &fake{}, groups("docker:x:998:kbnode-gpu3\n"), "fail: kbnode-gpu3 is in group docker, so anything that runs as this user can become root with docker run -v /:/host", "gpasswd -d kbnode-gpu3 docker"},
-		{"garbage", "docker-group", &fake{}, map[string]string{"/etc/group": "docker\n:::\n", "/etc/passwd": "::\n"}, "ok: only root", ""},
 
 		{"no mapping", "docker-userns", secure("name=seccomp,profile=builtin"), nil, "ok: not remapped", ""},
 		{"a mapping by a flag", "docker-userns", secure("name=userns"), file("", "--userns-remap=default"), "fail: userns-remap is on, so jobs cannot write to their checkouts", ""},
@@ -116,17 +90,79 @@ func TestDockerSocket(t *testing.T) {
 	scene{"", "docker-socket", &fake{}, files, "fail: /var/run/docker.sock has mode 0666, so any user of this machine can become root", "chmod 0660 /var/run/docker.sock"}.run(t, mode(0o666))
 }
 
-// TestSocketUsers tests that the socket's own group counts, whatever its name, except
-// root's.
-func TestSocketUsers(t *testing.T) {
+// with returns a fake with this configuration of jobs.
+func with(job config.Job) *fake {
+	full := config.Config{Job: job}.WithDefaults()
+	return &fake{cfg: &full}
+}
+
+func TestLAN(t *testing.T) {
 	t.Parallel()
-	groups := []host.Group{{Name: "root", GID: "0", Members: []string{"eve"}}, {Name: "docker", GID: "9", Members: []string{"ada"}}, {Name: "web", GID: "33", Members: []string{"bob"}}}
-	got := socketUsers(groups, map[string]reconcile.UserState{"carl": {UID: 5, GID: 33}}, 33)
-	want := []socketUser{{"ada", "docker", false}, {"bob", "web", false}, {"carl", "web", true}}
-	if !slices.Equal(want, got) {
-		t.Errorf("%v, want %v", got, want)
+	routes := func(lines string) map[string]string {
+		return map[string]string{"/proc/net/route": "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n" + lines}
 	}
-	if got := socketUsers(groups[:1], map[string]reconcile.UserState{"root": {}}, 0); len(got) > 0 {
-		t.Error(got)
+	const (
+		line      = "\t0001\t0\t0\t0\t"
+		gateway   = "eth0\t00000000\t0100000A" + line + "00000000\t0\t0\t0\n"              // default via 10.0.0.1
+		provider  = "eth0\t00000000\t010200C0" + line + "00000000\t0\t0\t0\n"              // default via 192.0.2.1
+		link      = "eth0\t0000000A\t00000000" + line + "0000FFFF\t0\t0\t0\n"              // 10.0.0.0/16
+		vpn       = "tun0\t0000A8C0\t00000000" + line + "00FFFFFF\t0\t0\t0\n"              // 192.168.0.0/24
+		docker0   = "docker0\t000011AC\t00000000" + line + "0000FFFF\t0\t0\t0\n"           // 172.17.0.0/16
+		slot      = "kbnode-gpu0\t000012C6\t00000000" + line + "00FFFFFF\t0\t0\t0\n"       // 198.18.0.0/24
+		linkLocal = "eth0\t0000FEA9\t00000000" + line + "0000FFFF\t0\t0\t0\n"              // 169.254.0.0/16
+		many      = link + vpn + "eth1\t0000010B\t00000000" + line + "0000FFFF\t0\t0\t0\n" // 11.1.0.0/16, public
+	)
+	bridged := func(lines, member string) map[string]string {
+		files := routes(lines)
+		files["/sys/class/net/docker0/bridge/stp_state"] = "0"
+		files["/sys/class/net/docker0/"+member] = ""
+		return files
 	}
+	play(t, []scene{
+		{"a private link", "docker-lan", &fake{}, routes(gateway + link + linkLocal + slot), "warn: jobs can reach private networks of the node: 10.0.0.0/16", ""},
+		{"a private gateway only", "docker-lan", &fake{}, routes(gateway), "warn: jobs can reach private networks of the node: 10.0.0.1/32", ""},
+		{"two", "docker-lan", &fake{}, routes(provider + many), "warn: jobs can reach private networks of the node: 10.0.0.0/16, 192.168.0.0/24", ""},
+		{"public only", "docker-lan", &fake{}, routes(provider + linkLocal + slot), "ok: the node is not in a private network", ""},
+		{"containers", "docker-lan", &fake{}, bridged(provider+docker0, "lower_veth1/ifindex"), "ok: the node is not in a private network", ""},
+		{"a bridge with a card", "docker-lan", &fake{}, bridged(provider+docker0, "lower_eth0/device/vendor"), "warn: jobs can reach private networks of the node: 172.17.0.0/16", ""},
+		{"garbage", "docker-lan", &fake{}, routes("x\ny z\neth0\tq\tq\t0\t0\t0\t0\tq\n"), "ok: the node is not in a private network", ""},
+		{"no network", "docker-lan", with(config.Job{Network: config.NetworkNone}), routes(link), "skip: jobs have no network (job.network: none)", ""},
+
+		{"the Internet only", "docker-lan", with(config.Job{Network: config.NetworkInternet}), routes(link), "ok: the rules let jobs reach public addresses; as-planned checks whether they are in place", ""},
+		{"with a list", "docker-lan", with(config.Job{Network: config.NetworkInternet, AllowedNetworks: []string{"10.1.0.0/16:8080"}}), routes(link), "ok: the rules let jobs reach public addresses, 10.1.0.0/16:8080; as-planned checks whether they are in place", ""},
+	})
+	// The detail has the test's own path.
+	if got := answer(t, machineOf(t, &fake{}, nil), "docker-lan"); got.Status != Skip || !strings.HasPrefix(got.Summary(), "the node's routes cannot be read: open ") {
+		t.Errorf("%s: %s", got.Status, got.Summary())
+	}
+}
+
+func TestRuncHoles(t *testing.T) {
+	t.Parallel()
+	both, races := runcLeak+" "+runcRaces, runcRaces
+	for version, want := range map[string]string{
+		"1.0.0-rc93": both, "1.1.5+ds1": both, "1.1.11": both, "1.1.12-rc.1": both, "v1.1.12": races, "1.1.15-0ubuntu1": races,
+		"1.2.7": races, "1.2.8": "", "1.2.9": "", "1.3.0-rc.2": races, "1.3.2": races, "1.3.3": "", "1.3.10": "",
+		"1.4.0-rc.2": races, "1.4.0-rc.3": "", "1.4.0": "", "2.0.0": "", "": "", "N/A": "", "crun 1.8": "",
+	} {
+		if got := strings.Join(runcHoles(version), " "); got != want {
+			t.Errorf("%q: %q, want %q", version, got, want)
+		}
+	}
+}
+
+func TestRunc(t *testing.T) {
+	t.Parallel()
+	machine := func(version string) *fake { return engine(docker.Info{Runc: version}) }
+	dpkg := func(status string) map[string]string { return map[string]string{"/var/lib/dpkg/status": status} }
+	const upgrade = "apt-get update && apt-get install -y --only-upgrade "
+	play(t, []scene{
+		{"good", "docker-runc", machine("1.3.3"), nil, "ok: 1.3.3", ""},
+		{"unknown", "docker-runc", machine(""), nil, "skip: the engine does not report the version of runc", ""},
+		{"old", "docker-runc", machine("1.1.5"), dpkg("Package: runc\nStatus: install ok installed\nVersion: 1.1.5+ds1-1+deb12u1\n"),
+			"warn: 1.1.5: judging by its version, a job can become root on the node (CVE-2024-21626, CVE-2025-31133)", upgrade + "runc"},
+		{"Docker's own", "docker-runc", machine("1.2.5"), dpkg("Package: containerd.io\nStatus: install ok installed\nVersion: 1.7\n\nPackage: runc\nStatus: deinstall ok config-files\nVersion: 1\n"),
+			"warn: 1.2.5: judging by its version, a job can become root on the node (CVE-2025-31133)", upgrade + "containerd.io"},
+		{"no dpkg", "docker-runc", machine("1.2.5"), nil, "warn: 1.2.5: judging by its version, a job can become root on the node (CVE-2025-31133)", ""},
+	})
 }

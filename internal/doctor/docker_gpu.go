@@ -3,11 +3,14 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"errors"
+	"path"
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/host"
+	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/installer"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
@@ -17,11 +20,7 @@ const (
 	toolkitConf = "/etc/nvidia-container-runtime/config.toml"
 )
 
-var (
-	askUnprivileged = lazy.Regexp(`(?m)^\s*accept-nvidia-visible-devices-envvar-when-unprivileged\s*=\s*false`)
-	defaultRuntime  = lazy.Regexp(`"default-runtime"[ \t]*:[ \t]*"nvidia"`)
-	cdiOff          = lazy.Regexp(`"cdi"[ \t]*:[ \t]*false`)
-)
+var askUnprivileged = lazy.Regexp(`(?m)^\s*accept-nvidia-visible-devices-envvar-when-unprivileged\s*=\s*false`)
 
 func namesGPUs(devices []string) bool {
 	return slices.ContainsFunc(devices, func(name string) bool { return strings.HasPrefix(name, "nvidia.com/gpu=") })
@@ -39,10 +38,7 @@ func dockerDefaultRuntime(ctx context.Context, m *Machine) Answer {
 		return found(ok("%s, which ignores an image's NVIDIA_VISIBLE_DEVICES", runtime))
 	}
 	f := warn("the default runtime is %s: a container started by hand gets all GPUs if its image says so, even while jobs run", runtime)
-	if defaultRuntime().MatchString(readDaemon(ctx, m).Text) {
-		return found(f.Safely(`sed -i 's/\("default-runtime"[[:space:]]*:[[:space:]]*\)"nvidia"/\1"runc"/' %s && systemctl reload docker`, host.DaemonJSON))
-	}
-	return found(f.Advise("remove default-runtime from %s, or from dockerd's command line (systemctl cat docker), then run sudo systemctl reload docker", host.DaemonJSON))
+	return found(defaultRuntime.change(ctx, m, f))
 }
 
 func dockerToolkit(_ context.Context, m *Machine) Answer {
@@ -98,14 +94,176 @@ func dockerCDI(ctx context.Context, m *Machine) Answer {
 	if !slices.Contains(d.Runtimes, "nvidia") {
 		f = fail("CDI is off and there is no NVIDIA runtime, so no container gets a GPU with its driver's files")
 	}
-	c := readDaemon(ctx, m)
-	switch {
-	case older(d.Version, "25"):
+	if older(d.Version, "25") {
 		return found(f.Advise("Docker supports CDI from 25.0 on, and this is %s: upgrade it", d.Version))
-	case cdiOff().MatchString(c.Text):
-		return found(f.By(`sed -i 's/\("cdi"[[:space:]]*:[[:space:]]*\)false/\1true/' %s && systemctl restart docker`, host.DaemonJSON))
-	case older(d.Version, "28.2") && c.Problem == "" && !c.Has("features"):
-		return found(f.By("%s && systemctl restart docker", addKeys(c, `"features": {"cdi": true}`)))
 	}
-	return found(f.Advise(`put "cdi": true into features of %s, then run sudo systemctl restart docker`, host.DaemonJSON))
+	return found(cdi.change(ctx, m, f))
+}
+
+// renewCDI returns the command that describes the GPUs again. If the toolkit has a service
+// for it, a separate file would be hidden behind the service's.
+func renewCDI(ctx context.Context, m *Machine) string {
+	if u, err := m.unit(ctx, refreshUnit); err == nil && u.Exists() && u.Load != "masked" {
+		return "systemctl restart " + refreshUnit
+	}
+	return installer.GenerateCDI
+}
+
+// gpuSpecs returns the CDI specifications that name NVIDIA GPUs, and the broken ones.
+func gpuSpecs(m *Machine) ([]inventory.CDISpec, error) {
+	dirs := m.Inventory.Software.Docker.CDIDirs
+	if len(dirs) == 0 {
+		dirs = inventory.DefaultCDIDirs()
+	}
+	specs, err := inventory.ReadCDI(m.Root, dirs)
+	return slices.DeleteFunc(specs, func(s inventory.CDISpec) bool { return s.Err == nil && !namesGPUs(s.Devices) }), err
+}
+
+// shared returns the first GPU that two specifications name, or "".
+func shared(a, b inventory.CDISpec) string {
+	for _, name := range b.Devices {
+		if a.Err == nil && b.Err == nil && strings.HasPrefix(name, "nvidia.com/gpu=") && slices.Contains(a.Devices, name) {
+			return name
+		}
+	}
+	return ""
+}
+
+func dockerCDISpec(ctx context.Context, m *Machine) Answer {
+	if !m.Inventory.Software.Docker.CDI {
+		return none("CDI is off")
+	}
+	dirs := m.Inventory.Software.Docker.CDIDirs
+	specs, err := gpuSpecs(m)
+	if err != nil {
+		return found(fail("%s", err).Advise("check why %s cannot be read", strings.Join(dirs, " and ")))
+	}
+	var all []Finding
+	last := ""
+	for i, s := range specs {
+		if s.Err != nil {
+			all = append(all, warn("%s is ignored: %s", s.Path, lines(s.Err)).By("mv %s %[1]s.broken", word(s.Path)))
+			continue
+		}
+		last = s.Path
+		for _, o := range specs[:i] {
+			name, extra := shared(o, s), o.Path
+			if path.Base(o.Path) == "nvidia.yaml" {
+				extra = s.Path
+			}
+			switch {
+			case name == "":
+			case path.Dir(o.Path) != path.Dir(s.Path): // the later directory's counts
+				all = append(all, warn("%s is hidden by %s, which names the same GPUs, so renewing it has no effect", o.Path, s.Path).By("mv %s %[1]s.off", word(o.Path)))
+			default:
+				all = append(all, fail("%s and %s both name %s, so Docker ignores both", o.Path, s.Path, name).By("mv %s %[1]s.off", word(extra)))
+			}
+		}
+	}
+	if last == "" {
+		f := fail("no CDI specification for NVIDIA GPUs in %s", strings.Join(dirs, " or "))
+		if slices.Contains(m.Inventory.Software.Docker.Runtimes, "nvidia") {
+			f.Status = Warn // slots get their GPUs from that
+		}
+		all = append(all, f.Safely("%s", renewCDI(ctx, m)))
+	}
+	return otherwise(all, ok("%s", last))
+}
+
+func dockerCDIDriver(ctx context.Context, m *Machine) Answer {
+	specs, err := gpuSpecs(m)
+	switch {
+	case m.Inventory.NVIDIA == nil:
+		return none("no NVIDIA GPU")
+	case err != nil:
+		return none("%s", err)
+	}
+	loaded := m.Inventory.NVIDIA.DriverVersion
+	node, _ := health.ReadNode(m.Root, nil) // what it cannot read is empty
+	if node.CDIDriver != "" && loaded != "" && node.CDIDriver != loaded {
+		return found(fail("driver %s runs, but containers get the files of %s", loaded, node.CDIDriver).Safely("%s", renewCDI(ctx, m)))
+	}
+	for i, s := range specs {
+		if slices.ContainsFunc(specs[i+1:], func(o inventory.CDISpec) bool { return path.Dir(o.Path) != path.Dir(s.Path) && shared(o, s) != "" }) {
+			continue // docker-cdi-spec reports it
+		}
+		missing := slices.DeleteFunc(slices.Clone(s.Needs[:min(len(s.Needs), 1000)]), m.Exists)
+		if len(missing) == 0 {
+			continue
+		}
+		renew := renewCDI(ctx, m)
+		switch daemon := path.Base(path.Dir(missing[0])) + ".service"; {
+		case slices.ContainsFunc(missing, func(n string) bool { return strings.HasPrefix(n, "/dev/nvidia-") }):
+			renew = "nvidia-modprobe -c=0 -u -m" // creates the nodes that the driver creates late
+		case path.Base(missing[0]) == "socket": // such as /run/nvidia-persistenced/socket
+			if u, err := m.unit(ctx, daemon); err == nil && u.Exists() {
+				renew = "systemctl restart " + word(daemon)
+			}
+		}
+		return found(fail("%s names missing files, so no container starts with it: %s (%d in all)", s.Path, missing[0], len(missing)).Safely("%s", renew))
+	}
+	if node.CDIDriver == "" {
+		return found(ok("all files that it names exist"))
+	}
+	return found(ok("%s", node.CDIDriver))
+}
+
+func dockerCDISlots(ctx context.Context, m *Machine) Answer {
+	d := m.Inventory.Software.Docker
+	known := m.Docker.CDIDevices // what the engine itself has loaded
+	if known == nil {
+		known = d.CDIDevices
+	}
+	var missing, named []int
+	first := ""
+	for _, s := range m.Plan.Slots {
+		for _, gpu := range s.GPUs {
+			switch name := gpu.Name(); {
+			case gpu.Vendor != "nvidia" || name == "" || s.Parked != "":
+			case slices.Contains(known, "nvidia.com/gpu="+name):
+				named = append(named, s.Index)
+			default:
+				if missing = append(missing, s.Index); first == "" {
+					first = name
+				}
+			}
+		}
+	}
+	renew := renewCDI(ctx, m)
+	switch {
+	case len(missing) == 0 && len(named) == 0:
+		return none("no slot has an NVIDIA GPU")
+	case len(missing) == 0:
+		return found(ok("%d GPUs", len(named)))
+	case renew == installer.GenerateCDI && !slices.ContainsFunc(known, func(n string) bool { return strings.HasPrefix(n, "nvidia.com/gpu=GPU-") }):
+		renew = installer.GenerateCDI + " --device-name-strategy=uuid" // toolkits before 1.16 do this only if asked
+	}
+	f := fail("Docker does not know nvidia.com/gpu=%s, so jobs get the GPU without its driver's files", first)
+	if slices.Contains(d.Runtimes, "nvidia") {
+		f = warn("Docker does not know nvidia.com/gpu=%s, so the GPU comes from the NVIDIA runtime, which adds devices that systemd does not know about", first)
+	}
+	return found(f.Of(missing...).Safely("%s", renew))
+}
+
+func dockerCDIRefresh(ctx context.Context, m *Machine) Answer {
+	service, err := m.unit(ctx, refreshUnit)
+	watch, errWatch := m.unit(ctx, refreshPath)
+	if err = errors.Join(err, errWatch); err != nil {
+		return none("systemd does not answer: %s", lines(err))
+	}
+	specs, err := gpuSpecs(m)
+	switch stays := slices.ContainsFunc(specs, func(s inventory.CDISpec) bool { return s.Err == nil && strings.HasPrefix(s.Path, "/etc/") }); {
+	case err != nil:
+		return none("%s", err)
+	case !service.Exists() && stays:
+		return found(ok("in /etc/cdi; renew it by hand after a driver upgrade"))
+	case !service.Exists():
+		return found(warn("it is only in %s, which is empty after a reboot, and nothing renews it", path.Dir(specs[0].Path)).Safely("%s", installer.GenerateCDI))
+	case service.Active == "failed":
+		return found(warn("%s failed (%s, exit status %d)", refreshUnit, service.Result, service.ExitStatus).Safely("systemctl restart %s", refreshUnit).
+			Advise("if it fails again, sudo journalctl -u %s -n 20 says why", refreshUnit))
+	case !m.StartsAtBoot(refreshUnit) || !m.StartsAtBoot(refreshPath) || !watch.Running():
+		return found(warn("%s and %s are not both enabled, so nothing renews it", refreshUnit, refreshPath).Safely("systemctl enable --now %s %s", refreshPath, refreshUnit))
+	}
+	return found(ok("%s renews it", refreshUnit))
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/host"
+	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -50,8 +51,6 @@ type (
 	Result = check.Result
 	// Report is the outcome of a run.
 	Report = check.Report
-	// UnknownError means that a name is neither a check nor a group.
-	UnknownError = check.UnknownError
 )
 
 // The statuses, in order.
@@ -61,9 +60,6 @@ const (
 	Warn = check.Warn
 	Fail = check.Fail
 )
-
-// ErrNothingLeft means that the options exclude every check.
-var ErrNothingLeft = check.ErrNothingLeft
 
 // Run runs the selected checks, of All unless the options have others.
 func Run(ctx context.Context, m *Machine, o Options) (*Report, error) {
@@ -87,9 +83,6 @@ type Source interface {
 	Observe(ctx context.Context) (*reconcile.State, error)
 	// Units lists the systemd units that match a pattern.
 	Units(ctx context.Context, pattern string) ([]slot.Unit, error)
-	// Properties reads settings of a unit that are in force. kind is "Unit", or "Service"
-	// for settings that only services have.
-	Properties(ctx context.Context, unit, kind string, names ...string) (map[string]any, error)
 	// Journal returns the end of a unit's log, newest last.
 	Journal(ctx context.Context, unit string) ([]string, error)
 	// Program runs a program as a systemd service, with the user and limits that p names.
@@ -118,6 +111,7 @@ type Machine struct {
 	Changes   []reconcile.Change   // state: what differs from the plan
 	Docker    *docker.Info         // docker-engine
 	Account   *agent.Account       // agent-token-accepted
+	Images    image.State          // image-state
 }
 
 // API is Buildkite's REST API.

@@ -2,9 +2,15 @@ package doctor
 
 import (
 	"errors"
+	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/docs"
 	"github.com/gpu-mode/kbnode/internal/check"
 )
 
@@ -26,21 +32,96 @@ func TestExplainEach(t *testing.T) {
 			t.Errorf("the chapter on %s is not in that on %s (%v)", c.ID, c.Group, err)
 		}
 	}
-	var unknown *UnknownError
+	var unknown *check.UnknownError
 	if _, err := Explain("nonsense"); !errors.As(err, &unknown) {
 		t.Errorf("nonsense: %v", err)
 	}
 }
 
-func TestNothingLeft(t *testing.T) {
+// TestChecks tests the checks themselves: what they need exists, has no cycles, and runs on
+// a bare machine if they do.
+func TestChecks(t *testing.T) {
 	t.Parallel()
-	for _, o := range []Options{
-		{Checks: All(), Only: []string{"gpu"}, Skip: []string{"gpu"}},
-		{Checks: All(), Only: []string{"config"}, Skip: []string{"node"}},
-		{Checks: All(), Skip: Groups},
-	} {
-		if ids, err := o.Choose(); !errors.Is(err, check.ErrNothingLeft) {
-			t.Errorf("%v without %v leaves %v, %v", o.Only, o.Skip, ids, err)
+	all, byID := All(), map[string]Check{}
+	for _, c := range all {
+		if _, twice := byID[c.ID]; twice {
+			t.Errorf("%s stands there twice", c.ID)
 		}
+		byID[c.ID] = c
+		if !slices.Contains(Groups, c.Group) || c.About == "" || strings.HasSuffix(c.About, ".") || c.Run == nil || c.Worst < Warn || c.Limit > check.DefaultLimit {
+			t.Errorf("%s is not whole: %+v", c.ID, c)
+		}
+		if slices.Contains(Groups, c.ID) && c.ID != c.Group {
+			t.Errorf("%s is the name of a group", c.ID)
+		}
+	}
+	if group := func(a, b Check) int { return slices.Index(Groups, a.Group) - slices.Index(Groups, b.Group) }; !slices.IsSortedFunc(all, group) {
+		t.Errorf("the checks do not stand in the order of %v", Groups)
+	}
+	for _, c := range all {
+		for _, need := range c.Needs {
+			if _, there := byID[need]; !there {
+				t.Errorf("%s needs %s, which there is not", c.ID, need)
+			}
+		}
+		for _, id := range check.WithNeeds(all, []string{c.ID})[1:] {
+			if id == c.ID || slices.Contains(check.WithNeeds(all, []string{id})[1:], c.ID) {
+				t.Errorf("%s and %s need each other", c.ID, id)
+			}
+			if c.Bare && !byID[id].Bare {
+				t.Errorf("%s is asked of a bare machine, and %s is not", c.ID, id)
+			}
+		}
+	}
+}
+
+// summaries returns what a report says about each check, as text.
+func summaries(r *Report) map[string]string {
+	all := map[string]string{}
+	for _, c := range r.Checks {
+		text := c.Summary()
+		if strings.HasPrefix(text, "no answer after ") {
+			text = "no answer after 0s" // a loaded machine takes longer
+		}
+		all[c.ID] = c.Status.String() + ": " + text
+	}
+	return all
+}
+
+// TestSymptoms tests that a symptom leads to each check that makes a node unfit.
+func TestSymptoms(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/troubleshooting.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range All() {
+		if link := "[" + c.ID + "](doctor.md#" + c.ID + ")"; c.Worst == Fail && !strings.Contains(string(text), link) {
+			t.Errorf("no symptom in docs/troubleshooting.md leads to %s", c.ID)
+		}
+	}
+}
+
+// TestPage tests that docs/doctor.md has a chapter on each check, in the same order.
+func TestPage(t *testing.T) {
+	t.Parallel()
+	var want []string
+	group := ""
+	for _, c := range All() {
+		if c.Group != group {
+			group = c.Group
+			want = append(want, "## "+group)
+		}
+		want = append(want, "### "+c.ID)
+	}
+	_, page, _ := strings.Cut(docs.Doctor, "\n## Node\n")
+	got := append([]string{"## node"}, regexp.MustCompile(`(?m)^##.*$`).FindAllString(page, -1)...)
+	for i := range got {
+		if strings.HasPrefix(got[i], "## ") {
+			got[i] = strings.ToLower(got[i])
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
 	}
 }

@@ -3,7 +3,6 @@ package doctor
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,26 +27,27 @@ func ofAMD(ask func(*Machine, fleet) Answer) func(context.Context, *Machine) Ans
 }
 
 func partitionModes(m *Machine, f fleet) Answer {
-	const compute, memory = "current_compute_partition", "current_memory_partition"
 	wrong := lostPartitions(m, f)
 	if len(wrong) > 0 {
 		return found(wrong...) // then they are not alike either
 	}
 	for _, kind := range f.kinds() {
-		if modes := kind.group(func(g inventory.GPU) string { return g.ComputePartition }); len(modes) > 1 {
-			most := commonest(modes)
-			for _, g := range modes {
-				if g.value != most.value {
-					wrong = append(wrong, fail("%s is partitioned as %s, others as %s, so their slots differ", g.where(), g.value, most.value).
-						By("%s", g.each("echo "+most.value+" >/sys/bus/pci/devices/%s/"+compute)).Of(g.slots...).
-						Advise("nothing may run on it meanwhile; then run sudo kbnode install, since its slots change"))
-				}
-			}
+		modes := kind.group(func(g inventory.GPU) string { return g.ComputePartition })
+		// On a tie, whole GPUs count.
+		slices.SortStableFunc(modes, func(a, b gpuGroup) int {
+			return cmp.Or(cmp.Compare(len(b.gpus), len(a.gpus)), strings.Compare(b.value, a.value))
+		})
+		for _, g := range modes[min(1, len(modes)):] {
+			most := modes[0].value
+			wrong = append(wrong, fail("%s is partitioned as %s, others as %s, so their slots differ", g.where(), g.value, most).
+				By("%s", g.each("echo "+most+" >/sys/bus/pci/devices/%s/current_compute_partition")).Of(g.slots...).
+				Advise("nothing may run on it meanwhile; then run sudo kbnode install, since its slots change"))
 		}
-		if modes := kind.group(func(g inventory.GPU) string { return g.MemoryPartition }); len(modes) > 1 {
-			wrong = append(wrong, fail("equal GPUs divide their memory differently: %s", whoHas(modes)).
-				Advise("write the same mode to %s of each GPU below /sys/bus/pci/devices, then reload amdgpu or reboot", memory))
-		}
+	}
+	for _, d := range f.differing("divisions of their memory", func(g inventory.GPU) string { return g.MemoryPartition },
+		"write the same mode to current_memory_partition of each GPU below /sys/bus/pci/devices, then reload amdgpu or reboot") {
+		d.Status = Fail
+		wrong = append(wrong, d)
 	}
 	g := f.gpus[0]
 	modes := slices.DeleteFunc([]string{g.ComputePartition, g.MemoryPartition}, func(s string) bool { return s == "" })
@@ -65,15 +65,13 @@ func lostPartitions(m *Machine, f fleet) []Finding {
 			then[cmp.Or(member.UUID, member.PCI)] = member.Mode
 		}
 	}
-	lost := f.group(func(g inventory.GPU) string {
-		was := then[cmp.Or(g.UUID, g.PCI)]
-		if was == "" || was == g.ComputePartition || g.ComputePartition == "" {
-			return ""
-		}
-		return fmt.Sprintf("%s, but the slots were made for %s", g.ComputePartition, was)
-	})
 	var wrong []Finding
-	for _, g := range lost {
+	for _, g := range f.group(func(g inventory.GPU) string {
+		if was := then[cmp.Or(g.UUID, g.PCI)]; was != "" && was != g.ComputePartition && g.ComputePartition != "" {
+			return g.ComputePartition + ", but the slots were made for " + was
+		}
+		return ""
+	}) {
 		_, mode, _ := strings.Cut(g.value, "made for ")
 		wrong = append(wrong, fail("the mode is %s (%s)", g.value, g.where()).Of(g.slots...).
 			By("%s", g.each("echo "+mode+" >/sys/bus/pci/devices/%s/current_compute_partition")).
@@ -85,55 +83,21 @@ func lostPartitions(m *Machine, f fleet) []Finding {
 // amdPower compares the power limits of the GPUs, which hwmon has in microwatts, and the
 // firmware that enforces them.
 func amdPower(m *Machine, f fleet) Answer {
-	monitor := func(g inventory.GPU, name string) string {
-		for _, file := range m.List(host.PCI(g.PCI) + "/hwmon/hwmon*/" + name) {
-			n, _ := strconv.ParseInt(m.Value(file), 10, 64)
-			return inUnits(n/1_000_000, "W")
-		}
-		return ""
-	}
-	limit := func(g inventory.GPU) string { return monitor(g, "power1_cap") }
-	firmware := func(g inventory.GPU) string { return m.Value(host.PCI(g.PCI) + "/vbios_version") }
-	var wrong []Finding
-	for _, kind := range f.kinds() {
-		low := kind.group(func(g inventory.GPU) string {
-			if is, normal := limit(g), monitor(g, "power1_cap_default"); is != normal && is != "" {
-				return normal
+	watts := func(name string) func(inventory.GPU) int64 {
+		return func(g inventory.GPU) (n int64) {
+			for _, file := range m.List(host.PCI(g.PCI) + "/hwmon/hwmon*/" + name) {
+				n, _ = strconv.ParseInt(m.Value(file), 10, 64)
 			}
-			return ""
-		})
-		for _, g := range low {
-			watts, _, _ := strings.Cut(g.value, " ")
-			wrong = append(wrong, warn("the power limit is %s instead of the default %s (%s)", limit(g.gpus[0]), g.value, g.where()).Of(g.slots...).
-				Safely("%s", g.each("echo "+watts+"000000 | tee /sys/bus/pci/devices/%s/hwmon/hwmon*/power1_cap")))
-		}
-		if all := kind.group(limit); len(low) == 0 && len(all) > 1 {
-			wrong = append(wrong, warn("equal GPUs have different power limits: %s", whoHas(all)).
-				Advise("write the same value to power1_cap of each, below /sys/bus/pci/devices; scores of these slots cannot be compared"))
-		}
-		if all := kind.group(firmware); len(all) > 1 {
-			wrong = append(wrong, warn("equal GPUs have different firmware: %s", whoHas(all)).
-				Advise("upgrade the older ones; clocks and limits may differ, so scores of these slots cannot be compared"))
+			return n / 1_000_000
 		}
 	}
-	all := f.group(limit)
-	if len(all) == 0 && len(wrong) == 0 {
+	limit := watts("power1_cap")
+	wrong := slices.Concat(f.power(limit, watts("power1_cap_default"), "echo WATTS000000 | tee /sys/bus/pci/devices/%s/hwmon/hwmon*/power1_cap"),
+		f.differing("firmware", func(g inventory.GPU) string { return m.Value(host.PCI(g.PCI) + "/vbios_version") }, "upgrade the older ones"))
+	if len(wrong) == 0 && limit(f.gpus[0]) == 0 {
 		return none("amdgpu does not report it")
 	}
-	return otherwise(wrong, ok("%s", append(all, gpuGroup{})[0].value))
-}
-
-// commonest returns the group with the most GPUs. On a tie, it prefers whole GPUs.
-func commonest(groups []gpuGroup) gpuGroup {
-	whole := func(g gpuGroup) int {
-		if g.value == "SPX" {
-			return 1
-		}
-		return 0
-	}
-	return slices.MaxFunc(groups, func(a, b gpuGroup) int {
-		return cmp.Or(cmp.Compare(len(a.gpus), len(b.gpus)), cmp.Compare(whole(a), whole(b)))
-	})
+	return otherwise(wrong, ok("%s", inUnits(limit(f.gpus[0]), "W")))
 }
 
 func performanceLevels(m *Machine, f fleet) Answer {

@@ -5,6 +5,8 @@ import (
 	"context"
 	"slices"
 	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
 // Error codes from nvml.h.
@@ -102,4 +104,53 @@ func amdDriver(_ context.Context, m *Machine) Answer {
 			Advise("see what sudo dmesg says about kfd; a kernel without CONFIG_HSA_AMD needs AMD's own driver: install amdgpu-dkms"))
 	}
 	return found(ok("%s", cmp.Or(amd.DriverVersion, "of the kernel "+m.Inventory.Kernel)))
+}
+
+const fabricUnit = "nvidia-fabricmanager.service"
+
+func fabricManager(ctx context.Context, m *Machine) Answer {
+	u, err := m.unit(ctx, fabricUnit)
+	if err != nil {
+		return none("systemd does not answer: %s", err)
+	}
+	switches := m.NVSwitches()
+	joined, waiting := fabricStates(m.Inventory.GPUs)
+	driver := m.Inventory.NVIDIA.DriverVersion
+	wanted := u.Exists() && m.StartsAtBoot(fabricUnit)
+	runs := u.Running() && u.Sub != "auto-restart"
+	switch {
+	case runs && !wanted:
+		return found(warn("it runs, but will not start after a reboot").Safely("systemctl enable %s", fabricUnit))
+	case runs:
+		return found(ok("running"))
+	case switches == 0 && waiting == 0 && joined > 0 && !wanted:
+		return found(ok("not needed: the fabric is managed elsewhere")) // GB200: in the switch tray
+	case switches == 0 && waiting == 0 && !wanted:
+		return none("no NVSwitch")
+	case switches == 0 && waiting == 0 && joined == 0 && m.Inventory.NVIDIA.Source == "nvml":
+		return none("no NVSwitch") // an image for several kinds of machines enables it everywhere
+	case !u.Exists():
+		return found(fail("the GPUs use NVSwitches, but there is no fabric manager, so no CUDA program starts").
+			Advise("install the package nvidia-fabricmanager in exactly version %s (from B200 on, also nvlsm), and run sudo systemctl enable --now nvidia-fabricmanager", driver))
+	case u.Active == "failed" || u.Sub == "auto-restart":
+		return found(fail("it exits immediately (%s, exit status %d)", u.Result, u.ExitStatus).
+			Advise("its version must be the driver's, %s; see sudo journalctl -b -u nvidia-fabricmanager, and /var/log/fabricmanager.log", driver))
+	}
+	return found(fail("it is %s", u.Active).Safely("systemctl enable --now %s", fabricUnit))
+}
+
+// fabricStates counts the GPUs that have joined a fabric, and those that wait to.
+func fabricStates(gpus []inventory.GPU) (joined, waiting int) {
+	for _, g := range gpus {
+		if g.NVML == nil || g.NVML.Fabric == nil {
+			continue
+		}
+		switch g.NVML.Fabric.State {
+		case "completed":
+			joined++
+		case "in progress", "not started":
+			waiting++
+		}
+	}
+	return joined, waiting
 }

@@ -1,16 +1,17 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/host"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -34,29 +35,11 @@ func judged(checks ...string) func(context.Context, *Machine) Answer {
 				wrong = append(wrong, verdictFinding(v))
 			}
 		}
-		newer := ""
-		if slices.Contains(checks, "gpu.xid") {
-			newer = newerThanCatalog(m)
-		}
 		if watched && len(wrong) == 0 {
-			return none("kbnode.service watches this; see health%s", newer)
+			return none("kbnode.service watches this; see health")
 		}
-		return otherwise(wrong, ok("%d GPUs%s", len(f.gpus), newer))
+		return otherwise(wrong, ok("%d GPUs", len(f.gpus)))
 	}
-}
-
-// newerThanCatalog says that the node's driver may have Xids that kbnode does not know, and
-// "" if it has none.
-func newerThanCatalog(m *Machine) string {
-	if m.Inventory.NVIDIA == nil {
-		return ""
-	}
-	version := m.Inventory.NVIDIA.DriverVersion
-	major, _, _ := strings.Cut(version, ".")
-	if branch, err := strconv.Atoi(major); err != nil || branch <= health.XidBranch {
-		return ""
-	}
-	return fmt.Sprintf("; driver %s may have Xids above %d, where the catalog of r%d ends", version, health.XidLast, health.XidBranch)
 }
 
 // verdictFinding converts a verdict to a finding.
@@ -111,3 +94,162 @@ func verdictsNow(ctx context.Context, m *Machine, f fleet, watched bool) ([]heal
 
 // maxFacts limits how many facts from the kernel's log are judged.
 const maxFacts = 10000
+
+// ownVerdicts are the daemon's verdicts whose causes group gpu checks itself.
+var ownVerdicts = []string{"gpu.missing", "gpu.error", "gpu.mode", "node.driver", "node.nvml", "node.persistence", "node.unit"}
+
+// isOwn reports whether a check of group gpu covers the cause of a verdict, with a fix, so
+// that no other check repeats it.
+func isOwn(m *Machine, v health.Verdict) bool {
+	if v.Check != "gpu.lost" && v.Check != "gpu.recovery" || m.Inventory == nil {
+		return slices.Contains(ownVerdicts, v.Check)
+	}
+	f := fleetOf(m, "") // gpu-answers covers GPUs that do not answer now
+	bus := health.ReadBus(m.Root, f.gpus)
+	return slices.ContainsFunc(f.gpus, func(g inventory.GPU) bool {
+		same := v.GPU == g.PCI || v.GPU == g.UUID || slices.ContainsFunc(f.slots[g.PCI], func(k int) bool { return slices.Contains(v.Slots, k) })
+		return same && (!g.Healthy || bus[g.PCI].Dead)
+	})
+}
+
+// fleet holds the GPUs of the slots, or all GPUs before there are slots. A GPU with several
+// partitions is in it once.
+type fleet struct {
+	gpus  []inventory.GPU
+	slots map[string][]int // by PCI address
+}
+
+// fleetOf returns the GPUs of a vendor, or of all vendors for "".
+func fleetOf(m *Machine, vendor string) fleet {
+	f := fleet{slots: map[string][]int{}}
+	bound := slotBindings(m)
+	for _, b := range bound {
+		for _, member := range b.Members() {
+			at := member.PCI
+			for _, g := range m.Inventory.GPUs {
+				if member.UUID != "" && strings.EqualFold(g.UUID, member.UUID) {
+					at = g.PCI // it was moved
+				}
+			}
+			if !slices.Contains(f.slots[at], b.Slot) {
+				f.slots[at] = append(f.slots[at], b.Slot)
+			}
+		}
+	}
+	listed := map[string]bool{}
+	for _, g := range m.Inventory.GPUs {
+		if vendor != "" && g.Vendor != vendor || listed[g.PCI] || len(bound) > 0 && f.slots[g.PCI] == nil {
+			continue
+		}
+		listed[g.PCI] = true
+		f.gpus = append(f.gpus, g)
+	}
+	return f
+}
+
+// slotBindings returns the recorded GPUs of the slots, or none before the install. The plan
+// reports a broken file.
+func slotBindings(m *Machine) []plan.Binding {
+	text, err := m.Read(plan.BindingsPath)
+	if err != nil {
+		return nil
+	}
+	kept, err := plan.ParseBindings([]byte(text))
+	if err != nil {
+		return nil
+	}
+	return kept.Slots
+}
+
+// gpuGroup is a group of GPUs that share a value.
+type gpuGroup struct {
+	value string
+	gpus  []inventory.GPU
+	slots []int
+	all   bool // there are no others
+}
+
+// group groups the GPUs by a value, in their order. It leaves out GPUs with the unknown value
+// "".
+func (f fleet) group(value func(inventory.GPU) string) []gpuGroup {
+	var groups []gpuGroup
+	for _, g := range f.gpus {
+		v := value(g)
+		if v == "" {
+			continue
+		}
+		i := slices.IndexFunc(groups, func(g gpuGroup) bool { return g.value == v })
+		if i < 0 {
+			i, groups = len(groups), append(groups, gpuGroup{value: v})
+		}
+		groups[i].gpus = append(groups[i].gpus, g)
+		groups[i].slots = append(groups[i].slots, f.slots[g.PCI]...)
+	}
+	for i := range groups {
+		groups[i].all = len(groups[i].gpus) == len(f.gpus)
+		slices.Sort(groups[i].slots)
+	}
+	return groups
+}
+
+// kinds groups the GPUs by model.
+func (f fleet) kinds() []fleet {
+	var kinds []fleet
+	for _, g := range f.group(func(g inventory.GPU) string { return cmp.Or(g.Model, "?") }) {
+		kinds = append(kinds, fleet{g.gpus, f.slots})
+	}
+	return kinds
+}
+
+// differing finds GPUs of one model that differ in a value.
+func (f fleet) differing(what string, value func(inventory.GPU) string, todo string) (wrong []Finding) {
+	for _, kind := range f.kinds() {
+		if all := kind.group(value); len(all) > 1 {
+			list := make([]string, len(all))
+			for i, g := range all {
+				list[i] = fmt.Sprintf("%s (%s)", g.value, g.where())
+			}
+			wrong = append(wrong, warn("equal GPUs have different %s: %s", what, strings.Join(list, ", ")).
+				Advise("%s; scores of these slots cannot be compared", todo))
+		}
+	}
+	return wrong
+}
+
+// where names the GPUs of a group.
+func (g gpuGroup) where() string {
+	switch n := len(g.gpus); {
+	case n == 1:
+		return "GPU " + g.gpus[0].PCI
+	case g.all:
+		return fmt.Sprintf("all %d GPUs", n)
+	case n > 4:
+		return fmt.Sprintf("%d GPUs, %s and others", n, g.gpus[0].PCI)
+	}
+	return "GPUs " + strings.Join(g.addresses(), ", ")
+}
+
+func (g gpuGroup) addresses() []string {
+	list := make([]string, len(g.gpus))
+	for i, gpu := range g.gpus {
+		list[i] = gpu.PCI
+	}
+	return list
+}
+
+// each returns a command for every GPU of the group. In it, %s is the PCI address.
+func (g gpuGroup) each(command string) string {
+	if len(g.gpus) == 1 {
+		return fmt.Sprintf(command, g.gpus[0].PCI)
+	}
+	return fmt.Sprintf("for g in %s; do %s; done", strings.Join(g.addresses(), " "), fmt.Sprintf(command, "$g"))
+}
+
+// rebooted adds a reboot as the fix of a finding.
+func rebooted(m *Machine, f Finding, before ...string) Finding {
+	const reboot = "systemctl reboot"
+	if !m.Exists(plan.BindingsPath) {
+		return f.By("%s", strings.Join(append(before, reboot), " && "))
+	}
+	return f.By("%s", strings.Join(append(before, "kbnode drain --all --wait", reboot), " && ")).Advise("afterward run sudo kbnode resume --all")
+}

@@ -145,26 +145,20 @@ func eccModes(m *Machine, f fleet) Answer {
 }
 
 func gpuClocks(m *Machine, f fleet) Answer {
-	var wrong []Finding
+	wrong := f.differing("maximum clocks", func(g inventory.GPU) string { return inUnits(g.MaxSMClockMHz, "MHz") },
+		"compare their firmware (nvidia-smi -q, VBIOS Version) and their boards")
 	fastest := int64(0)
-	for _, kind := range f.kinds() {
-		if all := kind.group(func(g inventory.GPU) string { return inUnits(g.MaxSMClockMHz, "MHz") }); len(all) > 1 {
-			wrong = append(wrong, warn("equal GPUs have different maximum clocks: %s", whoHas(all)).
-				Advise("compare their firmware (nvidia-smi -q, VBIOS Version) and their boards; scores of these slots cannot be compared"))
-		}
-		for _, g := range kind.gpus {
-			fastest = max(fastest, g.MaxSMClockMHz)
-		}
-	}
-	held := func(g inventory.GPU) string {
-		const idle, setting = 0x1, 0x2 // nvmlClocksEventReason…
-		if r := g.NVML.ClockReasons; r == nil || *r&setting == 0 || *r&idle != 0 {
-			return ""
-		}
-		return "held"
+	for _, g := range f.gpus {
+		fastest = max(fastest, g.MaxSMClockMHz)
 	}
 	if h := m.Config.Hygiene; h.Disabled || h.Clocks == config.ClocksDefault {
-		for _, g := range f.group(held) {
+		for _, g := range f.group(func(g inventory.GPU) string {
+			const idle, setting = 0x1, 0x2 // nvmlClocksEventReason…
+			if r := g.NVML.ClockReasons; r == nil || *r&setting == 0 || *r&idle != 0 {
+				return ""
+			}
+			return "held"
+		}) {
 			wrong = append(wrong, warn("someone set clocks that limit it (%s)", g.where()).
 				Safely("%s", g.each("nvidia-smi -i %[1]s -rgc; nvidia-smi -i %[1]s -rac")).Of(g.slots...))
 		}
@@ -173,40 +167,46 @@ func gpuClocks(m *Machine, f fleet) Answer {
 }
 
 func powerLimits(_ *Machine, f fleet) Answer {
-	var wrong []Finding
-	limit := func(g inventory.GPU) string { return inUnits(g.PowerLimitMilliwatts/1000, "W") }
-	for _, kind := range f.kinds() {
-		low := kind.group(func(g inventory.GPU) string {
-			p := g.NVML.Power
-			if p == nil || p.Limit == nil || p.Default == nil || *p.Limit >= *p.Default {
-				return ""
-			}
-			return strconv.Itoa(int(*p.Default / 1000))
-		})
-		for _, g := range low {
-			wrong = append(wrong, warn("the power limit is %s instead of the default %s W (%s)", limit(g.gpus[0]), g.value, g.where()).
-				Safely("%s", g.each("nvidia-smi -i %s -pl "+g.value)).Of(g.slots...))
+	limit := func(g inventory.GPU) int64 { return g.PowerLimitMilliwatts / 1000 }
+	wrong := f.power(limit, func(g inventory.GPU) int64 {
+		if p := g.NVML.Power; p != nil && p.Default != nil {
+			return int64(*p.Default / 1000)
 		}
-		if all := kind.group(limit); len(low) == 0 && len(all) > 1 {
-			wrong = append(wrong, warn("equal GPUs have different power limits: %s", whoHas(all)).
-				Advise("set the same limit with sudo nvidia-smi -i GPU -pl WATTS; scores of these slots cannot be compared"))
+		return 0
+	}, "nvidia-smi -i %s -pl WATTS")
+	for _, g := range f.group(func(g inventory.GPU) string {
+		p := g.NVML.Power
+		if p == nil || p.Limit == nil || p.Enforced == nil || *p.Enforced+1000 >= *p.Limit {
+			return ""
 		}
-		for _, g := range kind.group(func(g inventory.GPU) string {
-			p := g.NVML.Power
-			if p == nil || p.Limit == nil || p.Enforced == nil || *p.Enforced+1000 >= *p.Limit {
-				return ""
-			}
-			return strconv.Itoa(int(*p.Enforced / 1000))
-		}) {
-			wrong = append(wrong, warn("something limits it to %s W, below its limit of %s (%s)", g.value, limit(g.gpus[0]), g.where()).Of(g.slots...).
-				Advise("check the chassis power cap (BMC) and the power supplies"))
-		}
+		return fmt.Sprintf("%d W, below its limit of %d W", *p.Enforced/1000, *p.Limit/1000)
+	}) {
+		wrong = append(wrong, warn("something limits it to %s (%s)", g.value, g.where()).Of(g.slots...).
+			Advise("check the chassis power cap (BMC) and the power supplies"))
 	}
-	all := f.group(limit)
+	all := f.group(func(g inventory.GPU) string { return inUnits(limit(g), "W") })
 	if len(all) == 0 {
 		return none("NVML does not report it")
 	}
-	return otherwise(wrong, ok("%s", cmp.Or(all[0].value, "?")))
+	return otherwise(wrong, ok("%s", all[0].value))
+}
+
+// power finds GPUs with less than their normal power limit in watts, or else with different ones. In the
+// command that sets a limit, %s is the PCI address.
+func (f fleet) power(limit, normal func(inventory.GPU) int64, command string) (wrong []Finding) {
+	for _, g := range f.group(func(g inventory.GPU) string {
+		if limit(g) == 0 || limit(g) >= normal(g) {
+			return ""
+		}
+		return fmt.Sprintf("%d W instead of the default %d W", limit(g), normal(g))
+	}) {
+		wrong = append(wrong, warn("the power limit is %s (%s)", g.value, g.where()).Of(g.slots...).
+			Safely("%s", g.each(strings.ReplaceAll(command, "WATTS", strconv.FormatInt(normal(g.gpus[0]), 10)))))
+	}
+	if len(wrong) > 0 {
+		return wrong
+	}
+	return f.differing("power limits", func(g inventory.GPU) string { return inUnits(limit(g), "W") }, "set the same limit: sudo "+strings.Replace(command, "%s", "GPU", 1))
 }
 
 // inUnits formats a number with its unit, or returns "" if it is unknown.

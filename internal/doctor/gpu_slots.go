@@ -3,17 +3,11 @@ package doctor
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
-	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/host"
@@ -57,93 +51,32 @@ func reset(g inventory.GPU, slots []int) Finding {
 	return f.By("kbnode drain %[1]d --wait && %[2]s && kbnode resume %[1]d", slots[0], steps)
 }
 
-// badDevice returns what is wrong with a device file, and false if nothing is.
-func badDevice(m *Machine, name string) (Finding, bool) {
-	major, minor := deviceNumber(m, name)
-	clear := fmt.Sprintf("mkdir -p %s && rm -f %s", path.Dir(name), name)
-	repaired := func(f Finding) (Finding, bool) {
-		switch {
-		case major < 0:
-			return f.Advise("see ls -l %s, then reload the driver or reboot", name), true
-		case strings.HasPrefix(name, "/dev/nvidia"):
-			return f.Safely("%s && mknod -m 666 %s c %d %d", clear, name, major, minor), true
-		}
-		return f.Safely("%s && mknod -m 660 %s c %d %d && udevadm trigger --name-match=%s", clear, name, major, minor, name), true
-	}
-	fi, err := os.Stat(m.Path(name))
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return repaired(fail("%s is missing", name))
-	case err != nil:
-		return fail("%s", err).Advise("see ls -l %s", name), true
-	case fi.IsDir():
-		clear = "rmdir " + name
-		return repaired(fail("%s is a directory", name))
-	case fi.Mode()&fs.ModeCharDevice == 0:
-		return repaired(fail("%s is a file, not a device", name))
-	}
-	if st, is := fi.Sys().(*syscall.Stat_t); is && major >= 0 {
-		if a, b := int(unix.Major(st.Rdev)), int(unix.Minor(st.Rdev)); a != major || b != minor {
-			return repaired(fail("%s is device %d:%d, but the driver uses %d:%d", name, a, b, major, minor))
-		}
-	}
-	return Finding{}, false
-}
-
-// closedDevice returns a finding if only root may open a device file of an AMD GPU. A job
-// that is not root gets the group that owns the file, if that is not root's.
-func closedDevice(m *Machine, name string) (Finding, bool) {
-	if name != "/dev/kfd" && !strings.HasPrefix(name, "/dev/dri/") {
-		return Finding{}, false
-	}
+// deviceFault returns what is wrong with a device file, or a finding without a detail.
+func deviceFault(m *Machine, name string) Finding {
 	_, gid, mode := m.TargetOwner(name)
-	if mode == 0 || openToJobs(mode, gid) {
-		return Finding{}, false
+	amd := name == "/dev/kfd" || strings.HasPrefix(name, "/dev/dri/")
+	switch what := "is a file, not a device"; {
+	case mode&fs.ModeCharDevice == 0:
+		if mode == 0 {
+			what = "is missing"
+		}
+		f := fail("%s %s", name, what)
+		if amd {
+			return f.Advise("see ls -l %s, then reload the driver or reboot", name)
+		}
+		return f.Safely("rm -rf %s && nvidia-smi -L && nvidia-modprobe -c=0 -u -m", name).Advise("if it is still missing, see ls -l %s, then reload the driver or reboot", name)
+	case amd && !openToJobs(mode, gid):
+		return warn("%s has mode %04o and group %d: only jobs that are root in their container can open it", name, mode.Perm(), gid).
+			Safely("groupadd -rf render && chgrp render %[1]s && chmod 660 %[1]s", name).
+			Advise("if this comes back after a reboot, look below /etc/udev/rules.d for a rule that takes it from the group render")
 	}
-	return warn("%s has mode %04o and group %d: only jobs that are root in their container can open it", name, mode.Perm(), gid).
-		Safely("groupadd -rf render && chgrp render %[1]s && chmod 660 %[1]s", name).
-		Advise("if this comes back after a reboot, look below /etc/udev/rules.d for a rule that takes it from the group render"), true
+	return Finding{}
 }
 
-// openToJobs reports whether everyone may read and write a file, or a group other than
-// root's.
+// openToJobs reports whether everyone may read and write a file, or a group other than root's, which a job
+// that is not root gets.
 func openToJobs(mode fs.FileMode, gid int) bool {
 	return mode&0o006 == 0o006 || mode&0o060 == 0o060 && gid != 0
-}
-
-// deviceNumber returns the expected number of a device file, or -1, -1 if it is unknown.
-func deviceNumber(m *Machine, name string) (major, minor int) {
-	major, minor = -1, -1
-	known := func(number string) {
-		if a, b, is := strings.Cut(number, ":"); is {
-			x, errX := strconv.Atoi(a)
-			y, errY := strconv.Atoi(b)
-			if errX == nil && errY == nil && x > 0 && y >= 0 {
-				major, minor = x, y
-			}
-		}
-	}
-	uvm, caps := 0, 0
-	if nv := m.Inventory.NVIDIA; nv != nil {
-		uvm, caps = nv.UVMMajor, nv.CapsMajor
-	}
-	switch base := path.Base(name); {
-	case name == "/dev/nvidiactl":
-		known("195:255")
-	case name == "/dev/nvidia-uvm":
-		known(fmt.Sprintf("%d:0", uvm))
-	case name == "/dev/nvidia-uvm-tools":
-		known(fmt.Sprintf("%d:1", uvm))
-	case strings.HasPrefix(name, "/dev/nvidia-caps/nvidia-cap"):
-		known(fmt.Sprintf("%d:%s", caps, strings.TrimPrefix(base, "nvidia-cap")))
-	case strings.HasPrefix(name, "/dev/nvidia"):
-		known("195:" + strings.TrimPrefix(base, "nvidia"))
-	case name == "/dev/kfd":
-		known(m.Value("/sys/class/kfd/kfd/dev"))
-	case strings.HasPrefix(name, "/dev/dri/"):
-		known(m.Value("/sys/class/drm/" + base + "/dev"))
-	}
-	return major, minor
 }
 
 func gpuPresent(_ context.Context, m *Machine) Answer {
@@ -226,11 +159,7 @@ func gpuDevices(_ context.Context, m *Machine) Answer {
 	}
 	var all []Finding
 	for _, name := range names {
-		f, bad := badDevice(m, name)
-		if !bad {
-			f, bad = closedDevice(m, name)
-		}
-		if bad {
+		if f := deviceFault(m, name); f.Detail != "" {
 			all = append(all, f.Of(slots[name]...))
 		}
 	}

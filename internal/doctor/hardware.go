@@ -17,7 +17,6 @@ const (
 	goodMemory  = 32e9  // bytes
 	goodCPUs    = 16    // hardware threads
 	goodDisk    = 100e9 // bytes
-	minNetwork  = 100   // Mbit/s
 	goodNetwork = 1000  // Mbit/s
 )
 
@@ -38,10 +37,10 @@ func enough(least string, share, good int64, name func(int64) string) Answer {
 func diskBytes(disks []inventory.DiskFree) (sum int64) {
 	counted := map[int64]bool{}
 	for _, d := range disks {
-		if !counted[d.TotalBytes] {
-			sum += d.TotalBytes
-		}
 		counted[d.TotalBytes] = true
+	}
+	for size := range counted {
+		sum += size
 	}
 	return sum
 }
@@ -55,14 +54,10 @@ func hardwareNetwork(_ context.Context, m *Machine) Answer {
 	if err != nil || speed <= 0 {
 		return none("%s does not report its speed", dev) // virtual, wireless, or without a link
 	}
-	saw := fmt.Sprintf("%s has %d Mbit/s", dev, speed)
-	switch {
-	case speed < minNetwork:
-		return found(warn("%s; the minimum is %d", saw, minNetwork).Advise("see sudo ethtool %s, the cable and the switch", dev))
-	case speed < goodNetwork:
-		return found(warn("%s; %d is recommended", saw, goodNetwork).Advise("see sudo ethtool %s, the cable and the switch", dev))
+	if speed < goodNetwork {
+		return found(warn("%s has %d Mbit/s; %d is recommended", dev, speed, goodNetwork).Advise("see sudo ethtool %s, the cable and the switch", dev))
 	}
-	return found(ok("%s", saw))
+	return found(ok("%s has %d Mbit/s", dev, speed))
 }
 
 // slotsCPUs returns the planned CPUs of all slots.

@@ -22,26 +22,10 @@ const (
 	onItsWay = 26 * time.Hour
 )
 
-// label returns what people identify an image by.
-func label(i docker.Image) string {
-	digest := ""
-	if len(i.Digests) > 0 {
-		_, digest, _ = strings.Cut(i.Digests[0], "@")
-	}
-	return short(digest, i.ID)
-}
-
 // short returns the part of a digest, or else an ID, that people compare.
 func short(digest, id string) string {
 	text := cmp.Or(digest, id, "an image")
 	return text[:min(len(text), len("sha256:")+12)]
-}
-
-func age(now, made time.Time) string {
-	if made.IsZero() || made.Year() < 2000 { // reproducible builds have none
-		return ""
-	}
-	return ", built" + ago(now, made)
 }
 
 // ago formats how long ago something was.
@@ -62,7 +46,7 @@ func imageState(_ context.Context, m *Machine) Answer {
 		name := plan.ImageDir + "/images.json"
 		return found(warn("%s", lines(err)).By("mv %s %[1]s.broken && %s", name, updateImage))
 	}
-	return found(ok("%d previous, %d refused", len(s.Previous), len(s.Refused)))
+	return Answer{Findings: []Finding{ok("%d previous, %d refused", len(s.Previous), len(s.Refused))}, Keep: func(m *Machine) { m.Images = s }}
 }
 
 func imagePresent(ctx context.Context, m *Machine) Answer {
@@ -77,7 +61,8 @@ func imagePresent(ctx context.Context, m *Machine) Answer {
 		return found(fail("%s is for %s, but this machine is %s, so nothing in it starts", name, i.Arch, m.Inventory.Arch).
 			Advise("build it for %s too, or set image.name to one that is, then run sudo %s", m.Inventory.Arch, updateImage))
 	}
-	return found(ok("%s, %s%s", label(i), gib(i.Size), age(m.Now, i.Created)))
+	_, digest, _ := strings.Cut(append(i.Digests, "")[0], "@")
+	return found(ok("%s, %s", short(digest, i.ID), gib(i.Size)))
 }
 
 func imageRegistry(_ context.Context, m *Machine) Answer {
@@ -94,12 +79,12 @@ func imageRegistry(_ context.Context, m *Machine) Answer {
 }
 
 func imageProven(ctx context.Context, m *Machine) Answer {
-	s, err := image.Read(m.Path(plan.ImageDir))
-	now, errNow := m.Source.Image(ctx, m.Config.Image.Name)
+	s := m.Images
+	now, err := m.Source.Image(ctx, m.Config.Image.Name)
 	switch auto := m.Config.Image.Updates(); {
-	case errNow != nil:
+	case err != nil:
 		return none("there is no such image here")
-	case err != nil || s.Current == nil && !auto:
+	case s.Current == nil && !auto:
 		return none("kbnode does not update it (image.auto_update)")
 	case s.Name != m.Config.Image.Name && s.Name != "":
 		return found(warn("image.name is now %s, but kbnode only knows %s", m.Config.Image.Name, s.Name).By(updateImage))
@@ -118,10 +103,7 @@ func imageProven(ctx context.Context, m *Machine) Answer {
 }
 
 func imageUpdate(ctx context.Context, m *Machine) Answer {
-	s, err := image.Read(m.Path(plan.ImageDir))
-	if err != nil {
-		return none("%s", lines(err))
-	}
+	s := m.Images
 	var all []Finding
 	since := time.Time{}
 	if s.Current != nil {
@@ -150,9 +132,8 @@ func imageSpace(ctx context.Context, m *Machine) Answer {
 	case !m.Config.Image.Updates():
 		return none("kbnode does not update it (image.auto_update)")
 	}
-	s, _ := image.Read(m.Path(plan.ImageDir)) // image-state reports what is wrong with it
 	var old int64
-	for _, p := range append(s.Previous, s.Drop...) {
+	for _, p := range append(m.Images.Previous, m.Images.Drop...) {
 		old += p.Size
 	}
 	d, read := m.imageDisk()
@@ -162,8 +143,6 @@ func imageSpace(ctx context.Context, m *Machine) Answer {
 	switch {
 	case !read:
 		return none("the free space at %s is unknown", m.Docker.RootDir)
-	case d.FreeBytes < leftFree(d.TotalBytes):
-		return none("see docker-space")
 	case d.FreeBytes < need:
 		return found(warn("%s is free, but an image of %s needs about %s; earlier images take up to %s", gib(d.FreeBytes), gib(i.Size), gib(need), gib(old)).
 			Advise("sudo docker system df shows what uses the space; sudo docker image prune and sudo docker builder prune free some, and image.keep sets how many images stay"))
@@ -171,9 +150,9 @@ func imageSpace(ctx context.Context, m *Machine) Answer {
 	return found(ok("%s free, about %s needed; earlier images take up to %s", gib(d.FreeBytes), gib(need), gib(old)))
 }
 
-// checkSchedule checks what runs the update. The check as-planned covers the file and the
+// imageSchedule checks what runs the update. The check as-planned covers the file and the
 // timer.
-func checkSchedule(ctx context.Context, m *Machine) Answer {
+func imageSchedule(ctx context.Context, m *Machine) Answer {
 	if !m.Config.Image.Updates() {
 		return none("kbnode does not update the image (image.auto_update)")
 	}
@@ -187,25 +166,15 @@ func checkSchedule(ctx context.Context, m *Machine) Answer {
 	if text, err := m.Read(plan.CronPath); err != nil || text != m.Plan.Files[at].Content {
 		return found(skip("%s is not as planned; see as-planned", plan.CronPath))
 	}
-	there := ""
 	for _, name := range []string{"cron.service", "crond.service", "cronie.service", "cron.target"} {
-		u, err := m.unit(ctx, name)
-		if err != nil {
+		switch u, err := m.unit(ctx, name); {
+		case err != nil:
 			return none("systemd does not answer: %s", lines(err))
-		}
-		if u.Running() {
-			if !m.StartsAtBoot(name) {
-				return found(warn("%s runs, but will not start after a reboot", name).Safely("systemctl enable %s", name))
-			}
+		case u.Running() && m.StartsAtBoot(name):
 			return found(ok("%s, by %s", m.Config.Image.AutoUpdate, name))
-		}
-		if u.Exists() && u.Load != "masked" && there == "" {
-			there = name
+		case u.Exists() && u.Load != "masked":
+			return found(warn("%s does not run, or will not start after a reboot, so %s does nothing then", name, plan.CronPath).Safely("systemctl enable --now %s", name))
 		}
 	}
-	f := warn("cron does not run, so %s does nothing and the image is never updated", plan.CronPath)
-	if there != "" {
-		return found(f.Safely("systemctl enable --now %s", there))
-	}
-	return found(f.By("%s", installer.Cron.Command(m.Inventory.OS)))
+	return found(warn("cron does not run, so %s does nothing and the image is never updated", plan.CronPath).By("%s", installer.Cron.Command(m.Inventory.OS)))
 }

@@ -3,7 +3,6 @@ package doctor
 import (
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
@@ -28,12 +27,11 @@ func TestImageChecks(t *testing.T) {
 	const name = config.DefaultImage
 	here := docker.Image{
 		ID: "sha256:1111111111111111", Digests: []string{"ghcr.io/gpu-mode/kernelbot@sha256:aaaaaaaaaaaaaaaa"}, Size: 10 << 30, Arch: "amd64",
-		Created: time.Date(2026, 11, 11, 12, 0, 0, 0, time.UTC),
 	}
 	arm := here
 	arm.Arch = "arm64"
 	old := here
-	old.Created, old.Arch, old.Digests = time.Unix(0, 0), "", nil
+	old.Arch, old.Digests = "", nil
 	byHand := updated(here)
 	byHand.cfg = nil
 	insecure := updated(here)
@@ -68,7 +66,7 @@ func TestImageChecks(t *testing.T) {
 	kept := chosen + `, "previous": [{"id": "x", "size_bytes": 4294967296}], "drop": [{"id": "y", "size_bytes": 4294967296}]`
 	play(t, []scene{
 		{"none yet", "image-state", updated(here), nil, "ok: 0 previous, 0 refused", ""},
-		{"here", "image-present", updated(here), nil, "ok: sha256:aaaaaaaaaaaa, 10.0 GiB, built 10 days ago", ""},
+		{"here", "image-present", updated(here), nil, "ok: sha256:aaaaaaaaaaaa, 10.0 GiB", ""},
 		{"not here", "image-present", updated(docker.Image{}), nil, "warn: " + name + " is not on the node, so the first job waits until it is pulled, and no canary has run it", "kbnode image update"},
 		{"for other machines", "image-present", updated(arm), nil, "fail: " + name + " is for arm64, but this machine is amd64, so nothing in it starts", ""},
 		{"that says little", "image-present", updated(old), nil, "ok: sha256:111111111111, 10.0 GiB", ""},
@@ -95,32 +93,27 @@ func TestImageChecks(t *testing.T) {
 
 		{"room", "image-space", room(100 << 30), state(kept), "ok: 100.0 GiB free, about 25.0 GiB needed; earlier images take up to 8.0 GiB", ""},
 		{"no room", "image-space", room(20 << 30), state(kept), "warn: 20.0 GiB is free, but an image of 10.0 GiB needs about 25.0 GiB; earlier images take up to 8.0 GiB", ""},
-		{"none at all", "image-space", room(1 << 30), state(kept), "skip: see docker-space", ""},
 		{"no update", "image-space", byHand, nil, "skip: kbnode does not update it (image.auto_update)", ""},
 
-		{"nothing of others", "image-others", &fake{}, map[string]string{"/etc/cron.d/x": "# docker pull x\n0 3 * * * root docker image prune -f\n", plan.CronPath: "0 3 * * * root kbnode image update --auto\n"}, "ok: none", ""},
-		{"the old script", "image-others", &fake{}, map[string]string{"/etc/cron.d/kernelbot-update": "0 3 * * * root /opt/update-image.sh --auto\n"}, "warn: /etc/cron.d/kernelbot-update runs update-image.sh", "mv /etc/cron.d/kernelbot-update /root/"},
-		{"a pruning", "image-others", &fake{}, map[string]string{"/var/spool/cron/crontabs/root": "@daily TOKEN=x docker system prune -af >/dev/null\n"}, "warn: /var/spool/cron/crontabs/root runs docker system prune -af", ""},
-		{"a line that calls a script", "image-others", &fake{}, map[string]string{"/etc/crontab": "0 3 * * * root /opt/clean >/dev/null\n", "/opt/clean": "#!/usr/bin/env bash\n. /opt/lib.sh\n", "/opt/lib.sh": "docker --context x compose -f y pull\n"},
-			"warn: /etc/crontab runs docker compose pull, in /opt/lib.sh, in /opt/clean", ""},
+		{"nothing of others", "image-others", running(plan.ImageTimer, "x.timer"), map[string]string{
+			"/etc/cron.d/x": "# docker pull x\n0 3 * * * root docker image prune -f\n1 3 * * * root docker compose up --pull never; docker volume prune -a\n",
+			plan.CronPath:   "0 3 * * * root kbnode image update --auto\n",
+		}, "ok: none", ""},
+		{"the old script", "image-others", &fake{}, map[string]string{"/etc/cron.d/kernelbot-update": "0 3 * * * root /opt/update-image.sh --auto\n"}, "warn: /etc/cron.d/kernelbot-update runs update-image.sh", ""},
+		{"a pruning", "image-others", &fake{}, map[string]string{"/var/spool/cron/crontabs/root": "@daily TOKEN=x docker system prune -af >/dev/null\n"}, "warn: /var/spool/cron/crontabs/root runs docker system prune", ""},
+		{"a line that calls a script", "image-others", &fake{}, map[string]string{"/etc/crontab": "0 3 * * * root /opt/clean >/dev/null\n", "/opt/clean": "#!/usr/bin/env bash\ndocker --context x compose -f y pull\n"},
+			"warn: /etc/crontab runs docker pull, in /opt/clean", ""},
 		{"a program that is no script", "image-others", &fake{}, map[string]string{"/etc/crontab": "0 3 * * * root /opt/clean\n", "/opt/clean": "\x7fELF\ndocker pull x\n"}, "ok: none", ""},
-		{"a timer", "image-others", running("docker-prune.timer"), map[string]string{"/etc/systemd/system/docker-prune.service": "[Service]\nType=oneshot\nExecStart=/usr/bin/docker system prune \\\n  --all --force\n"},
-			"warn: docker-prune.timer runs docker system prune --all", "systemctl disable --now docker-prune.timer"},
+		{"a script of cron's", "image-others", &fake{}, map[string]string{"/etc/cron.daily/clean": "#!/bin/sh\nif true; then \"/usr/bin/docker\" image prune --force --all; fi\n"}, "warn: /etc/cron.daily/clean runs docker image prune --force --all", ""},
+		{"a path, sudo and a user's schedule", "image-others", &fake{}, map[string]string{"/var/spool/cron/root": "@daily /usr/bin/sudo -n /usr/bin/podman-compose -f /srv/x.yml pull -q >/dev/null 2>&1\n"}, "warn: /var/spool/cron/root runs podman-compose pull", ""},
+		{"a timer", "image-others", running("docker-prune.timer"), map[string]string{"/etc/systemd/system/docker-prune.service": "[Service]\nType=oneshot\nExecStart=/usr/bin/docker image prune \\\n  --force --all\n"},
+			"warn: docker-prune.timer runs docker image prune --force --all", "systemctl disable --now docker-prune.timer"},
 		{"a timer of another service", "image-others", running("nightly@a.timer"), map[string]string{"/usr/lib/systemd/system/nightly@.timer": "[Timer]\nUnit=up@a.service\n", "/usr/lib/systemd/system/up@.service": "[Service]\nExecStart=/bin/true\n",
-			"/etc/systemd/system/up@a.service.d/10.conf": "[Service]\nExecStart=\nExecStart=docker-compose up -d --pull always\n"}, "warn: nightly@a.timer runs docker-compose up --pull always", "systemctl disable --now nightly@a.timer"},
-		{"one whose command a drop-in replaces", "image-others", running("up.timer"), map[string]string{"/usr/lib/systemd/system/up.service": "[Service]\nExecStart=docker pull x\n", "/etc/systemd/system/up.service.d/10.conf": "[Service]\nExecStart=\nExecStart=/bin/true\n"}, "ok: none", ""},
-		{"a timer by its name", "image-others", running("podman-auto-update.timer"), nil, "warn: podman-auto-update.timer runs, which by its name pulls or removes images", "systemctl disable --now podman-auto-update.timer"},
-		{"a timer that spares kbnode's images", "image-others", running("docker-prune.timer"), map[string]string{"/etc/systemd/system/docker-prune.service": "[Service]\nExecStart=docker image prune -f\n"}, "ok: none", ""},
-		{"a timer of nothing that is known", "image-others", running("x.timer", plan.ImageTimer), nil, "skip: x.service, which x.timer starts: not found", ""},
-		{"a loop", "image-others", &fake{}, map[string]string{"/sys/fs/cgroup/system.slice/up.service/cgroup.procs": "", "/etc/systemd/system/up.service": "[Service]\nExecStartPre=docker pull me\nExecStart=/bin/sh -c \"while :; do docker pull x; sleep 1h; done\"\n"},
-			"warn: up.service runs docker pull", "systemctl disable --now up.service"},
-		{"a service that pulled its own image", "image-others", &fake{}, map[string]string{"/sys/fs/cgroup/system.slice/up.service/cgroup.procs": "", "/etc/systemd/system/up.service": "[Service]\nExecStartPre=docker pull me\nExecStart=docker run me\n"}, "ok: none", ""},
-		{"watchtower", "image-others", containers(docker.Container{Name: "wt", Image: "containrrr/watchtower", Command: "/watchtower"}), nil, "warn: container wt runs containrrr/watchtower", "docker update --restart=no wt && docker stop wt"},
+			"/etc/systemd/system/up@a.service.d/10.conf": "[Service]\nExecStart=\nExecStart=docker-compose up -d --pull always\n"}, "warn: nightly@a.timer runs docker-compose --pull always", "systemctl disable --now nightly@a.timer"},
+		{"watchtower", "image-others", containers(docker.Container{Name: "wt", Image: "containrrr/watchtower:latest", Command: "/watchtower"}), nil, "warn: container wt runs containrrr/watchtower:latest", "docker update --restart=no wt && docker stop wt"},
 		{"a fork of it by its ID", "image-others", containers(docker.Container{Name: "wt", Image: "sha256:1", Labels: map[string]string{"com.centurylinklabs.watchtower": "true"}}), nil, "warn: container wt runs sha256:1", "docker update --restart=no wt && docker stop wt"},
 		{"watchtower by the container's name", "image-others", containers(docker.Container{Name: "watchtower", Image: "sha256:1", Command: "/bin/updater"}), nil, "warn: container watchtower runs sha256:1", "docker update --restart=no watchtower && docker stop watchtower"},
-		{"a timer of a program by its name", "image-others", running("prune-docker.timer"), map[string]string{"/etc/systemd/system/prune-docker.service": "[Service]\nExecStart=/usr/local/bin/prune\n"}, "warn: prune-docker.timer runs, which by its name pulls or removes images", "systemctl disable --now prune-docker.timer"},
-		{"a path, sudo and a user's schedule", "image-others", &fake{}, map[string]string{"/var/spool/cron/root": "@daily /usr/bin/sudo -n /usr/bin/podman-compose -f /srv/x.yml pull -q >/dev/null 2>&1\n"}, "warn: /var/spool/cron/root runs podman-compose pull", ""},
-		{"a container that prunes", "image-others", containers(docker.Container{Name: "gc", Image: "docker:cli", Command: "sh -c while :; do docker system prune -af; sleep 1d; done"}), nil, "warn: container gc runs docker system prune -af", "docker update --restart=no gc && docker stop gc"},
+		{"a container that prunes", "image-others", containers(docker.Container{Name: "gc", Image: "docker:cli", Command: "sh -c while :; do docker system prune -af; sleep 1d; done"}), nil, "warn: container gc runs docker system prune", "docker update --restart=no gc && docker stop gc"},
 		{"containers of jobs and others", "image-others", containers(docker.Container{Image: "x/watchtower", Labels: map[string]string{"kbnode.slot": "0"}}, docker.Container{Image: "watchtower-exporter"}), nil, "ok: none", ""},
 		{"what does not answer", "image-others", broken, map[string]string{"/etc/crontab": "1 1 * * * root docker-compose pull\n"}, "warn: /etc/crontab runs docker-compose pull", ""},
 		{"nothing that answers", "image-others", broken, nil, "skip: the timers: not read: no answer (and 1 more)", ""},
@@ -160,11 +153,12 @@ func TestImageSchedule(t *testing.T) {
 	unit := func(name, active string) slot.Unit {
 		return slot.Unit{Name: name, Load: "loaded", Active: active}
 	}
+	const off = "warn: crond.service does not run, or will not start after a reboot, so /etc/cron.d/kbnode does nothing then"
 	const dead = "warn: cron does not run, so /etc/cron.d/kbnode does nothing and the image is never updated"
 	play(t, []scene{
 		{"cron", id, cron(unit("cron.service", "active")), written, "ok: 0 3 * * *, by cron.service", ""},
-		{"crond, until a reboot", id, cron(unit("crond.service", "active")), written, "warn: crond.service runs, but will not start after a reboot", "systemctl enable crond.service"},
-		{"stopped", id, cron(unit("crond.service", "inactive")), written, dead, "systemctl enable --now crond.service"},
+		{"crond, until a reboot", id, cron(unit("crond.service", "active")), written, off, "systemctl enable --now crond.service"},
+		{"stopped", id, cron(unit("crond.service", "inactive")), written, off, "systemctl enable --now crond.service"},
 		{"not installed", id, cron(slot.Unit{}), written, dead, "apt-get update && apt-get install -y cron && systemctl enable --now cron"},
 		{"not installed on Rocky", id, red, written, dead, "dnf install -y cronie && systemctl enable --now crond"},
 		{"the file is gone", id, cron(unit("cron.service", "active")), nil, "skip: /etc/cron.d/kbnode is not as planned; see as-planned", ""},

@@ -2,19 +2,19 @@ package doctor
 
 import (
 	"context"
-	"path"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // kernelSetting checks settings that kbnode makes and that do not hold, because the kernel rejects them or
 // another program keeps changing them. The check as-planned reports what kbnode will correct.
 func kernelSetting(part string) func(context.Context, *Machine) Answer {
-	return func(ctx context.Context, m *Machine) Answer {
+	return func(_ context.Context, m *Machine) Answer {
 		if m.Config.Hygiene.Disabled {
 			return none("hygiene.disabled leaves it alone")
 		}
@@ -29,7 +29,7 @@ func kernelSetting(part string) func(context.Context, *Machine) Answer {
 			}
 			for _, w := range m.State.Warnings {
 				if ofTunable(t, w) {
-					all = append(all, warn("%s", w).Advise("%s", m.whoChanges(ctx)))
+					all = append(all, warn("%s", w).Advise(whoChanges))
 				}
 			}
 		}
@@ -55,15 +55,9 @@ func shown(t plan.Tunable) string {
 	return t.Value
 }
 
-// whoChanges names running programs that are known to change the same settings.
-func (m *Machine) whoChanges(ctx context.Context) string {
-	run, _ := m.running(ctx, "tuned.service", "power-profiles-daemon.service", "thermald.service", "irqbalance.service", "cpufrequtils.service", "auto-cpufreq.service", "tlp.service")
-	who := "find out what changes it"
-	if len(run) > 0 {
-		who = "run sudo systemctl disable --now " + strings.Join(run, " ") + " if that is what changes it"
-	}
-	return who + "; " + Pages + "configuration.md under \"Where it does not work\" says how to try again"
-}
+// whoChanges is the advice for a setting that does not hold.
+const whoChanges = "see whether tuned, power-profiles-daemon, thermald, irqbalance, cpufrequtils, auto-cpufreq or tlp runs and changes it; " +
+	Pages + "configuration.md under \"Where it does not work\" says how to try again"
 
 // irqbalance avoids CPUs only if told to.
 func irqbalance(ctx context.Context, m *Machine) Answer {
@@ -89,33 +83,6 @@ func irqbalance(ctx context.Context, m *Machine) Answer {
 	return found(warn("irqbalance runs and moves interrupts to the slots' CPUs").By("systemctl disable --now irqbalance.service"))
 }
 
-// noiseTurbo informs people: scores made with different settings do not compare.
-func noiseTurbo(_ context.Context, m *Machine) Answer {
-	for _, f := range []struct{ path, on string }{
-		{"/sys/devices/system/cpu/intel_pstate/no_turbo", "0"},
-		{"/sys/devices/system/cpu/cpufreq/boost", "1"},
-	} {
-		if v := m.Value(f.path); v != "" {
-			return found(ok("%s (%s)", map[bool]string{true: "on", false: "off"}[v == f.on], path.Base(f.path)))
-		}
-	}
-	return none("the kernel does not report it")
-}
-
-// noiseIdleStates looks at the first CPU; all CPUs of a machine are alike.
-func noiseIdleStates(_ context.Context, m *Machine) Answer {
-	name, longest := "", -1
-	for _, dir := range m.List("/sys/devices/system/cpu/cpu0/cpuidle/state*") {
-		if n, err := strconv.Atoi(m.Value(dir + "/latency")); err == nil && m.Value(dir+"/disable") != "1" && n > longest {
-			name, longest = m.Value(dir+"/name"), n
-		}
-	}
-	if longest < 0 {
-		return none("the kernel does not report it")
-	}
-	return found(ok("up to %d µs (%s)", longest, name))
-}
-
 func noiseIsolated(_ context.Context, m *Machine) Answer {
 	isolated, _ := cpuset.Parse(m.Value("/sys/devices/system/cpu/isolated"))
 	if both := slotsCPUs(m.Plan).Intersect(isolated); both.Len() > 0 {
@@ -125,13 +92,90 @@ func noiseIsolated(_ context.Context, m *Machine) Answer {
 	return found(ok("no CPU is isolated"))
 }
 
-func noiseSMT(_ context.Context, m *Machine) Answer {
-	cores := map[int]bool{}
-	for _, c := range m.Inventory.CPU.List {
-		cores[c.Core] = true
+// heavy are timers that do much disk I/O, or start a package manager, unasked.
+var heavy = []string{
+	"apt-daily.timer", "dnf-makecache.timer", "man-db.timer", "mlocate-updatedb.timer", "plocate-updatedb.timer", "updatedb.timer",
+	"fstrim.timer", "e2scrub_all.timer", "xfs_scrub_all.timer", "mdcheck_start.timer", "mdcheck_continue.timer", "snapd.refresh.timer",
+	"raid-check.timer", "btrfs-scrub.timer", "fwupd-refresh.timer",
+}
+
+func noiseTimers(ctx context.Context, m *Machine) Answer {
+	run, err := m.running(ctx, heavy...)
+	switch {
+	case err != nil:
+		return found(skip("%s", err))
+	case len(run) > 0:
+		return found(warn("%s may start while a job is timed", strings.Join(run, ", ")).By("systemctl disable --now %s", strings.Join(run, " ")))
 	}
-	if len(cores) == 0 {
-		return none("the machine does not report it")
+	return found(ok("none"))
+}
+
+// running returns those of the named units that run.
+func (m *Machine) running(ctx context.Context, names ...string) (list []string, err error) {
+	for _, name := range names {
+		u, err := m.unit(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		if u.Running() {
+			list = append(list, name)
+		}
 	}
-	return found(ok("%d CPUs on %d cores; slots and the system share none", len(m.Inventory.CPU.List), len(cores)))
+	return list, nil
+}
+
+// noiseUpgrades looks for programs that replace a driver or Docker while jobs run.
+func noiseUpgrades(ctx context.Context, m *Machine) Answer {
+	run, err := m.running(ctx, "apt-daily-upgrade.timer", "dnf-automatic.timer", "dnf-automatic-install.timer", "dnf5-automatic.timer", "snapd.service")
+	if err != nil {
+		return found(skip("%s", err))
+	}
+	// Without the package, or if it is switched off, the timer does nothing.
+	if i := slices.Index(run, "apt-daily-upgrade.timer"); i >= 0 && !m.unattended() {
+		run = slices.Delete(run, i, i+1)
+	}
+	if i := slices.Index(run, "snapd.service"); i >= 0 {
+		held := m.Contains("/var/lib/snapd/state.json", `"hold":"forever"`)
+		if run = slices.Delete(run, i, i+1); len(run) == 0 && len(m.List("/var/lib/snapd/snaps/*.snap")) > 0 && !held {
+			return found(warn("snapd refreshes its snaps automatically").By("snap set system refresh.hold=forever"))
+		}
+	}
+	if len(run) > 0 {
+		return found(warn("%s upgrades packages automatically: a new driver stops all jobs until a reboot, and the work disturbs them", strings.Join(run, ", ")).
+			By("systemctl disable --now %s", strings.Join(run, " ")))
+	}
+	return found(ok("nothing upgrades packages automatically"))
+}
+
+var periodic = lazy.Regexp(`(?m)^\s*APT::Periodic::(Unattended-Upgrade|Enable)\s+"?([^";\s]*)`)
+
+// unattended reads APT's configuration as APT does: the last file wins.
+func (m *Machine) unattended() bool {
+	set := map[string]string{"Unattended-Upgrade": "0", "Enable": "1"}
+	for _, file := range m.List("/etc/apt/apt.conf.d/*") {
+		for _, line := range periodic().FindAllStringSubmatch(m.Value(file), -1) {
+			set[line[1]] = line[2]
+		}
+	}
+	return set["Enable"] != "0" && set["Unattended-Upgrade"] != "0" && set["Unattended-Upgrade"] != ""
+}
+
+// noiseSwap looks for swap on disks. Jobs have none, but it slows what starts and ends them.
+// Swap in memory (zram) does not count.
+func noiseSwap(_ context.Context, m *Machine) Answer {
+	swaps, err := m.Read("/proc/swaps")
+	if err != nil {
+		return none("this kernel has no swap")
+	}
+	var areas []string
+	for line := range strings.Lines(swaps) {
+		if f := strings.Fields(line); len(f) >= 5 && f[0] != "Filename" && !strings.HasPrefix(f[0], "/dev/zram") {
+			areas = append(areas, text.Line(f[0], 60))
+		}
+	}
+	if len(areas) == 0 {
+		return found(ok("no swap"))
+	}
+	return found(warn("the system swaps to %s, which sometimes slows the beginning and end of a job; jobs themselves have no swap", strings.Join(areas, ", ")).
+		By("swapoff -a").Advise("remove it from /etc/fstab, too, or it comes back at the next boot"))
 }

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -44,11 +45,8 @@ func slotPartition(_ context.Context, m *Machine) Answer {
 				Advise("remove AllowedCPUs from it (systemctl cat %s shows where it is set), then run sudo %s", name, strings.ReplaceAll(again, "&& ", "&& sudo ")))
 		}
 	}
-	why := fmt.Sprintf("cpuset.cpus.partition of %s is %q", want.Unit, now)
-	if _, words, ok := strings.Cut(m.Value("/run/kbnode/partition-refused"), "\n"); ok {
-		why = "the kernel refuses it: " + text.Line(words, 200)
-	}
-	return found(warn("other programs can run on the slots' CPUs: %s", why).By(again))
+	_, refused, _ := strings.Cut(m.Value("/run/kbnode/partition-refused"), "\n")
+	return found(warn("other programs can run on the slots' CPUs: cpuset.cpus.partition of %s is %q; %s", want.Unit, now, cmp.Or(text.Line(refused, 200), "try again")).By(again))
 }
 
 func slotDisk(_ context.Context, m *Machine) Answer {
@@ -66,14 +64,14 @@ func slotDisk(_ context.Context, m *Machine) Answer {
 			return Finding{}
 		}
 		planned++
-		d := diskState{slot: s, busy: m.State.Slot(s.Index).Busy(), mount: mounts[plan.DiskMount(s.Index)], home: mounts[plan.WorkDir(s.Index)]}
+		d := diskState{busy: m.State.Slot(s.Index).Busy(), mount: mounts[plan.DiskMount(s.Index)], home: mounts[plan.WorkDir(s.Index)]}
 		if info, err := os.Stat(m.Path(plan.DiskDir(s.Index) + "/image")); err == nil {
 			d.bytes = info.Size()
 		}
 		if d.mount.Device != "" {
 			_ = unix.Statfs(m.Path(plan.DiskMount(s.Index)), &d.use)
 		}
-		return d.judge()
+		return d.judge(s)
 	})
 	if planned == 0 {
 		return none("slots have no disks of their own (job.disk)")
@@ -83,15 +81,14 @@ func slotDisk(_ context.Context, m *Machine) Answer {
 
 // diskState is the state of a slot's disk.
 type diskState struct {
-	slot        plan.Slot
 	busy        string
 	mount, home host.Mount
 	bytes       int64 // of the image
 	use         unix.Statfs_t
 }
 
-func (d diskState) judge() Finding {
-	k := d.slot.Index
+func (d diskState) judge(s plan.Slot) Finding {
+	k := s.Index
 	// Only a disk that is not mounted is made again.
 	recreate := fmt.Sprintf("kbnode drain %d --wait && umount %s %s && systemctl restart %s && kbnode resume %d",
 		k, plan.WorkDir(k), plan.DiskMount(k), plan.GuardUnit(k), k)
@@ -100,10 +97,10 @@ func (d diskState) judge() Finding {
 		return fail("its disk is not mounted, so no container starts").Safely("systemctl restart %s", plan.GuardUnit(k))
 	case d.mount.ReadOnly || d.home.ReadOnly:
 		return fail("its disk has become read-only; the kernel log says why").By("%s", recreate)
-	case d.bytes != d.slot.DiskBytes && d.busy != "":
-		return warn("its disk has %s instead of the planned %s; the change waits for %s", config.Size(d.bytes), config.Size(d.slot.DiskBytes), d.busy).Advise("it is then recreated automatically")
-	case d.bytes != d.slot.DiskBytes:
-		return warn("its disk has %s instead of the planned %s", config.Size(d.bytes), config.Size(d.slot.DiskBytes)).By("%s", recreate)
+	case d.bytes != s.DiskBytes && d.busy != "":
+		return warn("its disk has %s instead of the planned %s; the change waits for %s", config.Size(d.bytes), config.Size(s.DiskBytes), d.busy).Advise("it is then recreated automatically")
+	case d.bytes != s.DiskBytes:
+		return warn("its disk has %s instead of the planned %s", config.Size(d.bytes), config.Size(s.DiskBytes)).By("%s", recreate)
 	case d.busy == "" && (d.use.Bavail < d.use.Blocks/10 || d.use.Ffree < d.use.Files/10):
 		return warn("its disk is nearly full, although no job runs").By("%s", recreate)
 	}

@@ -1,11 +1,14 @@
 package doctor
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/host"
@@ -13,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/selftest"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
@@ -81,9 +85,9 @@ func TestSlotLimits(t *testing.T) {
 		{"its own", "state", node(func(f *fake) { f.state.Warnings = []string{"slot gpu0 is treated as busy: z"} }), nil, "warn: slot gpu0 is treated as busy: z", ""},
 
 		{"good", "slot-partition", node(nil), nil, "ok: CPUs 1-2,5-6,9-10,13-14", ""},
-		{"taken away", "slot-partition", part("member"), nil, `warn: other programs can run on the slots' CPUs: cpuset.cpus.partition of buildkite.slice is "member"`, again},
+		{"taken away", "slot-partition", part("member"), nil, `warn: other programs can run on the slots' CPUs: cpuset.cpus.partition of buildkite.slice is "member"; try again`, again},
 		{"refused", "slot-partition", part("member"), map[string]string{"/run/kbnode/partition-refused": "1-2\ncpuset.cpus.partition: invalid argument\n"},
-			"warn: other programs can run on the slots' CPUs: the kernel refuses it: cpuset.cpus.partition: invalid argument", again},
+			`warn: other programs can run on the slots' CPUs: cpuset.cpus.partition of buildkite.slice is "member"; cpuset.cpus.partition: invalid argument`, again},
 		{"another has them", "slot-partition", part("root invalid (Cpu list in cpuset.cpus not exclusive)"), map[string]string{
 			"/sys/fs/cgroup/buildkite.slice/cpuset.cpus": "1-2,5-6,9-10,13-14\n", "/sys/fs/cgroup/init.scope/cpuset.cpus": "0\n", "/sys/fs/cgroup/machine.slice/cpuset.cpus": "8-15\n",
 		}, `warn: machine.slice is set to CPUs 8-15, so the kernel cannot reserve the slots' CPUs for them ("root invalid (Cpu list in cpuset.cpus not exclusive)")`, ""},
@@ -122,15 +126,15 @@ func TestSlotState(t *testing.T) {
 		{"because of its GPU", "slot-parked", node(func(f *fake) { f.plan.Slots[1].Parked = "GPU 1 is missing" }), nil, "warn: it takes no jobs because of its GPU", ""},
 	})
 	// Only a file system can be full, and no directory of a test is one.
-	full := diskState{slot: plan.Slot{DiskBytes: 1}, bytes: 1, mount: host.Mount{Device: "7:0"}, home: host.Mount{Device: "7:0"}, use: unix.Statfs_t{Blocks: 100, Bavail: 9, Files: 100, Ffree: 50}}
-	if f := full.judge(); f.Detail != "its disk is nearly full, although no job runs" || f.Fix != recreate {
+	full := diskState{bytes: 1, mount: host.Mount{Device: "7:0"}, home: host.Mount{Device: "7:0"}, use: unix.Statfs_t{Blocks: 100, Bavail: 9, Files: 100, Ffree: 50}}
+	if f := full.judge(plan.Slot{DiskBytes: 1}); f.Detail != "its disk is nearly full, although no job runs" || f.Fix != recreate {
 		t.Errorf("%+v", f)
 	}
 	full.use.Bavail, full.use.Ffree = 50, 9
-	if f := full.judge(); f.Status != Warn {
+	if f := full.judge(plan.Slot{DiskBytes: 1}); f.Status != Warn {
 		t.Errorf("without inodes: %+v", f)
 	}
-	if full.busy = "job 7"; full.judge().Status != OK {
+	if full.busy = "job 7"; full.judge(plan.Slot{DiskBytes: 1}).Status != OK {
 		t.Error("a job may fill its disk")
 	}
 }
@@ -158,26 +162,11 @@ func TestSlotLeftovers(t *testing.T) {
 			f.state.Slots[0].Containers = []string{"docker-" + id + ".scope"}
 		})
 	}
-	many := in(slice+"x.service", 200, 10)
-	maps.Copy(many, proc(nil, 201, "bash", 10, 990))
-	many[slice+"x.service/cgroup.procs"] = "200\n201\n"
 	play(t, []scene{
 		{"none", "slot-containers", node(nil), nil, "ok: 0, of running jobs", ""},
 		{"a job's", "slot-containers", with(&slot.Job{ID: "7"}), in(slice+"docker-"+id+".scope", 200, 10), "ok: 1, of running jobs", ""},
 		{"of a job that has just ended", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 995), "ok: 1, of running jobs", ""},
 		{"left", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 400), "warn: container aaaabbbbcccc runs without a job", "docker rm -f aaaabbbbcccc"},
-		{"of the cgroupfs driver", "slot-containers", node(nil), in("/sys/fs/cgroup/system.slice/buildkite-gpu1.slice/"+id, 200, 10),
-			"fail: containers run in /system.slice/buildkite-gpu1.slice, where the slot's limits do not apply", ""},
-		{"an empty directory of it", "slot-containers", node(nil), map[string]string{"/sys/fs/cgroup/system.slice/buildkite-gpu1.slice/cgroup.procs": ""}, "ok: 0, of running jobs", ""},
-
-		{"none", "slot-processes", node(nil), proc(nil, 1, "systemd", 0, 0), "ok: none", ""},
-		{"the agent", "slot-processes", node(nil), in(slice+"buildkite-agent-gpu0.service", 100, 10), "ok: none", ""},
-		{"kbnode's own", "slot-processes", node(nil), in(slice+"kbnode-selftest-gpu0-x.service", 200, 10), "ok: none", ""},
-		{"of a job", "slot-processes", with(&slot.Job{ID: "7"}), in(slice+"buildkite-agent-gpu0.service", 200, 10), "ok: none", ""},
-		{"of a container", "slot-processes", with(nil), in(slice+"docker-"+id+".scope", 200, 10), "ok: none", ""},
-		{"left in the agent's unit", "slot-processes", node(nil), in(slice+"buildkite-agent-gpu0.service", 200, 10), "warn: process 200 (python3) runs without a job", "kill -9 200"},
-		{"two", "slot-processes", node(nil), many, "warn: process 200 (python3) runs without a job, and 1 more", "kill -9 200 201"},
-		{"of the user elsewhere", "slot-processes", with(&slot.Job{ID: "7"}), proc(nil, 300, "bash", 10, 991), "warn: process 300 (bash) of user kbnode-gpu1 runs outside the slot's slice, without its limits", "kill -9 300"},
 
 		{"good", "slot-gpu-processes", node(nil), nil, "ok: 2 GPUs", ""},
 		{"a server", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }), proc(nil, 300, "vllm", 10, 0),
@@ -192,16 +181,6 @@ func TestSlotLeftovers(t *testing.T) {
 			proc(map[string]string{"/proc/300/cgroup": "0::/buildkite.slice/buildkite-gpu0.slice/docker-1.scope\n"}, 300, "python3", 10, 0), "fail: process 300 (python3) computes on 0000:02:00.0", "kill -9 300"},
 		{"one that has ended", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }), nil,
 			"ok: 2 GPUs", ""},
-
-		{"not told", "slot-gpu-memory", node(nil), nil, "skip: no driver reports how much memory idle GPUs use", ""},
-		{"free", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 600 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, "ok: 1 GPUs", ""},
-		{"a little more", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 660 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, "ok: 1 GPUs", ""},
-		{"in use by a process, which health tells", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes, f.inv.GPUs[0].Processes = 700<<20, 1 }),
-			map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, "ok: 1 GPUs", ""},
-		{"in use", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes = 700 << 20 }), map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`},
-			"warn: 700 MiB of its GPU's memory are in use without a process; 600 MiB were in use when it was idle", ""},
-		{"in use by a job", "slot-gpu-memory", node(func(f *fake) { f.inv.GPUs[0].MemoryUsedBytes, f.state.Slots[0].Job = 700<<20, &slot.Job{ID: "7"} }),
-			map[string]string{"/run/kbnode/gpu0/gpu-idle.json": `{"used_bytes":629145600}`}, "ok: 1 GPUs", ""},
 	})
 }
 
@@ -232,4 +211,69 @@ func kfd(pid, gpu int, pairs ...string) map[string]string {
 		}
 	}
 	return files
+}
+
+func TestContainerCheck(t *testing.T) {
+	t.Parallel()
+	held := []selftest.Check{{Tried: "all CPUs", Saw: "CPUs 0-3", Held: true}}
+	f := &fake{slots: []selftest.SlotReport{
+		{Index: 0, Checks: held},
+		{Index: 1, Checks: []selftest.Check{{Tried: "its own GPU", Saw: "[]", Do: "sudo kbnode reconcile"}, held[0]}},
+		{Index: 2, Skipped: "it is busy with job 7"},
+		{Index: 3, Checks: held},
+	}}
+	got := answer(t, machineOf(t, f, nil), "container")
+	want := []Finding{
+		fail("its own GPU: saw []").Of(1).Advise("sudo kbnode reconcile; sudo kbnode selftest --slot 1 runs every test in this slot"),
+		ok("its GPU, CPUs and memory").Of(0, 3),
+		skip("it is busy with job 7").Of(2),
+	}
+	if diff := cmp.Diff(want, got.Findings); diff != "" || got.Status != Fail {
+		t.Errorf("%s: %s", got.Status, diff)
+	}
+	f.slots = f.slots[2:3]
+	if got := answer(t, machineOf(t, f, nil), "container"); got.Status != Skip {
+		t.Errorf("all busy: %+v", got)
+	}
+	f.err = errors.Join(context.DeadlineExceeded, context.DeadlineExceeded)
+	if got := answer(t, machineOf(t, f, nil), "container"); got.Status != Fail || got.Summary() != "the containers did not end within 0s: Docker is slow or hangs" {
+		t.Errorf("slow: %+v", got)
+	}
+	f.err = errors.New("no engine")
+	if got := answer(t, machineOf(t, f, nil), "container"); got.Status != Fail || got.Summary() != "no engine" {
+		t.Errorf("no engine: %+v", got)
+	}
+}
+
+func TestNodeChecks(t *testing.T) {
+	t.Parallel()
+	unit := func(u slot.Unit) *fake {
+		u.Name = plan.NodeService
+		return &fake{state: &reconcile.State{Units: map[string]slot.Unit{u.Name: u}}}
+	}
+	verdict := func(text string) map[string]string { return map[string]string{"/var/lib/kbnode/health.json": text} }
+	play(t, []scene{
+		{"a configuration that is none", "config", &fake{err: errors.New("line 2: unknown key\nline 3: no number")}, nil, "fail: line 2: unknown key; line 3: no number", ""},
+		{"a machine that cannot be split", "plan", &fake{err: errors.New("no GPU")}, nil, "fail: no GPU", ""},
+		{"a slot without its GPU", "plan", &fake{inv: &inventory.Inventory{}, plan: &plan.Plan{Slots: []plan.Slot{{Name: "gpu0", Parked: "lost"}}, Warnings: []string{"slot gpu0 is parked: lost", "each slot has 0 cores; 8 is the minimum for fair timings"}}}, nil, "ok: 1 slots", ""},
+		{"a warning of the plan", "plan", &fake{inv: &inventory.Inventory{}, plan: &plan.Plan{Slots: []plan.Slot{{}}, Warnings: []string{"few CPUs", "each slot has 0 cores; 8 is the minimum for fair timings"}}}, nil, "warn: few CPUs", ""},
+		{"a machine that cannot be read", "inventory", &fake{err: errors.New("no /proc")}, nil, "fail: no /proc", ""},
+		{"a machine that was read", "inventory", &fake{inv: &inventory.Inventory{OS: inventory.OS{PrettyName: "Debian"}, Kernel: "6.12"}}, nil, "ok: Debian, 6.12, 0 CPUs, 0 GPUs", ""},
+		{"a bare one", "installed", &fake{}, nil, "fail: kbnode install has not run here", ""},
+		{"an installed one", "installed", &fake{}, map[string]string{plan.BindingsPath: "{}"}, "ok: " + plan.BindingsPath, ""},
+		{"systemd is dead", "state", &fake{err: errors.New("no answer")}, nil, "fail: no answer", ""},
+		{"drift", "as-planned", drifts(&fake{}, reconcile.Change{Kind: reconcile.Chmod, Subject: "/etc/x", Slot: 2, Why: "mode is 0777"}), nil,
+			"fail: chmod /etc/x (mode is 0777)", "kbnode reconcile"},
+		{"a stopped service", "as-planned", drifts(&fake{}, reconcile.Change{Kind: reconcile.Start, Subject: plan.NodeService, Slot: -1}), nil, "ok: 0 files, 0 units", ""},
+		{"drift that waits", "as-planned", drifts(&fake{}, reconcile.Change{Kind: reconcile.Update, Subject: "/etc/x", Slot: 2, Deferred: "waits for job 1"}), nil, "warn: update /etc/x, waits for job 1", ""},
+		{"what was planned without Docker", "as-planned", drifts(&fake{inv: &inventory.Inventory{Problems: []inventory.Problem{{Subject: "docker", Detail: "connection refused"}}}}, reconcile.Change{Kind: reconcile.Update, Subject: "/etc/kbnode/slots/gpu0.json", Slot: 0}), nil, "skip: the plan is incomplete while Docker does not answer", ""},
+		{"the daemon fails", "daemon", unit(slot.Unit{Active: "failed", Result: "exit-code", ExitStatus: 1}), nil,
+			"fail: it keeps failing (exit-code, exit status 1)", "systemctl restart kbnode.service"},
+		{"the daemon is stopped", "daemon", unit(slot.Unit{Active: "inactive"}), nil, "fail: it is inactive", "systemctl start kbnode.service"},
+		{"the daemon is not enabled", "daemon", unit(slot.Unit{Active: "active"}), nil, "warn: it runs, but will not start after a reboot", "systemctl enable kbnode.service"},
+		{"a GPU is drained", "health", &fake{}, verdict(`{"verdicts":[{"check":"gpu.ecc","slots":[3],"level":"fatal","effect":"drain","reason":"2 errors","fix":"reset it"}]}`), "fail: gpu.ecc: 2 errors", ""},
+		{"a GPU is hot", "health", &fake{}, verdict(`{"verdicts":[{"check":"gpu.thermal","slots":[3],"level":"degraded","effect":"none","reason":"hot","fix":"cool it"}]}`), "warn: gpu.thermal: hot", ""},
+		{"what is normal", "health", &fake{}, verdict(`{"verdicts":[{"check":"gpu.throttle","level":"info","effect":"none","reason":"power limit"}]}`), "ok: no verdicts", ""},
+		{"half a file", "health", &fake{}, verdict(`{"verd`), "warn: read health: unexpected end of JSON input", "systemctl restart kbnode.service"},
+	})
 }

@@ -2,8 +2,6 @@ package doctor
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"maps"
 	"slices"
 	"strconv"
@@ -113,25 +111,15 @@ func systemPids(_ context.Context, m *Machine) Answer {
 }
 
 // systemPtrace checks what is in force: a kernel takes 3 for good, and containers see the node's value.
-func systemPtrace(ctx context.Context, m *Machine) Answer {
-	const name = "/proc/sys/kernel/yama/ptrace_scope"
-	text, err := m.Read(name)
-	scope, parseErr := strconv.Atoi(strings.TrimSpace(text))
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+func systemPtrace(_ context.Context, m *Machine) Answer {
+	switch scope, err := strconv.Atoi(m.Value("/proc/sys/kernel/yama/ptrace_scope")); {
+	case err != nil:
 		return none("this kernel has no Yama, so it has no kernel.yama.ptrace_scope")
-	case err != nil || parseErr != nil:
-		return none("unknown: %s cannot be read", name)
 	case scope > 0:
 		return found(ok("kernel.yama.ptrace_scope is %d", scope))
 	}
-	f := warn("kernel.yama.ptrace_scope is 0, so what a judge starts can reach the judge's memory")
-	for _, w := range m.State.Warnings {
-		if strings.HasPrefix(w, name+" is ") {
-			return found(f.Advise("%s; %s", w, m.whoChanges(ctx)))
-		}
-	}
-	return found(f.Safely("kbnode reconcile"))
+	return found(warn("kernel.yama.ptrace_scope is 0, so what a judge starts can reach the judge's memory").
+		Safely("kbnode reconcile").Advise("if the kernel refuses it, the check state says why"))
 }
 
 // systemSandbox checks the kernel. The check docker-seccomp covers what Docker makes of it.
@@ -158,36 +146,37 @@ func systemUsers(_ context.Context, m *Machine) Answer {
 	}
 	var all []Finding
 	there := 0
-	check := func(name, restart string, of func(Finding) Finding) {
-		u, ok := users[name]
-		if !ok {
-			return // as-planned reports it, or an install creates it
+	for _, s := range append(slices.Clone(m.Plan.Slots), plan.Slot{Index: -1, User: plan.GitUser}) {
+		u, is := users[s.User]
+		if !is {
+			continue // as-planned reports it, or an install creates it
 		}
 		there++
-		var others []string
+		var wrong []Finding
 		for _, other := range slices.Sorted(maps.Keys(users)) {
-			if other != name && users[other].UID == u.UID {
-				others = append(others, other)
+			if other != s.User && users[other].UID == u.UID {
+				wrong = append(wrong, fail("user %s shares the ID %d with %s", s.User, u.UID, other).
+					Advise("give the other user its own ID (sudo usermod -u), or delete user %s and run sudo kbnode reconcile", s.User))
 			}
-		}
-		if len(others) > 0 {
-			all = append(all, of(fail("user %s shares the ID %d with %s", name, u.UID, strings.Join(others, ", "))).
-				Advise("give the other user its own ID (sudo usermod -u), or delete user %s and run sudo kbnode reconcile", name))
 		}
 		for _, g := range groups {
-			if slices.Contains(g.Members, name) && slices.Contains(powerful, g.Name) {
-				all = append(all, of(fail("user %s is in group %s, which gives a job's commands control of the host", name, g.Name)).
-					Safely("gpasswd -d %s %s%s", name, g.Name, restart))
+			if slices.Contains(g.Members, s.User) && slices.Contains(powerful, g.Name) {
+				f := fail("user %s is in group %s, which is as good as root", s.User, g.Name).Safely("gpasswd -d %s %s", s.User, g.Name)
+				if s.Index >= 0 {
+					f = f.Safely("%s && systemctl try-restart %s", f.Fix, plan.AgentUnit(s.Index))
+				}
+				wrong = append(wrong, f)
 			}
 		}
+		for _, f := range wrong {
+			if s.Index >= 0 {
+				f = f.Of(s.Index)
+			}
+			all = append(all, f)
+		}
 	}
-	for _, s := range m.Plan.Slots {
-		check(s.User, " && systemctl try-restart "+plan.AgentUnit(s.Index), func(f Finding) Finding { return f.Of(s.Index) })
-	}
-	check(plan.GitUser, "", func(f Finding) Finding { return f })
 	return otherwise(all, ok("%d users", there))
 }
 
-// powerful are groups whose members are as good as root, except docker, which docker-group
-// covers.
-var powerful = []string{"root", "sudo", "wheel", "admin", "disk", "lxd", "incus-admin", "libvirt", "kvm", "shadow"}
+// powerful are groups whose members are as good as root.
+var powerful = []string{"root", "sudo", "wheel", "admin", "docker", "disk", "lxd", "incus-admin", "libvirt", "kvm", "shadow"}

@@ -21,8 +21,7 @@ import (
 // Limits of what is read of one file, in bytes.
 const (
 	maxFile = 1 << 20
-	maxLong = 16 << 20  // of a file read by lines: modules.dep of a large kernel has 1 MiB
-	maxEnd  = 256 << 10 // of the end of a log
+	maxLong = 16 << 20 // of a file read by lines: modules.dep of a large kernel has 1 MiB
 )
 
 // Tree is the files of a machine. All names are absolute, without the root.
@@ -80,21 +79,6 @@ func (t Tree) Lines(name string, line func(string)) bool {
 func (t Tree) Contains(name, text string) bool {
 	all, err := limit.ReadFile(t.Path(name), maxLong)
 	return err == nil && strings.Contains(string(all), text)
-}
-
-// End returns the end of a log.
-func (t Tree) End(name string) string {
-	f, err := os.Open(t.Path(name))
-	if err != nil {
-		return ""
-	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil || !info.Mode().IsRegular() {
-		return ""
-	}
-	text, _ := io.ReadAll(io.NewSectionReader(f, max(0, info.Size()-maxEnd), maxEnd))
-	return string(text)
 }
 
 // Owner returns the owner, group and mode of a file, or -1, -1 and 0 if there is none. It

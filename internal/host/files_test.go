@@ -3,7 +3,6 @@ package host
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -53,17 +52,6 @@ func TestList(t *testing.T) {
 		t.Error(diff)
 	}
 	if got := (Tree{"/"}).List("/proc/self"); len(got) != 1 || got[0] != "/proc/self" {
-		t.Error(got)
-	}
-}
-
-func TestEnd(t *testing.T) {
-	t.Parallel()
-	root := tree(t, map[string]string{"/log": "old\n" + strings.Repeat("x", maxEnd-4) + "new\n", "/short": "all"})
-	if got := root.End("/log"); len(got) != maxEnd || !strings.HasSuffix(got, "xnew\n") || strings.Contains(got, "old") {
-		t.Errorf("%d bytes, …%s", len(got), got[max(0, len(got)-8):])
-	}
-	if got := root.End("/short") + root.End("/missing") + root.End("/"); got != "all" {
 		t.Error(got)
 	}
 }

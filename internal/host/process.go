@@ -80,14 +80,6 @@ func (t Tree) Args(pid int) []string {
 	return strings.Split(strings.TrimRight(line, "\x00"), "\x00")
 }
 
-// UID returns the user ID of a process, or -1 if it has ended.
-func (t Tree) UID(pid int) int {
-	_, after, _ := strings.Cut(t.Value(proc(pid, "status")), "\nUid:")
-	uid := -1
-	_, _ = fmt.Sscan(after, &uid)
-	return uid
-}
-
 func (t Tree) age(pid int) time.Duration {
 	stat := t.Value(proc(pid, "stat"))
 	f := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:]) // field 3 is the first

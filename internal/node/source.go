@@ -114,14 +114,6 @@ func (d *source) Units(ctx context.Context, pattern string) ([]slot.Unit, error)
 	return host.Systemd.Units(ctx, names...)
 }
 
-func (d *source) Properties(ctx context.Context, unit, kind string, names ...string) (map[string]any, error) {
-	bus, err := d.bus()
-	if err != nil {
-		return nil, err
-	}
-	return bus.Properties(ctx, unit, kind, names...)
-}
-
 func (d *source) Journal(ctx context.Context, unit string) ([]string, error) {
 	return agent.Journal(ctx, unit, journalLines)
 }

@@ -189,20 +189,6 @@ func (b *Bus) property(ctx context.Context, unit, kind, name string) (value any,
 	return value, wrap(err, "read "+name+" of unit "+unit)
 }
 
-// Properties reads settings of a unit as they are in effect, whatever its files and
-// drop-ins say. kind is "Unit", or "Service" for what only services have.
-func (b *Bus) Properties(ctx context.Context, unit, kind string, names ...string) (map[string]any, error) {
-	values := map[string]any{}
-	for _, name := range names {
-		value, err := b.property(ctx, unit, kind, name)
-		if err != nil {
-			return nil, err
-		}
-		values[name] = value
-	}
-	return values, nil
-}
-
 // Loaded implements Manager.
 func (b *Bus) Loaded(ctx context.Context, patterns ...string) ([]string, error) {
 	var units []sddbus.UnitStatus

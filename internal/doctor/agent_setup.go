@@ -1,0 +1,205 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/bootstrap"
+	"github.com/gpu-mode/kbnode/internal/installer"
+	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/text"
+)
+
+// newToken is the advice for an unusable token.
+const newToken = "copy a token from Buildkite (Agents, Agent Tokens) to a file, delete " + plan.TokenPath + " if you wrote it by hand, and run sudo kbnode install --token-file FILE"
+
+// placeholder matches what guides write in place of a token.
+var placeholder = lazy.Regexp(`(?i)^(x{3,}|.*(your|insert|replace|change)[-_.]?(agent|bk|buildkite|token|me|here|this).*|.*token[-_.]here.*|token|secret|todo)$`)
+
+// agentToken checks the token's file, and never shows its content.
+func agentToken(_ context.Context, m *Machine) Answer {
+	uid, _, mode := m.Owner(plan.TokenPath)
+	text, err := m.Read(plan.TokenPath)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return found(fail("%s is missing", plan.TokenPath).Advise("copy a token from Buildkite (Agents, Agent Tokens) to a file, and run sudo kbnode install --token-file FILE"))
+	case err != nil || !mode.IsRegular():
+		return found(fail("%s cannot be read or is not a file", plan.TokenPath).Advise("%s", newToken))
+	case uid != root() || mode&0o077 != 0:
+		return found(fail("%s has user %d and mode %04o; only root may read it", plan.TokenPath, uid, mode.Perm()).
+			Safely("chown root:root %[1]s && chmod 600 %[1]s", plan.TokenPath))
+	}
+	switch token, err := agent.ParseToken([]byte(text)); {
+	case err != nil:
+		return found(fail("%s: %s", plan.TokenPath, err).Advise("%s", newToken))
+	case placeholder().MatchString(token):
+		return found(fail("%s contains a placeholder instead of a token", plan.TokenPath).Advise("%s", newToken))
+	}
+	return found(ok("mode 0600"))
+}
+
+// agentHooks checks the operator's own hooks, which run around each job. The check as-planned covers the rest
+// of their directory.
+func agentHooks(_ context.Context, m *Machine) Answer {
+	hooks := 0
+	for _, name := range plan.OperatorHooks {
+		file := path.Join(plan.HooksDir, name)
+		there, err := bootstrap.CheckHook(m.Path(file), root())
+		if err != nil {
+			return found(fail("hook %s, so the slots run no job: %s", name, because(err)).
+				Safely("chown -R root:root %[1]s && chmod -R go-w %[1]s", plan.HooksDir).Advise("or remove %s", file))
+		}
+		if there {
+			hooks++
+		}
+	}
+	return found(ok("%d of the operator", hooks))
+}
+
+// root returns the user who owns the machine's files: root, or the user who runs a test.
+func root() int { return os.Geteuid() }
+
+// unitSettings are the settings that an agent's service must not lose, and the consequence.
+var unitSettings = []struct{ key, why string }{
+	{"Restart", "an agent that Buildkite disconnects does not start again"},
+	{"KillMode", "stopping it ends jobs or leaves their processes behind"},
+	{"TimeoutStopSec", "stopping it kills jobs that take longer"},
+	{"Slice", "its agent runs outside the slot's limits"},
+	{"NoNewPrivileges", "its agent can become root"},
+}
+
+// agentUnits looks for operators' drop-ins, which change settings without changing any file of kbnode.
+func agentUnits(_ context.Context, m *Machine) Answer {
+	var all []Finding
+	for _, s := range m.Plan.Slots {
+		unit := plan.AgentUnit(s.Index)
+		planned := m.planned(plan.UnitDir + "/" + unit)
+		dropIns := slices.Concat(m.List(plan.UnitDir+"/"+unit+".d/*.conf"), m.List("/run/systemd/system/"+unit+".d/*.conf"))
+		for _, name := range dropIns {
+			text, _ := m.Read(name)
+			for _, set := range unitSettings {
+				want, have := unitValue(planned, set.key), unitValue(text, set.key)
+				if have == "" || have == want || set.key == "TimeoutStopSec" && seconds(have) >= seconds(want) {
+					continue
+				}
+				all = append(all, fail("%s is %.80q instead of %s: %s; set in %s", set.key, have, want, set.why, name).Of(s.Index).
+					By(`sed -i '/^[[:space:]]*%s=/d' %s && systemctl daemon-reload`, set.key, word(name)))
+			}
+		}
+	}
+	return otherwise(all, ok("no drop-in changes them"))
+}
+
+// unitValue returns the last value of a setting in a unit file, or "".
+func unitValue(text, key string) (value string) {
+	for line := range strings.Lines(text) {
+		if v, is := strings.CutPrefix(strings.TrimSpace(line), key+"="); is {
+			value = strings.TrimSpace(v)
+		}
+	}
+	return value
+}
+
+// seconds returns how long systemd waits; 0 if the text is not simple.
+func seconds(text string) float64 {
+	if n, err := strconv.ParseFloat(strings.Replace(text, "infinity", "inf", 1), 64); err == nil {
+		return n
+	}
+	d, _ := time.ParseDuration(strings.Replace(text, "min", "m", 1))
+	return d.Seconds()
+}
+
+// otherAgents looks for other agents, as services and as processes outside of the slots. A
+// job of such an agent has all GPUs and CPUs.
+func otherAgents(_ context.Context, m *Machine) Answer {
+	var all []Finding
+	var services []string
+	for _, link := range m.List(plan.UnitDir + "/*.wants/buildkite-agent*.service") {
+		name := path.Base(link)
+		if _, ours := plan.OwnsUnit(name); !ours && !slices.Contains(services, name) {
+			services = append(services, name)
+			all = append(all, fail("%s starts at boot; its jobs get all GPUs and CPUs", name).By("systemctl disable --now %s", word(name)))
+		}
+	}
+	for _, pid := range m.agents() {
+		_, group, _ := strings.Cut(m.Value(fmt.Sprintf("/proc/%d/cgroup", pid)), "::")
+		unit := path.Base(group)
+		switch {
+		case group == "" || strings.HasPrefix(group, "/"+plan.ParentSlice+"/") || slices.Contains(services, unit):
+		case strings.HasSuffix(unit, ".service"):
+			services = append(services, unit)
+			all = append(all, fail("%s runs; its jobs get all GPUs and CPUs", text.Line(unit, 200)).By("systemctl disable --now %s", word(unit)))
+		default:
+			all = append(all, fail("a buildkite-agent runs outside the slots: process %d in %.200q", pid, group).
+				Advise("run systemctl status %d to see what started it, and end it when its job is done", pid))
+		}
+	}
+	return otherwise(all, ok("none"))
+}
+
+// agents returns the processes of agents. Others, including kbnode, only run the program to get its version.
+func (m *Machine) agents() []int {
+	return slices.DeleteFunc(m.PIDs(), func(pid int) bool {
+		return m.Value(fmt.Sprintf("/proc/%d/comm", pid)) != "buildkite-agent" || !slices.Contains(m.Args(pid), "start")
+	})
+}
+
+func agentBinary(_ context.Context, m *Machine) Answer {
+	a := m.Inventory.Software.Agent
+	installed := m.Exists(plan.BindingsPath)
+	if a.Path == "" {
+		if !installed {
+			return found(ok("not installed yet; kbnode install downloads %s", plan.PinnedAgentVersion))
+		}
+		return found(fail("buildkite-agent is missing").By("kbnode install"))
+	}
+	if why := m.problem("buildkite-agent"); why != "" {
+		f := fail("%s does not run: %s", a.Path, why)
+		switch _, _, mode := m.TargetOwner(a.Path); {
+		case mode != 0 && mode.IsRegular() && mode&0o100 == 0:
+			f = fail("%s is not executable", a.Path).Safely("chmod 755 %s", a.Path)
+		case a.Path == installer.AgentPath:
+			f = f.By("rm %s && kbnode install", a.Path)
+		default:
+			f = f.Advise("put buildkite-agent %s for this machine (%s) there", plan.PinnedAgentVersion, m.Inventory.Arch)
+		}
+		return found(f)
+	}
+	for _, s := range m.Plan.Slots {
+		if v := s.AgentVersion; installed && v != "" && !m.Exists(plan.AgentBinary(v)) {
+			return found(fail("buildkite-agent %s, which slots run, is missing", v).By("kbnode upgrade --agent-version %s", v))
+		}
+	}
+	return found(ok("%s", a.Path))
+}
+
+func agentVersion(_ context.Context, m *Machine) Answer {
+	if m.Inventory.Software.Agent.Path == "" {
+		return none("no agent is installed")
+	}
+	return found(m.eachSlot(func(s plan.Slot) Finding {
+		v := cmp.Or(s.AgentVersion, m.Inventory.Software.Agent.Version)
+		switch {
+		case len(numbers(v)) < 3, !older(v, "5"):
+			return warn("buildkite-agent %s is too new: kbnode supports 3 and 4", v).Advise("upgrade kbnode; " + Pages + "operations.md says how")
+		case !older(v, plan.PinnedAgentVersion):
+		case m.Config.Agent.Binary != "":
+			return warn("buildkite-agent %s is older than %s", v, plan.PinnedAgentVersion).
+				Advise("replace %s (agent.binary in %s); slots switch to it when they are idle", m.Config.Agent.Binary, plan.ConfigPath)
+		default:
+			return warn("buildkite-agent %s is older than %s", v, plan.PinnedAgentVersion).By("kbnode upgrade --agent-version %s", plan.PinnedAgentVersion)
+		}
+		return ok("%s", v)
+	})...)
+}
