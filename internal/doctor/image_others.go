@@ -2,98 +2,204 @@ package doctor
 
 import (
 	"context"
-	"fmt"
+	"errors"
+	"io/fs"
+	"os"
 	"path"
+	"slices"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
-	maxShown = 80 // characters of a name
+	maxCronFiles = 256 // per directory
+	maxShown     = 80  // characters of a command
+	maxScripts   = 3   // scripts that call each other
 	// slotLabel is on the containers of jobs: what those run, their guard decides.
 	slotLabel = "kbnode.slot"
 )
 
-var (
-	// imageCommand matches commands that pull or remove images, or remove containers that a job is about to
-	// start. Pulling what is missing, as docker run does, does not count, and neither does docker image prune
-	// without --all, which spares kbnode's images.
-	imageCommand = lazy.Regexp(`(?:^|[\s/"'(=@|;&])(docker|podman|nerdctl|crictl|docker-compose|podman-compose)["')]?(?:\s+[^\s|;&]+)*?\s+` +
-		`(pull|rmi|load|auto-update|(?:system|container)\s+prune|images?\s+(?:rm|remove)|image\s+prune(?:\s+\S+)*?\s+(?:-\w*a\w*|--all)|--pull[ =]always|--rmi)(?:[\s=;&|)"']|$)`)
-	// imageProgram matches programs that do nothing else. update-image.sh is the script of old nodes.
-	imageProgram = lazy.Regexp(`(?:^|[\s/"'(=@|;&])(update-image\.sh|docker-gc|dockcheck\.sh)(?:[\s;&|)"']|$)`)
-	// imageUpdater matches images and containers of such programs.
-	imageUpdater = lazy.Regexp(`(?:^|/)(?:[a-z0-9.]+-)?(?:watchtower|ouroboros|shepherd|wud|whats-up-docker|dockupdater|tugtainer|docker-gc)(?::[^/]*)?(?:@.*)?$`)
-)
+// others looks for whatever else pulls or removes images.
+type others struct {
+	*Machine
+	all    []Finding
+	unread []Finding // what could not be read, so that nothing is known about it
+}
 
-// imageWork returns the first command in a script that pulls or removes images, without the words that may
-// hold a password, or "". It also reads the scripts that a script names, but not what those name.
-func (m *Machine) imageWork(script string, deep bool) string {
-	for line := range strings.Lines(strings.ReplaceAll(script, "\\\n", " ")) {
-		if line = strings.TrimSpace(line); strings.HasPrefix(line, "#") {
-			continue
+func checkOthers(ctx context.Context, m *Machine) Answer {
+	o := &others{Machine: m}
+	o.cron()
+	o.timers(ctx)
+	o.services()
+	o.containers(ctx)
+	if all := append(o.all, o.unread...); len(all) > 0 {
+		return found(all...)
+	}
+	return found(ok("none"))
+}
+
+func (o *others) unknown(what string, err error) {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		o.unread = append(o.unread, skip("%s: not read: %s", what, lines(err)))
+	}
+}
+
+func (o *others) cron() {
+	look := func(name string, separate, whole bool) {
+		crontab, err := o.Read(name)
+		o.unknown(name, err)
+		commands := []string{crontab}
+		if separate {
+			commands = strings.Split(crontab, "\n")
 		}
-		if work := imageProgram().FindStringSubmatch(line); work != nil {
-			return work[1]
-		}
-		if work := imageCommand().FindStringSubmatch(line); work != nil {
-			return work[1] + " " + strings.Join(strings.Fields(work[2]), " ")
-		}
-		for name := range strings.FieldsSeq(line) {
-			if !deep || !strings.HasPrefix(name, "/") {
+		for _, command := range commands {
+			what := o.work(command, 0)
+			if what == "" {
 				continue
 			}
-			if text, err := m.Read(name); err == nil && strings.HasPrefix(text, "#!") {
-				if what := m.imageWork(text, false); what != "" {
-					return fmt.Sprintf("%s, in %s", what, name)
-				}
+			f := warn("%s runs %s", name, text.Line(what, maxShown))
+			if whole {
+				f = f.By("mv %s /root/", word(name))
+			} else {
+				f = f.Advise("remove the line from %s; image.auto_update does it when no job runs", name)
+			}
+			o.all = append(o.all, f)
+			return
+		}
+	}
+	for _, dir := range []string{"/etc/cron.d", "/etc/cron.hourly", "/etc/cron.daily", "/etc/cron.weekly", "/etc/cron.monthly", "/var/spool/cron", "/var/spool/cron/crontabs"} {
+		entries, err := os.ReadDir(o.Path(dir))
+		o.unknown(dir, err)
+		for _, e := range entries[:min(len(entries), maxCronFiles)] {
+			name := dir + "/" + e.Name()
+			if _, _, mode := o.TargetOwner(name); mode.IsRegular() && name != plan.CronPath {
+				look(name, dir == "/etc/cron.d" || strings.HasPrefix(dir, "/var/"), strings.HasPrefix(dir, "/etc/"))
+			}
+		}
+	}
+	look("/etc/crontab", true, false)
+	look("/etc/anacrontab", true, false)
+}
+
+// work is imageCommand, which also looks into the scripts that a script calls.
+func (o *others) work(script string, depth int) string {
+	if what := imageCommand(script); what != "" || depth == maxScripts {
+		return what
+	}
+	for _, command := range shellCommands(script) {
+		for _, name := range command {
+			name = strings.TrimLeft(name, "-@:+!|")
+			if slices.Contains(talkers, path.Base(name)) {
+				break
+			}
+			if !strings.HasPrefix(name, "/") || !o.isScript(name) {
+				continue
+			}
+			text, err := o.Read(name)
+			o.unknown(name, err)
+			if what := o.work(text, depth+1); what != "" {
+				return what + ", in " + name
 			}
 		}
 	}
 	return ""
 }
 
-// imageOthers looks for whatever else pulls or removes images.
-func imageOthers(ctx context.Context, m *Machine) Answer {
-	var all []Finding
-	for _, pattern := range []string{"/etc/cron.*/*", "/var/spool/cron/*", "/var/spool/cron/crontabs/*", "/etc/crontab", "/etc/anacrontab"} {
-		for _, name := range m.List(pattern) {
-			crontab, err := m.Read(name)
-			if what := m.imageWork(crontab, true); err == nil && what != "" && name != plan.CronPath {
-				all = append(all, warn("%s runs %s", name, what).Advise("remove the line from %s; image.auto_update does it when no job runs", name))
+// isScript reports whether a file is one for a shell.
+func (o *others) isScript(name string) bool {
+	if _, _, mode := o.TargetOwner(name); !mode.IsRegular() {
+		return false
+	}
+	begin, err := limit.ReadFile(o.Path(name), 128)
+	o.unknown(name, err)
+	return strings.HasSuffix(name, ".sh") || shebang().Match(begin)
+}
+
+var shebang = lazy.Regexp(`^#!\S*/(env\s+(-\S+\s+)*)?(sh|bash|dash|zsh|ksh)\b`)
+
+// imageTimer matches the names of timers for such work, whatever program does it.
+var imageTimer = lazy.Regexp(`(?i)(docker|podman|nerdctl|container|image).*(prune|pull|gc|clean|auto-?update)|(prune|pull|clean|update).*(docker|podman|nerdctl|container|image)|watchtower|ouroboros`)
+
+func (o *others) timers(ctx context.Context) {
+	units, err := o.Source.Units(ctx, "*.timer")
+	if err != nil {
+		o.unknown("the timers", err)
+		return
+	}
+	for _, u := range units {
+		if !u.Running() || u.Name == plan.ImageTimer {
+			continue
+		}
+		service := strings.TrimSuffix(u.Name, ".timer") + ".service"
+		timer, _ := o.unitLines(u.Name, "Unit=")
+		if len(timer) > 0 {
+			service = timer[len(timer)-1]
+		}
+		commands, read := o.unitLines(service, "Exec")
+		what, engine := "", false
+		for _, command := range commands {
+			for _, words := range shellCommands(command) {
+				engine = engine || slices.ContainsFunc(words, func(w string) bool { return isEngine().MatchString(toolOf(w)) })
+			}
+			if what == "" {
+				what = o.work(command, 0)
+			}
+		}
+		switch name := text.Line(u.Name, maxShown); {
+		case what != "":
+			o.all = append(o.all, warn("%s runs %s", name, text.Line(what, maxShown)).By("systemctl disable --now %s", word(u.Name)))
+		case imageTimer().MatchString(u.Name) && !engine:
+			o.all = append(o.all, warn("%s runs, which by its name pulls or removes images", name).By("systemctl disable --now %s", word(u.Name)))
+		case !read:
+			o.unread = append(o.unread, skip("%s, which %s starts: not found", text.Line(service, maxShown), name))
+		}
+	}
+}
+
+// services looks at what runs now. What a service does before it runs, such as pulling its own
+// image, disturbs no job until it is started again.
+func (o *others) services() {
+	for _, dir := range o.List(host.CgroupRoot + "/*.slice/*.service") {
+		unit := path.Base(dir)
+		commands, _ := o.unitLines(unit, "ExecStart=")
+		for _, command := range commands {
+			if what := o.work(command, 0); what != "" {
+				o.all = append(o.all, warn("%s runs %s", text.Line(unit, maxShown), text.Line(what, maxShown)).By("systemctl disable --now %s", word(unit)))
+				break
 			}
 		}
 	}
-	timers, err := m.Source.Units(ctx, "*.timer")
-	if err != nil {
-		all = append(all, skip("the timers: not read: %s", lines(err)))
-	}
-	for _, u := range timers {
-		service := strings.TrimSuffix(u.Name, path.Ext(u.Name)) + ".service"
-		if other, _, _ := m.UnitValues(u.Name, "Unit="); len(other) > 0 {
-			service = other[len(other)-1]
-		}
-		commands, _, _ := m.UnitValues(service, "Exec")
-		if what := m.imageWork(strings.Join(commands, "\n"), true); u.Running() && what != "" && u.Name != plan.ImageTimer {
-			all = append(all, warn("%s runs %s", text.Line(u.Name, maxShown), what).By("systemctl disable --now %s", word(u.Name)))
-		}
-	}
-	running, err := m.Source.Running(ctx)
-	if err != nil {
-		all = append(all, skip("Docker's containers: not read: %s", lines(err)))
-	}
+}
+
+// unitLines returns the values of a unit's keys that begin with a text.
+func (o *others) unitLines(unit, prefix string) (values []string, read bool) {
+	values, read, err := o.UnitValues(unit, prefix)
+	o.unknown(unit, err)
+	return values, read
+}
+
+// shellFlag matches what is before a container's script. The engine joins a command's words by blanks.
+var shellFlag = lazy.Regexp(`^\S*sh( -\w+)* -\w*c `)
+
+func (o *others) containers(ctx context.Context) {
+	running, err := o.Source.Running(ctx)
+	o.unknown("Docker's containers", err)
 	for _, c := range running {
-		what := m.imageWork(c.Command, false)
-		if imageUpdater().MatchString(c.Image) || imageUpdater().MatchString(c.Name) || c.Labels["com.centurylinklabs.watchtower"] == "true" {
+		if c.Labels[slotLabel] != "" {
+			continue
+		}
+		what := imageCommand(shellFlag().ReplaceAllString(c.Command, ""))
+		if updaterImages().MatchString(c.Image) || updaterImages().MatchString(c.Name) || c.Labels["com.centurylinklabs.watchtower"] == "true" {
 			what = c.Image
 		}
-		if what != "" && c.Labels[slotLabel] == "" {
-			all = append(all, warn("container %s runs %s", text.Line(c.Name, maxShown), text.Line(what, maxShown)).
+		if what != "" {
+			o.all = append(o.all, warn("container %s runs %s", text.Line(c.Name, maxShown), text.Line(what, maxShown)).
 				By("docker update --restart=no %[1]s && docker stop %[1]s", word(c.Name)))
 		}
 	}
-	return otherwise(all, ok("none"))
 }
