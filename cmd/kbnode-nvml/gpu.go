@@ -166,11 +166,11 @@ func (d *device) retired() {
 // speed reads clocks, power and temperature.
 func (d *device) speed() {
 	g := d.out
-	clock := func(of nvml.ClockType) *uint32 {
-		return ask(d, "nvmlDeviceGetClockInfo", func() (uint32, nvml.Return) { return d.GetClockInfo(of) })
+	clock := func(kind nvml.ClockType) *uint32 {
+		return ask(d, "nvmlDeviceGetClockInfo", func() (uint32, nvml.Return) { return d.GetClockInfo(kind) })
 	}
-	top := func(of nvml.ClockType) *uint32 {
-		return ask(d, "nvmlDeviceGetMaxClockInfo", func() (uint32, nvml.Return) { return d.GetMaxClockInfo(of) })
+	top := func(kind nvml.ClockType) *uint32 {
+		return ask(d, "nvmlDeviceGetMaxClockInfo", func() (uint32, nvml.Return) { return d.GetMaxClockInfo(kind) })
 	}
 	g.Clocks = given(probe.Clocks{
 		SM: clock(nvml.CLOCK_SM), Memory: clock(nvml.CLOCK_MEM), MaxSM: top(nvml.CLOCK_SM), MaxMemory: top(nvml.CLOCK_MEM),
