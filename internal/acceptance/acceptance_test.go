@@ -91,14 +91,14 @@ var seconds = regexp.MustCompile(`after \d+\.\d s`)
 
 func (w *world) walk(t *testing.T) (*Report, map[string]Item) {
 	t.Helper()
-	var told []string
+	var progress []string
 	r := &run{Node: w, back: cmp.Or(w.limits[0], 10*time.Second), register: cmp.Or(w.limits[1], 10*time.Second), poll: time.Millisecond}
-	report, err := walk(t.Context(), r, func(text string) { told = append(told, text) })
+	report, err := walk(t.Context(), r, func(text string) { progress = append(progress, text) })
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(told) != len(items) || told[0] != fmt.Sprintf("1 of %d: %s", len(items), items[0].about) {
-		t.Errorf("told %q", told)
+	if len(progress) != len(items) || progress[0] != fmt.Sprintf("1 of %d: %s", len(items), items[0].about) {
+		t.Errorf("progress %q", progress)
 	}
 	all := map[string]Item{}
 	for _, i := range report.Items {

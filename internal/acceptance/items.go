@@ -84,7 +84,7 @@ func (r *run) checks(do string, ids ...string) Item {
 		c := r.fit.Checks[i]
 		for _, f := range c.Findings {
 			if n == 0 && f.Status == doctor.Skip {
-				left = append(left, of(f.Slots)+f.Detail)
+				left = append(left, slotsPrefix(f.Slots)+f.Detail)
 			}
 		}
 		switch {
@@ -186,7 +186,7 @@ func evaluated(all []image.Evaluation, err error) Item {
 // gpu reports what the evaluations computed on. If the image has no library that uses GPUs,
 // it is left to do by hand.
 func gpu(_ context.Context, r *run) Item {
-	seen := map[string]int{}
+	counts := map[string]int{}
 	var none []string
 	for _, e := range r.evaluations {
 		switch {
@@ -195,25 +195,25 @@ func gpu(_ context.Context, r *run) Item {
 		case e.Torch == "" || e.GPU == "":
 			none = append(none, e.Slot)
 		default:
-			seen[e.GPU+", torch "+e.Torch]++
+			counts[e.GPU+", torch "+e.Torch]++
 		}
 	}
 	switch {
 	case len(r.evaluations) == 0:
 		return untried("see the evaluations", "nothing was evaluated")
-	case len(seen) == 0:
+	case len(counts) == 0:
 		return byHand("set image.name to the jobs' image", "the image has no torch that uses GPUs")
 	case len(none) > 0:
 		return failed("sudo kbnode doctor --only gpu,docker", "torch saw no GPU in %s", some(none))
-	case len(seen) > 1:
+	case len(counts) > 1:
 		var kinds []string
-		for kind, n := range seen {
+		for kind, n := range counts {
 			kinds = append(kinds, fmt.Sprintf("%d x %s", n, kind))
 		}
 		slices.Sort(kinds)
 		return failed("sudo kbnode inventory", "the slots differ: %s", some(kinds))
 	}
-	for kind, n := range seen {
+	for kind, n := range counts {
 		return passed("%d x %s", n, kind)
 	}
 	return Item{}
@@ -253,7 +253,7 @@ func some(all []string) string {
 	return strings.Join(all, "; ") + more
 }
 
-func of(slots []int) string {
+func slotsPrefix(slots []int) string {
 	if len(slots) == 0 {
 		return ""
 	}
