@@ -122,7 +122,7 @@ func TestEnvironmentHook(t *testing.T) {
 				t.Errorf("the container has %q", got)
 			}
 			if pid, err := os.ReadFile(pids); err == nil {
-				gone(t, strings.TrimSpace(string(pid)))
+				waitDead(t, strings.TrimSpace(string(pid)))
 			}
 		})
 	}
@@ -139,8 +139,8 @@ func envOf(r *rig) string {
 	return strings.Join(env, " ")
 }
 
-// gone waits until a process is not there or is dead.
-func gone(t *testing.T, pid string) {
+// waitDead waits until a process is not there or is dead.
+func waitDead(t *testing.T, pid string) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		stat, err := os.ReadFile("/proc/" + pid + "/stat")
