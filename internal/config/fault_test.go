@@ -32,12 +32,12 @@ func TestEveryFaultIsTold(t *testing.T) {
 	if !ok {
 		t.Fatalf("error is %T: %v", err, err)
 	}
-	seen := map[int]int{}
+	got := map[int]int{}
 	for _, f := range faults.List {
-		seen[f.Line]++
+		got[f.Line]++
 	}
 	want := map[int]int{1: 1, 2: 1, 4: 1, 5: 1, 6: 1, 7: 1, 8: 1, 9: 1, 10: 1, 11: 1, 12: 1, 13: 1, 14: 3}
-	if diff := cmp.Diff(want, seen); diff != "" {
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("faults by line: %s\n%v", diff, err)
 	}
 	if strings.ContainsAny(err.Error(), "\x1b") || strings.Contains(err.Error(), "secret") {

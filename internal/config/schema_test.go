@@ -24,21 +24,21 @@ func uncommented(t *testing.T) (text string, comments map[string]string) {
 		t.Fatal(err)
 	}
 	comments = map[string]string{}
-	var above []string
+	var comment []string
 	group := ""
 	for line := range strings.Lines(string(raw)) {
 		key := regexp.MustCompile(`^#((?:  )?)([a-z0-9_]+):`).FindStringSubmatch(line)
 		switch {
 		case key != nil && key[1] == "":
 			group = key[2]
-			comments[group] = strings.Join(above, " ")
+			comments[group] = strings.Join(comment, " ")
 		case key != nil:
-			comments[group+"."+key[2]] = strings.Join(above, " ")
+			comments[group+"."+key[2]] = strings.Join(comment, " ")
 		case strings.HasPrefix(line, "# ") && line[2] != ' ':
-			above = append(above, strings.TrimSpace(line[1:]))
+			comment = append(comment, strings.TrimSpace(line[1:]))
 			continue
 		}
-		above = nil
+		comment = nil
 	}
 	return regexp.MustCompile(`(?m)^#((?:  )*(?:[a-z0-9_]+:|- ).*)$`).ReplaceAllString(string(raw), "$1"), comments
 }
