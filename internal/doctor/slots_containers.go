@@ -31,9 +31,9 @@ func containerOf(scope string) string {
 // slotContainers uses what was observed before any check could start a container.
 func slotContainers(ctx context.Context, m *Machine) Answer {
 	var all []Finding
-	seen := 0
+	count := 0
 	for _, s := range m.State.Slots {
-		seen += len(s.Containers)
+		count += len(s.Containers)
 		for _, scope := range s.Containers {
 			old := func(p host.Process) bool { return p.Age >= leftAfter }
 			id := containerOf(scope)
@@ -42,7 +42,7 @@ func slotContainers(ctx context.Context, m *Machine) Answer {
 			}
 		}
 	}
-	return otherwise(all, ok("%d, of running jobs", seen))
+	return otherwise(all, ok("%d, of running jobs", count))
 }
 
 // ofProcesses names the first process, and ends all.

@@ -148,7 +148,7 @@ func readOnly(name string, v unix.Statfs_t) Finding {
 }
 
 func systemSpace(_ context.Context, m *Machine) Answer {
-	seen := map[uint64]bool{}
+	checked := map[uint64]bool{}
 	var all []Finding
 	for _, name := range []string{path.Dir(plan.WorkDir(0)), m.Inventory.Software.Docker.RootDir, containerdRoot, "/", "/var"} {
 		if name == "" {
@@ -157,14 +157,14 @@ func systemSpace(_ context.Context, m *Machine) Answer {
 		switch v, err := m.Volume(name); {
 		case err != nil:
 			all = append(all, warn("%s: %s", name, err).Advise("see sudo dmesg"))
-		case !seen[v.Dev]:
-			seen[v.Dev] = true
+		case !checked[v.Dev]:
+			checked[v.Dev] = true
 			if f := full(name, v.Statfs_t); f.Status > OK {
 				all = append(all, f)
 			}
 		}
 	}
-	return otherwise(all, ok("file systems with free space: %d", len(seen)))
+	return otherwise(all, ok("file systems with free space: %d", len(checked)))
 }
 
 // full keeps numbers that change all the time out of the finding.
