@@ -153,11 +153,11 @@ func TestFollow(t *testing.T) {
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
 	const most = 5
-	seen := make(chan string, 100)
+	texts := make(chan string, 100)
 	done := make(chan error, 1)
-	go func() { done <- l.Follow(ctx, func(e Event) { seen <- e.Text }) }()
+	go func() { done <- l.Follow(ctx, func(e Event) { texts <- e.Text }) }()
 	for i := range most {
-		if got := <-seen; got != fmt.Sprint(i) {
+		if got := <-texts; got != fmt.Sprint(i) {
 			t.Fatalf("saw %s, want %d", got, i)
 		}
 		add := func(n int) error { return l.Add(Event{Kind: "x", Text: fmt.Sprint(n)}) }
@@ -173,7 +173,7 @@ func TestFollow(t *testing.T) {
 		}
 	}
 	stop()
-	if err := <-done; err != nil || len(seen) > 0 {
-		t.Errorf("%v, %d more", err, len(seen))
+	if err := <-done; err != nil || len(texts) > 0 {
+		t.Errorf("%v, %d more", err, len(texts))
 	}
 }
