@@ -59,7 +59,7 @@ func destination(s string) config.Destination {
 
 // rig is a node with two slots, two containers in the first, another bridge such as
 // Docker's, and a machine outside that also has the metadata address.
-type rig struct{ node, job, sibling, neighbour, other, outside *namespace }
+type rig struct{ node, job, sibling, neighbour, other, external *namespace }
 
 func newRig(t *testing.T) rig {
 	t.Helper()
@@ -77,16 +77,16 @@ func newRig(t *testing.T) rig {
 		i=0; for to in kbnode-gpu0:@0 kbnode-gpu0:@1 kbnode-gpu1:@2 docker9:@3; do
 			i=$((i + 1)); ip link add v$i type veth peer name eth0 netns ${to#*:}; ip link set v$i master ${to%:*} up
 		done
-		echo 1 >/proc/sys/net/ipv4/ip_forward`, r.job, r.sibling, r.neighbour, r.other, r.outside)
+		echo 1 >/proc/sys/net/ipv4/ip_forward`, r.job, r.sibling, r.neighbour, r.other, r.external)
 	for ns, net := range map[*namespace][2]string{
 		r.job: {"198.18.0.2", "198.18.0.1"}, r.sibling: {"198.18.0.3", "198.18.0.1"}, r.neighbour: {"198.18.1.2", "198.18.1.1"},
-		r.other: {"172.30.0.2", "172.30.0.1"}, r.outside: {"192.0.2.2", "192.0.2.1"},
+		r.other: {"172.30.0.2", "172.30.0.1"}, r.external: {"192.0.2.2", "192.0.2.1"},
 	} {
 		ns.sh(t, `ip link set lo up; ip addr add `+net[0]+`/24 dev eth0; ip link set eth0 up; ip route add default via `+net[1])
 	}
-	r.outside.sh(t, `for a in 169.254.169.254 `+strings.Join(neighborhood, " ")+`; do ip addr add $a dev lo; done`)
+	r.external.sh(t, `for a in 169.254.169.254 `+strings.Join(neighborhood, " ")+`; do ip addr add $a dev lo; done`)
 	r.node.sh(t, `ip route add default via 192.0.2.2`)
-	for _, ns := range []*namespace{r.node, r.job, r.sibling, r.neighbour, r.other, r.outside} {
+	for _, ns := range []*namespace{r.node, r.job, r.sibling, r.neighbour, r.other, r.external} {
 		for _, port := range []int{53, 80, proxy} {
 			serve(t, ns, port)
 		}
@@ -208,8 +208,8 @@ func traffic(t *testing.T, r rig) {
 		{"a job to its neighbour", r.job, "198.18.1.2", map[int]bool{80: no, 53: no}, refusedAtOnce},
 		{"a neighbour back", r.neighbour, "198.18.0.2", map[int]bool{80: no, 53: no}, false},
 		{"another container to a job", r.other, "198.18.0.2", map[int]bool{80: no, 53: no}, false},
-		{"the outside to a job", r.outside, "198.18.0.2", map[int]bool{80: no, 53: no}, false},
-		{"the outside to what the node publishes", r.outside, "192.0.2.1", map[int]bool{8080: yes}, false},
+		{"the outside to a job", r.external, "198.18.0.2", map[int]bool{80: no, 53: no}, false},
+		{"the outside to what the node publishes", r.external, "192.0.2.1", map[int]bool{8080: yes}, false},
 		{"another container to the node", r.other, "172.30.0.1", map[int]bool{80: yes}, false},
 		{"the node to a job", r.node, "198.18.0.2", map[int]bool{80: no, 53: no}, false},
 		{"the node to the metadata", r.node, "169.254.169.254", map[int]bool{80: yes}, false},

@@ -40,7 +40,7 @@ func TestInternet(t *testing.T) {
 		{"a job to another container", r.job, "172.30.0.2", none, refusedAtOnce},
 		{"a job to what the node publishes", r.job, "192.0.2.1", map[int]bool{8080: no}, false},
 		{"a job to the node", r.job, "192.0.2.1", map[int]bool{53: yes, 80: no}, refusedAtOnce},
-		{"the outside to a job", r.outside, "198.18.0.2", none, false},
+		{"the outside to a job", r.external, "198.18.0.2", none, false},
 	}...)
 	try(t, rows)
 }
