@@ -350,7 +350,7 @@ func (e *fakeEngine) started() bool {
 	return slices.ContainsFunc(e.requests, func(s string) bool { return strings.HasPrefix(s, "POST ") && strings.HasSuffix(s, "/start") })
 }
 
-func (e *fakeEngine) seen(request string) bool {
+func (e *fakeEngine) requested(request string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return slices.ContainsFunc(e.requests, func(s string) bool { return strings.HasPrefix(s, request) })

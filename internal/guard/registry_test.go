@@ -63,6 +63,6 @@ func TestPullFromPrivateRegistry(t *testing.T) {
 		if refused := strings.Contains(o.Refused, "job.private_registries"); refused == want {
 			t.Errorf("%s: %+v", image, o)
 		}
-		must.Equal(t, want, r.engine.seen("POST /v1.45/images/create?fromImage="+url.QueryEscape(strings.TrimSuffix(image, ":1"))))
+		must.Equal(t, want, r.engine.requested("POST /v1.45/images/create?fromImage="+url.QueryEscape(strings.TrimSuffix(image, ":1"))))
 	}
 }

@@ -136,7 +136,7 @@ func TestNeverStarted(t *testing.T) {
 	r.engine.add(id, "kbnode-gpu0-x", r.policy.Slice, "0")
 	r.engine.containers[id].State.Status, r.engine.containers[id].State.Running = "created", false
 	r.record(t, runRecord{JobID: "0190", Top: someRun, Container: id})
-	if e := r.finish(t, r.start(t.Context())); e.status != 7 || r.made() != 1 || !r.engine.seen("DELETE /v1.45/containers/"+id) {
+	if e := r.finish(t, r.start(t.Context())); e.status != 7 || r.made() != 1 || !r.engine.requested("DELETE /v1.45/containers/"+id) {
 		t.Errorf("%+v: %s", e, r.log.String())
 	}
 }
@@ -194,7 +194,7 @@ func TestSecondReader(t *testing.T) {
 	r.engine.end()
 	until(t, "the end to be seen", func() bool { return asked() > before })
 	time.Sleep(50 * time.Millisecond) // the container could be removed
-	removed := r.engine.seen("DELETE /v1.45/containers/" + jobContainer)
+	removed := r.engine.requested("DELETE /v1.45/containers/" + jobContainer)
 	close(last)
 	if e := r.wait(t, second); removed || e.status != 7 || r.made() != 1 || !strings.Contains(r.log.String(), "end\n") || strings.Contains(r.log.String(), "missing") {
 		t.Errorf("%+v: %s", e, r.log.String())

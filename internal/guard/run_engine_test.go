@@ -132,7 +132,7 @@ func TestCancelHungEngine(t *testing.T) {
 			if hangs == "all" {
 				until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
 			} else {
-				until(t, "the start", func() bool { return r.engine.seen("POST /v1.45/containers/" + jobContainer + hangs) })
+				until(t, "the start", func() bool { return r.engine.requested("POST /v1.45/containers/" + jobContainer + hangs) })
 			}
 			close(stopped)
 			r.cancel(t)

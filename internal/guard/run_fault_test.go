@@ -57,7 +57,7 @@ func TestEngineFaults(t *testing.T) {
 			if _, err := os.Stat(r.notes); strings.HasPrefix(row.knows, "DELETE") && err == nil {
 				t.Error("it was uploaded")
 			}
-			if row.knows == "/start" && !r.engine.seen("DELETE /v1.45/containers/"+strings.Repeat("0", 62)+"a1") {
+			if row.knows == "/start" && !r.engine.requested("DELETE /v1.45/containers/"+strings.Repeat("0", 62)+"a1") {
 				t.Error("the container was left")
 			}
 		})

@@ -197,7 +197,7 @@ func TestRunJob(t *testing.T) {
 	if n := *made.HostConfig.PidsLimit; n != r.policy.PidsLimit-agentTasks {
 		t.Errorf("it may have %d of the slot's %d tasks", n, r.policy.PidsLimit)
 	}
-	if !r.engine.seen("DELETE /v1.45/containers/"+strings.Repeat("0", 61)) && len(r.engine.containers) != 0 {
+	if !r.engine.requested("DELETE /v1.45/containers/"+strings.Repeat("0", 61)) && len(r.engine.containers) != 0 {
 		t.Errorf("left: %v", r.engine.containers)
 	}
 	// Its outcome can be asked for again, and the next job finds nothing of it.
