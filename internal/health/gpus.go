@@ -27,14 +27,14 @@ const (
 
 // gpus judges one reading of all GPUs.
 func (j *judge) gpus() {
-	seen := map[string]bool{}
+	present := map[string]bool{}
 	for i := range j.in.GPUs.List {
 		g := &j.in.GPUs.List[i]
 		id := cmp.Or(g.UUID, j.byPCI[g.PCI], g.PCI)
-		if seen[id] {
+		if present[id] {
 			continue // a partition; a GPU's partitions share their state
 		}
-		seen[id] = true
+		present[id] = true
 		j.judgeGPU(id, g)
 	}
 	for _, s := range j.in.Slots {
@@ -42,23 +42,23 @@ func (j *judge) gpus() {
 		if id == "" {
 			continue
 		}
-		j.see(about(checkMissing, id), !seen[id], Mark{
+		j.see(about(checkMissing, id), !present[id], Mark{
 			Level: Fatal, Effect: Park,
 			Reason: fmt.Sprintf("GPU %s at %s is missing", id, s.PCI),
 			Fix:    "look for it with lspci and sudo dmesg; otherwise " + fixReboot,
 		})
-		if !seen[id] {
+		if !present[id] {
 			j.gpu(id, s.PCI).Away = true
 		}
-		seen[id] = true
+		present[id] = true
 	}
 	if at, ok := j.allReset(); ok {
 		j.switches(at, "all GPUs were reset")
 	}
-	gone := func(id string) bool { return id != "" && !seen[id] && j.slotOf(id) < 0 }
-	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool { return !m.Latched && gone(m.GPU) })
+	missing := func(id string) bool { return id != "" && !present[id] && j.slotOf(id) < 0 }
+	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool { return !m.Latched && missing(m.GPU) })
 	j.s.GPUs = slices.DeleteFunc(j.s.GPUs, func(g gpu) bool {
-		return gone(g.ID) && !slices.ContainsFunc(j.s.Marks, func(m Mark) bool { return m.GPU == g.ID })
+		return missing(g.ID) && !slices.ContainsFunc(j.s.Marks, func(m Mark) bool { return m.GPU == g.ID })
 	})
 	j.driver()
 }

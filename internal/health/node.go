@@ -18,12 +18,12 @@ func ofNode(check, detail string) key { return key{Check: check, Slot: -1, Detai
 // node judges one reading of the node.
 func (j *judge) node() {
 	n := j.in.Node
-	seen := map[string]bool{}
+	known := map[string]bool{}
 	for _, what := range n.Unread {
-		seen[what] = true // unchanged
+		known[what] = true // unchanged
 	}
 	for _, d := range n.Disks {
-		seen[d.Path] = true
+		known[d.Path] = true
 		low, none := min(d.TotalBytes/10, 20<<30), min(d.TotalBytes/50, 1<<30)
 		k := ofNode(checkDisk, d.Path)
 		if m := j.find(k); m != nil { // more must be free again than was missing before
@@ -42,8 +42,8 @@ func (j *judge) node() {
 		}
 		j.see(k, d.FreeBytes < low, m)
 	}
-	j.clear("it is no longer checked", func(m Mark) bool { return m.Check == checkDisk && !seen[m.Detail] })
-	if !seen[CheckDocker] {
+	j.clear("it is no longer checked", func(m Mark) bool { return m.Check == checkDisk && !known[m.Detail] })
+	if !known[CheckDocker] {
 		j.see(ofNode(CheckDocker, ""), n.Docker != "", Mark{
 			Level: Fatal, Effect: Drain, After: dockerAfter,
 			Reason: "the Docker engine does not answer: " + n.Docker, Fix: "systemctl status docker; sudo journalctl -u docker -n 50",
@@ -59,13 +59,13 @@ func (j *judge) node() {
 			Reason: "nothing synchronizes the clock", Fix: "sudo timedatectl set-ntp true",
 		})
 	}
-	if !seen[CheckUnit] {
+	if !known[CheckUnit] {
 		j.see(ofNode(CheckUnit, ""), len(n.Down) > 0, Mark{
 			Level: Warn, After: time.Minute,
 			Reason: "services are down: " + strings.Join(n.Down, ", "), Fix: "sudo systemctl start " + strings.Join(n.Down, " "),
 		})
 	}
-	if nv := j.in.GPUs; !seen[checkDriver] && nv != nil && nv.NVIDIA != nil && nv.NVIDIA.DriverVersion != "" {
+	if nv := j.in.GPUs; !known[checkDriver] && nv != nil && nv.NVIDIA != nil && nv.NVIDIA.DriverVersion != "" {
 		loaded := nv.NVIDIA.DriverVersion
 		j.see(ofNode(checkDriver, "cdi"), n.CDIDriver != "" && n.CDIDriver != loaded, Mark{
 			Level: Fatal, Effect: Park, After: time.Minute,
