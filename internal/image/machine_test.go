@@ -23,12 +23,12 @@ import (
 
 // stage is the service of a slot.
 type stage struct {
-	result string // what the job leaves; "" for nothing
-	loose  bool   // it leaves the result only in the compatible profile
-	link   bool   // it is a link to the result
-	gone   bool   // the next job has cleared it away
-	says   string
-	end    slot.Outcome
+	result  string // what the job leaves; "" for nothing
+	loose   bool   // it leaves the result only in the compatible profile
+	link    bool   // it is a link to the result
+	cleared bool   // the next job has cleared it away
+	says    string
+	end     slot.Outcome
 
 	specs []*job.Spec
 }
@@ -63,7 +63,7 @@ func (s *stage) serve(t *testing.T) *Machine {
 		if s.result != "" && (!s.loose || spec.Profile == "compatible") {
 			err = errors.Join(err, os.WriteFile(name, []byte(s.result), 0o600))
 		}
-		if s.gone {
+		if s.cleared {
 			err = os.RemoveAll(end.Files)
 		}
 		frames := slot.NewFrames(w, http.NewResponseController(w).Flush)
@@ -100,7 +100,7 @@ func TestCanary(t *testing.T) {
 			Profile: "compatible", Slot: "gpu77", Reason: "it left no result and exited with 127: no python3",
 		}},
 		{name: "one that leaves a link", s: stage{result: good, link: true}, want: Canary{Profile: "compatible", Slot: "gpu77", Reason: "it left no result and exited with 0:"}},
-		{name: "cleared away by a job", s: stage{result: good, gone: true}, err: ErrKilled.Error()},
+		{name: "cleared away by a job", s: stage{result: good, cleared: true}, err: ErrKilled.Error()},
 		{name: "killed", s: stage{end: slot.Outcome{ExitCode: 137}}, err: ErrKilled.Error()},
 		{name: "a job that comes", s: stage{result: good, end: slot.Outcome{Canceled: true, ExitCode: 1}}, err: errJob.Error()},
 		{name: "a job that runs", s: stage{end: slot.Outcome{Canceled: true, NodeFault: "the slot has a job"}}, err: errJob.Error()},
