@@ -32,11 +32,11 @@ func numberPartitions(nodes []kfdGPU) {
 		pci       string
 		partition int
 	}
-	seen, same := map[place]bool{}, map[string]bool{}
+	listed, same := map[place]bool{}, map[string]bool{}
 	for _, n := range nodes {
 		at := place{n.pci, n.partition}
-		same[n.pci] = same[n.pci] || seen[at]
-		seen[at] = true
+		same[n.pci] = same[n.pci] || listed[at]
+		listed[at] = true
 	}
 	next := map[string]int{}
 	for i := range nodes {

@@ -39,7 +39,7 @@ func Capture(ctx context.Context, opts Options, w io.Writer) error {
 		return err
 	}
 	defer t.close() //nolint:errcheck // nothing was written
-	t.seen = map[string]string{}
+	t.captured = map[string]string{}
 	inv, _ := readFiles(t)
 	if len(inv.CPU.List) == 0 {
 		return fmt.Errorf("capture machine: no CPU below %s/%s", strings.TrimSuffix(t.root, "/"), cpuDir)
@@ -51,34 +51,34 @@ func Capture(ctx context.Context, opts Options, w io.Writer) error {
 	live := readLive(ctx, t, opts)
 	if !opts.KeepNames {
 		live.Hostname = ""
-		delete(t.seen, "etc/hostname")
+		delete(t.captured, "etc/hostname")
 	}
 	// One CPU is enough; 500 take a megabyte.
-	if text, ok := t.seen["proc/cpuinfo"]; ok {
-		t.seen["proc/cpuinfo"], _, _ = strings.Cut(text, "\n\n")
+	if text, ok := t.captured["proc/cpuinfo"]; ok {
+		t.captured["proc/cpuinfo"], _, _ = strings.Cut(text, "\n\n")
 	}
-	delete(t.seen, livePath)
+	delete(t.captured, livePath)
 	if t.live() || live.Schema != 0 {
 		live.Schema = Schema
 		text, err := json.MarshalIndent(live, "", "\t")
 		if err != nil {
 			return fmt.Errorf("capture machine: %w", err)
 		}
-		t.seen[livePath] = string(text)
+		t.captured[livePath] = string(text)
 	}
-	for name, text := range t.seen { // of network cards and the like
+	for name, text := range t.captured { // of network cards and the like
 		if path.Base(name) == "vendor" && text != nvidiaVendor && text != amdVendor {
-			delete(t.seen, name)
+			delete(t.captured, name)
 		}
 	}
-	return writeArchive(w, t.seen)
+	return writeArchive(w, t.captured)
 }
 
 // captureNVML adds NVML's report, current or captured, and the files that are read with it.
 // A machine without NVML has only the files.
 func captureNVML(ctx context.Context, t tree, inv *Inventory, keepNames bool) error {
 	report, err := askNVML(ctx, t)
-	delete(t.seen, nvmlPath)
+	delete(t.captured, nvmlPath)
 	gpus, _, _ := nvidiaGPUs(t, report, err)
 	inv.GPUs = append(inv.GPUs, gpus...)
 	if report == nil && err != nil && len(gpus) > 0 {
@@ -96,7 +96,7 @@ func captureNVML(ctx context.Context, t tree, inv *Inventory, keepNames bool) er
 	if err != nil {
 		return fmt.Errorf("capture %s: %w", nvmlPath, err)
 	}
-	t.seen[nvmlPath] = string(text)
+	t.captured[nvmlPath] = string(text)
 	return nil
 }
 

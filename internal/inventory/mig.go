@@ -94,7 +94,7 @@ func migCaps(t tree, gpus []GPU) []Problem {
 		caps[found[1]], lines[found[1]] = minor, line
 	}
 	var kept []string
-	of := func(path string) int {
+	minorOf := func(path string) int {
 		minor, ok := caps[path]
 		if !ok {
 			return -1
@@ -111,7 +111,7 @@ func migCaps(t tree, gpus []GPU) []Problem {
 			m := &g.MIG[i]
 			if g.Minor >= 0 {
 				path := fmt.Sprintf("gpu%d/gi%d", g.Minor, m.GPUInstance)
-				m.GPUCap, m.ComputeCap = of(path), of(fmt.Sprintf("%s/ci%d", path, m.ComputeInstance))
+				m.GPUCap, m.ComputeCap = minorOf(path), minorOf(fmt.Sprintf("%s/ci%d", path, m.ComputeInstance))
 			}
 			if m.GPUCap < 0 || m.ComputeCap < 0 {
 				without = append(without, m.UUID)
@@ -131,8 +131,8 @@ func migCaps(t tree, gpus []GPU) []Problem {
 			}
 		}
 	}
-	if _, read := t.seen[migMinors]; read {
-		t.seen[migMinors] = strings.Join(kept, "\n") // of the thousands that a driver has
+	if _, read := t.captured[migMinors]; read {
+		t.captured[migMinors] = strings.Join(kept, "\n") // of the thousands that a driver has
 	}
 	return problems
 }

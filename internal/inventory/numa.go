@@ -23,7 +23,7 @@ func readMemory(t tree, cpu *CPU) (Memory, []Problem) {
 	if set, ok := t.cpus(nodeDir + "/online"); ok {
 		ids = slices.DeleteFunc(ids, func(id int) bool { return !set.Contains(id) })
 	}
-	of := map[int]int{}
+	nodeOf := map[int]int{}
 	var sum int64
 	for _, id := range ids {
 		node := readNode(t, id, online)
@@ -36,10 +36,10 @@ func readMemory(t tree, cpu *CPU) (Memory, []Problem) {
 		cpus, _ := cpuset.Parse(node.CPUs) // as readNode printed it
 		both := map[int][]int{}            // CPUs, by an earlier node that lists them
 		for _, c := range cpus.Ints() {
-			if other, ok := of[c]; ok {
+			if other, ok := nodeOf[c]; ok {
 				both[other] = append(both[other], c)
 			}
-			of[c] = id
+			nodeOf[c] = id
 		}
 		for _, other := range slices.Sorted(maps.Keys(both)) {
 			problems = append(problems, Problem{fmt.Sprintf("numa node %d", id), fmt.Sprintf("has CPUs %s, which node %d also has", cpuset.Of(both[other]...), other)})
@@ -60,11 +60,11 @@ func readMemory(t tree, cpu *CPU) (Memory, []Problem) {
 			HugepagesBytes: hugepages(t, "sys/kernel/mm/hugepages"),
 		}}
 		for _, c := range online.Ints() {
-			of[c] = 0
+			nodeOf[c] = 0
 		}
 	}
 	for i := range cpu.List {
-		if node, ok := of[cpu.List[i].ID]; ok {
+		if node, ok := nodeOf[cpu.List[i].ID]; ok {
 			cpu.List[i].NUMANode = node
 		}
 	}
@@ -76,14 +76,14 @@ func readNode(t tree, id int, online cpuset.Set) NUMANode {
 	// A list may name CPUs that the machine could have but does not.
 	cpus, _ := t.cpus(dir+"/cpulist", dir+"/cpumap")
 	node := NUMANode{ID: id, CPUs: cpus.Intersect(online).String(), HugepagesBytes: hugepages(t, dir+"/hugepages")}
-	told := false
+	found := false
 	text, err := t.read(dir + "/meminfo")
 	for line := range strings.Lines(text) {
 		if _, value, ok := strings.Cut(line, "MemTotal:"); ok {
-			node.MemoryBytes, told = kibibytes(value), true
+			node.MemoryBytes, found = kibibytes(value), true
 		}
 	}
-	if err == nil && !told { // truncated; a node without memory has 0 kB
+	if err == nil && !found { // truncated; a node without memory has 0 kB
 		t.fail(dir+"/meminfo", syscall.ENODATA)
 	}
 	for field := range strings.FieldsSeq(t.text(dir + "/distance")) {

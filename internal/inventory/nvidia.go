@@ -147,18 +147,18 @@ func joinNVML(t tree, report *probe.Report, devices map[string]nvidiaDevice) ([]
 	var problems []Problem
 	var nameless []probe.GPU
 	missing := maps.Clone(devices)
-	seen := map[string]bool{}
+	listed := map[string]bool{}
 	for _, n := range report.GPUs {
 		pci, ok := PCIAddress(n.PCI)
 		switch {
 		case !ok && n.PCI == "" && n.Error != "":
 			nameless = append(nameless, n)
 			continue
-		case !ok || seen[pci]:
+		case !ok || listed[pci]:
 			problems = append(problems, Problem{SubjectNVML, fmt.Sprintf("GPU %d has the unusable PCI address %q", n.Index, printable(n.PCI))})
 			continue
 		}
-		seen[pci] = true
+		listed[pci] = true
 		delete(missing, pci)
 		d, ok := devices[pci]
 		if !ok {

@@ -22,9 +22,9 @@ const maxFile = 4 << 20
 type tree struct {
 	root string
 	dir  *os.Root // nil for "/"
-	// seen, if not nil, collects what was read, by path: a tree of just these files reads
+	// captured, if not nil, collects what was read, by path: a tree of just these files reads
 	// the same. A directory is recorded as path + dirMark.
-	seen map[string]string
+	captured map[string]string
 	// failed, if not nil, collects what could not be read.
 	failed *failures
 }
@@ -77,8 +77,8 @@ func (t tree) read(path string) (string, error) {
 	}
 	text, _, _ := strings.Cut(string(data), "\x00")
 	text = strings.TrimSpace(text)
-	if t.seen != nil {
-		t.seen[path] = text
+	if t.captured != nil {
+		t.captured[path] = text
 	}
 	return text, nil
 }
@@ -139,8 +139,8 @@ func (t tree) numbered(path, prefix string) []int {
 		if rest, ok := strings.CutPrefix(name, prefix); ok {
 			if id, err := strconv.Atoi(rest); err == nil && id >= 0 {
 				ids = append(ids, id)
-				if t.seen != nil {
-					t.seen[path+"/"+name+dirMark] = ""
+				if t.captured != nil {
+					t.captured[path+"/"+name+dirMark] = ""
 				}
 			}
 		}
@@ -160,8 +160,8 @@ func (t tree) exists(path string) bool {
 	if err != nil {
 		t.fail(path, err)
 	}
-	if err == nil && t.seen != nil && info.IsDir() {
-		t.seen[path+dirMark] = ""
+	if err == nil && t.captured != nil && info.IsDir() {
+		t.captured[path+dirMark] = ""
 	}
 	return err == nil
 }

@@ -41,7 +41,7 @@ func readTuning(t tree) Tuning {
 			out.Files = append(out.Files, TuningFile{Path: "/" + path, Value: printable(text)})
 		}
 	}
-	if t.seen != nil { // a capture also has the files that a plan is compared with
+	if t.captured != nil { // a capture also has the files that a plan is compared with
 		for _, n := range t.numbered("proc/irq", "") {
 			t.text("proc/irq/" + strconv.Itoa(n) + "/smp_affinity_list")
 		}

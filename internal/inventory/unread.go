@@ -104,13 +104,13 @@ func (t tree) unplanned() tree {
 func (t tree) unread() []Problem {
 	t.failed.mu.Lock()
 	defer t.failed.mu.Unlock()
-	of := map[string][]string{}
+	bySubject := map[string][]string{}
 	for path := range t.failed.list {
 		subject := subjectOf(path)
-		of[subject] = append(of[subject], path)
+		bySubject[subject] = append(bySubject[subject], path)
 	}
 	var problems []Problem
-	for subject, paths := range of {
+	for subject, paths := range bySubject {
 		slices.Sort(paths)
 		detail := fmt.Sprintf("read /%s: %v", paths[0], t.failed.list[paths[0]])
 		if n := len(paths) - 1; n > 0 {

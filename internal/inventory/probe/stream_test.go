@@ -33,8 +33,8 @@ func take(t *testing.T, opts Options, n int) ([]Sample, error) {
 	return all, err
 }
 
-// gone waits until no process has this argument.
-func gone(t *testing.T, argument string) {
+// waitExit waits until no process has this argument.
+func waitExit(t *testing.T, argument string) {
 	t.Helper()
 	deadline := time.Now().Add(10 * time.Second)
 	for {
@@ -131,7 +131,7 @@ func TestStreamEnds(t *testing.T) {
 			if len(got) != row.samples || err == nil || !strings.Contains(err.Error(), row.want) {
 				t.Errorf("%d samples, %v; want %d, %q", len(got), err, row.samples, row.want)
 			}
-			gone(t, opts.Path)
+			waitExit(t, opts.Path)
 		})
 	}
 }
