@@ -27,7 +27,7 @@ type gpuRun struct {
 }
 
 func newGPURun() *gpuRun {
-	return &gpuRun{clock: counts{step: 5, of: make([]uint32, 1000)}, temperature: counts{step: 1, of: make([]uint32, 200)}, power: counts{step: 5, of: make([]uint32, 500)}}
+	return &gpuRun{clock: counts{step: 5, bins: make([]uint32, 1000)}, temperature: counts{step: 1, bins: make([]uint32, 200)}, power: counts{step: 5, bins: make([]uint32, 500)}}
 }
 
 func (g *gpuRun) add(s probe.Sample) {
@@ -94,7 +94,7 @@ func reasonName(bit int) string {
 // values.
 type counts struct {
 	step  int
-	of    []uint32
+	bins  []uint32
 	total uint32
 }
 
@@ -102,7 +102,7 @@ func (c *counts) add(v *uint32, unit uint32) {
 	if v == nil {
 		return
 	}
-	c.of[min(int(*v/unit)/c.step, len(c.of)-1)]++
+	c.bins[min(int(*v/unit)/c.step, len(c.bins)-1)]++
 	c.total++
 }
 
@@ -112,8 +112,8 @@ func (c *counts) spread() *Spread {
 		return nil
 	}
 	s := &Spread{Min: -1, Median: -1}
-	seen := uint32(0)
-	for i, n := range c.of {
+	count := uint32(0)
+	for i, n := range c.bins {
 		if n == 0 {
 			continue
 		}
@@ -121,7 +121,7 @@ func (c *counts) spread() *Spread {
 		if s.Min < 0 {
 			s.Min = v
 		}
-		if seen += n; s.Median < 0 && 2*seen >= c.total {
+		if count += n; s.Median < 0 && 2*count >= c.total {
 			s.Median = v
 		}
 		s.Max = v
@@ -131,7 +131,7 @@ func (c *counts) spread() *Spread {
 
 // below returns how many values are less than hundredfold/100.
 func (c *counts) below(hundredfold int) (n int) {
-	for i, k := range c.of {
+	for i, k := range c.bins {
 		if 100*i*c.step < hundredfold {
 			n += int(k)
 		}

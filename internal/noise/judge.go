@@ -76,17 +76,17 @@ func Judge(r Record) (noisy bool, why []string) {
 		say("the slot's CPUs were slowed down by heat %d times", *n)
 	}
 	if r.Seconds >= shortest {
-		above := func(v *float64, limit float64, sentence string) {
+		check := func(v *float64, limit float64, sentence string) {
 			if v != nil && *v > limit {
 				say(sentence+"; more than %v %% is noise", *v, limit)
 			}
 		}
-		above(r.CPU.Others, othersLimit, "processes outside the slot used %v %% of its CPUs' time")
-		above(r.CPU.Steal, stealLimit, "the hypervisor took %v %% of the CPUs' time")
-		above(r.CPU.Throttled, throttledLimit, "the slot's CPU quota throttled it for %v %% of the time")
-		above(r.Pressure.CPU, cpuLimit, "tasks of the slot waited for a CPU for %v %% of the time")
-		above(r.Pressure.Memory, memoryLimit, "tasks of the slot waited for memory for %v %% of the time")
-		above(r.Pressure.IO, ioLimit, "tasks of the slot waited for the disk for %v %% of the time")
+		check(r.CPU.Others, othersLimit, "processes outside the slot used %v %% of its CPUs' time")
+		check(r.CPU.Steal, stealLimit, "the hypervisor took %v %% of the CPUs' time")
+		check(r.CPU.Throttled, throttledLimit, "the slot's CPU quota throttled it for %v %% of the time")
+		check(r.Pressure.CPU, cpuLimit, "tasks of the slot waited for a CPU for %v %% of the time")
+		check(r.Pressure.Memory, memoryLimit, "tasks of the slot waited for memory for %v %% of the time")
+		check(r.Pressure.IO, ioLimit, "tasks of the slot waited for the disk for %v %% of the time")
 		if i := r.CPU.Interrupts; i != nil && i.Busiest > interruptLimit {
 			say("devices interrupted one of the slot's CPUs %v times per second; more than %d is noise", i.Busiest, interruptLimit)
 		}

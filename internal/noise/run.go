@@ -75,12 +75,12 @@ func Start(c Config) *Run {
 // watch ends sampling after two checks in a row without a job: no one called Stop, and
 // sampling holds the GPU.
 func (r *Run) watch(ctx context.Context) {
-	for gone := 0; gone < 2; {
+	for misses := 0; misses < 2; {
 		if limit.Sleep(ctx, alivePoll) != nil {
 			return
 		}
-		if gone++; r.c.Alive() {
-			gone = 0
+		if misses++; r.c.Alive() {
+			misses = 0
 		}
 	}
 	r.stop()
