@@ -163,23 +163,23 @@ func named(pool []Member, name string) ([]int, error) {
 	if i := strings.LastIndexByte(name, ':'); i >= 0 && !strings.Contains(name[i:], ".") {
 		gpu, part, parted = name[:i], name[i+1:], true
 	}
-	var of []int
+	var matches []int
 	for i, u := range pool {
 		if k, err := strconv.Atoi(gpu); err == nil && u.GPU == k || err != nil &&
 			(strings.EqualFold(u.UUID, gpu) || strings.EqualFold(u.PCI, gpu) || strings.EqualFold(strings.TrimPrefix(u.PCI, "0000:"), gpu)) {
-			of = append(of, i)
+			matches = append(matches, i)
 		}
 	}
-	if len(of) == 0 {
+	if len(matches) == 0 {
 		return nil, fmt.Errorf("GPU %s does not exist: this machine has %s", gpu, numberList(numbers(pool)))
 	}
 	if !parted {
-		return of, nil
+		return matches, nil
 	}
-	if k, err := strconv.Atoi(part); err == nil && k < len(of) && pool[of[0]].Part() != "" {
-		return of[k : k+1], nil
+	if k, err := strconv.Atoi(part); err == nil && k < len(matches) && pool[matches[0]].Part() != "" {
+		return matches[k : k+1], nil
 	}
-	return nil, fmt.Errorf("GPU %s has no part %s: it has %d", gpu, part, len(of))
+	return nil, fmt.Errorf("GPU %s has no part %s: it has %d", gpu, part, len(matches))
 }
 
 // numbers returns the GPU numbers in a sorted pool.

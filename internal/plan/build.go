@@ -216,12 +216,12 @@ func ParseBindings(text []byte) (*Bindings, error) {
 	if f.Schema != Schema {
 		return nil, errors.New("the slot bindings in " + BindingsPath + " were written by another version of kbnode; move the file away to bind the GPUs again")
 	}
-	seen := map[int]bool{}
+	listed := map[int]bool{}
 	for _, b := range f.Slots {
-		if b.Slot < 0 || b.Slot > 4095 || seen[b.Slot] {
+		if b.Slot < 0 || b.Slot > 4095 || listed[b.Slot] {
 			return nil, fmt.Errorf("the slot bindings in %s list slot %d twice or out of range; move the file away to bind the GPUs again", BindingsPath, b.Slot)
 		}
-		seen[b.Slot] = true
+		listed[b.Slot] = true
 	}
 	slices.SortFunc(f.Slots, func(a, b Binding) int { return a.Slot - b.Slot })
 	return &f, nil

@@ -84,16 +84,16 @@ func RemoveDrain(drains []Drain, slot int, by string) []Drain {
 
 // drained returns the drains of one slot, an operator's first.
 func drained(drains []Drain, slot int) []Drain {
-	var of []Drain
+	var list []Drain
 	for _, d := range drains {
 		if d.Slot == slot {
-			of = append(of, d)
+			list = append(list, d)
 		}
 	}
-	slices.SortStableFunc(of, func(a, b Drain) int {
+	slices.SortStableFunc(list, func(a, b Drain) int {
 		return cmp.Or(-cmp.Compare(rankBy(a), rankBy(b)), a.Since.Compare(b.Since))
 	})
-	return of
+	return list
 }
 
 func rankBy(d Drain) int {

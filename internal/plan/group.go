@@ -14,33 +14,33 @@ import (
 func group(members []Member, cfg config.Config, kept []Binding) ([][]Member, error) {
 	var groups [][]Member
 	taken := make([]bool, len(members))
-	take := func(of []int) {
+	take := func(group []int) {
 		var g []Member
-		for _, i := range of {
+		for _, i := range group {
 			taken[i] = true
 			g = append(g, members[i])
 		}
 		groups = append(groups, g)
 	}
 	for _, names := range cfg.Groups {
-		var of []int
+		var group []int
 		for _, name := range names {
 			found, err := named(members, name)
 			if err != nil {
 				return nil, fmt.Errorf("groups: %w; list some of them", err)
 			}
 			for _, i := range found {
-				if taken[i] || slices.Contains(of, i) {
+				if taken[i] || slices.Contains(group, i) {
 					return nil, fmt.Errorf("groups: GPU %s is listed twice; list each GPU once", name)
 				}
-				of = append(of, i)
+				group = append(group, i)
 			}
 		}
-		slices.Sort(of)
-		if err := oneKind(members, of); err != nil {
+		slices.Sort(group)
+		if err := oneKind(members, group); err != nil {
 			return nil, err
 		}
-		take(of)
+		take(group)
 	}
 
 	size := max(1, cfg.GPUsPerSlot)
@@ -65,14 +65,14 @@ func group(members []Member, cfg config.Config, kept []Binding) ([][]Member, err
 				counted(len(free), "GPU"), size, ConfigPath)
 		}
 		for _, b := range kept {
-			var of []int
+			var group []int
 			for _, i := range free {
 				if members[i].slot == b.Slot {
-					of = append(of, i)
+					group = append(group, i)
 				}
 			}
-			if len(of) == size && len(b.Members()) == size {
-				take(of)
+			if len(group) == size && len(b.Members()) == size {
+				take(group)
 			}
 		}
 		for {
@@ -88,9 +88,9 @@ func group(members []Member, cfg config.Config, kept []Binding) ([][]Member, err
 }
 
 // oneKind returns an error for a group whose members cannot compute together.
-func oneKind(members []Member, of []int) error {
-	first := members[of[0]]
-	for _, i := range of {
+func oneKind(members []Member, group []int) error {
+	first := members[group[0]]
+	for _, i := range group {
 		switch u := members[i]; {
 		case u.MIG != nil:
 			return fmt.Errorf("groups: GPU %d is in MIG mode, and a program can use at most one instance; leave it out of groups, or turn MIG off", u.GPU)
@@ -104,10 +104,10 @@ func oneKind(members []Member, of []int) error {
 // nearest chooses the first free GPU and those nearest to it and to each other:
 // by direct links, then on the same NUMA node, then by number.
 func nearest(members []Member, free []int, size int) []int {
-	of := []int{free[0]}
-	for len(of) < size {
+	group := []int{free[0]}
+	for len(group) < size {
 		near := func(i int) (links, nodes int) {
-			for _, j := range of {
+			for _, j := range group {
 				a, b := members[i], members[j]
 				if a.gpu != nil && slices.Contains(a.gpu.Links, b.PCI) || b.gpu != nil && slices.Contains(b.gpu.Links, a.PCI) {
 					links++
@@ -118,13 +118,13 @@ func nearest(members []Member, free []int, size int) []int {
 			}
 			return links, nodes
 		}
-		rest := slices.DeleteFunc(slices.Clone(free), func(i int) bool { return slices.Contains(of, i) })
-		of = append(of, slices.MaxFunc(rest, func(a, b int) int {
+		rest := slices.DeleteFunc(slices.Clone(free), func(i int) bool { return slices.Contains(group, i) })
+		group = append(group, slices.MaxFunc(rest, func(a, b int) int {
 			linksA, nodesA := near(a)
 			linksB, nodesB := near(b)
 			return cmp.Or(linksA-linksB, nodesA-nodesB, b-a)
 		}))
 	}
-	slices.Sort(of)
-	return of
+	slices.Sort(group)
+	return group
 }

@@ -26,8 +26,8 @@ func TestGuideMachines(t *testing.T) {
 	threads.Name, threads.Threads = "128 cores with SMT", 2
 	most := h100 // a kernel that keeps more
 	most.NodeBytes = 122 << 30
-	few := h100 // 256 GB, not GiB
-	few.NodeBytes = 128e9
+	decimal := h100 // 256 GB, not GiB
+	decimal.NodeBytes = 128e9
 	odd := h100
 	odd.Packages, odd.Cores, odd.CoresPerL3, odd.NodeBytes = 1, 129, 0, 2*h100.NodeBytes
 	least := l40s
@@ -46,7 +46,7 @@ func TestGuideMachines(t *testing.T) {
 		"the command, SMT":             {smt, config.Config{CPUsPerSlot: 16, MemoryPerSlot: 32 * gib}, 16, 30 * gib, "the slots take every CPU"},
 		"the command, 256 CPUs":        {threads, config.Config{CPUsPerSlot: 16, MemoryPerSlot: 32 * gib}, 16, 30 * gib, ""},
 		"a kernel that keeps more":     {most, config.Config{MemoryPerSlot: 32 * gib}, 15, 30 * gib, "each slot gets 30GiB"},
-		"GB":                           {few, config.Config{MemoryPerSlot: 32 * gib}, 15, 29 * gib, "each slot gets"},
+		"GB":                           {decimal, config.Config{MemoryPerSlot: 32 * gib}, 15, 29 * gib, "each slot gets"},
 		"no reserve":                   {h100, config.Config{Reserve: config.Reserve{CPUs: config.NoThreads}}, 16, 30 * gib, ""},
 		"no reserve, SMT":              {smt, config.Config{Reserve: config.Reserve{CPUs: config.NoThreads}}, 16, 30 * gib, ""},
 		"less than the least":          {smt, config.Config{}, 14, 30 * gib, "with no CPUs reserved for the system, each slot would have 8 cores; write reserve.cpus: 0 (--reserve-cpus 0)"},

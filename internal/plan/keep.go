@@ -186,8 +186,8 @@ func keepMemory(res *splitResult, slots []assignment, kept *Bindings, cfg config
 	if node == nil || node.ReserveMemory != int64(cfg.Reserve.Memory) || node.MemoryPerSlot != int64(cfg.MemoryPerSlot) || len(kept.Slots) != len(slots) {
 		return false
 	}
-	over := map[string]int64{} // by NUMA nodes: a surplus of one does not help another
-	of := map[string]int64{}   // slots, by NUMA nodes
+	over := map[string]int64{}    // by NUMA nodes: a surplus of one does not help another
+	slotsOn := map[string]int64{} // slots, by NUMA nodes
 	for i, s := range slots {
 		b := res.Blocks[i]
 		if s.last == nil || s.last.CPUs != b.CPUs.String() || s.last.MemoryNodes != b.MemoryNodes.String() || !near(s.last.MemoryBytes, b.MemoryBytes) {
@@ -197,10 +197,10 @@ func keepMemory(res *splitResult, slots []assignment, kept *Bindings, cfg config
 			return false
 		}
 		over[s.last.MemoryNodes] += s.last.MemoryBytes - b.MemoryBytes
-		of[s.last.MemoryNodes]++
+		slotsOn[s.last.MemoryNodes]++
 	}
 	for nodes, n := range over {
-		if n > res.Spare/int64(len(slots))*of[nodes] {
+		if n > res.Spare/int64(len(slots))*slotsOn[nodes] {
 			return false
 		}
 	}

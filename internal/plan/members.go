@@ -118,18 +118,18 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []Mem
 		}
 	}
 
-	var seen []Member
+	var distinct []Member
 	twice := false
 	for _, m := range members {
-		if at := slices.IndexFunc(seen, func(s Member) bool { return overlap(s, m) }); at >= 0 {
-			if !reshape && seen[at].slot != m.slot {
+		if at := slices.IndexFunc(distinct, func(s Member) bool { return overlap(s, m) }); at >= 0 {
+			if !reshape && distinct[at].slot != m.slot {
 				twice, m.twice = true, true
-				m.lost = fmt.Sprintf("%s is also in slot %s; run sudo kbnode install to keep it only there, or fix %s", m.describe(), SlotName(seen[at].slot), BindingsPath)
+				m.lost = fmt.Sprintf("%s is also in slot %s; run sudo kbnode install to keep it only there, or fix %s", m.describe(), SlotName(distinct[at].slot), BindingsPath)
 				pool = append(pool, m)
 			}
 			continue
 		}
-		seen = append(seen, m)
+		distinct = append(distinct, m)
 		d := found[m.card()]
 		if d == nil {
 			pool = append(pool, m)

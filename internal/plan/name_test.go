@@ -87,13 +87,13 @@ func TestDistinctNames(t *testing.T) {
 		nvidia = append(nvidia, "NVIDIA "+text)
 	}
 	each := func(kind string, list []string, name func(string) string) {
-		of := map[string]string{}
+		textOf := map[string]string{}
 		for _, text := range list {
 			got := name(text)
-			if other, ok := of[got]; ok {
+			if other, ok := textOf[got]; ok {
 				t.Errorf("%s: %q and %q are both %q", kind, other, text, got)
 			}
-			of[got] = text
+			textOf[got] = text
 			if len(got) > maxName && kind != "queue" || got != cleanName(got) {
 				t.Errorf("%s: %q is %q, which is no name", kind, text, got)
 			}
@@ -122,12 +122,12 @@ func TestDistinctNames(t *testing.T) {
 		n           int
 	}
 	shapes := []shape{{"B200", "", 1}, {"B200", "", 4}, {"Foo", "", 1}, {"Foo", "", 4}, {"Foox4", "", 1}, {"Foo x4", "", 1}, {"Foo 1g 24gb", "", 1}, {"Foo", "1g.24gb", 1}, {"Foo", "1g.24gb", 4}, {"Foo", "1g.24gbx4", 1}, {"Foo CPX", "", 1}, {"Foo", "CPX", 1}, {"Foo", "", 99}, {"", "", 1}}
-	of := map[string]shape{}
+	shapeOf := map[string]shape{}
 	for _, s := range shapes {
 		queue := tagOf(tagsOf(s.model, s.part, s.n), "queue")
-		if other, ok := of[queue]; ok {
+		if other, ok := shapeOf[queue]; ok {
 			t.Errorf("%+v and %+v have queue %s", other, s, queue)
 		}
-		of[queue] = s
+		shapeOf[queue] = s
 	}
 }

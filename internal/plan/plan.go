@@ -105,11 +105,11 @@ func (s Slot) Model() string {
 	return model
 }
 
-// Each returns the result of calling of on each of the slot's GPUs.
-func (s Slot) Each(of func(SlotGPU) string) []string {
+// Each returns the result of calling f on each of the slot's GPUs.
+func (s Slot) Each(f func(SlotGPU) string) []string {
 	var list []string
 	for _, g := range s.GPUs {
-		list = append(list, of(g))
+		list = append(list, f(g))
 	}
 	return list
 }

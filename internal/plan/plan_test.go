@@ -130,12 +130,12 @@ func goldenText(p *Plan, shown []File) *txtar.Archive {
 // changedLines returns the lines of a text that another lacks, with a sign.
 func changedLines(before, after string) string {
 	var b strings.Builder
-	for _, side := range []struct{ sign, of, other string }{{"-", before, after}, {"+", after, before}} {
+	for _, side := range []struct{ sign, text, other string }{{"-", before, after}, {"+", after, before}} {
 		count := map[string]int{}
 		for line := range strings.Lines(side.other) {
 			count[line]++
 		}
-		for line := range strings.Lines(side.of) {
+		for line := range strings.Lines(side.text) {
 			if count[line]--; count[line] < 0 {
 				b.WriteString(side.sign + line)
 			}
@@ -150,15 +150,15 @@ func checkFiles(t *testing.T, p *Plan) {
 	if p.Reserved.CPUs == "" {
 		t.Error("no CPU is reserved")
 	}
-	seen := map[string]bool{}
+	paths := map[string]bool{}
 	for _, f := range p.Files {
 		if _, ok := Owns(f.Path); !ok && f.Path != AgentCopy {
 			t.Errorf("%s is written and not owned: it would never be removed", f.Path)
 		}
-		if seen[f.Path] {
+		if paths[f.Path] {
 			t.Errorf("%s is planned twice", f.Path)
 		}
-		seen[f.Path] = true
+		paths[f.Path] = true
 		if f.Source == "" && !strings.Contains(f.Content, Marker) && !strings.Contains(f.Content, `"written_by": "kbnode"`) {
 			t.Errorf("%s does not say that kbnode wrote it", f.Path)
 		}
@@ -185,9 +185,9 @@ func TestLostGPUParksItsSlotAndNoOther(t *testing.T) {
 	inv := readMachine(t, machinetest.B200x8())
 	before := build(t, inv, config.Config{Queue: "b200"}, nil, false)
 	for _, lost := range []int{0, 3, 7} {
-		gone := *inv
-		gone.GPUs = slices.Delete(slices.Clone(inv.GPUs), lost, lost+1)
-		in := input(&gone, config.Config{Queue: "b200"})
+		remaining := *inv
+		remaining.GPUs = slices.Delete(slices.Clone(inv.GPUs), lost, lost+1)
+		in := input(&remaining, config.Config{Queue: "b200"})
 		in.Bindings = bindingsOf(t, before)
 		after := planned(t, in)
 		if len(after.Slots) != 8 {

@@ -246,13 +246,13 @@ func (s *splitter) tooMany(most int) error {
 // per package that no slot gets, for interrupts; it is 0 if it would cost a
 // slot more than a quarter of its cores, or if nothing is to be reserved.
 func (s *splitter) largestSize(reserve int) (k, keep int, local bool) {
-	for _, stay := range []bool{true, false} {
-		n, kept := s.most(1, reserve, stay), 1
-		if without := s.most(0, reserve, stay); 4*n < 3*without || s.in.ReserveCPUs < 0 {
+	for _, onNode := range []bool{true, false} {
+		n, kept := s.most(1, reserve, onNode), 1
+		if without := s.most(0, reserve, onNode); 4*n < 3*without || s.in.ReserveCPUs < 0 {
 			n, kept = without, 0
 		}
-		if stay || n > k {
-			k, keep, local = n, kept, stay
+		if onNode || n > k {
+			k, keep, local = n, kept, onNode
 		}
 		if k >= minLocalCores {
 			break

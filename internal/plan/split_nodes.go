@@ -206,9 +206,9 @@ func cutPackage(cores []physCore) (node int, packages cpuset.Set, ok bool) {
 		}
 	}
 	node = -1
-	for n, of := range packagesOf {
-		if of.Len() > 1 && (node < 0 || n < node) && slices.ContainsFunc(of.Ints(), func(p int) bool { return nodes[p].Len() > 1 }) {
-			node, packages = n, of
+	for n, set := range packagesOf {
+		if set.Len() > 1 && (node < 0 || n < node) && slices.ContainsFunc(set.Ints(), func(p int) bool { return nodes[p].Len() > 1 }) {
+			node, packages = n, set
 		}
 	}
 	return node, packages, node >= 0

@@ -168,7 +168,7 @@ func checkInvariants(t *testing.T, in splitInput, r splitResult) {
 		nodes cpuset.Set
 		bytes int64
 	}
-	told := slices.ContainsFunc(r.Warnings, func(w string) bool { return strings.Contains(w, "than the GPU") })
+	warned := slices.ContainsFunc(r.Warnings, func(w string) bool { return strings.Contains(w, "than the GPU") })
 	var taken cpuset.Set
 	var demands []reach
 	for i, b := range r.Blocks {
@@ -201,7 +201,7 @@ func checkInvariants(t *testing.T, in splitInput, r splitResult) {
 		if len(packages) != 1 && !in.Virt {
 			t.Errorf("slot %d is on packages %v", i, packages)
 		}
-		if home := packagesOn(in, in.GPUs[i].NUMANode); !told && !in.Virt && len(home) > 0 && !home[byID[b.CPUs.Ints()[0]].Package] {
+		if home := packagesOn(in, in.GPUs[i].NUMANode); !warned && !in.Virt && len(home) > 0 && !home[byID[b.CPUs.Ints()[0]].Package] {
 			t.Errorf("slot %d is not on its GPU's package, and no warning says so", i)
 		}
 		own := cpuset.Of(in.GPUs[i].MemoryNode)

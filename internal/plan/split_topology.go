@@ -181,18 +181,18 @@ func capacities(cpus []inventory.LogicalCPU) map[string]map[int]int {
 	for _, c := range cpus {
 		lists[c.Kind] = append(lists[c.Kind], c.Capacity)
 	}
-	of := map[string]map[int]int{}
+	topOf := map[string]map[int]int{}
 	for name, list := range lists {
 		slices.Sort(list)
-		of[name] = map[int]int{}
+		topOf[name] = map[int]int{}
 		for i, top := len(list)-1, list[len(list)-1]; i >= 0; i-- {
 			if i+1 < len(list) && list[i+1]-list[i] > list[i+1]/10 {
 				top = list[i]
 			}
-			of[name][list[i]] = top
+			topOf[name][list[i]] = top
 		}
 	}
-	return of
+	return topOf
 }
 
 // complete reports whether these are all threads of a core and all allowed.
@@ -213,14 +213,14 @@ func complete(threads []inventory.LogicalCPU, ids []int) bool {
 // packagesUnknown reports whether NUMA nodes must replace packages: the kernel
 // does not number them, or a hypervisor shows each core as one.
 func packagesUnknown(cores []physCore, virt bool) bool {
-	seen := map[int]bool{}
+	numbers := map[int]bool{}
 	for _, c := range cores {
 		if c.pkg < 0 {
 			return true
 		}
-		seen[c.pkg] = true
+		numbers[c.pkg] = true
 	}
-	return virt && len(cores) > 1 && len(seen) == len(cores)
+	return virt && len(cores) > 1 && len(numbers) == len(cores)
 }
 
 // pairUp makes the CPUs 2i and 2i+1 a pair, since hypervisors that hide SMT
