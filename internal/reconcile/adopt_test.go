@@ -104,7 +104,7 @@ func TestAdoptBusy(t *testing.T) {
 	m.asks(p)
 	m.finish(0)
 	m.ends(1, p)
-	m.gone(plan.UnitDir + "/" + plan.AgentUnit(1))
+	m.wantAbsent(plan.UnitDir + "/" + plan.AgentUnit(1))
 
 	m.h.Sleep = func(context.Context, time.Duration) error { return errors.New("nothing runs") }
 	m.uninstall()

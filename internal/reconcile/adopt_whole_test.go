@@ -103,7 +103,7 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 	// Consent covers the same file again, but not another one.
 	m.write(plan.HooksDir+"/pre-command", "echo old\n")
 	m.apply(p)
-	m.gone(plan.HooksDir + "/pre-command")
+	m.wantAbsent(plan.HooksDir + "/pre-command")
 	m.write(plan.HooksDir+"/pre-command", "echo new\n")
 	if err := m.try(p); err == nil || !strings.HasPrefix(err.Error(), plan.HooksDir+"/pre-command: not written by kbnode") {
 		t.Errorf("a hook that somebody added: %v", err)
@@ -127,7 +127,7 @@ func TestDirectoryHasOneBackup(t *testing.T) {
 	}
 	backup := "/var/lib/kbnode/backup" + plan.HooksDir
 	equal(t, "first backup", true, m.exists(backup+".1"))
-	m.gone(backup + ".2")
+	m.wantAbsent(backup + ".2")
 }
 
 // Uninstall may be killed at any step, too.
@@ -178,7 +178,7 @@ func TestAdoptLeavesHomeOfRunningJob(t *testing.T) {
 		m.adopt(p)
 		m.h.Adopt = false
 		equal(t, "home", "drwxr-xr-x of 4242:4242", m.tree()["/var/lib/buildkite-agent/"])
-		m.gone(oldConfig)
+		m.wantAbsent(oldConfig)
 	}
 	_, changes := m.diff(p)
 	i := slices.IndexFunc(changes, func(c reconcile.Change) bool { return c.Subject == "/var/lib/buildkite-agent/" })
@@ -233,10 +233,10 @@ func TestWriteInputKeepsBackup(t *testing.T) {
 	tree := m.tree()
 	equal(t, "token", "-rw------- # "+plan.Marker+"\nnext\n", tree[plan.TokenPath])
 	equal(t, "backup", "-rw-r----- theirs\n", tree["/var/lib/kbnode/backup"+plan.TokenPath+".1"])
-	m.gone("/var/lib/kbnode/backup" + plan.TokenPath + ".2")
+	m.wantAbsent("/var/lib/kbnode/backup" + plan.TokenPath + ".2")
 	m.h.Sleep = func(context.Context, time.Duration) error { return errors.New("nothing runs") }
 	m.uninstall()
 	after := still(m.tree())
 	equal(t, "tree after uninstall", before[plan.TokenPath], after[plan.TokenPath])
-	m.gone(path.Dir("/var/lib/kbnode/backup"))
+	m.wantAbsent(path.Dir("/var/lib/kbnode/backup"))
 }

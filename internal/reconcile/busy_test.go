@@ -134,7 +134,7 @@ func TestBusySlotThatIsNotPlannedAnyMore(t *testing.T) {
 		t.Error("something of the busy slot is gone")
 	}
 	m.ends(1, p)
-	m.gone(plan.WorkDir(1))
+	m.wantAbsent(plan.WorkDir(1))
 }
 
 // A job may begin between the look at a slot and the stop of its agent.
@@ -222,7 +222,7 @@ func TestUninstallWaitsForJobs(t *testing.T) {
 		if !m.exists(plan.UnitDir+"/"+plan.SliceName(1)) && sleeps <= 2 {
 			t.Error("the slice of a job is gone")
 		}
-		m.gone(plan.UnitDir + "/" + plan.SliceName(0))
+		m.wantAbsent(plan.UnitDir + "/" + plan.SliceName(0))
 		return nil
 	}
 	if _, err := m.h.Uninstall(t.Context(), func(now []string) { jobs = append(jobs, now...) }); err != nil {

@@ -109,7 +109,7 @@ func TestRemoveDeepTree(t *testing.T) {
 	must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: limit.Max}))
 	defer func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) }()
 	m.apply(slots(1).plan(t))
-	m.gone(plan.WorkDir(1))
+	m.wantAbsent(plan.WorkDir(1))
 }
 
 // A file is durable in its directory before anything relies on it.
@@ -145,7 +145,7 @@ func TestLock(t *testing.T) {
 		t.Errorf("second lock: %v", err)
 	}
 	release()
-	m.gone(plan.LockPath)
+	m.wantAbsent(plan.LockPath)
 	if release, err = m.h.Lock(); err != nil {
 		t.Fatal(err)
 	}

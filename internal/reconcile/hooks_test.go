@@ -56,7 +56,7 @@ func TestOperatorHooks(t *testing.T) {
 	m.write(plan.HooksDir+"/environment", text)
 	m.h.Adopt = true
 	m.apply(p)
-	m.gone(plan.HooksDir + "/environment")
+	m.wantAbsent(plan.HooksDir + "/environment")
 	m.write(plan.HooksDir+"/environment", text)
 	m.write(plan.HooksDir+"/pre-exit", text)
 	m.write(plan.HooksDir+"/command", text)

@@ -26,7 +26,7 @@ func TestAutoUpdateComesAndGoes(t *testing.T) {
 	file(timer, plan.UnitDir+"/"+plan.ImageTimer, "[Timer]\nOnCalendar=*-*-* 03:00:00\n[Install]\nWantedBy=timers.target\n")
 	timer.Units = append(timer.Units, plan.Unit{Name: plan.ImageService, Slot: -1}, plan.Unit{Name: plan.ImageTimer, Slot: -1, Enabled: true, Active: true})
 	m.asks(timer, "enable kbnode-image.timer", "reload", "start kbnode-image.timer")
-	m.gone(plan.CronPath)
+	m.wantAbsent(plan.CronPath)
 	if err := m.sd.Start(t.Context(), plan.ImageService); err != nil { // as the timer does
 		t.Fatal(err)
 	}

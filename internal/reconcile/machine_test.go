@@ -182,8 +182,8 @@ func (m *machine) uninstall() {
 	must.Do(m.t, err)
 }
 
-// gone checks that there is nothing at a path.
-func (m *machine) gone(name string) {
+// wantAbsent checks that there is nothing at a path.
+func (m *machine) wantAbsent(name string) {
 	m.t.Helper()
 	if m.exists(name) {
 		m.t.Errorf("%s is left", name)

@@ -122,7 +122,7 @@ func TestTuneAndUntune(t *testing.T) {
 	equal(t, "applied", []string{"untune settings of the machine"}, brief(r.Applied))
 	equal(t, "settings", asFound, m.settings())
 	equal(t, "later interrupt", "0-127", m.read("/proc/irq/26/smp_affinity_list"))
-	m.gone(plan.TunablesPath)
+	m.wantAbsent(plan.TunablesPath)
 }
 
 func TestUninstallPutsSettingsBack(t *testing.T) {
@@ -147,7 +147,7 @@ func TestUninstallPutsSettingsBack(t *testing.T) {
 		if why := r.Applied[i].Why; !strings.HasSuffix(why, "; left as another program set it: /proc/irq/*/smp_affinity_list") {
 			t.Errorf("why is %q", why)
 		}
-		m.gone("/var/lib/kbnode")
+		m.wantAbsent("/var/lib/kbnode")
 	}
 }
 
@@ -450,7 +450,7 @@ func TestSettingsOfGPUs(t *testing.T) {
 	expect("clocks as they are", clocked(t, ""), "clocks=default")
 	expect("locked again", clocked(t, "base"), "clocks=base")
 	expect("disabled", slots(1).plan(t), "clocks=default", "persistence=off")
-	m.gone(plan.TunablesPath)
+	m.wantAbsent(plan.TunablesPath)
 	g.mode = "on"
 	expect("on already", clocked(t, ""))
 	expect("it was on before", slots(1).plan(t))

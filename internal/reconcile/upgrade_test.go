@@ -188,14 +188,14 @@ func TestUpgradeSlotBySlot(t *testing.T) {
 		"gpu0 runs agent 3.100.0, which has registered", "gpu1 runs agent 3.100.0, which has registered",
 		"gpu2 runs agent 3.100.0, which has registered", "all slots run agent 3.100.0",
 	}, f.events())
-	f.gone(plan.AgentsDir + "/3.90.0")
+	f.wantAbsent(plan.AgentsDir + "/3.90.0")
 	// Back to the installed one: the release is removed.
 	must.Do(t, f.upg.Begin(t.Context(), "", nil, time.Minute))
 	if _, err := f.upg.Run(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
 	equal(t, "agents", all(3, ""), f.running())
-	f.gone(plan.AgentsDir)
+	f.wantAbsent(plan.AgentsDir)
 }
 
 // An agent that does not register takes all slots back: the first one before any other
@@ -387,7 +387,7 @@ func TestUpgradeKeepsWhatRuns(t *testing.T) {
 	if _, err := f.upg.Run(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
-	f.gone(plan.AgentsDir)
+	f.wantAbsent(plan.AgentsDir)
 }
 
 // Interrupted anywhere, each slot has an agent after the daemon's pass, and the same
