@@ -170,15 +170,15 @@ func TestTruncation(t *testing.T) {
 	if landlockVersion() < landlockRefer {
 		t.Skip("this kernel has no Landlock")
 	}
-	outside := filepath.Join(t.TempDir(), "outside")
-	write(t, outside, "content")
+	target := filepath.Join(t.TempDir(), "outside")
+	write(t, target, "content")
 	j, result := runPy(t, map[string]string{"eval.py": report + `
 outside = os.environ["OUTSIDE"]
 for f in (lambda: os.truncate(outside, 0), lambda: os.open(outside, os.O_RDONLY | os.O_TRUNC), lambda: os.open(outside, os.O_WRONLY | os.O_TRUNC)):
     try: f(); o("truncated: yes\n")
     except OSError: pass
 own = os.open("own", os.O_RDWR | os.O_CREAT | os.O_TRUNC); os.ftruncate(own, 8)
-o("own: %d\ncheck: pass\n" % len(open("own").read()))`}, "KBNODE_TEST_LANDLOCK=2", "OUTSIDE="+outside)
+o("own: %d\ncheck: pass\n" % len(open("own").read()))`}, "KBNODE_TEST_LANDLOCK=2", "OUTSIDE="+target)
 	run := at(result, "runs", "test", "run")
 	if at(run, "passed") != true || at(run, "result", "own") != "8" || at(run, "result", "truncated") != nil {
 		t.Errorf("run %v\n%s", run, j.stderr.String())

@@ -308,10 +308,10 @@ o("check: pass\n")`, func(t *testing.T, j *job, code int, result map[string]any)
 			at(result, "runs", "test", "run", "result", "session of its own") != "True" {
 			t.Errorf("exit code %d, run %v", code, at(result, "runs", "test", "run"))
 		}
-		seen := make([]byte, 64)
-		n, _ := unix.Read(j.terminal, seen) // an error means that nothing was written
+		output := make([]byte, 64)
+		n, _ := unix.Read(j.terminal, output) // an error means that nothing was written
 		if n > 0 && getenvLast(j.cmd.Env, "KBNODE_TEST_LANDLOCK") == "" {
-			t.Errorf("the terminal shows %q", seen[:n])
+			t.Errorf("the terminal shows %q", output[:n])
 		}
 	}, func(t *testing.T, j *job) {
 		master, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

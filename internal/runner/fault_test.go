@@ -195,13 +195,13 @@ o("check: pass\n")`})
 	if at(run, "passed") != true {
 		t.Errorf("run is %v", run)
 	}
-	seen := []string{"mem", "fd/0"}
+	denied := []string{"mem", "fd/0"}
 	// Since Linux 6.15, a process that may profile the system may read these two of any
 	// process.
 	if !mayProfile(t) {
-		seen = append(seen, "environ", "maps")
+		denied = append(denied, "environ", "maps")
 	}
-	for _, what := range seen {
+	for _, what := range denied {
 		if got := at(run, "result", what); got != "Permission denied" {
 			t.Errorf("%s of the process above: %v", what, got)
 		}
