@@ -215,9 +215,9 @@ const maxWalk = 50_000
 // writable lists the files below a /proc that can be opened for writing and belong to no
 // process. It writes nothing to them.
 func writable(proc string) []string {
-	list, seen := []string{}, 0
+	list, count := []string{}, 0
 	_ = filepath.WalkDir(proc, func(path string, e fs.DirEntry, err error) error {
-		if seen++; seen > maxWalk {
+		if count++; count > maxWalk {
 			return filepath.SkipAll
 		}
 		if err != nil {
