@@ -109,8 +109,8 @@ func TestFind(t *testing.T) {
 func TestReadFS(t *testing.T) {
 	t.Parallel()
 	dir := problem(t, smallTask)
-	outside := strings.Replace(smallTask, "source: e.py", "source: ../"+filepath.Base(dir)+"/e.py", 1)
-	inner := problem(t, outside)
+	escaping := strings.Replace(smallTask, "source: e.py", "source: ../"+filepath.Base(dir)+"/e.py", 1)
+	inner := problem(t, escaping)
 	if _, err := ReadFS(os.DirFS(inner), "."); err == nil || !strings.Contains(err.Error(), "cannot be read") {
 		t.Errorf("a file outside: %v", err)
 	}
