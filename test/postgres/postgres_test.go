@@ -29,8 +29,8 @@ func TestMain(m *testing.M) {
 	select {}
 }
 
-// gone waits until a directory is not there. It waits as long as the test may.
-func gone(t *testing.T, dir string) {
+// waitRemoved waits until a directory is not there. It waits as long as the test may.
+func waitRemoved(t *testing.T, dir string) {
 	t.Helper()
 	for {
 		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
@@ -73,5 +73,5 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 	must.Do(t, victim.Process.Kill())
 	_ = victim.Wait()
-	gone(t, dir)
+	waitRemoved(t, dir)
 }
