@@ -189,11 +189,11 @@ func asRoot(ctx context.Context, argv ...string) error {
 	if os.Geteuid() != 0 {
 		argv = append([]string{"sudo"}, argv...)
 	}
-	return quietly(exec.CommandContext(ctx, argv[0], argv[1:]...))
+	return runProgram(exec.CommandContext(ctx, argv[0], argv[1:]...))
 }
 
-// quietly runs a program and shows what it said only if it fails.
-func quietly(cmd *exec.Cmd) error {
+// runProgram runs a program and shows what it said only if it fails.
+func runProgram(cmd *exec.Cmd) error {
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Run(); err != nil {

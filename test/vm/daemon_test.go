@@ -47,9 +47,9 @@ func TestDaemon(t *testing.T) {
 
 	t.Run("drift", func(t *testing.T) {
 		m.Sh("systemctl set-property --runtime buildkite-gpu2.slice MemoryMax=1G; test $(cat " + memory2 + ") = 1073741824")
-		told := time.Now()
+		signaled := time.Now()
 		m.Wait("what systemd tells", "test $(cat "+memory2+") = "+planned)
-		t.Logf("mended %v after systemd's signal, emulated", time.Since(told).Round(100*time.Millisecond))
+		t.Logf("mended %v after systemd's signal, emulated", time.Since(signaled).Round(100*time.Millisecond))
 		m.Sh("echo 1G >" + memory2 + "; rm /etc/buildkite-agent/hooks/agent-startup; echo '# by hand' >>/etc/systemd/system/kbnode-guard-gpu1.service; systemctl stop kbnode-guard-gpu4")
 		m.Wait("what nobody tells", "test $(cat "+memory2+") = "+planned+" && test -x /etc/buildkite-agent/hooks/agent-startup && ! grep -q 'by hand' /etc/systemd/system/kbnode-guard-gpu1.service && systemctl is-active -q kbnode-guard-gpu4")
 		allIdle(t, m)

@@ -139,8 +139,8 @@ func (m *Machine) listen(ctx context.Context, survived int, died context.CancelC
 		case <-tick.C:
 		}
 		// Of a stall it may recover; of a panic it does not.
-		if seen := m.VM.panics(); len(seen) > survived {
-			died(fmt.Errorf("%w: %s", errDied, seen[survived]))
+		if panics := m.VM.panics(); len(panics) > survived {
+			died(fmt.Errorf("%w: %s", errDied, panics[survived]))
 			return
 		}
 	}
@@ -260,8 +260,8 @@ func (m *Machine) back(how func(context.Context) error) {
 	err := how(ctx)
 	for n := 0; err == nil; n++ {
 		// A kernel that dies while it boots boots again by itself (panic=1).
-		for seen := m.VM.panics(); m.survived < len(seen); m.survived++ {
-			m.t.Logf("the guest's kernel died while it booted, and booted again: %s", seen[m.survived])
+		for panics := m.VM.panics(); m.survived < len(panics); m.survived++ {
+			m.t.Logf("the guest's kernel died while it booted, and booted again: %s", panics[m.survived])
 		}
 		booting, died := context.WithCancelCause(ctx)
 		go m.listen(booting, m.survived, died)

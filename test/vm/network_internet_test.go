@@ -9,7 +9,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/doctor"
 )
 
-// lan is a private network beyond the one of outside: the node's name server, a
+// lan is a private network beyond the one of externalNet: the node's name server, a
 // mirror, a private server, and one of the Internet.
 const lan = `
 docker rm -f kbnode-gpu0-server kbnode-gpu1-server

@@ -11,10 +11,10 @@ import (
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
-// outside is a network beyond the guest, which has none: a machine with a name,
+// externalNet is a network beyond the guest, which has none: a machine with a name,
 // at 192.0.2.2, that has the address of a cloud's metadata too. It answers by
 // whom it sees, and is the guest's name server.
-const outside = `
+const externalNet = `
 ip netns add outside
 ip link add out0 type veth peer name eth0 netns outside
 ip addr add 192.0.2.1/24 dev out0; ip link set out0 up
@@ -174,7 +174,7 @@ func TestNetwork(t *testing.T) {
 	t.Parallel()
 	m := installed(t)
 	m.Put("/root/net.py", 0o644, netScript)
-	m.Sh(outside)
+	m.Sh(externalNet)
 	n := network{t, m}
 	m.Wait("the outside", "python3 /root/net.py ask tcp,192.0.2.2,80 name,outside.test,0 | grep -c ' ok ' | grep -q 2")
 	m.Sh("docker run -d --name theirs -p 8080:80 -v /root/net.py:/net.py kernelbot-test:latest python3 /net.py serve theirs 0.0.0.0")

@@ -64,7 +64,7 @@ func fetchPackages(ctx context.Context, guest string, names []string) (string, e
 	dir, err := cached(cache, "debs", []byte(debs+guest+strings.Join(names, " ")), func(dir string) error {
 		cmd := exec.CommandContext(ctx, "sh", append([]string{"-c", debs, "sh", filepath.Join(dir, "debs.tar")}, names...)...)
 		cmd.Stdin = strings.NewReader(guest)
-		return quietly(cmd)
+		return runProgram(cmd)
 	})
 	if err != nil {
 		return "", fmt.Errorf("fetch packages: %w", err)

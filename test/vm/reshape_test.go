@@ -46,9 +46,9 @@ func hold(m *vm.Machine, queue string, slot int, node, option string) *holder {
 
 // end lets the job go on, which nothing may have touched. Whether it may still open what is
 // gone, for the driver, too, no one asks.
-func (h *holder) end(t *testing.T, gone bool) {
+func (h *holder) end(t *testing.T, lost bool) {
 	t.Helper()
-	opens := map[bool]int{false: 2, true: 1}[gone]
+	opens := map[bool]int{false: 2, true: 1}[lost]
 	if diff := cmp.Diff(h.is, h.m.Sh(h.look)); diff != "" {
 		t.Errorf("the job's container, or its slot's agent or guard, changed: %s", diff)
 	}
@@ -128,20 +128,20 @@ func divideAnew(t *testing.T, m *vm.Machine, p plan.Plan) {
 
 // loseAMD takes an AMD GPU away beside a job on one of its slots.
 func loseAMD(t *testing.T, m *vm.Machine, p plan.Plan, address string) {
-	idle, gone := map[string]string{}, []string{}
+	idle, lost := map[string]string{}, []string{}
 	var busy plan.Slot
 	for _, s := range p.Slots {
 		idle[s.Name] = "idle"
 		if s.GPUs[0].PCI == address {
-			busy, gone = s, append(gone, s.Name)
+			busy, lost = s, append(lost, s.Name)
 		}
 	}
 	job := hold(m, "shapes", busy.Index, gpuNodes(busy)[0], "")
 	m.Sh("sim-shape lose " + address + "; kbnode reconcile")
-	agentsAre(t, m, but(but(idle, "parked", gone...), "job", busy.Name))
+	agentsAre(t, m, but(but(idle, "parked", lost...), "job", busy.Name))
 	job.end(t, true)
 	m.Wait("the end of the slot", fmt.Sprintf(`(kbnode status --json || true) | jq -e '.slots[] | select(.slot == "%s").agent == "parked"'`, busy.Name))
-	agentsAre(t, m, but(idle, "parked", gone...))
+	agentsAre(t, m, but(idle, "parked", lost...))
 }
 
 // partitionAnew puts the first of three AMD GPUs into two partitions beside a job on the

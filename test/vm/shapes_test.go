@@ -263,12 +263,12 @@ func TestShapes(t *testing.T) {
 		must.Do(t, inventory.Capture(t.Context(), inventory.Options{Root: machinetest.MI300XCPX().Dir(t)}, &capture))
 		m.Put("/root/server.txtar", 0o600, capture.String())
 		all := planned(t, m, "--queue shapes --root /root/server.txtar")
-		seen := map[string]bool{}
+		distinct := map[string]bool{}
 		for _, s := range all.Slots {
-			seen[strings.Join(gpuNodes(s), " ")] = true
+			distinct[strings.Join(gpuNodes(s), " ")] = true
 		}
-		if len(all.Slots) != 64 || len(seen) != 64 {
-			t.Errorf("the plan of a server with 64 partitions has %d slots with %d different GPUs", len(all.Slots), len(seen))
+		if len(all.Slots) != 64 || len(distinct) != 64 {
+			t.Errorf("the plan of a server with 64 partitions has %d slots with %d different GPUs", len(all.Slots), len(distinct))
 		}
 		p := shaped(t, m, "0", 8)
 		onlyTheirs(t, m, p, "")
@@ -284,14 +284,14 @@ func amdIs(t *testing.T, m *vm.Machine, parts int) {
 	if inv.NVIDIA != nil || inv.AMD == nil || len(inv.GPUs) != parts {
 		t.Fatalf("%d GPUs, want %d; NVIDIA's driver: %+v", len(inv.GPUs), parts, inv.NVIDIA)
 	}
-	seen, looks, nodes := map[string]bool{}, "", ""
+	identities, looks, nodes := map[string]bool{}, "", ""
 	for _, g := range inv.GPUs {
-		seen[fmt.Sprintf("%s/%d", g.UUID, g.Partition)] = true
+		identities[fmt.Sprintf("%s/%d", g.UUID, g.Partition)] = true
 		looks += fmt.Sprintf("test -c /dev/dri/renderD%d; cat /sys/bus/pci/devices/%s/numa_node\n", g.RenderMinor, g.PCI)
 		nodes += fmt.Sprintf("%d\n", g.NUMANode)
 	}
-	if len(seen) != parts {
-		t.Errorf("%d identities for %d GPUs", len(seen), parts)
+	if len(identities) != parts {
+		t.Errorf("%d identities for %d GPUs", len(identities), parts)
 	}
 	if diff := cmp.Diff(strings.TrimSpace(nodes), m.Sh(looks)); diff != "" {
 		t.Errorf("NUMA nodes (-inventory +machine):\n%s", diff)

@@ -28,7 +28,7 @@ func (t *Template) freezeFrom(ctx context.Context, from *Template, prepare func(
 	for node := range NUMANodes {
 		// The files have as many holes as the guest has free memory.
 		ram := "ram" + strconv.Itoa(node)
-		if err := quietly(exec.CommandContext(ctx, "cp", "--sparse=always", filepath.Join(from.dir, ram), filepath.Join(t.dir, ram))); err != nil {
+		if err := runProgram(exec.CommandContext(ctx, "cp", "--sparse=always", filepath.Join(from.dir, ram), filepath.Join(t.dir, ram))); err != nil {
 			return err
 		}
 	}
@@ -52,7 +52,7 @@ func (t *Template) freezeFrom(ctx context.Context, from *Template, prepare func(
 
 // Close removes what a snapshot needs. Its machines must have ended.
 func (t *Template) Close() error {
-	return errors.Join(quietly(exec.Command("rm", "-rf", t.dir)), t.use.Close())
+	return errors.Join(runProgram(exec.Command("rm", "-rf", t.dir)), t.use.Close())
 }
 
 // ForkOf is Fork from a snapshot, in which the tools are already.

@@ -36,7 +36,7 @@ func Ensure(ctx context.Context, log *slog.Logger, debian string) (*Template, er
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w",
 		"-o", b.guestd, "github.com/gpu-mode/kbnode/test/vm/guestd")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64", "GOFLAGS=")
-	if err := quietly(build); err != nil {
+	if err := runProgram(build); err != nil {
 		return nil, err
 	}
 	key, err := b.key(ctx)
@@ -154,5 +154,5 @@ func (m *VM) ignoreShared(ctx context.Context) error {
 }
 
 func newDisk(ctx context.Context, path, backing, format string) error {
-	return quietly(exec.CommandContext(ctx, "qemu-img", "create", "-q", "-f", "qcow2", "-F", format, "-b", backing, path))
+	return runProgram(exec.CommandContext(ctx, "qemu-img", "create", "-q", "-f", "qcow2", "-F", format, "-b", backing, path))
 }
