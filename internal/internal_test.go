@@ -94,17 +94,17 @@ func TestConfigurationFile(t *testing.T) {
 	must.Equal(t, full.WithDefaults(), config.Merge(full, config.Config{}.WithDefaults()))
 
 	var in []string
-	var above string
+	var parent string
 	for _, m := range commentedKey.FindAllStringSubmatch(text, -1) {
 		line := strings.TrimLeft(m[1], " ")
 		key, _, isKey := strings.Cut(line, ":")
 		switch indent := len(m[1]) - len(line); {
 		case !isKey || strings.HasPrefix(line, "- "):
 		case indent == 0:
-			above = key
+			parent = key
 			in = append(in, key)
 		default:
-			in = append(in, above+"."+key)
+			in = append(in, parent+"."+key)
 		}
 	}
 	for _, key := range keys(reflect.TypeFor[config.Config](), "") {
@@ -177,7 +177,7 @@ func TestCommandsExist(t *testing.T) {
 		}
 	}
 	visit(cli.Commands(), "")
-	seen := map[string]bool{}
+	documented := map[string]bool{}
 	for _, page := range pages(t) {
 		if page == "docs/cli.md" {
 			continue
@@ -192,7 +192,7 @@ func TestCommandsExist(t *testing.T) {
 					t.Errorf("%s: there is no command kbnode %s", page, m[1])
 					continue
 				}
-				seen[m[1]] = true
+				documented[m[1]] = true
 				for _, f := range regexp.MustCompile(`--[a-z][a-z-]*`).FindAllString(m[2], -1) {
 					if f != "--help" && !slices.Contains(known, f) {
 						t.Errorf("%s: kbnode %s has no flag %s", page, m[1], f)
@@ -202,8 +202,8 @@ func TestCommandsExist(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"install", "uninstall", "status", "plan", "inventory", "runner"} {
-		if !seen[name] {
-			t.Errorf("no page shows kbnode %s: %v", name, slices.Sorted(maps.Keys(seen)))
+		if !documented[name] {
+			t.Errorf("no page shows kbnode %s: %v", name, slices.Sorted(maps.Keys(documented)))
 		}
 	}
 }

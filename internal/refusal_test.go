@@ -25,7 +25,7 @@ var unfinished = regexp.MustCompile(`(%[sv]|: )$|^(not an address or CIDR|%s is 
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	sentences := []string{"Errorf", "New", "forbid", "never", "oneOf", "fault", "mistake", "bad", "BadInput", "refuse", "refuseIf"}
-	seen := 0
+	count := 0
 	for _, pattern := range []string{
 		"guard/*.go", "guard/spec.go", "guard/ids.go", "guard/mounts.go", "guard/network.go", "guard/profile.go", "guard/registry.go",
 		"job/*.go", "agent/hook*.go", "agent/exec.go", "plan/*.go", "config/*.go",
@@ -48,7 +48,7 @@ func TestRefusals(t *testing.T) {
 				case !wayOut.MatchString(text):
 					t.Errorf("%s: %q does not say what to do instead", fset.Position(e.Pos()), text)
 				default:
-					seen++
+					count++
 				}
 			}
 			ast.Inspect(tree, func(n ast.Node) bool {
@@ -80,8 +80,8 @@ func TestRefusals(t *testing.T) {
 			})
 		}
 	}
-	if seen < 150 {
-		t.Errorf("%d refusals were found; the test no longer sees them", seen)
+	if count < 150 {
+		t.Errorf("%d refusals were found; the test no longer sees them", count)
 	}
 }
 
