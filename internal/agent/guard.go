@@ -33,7 +33,7 @@ func (e *parkedError) Error() string { return e.reason }
 func Ready(ctx context.Context, k int, log *slog.Logger) error {
 	said := ""
 	for {
-		err := tell(ctx, plan.SocketPath(k), slot.ReadyPath)
+		err := notifyGuard(ctx, plan.SocketPath(k), slot.ReadyPath)
 		parked, ok := errors.AsType[*parkedError](err)
 		if !ok {
 			return err
@@ -48,12 +48,12 @@ func Ready(ctx context.Context, k int, log *slog.Logger) error {
 	}
 }
 
-// tell reports a step of the agent, such as slot.ReadyPath, to the slot's guard, which
+// notifyGuard reports a step of the agent, such as slot.ReadyPath, to the slot's guard, which
 // runs as root. The error is a *parkedError if the slot is parked.
-func tell(ctx context.Context, socket, path string) error {
+func notifyGuard(ctx context.Context, socket, path string) error {
 	deadline := time.Now().Add(guardTime)
 	for {
-		err := tryTell(ctx, socket, path)
+		err := postToGuard(ctx, socket, path)
 		op, ok := errors.AsType[*net.OpError](err)
 		if !ok || op.Op != "dial" || time.Now().After(deadline) || limit.Sleep(ctx, 200*time.Millisecond) != nil {
 			return err
@@ -61,7 +61,7 @@ func tell(ctx context.Context, socket, path string) error {
 	}
 }
 
-func tryTell(ctx context.Context, socket, path string) error {
+func postToGuard(ctx context.Context, socket, path string) error {
 	client := slot.Client(socket)
 	defer client.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guard"+path, nil)

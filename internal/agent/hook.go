@@ -14,7 +14,7 @@ func Hook(ctx context.Context, name string, k int, log *slog.Logger) error {
 		return oldHook(ctx, name, k)
 	}
 	// If this hook failed, the agent would exit although it can work.
-	if err := tell(ctx, plan.SocketPath(k), slot.RegisteredPath); err != nil {
+	if err := notifyGuard(ctx, plan.SocketPath(k), slot.RegisteredPath); err != nil {
 		log.Warn("registration not noted; status shows the agent as not registered", "slot", plan.SlotName(k), "err", err)
 	}
 	return nil

@@ -40,7 +40,7 @@ func oldHook(ctx context.Context, name string, k int) error {
 			// First, because this ends anything that could put links back.
 			asking, cancel := context.WithTimeout(ctx, oldRecordTime)
 			defer cancel()
-			_ = tryTell(asking, plan.SocketPath(k), oldRecordPath) // a new guard does not know it
+			_ = postToGuard(asking, plan.SocketPath(k), oldRecordPath) // a new guard does not know it
 			err = Prepare(ctx, dir, strings.Split(os.Getenv("BUILDKITE_ARTIFACT_PATHS"), ";"),
 				os.Getenv("BUILDKITE_COMMAND_EXIT_STATUS"), os.Getenv("BUILDKITE_JOB_CANCELLED") == "true")
 		}

@@ -49,7 +49,7 @@ func TestTell(t *testing.T) {
 			t.Parallel()
 			socket := filepath.Join(t.TempDir(), "s")
 			fakeGuard(t, socket, row.status, row.message)
-			err := tell(t.Context(), socket, "/kbnode/ready")
+			err := notifyGuard(t.Context(), socket, "/kbnode/ready")
 			if _, parked := errors.AsType[*parkedError](err); parked != row.parked || (err == nil) != (row.want == "") || err != nil && !strings.Contains(err.Error(), row.want) {
 				t.Errorf("got %v", err)
 			}
@@ -59,13 +59,13 @@ func TestTell(t *testing.T) {
 		t.Parallel()
 		socket := filepath.Join(t.TempDir(), "s")
 		time.AfterFunc(300*time.Millisecond, func() { fakeGuard(t, socket, http.StatusNoContent, "") })
-		must.Err(t, tell(t.Context(), socket, "/kbnode/ready"), "")
+		must.Err(t, notifyGuard(t.Context(), socket, "/kbnode/ready"), "")
 	})
 	t.Run("no guard", func(t *testing.T) {
 		t.Parallel()
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
-		if err := tell(ctx, filepath.Join(t.TempDir(), "s"), "/kbnode/ready"); err == nil {
+		if err := notifyGuard(ctx, filepath.Join(t.TempDir(), "s"), "/kbnode/ready"); err == nil {
 			t.Error("it answers")
 		}
 	})
