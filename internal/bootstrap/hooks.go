@@ -124,10 +124,10 @@ func (c Config) hook(ctx context.Context, name string) (out []byte, exports []jo
 		err = errors.New("it took too long")
 	}
 	if err != nil {
-		return log.kept, nil, err
+		return log.text, nil, err
 	}
 	exports, err = exported(after, before)
-	return log.kept, exports, err
+	return log.text, exports, err
 }
 
 func (c Config) hookTime() time.Duration {
@@ -202,16 +202,16 @@ func exported(after io.ReaderAt, before map[string]string) (vars []job.Var, err 
 
 // head keeps the beginning of what is written to it, and a mark where more was.
 type head struct {
-	kept []byte
+	text []byte
 	most int
 	full bool
 }
 
 func (h *head) Write(p []byte) (int, error) {
-	if room := h.most - len(h.kept); len(p) <= room && !h.full {
-		h.kept = append(h.kept, p...)
+	if room := h.most - len(h.text); len(p) <= room && !h.full {
+		h.text = append(h.text, p...)
 	} else if !h.full {
-		h.kept, h.full = append(append(h.kept, p[:room]...), "\n…\n"...), true
+		h.text, h.full = append(append(h.text, p[:room]...), "\n…\n"...), true
 	}
 	return len(p), nil
 }
