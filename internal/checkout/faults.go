@@ -13,8 +13,8 @@ import (
 // faults of a repository or its server, by what git says (LC_ALL=C), and what to do. What is not here,
 // such as a network that fails, is the node's fault, and the job may be tried again.
 var faults = []struct {
-	says []string
-	why  string // "" has a sentence of its own
+	texts []string
+	why   string // "" has a sentence of its own
 }{
 	{[]string{"couldn't find remote ref", "not our ref", "no such remote ref", "unadvertised object"}, ""},
 	{movedWords, ""},
@@ -34,8 +34,8 @@ var movedWords = []string{"returned error: 301", "returned error: 302", "returne
 // remote begins what a server says.
 const remote = "remote: "
 
-// says reports whether git itself says one of the texts.
-func (e *gitError) says(texts []string) bool {
+// matches reports whether git itself says one of the texts.
+func (e *gitError) matches(texts []string) bool {
 	for line := range strings.Lines(e.stderr + "\n" + e.err.Error()) {
 		for _, t := range texts {
 			// A server's own words can be anything.
@@ -59,7 +59,7 @@ func (m Mirrors) explain(ctx context.Context, err error, repository, commit stri
 	}
 	for i, f := range faults {
 		switch {
-		case !failed.says(f.says):
+		case !failed.matches(f.texts):
 			continue
 		case i == 0:
 			return notFound(repository, commit)

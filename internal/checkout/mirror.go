@@ -43,7 +43,7 @@ type Mirrors struct {
 
 	limits limits
 	system string                // in place of /etc/gitconfig
-	look   func() (int64, error) // in place of the disk
+	free   func() (int64, error) // in place of the disk
 	most   int64                 // bytes that git may write to one file
 }
 

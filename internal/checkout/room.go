@@ -38,8 +38,8 @@ var nameForm = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 // room returns how many bytes may be written to the mirrors' disk; none if it is 0 or less.
 func (m Mirrors) room() (int64, error) {
-	if m.look != nil {
-		return m.look()
+	if m.free != nil {
+		return m.free()
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(m.Dir, &st); err != nil {

@@ -283,7 +283,7 @@ func TestWatch(t *testing.T) {
 	name := mirrorName(address)
 	must.Do(t, m.makeMirror(t.Context(), name))
 	full := make(chan struct{})
-	m.look = func() (int64, error) {
+	m.free = func() (int64, error) {
 		select {
 		case <-full:
 			return -1, nil
