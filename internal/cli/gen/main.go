@@ -69,7 +69,7 @@ func write(dir, version, date string) error {
 	if err := os.WriteFile(filepath.Join(dir, "changelog"), []byte(changelog), 0o644); err != nil { //nolint:gosec // to be packed
 		return fmt.Errorf("write changelog: %w", err)
 	}
-	mark(root)
+	explain(root)
 	when = when.UTC()
 	header := doc.GenManHeader{Section: "1", Source: "kbnode " + version, Manual: "kbnode", Date: &when}
 	if err := pages(root, header, man); err != nil {
@@ -104,9 +104,9 @@ func pages(cmd *cobra.Command, header doc.GenManHeader, dir string) error {
 	return errors.Join(errs...)
 }
 
-// mark turns the plain text of commands into Markdown, which the pages are made from, and omits
+// explain turns the plain text of commands into Markdown, which the pages are made from, and omits
 // the line that says when a page was written.
-func mark(cmd *cobra.Command) {
+func explain(cmd *cobra.Command) {
 	cmd.DisableAutoGenTag = true
 	var b strings.Builder
 	block := false
@@ -124,7 +124,7 @@ func mark(cmd *cobra.Command) {
 	cmd.Long = b.String()
 	for _, sub := range cmd.Commands() {
 		sub.Hidden = sub.Hidden || sub.Name() == "completion" // packages install its output beside the pages
-		mark(sub)
+		explain(sub)
 	}
 }
 
