@@ -208,7 +208,7 @@ func (n *fakeNode) set(change func()) {
 	change()
 }
 
-func (n *fakeNode) count() (reads, looks, watches int) {
+func (n *fakeNode) count() (reads, observations, watches int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.reads, n.hosts, n.watches
@@ -284,8 +284,8 @@ func TestDriftIsRepaired(t *testing.T) {
 
 		// With nothing to do it looks, and neither reads everything nor writes.
 		later(2 * time.Minute)
-		if reads, looks, _ := n.count(); reads != 1 || looks < 4 {
-			t.Errorf("%d reads, %d looks in two minutes without a change", reads, looks)
+		if reads, observations, _ := n.count(); reads != 1 || observations < 4 {
+			t.Errorf("%d reads, %d observations in two minutes without a change", reads, observations)
 		}
 		must.Equal(t, first, kinds(t, log))
 

@@ -65,7 +65,7 @@ func ReadHealth(root string) (Health, error) {
 	return h, nil
 }
 
-// doctor judges the node's health at each pass.
+// healthState judges the node's health at each pass.
 type healthState struct {
 	file  string // HealthPath below the machine's root
 	state health.State
@@ -83,19 +83,19 @@ type healthState struct {
 
 func newHealthState(root string) (*healthState, error) {
 	d := &healthState{file: filepath.Join(root, HealthPath), engine: "/var/lib/docker"}
-	kept, err := ReadHealth(root)
-	d.socket, d.boot, d.engine = kept.Socket, kept.Boot, cmp.Or(kept.Engine, d.engine)
-	if len(kept.Slots) > 0 {
-		d.plan = &plan.Plan{Slots: kept.Slots}
+	stored, err := ReadHealth(root)
+	d.socket, d.boot, d.engine = stored.Socket, stored.Boot, cmp.Or(stored.Engine, d.engine)
+	if len(stored.Slots) > 0 {
+		d.plan = &plan.Plan{Slots: stored.Slots}
 	}
-	if err == nil && kept.State != nil {
-		d.state, err = health.ParseState(kept.State)
+	if err == nil && stored.State != nil {
+		d.state, err = health.ParseState(stored.State)
 	}
 	return d, err // without it, the kernel's log is judged again
 }
 
-// remember keeps what the next daemon needs to judge without a plan.
-func (c *healthState) remember(r *Reading) {
+// setPlan keeps what the next daemon needs to judge without a plan.
+func (c *healthState) setPlan(r *Reading) {
 	var list []plan.Slot
 	for _, s := range r.Plan.Slots {
 		list = append(list, plan.Slot{Index: s.Index, Name: s.Name, GPUs: s.GPUs})
@@ -110,7 +110,7 @@ func (c *healthState) remember(r *Reading) {
 func (d *daemonLoop) listen(ctx context.Context, kmsg health.Kmsg) {
 	for ctx.Err() == nil {
 		err := kmsg.Run(ctx, func(f health.Fact) {
-			d.health.hear(f)
+			d.health.addFact(f)
 			d.wake("the kernel log")
 		})
 		if ctx.Err() != nil || err == nil { // a recorded log ends
@@ -121,9 +121,9 @@ func (d *daemonLoop) listen(ctx context.Context, kmsg health.Kmsg) {
 	}
 }
 
-// hear keeps a fact. If there are too many, it drops one that a job can cause at will, so
+// addFact keeps a fact. If there are too many, it drops one that a job can cause at will, so
 // that these do not hide the others, or else the new one.
-func (c *healthState) hear(f health.Fact) {
+func (c *healthState) addFact(f health.Fact) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.facts) == maxFacts {
@@ -164,8 +164,8 @@ func (c *healthState) take() []health.Fact {
 	return facts
 }
 
-// look is what a pass has read when it judges.
-type look struct {
+// observation is what a pass has read when it judges.
+type observation struct {
 	plan    *plan.Plan
 	state   *reconcile.State   // nil: what its slots run must still be read
 	changes []reconcile.Change // from state to plan
@@ -175,35 +175,35 @@ type look struct {
 
 // judge makes verdicts, stops the agents of the slots that they drain, and returns these
 // drains. Signals that cannot be read keep their last verdict.
-func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, l look) []plan.Drain {
+func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, o observation) []plan.Drain {
 	moment, err := d.Clock()
 	if err != nil {
 		d.Log.Warn("clocks not read", "err", err)
-		return drainsOf(d.health.verdicts, l.plan, d.health.state.Now)
+		return drainsOf(d.health.verdicts, o.plan, d.health.state.Now)
 	}
-	states, unread := d.slotStates(ctx, host, l)
-	in := health.Signals{Moment: moment, Slots: healthSlots(l.plan, states, l.changes, moment.Now), Kernel: d.health.take(), GPUs: l.gpus}
+	states, unread := d.slotStates(ctx, host, o)
+	in := health.Signals{Moment: moment, Slots: healthSlots(o.plan, states, o.changes, moment.Now), Kernel: d.health.take(), GPUs: o.gpus}
 	for i := range in.Slots {
 		in.Slots[i].Unread = unread
 	}
-	if l.gpus != nil {
+	if o.gpus != nil {
 		if in.ResetByHand, err = readResets(host.Root); err != nil {
 			d.Log.Warn("repaired GPUs not read", "err", err)
 		}
 	}
-	if l.node {
+	if o.node {
 		in.Node = d.node(ctx, host)
 	}
 	state, verdicts, happened := health.Judge(d.health.state, in)
 	d.health.state, d.health.verdicts = state, verdicts
-	drains := drainsOf(verdicts, l.plan, moment.Now)
+	drains := drainsOf(verdicts, o.plan, moment.Now)
 	d.hold(ctx, host, states, slices.Contains(unread, health.CheckAgent), drains)
 	d.recordHealth(happened)
 	d.health.unsaved = d.health.unsaved || len(happened) > 0 || len(in.ResetByHand) > 0
 	if !d.health.unsaved || d.save() != nil {
 		return drains // on a full disk, the next pass tries again
 	}
-	if err := heard(host.Root, in.ResetByHand); err != nil {
+	if err := removeResets(host.Root, in.ResetByHand); err != nil {
 		d.Log.Warn("list of repaired GPUs not removed", "err", err)
 	}
 	return drains
@@ -211,13 +211,13 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, l look) []
 
 // slotStates returns what the slots run: as observed, else as read separately, else as last
 // known. unread lists the checks that these states cannot answer.
-func (d *daemonLoop) slotStates(ctx context.Context, host *reconcile.Host, l look) (states []slot.State, unread []string) {
-	if l.state != nil {
-		d.slots = l.state.Slots
+func (d *daemonLoop) slotStates(ctx context.Context, host *reconcile.Host, o observation) (states []slot.State, unread []string) {
+	if o.state != nil {
+		d.slots = o.state.Slots
 		return d.slots, nil
 	}
 	if host.Systemd != nil {
-		states, err := host.Slots(ctx, l.plan.Slots)
+		states, err := host.Slots(ctx, o.plan.Slots)
 		if err == nil {
 			d.slots = states
 			return states, []string{health.CheckLimits}
@@ -245,7 +245,7 @@ func (d *daemonLoop) node(ctx context.Context, host *reconcile.Host) *health.Nod
 	return &node
 }
 
-// tellHealth records the events that Judge returned.
+// recordHealth records the events that Judge returned.
 func (d *daemonLoop) recordHealth(happened []health.Event) {
 	var all []events.Event
 	for _, e := range happened {
@@ -262,15 +262,15 @@ func (d *daemonLoop) recordHealth(happened []health.Event) {
 // save writes the verdicts and the state behind them.
 func (d *daemonLoop) save() error {
 	c := d.health
-	kept := Health{Verdicts: c.verdicts, Socket: c.socket, Engine: c.engine, Boot: c.boot}
+	stored := Health{Verdicts: c.verdicts, Socket: c.socket, Engine: c.engine, Boot: c.boot}
 	if c.plan != nil {
-		kept.Slots = c.plan.Slots
+		stored.Slots = c.plan.Slots
 	}
 	var text []byte
 	raw, err := json.Marshal(c.state)
 	if err == nil {
-		kept.State = raw
-		text, err = json.Marshal(kept)
+		stored.State = raw
+		text, err = json.Marshal(stored)
 	}
 	if err == nil {
 		_, err = bounded(d, "health", writeTime, func() (struct{}, error) {

@@ -74,9 +74,9 @@ func TestVerdictDrainsItsSlot(t *testing.T) {
 		if got := kinds(t, log); !slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, "health: gpu.lost raised: ") }) {
 			t.Errorf("events: %q", got)
 		}
-		kept, err := ReadHealth(n.root)
-		if err != nil || len(kept.Verdicts) == 0 || kept.Verdicts[0].Check != "gpu.lost" {
-			t.Errorf("kept: %+v, %v", kept, err)
+		stored, err := ReadHealth(n.root)
+		if err != nil || len(stored.Verdicts) == 0 || stored.Verdicts[0].Check != "gpu.lost" {
+			t.Errorf("kept: %+v, %v", stored, err)
 		}
 
 		text, err := plan.RenderDrains(plan.AddDrain(drains, plan.Drain{Slot: 1, By: plan.ByOperator}))
@@ -130,16 +130,16 @@ func TestManyLines(t *testing.T) {
 	lost := health.Fact{Kind: health.KindXid, Xid: 79}
 	for i := range 2 * maxFacts {
 		if i == maxFacts/2 || i == maxFacts+7 {
-			c.hear(lost)
+			c.addFact(lost)
 		}
-		c.hear(health.Fact{Kind: health.KindXid, Xid: 13, PID: i})
+		c.addFact(health.Fact{Kind: health.KindXid, Xid: 13, PID: i})
 	}
 	if !c.alarmed() {
 		t.Error("a lost GPU is no reason to read everything")
 	}
 	facts := c.take()
 	for _, f := range []health.Fact{{Kind: health.KindXid, Xid: 13}, {Kind: health.KindFault}, {Kind: health.KindRing}} {
-		if c.hear(f); c.alarmed() {
+		if c.addFact(f); c.alarmed() {
 			t.Errorf("a job makes the daemon read everything as often as it likes, with %s", f.Kind)
 		}
 	}
@@ -163,10 +163,10 @@ func TestHealthIsKeptOnce(t *testing.T) {
 		running(t, n, Options{})
 		later(2 * time.Minute)
 		file := filepath.Join(n.root, HealthPath)
-		kept, err := os.Stat(file)
+		stored, err := os.Stat(file)
 		must.Do(t, err)
 		later(2 * time.Minute)
-		if now, err := os.Stat(file); err != nil || !os.SameFile(kept, now) || !kept.ModTime().Equal(now.ModTime()) {
+		if now, err := os.Stat(file); err != nil || !os.SameFile(stored, now) || !stored.ModTime().Equal(now.ModTime()) {
 			t.Errorf("it is written again: %v", err)
 		}
 	})

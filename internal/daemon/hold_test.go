@@ -129,8 +129,8 @@ func TestSystemdThatDoesNotAnswer(t *testing.T) {
 		n.set(func() { n.hostErr = errors.New("connect to systemd: no answer in 25s") })
 		n.lose(1)
 		later(2 * time.Minute)
-		if kept, err := ReadHealth(n.root); err != nil || len(kept.Verdicts) != 1 || len(n.drains()) != 1 {
-			t.Errorf("kept %+v, drains %+v, %v", kept.Verdicts, n.drains(), err)
+		if stored, err := ReadHealth(n.root); err != nil || len(stored.Verdicts) != 1 || len(n.drains()) != 1 {
+			t.Errorf("kept %+v, drains %+v, %v", stored.Verdicts, n.drains(), err)
 		}
 		n.set(func() { n.hostErr = nil })
 		time.Sleep(time.Minute)
@@ -150,9 +150,9 @@ func TestUnitsThatAreNotKnown(t *testing.T) {
 		n.lose(1)
 		later(10 * time.Minute)
 		must.Equal(t, []string{"drain " + plan.AgentUnit(1)}, n.sd.Words())
-		kept, err := ReadHealth(n.root)
-		if err != nil || slices.ContainsFunc(kept.Verdicts, func(v health.Verdict) bool { return v.Check == health.CheckAgent }) {
-			t.Errorf("verdicts: %+v, %v", kept.Verdicts, err)
+		stored, err := ReadHealth(n.root)
+		if err != nil || slices.ContainsFunc(stored.Verdicts, func(v health.Verdict) bool { return v.Check == health.CheckAgent }) {
+			t.Errorf("verdicts: %+v, %v", stored.Verdicts, err)
 		}
 	})
 }

@@ -31,34 +31,34 @@ func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
 	defer closeHost()
 	host.Progress = func(reconcile.Change) { d.Notify(daemon.SdNotifyWatchdog) }
 	whole = whole || d.plan == nil || time.Since(d.wholeAt) >= wholeTime || d.health.alarmed() || d.stampOf(d.plan) != d.stamp
-	l := look{plan: cmp.Or(d.plan, d.health.plan), node: true}
+	o := observation{plan: cmp.Or(d.plan, d.health.plan), node: true}
 	if err == nil && !whole {
-		if l.state, err = d.observe(ctx, host, d.plan); err == nil {
-			l.changes = reconcile.Diff(d.plan, l.state)
+		if o.state, err = d.observe(ctx, host, d.plan); err == nil {
+			o.changes = reconcile.Diff(d.plan, o.state)
 		}
-		d.snapshot.State = l.state
+		d.snapshot.State = o.state
 	}
 	var drains []plan.Drain
-	if l.plan != nil {
-		l.gpus = d.gpus(ctx)
-		drains = d.judge(ctx, host, l)
+	if o.plan != nil {
+		o.gpus = d.gpus(ctx)
+		drains = d.judge(ctx, host, o)
 	}
 	d.made = false
 	if err == nil {
-		err = d.converge(ctx, host, l, drains, whole)
+		err = d.converge(ctx, host, o, drains, whole)
 	}
 	var locked *reconcile.LockedError
-	if err != nil && l.plan != nil && !d.made && !errors.As(err, &locked) {
+	if err != nil && o.plan != nil && !d.made && !errors.As(err, &locked) {
 		err = errors.Join(err, d.holdOver(ctx, host, drains))
 	}
 	return err
 }
 
 // converge brings the machine to its plan, once its health was judged.
-func (d *daemonLoop) converge(ctx context.Context, host *reconcile.Host, l look, drains []plan.Drain, whole bool) error {
+func (d *daemonLoop) converge(ctx context.Context, host *reconcile.Host, o observation, drains []plan.Drain, whole bool) error {
 	if !whole && sameDrains(withHealth(d.drains, drains), d.drains) {
-		if !pending(l.changes) {
-			d.snapshot.Waiting = len(l.changes)
+		if !pending(o.changes) {
+			d.snapshot.Waiting = len(o.changes)
 			return nil
 		}
 		if right, err := d.repair(ctx, host); right || err != nil {
@@ -137,7 +137,7 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 	}
 	d.plan, d.drains, d.stamp, d.wholeAt, d.address = r.Plan, r.Drains, stamp, time.Now(), r.Listen
 	d.snapshot.State = nil // the state of a look belongs to another plan
-	d.health.remember(r)
+	d.health.setPlan(r)
 	host.GPUs = r.Inventory.GPUs
 	state, err := d.observe(ctx, host, r.Plan)
 	if err != nil {
@@ -146,7 +146,7 @@ func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
 	d.snapshot.State, d.made = state, true
 	d.gpusAt = d.wholeAt
 	changes := reconcile.Diff(r.Plan, state)
-	drains := withHealth(r.Drains, d.judge(ctx, host, look{plan: r.Plan, state: state, changes: changes, node: first, gpus: &health.GPUs{
+	drains := withHealth(r.Drains, d.judge(ctx, host, observation{plan: r.Plan, state: state, changes: changes, node: first, gpus: &health.GPUs{
 		Started: r.Started, List: r.Inventory.GPUs, NVIDIA: r.Inventory.NVIDIA, Bus: health.ReadBus(host.Root, r.Inventory.GPUs),
 	}}))
 	var unkept error

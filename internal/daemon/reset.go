@@ -58,8 +58,8 @@ func readResets(root string) (map[string]time.Duration, error) {
 	return all, nil
 }
 
-// heard removes the reports that were judged, unless there are new ones.
-func heard(root string, judged map[string]time.Duration) error {
+// removeResets removes the reports that were judged, unless there are new ones.
+func removeResets(root string, judged map[string]time.Duration) error {
 	now, err := readResets(root)
 	if err != nil || len(judged) == 0 || !maps.Equal(now, judged) {
 		return err
