@@ -88,31 +88,31 @@ func (e *Engine) Resolve(ctx context.Context, ref string) (digest string, err er
 }
 
 // Pull fetches an image. With a reference by digest no tag moves.
-func (e *Engine) Pull(ctx context.Context, ref string, tell func(Progress)) error {
+func (e *Engine) Pull(ctx context.Context, ref string, report func(Progress)) error {
 	auth, err := registryAuth(ref)
 	if err != nil {
 		return err
 	}
-	return e.stream(ctx, "pull "+ref, tell, func(ctx context.Context) (messages, error) {
+	return e.stream(ctx, "pull "+ref, report, func(ctx context.Context) (messages, error) {
 		return e.api.ImagePull(ctx, ref, client.ImagePullOptions{RegistryAuth: auth})
 	})
 }
 
 // Push sends the image of this name to its registry.
-func (e *Engine) Push(ctx context.Context, ref string, tell func(Progress)) error {
+func (e *Engine) Push(ctx context.Context, ref string, report func(Progress)) error {
 	auth, err := registryAuth(ref)
 	if err != nil {
 		return err
 	}
 	auth = cmp.Or(auth, "e30=") // {}: the engine requires a value
-	return e.stream(ctx, "push "+ref, tell, func(ctx context.Context) (messages, error) {
+	return e.stream(ctx, "push "+ref, report, func(ctx context.Context) (messages, error) {
 		return e.api.ImagePush(ctx, ref, client.ImagePushOptions{RegistryAuth: auth})
 	})
 }
 
 // Build builds an image of this name from an archive with a Dockerfile and its arguments, with
 // the engine's own builder.
-func (e *Engine) Build(ctx context.Context, ref string, archive io.Reader, dockerfile string, args map[string]string, tell func(Progress)) error {
+func (e *Engine) Build(ctx context.Context, ref string, archive io.Reader, dockerfile string, args map[string]string, report func(Progress)) error {
 	auths, err := allAuths()
 	if err != nil {
 		return err
@@ -121,7 +121,7 @@ func (e *Engine) Build(ctx context.Context, ref string, archive io.Reader, docke
 	for name, value := range args {
 		values[name] = &value
 	}
-	return e.stream(ctx, "build "+dockerfile, tell, func(ctx context.Context) (messages, error) {
+	return e.stream(ctx, "build "+dockerfile, report, func(ctx context.Context) (messages, error) {
 		res, err := e.api.ImageBuild(ctx, archive, client.ImageBuildOptions{
 			Tags: []string{ref}, Dockerfile: dockerfile, BuildArgs: values, Remove: true, ForceRemove: true, AuthConfigs: auths, Version: build.BuilderV1,
 		})
@@ -140,7 +140,7 @@ type messages interface {
 
 // stream begins an operation and reports its progress until it is done. It gives up after
 // quietDeadline without a message.
-func (e *Engine) stream(ctx context.Context, doing string, tell func(Progress), begin func(context.Context) (messages, error)) error {
+func (e *Engine) stream(ctx context.Context, doing string, report func(Progress), begin func(context.Context) (messages, error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	quiet := time.AfterFunc(quietDeadline, func() { cancel(fmt.Errorf("no progress for %s", quietDeadline)) })
@@ -162,7 +162,7 @@ func (e *Engine) stream(ctx context.Context, doing string, tell func(Progress), 
 		if m.Progress != nil {
 			p.Current, p.Total = max(0, m.Progress.Current), max(0, m.Progress.Total)
 		}
-		tell(p)
+		report(p)
 	}
 	if err := context.Cause(ctx); err != nil {
 		return e.wrapPull(doing, err)
