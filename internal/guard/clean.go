@@ -26,7 +26,7 @@ const (
 	beginTime = 2 * time.Minute
 )
 
-func (k *keeper) clearForAgent(ctx context.Context, pid int) (string, error) {
+func (k *cleaner) clearForAgent(ctx context.Context, pid int) (string, error) {
 	if k.starts.next(pid, time.Now()) { // not the process that waits while the slot is parked
 		k.swept = false
 	}
@@ -39,7 +39,7 @@ func (k *keeper) clearForAgent(ctx context.Context, pid int) (string, error) {
 
 // beginJob finds the slot clean since the agent's start, or since the guard saw that the last job was
 // gone, unless it is called before that.
-func (k *keeper) beginJob(ctx context.Context, _ int) (string, error) {
+func (k *cleaner) beginJob(ctx context.Context, _ int) (string, error) {
 	beside, err := k.procs.beside()
 	if err != nil {
 		return "", err
@@ -49,13 +49,13 @@ func (k *keeper) beginJob(ctx context.Context, _ int) (string, error) {
 		k.swept = false
 	}
 	why := ""
-	if k.swept && k.looked {
+	if k.swept && k.checked {
 		why, err = k.parked()
 	} else {
 		why, err = k.clean(ctx, beginTime)
 	}
 	if why == "" && err == nil {
-		k.swept, k.looked = false, false
+		k.swept, k.checked = false, false
 		k.starts.worked = true
 		k.running = true
 		k.forgetStarted()
@@ -66,7 +66,7 @@ func (k *keeper) beginJob(ctx context.Context, _ int) (string, error) {
 
 // lend gives a slot whose agent has no job to root. What root runs is cleared away before the agent's
 // next job.
-func (k *keeper) lend(ctx context.Context, _ int) (string, error) {
+func (k *cleaner) lend(ctx context.Context, _ int) (string, error) {
 	runs, err := k.afterJob(ctx)
 	if runs && err == nil {
 		err = errBusy
@@ -76,19 +76,19 @@ func (k *keeper) lend(ctx context.Context, _ int) (string, error) {
 	}
 	why, err := k.parked()
 	if why == "" && err == nil {
-		k.swept, k.looked = false, false
+		k.swept, k.checked = false, false
 	}
 	return why, err
 }
 
 // clean removes what is left, checks the GPU, and returns why the slot is parked, or "". It
 // retries the engine for the given time.
-func (k *keeper) clean(ctx context.Context, engine time.Duration) (string, error) {
+func (k *cleaner) clean(ctx context.Context, engine time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, cleanTime)
 	defer cancel()
 	k.running = false
 	if !k.swept {
-		k.looked = false
+		k.checked = false
 		k.sampled = k.noise.end()
 		err := k.sweep(ctx, engine)
 		k.swept = err == nil
@@ -103,21 +103,21 @@ func (k *keeper) clean(ctx context.Context, engine time.Duration) (string, error
 	if !k.swept {
 		return k.parked()
 	}
-	return k.look(ctx, gpuTime)
+	return k.checkGPU(ctx, gpuTime)
 }
 
-// look checks the GPU, which has patience to become idle, and returns why the slot is parked, or
+// checkGPU checks the GPU, which has patience to become idle, and returns why the slot is parked, or
 // "".
-func (k *keeper) look(ctx context.Context, patience time.Duration) (string, error) {
+func (k *cleaner) checkGPU(ctx context.Context, patience time.Duration) (string, error) {
 	if k.busy {
 		patience = 0 // an earlier check waited already
 	}
-	k.looked = false
+	k.checked = false
 	if k.sampled != nil {
 		k.sampled()
 	}
 	what, known := k.gpu.settle(ctx, patience)
-	k.looked = true
+	k.checked = true
 	// An unknown state neither parks the slot nor ends a known reason.
 	if known {
 		k.busy = what != ""
@@ -130,7 +130,7 @@ func (k *keeper) look(ctx context.Context, patience time.Duration) (string, erro
 
 // sweep removes the slot's containers, ends what is left of them, and removes the checkouts. The order
 // matters: what could make processes goes first.
-func (k *keeper) sweep(ctx context.Context, engine time.Duration) error {
+func (k *cleaner) sweep(ctx context.Context, engine time.Duration) error {
 	removed, err := k.removeContainers(ctx, engine)
 	if err != nil {
 		return fmt.Errorf("its containers cannot be removed: %w", err)
@@ -145,7 +145,7 @@ func (k *keeper) sweep(ctx context.Context, engine time.Duration) error {
 	return k.tidy(ctx)
 }
 
-func (k *keeper) removeContainers(ctx context.Context, patience time.Duration) (n int, err error) {
+func (k *cleaner) removeContainers(ctx context.Context, patience time.Duration) (n int, err error) {
 	deadline := time.Now().Add(patience)
 	for {
 		if n, err = k.containers(ctx); err == nil || time.Now().After(deadline) {
@@ -158,7 +158,7 @@ func (k *keeper) removeContainers(ctx context.Context, patience time.Duration) (
 }
 
 // note records a reason to park, or removes it if there is none.
-func (k *keeper) note(name, why string) error {
+func (k *cleaner) note(name, why string) error {
 	if why == "" {
 		return unpark(k.runDir, name)
 	}
@@ -170,7 +170,7 @@ func (k *keeper) note(name, why string) error {
 }
 
 // parked returns all reasons why the slot takes no jobs, including those of others.
-func (k *keeper) parked() (string, error) {
+func (k *cleaner) parked() (string, error) {
 	all, err := slot.ReadParked(k.runDir)
 	var reasons []string
 	for _, p := range all {

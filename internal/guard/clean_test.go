@@ -21,10 +21,10 @@ import (
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
-// slotRig is a keeper with files instead of /proc and cgroups, and with simulated containers
+// slotRig is a cleaner with files instead of /proc and cgroups, and with simulated containers
 // and a simulated GPU. Nothing in it runs.
 type slotRig struct {
-	*keeper
+	*cleaner
 	t        *testing.T
 	procMu   sync.Mutex
 	cgroups  map[int]string // of processes, relative to the cgroup root
@@ -34,7 +34,7 @@ type slotRig struct {
 	asked    []string // what was cleaned, in order
 	gpu      inventory.Occupancy
 	gpuErr   error
-	looks    int
+	checks   int
 	broken   error     // what the engine answers
 	until    time.Time // if set, the engine and the GPU work again from then on
 }
@@ -58,14 +58,14 @@ func newSlotRig(t *testing.T) *slotRig {
 	procs.kill = r.kill
 	log := slog.New(slog.DiscardHandler)
 	watch := newGPUWatches(policy, procs, log)[0]
-	watch.look = func(context.Context) (inventory.Occupancy, error) {
-		r.looks++
+	watch.read = func(context.Context) (inventory.Occupancy, error) {
+		r.checks++
 		if !r.until.IsZero() && time.Now().After(r.until) {
 			r.gpu.Compute = nil
 		}
 		return r.gpu, r.gpuErr
 	}
-	r.keeper = &keeper{
+	r.cleaner = &cleaner{
 		runDir: filepath.Dir(policy.Socket), procs: procs, gpu: gpuWatches{watch}, log: log,
 		containers: func(context.Context) (int, error) {
 			r.asked = append(r.asked, "containers")
@@ -206,20 +206,20 @@ func TestBegin(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
 	r.want(r.begin, "") // a guard that has just started knows nothing
-	if len(r.asked) != 2 || r.looks != 1 {
-		t.Errorf("the first job began with %v and %d looks", r.asked, r.looks)
+	if len(r.asked) != 2 || r.checks != 1 {
+		t.Errorf("the first job began with %v and %d looks", r.asked, r.checks)
 	}
-	r.asked, r.looks = nil, 0
+	r.asked, r.checks = nil, 0
 	r.want(r.begin, "") // its end was not seen
-	if len(r.asked) != 2 || r.looks != 1 {
-		t.Errorf("the same agent's next job began with %v and %d looks", r.asked, r.looks)
+	if len(r.asked) != 2 || r.checks != 1 {
+		t.Errorf("the same agent's next job began with %v and %d looks", r.asked, r.checks)
 	}
 	must.Equal(t, "", r.agentStarts(200))
 	r.start(bootstrapPID, agentCgroup)
-	r.asked, r.looks = nil, 0
+	r.asked, r.checks = nil, 0
 	r.want(r.begin, "")
-	if len(r.asked) != 0 || r.looks != 0 {
-		t.Errorf("the first job of an agent began with %v and %d looks", r.asked, r.looks)
+	if len(r.asked) != 0 || r.checks != 0 {
+		t.Errorf("the first job of an agent began with %v and %d looks", r.asked, r.checks)
 	}
 	// At its beginning there is a process that no cleanup saw.
 	r.want(r.ready, "")
@@ -396,7 +396,7 @@ func TestOneStepAtATime(t *testing.T) {
 func TestLend(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
-	r.swept, r.looked = true, true
+	r.swept, r.checked = true, true
 	if _, err := r.begin(t.Context(), noAgent); !errors.Is(err, errBusy) || !r.swept {
 		t.Errorf("with a job: %v", err)
 	}
@@ -412,7 +412,7 @@ func TestLend(t *testing.T) {
 	if why, err := r.begin(t.Context(), noAgent); why != "" || err != nil || r.swept || r.running {
 		t.Errorf("it says %q, %v; cleared before the next job: %t", why, err, !r.swept)
 	}
-	if _, err := r.record(t.Context(), noAgent); !errors.Is(err, errNoRecord) {
+	if _, err := r.noiseRecord(t.Context(), noAgent); !errors.Is(err, errNoRecord) {
 		t.Error(err)
 	}
 	if len(r.killed)+len(r.asked) > 0 {

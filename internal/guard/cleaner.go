@@ -23,9 +23,9 @@ var (
 	errNoRecord = errors.New("no record: the guard did not see a job begin; it may have started later")
 )
 
-// keeper removes what jobs leave, as root, and parks the slot with a reason if it cannot. A job is over
+// cleaner removes what jobs leave, as root, and parks the slot with a reason if it cannot. A job is over
 // when the agent's unit has no process for it any more.
-type keeper struct {
+type cleaner struct {
 	runDir     string
 	procs      slotProcs
 	gpu        gpuWatches
@@ -38,7 +38,7 @@ type keeper struct {
 	starts  starts
 	running bool   // a job began, and the slot was not cleared since
 	swept   bool   // nothing is left of the last job, except perhaps on the GPU
-	looked  bool   // the GPU was checked since
+	checked bool   // the GPU was checked since
 	busy    bool   // the GPU was in use at the last successful check
 	sampled func() // waits until nothing samples the GPU any more; nil without a job
 
@@ -47,28 +47,28 @@ type keeper struct {
 	started   []noise.Container // what protects it
 }
 
-func newKeeper(p plan.JobPolicy, cgroupRoot string, log *slog.Logger) *keeper {
+func newKeeper(p plan.JobPolicy, cgroupRoot string, log *slog.Logger) *cleaner {
 	procs := newSlotProcs(cgroupRoot, p)
-	return &keeper{
+	return &cleaner{
 		runDir: filepath.Dir(p.Socket), procs: procs, gpu: newGPUWatches(p, procs, log), noise: newRecorder(p, procs), log: log,
 	}
 }
 
 // ready is called by the agent's unit, as root, before it becomes the agent, again and again while the
 // slot is parked. It clears the slot, and returns why the slot takes no jobs, or "".
-func (k *keeper) ready(ctx context.Context, pid int) (parked string, err error) {
+func (k *cleaner) ready(ctx context.Context, pid int) (parked string, err error) {
 	return k.do(ctx, pid, k.clearForAgent)
 }
 
 // registered records for kbnode status that Buildkite accepted the agent.
-func (k *keeper) registered(ctx context.Context, pid int) error {
+func (k *cleaner) registered(ctx context.Context, pid int) error {
 	_, err := k.do(ctx, pid, func(context.Context, int) (string, error) { return "", slot.Register(k.runDir) })
 	return err
 }
 
 // begin is called before a job, by the agent's process for it or for noAgent. It returns why the slot
 // is parked, or "".
-func (k *keeper) begin(ctx context.Context, pid int) (parked string, err error) {
+func (k *cleaner) begin(ctx context.Context, pid int) (parked string, err error) {
 	if pid == noAgent {
 		return k.do(ctx, pid, k.lend)
 	}
@@ -76,7 +76,7 @@ func (k *keeper) begin(ctx context.Context, pid int) (parked string, err error) 
 }
 
 // do does one step at a time. What was begun goes on if ctx, the caller's, ends.
-func (k *keeper) do(ctx context.Context, pid int, step func(context.Context, int) (string, error)) (string, error) {
+func (k *cleaner) do(ctx context.Context, pid int, step func(context.Context, int) (string, error)) (string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := ctx.Err(); err != nil {

@@ -33,7 +33,7 @@ const (
 type gpuWatch struct {
 	name  string // for people
 	reset string // how to reset it
-	look  func(context.Context) (inventory.Occupancy, error)
+	read  func(context.Context) (inventory.Occupancy, error)
 	procs slotProcs
 	idle  string // path of slot.IdleFile
 	log   *slog.Logger
@@ -61,7 +61,7 @@ func newGPUWatches(p plan.JobPolicy, procs slotProcs, log *slog.Logger) (all gpu
 		id := cmp.Or(g.Instance, g.UUID)
 		w := gpuWatch{
 			name: cmp.Or(id, "the GPU"), reset: fmt.Sprintf("sudo nvidia-smi -pm 0 -i %[1]s && sudo nvidia-smi -r -i %[1]s", g.UUID),
-			look: func(ctx context.Context) (inventory.Occupancy, error) {
+			read: func(ctx context.Context) (inventory.Occupancy, error) {
 				return inventory.NVIDIAOccupied(ctx, id)
 			},
 			procs: procs, log: log, idle: filepath.Join(filepath.Dir(p.Socket), slot.IdleFile),
@@ -71,7 +71,7 @@ func newGPUWatches(p plan.JobPolicy, procs slotProcs, log *slog.Logger) (all gpu
 		}
 		switch {
 		case p.Vendor == "amd":
-			w.look = func(context.Context) (inventory.Occupancy, error) {
+			w.read = func(context.Context) (inventory.Occupancy, error) {
 				if dir, err := inventory.AMDDevice(g.Nodes); err == nil {
 					if err := sameAMD(dir, g); err != nil {
 						return inventory.Occupancy{}, err
@@ -123,7 +123,7 @@ func sameAMD(dir string, g plan.PolicyGPU) error {
 func (w gpuWatch) settle(ctx context.Context, patience time.Duration) (busy string, known bool) {
 	deadline := time.Now().Add(patience)
 	for {
-		o, err := w.look(ctx)
+		o, err := w.read(ctx)
 		if other, is := errors.AsType[*otherGPUError](err); is {
 			return other.text, true
 		}
@@ -180,17 +180,17 @@ func (w gpuWatch) judge(o inventory.Occupancy) string {
 // without one. It starts over with another GPU or driver, and after a boot, which empties the
 // directory.
 func (w gpuWatch) idleUse(now inventory.Occupancy) (int64, error) {
-	type record struct {
+	type idleFile struct {
 		GPU       string `json:"gpu"`
 		Driver    string `json:"driver"`
 		UsedBytes int64  `json:"used_bytes"`
 	}
-	var kept record
+	var stored idleFile
 	text, err := os.ReadFile(w.idle)
-	if err == nil && json.Unmarshal(text, &kept) == nil && kept.GPU == w.name && kept.Driver == now.Driver && kept.UsedBytes <= now.UsedBytes {
-		return kept.UsedBytes, nil
+	if err == nil && json.Unmarshal(text, &stored) == nil && stored.GPU == w.name && stored.Driver == now.Driver && stored.UsedBytes <= now.UsedBytes {
+		return stored.UsedBytes, nil
 	}
-	text, err = json.Marshal(record{w.name, now.Driver, now.UsedBytes})
+	text, err = json.Marshal(idleFile{w.name, now.Driver, now.UsedBytes})
 	if err == nil {
 		err = renameio.WriteFile(w.idle, append(text, '\n'), 0o644)
 	}

@@ -26,7 +26,7 @@ func TestJudge(t *testing.T) {
 		}
 		return list
 	}
-	if why := r.keeper.gpu[0].judge(inventory.Occupancy{UsedBytes: 0}); why != "" {
+	if why := r.cleaner.gpu[0].judge(inventory.Occupancy{UsedBytes: 0}); why != "" {
 		t.Fatal(why)
 	}
 	const reset = "sudo nvidia-smi -pm 0 -i GPU-11111111-2222-3333-4444-555555555555 && sudo nvidia-smi -r -i GPU-11111111-2222-3333-4444-555555555555"
@@ -42,11 +42,11 @@ func TestJudge(t *testing.T) {
 		"a process that is gone": {inventory.Occupancy{Compute: on(502)}, "GPU-11111111-2222-3333-4444-555555555555 is held by process 502, which has exited; reset it (" + reset + ") or reboot"},
 		"memory without a process": {
 			inventory.Occupancy{UsedBytes: 65 << 20, Graphics: on(500)},
-			"GPU-11111111-2222-3333-4444-555555555555 has 65 MiB in use without a compute process, process 500 (p500) uses it for graphics, and 0 MiB when idle; reset it (" + reset + "), or delete " + r.keeper.gpu[0].idle + " if this is now its idle state",
+			"GPU-11111111-2222-3333-4444-555555555555 has 65 MiB in use without a compute process, process 500 (p500) uses it for graphics, and 0 MiB when idle; reset it (" + reset + "), or delete " + r.cleaner.gpu[0].idle + " if this is now its idle state",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			must.Equal(t, row.want, r.keeper.gpu[0].judge(row.uses))
+			must.Equal(t, row.want, r.cleaner.gpu[0].judge(row.uses))
 		})
 	}
 }
@@ -82,11 +82,11 @@ func TestSameAMD(t *testing.T) {
 	// It parks the slot: no job begins on a neighbor's GPU.
 	r := newSlotRig(t)
 	r.gpuErr = &otherGPUError{"it is another"}
-	if why, err := r.look(t.Context(), 0); err != nil || why != "it is another" {
+	if why, err := r.checkGPU(t.Context(), 0); err != nil || why != "it is another" {
 		t.Errorf("parked for %q, %v", why, err)
 	}
 	r.gpuErr = nil
-	if why, err := r.look(t.Context(), 0); err != nil || why != "" {
+	if why, err := r.checkGPU(t.Context(), 0); err != nil || why != "" {
 		t.Errorf("still parked for %q, %v", why, err)
 	}
 }
@@ -118,7 +118,7 @@ func TestSeveralGPUs(t *testing.T) {
 	uses := [2]inventory.Occupancy{{UsedBytes: -1}, {UsedBytes: -1}}
 	var failed error
 	for i := range all {
-		all[i].look = func(context.Context) (inventory.Occupancy, error) { return uses[i], failed }
+		all[i].read = func(context.Context) (inventory.Occupancy, error) { return uses[i], failed }
 	}
 	if busy, known := all.settle(t.Context(), 0); busy != "" || !known {
 		t.Errorf("idle ones: %q, %t", busy, known)
@@ -139,7 +139,7 @@ func TestSeveralGPUs(t *testing.T) {
 // TestIdleUseOnlyFalls: a job cannot raise what counts as idle.
 func TestIdleUseOnlyFalls(t *testing.T) {
 	t.Parallel()
-	w := newSlotRig(t).keeper.gpu[0]
+	w := newSlotRig(t).cleaner.gpu[0]
 	for i, row := range []struct {
 		gpu, driver string
 		used, want  int64

@@ -76,7 +76,7 @@ func (g *guard) serveOn(ctx context.Context, listener *net.UnixListener) error {
 			g.log.Debug("server closed", "err", err)
 		}
 	})
-	go g.keeper.watch(ctx)
+	go g.cleaner.watch(ctx)
 	go g.connect(ctx)
 	go g.collectImages(ctx)
 	g.log.Info("guard ready", "path", listener.Addr().String())
@@ -123,7 +123,7 @@ type guard struct {
 	registries registries
 	pulled     pulledImages
 	accounts   accounts
-	keeper     *keeper
+	cleaner    *cleaner
 }
 
 func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.Engine, log *slog.Logger) *guard {
@@ -147,12 +147,12 @@ func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.
 		network:    newNetwork(p, engine),
 		registries: newRegistries(p.Registries),
 		pulled:     newPulledImages(p, engine),
-		keeper:     newKeeper(p, cgroupRoot, log),
+		cleaner:    newKeeper(p, cgroupRoot, log),
 	}
 	g.confiner = &confiner{ensure: kernel.Ensure, confines: kernel.EngineConfines, sys: "/sys"}
-	g.keeper.containers = func(ctx context.Context) (int, error) { return engine.CleanSlot(ctx, p.Slice, label) }
-	if g.keeper.tidy = g.disk.tidy; g.disk.dir == "" {
-		g.keeper.tidy = func(context.Context) error { return ignoreAbsent(disk.Wipe(p.WorkRoot)) }
+	g.cleaner.containers = func(ctx context.Context) (int, error) { return engine.CleanSlot(ctx, p.Slice, label) }
+	if g.cleaner.tidy = g.disk.tidy; g.disk.dir == "" {
+		g.cleaner.tidy = func(context.Context) error { return ignoreAbsent(disk.Wipe(p.WorkRoot)) }
 	}
 	return g
 }

@@ -75,7 +75,7 @@ func (r *rig) serve(t testing.TB) {
 	t.Cleanup(func() { hangUp(engine) })
 	g := newGuard(r.policy, os.Getuid(), os.Getgid(), filepath.Dir(filepath.Dir(r.cgroup)), engine, slog.New(slog.DiscardHandler))
 	g.root, g.network = r.root, r.network.slot()
-	g.keeper.procs.proc, g.keeper.gpu, g.keeper.noise.config.Samples = r.proc, nil, nil
+	g.cleaner.procs.proc, g.cleaner.gpu, g.cleaner.noise.config.Samples = r.proc, nil, nil
 	r.adjust(g)
 	r.guard = g
 	l, err := listen(r.socket, g.uid, g.gid)
@@ -231,7 +231,7 @@ func TestStartEndsTogether(t *testing.T) {
 	if got, err := os.ReadFile(file); err != nil || string(got) != "1\n" {
 		t.Errorf("memory.oom.group is %q, %v", got, err)
 	}
-	if k := r.guard.keeper; k.profile != r.policy.Profile || len(k.started) != 1 {
+	if k := r.guard.cleaner; k.profile != r.policy.Profile || len(k.started) != 1 {
 		t.Errorf("the record has profile %q, %+v", k.profile, k.started)
 	}
 }

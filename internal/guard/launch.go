@@ -142,11 +142,11 @@ func (g *guard) start(ctx context.Context, id string, asked *container.CreateReq
 	if err := g.api.StartContainer(ctx, id); err != nil {
 		return engineSays(err)
 	}
-	if err := g.keeper.procs.endTogether(id); err != nil {
+	if err := g.cleaner.procs.endTogether(id); err != nil {
 		g.log.Warn("container may outlive its memory limit", "id", id, "err", err)
 	}
-	g.keeper.containerStarted(id, asked.Labels[profileLabel])
-	if err := g.keeper.procs.limitPtys(id); err != nil {
+	g.cleaner.containerStarted(id, asked.Labels[profileLabel])
+	if err := g.cleaner.procs.limitPtys(id); err != nil {
 		g.log.Warn("container may open many terminals", "id", id, "err", err)
 	}
 	return nil

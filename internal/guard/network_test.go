@@ -20,7 +20,7 @@ import (
 type fakeNetwork struct {
 	mu       sync.Mutex
 	made     []docker.Network
-	looked   int   // how often the rules were checked
+	checks   int   // how often the rules were checked
 	rules    error // what checking them returns
 	networks error
 }
@@ -36,7 +36,7 @@ func (f *fakeNetwork) slot() *slotNetwork {
 		protect: func() error {
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			f.looked++
+			f.checks++
 			return f.rules
 		},
 		routes: func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(routeTable)), nil },
@@ -47,7 +47,7 @@ func (f *fakeNetwork) slot() *slotNetwork {
 func (f *fakeNetwork) asked() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return len(f.made) > 0 || f.looked > 0 && f.rules != nil
+	return len(f.made) > 0 || f.checks > 0 && f.rules != nil
 }
 
 const routeTable = `Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
@@ -60,14 +60,14 @@ kbnode-gpu4	000413C6	00000000	0001	0	0	0	00FFFFFF	0	0	0
 func TestNetworkIsThere(t *testing.T) {
 	t.Parallel()
 	r := ready(t)
-	if n := len(r.network.made); n != 1 || r.network.looked != 1 {
-		t.Fatalf("before the first job: %d looks at the network and %d at the rules", n, r.network.looked)
+	if n := len(r.network.made); n != 1 || r.network.checks != 1 {
+		t.Fatalf("before the first job: %d looks at the network and %d at the rules", n, r.network.checks)
 	}
 	if o := r.try(t); why(o) != "" {
 		t.Fatalf("%+v", o)
 	}
-	if n := len(r.network.made); n != 2 || r.network.looked != 2 {
-		t.Fatalf("a container was started after %d looks at its network and %d at the rules", n, r.network.looked)
+	if n := len(r.network.made); n != 2 || r.network.checks != 2 {
+		t.Fatalf("a container was started after %d looks at its network and %d at the rules", n, r.network.checks)
 	}
 	// The lab has 198.18.0.0/16.
 	want := docker.Network{Name: "kbnode-gpu0", Labels: map[string]string{slotLabel: "0"}, Subnets: []netip.Prefix{netip.MustParsePrefix("198.19.0.0/24")}}

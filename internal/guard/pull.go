@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
-// keeps reports whether a name is that of the image that kbnode itself updates.
-func (g *guard) keeps(name string) bool {
+// isJobImage reports whether a name is that of the image that kbnode itself updates.
+func (g *guard) isJobImage(name string) bool {
 	if g.policy.KeptImage == "" {
 		return false
 	}
@@ -54,7 +54,7 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	if err != nil && !errors.Is(err, docker.ErrNotFound) {
 		return engineSays(err)
 	}
-	if has && (spec.Pull != job.PullAlways || g.keeps(image)) {
+	if has && (spec.Pull != job.PullAlways || g.isJobImage(image)) {
 		return nil
 	}
 	if err := g.registries.mayPull(ctx, image); err != nil {

@@ -24,7 +24,7 @@ const (
 	samplePeriod = time.Second
 )
 
-// recorder keeps the noise record of the slot's job. The keeper's lock protects it.
+// recorder keeps the noise record of the slot's job. The cleaner's lock protects it.
 type recorder struct {
 	config noise.Config
 	run    *noise.Run // of the last job that began; nil without one
@@ -89,10 +89,10 @@ func (r *recorder) end() (wait func()) {
 	return run.Wait
 }
 
-// record returns the noise record of the job. It ends what the job left even if there is no record
+// noiseRecord returns the noise record of the job. It ends what the job left even if there is no record
 // (errNoRecord): that protects the artifacts, too. A job of root's (noAgent) has no record, and nothing
 // but its container.
-func (k *keeper) record(ctx context.Context, pid int) (rec noise.Record, err error) {
+func (k *cleaner) noiseRecord(ctx context.Context, pid int) (rec noise.Record, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if pid == noAgent {
@@ -123,14 +123,14 @@ func (k *keeper) record(ctx context.Context, pid int) (rec noise.Record, err err
 }
 
 // containerStarted records what protects the job's container, just after its start.
-func (k *keeper) containerStarted(id, profile string) {
+func (k *cleaner) containerStarted(id, profile string) {
 	c := noise.ReadContainer(k.procs.proc, k.procs.container(id))
 	k.startedMu.Lock()
 	defer k.startedMu.Unlock()
 	k.profile, k.started = profile, []noise.Container{c}
 }
 
-func (k *keeper) forgetStarted() {
+func (k *cleaner) forgetStarted() {
 	k.startedMu.Lock()
 	defer k.startedMu.Unlock()
 	k.profile, k.started = "", nil

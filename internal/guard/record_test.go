@@ -44,7 +44,7 @@ func TestRecord(t *testing.T) {
 		r := newSlotRig(t)
 		gpu := &sampled{}
 		r.records(gpu.samples)
-		ask := func() (noise.Record, error) { return r.record(t.Context(), bootstrapPID) }
+		ask := func() (noise.Record, error) { return r.noiseRecord(t.Context(), bootstrapPID) }
 
 		r.start(99, jobCgroup)
 		if _, err := ask(); !errors.Is(err, errNoRecord) || len(r.killed) != 1 {
@@ -59,8 +59,8 @@ func TestRecord(t *testing.T) {
 			t.Errorf("it says %+v, %v", rec, err)
 		}
 		must.Equal(t, []int{104}, r.killed)
-		if len(r.asked) > 2 || r.looks != 1 {
-			t.Errorf("cleared %v, %d looks at the GPU; that is for the end", r.asked, r.looks)
+		if len(r.asked) > 2 || r.checks != 1 {
+			t.Errorf("cleared %v, %d looks at the GPU; that is for the end", r.asked, r.checks)
 		}
 		if _, err := ask(); err != nil || gpu.by.Load() != 1 {
 			t.Errorf("a second time: %v, sampled by %d", err, gpu.by.Load())
@@ -117,7 +117,7 @@ func TestSamplerHangs(t *testing.T) {
 			t.Errorf("the begin took %v", d)
 		}
 		time.Sleep(time.Minute)
-		rec, err := r.record(t.Context(), bootstrapPID)
+		rec, err := r.noiseRecord(t.Context(), bootstrapPID)
 		if err != nil || !strings.HasPrefix(rec.GPU.Error, "not sampled: ") || rec.Noisy {
 			t.Errorf("it says %+v, %v", rec, err)
 		}
@@ -152,7 +152,7 @@ func TestRecordProtection(t *testing.T) {
 			if row.id != "" {
 				r.containerStarted(row.id, row.profile)
 			}
-			rec, err := r.record(t.Context(), bootstrapPID)
+			rec, err := r.noiseRecord(t.Context(), bootstrapPID)
 			if diff := cmp.Diff(row.want, rec.Protection.Containers); err != nil || diff != "" || rec.Profile != row.profile {
 				t.Errorf("%v, %q: %s", err, rec.Profile, diff)
 			}
@@ -171,7 +171,7 @@ func TestRecordBesideAProcess(t *testing.T) {
 		r.want(r.begin, "")
 		r.start(104, jobCgroup)
 		r.immortal = 104
-		rec, err := r.record(t.Context(), bootstrapPID)
+		rec, err := r.noiseRecord(t.Context(), bootstrapPID)
 		if all := strings.Join(rec.Notes, "\n"); err != nil || !strings.Contains(all, "a process of the job was still running when this was written and may have overwritten files: process 104 (p104)") {
 			t.Errorf("notes %q, %v", all, err)
 		}

@@ -116,7 +116,7 @@ func TestServiceDiedWhileSettling(t *testing.T) {
 			t.Parallel()
 			r := newJobRig(t, nil)
 			row.rec.JobID, row.rec.Top, row.rec.Container = "0190", someRun, strings.Repeat("e", 64)
-			r.record(t, row.rec)
+			r.writeRecord(t, row.rec)
 			if row.put != nil {
 				must.Do(t, row.put(r.policy.WorkRoot))
 			}
@@ -135,7 +135,7 @@ func TestNeverStarted(t *testing.T) {
 	id := strings.Repeat("e", 64)
 	r.engine.add(id, "kbnode-gpu0-x", r.policy.Slice, "0")
 	r.engine.containers[id].State.Status, r.engine.containers[id].State.Running = "created", false
-	r.record(t, runRecord{JobID: "0190", Top: someRun, Container: id})
+	r.writeRecord(t, runRecord{JobID: "0190", Top: someRun, Container: id})
 	if e := r.finish(t, r.start(t.Context())); e.status != 7 || r.made() != 1 || !r.engine.requested("DELETE /v1.45/containers/"+id) {
 		t.Errorf("%+v: %s", e, r.log.String())
 	}
@@ -148,7 +148,7 @@ func TestEndedBetweenServices(t *testing.T) {
 	r.engine.logs = func(write func(string)) { write("hello\n"); write("more\n") }
 	id := strings.Repeat("e", 64)
 	r.engine.add(id, "kbnode-gpu0-x", r.policy.Slice, "0")
-	r.record(t, runRecord{JobID: "0190", Top: someRun, Container: id})
+	r.writeRecord(t, runRecord{JobID: "0190", Top: someRun, Container: id})
 	r.engine.end()
 	if e := r.wait(t, r.start(t.Context())); e.status != 7 || r.made() != 0 || !strings.Contains(r.log.String(), "hello\nmore\n") {
 		t.Errorf("%+v, %d containers made: %s", e, r.made(), r.log.String())

@@ -19,8 +19,8 @@ import (
 
 const someRun = runPrefix + "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
-// record writes what an earlier service recorded of a job, and makes the job's directory.
-func (r *jobRig) record(t *testing.T, rec runRecord) {
+// writeRecord writes what an earlier service recorded of a job, and makes the job's directory.
+func (r *jobRig) writeRecord(t *testing.T, rec runRecord) {
 	t.Helper()
 	text, err := json.Marshal(rec)
 	if err == nil {
@@ -68,7 +68,7 @@ func TestEngineFaults(t *testing.T) {
 func TestNoRecord(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(t, map[string]string{"BUILDKITE_ARTIFACT_PATHS": "*.json"}, func(r *rig) {
-		r.adjust = func(g *guard) { g.keeper.noise = nil }
+		r.adjust = func(g *guard) { g.cleaner.noise = nil }
 	})
 	done := r.start(t.Context())
 	out := <-r.engine.attached

@@ -33,7 +33,7 @@ func rootSpec(id string) *job.Spec {
 func TestRootRuns(t *testing.T) {
 	t.Parallel()
 	r := ready(t, asRoot, func(r *rig) { r.policy.Images = []string{"^other$"} })
-	if o := r.try(t); why(o) != "" || o.ExitCode != 7 || r.engine.created[0].Image != "img" || r.guard.keeper.running {
+	if o := r.try(t); why(o) != "" || o.ExitCode != 7 || r.engine.created[0].Image != "img" || r.guard.cleaner.running {
 		t.Errorf("%+v", o)
 	}
 	r = ready(t, func(r *rig) { r.policy.Images = []string{"^other$"} })
@@ -61,7 +61,7 @@ func TestRootIsCanceled(t *testing.T) {
 	<-done
 }
 
-// TestRootIsClearedAway: root's job whose container someone removes, as the keeper does for an agent
+// TestRootIsClearedAway: root's job whose container someone removes, as the cleaner does for an agent
 // that starts, counts as canceled.
 func TestRootIsClearedAway(t *testing.T) {
 	t.Parallel()

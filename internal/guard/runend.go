@@ -137,7 +137,7 @@ func (g *guard) await(ctx context.Context, r *jobRun) slot.Outcome {
 // the checkout, no pipes, and no result that was not finished.
 func (g *guard) settle(ctx context.Context, r *jobRun) error {
 	o := &r.outcome
-	rec, recErr := g.keeper.record(ctx, r.pid)
+	rec, recErr := g.cleaner.noiseRecord(ctx, r.pid)
 	patience := removeTime
 	if o.NodeFault != "" && o.Canceled {
 		patience = discardTime // the agent does not wait for an engine that does not answer

@@ -79,7 +79,7 @@ func (g *guard) discardJob(id string, within time.Duration) error {
 func (g *guard) prepare(ctx context.Context, pid int) error {
 	prepared := make(chan error, 1)
 	go func() {
-		parked, err := g.keeper.begin(ctx, pid)
+		parked, err := g.cleaner.begin(ctx, pid)
 		if err == nil && parked != "" {
 			err = errors.New("the slot is parked: " + parked)
 		}

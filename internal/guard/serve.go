@@ -81,7 +81,7 @@ func (g *guard) dispatch(c *call) (err error) {
 	case "POST " + slot.ReadyPath:
 		return g.agentReady(c)
 	case "POST " + slot.RegisteredPath:
-		return c.done(g.keeper.registered(c.r.Context(), int(c.caller.Pid)))
+		return c.done(g.cleaner.registered(c.r.Context(), int(c.caller.Pid)))
 	case "GET " + slot.CheckPath:
 		return c.done(g.ready(c.r.Context()))
 	}
@@ -94,7 +94,7 @@ func (g *guard) agentReady(c *call) error {
 	if !g.isRoot(c.caller) {
 		return forbid("only the agent's unit may do this, before the agent starts; leave it to kbnode")
 	}
-	parked, err := g.keeper.ready(c.r.Context(), int(c.caller.Pid))
+	parked, err := g.cleaner.ready(c.r.Context(), int(c.caller.Pid))
 	if parked != "" {
 		return refusal{http.StatusConflict, parked}
 	}

@@ -12,7 +12,7 @@ const endPoll = 2 * time.Second
 
 // watch clears the slot after each job, however it ended, until ctx is done: when the agent has no
 // process for it any more, or there is no agent.
-func (k *keeper) watch(ctx context.Context) {
+func (k *cleaner) watch(ctx context.Context) {
 	k.mu.Lock()
 	if runs, err := k.procs.runsJob(); runs || err != nil {
 		k.running = true // a restarted guard saw no begin
@@ -31,7 +31,7 @@ func (k *keeper) watch(ctx context.Context) {
 
 // afterJob reports whether the agent runs a job, and clears the slot if that has ended since the last
 // check.
-func (k *keeper) afterJob(ctx context.Context) (runs bool, err error) {
+func (k *cleaner) afterJob(ctx context.Context) (runs bool, err error) {
 	if runs, err = k.procs.runsJob(); runs || err != nil || !k.running {
 		return runs, err
 	}
