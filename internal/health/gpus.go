@@ -42,7 +42,7 @@ func (j *judge) gpus() {
 		if id == "" {
 			continue
 		}
-		j.see(about(checkMissing, id), !present[id], Mark{
+		j.update(about(checkMissing, id), !present[id], Mark{
 			Level: Fatal, Effect: Park,
 			Reason: fmt.Sprintf("GPU %s at %s is missing", id, s.PCI),
 			Fix:    "look for it with lspci and sudo dmesg; otherwise " + fixReboot,
@@ -92,28 +92,28 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 		code = n.Code
 	}
 	// Where NVML does not answer, the files in sysfs cannot show that the GPU is healthy.
-	looked := n != nil || g.Vendor == "amd" && !bus.Unread || bus.Dead || !g.Healthy
+	readable := n != nil || g.Vendor == "amd" && !bus.Unread || bus.Dead || !g.Healthy
 	lost, reset := bus.Dead || code == isLost, code == needsReset
-	if looked {
-		j.see(about(checkLost, id), lost, Mark{
+	if readable {
+		j.update(about(checkLost, id), lost, Mark{
 			Level: Fatal, Effect: Park,
 			Reason: "the GPU at " + g.PCI + " is lost: " + lostWhy(bus, g.Error),
 			Fix:    fixReboot,
 		})
-		j.see(about(checkError, id), !g.Healthy && !lost && !reset, Mark{
+		j.update(about(checkError, id), !g.Healthy && !lost && !reset, Mark{
 			Level: Fatal, Effect: Park,
 			Reason: "the GPU at " + g.PCI + " cannot be used: " + g.Error,
 			Fix:    "sudo dmesg; kbnode inventory",
 		})
 	}
 	if reset || g.Healthy && n != nil && n.RecoveryAction == nil {
-		j.see(about(checkRecovery, id), reset, Mark{
+		j.update(about(checkRecovery, id), reset, Mark{
 			Level: Fatal, Effect: Drain,
 			Reason: "the driver requests a reset of the GPU at " + g.PCI + " (NVML)", Fix: fixReset(g.PCI),
 		})
 	}
 	st.Away = st.Away || code == isLost || reset
-	if !looked || lost || !g.Healthy {
+	if !readable || lost || !g.Healthy {
 		return
 	}
 	if st.Away { // it does not come back without a reset
@@ -184,7 +184,7 @@ func (j *judge) memory(id string, n *probe.GPU) {
 			finding{checkRetired, "pending", r.Pending, Degraded, Drain, "memory pages of the GPU at " + pci + " wait to be retired", fixReset(pci)})
 	}
 	for _, f := range all {
-		j.see(about(f.check, id, f.detail), f.bad, Mark{Level: f.level, Effect: f.effect, Reason: f.reason, Fix: f.fix})
+		j.update(about(f.check, id, f.detail), f.bad, Mark{Level: f.level, Effect: f.effect, Reason: f.reason, Fix: f.fix})
 	}
 	st := j.gpu(id, pci)
 	if n.Persistence == "on" && n.EnergyMillijoules != nil {
@@ -211,12 +211,12 @@ func (j *judge) speed(id string, n *probe.GPU) {
 		if *r&0x80 != 0 {
 			why = append(why, "power brake")
 		}
-		j.see(about(checkThrottle, id), len(why) > 0, Mark{
+		j.update(about(checkThrottle, id), len(why) > 0, Mark{
 			Level: Degraded, After: throttleAfter, Quiet: throttleQuiet,
 			Reason: "the GPU at " + pci + " is slowed down: " + strings.Join(why, ", "),
 			Fix:    "check the power supply and the power limit of the rack; do not trust timings from this time",
 		})
-		j.see(about(checkThrottle, id, "cap"), *r&0x4 != 0, Mark{
+		j.update(about(checkThrottle, id, "cap"), *r&0x4 != 0, Mark{
 			Level:  Info,
 			Reason: "the GPU at " + pci + " is at its power limit",
 			Fix:    "nothing; this is normal under load",
@@ -233,7 +233,7 @@ func (j *judge) speed(id string, n *probe.GPU) {
 		}
 	}
 	if n.ClockReasons != nil || n.Temperature != nil {
-		j.see(about(checkThermal, id), hot, Mark{
+		j.update(about(checkThermal, id), hot, Mark{
 			Level: Degraded, After: throttleAfter, Quiet: throttleQuiet, Reason: reason,
 			Fix: "check fans, filters and the room; do not trust timings from this time",
 		})
@@ -254,9 +254,9 @@ func (j *judge) links(id string, g *inventory.GPU) {
 		if f.State == "completed" && f.Status != 0 {
 			bad, m.Level, m.Reason = true, Fatal, fmt.Sprintf("the GPU at %s could not join the NVLink fabric (NVML code %d)", pci, f.Status)
 		}
-		j.see(k, bad, m)
+		j.update(k, bad, m)
 		why := fabricHealth(f.HealthMask)
-		j.see(about(checkFabric, id, "health"), why != "", Mark{
+		j.update(about(checkFabric, id, "health"), why != "", Mark{
 			Level: Degraded, Reason: "the NVLink fabric of the GPU at " + pci + " is impaired: " + why, Fix: "systemctl status nvidia-fabricmanager",
 		})
 	}
@@ -269,7 +269,7 @@ func (j *judge) links(id string, g *inventory.GPU) {
 				want = max(want, *other.NVML.NVLinksUp)
 			}
 		}
-		j.see(about(checkNVLink, id), *up < want, Mark{
+		j.update(about(checkNVLink, id), *up < want, Mark{
 			Level: Fatal, Effect: Drain, After: throttleAfter,
 			Reason: fmt.Sprintf("only %d of %d NVLinks of the GPU at %s are up", *up, want, pci),
 			Fix:    fixReset(pci) + "; if it comes back, have the board checked",
@@ -327,7 +327,7 @@ func (j *judge) link(id string, l *probe.PCIe) {
 }
 
 func (j *judge) seeLink(id, detail string, bad bool, reason string) {
-	j.see(about(checkPCIe, id, detail), bad, Mark{
+	j.update(about(checkPCIe, id, detail), bad, Mark{
 		Level: Warn, After: throttleAfter, Quiet: throttleQuiet, Reason: reason,
 		Fix: "reseat the GPU or its riser; compare with lspci -vv",
 	})
@@ -344,7 +344,7 @@ func (j *judge) use(id string, n *probe.GPU) {
 			waits = append(waits, fmt.Sprintf("%s is %s and will be %s", m.name, m.mode.Current, m.mode.Pending))
 		}
 	}
-	j.see(about(checkMode, id), len(waits) > 0, Mark{
+	j.update(about(checkMode, id), len(waits) > 0, Mark{
 		Level: Warn, Reason: "a mode of the GPU at " + j.at(id) + " waits for a reset: " + strings.Join(waits, "; "), Fix: fixReset(j.at(id)),
 	})
 	slots := j.slotsOf(id)
@@ -356,7 +356,7 @@ func (j *judge) use(id string, n *probe.GPU) {
 	for _, p := range n.Processes[:min(len(n.Processes), 8)] {
 		pids = append(pids, strconv.Itoa(int(p.PID)))
 	}
-	j.see(about(checkDirty, id), idle && len(pids) > 0, Mark{
+	j.update(about(checkDirty, id), idle && len(pids) > 0, Mark{
 		Level: Warn, After: time.Minute,
 		Reason: "no job runs on the GPU at " + j.at(id) + ", but these processes use it: " + strings.Join(pids, " "),
 		Fix:    "ps -fp " + strings.Join(pids, ",") + "; the slot's guard lets no job begin while they run",
@@ -378,16 +378,16 @@ func (j *judge) ras(id string, bus Bus) {
 		if st.Reset > st.Released || errors < st.RAS {
 			st.RAS = errors // reset, or its driver was loaded, since the last reading
 		}
-		j.see(about(checkRAS, id), errors > st.RAS, Mark{
+		j.update(about(checkRAS, id), errors > st.RAS, Mark{
 			Level: Fatal, Effect: Drain,
 			Reason: "the GPU at " + j.at(id) + " has uncorrectable errors: " + strings.Join(blocks, ", "),
 			Fix:    fixAMDReset(j.at(id)),
 		})
 	}
-	j.see(about(checkRetired, id, "pending"), bus.Waiting > 0, Mark{
+	j.update(about(checkRetired, id, "pending"), bus.Waiting > 0, Mark{
 		Level: Warn, Reason: fmt.Sprintf("%d bad memory pages of the GPU at %s are still in use", bus.Waiting, j.at(id)), Fix: fixAMDReset(j.at(id)),
 	})
-	j.see(about(checkRetired, id), bus.BadPages > 0 && bus.Waiting == 0, Mark{
+	j.update(about(checkRetired, id), bus.BadPages > 0 && bus.Waiting == 0, Mark{
 		Level: Info, Reason: fmt.Sprintf("%d memory pages of the GPU at %s are retired", bus.BadPages, j.at(id)), Fix: "nothing; they are no longer used",
 	})
 }

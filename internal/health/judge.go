@@ -46,7 +46,7 @@ func Judge(prev State, in Signals) (State, []Verdict, []Event) {
 	}
 	j.slots()
 	j.settle()
-	j.s.bound()
+	j.s.truncate()
 	j.s.Moment = in.Moment
 	return j.s, j.verdicts(), j.events
 }
@@ -169,10 +169,10 @@ func (j *judge) find(k key) *Mark {
 	return nil
 }
 
-// see records the finding m under k if bad is true, and otherwise clears it, unless it
+// update records the finding m under k if bad is true, and otherwise clears it, unless it
 // was seen less than its Quiet ago or comes from the kernel's log, which no reading
 // overrules.
-func (j *judge) see(k key, bad bool, m Mark) {
+func (j *judge) update(k key, bad bool, m Mark) {
 	if bad {
 		m.key, m.Last = k, j.in.Up
 		j.mark(m)
@@ -181,7 +181,7 @@ func (j *judge) see(k key, bad bool, m Mark) {
 	j.clear("", func(m Mark) bool { return m.key == k && !m.Latched && j.in.Up-m.Last >= m.Quiet })
 }
 
-// latch is like see for findings that are reported only once, at the time at.
+// latch is like update for findings that are reported only once, at the time at.
 func (j *judge) latch(k key, at time.Duration, m Mark) {
 	m.key, m.Last, m.Latched = k, at, true
 	j.mark(m)
@@ -329,14 +329,14 @@ func (j *judge) slots() {
 	for _, s := range j.in.Slots {
 		known[s.Index] = true
 		if !slices.Contains(s.Unread, CheckAgent) {
-			j.see(key{Check: CheckAgent, Slot: s.Index}, s.Agent != "", Mark{
+			j.update(key{Check: CheckAgent, Slot: s.Index}, s.Agent != "", Mark{
 				Level: Warn, After: 5 * time.Minute,
 				Reason: "the slot's agent is not connected: " + s.Agent,
 				Fix:    fmt.Sprintf("sudo journalctl -u buildkite-agent-gpu%d", s.Index),
 			})
 		}
 		if !slices.Contains(s.Unread, CheckLimits) {
-			j.see(key{Check: CheckLimits, Slot: s.Index}, s.Limits != "", Mark{
+			j.update(key{Check: CheckLimits, Slot: s.Index}, s.Limits != "", Mark{
 				Level: Degraded, After: time.Minute,
 				Reason: "the slot's limits are not as planned: " + s.Limits,
 				Fix:    "sudo kbnode reconcile",

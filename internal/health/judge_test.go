@@ -120,13 +120,13 @@ func TestReadings(t *testing.T) {
 				}
 			}
 			n := newNode(t, start)
-			got := n.look(30*time.Second, row.change)
+			got := n.judgeAfter(30*time.Second, row.change)
 			if row.lasts > 0 {
 				if len(got) > 0 && !strings.HasPrefix(row.name, "fabric") {
 					t.Errorf("at once: %+v", got)
 				}
 				for passed := time.Duration(0); passed < row.lasts; passed += 30 * time.Second {
-					got = n.look(30*time.Second, row.change)
+					got = n.judgeAfter(30*time.Second, row.change)
 				}
 			}
 			if row.want == "" {
@@ -145,16 +145,16 @@ func TestReadings(t *testing.T) {
 			if !row.amd {
 				row.change(&sick)
 			}
-			n.want(n.look(time.Second, func(in *Signals) {
+			n.want(n.judgeAfter(time.Second, func(in *Signals) {
 				in.GPUs, in.Node = nil, nil
 				for i, was := range sick.Slots { // these are always known
 					in.Slots[i].Agent, in.Slots[i].Limits = was.Agent, was.Limits
 				}
 			}), row.want)
 			if row.quiet > 0 {
-				n.want(n.look(30*time.Second, nil), row.want)
+				n.want(n.judgeAfter(30*time.Second, nil), row.want)
 			}
-			got = n.look(row.quiet+30*time.Second, nil)
+			got = n.judgeAfter(row.quiet+30*time.Second, nil)
 			n.want(got)
 			cleared := len(n.events) == 1 && n.events[0].Kind == "cleared"
 			if info := strings.Contains(row.want, " info "); cleared == info {
@@ -240,7 +240,7 @@ func TestApplicationErrorsDrainNothing(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		n := newNode(t, machine(4))
 		for range 60 {
-			verdicts := n.look(time.Duration(r.IntN(120))*time.Second, func(in *Signals) {
+			verdicts := n.judgeAfter(time.Duration(r.IntN(120))*time.Second, func(in *Signals) {
 				for i := range in.Slots {
 					in.Slots[i].Job = fmt.Sprint("job-", r.IntN(50))
 				}
@@ -271,7 +271,7 @@ func TestApplicationErrors(t *testing.T) {
 	for i := range appJobs {
 		job := fmt.Sprint("job-", i)
 		n.in.Slots[3].Job = job
-		n.want(n.look(0, nil))
+		n.want(n.judgeAfter(0, nil))
 		var want []string
 		if i == appJobs-1 {
 			want = []string{"gpu.xid degraded none [3]"}
@@ -284,13 +284,13 @@ func TestApplicationErrors(t *testing.T) {
 			t.Errorf("event %+v", e)
 		}
 	}
-	n.want(n.look(59*time.Minute, nil), "gpu.xid degraded none [3]")
-	n.want(n.look(time.Minute, nil))
+	n.want(n.judgeAfter(59*time.Minute, nil), "gpu.xid degraded none [3]")
+	n.want(n.judgeAfter(time.Minute, nil))
 
 	// A late line belongs to the job that has just ended.
 	n = newNode(t, machine(8))
 	n.in.Slots[3].Job = "job-1"
-	n.look(0, nil)
+	n.judgeAfter(0, nil)
 	n.in.Slots[3].Job = ""
 	n.want(n.lines(time.Minute, xidLineOf(3, 109, "pid=4711, name=python3, x")))
 	n.want(n.lines(2*time.Minute, xid31), "gpu.xid degraded none [3]")
@@ -308,7 +308,7 @@ func TestApplicationErrors(t *testing.T) {
 	} {
 		n = newNode(t, machine(8))
 		n.in.Slots[3].Job = "job-1"
-		n.want(n.look(time.Second, func(in *Signals) {
+		n.want(n.judgeAfter(time.Second, func(in *Signals) {
 			in.Kernel = n.facts(in.Up, xid31)
 			in.Kernel[0].Owner = row.owner
 		}))
@@ -320,7 +320,7 @@ func TestApplicationErrors(t *testing.T) {
 	for job, want := range map[string][]string{"": {"gpu.xid fatal drain [3]"}, "job-1": nil} {
 		n = newNode(t, machine(8))
 		n.in.Slots[3].Job = job
-		n.want(n.look(time.Second, func(in *Signals) {
+		n.want(n.judgeAfter(time.Second, func(in *Signals) {
 			in.Kernel = n.facts(in.Up, xidLineOf(3, 109, "pid=4711, name=python3, x"))
 			in.Kernel[0].Owner = &Owner{Slot: -1}
 		}), want...)
@@ -328,7 +328,7 @@ func TestApplicationErrors(t *testing.T) {
 	// A line from before the first look does not concern today's job.
 	n = newNode(t, machine(8))
 	n.in.Slots[3].Job = "job-1"
-	n.want(n.look(0, func(in *Signals) { in.Kernel = n.facts(in.Up-10*time.Minute, xid31) }))
+	n.want(n.judgeAfter(0, func(in *Signals) { in.Kernel = n.facts(in.Up-10*time.Minute, xid31) }))
 	if n.events[0].Job != "" {
 		t.Errorf("event %+v", n.events[0])
 	}
@@ -349,25 +349,25 @@ func TestRecoveryActionOverridesXids(t *testing.T) {
 		t.Errorf("what to do: %q, %q", got[0].Fix, got[1].Fix)
 	}
 	n.want(n.lines(time.Second, change("0x3 (Drain P2P)", "0x2 (OS Reboot)")), "gpu.recovery fatal park [3]", "gpu.xid info none [3]")
-	n.want(n.look(48*time.Hour, nil), "gpu.recovery fatal park [3]", "gpu.xid info none [3]") // quiet ends nothing
+	n.want(n.judgeAfter(48*time.Hour, nil), "gpu.recovery fatal park [3]", "gpu.xid info none [3]") // quiet ends nothing
 	// None ends it, and ends its cause as soon as the GPU answers.
 	n.want(n.lines(time.Second, change("0x2 (OS Reboot)", "0x0 (None)")), "gpu.xid fatal drain [3]")
-	n.want(n.look(time.Second, func(in *Signals) { in.GPUs.List[3].Healthy = false }), "gpu.error fatal park [3]", "gpu.xid fatal drain [3]")
-	n.want(n.look(time.Second, nil))
+	n.want(n.judgeAfter(time.Second, func(in *Signals) { in.GPUs.List[3].Healthy = false }), "gpu.error fatal park [3]", "gpu.xid fatal drain [3]")
+	n.want(n.judgeAfter(time.Second, nil))
 
 	// NVML's report counts as much, unless it is older than the line.
 	n = newNode(t, machine(8))
-	n.want(n.look(30*time.Second, func(in *Signals) {
+	n.want(n.judgeAfter(30*time.Second, func(in *Signals) {
 		in.Kernel = n.facts(in.Up, xidLineOf(3, 119, "x"), change("0x0 (None)", "0x1 (PF FLR)"))
 		in.GPUs.Started = in.Up - 5*time.Second
 	}), "gpu.recovery fatal drain [3]", "gpu.xid info none [3]")
-	n.want(n.look(30*time.Second, func(in *Signals) { in.GPUs.List[3].NVML.RecoveryAction = new(int64(1)) }), "gpu.recovery fatal drain [3]", "gpu.xid info none [3]")
-	n.want(n.look(30*time.Second, nil))
+	n.want(n.judgeAfter(30*time.Second, func(in *Signals) { in.GPUs.List[3].NVML.RecoveryAction = new(int64(1)) }), "gpu.recovery fatal drain [3]", "gpu.xid info none [3]")
+	n.want(n.judgeAfter(30*time.Second, nil))
 
 	// None alone does not concern an Xid.
 	n = newNode(t, machine(8))
 	n.lines(time.Second, xidLineOf(3, 119, "x"))
-	n.want(n.look(24*time.Hour, nil), "gpu.xid fatal drain [3]")
+	n.want(n.judgeAfter(24*time.Hour, nil), "gpu.xid fatal drain [3]")
 	// An unreadable line changes nothing.
 	n.want(n.lines(time.Second, change("0x0 (None)", "reboot, please")), "gpu.xid fatal drain [3]")
 }
@@ -380,69 +380,69 @@ func TestClearing(t *testing.T) {
 		change func(*node) []Verdict
 		clears bool
 	}{
-		{"a week of quiet", func(n *node) []Verdict { return n.look(7*24*time.Hour, nil) }, false},
+		{"a week of quiet", func(n *node) []Verdict { return n.judgeAfter(7*24*time.Hour, nil) }, false},
 		{"a restart of the daemon that reads the log again", func(n *node) []Verdict {
-			return n.look(time.Second, func(in *Signals) {
+			return n.judgeAfter(time.Second, func(in *Signals) {
 				in.Kernel = []Fact{{Seq: 1, Up: in.Up, Kind: KindXid, PCI: pci(3), Xid: 48, Text: "x"}}
 			})
 		}, false},
 		{"a reset, by the energy it used", func(n *node) []Verdict {
-			return n.look(30*time.Second, func(in *Signals) { in.GPUs.List[3].NVML.EnergyMillijoules = new(uint64(5)) })
+			return n.judgeAfter(30*time.Second, func(in *Signals) { in.GPUs.List[3].NVML.EnergyMillijoules = new(uint64(5)) })
 		}, true},
 		{"less energy without persistence", func(n *node) []Verdict {
-			return n.look(30*time.Second, func(in *Signals) {
+			return n.judgeAfter(30*time.Second, func(in *Signals) {
 				g := in.GPUs.List[3].NVML
 				g.Persistence, g.EnergyMillijoules = "off", new(uint64(5))
 			})
 		}, false},
 		{"the driver loaded anew", func(n *node) []Verdict {
 			n.lines(time.Second, "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05")
-			return n.look(30*time.Second, nil)
+			return n.judgeAfter(30*time.Second, nil)
 		}, true},
 		{"a reset that it does not survive", func(n *node) []Verdict {
 			n.lines(time.Second, "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05")
-			return slices.DeleteFunc(n.look(30*time.Second, func(in *Signals) { in.GPUs.List[3].Healthy = false }), func(v Verdict) bool { return v.Check == checkError })
+			return slices.DeleteFunc(n.judgeAfter(30*time.Second, func(in *Signals) { in.GPUs.List[3].Healthy = false }), func(v Verdict) bool { return v.Check == checkError })
 		}, false},
 		{"NVML loses it and has it again", func(n *node) []Verdict {
-			n.look(30*time.Second, func(in *Signals) { in.GPUs.List[3].Healthy, in.GPUs.List[3].NVML.Code = false, 15 })
-			return n.look(30*time.Second, nil)
+			n.judgeAfter(30*time.Second, func(in *Signals) { in.GPUs.List[3].Healthy, in.GPUs.List[3].NVML.Code = false, 15 })
+			return n.judgeAfter(30*time.Second, nil)
 		}, true},
 		{"it vanishes and is back", func(n *node) []Verdict {
-			n.look(30*time.Second, func(in *Signals) { in.GPUs.List = slices.Delete(in.GPUs.List, 3, 4) })
-			return n.look(30*time.Second, nil)
+			n.judgeAfter(30*time.Second, func(in *Signals) { in.GPUs.List = slices.Delete(in.GPUs.List, 3, 4) })
+			return n.judgeAfter(30*time.Second, nil)
 		}, true},
 		{"NVML wants a reset and then no more", func(n *node) []Verdict {
-			n.look(30*time.Second, func(in *Signals) { in.GPUs.List[3].Healthy, in.GPUs.List[3].NVML.Code = false, 16 })
-			return n.look(30*time.Second, func(in *Signals) { in.GPUs.List[3].NVML.RecoveryAction = nil })
+			n.judgeAfter(30*time.Second, func(in *Signals) { in.GPUs.List[3].Healthy, in.GPUs.List[3].NVML.Code = false, 16 })
+			return n.judgeAfter(30*time.Second, func(in *Signals) { in.GPUs.List[3].NVML.RecoveryAction = nil })
 		}, true},
 		{"NVML falls silent when it is lost", func(n *node) []Verdict {
-			n.look(30*time.Second, func(in *Signals) { in.GPUs.List[3].Healthy, in.GPUs.List[3].NVML.Code = false, 15 })
-			return slices.DeleteFunc(n.look(30*time.Second, func(in *Signals) { in.GPUs.List[3].NVML = nil }), func(v Verdict) bool { return v.Check == checkLost })
+			n.judgeAfter(30*time.Second, func(in *Signals) { in.GPUs.List[3].Healthy, in.GPUs.List[3].NVML.Code = false, 15 })
+			return slices.DeleteFunc(n.judgeAfter(30*time.Second, func(in *Signals) { in.GPUs.List[3].NVML = nil }), func(v Verdict) bool { return v.Check == checkLost })
 		}, false},
 		{"a reboot", func(n *node) []Verdict {
 			n.in.Boot, n.in.Up = "boot-2", 0
-			return n.look(time.Minute, nil)
+			return n.judgeAfter(time.Minute, nil)
 		}, true},
 		{"an operator's word", func(n *node) []Verdict {
-			return n.look(time.Second, func(in *Signals) { in.ResetByHand = map[string]time.Duration{strings.ToUpper(pci(3)): in.Up} })
+			return n.judgeAfter(time.Second, func(in *Signals) { in.ResetByHand = map[string]time.Duration{strings.ToUpper(pci(3)): in.Up} })
 		}, true},
 		{"an operator's word, and it answers later", func(n *node) []Verdict {
-			n.look(time.Second, func(in *Signals) { in.GPUs, in.ResetByHand = nil, map[string]time.Duration{uuid(3): in.Up} })
-			return n.look(time.Second, nil)
+			n.judgeAfter(time.Second, func(in *Signals) { in.GPUs, in.ResetByHand = nil, map[string]time.Duration{uuid(3): in.Up} })
+			return n.judgeAfter(time.Second, nil)
 		}, true},
 		{"an operator's word for another", func(n *node) []Verdict {
-			return n.look(time.Second, func(in *Signals) { in.ResetByHand = map[string]time.Duration{uuid(4): in.Up} })
+			return n.judgeAfter(time.Second, func(in *Signals) { in.ResetByHand = map[string]time.Duration{uuid(4): in.Up} })
 		}, false},
 		{"an operator's word from before it", func(n *node) []Verdict {
-			return n.look(time.Minute, func(in *Signals) {
+			return n.judgeAfter(time.Minute, func(in *Signals) {
 				in.ResetByHand = map[string]time.Duration{uuid(3): in.Up - time.Minute - time.Second}
 			})
 		}, false},
 		{"an operator's word, and nobody looks", func(n *node) []Verdict {
-			return n.look(time.Second, func(in *Signals) { in.GPUs, in.ResetByHand = nil, map[string]time.Duration{uuid(3): in.Up} })
+			return n.judgeAfter(time.Second, func(in *Signals) { in.GPUs, in.ResetByHand = nil, map[string]time.Duration{uuid(3): in.Up} })
 		}, false},
 		{"an operator's word, and NVML is silent", func(n *node) []Verdict {
-			return n.look(time.Second, func(in *Signals) {
+			return n.judgeAfter(time.Second, func(in *Signals) {
 				in.GPUs.List[3].NVML, in.ResetByHand = nil, map[string]time.Duration{uuid(3): in.Up}
 			})
 		}, false},
@@ -451,7 +451,7 @@ func TestClearing(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, machine(8))
 			n.want(n.lines(time.Second, xidLineOf(3, 48, "pid='<unknown>', name=<unknown>, DBE")), "gpu.xid fatal drain [3]")
-			n.want(n.look(time.Second, nil), "gpu.xid fatal drain [3]")
+			n.want(n.judgeAfter(time.Second, nil), "gpu.xid fatal drain [3]")
 			if row.clears {
 				n.want(row.change(n))
 			} else {
@@ -472,15 +472,15 @@ func TestAMDKernel(t *testing.T) {
 		t.Errorf("events %+v", e)
 	}
 	n.want(n.lines(10*time.Second, line("GPU reset(2) succeeded!")))
-	n.want(n.look(time.Hour, nil))
+	n.want(n.judgeAfter(time.Hour, nil))
 	// A reset that does not end, or fails.
 	n.want(n.lines(0, line("GPU reset begin!")))
-	n.want(n.look(2*time.Minute, nil), "gpu.reset fatal park [3]")
+	n.want(n.judgeAfter(2*time.Minute, nil), "gpu.reset fatal park [3]")
 	n.want(n.lines(time.Second, line("GPU reset(3) succeeded!")))
 	n.want(n.lines(0, line("GPU reset begin!"), line("GPU reset(4) failed"), line("GPU reset end with ret = -110")), "gpu.reset fatal park [3]")
-	n.want(n.look(100*time.Hour, nil), "gpu.reset fatal park [3]")
+	n.want(n.judgeAfter(100*time.Hour, nil), "gpu.reset fatal park [3]")
 	n.in.Boot, n.in.Up = "boot-2", 0
-	n.want(n.look(time.Minute, nil))
+	n.want(n.judgeAfter(time.Minute, nil))
 
 	// A reset also resets the GPUs joined by xGMI: jobs there did not cause it.
 	n = newNode(t, amdMachine(8))
@@ -500,12 +500,12 @@ func TestAMDKernel(t *testing.T) {
 	n = newNode(t, amdMachine(8))
 	n.want(n.lines(time.Second, line("socket: 4, die: 0 1 new uncorrectable hardware errors detected in umc block")), "gpu.ras fatal drain [3]")
 	n.in.GPUs.Bus[pci(3)] = Bus{RAS: map[string]uint64{"umc": 1}}
-	n.want(n.look(time.Second, nil), "gpu.ras fatal drain [3]", "gpu.ras fatal drain [3]")
+	n.want(n.judgeAfter(time.Second, nil), "gpu.ras fatal drain [3]", "gpu.ras fatal drain [3]")
 	n.want(n.lines(time.Second, line("GPU reset begin!"), line("GPU reset(2) succeeded!")), "gpu.ras fatal drain [3]", "gpu.ras fatal drain [3]")
-	n.want(n.look(time.Second, nil))
+	n.want(n.judgeAfter(time.Second, nil))
 	n.in.GPUs.Bus[pci(3)] = Bus{RAS: map[string]uint64{"umc": 2}}
-	n.want(n.look(time.Second, nil), "gpu.ras fatal drain [3]")
-	n.want(n.look(time.Second, func(in *Signals) { in.ResetByHand = map[string]time.Duration{uuid(3): in.Up} }))
+	n.want(n.judgeAfter(time.Second, nil), "gpu.ras fatal drain [3]")
+	n.want(n.judgeAfter(time.Second, func(in *Signals) { in.ResetByHand = map[string]time.Duration{uuid(3): in.Up} }))
 	n.want(n.lines(time.Second, line("device lost from bus!")), "gpu.lost fatal park [3]")
 }
 
@@ -527,7 +527,7 @@ func TestResetByHandAndUnhealthy(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, machine(8))
 			for range 3 {
-				n.want(n.look(time.Second, func(in *Signals) {
+				n.want(n.judgeAfter(time.Second, func(in *Signals) {
 					row.change(&in.GPUs.List[3])
 					in.ResetByHand = map[string]time.Duration{uuid(3): in.Up}
 				}), row.want)
@@ -540,7 +540,7 @@ func TestResetByHandAndUnhealthy(t *testing.T) {
 func TestOneDeadGPU(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, machine(8))
-	got := n.look(time.Second, func(in *Signals) {
+	got := n.judgeAfter(time.Second, func(in *Signals) {
 		in.Kernel = n.facts(in.Up, xidLineOf(3, 48, "x"), xidLineOf(3, 79, "GPU has fallen off the bus."), xidLineOf(3, 154, "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"))
 		in.GPUs.List = slices.Delete(in.GPUs.List, 3, 4)
 	})
@@ -555,7 +555,7 @@ func TestOneDeadGPU(t *testing.T) {
 	}
 	// It comes back under the same name.
 	n.in.Boot, n.in.Up = "boot-2", 0
-	n.want(n.look(time.Minute, nil))
+	n.want(n.judgeAfter(time.Minute, nil))
 }
 
 // Readings that change every time do not make a slot flap.
@@ -564,7 +564,7 @@ func TestNoFlapping(t *testing.T) {
 	n := newNode(t, machine(8))
 	var raised, cleared int
 	for i := range 120 {
-		n.look(30*time.Second, func(in *Signals) {
+		n.judgeAfter(30*time.Second, func(in *Signals) {
 			if i%3 == 0 {
 				in.GPUs.List[3].NVML.ClockReasons = new(uint64(0x40))
 			}
@@ -591,11 +591,11 @@ func TestLinesCountOnce(t *testing.T) {
 	n.in.Slots[3].Job = "job-1"
 	lines := n.facts(n.in.Up, xidLineOf(3, 48, "x"), xidLineOf(3, 31, "pid=4711, name=python3, x"))
 	again := func(in *Signals) { in.Kernel = lines }
-	n.want(n.look(time.Second, again), "gpu.xid fatal drain [3]")
+	n.want(n.judgeAfter(time.Second, again), "gpu.xid fatal drain [3]")
 	if len(n.events) != 3 {
 		t.Errorf("events %+v", n.events)
 	}
-	n.want(n.look(90*time.Second, again), "gpu.xid fatal drain [3]")
+	n.want(n.judgeAfter(90*time.Second, again), "gpu.xid fatal drain [3]")
 	if len(n.events) != 0 {
 		t.Errorf("the second time: %+v", n.events)
 	}
@@ -603,13 +603,13 @@ func TestLinesCountOnce(t *testing.T) {
 	n.in.Boot, n.in.Up = "boot-2", 0
 	lines = n.facts(time.Minute, xidLineOf(4, 48, "x"))
 	lines[0].Seq = 1
-	n.want(n.look(time.Minute, again), "gpu.xid fatal drain [4]")
+	n.want(n.judgeAfter(time.Minute, again), "gpu.xid fatal drain [4]")
 }
 
 func TestOverrun(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, machine(8))
-	n.want(n.look(time.Second, func(in *Signals) {
+	n.want(n.judgeAfter(time.Second, func(in *Signals) {
 		in.Kernel = append([]Fact{{Kind: KindOverrun, Text: "lines were lost"}}, n.facts(in.Up, xidLineOf(3, 48, "x"))...)
 	}), "gpu.xid fatal drain [3]")
 	if len(n.events) != 3 || n.events[0].Text != "lines were lost" || n.events[0].Slot != -1 {
@@ -620,14 +620,14 @@ func TestOverrun(t *testing.T) {
 func TestClockJump(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, machine(1))
-	n.look(30*time.Second, func(in *Signals) { in.GPUs.List[0].NVML.ClockReasons = new(uint64(0x8)) })
+	n.judgeAfter(30*time.Second, func(in *Signals) { in.GPUs.List[0].NVML.ClockReasons = new(uint64(0x8)) })
 	n.in.Now = n.in.Now.Add(-48 * time.Hour)
 	// Delays are not measured by the wall clock.
-	n.want(n.look(30*time.Second, func(in *Signals) { in.GPUs.List[0].NVML.ClockReasons = new(uint64(0x8)) }))
+	n.want(n.judgeAfter(30*time.Second, func(in *Signals) { in.GPUs.List[0].NVML.ClockReasons = new(uint64(0x8)) }))
 	if len(n.events) != 1 || n.events[0].Text != "the clock jumped by -48h0m0s" {
 		t.Errorf("events %+v", n.events)
 	}
-	n.want(n.look(30*time.Second, func(in *Signals) { in.GPUs.List[0].NVML.ClockReasons = new(uint64(0x8)) }), "gpu.throttle degraded none [0]")
+	n.want(n.judgeAfter(30*time.Second, func(in *Signals) { in.GPUs.List[0].NVML.ClockReasons = new(uint64(0x8)) }), "gpu.throttle degraded none [0]")
 }
 
 // A GPU known only by its address is the same GPU once its UUID is known.
@@ -637,7 +637,7 @@ func TestAddressBecomesUUID(t *testing.T) {
 	n.in.GPUs.List[1].UUID, n.in.Slots[1].UUID, n.state = "", "", State{}
 	n.want(n.lines(time.Second, xidLineOf(1, 48, "x")), "gpu.xid fatal drain [1]")
 	n.in.GPUs.List[1].UUID, n.in.Slots[1].UUID = uuid(1), uuid(1)
-	got := n.look(time.Second, nil)
+	got := n.judgeAfter(time.Second, nil)
 	n.want(got, "gpu.xid fatal drain [1]")
 	if got[0].GPU != uuid(1) || len(n.state.GPUs) != 2 {
 		t.Errorf("%+v, %+v", got, n.state.GPUs)
@@ -661,7 +661,7 @@ func TestCPX(t *testing.T) {
 	line := func(text string) string { return "amdgpu " + pci(2) + ": amdgpu: " + text }
 	const third = "[16 17 18 19 20 21 22 23]"
 	n.in.GPUs.Bus[pci(2)] = Bus{RAS: map[string]uint64{"gfx": 1, "xgmi_wafl": 2}, BadPages: 1}
-	got := n.look(time.Second, nil)
+	got := n.judgeAfter(time.Second, nil)
 	n.want(got, "gpu.ras fatal drain "+third, "gpu.retired info none "+third)
 	if fix := "sudo kbnode drain --all --wait; sudo amd-smi reset -G -g " + pci(2) + "; sudo kbnode resume --all"; got[0].Fix != fix || !strings.Contains(got[0].Reason, "gfx 1, xgmi_wafl 2") {
 		t.Errorf("%+v", got[0])
@@ -669,7 +669,7 @@ func TestCPX(t *testing.T) {
 	n.want(n.lines(0, line("GPU reset begin!"), line("GPU reset(2) failed")), "gpu.reset fatal park "+third, "gpu.ras fatal drain "+third, "gpu.retired info none "+third)
 	n.want(n.lines(time.Second, line("GPU reset(2) succeeded!")), "gpu.ras fatal drain "+third, "gpu.retired info none "+third)
 	n.in.GPUs.Bus[pci(2)] = Bus{RAS: map[string]uint64{"gfx": 1}}
-	n.want(n.look(time.Second, nil))
+	n.want(n.judgeAfter(time.Second, nil))
 
 	n.in.Slots[16].Job, n.in.Slots[21].Job = "job-a", "job-b"
 	n.want(n.lines(time.Second, line("ring comp_1.0.0 timeout, signaled seq=1, emitted seq=3")))
@@ -677,7 +677,7 @@ func TestCPX(t *testing.T) {
 		t.Errorf("of two jobs: %+v", e)
 	}
 	n.in.Slots[16].Job = ""
-	n.look(time.Hour, nil)
+	n.judgeAfter(time.Hour, nil)
 	n.want(n.lines(time.Second, line("ring comp_1.0.0 timeout, signaled seq=4, emitted seq=6")))
 	if e := n.events; len(e) != 1 || e[0].Job != "job-b" || e[0].Slot != 21 {
 		t.Errorf("of one job: %+v", e)
@@ -692,10 +692,10 @@ func TestNVLinkWithoutBridge(t *testing.T) {
 		in.GPUs.List[i].NVML.NVLinksUp = new(12 * (i % 2))
 	}
 	n := newNode(t, in)
-	n.want(n.look(time.Hour, nil))
+	n.want(n.judgeAfter(time.Hour, nil))
 	n.in.GPUs.List[1].NVML.NVLinksUp = new(0)
-	n.look(time.Second, nil)
-	n.want(n.look(time.Minute, nil), "gpu.nvlink fatal drain [1]")
+	n.judgeAfter(time.Second, nil)
+	n.want(n.judgeAfter(time.Minute, nil), "gpu.nvlink fatal drain [1]")
 }
 
 func TestReplays(t *testing.T) {
@@ -705,10 +705,10 @@ func TestReplays(t *testing.T) {
 	for i := range 5 {
 		n.in.GPUs.List[0].NVML.PCIe.Replays = new(7 + 20*i) // 40 a minute
 		n.in.GPUs.List[0].NVML.PCIe = new(*n.in.GPUs.List[0].NVML.PCIe)
-		got = n.look(30*time.Second, nil)
+		got = n.judgeAfter(30*time.Second, nil)
 	}
 	n.want(got, "gpu.pcie warn none [0]")
-	n.want(n.look(10*time.Minute, nil))
+	n.want(n.judgeAfter(10*time.Minute, nil))
 }
 
 func TestStateIsBounded(t *testing.T) {

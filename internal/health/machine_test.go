@@ -75,15 +75,15 @@ type node struct {
 func newNode(t *testing.T, in Signals) *node {
 	t.Helper()
 	n := &node{t: t, in: in}
-	if v := n.look(0, nil); len(v) > 0 {
+	if v := n.judgeAfter(0, nil); len(v) > 0 {
 		t.Fatalf("a healthy machine has %+v", v)
 	}
 	return n
 }
 
-// look judges the signals, modified by change, after the time later. The State goes
+// judgeAfter judges the signals, modified by change, after the time later. The State goes
 // through JSON each time, as over a restart of the daemon.
-func (n *node) look(later time.Duration, change func(*Signals)) []Verdict {
+func (n *node) judgeAfter(later time.Duration, change func(*Signals)) []Verdict {
 	n.t.Helper()
 	n.in.Up += later
 	n.in.Now = n.in.Now.Add(later)
@@ -141,7 +141,7 @@ func (n *node) look(later time.Duration, change func(*Signals)) []Verdict {
 // lines judges only lines of the kernel; GPUs and node are not read.
 func (n *node) lines(later time.Duration, lines ...string) []Verdict {
 	n.t.Helper()
-	return n.look(later, func(in *Signals) {
+	return n.judgeAfter(later, func(in *Signals) {
 		in.GPUs, in.Node = nil, nil
 		in.Kernel = n.facts(in.Up, lines...)
 	})

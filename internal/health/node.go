@@ -40,34 +40,34 @@ func (j *judge) node() {
 		if d.FreeBytes < none {
 			m.Level, m.Effect, m.Reason = Fatal, Drain, fmt.Sprintf("less than %d MiB are free at %s", none>>20, d.Path)
 		}
-		j.see(k, d.FreeBytes < low, m)
+		j.update(k, d.FreeBytes < low, m)
 	}
 	j.clear("it is no longer checked", func(m Mark) bool { return m.Check == checkDisk && !known[m.Detail] })
 	if !known[CheckDocker] {
-		j.see(ofNode(CheckDocker, ""), n.Docker != "", Mark{
+		j.update(ofNode(CheckDocker, ""), n.Docker != "", Mark{
 			Level: Fatal, Effect: Drain, After: dockerAfter,
 			Reason: "the Docker engine does not answer: " + n.Docker, Fix: "systemctl status docker; sudo journalctl -u docker -n 50",
 		})
 	}
-	j.see(ofNode(checkOverdue, ""), len(n.Overdue) > 0, Mark{
+	j.update(ofNode(checkOverdue, ""), len(n.Overdue) > 0, Mark{
 		Level: Warn, After: overdueAfter,
 		Reason: "reads do not return: " + strings.Join(n.Overdue, ", "), Fix: "sudo dmesg, for the device or file system that hangs",
 	})
 	if n.Clock != ClockUnknown {
-		j.see(ofNode(checkClock, ""), n.Clock == ClockAdrift, Mark{
+		j.update(ofNode(checkClock, ""), n.Clock == ClockAdrift, Mark{
 			Level: Warn, After: clockAfter,
 			Reason: "nothing synchronizes the clock", Fix: "sudo timedatectl set-ntp true",
 		})
 	}
 	if !known[CheckUnit] {
-		j.see(ofNode(CheckUnit, ""), len(n.Down) > 0, Mark{
+		j.update(ofNode(CheckUnit, ""), len(n.Down) > 0, Mark{
 			Level: Warn, After: time.Minute,
 			Reason: "services are down: " + strings.Join(n.Down, ", "), Fix: "sudo systemctl start " + strings.Join(n.Down, " "),
 		})
 	}
 	if nv := j.in.GPUs; !known[checkDriver] && nv != nil && nv.NVIDIA != nil && nv.NVIDIA.DriverVersion != "" {
 		loaded := nv.NVIDIA.DriverVersion
-		j.see(ofNode(checkDriver, "cdi"), n.CDIDriver != "" && n.CDIDriver != loaded, Mark{
+		j.update(ofNode(checkDriver, "cdi"), n.CDIDriver != "" && n.CDIDriver != loaded, Mark{
 			Level: Fatal, Effect: Park, After: time.Minute,
 			Reason: fmt.Sprintf("driver %s is loaded, but Docker gives containers the files of %s", loaded, n.CDIDriver),
 			Fix:    "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
@@ -81,12 +81,12 @@ func (j *judge) driver() {
 	if nv == nil {
 		return
 	}
-	j.see(ofNode(checkDriver, "mismatch"), nv.NVMLCode == mismatch, Mark{
+	j.update(ofNode(checkDriver, "mismatch"), nv.NVMLCode == mismatch, Mark{
 		Level: Fatal, Effect: Park,
 		Reason: "the NVIDIA driver was upgraded while the old kernel module is loaded",
 		Fix:    fixReboot,
 	})
-	j.see(ofNode(checkNVML, ""), nv.NVMLError != "" && nv.NVMLCode != mismatch, Mark{
+	j.update(ofNode(checkNVML, ""), nv.NVMLError != "" && nv.NVMLCode != mismatch, Mark{
 		Level: Warn, After: 2 * time.Minute,
 		Reason: "NVML does not answer, so less is known about the GPUs: " + nv.NVMLError,
 		Fix:    "nvidia-smi; if it hangs, see dmesg for the GPU that hangs",
@@ -100,7 +100,7 @@ func (j *judge) driver() {
 		}
 	}
 	if read {
-		j.see(ofNode(checkPersistence, ""), len(off) > 0, Mark{
+		j.update(ofNode(checkPersistence, ""), len(off) > 0, Mark{
 			Level:  Warn,
 			Reason: "persistence mode is off, so clocks and limits are lost and jobs start slowly: " + strings.Join(off, ", "),
 			Fix:    "sudo systemctl enable --now nvidia-persistenced, or until the next boot: sudo nvidia-smi -pm 1",

@@ -52,30 +52,30 @@ func TestSwitch(t *testing.T) {
 		change func(n *node) []Verdict
 		clears bool
 	}{
-		{"time", func(n *node) []Verdict { return n.look(48*time.Hour, nil) }, false},
+		{"time", func(n *node) []Verdict { return n.judgeAfter(48*time.Hour, nil) }, false},
 		{"the driver is loaded", func(n *node) []Verdict {
 			return n.lines(time.Minute, "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.95.05")
 		}, true},
-		{"all GPUs are reset", func(n *node) []Verdict { return n.look(time.Minute, word(8)) }, true},
-		{"one is not", func(n *node) []Verdict { return n.look(time.Minute, word(7)) }, false},
+		{"all GPUs are reset", func(n *node) []Verdict { return n.judgeAfter(time.Minute, word(8)) }, true},
+		{"one is not", func(n *node) []Verdict { return n.judgeAfter(time.Minute, word(7)) }, false},
 		{"one does not answer", func(n *node) []Verdict {
-			return n.look(time.Minute, func(in *Signals) { word(8)(in); in.GPUs.List[7].NVML = nil })
+			return n.judgeAfter(time.Minute, func(in *Signals) { word(8)(in); in.GPUs.List[7].NVML = nil })
 		}, false},
 		{"a reboot", func(n *node) []Verdict {
 			n.in.Boot, n.in.Up = "boot-2", 0
-			return n.look(time.Minute, nil)
+			return n.judgeAfter(time.Minute, nil)
 		}, true},
 		{"a reset before it", func(n *node) []Verdict {
-			n.look(time.Minute, word(8))
+			n.judgeAfter(time.Minute, word(8))
 			n.lines(time.Second, switchFatal)
-			return n.look(time.Minute, nil)
+			return n.judgeAfter(time.Minute, nil)
 		}, false},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, machine(8))
 			n.want(n.lines(time.Second, switchFatal), bad)
-			n.want(n.look(time.Second, nil), bad)
+			n.want(n.judgeAfter(time.Second, nil), bad)
 			want := []string{bad}
 			if row.clears {
 				want = nil

@@ -125,8 +125,8 @@ func TestKmsgFIFO(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	got, done := make(chan Fact, 100), make(chan error, 1)
-	looked := 0
-	k := Kmsg{Path: fifo, Owner: func(pid int) *Owner { looked++; return &Owner{Slot: pid} }}
+	lookups := 0
+	k := Kmsg{Path: fifo, Owner: func(pid int) *Owner { lookups++; return &Owner{Slot: pid} }}
 	go func() { done <- k.Run(ctx, func(f Fact) { got <- f }) }()
 	next := func() Fact {
 		t.Helper()
@@ -181,8 +181,8 @@ func TestKmsgFIFO(t *testing.T) {
 	must.Equal(t, []uint64{7, 8, 9, 10}, seqs)
 	cancel()
 	must.Err(t, <-done, "")
-	if looked != 2 { // once for each process
-		t.Errorf("the process was looked up %d times", looked)
+	if lookups != 2 { // once for each process
+		t.Errorf("the process was looked up %d times", lookups)
 	}
 }
 

@@ -114,8 +114,8 @@ func (s State) clone() State {
 	return s
 }
 
-// bound limits the size of the State: the worst and newest marks stay.
-func (s *State) bound() {
+// truncate limits the size of the State: the worst and newest marks stay.
+func (s *State) truncate() {
 	if len(s.Marks) > maxMarks {
 		slices.SortStableFunc(s.Marks, func(a, b Mark) int {
 			return cmp.Or(cmp.Compare(b.Effect, a.Effect), cmp.Compare(b.Level, a.Level), cmp.Compare(b.Last, a.Last))

@@ -41,18 +41,18 @@ func TestUnreadKeepsItsVerdict(t *testing.T) {
 				return slices.ContainsFunc(v, func(v Verdict) bool { return v.Check == tt.check })
 			}
 			for range 20 {
-				if has(n.look(time.Minute, tt.unread)) {
+				if has(n.judgeAfter(time.Minute, tt.unread)) {
 					t.Fatal("it makes a verdict")
 				}
 			}
-			n.look(0, nil)
+			n.judgeAfter(0, nil)
 			for range 6 {
-				n.look(time.Minute, tt.bad)
+				n.judgeAfter(time.Minute, tt.bad)
 			}
-			if !has(n.look(0, tt.bad)) || !has(n.look(time.Hour, tt.unread)) {
-				t.Errorf("verdicts: %+v", n.look(0, tt.unread))
+			if !has(n.judgeAfter(0, tt.bad)) || !has(n.judgeAfter(time.Hour, tt.unread)) {
+				t.Errorf("verdicts: %+v", n.judgeAfter(0, tt.unread))
 			}
-			if n.look(time.Hour, nil); has(n.look(time.Hour, nil)) {
+			if n.judgeAfter(time.Hour, nil); has(n.judgeAfter(time.Hour, nil)) {
 				t.Error("it does not end when it is read again")
 			}
 		})
@@ -97,10 +97,10 @@ func TestReadsThatHang(t *testing.T) {
 
 	judged := newNode(t, machine(1))
 	hangs := func(in *Signals) { in.Node.Overdue = n.Overdue }
-	if v := judged.look(time.Minute, hangs); len(v) > 0 {
+	if v := judged.judgeAfter(time.Minute, hangs); len(v) > 0 {
 		t.Errorf("at once: %+v", v)
 	}
-	if v := judged.look(time.Minute, hangs); len(v) != 1 || v[0].Check != "node.overdue" || v[0].Effect != None {
+	if v := judged.judgeAfter(time.Minute, hangs); len(v) != 1 || v[0].Check != "node.overdue" || v[0].Effect != None {
 		t.Errorf("after a minute: %+v", v)
 	}
 }
