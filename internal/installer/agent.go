@@ -147,12 +147,12 @@ func unpackAgent(r io.Reader, dest string, mode fs.FileMode) error {
 			if h.Size > maxArchive {
 				return fmt.Errorf("unpack agent archive: %s is larger than %d bytes", h.Name, maxArchive)
 			}
-			return place(tr, dest, mode)
+			return writeProgram(tr, dest, mode)
 		}
 	}
 }
 
-func place(r io.Reader, dest string, mode fs.FileMode) error {
+func writeProgram(r io.Reader, dest string, mode fs.FileMode) error {
 	err := os.MkdirAll(filepath.Dir(dest), 0o755) //nolint:gosec // programs are world-readable
 	if err != nil {
 		return fmt.Errorf("install agent: %w", err)
@@ -181,5 +181,5 @@ func Copy(dest string, mode fs.FileMode, from string) error {
 	if fi, err := src.Stat(); err != nil || !fi.Mode().IsRegular() || fi.Mode().Perm()&0o111 == 0 {
 		return fmt.Errorf("%s is not an executable file; pass the buildkite-agent binary itself with --agent-binary", from)
 	}
-	return place(src, dest, mode)
+	return writeProgram(src, dest, mode)
 }
