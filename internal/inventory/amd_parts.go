@@ -28,13 +28,13 @@ func kfdAddress(domain, location int64, devices []string) (pci string, partition
 // numberPartitions renumbers the nodes of a device in order if the driver gave two of them
 // the same number: for some models it writes none.
 func numberPartitions(nodes []kfdGPU) {
-	type place struct {
+	type partition struct {
 		pci       string
 		partition int
 	}
-	listed, same := map[place]bool{}, map[string]bool{}
+	listed, same := map[partition]bool{}, map[string]bool{}
 	for _, n := range nodes {
-		at := place{n.pci, n.partition}
+		at := partition{n.pci, n.partition}
 		same[n.pci] = same[n.pci] || listed[at]
 		listed[at] = true
 	}

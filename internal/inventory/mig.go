@@ -93,14 +93,14 @@ func migCaps(t tree, gpus []GPU) []Problem {
 		}
 		caps[found[1]], lines[found[1]] = minor, line
 	}
-	var kept []string
+	var used []string
 	minorOf := func(path string) int {
 		minor, ok := caps[path]
 		if !ok {
 			return -1
 		}
-		if !slices.Contains(kept, lines[path]) {
-			kept = append(kept, lines[path])
+		if !slices.Contains(used, lines[path]) {
+			used = append(used, lines[path])
 		}
 		return minor
 	}
@@ -132,7 +132,7 @@ func migCaps(t tree, gpus []GPU) []Problem {
 		}
 	}
 	if _, read := t.captured[migMinors]; read {
-		t.captured[migMinors] = strings.Join(kept, "\n") // of the thousands that a driver has
+		t.captured[migMinors] = strings.Join(used, "\n") // of the thousands that a driver has
 	}
 	return problems
 }

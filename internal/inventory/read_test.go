@@ -66,14 +66,14 @@ func summary(inv *inventory.Inventory) string {
 		if c.Core != c.ID {
 			continue
 		}
-		place := fmt.Sprintf("package %d die %d l3 %d node %d capacity %d allowed %t, %d threads online of %d",
+		position := fmt.Sprintf("package %d die %d l3 %d node %d capacity %d allowed %t, %d threads online of %d",
 			c.Package, c.Die, c.L3, c.NUMANode, c.Capacity, c.Allowed, len(c.Siblings), c.Threads)
 		if c.Kind != "" {
-			place += ", kind " + c.Kind
+			position += ", kind " + c.Kind
 		}
-		if place != last {
-			fmt.Fprintf(&b, "  core %v and on: %s\n", c.Siblings, place)
-			last = place
+		if position != last {
+			fmt.Fprintf(&b, "  core %v and on: %s\n", c.Siblings, position)
+			last = position
 		}
 	}
 	fmt.Fprintf(&b, "memory %d MiB\n", inv.Memory.TotalBytes>>20)

@@ -47,7 +47,7 @@ func TestSet(t *testing.T) {
 	for _, row := range []struct {
 		name, variant, config string
 		set                   []Setting
-		kept                  []string // lines that the fake appended
+		appended              []string // lines that the fake appended
 		err                   string
 	}{
 		{
@@ -76,11 +76,11 @@ func TestSet(t *testing.T) {
 			must.Err(t, err, row.err)
 			file := strings.TrimPrefix(opts.Env[1], "KBNODE_FAKE_NVML=")
 			text := must.Read(t, file)
-			var kept []string
+			var appended []string
 			if added := strings.TrimPrefix(text, row.config); added != "" {
-				kept = strings.Split(strings.TrimSpace(added), "\n")
+				appended = strings.Split(strings.TrimSpace(added), "\n")
 			}
-			must.Equal(t, row.kept, kept)
+			must.Equal(t, row.appended, appended)
 		})
 	}
 }
