@@ -103,10 +103,10 @@ func TestText(t *testing.T) {
 	t.Parallel()
 	e := New(Options{Version: "1.2.3", Commit: "abc", Images: images})
 	e.Publish(full())
-	look := full()
-	look.Began, look.Duration, look.Whole, look.Applied = noon.Add(30*time.Second), 20*time.Millisecond, false, nil
-	look.State.Slots[0].Job = nil
-	e.Publish(look)
+	short := full()
+	short.Began, short.Duration, short.Whole, short.Applied = noon.Add(30*time.Second), 20*time.Millisecond, false, nil
+	short.State.Slots[0].Job = nil
+	e.Publish(short)
 	got := scrape(t, e)
 	for _, secret := range []string{"job-a", "a new fan"} {
 		if strings.Contains(got, secret) {
