@@ -64,7 +64,7 @@ func (g *gpuRun) ended(err error) {
 	g.err = verb + text.Line(err.Error(), 500)
 }
 
-func (g *gpuRun) record(id string) GPU {
+func (g *gpuRun) summary(id string) GPU {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	out := GPU{ID: id, Error: g.err, Samples: g.all, Busy: g.busy, Clock: g.clock.spread(), Temperature: g.temperature.spread(), Power: g.power.spread(), Margin: g.margin}

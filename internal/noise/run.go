@@ -106,7 +106,7 @@ func (r *Run) Record(ctx context.Context) (Record, error) {
 		return Record{}, ctx.Err()
 	}
 	now, err := r.c.read(ctx)
-	rec := Record{Schema: Schema, Slot: r.c.Slot, SharedGPU: r.c.Part, Begin: r.begin.at.UTC().Truncate(time.Millisecond), GPU: r.gpu.record(r.c.GPU), Load1: now.load1}
+	rec := Record{Schema: Schema, Slot: r.c.Slot, SharedGPU: r.c.Part, Begin: r.begin.at.UTC().Truncate(time.Millisecond), GPU: r.gpu.summary(r.c.GPU), Load1: now.load1}
 	rec.CPU.CPUs = r.c.CPUs.String()
 	between{r.begin, now}.fill(&rec, r.c.CPUs)
 	if r.c.Samples == nil && r.c.GPU == "" {

@@ -137,7 +137,7 @@ func sample(clock, temperature uint32, reasons uint64) probe.Sample {
 	return probe.Sample{Clock: &clock, Temperature: &temperature, Margin: new(90 - int32(temperature)), Power: new(clock * 500), Reasons: &reasons}
 }
 
-func record(t *testing.T, r *Run) Record {
+func recordOf(t *testing.T, r *Run) Record {
 	t.Helper()
 	rec, err := r.Record(t.Context())
 	must.Do(t, err)
@@ -176,10 +176,10 @@ func TestRun(t *testing.T) {
 			Neighbors: Neighbors{Slots: 1, CPU: new(75.0), Busiest: new(75.0)},
 			Load1:     new(3.25),
 		}
-		must.Equal(t, want, record(t, r))
+		must.Equal(t, want, recordOf(t, r))
 		r.Stop()
 		r.Wait()
-		if diff := cmp.Diff(want, record(t, r)); diff != "" { // can be called again
+		if diff := cmp.Diff(want, recordOf(t, r)); diff != "" { // can be called again
 			t.Error(diff)
 		}
 	})
@@ -212,7 +212,7 @@ func TestSamplesLost(t *testing.T) {
 				r := Start(n.config(row.samples))
 				time.Sleep(10 * time.Second)
 				n.end()
-				rec := record(t, r)
+				rec := recordOf(t, r)
 				if rec.GPU.Error != row.want || rec.GPU.Samples != row.count || rec.GPU.Clock != nil || rec.CPU.Slot == nil {
 					t.Errorf("got %+v, %+v", rec.GPU, rec.CPU)
 				}
@@ -301,7 +301,7 @@ func TestUnreadable(t *testing.T) {
 				row.harm(n)
 				r := Start(n.config(nil))
 				time.Sleep(10 * time.Second)
-				rec := record(t, r)
+				rec := recordOf(t, r)
 				r.Stop()
 				if !row.check(rec) {
 					t.Errorf("got %+v", rec)
@@ -324,7 +324,7 @@ func TestCountersFall(t *testing.T) {
 		r := Start(n.config(nil))
 		time.Sleep(10 * time.Second)
 		n.begin()
-		rec := record(t, r)
+		rec := recordOf(t, r)
 		r.Stop()
 		if *rec.CPU.Slot != 25 || *rec.CPU.Others != 0 || *rec.CPU.Heat != 0 || *rec.Pressure.CPU < 0 || *rec.Memory.Kills < 0 || rec.CPU.Interrupts.Local < 0 || *rec.CPU.Steal < 0 {
 			t.Errorf("got %+v %+v %+v", rec.CPU, rec.Pressure, rec.Memory)
@@ -341,7 +341,7 @@ func TestRecordIsSmall(t *testing.T) {
 		g.add(sample(i, i%300, ^uint64(1)))
 	}
 	g.ended(errors.New(strings.Repeat("x", 1<<20)))
-	rec := Record{Seconds: 1e6, GPU: g.record(strings.Repeat("G", 64)), CPU: CPU{CPUs: strings.Repeat("1000,", 400), Others: new(99.99), Heat: new(1 << 40)}}
+	rec := Record{Seconds: 1e6, GPU: g.summary(strings.Repeat("G", 64)), CPU: CPU{CPUs: strings.Repeat("1000,", 400), Others: new(99.99), Heat: new(1 << 40)}}
 	rec.Noisy, rec.Why = Judge(rec)
 	rec.Notes = notes(rec)
 	text, err := json.MarshalIndent(rec, "", "  ")
@@ -418,12 +418,12 @@ func TestResidency(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := node{t, t.TempDir()}
-			look := func(text string) residency {
+			residencyOf := func(text string) residency {
 				n.put("gpu_metrics", text)
 				return readResidency(n.dir)
 			}
-			before := look(row.before)
-			must.Equal(t, row.want, look(row.now).since(before))
+			before := residencyOf(row.before)
+			must.Equal(t, row.want, residencyOf(row.now).since(before))
 		})
 	}
 	if r := readResidency(t.TempDir()); r != (residency{}) {
