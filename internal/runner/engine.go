@@ -80,7 +80,7 @@ func (e *engine) runAll(ctx context.Context, done func(name string, ev *result.E
 		return err // nothing is changed yet
 	}
 	defer e.claimProfileData()()
-	if err := e.record(); err != nil {
+	if err := e.recordAreas(); err != nil {
 		return err
 	}
 	for i, s := range steps {

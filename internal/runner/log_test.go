@@ -120,13 +120,13 @@ func TestConfig(t *testing.T) {
 	t.Parallel()
 	const doc = `{"lang": "py", "mode": "test", "main": "eval.py", "seed": 314159265, "sources": {"eval.py": "EVAL", "submission.py": ""}}`
 	// It looks for the payload everywhere that a descendant of the runner could.
-	look := report + `
+	search := report + `
 found = []
 for path in ["/proc/self/fd/0", "/proc/%d/fd/0" % os.getppid()]:
     try: found.append(open(path).read())
     except OSError: pass
 o("check: pass\nstdin: %s\nseed: %s\n" % (any(found), os.environ["POPCORN_SEED"]))`
-	quoted, err := json.Marshal(look)
+	quoted, err := json.Marshal(search)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,8 +49,8 @@ type stamp struct {
 	sum    [sha256.Size]byte // on a tmpfs
 }
 
-// record records what every area holds. Call it before any program of the submission runs.
-func (e *engine) record() error {
+// recordAreas records what every area holds. Call it before any program of the submission runs.
+func (e *engine) recordAreas() error {
 	if err := e.findTemporary(); err != nil {
 		return err
 	}

@@ -107,7 +107,7 @@ func childEnv(public []string) []string {
 // image's user stay available: programs cannot write there.
 func homeless(env []string) []string {
 	user := filepath.Join(getenv(env, "HOME"), ".local")
-	var kept []string
+	var rest []string
 	for _, kv := range env {
 		name, value, _ := strings.Cut(kv, "=")
 		if slices.Contains(searchPaths, name) {
@@ -119,9 +119,9 @@ func homeless(env []string) []string {
 		if slices.Contains(cacheVars, name) || name == "TEMP" || name == "TMP" || value == "" && slices.Contains(searchPaths, name) {
 			continue
 		}
-		kept = append(kept, kv)
+		rest = append(rest, kv)
 	}
-	env = kept
+	env = rest
 	switch {
 	case getenv(env, "PYTHONUSERBASE") != "" || getenv(env, "PYTHONNOUSERSITE") != "":
 	case filepath.IsAbs(user) && isDir(filepath.Join(user, "lib")):
