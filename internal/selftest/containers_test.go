@@ -47,8 +47,8 @@ func serve(t *testing.T, s *trial, answers map[string]func(ctx context.Context, 
 
 type answer = func(context.Context, *slot.Frames) slot.Outcome
 
-// sees answers with what a probe saw.
-func sees(f *probe.Facts) answer {
+// answerWith answers with what a probe saw.
+func answerWith(f *probe.Facts) answer {
 	return func(_ context.Context, frames *slot.Frames) slot.Outcome {
 		text, _ := json.Marshal(f)
 		_ = frames.Send(slot.FrameStdout, text)
@@ -79,17 +79,17 @@ func TestContainers(t *testing.T) {
 		want          string // what does not hold, and what was seen
 		skipped       bool
 	}{
-		"held":                      {sees(whole()), full, "", false},
-		"a setting":                 {sees(open), full, `settings of the node in /proc: ["/proc/sys/x"] can be written`, false},
-		"no limit of memory":        {sees(whole()), ends(slot.Outcome{}), "eight times its memory: exit code 0", false},
+		"held":                      {answerWith(whole()), full, "", false},
+		"a setting":                 {answerWith(open), full, `settings of the node in /proc: ["/proc/sys/x"] can be written`, false},
+		"no limit of memory":        {answerWith(whole()), ends(slot.Outcome{}), "eight times its memory: exit code 0", false},
 		"a refusal":                 {ends(slot.Outcome{Refused: "no such mount"}), full, "a container that tries to escape: no such mount", false},
-		"a node's fault":            {sees(whole()), ends(slot.Outcome{NodeFault: "Docker is away"}), "a container that takes all memory: Docker is away", false},
+		"a node's fault":            {answerWith(whole()), ends(slot.Outcome{NodeFault: "Docker is away"}), "a container that takes all memory: Docker is away", false},
 		"a probe that fails":        {ends(slot.Outcome{ExitCode: 2}), full, "a container that tries to escape: it exited with 2: it says why", false},
-		"half an answer":            {sees(nil), full, "its memory", false},
+		"half an answer":            {answerWith(nil), full, "its memory", false},
 		"a job that comes":          {ends(slot.Outcome{ExitCode: 2, Canceled: true}), full, "", true},
 		"a job before it starts":    {ends(slot.Outcome{NodeFault: "it was canceled", Canceled: true}), full, "", true},
-		"a job during the second":   {sees(whole()), ends(slot.Outcome{ExitCode: 137, Canceled: true}), "", true},
-		"a job, and what it spoils": {sees(open), ends(slot.Outcome{Canceled: true}), "", true},
+		"a job during the second":   {answerWith(whole()), ends(slot.Outcome{ExitCode: 137, Canceled: true}), "", true},
+		"a job, and what it spoils": {answerWith(open), ends(slot.Outcome{Canceled: true}), "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -123,7 +123,7 @@ func TestPlain(t *testing.T) {
 	s := testedSlot()
 	f := goodFacts()
 	f.Cgroup["memory.max"] = "8589934592"
-	serve(t, s, map[string]answer{"plain": sees(f)})
+	serve(t, s, map[string]answer{"plain": answerWith(f)})
 	if checks, err := s.plain(t.Context()); err != nil || len(checks) < 10 || len(bad(checks)) > 0 {
 		t.Errorf("%v: %+v", err, checks)
 	}

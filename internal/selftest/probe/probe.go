@@ -101,10 +101,10 @@ func Run(ctx context.Context, request string, out io.Writer) error {
 			return err
 		}
 	}
-	return json.NewEncoder(out).Encode(look(ctx, a))
+	return json.NewEncoder(out).Encode(collect(ctx, a))
 }
 
-func look(ctx context.Context, a Ask) *Facts {
+func collect(ctx context.Context, a Ask) *Facts {
 	f := &Facts{UID: os.Getuid(), Tries: []Try{}, Disks: map[string]int64{}}
 	for _, dir := range a.Disks {
 		var st unix.Statfs_t
