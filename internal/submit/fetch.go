@@ -72,11 +72,11 @@ func (f *follower) files(ctx context.Context, b buildkite.Build) (doc, node []by
 		if err != nil {
 			return nil, err
 		}
-		best, place := -1, -1
+		best, last := -1, -1
 		for i, a := range list {
 			at := slices.IndexFunc(scripts, func(j buildkite.Job) bool { return j.ID == a.JobID })
-			if a.Path == path && at > place {
-				best, place = i, at
+			if a.Path == path && at > last {
+				best, last = i, at
 			}
 		}
 		if best < 0 {

@@ -72,7 +72,7 @@ type follower struct {
 	events            chan func()
 	toCreate, toFetch chan struct{}
 	began, answered   time.Time
-	looking           bool
+	polling           bool
 	ending            bool // the caller's context has ended
 	doubles           map[int]bool
 	cancelling        int       // doubles being canceled
@@ -92,8 +92,8 @@ func (f *follower) follow(ctx context.Context, stop func()) {
 	for _, r := range f.runs {
 		f.create(ctx, r)
 	}
-	look := time.NewTimer(pause(0))
-	defer look.Stop()
+	timer := time.NewTimer(pause(0))
+	defer timer.Stop()
 	ended := ctx.Done()
 	for !f.allDone() {
 		select {
@@ -105,7 +105,7 @@ func (f *follower) follow(ctx context.Context, stop func()) {
 				}
 				return func() {
 					f.interrupt()
-					look.Reset(0)
+					timer.Reset(0)
 					time.AfterFunc(cancelTime+time.Duration(len(f.runs))*slowest, stop)
 				}
 			})
@@ -114,10 +114,10 @@ func (f *follower) follow(ctx context.Context, stop func()) {
 			return
 		case do := <-f.events:
 			do()
-		case <-look.C:
-			f.look()
+		case <-timer.C:
+			f.poll()
 			f.checkTimes()
-			look.Reset(pause(time.Since(f.began)))
+			timer.Reset(pause(time.Since(f.began)))
 		}
 	}
 }
@@ -193,12 +193,12 @@ func (f *follower) createOne(ctx context.Context, j Job) (buildkite.Build, error
 	return f.client.Create(ctx, f.Org, f.Pipeline, j.Build)
 }
 
-// look reads all builds in progress with one query.
-func (f *follower) look() {
-	if f.looking {
+// poll reads all builds in progress with one query.
+func (f *follower) poll() {
+	if f.polling {
 		return
 	}
-	f.looking = true
+	f.polling = true
 	key, value := batchKey, f.batch
 	if len(f.runs) == 1 { // the build may be an earlier command's
 		key, value = buildkite.RunIDKey, f.runs[0].job.RunID
@@ -208,9 +208,9 @@ func (f *follower) look() {
 		defer cancel()
 		builds, err := f.client.Find(ctx, f.Org, f.Pipeline, key, value)
 		return func() {
-			f.looking = false
+			f.polling = false
 			if err != nil {
-				f.lookFailed(err)
+				f.pollFailed(err)
 				return
 			}
 			f.answered = time.Now()
@@ -221,9 +221,9 @@ func (f *follower) look() {
 	})
 }
 
-// lookFailed handles a failed look: it gives up if another will not help, or if all have failed for
+// pollFailed handles a failed poll: it gives up if another will not help, or if all have failed for
 // too long.
-func (f *follower) lookFailed(err error) {
+func (f *follower) pollFailed(err error) {
 	if status := buildkite.Refused(err); status >= 400 && status < 500 || time.Since(f.answered) > silence {
 		f.giveUp(err.Error())
 		return
