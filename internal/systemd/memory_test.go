@@ -13,12 +13,12 @@ import (
 func TestMemory(t *testing.T) {
 	t.Parallel()
 	since := time.UnixMicro(1_700_000_000_000_001).UTC()
-	kept := slot.Unit{
+	unit := slot.Unit{
 		Name: "a.service", Load: "loaded", Active: "active", Sub: "running", Since: since,
 		MainPID: 7, Restarts: 2, ExitStatus: 1, Result: "success", Cgroup: "/a", NeedReload: true,
 	}
 	var m Memory
-	m.keep(kept)
+	m.keep(unit)
 	m.keep(slot.Unit{Name: "b.service", Active: "active", MainPID: 8})
 	for name, tt := range map[string]struct {
 		ask  slot.Unit
@@ -45,8 +45,8 @@ func TestMemory(t *testing.T) {
 		}
 	}
 	var none *Memory
-	none.keep(kept)
-	if none.recall(&kept) {
+	none.keep(unit)
+	if none.recall(&unit) {
 		t.Error("nothing remembers")
 	}
 }
