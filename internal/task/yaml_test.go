@@ -37,11 +37,11 @@ func TestPyYAML(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
-	record := bufio.NewScanner(f)
+	lines := bufio.NewScanner(f)
 	n, same := 0, 0
-	for ; record.Scan(); n++ {
+	for ; lines.Scan(); n++ {
 		var pair [2]*string
-		if err := json.Unmarshal(record.Bytes(), &pair); err != nil {
+		if err := json.Unmarshal(lines.Bytes(), &pair); err != nil {
 			t.Fatal(err)
 		}
 		got, err := read(*pair[0])
@@ -55,7 +55,7 @@ func TestPyYAML(t *testing.T) {
 			}
 		}
 	}
-	if err := record.Err(); err != nil || n < 200 || same < 100 {
+	if err := lines.Err(); err != nil || n < 200 || same < 100 {
 		t.Errorf("%d documents, %d read, %v", n, same, err)
 	}
 }
