@@ -82,7 +82,7 @@ func (r *reader) checkKeys(n *yaml.Node, t reflect.Type, prefix string) {
 		known[keyOf(f)] = f.Type
 	}
 	first := map[string]int{}
-	var kept []*yaml.Node
+	var content []*yaml.Node
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := n.Content[i], n.Content[i+1]
 		if prefix == "" && key.Value == "gpus" {
@@ -112,9 +112,9 @@ func (r *reader) checkKeys(n *yaml.Node, t reflect.Type, prefix string) {
 				r.lines[prefix+key.Value] = key.Line
 			}
 		}
-		kept = append(kept, key, value)
+		content = append(content, key, value)
 	}
-	n.Content = kept
+	n.Content = content
 }
 
 // obsolete are keys that earlier versions had, and why they have no effect any more. The next
