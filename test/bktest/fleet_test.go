@@ -62,23 +62,23 @@ func TestFleet(t *testing.T) {
 		rates.watch(s, 3*time.Minute)
 		t.Logf("at rest: %s", rates)
 
-		look := func(what string, do func() error) {
+		measure := func(what string, do func() error) {
 			before, began := asked(s), time.Now()
 			if err := do(); err != nil {
 				t.Errorf("%s: %v", what, err)
 			}
 			t.Logf("%s: %d requests, %s", what, asked(s)-before, time.Since(began).Round(time.Second))
 		}
-		look("is there an agent in queue q7", func() error { return submit.CheckQueue(ctx, client, "kbnode", "q7") })
+		measure("is there an agent in queue q7", func() error { return submit.CheckQueue(ctx, client, "kbnode", "q7") })
 		time.Sleep(time.Minute)
-		look("is there one in no queue", func() error {
+		measure("is there one in no queue", func() error {
 			if err := submit.CheckQueue(ctx, client, "kbnode", "q70"); err == nil || !strings.Contains(err.Error(), "no agent is connected in queue q70") {
 				return fmt.Errorf("it says %w", err)
 			}
 			return nil
 		})
 		time.Sleep(time.Minute)
-		look("all queues", func() error {
+		measure("all queues", func() error {
 			agents, err := client.Agents(ctx, "kbnode")
 			if err == nil && len(agents) != nodes*slots {
 				return fmt.Errorf("%d agents", len(agents))
@@ -92,7 +92,7 @@ func TestFleet(t *testing.T) {
 				Commit: "HEAD", Branch: "main", Steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": fmt.Sprintf("q%d", i%20)}}},
 			}})
 		}
-		look("a hundred jobs", func() error {
+		measure("a hundred jobs", func() error {
 			for _, out := range submit.Run(ctx, client, submit.Options{Target: submit.Target{Org: "kbnode", Pipeline: "kernelbot"}}, jobs) {
 				if out.State != "passed" {
 					return fmt.Errorf("%s is %s: %s", out.RunID, out.State, out.Reason)

@@ -26,7 +26,7 @@ func (s *Server) WaitBuild(ctx context.Context, number int) (Build, error) {
 	tick := time.NewTicker(200 * time.Millisecond) // for changes that depend on the clock
 	defer tick.Stop()
 	for {
-		b, wake, err := s.look(number)
+		b, wake, err := s.buildState(number)
 		if err != nil || b.Finished() {
 			return b, err
 		}
@@ -39,7 +39,7 @@ func (s *Server) WaitBuild(ctx context.Context, number int) (Build, error) {
 	}
 }
 
-func (s *Server) look(number int) (Build, <-chan struct{}, error) {
+func (s *Server) buildState(number int) (Build, <-chan struct{}, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sweep()

@@ -195,8 +195,8 @@ func parseStep(s pipeline.Step, agents rules) (step, error) {
 }
 
 // decode decodes what the library keeps of a document, and refuses unknown keys.
-func decode(kept map[string]any, into any) error {
-	text, err := yaml.Marshal(kept)
+func decode(doc map[string]any, into any) error {
+	text, err := yaml.Marshal(doc)
 	if err != nil {
 		return err
 	}

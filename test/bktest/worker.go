@@ -40,9 +40,9 @@ func (s *Server) Employ(ctx context.Context, w Worker) error {
 		Ping      int    `json:"ping_interval"`
 		Heartbeat int    `json:"heartbeat_interval"`
 	}
-	err := s.say(ctx, http.MethodPost, "/v3/register", DefaultAgentToken, map[string]any{"name": w.Name, "hostname": "host-" + w.Name, "meta_data": w.Tags, "version": "3.76.2"}, &me)
+	err := s.agentRequest(ctx, http.MethodPost, "/v3/register", DefaultAgentToken, map[string]any{"name": w.Name, "hostname": "host-" + w.Name, "meta_data": w.Tags, "version": "3.76.2"}, &me)
 	if err == nil {
-		err = s.say(ctx, http.MethodPost, "/v3/connect", me.Token, nil, nil)
+		err = s.agentRequest(ctx, http.MethodPost, "/v3/connect", me.Token, nil, nil)
 	}
 	if err != nil {
 		return fmt.Errorf("employ worker %s: %w", w.Name, err)
@@ -50,7 +50,7 @@ func (s *Server) Employ(ctx context.Context, w Worker) error {
 	alive, vanish := context.WithCancel(ctx)
 	go func() {
 		for s.pause(alive, time.Duration(me.Heartbeat)*time.Second) {
-			if s.say(ctx, http.MethodPost, "/v3/heartbeat", me.Token, map[string]any{"sent_at": s.opts.Now()}, nil) != nil {
+			if s.agentRequest(ctx, http.MethodPost, "/v3/heartbeat", me.Token, map[string]any{"sent_at": s.opts.Now()}, nil) != nil {
 				return
 			}
 		}
@@ -63,7 +63,7 @@ func (s *Server) Employ(ctx context.Context, w Worker) error {
 					ID string `json:"id"`
 				} `json:"job"`
 			}
-			if err := s.say(ctx, http.MethodGet, "/v3/ping", me.Token, nil, &ping); err != nil {
+			if err := s.agentRequest(ctx, http.MethodGet, "/v3/ping", me.Token, nil, &ping); err != nil {
 				return
 			}
 			if ping.Job == nil || !s.work(ctx, w, me.Token, ping.Job.ID, vanish) {
@@ -89,7 +89,7 @@ func (s *Server) work(ctx context.Context, w Worker, token, id string, vanish fu
 		Env map[string]string `json:"env"`
 	}
 	at := "/v3/jobs/" + id
-	if s.say(ctx, http.MethodPut, at+"/accept", token, nil, &job) != nil || s.say(ctx, http.MethodPut, at+"/start", token, map[string]any{}, nil) != nil {
+	if s.agentRequest(ctx, http.MethodPut, at+"/accept", token, nil, &job) != nil || s.agentRequest(ctx, http.MethodPut, at+"/start", token, map[string]any{}, nil) != nil {
 		return false
 	}
 	inner, cancel := context.WithCancel(ctx)
@@ -104,7 +104,7 @@ func (s *Server) work(ctx context.Context, w Worker, token, id string, vanish fu
 			var state struct {
 				State string `json:"state"`
 			}
-			if err := s.say(inner, http.MethodGet, at, token, nil, &state); err != nil || state.State != "running" {
+			if err := s.agentRequest(inner, http.MethodGet, at, token, nil, &state); err != nil || state.State != "running" {
 				cancel()
 			}
 		}
@@ -118,7 +118,7 @@ func (s *Server) work(ctx context.Context, w Worker, token, id string, vanish fu
 		return false
 	}
 	s.upload(id, done.Files)
-	return s.say(ctx, http.MethodPut, at+"/finish", token, map[string]any{"exit_status": fmt.Sprint(done.Exit)}, nil) == nil
+	return s.agentRequest(ctx, http.MethodPut, at+"/finish", token, map[string]any{"exit_status": fmt.Sprint(done.Exit)}, nil) == nil
 }
 
 // upload stores files as artifacts of a job.
@@ -135,8 +135,8 @@ func (s *Server) upload(id string, files map[string]string) {
 	}
 }
 
-// say sends a request to the server as an agent.
-func (s *Server) say(ctx context.Context, method, to, token string, body, into any) error {
+// agentRequest sends a request to the server as an agent.
+func (s *Server) agentRequest(ctx context.Context, method, to, token string, body, into any) error {
 	var text []byte
 	if body != nil {
 		var err error

@@ -98,7 +98,7 @@ func (s *Systemd) SetProperties(_ context.Context, name string, properties ...sy
 			word = append(word, strings.ReplaceAll(strings.TrimPrefix(text, "DeviceAllow=\n"), "\n", " "))
 		}
 	}
-	if err := s.say(word...); err != nil {
+	if err := s.addWord(word...); err != nil {
 		return err
 	}
 	u := s.units[name]
@@ -218,13 +218,13 @@ func (u Users) Add(_ context.Context, add plan.User) error {
 // Remove implements reconcile.Users.
 func (u Users) Remove(_ context.Context, name string) error {
 	return u.edit(func(lines []string) []string {
-		var kept []string
+		var rest []string
 		for _, l := range lines {
 			if !strings.HasPrefix(l, name+":") {
-				kept = append(kept, l)
+				rest = append(rest, l)
 			}
 		}
-		return kept
+		return rest
 	})
 }
 

@@ -88,8 +88,8 @@ func (s *Systemd) Killed() []string {
 	return slices.Clone(s.killed)
 }
 
-// say records a word. The caller holds mu.
-func (s *Systemd) say(parts ...string) error {
+// addWord records a word. The caller holds mu.
+func (s *Systemd) addWord(parts ...string) error {
 	word := strings.Join(parts, " ")
 	s.asked = time.Now()
 	if s.Hook != nil {
@@ -139,7 +139,7 @@ func (s *Systemd) Loaded(_ context.Context, patterns ...string) ([]string, error
 func (s *Systemd) Reload(context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.say("reload"); err != nil {
+	if err := s.addWord("reload"); err != nil {
 		return err
 	}
 	s.outdated = false
@@ -159,7 +159,7 @@ func (s *Systemd) Reload(context.Context) error {
 func (s *Systemd) Start(_ context.Context, names ...string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.say(append([]string{"start"}, names...)...); err != nil {
+	if err := s.addWord(append([]string{"start"}, names...)...); err != nil {
 		return err
 	}
 	for _, name := range names {
@@ -233,7 +233,7 @@ func (s *Systemd) process(u *unit, pid int, env string) error {
 func (s *Systemd) Restart(_ context.Context, names ...string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.say(append([]string{"restart"}, names...)...); err != nil {
+	if err := s.addWord(append([]string{"restart"}, names...)...); err != nil {
 		return err
 	}
 	for _, name := range names {
@@ -261,7 +261,7 @@ func (s *Systemd) Drain(_ context.Context, names ...string) error {
 func (s *Systemd) stop(verb string, names []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.say(append([]string{verb}, names...)...); err != nil {
+	if err := s.addWord(append([]string{verb}, names...)...); err != nil {
 		return err
 	}
 	for _, name := range names {
@@ -325,7 +325,7 @@ func (s *Systemd) Kill(_ context.Context, name string, all bool, signal syscall.
 	if all {
 		who = "all"
 	}
-	if err := s.say("kill", name, who, signal.String()); err != nil {
+	if err := s.addWord("kill", name, who, signal.String()); err != nil {
 		return err
 	}
 	if u := s.units[name]; u != nil && u.job {
@@ -340,7 +340,7 @@ func (s *Systemd) Kill(_ context.Context, name string, all bool, signal syscall.
 func (s *Systemd) ResetFailed(_ context.Context, name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.say("reset-failed", name); err != nil {
+	if err := s.addWord("reset-failed", name); err != nil {
 		return err
 	}
 	if u := s.units[name]; u != nil && u.active == "failed" {
@@ -353,7 +353,7 @@ func (s *Systemd) ResetFailed(_ context.Context, name string) error {
 func (s *Systemd) Enable(_ context.Context, names ...string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.say(append([]string{"enable"}, names...)...); err != nil {
+	if err := s.addWord(append([]string{"enable"}, names...)...); err != nil {
 		return err
 	}
 	s.outdated = true
@@ -376,7 +376,7 @@ func (s *Systemd) Enable(_ context.Context, names ...string) error {
 func (s *Systemd) Disable(_ context.Context, names ...string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.say(append([]string{"disable"}, names...)...); err != nil {
+	if err := s.addWord(append([]string{"disable"}, names...)...); err != nil {
 		return err
 	}
 	s.outdated = true

@@ -63,7 +63,7 @@ ln -s /etc/shadow result.json
 echo :: linked`
 	next = `x=$(printf %050000000d 0); echo ":: next with ${#x}"`
 	// What a container must not have.
-	looks = `for v in BUILDKITE_AGENT_ACCESS_TOKEN BUILDKITE_AGENT_JOB_API_SOCKET BUILDKITE_AGENT_JOB_API_TOKEN BUILDKITE_AGENT_TOKEN DOCKER_HOST; do
+	secretChecks = `for v in BUILDKITE_AGENT_ACCESS_TOKEN BUILDKITE_AGENT_JOB_API_SOCKET BUILDKITE_AGENT_JOB_API_TOKEN BUILDKITE_AGENT_TOKEN DOCKER_HOST; do
   if env | grep -q "^$v="; then echo ":: variable $v"; fi
 done
 for f in "$BUILDKITE_ENV_FILE" /run/kbnode /var/run/docker.sock /run/docker.sock /etc/buildkite-agent /etc/kbnode /var/lib/buildkite-agent /var/lib/docker /root/token; do
@@ -92,7 +92,7 @@ echo ":: looked"`
 func attacks() [][]attack {
 	lanes := [][]attack{
 		{
-			{name: "secrets and memory", script: looks + "\n" + manySmall + "\necho :: went on", rest: "    artifact_paths: [result.json]\n", flags: "--env KERNELBOT_PAYLOAD_0=" + strings.Repeat("x", 130000),
+			{name: "secrets and memory", script: secretChecks + "\n" + manySmall + "\necho :: went on", rest: "    artifact_paths: [result.json]\n", flags: "--env KERNELBOT_PAYLOAD_0=" + strings.Repeat("x", 130000),
 				wants: []string{"looked", "shm is full", "cache is no matter", "all said", "payload of 130000"}, code: "1",
 				not: []string{"variable", "file", "socket", "kbnode written", "wrote", "mounted", "device made", "GPU", "host root", "core dumped", "went on"}},
 			{name: "disk", image: "volume:test", script: fills, code: "0",

@@ -139,7 +139,7 @@ func TestCompatible(t *testing.T) {
 				r := all[strconv.Itoa(slot)+" "+a.name]
 				r.usable = 0 // not here
 				if strings.HasPrefix(a.script, share) {
-					sees(t, m, p.Slots[slot], r)
+					matchesPlan(t, m, p.Slots[slot], r)
 				}
 				a.judge(t, m, r, 0)
 			})
@@ -158,8 +158,8 @@ func TestCompatible(t *testing.T) {
 	})
 }
 
-// sees compares what a job saw with the plan of its slot.
-func sees(t *testing.T, m *vm.Machine, s plan.Slot, r outcome) {
+// matchesPlan compares what a job saw with the plan of its slot.
+func matchesPlan(t *testing.T, m *vm.Machine, s plan.Slot, r outcome) {
 	t.Helper()
 	cpus, err := cpuset.Parse(s.CPUs)
 	if err != nil {

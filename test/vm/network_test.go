@@ -215,7 +215,7 @@ func TestNetwork(t *testing.T) {
 			"tcp,host.docker.internal,80": "no",
 		}
 	}
-	look := func(t *testing.T, slot int) {
+	check := func(t *testing.T, slot int) {
 		t.Helper()
 		w := network{t, m}
 		want := jobs(slot)
@@ -223,8 +223,8 @@ func TestNetwork(t *testing.T) {
 	}
 
 	t.Run("jobs", func(t *testing.T) {
-		look(t, 0)
-		look(t, 1)
+		check(t, 0)
+		check(t, 1)
 	})
 	t.Run("tricks", func(t *testing.T) {
 		out := network{t, m}.run(1, `, user: "0"`, "tricks")
@@ -289,8 +289,8 @@ func TestNetwork(t *testing.T) {
 		m.Try("docker rm -f kbnode-gpu0-server kbnode-gpu1-server")
 		address[0], address[1] = n.serve(0), n.serve(1)
 		theirs = m.Sh("docker inspect -f '{{.NetworkSettings.IPAddress}}' theirs")
-		look(t, 0)
-		look(t, 1)
+		check(t, 0)
+		check(t, 1)
 	})
 	t.Run("networks that are pruned", func(t *testing.T) {
 		m.Sh("docker rm -f kbnode-gpu0-server kbnode-gpu1-server; docker network prune -f")
@@ -298,7 +298,7 @@ func TestNetwork(t *testing.T) {
 			t.Fatalf("%s is left", got)
 		}
 		address[0], address[1] = n.serve(0), n.serve(1)
-		look(t, 1)
+		check(t, 1)
 	})
 	t.Run("a network in the way", func(t *testing.T) {
 		m.Sh("ip route add 198.18.3.0/25 via 192.0.2.2")

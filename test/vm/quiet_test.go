@@ -54,20 +54,20 @@ func TestQuiet(t *testing.T) {
 
 	t.Run("a record of each job", func(t *testing.T) {
 		m.Sh("printf 'gpu.2.sm_clock = 1965\\ngpu.2.clock_reasons = 0x40\\n' >>/etc/fake-nvml.conf")
-		rec := record(t, m, 2, "sleep 8; ln -sf /etc/shadow node.json")
+		rec := jobRecord(t, m, 2, "sleep 8; ln -sf /etc/shadow node.json")
 		if !rec.Noisy || !strings.Contains(strings.Join(rec.Why, "; "), "hw_thermal_slowdown") || rec.GPU.Samples == 0 || rec.Slot != "gpu2" {
 			t.Errorf("of a hot GPU: %+v", rec)
 		}
 		if p := rec.Protection; p.Kernel == "" || p.Landlock == nil || len(p.Containers) != 1 || p.Containers[0].PIDs == nil || !*p.Containers[0].PIDs || p.Containers[0].Seccomp == nil || !*p.Containers[0].Seccomp {
 			t.Errorf("of what protects it: %+v", p)
 		}
-		rec = record(t, m, 3, "sleep 8")
+		rec = jobRecord(t, m, 3, "sleep 8")
 		if strings.Contains(strings.Join(rec.Why, "; "), "slowdown") || rec.GPU.Samples == 0 {
 			t.Errorf("of a cool GPU: %+v", rec)
 		}
 		m.Sh("if pgrep -f '[s]ample --uuid'; then exit 1; fi; sed -i '/^gpu.2.sm_clock/d; /^gpu.2.clock_reasons/d' /etc/fake-nvml.conf")
 		m.Sh("echo 'gpu.3.hang.nvmlDeviceGetPowerUsage = 3600' >>/etc/fake-nvml.conf")
-		rec = record(t, m, 3, "sleep 4")
+		rec = jobRecord(t, m, 3, "sleep 4")
 		if rec.GPU.Samples != 0 || !strings.Contains(rec.GPU.Error, "not sampled") {
 			t.Errorf("of a GPU that hangs: %+v", rec)
 		}
@@ -88,8 +88,8 @@ func TestQuiet(t *testing.T) {
 	})
 }
 
-// record runs a job and returns its noise record, which it uploads.
-func record(t *testing.T, m *vm.Machine, slot int, command string) noise.Record {
+// jobRecord runs a job and returns its noise record, which it uploads.
+func jobRecord(t *testing.T, m *vm.Machine, slot int, command string) noise.Record {
 	t.Helper()
 	m.Put("/root/record.yml", 0o600, step(slot, "busybox:test", command, "")+"    artifact_paths: [node.json]\n")
 	build := m.Sh("bkstub submit --queue b200 --steps /root/record.yml")

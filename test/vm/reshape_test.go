@@ -29,9 +29,9 @@ const holding = `steps:
 
 // holder is such a job, the only one of its machine.
 type holder struct {
-	m        *vm.Machine
-	job      *vm.Process
-	look, is string // what must stay while it runs
+	m         *vm.Machine
+	job       *vm.Process
+	probe, is string // what must stay while it runs
 }
 
 func hold(m *vm.Machine, queue string, slot int, node, option string) *holder {
@@ -39,8 +39,8 @@ func hold(m *vm.Machine, queue string, slot int, node, option string) *holder {
 	m.Put(file, 0o600, fmt.Sprintf(holding, queue, slot, node, option))
 	h := &holder{m: m, job: m.Start("bash", "-c", "bkstub submit --queue "+queue+" --steps "+file+" --wait")}
 	m.Wait("the job's container", "docker ps -q | grep -q .")
-	h.look = fmt.Sprintf("docker ps -q; systemctl show -P MainPID buildkite-agent-gpu%d kbnode-guard-gpu%[1]d", slot)
-	h.is = m.Sh(h.look)
+	h.probe = fmt.Sprintf("docker ps -q; systemctl show -P MainPID buildkite-agent-gpu%d kbnode-guard-gpu%[1]d", slot)
+	h.is = m.Sh(h.probe)
 	return h
 }
 
@@ -49,7 +49,7 @@ func hold(m *vm.Machine, queue string, slot int, node, option string) *holder {
 func (h *holder) end(t *testing.T, lost bool) {
 	t.Helper()
 	opens := map[bool]int{false: 2, true: 1}[lost]
-	if diff := cmp.Diff(h.is, h.m.Sh(h.look)); diff != "" {
+	if diff := cmp.Diff(h.is, h.m.Sh(h.probe)); diff != "" {
 		t.Errorf("the job's container, or its slot's agent or guard, changed: %s", diff)
 	}
 	h.m.Sh("docker exec $(docker ps -q) touch /end")

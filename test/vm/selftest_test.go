@@ -133,7 +133,7 @@ for bar in /sys/bus/pci/devices/*/resource0; do
   done
   cat $$(dirname $$bar)/numa_node
 done`
-		looks := func(want string) {
+		wantOutput := func(want string) {
 			t.Helper()
 			r := runStep(m, 2, step(2, "busybox:test", job, ""))
 			if r.Code != 0 || !strings.Contains(r.Stdout, want) || strings.Contains(r.Stdout, "reads /sys") || !strings.Contains(r.Stdout, "kept from /sys/bus/pci/devices/") {
@@ -145,14 +145,14 @@ done`
 		if m.Try(used).Code == 0 {
 			t.Fatal("Docker uses AppArmor already")
 		}
-		looks("kept from")
+		wantOutput("kept from")
 		m.InstallPackages("apparmor")
 		m.Sh("systemctl restart docker; systemctl restart kbnode-guard-gpu2")
 		m.Sh(used)
-		looks("(enforce)")
+		wantOutput("(enforce)")
 		profile := m.Sh("grep -o '^kbnode-job-[0-9a-f]*' /sys/kernel/security/apparmor/profiles")
 		m.Sh("printf " + profile + " >/sys/kernel/security/apparmor/.remove")
-		looks(profile + " (enforce)") // the guard has loaded it again
+		wantOutput(profile + " (enforce)") // the guard has loaded it again
 		clean(t, m, "--slot 2", 1)
 	})
 

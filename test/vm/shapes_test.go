@@ -284,16 +284,16 @@ func amdIs(t *testing.T, m *vm.Machine, parts int) {
 	if inv.NVIDIA != nil || inv.AMD == nil || len(inv.GPUs) != parts {
 		t.Fatalf("%d GPUs, want %d; NVIDIA's driver: %+v", len(inv.GPUs), parts, inv.NVIDIA)
 	}
-	identities, looks, nodes := map[string]bool{}, "", ""
+	identities, script, nodes := map[string]bool{}, "", ""
 	for _, g := range inv.GPUs {
 		identities[fmt.Sprintf("%s/%d", g.UUID, g.Partition)] = true
-		looks += fmt.Sprintf("test -c /dev/dri/renderD%d; cat /sys/bus/pci/devices/%s/numa_node\n", g.RenderMinor, g.PCI)
+		script += fmt.Sprintf("test -c /dev/dri/renderD%d; cat /sys/bus/pci/devices/%s/numa_node\n", g.RenderMinor, g.PCI)
 		nodes += fmt.Sprintf("%d\n", g.NUMANode)
 	}
 	if len(identities) != parts {
 		t.Errorf("%d identities for %d GPUs", len(identities), parts)
 	}
-	if diff := cmp.Diff(strings.TrimSpace(nodes), m.Sh(looks)); diff != "" {
+	if diff := cmp.Diff(strings.TrimSpace(nodes), m.Sh(script)); diff != "" {
 		t.Errorf("NUMA nodes (-inventory +machine):\n%s", diff)
 	}
 }

@@ -79,14 +79,14 @@ func qemuArgs(fw firmware, mem memory, disk, extra string) []string {
 	}
 	// A host bridge on each node, with the places of four GPUs behind it.
 	for gpu := range GPUs {
-		node, place := gpu/4, gpu%4
-		if place == 0 {
+		node, position := gpu/4, gpu%4
+		if position == 0 {
 			args = append(args, "-device",
 				fmt.Sprintf("pxb-pcie,id=host%d,bus=pcie.0,bus_nr=%d,numa_node=%d", node, 0x20+0x60*node, node))
 		}
 		args = append(args,
 			"-device", fmt.Sprintf("pcie-root-port,id=port%d,bus=host%d,addr=%d,chassis=%d,slot=%d,io-reserve=0",
-				gpu, node, place, 1+gpu, 1+gpu),
+				gpu, node, position, 1+gpu, 1+gpu),
 			"-device", fmt.Sprintf("pci-testdev,bus=port%d", gpu))
 	}
 	return args
