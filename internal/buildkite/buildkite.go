@@ -185,12 +185,12 @@ func plain(err error, scope string) error {
 
 // explained is a refusal with an explanation for people.
 type explained struct {
-	say  string
-	says *Refusal
+	text    string
+	refusal *Refusal
 }
 
-func (e *explained) Error() string { return e.say }
-func (e *explained) Unwrap() error { return e.says }
+func (e *explained) Error() string { return e.text }
+func (e *explained) Unwrap() error { return e.refusal }
 
 // Refused returns the HTTP status of the response that err is about; 0 if it is
 // about none.

@@ -21,8 +21,8 @@ type QueueReport struct {
 	others []string // all queues with agents
 }
 
-// QueueLook reads the queues of an organization repeatedly.
-type QueueLook struct {
+// QueueReader reads the queues of an organization repeatedly.
+type QueueReader struct {
 	Client *Client
 	Org    string
 	Name   string      // of the queue; "" means all
@@ -32,8 +32,8 @@ type QueueLook struct {
 	asked  bool
 }
 
-// Ask reads the queues.
-func (l *QueueLook) Ask(ctx context.Context) (QueueReport, error) {
+// Read reads the queues.
+func (l *QueueReader) Read(ctx context.Context) (QueueReport, error) {
 	agents, err := l.Client.Agents(ctx, l.Org)
 	if err != nil {
 		return QueueReport{}, l.Client.Explain(ctx, err, l.Org, "")
@@ -58,7 +58,7 @@ func (l *QueueLook) Ask(ctx context.Context) (QueueReport, error) {
 }
 
 // Empty says why a report has no agent. It returns "" if it has one.
-func (l *QueueLook) Empty(ctx context.Context, r QueueReport) string {
+func (l *QueueReader) Empty(ctx context.Context, r QueueReport) string {
 	if len(r.others) > 0 && (l.Name == "" || slices.Contains(r.others, l.Name)) {
 		return ""
 	}

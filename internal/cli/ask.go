@@ -27,8 +27,8 @@ var errDeclined = errors.New("nothing was changed")
 
 // asks reports whether there is a person to ask, who sees the question and types the answer.
 func (s Streams) asks() bool {
-	_, sees := terminal(s.Err)
-	return sees && isTerminal(s.In)
+	_, toTerminal := terminal(s.Err)
+	return toTerminal && isTerminal(s.In)
 }
 
 // confirm asks a person. Without a terminal it returns the usage error otherwise, which says

@@ -40,7 +40,7 @@ func changeImages(ctx context.Context, s Streams, command string, auto, asJSON b
 	p := &layerProgress{progress: newProgress(s)}
 	if !auto {
 		u.Say = func(text string) { p.update(image.Progress{Status: text}) }
-		u.Tell = p.update
+		u.Progress = p.update
 	}
 	r, err := do(ctx, u)
 	p.end()

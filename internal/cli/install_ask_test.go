@@ -56,8 +56,8 @@ func newPerson(t *testing.T) *person {
 	return p
 }
 
-// sees waits for a text on the screen, after the last one.
-func (p *person) sees(what string) {
+// waitFor waits for a text on the screen, after the last one.
+func (p *person) waitFor(what string) {
 	p.t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		p.mu.Lock()
@@ -80,7 +80,7 @@ func (p *person) sees(what string) {
 func (p *person) types(dialog ...string) {
 	p.t.Helper()
 	for i := 0; i+1 < len(dialog); i += 2 {
-		p.sees(dialog[i])
+		p.waitFor(dialog[i])
 		if _, err := p.master.WriteString(dialog[i+1]); err != nil {
 			p.t.Error(err)
 		}

@@ -169,7 +169,7 @@ func TestConfigFileOfATree(t *testing.T) {
 // if it must: writing it could undo an edit made meanwhile.
 func TestConfigFileIsWrittenWhereItMustBe(t *testing.T) {
 	t.Parallel()
-	const kept = "kept"
+	const contentKept = "kept"
 	ours := "# " + plan.Marker + "\n"
 	for _, tt := range []struct {
 		name, text string
@@ -177,8 +177,8 @@ func TestConfigFileIsWrittenWhereItMustBe(t *testing.T) {
 		want       string // content to write, or kept; "" if the file is not planned
 	}{
 		{name: "none yet", args: []string{"--queue", "a"}, want: "queue: a"},
-		{name: "all is said", text: ours + "queue: a # why\n", want: kept},
-		{name: "said again", text: ours + "queue: a\n", args: []string{"--queue", "a"}, want: kept},
+		{name: "all is said", text: ours + "queue: a # why\n", want: contentKept},
+		{name: "said again", text: ours + "queue: a\n", args: []string{"--queue", "a"}, want: contentKept},
 		{name: "a new wish", text: ours + "queue: a\n", args: []string{"--queue", "b"}, want: "queue: b"},
 		{name: "an old spelling", text: ours + "queue: a\ngpus: 4\n", want: "gpu_count: 4"},
 		{name: "an old choice", text: ours + "queue: a\ngpus: '4'\n", want: "gpus: [4]"},
@@ -190,12 +190,12 @@ func TestConfigFileIsWrittenWhereItMustBe(t *testing.T) {
 			put(t, root, plan.ConfigPath, tt.text)
 		}
 		p, got := planned(t, append([]string{"--root", root}, tt.args...)...), ""
-		if i := slices.IndexFunc(p.Files, func(f plan.File) bool { return f.Path == plan.ConfigPath }); i >= 0 && p.Files[i].Kept {
-			got = kept + p.Files[i].Content
+		if i := slices.IndexFunc(p.Files, func(f plan.File) bool { return f.Path == plan.ConfigPath }); i >= 0 && p.Files[i].ModeOnly {
+			got = contentKept + p.Files[i].Content
 		} else if i >= 0 {
 			got = p.Files[i].Content
 		}
-		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) || tt.want == kept && got != kept {
+		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) || tt.want == contentKept && got != contentKept {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
 		}
 	}

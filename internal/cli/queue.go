@@ -24,14 +24,14 @@ const queuePeriod = 10 * time.Second
 
 // queueView is one run of kbnode queue.
 type queueView struct {
-	buildkite.QueueLook
+	buildkite.QueueReader
 	s      Streams
 	asJSON bool
 }
 
 func newQueueView(s Streams, client *buildkite.Client, org, name string, asJSON bool) *queueView {
-	look := buildkite.QueueLook{Client: client, Org: org, Name: name, Warn: func(err error) { s.warn("%v", err) }}
-	return &queueView{QueueLook: look, s: s, asJSON: asJSON}
+	reader := buildkite.QueueReader{Client: client, Org: org, Name: name, Warn: func(err error) { s.warn("%v", err) }}
+	return &queueView{QueueReader: reader, s: s, asJSON: asJSON}
 }
 
 func newQueue(s Streams) *cobra.Command {
@@ -68,7 +68,7 @@ Exit code 1 if no agent is connected.`,
 			if watch {
 				return v.watch(cmd.Context())
 			}
-			report, err := v.Ask(cmd.Context())
+			report, err := v.Read(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -89,7 +89,7 @@ Exit code 1 if no agent is connected.`,
 func (v *queueView) watch(ctx context.Context) error {
 	var last []byte // what was printed, as JSON
 	for {
-		report, err := v.Ask(ctx)
+		report, err := v.Read(ctx)
 		switch status := buildkite.Refused(err); {
 		case ctx.Err() != nil:
 			return nil

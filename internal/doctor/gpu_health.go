@@ -68,12 +68,12 @@ func verdictsNow(ctx context.Context, m *Machine, f fleet, watched bool) ([]heal
 		}
 	}
 	if watched {
-		kept, _ := daemon.ReadHealth(m.Root) // the check health reports what is wrong with it
+		stored, _ := daemon.ReadHealth(m.Root) // the check health reports what is wrong with it
 		_, verdicts, _ := health.Judge(health.State{}, in)
 		return slices.DeleteFunc(verdicts, func(v health.Verdict) bool {
 			// AMD's counters may include errors from before a reset, which only the daemon
 			// knows.
-			return v.Check == "gpu.ras" || slices.ContainsFunc(kept.Verdicts, func(k health.Verdict) bool { return k.Check == v.Check && k.GPU == v.GPU })
+			return v.Check == "gpu.ras" || slices.ContainsFunc(stored.Verdicts, func(k health.Verdict) bool { return k.Check == v.Check && k.GPU == v.GPU })
 		}), nil
 	}
 	log := health.Kmsg{Path: m.Path("/dev/kmsg"), Once: true}
@@ -122,8 +122,8 @@ type fleet struct {
 // fleetOf returns the GPUs of a vendor, or of all vendors for "".
 func fleetOf(m *Machine, vendor string) fleet {
 	f := fleet{slots: map[string][]int{}}
-	bound := slotBindings(m)
-	for _, b := range bound {
+	bindings := slotBindings(m)
+	for _, b := range bindings {
 		for _, member := range b.Members() {
 			at := member.PCI
 			for _, g := range m.Inventory.GPUs {
@@ -138,7 +138,7 @@ func fleetOf(m *Machine, vendor string) fleet {
 	}
 	listed := map[string]bool{}
 	for _, g := range m.Inventory.GPUs {
-		if vendor != "" && g.Vendor != vendor || listed[g.PCI] || len(bound) > 0 && f.slots[g.PCI] == nil {
+		if vendor != "" && g.Vendor != vendor || listed[g.PCI] || len(bindings) > 0 && f.slots[g.PCI] == nil {
 			continue
 		}
 		listed[g.PCI] = true
@@ -154,11 +154,11 @@ func slotBindings(m *Machine) []plan.Binding {
 	if err != nil {
 		return nil
 	}
-	kept, err := plan.ParseBindings([]byte(text))
+	bindings, err := plan.ParseBindings([]byte(text))
 	if err != nil {
 		return nil
 	}
-	return kept.Slots
+	return bindings.Slots
 }
 
 // gpuGroup is a group of GPUs that share a value.

@@ -80,15 +80,15 @@ func openToJobs(mode fs.FileMode, gid int) bool {
 }
 
 func gpuPresent(_ context.Context, m *Machine) Answer {
-	bound := slotBindings(m)
+	bindings := slotBindings(m)
 	switch {
-	case len(bound) == 0 && len(m.Inventory.GPUs) == 0:
+	case len(bindings) == 0 && len(m.Inventory.GPUs) == 0:
 		return none("no GPU")
-	case len(bound) == 0:
+	case len(bindings) == 0:
 		return found(ok("%d GPUs, no slots yet", len(m.Inventory.GPUs)))
 	}
 	var wrong []Finding
-	lost, replaced := plan.Losses(m.Inventory.GPUs, bound)
+	lost, replaced := plan.Losses(m.Inventory.GPUs, bindings)
 	for _, l := range lost {
 		if l.Why != "" {
 			now, do, _ := strings.Cut(l.Why, "; ")
@@ -101,7 +101,7 @@ func gpuPresent(_ context.Context, m *Machine) Answer {
 	for _, r := range replaced {
 		wrong = append(wrong, warn("%s", r.Why).Of(r.Slot).Safely("kbnode reconcile"))
 	}
-	return otherwise(wrong, ok("%d GPUs in %d slots", len(m.Inventory.GPUs), len(bound)))
+	return otherwise(wrong, ok("%d GPUs in %d slots", len(m.Inventory.GPUs), len(bindings)))
 }
 
 func gpuAnswers(_ context.Context, m *Machine) Answer {

@@ -50,7 +50,7 @@ func (o *others) unknown(what string, err error) {
 }
 
 func (o *others) cron() {
-	look := func(name string, separate, whole bool) {
+	find := func(name string, separate, whole bool) {
 		crontab, err := o.Read(name)
 		o.unknown(name, err)
 		commands := []string{crontab}
@@ -78,12 +78,12 @@ func (o *others) cron() {
 		for _, e := range entries[:min(len(entries), maxCronFiles)] {
 			name := dir + "/" + e.Name()
 			if _, _, mode := o.TargetOwner(name); mode.IsRegular() && name != plan.CronPath {
-				look(name, dir == "/etc/cron.d" || strings.HasPrefix(dir, "/var/"), strings.HasPrefix(dir, "/etc/"))
+				find(name, dir == "/etc/cron.d" || strings.HasPrefix(dir, "/var/"), strings.HasPrefix(dir, "/etc/"))
 			}
 		}
 	}
-	look("/etc/crontab", true, false)
-	look("/etc/anacrontab", true, false)
+	find("/etc/crontab", true, false)
+	find("/etc/anacrontab", true, false)
 }
 
 // work is imageCommand, which also looks into the scripts that a script calls.

@@ -98,12 +98,12 @@ func nodeDaemon(_ context.Context, m *Machine) Answer {
 }
 
 func nodeHealth(_ context.Context, m *Machine) Answer {
-	kept, err := daemon.ReadHealth(m.Root)
+	stored, err := daemon.ReadHealth(m.Root)
 	if err != nil {
 		return found(warn("%s", err).By("systemctl restart %s", plan.NodeService))
 	}
 	var all []Finding
-	for _, v := range kept.Verdicts {
+	for _, v := range stored.Verdicts {
 		if v.Level >= health.Warn && !isOwn(m, v) {
 			all = append(all, verdictFinding(v))
 		}

@@ -55,7 +55,7 @@ func observe(m *Machine) {
 	state := *m.State
 	state.Slots = slices.Clone(state.Slots)
 	for i := range state.Slots {
-		now := state.Slots[i].Look(m.Root)
+		now := state.Slots[i].ReadRunDir(m.Root)
 		state.Slots[i].Registered, state.Slots[i].Parked = now.Registered, now.Parked
 	}
 	m.State = &state

@@ -64,13 +64,13 @@ func ofProcesses(list []host.Process, what string) Finding {
 func slotGPUProcesses(_ context.Context, m *Machine) Answer {
 	owner := health.OwnerOf(m.Root)
 	var all []Finding
-	looked := 0
+	checked := 0
 	for _, g := range m.Inventory.GPUs {
 		slots := slotsOn(m.Plan, g)
 		if slots == nil {
 			continue
 		}
-		looked++
+		checked++
 		pids, err := m.computeOn(g)
 		if err != nil {
 			all = append(all, skip("%s", err).Of(slots...))
@@ -89,7 +89,7 @@ func slotGPUProcesses(_ context.Context, m *Machine) Answer {
 			all = append(all, found.Of(slots...))
 		}
 	}
-	return otherwise(all, ok("%d GPUs", looked))
+	return otherwise(all, ok("%d GPUs", checked))
 }
 
 // computeOn returns the processes that compute on a GPU or partition, as far as its driver

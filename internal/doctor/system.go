@@ -172,18 +172,18 @@ func full(name string, v unix.Statfs_t) Finding {
 	size := uint64(v.Frsize)
 	total, free := v.Blocks*size, v.Bavail*size
 	none, low := min(total/50, 1<<30), min(total/10, 20<<30)
-	const look = "see what uses the space: sudo docker system df; sudo du -xh -d2 / | sort -h | tail -30"
+	const usage = "see what uses the space: sudo docker system df; sudo du -xh -d2 / | sort -h | tail -30"
 	const count = "see what uses them: sudo du --inodes -x -d2 / | sort -n | tail -30"
 	switch {
 	case v.Flags&unix.ST_RDONLY != 0: // as a system image is
 	case v.Files > 0 && v.Ffree < v.Files/100:
 		return fail("%s has no room for more files: less than 1%% of its inodes are free", name).Advise(count)
 	case free < none:
-		return fail("%s is full: less than %d MiB are free", name, none>>20).Advise(look)
+		return fail("%s is full: less than %d MiB are free", name, none>>20).Advise(usage)
 	case v.Files > 0 && v.Ffree < v.Files/20:
 		return warn("%s has little room for more files: less than 5%% of its inodes are free", name).Advise(count)
 	case free < low:
-		return warn("%s is nearly full: less than %d MiB are free", name, low>>20).Advise(look)
+		return warn("%s is nearly full: less than %d MiB are free", name, low>>20).Advise(usage)
 	}
 	return Finding{}
 }

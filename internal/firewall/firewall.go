@@ -29,16 +29,16 @@ const (
 
 var table = nftables.Table{Name: Name, Family: nftables.TableFamilyINet}
 
-// Look compares the rules in the kernel with those for this node.
-func (n Node) Look() (State, error) {
-	state, err := n.look()
+// State compares the rules in the kernel with those for this node.
+func (n Node) State() (State, error) {
+	state, err := n.readState()
 	if err != nil {
 		return "", fmt.Errorf("read the nftables table inet %s: %w", Name, err)
 	}
 	return state, nil
 }
 
-func (n Node) look() (State, error) {
+func (n Node) readState() (State, error) {
 	conn, err := nftables.New(nftables.AsLasting())
 	if err != nil {
 		return "", err
@@ -133,7 +133,7 @@ func (n Node) Set() error {
 // Ensure writes the table for this node unless the kernel has it.
 func (n Node) Ensure() error {
 	// Rules that cannot be read are written again.
-	if state, err := n.Look(); err == nil && state == Intact {
+	if state, err := n.State(); err == nil && state == Intact {
 		return nil
 	}
 	return n.Set()

@@ -269,28 +269,28 @@ func TestRepair(t *testing.T) {
 	t.Parallel()
 	node := newNamespace(t)
 	node.in(func() {
-		look := func(want State, slots []Slot) {
+		wantState := func(want State, slots []Slot) {
 			t.Helper()
-			if got, err := (Node{Slots: slots}).Look(); err != nil || got != want {
+			if got, err := (Node{Slots: slots}).State(); err != nil || got != want {
 				t.Errorf("%s, %v, want %s", got, err, want)
 			}
 		}
-		look(Absent, twoSlots)
+		wantState(Absent, twoSlots)
 		must.Err(t, Remove(), "")
 		must.Do(t, (Node{Slots: twoSlots}).Ensure())
-		look(Intact, twoSlots)
-		look(Altered, twoSlots[:1])
+		wantState(Intact, twoSlots)
+		wantState(Altered, twoSlots[:1])
 		for what, other := range map[string]Node{
 			"the Internet":  {Slots: []Slot{twoSlots[0], {Bridge: "kbnode-gpu1", Internet: true}}},
 			"a destination": {Slots: twoSlots, Allowed: example.Allowed[:1]},
 			"a name server": {Slots: twoSlots, Resolvers: example.Resolvers[1:]},
 		} {
-			if got, err := other.Look(); err != nil || got != Altered {
+			if got, err := other.State(); err != nil || got != Altered {
 				t.Errorf("with %s: %s, %v", what, got, err)
 			}
 		}
 		must.Do(t, example.Ensure())
-		if got, err := example.Look(); err != nil || got != Intact {
+		if got, err := example.State(); err != nil || got != Intact {
 			t.Errorf("%s, %v", got, err)
 		}
 
@@ -319,7 +319,7 @@ func TestRepair(t *testing.T) {
 			if err := spoil(); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
-			if got, err := (Node{Slots: twoSlots}).Look(); err != nil || got == Intact {
+			if got, err := (Node{Slots: twoSlots}).State(); err != nil || got == Intact {
 				t.Errorf("%s: %s, %v", name, got, err)
 			}
 		}
@@ -330,21 +330,21 @@ func TestRepair(t *testing.T) {
 		if err := (Node{Slots: many}).Ensure(); err != nil {
 			t.Errorf("256 slots: %v", err)
 		}
-		if state, err := (Node{Slots: many}).Look(); err != nil || state == Altered {
+		if state, err := (Node{Slots: many}).State(); err != nil || state == Altered {
 			// members are in the order of Slots, which this list is not
 			t.Errorf("256 slots: %s, %v", state, err)
 		}
 		must.Err(t, (Node{}).Ensure(), "")
-		look(Intact, nil)
+		wantState(Intact, nil)
 		must.Err(t, Remove(), "")
-		look(Absent, nil)
+		wantState(Absent, nil)
 	})
 }
 
 // BenchmarkEnsure measures what each container costs. It needs a network namespace for
 // the whole process: unshare -n go test -bench .
 func BenchmarkEnsure(b *testing.B) {
-	if state, err := (Node{}).Look(); err != nil || state != Absent {
+	if state, err := (Node{}).State(); err != nil || state != Absent {
 		b.Skip(state, err)
 	}
 	defer func() { _ = Remove() }()

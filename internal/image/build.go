@@ -56,7 +56,7 @@ func (u *Updater) Build(ctx context.Context, src Source, push bool, o Options) (
 			}
 			defer func() { _ = archive.Close() }()
 			u.say("building %s from %s", u.Name, src.Name)
-			return u.Engine.Build(ctx, building, archive, src.Dockerfile, src.Args, u.tell)
+			return u.Engine.Build(ctx, building, archive, src.Dockerfile, src.Args, u.report)
 		})
 	}
 	if err != nil {
@@ -99,7 +99,7 @@ func (u *Updater) Build(ctx context.Context, src Source, push bool, o Options) (
 // push pushes the current image to its registry and records its digest there.
 func (u *Updater) push(ctx context.Context) error {
 	u.say("pushing %s", u.Name)
-	if err := u.Engine.Push(ctx, u.Name, u.tell); err != nil {
+	if err := u.Engine.Push(ctx, u.Name, u.report); err != nil {
 		return err
 	}
 	have, err := u.Engine.Image(ctx, u.Name)

@@ -38,9 +38,9 @@ func ParseName(name string) (string, error) { return docker.ParseRef(name) }
 type Engine interface {
 	Image(ctx context.Context, ref string) (docker.Image, error)
 	Resolve(ctx context.Context, ref string) (digest string, err error)
-	Pull(ctx context.Context, ref string, tell func(Progress)) error
-	Push(ctx context.Context, ref string, tell func(Progress)) error
-	Build(ctx context.Context, ref string, archive io.Reader, dockerfile string, args map[string]string, tell func(Progress)) error
+	Pull(ctx context.Context, ref string, report func(Progress)) error
+	Push(ctx context.Context, ref string, report func(Progress)) error
+	Build(ctx context.Context, ref string, archive io.Reader, dockerfile string, args map[string]string, report func(Progress)) error
 	Tag(ctx context.Context, source, name string) error
 	Untag(ctx context.Context, name string) error
 	Names(ctx context.Context, prefix string) (map[string]string, error)
@@ -77,8 +77,8 @@ type Updater struct {
 	Keep      int    // how many previous images to keep, at least 1
 	FirstJobs int    // number of jobs that must all fail before the image is rolled back
 
-	Say  func(string)   // receives what is being done, in words
-	Tell func(Progress) // receives the progress of a pull, a push or a build
+	Say      func(string)   // receives what is being done, in words
+	Progress func(Progress) // receives the progress of a pull, a push or a build
 	// Pause is the time between two looks at the slots; a first retry waits twice as long. 0 means
 	// a second.
 	Pause time.Duration
@@ -156,7 +156,7 @@ func (u *Updater) recover(ctx context.Context) error {
 	}
 	for name := range names {
 		known := func(i Image) bool { return i.ID != "" && ownName(i.ID) == name }
-		if !slices.ContainsFunc(u.state.kept(), known) && !slices.ContainsFunc(u.state.Drop, known) {
+		if !slices.ContainsFunc(u.state.retained(), known) && !slices.ContainsFunc(u.state.Drop, known) {
 			if err := u.Engine.Untag(ctx, name); err != nil {
 				return err
 			}
@@ -238,7 +238,7 @@ func (u *Updater) prune(ctx context.Context) error {
 	for _, i := range u.state.Drop {
 		same := func(k Image) bool { return k.ID == i.ID && i.ID != "" || k.Digest == i.Digest && i.Digest != "" }
 		switch {
-		case slices.ContainsFunc(u.state.kept(), same):
+		case slices.ContainsFunc(u.state.retained(), same):
 			continue // it came back
 		case used[i.ID]:
 			s.Drop = append(s.Drop, i)
@@ -312,8 +312,8 @@ func (u *Updater) note(format string, args ...any) {
 	}
 }
 
-func (u *Updater) tell(p Progress) {
-	if u.Tell != nil {
-		u.Tell(p)
+func (u *Updater) report(p Progress) {
+	if u.Progress != nil {
+		u.Progress(p)
 	}
 }

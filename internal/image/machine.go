@@ -66,7 +66,7 @@ func (m *Machine) Slots(context.Context) ([]Slot, error) {
 		slice := "/" + plan.ParentSlice + "/" + p.Slice
 		now, err := slot.State{
 			Index: p.Slot, Agent: slot.Unit{Cgroup: slice + "/" + plan.AgentUnit(p.Slot)}, Slice: slot.Slice{Cgroup: slice},
-		}.Look("/").Runs("/")
+		}.ReadRunDir("/").ReadProcesses("/")
 		if err != nil {
 			return nil, err
 		}

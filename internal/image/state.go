@@ -224,8 +224,8 @@ func (s State) back(reason string, now time.Time) State {
 	return s
 }
 
-// kept returns the images to keep.
-func (s State) kept() []Image {
+// retained returns the images to keep.
+func (s State) retained() []Image {
 	list := slices.Clone(s.Previous)
 	for _, i := range []*Image{s.Current, s.Candidate} {
 		if i != nil {

@@ -190,7 +190,7 @@ func (u *Updater) pullOnce(ctx context.Context, ref string, free, total int64, d
 	defer cancel(nil)
 	layers := map[string]docker.Progress{}
 	return u.Engine.Pull(ctx, ref, func(p docker.Progress) {
-		u.tell(p)
+		u.report(p)
 		switch {
 		case p.Layer != "" && p.Status == "Downloading" && len(layers) < 1024:
 			if old := layers[p.Layer]; old.Total != p.Total {

@@ -148,19 +148,19 @@ func (w *world) Resolve(_ context.Context, ref string) (string, error) {
 	return "", docker.ErrRefused
 }
 
-func (w *world) Pull(ctx context.Context, ref string, tell func(docker.Progress)) error {
+func (w *world) Pull(ctx context.Context, ref string, report func(docker.Progress)) error {
 	if w.onPull != nil {
 		if err := w.onPull(ctx); err != nil {
 			return err
 		}
 	}
 	return w.do("pull", func() error {
-		tell(docker.Progress{Layer: "aaaaaaaaaaaa", Status: "Downloading", Current: 1, Total: 1 << 20})
+		report(docker.Progress{Layer: "aaaaaaaaaaaa", Status: "Downloading", Current: 1, Total: 1 << 20})
 		if w.cuts > 0 {
 			w.cuts--
 			return errors.New("unexpected EOF")
 		}
-		tell(docker.Progress{Layer: "aaaaaaaaaaaa", Status: "Pull complete"})
+		report(docker.Progress{Layer: "aaaaaaaaaaaa", Status: "Pull complete"})
 		w.digests[ref] = idOf(digestOf(ref))
 		return nil
 	})

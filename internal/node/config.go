@@ -51,8 +51,8 @@ func (n *Node) Load(env func(string) string, flags config.Config) error {
 	if c := over.GPUCount; c > 0 && flags.GPUs.IsZero() && flags.GPUCount == 0 {
 		n.Notes = append(n.Notes, fmt.Sprintf("GPU_COUNT=%d is read as the first %[1]d GPUs; write --gpu-count %[1]d", c))
 	}
-	n.wished = missing || !reflect.DeepEqual(n.written, read.Config)
-	if !n.managed && n.wished {
+	n.rewrite = missing || !reflect.DeepEqual(n.written, read.Config)
+	if !n.managed && n.rewrite {
 		return config.BadInput("%s was written by hand and conflicts with the given flags or variables; change the file, or leave them out", file)
 	}
 	return nil

@@ -105,7 +105,7 @@ func (n *Node) LookLocked(ctx context.Context, host *reconcile.Host) (*reconcile
 		return nil, err
 	}
 	defer release()
-	if err := n.Look(ctx); err != nil {
+	if err := n.Inspect(ctx); err != nil {
 		return nil, err
 	}
 	return host.Observe(ctx, n.Plan)

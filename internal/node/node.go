@@ -47,7 +47,7 @@ type Node struct {
 	written config.Config // without defaults
 	old     bool          // the configuration file has old spellings
 	managed bool          // the configuration file is kbnode's own, or there is none
-	wished  bool          // the file is missing, or lacks something that was asked for
+	rewrite bool          // the file is missing, or lacks something that was asked for
 }
 
 // Live reports whether this is the machine that kbnode runs on.
@@ -124,11 +124,11 @@ func (n *Node) bindings() (all *plan.Bindings, err error) {
 // missing returns what keeps the machine from being a node. What cannot be read now counts as it
 // was last planned.
 func (n *Node) missing() ([]string, error) {
-	kept, err := n.bindings()
+	bindings, err := n.bindings()
 	if err != nil {
 		return nil, err
 	}
-	inv, err := plan.Recall(n.Inventory, kept)
+	inv, err := plan.Recall(n.Inventory, bindings)
 	if err != nil {
 		return nil, err
 	}
@@ -158,9 +158,9 @@ func (n *Node) MakePlan() error {
 		}
 		in.Runner = program.Digest()
 	}
-	wished := n.wished || n.Reshape && n.old // an install writes the new spelling
-	in.ConfigKept = n.managed && !wished
-	if n.managed && wished {
+	rewrite := n.rewrite || n.Reshape && n.old // an install writes the new spelling
+	in.ConfigKept = n.managed && !rewrite
+	if n.managed && rewrite {
 		if in.ConfigText, err = config.Render(n.written, plan.Marker+". kbnode install writes its flags here; to manage the file yourself, edit it and delete this line."); err != nil {
 			return err
 		}
@@ -191,8 +191,8 @@ func (n *Node) Refresh(ctx context.Context) error {
 	return n.MakePlan()
 }
 
-// Look is Refresh for those who change nothing: it plans whatever is there.
-func (n *Node) Look(ctx context.Context) error {
+// Inspect is Refresh for those who change nothing: it plans whatever is there.
+func (n *Node) Inspect(ctx context.Context) error {
 	if err := n.load(ctx); err != nil {
 		return err
 	}

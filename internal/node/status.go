@@ -54,7 +54,7 @@ func (st Status) Disagrees() bool {
 
 // ReadStatus returns the status of this machine, which must be a node.
 func (n *Node) ReadStatus(ctx context.Context) (Status, error) {
-	if err := n.Look(ctx); err != nil {
+	if err := n.Inspect(ctx); err != nil {
 		return Status{}, err
 	}
 	host, err := n.Open(ctx)
@@ -77,11 +77,11 @@ func (n *Node) ReadStatus(ctx context.Context) (Status, error) {
 			VersionName(n.Inventory.Software.Agent)(roll.To), len(roll.Registered), len(n.Plan.Slots)))
 	}
 	st.Warnings = append(st.Warnings, plan.SayUnread(n.Inventory)...)
-	kept, err := daemon.ReadHealth("/")
+	stored, err := daemon.ReadHealth("/")
 	if err != nil {
 		st.Warnings = append(st.Warnings, err.Error())
 	}
-	return st.withHealth(kept.Verdicts), nil
+	return st.withHealth(stored.Verdicts), nil
 }
 
 // withHealth adds verdicts. Those that drain a slot are already in its status.

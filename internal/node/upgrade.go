@@ -149,8 +149,8 @@ const upgradePoll = 30 * time.Second
 func ContinueUpgrades(ctx context.Context, version string, log *slog.Logger) {
 	said := ""
 	for limit.Sleep(ctx, upgradePoll) == nil {
-		kept, err := (&reconcile.Host{Root: "/"}).ReadAgents()
-		if _, unused := kept.Used(); err != nil || kept.Roll == nil && !unused {
+		agents, err := (&reconcile.Host{Root: "/"}).ReadAgents()
+		if _, unused := agents.Used(); err != nil || agents.Roll == nil && !unused {
 			continue // every pass reports what is wrong with it
 		}
 		err = (&Node{Root: "/", Version: version, Log: log}).continueUpgrade(ctx)

@@ -59,27 +59,27 @@ func (a assignment) binding() Binding {
 // bind makes slots of GPUs, parts of GPUs and groups. A slot keeps what it has
 // unless the operator chooses otherwise: a missing GPU parks its slot and leaves
 // every other slot as it was.
-func bind(gpus []inventory.GPU, cfg config.Config, kept []Binding, reshape bool) ([]assignment, []string, error) {
+func bind(gpus []inventory.GPU, cfg config.Config, bindings []Binding, reshape bool) ([]assignment, []string, error) {
 	if cfg.GPUs.None {
 		slots := make([]assignment, cfg.Slots)
 		for k := range slots {
 			slots[k] = newAssignment(k, nil)
-			slots[k].last = lastOf(kept, k)
+			slots[k].last = lastOf(bindings, k)
 		}
 		return slots, nil, nil
 	}
 	if cfg.Slots > 0 {
 		return nil, nil, fmt.Errorf("slots: %d is set, but the GPUs decide how many slots there are; also write gpus: none (--gpus none) for slots without a GPU, or leave slots out", cfg.Slots)
 	}
-	kept = slices.DeleteFunc(slices.Clone(kept), func(b Binding) bool { return b.Vendor == "" })
-	if len(gpus) == 0 && len(kept) == 0 {
+	bindings = slices.DeleteFunc(slices.Clone(bindings), func(b Binding) bool { return b.Vendor == "" })
+	if len(gpus) == 0 && len(bindings) == 0 {
 		return nil, nil, errors.New("this machine has no GPU that kbnode can see; check that the driver is loaded (nvidia-smi, or ls /sys/class/kfd for AMD), then run kbnode inventory; for slots without a GPU, use --gpus none --slots N")
 	}
-	pool, replaced := findMembers(gpus, kept, reshape)
+	pool, replaced := findMembers(gpus, bindings, reshape)
 	var warnings []string
 	for _, g := range undivided(gpus, pool) {
 		why := fmt.Sprintf("the partitioning of GPU %s could not be read", cmp.Or(g.UUID, g.PCI))
-		if len(kept) == 0 {
+		if len(bindings) == 0 {
 			return nil, nil, errors.New(why + ", so it cannot become a slot; see kbnode inventory, and install again when it can be read")
 		}
 		warnings = append(warnings, why+"; it becomes a slot when it can be read")
@@ -91,13 +91,13 @@ func bind(gpus []inventory.GPU, cfg config.Config, kept []Binding, reshape bool)
 	if err != nil {
 		return nil, nil, err
 	}
-	groups, err := group(chosen, cfg, kept)
+	groups, err := group(chosen, cfg, bindings)
 	if err != nil {
 		return nil, nil, err
 	}
-	slots := number(groups, pool, kept)
+	slots := number(groups, pool, bindings)
 	for i := range slots {
-		slots[i].last = lastOf(kept, slots[i].Index)
+		slots[i].last = lastOf(bindings, slots[i].Index)
 		if slots[i].Parked != "" {
 			warnings = append(warnings, slots[i].ParkedWarning())
 		}
@@ -105,9 +105,9 @@ func bind(gpus []inventory.GPU, cfg config.Config, kept []Binding, reshape bool)
 	return slots, warnings, nil
 }
 
-// lastOf returns what a slot was last planned with; nil if nothing is kept.
-func lastOf(kept []Binding, slot int) *Last {
-	for _, b := range kept {
+// lastOf returns what a slot was last planned with; nil if it has no binding.
+func lastOf(bindings []Binding, slot int) *Last {
+	for _, b := range bindings {
 		if b.Slot == slot {
 			return b.Last
 		}
@@ -204,14 +204,14 @@ func numberList(list []int) string {
 
 // number gives each group its slot: the one that has kept all of it, else the one
 // of its first member, else that member's index in pool.
-func number(groups [][]Member, pool []Member, kept []Binding) []assignment {
+func number(groups [][]Member, pool []Member, bindings []Binding) []assignment {
 	indices := make([]int, len(groups))
 	used := map[int]bool{}
 	for i, g := range groups {
 		k := g[0].slot
 		indices[i] = -1
-		at := slices.IndexFunc(kept, func(b Binding) bool { return b.Slot == k })
-		if at >= 0 && len(kept[at].Members()) == len(g) && !slices.ContainsFunc(g, func(u Member) bool { return u.slot != k }) {
+		at := slices.IndexFunc(bindings, func(b Binding) bool { return b.Slot == k })
+		if at >= 0 && len(bindings[at].Members()) == len(g) && !slices.ContainsFunc(g, func(u Member) bool { return u.slot != k }) {
 			indices[i], used[k] = k, true
 		}
 	}

@@ -22,16 +22,16 @@ const (
 // Build computes what should be true of a machine. An error is a refusal that
 // says what to change.
 func Build(in Input) (*Plan, error) {
-	read, cfg, kept := in.Inventory, *in.Config, cmp.Or(in.Bindings, &Bindings{})
-	inv, err := Recall(read, kept)
+	read, cfg, bindings := in.Inventory, *in.Config, cmp.Or(in.Bindings, &Bindings{})
+	inv, err := Recall(read, bindings)
 	if err != nil {
 		return nil, err
 	}
 	in.Inventory = inv
-	if why := unlisted(inv); why != "" && len(kept.Slots) == 0 && !cfg.GPUs.None {
+	if why := unlisted(inv); why != "" && len(bindings.Slots) == 0 && !cfg.GPUs.None {
 		return nil, fmt.Errorf("the list of GPUs could not be read, so no slots can be planned; install again when it can be read (%s)", why)
 	}
-	slots, warnings, err := bind(inv.GPUs, cfg, kept.Slots, in.Reshape)
+	slots, warnings, err := bind(inv.GPUs, cfg, bindings.Slots, in.Reshape)
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +39,7 @@ func Build(in Input) (*Plan, error) {
 	if cfg.Node == "" && inv.Hostname == "" && slices.Contains(inv.Unread, inventory.SubjectHost) {
 		return nil, fmt.Errorf("the host name could not be read (%s), and agents are named after it; set one with --node (node)", inv.WhyUnread(inventory.SubjectHost))
 	}
-	split, err := chooseSplit(inv, cfg, slots, kept)
+	split, err := chooseSplit(inv, cfg, slots, bindings)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func Build(in Input) (*Plan, error) {
 		s.CPUs, s.MemoryNodes, s.MemoryBytes = blk.CPUs.String(), blk.MemoryNodes.String(), blk.MemoryBytes
 		s.Tags = agentTags(s, p.Node, in.Version, cfg.Agent.Tags)
 		s.Tags = append(s.Tags, fmt.Sprintf("slots=%d", queued[s.Queue])) // tells kbnode queue how many agents are missing
-		s.Drains = drained(in.Drains, s.Index)
+		s.Drains = drainsOf(in.Drains, s.Index)
 		s.AgentVersion = agents.Of(s.Index)
 		program := agents.program(s.AgentVersion, inv.Software.Agent)
 		if keys[s.AgentVersion] == nil {

@@ -82,8 +82,8 @@ func RemoveDrain(drains []Drain, slot int, by string) []Drain {
 	return slices.DeleteFunc(slices.Clone(drains), func(d Drain) bool { return d.Slot == slot && d.By == by })
 }
 
-// drained returns the drains of one slot, an operator's first.
-func drained(drains []Drain, slot int) []Drain {
+// drainsOf returns the drains of one slot, an operator's first.
+func drainsOf(drains []Drain, slot int) []Drain {
 	var list []Drain
 	for _, d := range drains {
 		if d.Slot == slot {

@@ -11,7 +11,7 @@ import (
 // group combines members into slots: first those that the configuration names, then
 // as many whole GPUs as a slot is to have, neighbors first. Slots that already have
 // such a group keep it.
-func group(members []Member, cfg config.Config, kept []Binding) ([][]Member, error) {
+func group(members []Member, cfg config.Config, bindings []Binding) ([][]Member, error) {
 	var groups [][]Member
 	taken := make([]bool, len(members))
 	take := func(group []int) {
@@ -64,7 +64,7 @@ func group(members []Member, cfg config.Config, kept []Binding) ([][]Member, err
 			return nil, fmt.Errorf("gpus_per_slot: %s cannot be divided into groups of %d; write a number that divides them (--gpus-per-slot), choose others with --gpus, or name groups in %s",
 				counted(len(free), "GPU"), size, ConfigPath)
 		}
-		for _, b := range kept {
+		for _, b := range bindings {
 			var group []int
 			for _, i := range free {
 				if members[i].slot == b.Slot {

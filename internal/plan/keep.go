@@ -32,8 +32,8 @@ type LastNode struct {
 
 // Recall returns an inventory in which what could not be read is as last planned.
 // It returns an error if something essential was never read.
-func Recall(inv *inventory.Inventory, kept *Bindings) (*inventory.Inventory, error) {
-	out, last := *inv, cmp.Or(kept.Node, &LastNode{})
+func Recall(inv *inventory.Inventory, bindings *Bindings) (*inventory.Inventory, error) {
+	out, last := *inv, cmp.Or(bindings.Node, &LastNode{})
 	sw := &out.Software
 	why := func(subject string) string { // also for an Inventory that has it only in Problems
 		if p := slices.IndexFunc(inv.Problems, func(p inventory.Problem) bool { return p.Subject == subject }); p >= 0 {
@@ -69,7 +69,7 @@ func Recall(inv *inventory.Inventory, kept *Bindings) (*inventory.Inventory, err
 			}
 		}
 	}
-	out.GPUs = withUnreadGPUs(inv, kept.Slots)
+	out.GPUs = withUnreadGPUs(inv, bindings.Slots)
 	return &out, nil
 }
 
@@ -88,10 +88,10 @@ func unlisted(inv *inventory.Inventory) string {
 // withUnreadGPUs marks the GPUs of slots whose instances NVML does not report, and
 // adds those that may exist because the list of GPUs, or what is at their address,
 // could not be read.
-func withUnreadGPUs(inv *inventory.Inventory, kept []Binding) []inventory.GPU {
+func withUnreadGPUs(inv *inventory.Inventory, bindings []Binding) []inventory.GPU {
 	gpus := slices.Clone(inv.GPUs)
 	silent := inv.NVIDIA != nil && inv.NVIDIA.NVMLError != ""
-	for _, m := range keptMembers(kept) {
+	for _, m := range keptMembers(bindings) {
 		listed := slices.ContainsFunc(gpus, func(g inventory.GPU) bool { return g.PCI == m.PCI || g.UUID != "" && strings.EqualFold(g.UUID, m.UUID) })
 		for i := range gpus { // even if NVML is gone: this GPU had instances
 			g := &gpus[i]
@@ -152,15 +152,15 @@ func lastSplit(slots []assignment, node *LastNode, total int64, why string) (spl
 }
 
 // chooseSplit returns the split of the machine, or the last one if the machine cannot be read.
-func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment, kept *Bindings) (splitResult, error) {
+func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment, bindings *Bindings) (splitResult, error) {
 	if why := unreadCPUs(inv); why != "" {
-		return lastSplit(slots, kept.Node, inv.Memory.TotalBytes, why)
+		return lastSplit(slots, bindings.Node, inv.Memory.TotalBytes, why)
 	}
 	if slices.ContainsFunc(slots, func(s assignment) bool {
 		return slices.ContainsFunc(s.members, func(u Member) bool { return u.twice })
 	}) {
 		// It is unknown what that slot should have, so the others keep what they have.
-		if res, err := lastSplit(slots, kept.Node, inv.Memory.TotalBytes, ""); err == nil {
+		if res, err := lastSplit(slots, bindings.Node, inv.Memory.TotalBytes, ""); err == nil {
 			return res, nil
 		}
 	}
@@ -168,7 +168,7 @@ func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment
 	if err != nil {
 		return splitResult{}, err
 	}
-	if !keepMemory(&res, slots, kept, cfg) && res.Clamped != "" {
+	if !keepMemory(&res, slots, bindings, cfg) && res.Clamped != "" {
 		res.Warnings = append(res.Warnings, res.Clamped)
 	}
 	return res, nil
@@ -181,9 +181,9 @@ const bootShare = 32
 // keepMemory lets slots keep their memory while their share of it differs only as it
 // may between two boots, and reports whether they do. They never get more than the
 // machine has, so what they keep over their share comes out of the reserve.
-func keepMemory(res *splitResult, slots []assignment, kept *Bindings, cfg config.Config) bool {
-	node := kept.Node
-	if node == nil || node.ReserveMemory != int64(cfg.Reserve.Memory) || node.MemoryPerSlot != int64(cfg.MemoryPerSlot) || len(kept.Slots) != len(slots) {
+func keepMemory(res *splitResult, slots []assignment, bindings *Bindings, cfg config.Config) bool {
+	node := bindings.Node
+	if node == nil || node.ReserveMemory != int64(cfg.Reserve.Memory) || node.MemoryPerSlot != int64(cfg.MemoryPerSlot) || len(bindings.Slots) != len(slots) {
 		return false
 	}
 	over := map[string]int64{}    // by NUMA nodes: a surplus of one does not help another

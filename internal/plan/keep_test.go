@@ -119,7 +119,7 @@ func TestSlotsOfOneGPU(t *testing.T) {
 	whole, mig := machinetest.B200x8(), machinetest.B200MIG()
 	for name, row := range map[string]struct {
 		machine machinetest.Machine
-		do      func(kept []Binding)
+		do      func(bindings []Binding)
 		parked  []string
 	}{
 		"the same":           {whole, func(k []Binding) { k[3].Member = k[1].Member }, []string{"gpu3"}},
@@ -137,10 +137,10 @@ func TestSlotsOfOneGPU(t *testing.T) {
 			t.Parallel()
 			inv := readMachine(t, row.machine)
 			before := build(t, inv, config.Config{Queue: "q"}, nil, false)
-			kept := bindingsOf(t, before)
-			row.do(kept.Slots)
+			bindings := bindingsOf(t, before)
+			row.do(bindings.Slots)
 			in := input(inv, config.Config{Queue: "q"})
-			text, err := json.Marshal(kept)
+			text, err := json.Marshal(bindings)
 			must.Do(t, err)
 			in.Bindings, err = ParseBindings(text)
 			must.Do(t, err)

@@ -88,7 +88,7 @@ func (d *device) sick() *inventory.GPU {
 // member that is missing is kept. So is one that a healthy GPU no longer offers,
 // because someone made other instances or partitions, unless reshape is set: then
 // slots are made of what there is now.
-func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []Member, replaced []Loss) {
+func findMembers(gpus []inventory.GPU, bindings []Binding, reshape bool) (pool []Member, replaced []Loss) {
 	var devices []*device
 	at := map[string]*device{}
 	for i := range gpus {
@@ -99,7 +99,7 @@ func findMembers(gpus []inventory.GPU, kept []Binding, reshape bool) (pool []Mem
 		}
 		at[g.PCI].entries = append(at[g.PCI].entries, g)
 	}
-	members := keptMembers(kept)
+	members := keptMembers(bindings)
 	found, used := matchDevices(devices, members), map[int]bool{}
 	for _, m := range members { // including missing ones
 		used[m.GPU] = true
@@ -172,10 +172,10 @@ func (m Member) card() [2]string { return [2]string{m.UUID, m.PCI} }
 
 // keptMembers returns what slots have kept, in their order. GPUs that were kept with the same
 // number get different ones.
-func keptMembers(kept []Binding) []Member {
+func keptMembers(bindings []Binding) []Member {
 	var members []Member
 	used := map[int]bool{}
-	for _, b := range kept {
+	for _, b := range bindings {
 		for _, m := range b.Members() {
 			m.slot, used[m.GPU] = b.Slot, true
 			members = append(members, m)
@@ -260,8 +260,8 @@ type Loss struct {
 // Losses returns what slots have kept and cannot use: GPUs that are missing, and
 // parts of GPUs that are now divided in another way. replaced are GPUs whose place
 // another GPU has taken.
-func Losses(gpus []inventory.GPU, kept []Binding) (lost, replaced []Loss) {
-	pool, replaced := findMembers(gpus, kept, false)
+func Losses(gpus []inventory.GPU, bindings []Binding) (lost, replaced []Loss) {
+	pool, replaced := findMembers(gpus, bindings, false)
 	for _, u := range pool {
 		if u.slot >= 0 && (u.gpu == nil || u.lost != "") {
 			lost = append(lost, Loss{u.slot, u, u.lost})

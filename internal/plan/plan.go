@@ -184,10 +184,10 @@ type File struct {
 	// SHA256 is the checksum of a program that is embedded in kbnode, to write instead of
 	// Content.
 	SHA256 string `json:"checksum,omitempty"`
-	// Kept leaves the content to the file's author. Only the mode and owner are
+	// ModeOnly leaves the content to the file's author. Only the mode and owner are
 	// planned, and only if the file exists.
-	Kept bool `json:"kept,omitempty"`
-	Slot int  `json:"slot"` // the slot it belongs to; -1 for the node's own
+	ModeOnly bool `json:"kept,omitempty"`
+	Slot     int  `json:"slot"` // the slot it belongs to; -1 for the node's own
 }
 
 // Slice is a systemd slice and the limits that its cgroup must show.

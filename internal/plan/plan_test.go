@@ -175,9 +175,9 @@ func checkFiles(t *testing.T, p *Plan) {
 
 func bindingsOf(t *testing.T, p *Plan) *Bindings {
 	t.Helper()
-	kept, err := ParseBindings([]byte(fileOf(p, BindingsPath)))
+	bindings, err := ParseBindings([]byte(fileOf(p, BindingsPath)))
 	must.Do(t, err)
-	return kept
+	return bindings
 }
 
 func TestLostGPUParksItsSlotAndNoOther(t *testing.T) {
@@ -223,33 +223,33 @@ func TestBindings(t *testing.T) {
 	gpu := func(uuid, pci string) inventory.GPU {
 		return inventory.GPU{Vendor: "nvidia", UUID: uuid, PCI: pci, Healthy: true, NUMANode: 0, MemoryNode: -1}
 	}
-	kept := func(slot int, uuid, pci string) Binding {
+	binding := func(slot int, uuid, pci string) Binding {
 		return Binding{Slot: slot, Member: Member{GPU: slot, UUID: uuid, PCI: pci, Vendor: "nvidia", MemoryNode: -1}}
 	}
 	for _, tt := range []struct {
-		name  string
-		gpus  []inventory.GPU
-		kept  []Binding
-		want  config.GPUs
-		count config.Count
-		is    string // slot=uuid, parked slots in brackets
-		err   string
+		name     string
+		gpus     []inventory.GPU
+		bindings []Binding
+		want     config.GPUs
+		count    config.Count
+		is       string // slot=uuid, parked slots in brackets
+		err      string
 	}{
 		{name: "new machine", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, is: "0=A 1=B"},
-		{name: "moved to another address", gpus: []inventory.GPU{gpu("B", "0"), gpu("A", "1")}, kept: []Binding{kept(0, "A", "0"), kept(1, "B", "1")}, is: "0=A 1=B"},
-		{name: "new GPU takes the next free slot", gpus: []inventory.GPU{gpu("N", "0"), gpu("A", "1")}, kept: []Binding{kept(0, "A", "1")}, is: "0=A 1=N"},
-		{name: "new GPU before one that is kept", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, kept: []Binding{{Slot: 0, Member: kept(1, "B", "1").Member}}, is: "0=B 1=A"},
-		{name: "new GPU beside one that is away", gpus: []inventory.GPU{gpu("N", "9")}, kept: []Binding{kept(0, "A", "0")}, is: "[0=A] 1=N"},
-		{name: "moved to the address of one that is away", gpus: []inventory.GPU{gpu("B", "0")}, kept: []Binding{kept(0, "A", "0"), kept(1, "B", "1")}, is: "[0=A] 1=B"},
-		{name: "moved there before", gpus: []inventory.GPU{gpu("B", "0")}, kept: []Binding{kept(0, "A", "0"), kept(1, "B", "0")}, is: "[0=A] 1=B"},
-		{name: "cards changed places", gpus: []inventory.GPU{gpu("B", "0"), gpu("A", "1")}, kept: []Binding{kept(0, "A", "0"), kept(1, "B", "1")}, is: "0=A 1=B"},
-		{name: "missing GPU keeps its slot", gpus: []inventory.GPU{gpu("B", "1")}, kept: []Binding{kept(0, "A", "0"), kept(1, "B", "1")}, is: "[0=A] 1=B"},
-		{name: "all GPUs missing", kept: []Binding{kept(0, "A", "0")}, is: "[0=A]"},
-		{name: "replaced card keeps the slot", gpus: []inventory.GPU{gpu("C", "0"), gpu("B", "1")}, kept: []Binding{kept(0, "A", "0"), kept(1, "B", "1")}, is: "0=C 1=B"},
-		{name: "UUID unreadable now", gpus: []inventory.GPU{{Vendor: "nvidia", PCI: "0", Error: "lost"}, gpu("B", "1")}, kept: []Binding{kept(0, "A", "0"), kept(1, "B", "1")}, is: "[0=A] 1=B"},
+		{name: "moved to another address", gpus: []inventory.GPU{gpu("B", "0"), gpu("A", "1")}, bindings: []Binding{binding(0, "A", "0"), binding(1, "B", "1")}, is: "0=A 1=B"},
+		{name: "new GPU takes the next free slot", gpus: []inventory.GPU{gpu("N", "0"), gpu("A", "1")}, bindings: []Binding{binding(0, "A", "1")}, is: "0=A 1=N"},
+		{name: "new GPU before one that is kept", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, bindings: []Binding{{Slot: 0, Member: binding(1, "B", "1").Member}}, is: "0=B 1=A"},
+		{name: "new GPU beside one that is away", gpus: []inventory.GPU{gpu("N", "9")}, bindings: []Binding{binding(0, "A", "0")}, is: "[0=A] 1=N"},
+		{name: "moved to the address of one that is away", gpus: []inventory.GPU{gpu("B", "0")}, bindings: []Binding{binding(0, "A", "0"), binding(1, "B", "1")}, is: "[0=A] 1=B"},
+		{name: "moved there before", gpus: []inventory.GPU{gpu("B", "0")}, bindings: []Binding{binding(0, "A", "0"), binding(1, "B", "0")}, is: "[0=A] 1=B"},
+		{name: "cards changed places", gpus: []inventory.GPU{gpu("B", "0"), gpu("A", "1")}, bindings: []Binding{binding(0, "A", "0"), binding(1, "B", "1")}, is: "0=A 1=B"},
+		{name: "missing GPU keeps its slot", gpus: []inventory.GPU{gpu("B", "1")}, bindings: []Binding{binding(0, "A", "0"), binding(1, "B", "1")}, is: "[0=A] 1=B"},
+		{name: "all GPUs missing", bindings: []Binding{binding(0, "A", "0")}, is: "[0=A]"},
+		{name: "replaced card keeps the slot", gpus: []inventory.GPU{gpu("C", "0"), gpu("B", "1")}, bindings: []Binding{binding(0, "A", "0"), binding(1, "B", "1")}, is: "0=C 1=B"},
+		{name: "UUID unreadable now", gpus: []inventory.GPU{{Vendor: "nvidia", PCI: "0", Error: "lost"}, gpu("B", "1")}, bindings: []Binding{binding(0, "A", "0"), binding(1, "B", "1")}, is: "[0=A] 1=B"},
 		{name: "dead from the start", gpus: []inventory.GPU{{Vendor: "nvidia", PCI: "0", Error: "lost"}, gpu("B", "1")}, is: "[0=] 1=B"},
 		{name: "chosen by index", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1"), gpu("C", "2")}, want: config.GPUs{List: []string{"2", "0"}}, is: "0=A 2=C"},
-		{name: "an index does not shift", gpus: []inventory.GPU{gpu("A", "0"), gpu("C", "2")}, kept: []Binding{kept(0, "A", "0"), kept(2, "C", "2")}, want: config.GPUs{List: []string{"0", "2"}}, is: "0=A 2=C"},
+		{name: "an index does not shift", gpus: []inventory.GPU{gpu("A", "0"), gpu("C", "2")}, bindings: []Binding{binding(0, "A", "0"), binding(2, "C", "2")}, want: config.GPUs{List: []string{"0", "2"}}, is: "0=A 2=C"},
 		{name: "chosen by UUID and address", gpus: []inventory.GPU{gpu("A", "0000:01:00.0"), gpu("B", "0000:02:00.0"), gpu("C", "0000:03:00.0")}, want: config.GPUs{List: []string{"b", "03:00.0"}}, is: "1=B 2=C"},
 		{name: "the first two", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1"), gpu("C", "2")}, count: 2, is: "0=A 1=B"},
 		{name: "no such index", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, want: config.GPUs{List: []string{"9"}}, err: "GPU 9 does not exist: this machine has GPUs 0 to 1"},
@@ -259,13 +259,13 @@ func TestBindings(t *testing.T) {
 		{name: "all, and fewer", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, count: 1, want: config.GPUs{All: true}, err: "gpu_count: 1 and gpus, which lists 2, contradict each other"},
 		{name: "fewer than chosen", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, count: 1, want: config.GPUs{List: []string{"A", "B"}}, err: "contradict each other"},
 		{name: "a negative number", gpus: []inventory.GPU{gpu("A", "0")}, count: -1, err: "gpu_count: -1 GPUs"},
-		{name: "the first of which is away", gpus: []inventory.GPU{gpu("B", "1"), gpu("C", "2")}, kept: []Binding{kept(0, "A", "0"), kept(1, "B", "1")}, count: 2, is: "[0=A] 1=B"},
+		{name: "the first of which is away", gpus: []inventory.GPU{gpu("B", "1"), gpu("C", "2")}, bindings: []Binding{binding(0, "A", "0"), binding(1, "B", "1")}, count: 2, is: "[0=A] 1=B"},
 		{name: "one GPU named twice", gpus: []inventory.GPU{gpu("A", "0")}, want: config.GPUs{List: []string{"0", "A"}}, err: "GPU A is listed twice"},
 		{name: "no GPU", err: "no GPU that kbnode can see"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			slots, _, err := bind(tt.gpus, config.Config{GPUs: tt.want, GPUCount: tt.count}, tt.kept, false)
+			slots, _, err := bind(tt.gpus, config.Config{GPUs: tt.want, GPUCount: tt.count}, tt.bindings, false)
 			if tt.err != "" {
 				must.Err(t, err, tt.err)
 				return

@@ -64,14 +64,14 @@ func (p *Plan) addNode(in Input, agentKnown bool) error {
 	if in.ConfigText != "" {
 		p.addFile(ConfigPath, 0o644, -1, in.ConfigText)
 	} else if in.ConfigKept {
-		p.Files = append(p.Files, File{Path: ConfigPath, Mode: 0o644, Owner: "root", Kept: true, Slot: -1})
+		p.Files = append(p.Files, File{Path: ConfigPath, Mode: 0o644, Owner: "root", ModeOnly: true, Slot: -1})
 	}
 	switch src := in.Inventory.Software.Agent.Path; {
 	case src == "":
 	case agentKnown:
 		p.Files = append(p.Files, File{Path: AgentCopy, Mode: 0o711, Owner: "root", Source: src, Slot: -1})
 	default: // an agent that does not report its version replaces no other
-		p.Files = append(p.Files, File{Path: AgentCopy, Mode: 0o711, Owner: "root", Kept: true, Slot: -1})
+		p.Files = append(p.Files, File{Path: AgentCopy, Mode: 0o711, Owner: "root", ModeOnly: true, Slot: -1})
 	}
 	if in.Runner != "" {
 		p.Files = append(p.Files, File{Path: RunnerCopy, Mode: 0o755, Owner: "root", SHA256: in.Runner, Slot: -1})

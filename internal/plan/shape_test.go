@@ -62,10 +62,10 @@ func shapes(p *Plan) string {
 	return b.String()
 }
 
-func build(t *testing.T, inv *inventory.Inventory, cfg config.Config, kept *Bindings, reshape bool) *Plan {
+func build(t *testing.T, inv *inventory.Inventory, cfg config.Config, bindings *Bindings, reshape bool) *Plan {
 	t.Helper()
 	in := input(inv, cfg)
-	in.Bindings, in.Reshape = kept, reshape
+	in.Bindings, in.Reshape = bindings, reshape
 	p := planned(t, in)
 	checkPlan(t, inv, p)
 	return p
@@ -323,7 +323,7 @@ func TestReshape(t *testing.T) {
 	dead.GPUs = slices.Clone(dead.GPUs)
 	dead.GPUs[1].Healthy, dead.GPUs[1].Error, dead.GPUs[1].MIGMode = false, "lost", ""
 	const uuid = "GPU-29010000-0000-4000-8000-000000000002"
-	kept := "gpu0 b200 0\ngpu1 b200-4g-92gb 1/MIG-1-1-0\ngpu2 b200 2\ngpu3 b200 3\ngpu4 b200-3g-69gb 1/MIG-1-1-1\n"
+	asBound := "gpu0 b200 0\ngpu1 b200-4g-92gb 1/MIG-1-1-0\ngpu2 b200 2\ngpu3 b200 3\ngpu4 b200-3g-69gb 1/MIG-1-1-1\n"
 	now := "GPU " + uuid + " is in MIG mode now; turn it off with sudo nvidia-smi -i " + uuid + " -mig 0, or run sudo kbnode install to make slots from its instances"
 	missing := func(profile string, start int) string {
 		return fmt.Sprintf(" parked: MIG instance %s at memory slice %d of GPU %s is missing; create it again, or run sudo kbnode install to make slots from what there is", profile, start, uuid)
@@ -338,10 +338,10 @@ func TestReshape(t *testing.T) {
 		"a GPU is divided": {
 			{whole, config.Config{}, true, "gpu0 b200 0\ngpu1 b200 1\ngpu2 b200 2\ngpu3 b200 3\n"},
 			{mig(1, 4, 3), config.Config{}, false, "gpu0 b200 0\ngpu1 b200 1 parked: " + now + "\ngpu2 b200 2\ngpu3 b200 3\n"},
-			{mig(1, 4, 3), config.Config{}, true, kept},
-			{mig(2, 4, 3), config.Config{}, false, strings.ReplaceAll(kept, "MIG-1", "MIG-2")}, // recreated
+			{mig(1, 4, 3), config.Config{}, true, asBound},
+			{mig(2, 4, 3), config.Config{}, false, strings.ReplaceAll(asBound, "MIG-1", "MIG-2")}, // recreated
 			{whole, config.Config{}, false, "gpu0 b200 0\ngpu1 b200-4g-92gb 1" + missing("4g.92gb", 0) + "\ngpu2 b200 2\ngpu3 b200 3\ngpu4 b200-3g-69gb 1" + missing("3g.69gb", 4) + "\n"},
-			{mig(3, 4, 3), config.Config{}, false, strings.ReplaceAll(kept, "MIG-1", "MIG-3")},
+			{mig(3, 4, 3), config.Config{}, false, strings.ReplaceAll(asBound, "MIG-1", "MIG-3")},
 			{whole, config.Config{}, true, "gpu0 b200 0\ngpu1 b200 1\ngpu2 b200 2\ngpu3 b200 3\n"},
 		},
 		"in another way": {

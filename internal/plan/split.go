@@ -143,7 +143,7 @@ func (s *splitter) shareCores() error {
 	}
 	s.cores = make([][]physCore, gpus)
 	for p, list := range slots {
-		s.place(&s.packages[p], list, size)
+		s.assignBlocks(&s.packages[p], list, size)
 	}
 	return nil
 }
@@ -193,14 +193,14 @@ func (s *splitter) chooseSize() (k, least int, err error) {
 // growToAdvised shrinks the default reserve, down to one core, if slots then have as many cores as
 // the vendors' guide recommends, or its minimum. On the guide's own machines they have that
 // many only without any reserve, which only an operator may choose.
-func (s *splitter) growToAdvised(k, keep, reserve int, local bool) (cores, kept int) {
+func (s *splitter) growToAdvised(k, keep, reserve int, local bool) (cores, reserved int) {
 	for _, advised := range []int{advisedCores, minSlotCores} {
 		if k >= advised {
 			return k, keep
 		}
-		for kept := keep; kept >= 0; kept-- {
-			if s.fits(advised, kept, min(s.coresFor(1), reserve), local) {
-				return advised, kept
+		for reserved := keep; reserved >= 0; reserved-- {
+			if s.fits(advised, reserved, min(s.coresFor(1), reserve), local) {
+				return advised, reserved
 			}
 		}
 	}
@@ -247,12 +247,12 @@ func (s *splitter) tooMany(most int) error {
 // slot more than a quarter of its cores, or if nothing is to be reserved.
 func (s *splitter) largestSize(reserve int) (k, keep int, local bool) {
 	for _, onNode := range []bool{true, false} {
-		n, kept := s.most(1, reserve, onNode), 1
+		n, reserved := s.most(1, reserve, onNode), 1
 		if without := s.most(0, reserve, onNode); 4*n < 3*without || s.in.ReserveCPUs < 0 {
-			n, kept = without, 0
+			n, reserved = without, 0
 		}
 		if onNode || n > k {
-			k, keep, local = n, kept, onNode
+			k, keep, local = n, reserved, onNode
 		}
 		if k >= minLocalCores {
 			break

@@ -110,9 +110,9 @@ func (s *splitter) assignPackages(k, keep int) {
 	}
 }
 
-// place gives the slots of one package a block of k cores each, as near to
+// assignBlocks gives the slots of one package a block of k cores each, as near to
 // their GPUs as possible.
-func (s *splitter) place(p *cpuPackage, slots []int, k int) {
+func (s *splitter) assignBlocks(p *cpuPackage, slots []int, k int) {
 	blocks, _ := p.shape(len(slots), k, k)
 	// Equally near blocks are taken from all nodes in turn, which spreads the
 	// memory, and from a node's end, which leaves its first cores (the

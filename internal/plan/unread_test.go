@@ -170,22 +170,22 @@ func TestUnread(t *testing.T) {
 			t.Parallel()
 			m := tree{t, tt.machine.Dir(t)}
 			m.edit("kbnode/live.json", func(live map[string]any) { live["hostname"] = "node7" })
-			build := func(kept *Bindings) (*Plan, error) {
+			build := func(bindings *Bindings) (*Plan, error) {
 				inv, err := inventory.Read(t.Context(), inventory.Options{Root: m.root})
 				if err != nil {
 					return nil, err
 				}
 				in := input(inv, config.Config{Queue: "q"})
-				in.Bindings, in.Reshape = kept, true // as install does, at every play of a role
+				in.Bindings, in.Reshape = bindings, true // as install does, at every play of a role
 				return Build(in)
 			}
 			before, err := build(nil)
 			must.Do(t, err)
-			kept := bindingsOf(t, before)
+			bindings := bindingsOf(t, before)
 			for _, name := range slices.Sorted(maps.Keys(tt.damages)) {
 				d := tt.damages[name]
 				restore := d.do(m)
-				after, err := build(kept)
+				after, err := build(bindings)
 				switch {
 				case err != nil:
 					t.Errorf("%s: %v", name, err)
@@ -193,7 +193,7 @@ func TestUnread(t *testing.T) {
 					same := cmp.Options{
 						cmpopts.IgnoreFields(Plan{}, "Warnings"), cmpopts.IgnoreFields(Reserved{}, "MemoryBytes"),
 						cmp.FilterPath(func(p cmp.Path) bool { return strings.Contains(p.GoString(), "Files") }, cmp.Comparer(func(a, b File) bool {
-							a.Kept, a.Source, b.Kept, b.Source = false, "", false, "" // where its text comes from
+							a.ModeOnly, a.Source, b.ModeOnly, b.Source = false, "", false, "" // where its text comes from
 							return a == b
 						})),
 					}
@@ -210,7 +210,7 @@ func TestUnread(t *testing.T) {
 				}
 				restore()
 			}
-			after, err := build(kept)
+			after, err := build(bindings)
 			must.Do(t, err)
 			must.Equal(t, before, after)
 		})

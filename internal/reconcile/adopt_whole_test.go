@@ -83,8 +83,8 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 		if _, ok := after[name]; ok {
 			t.Errorf("%s is left", name)
 		}
-		if kept := after["/var/lib/kbnode/backup"+name+".1"]; kept != before[name] {
-			t.Errorf("the backup of %s is %q, the file was %q", name, kept, before[name])
+		if backup := after["/var/lib/kbnode/backup"+name+".1"]; backup != before[name] {
+			t.Errorf("the backup of %s is %q, the file was %q", name, backup, before[name])
 		}
 	}
 	equal(t, "words", []string{"disable agent-gpu0", "enable kbnode", "reload", "stop agent-gpu0", "start buildkite.slice",

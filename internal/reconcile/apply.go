@@ -48,10 +48,10 @@ func (h *Host) Apply(ctx context.Context, p *plan.Plan, s *State, changes []Chan
 	return a.result, errors.Join(a.errs...)
 }
 
-// ours reports whether kbnode has written any planned file that is not Kept.
+// ours reports whether kbnode has written any planned file whose content it plans.
 func (d *differ) ours() bool {
 	for name, f := range d.wantFiles {
-		if d.s.paths[name].marked && !f.Kept {
+		if d.s.paths[name].marked && !f.ModeOnly {
 			return true
 		}
 	}

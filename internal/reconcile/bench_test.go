@@ -23,12 +23,12 @@ func BenchmarkSlots(b *testing.B) {
 	must.Do(b, err)
 	inv.Software.Agent.Path = "" // the tree has none to copy
 	counts := []int{8, 16, 32, 64}
-	input := func(slots int, kept *plan.Bindings) plan.Input {
+	input := func(slots int, bindings *plan.Bindings) plan.Input {
 		cfg := config.Config{Queue: "q"}.WithDefaults()
 		for gpu := range slots / 8 {
 			cfg.GPUs.List = append(cfg.GPUs.List, strconv.Itoa(gpu))
 		}
-		return plan.Input{Inventory: inv, Config: &cfg, Bindings: kept, Binary: "/usr/local/bin/kbnode", Version: "1.2.3"}
+		return plan.Input{Inventory: inv, Config: &cfg, Bindings: bindings, Binary: "/usr/local/bin/kbnode", Version: "1.2.3"}
 	}
 	build := func(b *testing.B, in plan.Input) *plan.Plan {
 		p, err := plan.Build(in)
@@ -54,10 +54,10 @@ func BenchmarkSlots(b *testing.B) {
 	each("plan", func(b *testing.B, n int) {
 		all := build(b, input(64, nil))
 		i := slices.IndexFunc(all.Files, func(f plan.File) bool { return f.Path == plan.BindingsPath })
-		kept, err := plan.ParseBindings([]byte(all.Files[i].Content))
+		bindings, err := plan.ParseBindings([]byte(all.Files[i].Content))
 		must.Do(b, err)
 		for b.Loop() {
-			if p := build(b, input(n, kept)); len(p.Slots) != n {
+			if p := build(b, input(n, bindings)); len(p.Slots) != n {
 				b.Fatalf("%d slots", len(p.Slots))
 			}
 		}

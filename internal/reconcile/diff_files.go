@@ -92,7 +92,7 @@ func (d *differ) file(f plan.File) {
 	if f.Source != "" || f.SHA256 != "" {
 		same = got.kind == regular && got.copied
 	}
-	if f.Kept {
+	if f.ModeOnly {
 		if same = ok && got.kind == regular; !same {
 			return // if someone has moved it, the next read of it says so
 		}
@@ -261,7 +261,7 @@ func (d *differ) removeDirs(names []string) {
 		for _, name := range names {
 			got := d.s.paths[name]
 			_, planned := d.wantDirs[name]
-			if got.kind != directory || got.owned != owned || planned || d.s.kept[name] || got.slot < 0 && !d.uninstall {
+			if got.kind != directory || got.owned != owned || planned || d.s.restored[name] || got.slot < 0 && !d.uninstall {
 				continue
 			}
 			if _, planned := d.wantSlices[strings.TrimSuffix(path.Base(name), ".d")]; planned {

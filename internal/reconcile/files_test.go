@@ -73,15 +73,15 @@ func TestChmodFollowsNoLink(t *testing.T) {
 func TestUnmountBeforeRemoval(t *testing.T) {
 	t.Parallel()
 	m := installed(t, 2)
-	kept := t.TempDir()
+	source := t.TempDir()
 	at := filepath.Join(m.h.Root, plan.WorkDir(1), "mnt")
-	must.Do(t, errors.Join(os.WriteFile(filepath.Join(kept, "a"), nil, 0o600), os.Mkdir(at, 0o700)))
-	if err := unix.Mount(kept, at, "", unix.MS_BIND, ""); err != nil {
+	must.Do(t, errors.Join(os.WriteFile(filepath.Join(source, "a"), nil, 0o600), os.Mkdir(at, 0o700)))
+	if err := unix.Mount(source, at, "", unix.MS_BIND, ""); err != nil {
 		t.Skip("cannot mount: ", err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
 	m.apply(slots(1).plan(t))
-	if _, err := os.Stat(filepath.Join(kept, "a")); err != nil || m.exists(plan.WorkDir(1)) {
+	if _, err := os.Stat(filepath.Join(source, "a")); err != nil || m.exists(plan.WorkDir(1)) {
 		t.Errorf("what was mounted is gone: %v", err)
 	}
 }

@@ -24,7 +24,7 @@ type NetworkState struct {
 
 // Network reads and changes the networks of a machine's slots.
 type Network interface {
-	Look(ctx context.Context) (NetworkState, error)
+	Observe(ctx context.Context) (NetworkState, error)
 	// Protect writes the firewall rules for the slots that have users.
 	Protect() error
 	// Unprotect removes the rules.
@@ -42,14 +42,14 @@ const networkLabel = "kbnode.slot"
 // lookTime bounds the calls to the engine: one that hangs delays a pass by as much.
 const lookTime = 10 * time.Second
 
-// Look implements Network. An engine that does not run has no networks that anyone could
+// Observe implements Network. An engine that does not run has no networks that anyone could
 // use, and one that was removed took them along. If there is an error, the state still
 // has the rules.
-func (s SystemNetwork) Look(ctx context.Context) (NetworkState, error) {
+func (s SystemNetwork) Observe(ctx context.Context) (NetworkState, error) {
 	var state NetworkState
 	node, err := firewall.Read("/")
 	if err == nil {
-		state.Rules, err = node.Look()
+		state.Rules, err = node.State()
 	}
 	switch {
 	case errors.Is(err, fs.ErrPermission):
@@ -110,7 +110,7 @@ func (o *observer) network(ctx context.Context) error {
 	if o.h.Network == nil {
 		return nil
 	}
-	state, err := o.h.Network.Look(ctx)
+	state, err := o.h.Network.Observe(ctx)
 	if err != nil {
 		err = fmt.Errorf("check the slots' networks: %w", err)
 		if empty(o.p) {

@@ -36,7 +36,7 @@ func (f *fakeNetwork) names() ([]string, error) {
 	return names, err
 }
 
-func (f *fakeNetwork) Look(context.Context) (reconcile.NetworkState, error) {
+func (f *fakeNetwork) Observe(context.Context) (reconcile.NetworkState, error) {
 	state := reconcile.NetworkState{Rules: firewall.Intact, Networks: f.networks}
 	names, err := f.names()
 	switch {

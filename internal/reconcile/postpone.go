@@ -86,10 +86,10 @@ func (d *differ) holds(k int) cpuset.Set {
 // Devices without a number are left out, because all slots of a vendor share them.
 func (d *differ) leaves(slot int) []string {
 	unit := plan.SliceName(slot)
-	kept := deviceLines(d.wantSlices[unit])
+	planned := deviceLines(d.wantSlices[unit])
 	return slices.DeleteFunc(slices.Clone(d.s.Slices[unit].Devices), func(line string) bool {
 		name, _, _ := strings.Cut(line, " ")
-		return slices.Contains(kept, line) || strings.TrimRight(name, "0123456789") == name
+		return slices.Contains(planned, line) || strings.TrimRight(name, "0123456789") == name
 	})
 }
 

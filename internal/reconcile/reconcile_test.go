@@ -237,24 +237,24 @@ func TestKeptFile(t *testing.T) {
 	t.Parallel()
 	m := installed(t, 1)
 	config := filepath.Join(m.h.Root, plan.ConfigPath)
-	kept := func() *plan.Plan {
+	modeOnly := func() *plan.Plan {
 		p := slots(1).plan(t)
-		p.Files = append(p.Files, plan.File{Path: plan.ConfigPath, Mode: 0o644, Owner: "root", Kept: true, Slot: -1})
+		p.Files = append(p.Files, plan.File{Path: plan.ConfigPath, Mode: 0o644, Owner: "root", ModeOnly: true, Slot: -1})
 		return p
 	}
-	m.settled(kept())
+	m.settled(modeOnly())
 	for _, edit := range []string{"# " + plan.Marker + "\nqueue: a\n", "queue: b\n"} {
 		m.write(plan.ConfigPath, edit)
 		must.Do(t, os.Chmod(config, 0o666))
-		m.apply(kept())
+		m.apply(modeOnly())
 		if text := m.read(plan.ConfigPath); text != strings.TrimSpace(edit) {
 			t.Errorf("an edit was undone: %q", text)
 		}
 		if fi, err := os.Stat(config); err != nil || fi.Mode().Perm() != 0o644 {
 			t.Errorf("anybody may write it: %v, %v", fi, err)
 		}
-		m.settled(kept())
+		m.settled(modeOnly())
 	}
 	must.Do(t, errors.Join(os.Remove(config), os.Symlink("/etc/elsewhere", config)))
-	m.settled(kept())
+	m.settled(modeOnly())
 }

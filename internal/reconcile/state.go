@@ -25,12 +25,12 @@ type State struct {
 	backups map[string]int // number of backups, by path of the original
 	// refused holds the CPUs for which the kernel refused a cpuset partition.
 	refused string
-	// kept holds directories that this uninstall has restored, so that it does not delete
+	// restored holds directories that this uninstall has restored, so that it does not delete
 	// them as its own when they are empty.
-	kept  map[string]bool
-	chown bool // compare owners
-	adopt bool // Host.Adopt
-	now   bool // Host.Now
+	restored map[string]bool
+	chown    bool // compare owners
+	adopt    bool // Host.Adopt
+	now      bool // Host.Now
 }
 
 // Slot returns the state of slot k; only its Index is set if it is unknown.

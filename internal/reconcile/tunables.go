@@ -30,10 +30,10 @@ const (
 
 // tuning is what is known of the machine's settings.
 type tuning struct {
-	record *record // of this boot; nil if it cannot be read
-	exists bool    // there is a record, of this boot or another
-	drift  []tuned // planned, but with another value
-	back   []tuned // changed by kbnode, and no longer planned
+	originals *originals // of this boot; nil if it cannot be read
+	exists    bool       // the file exists, of this boot or another
+	drift     []tuned    // planned, but with another value
+	back      []tuned    // changed by kbnode, and no longer planned
 }
 
 // tuned is one setting. Its Name is not a pattern. Of one that is no longer planned, Value
@@ -60,7 +60,7 @@ func (o *observer) tunables(context.Context) error {
 	text, err := readSmall(o.h.path(plan.TunablesPath))
 	t.exists = !errors.Is(err, fs.ErrNotExist)
 	boot, _ := readSmall(o.h.path(bootIDPath)) // it is missing only in a tree
-	r := &record{boot: strings.TrimSpace(string(boot)), settings: map[string]*saved{}}
+	r := &originals{boot: strings.TrimSpace(string(boot)), settings: map[string]*saved{}}
 	if t.exists {
 		if err == nil {
 			err = r.parse(text)
@@ -72,7 +72,7 @@ func (o *observer) tunables(context.Context) error {
 	}
 	// As after a boot, a driver that was loaded again has lost what was set.
 	maps.DeleteFunc(r.settings, func(_ string, s *saved) bool { return s.Session != "" && s.Session != o.h.session(s.PCI) })
-	t.record = r
+	t.originals = r
 	o.s.Warnings = append(o.s.Warnings, r.warnings()...)
 	planned := map[string]bool{}
 	for _, p := range o.p.Tunables {
@@ -102,7 +102,7 @@ func (o *observer) drift(t *tuning, p plan.Tunable) error {
 			return nil // an operator may have turned it off to reset the GPU
 		}
 		d.session = o.h.session(p.PCI)
-		d.now = o.h.gpuSetting(t.record, p.Name, uuid, setting)
+		d.now = o.h.gpuSetting(t.originals, p.Name, uuid, setting)
 		t.add(d)
 		return nil
 	}
@@ -127,7 +127,7 @@ func (o *observer) drift(t *tuning, p plan.Tunable) error {
 
 // add adds a planned setting to those that are to change.
 func (t *tuning) add(d tuned) {
-	if d.now != "" && !met(d.Form, d.now, d.Value) && !t.record.gaveUp(d) {
+	if d.now != "" && !met(d.Form, d.now, d.Value) && !t.originals.gaveUp(d) {
 		t.drift = append(t.drift, d)
 	}
 }
@@ -169,15 +169,15 @@ func (h *Host) persistence(uuid string) (mode string, known bool) {
 }
 
 // gpuSetting returns the value of a GPU's setting, "" if unknown. Locked clocks cannot be
-// read: they are what the record says was set, unless the GPU has lost its persistence
+// read: they are what the originals say was set, unless the GPU has lost its persistence
 // mode, as after a reset.
-func (h *Host) gpuSetting(r *record, name, uuid, setting string) string {
+func (h *Host) gpuSetting(r *originals, name, uuid, setting string) string {
 	mode, known := h.persistence(uuid)
 	if !known || setting == plan.Persistence {
 		return mode
 	}
-	kept := r.settings[plan.GPUTunable(uuid, plan.Persistence)]
-	lost := mode != "on" && kept != nil && kept.Done
+	persistence := r.settings[plan.GPUTunable(uuid, plan.Persistence)]
+	lost := mode != "on" && persistence != nil && persistence.Done
 	if s := r.settings[name]; s != nil && s.Done && !lost {
 		return s.newest()
 	}

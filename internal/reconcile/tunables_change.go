@@ -23,12 +23,12 @@ const settings = "settings of the machine"
 // its slots are idle.
 func (d *differ) tune() {
 	t := d.s.tune
-	if t.record == nil {
+	if t.originals == nil {
 		return
 	}
 	d.tuneAll(phaseTune, Tune, t.drift)
 	d.tuneAll(phaseUntune, Untune, t.back)
-	if t.exists && len(d.p.Tunables) == 0 && len(t.back) == 0 && len(t.record.settings) == 0 {
+	if t.exists && len(d.p.Tunables) == 0 && len(t.back) == 0 && len(t.originals.settings) == 0 {
 		// It is of an earlier boot, or only lists what could not be set.
 		d.add(phaseUntune, Change{Kind: Untune, Subject: settings, Slot: -1, Why: "kbnode no longer changes any"})
 	}
@@ -132,11 +132,11 @@ func patternName(name string) string {
 // tune changes settings. Their original values are on disk before the first one changes.
 // A setting that cannot be made is a warning.
 func (a *applier) tune(ctx context.Context, c Change) error {
-	r := a.s.tune.record
+	r := a.s.tune.originals
 	for _, t := range c.tuned {
 		r.begin(t)
 	}
-	if err := a.h.writeRecord(r); err != nil {
+	if err := a.h.writeOriginals(r); err != nil {
 		return err
 	}
 	for _, t := range c.tuned {
@@ -157,7 +157,7 @@ func (a *applier) tune(ctx context.Context, c Change) error {
 		}
 	}
 	// For later looks: from now on, any difference is someone else's change.
-	return a.h.writeRecord(r)
+	return a.h.writeOriginals(r)
 }
 
 // setting changes one setting of the machine.
@@ -204,9 +204,9 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// untune restores settings and removes them from the record.
+// untune restores settings and removes them from the originals.
 func (a *applier) untune(ctx context.Context, c Change) error {
-	r := a.s.tune.record
+	r := a.s.tune.originals
 	for _, t := range c.tuned {
 		if t.restores() {
 			err := a.h.before("untune", t.Name)
@@ -225,5 +225,5 @@ func (a *applier) untune(ctx context.Context, c Change) error {
 	if len(a.p.Tunables) == 0 && len(r.settings) == 0 {
 		return wrap(a.h.remove(plan.TunablesPath, false), "delete "+plan.TunablesPath)
 	}
-	return a.h.writeRecord(r)
+	return a.h.writeOriginals(r)
 }

@@ -13,15 +13,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// record is what plan.TunablesPath says about this boot: the settings before kbnode changed
+// originals is what plan.TunablesPath says about this boot: the settings before kbnode changed
 // them, by name, written before they change.
-type record struct {
+type originals struct {
 	boot     string
 	settings map[string]*saved
 }
 
-// recordFile is the content of plan.TunablesPath.
-type recordFile struct {
+// originalsFile is the content of plan.TunablesPath.
+type originalsFile struct {
 	WrittenBy string  `json:"written_by"`
 	Schema    int     `json:"schema"`
 	Boot      string  `json:"boot_id"`
@@ -47,8 +47,8 @@ type saved struct {
 func (s *saved) newest() string { return s.Set[len(s.Set)-1] }
 
 // parse adds the settings of a file, unless they are of an earlier boot, which has undone them.
-func (r *record) parse(text []byte) error {
-	var f recordFile
+func (r *originals) parse(text []byte) error {
+	var f originalsFile
 	if err := json.Unmarshal(text, &f); err != nil {
 		return err
 	}
@@ -78,10 +78,10 @@ func (r *record) parse(text []byte) error {
 	return nil
 }
 
-// writeRecord writes the record with one entry for settings that differ only in the number,
+// writeOriginals writes the file with one entry for settings that differ only in the number,
 // since each look reads it.
-func (h *Host) writeRecord(r *record) error {
-	f := recordFile{WrittenBy: "kbnode", Schema: plan.Schema, Boot: r.boot, Settings: []saved{}}
+func (h *Host) writeOriginals(r *originals) error {
+	f := originalsFile{WrittenBy: "kbnode", Schema: plan.Schema, Boot: r.boot, Settings: []saved{}}
 	at := map[string]int{}
 	for _, name := range slices.Sorted(maps.Keys(r.settings)) {
 		s := *r.settings[name]
@@ -120,7 +120,7 @@ func cutNumber(name string) (pattern string, n int) {
 }
 
 // begin records a setting that is about to change.
-func (r *record) begin(t tuned) {
+func (r *originals) begin(t tuned) {
 	switch s := r.settings[t.Name]; {
 	case s == nil:
 		r.settings[t.Name] = &saved{Name: t.Name, Form: t.Form, Was: t.now, Set: []string{t.Value}, PCI: t.PCI, Slots: t.Slots, Session: t.session}
@@ -133,13 +133,13 @@ func (r *record) begin(t tuned) {
 }
 
 // gaveUp reports whether a setting is no longer tried.
-func (r *record) gaveUp(t tuned) bool {
+func (r *originals) gaveUp(t tuned) bool {
 	s := r.settings[t.Name]
 	return s != nil && s.newest() == t.Value && s.Tries >= maxTries
 }
 
 // warnings returns what a person should know of planned settings that are not made.
-func (r *record) warnings() []string {
+func (r *originals) warnings() []string {
 	count := map[string]int{}
 	for _, s := range r.settings {
 		if s.Tries < maxTries || s.Why == "" {

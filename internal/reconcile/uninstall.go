@@ -20,13 +20,13 @@ const pollJobs = 2 * time.Second
 func (h *Host) Uninstall(ctx context.Context, waiting func(jobs []string)) (Result, error) {
 	nothing := &plan.Plan{}
 	var all Result
-	reported, kept := "", map[string]bool{}
+	reported, restored := "", map[string]bool{}
 	for {
 		s, err := h.Observe(ctx, nothing)
 		if err != nil {
 			return all, err
 		}
-		s.kept = kept
+		s.restored = restored
 		changes := Diff(nothing, s)
 		if len(changes) == 0 {
 			return all, nil
@@ -36,7 +36,7 @@ func (h *Host) Uninstall(ctx context.Context, waiting func(jobs []string)) (Resu
 		all.Deferred = r.Deferred
 		for _, c := range r.Applied {
 			if dir, ok := strings.CutSuffix(c.Subject, "/"); ok && c.Kind == Restore {
-				kept[dir] = true
+				restored[dir] = true
 			}
 		}
 		if err != nil {

@@ -95,25 +95,25 @@ func (u *Upgrade) Begin(ctx context.Context, to string, release *plan.AgentRelea
 		return err
 	}
 	defer unlock()
-	kept, err := u.Host.ReadAgents()
+	agents, err := u.Host.ReadAgents()
 	if err != nil {
 		return err
 	}
-	next := kept
+	next := agents
 	if release != nil {
-		next.Releases = append(slices.DeleteFunc(slices.Clone(kept.Releases), func(r plan.AgentRelease) bool { return r.Version == release.Version }), *release)
+		next.Releases = append(slices.DeleteFunc(slices.Clone(agents.Releases), func(r plan.AgentRelease) bool { return r.Version == release.Version }), *release)
 	}
 	next = next.Begin(to, timeout)
-	if reflect.DeepEqual(next, kept) {
+	if reflect.DeepEqual(next, agents) {
 		return nil
 	}
 	if err := u.Host.WriteAgents(next); err != nil {
 		return err
 	}
-	if next.Roll != nil && (kept.Roll == nil || kept.Roll.To != to) {
+	if next.Roll != nil && (agents.Roll == nil || agents.Roll.To != to) {
 		u.note(-1, "agents change from %s to %s", u.Name(next.Version), u.Name(to))
-	} else if next.Roll == nil && kept.Roll != nil {
-		u.note(-1, "agents go back to %s from %s", u.Name(next.Version), u.Name(kept.Roll.To))
+	} else if next.Roll == nil && agents.Roll != nil {
+		u.note(-1, "agents go back to %s from %s", u.Name(next.Version), u.Name(agents.Roll.To))
 	}
 	return nil
 }
@@ -240,8 +240,8 @@ func (u *Upgrade) lock(ctx context.Context) (unlock func(), err error) {
 	if unlock, err = u.Lock(ctx); err != nil {
 		return nil, err
 	}
-	kept, err := u.Host.ReadAgents()
-	if err == nil && !reflect.DeepEqual(kept, u.agents) {
+	agents, err := u.Host.ReadAgents()
+	if err == nil && !reflect.DeepEqual(agents, u.agents) {
 		err = errors.New("another command has changed the slots' agent in the meantime; sudo kbnode status shows what is running")
 	}
 	if err != nil {

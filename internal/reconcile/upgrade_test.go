@@ -28,7 +28,7 @@ type fleet struct {
 	*machine
 	n     int
 	bad   map[int]bool    // slots in which newAgent does not register
-	onGo  func(looks int) // called at each wait
+	onGo  func(waits int) // called at each wait
 	drain map[int]bool    // slots that serve no one
 	most  int             // the most slots that were without a registered agent at once
 	upg   *reconcile.Upgrade
@@ -38,12 +38,12 @@ type fleet struct {
 func newFleet(t *testing.T, n int) *fleet {
 	t.Helper()
 	f := &fleet{machine: newMachine(t), n: n, bad: map[int]bool{}, drain: map[int]bool{}}
-	looks := 0
+	waits := 0
 	f.h.Sleep = func(ctx context.Context, _ time.Duration) error {
 		f.mostDown()
 		f.register()
-		if looks++; f.onGo != nil {
-			f.onGo(looks)
+		if waits++; f.onGo != nil {
+			f.onGo(waits)
 		}
 		time.Sleep(time.Millisecond)
 		return ctx.Err()
@@ -66,12 +66,12 @@ func newFleet(t *testing.T, n int) *fleet {
 // plan returns the plan of the node with its recorded agents.
 func (f *fleet) plan() *plan.Plan {
 	f.t.Helper()
-	kept, err := f.h.ReadAgents()
+	agents, err := f.h.ReadAgents()
 	must.Do(f.t, err)
 	p := slots(f.n).plan(f.t)
 	for i := range p.Slots {
 		s := &p.Slots[i]
-		s.AgentVersion = kept.Of(s.Index)
+		s.AgentVersion = agents.Of(s.Index)
 		p.Dirs = append(p.Dirs,
 			plan.Dir{Path: plan.RunDir(s.Index), Mode: 0o711, Owner: "root"},
 			plan.Dir{Path: plan.RunDir(s.Index) + "/agent", Mode: 0o700, Owner: s.User})
@@ -90,7 +90,7 @@ func (f *fleet) plan() *plan.Plan {
 			}
 		}
 	}
-	for _, r := range kept.Releases {
+	for _, r := range agents.Releases {
 		file := plan.AgentBinary(r.Version)
 		p.Files = append(p.Files, plan.File{Path: file, Mode: 0o711, Owner: "root", Source: file, Slot: -1})
 	}
@@ -152,11 +152,11 @@ func (f *fleet) fetch() {
 	f.write(plan.AgentBinary(newAgent), "#!/bin/sh\n")
 }
 
-func (f *fleet) kept() plan.Agents {
+func (f *fleet) agents() plan.Agents {
 	f.t.Helper()
-	kept, err := f.h.ReadAgents()
+	agents, err := f.h.ReadAgents()
 	must.Do(f.t, err)
-	return kept
+	return agents
 }
 
 func (f *fleet) events() []string {
@@ -176,7 +176,7 @@ func TestUpgradeSlotBySlot(t *testing.T) {
 		t.Fatal(busy, err)
 	}
 	equal(t, "agents", all(3, newAgent), f.running())
-	equal(t, "kept", plan.Agents{Version: newAgent, Releases: []plan.AgentRelease{{Version: newAgent}}}, f.kept())
+	equal(t, "kept", plan.Agents{Version: newAgent, Releases: []plan.AgentRelease{{Version: newAgent}}}, f.agents())
 	equal(t, "slots without an agent at once", 1, f.most)
 	equal(t, "lines", []string{
 		"gpu0 starts agent 3.100.0", "gpu0 registered with agent 3.100.0",
@@ -215,7 +215,7 @@ func TestUpgradeGoesBack(t *testing.T) {
 			want := fmt.Sprintf("gpu%d did not register with agent 3.100.0: no sign of it within 300ms: it said so; all slots are back at agent ", bad)
 			equal(t, "error", want, back.Error())
 			equal(t, "agents", all(3, ""), f.running())
-			equal(t, "kept", plan.Agents{Releases: []plan.AgentRelease{}}, f.kept())
+			equal(t, "kept", plan.Agents{Releases: []plan.AgentRelease{}}, f.agents())
 			events := f.events()
 			equal(t, "event", strings.TrimSpace(strings.Replace(want, "are back at", "go back to", 1)), events[len(events)-1])
 			restarts := 0
@@ -235,7 +235,7 @@ func TestUpgradeToWhatDoesNotStart(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2)
 	f.sd.Hook = func(word string) error {
-		if word == "start "+plan.AgentUnit(0) && f.kept().Of(0) == newAgent {
+		if word == "start "+plan.AgentUnit(0) && f.agents().Of(0) == newAgent {
 			return &systemd.UnitError{Unit: plan.AgentUnit(0), Verb: "start", Err: errors.New("exec format error")}
 		}
 		return nil
@@ -291,8 +291,8 @@ func TestUpgradeWaitsForJobs(t *testing.T) {
 				}
 			}
 			if tt.wait {
-				f.onGo = func(looks int) {
-					if looks == 8 {
+				f.onGo = func(waits int) {
+					if waits == 8 {
 						finish()
 					}
 				}
@@ -301,7 +301,7 @@ func TestUpgradeWaitsForJobs(t *testing.T) {
 			must.Do(t, err)
 			if !tt.wait {
 				equal(t, "slots left", len(tt.busy), len(left))
-				if f.kept().Roll == nil {
+				if f.agents().Roll == nil {
 					t.Fatal("nobody knows what is left")
 				}
 				finish()
@@ -314,7 +314,7 @@ func TestUpgradeWaitsForJobs(t *testing.T) {
 			}
 			equal(t, "agents", all(3, newAgent), f.running())
 			equal(t, "jobs killed", nil, f.sd.Killed())
-			if f.kept().Roll != nil {
+			if f.agents().Roll != nil {
 				t.Error("the upgrade has not ended")
 			}
 		})
@@ -342,7 +342,7 @@ func TestUpgradeOfStoppingAgents(t *testing.T) {
 	left, err := f.upgrade(false)
 	must.Do(t, err)
 	equal(t, "slots left", 2, len(left))
-	equal(t, "slots that try it", []int{0}, f.kept().Roll.Slots)
+	equal(t, "slots that try it", []int{0}, f.agents().Roll.Slots)
 	equal(t, "lines", []string{"gpu0 changes when its job is done"}, f.lines)
 }
 
@@ -424,7 +424,7 @@ func TestUpgradeCutOff(t *testing.T) {
 			t.Fatalf("cut off at step %d: %v, %v", n, left, err)
 		}
 		equal(t, fmt.Sprintf("agents after step %d", n), all(3, newAgent), f.running())
-		equal(t, "kept", plan.Agents{Version: newAgent, Releases: []plan.AgentRelease{{Version: newAgent}}}, f.kept())
+		equal(t, "kept", plan.Agents{Version: newAgent, Releases: []plan.AgentRelease{{Version: newAgent}}}, f.agents())
 		equal(t, "jobs killed", nil, f.sd.Killed())
 	}
 }
@@ -433,8 +433,8 @@ func TestUpgradeCutOff(t *testing.T) {
 func TestUpgradeGivesWay(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2)
-	f.onGo = func(looks int) {
-		if looks == 1 {
+	f.onGo = func(waits int) {
+		if waits == 1 {
 			if err := f.h.WriteAgents(plan.Agents{}); err != nil {
 				t.Error(err)
 			}

@@ -43,9 +43,9 @@ type Slice struct {
 	Devices []string `json:"devices"`
 }
 
-// Look adds whether the slot's agent has registered, and why it takes no jobs. The units must be
+// ReadRunDir adds whether the slot's agent has registered, and why it takes no jobs. The units must be
 // known. No job can make it wait.
-func (s State) Look(root string) State {
+func (s State) ReadRunDir(root string) State {
 	parked, err := ReadParked(filepath.Join(root, plan.RunDir(s.Index)))
 	if err != nil { // the guard parks the slot too
 		parked = []Parked{{Reason: err.Error()}}
@@ -55,9 +55,9 @@ func (s State) Look(root string) State {
 	return s
 }
 
-// Runs adds what the slot runs. The units must be known. A job can make this hang. On an error,
+// ReadProcesses adds what the slot runs. The units must be known. A job can make this hang. On an error,
 // what the slot runs is unknown.
-func (s State) Runs(root string) (_ State, err error) {
+func (s State) ReadProcesses(root string) (_ State, err error) {
 	if s.Agent.Cgroup != "" {
 		if s.Job, err = CurrentJob(root, s.Agent.Cgroup, s.Agent.MainPID); err != nil {
 			return s, err

@@ -85,8 +85,8 @@ func TestDisconnected(t *testing.T) {
 	}
 }
 
-// TestLook reads whether an agent has registered, and why its slot takes no jobs.
-func TestLook(t *testing.T) {
+// TestReadRunDir reads whether an agent has registered, and why its slot takes no jobs.
+func TestReadRunDir(t *testing.T) {
 	t.Parallel()
 	since := time.Date(2026, 11, 21, 3, 0, 0, 500, time.UTC)
 	const reason = `{"reason": "its GPU is in use", "since": "2026-11-21T02:00:00Z"}`
@@ -131,7 +131,7 @@ func TestLook(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := State{Index: 3, Agent: Unit{Active: row.active, Since: since}}.Look(root)
+		got := State{Index: 3, Agent: Unit{Active: row.active, Since: since}}.ReadRunDir(root)
 		if got.Registered != row.want {
 			t.Errorf("%s: registered %t, want %t", row.name, got.Registered, row.want)
 		}
