@@ -64,7 +64,7 @@ func fit(ctx context.Context, r *run) Item {
 				wrong = append(wrong, c.ID+": "+c.Summary())
 			}
 		}
-		return failed("sudo kbnode doctor", "%s", some(wrong))
+		return failed("sudo kbnode doctor", "%s", summary(wrong))
 	}
 	return passed("%d checks are OK, %d warn", report.Count(doctor.OK), report.Count(doctor.Warn))
 }
@@ -98,9 +98,9 @@ func (r *run) checks(do string, ids ...string) Item {
 	}
 	switch {
 	case len(wrong) > 0:
-		return failed(do, "%s", some(wrong))
+		return failed(do, "%s", summary(wrong))
 	case len(left) > 0 || len(well) == 0:
-		return untried(typeAgain, "%s", cmp.Or(some(left), "it was not checked"))
+		return untried(typeAgain, "%s", cmp.Or(summary(left), "it was not checked"))
 	}
 	return passed("%s", strings.Join(well, "; "))
 }
@@ -132,9 +132,9 @@ func isolation(ctx context.Context, r *run) Item {
 	}
 	switch {
 	case len(wrong) > 0:
-		return failed("sudo kbnode selftest", "%s", some(wrong))
+		return failed("sudo kbnode selftest", "%s", summary(wrong))
 	case len(left) > 0 || tried == 0:
-		return untried(typeAgain, "%s", cmp.Or(some(left), "there is no slot"))
+		return untried(typeAgain, "%s", cmp.Or(summary(left), "there is no slot"))
 	}
 	return passed("%d attempts, all blocked", tried)
 }
@@ -172,13 +172,13 @@ func evaluated(all []image.Evaluation, err error) Item {
 	}
 	switch {
 	case len(wrong) > 0:
-		return failed("sudo kbnode doctor --only slots,image", "%s", some(wrong))
+		return failed("sudo kbnode doctor --only slots,image", "%s", summary(wrong))
 	case len(left) > 0 || len(all) == 0:
-		return untried(typeAgain, "%s", cmp.Or(some(left), "there is no slot"))
+		return untried(typeAgain, "%s", cmp.Or(summary(left), "there is no slot"))
 	}
 	saw := fmt.Sprintf("%d passed in profile %s, in %.1f to %.1f s", len(all), strings.Join(slices.Compact(slices.Sorted(slices.Values(profiles))), " and "), slices.Min(took), slices.Max(took))
 	if len(loose) > 0 {
-		saw += "; print pipelines with --profile compatible, because the image fails in the strict one in " + some(loose)
+		saw += "; print pipelines with --profile compatible, because the image fails in the strict one in " + summary(loose)
 	}
 	return passed("%s", saw)
 }
@@ -204,14 +204,14 @@ func gpu(_ context.Context, r *run) Item {
 	case len(counts) == 0:
 		return byHand("set image.name to the jobs' image", "the image has no torch that uses GPUs")
 	case len(none) > 0:
-		return failed("sudo kbnode doctor --only gpu,docker", "torch saw no GPU in %s", some(none))
+		return failed("sudo kbnode doctor --only gpu,docker", "torch saw no GPU in %s", summary(none))
 	case len(counts) > 1:
 		var kinds []string
 		for kind, n := range counts {
 			kinds = append(kinds, fmt.Sprintf("%d x %s", n, kind))
 		}
 		slices.Sort(kinds)
-		return failed("sudo kbnode inventory", "the slots differ: %s", some(kinds))
+		return failed("sudo kbnode inventory", "the slots differ: %s", summary(kinds))
 	}
 	for kind, n := range counts {
 		return passed("%d x %s", n, kind)
@@ -232,7 +232,7 @@ func artifacts(_ context.Context, r *run) Item {
 	}
 	switch {
 	case len(wrong) > 0:
-		return failed("sudo kbnode doctor --only slots,image", "no result to upload in %s", some(wrong))
+		return failed("sudo kbnode doctor --only slots,image", "no result to upload in %s", summary(wrong))
 	case n == 0:
 		return untried("see the evaluations", "nothing was evaluated")
 	}
@@ -244,8 +244,8 @@ func build(context.Context, *run) Item {
 	return byHand("run kbnode e2e --org ORG --queue QUEUE where there is an API token; it starts builds in this queue and checks their results", "an agent's token cannot start one")
 }
 
-// some returns a few of the texts, and how many more there are.
-func some(all []string) string {
+// summary returns a few of the texts, and how many more there are.
+func summary(all []string) string {
 	more := ""
 	if n := len(all) - shown; n > 0 {
 		all, more = all[:shown], fmt.Sprintf("; and %d more", n)
