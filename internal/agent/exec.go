@@ -96,7 +96,7 @@ func Exec(k int, binary string) error {
 		return fmt.Errorf("enter work directory: %w", err)
 	}
 	syscall.Umask(0o022)
-	if err := become(uid, gid); err != nil {
+	if err := setUser(uid, gid); err != nil {
 		return fmt.Errorf("become user %s: %w", name, err)
 	}
 	argv := []string{"buildkite-agent", "start", "--config", plan.AgentDir(k) + "/buildkite-agent.cfg"}
@@ -106,8 +106,8 @@ func Exec(k int, binary string) error {
 	return nil
 }
 
-// become gives this process the ids of a user, and no group but the given one.
-func become(uid, gid int) error {
+// setUser gives this process the ids of a user, and no group but the given one.
+func setUser(uid, gid int) error {
 	return errors.Join(syscall.Setgroups([]int{gid}), syscall.Setgid(gid), syscall.Setuid(uid))
 }
 

@@ -69,7 +69,7 @@ func TestUndumpable(t *testing.T) {
 func TestBecome(t *testing.T) {
 	const variable = "KBNODE_TEST_BECOME"
 	if os.Getenv(variable) != "" {
-		must.Do(t, become(65533, 65532))
+		must.Do(t, setUser(65533, 65532))
 		groups, err := os.Getgroups()
 		fmt.Println(os.Getuid(), os.Geteuid(), os.Getgid(), os.Getegid(), groups, err)
 		return

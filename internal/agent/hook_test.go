@@ -32,7 +32,7 @@ func fakeGuard(t *testing.T, socket string, status int, message string) {
 	t.Cleanup(func() { _ = server.Close() })
 }
 
-func TestTell(t *testing.T) {
+func TestNotifyGuard(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		name, message string
