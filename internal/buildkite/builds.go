@@ -113,7 +113,7 @@ func (c *Client) Create(ctx context.Context, org, pipeline string, b NewBuild) (
 			return Build{}, fmt.Errorf("create build: %w", plain(err, "write_builds"))
 		}
 		lost = lost || !unsent(err)
-		found, lookErr := c.lookTwice(ctx, org, pipeline, b.MetaData[RunIDKey], attempt, err)
+		found, lookErr := c.findLost(ctx, org, pipeline, b.MetaData[RunIDKey], attempt, err)
 		switch {
 		case found != nil:
 			found.Repeated = attempt > 1
@@ -134,9 +134,9 @@ func unsent(err error) bool {
 	return is && dial.Op == "dial"
 }
 
-// lookTwice looks twice, after a pause each, for a build whose creation was not answered:
+// findLost looks twice, after a pause each, for a build whose creation was not answered:
 // the server may still be creating it. It does not look if the request was never sent.
-func (c *Client) lookTwice(ctx context.Context, org, pipeline, runID string, attempt int, lost error) (*Build, error) {
+func (c *Client) findLost(ctx context.Context, org, pipeline, runID string, attempt int, lost error) (*Build, error) {
 	for range 2 {
 		pause := backOff(attempt)
 		if c.log != nil {

@@ -193,12 +193,12 @@ func (w *Waiting) add(b Build, j Job, agents []Agent) {
 	if w.Jobs++; w.Oldest.IsZero() || since.Before(w.Oldest) {
 		w.Oldest = since
 	}
-	if slices.ContainsFunc(agents, func(a Agent) bool { return len(a.lacks(j.Rules)) == 0 }) {
+	if slices.ContainsFunc(agents, func(a Agent) bool { return len(a.unmetRules(j.Rules)) == 0 }) {
 		return
 	}
 	w.Unmatched++
 	for _, a := range agents {
-		for _, rule := range a.lacks(j.Rules) {
+		for _, rule := range a.unmetRules(j.Rules) {
 			if rule = text.Line(rule, maxText); len(w.Missing) < 20*maxMissing && !slices.Contains(w.Missing, rule) {
 				w.Missing = append(w.Missing, rule)
 			}
@@ -206,9 +206,9 @@ func (w *Waiting) add(b Build, j Job, agents []Agent) {
 	}
 }
 
-// lacks returns the rules of a job, other than its queue, that an agent does not meet.
+// unmetRules returns the rules of a job, other than its queue, that an agent does not meet.
 // Any value of the tag meets a rule with the value *, and every agent meets the rule *.
-func (a Agent) lacks(rules []string) []string {
+func (a Agent) unmetRules(rules []string) []string {
 	var not []string
 	for _, rule := range rules {
 		key, value, _ := strings.Cut(rule, "=")

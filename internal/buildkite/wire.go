@@ -65,7 +65,7 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 				return nil, err
 			}
 		}
-		resp, err := w.once(r)
+		resp, err := w.send(r)
 		if err == nil || ctx.Err() != nil {
 			return resp, err
 		}
@@ -100,7 +100,7 @@ func backOff(attempt int) time.Duration {
 	return pause + rand.N(pause/2) //nolint:gosec // no secret
 }
 
-func (w *wire) once(r *http.Request) (*http.Response, error) {
+func (w *wire) send(r *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), w.each)
 	defer cancel()
 	req := r.Clone(ctx)
