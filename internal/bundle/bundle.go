@@ -108,7 +108,7 @@ func Write(ctx context.Context, w io.Writer, m *doctor.Machine, r *doctor.Report
 	archive := tar.NewWriter(zip)
 	for i, p := range all {
 		// The cut must not leave half a secret, which no pattern recognizes.
-		text := last(hide.clean(last(texts[i], maxPart+maxSecret)), maxPart)
+		text := tail(hide.clean(tail(texts[i], maxPart+maxSecret)), maxPart)
 		header := &tar.Header{Name: "kbnode-doctor/" + p.Name, Mode: 0o600, Size: int64(len(text)), ModTime: m.Now}
 		if err := archive.WriteHeader(header); err != nil {
 			return fmt.Errorf("write bundle: %w", err)
@@ -123,7 +123,7 @@ func Write(ctx context.Context, w io.Writer, m *doctor.Machine, r *doctor.Report
 	return nil
 }
 
-func last(text []byte, n int) []byte { return text[max(0, len(text)-n):] }
+func tail(text []byte, n int) []byte { return text[max(0, len(text)-n):] }
 
 // hidden replaces secrets.
 const hidden = "(hidden)"
