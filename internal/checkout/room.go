@@ -103,7 +103,7 @@ func (m Mirrors) list() ([]mirror, error) {
 	found := map[string]mirror{}
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), tree.MovedPrefix) {
-			if err := m.within(func(root *os.Root) error { return tree.Remove(root, e.Name()) }); err != nil {
+			if err := m.withRoot(func(root *os.Root) error { return tree.Remove(root, e.Name()) }); err != nil {
 				return nil, fmt.Errorf("remove a mirror: %w", err)
 			}
 		}
@@ -152,7 +152,7 @@ func (m Mirrors) remove(name string) error {
 		return err
 	}
 	defer l.close()
-	err = m.within(func(root *os.Root) error {
+	err = m.withRoot(func(root *os.Root) error {
 		return errors.Join(tree.Remove(root, name+gitSuffix), root.Remove(name+lockSuffix))
 	})
 	if err != nil {
@@ -164,7 +164,7 @@ func (m Mirrors) remove(name string) error {
 // makeMirror makes an empty mirror in place of one that only the caller uses.
 func (m Mirrors) makeMirror(ctx context.Context, name string) error {
 	dir := name + gitSuffix
-	err := m.within(func(root *os.Root) error {
+	err := m.withRoot(func(root *os.Root) error {
 		err := tree.Remove(root, dir)
 		if err == nil {
 			err = root.Mkdir(dir, 0o700)
@@ -183,9 +183,9 @@ func (m Mirrors) makeMirror(ctx context.Context, name string) error {
 	return nil
 }
 
-// within opens the directory of all mirrors. Git's user can put links into its own directories, which
+// withRoot opens the directory of all mirrors. Git's user can put links into its own directories, which
 // lead nowhere else.
-func (m Mirrors) within(do func(root *os.Root) error) error {
+func (m Mirrors) withRoot(do func(root *os.Root) error) error {
 	root, err := os.OpenRoot(m.Dir)
 	if err != nil {
 		return err
@@ -206,7 +206,7 @@ func (m Mirrors) reached(name string) bool {
 // sweep removes what a fetch that failed leaves in a mirror: files that fill the disk, packs besides
 // the ones to keep, which nothing has checked, and locks that keep out the next.
 func (m Mirrors) sweep(name string, keep []string) error {
-	err := m.within(func(root *os.Root) error {
+	err := m.withRoot(func(root *os.Root) error {
 		for _, left := range []string{"objects/pack/*", "*.lock", "refs/kbnode/*.lock"} {
 			files, err := filepath.Glob(filepath.Join(m.path(name), left))
 			for _, file := range files {
