@@ -239,7 +239,7 @@ func TestSubmitProgress(t *testing.T) {
 			p.show(0, submit.Status{State: "waiting", Since: time.Now()})
 			time.Sleep(1500 * time.Millisecond)
 			p.show(0, submit.Status{State: "running", Build: 7, Agent: "n-gpu3", URL: "http://b/7", Since: time.Now()})
-			p.trouble("502", 0)
+			p.showRetry("502", 0)
 			if width == 0 {
 				p.show(0, submit.Status{State: "passed", Build: 7})
 			}

@@ -129,9 +129,9 @@ func checkArgs(cmd *cobra.Command, hint hints) {
 			}
 			return nil
 		case len(args) > 0 && check(cmd, nil) == nil && check(cmd, args[:1]) != nil:
-			better = hint.stray(cmd, args[0])
+			better = hint.unknownArgument(cmd, args[0])
 		case len(args) > 1 && check(cmd, args[:1]) == nil:
-			better = hint.surplus(cmd, args[1:])
+			better = hint.extraArguments(cmd, args[1:])
 		}
 		return cmp.Or(better, usagef("%w; see %s --help", err, cmd.CommandPath()))
 	}

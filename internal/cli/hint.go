@@ -213,8 +213,8 @@ func nearFlag(cmd *cobra.Command, name string, short bool) string {
 	return near
 }
 
-// stray explains an argument to a command that takes none.
-func (h hints) stray(cmd *cobra.Command, arg string) error {
+// unknownArgument explains an argument to a command that takes none.
+func (h hints) unknownArgument(cmd *cobra.Command, arg string) error {
 	i := slices.Index(h.args, arg)
 	if i < 0 {
 		return nil
@@ -262,8 +262,8 @@ func (h hints) dash(root *cobra.Command) error {
 	return h.write(fmt.Sprintf("%q begins with a long dash", h.args[i]), h.with(i, "--"+strings.TrimLeft(h.args[i], "–—")))
 }
 
-// surplus explains arguments after those that a command takes.
-func (h hints) surplus(cmd *cobra.Command, args []string) error {
+// extraArguments explains arguments after those that a command takes.
+func (h hints) extraArguments(cmd *cobra.Command, args []string) error {
 	words := slices.Clone(h.args)
 	for _, arg := range slices.Backward(args) {
 		i := len(words) - 1

@@ -86,7 +86,7 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 	}
 	p := newSubmitProgress(newProgress(s))
 	defer p.stop()
-	client, err := f.api.client(s, p.trouble)
+	client, err := f.api.client(s, p.showRetry)
 	if err != nil {
 		return err
 	}
@@ -99,7 +99,7 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 	}
 	out := submit.Run(ctx, client, submit.Options{
 		Target: f.Target, Resume: f.runID != "", Node: true,
-		On: p.show, Leave: p.leave(), Log: func(why string) { p.trouble(why, 0) },
+		On: p.show, Leave: p.leave(), Log: func(why string) { p.showRetry(why, 0) },
 	}, []submit.Job{j})[0]
 	p.stop()
 	if out.Verdict == submit.NotCreated && out.Err != nil {

@@ -62,8 +62,8 @@ func (p *submitProgress) show(_ int, st submit.Status) {
 	p.refresh(fixed)
 }
 
-// trouble reports an error that is retried.
-func (p *submitProgress) trouble(why string, pause time.Duration) {
+// showRetry reports an error that is retried.
+func (p *submitProgress) showRetry(why string, pause time.Duration) {
 	p.say("%s; retrying in %s", text.Line(why, 300), max(pause, time.Second).Round(time.Second))
 }
 

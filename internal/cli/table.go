@@ -49,7 +49,7 @@ func (l *list) draw(width int) string {
 	}
 	for i, title := range l.header {
 		for _, row := range l.rows {
-			row[i] = middle(row[i], l.most[title])
+			row[i] = cutMiddle(row[i], l.most[title])
 		}
 	}
 	longest, word := l.wrapped(width)
@@ -114,8 +114,8 @@ func wrapCell(s string, width int) string {
 	return strings.Join(lines, "\n")
 }
 
-// middle cuts out the middle of a text: names of agents differ at their ends. 0 means no limit.
-func middle(s string, most int) string {
+// cutMiddle cuts out the middle of a text: names of agents differ at their ends. 0 means no limit.
+func cutMiddle(s string, most int) string {
 	r := []rune(s)
 	if most == 0 || len(r) <= most {
 		return s
