@@ -77,7 +77,7 @@ func ParseMask(text string) (Set, error) {
 		s.bits.Or(&s.bits, w.Lsh(w, uint(i)*32))
 	}
 	if n := s.bits.BitLen(); n > Max {
-		return Set{}, beyond(strconv.Itoa(n - 1))
+		return Set{}, rangeError(strconv.Itoa(n - 1))
 	}
 	return s, nil
 }
@@ -224,12 +224,12 @@ func number(text string) (int, error) {
 	case text == "":
 		return 0, fmt.Errorf("parse CPU list: a number is missing")
 	case err != nil || n >= Max:
-		return 0, beyond(text)
+		return 0, rangeError(text)
 	}
 	return n, nil
 }
 
-func beyond(number string) error {
+func rangeError(number string) error {
 	if len(number) > 20 {
 		number = number[:20] + "…"
 	}
