@@ -65,11 +65,11 @@ type Options struct {
 }
 
 const (
-	lookTime   = 30 * time.Second       // between two looks
-	gpusPause  = time.Minute            // between two readings of the GPUs
-	wholeTime  = 5 * time.Minute        // between two full passes
-	settleTime = 200 * time.Millisecond // between a signal and a look, as more signals follow
-	retryTime  = 5 * time.Second        // after a failed pass
+	passInterval = 30 * time.Second       // between two looks
+	gpusPause    = time.Minute            // between two readings of the GPUs
+	wholeTime    = 5 * time.Minute        // between two full passes
+	settleTime   = 200 * time.Millisecond // between a signal and a look, as more signals follow
+	retryTime    = 5 * time.Second        // after a failed pass
 
 	// passTime bounds one pass. Starting an agent takes up to 100 s, and several start at
 	// once.
@@ -156,11 +156,11 @@ func (d *daemonLoop) loop(ctx context.Context) {
 			return
 		}
 		d.publish(began, err)
-		wait := lookTime
+		wait := passInterval
 		if d.report(err); err == nil {
 			failed = 0
 		} else {
-			wait = min(lookTime, retryTime<<min(failed, 10))
+			wait = min(passInterval, retryTime<<min(failed, 10))
 			failed++
 		}
 		if whole = d.wait(ctx, wait) || err != nil; ctx.Err() != nil {

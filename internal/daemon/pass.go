@@ -65,7 +65,7 @@ func (d *daemonLoop) converge(ctx context.Context, host *reconcile.Host, o obser
 			return err
 		}
 	}
-	return d.whole(ctx, host)
+	return d.fullPass(ctx, host)
 }
 
 // bounded makes a call that may hang, with the deadline within. It notifies the watchdog
@@ -117,7 +117,7 @@ func pending(changes []reconcile.Change) bool {
 	return false
 }
 
-func (d *daemonLoop) whole(ctx context.Context, host *reconcile.Host) error {
+func (d *daemonLoop) fullPass(ctx context.Context, host *reconcile.Host) error {
 	d.snapshot.Whole = true
 	release, err := host.Lock()
 	if err != nil {
