@@ -43,7 +43,7 @@ func (e *Engine) EnsureNetwork(ctx context.Context, n Network) error {
 	for {
 		res, err := e.api.NetworkInspect(ctx, n.Name, client.NetworkInspectOptions{})
 		switch {
-		case err == nil && right(res.Network.Network, n.Name):
+		case err == nil && matches(res.Network.Network, n.Name):
 			return nil
 		case err == nil:
 			if err := e.RemoveNetwork(ctx, res.Network.ID); err != nil {
@@ -63,8 +63,8 @@ func (e *Engine) EnsureNetwork(ctx context.Context, n Network) error {
 	}
 }
 
-// right reports whether a network is what EnsureNetwork makes. Its addresses may be any.
-func right(has network.Network, name string) bool {
+// matches reports whether a network is what EnsureNetwork makes. Its addresses may be any.
+func matches(has network.Network, name string) bool {
 	return has.Name == name && has.Driver == "bridge" && has.Options[bridgeName] == name && !has.EnableIPv6 && !has.Internal
 }
 
