@@ -79,7 +79,7 @@ func drained(_ context.Context, m *Machine) Answer {
 			}
 		}
 	}
-	return otherwise(together(all), ok("%d slots", len(m.Plan.Slots)))
+	return foundOr(together(all), ok("%d slots", len(m.Plan.Slots)))
 }
 
 // guards asks each slot's service, all at once.
@@ -116,7 +116,7 @@ func oneGuard(ctx context.Context, m *Machine, s plan.Slot) Finding {
 	defer client.CloseIdleConnections()
 	resp, err := client.Do(req)
 	if err != nil {
-		return fail("%s does not answer: %s", socket, because(err)).By("systemctl restart %s", unit)
+		return fail("%s does not answer: %s", socket, cause(err)).By("systemctl restart %s", unit)
 	}
 	defer resp.Body.Close() //nolint:errcheck // only read
 	switch {

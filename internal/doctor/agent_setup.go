@@ -57,7 +57,7 @@ func agentHooks(_ context.Context, m *Machine) Answer {
 		file := path.Join(plan.HooksDir, name)
 		there, err := bootstrap.CheckHook(m.Path(file), root())
 		if err != nil {
-			return found(fail("hook %s, so the slots run no job: %s", name, because(err)).
+			return found(fail("hook %s, so the slots run no job: %s", name, cause(err)).
 				Safely("chown -R root:root %[1]s && chmod -R go-w %[1]s", plan.HooksDir).Advise("or remove %s", file))
 		}
 		if there {
@@ -98,7 +98,7 @@ func agentUnits(_ context.Context, m *Machine) Answer {
 			}
 		}
 	}
-	return otherwise(all, ok("no drop-in changes them"))
+	return foundOr(all, ok("no drop-in changes them"))
 }
 
 // unitValue returns the last value of a setting in a unit file, or "".
@@ -145,7 +145,7 @@ func otherAgents(_ context.Context, m *Machine) Answer {
 				Advise("run systemctl status %d to see what started it, and end it when its job is done", pid))
 		}
 	}
-	return otherwise(all, ok("none"))
+	return foundOr(all, ok("none"))
 }
 
 // agents returns the processes of agents. Others, including kbnode, only run the program to get its version.

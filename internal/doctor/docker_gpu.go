@@ -167,7 +167,7 @@ func dockerCDISpec(ctx context.Context, m *Machine) Answer {
 		}
 		all = append(all, f.Safely("%s", renewCDI(ctx, m)))
 	}
-	return otherwise(all, ok("%s", last))
+	return foundOr(all, ok("%s", last))
 }
 
 func dockerCDIDriver(ctx context.Context, m *Machine) Answer {

@@ -150,8 +150,8 @@ func (m *Machine) problem(subject string) string {
 
 func found(all ...Finding) Answer { return Answer{Findings: all} }
 
-// otherwise returns the findings in wrong, or else well.
-func otherwise(wrong []Finding, well Finding) Answer {
+// foundOr returns the findings in wrong, or else well.
+func foundOr(wrong []Finding, well Finding) Answer {
 	if len(wrong) > 0 {
 		return found(wrong...)
 	}
@@ -242,8 +242,8 @@ func (m *Machine) planned(name string) string {
 	return m.Plan.Files[i].Content
 }
 
-// because returns err without the path or URL, which the finding already names.
-func because(err error) string {
+// cause returns err without the path or URL, which the finding already names.
+func cause(err error) string {
 	if u, is := errors.AsType[*url.Error](err); is {
 		err = u.Err
 	}

@@ -54,7 +54,7 @@ func partitionModes(m *Machine, f fleet) Answer {
 	if len(modes) == 0 {
 		return none("these GPUs have no partitions")
 	}
-	return otherwise(wrong, ok("%s", strings.Join(modes, ", ")))
+	return foundOr(wrong, ok("%s", strings.Join(modes, ", ")))
 }
 
 // lostPartitions finds GPUs whose slots were made for another partition mode.
@@ -97,7 +97,7 @@ func amdPower(m *Machine, f fleet) Answer {
 	if len(wrong) == 0 && limit(f.gpus[0]) == 0 {
 		return none("amdgpu does not report it")
 	}
-	return otherwise(wrong, ok("%s", inUnits(limit(f.gpus[0]), "W")))
+	return foundOr(wrong, ok("%s", inUnits(limit(f.gpus[0]), "W")))
 }
 
 func performanceLevels(m *Machine, f fleet) Answer {
@@ -115,5 +115,5 @@ func performanceLevels(m *Machine, f fleet) Answer {
 				Safely("%s", g.each("echo auto >/sys/bus/pci/devices/%s/power_dpm_force_performance_level")))
 		}
 	}
-	return otherwise(wrong, ok("auto"))
+	return foundOr(wrong, ok("auto"))
 }

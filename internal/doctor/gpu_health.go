@@ -38,7 +38,7 @@ func judged(checks ...string) func(context.Context, *Machine) Answer {
 		if watched && len(wrong) == 0 {
 			return none("kbnode.service watches this; see health")
 		}
-		return otherwise(wrong, ok("%d GPUs", len(f.gpus)))
+		return foundOr(wrong, ok("%d GPUs", len(f.gpus)))
 	}
 }
 

@@ -60,7 +60,7 @@ func migModes(m *Machine, f fleet) Answer {
 			wrong = append(wrong, warn("MIG mode will be on after the next reset (%s)", at).By("%s", g.each(off)).Of(g.slots...))
 		}
 	}
-	return otherwise(wrong, ok("%s", cmp.Or(strings.Join(layouts, "; "), "off")))
+	return foundOr(wrong, ok("%s", cmp.Or(strings.Join(layouts, "; "), "off")))
 }
 
 // migLayout formats how a GPU is divided: "4g.90gb, 3g.90gb", "7 of 1g.23gb".
@@ -95,7 +95,7 @@ func computeModes(_ *Machine, f fleet) Answer {
 		last := &wrong[len(wrong)-1]
 		*last = last.Safely("%s", g.each("nvidia-smi -i %s -c 0")).Of(g.slots...)
 	}
-	return otherwise(wrong, ok("default"))
+	return foundOr(wrong, ok("default"))
 }
 
 func persistenceModes(m *Machine, f fleet) Answer {
@@ -141,7 +141,7 @@ func eccModes(m *Machine, f fleet) Answer {
 	if !known {
 		return none("these GPUs have no ECC")
 	}
-	return otherwise(wrong, ok("on"))
+	return foundOr(wrong, ok("on"))
 }
 
 func gpuClocks(m *Machine, f fleet) Answer {
@@ -163,7 +163,7 @@ func gpuClocks(m *Machine, f fleet) Answer {
 				Safely("%s", g.each("nvidia-smi -i %[1]s -rgc; nvidia-smi -i %[1]s -rac")).Of(g.slots...))
 		}
 	}
-	return otherwise(wrong, ok("up to %d MHz", fastest))
+	return foundOr(wrong, ok("up to %d MHz", fastest))
 }
 
 func powerLimits(_ *Machine, f fleet) Answer {
@@ -188,7 +188,7 @@ func powerLimits(_ *Machine, f fleet) Answer {
 	if len(all) == 0 {
 		return none("NVML does not report it")
 	}
-	return otherwise(wrong, ok("%s", all[0].value))
+	return foundOr(wrong, ok("%s", all[0].value))
 }
 
 // power finds GPUs with less than their normal power limit in watts, or else with different ones. In the

@@ -23,8 +23,8 @@ func driverless(inv *inventory.Inventory, g inventory.GPU) bool {
 	return inv.NVIDIA == nil || inv.NVIDIA.DriverVersion == ""
 }
 
-// silent returns why a GPU cannot be used.
-func silent(m *Machine, g inventory.GPU) Finding {
+// unusable returns why a GPU cannot be used.
+func unusable(m *Machine, g inventory.GPU) Finding {
 	f := fail("the GPU at %s: %s", g.PCI, g.Error)
 	want := map[string]string{"nvidia": "nvidia", "amd": "amdgpu"}[g.Vendor]
 	at := host.PCI(g.PCI)
@@ -101,7 +101,7 @@ func gpuPresent(_ context.Context, m *Machine) Answer {
 	for _, r := range replaced {
 		wrong = append(wrong, warn("%s", r.Why).Of(r.Slot).Safely("kbnode reconcile"))
 	}
-	return otherwise(wrong, ok("%d GPUs in %d slots", len(m.Inventory.GPUs), len(bindings)))
+	return foundOr(wrong, ok("%d GPUs in %d slots", len(m.Inventory.GPUs), len(bindings)))
 }
 
 func gpuAnswers(_ context.Context, m *Machine) Answer {
@@ -123,7 +123,7 @@ func gpuAnswers(_ context.Context, m *Machine) Answer {
 		case g.NVML != nil && g.NVML.Code == nvmlReset:
 			all = append(all, reset(g, f.slots[g.PCI]))
 		case !g.Healthy:
-			all = append(all, silent(m, g).Of(f.slots[g.PCI]...))
+			all = append(all, unusable(m, g).Of(f.slots[g.PCI]...))
 		case g.NVML != nil && len(g.NVML.Unread) > 0:
 			all = append(all, warn("the GPU at %s does not answer all NVML queries: %s", g.PCI, g.NVML.Unread[0]).Of(f.slots[g.PCI]...).
 				Advise("see what sudo dmesg says about it; its other values may be wrong, too"))
@@ -163,5 +163,5 @@ func gpuDevices(_ context.Context, m *Machine) Answer {
 			all = append(all, f.Of(slots[name]...))
 		}
 	}
-	return otherwise(all, ok("%d device files", len(names)))
+	return foundOr(all, ok("%d device files", len(names)))
 }

@@ -20,8 +20,8 @@ const (
 	goodNetwork = 1000  // Mbit/s
 )
 
-// enough returns what a slot lacks, or its share of the machine.
-func enough(least string, share, good int64, name func(int64) string) Answer {
+// sizeAnswer returns what a slot lacks, or its share of the machine.
+func sizeAnswer(least string, share, good int64, name func(int64) string) Answer {
 	const advice = "use fewer GPUs (gpus in the configuration, or sudo kbnode install --gpus), or upgrade the machine"
 	switch {
 	case least != "":
@@ -71,12 +71,12 @@ func slotsCPUs(p *plan.Plan) (all cpuset.Set) {
 
 func hardwareMemory(_ context.Context, m *Machine) Answer {
 	_, least, _ := plan.TooSmall(m.Inventory, m.Plan)
-	return enough(least, m.Inventory.Memory.TotalBytes/int64(len(m.Plan.Slots)), goodMemory, func(n int64) string { return fmt.Sprintf("%d GB of memory", n/1e9) })
+	return sizeAnswer(least, m.Inventory.Memory.TotalBytes/int64(len(m.Plan.Slots)), goodMemory, func(n int64) string { return fmt.Sprintf("%d GB of memory", n/1e9) })
 }
 
 func hardwareCores(_ context.Context, m *Machine) Answer {
 	least, _, _ := plan.TooSmall(m.Inventory, m.Plan)
-	return enough(least, int64(len(m.Inventory.CPU.List)/len(m.Plan.Slots)), goodCPUs, func(n int64) string { return strconv.FormatInt(n, 10) + " CPUs" })
+	return sizeAnswer(least, int64(len(m.Inventory.CPU.List)/len(m.Plan.Slots)), goodCPUs, func(n int64) string { return strconv.FormatInt(n, 10) + " CPUs" })
 }
 
 func hardwareDisk(_ context.Context, m *Machine) Answer {
@@ -85,5 +85,5 @@ func hardwareDisk(_ context.Context, m *Machine) Answer {
 	if bytes == 0 {
 		return none("the size of the disks is unknown")
 	}
-	return enough(least, bytes/int64(len(m.Plan.Slots)), goodDisk, func(n int64) string { return fmt.Sprintf("%d GB of disk", n/1e9) })
+	return sizeAnswer(least, bytes/int64(len(m.Plan.Slots)), goodDisk, func(n int64) string { return fmt.Sprintf("%d GB of disk", n/1e9) })
 }

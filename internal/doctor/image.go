@@ -121,7 +121,7 @@ func imageUpdate(ctx context.Context, m *Machine) Answer {
 		all = append(all, warn("%s failed (%s, exit status %d)", plan.ImageService, u.Result, u.ExitStatus).By(updateImage).
 			Advise("sudo journalctl -u kbnode-image -n 20 says why"))
 	}
-	return otherwise(all, ok("none refused since, none pending"))
+	return foundOr(all, ok("none refused since, none pending"))
 }
 
 func imageSpace(ctx context.Context, m *Machine) Answer {

@@ -108,7 +108,7 @@ func nodeHealth(_ context.Context, m *Machine) Answer {
 			all = append(all, verdictFinding(v))
 		}
 	}
-	return otherwise(all, ok("no verdicts"))
+	return foundOr(all, ok("no verdicts"))
 }
 
 func asPlanned(_ context.Context, m *Machine) Answer {
@@ -119,7 +119,7 @@ func asPlanned(_ context.Context, m *Machine) Answer {
 		// slot-limits and slot-partition report limits; daemon, agent-running and agent-guard stopped services.
 		return !m.ofLimits(c) && (c.Kind != reconcile.Start || !strings.HasSuffix(c.Subject, ".service"))
 	})
-	return otherwise(all, ok("%d files, %d units", len(m.Plan.Files), len(m.Plan.Units)))
+	return foundOr(all, ok("%d files, %d units", len(m.Plan.Files), len(m.Plan.Units)))
 }
 
 // drift returns the chosen differences from the plan.

@@ -36,7 +36,7 @@ func kernelSetting(part string) func(context.Context, *Machine) Answer {
 		if len(values) == 0 {
 			return none("this kernel has no such setting")
 		}
-		return otherwise(all, ok("%s", strings.Join(values, ", ")))
+		return foundOr(all, ok("%s", strings.Join(values, ", ")))
 	}
 }
 

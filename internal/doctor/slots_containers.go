@@ -42,7 +42,7 @@ func slotContainers(ctx context.Context, m *Machine) Answer {
 			}
 		}
 	}
-	return otherwise(all, ok("%d, of running jobs", count))
+	return foundOr(all, ok("%d, of running jobs", count))
 }
 
 // ofProcesses names the first process, and ends all.
@@ -89,7 +89,7 @@ func slotGPUProcesses(_ context.Context, m *Machine) Answer {
 			all = append(all, found.Of(slots...))
 		}
 	}
-	return otherwise(all, ok("%d GPUs", checked))
+	return foundOr(all, ok("%d GPUs", checked))
 }
 
 // computeOn returns the processes that compute on a GPU or partition, as far as its driver

@@ -76,7 +76,7 @@ func slotDisk(_ context.Context, m *Machine) Answer {
 	if planned == 0 {
 		return none("slots have no disks of their own (job.disk)")
 	}
-	return otherwise(all, ok("%d disks of %s", planned, config.Size(m.Plan.Slots[0].DiskBytes)))
+	return foundOr(all, ok("%d disks of %s", planned, config.Size(m.Plan.Slots[0].DiskBytes)))
 }
 
 // diskState is the state of a slot's disk.
@@ -117,7 +117,7 @@ func slotParked(_ context.Context, m *Machine) Answer {
 			all = append(all, fail("%s", r.Reason).Of(s.Index).Advise("do what the message says; the slot then returns by itself"))
 		}
 	}
-	return otherwise(together(all), ok("none"))
+	return foundOr(together(all), ok("none"))
 }
 
 // ofLimits reports whether a change is of the limits of a running slice.
@@ -127,5 +127,5 @@ func (m *Machine) ofLimits(c reconcile.Change) bool {
 
 func slotLimits(_ context.Context, m *Machine) Answer {
 	all := m.drift(func(c reconcile.Change) bool { return c.Kind == reconcile.Set && m.ofLimits(c) })
-	return otherwise(all, ok("%d slices", len(m.Plan.Slices)))
+	return foundOr(all, ok("%d slices", len(m.Plan.Slices)))
 }

@@ -136,7 +136,7 @@ func systemReadOnly(_ context.Context, m *Machine) Answer {
 			all = append(all, f)
 		}
 	}
-	return otherwise(all, ok("/etc, /usr/local, /var/lib and /run"))
+	return foundOr(all, ok("/etc, /usr/local, /var/lib and /run"))
 }
 
 func readOnly(name string, v unix.Statfs_t) Finding {
@@ -164,7 +164,7 @@ func systemSpace(_ context.Context, m *Machine) Answer {
 			}
 		}
 	}
-	return otherwise(all, ok("file systems with free space: %d", len(checked)))
+	return foundOr(all, ok("file systems with free space: %d", len(checked)))
 }
 
 // full keeps numbers that change all the time out of the finding.

@@ -53,7 +53,7 @@ func systemModules(_ context.Context, m *Machine) Answer {
 		}
 		all = append(all, finding)
 	}
-	return otherwise(all, ok("loaded when needed: %s", strings.Join(absent, ", ")))
+	return foundOr(all, ok("loaded when needed: %s", strings.Join(absent, ", ")))
 }
 
 // systemCorePattern checks for a core-dump program. The limit on core files, which is 0 for jobs,
@@ -107,7 +107,7 @@ func systemPids(_ context.Context, m *Machine) Answer {
 	if least == 0 {
 		return none("the kernel does not report it")
 	}
-	return otherwise(all, ok("%d for the slots, of %d", sum, least))
+	return foundOr(all, ok("%d for the slots, of %d", sum, least))
 }
 
 // systemPtrace checks what is in force: a kernel takes 3 for good, and containers see the node's value.
@@ -175,7 +175,7 @@ func systemUsers(_ context.Context, m *Machine) Answer {
 			all = append(all, f)
 		}
 	}
-	return otherwise(all, ok("%d users", there))
+	return foundOr(all, ok("%d users", there))
 }
 
 // powerful are groups whose members are as good as root.
