@@ -66,7 +66,7 @@ func (n Node) readState() (State, error) {
 	}
 	for _, w := range want {
 		i := slices.IndexFunc(chains, func(c *nftables.Chain) bool { return c.Name == w.name })
-		if i < 0 || !w.same(chains[i]) {
+		if i < 0 || !w.sameHook(chains[i]) {
 			return Altered, nil
 		}
 		has, err := conn.GetRules(&table, chains[i])

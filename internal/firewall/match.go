@@ -27,8 +27,8 @@ func (c chain) nft() *nftables.Chain {
 	return n
 }
 
-// same reports whether the kernel's chain is attached where this one is.
-func (c chain) same(has *nftables.Chain) bool {
+// sameHook reports whether the kernel's chain is attached where this one is.
+func (c chain) sameHook(has *nftables.Chain) bool {
 	if c.hook == nil || has.Hooknum == nil {
 		return c.hook == nil && has.Hooknum == nil
 	}
