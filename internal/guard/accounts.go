@@ -18,8 +18,8 @@ const (
 	maxAccounts = 1 << 20
 	// maxJudged bounds the number of images whose verdict is remembered.
 	maxJudged = 256
-	// lookTime bounds the check of one image.
-	lookTime = 30 * time.Second
+	// imageTime bounds the check of one image.
+	imageTime = 30 * time.Second
 )
 
 // accounts holds verdicts on images by ID: why an image cannot run, or "" if it can. When a
@@ -43,7 +43,7 @@ func (g *guard) judge(ctx context.Context, image string) error {
 	why, known := a.judged[image]
 	if !known {
 		var err error
-		if why, err = g.lookInto(ctx, image); err != nil {
+		if why, err = g.checkAccounts(ctx, image); err != nil {
 			return fmt.Errorf("check the image's accounts: %w", err)
 		}
 		if a.judged == nil || len(a.judged) >= maxJudged {
@@ -57,7 +57,7 @@ func (g *guard) judge(ctx context.Context, image string) error {
 	return nil
 }
 
-func (g *guard) lookInto(ctx context.Context, image string) (why string, err error) {
+func (g *guard) checkAccounts(ctx context.Context, image string) (why string, err error) {
 	config, err := g.api.ImageConfig(ctx, image)
 	if err != nil {
 		return "", err
@@ -70,7 +70,7 @@ func (g *guard) lookInto(ctx context.Context, image string) (why string, err err
 	for path := range config.Volumes { // otherwise the engine would copy their contents
 		wanted.HostConfig.Mounts = append(wanted.HostConfig.Mounts, mount.Mount{Type: mount.TypeTmpfs, Target: path})
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), imageTime)
 	defer cancel()
 	name := "kbnode-" + g.policy.Name + ".image"
 	if err := g.api.Discard(ctx, name); err != nil { // left by a guard that was killed

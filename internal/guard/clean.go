@@ -40,7 +40,7 @@ func (k *cleaner) clearForAgent(ctx context.Context, pid int) (string, error) {
 // beginJob finds the slot clean since the agent's start, or since the guard saw that the last job was
 // gone, unless it is called before that.
 func (k *cleaner) beginJob(ctx context.Context, _ int) (string, error) {
-	beside, err := k.procs.beside()
+	beside, err := k.procs.outsideAgent()
 	if err != nil {
 		return "", err
 	}
@@ -64,9 +64,9 @@ func (k *cleaner) beginJob(ctx context.Context, _ int) (string, error) {
 	return why, err
 }
 
-// lend gives a slot whose agent has no job to root. What root runs is cleared away before the agent's
+// beginRoot gives a slot whose agent has no job to root. What root runs is cleared away before the agent's
 // next job.
-func (k *cleaner) lend(ctx context.Context, _ int) (string, error) {
+func (k *cleaner) beginRoot(ctx context.Context, _ int) (string, error) {
 	runs, err := k.afterJob(ctx)
 	if runs && err == nil {
 		err = errBusy

@@ -70,7 +70,7 @@ func (k *cleaner) registered(ctx context.Context, pid int) error {
 // is parked, or "".
 func (k *cleaner) begin(ctx context.Context, pid int) (parked string, err error) {
 	if pid == noAgent {
-		return k.do(ctx, pid, k.lend)
+		return k.do(ctx, pid, k.beginRoot)
 	}
 	return k.do(ctx, pid, k.beginJob)
 }

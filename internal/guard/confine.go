@@ -44,17 +44,17 @@ func confined(asked *container.HostConfig, in container.InspectResponse) string 
 	if i := slices.IndexFunc(asked.SecurityOpt, func(o string) bool { return strings.HasPrefix(o, armorOption) }); i >= 0 && asked.SecurityOpt[i] != armorOption+in.AppArmorProfile {
 		return fmt.Sprintf("the container has the AppArmor profile %.60q, not that of jobs", in.AppArmorProfile)
 	}
-	if path := lacks(in.HostConfig.MaskedPaths, asked.MaskedPaths); path != "" {
+	if path := missing(in.HostConfig.MaskedPaths, asked.MaskedPaths); path != "" {
 		return path + " is not masked in the container"
 	}
-	if path := lacks(in.HostConfig.ReadonlyPaths, asked.ReadonlyPaths); path != "" {
+	if path := missing(in.HostConfig.ReadonlyPaths, asked.ReadonlyPaths); path != "" {
 		return path + " is not read-only in the container"
 	}
 	return ""
 }
 
-// lacks returns the first element of want that list does not have, or "".
-func lacks(list, want []string) string {
+// missing returns the first element of want that list does not have, or "".
+func missing(list, want []string) string {
 	for _, path := range want {
 		if !slices.Contains(list, path) {
 			return path

@@ -78,8 +78,8 @@ func (s slotProcs) runsJob() (bool, error) {
 	return len(list) > 1, err
 }
 
-// beside returns the slot's processes outside the agent's unit.
-func (s slotProcs) beside() ([]int, error) {
+// outsideAgent returns the slot's processes outside the agent's unit.
+func (s slotProcs) outsideAgent() ([]int, error) {
 	var found []int
 	err := filepath.WalkDir(filepath.Join(s.root, s.slice), func(dir string, e fs.DirEntry, err error) error {
 		if err != nil || !e.IsDir() {
@@ -115,7 +115,7 @@ func (s slotProcs) members(dir string) ([]int, error) {
 func (s slotProcs) endBeside(ctx context.Context) (ended int, err error) {
 	deadline := time.Now().Add(endTime)
 	for {
-		left, err := s.beside()
+		left, err := s.outsideAgent()
 		if err != nil || len(left) == 0 {
 			return ended, err
 		}

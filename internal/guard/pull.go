@@ -49,7 +49,7 @@ var errPullStalled = fmt.Errorf("the Docker engine pulled nothing for %s", pullS
 
 // provide pulls the job's image if the node lacks it, or the job wants the newest.
 func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frames *slot.Frames) error {
-	_, err := within(ctx, g.engineTime, func(ctx context.Context) (docker.ImageConfig, error) { return g.api.ImageConfig(ctx, image) })
+	_, err := withTimeout(ctx, g.engineTime, func(ctx context.Context) (docker.ImageConfig, error) { return g.api.ImageConfig(ctx, image) })
 	has := err == nil
 	if err != nil && !errors.Is(err, docker.ErrNotFound) {
 		return engineSays(err)
@@ -64,7 +64,7 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 		return err
 	}
 	_ = frames.Note("pulls %s", image) // the reader may be gone
-	engine, err := within(ctx, g.engineTime, func(ctx context.Context) (docker.Info, error) { return g.engine.ok(ctx, time.Now()) })
+	engine, err := withTimeout(ctx, g.engineTime, func(ctx context.Context) (docker.Info, error) { return g.engine.ok(ctx, time.Now()) })
 	if err != nil {
 		return err
 	}

@@ -92,15 +92,15 @@ var (
 	errStopping = errors.New("the slot's service is stopping")
 )
 
-// away returns a context that ends with its parent, and when the service is to stop.
-func (g *guard) away(ctx context.Context) (context.Context, context.CancelFunc) {
+// stoppable returns a context that ends with its parent, and when the service is to stop.
+func (g *guard) stoppable(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(g.stopping, func() { cancel(errStopping) })
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// within gives the engine a time to answer.
-func within[T any](ctx context.Context, patience time.Duration, ask func(context.Context) (T, error)) (T, error) {
+// withTimeout gives the engine a time to answer.
+func withTimeout[T any](ctx context.Context, patience time.Duration, ask func(context.Context) (T, error)) (T, error) {
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	answer, err := ask(limited)
@@ -127,7 +127,7 @@ func (g *guard) run(c *call) error {
 	c.w.Header().Set("Connection", "close")
 	c.w.WriteHeader(http.StatusOK)
 	frames := slot.NewFrames(c.w, rc.Flush)
-	ctx, end := g.away(c.r.Context())
+	ctx, end := g.stoppable(c.r.Context())
 	defer end()
 	agent := int(c.caller.Pid)
 	if g.isRoot(c.caller) {

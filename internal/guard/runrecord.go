@@ -77,7 +77,7 @@ func (g *guard) takeUp(ctx context.Context, r *jobRun) error {
 	switch {
 	case err == nil && in.State != nil && in.State.Status == container.StateCreated:
 		// It never ran: its start may have failed, or was never asked for.
-		_, err = within(ctx, g.engineTime, func(ctx context.Context) (any, error) { return nil, g.api.Discard(ctx, rec.Container) })
+		_, err = withTimeout(ctx, g.engineTime, func(ctx context.Context) (any, error) { return nil, g.api.Discard(ctx, rec.Container) })
 		return err
 	case err != nil && !errors.Is(err, docker.ErrNotFound) && !isClosed(r.cancel):
 		return fmt.Errorf("find the job's container: %w", err)
@@ -87,5 +87,5 @@ func (g *guard) takeUp(ctx context.Context, r *jobRun) error {
 }
 
 func (g *guard) inspectJob(ctx context.Context, id string) (container.InspectResponse, error) {
-	return within(ctx, g.engineTime, func(ctx context.Context) (container.InspectResponse, error) { return g.api.Inspect(ctx, id) })
+	return withTimeout(ctx, g.engineTime, func(ctx context.Context) (container.InspectResponse, error) { return g.api.Inspect(ctx, id) })
 }

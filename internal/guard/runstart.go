@@ -38,15 +38,15 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 	ctx, end = r.orCanceled(context.WithoutCancel(caller))
 	defer end()
 	defer context.AfterFunc(g.stopping, func() { time.AfterFunc(startTime, end) })()
-	id, err := within(ctx, g.engineTime, func(ctx context.Context) (string, error) { return g.create(ctx, wanted, r.top) })
+	id, err := withTimeout(ctx, g.engineTime, func(ctx context.Context) (string, error) { return g.create(ctx, wanted, r.top) })
 	if err != nil {
 		return err
 	}
 	if err = g.save(r, id); err == nil {
-		r.output, err = within(ctx, g.engineTime, func(ctx context.Context) (*docker.Output, error) { return g.api.Attach(ctx, id, spec.TTY) })
+		r.output, err = withTimeout(ctx, g.engineTime, func(ctx context.Context) (*docker.Output, error) { return g.api.Attach(ctx, id, spec.TTY) })
 	}
 	if err == nil {
-		_, err = within(ctx, g.engineTime, func(ctx context.Context) (any, error) { return nil, g.start(ctx, id, wanted, r.top) })
+		_, err = withTimeout(ctx, g.engineTime, func(ctx context.Context) (any, error) { return nil, g.start(ctx, id, wanted, r.top) })
 	}
 	if err == nil {
 		r.container = id
