@@ -42,7 +42,7 @@ func (j *judge) gpus() {
 		if id == "" {
 			continue
 		}
-		j.update(about(checkMissing, id), !present[id], Mark{
+		j.update(gpuKey(checkMissing, id), !present[id], Mark{
 			Level: Fatal, Effect: Park,
 			Reason: fmt.Sprintf("GPU %s at %s is missing", id, s.PCI),
 			Fix:    "look for it with lspci and sudo dmesg; otherwise " + fixReboot,
@@ -95,19 +95,19 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 	readable := n != nil || g.Vendor == "amd" && !bus.Unread || bus.Dead || !g.Healthy
 	lost, reset := bus.Dead || code == isLost, code == needsReset
 	if readable {
-		j.update(about(checkLost, id), lost, Mark{
+		j.update(gpuKey(checkLost, id), lost, Mark{
 			Level: Fatal, Effect: Park,
 			Reason: "the GPU at " + g.PCI + " is lost: " + lostWhy(bus, g.Error),
 			Fix:    fixReboot,
 		})
-		j.update(about(checkError, id), !g.Healthy && !lost && !reset, Mark{
+		j.update(gpuKey(checkError, id), !g.Healthy && !lost && !reset, Mark{
 			Level: Fatal, Effect: Park,
 			Reason: "the GPU at " + g.PCI + " cannot be used: " + g.Error,
 			Fix:    "sudo dmesg; kbnode inventory",
 		})
 	}
 	if reset || g.Healthy && n != nil && n.RecoveryAction == nil {
-		j.update(about(checkRecovery, id), reset, Mark{
+		j.update(gpuKey(checkRecovery, id), reset, Mark{
 			Level: Fatal, Effect: Drain,
 			Reason: "the driver requests a reset of the GPU at " + g.PCI + " (NVML)", Fix: fixReset(g.PCI),
 		})
@@ -150,7 +150,7 @@ func lostWhy(bus Bus, said string) string {
 
 // memory judges ECC errors, row remapping and page retirement.
 func (j *judge) memory(id string, n *probe.GPU) {
-	pci := j.at(id)
+	pci := j.addressOf(id)
 	const replace = "replace the GPU"
 	type finding struct {
 		check, detail string
@@ -184,7 +184,7 @@ func (j *judge) memory(id string, n *probe.GPU) {
 			finding{checkRetired, "pending", r.Pending, Degraded, Drain, "memory pages of the GPU at " + pci + " wait to be retired", fixReset(pci)})
 	}
 	for _, f := range all {
-		j.update(about(f.check, id, f.detail), f.bad, Mark{Level: f.level, Effect: f.effect, Reason: f.reason, Fix: f.fix})
+		j.update(gpuKey(f.check, id, f.detail), f.bad, Mark{Level: f.level, Effect: f.effect, Reason: f.reason, Fix: f.fix})
 	}
 	st := j.gpu(id, pci)
 	if n.Persistence == "on" && n.EnergyMillijoules != nil {
@@ -202,7 +202,7 @@ func (j *judge) memory(id string, n *probe.GPU) {
 
 // speed judges temperature and the reasons for low clocks.
 func (j *judge) speed(id string, n *probe.GPU) {
-	pci := j.at(id)
+	pci := j.addressOf(id)
 	if r := n.ClockReasons; r != nil {
 		var why []string
 		if *r&0x8 != 0 {
@@ -211,12 +211,12 @@ func (j *judge) speed(id string, n *probe.GPU) {
 		if *r&0x80 != 0 {
 			why = append(why, "power brake")
 		}
-		j.update(about(checkThrottle, id), len(why) > 0, Mark{
+		j.update(gpuKey(checkThrottle, id), len(why) > 0, Mark{
 			Level: Degraded, After: throttleAfter, Quiet: throttleQuiet,
 			Reason: "the GPU at " + pci + " is slowed down: " + strings.Join(why, ", "),
 			Fix:    "check the power supply and the power limit of the rack; do not trust timings from this time",
 		})
-		j.update(about(checkThrottle, id, "cap"), *r&0x4 != 0, Mark{
+		j.update(gpuKey(checkThrottle, id, "cap"), *r&0x4 != 0, Mark{
 			Level:  Info,
 			Reason: "the GPU at " + pci + " is at its power limit",
 			Fix:    "nothing; this is normal under load",
@@ -233,7 +233,7 @@ func (j *judge) speed(id string, n *probe.GPU) {
 		}
 	}
 	if n.ClockReasons != nil || n.Temperature != nil {
-		j.update(about(checkThermal, id), hot, Mark{
+		j.update(gpuKey(checkThermal, id), hot, Mark{
 			Level: Degraded, After: throttleAfter, Quiet: throttleQuiet, Reason: reason,
 			Fix: "check fans, filters and the room; do not trust timings from this time",
 		})
@@ -242,9 +242,9 @@ func (j *judge) speed(id string, n *probe.GPU) {
 
 // links judges the fabric, NVLink and PCIe.
 func (j *judge) links(id string, g *inventory.GPU) {
-	n, pci := g.NVML, j.at(id)
+	n, pci := g.NVML, j.addressOf(id)
 	if f := n.Fabric; f != nil {
-		k := about(checkFabric, id)
+		k := gpuKey(checkFabric, id)
 		m := Mark{Level: Degraded, Effect: Park, Fix: "systemctl status nvidia-fabricmanager"}
 		if old := j.find(k); old != nil && j.in.Up-old.First >= fabricStart {
 			m.Level = Fatal // it has had enough time
@@ -256,7 +256,7 @@ func (j *judge) links(id string, g *inventory.GPU) {
 		}
 		j.update(k, bad, m)
 		why := fabricHealth(f.HealthMask)
-		j.update(about(checkFabric, id, "health"), why != "", Mark{
+		j.update(gpuKey(checkFabric, id, "health"), why != "", Mark{
 			Level: Degraded, Reason: "the NVLink fabric of the GPU at " + pci + " is impaired: " + why, Fix: "systemctl status nvidia-fabricmanager",
 		})
 	}
@@ -269,7 +269,7 @@ func (j *judge) links(id string, g *inventory.GPU) {
 				want = max(want, *other.NVML.NVLinksUp)
 			}
 		}
-		j.update(about(checkNVLink, id), *up < want, Mark{
+		j.update(gpuKey(checkNVLink, id), *up < want, Mark{
 			Level: Fatal, Effect: Drain, After: throttleAfter,
 			Reason: fmt.Sprintf("only %d of %d NVLinks of the GPU at %s are up", *up, want, pci),
 			Fix:    fixReset(pci) + "; if it comes back, have the board checked",
@@ -299,7 +299,7 @@ func fabricHealth(mask uint32) string {
 }
 
 func (j *judge) pcie(id string, n *probe.GPU, p *probe.PCIe) {
-	pci := j.at(id)
+	pci := j.addressOf(id)
 	// An idle link is slow to save power.
 	c := n.Clocks
 	if busy := c != nil && c.SM != nil && c.MaxSM != nil && *c.SM >= *c.MaxSM/2 && len(n.Processes) > 0; busy && p.Gen != nil && p.MaxGen != nil {
@@ -310,7 +310,7 @@ func (j *judge) pcie(id string, n *probe.GPU, p *probe.PCIe) {
 
 // link judges what the PCIe links of all vendors have in common.
 func (j *judge) link(id string, l *probe.PCIe) {
-	pci := j.at(id)
+	pci := j.addressOf(id)
 	if l.Width != nil && l.MaxWidth != nil && *l.Width > 0 {
 		j.seeLink(id, "width", *l.Width < *l.MaxWidth, fmt.Sprintf("the GPU at %s has %d of %d PCIe lanes", pci, *l.Width, *l.MaxWidth))
 	}
@@ -327,7 +327,7 @@ func (j *judge) link(id string, l *probe.PCIe) {
 }
 
 func (j *judge) seeLink(id, detail string, bad bool, reason string) {
-	j.update(about(checkPCIe, id, detail), bad, Mark{
+	j.update(gpuKey(checkPCIe, id, detail), bad, Mark{
 		Level: Warn, After: throttleAfter, Quiet: throttleQuiet, Reason: reason,
 		Fix: "reseat the GPU or its riser; compare with lspci -vv",
 	})
@@ -344,8 +344,8 @@ func (j *judge) use(id string, n *probe.GPU) {
 			waits = append(waits, fmt.Sprintf("%s is %s and will be %s", m.name, m.mode.Current, m.mode.Pending))
 		}
 	}
-	j.update(about(checkMode, id), len(waits) > 0, Mark{
-		Level: Warn, Reason: "a mode of the GPU at " + j.at(id) + " waits for a reset: " + strings.Join(waits, "; "), Fix: fixReset(j.at(id)),
+	j.update(gpuKey(checkMode, id), len(waits) > 0, Mark{
+		Level: Warn, Reason: "a mode of the GPU at " + j.addressOf(id) + " waits for a reset: " + strings.Join(waits, "; "), Fix: fixReset(j.addressOf(id)),
 	})
 	slots := j.slotsOf(id)
 	idle := len(slots) > 0
@@ -356,9 +356,9 @@ func (j *judge) use(id string, n *probe.GPU) {
 	for _, p := range n.Processes[:min(len(n.Processes), 8)] {
 		pids = append(pids, strconv.Itoa(int(p.PID)))
 	}
-	j.update(about(checkDirty, id), idle && len(pids) > 0, Mark{
+	j.update(gpuKey(checkDirty, id), idle && len(pids) > 0, Mark{
 		Level: Warn, After: time.Minute,
-		Reason: "no job runs on the GPU at " + j.at(id) + ", but these processes use it: " + strings.Join(pids, " "),
+		Reason: "no job runs on the GPU at " + j.addressOf(id) + ", but these processes use it: " + strings.Join(pids, " "),
 		Fix:    "ps -fp " + strings.Join(pids, ",") + "; the slot's guard lets no job begin while they run",
 	})
 }
@@ -378,16 +378,16 @@ func (j *judge) ras(id string, bus Bus) {
 		if st.Reset > st.Released || errors < st.RAS {
 			st.RAS = errors // reset, or its driver was loaded, since the last reading
 		}
-		j.update(about(checkRAS, id), errors > st.RAS, Mark{
+		j.update(gpuKey(checkRAS, id), errors > st.RAS, Mark{
 			Level: Fatal, Effect: Drain,
-			Reason: "the GPU at " + j.at(id) + " has uncorrectable errors: " + strings.Join(blocks, ", "),
-			Fix:    fixAMDReset(j.at(id)),
+			Reason: "the GPU at " + j.addressOf(id) + " has uncorrectable errors: " + strings.Join(blocks, ", "),
+			Fix:    fixAMDReset(j.addressOf(id)),
 		})
 	}
-	j.update(about(checkRetired, id, "pending"), bus.Waiting > 0, Mark{
-		Level: Warn, Reason: fmt.Sprintf("%d bad memory pages of the GPU at %s are still in use", bus.Waiting, j.at(id)), Fix: fixAMDReset(j.at(id)),
+	j.update(gpuKey(checkRetired, id, "pending"), bus.Waiting > 0, Mark{
+		Level: Warn, Reason: fmt.Sprintf("%d bad memory pages of the GPU at %s are still in use", bus.Waiting, j.addressOf(id)), Fix: fixAMDReset(j.addressOf(id)),
 	})
-	j.update(about(checkRetired, id), bus.BadPages > 0 && bus.Waiting == 0, Mark{
-		Level: Info, Reason: fmt.Sprintf("%d memory pages of the GPU at %s are retired", bus.BadPages, j.at(id)), Fix: "nothing; they are no longer used",
+	j.update(gpuKey(checkRetired, id), bus.BadPages > 0 && bus.Waiting == 0, Mark{
+		Level: Info, Reason: fmt.Sprintf("%d memory pages of the GPU at %s are retired", bus.BadPages, j.addressOf(id)), Fix: "nothing; they are no longer used",
 	})
 }

@@ -145,8 +145,8 @@ func (j *judge) slotOf(id string) int {
 	return -1
 }
 
-// at returns a GPU's address, or its ID if the address is unknown.
-func (j *judge) at(id string) string {
+// addressOf returns a GPU's address, or its ID if the address is unknown.
+func (j *judge) addressOf(id string) string {
 	for _, g := range j.s.GPUs {
 		if g.ID == id && g.PCI != "" {
 			return g.PCI
@@ -155,8 +155,8 @@ func (j *judge) at(id string) string {
 	return id
 }
 
-// about returns the key of a GPU's finding; a check with several kinds of them has details.
-func about(check, id string, detail ...string) key {
+// gpuKey returns the key of a GPU's finding; a check with several kinds of them has details.
+func gpuKey(check, id string, detail ...string) key {
 	return key{Check: check, GPU: id, Slot: -1, Detail: strings.Join(detail, "")}
 }
 
@@ -225,8 +225,8 @@ func (j *judge) clear(why string, over func(Mark) bool) {
 	})
 }
 
-// is matches the mark with a key.
-func is(k key) func(Mark) bool { return func(m Mark) bool { return m.key == k } }
+// hasKey matches the mark with a key.
+func hasKey(k key) func(Mark) bool { return func(m Mark) bool { return m.key == k } }
 
 func (j *judge) event(kind string, m Mark, text string) Event {
 	e := Event{Kind: kind, Check: m.Check, GPU: m.GPU, Slot: m.Slot, Level: m.Level, Text: text}
@@ -251,7 +251,7 @@ func (j *judge) emit(e Event) {
 func (j *judge) settle() {
 	for _, m := range slices.Clone(j.s.Marks) {
 		if m.Latched && m.Quiet > 0 && j.in.Up-m.Last >= m.Quiet {
-			j.clear(fmt.Sprintf("not seen for %s", m.Quiet), is(m.key))
+			j.clear(fmt.Sprintf("not seen for %s", m.Quiet), hasKey(m.key))
 		}
 	}
 	for i := range j.s.Marks {
@@ -310,7 +310,7 @@ func (j *judge) verdicts() []Verdict {
 			}
 		}
 		// The driver's recovery action overrides the table of Xids.
-		if r := j.find(about(checkRecovery, m.GPU)); m.Check == checkXid && r != nil && r.Shown && m.Effect > None {
+		if r := j.find(gpuKey(checkRecovery, m.GPU)); m.Check == checkXid && r != nil && r.Shown && m.Effect > None {
 			v.Level, v.Effect, v.Fix = Info, None, r.Fix
 		}
 		slices.Sort(v.Slots)

@@ -90,9 +90,9 @@ func (j *judge) kernel(f Fact) {
 	case KindXid:
 		e.Level = j.xid(f, id, job, w)
 	case KindFallen:
-		reboot.Reason = "the GPU at " + j.at(id) + " has fallen off the bus"
+		reboot.Reason = "the GPU at " + j.addressOf(id) + " has fallen off the bus"
 		e.Check, e.Level = checkLost, Fatal
-		j.latch(about(checkLost, id), f.Up, reboot)
+		j.latch(gpuKey(checkLost, id), f.Up, reboot)
 	case KindLoaded:
 		e.Check = checkDriver
 		j.switches(f.Up, "the driver was loaded again")
@@ -103,23 +103,23 @@ func (j *judge) kernel(f Fact) {
 		}
 	case KindResetBegin:
 		e.Check = checkReset
-		reboot.Reason = "the reset of the GPU at " + j.at(id) + " does not finish"
+		reboot.Reason = "the reset of the GPU at " + j.addressOf(id) + " does not finish"
 		reboot.After = resetLimit
-		j.latch(about(checkReset, id), f.Up, reboot)
+		j.latch(gpuKey(checkReset, id), f.Up, reboot)
 	case KindResetDone:
 		e.Check = checkReset
-		j.clear("the reset succeeded", is(about(checkReset, id)))
+		j.clear("the reset succeeded", hasKey(gpuKey(checkReset, id)))
 		j.gpu(id, f.PCI).Reset = f.Up
 	case KindResetFailed:
 		e.Check, e.Level = checkReset, Fatal
-		reboot.Reason = "the reset of the GPU at " + j.at(id) + " failed"
-		j.latch(about(checkReset, id), f.Up, reboot)
+		reboot.Reason = "the reset of the GPU at " + j.addressOf(id) + " failed"
+		j.latch(gpuKey(checkReset, id), f.Up, reboot)
 	case KindRAS:
 		e.Check, e.Level = checkRAS, Fatal
-		j.latch(about(checkRAS, id, "kernel"), f.Up, Mark{
+		j.latch(gpuKey(checkRAS, id, "kernel"), f.Up, Mark{
 			Level: Fatal, Effect: Drain,
-			Reason: "the GPU at " + j.at(id) + " reported uncorrectable hardware errors",
-			Fix:    fixAMDReset(j.at(id)),
+			Reason: "the GPU at " + j.addressOf(id) + " reported uncorrectable hardware errors",
+			Fix:    fixAMDReset(j.addressOf(id)),
 		})
 	case KindVRAM:
 		e.Check, e.Level = checkReset, Warn
@@ -198,8 +198,8 @@ func (j *judge) xid(f Fact, id, job string, w who) Level {
 	case f.Xid == 109 && (w == noJob || w == otherProcess && !j.hadJob(f, id)):
 		class = XidReset
 	}
-	m := Mark{Reason: fmt.Sprintf("Xid %d, %s, on the GPU at %s", f.Xid, x.Words, j.at(id))}
-	k := about(checkXid, id, fmt.Sprint(f.Xid))
+	m := Mark{Reason: fmt.Sprintf("Xid %d, %s, on the GPU at %s", f.Xid, x.Words, j.addressOf(id))}
+	k := gpuKey(checkXid, id, fmt.Sprint(f.Xid))
 	switch class {
 	case XidApplication:
 		j.application(f, id, job, w)
@@ -217,15 +217,15 @@ func (j *judge) xid(f Fact, id, job string, w who) Level {
 			m.Fix = "see what NVIDIA's Xid catalog says about it"
 		}
 	case XidLost:
-		k = about(checkLost, id)
-		m.Level, m.Effect, m.Reason = Fatal, Park, "the GPU at "+j.at(id)+" has fallen off the bus (Xid 79)"
+		k = gpuKey(checkLost, id)
+		m.Level, m.Effect, m.Reason = Fatal, Park, "the GPU at "+j.addressOf(id)+" has fallen off the bus (Xid 79)"
 		m.Fix = fixReboot
 	case XidMemory:
-		m.Level, m.Effect, m.Fix = Fatal, Drain, fixReset(j.at(id))+"; if it comes back, replace the GPU"
+		m.Level, m.Effect, m.Fix = Fatal, Drain, fixReset(j.addressOf(id))+"; if it comes back, replace the GPU"
 	case XidReset:
-		m.Level, m.Effect, m.Fix = Fatal, Drain, fixReset(j.at(id))
+		m.Level, m.Effect, m.Fix = Fatal, Drain, fixReset(j.addressOf(id))
 	case XidDegraded:
-		m.Level, m.Quiet, m.Fix = Degraded, idleQuiet, fixReset(j.at(id))
+		m.Level, m.Quiet, m.Fix = Degraded, idleQuiet, fixReset(j.addressOf(id))
 	case XidPower:
 		m.Level, m.Quiet, m.Fix = Degraded, idleQuiet, "check the GPU's power supply and cooling"
 	}
@@ -243,12 +243,12 @@ func (j *judge) hadJob(f Fact, id string) bool {
 
 // recovery judges the recovery action that the driver asked for at the time at.
 func (j *judge) recovery(id string, action int, at time.Duration, source string) Level {
-	k := about(checkRecovery, id)
+	k := gpuKey(checkRecovery, id)
 	old := j.find(k)
 	if old != nil && old.Last > at {
 		return Info // newer information is available
 	}
-	m := Mark{Level: Fatal, Effect: Drain, Fix: fixReset(j.at(id))}
+	m := Mark{Level: Fatal, Effect: Drain, Fix: fixReset(j.addressOf(id))}
 	switch action {
 	case -1:
 		return Warn // not readable; NVML reports it
@@ -256,24 +256,24 @@ func (j *judge) recovery(id string, action int, at time.Duration, source string)
 		// Only a change means that something was done. None by itself does not end an Xid
 		// that the table calls fatal.
 		if old != nil || source == "Xid 154" {
-			j.clear("the driver no longer requests anything", is(k))
+			j.clear("the driver no longer requests anything", hasKey(k))
 			g := j.gpu(id, "")
 			g.Reset = max(g.Reset, at)
 		}
 		return Info
 	case 1, 4:
-		m.Reason = "the driver requests a reset of the GPU at " + j.at(id)
+		m.Reason = "the driver requests a reset of the GPU at " + j.addressOf(id)
 	case 2, 7:
-		m.Reason = "the driver requests a reboot for the GPU at " + j.at(id)
+		m.Reason = "the driver requests a reboot for the GPU at " + j.addressOf(id)
 		m.Effect, m.Fix = Park, fixReboot
 	case 3:
-		m.Level, m.Reason = Degraded, "the driver requests no traffic between the GPU at "+j.at(id)+" and others"
+		m.Level, m.Reason = Degraded, "the driver requests no traffic between the GPU at "+j.addressOf(id)+" and others"
 		m.Fix = "this clears when the jobs of all slots have ended; otherwise " + m.Fix
 	case 5:
-		m.Level, m.Reason = Degraded, "the driver requests a recovery of the IMEX domain of the GPU at "+j.at(id)
+		m.Level, m.Reason = Degraded, "the driver requests a recovery of the IMEX domain of the GPU at "+j.addressOf(id)
 		m.Fix = "sudo systemctl restart nvidia-imex"
 	default:
-		m.Reason = fmt.Sprintf("the driver requests recovery action %d for the GPU at %s", action, j.at(id))
+		m.Reason = fmt.Sprintf("the driver requests recovery action %d for the GPU at %s", action, j.addressOf(id))
 	}
 	m.Reason += " (" + source + ")"
 	j.latch(k, at, m)
@@ -283,17 +283,17 @@ func (j *judge) recovery(id string, action int, at time.Duration, source string)
 // application counts an error that jobs cause at will. No number of them takes a GPU
 // away, because one submission could then take the node down.
 func (j *judge) application(f Fact, id, job string, w who) {
-	k := about(checkXid, id)
-	m := Mark{Level: Degraded, Fix: "run a known-good job in this slot; if that fails too, " + fixReset(j.at(id))}
+	k := gpuKey(checkXid, id)
+	m := Mark{Level: Degraded, Fix: "run a known-good job in this slot; if that fails too, " + fixReset(j.addressOf(id))}
 	if g := j.gpu(id, f.PCI); g.Vendor == "amd" {
-		m.Fix = "run a known-good job in this slot; if that fails too, " + fixAMDReset(j.at(id))
+		m.Fix = "run a known-good job in this slot; if that fails too, " + fixAMDReset(j.addressOf(id))
 	}
 	switch w {
 	case tooLate, otherProcess:
 		return
 	case noJob:
 		k.Detail, m.Quiet = "idle", idleQuiet
-		m.Reason = fmt.Sprintf("an error that jobs cause occurred while no job ran on the GPU at %s: %s", j.at(id), f.Text)
+		m.Reason = fmt.Sprintf("an error that jobs cause occurred while no job ran on the GPU at %s: %s", j.addressOf(id), f.Text)
 	case slotJob:
 		g := j.gpu(id, f.PCI)
 		g.Apps = slices.DeleteFunc(g.Apps, func(a app) bool { return f.Up-a.At > appWindow || a.Job == job })
@@ -302,7 +302,7 @@ func (j *judge) application(f Fact, id, job string, w who) {
 			return
 		}
 		k.Detail, m.Quiet = "jobs", appWindow
-		m.Reason = fmt.Sprintf("%d different jobs had errors on the GPU at %s within an hour", len(g.Apps), j.at(id))
+		m.Reason = fmt.Sprintf("%d different jobs had errors on the GPU at %s within an hour", len(g.Apps), j.addressOf(id))
 	}
 	j.latch(k, f.Up, m)
 }
