@@ -24,7 +24,7 @@ func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
 		return Result{}, err
 	}
 	defer release()
-	if name, err := docker.ParseRef(o.From); err == nil && name == u.whole() {
+	if name, err := docker.ParseRef(o.From); err == nil && name == u.fullName() {
 		o.From = ""
 	}
 	if !o.Check {
@@ -41,7 +41,7 @@ func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
 	lost := cur.passed() && tagged != nil && tagged.ID != cur.ID && !o.Check
 	if why := u.state.chosen(); why != "" && o.Auto {
 		if lost {
-			return u.again(ctx)
+			return u.restoreName(ctx)
 		}
 		return u.result(ActionNone, why), nil
 	}
@@ -53,7 +53,7 @@ func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
 	if cur.passed() && cur.Digest == digest && tagged != nil {
 		switch {
 		case lost:
-			return u.again(ctx)
+			return u.restoreName(ctx)
 		case tagged.ID == cur.ID && o.Check:
 			return u.result(ActionNone, ""), nil
 		case tagged.ID == cur.ID:
@@ -62,7 +62,7 @@ func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
 	}
 	if bad := u.state.refused(digest); bad != nil && o.Auto {
 		if lost {
-			return u.again(ctx)
+			return u.restoreName(ctx)
 		}
 		return u.result(ActionSkipped, fmt.Sprintf("%s was refused at %s: %s; kbnode image update tries it again", digest, bad.Time.Format(time.DateTime), bad.Reason)), nil
 	}
@@ -93,8 +93,8 @@ func (u *Updater) isCurrent(ctx context.Context, from string) (Result, error) {
 	return u.result(ActionNone, ""), u.prune(ctx)
 }
 
-// again points the name back to the current image.
-func (u *Updater) again(ctx context.Context) (Result, error) {
+// restoreName points the name back to the current image.
+func (u *Updater) restoreName(ctx context.Context) (Result, error) {
 	u.say("%s refers to a different image than kbnode chose; restoring it", u.Name)
 	u.state.Moving = true
 	if err := u.save(u.state); err != nil {
@@ -270,7 +270,7 @@ func (u *Updater) refuseCandidate(ctx context.Context, tagged *docker.Image, rea
 	bad := u.state.Drop[len(u.state.Drop)-1]
 	u.note("%s was refused for %s: %s", bad.label(), u.Name, reason)
 	if cur := u.state.Current; tagged != nil && tagged.ID == bad.ID && cur.passed() && cur.ID != bad.ID {
-		if _, err := u.again(ctx); err != nil {
+		if _, err := u.restoreName(ctx); err != nil {
 			return Result{}, err
 		}
 		reason += "; its name was moved back"

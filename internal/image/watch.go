@@ -37,7 +37,7 @@ func (u *Updater) watch(ctx context.Context) (Result, error) {
 	}
 	trial, verdict := *s.Trial, Undecided
 	for _, e := range ends {
-		if name, err := docker.ParseRef(e.Image); err != nil || name != u.whole() {
+		if name, err := docker.ParseRef(e.Image); err != nil || name != u.fullName() {
 			continue
 		}
 		if trial, verdict = FirstJobs(trial, e); verdict != Undecided {
@@ -56,8 +56,8 @@ func (u *Updater) watch(ctx context.Context) (Result, error) {
 	return u.result(ActionNone, ""), u.save(s)
 }
 
-// whole returns the name as ParseRef writes it.
-func (u *Updater) whole() string {
+// fullName returns the name as ParseRef writes it.
+func (u *Updater) fullName() string {
 	if name, err := docker.ParseRef(u.Name); err == nil {
 		return name
 	}
