@@ -100,7 +100,7 @@ func (s *Spec) validateKind(v *checker) {
 	}
 	if s.Kind == KindUpload {
 		v.refuseIf(s.Checkout.Mode != CheckoutMirror, "BUILDKITE_REPO", "there is no checkout with a pipeline to upload; set the repository of the pipeline in Buildkite")
-		v.refuseIf(s.PipelineFile != "" && (!below(s.PipelineFile) || s.PipelineFile == "." || s.PipelineFile[0] == '-'), "command",
+		v.refuseIf(s.PipelineFile != "" && (!isBelow(s.PipelineFile) || s.PipelineFile == "." || s.PipelineFile[0] == '-'), "command",
 			"%.120q is not a file of the checkout; write its path relative to it, such as .buildkite/pipeline.yml", s.PipelineFile)
 	} else {
 		v.refuseIf(s.PipelineFile != "", "command", "only buildkite-agent pipeline upload has a file to upload; leave it out")
@@ -153,7 +153,7 @@ func (s *Spec) validateMounts(v *checker) {
 		targets[p] = true
 	}
 	for _, m := range s.Mounts {
-		v.refuseIf(m.Source != "" && !below(m.Source), "volumes", "%.80q is not in the checkout; write a path relative to it, such as ./data:/data, or copy it into the image", m.Source)
+		v.refuseIf(m.Source != "" && !isBelow(m.Source), "volumes", "%.80q is not in the checkout; write a path relative to it, such as ./data:/data, or copy it into the image", m.Source)
 		target("volumes", m.Target)
 	}
 	for _, t := range s.Tmpfs {
@@ -237,8 +237,8 @@ func clean(s string) bool { return utf8.ValidString(s) && !strings.Contains(s, "
 
 func printable(s string) bool { return clean(s) && text.Plain(s) }
 
-// below reports whether p is a clean relative path that does not lead out.
-func below(p string) bool {
+// isBelow reports whether p is a clean relative path that does not lead out.
+func isBelow(p string) bool {
 	return p != "" && p == path.Clean(p) && p[0] != '/' && p != ".." && !strings.HasPrefix(p, "../") && len(p) <= maxPath && printable(p)
 }
 
