@@ -72,7 +72,7 @@ func (g *gpuRun) summary(id string) GPU {
 		out.Error = "not sampled: the driver has not answered yet"
 	}
 	if out.Clock != nil {
-		out.LowClock = g.clock.below(out.Clock.Median * LowClock)
+		out.LowClock = g.clock.countBelow(out.Clock.Median * LowClock)
 	}
 	out.Reasons = map[string]int{}
 	for i, n := range g.reasons {
@@ -129,8 +129,8 @@ func (c *counts) spread() *Spread {
 	return s
 }
 
-// below returns how many values are less than hundredfold/100.
-func (c *counts) below(hundredfold int) (n int) {
+// countBelow returns how many values are less than hundredfold/100.
+func (c *counts) countBelow(hundredfold int) (n int) {
 	for i, k := range c.bins {
 		if 100*i*c.step < hundredfold {
 			n += int(k)

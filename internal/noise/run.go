@@ -108,7 +108,7 @@ func (r *Run) Record(ctx context.Context) (Record, error) {
 	now, err := r.c.read(ctx)
 	rec := Record{Schema: Schema, Slot: r.c.Slot, SharedGPU: r.c.Part, Begin: r.begin.at.UTC().Truncate(time.Millisecond), GPU: r.gpu.summary(r.c.GPU), Load1: now.load1}
 	rec.CPU.CPUs = r.c.CPUs.String()
-	between{r.begin, now}.fill(&rec, r.c.CPUs)
+	interval{r.begin, now}.fill(&rec, r.c.CPUs)
 	if r.c.Samples == nil && r.c.GPU == "" {
 		rec.GPU.Error = "" // the slot has none
 	}
@@ -123,10 +123,10 @@ func (r *Run) Record(ctx context.Context) (Record, error) {
 	return rec, nil
 }
 
-// between is the time between two readings.
-type between struct{ from, to reading }
+// interval is the time between two readings.
+type interval struct{ from, to reading }
 
-func (b between) fill(rec *Record, cpus cpuset.Set) {
+func (b interval) fill(rec *Record, cpus cpuset.Set) {
 	seconds := b.to.at.Sub(b.from.at).Seconds()
 	rec.Seconds = round(seconds)
 	if seconds <= 0 {
@@ -147,7 +147,7 @@ func (b between) fill(rec *Record, cpus cpuset.Set) {
 }
 
 // usage fills in what the slot's cgroup and its CPUs did.
-func (b between) usage(rec *Record, seconds float64, cpus cpuset.Set) {
+func (b interval) usage(rec *Record, seconds float64, cpus cpuset.Set) {
 	var busy, steal float64
 	known := 0
 	for _, id := range cpus.Ints() {
@@ -186,7 +186,7 @@ func (b between) usage(rec *Record, seconds float64, cpus cpuset.Set) {
 	}
 }
 
-func (b between) interrupts(rec *Record, seconds float64) {
+func (b interval) interrupts(rec *Record, seconds float64) {
 	if len(b.from.devices)+len(b.from.local) == 0 || b.to.devices == nil {
 		return
 	}
@@ -204,7 +204,7 @@ func (b between) interrupts(rec *Record, seconds float64) {
 	rec.CPU.Interrupts = &Interrupts{round(i.Devices / seconds), round(i.Busiest / seconds), round(i.Local / seconds)}
 }
 
-func (b between) neighbors(rec *Record, seconds float64) {
+func (b interval) neighbors(rec *Record, seconds float64) {
 	var used, has float64
 	for name, to := range b.to.neighbors {
 		from, ok := b.from.neighbors[name]
