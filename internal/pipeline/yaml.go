@@ -21,7 +21,7 @@ func (p *Pipeline) YAML() []byte {
 	if err := doc.Encode(p); err != nil {
 		panic(err) // structs of strings and numbers
 	}
-	dress(&doc)
+	setStyle(&doc)
 	enc := yaml.NewEncoder(&b)
 	enc.SetIndent(2)
 	if err := enc.Encode(&doc); err != nil {
@@ -31,8 +31,8 @@ func (p *Pipeline) YAML() []byte {
 	return b.Bytes()
 }
 
-// dress styles a document as people write it.
-func dress(n *yaml.Node) {
+// setStyle styles a document as people write it.
+func setStyle(n *yaml.Node) {
 	for i := 0; n.Kind == yaml.MappingNode && i < len(n.Content); i += 2 {
 		key, v := n.Content[i], n.Content[i+1]
 		switch {
@@ -50,7 +50,7 @@ func dress(n *yaml.Node) {
 		}
 	}
 	for _, c := range n.Content {
-		dress(c)
+		setStyle(c)
 	}
 }
 
