@@ -190,7 +190,7 @@ func keepMemory(res *splitResult, slots []assignment, bindings *Bindings, cfg co
 	slotsOn := map[string]int64{} // slots, by NUMA nodes
 	for i, s := range slots {
 		b := res.Blocks[i]
-		if s.last == nil || s.last.CPUs != b.CPUs.String() || s.last.MemoryNodes != b.MemoryNodes.String() || !near(s.last.MemoryBytes, b.MemoryBytes) {
+		if s.last == nil || s.last.CPUs != b.CPUs.String() || s.last.MemoryNodes != b.MemoryNodes.String() || !nearlyEqual(s.last.MemoryBytes, b.MemoryBytes) {
 			return false
 		}
 		if s.last.MemoryBytes < b.MemoryBytes && cfg.MemoryPerSlot > 0 { // the requested size fits now
@@ -211,8 +211,8 @@ func keepMemory(res *splitResult, slots []assignment, bindings *Bindings, cfg co
 	return true
 }
 
-// near reports whether two sizes differ only as they may between two boots of a machine.
-func near(was, is int64) bool {
+// nearlyEqual reports whether two sizes differ only as they may between two boots of a machine.
+func nearlyEqual(was, is int64) bool {
 	return was > 0 && is > 0 && max(was, is)-min(was, is) <= was/bootShare
 }
 

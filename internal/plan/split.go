@@ -213,9 +213,9 @@ func (s *splitter) growToAdvised(k, keep, reserve int, local bool) (cores, reser
 // wantedCores returns the requested size of a slot in cores, or a refusal if the machine does
 // not have it.
 func (s *splitter) wantedCores(reserve int) (int, error) {
-	most, cpus := s.most(0, reserve, false), s.in.CPUsPerSlot
+	most, cpus := s.largestFit(0, reserve, false), s.in.CPUsPerSlot
 	if cpus > most*s.width && s.unpair() {
-		most = s.most(0, reserve, false)
+		most = s.largestFit(0, reserve, false)
 	}
 	k := cpus / s.width
 	switch {
@@ -247,8 +247,8 @@ func (s *splitter) tooMany(most int) error {
 // slot more than a quarter of its cores, or if nothing is to be reserved.
 func (s *splitter) largestSize(reserve int) (k, keep int, local bool) {
 	for _, onNode := range []bool{true, false} {
-		n, reserved := s.most(1, reserve, onNode), 1
-		if without := s.most(0, reserve, onNode); 4*n < 3*without || s.in.ReserveCPUs < 0 {
+		n, reserved := s.largestFit(1, reserve, onNode), 1
+		if without := s.largestFit(0, reserve, onNode); 4*n < 3*without || s.in.ReserveCPUs < 0 {
 			n, reserved = without, 0
 		}
 		if onNode || n > k {
@@ -261,8 +261,8 @@ func (s *splitter) largestSize(reserve int) (k, keep int, local bool) {
 	return k, keep, local
 }
 
-// most returns the largest size of a slot, in cores, that fits.
-func (s *splitter) most(keep, reserve int, local bool) int {
+// largestFit returns the largest size of a slot, in cores, that fits.
+func (s *splitter) largestFit(keep, reserve int, local bool) int {
 	return sort.Search(s.total/len(s.in.GPUs), func(n int) bool { return !s.fits(n+1, keep, reserve, local) })
 }
 

@@ -188,7 +188,7 @@ func (s *splitter) shareMemory() error {
 	}
 	perSlot := least
 	switch {
-	case want > least && least*mib >= minMemory && (near(want, least) || s.in.ReserveMemory == 0 && want-least <= want/gbShare):
+	case want > least && least*mib >= minMemory && (nearlyEqual(want, least) || s.in.ReserveMemory == 0 && want-least <= want/gbShare):
 		s.Clamped = fmt.Sprintf("memory_per_slot: %s is slightly more than fits; each slot gets %s", config.Size(s.in.MemoryPerSlot), config.Size(least*mib))
 	case want > least:
 		return fmt.Errorf("memory_per_slot: %s for each of %s does not fit: %s has %s on NUMA node %s; write at most %s (--memory-per-slot), lower reserve.memory (--reserve-memory) or choose fewer GPUs with --gpus (gpus)",

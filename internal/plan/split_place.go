@@ -38,7 +38,7 @@ func (s *splitter) findHomes() {
 		case g.NUMANode < 0:
 			unknown = append(unknown, i)
 		case nearest == 0:
-		case s.beside(g.NUMANode, away):
+		case s.setAdjacent(g.NUMANode, away):
 		default:
 			moved = append(moved, i)
 			for p := range away {
@@ -58,9 +58,9 @@ func (s *splitter) findHomes() {
 	}
 }
 
-// beside reports whether a package has CPUs of the node, although none for slots, and sets its
+// setAdjacent reports whether a package has CPUs of the node, although none for slots, and sets its
 // distance to 0.
-func (s *splitter) beside(node int, away []int) (found bool) {
+func (s *splitter) setAdjacent(node int, away []int) (found bool) {
 	for i, p := range s.packages {
 		if !s.byNode && slices.ContainsFunc(s.in.CPU.List, func(c inventory.LogicalCPU) bool { return c.NUMANode == node && c.Package == p.id }) {
 			away[i], found = 0, true
