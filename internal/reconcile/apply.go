@@ -203,7 +203,7 @@ func (a *applier) apply(ctx context.Context, group []Change) error {
 	case AddUser:
 		return a.addUser(ctx, subject)
 	case DelUser:
-		if err = h.before("deluser", subject); err == nil {
+		if err = h.callStep("deluser", subject); err == nil {
 			err = h.Users.Remove(ctx, subject)
 		}
 		return wrap(err, "delete user "+subject)
@@ -282,7 +282,7 @@ func (a *applier) writeFile(c Change) error {
 
 func (a *applier) addUser(ctx context.Context, name string) error {
 	i := slices.IndexFunc(a.p.Users, func(u plan.User) bool { return u.Name == name })
-	if err := a.h.before("adduser", name); err != nil {
+	if err := a.h.callStep("adduser", name); err != nil {
 		return err
 	}
 	if err := a.h.Users.Add(ctx, a.p.Users[i]); err != nil {

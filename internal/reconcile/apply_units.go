@@ -22,7 +22,7 @@ func (a *applier) systemd(ctx context.Context, group []Change) error {
 	for i, g := range group {
 		names[i] = g.Subject
 	}
-	if err := a.h.before(append([]string{string(c.Kind)}, names...)...); err != nil {
+	if err := a.h.callStep(append([]string{string(c.Kind)}, names...)...); err != nil {
 		return err
 	}
 	switch c.Kind {

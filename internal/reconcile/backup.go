@@ -69,7 +69,7 @@ func (h *Host) backup(name string, have int) error {
 	if err != nil {
 		return err
 	}
-	if have > 0 && (info.IsDir() || h.same(name, backupPath(name, have))) {
+	if have > 0 && (info.IsDir() || h.sameContent(name, backupPath(name, have))) {
 		return nil
 	}
 	to := backupPath(name, have+1)
@@ -95,8 +95,8 @@ func (h *Host) backup(name string, have int) error {
 	return fmt.Errorf("%s is neither a file nor a link; move it away", name)
 }
 
-// same reports whether two files have the same content, or two links the same target.
-func (h *Host) same(a, b string) bool {
+// sameContent reports whether two files have the same content, or two links the same target.
+func (h *Host) sameContent(a, b string) bool {
 	if target, err := os.Readlink(h.path(a)); err == nil {
 		other, err := os.Readlink(h.path(b))
 		return err == nil && other == target
@@ -114,7 +114,7 @@ func (h *Host) copyLink(from, to string) error {
 	if err != nil {
 		return err
 	}
-	if err := h.before("symlink", to); err != nil {
+	if err := h.callStep("symlink", to); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(h.path(path.Dir(to)), 0o755); err != nil { //nolint:gosec // as it was
@@ -154,7 +154,7 @@ func (h *Host) restore(name string, n int, ours bool) error {
 		if err != nil {
 			return err
 		}
-		if !info.IsDir() && (i > 1 || !ours && exists(h.path(name)) && !h.same(name, from)) {
+		if !info.IsDir() && (i > 1 || !ours && exists(h.path(name)) && !h.sameContent(name, from)) {
 			to = name + ".kbnode-backup-" + strconv.Itoa(i)
 		}
 		switch {

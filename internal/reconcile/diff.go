@@ -21,7 +21,7 @@ func Diff(p *plan.Plan, s *State) []Change {
 	d.retire()
 	d.staleNetworks()
 	d.files()
-	d.earlier()
+	d.removeEarlier()
 	d.removals()
 	d.stops()
 	d.slices()

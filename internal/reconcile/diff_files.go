@@ -160,10 +160,10 @@ func (d *differ) takeOver() {
 	}
 }
 
-// earlier removes, with a backup, what an earlier setup left and no plan overwrites. It
+// removeEarlier removes, with a backup, what an earlier setup left and no plan overwrites. It
 // comes late: until systemd has read an agent's new unit it may start the old one again,
 // which then reads its configuration.
-func (d *differ) earlier() {
+func (d *differ) removeEarlier() {
 	if d.uninstall {
 		return
 	}

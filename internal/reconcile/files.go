@@ -75,7 +75,7 @@ func (h *Host) fill(t *renameio.PendingFile, name string, mode uint32, own owner
 			return err
 		}
 	}
-	if err := h.before("rename", name); err != nil {
+	if err := h.callStep("rename", name); err != nil {
 		return err
 	}
 	return t.CloseAtomicallyReplace()
@@ -83,7 +83,7 @@ func (h *Host) fill(t *renameio.PendingFile, name string, mode uint32, own owner
 
 // syncDir makes a rename in a directory durable.
 func (h *Host) syncDir(dir string) error {
-	if err := h.before("sync", dir); err != nil {
+	if err := h.callStep("sync", dir); err != nil {
 		return err
 	}
 	f, err := os.Open(h.path(dir))
@@ -103,7 +103,7 @@ func modeAndOwner(info fs.FileInfo) (mode uint32, own owner) {
 // begin begins a change at a path. It refuses one that leads through a symbolic link that
 // root did not make, because a job could have put it there.
 func (h *Host) begin(verb, name string) error {
-	if err := h.before(verb, name); err != nil {
+	if err := h.callStep(verb, name); err != nil {
 		return err
 	}
 	for dir := path.Dir(name); dir != "/"; dir = path.Dir(dir) {
@@ -160,7 +160,7 @@ func (h *Host) mkdir(name string, mode uint32, own owner) error {
 // an error if the path is already gone or, without all, if it is a directory that is not
 // empty.
 func (h *Host) remove(name string, all bool) error {
-	if err := h.before("remove", name); err != nil {
+	if err := h.callStep("remove", name); err != nil {
 		return err
 	}
 	target := h.path(name)

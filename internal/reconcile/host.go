@@ -66,8 +66,8 @@ func (h *Host) log() *slog.Logger {
 	return h.Log
 }
 
-// before calls step, if set.
-func (h *Host) before(words ...string) error {
+// callStep calls step, if set.
+func (h *Host) callStep(words ...string) error {
 	if h.step == nil {
 		return nil
 	}
@@ -95,7 +95,7 @@ func (h *Host) lock(file string) (release func(), err error) {
 		if err != nil {
 			return nil, fmt.Errorf("lock: %w", err)
 		}
-		if err := h.before("flock", file); err != nil {
+		if err := h.callStep("flock", file); err != nil {
 			return nil, errors.Join(err, f.Close())
 		}
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {

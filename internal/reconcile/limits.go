@@ -54,7 +54,7 @@ func (a *applier) partition(unit string) error {
 	why := ""
 	if _, ok := got.Files[slot.FilePartition]; !ok {
 		why = "this kernel has no " + slot.FilePartition
-	} else if err := a.h.before("partition", unit); err != nil {
+	} else if err := a.h.callStep("partition", unit); err != nil {
 		return err
 	} else if err := os.WriteFile(name, []byte("root"), 0o600); err != nil {
 		var pathErr *fs.PathError

@@ -39,8 +39,8 @@ type SystemNetwork struct{ Socket string } // the Docker engine's
 // networkLabel is the label that the guards put on their networks.
 const networkLabel = "kbnode.slot"
 
-// lookTime bounds the calls to the engine: one that hangs delays a pass by as much.
-const lookTime = 10 * time.Second
+// networkTime bounds the calls to the engine: one that hangs delays a pass by as much.
+const networkTime = 10 * time.Second
 
 // Observe implements Network. An engine that does not run has no networks that anyone could
 // use, and one that was removed took them along. If there is an error, the state still
@@ -62,7 +62,7 @@ func (s SystemNetwork) Observe(ctx context.Context) (NetworkState, error) {
 		return state, err
 	}
 	defer func() { _ = engine.Close() }()
-	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	ctx, cancel := context.WithTimeout(ctx, networkTime)
 	defer cancel()
 	state.Networks, err = engine.Networks(ctx, networkLabel)
 	if errors.Is(err, docker.ErrAbsent) || errors.Is(err, fs.ErrPermission) {
@@ -171,7 +171,7 @@ func (d *differ) protect() {
 }
 
 func (a *applier) network(ctx context.Context, c Change) error {
-	if err := a.h.before(string(c.Kind), c.Subject); err != nil {
+	if err := a.h.callStep(string(c.Kind), c.Subject); err != nil {
 		return err
 	}
 	switch c.Kind {

@@ -200,7 +200,7 @@ func (o *observer) file(name string, slot int, kind pathKind) error {
 		}
 	}
 	if n := o.s.backups[name]; n > 0 && !state.marked && state.kind != directory {
-		state.backedUp = o.h.same(name, backupPath(name, n))
+		state.backedUp = o.h.sameContent(name, backupPath(name, n))
 	}
 	o.s.paths[name] = *state
 	return nil

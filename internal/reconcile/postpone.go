@@ -82,9 +82,9 @@ func (d *differ) holds(k int) cpuset.Set {
 	return held
 }
 
-// leaves returns the devices that a slot has now and will not keep, as lines of a policy.
+// devicesLost returns the devices that a slot has now and will not keep, as lines of a policy.
 // Devices without a number are left out, because all slots of a vendor share them.
-func (d *differ) leaves(slot int) []string {
+func (d *differ) devicesLost(slot int) []string {
 	unit := plan.SliceName(slot)
 	planned := deviceLines(d.wantSlices[unit])
 	return slices.DeleteFunc(slices.Clone(d.s.Slices[unit].Devices), func(line string) bool {
@@ -112,7 +112,7 @@ func (d *differ) spread(waits map[int]string) {
 	for len(next) > 0 && len(claims) > 0 {
 		k := next[0]
 		next = next[1:]
-		held, left := d.holds(k), d.leaves(k)
+		held, left := d.holds(k), d.devicesLost(k)
 		claims = slices.DeleteFunc(claims, func(c claim) bool {
 			takes := !c.cpus.Disjoint(held) || slices.ContainsFunc(left, func(line string) bool { return slices.Contains(c.lines, line) })
 			if takes {

@@ -140,7 +140,7 @@ func (a *applier) tune(ctx context.Context, c Change) error {
 		return err
 	}
 	for _, t := range c.tuned {
-		err := a.h.before("tune", t.Name)
+		err := a.h.callStep("tune", t.Name)
 		if err == nil {
 			err = a.h.setting(ctx, t.Tunable)
 		}
@@ -209,7 +209,7 @@ func (a *applier) untune(ctx context.Context, c Change) error {
 	r := a.s.tune.originals
 	for _, t := range c.tuned {
 		if t.restores() {
-			err := a.h.before("untune", t.Name)
+			err := a.h.callStep("untune", t.Name)
 			if err == nil {
 				err = a.h.setting(ctx, t.Tunable)
 			}
