@@ -127,7 +127,7 @@ func (l *Log) quote(s string, runes, lines int) {
 	most := min(len(s), 64*runes)
 	shown, cut := text.Cut(text.Block(s[:most]), runes, lines)
 	var b strings.Builder
-	for _, line := range once(strings.Split(strings.TrimRight(shown, "\n"), "\n")) {
+	for _, line := range collapse(strings.Split(strings.TrimRight(shown, "\n"), "\n")) {
 		b.WriteString("  " + strings.TrimRight(line, " \t\n") + "\n")
 	}
 	if cut || most < len(s) {
@@ -136,9 +136,9 @@ func (l *Log) quote(s string, runes, lines int) {
 	_, _ = io.WriteString(l.W, b.String())
 }
 
-// once returns lines without repetitions, such as a traceback for each test. A sentence replaces them
+// collapse returns lines without repetitions, such as a traceback for each test. A sentence replaces them
 // where it is shorter and there are several.
-func once(lines []string) (short []string) {
+func collapse(lines []string) (short []string) {
 	const longest = 40 // lines that are repeated as one
 	for len(lines) > 0 {
 		n, said := 1, ""

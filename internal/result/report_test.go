@@ -89,16 +89,16 @@ func TestRepetitions(t *testing.T) {
 		t.Errorf("%s\nwant at its end\n%s", b.String(), want)
 	}
 	for _, same := range [][]string{nil, {"a"}, {"a", "a"}, {"", "", "", "", ""}, {"a", "b", "a"}, {strings.Repeat("x", 100), strings.Repeat("x", 100)}} {
-		if d := cmp.Diff(same, once(same)); d != "" {
+		if d := cmp.Diff(same, collapse(same)); d != "" {
 			t.Error(d)
 		}
 	}
 	begins := strings.Split(strings.Repeat("same line\nsame line\nother line of some more characters\n", 3), "\n")
-	if d := cmp.Diff([]string{begins[0], begins[1], begins[2], "[…] 2 more times: the 3 lines above", ""}, once(begins)); d != "" {
+	if d := cmp.Diff([]string{begins[0], begins[1], begins[2], "[…] 2 more times: the 3 lines above", ""}, collapse(begins)); d != "" {
 		t.Error(d)
 	}
 	hostile := strings.Split(strings.Repeat(strings.Repeat("x\n", 39)+"y\n", 500), "\n")
-	if n := len(once(hostile)); n > 100 {
+	if n := len(collapse(hostile)); n > 100 {
 		t.Errorf("%d lines", n)
 	}
 }
