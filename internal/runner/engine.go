@@ -206,7 +206,7 @@ func (e *engine) run(ctx context.Context, s step, call []string) (*result.Run, *
 	if e.multiGPU {
 		env = setenv(env, "POPCORN_GPUS", strconv.Itoa(e.gpus))
 	}
-	p := e.within(program{argv: append(call, s.mode, cases), env: env, limit: s.limit, popcorn: true}, own)
+	p := e.inSpace(program{argv: append(call, s.mode, cases), env: env, limit: s.limit, popcorn: true}, own)
 	if s.mode == "profile" {
 		return e.profile(ctx, s.name, p)
 	}

@@ -66,8 +66,8 @@ func (e *engine) profile(ctx context.Context, name string, p program) (*result.R
 	return e.ncu(ctx, r, p)
 }
 
-// under returns p as the child of a profiler.
-func (e *engine) under(p program, profiler string, options ...string) program {
+// underProfiler returns p as the child of a profiler.
+func (e *engine) underProfiler(p program, profiler string, options ...string) program {
 	p.argv = slices.Concat([]string{profiler}, options, p.argv)
 	p.exec = slices.Concat([]string{e.programs[profiler]}, options, p.exec)
 	p.wrapped = true
@@ -76,7 +76,7 @@ func (e *engine) under(p program, profiler string, options ...string) program {
 
 func (e *engine) ncu(ctx context.Context, r recording, p program) (*result.Run, *result.Profile, error) {
 	file := path.Join(r.dir(), ncuReport)
-	p = e.under(p, "ncu", "--set", "full", "--nvtx", "--nvtx-include", "custom_kernel/",
+	p = e.underProfiler(p, "ncu", "--set", "full", "--nvtx", "--nvtx-include", "custom_kernel/",
 		"--import-source", "1", "-c", "10", "-o", file, "--")
 	p.env = setenv(p.env, "POPCORN_NCU", "1")
 	o, err := p.run(ctx)
@@ -105,7 +105,7 @@ func (e *engine) ncu(ctx context.Context, r recording, p program) (*result.Run, 
 }
 
 func (e *engine) rocprof(ctx context.Context, r recording, p program) (*result.Run, *result.Profile, error) {
-	p = e.under(p, "rocprofv3", "--log-level", "fatal", "--hip-trace", "--kernel-trace", "--rccl-trace",
+	p = e.underProfiler(p, "rocprofv3", "--log-level", "fatal", "--hip-trace", "--kernel-trace", "--rccl-trace",
 		"--marker-trace", "--hip-trace", "--memory-copy-trace", "--scratch-memory-trace",
 		"--output-format", "pftrace", "csv", "-d", r.dir(), "-o", "%pid%", "--")
 	p.env = setenv(p.env, "GPU_DUMP_CODE_OBJECT", "1")

@@ -81,7 +81,7 @@ func (e *engine) findTemporary() error {
 	if err := unix.Statfs("/", &root); err != nil {
 		return fmt.Errorf("look at the root file system: %w", err)
 	}
-	if root.Type != unix.OVERLAYFS_SUPER_MAGIC || !alone() {
+	if root.Type != unix.OVERLAYFS_SUPER_MAGIC || !onlyFamily() {
 		return nil
 	}
 	for _, dir := range []string{"/tmp", "/var/tmp", "/dev/shm"} {
@@ -314,9 +314,9 @@ func (e *engine) isSource(name string) bool {
 	return err == nil && source
 }
 
-// alone reports whether this process shares its process table only with its parents and
+// onlyFamily reports whether this process shares its process table only with its parents and
 // children.
-func alone() bool {
+func onlyFamily() bool {
 	family := map[int]bool{os.Getpid(): true}
 	for _, pid := range descendants() {
 		family[pid] = true

@@ -43,15 +43,15 @@ func (f *filter) fail(errno unix.Errno) {
 	f.add(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ERRNO|uint32(errno), 0, 0)
 }
 
-// on adds what decides about one system call. What decides ends with allow or fail.
-func (f *filter) on(number uint32, decide func(*filter)) {
+// onCall adds what decides about one system call. What decides ends with allow or fail.
+func (f *filter) onCall(number uint32, decide func(*filter)) {
 	var inner filter
 	decide(&inner)
 	f.skipIfNot(number, len(inner))
 	*f = append(*f, inner...)
 }
 
-// onAny is on for several system calls, which share what decides.
+// onAny is onCall for several system calls, which share what decides.
 func (f *filter) onAny(decide func(*filter), numbers ...uint32) {
 	var inner filter
 	decide(&inner)
@@ -94,8 +94,8 @@ func programFilter(judge []uint32, landlock int) filter {
 	// So do System V objects and POSIX message queues. Kernels without them answer in this way.
 	f.onAny(func(f *filter) { f.fail(unix.ENOSYS) }, unix.SYS_SHMGET, unix.SYS_SEMGET, unix.SYS_MSGGET, unix.SYS_MQ_OPEN)
 	// A file's owner gets signals, any signal with F_SETSIG.
-	f.on(unix.SYS_FCNTL, deny(1, unix.F_SETOWN, unix.F_SETOWN_EX))
-	f.on(unix.SYS_IOCTL, deny(1, fioSetOwn, sioSetOwn))
+	f.onCall(unix.SYS_FCNTL, deny(1, unix.F_SETOWN, unix.F_SETOWN_EX))
+	f.onCall(unix.SYS_IOCTL, deny(1, fioSetOwn, sioSetOwn))
 	if landlock == landlockRefer {
 		f.truncations()
 	}
@@ -111,8 +111,8 @@ func programFilter(judge []uint32, landlock int) filter {
 	}
 	f.onAny(self(unix.EPERM), unix.SYS_SCHED_SETSCHEDULER, unix.SYS_SCHED_SETPARAM, unix.SYS_SCHED_SETATTR)
 	// Threads that are made with an affinity are not made if this fails.
-	f.on(unix.SYS_SCHED_SETAFFINITY, self(0))
-	f.on(unix.SYS_PRLIMIT64, func(f *filter) { // its third argument is the new limit
+	f.onCall(unix.SYS_SCHED_SETAFFINITY, self(0))
+	f.onCall(unix.SYS_PRLIMIT64, func(f *filter) { // its third argument is the new limit
 		f.loadArg(0)
 		f.skipIfNot(0, 1)
 		f.allow()
@@ -135,9 +135,9 @@ func programFilter(judge []uint32, landlock int) filter {
 			f.fail(unix.EPERM)
 		}
 	}
-	f.on(unix.SYS_SETPRIORITY, own(unix.PRIO_USER))
+	f.onCall(unix.SYS_SETPRIORITY, own(unix.PRIO_USER))
 	const ioprioUser = 3 // IOPRIO_WHO_USER of linux/ioprio.h
-	f.on(unix.SYS_IOPRIO_SET, own(ioprioUser))
+	f.onCall(unix.SYS_IOPRIO_SET, own(ioprioUser))
 
 	f.onAny(func(f *filter) {
 		f.loadArg(0)
@@ -169,8 +169,8 @@ func deny(arg uint32, values ...uint32) func(*filter) {
 // truncations refuses what Landlock only rules since its third version: to empty a file that the
 // program did not open for writing.
 func (f *filter) truncations() {
-	f.on(unix.SYS_TRUNCATE, func(f *filter) { f.fail(unix.EPERM) })
-	f.on(unix.SYS_OPENAT2, func(f *filter) { f.fail(unix.ENOSYS) }) // its flags are in memory
+	f.onCall(unix.SYS_TRUNCATE, func(f *filter) { f.fail(unix.EPERM) })
+	f.onCall(unix.SYS_OPENAT2, func(f *filter) { f.fail(unix.ENOSYS) }) // its flags are in memory
 	open := func(flags uint32) func(*filter) {
 		return func(f *filter) {
 			f.loadArg(flags)
@@ -180,9 +180,9 @@ func (f *filter) truncations() {
 			f.allow()
 		}
 	}
-	f.on(unix.SYS_OPENAT, open(2))
+	f.onCall(unix.SYS_OPENAT, open(2))
 	if sysOpen != 0 {
-		f.on(sysOpen, open(1))
+		f.onCall(sysOpen, open(1))
 	}
 }
 

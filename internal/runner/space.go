@@ -68,12 +68,12 @@ func (e *engine) runAlone(ctx context.Context, p program) (*outcome, error) {
 		return nil, err
 	}
 	defer e.drop(own)
-	return e.within(p, own).run(ctx)
+	return e.inSpace(p, own).run(ctx)
 }
 
-// within returns p, set up to run in a space, in the job's directory and in the engine's environment
+// inSpace returns p, set up to run in a space, in the job's directory and in the engine's environment
 // unless it has another.
-func (e *engine) within(p program, s space) program {
+func (e *engine) inSpace(p program, s space) program {
 	if p.env == nil {
 		p.env = e.env
 	}
