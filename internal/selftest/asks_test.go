@@ -112,7 +112,7 @@ func TestOfThePlan(t *testing.T) {
 		t.Errorf("state is %+v", got)
 	}
 	for want, p := range map[string]plan.Slot{"it is parked: its GPU is lost": {Index: 4095, Parked: "its GPU is lost"}, "": {Index: 4095}} {
-		if got := (&trial{t: s.t, plan: p}).away(); got != want {
+		if got := (&trial{t: s.t, plan: p}).skipReason(); got != want {
 			t.Errorf("away: %q, want %q", got, want)
 		}
 	}

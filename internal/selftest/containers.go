@@ -259,7 +259,7 @@ func (s *trial) containerAsk(host []string, neighbor string) probe.Ask {
 	ask := probe.Ask{
 		Calls: true, Daemon: true, Proc: true,
 		Windows: windows("/sys"),
-		Numbers: numbers(s.t.machine.others(s.plan)),
+		Numbers: numbers(s.t.machine.foreignDevices(s.plan)),
 		Open: []string{
 			plan.ContainerBinary, // proves that it sees anything
 			plan.WorkDir(s.plan.Index), plan.TokenPath,

@@ -58,8 +58,8 @@ func readMachine(p *plan.Plan) machine {
 	return m
 }
 
-// others returns the devices that a slot must not open.
-func (m machine) others(s plan.Slot) []string {
+// foreignDevices returns the devices that a slot must not open.
+func (m machine) foreignDevices(s plan.Slot) []string {
 	return slices.DeleteFunc(slices.Clone(m.devices), func(path string) bool {
 		return slices.ContainsFunc(s.GPUs, func(g plan.SlotGPU) bool { return slices.Contains(g.Devices, path) })
 	})
@@ -82,7 +82,7 @@ func numbers(paths []string) []probe.Number {
 
 // devices runs a probe as root in the slot's slice, where only the slice keeps it from a device.
 func (s *trial) devices(ctx context.Context) ([]Check, error) {
-	ask := probe.Ask{Open: s.t.machine.others(s.plan)}
+	ask := probe.Ask{Open: s.t.machine.foreignDevices(s.plan)}
 	text, err := json.Marshal(ask)
 	if err != nil {
 		return nil, fmt.Errorf("ask a probe: %w", err)

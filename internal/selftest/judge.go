@@ -89,11 +89,11 @@ func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, 
 		return !strings.HasPrefix(name, "BUILDKITE_AGENT_") && name != "DOCKER_HOST" && !strings.HasPrefix(name, "KBNODE_")
 	})
 	t.add(len(secrets) == 0, "the agent's variables", fmt.Sprint(secrets))
-	t.add(within(f.Cgroup["memory.max"], min(memory, p.MemoryBytes)), "its memory", "memory.max "+f.Cgroup["memory.max"])
+	t.add(isAtMost(f.Cgroup["memory.max"], min(memory, p.MemoryBytes)), "its memory", "memory.max "+f.Cgroup["memory.max"])
 	if swap, ok := f.Cgroup["memory.swap.max"]; ok {
 		t.add(swap == "0", "swap", "memory.swap.max "+swap)
 	}
-	t.add(within(f.Cgroup["pids.max"], p.PidsLimit), "its processes", "pids.max "+f.Cgroup["pids.max"])
+	t.add(isAtMost(f.Cgroup["pids.max"], p.PidsLimit), "its processes", "pids.max "+f.Cgroup["pids.max"])
 	for _, dir := range ask.Disks {
 		size := f.Disks[dir]
 		t.add(size > 0 && size <= p.DiskBytes, "filling the disk below "+dir, fmt.Sprintf("%d MiB in all, planned: %d", size>>20, p.DiskBytes>>20))
@@ -101,8 +101,8 @@ func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, 
 	return t.checks
 }
 
-// within reports whether text is a limit, not "max", and is at most most.
-func within(text string, most int64) bool {
+// isAtMost reports whether text is a limit, not "max", and is at most most.
+func isAtMost(text string, most int64) bool {
 	n, err := strconv.ParseInt(text, 10, 64)
 	return err == nil && n > 0 && n <= most
 }

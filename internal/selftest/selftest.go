@@ -119,7 +119,7 @@ func (t *tester) run(ctx context.Context) ([]SlotReport, error) {
 	tried := false
 	for _, s := range t.Plan.Slots {
 		sl := &trial{t: t, plan: s, policy: t.policies[s.Index], state: t.State.Slot(s.Index)}
-		sl.report = SlotReport{Slot: s.Name, Index: s.Index, Checks: []Check{}, Skipped: sl.away()}
+		sl.report = SlotReport{Slot: s.Name, Index: s.Index, Checks: []Check{}, Skipped: sl.skipReason()}
 		if sl.report.Skipped == "" {
 			t.idle = append(t.idle, sl)
 		}

@@ -20,8 +20,8 @@ type trial struct {
 	report SlotReport
 }
 
-// away returns why a slot is not tried, or "" if it is.
-func (s *trial) away() string {
+// skipReason returns why a slot is not tried, or "" if it is.
+func (s *trial) skipReason() string {
 	if why := s.state.Away(s.plan); why != "" {
 		return why
 	}

@@ -40,7 +40,7 @@ func TestReadMachine(t *testing.T) {
 	t.Parallel()
 	own := plan.Slot{Index: 0, GPUs: []plan.SlotGPU{{Devices: []string{"/dev/null"}}}}
 	m := readMachine(&plan.Plan{Slots: []plan.Slot{own, {Index: 1, GPUs: []plan.SlotGPU{{Devices: []string{"/dev/zero", "/dev/nonexistent"}}}}}})
-	others := m.others(own)
+	others := m.foreignDevices(own)
 	if slices.Contains(others, "/dev/null") || !slices.Contains(others, "/dev/zero") || slices.Contains(others, "/dev/nonexistent") {
 		t.Errorf("of others are %q", others)
 	}

@@ -16,9 +16,9 @@ var calls = []struct {
 	{"mount", mount},
 	{"remount of the root", func() error { return unix.Mount("", "/", "", unix.MS_REMOUNT|unix.MS_BIND, "") }},
 	{"umount", func() error { return unix.Unmount("/proc/self/fd", unix.MNT_DETACH) }},
-	{"a user namespace", func() error { return apart(unix.CLONE_NEWUSER) }},
-	{"a mount namespace", func() error { return apart(unix.CLONE_NEWNS) }},
-	{"a network namespace", func() error { return apart(unix.CLONE_NEWNET) }},
+	{"a user namespace", func() error { return unshare(unix.CLONE_NEWUSER) }},
+	{"a mount namespace", func() error { return unshare(unix.CLONE_NEWNS) }},
+	{"a network namespace", func() error { return unshare(unix.CLONE_NEWNET) }},
 	{"the namespace of another process", setns},
 	{"pivot_root", func() error { return unix.PivotRoot("/", "/") }},
 	{"a kernel module", func() error { return call(unix.SYS_INIT_MODULE, 0, 0) }},
@@ -66,8 +66,8 @@ func call(number, a, b uintptr) error {
 	return nil
 }
 
-// apart moves this thread out of its namespaces. The thread then ends.
-func apart(flags int) error {
+// unshare moves this thread out of its namespaces. The thread then ends.
+func unshare(flags int) error {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends here
