@@ -49,7 +49,7 @@ func (f *follower) cancel(r *run) {
 		r.why, r.reason = Cancelled, "interrupted"
 	}
 	number := r.build.Number
-	f.aside(func() func() {
+	f.async(func() func() {
 		err := f.client.Cancel(f.work, f.Org, f.Pipeline, number)
 		return func() {
 			if err != nil && !r.done {

@@ -31,7 +31,7 @@ func (f *follower) fetch(r *run) {
 	}
 	f.report(r, "fetching")
 	build := r.build
-	f.aside(func() func() {
+	f.async(func() func() {
 		f.toFetch <- struct{}{}
 		defer func() { <-f.toFetch }()
 		result, node, err := f.files(f.work, build)

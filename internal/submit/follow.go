@@ -99,7 +99,7 @@ func (f *follower) follow(ctx context.Context, stop func()) {
 		select {
 		case <-ended:
 			ended = nil
-			f.aside(func() func() {
+			f.async(func() func() {
 				if f.Leave != nil && f.Leave() {
 					return f.leave
 				}
@@ -122,8 +122,8 @@ func (f *follower) follow(ctx context.Context, stop func()) {
 	}
 }
 
-// aside runs do in a goroutine, and then has the loop call the function that do returned.
-func (f *follower) aside(do func() func()) {
+// async runs do in a goroutine, and then has the loop call the function that do returned.
+func (f *follower) async(do func() func()) {
 	go func() {
 		done := do()
 		select {
@@ -145,7 +145,7 @@ func (f *follower) allDone() bool {
 // create creates a job's build, or finds an existing one if Resume is set.
 func (f *follower) create(ctx context.Context, r *run) {
 	f.report(r, "creating")
-	f.aside(func() func() {
+	f.async(func() func() {
 		build, err := f.createOne(ctx, r.job)
 		return func() {
 			if build.Repeated {
@@ -203,7 +203,7 @@ func (f *follower) poll() {
 	if len(f.runs) == 1 { // the build may be an earlier command's
 		key, value = buildkite.RunIDKey, f.runs[0].job.RunID
 	}
-	f.aside(func() func() {
+	f.async(func() func() {
 		ctx, cancel := context.WithTimeout(f.work, silence)
 		defer cancel()
 		builds, err := f.client.Find(ctx, f.Org, f.Pipeline, key, value)
@@ -259,7 +259,7 @@ func (f *follower) cancelDouble(r *run, b buildkite.Build) {
 	}
 	f.doubles[b.Number] = true
 	f.cancelling++
-	f.aside(func() func() {
+	f.async(func() func() {
 		err := f.client.Cancel(f.work, f.Org, f.Pipeline, b.Number)
 		return func() {
 			if f.cancelling--; err != nil {
