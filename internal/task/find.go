@@ -88,7 +88,7 @@ func instead(name string) string {
 	var similar []string
 	// The name of an example is not a path, so its directory may be anywhere.
 	for _, known := range slices.Concat(problemsIn(filepath.Dir(name)), all) {
-		if alike(filepath.Base(name), filepath.Base(known)) {
+		if isSimilar(filepath.Base(name), filepath.Base(known)) {
 			similar = append(similar, known)
 		}
 	}
@@ -115,9 +115,9 @@ func problemsIn(dir string) (paths []string) {
 	return paths
 }
 
-// alike reports whether a word may mean a name: a typo of it, a part of it, or the name with
+// isSimilar reports whether a word may mean a name: a typo of it, a part of it, or the name with
 // other separators.
-func alike(word, name string) bool {
+func isSimilar(word, name string) bool {
 	plain := strings.NewReplacer("-", "", "_", "", " ", "").Replace
 	word, name = strings.ToLower(plain(word)), strings.ToLower(plain(name))
 	return text.Edits(word, name) < 3 || len(word) > 2 && (strings.Contains(name, word) || strings.Contains(word, name))

@@ -18,7 +18,7 @@ func (d *definition) known(members []pair, prefix string, keys []string) {
 			continue
 		}
 		text := "known keys: " + strings.Join(keys, ", ")
-		if best := near(m.key, keys); best != "" {
+		if best := nearest(m.key, keys); best != "" {
 			text = "write " + quote(best)
 		}
 		d.Add(m.line, "unknown key %s; %s", quote(prefix+m.key), text)
@@ -122,8 +122,8 @@ func kind(n *yaml.Node) string {
 	return quote(n.Value)
 }
 
-// near returns the word of known that was probably meant, or "".
-func near(word string, known []string) string {
+// nearest returns the word of known that was probably meant, or "".
+func nearest(word string, known []string) string {
 	best, distance := "", 3
 	for _, k := range known {
 		if n := text.Edits(word, k); n < distance && n < len(k) {

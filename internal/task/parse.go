@@ -198,7 +198,7 @@ func (d *definition) isFile(line int, key, name string) {
 		names = append(names, f.name)
 	}
 	text := "add it there, or write the name of one"
-	if best := near(name, names); best != "" {
+	if best := nearest(name, names); best != "" {
 		text = "write " + quote(best)
 	}
 	d.Add(line, "%s: %s is not among the files; %s", key, quote(name), text)

@@ -113,7 +113,7 @@ func load(t *Task, name string) (*Task, error) {
 func (t *Task) Config(submission, arch, mode string) (string, error) {
 	switch {
 	case !slices.Contains(Modes, mode):
-		return "", fmt.Errorf("%s is not a mode; write %s", quote(mode), cmp.Or(near(mode, Modes), strings.Join(Modes, ", ")))
+		return "", fmt.Errorf("%s is not a mode; write %s", quote(mode), cmp.Or(nearest(mode, Modes), strings.Join(Modes, ", ")))
 	case !utf8.ValidString(submission):
 		return "", errors.New("the submission is not UTF-8; save it as UTF-8")
 	case t.Benchmarks == 0 && t.RankingBy == "last" && mode != "test" && mode != "profile":
