@@ -31,16 +31,16 @@ func (e *parkedError) Error() string { return e.reason }
 // and checks the GPU. As long as something remains that cannot be cleared, the slot is
 // parked and its agent does not start.
 func Ready(ctx context.Context, k int, log *slog.Logger) error {
-	said := ""
+	lastReason := ""
 	for {
 		err := notifyGuard(ctx, plan.SocketPath(k), slot.ReadyPath)
 		parked, ok := errors.AsType[*parkedError](err)
 		if !ok {
 			return err
 		}
-		if parked.reason != said {
+		if parked.reason != lastReason {
 			log.Warn("slot parked", "slot", plan.SlotName(k), "reason", parked.reason)
-			said = parked.reason
+			lastReason = parked.reason
 		}
 		if limit.Sleep(ctx, parkedPoll) != nil {
 			return ctx.Err()

@@ -41,8 +41,8 @@ func Log(ctx context.Context, units []string, follow bool, show func(line string
 		args = append(args, "--unit", unit)
 	}
 	cmd := exec.CommandContext(ctx, "journalctl", args...)
-	var says strings.Builder
-	cmd.Stderr = &says
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -61,7 +61,7 @@ func Log(ctx context.Context, units []string, follow bool, show func(line string
 		}
 	}
 	if err = cmd.Wait(); err != nil && ctx.Err() == nil {
-		return fmt.Errorf("read journal: %w: %s", err, text.Line(says.String(), maxLine))
+		return fmt.Errorf("read journal: %w: %s", err, text.Line(stderr.String(), maxLine))
 	}
 	return nil
 }
