@@ -167,20 +167,20 @@ func plain(err error, scope string) error {
 	if !is {
 		return err
 	}
-	say := ""
+	explanation := ""
 	switch refused.Status {
 	case http.StatusUnauthorized:
-		say = "Buildkite refuses the API token; create one in Personal Settings, API Access Tokens"
+		explanation = "Buildkite refuses the API token; create one in Personal Settings, API Access Tokens"
 	case http.StatusForbidden:
-		say = "the API token may not do this; give it the scope " + scope
+		explanation = "the API token may not do this; give it the scope " + scope
 	case http.StatusNotFound:
-		say = "the API token has no access to this organization, or the pipeline does not exist; check the names and the token's settings"
+		explanation = "the API token has no access to this organization, or the pipeline does not exist; check the names and the token's settings"
 	case http.StatusRequestEntityTooLarge:
-		say = "the request is too large for Buildkite; send a smaller payload"
+		explanation = "the request is too large for Buildkite; send a smaller payload"
 	default:
 		return err
 	}
-	return &explained{say, refused}
+	return &explained{explanation, refused}
 }
 
 // explained is a refusal with an explanation for people.

@@ -29,7 +29,7 @@ type QueueReader struct {
 	Warn   func(error) // hears why the queues of the clusters are not known
 
 	exists []string // the queues of the clusters; nil if not asked or not known
-	asked  bool
+	read   bool
 }
 
 // Read reads the queues.
@@ -69,8 +69,8 @@ func (l *QueueReader) Empty(ctx context.Context, r QueueReport) string {
 	if l.Name == "" {
 		return there
 	}
-	if !l.asked {
-		l.asked = true
+	if !l.read {
+		l.read = true
 		names, err := l.Client.ClusterQueues(ctx, l.Org)
 		if err == nil {
 			l.exists = append([]string{}, names...)

@@ -136,13 +136,13 @@ func (w *wire) send(r *http.Request) (*http.Response, error) {
 
 // message returns the error message in a response.
 func message(body []byte) string {
-	var says struct {
+	var reply struct {
 		Message string `json:"message"`
 	}
-	if json.Unmarshal(body, &says) != nil {
+	if json.Unmarshal(body, &reply) != nil {
 		return ""
 	}
-	return text.Line(says.Message, 500)
+	return text.Line(reply.Message, 500)
 }
 
 const (
