@@ -80,11 +80,11 @@ func Run[M Subject](ctx context.Context, m M, o Options[M]) (*Report, error) {
 	}
 	whole, cancel := context.WithTimeout(ctx, o.Limit)
 	defer cancel()
-	r := &run[M]{m: m, log: o.Log, slower: float64(o.Limit) / float64(DefaultLimit), byID: map[string]*pending[M]{}, asked: make(chan *pending[M])}
+	r := &run[M]{m: m, log: o.Log, slower: float64(o.Limit) / float64(DefaultLimit), byID: map[string]*entry[M]{}, ended: make(chan *entry[M])}
 	for _, c := range o.Checks {
-		r.byID[c.ID] = &pending[M]{Check: c}
+		r.byID[c.ID] = &entry[M]{Check: c}
 	}
-	var wanted []*pending[M]
+	var wanted []*entry[M]
 	for _, id := range WithNeeds(o.Checks, shown) {
 		wanted = append(wanted, r.byID[id])
 	}
@@ -145,8 +145,8 @@ func WithNeeds[M Subject](checks []Check[M], ids []string) []string {
 	return all
 }
 
-// pending is a check and its progress.
-type pending[M Subject] struct {
+// entry is a check and its progress.
+type entry[M Subject] struct {
 	Check[M]
 	begun  bool
 	keep   func(M)
@@ -157,14 +157,14 @@ type run[M Subject] struct {
 	m      M
 	log    *slog.Logger
 	slower float64 // factor on each check's time limit
-	byID   map[string]*pending[M]
-	asked  chan *pending[M] // copies that have ended, from their goroutines
+	byID   map[string]*entry[M]
+	ended  chan *entry[M] // copies that have ended, from their goroutines
 }
 
 // all starts each check when those it needs have ended, and collects the results. Only this
 // goroutine writes the machine's fields, and only while no check that needs them runs. A
 // check that ends too late changes nothing.
-func (r *run[M]) all(ctx context.Context, wanted []*pending[M], progress func(done, all int)) {
+func (r *run[M]) all(ctx context.Context, wanted []*entry[M], progress func(done, all int)) {
 	for done := 0; done < len(wanted); {
 		begun := false
 		for _, a := range wanted {
@@ -187,7 +187,7 @@ func (r *run[M]) all(ctx context.Context, wanted []*pending[M], progress func(do
 		if progress != nil {
 			progress(done, len(wanted))
 		}
-		ended := <-r.asked
+		ended := <-r.ended
 		if ended.keep != nil {
 			ended.keep(r.m)
 		}
@@ -197,7 +197,7 @@ func (r *run[M]) all(ctx context.Context, wanted []*pending[M], progress func(do
 }
 
 // needs reports whether a check must wait, or returns why it cannot run.
-func (r *run[M]) needs(a *pending[M]) (wait bool, why string) {
+func (r *run[M]) needs(a *entry[M]) (wait bool, why string) {
 	for _, id := range a.Needs {
 		need := r.byID[id]
 		if need.result == nil {
@@ -216,7 +216,7 @@ func (r *run[M]) needs(a *pending[M]) (wait bool, why string) {
 
 // ask runs one check for at most its time limit. It abandons a function that hangs in the
 // kernel.
-func (r *run[M]) ask(ctx context.Context, a pending[M]) {
+func (r *run[M]) ask(ctx context.Context, a entry[M]) {
 	limit := a.Limit
 	if limit == 0 {
 		limit = checkTime
@@ -255,7 +255,7 @@ func (r *run[M]) ask(ctx context.Context, a pending[M]) {
 	a.result = &Result{
 		ID: a.ID, Group: a.Group, About: a.About, Status: worst(all), Detail: text.Line(answer.Detail, maxText), Findings: all, Took: time.Since(began),
 	}
-	r.asked <- &a
+	r.ended <- &a
 }
 
 func hanging(id string) string {
