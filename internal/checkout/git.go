@@ -107,11 +107,11 @@ func wait(ctx context.Context, cmd *exec.Cmd) error {
 	if ctx.Err() != nil {
 		err = ctx.Err()
 	}
-	says := ""
+	stderr := ""
 	if t, ok := cmd.Stderr.(*tail); ok {
-		says = t.String()
+		stderr = t.String()
 	}
-	return &gitError{cmd.Args[len(settings)+1], says, err}
+	return &gitError{cmd.Args[len(settings)+1], stderr, err}
 }
 
 // tail keeps the last bytes that are written to it.

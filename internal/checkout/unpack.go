@@ -66,7 +66,7 @@ func (m Mirrors) unpack(ctx context.Context, dir, commit string, to *os.Root, ui
 	if err := start(cmd, maxOutput); err != nil {
 		return err
 	}
-	asked := make(chan error, 1)
+	written := make(chan error, 1)
 	go func() {
 		ask := bufio.NewWriter(in)
 		for _, f := range files {
@@ -74,7 +74,7 @@ func (m Mirrors) unpack(ctx context.Context, dir, commit string, to *os.Root, ui
 				_, _ = ask.WriteString(f.hash + "\n") // Flush returns its error
 			}
 		}
-		asked <- errors.Join(ask.Flush(), in.Close())
+		written <- errors.Join(ask.Flush(), in.Close())
 	}()
 	err = w.all(files, bufio.NewReaderSize(out, 1<<16))
 	ended := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
@@ -82,7 +82,7 @@ func (m Mirrors) unpack(ctx context.Context, dir, commit string, to *os.Root, ui
 		cancel() // it may have more to say
 	}
 	err2 := wait(ctx, cmd)
-	err3 := <-asked
+	err3 := <-written
 	if err == nil || ended && err2 != nil {
 		err = cmp.Or(err2, err3)
 	}
