@@ -107,12 +107,12 @@ func hide(s string, secrets []string) string {
 type hints struct{ args []string }
 
 // write advises to type one of these lines instead.
-func (h hints) write(says string, lines ...[]string) error {
+func (h hints) write(message string, lines ...[]string) error {
 	var shown []string
 	for _, args := range lines {
 		shown = append(shown, line(args))
 	}
-	return usagef("%s; write %s", says, strings.Join(shown, ", or "))
+	return usagef("%s; write %s", message, strings.Join(shown, ", or "))
 }
 
 // with returns the typed words with word i replaced, or removed if words is empty.

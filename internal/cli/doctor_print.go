@@ -103,7 +103,7 @@ func advised(r *doctor.Report, status doctor.Status) []*advice {
 			if on := slots[f.Detail+f.Fix+f.Advice]; len(on) > 0 {
 				where = fmt.Sprintf("%s %s: ", text.Plural(len(on), "slot", "slots"), cpuset.Of(on...))
 			}
-			says := fmt.Sprintf("%s: %s%s", c.ID, where, f.Detail)
+			finding := fmt.Sprintf("%s: %s%s", c.ID, where, f.Detail)
 			i := slices.IndexFunc(all, func(a *advice) bool {
 				return a.fix == f.Fix && (f.Fix != "" || f.Advice != "" && slices.Contains(a.more, f.Advice))
 			})
@@ -112,8 +112,8 @@ func advised(r *doctor.Report, status doctor.Status) []*advice {
 				all = append(all, &advice{fix: f.Fix})
 			}
 			a := all[i]
-			if !slices.Contains(a.findings, says) {
-				a.findings = append(a.findings, says)
+			if !slices.Contains(a.findings, finding) {
+				a.findings = append(a.findings, finding)
 			}
 			if f.Advice != "" && !slices.Contains(a.more, f.Advice) {
 				a.more = append(a.more, f.Advice)
@@ -125,8 +125,8 @@ func advised(r *doctor.Report, status doctor.Status) []*advice {
 
 func (a *advice) print(w io.Writer, status doctor.Status) {
 	printf(w, "\n")
-	for _, says := range a.findings {
-		printf(w, "%s  %s\n", paintStatus(w, status), says)
+	for _, finding := range a.findings {
+		printf(w, "%s  %s\n", paintStatus(w, status), finding)
 	}
 	if a.fix != "" {
 		printCommand(w, "      type  "+asRoot(a.fix))

@@ -100,11 +100,11 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 	}
 	for _, part := range args {
 		if !slices.Contains(e2e.Parts, part) {
-			says := fmt.Sprintf("%.60q is not a part to test; write %s", part, strings.Join(e2e.Parts, ", "))
+			message := fmt.Sprintf("%.60q is not a part to test; write %s", part, strings.Join(e2e.Parts, ", "))
 			if o.Queue == "" && o.GPU == "" {
-				return o, fmt.Errorf("%s; if it is the queue, write --queue %s", says, quoted(text.Line(part, 60)))
+				return o, fmt.Errorf("%s; if it is the queue, write --queue %s", message, quoted(text.Line(part, 60)))
 			}
-			bad("%s", says)
+			bad("%s", message)
 		}
 	}
 	if !slices.Contains(e2e.Modes, o.Mode) {

@@ -44,16 +44,16 @@ func (h hints) command(root *cobra.Command) error {
 	if word == "" || !cmd.HasSubCommands() || strings.HasPrefix(word, cobra.ShellCompRequestCmd) {
 		return nil
 	}
-	says := fmt.Sprintf("unknown command %q for %q", text.Line(word, 100), cmd.CommandPath())
+	message := fmt.Sprintf("unknown command %q for %q", text.Line(word, 100), cmd.CommandPath())
 	var lines [][]string
 	for _, name := range nearCommands(cmd, word) {
 		lines = append(lines, h.with(slices.Index(h.args, word), name))
 	}
 	switch {
 	case len(lines) > 0:
-		return h.write(says, lines...)
+		return h.write(message, lines...)
 	case cmd == root:
-		return usagef("%s; kbnode --help lists the commands", says)
+		return usagef("%s; kbnode --help lists the commands", message)
 	}
 	var names []string
 	for _, c := range cmd.Commands() {
@@ -61,7 +61,7 @@ func (h hints) command(root *cobra.Command) error {
 			names = append(names, c.Name())
 		}
 	}
-	return usagef("%s; it has %s", says, strings.Join(names, ", "))
+	return usagef("%s; it has %s", message, strings.Join(names, ", "))
 }
 
 // firstWord returns the first argument that is no flag of a command and no value of one. It is "" if
@@ -112,22 +112,22 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 		if several := unknown.GetSpecifiedShortnames(); several != "" { // -all is read as -a -l -l
 			name, dashes = several, "-"
 		}
-		i, says := h.find(dashes+name, ""), "unknown flag: "+dashes+text.Line(name, 60)
+		i, message := h.find(dashes+name, ""), "unknown flag: "+dashes+text.Line(name, 60)
 		switch {
 		case secretName().MatchString(name) && cmd.Flags().Lookup("token-file") != nil:
 			// Do not repeat what followed: it may be the token.
-			return usagef("%s; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", says, help)
+			return usagef("%s; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", message, help)
 		case i < 0:
 		case slices.Contains(argFlags[cmd.Name()], name):
 			_, value, given := strings.Cut(h.args[i], "=")
-			says = fmt.Sprintf("%s; %s takes it without the flag", says, cmd.CommandPath())
+			message = fmt.Sprintf("%s; %s takes it without the flag", message, cmd.CommandPath())
 			if given {
-				return h.write(says, h.with(i, value))
+				return h.write(message, h.with(i, value))
 			}
-			return h.write(says, h.with(i))
+			return h.write(message, h.with(i))
 		default:
 			if near := nearFlag(cmd, name, dashes == "-"); near != "" {
-				return h.write(says, h.with(i, strings.Replace(h.args[i], dashes+name, "--"+near, 1)))
+				return h.write(message, h.with(i, strings.Replace(h.args[i], dashes+name, "--"+near, 1)))
 			}
 		}
 	}
@@ -137,17 +137,17 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 	}
 	if bad, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		f, value := bad.GetFlag(), bad.GetValue()
-		says, better := explainValue(f.Value.Type(), value)
-		says = fmt.Sprintf("--%s: %s", f.Name, says)
+		message, better := explainValue(f.Value.Type(), value)
+		message = fmt.Sprintf("--%s: %s", f.Name, message)
 		switch i := h.find("--"+f.Name, value); {
 		case i < 0 || better == value:
-			return usagef("%s; %s", says, help)
+			return usagef("%s; %s", message, help)
 		case f.Value.Type() == "bool":
-			return h.write(says, h.with(i, "--"+f.Name))
+			return h.write(message, h.with(i, "--"+f.Name))
 		case strings.Contains(h.args[i], "="):
-			return h.write(says, h.with(i, "--"+f.Name+"="+better))
+			return h.write(message, h.with(i, "--"+f.Name+"="+better))
 		default:
-			return h.write(says, h.with(i+1, better))
+			return h.write(message, h.with(i+1, better))
 		}
 	}
 	return usagef("%w; %s", err, help)
@@ -160,7 +160,7 @@ var (
 )
 
 // explainValue returns what is wrong with a flag's value, and what was probably meant.
-func explainValue(kind, value string) (says, better string) {
+func explainValue(kind, value string) (message, better string) {
 	shown := text.Line(value, 60)
 	switch kind {
 	case "duration":
@@ -219,23 +219,23 @@ func (h hints) unknownArgument(cmd *cobra.Command, arg string) error {
 	if i < 0 {
 		return nil
 	}
-	says := fmt.Sprintf("%s takes no argument %q", cmd.CommandPath(), text.Line(arg, 60))
+	message := fmt.Sprintf("%s takes no argument %q", cmd.CommandPath(), text.Line(arg, 60))
 	if cmd.Name() == "uninstall" { // without the word, it would do far more than was meant
-		return h.write(says+" and removes all slots, not only one", []string{"drain", arg})
+		return h.write(message+" and removes all slots, not only one", []string{"drain", arg})
 	}
 	if f := cmd.Flags().Lookup(arg); f != nil && !f.Changed {
-		return h.write(says, h.with(i, "--"+arg))
+		return h.write(message, h.with(i, "--"+arg))
 	}
 	name := strayFlags[cmd.Name()]
 	f := cmd.Flags().Lookup(name)
 	if f == nil || f.Changed && !strings.HasSuffix(f.Value.Type(), "Slice") || strings.Contains(arg, "=") {
-		return h.write(says, h.with(i))
+		return h.write(message, h.with(i))
 	}
 	value := arg
 	if f.Value.Type() == "intSlice" {
 		value = cmp.Or(strings.TrimPrefix(arg, "gpu"), arg)
 	}
-	return h.write(says, h.with(i, "--"+name, value))
+	return h.write(message, h.with(i, "--"+name, value))
 }
 
 // argFlags are flags that a command does not have, by command: people write them before its argument.
@@ -288,7 +288,7 @@ func (h hints) slots(cmd *cobra.Command, args []string) error {
 	if i < 0 {
 		return nil
 	}
-	says := fmt.Sprintf("there is no slot %q", text.Line(args[k], 60))
+	message := fmt.Sprintf("there is no slot %q", text.Line(args[k], 60))
 	// The next word that is no part of what is written here.
 	end := i + 1
 	for end < len(h.args) && !isSlot(h.args[end]) && !strings.HasPrefix(h.args[end], "-") {
@@ -297,13 +297,13 @@ func (h hints) slots(cmd *cobra.Command, args []string) error {
 	list := slotList(args[k])
 	switch {
 	case len(list) > 0 && !slices.ContainsFunc(list, func(name string) bool { return !isSlot(name) }):
-		return h.write(says, h.with(i, list...))
+		return h.write(message, h.with(i, list...))
 	case cmd.Flag("reason") != nil && (i > 1 && h.args[i-2] == "--reason" || strings.HasPrefix(h.args[i-1], "--reason=")):
-		return h.write(says, slices.Replace(slices.Clone(h.args), i-1, end, strings.Join(h.args[i-1:end], " ")))
+		return h.write(message, slices.Replace(slices.Clone(h.args), i-1, end, strings.Join(h.args[i-1:end], " ")))
 	case len(args) == 1 && args[0] == "all" && cmd.Flag("all") != nil:
-		return h.write(says, h.with(i, "--all"))
+		return h.write(message, h.with(i, "--all"))
 	case (args[k] == "gpu" || args[k] == "slot") && i+1 < len(h.args) && isSlot(h.args[i+1]):
-		return h.write(says, slices.Delete(slices.Clone(h.args), i, i+1))
+		return h.write(message, slices.Delete(slices.Clone(h.args), i, i+1))
 	}
 	return nil
 }

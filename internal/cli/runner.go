@@ -147,19 +147,19 @@ func (l *localFlags) run(ctx context.Context, s Streams, o runner.Options, args 
 	if err != nil {
 		return err
 	}
-	said, passed := out.Result.Verdict()
+	verdict, passed := out.Result.Verdict()
 	missing := submit.Missing(out.Result)
 	switch {
 	case l.asJSON:
 		verbatim(s.Out, string(out.Raw))
 	case ctx.Err() != nil:
-		printf(s.Out, "%s\n", said)
+		printf(s.Out, "%s\n", verdict)
 	case missing != "":
 		printf(s.Out, "Not evaluated: %s\n", missing)
 	default:
 		var report strings.Builder
 		out.Result.ReportTests(&report)
-		printf(s.Out, "%s", paintReport(s.Out, report.String(), said, passed))
+		printf(s.Out, "%s", paintReport(s.Out, report.String(), verdict, passed))
 	}
 	if !passed && missing != "" {
 		s.progress("install what is missing, or evaluate on a node: %s", line(append([]string{"submit", "--gpu", gpuFor(t), "--eval", l.problem, "--mode", l.mode}, args...)))

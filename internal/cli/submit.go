@@ -118,11 +118,11 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) {
 	var errs []error
 	if len(args) > 0 && f.eval == "" {
-		says := "a submission needs --eval DIR"
+		message := "a submission needs --eval DIR"
 		if h := (hints{s.typed}); slices.Contains(h.args, args[0]) {
-			says += "; write " + line(h.with(slices.Index(h.args, args[0]), "--eval", problemFor(args[0]), args[0]))
+			message += "; write " + line(h.with(slices.Index(h.args, args[0]), "--eval", problemFor(args[0]), args[0]))
 		}
-		errs = append(errs, errors.New(says))
+		errs = append(errs, errors.New(message))
 	} else if n := len(slices.DeleteFunc([]string{f.eval, f.payload, map[bool]string{true: "hello"}[f.hello]}, func(v string) bool { return v == "" })); n != 1 {
 		errs = append(errs, errors.New("say what to evaluate: one of --eval DIR, --payload FILE and --hello"))
 	}

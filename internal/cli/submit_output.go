@@ -75,14 +75,14 @@ func (p *submitProgress) refresh(fixed string) {
 }
 
 func buildStatus(st submit.Status) string {
-	says := st.State
+	status := st.State
 	if st.Build != 0 {
-		says = fmt.Sprintf("build %d: %s", st.Build, st.State)
+		status = fmt.Sprintf("build %d: %s", st.Build, st.State)
 	}
 	if st.Agent != "" && st.State == "running" {
-		says += " on " + text.Line(st.Agent, 60)
+		status += " on " + text.Line(st.Agent, 60)
 	}
-	return says
+	return status
 }
 
 // leave returns a function that asks after Ctrl-C whether to leave the build running. Another
@@ -100,23 +100,23 @@ func (p *submitProgress) leave() func() bool {
 		}
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 		defer stop()
-		said, _ := p.s.answer(ctx, fmt.Sprintf("Cancel %s in Buildkite? [Y/n]", what), false) // the end of the input means yes
-		said = strings.ToLower(said)
-		return said == "n" || said == "no"
+		reply, _ := p.s.answer(ctx, fmt.Sprintf("Cancel %s in Buildkite? [Y/n]", what), false) // the end of the input means yes
+		reply = strings.ToLower(reply)
+		return reply == "n" || reply == "no"
 	}
 }
 
 func printOutcome(s Streams, out submit.Outcome) {
-	said := ""
+	verdict := ""
 	if out.Result != nil {
 		var passed bool
-		said, passed = out.Result.Verdict()
+		verdict, passed = out.Result.Verdict()
 		if _, ok := terminal(s.Err); ok {
 			printf(s.Err, "\n") // between the progress and the result
 		}
 		var report strings.Builder
 		out.Result.Report(&report)
-		printf(s.Out, "%s\n", paintReport(s.Out, report.String(), said, passed))
+		printf(s.Out, "%s\n", paintReport(s.Out, report.String(), verdict, passed))
 	}
 	var node noise.Record
 	if json.Unmarshal(out.Node, &node) == nil && node.Noisy {
@@ -128,7 +128,7 @@ func printOutcome(s Streams, out submit.Outcome) {
 	if out.Verdict != submit.Passed {
 		to = s.Err
 	}
-	if said != out.Reason {
+	if verdict != out.Reason {
 		printf(to, "%s: %s\n", out.Verdict, text.Line(out.Reason, 1000))
 	}
 	if out.Build != 0 {
@@ -137,8 +137,8 @@ func printOutcome(s Streams, out submit.Outcome) {
 }
 
 // paintReport colors the verdict in a report.
-func paintReport(w io.Writer, report, said string, passed bool) string {
-	word, _, _ := strings.Cut(said, ":")
+func paintReport(w io.Writer, report, verdict string, passed bool) string {
+	word, _, _ := strings.Cut(verdict, ":")
 	c := pretty.FgRed
 	if passed {
 		c = pretty.FgGreen
