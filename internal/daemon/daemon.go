@@ -114,7 +114,7 @@ type daemonLoop struct {
 	unwatch  context.CancelFunc
 	changed  chan string  // units that systemd reported
 	slots    []slot.State // as last read
-	asked    map[int]bool // slots whose agents were asked to stop for their health
+	stopping map[int]bool // slots whose agents were asked to stop for their health
 	reported string       // the last error that was logged
 	address  string       // Reading.Listen
 	snapshot Snapshot     // of the current pass

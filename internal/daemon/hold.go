@@ -55,14 +55,14 @@ func sameDrains(a, b []plan.Drain) bool {
 // their jobs first. It needs no plan, lock or disk, so that no other failure keeps a sick
 // slot in service. unread means that states are old.
 func (d *daemonLoop) hold(ctx context.Context, host *reconcile.Host, states []slot.State, unread bool, drains []plan.Drain) {
-	asked := map[int]bool{}
+	stopping := map[int]bool{}
 	var made []reconcile.Change
 	for _, drain := range drains {
-		asked[drain.Slot] = d.asked[drain.Slot]
+		stopping[drain.Slot] = d.stopping[drain.Slot]
 		i := slices.IndexFunc(states, func(s slot.State) bool { return s.Index == drain.Slot })
 		serves := i >= 0 && states[i].Agent.Running() && !states[i].Agent.Stopping()
 		if unread {
-			serves = !asked[drain.Slot] // as far as is known
+			serves = !stopping[drain.Slot] // as far as is known
 		}
 		if !serves || host.Systemd == nil || d.health.boot != d.health.state.Boot {
 			continue
@@ -73,10 +73,10 @@ func (d *daemonLoop) hold(ctx context.Context, host *reconcile.Host, states []sl
 			d.Log.Error("agent of a drained slot not stopped", "unit", c.Subject, "err", err)
 			continue
 		}
-		asked[drain.Slot] = true
+		stopping[drain.Slot] = true
 		made = append(made, c)
 	}
-	d.asked = asked
+	d.stopping = stopping
 	d.snapshot.Applied = append(d.snapshot.Applied, made...)
 	d.keep(made)
 }
