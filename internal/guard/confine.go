@@ -40,14 +40,14 @@ func (f *confiner) confine(ctx context.Context, engine docker.Info, h *container
 
 // confined returns what the engine has not done to keep a container away from those files, though it was
 // asked to; "" if it did all.
-func confined(asked *container.HostConfig, in container.InspectResponse) string {
-	if i := slices.IndexFunc(asked.SecurityOpt, func(o string) bool { return strings.HasPrefix(o, armorOption) }); i >= 0 && asked.SecurityOpt[i] != armorOption+in.AppArmorProfile {
+func confined(request *container.HostConfig, in container.InspectResponse) string {
+	if i := slices.IndexFunc(request.SecurityOpt, func(o string) bool { return strings.HasPrefix(o, armorOption) }); i >= 0 && request.SecurityOpt[i] != armorOption+in.AppArmorProfile {
 		return fmt.Sprintf("the container has the AppArmor profile %.60q, not that of jobs", in.AppArmorProfile)
 	}
-	if path := missing(in.HostConfig.MaskedPaths, asked.MaskedPaths); path != "" {
+	if path := missing(in.HostConfig.MaskedPaths, request.MaskedPaths); path != "" {
 		return path + " is not masked in the container"
 	}
-	if path := missing(in.HostConfig.ReadonlyPaths, asked.ReadonlyPaths); path != "" {
+	if path := missing(in.HostConfig.ReadonlyPaths, request.ReadonlyPaths); path != "" {
 		return path + " is not read-only in the container"
 	}
 	return ""

@@ -117,12 +117,12 @@ func lacksCPUs(err error) bool {
 	if !errors.Is(err, docker.ErrInvalid) {
 		return false
 	}
-	says := err.Error()
-	return strings.Contains(says, "not available") && (strings.Contains(says, "Requested CPUs") || strings.Contains(says, "Requested memory nodes"))
+	message := err.Error()
+	return strings.Contains(message, "not available") && (strings.Contains(message, "Requested CPUs") || strings.Contains(message, "Requested memory nodes"))
 }
 
 // start starts a container that create made, when what the engine made of the request is as it was asked.
-func (g *guard) start(ctx context.Context, id string, asked *container.CreateRequest, top string) error {
+func (g *guard) start(ctx context.Context, id string, request *container.CreateRequest, top string) error {
 	in, err := g.api.Inspect(ctx, id)
 	if err == nil && (in.Config == nil || in.HostConfig == nil) {
 		err = errors.New("the Docker engine does not say what the container is like")
@@ -130,7 +130,7 @@ func (g *guard) start(ctx context.Context, id string, asked *container.CreateReq
 	if err != nil {
 		return err
 	}
-	if why := confined(asked.HostConfig, in); why != "" {
+	if why := confined(request.HostConfig, in); why != "" {
 		return forbid("%s; create the container again", why)
 	}
 	if err := g.judge(ctx, in.Image); err != nil {
@@ -145,7 +145,7 @@ func (g *guard) start(ctx context.Context, id string, asked *container.CreateReq
 	if err := g.cleaner.procs.endTogether(id); err != nil {
 		g.log.Warn("container may outlive its memory limit", "id", id, "err", err)
 	}
-	g.cleaner.containerStarted(id, asked.Labels[profileLabel])
+	g.cleaner.containerStarted(id, request.Labels[profileLabel])
 	if err := g.cleaner.procs.limitPtys(id); err != nil {
 		g.log.Warn("container may open many terminals", "id", id, "err", err)
 	}
