@@ -141,11 +141,11 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 	}
 }
 
-func lostWhy(bus Bus, said string) string {
+func lostWhy(bus Bus, detail string) string {
 	if bus.Dead {
 		return "its PCI configuration reads as all ones"
 	}
-	return said
+	return detail
 }
 
 // memory judges ECC errors, row remapping and page retirement.

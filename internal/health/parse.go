@@ -84,23 +84,23 @@ func (p *Parser) Parse(record []byte) (Fact, bool) {
 	}
 	f.Up = time.Duration(usec) * time.Microsecond
 	// The kernel writes a line feed within a record as \x0a.
-	said := text.Line(strings.ReplaceAll(string(body[:min(len(body), 4*maxText)]), `\x0a`, " "), 4*maxText)
-	f.Text = text.Line(said, maxText)
-	if rest, ok := strings.CutPrefix(said, "NVRM: "); ok {
+	line := text.Line(strings.ReplaceAll(string(body[:min(len(body), 4*maxText)]), `\x0a`, " "), 4*maxText)
+	f.Text = text.Line(line, maxText)
+	if rest, ok := strings.CutPrefix(line, "NVRM: "); ok {
 		return f, p.nvidia(rest, &f)
 	}
-	if rest, ok := strings.CutPrefix(said, "nvidia-nvswitch"); ok {
+	if rest, ok := strings.CutPrefix(line, "nvidia-nvswitch"); ok {
 		return f, switchLine(rest, &f)
 	}
-	return f, amd(said, &f)
+	return f, amd(line, &f)
 }
 
 // switchLine parses what follows "nvidia-nvswitch": "3: SXid (PCI:0000:c1:00.0): 20034,
 // Fatal, Link 30 LTSSM Fault Up". Nonfatal errors occur at every start of the driver, and
 // lines of data follow both kinds.
-func switchLine(said string, f *Fact) bool {
-	_, said = leadingNumber(said)
-	rest, ok := strings.CutPrefix(said, ": SXid (PCI:")
+func switchLine(line string, f *Fact) bool {
+	_, line = leadingNumber(line)
+	rest, ok := strings.CutPrefix(line, ": SXid (PCI:")
 	if !ok {
 		return false
 	}
@@ -113,27 +113,27 @@ func switchLine(said string, f *Fact) bool {
 	return f.Xid > 0 && strings.HasPrefix(rest, ", Fatal")
 }
 
-func (p *Parser) nvidia(said string, f *Fact) bool {
-	if rest, ok := strings.CutPrefix(said, "Xid ("); ok {
+func (p *Parser) nvidia(line string, f *Fact) bool {
+	if rest, ok := strings.CutPrefix(line, "Xid ("); ok {
 		return xidLine(rest, f)
 	}
-	if strings.HasPrefix(said, "loading NVIDIA UNIX") {
+	if strings.HasPrefix(line, "loading NVIDIA UNIX") {
 		f.Kind = KindLoaded
 		return true
 	}
 	// Only lines that begin with the driver's own words: a client of another version is
 	// logged with the 63 bytes that it calls its version.
-	lost := strings.Contains(said, "fallen off the bus")
-	begins := strings.HasPrefix(said, "The NVIDIA GPU ")
+	lost := strings.Contains(line, "fallen off the bus")
+	begins := strings.HasPrefix(line, "The NVIDIA GPU ")
 	switch {
-	case lost && (begins || strings.HasPrefix(said, "GPU ")):
-		f.Kind, f.PCI, p.left = KindFallen, findPCI(said), 0
+	case lost && (begins || strings.HasPrefix(line, "GPU ")):
+		f.Kind, f.PCI, p.left = KindFallen, findPCI(line), 0
 		return true
 	case begins:
 		// "…0000:1a:00.0", "(PCI ID: 10de:2901) installed in this system has" and
 		// "fallen off the bus and is not responding" may be two or three records.
-		p.pci, p.left = findPCI(said), 3
-	case lost && startsWith(said, "fallen off the bus", "system has ", "installed in ", "(PCI ID: "):
+		p.pci, p.left = findPCI(line), 3
+	case lost && startsWith(line, "fallen off the bus", "system has ", "installed in ", "(PCI ID: "):
 		if f.Kind = KindFallen; p.left > 0 {
 			f.PCI = p.pci
 		}
@@ -155,8 +155,8 @@ var recoveryChange = lazy.Regexp(`GPU recovery action changed from 0x.*? to 0x([
 
 // xidLine parses what follows "Xid (": "PCI:0000:1a:00): 31, pid=1234, name=python3, …".
 // A MIG instance follows the address: "PCI:0000:1a:00 GPU-I:02".
-func xidLine(said string, f *Fact) bool {
-	where, rest, ok := strings.Cut(said, "): ")
+func xidLine(line string, f *Fact) bool {
+	where, rest, ok := strings.Cut(line, "): ")
 	if !ok {
 		return false
 	}
