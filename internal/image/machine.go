@@ -33,7 +33,7 @@ const submission = `def custom_kernel(data):
 `
 
 const (
-	maxSaid   = 4 << 10 // bytes of a canary's output that are kept
+	maxOutput = 4 << 10 // bytes of a canary's output that are kept
 	maxReason = 300     // bytes
 )
 
@@ -118,7 +118,7 @@ func (m *Machine) Canary(ctx context.Context, slot Slot, imageID string) (Canary
 
 func evaluate(ctx context.Context, p plan.JobPolicy, imageID, profile string) (Canary, error) {
 	c := Canary{Slot: p.Name, Profile: profile, Time: time.Now().UTC()}
-	end, said, err := run(ctx, p, imageID, profile)
+	end, output, err := run(ctx, p, imageID, profile)
 	if err != nil {
 		return c, err
 	}
@@ -133,7 +133,7 @@ func evaluate(ctx context.Context, p plan.JobPolicy, imageID, profile string) (C
 		_ = root.Close()
 	}
 	c.Uploadable = len(doc) > 0
-	return judge(c, end, said, doc)
+	return judge(c, end, output, doc)
 }
 
 // Smoke returns the payload, as JSON, of an evaluation that passes in any image that can
@@ -153,7 +153,7 @@ func Smoke() ([]byte, error) {
 }
 
 // run runs the job to its end, and returns the end of what it wrote to its standard error.
-func run(ctx context.Context, p plan.JobPolicy, imageID, profile string) (end slot.Outcome, said []byte, err error) {
+func run(ctx context.Context, p plan.JobPolicy, imageID, profile string) (end slot.Outcome, output []byte, err error) {
 	doc, err := Smoke()
 	if err != nil {
 		return end, nil, err
@@ -170,8 +170,8 @@ func run(ctx context.Context, p plan.JobPolicy, imageID, profile string) (end sl
 	}
 	end, err = bootstrap.RunSpec(ctx, p.Socket, spec, func(kind slot.FrameKind, data []byte) {
 		if kind == slot.FrameStderr {
-			said = append(said, data...)
-			said = said[max(0, len(said)-maxSaid):]
+			output = append(output, data...)
+			output = output[max(0, len(output)-maxOutput):]
 		}
 	})
 	switch {
@@ -183,11 +183,11 @@ func run(ctx context.Context, p plan.JobPolicy, imageID, profile string) (end sl
 	case end.Refused+end.NodeFault != "":
 		err = errors.New(end.Refused + end.NodeFault)
 	}
-	return end, said, err
+	return end, output, err
 }
 
 // judge judges what a canary's container did, said and left.
-func judge(c Canary, end slot.Outcome, said, doc []byte) (Canary, error) {
+func judge(c Canary, end slot.Outcome, output, doc []byte) (Canary, error) {
 	r, err := result.Read(doc)
 	if err != nil {
 		switch {
@@ -196,7 +196,7 @@ func judge(c Canary, end slot.Outcome, said, doc []byte) (Canary, error) {
 		case end.ExitCode == 137:
 			return c, ErrKilled
 		default:
-			c.Reason = fmt.Sprintf("it left no result and exited with %d: %s", end.ExitCode, cmp.Or(end.Reason, lastLine(string(bytes.TrimSpace(said)))))
+			c.Reason = fmt.Sprintf("it left no result and exited with %d: %s", end.ExitCode, cmp.Or(end.Reason, lastLine(string(bytes.TrimSpace(output)))))
 		}
 		c.Reason = text.Line(c.Reason, maxReason)
 		return c, nil

@@ -96,7 +96,7 @@ func TestCanary(t *testing.T) {
 		{name: "one that says so and fails", s: stage{result: good, end: slot.Outcome{ExitCode: 1}}, want: Canary{
 			Profile: "compatible", Slot: "gpu77", Uploadable: true, GPU: "NVIDIA H100", Torch: "2.9", Reason: "the submission exited with 0",
 		}},
-		{name: "one without a result", s: stage{says: strings.Repeat("x", 2*maxSaid) + "\nno python3\n", end: slot.Outcome{ExitCode: 127}}, want: Canary{
+		{name: "one without a result", s: stage{says: strings.Repeat("x", 2*maxOutput) + "\nno python3\n", end: slot.Outcome{ExitCode: 127}}, want: Canary{
 			Profile: "compatible", Slot: "gpu77", Reason: "it left no result and exited with 127: no python3",
 		}},
 		{name: "one that leaves a link", s: stage{result: good, link: true}, want: Canary{Profile: "compatible", Slot: "gpu77", Reason: "it left no result and exited with 0:"}},

@@ -72,7 +72,7 @@ func (u *Updater) deadline(o Options) time.Time {
 
 // await waits until why returns "".
 func (u *Updater) await(ctx context.Context, end time.Time, why func([]Slot) string, hint string) error {
-	for said := ""; ; {
+	for last := ""; ; {
 		slots, err := u.Node.Slots(ctx)
 		if err != nil {
 			return err
@@ -84,9 +84,9 @@ func (u *Updater) await(ctx context.Context, end time.Time, why func([]Slot) str
 		if !end.IsZero() && time.Now().After(end) {
 			return &busyError{text}
 		}
-		if text != said {
+		if text != last {
 			u.say("waiting: %s%s", text, hint)
-			said = text
+			last = text
 		}
 		if limit.Sleep(ctx, u.pause()) != nil {
 			return context.Cause(ctx)
