@@ -122,8 +122,8 @@ func (r *reader) size(name string) int64 {
 }
 
 // expand replaces variables where the author asked for it.
-func (r *reader) expand(name, text string, asked bool) string {
-	if !asked {
+func (r *reader) expand(name, text string, enabled bool) string {
+	if !enabled {
 		return text
 	}
 	if !expandable().MatchString(text) {
