@@ -25,7 +25,7 @@ const (
 // web is the server of an Exporter.
 type web struct {
 	address string // the wanted one
-	said    string // why it is not available, as logged
+	logged  string // why it is not available, as logged
 	server  *http.Server
 	ended   chan struct{} // closed when server has stopped serving
 }
@@ -43,7 +43,7 @@ func (e *Exporter) serve(address string) {
 	}
 	e.Close()
 	if address != e.address {
-		e.address, e.said = address, ""
+		e.address, e.logged = address, ""
 	}
 	if address == "" {
 		return
@@ -51,10 +51,10 @@ func (e *Exporter) serve(address string) {
 	err := e.listen(address)
 	switch {
 	case err == nil:
-		e.said = ""
+		e.logged = ""
 		e.Log.Info("metrics served", "address", address)
-	case err.Error() != e.said:
-		e.said = err.Error()
+	case err.Error() != e.logged:
+		e.logged = err.Error()
 		e.Log.Warn("metrics not served", "err", err)
 	}
 }
