@@ -88,21 +88,21 @@ func Queues(p *plan.Plan) (queues []string) {
 // drained, or when ctx ends; without, after one look.
 func WaitDrained(ctx context.Context, host *reconcile.Host, p *plan.Plan, slots []plan.Slot, wait bool, say func(slot plan.Slot, now string)) error {
 	const drained = "drained"
-	said := map[int]string{}
+	reported := map[int]string{}
 	for {
 		left := 0
 		state, err := host.Observe(ctx, p)
 		for _, sl := range slots {
-			now := said[sl.Index]
+			now := reported[sl.Index]
 			if err == nil {
 				now = drainWord(sl, state.Slot(sl.Index))
 			}
 			if now != drained && now != "" {
 				left++
 			}
-			if said[sl.Index] != now {
+			if reported[sl.Index] != now {
 				say(sl, now)
-				said[sl.Index] = now
+				reported[sl.Index] = now
 			}
 		}
 		if err == nil && (left == 0 || !wait) {

@@ -147,7 +147,7 @@ const upgradePoll = 30 * time.Second
 // ContinueUpgrades continues an upgrade of agents whose command has ended, until ctx ends. If
 // there is none, it reads one small file.
 func ContinueUpgrades(ctx context.Context, version string, log *slog.Logger) {
-	said := ""
+	logged := ""
 	for limit.Sleep(ctx, upgradePoll) == nil {
 		agents, err := (&reconcile.Host{Root: "/"}).ReadAgents()
 		if _, unused := agents.Used(); err != nil || agents.Roll == nil && !unused {
@@ -161,10 +161,10 @@ func ContinueUpgrades(ctx context.Context, version string, log *slog.Logger) {
 		if err != nil {
 			now = err.Error()
 		}
-		if now != said && err != nil {
+		if now != logged && err != nil {
 			log.Warn("agents not changed", "err", err)
 		}
-		said = now
+		logged = now
 	}
 }
 
