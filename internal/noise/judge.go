@@ -41,8 +41,8 @@ const (
 // that slow a GPU below its settings make a timing worthless; at its power limit a GPU
 // works as it should.
 var clockReasons = [64]struct {
-	name string
-	says string // "" if it is not noise
+	name  string
+	noise string // "" if it is not noise
 }{
 	0: {name: "gpu_idle"}, 1: {name: "applications_clocks_setting"}, 2: {name: "sw_power_cap"},
 	3: {"hw_slowdown", "the hardware slowed the GPU down"},
@@ -61,8 +61,8 @@ func Judge(r Record) (noisy bool, why []string) {
 		say("the slot has part of a GPU (%s): jobs on the other parts share its power, heat and memory system, and the samples cover the whole GPU", r.SharedGPU)
 	}
 	for _, reason := range clockReasons {
-		if n := r.GPU.Reasons[reason.name]; n > 0 && reason.says != "" {
-			say("%s: %s in %d of %d samples", reason.name, reason.says, n, r.GPU.Samples)
+		if n := r.GPU.Reasons[reason.name]; n > 0 && reason.noise != "" {
+			say("%s: %s in %d of %d samples", reason.name, reason.noise, n, r.GPU.Samples)
 		}
 	}
 	if c := r.GPU.Clock; c != nil && r.GPU.LowClock >= lowSamples {
