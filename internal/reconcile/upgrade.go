@@ -35,11 +35,11 @@ type Upgrade struct {
 	Say    func(slot int, text string)
 	Events events.Log
 
-	agents plan.Agents
-	plan   *plan.Plan
-	since  map[int]time.Time // when a slot was first seen free to run the new agent
-	said   map[int]string
-	broken map[int]error // systemd's errors for agents that it was to start
+	agents   plan.Agents
+	plan     *plan.Plan
+	since    map[int]time.Time // when a slot was first seen free to run the new agent
+	reported map[int]string
+	broken   map[int]error // systemd's errors for agents that it was to start
 }
 
 // upgradePause is the time between two looks at agents that start.
@@ -122,7 +122,7 @@ func (u *Upgrade) Begin(ctx context.Context, to string, release *plan.AgentRelea
 // jobs, which it returns; with wait it waits for those. The error wraps a *RollbackError
 // if all slots went back.
 func (u *Upgrade) Run(ctx context.Context, wait bool) (busy []plan.Slot, err error) {
-	u.since, u.said, u.broken = map[int]time.Time{}, map[int]string{}, map[int]error{}
+	u.since, u.reported, u.broken = map[int]time.Time{}, map[int]string{}, map[int]error{}
 	if u.agents, err = u.Host.ReadAgents(); err != nil {
 		return nil, err
 	}
@@ -291,9 +291,9 @@ func (u *Upgrade) tidy(ctx context.Context) error {
 
 // say reports something about a slot once.
 func (u *Upgrade) say(slot int, text string) {
-	if u.Say != nil && u.said[slot] != text {
+	if u.Say != nil && u.reported[slot] != text {
 		u.Say(slot, text)
-		u.said[slot] = text
+		u.reported[slot] = text
 	}
 }
 
