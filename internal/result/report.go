@@ -141,8 +141,8 @@ func (l *Log) quote(s string, runes, lines int) {
 func collapse(lines []string) (short []string) {
 	const longest = 40 // lines that are repeated as one
 	for len(lines) > 0 {
-		n, said := 1, ""
-		for k := 1; k <= min(longest, len(lines)/2) && said == ""; k++ {
+		n, sentence := 1, ""
+		for k := 1; k <= min(longest, len(lines)/2) && sentence == ""; k++ {
 			times := 0
 			for rest := lines[k:]; len(rest) >= k && slices.Equal(lines[:k], rest[:k]); rest = rest[k:] {
 				times++
@@ -150,12 +150,12 @@ func collapse(lines []string) (short []string) {
 			if k*times < 3 {
 				continue
 			}
-			says, all := fmt.Sprintf("[…] %d more times: the %d lines above", times, k), k*(1+times)
-			if len(says) < len(strings.Join(lines[k:all], "\n")) {
-				short, n, said = append(short, lines[:k]...), all, says
+			replacement, all := fmt.Sprintf("[…] %d more times: the %d lines above", times, k), k*(1+times)
+			if len(replacement) < len(strings.Join(lines[k:all], "\n")) {
+				short, n, sentence = append(short, lines[:k]...), all, replacement
 			}
 		}
-		short = append(short, cmp.Or(said, lines[0]))
+		short = append(short, cmp.Or(sentence, lines[0]))
 		lines = lines[n:]
 	}
 	return short
