@@ -136,7 +136,7 @@ func (s *trial) run(ctx context.Context, what string, ask probe.Ask, memory int6
 	if err != nil {
 		return slot.Outcome{}, fmt.Errorf("ask a probe: %w", err)
 	}
-	var says bytes.Buffer
+	var output bytes.Buffer
 	left := maxAnswer
 	o, err := bootstrap.RunSpec(ctx, s.policy.Socket, &job.Spec{
 		Kind: job.KindPlugin, JobID: name + "-" + s.plan.Name + "-" + what + "-" + rand.Text(), Image: image, Pull: job.PullMissing,
@@ -148,8 +148,8 @@ func (s *trial) run(ctx context.Context, what string, ask probe.Ask, memory int6
 			data = data[:min(len(data), left)]
 			left -= len(data)
 			_, _ = stdout.Write(data) // what is missing is no valid answer
-		case says.Len() < maxSays:
-			says.Write(data)
+		case output.Len() < maxSays:
+			output.Write(data)
 		}
 	})
 	switch {
@@ -161,7 +161,7 @@ func (s *trial) run(ctx context.Context, what string, ask probe.Ask, memory int6
 	case o.Refused+o.NodeFault != "":
 		err = errors.New(o.Refused + o.NodeFault)
 	}
-	o.Reason = strings.TrimSpace(o.Reason + " " + text.Line(says.String(), maxSays))
+	o.Reason = strings.TrimSpace(o.Reason + " " + text.Line(output.String(), maxSays))
 	return o, err
 }
 
