@@ -25,12 +25,12 @@ func Client(socket string) *http.Client {
 
 // Message returns the sentence of a service's answer.
 func Message(resp *http.Response) string {
-	var says struct {
+	var answer struct {
 		Message string `json:"message"`
 	}
 	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
-	if err != nil || json.Unmarshal(text, &says) != nil || says.Message == "" {
+	if err != nil || json.Unmarshal(text, &answer) != nil || answer.Message == "" {
 		return "the slot's service says " + resp.Status
 	}
-	return strings.TrimPrefix(says.Message, "kbnode: ")
+	return strings.TrimPrefix(answer.Message, "kbnode: ")
 }
