@@ -40,11 +40,11 @@ func (f *follower) interrupt() {
 
 // cancel cancels a run's build. Later looks find out when it has ended.
 func (f *follower) cancel(r *run) {
-	f.report(r, "cancelling")
-	if r.asked {
+	f.report(r, "canceling")
+	if r.canceling {
 		return
 	}
-	r.asked = true
+	r.canceling = true
 	if r.why == "" {
 		r.why, r.reason = Cancelled, "interrupted"
 	}

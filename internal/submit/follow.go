@@ -45,20 +45,20 @@ func pause(since time.Duration) time.Duration {
 
 // run is a job in progress.
 type run struct {
-	index    int
-	job      Job
-	out      Outcome
-	build    buildkite.Build
-	waiting  time.Time // since when the build waits, by this machine's clock
-	running  time.Time
-	why      Verdict // why it was canceled
-	reason   string
-	asked    bool      // cancellation was requested
-	unsure   time.Time // since when it is unknown whether the build was created
-	fetching bool
-	done     bool
-	also     string // appended to the reason
-	status   Status
+	index     int
+	job       Job
+	out       Outcome
+	build     buildkite.Build
+	waiting   time.Time // since when the build waits, by this machine's clock
+	running   time.Time
+	why       Verdict // why it was canceled
+	reason    string
+	canceling bool      // cancellation was requested
+	unsure    time.Time // since when it is unknown whether the build was created
+	fetching  bool
+	done      bool
+	also      string // appended to the reason
+	status    Status
 }
 
 // follower owns the runs: only its loop touches them. Slow work runs aside and returns a
@@ -75,7 +75,7 @@ type follower struct {
 	polling           bool
 	ending            bool // the caller's context has ended
 	doubles           map[int]bool
-	cancelling        int       // doubles being canceled
+	canceling         int       // doubles being canceled
 	until             time.Time // when no more doubles can appear
 }
 
@@ -139,7 +139,7 @@ func (f *follower) allDone() bool {
 			return false
 		}
 	}
-	return f.cancelling == 0 && time.Now().After(f.until)
+	return f.canceling == 0 && time.Now().After(f.until)
 }
 
 // create creates a job's build, or finds an existing one if Resume is set.
@@ -258,11 +258,11 @@ func (f *follower) cancelDouble(r *run, b buildkite.Build) {
 		f.doubles = map[int]bool{}
 	}
 	f.doubles[b.Number] = true
-	f.cancelling++
+	f.canceling++
 	f.async(func() func() {
 		err := f.client.Cancel(f.work, f.Org, f.Pipeline, b.Number)
 		return func() {
-			if f.cancelling--; err != nil {
+			if f.canceling--; err != nil {
 				r.also = fmt.Sprintf("; it was created twice, and build %d is still running: %v", b.Number, err)
 			}
 		}

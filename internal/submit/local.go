@@ -24,7 +24,7 @@ var (
 )
 
 // tools are programs that torch and Triton miss in words of their own.
-var tools = []struct{ says, name string }{
+var tools = []struct{ message, name string }{
 	{"CUDA_HOME environment variable is not set", "nvcc"},
 	{"Ninja is required to load C++ extensions", "ninja"},
 	{"find C compiler", "gcc"},
@@ -63,19 +63,19 @@ func Missing(r *result.Result) string {
 		if ev.Run == nil || ev.Run.Passed {
 			continue
 		}
-		said := []string{ev.Run.Stderr}
+		texts := []string{ev.Run.Stderr}
 		for _, m := range ev.Run.Result {
 			switch {
 			case strings.HasSuffix(m.Key, ".status") && m.Value == "pass", strings.HasSuffix(m.Key, ".mean"):
 				return ""
 			case strings.HasSuffix(m.Key, ".error"), strings.HasSuffix(m.Key, ".message"):
-				said = append(said, m.Value)
+				texts = append(texts, m.Value)
 			}
 		}
 		if c := ev.Compilation; c != nil {
-			said = append(said, c.Stderr)
+			texts = append(texts, c.Stderr)
 		}
-		return missing(r.System, strings.Join(said, "\n"))
+		return missing(r.System, strings.Join(texts, "\n"))
 	}
 	return ""
 }
@@ -89,28 +89,28 @@ func alsoNoGPU(sys *result.System, name string) string {
 	return ""
 }
 
-func missing(sys *result.System, said string) string {
-	if m := noModule().FindStringSubmatch(said); m != nil {
+func missing(sys *result.System, output string) string {
+	if m := noModule().FindStringSubmatch(output); m != nil {
 		name, _, _ := strings.Cut(m[1], ".")
 		return "python3 has no module " + name + alsoNoGPU(sys, name)
 	}
 	for _, t := range tools {
-		if strings.Contains(said, t.says) {
+		if strings.Contains(output, t.message) {
 			return t.name + " is not on the PATH" + alsoNoGPU(sys, t.name)
 		}
 	}
-	if noGPU().MatchString(said) {
+	if noGPU().MatchString(output) {
 		switch {
 		case sys == nil || sys.GPU == "":
 			return "there is no GPU that programs can use"
-		case strings.Contains(said, "Torch not compiled with CUDA"):
+		case strings.Contains(output, "Torch not compiled with CUDA"):
 			return "torch " + text.Line(sys.Torch, 40) + " is built without CUDA"
 		}
 	}
-	if m := noLibrary().FindStringSubmatch(said); m != nil {
+	if m := noLibrary().FindStringSubmatch(output); m != nil {
 		return "the library " + m[1] + " is not installed"
 	}
-	if m := noProgram().FindStringSubmatch(said); m != nil {
+	if m := noProgram().FindStringSubmatch(output); m != nil {
 		return m[1] + " is not on the PATH"
 	}
 	return ""

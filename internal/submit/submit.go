@@ -60,7 +60,7 @@ type Options struct {
 type Status struct {
 	Build int    // build number; 0 if not created yet
 	URL   string // of the build's page
-	State string // creating, waiting, running, cancelling, fetching, or the verdict
+	State string // creating, waiting, running, canceling, fetching, or the verdict
 	Agent string
 	Since time.Time // when the state began
 }
