@@ -153,15 +153,15 @@ func (c *cli) follow(ctx context.Context, number int, w waitFlags) error {
 	timeout := time.After(patient(w.timeout))
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
-	var said string
+	var last string
 	for {
 		b, err := c.Build(ctx, org, pipeline, number)
 		if err != nil {
 			return err
 		}
-		if now := progress(b); now != said {
+		if now := progress(b); now != last {
 			_, _ = fmt.Fprintln(c.stderr, now)
-			said = now
+			last = now
 		}
 		if b.Ended() {
 			return c.outcome(ctx, b, w.asJSON)
