@@ -68,7 +68,7 @@ func TestConnectRefused(t *testing.T) {
 		{listen(t, refuses), `refuses the connection (SQLSTATE "28P01"); check the DSN, PGPASSWORD`},
 		{listen(t, func(c net.Conn) { _, _ = c.Write([]byte("HTTP/1.0 400 Bad Request\r\n\r\n")) }), "no server is there"},
 		{listen(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }), "does not answer"},
-		{"host=/nonexistent", "no server is there"},
+		{"host=/nonexistent", `at "/nonexistent": no such file or directory; is the server`},
 		{"host=w0rd.invalid", "no server is there"},
 		{"host=127.0.0.1 port=1 connect_timeout=pa55", errDSN.Error()},
 		{"password='pa55 w0rd", errDSN.Error()},

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -48,8 +49,7 @@ type Stored struct {
 	Runs        []int64 `json:"run_ids"` // in the Record's order
 }
 
-// Store is a database that Open has checked. It keeps no connection: an evaluation may
-// take longer than the network keeps an idle one.
+// Store is a database that Open has checked. It keeps no connection: an evaluation takes long.
 type Store struct{ config *pgx.ConnConfig }
 
 // ErrUnsure means that the connection was lost during the commit.
@@ -125,7 +125,8 @@ func (s *Store) transact(ctx context.Context, commit bool, do func(context.Conte
 // message, which may contain a part of the DSN.
 func explain(ctx context.Context, err error) error {
 	refusal, refused := errors.AsType[*pgconn.PgError](err)
-	_, connecting := errors.AsType[*pgconn.ConnectError](err)
+	connect, connecting := errors.AsType[*pgconn.ConnectError](err)
+	errno, failed := errors.AsType[syscall.Errno](err)
 	switch {
 	case err == nil:
 		return nil
@@ -139,15 +140,16 @@ func explain(ctx context.Context, err error) error {
 		return fmt.Errorf("PostgreSQL refuses: %q (SQLSTATE %q)", refusal.Message, refusal.Code)
 	case pgconn.Timeout(err) || errors.Is(err, context.DeadlineExceeded):
 		return errors.New("PostgreSQL does not answer; check its address and the firewall, or try again")
+	case connecting && failed && strings.HasPrefix(connect.Config.Host, "/"):
+		return fmt.Errorf("connect to PostgreSQL at %q: %w; is the server running there?", connect.Config.Host, errno)
 	case connecting:
 		return errors.New("connect to PostgreSQL: no server is there; check its address in the DSN, and sslmode")
 	}
 	return fmt.Errorf("ask PostgreSQL: %w", err)
 }
 
-// HasPassword reports whether a DSN may contain a password and so must not be on a
-// command line, which everyone on the machine sees: as a keyword, in a query, or before
-// the host of a URL. False positives are possible.
+// HasPassword reports whether a DSN may contain a password (as a keyword, in a query, or before
+// a host) and so must not be on a command line, which everyone on the machine sees.
 func HasPassword(dsn string) bool { return hasPassword().MatchString(dsn) }
 
 var hasPassword = lazy.Regexp(`(?i)password\s*=|://.*:.*@`)

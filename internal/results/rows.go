@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// row is a row that a Record becomes.
 type row struct {
 	table   string // in schema leaderboard
 	columns []string

@@ -16,9 +16,8 @@ var runColumns = []string{
 	"start_time", "end_time", "mode", "secret", "runner", "score", "passed", "compilation", "meta", "result", "system_info",
 }
 
-// noNUL puts U+FFFD in place of U+0000, which neither text nor jsonb can hold in
-// PostgreSQL, in a JSON text, which writes U+0000 only in this way. The first pair keeps
-// escaped backslashes.
+// noNUL puts U+FFFD in place of U+0000, which PostgreSQL cannot hold, in a JSON text. The first
+// pair keeps escaped backslashes.
 var noNUL = strings.NewReplacer(`\\`, `\\`, `\u0000`, `\ufffd`)
 
 // RunsOf converts the evaluations of a result.json to rows, as kernelbot's backend does: none
