@@ -54,6 +54,7 @@ func TestChangeOver(t *testing.T) {
 	if got := m.Sh("systemctl show -P MainPID buildkite-agent-gpu2; ls /etc/buildkite-agent/hooks | xargs"); got != agent+"\nagent-startup environment pre-artifact pre-bootstrap pre-exit" {
 		t.Errorf("while a job of the earlier way runs: %s, its agent was %s", got, agent)
 	}
+	m.Sh("docker tag kernelbot-test:latest ghcr.io/gpu-mode/kernelbot:latest")
 	m.Put("/root/new.yml", 0o600, "steps:\n  - command: nvidia-smi -L\n    agents: {queue: b200, gpu-index: \"0\"}\n")
 	p.wait(t, m.Sh("bkstub submit --queue b200 --steps /root/new.yml"), "passed")
 
