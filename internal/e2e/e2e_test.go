@@ -240,6 +240,7 @@ func TestLoad(t *testing.T) {
 	must.Write(t, dir, "wrong.py", "w")
 	for _, tt := range []struct{ add, err string }{
 		{"", "has no right submission; write one to submission.py"},
+		{"submission2.py", "has no right submission"},
 		{"submission.py", ""},
 		{"-wrong.py", "has no submission that should fail; write one to wrong.py or cheat.py"},
 		{"cheater.py", ""},

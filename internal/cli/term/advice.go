@@ -22,10 +22,10 @@ var rootVariables = map[string][]string{
 // maxWord bounds an argument that is repeated, in bytes.
 const maxWord = 4096
 
-// Unbroken is a blank at which printf breaks no line: a command that is cut in two cannot be pasted.
+// Unbroken is a blank at which Printf breaks no line: a command that is cut in two cannot be pasted.
 const Unbroken = "\u00a0"
 
-// Line returns a command line for printf, quoted for a shell. It hides secrets.
+// Line returns a command line for Printf, quoted for a shell. It hides secrets.
 func Line(args []string) string {
 	words := []string{Program()}
 	i := slices.IndexFunc(args, func(a string) bool { return !strings.HasPrefix(a, "-") })
