@@ -39,8 +39,8 @@ func newConfigCheck(s term.Streams) *cobra.Command {
 		Use:   "check [FILE]",
 		Short: "Check a configuration file for errors",
 		Long: `Check a configuration file as strictly as kbnode install does, and report every
-error with its line and what to write instead, without root and on any machine. FILE
-defaults to ` + plan.ConfigPath + `; - is standard input.`,
+error with its line and what to write instead. FILE defaults to
+` + plan.ConfigPath + `; - is standard input.`,
 		Example: `  kbnode config check node.yaml
   render-node b200-17 | kbnode config check --json -`,
 		Args: cobra.MaximumNArgs(1),
@@ -113,9 +113,8 @@ func newConfigShow(s term.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show",
 		Short: "Show every configuration key, its value and its origin",
-		Long: `Show every configuration key, its value and its origin: the file, an environment
-variable that kbnode install would use, or the default. The output is itself a
-configuration file. Users, passwords and query strings in URLs are not shown.`,
+		Long: `Show every configuration key, its value and its origin, as a configuration file. Users,
+passwords and query strings in URLs are not shown.`,
 		Example: `  kbnode config show >node.yaml
   kbnode config show --json | jq -r .config.queue`,
 		RunE: func(*cobra.Command, []string) error {

@@ -176,8 +176,8 @@ func newImageRollback(s term.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rollback",
 		Short: "Let jobs run the previous image again",
-		Long: `Let jobs run the previous image again. Running jobs keep theirs. Afterward,
-kbnode image update --auto refuses the image that you rolled back.`,
+		Long: `Let jobs run the previous image again. Afterward, kbnode image update --auto refuses
+the image that you rolled back.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkReason(reason); err != nil {
 				return err
@@ -265,7 +265,7 @@ func newImageUpdate(s term.Streams) *cobra.Command {
 		Long: `Fetch the newest image, test it in an idle slot, and let jobs run it.
 
 The image is image.name of the configuration, or IMAGE, which then stays until an
-update without IMAGE. It is fetched while no slot runs a job. Running jobs keep theirs.
+update without IMAGE. It is fetched while no slot runs a job.
 
 Exit code 0 if jobs run the newest image or nothing could be done now, and 1 if it
 was refused, or if --check finds a newer one.`,

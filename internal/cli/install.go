@@ -42,9 +42,7 @@ CPUs and memory. Run it again to change or repair the node. A slot that runs a j
 changes when the job is done.
 
 On a terminal, install asks for a missing queue or token, and before it begins.
-The agent token comes from --token-file, BUILDKITE_AGENT_TOKEN, or an earlier install
-(` + plan.TokenPath + `). GPU_TYPE, NODE_NAME, GPU_COUNT, CPUS_PER_GPU and
-RAM_PER_GPU work as in the old setup scripts.`,
+The agent token comes from --token-file, BUILDKITE_AGENT_TOKEN, or an earlier install.`,
 		Example: `  sudo kbnode install
   sudo kbnode install --queue b200 --token-file token.txt
   sudo kbnode install --queue b200 --gpus 0,2,5 --dry-run`,

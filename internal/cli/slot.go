@@ -124,8 +124,7 @@ func newDaemon(s term.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "daemon",
 		Short: "Keep this node in its planned state (run by its service)",
-		Long: `Keep this node in its planned state: at once when systemd reports that a unit
-changed, otherwise every 30 seconds. On SIGHUP, it reads everything again. It never
+		Long: `Keep this node in its planned state. On SIGHUP, it reads everything again. It never
 ends a job, and you can stop it at any time.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runDaemon(cmd.Context(), s) },
 	}

@@ -162,7 +162,8 @@ func TestInterrupted(t *testing.T) {
 	})
 
 	t.Run("the engine restarts, and ends its containers", func(t *testing.T) {
-		m.Sh(`jq 'del(."live-restore")' /etc/docker/daemon.json >/root/daemon.json; cp /root/daemon.json /etc/docker/daemon.json; systemctl reload docker; docker info -f '{{.LiveRestoreEnabled}}' | grep false`)
+		m.Sh(`jq '."live-restore" = false' /etc/docker/daemon.json >/root/daemon.json; cp /root/daemon.json /etc/docker/daemon.json; systemctl reload docker`)
+		m.Wait("the engine's settings", "docker info -f '{{.LiveRestoreEnabled}}' | grep false")
 		build := submitted(m, 4, counted)
 		m.Sh("systemctl restart docker")
 		p.wait(t, build, "failed")

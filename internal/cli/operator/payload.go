@@ -24,7 +24,7 @@ func NewPayload(s term.Streams) *cobra.Command {
 		Long: `Encode and decode the payload of a job, for debugging.
 
 A payload is a JSON object with the task and the submission, compressed with zlib
-and encoded in base64. kbnode runner reads it.`,
+and encoded in base64.`,
 	}
 	cmd.AddCommand(newPayloadEncode(s), newPayloadDecode(s))
 	return cmd

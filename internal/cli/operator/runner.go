@@ -32,8 +32,7 @@ func NewRunner(s term.Streams) *cobra.Command {
 		Long: `Evaluate a submission on this machine, or in a job's container.
 
 With --problem, it evaluates the file SUBMISSION (default: the problem's own) as a job
-would, and shows the result. It needs no root and, for a problem that needs none, no
-GPU. Exit code 0 if the submission passed, 1 if it did not.
+would, and shows the result. Exit code 0 if the submission passed, 1 if it did not.
 
 In a job, the payload is read from KERNELBOT_PAYLOAD or SUBMISSION_PAYLOAD, from
 KERNELBOT_PAYLOAD_0, _1, … if it is too large for one variable, or from --payload.
