@@ -1,19 +1,16 @@
 package cli
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"slices"
 	"strings"
 
-	"golang.org/x/term"
-
 	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/node"
@@ -22,104 +19,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// errDeclined ends a command at a question that was not answered with yes.
-var errDeclined = errors.New("nothing was changed")
-
-// asks reports whether there is a person to ask, who sees the question and types the answer.
-func (s Streams) asks() bool {
-	_, toTerminal := terminal(s.Err)
-	return toTerminal && isTerminal(s.In)
-}
-
-// confirm asks a person. Without a terminal it returns the usage error otherwise, which says
-// what to type instead.
-func (s Streams) confirm(ctx context.Context, question, otherwise string) error {
-	if !s.asks() {
-		return usagef("%s", otherwise)
-	}
-	answer, err := s.answer(ctx, question+" [y/N]", false)
-	if err != nil {
-		return err
-	}
-	if a := strings.ToLower(answer); a != "y" && a != "yes" {
-		return errDeclined
-	}
-	return nil
-}
-
-// question asks a person, if necessary again, until take accepts the answer. The terminal does not
-// show an answer that is secret.
-func (s Streams) question(ctx context.Context, prompt string, secret bool, take func(string) error) error {
-	for {
-		answer, err := s.answer(ctx, prompt, secret)
-		if err != nil {
-			return err
-		}
-		if err = take(answer); err == nil || ctx.Err() != nil || errors.Is(err, errDeclined) {
-			return err
-		}
-		s.progress("%v", err)
-	}
-}
-
-// answer reads a line from the terminal, without the blanks around it. At Ctrl-C, Ctrl-D or the end
-// of ctx it returns errDeclined, and the terminal is as it was before.
-func (s Streams) answer(ctx context.Context, prompt string, secret bool) (string, error) {
-	if ctx.Err() != nil {
-		return "", errDeclined
-	}
-	f, ok := s.In.(*os.File)
-	if !ok {
-		return "", errDeclined
-	}
-	read := bufio.NewReader(f).ReadString // one line at most: that is what a terminal gives
-	if secret {
-		// Raw mode also keeps Ctrl-Z and Ctrl-\ from ending kbnode while nothing is shown.
-		before, err := term.MakeRaw(int(f.Fd()))
-		if err != nil {
-			return "", fmt.Errorf("hide what is typed: %w", err)
-		}
-		defer func() { _ = term.Restore(int(f.Fd()), before) }()
-		t := term.NewTerminal(struct {
-			io.Reader
-			io.Writer
-		}{single{f}, s.Err}, "")
-		read = func(byte) (string, error) { return t.ReadPassword(prompt + " ") }
-	} else {
-		printf(s.Err, "%s ", prompt)
-	}
-	if typed, err := untilDone(ctx, func() (string, error) { return read('\n') }); err == nil {
-		return strings.TrimSpace(typed), nil
-	}
-	_, _ = io.WriteString(s.Err, "\r\n")
-	return "", errDeclined
-}
-
-// untilDone returns what read returns, or errDeclined if ctx ends first: nothing ends a read of a
-// terminal, or of a pipe without a writer.
-func untilDone(ctx context.Context, read func() (string, error)) (string, error) {
-	var text string
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		text, err = read()
-	}()
-	select {
-	case <-done:
-		return text, err
-	case <-ctx.Done():
-		return "", errDeclined
-	}
-}
-
-// single reads byte by byte, and so leaves what was typed after a line to the next question.
-type single struct{ io.Reader }
-
-func (r single) Read(p []byte) (int, error) { return r.Reader.Read(p[:min(1, len(p))]) }
-
 // ask asks for the queue and the token if they are missing, on a machine that lacks nothing else.
-func (f *installFlags) ask(ctx context.Context, s Streams, n *node.Node, env func(string) string) error {
+func (f *installFlags) ask(ctx context.Context, s term.Streams, n *node.Node, env func(string) string) error {
 	_, err := node.FindToken(n.Root, env, f.adopt)
 	noQueue, noToken := n.Config.Queue == "", f.token == "" && errors.Is(err, node.ErrNoToken)
 	if f.token == "" && !noToken && err != nil {
@@ -128,17 +29,17 @@ func (f *installFlags) ask(ctx context.Context, s Streams, n *node.Node, env fun
 	if !noQueue && !noToken {
 		return nil
 	}
-	s.progress("reading the machine")
+	s.Progress("reading the machine")
 	if err := n.Read(ctx); err != nil {
 		return err
 	}
 	if missing := installer.Preflight(n.Inventory); len(missing) > 0 && !f.installDeps {
 		return errors.New(strings.Join(missing, "\n"))
 	}
-	printf(s.Err, "\nThe operators give you the name of a queue and an agent token.\nNothing is changed before you agree.\n\n")
+	term.Printf(s.Err, "\nThe operators give you the name of a queue and an agent token.\nNothing is changed before you agree.\n\n")
 	f.asked = true
 	if noQueue {
-		if err := s.question(ctx, "Queue:", false, f.takeQueue); err != nil {
+		if err := s.Question(ctx, "Queue:", false, f.takeQueue); err != nil {
 			return err
 		}
 		f.added = append(f.added, "--queue", f.cfg.Queue)
@@ -153,7 +54,7 @@ func (f *installFlags) ask(ctx context.Context, s Streams, n *node.Node, env fun
 		return nil
 	}
 	f.added = append(f.added, "--token-file", "token.txt")
-	return s.question(ctx, "Agent token (not shown):", true, func(answer string) error { return f.takeToken(ctx, s, n, answer) })
+	return s.Question(ctx, "Agent token (not shown):", true, func(answer string) error { return f.takeToken(ctx, s, n, answer) })
 }
 
 // takeQueue checks the name of a queue that was typed, and uses it.
@@ -161,7 +62,7 @@ func (f *installFlags) takeQueue(answer string) error {
 	if answer == "" {
 		return errors.New("a queue has a name, such as b200; Ctrl-C ends the installation")
 	}
-	if len(secrets([]string{answer})) > 0 {
+	if len(term.Secrets([]string{answer})) > 0 {
 		return errors.New("this looks like a token; type the name of the queue first, such as b200")
 	}
 	for _, p := range config.Validate(config.Config{Queue: answer}) {
@@ -172,7 +73,7 @@ func (f *installFlags) takeQueue(answer string) error {
 }
 
 // takeToken checks a token that was typed, asks Buildkite, and uses it.
-func (f *installFlags) takeToken(ctx context.Context, s Streams, n *node.Node, answer string) error {
+func (f *installFlags) takeToken(ctx context.Context, s term.Streams, n *node.Node, answer string) error {
 	if answer == "" {
 		return errors.New("the token is empty; paste it, or press Ctrl-C to end the installation")
 	}
@@ -180,19 +81,19 @@ func (f *installFlags) takeToken(ctx context.Context, s Streams, n *node.Node, a
 	if err != nil {
 		return err
 	}
-	s.progress("checking the token with Buildkite")
+	s.Progress("checking the token with Buildkite")
 	account, err := agent.AskAccount(ctx, http.DefaultTransport, n.Config.Agent.Endpoint, token)
 	switch {
 	case ctx.Err() != nil:
-		return errDeclined
+		return term.ErrDeclined
 	case errors.Is(err, agent.ErrTokenRefused):
 		return fmt.Errorf("Buildkite refuses this token (%s); copy all of it, or ask the operators for a new one", n.Config.Agent.Endpoint) //nolint:staticcheck // a name
 	case err != nil:
-		s.warn("%v; continuing, because the agents will keep trying", err)
+		s.Warn("%v; continuing, because the agents will keep trying", err)
 	case len(account.Agents.Queues) > 0:
 		for _, q := range node.Queues(n.Plan) {
 			if _, there := account.Agents.Queues[q]; !there {
-				s.warn("the token's cluster has no queue %s, or no agent in it yet; check the spelling", q)
+				s.Warn("the token's cluster has no queue %s, or no agent in it yet; check the spelling", q)
 			}
 		}
 	}
@@ -201,8 +102,8 @@ func (f *installFlags) takeToken(ctx context.Context, s Streams, n *node.Node, a
 }
 
 // printTaken prints what of the machine the slots take.
-func printTaken(s Streams, p *plan.Plan, changes []reconcile.Change) {
-	printf(s.Err, "\n")
+func printTaken(s term.Streams, p *plan.Plan, changes []reconcile.Change) {
+	term.Printf(s.Err, "\n")
 	printSlots(s.Err, p)
 	total, same := int64(0), len(p.Slots) > 1
 	for _, slot := range p.Slots {
@@ -214,18 +115,18 @@ func printTaken(s Streams, p *plan.Plan, changes []reconcile.Change) {
 		if same {
 			each = fmt.Sprintf(", %s each", text.Bytes(p.Slots[0].DiskBytes))
 		}
-		printf(s.Err, "The slots take %s of disk below /var/lib/buildkite-agent%s.\n", text.Bytes(total), each)
+		term.Printf(s.Err, "The slots take %s of disk below /var/lib/buildkite-agent%s.\n", text.Bytes(total), each)
 	}
 	printSlotsAffected(s.Err, p, changes)
-	printf(s.Err, "\n")
+	term.Printf(s.Err, "\n")
 	for _, warning := range p.Warnings {
-		s.warn("%s", warning)
+		s.Warn("%s", warning)
 	}
 }
 
 // confirmInstall asks before a node is made of answers, and before files that are not kbnode's are
 // replaced.
-func confirmInstall(ctx context.Context, s Streams, f *installFlags, changes []reconcile.Change) error {
+func confirmInstall(ctx context.Context, s term.Streams, f *installFlags, changes []reconcile.Change) error {
 	paths := reconcile.Conflicts(changes)
 	if len(paths) > 0 && !f.adopt {
 		return &reconcile.ConflictError{Paths: paths}
@@ -241,16 +142,16 @@ func confirmInstall(ctx context.Context, s Streams, f *installFlags, changes []r
 	}
 	question := fmt.Sprintf("Replace %d %s and keep backups?", len(adopts), files)
 	if f.asked {
-		s.printAsked(f)
-		printf(s.Err, "kbnode uninstall restores the machine.\n")
+		printAsked(s, f)
+		term.Printf(s.Err, "kbnode uninstall restores the machine.\n")
 		question = fmt.Sprintf("Make this machine a node (%s)?", changeCount(len(changes)))
 		if replaces {
 			question = fmt.Sprintf("Make this machine a node (%s), replace %d %s and keep backups?", changeCount(len(changes)), len(adopts), files)
 		}
 	}
-	err := s.confirm(ctx, question,
+	err := s.Confirm(ctx, question,
 		fmt.Sprintf("%d %s of an earlier setup would be replaced, with backups; add --yes to confirm", len(adopts), files))
-	if f.ran && errors.Is(err, errDeclined) {
+	if f.ran && errors.Is(err, term.ErrDeclined) {
 		return errors.New("packages were installed; nothing else was changed")
 	}
 	return err
@@ -258,8 +159,8 @@ func confirmInstall(ctx context.Context, s Streams, f *installFlags, changes []r
 
 // printAsked prints the command that does the same without questions. It has no token: every user
 // of a machine can read command lines.
-func (s Streams) printAsked(f *installFlags) {
-	args := slices.Clone(s.typed)
+func printAsked(s term.Streams, f *installFlags) {
+	args := slices.Clone(s.Typed)
 	at := len(args)
 	if i := slices.Index(args, "--"); i >= 0 {
 		at = i
@@ -268,9 +169,9 @@ func (s Streams) printAsked(f *installFlags) {
 	if f.checked {
 		file = ", with the token in a file"
 	}
-	printf(s.Err, "The same without questions%s:\n", file)
-	printCommand(s.Err, "  "+strings.ReplaceAll(line(slices.Insert(args, at, f.added...)), unbroken, " "))
-	printf(s.Err, "\n")
+	term.Printf(s.Err, "The same without questions%s:\n", file)
+	term.PrintCommand(s.Err, "  "+strings.ReplaceAll(term.Line(slices.Insert(args, at, f.added...)), term.Unbroken, " "))
+	term.Printf(s.Err, "\n")
 }
 
 // readToken reads --token-file once: a pipe has nothing to read again. What only root may read is
@@ -279,10 +180,10 @@ func (f *installFlags) readToken(ctx context.Context, root bool) error {
 	if f.tokenFile == "" {
 		return nil
 	}
-	token, err := untilDone(ctx, func() (string, error) { return agent.ReadToken(f.tokenFile) })
+	token, err := term.UntilDone(ctx, func() (string, error) { return agent.ReadToken(f.tokenFile) })
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return usagef("--token-file: %w; write the token from Buildkite (Agents, Agent Tokens) to a file, and name it", err)
+		return term.Usagef("--token-file: %w; write the token from Buildkite (Agents, Agent Tokens) to a file, and name it", err)
 	case errors.Is(err, os.ErrPermission) && !root:
 		return nil
 	}

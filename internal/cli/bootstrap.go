@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -19,7 +20,7 @@ import (
 
 // newBootstrap is what buildkite-agent starts for a job. It takes the job from the agent's
 // environment, never from arguments.
-func newBootstrap(s Streams) *cobra.Command {
+func newBootstrap(s term.Streams) *cobra.Command {
 	print, slot, agent := false, -1, ""
 	cmd := &cobra.Command{
 		Use:   "bootstrap",
@@ -34,11 +35,11 @@ with 255.`,
 		Hidden: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if print == (slot >= 0) {
-				return usagef("bootstrap needs --print-spec or --slot, and not both; add --print-spec to see what a job is")
+				return term.Usagef("bootstrap needs --print-spec or --slot, and not both; add --print-spec to see what a job is")
 			}
 			in, err := jobInput(os.Environ())
 			if err == nil && slot >= 0 {
-				return runJob(cmd.Context(), slot, agent, in, s.raw)
+				return runJob(cmd.Context(), slot, agent, in, s.Raw)
 			}
 			var spec *job.Spec
 			if err == nil {
@@ -48,15 +49,15 @@ with 255.`,
 				spec, err = job.Read(in)
 			}
 			if refusal, ok := errors.AsType[*job.Refusal](err); ok {
-				return &exitError{code: job.ExitRefused, err: refusal}
+				return &term.ExitError{Code: job.ExitRefused, Err: refusal}
 			}
 			switch {
 			case err != nil && slot >= 0:
-				return &exitError{code: bootstrap.ExitNode, err: err}
+				return &term.ExitError{Code: bootstrap.ExitNode, Err: err}
 			case err != nil:
 				return err
 			}
-			return printJSON(s.Out, spec)
+			return term.PrintJSON(s.Out, spec)
 		},
 	}
 	cmd.Flags().BoolVar(&print, "print-spec", false, "print what the job's container would be, or why it is refused")
@@ -81,7 +82,7 @@ func runJob(ctx context.Context, k int, agent string, in job.Input, log io.Write
 	if status == 0 {
 		return nil
 	}
-	return &exitError{code: status}
+	return &term.ExitError{Code: status}
 }
 
 // jobInput reads what the agent says about a job.
@@ -98,7 +99,7 @@ func jobInput(environ []string) (in job.Input, err error) {
 		read, file = job.ReadEnvJSON, in.Env["BUILDKITE_ENV_JSON_FILE"]
 	}
 	if file == "" {
-		return in, usagef("nothing says what Buildkite sent; let buildkite-agent start kbnode, or set BUILDKITE_ENV_FILE to a file of lines NAME=\"value\"")
+		return in, term.Usagef("nothing says what Buildkite sent; let buildkite-agent start kbnode, or set BUILDKITE_ENV_FILE to a file of lines NAME=\"value\"")
 	}
 	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
 		return in, fmt.Errorf("read %s: not a regular file", file)
@@ -113,7 +114,7 @@ func jobInput(environ []string) (in job.Input, err error) {
 
 // allowedRepositories returns what the node allows, or kbnode's default where there is no node, or
 // where the user may not read its configuration.
-func allowedRepositories(s Streams) ([]string, error) {
+func allowedRepositories(s term.Streams) ([]string, error) {
 	n := here(s)
 	err := n.LoadStored()
 	if errors.Is(err, fs.ErrPermission) {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/job/jobtest"
 	"github.com/gpu-mode/kbnode/test/bktest"
@@ -47,11 +48,11 @@ func TestBootstrapPrintsTheSpec(t *testing.T) {
 		code       int
 		says       string
 	}{
-		{"without the flag", twin, nil, exitUsage, "add --print-spec"},
-		{"with an argument", twin, []string{"--print-spec", "x"}, exitUsage, "x"},
-		{"no variable", "", []string{"--print-spec"}, exitUsage, "set BUILDKITE_ENV_FILE"},
-		{"no file", filepath.Join(t.TempDir(), "none"), []string{"--print-spec"}, exitNo, "no such file"},
-		{"a device", "/dev/zero", []string{"--print-spec"}, exitNo, "not a regular file"},
+		{"without the flag", twin, nil, term.ExitUsage, "add --print-spec"},
+		{"with an argument", twin, []string{"--print-spec", "x"}, term.ExitUsage, "x"},
+		{"no variable", "", []string{"--print-spec"}, term.ExitUsage, "set BUILDKITE_ENV_FILE"},
+		{"no file", filepath.Join(t.TempDir(), "none"), []string{"--print-spec"}, term.ExitNo, "no such file"},
+		{"a device", "/dev/zero", []string{"--print-spec"}, term.ExitNo, "not a regular file"},
 		{"another file", put(t, t.TempDir(), "x", "{}}"), []string{"--print-spec"}, 96, "BUILDKITE_ENV_JSON_FILE: it is not what an agent writes"},
 		{"a large file", put(t, t.TempDir(), "x", strings.Repeat(" ", job.MaxEnvFile+1)), []string{"--print-spec"}, 96, "more than 8388608 bytes"},
 	} {

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/internal/cli/operator"
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/test/bktest"
 )
@@ -254,12 +256,12 @@ func TestAPIFlags(t *testing.T) {
 	good := put(t, t.TempDir(), "good", token+"\n")
 	for _, tt := range []struct {
 		name, org, env, url string
-		flags               apiFlags
+		flags               operator.APIFlags
 		err                 string // "" means none
 	}{
 		{name: "environment", org: "gpu-mode", env: token},
-		{name: "file", flags: apiFlags{"gpu-mode", good}},
-		{name: "the file beats the environment", flags: apiFlags{"gpu-mode", good}, env: "two words"},
+		{name: "file", flags: operator.APIFlags{Org: "gpu-mode", TokenFile: good}},
+		{name: "the file beats the environment", flags: operator.APIFlags{Org: "gpu-mode", TokenFile: good}, env: "two words"},
 		{name: "two words", org: "o", env: token + " x", err: "BUILDKITE_API_TOKEN contains no API token"},
 		{name: "an agent's", org: "o", env: "bkct_0123456789abcdef", err: "contains an agent token"},
 		{name: "address that is none", org: "o", env: token, url: "here", err: "BUILDKITE_API_URL: the address of Buildkite's API is not a URL"},
@@ -268,10 +270,10 @@ func TestAPIFlags(t *testing.T) {
 			t.Setenv("BUILDKITE_ORG", tt.org)
 			t.Setenv("BUILDKITE_API_TOKEN", tt.env)
 			t.Setenv("BUILDKITE_API_URL", tt.url)
-			_, err := tt.flags.client(Streams{Err: t.Output()}, nil)
+			_, err := tt.flags.Client(term.Streams{Err: t.Output()}, nil)
 			switch {
-			case (err == nil) != (tt.err == "") || err == nil && tt.flags.org != "gpu-mode":
-				t.Errorf("organization %q, %v; want %s", tt.flags.org, err, tt.err)
+			case (err == nil) != (tt.err == "") || err == nil && tt.flags.Org != "gpu-mode":
+				t.Errorf("organization %q, %v; want %s", tt.flags.Org, err, tt.err)
 			case err != nil && (!strings.Contains(err.Error(), tt.err) || strings.Contains(err.Error(), "0123")):
 				t.Errorf("%v; want %s", err, tt.err)
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/text"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -28,7 +29,7 @@ func markOf(k reconcile.Kind) (sign string, c text.Color) {
 // printChanges prints changes. On a terminal, changes that are the same for several slots are
 // one line, with the slots as in a shell: buildkite-gpu{0..7}.slice.
 func printChanges(w io.Writer, changes []reconcile.Change) {
-	if _, ok := terminal(w); ok {
+	if _, ok := term.Terminal(w); ok {
 		changes = foldSlots(changes)
 	}
 	for _, c := range changes {
@@ -38,7 +39,7 @@ func printChanges(w io.Writer, changes []reconcile.Change) {
 
 func printDryRun(w io.Writer, changes []reconcile.Change) {
 	printChanges(w, changes)
-	printf(w, "%s would be made; nothing was changed\n", changeCount(len(changes)))
+	term.Printf(w, "%s would be made; nothing was changed\n", changeCount(len(changes)))
 }
 
 // printLater prints the deferred changes. If several changes of a slot wait for the same thing,
@@ -48,13 +49,13 @@ func printLater(w io.Writer, deferred []reconcile.Change) {
 		slot int
 		why  string
 	}
-	for _, group := range grouped(deferred, func(c reconcile.Change) wait { return wait{c.Slot, c.Deferred} }) {
+	for _, group := range term.Grouped(deferred, func(c reconcile.Change) wait { return wait{c.Slot, c.Deferred} }) {
 		if c := group[0]; c.Slot >= 0 && len(group) > 1 {
-			printf(w, "  later: %s of %s, %s\n", changeCount(len(group)), plan.SlotName(c.Slot), c.Deferred)
+			term.Printf(w, "  later: %s of %s, %s\n", changeCount(len(group)), plan.SlotName(c.Slot), c.Deferred)
 			continue
 		}
 		for _, c := range group {
-			printf(w, "  later: %s\n", c)
+			term.Printf(w, "  later: %s\n", c)
 		}
 	}
 }
@@ -72,13 +73,13 @@ func printSlotsAffected(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
 		}
 	}
 	if len(removed)+len(deferred) > 0 {
-		printf(w, "\n")
+		term.Printf(w, "\n")
 	}
 	if len(removed) > 0 {
-		printf(w, "Slots to be removed: %s\n", slotNames(removed))
+		term.Printf(w, "Slots to be removed: %s\n", slotNames(removed))
 	}
-	for _, group := range grouped(deferred, func(c reconcile.Change) string { return c.Deferred }) {
-		printf(w, "Later: %s, %s\n", slotNames(group), group[0].Deferred)
+	for _, group := range term.Grouped(deferred, func(c reconcile.Change) string { return c.Deferred }) {
+		term.Printf(w, "Later: %s, %s\n", slotNames(group), group[0].Deferred)
 	}
 }
 
@@ -116,7 +117,7 @@ func foldSlots(changes []reconcile.Change) (folded []reconcile.Change) {
 		}
 		return k
 	}
-	for _, group := range grouped(changes, keyOf) {
+	for _, group := range term.Grouped(changes, keyOf) {
 		c := group[0]
 		if k := keyOf(c); len(group) > 1 && strings.Contains(k.subject, slotHole) {
 			in := func(s string) string { return strings.ReplaceAll(s, slotHole, braces(slotsOf(group))) }
@@ -154,27 +155,77 @@ func braces(slots []int) string {
 
 func printChange(w io.Writer, c reconcile.Change) {
 	sign, hue := markOf(c.Kind)
-	line := fmt.Sprintf("%s %-9s %s%s%s", paint(w, hue, sign), c.Kind, c.Subject, suffix(": ", c.Why), suffix("; ", c.Deferred))
-	if width, ok := terminal(w); ok {
-		line = fold(line, "", width, len("+ partition "))
+	line := fmt.Sprintf("%s %-9s %s%s%s", term.Paint(w, hue, sign), c.Kind, c.Subject, suffix(": ", c.Why), suffix("; ", c.Deferred))
+	if width, ok := term.Terminal(w); ok {
+		line = term.Fold(line, "", width, len("+ partition "))
 	}
-	printf(w, "%s\n", line)
+	term.Printf(w, "%s\n", line)
 	// A new file's content is the plan itself; a change is worth reading.
 	if showsDiff(c.Kind) && c.Diff != "" {
 		lines := strings.Split(strings.TrimRight(c.Diff, "\n"), "\n")
 		more := 0
-		if _, ok := terminal(w); ok && len(lines) > maxDiffLines+1 {
+		if _, ok := term.Terminal(w); ok && len(lines) > maxDiffLines+1 {
 			lines, more = lines[:maxDiffLines], len(lines)-maxDiffLines
 		}
 		for _, line := range lines {
-			printf(w, "    %s\n", line)
+			term.Printf(w, "    %s\n", line)
 		}
 		if more > 0 {
-			printf(w, "    … %d more lines; --json shows them\n", more)
+			term.Printf(w, "    … %d more lines; --json shows them\n", more)
 		}
 	}
 }
 
 func showsDiff(k reconcile.Kind) bool {
 	return k == reconcile.Update || k == reconcile.Adopt || k == reconcile.Tune || k == reconcile.Untune
+}
+
+// doing names the work of each kind of change, for people who wait for it.
+var doing = map[reconcile.Kind]string{
+	reconcile.Create: "writing files", reconcile.Update: "writing files", reconcile.Adopt: "writing files", reconcile.Chmod: "writing files",
+	reconcile.Delete: "deleting files", reconcile.Restore: "restoring files",
+	reconcile.AddUser: "adding users", reconcile.DelUser: "removing users",
+	reconcile.Protect: "writing firewall rules", reconcile.Unprotect: "removing networks", reconcile.DelNet: "removing networks",
+	reconcile.Reload: "reloading systemd", reconcile.Start: "starting units", reconcile.Stop: "stopping units",
+	reconcile.Restart: "restarting units", reconcile.Drain: "asking agents to stop after their job",
+	reconcile.Tune: "applying settings", reconcile.Untune: "restoring settings",
+	reconcile.Set: "setting limits", reconcile.Partition: "setting limits",
+	reconcile.Enable: "enabling units", reconcile.Disable: "disabling units",
+}
+
+// changeProgress shows changes as they are made: one line for each kind of work, on a terminal with
+// the current change. plan and --dry-run print the full list.
+type changeProgress struct {
+	*term.Progress
+	work  string
+	count int
+}
+
+// show is called before a change is made.
+func (p *changeProgress) show(c reconcile.Change) {
+	work := doing[c.Kind]
+	if strings.HasSuffix(c.Subject, ".slice") && (c.Kind == reconcile.Start || c.Kind == reconcile.Set) {
+		work = doing[reconcile.Partition] // a slice only limits
+	}
+	fixed := ""
+	if work != p.work {
+		p.end()
+		p.work, p.count, fixed = work, 0, work
+	}
+	p.count++
+	p.Show(fmt.Sprintf("%s: %d, %s", work, p.count, c.Subject), fixed)
+}
+
+// end completes the line of the finished work with its count.
+func (p *changeProgress) end() {
+	p.End(fmt.Sprintf("%s: %d", p.work, p.count))
+	p.work = ""
+}
+
+// showProgress prints changes as they are made, instead of the log.
+func showProgress(s term.Streams, host *reconcile.Host) (end func()) {
+	p := &changeProgress{Progress: term.NewProgress(s)}
+	host.Log = nil
+	host.Progress = p.show
+	return p.end
 }

@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/cli/operator"
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -161,11 +163,11 @@ func TestAgo(t *testing.T) {
 		-time.Minute: "0s", 0: "0s", 59 * time.Second: "59s", time.Minute: "1m", 59*time.Minute + 59*time.Second: "59m",
 		time.Hour: "1h00m", 130 * time.Minute: "2h10m", 24 * time.Hour: "1d", 130 * time.Hour: "5d",
 	} {
-		if got := ago(started, started.Add(d)); got != want {
+		if got := term.Ago(started, started.Add(d)); got != want {
 			t.Errorf("%s ago is %q, want %q", d, got, want)
 		}
 	}
-	if got := ago(time.Time{}, started); got != "-" {
+	if got := term.Ago(time.Time{}, started); got != "-" {
 		t.Errorf("no time is %q", got)
 	}
 }
@@ -186,7 +188,7 @@ func TestProgressOnATerminal(t *testing.T) {
 		1:  "|||",
 	} {
 		var b strings.Builder
-		p := changeProgress{progress: &progress{s: Streams{Err: &b}, width: width}}
+		p := changeProgress{Progress: &term.Progress{S: term.Streams{Err: &b}, Width: width}}
 		for _, c := range shown {
 			p.show(c)
 		}
@@ -234,23 +236,23 @@ func TestSubmitProgress(t *testing.T) {
 			0:  "  waiting\n  build 7: http://b/7\n  502; retrying in 1s\n  build 7: passed\n",
 		} {
 			var b strings.Builder
-			p := newSubmitProgress(&progress{s: Streams{Err: &b}, width: width})
-			p.show(0, submit.Status{State: "creating"})
-			p.show(0, submit.Status{State: "waiting", Since: time.Now()})
+			p := operator.NewSubmitProgress(&term.Progress{S: term.Streams{Err: &b}, Width: width})
+			p.Show(0, submit.Status{State: "creating"})
+			p.Show(0, submit.Status{State: "waiting", Since: time.Now()})
 			time.Sleep(1500 * time.Millisecond)
-			p.show(0, submit.Status{State: "running", Build: 7, Agent: "n-gpu3", URL: "http://b/7", Since: time.Now()})
-			p.showRetry("502", 0)
+			p.Show(0, submit.Status{State: "running", Build: 7, Agent: "n-gpu3", URL: "http://b/7", Since: time.Now()})
+			p.Trouble("502", 0)
 			if width == 0 {
-				p.show(0, submit.Status{State: "passed", Build: 7})
+				p.Show(0, submit.Status{State: "passed", Build: 7})
 			}
-			p.stop()
-			p.stop()
+			p.Stop()
+			p.Stop()
 			_, got, _ := strings.Cut("\n"+b.String(), "\n")
 			if width > 0 {
 				_, got, _ = strings.Cut(got, "creating, ")
 				_, got, _ = strings.Cut(got, " s")
 			}
-			if diff := cmp.Diff(want, strings.ReplaceAll(got, clearLine, "|")); diff != "" {
+			if diff := cmp.Diff(want, strings.ReplaceAll(got, term.ClearLine, "|")); diff != "" {
 				t.Errorf("width %d: %s", width, diff)
 			}
 		}
@@ -261,20 +263,20 @@ func TestLeaveBuild(t *testing.T) {
 	t.Parallel()
 	for typed, leaves := range map[string]bool{"n\r": true, "No\r": true, "\r": false, "y\r": false, "\x04": false} {
 		person := newPerson(t)
-		p := newSubmitProgress(newProgress(person.streams("submit")))
-		p.show(0, submit.Status{State: "running", Build: 7, Since: time.Now()})
+		p := operator.NewSubmitProgress(term.NewProgress(person.streams("submit")))
+		p.Show(0, submit.Status{State: "running", Build: 7, Since: time.Now()})
 		answer := make(chan bool)
-		go func() { answer <- p.leave()() }()
+		go func() { answer <- p.Leave()() }()
 		person.types("Cancel build 7 in Buildkite? [Y/n] ", typed)
 		if got := <-answer; got != leaves {
 			t.Errorf("%q: left is %t", typed, got)
 		}
-		p.stop()
+		p.Stop()
 		person.saw()
 	}
-	p := newSubmitProgress(newProgress(Streams{In: strings.NewReader("n\n"), Err: io.Discard}))
-	defer p.stop()
-	if p.leave() != nil {
+	p := operator.NewSubmitProgress(term.NewProgress(term.Streams{In: strings.NewReader("n\n"), Err: io.Discard}))
+	defer p.Stop()
+	if p.Leave() != nil {
 		t.Error("asks without a terminal")
 	}
 }

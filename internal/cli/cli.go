@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/signal"
 	"runtime"
@@ -18,86 +17,48 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-mode/kbnode/internal/cli/operator"
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/config"
 )
 
-// Exit codes of every command.
-const (
-	exitDone  = 0
-	exitNo    = 1
-	exitUsage = 2
-)
-
-// Streams are a command's standard streams: Out is for the answer, and Err for everything else.
-type Streams struct {
-	In       io.Reader
-	Out, Err io.Writer
-
-	raw   io.Writer // Out without its errors, for logs
-	typed []string  // the arguments of the command line
-	root  bool      // the user is root
-}
-
-// exitError ends a command with its own exit code. An empty message means that everything was
-// already printed.
-type exitError struct {
-	code int
-	err  error
-}
-
-func (e *exitError) Error() string {
-	if e.err == nil {
-		return ""
-	}
-	return e.err.Error()
-}
-
-func (e *exitError) Unwrap() error { return e.err }
-
-// usage turns an error into a usage error.
-func usage(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &exitError{code: exitUsage, err: err}
-}
-
-func usagef(format string, args ...any) error { return usage(fmt.Errorf(format, args...)) }
+// Streams are the command line's standard streams.
+type Streams = term.Streams
 
 // Main runs one command line and returns its exit code.
-func Main(args []string, s Streams) int {
+func Main(args []string, s term.Streams) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	s.root = os.Geteuid() == 0
+	s.Root = os.Geteuid() == 0
 	return run(ctx, args, s)
 }
 
-func run(ctx context.Context, args []string, s Streams) int {
-	s.raw = s.Out
-	out := &answer{to: s.Out}
-	s.Out, s.typed = out, args
-	hint := hints{args}
+func run(ctx context.Context, args []string, s term.Streams) int {
+	s.Raw = s.Out
+	out := &term.Answer{To: s.Out}
+	s.Out, s.Typed = out, args
+	hint := hints{term.CommandLine{Args: args}}
 	root := newRoot(s, hint)
 	root.SetArgs(append([]string{}, args...)) // nil would mean this process's own
 	err := cmp.Or(hint.command(root), hint.dash(root))
 	if err == nil {
 		err = root.ExecuteContext(ctx)
 	}
-	if err == nil && out.err != nil {
-		err = fmt.Errorf("write output: %w", out.err)
+	if err == nil && out.Err != nil {
+		err = fmt.Errorf("write output: %w", out.Err)
 	}
 	if err == nil {
-		return exitDone
+		return term.ExitDone
 	}
-	code := exitNo
-	if exit, ok := errors.AsType[*exitError](err); ok {
-		code = exit.code
+	code := term.ExitNo
+	if exit, ok := errors.AsType[*term.ExitError](err); ok {
+		code = exit.Code
 	} else if input, ok := errors.AsType[*config.InputError](err); ok && input != nil || isUsage(err) {
-		code = exitUsage
+		code = term.ExitUsage
 	}
-	if msg := hide(err.Error(), secrets(args)); msg != "" {
+	if msg := term.Hide(err.Error(), term.Secrets(args)); msg != "" {
 		for line := range strings.Lines(msg) {
-			printf(s.Err, "kbnode: %s\n", strings.TrimRight(line, "\n"))
+			term.Printf(s.Err, "kbnode: %s\n", strings.TrimRight(line, "\n"))
 		}
 	}
 	return code
@@ -133,11 +94,11 @@ func checkArgs(cmd *cobra.Command, hint hints) {
 		case len(args) > 1 && check(cmd, args[:1]) == nil:
 			better = hint.extraArguments(cmd, args[1:])
 		}
-		return cmp.Or(better, usagef("%w; see %s --help", err, cmd.CommandPath()))
+		return cmp.Or(better, term.Usagef("%w; see %s --help", err, cmd.CommandPath()))
 	}
 }
 
-func newRoot(s Streams, hint hints) *cobra.Command {
+func newRoot(s term.Streams, hint hints) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "kbnode",
 		Short: "Turn a GPU server into isolated Buildkite agents, one per GPU",
@@ -157,8 +118,8 @@ func newRoot(s Streams, hint hints) *cobra.Command {
 	root.SetFlagErrorFunc(hint.flag)
 	addGroup(root, "Set up", newInstall(s), newDoctor(s), newPlan(s), newInventory(s), newConfig(s), newSelftest(s), newUninstall(s))
 	addGroup(root, "Operate", newStatus(s), newDrain(s), newResume(s), newLogs(s), newEvents(s), newImage(s), newUpgrade(s))
-	addGroup(root, "Competition", newSubmit(s), newQueue(s), newE2E(s), newPipeline(s))
-	addGroup(root, "In jobs", newRunner(s), newPayload(s))
+	addGroup(root, "Competition", operator.NewSubmit(s), operator.NewQueue(s), operator.NewE2E(s), newPipeline(s))
+	addGroup(root, "In jobs", operator.NewRunner(s), operator.NewPayload(s))
 	addGroup(root, plumbing, newReconcile(s), newDaemon(s), newVersion(s))
 	root.AddCommand(newAgentExec(s), newGuard(s), newDisk(s), newHook(s), newProbe(s), newBootstrap(s))
 	for _, cmd := range root.Commands() {
@@ -171,7 +132,7 @@ func newRoot(s Streams, hint hints) *cobra.Command {
 	root.SetUsageTemplate(rootUsage + root.UsageTemplate() + "{{end}}")
 	checkArgs(root, hint)
 	complete(root)
-	if width, ok := terminal(s.Out); ok {
+	if width, ok := term.Terminal(s.Out); ok {
 		fitHelp(root, s.Out, min(width, proseWidth))
 	}
 	return root
@@ -179,31 +140,7 @@ func newRoot(s Streams, hint hints) *cobra.Command {
 
 // Commands returns all commands, for generating documents. They print nothing.
 func Commands() *cobra.Command {
-	return newRoot(Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}, hints{})
-}
-
-// logger returns a log to Err. In a unit it omits the time, which the journal adds.
-func (s Streams) logger() *slog.Logger {
-	opts := &slog.HandlerOptions{}
-	if os.Getenv("JOURNAL_STREAM") != "" {
-		opts.ReplaceAttr = func(groups []string, a slog.Attr) slog.Attr {
-			if len(groups) == 0 && a.Key == slog.TimeKey {
-				return slog.Attr{}
-			}
-			return a
-		}
-	}
-	return slog.New(slog.NewTextHandler(s.Err, opts))
-}
-
-// progress prints a line about work in progress.
-func (s Streams) progress(format string, args ...any) {
-	printf(s.Err, "  "+format+"\n", args...)
-}
-
-// warn prints a line about something that did not stop the work.
-func (s Streams) warn(format string, args ...any) {
-	printf(s.Err, "kbnode: warning: "+format+"\n", args...)
+	return newRoot(term.Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}, hints{})
 }
 
 // The linker sets version, commit and date (Makefile).
@@ -236,14 +173,14 @@ func (v versionInfo) String() string {
 	return fmt.Sprintf("kbnode %s (%s, %s)", v.Version, cmp.Or(v.Commit, "unknown commit"), v.Arch)
 }
 
-func newVersion(s Streams) *cobra.Command {
+func newVersion(s term.Streams) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version of kbnode",
 		RunE: func(*cobra.Command, []string) error {
 			v := readVersion()
-			return s.print(asJSON, v, func() { printf(s.Out, "%s\n", v) })
+			return s.Print(asJSON, v, func() { term.Printf(s.Out, "%s\n", v) })
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")

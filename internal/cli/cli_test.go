@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/machinetest"
@@ -39,7 +40,7 @@ func kbnode(t testing.TB, args ...string) result {
 func fed(t testing.TB, in io.Reader, args ...string) result {
 	t.Helper()
 	var out, err bytes.Buffer
-	code := run(t.Context(), args, Streams{In: in, Out: &out, Err: &err})
+	code := run(t.Context(), args, term.Streams{In: in, Out: &out, Err: &err})
 	return result{code, out.String(), err.String()}
 }
 
@@ -108,7 +109,7 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 		{"payload", "encode", task}, {"payload", "decode", encoded}, {"version"}, {"plan", "--root", root}, {"plan", "--root", root, "--json"}, {"inventory", "--root", root}, {"inventory", "--root", root, "--json"},
 	} {
 		var err bytes.Buffer
-		code := run(t.Context(), args, Streams{Out: full{}, Err: &err})
+		code := run(t.Context(), args, term.Streams{Out: full{}, Err: &err})
 		if code != 1 || !strings.Contains(err.String(), "no space left on device") {
 			t.Errorf("%v: code %d, err %q", args, code, err.String())
 		}
@@ -205,11 +206,11 @@ func TestTyped(t *testing.T) {
 			}
 		}
 		r := kbnode(t, args...)
-		if r.code != exitDone && r.out != "" && !slices.Contains(args, "--json") || strings.Contains(r.out+r.err, "secret") || strings.Contains(r.err, "hunter2") {
+		if r.code != term.ExitDone && r.out != "" && !slices.Contains(args, "--json") || strings.Contains(r.out+r.err, "secret") || strings.Contains(r.err, "hunter2") {
 			t.Errorf("kbnode %s: %+v", typed, r)
 		}
 		got.WriteString(line + strings.ReplaceAll(r.out+r.err, dir, "DIR"))
-		if r.code != exitUsage {
+		if r.code != term.ExitUsage {
 			fmt.Fprintf(&got, "exit code %d\n", r.code)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-mode/kbnode/internal/cli/operator"
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/e2e"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -16,7 +17,7 @@ import (
 // flagValues complete the values of flags, which mean the same in every command. Other flags
 // take free text and get no file names.
 var flagValues = map[string]cobra.CompletionFunc{
-	"agent-binary": fileValues, "bundle": fileValues, "capture": fileValues, "config": fileValues, "dockerfile": fileValues, "eval": problemValues, "problem": problemValues,
+	"agent-binary": fileValues, "bundle": fileValues, "capture": fileValues, "config": fileValues, "dockerfile": fileValues, "eval": operator.ProblemValues, "problem": operator.ProblemValues,
 	"payload": fileValues, "result": fileValues, "root": fileValues, "token-file": fileValues, "workdir": dirValues,
 	"gpus": values("all"), "auto-update": values("off"), "vendor": values("nvidia", "amd"), "mode": values(task.Modes...),
 	"slot": numberValues, gpuIndex: numberValues, "only": checkValues, "skip": checkValues, "explain": checkValues,

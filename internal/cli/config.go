@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/payload"
@@ -23,7 +24,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-func newConfig(s Streams) *cobra.Command {
+func newConfig(s term.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
 		Short: "Check a configuration file, or show a node's configuration",
@@ -32,7 +33,7 @@ func newConfig(s Streams) *cobra.Command {
 	return cmd
 }
 
-func newConfigCheck(s Streams) *cobra.Command {
+func newConfigCheck(s term.Streams) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "check [FILE]",
@@ -48,7 +49,7 @@ error with its line and what to write instead. FILE defaults to
 			if len(args) > 0 {
 				name = args[0]
 			}
-			text, err := s.configText(name)
+			text, err := configText(s, name)
 			if err != nil {
 				return err
 			}
@@ -68,7 +69,7 @@ func configName(name string) string {
 }
 
 // configText reads a file, or standard input.
-func (s Streams) configText(name string) ([]byte, error) {
+func configText(s term.Streams, name string) ([]byte, error) {
 	in := s.In
 	if name != "-" {
 		f, err := os.Open(name)
@@ -91,22 +92,22 @@ func (s Streams) configText(name string) ([]byte, error) {
 	return text, nil
 }
 
-func checkConfig(s Streams, name string, doc []byte, asJSON bool) error {
+func checkConfig(s term.Streams, name string, doc []byte, asJSON bool) error {
 	report, err := config.CheckFile(name, doc)
 	if asJSON {
-		return exitUnless(err == nil, printJSON(s.Out, report))
+		return term.ExitUnless(err == nil, term.PrintJSON(s.Out, report))
 	}
 	if err != nil {
 		return err
 	}
-	printf(s.Out, "%s: OK (%d %s)\n", name, report.Keys, text.Plural(report.Keys, "key", "keys"))
+	term.Printf(s.Out, "%s: OK (%d %s)\n", name, report.Keys, text.Plural(report.Keys, "key", "keys"))
 	for _, w := range report.Warnings {
-		s.warn("%s: %s", name, w)
+		s.Warn("%s: %s", name, w)
 	}
 	return nil
 }
 
-func newConfigShow(s Streams) *cobra.Command {
+func newConfigShow(s term.Streams) *cobra.Command {
 	var root string
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -130,7 +131,7 @@ passwords and query strings in URLs are not shown.`,
 	return cmd
 }
 
-func showConfig(s Streams, n *node.Node, env func(string) string, asJSON bool) error {
+func showConfig(s term.Streams, n *node.Node, env func(string) string, asJSON bool) error {
 	file := filepath.Join(cmp.Or(n.Name, n.Root), plan.ConfigPath)
 	text, err := n.ReadFile(plan.ConfigPath)
 	missing := errors.Is(err, fs.ErrNotExist)
@@ -155,14 +156,14 @@ func showConfig(s Streams, n *node.Node, env func(string) string, asJSON bool) e
 	if missing {
 		file = ""
 	} else if !plan.IsMarked(string(text)) && !reflect.DeepEqual(config.Merge(f.Config, over), f.Config) {
-		s.warn("%s was written by hand and conflicts with the environment; kbnode install would refuse it", plan.ConfigPath)
+		s.Warn("%s was written by hand and conflicts with the environment; kbnode install would refuse it", plan.ConfigPath)
 	}
 	if asJSON {
 		shown, err := config.Show(file, list)
 		if err != nil {
 			return err
 		}
-		return printJSON(s.Out, shown)
+		return term.PrintJSON(s.Out, shown)
 	}
 	out := fmt.Sprintf("# The configuration of this node. File: %s\n", cmp.Or(file, "none"))
 	body, err := config.Text(list)
@@ -172,10 +173,10 @@ func showConfig(s Streams, n *node.Node, env func(string) string, asJSON bool) e
 	if slices.ContainsFunc(list, func(v config.Setting) bool { return v.Hidden }) {
 		out += "# Secrets are shown as xxxxx: restore them before you use this file.\n"
 	}
-	if _, ok := terminal(s.Out); ok {
+	if _, ok := term.Terminal(s.Out); ok {
 		out, body = payload.EscapeInvisible(out), payload.EscapeInvisible(body)
 	}
-	verbatim(s.Out, out+body)
+	term.Verbatim(s.Out, out+body)
 	return nil
 }
 
@@ -249,12 +250,12 @@ func (w *configFlags) config() (config.Config, error) {
 		flag := strings.NewReplacer("reserve.", "reserve-", "agent.", "", "image.", "", "_", "-").Replace(p.Key)
 		errs = append(errs, fmt.Errorf("--%s: %s", flag, p.Text))
 	}
-	return c, usage(errors.Join(errs...))
+	return c, term.Usage(errors.Join(errs...))
 }
 
 // here returns the machine that kbnode runs on.
-func here(s Streams) *node.Node {
-	return &node.Node{Root: "/", Version: Version(), Log: s.logger(), Say: s.progress}
+func here(s term.Streams) *node.Node {
+	return &node.Node{Root: "/", Version: Version(), Log: s.Logger(), Say: s.Progress}
 }
 
 // load loads a machine's configuration, with variables of the environment and these flags.
@@ -265,7 +266,7 @@ func (w *configFlags) load(n *node.Node, env func(string) string) error {
 	}
 	err = n.Load(env, flags)
 	if _, ok := errors.AsType[*config.InputError](err); ok {
-		return usage(err)
+		return term.Usage(err)
 	}
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -120,7 +121,7 @@ func TestConfigShowEnvironment(t *testing.T) {
 	show := func(env map[string]string) result {
 		var out, err strings.Builder
 		code := 0
-		if e := showConfig(Streams{Out: &out, Err: &err}, &node.Node{Root: root}, func(k string) string { return env[k] }, false); e != nil {
+		if e := showConfig(term.Streams{Out: &out, Err: &err}, &node.Node{Root: root}, func(k string) string { return env[k] }, false); e != nil {
 			code = 1
 			err.WriteString(e.Error())
 		}

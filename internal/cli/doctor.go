@@ -11,12 +11,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/bundle"
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-func newDoctor(s Streams) *cobra.Command {
+func newDoctor(s term.Streams) *cobra.Command {
 	var o doctor.Options
 	var asJSON, quiet, verbose, list, fix, yes, accepts bool
 	var bundle string
@@ -49,12 +50,12 @@ machine is fit, 1 if not. Warnings alone do not make it unfit.`,
 				return nil
 			}
 			if o.Limit < 0 {
-				return usagef("--timeout cannot be negative; write how long doctor may take, such as 10m")
+				return term.Usagef("--timeout cannot be negative; write how long doctor may take, such as 10m")
 			}
 			if yes && !fix {
-				return usagef("--yes needs --fix")
+				return term.Usagef("--yes needs --fix")
 			}
-			if err := checkNew("--bundle", bundle); err != nil {
+			if err := term.CheckNew("--bundle", bundle); err != nil {
 				return err
 			}
 			if accepts {
@@ -77,7 +78,7 @@ machine is fit, 1 if not. Warnings alone do not make it unfit.`,
 			} else if verbose {
 				how = everyCheck
 			}
-			return exitUnless(report.Fit, s.print(asJSON, report, func() { printDoctor(s.Out, report, how) }))
+			return term.ExitUnless(report.Fit, s.Print(asJSON, report, func() { printDoctor(s.Out, report, how) }))
 		},
 	}
 	f := cmd.Flags()
@@ -98,23 +99,23 @@ machine is fit, 1 if not. Warnings alone do not make it unfit.`,
 	return cmd
 }
 
-func explainChecks(s Streams, names []string) error {
+func explainChecks(s term.Streams, names []string) error {
 	if len(names) == 0 {
-		return usagef("--explain needs the name of a check or a group; kbnode doctor --list shows them")
+		return term.Usagef("--explain needs the name of a check or a group; kbnode doctor --list shows them")
 	}
 	var chapters []string
 	for _, name := range names {
 		chapter, err := doctor.Explain(name)
 		if err != nil {
-			return usage(err)
+			return term.Usage(err)
 		}
 		chapters = append(chapters, chapter)
 	}
 	all := strings.Join(chapters, "\n")
-	if width, ok := terminal(s.Out); ok {
+	if width, ok := term.Terminal(s.Out); ok {
 		all = reflow(all, min(width, proseWidth))
 	}
-	verbatim(s.Out, all)
+	term.Verbatim(s.Out, all)
 	return nil
 }
 
@@ -127,17 +128,17 @@ func oneOf(cmd *cobra.Command, names ...string) error {
 		}
 	}
 	if len(given) > 1 {
-		return usagef("%s cannot be combined; leave one out", strings.Join(given, " and "))
+		return term.Usagef("%s cannot be combined; leave one out", strings.Join(given, " and "))
 	}
 	return nil
 }
 
 func listChecks(w io.Writer) {
-	t := newList(w, "Group", "Check", "Passes if")
+	t := term.NewList(w, "Group", "Check", "Passes if")
 	for _, c := range doctor.All() {
-		t.row(c.Group, c.ID, c.About)
+		t.Row(c.Group, c.ID, c.About)
 	}
-	t.print()
+	t.Print()
 }
 
 func paintStatus(w io.Writer, s doctor.Status) string {
@@ -145,14 +146,14 @@ func paintStatus(w io.Writer, s doctor.Status) string {
 	case doctor.Skip:
 		return s.String()
 	case doctor.OK:
-		return paintWord(w, s.String())
+		return term.PaintWord(w, s.String())
 	}
-	return paintWord(w, strings.ToUpper(s.String()))
+	return term.PaintWord(w, strings.ToUpper(s.String()))
 }
 
 // doctorRun is one run of kbnode doctor.
 type doctorRun struct {
-	s Streams
+	s term.Streams
 	o doctor.Options
 	m *doctor.Machine // as last read
 }
@@ -161,9 +162,9 @@ func (d *doctorRun) ask(ctx context.Context) (*doctor.Report, error) {
 	all := d.o
 	all.Checks = doctor.All()
 	if _, err := all.Choose(); err != nil { // before anything is asked of the machine
-		return nil, usage(err)
+		return nil, term.Usage(err)
 	}
-	if err := d.s.toRead("doctor"); err != nil {
+	if err := toRead(d.s, "doctor"); err != nil {
 		return nil, err
 	}
 	report, m, err := here(d.s).Doctor(ctx, d.o, buildkiteAPI())
@@ -180,31 +181,31 @@ func buildkiteAPI() doctor.API {
 func (d *doctorRun) fix(ctx context.Context, report *doctor.Report, yes bool) (*doctor.Report, error) {
 	repairs := report.Repairs()
 	if len(repairs) == 0 {
-		d.s.progress("there is nothing that --fix can repair")
+		d.s.Progress("there is nothing that --fix can repair")
 		return report, nil
 	}
 	for _, m := range repairs {
-		d.s.progress("to run: %s   (%s)", m.Command, strings.Join(m.Checks, ", "))
+		d.s.Progress("to run: %s   (%s)", m.Command, strings.Join(m.Checks, ", "))
 	}
 	if !yes {
-		if err := d.s.confirm(ctx, "Run them?", "nothing was changed; add --yes to run these commands"); err != nil {
+		if err := d.s.Confirm(ctx, "Run them?", "nothing was changed; add --yes to run these commands"); err != nil {
 			return nil, err
 		}
 	}
 	for _, m := range repairs {
 		busy, err := d.busy(ctx, m.Slots)
 		if err == nil && len(busy) > 0 {
-			err = fmt.Errorf("skipped: a job runs in %s %s; type %s when it has ended", text.Plural(len(busy), "slot", "slots"), cpuset.Of(busy...), d.s.again())
+			err = fmt.Errorf("skipped: a job runs in %s %s; type %s when it has ended", text.Plural(len(busy), "slot", "slots"), cpuset.Of(busy...), d.s.Again())
 		}
 		if err == nil {
-			d.s.progress("running: %s", m.Command)
+			d.s.Progress("running: %s", m.Command)
 			err = m.Run(ctx, d.s.Err)
 		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 		if err != nil {
-			d.s.warn("%v", err) // the next report shows what is not repaired
+			d.s.Warn("%v", err) // the next report shows what is not repaired
 		}
 	}
 	return d.ask(ctx)
@@ -231,6 +232,6 @@ func (d *doctorRun) bundle(ctx context.Context, name string, report *doctor.Repo
 	if err = errors.Join(err, f.Close()); err != nil {
 		return errors.Join(err, os.Remove(name))
 	}
-	d.s.progress("wrote %s; review it before you send it", name)
+	d.s.Progress("wrote %s; review it before you send it", name)
 	return nil
 }

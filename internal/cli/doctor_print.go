@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/acceptance"
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -42,15 +43,15 @@ func printDoctor(w io.Writer, r *doctor.Report, how verbosity) {
 	if how == onlyProblems && r.Count(doctor.Warn)+r.Count(doctor.Fail) == 0 {
 		return
 	}
-	verdict := paintWord(w, map[bool]string{true: "FIT", false: "NOT FIT"}[r.Fit])
-	printf(w, "\n%s: %d failed, %d %s, %d ok, %d skipped.\n", verdict, r.Count(doctor.Fail),
+	verdict := term.PaintWord(w, map[bool]string{true: "FIT", false: "NOT FIT"}[r.Fit])
+	term.Printf(w, "\n%s: %d failed, %d %s, %d ok, %d skipped.\n", verdict, r.Count(doctor.Fail),
 		r.Count(doctor.Warn), text.Plural(r.Count(doctor.Warn), "warning", "warnings"), r.Count(doctor.OK), r.Count(doctor.Skip))
 }
 
 // printChecks shows the checks that passed or were skipped, by group. Unless all are to be listed,
 // those that passed are one line, and so are those that were skipped for the same reason.
 func printChecks(w io.Writer, r *doctor.Report, all bool) {
-	t := newList(w, "Group", "Check", "", "Found")
+	t := term.NewList(w, "Group", "Check", "", "Found")
 	reason := func(c doctor.Result) string {
 		switch {
 		case all:
@@ -64,18 +65,18 @@ func printChecks(w io.Writer, r *doctor.Report, all bool) {
 		shown := group
 		for _, status := range []doctor.Status{doctor.OK, doctor.Skip} {
 			checks := slices.DeleteFunc(slices.Clone(r.Checks), func(c doctor.Result) bool { return c.Group != group || c.Status != status })
-			for _, alike := range grouped(checks, reason) {
+			for _, alike := range term.Grouped(checks, reason) {
 				name, saw := alike[0].ID, alike[0].Summary()
 				if n := len(alike); n > 1 {
 					name, saw = fmt.Sprintf("%d checks", n), reason(alike[0])
 				}
-				t.row(shown, name, paintStatus(w, status), saw)
+				t.Row(shown, name, paintStatus(w, status), saw)
 				shown = ""
 			}
 		}
 	}
-	if len(t.rows) > 0 {
-		t.print()
+	if len(t.Rows) > 0 {
+		t.Print()
 	}
 }
 
@@ -103,7 +104,7 @@ func advised(r *doctor.Report, status doctor.Status) []*advice {
 			if on := slots[f.Detail+f.Fix+f.Advice]; len(on) > 0 {
 				where = fmt.Sprintf("%s %s: ", text.Plural(len(on), "slot", "slots"), cpuset.Of(on...))
 			}
-			finding := fmt.Sprintf("%s: %s%s", c.ID, where, f.Detail)
+			says := fmt.Sprintf("%s: %s%s", c.ID, where, f.Detail)
 			i := slices.IndexFunc(all, func(a *advice) bool {
 				return a.fix == f.Fix && (f.Fix != "" || f.Advice != "" && slices.Contains(a.more, f.Advice))
 			})
@@ -112,8 +113,8 @@ func advised(r *doctor.Report, status doctor.Status) []*advice {
 				all = append(all, &advice{fix: f.Fix})
 			}
 			a := all[i]
-			if !slices.Contains(a.findings, finding) {
-				a.findings = append(a.findings, finding)
+			if !slices.Contains(a.findings, says) {
+				a.findings = append(a.findings, says)
 			}
 			if f.Advice != "" && !slices.Contains(a.more, f.Advice) {
 				a.more = append(a.more, f.Advice)
@@ -124,15 +125,15 @@ func advised(r *doctor.Report, status doctor.Status) []*advice {
 }
 
 func (a *advice) print(w io.Writer, status doctor.Status) {
-	printf(w, "\n")
-	for _, finding := range a.findings {
-		printf(w, "%s  %s\n", paintStatus(w, status), finding)
+	term.Printf(w, "\n")
+	for _, says := range a.findings {
+		term.Printf(w, "%s  %s\n", paintStatus(w, status), says)
 	}
 	if a.fix != "" {
-		printCommand(w, "      type  "+asRoot(a.fix))
+		term.PrintCommand(w, "      type  "+asRoot(a.fix))
 	}
 	for _, more := range a.more {
-		printf(w, "      do    %s\n", more)
+		term.Printf(w, "      do    %s\n", more)
 	}
 }
 
@@ -154,7 +155,7 @@ func asRoot(command string) string {
 		case r == '\'' || r == '"':
 			quote = r
 		case strings.ContainsRune("<>|*$`(", r): // the shell itself must be root's
-			return "sudo sh -c " + quoted(command)
+			return "sudo sh -c " + term.Quoted(command)
 		case r == '&' || r == ';':
 			begins = true
 		}
@@ -164,44 +165,44 @@ func asRoot(command string) string {
 }
 
 // accept runs the acceptance and prints its report.
-func accept(ctx context.Context, s Streams, asJSON bool) error {
-	if err := s.needRoot("doctor --acceptance"); err != nil {
+func accept(ctx context.Context, s term.Streams, asJSON bool) error {
+	if err := needRoot(s, "doctor --acceptance"); err != nil {
 		return err
 	}
-	report, err := here(s).Accept(ctx, buildkiteAPI(), func(text string) { s.progress("%s", text) })
+	report, err := here(s).Accept(ctx, buildkiteAPI(), func(text string) { s.Progress("%s", text) })
 	if err != nil {
 		return err
 	}
-	return exitUnless(report.Accepted, s.print(asJSON, report, func() { printAcceptance(s.Out, report) }))
+	return term.ExitUnless(report.Accepted, s.Print(asJSON, report, func() { printAcceptance(s.Out, report) }))
 }
 
 // printAcceptance prints a report plain enough for a letter: the label comes first.
 func printAcceptance(w io.Writer, out *acceptance.Report) {
-	printf(w, "Node    %s\nTime    %s\nkbnode  %s, %s\nQueue   %s\nImage   %s\n", out.Node, out.Time.Format(time.DateTime+" UTC"), out.Kbnode, runtime.GOARCH, strings.Join(out.Queues, ", "), out.Image)
+	term.Printf(w, "Node    %s\nTime    %s\nkbnode  %s, %s\nQueue   %s\nImage   %s\n", out.Node, out.Time.Format(time.DateTime+" UTC"), out.Kbnode, runtime.GOARCH, strings.Join(out.Queues, ", "), out.Image)
 	for _, gpu := range out.GPUs {
-		printf(w, "GPU     %s\n", gpu)
+		term.Printf(w, "GPU     %s\n", gpu)
 	}
-	printf(w, "\n")
-	t := newList(w, "", "Item", "Verdict", "Seconds")
-	t.wraps = "Item"
+	term.Printf(w, "\n")
+	t := term.NewList(w, "", "Item", "Verdict", "Seconds")
+	t.Wraps = "Item"
 	for n, i := range out.Items {
-		t.row(n+1, i.About, paintVerdict(w, i.Verdict), fmt.Sprintf("%.1f", i.Seconds))
+		t.Row(n+1, i.About, paintVerdict(w, i.Verdict), fmt.Sprintf("%.1f", i.Seconds))
 	}
-	t.print()
+	t.Print()
 	for n, i := range out.Items {
-		printf(w, "%2d. %s: %s\n", n+1, i.Verdict, i.Saw)
+		term.Printf(w, "%2d. %s: %s\n", n+1, i.Verdict, i.Saw)
 		if i.Do != "" {
-			printf(w, "    do  %s\n", i.Do)
+			term.Printf(w, "    do  %s\n", i.Do)
 		}
 	}
-	verdict := paintWord(w, map[bool]string{true: "ACCEPTED", false: "NOT ACCEPTED"}[out.Accepted])
-	printf(w, "\n%s: %d passed, %d failed, %d not tried, %d by hand. Send all of this to the operators.\n", verdict,
+	verdict := term.PaintWord(w, map[bool]string{true: "ACCEPTED", false: "NOT ACCEPTED"}[out.Accepted])
+	term.Printf(w, "\n%s: %d passed, %d failed, %d not tried, %d by hand. Send all of this to the operators.\n", verdict,
 		out.Count(acceptance.Passed), out.Count(acceptance.Failed), out.Count(acceptance.Untried), out.Count(acceptance.ByHand))
 }
 
 func paintVerdict(w io.Writer, v acceptance.Verdict) string {
 	if v == acceptance.Passed || v == acceptance.ByHand {
-		return paintWord(w, string(v))
+		return term.PaintWord(w, string(v))
 	}
-	return paintWord(w, strings.ToUpper(string(v)))
+	return term.PaintWord(w, strings.ToUpper(string(v)))
 }

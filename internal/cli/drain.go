@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -22,7 +23,7 @@ type drainFlags struct {
 	timeout           time.Duration
 }
 
-func newDrain(s Streams) *cobra.Command {
+func newDrain(s term.Streams) *cobra.Command {
 	var f drainFlags
 	cmd := &cobra.Command{
 		Use:   "drain [SLOT...]",
@@ -41,7 +42,7 @@ reboots and ends no job. Write a slot as gpu3 or 3.`,
 	return cmd
 }
 
-func newResume(s Streams) *cobra.Command {
+func newResume(s term.Streams) *cobra.Command {
 	var f drainFlags
 	cmd := &cobra.Command{
 		Use:     "resume [SLOT...]",
@@ -61,15 +62,15 @@ the kernel log about the slots' GPUs stop counting as soon as the GPUs answer.`,
 	return cmd
 }
 
-func drain(ctx context.Context, s Streams, f drainFlags, args []string) error {
+func drain(ctx context.Context, s term.Streams, f drainFlags, args []string) error {
 	if err := checkReason(f.reason); err != nil {
 		return err
 	}
 	switch {
 	case f.timeout < 0:
-		return usagef("--timeout cannot be negative; write how long to wait, such as 30m")
+		return term.Usagef("--timeout cannot be negative; write how long to wait, such as 30m")
 	case f.timeout != 0 && !f.wait:
-		return usagef("--timeout limits --wait; add --wait")
+		return term.Usagef("--timeout limits --wait; add --wait")
 	}
 	selected := node.Selection{All: f.all, Names: args}
 	if err := selected.Check(); err != nil {
@@ -81,7 +82,7 @@ func drain(ctx context.Context, s Streams, f drainFlags, args []string) error {
 	}
 	defer host.Close()
 	host.Log = nil // each slot has its own line
-	p, slots, err := n.Drain(ctx, host.Host, selected, f.reason, func(err error) { s.warn("%v", err) })
+	p, slots, err := n.Drain(ctx, host.Host, selected, f.reason, func(err error) { s.Warn("%v", err) })
 	if err != nil {
 		return err
 	}
@@ -90,10 +91,10 @@ func drain(ctx context.Context, s Streams, f drainFlags, args []string) error {
 		ctx, cancel = context.WithTimeoutCause(ctx, f.timeout, errors.New("the time given is over"))
 		defer cancel()
 	}
-	return node.WaitDrained(ctx, host.Host, p, slots, f.wait, func(slot plan.Slot, now string) { printf(s.Out, "%s: %s\n", slot.Name, now) })
+	return node.WaitDrained(ctx, host.Host, p, slots, f.wait, func(slot plan.Slot, now string) { term.Printf(s.Out, "%s: %s\n", slot.Name, now) })
 }
 
-func resume(ctx context.Context, s Streams, f drainFlags, args []string) error {
+func resume(ctx context.Context, s term.Streams, f drainFlags, args []string) error {
 	selected := node.Selection{All: f.all, Names: args}
 	if err := selected.Check(); err != nil {
 		return err
@@ -109,7 +110,7 @@ func resume(ctx context.Context, s Streams, f drainFlags, args []string) error {
 		}
 	}
 	host.Log = nil // each slot has its own line
-	slots, err := n.Resume(ctx, host.Host, selected, func(err error) { s.warn("%v", err) })
+	slots, err := n.Resume(ctx, host.Host, selected, func(err error) { s.Warn("%v", err) })
 	if err != nil {
 		return err
 	}
@@ -117,27 +118,27 @@ func resume(ctx context.Context, s Streams, f drainFlags, args []string) error {
 	for _, sl := range slots {
 		switch {
 		case sl.User == "":
-			printf(s.Out, "%s: no longer a slot, and no longer drained\n", sl.Name)
+			term.Printf(s.Out, "%s: no longer a slot, and no longer drained\n", sl.Name)
 			continue
 		case sl.Parked != "":
-			printf(s.Out, "%s: still takes no jobs: %s\n", sl.Name, sl.Parked)
+			term.Printf(s.Out, "%s: still takes no jobs: %s\n", sl.Name, sl.Parked)
 		case len(sl.Drains) > 0:
-			printf(s.Out, "%s: still %s\n", sl.Name, sl.Drains[0])
+			term.Printf(s.Out, "%s: still %s\n", sl.Name, sl.Drains[0])
 		default:
-			printf(s.Out, "%s: takes jobs\n", sl.Name)
+			term.Printf(s.Out, "%s: takes jobs\n", sl.Name)
 			continue
 		}
 		held = true
 	}
-	return exitUnless(!held, nil)
+	return term.ExitUnless(!held, nil)
 }
 
 func checkReason(reason string) error {
 	if n := len([]rune(reason)); n > maxDrainReason {
-		return usagef("--reason has %d characters; write at most %d", n, maxDrainReason)
+		return term.Usagef("--reason has %d characters; write at most %d", n, maxDrainReason)
 	}
 	if !text.Plain(reason) {
-		return usagef("--reason is shown in a table; write one line, without control characters")
+		return term.Usagef("--reason is shown in a table; write one line, without control characters")
 	}
 	return nil
 }

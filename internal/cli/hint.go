@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -33,10 +34,13 @@ var strayFlags = map[string]string{
 	"install": "queue", "plan": "queue", "upgrade": "agent-version", "doctor": "only", "selftest": "slot", "events": "slot",
 }
 
+// hints says what to type instead of what is wrong.
+type hints struct{ term.CommandLine }
+
 // command finds an unknown word where a command is expected. Cobra checks the flags first, and
 // says of `kbnode instal --queue b200` that there is no flag --queue.
 func (h hints) command(root *cobra.Command) error {
-	cmd, rest, _ := root.Find(h.args) // the error is only of the first word
+	cmd, rest, _ := root.Find(h.Args) // the error is only of the first word
 	if cmd.Name() == "help" {
 		cmd, rest, _ = root.Find(rest)
 	}
@@ -44,16 +48,16 @@ func (h hints) command(root *cobra.Command) error {
 	if word == "" || !cmd.HasSubCommands() || strings.HasPrefix(word, cobra.ShellCompRequestCmd) {
 		return nil
 	}
-	message := fmt.Sprintf("unknown command %q for %q", text.Line(word, 100), cmd.CommandPath())
+	says := fmt.Sprintf("unknown command %q for %q", text.Line(word, 100), cmd.CommandPath())
 	var lines [][]string
 	for _, name := range nearCommands(cmd, word) {
-		lines = append(lines, h.with(slices.Index(h.args, word), name))
+		lines = append(lines, h.With(slices.Index(h.Args, word), name))
 	}
 	switch {
 	case len(lines) > 0:
-		return h.write(message, lines...)
+		return h.Write(says, lines...)
 	case cmd == root:
-		return usagef("%s; kbnode --help lists the commands", message)
+		return term.Usagef("%s; kbnode --help lists the commands", says)
 	}
 	var names []string
 	for _, c := range cmd.Commands() {
@@ -61,7 +65,7 @@ func (h hints) command(root *cobra.Command) error {
 			names = append(names, c.Name())
 		}
 	}
-	return usagef("%s; it has %s", message, strings.Join(names, ", "))
+	return term.Usagef("%s; it has %s", says, strings.Join(names, ", "))
 }
 
 // firstWord returns the first argument that is no flag of a command and no value of one. It is "" if
@@ -112,45 +116,45 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 		if several := unknown.GetSpecifiedShortnames(); several != "" { // -all is read as -a -l -l
 			name, dashes = several, "-"
 		}
-		i, message := h.find(dashes+name, ""), "unknown flag: "+dashes+text.Line(name, 60)
+		i, says := h.Find(dashes+name, ""), "unknown flag: "+dashes+text.Line(name, 60)
 		switch {
-		case secretName().MatchString(name) && cmd.Flags().Lookup("token-file") != nil:
+		case term.SecretName().MatchString(name) && cmd.Flags().Lookup("token-file") != nil:
 			// Do not repeat what followed: it may be the token.
-			return usagef("%s; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", message, help)
+			return term.Usagef("%s; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", says, help)
 		case i < 0:
 		case slices.Contains(argFlags[cmd.Name()], name):
-			_, value, given := strings.Cut(h.args[i], "=")
-			message = fmt.Sprintf("%s; %s takes it without the flag", message, cmd.CommandPath())
+			_, value, given := strings.Cut(h.Args[i], "=")
+			says = fmt.Sprintf("%s; %s takes it without the flag", says, cmd.CommandPath())
 			if given {
-				return h.write(message, h.with(i, value))
+				return h.Write(says, h.With(i, value))
 			}
-			return h.write(message, h.with(i))
+			return h.Write(says, h.With(i))
 		default:
 			if near := nearFlag(cmd, name, dashes == "-"); near != "" {
-				return h.write(message, h.with(i, strings.Replace(h.args[i], dashes+name, "--"+near, 1)))
+				return h.Write(says, h.With(i, strings.Replace(h.Args[i], dashes+name, "--"+near, 1)))
 			}
 		}
 	}
 	if bare, ok := errors.AsType[*pflag.ValueRequiredError](err); ok {
 		_, about := pflag.UnquoteUsage(bare.GetFlag())
-		return usagef("--%s needs a value: %s; %s", bare.GetFlag().Name, about, help)
+		return term.Usagef("--%s needs a value: %s; %s", bare.GetFlag().Name, about, help)
 	}
 	if bad, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		f, value := bad.GetFlag(), bad.GetValue()
-		message, better := explainValue(f.Value.Type(), value)
-		message = fmt.Sprintf("--%s: %s", f.Name, message)
-		switch i := h.find("--"+f.Name, value); {
+		says, better := explainValue(f.Value.Type(), value)
+		says = fmt.Sprintf("--%s: %s", f.Name, says)
+		switch i := h.Find("--"+f.Name, value); {
 		case i < 0 || better == value:
-			return usagef("%s; %s", message, help)
+			return term.Usagef("%s; %s", says, help)
 		case f.Value.Type() == "bool":
-			return h.write(message, h.with(i, "--"+f.Name))
-		case strings.Contains(h.args[i], "="):
-			return h.write(message, h.with(i, "--"+f.Name+"="+better))
+			return h.Write(says, h.With(i, "--"+f.Name))
+		case strings.Contains(h.Args[i], "="):
+			return h.Write(says, h.With(i, "--"+f.Name+"="+better))
 		default:
-			return h.write(message, h.with(i+1, better))
+			return h.Write(says, h.With(i+1, better))
 		}
 	}
-	return usagef("%w; %s", err, help)
+	return term.Usagef("%w; %s", err, help)
 }
 
 var (
@@ -160,7 +164,7 @@ var (
 )
 
 // explainValue returns what is wrong with a flag's value, and what was probably meant.
-func explainValue(kind, value string) (message, better string) {
+func explainValue(kind, value string) (says, better string) {
 	shown := text.Line(value, 60)
 	switch kind {
 	case "duration":
@@ -215,27 +219,27 @@ func nearFlag(cmd *cobra.Command, name string, short bool) string {
 
 // unknownArgument explains an argument to a command that takes none.
 func (h hints) unknownArgument(cmd *cobra.Command, arg string) error {
-	i := slices.Index(h.args, arg)
+	i := slices.Index(h.Args, arg)
 	if i < 0 {
 		return nil
 	}
-	message := fmt.Sprintf("%s takes no argument %q", cmd.CommandPath(), text.Line(arg, 60))
+	says := fmt.Sprintf("%s takes no argument %q", cmd.CommandPath(), text.Line(arg, 60))
 	if cmd.Name() == "uninstall" { // without the word, it would do far more than was meant
-		return h.write(message+" and removes all slots, not only one", []string{"drain", arg})
+		return h.Write(says+" and removes all slots, not only one", []string{"drain", arg})
 	}
 	if f := cmd.Flags().Lookup(arg); f != nil && !f.Changed {
-		return h.write(message, h.with(i, "--"+arg))
+		return h.Write(says, h.With(i, "--"+arg))
 	}
 	name := strayFlags[cmd.Name()]
 	f := cmd.Flags().Lookup(name)
 	if f == nil || f.Changed && !strings.HasSuffix(f.Value.Type(), "Slice") || strings.Contains(arg, "=") {
-		return h.write(message, h.with(i))
+		return h.Write(says, h.With(i))
 	}
 	value := arg
 	if f.Value.Type() == "intSlice" {
 		value = cmp.Or(strings.TrimPrefix(arg, "gpu"), arg)
 	}
-	return h.write(message, h.with(i, "--"+name, value))
+	return h.Write(says, h.With(i, "--"+name, value))
 }
 
 // argFlags are flags that a command does not have, by command: people write them before its argument.
@@ -252,19 +256,19 @@ var (
 
 // dash finds a flag whose dashes an editor or a web page made one long one.
 func (h hints) dash(root *cobra.Command) error {
-	cmd, _, _ := root.Find(h.args) // an unknown command is reported when it runs
-	i := slices.IndexFunc(h.args, func(word string) bool {
+	cmd, _, _ := root.Find(h.Args) // an unknown command is reported when it runs
+	i := slices.IndexFunc(h.Args, func(word string) bool {
 		return longDash().MatchString(word) && cmd.Flag(strings.TrimLeft(word, "–—")) != nil
 	})
 	if i < 0 {
 		return nil
 	}
-	return h.write(fmt.Sprintf("%q begins with a long dash", h.args[i]), h.with(i, "--"+strings.TrimLeft(h.args[i], "–—")))
+	return h.Write(fmt.Sprintf("%q begins with a long dash", h.Args[i]), h.With(i, "--"+strings.TrimLeft(h.Args[i], "–—")))
 }
 
 // extraArguments explains arguments after those that a command takes.
 func (h hints) extraArguments(cmd *cobra.Command, args []string) error {
-	words := slices.Clone(h.args)
+	words := slices.Clone(h.Args)
 	for _, arg := range slices.Backward(args) {
 		i := len(words) - 1
 		for i >= 0 && words[i] != arg {
@@ -275,7 +279,7 @@ func (h hints) extraArguments(cmd *cobra.Command, args []string) error {
 		}
 		words = slices.Delete(words, i, i+1)
 	}
-	return h.write(fmt.Sprintf("%s takes one argument at most, and not also %q", cmd.CommandPath(), text.Line(args[0], 60)), words)
+	return h.Write(fmt.Sprintf("%s takes one argument at most, and not also %q", cmd.CommandPath(), text.Line(args[0], 60)), words)
 }
 
 // slots explains arguments that name no slot on any node, if it is plain what they mean.
@@ -284,26 +288,26 @@ func (h hints) slots(cmd *cobra.Command, args []string) error {
 	if k < 0 {
 		return nil
 	}
-	i := slices.Index(h.args, args[k])
+	i := slices.Index(h.Args, args[k])
 	if i < 0 {
 		return nil
 	}
-	message := fmt.Sprintf("there is no slot %q", text.Line(args[k], 60))
+	says := fmt.Sprintf("there is no slot %q", text.Line(args[k], 60))
 	// The next word that is no part of what is written here.
 	end := i + 1
-	for end < len(h.args) && !isSlot(h.args[end]) && !strings.HasPrefix(h.args[end], "-") {
+	for end < len(h.Args) && !isSlot(h.Args[end]) && !strings.HasPrefix(h.Args[end], "-") {
 		end++
 	}
 	list := slotList(args[k])
 	switch {
 	case len(list) > 0 && !slices.ContainsFunc(list, func(name string) bool { return !isSlot(name) }):
-		return h.write(message, h.with(i, list...))
-	case cmd.Flag("reason") != nil && (i > 1 && h.args[i-2] == "--reason" || strings.HasPrefix(h.args[i-1], "--reason=")):
-		return h.write(message, slices.Replace(slices.Clone(h.args), i-1, end, strings.Join(h.args[i-1:end], " ")))
+		return h.Write(says, h.With(i, list...))
+	case cmd.Flag("reason") != nil && (i > 1 && h.Args[i-2] == "--reason" || strings.HasPrefix(h.Args[i-1], "--reason=")):
+		return h.Write(says, slices.Replace(slices.Clone(h.Args), i-1, end, strings.Join(h.Args[i-1:end], " ")))
 	case len(args) == 1 && args[0] == "all" && cmd.Flag("all") != nil:
-		return h.write(message, h.with(i, "--all"))
-	case (args[k] == "gpu" || args[k] == "slot") && i+1 < len(h.args) && isSlot(h.args[i+1]):
-		return h.write(message, slices.Delete(slices.Clone(h.args), i, i+1))
+		return h.Write(says, h.With(i, "--all"))
+	case (args[k] == "gpu" || args[k] == "slot") && i+1 < len(h.Args) && isSlot(h.Args[i+1]):
+		return h.Write(says, slices.Delete(slices.Clone(h.Args), i, i+1))
 	}
 	return nil
 }

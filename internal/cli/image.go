@@ -12,13 +12,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/text"
 	evaluation "github.com/gpu-mode/kbnode/packaging/image"
 )
 
-func newImage(s Streams) *cobra.Command {
+func newImage(s term.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "image",
 		Short: "Update the image that jobs run, or roll it back",
@@ -28,8 +29,8 @@ func newImage(s Streams) *cobra.Command {
 }
 
 // changeImages runs a command that changes the node's images, and prints the result.
-func changeImages(ctx context.Context, s Streams, command string, auto, asJSON bool, do func(context.Context, *image.Updater) (image.Result, error)) error {
-	if err := s.needRoot("image " + command); err != nil {
+func changeImages(ctx context.Context, s term.Streams, command string, auto, asJSON bool, do func(context.Context, *image.Updater) (image.Result, error)) error {
+	if err := needRoot(s, "image "+command); err != nil {
 		return err
 	}
 	u, closeUpdater, err := node.Images()
@@ -37,7 +38,7 @@ func changeImages(ctx context.Context, s Streams, command string, auto, asJSON b
 		return err
 	}
 	defer closeUpdater()
-	p := &layerProgress{progress: newProgress(s)}
+	p := &layerProgress{Progress: term.NewProgress(s)}
 	if !auto {
 		u.Say = func(text string) { p.update(image.Progress{Status: text}) }
 		u.Progress = p.update
@@ -45,27 +46,27 @@ func changeImages(ctx context.Context, s Streams, command string, auto, asJSON b
 	r, err := do(ctx, u)
 	p.end()
 	if locked, ok := errors.AsType[*image.LockedError](err); ok && auto {
-		printf(s.Out, "Not now: %v.\n", locked)
+		term.Printf(s.Out, "Not now: %v.\n", locked)
 		return nil
 	}
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("interrupted; jobs keep the image that they had, and %s continues from here: %w", s.again(), err)
+		return fmt.Errorf("interrupted; jobs keep the image that they had, and %s continues from here: %w", s.Again(), err)
 	}
 	if err != nil {
 		return err
 	}
-	err = s.print(asJSON, r, func() {
+	err = s.Print(asJSON, r, func() {
 		if text := imageResult(r, auto); text != "" {
-			printf(s.Out, "%s\n", text)
+			term.Printf(s.Out, "%s\n", text)
 		}
 	})
-	return exitUnless(r.Action != image.ActionRefused && r.Action != image.ActionNewer, err)
+	return term.ExitUnless(r.Action != image.ActionRefused && r.Action != image.ActionNewer, err)
 }
 
 // layerProgress shows a pull, push or build: a build's own lines and, on a terminal, how many layers are
 // done and what comes of the current one.
 type layerProgress struct {
-	*progress
+	*term.Progress
 	done map[string]bool // layers, by ID
 }
 
@@ -78,7 +79,7 @@ func (p *layerProgress) update(now image.Progress) {
 	switch {
 	case now.Layer == "" && now.Status != "" && !strings.HasPrefix(now.Status, "Digest:") && !strings.HasPrefix(now.Status, "Status:"):
 		p.end()
-		p.say("%s", strings.TrimSpace(now.Status))
+		p.Say("%s", strings.TrimSpace(now.Status))
 	case now.Layer == "" || strings.HasPrefix(now.Status, "Pulling from") || len(p.done) >= maxLayers:
 	default:
 		if p.done == nil {
@@ -89,7 +90,7 @@ func (p *layerProgress) update(now image.Progress) {
 		if now.Total > 0 {
 			line += fmt.Sprintf(" %s of %s", text.Bytes(now.Current), text.Bytes(now.Total))
 		}
-		p.show(line, "")
+		p.Show(line, "")
 	}
 }
 
@@ -105,7 +106,7 @@ func (p *layerProgress) count() string {
 
 // end leaves the count on the screen; later output goes below.
 func (p *layerProgress) end() {
-	p.progress.end(p.count())
+	p.End(p.count())
 	p.done = nil
 }
 
@@ -169,7 +170,7 @@ func canaryText(c image.Canary) string {
 	return strings.Join(parts, ", ")
 }
 
-func newImageRollback(s Streams) *cobra.Command {
+func newImageRollback(s term.Streams) *cobra.Command {
 	var reason string
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -191,13 +192,13 @@ the image that you rolled back.`,
 	return cmd
 }
 
-func newImageList(s Streams) *cobra.Command {
+func newImageList(s term.Streams) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "Show the images that kbnode keeps, and those that it refuses",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := s.toRead("image list"); err != nil {
+			if err := toRead(s, "image list"); err != nil {
 				return err
 			}
 			u, closeUpdater, err := node.Images()
@@ -209,7 +210,7 @@ func newImageList(s Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return s.print(asJSON, list, func() { printImages(s.Out, list, time.Now()) })
+			return s.Print(asJSON, list, func() { printImages(s.Out, list, time.Now()) })
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -217,8 +218,8 @@ func newImageList(s Streams) *cobra.Command {
 }
 
 func printImages(w io.Writer, list image.List, now time.Time) {
-	t := newList(w, "Image", "Digest", "ID", "Size", "Here", "Canary")
-	t.spare = []string{"ID", "Size"}
+	t := term.NewList(w, "Image", "Digest", "ID", "Size", "Here", "Canary")
+	t.Spare = []string{"ID", "Size"}
 	short := func(sum string) string {
 		sum = strings.TrimPrefix(sum, "sha256:")
 		return cmp.Or(sum[:min(12, len(sum))], "-")
@@ -230,32 +231,32 @@ func printImages(w io.Writer, list image.List, now time.Time) {
 		if i.Canary != nil {
 			verdict = canaryText(*i.Canary)
 		}
-		t.row(i.Role, short(i.Digest), short(i.ID), text.Bytes(i.Size), ago(i.Since, now), verdict)
+		t.Row(i.Role, short(i.Digest), short(i.ID), text.Bytes(i.Size), term.Ago(i.Since, now), verdict)
 	}
 	if len(list.Images) > 0 {
-		t.print()
+		t.Print()
 		if !known || list.Trial != nil || len(list.Refused) > 0 {
-			printf(w, "\n")
+			term.Printf(w, "\n")
 		}
 	}
 	switch {
 	case list.StandsFor == "":
-		printf(w, "%s %s is not on this node; type sudo kbnode image update\n", paintWord(w, "warning:"), list.Name)
+		term.Printf(w, "%s %s is not on this node; type sudo kbnode image update\n", term.PaintWord(w, "warning:"), list.Name)
 	case !known:
-		printf(w, "%s %s is %s, which no canary has tested; type sudo kbnode image update\n", paintWord(w, "warning:"), list.Name, short(list.StandsFor))
+		term.Printf(w, "%s %s is %s, which no canary has tested; type sudo kbnode image update\n", term.PaintWord(w, "warning:"), list.Name, short(list.StandsFor))
 	}
 	if list.Trial != nil {
-		printf(w, "%s is on trial: %d of its first %d jobs in a row have failed.\n", list.Name, list.Trial.Failed, list.Trial.Jobs)
+		term.Printf(w, "%s is on trial: %d of its first %d jobs in a row have failed.\n", list.Name, list.Trial.Failed, list.Trial.Jobs)
 	}
 	for _, r := range list.Refused {
-		printf(w, "Refused: %s (%s ago): %s\n", short(r.Digest), ago(r.Time, now), r.Reason)
+		term.Printf(w, "Refused: %s (%s ago): %s\n", short(r.Digest), term.Ago(r.Time, now), r.Reason)
 	}
 }
 
 // autoWait is how long an unattended update waits for idle slots.
 const autoWait = time.Hour
 
-func newImageUpdate(s Streams) *cobra.Command {
+func newImageUpdate(s term.Streams) *cobra.Command {
 	var o image.Options
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -273,12 +274,12 @@ was refused, or if --check finds a newer one.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.Auto && len(args) > 0 {
-				return usagef("--auto fetches image.name of the configuration; leave out %s", args[0])
+				return term.Usagef("--auto fetches image.name of the configuration; leave out %s", args[0])
 			}
 			if len(args) > 0 {
 				name, err := image.ParseName(args[0])
 				if err != nil {
-					return usage(err)
+					return term.Usage(err)
 				}
 				o.From = name
 			}
@@ -304,7 +305,7 @@ type buildFlags struct {
 	print               bool
 }
 
-func newImageBuild(s Streams) *cobra.Command {
+func newImageBuild(s term.Streams) *cobra.Command {
 	var o image.Options
 	var f buildFlags
 	var push, asJSON bool
@@ -322,7 +323,7 @@ unless it was pushed.`,
   sudo kbnode image build --dockerfile eval/Dockerfile --push`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.dockerfile != "" && (f.variant != "" || f.print) {
-				return usagef("--variant and --print are for kbnode's own Dockerfiles; leave them out, or --dockerfile")
+				return term.Usagef("--variant and --print are for kbnode's own Dockerfiles; leave them out, or --dockerfile")
 			}
 			var src image.Source
 			var err error

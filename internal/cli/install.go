@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -31,7 +32,7 @@ type installFlags struct {
 	ran     bool     // packages were installed
 }
 
-func newInstall(s Streams) *cobra.Command {
+func newInstall(s term.Streams) *cobra.Command {
 	var f installFlags
 	cmd := &cobra.Command{
 		Use:   "install",
@@ -59,21 +60,21 @@ The agent token comes from --token-file, BUILDKITE_AGENT_TOKEN, or an earlier in
 }
 
 // check returns what is wrong with the flags, before anything is asked of the machine.
-func (f *installFlags) check(ctx context.Context, s Streams) error {
+func (f *installFlags) check(ctx context.Context, s term.Streams) error {
 	if _, err := f.config(); err != nil {
 		return err
 	}
-	if err := f.readToken(ctx, s.root); err != nil {
+	if err := f.readToken(ctx, s.Root); err != nil {
 		return err
 	}
-	return checkFile("--agent-binary", f.agentBinary)
+	return term.CheckFile("--agent-binary", f.agentBinary)
 }
 
-func install(ctx context.Context, s Streams, f *installFlags) error {
+func install(ctx context.Context, s term.Streams, f *installFlags) error {
 	if err := f.check(ctx, s); err != nil {
 		return err
 	}
-	if err := s.needRoot("install"); err != nil {
+	if err := needRoot(s, "install"); err != nil {
 		if !f.dryRun {
 			return err
 		}
@@ -83,9 +84,9 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	if err := f.load(n, os.Getenv); err != nil {
 		return err
 	}
-	talks := s.asks() && !f.yes
+	talks := s.Asks() && !f.yes
 	if n.Config.Queue == "" && !talks {
-		return usagef("no queue is given; name the Buildkite queue of these GPUs, such as --queue b200 (or set GPU_TYPE); --queue '{shape}' gives each kind of slot its own")
+		return term.Usagef("no queue is given; name the Buildkite queue of these GPUs, such as --queue b200 (or set GPU_TYPE); --queue '{shape}' gives each kind of slot its own")
 	}
 	host, err := n.Open(ctx)
 	if err != nil {
@@ -96,7 +97,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	if exe, err := os.Executable(); err != nil {
 		return fmt.Errorf("find kbnode's own path: %w", err)
 	} else if err := node.UsableBinary(exe); err != nil && !f.dryRun {
-		return fmt.Errorf("%w, then %s", err, strings.Replace(s.again(), program(), "kbnode", 1))
+		return fmt.Errorf("%w, then %s", err, strings.Replace(s.Again(), term.Program(), "kbnode", 1))
 	}
 	if talks {
 		if err := f.ask(ctx, s, n, os.Getenv); err != nil {
@@ -113,7 +114,7 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 		return err
 	}
 
-	s.progress("reading the machine")
+	s.Progress("reading the machine")
 	if err := n.Read(ctx); err != nil {
 		return err
 	}
@@ -137,11 +138,11 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 		return err
 	}
 	if !f.checked {
-		s.progress("checking the token with Buildkite")
+		s.Progress("checking the token with Buildkite")
 		if err := agent.CheckToken(ctx, n.Config.Agent.Endpoint, token); errors.Is(err, agent.ErrTokenRefused) {
 			return err
 		} else if err != nil {
-			s.warn("%v; continuing, because the agents will keep trying", err)
+			s.Warn("%v; continuing, because the agents will keep trying", err)
 		}
 	}
 	state, changes, err := n.Compare(ctx, host.Host)
@@ -187,12 +188,12 @@ func install(ctx context.Context, s Streams, f *installFlags) error {
 	if f.asked {
 		release()
 		release = func() {}
-		s.progress("checking the node")
+		s.Progress("checking the node")
 		if report, _, err = here(s).Doctor(ctx, doctor.Options{Fast: true}, buildkiteAPI()); err != nil {
-			s.warn("%v; type sudo kbnode doctor to check the node", err)
+			s.Warn("%v; type sudo kbnode doctor to check the node", err)
 		}
 	}
-	printf(s.Err, "\n")
+	term.Printf(s.Err, "\n")
 	nextSteps(s, n.Plan, result, wrote, report)
 	return nil
 }
@@ -206,7 +207,7 @@ func (f *installFlags) makePlan(n *node.Node) error {
 	return n.MakePlan()
 }
 
-func applyInstall(ctx context.Context, s Streams, p *plan.Plan, host *reconcile.Host, state *reconcile.State, changes []reconcile.Change, token string) (result reconcile.Result, wrote bool, err error) {
+func applyInstall(ctx context.Context, s term.Streams, p *plan.Plan, host *reconcile.Host, state *reconcile.State, changes []reconcile.Change, token string) (result reconcile.Result, wrote bool, err error) {
 	if wrote, err = node.WriteToken(host, token); err != nil {
 		return result, wrote, err
 	}
@@ -214,12 +215,12 @@ func applyInstall(ctx context.Context, s Streams, p *plan.Plan, host *reconcile.
 	result, err = host.Apply(ctx, p, state, changes)
 	end()
 	if err != nil {
-		return result, wrote, fmt.Errorf("%w\neverything else was changed (%s); fix this and type %s to continue", err, changeCount(len(result.Applied)), s.again())
+		return result, wrote, fmt.Errorf("%w\neverything else was changed (%s); fix this and type %s to continue", err, changeCount(len(result.Applied)), s.Again())
 	}
 	return result, wrote, waitRegistered(ctx, s, p, host, result.Deferred)
 }
 
-func installPackages(ctx context.Context, s Streams, n *node.Node, f *installFlags) error {
+func installPackages(ctx context.Context, s term.Streams, n *node.Node, f *installFlags) error {
 	if !f.installDeps {
 		return nil
 	}
@@ -228,13 +229,13 @@ func installPackages(ctx context.Context, s Streams, n *node.Node, f *installFla
 		return err
 	}
 	for _, step := range steps {
-		s.progress("%s: %s", step.Why, step)
+		s.Progress("%s: %s", step.Why, step)
 	}
 	if f.dryRun {
 		return nil
 	}
 	if f.asked {
-		if err := s.confirm(ctx, "Run these commands?", ""); err != nil {
+		if err := s.Confirm(ctx, "Run these commands?", ""); err != nil {
 			return err
 		}
 	}
@@ -250,7 +251,7 @@ const maxListed = 12
 
 // nextSteps prints what was done, what doctor found unless report is nil, and what is left to do by
 // hand.
-func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool, report *doctor.Report) {
+func nextSteps(s term.Streams, p *plan.Plan, result reconcile.Result, wroteToken bool, report *doctor.Report) {
 	queues := node.Queues(p)
 	running := 0
 	for _, slot := range p.Slots {
@@ -260,20 +261,20 @@ func nextSteps(s Streams, p *plan.Plan, result reconcile.Result, wroteToken bool
 	}
 	w := s.Out
 	if len(result.Applied) == 0 && !wroteToken {
-		printf(w, "Nothing to change: node %s has %d slots.\n", p.Node, len(p.Slots))
+		term.Printf(w, "Nothing to change: node %s has %d slots.\n", p.Node, len(p.Slots))
 	} else {
-		printf(w, "Node %s has %d slots, %d with an agent; %s made.\n", p.Node, len(p.Slots), running, changesWere(len(result.Applied)))
+		term.Printf(w, "Node %s has %d slots, %d with an agent; %s made.\n", p.Node, len(p.Slots), running, changesWere(len(result.Applied)))
 	}
 	if len(result.Applied) <= maxListed {
 		for _, c := range result.Applied {
-			printf(w, "  %s\n", c)
+			term.Printf(w, "  %s\n", c)
 		}
 	}
 	printLater(w, result.Deferred)
 	if report != nil {
 		printDoctor(w, report, onlyFailures)
 	}
-	printf(w, `
+	term.Printf(w, `
 Next:
   The agents serve %s %s. In Buildkite, under Agents and Queues of the
   cluster, %s must exist as self-hosted, or no job is sent.
@@ -288,19 +289,19 @@ func changeCount(n int) string { return fmt.Sprintf("%d %s", n, text.Plural(n, "
 func changesWere(n int) string { return changeCount(n) + text.Plural(n, " was", " were") }
 
 // waitRegistered waits for the agents, and shows how many have registered.
-func waitRegistered(ctx context.Context, s Streams, p *plan.Plan, host *reconcile.Host, deferred []reconcile.Change) error {
-	w := newProgress(s)
+func waitRegistered(ctx context.Context, s term.Streams, p *plan.Plan, host *reconcile.Host, deferred []reconcile.Change) error {
+	w := term.NewProgress(s)
 	err := node.WaitRegistered(ctx, p, host, deferred, func(done, total int) {
 		line := fmt.Sprintf("%d of %d agents registered", done, total)
-		w.show(line, line)
+		w.Show(line, line)
 	}, func(p plan.Slot, why string) {
-		w.end(w.line)
-		s.warn("slot %s is parked: %s", p.Name, why)
+		w.End(w.Line)
+		s.Warn("slot %s is parked: %s", p.Name, why)
 	})
-	w.end(w.line)
+	w.End(w.Line)
 	if late, ok := errors.AsType[*node.LateError](err); ok {
-		s.warn("%v", late)
-		return &exitError{code: exitNo}
+		s.Warn("%v", late)
+		return &term.ExitError{Code: term.ExitNo}
 	}
 	return err
 }

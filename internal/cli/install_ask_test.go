@@ -19,6 +19,7 @@ import (
 	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -87,8 +88,8 @@ func (p *person) types(dialog ...string) {
 	}
 }
 
-func (p *person) streams(args ...string) Streams {
-	return Streams{In: p.tty, Out: &answer{to: p.tty}, Err: p.tty, typed: args, root: true}
+func (p *person) streams(args ...string) term.Streams {
+	return term.Streams{In: p.tty, Out: &term.Answer{To: p.tty}, Err: p.tty, Typed: args, Root: true}
 }
 
 // saw returns the screen when kbnode is done, with \n as line breaks.
@@ -122,7 +123,7 @@ func TestInstallDialog(t *testing.T) {
 	s := p.streams("install", "--node", "box")
 	f := &installFlags{}
 	f.cfg.Node, f.cfg.Agent.Endpoint = "box", bk.Endpoint()
-	n := &node.Node{Root: machine.root, Log: Streams{Err: t.Output()}.logger()}
+	n := &node.Node{Root: machine.root, Log: term.Streams{Err: t.Output()}.Logger()}
 	done := make(chan error)
 	go func() {
 		done <- func() error {
@@ -197,7 +198,7 @@ func TestInstallAsksOnlyForWhatIsMissing(t *testing.T) {
 		p := newPerson(t)
 		f := &installFlags{token: tt.token}
 		f.cfg.Queue, f.cfg.Agent.Endpoint = tt.queue, bk.Endpoint()
-		n := &node.Node{Root: machine.root, Log: Streams{Err: t.Output()}.logger()}
+		n := &node.Node{Root: machine.root, Log: term.Streams{Err: t.Output()}.Logger()}
 		if err := f.load(n, tt.env); err != nil {
 			t.Fatal(err)
 		}
@@ -218,7 +219,7 @@ func TestInstallRefusesBeforeItAsks(t *testing.T) {
 	p := newPerson(t)
 	m := serverOf(1)
 	m.Live = nil
-	n := &node.Node{Root: m.Dir(t), Log: Streams{Err: t.Output()}.logger()}
+	n := &node.Node{Root: m.Dir(t), Log: term.Streams{Err: t.Output()}.Logger()}
 	f := &installFlags{}
 	if err := f.load(n, noEnv); err != nil {
 		t.Fatal(err)
@@ -239,8 +240,8 @@ const dialogRoot = "KBNODE_TEST_DIALOG"
 func dialogOf(root string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	s := Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, typed: []string{"install"}, root: true}
-	n := &node.Node{Root: root, Log: s.logger()}
+	s := term.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Typed: []string{"install"}, Root: true}
+	n := &node.Node{Root: root, Log: s.Logger()}
 	f := &installFlags{}
 	f.cfg.Agent.Endpoint = "http://127.0.0.1:1/v3" // no one there: the answer is taken
 	err := f.load(n, noEnv)
@@ -250,7 +251,7 @@ func dialogOf(root string) int {
 	if err == nil {
 		err = confirmInstall(ctx, s, f, nil)
 	}
-	if !errors.Is(err, errDeclined) {
+	if !errors.Is(err, term.ErrDeclined) {
 		fmt.Println("went on:", err)
 		return 3
 	}
@@ -345,7 +346,7 @@ func TestTokenFileIsReadOnce(t *testing.T) {
 			_ = w.Close()
 		}
 	}()
-	s := Streams{root: true}
+	s := term.Streams{Root: true}
 	if err := f.check(t.Context(), s); err != nil || f.token != "token-from-pipe" {
 		t.Errorf("%q, %v", f.token, err)
 	}
@@ -353,7 +354,7 @@ func TestTokenFileIsReadOnce(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	f = &installFlags{tokenFile: pipe()} // no one writes
-	if err := f.check(ctx, s); !errors.Is(err, errDeclined) {
+	if err := f.check(ctx, s); !errors.Is(err, term.ErrDeclined) {
 		t.Error(err)
 	}
 }

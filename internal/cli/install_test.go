@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -51,11 +52,11 @@ func TestConfirmInstall(t *testing.T) {
 		{name: "no one to ask", flags: installFlags{adopt: true}, changes: theirs, code: 2, err: "1 file of an earlier setup would be replaced, with backups; add --yes to confirm"},
 	} {
 		var shown strings.Builder
-		err := confirmInstall(t.Context(), Streams{In: strings.NewReader("y\n"), Err: &shown}, &tt.flags, tt.changes)
+		err := confirmInstall(t.Context(), term.Streams{In: strings.NewReader("y\n"), Err: &shown}, &tt.flags, tt.changes)
 		if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.err)
 		}
-		if exit, ok := errors.AsType[*exitError](err); ok != (tt.code == exitUsage) || ok && exit.code != exitUsage {
+		if exit, ok := errors.AsType[*term.ExitError](err); ok != (tt.code == term.ExitUsage) || ok && exit.Code != term.ExitUsage {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 		if asks := tt.flags.adopt && !tt.flags.yes; asks != strings.Contains(shown.String(), "+ours") {
@@ -71,7 +72,7 @@ func TestNextSteps(t *testing.T) {
 	var report *doctor.Report
 	say := func(result reconcile.Result, wrote bool) string {
 		var b strings.Builder
-		nextSteps(Streams{Out: &b}, &plan.Plan{Node: "n", Slots: slots}, result, wrote, report)
+		nextSteps(term.Streams{Out: &b}, &plan.Plan{Node: "n", Slots: slots}, result, wrote, report)
 		return b.String()
 	}
 	first := say(reconcile.Result{

@@ -13,12 +13,13 @@ import (
 	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-func newInventory(s Streams) *cobra.Command {
+func newInventory(s term.Streams) *cobra.Command {
 	var root, capture string
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -28,7 +29,7 @@ func newInventory(s Streams) *cobra.Command {
   kbnode inventory --capture node.txtar     for a bug report
   kbnode inventory --root node.txtar        read a capture`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := errors.Join(oneOf(cmd, "capture", "json"), checkFolder("--capture", capture)); err != nil {
+			if err := errors.Join(oneOf(cmd, "capture", "json"), term.CheckFolder("--capture", capture)); err != nil {
 				return err
 			}
 			n, closeRoot, err := machineAt(s, root)
@@ -43,7 +44,7 @@ func newInventory(s Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return s.print(asJSON, inv, func() { printInventory(s, inv) })
+			return s.Print(asJSON, inv, func() { printInventory(s, inv) })
 		},
 	}
 	rootFlag(cmd, &root)
@@ -53,7 +54,7 @@ func newInventory(s Streams) *cobra.Command {
 }
 
 // machineAt opens the machine in a directory or a captured file.
-func machineAt(s Streams, root string) (n *node.Node, closeRoot func(), err error) {
+func machineAt(s term.Streams, root string) (n *node.Node, closeRoot func(), err error) {
 	dir, shut, err := inventory.Open(root)
 	if err != nil {
 		return nil, nil, err
@@ -76,7 +77,7 @@ func rootFlag(cmd *cobra.Command, root *string) {
 	cmd.Flags().StringVar(root, "root", "/", "read a machine from this directory or capture")
 }
 
-func captureMachine(ctx context.Context, s Streams, root, file string) error {
+func captureMachine(ctx context.Context, s term.Streams, root, file string) error {
 	var b bytes.Buffer
 	if err := inventory.Capture(ctx, inventory.Options{Root: root}, &b); err != nil {
 		return err
@@ -88,13 +89,13 @@ func captureMachine(ctx context.Context, s Streams, root, file string) error {
 	if err := renameio.WriteFile(file, b.Bytes(), os.FileMode(0o644)); err != nil {
 		return fmt.Errorf("write capture: %w", err)
 	}
-	printf(s.Err, "wrote %s (%s); it contains GPU UUIDs, but no host name and no serial number\n", file, text.Bytes(int64(b.Len())))
+	term.Printf(s.Err, "wrote %s (%s); it contains GPU UUIDs, but no host name and no serial number\n", file, text.Bytes(int64(b.Len())))
 	return nil
 }
 
-func printInventory(s Streams, inv *inventory.Inventory) {
+func printInventory(s term.Streams, inv *inventory.Inventory) {
 	w := s.Out
-	printf(w, "%s  %s  kernel %s  %s\n", cmp.Or(inv.Hostname, "(no host name)"), cmp.Or(inv.OS.PrettyName, inv.OS.ID, "unknown system"), cmp.Or(inv.Kernel, "unknown"), inv.Arch)
+	term.Printf(w, "%s  %s  kernel %s  %s\n", cmp.Or(inv.Hostname, "(no host name)"), cmp.Or(inv.OS.PrettyName, inv.OS.ID, "unknown system"), cmp.Or(inv.Kernel, "unknown"), inv.Arch)
 	cores := map[int]bool{}
 	packages := map[int]bool{}
 	for _, c := range inv.CPU.List {
@@ -104,34 +105,34 @@ func printInventory(s Streams, inv *inventory.Inventory) {
 	if inv.CPU.Allowed != inv.CPU.Online {
 		allowed = ", allowed " + inv.CPU.Allowed
 	}
-	printf(w, "CPU     %s: %d %s, %d cores, %d threads online (%s)%s\n", cmp.Or(inv.CPU.Model, "unknown model"), len(packages), text.Plural(len(packages), "package", "packages"), len(cores), len(inv.CPU.List), inv.CPU.Online, allowed)
-	printf(w, "Memory  %s\n", text.Bytes(inv.Memory.TotalBytes))
+	term.Printf(w, "CPU     %s: %d %s, %d cores, %d threads online (%s)%s\n", cmp.Or(inv.CPU.Model, "unknown model"), len(packages), text.Plural(len(packages), "package", "packages"), len(cores), len(inv.CPU.List), inv.CPU.Online, allowed)
+	term.Printf(w, "Memory  %s\n", text.Bytes(inv.Memory.TotalBytes))
 	for _, n := range inv.Memory.Nodes {
-		printf(w, "  NUMA node %d: %s, CPUs %s%s\n", n.ID, text.Bytes(n.MemoryBytes), cmp.Or(n.CPUs, "none"), suffix(", memory of GPU ", n.GPU))
+		term.Printf(w, "  NUMA node %d: %s, CPUs %s%s\n", n.ID, text.Bytes(n.MemoryBytes), cmp.Or(n.CPUs, "none"), suffix(", memory of GPU ", n.GPU))
 	}
 	if n := inv.NVIDIA; n != nil {
-		printf(w, "NVIDIA  driver %s, CUDA %s, read from %s\n", cmp.Or(n.DriverVersion, "not loaded"), cmp.Or(n.CUDAVersion, "unknown"), n.Source)
+		term.Printf(w, "NVIDIA  driver %s, CUDA %s, read from %s\n", cmp.Or(n.DriverVersion, "not loaded"), cmp.Or(n.CUDAVersion, "unknown"), n.Source)
 	}
 	if a := inv.AMD; a != nil {
-		printf(w, "AMD     driver %s, KFD %s\n", cmp.Or(a.DriverVersion, "of the kernel"), map[bool]string{true: "present", false: "absent"}[a.KFD])
+		term.Printf(w, "AMD     driver %s, KFD %s\n", cmp.Or(a.DriverVersion, "of the kernel"), map[bool]string{true: "present", false: "absent"}[a.KFD])
 	}
 	sw := inv.Software
-	printf(w, "systemd %s, cgroup %s, Docker %s%s, buildkite-agent %s, git %s\n",
+	term.Printf(w, "systemd %s, cgroup %s, Docker %s%s, buildkite-agent %s, git %s\n",
 		cmp.Or(sw.Systemd, "none"), map[bool]string{true: "v2", false: "v1 or none"}[sw.CgroupV2],
 		cmp.Or(sw.Docker.Version, "none"), dockerDetail(sw.Docker), cmp.Or(sw.Agent.Version, "none"), cmp.Or(sw.Git, "none"))
-	printf(w, "\n")
+	term.Printf(w, "\n")
 	if len(inv.GPUs) == 0 {
-		printf(w, "no GPU\n")
+		term.Printf(w, "no GPU\n")
 	} else {
-		t := newList(w, "GPU", "Model", "PCI", "UUID", "Memory", "NUMA", "State")
-		t.spare = []string{"UUID", "PCI"}
+		t := term.NewList(w, "GPU", "Model", "PCI", "UUID", "Memory", "NUMA", "State")
+		t.Spare = []string{"UUID", "PCI"}
 		for i, g := range inv.GPUs {
-			t.row(i, g.Model, g.PCI, cmp.Or(g.UUID, "-"), text.Bytes(g.MemoryBytes), nodeText(g.NUMANode), gpuState(g))
+			t.Row(i, g.Model, g.PCI, cmp.Or(g.UUID, "-"), text.Bytes(g.MemoryBytes), nodeText(g.NUMANode), gpuState(g))
 		}
-		t.print()
+		t.Print()
 	}
 	for _, p := range inv.Problems {
-		printf(s.Err, "kbnode: %s: %s\n", p.Subject, p.Detail)
+		term.Printf(s.Err, "kbnode: %s: %s\n", p.Subject, p.Detail)
 	}
 }
 

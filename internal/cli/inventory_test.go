@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/installer"
@@ -36,7 +37,7 @@ func TestInventoryJSON(t *testing.T) {
 	for gpus, m := range map[int]machinetest.Machine{8: machinetest.MI300X(), 0: machinetest.NoGPU()} {
 		got := kbnode(t, "inventory", "--json", "--root", m.Dir(t))
 		var inv inventory.Inventory
-		if err := json.Unmarshal([]byte(got.out), &inv); err != nil || got.code != exitDone || got.err != "" || len(inv.GPUs) != gpus || strings.Contains(got.out, `"gpus": null`) {
+		if err := json.Unmarshal([]byte(got.out), &inv); err != nil || got.code != term.ExitDone || got.err != "" || len(inv.GPUs) != gpus || strings.Contains(got.out, `"gpus": null`) {
 			t.Errorf("%s: %+v, %v", m.Name, got, err)
 		}
 	}
@@ -159,7 +160,7 @@ func TestLayerProgress(t *testing.T) {
 		0: "  Step 1/2 : FROM x\n",
 	} {
 		var b bytes.Buffer
-		p := layerProgress{progress: &progress{s: Streams{Err: &b}, width: width}}
+		p := layerProgress{Progress: &term.Progress{S: term.Streams{Err: &b}, Width: width}}
 		for _, now := range []image.Progress{
 			{Layer: "latest", Status: "Pulling from x"},
 			{Layer: "aaaaaaaaaaaa", Status: "Already exists"},
@@ -178,10 +179,10 @@ func TestLayerProgress(t *testing.T) {
 func TestImageBuildPrint(t *testing.T) {
 	t.Parallel()
 	got := kbnode(t, "image", "build", "--variant", "rocm", "--print", "--build-arg", "TORCH_VERSION=2", "--build-arg", "http_proxy=")
-	if got.code != exitDone || got.out != evaluation.Dockerfile("rocm") {
+	if got.code != term.ExitDone || got.out != evaluation.Dockerfile("rocm") {
 		t.Errorf("%+v", got)
 	}
-	if got := kbnode(t, "image", "build", "--print"); got.code != exitNo || !strings.Contains(got.err, "or choose one with --variant cpu, cuda, rocm") {
+	if got := kbnode(t, "image", "build", "--print"); got.code != term.ExitNo || !strings.Contains(got.err, "or choose one with --variant cpu, cuda, rocm") {
 		t.Errorf("without a GPU: %+v", got)
 	}
 }

@@ -12,12 +12,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-func newLogs(s Streams) *cobra.Command {
+func newLogs(s term.Streams) *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{
 		Use:   "logs [SLOT]",
@@ -31,7 +32,7 @@ as gpu3 or 3. Without SLOT, show those of all slots, and of kbnode's own service
 			if err := (node.Selection{All: len(args) == 0, Names: args}).Check(); err != nil {
 				return err
 			}
-			if err := s.toRead("logs"); err != nil {
+			if err := toRead(s, "logs"); err != nil {
 				return err
 			}
 			units, err := logUnits(slots(plan.UnitDir, plan.SlotName), args)
@@ -41,10 +42,10 @@ as gpu3 or 3. Without SLOT, show those of all slots, and of kbnode's own service
 			some := false
 			err = agent.Log(cmd.Context(), units, follow, func(line string) {
 				some = true
-				printf(s.Out, "%s\n", line)
+				term.Printf(s.Out, "%s\n", line)
 			})
 			if err == nil && !some && !follow {
-				s.progress("the journal has no line of these units: %s", strings.Join(units, ", "))
+				s.Progress("the journal has no line of these units: %s", strings.Join(units, ", "))
 			}
 			return err
 		},
@@ -63,7 +64,7 @@ func logUnits(has, args []string) ([]string, error) {
 	if len(args) > 0 {
 		k, _ := node.SlotNumber(args[0])
 		if !slices.Contains(has, plan.SlotName(k)) {
-			return nil, usagef("this node has no slot %q; it has %s", args[0], strings.Join(has, ", "))
+			return nil, term.Usagef("this node has no slot %q; it has %s", args[0], strings.Join(has, ", "))
 		}
 		has, units = []string{plan.SlotName(k)}, nil
 	}
@@ -74,7 +75,7 @@ func logUnits(has, args []string) ([]string, error) {
 	return units, nil
 }
 
-func newEvents(s Streams) *cobra.Command {
+func newEvents(s term.Streams) *cobra.Command {
 	var asJSON, follow bool
 	var since time.Duration
 	var only []string
@@ -85,7 +86,7 @@ func newEvents(s Streams) *cobra.Command {
 node keeps about ten thousand events.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if since < 0 {
-				return usagef("--since cannot be negative; write how long ago, such as 2h")
+				return term.Usagef("--since cannot be negative; write how long ago, such as 2h")
 			}
 			from := time.Time{}
 			if since > 0 {
@@ -111,7 +112,7 @@ node keeps about ten thousand events.`,
 				if e.Slot >= 0 {
 					slot = plan.SlotName(e.Slot)
 				}
-				printf(s.Out, "%s  %-5s  %-8s  %s\n", e.Time.Local().Format(time.DateTime), slot, e.Kind, e.Text)
+				term.Printf(s.Out, "%s  %-5s  %-8s  %s\n", e.Time.Local().Format(time.DateTime), slot, e.Kind, e.Text)
 			}
 			if follow {
 				return log.Follow(cmd.Context(), show)
@@ -136,7 +137,7 @@ func eventSlots(names []string) ([]int, error) {
 		}
 		k, ok := node.SlotNumber(name)
 		if !ok {
-			return nil, usagef("%.60q is not a slot; write gpu3, or node for events of the node itself", name)
+			return nil, term.Usagef("%.60q is not a slot; write gpu3, or node for events of the node itself", name)
 		}
 		all = append(all, k)
 	}

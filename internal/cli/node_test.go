@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -57,7 +58,7 @@ func newNode(tb testing.TB, slots int) *testNode {
 		root = tb.TempDir()
 	}
 	serverOf(slots).Write(tb, root)
-	m := &node.Node{Root: root, Log: Streams{Err: tb.Output()}.logger()}
+	m := &node.Node{Root: root, Log: term.Streams{Err: tb.Output()}.Logger()}
 	if err := m.Read(tb.Context()); err != nil {
 		tb.Fatal(err)
 	}
@@ -195,7 +196,7 @@ func TestInstallOnATree(t *testing.T) {
 	if st := node.StatusOf(p, state, changes); st.Disagrees() || st.Slots[3].Agent != "idle" {
 		t.Errorf("status: %+v", st)
 	}
-	if err := waitRegistered(t.Context(), Streams{Err: &said}, p, n.host, nil); err != nil || said.String() != "  4 of 4 agents registered\n" {
+	if err := waitRegistered(t.Context(), term.Streams{Err: &said}, p, n.host, nil); err != nil || said.String() != "  4 of 4 agents registered\n" {
 		t.Errorf("registered: %v, said %q", err, said.String())
 	}
 
@@ -205,10 +206,10 @@ func TestInstallOnATree(t *testing.T) {
 		t.Fatal(err)
 	}
 	waits := []reconcile.Change{{Kind: reconcile.Start, Slot: 2, Deferred: "waits for job 7 of slot gpu1"}}
-	if err := waitRegistered(t.Context(), Streams{Err: io.Discard}, p, n.host, waits); err != nil {
+	if err := waitRegistered(t.Context(), term.Streams{Err: io.Discard}, p, n.host, waits); err != nil {
 		t.Errorf("a slot that waits for a job is waited for: %v", err)
 	}
-	if err := waitRegistered(t.Context(), Streams{Err: &said}, p, n.host, nil); err == nil || !strings.Contains(err.Error(), "agent of slot gpu2 ended at once") || strings.Contains(err.Error(), "gpu1") {
+	if err := waitRegistered(t.Context(), term.Streams{Err: &said}, p, n.host, nil); err == nil || !strings.Contains(err.Error(), "agent of slot gpu2 ended at once") || strings.Contains(err.Error(), "gpu1") {
 		t.Errorf("refused: %v", err)
 	}
 	if err := errors.Join(n.sd.Start(t.Context(), plan.AgentUnit(2)), os.Remove(filepath.Join(n.root, slot.RegisteredMarker(1)))); err != nil {
@@ -219,7 +220,7 @@ func TestInstallOnATree(t *testing.T) {
 	}
 	said.Reset()
 	ctx, cancel := context.WithCancel(t.Context())
-	err = waitRegistered(ctx, Streams{Err: writerFunc(func(p []byte) (int, error) {
+	err = waitRegistered(ctx, term.Streams{Err: writerFunc(func(p []byte) (int, error) {
 		cancel()
 		return said.Write(p)
 	})}, p, n.host, nil)

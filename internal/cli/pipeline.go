@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -28,7 +29,7 @@ type pipelineFlags struct {
 	asJSON                                              bool
 }
 
-func newPipeline(s Streams) *cobra.Command {
+func newPipeline(s term.Streams) *cobra.Command {
 	var f pipelineFlags
 	cmd := &cobra.Command{
 		Use:   "pipeline",
@@ -69,24 +70,24 @@ and KERNELBOT_IMAGE of the build, the latter with a default.`,
 	return cmd
 }
 
-func printPipeline(s Streams, kind string, f pipelineFlags) error {
+func printPipeline(s term.Streams, kind string, f pipelineFlags) error {
 	o, err := f.options(s)
 	if err != nil {
 		return err
 	}
 	p, err := pipeline.Build(kind, o)
 	if err != nil {
-		return usage(err)
+		return term.Usage(err)
 	}
 	if f.asJSON {
-		return printJSON(s.Out, p)
+		return term.PrintJSON(s.Out, p)
 	}
 	_, err = s.Out.Write(p.YAML())
 	return err
 }
 
 // options returns the flags, filled in with what is known of the node.
-func (f *pipelineFlags) options(s Streams) (pipeline.Options, error) {
+func (f *pipelineFlags) options(s term.Streams) (pipeline.Options, error) {
 	o := pipeline.Options{Agents: map[string]string{}, Label: f.label, Profile: f.profile}
 	var errs []error
 	var err error
@@ -112,7 +113,7 @@ func (f *pipelineFlags) options(s Streams) (pipeline.Options, error) {
 		errs = append(errs, fmt.Errorf("--vendor %q: write nvidia, amd or none", f.vendor))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return o, usage(err)
+		return o, term.Usage(err)
 	}
 	machine, closeRoot, err := machineAt(s, f.root)
 	if err != nil {
@@ -124,7 +125,7 @@ func (f *pipelineFlags) options(s Streams) (pipeline.Options, error) {
 		return o, err
 	}
 	if n.Unread != nil {
-		s.warn("you may not read %s, so the image is unknown; use sudo", plan.ConfigPath)
+		s.Warn("you may not read %s, so the image is unknown; use sudo", plan.ConfigPath)
 	}
 	vendor := cmp.Or(f.vendor, n.Vendor)
 	o.AMD = vendor == "amd" || vendor == noGPU // in either case nothing of NVIDIA's is needed
@@ -135,7 +136,7 @@ func (f *pipelineFlags) options(s Streams) (pipeline.Options, error) {
 			err = fmt.Errorf("%.120q is not the name of a queue; fix it on the node, or add --queue NAME", o.Queue)
 		}
 	}
-	return o, usage(err)
+	return o, term.Usage(err)
 }
 
 // wholeMinutes parses a time limit, which Buildkite keeps in minutes. "" is 0.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/payload"
@@ -23,7 +24,7 @@ import (
 func nodeTree(t *testing.T, m machinetest.Machine, cfg config.Config, text string) string {
 	t.Helper()
 	root := m.Dir(t)
-	n := &node.Node{Root: root, Config: cfg.WithDefaults(), Log: Streams{Err: t.Output()}.logger()}
+	n := &node.Node{Root: root, Config: cfg.WithDefaults(), Log: term.Streams{Err: t.Output()}.Logger()}
 	if err := n.Read(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +74,7 @@ func TestPipelineOfANode(t *testing.T) {
 		t.Fatal(err)
 	}
 	var want bytes.Buffer
-	if err := printJSON(&want, p); err != nil {
+	if err := term.PrintJSON(&want, p); err != nil {
 		t.Fatal(err)
 	}
 	if got := kbnode(t, "pipeline", "--root", root, "--json"); got.out != want.String() {
@@ -98,7 +99,7 @@ func TestPipelineWithAQueuePerSlot(t *testing.T) {
 		"this node has no slot gpu8; it has gpu0 to gpu7":                                                             {"--gpu-index", "8"},
 	} {
 		got := kbnode(t, append([]string{"pipeline", "--root", root}, args...)...)
-		if got.code != exitUsage || got.out != "" || got.err != "kbnode: "+want+"\n" {
+		if got.code != term.ExitUsage || got.out != "" || got.err != "kbnode: "+want+"\n" {
 			t.Errorf("%q: code %d, %q, %s; want %s", args, got.code, got.out, got.err, want)
 		}
 	}

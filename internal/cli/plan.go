@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -26,7 +27,7 @@ type planOutput struct {
 	Changes []reconcile.Change `json:"changes"`
 }
 
-func newPlan(s Streams) *cobra.Command {
+func newPlan(s term.Streams) *cobra.Command {
 	var root, file string
 	var asJSON, detailed bool
 	var w configFlags
@@ -41,9 +42,9 @@ Nothing is written. Exit code 0 if a plan could be made, 1 if not.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			p, changes, err := makePlan(cmd.Context(), s, root, file, &w)
 			if err != nil {
-				var exit *exitError
+				var exit *term.ExitError
 				if asJSON && !errors.As(err, &exit) {
-					return exitUnless(false, printJSON(s.Out, map[string]string{"error": err.Error()}))
+					return term.ExitUnless(false, term.PrintJSON(s.Out, map[string]string{"error": err.Error()}))
 				}
 				return err
 			}
@@ -58,16 +59,16 @@ Nothing is written. Exit code 0 if a plan could be made, 1 if not.`,
 	return cmd
 }
 
-func showPlan(s Streams, p *plan.Plan, changes []reconcile.Change, asJSON, detailed bool) error {
+func showPlan(s term.Streams, p *plan.Plan, changes []reconcile.Change, asJSON, detailed bool) error {
 	out := planOutput{p, append([]reconcile.Change{}, changes...)} // a list, even if empty
-	err := s.print(asJSON, out, func() { printPlan(s.Out, p, changes) })
+	err := s.Print(asJSON, out, func() { printPlan(s.Out, p, changes) })
 	if err == nil && detailed && len(changes) > 0 {
-		return &exitError{code: exitChanges}
+		return &term.ExitError{Code: exitChanges}
 	}
 	return err
 }
 
-func makePlan(ctx context.Context, s Streams, root, file string, w *configFlags) (*plan.Plan, []reconcile.Change, error) {
+func makePlan(ctx context.Context, s term.Streams, root, file string, w *configFlags) (*plan.Plan, []reconcile.Change, error) {
 	if _, err := w.config(); err != nil {
 		return nil, nil, err
 	}
@@ -77,7 +78,7 @@ func makePlan(ctx context.Context, s Streams, root, file string, w *configFlags)
 	}
 	defer closeRoot()
 	if file != "" {
-		text, err := s.configText(file)
+		text, err := configText(s, file)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -99,26 +100,26 @@ func makePlan(ctx context.Context, s Streams, root, file string, w *configFlags)
 
 func printPlan(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
 	printSlots(w, p)
-	printWarnings(w, p.Warnings)
+	term.PrintWarnings(w, p.Warnings)
 	if len(changes) == 0 {
-		printf(w, "\nNothing to change.\n")
+		term.Printf(w, "\nNothing to change.\n")
 		return
 	}
 	printSlotsAffected(w, p, changes)
-	printf(w, "\n%s:\n", changeCount(len(changes)))
+	term.Printf(w, "\n%s:\n", changeCount(len(changes)))
 	printChanges(w, changes)
 }
 
 func printSlots(w io.Writer, p *plan.Plan) {
-	t := newList(w, "Slot", "GPU", "PCI", "NUMA", "Queue", "CPUs", "Memory nodes", "Memory")
-	t.spare = []string{"Memory nodes", "PCI", "NUMA"}
+	t := term.NewList(w, "Slot", "GPU", "PCI", "NUMA", "Queue", "CPUs", "Memory nodes", "Memory")
+	t.Spare = []string{"Memory nodes", "PCI", "NUMA"}
 	for _, s := range p.Slots {
-		t.row(s.Name, cmp.Or(s.Model(), "-"), gpuText(s.Each(pciOf)), gpuText(s.Each(numaOf)), s.Queue, s.CPUs, s.MemoryNodes, text.Bytes(s.MemoryBytes))
+		t.Row(s.Name, cmp.Or(s.Model(), "-"), gpuText(s.Each(pciOf)), gpuText(s.Each(numaOf)), s.Queue, s.CPUs, s.MemoryNodes, text.Bytes(s.MemoryBytes))
 	}
-	t.row("system", "", "", "", "", cmp.Or(p.Reserved.CPUs, "-"), "", text.Bytes(p.Reserved.MemoryBytes))
-	t.print()
+	t.Row("system", "", "", "", "", cmp.Or(p.Reserved.CPUs, "-"), "", text.Bytes(p.Reserved.MemoryBytes))
+	t.Print()
 	if used := p.UsedGPUs(); used < p.GPUs {
-		printf(w, "%d of %d GPUs used\n", used, p.GPUs)
+		term.Printf(w, "%d of %d GPUs used\n", used, p.GPUs)
 	}
 }
 
@@ -137,7 +138,7 @@ func gpuText(list []string) string {
 }
 
 // tryInstall is a dry run without root: the plan, compared with what the user may read.
-func tryInstall(ctx context.Context, s Streams, f *installFlags) error {
+func tryInstall(ctx context.Context, s term.Streams, f *installFlags) error {
 	p, changes, err := makePlan(ctx, s, "/", "", &f.configFlags)
 	if err != nil {
 		return err
@@ -145,6 +146,6 @@ func tryInstall(ctx context.Context, s Streams, f *installFlags) error {
 	if err := showPlan(s, p, changes, false, false); err != nil {
 		return err
 	}
-	s.warn("without root, the token, units and limits were not read; %s compares everything", s.again())
+	s.Warn("without root, the token, units and limits were not read; %s compares everything", s.Again())
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -63,7 +64,7 @@ func TestPlanExitCodes(t *testing.T) {
 	}
 	for _, asJSON := range []bool{true, false} {
 		var out strings.Builder
-		if err := showPlan(Streams{Out: &out}, &plan.Plan{}, nil, asJSON, true); err != nil {
+		if err := showPlan(term.Streams{Out: &out}, &plan.Plan{}, nil, asJSON, true); err != nil {
 			t.Errorf("without changes: %v", err)
 		}
 		want := map[bool]string{true: `"changes": []`, false: "Nothing to change."}[asJSON]

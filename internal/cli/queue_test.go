@@ -15,6 +15,8 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/cli/operator"
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/test/bktest"
 )
 
@@ -60,13 +62,13 @@ func TestQueueCommand(t *testing.T) {
 			"h100: 1 agent, 1 idle, 0 busy; no jobs waiting\n" +
 			"AGENT  STATE  FOR  JOB  GPU  MODEL  NODE    VERSION  KBNODE\n" +
 			"x      idle   -    -    -    -      host-x  3.76.2   -\n"},
-		{args: []string{"h200"}, code: exitNo, out: "h200: 0 agents, 0 idle, 0 busy; no jobs waiting\n", err: `there is no queue "h200" in kbnode; queues with agents: b200, h100`},
-		{args: []string{"empty"}, code: exitNo, out: "empty: 0 agents, 0 idle, 0 busy; no jobs waiting\n", err: "queue empty exists, but no agent is connected in it; queues with agents: b200, h100"},
-		{args: []string{"h10"}, fault: &bktest.Fault{Route: clusters, Status: http.StatusForbidden}, code: exitNo,
+		{args: []string{"h200"}, code: term.ExitNo, out: "h200: 0 agents, 0 idle, 0 busy; no jobs waiting\n", err: `there is no queue "h200" in kbnode; queues with agents: b200, h100`},
+		{args: []string{"empty"}, code: term.ExitNo, out: "empty: 0 agents, 0 idle, 0 busy; no jobs waiting\n", err: "queue empty exists, but no agent is connected in it; queues with agents: b200, h100"},
+		{args: []string{"h10"}, fault: &bktest.Fault{Route: clusters, Status: http.StatusForbidden}, code: term.ExitNo,
 			out: "h10: 0 agents, 0 idle, 0 busy; no jobs waiting\n", err: `no agent is connected in queue "h10"; queues with agents: h100, b200`},
-		{args: []string{"--org", "gpumode"}, code: exitNo, err: "the API token has no access to organization gpumode; it has access to kbnode"},
-		{args: nil, fault: &bktest.Fault{Route: "GET /v2/organizations/{org}/agents", Status: http.StatusForbidden}, code: exitNo, err: "give it the scope read_agents"},
-		{args: nil, fault: &bktest.Fault{Route: "GET /v2/organizations/{org}/builds", Status: http.StatusForbidden}, code: exitNo, err: "give it the scope read_builds"},
+		{args: []string{"--org", "gpumode"}, code: term.ExitNo, err: "the API token has no access to organization gpumode; it has access to kbnode"},
+		{args: nil, fault: &bktest.Fault{Route: "GET /v2/organizations/{org}/agents", Status: http.StatusForbidden}, code: term.ExitNo, err: "give it the scope read_agents"},
+		{args: nil, fault: &bktest.Fault{Route: "GET /v2/organizations/{org}/builds", Status: http.StatusForbidden}, code: term.ExitNo, err: "give it the scope read_builds"},
 	} {
 		if tt.fault != nil {
 			s.Inject(*tt.fault)
@@ -79,12 +81,12 @@ func TestQueueCommand(t *testing.T) {
 
 	var report buildkite.QueueReport
 	got := kbnode(t, "queue", "none", "--json")
-	if err := json.Unmarshal([]byte(got.out), &report); err != nil || got.code != exitNo || report.Organization != "kbnode" || len(report.Queues) != 1 || report.Queues[0].Agents == nil {
+	if err := json.Unmarshal([]byte(got.out), &report); err != nil || got.code != term.ExitNo || report.Organization != "kbnode" || len(report.Queues) != 1 || report.Queues[0].Agents == nil {
 		t.Errorf("%+v, %v", got, err)
 	}
 
 	useBuildkite(t, office(t, bktest.Options{}, nil))
-	if got := kbnode(t, "queue"); got.code != exitNo || got.out != "" || got.err != "kbnode: no agent is connected in any queue of kbnode\n" {
+	if got := kbnode(t, "queue"); got.code != term.ExitNo || got.out != "" || got.err != "kbnode: no agent is connected in any queue of kbnode\n" {
 		t.Errorf("%+v", got)
 	}
 }
@@ -97,10 +99,10 @@ func TestQueueWatch(t *testing.T) {
 		s := office(t, bktest.Options{RateLimit: 50, PingSeconds: 1}, map[string][]string{"n-gpu0": {"queue=b200"}})
 		client := clientOf(t, s, bktest.DefaultAPIToken)
 		var out, stderr bytes.Buffer
-		v := newQueueView(Streams{Out: &out, Err: &stderr}, client, "kbnode", "b200", true)
+		v := operator.NewQueueView(term.Streams{Out: &out, Err: &stderr}, client, "kbnode", "b200", true)
 		ctx, interrupt := context.WithCancel(t.Context())
 		ended := make(chan error)
-		go func() { ended <- v.watch(ctx) }()
+		go func() { ended <- v.Watch(ctx) }()
 		time.Sleep(55 * time.Second)
 		for range 2 {
 			_, err := client.Create(ctx, "kbnode", "kernelbot", buildkite.NewBuild{Commit: "HEAD", Branch: "main", Steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": "b200"}}}})
@@ -143,10 +145,10 @@ func TestQueueWatchDraws(t *testing.T) {
 		s := office(t, bktest.Options{PingSeconds: 1}, map[string][]string{"n-gpu0": {"queue=b200"}})
 		client := clientOf(t, s, bktest.DefaultAPIToken)
 		var out bytes.Buffer
-		v := newQueueView(Streams{Out: &out, Err: t.Output()}, client, "kbnode", "h100", false)
+		v := operator.NewQueueView(term.Streams{Out: &out, Err: t.Output()}, client, "kbnode", "h100", false)
 		ctx, interrupt := context.WithCancel(t.Context())
 		ended := make(chan error)
-		go func() { ended <- v.watch(ctx) }()
+		go func() { ended <- v.Watch(ctx) }()
 		time.Sleep(25 * time.Second)
 		interrupt()
 		if err := <-ended; err != nil {
@@ -169,8 +171,8 @@ func TestQueueWatchRefused(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := office(t, bktest.Options{}, nil)
-		v := newQueueView(Streams{Out: t.Output(), Err: t.Output()}, clientOf(t, s, "old"), "kbnode", "", false)
-		if err := v.watch(t.Context()); err == nil || !strings.Contains(err.Error(), "refuses the API token") {
+		v := operator.NewQueueView(term.Streams{Out: t.Output(), Err: t.Output()}, clientOf(t, s, "old"), "kbnode", "", false)
+		if err := v.Watch(t.Context()); err == nil || !strings.Contains(err.Error(), "refuses the API token") {
 			t.Error(err)
 		}
 	})
@@ -197,11 +199,11 @@ func TestQueueTable(t *testing.T) {
 		{Type: "script", State: "scheduled", Rules: []string{"queue=b200", "gpu-index=9"}, Runnable: now.Add(-3 * time.Minute)},
 	}}})[0]
 	var out bytes.Buffer
-	v := &queueView{s: Streams{Out: &out}}
-	v.print(buildkite.QueueReport{Time: now, Queues: []buildkite.Queue{queue}})
+	v := &operator.QueueView{S: term.Streams{Out: &out}}
+	v.Print(buildkite.QueueReport{Time: now, Queues: []buildkite.Queue{queue}})
 	golden(t, "queue.txt", out.String())
 	for _, width := range []int{80, 70, 40} {
-		drawn := v.table(queue, now).draw(width)
+		drawn := v.Table(queue, now).Draw(width)
 		if n := text.LongestLineLen(drawn); n > max(width, 66) {
 			t.Errorf("%d columns of %d:\n%s", n, width, drawn)
 		}

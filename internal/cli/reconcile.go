@@ -8,13 +8,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-func newReconcile(s Streams) *cobra.Command {
+func newReconcile(s term.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "reconcile",
 		Short: "Bring this node to its planned state once, as its service does",
@@ -22,7 +23,7 @@ func newReconcile(s Streams) *cobra.Command {
 	}
 }
 
-func reconcileOnce(ctx context.Context, s Streams) error {
+func reconcileOnce(ctx context.Context, s term.Streams) error {
 	n, host, closeHost, err := changeLocked(ctx, s, "reconcile")
 	if err != nil {
 		return err
@@ -39,15 +40,15 @@ func reconcileOnce(ctx context.Context, s Streams) error {
 		return err
 	}
 	if len(result.Applied) == 0 && len(result.Deferred) == 0 {
-		printf(s.Out, "Nothing to change.\n")
+		term.Printf(s.Out, "Nothing to change.\n")
 		return nil
 	}
-	printf(s.Out, "%s made.\n", changesWere(len(result.Applied)))
+	term.Printf(s.Out, "%s made.\n", changesWere(len(result.Applied)))
 	printLater(s.Out, result.Deferred)
 	return nil
 }
 
-func newUninstall(s Streams) *cobra.Command {
+func newUninstall(s term.Streams) *cobra.Command {
 	var now, dryRun bool
 	cmd := &cobra.Command{
 		Use:   "uninstall",
@@ -64,7 +65,7 @@ what install --adopt replaced. Agents finish their jobs first, unless --now.`,
 	return cmd
 }
 
-func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
+func uninstall(ctx context.Context, s term.Streams, now, dryRun bool) error {
 	_, host, closeHost, err := changeLocked(ctx, s, "uninstall")
 	if err != nil {
 		return err
@@ -86,21 +87,21 @@ func uninstall(ctx context.Context, s Streams, now, dryRun bool) error {
 	end := showProgress(s, host.Host)
 	result, err := host.Uninstall(ctx, func(jobs []string) {
 		end()
-		s.progress("waiting for %s; sudo kbnode uninstall --now ends it", strings.Join(jobs, ", "))
+		s.Progress("waiting for %s; sudo kbnode uninstall --now ends it", strings.Join(jobs, ", "))
 	})
 	end()
 	if err != nil {
-		return fmt.Errorf("%w\nfix this and type %s to continue", err, s.again())
+		return fmt.Errorf("%w\nfix this and type %s to continue", err, s.Again())
 	}
 	if len(result.Applied) == 0 {
-		printf(s.Out, "Nothing to remove: kbnode set up nothing here.\n")
+		term.Printf(s.Out, "Nothing to remove: kbnode set up nothing here.\n")
 		return nil
 	}
 	exe, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find kbnode's own path: %w", err)
 	}
-	printf(s.Out, "Removed: %s made. %s\n", changesWere(len(result.Applied)), whatStays(exe))
+	term.Printf(s.Out, "Removed: %s made. %s\n", changesWere(len(result.Applied)), whatStays(exe))
 	return nil
 }
 

@@ -8,12 +8,13 @@ import (
 	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/selftest"
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
 )
 
-func newSelftest(s Streams) *cobra.Command {
+func newSelftest(s term.Streams) *cobra.Command {
 	var slots []int
 	var asJSON, verbose bool
 	cmd := &cobra.Command{
@@ -28,16 +29,16 @@ Exit code 1 also means that no slot could be tried.`,
 		Example: `  sudo kbnode selftest --slot 0 --slot 3 --verbose`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if i := slices.IndexFunc(slots, func(k int) bool { return k < 0 }); i >= 0 {
-				return usagef("--slot %d: slots are numbered from 0", slots[i])
+				return term.Usagef("--slot %d: slots are numbered from 0", slots[i])
 			}
-			if err := s.toRead("selftest"); err != nil {
+			if err := toRead(s, "selftest"); err != nil {
 				return err
 			}
 			out, err := here(s).Selftest(cmd.Context(), slots)
 			if err != nil {
 				return err
 			}
-			return exitUnless(out.Held, s.print(asJSON, out, func() { printSelftest(s.Out, out, verbose) }))
+			return term.ExitUnless(out.Held, s.Print(asJSON, out, func() { printSelftest(s.Out, out, verbose) }))
 		},
 	}
 	cmd.Flags().IntSliceVar(&slots, "slot", nil, "number of a slot to try; may be repeated (default: all)")
@@ -61,45 +62,45 @@ var groups = []struct{ name, about string }{
 const shownFailures = 8
 
 func printSelftest(w io.Writer, out *node.SelftestReport, verbose bool) {
-	t := newList(w, "Slot", "Group", "Tried", "Found")
+	t := term.NewList(w, "Slot", "Group", "Tried", "Found")
 	for _, r := range out.Slots {
 		for _, g := range groups {
 			checks, bad := ofGroup(r.Checks, g.name)
 			if len(checks) == 0 {
 				continue
 			}
-			saw := paint(w, pretty.FgGreen, fmt.Sprintf("%d held", len(checks)))
+			saw := term.Paint(w, pretty.FgGreen, fmt.Sprintf("%d held", len(checks)))
 			if len(bad) > 0 {
-				saw = paint(w, pretty.FgRed, fmt.Sprintf("%d of %d did not hold", len(bad), len(checks)))
+				saw = term.Paint(w, pretty.FgRed, fmt.Sprintf("%d of %d did not hold", len(bad), len(checks)))
 			}
-			t.row(r.Slot, g.name, g.about, saw)
+			t.Row(r.Slot, g.name, g.about, saw)
 			for _, c := range checks {
 				if verbose {
-					t.row("", "", "  "+c.Tried, map[bool]string{true: "held", false: "NOT HELD"}[c.Held]+": "+c.Saw)
+					t.Row("", "", "  "+c.Tried, map[bool]string{true: "held", false: "NOT HELD"}[c.Held]+": "+c.Saw)
 				}
 			}
 		}
 		if r.Skipped != "" {
-			t.row(r.Slot, "-", "-", paint(w, pretty.FgYellow, "skipped: "+r.Skipped))
+			t.Row(r.Slot, "-", "-", term.Paint(w, pretty.FgYellow, "skipped: "+r.Skipped))
 		}
 	}
-	t.print()
+	t.Print()
 	for _, r := range out.Slots {
 		for _, g := range groups {
 			_, bad := ofGroup(r.Checks, g.name)
 			for i, c := range bad {
 				if i == shownFailures && len(bad) > shownFailures+1 {
-					printf(w, "\n%s  %s: %d more of %q; sudo kbnode selftest --verbose shows them\n", paint(w, pretty.FgRed, "NOT HELD"), r.Slot, len(bad)-i, g.name)
+					term.Printf(w, "\n%s  %s: %d more of %q; sudo kbnode selftest --verbose shows them\n", term.Paint(w, pretty.FgRed, "NOT HELD"), r.Slot, len(bad)-i, g.name)
 					break
 				}
-				printf(w, "\n%s  %s, %s: %s\n  found %s\n", paint(w, pretty.FgRed, "NOT HELD"), r.Slot, c.Group, c.Tried, c.Saw)
+				term.Printf(w, "\n%s  %s, %s: %s\n  found %s\n", term.Paint(w, pretty.FgRed, "NOT HELD"), r.Slot, c.Group, c.Tried, c.Saw)
 				if c.Do != "" {
-					printCommand(w, "  type  "+c.Do)
+					term.PrintCommand(w, "  type  "+c.Do)
 				}
 			}
 		}
 	}
-	printf(w, "\n%s\n", out.Verdict())
+	term.Printf(w, "\n%s\n", out.Verdict())
 }
 
 // ofGroup returns the checks of a group, and those that did not hold.
@@ -116,7 +117,7 @@ func ofGroup(checks []selftest.Check, group string) (all, bad []selftest.Check) 
 }
 
 // newProbe returns the command that selftest starts in containers and slices.
-func newProbe(s Streams) *cobra.Command {
+func newProbe(s term.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:    "probe JSON",
 		Short:  "Try what no job may do, and report the result (started by selftest)",

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/events"
@@ -31,7 +32,7 @@ func slotFlag(cmd *cobra.Command, k *int) {
 	_ = cmd.MarkFlagRequired("slot")
 }
 
-func newAgentExec(s Streams) *cobra.Command {
+func newAgentExec(s term.Streams) *cobra.Command {
 	var k int
 	var binary string
 	cmd := &cobra.Command{
@@ -48,7 +49,7 @@ func newAgentExec(s Streams) *cobra.Command {
 			if err := slot.CheckLimits(slot.CgroupRoot, pol); err != nil {
 				return err
 			}
-			if err := agent.Ready(cmd.Context(), k, s.logger()); cmd.Context().Err() != nil {
+			if err := agent.Ready(cmd.Context(), k, s.Logger()); cmd.Context().Err() != nil {
 				return nil // it was asked to stop
 			} else if err != nil {
 				return err
@@ -61,7 +62,7 @@ func newAgentExec(s Streams) *cobra.Command {
 	return cmd
 }
 
-func newGuard(s Streams) *cobra.Command {
+func newGuard(s term.Streams) *cobra.Command {
 	var k int
 	cmd := &cobra.Command{
 		Use:    "guard",
@@ -73,14 +74,14 @@ func newGuard(s Streams) *cobra.Command {
 				return err
 			}
 			saveMemory()
-			return guard.Serve(cmd.Context(), pol, s.logger())
+			return guard.Serve(cmd.Context(), pol, s.Logger())
 		},
 	}
 	slotFlag(cmd, &k)
 	return cmd
 }
 
-func newHook(s Streams) *cobra.Command {
+func newHook(s term.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:    "hook NAME",
 		Short:  "Run a Buildkite hook of a slot (started by the hook's script)",
@@ -89,14 +90,14 @@ func newHook(s Streams) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			k, err := strconv.Atoi(os.Getenv("KBNODE_SLOT"))
 			if err != nil || k < 0 {
-				return usagef("KBNODE_SLOT is not set; run this only in a hook of an agent that kbnode started")
+				return term.Usagef("KBNODE_SLOT is not set; run this only in a hook of an agent that kbnode started")
 			}
-			return agent.Hook(cmd.Context(), args[0], k, s.logger())
+			return agent.Hook(cmd.Context(), args[0], k, s.Logger())
 		},
 	}
 }
 
-func newDisk(s Streams) *cobra.Command {
+func newDisk(s term.Streams) *cobra.Command {
 	var k int
 	cmd := &cobra.Command{
 		Use:    "disk",
@@ -111,7 +112,7 @@ func newDisk(s Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			d := disk.Disk{Dir: plan.DiskDir(k), Home: plan.WorkDir(k), Bytes: pol.DiskBytes, GID: gid, Log: s.logger()}
+			d := disk.Disk{Dir: plan.DiskDir(k), Home: plan.WorkDir(k), Bytes: pol.DiskBytes, GID: gid, Log: s.Logger()}
 			return disk.OnHost(func() error { return d.Ensure(cmd.Context()) })
 		},
 	}
@@ -119,7 +120,7 @@ func newDisk(s Streams) *cobra.Command {
 	return cmd
 }
 
-func newDaemon(s Streams) *cobra.Command {
+func newDaemon(s term.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "daemon",
 		Short: "Keep this node in its planned state (run by its service)",
@@ -129,8 +130,8 @@ ends a job, and you can stop it at any time.`,
 	}
 }
 
-func runDaemon(ctx context.Context, s Streams) error {
-	if err := s.needRoot("daemon"); err != nil {
+func runDaemon(ctx context.Context, s term.Streams) error {
+	if err := needRoot(s, "daemon"); err != nil {
 		return err
 	}
 	limitThreads()
@@ -143,16 +144,16 @@ func runDaemon(ctx context.Context, s Streams) error {
 			wake <- struct{}{}
 		}
 	}()
-	go node.WatchFirstJobs(ctx, s.logger())
-	go node.ContinueUpgrades(ctx, Version(), s.logger())
+	go node.WatchFirstJobs(ctx, s.Logger())
+	go node.ContinueUpgrades(ctx, Version(), s.Logger())
 	m := metrics.New(metrics.Options{
-		Version: Version(), Commit: readVersion().Commit, Log: s.logger(),
+		Version: Version(), Commit: readVersion().Commit, Log: s.Logger(),
 		Images: func() (image.State, error) { return image.Read(plan.ImageDir) },
 	})
 	defer m.Close()
 	daemon.Run(ctx, daemon.Options{
 		Root: "/", Kmsg: health.Kmsg{Owner: health.OwnerOf("/")},
-		Node: node.Daemon(Version(), s.logger()), Events: events.Log{File: events.Path}, Log: s.logger(), Wake: wake, Replaced: node.Replaced,
+		Node: node.Daemon(Version(), s.Logger()), Events: events.Log{File: events.Path}, Log: s.Logger(), Wake: wake, Replaced: node.Replaced,
 		Publish: m.Publish,
 	})
 	return nil

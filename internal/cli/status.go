@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -16,9 +17,7 @@ import (
 // watchPeriod is how often --watch looks.
 const watchPeriod = 2 * time.Second
 
-const clearScreen = "\x1b[H\x1b[2J"
-
-func newStatus(s Streams) *cobra.Command {
+func newStatus(s term.Streams) *cobra.Command {
 	var asJSON, watch bool
 	cmd := &cobra.Command{
 		Use:   "status",
@@ -28,7 +27,7 @@ func newStatus(s Streams) *cobra.Command {
 Exit code 0 if every slot is as planned, 1 if something differs or this machine is
 not a node.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := s.toRead("status"); err != nil {
+			if err := toRead(s, "status"); err != nil {
 				return err
 			}
 			for {
@@ -36,17 +35,17 @@ not a node.`,
 				if err != nil {
 					return err
 				}
-				err = s.print(asJSON, st, func() {
+				err = s.Print(asJSON, st, func() {
 					switch {
-					case watch && cursor(s.Out) > 0:
-						printf(s.Out, clearScreen)
+					case watch && term.Cursor(s.Out) > 0:
+						term.Printf(s.Out, term.ClearScreen)
 					case watch:
-						printf(s.Out, "\n")
+						term.Printf(s.Out, "\n")
 					}
 					printStatus(s.Out, st, time.Now())
 				})
 				if err != nil || !watch {
-					return exitUnless(!st.Disagrees(), err)
+					return term.ExitUnless(!st.Disagrees(), err)
 				}
 				if limit.Sleep(cmd.Context(), watchPeriod) != nil {
 					return nil
@@ -60,8 +59,8 @@ not a node.`,
 }
 
 func printStatus(w io.Writer, st node.Status, now time.Time) {
-	t := newList(w, "Slot", "GPU", "Queue", "CPUs", "Memory", "Agent", "Job", "Since", "Problem")
-	t.spare = []string{"Memory", "CPUs", "GPU", "Queue"}
+	t := term.NewList(w, "Slot", "GPU", "Queue", "CPUs", "Memory", "Agent", "Job", "Since", "Problem")
+	t.Spare = []string{"Memory", "CPUs", "GPU", "Queue"}
 	for _, s := range st.Slots {
 		job := "-"
 		if s.Job != nil {
@@ -79,25 +78,8 @@ func printStatus(w io.Writer, st node.Status, now time.Time) {
 		} else if len(s.Drains) > 0 {
 			problem = s.Drains[0].String()
 		}
-		t.row(s.Slot, cmp.Or(s.GPU, "-"), s.Queue, s.CPUs, text.Bytes(s.MemoryBytes), paintWord(w, s.Agent), job, ago(s.Since, now), problem)
+		t.Row(s.Slot, cmp.Or(s.GPU, "-"), s.Queue, s.CPUs, text.Bytes(s.MemoryBytes), term.PaintWord(w, s.Agent), job, term.Ago(s.Since, now), problem)
 	}
-	t.print()
-	printWarnings(w, st.Warnings)
-}
-
-// ago returns a time as people say it: "3m", "2h10m", "5d".
-func ago(t, now time.Time) string {
-	if t.IsZero() {
-		return "-"
-	}
-	switch d := max(0, now.Sub(t)); {
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
-	case d < 24*time.Hour:
-		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
-	default:
-		return fmt.Sprintf("%dd", int(d.Hours()/24))
-	}
+	t.Print()
+	term.PrintWarnings(w, st.Warnings)
 }

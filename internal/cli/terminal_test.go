@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 
@@ -28,7 +29,7 @@ func TestMain(m *testing.M) {
 		os.Exit(dialogOf(root))
 	}
 	if os.Getenv(asKbnode) != "" {
-		os.Exit(Main(os.Args[1:], Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}))
+		os.Exit(Main(os.Args[1:], term.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}))
 	}
 	os.Exit(m.Run())
 }
@@ -73,7 +74,7 @@ func openPTY(t *testing.T, cols uint16) (master, tty *os.File) {
 func onTerminal(t *testing.T, cols uint16, args ...string) string {
 	t.Helper()
 	tty, screen := pty(t, cols)
-	run(t.Context(), args, Streams{In: strings.NewReader(""), Out: tty, Err: tty})
+	run(t.Context(), args, term.Streams{In: strings.NewReader(""), Out: tty, Err: tty})
 	return screen()
 }
 
@@ -87,7 +88,7 @@ func everything(t *testing.T) [][]string {
 		{"inventory", "--root", b200}, {"inventory", "--root", h100}, {"doctor", "--list"}, {"doctor", "--explain", "docker-engine"}, {"plan", "--root", b200, "--queue", "a b"},
 		{"plan", "--root", b200, "--gpus", "0,99"}, {"runner"}, {"submit", "--eval", "/nowhere", "--queue", "b200"}, {"payload", "decode"}, {"pipeline", "evaluate"},
 	}
-	for _, cmd := range newRoot(Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}, hints{}).Commands() {
+	for _, cmd := range newRoot(term.Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}, hints{}).Commands() {
 		all = append(all, []string{cmd.Name(), "--help"})
 		for _, sub := range cmd.Commands() {
 			all = append(all, []string{cmd.Name(), sub.Name(), "--help"})
@@ -136,7 +137,7 @@ func TestColour(t *testing.T) {
 func TestDumbTerminal(t *testing.T) {
 	t.Setenv("TERM", "dumb")
 	tty, screen := pty(t, 80)
-	p := changeProgress{progress: newProgress(Streams{Err: tty})}
+	p := changeProgress{Progress: term.NewProgress(term.Streams{Err: tty})}
 	for _, c := range shown {
 		p.show(c)
 	}
@@ -162,7 +163,7 @@ func TestWrap(t *testing.T) {
 		{"deeper than it is wide", "                  one two three\n", "                  one\n          two three\n", 20},
 		{"no end", "one two", "one\n  two", 5},
 	} {
-		if diff := cmp.Diff(tt.want, wrap(tt.in, tt.width)); diff != "" {
+		if diff := cmp.Diff(tt.want, term.Wrap(tt.in, tt.width)); diff != "" {
 			t.Errorf("%s: %s", tt.name, diff)
 		}
 	}
@@ -172,27 +173,27 @@ func TestWrap(t *testing.T) {
 func TestList(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
-	l := newList(&b, "Slot", "GPU", "Name", "Problem")
-	l.spare, l.most = []string{"GPU", "Slot"}, map[string]int{"Name": 5}
-	l.row("gpu0", "NVIDIA B200", "n-0123", "-")
-	l.row("gpu1", "NVIDIA B200", "n", "its GPU fell off the bus, and nobody knows why")
-	l.print()
+	l := term.NewList(&b, "Slot", "GPU", "Name", "Problem")
+	l.Spare, l.Most = []string{"GPU", "Slot"}, map[string]int{"Name": 5}
+	l.Row("gpu0", "NVIDIA B200", "n-0123", "-")
+	l.Row("gpu1", "NVIDIA B200", "n", "its GPU fell off the bus, and nobody knows why")
+	l.Print()
 	wide := "SLOT  GPU          NAME    PROBLEM\ngpu0  NVIDIA B200  n-0123  -\ngpu1  NVIDIA B200  n       its GPU fell off the bus, and nobody knows why\n"
 	if diff := cmp.Diff(wide, b.String()); diff != "" {
 		t.Error(diff)
 	}
 	narrow := "SLOT  NAME   PROBLEM\ngpu0  n-…23  -\ngpu1  n      its GPU fell off the bus, and\n             nobody knows why\n"
-	if diff := cmp.Diff(narrow, l.draw(44)+"\n"); diff != "" {
+	if diff := cmp.Diff(narrow, l.Draw(44)+"\n"); diff != "" {
 		t.Error(diff)
 	}
 	const uuid = "GPU-6c1d4f0a-93b2-4e57-8a1c-0d5e7f2a3b03"
 	for _, word := range []string{uuid, "https://buildkite.com/gpu-mode/kernelbot/builds/1234"} { // must stay whole, to be copied
-		l = newList(&b, "Slot", "Model", "Problem")
-		l.spare = []string{"Model"}
-		l.row("gpu3", "NVIDIA B200", "see "+word+" there")
+		l = term.NewList(&b, "Slot", "Model", "Problem")
+		l.Spare = []string{"Model"}
+		l.Row("gpu3", "NVIDIA B200", "see "+word+" there")
 		long := "SLOT  PROBLEM\ngpu3  see\n      " + word + "\n      there\n"
 		for _, width := range []int{20, len(word), len(word) + 6} {
-			if diff := cmp.Diff(long, l.draw(width)+"\n"); diff != "" {
+			if diff := cmp.Diff(long, l.Draw(width)+"\n"); diff != "" {
 				t.Errorf("%d columns: %s", width, diff)
 			}
 		}
@@ -239,7 +240,7 @@ func TestVerbatim(t *testing.T) {
 		t.Errorf("on a terminal:\n%s\nelsewhere:\n%s%s", got, plainly.out, plainly.err)
 	}
 	tty, screen := pty(t, 40)
-	printCommand(tty, "      type  sed -i 's/one two/three four/' /etc/some/file && systemctl restart it")
+	term.PrintCommand(tty, "      type  sed -i 's/one two/three four/' /etc/some/file && systemctl restart it")
 	if diff := cmp.Diff("      type  sed -i 's/one two/three four/' \\\n            /etc/some/file && \\\n            systemctl restart it\n", screen()); diff != "" {
 		t.Error(diff)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -21,7 +22,7 @@ type upgradeFlags struct {
 	wait, dryRun    bool
 }
 
-func newUpgrade(s Streams) *cobra.Command {
+func newUpgrade(s term.Streams) *cobra.Command {
 	var f upgradeFlags
 	cmd := &cobra.Command{
 		Use:   "upgrade --agent-version VERSION",
@@ -48,18 +49,18 @@ or with the same command.`,
 func (f upgradeFlags) check() error {
 	switch {
 	case f.version != "" && f.binary != "":
-		return usagef("--agent-binary determines the version; leave out --agent-version")
+		return term.Usagef("--agent-binary determines the version; leave out --agent-version")
 	case f.version == "" && f.binary == "":
-		return usagef("no version of buildkite-agent is given; write %s; to upgrade kbnode itself, replace it with apt or dnf, or %s; slots follow when they are idle", line([]string{"upgrade", "--agent-version", plan.PinnedAgentVersion}), strings.ReplaceAll("sudo install -m 755 kbnode "+node.Binary, " ", unbroken))
+		return term.Usagef("no version of buildkite-agent is given; write %s; to upgrade kbnode itself, replace it with apt or dnf, or %s; slots follow when they are idle", term.Line([]string{"upgrade", "--agent-version", plan.PinnedAgentVersion}), strings.ReplaceAll("sudo install -m 755 kbnode "+node.Binary, " ", term.Unbroken))
 	case f.timeout < time.Second:
-		return usagef("--timeout %s is too short for an agent to register; write 1s or more", f.timeout)
+		return term.Usagef("--timeout %s is too short for an agent to register; write 1s or more", f.timeout)
 	case f.version != "":
-		return usage(plan.CheckAgentVersion(f.version))
+		return term.Usage(plan.CheckAgentVersion(f.version))
 	}
-	return checkFile("--agent-binary", f.binary)
+	return term.CheckFile("--agent-binary", f.binary)
 }
 
-func upgrade(ctx context.Context, s Streams, f upgradeFlags) error {
+func upgrade(ctx context.Context, s term.Streams, f upgradeFlags) error {
 	if err := f.check(); err != nil {
 		return err
 	}
@@ -91,7 +92,7 @@ func upgrade(ctx context.Context, s Streams, f upgradeFlags) error {
 	host.Log = nil // each slot has its own line
 	// Finish what was begun, however long the daemon's passes take.
 	u.Lock = func(ctx context.Context) (func(), error) { return n.WaitLock(ctx, host.Lock, "") }
-	u.Say = func(slot int, text string) { printf(s.Out, "%s: %s\n", plan.SlotName(slot), text) }
+	u.Say = func(slot int, text string) { term.Printf(s.Out, "%s: %s\n", plan.SlotName(slot), text) }
 	before := n.Agents
 	if err := u.Begin(ctx, to, fetched, f.timeout); err != nil {
 		return err
@@ -104,30 +105,30 @@ func upgrade(ctx context.Context, s Streams, f upgradeFlags) error {
 	case err != nil:
 		return err
 	case len(busy) > 0:
-		printf(s.Out, "Later: %s %s the new agent when %s done; see sudo kbnode status and kbnode events.\n", node.SlotNames(busy), text.Plural(len(busy), "gets", "get"), text.Plural(len(busy), "its job is", "their jobs are"))
+		term.Printf(s.Out, "Later: %s %s the new agent when %s done; see sudo kbnode status and kbnode events.\n", node.SlotNames(busy), text.Plural(len(busy), "gets", "get"), text.Plural(len(busy), "its job is", "their jobs are"))
 	case before.Version == to && before.Roll != nil:
-		printf(s.Out, "Rolled back: slots run %s again, those with a job when it is done.\n", u.Name(to))
+		term.Printf(s.Out, "Rolled back: slots run %s again, those with a job when it is done.\n", u.Name(to))
 	case before.Version == to:
-		printf(s.Out, "Nothing to change: slots run %s.\n", u.Name(to))
+		term.Printf(s.Out, "Nothing to change: slots run %s.\n", u.Name(to))
 	default:
-		printf(s.Out, "All slots run %s.\n", u.Name(to))
+		term.Printf(s.Out, "All slots run %s.\n", u.Name(to))
 	}
 	return nil
 }
 
 // dryUpgrade prints what would be done.
-func dryUpgrade(ctx context.Context, s Streams, n *node.Node, host *reconcile.Host, t *node.Target) error {
+func dryUpgrade(ctx context.Context, s term.Streams, n *node.Node, host *reconcile.Host, t *node.Target) error {
 	name := node.VersionName(n.Inventory.Software.Agent)
 	from := name(n.Agents.Version)
 	to, known := t.Known()
 	switch {
 	case known && to == n.Agents.Version && n.Agents.Roll == nil:
-		printf(s.Out, "Nothing to change: slots run %s.\n", from)
+		term.Printf(s.Out, "Nothing to change: slots run %s.\n", from)
 		return nil
 	case known:
-		printf(s.Out, "%s is already here.\n", name(to))
+		term.Printf(s.Out, "%s is already here.\n", name(to))
 	default:
-		printf(s.Out, "buildkite-agent %s would be fetched and checked.\n", t.Version)
+		term.Printf(s.Out, "buildkite-agent %s would be fetched and checked.\n", t.Version)
 	}
 	state, err := host.Observe(ctx, n.Plan)
 	if err != nil {
@@ -141,8 +142,8 @@ func dryUpgrade(ctx context.Context, s Streams, n *node.Node, host *reconcile.Ho
 		case ss.Busy() != "" || ss.Agent.Stopping():
 			what = "finishes its job first, then changes"
 		}
-		printf(s.Out, "%s: %s\n", sl.Name, what)
+		term.Printf(s.Out, "%s: %s\n", sl.Name, what)
 	}
-	printf(s.Out, "Slots run %s now; nothing was changed.\n", from)
+	term.Printf(s.Out, "Slots run %s now; nothing was changed.\n", from)
 	return nil
 }

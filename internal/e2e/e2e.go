@@ -136,6 +136,7 @@ func (r *Report) builds(ctx context.Context, c *buildkite.Client, o Options, par
 // concurrency runs as many jobs as there are agents, and checks when and where each ran.
 func (r *Report) concurrency(ctx context.Context, c *buildkite.Client, o Options) {
 	together := Check{Part: Concurrency, Name: "side by side", Verdict: Failed}
+	defer func() { r.add(together) }()
 	serving, free, err := agents(ctx, c, o.Org, o.Queue)
 	n := o.Jobs
 	switch {
@@ -149,7 +150,6 @@ func (r *Report) concurrency(ctx context.Context, c *buildkite.Client, o Options
 		n = min(serving, MaxJobs)
 	}
 	if n == 0 {
-		r.add(together)
 		return
 	}
 	width := min(n, max(free, 1))
@@ -159,15 +159,12 @@ func (r *Report) concurrency(ctx context.Context, c *buildkite.Client, o Options
 	trials, err := o.trials(Concurrency, n)
 	if err != nil {
 		together.Saw = err.Error()
-		r.add(together)
 		return
 	}
-	outcomes := r.run(ctx, c, o, Concurrency, trials)
 	var ok bool
-	if together.Saw, ok = sideBySide(outcomes, width); ok {
+	if together.Saw, ok = sideBySide(r.run(ctx, c, o, Concurrency, trials), width); ok {
 		together.Verdict = OK
 	}
-	r.add(together)
 }
 
 // agents counts the agents of a queue that take jobs, and those of them without a job.
@@ -183,15 +180,11 @@ func agents(ctx context.Context, c *buildkite.Client, org, queue string) (servin
 
 // run runs trials concurrently, and adds a check for each.
 func (r *Report) run(ctx context.Context, c *buildkite.Client, o Options, part string, trials []trial) []submit.Outcome {
-	jobs := make([]submit.Job, len(trials))
-	for i, t := range trials {
-		jobs[i] = t.job
-	}
 	follow := submit.Options{Target: o.target(part), Node: part == Evaluation, Log: o.Log}
 	if o.On != nil {
 		follow.On = func(i int, s submit.Status) { o.On(part, trials[i].name, s) }
 	}
-	outcomes := submit.Run(ctx, c, follow, jobs)
+	outcomes := submit.Run(ctx, c, follow, jobsOf(trials))
 	refused := ""
 	for i, out := range outcomes {
 		if out.Verdict == submit.NotCreated && out.Err != nil {

@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -15,10 +14,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/submit"
 	"github.com/gpu-mode/kbnode/internal/task"
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestWell checks a good queue in each mode: every job runs once, and every check is OK.
@@ -45,9 +44,7 @@ func TestWell(t *testing.T) {
 				"artifact-test", "submission.py", "wrong.py", "cheat.py", "cheat_equal.py", "cheat_input.py",
 				"job 1", "job 2", "job 3", "job 4", "job 5", "job 6", "job 7", "job 8", "side by side",
 			}
-			if d := cmp.Diff(want, names); d != "" {
-				t.Error(d)
-			}
+			must.Equal(t, want, names)
 			if last := r.Checks[len(r.Checks)-1].Saw; last != "8 of 8 jobs ran, up to 8 at the same time, on 8 agents and 8 GPUs" {
 				t.Error(last)
 			}
@@ -99,11 +96,6 @@ func TestUnwell(t *testing.T) {
 				w.Files["result.json"] = evaluates(true, "", "test")
 			}
 		}}, Options{Mode: "test"}, map[string]string{"evaluation, wrong.py": passes}},
-		{"nothing is evaluated", node{do: func(w *bktest.Work, _ int, kind Kind) {
-			if kind == Right {
-				w.Files["result.json"] = evaluates(true, "")
-			}
-		}}, Options{}, map[string]string{"evaluation, submission.py": "failed: the build passed without the run test"}},
 		{"the ranked run is left out", node{do: func(w *bktest.Work, _ int, kind Kind) {
 			if kind == Right {
 				w.Files["result.json"] = evaluates(true, "", "test", "benchmark")
@@ -178,7 +170,6 @@ func TestEnds(t *testing.T) {
 		after  time.Duration // when to interrupt; 0 means never
 		checks []string      // the beginnings of verdict and reason
 	}{
-		{"no agents", node{}, Options{Parts: []string{Concurrency}}, 0, []string{"failed: no agent in queue b200 takes jobs"}},
 		{"nobody takes it", node{}, Options{Parts: []string{Artifact, Concurrency}, Target: submit.Target{QueueTime: time.Minute}}, 0, []string{
 			"failed: timed out: no agent took it within 1m0s", "failed: no agent in queue b200 takes jobs",
 		}},
@@ -202,9 +193,6 @@ func TestEnds(t *testing.T) {
 		}}, Options{Parts: []string{Artifact, Concurrency}}, 0, []string{
 			"failed: not created: create build: the API token may not do this; give it the scope write_builds",
 			"failed: not created: create build", "failed: not created: create build", "failed: 0 of 2 jobs ran",
-		}},
-		{"another pipeline", node{agents: 2, before: func(_ *bktest.Server, o *Options) { o.Pipeline = "kernalbot" }}, Options{Parts: []string{Artifact}}, 0, []string{
-			"failed: not created: organization kbnode has no pipeline kernalbot; it has kernelbot",
 		}},
 		{"agents that may not be counted", node{agents: 2, before: func(s *bktest.Server, _ *Options) {
 			s.Inject(bktest.Fault{Route: "GET /v2/organizations/{org}/agents", Status: http.StatusForbidden, Times: -1})
@@ -247,16 +235,12 @@ func TestLoad(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	for name, text := range map[string]string{
-		"task.yml": `{files: [{name: s.py, source: "@SUBMISSION@"}, {name: e.py, source: e.py}], lang: py, config: {main: e.py}}`,
-		"e.py":     "", "wrong.py": "w",
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	must.Write(t, dir, "task.yml", `{files: [{name: s.py, source: "@SUBMISSION@"}, {name: e.py, source: e.py}], lang: py, config: {main: e.py}}`)
+	must.Write(t, dir, "e.py", "")
+	must.Write(t, dir, "wrong.py", "w")
 	for _, tt := range []struct{ add, err string }{
 		{"", "has no right submission; write one to submission.py"},
+		{"submission2.py", "has no right submission"},
 		{"submission.py", ""},
 		{"-wrong.py", "has no submission that should fail; write one to wrong.py or cheat.py"},
 		{"cheater.py", ""},
@@ -264,60 +248,10 @@ func TestLoad(t *testing.T) {
 		if file, removed := strings.CutPrefix(tt.add, "-"); removed {
 			_ = os.Remove(filepath.Join(dir, file))
 		} else if tt.add != "" {
-			if err := os.WriteFile(filepath.Join(dir, tt.add), []byte("x"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Write(t, dir, tt.add, "x")
 		}
 		_, err := Load(dir)
-		if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
-			t.Errorf("%s: %v", tt.add, err)
-		}
-	}
-	if _, err := Load("prefix_pyton"); err == nil || !strings.Contains(err.Error(), "write prefix_python; the examples are identity_cuda, ") {
-		t.Error(err)
-	}
-}
-
-// TestBuilds checks that Builds returns what Run would send, with steps where they are wanted.
-func TestBuilds(t *testing.T) {
-	t.Parallel()
-	p, err := Load(DefaultProblem)
-	if err != nil {
-		t.Fatal(err)
-	}
-	o := Options{RunID: "r", Target: submit.Target{Queue: "b200"}, Mode: "leaderboard", Problem: p}
-	ids := map[string]bool{}
-	for _, part := range Parts {
-		jobs, err := o.Builds(part, 3)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, j := range jobs {
-			ids[j.RunID] = true
-			if (j.Build.Steps != nil) != (part == Artifact) {
-				t.Errorf("%s has the steps %v", j.RunID, j.Build.Steps)
-			}
-		}
-	}
-	want := map[string]bool{}
-	for _, name := range []string{"artifact", "submission.py", "wrong.py", "cheat.py", "cheat_equal.py", "cheat_input.py", "1", "2", "3"} {
-		want["r-"+name] = true
-	}
-	if !maps.Equal(ids, want) {
-		t.Errorf("%v", ids)
-	}
-	o.Inline, o.Image, o.RunTime = true, "mine:1", 90*time.Second
-	jobs, err := o.Builds(Concurrency, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if steps, is := jobs[0].Build.Steps.([]pipeline.Step); !is || steps[0].Timeout != 2 || jobs[0].Build.Env["KERNELBOT_IMAGE"] != "mine:1" {
-		t.Errorf("%+v", jobs[0].Build)
-	}
-	if o.Queue = "no queue"; true {
-		if _, err := o.Builds(Artifact, 1); err == nil {
-			t.Error("a queue of two words is taken")
-		}
+		must.Err(t, err, tt.err)
 	}
 }
 

@@ -1,11 +1,9 @@
 package e2e
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/submit"
@@ -123,20 +121,16 @@ func gpu(out submit.Outcome) string {
 // sideBySide reports whether all jobs ran, width of them at the same time, and each had its own
 // agent and GPU.
 func sideBySide(outcomes []submit.Outcome, width int) (string, bool) {
-	var ran []submit.Outcome
-	agents, gpus := map[string]bool{}, map[string]bool{}
-	for _, out := range outcomes {
-		if out.Started.IsZero() || out.Ended.IsZero() {
-			continue
-		}
-		ran = append(ran, out)
-		agents[out.Agent], gpus[gpu(out)] = true, true
-	}
+	ran := slices.DeleteFunc(slices.Clone(outcomes), func(out submit.Outcome) bool { return out.Started.IsZero() || out.Ended.IsZero() })
+	agents, gpus, most := map[string]bool{}, map[string]bool{}, 0
 	for i, a := range ran {
-		for _, b := range ran[:i] {
-			if !a.Started.Before(b.Ended) || !b.Started.Before(a.Ended) {
+		agents[a.Agent], gpus[gpu(a)] = true, true
+		running := 1 // when a began
+		for j, b := range ran {
+			if j == i || a.Started.Before(b.Started) || !a.Started.Before(b.Ended) {
 				continue
 			}
+			running++
 			switch {
 			case a.Agent == b.Agent:
 				return fmt.Sprintf("builds %d and %d ran at the same time on agent %s", b.Build, a.Build, a.Agent), false
@@ -144,8 +138,8 @@ func sideBySide(outcomes []submit.Outcome, width int) (string, bool) {
 				return fmt.Sprintf("builds %d and %d ran at the same time on %s, by the agents %s and %s", b.Build, a.Build, gpu(a), b.Agent, a.Agent), false
 			}
 		}
+		most = max(most, running)
 	}
-	most := peak(ran)
 	saw := fmt.Sprintf("%d of %d jobs ran, up to %d at the same time, on %d agents and %d GPUs", len(ran), len(outcomes), most, len(agents), len(gpus))
 	switch {
 	case len(ran) < len(outcomes):
@@ -154,23 +148,4 @@ func sideBySide(outcomes []submit.Outcome, width int) (string, bool) {
 		return fmt.Sprintf("%s; %d agents were free. Try again when no one else uses the queue, or with a longer --hold", saw, width), false
 	}
 	return saw, true
-}
-
-// peak returns how many jobs ran at the same time, at most.
-func peak(ran []submit.Outcome) (most int) {
-	type change struct {
-		at time.Time
-		by int
-	}
-	var changes []change
-	for _, r := range ran {
-		changes = append(changes, change{r.Started, 1}, change{r.Ended, -1})
-	}
-	slices.SortFunc(changes, func(a, b change) int { return cmp.Or(a.at.Compare(b.at), a.by-b.by) })
-	n := 0
-	for _, c := range changes {
-		n += c.by
-		most = max(most, n)
-	}
-	return most
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
@@ -19,9 +20,6 @@ import (
 // DefaultProblem is the example that needs no GPU.
 const DefaultProblem = "prefix_python"
 
-// maxSubmissions bounds a problem's submissions.
-const maxSubmissions = 32
-
 // Kind is the kind of a submission, which decides how it should come out.
 type Kind string
 
@@ -31,6 +29,8 @@ const (
 	Wrong Kind = "wrong"
 	Cheat Kind = "cheat" // may pass mode test, which makes one call per case
 )
+
+var order = []Kind{Right, Wrong, Cheat}
 
 // Submission is one submission to a problem.
 type Submission struct {
@@ -51,58 +51,39 @@ func Load(name string) (*Problem, error) {
 	if err != nil {
 		return nil, err
 	}
-	return load(t.Name(), t, t.FS())
-}
-
-// load reads a problem's submissions.
-func load(name string, t *task.Task, dir fs.FS) (*Problem, error) {
-	p := &Problem{Task: t}
+	p, dir := &Problem{Task: t}, t.FS()
+	name = t.Name()
 	entries, err := fs.ReadDir(dir, ".")
 	if err != nil {
 		return nil, fmt.Errorf("read problem %s: %w", name, err)
 	}
 	ext := filepath.Ext(t.Submission)
 	for _, e := range entries {
-		var kind Kind
 		stem, is := strings.CutSuffix(e.Name(), ext)
-		switch {
-		case !is || !e.Type().IsRegular():
-			continue
-		case stem == string(Right):
-			kind = Right
-		case strings.HasPrefix(stem, string(Wrong)):
-			kind = Wrong
-		case strings.HasPrefix(stem, string(Cheat)):
-			kind = Cheat
-		default:
+		i := slices.IndexFunc(order, func(k Kind) bool { return stem == string(k) || k != Right && strings.HasPrefix(stem, string(k)) })
+		if !is || i < 0 || !e.Type().IsRegular() {
 			continue
 		}
 		text, err := task.ReadSubmission(dir, e.Name())
 		if err != nil {
 			return nil, fmt.Errorf("read submission: %w", err)
 		}
-		p.Submissions = append(p.Submissions, Submission{e.Name(), kind, text})
+		p.Submissions = append(p.Submissions, Submission{e.Name(), order[i], text})
 	}
-	order := []Kind{Right, Wrong, Cheat}
 	slices.SortFunc(p.Submissions, func(a, b Submission) int {
 		return cmp.Or(slices.Index(order, a.Kind)-slices.Index(order, b.Kind), strings.Compare(a.File, b.File))
 	})
-	switch n := len(p.Submissions); {
-	case n == 0 || p.Submissions[0].Kind != Right:
+	switch {
+	case len(p.Submissions) == 0 || p.Submissions[0].Kind != Right:
 		return nil, fmt.Errorf("problem %s has no right submission; write one to %s%s", name, Right, ext)
-	case n == 1:
+	case len(p.Submissions) == 1:
 		return nil, fmt.Errorf("problem %s has no submission that should fail; write one to %s%s or %s%s", name, Wrong, ext, Cheat, ext)
-	case n > maxSubmissions:
-		return nil, fmt.Errorf("problem %s has %d submissions; keep %d at most", name, n, maxSubmissions)
 	}
 	return p, nil
 }
 
-// The user who submits matches no one: kernelbot's user IDs are numbers.
-const (
-	userID   = "kbnode-e2e"
-	userName = "kbnode e2e"
-)
+// userID matches no one: kernelbot's user IDs are numbers.
+const userID = "kbnode-e2e"
 
 // store saves the right submission in the database, checks that all of it is there, and removes
 // it again if o.Cleanup is set, even after an error.
@@ -121,7 +102,7 @@ func (r *Report) store(ctx context.Context, o Options, out submit.Outcome) {
 		return
 	}
 	stored, err := o.Store.Save(ctx, record)
-	if stored.Name != "" {
+	if err == nil || errors.Is(err, results.ErrUnsure) {
 		r.Stored = &stored
 	}
 	if check("stored", err, fmt.Sprintf("leaderboard %s, submission %d with %d runs", record.Leaderboard, stored.Submission, len(stored.Runs))) {
@@ -144,7 +125,7 @@ func (o Options) record(out submit.Outcome, now time.Time) (results.Record, erro
 	gpu := strings.ToUpper(cmp.Or(o.GPU, o.Queue))
 	runs, err := results.RunsOf(out.Raw, o.Problem.Task.RankingBy, gpu)
 	return results.Record{
-		Leaderboard: o.RunID, Description: "made by kbnode e2e", Task: json.RawMessage(o.Problem.Task.Definition()),
-		GPU: gpu, UserID: userID, UserName: userName, File: right.File, Code: right.Text, Submitted: now, Runs: runs,
+		Leaderboard: o.RunID, Task: json.RawMessage(o.Problem.Task.Definition()),
+		GPU: gpu, UserID: userID, File: right.File, Code: right.Text, Submitted: now, Runs: runs,
 	}, err
 }

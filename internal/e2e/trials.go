@@ -46,11 +46,15 @@ func (o Options) Builds(part string, n int) ([]submit.Job, error) {
 		o.Hold = holdFor(n)
 	}
 	trials, err := o.trials(part, n)
+	return jobsOf(trials), err
+}
+
+func jobsOf(trials []trial) []submit.Job {
 	jobs := make([]submit.Job, len(trials))
 	for i, t := range trials {
 		jobs[i] = t.job
 	}
-	return jobs, err
+	return jobs
 }
 
 func (o Options) trials(part string, n int) (all []trial, err error) {

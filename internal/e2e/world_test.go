@@ -4,15 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/payload"
@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/runner"
 	"github.com/gpu-mode/kbnode/internal/task"
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // work runs the tests, or `kbnode runner` if KBNODE_TEST_RUNNER is set.
@@ -64,7 +65,11 @@ func evaluates(passed bool, reported string, names ...string) string {
 
 // submissionOf returns the submission and the mode of a job.
 func submissionOf(env map[string]string) (text, mode string, err error) {
-	doc, err := document(env)
+	encoded := env[payload.Var]
+	for i := 0; env[fmt.Sprintf("%s_%d", payload.Var, i)] != ""; i++ {
+		encoded += env[fmt.Sprintf("%s_%d", payload.Var, i)]
+	}
+	doc, err := payload.Inflate(encoded)
 	if err != nil {
 		return "", "", err
 	}
@@ -76,14 +81,6 @@ func submissionOf(env map[string]string) (text, mode string, err error) {
 	code, _ := sources.(*payload.Object).Get("submission.py")
 	m, _ := o.Get("mode")
 	return code.(string), m.(string), nil
-}
-
-func document(env map[string]string) (string, error) {
-	encoded := env[payload.Var]
-	for i := 0; env[fmt.Sprintf("%s_%d", payload.Var, i)] != ""; i++ {
-		encoded += env[fmt.Sprintf("%s_%d", payload.Var, i)]
-	}
-	return payload.Inflate(encoded)
 }
 
 // pretend leaves the files that a good node would, without running the job.
@@ -118,9 +115,7 @@ func pretend(w *bktest.Work, p *Problem) (kind Kind) {
 // directory.
 func evaluateReally(t *testing.T) func(w *bktest.Work) {
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return func(w *bktest.Work) {
 		cmd := exec.Command(self)
 		if w.Env[payload.Var] == "" && w.Env[payload.Var+"_0"] == "" {
@@ -157,9 +152,7 @@ func evaluateReally(t *testing.T) func(w *bktest.Work) {
 func (n node) prove(t *testing.T, ctx context.Context, o Options) (*Report, *bktest.Server) { //nolint:revive // the test comes first here
 	t.Helper()
 	p, err := Load("prefix_python")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	s := bktest.New(bktest.Options{PingSeconds: 1, RateLimit: 50, Pipelines: []bktest.Pipeline{{
 		Slug: "kernelbot", Steps: `steps: [{command: exec kbnode runner, agents: {queue: $KERNELBOT_QUEUE}, artifact_paths: "*.json"}]`,
 	}}})
@@ -189,14 +182,10 @@ func (n node) prove(t *testing.T, ctx context.Context, o Options) (*Report, *bkt
 				n.do(w, i, kind)
 			}
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	client, err := buildkite.New(buildkite.Options{URL: "http://buildkite.test", Token: bktest.DefaultAPIToken, Network: s.Wire(), Patient: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	o.RunID, o.Org, o.Pipeline, o.Queue, o.GPU, o.Problem = NewRunID(), "kbnode", "kernelbot", "b200", "B200_BK", p
 	if o.Mode == "" {
 		o.Mode = "leaderboard"
@@ -222,32 +211,20 @@ func (n node) prove(t *testing.T, ctx context.Context, o Options) (*Report, *bkt
 	return r, s
 }
 
-// unwell returns what failed checks saw, by name.
-func unwell(r *Report) map[string]string {
-	all := map[string]string{}
-	for _, c := range r.Checks {
-		if c.Verdict != OK {
-			all[c.Part+", "+c.Name] = string(c.Verdict) + ": " + c.Saw
-		}
-	}
-	return all
-}
-
 // compare compares what went wrong with the beginnings of what should.
 func compare(t *testing.T, r *Report, want map[string]string) {
 	t.Helper()
-	got := unwell(r)
-	for name, text := range want {
-		if !strings.HasPrefix(got[name], text) {
-			t.Errorf("%s: %q, want %q", name, got[name], text)
+	got := map[string]string{}
+	for _, c := range r.Checks {
+		name := c.Part + ", " + c.Name
+		switch text := string(c.Verdict) + ": " + c.Saw; {
+		case c.Verdict == OK:
+		case want[name] != "" && strings.HasPrefix(text, want[name]):
+			got[name] = want[name]
+		default:
+			got[name] = text
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(got)) {
-		if _, is := want[name]; !is {
-			t.Errorf("%s: %s", name, got[name])
-		}
-	}
-	if r.OK != (len(want) == 0) {
-		t.Errorf("ok is %t", r.OK)
-	}
+	must.Equal(t, want, got, cmpopts.EquateEmpty())
+	must.Equal(t, len(want) == 0, r.OK)
 }

@@ -4,12 +4,14 @@
 package results
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,33 +22,20 @@ import (
 
 // Record is a submission and everything that its rows refer to.
 type Record struct {
-	Leaderboard string // its name, which must be new
-	Description string
+	Leaderboard string          // its name, which must be new
 	Task        json.RawMessage // the task's definition as kernelbot keeps it: an object
 	GPU         string          // the leaderboard's only GPU type, such as B200_BK
 	UserID      string
-	UserName    string // for a new user; an existing one keeps their name
 	File        string // the submission's name
 	Code        string
 	Submitted   time.Time // also the leaderboard's deadline, so that no one submits to it
 	Runs        []Run     // as RunsOf returns them
 }
 
-// Run is one evaluation of the submission.
-type Run struct {
-	Mode       string // test, benchmark, leaderboard, profile.0 …
-	Runner     string // the GPU type that it ran on
-	Start, End time.Time
-	Passed     bool
-	Score      *float64        // seconds; nil if the run is not ranked
-	Compile    json.RawMessage // nil if nothing was compiled
-	Meta       json.RawMessage // output, exit code, duration
-	Result     json.RawMessage // what the task's program reported
-	System     json.RawMessage // the machine as the job saw it
-}
+// Run is one evaluation of the submission: the values of runColumns.
+type Run []any
 
-// Stored identifies the rows of a Record and which of them Save created. It is all that
-// Remove needs, so it can be kept as JSON.
+// Stored identifies the rows of a Record and which of them Save created.
 type Stored struct {
 	Leaderboard int64   `json:"leaderboard_id"`
 	Name        string  `json:"leaderboard"`
@@ -60,149 +49,107 @@ type Stored struct {
 	Runs        []int64 `json:"run_ids"` // in the Record's order
 }
 
-// Store is a database that Open has checked. It keeps no connection: an evaluation may
-// take longer than the network keeps an idle one.
-type Store struct {
-	config *pgx.ConnConfig
-	limits limits
-}
-
-// limits bound the time that a server that does not answer, or the way to it, may cost.
-type limits struct {
-	connect time.Duration // to any of the server's addresses
-	call    time.Duration // all of Open, Save, Verify or Remove
-	lock    time.Duration // wait for another transaction's lock
-}
-
-var defaults = limits{connect: 10 * time.Second, call: time.Minute, lock: 10 * time.Second}
-
-// attempts is how often a transaction is tried, after deadlocks, which here only
-// kernelbot's own transactions can cause.
-const attempts = 5
+// Store is a database that Open has checked. It keeps no connection: an evaluation takes long.
+type Store struct{ config *pgx.ConnConfig }
 
 // ErrUnsure means that the connection was lost during the commit.
 var ErrUnsure = errors.New("unknown whether the database stored everything or nothing")
 
+var errDSN = errors.New("the database's DSN cannot be read; write postgres://USER@HOST:PORT/NAME or host=HOST dbname=NAME user=USER, " +
+	"with the password in PGPASSWORD or ~/.pgpass (in a URL, special characters as %XX), and a service from the service file")
+
 // Open connects to the database that a DSN names (a URL or key=value words; missing
 // parts come from environment variables such as PGHOST and PGPASSWORD, ~/.pgpass and
-// the service file) and checks that kernelbot's tables exist and may be written. No
-// error of this package shows the DSN or a password.
-func Open(ctx context.Context, dsn string) (*Store, error) { return open(ctx, dsn, defaults) }
-
-func open(ctx context.Context, dsn string, l limits) (*Store, error) {
-	config, err := parse(dsn)
+// the service file), and tries what Save and Remove do, without a commit. No error of
+// this package shows any part of the DSN: a misplaced one may be the password.
+func Open(ctx context.Context, dsn string) (*Store, error) {
+	config, err := pgx.ParseConfig(dsn)
 	if err != nil {
-		return nil, err
+		return nil, errDSN
 	}
-	s := &Store{config, l}
-	return s, s.transact(ctx, pgx.ReadOnly, func(ctx context.Context, tx pgx.Tx) error {
-		var refused []error
-		for _, row := range rowsOf(&Record{Runs: make([]Run, 1)}, &Stored{Runs: make([]int64, 1)}) {
-			// Columns first: the error for a missing table is clearer.
-			if _, err := tx.Exec(ctx, "SELECT "+strings.Join(row.columns, ", ")+" FROM "+row.table+" LIMIT 0"); err != nil {
-				return err
-			}
-			var may bool
-			if err := tx.QueryRow(ctx, `SELECT has_table_privilege($1, 'INSERT') AND has_table_privilege($1, 'UPDATE')
-				AND has_table_privilege($1, 'DELETE')`, row.table).Scan(&may); err != nil {
-				return err
-			}
-			if !may {
-				refused = append(refused, fmt.Errorf("user %q may not insert, update and delete in %s; grant it, or name another user", s.config.User, row.table))
-			}
+	config.RuntimeParams["application_name"] = cmp.Or(config.RuntimeParams["application_name"], "kbnode")
+	config.ConnectTimeout = min(config.ConnectTimeout, 10*time.Second)
+	// No prepared statements: behind a pooler, the next transaction may use another
+	// server connection.
+	config.DefaultQueryExecMode = pgx.QueryExecModeDescribeExec
+	s := &Store{config}
+	id, empty := "kbnode-e2e-"+rand.Text(), json.RawMessage("{}")
+	run := Run{time.Time{}, time.Time{}, "", false, "", nil, false, nil, nil, nil, empty}
+	r := &Record{Leaderboard: id, Task: empty, UserID: id, Code: id, Runs: []Run{run}}
+	return s, s.transact(ctx, false, func(ctx context.Context, tx pgx.Tx) error {
+		st, err := r.insert(ctx, tx)
+		if err != nil {
+			return err
 		}
-		return errors.Join(refused...)
+		return st.remove(ctx, tx)
 	})
 }
 
 // transact runs do in one transaction on its own connection. If it returns an error
 // other than ErrUnsure, the database is unchanged.
-func (s *Store) transact(ctx context.Context, mode pgx.TxAccessMode, do func(context.Context, pgx.Tx) error) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.limits.call)
+func (s *Store) transact(ctx context.Context, commit bool, do func(context.Context, pgx.Tx) error) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	for range attempts {
-		if err = s.attempt(ctx, mode, do); !errors.Is(err, errConflict) {
-			break
-		}
-	}
-	return err
-}
-
-func (s *Store) attempt(ctx context.Context, mode pgx.TxAccessMode, do func(context.Context, pgx.Tx) error) error {
-	within, cancel := context.WithTimeout(ctx, s.limits.connect)
-	defer cancel()
-	conn, err := pgx.ConnectConfig(within, s.config)
+	conn, err := pgx.ConnectConfig(ctx, s.config)
 	if err != nil {
-		return s.unreachable(ctx, err)
+		return explain(ctx, err)
 	}
 	defer func() { // ends a transaction that was not committed
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		_ = conn.Close(ctx)
 	}()
-	tx, err := conn.BeginTx(ctx, pgx.TxOptions{AccessMode: mode})
-	if err == nil { // not at the start of the session, which poolers refuse
-		_, err = tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", s.limits.lock.Milliseconds()))
+	tx, err := conn.Begin(ctx)
+	if err == nil { // one kbnode at a time: they share a user, and Save and Remove lock rows in reverse order
+		_, err = tx.Exec(ctx, "SELECT pg_advisory_xact_lock(hashtext('kbnode'))")
 	}
 	if err == nil {
 		err = do(ctx, tx)
 	}
-	if mode == pgx.ReadOnly {
-		return s.plain(ctx, err)
-	}
-	if err == nil {
-		if err = tx.Commit(ctx); err == nil {
-			return nil
-		}
-		if _, refused := errors.AsType[*pgconn.PgError](err); !refused {
-			return fmt.Errorf("%w: %w", s.plain(ctx, err), ErrUnsure)
-		}
-	}
-	return fmt.Errorf("%w; nothing was changed", s.plain(ctx, err))
-}
-
-// errDSN is the only error for a DSN that cannot be parsed: a misplaced part may be the
-// password.
-var errDSN = errors.New("the database's DSN cannot be read; write postgres://USER@HOST:PORT/NAME or host=HOST dbname=NAME user=USER, " +
-	"with the password in PGPASSWORD or ~/.pgpass (in a URL, special characters as %XX), and a service from the service file")
-
-// parse parses a DSN. It refuses one in which a password that is not quoted may have
-// become a host, a database or a setting, which errors would show.
-func parse(dsn string) (*pgx.ConnConfig, error) {
-	config, err := pgx.ParseConfig(dsn)
 	if err != nil {
-		return nil, errDSN
+		return fmt.Errorf("%w; nothing was changed", explain(ctx, err))
 	}
-	if strings.HasPrefix(dsn, "postgres://") || strings.HasPrefix(dsn, "postgresql://") {
-		u, err := url.Parse(dsn)
-		if err != nil || u.Fragment != "" || strings.Count(dsn, "@") > 1 || strings.Contains(u.Path+u.RawQuery, "@") {
-			return nil, errDSN
-		}
+	if !commit {
+		return nil
 	}
-	for key := range config.RuntimeParams {
-		if strings.Trim(key, "abcdefghijklmnopqrstuvwxyz_.") != "" {
-			return nil, errDSN
-		}
+	err = tx.Commit(ctx)
+	if _, refused := errors.AsType[*pgconn.PgError](err); err == nil || refused {
+		return explain(ctx, err)
 	}
-	if _, named := config.RuntimeParams["application_name"]; !named {
-		config.RuntimeParams["application_name"] = "kbnode"
-	}
-	// No prepared statements: behind a pooler, the next transaction may use another
-	// server connection.
-	config.DefaultQueryExecMode = pgx.QueryExecModeDescribeExec
-	return config, nil
+	return fmt.Errorf("%w: %w", explain(ctx, err), ErrUnsure)
 }
 
-// HasPassword reports whether a DSN may contain a password and so must not be on a
-// command line, which everyone on the machine sees. False positives are possible.
-func HasPassword(dsn string) bool {
-	if hasPassword().MatchString(dsn) {
-		return true
+// explain returns an error that says what the server or the connection refused, and what
+// to do about it. For a connection that was not made, it neither wraps the driver's
+// error, which contains the configuration with the password, nor quotes the server's
+// message, which may contain a part of the DSN.
+func explain(ctx context.Context, err error) error {
+	refusal, refused := errors.AsType[*pgconn.PgError](err)
+	connect, connecting := errors.AsType[*pgconn.ConnectError](err)
+	errno, failed := errors.AsType[syscall.Errno](err)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(context.Cause(ctx), context.Canceled):
+		return fmt.Errorf("ask PostgreSQL: %w", context.Canceled)
+	case refused && connecting:
+		return fmt.Errorf("PostgreSQL refuses the connection (SQLSTATE %q); check the DSN, PGPASSWORD or ~/.pgpass, and the server's log", refusal.Code)
+	case refused && strings.HasPrefix(refusal.Code, "42"): // a table, a column or a privilege is missing
+		return fmt.Errorf("PostgreSQL refuses: %q; apply kernelbot's migrations, and let the user write to its tables", refusal.Message)
+	case refused:
+		return fmt.Errorf("PostgreSQL refuses: %q (SQLSTATE %q)", refusal.Message, refusal.Code)
+	case pgconn.Timeout(err) || errors.Is(err, context.DeadlineExceeded):
+		return errors.New("PostgreSQL does not answer; check its address and the firewall, or try again")
+	case connecting && failed && strings.HasPrefix(connect.Config.Host, "/"):
+		return fmt.Errorf("connect to PostgreSQL at %q: %w; is the server running there?", connect.Config.Host, errno)
+	case connecting:
+		return errors.New("connect to PostgreSQL: no server is there; check its address in the DSN, and sslmode")
 	}
-	_, rest, isURL := strings.Cut(dsn, "://")
-	at := strings.LastIndex(rest, "@")
-	return isURL && at >= 0 && strings.Contains(rest[:at], ":")
+	return fmt.Errorf("ask PostgreSQL: %w", err)
 }
 
-// hasPassword matches password and sslpassword as a keyword and in a query.
-var hasPassword = lazy.Regexp(`(?i)password\s*=`)
+// HasPassword reports whether a DSN may contain a password (as a keyword, in a query, or before
+// a host) and so must not be on a command line, which everyone on the machine sees.
+func HasPassword(dsn string) bool { return hasPassword().MatchString(dsn) }
+
+var hasPassword = lazy.Regexp(`(?i)password\s*=|://.*:.*@`)

@@ -5,64 +5,44 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// row is a row that a Record becomes.
 type row struct {
-	name    string // in Verify's errors
-	table   string
+	table   string // in schema leaderboard
 	columns []string
 	values  []any
-	id      any    // where its ID is kept; nil if it has none
-	where   string // finds the row by its ID, $1; without an ID, by the leaderboard's
-	shared  string // finds the same row of others by the last value, $1; "" must be new
-	isNew   *bool  // whether Save created a row that may be shared
+	key     string // the column with its ID
+	id      any    // where that is kept
+	unique  string // the column by which others may have the same row; empty if they cannot
+	isNew   *bool  // whether Save created it
 }
 
-// rowsOf returns the rows of r in the order in which Save inserts them, which is also that of
-// their locks in remove. IDs are pointers into st, since each is known only when its row is
-// there.
+// rowsOf returns the rows of r in the order in which Save inserts them; Remove deletes
+// them in reverse. IDs are pointers into st, since each is known only when its row is there.
 func rowsOf(r *Record, st *Stored) []row {
-	const byID = "id = $1"
+	own := true
 	rows := []row{
 		{
-			name: "leaderboard", table: "leaderboard.leaderboard", id: &st.Leaderboard, where: byID,
-			columns: []string{"name", "deadline", "task", "creator_id", "forum_id", "description"},
-			values:  []any{r.Leaderboard, r.Submitted, r.Task, 0, -1, r.Description}, // no creator and no forum thread
+			"leaderboard", []string{"name", "deadline", "task", "creator_id", "forum_id", "description"},
+			[]any{r.Leaderboard, r.Submitted, r.Task, 0, -1, "made by kbnode e2e"}, // no creator and no forum thread
+			"id", &st.Leaderboard, "", &own,
 		},
+		{"gpu_type", []string{"leaderboard_id", "gpu_type"}, []any{&st.Leaderboard, r.GPU}, "leaderboard_id", &st.Leaderboard, "", &own},
+		{"user_info", []string{"user_name", "id"}, []any{"kbnode e2e", r.UserID}, "id", &st.User, "id", &st.UserIsNew},
+		{"code_files", []string{"code"}, []any{[]byte(r.Code)}, "id", &st.Code, "hash", &st.CodeIsNew},
 		{
-			name: "gpu_type", table: "leaderboard.gpu_type", where: "leaderboard_id = $1",
-			columns: []string{"leaderboard_id", "gpu_type"}, values: []any{&st.Leaderboard, r.GPU},
-		},
-		{
-			name: "user_info", table: "leaderboard.user_info", id: &st.User, where: byID, isNew: &st.UserIsNew,
-			columns: []string{"user_name", "id"}, values: []any{r.UserName, r.UserID}, shared: byID,
-		},
-		{
-			name: "code_files", table: "leaderboard.code_files", id: &st.Code, where: byID, isNew: &st.CodeIsNew,
-			columns: []string{"code"}, values: []any{[]byte(r.Code)}, shared: "hash = encode(sha256($1::bytea), 'hex')",
-		},
-		{
-			name: "submission", table: "leaderboard.submission", id: &st.Submission, where: byID,
-			columns: []string{"leaderboard_id", "file_name", "user_id", "code_id", "submission_time", "done"},
-			values:  []any{&st.Leaderboard, r.File, &st.User, &st.Code, r.Submitted, true},
+			"submission", []string{"leaderboard_id", "file_name", "user_id", "code_id", "submission_time", "done"},
+			[]any{&st.Leaderboard, r.File, &st.User, &st.Code, r.Submitted, true}, "id", &st.Submission, "", &own,
 		},
 	}
 	for i, run := range r.Runs {
 		rows = append(rows, row{
-			name: fmt.Sprintf("run %q", run.Mode), table: "leaderboard.runs", id: &st.Runs[i], where: byID,
-			columns: []string{
-				"submission_id", "start_time", "end_time", "mode", "secret", "runner", "score", "passed",
-				"compilation", "meta", "result", "system_info",
-			},
-			values: []any{
-				&st.Submission, run.Start, run.End, run.Mode, false, run.Runner, run.Score, run.Passed,
-				run.Compile, run.Meta, run.Result, run.System,
-			},
+			"runs", append([]string{"submission_id"}, runColumns...), append([]any{&st.Submission}, run...), "id", &st.Runs[i], "", &own,
 		})
 	}
 	return rows
@@ -70,73 +50,71 @@ func rowsOf(r *Record, st *Stored) []row {
 
 // Save creates a leaderboard and stores a submission to it with its runs, all in one
 // transaction. As in kernelbot, submissions with the same text share the code, and
-// those of a user the user. If a leaderboard of that name exists, Save returns
-// ErrExists. With ErrUnsure, the Stored is what may be in the database, for Remove.
+// those of a user the user. With ErrUnsure, the Stored is what may be in the database;
+// with any other error, nothing is.
 func (s *Store) Save(ctx context.Context, r Record) (st Stored, err error) {
-	err = s.transact(ctx, pgx.ReadWrite, func(ctx context.Context, tx pgx.Tx) error {
-		st = Stored{Name: r.Leaderboard, GPU: r.GPU, Hash: fmt.Sprintf("%x", sha256.Sum256([]byte(r.Code))), Runs: make([]int64, len(r.Runs))}
-		for _, row := range rowsOf(&r, &st) {
-			if err := row.insert(ctx, tx); err != nil {
-				return err
-			}
-		}
-		return nil
+	err = s.transact(ctx, true, func(ctx context.Context, tx pgx.Tx) (err error) {
+		st, err = r.insert(ctx, tx)
+		return err
 	})
 	if err != nil {
-		err = fmt.Errorf("store leaderboard %q: %w", r.Leaderboard, err)
-		if !errors.Is(err, ErrUnsure) {
-			st = Stored{}
-		}
+		return st, fmt.Errorf("store leaderboard %q: %w", r.Leaderboard, err)
 	}
-	return st, err
+	return st, nil
 }
 
-// insert inserts a row. If others may have the same row, it uses theirs and keeps it from
-// being deleted until the transaction ends; it tries again if the row is deleted in between.
+func (r *Record) insert(ctx context.Context, tx pgx.Tx) (Stored, error) {
+	st := Stored{Name: r.Leaderboard, GPU: r.GPU, Hash: fmt.Sprintf("%x", sha256.Sum256([]byte(r.Code))), Runs: make([]int64, len(r.Runs))}
+	for _, row := range rowsOf(r, &st) {
+		if err := row.insert(ctx, tx); err != nil {
+			return st, err
+		}
+	}
+	return st, nil
+}
+
 func (r *row) insert(ctx context.Context, tx pgx.Tx) error {
 	places := make([]string, len(r.values))
 	for i := range places {
 		places[i] = fmt.Sprintf("$%d", i+1)
 	}
-	insert := "INSERT INTO " + r.table + " (" + strings.Join(r.columns, ", ") + ") VALUES (" + strings.Join(places, ", ") + ")"
-	switch {
-	case r.id == nil:
-		_, err := tx.Exec(ctx, insert, r.values...)
-		return err
-	case r.shared == "":
-		return tx.QueryRow(ctx, insert+" RETURNING id", r.values...).Scan(r.id)
+	insert := "INSERT INTO leaderboard." + r.table + " (" + strings.Join(r.columns, ", ") + ") VALUES (" + strings.Join(places, ", ") + ")"
+	if r.unique != "" {
+		// Unlike DO NOTHING, an update without effect returns the row that is there, and keeps
+		// it from being deleted until the transaction ends.
+		insert += fmt.Sprintf(" ON CONFLICT (%s) DO UPDATE SET %[2]s = %[3]s.%[2]s", r.unique, r.columns[0], r.table)
 	}
-	for range attempts {
-		err := tx.QueryRow(ctx, insert+" ON CONFLICT DO NOTHING RETURNING id", r.values...).Scan(r.id)
-		if *r.isNew = err == nil; !errors.Is(err, pgx.ErrNoRows) {
-			return err
-		}
-		err = tx.QueryRow(ctx, "SELECT id FROM "+r.table+" WHERE "+r.shared+" FOR KEY SHARE", r.values[len(r.values)-1]).Scan(r.id)
-		if !errors.Is(err, pgx.ErrNoRows) {
-			return err
-		}
-	}
-	return errors.New("others are creating and removing the same user or code; try again")
+	// Only a new row has no xmax.
+	return tx.QueryRow(ctx, insert+" RETURNING "+r.key+", xmax = 0", r.values...).Scan(r.id, r.isNew)
 }
 
-// Verify reads what Save stored over another connection and compares all of it with the
-// Record. The error lists every difference.
+// Verify compares what Save stored with the Record, over another connection. The error lists
+// every column that differs. The server compares, so that only content counts.
 func (s *Store) Verify(ctx context.Context, st Stored, r Record) error {
 	var found []error
-	err := s.transact(ctx, pgx.ReadOnly, func(ctx context.Context, tx pgx.Tx) error {
+	err := s.transact(ctx, false, func(ctx context.Context, tx pgx.Tx) error {
 		for _, row := range rowsOf(&r, &st) {
-			differ, err := row.compare(ctx, tx, &st)
+			if !*row.isNew {
+				continue // others may change it
+			}
+			checks := make([]string, len(row.columns))
+			for i, c := range row.columns {
+				checks[i] = fmt.Sprintf("CASE WHEN %[1]s IS DISTINCT FROM $%[2]d THEN '%[1]s' END", c, i+2)
+			}
+			query := "SELECT concat_ws(', ', " + strings.Join(checks, ", ") + ") FROM leaderboard." + row.table + " WHERE " + row.key + " = $1"
+			var differ string
+			err := tx.QueryRow(ctx, query, append([]any{row.id}, row.values...)...).Scan(&differ)
+			if errors.Is(err, pgx.ErrNoRows) {
+				differ, err = "the row", nil
+			}
 			if err != nil {
 				return err
 			}
-			found = append(found, differ...)
+			if differ != "" {
+				found = append(found, fmt.Errorf("%s: not as it was sent: %s", row.table, differ))
+			}
 		}
-		var runs int
-		err := tx.QueryRow(ctx, "SELECT count(*) FROM leaderboard.runs WHERE submission_id = $1", st.Submission).Scan(&runs)
-		if runs != len(st.Runs) {
-			found = append(found, fmt.Errorf("runs: %d are stored, not %d", runs, len(st.Runs)))
-		}
-		return err
+		return nil
 	})
 	if err = errors.Join(err, errors.Join(found...)); err != nil {
 		return fmt.Errorf("check leaderboard %q: %w", st.Name, err)
@@ -144,85 +122,29 @@ func (s *Store) Verify(ctx context.Context, st Stored, r Record) error {
 	return nil
 }
 
-// compare returns how a stored row differs from r.
-func (r *row) compare(ctx context.Context, tx pgx.Tx, st *Stored) (found []error, err error) {
-	if r.isNew != nil && !*r.isNew {
-		return nil, nil // others may change it
-	}
-	id := r.id
-	if id == nil {
-		id = &st.Leaderboard
-	}
-	// The server compares, so that values differ only if their content does.
-	checks := make([]string, len(r.columns))
-	stored := make([]*string, len(r.columns))
-	into := make([]any, len(r.columns))
-	for i, c := range r.columns {
-		checks[i] = fmt.Sprintf("CASE WHEN %[1]s IS DISTINCT FROM $%[2]d THEN coalesce(left(%[1]s::text, 50), 'NULL') END", c, i+2)
-		into[i] = &stored[i]
-	}
-	err = tx.QueryRow(ctx, "SELECT "+strings.Join(checks, ", ")+" FROM "+r.table+" WHERE "+r.where, append([]any{id}, r.values...)...).Scan(into...)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return []error{fmt.Errorf("%s: the row is missing", r.name)}, nil
-	}
-	for i, got := range stored {
-		if got != nil {
-			found = append(found, fmt.Errorf("%s: %s: %q is stored, not what was sent", r.name, r.columns[i], *got))
-		}
-	}
-	return found, err
-}
-
 // Remove deletes what Save created and what kernelbot itself attaches to it and deletes
 // with it. It deletes the code and user only if Save created them and no one else uses
-// them. If the leaderboard has submissions of others, it deletes nothing and returns
-// ErrShared. Missing rows are not an error.
+// them. If rows of others refer to the leaderboard or the submission, it returns an error
+// and deletes nothing. Missing rows are not an error.
 func (s *Store) Remove(ctx context.Context, st Stored) error {
-	err := s.transact(ctx, pgx.ReadWrite, func(ctx context.Context, tx pgx.Tx) error { return st.remove(ctx, tx) })
-	if err != nil {
+	if err := s.transact(ctx, true, st.remove); err != nil {
 		return fmt.Errorf("remove leaderboard %q: %w", st.Name, err)
 	}
 	return nil
 }
 
 func (st *Stored) remove(ctx context.Context, tx pgx.Tx) error {
-	// Both the ID and the name: in a database that was set up again, the ID may be
-	// someone else's. The lock keeps new submissions out until the end.
-	var others int
-	err := tx.QueryRow(ctx, `SELECT (SELECT count(*) FROM leaderboard.submission WHERE leaderboard_id = l.id AND id <> $3)
-		FROM leaderboard.leaderboard l WHERE id = $1 AND name = $2 FOR UPDATE`, st.Leaderboard, st.Name, st.Submission).Scan(&others)
-	there := err == nil
-	switch {
-	case err != nil && !errors.Is(err, pgx.ErrNoRows):
-		return err
-	case others > 0:
-		return fmt.Errorf("%w (other submissions: %d); keep it, or delete it in kernelbot", ErrShared, others)
-	}
-	for _, d := range []struct {
-		ours   bool
-		shared bool // others may have begun to refer to it
-		where  string
-		args   []any
-	}{
-		{there, false, "runs WHERE id = ANY($1::int8[]) AND submission_id = $2", []any{st.Runs, st.Submission}},
-		{there, false, "submission WHERE id = $1 AND leaderboard_id = $2", []any{st.Submission, st.Leaderboard}},
-		{there, false, "gpu_type WHERE leaderboard_id = $1 AND gpu_type = $2", []any{st.Leaderboard, st.GPU}},
-		{there, false, "leaderboard WHERE id = $1", []any{st.Leaderboard}},
-		{st.UserIsNew, true, "user_info WHERE id = $1", []any{st.User}},
-		{st.CodeIsNew, true, "code_files WHERE id = $1 AND hash = $2", []any{st.Code, st.Hash}},
-	} {
-		if !d.ours {
+	for _, row := range slices.Backward(rowsOf(&Record{Runs: make([]Run, len(st.Runs))}, st)) {
+		if !*row.isNew {
 			continue
 		}
 		// Unlike a query, the foreign keys also see rows that are being inserted.
 		err := pgx.BeginFunc(ctx, tx, func(save pgx.Tx) error {
-			_, err := save.Exec(ctx, "DELETE FROM leaderboard."+d.where, d.args...)
+			_, err := save.Exec(ctx, "DELETE FROM leaderboard."+row.table+" WHERE "+row.key+" = $1", row.id)
 			return err
 		})
-		if refusal, is := errors.AsType[*pgconn.PgError](err); is && refusal.Code == "23503" && d.shared {
-			continue
-		}
-		if err != nil {
+		refusal, refused := errors.AsType[*pgconn.PgError](err)
+		if used := refused && refusal.Code == "23503" && row.unique != ""; err != nil && !used {
 			return err
 		}
 	}

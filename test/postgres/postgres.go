@@ -6,6 +6,7 @@ package postgres
 import (
 	"bufio"
 	"bytes"
+	"context"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -16,7 +17,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"syscall"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 //go:embed server.sh
@@ -112,3 +119,60 @@ func (s *Server) DSN(user, database string) string {
 
 // Stop ends the server and removes all that it left.
 func (s *Server) Stop() error { return errors.Join(s.stdin.Close(), s.cmd.Wait()) }
+
+// Main runs the tests of a package with a server, and returns the exit status.
+func Main(server **Server, run func() int) int {
+	s, err := Start()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	*server = s
+	code := run()
+	if err := s.Stop(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// Connect connects to a database as its administrator.
+func (s *Server) Connect(t *testing.T, database string) *pgx.Conn {
+	t.Helper()
+	c, err := pgx.Connect(t.Context(), s.DSN("postgres", database))
+	must.Do(t, err)
+	t.Cleanup(func() { _ = c.Close(context.Background()) })
+	return c
+}
+
+// New creates a database with kernelbot's tables.
+func (s *Server) New(t *testing.T) (dsn string, admin *pgx.Conn) {
+	t.Helper()
+	name := fmt.Sprint("kernelbot", databases.Add(1))
+	Exec(t, s.Connect(t, "postgres"), "CREATE DATABASE "+name)
+	return s.DSN("postgres", name), s.Connect(t, name)
+}
+
+var databases atomic.Int32
+
+// Exec executes a statement.
+func Exec(t *testing.T, c *pgx.Conn, statement string, args ...any) {
+	t.Helper()
+	if _, err := c.Exec(t.Context(), statement, args...); err != nil {
+		t.Fatalf("%s: %v", statement, err)
+	}
+}
+
+// Rows counts the rows of kernelbot's tables that have any.
+func Rows(t *testing.T, c *pgx.Conn) map[string]int {
+	t.Helper()
+	count := map[string]int{}
+	for _, table := range []string{"leaderboard", "gpu_type", "user_info", "code_files", "submission", "submission_job_status", "runs"} {
+		var n int
+		must.Do(t, c.QueryRow(t.Context(), "SELECT count(*) FROM leaderboard."+table).Scan(&n))
+		if n > 0 {
+			count[table] = n
+		}
+	}
+	return count
+}

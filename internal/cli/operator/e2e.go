@@ -1,4 +1,4 @@
-package cli
+package operator
 
 import (
 	"cmp"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/e2e"
 	"github.com/gpu-mode/kbnode/internal/results"
 	"github.com/gpu-mode/kbnode/internal/submit"
@@ -26,7 +27,8 @@ type e2eFlags struct {
 	problem, db string
 }
 
-func newE2E(s Streams) *cobra.Command {
+// NewE2E returns kbnode e2e.
+func NewE2E(s term.Streams) *cobra.Command {
 	var f e2eFlags
 	cmd := &cobra.Command{
 		Use:   "e2e [artifact|evaluation|concurrency]...",
@@ -52,7 +54,7 @@ read_agents.`,
 	f.add(cmd)
 	fl := cmd.Flags()
 	fl.StringVar(&f.o.Mode, "mode", "leaderboard", "mode of evaluation: "+strings.Join(e2e.Modes, ", "))
-	_ = cmd.RegisterFlagCompletionFunc("mode", values(e2e.Modes...))
+	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(e2e.Modes, cobra.ShellCompDirectiveNoFileComp))
 	fl.StringVar(&f.problem, "problem", e2e.DefaultProblem, "`PROBLEM`: "+task.Choice)
 	fl.IntVar(&f.o.Jobs, "jobs", 0, "jobs at once (default: one per agent that takes jobs)")
 	fl.DurationVar(&f.o.Hold, "hold", 0, "minimum run time of each job, such as 1m (default: depends on their number)")
@@ -61,19 +63,19 @@ read_agents.`,
 	return cmd
 }
 
-func (f *e2eFlags) run(ctx context.Context, s Streams, args []string) error {
+func (f *e2eFlags) run(ctx context.Context, s term.Streams, args []string) error {
 	o, err := f.options(args)
 	if err != nil {
-		return usage(err)
+		return term.Usage(err)
 	}
 	if f.dryRun {
 		return f.show(s, o)
 	}
-	client, err := f.api.client(s, nil)
+	client, err := f.api.Client(s, nil)
 	if err != nil {
 		return err
 	}
-	o.Org = f.api.org // perhaps of the environment
+	o.Org = f.api.Org // perhaps of the environment
 	// Before any build, so that nothing is evaluated for a database that is not there.
 	if o.Store, err = f.store(ctx); err != nil {
 		return err
@@ -84,9 +86,9 @@ func (f *e2eFlags) run(ctx context.Context, s Streams, args []string) error {
 		}
 	}
 	o.On = e2eProgress(s)
-	o.Log = func(why string) { s.progress("%s", text.Line(why, 300)) }
+	o.Log = func(why string) { s.Progress("%s", text.Line(why, 300)) }
 	report := e2e.Run(ctx, client, o)
-	return exitUnless(report.OK, s.print(f.asJSON, report, func() { printE2E(s, report) }))
+	return term.ExitUnless(report.OK, s.Print(f.asJSON, report, func() { printE2E(s, report) }))
 }
 
 // options returns what the flags ask for. Its error says everything that is wrong with them.
@@ -100,11 +102,11 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 	}
 	for _, part := range args {
 		if !slices.Contains(e2e.Parts, part) {
-			message := fmt.Sprintf("%.60q is not a part to test; write %s", part, strings.Join(e2e.Parts, ", "))
+			says := fmt.Sprintf("%.60q is not a part to test; write %s", part, strings.Join(e2e.Parts, ", "))
 			if o.Queue == "" && o.GPU == "" {
-				return o, fmt.Errorf("%s; if it is the queue, write --queue %s", message, quoted(text.Line(part, 60)))
+				return o, fmt.Errorf("%s; if it is the queue, write --queue %s", says, term.Quoted(text.Line(part, 60)))
 			}
-			bad("%s", message)
+			bad("%s", says)
 		}
 	}
 	if !slices.Contains(e2e.Modes, o.Mode) {
@@ -148,7 +150,7 @@ func (f *e2eFlags) store(ctx context.Context) (*results.Store, error) {
 }
 
 // show prints the requests that would be sent. It does not ask how many agents there are.
-func (f *e2eFlags) show(s Streams, o e2e.Options) error {
+func (f *e2eFlags) show(s term.Streams, o e2e.Options) error {
 	var all []map[string]any
 	for _, part := range e2e.Parts {
 		if !slices.Contains(o.Parts, part) {
@@ -156,18 +158,18 @@ func (f *e2eFlags) show(s Streams, o e2e.Options) error {
 		}
 		jobs, err := o.Builds(part, max(o.Jobs, 1))
 		if err != nil {
-			return usage(err)
+			return term.Usage(err)
 		}
 		if part == e2e.Concurrency && o.Jobs == 0 {
-			s.progress("concurrency: one of these for each agent of the queue")
+			s.Progress("concurrency: one of these for each agent of the queue")
 		}
 		all = append(all, f.requests(jobs...)...)
 	}
-	return s.print(f.asJSON, all, func() { printRequests(s.Out, all) })
+	return s.Print(f.asJSON, all, func() { printRequests(s.Out, all) })
 }
 
 // e2eProgress returns a function that writes a line whenever a job changes.
-func e2eProgress(s Streams) func(part, name string, st submit.Status) {
+func e2eProgress(s term.Streams) func(part, name string, st submit.Status) {
 	return func(part, name string, st submit.Status) {
 		if st.State == "creating" || st.State == "fetching" {
 			return
@@ -179,11 +181,11 @@ func e2eProgress(s Streams) func(part, name string, st submit.Status) {
 		if st.Build != 0 {
 			line += fmt.Sprintf(", build %d", st.Build)
 		}
-		s.progress("%s", line)
+		s.Progress("%s", line)
 	}
 }
 
-func printE2E(s Streams, r *e2e.Report) {
+func printE2E(s term.Streams, r *e2e.Report) {
 	seconds := func(c e2e.Check, v float64) string {
 		if c.Run == 0 {
 			return "-"
@@ -191,26 +193,26 @@ func printE2E(s Streams, r *e2e.Report) {
 		return fmt.Sprintf("%.0f s", v)
 	}
 	count := map[e2e.Verdict]int{}
-	t := newList(s.Out, "", "Part", "Check", "Queued", "Ran", "Agent", "Build", "Found")
-	t.spare = []string{"Build", "Queued", "Agent", "Ran"}
+	t := term.NewList(s.Out, "", "Part", "Check", "Queued", "Ran", "Agent", "Build", "Found")
+	t.Spare = []string{"Build", "Queued", "Agent", "Ran"}
 	for _, c := range r.Checks {
 		count[c.Verdict]++
 		verdict := string(c.Verdict)
 		if c.Verdict == e2e.Failed {
 			verdict = "FAIL"
 		}
-		t.row(
-			paintWord(s.Out, verdict), c.Part, text.Line(c.Name, 60), seconds(c, c.Queue), seconds(c, c.Run),
+		t.Row(
+			term.PaintWord(s.Out, verdict), c.Part, text.Line(c.Name, 60), seconds(c, c.Queue), seconds(c, c.Run),
 			cmp.Or(text.Line(c.Agent, 60), "-"), cmp.Or(text.Line(c.URL, 300), "-"), text.Line(c.Saw, 500),
 		)
 	}
-	t.print()
+	t.Print()
 	if r.Stored != nil {
-		printf(s.Out, "\nLeaderboard %s remains in the database.\n", r.Stored.Name)
+		term.Printf(s.Out, "\nLeaderboard %s remains in the database.\n", r.Stored.Name)
 	}
 	if r.OK {
-		printf(s.Out, "\nQueue %s: %d %s, all OK.\n", r.Queue, len(r.Checks), text.Plural(len(r.Checks), "check", "checks"))
+		term.Printf(s.Out, "\nQueue %s: %d %s, all OK.\n", r.Queue, len(r.Checks), text.Plural(len(r.Checks), "check", "checks"))
 		return
 	}
-	printf(s.Out, "\nQueue %s: %d of %d checks failed, %d were not tried.\n", r.Queue, count[e2e.Failed], len(r.Checks), count[e2e.Untried])
+	term.Printf(s.Out, "\nQueue %s: %d of %d checks failed, %d were not tried.\n", r.Queue, count[e2e.Failed], len(r.Checks), count[e2e.Untried])
 }

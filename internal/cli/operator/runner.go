@@ -1,4 +1,4 @@
-package cli
+package operator
 
 import (
 	"bytes"
@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/runner"
 	"github.com/gpu-mode/kbnode/internal/submit"
@@ -21,7 +22,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
-func newRunner(s Streams) *cobra.Command {
+// NewRunner returns kbnode runner.
+func NewRunner(s term.Streams) *cobra.Command {
 	var o runner.Options
 	var l localFlags
 	cmd := &cobra.Command{
@@ -43,7 +45,7 @@ it could not be written.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := o.Check(cmd.Flags().Changed); err != nil {
-				return usage(err)
+				return term.Usage(err)
 			}
 			if err := l.check(s, cmd, args); err != nil {
 				return err
@@ -51,13 +53,13 @@ it could not be written.`,
 			if l.problem != "" {
 				return l.run(cmd.Context(), s, o, args)
 			}
-			if (o.Payload == "-" || o.Config == "-") && isTerminal(s.In) {
-				printf(s.Err, "reading the payload from the terminal; end it with Ctrl-D\n")
+			if (o.Payload == "-" || o.Config == "-") && term.IsTerminal(s.In) {
+				term.Printf(s.Err, "reading the payload from the terminal; end it with Ctrl-D\n")
 			}
 			// The answer is result.json, so errors in writing the summary do not count.
-			o.Stdout, o.Stderr, o.Stdin = s.raw, s.Err, s.In
-			if code := runner.Main(cmd.Context(), o); code != exitDone {
-				return &exitError{code: code}
+			o.Stdout, o.Stderr, o.Stdin = s.Raw, s.Err, s.In
+			if code := runner.Main(cmd.Context(), o); code != term.ExitDone {
+				return &term.ExitError{Code: code}
 			}
 			return nil
 		},
@@ -73,37 +75,37 @@ it could not be written.`,
 }
 
 // check refuses flags and arguments that contradict each other.
-func (l *localFlags) check(s Streams, cmd *cobra.Command, args []string) error {
+func (l *localFlags) check(s term.Streams, cmd *cobra.Command, args []string) error {
 	given := cmd.Flags().Changed
 	if given("problem") {
 		for _, name := range []string{"payload", "config", "annotate"} {
 			if given(name) {
-				return usagef("--%s is for jobs, and --problem for this machine; give one of them", name)
+				return term.Usagef("--%s is for jobs, and --problem for this machine; give one of them", name)
 			}
 		}
 		if l.problem == "" {
-			return usagef("--problem names no problem; give %s", task.Choice)
+			return term.Usagef("--problem names no problem; give %s", task.Choice)
 		}
 		if given("workdir") && !isDir(cmd.Flag("workdir").Value.String()) {
-			return usagef("--workdir: there is no directory %.200q; make it, or leave --workdir out", cmd.Flag("workdir").Value)
+			return term.Usagef("--workdir: there is no directory %.200q; make it, or leave --workdir out", cmd.Flag("workdir").Value)
 		}
 		return nil
 	}
 	if len(args) > 0 {
-		h := hints{s.typed}
-		i := slices.Index(h.args, args[0])
+		h := term.CommandLine{Args: s.Typed}
+		i := slices.Index(h.Args, args[0])
 		shown := text.Line(args[0], 60)
 		if i < 0 {
-			return usagef("%q needs --problem", shown)
+			return term.Usagef("%q needs --problem", shown)
 		}
 		if isProblem(args[0]) || slices.Contains(task.Examples(), args[0]) {
-			return h.write(fmt.Sprintf("%q is a problem", shown), h.with(i, "--problem", args[0]))
+			return h.Write(fmt.Sprintf("%q is a problem", shown), h.With(i, "--problem", args[0]))
 		}
-		return h.write(fmt.Sprintf("%q needs its problem, %s", shown, task.Choice), h.with(i, "--problem", problemFor(args[0]), args[0]))
+		return h.Write(fmt.Sprintf("%q needs its problem, %s", shown, task.Choice), h.With(i, "--problem", problemFor(args[0]), args[0]))
 	}
 	for _, name := range []string{"mode", "json"} {
 		if given(name) {
-			return usagef("--%s needs --problem; in a job, the payload says what to do", name)
+			return term.Usagef("--%s needs --problem; in a job, the payload says what to do", name)
 		}
 	}
 	return nil
@@ -119,51 +121,51 @@ type localFlags struct {
 }
 
 // run evaluates a submission and shows the result.
-func (l *localFlags) run(ctx context.Context, s Streams, o runner.Options, args []string) error {
+func (l *localFlags) run(ctx context.Context, s term.Streams, o runner.Options, args []string) error {
 	t, submission, err := readProblem(l.problem, args)
 	if err != nil {
 		return err
 	}
 	doc, err := t.Config(submission, "", l.mode)
 	if err != nil {
-		return usage(err)
+		return term.Usage(err)
 	}
 	if err := submit.CheckSize(payload.Encode([]byte(doc))); err != nil {
-		s.warn("no node can evaluate this: %v", err)
+		s.Warn("no node can evaluate this: %v", err)
 	}
 	o.Config, o.Stdin = "-", strings.NewReader(doc)
 	if len(args) == 0 {
-		s.progress("submission: the problem's own %s; name a file to evaluate yours", t.Submission)
+		s.Progress("submission: the problem's own %s; name a file to evaluate yours", t.Submission)
 	}
 	limits := map[string]time.Duration{"test": t.TestTimeout, "benchmark": t.BenchmarkTimeout, "leaderboard": t.RankedTimeout}
 	o.Begin = func(what, name string) {
 		if limit := limits[name]; what == "run" && limit > 0 {
 			what += fmt.Sprintf(", %.0f s at most", limit.Seconds())
 		}
-		s.progress("%s: %s", name, what)
+		s.Progress("%s: %s", name, what)
 	}
 	out, err := evaluate(ctx, o)
 	if err != nil {
 		return err
 	}
-	verdict, passed := out.Result.Verdict()
+	said, passed := out.Result.Verdict()
 	missing := submit.Missing(out.Result)
 	switch {
 	case l.asJSON:
-		verbatim(s.Out, string(out.Raw))
+		term.Verbatim(s.Out, string(out.Raw))
 	case ctx.Err() != nil:
-		printf(s.Out, "%s\n", verdict)
+		term.Printf(s.Out, "%s\n", said)
 	case missing != "":
-		printf(s.Out, "Not evaluated: %s\n", missing)
+		term.Printf(s.Out, "Not evaluated: %s\n", missing)
 	default:
 		var report strings.Builder
 		out.Result.ReportTests(&report)
-		printf(s.Out, "%s", paintReport(s.Out, report.String(), verdict, passed))
+		term.Printf(s.Out, "%s", paintReport(s.Out, report.String(), said, passed))
 	}
 	if !passed && missing != "" {
-		s.progress("install what is missing, or evaluate on a node: %s", line(append([]string{"submit", "--gpu", gpuFor(t), "--eval", l.problem, "--mode", l.mode}, args...)))
+		s.Progress("install what is missing, or evaluate on a node: %s", term.Line(append([]string{"submit", "--gpu", gpuFor(t), "--eval", l.problem, "--mode", l.mode}, args...)))
 	}
-	return exitUnless(passed, nil)
+	return term.ExitUnless(passed, nil)
 }
 
 // evaluate runs an evaluation in its directory or, without one, in a temporary directory.

@@ -1,4 +1,4 @@
-package cli
+package operator
 
 import (
 	"cmp"
@@ -14,6 +14,7 @@ import (
 	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/submit"
@@ -31,7 +32,8 @@ type submitFlags struct {
 	runs                                             []string // that the result must contain
 }
 
-func newSubmit(s Streams) *cobra.Command {
+// NewSubmit returns kbnode submit.
+func NewSubmit(s term.Streams) *cobra.Command {
 	var f submitFlags
 	cmd := &cobra.Command{
 		Use:   "submit [SUBMISSION]",
@@ -64,7 +66,7 @@ read_agents.`,
 	return cmd
 }
 
-func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
+func (f *submitFlags) run(ctx context.Context, s term.Streams, args []string) error {
 	if f.template != "" {
 		return f.showTemplate(s)
 	}
@@ -72,57 +74,57 @@ func (f *submitFlags) run(ctx context.Context, s Streams, args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := checkFolder("--result", f.resultFile); err != nil {
+	if err := term.CheckFolder("--result", f.resultFile); err != nil {
 		return err
 	}
 	j, err := req.Job()
 	if err != nil {
-		return usage(err)
+		return term.Usage(err)
 	}
 	j.Runs = f.runs
 	if f.dryRun {
 		all := f.requests(j)
-		return s.print(f.asJSON, all[0], func() { printRequests(s.Out, all) })
+		return s.Print(f.asJSON, all[0], func() { printRequests(s.Out, all) })
 	}
-	p := newSubmitProgress(newProgress(s))
-	defer p.stop()
-	client, err := f.api.client(s, p.showRetry)
+	p := NewSubmitProgress(term.NewProgress(s))
+	defer p.Stop()
+	client, err := f.api.Client(s, p.Trouble)
 	if err != nil {
 		return err
 	}
-	f.Org = f.api.org
+	f.Org = f.api.Org
 	if !f.Force {
 		if err := submit.CheckQueue(ctx, client, f.Org, f.Queue); err != nil {
-			p.stop()
+			p.Stop()
 			return client.Explain(ctx, err, f.Org, f.Pipeline)
 		}
 	}
 	out := submit.Run(ctx, client, submit.Options{
 		Target: f.Target, Resume: f.runID != "", Node: true,
-		On: p.show, Leave: p.leave(), Log: func(why string) { p.showRetry(why, 0) },
+		On: p.Show, Leave: p.Leave(), Log: func(why string) { p.Trouble(why, 0) },
 	}, []submit.Job{j})[0]
-	p.stop()
+	p.Stop()
 	if out.Verdict == submit.NotCreated && out.Err != nil {
 		out.Reason = client.Explain(ctx, out.Err, f.Org, f.Pipeline).Error()
 	}
-	err = s.print(f.asJSON, out, func() { printOutcome(s, out) })
+	err = s.Print(f.asJSON, out, func() { printOutcome(s, out) })
 	if f.resultFile != "" && len(out.Raw) > 0 {
 		if writeErr := renameio.WriteFile(f.resultFile, out.Raw, 0o644); writeErr != nil {
 			err = errors.Join(err, fmt.Errorf("write result: %w", writeErr))
 		}
 	}
-	return exitUnless(out.Verdict == submit.Passed, err)
+	return term.ExitUnless(out.Verdict == submit.Passed, err)
 }
 
 // request returns what the flags ask for. Its error says everything that is wrong with them.
-func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) {
+func (f *submitFlags) request(s term.Streams, args []string) (submit.Request, error) {
 	var errs []error
 	if len(args) > 0 && f.eval == "" {
-		message := "a submission needs --eval DIR"
-		if h := (hints{s.typed}); slices.Contains(h.args, args[0]) {
-			message += "; write " + line(h.with(slices.Index(h.args, args[0]), "--eval", problemFor(args[0]), args[0]))
+		says := "a submission needs --eval DIR"
+		if h := (term.CommandLine{Args: s.Typed}); slices.Contains(h.Args, args[0]) {
+			says += "; write " + term.Line(h.With(slices.Index(h.Args, args[0]), "--eval", problemFor(args[0]), args[0]))
 		}
-		errs = append(errs, errors.New(message))
+		errs = append(errs, errors.New(says))
 	} else if n := len(slices.DeleteFunc([]string{f.eval, f.payload, map[bool]string{true: "hello"}[f.hello]}, func(v string) bool { return v == "" })); n != 1 {
 		errs = append(errs, errors.New("say what to evaluate: one of --eval DIR, --payload FILE and --hello"))
 	}
@@ -132,7 +134,7 @@ func (f *submitFlags) request(s Streams, args []string) (submit.Request, error) 
 	errs = append(errs, f.resolve())
 	r := submit.Request{RunID: cmp.Or(f.runID, submit.NewRunID())}
 	if err := errors.Join(errs...); err != nil {
-		return r, usage(err)
+		return r, term.Usage(err)
 	}
 	var err error
 	switch {
@@ -160,10 +162,10 @@ func (f *submitFlags) readTask(r *submit.Request, args []string) error {
 	}
 	mode := cmp.Or(f.mode, "test")
 	if err := f.UseArch(t.Arch); err != nil {
-		return usage(err)
+		return term.Usage(err)
 	}
 	if r.Payload, err = t.Config(text, f.Arch, mode); err != nil {
-		return usage(err)
+		return term.Usage(err)
 	}
 	f.runs = task.Runs(mode)
 	r.Message = fmt.Sprintf("kbnode submit: %s, %s", t.Name(), mode)
@@ -173,32 +175,32 @@ func (f *submitFlags) readTask(r *submit.Request, args []string) error {
 
 // showTemplate prints the problem's template: to a file as its author wrote it, and to a
 // terminal without control characters.
-func (f *submitFlags) showTemplate(s Streams) error {
+func (f *submitFlags) showTemplate(s term.Streams) error {
 	if f.eval == "" {
-		return usagef("a template belongs to a problem; add --eval DIR")
+		return term.Usagef("a template belongs to a problem; add --eval DIR")
 	}
 	t, err := task.Find(f.eval)
 	if err != nil {
-		return usage(err)
+		return term.Usage(err)
 	}
 	for lang, body := range t.Templates {
 		if strings.EqualFold(lang, f.template) {
-			if _, ok := terminal(s.Out); ok {
+			if _, ok := term.Terminal(s.Out); ok {
 				body = text.Block(body)
 			}
-			verbatim(s.Out, body)
+			term.Verbatim(s.Out, body)
 			return nil
 		}
 	}
 	if len(t.Templates) == 0 {
-		return usagef("%s has no templates", filepath.Join(t.Dir, task.FileName))
+		return term.Usagef("%s has no templates", filepath.Join(t.Dir, task.FileName))
 	}
-	return usagef("%s has no template for %.40q; it has %s", filepath.Join(t.Dir, task.FileName), f.template, strings.Join(slices.Sorted(maps.Keys(t.Templates)), ", "))
+	return term.Usagef("%s has no template for %.40q; it has %s", filepath.Join(t.Dir, task.FileName), f.template, strings.Join(slices.Sorted(maps.Keys(t.Templates)), ", "))
 }
 
 // readPayload reads a payload in either form. --mode replaces its mode.
-func (f *submitFlags) readPayload(s Streams) (string, error) {
-	in, err := s.input([]string{f.payload})
+func (f *submitFlags) readPayload(s term.Streams) (string, error) {
+	in, err := input(s, []string{f.payload})
 	if err != nil {
 		return "", err
 	}
@@ -218,14 +220,14 @@ func (f *submitFlags) readPayload(s Streams) (string, error) {
 	}
 	if f.mode != "" {
 		if !slices.Contains(task.Modes, f.mode) {
-			return "", usagef("--mode %q: write %s", f.mode, strings.Join(task.Modes, ", "))
+			return "", term.Usagef("--mode %q: write %s", f.mode, strings.Join(task.Modes, ", "))
 		}
 		o.Set("mode", f.mode)
 		text = payload.JSON(o)
 	}
 	if arch, _ := o.Get("arch"); arch != nil {
 		if err := f.Fits("", payload.Str(arch)); err != nil {
-			return "", usage(fmt.Errorf("the payload's arch: %w", err))
+			return "", term.Usage(fmt.Errorf("the payload's arch: %w", err))
 		}
 	}
 	mode, _ := o.Get("mode")

@@ -1,4 +1,4 @@
-package cli
+package operator
 
 import (
 	"bytes"
@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -22,20 +23,22 @@ import (
 // tokens have per minute, and more if there are many agents or builds.
 const queuePeriod = 10 * time.Second
 
-// queueView is one run of kbnode queue.
-type queueView struct {
+// QueueView is one run of kbnode queue.
+type QueueView struct {
 	buildkite.QueueReader
-	s      Streams
+	S      term.Streams
 	asJSON bool
 }
 
-func newQueueView(s Streams, client *buildkite.Client, org, name string, asJSON bool) *queueView {
-	reader := buildkite.QueueReader{Client: client, Org: org, Name: name, Warn: func(err error) { s.warn("%v", err) }}
-	return &queueView{QueueReader: reader, s: s, asJSON: asJSON}
+// NewQueueView returns a view of one queue or, if name is empty, of all.
+func NewQueueView(s term.Streams, client *buildkite.Client, org, name string, asJSON bool) *QueueView {
+	reader := buildkite.QueueReader{Client: client, Org: org, Name: name, Warn: func(err error) { s.Warn("%v", err) }}
+	return &QueueView{QueueReader: reader, S: s, asJSON: asJSON}
 }
 
-func newQueue(s Streams) *cobra.Command {
-	var api apiFlags
+// NewQueue returns kbnode queue.
+func NewQueue(s term.Streams) *cobra.Command {
+	var api APIFlags
 	var asJSON, watch bool
 	cmd := &cobra.Command{
 		Use:   "queue [NAME]",
@@ -54,25 +57,25 @@ Exit code 1 if no agent is connected.`,
 			name := strings.Join(args, "")
 			switch {
 			case len(args) > 0 && name == "":
-				return usagef("the queue name is empty; leave it out for all queues")
+				return term.Usagef("the queue name is empty; leave it out for all queues")
 			case len(name) > 100 || !text.Plain(name):
-				return usagef("%.40q is not the name of a queue; write it as in Buildkite, such as b200", name)
-			case watch && cursor(s.Out) == 0 && !asJSON:
-				return usagef("--watch needs a terminal as standard output; add --json for a line per change, or leave out --watch")
+				return term.Usagef("%.40q is not the name of a queue; write it as in Buildkite, such as b200", name)
+			case watch && term.Cursor(s.Out) == 0 && !asJSON:
+				return term.Usagef("--watch needs a terminal as standard output; add --json for a line per change, or leave out --watch")
 			}
-			client, err := api.client(s, nil)
+			client, err := api.Client(s, nil)
 			if err != nil {
 				return err
 			}
-			v := newQueueView(s, client, api.org, name, asJSON)
+			v := NewQueueView(s, client, api.Org, name, asJSON)
 			if watch {
-				return v.watch(cmd.Context())
+				return v.Watch(cmd.Context())
 			}
 			report, err := v.Read(cmd.Context())
 			if err != nil {
 				return err
 			}
-			err = s.print(asJSON, report, func() { v.print(report) })
+			err = s.Print(asJSON, report, func() { v.Print(report) })
 			if none := v.Empty(cmd.Context(), report); err == nil && none != "" {
 				err = errors.New(none)
 			}
@@ -85,8 +88,8 @@ Exit code 1 if no agent is connected.`,
 	return cmd
 }
 
-// watch prints the queues repeatedly. It reports errors and retries.
-func (v *queueView) watch(ctx context.Context) error {
+// Watch prints the queues repeatedly. It reports errors and retries.
+func (v *QueueView) Watch(ctx context.Context) error {
 	var last []byte // what was printed, as JSON
 	for {
 		report, err := v.Read(ctx)
@@ -96,7 +99,7 @@ func (v *queueView) watch(ctx context.Context) error {
 		case err != nil && last == nil, status >= 400 && status < 500:
 			return err
 		case err != nil:
-			v.s.warn("%v", err)
+			v.S.Warn("%v", err)
 		default:
 			now, err := json.Marshal(report.Queues)
 			if err != nil {
@@ -114,50 +117,51 @@ func (v *queueView) watch(ctx context.Context) error {
 }
 
 // refresh prints a report: on the screen always, as a line of JSON if it is not the same as before.
-func (v *queueView) refresh(ctx context.Context, report buildkite.QueueReport, same bool) error {
+func (v *QueueView) refresh(ctx context.Context, report buildkite.QueueReport, same bool) error {
 	if v.asJSON && same {
 		return nil
 	}
 	if v.asJSON {
-		if err := encodeJSON(v.s.Out, "", report); err != nil {
+		if err := term.EncodeJSON(v.S.Out, "", report); err != nil {
 			return err
 		}
 	} else {
-		printf(v.s.Out, "%s%s  %s\n\n", clearScreen, report.Time.Local().Format(time.TimeOnly), v.Org)
-		v.print(report)
+		term.Printf(v.S.Out, "%s%s  %s\n\n", term.ClearScreen, report.Time.Local().Format(time.TimeOnly), v.Org)
+		v.Print(report)
 	}
 	switch none := v.Empty(ctx, report); {
 	case none == "":
 	case v.asJSON:
-		v.s.warn("%s", none)
+		v.S.Warn("%s", none)
 	default:
-		printf(v.s.Out, "%s\n", none)
+		term.Printf(v.S.Out, "%s\n", none)
 	}
 	return nil
 }
 
-func (v *queueView) print(report buildkite.QueueReport) {
-	w := v.s.Out
-	warning := paintWord(w, "warning:")
+// Print writes a report for people.
+func (v *QueueView) Print(report buildkite.QueueReport) {
+	w := v.S.Out
+	warning := term.PaintWord(w, "warning:")
 	for i, q := range report.Queues {
 		if i > 0 {
-			printf(w, "\n")
+			term.Printf(w, "\n")
 		}
-		printf(w, "%s\n", queueSummary(q, report.Time))
+		term.Printf(w, "%s\n", queueSummary(q, report.Time))
 		if len(q.Agents) > 0 {
-			v.table(q, report.Time).print()
+			v.Table(q, report.Time).Print()
 		}
 		for _, a := range q.Agents {
 			if a.Note != "" {
-				printf(w, "%s is paused: %s\n", a.Name, a.Note)
+				term.Printf(w, "%s is paused: %s\n", a.Name, a.Note)
 			}
 		}
 		for _, n := range q.Lacking {
-			printf(w, "%s %d of the %d slots of %s have an agent; sudo kbnode status there says why: drained, parked, failed, or between two jobs\n",
+			term.Printf(w, "%s %d of the %d slots of %s have an agent; sudo kbnode status there says why: drained, parked, failed, or between two jobs\n",
 				warning, n.Agents, n.Slots, n.Node)
 		}
 		if n := q.Waiting.Unmatched; n > 0 && len(q.Agents) > 0 {
-			printf(w, "%s %d waiting %s for tags that no agent here has: %s\n", warning,
+			term.Printf(w, "%s %d waiting %s for tags that no agent here has: %s\n", warning,
 				n, text.Plural(n, "job asks", "jobs ask"), strings.Join(q.Waiting.Missing, ", "))
 		}
 	}
@@ -178,22 +182,22 @@ func queueSummary(q buildkite.Queue, now time.Time) string {
 	waits := "no jobs waiting"
 	switch w := q.Waiting; {
 	case w.Jobs == 1:
-		waits = "1 job waiting, for " + ago(w.Oldest, now)
+		waits = "1 job waiting, for " + term.Ago(w.Oldest, now)
 	case w.Jobs > 1:
-		waits = fmt.Sprintf("%d jobs waiting, the oldest for %s", w.Jobs, ago(w.Oldest, now))
+		waits = fmt.Sprintf("%d jobs waiting, the oldest for %s", w.Jobs, term.Ago(w.Oldest, now))
 	}
 	return strings.Join(part, ", ") + "; " + waits
 }
 
-// table returns a queue's agents as a table.
-func (v *queueView) table(q buildkite.Queue, now time.Time) *list {
-	l := newList(v.s.Out, "Agent", "State", "For", "Job", "GPU", "Model", "Node", "Version", "kbnode")
-	l.spare = []string{"Node", "kbnode", "Version", "Model"}
-	l.most = map[string]int{"Agent": 28, "Job": 24, "Model": 20, "Node": 20, "Version": 20, "kbnode": 20}
+// Table returns a queue's agents as a table.
+func (v *QueueView) Table(q buildkite.Queue, now time.Time) *term.List {
+	l := term.NewList(v.S.Out, "Agent", "State", "For", "Job", "GPU", "Model", "Node", "Version", "kbnode")
+	l.Spare = []string{"Node", "kbnode", "Version", "Model"}
+	l.Most = map[string]int{"Agent": 28, "Job": 24, "Model": 20, "Node": 20, "Version": 20, "kbnode": 20}
 	for _, a := range q.Agents {
 		since, job, gpu := "-", "", "-"
 		if a.Job != nil {
-			since, job = ago(a.Job.Started, now), a.Job.ID
+			since, job = term.Ago(a.Job.Started, now), a.Job.ID
 			if a.Job.Build > 0 {
 				job = fmt.Sprintf("%s#%d", a.Job.Pipeline, a.Job.Build)
 			}
@@ -201,11 +205,11 @@ func (v *queueView) table(q buildkite.Queue, now time.Time) *list {
 		if a.GPUIndex != nil {
 			gpu = strconv.Itoa(*a.GPUIndex)
 		}
-		row := []any{a.Name, paintWord(v.s.Out, a.State), since}
+		row := []any{a.Name, term.PaintWord(v.S.Out, a.State), since}
 		for _, cell := range []string{job, gpu, a.GPUModel, a.Node, a.AgentVersion, a.KbnodeVersion} {
 			row = append(row, cmp.Or(cell, "-"))
 		}
-		l.row(row...)
+		l.Row(row...)
 	}
 	return l
 }

@@ -1,4 +1,4 @@
-package cli
+package operator
 
 import (
 	"context"
@@ -15,29 +15,31 @@ import (
 
 	pretty "github.com/jedib0t/go-pretty/v6/text"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/submit"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// submitProgress shows the status of one build: on a terminal as one line that counts the
+// SubmitProgress shows the status of one build: on a terminal as one line that counts the
 // seconds, otherwise as a line for each change.
-type submitProgress struct {
-	*progress
-	stop func() // may be called more than once
+type SubmitProgress struct {
+	*term.Progress
+	Stop func() // may be called more than once
 
 	status atomic.Pointer[submit.Status]
 }
 
-func newSubmitProgress(line *progress) *submitProgress {
-	p := &submitProgress{progress: line}
+// NewSubmitProgress shows a build on a line until Stop.
+func NewSubmitProgress(line *term.Progress) *SubmitProgress {
+	p := &SubmitProgress{Progress: line}
 	ctx, cancel := context.WithCancel(context.Background())
 	var done sync.WaitGroup
-	p.stop = func() {
+	p.Stop = func() {
 		cancel()
 		done.Wait()
-		p.end("")
+		p.End("")
 	}
 	done.Go(func() {
 		for limit.Sleep(ctx, time.Second) == nil {
@@ -47,98 +49,98 @@ func newSubmitProgress(line *progress) *submitProgress {
 	return p
 }
 
-// show is called with each change.
-func (p *submitProgress) show(_ int, st submit.Status) {
+// Show is called with each change.
+func (p *SubmitProgress) Show(_ int, st submit.Status) {
 	before := p.status.Swap(&st)
 	fixed := buildStatus(st)
 	if st.State == "creating" {
 		fixed = ""
 	}
 	if st.Build != 0 && (before == nil || before.Build == 0) {
-		p.end("")
-		p.say("build %d: %s", st.Build, text.Line(st.URL, 300))
+		p.End("")
+		p.Say("build %d: %s", st.Build, text.Line(st.URL, 300))
 		fixed = ""
 	}
 	p.refresh(fixed)
 }
 
-// showRetry reports an error that is retried.
-func (p *submitProgress) showRetry(why string, pause time.Duration) {
-	p.say("%s; retrying in %s", text.Line(why, 300), max(pause, time.Second).Round(time.Second))
+// Trouble reports an error that is retried.
+func (p *SubmitProgress) Trouble(why string, pause time.Duration) {
+	p.Say("%s; retrying in %s", text.Line(why, 300), max(pause, time.Second).Round(time.Second))
 }
 
 // refresh shows the status and its age; fixed is for what is no terminal.
-func (p *submitProgress) refresh(fixed string) {
+func (p *SubmitProgress) refresh(fixed string) {
 	if st := p.status.Load(); st != nil && st.State != "" {
-		p.progress.show(fmt.Sprintf("%s, %d s", buildStatus(*st), int(time.Since(st.Since).Seconds())), fixed)
+		p.Progress.Show(fmt.Sprintf("%s, %d s", buildStatus(*st), int(time.Since(st.Since).Seconds())), fixed)
 	}
 }
 
 func buildStatus(st submit.Status) string {
-	status := st.State
+	says := st.State
 	if st.Build != 0 {
-		status = fmt.Sprintf("build %d: %s", st.Build, st.State)
+		says = fmt.Sprintf("build %d: %s", st.Build, st.State)
 	}
 	if st.Agent != "" && st.State == "running" {
-		status += " on " + text.Line(st.Agent, 60)
+		says += " on " + text.Line(st.Agent, 60)
 	}
-	return status
+	return says
 }
 
-// leave returns a function that asks after Ctrl-C whether to leave the build running. Another
+// Leave returns a function that asks after Ctrl-C whether to leave the build running. Another
 // Ctrl-C means no. Without a terminal it returns nil, so that the build is canceled.
-func (p *submitProgress) leave() func() bool {
-	if !isTerminal(p.s.In) || p.width == 0 {
+func (p *SubmitProgress) Leave() func() bool {
+	if !term.IsTerminal(p.S.In) || p.Width == 0 {
 		return nil
 	}
 	return func() bool {
-		p.pause(true)
-		defer p.pause(false)
+		p.Pause(true)
+		defer p.Pause(false)
 		what := "the build"
 		if st := p.status.Load(); st != nil && st.Build != 0 {
 			what = fmt.Sprintf("build %d", st.Build)
 		}
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 		defer stop()
-		reply, _ := p.s.answer(ctx, fmt.Sprintf("Cancel %s in Buildkite? [Y/n]", what), false) // the end of the input means yes
-		reply = strings.ToLower(reply)
-		return reply == "n" || reply == "no"
+		said, _ := p.S.Answer(ctx, fmt.Sprintf("Cancel %s in Buildkite? [Y/n]", what), false) // the end of the input means yes
+		said = strings.ToLower(said)
+		return said == "n" || said == "no"
 	}
 }
 
-func printOutcome(s Streams, out submit.Outcome) {
-	verdict := ""
+func printOutcome(s term.Streams, out submit.Outcome) {
+	said := ""
 	if out.Result != nil {
 		var passed bool
-		verdict, passed = out.Result.Verdict()
-		if _, ok := terminal(s.Err); ok {
-			printf(s.Err, "\n") // between the progress and the result
+		said, passed = out.Result.Verdict()
+		if _, ok := term.Terminal(s.Err); ok {
+			term.Printf(s.Err, "\n") // between the progress and the result
 		}
 		var report strings.Builder
 		out.Result.Report(&report)
-		printf(s.Out, "%s\n", paintReport(s.Out, report.String(), verdict, passed))
+		term.Printf(s.Out, "%s\n", paintReport(s.Out, report.String(), said, passed))
 	}
 	var node noise.Record
 	if json.Unmarshal(out.Node, &node) == nil && node.Noisy {
 		for _, why := range node.Why[:min(len(node.Why), 5)] {
-			printf(s.Out, "noisy: %s\n", text.Line(why, 200))
+			term.Printf(s.Out, "noisy: %s\n", text.Line(why, 200))
 		}
 	}
 	to := s.Out
 	if out.Verdict != submit.Passed {
 		to = s.Err
 	}
-	if verdict != out.Reason {
-		printf(to, "%s: %s\n", out.Verdict, text.Line(out.Reason, 1000))
+	if said != out.Reason {
+		term.Printf(to, "%s: %s\n", out.Verdict, text.Line(out.Reason, 1000))
 	}
 	if out.Build != 0 {
-		printf(s.Out, "%s\n", buildLine(out))
+		term.Printf(s.Out, "%s\n", buildLine(out))
 	}
 }
 
 // paintReport colors the verdict in a report.
-func paintReport(w io.Writer, report, verdict string, passed bool) string {
-	word, _, _ := strings.Cut(verdict, ":")
+func paintReport(w io.Writer, report, said string, passed bool) string {
+	word, _, _ := strings.Cut(said, ":")
 	c := pretty.FgRed
 	if passed {
 		c = pretty.FgGreen
@@ -147,7 +149,7 @@ func paintReport(w io.Writer, report, verdict string, passed bool) string {
 	if !found {
 		return report
 	}
-	return (before + "\n" + paint(w, c, word) + after)[1:]
+	return (before + "\n" + term.Paint(w, c, word) + after)[1:]
 }
 
 // buildLine returns where a job ran, and for how long.

@@ -1,4 +1,4 @@
-package cli
+package operator
 
 import (
 	"errors"
@@ -11,11 +11,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/task"
 )
 
-func newPayload(s Streams) *cobra.Command {
+// NewPayload returns kbnode payload.
+func NewPayload(s term.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "payload",
 		Short: "Encode and decode the payload of a job, for debugging",
@@ -28,7 +30,7 @@ and encoded in base64.`,
 	return cmd
 }
 
-func newPayloadEncode(s Streams) *cobra.Command {
+func newPayloadEncode(s term.Streams) *cobra.Command {
 	var env bool
 	var problem, mode string
 	cmd := &cobra.Command{
@@ -42,19 +44,19 @@ submission FILE (default: the problem's own).`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("mode") && problem == "" {
-				return usagef("--mode needs --problem; a JSON file has its own mode")
+				return term.Usagef("--mode needs --problem; a JSON file has its own mode")
 			}
-			doc, err := s.document(problem, mode, args)
+			doc, err := document(s, problem, mode, args)
 			if err != nil {
 				return err
 			}
 			text := payload.Encode([]byte(doc))
 			if !env {
-				printf(s.Out, "%s\n", text)
+				term.Printf(s.Out, "%s\n", text)
 				return nil
 			}
 			for _, kv := range payload.Environ(text) {
-				printf(s.Out, "%s\n", kv)
+				term.Printf(s.Out, "%s\n", kv)
 			}
 			return nil
 		},
@@ -67,21 +69,21 @@ submission FILE (default: the problem's own).`,
 
 // document returns the JSON text of a payload: of a submission to a problem or, without one, from the
 // command's input.
-func (s Streams) document(problem, mode string, args []string) (string, error) {
+func document(s term.Streams, problem, mode string, args []string) (string, error) {
 	if problem != "" {
 		t, submission, err := readProblem(problem, args)
 		if err != nil {
 			return "", err
 		}
 		doc, err := t.Config(submission, t.Arch, mode)
-		return doc, usage(err)
+		return doc, term.Usage(err)
 	}
-	in, err := s.input(args)
+	in, err := input(s, args)
 	if err != nil {
 		return "", err
 	}
 	if in == nil {
-		return "", usagef("nothing to encode; name a JSON file, pipe one in, or give --problem")
+		return "", term.Usagef("nothing to encode; name a JSON file, pipe one in, or give --problem")
 	}
 	defer in.Close() //nolint:errcheck // opened for reading
 	doc, err := payload.ReadJSON(in)
@@ -92,7 +94,7 @@ func (s Streams) document(problem, mode string, args []string) (string, error) {
 	return doc, err
 }
 
-func newPayloadDecode(s Streams) *cobra.Command {
+func newPayloadDecode(s term.Streams) *cobra.Command {
 	var indent bool
 	cmd := &cobra.Command{
 		Use:   "decode [FILE]",
@@ -103,7 +105,7 @@ piped in, the environment variables that kbnode runner reads.`,
   kbnode payload decode payload >task.json`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			text, err := s.encoded(args)
+			text, err := encoded(s, args)
 			if err != nil {
 				return err
 			}
@@ -117,7 +119,7 @@ piped in, the environment variables that kbnode runner reads.`,
 			if indent {
 				doc = payload.Indent(doc)
 			}
-			if _, ok := terminal(s.Out); ok {
+			if _, ok := term.Terminal(s.Out); ok {
 				doc = payload.EscapeInvisible(doc)
 			}
 			if _, err := io.WriteString(s.Out, strings.TrimRight(doc, " \t\r\n")+"\n"); err != nil {
@@ -132,7 +134,7 @@ piped in, the environment variables that kbnode runner reads.`,
 
 // input opens the named file, or standard input. It returns nil if no file is named and nothing
 // is piped in.
-func (s Streams) input(args []string) (io.ReadCloser, error) {
+func input(s term.Streams, args []string) (io.ReadCloser, error) {
 	if len(args) > 0 && args[0] != "-" {
 		f, err := os.Open(args[0])
 		if err != nil {
@@ -150,8 +152,8 @@ func (s Streams) input(args []string) (io.ReadCloser, error) {
 }
 
 // encoded returns an encoded payload from the command's input, or else from the environment.
-func (s Streams) encoded(args []string) (string, error) {
-	in, err := s.input(args)
+func encoded(s term.Streams, args []string) (string, error) {
+	in, err := input(s, args)
 	if err != nil {
 		return "", err
 	}
@@ -165,7 +167,7 @@ func (s Streams) encoded(args []string) (string, error) {
 	}
 	text, _, err = payload.FromEnv(os.Environ())
 	if err == nil && text == "" {
-		err = usagef("nothing to decode; name a file, pipe a payload in, or set %s", payload.Var)
+		err = term.Usagef("nothing to decode; name a file, pipe a payload in, or set %s", payload.Var)
 	}
 	return text, err
 }
@@ -174,15 +176,15 @@ func (s Streams) encoded(args []string) (string, error) {
 // args, or the one in the problem's directory. Its errors are of usage.
 func readProblem(name string, args []string) (t *task.Task, submission string, err error) {
 	if t, err = task.Find(name); err != nil {
-		return nil, "", usage(err)
+		return nil, "", term.Usage(err)
 	}
 	if len(args) > 0 {
 		submission, err = task.ReadSubmissionFile(args[0])
 	} else if submission, err = task.ReadSubmission(t.FS(), t.Submission); errors.Is(err, fs.ErrNotExist) {
-		return nil, "", usagef("%s has no %s of its own; name the file of your submission", t.Dir, t.Submission)
+		return nil, "", term.Usagef("%s has no %s of its own; name the file of your submission", t.Dir, t.Submission)
 	}
 	if err != nil {
-		return nil, "", usage(fmt.Errorf("read submission: %w", err))
+		return nil, "", term.Usage(fmt.Errorf("read submission: %w", err))
 	}
 	return t, submission, nil
 }
@@ -206,8 +208,8 @@ func isProblem(dir string) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-// problemValues completes the name of an example once it has begun, and directories otherwise.
-func problemValues(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+// ProblemValues completes the name of an example once it has begun, and directories otherwise.
+func ProblemValues(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	var names []cobra.Completion
 	for _, name := range task.Examples() {
 		if strings.HasPrefix(name, typed) {

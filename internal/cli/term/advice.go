@@ -1,4 +1,4 @@
-package cli
+package term
 
 import (
 	"os"
@@ -22,12 +22,12 @@ var rootVariables = map[string][]string{
 // maxWord bounds an argument that is repeated, in bytes.
 const maxWord = 4096
 
-// unbroken is a blank at which printf breaks no line: a command that is cut in two cannot be pasted.
-const unbroken = "\u00a0"
+// Unbroken is a blank at which Printf breaks no line: a command that is cut in two cannot be pasted.
+const Unbroken = "\u00a0"
 
-// line returns a command line for printf, quoted for a shell. It hides secrets.
-func line(args []string) string {
-	words := []string{program()}
+// Line returns a command line for Printf, quoted for a shell. It hides secrets.
+func Line(args []string) string {
+	words := []string{Program()}
 	i := slices.IndexFunc(args, func(a string) bool { return !strings.HasPrefix(a, "-") })
 	if i >= 0 && slices.Contains(rootCommands, args[i]) {
 		words = slices.Insert(words, 0, "sudo")
@@ -36,41 +36,42 @@ func line(args []string) string {
 			words = slices.Insert(words, 1, "--preserve-env="+strings.Join(keep, ","))
 		}
 	}
-	known := secrets(args)
+	known := Secrets(args)
 	for _, a := range args {
-		if a = hide(a, known); !text.Plain(a) || len(a) > maxWord {
+		if a = Hide(a, known); !text.Plain(a) || len(a) > maxWord {
 			a = text.Line(a, maxWord)
 		}
-		words = append(words, quoted(a))
+		words = append(words, Quoted(a))
 	}
-	return strings.ReplaceAll(strings.Join(words, " "), " ", unbroken)
+	return strings.ReplaceAll(strings.Join(words, " "), " ", Unbroken)
 }
 
-// quoted returns a word as a shell reads it.
-func quoted(word string) string {
+// Quoted returns a word as a shell reads it.
+func Quoted(word string) string {
 	if word == "" || strings.ContainsAny(word, " $`\"\\*?[]{}()<>|&;#~!'") {
 		return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 	}
 	return word
 }
 
-// program returns how to start this kbnode again: sudo finds none that is outside of its PATH.
-func program() string {
+// Program returns how to start this kbnode again: sudo finds none that is outside of its PATH.
+func Program() string {
 	if name := os.Args[0]; filepath.Base(name) == "kbnode" && strings.ContainsRune(name, filepath.Separator) {
 		return name
 	}
 	return "kbnode"
 }
 
-// again returns what was typed, to type it again as root.
-func (s Streams) again() string { return line(s.typed) }
+// Again returns what was typed, to type it again as root.
+func (s Streams) Again() string { return Line(s.Typed) }
 
 // hiddenNames are how names of flags and variables end whose value is a secret. A mistyped --token
 // counts, too.
 const hiddenNames = `(?:^-*|[-_=])(?:tok(?:en?)?|secret|passw(?:or)?d|(?:api|private)[-_]?key)`
 
 var (
-	secretName = lazy.Regexp(`(?i)` + hiddenNames + `$`)
+	// SecretName matches the name of a flag or variable whose value is a secret.
+	SecretName = lazy.Regexp(`(?i)` + hiddenNames + `$`)
 	// secretValue matches a word with a secret: NAME=VALUE, a token of Buildkite, or the login and
 	// password in the address of a server or a database.
 	secretValue = lazy.Regexp(`(?i)` + hiddenNames + `\s*=\s*(\S+)|(\bbk[a-z]{2,3}_[^\s'",;]+)|://([^/\s]+)@`)
@@ -79,12 +80,12 @@ var (
 // shortest is the length of the shortest secret, in bytes: a shorter one would garble a message.
 const shortest = 4
 
-// secrets returns what must not be repeated of a command line, because people log and paste it.
-func secrets(args []string) []string {
+// Secrets returns what must not be repeated of a command line, because people log and paste it.
+func Secrets(args []string) []string {
 	var found []string
 	before := ""
 	for _, a := range args {
-		if strings.HasPrefix(before, "-") && secretName().MatchString(before) {
+		if strings.HasPrefix(before, "-") && SecretName().MatchString(before) {
 			found = append(found, a)
 		}
 		before = a
@@ -95,36 +96,36 @@ func secrets(args []string) []string {
 	return slices.DeleteFunc(found, func(s string) bool { return len(s) < shortest })
 }
 
-// hide replaces secrets in a text.
-func hide(s string, secrets []string) string {
+// Hide replaces secrets in a text.
+func Hide(s string, secrets []string) string {
 	for _, secret := range secrets {
 		s = strings.ReplaceAll(s, secret, "…")
 	}
 	return s
 }
 
-// hints holds the typed words, to repeat them corrected.
-type hints struct{ args []string }
+// CommandLine holds the typed words, to repeat them corrected.
+type CommandLine struct{ Args []string }
 
-// write advises to type one of these lines instead.
-func (h hints) write(message string, lines ...[]string) error {
+// Write advises to type one of these lines instead.
+func (h CommandLine) Write(says string, lines ...[]string) error {
 	var shown []string
 	for _, args := range lines {
-		shown = append(shown, line(args))
+		shown = append(shown, Line(args))
 	}
-	return usagef("%s; write %s", message, strings.Join(shown, ", or "))
+	return Usagef("%s; write %s", says, strings.Join(shown, ", or "))
 }
 
-// with returns the typed words with word i replaced, or removed if words is empty.
-func (h hints) with(i int, words ...string) []string {
-	return slices.Replace(slices.Clone(h.args), i, i+1, words...)
+// With returns the typed words with word i replaced, or removed if words is empty.
+func (h CommandLine) With(i int, words ...string) []string {
+	return slices.Replace(slices.Clone(h.Args), i, i+1, words...)
 }
 
-// find returns the index of a flag in the typed words that has this value, or of its first use,
+// Find returns the index of a flag in the typed words that has this value, or of its first use,
 // or -1.
-func (h hints) find(flag, value string) int {
+func (h CommandLine) Find(flag, value string) int {
 	first := -1
-	for i, a := range h.args {
+	for i, a := range h.Args {
 		name, given, is := strings.Cut(a, "=")
 		if name != flag {
 			continue
@@ -132,7 +133,7 @@ func (h hints) find(flag, value string) int {
 		if first < 0 {
 			first = i
 		}
-		if is && given == value || !is && i+1 < len(h.args) && h.args[i+1] == value {
+		if is && given == value || !is && i+1 < len(h.Args) && h.Args[i+1] == value {
 			return i
 		}
 	}

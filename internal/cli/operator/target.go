@@ -1,4 +1,6 @@
-package cli
+// Package operator has the commands that need no node: they send jobs to a queue, watch it, and
+// evaluate a submission here.
+package operator
 
 import (
 	"cmp"
@@ -11,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/submit"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -20,7 +23,7 @@ const defaultPipeline = "kernelbot"
 // targetFlags say where builds go and how they run there.
 type targetFlags struct {
 	submit.Target
-	api            apiFlags
+	api            APIFlags
 	dryRun, asJSON bool
 }
 
@@ -45,13 +48,13 @@ func (t *targetFlags) add(cmd *cobra.Command) {
 // resolve fills in what follows from other flags and the environment. Its error says everything
 // that is wrong.
 func (t *targetFlags) resolve() error {
-	t.Org, t.Pipeline = t.api.org, cmp.Or(t.Pipeline, os.Getenv("BUILDKITE_PIPELINE"), defaultPipeline)
+	t.Org, t.Pipeline = t.api.Org, cmp.Or(t.Pipeline, os.Getenv("BUILDKITE_PIPELINE"), defaultPipeline)
 	return t.Resolve()
 }
 
 // requests returns the requests that would be sent.
 func (t *targetFlags) requests(jobs ...submit.Job) (all []map[string]any) {
-	org := cmp.Or(t.api.org, os.Getenv("BUILDKITE_ORG"), "ORG")
+	org := cmp.Or(t.api.Org, os.Getenv("BUILDKITE_ORG"), "ORG")
 	at := fmt.Sprintf("%s/v2/organizations/%s/pipelines/%s/builds", buildkite.BaseURL(os.Getenv("BUILDKITE_API_URL")), org, t.Pipeline)
 	for _, j := range jobs {
 		j.Build.MetaData = map[string]string{buildkite.RunIDKey: j.RunID}
@@ -63,56 +66,56 @@ func (t *targetFlags) requests(jobs ...submit.Job) (all []map[string]any) {
 // printRequests prints requests for people.
 func printRequests(w io.Writer, requests []map[string]any) {
 	for _, r := range requests {
-		verbatim(w, fmt.Sprintf("POST %s\nAuthorization: Bearer (hidden)\nContent-Type: application/json\n\n", r["url"]))
-		_ = printJSON(w, r["body"]) // w keeps the error
+		term.Verbatim(w, fmt.Sprintf("POST %s\nAuthorization: Bearer (hidden)\nContent-Type: application/json\n\n", r["url"]))
+		_ = term.PrintJSON(w, r["body"]) // w keeps the error
 	}
 }
 
-// apiFlags say which organization of Buildkite's REST API to ask, and with which token.
-type apiFlags struct{ org, tokenFile string }
+// APIFlags say which organization of Buildkite's REST API to ask, and with which token.
+type APIFlags struct{ Org, TokenFile string }
 
-func (a *apiFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&a.org, "org", "", "organization, as in its URL (default: BUILDKITE_ORG)")
-	cmd.Flags().StringVar(&a.tokenFile, "token-file", "", "file with the API token, readable only by you (default: BUILDKITE_API_TOKEN)")
+func (a *APIFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&a.Org, "org", "", "organization, as in its URL (default: BUILDKITE_ORG)")
+	cmd.Flags().StringVar(&a.TokenFile, "token-file", "", "file with the API token, readable only by you (default: BUILDKITE_API_TOKEN)")
 }
 
-// client fills in what the environment says, and connects. Failed requests are retried: log is
+// Client fills in what the environment says, and connects. Failed requests are retried: log is
 // told, or standard error if log is nil.
-func (a *apiFlags) client(s Streams, log func(string, time.Duration)) (*buildkite.Client, error) {
-	if a.org == "" {
-		a.org = os.Getenv("BUILDKITE_ORG")
+func (a *APIFlags) Client(s term.Streams, log func(string, time.Duration)) (*buildkite.Client, error) {
+	if a.Org == "" {
+		a.Org = os.Getenv("BUILDKITE_ORG")
 	}
 	var orgErr error
-	if a.org == "" {
+	if a.Org == "" {
 		orgErr = errors.New("no organization is given; add --org NAME, such as --org gpu-mode, or set BUILDKITE_ORG")
 	} else {
-		orgErr = buildkite.CheckSlug("an organization", a.org)
+		orgErr = buildkite.CheckSlug("an organization", a.Org)
 	}
 	token, tokenErr := a.token()
 	if err := errors.Join(orgErr, tokenErr); err != nil {
-		return nil, usage(err)
+		return nil, term.Usage(err)
 	}
 	if log == nil {
 		log = func(why string, pause time.Duration) {
-			s.progress("%s; retrying in %s", text.Line(why, 300), max(pause, time.Second).Round(time.Second))
+			s.Progress("%s; retrying in %s", text.Line(why, 300), max(pause, time.Second).Round(time.Second))
 		}
 	}
 	client, err := buildkite.New(buildkite.Options{URL: os.Getenv("BUILDKITE_API_URL"), Token: token, Patient: true, Log: log})
 	if err != nil {
-		return nil, usagef("BUILDKITE_API_URL: %w", err)
+		return nil, term.Usagef("BUILDKITE_API_URL: %w", err)
 	}
 	return client, nil
 }
 
 // token returns the token of --token-file, or else of the environment.
-func (a *apiFlags) token() (string, error) {
+func (a *APIFlags) token() (string, error) {
 	from, text := "BUILDKITE_API_TOKEN", os.Getenv("BUILDKITE_API_TOKEN")
-	if a.tokenFile != "" {
-		secret, err := buildkite.ReadSecret(a.tokenFile)
+	if a.TokenFile != "" {
+		secret, err := buildkite.ReadSecret(a.TokenFile)
 		if err != nil {
 			return "", err
 		}
-		from, text = a.tokenFile, secret
+		from, text = a.TokenFile, secret
 	} else if text == "" {
 		return "", errors.New("no API token is given; create one in Buildkite (Personal Settings, API Access Tokens) with the scopes read_agents and read_builds, " +
 			"for kbnode submit also write_builds and read_artifacts, and set BUILDKITE_API_TOKEN, or write it to a file with mode 0600 and add --token-file FILE")

@@ -1,4 +1,4 @@
-package cli
+package term
 
 import (
 	"cmp"
@@ -15,57 +15,60 @@ import (
 // it.
 const roomy = 30
 
-// list is a table without lines, for people and for awk. On a terminal it is no wider than the
+// List is a table without lines, for people and for awk. On a terminal it is no wider than the
 // terminal. Elsewhere nothing is cut, and each row is one line.
-type list struct {
+type List struct {
 	w      io.Writer
 	header []string
-	rows   [][]string
+	Rows   [][]string
 
-	spare []string       // columns to omit on a narrow terminal, first to last
-	most  map[string]int // maximum characters of a column's cells on a terminal
-	wraps string         // the column whose cells are wrapped between words; "" means the last
+	Spare []string       // columns to omit on a narrow terminal, first to last
+	Most  map[string]int // maximum characters of a column's cells on a terminal
+	Wraps string         // the column whose cells are wrapped between words; "" means the last
 }
 
-func newList(w io.Writer, header ...string) *list { return &list{w: w, header: header} }
+// NewList returns an empty table.
+func NewList(w io.Writer, header ...string) *List { return &List{w: w, header: header} }
 
-func (l *list) row(cells ...any) {
+// Row adds a row.
+func (l *List) Row(cells ...any) {
 	row := make([]string, len(cells))
 	for i, c := range cells {
 		row[i] = fmt.Sprint(c)
 	}
-	l.rows = append(l.rows, row)
+	l.Rows = append(l.Rows, row)
 }
 
-func (l *list) print() {
-	width, _ := terminal(l.w)
-	_, _ = fmt.Fprintln(l.w, l.draw(width))
+// Print writes the table.
+func (l *List) Print() {
+	width, _ := Terminal(l.w)
+	_, _ = fmt.Fprintln(l.w, l.Draw(width))
 }
 
-// draw returns the table in width columns. 0 means no limit.
-func (l *list) draw(width int) string {
+// Draw returns the table in width columns. 0 means no limit.
+func (l *List) Draw(width int) string {
 	if width == 0 {
 		return l.render(nil, 0)
 	}
 	for i, title := range l.header {
-		for _, row := range l.rows {
-			row[i] = cutMiddle(row[i], l.most[title])
+		for _, row := range l.Rows {
+			row[i] = middle(row[i], l.Most[title])
 		}
 	}
 	longest, word := l.wrapped(width)
 	hidden := 0
-	for hidden < len(l.spare) && text.LongestLineLen(l.render(l.spare[:hidden], max(roomy, word))) > width {
+	for hidden < len(l.Spare) && text.LongestLineLen(l.render(l.Spare[:hidden], max(roomy, word))) > width {
 		hidden++
 	}
-	all := l.render(l.spare[:hidden], 0)
+	all := l.render(l.Spare[:hidden], 0)
 	if over := text.LongestLineLen(all) - width; over > 0 {
-		return l.render(l.spare[:hidden], max(longest-over, roomy/2))
+		return l.render(l.Spare[:hidden], max(longest-over, roomy/2))
 	}
 	return all
 }
 
 // render returns the table without the hidden columns. most is the width of the wrapped column, or 0.
-func (l *list) render(hidden []string, most int) string {
+func (l *List) render(hidden []string, most int) string {
 	t := table.NewWriter()
 	style := table.StyleDefault
 	style.Options = table.OptionsNoBordersAndSeparators
@@ -79,20 +82,20 @@ func (l *list) render(hidden []string, most int) string {
 	}
 	t.SetColumnConfigs(configs)
 	t.AppendHeader(cells(l.header))
-	for _, row := range l.rows {
+	for _, row := range l.Rows {
 		t.AppendRow(cells(row))
 	}
 	return t.Render()
 }
 
-func (l *list) wrappedColumn() int {
-	return slices.Index(l.header, cmp.Or(l.wraps, l.header[len(l.header)-1]))
+func (l *List) wrappedColumn() int {
+	return slices.Index(l.header, cmp.Or(l.Wraps, l.header[len(l.header)-1]))
 }
 
 // wrapped returns the width of the wrapped column, and of its longest word that fits into width
 // columns, such as a UUID or a URL, which no one could copy if it were broken.
-func (l *list) wrapped(width int) (longest, word int) {
-	for _, row := range l.rows {
+func (l *List) wrapped(width int) (longest, word int) {
+	for _, row := range l.Rows {
 		cell := row[l.wrappedColumn()]
 		longest = max(longest, text.LongestLineLen(cell))
 		for w := range strings.FieldsSeq(cell) {
@@ -109,13 +112,13 @@ func (l *list) wrapped(width int) (longest, word int) {
 func wrapCell(s string, width int) string {
 	lines := strings.Split(s, "\n")
 	for i, line := range lines {
-		lines[i] = fold(line, "", width, 0)
+		lines[i] = Fold(line, "", width, 0)
 	}
 	return strings.Join(lines, "\n")
 }
 
-// cutMiddle cuts out the middle of a text: names of agents differ at their ends. 0 means no limit.
-func cutMiddle(s string, most int) string {
+// middle cuts out the middle of a text: names of agents differ at their ends. 0 means no limit.
+func middle(s string, most int) string {
 	r := []rune(s)
 	if most == 0 || len(r) <= most {
 		return s

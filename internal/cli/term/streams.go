@@ -1,0 +1,114 @@
+// Package term is what commands share: their streams and exit codes, text and tables for people, progress,
+// questions, and advice what to type.
+package term
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+)
+
+// Exit codes of every command.
+const (
+	ExitDone  = 0
+	ExitNo    = 1
+	ExitUsage = 2
+)
+
+// Streams are a command's standard streams: Out is for the answer, and Err for everything else.
+type Streams struct {
+	In       io.Reader
+	Out, Err io.Writer
+
+	Raw   io.Writer // Out without its errors, for logs
+	Typed []string  // the arguments of the command line
+	Root  bool      // the user is root
+}
+
+// ExitError ends a command with its own exit code. An empty message means that everything was
+// already printed.
+type ExitError struct {
+	Code int
+	Err  error
+}
+
+func (e *ExitError) Error() string {
+	if e.Err == nil {
+		return ""
+	}
+	return e.Err.Error()
+}
+
+func (e *ExitError) Unwrap() error { return e.Err }
+
+// Usage turns an error into a usage error.
+func Usage(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &ExitError{Code: ExitUsage, Err: err}
+}
+
+// Usagef returns a usage error.
+func Usagef(format string, args ...any) error { return Usage(fmt.Errorf(format, args...)) }
+
+// Logger returns a log to Err. In a unit it omits the time, which the journal adds.
+func (s Streams) Logger() *slog.Logger {
+	opts := &slog.HandlerOptions{}
+	if os.Getenv("JOURNAL_STREAM") != "" {
+		opts.ReplaceAttr = func(groups []string, a slog.Attr) slog.Attr {
+			if len(groups) == 0 && a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		}
+	}
+	return slog.New(slog.NewTextHandler(s.Err, opts))
+}
+
+// Progress prints a line about work in progress.
+func (s Streams) Progress(format string, args ...any) {
+	Printf(s.Err, "  "+format+"\n", args...)
+}
+
+// Warn prints a line about something that did not stop the work.
+func (s Streams) Warn(format string, args ...any) {
+	Printf(s.Err, "kbnode: warning: "+format+"\n", args...)
+}
+
+// CheckFile refuses a flag whose file does not exist.
+func CheckFile(flag, name string) error {
+	if name != "" && !exists(name) {
+		return Usagef("%s: %s does not exist; name a file that does", flag, name)
+	}
+	return nil
+}
+
+// exists reports whether a file exists, or cannot be looked for.
+func exists(name string) bool {
+	_, err := os.Lstat(name)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// CheckFolder refuses a flag whose file cannot be written, because its folder does not exist.
+func CheckFolder(flag, name string) error {
+	if name == "" || name == "-" {
+		return nil
+	}
+	if dir := filepath.Dir(name); !exists(dir) {
+		return Usagef("%s: the directory %s does not exist; make it first", flag, dir)
+	}
+	return nil
+}
+
+// CheckNew refuses a flag whose file exists.
+func CheckNew(flag, name string) error {
+	if _, err := os.Lstat(name); err == nil {
+		return Usagef("%s: %s already exists; choose another name", flag, name)
+	}
+	return CheckFolder(flag, name)
+}

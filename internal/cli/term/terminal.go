@@ -1,0 +1,100 @@
+package term
+
+import (
+	"io"
+	"os"
+	"strings"
+	"unicode/utf8"
+
+	pretty "github.com/jedib0t/go-pretty/v6/text"
+	"golang.org/x/term"
+)
+
+// Terminal reports whether w is a terminal, and returns its width in columns.
+func Terminal(w io.Writer) (width int, ok bool) {
+	if a, is := w.(*Answer); is {
+		w = a.To
+	}
+	f, isFile := w.(*os.File)
+	if !isFile || !term.IsTerminal(int(f.Fd())) {
+		return 0, false
+	}
+	width, _, err := term.GetSize(int(f.Fd()))
+	if err != nil || width <= 0 {
+		width = 80
+	}
+	return width, true
+}
+
+// Cursor returns the width of a terminal whose lines can be rewritten, or 0.
+func Cursor(w io.Writer) int {
+	width, _ := Terminal(w)
+	if os.Getenv("TERM") == "dumb" {
+		return 0
+	}
+	return width
+}
+
+// colored reports whether to color what is written to w.
+func colored(w io.Writer) bool { return Cursor(w) > 0 && os.Getenv("NO_COLOR") == "" }
+
+// IsTerminal reports whether r is a terminal, at which a person types.
+func IsTerminal(r io.Reader) bool {
+	f, ok := r.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// Wrap breaks lines that are wider than width between words. The rest of a line is indented to
+// the words that it belongs to: after the last column that two blanks end, or two blanks more
+// than its line.
+func Wrap(s string, width int) string { return foldLines(s, "", width) }
+
+// WrapCommands breaks lines of commands so that they can still be typed as shown.
+func WrapCommands(s string, width int) string { return foldLines(s, " \\", width) }
+
+func foldLines(s, end string, width int) string {
+	var b strings.Builder
+	for line := range strings.Lines(s) {
+		words := strings.TrimRight(line, "\n")
+		b.WriteString(Fold(words, end, width, Hang(words, width)) + line[len(words):])
+	}
+	return b.String()
+}
+
+// Fold breaks a line between words into lines of at most width columns. All but the last end
+// with end, and all but the first are indented. If end is not empty, quoted text is not broken.
+func Fold(line, end string, width, indent int) string {
+	if pretty.StringWidthWithoutEscSequences(line) <= width {
+		return line
+	}
+	var b strings.Builder
+	at, begun, quotes := 0, false, 0
+	for i, word := range strings.Split(line, " ") {
+		n := pretty.StringWidthWithoutEscSequences(word)
+		switch {
+		case i == 0:
+		case begun && at > indent && at+1+n+len(end) > width && (end == "" || quotes%2 == 0):
+			b.WriteString(end + "\n" + strings.Repeat(" ", indent))
+			at = indent
+		default:
+			b.WriteByte(' ')
+			at++
+		}
+		b.WriteString(word)
+		at += n
+		begun = begun || n > 0
+		quotes += strings.Count(word, "'") + strings.Count(word, `"`)
+	}
+	return b.String()
+}
+
+// Hang returns the indentation of what follows on the next line.
+func Hang(line string, width int) int {
+	plain := []rune(pretty.StripEscape(line))
+	lead := len(plain) - len([]rune(strings.TrimLeft(string(plain), " ")))
+	head := string(plain[:min(width/2, len(plain))])
+	if i := strings.LastIndex(head, "  "); i >= lead {
+		return utf8.RuneCountInString(head[:i]) + 2
+	}
+	return min(lead+2, width/2)
+}
