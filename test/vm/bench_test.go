@@ -33,7 +33,7 @@ done
 `
 
 // BenchmarkRest is a node at which nothing happens, with eight idle slots: what
-// the daemon, and the probes that it starts, cost in five minutes. One full pass
+// the daemon with the probes that it starts, and the slots' services, cost in five minutes. One full pass
 // and ten looks fall into them. Then a limit is changed.
 func BenchmarkRest(b *testing.B) {
 	const rest = 5 * time.Minute
@@ -42,7 +42,9 @@ func BenchmarkRest(b *testing.B) {
 	factor := slowness(b, m)
 	const read = `daemon=$(systemctl show -P MainPID kbnode); echo $daemon
 		awk '$1 == "usage_usec" {print $2}' /sys/fs/cgroup/system.slice/kbnode.service/cpu.stat
-		awk '$1 == "write_bytes:" {print $2}' /proc/$daemon/io; awk '$1 == "VmRSS:" {print $2}' /proc/$daemon/status`
+		awk '$1 == "write_bytes:" {print $2}' /proc/$daemon/io; awk '$1 == "VmRSS:" {print $2}' /proc/$daemon/status
+		cat /sys/fs/cgroup/system.slice/kbnode-guard-gpu*/cpu.stat | awk '$1 == "usage_usec" {n += $2} END {print n}'
+		for k in {0..7}; do awk '$1 == "VmRSS:" {print $2}' /proc/$(systemctl show -P MainPID kbnode-guard-gpu$k)/status; done`
 	for b.Loop() {
 		before := numbers(b, m.Sh(read))
 		time.Sleep(rest)
@@ -56,6 +58,12 @@ func BenchmarkRest(b *testing.B) {
 		b.ReportMetric(factor, "times-slower")
 		b.ReportMetric(after[2]-before[2], "B-written")
 		b.ReportMetric(after[3]/1024, "MiB-RSS")
+		b.ReportMetric((after[4]-before[4])/1e6/rest.Seconds()*100/factor, "%CPU-of-services")
+		memory := 0.0
+		for _, kib := range after[5:] {
+			memory += kib / 1024
+		}
+		b.ReportMetric(memory, "MiB-RSS-of-services")
 		drift := slices.Min(numbers(b, m.Sh(restores)))
 		b.ReportMetric(drift, "s-drift-emulated")
 		b.ReportMetric(drift/factor, "s-drift")
