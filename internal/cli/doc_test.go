@@ -148,7 +148,7 @@ func TestShapesPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	examples := example.FindAllStringSubmatch(string(page), -1)
-	if len(examples) < 5 {
+	if len(examples) < 6 {
 		t.Fatalf("docs/shapes.md has %d examples", len(examples))
 	}
 	text := string(page)
