@@ -78,11 +78,7 @@ func TestChecks(t *testing.T) {
 func summaries(r *Report) map[string]string {
 	all := map[string]string{}
 	for _, c := range r.Checks {
-		text := c.Summary()
-		if strings.HasPrefix(text, "no answer after ") {
-			text = "no answer after 0s" // a loaded machine takes longer
-		}
-		all[c.ID] = c.Status.String() + ": " + text
+		all[c.ID] = c.Status.String() + ": " + c.Summary()
 	}
 	return all
 }
