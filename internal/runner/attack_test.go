@@ -265,6 +265,31 @@ o("said: %s\ncheck: pass\n" % (said.stdout + said.stderr).replace("\n", "; "))`
 	})
 }
 
+// TestProcFiles has a child name a thread as CUDA does, without which cuInit fails, and then write
+// what /proc has of the judge and the runner.
+func TestProcFiles(t *testing.T) {
+	t.Parallel()
+	attacks(t, "", `
+code = """if 1:
+    import os, sys, threading
+    def own():
+        name = "/proc/self/task/%d/comm" % threading.get_native_id()
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        os.write(fd, b"cuda-EvtHandlr")
+        print("named", open(name).read().strip())
+    thread = threading.Thread(target=own); thread.start(); thread.join()
+    for path in ["/proc/%s/%s" % (pid, name) for pid in sys.argv[1:] for name in ("comm", "mem", "attr/current", "uid_map", "task/" + pid + "/comm")]:
+        try: print("wrote", path, os.pwrite(os.open(path, os.O_WRONLY), b"0 0 1", 0))
+        except OSError: pass
+"""
+said = subprocess.run([sys.executable, "-c", code, str(os.getppid())], capture_output=True, text=True)
+o("said: %s\ncheck: pass\n" % (said.stdout + said.stderr).replace("\n", "; "))`, func(t *testing.T, _ *job, code int, result map[string]any) {
+		if run := at(result, "runs", "test", "run"); at(run, "passed") != true || at(run, "result", "said") != "named cuda-EvtHandlr;" {
+			t.Errorf("exit code %d, run %v", code, run)
+		}
+	})
+}
+
 // TestNothingOutlivesAProgram has the pre-run leave what is in no directory.
 func TestNothingOutlivesAProgram(t *testing.T) {
 	t.Parallel()

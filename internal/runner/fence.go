@@ -25,6 +25,11 @@ const (
 // job's log.
 const devices = "/dev"
 
+// processes is the directory of processes' files. CUDA writes a thread's name to
+// /proc/self/task/TID/comm, and cuInit fails with error 304 if it cannot (driver 580 on an H100).
+// A rule holds for a file that exists, and the children of a program do not yet.
+const processes = "/proc"
+
 func isTerminal(device string) bool {
 	return device == "pts" || device == "ptmx" || device == "console" || strings.HasPrefix(device, "tty") || strings.HasPrefix(device, "vcs")
 }
@@ -50,8 +55,8 @@ var rules struct {
 
 // landlockRules returns the rules of a domain for the next program. A program in the domain cannot look
 // into a process outside (whose environment holds the payload), cannot signal one (since Linux 6.12), and
-// writes only below the given directories and to devices. This applies to root too. Without Landlock,
-// the engine looks for changes afterward.
+// writes only below the given directories, to devices, and where /proc lets its user. This applies to
+// root too. Without Landlock, the engine looks for changes afterward.
 func landlockRules(version int, writable []string) (*os.File, error) {
 	const write = unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE |
 		unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG |
@@ -78,11 +83,13 @@ func landlockRules(version int, writable []string) (*os.File, error) {
 		// A program that started with the last ones has a copy.
 		_ = rules.Close()
 		rules.File, rules.devices = os.NewFile(fd, "Landlock rules"), changed
+		existing := attr.Handled_access_fs & (unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE)
+		access[processes] |= existing
 		entries, _ := os.ReadDir(devices) // none: the program cannot write to what cannot be listed
 		for _, d := range entries {
 			// A link leads to another device, or to a file of this process.
 			if path := filepath.Join(devices, d.Name()); d.Type()&fs.ModeSymlink == 0 && !isTerminal(d.Name()) {
-				access[path] |= attr.Handled_access_fs & (unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE)
+				access[path] |= existing
 			}
 		}
 	}
