@@ -254,6 +254,24 @@ func TestReadMemory(t *testing.T) {
 	}
 }
 
+// TestReadAddedMemory is as read on a virtual machine with an H100.
+func TestReadAddedMemory(t *testing.T) {
+	t.Parallel()
+	inv := read(t, tree(t, `
+-- sys/devices/system/cpu/online --
+0-15
+-- sys/devices/system/node/node0/cpulist --
+0-15
+-- sys/devices/system/node/node0/meminfo --
+Node 0 MemTotal:        4550128 kB
+-- proc/meminfo --
+MemTotal:       131981020 kB
+`))
+	if got := inv.Memory.Nodes[0].MemoryBytes; got != 131981020<<10 {
+		t.Errorf("node 0 has %d bytes", got)
+	}
+}
+
 func TestReadOverlappingNodes(t *testing.T) {
 	t.Parallel()
 	inv := read(t, tree(t, `

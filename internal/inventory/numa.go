@@ -54,6 +54,11 @@ func readMemory(t tree, cpu *CPU) (Memory, []Problem) {
 		problems = append(problems, Problem{SubjectMemory, "neither /proc/meminfo nor a NUMA node says how much there is"})
 	}
 
+	// A node may not count memory that the machine got while it ran: 4 of 126 GiB on Linux 6.18 under
+	// Firecracker.
+	if n := memory.Nodes; len(n) == 1 && n[0].MemoryBytes < memory.TotalBytes/2 {
+		n[0].MemoryBytes = memory.TotalBytes
+	}
 	if len(memory.Nodes) == 0 {
 		memory.Nodes = []NUMANode{{
 			CPUs: cpu.Online, MemoryBytes: memory.TotalBytes, Distances: []int{10},
