@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"net"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -17,9 +16,7 @@ import (
 // fakeGuard answers what a slot's agent sends.
 func fakeGuard(t *testing.T, socket string, status int, message string) {
 	t.Helper()
-	l, err := net.Listen("unix", socket)
-	must.Do(t, err)
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	must.Serve(t, socket, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPost || r.URL.Path != "/kbnode/ready" {
 			t.Errorf("asked %s %s", r.Method, r.URL.Path)
 		}
@@ -27,9 +24,7 @@ func fakeGuard(t *testing.T, socket string, status int, message string) {
 		if message != "" {
 			_ = json.NewEncoder(w).Encode(map[string]string{"message": message})
 		}
-	})}
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(func() { _ = server.Close() })
+	})
 }
 
 func TestNotifyGuard(t *testing.T) {

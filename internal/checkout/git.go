@@ -1,7 +1,6 @@
 package checkout
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -59,7 +58,7 @@ func (m Mirrors) git(ctx context.Context, dir string, args ...string) ([]byte, e
 	if err := wait(ctx, cmd); err != nil {
 		return nil, err
 	}
-	return out.Bytes(), nil
+	return out, nil
 }
 
 // command makes a command in a mirror: as git's user, in a process group of its own, with no
@@ -109,22 +108,16 @@ func wait(ctx context.Context, cmd *exec.Cmd) error {
 	}
 	stderr := ""
 	if t, ok := cmd.Stderr.(*tail); ok {
-		stderr = t.String()
+		stderr = string(*t)
 	}
 	return &gitError{cmd.Args[len(settings)+1], stderr, err}
 }
 
 // tail keeps the last bytes that are written to it.
-type tail struct{ bytes.Buffer }
+type tail []byte
 
 func (t *tail) Write(p []byte) (int, error) {
-	n := len(p)
-	if over := n - maxOutput; over > 0 {
-		p = p[over:]
-	}
-	if over := t.Len() + len(p) - maxOutput; over > 0 {
-		t.Next(over)
-	}
-	_, err := t.Buffer.Write(p)
-	return n, err
+	all := append(*t, p...)
+	*t = all[max(0, len(all)-maxOutput):]
+	return len(p), nil
 }

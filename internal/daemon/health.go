@@ -67,31 +67,31 @@ func ReadHealth(root string) (Health, error) {
 
 // healthState judges the node's health at each pass.
 type healthState struct {
-	file  string // HealthPath below the machine's root
-	state health.State
-	// verdicts are from the last pass.
-	verdicts []health.Verdict
-	unsaved  bool       // something was reported since they were written
-	plan     *plan.Plan // only the slots of the last good plan; nil if unknown
-	socket   string     // of the Docker engine; "" if unknown
-	engine   string     // directory of the Docker engine, as last reported
-	boot     string     // in which the node was last brought to its plan
+	Health         // without its State, which is state
+	file    string // HealthPath below the machine's root
+	state   health.State
+	unsaved bool // something was reported since it was written
 
 	mu    sync.Mutex
 	facts []health.Fact // of the kernel, since the last pass
 }
 
 func newHealthState(root string) (*healthState, error) {
-	d := &healthState{file: filepath.Join(root, HealthPath), engine: "/var/lib/docker"}
 	stored, err := ReadHealth(root)
-	d.socket, d.boot, d.engine = stored.Socket, stored.Boot, cmp.Or(stored.Engine, d.engine)
-	if len(stored.Slots) > 0 {
-		d.plan = &plan.Plan{Slots: stored.Slots}
-	}
-	if err == nil && stored.State != nil {
-		d.state, err = health.ParseState(stored.State)
+	d := &healthState{Health: stored, file: filepath.Join(root, HealthPath)}
+	d.Verdicts, d.Engine = nil, cmp.Or(d.Engine, "/var/lib/docker")
+	if d.State != nil {
+		d.state, err = health.ParseState(d.State)
 	}
 	return d, err // without it, the kernel's log is judged again
+}
+
+// plan returns the slots of the last good plan; nil if they are unknown.
+func (c *healthState) plan() *plan.Plan {
+	if len(c.Slots) == 0 {
+		return nil
+	}
+	return &plan.Plan{Slots: c.Slots}
 }
 
 // setPlan keeps what the next daemon needs to judge without a plan.
@@ -100,9 +100,9 @@ func (c *healthState) setPlan(r *Reading) {
 	for _, s := range r.Plan.Slots {
 		list = append(list, plan.Slot{Index: s.Index, Name: s.Name, GPUs: s.GPUs})
 	}
-	socket, engine := r.Socket, cmp.Or(r.Inventory.Software.Docker.RootDir, c.engine)
-	if c.plan == nil || socket != c.socket || engine != c.engine || !reflect.DeepEqual(c.plan.Slots, list) {
-		c.plan, c.socket, c.engine, c.unsaved = &plan.Plan{Slots: list}, socket, engine, true
+	engine := cmp.Or(r.Inventory.Software.Docker.RootDir, c.Engine)
+	if r.Socket != c.Socket || engine != c.Engine || !reflect.DeepEqual(c.Slots, list) {
+		c.Slots, c.Socket, c.Engine, c.unsaved = list, r.Socket, engine, true
 	}
 }
 
@@ -179,7 +179,7 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, o observat
 	moment, err := d.Clock()
 	if err != nil {
 		d.Log.Warn("clocks not read", "err", err)
-		return drainsOf(d.health.verdicts, o.plan, d.health.state.Now)
+		return drainsOf(d.health.Verdicts, o.plan, d.health.state.Now)
 	}
 	states, unread := d.slotStates(ctx, host, o)
 	in := health.Signals{Moment: moment, Slots: healthSlots(o.plan, states, o.changes, moment.Now), Kernel: d.health.take(), GPUs: o.gpus}
@@ -195,7 +195,7 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, o observat
 		in.Node = d.node(ctx, host)
 	}
 	state, verdicts, happened := health.Judge(d.health.state, in)
-	d.health.state, d.health.verdicts = state, verdicts
+	d.health.state, d.health.Verdicts = state, verdicts
 	drains := drainsOf(verdicts, o.plan, moment.Now)
 	d.hold(ctx, host, states, slices.Contains(unread, health.CheckAgent), drains)
 	d.recordHealth(happened)
@@ -229,13 +229,13 @@ func (d *daemonLoop) slotStates(ctx context.Context, host *reconcile.Host, o obs
 
 // node reads the node's signals.
 func (d *daemonLoop) node(ctx context.Context, host *reconcile.Host) *health.Node {
-	node, err := d.Node.Signals(host.Root, []string{"/", d.health.engine, "/var/lib/buildkite-agent"})
+	node, err := d.Node.Signals(host.Root, []string{"/", d.health.Engine, "/var/lib/buildkite-agent"})
 	if err != nil {
 		d.Log.Debug("node's signals not read", "err", err)
 	}
-	if d.health.socket == "" {
+	if d.health.Socket == "" {
 		node.Unread = append(node.Unread, health.CheckDocker)
-	} else if err := d.Node.Docker(ctx, d.health.socket); err != nil {
+	} else if err := d.Node.Docker(ctx, d.health.Socket); err != nil {
 		node.Docker = err.Error()
 	}
 	var read bool
@@ -262,15 +262,11 @@ func (d *daemonLoop) recordHealth(happened []health.Event) {
 // save writes the verdicts and the state behind them.
 func (d *daemonLoop) save() error {
 	c := d.health
-	stored := Health{Verdicts: c.verdicts, Socket: c.socket, Engine: c.engine, Boot: c.boot}
-	if c.plan != nil {
-		stored.Slots = c.plan.Slots
-	}
 	var text []byte
 	raw, err := json.Marshal(c.state)
 	if err == nil {
-		stored.State = raw
-		text, err = json.Marshal(stored)
+		c.State = raw
+		text, err = json.Marshal(c.Health)
 	}
 	if err == nil {
 		_, err = bounded(d, "health", writeTime, func() (struct{}, error) {

@@ -3,10 +3,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -64,7 +60,7 @@ func (d *daemonLoop) hold(ctx context.Context, host *reconcile.Host, states []sl
 		if unread {
 			serves = !stopping[drain.Slot] // as far as is known
 		}
-		if !serves || host.Systemd == nil || d.health.boot != d.health.state.Boot {
+		if !serves || host.Systemd == nil || d.health.Boot != d.health.state.Boot {
 			continue
 		}
 		c := reconcile.Change{Kind: reconcile.Drain, Subject: plan.AgentUnit(drain.Slot), Slot: drain.Slot, Why: drain.String()}
@@ -96,7 +92,7 @@ func (d *daemonLoop) holdOver(ctx context.Context, host *reconcile.Host, drains 
 		return err
 	}
 	defer release()
-	before, err := readDrains(d.Root)
+	before, err := host.ReadDrains()
 	if err != nil {
 		return err
 	}
@@ -106,7 +102,7 @@ func (d *daemonLoop) holdOver(ctx context.Context, host *reconcile.Host, drains 
 	}
 	var errs []error
 	for _, was := range before {
-		if slices.ContainsFunc(now, func(n plan.Drain) bool { return n.Slot == was.Slot }) || host.Systemd == nil || d.health.boot != d.health.state.Boot {
+		if slices.ContainsFunc(now, func(n plan.Drain) bool { return n.Slot == was.Slot }) || host.Systemd == nil || d.health.Boot != d.health.state.Boot {
 			continue
 		}
 		c := reconcile.Change{Kind: reconcile.Start, Subject: plan.AgentUnit(was.Slot), Slot: was.Slot, Why: "no longer " + was.String()}
@@ -117,16 +113,4 @@ func (d *daemonLoop) holdOver(ctx context.Context, host *reconcile.Host, drains 
 		d.keep([]reconcile.Change{c})
 	}
 	return errors.Join(append(errs, d.keepDrains(host, now))...)
-}
-
-// readDrains reads the stored drains.
-func readDrains(root string) ([]plan.Drain, error) {
-	text, err := os.ReadFile(filepath.Join(root, plan.DrainsPath))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read drained slots: %w", err)
-	}
-	return plan.ParseDrains(text)
 }

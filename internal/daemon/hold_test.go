@@ -48,9 +48,7 @@ func block(t *testing.T, path string) (unblock func()) {
 	t.Helper()
 	must.Do(t, errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Join(path, "x"), 0o700)))
 	return func() {
-		if err := os.RemoveAll(path); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, os.RemoveAll(path))
 	}
 }
 
@@ -168,7 +166,7 @@ func TestUnknownEngine(t *testing.T) {
 	if got := d.node(t.Context(), host); got.Docker != "" || !slices.Equal(got.Unread, []string{health.CheckDocker}) {
 		t.Errorf("%+v", got)
 	}
-	d.health.socket = "/run/docker.sock"
+	d.health.Socket = "/run/docker.sock"
 	host.Systemd = nil
 	if got := d.node(t.Context(), host); got.Docker == "" || !slices.Equal(got.Unread, []string{health.CheckUnit}) {
 		t.Errorf("%+v", got)

@@ -31,7 +31,7 @@ func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
 	defer closeHost()
 	host.Progress = func(reconcile.Change) { d.Notify(daemon.SdNotifyWatchdog) }
 	whole = whole || d.plan == nil || time.Since(d.wholeAt) >= wholeTime || d.health.alarmed() || d.stampOf(d.plan) != d.stamp
-	o := observation{plan: cmp.Or(d.plan, d.health.plan), node: true}
+	o := observation{plan: cmp.Or(d.plan, d.health.plan()), node: true}
 	if err == nil && !whole {
 		if o.state, err = d.observe(ctx, host, d.plan); err == nil {
 			o.changes = reconcile.Diff(d.plan, o.state)
@@ -162,8 +162,8 @@ func (d *daemonLoop) fullPass(ctx context.Context, host *reconcile.Host) error {
 	if err := errors.Join(unkept, d.apply(ctx, host, state, changes)); err != nil {
 		return err
 	}
-	if boot := d.health.state.Boot; boot != d.health.boot {
-		d.health.boot = boot
+	if boot := d.health.state.Boot; boot != d.health.Boot {
+		d.health.Boot = boot
 		_ = d.save() // it logs errors
 	}
 	return nil

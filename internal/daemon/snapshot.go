@@ -31,6 +31,6 @@ func (d *daemonLoop) publish(began time.Time, err error) {
 	}
 	s := d.snapshot
 	s.Began, s.Duration, s.Err = began, time.Since(began), err
-	s.Plan, s.Verdicts, s.Listen = d.plan, d.health.verdicts, d.address
+	s.Plan, s.Verdicts, s.Listen = d.plan, d.health.Verdicts, d.address
 	d.Publish(s)
 }

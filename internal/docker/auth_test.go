@@ -8,17 +8,16 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/moby/moby/api/types/registry"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestRegistryAuth finds credentials where docker login leaves them, and reveals them to no one.
 func TestRegistryAuth(t *testing.T) {
 	bin := t.TempDir()
 	helper := func(name, script string) {
-		if err := os.WriteFile(filepath.Join(bin, "docker-credential-"+name), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(bin, "docker-credential-"+name), []byte("#!/bin/sh\n"+script), 0o755))
 	}
 	helper("good", `read -r server; echo "{\"ServerURL\":\"$server\",\"Username\":\"u\",\"Secret\":\"s3cret-$server\"}"`)
 	helper("token", `echo '{"Username":"<token>","Secret":"t0ken"}'`)
@@ -49,9 +48,7 @@ func TestRegistryAuth(t *testing.T) {
 			dir := t.TempDir()
 			t.Setenv("DOCKER_CONFIG", dir)
 			if tt.config != "" {
-				if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(tt.config), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(tt.config), 0o600))
 			}
 			header, err := registryAuth(tt.ref)
 			if tt.err != "" {
@@ -60,9 +57,7 @@ func TestRegistryAuth(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			var got registry.AuthConfig
 			if header != "" {
 				text, err := base64.URLEncoding.DecodeString(header)
@@ -70,9 +65,7 @@ func TestRegistryAuth(t *testing.T) {
 					t.Fatalf("header %q: %v", header, err)
 				}
 			}
-			if d := cmp.Diff(tt.want, got); d != "" {
-				t.Error(d)
-			}
+			must.Equal(t, tt.want, got)
 		})
 	}
 }

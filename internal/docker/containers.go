@@ -22,8 +22,6 @@ const (
 	inspectTime = 10 * time.Second
 	// removeDeadline bounds the removal of one container, its stop included.
 	removeDeadline = time.Minute
-	// atOnce is how many containers are inspected or removed concurrently.
-	atOnce = 8
 )
 
 // Container is a container that runs.
@@ -77,19 +75,23 @@ func (e *Engine) CleanSlot(ctx context.Context, slice, label string) (int, error
 		return 0, fmt.Errorf("clean %s: %w", slice, e.wrap("list containers", err))
 	}
 	var removed atomic.Int32
-	err = each(len(list.Items), func(i int) error {
-		id := list.Items[i].ID
-		parent, err := e.parentOf(ctx, id)
-		if errors.Is(err, ErrNotFound) || err == nil && parent != slice {
-			return nil
-		}
-		removed.Add(1)
-		return e.remove(ctx, id, err == nil)
-	})
-	if err != nil {
-		return int(removed.Load()), fmt.Errorf("clean %s: %w", slice, err)
+	errs := make([]error, len(list.Items))
+	var group sync.WaitGroup
+	for i, c := range list.Items {
+		group.Go(func() {
+			parent, err := e.parentOf(ctx, c.ID)
+			if errors.Is(err, ErrNotFound) || err == nil && parent != slice {
+				return
+			}
+			removed.Add(1)
+			errs[i] = e.remove(ctx, c.ID, err == nil)
+		})
 	}
-	return int(removed.Load()), nil
+	group.Wait()
+	if err = errors.Join(errs...); err != nil {
+		err = fmt.Errorf("clean %s: %w", slice, err)
+	}
+	return int(removed.Load()), err
 }
 
 // remove stops, kills and removes one container. It is not an error if the container is already
@@ -101,25 +103,9 @@ func (e *Engine) remove(ctx context.Context, id string, stop bool) error {
 	if stop {
 		stopErr = e.Stop(ctx, id, stopTime)
 	}
-	if err := e.Discard(ctx, id); err != nil {
-		// The stop's own error is worth reading only if the removal did not work.
-		return errors.Join(err, stopErr)
+	err := e.Discard(ctx, id)
+	if err != nil { // else the stop's own error is not worth reading
+		err = errors.Join(err, stopErr)
 	}
-	return nil
-}
-
-// each calls do for 0 to n-1, atOnce of them concurrently, and joins the errors.
-func each(n int, do func(int) error) error {
-	errs := make([]error, n)
-	slots := make(chan struct{}, atOnce)
-	var group sync.WaitGroup
-	for i := range n {
-		slots <- struct{}{}
-		group.Go(func() {
-			defer func() { <-slots }()
-			errs[i] = do(i)
-		})
-	}
-	group.Wait()
-	return errors.Join(errs...)
+	return err
 }

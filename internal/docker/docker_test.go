@@ -3,7 +3,7 @@ package docker
 import (
 	"encoding/json"
 	"errors"
-	"net"
+	"maps"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -13,91 +13,88 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-)
 
-// engine is a Docker engine that has only containers.
-type engine struct {
-	mu         sync.Mutex
-	requests   []string
-	containers map[string]string // ID to cgroup parent
-	// removing has containers whose removal someone else has begun: it is complete when it is
-	// waited for.
-	removing map[string]bool
-	hung     map[string]bool   // do not answer an inspection
-	stuck    map[string]bool   // cannot be removed
-	labels   map[string]string // "name=value", of containers
-}
+	"github.com/gpu-mode/kbnode/test/must"
+)
 
 // engineOf returns an engine that answers as the handler does.
 func engineOf(t *testing.T, handler http.Handler) *Engine {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "docker.sock")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := &http.Server{Handler: handler}
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(func() { _ = server.Close() })
+	must.Serve(t, socket, handler.ServeHTTP)
 	e, err := New(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = e.Close() })
 	return e
 }
 
-func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	w.Header().Set("Api-Version", "1.45")
-	w.Header().Set("Content-Type", "application/json")
-	path := strings.TrimPrefix(r.URL.Path, "/v1.45")
-	if path == "/_ping" {
-		return
-	}
-	if r.Method != http.MethodGet {
-		e.requests = append(e.requests, r.Method+" "+path+"?"+r.URL.RawQuery)
-	}
-	reply := func(status int, v any) {
-		w.WriteHeader(status)
-		_ = json.NewEncoder(w).Encode(v)
-	}
-	if path == "/containers/json" {
-		list := []map[string]string{{"Id": "vanished"}}
-		for id := range e.containers {
-			if strings.Contains(r.URL.Query().Get("filters"), `"`+e.labels[id]+`"`) {
-				list = append(list, map[string]string{"Id": id})
+// fakeContainer is a container that a slot's service may have left.
+type fakeContainer struct {
+	parent, label string
+	removing      bool // someone else has begun to: it is gone when it is waited for
+	hung          bool // does not answer an inspection
+	stuck         bool // cannot be removed
+}
+
+// having returns an engine that has only containers, by ID, and what it was asked to change.
+func having(t *testing.T, containers map[string]fakeContainer) (e *Engine, asked *[]string) {
+	t.Helper()
+	var mu sync.Mutex
+	asked = &[]string{}
+	of := func(answer func(r *http.Request, id string, c fakeContainer) http.HandlerFunc) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			defer mu.Unlock()
+			if r.Method != http.MethodGet {
+				*asked = append(*asked, r.Method+" "+strings.TrimPrefix(r.URL.Path, "/v1.45")+"?"+r.URL.RawQuery)
 			}
+			id := r.PathValue("id")
+			c, ok := containers[id]
+			if !ok {
+				says(404, `{"message":"No such container"}`)(w, r)
+				return
+			}
+			answer(r, id, c)(w, r)
 		}
-		reply(http.StatusOK, list)
-		return
 	}
-	parts := strings.Split(path, "/")
-	id := parts[2]
-	parent, ok := e.containers[id]
-	switch verb := parts[len(parts)-1]; {
-	case !ok:
-		reply(http.StatusNotFound, map[string]string{"message": "No such container"})
-	case verb == "json" && e.hung[id]:
-		e.mu.Unlock()
-		<-r.Context().Done()
-		e.mu.Lock()
-	case verb == "json":
-		reply(http.StatusOK, map[string]any{"Id": id, "HostConfig": map[string]string{"CgroupParent": parent}})
-	case verb == "wait":
-		delete(e.containers, id)
-		reply(http.StatusOK, map[string]int{"StatusCode": 0})
-	case r.Method == http.MethodDelete && e.stuck[id]:
-		reply(http.StatusInternalServerError, map[string]string{"message": "could not kill"})
-	case r.Method == http.MethodDelete && e.removing[id]:
-		reply(http.StatusConflict, map[string]string{"message": "removal of container " + id + " is already in progress"})
-	case r.Method == http.MethodDelete:
-		delete(e.containers, id)
-		w.WriteHeader(http.StatusNoContent)
-	default:
-		w.WriteHeader(http.StatusNoContent)
-	}
+	e = answering(t, map[string]http.HandlerFunc{
+		"GET /containers/json": func(w http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			defer mu.Unlock()
+			list := []map[string]string{{"Id": "vanished"}}
+			for id, c := range containers {
+				if strings.Contains(r.URL.Query().Get("filters"), `"`+c.label+`"`) {
+					list = append(list, map[string]string{"Id": id})
+				}
+			}
+			_ = json.NewEncoder(w).Encode(list)
+		},
+		"GET /containers/{id}/json": of(func(r *http.Request, id string, c fakeContainer) http.HandlerFunc {
+			if c.hung {
+				mu.Unlock()
+				<-r.Context().Done()
+				mu.Lock()
+			}
+			return says(200, `{"Id":"`+id+`","HostConfig":{"CgroupParent":"`+c.parent+`"}}`)
+		}),
+		"POST /containers/{id}/stop": of(func(*http.Request, string, fakeContainer) http.HandlerFunc { return says(204, "") }),
+		"POST /containers/{id}/wait": of(func(_ *http.Request, id string, _ fakeContainer) http.HandlerFunc {
+			delete(containers, id)
+			return says(200, `{"StatusCode":0}`)
+		}),
+		"DELETE /containers/{id}": of(func(_ *http.Request, id string, c fakeContainer) http.HandlerFunc {
+			switch {
+			case c.stuck:
+				return says(500, `{"message":"could not kill"}`)
+			case c.removing:
+				return says(409, `{"message":"removal of container `+id+` is already in progress"}`)
+			}
+			delete(containers, id)
+			return says(204, "")
+		}),
+	})
+	e.inspectTime = 50 * time.Millisecond
+	return e, asked
 }
 
 // TestInfo talks to the engines of Debian 12 (20.10, API 1.41), Debian 13 (26.1, API 1.45) and
@@ -123,9 +120,7 @@ func TestInfo(t *testing.T) {
 	} {
 		e := answeringAs(t, version, map[string]http.HandlerFunc{"GET /info": says(200, "{"+common+row.more+"}"), "GET /version": row.runc})
 		got, err := e.Info(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		got.Runc = e.Runc(t.Context())
 		want := row.want
 		want.Version, want.APIVersion, want.CgroupDriver, want.CgroupVersion, want.StorageDriver = "x", version, "systemd", "2", "overlay2"
@@ -139,20 +134,15 @@ func TestInfo(t *testing.T) {
 func TestAbsent(t *testing.T) {
 	t.Parallel()
 	e, err := New(filepath.Join(t.TempDir(), "docker.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := e.Info(t.Context()); !errors.Is(err, ErrAbsent) {
-		t.Errorf("Info: %v, want ErrAbsent", err)
-	}
-	if _, err := e.CleanSlot(t.Context(), "buildkite-gpu0.slice", "kbnode.slot=0"); !errors.Is(err, ErrAbsent) {
-		t.Errorf("CleanSlot: %v, want ErrAbsent", err)
-	}
-	if _, err := e.Networks(t.Context(), "x"); !errors.Is(err, ErrAbsent) {
-		t.Errorf("Networks: %v, want ErrAbsent", err)
-	}
-	if _, err := e.ImageConfig(t.Context(), "x"); !errors.Is(err, ErrAbsent) {
-		t.Errorf("ImageConfig: %v, want ErrAbsent", err)
+	must.Do(t, err)
+	_, ofInfo := e.Info(t.Context())
+	_, ofClean := e.CleanSlot(t.Context(), "buildkite-gpu0.slice", "kbnode.slot=0")
+	_, ofNetworks := e.Networks(t.Context(), "x")
+	_, ofConfig := e.ImageConfig(t.Context(), "x")
+	for _, err := range []error{ofInfo, ofClean, ofNetworks, ofConfig} {
+		if !errors.Is(err, ErrAbsent) {
+			t.Errorf("%v, want ErrAbsent", err)
+		}
 	}
 }
 
@@ -163,12 +153,8 @@ func TestImage(t *testing.T) {
 		"GET /images/nowhere/json": says(404, `{"message":"No such image"}`),
 	})
 	got, err := e.Image(t.Context(), "there")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(Image{ID: "sha256:1", Digests: []string{"there@sha256:2"}, Size: 3}, got); diff != "" {
-		t.Error(diff)
-	}
+	must.Do(t, err)
+	must.Equal(t, Image{ID: "sha256:1", Digests: []string{"there@sha256:2"}, Size: 3}, got)
 	if _, err := e.Image(t.Context(), "nowhere"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("%v, want ErrNotFound", err)
 	}
@@ -179,27 +165,22 @@ func TestImage(t *testing.T) {
 func TestCleanSlot(t *testing.T) {
 	t.Parallel()
 	const label, slice = "kbnode.slot=0", "buildkite-gpu0.slice"
-	fake := &engine{removing: map[string]bool{"d": true}, hung: map[string]bool{"b": true, "e": true},
-		containers: map[string]string{"a": slice, "b": "buildkite-gpu1.slice", "c": "", "d": slice, "e": slice},
-		labels:     map[string]string{"a": label, "b": "kbnode.slot=1", "c": label, "d": label, "e": label}}
-	e := engineOf(t, fake)
-	e.inspectTime = 50 * time.Millisecond
+	containers := map[string]fakeContainer{
+		"a": {parent: slice, label: label}, "b": {parent: "buildkite-gpu1.slice", label: "kbnode.slot=1", hung: true}, "c": {label: label},
+		"d": {parent: slice, label: label, removing: true}, "e": {parent: slice, label: label, hung: true},
+	}
+	e, asked := having(t, containers)
 	n, err := e.CleanSlot(t.Context(), slice, label)
 	if err != nil || n != 3 {
 		t.Fatalf("%d, %v", n, err)
 	}
-	slices.Sort(fake.requests)
-	want := []string{
+	slices.Sort(*asked)
+	must.Equal(t, []string{
 		"DELETE /containers/a?force=1&v=1", "DELETE /containers/d?force=1&v=1", "DELETE /containers/e?force=1&v=1",
 		"POST /containers/a/stop?t=5", "POST /containers/d/stop?t=5",
 		"POST /containers/d/wait?condition=removed",
-	}
-	if diff := cmp.Diff(want, fake.requests); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff(map[string]string{"b": "buildkite-gpu1.slice", "c": ""}, fake.containers); diff != "" {
-		t.Errorf("what is left:\n%s", diff)
-	}
+	}, *asked)
+	must.Equal(t, []string{"b", "c"}, slices.Sorted(maps.Keys(containers)))
 	for _, bad := range [][2]string{{"", label}, {"buildkite-gpu0", label}, {"/x.slice", label}, {slice, ""}, {slice, "kbnode.slot="}} {
 		if _, err := e.CleanSlot(t.Context(), bad[0], bad[1]); err == nil {
 			t.Errorf("cleaned %q", bad)
@@ -211,14 +192,9 @@ func TestCleanSlot(t *testing.T) {
 func TestCleanSlotFails(t *testing.T) {
 	t.Parallel()
 	const label, slice = "kbnode.slot=0", "buildkite-gpu0.slice"
-	fake := &engine{stuck: map[string]bool{"a": true}, hung: map[string]bool{"a": true},
-		containers: map[string]string{"a": slice, "b": slice}, labels: map[string]string{"a": label, "b": label}}
-	e := engineOf(t, fake)
-	e.inspectTime = 50 * time.Millisecond
-	if _, err := e.CleanSlot(t.Context(), slice, label); err == nil || !strings.Contains(err.Error(), "remove container a: ") {
-		t.Errorf("%v, want one about container a", err)
-	}
-	if _, left := fake.containers["b"]; left {
-		t.Error("container b was not removed")
-	}
+	containers := map[string]fakeContainer{"a": {parent: slice, label: label, stuck: true, hung: true}, "b": {parent: slice, label: label}}
+	e, _ := having(t, containers)
+	_, err := e.CleanSlot(t.Context(), slice, label)
+	must.Err(t, err, "remove container a: ")
+	must.Equal(t, []string{"a"}, slices.Sorted(maps.Keys(containers)))
 }

@@ -46,11 +46,8 @@ type End struct {
 func (e *Engine) Ends(ctx context.Context, label string, since time.Time) ([]End, error) {
 	ctx, cancel := context.WithTimeout(ctx, infoDeadline)
 	defer cancel()
-	stamp := func(t time.Time) string {
-		return strconv.FormatInt(t.Unix(), 10) + "." + strconv.FormatInt(int64(t.Nanosecond())+1e9, 10)[1:]
-	}
 	res := e.api.Events(ctx, client.EventsListOptions{
-		Since: stamp(since), Until: stamp(time.Now()),
+		Since: since.Format(time.RFC3339Nano), Until: time.Now().Format(time.RFC3339Nano),
 		Filters: client.Filters{}.Add("type", "container").Add("event", "die").Add("label", label),
 	})
 	var ends []End

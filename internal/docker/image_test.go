@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // answering returns an engine with an answer for each request, by method and path.
@@ -51,9 +51,8 @@ func TestRunning(t *testing.T) {
 	}})
 	got, err := e.Running(t.Context())
 	want := []Container{{ID: "1", Name: "wt", Image: "containrrr/watchtower", Command: "/watchtower", Labels: map[string]string{"a": "b"}}, {ID: "2", Name: "2"}}
-	if diff := cmp.Diff(want, got); err != nil || diff != "" {
-		t.Error(err, diff)
-	}
+	must.Do(t, err)
+	must.Equal(t, want, got)
 }
 
 const someDigest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
@@ -114,9 +113,7 @@ func TestPull(t *testing.T) {
 			if (err == nil) != (tt.err == nil && tt.text == "") || tt.err != nil && !errors.Is(err, tt.err) || tt.text != "" && !strings.Contains(err.Error(), tt.text) {
 				t.Errorf("%v, want %v %q", err, tt.err, tt.text)
 			}
-			if d := cmp.Diff(tt.want, got); d != "" {
-				t.Error(d)
-			}
+			must.Equal(t, tt.want, got)
 		})
 	}
 }
@@ -161,13 +158,11 @@ func TestUntagAndNames(t *testing.T) {
 		t.Errorf("removed with force=%s", force)
 	}
 	names, err := e.Names(t.Context(), "own/")
-	if d := cmp.Diff(map[string]string{"own/x:1": "sha256:1"}, names); d != "" || err != nil {
-		t.Error(d, err)
-	}
+	must.Do(t, err)
+	must.Equal(t, map[string]string{"own/x:1": "sha256:1"}, names)
 	used, err := e.ImagesInUse(t.Context())
-	if d := cmp.Diff(map[string]bool{"sha256:1": true}, used); d != "" || err != nil {
-		t.Error(d, err)
-	}
+	must.Do(t, err)
+	must.Equal(t, map[string]bool{"sha256:1": true}, used)
 	if err := e.Tag(t.Context(), "nobody", "a:b"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("%v, want ErrNotFound", err)
 	}
@@ -182,9 +177,8 @@ func TestEnds(t *testing.T) {
 			`{"Type":"container","Action":"die","Actor":{"ID":"c2","Attributes":{"image":"x:1"}},"timeNano":6}`)
 	}})
 	got, err := e.Ends(t.Context(), "kbnode.slot", time.Unix(4, 5))
-	if d := cmp.Diff([]End{{ID: "c1", Image: "x:1", ExitCode: 3, Time: time.Unix(5, 7)}}, got); d != "" || err != nil {
-		t.Error(d, err)
-	}
+	must.Do(t, err)
+	must.Equal(t, []End{{ID: "c1", Image: "x:1", ExitCode: 3, Time: time.Unix(5, 7)}}, got)
 	if want := `4.000000005 {"event":{"die":true},"label":{"kbnode.slot":true},"type":{"container":true}}`; query != want {
 		t.Errorf("asked %s, want %s", query, want)
 	}
@@ -200,9 +194,7 @@ func TestBuild(t *testing.T) {
 	}})
 	var lines []string
 	err := e.Build(t.Context(), "x:building", strings.NewReader("tar"), "Dockerfile", map[string]string{"A": "1", "B": ""}, func(p Progress) { lines = append(lines, p.Status) })
-	if err == nil || !strings.Contains(err.Error(), "RUN ended with 1") {
-		t.Errorf("%v, want the builder's error", err)
-	}
+	must.Err(t, err, "RUN ended with 1")
 	if want := `x:building Dockerfile 1 {"A":"1","B":""} tar`; got != want || len(lines) != 1 || lines[0] != "Step 1/2 : FROM x" {
 		t.Errorf("sent %q, told %q", got, lines)
 	}

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 type fakeNetwork struct {
@@ -125,16 +125,12 @@ func TestEnsureNetwork(t *testing.T) {
 			if (err != nil) != (row.refused != "") || err != nil && !strings.Contains(err.Error(), row.refused) {
 				t.Fatalf("%v, want %q", err, row.refused)
 			}
-			if diff := cmp.Diff(row.asked, fake.asked); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, row.asked, fake.asked)
 			if row.refused != "" {
 				return
 			}
 			got := fake.list["kbnode-gpu3"]
-			if diff := cmp.Diff(row.options, got.Options); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, row.options, got.Options)
 			if row.subnet != "" && (len(got.IPAM.Config) == 0 || got.IPAM.Config[0]["Subnet"] != row.subnet || got.Labels["kbnode.slot"] != "3") {
 				t.Errorf("made %+v, want %s", got, row.subnet)
 			}
@@ -143,9 +139,7 @@ func TestEnsureNetwork(t *testing.T) {
 				t.Errorf("%v, %v", names, err)
 			}
 			for range 2 {
-				if err := e.RemoveNetwork(t.Context(), "kbnode-gpu3"); err != nil {
-					t.Error(err)
-				}
+				must.Do(t, e.RemoveNetwork(t.Context(), "kbnode-gpu3"))
 			}
 		})
 	}
@@ -156,9 +150,7 @@ func TestEnsureNetworkAnywhere(t *testing.T) {
 	t.Parallel()
 	fake := &networks{list: map[string]*fakeNetwork{}, taken: "198.18.3.0/24"}
 	taken := netip.MustParsePrefix(fake.taken)
-	if err := engineOf(t, fake).EnsureNetwork(t.Context(), Network{Name: "n", Subnets: []netip.Prefix{taken, taken}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, engineOf(t, fake).EnsureNetwork(t.Context(), Network{Name: "n", Subnets: []netip.Prefix{taken, taken}}))
 	if got := fake.list["n"]; got == nil || len(got.IPAM.Config) != 0 || len(fake.asked) != 3 {
 		t.Errorf("made %+v after %v", got, fake.asked)
 	}

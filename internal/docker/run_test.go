@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/moby/moby/api/types/container"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestImport(t *testing.T) {
@@ -57,9 +59,7 @@ func TestOutput(t *testing.T) {
 		{tty: true, open: func(tty bool) (*Output, error) { return e.Follow(t.Context(), "c1", tty, time.Minute) }, out: logged},
 	} {
 		o, err := row.open(row.tty)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		var out, errs strings.Builder
 		if err := o.Copy(&out, &errs); err != nil || out.String() != row.out || errs.String() != row.err {
 			t.Errorf("%q, %q, %v", out.String(), errs.String(), err)
@@ -69,16 +69,12 @@ func TestOutput(t *testing.T) {
 	if _, err := e.Attach(t.Context(), "c9", false); err == nil {
 		t.Error("attached to no container")
 	}
-	if err := e.await(t.Context(), "c1", container.WaitConditionNotRunning); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, e.await(t.Context(), "c1", container.WaitConditionNotRunning))
 	if err := e.await(t.Context(), "c9", container.WaitConditionNotRunning); !errors.Is(err, ErrNotFound) {
 		t.Error(err)
 	}
 	if err := e.Stop(t.Context(), "c1", 25*time.Second); err != nil || stopped != "t=25" {
 		t.Errorf("%v, %s", err, stopped)
 	}
-	if err := errors.Join(e.Stop(t.Context(), "c9", time.Second), e.Discard(t.Context(), "c9")); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, errors.Join(e.Stop(t.Context(), "c9", time.Second), e.Discard(t.Context(), "c9")))
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 )
 
 // maxContext bounds the files that a build can copy from, in bytes.
@@ -22,8 +23,7 @@ func OneFile(name, content string) (io.ReadCloser, error) {
 	return io.NopCloser(&b), errors.Join(err, writeErr, t.Close())
 }
 
-// Directory returns an archive of a directory: its files, directories and links, except those of
-// git.
+// Directory returns an archive of a directory.
 func Directory(dir string) (io.ReadCloser, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -31,21 +31,10 @@ func Directory(dir string) (io.ReadCloser, error) {
 	}
 	r, w := io.Pipe()
 	go func() {
-		defer func() { _ = root.Close() }()
 		t := tar.NewWriter(w)
-		left := int64(maxContext)
-		err := fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
-			switch {
-			case err != nil:
-				return err
-			case d.IsDir() && d.Name() == ".git":
-				return fs.SkipDir
-			case name == ".":
-				return nil
-			}
-			return pack(root, t, name, d, &left)
-		})
-		if err = errors.Join(err, t.Close()); err != nil {
+		files := &buildFiles{FS: root.FS(), dir: dir, left: maxContext}
+		err := errors.Join(t.AddFS(files), t.Close(), root.Close())
+		if err != nil {
 			err = fmt.Errorf("read the build's files: %w", err)
 		}
 		_ = w.CloseWithError(err)
@@ -53,38 +42,32 @@ func Directory(dir string) (io.ReadCloser, error) {
 	return r, nil
 }
 
-func pack(root *os.Root, t *tar.Writer, name string, d fs.DirEntry, left *int64) error {
-	info, err := d.Info()
-	if err != nil {
-		return err
-	}
-	link := ""
-	if info.Mode().Type() == fs.ModeSymlink {
-		if link, err = root.Readlink(name); err != nil {
-			return err
-		}
-	} else if !info.Mode().IsRegular() && !info.IsDir() {
-		return nil
-	}
-	h, err := tar.FileInfoHeader(info, link)
-	if err != nil {
-		return err
-	}
-	h.Name, h.Uid, h.Gid, h.Uname, h.Gname = name, 0, 0, "", ""
-	if info.IsDir() {
-		h.Name += "/"
-	}
-	if *left -= h.Size + 1024; *left < 0 {
-		return fmt.Errorf("%s has more than 1 GiB; put the Dockerfile into its own directory", root.Name())
-	}
-	if err := t.WriteHeader(h); err != nil || !info.Mode().IsRegular() {
-		return err
-	}
-	f, err := root.Open(name)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }()
-	_, err = io.Copy(t, io.LimitReader(f, h.Size))
-	return err
+// buildFiles are the files, directories and links below a directory, except git's.
+type buildFiles struct {
+	fs.FS
+	dir  string
+	left int64 // bytes that they may still have
 }
+
+// ReadDir implements fs.ReadDirFS.
+func (b *buildFiles) ReadDir(name string) ([]fs.DirEntry, error) {
+	entries, err := fs.ReadDir(b.FS, name)
+	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool {
+		return e.IsDir() && e.Name() == ".git" || e.Type()&^(fs.ModeDir|fs.ModeSymlink) != 0
+	})
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil {
+			b.left -= info.Size() + 1024
+		}
+	}
+	if b.left < 0 {
+		err = fmt.Errorf("%s has more than 1 GiB; put the Dockerfile into its own directory", b.dir)
+	}
+	return entries, err
+}
+
+// ReadLink and Lstat implement fs.ReadLinkFS.
+func (b *buildFiles) ReadLink(name string) (string, error) { return fs.ReadLink(b.FS, name) }
+
+// Lstat implements fs.ReadLinkFS.
+func (b *buildFiles) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(b.FS, name) }

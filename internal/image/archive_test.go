@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestBuildContext packs a Dockerfile's directory, and nothing that a link in it points to.
@@ -23,9 +23,7 @@ func TestBuildContext(t *testing.T) {
 		os.WriteFile(filepath.Join(dir, "sub/run.sh"), []byte("#!"), 0o755),
 		os.Symlink("/etc/passwd", filepath.Join(dir, "link")),
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	read := func(r io.ReadCloser) []string {
 		var got []string
 		for in := tar.NewReader(r); ; {
@@ -33,34 +31,23 @@ func TestBuildContext(t *testing.T) {
 			if errors.Is(err, io.EOF) {
 				return got
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			text, err := io.ReadAll(in)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			got = append(got, h.Name+" "+h.Linkname+" "+string(text))
 		}
 	}
 	r, err := Directory(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff([]string{"Dockerfile  FROM x", "link /etc/passwd ", "sub/  ", "sub/run.sh  #!"}, read(r)); d != "" {
-		t.Error(d)
-	}
+	must.Do(t, err)
+	must.Equal(t, []string{"Dockerfile  FROM x", "link /etc/passwd ", "sub/  ", "sub/run.sh  #!"}, read(r))
 	one, err := OneFile("D", "FROM y")
-	if d := cmp.Diff([]string{"D  FROM y"}, read(one)); d != "" || err != nil {
-		t.Error(d, err)
-	}
+	must.Do(t, err)
+	must.Equal(t, []string{"D  FROM y"}, read(one))
 	f, err := os.Create(filepath.Join(dir, "huge"))
 	if err == nil {
 		err = errors.Join(f.Truncate(maxContext+1), f.Close())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if r, err = Directory(dir); err != nil {
 		t.Fatal(err)
 	}

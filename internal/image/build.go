@@ -73,7 +73,8 @@ func (u *Updater) Build(ctx context.Context, src Source, push bool, o Options) (
 			return r, err
 		}
 	} else {
-		if err := u.save(u.state.pursue(Image{ID: have.ID, Size: have.Size, Since: now()})); err != nil {
+		u.state.pursue(Image{ID: have.ID, Size: have.Size, Since: now()})
+		if err := u.save(); err != nil {
 			return Result{}, err
 		}
 		if err := u.hold(ctx, have); err != nil {
@@ -112,5 +113,5 @@ func (u *Updater) push(ctx context.Context) error {
 			cur.Digest, cur.From = digestOf(d), u.Name
 		}
 	}
-	return u.save(u.state)
+	return u.save()
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestEvaluate(t *testing.T) {
@@ -20,7 +21,7 @@ func TestEvaluate(t *testing.T) {
 		}
 		return nil
 	}
-	u := w.updater(tempDir(t))
+	u := w.updater(must.MemoryDir(t))
 	delete(w.names, name)
 	if _, err := u.Evaluate(t.Context(), false); !errors.Is(err, docker.ErrNotFound) {
 		t.Errorf("no image is here: %v", err)
@@ -54,7 +55,7 @@ func TestEvaluateAtOnce(t *testing.T) {
 		}
 		return ctx.Err()
 	}
-	all, err := w.updater(tempDir(t)).Evaluate(t.Context(), true)
+	all, err := w.updater(must.MemoryDir(t)).Evaluate(t.Context(), true)
 	if err != nil || len(all) != 2 || !all[0].Passed || !all[1].Passed {
 		t.Errorf("%+v, %v", all, err)
 	}
@@ -63,7 +64,7 @@ func TestEvaluateAtOnce(t *testing.T) {
 func TestAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	u := w.updater(tempDir(t))
+	u := w.updater(must.MemoryDir(t))
 	delete(w.names, name)
 	if _, err := u.Again(t.Context()); !errors.Is(err, docker.ErrNotFound) {
 		t.Errorf("no image is here: %v", err)
@@ -73,14 +74,10 @@ func TestAgain(t *testing.T) {
 		t.Errorf("it was loaded: %v", err)
 	}
 	ref, err := docker.WithDigest(name, digest(1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := State{}.named(name)
+	must.Do(t, err)
+	s := (&State{}).named(name)
 	s.Current = &Image{ID: id(1), Digest: digest(1), From: name}
-	if err := s.write(u.Dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.write(u.Dir))
 	if got, err := u.Again(t.Context()); got != digest(1) || err != nil {
 		t.Errorf("%s, %v", got, err)
 	}

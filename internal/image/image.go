@@ -165,15 +165,7 @@ func (u *Updater) recover(ctx context.Context) error {
 	return nil
 }
 
-// save writes the state. It must be called before anything is done that the state mentions. After
-// an error nothing more is done.
-func (u *Updater) save(s State) error {
-	if err := s.write(u.Dir); err != nil {
-		return err
-	}
-	u.state = s
-	return nil
-}
+func (u *Updater) save() error { return u.state.write(u.Dir) }
 
 // move points the name to the current image, as the state already says.
 func (u *Updater) move(ctx context.Context) error {
@@ -185,7 +177,7 @@ func (u *Updater) move(ctx context.Context) error {
 		return err
 	}
 	u.state.Moving = false
-	return u.save(u.state)
+	return u.save()
 }
 
 // Rollback points the name to the previous image again.
@@ -199,7 +191,7 @@ func (u *Updater) Rollback(ctx context.Context, reason string) (Result, error) {
 }
 
 func (u *Updater) rollback(ctx context.Context, reason string) (Result, error) {
-	s := u.state
+	s := &u.state
 	for len(s.Previous) > 0 {
 		_, err := u.Engine.Image(ctx, s.Previous[0].ID)
 		if err == nil {
@@ -207,13 +199,14 @@ func (u *Updater) rollback(ctx context.Context, reason string) (Result, error) {
 		} else if !errors.Is(err, docker.ErrNotFound) {
 			return Result{}, err
 		}
-		s.Previous = slices.Clone(s.Previous[1:]) // someone removed it
+		s.Previous = s.Previous[1:] // someone removed it
 	}
 	if len(s.Previous) == 0 {
 		return Result{}, ErrNoPrevious
 	}
 	bad := s.Current
-	if err := u.save(s.back(reason, now())); err != nil {
+	s.back(reason)
+	if err := u.save(); err != nil {
 		return Result{}, err
 	}
 	if err := u.move(ctx); err != nil {
@@ -232,27 +225,27 @@ func (u *Updater) prune(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s := u.state
-	s.Drop = []Image{}
 	var errs []error
-	for _, i := range u.state.Drop {
+	drop := u.state.Drop
+	u.state.Drop = []Image{}
+	for _, i := range drop {
 		same := func(k Image) bool { return k.ID == i.ID && i.ID != "" || k.Digest == i.Digest && i.Digest != "" }
 		switch {
 		case slices.ContainsFunc(u.state.retained(), same):
 			continue // it came back
-		case used[i.ID]:
-			s.Drop = append(s.Drop, i)
-			continue
-		}
-		if err := u.remove(ctx, i); err != nil {
+		case !used[i.ID]:
+			err := u.remove(ctx, i)
+			if err == nil {
+				continue
+			}
 			errs = append(errs, err)
-			s.Drop = append(s.Drop, i)
 		}
+		u.state.Drop = append(u.state.Drop, i)
 	}
-	if len(s.Drop) == len(u.state.Drop) {
-		return errors.Join(errs...)
+	if len(u.state.Drop) < len(drop) {
+		errs = append(errs, u.save())
 	}
-	return errors.Join(append(errs, u.save(s))...)
+	return errors.Join(errs...)
 }
 
 // remove removes kbnode's names from an image, its digests last: once those are gone,

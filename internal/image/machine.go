@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -20,6 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -56,7 +56,7 @@ func OpenMachine() (*Machine, error) {
 
 // Slots returns the state of all slots of the machine.
 func (m *Machine) Slots(context.Context) ([]Slot, error) {
-	drains, err := readDrains()
+	drains, err := (&reconcile.Host{Root: "/"}).ReadDrains()
 	if err != nil {
 		return nil, err
 	}
@@ -87,17 +87,6 @@ func (m *Machine) Slots(context.Context) ([]Slot, error) {
 		list = append(list, s)
 	}
 	return list, nil
-}
-
-func readDrains() ([]plan.Drain, error) {
-	text, err := os.ReadFile(plan.DrainsPath)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read drained slots: %w", err)
-	}
-	return plan.ParseDrains(text)
 }
 
 // Canary has the slot run the runner's evaluation of a small submission as a job, without network.

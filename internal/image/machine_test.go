@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -19,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // stage is the service of a slot.
@@ -36,11 +36,7 @@ type stage struct {
 func (s *stage) serve(t *testing.T) *Machine {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	must.Serve(t, socket, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != slot.RunPath {
 			t.Errorf("asked for %s", r.URL)
 		}
@@ -70,9 +66,7 @@ func (s *stage) serve(t *testing.T) *Machine {
 		if err := errors.Join(err, frames.Send(slot.FrameStderr, []byte(s.says)), frames.End(end)); err != nil {
 			t.Error(err)
 		}
-	})}
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(func() { _ = server.Close() })
+	})
 	return &Machine{Policies: []plan.JobPolicy{{Slot: 77, Name: "gpu77", Slice: plan.SliceName(77), Socket: socket}}}
 }
 
@@ -136,9 +130,7 @@ func TestCanary(t *testing.T) {
 					Env: spec.Env, Mounts: []job.Mount{{Source: ".", Target: "/work"}}, Profile: []string{"strict", "compatible"}[i], Network: job.NetworkNone,
 					Checkout: job.Checkout{Mode: job.CheckoutNone}, Artifacts: []string{"result.json"},
 				}
-				if d := gocmp.Diff(want, spec); d != "" {
-					t.Error(d)
-				}
+				must.Equal(t, want, spec)
 			}
 		})
 	}
@@ -148,13 +140,9 @@ func TestCanary(t *testing.T) {
 func TestCanaryInterrupted(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, interrupt := context.WithCancel(t.Context())
 	canceled := make(chan struct{})
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	must.Serve(t, socket, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == slot.CancelPath {
 			close(canceled)
 			return
@@ -162,9 +150,7 @@ func TestCanaryInterrupted(t *testing.T) {
 		interrupt()
 		<-canceled
 		_ = slot.NewFrames(w, nil).End(slot.Outcome{Canceled: true})
-	})}
-	go func() { _ = server.Serve(l) }()
-	defer func() { _ = server.Close() }()
+	})
 	m := &Machine{Policies: []plan.JobPolicy{{Socket: socket}}}
 	if _, err := m.Canary(ctx, Slot{policy: m.Policies[0]}, id(1)); !errors.Is(err, context.Canceled) {
 		t.Error(err)

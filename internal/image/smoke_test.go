@@ -3,7 +3,6 @@ package image
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/runner"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestMain(m *testing.M) {
@@ -73,13 +73,9 @@ def equal(a, b): return EQUAL
 				"lang": "py", "mode": "test", "main": "smoke.py", "tests": []map[string]int{{"size": 64}}, "benchmarks": []string{},
 				"sources": map[string]string{"smoke.py": smoke, "submission.py": program, "torch.py": tt.torch},
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			config := filepath.Join(t.TempDir(), "task.json")
-			if err := os.WriteFile(config, doc, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(config, doc, 0o600))
 			// A process for each, as the runner ends all that its process started.
 			cmd := exec.CommandContext(t.Context(), os.Args[0])
 			cmd.Env = append(os.Environ(), "KBNODE_TEST_TASK="+config)
@@ -88,13 +84,9 @@ def equal(a, b): return EQUAL
 				t.Fatalf("%v\n%s", err, out)
 			}
 			text, err := os.ReadFile(filepath.Join(dir, "result.json"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			got, err := judge(Canary{}, slot.Outcome{}, nil, text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			want := Canary{Passed: tt.reason == "", Reason: tt.reason}
 			if d := cmp.Diff(want, got, cmpopts.IgnoreFields(Canary{}, "GPU", "Torch")); d != "" {
 				t.Errorf("%s\n%s", d, text)
@@ -111,11 +103,8 @@ func TestJudge(t *testing.T) {
 		said   string
 		text   string
 		reason string
-		err    error
 	}{
-		{name: "nothing at all", end: slot.Outcome{ExitCode: 127}, said: "a\nexec: no python3\n", reason: "it left no result and exited with 127: exec: no python3"},
 		{name: "too many files", end: slot.Outcome{Reason: "nothing is uploaded: there are too many"}, said: "done\n", reason: "it left no result and exited with 0: nothing is uploaded: there are too many"},
-		{name: "killed", end: slot.Outcome{ExitCode: 137}, err: ErrKilled},
 		{name: "out of memory", end: slot.Outcome{ExitCode: 137, OutOfMemory: true}, reason: "it ran out of the slot's memory"},
 		{name: "cut off", text: `{"success": tr`, reason: "it left no result and exited with 0:"},
 		{name: "an error", text: `{"success": false, "error": "python3 is not there", "runs": {}}`, end: slot.Outcome{ExitCode: 1}, reason: "python3 is not there"},
@@ -125,8 +114,8 @@ func TestJudge(t *testing.T) {
 		{name: "control characters", text: `{"success": false, "error": "a\u001b[2Jb"}`, reason: "ab"},
 	} {
 		got, err := judge(Canary{}, tt.end, []byte(tt.said), []byte(tt.text))
-		if !errors.Is(err, tt.err) || got.Reason != tt.reason || got.Passed {
-			t.Errorf("%s: %+v, %v; want %q, %v", tt.name, got, err, tt.reason, tt.err)
+		if err != nil || got.Reason != tt.reason || got.Passed {
+			t.Errorf("%s: %+v, %v; want %q", tt.name, got, err, tt.reason)
 		}
 	}
 }

@@ -107,7 +107,9 @@ func Read(dir string) (State, error) {
 	return s, nil
 }
 
-func (s State) write(dir string) error {
+// write must be called before anything is done that the state mentions. After an error nothing
+// more is done.
+func (s *State) write(dir string) error {
 	text, err := json.MarshalIndent(s, "", "  ")
 	if err == nil {
 		err = renameio.WriteFile(filepath.Join(dir, stateName), append(text, '\n'), 0o644)
@@ -130,21 +132,16 @@ func syncDir(dir string) error {
 }
 
 // named returns the state for this name. Images kept for another name are dropped.
-func (s State) named(name string) State {
+func (s *State) named(name string) State {
 	if s.Name == name {
-		return s
+		return *s
 	}
-	drop := append(slices.Clone(s.Drop), s.Previous...)
-	for _, i := range []*Image{s.Candidate, s.Current} {
-		if i != nil {
-			drop = append(drop, *i)
-		}
-	}
+	drop := append(s.Drop, s.retained()...)
 	return State{WrittenBy: "kbnode", Schema: schema, Name: name, Previous: []Image{}, Drop: drop, Refused: s.Refused}
 }
 
 // chosen returns why nothing is fetched unattended; "" if it is.
-func (s State) chosen() string {
+func (s *State) chosen() string {
 	switch {
 	case s.Current == nil || s.Current.From == s.Name:
 		return ""
@@ -155,77 +152,68 @@ func (s State) chosen() string {
 }
 
 // refused returns why an image is not used again unattended; nil if it may be.
-func (s State) refused(digest string) *Refusal {
+func (s *State) refused(digest string) *Refusal {
 	if i := slices.IndexFunc(s.Refused, func(r Refusal) bool { return r.Digest == digest && digest != "" }); i >= 0 {
 		return &s.Refused[i]
 	}
 	return nil
 }
 
-func (s State) refuse(digest, reason string, now time.Time) State {
+func (s *State) refuse(digest, reason string) {
 	if digest == "" {
-		return s
+		return
 	}
-	rest := slices.DeleteFunc(slices.Clone(s.Refused), func(r Refusal) bool { return r.Digest == digest })
-	rest = append([]Refusal{{digest, reason, now}}, rest...)
-	s.Refused = rest[:min(len(rest), maxRefused)]
-	return s
+	rest := slices.DeleteFunc(s.Refused, func(r Refusal) bool { return r.Digest == digest })
+	s.Refused = append([]Refusal{{digest, reason, now()}}, rest[:min(len(rest), maxRefused-1)]...)
 }
 
 // pursue makes an image the candidate and drops the previous candidate.
-func (s State) pursue(i Image) State {
+func (s *State) pursue(i Image) {
 	if c := s.Candidate; c != nil && (c.Digest != i.Digest || c.ID != i.ID && i.ID != "") {
-		s.Drop = append(slices.Clone(s.Drop), *c)
+		s.abandon()
 	}
 	s.Candidate = &i
-	return s
 }
 
 // abandon drops the candidate.
-func (s State) abandon() State {
+func (s *State) abandon() {
 	if s.Candidate != nil {
-		s.Drop = append(slices.Clone(s.Drop), *s.Candidate)
+		s.Drop = append(s.Drop, *s.Candidate)
 	}
 	s.Candidate = nil
-	return s
 }
 
 // take makes the candidate current. before is the image that the name points to, if kbnode
 // does not know it yet.
-func (s State) take(before *Image, keep int, trial *Trial) State {
-	if s.Current != nil {
-		before = s.Current
-	}
-	next := *s.Candidate
+func (s *State) take(before *Image, keep, firstJobs int) {
+	next := s.Candidate
 	same := func(i Image) bool { return i.ID == next.ID }
-	previous := slices.Clone(s.Previous)
-	if before != nil {
-		previous = append([]Image{*before}, previous...)
+	if before = cmp.Or(s.Current, before); before != nil {
+		s.Previous = append([]Image{*before}, s.Previous...)
 	}
-	previous = slices.DeleteFunc(previous, same)
-	s.Refused = slices.DeleteFunc(slices.Clone(s.Refused), func(r Refusal) bool { return r.Digest == next.Digest })
-	s.Drop = slices.DeleteFunc(slices.Clone(s.Drop), same)
-	if len(previous) > keep {
-		s.Drop = append(s.Drop, previous[keep:]...)
-		previous = previous[:keep]
+	s.Previous = slices.DeleteFunc(s.Previous, same)
+	s.Refused = slices.DeleteFunc(s.Refused, func(r Refusal) bool { return r.Digest == next.Digest })
+	s.Drop = slices.DeleteFunc(s.Drop, same)
+	if len(s.Previous) > keep {
+		s.Drop = append(s.Drop, s.Previous[keep:]...)
+		s.Previous = s.Previous[:keep]
 	}
-	s.Current, s.Candidate, s.Previous, s.Moving, s.Trial = &next, nil, previous, true, trial
-	return s
+	s.Current, s.Candidate, s.Moving = next, nil, true
+	s.Trial = &Trial{ImageID: next.ID, Jobs: firstJobs, Seen: now()}
 }
 
 // back makes the previous image current again and refuses the bad one.
-func (s State) back(reason string, now time.Time) State {
+func (s *State) back(reason string) {
 	if s.Current != nil {
-		s = s.refuse(s.Current.Digest, reason, now)
-		s.Drop = append(slices.Clone(s.Drop), *s.Current)
+		s.refuse(s.Current.Digest, reason)
+		s.Drop = append(s.Drop, *s.Current)
 	}
-	s.Current, s.Previous = &s.Previous[0], slices.Clone(s.Previous[1:])
+	s.Current, s.Previous = &s.Previous[0], s.Previous[1:]
 	s.Moving, s.Trial = true, nil
-	return s
 }
 
 // retained returns the images to keep.
-func (s State) retained() []Image {
+func (s *State) retained() []Image {
 	list := slices.Clone(s.Previous)
 	for _, i := range []*Image{s.Current, s.Candidate} {
 		if i != nil {

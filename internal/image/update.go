@@ -77,7 +77,7 @@ func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
 	if next := u.state.Candidate; cur.passed() && cur.ID == next.ID && tagged != nil && tagged.ID == cur.ID {
 		// The registry has the same image with another manifest.
 		cur.Digest, cur.From, u.state.Candidate = digest, from, nil
-		return u.result(ActionNone, ""), u.save(u.state)
+		return u.result(ActionNone, ""), u.save()
 	}
 	return u.prove(ctx, tagged, o)
 }
@@ -86,7 +86,8 @@ func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
 func (u *Updater) isCurrent(ctx context.Context, from string) (Result, error) {
 	if u.state.Candidate != nil || u.state.Current.From != from { // it was chosen by hand and is the same as the registry's
 		u.state.Current.From = from
-		if err := u.save(u.state.abandon()); err != nil {
+		u.state.abandon()
+		if err := u.save(); err != nil {
 			return Result{}, err
 		}
 	}
@@ -97,7 +98,7 @@ func (u *Updater) isCurrent(ctx context.Context, from string) (Result, error) {
 func (u *Updater) restoreName(ctx context.Context) (Result, error) {
 	u.say("%s refers to a different image than kbnode chose; restoring it", u.Name)
 	u.state.Moving = true
-	if err := u.save(u.state); err != nil {
+	if err := u.save(); err != nil {
 		return Result{}, err
 	}
 	if err := u.move(ctx); err != nil {
@@ -125,7 +126,8 @@ func (u *Updater) fetch(ctx context.Context, from, digest string, o Options) err
 		return err
 	}
 	if c := u.state.Candidate; c == nil || c.Digest != digest {
-		if err := u.save(u.state.pursue(Image{Digest: digest, From: from, Since: now()})); err != nil {
+		u.state.pursue(Image{Digest: digest, From: from, Since: now()})
+		if err := u.save(); err != nil {
 			return err
 		}
 	}
@@ -146,7 +148,7 @@ func (u *Updater) fetch(ctx context.Context, from, digest string, o Options) err
 func (u *Updater) hold(ctx context.Context, have docker.Image) error {
 	if c := u.state.Candidate; c.ID != have.ID {
 		c.ID, c.Size, c.Canary = have.ID, have.Size, nil
-		if err := u.save(u.state); err != nil {
+		if err := u.save(); err != nil {
 			return err
 		}
 	}
@@ -231,12 +233,12 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 		if err != nil {
 			return u.laterIfBusy(err)
 		}
-		s := u.state
-		s.Candidate.Canary = &verdict
+		u.state.Candidate.Canary = &verdict
 		if !verdict.Passed {
-			s = s.refuse(s.Candidate.Digest, verdict.Reason, now()).abandon()
+			u.state.refuse(u.state.Candidate.Digest, verdict.Reason)
+			u.state.abandon()
 		}
-		if err := u.save(s); err != nil {
+		if err := u.save(); err != nil {
 			return Result{}, err
 		}
 		if !verdict.Passed {
@@ -253,8 +255,8 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 			return Result{}, err
 		}
 	}
-	trial := &Trial{ImageID: u.state.Candidate.ID, Jobs: cmp.Or(u.FirstJobs, config.DefaultFirstJobs), Seen: now()}
-	if err := u.save(u.state.take(before, max(1, u.Keep), trial)); err != nil {
+	u.state.take(before, max(1, u.Keep), cmp.Or(u.FirstJobs, config.DefaultFirstJobs))
+	if err := u.save(); err != nil {
 		return Result{}, err
 	}
 	if err := u.move(ctx); err != nil {

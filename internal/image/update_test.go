@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // outcome is what must not depend on how often a run was interrupted.
@@ -27,9 +28,7 @@ type outcome struct {
 func (w *world) outcome(t *testing.T, dir string) outcome {
 	t.Helper()
 	s, err := Read(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	o := outcome{Names: maps.Clone(w.names), Digests: maps.Clone(w.digests), Drop: len(s.Drop), Moving: s.Moving}
 	if s.Current != nil {
 		o.Current = s.Current.ID
@@ -167,7 +166,7 @@ func (u *Updater) reopen() error {
 
 func cutOffAt(t *testing.T, prepare func(*testing.T, *world, string), run func(*world, string) (Result, error), at int, killing bool, want outcome) (*world, string) {
 	t.Helper()
-	w, dir := newWorld(t), tempDir(t)
+	w, dir := newWorld(t), must.MemoryDir(t)
 	if prepare != nil {
 		prepare(t, w, dir)
 	}
@@ -306,9 +305,7 @@ func TestUpdate(t *testing.T) {
 			}
 			r, err := w.updater(dir).Update(t.Context(), tt.o)
 			if tt.err != "" {
-				if err == nil || !strings.Contains(err.Error(), tt.err) {
-					t.Errorf("%+v, %v; want an error with %q", r, err, tt.err)
-				}
+				must.Err(t, err, tt.err)
 			} else if err != nil || r.Action != tt.action || !strings.Contains(r.Reason, tt.reason) {
 				t.Errorf("%+v, %v; want %q, %q", r, err, tt.action, tt.reason)
 			}
@@ -394,9 +391,7 @@ func TestOneAtATime(t *testing.T) {
 	t.Parallel()
 	w, dir := newWorld(t), t.TempDir()
 	release, err := lock(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	_, err = w.updater(dir).Update(t.Context(), Options{})
 	if locked, ok := errors.AsType[*LockedError](err); !ok || locked.PID == "" {
 		t.Errorf("%v, want LockedError with a process", err)

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -8,34 +9,46 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
+// TestFirstJobs counts the jobs after an image has become current.
 func TestFirstJobs(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		codes   []int
-		verdict Verdict
-		failed  int
+		codes  []int
+		back   bool
+		failed int // of a trial that goes on; -1 if it is over
 	}{
 		{codes: nil},
-		{codes: []int{0}, verdict: Good},
+		{codes: []int{0}, failed: -1},
 		{codes: []int{1, 1}, failed: 2},
-		{codes: []int{1, 1, 1}, verdict: Bad, failed: 3},
-		{codes: []int{1, 1, 0}, verdict: Good, failed: 2},
-		{codes: []int{143, 137, 1, 137, 1}, failed: 2},
-		{codes: []int{127, 126, 2}, verdict: Bad, failed: 3},
+		{codes: []int{1, 1, 1}, back: true, failed: -1},
+		{codes: []int{1, 1, 0, 1}, failed: -1},
+		{codes: []int{143, 137, 1, 137, 128}, failed: 2},
+		{codes: []int{127, 126, 2}, back: true, failed: -1},
 	} {
-		trial, verdict := Trial{Jobs: 3, Seen: time.Unix(100, 0)}, Undecided
-		trial, v := FirstJobs(trial, docker.End{ExitCode: 1, Time: time.Unix(100, 0)})
-		if v != Undecided || trial.Failed != 0 {
-			t.Error("a job of the time before counts")
-		}
-		for i, code := range tt.codes {
-			trial, verdict = FirstJobs(trial, docker.End{ExitCode: code, Time: time.Unix(int64(101+i), 0)})
-			if verdict != Undecided {
-				break
+		for _, previous := range []bool{true, false} {
+			w, dir := newWorld(t), t.TempDir()
+			mustDo(t, ActionUpdated)(w.updater(dir).Update(t.Context(), Options{}))
+			s, err := Read(dir)
+			if !previous {
+				s.Previous = nil
 			}
-		}
-		if verdict != tt.verdict || trial.Failed != tt.failed {
-			t.Errorf("%v: %v, %d failed; want %v, %d", tt.codes, verdict, trial.Failed, tt.verdict, tt.failed)
+			if err = errors.Join(err, s.write(dir)); err != nil {
+				t.Fatal(err)
+			}
+			w.ends = []docker.End{{Image: name, Time: s.Trial.Seen}} // of the time before
+			for i, code := range tt.codes {
+				w.ends = append(w.ends, docker.End{Image: name, ExitCode: code, Time: s.Trial.Seen.Add(time.Duration(i+1) * time.Second)})
+			}
+			want := map[bool]string{false: ActionNone, true: ActionBack}[tt.back && previous]
+			mustDo(t, want)(w.updater(dir).Watch(t.Context()))
+			s, err = Read(dir)
+			failed := -1
+			if s.Trial != nil {
+				failed = s.Trial.Failed
+			}
+			if err != nil || failed != tt.failed {
+				t.Errorf("%v: %d failed, want %d, %v", tt.codes, failed, tt.failed, err)
+			}
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -284,17 +283,6 @@ func (w *world) Canary(ctx context.Context, slot Slot, image string) (Canary, er
 
 func (w *world) updater(dir string) *Updater {
 	return &Updater{Engine: w, Node: w, Dir: dir, Name: name, Keep: 1, Pause: time.Millisecond}
-}
-
-// tempDir returns a directory in memory if possible: each step of hundreds of runs is
-// synced.
-func tempDir(t *testing.T) string {
-	dir, err := os.MkdirTemp("/dev/shm", "kbnode-image-") //nolint:usetesting // t.TempDir is on a disk
-	if err != nil {
-		return t.TempDir()
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
 }
 
 // cutOff calls run, which may be killed in the middle.

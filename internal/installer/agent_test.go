@@ -219,9 +219,7 @@ func TestCopy(t *testing.T) {
 	must.Err(t, Copy(to, 0o755, dir), "not an executable file")
 	must.Err(t, Copy(to, 0o755, from+"-gone"), "no such file")
 	// The installed agent may be given as its own replacement.
-	if err := Copy(to, 0o755, to); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, Copy(to, 0o755, to))
 	if text, err := os.ReadFile(to); err != nil || string(text) != binary {
 		t.Errorf("installed %q, %v", text, err)
 	}

@@ -153,7 +153,7 @@ func (a *applier) wait(c Change) string {
 
 // backup backs up what a change is about to replace, once.
 func (a *applier) backup(c Change) error {
-	if !c.keep && (c.Kind != Adopt || c.agreed || !a.h.Adopt) {
+	if !c.keep && (!c.conflicts() || !a.h.Adopt) {
 		return nil
 	}
 	subject := strings.TrimSuffix(c.Subject, "/")

@@ -79,20 +79,15 @@ func (h *Host) backup(name string, have int) error {
 	if err := os.MkdirAll(h.path(path.Dir(to)), 0o700); err != nil {
 		return err
 	}
-	switch {
-	case info.Mode()&fs.ModeSymlink != 0:
-		return h.copyLink(name, to)
-	case info.IsDir():
-		half := path.Join(path.Dir(to), "."+path.Base(to))
-		mode, own := modeAndOwner(info)
-		if err := h.mkdir(half, mode, own); err != nil {
-			return err
-		}
-		return errors.Join(os.Rename(h.path(half), h.path(to)), h.syncDir(path.Dir(to)))
-	case info.Mode().IsRegular():
-		return h.copyFile(name, to)
+	if !info.IsDir() {
+		return h.copy(name, to, info)
 	}
-	return fmt.Errorf("%s is neither a file nor a link; move it away", name)
+	half := path.Join(path.Dir(to), "."+path.Base(to))
+	mode, own := modeAndOwner(info)
+	if err := h.mkdir(half, mode, own); err != nil {
+		return err
+	}
+	return errors.Join(os.Rename(h.path(half), h.path(to)), h.syncDir(path.Dir(to)))
 }
 
 // sameContent reports whether two files have the same content, or two links the same target.
@@ -109,30 +104,31 @@ func (h *Host) sameContent(a, b string) bool {
 	return errA == nil && errB == nil && bytes.Equal(textA, textB)
 }
 
-func (h *Host) copyLink(from, to string) error {
-	target, err := os.Readlink(h.path(from))
-	if err != nil {
-		return err
-	}
-	if err := h.callStep("symlink", to); err != nil {
-		return err
-	}
+// copy copies a link, or a file with its mode, owner and time.
+func (h *Host) copy(from, to string, info fs.FileInfo) error {
 	if err := os.MkdirAll(h.path(path.Dir(to)), 0o755); err != nil { //nolint:gosec // as it was
 		return err
 	}
-	return renameio.Symlink(target, h.path(to))
-}
-
-// copyFile copies a file with its mode, owner and time.
-func (h *Host) copyFile(from, to string) error {
+	if info.Mode()&fs.ModeSymlink != 0 {
+		target, err := os.Readlink(h.path(from))
+		if err == nil {
+			err = h.callStep("symlink", to)
+		}
+		if err == nil {
+			err = renameio.Symlink(target, h.path(to))
+		}
+		return err
+	}
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is neither a file nor a link; move it away", from)
+	}
 	// The owner of the directory may have put something else there since.
 	f, err := os.OpenFile(h.path(from), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
+	if info, err = f.Stat(); err != nil {
 		return err
 	}
 	if !info.Mode().IsRegular() {
@@ -157,21 +153,16 @@ func (h *Host) restore(name string, n int, ours bool) error {
 		if !info.IsDir() && (i > 1 || !ours && exists(h.path(name)) && !h.sameContent(name, from)) {
 			to = name + ".kbnode-backup-" + strconv.Itoa(i)
 		}
-		switch {
-		case info.IsDir():
+		if info.IsDir() {
 			mode, own := modeAndOwner(info)
 			err = h.mkdir(to, mode, own)
-		case info.Mode()&fs.ModeSymlink != 0:
-			err = h.copyLink(from, to)
-		default:
-			if err = os.MkdirAll(h.path(path.Dir(to)), 0o755); err == nil { //nolint:gosec // as it was
-				err = h.copyFile(from, to)
-			}
+		} else {
+			err = h.copy(from, to, info)
+		}
+		if err == nil {
+			err = h.remove(from, false)
 		}
 		if err != nil {
-			return err
-		}
-		if err := h.remove(from, false); err != nil {
 			return err
 		}
 	}
@@ -192,11 +183,9 @@ func (h *Host) WriteInput(name, text string) error {
 			return fmt.Errorf("back up %s: %w", name, err)
 		}
 	}
-	if err := os.MkdirAll(h.path(path.Dir(name)), 0o755); err != nil { //nolint:gosec // the file itself is not for all to read
-		return fmt.Errorf("write %s: %w", name, err)
+	err = os.MkdirAll(h.path(path.Dir(name)), 0o755) //nolint:gosec // the file itself is not for all to read
+	if err == nil {
+		err = h.write(name, 0o600, owner{0, 0}, strings.NewReader(text), nil)
 	}
-	if err := h.write(name, 0o600, owner{0, 0}, strings.NewReader(text), nil); err != nil {
-		return fmt.Errorf("write %s: %w", name, err)
-	}
-	return nil
+	return wrap(err, "write "+name)
 }

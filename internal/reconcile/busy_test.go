@@ -99,29 +99,25 @@ func TestIdleSlotWaitsForCPUsOfABusyOne(t *testing.T) {
 	m.ends(0, p)
 }
 
-// The slice above all slots keeps the CPUs of a running job.
+// The slice above all slots keeps the CPUs of a job that runs, or that begins while its agent
+// is about to be stopped.
 func TestParentDoesNotTakeCPUsFromAJob(t *testing.T) {
 	t.Parallel()
-	m := installed(t, 2) // 2-5
-	m.run(0)
-	p := slots(2).from(4).again().plan(t) // 4-7: no longer 2-3
-	m.asks(p, "reload", "drain agent-gpu0")
-	equal(t, "CPUs of the job", "2-3", m.read("/sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/cpuset.cpus.effective"))
-	m.ends(0, p)
-}
-
-// Nor from one that begins while its agent is about to be stopped.
-func TestParentDoesNotTakeCPUsFromAJobThatBegins(t *testing.T) {
-	t.Parallel()
-	m := installed(t, 2)                  // 2-5
-	p := slots(2).from(4).again().plan(t) // 4-7: no longer 2-3
-	s, changes := m.diff(p)
-	m.run(0)
-	r, err := m.h.Apply(t.Context(), p, s, changes)
-	must.Do(t, err)
-	equal(t, "CPUs of the job", "2-3", m.read("/sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/cpuset.cpus.effective"))
-	equal(t, "reasons", map[string]bool{"waits for the agent of slot gpu0 to stop": true}, deferred(r.Deferred, -1))
-	m.ends(0, p)
+	for begins, why := range map[bool]string{false: "waits for job job-gpu0 of slot gpu0", true: "waits for the agent of slot gpu0 to stop"} {
+		m := installed(t, 2)                  // 2-5
+		p := slots(2).from(4).again().plan(t) // 4-7: no longer 2-3
+		if !begins {
+			m.run(0)
+		}
+		r := m.applyAfter(p, func() {
+			if begins {
+				m.run(0)
+			}
+		})
+		equal(t, "CPUs of the job", "2-3", m.read("/sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/cpuset.cpus.effective"))
+		equal(t, "reasons", map[string]bool{why: true}, deferred(r.Deferred, -1))
+		m.ends(0, p)
+	}
 }
 
 func TestBusySlotThatIsNotPlannedAnyMore(t *testing.T) {
@@ -142,10 +138,7 @@ func TestJobThatBeginsMeanwhile(t *testing.T) {
 	t.Parallel()
 	m := installed(t, 2)
 	p := slots(2).memory(2 << 30).again().plan(t)
-	s, changes := m.diff(p)
-	m.run(0)
-	r, err := m.h.Apply(t.Context(), p, s, changes)
-	must.Do(t, err)
+	r := m.applyAfter(p, func() { m.run(0) })
 	equal(t, "reasons", map[string]bool{"waits for the agent of slot gpu0 to stop": true}, deferred(r.Deferred, 0))
 	words := m.sd.Words()
 	if slices.ContainsFunc(words, func(w string) bool {

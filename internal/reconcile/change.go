@@ -94,12 +94,14 @@ func (c Change) String() string {
 	return s
 }
 
+func (c Change) conflicts() bool { return c.Kind == Adopt && !c.agreed }
+
 // Conflicts returns the files that Apply refuses to touch unless Host.Adopt is set: those
 // that kbnode did not write and that no earlier run adopted.
 func Conflicts(changes []Change) []string {
 	var paths []string
 	for _, c := range changes {
-		if c.Kind == Adopt && !c.agreed {
+		if c.conflicts() {
 			paths = append(paths, c.Subject)
 		}
 	}

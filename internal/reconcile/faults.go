@@ -89,11 +89,11 @@ func ofAllJobs(c Change) bool {
 
 // refuses reports whether a change would replace a file that kbnode did not write.
 func (a *applier) refuses(c Change) bool {
-	if c.Kind != Adopt || c.agreed || a.h.Adopt {
-		return false
+	refuses := c.conflicts() && !a.h.Adopt
+	if refuses {
+		_ = a.fail(c, nil) // Apply has the error
 	}
-	_ = a.fail(c, nil) // Apply has the error
-	return true
+	return refuses
 }
 
 // skips reports whether a change is not made because something before it failed.
@@ -147,20 +147,19 @@ func (a *applier) keepsJobsAway(c Change) bool {
 
 // conflictsBySlot returns the conflicts of each slot, the node's first.
 func conflictsBySlot(changes []Change) []error {
-	bySlot := map[int][]Change{}
+	bySlot := map[int][]string{}
 	for _, c := range changes {
-		bySlot[c.Slot] = append(bySlot[c.Slot], c)
+		if c.conflicts() {
+			bySlot[c.Slot] = append(bySlot[c.Slot], c.Subject)
+		}
 	}
 	var errs []error
 	for _, k := range slices.Sorted(maps.Keys(bySlot)) {
-		paths := Conflicts(bySlot[k])
-		switch {
-		case len(paths) == 0:
-		case k < 0:
-			errs = append(errs, &ConflictError{Paths: paths})
-		default:
-			errs = append(errs, &SlotError{k, &ConflictError{Paths: paths}})
+		var err error = &ConflictError{Paths: bySlot[k]}
+		if k >= 0 {
+			err = &SlotError{k, err}
 		}
+		errs = append(errs, err)
 	}
 	return errs
 }

@@ -92,25 +92,9 @@ type machine struct {
 	h  *reconcile.Host
 }
 
-// tempDir returns a directory in memory if possible: hundreds of machines are written,
-// and each of their files is synced.
-func tempDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "kbnode-reconcile-") //nolint:usetesting // t.TempDir is on a disk
-	if err != nil {
-		return t.TempDir()
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
-
 func newMachine(t testing.TB) *machine {
 	t.Helper()
-	root := tempDir(t)
+	root := must.MemoryDir(t)
 	sd, err := systemdtest.New(root, "0-127", "0")
 	must.Do(t, err)
 	return &machine{t: t, sd: sd, h: &reconcile.Host{Root: root, Systemd: sd, Users: systemdtest.Users{Root: root}}}
@@ -137,10 +121,25 @@ func (m *machine) diff(p *plan.Plan) (*reconcile.State, []reconcile.Change) {
 // of units: "stop agent-gpu1".
 func (m *machine) apply(p *plan.Plan) (reconcile.Result, []string) {
 	m.t.Helper()
-	s, changes := m.diff(p)
-	r, err := m.h.Apply(m.t.Context(), p, s, changes)
+	return m.applyAfter(p, func() {}), short(m.sd.Words())
+}
+
+// applyAfter applies a plan to a machine that changes after it was observed.
+func (m *machine) applyAfter(p *plan.Plan, change func()) reconcile.Result {
+	m.t.Helper()
+	r, err := m.tryAfter(p, change)
 	must.Do(m.t, err)
-	return r, short(m.sd.Words())
+	return r
+}
+
+func (m *machine) tryAfter(p *plan.Plan, change func()) (reconcile.Result, error) {
+	s, err := m.h.Observe(m.t.Context(), p)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	changes := reconcile.Diff(p, s)
+	change()
+	return m.h.Apply(m.t.Context(), p, s, changes)
 }
 
 func short(words []string) []string {
@@ -193,11 +192,7 @@ func (m *machine) wantAbsent(name string) {
 // try is apply for a run that fails.
 func (m *machine) try(p *plan.Plan) error {
 	m.t.Helper()
-	s, err := m.h.Observe(m.t.Context(), p)
-	if err != nil {
-		return err
-	}
-	_, err = m.h.Apply(m.t.Context(), p, s, reconcile.Diff(p, s))
+	_, err := m.tryAfter(p, func() {})
 	return err
 }
 

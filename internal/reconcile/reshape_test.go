@@ -50,7 +50,7 @@ func newServer(t testing.TB) *server {
 	inv := *b200x8.inv
 	inv.GPUs = slices.Clone(inv.GPUs)
 	inv.Software.Agent.Path = "" // the tree has none to copy
-	root := tempDir(t)
+	root := must.MemoryDir(t)
 	sd, err := systemdtest.New(root, "0-223", "0-1")
 	must.Do(t, err)
 	users := systemdtest.Users{Root: root}

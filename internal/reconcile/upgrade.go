@@ -45,21 +45,6 @@ type Upgrade struct {
 // upgradePause is the time between two looks at agents that start.
 const upgradePause = time.Second
 
-// RollbackError means that an agent of the new version did not register, and that all
-// slots go back to the previous version.
-type RollbackError struct {
-	Slot, To, Back, Why string
-	Missing             []string // slots whose agents have not registered again
-}
-
-func (e *RollbackError) Error() string {
-	text := fmt.Sprintf("%s did not register with %s: %s; all slots are back at %s", e.Slot, e.To, e.Why, e.Back)
-	if len(e.Missing) > 0 {
-		text += ", and " + strings.Join(e.Missing, ", ") + " have not registered with that yet; kbnode status shows them"
-	}
-	return text
-}
-
 // LockUpgrade keeps every other upgrade of agents away. It is held in addition to the
 // node's lock, which is only taken for each change.
 func (h *Host) LockUpgrade() (release func(), err error) { return h.lock("/run/kbnode-upgrade.lock") }
@@ -67,14 +52,7 @@ func (h *Host) LockUpgrade() (release func(), err error) { return h.lock("/run/k
 // ReadAgents reads which agents slots run. It returns the zero value for a node without a
 // choice.
 func (h *Host) ReadAgents() (plan.Agents, error) {
-	text, err := readSmall(h.path(plan.AgentsPath))
-	if errors.Is(err, fs.ErrNotExist) {
-		return plan.Agents{}, nil
-	}
-	if err != nil {
-		return plan.Agents{}, fmt.Errorf("read agents: %w", err)
-	}
-	return plan.ParseAgents(text)
+	return readStored(h, plan.AgentsPath, "agents", plan.ParseAgents)
 }
 
 // WriteAgents saves which agents slots run. The caller must hold the node's lock. The
@@ -119,8 +97,7 @@ func (u *Upgrade) Begin(ctx context.Context, to string, release *plan.AgentRelea
 }
 
 // Run continues what was begun until it is done, or until only slots are left that run
-// jobs, which it returns; with wait it waits for those. The error wraps a *RollbackError
-// if all slots went back.
+// jobs, which it returns; with wait it waits for those. It is an error if all slots went back.
 func (u *Upgrade) Run(ctx context.Context, wait bool) (busy []plan.Slot, err error) {
 	u.since, u.reported, u.broken = map[int]time.Time{}, map[int]string{}, map[int]error{}
 	if u.agents, err = u.Host.ReadAgents(); err != nil {
@@ -161,52 +138,46 @@ func (u *Upgrade) follow(ctx context.Context, s *State, slots []int) error {
 	return u.Host.sleep(ctx, upgradePause)
 }
 
-// back makes all slots run the previous version. Its error wraps a *RollbackError, which
-// lists the slots that have not registered with that version yet.
+// back makes all slots run the previous version, and waits until those that have tried the
+// other one have registered again, except those that are finishing a job.
 func (u *Upgrade) back(ctx context.Context, bad plan.Slot) error {
-	roll := *u.agents.Roll
-	e := &RollbackError{Slot: bad.Name, To: u.Name(roll.To), Back: u.Name(u.agents.Version), Why: "no sign of it within " + roll.Timeout.String()}
+	roll, previous := *u.agents.Roll, u.Name(u.agents.Version)
+	why := "no sign of it within " + roll.Timeout.String()
 	if err := u.broken[bad.Index]; err != nil {
-		e.Why = err.Error()
-	} else if why := u.Why(ctx, bad); why != "" {
-		e.Why += ": " + why
+		why = err.Error()
+	} else if said := u.Why(ctx, bad); said != "" {
+		why += ": " + said
 	}
+	text := fmt.Sprintf("%s did not register with %s: %s; all slots ", bad.Name, u.Name(roll.To), why)
+	u.note(bad.Index, "%sgo back to %s", text, previous)
+	text += "are back at " + previous
 	next := u.agents
 	next.Roll = nil
-	u.note(bad.Index, "%s did not register with %s: %s; all slots go back to %s", e.Slot, e.To, e.Why, e.Back)
-	if err := u.converge(ctx, &next); err != nil {
-		return errors.Join(e, err)
-	}
-	err := u.settle(ctx, roll, e)
-	if err == nil {
-		err = u.tidy(ctx)
-	}
-	return errors.Join(e, err)
-}
-
-// settle waits until the slots of a roll have registered with the version that they went
-// back to, except those that are finishing a job.
-func (u *Upgrade) settle(ctx context.Context, roll plan.AgentRoll, e *RollbackError) error {
-	for end := time.Now().Add(roll.Timeout); ; {
-		s, err := u.Host.Observe(ctx, u.plan)
-		if err != nil {
-			return err
+	err := u.converge(ctx, &next)
+	var missing []string
+	for end := time.Now().Add(roll.Timeout); err == nil; {
+		var s *State
+		if s, err = u.Host.Observe(ctx, u.plan); err != nil {
+			break
 		}
-		e.Missing = nil
+		missing = nil
 		for _, sl := range u.plan.Slots {
 			ss := s.Slot(sl.Index)
 			there := u.current(ss) && ss.Registered
 			if slices.Contains(roll.Slots, sl.Index) && sl.Serves() && ss.Busy() == "" && !there {
-				e.Missing = append(e.Missing, sl.Name)
+				missing = append(missing, sl.Name)
 			}
 		}
-		if len(e.Missing) == 0 || time.Now().After(end) {
-			return nil
+		if len(missing) == 0 || time.Now().After(end) {
+			err = u.tidy(ctx)
+			break
 		}
-		if err := u.follow(ctx, s, roll.Slots); err != nil {
-			return err
-		}
+		err = u.follow(ctx, s, roll.Slots)
 	}
+	if len(missing) > 0 {
+		text += ", and " + strings.Join(missing, ", ") + " have not registered with that yet; kbnode status shows them"
+	}
+	return errors.Join(errors.New(text), err)
 }
 
 // converge saves next, if not nil, and makes the node match it.

@@ -2,6 +2,8 @@
 package must
 
 import (
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -32,6 +34,27 @@ func Read(tb testing.TB, name string) string {
 	text, err := os.ReadFile(name)
 	Do(tb, err)
 	return string(text)
+}
+
+// MemoryDir returns a directory in memory if possible, for tests that sync many files.
+func MemoryDir(tb testing.TB) string {
+	tb.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "kbnode-test-") //nolint:usetesting // tb.TempDir is on a disk
+	if err != nil {
+		return tb.TempDir()
+	}
+	tb.Cleanup(func() { Do(tb, os.RemoveAll(dir)) })
+	return dir
+}
+
+// Serve answers HTTP on a unix socket until the test ends.
+func Serve(tb testing.TB, socket string, handler http.HandlerFunc) {
+	tb.Helper()
+	l, err := net.Listen("unix", socket)
+	Do(tb, err)
+	server := &http.Server{Handler: handler}
+	go func() { _ = server.Serve(l) }()
+	tb.Cleanup(func() { _ = server.Close() })
 }
 
 // Equal reports what differs between what a test wants and what it got. The test goes on.

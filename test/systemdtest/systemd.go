@@ -5,6 +5,7 @@ package systemdtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -101,6 +102,19 @@ func (s *Systemd) addWord(parts ...string) error {
 	return nil
 }
 
+// each records a word with these units, and does what it says for each of them.
+func (s *Systemd) each(verb string, names []string, do func(name string) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := s.addWord(append([]string{verb}, names...)...)
+	for _, name := range names {
+		if err == nil {
+			err = do(name)
+		}
+	}
+	return err
+}
+
 // Units implements systemd.Manager.
 func (s *Systemd) Units(_ context.Context, names ...string) ([]slot.Unit, error) {
 	s.mu.Lock()
@@ -157,17 +171,12 @@ func (s *Systemd) Reload(context.Context) error {
 
 // Start implements systemd.Manager.
 func (s *Systemd) Start(_ context.Context, names ...string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.addWord(append([]string{"start"}, names...)...); err != nil {
-		return err
-	}
-	for _, name := range names {
+	return s.each("start", names, func(name string) error {
 		if err := s.start(name); err != nil {
 			return &systemd.UnitError{Unit: name, Verb: "start", Err: err}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 func (s *Systemd) start(name string) error {
@@ -231,20 +240,12 @@ func (s *Systemd) process(u *unit, pid int, env string) error {
 
 // Restart implements systemd.Manager.
 func (s *Systemd) Restart(_ context.Context, names ...string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.addWord(append([]string{"restart"}, names...)...); err != nil {
-		return err
-	}
-	for _, name := range names {
+	return s.each("restart", names, func(name string) error {
 		if err := s.end(name); err != nil {
 			return err
 		}
-		if err := s.start(name); err != nil {
-			return err
-		}
-	}
-	return nil
+		return s.start(name)
+	})
 }
 
 // Stop implements systemd.Manager. For an agent with a job, the deadline passes at
@@ -259,30 +260,22 @@ func (s *Systemd) Drain(_ context.Context, names ...string) error {
 }
 
 func (s *Systemd) stop(verb string, names []string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.addWord(append([]string{verb}, names...)...); err != nil {
-		return err
-	}
-	for _, name := range names {
+	return s.each(verb, names, func(name string) error {
 		u := s.units[name]
-		if u == nil {
-			continue
-		}
-		if u.job && setting(u.text, "KillMode") != "mixed" {
+		switch {
+		case u == nil:
+			return nil
+		case u.job && setting(u.text, "KillMode") != "mixed":
 			s.killed = append(s.killed, name)
-		} else if u.job {
+		case u.job:
 			u.active = "deactivating"
 			if verb == "stop" {
 				return &systemd.UnitError{Unit: name, Verb: verb, Err: context.DeadlineExceeded}
 			}
-			continue
+			return nil
 		}
-		if err := s.end(name); err != nil {
-			return err
-		}
-	}
-	return nil
+		return s.end(name)
+	})
 }
 
 // end removes what runs in a unit, and all units below a slice.
@@ -338,26 +331,18 @@ func (s *Systemd) Kill(_ context.Context, name string, all bool, signal syscall.
 
 // ResetFailed implements systemd.Manager.
 func (s *Systemd) ResetFailed(_ context.Context, name string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.addWord("reset-failed", name); err != nil {
-		return err
-	}
-	if u := s.units[name]; u != nil && u.active == "failed" {
-		delete(s.units, name)
-	}
-	return nil
+	return s.each("reset-failed", []string{name}, func(string) error {
+		if u := s.units[name]; u != nil && u.active == "failed" {
+			delete(s.units, name)
+		}
+		return nil
+	})
 }
 
 // Enable implements systemd.Manager.
 func (s *Systemd) Enable(_ context.Context, names ...string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.addWord(append([]string{"enable"}, names...)...); err != nil {
-		return err
-	}
-	s.outdated = true
-	for _, name := range names {
+	return s.each("enable", names, func(name string) error {
+		s.outdated = true
 		text, _ := s.file(name)
 		for _, target := range settings(text, "WantedBy") {
 			dir := filepath.Join(s.Root, plan.UnitDir, target+".wants")
@@ -368,29 +353,19 @@ func (s *Systemd) Enable(_ context.Context, names ...string) error {
 				return err
 			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // Disable implements systemd.Manager.
 func (s *Systemd) Disable(_ context.Context, names ...string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.addWord(append([]string{"disable"}, names...)...); err != nil {
-		return err
-	}
-	s.outdated = true
-	for _, name := range names {
+	return s.each("disable", names, func(name string) error {
+		s.outdated = true
 		links, err := filepath.Glob(filepath.Join(s.Root, plan.UnitDir, "*.wants", name))
-		if err != nil {
-			return err
-		}
 		for _, l := range links {
-			if err := os.Remove(l); err != nil {
-				return err
-			}
+			err = errors.Join(err, os.Remove(l))
 			_ = os.Remove(filepath.Dir(l)) // when it was the last
 		}
-	}
-	return nil
+		return err
+	})
 }
