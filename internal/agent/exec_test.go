@@ -95,12 +95,3 @@ func TestExecWithoutToken(t *testing.T) {
 	t.Setenv("CREDENTIALS_DIRECTORY", t.TempDir())
 	must.Err(t, Exec(0, "/nowhere"), "read agent token")
 }
-
-func TestJournalLines(t *testing.T) {
-	t.Parallel()
-	if got := journalLines("\n"); got != nil {
-		t.Errorf("an empty journal has lines %q", got)
-	}
-	want := []string{"fatal: no", "second"}
-	must.Equal(t, want, journalLines("\x1b[31mfatal: no\a\r\n\n  second"))
-}

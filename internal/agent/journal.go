@@ -15,16 +15,19 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Journal returns the last lines that a unit logged, newest last. There is no journal
-// reader for a static Go program, so journalctl reads it.
-func Journal(ctx context.Context, unit string, lines int) ([]string, error) {
+// Journal returns the last lines that a unit logged, newest last.
+func Journal(ctx context.Context, unit string, lines int) (all []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "journalctl", "--unit", unit, "--lines", strconv.Itoa(lines), "--output", "cat", "--no-pager", "--quiet").Output()
-	if err != nil {
+	err = journalctl(ctx, func(line string) {
+		if line != "" {
+			all = append(all, line)
+		}
+	}, "--unit", unit, "--lines", strconv.Itoa(lines), "--output", "cat")
+	if err = cmp.Or(err, ctx.Err()); err != nil {
 		return nil, fmt.Errorf("read journal of %s: %w", unit, err)
 	}
-	return journalLines(string(out)), nil
+	return all, nil
 }
 
 // logLines is how many lines Log shows of what was logged before.
@@ -33,14 +36,24 @@ const logLines = "200"
 // Log calls show with the last lines that units logged, oldest first, and with follow also with
 // new ones, until ctx ends. A slice's lines are those of everything in it.
 func Log(ctx context.Context, units []string, follow bool, show func(line string)) error {
-	args := []string{"--lines", logLines, "--output", "short-iso", "--no-pager", "--quiet"}
+	args := []string{"--lines", logLines, "--output", "short-iso"}
 	if follow {
 		args = append(args, "--follow")
 	}
 	for _, unit := range units {
 		args = append(args, "--unit", unit)
 	}
-	cmd := exec.CommandContext(ctx, "journalctl", args...)
+	if err := journalctl(ctx, show, args...); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("read journal: %w", err)
+	}
+	return nil
+}
+
+// journalctl calls show with the lines that journalctl prints, without anything that could
+// control a terminal: what an agent logs may come from a job or the network. There is no
+// journal reader for a static Go program.
+func journalctl(ctx context.Context, show func(line string), args ...string) error {
+	cmd := exec.CommandContext(ctx, "journalctl", append([]string{"--no-pager", "--quiet"}, args...)...)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
@@ -48,7 +61,7 @@ func Log(ctx context.Context, units []string, follow bool, show func(line string
 		err = cmd.Start()
 	}
 	if err != nil {
-		return fmt.Errorf("read journal: %w", err)
+		return err
 	}
 	lines := bufio.NewReader(out)
 	for err == nil {
@@ -60,26 +73,14 @@ func Log(ctx context.Context, units []string, follow bool, show func(line string
 			_, err = lines.ReadSlice('\n')
 		}
 	}
-	if err = cmd.Wait(); err != nil && ctx.Err() == nil {
-		return fmt.Errorf("read journal: %w: %s", err, text.Line(stderr.String(), maxLine))
+	if err = cmd.Wait(); err != nil {
+		err = fmt.Errorf("%w: %s", err, text.Line(stderr.String(), maxLine))
 	}
-	return nil
+	return err
 }
 
 // maxLine bounds a line of a log that is shown, in bytes.
 const maxLine = 512
-
-// journalLines returns the lines of a log without anything that could control a terminal:
-// what an agent logs may come from a job or the network.
-func journalLines(log string) []string {
-	var lines []string
-	for line := range strings.Lines(log) {
-		if line = text.Line(line, maxLine); line != "" {
-			lines = append(lines, line)
-		}
-	}
-	return lines
-}
 
 // LastWords returns the last line of a log that reports an error, or else its last line.
 func LastWords(lines []string) string {

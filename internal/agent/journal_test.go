@@ -38,14 +38,20 @@ func TestLog(t *testing.T) {
 	}
 	journal(`echo "$@"; printf '\033[2Jx\n'; head -c 100000 /dev/zero | tr '\0' y; echo; printf last`)
 	lines, err := read(true)
-	want := []string{"--lines 200 --output short-iso --no-pager --quiet --follow --unit a.service --unit b.slice", `\x1b[2Jx`, strings.Repeat("y", maxLine-1) + "…", "last"}
+	want := []string{"--no-pager --quiet --lines 200 --output short-iso --follow --unit a.service --unit b.slice", `\x1b[2Jx`, strings.Repeat("y", maxLine-1) + "…", "last"}
 	if err != nil || !strings.Contains(lines[1], "x") || strings.Contains(lines[1], "\x1b") {
 		t.Errorf("%v, %q", err, lines)
 	}
 	want[1] = lines[1]
 	must.Equal(t, want, lines)
-	journal("echo 'no journal files' >&2; exit 1")
-	if lines, err := read(false); err == nil || !strings.Contains(err.Error(), "no journal files") || len(lines) > 0 {
+	journal(`echo "$@" >&2; exit 1`)
+	if lines, err := read(false); err == nil || !strings.Contains(err.Error(), "--unit b.slice") || len(lines) > 0 {
 		t.Errorf("%q, %v", lines, err)
 	}
+	_, err = Journal(t.Context(), "a.service", 3)
+	must.Err(t, err, "read journal of a.service: exit status 1: --no-pager --quiet --unit a.service --lines 3 --output cat")
+	journal(`printf '\n\033[31mfatal: no\a\r\n\n  second'`)
+	lines, err = Journal(t.Context(), "a.service", 3)
+	must.Do(t, err)
+	must.Equal(t, []string{"fatal: no", "second"}, lines)
 }

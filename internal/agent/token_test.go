@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -103,20 +104,18 @@ func TestCheckToken(t *testing.T) {
 func TestCheckTokenLeavesTheQuestionOpen(t *testing.T) {
 	t.Parallel()
 	redirected := make(chan string, 1)
-	elsewhere := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		redirected <- r.Header.Get("Authorization")
+	var server *httptest.Server // its answers are the first part of a path
+	server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		status, err := strconv.Atoi(strings.Split(r.URL.Path, "/")[1])
+		if err != nil {
+			redirected <- r.Header.Get("Authorization")
+			return
+		}
+		w.Header().Set("Location", server.URL+"/elsewhere")
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte("<html>"))
 	}))
-	t.Cleanup(elsewhere.Close)
-	status := func(code int) string {
-		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Location", elsewhere.URL)
-			w.WriteHeader(code)
-		}))
-		t.Cleanup(s.Close)
-		return s.URL
-	}
-	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("<html>")) }))
-	t.Cleanup(page.Close)
+	t.Cleanup(server.Close)
 	closed := httptest.NewServer(nil)
 	closed.Close()
 	cancelled, cancel := context.WithCancel(t.Context())
@@ -125,13 +124,13 @@ func TestCheckTokenLeavesTheQuestionOpen(t *testing.T) {
 		name, endpoint, err string
 		ctx                 context.Context
 	}{
-		{name: "no such call", endpoint: status(http.StatusNotFound), err: "404 Not Found"},
-		{name: "server in trouble", endpoint: status(http.StatusBadGateway), err: "502 Bad Gateway"},
-		{name: "a page", endpoint: page.URL, err: "does not respond like Buildkite"},
-		{name: "sent elsewhere", endpoint: status(http.StatusTemporaryRedirect), err: "307 Temporary Redirect"},
+		{name: "no such call", endpoint: server.URL + "/404", err: "404 Not Found"},
+		{name: "server in trouble", endpoint: server.URL + "/502", err: "502 Bad Gateway"},
+		{name: "a page", endpoint: server.URL + "/200", err: "does not respond like Buildkite"},
+		{name: "sent elsewhere", endpoint: server.URL + "/307", err: "307 Temporary Redirect"},
 		{name: "nobody listens", endpoint: closed.URL, err: "connection refused"},
 		{name: "no URL", endpoint: "agent.buildkite.com", err: "unsupported protocol scheme"},
-		{name: "interrupted", endpoint: elsewhere.URL, err: "context canceled", ctx: cancelled},
+		{name: "interrupted", endpoint: server.URL + "/200", err: "context canceled", ctx: cancelled},
 	} {
 		ctx := tt.ctx
 		if ctx == nil {
@@ -147,9 +146,9 @@ func TestCheckTokenLeavesTheQuestionOpen(t *testing.T) {
 		t.Errorf("the token followed a redirect: %q", header)
 	default:
 	}
-	for _, code := range []int{http.StatusUnauthorized, http.StatusForbidden} {
-		if err := CheckToken(t.Context(), status(code), "the-token"); !errors.Is(err, ErrTokenRefused) {
-			t.Errorf("status %d: %v", code, err)
+	for _, status := range []string{"/401", "/403"} {
+		if err := CheckToken(t.Context(), server.URL+status, "the-token"); !errors.Is(err, ErrTokenRefused) {
+			t.Errorf("status %s: %v", status, err)
 		}
 	}
 }

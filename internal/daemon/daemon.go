@@ -81,7 +81,7 @@ const (
 	stampTime = 10 * time.Second
 	writeTime = 10 * time.Second
 	gpusTime  = time.Minute
-	// fewChanges is how many changes of one pass get an event each.
+	// maxChanges is how many changes of one pass get an event each.
 	maxChanges = 10
 )
 
@@ -227,7 +227,7 @@ func (d *daemonLoop) stopWatch() {
 	d.alive, d.unwatch = nil, nil
 }
 
-// tell logs an error once, and once when it is over.
+// report logs an error once, and once when it is over.
 func (d *daemonLoop) report(err error) {
 	now := ""
 	if err != nil {

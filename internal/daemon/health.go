@@ -321,10 +321,8 @@ func downUnits(ctx context.Context, sd systemd.Manager) (down []string, read boo
 	if err != nil {
 		return nil, false
 	}
-	for _, u := range units {
-		if u.Exists() && u.Enabled && !u.Running() {
-			down = append(down, u.Name)
-		}
+	if u := units[0]; u.Exists() && u.Enabled && !u.Running() {
+		down = []string{u.Name}
 	}
 	return down, true
 }

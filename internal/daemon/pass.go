@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -109,12 +110,7 @@ func (d *daemonLoop) repair(ctx context.Context, host *reconcile.Host) (right bo
 
 // pending reports whether some change can be made now.
 func pending(changes []reconcile.Change) bool {
-	for _, c := range changes {
-		if c.Deferred == "" {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(changes, func(c reconcile.Change) bool { return c.Deferred == "" })
 }
 
 func (d *daemonLoop) fullPass(ctx context.Context, host *reconcile.Host) error {

@@ -23,7 +23,7 @@ type State string
 // The states of the table.
 const (
 	Absent  State = "absent"
-	Altered State = "altered" // it differs from what Set would write
+	Altered State = "altered" // it differs from what Ensure would write
 	Intact  State = "intact"
 )
 
@@ -102,9 +102,13 @@ func (n Node) sets(conn *nftables.Conn) (State, error) {
 	return Intact, nil
 }
 
-// Set replaces the table with the one for this node. The kernel does that in one step:
-// there is no moment without rules.
-func (n Node) Set() error {
+// Ensure writes the table for this node unless the kernel has it. The kernel replaces it in
+// one step: there is no moment without rules.
+func (n Node) Ensure() error {
+	// Rules that cannot be read are written again.
+	if state, err := n.State(); err == nil && state == Intact {
+		return nil
+	}
 	conn := &nftables.Conn{}
 	conn.AddTable(&table)
 	conn.DelTable(&table)
@@ -128,15 +132,6 @@ func (n Node) Set() error {
 		return fmt.Errorf("write the nftables table inet %s: %w; the kernel needs nf_tables; run modprobe -a nf_tables nft_ct nft_reject_inet", Name, err)
 	}
 	return nil
-}
-
-// Ensure writes the table for this node unless the kernel has it.
-func (n Node) Ensure() error {
-	// Rules that cannot be read are written again.
-	if state, err := n.State(); err == nil && state == Intact {
-		return nil
-	}
-	return n.Set()
 }
 
 // Remove deletes the table. It is not an error if there is none.

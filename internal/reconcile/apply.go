@@ -223,10 +223,7 @@ func (a *applier) apply(ctx context.Context, group []Change) error {
 
 func (a *applier) makeDir(c Change) error {
 	name := strings.TrimSuffix(c.Subject, "/")
-	dir, ok := a.wantDirs[name]
-	if !ok {
-		return errors.New("it is not in the plan")
-	}
+	dir := a.wantDirs[name]
 	own, err := wantedOwner(a.s.users, dir.Owner)
 	if err != nil {
 		return err
@@ -241,10 +238,7 @@ func (a *applier) writeFile(c Change) error {
 	if c.text != "" { // the unit of an agent that takeOver lets finish
 		return a.h.write(c.Subject, 0o644, owner{0, 0}, strings.NewReader(c.text), nil)
 	}
-	f, ok := a.wantFiles[c.Subject]
-	if !ok {
-		return errors.New("it is not in the plan")
-	}
+	f := a.wantFiles[c.Subject]
 	own, err := wantedOwner(a.s.users, f.Owner)
 	if err != nil {
 		return err

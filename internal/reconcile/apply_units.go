@@ -40,10 +40,9 @@ func (a *applier) systemd(ctx context.Context, group []Change) error {
 		return a.disable(ctx, c)
 	case Stop:
 		return a.stop(ctx, c)
-	case Set:
+	default:
 		return a.set(ctx, a.wantSlices[c.Subject])
 	}
-	return fmt.Errorf("unknown word %s", c)
 }
 
 // disable keeps a unit from starting at boot. Links to it that someone else made are

@@ -242,16 +242,15 @@ func (d *differ) restores() {
 		if d.s.backups[name] > 1 {
 			c.Why = fmt.Sprintf("%d backups", d.s.backups[name])
 		}
+		c.phase = phaseDelete
 		if got := d.s.paths[name]; got.kind == directory {
 			c.Subject, c.Slot, c.Why = name+"/", slotOf(name), "mode and owner"
 			dirs = append(dirs, c)
-			continue
+		} else {
+			d.out = append(d.out, c)
 		}
-		d.add(phaseDelete, c)
 	}
-	for _, c := range dirs {
-		d.add(phaseDelete, c)
-	}
+	d.out = append(d.out, dirs...)
 }
 
 // removeDirs deletes directories of unplanned slots and, at uninstall, the node's own:

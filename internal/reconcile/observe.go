@@ -131,11 +131,11 @@ func (o *observer) files(context.Context) error {
 	}
 	find := func(pattern string, kind pathKind) {
 		errs = append(errs, o.match(pattern, func(name string, slot int, left bool) {
+			kind := kind
 			if left {
-				errs = append(errs, o.file(name, slot, leftover))
-			} else {
-				errs = append(errs, o.file(name, slot, kind))
+				kind = leftover
 			}
+			errs = append(errs, o.file(name, slot, kind))
 		}))
 	}
 	for _, pattern := range plan.Owned {
@@ -226,13 +226,12 @@ func (o *observer) copy(f plan.File) error {
 	state.slot = f.Slot
 	if f.SHA256 != "" {
 		state.copied = state.kind == regular && o.sum(f.Path) == f.SHA256
-		o.s.paths[f.Path] = *state
-		return nil
+	} else {
+		a, errA := os.Stat(o.h.path(f.Source))
+		b, errB := os.Lstat(o.h.path(f.Path))
+		// If one cannot be read, copying it again reports why.
+		state.copied = errA == nil && errB == nil && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 	}
-	a, errA := os.Stat(o.h.path(f.Source))
-	b, errB := os.Lstat(o.h.path(f.Path))
-	// If one cannot be read, copying it again reports why.
-	state.copied = errA == nil && errB == nil && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 	o.s.paths[f.Path] = *state
 	return nil
 }
