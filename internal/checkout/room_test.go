@@ -144,9 +144,7 @@ func TestDamaged(t *testing.T) {
 	if _, _, err := checkOut(t, m, Source{Commit: hash}); err == nil || refused(err, "") {
 		t.Errorf("a damaged mirror: %v", err)
 	}
-	if _, _, err := checkOut(t, m, Source{Commit: hash}); err != nil {
-		t.Error(err)
-	}
+	unpacked(t, m, Source{Commit: hash})
 }
 
 // TestFetchAlone unpacks a commit while another one is fetched, which takes long.
@@ -172,9 +170,7 @@ func TestFetchAlone(t *testing.T) {
 		done <- err
 	}()
 	<-asked
-	if _, _, err := checkOut(t, m, Source{Repository: address, Commit: first}); err != nil {
-		t.Error(err)
-	}
+	unpacked(t, m, Source{Repository: address, Commit: first})
 	if err := m.remove(mirrorName(address)); !errors.Is(err, errBusy) {
 		t.Errorf("a mirror in use is removed: %v", err)
 	}
@@ -263,9 +259,7 @@ func TestFullDisk(t *testing.T) {
 	// Others fill the disk: the mirrors give way, and then nothing is fetched.
 	must.Do(t, os.WriteFile(filepath.Join(m.Dir, "others"), make([]byte, 8<<20), 0o600))
 	c, hashOfC := o.another("c", 1<<20)
-	if _, _, err := checkOut(t, m, Source{Repository: c, Commit: hashOfC}); err != nil {
-		t.Error(err)
-	}
+	unpacked(t, m, Source{Repository: c, Commit: hashOfC})
 	if got := m.names(t, a, b, c); len(got) > 2 || !slices.Contains(got, "c") {
 		t.Errorf("mirrors %q", got)
 	}

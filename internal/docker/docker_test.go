@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -125,9 +123,7 @@ func TestInfo(t *testing.T) {
 		want := row.want
 		want.Version, want.APIVersion, want.CgroupDriver, want.CgroupVersion, want.StorageDriver = "x", version, "systemd", "2", "overlay2"
 		want.RootDir, want.Runtimes, want.DefaultRuntime = "/var/lib/docker", []string{"io.containerd.runc.v2", "runc"}, "runc"
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s: %s", version, diff)
-		}
+		must.Equal(t, want, got)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/test/must"
@@ -22,6 +23,7 @@ func TestBuildContext(t *testing.T) {
 		os.MkdirAll(filepath.Join(dir, "sub"), 0o755),
 		os.WriteFile(filepath.Join(dir, "sub/run.sh"), []byte("#!"), 0o755),
 		os.Symlink("/etc/passwd", filepath.Join(dir, "link")),
+		syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600),
 	)
 	must.Do(t, err)
 	read := func(r io.ReadCloser) []string {

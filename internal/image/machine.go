@@ -19,7 +19,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -56,7 +55,7 @@ func OpenMachine() (*Machine, error) {
 
 // Slots returns the state of all slots of the machine.
 func (m *Machine) Slots(context.Context) ([]Slot, error) {
-	drains, err := (&reconcile.Host{Root: "/"}).ReadDrains()
+	drains, err := onHost.ReadDrains()
 	if err != nil {
 		return nil, err
 	}

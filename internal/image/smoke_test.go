@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/gpu-mode/kbnode/internal/runner"
@@ -88,9 +87,7 @@ def equal(a, b): return EQUAL
 			got, err := judge(Canary{}, slot.Outcome{}, nil, text)
 			must.Do(t, err)
 			want := Canary{Passed: tt.reason == "", Reason: tt.reason}
-			if d := cmp.Diff(want, got, cmpopts.IgnoreFields(Canary{}, "GPU", "Torch")); d != "" {
-				t.Errorf("%s\n%s", d, text)
-			}
+			must.Equal(t, want, got, cmpopts.IgnoreFields(Canary{}, "GPU", "Torch"))
 		})
 	}
 }

@@ -6,12 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
-
-	"github.com/google/renameio/v2"
 
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -112,10 +109,7 @@ func Read(dir string) (State, error) {
 func (s *State) write(dir string) error {
 	text, err := json.MarshalIndent(s, "", "  ")
 	if err == nil {
-		err = renameio.WriteFile(filepath.Join(dir, stateName), append(text, '\n'), 0o644)
-	}
-	if err == nil {
-		err = syncDir(dir) // what follows in the engine must not survive without it
+		err = onHost.Store(filepath.Join(dir, stateName), string(text)+"\n")
 	}
 	if err != nil {
 		return fmt.Errorf("write images: %w", err)
@@ -123,13 +117,9 @@ func (s *State) write(dir string) error {
 	return nil
 }
 
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}
+// onHost reads and writes files of this machine. What it writes lasts before it returns: what
+// follows in the engine must not survive without it.
+var onHost = &reconcile.Host{Root: "/"}
 
 // named returns the state for this name. Images kept for another name are dropped.
 func (s *State) named(name string) State {

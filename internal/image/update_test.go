@@ -413,9 +413,7 @@ func TestPruneLeavesOthers(t *testing.T) {
 		}
 		mustDo(t, ActionUpdated)(w.updater(dir).Update(t.Context(), Options{}))
 	}
-	if diff := cmp.Diff([]string{id(1)}, w.removed[len(w.removed)-1:]); diff != "" {
-		t.Errorf("removed: %s", diff)
-	}
+	must.Equal(t, []string{id(1)}, w.removed[len(w.removed)-1:])
 	if w.names["other:tag"] != id(2) || w.find(ref(2)) == "" {
 		t.Error("an image that has somebody else's name is gone")
 	}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/disk"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -43,8 +44,8 @@ func (h *Host) write(name string, mode uint32, own owner, content io.Reader, lik
 	return h.syncDir(path.Dir(name))
 }
 
-// store writes a file of kbnode's own state.
-func (h *Host) store(name, text string) error {
+// Store writes a file of kbnode's own state.
+func (h *Host) Store(name, text string) error {
 	return wrap(h.write(name, 0o644, owner{0, 0}, strings.NewReader(text), nil), "write "+name)
 }
 
@@ -72,7 +73,7 @@ func (h *Host) WriteDrains(drains []plan.Drain) error {
 	if err != nil {
 		return err
 	}
-	return h.store(plan.DrainsPath, text)
+	return h.Store(plan.DrainsPath, text)
 }
 
 func (h *Host) fill(t *renameio.PendingFile, name string, mode uint32, own owner, content io.Reader, like fs.FileInfo) error {
@@ -200,19 +201,15 @@ func (h *Host) remove(name string, all bool) error {
 
 // unmountBelow unmounts everything at and below a path, the last mount first.
 func unmountBelow(target string) error {
-	table, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return err
+	mounts, ok := host.Tree{Root: "/"}.Mounts("self")
+	if !ok {
+		return errors.New("read /proc/self/mountinfo")
 	}
 	var errs []error
-	for _, line := range slices.Backward(strings.Split(string(table), "\n")) {
-		fields := strings.Fields(line)
-		if len(fields) < 5 {
-			continue
-		}
-		if at := fields[4]; at == target || strings.HasPrefix(at, target+"/") {
-			if err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
-				errs = append(errs, fmt.Errorf("unmount %s: %w", at, err))
+	for _, m := range slices.Backward(mounts) {
+		if m.Point == target || strings.HasPrefix(m.Point, target+"/") {
+			if err := unix.Unmount(m.Point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
+				errs = append(errs, fmt.Errorf("unmount %s: %w", m.Point, err))
 			}
 		}
 	}

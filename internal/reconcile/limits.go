@@ -73,5 +73,5 @@ func (a *applier) partition(unit string) error {
 	if err := os.MkdirAll(a.h.path("/run/kbnode"), 0o755); err != nil { //nolint:gosec // sockets of slots are below it
 		return err
 	}
-	return a.h.store(refusedPath, w.CPUs+"\n"+why+"\n")
+	return a.h.Store(refusedPath, w.CPUs+"\n"+why+"\n")
 }

@@ -194,9 +194,7 @@ func TestInstancesOfAWholeGPU(t *testing.T) {
 	held := s.limits(3)
 	s.divide(7, 7, 1)
 	s.pass(singles)
-	if why := s.apart(); why != "" {
-		t.Fatal(why)
-	}
+	equal(t, "slots that share", "", s.apart())
 	equal(t, "limits of a job beside it", held, s.limits(3))
 	s.finish(3)
 	s.pass(singles)
@@ -225,17 +223,13 @@ func TestInstancesOfAWholeGPU(t *testing.T) {
 	s.pass(singles)
 	s.pass(singles)
 	s.done(singles)
-	if why := s.apart(); why != "" {
-		t.Fatal(why)
-	}
+	equal(t, "slots that share", "", s.apart())
 
 	// A GPU that becomes whole again waits for the last job on a part of it.
 	s.run(9)
 	s.divide(7, 0, 0)
 	s.pass(singles)
-	if why := s.apart(); why != "" {
-		t.Fatal(why)
-	}
+	equal(t, "slots that share", "", s.apart())
 	if waits := s.waiting(singles); !slices.Contains(waits, "gpu7") {
 		t.Errorf("gpu7 does not wait: %v", waits)
 	}

@@ -101,7 +101,7 @@ func (h *Host) writeOriginals(r *originals) error {
 	if err != nil {
 		return err
 	}
-	return h.store(plan.TunablesPath, string(text)+"\n")
+	return h.Store(plan.TunablesPath, string(text)+"\n")
 }
 
 // cutNumber puts * in place of the number that a part of a path is or ends in; n is -1 if

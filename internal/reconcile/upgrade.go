@@ -62,7 +62,7 @@ func (h *Host) WriteAgents(a plan.Agents) error {
 	if err != nil {
 		return err
 	}
-	return h.store(plan.AgentsPath, text)
+	return h.Store(plan.AgentsPath, text)
 }
 
 // Begin records that slots are to change to a version whose release is there; "" is the

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -218,13 +219,7 @@ func (u Users) Add(_ context.Context, add plan.User) error {
 // Remove implements reconcile.Users.
 func (u Users) Remove(_ context.Context, name string) error {
 	return u.edit(func(lines []string) []string {
-		var rest []string
-		for _, l := range lines {
-			if !strings.HasPrefix(l, name+":") {
-				rest = append(rest, l)
-			}
-		}
-		return rest
+		return slices.DeleteFunc(lines, func(l string) bool { return strings.HasPrefix(l, name+":") })
 	})
 }
 
