@@ -82,10 +82,8 @@ func (e *Engine) CreateContainer(ctx context.Context, name string, wanted *conta
 // StartContainer starts a container. The error is ErrInvalid if the engine cannot start it as it was
 // asked for, as without the program that it names.
 func (e *Engine) StartContainer(ctx context.Context, id string) error {
-	if _, err := e.api.ContainerStart(ctx, id, client.ContainerStartOptions{}); err != nil {
-		return e.invalid("start container", err)
-	}
-	return nil
+	_, err := e.api.ContainerStart(ctx, id, client.ContainerStartOptions{})
+	return e.invalid("start container", err)
 }
 
 func (e *Engine) invalid(doing string, err error) error {

@@ -37,10 +37,8 @@ type Engine struct {
 
 // Ping returns why the engine does not answer, or nil if it does.
 func (e *Engine) Ping(ctx context.Context) error {
-	if _, err := e.api.Ping(ctx, client.PingOptions{}); err != nil {
-		return e.wrap("ask the engine", err)
-	}
-	return nil
+	_, err := e.api.Ping(ctx, client.PingOptions{})
+	return e.wrap("ask the engine", err)
 }
 
 // Runc returns the version of runc that the engine reports, such as "1.1.5+ds1", or "" if it
@@ -158,6 +156,8 @@ func (e *Engine) Image(ctx context.Context, ref string) (Image, error) {
 // wrap adds what was being done and turns the client's errors into ErrAbsent and ErrNotFound.
 func (e *Engine) wrap(doing string, err error) error {
 	switch {
+	case err == nil:
+		return nil
 	case client.IsErrConnectionFailed(err):
 		return fmt.Errorf("%s: %w on %s: %w", doing, ErrAbsent, e.socket, err)
 	case errdefs.IsNotFound(err):

@@ -91,7 +91,7 @@ func having(t *testing.T, containers map[string]fakeContainer) (e *Engine, asked
 			return says(204, "")
 		}),
 	})
-	e.inspectTime = 50 * time.Millisecond
+	e.inspectTime = 300 * time.Millisecond
 	return e, asked
 }
 

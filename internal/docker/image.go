@@ -164,10 +164,7 @@ func (e *Engine) stream(ctx context.Context, doing string, report func(Progress)
 		}
 		report(p)
 	}
-	if err := context.Cause(ctx); err != nil {
-		return e.wrapPull(doing, err)
-	}
-	return nil
+	return e.wrapPull(doing, context.Cause(ctx))
 }
 
 // maxText is how many bytes of a message of a registry or a build are shown.
@@ -176,6 +173,9 @@ const maxText = 2000
 // wrapPull is wrap, and also recognizes what another try does not fix. Errors in the middle of a
 // pull are sentences only.
 func (e *Engine) wrapPull(doing string, err error) error {
+	if err == nil {
+		return nil
+	}
 	lower, shown := strings.ToLower(err.Error()), text.Line(err.Error(), maxText)
 	says := func(parts ...string) bool {
 		for _, p := range parts {
@@ -201,17 +201,15 @@ func (e *Engine) wrapPull(doing string, err error) error {
 
 // Tag gives an image another name, and takes it from the image that has it.
 func (e *Engine) Tag(ctx context.Context, source, name string) error {
-	if _, err := e.api.ImageTag(ctx, client.ImageTagOptions{Source: source, Target: name}); err != nil {
-		return e.wrap("tag image "+source+" as "+name, err)
-	}
-	return nil
+	_, err := e.api.ImageTag(ctx, client.ImageTagOptions{Source: source, Target: name})
+	return e.wrap("tag image "+source+" as "+name, err)
 }
 
 // Untag removes a name or digest from its image, and the image with its last one, but never an
 // image that a container uses. A missing name is not an error.
 func (e *Engine) Untag(ctx context.Context, name string) error {
 	_, err := e.api.ImageRemove(ctx, name, client.ImageRemoveOptions{PruneChildren: true})
-	if err == nil || errdefs.IsNotFound(err) {
+	if errdefs.IsNotFound(err) {
 		return nil
 	}
 	return e.wrap("remove image "+name, err)

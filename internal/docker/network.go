@@ -119,8 +119,8 @@ func (e *Engine) RemoveNetwork(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, networkDeadline)
 	defer cancel()
 	_, err := e.api.NetworkRemove(ctx, name, client.NetworkRemoveOptions{})
-	if err != nil && !errdefs.IsNotFound(err) {
-		return e.wrap("remove network "+name, err)
+	if errdefs.IsNotFound(err) {
+		return nil
 	}
-	return nil
+	return e.wrap("remove network "+name, err)
 }

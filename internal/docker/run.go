@@ -18,10 +18,7 @@ func (e *Engine) Import(ctx context.Context, ref string, archive io.Reader) erro
 	}
 	// The engine is done when its answer ends.
 	_, err = io.Copy(io.Discard, answer)
-	if err = errors.Join(err, answer.Close()); err != nil {
-		return e.wrap("import image "+ref, err)
-	}
-	return nil
+	return e.wrap("import image "+ref, errors.Join(err, answer.Close()))
 }
 
 // Inspect returns all that the engine knows about a container.
@@ -38,7 +35,7 @@ func (e *Engine) Inspect(ctx context.Context, id string) (container.InspectRespo
 func (e *Engine) Discard(ctx context.Context, id string) error {
 	_, err := e.api.ContainerRemove(ctx, id, client.ContainerRemoveOptions{RemoveVolumes: true, Force: true})
 	switch {
-	case err == nil, errdefs.IsNotFound(err):
+	case errdefs.IsNotFound(err):
 		return nil
 	case errdefs.IsConflict(err):
 		if err = e.await(ctx, id, container.WaitConditionRemoved); errors.Is(err, ErrNotFound) {

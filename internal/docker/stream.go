@@ -64,7 +64,6 @@ func (e *Engine) await(ctx context.Context, id string, what container.WaitCondit
 	case <-ctx.Done():
 		err = ctx.Err()
 	case <-wait.Result:
-		return nil
 	}
 	return e.wrap("wait for container "+id, err)
 }
@@ -106,7 +105,7 @@ func (e *Engine) AwaitOwnEnd(ctx context.Context, id string) (own bool, err erro
 func (e *Engine) Stop(ctx context.Context, id string, grace time.Duration) error {
 	seconds := int(grace.Seconds())
 	_, err := e.api.ContainerStop(ctx, id, client.ContainerStopOptions{Timeout: &seconds})
-	if err == nil || errdefs.IsNotFound(err) || errdefs.IsNotModified(err) {
+	if errdefs.IsNotFound(err) || errdefs.IsNotModified(err) {
 		return nil
 	}
 	return e.wrap("stop container "+id, err)
