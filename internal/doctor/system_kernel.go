@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
 // features are the kernel features that slots need.
@@ -139,7 +138,7 @@ func systemSandbox(_ context.Context, m *Machine) Answer {
 }
 
 func systemUsers(_ context.Context, m *Machine) Answer {
-	users, err := reconcile.ReadUsers(m.Root)
+	users, err := m.Users()
 	groups, _ := m.Groups()
 	if err != nil || len(users) == 0 {
 		return found(fail("/etc/passwd cannot be read").Advise("check why it cannot be read"))

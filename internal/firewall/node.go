@@ -3,9 +3,6 @@ package firewall
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
-	"fmt"
-	"io/fs"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -13,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
@@ -33,11 +31,8 @@ type Slot struct {
 	Internet bool   // it reaches only public addresses
 }
 
-// Limits of what is read, in bytes.
-const (
-	maxPasswd = 4 << 20 // /etc/passwd
-	maxFile   = 1 << 20 // a slot's policy, Docker's configuration, a list of name servers
-)
+// maxFile bounds what is read of a file, in bytes.
+const maxFile = 1 << 20
 
 // maxResolvers bounds the number of name servers, each of which takes two rules. The C
 // library asks three.
@@ -47,14 +42,13 @@ const maxResolvers = 16
 // writes the rules reads them here, so that they agree.
 func Read(root string) (Node, error) {
 	var n Node
-	data, err := limit.ReadFile(filepath.Join(root, "etc/passwd"), maxPasswd)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return n, fmt.Errorf("read the slots' users: %w", err)
+	users, err := host.Tree{Root: root}.Users()
+	if err != nil {
+		return n, err
 	}
-	for line := range strings.Lines(string(data)) {
-		fields := strings.Split(line, ":")
-		k, err := strconv.Atoi(strings.TrimPrefix(fields[0], bridges))
-		if err == nil && len(fields) >= 3 && k >= 0 && fields[0] == plan.UserName(k) {
+	for name := range users {
+		k, err := strconv.Atoi(strings.TrimPrefix(name, bridges))
+		if err == nil && k >= 0 && name == plan.UserName(k) {
 			n.readSlot(root, k)
 		}
 	}

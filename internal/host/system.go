@@ -1,12 +1,44 @@
 package host
 
 import (
+	"errors"
+	"fmt"
+	"io/fs"
 	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/limit"
 )
+
+// User is a line of /etc/passwd.
+type User struct {
+	Name     string
+	UID, GID int
+}
+
+// Users returns the users by name. A tree without the file has none.
+func (t Tree) Users() (map[string]User, error) {
+	text, err := limit.ReadFile(t.Path("/etc/passwd"), maxLong)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read users: %w", err)
+	}
+	users := map[string]User{}
+	for line := range strings.Lines(string(text)) {
+		f := strings.Split(strings.TrimSpace(line), ":")
+		if len(f) < 4 {
+			continue
+		}
+		uid, errU := strconv.Atoi(f[2])
+		gid, errG := strconv.Atoi(f[3])
+		if errU == nil && errG == nil {
+			users[f[0]] = User{f[0], uid, gid}
+		}
+	}
+	return users, nil
+}
 
 // Group is a line of /etc/group.
 type Group struct {

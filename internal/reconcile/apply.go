@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/runner/program"
 	"github.com/gpu-mode/kbnode/internal/systemd"
@@ -282,7 +283,7 @@ func (a *applier) addUser(ctx context.Context, name string) error {
 	if err := a.h.Users.Add(ctx, a.p.Users[i]); err != nil {
 		return fmt.Errorf("add user %s: %w", name, err)
 	}
-	users, err := ReadUsers(a.h.Root)
+	users, err := host.Tree{Root: a.h.Root}.Users()
 	if err == nil {
 		a.s.users = users
 	}

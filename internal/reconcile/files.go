@@ -217,7 +217,7 @@ func unmountBelow(target string) error {
 }
 
 // wantedOwner returns the owner of a planned file or directory.
-func wantedOwner(s map[string]UserState, name string) (owner, error) {
+func wantedOwner(s map[string]host.User, name string) (owner, error) {
 	if name == "" || name == "root" {
 		return owner{0, 0}, nil
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/firewall"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -25,7 +26,7 @@ type fakeNetwork struct {
 }
 
 func (f *fakeNetwork) names() ([]string, error) {
-	users, err := reconcile.ReadUsers(f.users.Root)
+	users, err := host.Tree{Root: f.users.Root}.Users()
 	names := []string{}
 	for name := range users {
 		if name != "root" {

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -54,7 +55,7 @@ type observer struct {
 }
 
 func (o *observer) users(context.Context) (err error) {
-	o.s.users, err = ReadUsers(o.h.Root)
+	o.s.users, err = host.Tree{Root: o.h.Root}.Users()
 	return err
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -18,7 +19,7 @@ type State struct {
 	Slices   map[string]slot.Slice `json:"slices"`            // by unit
 	Warnings []string              `json:"warnings,omitempty"`
 
-	users   map[string]UserState // by name
+	users   map[string]host.User // by name
 	paths   map[string]pathState // planned or owned, by absolute path
 	network *NetworkState        // nil if Host.Network is nil
 	tune    tuning

@@ -3,26 +3,17 @@ package reconcile
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os/exec"
-	"strconv"
-	"strings"
+	"slices"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 // userTimeout bounds useradd and userdel, which wait for each other's locks.
 const userTimeout = 60 * time.Second
-
-// UserState is a system user and its group.
-type UserState struct {
-	Name string `json:"name"`
-	UID  int    `json:"uid"`
-	GID  int    `json:"gid"`
-}
 
 // Users changes the users of a machine.
 type Users interface {
@@ -34,27 +25,6 @@ type Users interface {
 
 // SystemUsers are this machine's users, changed by useradd and userdel.
 type SystemUsers struct{}
-
-// ReadUsers reads a tree's /etc/passwd: users by name. A tree without one has none.
-func ReadUsers(root string) (map[string]UserState, error) {
-	data, err := readSmall((&Host{Root: root}).path("/etc/passwd"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("read users: %w", err)
-	}
-	users := map[string]UserState{}
-	for line := range strings.Lines(string(data)) {
-		f := strings.Split(strings.TrimSpace(line), ":")
-		if len(f) < 4 {
-			continue
-		}
-		uid, errU := strconv.Atoi(f[2])
-		gid, errG := strconv.Atoi(f[3])
-		if errU == nil && errG == nil {
-			users[f[0]] = UserState{Name: f[0], UID: uid, GID: gid}
-		}
-	}
-	return users, nil
-}
 
 // Add implements Users.
 func (SystemUsers) Add(ctx context.Context, u plan.User) error {
@@ -78,8 +48,8 @@ func (SystemUsers) Remove(ctx context.Context, name string) error {
 }
 
 func hasGroup(name string) bool {
-	data, err := readSmall("/etc/group")
-	return err == nil && bytes.Contains(append([]byte("\n"), data...), []byte("\n"+name+":"))
+	groups, _ := host.Tree{Root: "/"}.Groups()
+	return slices.ContainsFunc(groups, func(g host.Group) bool { return g.Name == name })
 }
 
 func runUsers(ctx context.Context, program string, args ...string) error {

@@ -11,7 +11,6 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
 // agent checks how the kernel confines the slot's agent. A drop-in of the unit could have changed it.
@@ -43,7 +42,7 @@ func (s *trial) agent(context.Context) ([]Check, error) {
 }
 
 // status checks /proc/PID/status of an agent.
-func (t *tries) status(status string, user reconcile.UserState) {
+func (t *tries) status(status string, user host.User) {
 	fields := map[string]string{}
 	for line := range strings.Lines(status) {
 		name, value, _ := strings.Cut(line, ":")

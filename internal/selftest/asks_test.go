@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
@@ -20,7 +21,7 @@ import (
 func testedSlot() *trial {
 	p, pol := testSlot()
 	text, _ := json.Marshal(pol)
-	t := &tester{machine: machine{users: map[string]reconcile.UserState{"kbnode-gpu1": {UID: 2001, GID: 2001}}}}
+	t := &tester{machine: machine{users: map[string]host.User{"kbnode-gpu1": {UID: 2001, GID: 2001}}}}
 	t.Plan = &plan.Plan{
 		Slots: []plan.Slot{p, {Index: 2, Name: "gpu2"}},
 		Files: []plan.File{{Path: plan.SlotPolicyPath(1), Content: string(text), Slot: 1}, {Path: "/etc/buildkite-agent/agent-2/x", Slot: 2}, {Path: plan.TokenPath, Slot: -1}},

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
 	"github.com/gpu-mode/kbnode/internal/systemd"
 )
@@ -24,7 +24,7 @@ const programTime = time.Minute
 
 // machine is what the probes need to know of this machine.
 type machine struct {
-	users   map[string]reconcile.UserState
+	users   map[string]host.User
 	devices []string // paths that a job could want to open
 }
 
@@ -32,7 +32,7 @@ type machine struct {
 // over the kernel. It leaves watchdogs alone, because opening one starts it.
 func readMachine(p *plan.Plan) machine {
 	var m machine
-	m.users, _ = reconcile.ReadUsers("/")
+	m.users, _ = host.Tree{Root: "/"}.Users()
 	for _, s := range p.Slots {
 		for _, g := range s.GPUs {
 			m.devices = append(m.devices, g.Devices...)

@@ -186,7 +186,7 @@ const (
 
 func TestJudgeAgent(t *testing.T) {
 	t.Parallel()
-	user := reconcile.UserState{UID: 991, GID: 981}
+	user := host.User{UID: 991, GID: 981}
 	homes := []string{"/home", "/root"}
 	judged := func(status, mounts string) []string {
 		dir := t.TempDir()

@@ -14,8 +14,8 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
@@ -200,7 +200,7 @@ type Users struct{ Root string }
 
 // Add implements reconcile.Users.
 func (u Users) Add(_ context.Context, add plan.User) error {
-	users, err := reconcile.ReadUsers(u.Root)
+	users, err := host.Tree{Root: u.Root}.Users()
 	if err != nil {
 		return err
 	}
