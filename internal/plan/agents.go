@@ -39,12 +39,6 @@ func CheckAgentVersion(v string) error {
 	return nil
 }
 
-// CheckAgent returns an error if a slot would not be isolated with this agent.
-func CheckAgent(agent inventory.Agent) error {
-	_, err := agentKeysFor(agent)
-	return err
-}
-
 // Agents records which agent slots run.
 type Agents struct {
 	Version  string         `json:"version"`        // "" is the installed one

@@ -70,7 +70,6 @@ func Build(in Input) (*Plan, error) {
 		agents = Agents{} // that is the one to run
 	}
 	p.addReleases(agents)
-	keys := map[string][]agentKey{} // by version
 	if err := p.addAutoUpdate(in, cfg); err != nil {
 		return nil, err
 	}
@@ -92,19 +91,13 @@ func Build(in Input) (*Plan, error) {
 		s.Tags = append(s.Tags, fmt.Sprintf("slots=%d", queued[s.Queue])) // tells kbnode queue how many agents are missing
 		s.Drains = drainsOf(in.Drains, s.Index)
 		s.AgentVersion = agents.Of(s.Index)
-		program := agents.program(s.AgentVersion, inv.Software.Agent)
-		if keys[s.AgentVersion] == nil {
-			if keys[s.AgentVersion], err = agentKeysFor(program); err != nil {
-				return nil, err
-			}
-		}
 		p.Slots = append(p.Slots, s)
 		for _, g := range s.GPUs {
 			if s.Parked == "" && g.UUID == "" {
 				p.Warnings = append(p.Warnings, fmt.Sprintf("slot %s: no driver reports a UUID for the GPU at %s, so it is known only by its address", s.Name, g.PCI))
 			}
 		}
-		if err := p.addSlot(in, cfg, program.Version, keys[s.AgentVersion], s); err != nil {
+		if err := p.addSlot(in, cfg, agents.program(s.AgentVersion, inv.Software.Agent), s); err != nil {
 			return nil, err
 		}
 	}

@@ -219,8 +219,9 @@ func nearlyEqual(was, is int64) bool {
 // lastNode returns what the next plan may need from this one.
 func (p *Plan) lastNode(inv *inventory.Inventory, cfg config.Config) *LastNode {
 	sw, d := inv.Software, inv.Software.Docker
+	keys := agentKeys(cfg, Slot{}, "")
 	sw.Agent.Keys = slices.DeleteFunc(slices.Clone(sw.Agent.Keys), func(name string) bool {
-		return !slices.ContainsFunc(agentKeys, func(k agentKey) bool { return k.name == name })
+		return !slices.ContainsFunc(keys, func(k agentKey) bool { return k.name == name })
 	})
 	sw.Docker = inventory.Docker{ // lists are never nil in JSON
 		Version: d.Version, CgroupDriver: d.CgroupDriver, StorageDriver: d.StorageDriver,

@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/hooks"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/systemd"
 )
 
@@ -113,7 +114,7 @@ type slotUnits struct {
 	StopSeconds                          int
 }
 
-func (p *Plan) addSlot(in Input, cfg config.Config, agentVersion string, keys []agentKey, s Slot) error {
+func (p *Plan) addSlot(in Input, cfg config.Config, agent inventory.Agent, s Slot) error {
 	k := s.Index
 	p.Users = append(p.Users, User{Name: s.User, Home: WorkDir(k)})
 	p.Dirs = append(p.Dirs,
@@ -132,7 +133,10 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agentVersion string, keys []
 	}
 	p.Slices = append(p.Slices, slice)
 
-	cfgText := renderAgentConfig(keys, agentInput{cfg, s, in.Binary})
+	cfgText, err := renderAgentConfig(agent, agentKeys(cfg, s, in.Binary))
+	if err != nil {
+		return err
+	}
 	envText := renderEnvironment(s)
 	policy, err := jobPolicy(in, cfg, s)
 	if err != nil {
@@ -168,7 +172,7 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agentVersion string, keys []
 	}{
 		// The generation covers what the unit's process reads when it starts.
 		{GuardUnit(k), "guard.service.tmpl", in.Version + mustJSON(policy), s.Parked == ""},
-		{AgentUnit(k), "agent.service.tmpl", agentVersion + cfgText + envText + slice.Unit + strconv.Itoa(data.StopSeconds) + strconv.FormatInt(s.DiskBytes, 10), s.Serves()},
+		{AgentUnit(k), "agent.service.tmpl", agent.Version + cfgText + envText + slice.Unit + strconv.Itoa(data.StopSeconds) + strconv.FormatInt(s.DiskBytes, 10), s.Serves()},
 	} {
 		data.Generation = generation(u.input, in.Binary)
 		if err := p.addUnit(u.name, u.tmpl, k, data); err != nil {

@@ -62,8 +62,8 @@ type splitResult struct {
 }
 
 // split gives every GPU the same number of cores, as near to it as the machine
-// allows. It depends only on its input, not on the input's order, so an unchanged
-// machine gets the same split again. An error is a refusal that says what to change.
+// allows. It depends only on its input, so an unchanged machine gets the same split again.
+// An error is a refusal that says what to change.
 func split(in splitInput) (splitResult, error) {
 	s, err := newSplitter(in)
 	if err != nil {

@@ -35,15 +35,11 @@ type ramNode struct {
 	free    int64      // MiB that are not huge pages; in splitter.ram, what slots share
 }
 
-// maxMemory is the most that a NUMA node is believed to have, in bytes. It keeps sums over all
-// nodes within an int64.
-const maxMemory = 1 << 48
-
 // ramNodes returns the nodes with both CPUs and memory. A node without CPUs is
 // a GPU's memory, or slow memory that would make timings depend on luck.
 func (s *splitter) ramNodes() []ramNode {
 	nodes, joined := s.in.Memory.Nodes, s.all()
-	total, sum, shared := min(max(s.in.Memory.TotalBytes, 0), maxMemory), int64(0), int64(0)
+	total, sum, shared := s.in.Memory.TotalBytes, int64(0), int64(0)
 	for _, n := range nodes {
 		if n.GPU == "" {
 			sum += n.MemoryBytes

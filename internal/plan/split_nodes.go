@@ -35,19 +35,9 @@ func (j joints) all() (out cpuset.Set) {
 	return out
 }
 
-// cleanNodes returns NUMA nodes whose memory is believable: sums over all of them fit an int64.
-func cleanNodes(nodes []inventory.NUMANode) []inventory.NUMANode {
-	nodes = slices.Clone(nodes)
-	for i := range nodes {
-		n := &nodes[i]
-		n.MemoryBytes, n.HugepagesBytes = min(max(n.MemoryBytes, 0), maxMemory), min(max(n.HugepagesBytes, 0), maxMemory)
-	}
-	return nodes
-}
-
 // joinNodes takes NUMA nodes that cannot be told apart as one: nodes that list the same CPU, nodes
 // of GPUs without CPUs, and nodes of which so many cores have threads on another that the rest is
-// too little for slots. The CPUs must be clean.
+// too little for slots.
 func (s *splitter) joinNodes() {
 	who := s.in.topologyAuthor()
 	if twice := s.joinOverlaps(); twice.Len() > 0 {
@@ -168,14 +158,10 @@ func byCore(cpus []inventory.LogicalCPU) [][]inventory.LogicalCPU {
 	var out [][]inventory.LogicalCPU
 	at := map[int]int{}
 	for _, c := range cpus {
-		key := c.ID
-		if c.Core >= 0 {
-			key = c.Core
-		}
-		i, ok := at[key]
+		i, ok := at[c.Core]
 		if !ok {
 			i = len(out)
-			at[key] = i
+			at[c.Core] = i
 			out = append(out, nil)
 		}
 		out[i] = append(out[i], c)

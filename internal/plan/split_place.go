@@ -233,13 +233,8 @@ func groupCaches(caches [][]physCore, m, n int) [][]physCore {
 			out = append(out, slices.Concat(list[i:i+m]...))
 		}
 	}
-	for start := 0; start < len(caches); {
-		end := start
-		for end < len(caches) && nodeKey(caches[end][0]) == nodeKey(caches[start][0]) {
-			end++
-		}
-		join(caches[start:end])
-		start = end
+	for _, node := range runs(caches, func(c []physCore) [3]int { return nodeKey(c[0]) }) {
+		join(node)
 	}
 	if len(out) < n {
 		out = nil
