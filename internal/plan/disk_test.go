@@ -42,7 +42,6 @@ func TestDisk(t *testing.T) {
 		disk    int64
 		warning string // "" for none about disks
 	}{
-		"by default":             {func(*inventory.Inventory) {}, config.Job{}, 50 << 30, ""},
 		"as configured":          {func(*inventory.Inventory) {}, config.Job{Disk: 100 << 30}, 100 << 30, ""},
 		"small":                  {func(*inventory.Inventory) {}, config.Job{Disk: 1 << 30}, 1 << 30, "1GiB of disk; 50GiB is the minimum"},
 		"unknown":                {func(i *inventory.Inventory) { i.Disks = i.Disks[1:] }, config.Job{}, 0, "set job.disk"},

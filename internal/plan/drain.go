@@ -90,17 +90,11 @@ func drainsOf(drains []Drain, slot int) []Drain {
 			list = append(list, d)
 		}
 	}
+	rank := map[string]int{ByOperator: -1}
 	slices.SortStableFunc(list, func(a, b Drain) int {
-		return cmp.Or(-cmp.Compare(rankBy(a), rankBy(b)), a.Since.Compare(b.Since))
+		return cmp.Or(rank[a.By]-rank[b.By], a.Since.Compare(b.Since))
 	})
 	return list
-}
-
-func rankBy(d Drain) int {
-	if d.By == ByOperator {
-		return 1
-	}
-	return 0
 }
 
 // withoutSlot warns about drains by operators whose slot no longer exists: its GPU

@@ -1,4 +1,4 @@
-package plan
+package split
 
 import "testing"
 
@@ -35,7 +35,7 @@ func TestKindsOfCores(t *testing.T) {
 					in.CPU.List[i].Kind = tt.kind[min(i, len(tt.kind)-1)]
 				}
 			}
-			got, err := split(in)
+			got, err := Machine(in)
 			if err != nil || got.Blocks[0].CPUs.String() != tt.slots {
 				t.Errorf("%v: want CPUs %s\n%s", err, tt.slots, render(got))
 			}

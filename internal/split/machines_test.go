@@ -1,4 +1,4 @@
-package plan
+package split
 
 import (
 	"math/rand/v2"
@@ -11,7 +11,7 @@ import (
 
 // randomMachine makes any machine that a server could be, with what goes wrong on
 // servers: CPUs offline or taken away, GPUs anywhere, memory uneven or missing.
-func randomMachine(r *rand.Rand) splitInput {
+func randomMachine(r *rand.Rand) Input {
 	pick := func(n ...int) int { return n[r.IntN(len(n))] }
 	m := machine{
 		packages: 1 + r.IntN(8), nodesPerPackage: pick(1, 1, 1, 2, 4), coresPerNode: 1 + r.IntN(24),
@@ -80,7 +80,7 @@ func randomMachine(r *rand.Rand) splitInput {
 }
 
 // takeOffline removes a CPU the way the kernel does: its siblings forget it.
-func takeOffline(in *splitInput, id int) {
+func takeOffline(in *Input, id int) {
 	in.CPU.List = slices.DeleteFunc(in.CPU.List, func(c inventory.LogicalCPU) bool { return c.ID == id })
 	for i := range in.CPU.List {
 		c := &in.CPU.List[i]
@@ -96,7 +96,7 @@ func TestSplitRandomMachines(t *testing.T) {
 	done, refused := 0, map[string]int{}
 	for seed := range uint64(800) {
 		in := randomMachine(rand.New(rand.NewPCG(seed, 1)))
-		got, err := split(in)
+		got, err := Machine(in)
 		if err != nil {
 			checkRefusal(t, in, err)
 			refused[strings.SplitN(err.Error(), " ", 2)[0]]++
@@ -136,7 +136,7 @@ func TestSplitNonsense(t *testing.T) {
 				n.CPUs = []string{"", "0-9", "x", "0-8191"}[r.IntN(4)]
 			}
 		}
-		got, err := split(in)
+		got, err := Machine(in)
 		if err != nil {
 			continue
 		}
@@ -151,7 +151,7 @@ func TestSplitNonsense(t *testing.T) {
 }
 
 // checkRefusal checks that a machine is refused for a reason and with advice.
-func checkRefusal(t *testing.T, in splitInput, err error) {
+func checkRefusal(t *testing.T, in Input, err error) {
 	t.Helper()
 	for _, advice := range []string{"--gpus", "--gpu-count", "--cpus-per-slot", "--memory-per-slot", "--reserve-memory", "bring CPUs online", "check /proc/meminfo"} {
 		if strings.Contains(err.Error(), advice) {
@@ -169,7 +169,7 @@ func BenchmarkSplit(b *testing.B) {
 		b.Run(bench.name, func(b *testing.B) {
 			in := machine{packages: 2, nodesPerPackage: 4, coresPerNode: 24, smt: 2, coresPerL3: 8, gpuNodes: partitions(bench.slots, 8)}.input()
 			for b.Loop() {
-				if _, err := split(in); err != nil {
+				if _, err := Machine(in); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -1,4 +1,4 @@
-package plan
+package split
 
 import (
 	"cmp"
@@ -36,7 +36,7 @@ type coreKind struct {
 }
 
 // newSplitter reads the machine in the terms of the split.
-func newSplitter(in splitInput) (*splitter, error) {
+func newSplitter(in Input) (*splitter, error) {
 	s := &splitter{in: in, joints: joints{}}
 	s.in.CPU.List, s.in.GPUs = slices.Clone(in.CPU.List), slices.Clone(in.GPUs)
 	for i := range s.in.CPU.List {

@@ -1,10 +1,11 @@
-package plan
+package split
 
 import (
 	"cmp"
 	"slices"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // findHomes finds each GPU's own packages, and how far away the others are.
@@ -51,7 +52,7 @@ func (s *splitter) findHomes() {
 	}
 	if len(unknown) > 0 && (len(s.packages) > 1 || len(s.ram) > 1) {
 		s.warn("the firmware does not report the NUMA node of the GPU of %s; spread evenly over %s",
-			s.names(unknown), counted(len(s.packages), s.packageWord()))
+			s.names(unknown), text.Count(len(s.packages), s.packageWord()))
 	}
 	if len(moved) > 0 {
 		s.warn("the NUMA node of the GPU of %s has no CPUs for slots; they come from the nearest %s", s.names(moved), s.packageWord())

@@ -1,4 +1,4 @@
-package plan
+package split
 
 import (
 	"cmp"
@@ -146,7 +146,7 @@ func (s *splitter) gpusByNode() map[int]int {
 }
 
 // topologyAuthor says who a machine's NUMA nodes come from.
-func (in splitInput) topologyAuthor() string {
+func (in Input) topologyAuthor() string {
 	if in.Virt {
 		return "the hypervisor"
 	}
@@ -198,4 +198,21 @@ func cutPackage(cores []physCore) (node int, packages cpuset.Set, ok bool) {
 		}
 	}
 	return node, packages, node >= 0
+}
+
+// Cores returns the CPUs of a set by core, neighbors together.
+func Cores(cpus []inventory.LogicalCPU, set cpuset.Set) (cores []cpuset.Set) {
+	cpus = slices.DeleteFunc(slices.Clone(cpus), func(c inventory.LogicalCPU) bool { return !set.Contains(c.ID) })
+	groups := byCore(cpus)
+	slices.SortStableFunc(groups, func(a, b []inventory.LogicalCPU) int {
+		return cmp.Or(a[0].NUMANode-b[0].NUMANode, a[0].L3-b[0].L3, a[0].Core-b[0].Core)
+	})
+	for _, threads := range groups {
+		var ids []int
+		for _, c := range threads {
+			ids = append(ids, c.ID)
+		}
+		cores = append(cores, cpuset.Of(ids...))
+	}
+	return cores
 }

@@ -1,4 +1,4 @@
-package plan
+package split
 
 import (
 	"math/rand/v2"
@@ -21,7 +21,7 @@ type score struct {
 	Memory       int64 // MiB of a slot
 }
 
-func rate(in splitInput, r splitResult) (s score) {
+func rate(in Input, r Result) (s score) {
 	byID := cpusByID(in)
 	distance := distances(in.Memory.Nodes, func(id int) int { return id })
 	known := func(node int) bool {
@@ -63,7 +63,7 @@ func rate(in splitInput, r splitResult) (s score) {
 
 // serverMachine makes a machine as servers with GPUs are: alike packages and nodes, with GPUs in
 // equal numbers on each node, on some, on one or on none that is known.
-func serverMachine(r *rand.Rand) splitInput {
+func serverMachine(r *rand.Rand) Input {
 	pick := func(n ...int) int { return n[r.IntN(len(n))] }
 	m := machine{
 		packages: pick(1, 2, 2, 2, 4), nodesPerPackage: pick(1, 1, 2, 4), coresPerNode: pick(8, 12, 16, 18, 24, 28, 32, 48),
@@ -123,7 +123,7 @@ func TestSplitScores(t *testing.T) {
 	var sum score
 	for seed := range uint64(300) {
 		in := serverMachine(rand.New(rand.NewPCG(seed, 11)))
-		got, err := split(in)
+		got, err := Machine(in)
 		if err != nil {
 			continue
 		}

@@ -1,4 +1,4 @@
-package plan
+package split
 
 import (
 	"cmp"
@@ -11,12 +11,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
 	mib = 1 << 20
-	// minMemory is the least in which an agent and a container start, in bytes.
-	minMemory = 128 * mib
+	// MinMemory is the least in which an agent and a container start, in bytes.
+	MinMemory = 128 * mib
 	// gbShare is the fraction (1/12) by which an even share of a machine may fall short of a
 	// request: memory sold in GB is 7 % less in GiB, and the kernel and the reserve take some.
 	gbShare = 12
@@ -137,7 +138,7 @@ func (s *splitter) chooseReserve(ram []ramNode) (reserve, most int64, err error)
 	}
 	reserve = min(max(leastReserve, all/20), all/4)
 	floor := min(leastReserve, reserve)
-	want, advised := s.in.MemoryPerSlot/mib, []int64{advisedMemory, minSlotMemory / mib}
+	want, advised := s.in.MemoryPerSlot/mib, []int64{advisedMemory, MinSlotMemory / mib}
 	switch {
 	case want > 0:
 		advised = []int64{min(want, fullMemory), min(want, advisedMemory)}
@@ -184,20 +185,20 @@ func (s *splitter) shareMemory() error {
 	}
 	perSlot := least
 	switch {
-	case want > least && least*mib >= minMemory && (nearlyEqual(want, least) || s.in.ReserveMemory == 0 && want-least <= want/gbShare):
+	case want > least && least*mib >= MinMemory && (NearlyEqual(want, least) || s.in.ReserveMemory == 0 && want-least <= want/gbShare):
 		s.Clamped = fmt.Sprintf("memory_per_slot: %s is slightly more than fits; each slot gets %s", config.Size(s.in.MemoryPerSlot), config.Size(least*mib))
 	case want > least:
 		return fmt.Errorf("memory_per_slot: %s for each of %s does not fit: %s has %s on NUMA node %s; write at most %s (--memory-per-slot), lower reserve.memory (--reserve-memory) or choose fewer GPUs with --gpus (gpus)",
-			config.Size(s.in.MemoryPerSlot), counted(len(shares), "slot"), s.in.GPUs[poor].Name, readable(least),
+			config.Size(s.in.MemoryPerSlot), text.Count(len(shares), "slot"), s.in.GPUs[poor].Name, readable(least),
 			s.nodesOf(weights[poor]), readable(least))
 	case want > 0 || s.in.MemoryPerSlot > 0:
-		if perSlot = want; want*mib < minMemory {
+		if perSlot = want; want*mib < MinMemory {
 			return fmt.Errorf("memory_per_slot: %s is too little for a job; write at least %s (--memory-per-slot)",
-				config.Size(s.in.MemoryPerSlot), config.Size(minMemory))
+				config.Size(s.in.MemoryPerSlot), config.Size(MinMemory))
 		}
-	case least*mib < minMemory:
+	case least*mib < MinMemory:
 		return fmt.Errorf("the memory of NUMA node %s gives each of %s %s, and a job needs at least %s; choose fewer GPUs with --gpus (gpus) or lower reserve.memory (--reserve-memory)",
-			s.nodesOf(weights[poor]), counted(len(shares), "slot"), readable(least), config.Size(minMemory))
+			s.nodesOf(weights[poor]), text.Count(len(shares), "slot"), readable(least), config.Size(MinMemory))
 	case least < fair*45/100:
 		s.warn("each slot has %s of memory, although an even share would be %s: NUMA node %s, where the CPUs of %s are, has no more",
 			readable(least), readable(fair), s.nodesOf(weights[poor]), s.in.GPUs[poor].Name)
@@ -336,4 +337,13 @@ func readable(n int64) config.Size {
 		n &^= 1<<10 - 1
 	}
 	return config.Size(n * mib)
+}
+
+// bootShare is the fraction (1/32) by which memory may differ between two boots of an
+// unchanged machine: the kernel takes some, not always from the same place.
+const bootShare = 32
+
+// NearlyEqual reports whether two sizes differ only as they may between two boots of a machine.
+func NearlyEqual(was, is int64) bool {
+	return was > 0 && is > 0 && max(was, is)-min(was, is) <= was/bootShare
 }
