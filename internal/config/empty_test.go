@@ -3,6 +3,8 @@ package config
 import (
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestEmptyLists checks that an empty list allows nothing, and that a missing
@@ -10,9 +12,7 @@ import (
 func TestEmptyLists(t *testing.T) {
 	t.Parallel()
 	c, err := Parse("f", []byte("agent: {allowed_repositories: []}\njob: {allowed_images: []}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, c := range []Config{c, c.WithDefaults(), Merge(c, Config{Queue: "b200"}), Merge(Config{Job: Job{AllowedImages: Patterns{"^a$"}}}, c)} {
 		for name, p := range map[string]Patterns{
 			"repositories": c.Agent.AllowedRepositories, "images": c.Job.AllowedImages,
@@ -23,9 +23,7 @@ func TestEmptyLists(t *testing.T) {
 		}
 	}
 	text, err := Render(c, "marker")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	again, err := Parse("f", []byte(text))
 	if err != nil || again.Job.AllowedImages == nil || again.Agent.AllowedRepositories == nil {
 		t.Errorf("rendered and read again: %v\n%s", err, text)

@@ -65,35 +65,26 @@ func ParseSchedule(text string) (Schedule, error) {
 // cronValues reads one field: a list of numbers, names and ranges, with steps.
 func cronValues(field int, word string) ([]int, error) {
 	f := cronFields[field]
-	bad := func() error {
-		return fmt.Errorf("%.40q cannot be the %s; write *, or numbers from %d to %d such as %d, %d-%d or */2", word, f.name, f.low, f.top, f.low+1, f.low+1, f.low+3)
-	}
+	bad := fmt.Errorf("%.40q cannot be the %s; write *, or numbers from %d to %d such as %d, %d-%d or */2", word, f.name, f.low, f.top, f.low+1, f.low+1, f.low+3)
 	var values []int
 	for part := range strings.SplitSeq(word, ",") {
 		span, stepText, stepped := strings.Cut(part, "/")
 		low, top, step := f.low, f.top, 1
-		if field == 4 && span == "*" {
-			top = 6
-		}
 		if span != "*" {
 			from, to, ranged := strings.Cut(span, "-")
-			var ok bool
-			if low, ok = cronValue(field, from); !ok {
-				return nil, bad()
+			if !ranged {
+				to = from
 			}
-			top = low
-			if ranged {
-				if top, ok = cronValue(field, to); !ok || top < low {
-					return nil, bad()
-				}
-			} else if stepped {
-				return nil, bad() // crons interpret this differently
+			low, top = cronValue(field, from), cronValue(field, to)
+			// Crons interpret a step without a range differently.
+			if low < 0 || top < low || stepped && !ranged {
+				return nil, bad
 			}
 		}
 		if stepped {
 			n, err := strconv.Atoi(stepText)
 			if err != nil || n < 1 || n > f.top || strings.HasPrefix(stepText, "+") {
-				return nil, bad()
+				return nil, bad
 			}
 			step = n
 		}
@@ -113,16 +104,17 @@ func cronValues(field int, word string) ([]int, error) {
 	return values, nil
 }
 
-func cronValue(field int, text string) (int, bool) {
+// cronValue returns a value of a field, -1 if it cannot be one.
+func cronValue(field int, text string) int {
 	f := cronFields[field]
 	if i := slices.Index(f.words, strings.ToLower(text)); i >= 0 {
-		return f.low + i, true
-	}
-	if text == "" || strings.Trim(text, "0123456789") != "" || len(text) > 2 {
-		return 0, false
+		return f.low + i
 	}
 	n, err := strconv.Atoi(text)
-	return n, err == nil && n >= f.low && n <= f.top
+	if err != nil || len(text) > 2 || text[0] == '+' || n < f.low || n > f.top {
+		return -1
+	}
+	return n
 }
 
 // Calendar returns the schedule in the format of systemd's OnCalendar. It
