@@ -98,7 +98,9 @@ func Read(ctx context.Context, opts Options) (*Inventory, error) {
 func readFiles(t tree) (*Inventory, []Problem) {
 	cpuinfo := t.text("proc/cpuinfo")
 	inv := &Inventory{Schema: Schema, Arch: cpuArch(cpuinfo), Kernel: kernelRelease(t), OS: readOS(t, cpuinfo)}
-	inv.Hostname = firstWord(printable(t.text("etc/hostname")))
+	if words := strings.Fields(printable(t.text("etc/hostname"))); len(words) > 0 {
+		inv.Hostname = words[0]
+	}
 	var problems, more []Problem
 	inv.CPU, problems = readCPU(t, cpuinfo)
 	inv.Memory, more = readMemory(t, &inv.CPU)
@@ -171,13 +173,6 @@ func kernelRelease(t tree) string {
 	words := strings.Fields(printable(t.text("proc/version"))) // Linux version 6.1.0-…
 	if len(words) > 2 {
 		return words[2]
-	}
-	return ""
-}
-
-func firstWord(text string) string {
-	for word := range strings.FieldsSeq(text) {
-		return word
 	}
 	return ""
 }
