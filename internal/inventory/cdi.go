@@ -38,7 +38,7 @@ func ReadCDI(root string, dirs []string) ([]CDISpec, error) {
 func readCDI(t tree, dirs []string) []CDISpec {
 	var specs []CDISpec
 	for _, dir := range dirs {
-		files := slices.DeleteFunc(t.names(strings.TrimPrefix(dir, "/")), func(name string) bool {
+		files := slices.DeleteFunc(t.names(strings.Trim(path.Clean(dir), "/")), func(name string) bool {
 			ext := path.Ext(name)
 			return ext != ".json" && ext != ".yaml" // the extensions that CDI reads
 		})

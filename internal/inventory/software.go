@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,7 +43,9 @@ func askSoftware(ctx context.Context, t tree, opts Options, live *Live) {
 	var systemd, engine, agent error
 	wait.Go(func() { s.Systemd, systemd = askSystemd(ctx) })
 	wait.Go(func() { s.Docker, engine = askDocker(ctx, t, opts.DockerSocket) })
-	wait.Go(func() { s.Agent, agent = askAgent(ctx, t, opts.AgentPath) })
+	if path := cmp.Or(opts.AgentPath, findProgram(t, "buildkite-agent")); path != "" {
+		wait.Go(func() { s.Agent, agent = AskAgent(ctx, path) })
+	}
 	wait.Wait()
 	for _, p := range []struct {
 		subject string
@@ -122,19 +125,8 @@ func majorVersion(version string) string {
 }
 
 // AskAgent asks a buildkite-agent of this machine for its version and for the configuration
-// keys that it knows.
-func AskAgent(ctx context.Context, path string) (Agent, error) { return askAgent(ctx, tree{}, path) }
-
-// askAgent asks the installed buildkite-agent for its version and for the configuration
-// keys that it knows, because it silently ignores unknown ones. A missing agent is not an
-// error.
-func askAgent(ctx context.Context, t tree, path string) (Agent, error) {
-	if path == "" {
-		path = findProgram(t, "buildkite-agent")
-	}
-	if path == "" {
-		return Agent{}, nil
-	}
+// keys that it knows, because it silently ignores unknown ones.
+func AskAgent(ctx context.Context, path string) (Agent, error) {
 	same := programIdentity(path)
 	if known, ok := askedAgents.Load(same); ok && same != "" {
 		agent := known.(Agent)
