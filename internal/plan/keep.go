@@ -110,12 +110,6 @@ func SayUnread(inv *inventory.Inventory) (warnings []string) {
 	return warnings
 }
 
-// unreadCPUs returns why the machine cannot be split, because its CPUs or memory
-// are not fully known; "" if it can be.
-func unreadCPUs(inv *inventory.Inventory) string {
-	return cmp.Or(inv.WhyUnread(inventory.SubjectCPU), inv.WhyUnread(inventory.SubjectMemory))
-}
-
 // lastSplit returns the last planned split, for a machine that cannot be split now.
 // It returns an error if a slot had none, or if slots would share CPUs.
 func lastSplit(slots []assignment, node *LastNode, total int64, why string) (split.Result, error) {
@@ -148,7 +142,7 @@ func lastSplit(slots []assignment, node *LastNode, total int64, why string) (spl
 
 // chooseSplit returns the split of the machine, or the last one if the machine cannot be read.
 func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment, bindings *Bindings) (split.Result, error) {
-	if why := unreadCPUs(inv); why != "" {
+	if why := cmp.Or(inv.WhyUnread(inventory.SubjectCPU), inv.WhyUnread(inventory.SubjectMemory)); why != "" {
 		return lastSplit(slots, bindings.Node, inv.Memory.TotalBytes, why)
 	}
 	if slices.ContainsFunc(slots, func(s assignment) bool {

@@ -122,11 +122,9 @@ func jobPolicy(in Input, cfg config.Config, s Slot) (JobPolicy, error) {
 	if cfg.Image.Updates() {
 		pol.KeptImage = cfg.Image.Name
 	}
-	for _, g := range s.GPUs {
-		pol.GPUs = append(pol.GPUs, PolicyGPU{UUID: g.UUID, PCI: g.PCI, Instance: g.Instance, Part: g.Part, Partition: g.Partition, Nodes: g.Devices})
-	}
 	var names, cdi []string
 	for _, g := range s.GPUs {
+		pol.GPUs = append(pol.GPUs, PolicyGPU{UUID: g.UUID, PCI: g.PCI, Instance: g.Instance, Part: g.Part, Partition: g.Partition, Nodes: g.Devices})
 		if g.Vendor == "nvidia" && g.Name() != "" && (g.Part == "" || g.Instance != "") {
 			names = append(names, g.Name())
 			cdi = append(cdi, cdiName(g))

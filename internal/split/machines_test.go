@@ -91,9 +91,12 @@ func takeOffline(in *Input, id int) {
 	}
 }
 
+// TestSplitRandomMachines checks what holds for any machine, and keeps the splits as good as they are:
+// others may only be better.
 func TestSplitRandomMachines(t *testing.T) {
 	t.Parallel()
 	done, refused := 0, map[string]int{}
+	var sum score
 	for seed := range uint64(800) {
 		in := randomMachine(rand.New(rand.NewPCG(seed, 1)))
 		got, err := Machine(in)
@@ -104,6 +107,7 @@ func TestSplitRandomMachines(t *testing.T) {
 		}
 		done++
 		checkInvariants(t, in, got)
+		sum.add(rate(in, got))
 		if t.Failed() {
 			t.Fatalf("seed %d:\n%s", seed, render(got))
 		}
@@ -111,6 +115,10 @@ func TestSplitRandomMachines(t *testing.T) {
 	t.Logf("%d split, refused %v", done, refused)
 	if done < 400 {
 		t.Errorf("only %d machines were split: the generator tests too little", done)
+	}
+	want := score{Threads: 14621, Local: 1614, OnNode: 1252, Distance: 344510, SharedCaches: 286, Caches: 5365, MemoryNodes: 3781, Memory: 107450437}
+	if sum.worse(want) {
+		t.Errorf("the splits score\n%+v, worse than\n%+v", sum, want)
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
-	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -207,8 +206,10 @@ func (s *splitter) shareMemory() error {
 		b := &s.Blocks[i]
 		b.MemoryBytes = perSlot * mib
 		b.MemoryNodes = s.nodesOf(weights[i])
-		if own := s.in.GPUs[i].MemoryNode; s.hasMemory(own) {
-			b.MemoryNodes = b.MemoryNodes.Union(cpuset.Of(own))
+		for _, n := range s.in.Memory.Nodes { // the kernel accepts no node without memory
+			if n.ID == s.in.GPUs[i].MemoryNode && n.MemoryBytes > 0 {
+				b.MemoryNodes = b.MemoryNodes.Union(cpuset.Of(n.ID))
+			}
 		}
 		s.ReservedMemory -= b.MemoryBytes
 	}
@@ -307,14 +308,6 @@ func (s *splitter) nodesOf(weights []int64) (nodes cpuset.Set) {
 		}
 	}
 	return nodes
-}
-
-// hasMemory reports whether a NUMA node exists and has memory: the kernel
-// accepts no other in a cpuset.
-func (s *splitter) hasMemory(node int) bool {
-	return slices.ContainsFunc(s.in.Memory.Nodes, func(n inventory.NUMANode) bool {
-		return n.ID == node && n.MemoryBytes > 0
-	})
 }
 
 // share returns amount × part / whole, rounded down, or up if up is set. part
