@@ -166,9 +166,5 @@ func (a Agents) check() error {
 
 // RenderAgents returns the content of AgentsPath.
 func RenderAgents(a Agents) (string, error) {
-	text, err := json.MarshalIndent(agentsFile{"kbnode", Schema, a}, "", "  ")
-	if err != nil {
-		return "", fmt.Errorf("render agents: %w", err)
-	}
-	return string(text) + "\n", nil
+	return renderJSON("agents", agentsFile{"kbnode", Schema, a})
 }

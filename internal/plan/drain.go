@@ -58,11 +58,7 @@ func RenderDrains(drains []Drain) (string, error) {
 	f := drainsFile{WrittenBy: "kbnode", Schema: Schema, Drains: slices.SortedFunc(slices.Values(drains), func(a, b Drain) int {
 		return cmp.Or(a.Slot-b.Slot, cmp.Compare(a.By, b.By))
 	})}
-	text, err := json.MarshalIndent(f, "", "  ")
-	if err != nil {
-		return "", fmt.Errorf("render drained slots: %w", err)
-	}
-	return string(text) + "\n", nil
+	return renderJSON("drained slots", f)
 }
 
 // AddDrain adds a drain. One of the same slot with the same By keeps its time.

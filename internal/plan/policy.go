@@ -2,7 +2,6 @@ package plan
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -89,14 +88,6 @@ var ReservedEnv = []string{
 	"NVIDIA_*", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
 	"LD_*", "BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_TOKEN", "BUILDKITE_AGENT_JOB_API_*", "BUILDKITE_REQUEST_HEADER_*", "KBNODE_*",
 	"KERNELBOT_GPU_INDEX", "KERNELBOT_CPUSET", "KERNELBOT_CPUS", "KERNELBOT_MEMORY",
-}
-
-func mustJSON(p JobPolicy) string {
-	text, err := json.Marshal(p)
-	if err != nil {
-		panic(err) // a struct of strings, numbers and lists of them
-	}
-	return string(text)
 }
 
 func jobPolicy(in Input, cfg config.Config, s Slot) (JobPolicy, error) {

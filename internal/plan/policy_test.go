@@ -6,6 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -42,6 +46,35 @@ func TestReservedEnv(t *testing.T) {
 			}) {
 				t.Errorf("a job may set %s, although the slot does", name)
 			}
+		}
+	}
+}
+
+func TestRegistries(t *testing.T) {
+	t.Parallel()
+	for image, want := range map[string][]string{
+		"ghcr.io/gpu-mode/kernelbot:latest": {"lan:5000", "ghcr.io"}, "127.0.0.1:5000/eval:latest": {"lan:5000", "127.0.0.1:5000"},
+		"localhost/eval:1": {"lan:5000", "localhost"}, "gpu-mode/eval:1": {"lan:5000"}, "eval:1": {"lan:5000"},
+	} {
+		cfg := config.Config{Image: config.Image{Name: image}, Job: config.Job{PrivateRegistries: []string{"lan:5000"}}}
+		if diff := cmp.Diff(want, registries(cfg)); diff != "" {
+			t.Errorf("%s: %s", image, diff)
+		}
+	}
+}
+
+// TestAllowedNetworks checks that the networks are in the slots' policies, and that a
+// list that closes nothing causes a warning.
+func TestAllowedNetworks(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.B200x8())
+	for network, warns := range map[string]bool{"": true, config.NetworkBridge: true, config.NetworkInternet: false, config.NetworkNone: false} {
+		p := build(t, inv, config.Config{Queue: "b200", Job: config.Job{Network: network, AllowedNetworks: []string{"10.1.2.3:5000"}}}, nil, false)
+		if got := strings.Contains(strings.Join(p.Warnings, "\n"), "set job.network: internet"); got != warns {
+			t.Errorf("%q: warnings %q", network, p.Warnings)
+		}
+		if !strings.Contains(fileOf(p, SlotPolicyPath(7)), `"10.1.2.3:5000"`) {
+			t.Errorf("%q: %s", network, fileOf(p, SlotPolicyPath(7)))
 		}
 	}
 }

@@ -32,12 +32,17 @@ func (p *Plan) addFile(path string, mode uint32, slot int, content string) {
 }
 
 func (p *Plan) addJSON(path string, mode uint32, slot int, v any) error {
+	text, err := renderJSON(path, v)
+	p.addFile(path, mode, slot, text)
+	return err
+}
+
+func renderJSON(what string, v any) (string, error) {
 	text, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
-		return fmt.Errorf("render %s: %w", path, err)
+		return "", fmt.Errorf("render %s: %w", what, err)
 	}
-	p.addFile(path, mode, slot, string(text)+"\n")
-	return nil
+	return string(text) + "\n", nil
 }
 
 // addUnit renders a unit from its template.
@@ -147,6 +152,10 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agent inventory.Agent, s Slo
 	if err := p.addJSON(SlotPolicyPath(k), 0o644, k, policy); err != nil {
 		return err
 	}
+	policyText, err := json.Marshal(policy)
+	if err != nil {
+		return err
+	}
 	data := slotUnits{
 		Slot: s, Slice: slice, Binary: in.Binary, AgentBinary: AgentBinary(s.AgentVersion),
 		Dir: AgentDir(k), Work: WorkDir(k), Builds: BuildsDir(k), Run: RunDir(k), Token: TokenPath, Guard: GuardUnit(k), Mirrors: MirrorsDir,
@@ -171,7 +180,7 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agent inventory.Agent, s Slo
 		active            bool
 	}{
 		// The generation covers what the unit's process reads when it starts.
-		{GuardUnit(k), "guard.service.tmpl", in.Version + mustJSON(policy), s.Parked == ""},
+		{GuardUnit(k), "guard.service.tmpl", in.Version + string(policyText), s.Parked == ""},
 		{AgentUnit(k), "agent.service.tmpl", agent.Version + cfgText + envText + slice.Unit + strconv.Itoa(data.StopSeconds) + strconv.FormatInt(s.DiskBytes, 10), s.Serves()},
 	} {
 		data.Generation = generation(u.input, in.Binary)
