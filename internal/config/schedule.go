@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
@@ -163,9 +162,13 @@ func (j Job) Limit() (seconds int64, err error) {
 	case "", NoLimit, "0":
 		return 0, nil
 	}
-	if limitForm().MatchString(j.TimeLimit) {
-		limit, _ := time.ParseDuration(j.TimeLimit) // it reads whatever limitForm matches
-		seconds = int64(limit / time.Second)
+	if parts := limitForm().FindStringSubmatch(j.TimeLimit); parts != nil {
+		for i, unit := range []int64{3600, 60, 1} {
+			if part := parts[i+1]; part != "" {
+				n, _ := strconv.ParseInt(part[:len(part)-1], 10, 64) // limitForm matches only digits
+				seconds += n * unit
+			}
+		}
 	}
 	if seconds < 60 || seconds > maxLimit {
 		return 0, fmt.Errorf("%q is not a time limit; write at least a minute, such as 90m, 2h or 1h30m, or %s", j.TimeLimit, NoLimit)

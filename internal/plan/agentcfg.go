@@ -68,13 +68,14 @@ func renderAgentConfig(agent inventory.Agent, keys []agentKey) (string, error) {
 			return true
 		}
 	}
-	text := header + "# The token is not here: the unit hands it over as a systemd credential.\n"
+	var b strings.Builder
+	b.WriteString(header + "# The token is not here: the unit hands it over as a systemd credential.\n")
 	var missing []string
 	for _, k := range keys {
 		switch {
 		case known(k.name):
 			// The agent knows no escapes, and strips all quotes at both ends.
-			text += k.name + `="` + k.value + "\"\n"
+			b.WriteString(k.name + `="` + k.value + "\"\n")
 		case k.must:
 			missing = append(missing, k.name)
 		}
@@ -83,7 +84,7 @@ func renderAgentConfig(agent inventory.Agent, keys []agentKey) (string, error) {
 		return "", fmt.Errorf("buildkite-agent %s at %s does not support %s, which isolation needs; upgrade it to %s or newer, or move it away and let kbnode install it",
 			agent.Version, agent.Path, strings.Join(missing, ", "), PinnedAgentVersion)
 	}
-	return text, nil
+	return b.String(), nil
 }
 
 // CheckAgent returns an error if a slot would not be isolated with this agent.

@@ -119,7 +119,7 @@ func TestSplitCases(t *testing.T) {
 			change: func(in *Input) {
 				in.Memory.Nodes = []inventory.NUMANode{{ID: 0, CPUs: "0-15", MemoryBytes: 8 << 30, Distances: []int{10}}}
 				for i := range in.CPU.List {
-					in.CPU.List[i].NUMANode = 0
+					in.CPU.List[i].NUMANode = -1 // the only node does not list them
 				}
 			},
 			cpus: []string{"2-8", "9-15"}, reserved: "0-1", memory: 3072,

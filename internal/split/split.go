@@ -19,8 +19,9 @@ const (
 	maxSlots = 256
 	// advisedCores is what the vendors' guide recommends for each GPU; MinCores is its minimum.
 	advisedCores = 16
-	// MinCores and MinSlotMemory, in bytes, are the minimum of a slot, from the vendors' guide.
-	MinCores      = 8
+	// MinCores is the minimum of a slot, from the vendors' guide.
+	MinCores = 8
+	// MinSlotMemory is the minimum of a slot, in bytes, from the vendors' guide.
 	MinSlotMemory = 16 << 30
 	// minLocalCores is how small a slot may get, in cores, to keep its CPUs on
 	// its GPU's package.
