@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // parseCases are files with their result: a Config, or a part of the error.
@@ -75,18 +77,8 @@ func TestParse(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			got, err := Parse("f.yaml", []byte(tt.text))
-			if tt.err != "" {
-				if err == nil || !strings.Contains(err.Error(), tt.err) {
-					t.Fatalf("error is %v, want %q in it", err, tt.err)
-				}
-				return
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Error(diff)
-			}
+			must.Err(t, err, tt.err)
+			must.Equal(t, tt.want, got)
 		})
 	}
 }
@@ -122,13 +114,9 @@ func TestFromEnv(t *testing.T) {
 	t.Parallel()
 	env := map[string]string{"GPU_TYPE": "b200", "NODE_NAME": "box", "GPU_COUNT": "4", "CPUS_PER_GPU": "16", "RAM_PER_GPU": "144"}
 	got, err := FromEnv(func(k string) string { return env[k] })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	want := Config{Queue: "b200", Node: "box", GPUCount: 4, CPUsPerSlot: 16, MemoryPerSlot: 144 << 30}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, got)
 	for name, value := range map[string]string{"GPU_COUNT": "x", "CPUS_PER_GPU": "0", "RAM_PER_GPU": "lots", "GPU_TYPE": "a,b"} {
 		_, err := FromEnv(func(k string) string {
 			if k == name {
@@ -237,12 +225,8 @@ func TestOldCounts(t *testing.T) {
 func TestObsoleteKeys(t *testing.T) {
 	t.Parallel()
 	f, err := Read("f", []byte("agent:\n  allowed_plugins: &p ['^a$']\n  allowed_environment: {a: [b]}\n  proxies: 7\n  allowed_repositories: *p\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(Config{Agent: Agent{AllowedRepositories: Patterns{"^a$"}}}, f.Config); diff != "" {
-		t.Error(diff)
-	}
+	must.Do(t, err)
+	must.Equal(t, Config{Agent: Agent{AllowedRepositories: Patterns{"^a$"}}}, f.Config)
 	want := []string{
 		"agent.allowed_plugins has no effect any more; remove it: no plugin runs, and kbnode reads the docker plugin's options itself",
 		"agent.allowed_environment has no effect any more; remove it: a build's variables reach its container only",
@@ -268,9 +252,7 @@ func TestRenderIsReadBack(t *testing.T) {
 		"MHz":   {Hygiene: Hygiene{Disabled: true, Clocks: "1410"}},
 	} {
 		text, err := Render(c, "Written by a test")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if !strings.HasPrefix(text, "# Written by a test\n") {
 			t.Errorf("%s: %q does not open with the marker", name, text)
 		}
@@ -300,9 +282,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		out, err := Render(c, "m")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		again, err := Parse("f", []byte(out))
 		if err != nil {
 			t.Fatalf("%v in %q from %q", err, out, text)
@@ -311,4 +291,45 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%q: %s", text, diff)
 		}
 	})
+}
+
+// TestEmptyLists checks that an empty list allows nothing, and that a missing
+// key has its default.
+func TestEmptyLists(t *testing.T) {
+	t.Parallel()
+	c, err := Parse("f", []byte("agent: {allowed_repositories: []}\njob: {allowed_images: []}\n"))
+	must.Do(t, err)
+	for _, c := range []Config{c, c.WithDefaults(), Merge(c, Config{Queue: "b200"}), Merge(Config{Job: Job{AllowedImages: Patterns{"^a$"}}}, c)} {
+		for name, p := range map[string]Patterns{
+			"repositories": c.Agent.AllowedRepositories, "images": c.Job.AllowedImages,
+		} {
+			if p == nil || len(p) != 0 {
+				t.Errorf("%s: %#v; want an empty list", name, p)
+			}
+		}
+	}
+	text, err := Render(c, "marker")
+	must.Do(t, err)
+	again, err := Parse("f", []byte(text))
+	if err != nil || again.Job.AllowedImages == nil || again.Agent.AllowedRepositories == nil {
+		t.Errorf("rendered and read again: %v\n%s", err, text)
+	}
+	if none, err := Parse("f", []byte("queue: b200\n")); err != nil || none.Job.AllowedImages != nil || len(none.WithDefaults().Agent.AllowedRepositories) == 0 {
+		t.Errorf("without lists: %+v, %v", none, err)
+	}
+}
+
+// TestEmptyFile checks that a file that a full disk emptied does not mean the defaults.
+func TestEmptyFile(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"", "\n", " \n\n"} {
+		if _, err := Parse("f", []byte(text)); err == nil || !strings.Contains(err.Error(), "is empty") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	for _, text := range [][]byte{nil, []byte("# Written by kbnode\n"), []byte("{}\n")} {
+		if _, err := Parse("f", text); err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
 }

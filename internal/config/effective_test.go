@@ -2,7 +2,6 @@ package config
 
 import (
 	"maps"
-	"os"
 	"reflect"
 	"regexp"
 	"slices"
@@ -10,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestHide(t *testing.T) {
@@ -53,16 +54,11 @@ func TestDecidedAreTheKeysWithoutADefault(t *testing.T) {
 		}
 	})
 	slices.Sort(want)
-	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(decided))); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, slices.Sorted(maps.Keys(decided)))
 	// The page must describe them in the same way.
-	page, err := os.ReadFile("../../docs/configuration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Read(t, "../../docs/configuration.md")
 	for key, words := range decided {
-		row := regexp.MustCompile("(?m)^\\| `" + key + "` \\|([^|]*)\\|").FindStringSubmatch(string(page))
+		row := regexp.MustCompile("(?m)^\\| `" + key + "` \\|([^|]*)\\|").FindStringSubmatch(page)
 		if row == nil || !strings.Contains(strings.ReplaceAll(row[1], "`", ""), words) {
 			t.Errorf("%s: docs/configuration.md does not say %q: %q", key, words, row)
 		}
@@ -72,13 +68,9 @@ func TestDecidedAreTheKeysWithoutADefault(t *testing.T) {
 func TestEffective(t *testing.T) {
 	t.Parallel()
 	f, err := Read("f", []byte("queue: a\nnode: box\ngpus: [1, GPU-1f]\nreserve: {cpus: 0}\njob: {tasks_max: 0}\nhygiene: {disabled: false}\nagent:\n  allowed_repositories: []\n  endpoint: https://me:pw@h/v3\n  binary:\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	list, err := Effective(f, Config{Node: "over", CPUsPerSlot: 4})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	got := map[string]Setting{}
 	for _, s := range list {
 		got[s.Key] = s
@@ -113,17 +105,11 @@ func TestTextIsReadBack(t *testing.T) {
 		"every kind": "gpus: [0000:1a:00.0, 3]\nmemory_per_slot: 1.5GiB\njob: {cpu_quota: true, disk: 100000000000B, allowed_images: ['^a: b$']}\n",
 	} {
 		f, err := Read(name, []byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		list, err := Effective(f, Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		shown, err := Text(list)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		again, err := Parse("shown", []byte(shown))
 		if err != nil {
 			t.Fatalf("%s: %v in\n%s", name, err, shown)

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 // Schedule is when something is done, in cron's format.
@@ -65,35 +67,26 @@ func ParseSchedule(text string) (Schedule, error) {
 // cronValues reads one field: a list of numbers, names and ranges, with steps.
 func cronValues(field int, word string) ([]int, error) {
 	f := cronFields[field]
-	bad := func() error {
-		return fmt.Errorf("%.40q cannot be the %s; write *, or numbers from %d to %d such as %d, %d-%d or */2", word, f.name, f.low, f.top, f.low+1, f.low+1, f.low+3)
-	}
+	bad := fmt.Errorf("%.40q cannot be the %s; write *, or numbers from %d to %d such as %d, %d-%d or */2", word, f.name, f.low, f.top, f.low+1, f.low+1, f.low+3)
 	var values []int
 	for part := range strings.SplitSeq(word, ",") {
 		span, stepText, stepped := strings.Cut(part, "/")
 		low, top, step := f.low, f.top, 1
-		if field == 4 && span == "*" {
-			top = 6
-		}
 		if span != "*" {
 			from, to, ranged := strings.Cut(span, "-")
-			var ok bool
-			if low, ok = cronValue(field, from); !ok {
-				return nil, bad()
+			if !ranged {
+				to = from
 			}
-			top = low
-			if ranged {
-				if top, ok = cronValue(field, to); !ok || top < low {
-					return nil, bad()
-				}
-			} else if stepped {
-				return nil, bad() // crons interpret this differently
+			low, top = cronValue(field, from), cronValue(field, to)
+			// Crons interpret a step without a range differently.
+			if low < 0 || top < low || stepped && !ranged {
+				return nil, bad
 			}
 		}
 		if stepped {
 			n, err := strconv.Atoi(stepText)
 			if err != nil || n < 1 || n > f.top || strings.HasPrefix(stepText, "+") {
-				return nil, bad()
+				return nil, bad
 			}
 			step = n
 		}
@@ -113,16 +106,17 @@ func cronValues(field int, word string) ([]int, error) {
 	return values, nil
 }
 
-func cronValue(field int, text string) (int, bool) {
+// cronValue returns a value of a field, -1 if it cannot be one.
+func cronValue(field int, text string) int {
 	f := cronFields[field]
 	if i := slices.Index(f.words, strings.ToLower(text)); i >= 0 {
-		return f.low + i, true
-	}
-	if text == "" || strings.Trim(text, "0123456789") != "" || len(text) > 2 {
-		return 0, false
+		return f.low + i
 	}
 	n, err := strconv.Atoi(text)
-	return n, err == nil && n >= f.low && n <= f.top
+	if err != nil || len(text) > 2 || text[0] == '+' || n < f.low || n > f.top {
+		return -1
+	}
+	return n
 }
 
 // Calendar returns the schedule in the format of systemd's OnCalendar. It
@@ -151,4 +145,33 @@ func (s Schedule) Calendar() (string, error) {
 		days = list(4) + " "
 	}
 	return fmt.Sprintf("%s*-%s-%s %s:%s:00", days, list(3), list(2), list(1), list(0)), nil
+}
+
+// NoLimit means that a job may take any time; so does "0".
+const NoLimit = "none"
+
+// maxLimit is the longest time limit in seconds, 30 days.
+const maxLimit = 30 * 24 * 3600
+
+// limitForm matches a time as people write it, in whole hours, minutes and seconds.
+var limitForm = lazy.Regexp(`^([1-9][0-9]{0,3}h)?([1-9][0-9]{0,4}m)?([1-9][0-9]{0,6}s)?$`)
+
+// Limit returns how long a job may take, in seconds; 0 for any time.
+func (j Job) Limit() (seconds int64, err error) {
+	switch j.TimeLimit {
+	case "", NoLimit, "0":
+		return 0, nil
+	}
+	if parts := limitForm().FindStringSubmatch(j.TimeLimit); parts != nil {
+		for i, unit := range []int64{3600, 60, 1} {
+			if part := parts[i+1]; part != "" {
+				n, _ := strconv.ParseInt(part[:len(part)-1], 10, 64) // limitForm matches only digits
+				seconds += n * unit
+			}
+		}
+	}
+	if seconds < 60 || seconds > maxLimit {
+		return 0, fmt.Errorf("%q is not a time limit; write at least a minute, such as 90m, 2h or 1h30m, or %s", j.TimeLimit, NoLimit)
+	}
+	return seconds, nil
 }

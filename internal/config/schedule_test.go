@@ -4,6 +4,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestSchedule(t *testing.T) {
@@ -66,9 +68,7 @@ func TestSchedule(t *testing.T) {
 		}
 	}
 	s, err := ParseSchedule("0 3 1 * mon")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if got, err := s.Calendar(); err == nil || !strings.Contains(err.Error(), "set one of them") {
 		t.Errorf("%q, %v; want a refusal", got, err)
 	}

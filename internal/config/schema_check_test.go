@@ -3,7 +3,6 @@ package config
 import (
 	"bytes"
 	"encoding/json"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -11,28 +10,21 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"gopkg.in/yaml.v3"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // readSchema returns packaging/config.schema.json, as an editor reads it.
 func readSchema(t *testing.T) *jsonschema.Schema {
 	t.Helper()
-	text, err := os.ReadFile(schemaFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Read(t, schemaFile)
+	doc, err := jsonschema.UnmarshalJSON(strings.NewReader(text))
+	must.Do(t, err)
 	c := jsonschema.NewCompiler()
 	c.AssertFormat()
-	if err := c.AddResource("config.schema.json", doc); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.AddResource("config.schema.json", doc))
 	s, err := c.Compile("config.schema.json") // checks it against its own schema
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return s
 }
 
@@ -47,13 +39,9 @@ func refusal(t *testing.T, s *jsonschema.Schema, text string) error {
 		return nil // an empty file: there is nothing to validate
 	}
 	asJSON, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(asJSON))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return s.Validate(doc)
 }
 
@@ -99,11 +87,8 @@ func TestSchemaTakesTheDocumentation(t *testing.T) {
 	s := readSchema(t)
 	text, _ := uncommented(t)
 	examples := map[string]string{exampleFile: text}
-	page, err := os.ReadFile("../../docs/configuration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(string(page), -1) {
+	page := must.Read(t, "../../docs/configuration.md")
+	for _, m := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(page, -1) {
 		examples[m[1]] = m[1]
 	}
 	if len(examples) < 3 {
@@ -128,21 +113,13 @@ func TestSchemaTakesTheDocumentation(t *testing.T) {
 			continue
 		}
 		f, err := Read("f", []byte(c.text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		list, err := Effective(f, Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		shown, err := Text(list)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		written, err := Render(f.Config, "m")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for _, text := range []string{shown, written} {
 			if err := refusal(t, s, text); err != nil {
 				t.Errorf("%s: %v in\n%s", c.name, err, text)

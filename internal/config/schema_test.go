@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const (
@@ -19,14 +19,11 @@ const (
 // uncommented returns packaging/config.yaml with all its keys, and its comment on each.
 func uncommented(t *testing.T) (text string, comments map[string]string) {
 	t.Helper()
-	raw, err := os.ReadFile(exampleFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := must.Read(t, exampleFile)
 	comments = map[string]string{}
 	var comment []string
 	group := ""
-	for line := range strings.Lines(string(raw)) {
+	for line := range strings.Lines(raw) {
 		key := regexp.MustCompile(`^#((?:  )?)([a-z0-9_]+):`).FindStringSubmatch(line)
 		switch {
 		case key != nil && key[1] == "":
@@ -40,7 +37,7 @@ func uncommented(t *testing.T) (text string, comments map[string]string) {
 		}
 		comment = nil
 	}
-	return regexp.MustCompile(`(?m)^#((?:  )*(?:[a-z0-9_]+:|- ).*)$`).ReplaceAllString(string(raw), "$1"), comments
+	return regexp.MustCompile(`(?m)^#((?:  )*(?:[a-z0-9_]+:|- ).*)$`).ReplaceAllString(raw, "$1"), comments
 }
 
 // byKey returns the values of every key, by dotted path.
@@ -77,9 +74,7 @@ func TestSchemaIsWhatTheCodeSays(t *testing.T) {
 	if err == nil {
 		examples, err = Parse(exampleFile, []byte(text))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	example, defaults := byKey(examples), byKey(Config{GPUs: GPUs{All: true}}.WithDefaults())
 	nodes := map[string]*schemaNode{}
 	var walk func(s *schemaNode, typ reflect.Type, prefix string)
@@ -105,9 +100,7 @@ func TestSchemaIsWhatTheCodeSays(t *testing.T) {
 				v, got = example[key], append(sub.Examples, nil)[0]
 			}
 			value, err := plain(v.Interface())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			want, _ := json.Marshal(value)                                                          // it came from YAML
 			if have, _ := json.Marshal(got); string(have) != string(want) && key != "job.network" { // by the profile
 				t.Errorf("%s: the schema has the default or example %s, want %s", key, have, want)
@@ -141,7 +134,5 @@ func TestSchemaIsWhatTheCodeSays(t *testing.T) {
 	if nodes["groups"].MaxItems != maxSlots || nodes["job.allowed_networks"].MaxItems != maxDestinations {
 		t.Error("the schema takes longer lists, or only shorter ones")
 	}
-	if d := cmp.Diff([]any{NetworkBridge, NetworkInternet, NetworkNone}, nodes["job.network"].Enum); d != "" {
-		t.Error(d)
-	}
+	must.Equal(t, []any{NetworkBridge, NetworkInternet, NetworkNone}, nodes["job.network"].Enum)
 }

@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"strconv"
@@ -199,21 +200,15 @@ func cpuModel(cpuinfo string) string {
 		}
 	}
 	implementer, part := cpuinfoField(cpuinfo, "CPU implementer"), cpuinfoField(cpuinfo, "CPU part")
-	switch implementer + " " + part {
-	case "0x41 0xd0c":
-		return "Arm Neoverse-N1"
-	case "0x41 0xd40":
-		return "Arm Neoverse-V1"
-	case "0x41 0xd49":
-		return "Arm Neoverse-N2"
-	case "0x41 0xd4f":
-		return "Arm Neoverse-V2"
-	case "0x41 0xd84":
-		return "Arm Neoverse-V3"
-	case " ":
+	if implementer+part == "" {
 		return ""
 	}
-	return printable("Arm " + implementer + " " + part)
+	return "Arm " + cmp.Or(neoverse[implementer+" "+part], printable(implementer+" "+part))
+}
+
+// neoverse names Arm's server cores by implementer and part.
+var neoverse = map[string]string{
+	"0x41 0xd0c": "Neoverse-N1", "0x41 0xd40": "Neoverse-V1", "0x41 0xd49": "Neoverse-N2", "0x41 0xd4f": "Neoverse-V2", "0x41 0xd84": "Neoverse-V3",
 }
 
 func cpuinfoField(cpuinfo, key string) string {

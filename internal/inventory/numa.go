@@ -114,13 +114,14 @@ func hugepages(t tree, dir string) int64 {
 			sum += count * kib << 10
 		}
 	}
-	return sum
+	return max(sum, 0) // of absurd numbers, it may have overflowed
 }
 
-// kibibytes parses meminfo's "131072 kB" as bytes.
+// kibibytes parses meminfo's "131072 kB" as bytes. It does not believe in more than 256 TiB, so
+// that sums over all nodes fit an int64.
 func kibibytes(text string) int64 {
 	n, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(text), "kB")), 10, 64)
-	if err != nil || n < 0 || n > 1<<43 {
+	if err != nil || n < 0 || n > 1<<38 {
 		return 0
 	}
 	return n << 10

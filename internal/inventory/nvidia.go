@@ -129,7 +129,7 @@ func withoutNVML(t tree, nv *NVIDIA, devices map[string]nvidiaDevice) []GPU {
 		case g.Error != "":
 		case listed && !d.listed && !t.failedBelow(nvidiaProc+"/gpus"):
 			g.Error = "the NVIDIA driver does not list it"
-		case onBus && !d.onBus && !t.failedBelow(pciDir+"/"+d.pci):
+		case onBus && !d.onBus && !t.failedBelow(pciDir+"/"+d.PCI):
 			g.Error = "it is missing from the PCI bus"
 		case known && nv.DriverVersion == "" && !t.failedBelow(nvidiaProc+"/version") && !t.failedBelow(nvidiaModule):
 			g.Error = "the NVIDIA driver is not loaded"
@@ -168,7 +168,7 @@ func joinNVML(t tree, report *probe.Report, devices map[string]nvidiaDevice) ([]
 	}
 	// NVML numbers GPUs by address. If there are as many devices without an entry as
 	// entries without an address, they are the same GPUs in the same order.
-	lost := slices.SortedFunc(maps.Values(missing), func(a, b nvidiaDevice) int { return comparePCI(a.pci, b.pci) })
+	lost := slices.SortedFunc(maps.Values(missing), func(a, b nvidiaDevice) int { return comparePCI(a.PCI, b.PCI) })
 	for i, d := range lost {
 		g := d.gpu()
 		switch {

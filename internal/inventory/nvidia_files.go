@@ -19,20 +19,12 @@ const (
 
 // nvidiaDevice is what files report about one GPU.
 type nvidiaDevice struct {
-	t      tree
-	pci    string
-	onBus  bool   // sysfs has it
-	id     string // "10de:2901"
-	node   int    // NUMA node, -1 if the firmware does not report it
-	driver string // bound driver, "" if sysfs does not report it
-
-	listed     bool // the NVIDIA driver has it
-	excluded   bool // and was told to ignore it
-	model      string
-	uuid       string
-	minor      int
-	memoryNode int
-	memory     int64 // bytes; known only if it is a NUMA node
+	GPU      // without what follows from its ID; its memory is known only if it is a NUMA node
+	t        tree
+	onBus    bool   // sysfs has it
+	driver   string // bound driver, "" if sysfs does not report it
+	listed   bool   // the NVIDIA driver has it
+	excluded bool   // and was told to ignore it
 }
 
 // nvidiaDevices finds the GPUs among the PCI devices and in the driver's own directory, by
@@ -64,6 +56,9 @@ func nvidiaDevices(t tree) map[string]nvidiaDevice {
 	return devices
 }
 
+// maxDevices bounds the PCI devices of a tree; machines have far fewer.
+const maxDevices = 32 << 10
+
 // pciDirs returns the directories of the PCI devices by address.
 func pciDirs(t tree) map[string]string {
 	dirs := map[string]string{}
@@ -78,7 +73,7 @@ func pciDirs(t tree) map[string]string {
 	var walk func(dir string, depth int)
 	walk = func(dir string, depth int) {
 		for _, name := range t.names(dir) {
-			if pci, ok := PCIAddress(name); ok && depth > 0 && len(dirs) < maxEntries {
+			if pci, ok := PCIAddress(name); ok && depth > 0 && len(dirs) < maxDevices {
 				dirs[pci] = dir + "/" + name
 				walk(dir+"/"+name, depth-1)
 			}
@@ -94,11 +89,13 @@ func pciDirs(t tree) map[string]string {
 
 // nvidiaAt reads one PCI device.
 func nvidiaAt(t tree, pci, dir string) nvidiaDevice {
-	d := nvidiaDevice{t: t, pci: pci, onBus: t.exists(dir), node: t.id(dir + "/numa_node"), minor: -1, memoryNode: -1}
+	d := nvidiaDevice{t: t, onBus: t.exists(dir), GPU: GPU{
+		Vendor: "nvidia", PCI: pci, Index: -1, NUMANode: t.id(dir + "/numa_node"), MemoryNode: -1, Minor: -1, RenderMinor: -1,
+	}}
 	d.driver = printable(ueventField(t.text(dir+"/uevent"), "DRIVER"))
 	vendor, device := pciID(t.text(dir+"/vendor")), pciID(t.text(dir+"/device"))
 	if vendor != "" && device != "" {
-		d.id = vendor + ":" + device
+		d.PCIID = vendor + ":" + device
 	}
 	return d
 }
@@ -111,14 +108,14 @@ func (d *nvidiaDevice) readProc(t tree, dir string) {
 		value = printable(value)
 		switch strings.TrimSpace(name) {
 		case "Model":
-			d.model = value
+			d.Model = value
 		case "GPU UUID":
 			if validUUID(value) { // it is not until the GPU has been started
-				d.uuid = value
+				d.UUID = value
 			}
 		case "Device Minor":
 			if n, err := strconv.Atoi(value); err == nil && n >= 0 && n < 1<<20 {
-				d.minor = n
+				d.Minor = n
 			}
 		case "GPU Excluded":
 			d.excluded = value == "Yes"
@@ -129,9 +126,9 @@ func (d *nvidiaDevice) readProc(t tree, dir string) {
 	if err != nil || node < 0 || node > 1<<20 || !d.memoryOnly(node) {
 		return
 	}
-	d.memoryNode = node
+	d.MemoryNode = node
 	if size, err := strconv.ParseInt(status["Size"], 16, 64); err == nil && size > 0 {
-		d.memory = size
+		d.MemoryBytes = size
 	}
 }
 
@@ -143,21 +140,16 @@ func (d *nvidiaDevice) memoryOnly(node int) bool {
 	return cpus.Len() == 0
 }
 
-// gpu converts d for an Inventory. Error is why it cannot be used, as far as the files of
+// gpu returns the GPU for an Inventory. Error is why it cannot be used, as far as the files of
 // one device show.
 func (d *nvidiaDevice) gpu() GPU {
-	known := nvidiaModels[strings.TrimPrefix(d.id, "10de:")]
-	g := GPU{
-		Vendor: "nvidia", UUID: d.uuid, PCI: d.pci, Index: -1, Model: cmp.Or(d.model, known.model), PCIID: d.id,
-		MemoryBytes: d.memory, NUMANode: d.node, MemoryNode: d.memoryNode, Minor: d.minor, RenderMinor: -1, Arch: known.arch,
-	}
-	if g.Model == "" {
-		g.Model = strings.TrimSpace("NVIDIA device " + d.id)
-	}
+	known := nvidiaModels[strings.TrimPrefix(d.PCIID, "10de:")]
+	g := d.GPU
+	g.Model, g.Arch = cmp.Or(g.Model, known.model, strings.TrimSpace("NVIDIA device "+g.PCIID)), known.arch
 	switch {
 	case d.excluded:
 		g.Error = "the NVIDIA driver is configured to exclude it (NVreg_ExcludedGpus)"
-	case d.driver != "" && d.driver != "nvidia" && !d.listed && strings.HasPrefix(d.id, "10de:"):
+	case d.driver != "" && d.driver != "nvidia" && !d.listed && strings.HasPrefix(d.PCIID, "10de:"):
 		g.Error = fmt.Sprintf("it is bound to the driver %s, not nvidia", d.driver)
 	}
 	return g

@@ -33,16 +33,6 @@ func NVIDIAOccupied(ctx context.Context, uuid string) (Occupancy, error) {
 	return nvidiaUse(ctx, probe.Options{GPU: uuid, Timeout: useTimeout})
 }
 
-// AMDOccupied looks at the AMD GPU whose render node is among these, on the machine below root.
-func AMDOccupied(root string, nodes []string) (Occupancy, error) {
-	t, err := openTree(root)
-	if err != nil {
-		return Occupancy{}, err
-	}
-	defer t.close() //nolint:errcheck // nothing was written
-	return amdUse(t, nodes)
-}
-
 func nvidiaUse(ctx context.Context, opts probe.Options) (Occupancy, error) {
 	report, err := probe.Run(ctx, opts)
 	if err != nil {
@@ -64,10 +54,16 @@ func nvidiaUse(ctx context.Context, opts probe.Options) (Occupancy, error) {
 	return o, nil
 }
 
-// amdUse reads what the compute driver reports about its processes:
-// /sys/class/kfd/kfd/proc/<pid> has vram_<gpu_id>, in bytes, and the queues. A process that
-// only opened the driver does not count.
-func amdUse(t tree, nodes []string) (Occupancy, error) {
+// AMDOccupied looks at the AMD GPU whose render node is among these, on the machine below root.
+// It reads what the compute driver reports about its processes: /sys/class/kfd/kfd/proc/<pid>
+// has vram_<gpu_id>, in bytes, and the queues. A process that only opened the driver does not
+// count.
+func AMDOccupied(root string, nodes []string) (Occupancy, error) {
+	t, err := openTree(root)
+	if err != nil {
+		return Occupancy{}, err
+	}
+	defer t.close() //nolint:errcheck // nothing was written
 	gpu, alone, err := amdNode(t, nodes)
 	if err != nil {
 		return Occupancy{}, fmt.Errorf("check the GPU: %w", err)
@@ -114,4 +110,18 @@ func amdNode(t tree, nodes []string) (gpu kfdGPU, alone bool, err error) {
 	gpu = all[at]
 	parts := slices.DeleteFunc(all, func(n kfdGPU) bool { return n.pci != gpu.pci })
 	return gpu, len(parts) == 1, nil
+}
+
+// AMDDevice returns the directory in /sys of the PCI device of an AMD GPU, or of a
+// partition of one. It identifies the GPU by the render node among its device nodes.
+func AMDDevice(nodes []string) (string, error) {
+	t, err := openTree("/")
+	if err != nil {
+		return "", err
+	}
+	gpu, _, err := amdNode(t, nodes)
+	if err != nil {
+		return "", fmt.Errorf("find the GPU: %w", err)
+	}
+	return path.Join("/", pciDir, gpu.pci), nil
 }

@@ -61,7 +61,7 @@ func TestNVIDIAUse(t *testing.T) {
 func TestAMDUse(t *testing.T) {
 	t.Parallel()
 	const proc = "sys/class/kfd/kfd/proc/"
-	server := func(partitions int, files map[string]string) tree {
+	server := func(partitions int, files map[string]string) string {
 		m := machinetest.MI300X()
 		m.AMD = m.AMD[:2]
 		for i := range m.AMD {
@@ -72,18 +72,11 @@ func TestAMDUse(t *testing.T) {
 		for name, text := range files {
 			must.Write(t, root, name, text+"\n")
 		}
-		tr, err := openTree(root)
-		must.Do(t, err)
-		t.Cleanup(func() { _ = tr.close() })
-		return tr
+		return root
 	}
-	whole := server(1, nil)
-	id := func(tr tree, render int) string {
-		gpu, _, err := amdNode(tr, []string{fmt.Sprintf("/dev/dri/renderD%d", render)})
-		must.Do(t, err)
-		return gpu.id
-	}
-	second := id(whole, 136)
+	gpu, _, err := amdNode(treeAt(t, server(1, nil)), []string{"/dev/dri/renderD136"})
+	must.Do(t, err)
+	second := gpu.id
 	for _, row := range []struct {
 		name       string
 		partitions int
@@ -112,7 +105,7 @@ func TestAMDUse(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			got, err := amdUse(server(row.partitions, row.files), row.nodes)
+			got, err := AMDOccupied(server(row.partitions, row.files), row.nodes)
 			if diff := cmp.Diff(row.want, got); diff != "" || (err == nil) != (row.err == "") || err != nil && !strings.Contains(err.Error(), row.err) {
 				t.Errorf("error %v (-want +got):\n%s", err, diff)
 			}

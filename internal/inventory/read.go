@@ -98,7 +98,9 @@ func Read(ctx context.Context, opts Options) (*Inventory, error) {
 func readFiles(t tree) (*Inventory, []Problem) {
 	cpuinfo := t.text("proc/cpuinfo")
 	inv := &Inventory{Schema: Schema, Arch: cpuArch(cpuinfo), Kernel: kernelRelease(t), OS: readOS(t, cpuinfo)}
-	inv.Hostname = firstWord(printable(t.text("etc/hostname")))
+	if words := strings.Fields(printable(t.text("etc/hostname"))); len(words) > 0 {
+		inv.Hostname = words[0]
+	}
 	var problems, more []Problem
 	inv.CPU, problems = readCPU(t, cpuinfo)
 	inv.Memory, more = readMemory(t, &inv.CPU)
@@ -175,9 +177,19 @@ func kernelRelease(t tree) string {
 	return ""
 }
 
-func firstWord(text string) string {
-	for word := range strings.FieldsSeq(text) {
-		return word
+// ReadGPUs is like Read, but reads only the GPUs of the machine below root: they change
+// while a machine runs, and everything else costs more.
+func ReadGPUs(ctx context.Context, root string) ([]GPU, *NVIDIA, []Problem, error) {
+	t, err := openTree(root)
+	if err != nil {
+		return nil, nil, nil, err
 	}
-	return ""
+	defer t.close() //nolint:errcheck // nothing was written
+	gpus, nv, problems := readNVIDIA(ctx, t)
+	more, _, amd := readAMD(t)
+	gpus = append(gpus, more...)
+	sortGPUs(gpus)
+	unread := t.unread()
+	markUnread(gpus, unread)
+	return gpus, nv, slices.Concat(problems, amd, unread), nil
 }

@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -42,7 +44,9 @@ func askSoftware(ctx context.Context, t tree, opts Options, live *Live) {
 	var systemd, engine, agent error
 	wait.Go(func() { s.Systemd, systemd = askSystemd(ctx) })
 	wait.Go(func() { s.Docker, engine = askDocker(ctx, t, opts.DockerSocket) })
-	wait.Go(func() { s.Agent, agent = askAgent(ctx, t, opts.AgentPath) })
+	if path := cmp.Or(opts.AgentPath, findProgram(t, "buildkite-agent")); path != "" {
+		wait.Go(func() { s.Agent, agent = AskAgent(ctx, path) })
+	}
 	wait.Wait()
 	for _, p := range []struct {
 		subject string
@@ -122,19 +126,8 @@ func majorVersion(version string) string {
 }
 
 // AskAgent asks a buildkite-agent of this machine for its version and for the configuration
-// keys that it knows.
-func AskAgent(ctx context.Context, path string) (Agent, error) { return askAgent(ctx, tree{}, path) }
-
-// askAgent asks the installed buildkite-agent for its version and for the configuration
-// keys that it knows, because it silently ignores unknown ones. A missing agent is not an
-// error.
-func askAgent(ctx context.Context, t tree, path string) (Agent, error) {
-	if path == "" {
-		path = findProgram(t, "buildkite-agent")
-	}
-	if path == "" {
-		return Agent{}, nil
-	}
+// keys that it knows, because it silently ignores unknown ones.
+func AskAgent(ctx context.Context, path string) (Agent, error) {
 	same := programIdentity(path)
 	if known, ok := askedAgents.Load(same); ok && same != "" {
 		agent := known.(Agent)
@@ -231,4 +224,29 @@ func diskFree(path string) (DiskFree, error) {
 		}
 		at = filepath.Dir(at) // where it will be created
 	}
+}
+
+// agentVersion returns "3.76.2" for "buildkite-agent version 3.76.2+build.4321", including
+// a pre-release suffix.
+func agentVersion(output string) string {
+	words := strings.Fields(output)
+	if len(words) < 3 || words[1] != "version" {
+		return ""
+	}
+	version, _, _ := strings.Cut(strings.TrimSuffix(words[2], ","), "+")
+	return version
+}
+
+// agentKeys returns the configuration keys that `buildkite-agent start --help` lists,
+// sorted: every long flag is one.
+func agentKeys(help string) []string {
+	flag := regexp.MustCompile(`^\s+(?:-\w, )?--([a-z0-9][a-z0-9-]*)`)
+	var keys []string
+	for line := range strings.Lines(help) {
+		if m := flag.FindStringSubmatch(line); m != nil && m[1] != "help" && m[1] != "version" {
+			keys = append(keys, m[1])
+		}
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys)
 }

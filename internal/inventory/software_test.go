@@ -72,7 +72,7 @@ func TestAskAgent(t *testing.T) {
 start) echo "  --name value  The name"; env | grep -c BUILDKITE | sed 's/^/  --inherited-/' ;;
 esac`)
 	t.Parallel()
-	agent, err := askAgent(t.Context(), tree{root: "/"}, path)
+	agent, err := AskAgent(t.Context(), path)
 	want := Agent{Path: path, Version: "3.76.2", Keys: []string{"inherited-0", "name"}}
 	if diff := cmp.Diff(want, agent); diff != "" || err != nil {
 		t.Errorf("err %v, agent (-want +got):\n%s", err, diff)
@@ -84,14 +84,14 @@ func TestAskAgentFails(t *testing.T) {
 	t.Parallel()
 	t.Run("it ends with an error", func(t *testing.T) {
 		t.Parallel()
-		agent, err := askAgent(t.Context(), tree{root: "/"}, failing)
+		agent, err := AskAgent(t.Context(), failing)
 		if err == nil || agent.Path != failing || agent.Version != "" {
 			t.Errorf("got %+v, %v; want the path and an error", agent, err)
 		}
 	})
 	t.Run("it is another program", func(t *testing.T) {
 		t.Parallel()
-		if agent, err := askAgent(t.Context(), tree{root: "/"}, other); err == nil {
+		if agent, err := AskAgent(t.Context(), other); err == nil {
 			t.Errorf("got %+v, want an error", agent)
 		}
 	})
@@ -99,7 +99,7 @@ func TestAskAgentFails(t *testing.T) {
 		t.Parallel()
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
-		_, err := askAgent(ctx, tree{root: "/"}, hanging)
+		_, err := AskAgent(ctx, hanging)
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, want the deadline", err)
 		}
@@ -180,7 +180,7 @@ func TestAskDocker(t *testing.T) {
 		"CDISpecDirs":       []string{"/etc/cdi"},
 		"DiscoveredDevices": []map[string]string{{"Source": "cdi", "ID": "nvidia.com/gpu=0"}},
 	})
-	got, err := askDocker(t.Context(), tree{root: "/"}, socket)
+	got, err := askDocker(t.Context(), treeAt(t, "/"), socket)
 	want := Docker{
 		Version: "28.5.2", APIVersion: "1.45", CgroupDriver: "systemd", CgroupVersion: "2", StorageDriver: "overlay2",
 		RootDir: "/srv/docker", CDI: true, CDIDirs: []string{"/etc/cdi"}, CDIDevices: []string{"nvidia.com/gpu=0"},
@@ -197,7 +197,7 @@ func TestAskDockerReadsCDIFiles(t *testing.T) {
 	dir := t.TempDir()
 	must.Do(t, os.WriteFile(filepath.Join(dir, "a.yaml"), []byte("kind: nvidia.com/gpu\ndevices:\n- name: GPU-1\n"), 0o600))
 	socket := engine(t, map[string]any{"ServerVersion": "26.1.5", "CDISpecDirs": []string{dir}})
-	got, err := askDocker(t.Context(), tree{root: "/"}, socket)
+	got, err := askDocker(t.Context(), treeAt(t, "/"), socket)
 	if err != nil || !got.CDI || !cmp.Equal(got.CDIDevices, []string{"nvidia.com/gpu=GPU-1"}) {
 		t.Errorf("got %+v, %v; want CDI with GPU-1", got, err)
 	}
@@ -206,7 +206,7 @@ func TestAskDockerReadsCDIFiles(t *testing.T) {
 // An engine without CDI names no directories.
 func TestAskDockerWithoutCDI(t *testing.T) {
 	t.Parallel()
-	got, err := askDocker(t.Context(), tree{root: "/"}, engine(t, map[string]any{"ServerVersion": "28.5.2"}))
+	got, err := askDocker(t.Context(), treeAt(t, "/"), engine(t, map[string]any{"ServerVersion": "28.5.2"}))
 	if err != nil || got.CDI {
 		t.Errorf("got %+v, %v; want no CDI", got, err)
 	}
@@ -216,7 +216,7 @@ func TestAskDockerWithoutEngine(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "docker.sock")
 	must.Do(t, os.WriteFile(socket, nil, 0o600))
-	if got, err := askDocker(t.Context(), tree{root: "/"}, socket); err == nil {
+	if got, err := askDocker(t.Context(), treeAt(t, "/"), socket); err == nil {
 		t.Errorf("got %+v of a socket that nobody serves, want an error", got)
 	}
 }

@@ -3,6 +3,7 @@ package inventory
 import (
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,8 +21,9 @@ const maxFile = 4 << 20
 // they are. Below any other root nothing outside of it is opened, whatever its links point
 // to: a recorded tree comes from someone else.
 type tree struct {
-	root string
-	dir  *os.Root // nil for "/"
+	root  string
+	files fs.FS
+	close func() error
 	// captured, if not nil, collects what was read, by path: a tree of just these files reads
 	// the same. A directory is recorded as path + dirMark.
 	captured map[string]string
@@ -34,37 +36,24 @@ type tree struct {
 const dirMark = "/.kbnode"
 
 func openTree(root string) (tree, error) {
+	failed := &failures{list: map[string]error{}}
 	if root == "" || filepath.Clean(root) == "/" {
-		return tree{root: "/", failed: &failures{list: map[string]error{}}}, nil
+		return tree{root: "/", files: os.DirFS("/"), close: func() error { return nil }, failed: failed}, nil
 	}
 	dir, err := os.OpenRoot(root)
 	if err != nil {
 		return tree{}, fmt.Errorf("open machine tree: %w", err)
 	}
-	return tree{root: root, dir: dir, failed: &failures{list: map[string]error{}}}, nil
+	return tree{root: root, files: dir.FS(), close: dir.Close, failed: failed}, nil
 }
 
 // live reports whether the tree is the machine that kbnode runs on.
-func (t tree) live() bool { return t.dir == nil }
-
-func (t tree) close() error {
-	if t.dir == nil {
-		return nil
-	}
-	return t.dir.Close()
-}
-
-func (t tree) open(path string) (*os.File, error) {
-	if t.dir == nil {
-		return os.Open(filepath.Join("/", path))
-	}
-	return t.dir.Open(path)
-}
+func (t tree) live() bool { return t.root == "/" }
 
 // read returns the text of a file without surrounding white space and without the NUL at
 // the end of many files copied out of sysfs.
 func (t tree) read(path string) (string, error) {
-	f, err := t.open(path)
+	f, err := t.files.Open(path)
 	if err != nil {
 		t.fail(path, err)
 		return "", err
@@ -110,27 +99,16 @@ func (t tree) id(path string) int {
 
 // names returns the entries of a directory in alphabetical order.
 func (t tree) names(path string) []string {
-	f, err := t.open(path)
+	entries, err := fs.ReadDir(t.files, path)
 	if err != nil {
-		t.fail(path, err)
-		return nil
-	}
-	defer f.Close() //nolint:errcheck // nothing was written
-	entries, err := f.ReadDir(maxEntries)
-	if err != nil {
-		t.fail(path, err) // the end of the directory is not an error here
+		t.fail(path, err) // what was read before it counts
 	}
 	names := make([]string, 0, len(entries))
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	slices.Sort(names)
 	return names
 }
-
-// maxEntries bounds one directory; a machine has at most 8192 CPUs and far fewer PCI
-// devices.
-const maxEntries = 32 << 10
 
 // numbered returns the numbers N of the entries prefix+N of a directory, ascending.
 func (t tree) numbered(path, prefix string) []int {
@@ -150,13 +128,7 @@ func (t tree) numbered(path, prefix string) []int {
 }
 
 func (t tree) exists(path string) bool {
-	var info os.FileInfo
-	var err error
-	if t.dir == nil {
-		info, err = os.Stat(filepath.Join("/", path))
-	} else {
-		info, err = t.dir.Stat(path)
-	}
+	info, err := fs.Stat(t.files, path)
 	if err != nil {
 		t.fail(path, err)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 func TestChoose(t *testing.T) {
@@ -38,5 +39,15 @@ func TestChoose(t *testing.T) {
 		if _, input := errors.AsType[*config.InputError](err); tt.says != "" && (!input || !strings.Contains(err.Error(), tt.says)) {
 			t.Errorf("%v: %v, want %q", tt.args, err, tt.says)
 		}
+	}
+}
+
+// TestSlotlessDrains checks that drains without a slot can be resumed, by name and with all.
+func TestSlotlessDrains(t *testing.T) {
+	t.Parallel()
+	p := &plan.Plan{Slots: wantedSlots(2)}
+	got := slotless(p, []plan.Drain{{Slot: 1, By: plan.ByOperator}, {Slot: 5, By: plan.ByOperator}, {Slot: 6, By: "gpu.ecc"}})
+	if len(got) != 1 || got[0].Name != "gpu5" || got[0].Index != 5 || got[0].User != "" {
+		t.Errorf("resume knows %+v", got) // and not what health has drained
 	}
 }

@@ -84,5 +84,5 @@ func (out *SelftestReport) Verdict() string {
 	case tried == 0:
 		return "No slot could be tried, all are busy or parked; try again when one is idle."
 	}
-	return fmt.Sprintf("Everything held in %d %s%s.", tried, text.Plural(tried, "slot", "slots"), left)
+	return fmt.Sprintf("Everything held in %s%s.", text.Count(tried, "slot"), left)
 }

@@ -119,19 +119,11 @@ func (d *source) Journal(ctx context.Context, unit string) ([]string, error) {
 }
 
 func (d *source) Program(ctx context.Context, p systemd.Program) ([]byte, error) {
-	bus, err := d.bus()
-	if err != nil {
-		return nil, err
-	}
-	return bus.RunProgram(ctx, p)
-}
-
-func (d *source) bus() (*systemd.Bus, error) {
 	host, err := d.connect()
 	if err != nil {
 		return nil, err
 	}
-	return host.Bus, nil
+	return host.Bus.RunProgram(ctx, p)
 }
 
 func (d *source) Containers(ctx context.Context, m *doctor.Machine) ([]selftest.SlotReport, error) {

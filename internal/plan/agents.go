@@ -39,12 +39,6 @@ func CheckAgentVersion(v string) error {
 	return nil
 }
 
-// CheckAgent returns an error if a slot would not be isolated with this agent.
-func CheckAgent(agent inventory.Agent) error {
-	_, err := agentKeysFor(agent)
-	return err
-}
-
 // Agents records which agent slots run.
 type Agents struct {
 	Version  string         `json:"version"`        // "" is the installed one
@@ -172,9 +166,5 @@ func (a Agents) check() error {
 
 // RenderAgents returns the content of AgentsPath.
 func RenderAgents(a Agents) (string, error) {
-	text, err := json.MarshalIndent(agentsFile{"kbnode", Schema, a}, "", "  ")
-	if err != nil {
-		return "", fmt.Errorf("render agents: %w", err)
-	}
-	return string(text) + "\n", nil
+	return renderJSON("agents", agentsFile{"kbnode", Schema, a})
 }

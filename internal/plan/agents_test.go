@@ -18,8 +18,8 @@ func TestAgentPerSlot(t *testing.T) {
 	t.Parallel()
 	in := input(readMachine(t, machinetest.B200x8()), config.Config{Queue: "b200"})
 	want := planned(t, in)
-	keys := make([]string, 0, len(agentKeys))
-	for _, k := range agentKeys {
+	var keys []string
+	for _, k := range agentKeys(*in.Config, Slot{}, "") {
 		keys = append(keys, k.name)
 	}
 	in.Agents = Agents{

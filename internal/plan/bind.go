@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -118,42 +117,38 @@ func lastOf(bindings []Binding, slot int) *Last {
 // choose returns the members that the operator wants. An index is a GPU's number,
 // which does not shift when another GPU goes away.
 func choose(pool []Member, want config.GPUs, count int) ([]Member, error) {
-	chosen, err := chooseNamed(pool, want)
-	if err != nil || count == 0 {
-		return chosen, err
+	chosen := pool
+	if len(want.List) > 0 {
+		listed := map[int]bool{}
+		for _, name := range want.List {
+			indices, err := named(pool, name)
+			if err != nil {
+				return nil, fmt.Errorf("%w; choose one of them with --gpus", err)
+			}
+			for _, i := range indices {
+				if listed[i] {
+					return nil, fmt.Errorf("GPU %s is listed twice; list each GPU once in --gpus", name)
+				}
+				listed[i] = true
+			}
+		}
+		chosen = nil
+		for i, m := range pool {
+			if listed[i] {
+				chosen = append(chosen, m)
+			}
+		}
 	}
 	all := numbers(chosen)
 	switch {
+	case count == 0:
+		return chosen, nil
 	case !want.IsZero() && count != len(all):
 		return nil, fmt.Errorf("gpu_count: %d and gpus, which lists %d, contradict each other; leave out one of them (--gpu-count, --gpus)", count, len(all))
 	case count < 0 || count > len(all):
 		return nil, fmt.Errorf("gpu_count: %d GPUs are requested, but this machine has %d; write at most %[2]d (--gpu-count), or leave it out for all", count, len(all))
 	}
 	return slices.DeleteFunc(slices.Clone(chosen), func(u Member) bool { return !slices.Contains(all[:count], u.GPU) }), nil
-}
-
-func chooseNamed(pool []Member, want config.GPUs) ([]Member, error) {
-	if len(want.List) == 0 {
-		return pool, nil
-	}
-	taken := map[int]bool{}
-	for _, name := range want.List {
-		indices, err := named(pool, name)
-		if err != nil {
-			return nil, fmt.Errorf("%w; choose one of them with --gpus", err)
-		}
-		for _, i := range indices {
-			if taken[i] {
-				return nil, fmt.Errorf("GPU %s is listed twice; list each GPU once in --gpus", name)
-			}
-			taken[i] = true
-		}
-	}
-	var chosen []Member
-	for _, i := range slices.Sorted(maps.Keys(taken)) {
-		chosen = append(chosen, pool[i])
-	}
-	return chosen, nil
 }
 
 // named returns the indices that a name refers to: all parts of a GPU, or the one

@@ -11,12 +11,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-)
-
-// The minimum of a slot, from the vendors' guide.
-const (
-	minSlotMemory = 16 << 30 // bytes
-	minSlotCores  = 8
+	"github.com/gpu-mode/kbnode/internal/split"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Build computes what should be true of a machine. An error is a refusal that
@@ -39,7 +35,7 @@ func Build(in Input) (*Plan, error) {
 	if cfg.Node == "" && inv.Hostname == "" && slices.Contains(inv.Unread, inventory.SubjectHost) {
 		return nil, fmt.Errorf("the host name could not be read (%s), and agents are named after it; set one with --node (node)", inv.WhyUnread(inventory.SubjectHost))
 	}
-	split, err := chooseSplit(inv, cfg, slots, bindings)
+	parts, err := chooseSplit(inv, cfg, slots, bindings)
 	if err != nil {
 		return nil, err
 	}
@@ -47,8 +43,8 @@ func Build(in Input) (*Plan, error) {
 	p := &Plan{
 		Schema:   Schema,
 		Node:     safeName(node),
-		Warnings: append(append([]string{}, warnings...), split.Warnings...), // never nil: JSON has a list
-		Reserved: Reserved{CPUs: split.ReservedCPUs.String(), MemoryBytes: split.ReservedMemory},
+		Warnings: append(append([]string{}, warnings...), parts.Warnings...), // never nil: JSON has a list
+		Reserved: Reserved{CPUs: parts.ReservedCPUs.String(), MemoryBytes: parts.ReservedMemory},
 	}
 	addresses := map[string]bool{}
 	for _, g := range inv.GPUs {
@@ -70,7 +66,6 @@ func Build(in Input) (*Plan, error) {
 		agents = Agents{} // that is the one to run
 	}
 	p.addReleases(agents)
-	keys := map[string][]agentKey{} // by version
 	if err := p.addAutoUpdate(in, cfg); err != nil {
 		return nil, err
 	}
@@ -83,7 +78,7 @@ func Build(in Input) (*Plan, error) {
 		queued[queueName(cfg.Queue, b.Slot, p.Node)]++
 	}
 	for i, b := range slots {
-		blk := split.Blocks[i]
+		blk := parts.Blocks[i]
 		all = all.Union(blk.CPUs)
 		s := b.Slot
 		s.Queue, s.Shape, s.Agent = queueName(cfg.Queue, s, p.Node), shapeKey(s), p.Node+"-"+s.Name
@@ -92,19 +87,13 @@ func Build(in Input) (*Plan, error) {
 		s.Tags = append(s.Tags, fmt.Sprintf("slots=%d", queued[s.Queue])) // tells kbnode queue how many agents are missing
 		s.Drains = drainsOf(in.Drains, s.Index)
 		s.AgentVersion = agents.Of(s.Index)
-		program := agents.program(s.AgentVersion, inv.Software.Agent)
-		if keys[s.AgentVersion] == nil {
-			if keys[s.AgentVersion], err = agentKeysFor(program); err != nil {
-				return nil, err
-			}
-		}
 		p.Slots = append(p.Slots, s)
 		for _, g := range s.GPUs {
 			if s.Parked == "" && g.UUID == "" {
 				p.Warnings = append(p.Warnings, fmt.Sprintf("slot %s: no driver reports a UUID for the GPU at %s, so it is known only by its address", s.Name, g.PCI))
 			}
 		}
-		if err := p.addSlot(in, cfg, program.Version, keys[s.AgentVersion], s); err != nil {
+		if err := p.addSlot(in, cfg, agents.program(s.AgentVersion, inv.Software.Agent), s); err != nil {
 			return nil, err
 		}
 	}
@@ -116,7 +105,7 @@ func Build(in Input) (*Plan, error) {
 	}
 	p.addTunables(inv, cfg)
 	cores, memory, disk := TooSmall(inv, p)
-	for _, w := range []string{cores, split.Unreserved, memory, disk} {
+	for _, w := range []string{cores, parts.Unreserved, memory, disk} {
 		if w != "" {
 			p.Warnings = append(p.Warnings, w)
 		}
@@ -170,11 +159,11 @@ func TooSmall(inv *inventory.Inventory, p *Plan) (cores, memory, disk string) {
 		who = "slot " + s.Name
 	}
 	cpus, _ := cpuset.Parse(s.CPUs)
-	if n := len(coresOf(inv.CPU.List, cpus)); n < minSlotCores {
-		cores = fmt.Sprintf("%s has %s; %d is the minimum for fair timings", who, counted(n, "core"), minSlotCores)
+	if n := len(split.Cores(inv.CPU.List, cpus)); n < split.MinCores {
+		cores = fmt.Sprintf("%s has %s; %d is the minimum for fair timings", who, text.Count(n, "core"), split.MinCores)
 	}
-	if s.MemoryBytes < minSlotMemory {
-		memory = fmt.Sprintf("%s has %s of memory; %s is the minimum", who, config.Size(s.MemoryBytes), config.Size(minSlotMemory))
+	if s.MemoryBytes < split.MinSlotMemory {
+		memory = fmt.Sprintf("%s has %s of memory; %s is the minimum", who, config.Size(s.MemoryBytes), config.Size(split.MinSlotMemory))
 	}
 	if s.DiskBytes > 0 && s.DiskBytes < minSlotDisk {
 		disk = fmt.Sprintf("%s has %s of disk; %s is the minimum", who, config.Size(s.DiskBytes), config.Size(minSlotDisk))
@@ -190,21 +179,6 @@ func (p *Plan) addBindings(slots []assignment, node *LastNode) error {
 		f.Slots = append(f.Slots, b)
 	}
 	return p.addJSON(BindingsPath, 0o644, -1, f)
-}
-
-// UnmarshalJSON reads a binding. One from before slots of several GPUs lacks the
-// number of its GPU, which was the slot's.
-func (b *Binding) UnmarshalJSON(text []byte) error {
-	type plain Binding
-	v := plain{Member: Member{GPU: -1}}
-	if err := json.Unmarshal(text, &v); err != nil {
-		return err
-	}
-	if v.GPU < 0 {
-		v.GPU = v.Slot
-	}
-	*b = Binding(v)
-	return nil
 }
 
 // ParseBindings reads the content of BindingsPath.

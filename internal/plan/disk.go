@@ -31,14 +31,13 @@ func diskShare(disks []inventory.DiskFree, slots int) int64 {
 // chooseDisks gives each slot its disk: as configured, else its share, or its last size
 // if the size of the file system cannot be read.
 func chooseDisks(inv *inventory.Inventory, cfg config.Config, slots []assignment) error {
-	subject := inventory.DiskSubject(agentsDir)
-	at := slices.IndexFunc(inv.Problems, func(p inventory.Problem) bool { return p.Subject == subject })
-	unread := at >= 0 && cfg.Job.Disk == 0 && !slices.ContainsFunc(inv.Disks, func(d inventory.DiskFree) bool { return d.Path == agentsDir })
+	why := inv.WhyUnread(inventory.DiskSubject(agentsDir))
+	unread := why != "" && cfg.Job.Disk == 0 && !slices.ContainsFunc(inv.Disks, func(d inventory.DiskFree) bool { return d.Path == agentsDir })
 	for i := range slots {
 		s := &slots[i]
 		switch s.DiskBytes = int64(cfg.Job.Disk); {
 		case unread && s.last == nil:
-			return fmt.Errorf("the size of %s could not be read (%s), so slot %s cannot have its own disk; set its size with job.disk, or try again", agentsDir, inv.Problems[at].Detail, s.Name)
+			return fmt.Errorf("the size of %s could not be read (%s), so slot %s cannot have its own disk; set its size with job.disk, or try again", agentsDir, why, s.Name)
 		case unread:
 			s.DiskBytes = s.last.DiskBytes
 		case s.DiskBytes == 0:

@@ -58,11 +58,7 @@ func RenderDrains(drains []Drain) (string, error) {
 	f := drainsFile{WrittenBy: "kbnode", Schema: Schema, Drains: slices.SortedFunc(slices.Values(drains), func(a, b Drain) int {
 		return cmp.Or(a.Slot-b.Slot, cmp.Compare(a.By, b.By))
 	})}
-	text, err := json.MarshalIndent(f, "", "  ")
-	if err != nil {
-		return "", fmt.Errorf("render drained slots: %w", err)
-	}
-	return string(text) + "\n", nil
+	return renderJSON("drained slots", f)
 }
 
 // AddDrain adds a drain. One of the same slot with the same By keeps its time.
@@ -90,17 +86,11 @@ func drainsOf(drains []Drain, slot int) []Drain {
 			list = append(list, d)
 		}
 	}
+	rank := map[string]int{ByOperator: -1}
 	slices.SortStableFunc(list, func(a, b Drain) int {
-		return cmp.Or(-cmp.Compare(rankBy(a), rankBy(b)), a.Since.Compare(b.Since))
+		return cmp.Or(rank[a.By]-rank[b.By], a.Since.Compare(b.Since))
 	})
 	return list
-}
-
-func rankBy(d Drain) int {
-	if d.By == ByOperator {
-		return 1
-	}
-	return 0
 }
 
 // withoutSlot warns about drains by operators whose slot no longer exists: its GPU

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // group combines members into slots: first those that the configuration names, then
@@ -62,7 +63,7 @@ func group(members []Member, cfg config.Config, bindings []Binding) ([][]Member,
 		free := kinds[model]
 		if len(free)%size != 0 {
 			return nil, fmt.Errorf("gpus_per_slot: %s cannot be divided into groups of %d; write a number that divides them (--gpus-per-slot), choose others with --gpus, or name groups in %s",
-				counted(len(free), "GPU"), size, ConfigPath)
+				text.Count(len(free), "GPU"), size, ConfigPath)
 		}
 		for _, b := range bindings {
 			var group []int

@@ -18,7 +18,8 @@ func cpuCount(t *testing.T, list string) int {
 	return set.Len()
 }
 
-// TestGuideMachines checks that the machines of the vendors' guides get what the guides promise.
+// TestGuideMachines checks that the machines of the vendors' guides get what the guides promise. What
+// they get by default is in the golden files.
 func TestGuideMachines(t *testing.T) {
 	t.Parallel()
 	h100, smt, l40s := machinetest.GuideH100(), machinetest.GuideH100SMT(), machinetest.GuideL40S()
@@ -40,7 +41,6 @@ func TestGuideMachines(t *testing.T) {
 		memory int64 // of each slot, at least
 		says   string
 	}{
-		"as it comes":                  {h100, config.Config{}, 15, 30 * gib, ""},
 		"the command":                  {h100, config.Config{CPUsPerSlot: 16, MemoryPerSlot: 32 * gib}, 16, 30 * gib, "memory_per_slot: 32GiB is slightly more than fits; each slot gets 30GiB"},
 		"the command, CPUs":            {h100, config.Config{CPUsPerSlot: 16}, 16, 30 * gib, "the slots take every CPU, so the system has to run on theirs"},
 		"the command, SMT":             {smt, config.Config{CPUsPerSlot: 16, MemoryPerSlot: 32 * gib}, 16, 30 * gib, "the slots take every CPU"},
@@ -49,8 +49,6 @@ func TestGuideMachines(t *testing.T) {
 		"GB":                           {decimal, config.Config{MemoryPerSlot: 32 * gib}, 15, 29 * gib, "each slot gets"},
 		"no reserve":                   {h100, config.Config{Reserve: config.Reserve{CPUs: config.NoThreads}}, 16, 30 * gib, ""},
 		"no reserve, SMT":              {smt, config.Config{Reserve: config.Reserve{CPUs: config.NoThreads}}, 16, 30 * gib, ""},
-		"less than the least":          {smt, config.Config{}, 14, 30 * gib, "with no CPUs reserved for the system, each slot would have 8 cores; write reserve.cpus: 0 (--reserve-cpus 0)"},
-		"two L40S":                     {l40s, config.Config{}, 7, 135 * gib, "with no CPUs reserved for the system, each slot would have 8 cores"},
 		"two L40S, no reserve":         {l40s, config.Config{Reserve: config.Reserve{CPUs: config.NoThreads}}, 8, 135 * gib, ""},
 		"two L40S, by variables":       {l40s, config.Config{CPUsPerSlot: 8, MemoryPerSlot: 144 * gib}, 8, 135 * gib, "memory_per_slot: 144GiB is slightly more"},
 		"one core more than advised":   {odd, config.Config{}, 16, 30 * gib, ""},
@@ -84,9 +82,8 @@ func TestReserveThatWasSaid(t *testing.T) {
 		{CPUsPerSlot: 16, Reserve: config.Reserve{CPUs: 1}},
 		{MemoryPerSlot: 32 << 30, Reserve: config.Reserve{Memory: 12 << 30}},
 	} {
-		if _, err := Build(input(inv, cfg)); err == nil || !strings.Contains(err.Error(), "_per_slot") {
-			t.Errorf("%+v: %v", cfg.Reserve, err)
-		}
+		_, err := Build(input(inv, cfg))
+		must.Err(t, err, "_per_slot")
 	}
 	p := build(t, inv, config.Config{Reserve: config.Reserve{CPUs: 8, Memory: 24 << 30}}, nil, false)
 	if p.Reserved.MemoryBytes < 24<<30 || cpuCount(t, p.Reserved.CPUs) < 8 {

@@ -10,6 +10,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/split"
 )
 
 // Last is what a slot was last planned with. The slot keeps it if the facts behind it cannot
@@ -35,16 +36,10 @@ type LastNode struct {
 func Recall(inv *inventory.Inventory, bindings *Bindings) (*inventory.Inventory, error) {
 	out, last := *inv, cmp.Or(bindings.Node, &LastNode{})
 	sw := &out.Software
-	why := func(subject string) string { // also for an Inventory that has it only in Problems
-		if p := slices.IndexFunc(inv.Problems, func(p inventory.Problem) bool { return p.Subject == subject }); p >= 0 {
-			return inv.Problems[p].Detail
-		}
-		return ""
-	}
-	if why(inventory.SubjectHost) != "" {
+	if inv.WhyUnread(inventory.SubjectHost) != "" {
 		out.Hostname = last.Name
 	}
-	agent := why(inventory.SubjectAgent)
+	agent := inv.WhyUnread(inventory.SubjectAgent)
 	if sw.Agent.Path == "" && slices.Contains(inv.Unread, inventory.SubjectFiles) || sw.Agent.Path != "" && (sw.Agent.Version == "" || agent != "") {
 		sw.Agent = last.Software.Agent
 		if sw.Agent.Version == "" && inv.Software.Agent.Path != "" {
@@ -52,13 +47,13 @@ func Recall(inv *inventory.Inventory, bindings *Bindings) (*inventory.Inventory,
 				inv.Software.Agent.Path, agent)
 		}
 	}
-	if sw.Docker.Version == "" && why(inventory.SubjectDocker) != "" {
+	if sw.Docker.Version == "" && inv.WhyUnread(inventory.SubjectDocker) != "" {
 		sw.Docker = last.Software.Docker
 	}
 	if slices.Contains(inv.Unread, inventory.SubjectCDI) && last.Software.Docker.Version != "" {
 		sw.Docker.CDI, sw.Docker.CDIDevices = last.Software.Docker.CDI, last.Software.Docker.CDIDevices
 	}
-	if sw.Systemd == "" && why(inventory.SubjectSystem) != "" {
+	if sw.Systemd == "" && inv.WhyUnread(inventory.SubjectSystem) != "" {
 		sw.Systemd = last.Software.Systemd
 	}
 	if slices.Contains(inv.Unread, inventory.SubjectFiles) {
@@ -115,30 +110,24 @@ func SayUnread(inv *inventory.Inventory) (warnings []string) {
 	return warnings
 }
 
-// unreadCPUs returns why the machine cannot be split, because its CPUs or memory
-// are not fully known; "" if it can be.
-func unreadCPUs(inv *inventory.Inventory) string {
-	return cmp.Or(inv.WhyUnread(inventory.SubjectCPU), inv.WhyUnread(inventory.SubjectMemory))
-}
-
 // lastSplit returns the last planned split, for a machine that cannot be split now.
 // It returns an error if a slot had none, or if slots would share CPUs.
-func lastSplit(slots []assignment, node *LastNode, total int64, why string) (splitResult, error) {
-	var res splitResult
+func lastSplit(slots []assignment, node *LastNode, total int64, why string) (split.Result, error) {
+	var res split.Result
 	var all cpuset.Set
 	for _, s := range slots {
 		var cpus, mems cpuset.Set
 		err := errors.New("no earlier CPUs")
-		if s.last != nil && node != nil && s.last.MemoryBytes >= minMemory {
+		if s.last != nil && node != nil && s.last.MemoryBytes >= split.MinMemory {
 			if cpus, err = cpuset.Parse(s.last.CPUs); err == nil {
 				mems, err = cpuset.Parse(s.last.MemoryNodes)
 			}
 		}
 		if err != nil || cpus.Len() == 0 || !cpus.Disjoint(all) {
-			return splitResult{}, fmt.Errorf("the machine cannot be split, because its CPUs and memory could not be read (%s) and slot %s has no CPUs to keep; try again when they can be read", why, s.Name)
+			return split.Result{}, fmt.Errorf("the machine cannot be split, because its CPUs and memory could not be read (%s) and slot %s has no CPUs to keep; try again when they can be read", why, s.Name)
 		}
 		all = all.Union(cpus)
-		res.Blocks = append(res.Blocks, block{CPUs: cpus, MemoryNodes: mems, MemoryBytes: s.last.MemoryBytes})
+		res.Blocks = append(res.Blocks, split.Block{CPUs: cpus, MemoryNodes: mems, MemoryBytes: s.last.MemoryBytes})
 	}
 	for _, b := range res.Blocks {
 		total -= b.MemoryBytes
@@ -152,8 +141,8 @@ func lastSplit(slots []assignment, node *LastNode, total int64, why string) (spl
 }
 
 // chooseSplit returns the split of the machine, or the last one if the machine cannot be read.
-func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment, bindings *Bindings) (splitResult, error) {
-	if why := unreadCPUs(inv); why != "" {
+func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment, bindings *Bindings) (split.Result, error) {
+	if why := cmp.Or(inv.WhyUnread(inventory.SubjectCPU), inv.WhyUnread(inventory.SubjectMemory)); why != "" {
 		return lastSplit(slots, bindings.Node, inv.Memory.TotalBytes, why)
 	}
 	if slices.ContainsFunc(slots, func(s assignment) bool {
@@ -166,7 +155,7 @@ func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment
 	}
 	res, err := splitSlots(inv, cfg, slots)
 	if err != nil {
-		return splitResult{}, err
+		return split.Result{}, err
 	}
 	if !keepMemory(&res, slots, bindings, cfg) && res.Clamped != "" {
 		res.Warnings = append(res.Warnings, res.Clamped)
@@ -174,14 +163,10 @@ func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment
 	return res, nil
 }
 
-// bootShare is the fraction (1/32) by which memory may differ between two boots of an
-// unchanged machine: the kernel takes some, not always from the same place.
-const bootShare = 32
-
 // keepMemory lets slots keep their memory while their share of it differs only as it
 // may between two boots, and reports whether they do. They never get more than the
 // machine has, so what they keep over their share comes out of the reserve.
-func keepMemory(res *splitResult, slots []assignment, bindings *Bindings, cfg config.Config) bool {
+func keepMemory(res *split.Result, slots []assignment, bindings *Bindings, cfg config.Config) bool {
 	node := bindings.Node
 	if node == nil || node.ReserveMemory != int64(cfg.Reserve.Memory) || node.MemoryPerSlot != int64(cfg.MemoryPerSlot) || len(bindings.Slots) != len(slots) {
 		return false
@@ -190,7 +175,7 @@ func keepMemory(res *splitResult, slots []assignment, bindings *Bindings, cfg co
 	slotsOn := map[string]int64{} // slots, by NUMA nodes
 	for i, s := range slots {
 		b := res.Blocks[i]
-		if s.last == nil || s.last.CPUs != b.CPUs.String() || s.last.MemoryNodes != b.MemoryNodes.String() || !nearlyEqual(s.last.MemoryBytes, b.MemoryBytes) {
+		if s.last == nil || s.last.CPUs != b.CPUs.String() || s.last.MemoryNodes != b.MemoryNodes.String() || !split.NearlyEqual(s.last.MemoryBytes, b.MemoryBytes) {
 			return false
 		}
 		if s.last.MemoryBytes < b.MemoryBytes && cfg.MemoryPerSlot > 0 { // the requested size fits now
@@ -211,16 +196,12 @@ func keepMemory(res *splitResult, slots []assignment, bindings *Bindings, cfg co
 	return true
 }
 
-// nearlyEqual reports whether two sizes differ only as they may between two boots of a machine.
-func nearlyEqual(was, is int64) bool {
-	return was > 0 && is > 0 && max(was, is)-min(was, is) <= was/bootShare
-}
-
 // lastNode returns what the next plan may need from this one.
 func (p *Plan) lastNode(inv *inventory.Inventory, cfg config.Config) *LastNode {
 	sw, d := inv.Software, inv.Software.Docker
+	keys := agentKeys(cfg, Slot{}, "")
 	sw.Agent.Keys = slices.DeleteFunc(slices.Clone(sw.Agent.Keys), func(name string) bool {
-		return !slices.ContainsFunc(agentKeys, func(k agentKey) bool { return k.name == name })
+		return !slices.ContainsFunc(keys, func(k agentKey) bool { return k.name == name })
 	})
 	sw.Docker = inventory.Docker{ // lists are never nil in JSON
 		Version: d.Version, CgroupDriver: d.CgroupDriver, StorageDriver: d.StorageDriver,

@@ -2,77 +2,50 @@ package plan
 
 import "testing"
 
-func TestOwns(t *testing.T) {
+// TestOwned asks which patterns match a path or a name.
+func TestOwned(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct {
-		name, path string
-		slot       int
-		ok         bool
-	}{
-		{"the parent slice", "/etc/systemd/system/buildkite.slice", -1, true},
-		{"a slot's slice", UnitDir + "/" + SliceName(3), 3, true},
-		{"a slot's agent", UnitDir + "/" + AgentUnit(12), 12, true},
-		{"a slot's guard", UnitDir + "/" + GuardUnit(0), 0, true},
-		{"a slot's policy", SlotPolicyPath(7), 7, true},
-		{"an agent's configuration", AgentDir(5) + "/buildkite-agent.cfg", 5, true},
-		{"a hook", HooksDir + "/environment", -1, true},
-		{"the kept bindings", BindingsPath, -1, true},
-		{"a drop-in of an operator", UnitDir + "/" + AgentUnit(0) + ".d/50-mine.conf", -1, false},
-		{"a slice with a word after its number", UnitDir + "/buildkite-gpu0x.slice", -1, false},
-		{"a number with a leading zero", UnitDir + "/buildkite-gpu00.slice", -1, false},
-		{"a number too large", UnitDir + "/buildkite-gpu99999999999999999999.slice", -1, false},
-		{"no number", UnitDir + "/buildkite-gpu.slice", -1, false},
-		{"a file deeper in an agent's directory", AgentDir(5) + "/a/b", -1, false},
-		{"an agent's directory itself", AgentDir(5), -1, false},
-		{"an old script's configuration", "/etc/buildkite-agent/buildkite-agent-gpu0.cfg", -1, false},
-		{"another program's unit", UnitDir + "/docker.service", -1, false},
-	} {
-		if slot, ok := Owns(tt.path); slot != tt.slot || ok != tt.ok {
-			t.Errorf("%s: Owns(%s) = %d, %v; want %d, %v", tt.name, tt.path, slot, ok, tt.slot, tt.ok)
-		}
+	var earlier []string
+	for _, e := range EarlierFiles {
+		earlier = append(earlier, e.Pattern)
 	}
-}
-
-func TestOwnedUsers(t *testing.T) {
-	t.Parallel()
-	for name, want := range map[string]bool{
-		UserName(0): true, UserName(12): true, GitUser: true, "kbnode-gpu": false, "kbnode-gpu07": false, "kbnode-gpu0x": false, "kbnode-git0": false, "kbnode": false, "alice": false,
-	} {
-		owned := false
-		for _, pattern := range OwnedUsers {
-			_, ok := MatchOwned(pattern, name)
-			owned = owned || ok
-		}
-		if owned != want {
-			t.Errorf("%s: %v", name, owned)
-		}
-	}
-}
-
-func TestEarlierFiles(t *testing.T) {
-	t.Parallel()
+	const none = -2 // no pattern matches
 	for _, tt := range []struct {
-		name, path string
-		slot       int
-		ok         bool
+		patterns []string // nil for those of Owns
+		slots    map[string]int
 	}{
-		{"an agent's configuration with its token", "/etc/buildkite-agent/buildkite-agent-gpu12.cfg", 12, true},
-		{"that of an agent without a GPU", "/etc/buildkite-agent/buildkite-agent.cfg", -1, false},
-		{"a copy that an editor left", "/etc/buildkite-agent/buildkite-agent-gpu0.cfg~", -1, false},
-		{"the job that updates images", "/etc/cron.d/kernelbot-update", -1, true},
-		{"another cron job", "/etc/cron.d/kernelbot", -1, false},
-		{"a hook", HooksDir + "/pre-command", -1, true},
-		{"an example of a hook", HooksDir + "/pre-command.sample", -1, false},
-		{"what a hook reads", HooksDir + "/lib.sh", -1, false},
+		{nil, map[string]int{
+			"/etc/systemd/system/buildkite.slice": -1, HooksDir + "/environment": -1, BindingsPath: -1,
+			UnitDir + "/" + SliceName(3): 3, UnitDir + "/" + AgentUnit(12): 12, UnitDir + "/" + GuardUnit(0): 0, SlotPolicyPath(7): 7, AgentDir(5) + "/buildkite-agent.cfg": 5,
+			// A drop-in of an operator, and names that look like kbnode's.
+			UnitDir + "/" + AgentUnit(0) + ".d/50-mine.conf": none, UnitDir + "/buildkite-gpu0x.slice": none, UnitDir + "/buildkite-gpu00.slice": none,
+			UnitDir + "/buildkite-gpu99999999999999999999.slice": none, UnitDir + "/buildkite-gpu.slice": none,
+			AgentDir(5) + "/a/b": none, AgentDir(5): none, "/etc/buildkite-agent/buildkite-agent-gpu0.cfg": none, UnitDir + "/docker.service": none,
+		}},
+		{OwnedUsers, map[string]int{
+			UserName(0): 0, UserName(12): 12, GitUser: -1,
+			"kbnode-gpu": none, "kbnode-gpu07": none, "kbnode-gpu0x": none, "kbnode-git0": none, "kbnode": none, "alice": none,
+		}},
+		{earlier, map[string]int{
+			"/etc/buildkite-agent/buildkite-agent-gpu12.cfg": 12, "/etc/cron.d/kernelbot-update": -1, HooksDir + "/pre-command": -1,
+			// An agent without a GPU, what an editor left, an example of a hook, and what a hook reads.
+			"/etc/buildkite-agent/buildkite-agent.cfg": none, "/etc/buildkite-agent/buildkite-agent-gpu0.cfg~": none, "/etc/cron.d/kernelbot": none,
+			HooksDir + "/pre-command.sample": none, HooksDir + "/lib.sh": none,
+		}},
 	} {
-		slot, ok := -1, false
-		for _, e := range EarlierFiles {
-			if k, matches := MatchOwned(e.Pattern, tt.path); matches {
-				slot, ok = k, true
+		for name, want := range tt.slots {
+			got := none
+			if slot, ok := Owns(name); ok && tt.patterns == nil {
+				got = slot
 			}
-		}
-		if slot != tt.slot || ok != tt.ok {
-			t.Errorf("%s: %s matches as %d, %v; want %d, %v", tt.name, tt.path, slot, ok, tt.slot, tt.ok)
+			for _, pattern := range tt.patterns {
+				if slot, ok := MatchOwned(pattern, name); ok {
+					got = slot
+				}
+			}
+			if got != want {
+				t.Errorf("%s is of slot %d, want %d", name, got, want)
+			}
 		}
 	}
 }

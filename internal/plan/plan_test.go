@@ -291,13 +291,9 @@ func TestBindings(t *testing.T) {
 func TestAgentConfigKnowsTheAgent(t *testing.T) {
 	t.Parallel()
 	inv := readMachine(t, machinetest.VM())
+	slot := build(t, inv, config.Config{Queue: "test"}, nil, false).Slots[0]
 	render := func(a inventory.Agent) (string, error) {
-		keys, err := agentKeysFor(a)
-		if err != nil {
-			return "", err
-		}
-		p := build(t, inv, config.Config{Queue: "test"}, nil, false)
-		return renderAgentConfig(keys, agentInput{config.Config{}.WithDefaults(), p.Slots[0], "/usr/local/bin/kbnode"}), nil
+		return renderAgentConfig(a, agentKeys(config.Config{}.WithDefaults(), slot, "/usr/local/bin/kbnode"))
 	}
 	v3 := inventory.Agent{Version: "3.76.2", Keys: machinetest.AgentKeys()}
 	text, err := render(v3)

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -91,14 +90,6 @@ var ReservedEnv = []string{
 	"KERNELBOT_GPU_INDEX", "KERNELBOT_CPUSET", "KERNELBOT_CPUS", "KERNELBOT_MEMORY",
 }
 
-func mustJSON(p JobPolicy) string {
-	text, err := json.Marshal(p)
-	if err != nil {
-		panic(err) // a struct of strings, numbers and lists of them
-	}
-	return string(text)
-}
-
 func jobPolicy(in Input, cfg config.Config, s Slot) (JobPolicy, error) {
 	limit, err := cfg.Job.Limit()
 	if err != nil {
@@ -122,11 +113,9 @@ func jobPolicy(in Input, cfg config.Config, s Slot) (JobPolicy, error) {
 	if cfg.Image.Updates() {
 		pol.KeptImage = cfg.Image.Name
 	}
-	for _, g := range s.GPUs {
-		pol.GPUs = append(pol.GPUs, PolicyGPU{UUID: g.UUID, PCI: g.PCI, Instance: g.Instance, Part: g.Part, Partition: g.Partition, Nodes: g.Devices})
-	}
 	var names, cdi []string
 	for _, g := range s.GPUs {
+		pol.GPUs = append(pol.GPUs, PolicyGPU{UUID: g.UUID, PCI: g.PCI, Instance: g.Instance, Part: g.Part, Partition: g.Partition, Nodes: g.Devices})
 		if g.Vendor == "nvidia" && g.Name() != "" && (g.Part == "" || g.Instance != "") {
 			names = append(names, g.Name())
 			cdi = append(cdi, cdiName(g))

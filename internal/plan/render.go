@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/hooks"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/systemd"
 )
 
@@ -31,12 +32,17 @@ func (p *Plan) addFile(path string, mode uint32, slot int, content string) {
 }
 
 func (p *Plan) addJSON(path string, mode uint32, slot int, v any) error {
+	text, err := renderJSON(path, v)
+	p.addFile(path, mode, slot, text)
+	return err
+}
+
+func renderJSON(what string, v any) (string, error) {
 	text, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
-		return fmt.Errorf("render %s: %w", path, err)
+		return "", fmt.Errorf("render %s: %w", what, err)
 	}
-	p.addFile(path, mode, slot, string(text)+"\n")
-	return nil
+	return string(text) + "\n", nil
 }
 
 // addUnit renders a unit from its template.
@@ -113,7 +119,7 @@ type slotUnits struct {
 	StopSeconds                          int
 }
 
-func (p *Plan) addSlot(in Input, cfg config.Config, agentVersion string, keys []agentKey, s Slot) error {
+func (p *Plan) addSlot(in Input, cfg config.Config, agent inventory.Agent, s Slot) error {
 	k := s.Index
 	p.Users = append(p.Users, User{Name: s.User, Home: WorkDir(k)})
 	p.Dirs = append(p.Dirs,
@@ -132,7 +138,10 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agentVersion string, keys []
 	}
 	p.Slices = append(p.Slices, slice)
 
-	cfgText := renderAgentConfig(keys, agentInput{cfg, s, in.Binary})
+	cfgText, err := renderAgentConfig(agent, agentKeys(cfg, s, in.Binary))
+	if err != nil {
+		return err
+	}
 	envText := renderEnvironment(s)
 	policy, err := jobPolicy(in, cfg, s)
 	if err != nil {
@@ -141,6 +150,10 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agentVersion string, keys []
 	p.addFile(AgentDir(k)+"/buildkite-agent.cfg", 0o644, k, cfgText)
 	p.addFile(AgentDir(k)+"/environment", 0o644, k, envText)
 	if err := p.addJSON(SlotPolicyPath(k), 0o644, k, policy); err != nil {
+		return err
+	}
+	policyText, err := json.Marshal(policy)
+	if err != nil {
 		return err
 	}
 	data := slotUnits{
@@ -167,8 +180,8 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agentVersion string, keys []
 		active            bool
 	}{
 		// The generation covers what the unit's process reads when it starts.
-		{GuardUnit(k), "guard.service.tmpl", in.Version + mustJSON(policy), s.Parked == ""},
-		{AgentUnit(k), "agent.service.tmpl", agentVersion + cfgText + envText + slice.Unit + strconv.Itoa(data.StopSeconds) + strconv.FormatInt(s.DiskBytes, 10), s.Serves()},
+		{GuardUnit(k), "guard.service.tmpl", in.Version + string(policyText), s.Parked == ""},
+		{AgentUnit(k), "agent.service.tmpl", agent.Version + cfgText + envText + slice.Unit + strconv.Itoa(data.StopSeconds) + strconv.FormatInt(s.DiskBytes, 10), s.Serves()},
 	} {
 		data.Generation = generation(u.input, in.Binary)
 		if err := p.addUnit(u.name, u.tmpl, k, data); err != nil {

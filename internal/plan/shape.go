@@ -1,15 +1,15 @@
 package plan
 
 import (
-	"cmp"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/split"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // title returns a member's name for display: "NVIDIA B200 1g.23gb".
@@ -31,6 +31,8 @@ func shapeKey(s Slot) string {
 	return key
 }
 
+const mib = 1 << 20
+
 // memorySlice is the weight of a memory slice. Up to eight compute instances in one GPU
 // instance share its slices, and 840 is divisible by 1 to 8.
 const memorySlice = 840
@@ -38,9 +40,9 @@ const memorySlice = 840
 // blockPart is a slot's part of a block of the split: all of it, or by weight.
 type blockPart struct{ block, weight int }
 
-// splitGPUs returns what the split gives blocks to, and each slot's parts. All MIG instances of a
-// GPU share its block.
-func splitGPUs(slots []assignment) (list []splitGPU, parts [][]blockPart) {
+// splitGPUs returns what the split gives blocks to, the weight of the MIG instances in each block
+// (0 if it is whole), and each slot's parts. All MIG instances of a GPU share its block.
+func splitGPUs(slots []assignment) (list []split.GPU, weights []int, parts [][]blockPart) {
 	instance := func(m Member) [3]string { return [3]string{m.UUID, m.PCI, strconv.Itoa(m.MIG.Start)} }
 	within := map[[3]string]int{} // compute instances of a GPU instance
 	for _, s := range slots {
@@ -56,46 +58,46 @@ func splitGPUs(slots []assignment) (list []splitGPU, parts [][]blockPart) {
 		name := "slot " + s.Name
 		if len(s.members) == 0 {
 			parts[k] = []blockPart{{block: len(list)}}
-			list = append(list, splitGPU{NUMANode: -1, MemoryNode: -1, Name: name, None: true})
+			list, weights = append(list, split.GPU{NUMANode: -1, MemoryNode: -1, Name: name, None: true}), append(weights, 0)
 		}
 		for _, m := range s.members {
 			i, ok := shared[m.card()]
 			if !ok || m.MIG == nil {
 				i = len(list)
-				list = append(list, splitGPU{NUMANode: m.NUMANode, MemoryNode: m.MemoryNode, Name: name})
+				list, weights = append(list, split.GPU{NUMANode: m.NUMANode, MemoryNode: m.MemoryNode, Name: name}), append(weights, 0)
 			}
 			part := blockPart{block: i}
 			if m.MIG != nil {
 				shared[m.card()] = i
 				part.weight = memorySlice * max(1, m.MIG.Size) / max(1, within[instance(m)])
-				list[i].weight += part.weight
+				weights[i] += part.weight
 			}
 			parts[k] = append(parts[k], part)
 		}
 	}
-	return list, parts
+	return list, weights, parts
 }
 
 // splitSlots splits the machine for slots of any shape. GPUs get blocks of one size.
 // A slot of several GPUs has all their blocks, and MIG instances share their GPU's in
 // proportion to their memory slices.
-func splitSlots(inv *inventory.Inventory, cfg config.Config, slots []assignment) (splitResult, error) {
-	list, parts := splitGPUs(slots)
-	res, err := split(splitInput{
+func splitSlots(inv *inventory.Inventory, cfg config.Config, slots []assignment) (split.Result, error) {
+	list, weights, parts := splitGPUs(slots)
+	res, err := split.Machine(split.Input{
 		CPU: inv.CPU, Memory: inv.Memory, GPUs: list,
 		CPUsPerSlot: cfg.CPUsPerSlot, MemoryPerSlot: int64(cfg.MemoryPerSlot),
 		ReserveCPUs: int(cfg.Reserve.CPUs), ReserveMemory: int64(cfg.Reserve.Memory),
 		Virt: inv.OS.Virt,
 	})
 	if err != nil {
-		return splitResult{}, err
+		return split.Result{}, err
 	}
 	whole := res.Blocks
-	res.Blocks = make([]block, len(slots))
+	res.Blocks = make([]split.Block, len(slots))
 	left := make([][]cpuset.Set, len(list)) // cores that no instance has yet
 	cores := make([]int, len(list))
 	for i, b := range whole {
-		left[i] = coresOf(inv.CPU.List, b.CPUs)
+		left[i] = split.Cores(inv.CPU.List, b.CPUs)
 		cores[i] = len(left[i])
 		res.ReservedCPUs = res.ReservedCPUs.Union(b.CPUs)
 		res.ReservedMemory += b.MemoryBytes
@@ -104,18 +106,18 @@ func splitSlots(inv *inventory.Inventory, cfg config.Config, slots []assignment)
 		b := &res.Blocks[k]
 		for j, p := range parts[k] {
 			i, part := p.block, whole[p.block]
-			if w := list[i].weight; w > 0 {
+			if w := weights[i]; w > 0 {
 				n := cores[i] * p.weight / w
 				if n == 0 {
-					return splitResult{}, fmt.Errorf("GPU %d is divided into more instances than it has cores: %s for %s; make fewer instances, choose fewer GPUs with --gpus (gpus), or leave instances out (--gpus %[1]d:0,%[1]d:1)",
-						s.members[j].GPU, counted(cores[i], "core"), counted(w/memorySlice, "memory slice"))
+					return split.Result{}, fmt.Errorf("GPU %d is divided into more instances than it has cores: %s for %s; make fewer instances, choose fewer GPUs with --gpus (gpus), or leave instances out (--gpus %[1]d:0,%[1]d:1)",
+						s.members[j].GPU, text.Count(cores[i], "core"), text.Count(w/memorySlice, "memory slice"))
 				}
 				part.CPUs = cpuset.Set{}
 				for _, core := range left[i][:n] {
 					part.CPUs = part.CPUs.Union(core)
 				}
 				left[i] = left[i][n:]
-				part.MemoryBytes = share(part.MemoryBytes/mib, int64(p.weight), int64(w), false) * mib
+				part.MemoryBytes = part.MemoryBytes / mib * int64(p.weight) / int64(w) * mib
 			}
 			b.CPUs = b.CPUs.Union(part.CPUs)
 			b.MemoryNodes = b.MemoryNodes.Union(part.MemoryNodes)
@@ -125,23 +127,6 @@ func splitSlots(inv *inventory.Inventory, cfg config.Config, slots []assignment)
 		res.ReservedMemory -= b.MemoryBytes
 	}
 	return res, nil
-}
-
-// coresOf returns the CPUs of a set by core, neighbors together.
-func coresOf(cpus []inventory.LogicalCPU, set cpuset.Set) (cores []cpuset.Set) {
-	cpus = slices.DeleteFunc(slices.Clone(cpus), func(c inventory.LogicalCPU) bool { return !set.Contains(c.ID) })
-	groups := byCore(cpus)
-	slices.SortStableFunc(groups, func(a, b []inventory.LogicalCPU) int {
-		return cmp.Or(a[0].NUMANode-b[0].NUMANode, a[0].L3-b[0].L3, a[0].Core-b[0].Core)
-	})
-	for _, threads := range groups {
-		var ids []int
-		for _, c := range threads {
-			ids = append(ids, c.ID)
-		}
-		cores = append(cores, cpuset.Of(ids...))
-	}
-	return cores
 }
 
 // slotGPUs returns the GPUs of a slot as a plan shows them.

@@ -88,13 +88,11 @@ func fileOf(p *Plan, path string) string {
 	return ""
 }
 
-// checkPlan checks what is true of slots of any shape.
+// checkPlan checks what is true of slots of any shape. What is reserved is in the golden files.
 func checkPlan(t *testing.T, inv *inventory.Inventory, p *Plan) {
 	t.Helper()
 	var all cpuset.Set
-	var memory int64
 	nodes, like := map[string]int{}, map[string]Slot{}
-	usable := allowed(inv)
 	for _, s := range p.Slots {
 		set, _ := cpuset.Parse(s.CPUs)
 		if set.Len() == 0 || !set.Disjoint(all) {
@@ -102,11 +100,10 @@ func checkPlan(t *testing.T, inv *inventory.Inventory, p *Plan) {
 		}
 		all = all.Union(set)
 		for _, c := range inv.CPU.List {
-			if set.Contains(c.ID) && !cpuset.Of(c.Siblings...).Difference(set).Disjoint(usable) {
+			if set.Contains(c.ID) && c.Allowed && cpuset.Of(c.Siblings...).Difference(set).Len() > 0 {
 				t.Errorf("%s has a part of core %d", s.Name, c.Core)
 			}
 		}
-		memory += s.MemoryBytes
 		if other, ok := like[s.Shape]; ok && s.MemoryBytes != other.MemoryBytes {
 			t.Errorf("%s and %s are %s, with %d and %d bytes", s.Name, other.Name, s.Shape, s.MemoryBytes, other.MemoryBytes)
 		} else if was, _ := cpuset.Parse(other.CPUs); ok && was.Len() != set.Len() {
@@ -131,18 +128,6 @@ func checkPlan(t *testing.T, inv *inventory.Inventory, p *Plan) {
 			t.Errorf("%d slots have %s", n, d)
 		}
 	}
-	reserved, _ := cpuset.Parse(p.Reserved.CPUs)
-	if !reserved.Disjoint(all) || reserved.Union(all).Len() != usable.Len() {
-		t.Errorf("reserved %s and the slots' %s are not all of %s", reserved, all, usable)
-	}
-	if total := inv.Memory.TotalBytes; memory+p.Reserved.MemoryBytes > total {
-		t.Errorf("slots have %d bytes and the system %d, the machine %d", memory, p.Reserved.MemoryBytes, total)
-	}
-}
-
-func allowed(inv *inventory.Inventory) cpuset.Set {
-	set, _ := cpuset.Parse(inv.CPU.Allowed)
-	return set
 }
 
 func TestGroups(t *testing.T) {
@@ -233,9 +218,8 @@ func TestShapeRefusals(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if _, err := Build(input(tt.inv, tt.cfg)); err == nil || !strings.Contains(err.Error(), tt.err) {
-				t.Errorf("error is %v, want %q in it", err, tt.err)
-			}
+			_, err := Build(input(tt.inv, tt.cfg))
+			must.Err(t, err, tt.err)
 		})
 	}
 }
@@ -246,38 +230,16 @@ func policyOf(t *testing.T, p *Plan, slot int) (pol JobPolicy) {
 	return pol
 }
 
-func TestMIG(t *testing.T) {
+// TestMIGClocks locks no clocks of a GPU in MIG mode, which the driver refuses. What slots get of
+// divided GPUs is in the golden files of b200-mig and h100-mixed.
+func TestMIGClocks(t *testing.T) {
 	t.Parallel()
-	whole := readMachine(t, machinetest.B200x8())
-	inv := divided(whole, 1, map[int][]int{2: {4, 3, 1}})
-	single := build(t, whole, config.Config{}, nil, false)
-	p := build(t, inv, config.Config{Queue: "{shape}"}, nil, false)
-	want := "gpu0 b200 0\ngpu1 b200 1\ngpu2 b200-4g-92gb 2/MIG-1-2-0\ngpu3 b200-3g-69gb 2/MIG-1-2-1\ngpu4 b200-1g-23gb 2/MIG-1-2-2\ngpu5 b200 3\ngpu6 b200 4\ngpu7 b200 5\ngpu8 b200 6\ngpu9 b200 7\n"
-	must.Equal(t, want, shapes(p))
-	parent, _ := cpuset.Parse(single.Slots[2].CPUs)
-	cores, bytes := parent.Len()/2, single.Slots[2].MemoryBytes
-	for i, size := range []int{4, 3, 1} {
-		s := p.Slots[2+i]
-		set, _ := cpuset.Parse(s.CPUs)
-		if set.Difference(parent).Len() > 0 || set.Len() != cores*size/8*2 {
-			t.Errorf("%s has CPUs %s, %d eighths of %s", s.Name, set, size, parent)
-		}
-		if s.MemoryBytes != bytes>>20*int64(size)/8<<20 {
-			t.Errorf("%s has %d bytes, %d eighths of %d", s.Name, s.MemoryBytes, size, bytes)
-		}
-	}
-	s := p.Slots[3]
-	must.Equal(t, []string{"/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-caps/nvidia-cap212", "/dev/nvidia-caps/nvidia-cap213"}, s.Devices())
-	slice := p.Slices[slices.IndexFunc(p.Slices, func(sl Slice) bool { return sl.Slot == 3 })]
-	must.Equal(t, sliceDevices(s.Devices()), slice.Devices)
-	pol := policyOf(t, p, 3)
-	if !slices.Equal(pol.CDIDevices, []string{"nvidia.com/gpu=MIG-1-2-1"}) || !slices.Contains(pol.Env, "CUDA_VISIBLE_DEVICES=MIG-1-2-1") || pol.GPUs[0].Part != "3g.69gb" {
-		t.Errorf("policy is %+v", pol)
-	}
-	clocks := config.Config{Hygiene: config.Hygiene{Clocks: config.ClocksBase}}
-	for _, tune := range build(t, inv, clocks, nil, false).Tunables {
-		if uuid, what, ok := tune.GPU(); ok && what == Clocks && uuid == inv.GPUs[2].UUID {
-			t.Error("clocks of a GPU in MIG mode are locked, which the driver refuses")
+	inv := divided(readMachine(t, machinetest.B200x8()), 1, map[int][]int{2: {4, 3, 1}})
+	p := build(t, inv, config.Config{Hygiene: config.Hygiene{Clocks: config.ClocksBase}}, nil, false)
+	for i, g := range inv.GPUs {
+		locked := slices.ContainsFunc(p.Tunables, func(t Tunable) bool { return t.Name == GPUTunable(g.UUID, Clocks) })
+		if locked == (i == 2) {
+			t.Errorf("GPU %d: clocks are locked: %t", i, locked)
 		}
 	}
 }
@@ -297,9 +259,8 @@ func TestComputeInstances(t *testing.T) {
 	if second.GPUs[0].Instance != "MIG-1-2-1" || third.GPUs[0].Instance != "MIG-other" {
 		t.Fatalf("slots are %+v", p.Slots)
 	}
-	cpus := func(s Slot) int { set, _ := cpuset.Parse(s.CPUs); return set.Len() }
-	if all := cpus(first) * 2; cpus(second) != all/8*2 || cpus(third) != cpus(second) {
-		t.Errorf("%d, %d and %d CPUs", cpus(first), cpus(second), cpus(third))
+	if all := cpuCount(t, first.CPUs) * 2; cpuCount(t, second.CPUs) != all/8*2 || cpuCount(t, third.CPUs) != cpuCount(t, second.CPUs) {
+		t.Errorf("CPUs %s, %s and %s", first.CPUs, second.CPUs, third.CPUs)
 	}
 	if second.MemoryBytes != third.MemoryBytes || first.MemoryBytes-2*second.MemoryBytes > 2<<20 {
 		t.Errorf("%d, %d and %d bytes", first.MemoryBytes, second.MemoryBytes, third.MemoryBytes)
@@ -427,16 +388,6 @@ func TestMixedModels(t *testing.T) {
 	if !warned(config.Config{Queue: "fast"}, mixed) || warned(config.Config{Queue: "{gpu}"}, mixed) || warned(config.Config{}, mixed) {
 		t.Error("a queue for different GPUs is not warned of, or another is")
 	}
-}
-
-// TestEarlierBindings reads what a kbnode with one GPU per slot wrote.
-func TestEarlierBindings(t *testing.T) {
-	t.Parallel()
-	list, err := ParseBindings([]byte(`{"written_by": "kbnode", "schema": 1, "slots": [
-		{"slot": 3, "uuid": "GPU-a", "pci": "0000:1b:00.0", "vendor": "nvidia", "model": "NVIDIA B200", "numa_node": 0, "memory_node": -1}]}`))
-	want := []Binding{{Slot: 3, Member: Member{GPU: 3, UUID: "GPU-a", PCI: "0000:1b:00.0", Vendor: "nvidia", Model: "NVIDIA B200", MemoryNode: -1}}}
-	must.Do(t, err)
-	must.Equal(t, want, list.Slots, cmp.AllowUnexported(Member{}))
 }
 
 // TestBindingsRefused reads a slots.json that no kbnode wrote.

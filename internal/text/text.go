@@ -121,6 +121,9 @@ func Plural(n int, one, many string) string {
 	return many
 }
 
+// Count returns a number of things: "1 slot", "2 slots".
+func Count(n int, word string) string { return fmt.Sprintf("%d %s", n, Plural(n, word, word+"s")) }
+
 // Bytes returns a size for people to compare: "180 GiB", "512 MiB".
 func Bytes(n int64) string {
 	const unit = 1024

@@ -1,4 +1,4 @@
-package plan
+package split
 
 import (
 	"math/rand/v2"
@@ -6,14 +6,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
 // randomMachine makes any machine that a server could be, with what goes wrong on
 // servers: CPUs offline or taken away, GPUs anywhere, memory uneven or missing.
-func randomMachine(r *rand.Rand) splitInput {
+func randomMachine(r *rand.Rand) Input {
 	pick := func(n ...int) int { return n[r.IntN(len(n))] }
 	m := machine{
 		packages: 1 + r.IntN(8), nodesPerPackage: pick(1, 1, 1, 2, 4), coresPerNode: 1 + r.IntN(24),
@@ -82,7 +80,7 @@ func randomMachine(r *rand.Rand) splitInput {
 }
 
 // takeOffline removes a CPU the way the kernel does: its siblings forget it.
-func takeOffline(in *splitInput, id int) {
+func takeOffline(in *Input, id int) {
 	in.CPU.List = slices.DeleteFunc(in.CPU.List, func(c inventory.LogicalCPU) bool { return c.ID == id })
 	for i := range in.CPU.List {
 		c := &in.CPU.List[i]
@@ -93,38 +91,15 @@ func takeOffline(in *splitInput, id int) {
 	}
 }
 
-func shuffled(r *rand.Rand, in splitInput) splitInput {
-	in.CPU.List = slices.Clone(in.CPU.List)
-	r.Shuffle(len(in.CPU.List), func(i, j int) { in.CPU.List[i], in.CPU.List[j] = in.CPU.List[j], in.CPU.List[i] })
-	order := r.Perm(len(in.Memory.Nodes))
-	nodes := make([]inventory.NUMANode, len(order))
-	for i, from := range order {
-		nodes[i] = in.Memory.Nodes[from]
-		if len(nodes[i].Distances) == 0 {
-			continue
-		}
-		nodes[i].Distances = make([]int, len(order))
-		for j, to := range order {
-			if to < len(in.Memory.Nodes[from].Distances) {
-				nodes[i].Distances[j] = in.Memory.Nodes[from].Distances[to]
-			}
-		}
-	}
-	in.Memory.Nodes = nodes
-	return in
-}
-
+// TestSplitRandomMachines checks what holds for any machine, and keeps the splits as good as they are:
+// others may only be better.
 func TestSplitRandomMachines(t *testing.T) {
 	t.Parallel()
 	done, refused := 0, map[string]int{}
+	var sum score
 	for seed := range uint64(800) {
-		r := rand.New(rand.NewPCG(seed, 1))
-		in := randomMachine(r)
-		got, err := split(in)
-		again, err2 := split(shuffled(r, in))
-		if diff := cmp.Diff(got, again); diff != "" || (err == nil) != (err2 == nil) || err != nil && err.Error() != err2.Error() {
-			t.Fatalf("seed %d: another order of the input gives another split: %v, %v\n%s", seed, err, err2, diff)
-		}
+		in := randomMachine(rand.New(rand.NewPCG(seed, 1)))
+		got, err := Machine(in)
 		if err != nil {
 			checkRefusal(t, in, err)
 			refused[strings.SplitN(err.Error(), " ", 2)[0]]++
@@ -132,6 +107,7 @@ func TestSplitRandomMachines(t *testing.T) {
 		}
 		done++
 		checkInvariants(t, in, got)
+		sum.add(rate(in, got))
 		if t.Failed() {
 			t.Fatalf("seed %d:\n%s", seed, render(got))
 		}
@@ -139,6 +115,10 @@ func TestSplitRandomMachines(t *testing.T) {
 	t.Logf("%d split, refused %v", done, refused)
 	if done < 400 {
 		t.Errorf("only %d machines were split: the generator tests too little", done)
+	}
+	want := score{Threads: 14621, Local: 1614, OnNode: 1252, Distance: 344510, SharedCaches: 286, Caches: 5365, MemoryNodes: 3781, Memory: 107450437}
+	if sum.worse(want) {
+		t.Errorf("the splits score\n%+v, worse than\n%+v", sum, want)
 	}
 }
 
@@ -153,7 +133,7 @@ func TestSplitNonsense(t *testing.T) {
 		for range 1 + r.IntN(12) {
 			c := &in.CPU.List[r.IntN(len(in.CPU.List))]
 			n := &in.Memory.Nodes[r.IntN(len(in.Memory.Nodes))]
-			fields := []*int{&c.ID, &c.Package, &c.Die, &c.L3, &c.Core, &c.Threads, &c.NUMANode, &c.Capacity, &n.ID, &in.GPUs[0].NUMANode, &in.GPUs[0].MemoryNode}
+			fields := []*int{&c.Package, &c.Die, &c.L3, &c.Threads, &c.NUMANode, &c.Capacity, &in.GPUs[0].NUMANode, &in.GPUs[0].MemoryNode}
 			*fields[r.IntN(len(fields))] = odd()
 			switch r.IntN(6) {
 			case 0:
@@ -161,12 +141,10 @@ func TestSplitNonsense(t *testing.T) {
 			case 1:
 				n.Distances = []int{odd()}
 			case 2:
-				n.MemoryBytes, n.HugepagesBytes = int64(odd())<<20, int64(odd())<<20
-			case 3:
 				n.CPUs = []string{"", "0-9", "x", "0-8191"}[r.IntN(4)]
 			}
 		}
-		got, err := split(in)
+		got, err := Machine(in)
 		if err != nil {
 			continue
 		}
@@ -181,7 +159,7 @@ func TestSplitNonsense(t *testing.T) {
 }
 
 // checkRefusal checks that a machine is refused for a reason and with advice.
-func checkRefusal(t *testing.T, in splitInput, err error) {
+func checkRefusal(t *testing.T, in Input, err error) {
 	t.Helper()
 	for _, advice := range []string{"--gpus", "--gpu-count", "--cpus-per-slot", "--memory-per-slot", "--reserve-memory", "bring CPUs online", "check /proc/meminfo"} {
 		if strings.Contains(err.Error(), advice) {
@@ -199,7 +177,7 @@ func BenchmarkSplit(b *testing.B) {
 		b.Run(bench.name, func(b *testing.B) {
 			in := machine{packages: 2, nodesPerPackage: 4, coresPerNode: 24, smt: 2, coresPerL3: 8, gpuNodes: partitions(bench.slots, 8)}.input()
 			for b.Loop() {
-				if _, err := split(in); err != nil {
+				if _, err := Machine(in); err != nil {
 					b.Fatal(err)
 				}
 			}

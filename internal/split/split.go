@@ -1,4 +1,6 @@
-package plan
+// Package split divides a machine's cores and memory among GPUs, in equal parts that are near
+// them. It is pure, like its caller, package plan.
+package split
 
 import (
 	"errors"
@@ -15,44 +17,48 @@ import (
 const (
 	// maxSlots bounds the work of a split; the largest machines known have 64.
 	maxSlots = 256
-	// advisedCores is what the vendors' guide recommends for each GPU; minSlotCores is its minimum.
+	// advisedCores is what the vendors' guide recommends for each GPU; MinCores is its minimum.
 	advisedCores = 16
+	// MinCores is the minimum of a slot, from the vendors' guide.
+	MinCores = 8
+	// MinSlotMemory is the minimum of a slot, in bytes, from the vendors' guide.
+	MinSlotMemory = 16 << 30
 	// minLocalCores is how small a slot may get, in cores, to keep its CPUs on
 	// its GPU's package.
 	minLocalCores = 2
 )
 
-// splitInput is what the split of a machine depends on. A request of 0 means
+// Input is what the split of a machine depends on. A request of 0 means
 // "decide".
-type splitInput struct {
+type Input struct {
 	CPU           inventory.CPU
 	Memory        inventory.Memory
-	GPUs          []splitGPU // one per slot, in the order of the slots
-	CPUsPerSlot   int        // hardware threads
-	MemoryPerSlot int64      // bytes
-	ReserveCPUs   int        // hardware threads that the system keeps, at least; negative for none
-	ReserveMemory int64      // bytes that the system keeps, at least
-	Virt          bool       // the topology is what a hypervisor shows
+	GPUs          []GPU // one per slot, in the order of the slots
+	CPUsPerSlot   int   // hardware threads
+	MemoryPerSlot int64 // bytes
+	ReserveCPUs   int   // hardware threads that the system keeps, at least; negative for none
+	ReserveMemory int64 // bytes that the system keeps, at least
+	Virt          bool  // the topology is what a hypervisor shows
 }
 
-type splitGPU struct {
+// GPU is what a slot gets a block for: a GPU, or nothing but a place.
+type GPU struct {
 	NUMANode   int    // of the PCI device; -1 if unknown
 	MemoryNode int    // the node that is the GPU's own memory; -1 if none
 	Name       string // for messages: "slot gpu3"
 	None       bool   // there is no GPU: any package will do
-	weight     int    // total of its MIG instances; 0 if it has none
 }
 
-// block is what one slot gets.
-type block struct {
+// Block is what one slot gets.
+type Block struct {
 	CPUs, MemoryNodes cpuset.Set
 	MemoryBytes       int64 // whole MiB
 }
 
-// splitResult is a split: disjoint blocks of equal size and whole cores, each
+// Result is a split: disjoint blocks of equal size and whole cores, each
 // within one package, and what no slot gets.
-type splitResult struct {
-	Blocks         []block // in the order of the GPUs
+type Result struct {
+	Blocks         []Block // in the order of the GPUs
 	ReservedCPUs   cpuset.Set
 	ReservedMemory int64  // bytes
 	Spare          int64  // bytes of the system's memory that slots may use if necessary
@@ -61,23 +67,23 @@ type splitResult struct {
 	Warnings       []string
 }
 
-// split gives every GPU the same number of cores, as near to it as the machine
-// allows. It depends only on its input, not on the input's order, so an unchanged
-// machine gets the same split again. An error is a refusal that says what to change.
-func split(in splitInput) (splitResult, error) {
+// Machine gives every GPU the same number of cores, as near to it as the machine
+// allows. It depends only on its input, so an unchanged machine gets the same split again.
+// An error is a refusal that says what to change.
+func Machine(in Input) (Result, error) {
 	s, err := newSplitter(in)
 	if err != nil {
-		return splitResult{}, err
+		return Result{}, err
 	}
-	s.Blocks, s.ReservedCPUs = make([]block, len(in.GPUs)), s.allowed
+	s.Blocks, s.ReservedCPUs = make([]Block, len(in.GPUs)), s.allowed
 	for _, n := range s.ram {
 		s.ReservedMemory += n.bytes
 	}
 	if len(in.GPUs) == 0 {
-		return s.splitResult, nil
+		return s.Result, nil
 	}
 	if err := s.shareCores(); err != nil {
-		return splitResult{}, err
+		return Result{}, err
 	}
 	for i, cores := range s.cores {
 		for _, c := range cores {
@@ -86,17 +92,17 @@ func split(in splitInput) (splitResult, error) {
 		s.ReservedCPUs = s.ReservedCPUs.Difference(s.Blocks[i].CPUs)
 	}
 	if err := s.shareMemory(); err != nil {
-		return splitResult{}, err
+		return Result{}, err
 	}
 	s.warnReserve(s.ReservedCPUs.Len())
-	return s.splitResult, nil
+	return s.Result, nil
 }
 
 // splitter is one run of the split.
 type splitter struct {
-	splitResult
+	Result
 	joints
-	in       splitInput         // cleaned
+	in       Input              // cleaned
 	packages []cpuPackage       // by id
 	total    int                // cores in all packages
 	width    int                // threads of a core
@@ -157,7 +163,7 @@ func (s *splitter) chooseSize() (k, least int, err error) {
 	switch {
 	case reserve > spare:
 		return 0, 0, fmt.Errorf("reserve.cpus: %d of %d CPUs leave too few for %s with a core (%d CPUs) each; write at most %d (--reserve-cpus), or choose fewer GPUs with --gpus (gpus)",
-			s.in.ReserveCPUs, s.allowed.Len(), counted(gpus, "slot"), s.width, s.unusable()+spare*s.width)
+			s.in.ReserveCPUs, s.allowed.Len(), text.Count(gpus, "slot"), s.width, s.unusable()+spare*s.width)
 	case s.in.CPUsPerSlot > 0:
 		// The default reserve gives way to a request for CPUs, even for all of them: the scripts
 		// before kbnode gave out every CPU, and an operator who asks for that many means it.
@@ -194,7 +200,7 @@ func (s *splitter) chooseSize() (k, least int, err error) {
 // the vendors' guide recommends, or its minimum. On the guide's own machines they have that
 // many only without any reserve, which only an operator may choose.
 func (s *splitter) growToAdvised(k, keep, reserve int, local bool) (cores, reserved int) {
-	for _, advised := range []int{advisedCores, minSlotCores} {
+	for _, advised := range []int{advisedCores, MinCores} {
 		if k >= advised {
 			return k, keep
 		}
@@ -204,8 +210,8 @@ func (s *splitter) growToAdvised(k, keep, reserve int, local bool) (cores, reser
 			}
 		}
 	}
-	if s.fits(minSlotCores, 0, 0, local) {
-		s.Unreserved = fmt.Sprintf("with no CPUs reserved for the system, each slot would have %d cores; write reserve.cpus: 0 (--reserve-cpus 0) to let the system run on the slots' CPUs", minSlotCores)
+	if s.fits(MinCores, 0, 0, local) {
+		s.Unreserved = fmt.Sprintf("with no CPUs reserved for the system, each slot would have %d cores; write reserve.cpus: 0 (--reserve-cpus 0) to let the system run on the slots' CPUs", MinCores)
 	}
 	return k, keep
 }
@@ -238,7 +244,7 @@ func (s *splitter) tooMany(most int) error {
 		lower = ", lower reserve.cpus (--reserve-cpus)"
 	}
 	return fmt.Errorf("cpus_per_slot: %d CPUs for each of %s do not fit on %s of %s%s; write at most %d (--cpus-per-slot)%s or choose fewer GPUs with --gpus (gpus)",
-		s.in.CPUsPerSlot, counted(len(s.in.GPUs), "slot"), s.describe(s.total), counted(len(s.packages), s.packageWord()), besides, most*s.width, lower)
+		s.in.CPUsPerSlot, text.Count(len(s.in.GPUs), "slot"), s.describe(s.total), text.Count(len(s.packages), s.packageWord()), besides, most*s.width, lower)
 }
 
 // largestSize finds the most cores that every slot can get. Slots stay on their
@@ -318,11 +324,7 @@ func (s *splitter) warnReserve(left int) {
 
 // describe formats k cores: "48 cores (96 CPUs)".
 func (s *splitter) describe(k int) string {
-	return fmt.Sprintf("%s (%s)", counted(k, "core"), counted(k*s.width, "CPU"))
-}
-
-func counted(n int, word string) string {
-	return fmt.Sprintf("%d %s", n, text.Plural(n, word, word+"s"))
+	return fmt.Sprintf("%s (%s)", text.Count(k, "core"), text.Count(k*s.width, "CPU"))
 }
 
 // names lists GPUs for a message.

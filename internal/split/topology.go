@@ -1,4 +1,4 @@
-package plan
+package split
 
 import (
 	"cmp"
@@ -36,9 +36,14 @@ type coreKind struct {
 }
 
 // newSplitter reads the machine in the terms of the split.
-func newSplitter(in splitInput) (*splitter, error) {
+func newSplitter(in Input) (*splitter, error) {
 	s := &splitter{in: in, joints: joints{}}
-	s.in.CPU.List, s.in.GPUs, s.in.Memory.Nodes = cleanCPUs(in), slices.Clone(in.GPUs), cleanNodes(in.Memory.Nodes)
+	s.in.CPU.List, s.in.GPUs = slices.Clone(in.CPU.List), slices.Clone(in.GPUs)
+	for i := range s.in.CPU.List {
+		if c := &s.in.CPU.List[i]; c.NUMANode < 0 && len(in.Memory.Nodes) == 1 {
+			c.NUMANode = in.Memory.Nodes[0].ID
+		}
+	}
 	s.joinNodes()
 	s.distance = distances(s.in.Memory.Nodes, s.root)
 	s.ram = s.ramNodes()
@@ -83,39 +88,6 @@ func newSplitter(in splitInput) (*splitter, error) {
 		s.packages = append(s.packages, p)
 	}
 	return s, nil
-}
-
-// cleanCPUs returns the CPUs by ID without duplicates, with their NUMA node if
-// any part of the inventory knows it.
-func cleanCPUs(in splitInput) []inventory.LogicalCPU {
-	cpus := slices.DeleteFunc(slices.Clone(in.CPU.List), func(c inventory.LogicalCPU) bool { return c.ID < 0 || c.ID >= cpuset.Max })
-	slices.SortStableFunc(cpus, func(a, b inventory.LogicalCPU) int { return a.ID - b.ID })
-	cpus = slices.CompactFunc(cpus, func(a, b inventory.LogicalCPU) bool { return a.ID == b.ID })
-	node := map[int]int{}
-	for _, n := range in.Memory.Nodes {
-		set, err := cpuset.Parse(n.CPUs)
-		if err != nil {
-			continue
-		}
-		for _, id := range set.Ints() {
-			node[id] = n.ID
-		}
-	}
-	for i := range cpus {
-		c := &cpus[i]
-		if n, ok := node[c.ID]; ok && c.NUMANode < 0 {
-			c.NUMANode = n
-		}
-		switch nodes := in.Memory.Nodes; {
-		case c.NUMANode >= 0:
-		case len(nodes) == 0:
-			c.NUMANode = 0
-		case len(nodes) == 1:
-			c.NUMANode = nodes[0].ID
-		}
-		c.Package, c.Die, c.L3, c.Capacity = max(c.Package, -1), max(c.Die, -1), max(c.L3, -1), max(c.Capacity, 0)
-	}
-	return cpus
 }
 
 // wholeCores returns the cores that can go to slots: complete ones of the
@@ -201,10 +173,8 @@ func complete(threads []inventory.LogicalCPU, ids []int) bool {
 		if !c.Allowed || c.Threads > len(threads) {
 			return false
 		}
-		for _, sibling := range c.Siblings {
-			if _, ok := slices.BinarySearch(ids, sibling); !ok {
-				return false
-			}
+		if slices.ContainsFunc(c.Siblings, func(id int) bool { return !slices.Contains(ids, id) }) {
+			return false
 		}
 	}
 	return true
@@ -277,16 +247,15 @@ func distances(nodes []inventory.NUMANode, root func(int) int) func(a, b int) in
 	}
 }
 
-// runs cuts a list of cores where key changes.
-func runs(cores []physCore, key func(physCore) [3]int) [][]physCore {
-	var out [][]physCore
-	for start := 0; start < len(cores); {
-		end := start + 1
-		for end < len(cores) && key(cores[end]) == key(cores[start]) {
-			end++
+// runs cuts a list, of cores or of caches, where key changes.
+func runs[T any](list []T, key func(T) [3]int) [][]T {
+	var out [][]T
+	start := 0
+	for end := 1; end <= len(list); end++ {
+		if end == len(list) || key(list[end]) != key(list[start]) {
+			out = append(out, list[start:end:end])
+			start = end
 		}
-		out = append(out, cores[start:end:end])
-		start = end
 	}
 	return out
 }

@@ -1,4 +1,4 @@
-package plan
+package split
 
 import (
 	"cmp"
@@ -41,8 +41,8 @@ func (m machine) id(core, thread int) int {
 	return thread*cores + core
 }
 
-func (m machine) input() splitInput {
-	in := splitInput{Virt: m.virt}
+func (m machine) input() Input {
+	in := Input{Virt: m.virt}
 	nodes := m.packages * m.nodesPerPackage
 	byID := map[int]inventory.LogicalCPU{}
 	for n := range nodes {
@@ -92,10 +92,10 @@ func (m machine) input() splitInput {
 	return in
 }
 
-func gpusOn(nodes ...int) []splitGPU {
-	var out []splitGPU
+func gpusOn(nodes ...int) []GPU {
+	var out []GPU
 	for i, n := range nodes {
-		out = append(out, splitGPU{NUMANode: n, MemoryNode: -1, Name: fmt.Sprintf("slot gpu%d", i)})
+		out = append(out, GPU{NUMANode: n, MemoryNode: -1, Name: fmt.Sprintf("slot gpu%d", i)})
 	}
 	return out
 }
@@ -108,14 +108,14 @@ func partitions(n, nodes int) []int {
 	return out
 }
 
-func mustSplit(t *testing.T, in splitInput) splitResult {
+func mustSplit(t *testing.T, in Input) Result {
 	t.Helper()
-	got, err := split(in)
+	got, err := Machine(in)
 	must.Do(t, err)
 	return got
 }
 
-func render(r splitResult) string {
+func render(r Result) string {
 	var b strings.Builder
 	for i, blk := range r.Blocks {
 		fmt.Fprintf(&b, "%d: cpus %s mems %s memory %d MiB\n", i, blk.CPUs, blk.MemoryNodes, blk.MemoryBytes>>20)
@@ -129,7 +129,7 @@ func render(r splitResult) string {
 
 // packagesOn returns the packages with a CPU on a node that is allowed together
 // with all its siblings.
-func packagesOn(in splitInput, node int) map[int]bool {
+func packagesOn(in Input, node int) map[int]bool {
 	byID, out := cpusByID(in), map[int]bool{}
 	for _, c := range in.CPU.List {
 		whole := c.Threads == len(c.Siblings)
@@ -143,7 +143,7 @@ func packagesOn(in splitInput, node int) map[int]bool {
 	return out
 }
 
-func cpusByID(in splitInput) map[int]inventory.LogicalCPU {
+func cpusByID(in Input) map[int]inventory.LogicalCPU {
 	byID := map[int]inventory.LogicalCPU{}
 	for _, c := range in.CPU.List {
 		byID[c.ID] = c
@@ -152,7 +152,7 @@ func cpusByID(in splitInput) map[int]inventory.LogicalCPU {
 }
 
 // checkInvariants checks what holds for every split of every machine.
-func checkInvariants(t *testing.T, in splitInput, r splitResult) {
+func checkInvariants(t *testing.T, in Input, r Result) {
 	t.Helper()
 	if len(r.Blocks) != len(in.GPUs) {
 		t.Fatalf("%d blocks for %d GPUs", len(r.Blocks), len(in.GPUs))
@@ -179,7 +179,7 @@ func checkInvariants(t *testing.T, in splitInput, r splitResult) {
 		if b.CPUs.Len() == 0 || b.CPUs.Len() != r.Blocks[0].CPUs.Len() || b.MemoryBytes != r.Blocks[0].MemoryBytes {
 			t.Errorf("slot %d is not of the size of slot 0", i)
 		}
-		if b.MemoryBytes < minMemory || b.MemoryBytes%mib != 0 {
+		if b.MemoryBytes < MinMemory || b.MemoryBytes%mib != 0 {
 			t.Errorf("slot %d has %d bytes", i, b.MemoryBytes)
 		}
 		if b.MemoryNodes.Len() == 0 {

@@ -1,10 +1,11 @@
-package plan
+package split
 
 import (
 	"cmp"
 	"slices"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // findHomes finds each GPU's own packages, and how far away the others are.
@@ -51,7 +52,7 @@ func (s *splitter) findHomes() {
 	}
 	if len(unknown) > 0 && (len(s.packages) > 1 || len(s.ram) > 1) {
 		s.warn("the firmware does not report the NUMA node of the GPU of %s; spread evenly over %s",
-			s.names(unknown), counted(len(s.packages), s.packageWord()))
+			s.names(unknown), text.Count(len(s.packages), s.packageWord()))
 	}
 	if len(moved) > 0 {
 		s.warn("the NUMA node of the GPU of %s has no CPUs for slots; they come from the nearest %s", s.names(moved), s.packageWord())
@@ -233,13 +234,8 @@ func groupCaches(caches [][]physCore, m, n int) [][]physCore {
 			out = append(out, slices.Concat(list[i:i+m]...))
 		}
 	}
-	for start := 0; start < len(caches); {
-		end := start
-		for end < len(caches) && nodeKey(caches[end][0]) == nodeKey(caches[start][0]) {
-			end++
-		}
-		join(caches[start:end])
-		start = end
+	for _, node := range runs(caches, func(c []physCore) [3]int { return nodeKey(c[0]) }) {
+		join(node)
 	}
 	if len(out) < n {
 		out = nil

@@ -1,4 +1,4 @@
-package plan
+package split
 
 import (
 	"cmp"
@@ -35,19 +35,9 @@ func (j joints) all() (out cpuset.Set) {
 	return out
 }
 
-// cleanNodes returns NUMA nodes whose memory is believable: sums over all of them fit an int64.
-func cleanNodes(nodes []inventory.NUMANode) []inventory.NUMANode {
-	nodes = slices.Clone(nodes)
-	for i := range nodes {
-		n := &nodes[i]
-		n.MemoryBytes, n.HugepagesBytes = min(max(n.MemoryBytes, 0), maxMemory), min(max(n.HugepagesBytes, 0), maxMemory)
-	}
-	return nodes
-}
-
 // joinNodes takes NUMA nodes that cannot be told apart as one: nodes that list the same CPU, nodes
 // of GPUs without CPUs, and nodes of which so many cores have threads on another that the rest is
-// too little for slots. The CPUs must be clean.
+// too little for slots.
 func (s *splitter) joinNodes() {
 	who := s.in.topologyAuthor()
 	if twice := s.joinOverlaps(); twice.Len() > 0 {
@@ -156,7 +146,7 @@ func (s *splitter) gpusByNode() map[int]int {
 }
 
 // topologyAuthor says who a machine's NUMA nodes come from.
-func (in splitInput) topologyAuthor() string {
+func (in Input) topologyAuthor() string {
 	if in.Virt {
 		return "the hypervisor"
 	}
@@ -168,14 +158,10 @@ func byCore(cpus []inventory.LogicalCPU) [][]inventory.LogicalCPU {
 	var out [][]inventory.LogicalCPU
 	at := map[int]int{}
 	for _, c := range cpus {
-		key := c.ID
-		if c.Core >= 0 {
-			key = c.Core
-		}
-		i, ok := at[key]
+		i, ok := at[c.Core]
 		if !ok {
 			i = len(out)
-			at[key] = i
+			at[c.Core] = i
 			out = append(out, nil)
 		}
 		out[i] = append(out[i], c)
@@ -212,4 +198,21 @@ func cutPackage(cores []physCore) (node int, packages cpuset.Set, ok bool) {
 		}
 	}
 	return node, packages, node >= 0
+}
+
+// Cores returns the CPUs of a set by core, neighbors together.
+func Cores(cpus []inventory.LogicalCPU, set cpuset.Set) (cores []cpuset.Set) {
+	cpus = slices.DeleteFunc(slices.Clone(cpus), func(c inventory.LogicalCPU) bool { return !set.Contains(c.ID) })
+	groups := byCore(cpus)
+	slices.SortStableFunc(groups, func(a, b []inventory.LogicalCPU) int {
+		return cmp.Or(a[0].NUMANode-b[0].NUMANode, a[0].L3-b[0].L3, a[0].Core-b[0].Core)
+	})
+	for _, threads := range groups {
+		var ids []int
+		for _, c := range threads {
+			ids = append(ids, c.ID)
+		}
+		cores = append(cores, cpuset.Of(ids...))
+	}
+	return cores
 }

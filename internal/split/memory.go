@@ -1,4 +1,4 @@
-package plan
+package split
 
 import (
 	"cmp"
@@ -10,13 +10,13 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
-	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
 	mib = 1 << 20
-	// minMemory is the least in which an agent and a container start, in bytes.
-	minMemory = 128 * mib
+	// MinMemory is the least in which an agent and a container start, in bytes.
+	MinMemory = 128 * mib
 	// gbShare is the fraction (1/12) by which an even share of a machine may fall short of a
 	// request: memory sold in GB is 7 % less in GiB, and the kernel and the reserve take some.
 	gbShare = 12
@@ -35,15 +35,11 @@ type ramNode struct {
 	free    int64      // MiB that are not huge pages; in splitter.ram, what slots share
 }
 
-// maxMemory is the most that a NUMA node is believed to have, in bytes. It keeps sums over all
-// nodes within an int64.
-const maxMemory = 1 << 48
-
 // ramNodes returns the nodes with both CPUs and memory. A node without CPUs is
 // a GPU's memory, or slow memory that would make timings depend on luck.
 func (s *splitter) ramNodes() []ramNode {
 	nodes, joined := s.in.Memory.Nodes, s.all()
-	total, sum, shared := min(max(s.in.Memory.TotalBytes, 0), maxMemory), int64(0), int64(0)
+	total, sum, shared := s.in.Memory.TotalBytes, int64(0), int64(0)
 	for _, n := range nodes {
 		if n.GPU == "" {
 			sum += n.MemoryBytes
@@ -141,7 +137,7 @@ func (s *splitter) chooseReserve(ram []ramNode) (reserve, most int64, err error)
 	}
 	reserve = min(max(leastReserve, all/20), all/4)
 	floor := min(leastReserve, reserve)
-	want, advised := s.in.MemoryPerSlot/mib, []int64{advisedMemory, minSlotMemory / mib}
+	want, advised := s.in.MemoryPerSlot/mib, []int64{advisedMemory, MinSlotMemory / mib}
 	switch {
 	case want > 0:
 		advised = []int64{min(want, fullMemory), min(want, advisedMemory)}
@@ -188,20 +184,20 @@ func (s *splitter) shareMemory() error {
 	}
 	perSlot := least
 	switch {
-	case want > least && least*mib >= minMemory && (nearlyEqual(want, least) || s.in.ReserveMemory == 0 && want-least <= want/gbShare):
+	case want > least && least*mib >= MinMemory && (NearlyEqual(want, least) || s.in.ReserveMemory == 0 && want-least <= want/gbShare):
 		s.Clamped = fmt.Sprintf("memory_per_slot: %s is slightly more than fits; each slot gets %s", config.Size(s.in.MemoryPerSlot), config.Size(least*mib))
 	case want > least:
 		return fmt.Errorf("memory_per_slot: %s for each of %s does not fit: %s has %s on NUMA node %s; write at most %s (--memory-per-slot), lower reserve.memory (--reserve-memory) or choose fewer GPUs with --gpus (gpus)",
-			config.Size(s.in.MemoryPerSlot), counted(len(shares), "slot"), s.in.GPUs[poor].Name, readable(least),
+			config.Size(s.in.MemoryPerSlot), text.Count(len(shares), "slot"), s.in.GPUs[poor].Name, readable(least),
 			s.nodesOf(weights[poor]), readable(least))
 	case want > 0 || s.in.MemoryPerSlot > 0:
-		if perSlot = want; want*mib < minMemory {
+		if perSlot = want; want*mib < MinMemory {
 			return fmt.Errorf("memory_per_slot: %s is too little for a job; write at least %s (--memory-per-slot)",
-				config.Size(s.in.MemoryPerSlot), config.Size(minMemory))
+				config.Size(s.in.MemoryPerSlot), config.Size(MinMemory))
 		}
-	case least*mib < minMemory:
+	case least*mib < MinMemory:
 		return fmt.Errorf("the memory of NUMA node %s gives each of %s %s, and a job needs at least %s; choose fewer GPUs with --gpus (gpus) or lower reserve.memory (--reserve-memory)",
-			s.nodesOf(weights[poor]), counted(len(shares), "slot"), readable(least), config.Size(minMemory))
+			s.nodesOf(weights[poor]), text.Count(len(shares), "slot"), readable(least), config.Size(MinMemory))
 	case least < fair*45/100:
 		s.warn("each slot has %s of memory, although an even share would be %s: NUMA node %s, where the CPUs of %s are, has no more",
 			readable(least), readable(fair), s.nodesOf(weights[poor]), s.in.GPUs[poor].Name)
@@ -210,8 +206,10 @@ func (s *splitter) shareMemory() error {
 		b := &s.Blocks[i]
 		b.MemoryBytes = perSlot * mib
 		b.MemoryNodes = s.nodesOf(weights[i])
-		if own := s.in.GPUs[i].MemoryNode; s.hasMemory(own) {
-			b.MemoryNodes = b.MemoryNodes.Union(cpuset.Of(own))
+		for _, n := range s.in.Memory.Nodes { // the kernel accepts no node without memory
+			if n.ID == s.in.GPUs[i].MemoryNode && n.MemoryBytes > 0 {
+				b.MemoryNodes = b.MemoryNodes.Union(cpuset.Of(n.ID))
+			}
 		}
 		s.ReservedMemory -= b.MemoryBytes
 	}
@@ -312,14 +310,6 @@ func (s *splitter) nodesOf(weights []int64) (nodes cpuset.Set) {
 	return nodes
 }
 
-// hasMemory reports whether a NUMA node exists and has memory: the kernel
-// accepts no other in a cpuset.
-func (s *splitter) hasMemory(node int) bool {
-	return slices.ContainsFunc(s.in.Memory.Nodes, func(n inventory.NUMANode) bool {
-		return n.ID == node && n.MemoryBytes > 0
-	})
-}
-
 // share returns amount × part / whole, rounded down, or up if up is set. part
 // must be at most whole.
 func share(amount, part, whole int64, up bool) int64 {
@@ -340,4 +330,13 @@ func readable(n int64) config.Size {
 		n &^= 1<<10 - 1
 	}
 	return config.Size(n * mib)
+}
+
+// bootShare is the fraction (1/32) by which memory may differ between two boots of an
+// unchanged machine: the kernel takes some, not always from the same place.
+const bootShare = 32
+
+// NearlyEqual reports whether two sizes differ only as they may between two boots of a machine.
+func NearlyEqual(was, is int64) bool {
+	return was > 0 && is > 0 && max(was, is)-min(was, is) <= was/bootShare
 }

@@ -1,13 +1,19 @@
 package inventory
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path"
 	"slices"
 	"strings"
 
 	"gopkg.in/yaml.v3"
+
+	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/docker"
 )
 
 // maxSpecs bounds the CDI files that are read per directory.
@@ -38,7 +44,7 @@ func ReadCDI(root string, dirs []string) ([]CDISpec, error) {
 func readCDI(t tree, dirs []string) []CDISpec {
 	var specs []CDISpec
 	for _, dir := range dirs {
-		files := slices.DeleteFunc(t.names(strings.TrimPrefix(dir, "/")), func(name string) bool {
+		files := slices.DeleteFunc(t.names(strings.Trim(path.Clean(dir), "/")), func(name string) bool {
 			ext := path.Ext(name)
 			return ext != ".json" && ext != ".yaml" // the extensions that CDI reads
 		})
@@ -118,4 +124,35 @@ func (s *CDISpec) need(e cdiEdits) {
 	for _, h := range e.Hooks {
 		s.Needs = append(s.Needs, h.Path)
 	}
+}
+
+// askDocker asks the engine about itself. A missing engine is not an error if Docker is not
+// installed.
+func askDocker(ctx context.Context, t tree, socket string) (Docker, error) {
+	socket = cmp.Or(socket, config.DefaultDockerSocket)
+	engine, err := docker.New(socket)
+	if err != nil {
+		return Docker{}, err
+	}
+	defer engine.Close() //nolint:errcheck // only asked
+	info, err := engine.Info(ctx)
+	if err != nil {
+		if _, missing := os.Stat(socket); errors.Is(missing, os.ErrNotExist) && findProgram(t, "dockerd") == "" {
+			return Docker{}, nil
+		}
+		return Docker{}, err
+	}
+	d := Docker{
+		Version: info.Version, APIVersion: info.APIVersion,
+		CgroupDriver: info.CgroupDriver, CgroupVersion: info.CgroupVersion,
+		StorageDriver: info.StorageDriver, RootDir: info.RootDir,
+		Runtimes: info.Runtimes, DefaultRuntime: info.DefaultRuntime,
+		CDIDirs: info.CDISpecDirs, CDIDevices: info.CDIDevices,
+	}
+	// An engine that supports CDI names the directories, and since 28.2 the devices.
+	d.CDI = len(d.CDIDirs) > 0
+	if d.CDI && len(d.CDIDevices) == 0 {
+		d.CDIDevices, err = cdiDevices(t, d.CDIDirs)
+	}
+	return d, err
 }

@@ -1,4 +1,4 @@
-package plan
+package split
 
 import (
 	"strings"
@@ -9,8 +9,8 @@ import (
 )
 
 // onNodes puts the CPUs of a machine on these NUMA nodes instead of its own.
-func onNodes(gib int64, lists ...string) func(*splitInput) {
-	return func(in *splitInput) {
+func onNodes(gib int64, lists ...string) func(*Input) {
+	return func(in *Input) {
 		in.Memory = inventory.Memory{}
 		for id, list := range lists {
 			n := inventory.NUMANode{ID: id, CPUs: list, MemoryBytes: gib << 30}
@@ -44,7 +44,7 @@ func TestSplitNodes(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		machine  machine
-		change   func(*splitInput)
+		change   func(*Input)
 		cores    int
 		onNode   bool   // all slots have only CPUs of their GPU's node
 		mems     string // of all slots; "" for the node of its GPU
@@ -60,7 +60,7 @@ func TestSplitNodes(t *testing.T) {
 		},
 		{
 			name: "nodes that cut sockets, for every CPU", machine: adjacent(2, 32, fourEach()...),
-			change: func(in *splitInput) { onNodes(350, "0-31,64-95", "32-63,96-127")(in); in.CPUsPerSlot = 16 },
+			change: func(in *Input) { onNodes(350, "0-31,64-95", "32-63,96-127")(in); in.CPUsPerSlot = 16 },
 			cores:  8, onNode: true, memory: 80, packages: true, warning: "cores of packages 0-1",
 		},
 		{
@@ -106,12 +106,12 @@ func TestSplitNodes(t *testing.T) {
 		},
 		{
 			name: "of two overlapping nodes one has no memory", machine: machine{packages: 1, nodesPerPackage: 1, coresPerNode: 16, smt: 1, gpuNodes: fourEach()},
-			change: func(in *splitInput) { onNodes(16, "0-15", "0-15")(in); in.Memory.Nodes[0].MemoryBytes = 0 },
+			change: func(in *Input) { onNodes(16, "0-15", "0-15")(in); in.Memory.Nodes[0].MemoryBytes = 0 },
 			cores:  1, mems: "1", memory: 1, warning: "in several of NUMA nodes 0-1",
 		},
 		{
 			name: "two nodes with the same CPUs and the same memory", machine: machine{packages: 1, nodesPerPackage: 1, coresPerNode: 16, smt: 1, gpuNodes: fourEach()},
-			change: func(in *splitInput) { onNodes(16, "0-15", "0-15")(in); in.Memory.TotalBytes /= 2 },
+			change: func(in *Input) { onNodes(16, "0-15", "0-15")(in); in.Memory.TotalBytes /= 2 },
 			cores:  1, mems: "0-1", memory: 1, most: 2, warning: "in several of NUMA nodes 0-1",
 		},
 		{name: "nodes that overlap in CPUs that do not run", machine: onTwo(16, fourEach()...), change: onNodes(64, "0-15,32-47,64", "16-31,48-63,64"), cores: 3, onNode: true, memory: 14, packages: true},
@@ -128,12 +128,12 @@ func TestSplitNodes(t *testing.T) {
 			cores: 6, onNode: true, memory: 70, packages: true, warning: "gives NUMA node 1 cores of packages 0-1",
 		},
 		{
-			name: "nodes within sockets", machine: machine{packages: 2, nodesPerPackage: 2, coresPerNode: 16, smt: 2, numbering: siblingsAdjacent, gpuNodes: []int{0, 0, 1, 1, 2, 2, 3, 3}}, change: func(*splitInput) {},
+			name: "nodes within sockets", machine: machine{packages: 2, nodesPerPackage: 2, coresPerNode: 16, smt: 2, numbering: siblingsAdjacent, gpuNodes: []int{0, 0, 1, 1, 2, 2, 3, 3}}, change: func(*Input) {},
 			cores: 7, onNode: true, memory: 30, packages: true,
 		},
 		{
 			name: "a GPU's memory that lists CPUs", machine: onTwo(16, fourEach()...),
-			change: func(in *splitInput) {
+			change: func(in *Input) {
 				in.Memory.Nodes = append(in.Memory.Nodes, inventory.NUMANode{ID: 5, CPUs: "0-3", MemoryBytes: 96 << 30, GPU: "0000:01:00.0"})
 			},
 			cores: 3, onNode: true, memory: 14, packages: true,
@@ -185,7 +185,7 @@ func evenCPUs(from, n int) string {
 
 // checkNodes checks what a split must be on any machine, and that slots are on the nodes of
 // their GPUs and within a package.
-func checkNodes(t *testing.T, in splitInput, got splitResult, onNode, packages bool) {
+func checkNodes(t *testing.T, in Input, got Result, onNode, packages bool) {
 	t.Helper()
 	byID := cpusByID(in)
 	taken := got.ReservedCPUs
