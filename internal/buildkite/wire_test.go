@@ -17,6 +17,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // server responds in a test's own time.
@@ -40,9 +42,7 @@ func (s server) RoundTrip(r *http.Request) (*http.Response, error) {
 func patient(t *testing.T, s http.RoundTripper) *Client {
 	t.Helper()
 	c, err := New(Options{URL: "http://buildkite.test", Token: "secret-token", Network: s, Patient: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return c
 }
 
@@ -223,9 +223,7 @@ func TestDownload(t *testing.T) {
 			}))
 			t.Cleanup(api.Close)
 			c, err := New(Options{URL: api.URL, Token: "secret-token"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if tt.a.URL = tt.url; tt.url == "" {
 				tt.a.URL = api.URL + "/v2/download"
 			}
@@ -262,9 +260,7 @@ func TestAddress(t *testing.T) {
 	var asked string
 	for _, at := range []string{"", "/", "/v2", "/v2/"} {
 		c, err := New(Options{URL: "http://buildkite.test" + at, Token: "t", Network: pathOf(&asked)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		_ = c.EachAgent(t.Context(), "gpu-mode", func(Agent) bool { return true })
 		if asked != "/v2/organizations/gpu-mode/agents" {
 			t.Errorf("BUILDKITE_API_URL that ends in %q asks %s", at, asked)

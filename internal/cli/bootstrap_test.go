@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/job/jobtest"
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestBootstrapPrintsTheSpec(t *testing.T) {
@@ -104,9 +105,7 @@ func TestHostileBuilds(t *testing.T) {
 		t.Skip("KBNODE_TEST_AGENT does not name a buildkite-agent")
 	}
 	s := bktest.New(bktest.Options{Pipelines: []bktest.Pipeline{{Slug: "kernelbot", Repo: "https://github.com/gpu-mode/kernelbot"}}})
-	if err := s.Listen("127.0.0.1:0"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Listen("127.0.0.1:0"))
 	t.Cleanup(func() { _ = s.Close() })
 	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)
 	t.Cleanup(stop)
@@ -118,21 +117,15 @@ func TestHostileBuilds(t *testing.T) {
 			continue
 		}
 		text, err := json.Marshal(jobtest.Step(tt.Vars))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		b, err := s.Submit(bktest.NewBuild{Steps: `steps: [{command: "true", agents: {queue: q}}]`, MetaData: map[string]string{bktest.JobEnvKey: string(text)}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		builds[b.Number] = tt
 	}
 	for number, tt := range builds {
 		t.Run(tt.Name, func(t *testing.T) {
 			b, err := s.WaitBuild(ctx, number)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			j := b.Jobs[0]
 			log := bktest.Plain(s.Log(j.ID))
 			status := 0
@@ -156,9 +149,7 @@ func TestHostileBuilds(t *testing.T) {
 func hostileAgents(t *testing.T, s *bktest.Server, agent string) {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	dir := t.TempDir()
 	cmd := exec.Command(agent, "start", "--endpoint", s.Endpoint(), "--spawn", "8", "--name", "node-gpu%spawn", "--tags", "queue=q", "--no-color",
 		"--build-path", filepath.Join(dir, "b"), "--hooks-path", dir, "--plugins-path", filepath.Join(dir, "p"), "--sockets-path", filepath.Join(dir, "s"),
@@ -166,9 +157,7 @@ func hostileAgents(t *testing.T, s *bktest.Server, agent string) {
 	cmd.Env = []string{"BUILDKITE_AGENT_TOKEN=" + bktest.DefaultAgentToken, "HOME=" + dir, "TMPDIR=" + dir, "PATH=" + os.Getenv("PATH"), asKbnode + "=1", "GORACE=atexit_sleep_ms=0"}
 	var said strings.Builder
 	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		if err := cmd.Wait(); err != nil || t.Failed() {

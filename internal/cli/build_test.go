@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const (
@@ -43,9 +44,7 @@ func submitTo(t *testing.T, files map[string]string, args ...string) (result, *b
 	err := s.Employ(t.Context(), bktest.Worker{Name: "n-gpu3", Tags: []string{"queue=b200", "gpu-index=3"}, Do: func(_ context.Context, w *bktest.Work) {
 		env, w.Files = w.Env, files
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	useBuildkite(t, s)
 	return kbnode(t, append([]string{"submit"}, args...)...), s, env
 }
@@ -135,9 +134,7 @@ func TestSubmitTemplate(t *testing.T) {
 	t.Setenv("BUILDKITE_API_TOKEN", "")
 	dir := filepath.Join("..", "..", "examples", "prefix_python")
 	text, err := os.ReadFile(filepath.Join(dir, "submission.py"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if r := kbnode(t, "submit", "--eval", dir, "--template", "python"); r.code != 0 || r.out != string(text) || r.err != "" {
 		t.Errorf("%+v", r)
 	}
@@ -172,9 +169,7 @@ func proving(t *testing.T, left string, args ...string) (result, *bktest.Server)
 	err := s.Employ(t.Context(), bktest.Worker{Name: "n-gpu3", Tags: []string{"queue=b200"}, Do: func(_ context.Context, w *bktest.Work) {
 		w.Files["result.json"] = left
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	useBuildkite(t, s)
 	return kbnode(t, append([]string{"e2e"}, args...)...), s
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/submit"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestFoldSlots(t *testing.T) {
@@ -55,9 +56,7 @@ func TestFoldSlots(t *testing.T) {
 		"create /var/lib/kbnode/gpu1",
 		"create /var/lib/kbnode/gpu2",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, got)
 	if n := len(foldSlots(in)) - len(want); n != 12 {
 		t.Errorf("%d updates of what differs, want 12", n)
 	}
@@ -78,9 +77,7 @@ func TestPrintLater(t *testing.T) {
 		{Kind: reconcile.Update, Subject: "/e", Slot: 3, Deferred: job},
 	})
 	want := "  later: 2 changes of gpu2, " + job + "\n  later: delete /b, waits for all\n  later: delete /d, waits for all\n  later: update /e, " + job + "\n"
-	if diff := cmp.Diff(want, b.String()); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, b.String())
 }
 
 // TestPlanOfAnotherShape plans pairs of GPUs on a node of single GPUs while a job runs.
@@ -88,16 +85,10 @@ func TestPlanOfAnotherShape(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, 8)
 	defer n.remove(t)
-	if err := n.install(t.Context(), "http://127.0.0.1:1/v3", "the-token"); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.sd.RunJob(1, "0192"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.install(t.Context(), "http://127.0.0.1:1/v3", "the-token"))
+	must.Do(t, n.sd.RunJob(1, "0192"))
 	p, _, changes, err := n.compare(t.Context(), configFlags{cfg: config.Config{Queue: "b200", Node: "bench", GPUsPerSlot: 2, Agent: config.Agent{Endpoint: "http://127.0.0.1:1/v3"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var out bytes.Buffer
 	printPlan(&out, p, changes)
 	_, rest, _ := strings.Cut(out.String(), "system ")
@@ -108,9 +99,7 @@ Slots to be removed: gpu1, gpu3, gpu5, gpu7
 Later: gpu0, gpu1, waits for job 0192 of slot gpu1
 
 `
-	if diff := cmp.Diff(want, strings.TrimRight(head, "0123456789")); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, strings.TrimRight(head, "0123456789"))
 }
 
 var (

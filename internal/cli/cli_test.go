@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 var update = flag.Bool("update", false, "write the golden files again")
@@ -49,14 +50,10 @@ func golden(t *testing.T, name, got string) {
 	t.Helper()
 	file := filepath.Join("testdata", name)
 	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, []byte(got), 0o644))
 	}
 	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("output differs from %s (-want +got); run go test ./internal/cli -update and review:\n%s", file, diff)
 	}
@@ -66,12 +63,8 @@ func golden(t *testing.T, name, got string) {
 func put(t testing.TB, root, name, text string) string {
 	t.Helper()
 	file := filepath.Join(root, name)
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	must.Do(t, os.WriteFile(file, []byte(text), 0o600))
 	return file
 }
 
@@ -167,9 +160,7 @@ func TestSlotsOfUnits(t *testing.T) {
 		put(t, root, name, "")
 	}
 	spell := func(k int) string { return strings.Repeat("i", k) }
-	if diff := cmp.Diff([]string{"ii", "iiiiiiiiii"}, slots(root, spell)); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, []string{"ii", "iiiiiiiiii"}, slots(root, spell))
 	if got := slots(root+"/none", spell); got != nil {
 		t.Errorf("without units: %q", got)
 	}
@@ -183,9 +174,7 @@ func TestTyped(t *testing.T) {
 	}
 	dir := typedFiles(t)
 	text, err := os.ReadFile("testdata/typed.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var got strings.Builder
 	answers := false
 	for line := range strings.Lines(string(text)) {
@@ -244,9 +233,7 @@ func typedFiles(t *testing.T) (dir string) {
 		put(t, dir, name, text)
 	}
 	err := errors.Join(os.Remove(filepath.Join(dir, "empty/x")), os.Chmod(filepath.Join(dir, "wide"), 0o640), os.Symlink("Dockerfile", filepath.Join(dir, "link")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	machinetest.B200x8().Write(t, filepath.Join(dir, "b200"))
 	machinetest.NoGPU().Write(t, filepath.Join(dir, "nogpu"))
 	return dir

@@ -23,6 +23,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/doctest"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestJSONDocuments compares the examples of the pages with the types.
@@ -41,9 +42,7 @@ func TestJSONDocuments(t *testing.T) {
 		t.Run(tt.heading, func(t *testing.T) {
 			t.Parallel()
 			text, err := os.ReadFile("../../" + tt.page)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			_, section, _ := strings.Cut(string(text), "\n"+tt.heading+"\n")
 			section, _, _ = strings.Cut(section, "\n## ")
 			section, _, _ = strings.Cut(section, "\n### ")
@@ -95,21 +94,13 @@ func fieldsOf(v reflect.Value) (names []string) {
 func TestSubmitPage(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/submit.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	blocks, err := doctest.Parse(string(page))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	dir, bin := t.TempDir(), t.TempDir()
-	if err := os.Symlink(self, filepath.Join(bin, "kbnode")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(self, filepath.Join(bin, "kbnode")))
 	typed := 0
 	for _, b := range blocks {
 		if b.Kind != doctest.Machine {
@@ -144,9 +135,7 @@ func TestShapesPage(t *testing.T) {
 	t.Parallel()
 	const file = "../../docs/shapes.md"
 	page, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	examples := example.FindAllStringSubmatch(string(page), -1)
 	if len(examples) < 6 {
 		t.Fatalf("docs/shapes.md has %d examples", len(examples))
@@ -161,9 +150,7 @@ func TestShapesPage(t *testing.T) {
 		}
 	}
 	if *update {
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, []byte(text), 0o644))
 	}
 }
 
@@ -172,23 +159,17 @@ func TestShapesPage(t *testing.T) {
 func statusTable(t *testing.T, machine, text string) string {
 	t.Helper()
 	cfg, err := config.Parse(machine, []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	all := machinetest.Published()
 	i := slices.IndexFunc(all, func(m machinetest.Machine) bool { return m.Name == machine })
 	if i < 0 {
 		t.Fatalf("there is no machine %s", machine)
 	}
 	inv, err := inventory.Read(t.Context(), inventory.Options{Root: all[i].Dir(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	cfg = cfg.WithDefaults()
 	p, err := plan.Build(plan.Input{Inventory: inv, Config: &cfg, Binary: "/usr/bin/kbnode", Version: "1.2.3"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	state := &reconcile.State{}
 	for _, s := range p.Slots {
 		state.Slots = append(state.Slots, slot.State{Index: s.Index, Agent: agentAt("active", "running")})

@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/selftest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestPrintDoctor(t *testing.T) {
@@ -119,9 +120,7 @@ func TestSelftestOutput(t *testing.T) {
 func TestSelftestGroups(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/security.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	shown := map[string]bool{}
 	for _, g := range groups {
 		shown[g.name] = true
@@ -131,9 +130,7 @@ func TestSelftestGroups(t *testing.T) {
 	}
 	for _, file := range []string{"agent.go", "containers.go", "devices.go", "judge.go", "node.go", "selftest.go", "slot.go"} {
 		text, err := os.ReadFile("../selftest/" + file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for _, m := range regexp.MustCompile(`(?:Group: |group(?:, tried)? *= )"([a-z ]+)"`).FindAllStringSubmatch(string(text), -1) {
 			if !shown[m[1]] {
 				t.Errorf("%s makes checks of the group %q, which is never shown", file, m[1])

@@ -24,6 +24,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // person sits at a pseudo-terminal.
@@ -199,9 +200,7 @@ func TestInstallAsksOnlyForWhatIsMissing(t *testing.T) {
 		f := &installFlags{token: tt.token}
 		f.cfg.Queue, f.cfg.Agent.Endpoint = tt.queue, bk.Endpoint()
 		n := &node.Node{Root: machine.root, Log: term.Streams{Err: t.Output()}.Logger()}
-		if err := f.load(n, tt.env); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.load(n, tt.env))
 		done := make(chan error)
 		go func() { done <- f.ask(t.Context(), p.streams("install"), n, tt.env) }()
 		p.types(tt.dialog...)
@@ -221,9 +220,7 @@ func TestInstallRefusesBeforeItAsks(t *testing.T) {
 	m.Live = nil
 	n := &node.Node{Root: m.Dir(t), Log: term.Streams{Err: t.Output()}.Logger()}
 	f := &installFlags{}
-	if err := f.load(n, noEnv); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.load(n, noEnv))
 	err := f.ask(t.Context(), p.streams("install"), n, noEnv)
 	if err == nil || !strings.Contains(err.Error(), "systemd does not report its version") {
 		t.Errorf("%v", err)
@@ -280,9 +277,7 @@ func TestInstallIsLeft(t *testing.T) {
 				cmd.Env = append(os.Environ(), dialogRoot+"="+machine.root)
 				cmd.Stdin, cmd.Stdout, cmd.Stderr = p.tty, p.tty, p.tty
 				cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-				if err := cmd.Start(); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, cmd.Start())
 				if key == "kill" {
 					p.types(append(slices.Clone(q), "")...)
 					if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -334,9 +329,7 @@ func TestTokenFileIsReadOnce(t *testing.T) {
 	t.Parallel()
 	pipe := func() string {
 		name := filepath.Join(t.TempDir(), "pipe")
-		if err := unix.Mkfifo(name, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, unix.Mkfifo(name, 0o600))
 		return name
 	}
 	f := &installFlags{tokenFile: pipe()}

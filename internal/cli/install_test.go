@@ -11,6 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestWhatStays(t *testing.T) {
@@ -25,9 +26,7 @@ func TestWhatStays(t *testing.T) {
 	}
 	// packagedBinary must be where the packages install kbnode.
 	text, err := os.ReadFile("../../.goreleaser.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if !strings.Contains(string(text), "bindir: "+filepath.Dir(packagedBinary)+"\n") {
 		t.Errorf("the packages do not put kbnode to %s", packagedBinary)
 	}

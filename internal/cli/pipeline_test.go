@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/doctest"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // nodeTree returns a machine with the files of a node: its configuration and planned files.
@@ -25,12 +26,8 @@ func nodeTree(t *testing.T, m machinetest.Machine, cfg config.Config, text strin
 	t.Helper()
 	root := m.Dir(t)
 	n := &node.Node{Root: root, Config: cfg.WithDefaults(), Log: term.Streams{Err: t.Output()}.Logger()}
-	if err := n.Read(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.MakePlan(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.Read(t.Context()))
+	must.Do(t, n.MakePlan())
 	for _, f := range n.Plan.Files {
 		put(t, root, f.Path, f.Content)
 	}
@@ -42,9 +39,7 @@ func nodeTree(t *testing.T, m machinetest.Machine, cfg config.Config, text strin
 func printed(t *testing.T, kind string, o pipeline.Options, args ...string) {
 	t.Helper()
 	p, err := pipeline.Build(kind, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	got := kbnode(t, append([]string{"pipeline"}, args...)...)
 	if got.code != 0 || got.err != "" {
 		t.Fatalf("%q: code %d, err %q", args, got.code, got.err)
@@ -70,13 +65,9 @@ func TestPipelineOfANode(t *testing.T) {
 	printed(t, "docker-test", with, "docker-test", "--root", root, "--queue", "other", "--image", "x:1", "--timeout", "45", "--label", "mine", "--agent", "gpu-index=3", "--agent", "node=n1")
 
 	p, err := pipeline.Build("eval", own)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var want bytes.Buffer
-	if err := term.PrintJSON(&want, p); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, term.PrintJSON(&want, p))
 	if got := kbnode(t, "pipeline", "--root", root, "--json"); got.out != want.String() {
 		t.Error(cmp.Diff(want.String(), got.out))
 	}
@@ -126,13 +117,9 @@ func TestPipelineElsewhere(t *testing.T) {
 func TestPipelineOfPage(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/pipelines.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	blocks, err := doctest.Parse(string(page))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var jobs []string
 	for _, b := range blocks {
 		if b.Kind == doctest.Job {
@@ -186,9 +173,7 @@ func TestPayloadThereAndBack(t *testing.T) {
   "seed": 12345678901234567890123
 }
 `
-	if d := cmp.Diff(result{out: indented}, got, cmp.AllowUnexported(result{})); d != "" {
-		t.Error(d)
-	}
+	must.Equal(t, result{out: indented}, got, cmp.AllowUnexported(result{}))
 }
 
 // Not parallel: it sets the environment.
@@ -213,9 +198,7 @@ func TestPayloadOfTheEnvironment(t *testing.T) {
 		t.Setenv(name, value)
 	}
 	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = null.Close() })
 	for name, in := range map[string]io.Reader{"nothing piped in": strings.NewReader("\n"), "/dev/null": null} {
 		if got := fed(t, in, "payload", "decode"); got.out != doc+"\n" {

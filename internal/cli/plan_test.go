@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestPlanText lends some of the GPUs, which the plan says.
@@ -93,12 +94,8 @@ func TestPlanReadsOnlyItsRoot(t *testing.T) {
 	}
 	// A link cannot lead out of the tree.
 	target := put(t, t.TempDir(), "config.yaml", "queue: leak\n")
-	if err := os.MkdirAll(filepath.Join(root, "etc/kbnode"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(target, filepath.Join(root, plan.ConfigPath)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(root, "etc/kbnode"), 0o755))
+	must.Do(t, os.Symlink(target, filepath.Join(root, plan.ConfigPath)))
 	if got := kbnode(t, "plan", "--root", root); got.code != 1 || !strings.Contains(got.err, "read configuration: ") || strings.Contains(got.out, "leak") {
 		t.Errorf("a link out of the tree: %+v", got)
 	}
@@ -118,9 +115,7 @@ func TestPlanOfCapture(t *testing.T) {
 	}
 	// A capture of a capture is the same capture, on standard output too.
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if again := kbnode(t, "inventory", "--root", file, "--capture", "-"); again.out != string(text) {
 		t.Errorf("captured again (code %d, err %q): %s", again.code, again.err, cmp.Diff(string(text), again.out))
 	}
@@ -241,9 +236,7 @@ func TestChangeLines(t *testing.T) {
 func TestMigrationCommand(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/migration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	line := regexp.MustCompile("`setup-agent.sh [^`]*`[^|]*\\| `kbnode install ([^`]*)`").FindStringSubmatch(string(page))
 	if line == nil {
 		t.Fatal("the page has no command for setup-agent.sh")

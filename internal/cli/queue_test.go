@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli/operator"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // office returns a fake Buildkite with these agents and tags, which work until the test ends.
@@ -27,9 +28,7 @@ func office(t *testing.T, o bktest.Options, agents map[string][]string) *bktest.
 	ctx, stop := context.WithCancel(t.Context())
 	t.Cleanup(stop)
 	for name, tags := range agents {
-		if err := s.Employ(ctx, bktest.Worker{Name: name, Tags: tags, Do: func(ctx context.Context, _ *bktest.Work) { <-ctx.Done() }}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Employ(ctx, bktest.Worker{Name: name, Tags: tags, Do: func(ctx context.Context, _ *bktest.Work) { <-ctx.Done() }}))
 	}
 	return s
 }
@@ -37,9 +36,7 @@ func office(t *testing.T, o bktest.Options, agents map[string][]string) *bktest.
 func clientOf(t *testing.T, s *bktest.Server, token string) *buildkite.Client {
 	t.Helper()
 	client, err := buildkite.New(buildkite.Options{URL: "http://buildkite.test", Token: token, Network: s.Wire(), Patient: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return client
 }
 
@@ -106,9 +103,7 @@ func TestQueueWatch(t *testing.T) {
 		time.Sleep(55 * time.Second)
 		for range 2 {
 			_, err := client.Create(ctx, "kbnode", "kernelbot", buildkite.NewBuild{Commit: "HEAD", Branch: "main", Steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": "b200"}}}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			time.Sleep(5 * time.Minute)
 		}
 		s.Inject(bktest.Fault{Route: "GET /v2/organizations/{org}/builds", Status: http.StatusBadGateway, Times: 8})
@@ -125,9 +120,7 @@ func TestQueueWatch(t *testing.T) {
 			}
 			states = append(states, fmt.Sprintf("%d idle, %d busy, %d wait", r.Queues[0].Count(buildkite.Idle), r.Queues[0].Count(buildkite.Busy), r.Queues[0].Waiting.Jobs))
 		}
-		if diff := cmp.Diff([]string{"1 idle, 0 busy, 0 wait", "0 idle, 1 busy, 0 wait", "0 idle, 1 busy, 1 wait"}, states); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, []string{"1 idle, 0 busy, 0 wait", "0 idle, 1 busy, 0 wait", "0 idle, 1 busy, 1 wait"}, states)
 		if s.Over() > 0 || !strings.Contains(stderr.String(), "502") {
 			t.Errorf("%d requests were refused; %s", s.Over(), stderr.String())
 		}

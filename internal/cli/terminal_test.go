@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // asKbnode is the variable that lets the test binary run as kbnode: an evaluation takes over its process.
@@ -64,9 +65,7 @@ func openPTY(t *testing.T, cols uint16) (master, tty *os.File) {
 	if err == nil {
 		tty, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return master, tty
 }
 
@@ -142,9 +141,7 @@ func TestDumbTerminal(t *testing.T) {
 		p.show(c)
 	}
 	p.end()
-	if diff := cmp.Diff("  adding users\n  writing files\n  reloading systemd\n", screen()); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "  adding users\n  writing files\n  reloading systemd\n", screen())
 }
 
 func TestWrap(t *testing.T) {
@@ -179,13 +176,9 @@ func TestList(t *testing.T) {
 	l.Row("gpu1", "NVIDIA B200", "n", "its GPU fell off the bus, and nobody knows why")
 	l.Print()
 	wide := "SLOT  GPU          NAME    PROBLEM\ngpu0  NVIDIA B200  n-0123  -\ngpu1  NVIDIA B200  n       its GPU fell off the bus, and nobody knows why\n"
-	if diff := cmp.Diff(wide, b.String()); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, wide, b.String())
 	narrow := "SLOT  NAME   PROBLEM\ngpu0  n-…23  -\ngpu1  n      its GPU fell off the bus, and\n             nobody knows why\n"
-	if diff := cmp.Diff(narrow, l.Draw(44)+"\n"); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, narrow, l.Draw(44)+"\n")
 	const uuid = "GPU-6c1d4f0a-93b2-4e57-8a1c-0d5e7f2a3b03"
 	for _, word := range []string{uuid, "https://buildkite.com/gpu-mode/kernelbot/builds/1234"} { // must stay whole, to be copied
 		l = term.NewList(&b, "Slot", "Model", "Problem")
@@ -241,7 +234,5 @@ func TestVerbatim(t *testing.T) {
 	}
 	tty, screen := pty(t, 40)
 	term.PrintCommand(tty, "      type  sed -i 's/one two/three four/' /etc/some/file && systemctl restart it")
-	if diff := cmp.Diff("      type  sed -i 's/one two/three four/' \\\n            /etc/some/file && \\\n            systemctl restart it\n", screen()); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "      type  sed -i 's/one two/three four/' \\\n            /etc/some/file && \\\n            systemctl restart it\n", screen())
 }

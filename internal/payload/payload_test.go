@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestDecode(t *testing.T) {
@@ -15,17 +17,13 @@ func TestDecode(t *testing.T) {
 	text := Encode([]byte(doc))
 	wrapped := " " + text[:5] + "\r\n\t" + text[5:9] + "-_!*" + text[9:]
 	packed, err := base64.StdEncoding.DecodeString(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	trailed := base64.StdEncoding.EncodeToString(append(packed, "trailing"...))
 	for name, in := range map[string]string{"plain": text, "foreign characters": wrapped, "bytes after the stream": trailed} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			o, err := Decode(in)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if got, want := Repr(o), `{'b': 'last', 'a': {'z': [1, 2.5, None]}}`; got != want {
 				t.Errorf("got %s, want %s", got, want)
 			}
@@ -40,9 +38,7 @@ func TestDecodeRefuses(t *testing.T) {
 	if _, err := z.Write([]byte("{}")); err != nil {
 		t.Fatal(err)
 	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, z.Close())
 	whole := Encode([]byte(`{"key": "value and some more"}`))
 	for _, c := range []struct {
 		name, in string

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"unicode"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestRepr(t *testing.T) {
@@ -63,9 +65,7 @@ for line in sys.stdin:
 	var in strings.Builder
 	for _, d := range docs {
 		text, err := json.Marshal(d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		in.Write(append(text, '\n'))
 	}
 	cmd.Stdin = strings.NewReader(in.String())
@@ -76,9 +76,7 @@ for line in sys.stdin:
 	var answers []string
 	for line := range strings.Lines(string(out)) {
 		var s string
-		if err := json.Unmarshal([]byte(line), &s); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal([]byte(line), &s))
 		answers = append(answers, s)
 	}
 	if len(answers) != len(docs) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 var update = flag.Bool("update", false, "write testdata again")
@@ -33,9 +34,7 @@ var cases = []struct {
 func build(tb testing.TB, kind string, o pipeline.Options) *pipeline.Pipeline {
 	tb.Helper()
 	p, err := pipeline.Build(kind, o)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, err)
 	return p
 }
 
@@ -47,31 +46,21 @@ func TestGolden(t *testing.T) {
 		archive.Files = append(archive.Files, txtar.File{Name: c.name, Data: build(t, c.kind, c.options).YAML()})
 	}
 	if *update {
-		if err := os.WriteFile(file, txtar.Format(&archive), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, txtar.Format(&archive), 0o644))
 	}
 	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), string(txtar.Format(&archive))); diff != "" {
-		t.Error(diff)
-	}
+	must.Do(t, err)
+	must.Equal(t, string(want), string(txtar.Format(&archive)))
 }
 
 // same checks that the YAML and the JSON of a pipeline are the same document.
 func same(tb testing.TB, p *pipeline.Pipeline) {
 	tb.Helper()
 	text, err := json.Marshal(p)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, err)
 	// JSON is YAML, so that one reader reads both.
 	var fromJSON, fromYAML any
-	if err := yaml.Unmarshal(text, &fromJSON); err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, yaml.Unmarshal(text, &fromJSON))
 	if err := yaml.Unmarshal(p.YAML(), &fromYAML); err != nil {
 		tb.Fatalf("%v in\n%s", err, p.YAML())
 	}
@@ -143,12 +132,8 @@ func FuzzBuild(f *testing.F) {
 		}
 		same(t, p)
 		var back pipeline.Pipeline
-		if err := yaml.Unmarshal(p.YAML(), &back); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(p.Steps, back.Steps); diff != "" {
-			t.Error(diff)
-		}
+		must.Do(t, yaml.Unmarshal(p.YAML(), &back))
+		must.Equal(t, p.Steps, back.Steps)
 		// The fake's parser substitutes variables.
 		env := map[string]string{"KERNELBOT_QUEUE": "from-the-build", "HOME": "leaked"}
 		b := submit(t, string(p.YAML()), env)
@@ -159,9 +144,7 @@ func FuzzBuild(f *testing.F) {
 		if len(b.Jobs) != 1 {
 			t.Fatalf("%d jobs", len(b.Jobs))
 		}
-		if diff := cmp.Diff(want, b.Jobs[0].AgentQueryRules); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, want, b.Jobs[0].AgentQueryRules)
 		if label != "" && b.Jobs[0].Name != label {
 			t.Errorf("the label is %q, want %q", b.Jobs[0].Name, label)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // command returns what an agent gets to run, after the server substituted variables.
@@ -45,9 +46,7 @@ func TestArtifactScript(t *testing.T) {
 		t.Fatalf("exit %d: %s", code, out)
 	}
 	f, err := os.Open(filepath.Join(dir, "result.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer f.Close() //nolint:errcheck // opened for reading
 	// The runner's own type, except runs, which it only writes.
 	var got struct {
@@ -56,13 +55,9 @@ func TestArtifactScript(t *testing.T) {
 	}
 	dec := json.NewDecoder(f)
 	dec.DisallowUnknownFields()
-	if err := dec.Decode(&got); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, dec.Decode(&got))
 	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if !got.Success || got.Error != "" || got.System == nil || got.System.Hostname != host || !strings.HasPrefix(got.System.Platform, "Linux ") || got.Runs == nil || len(got.Runs) > 0 {
 		t.Errorf("result.json says %+v of %+v", got, got.System)
 	}
@@ -83,9 +78,7 @@ func TestProfiles(t *testing.T) {
 		{pipeline.DockerTest, config.ProfileStrict, true, true},
 	} {
 		text, err := json.Marshal(build(t, tt.kind, pipeline.Options{Profile: tt.profile}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		strict := strings.Contains(string(text), `"environment":["KBNODE_PROFILE=strict"]`)
 		init := !strings.Contains(string(text), `"init":false`)
 		if strict != tt.strict || init != tt.init {
@@ -128,9 +121,7 @@ func TestVariables(t *testing.T) {
 func TestDockerScript(t *testing.T) {
 	t.Parallel()
 	allowed, err := exec.CommandContext(t.Context(), "sh", "-c", `grep Cpus_allowed_list: /proc/self/status | tr -d '\t' | cut -d: -f2`).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	cpuset := strings.TrimSpace(string(allowed))
 	nvidia, amd := []string{"nvidia0", "nvidiactl", "nvidia-uvm"}, []string{"kfd", "dri/renderD128", "dri/card0"}
 	for name, tt := range map[string]struct {
@@ -159,12 +150,8 @@ func TestDockerScript(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			put := func(name, text string) {
-				if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+				must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755))
 			}
 			for _, d := range tt.devices {
 				put("dev/"+d, "")

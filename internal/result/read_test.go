@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestReadAgain checks that every result of the shared cases and of our own is
@@ -20,20 +20,12 @@ func TestReadAgain(t *testing.T) {
 		{"benchmark", &Evaluation{Compilation: &Compilation{Stderr: "a.cu(3): error\n"}}},
 	}}
 	text, err := marshal(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	again, err := Read(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	got, err := marshal(again)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(text), string(got)); diff != "" {
-		t.Error(diff)
-	}
+	must.Do(t, err)
+	must.Equal(t, string(text), string(got))
 	if sentence, ok := again.Verdict(); ok || sentence != "Not passed: benchmark: nvcc was not found" {
 		t.Errorf("%q, %v", sentence, ok)
 	}
@@ -59,9 +51,7 @@ func TestReadRefused(t *testing.T) {
 // only cleaned.
 func FuzzRead(f *testing.F) {
 	files, err := filepath.Glob("../runner/testdata/*/*.json")
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.Do(f, err)
 	for _, name := range files {
 		if text, err := os.ReadFile(name); err == nil && len(text) < 20_000 {
 			f.Add(text)

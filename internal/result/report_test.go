@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // FuzzClean shows only harmless characters of a program's text, within the limits.
@@ -89,14 +90,10 @@ func TestRepetitions(t *testing.T) {
 		t.Errorf("%s\nwant at its end\n%s", b.String(), want)
 	}
 	for _, same := range [][]string{nil, {"a"}, {"a", "a"}, {"", "", "", "", ""}, {"a", "b", "a"}, {strings.Repeat("x", 100), strings.Repeat("x", 100)}} {
-		if d := cmp.Diff(same, collapse(same)); d != "" {
-			t.Error(d)
-		}
+		must.Equal(t, same, collapse(same))
 	}
 	begins := strings.Split(strings.Repeat("same line\nsame line\nother line of some more characters\n", 3), "\n")
-	if d := cmp.Diff([]string{begins[0], begins[1], begins[2], "[…] 2 more times: the 3 lines above", ""}, collapse(begins)); d != "" {
-		t.Error(d)
-	}
+	must.Equal(t, []string{begins[0], begins[1], begins[2], "[…] 2 more times: the 3 lines above", ""}, collapse(begins))
 	hostile := strings.Split(strings.Repeat(strings.Repeat("x\n", 39)+"y\n", 500), "\n")
 	if n := len(collapse(hostile)); n > 100 {
 		t.Errorf("%d lines", n)

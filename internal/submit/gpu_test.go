@@ -11,6 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestGPUOfMachines checks that a build for the GPUs of a recorded machine goes to the queue in
@@ -25,9 +26,7 @@ func TestGPUOfMachines(t *testing.T) {
 	found := 0
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if !strings.Contains(string(text), "warning: no queue is set") {
 			continue // its operator chose another, or it has no GPU
 		}
@@ -144,9 +143,7 @@ func TestBothNames(t *testing.T) {
 	t.Parallel()
 	for text, both := range map[string]bool{`{"a":1}`: true, fmt.Sprintf("%q", noise(300_000)): false} {
 		j, err := Request{RunID: "r", Target: Target{Queue: "b200"}, Payload: text}.Job()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		env := j.Build.Env
 		if env["KERNELBOT_QUEUE"] != "b200" || env["GPU_QUEUE"] != "b200" {
 			t.Errorf("the queues are %q and %q", env["KERNELBOT_QUEUE"], env["GPU_QUEUE"])
