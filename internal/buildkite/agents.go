@@ -102,7 +102,7 @@ func (c *Client) ClusterQueues(ctx context.Context, organization string) ([]stri
 	if len(clusters) > maxClusters {
 		return nil, fmt.Errorf("list queues: there are %d clusters, and kbnode asks at most %d", len(clusters), maxClusters)
 	}
-	var all []string
+	all := []string{}
 	for _, cl := range clusters {
 		queues, err := list[queue](ctx, c, "queues", "read_clusters", organizationPath(organization, "clusters/"+url.PathEscape(cl.ID)+"/queues"), nil)
 		if err != nil {

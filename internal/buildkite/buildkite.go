@@ -167,30 +167,19 @@ func plain(err error, scope string) error {
 	if !is {
 		return err
 	}
-	explanation := ""
+	advised := *refused
 	switch refused.Status {
 	case http.StatusUnauthorized:
-		explanation = "Buildkite refuses the API token; create one in Personal Settings, API Access Tokens"
+		advised.advice = "Buildkite refuses the API token; create one in Personal Settings, API Access Tokens"
 	case http.StatusForbidden:
-		explanation = "the API token may not do this; give it the scope " + scope
+		advised.advice = "the API token may not do this; give it the scope " + scope
 	case http.StatusNotFound:
-		explanation = "the API token has no access to this organization, or the pipeline does not exist; check the names and the token's settings"
+		advised.advice = "the API token has no access to this organization, or the pipeline does not exist; check the names and the token's settings"
 	case http.StatusRequestEntityTooLarge:
-		explanation = "the request is too large for Buildkite; send a smaller payload"
-	default:
-		return err
+		advised.advice = "the request is too large for Buildkite; send a smaller payload"
 	}
-	return &explained{explanation, refused}
+	return &advised
 }
-
-// explained is a refusal with an explanation for people.
-type explained struct {
-	text    string
-	refusal *Refusal
-}
-
-func (e *explained) Error() string { return e.text }
-func (e *explained) Unwrap() error { return e.refusal }
 
 // Refused returns the HTTP status of the response that err is about; 0 if it is
 // about none.

@@ -182,9 +182,9 @@ func TestDownload(t *testing.T) {
 	t.Parallel()
 	const text = `{"success":true}`
 	sum := sha1.Sum([]byte(text))
-	good := Artifact{Path: "result.json", Size: int64(len(text)), SHA1: hex.EncodeToString(sum[:])}
+	good := Artifact{Path: "result.json", FileSize: int64(len(text)), SHA1: hex.EncodeToString(sum[:])}
 	short, other := good, good
-	short.Size++
+	short.FileSize++
 	other.SHA1 = strings.Repeat("0", 40)
 	for _, tt := range []struct {
 		name   string
@@ -224,8 +224,8 @@ func TestDownload(t *testing.T) {
 			t.Cleanup(api.Close)
 			c, err := New(Options{URL: api.URL, Token: "secret-token"})
 			must.Do(t, err)
-			if tt.a.URL = tt.url; tt.url == "" {
-				tt.a.URL = api.URL + "/v2/download"
+			if tt.a.DownloadURL = tt.url; tt.url == "" {
+				tt.a.DownloadURL = api.URL + "/v2/download"
 			}
 			if tt.most == 0 {
 				tt.most = 1 << 20

@@ -96,7 +96,7 @@ func TestQueueWatch(t *testing.T) {
 		s := office(t, bktest.Options{RateLimit: 50, PingSeconds: 1}, map[string][]string{"n-gpu0": {"queue=b200"}})
 		client := clientOf(t, s, bktest.DefaultAPIToken)
 		var out, stderr bytes.Buffer
-		v := operator.NewQueueView(term.Streams{Out: &out, Err: &stderr}, client, "kbnode", "b200", true)
+		v := &operator.QueueView{S: term.Streams{Out: &out, Err: &stderr}, Client: client, Org: "kbnode", Name: "b200", JSON: true}
 		ctx, interrupt := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- v.Watch(ctx) }()
@@ -138,7 +138,7 @@ func TestQueueWatchDraws(t *testing.T) {
 		s := office(t, bktest.Options{PingSeconds: 1}, map[string][]string{"n-gpu0": {"queue=b200"}})
 		client := clientOf(t, s, bktest.DefaultAPIToken)
 		var out bytes.Buffer
-		v := operator.NewQueueView(term.Streams{Out: &out, Err: t.Output()}, client, "kbnode", "h100", false)
+		v := &operator.QueueView{S: term.Streams{Out: &out, Err: t.Output()}, Client: client, Org: "kbnode", Name: "h100"}
 		ctx, interrupt := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- v.Watch(ctx) }()
@@ -164,7 +164,7 @@ func TestQueueWatchRefused(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := office(t, bktest.Options{}, nil)
-		v := operator.NewQueueView(term.Streams{Out: t.Output(), Err: t.Output()}, clientOf(t, s, "old"), "kbnode", "", false)
+		v := &operator.QueueView{S: term.Streams{Out: t.Output(), Err: t.Output()}, Client: clientOf(t, s, "old"), Org: "kbnode", Name: ""}
 		if err := v.Watch(t.Context()); err == nil || !strings.Contains(err.Error(), "refuses the API token") {
 			t.Error(err)
 		}

@@ -23,6 +23,8 @@ const (
 	silence = 15 * time.Minute
 	// late is how long a build that may have been created can take to be seen.
 	late = 2 * time.Minute
+	// maxTries is how often a build is requested whose creation is not answered.
+	maxTries = 6
 	// slowest is how long each of many requests takes within the rate limit.
 	slowest = 5 * time.Second
 )
@@ -54,7 +56,10 @@ type run struct {
 	why       Verdict // why it was canceled
 	reason    string
 	canceling bool      // cancellation was requested
-	unsure    time.Time // since when it is unknown whether the build was created
+	tries     int       // requests for the build
+	failed    time.Time // when the last of them failed; zero while one is under way
+	lost      bool      // one of them may have created a build
+	looks     int       // that have not found the build since then
 	fetching  bool
 	done      bool
 	also      string // appended to the reason
@@ -115,7 +120,7 @@ func (f *follower) follow(ctx context.Context, stop func()) {
 		case do := <-f.events:
 			do()
 		case <-timer.C:
-			f.poll()
+			f.poll(ctx)
 			f.checkTimes()
 			timer.Reset(pause(time.Since(f.began)))
 		}
@@ -145,12 +150,12 @@ func (f *follower) allDone() bool {
 // create creates a job's build, or finds an existing one if Resume is set.
 func (f *follower) create(ctx context.Context, r *run) {
 	f.report(r, "creating")
+	r.tries++
+	r.failed = time.Time{}
 	f.async(func() func() {
 		build, err := f.createOne(ctx, r.job)
 		return func() {
-			if build.Repeated {
-				f.until = time.Now().Add(late)
-			}
+			status := buildkite.Refused(err)
 			switch {
 			case err == nil && r.build.Number != 0 && r.build.Number != build.Number:
 				f.cancelDouble(r, build) // a look has found another one
@@ -158,16 +163,34 @@ func (f *follower) create(ctx context.Context, r *run) {
 				f.found(r, build)
 			case r.build.Number != 0 || r.done:
 				// A look has already found it.
-			case errors.Is(err, buildkite.ErrUnsure):
-				r.out.Err, r.unsure = err, time.Now() // looks will find out
 			case errors.Is(err, errNotBegun):
 				f.finish(r, Cancelled, err.Error())
-			default:
+			case status > 0 && status < 500:
 				r.out.Err = err
 				f.finish(r, NotCreated, err.Error())
+			default: // looks find out whether it was created
+				r.out.Err, r.failed, r.looks, r.lost = err, time.Now(), 0, r.lost || !buildkite.Unsent(err)
+				f.retried(err)
 			}
 		}
 	})
+}
+
+// missed handles a look at some time that did not find a run's build. After two, the server creates
+// nothing more for the last request.
+func (f *follower) missed(ctx context.Context, r *run, at time.Time) {
+	if r.done || r.build.Number != 0 || r.failed.IsZero() || at.Before(r.failed) {
+		return
+	}
+	switch r.looks++; {
+	case r.looks < 2:
+	case r.tries < maxTries && !f.ending:
+		f.create(ctx, r)
+	case !r.lost:
+		f.finish(r, NotCreated, r.out.Err.Error())
+	case time.Since(r.failed) > late:
+		f.finish(r, Unknown, fmt.Sprintf("%v: unknown whether it was created; it has not been seen since; look for its run ID %s", r.out.Err, r.job.RunID))
+	}
 }
 
 func (f *follower) createOne(ctx context.Context, j Job) (buildkite.Build, error) {
@@ -194,7 +217,7 @@ func (f *follower) createOne(ctx context.Context, j Job) (buildkite.Build, error
 }
 
 // poll reads all builds in progress with one query.
-func (f *follower) poll() {
+func (f *follower) poll(ctx context.Context) {
 	if f.polling {
 		return
 	}
@@ -203,10 +226,11 @@ func (f *follower) poll() {
 	if len(f.runs) == 1 { // the build may be an earlier command's
 		key, value = buildkite.RunIDKey, f.runs[0].job.RunID
 	}
+	at := time.Now()
 	f.async(func() func() {
-		ctx, cancel := context.WithTimeout(f.work, silence)
+		look, cancel := context.WithTimeout(f.work, silence)
 		defer cancel()
-		builds, err := f.client.Find(ctx, f.Org, f.Pipeline, key, value)
+		builds, err := f.client.Find(look, f.Org, f.Pipeline, key, value)
 		return func() {
 			f.polling = false
 			if err != nil {
@@ -216,6 +240,9 @@ func (f *follower) poll() {
 			f.answered = time.Now()
 			for _, b := range builds {
 				f.update(b)
+			}
+			for _, r := range f.runs {
+				f.missed(ctx, r, at)
 			}
 		}
 	})
@@ -228,6 +255,10 @@ func (f *follower) pollFailed(err error) {
 		f.giveUp(err.Error())
 		return
 	}
+	f.retried(err)
+}
+
+func (f *follower) retried(err error) {
 	if f.Log != nil {
 		f.Log(err.Error())
 	}
@@ -277,6 +308,9 @@ func (f *follower) found(r *run, b buildkite.Build) {
 	now := time.Now()
 	if r.waiting.IsZero() {
 		r.waiting = now
+		if r.lost && r.tries > 1 { // another request may create a build, too
+			f.until = now.Add(late)
+		}
 	}
 	if len(b.Jobs) == 0 {
 		b.Jobs = r.build.Jobs
