@@ -22,9 +22,9 @@ type Agent struct {
 // Stopping reports whether the agent exits after its job.
 func (a Agent) Stopping() bool { return a.Connection == Stopping }
 
-// Tag returns the value of a tag; "" if the agent does not have it.
-func (a Agent) Tag(key string) string {
-	for _, tag := range a.Tags {
+// Tag returns the value of one of an agent's tags; "" if it does not have it.
+func Tag(tags []string, key string) string {
+	for _, tag := range tags {
 		if value, ok := strings.CutPrefix(tag, key+"="); ok {
 			return value
 		}
