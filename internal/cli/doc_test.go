@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/e2e"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
@@ -38,6 +39,7 @@ func TestJSONDocuments(t *testing.T) {
 		{"docs/operators.md", "### kbnode queue --json", reflect.TypeFor[buildkite.QueueReport]()},
 		{"docs/operators.md", "### kbnode e2e --json", reflect.TypeFor[e2e.Report]()},
 		{"docs/security.md", "### kbnode selftest --json", reflect.TypeFor[node.SelftestReport]()},
+		{"docs/results.md", "## node.json", reflect.TypeFor[noise.Record]()},
 	} {
 		t.Run(tt.heading, func(t *testing.T) {
 			t.Parallel()
