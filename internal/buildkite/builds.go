@@ -127,6 +127,27 @@ func (c *Client) builds(ctx context.Context, path string, query url.Values) ([]B
 	return list[Build](ctx, c, "builds", "read_builds", path, query)
 }
 
+// Build returns a build by its number.
+func (c *Client) Build(ctx context.Context, org, pipeline string, number int) (b Build, err error) {
+	_, err = c.do(ctx, http.MethodGet, fmt.Sprintf("%s/%d", buildsPath(org, pipeline), number), nil, nil, &b)
+	if err != nil {
+		return b, fmt.Errorf("read build %d: %w", number, plain(err, "read_builds"))
+	}
+	return b, nil
+}
+
+// Log returns the log of a build's job, as the agent wrote it.
+func (c *Client) Log(ctx context.Context, org, pipeline string, number int, job string) (string, error) {
+	var log struct {
+		Content string `json:"content"`
+	}
+	_, err := c.do(ctx, http.MethodGet, fmt.Sprintf("%s/%d/jobs/%s/log", buildsPath(org, pipeline), number, url.PathEscape(job)), nil, nil, &log)
+	if err != nil {
+		return "", fmt.Errorf("read log of build %d: %w", number, plain(err, "read_build_logs"))
+	}
+	return log.Content, nil
+}
+
 // Cancel cancels a build. It does nothing to a build that has ended.
 func (c *Client) Cancel(ctx context.Context, org, pipeline string, number int) error {
 	_, err := c.api.Builds.Cancel(ctx, org, pipeline, strconv.Itoa(number))

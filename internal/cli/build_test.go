@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -143,21 +142,10 @@ func TestSubmitTemplate(t *testing.T) {
 // TestSubmitOfALargePayload refuses what fits into no job. testdata/typed.txt has what else is wrong.
 func TestSubmitOfALargePayload(t *testing.T) {
 	t.Setenv("BUILDKITE_API_TOKEN", "")
-	big := put(t, t.TempDir(), "big.json", fmt.Sprintf(`{"x": %q}`, noiseText(3<<20)))
+	big := put(t, t.TempDir(), "big.json", fmt.Sprintf(`{"x": %q}`, must.Random(3<<20)))
 	if r := kbnode(t, "submit", "--queue", "q", "--payload", big); r.code != 2 || !strings.Contains(r.err, "fit into a job's environment; make the submission or the tests smaller") {
 		t.Errorf("%d: %s", r.code, r.err)
 	}
-}
-
-// noiseText returns text that does not compress to less than half.
-func noiseText(n int) string {
-	var b bytes.Buffer
-	x := uint32(1)
-	for b.Len() < n {
-		x = x*1664525 + 1013904223
-		_, _ = fmt.Fprintf(&b, "%08x", x)
-	}
-	return b.String()
 }
 
 const resultArtifact = `{"success":true,"error":"","system":{"gpu":"","device_count":0,"platform":"Linux","hostname":"n"},"runs":{}}`

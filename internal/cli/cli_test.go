@@ -14,8 +14,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -48,24 +46,14 @@ func fed(t testing.TB, in io.Reader, args ...string) result {
 // golden compares a text with a file in testdata.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
-	file := filepath.Join("testdata", name)
-	if *update {
-		must.Do(t, os.WriteFile(file, []byte(got), 0o644))
-	}
-	want, err := os.ReadFile(file)
-	must.Do(t, err)
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("output differs from %s (-want +got); run go test ./internal/cli -update and review:\n%s", file, diff)
-	}
+	must.Golden(t, filepath.Join("testdata", name), *update, got)
 }
 
 // put writes a file below a machine's root.
 func put(t testing.TB, root, name, text string) string {
 	t.Helper()
-	file := filepath.Join(root, name)
-	must.Do(t, os.MkdirAll(filepath.Dir(file), 0o755))
-	must.Do(t, os.WriteFile(file, []byte(text), 0o600))
-	return file
+	must.Write(t, root, name, text)
+	return filepath.Join(root, name)
 }
 
 func TestVersion(t *testing.T) {
@@ -144,9 +132,8 @@ func TestLogUnits(t *testing.T) {
 		{err: "this machine is not set up as a node"},
 	} {
 		got, err := logUnits(tt.has, tt.args)
-		if diff := cmp.Diff(tt.want, got); diff != "" || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
-			t.Errorf("%q: %v, want %q; %s", tt.args, err, tt.err, diff)
-		}
+		must.Err(t, err, tt.err)
+		must.Equal(t, tt.want, got)
 	}
 }
 
@@ -173,11 +160,9 @@ func TestTyped(t *testing.T) {
 		t.Setenv(name, "")
 	}
 	dir := typedFiles(t)
-	text, err := os.ReadFile("testdata/typed.txt")
-	must.Do(t, err)
 	var got strings.Builder
 	answers := false
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(must.Read(t, "testdata/typed.txt")) {
 		typed, is := strings.CutPrefix(line, "$ kbnode ")
 		switch title := strings.HasPrefix(line, "== "); {
 		case title && answers:

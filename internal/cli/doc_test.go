@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/e2e"
@@ -25,6 +23,7 @@ import (
 	"github.com/gpu-mode/kbnode/test/doctest"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
+	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
 // TestJSONDocuments compares the examples of the pages with the types.
@@ -43,9 +42,7 @@ func TestJSONDocuments(t *testing.T) {
 	} {
 		t.Run(tt.heading, func(t *testing.T) {
 			t.Parallel()
-			text, err := os.ReadFile("../../" + tt.page)
-			must.Do(t, err)
-			_, section, _ := strings.Cut(string(text), "\n"+tt.heading+"\n")
+			_, section, _ := strings.Cut(must.Read(t, "../../"+tt.page), "\n"+tt.heading+"\n")
 			section, _, _ = strings.Cut(section, "\n## ")
 			section, _, _ = strings.Cut(section, "\n### ")
 			_, example, _ := strings.Cut(section, "```json\n")
@@ -95,9 +92,7 @@ func fieldsOf(v reflect.Value) (names []string) {
 // TestSubmitPage types what docs/submit.md says, and compares what it shows.
 func TestSubmitPage(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../docs/submit.md")
-	must.Do(t, err)
-	blocks, err := doctest.Parse(string(page))
+	blocks, err := doctest.Parse(must.Read(t, "../../docs/submit.md"))
 	must.Do(t, err)
 	self, err := os.Executable()
 	must.Do(t, err)
@@ -136,24 +131,16 @@ var example = regexp.MustCompile("(?s)<!-- ([a-z0-9-]+) -->\n+```yaml\n(.*?)```\
 func TestShapesPage(t *testing.T) {
 	t.Parallel()
 	const file = "../../docs/shapes.md"
-	page, err := os.ReadFile(file)
-	must.Do(t, err)
-	examples := example.FindAllStringSubmatch(string(page), -1)
+	page := must.Read(t, file)
+	examples := example.FindAllStringSubmatch(page, -1)
 	if len(examples) < 6 {
 		t.Fatalf("docs/shapes.md has %d examples", len(examples))
 	}
-	text := string(page)
+	text := page
 	for _, m := range examples {
-		got := statusTable(t, m[1], m[2])
-		if *update {
-			text = strings.Replace(text, m[0], strings.TrimSuffix(m[0], m[4]+"```")+got+"```", 1)
-		} else if diff := cmp.Diff(m[4], got); diff != "" {
-			t.Errorf("docs/shapes.md, %s; run go test ./internal/cli -run ShapesPage -update and review: %s", m[1], diff)
-		}
+		text = strings.Replace(text, m[0], strings.TrimSuffix(m[0], m[4]+"```")+statusTable(t, m[1], m[2])+"```", 1)
 	}
-	if *update {
-		must.Do(t, os.WriteFile(file, []byte(text), 0o644))
-	}
+	must.Golden(t, file, *update, text)
 }
 
 // statusTable returns what status prints when all agents wait for jobs, and omits most rows of a
@@ -174,7 +161,7 @@ func statusTable(t *testing.T, machine, text string) string {
 	must.Do(t, err)
 	state := &reconcile.State{}
 	for _, s := range p.Slots {
-		state.Slots = append(state.Slots, slot.State{Index: s.Index, Agent: agentAt("active", "running")})
+		state.Slots = append(state.Slots, slot.State{Index: s.Index, Agent: systemdtest.Agent("active", "running")})
 	}
 	st := node.StatusOf(p, state, nil)
 	var b strings.Builder

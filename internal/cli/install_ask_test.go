@@ -38,10 +38,10 @@ type person struct {
 	read   int // how much of the screen was read
 }
 
-func newPerson(t *testing.T) *person {
+func newPerson(t *testing.T, columns uint16) *person {
 	t.Helper()
 	p := &person{t: t, done: make(chan struct{})}
-	p.master, p.tty = openPTY(t, 80)
+	p.master, p.tty = openPTY(t, columns)
 	go func() {
 		defer close(p.done)
 		b := make([]byte, 4096)
@@ -120,7 +120,7 @@ func TestInstallDialog(t *testing.T) {
 	bk := machine.serve(t)
 	defer func() { _ = bk.Close() }()
 
-	p := newPerson(t)
+	p := newPerson(t, 80)
 	s := p.streams("install", "--node", "box")
 	f := &installFlags{}
 	f.cfg.Node, f.cfg.Agent.Endpoint = "box", bk.Endpoint()
@@ -196,7 +196,7 @@ func TestInstallAsksOnlyForWhatIsMissing(t *testing.T) {
 		{name: "the queue", token: "given-token", env: noEnv, dialog: []string{"Queue: ", "other\r"}, want: []string{"--queue", "other"}},
 		{name: "the token", queue: "other", env: noEnv, dialog: []string{"Agent token (not shown): ", bktest.DefaultAgentToken + "\r", "no queue other, or no agent in it yet", ""}, want: []string{"--token-file", "token.txt"}},
 	} {
-		p := newPerson(t)
+		p := newPerson(t, 80)
 		f := &installFlags{token: tt.token}
 		f.cfg.Queue, f.cfg.Agent.Endpoint = tt.queue, bk.Endpoint()
 		n := &node.Node{Root: machine.root, Log: term.Streams{Err: t.Output()}.Logger()}
@@ -215,7 +215,7 @@ func TestInstallAsksOnlyForWhatIsMissing(t *testing.T) {
 
 // TestInstallRefusesBeforeItAsks has a machine on which no answer helps.
 func TestInstallRefusesBeforeItAsks(t *testing.T) {
-	p := newPerson(t)
+	p := newPerson(t, 80)
 	m := serverOf(1)
 	m.Live = nil
 	n := &node.Node{Root: m.Dir(t), Log: term.Streams{Err: t.Output()}.Logger()}
@@ -270,7 +270,7 @@ func TestInstallIsLeft(t *testing.T) {
 			}
 			t.Run(at+" "+name, func(t *testing.T) {
 				t.Parallel()
-				p := newPerson(t)
+				p := newPerson(t, 80)
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
 				cmd := exec.CommandContext(ctx, os.Args[0])
@@ -311,7 +311,7 @@ func TestConfirmInstallAtATerminal(t *testing.T) {
 		{installFlags{adopt: true, ran: true}, "? [y/N] ", "yess\r", "packages were installed; nothing else was changed"},
 		{installFlags{adopt: true, asked: true}, "Make this machine a node (2 changes), replace 1 file and keep backups? [y/N] ", "y\r", ""},
 	} {
-		p := newPerson(t)
+		p := newPerson(t, 80)
 		done := make(chan error)
 		go func() { done <- confirmInstall(t.Context(), p.streams("install"), &tt.flags, changes) }()
 		p.types(tt.asks, tt.answer)

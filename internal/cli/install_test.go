@@ -12,6 +12,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/test/must"
+	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
 func TestWhatStays(t *testing.T) {
@@ -66,7 +67,7 @@ func TestConfirmInstall(t *testing.T) {
 
 func TestNextSteps(t *testing.T) {
 	t.Parallel()
-	slots := wantedSlots(3)
+	slots := systemdtest.Slots(3)
 	slots[2].Parked = "its GPU is away"
 	var report *doctor.Report
 	say := func(result reconcile.Result, wrote bool) string {

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -86,8 +84,8 @@ func TestPlanReadsOnlyItsRoot(t *testing.T) {
 		t.Setenv(name, value)
 	}
 	got := kbnode(t, "plan", "--json", "--root", root)
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(result{})); diff != "" {
-		t.Errorf("the environment changes the plan of a tree: %s", diff)
+	if got != want {
+		t.Errorf("the environment changes the plan of a tree: %s", got.out)
 	}
 	if strings.Contains(got.out, "leak") {
 		t.Error("the plan of a tree holds a variable of this process")
@@ -110,16 +108,13 @@ func TestPlanOfCapture(t *testing.T) {
 		t.Fatalf("capture: %+v", got)
 	}
 	want, got := kbnode(t, "plan", "--json", "--root", root, "--node", "n"), kbnode(t, "plan", "--json", "--root", file, "--node", "n")
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(result{})); diff != "" || got.code != 0 {
-		t.Errorf("the plan of a capture is not that of its machine: %s", diff)
+	if got != want || got.code != 0 {
+		t.Errorf("the plan of a capture is not that of its machine: %+v", got)
 	}
 	// A capture of a capture is the same capture, on standard output too.
-	text, err := os.ReadFile(file)
-	must.Do(t, err)
-	if again := kbnode(t, "inventory", "--root", file, "--capture", "-"); again.out != string(text) {
-		t.Errorf("captured again (code %d, err %q): %s", again.code, again.err, cmp.Diff(string(text), again.out))
-	}
-	if strings.Contains(string(text), "secret-name") {
+	text := must.Read(t, file)
+	must.Equal(t, text, kbnode(t, "inventory", "--root", file, "--capture", "-").out)
+	if strings.Contains(text, "secret-name") {
 		t.Error("the capture holds the host's name")
 	}
 }
@@ -225,9 +220,7 @@ func TestChangeLines(t *testing.T) {
 	} {
 		var b strings.Builder
 		printChange(&b, tt.c)
-		if diff := cmp.Diff(tt.want, b.String()); diff != "" {
-			t.Errorf("%s: %s", tt.name, diff)
-		}
+		must.Equal(t, tt.want, b.String())
 	}
 }
 
@@ -235,9 +228,7 @@ func TestChangeLines(t *testing.T) {
 // the guide that it comes from.
 func TestMigrationCommand(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../docs/migration.md")
-	must.Do(t, err)
-	line := regexp.MustCompile("`setup-agent.sh [^`]*`[^|]*\\| `kbnode install ([^`]*)`").FindStringSubmatch(string(page))
+	line := regexp.MustCompile("`setup-agent.sh [^`]*`[^|]*\\| `kbnode install ([^`]*)`").FindStringSubmatch(must.Read(t, "../../docs/migration.md"))
 	if line == nil {
 		t.Fatal("the page has no command for setup-agent.sh")
 	}

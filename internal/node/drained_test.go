@@ -8,11 +8,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
 func TestChoose(t *testing.T) {
 	t.Parallel()
-	all := wantedSlots(4)
+	all := systemdtest.Slots(4)
 	for _, tt := range []struct {
 		all  bool
 		args []string

@@ -3,7 +3,6 @@ package pipeline_test
 import (
 	"encoding/json"
 	"flag"
-	"os"
 	"strings"
 	"testing"
 
@@ -43,7 +42,6 @@ func build(tb testing.TB, kind string, o pipeline.Options) *pipeline.Pipeline {
 
 func TestGolden(t *testing.T) {
 	t.Parallel()
-	const file = "testdata/pipelines.txtar"
 	archive := txtar.Archive{Comment: []byte("What kbnode pipeline prints. go test ./internal/pipeline -update writes it.\n\n")}
 	for _, c := range cases {
 		p := build(t, c.kind, c.options)
@@ -55,10 +53,7 @@ func TestGolden(t *testing.T) {
 			}
 		}
 	}
-	if *update {
-		must.Do(t, os.WriteFile(file, txtar.Format(&archive), 0o644))
-	}
-	must.Equal(t, must.Read(t, file), string(txtar.Format(&archive)))
+	must.Golden(t, "testdata/pipelines.txtar", *update, string(txtar.Format(&archive)))
 }
 
 // same checks that the YAML and the JSON of a pipeline are the same document.

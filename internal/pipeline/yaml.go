@@ -14,7 +14,7 @@ import (
 func (p *Pipeline) YAML() []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "# kbnode pipeline %s\n", p.kind)
-	for line := range strings.Lines(abouts[p.kind]) {
+	for line := range strings.Lines(About[p.kind]) {
 		b.WriteString("# " + line)
 	}
 	var doc yaml.Node

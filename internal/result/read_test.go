@@ -30,7 +30,7 @@ func TestReadAgain(t *testing.T) {
 		t.Errorf("%q, %v", sentence, ok)
 	}
 	var report bytes.Buffer
-	again.Report(&report)
+	again.Report(&report, false)
 	for _, want := range []string{"benchmark: nvcc was not found", "a.cu(3): error", "on NVIDIA L40S", "1 of 1 test"} {
 		if !strings.Contains(report.String(), want) {
 			t.Errorf("%q is not in %s", want, report.String())
@@ -64,7 +64,7 @@ func FuzzRead(f *testing.F) {
 			return
 		}
 		var report bytes.Buffer
-		r.Report(&report)
+		r.Report(&report, false)
 		if strings.ContainsAny(report.String(), "\x1b\u009b\r\x00\a") {
 			t.Errorf("%q", report.String())
 		}

@@ -111,8 +111,8 @@ func TestReportTests(t *testing.T) {
 	want := "\n  test\n  size: 1                             passed\n" +
 		"  shape: 12345; shape: 12345; shape:  failed\n  12345; shape: 12345; shape: 12345;\n  size: 3; seed: 4                    passed\n"
 	var with, without strings.Builder
-	r.ReportTests(&with)
-	r.Report(&without)
+	r.Report(&with, true)
+	r.Report(&without, false)
 	if !strings.HasSuffix(with.String(), want) || with.String() != without.String()+want {
 		t.Errorf("%s\n%s", with.String(), without.String())
 	}
@@ -122,7 +122,7 @@ func TestReportTests(t *testing.T) {
 	}
 	r.Runs[0].Value.Run.Result = reported(lines...)
 	with.Reset()
-	r.ReportTests(&with)
+	r.Report(&with, true)
 	if n := strings.Count(with.String(), "\n"); n > 300 || !strings.Contains(with.String(), "… and 950 more tests; see result.json for all\n") {
 		t.Errorf("%d lines", n)
 	}

@@ -141,7 +141,7 @@ func TestFits(t *testing.T) {
 // TestBothNames checks that pipelines of either launcher find their variables.
 func TestBothNames(t *testing.T) {
 	t.Parallel()
-	for text, both := range map[string]bool{`{"a":1}`: true, fmt.Sprintf("%q", noise(300_000)): false} {
+	for text, both := range map[string]bool{`{"a":1}`: true, fmt.Sprintf("%q", must.Random(300_000)): false} {
 		j, err := Request{RunID: "r", Target: Target{Queue: "b200"}, Payload: text}.Job()
 		must.Do(t, err)
 		env := j.Build.Env
@@ -158,15 +158,6 @@ func TestBothNames(t *testing.T) {
 			}
 		}
 	}
-}
-
-// noise returns text that does not compress.
-func noise(n int) string {
-	var b strings.Builder
-	for x := uint32(1); b.Len() < n; x = x*1664525 + 1013904223 {
-		fmt.Fprintf(&b, "%08x", x)
-	}
-	return b.String()
 }
 
 // TestEnding checks how exit statuses are explained.

@@ -92,16 +92,15 @@ func (l *localFlags) check(s term.Streams, cmd *cobra.Command, args []string) er
 		return nil
 	}
 	if len(args) > 0 {
-		h := term.CommandLine{Args: s.Typed}
-		i := slices.Index(h.Args, args[0])
+		i := slices.Index(s.Typed, args[0])
 		shown := text.Line(args[0], 60)
 		if i < 0 {
 			return term.Usagef("%q needs --problem", shown)
 		}
 		if isProblem(args[0]) || slices.Contains(task.Examples(), args[0]) {
-			return h.Write(fmt.Sprintf("%q is a problem", shown), h.With(i, "--problem", args[0]))
+			return s.Advise(fmt.Sprintf("%q is a problem", shown), s.With(i, "--problem", args[0]))
 		}
-		return h.Write(fmt.Sprintf("%q needs its problem, %s", shown, task.Choice), h.With(i, "--problem", problemFor(args[0]), args[0]))
+		return s.Advise(fmt.Sprintf("%q needs its problem, %s", shown, task.Choice), s.With(i, "--problem", problemFor(args[0]), args[0]))
 	}
 	for _, name := range []string{"mode", "json"} {
 		if given(name) {
@@ -159,7 +158,7 @@ func (l *localFlags) run(ctx context.Context, s term.Streams, o runner.Options, 
 		term.Printf(s.Out, "Not evaluated: %s\n", missing)
 	default:
 		var report strings.Builder
-		out.Result.ReportTests(&report)
+		out.Result.Report(&report, true)
 		term.Printf(s.Out, "%s", paintReport(s.Out, report.String(), said, passed))
 	}
 	if !passed && missing != "" {

@@ -117,7 +117,7 @@ func printOutcome(s term.Streams, out submit.Outcome) {
 			term.Printf(s.Err, "\n") // between the progress and the result
 		}
 		var report strings.Builder
-		out.Result.Report(&report)
+		out.Result.Report(&report, false)
 		term.Printf(s.Out, "%s\n", paintReport(s.Out, report.String(), said, passed))
 	}
 	var node noise.Record
