@@ -57,7 +57,6 @@ func organizationPath(organization, what string) string {
 	return fmt.Sprintf("v2/organizations/%s/%s", organization, what)
 }
 
-// slugged is what has a slug.
 type slugged struct {
 	Slug string `json:"slug"`
 }

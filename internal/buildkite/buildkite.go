@@ -146,7 +146,6 @@ func each[T any](ctx context.Context, c *Client, what, scope, path string, query
 	return fmt.Errorf("list %s: there are more than %d pages", what, maxPages)
 }
 
-// list reads all pages of a list.
 func list[T any](ctx context.Context, c *Client, what, scope, path string, query url.Values) (all []T, err error) {
 	err = each(ctx, c, what, scope, path, query, func(t T) bool {
 		all = append(all, t)

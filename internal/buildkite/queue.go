@@ -184,7 +184,6 @@ func queuesOf(tags []string) []string {
 	return names
 }
 
-// add counts a waiting job.
 func (w *Waiting) add(b Build, j Job, agents []Agent) {
 	since := j.Runnable
 	if since.IsZero() {

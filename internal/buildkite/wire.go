@@ -138,7 +138,6 @@ func (w *wire) send(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// message returns the error message in a response.
 func message(body []byte) string {
 	var reply struct {
 		Message string `json:"message"`

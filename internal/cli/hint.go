@@ -34,7 +34,6 @@ var strayFlags = map[string]string{
 	"install": "queue", "plan": "queue", "upgrade": "agent-version", "doctor": "only", "selftest": "slot", "events": "slot",
 }
 
-// hints says what to type instead of what is wrong.
 type hints struct{ term.Streams }
 
 // command finds an unknown word where a command is expected. Cobra checks the flags first, and

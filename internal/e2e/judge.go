@@ -63,7 +63,6 @@ func runOf(r *result.Result, name string) *result.Run {
 	return nil
 }
 
-// unlike says why a build is not what it should be.
 func unlike(out submit.Outcome) string {
 	return fmt.Sprintf("%s: %s", out.Verdict, strings.TrimPrefix(out.Reason, "Not passed: "))
 }

@@ -55,7 +55,6 @@ func (g *gpuRun) add(s probe.Sample) {
 	}
 }
 
-// ended records why there are no more samples.
 func (g *gpuRun) ended(err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -123,7 +123,6 @@ func (r *Run) Record(ctx context.Context) (Record, error) {
 	return rec, nil
 }
 
-// interval is the time between two readings.
 type interval struct{ from, to reading }
 
 func (b interval) fill(rec *Record, cpus cpuset.Set) {

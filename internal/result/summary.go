@@ -42,7 +42,6 @@ type Summary struct {
 	tests, failed, timings cases
 }
 
-// cases are up to maxRows cases, and how many there are more.
 type cases struct {
 	list []testCase
 	more int

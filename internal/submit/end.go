@@ -5,7 +5,6 @@ import (
 	"time"
 )
 
-// checkTimes cancels builds that exceed a time limit.
 func (f *follower) checkTimes() {
 	for _, r := range f.runs {
 		switch {

@@ -45,7 +45,6 @@ func pause(since time.Duration) time.Duration {
 	return 10 * time.Second
 }
 
-// run is a job in progress.
 type run struct {
 	index     int
 	job       Job
@@ -264,7 +263,6 @@ func (f *follower) retried(err error) {
 	}
 }
 
-// update updates the run that a build belongs to.
 func (f *follower) update(b buildkite.Build) {
 	for _, r := range f.runs {
 		ours := b.MetaData[batchKey] == f.batch || b.Number == r.build.Number // not someone else's with the same run ID

@@ -27,14 +27,12 @@ const defaultTimeout = payload.Int("180")
 // allows a job here.
 const maxTimeout = 86400
 
-// definition reads a task.yml into a Task.
 type definition struct {
 	document
 	t    *Task
 	size int // bytes of all files read so far
 }
 
-// read reads the task from the root of its file.
 func (d *definition) read(root *yaml.Node) {
 	members, ok := d.group(root, "top level", "files:, lang: and config:")
 	if !ok {
@@ -110,7 +108,6 @@ func (d *definition) people(at map[string]pair) {
 	})
 }
 
-// config reads the language's part.
 func (d *definition) config(m pair) {
 	hint := map[string]string{Python: "main: eval.py", CUDA: "sources: [eval.cu]"}[d.t.Lang]
 	if hint == "" {
@@ -220,7 +217,6 @@ func (d *definition) defines(n *yaml.Node) payload.Value {
 	return o
 }
 
-// cases reads tests or benchmarks.
 func (d *definition) cases(at map[string]pair, key string) []payload.Value {
 	list := []payload.Value{}
 	m, ok := at[key]

@@ -89,7 +89,6 @@ Exit code 1 if no agent is connected.`,
 	return cmd
 }
 
-// read reads the queues.
 func (v *QueueView) read(ctx context.Context) (buildkite.QueueReport, error) {
 	agents, err := v.Client.Agents(ctx, v.Org)
 	if err != nil {
@@ -222,7 +221,6 @@ func (v *QueueView) Print(report buildkite.QueueReport) {
 	}
 }
 
-// queueSummary returns a queue in one line.
 func queueSummary(q buildkite.Queue, now time.Time) string {
 	busy, n := q.Count(buildkite.Busy, buildkite.Draining), len(q.Agents)
 	part := []string{fmt.Sprintf("%s: %d %s", q.Name, n, text.Plural(n, "agent", "agents")), fmt.Sprintf("%d idle", q.Count(buildkite.Idle)), fmt.Sprintf("%d busy", busy)}

@@ -74,7 +74,6 @@ it could not be written.`,
 	return cmd
 }
 
-// check refuses flags and arguments that contradict each other.
 func (l *localFlags) check(s term.Streams, cmd *cobra.Command, args []string) error {
 	given := cmd.Flags().Changed
 	if given("problem") {
@@ -110,16 +109,13 @@ func (l *localFlags) check(s term.Streams, cmd *cobra.Command, args []string) er
 	return nil
 }
 
-// exitNoResult is the exit code of the runner if it could not write result.json.
 const exitNoResult = 3
 
-// localFlags say what to evaluate on this machine.
 type localFlags struct {
 	problem, mode string
 	asJSON        bool
 }
 
-// run evaluates a submission and shows the result.
 func (l *localFlags) run(ctx context.Context, s term.Streams, o runner.Options, args []string) error {
 	t, submission, err := readProblem(l.problem, args)
 	if err != nil {
@@ -183,7 +179,6 @@ func evaluate(ctx context.Context, o runner.Options) (out submit.Outcome, err er
 	return submit.ReadLocal(o.Dir)
 }
 
-// gpuFor returns a type of GPU that a problem is for.
 func gpuFor(t *task.Task) string {
 	for _, name := range t.GPUs {
 		if _, err := submit.GPUOf(name); err == nil {

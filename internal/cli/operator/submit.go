@@ -154,7 +154,6 @@ func (f *submitFlags) request(s term.Streams, args []string) (submit.Request, er
 	return r, err
 }
 
-// readTask reads the problem and the submission.
 func (f *submitFlags) readTask(r *submit.Request, args []string) error {
 	t, text, err := readProblem(f.eval, args)
 	if err != nil {

@@ -138,7 +138,6 @@ func printOutcome(s term.Streams, out submit.Outcome) {
 	}
 }
 
-// paintReport colors the verdict in a report.
 func paintReport(w io.Writer, report, said string, passed bool) string {
 	word, _, _ := strings.Cut(said, ":")
 	c := pretty.FgRed
