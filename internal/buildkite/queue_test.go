@@ -177,9 +177,7 @@ func TestNear(t *testing.T) {
 	for word, want := range map[string][]string{
 		"B20O": {"b200", "h100", "mi300"}, "mi300x": {"mi300", "b200", "h100"}, "": {"b200", "h100", "mi300"},
 	} {
-		if diff := cmp.Diff(strings.Join(want, ", "), Named(word, []string{"mi300", "h100", "b200"})); diff != "" {
-			t.Errorf("%s: %s", word, diff)
-		}
+		must.Equal(t, strings.Join(want, ", "), Named(word, []string{"mi300", "h100", "b200"}))
 	}
 	if got := Named("", []string{"gpu-mode\x1b[2J"}); got != "gpu-mode" {
 		t.Errorf("shown is %q", got)

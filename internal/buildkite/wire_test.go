@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha1"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -258,8 +257,12 @@ func TestAddress(t *testing.T) {
 		}
 	}
 	var asked string
+	network := server(func(r *http.Request) (int, map[string]string, string) {
+		asked = r.URL.Path
+		return 0, nil, ""
+	})
 	for _, at := range []string{"", "/", "/v2", "/v2/"} {
-		c, err := New(Options{URL: "http://buildkite.test" + at, Token: "t", Network: pathOf(&asked)})
+		c, err := New(Options{URL: "http://buildkite.test" + at, Token: "t", Network: network})
 		must.Do(t, err)
 		_ = c.EachAgent(t.Context(), "gpu-mode", func(Agent) bool { return true })
 		if asked != "/v2/organizations/gpu-mode/agents" {
@@ -272,15 +275,3 @@ func TestAddress(t *testing.T) {
 		}
 	}
 }
-
-// pathOf is a network that records the path of the request.
-func pathOf(path *string) roundTrip {
-	return func(r *http.Request) (*http.Response, error) {
-		*path = r.URL.Path
-		return nil, errors.New("no network")
-	}
-}
-
-type roundTrip func(*http.Request) (*http.Response, error)
-
-func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

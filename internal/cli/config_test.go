@@ -24,14 +24,13 @@ func TestConfigCheckOfAPipe(t *testing.T) {
 // pageConfig returns docs/configuration.md and the example at its end.
 func pageConfig(t *testing.T) (page, example string) {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/configuration.md")
-	must.Do(t, err)
-	_, example, found := strings.Cut(string(text), "## An example\n\n```yaml\n")
+	text := must.Read(t, "../../docs/configuration.md")
+	_, example, found := strings.Cut(text, "## An example\n\n```yaml\n")
 	if !found {
 		t.Fatal("docs/configuration.md has no example")
 	}
 	example, _, _ = strings.Cut(example, "```")
-	return string(text), example
+	return text, example
 }
 
 // TestConfigPage compares what the page shows of both commands with what they print.

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"errors"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -26,9 +25,8 @@ func TestWhatStays(t *testing.T) {
 		}
 	}
 	// packagedBinary must be where the packages install kbnode.
-	text, err := os.ReadFile("../../.goreleaser.yaml")
-	must.Do(t, err)
-	if !strings.Contains(string(text), "bindir: "+filepath.Dir(packagedBinary)+"\n") {
+	text := must.Read(t, "../../.goreleaser.yaml")
+	if !strings.Contains(text, "bindir: "+filepath.Dir(packagedBinary)+"\n") {
 		t.Errorf("the packages do not put kbnode to %s", packagedBinary)
 	}
 }

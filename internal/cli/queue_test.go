@@ -97,21 +97,18 @@ func TestQueueWatch(t *testing.T) {
 		client := clientOf(t, s, bktest.DefaultAPIToken)
 		var out, stderr bytes.Buffer
 		v := &operator.QueueView{S: term.Streams{Out: &out, Err: &stderr}, Client: client, Org: "kbnode", Name: "b200", JSON: true}
-		ctx, interrupt := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- v.Watch(ctx) }()
-		time.Sleep(55 * time.Second)
-		for range 2 {
-			_, err := client.Create(ctx, "kbnode", "kernelbot", buildkite.NewBuild{Commit: "HEAD", Branch: "main", Steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": "b200"}}}})
-			must.Do(t, err)
-			time.Sleep(5 * time.Minute)
+		ctx, interrupt := context.WithTimeout(t.Context(), 16*time.Minute)
+		defer interrupt()
+		for _, at := range []time.Duration{55 * time.Second, 355 * time.Second} {
+			time.AfterFunc(at, func() {
+				_, err := client.Create(ctx, "kbnode", "kernelbot", buildkite.NewBuild{Commit: "HEAD", Branch: "main", Steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": "b200"}}}})
+				must.Err(t, err, "")
+			})
 		}
-		s.Inject(bktest.Fault{Route: "GET /v2/organizations/{org}/builds", Status: http.StatusBadGateway, Times: 8})
-		time.Sleep(5 * time.Minute)
-		interrupt()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		time.AfterFunc(11*time.Minute, func() {
+			s.Inject(bktest.Fault{Route: "GET /v2/organizations/{org}/builds", Status: http.StatusBadGateway, Times: 8})
+		})
+		must.Err(t, v.Watch(ctx), "")
 		var states []string
 		for line := range strings.Lines(out.String()) {
 			var r buildkite.QueueReport
@@ -139,14 +136,9 @@ func TestQueueWatchDraws(t *testing.T) {
 		client := clientOf(t, s, bktest.DefaultAPIToken)
 		var out bytes.Buffer
 		v := &operator.QueueView{S: term.Streams{Out: &out, Err: t.Output()}, Client: client, Org: "kbnode", Name: "h100"}
-		ctx, interrupt := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- v.Watch(ctx) }()
-		time.Sleep(25 * time.Second)
-		interrupt()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		ctx, interrupt := context.WithTimeout(t.Context(), 25*time.Second)
+		defer interrupt()
+		must.Err(t, v.Watch(ctx), "")
 		frames := strings.Split(out.String(), "\x1b[H\x1b[2J")
 		if len(frames) != 4 || frames[0] != "" { // at 0, 10 and 20 seconds
 			t.Fatalf("%d frames: %q", len(frames)-1, out.String())

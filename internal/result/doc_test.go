@@ -3,7 +3,6 @@ package result
 import (
 	"bytes"
 	"encoding/json"
-	"os"
 	"strings"
 	"testing"
 
@@ -16,9 +15,8 @@ import (
 // order of the types.
 func TestResultDocument(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../docs/results.md")
-	must.Do(t, err)
-	_, example, _ := strings.Cut(string(page), "```json\n")
+	page := must.Read(t, "../../docs/results.md")
+	_, example, _ := strings.Cut(page, "```json\n")
 	example, _, _ = strings.Cut(example, "```")
 	r, err := ReadStrict([]byte(example))
 	must.Do(t, err)

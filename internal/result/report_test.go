@@ -7,8 +7,6 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/text"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -69,9 +67,7 @@ func TestLogOfCompilation(t *testing.T) {
 		var b bytes.Buffer
 		l := &Log{&b, true}
 		l.Evaluation(Summarize("test", &c.ev, false), &c.ev)
-		if d := cmp.Diff(c.want, b.String()); d != "" {
-			t.Errorf("%s (-want +got):\n%s", c.name, d)
-		}
+		must.Equal(t, c.want, b.String())
 	}
 }
 

@@ -2,7 +2,6 @@ package submit
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -25,12 +24,11 @@ func TestGPUOfMachines(t *testing.T) {
 	tags := regexp.MustCompile(`tags="queue=([^,]+),gpu=([^,]+),.*gpu-model=([^,]+),`)
 	found := 0
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		must.Do(t, err)
-		if !strings.Contains(string(text), "warning: no queue is set") {
+		text := must.Read(t, file)
+		if !strings.Contains(text, "warning: no queue is set") {
 			continue // its operator chose another, or it has no GPU
 		}
-		for _, m := range tags.FindAllStringSubmatch(string(text), -1) {
+		for _, m := range tags.FindAllStringSubmatch(text, -1) {
 			queue, key, model := m[1], m[2], strings.ReplaceAll(m[3], "-", " ")
 			names := map[string]string{queue: queue, strings.ToUpper(queue): queue, key: key, model: key, strings.ToUpper(key) + "_BK": key, strings.ToUpper(key) + "x8": key + "x8"}
 			if strings.HasPrefix(key, "mi") {

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -29,12 +27,8 @@ func TestDefinition(t *testing.T) {
 		text := []byte(p.Definition())
 		must.Do(t, json.Unmarshal(text, &all))
 		must.Do(t, json.Unmarshal(text, &some))
-		if d := cmp.Diff(keys, slices.Sorted(maps.Keys(all))); d != "" {
-			t.Errorf("%s: %s", dir, d)
-		}
-		if d := cmp.Diff(config, slices.Sorted(maps.Keys(some.Config))); d != "" {
-			t.Errorf("%s: %s", dir, d)
-		}
+		must.Equal(t, keys, slices.Sorted(maps.Keys(all)))
+		must.Equal(t, config, slices.Sorted(maps.Keys(some.Config)))
 		if len(some.Files) != 3 || some.Files[p.Submission] != Submission || len(some.Tests) != p.Tests {
 			t.Errorf("%s: %s", dir, text)
 		}

@@ -153,9 +153,8 @@ func TestFaults(t *testing.T) {
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			t.Parallel()
-			text, err := os.ReadFile(file)
-			must.Do(t, err)
-			dir := problem(t, string(text))
+			text := must.Read(t, file)
+			dir := problem(t, text)
 			want, err := os.ReadFile(filepath.Join(dir, "errors"))
 			must.Do(t, err)
 			must.Do(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
