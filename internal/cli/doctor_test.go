@@ -127,7 +127,7 @@ func TestSelftestGroups(t *testing.T) {
 		}
 	}
 	for _, file := range []string{"agent.go", "containers.go", "devices.go", "judge.go", "node.go", "selftest.go", "slot.go"} {
-		text := must.Read(t, "../selftest/" + file)
+		text := must.Read(t, "../selftest/"+file)
 		for _, m := range regexp.MustCompile(`(?:Group: |group(?:, tried)? *= )"([a-z ]+)"`).FindAllStringSubmatch(text, -1) {
 			if !shown[m[1]] {
 				t.Errorf("%s makes checks of the group %q, which is never shown", file, m[1])

@@ -68,22 +68,12 @@ func Mentions(text []byte, names []string) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("read the pipeline: %w", err)
 		}
-		if name := mentions(&doc, names); name != "" {
-			return name, nil
+		for nodes := []*yaml.Node{&doc}; len(nodes) > 0; nodes = append(nodes[1:], nodes[0].Content...) {
+			for _, name := range names {
+				if strings.Contains(nodes[0].Value, name) {
+					return name, nil
+				}
+			}
 		}
 	}
-}
-
-func mentions(n *yaml.Node, names []string) string {
-	for _, name := range names {
-		if strings.Contains(n.Value, name) {
-			return name
-		}
-	}
-	for _, c := range n.Content {
-		if name := mentions(c, names); name != "" {
-			return name
-		}
-	}
-	return ""
 }
