@@ -166,18 +166,18 @@ func plain(err error, scope string) error {
 	if !is {
 		return err
 	}
-	advised := *refused
+	explained := *refused
 	switch refused.Status {
 	case http.StatusUnauthorized:
-		advised.advice = "Buildkite refuses the API token; create one in Personal Settings, API Access Tokens"
+		explained.advice = "Buildkite refuses the API token; create one in Personal Settings, API Access Tokens"
 	case http.StatusForbidden:
-		advised.advice = "the API token may not do this; give it the scope " + scope
+		explained.advice = "the API token may not do this; give it the scope " + scope
 	case http.StatusNotFound:
-		advised.advice = "the API token has no access to this organization, or the pipeline does not exist; check the names and the token's settings"
+		explained.advice = "the API token has no access to this organization, or the pipeline does not exist; check the names and the token's settings"
 	case http.StatusRequestEntityTooLarge:
-		advised.advice = "the request is too large for Buildkite; send a smaller payload"
+		explained.advice = "the request is too large for Buildkite; send a smaller payload"
 	}
-	return &advised
+	return &explained
 }
 
 // Refused returns the HTTP status of the response that err is about; 0 if it is

@@ -56,9 +56,9 @@ type run struct {
 	reason    string
 	canceling bool      // cancellation was requested
 	tries     int       // requests for the build
-	failed    time.Time // when the last of them failed; zero while one is under way
-	lost      bool      // one of them may have created a build
-	looks     int       // that have not found the build since then
+	failedAt  time.Time // when the last of them failed; zero while one is under way
+	mayExist  bool      // one of them may have created a build
+	polls     int       // that have not found the build since then
 	fetching  bool
 	done      bool
 	also      string // appended to the reason
@@ -150,7 +150,7 @@ func (f *follower) allDone() bool {
 func (f *follower) create(ctx context.Context, r *run) {
 	f.report(r, "creating")
 	r.tries++
-	r.failed = time.Time{}
+	r.failedAt = time.Time{}
 	f.async(func() func() {
 		build, err := f.createOne(ctx, r.job)
 		return func() {
@@ -168,26 +168,26 @@ func (f *follower) create(ctx context.Context, r *run) {
 				r.out.Err = err
 				f.finish(r, NotCreated, err.Error())
 			default: // looks find out whether it was created
-				r.out.Err, r.failed, r.looks, r.lost = err, time.Now(), 0, r.lost || !buildkite.Unsent(err)
-				f.retried(err)
+				r.out.Err, r.failedAt, r.polls, r.mayExist = err, time.Now(), 0, r.mayExist || !buildkite.Unsent(err)
+				f.logRetry(err)
 			}
 		}
 	})
 }
 
-// missed handles a look at some time that did not find a run's build. After two, the server creates
-// nothing more for the last request.
-func (f *follower) missed(ctx context.Context, r *run, at time.Time) {
-	if r.done || r.build.Number != 0 || r.failed.IsZero() || at.Before(r.failed) {
+// recreate repeats a creation that failed, unless a poll at that time has found the build. After two polls,
+// the server creates nothing more for the last request.
+func (f *follower) recreate(ctx context.Context, r *run, at time.Time) {
+	if r.done || r.build.Number != 0 || r.failedAt.IsZero() || at.Before(r.failedAt) {
 		return
 	}
-	switch r.looks++; {
-	case r.looks < 2:
+	switch r.polls++; {
+	case r.polls < 2:
 	case r.tries < maxTries && !f.ending:
 		f.create(ctx, r)
-	case !r.lost:
+	case !r.mayExist:
 		f.finish(r, NotCreated, r.out.Err.Error())
-	case time.Since(r.failed) > late:
+	case time.Since(r.failedAt) > late:
 		f.finish(r, Unknown, fmt.Sprintf("%v: unknown whether it was created; it has not been seen since; look for its run ID %s", r.out.Err, r.job.RunID))
 	}
 }
@@ -227,9 +227,9 @@ func (f *follower) poll(ctx context.Context) {
 	}
 	at := time.Now()
 	f.async(func() func() {
-		look, cancel := context.WithTimeout(f.work, silence)
+		within, cancel := context.WithTimeout(f.work, silence)
 		defer cancel()
-		builds, err := f.client.Find(look, f.Org, f.Pipeline, key, value)
+		builds, err := f.client.Find(within, f.Org, f.Pipeline, key, value)
 		return func() {
 			f.polling = false
 			if err != nil {
@@ -241,7 +241,7 @@ func (f *follower) poll(ctx context.Context) {
 				f.update(b)
 			}
 			for _, r := range f.runs {
-				f.missed(ctx, r, at)
+				f.recreate(ctx, r, at)
 			}
 		}
 	})
@@ -254,10 +254,10 @@ func (f *follower) pollFailed(err error) {
 		f.giveUp(err.Error())
 		return
 	}
-	f.retried(err)
+	f.logRetry(err)
 }
 
-func (f *follower) retried(err error) {
+func (f *follower) logRetry(err error) {
 	if f.Log != nil {
 		f.Log(err.Error())
 	}
@@ -306,7 +306,7 @@ func (f *follower) found(r *run, b buildkite.Build) {
 	now := time.Now()
 	if r.waiting.IsZero() {
 		r.waiting = now
-		if r.lost && r.tries > 1 { // another request may create a build, too
+		if r.mayExist && r.tries > 1 { // another request may create a build, too
 			f.until = now.Add(late)
 		}
 	}

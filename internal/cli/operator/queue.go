@@ -32,9 +32,9 @@ type QueueView struct {
 	Org, Name string // Name is of the queue; "" means all
 	JSON      bool
 
-	serving []string // the queues with agents, as last read
-	exists  []string // the queues of the clusters; nil if not asked or not known
-	asked   bool
+	withAgents    []string // the queues, as last read
+	clusterQueues []string // nil if not asked or not known
+	clustersAsked bool
 }
 
 // NewQueue returns kbnode queue.
@@ -99,10 +99,10 @@ func (v *QueueView) read(ctx context.Context) (buildkite.QueueReport, error) {
 		return buildkite.QueueReport{}, err
 	}
 	r := buildkite.QueueReport{Time: time.Now().UTC().Truncate(time.Second), Organization: v.Org, Queues: []buildkite.Queue{}}
-	v.serving = nil
+	v.withAgents = nil
 	for _, q := range buildkite.Queues(agents, builds) {
 		if len(q.Agents) > 0 {
-			v.serving = append(v.serving, q.Name)
+			v.withAgents = append(v.withAgents, q.Name)
 		}
 		if v.Name == "" || q.Name == v.Name {
 			r.Queues = append(r.Queues, q)
@@ -116,27 +116,27 @@ func (v *QueueView) read(ctx context.Context) (buildkite.QueueReport, error) {
 
 // empty says why what was read has no agent. It returns "" if it has one.
 func (v *QueueView) empty(ctx context.Context) string {
-	if len(v.serving) > 0 && (v.Name == "" || slices.Contains(v.serving, v.Name)) {
+	if len(v.withAgents) > 0 && (v.Name == "" || slices.Contains(v.withAgents, v.Name)) {
 		return ""
 	}
 	there := "no agent is connected in any queue of " + v.Org
-	if len(v.serving) > 0 {
-		there = "queues with agents: " + buildkite.Named(v.Name, v.serving)
+	if len(v.withAgents) > 0 {
+		there = "queues with agents: " + buildkite.Named(v.Name, v.withAgents)
 	}
 	if v.Name == "" {
 		return there
 	}
-	if !v.asked {
-		v.asked = true
+	if !v.clustersAsked {
+		v.clustersAsked = true
 		var err error
-		if v.exists, err = v.Client.ClusterQueues(ctx, v.Org); err != nil && buildkite.Refused(err) != http.StatusForbidden {
+		if v.clusterQueues, err = v.Client.ClusterQueues(ctx, v.Org); err != nil && buildkite.Refused(err) != http.StatusForbidden {
 			v.S.Warn("%v", err)
 		}
 	}
 	switch {
-	case slices.Contains(v.exists, v.Name):
+	case slices.Contains(v.clusterQueues, v.Name):
 		return fmt.Sprintf("queue %s exists, but no agent is connected in it; %s", v.Name, there)
-	case v.exists != nil:
+	case v.clusterQueues != nil:
 		return fmt.Sprintf("there is no queue %q in %s; %s", v.Name, v.Org, there)
 	}
 	return fmt.Sprintf("no agent is connected in queue %q; %s", v.Name, there)
