@@ -22,9 +22,9 @@ type Agent struct {
 // Stopping reports whether the agent exits after its job.
 func (a Agent) Stopping() bool { return a.Connection == Stopping }
 
-// Tag returns the value of a tag; "" if the agent does not have it.
-func (a Agent) Tag(key string) string {
-	for _, tag := range a.Tags {
+// Tag returns the value of one of an agent's tags; "" if it does not have it.
+func Tag(tags []string, key string) string {
+	for _, tag := range tags {
 		if value, ok := strings.CutPrefix(tag, key+"="); ok {
 			return value
 		}
@@ -57,7 +57,6 @@ func organizationPath(organization, what string) string {
 	return fmt.Sprintf("v2/organizations/%s/%s", organization, what)
 }
 
-// slugged is what has a slug.
 type slugged struct {
 	Slug string `json:"slug"`
 }
@@ -102,7 +101,7 @@ func (c *Client) ClusterQueues(ctx context.Context, organization string) ([]stri
 	if len(clusters) > maxClusters {
 		return nil, fmt.Errorf("list queues: there are %d clusters, and kbnode asks at most %d", len(clusters), maxClusters)
 	}
-	var all []string
+	all := []string{}
 	for _, cl := range clusters {
 		queues, err := list[queue](ctx, c, "queues", "read_clusters", organizationPath(organization, "clusters/"+url.PathEscape(cl.ID)+"/queues"), nil)
 		if err != nil {

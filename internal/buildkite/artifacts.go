@@ -13,19 +13,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/buildkite/go-buildkite/v4"
+
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Artifact is a file that a job uploaded.
-type Artifact struct {
-	ID    string `json:"id"`
-	JobID string `json:"job_id"`
-	Path  string `json:"path"`
-	Size  int64  `json:"file_size"` // bytes
-	SHA1  string `json:"sha1sum"`   // in hex
-	URL   string `json:"download_url"`
-}
+type Artifact = buildkite.Artifact
 
 // Artifacts lists the completely uploaded files of a build, only those with this path
 // if it is not "". The token needs the scope read_artifacts.
@@ -40,8 +35,8 @@ func (c *Client) Artifacts(ctx context.Context, org, pipeline string, number int
 // Download fetches a file of at most that many bytes and checks its size and checksum.
 // A link into the store is valid for a minute, so each attempt gets a new one.
 func (c *Client) Download(ctx context.Context, a Artifact, most int64) ([]byte, error) {
-	if a.Size > most {
-		return nil, fmt.Errorf("download %s: it has %d bytes, and the limit is %d", text.Line(a.Path, 100), a.Size, most)
+	if a.FileSize > most {
+		return nil, fmt.Errorf("download %s: it has %d bytes, and the limit is %d", text.Line(a.Path, 100), a.FileSize, most)
 	}
 	name := text.Line(a.Path, 100)
 	for attempt := 1; ; attempt++ {
@@ -70,7 +65,7 @@ func (c *Client) Download(ctx context.Context, a Artifact, most int64) ([]byte, 
 }
 
 func (c *Client) fetch(ctx context.Context, link string, a Artifact, most int64) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTime+time.Duration(a.Size>>20)*time.Second) // at least 1 MiB/s
+	ctx, cancel := context.WithTimeout(ctx, requestTime+time.Duration(a.FileSize>>20)*time.Second) // at least 1 MiB/s
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, link, nil)
 	if err != nil {
@@ -92,8 +87,8 @@ func (c *Client) fetch(ctx context.Context, link string, a Artifact, most int64)
 	switch {
 	case int64(data.Len()) > most:
 		return nil, fmt.Errorf("it has more than %d bytes", most)
-	case int64(data.Len()) != a.Size:
-		return nil, fmt.Errorf("it has %d bytes, not %d", data.Len(), a.Size)
+	case int64(data.Len()) != a.FileSize:
+		return nil, fmt.Errorf("it has %d bytes, not %d", data.Len(), a.FileSize)
 	case a.SHA1 != "" && !strings.EqualFold(hex.EncodeToString(sum[:]), a.SHA1):
 		return nil, errors.New("its checksum does not match")
 	}
@@ -103,11 +98,11 @@ func (c *Client) fetch(ctx context.Context, link string, a Artifact, most int64)
 // link asks the API where the file is. The URL comes from a response, so link sends
 // the token only to the API's host.
 func (c *Client) link(ctx context.Context, a Artifact) (string, error) {
-	at, err := url.Parse(a.URL)
+	at, err := url.Parse(a.DownloadURL)
 	if base := c.api.BaseURL; err != nil || at.Scheme != base.Scheme || at.Host != base.Host {
 		return "", &Refusal{Status: http.StatusBadRequest, Message: "its address does not belong to the API"}
 	}
-	req, err := c.api.NewRequest(ctx, http.MethodGet, a.URL, nil)
+	req, err := c.api.NewRequest(ctx, http.MethodGet, a.DownloadURL, nil)
 	if err != nil {
 		return "", err
 	}

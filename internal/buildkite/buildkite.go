@@ -146,7 +146,6 @@ func each[T any](ctx context.Context, c *Client, what, scope, path string, query
 	return fmt.Errorf("list %s: there are more than %d pages", what, maxPages)
 }
 
-// list reads all pages of a list.
 func list[T any](ctx context.Context, c *Client, what, scope, path string, query url.Values) (all []T, err error) {
 	err = each(ctx, c, what, scope, path, query, func(t T) bool {
 		all = append(all, t)
@@ -167,30 +166,19 @@ func plain(err error, scope string) error {
 	if !is {
 		return err
 	}
-	explanation := ""
+	explained := *refused
 	switch refused.Status {
 	case http.StatusUnauthorized:
-		explanation = "Buildkite refuses the API token; create one in Personal Settings, API Access Tokens"
+		explained.advice = "Buildkite refuses the API token; create one in Personal Settings, API Access Tokens"
 	case http.StatusForbidden:
-		explanation = "the API token may not do this; give it the scope " + scope
+		explained.advice = "the API token may not do this; give it the scope " + scope
 	case http.StatusNotFound:
-		explanation = "the API token has no access to this organization, or the pipeline does not exist; check the names and the token's settings"
+		explained.advice = "the API token has no access to this organization, or the pipeline does not exist; check the names and the token's settings"
 	case http.StatusRequestEntityTooLarge:
-		explanation = "the request is too large for Buildkite; send a smaller payload"
-	default:
-		return err
+		explained.advice = "the request is too large for Buildkite; send a smaller payload"
 	}
-	return &explained{explanation, refused}
+	return &explained
 }
-
-// explained is a refusal with an explanation for people.
-type explained struct {
-	text    string
-	refusal *Refusal
-}
-
-func (e *explained) Error() string { return e.text }
-func (e *explained) Unwrap() error { return e.refusal }
 
 // Refused returns the HTTP status of the response that err is about; 0 if it is
 // about none.

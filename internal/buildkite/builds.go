@@ -9,8 +9,6 @@ import (
 	"net/url"
 	"strconv"
 	"time"
-
-	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
 // RunIDKey is the meta-data key that identifies a build if the response to its
@@ -40,9 +38,6 @@ type Build struct {
 	Created  time.Time         `json:"created_at"`
 	Started  time.Time         `json:"started_at"`
 	Finished time.Time         `json:"finished_at"`
-	// Repeated is set if the request for it was sent again: the first one, which
-	// seemed lost, may create another build.
-	Repeated bool `json:"-"`
 }
 
 // Job is one run of a step.
@@ -91,72 +86,23 @@ func buildsPath(org, pipeline string) string {
 	return fmt.Sprintf("v2/organizations/%s/pipelines/%s/builds", org, pipeline)
 }
 
-// ErrUnsure means that a build may have been created.
-var ErrUnsure = errors.New("unknown whether it was created")
-
-// Create creates a build once. If a response is lost, it looks for a build with the
-// same run ID in its meta-data before it repeats the request. With ErrUnsure, the
-// build may still exist. The token needs the scopes write_builds and read_builds.
-func (c *Client) Create(ctx context.Context, org, pipeline string, b NewBuild) (Build, error) {
-	lost := false
-	for attempt := 1; ; attempt++ {
-		var made Build
-		_, err := c.do(ctx, http.MethodPost, buildsPath(org, pipeline), nil, b, &made)
-		if err == nil && made.Number == 0 {
-			err = errors.New("the answer has no build number")
-		}
-		if err == nil {
-			made.Repeated = lost
-			return made, nil
-		}
-		if status := Refused(err); status > 0 && status < 500 {
-			return Build{}, fmt.Errorf("create build: %w", plain(err, "write_builds"))
-		}
-		lost = lost || !unsent(err)
-		found, lookErr := c.findLost(ctx, org, pipeline, b.MetaData[RunIDKey], attempt, err)
-		switch {
-		case found != nil:
-			found.Repeated = attempt > 1
-			return *found, nil
-		case lookErr != nil && lost:
-			return Build{}, fmt.Errorf("create build: %w: %w: %w", plain(err, ""), ErrUnsure, lookErr)
-		case attempt >= c.tries && lost:
-			return Build{}, fmt.Errorf("create build: %w: %w", plain(err, ""), ErrUnsure)
-		case lookErr != nil || attempt >= c.tries:
-			return Build{}, fmt.Errorf("create build: %w", plain(err, ""))
-		}
+// Create sends one request for a build. After an error, the build may exist unless [Refused] knows the
+// error, or it is Unsent. The token needs the scope write_builds.
+func (c *Client) Create(ctx context.Context, org, pipeline string, b NewBuild) (made Build, err error) {
+	_, err = c.do(ctx, http.MethodPost, buildsPath(org, pipeline), nil, b, &made)
+	if err == nil && made.Number == 0 {
+		err = errors.New("the answer has no build number")
 	}
+	if err != nil {
+		return Build{}, fmt.Errorf("create build: %w", plain(err, "write_builds"))
+	}
+	return made, nil
 }
 
-// unsent reports whether a request never reached a server.
-func unsent(err error) bool {
+// Unsent reports whether a request never reached a server.
+func Unsent(err error) bool {
 	dial, is := errors.AsType[*net.OpError](err)
 	return is && dial.Op == "dial"
-}
-
-// findLost looks twice, after a pause each, for a build whose creation was not answered:
-// the server may still be creating it. It does not look if the request was never sent.
-func (c *Client) findLost(ctx context.Context, org, pipeline, runID string, attempt int, lost error) (*Build, error) {
-	for range 2 {
-		pause := backOff(attempt)
-		if c.log != nil {
-			c.log(plain(lost, "").Error(), pause)
-		}
-		if limit.Sleep(ctx, pause) != nil {
-			return nil, ctx.Err()
-		}
-		if unsent(lost) {
-			return nil, nil
-		}
-		found, err := c.Find(ctx, org, pipeline, RunIDKey, runID)
-		if err != nil {
-			return nil, err
-		}
-		if len(found) > 0 {
-			return &found[len(found)-1], nil // the latest is first, so this is the oldest
-		}
-	}
-	return nil, nil
 }
 
 // Find lists the builds of a pipeline with this value in their meta-data, the latest

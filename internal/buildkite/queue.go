@@ -143,7 +143,7 @@ func lacking(agents []Agent) []QueueNode {
 	nodes := map[string]QueueNode{}
 	for _, a := range agents {
 		n := QueueNode{Node: a.inQueue().Node, Agents: 1}
-		if slots, err := strconv.ParseUint(a.Tag("slots"), 10, 16); err == nil {
+		if slots, err := strconv.ParseUint(Tag(a.Tags, "slots"), 10, 16); err == nil {
 			n.Slots = int(slots)
 		}
 		n.Agents += nodes[n.Node].Agents
@@ -184,7 +184,6 @@ func queuesOf(tags []string) []string {
 	return names
 }
 
-// add counts a waiting job.
 func (w *Waiting) add(b Build, j Job, agents []Agent) {
 	since := j.Runnable
 	if since.IsZero() {
@@ -223,14 +222,14 @@ func (a Agent) unmetRules(rules []string) []string {
 }
 
 func (a Agent) inQueue() QueueAgent {
-	tag := func(key string) string { return text.Line(a.Tag(key), maxText) }
+	tag := func(key string) string { return text.Line(Tag(a.Tags, key), maxText) }
 	out := QueueAgent{
 		Name: text.Line(a.Name, maxText), Note: text.Line(a.PausedNote, 2*maxText),
 		Node:     cmp.Or(tag("node"), text.Line(a.Hostname, maxText)),
 		GPUModel: cmp.Or(tag("gpu-model"), tag("gpu")), GPUUUID: tag("gpu-uuid"), NUMA: tag("numa"),
 		AgentVersion: text.Line(a.Version, maxText), KbnodeVersion: tag("kbnode"),
 	}
-	if n, err := strconv.ParseUint(a.Tag("gpu-index"), 10, 16); err == nil {
+	if n, err := strconv.ParseUint(Tag(a.Tags, "gpu-index"), 10, 16); err == nil {
 		index := int(n)
 		out.GPUIndex = &index
 	}

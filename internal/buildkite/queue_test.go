@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestQueues lists agents of the stand-in, busy and idle, and jobs that wait for one.
@@ -31,21 +32,15 @@ func TestQueues(t *testing.T) {
 			{Name: "other", Tags: []string{"queue=default", "slots=1"}},
 		} {
 			w.Do = work
-			if err := s.Employ(ctx, w); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.Employ(ctx, w))
 		}
 		time.Sleep(time.Second / 2) // between two pings of the workers
 		begin := time.Now().UTC()
 		c, err := New(Options{URL: "http://buildkite.test", Token: bktest.DefaultAPIToken, Network: s.Wire(), Patient: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		create := func(agents map[string]string) Build {
 			b, err := c.Create(ctx, "kbnode", "kernelbot", NewBuild{Commit: "HEAD", Branch: "main", Steps: []any{map[string]any{"command": "x", "label": "evaluate", "agents": agents}}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			return b
 		}
 		running := create(map[string]string{"queue": "b200", "gpu-index": "1"})
@@ -57,13 +52,9 @@ func TestQueues(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		agents, err := c.Agents(ctx, "kbnode")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		builds, err := c.Unfinished(ctx, "kbnode")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		zero, one := 0, 1
 		job := running.Jobs[0]
 		want := []Queue{
@@ -82,9 +73,7 @@ func TestQueues(t *testing.T) {
 			{Name: "default", Agents: []QueueAgent{{Name: "other", State: Idle, Node: "host-other", AgentVersion: "3.76.2"}}},
 			{Name: "empty", Agents: []QueueAgent{}, Waiting: Waiting{Jobs: 1, Oldest: begin.Add(8 * time.Second), Unmatched: 1}},
 		}
-		if diff := cmp.Diff(want, Queues(agents, builds)); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, want, Queues(agents, builds))
 		names, err := c.ClusterQueues(ctx, "kbnode")
 		if diff := cmp.Diff([]string{"b200", "default", "empty"}, names); err != nil || diff != "" {
 			t.Error(err, diff)
@@ -188,9 +177,7 @@ func TestNear(t *testing.T) {
 	for word, want := range map[string][]string{
 		"B20O": {"b200", "h100", "mi300"}, "mi300x": {"mi300", "b200", "h100"}, "": {"b200", "h100", "mi300"},
 	} {
-		if diff := cmp.Diff(strings.Join(want, ", "), Named(word, []string{"mi300", "h100", "b200"})); diff != "" {
-			t.Errorf("%s: %s", word, diff)
-		}
+		must.Equal(t, strings.Join(want, ", "), Named(word, []string{"mi300", "h100", "b200"}))
 	}
 	if got := Named("", []string{"gpu-mode\x1b[2J"}); got != "gpu-mode" {
 		t.Errorf("shown is %q", got)
@@ -200,9 +187,7 @@ func TestNear(t *testing.T) {
 func client(t *testing.T, base, token string) *Client {
 	t.Helper()
 	c, err := New(Options{URL: base, Token: token})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return c
 }
 

@@ -35,10 +35,14 @@ var errTooLarge = fmt.Errorf("the answer is over %d MiB", maxBody>>20)
 type Refusal struct {
 	Status  int    // HTTP status code
 	Message string // from Buildkite, truncated
+	advice  string // what to do about it, in place of all else
 }
 
 func (r *Refusal) Error() string {
-	if r.Message == "" {
+	switch {
+	case r.advice != "":
+		return r.advice
+	case r.Message == "":
 		return fmt.Sprintf("Buildkite returned %d %s", r.Status, http.StatusText(r.Status))
 	}
 	return fmt.Sprintf("Buildkite returned %d %s: %s", r.Status, http.StatusText(r.Status), r.Message)
@@ -126,7 +130,7 @@ func (w *wire) send(r *http.Request) (*http.Response, error) {
 	case len(body) > maxBody:
 		return nil, errTooLarge
 	case resp.StatusCode >= 400:
-		return nil, &Refusal{resp.StatusCode, message(body)}
+		return nil, &Refusal{Status: resp.StatusCode, Message: message(body)}
 	case resp.StatusCode < 300 && len(body) > 0 && !json.Valid(body):
 		return nil, fmt.Errorf("the answer is not JSON: %.60q", body)
 	}
@@ -134,7 +138,6 @@ func (w *wire) send(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// message returns the error message in a response.
 func message(body []byte) string {
 	var reply struct {
 		Message string `json:"message"`

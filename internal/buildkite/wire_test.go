@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha1"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -17,6 +16,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // server responds in a test's own time.
@@ -40,9 +41,7 @@ func (s server) RoundTrip(r *http.Request) (*http.Response, error) {
 func patient(t *testing.T, s http.RoundTripper) *Client {
 	t.Helper()
 	c, err := New(Options{URL: "http://buildkite.test", Token: "secret-token", Network: s, Patient: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return c
 }
 
@@ -182,9 +181,9 @@ func TestDownload(t *testing.T) {
 	t.Parallel()
 	const text = `{"success":true}`
 	sum := sha1.Sum([]byte(text))
-	good := Artifact{Path: "result.json", Size: int64(len(text)), SHA1: hex.EncodeToString(sum[:])}
+	good := Artifact{Path: "result.json", FileSize: int64(len(text)), SHA1: hex.EncodeToString(sum[:])}
 	short, other := good, good
-	short.Size++
+	short.FileSize++
 	other.SHA1 = strings.Repeat("0", 40)
 	for _, tt := range []struct {
 		name   string
@@ -223,11 +222,9 @@ func TestDownload(t *testing.T) {
 			}))
 			t.Cleanup(api.Close)
 			c, err := New(Options{URL: api.URL, Token: "secret-token"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if tt.a.URL = tt.url; tt.url == "" {
-				tt.a.URL = api.URL + "/v2/download"
+			must.Do(t, err)
+			if tt.a.DownloadURL = tt.url; tt.url == "" {
+				tt.a.DownloadURL = api.URL + "/v2/download"
 			}
 			if tt.most == 0 {
 				tt.most = 1 << 20
@@ -260,11 +257,13 @@ func TestAddress(t *testing.T) {
 		}
 	}
 	var asked string
+	network := server(func(r *http.Request) (int, map[string]string, string) {
+		asked = r.URL.Path
+		return 0, nil, ""
+	})
 	for _, at := range []string{"", "/", "/v2", "/v2/"} {
-		c, err := New(Options{URL: "http://buildkite.test" + at, Token: "t", Network: pathOf(&asked)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c, err := New(Options{URL: "http://buildkite.test" + at, Token: "t", Network: network})
+		must.Do(t, err)
 		_ = c.EachAgent(t.Context(), "gpu-mode", func(Agent) bool { return true })
 		if asked != "/v2/organizations/gpu-mode/agents" {
 			t.Errorf("BUILDKITE_API_URL that ends in %q asks %s", at, asked)
@@ -276,15 +275,3 @@ func TestAddress(t *testing.T) {
 		}
 	}
 }
-
-// pathOf is a network that records the path of the request.
-func pathOf(path *string) roundTrip {
-	return func(r *http.Request) (*http.Response, error) {
-		*path = r.URL.Path
-		return nil, errors.New("no network")
-	}
-}
-
-type roundTrip func(*http.Request) (*http.Response, error)
-
-func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -15,11 +14,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const (
-	resultGood = `{"success":true,"error":"","system":{"gpu":"NVIDIA B200","device_count":1},"runs":{"test":{"run":{"success":true,"passed":true,"command":"x","exit_code":0,"duration":1.5,"result":{"test-count":"1","test.0.status":"pass","check":"pass"}}},"benchmark":{"run":{"success":true,"passed":true,"command":"x","exit_code":0,"duration":2,"result":{"benchmark-count":"1","benchmark.0.spec":"size: 64","benchmark.0.mean":"4096000","benchmark.0.err":"1200","benchmark.0.best":"4000000","benchmark.0.worst":"4200000","check":"pass"}}}}}`
-	resultBad  = `{"success":true,"error":"","system":{},"runs":{"test":{"compilation":{"nvcc_found":true,"command":"nvcc a.cu","success":false,"stderr":"a.cu(3): error: \u001b[31mno such thing","exit_code":1},"run":null}}}`
+	resultGood     = `{"success":true,"error":"","system":{"gpu":"NVIDIA B200","device_count":1},"runs":{"test":{"run":{"success":true,"passed":true,"command":"x","exit_code":0,"duration":1.5,"result":{"test-count":"1","test.0.status":"pass","check":"pass"}}},"benchmark":{"run":{"success":true,"passed":true,"command":"x","exit_code":0,"duration":2,"result":{"benchmark-count":"1","benchmark.0.spec":"size: 64","benchmark.0.mean":"4096000","benchmark.0.err":"1200","benchmark.0.best":"4000000","benchmark.0.worst":"4200000","check":"pass"}}}}}`
+	resultArtifact = `{"success":true,"error":"","system":{"gpu":"","device_count":0,"platform":"Linux","hostname":"n"},"runs":{}}`
+
+	resultBad = `{"success":true,"error":"","system":{},"runs":{"test":{"compilation":{"nvcc_found":true,"command":"nvcc a.cu","success":false,"stderr":"a.cu(3): error: \u001b[31mno such thing","exit_code":1},"run":null}}}`
 )
 
 // useBuildkite makes a fake Buildkite the one that kbnode asks.
@@ -33,48 +35,56 @@ func useBuildkite(t *testing.T, s *bktest.Server) {
 	t.Setenv("BUILDKITE_PIPELINE", "")
 }
 
-// submitTo runs kbnode submit against a fake Buildkite whose one agent leaves these files.
-func submitTo(t *testing.T, files map[string]string, args ...string) (result, *bktest.Server, map[string]string) {
+// onQueue runs kbnode against a fake Buildkite whose one agent leaves these files with each job.
+func onQueue(t *testing.T, files map[string]string, args ...string) (r result, s *bktest.Server, env map[string]string) {
 	t.Helper()
-	s := bktest.New(bktest.Options{PingSeconds: 1, Pipelines: []bktest.Pipeline{{
+	s = bktest.New(bktest.Options{PingSeconds: 1, Pipelines: []bktest.Pipeline{{
 		Slug: "kernelbot", Steps: `steps: [{command: exec kbnode runner, agents: {queue: $KERNELBOT_QUEUE}, artifact_paths: "*.json"}]`,
 	}}})
-	env := map[string]string{}
-	err := s.Employ(t.Context(), bktest.Worker{Name: "n-gpu3", Tags: []string{"queue=b200", "gpu-index=3"}, Do: func(_ context.Context, w *bktest.Work) {
+	must.Do(t, s.Employ(t.Context(), bktest.Worker{Name: "n-gpu3", Tags: []string{"queue=b200", "gpu-index=3"}, Do: func(_ context.Context, w *bktest.Work) {
 		env, w.Files = w.Env, files
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}}))
 	useBuildkite(t, s)
-	return kbnode(t, append([]string{"submit"}, args...)...), s, env
+	return kbnode(t, args...), s, env
 }
 
-func TestSubmit(t *testing.T) {
+// TestBuilds submits and proves. Every build has ended, and e2e makes none in vain.
+func TestBuilds(t *testing.T) {
 	problem := filepath.Join("..", "..", "examples", "prefix_python")
+	leaves := func(text string) map[string]string { return map[string]string{"result.json": text} }
+	controls := leaves(strings.Replace(resultArtifact, `"hostname":"n"`, `"hostname":"\u001b[31m"`, 1))
 	for _, tt := range []struct {
 		name     string
 		files    map[string]string
-		args     []string
+		args     string
 		code     int
 		out, err []string
 		env      map[string]string
 	}{
-		{"hello", map[string]string{"result.json": resultGood}, []string{"--queue", "b200", "--hello"}, 0,
+		{"hello", leaves(resultGood), "submit --queue b200 --hello", 0,
 			[]string{"Passed: test and benchmark", "on NVIDIA B200", "4.096 ms ± 1.20 µs  4.000 ms  4.200 ms", "build 1 on n-gpu3, "}, []string{"build 1: http://", "build 1: passed"},
 			map[string]string{"KERNELBOT_QUEUE": "b200"}},
 		{"a problem", map[string]string{"result.json": resultGood, "node.json": `{"noisy":true,"why":["the GPU was hot"]}`},
-			[]string{"--gpu", "b200_bk", "--eval", problem, "--mode", "benchmark", "--image", "mine:1", "--run-id", "r1", "--inline-steps"}, 0, []string{"noisy: the GPU was hot"}, nil,
+			"submit --gpu b200_bk --eval " + problem + " --mode benchmark --image mine:1 --run-id r1 --inline-steps", 0, []string{"noisy: the GPU was hot"}, nil,
 			map[string]string{"KERNELBOT_QUEUE": "b200", "KERNELBOT_IMAGE": "mine:1", "KERNELBOT_RUN_ID": "r1"}},
-		{"does not compile", map[string]string{"result.json": resultBad}, []string{"--queue", "b200", "--hello"}, 1,
+		{"does not compile", leaves(resultBad), "submit --queue b200 --hello", 1,
 			[]string{"Compilation: nvcc a.cu", "  a.cu(3): error: no such thing", "Not passed: test: does not compile"}, nil, nil},
-		{"no result", nil, []string{"--queue", "b200", "--hello"}, 1, nil, []string{"no result: the job passed but left no result.json; add it to the step's artifact_paths"}, nil},
-		{"another queue", nil, []string{"--queue", "b2000", "--hello"}, 1, nil, []string{"no agent is connected in queue b2000; there are agents in b200"}, nil},
-		{"another organization", nil, []string{"--queue", "b200", "--org", "kbnote", "--hello"}, 1, nil, []string{"the API token has no access to organization kbnote; it has access to kbnode"}, nil},
-		{"another pipeline", nil, []string{"--queue", "b200", "--pipeline", "kernalbot", "--hello"}, 1, nil, []string{"organization kbnode has no pipeline kernalbot; it has kernelbot"}, nil},
+		{"no result", nil, "submit --queue b200 --hello", 1, nil, []string{"no result: the job passed but left no result.json; add it to the step's artifact_paths"}, nil},
+		{"another queue", nil, "submit --queue b2000 --hello", 1, nil, []string{"no agent is connected in queue b2000; there are agents in b200"}, nil},
+		{"another organization", nil, "submit --queue b200 --org kbnote --hello", 1, nil, []string{"the API token has no access to organization kbnote; it has access to kbnode"}, nil},
+		{"another pipeline", nil, "submit --queue b200 --pipeline kernalbot --hello", 1, nil, []string{"organization kbnode has no pipeline kernalbot; it has kernelbot"}, nil},
+		{"a good queue", leaves(resultArtifact), "e2e artifact --queue b200", 0,
+			[]string{"ok  artifact  artifact-test  ", "n-gpu3", "/kbnode/kernelbot/builds/1", "result.json came back intact: 108 bytes from n", "Queue b200: 1 check, all OK."},
+			[]string{"  artifact, artifact-test: waiting, build 1\n", "  artifact, artifact-test: passed, build 1\n"}, nil},
+		{"a bad queue", leaves(resultGood), "e2e artifact --queue b200", 1,
+			[]string{"FAIL  artifact  artifact-test", "is not what the job wrote", "Queue b200: 1 of 1 checks failed, 0 were not tried."}, nil, nil},
+		{"as JSON", controls, "e2e artifact --gpu b200_bk --json", 0, []string{`"run_id": "kbnode-e2e-`, `bytes from \u001b[31m"`}, nil, nil},
+		{"escapes", controls, "e2e artifact --gpu b200_bk", 0, []string{"bytes from\n"}, nil, nil},
+		{"no agents", nil, "e2e --queue b2000", 1, nil, []string{"no agent is connected in queue b2000; there are agents in b200; --force"}, nil},
+		{"no database", nil, "e2e --queue b200 --db host=/nowhere", 1, nil, []string{`connect to PostgreSQL at "/nowhere": no such file or directory`}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r, s, env := submitTo(t, tt.files, tt.args...)
+			r, s, env := onQueue(t, tt.files, strings.Fields(tt.args)...)
 			if r.code != tt.code {
 				t.Errorf("exit code %d", r.code)
 			}
@@ -85,11 +95,11 @@ func TestSubmit(t *testing.T) {
 					t.Errorf("%s is %q, want %q", k, env[k], want)
 				}
 			}
-			if strings.Contains(r.out+r.err, bktest.DefaultAPIToken) || strings.ContainsAny(r.out+r.err, "\x1b\r") {
+			if strings.Contains(r.out+r.err, bktest.DefaultAPIToken) || strings.ContainsAny(r.out+r.err, "\x1b\r") || tt.name == "as JSON" && !json.Valid([]byte(r.out)) {
 				t.Errorf("%s%s", r.out, r.err)
 			}
 			for _, b := range s.Builds() {
-				if !b.Finished() {
+				if !b.Finished() || tt.out == nil && strings.HasPrefix(tt.args, "e2e") {
 					t.Errorf("build %d is %s", b.Number, b.State)
 				}
 			}
@@ -101,7 +111,7 @@ func TestSubmit(t *testing.T) {
 func TestSubmitPayload(t *testing.T) {
 	doc := put(t, t.TempDir(), "task.json", `{"lang": "py", "mode": "test", "tests": [{"size": 1e2}]}`)
 	file := filepath.Join(t.TempDir(), "result.json")
-	r, _, env := submitTo(t, map[string]string{"result.json": resultGood}, "--queue", "b200", "--payload", doc, "--mode", "benchmark", "--json", "--result", file)
+	r, _, env := onQueue(t, map[string]string{"result.json": resultGood}, "submit", "--queue", "b200", "--payload", doc, "--mode", "benchmark", "--json", "--result", file)
 	text, err := payload.Inflate(env["KERNELBOT_PAYLOAD"])
 	if want := `{"lang":"py","mode":"benchmark","tests":[{"size":100.0}]}`; err != nil || text != want {
 		t.Errorf("%s, %v", text, err)
@@ -135,9 +145,7 @@ func TestSubmitTemplate(t *testing.T) {
 	t.Setenv("BUILDKITE_API_TOKEN", "")
 	dir := filepath.Join("..", "..", "examples", "prefix_python")
 	text, err := os.ReadFile(filepath.Join(dir, "submission.py"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if r := kbnode(t, "submit", "--eval", dir, "--template", "python"); r.code != 0 || r.out != string(text) || r.err != "" {
 		t.Errorf("%+v", r)
 	}
@@ -146,75 +154,9 @@ func TestSubmitTemplate(t *testing.T) {
 // TestSubmitOfALargePayload refuses what fits into no job. testdata/typed.txt has what else is wrong.
 func TestSubmitOfALargePayload(t *testing.T) {
 	t.Setenv("BUILDKITE_API_TOKEN", "")
-	big := put(t, t.TempDir(), "big.json", fmt.Sprintf(`{"x": %q}`, noiseText(3<<20)))
+	big := put(t, t.TempDir(), "big.json", fmt.Sprintf(`{"x": %q}`, must.Random(3<<20)))
 	if r := kbnode(t, "submit", "--queue", "q", "--payload", big); r.code != 2 || !strings.Contains(r.err, "fit into a job's environment; make the submission or the tests smaller") {
 		t.Errorf("%d: %s", r.code, r.err)
-	}
-}
-
-// noiseText returns text that does not compress to less than half.
-func noiseText(n int) string {
-	var b bytes.Buffer
-	x := uint32(1)
-	for b.Len() < n {
-		x = x*1664525 + 1013904223
-		_, _ = fmt.Fprintf(&b, "%08x", x)
-	}
-	return b.String()
-}
-
-const resultArtifact = `{"success":true,"error":"","system":{"gpu":"","device_count":0,"platform":"Linux","hostname":"n"},"runs":{}}`
-
-// proving runs kbnode e2e against a fake Buildkite whose agent leaves this with each job.
-func proving(t *testing.T, left string, args ...string) (result, *bktest.Server) {
-	t.Helper()
-	s := bktest.New(bktest.Options{PingSeconds: 1})
-	err := s.Employ(t.Context(), bktest.Worker{Name: "n-gpu3", Tags: []string{"queue=b200"}, Do: func(_ context.Context, w *bktest.Work) {
-		w.Files["result.json"] = left
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	useBuildkite(t, s)
-	return kbnode(t, append([]string{"e2e"}, args...)...), s
-}
-
-func TestE2E(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		left string
-		args []string
-		code int
-		out  []string
-		err  []string
-	}{
-		{"well", resultArtifact, []string{"artifact", "--queue", "b200"}, 0,
-			[]string{"ok  artifact  artifact-test  ", "n-gpu3", "/kbnode/kernelbot/builds/1", "result.json came back intact: 108 bytes from n", "Queue b200: 1 check, all OK."},
-			[]string{"  artifact, artifact-test: waiting, build 1\n", "  artifact, artifact-test: passed, build 1\n"}},
-		{"not well", resultGood, []string{"artifact", "--queue", "b200"}, 1,
-			[]string{"FAIL  artifact  artifact-test", "is not what the job wrote", "Queue b200: 1 of 1 checks failed, 0 were not tried."}, nil},
-		{"as JSON", strings.Replace(resultArtifact, `"hostname":"n"`, `"hostname":"\u001b[31m"`, 1), []string{"artifact", "--gpu", "b200_bk", "--json"}, 0, []string{`"run_id": "kbnode-e2e-`, `bytes from \u001b[31m"`}, nil},
-		{"escapes", strings.Replace(resultArtifact, `"hostname":"n"`, `"hostname":"\u001b[31m"`, 1), []string{"artifact", "--gpu", "b200_bk"}, 0, []string{"bytes from\n"}, nil},
-		{"no agents", resultGood, []string{"--queue", "b2000"}, 1, nil, []string{"no agent is connected in queue b2000; there are agents in b200; --force"}},
-		{"no database", resultGood, []string{"--queue", "b200", "--db", "host=/nowhere dbname=x user=y"}, 1, nil, []string{`connect to PostgreSQL at "/nowhere": no such file or directory`}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			r, s := proving(t, tt.left, tt.args...)
-			if r.code != tt.code {
-				t.Errorf("exit code %d", r.code)
-			}
-			contain(t, r.out, tt.out...)
-			contain(t, r.err, tt.err...)
-			if made := len(s.Builds()); (made == 0) != (tt.out == nil) {
-				t.Errorf("%d builds", made)
-			}
-			if strings.Contains(r.out+r.err, bktest.DefaultAPIToken) || strings.ContainsAny(r.out+r.err, "\x1b\r") {
-				t.Errorf("%s%s", r.out, r.err)
-			}
-			if tt.name == "as JSON" && !json.Valid([]byte(r.out)) {
-				t.Error(r.out)
-			}
-		})
 	}
 }
 

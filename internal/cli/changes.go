@@ -83,7 +83,6 @@ func printSlotsAffected(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
 	}
 }
 
-// slotsOf returns the numbers of the changed slots in order, each once.
 func slotsOf(changes []reconcile.Change) (slots []int) {
 	for _, c := range changes {
 		slots = append(slots, c.Slot)
@@ -201,7 +200,6 @@ type changeProgress struct {
 	count int
 }
 
-// show is called before a change is made.
 func (p *changeProgress) show(c reconcile.Change) {
 	work := doing[c.Kind]
 	if strings.HasSuffix(c.Subject, ".slice") && (c.Kind == reconcile.Start || c.Kind == reconcile.Set) {

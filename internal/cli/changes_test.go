@@ -9,8 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/cli/operator"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/config"
@@ -19,6 +17,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/submit"
+	"github.com/gpu-mode/kbnode/test/must"
+	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
 func TestFoldSlots(t *testing.T) {
@@ -55,15 +55,11 @@ func TestFoldSlots(t *testing.T) {
 		"create /var/lib/kbnode/gpu1",
 		"create /var/lib/kbnode/gpu2",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, got)
 	if n := len(foldSlots(in)) - len(want); n != 12 {
 		t.Errorf("%d updates of what differs, want 12", n)
 	}
-	if diff := cmp.Diff("buildkite-gpu11.slice", in[35].Subject); diff != "" {
-		t.Errorf("what was given was changed: %s", diff)
-	}
+	must.Equal(t, "buildkite-gpu11.slice", in[35].Subject) // what was given stays
 }
 
 func TestPrintLater(t *testing.T) {
@@ -78,9 +74,7 @@ func TestPrintLater(t *testing.T) {
 		{Kind: reconcile.Update, Subject: "/e", Slot: 3, Deferred: job},
 	})
 	want := "  later: 2 changes of gpu2, " + job + "\n  later: delete /b, waits for all\n  later: delete /d, waits for all\n  later: update /e, " + job + "\n"
-	if diff := cmp.Diff(want, b.String()); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, b.String())
 }
 
 // TestPlanOfAnotherShape plans pairs of GPUs on a node of single GPUs while a job runs.
@@ -88,16 +82,10 @@ func TestPlanOfAnotherShape(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, 8)
 	defer n.remove(t)
-	if err := n.install(t.Context(), "http://127.0.0.1:1/v3", "the-token"); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.sd.RunJob(1, "0192"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.install(t.Context(), "http://127.0.0.1:1/v3", "the-token"))
+	must.Do(t, n.sd.RunJob(1, "0192"))
 	p, _, changes, err := n.compare(t.Context(), configFlags{cfg: config.Config{Queue: "b200", Node: "bench", GPUsPerSlot: 2, Agent: config.Agent{Endpoint: "http://127.0.0.1:1/v3"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var out bytes.Buffer
 	printPlan(&out, p, changes)
 	_, rest, _ := strings.Cut(out.String(), "system ")
@@ -108,45 +96,23 @@ Slots to be removed: gpu1, gpu3, gpu5, gpu7
 Later: gpu0, gpu1, waits for job 0192 of slot gpu1
 
 `
-	if diff := cmp.Diff(want, strings.TrimRight(head, "0123456789")); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, strings.TrimRight(head, "0123456789"))
 }
 
-var (
-	started = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	taken   = started.Add(time.Hour)
-
-	drainedAt = taken.Add(time.Minute)
-)
-
-func agentAt(active, sub string) slot.Unit {
-	return slot.Unit{Load: "loaded", Active: active, Sub: sub, Since: started}
-}
-
-// wantedSlots are the slots of a plan with one GPU each.
-func wantedSlots(n int) []plan.Slot {
-	var slots []plan.Slot
-	for k := range n {
-		slots = append(slots, plan.Slot{
-			Index: k, Name: plan.SlotName(k), Queue: "b200", CPUs: "4-7", MemoryNodes: "0", MemoryBytes: 64 << 30,
-			GPUs: []plan.SlotGPU{{UUID: "GPU-1", PCI: "0000:1b:00.0", Vendor: "nvidia", Model: "NVIDIA B200"}},
-		})
-	}
-	return slots
-}
+// taken is when a slot took its job.
+var taken = systemdtest.Started.Add(time.Hour)
 
 func TestStatusTable(t *testing.T) {
 	t.Parallel()
-	slots := wantedSlots(5)
+	slots := systemdtest.Slots(5)
 	slots[3].Parked = "its GPU is away"
-	slots[4].Drains = []plan.Drain{{Slot: 4, By: plan.ByOperator, Reason: "new fan", Since: drainedAt}}
+	slots[4].Drains = []plan.Drain{{Slot: 4, By: plan.ByOperator, Reason: "new fan", Since: taken.Add(time.Minute)}}
 	state := &reconcile.State{Warnings: []string{"the kernel made no partition"}, Slots: []slot.State{
-		{Index: 0, Agent: agentAt("active", "running")},
-		{Index: 1, Agent: agentAt("active", "running"), Job: &slot.Job{ID: "0190-aa", Pipeline: "kernelbot", Build: "7", Since: taken}},
-		{Index: 2, Agent: agentAt("failed", "failed"), Job: nil},
-		{Index: 3, Agent: agentAt("inactive", "dead")},
-		{Index: 4, Agent: agentAt("inactive", "dead")},
+		{Index: 0, Agent: systemdtest.Agent("active", "running")},
+		{Index: 1, Agent: systemdtest.Agent("active", "running"), Job: &slot.Job{ID: "0190-aa", Pipeline: "kernelbot", Build: "7", Since: taken}},
+		{Index: 2, Agent: systemdtest.Agent("failed", "failed"), Job: nil},
+		{Index: 3, Agent: systemdtest.Agent("inactive", "dead")},
+		{Index: 4, Agent: systemdtest.Agent("inactive", "dead")},
 	}}
 	changes := []reconcile.Change{
 		{Kind: reconcile.Start, Subject: "buildkite-agent-gpu2.service", Slot: 2},
@@ -163,11 +129,11 @@ func TestAgo(t *testing.T) {
 		-time.Minute: "0s", 0: "0s", 59 * time.Second: "59s", time.Minute: "1m", 59*time.Minute + 59*time.Second: "59m",
 		time.Hour: "1h00m", 130 * time.Minute: "2h10m", 24 * time.Hour: "1d", 130 * time.Hour: "5d",
 	} {
-		if got := term.Ago(started, started.Add(d)); got != want {
+		if got := term.Ago(taken, taken.Add(d)); got != want {
 			t.Errorf("%s ago is %q, want %q", d, got, want)
 		}
 	}
-	if got := term.Ago(time.Time{}, started); got != "-" {
+	if got := term.Ago(time.Time{}, taken); got != "-" {
 		t.Errorf("no time is %q", got)
 	}
 }
@@ -252,9 +218,7 @@ func TestSubmitProgress(t *testing.T) {
 				_, got, _ = strings.Cut(got, "creating, ")
 				_, got, _ = strings.Cut(got, " s")
 			}
-			if diff := cmp.Diff(want, strings.ReplaceAll(got, term.ClearLine, "|")); diff != "" {
-				t.Errorf("width %d: %s", width, diff)
-			}
+			must.Equal(t, want, strings.ReplaceAll(got, term.ClearLine, "|"))
 		}
 	})
 }
@@ -262,7 +226,7 @@ func TestSubmitProgress(t *testing.T) {
 func TestLeaveBuild(t *testing.T) {
 	t.Parallel()
 	for typed, leaves := range map[string]bool{"n\r": true, "No\r": true, "\r": false, "y\r": false, "\x04": false} {
-		person := newPerson(t)
+		person := newPerson(t, 80)
 		p := operator.NewSubmitProgress(term.NewProgress(person.streams("submit")))
 		p.Show(0, submit.Status{State: "running", Build: 7, Since: time.Now()})
 		answer := make(chan bool)

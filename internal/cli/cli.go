@@ -37,8 +37,7 @@ func run(ctx context.Context, args []string, s term.Streams) int {
 	s.Raw = s.Out
 	out := &term.Answer{To: s.Out}
 	s.Out, s.Typed = out, args
-	hint := hints{term.CommandLine{Args: args}}
-	root := newRoot(s, hint)
+	hint, root := hints{s}, newRoot(s)
 	root.SetArgs(append([]string{}, args...)) // nil would mean this process's own
 	err := cmp.Or(hint.command(root), hint.dash(root))
 	if err == nil {
@@ -98,7 +97,8 @@ func checkArgs(cmd *cobra.Command, hint hints) {
 	}
 }
 
-func newRoot(s term.Streams, hint hints) *cobra.Command {
+func newRoot(s term.Streams) *cobra.Command {
+	hint := hints{s}
 	root := &cobra.Command{
 		Use:   "kbnode",
 		Short: "Turn a GPU server into isolated Buildkite agents, one per GPU",
@@ -140,7 +140,7 @@ func newRoot(s term.Streams, hint hints) *cobra.Command {
 
 // Commands returns all commands, for generating documents. They print nothing.
 func Commands() *cobra.Command {
-	return newRoot(term.Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}, hints{})
+	return newRoot(term.Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard})
 }
 
 // The linker sets version, commit and date (Makefile).

@@ -14,12 +14,11 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 var update = flag.Bool("update", false, "write the golden files again")
@@ -47,32 +46,14 @@ func fed(t testing.TB, in io.Reader, args ...string) result {
 // golden compares a text with a file in testdata.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
-	file := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("output differs from %s (-want +got); run go test ./internal/cli -update and review:\n%s", file, diff)
-	}
+	must.Golden(t, filepath.Join("testdata", name), *update, got)
 }
 
 // put writes a file below a machine's root.
 func put(t testing.TB, root, name, text string) string {
 	t.Helper()
-	file := filepath.Join(root, name)
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return file
+	must.Write(t, root, name, text)
+	return filepath.Join(root, name)
 }
 
 func TestVersion(t *testing.T) {
@@ -151,9 +132,8 @@ func TestLogUnits(t *testing.T) {
 		{err: "this machine is not set up as a node"},
 	} {
 		got, err := logUnits(tt.has, tt.args)
-		if diff := cmp.Diff(tt.want, got); diff != "" || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
-			t.Errorf("%q: %v, want %q; %s", tt.args, err, tt.err, diff)
-		}
+		must.Err(t, err, tt.err)
+		must.Equal(t, tt.want, got)
 	}
 }
 
@@ -167,9 +147,7 @@ func TestSlotsOfUnits(t *testing.T) {
 		put(t, root, name, "")
 	}
 	spell := func(k int) string { return strings.Repeat("i", k) }
-	if diff := cmp.Diff([]string{"ii", "iiiiiiiiii"}, slots(root, spell)); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, []string{"ii", "iiiiiiiiii"}, slots(root, spell))
 	if got := slots(root+"/none", spell); got != nil {
 		t.Errorf("without units: %q", got)
 	}
@@ -182,13 +160,9 @@ func TestTyped(t *testing.T) {
 		t.Setenv(name, "")
 	}
 	dir := typedFiles(t)
-	text, err := os.ReadFile("testdata/typed.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
 	var got strings.Builder
 	answers := false
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(must.Read(t, "testdata/typed.txt")) {
 		typed, is := strings.CutPrefix(line, "$ kbnode ")
 		switch title := strings.HasPrefix(line, "== "); {
 		case title && answers:
@@ -244,9 +218,7 @@ func typedFiles(t *testing.T) (dir string) {
 		put(t, dir, name, text)
 	}
 	err := errors.Join(os.Remove(filepath.Join(dir, "empty/x")), os.Chmod(filepath.Join(dir, "wide"), 0o640), os.Symlink("Dockerfile", filepath.Join(dir, "link")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	machinetest.B200x8().Write(t, filepath.Join(dir, "b200"))
 	machinetest.NoGPU().Write(t, filepath.Join(dir, "nogpu"))
 	return dir

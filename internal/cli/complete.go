@@ -23,13 +23,11 @@ var flagValues = map[string]cobra.CompletionFunc{
 	"slot": numberValues, gpuIndex: numberValues, "only": checkValues, "skip": checkValues, "explain": checkValues,
 }
 
-// argValues complete the arguments of commands.
 var argValues = map[string]cobra.CompletionFunc{
 	"drain": nameValues, "resume": nameValues, "logs": nameValues, "e2e": values(e2e.Parts...),
 	"submit": fileValues, "runner": fileValues, "encode": fileValues, "decode": fileValues,
 }
 
-// complete makes commands complete what is typed in a shell.
 func complete(cmd *cobra.Command) {
 	cmd.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
 	if cmd.ValidArgsFunction == nil {

@@ -68,7 +68,6 @@ func configName(name string) string {
 	return name
 }
 
-// configText reads a file, or standard input.
 func configText(s term.Streams, name string) ([]byte, error) {
 	in := s.In
 	if name != "-" {
@@ -209,7 +208,6 @@ func (w *configFlags) register(cmd *cobra.Command) {
 	f.StringVar(&w.cfg.Agent.Endpoint, "endpoint", "", "Buildkite's agent API (default: "+config.DefaultEndpoint+")")
 }
 
-// config returns what the flags set.
 func (w *configFlags) config() (config.Config, error) {
 	c := w.cfg
 	var errs []error
@@ -253,7 +251,6 @@ func (w *configFlags) config() (config.Config, error) {
 	return c, term.Usage(errors.Join(errs...))
 }
 
-// here returns the machine that kbnode runs on.
 func here(s term.Streams) *node.Node {
 	return &node.Node{Root: "/", Version: Version(), Log: s.Logger(), Say: s.Progress}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestConfigCheckOfAPipe reads what is piped in. testdata/typed.txt has files.
@@ -23,16 +24,13 @@ func TestConfigCheckOfAPipe(t *testing.T) {
 // pageConfig returns docs/configuration.md and the example at its end.
 func pageConfig(t *testing.T) (page, example string) {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/configuration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, example, found := strings.Cut(string(text), "## An example\n\n```yaml\n")
+	text := must.Read(t, "../../docs/configuration.md")
+	_, example, found := strings.Cut(text, "## An example\n\n```yaml\n")
 	if !found {
 		t.Fatal("docs/configuration.md has no example")
 	}
 	example, _, _ = strings.Cut(example, "```")
-	return string(text), example
+	return text, example
 }
 
 // TestConfigPage compares what the page shows of both commands with what they print.
@@ -84,17 +82,13 @@ func TestConfigShow(t *testing.T) {
 		Origin map[string]string
 		Hidden []string
 	}
-	if err := json.Unmarshal([]byte(asJSON.out), &doc); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(asJSON.out), &doc))
 	if doc.File != root+plan.ConfigPath || doc.Config["queue"] != "b200" || doc.Origin["agent.endpoint"] != "file" || doc.Origin["node"] != "default" || len(doc.Hidden) != 2 {
 		t.Errorf("JSON: %s", asJSON.out)
 	}
 	// JSON is YAML, so this is a configuration file too.
 	text, err := json.Marshal(doc.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if again := fed(t, strings.NewReader(string(text)), "config", "check", "-"); again.code != 0 {
 		t.Errorf("the configuration in JSON is refused: %+v", again)
 	}
@@ -170,9 +164,7 @@ func TestConfigShowWithoutPermission(t *testing.T) {
 		t.Skip("root reads everything")
 	}
 	root := t.TempDir()
-	if err := os.Chmod(put(t, root, plan.ConfigPath, "queue: a\n"), 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(put(t, root, plan.ConfigPath, "queue: a\n"), 0))
 	if got := kbnode(t, "config", "show", "--root", root); got.code != 1 || !strings.Contains(got.err, "permission denied; use sudo") {
 		t.Errorf("%+v", got)
 	}

@@ -11,18 +11,19 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/e2e"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/doctest"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
+	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
 // TestJSONDocuments compares the examples of the pages with the types.
@@ -37,14 +38,11 @@ func TestJSONDocuments(t *testing.T) {
 		{"docs/operators.md", "### kbnode queue --json", reflect.TypeFor[buildkite.QueueReport]()},
 		{"docs/operators.md", "### kbnode e2e --json", reflect.TypeFor[e2e.Report]()},
 		{"docs/security.md", "### kbnode selftest --json", reflect.TypeFor[node.SelftestReport]()},
+		{"docs/results.md", "## node.json", reflect.TypeFor[noise.Record]()},
 	} {
 		t.Run(tt.heading, func(t *testing.T) {
 			t.Parallel()
-			text, err := os.ReadFile("../../" + tt.page)
-			if err != nil {
-				t.Fatal(err)
-			}
-			_, section, _ := strings.Cut(string(text), "\n"+tt.heading+"\n")
+			_, section, _ := strings.Cut(must.Read(t, "../../"+tt.page), "\n"+tt.heading+"\n")
 			section, _, _ = strings.Cut(section, "\n## ")
 			section, _, _ = strings.Cut(section, "\n### ")
 			_, example, _ := strings.Cut(section, "```json\n")
@@ -94,22 +92,12 @@ func fieldsOf(v reflect.Value) (names []string) {
 // TestSubmitPage types what docs/submit.md says, and compares what it shows.
 func TestSubmitPage(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../docs/submit.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	blocks, err := doctest.Parse(string(page))
-	if err != nil {
-		t.Fatal(err)
-	}
+	blocks, err := doctest.Parse(must.Read(t, "../../docs/submit.md"))
+	must.Do(t, err)
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	dir, bin := t.TempDir(), t.TempDir()
-	if err := os.Symlink(self, filepath.Join(bin, "kbnode")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(self, filepath.Join(bin, "kbnode")))
 	typed := 0
 	for _, b := range blocks {
 		if b.Kind != doctest.Machine {
@@ -143,28 +131,16 @@ var example = regexp.MustCompile("(?s)<!-- ([a-z0-9-]+) -->\n+```yaml\n(.*?)```\
 func TestShapesPage(t *testing.T) {
 	t.Parallel()
 	const file = "../../docs/shapes.md"
-	page, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	examples := example.FindAllStringSubmatch(string(page), -1)
+	page := must.Read(t, file)
+	examples := example.FindAllStringSubmatch(page, -1)
 	if len(examples) < 6 {
 		t.Fatalf("docs/shapes.md has %d examples", len(examples))
 	}
-	text := string(page)
+	text := page
 	for _, m := range examples {
-		got := statusTable(t, m[1], m[2])
-		if *update {
-			text = strings.Replace(text, m[0], strings.TrimSuffix(m[0], m[4]+"```")+got+"```", 1)
-		} else if diff := cmp.Diff(m[4], got); diff != "" {
-			t.Errorf("docs/shapes.md, %s; run go test ./internal/cli -run ShapesPage -update and review: %s", m[1], diff)
-		}
+		text = strings.Replace(text, m[0], strings.TrimSuffix(m[0], m[4]+"```")+statusTable(t, m[1], m[2])+"```", 1)
 	}
-	if *update {
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
+	must.Golden(t, file, *update, text)
 }
 
 // statusTable returns what status prints when all agents wait for jobs, and omits most rows of a
@@ -172,26 +148,20 @@ func TestShapesPage(t *testing.T) {
 func statusTable(t *testing.T, machine, text string) string {
 	t.Helper()
 	cfg, err := config.Parse(machine, []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	all := machinetest.Published()
 	i := slices.IndexFunc(all, func(m machinetest.Machine) bool { return m.Name == machine })
 	if i < 0 {
 		t.Fatalf("there is no machine %s", machine)
 	}
 	inv, err := inventory.Read(t.Context(), inventory.Options{Root: all[i].Dir(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	cfg = cfg.WithDefaults()
 	p, err := plan.Build(plan.Input{Inventory: inv, Config: &cfg, Binary: "/usr/bin/kbnode", Version: "1.2.3"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	state := &reconcile.State{}
 	for _, s := range p.Slots {
-		state.Slots = append(state.Slots, slot.State{Index: s.Index, Agent: agentAt("active", "running")})
+		state.Slots = append(state.Slots, slot.State{Index: s.Index, Agent: systemdtest.Agent("active", "running")})
 	}
 	st := node.StatusOf(p, state, nil)
 	var b strings.Builder

@@ -151,7 +151,6 @@ func paintStatus(w io.Writer, s doctor.Status) string {
 	return term.PaintWord(w, strings.ToUpper(s.String()))
 }
 
-// doctorRun is one run of kbnode doctor.
 type doctorRun struct {
 	s term.Streams
 	o doctor.Options
@@ -211,7 +210,6 @@ func (d *doctorRun) fix(ctx context.Context, report *doctor.Report, yes bool) (*
 	return d.ask(ctx)
 }
 
-// busy returns which of the slots run a job now.
 func (d *doctorRun) busy(ctx context.Context, slots []int) ([]int, error) {
 	if len(slots) == 0 {
 		return nil, nil

@@ -16,7 +16,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// verbosity is how much of a report is shown.
 type verbosity int
 
 const (
@@ -80,7 +79,6 @@ func printChecks(w io.Writer, r *doctor.Report, all bool) {
 	}
 }
 
-// advice is what to do about findings.
 type advice struct {
 	findings []string // with their checks and slots
 	fix      string
@@ -164,7 +162,6 @@ func asRoot(command string) string {
 	return b.String()
 }
 
-// accept runs the acceptance and prints its report.
 func accept(ctx context.Context, s term.Streams, asJSON bool) error {
 	if err := needRoot(s, "doctor --acceptance"); err != nil {
 		return err

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"fmt"
-	"os"
 	"regexp"
 	"runtime"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/selftest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestPrintDoctor(t *testing.T) {
@@ -118,23 +118,17 @@ func TestSelftestOutput(t *testing.T) {
 // shown, and in docs/security.md.
 func TestSelftestGroups(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../docs/security.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Read(t, "../../docs/security.md")
 	shown := map[string]bool{}
 	for _, g := range groups {
 		shown[g.name] = true
-		if !strings.Contains(string(page), "| "+g.name+" |") {
+		if !strings.Contains(page, "| "+g.name+" |") {
 			t.Errorf("docs/security.md does not describe the group %q", g.name)
 		}
 	}
 	for _, file := range []string{"agent.go", "containers.go", "devices.go", "judge.go", "node.go", "selftest.go", "slot.go"} {
-		text, err := os.ReadFile("../selftest/" + file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, m := range regexp.MustCompile(`(?:Group: |group(?:, tried)? *= )"([a-z ]+)"`).FindAllStringSubmatch(string(text), -1) {
+		text := must.Read(t, "../selftest/"+file)
+		for _, m := range regexp.MustCompile(`(?:Group: |group(?:, tried)? *= )"([a-z ]+)"`).FindAllStringSubmatch(text, -1) {
 			if !shown[m[1]] {
 				t.Errorf("%s makes checks of the group %q, which is never shown", file, m[1])
 			}

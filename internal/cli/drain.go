@@ -16,7 +16,6 @@ import (
 // maxDrainReason is the maximum length of an operator's reason, in characters: a table shows it.
 const maxDrainReason = 200
 
-// drainFlags are the flags of drain and resume.
 type drainFlags struct {
 	all, wait, mended bool
 	reason            string

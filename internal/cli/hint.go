@@ -34,13 +34,12 @@ var strayFlags = map[string]string{
 	"install": "queue", "plan": "queue", "upgrade": "agent-version", "doctor": "only", "selftest": "slot", "events": "slot",
 }
 
-// hints says what to type instead of what is wrong.
-type hints struct{ term.CommandLine }
+type hints struct{ term.Streams }
 
 // command finds an unknown word where a command is expected. Cobra checks the flags first, and
 // says of `kbnode instal --queue b200` that there is no flag --queue.
 func (h hints) command(root *cobra.Command) error {
-	cmd, rest, _ := root.Find(h.Args) // the error is only of the first word
+	cmd, rest, _ := root.Find(h.Typed) // the error is only of the first word
 	if cmd.Name() == "help" {
 		cmd, rest, _ = root.Find(rest)
 	}
@@ -51,11 +50,11 @@ func (h hints) command(root *cobra.Command) error {
 	says := fmt.Sprintf("unknown command %q for %q", text.Line(word, 100), cmd.CommandPath())
 	var lines [][]string
 	for _, name := range nearCommands(cmd, word) {
-		lines = append(lines, h.With(slices.Index(h.Args, word), name))
+		lines = append(lines, h.With(slices.Index(h.Typed, word), name))
 	}
 	switch {
 	case len(lines) > 0:
-		return h.Write(says, lines...)
+		return h.Advise(says, lines...)
 	case cmd == root:
 		return term.Usagef("%s; kbnode --help lists the commands", says)
 	}
@@ -123,15 +122,15 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 			return term.Usagef("%s; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", says, help)
 		case i < 0:
 		case slices.Contains(argFlags[cmd.Name()], name):
-			_, value, given := strings.Cut(h.Args[i], "=")
+			_, value, given := strings.Cut(h.Typed[i], "=")
 			says = fmt.Sprintf("%s; %s takes it without the flag", says, cmd.CommandPath())
 			if given {
-				return h.Write(says, h.With(i, value))
+				return h.Advise(says, h.With(i, value))
 			}
-			return h.Write(says, h.With(i))
+			return h.Advise(says, h.With(i))
 		default:
 			if near := nearFlag(cmd, name, dashes == "-"); near != "" {
-				return h.Write(says, h.With(i, strings.Replace(h.Args[i], dashes+name, "--"+near, 1)))
+				return h.Advise(says, h.With(i, strings.Replace(h.Typed[i], dashes+name, "--"+near, 1)))
 			}
 		}
 	}
@@ -147,11 +146,11 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 		case i < 0 || better == value:
 			return term.Usagef("%s; %s", says, help)
 		case f.Value.Type() == "bool":
-			return h.Write(says, h.With(i, "--"+f.Name))
-		case strings.Contains(h.Args[i], "="):
-			return h.Write(says, h.With(i, "--"+f.Name+"="+better))
+			return h.Advise(says, h.With(i, "--"+f.Name))
+		case strings.Contains(h.Typed[i], "="):
+			return h.Advise(says, h.With(i, "--"+f.Name+"="+better))
 		default:
-			return h.Write(says, h.With(i+1, better))
+			return h.Advise(says, h.With(i+1, better))
 		}
 	}
 	return term.Usagef("%w; %s", err, help)
@@ -219,27 +218,27 @@ func nearFlag(cmd *cobra.Command, name string, short bool) string {
 
 // unknownArgument explains an argument to a command that takes none.
 func (h hints) unknownArgument(cmd *cobra.Command, arg string) error {
-	i := slices.Index(h.Args, arg)
+	i := slices.Index(h.Typed, arg)
 	if i < 0 {
 		return nil
 	}
 	says := fmt.Sprintf("%s takes no argument %q", cmd.CommandPath(), text.Line(arg, 60))
 	if cmd.Name() == "uninstall" { // without the word, it would do far more than was meant
-		return h.Write(says+" and removes all slots, not only one", []string{"drain", arg})
+		return h.Advise(says+" and removes all slots, not only one", []string{"drain", arg})
 	}
 	if f := cmd.Flags().Lookup(arg); f != nil && !f.Changed {
-		return h.Write(says, h.With(i, "--"+arg))
+		return h.Advise(says, h.With(i, "--"+arg))
 	}
 	name := strayFlags[cmd.Name()]
 	f := cmd.Flags().Lookup(name)
 	if f == nil || f.Changed && !strings.HasSuffix(f.Value.Type(), "Slice") || strings.Contains(arg, "=") {
-		return h.Write(says, h.With(i))
+		return h.Advise(says, h.With(i))
 	}
 	value := arg
 	if f.Value.Type() == "intSlice" {
 		value = cmp.Or(strings.TrimPrefix(arg, "gpu"), arg)
 	}
-	return h.Write(says, h.With(i, "--"+name, value))
+	return h.Advise(says, h.With(i, "--"+name, value))
 }
 
 // argFlags are flags that a command does not have, by command: people write them before its argument.
@@ -256,19 +255,19 @@ var (
 
 // dash finds a flag whose dashes an editor or a web page made one long one.
 func (h hints) dash(root *cobra.Command) error {
-	cmd, _, _ := root.Find(h.Args) // an unknown command is reported when it runs
-	i := slices.IndexFunc(h.Args, func(word string) bool {
+	cmd, _, _ := root.Find(h.Typed) // an unknown command is reported when it runs
+	i := slices.IndexFunc(h.Typed, func(word string) bool {
 		return longDash().MatchString(word) && cmd.Flag(strings.TrimLeft(word, "–—")) != nil
 	})
 	if i < 0 {
 		return nil
 	}
-	return h.Write(fmt.Sprintf("%q begins with a long dash", h.Args[i]), h.With(i, "--"+strings.TrimLeft(h.Args[i], "–—")))
+	return h.Advise(fmt.Sprintf("%q begins with a long dash", h.Typed[i]), h.With(i, "--"+strings.TrimLeft(h.Typed[i], "–—")))
 }
 
 // extraArguments explains arguments after those that a command takes.
 func (h hints) extraArguments(cmd *cobra.Command, args []string) error {
-	words := slices.Clone(h.Args)
+	words := slices.Clone(h.Typed)
 	for _, arg := range slices.Backward(args) {
 		i := len(words) - 1
 		for i >= 0 && words[i] != arg {
@@ -279,7 +278,7 @@ func (h hints) extraArguments(cmd *cobra.Command, args []string) error {
 		}
 		words = slices.Delete(words, i, i+1)
 	}
-	return h.Write(fmt.Sprintf("%s takes one argument at most, and not also %q", cmd.CommandPath(), text.Line(args[0], 60)), words)
+	return h.Advise(fmt.Sprintf("%s takes one argument at most, and not also %q", cmd.CommandPath(), text.Line(args[0], 60)), words)
 }
 
 // slots explains arguments that name no slot on any node, if it is plain what they mean.
@@ -288,26 +287,26 @@ func (h hints) slots(cmd *cobra.Command, args []string) error {
 	if k < 0 {
 		return nil
 	}
-	i := slices.Index(h.Args, args[k])
+	i := slices.Index(h.Typed, args[k])
 	if i < 0 {
 		return nil
 	}
 	says := fmt.Sprintf("there is no slot %q", text.Line(args[k], 60))
 	// The next word that is no part of what is written here.
 	end := i + 1
-	for end < len(h.Args) && !isSlot(h.Args[end]) && !strings.HasPrefix(h.Args[end], "-") {
+	for end < len(h.Typed) && !isSlot(h.Typed[end]) && !strings.HasPrefix(h.Typed[end], "-") {
 		end++
 	}
 	list := slotList(args[k])
 	switch {
 	case len(list) > 0 && !slices.ContainsFunc(list, func(name string) bool { return !isSlot(name) }):
-		return h.Write(says, h.With(i, list...))
-	case cmd.Flag("reason") != nil && (i > 1 && h.Args[i-2] == "--reason" || strings.HasPrefix(h.Args[i-1], "--reason=")):
-		return h.Write(says, slices.Replace(slices.Clone(h.Args), i-1, end, strings.Join(h.Args[i-1:end], " ")))
+		return h.Advise(says, h.With(i, list...))
+	case cmd.Flag("reason") != nil && (i > 1 && h.Typed[i-2] == "--reason" || strings.HasPrefix(h.Typed[i-1], "--reason=")):
+		return h.Advise(says, slices.Replace(slices.Clone(h.Typed), i-1, end, strings.Join(h.Typed[i-1:end], " ")))
 	case len(args) == 1 && args[0] == "all" && cmd.Flag("all") != nil:
-		return h.Write(says, h.With(i, "--all"))
-	case (args[k] == "gpu" || args[k] == "slot") && i+1 < len(h.Args) && isSlot(h.Args[i+1]):
-		return h.Write(says, slices.Delete(slices.Clone(h.Args), i, i+1))
+		return h.Advise(says, h.With(i, "--all"))
+	case (args[k] == "gpu" || args[k] == "slot") && i+1 < len(h.Typed) && isSlot(h.Typed[i+1]):
+		return h.Advise(says, slices.Delete(slices.Clone(h.Typed), i, i+1))
 	}
 	return nil
 }

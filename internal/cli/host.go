@@ -8,7 +8,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node"
 )
 
-// needRoot returns an error unless the user is root.
 func needRoot(s term.Streams, command string) error {
 	if !s.Root {
 		return fmt.Errorf("%s changes the system and must run as root; type %s", command, s.Again())

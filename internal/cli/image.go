@@ -298,7 +298,6 @@ was refused, or if --check finds a newer one.`,
 	return cmd
 }
 
-// buildFlags say what to build.
 type buildFlags struct {
 	variant, dockerfile string
 	args                []string

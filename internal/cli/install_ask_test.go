@@ -24,6 +24,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // person sits at a pseudo-terminal.
@@ -37,10 +38,10 @@ type person struct {
 	read   int // how much of the screen was read
 }
 
-func newPerson(t *testing.T) *person {
+func newPerson(t *testing.T, columns uint16) *person {
 	t.Helper()
 	p := &person{t: t, done: make(chan struct{})}
-	p.master, p.tty = openPTY(t, 80)
+	p.master, p.tty = openPTY(t, columns)
 	go func() {
 		defer close(p.done)
 		b := make([]byte, 4096)
@@ -119,7 +120,7 @@ func TestInstallDialog(t *testing.T) {
 	bk := machine.serve(t)
 	defer func() { _ = bk.Close() }()
 
-	p := newPerson(t)
+	p := newPerson(t, 80)
 	s := p.streams("install", "--node", "box")
 	f := &installFlags{}
 	f.cfg.Node, f.cfg.Agent.Endpoint = "box", bk.Endpoint()
@@ -195,13 +196,11 @@ func TestInstallAsksOnlyForWhatIsMissing(t *testing.T) {
 		{name: "the queue", token: "given-token", env: noEnv, dialog: []string{"Queue: ", "other\r"}, want: []string{"--queue", "other"}},
 		{name: "the token", queue: "other", env: noEnv, dialog: []string{"Agent token (not shown): ", bktest.DefaultAgentToken + "\r", "no queue other, or no agent in it yet", ""}, want: []string{"--token-file", "token.txt"}},
 	} {
-		p := newPerson(t)
+		p := newPerson(t, 80)
 		f := &installFlags{token: tt.token}
 		f.cfg.Queue, f.cfg.Agent.Endpoint = tt.queue, bk.Endpoint()
 		n := &node.Node{Root: machine.root, Log: term.Streams{Err: t.Output()}.Logger()}
-		if err := f.load(n, tt.env); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.load(n, tt.env))
 		done := make(chan error)
 		go func() { done <- f.ask(t.Context(), p.streams("install"), n, tt.env) }()
 		p.types(tt.dialog...)
@@ -216,14 +215,12 @@ func TestInstallAsksOnlyForWhatIsMissing(t *testing.T) {
 
 // TestInstallRefusesBeforeItAsks has a machine on which no answer helps.
 func TestInstallRefusesBeforeItAsks(t *testing.T) {
-	p := newPerson(t)
+	p := newPerson(t, 80)
 	m := serverOf(1)
 	m.Live = nil
 	n := &node.Node{Root: m.Dir(t), Log: term.Streams{Err: t.Output()}.Logger()}
 	f := &installFlags{}
-	if err := f.load(n, noEnv); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.load(n, noEnv))
 	err := f.ask(t.Context(), p.streams("install"), n, noEnv)
 	if err == nil || !strings.Contains(err.Error(), "systemd does not report its version") {
 		t.Errorf("%v", err)
@@ -273,16 +270,14 @@ func TestInstallIsLeft(t *testing.T) {
 			}
 			t.Run(at+" "+name, func(t *testing.T) {
 				t.Parallel()
-				p := newPerson(t)
+				p := newPerson(t, 80)
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
 				cmd := exec.CommandContext(ctx, os.Args[0])
 				cmd.Env = append(os.Environ(), dialogRoot+"="+machine.root)
 				cmd.Stdin, cmd.Stdout, cmd.Stderr = p.tty, p.tty, p.tty
 				cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-				if err := cmd.Start(); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, cmd.Start())
 				if key == "kill" {
 					p.types(append(slices.Clone(q), "")...)
 					if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -316,7 +311,7 @@ func TestConfirmInstallAtATerminal(t *testing.T) {
 		{installFlags{adopt: true, ran: true}, "? [y/N] ", "yess\r", "packages were installed; nothing else was changed"},
 		{installFlags{adopt: true, asked: true}, "Make this machine a node (2 changes), replace 1 file and keep backups? [y/N] ", "y\r", ""},
 	} {
-		p := newPerson(t)
+		p := newPerson(t, 80)
 		done := make(chan error)
 		go func() { done <- confirmInstall(t.Context(), p.streams("install"), &tt.flags, changes) }()
 		p.types(tt.asks, tt.answer)
@@ -334,9 +329,7 @@ func TestTokenFileIsReadOnce(t *testing.T) {
 	t.Parallel()
 	pipe := func() string {
 		name := filepath.Join(t.TempDir(), "pipe")
-		if err := unix.Mkfifo(name, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, unix.Mkfifo(name, 0o600))
 		return name
 	}
 	f := &installFlags{tokenFile: pipe()}

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"errors"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,6 +10,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/test/must"
+	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
 func TestWhatStays(t *testing.T) {
@@ -24,11 +25,8 @@ func TestWhatStays(t *testing.T) {
 		}
 	}
 	// packagedBinary must be where the packages install kbnode.
-	text, err := os.ReadFile("../../.goreleaser.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(string(text), "bindir: "+filepath.Dir(packagedBinary)+"\n") {
+	text := must.Read(t, "../../.goreleaser.yaml")
+	if !strings.Contains(text, "bindir: "+filepath.Dir(packagedBinary)+"\n") {
 		t.Errorf("the packages do not put kbnode to %s", packagedBinary)
 	}
 }
@@ -67,7 +65,7 @@ func TestConfirmInstall(t *testing.T) {
 
 func TestNextSteps(t *testing.T) {
 	t.Parallel()
-	slots := wantedSlots(3)
+	slots := systemdtest.Slots(3)
 	slots[2].Parked = "its GPU is away"
 	var report *doctor.Report
 	say := func(result reconcile.Result, wrote bool) string {

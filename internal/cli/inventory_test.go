@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/image"
@@ -19,6 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 	evaluation "github.com/gpu-mode/kbnode/packaging/image"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestInventoryText(t *testing.T) {
@@ -84,9 +83,7 @@ func TestAMDNodeReadsNothingOfNVIDIA(t *testing.T) {
 func TestAMDNodeNeedsNothingOfNVIDIA(t *testing.T) {
 	t.Parallel()
 	inv, err := inventory.Read(t.Context(), inventory.Options{Root: machinetest.MI300X().Dir(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	inv.Software = inventory.Software{}
 	said := installer.Preflight(inv)
 	for _, manager := range []string{"apt-get", "dnf"} {
@@ -120,9 +117,7 @@ func TestImageResult(t *testing.T) {
 		{image.Result{Action: image.ActionRefused, Name: "x:1", Reason: "no GPU"}, true, "Refused: x:1 stays not known yet: no GPU."},
 		{image.Result{Action: image.ActionLater, Name: "x:1", Reason: "busy"}, true, "Not now: busy; the next run tries again, and sudo kbnode image update waits for it."},
 	} {
-		if d := cmp.Diff(tt.want, imageResult(tt.r, tt.auto)); d != "" {
-			t.Error(d)
-		}
+		must.Equal(t, tt.want, imageResult(tt.r, tt.auto))
 	}
 }
 
@@ -170,9 +165,7 @@ func TestLayerProgress(t *testing.T) {
 		} {
 			p.update(now)
 		}
-		if d := cmp.Diff(want, b.String()); d != "" {
-			t.Error(d)
-		}
+		must.Equal(t, want, b.String())
 	}
 }
 

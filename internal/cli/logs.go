@@ -127,7 +127,6 @@ node keeps about ten thousand events.`,
 	return cmd
 }
 
-// eventSlots converts names or numbers of slots to slots of events: -1 is the node.
 func eventSlots(names []string) ([]int, error) {
 	var all []int
 	for _, name := range names {

@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
@@ -59,13 +60,9 @@ func newNode(tb testing.TB, slots int) *testNode {
 	}
 	serverOf(slots).Write(tb, root)
 	m := &node.Node{Root: root, Log: term.Streams{Err: tb.Output()}.Logger()}
-	if err := m.Read(tb.Context()); err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, m.Read(tb.Context()))
 	sd, err := systemdtest.New(root, m.Inventory.CPU.Online, "0-1")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, err)
 	return &testNode{root, sd, &reconcile.Host{Root: root, Systemd: sd, Users: systemdtest.Users{Root: root}}}
 }
 
@@ -117,9 +114,7 @@ var (
 func (n *testNode) serve(tb testing.TB) *bktest.Server {
 	tb.Helper()
 	bk := bktest.New(bktest.Options{Queues: []string{"b200"}})
-	if err := bk.Listen("127.0.0.1:0"); err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, bk.Listen("127.0.0.1:0"))
 	n.sd.Hook = func(call string) error {
 		if !strings.HasPrefix(call, "start ") {
 			return nil
@@ -176,9 +171,7 @@ func TestInstallOnATree(t *testing.T) {
 	defer n.remove(t)
 	bk := n.serve(t)
 	defer func() { _ = bk.Close() }()
-	if err := n.install(t.Context(), bk.Endpoint(), bktest.DefaultAgentToken); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.install(t.Context(), bk.Endpoint(), bktest.DefaultAgentToken))
 	if got := connected(bk); got != slots {
 		t.Fatalf("%d agents connected, want %d", got, slots)
 	}
@@ -202,9 +195,7 @@ func TestInstallOnATree(t *testing.T) {
 
 	// If Buildkite refuses an agent, the wait ends with the agent's name. An agent that says
 	// nothing is waited for.
-	if err := n.sd.Fail(plan.AgentUnit(2)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.sd.Fail(plan.AgentUnit(2)))
 	waits := []reconcile.Change{{Kind: reconcile.Start, Slot: 2, Deferred: "waits for job 7 of slot gpu1"}}
 	if err := waitRegistered(t.Context(), term.Streams{Err: io.Discard}, p, n.host, waits); err != nil {
 		t.Errorf("a slot that waits for a job is waited for: %v", err)
@@ -212,9 +203,7 @@ func TestInstallOnATree(t *testing.T) {
 	if err := waitRegistered(t.Context(), term.Streams{Err: &said}, p, n.host, nil); err == nil || !strings.Contains(err.Error(), "agent of slot gpu2 ended at once") || strings.Contains(err.Error(), "gpu1") {
 		t.Errorf("refused: %v", err)
 	}
-	if err := errors.Join(n.sd.Start(t.Context(), plan.AgentUnit(2)), os.Remove(filepath.Join(n.root, slot.RegisteredMarker(1)))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(n.sd.Start(t.Context(), plan.AgentUnit(2)), os.Remove(filepath.Join(n.root, slot.RegisteredMarker(1)))))
 	if err := slot.Register(filepath.Join(n.root, plan.RunDir(2))); err != nil { // again
 		t.Fatal(err)
 	}
@@ -248,16 +237,12 @@ func BenchmarkInstall(b *testing.B) {
 				n := newNode(b, slots)
 				bk := n.serve(b)
 				b.StartTimer()
-				if err := n.install(b.Context(), bk.Endpoint(), bktest.DefaultAgentToken); err != nil {
-					b.Fatal(err)
-				}
+				must.Do(b, n.install(b.Context(), bk.Endpoint(), bktest.DefaultAgentToken))
 				b.StopTimer()
 				if got := connected(bk); got != slots {
 					b.Fatalf("%d agents connected, want %d", got, slots)
 				}
-				if err := bk.Close(); err != nil {
-					b.Fatal(err)
-				}
+				must.Do(b, bk.Close())
 				n.remove(b)
 				b.StartTimer()
 			}
@@ -272,13 +257,9 @@ func benchNode(b *testing.B, step func(b *testing.B, n *testNode, p *plan.Plan) 
 		b.Run(fmt.Sprintf("slots=%d", slots), func(b *testing.B) {
 			n := newNode(b, slots)
 			defer n.remove(b)
-			if err := n.install(b.Context(), "http://127.0.0.1:1/v3", "the-token"); err != nil {
-				b.Fatal(err)
-			}
+			must.Do(b, n.install(b.Context(), "http://127.0.0.1:1/v3", "the-token"))
 			p, _, _, err := n.compare(b.Context(), configFlags{})
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.Do(b, err)
 			n.sd.Words()
 			for b.Loop() {
 				if changes := step(b, n, p); len(changes) > 0 {
@@ -299,9 +280,7 @@ func benchNode(b *testing.B, step func(b *testing.B, n *testNode, p *plan.Plan) 
 func BenchmarkNoop(b *testing.B) {
 	benchNode(b, func(b *testing.B, n *testNode, _ *plan.Plan) []reconcile.Change {
 		_, _, changes, err := n.compare(b.Context(), configFlags{})
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, err)
 		return changes
 	})
 }
@@ -311,9 +290,7 @@ func BenchmarkNoop(b *testing.B) {
 func BenchmarkLook(b *testing.B) {
 	benchNode(b, func(b *testing.B, n *testNode, p *plan.Plan) []reconcile.Change {
 		state, err := n.host.Observe(b.Context(), p)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, err)
 		return reconcile.Diff(p, state)
 	})
 }

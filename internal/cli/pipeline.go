@@ -56,7 +56,7 @@ and KERNELBOT_IMAGE of the build, the latter with a default.`,
 	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
 	fl.StringVar(&f.root, "root", "/", "read a node from this directory or capture")
 	for _, kind := range pipeline.Kinds {
-		about := pipeline.About(kind)
+		about := pipeline.About[kind]
 		short, _, _ := strings.Cut(strings.ReplaceAll(about, "\n", " "), ". ")
 		sub := &cobra.Command{
 			Use: kind, Short: strings.TrimSpace(short), Long: about,

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/node"
@@ -18,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/doctest"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // nodeTree returns a machine with the files of a node: its configuration and planned files.
@@ -25,12 +24,8 @@ func nodeTree(t *testing.T, m machinetest.Machine, cfg config.Config, text strin
 	t.Helper()
 	root := m.Dir(t)
 	n := &node.Node{Root: root, Config: cfg.WithDefaults(), Log: term.Streams{Err: t.Output()}.Logger()}
-	if err := n.Read(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.MakePlan(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.Read(t.Context()))
+	must.Do(t, n.MakePlan())
 	for _, f := range n.Plan.Files {
 		put(t, root, f.Path, f.Content)
 	}
@@ -42,16 +37,12 @@ func nodeTree(t *testing.T, m machinetest.Machine, cfg config.Config, text strin
 func printed(t *testing.T, kind string, o pipeline.Options, args ...string) {
 	t.Helper()
 	p, err := pipeline.Build(kind, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	got := kbnode(t, append([]string{"pipeline"}, args...)...)
 	if got.code != 0 || got.err != "" {
 		t.Fatalf("%q: code %d, err %q", args, got.code, got.err)
 	}
-	if diff := cmp.Diff(string(p.YAML()), got.out); diff != "" {
-		t.Errorf("%q: %s", args, diff)
-	}
+	must.Equal(t, string(p.YAML()), got.out)
 }
 
 func TestPipelineOfANode(t *testing.T) {
@@ -70,16 +61,10 @@ func TestPipelineOfANode(t *testing.T) {
 	printed(t, "docker-test", with, "docker-test", "--root", root, "--queue", "other", "--image", "x:1", "--timeout", "45", "--label", "mine", "--agent", "gpu-index=3", "--agent", "node=n1")
 
 	p, err := pipeline.Build("eval", own)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var want bytes.Buffer
-	if err := term.PrintJSON(&want, p); err != nil {
-		t.Fatal(err)
-	}
-	if got := kbnode(t, "pipeline", "--root", root, "--json"); got.out != want.String() {
-		t.Error(cmp.Diff(want.String(), got.out))
-	}
+	must.Do(t, term.PrintJSON(&want, p))
+	must.Equal(t, want.String(), kbnode(t, "pipeline", "--root", root, "--json").out)
 
 	// The slots show that the GPUs are AMD's.
 	root = nodeTree(t, machinetest.MI300X(), config.Config{Queue: "mi300"}, "queue: mi300\n")
@@ -125,14 +110,8 @@ func TestPipelineElsewhere(t *testing.T) {
 // what the command prints.
 func TestPipelineOfPage(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../docs/pipelines.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	blocks, err := doctest.Parse(string(page))
-	if err != nil {
-		t.Fatal(err)
-	}
+	blocks, err := doctest.Parse(must.Read(t, "../../docs/pipelines.md"))
+	must.Do(t, err)
 	var jobs []string
 	for _, b := range blocks {
 		if b.Kind == doctest.Job {
@@ -140,9 +119,7 @@ func TestPipelineOfPage(t *testing.T) {
 		}
 	}
 	want := []string{kbnode(t, "pipeline", "eval", "--root", t.TempDir()).out}
-	if diff := cmp.Diff(want, jobs); diff != "" {
-		t.Errorf("the jobs of docs/pipelines.md (+) are not what kbnode pipeline eval prints (-): %s", diff)
-	}
+	must.Equal(t, want, jobs)
 }
 
 // payloadDoc has what encoding/json would not preserve: the order of keys, a duplicate key, and
@@ -159,8 +136,8 @@ func TestPayloadThereAndBack(t *testing.T) {
 		"standard input": fed(t, strings.NewReader(payloadDoc), "payload", "encode"),
 		"a dash":         fed(t, strings.NewReader(payloadDoc), "payload", "encode", "-"),
 	} {
-		if d := cmp.Diff(want, got, cmp.AllowUnexported(result{})); d != "" {
-			t.Errorf("encode, %s: %s", name, d)
+		if got != want {
+			t.Errorf("encode, %s: %+v", name, got)
 		}
 	}
 	for name, got := range map[string]result{
@@ -168,26 +145,12 @@ func TestPayloadThereAndBack(t *testing.T) {
 		"standard input": fed(t, strings.NewReader("  "+want.out), "payload", "decode"),
 		"a dash":         fed(t, strings.NewReader(want.out), "payload", "decode", "-"),
 	} {
-		if d := cmp.Diff(result{out: payloadDoc + "\n"}, got, cmp.AllowUnexported(result{})); d != "" {
-			t.Errorf("decode, %s: %s", name, d)
+		if got != (result{out: payloadDoc + "\n"}) {
+			t.Errorf("decode, %s: %+v", name, got)
 		}
 	}
-	got := kbnode(t, "payload", "decode", "--indent", encoded)
-	indented := `{
-  "mode": "test",
-  "lang": "py",
-  "sources": {
-    "b.py": "",
-    "a.py": "é\u0041"
-  },
-  "tests": [],
-  "seed": 1E3,
-  "x": NaN,
-  "seed": 12345678901234567890123
-}
-`
-	if d := cmp.Diff(result{out: indented}, got, cmp.AllowUnexported(result{})); d != "" {
-		t.Error(d)
+	if got := kbnode(t, "payload", "decode", "--indent", encoded); got != (result{out: payload.Indent(payloadDoc) + "\n"}) {
+		t.Errorf("indented: %+v", got)
 	}
 }
 
@@ -202,7 +165,7 @@ func TestPayloadOfTheEnvironment(t *testing.T) {
 	if got := kbnode(t, "payload", "decode"); got.code != 2 || got.err != nothing {
 		t.Errorf("without a payload: %+v", got)
 	}
-	doc := `{"a": "` + noiseText(300_000) + `"}` // takes more than one variable
+	doc := `{"a": "` + must.Random(300_000) + `"}` // takes more than one variable
 	env := fed(t, strings.NewReader(doc), "payload", "encode", "--env")
 	lines := strings.Split(strings.TrimSuffix(env.out, "\n"), "\n")
 	if env.code != 0 || len(lines) < 2 {
@@ -213,9 +176,7 @@ func TestPayloadOfTheEnvironment(t *testing.T) {
 		t.Setenv(name, value)
 	}
 	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = null.Close() })
 	for name, in := range map[string]io.Reader{"nothing piped in": strings.NewReader("\n"), "/dev/null": null} {
 		if got := fed(t, in, "payload", "decode"); got.out != doc+"\n" {

@@ -10,13 +10,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestPlanText lends some of the GPUs, which the plan says.
@@ -85,20 +84,16 @@ func TestPlanReadsOnlyItsRoot(t *testing.T) {
 		t.Setenv(name, value)
 	}
 	got := kbnode(t, "plan", "--json", "--root", root)
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(result{})); diff != "" {
-		t.Errorf("the environment changes the plan of a tree: %s", diff)
+	if got != want {
+		t.Errorf("the environment changes the plan of a tree: %s", got.out)
 	}
 	if strings.Contains(got.out, "leak") {
 		t.Error("the plan of a tree holds a variable of this process")
 	}
 	// A link cannot lead out of the tree.
 	target := put(t, t.TempDir(), "config.yaml", "queue: leak\n")
-	if err := os.MkdirAll(filepath.Join(root, "etc/kbnode"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(target, filepath.Join(root, plan.ConfigPath)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(root, "etc/kbnode"), 0o755))
+	must.Do(t, os.Symlink(target, filepath.Join(root, plan.ConfigPath)))
 	if got := kbnode(t, "plan", "--root", root); got.code != 1 || !strings.Contains(got.err, "read configuration: ") || strings.Contains(got.out, "leak") {
 		t.Errorf("a link out of the tree: %+v", got)
 	}
@@ -113,18 +108,13 @@ func TestPlanOfCapture(t *testing.T) {
 		t.Fatalf("capture: %+v", got)
 	}
 	want, got := kbnode(t, "plan", "--json", "--root", root, "--node", "n"), kbnode(t, "plan", "--json", "--root", file, "--node", "n")
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(result{})); diff != "" || got.code != 0 {
-		t.Errorf("the plan of a capture is not that of its machine: %s", diff)
+	if got != want || got.code != 0 {
+		t.Errorf("the plan of a capture is not that of its machine: %+v", got)
 	}
 	// A capture of a capture is the same capture, on standard output too.
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if again := kbnode(t, "inventory", "--root", file, "--capture", "-"); again.out != string(text) {
-		t.Errorf("captured again (code %d, err %q): %s", again.code, again.err, cmp.Diff(string(text), again.out))
-	}
-	if strings.Contains(string(text), "secret-name") {
+	text := must.Read(t, file)
+	must.Equal(t, text, kbnode(t, "inventory", "--root", file, "--capture", "-").out)
+	if strings.Contains(text, "secret-name") {
 		t.Error("the capture holds the host's name")
 	}
 }
@@ -230,9 +220,7 @@ func TestChangeLines(t *testing.T) {
 	} {
 		var b strings.Builder
 		printChange(&b, tt.c)
-		if diff := cmp.Diff(tt.want, b.String()); diff != "" {
-			t.Errorf("%s: %s", tt.name, diff)
-		}
+		must.Equal(t, tt.want, b.String())
 	}
 }
 
@@ -240,11 +228,7 @@ func TestChangeLines(t *testing.T) {
 // the guide that it comes from.
 func TestMigrationCommand(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../docs/migration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	line := regexp.MustCompile("`setup-agent.sh [^`]*`[^|]*\\| `kbnode install ([^`]*)`").FindStringSubmatch(string(page))
+	line := regexp.MustCompile("`setup-agent.sh [^`]*`[^|]*\\| `kbnode install ([^`]*)`").FindStringSubmatch(must.Read(t, "../../docs/migration.md"))
 	if line == nil {
 		t.Fatal("the page has no command for setup-agent.sh")
 	}

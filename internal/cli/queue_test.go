@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli/operator"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // office returns a fake Buildkite with these agents and tags, which work until the test ends.
@@ -27,9 +28,7 @@ func office(t *testing.T, o bktest.Options, agents map[string][]string) *bktest.
 	ctx, stop := context.WithCancel(t.Context())
 	t.Cleanup(stop)
 	for name, tags := range agents {
-		if err := s.Employ(ctx, bktest.Worker{Name: name, Tags: tags, Do: func(ctx context.Context, _ *bktest.Work) { <-ctx.Done() }}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Employ(ctx, bktest.Worker{Name: name, Tags: tags, Do: func(ctx context.Context, _ *bktest.Work) { <-ctx.Done() }}))
 	}
 	return s
 }
@@ -37,9 +36,7 @@ func office(t *testing.T, o bktest.Options, agents map[string][]string) *bktest.
 func clientOf(t *testing.T, s *bktest.Server, token string) *buildkite.Client {
 	t.Helper()
 	client, err := buildkite.New(buildkite.Options{URL: "http://buildkite.test", Token: token, Network: s.Wire(), Patient: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return client
 }
 
@@ -99,24 +96,19 @@ func TestQueueWatch(t *testing.T) {
 		s := office(t, bktest.Options{RateLimit: 50, PingSeconds: 1}, map[string][]string{"n-gpu0": {"queue=b200"}})
 		client := clientOf(t, s, bktest.DefaultAPIToken)
 		var out, stderr bytes.Buffer
-		v := operator.NewQueueView(term.Streams{Out: &out, Err: &stderr}, client, "kbnode", "b200", true)
-		ctx, interrupt := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- v.Watch(ctx) }()
-		time.Sleep(55 * time.Second)
-		for range 2 {
-			_, err := client.Create(ctx, "kbnode", "kernelbot", buildkite.NewBuild{Commit: "HEAD", Branch: "main", Steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": "b200"}}}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(5 * time.Minute)
+		v := &operator.QueueView{S: term.Streams{Out: &out, Err: &stderr}, Client: client, Org: "kbnode", Name: "b200", JSON: true}
+		ctx, interrupt := context.WithTimeout(t.Context(), 16*time.Minute)
+		defer interrupt()
+		for _, at := range []time.Duration{55 * time.Second, 355 * time.Second} {
+			time.AfterFunc(at, func() {
+				_, err := client.Create(ctx, "kbnode", "kernelbot", buildkite.NewBuild{Commit: "HEAD", Branch: "main", Steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": "b200"}}}})
+				must.Err(t, err, "")
+			})
 		}
-		s.Inject(bktest.Fault{Route: "GET /v2/organizations/{org}/builds", Status: http.StatusBadGateway, Times: 8})
-		time.Sleep(5 * time.Minute)
-		interrupt()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		time.AfterFunc(11*time.Minute, func() {
+			s.Inject(bktest.Fault{Route: "GET /v2/organizations/{org}/builds", Status: http.StatusBadGateway, Times: 8})
+		})
+		must.Err(t, v.Watch(ctx), "")
 		var states []string
 		for line := range strings.Lines(out.String()) {
 			var r buildkite.QueueReport
@@ -125,9 +117,7 @@ func TestQueueWatch(t *testing.T) {
 			}
 			states = append(states, fmt.Sprintf("%d idle, %d busy, %d wait", r.Queues[0].Count(buildkite.Idle), r.Queues[0].Count(buildkite.Busy), r.Queues[0].Waiting.Jobs))
 		}
-		if diff := cmp.Diff([]string{"1 idle, 0 busy, 0 wait", "0 idle, 1 busy, 0 wait", "0 idle, 1 busy, 1 wait"}, states); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, []string{"1 idle, 0 busy, 0 wait", "0 idle, 1 busy, 0 wait", "0 idle, 1 busy, 1 wait"}, states)
 		if s.Over() > 0 || !strings.Contains(stderr.String(), "502") {
 			t.Errorf("%d requests were refused; %s", s.Over(), stderr.String())
 		}
@@ -145,15 +135,10 @@ func TestQueueWatchDraws(t *testing.T) {
 		s := office(t, bktest.Options{PingSeconds: 1}, map[string][]string{"n-gpu0": {"queue=b200"}})
 		client := clientOf(t, s, bktest.DefaultAPIToken)
 		var out bytes.Buffer
-		v := operator.NewQueueView(term.Streams{Out: &out, Err: t.Output()}, client, "kbnode", "h100", false)
-		ctx, interrupt := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- v.Watch(ctx) }()
-		time.Sleep(25 * time.Second)
-		interrupt()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		v := &operator.QueueView{S: term.Streams{Out: &out, Err: t.Output()}, Client: client, Org: "kbnode", Name: "h100"}
+		ctx, interrupt := context.WithTimeout(t.Context(), 25*time.Second)
+		defer interrupt()
+		must.Err(t, v.Watch(ctx), "")
 		frames := strings.Split(out.String(), "\x1b[H\x1b[2J")
 		if len(frames) != 4 || frames[0] != "" { // at 0, 10 and 20 seconds
 			t.Fatalf("%d frames: %q", len(frames)-1, out.String())
@@ -171,7 +156,7 @@ func TestQueueWatchRefused(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := office(t, bktest.Options{}, nil)
-		v := operator.NewQueueView(term.Streams{Out: t.Output(), Err: t.Output()}, clientOf(t, s, "old"), "kbnode", "", false)
+		v := &operator.QueueView{S: term.Streams{Out: t.Output(), Err: t.Output()}, Client: clientOf(t, s, "old"), Org: "kbnode", Name: ""}
 		if err := v.Watch(t.Context()); err == nil || !strings.Contains(err.Error(), "refuses the API token") {
 			t.Error(err)
 		}

@@ -12,10 +12,9 @@ import (
 	pretty "github.com/jedib0t/go-pretty/v6/text"
 	"golang.org/x/sys/unix"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // asKbnode is the variable that lets the test binary run as kbnode: an evaluation takes over its process.
@@ -34,22 +33,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// pty returns a pseudo-terminal of so many columns. screen returns what was written to it, with \n
-// as line breaks.
-func pty(t *testing.T, cols uint16) (tty *os.File, screen func() string) {
-	t.Helper()
-	master, tty := openPTY(t, cols)
-	read := make(chan string)
-	go func() {
-		all, _ := io.ReadAll(master) // ends with an error when the other side is closed
-		read <- strings.ReplaceAll(string(all), "\r\n", "\n")
-	}()
-	return tty, func() string {
-		_ = tty.Close()
-		return <-read
-	}
-}
-
 // openPTY returns both sides of a pseudo-terminal.
 func openPTY(t *testing.T, cols uint16) (master, tty *os.File) {
 	t.Helper()
@@ -64,18 +47,16 @@ func openPTY(t *testing.T, cols uint16) (master, tty *os.File) {
 	if err == nil {
 		tty, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return master, tty
 }
 
 // onTerminal runs a command line on a terminal and returns its output.
 func onTerminal(t *testing.T, cols uint16, args ...string) string {
 	t.Helper()
-	tty, screen := pty(t, cols)
-	run(t.Context(), args, term.Streams{In: strings.NewReader(""), Out: tty, Err: tty})
-	return screen()
+	p := newPerson(t, cols)
+	run(t.Context(), args, term.Streams{In: strings.NewReader(""), Out: p.tty, Err: p.tty})
+	return p.saw()
 }
 
 // everything returns what can be asked without a node: answers, help, refusals.
@@ -88,7 +69,7 @@ func everything(t *testing.T) [][]string {
 		{"inventory", "--root", b200}, {"inventory", "--root", h100}, {"doctor", "--list"}, {"doctor", "--explain", "docker-engine"}, {"plan", "--root", b200, "--queue", "a b"},
 		{"plan", "--root", b200, "--gpus", "0,99"}, {"runner"}, {"submit", "--eval", "/nowhere", "--queue", "b200"}, {"payload", "decode"}, {"pipeline", "evaluate"},
 	}
-	for _, cmd := range newRoot(term.Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}, hints{}).Commands() {
+	for _, cmd := range newRoot(term.Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}).Commands() {
 		all = append(all, []string{cmd.Name(), "--help"})
 		for _, sub := range cmd.Commands() {
 			all = append(all, []string{cmd.Name(), sub.Name(), "--help"})
@@ -136,15 +117,13 @@ func TestColour(t *testing.T) {
 // TestDumbTerminal checks that nothing on the screen is overwritten.
 func TestDumbTerminal(t *testing.T) {
 	t.Setenv("TERM", "dumb")
-	tty, screen := pty(t, 80)
-	p := changeProgress{Progress: term.NewProgress(term.Streams{Err: tty})}
+	person := newPerson(t, 80)
+	p := changeProgress{Progress: term.NewProgress(term.Streams{Err: person.tty})}
 	for _, c := range shown {
 		p.show(c)
 	}
 	p.end()
-	if diff := cmp.Diff("  adding users\n  writing files\n  reloading systemd\n", screen()); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "  adding users\n  writing files\n  reloading systemd\n", person.saw())
 }
 
 func TestWrap(t *testing.T) {
@@ -163,9 +142,7 @@ func TestWrap(t *testing.T) {
 		{"deeper than it is wide", "                  one two three\n", "                  one\n          two three\n", 20},
 		{"no end", "one two", "one\n  two", 5},
 	} {
-		if diff := cmp.Diff(tt.want, term.Wrap(tt.in, tt.width)); diff != "" {
-			t.Errorf("%s: %s", tt.name, diff)
-		}
+		must.Equal(t, tt.want, term.Wrap(tt.in, tt.width))
 	}
 }
 
@@ -179,13 +156,9 @@ func TestList(t *testing.T) {
 	l.Row("gpu1", "NVIDIA B200", "n", "its GPU fell off the bus, and nobody knows why")
 	l.Print()
 	wide := "SLOT  GPU          NAME    PROBLEM\ngpu0  NVIDIA B200  n-0123  -\ngpu1  NVIDIA B200  n       its GPU fell off the bus, and nobody knows why\n"
-	if diff := cmp.Diff(wide, b.String()); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, wide, b.String())
 	narrow := "SLOT  NAME   PROBLEM\ngpu0  n-…23  -\ngpu1  n      its GPU fell off the bus, and\n             nobody knows why\n"
-	if diff := cmp.Diff(narrow, l.Draw(44)+"\n"); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, narrow, l.Draw(44)+"\n")
 	const uuid = "GPU-6c1d4f0a-93b2-4e57-8a1c-0d5e7f2a3b03"
 	for _, word := range []string{uuid, "https://buildkite.com/gpu-mode/kernelbot/builds/1234"} { // must stay whole, to be copied
 		l = term.NewList(&b, "Slot", "Model", "Problem")
@@ -193,9 +166,7 @@ func TestList(t *testing.T) {
 		l.Row("gpu3", "NVIDIA B200", "see "+word+" there")
 		long := "SLOT  PROBLEM\ngpu3  see\n      " + word + "\n      there\n"
 		for _, width := range []int{20, len(word), len(word) + 6} {
-			if diff := cmp.Diff(long, l.Draw(width)+"\n"); diff != "" {
-				t.Errorf("%d columns: %s", width, diff)
-			}
+			must.Equal(t, long, l.Draw(width)+"\n")
 		}
 	}
 }
@@ -239,9 +210,7 @@ func TestVerbatim(t *testing.T) {
 	if got := onTerminal(t, 40, "config", "show", "--root", root); plainly.code != 0 || got != plainly.out {
 		t.Errorf("on a terminal:\n%s\nelsewhere:\n%s%s", got, plainly.out, plainly.err)
 	}
-	tty, screen := pty(t, 40)
-	term.PrintCommand(tty, "      type  sed -i 's/one two/three four/' /etc/some/file && systemctl restart it")
-	if diff := cmp.Diff("      type  sed -i 's/one two/three four/' \\\n            /etc/some/file && \\\n            systemctl restart it\n", screen()); diff != "" {
-		t.Error(diff)
-	}
+	p := newPerson(t, 40)
+	term.PrintCommand(p.tty, "      type  sed -i 's/one two/three four/' /etc/some/file && systemctl restart it")
+	must.Equal(t, "      type  sed -i 's/one two/three four/' \\\n            /etc/some/file && \\\n            systemctl restart it\n", p.saw())
 }

@@ -116,7 +116,6 @@ func upgrade(ctx context.Context, s term.Streams, f upgradeFlags) error {
 	return nil
 }
 
-// dryUpgrade prints what would be done.
 func dryUpgrade(ctx context.Context, s term.Streams, n *node.Node, host *reconcile.Host, t *node.Target) error {
 	name := node.VersionName(n.Inventory.Software.Agent)
 	from := name(n.Agents.Version)

@@ -92,7 +92,6 @@ type Options struct {
 	Log           func(why string)
 }
 
-// trial is a build and how to judge its outcome.
 type trial struct {
 	name  string
 	job   submit.Job
@@ -120,7 +119,6 @@ func Run(ctx context.Context, c *buildkite.Client, o Options) *Report {
 
 func (r *Report) add(c Check) { r.Checks = append(r.Checks, c) }
 
-// builds runs a part that consists only of builds.
 func (r *Report) builds(ctx context.Context, c *buildkite.Client, o Options, part string) {
 	trials, err := o.trials(part, 0)
 	if err != nil {
@@ -178,7 +176,6 @@ func agents(ctx context.Context, c *buildkite.Client, org, queue string) (servin
 	return 0, 0, err
 }
 
-// run runs trials concurrently, and adds a check for each.
 func (r *Report) run(ctx context.Context, c *buildkite.Client, o Options, part string, trials []trial) []submit.Outcome {
 	follow := submit.Options{Target: o.target(part), Node: part == Evaluation, Log: o.Log}
 	if o.On != nil {

@@ -78,6 +78,20 @@ func TestReally(t *testing.T) {
 func TestUnwell(t *testing.T) {
 	t.Parallel()
 	passes := "failed: it passed and should not have"
+	leaves := func(which Kind, result string) node {
+		return node{do: func(w *bktest.Work, _ int, kind Kind) {
+			if kind == which {
+				w.Files["result.json"] = result
+			}
+		}}
+	}
+	second := func(old, spoiled string) node { // the result of the second of the concurrent jobs
+		return node{do: func(w *bktest.Work, _ int, kind Kind) {
+			if text, _, _ := submissionOf(w.Env); kind == isWait && strings.Contains(text, `-2"`) {
+				w.Files["result.json"] = strings.Replace(w.Files["result.json"], old, spoiled, 1)
+			}
+		}}
+	}
 	for _, tt := range []struct {
 		name string
 		node node
@@ -91,46 +105,18 @@ func TestUnwell(t *testing.T) {
 		}}, Options{}, map[string]string{
 			"evaluation, wrong.py": passes, "evaluation, cheat.py": passes, "evaluation, cheat_equal.py": passes, "evaluation, cheat_input.py": passes,
 		}},
-		{"a wrong one passes in mode test", node{do: func(w *bktest.Work, _ int, kind Kind) {
-			if kind == Wrong {
-				w.Files["result.json"] = evaluates(true, "", "test")
-			}
-		}}, Options{Mode: "test"}, map[string]string{"evaluation, wrong.py": passes}},
-		{"the ranked run is left out", node{do: func(w *bktest.Work, _ int, kind Kind) {
-			if kind == Right {
-				w.Files["result.json"] = evaluates(true, "", "test", "benchmark")
-			}
-		}}, Options{}, map[string]string{"evaluation, submission.py": "failed: the build passed without the run leaderboard"}},
-		{"a right one fails", node{do: func(w *bktest.Work, _ int, kind Kind) {
-			if kind == Right {
-				w.Files["result.json"] = evaluates(false, "", "test")
-			}
-		}}, Options{}, map[string]string{"evaluation, submission.py": "failed: not passed: test"}},
-		{"Python is not there", node{do: func(w *bktest.Work, _ int, kind Kind) {
-			if kind == Wrong {
-				w.Files["result.json"] = strings.ReplaceAll(evaluates(false, "", "test"), `"success":true,"passed":false`, `"success":false,"passed":false`)
-			}
-		}}, Options{}, map[string]string{"evaluation, wrong.py": "failed: it did not pass, but not because of its answers: not passed: test"}},
+		{"a wrong one passes in mode test", leaves(Wrong, evaluates(true, "", "test")), Options{Mode: "test"}, map[string]string{"evaluation, wrong.py": passes}},
+		{"the ranked run is left out", leaves(Right, evaluates(true, "", "test", "benchmark")), Options{}, map[string]string{"evaluation, submission.py": "failed: the build passed without the run leaderboard"}},
+		{"a right one fails", leaves(Right, evaluates(false, "", "test")), Options{}, map[string]string{"evaluation, submission.py": "failed: not passed: test"}},
+		{"Python is not there", leaves(Wrong, strings.ReplaceAll(evaluates(false, "", "test"), `"success":true,"passed":false`, `"success":false,"passed":false`)), Options{}, map[string]string{"evaluation, wrong.py": "failed: it did not pass, but not because of its answers: not passed: test"}},
 		{"an artifact is lost", node{do: func(w *bktest.Work, _ int, kind Kind) {
 			if kind == isArtifact {
 				w.Files = nil
 			}
 		}}, Options{}, map[string]string{"artifact, artifact-test": "failed: no result: the job passed but left no result.json"}},
-		{"an artifact is another's", node{do: func(w *bktest.Work, _ int, kind Kind) {
-			if kind == isArtifact {
-				w.Files["result.json"] = evaluates(true, "", "test")
-			}
-		}}, Options{}, map[string]string{"artifact, artifact-test": "failed: result.json came back, but is not what the job wrote"}},
-		{"the result of another job", node{do: func(w *bktest.Work, _ int, kind Kind) {
-			if text, _, _ := submissionOf(w.Env); kind == isWait && strings.Contains(text, `-2"`) {
-				w.Files["result.json"] = strings.Replace(w.Files["result.json"], `-2"`, `-1"`, 1)
-			}
-		}}, Options{}, map[string]string{"concurrency, job 2": "failed: its result is another job's: "}},
-		{"another GPU than its agent's", node{do: func(w *bktest.Work, _ int, kind Kind) {
-			if text, _, _ := submissionOf(w.Env); kind == isWait && strings.Contains(text, `-2"`) {
-				w.Files["result.json"] = strings.Replace(w.Files["result.json"], `"gpu":"","check"`, `"gpu":"GPU-9","check"`, 1)
-			}
-		}}, Options{}, map[string]string{"concurrency, job 2": `failed: it was given the GPU "GPU-9", but its agent has "GPU-`}},
+		{"an artifact is another's", leaves(isArtifact, evaluates(true, "", "test")), Options{}, map[string]string{"artifact, artifact-test": "failed: result.json came back, but is not what the job wrote"}},
+		{"the result of another job", second(`-2"`, `-1"`), Options{}, map[string]string{"concurrency, job 2": "failed: its result is another job's: "}},
+		{"another GPU than its agent's", second(`"gpu":"","check"`, `"gpu":"GPU-9","check"`), Options{}, map[string]string{"concurrency, job 2": `failed: it was given the GPU "GPU-9", but its agent has "GPU-`}},
 		{"two agents with one GPU", node{tags: func(i int) []string {
 			return []string{"queue=b200", "node=n", fmt.Sprintf("gpu-index=%d", i), fmt.Sprintf("gpu-uuid=GPU-%d", min(i, 2))}
 		}}, Options{}, map[string]string{"concurrency, side by side": "failed: builds "}},

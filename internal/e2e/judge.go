@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/submit"
 	"github.com/gpu-mode/kbnode/internal/task"
@@ -62,7 +63,6 @@ func runOf(r *result.Result, name string) *result.Run {
 	return nil
 }
 
-// unlike says why a build is not what it should be.
 func unlike(out submit.Outcome) string {
 	return fmt.Sprintf("%s: %s", out.Verdict, strings.TrimPrefix(out.Reason, "Not passed: "))
 }
@@ -76,7 +76,7 @@ func own(out submit.Outcome) (string, bool) {
 	if run == nil || !run.Passed {
 		return "the build passed without the run test", false
 	}
-	given, tagged := run.Result.Get("gpu"), tag(out, "gpu-uuid")
+	given, tagged := run.Result.Get("gpu"), buildkite.Tag(out.Tags, "gpu-uuid")
 	switch {
 	case run.Result.Get("run-id") != out.RunID:
 		return fmt.Sprintf("its result is another job's: %.100q", run.Result.Get("run-id")), false
@@ -93,21 +93,12 @@ func uuid(s string) bool {
 	return (strings.HasPrefix(s, "GPU-") || strings.HasPrefix(s, "MIG-")) && !strings.Contains(s, ",")
 }
 
-func tag(out submit.Outcome, key string) string {
-	for _, t := range out.Tags {
-		if value, ok := strings.CutPrefix(t, key+"="); ok {
-			return value
-		}
-	}
-	return ""
-}
-
 // gpu returns a unique name for the GPU that a job had, or "" if it is not known. A UUID moves
 // with its GPU; an index is unique only within a node.
 func gpu(out submit.Outcome) string {
-	node, index := tag(out, "node"), tag(out, "gpu-index")
-	if uuid := tag(out, "gpu-uuid"); uuid != "" {
-		if part := tag(out, "gpu-part"); part != "" && index != "" {
+	node, index := buildkite.Tag(out.Tags, "node"), buildkite.Tag(out.Tags, "gpu-index")
+	if uuid := buildkite.Tag(out.Tags, "gpu-uuid"); uuid != "" {
+		if part := buildkite.Tag(out.Tags, "gpu-part"); part != "" && index != "" {
 			return uuid + ", " + part + " of slot " + index // all its partitions share the UUID
 		}
 		return uuid

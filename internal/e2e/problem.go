@@ -116,7 +116,6 @@ func (r *Report) store(ctx context.Context, o Options, out submit.Outcome) {
 	}
 }
 
-// record returns what kernelbot would store for the right submission.
 func (o Options) record(out submit.Outcome, now time.Time) (results.Record, error) {
 	right := o.Problem.Submissions[0]
 	if out.Verdict != submit.Passed {

@@ -126,7 +126,6 @@ func (o Options) atOnce(n int) ([]trial, error) {
 	return all, nil
 }
 
-// request returns the build of an evaluation.
 func (o Options) request(part, name, doc string) (submit.Job, error) {
 	return submit.Request{Target: o.target(part), RunID: o.RunID + "-" + name, Payload: doc, Message: fmt.Sprintf("kbnode e2e: %s, %s", part, name)}.Job()
 }

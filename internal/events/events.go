@@ -43,10 +43,7 @@ type Event struct {
 }
 
 // Log is a node's events. The zero value keeps none.
-type Log struct {
-	File string
-	Now  func() time.Time // nil means the system clock
-}
+type Log struct{ File string }
 
 // Add appends events. Several processes may call it.
 func (l Log) Add(events ...Event) error {
@@ -56,7 +53,7 @@ func (l Log) Add(events ...Event) error {
 	var lines []byte
 	for _, e := range events {
 		if e.Time.IsZero() {
-			e.Time = l.now()
+			e.Time = time.Now().UTC().Truncate(time.Millisecond)
 		}
 		e.Text = text.Line(e.Text, maxText)
 		line, err := json.Marshal(e)
@@ -69,13 +66,6 @@ func (l Log) Add(events ...Event) error {
 		return fmt.Errorf("write event: %w", err)
 	}
 	return nil
-}
-
-func (l Log) now() time.Time {
-	if l.Now != nil {
-		return l.Now()
-	}
-	return time.Now().UTC().Truncate(time.Millisecond)
 }
 
 // append adds text to the file in one write. It starts a new file when the old one is full.
@@ -160,7 +150,6 @@ func (l Log) Read(fn func(Event)) error {
 	return errors.Join(readFile(l.File+".1", 0, fn), readFile(l.File, 0, fn))
 }
 
-// readFile reads complete lines from an offset.
 func readFile(name string, from int64, fn func(Event)) error {
 	f, err := os.Open(name)
 	if errors.Is(err, fs.ErrNotExist) {

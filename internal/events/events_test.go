@@ -13,32 +13,28 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func texts(tb testing.TB, l Log) (all []string) {
 	tb.Helper()
-	if err := l.Read(func(e Event) { all = append(all, e.Text) }); err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, l.Read(func(e Event) { all = append(all, e.Text) }))
 	return all
 }
 
 func TestAddAndRead(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC)
-	l := Log{File: filepath.Join(t.TempDir(), "events.jsonl"), Now: func() time.Time { return at }}
+	l := Log{File: filepath.Join(t.TempDir(), "events.jsonl")}
 	if got := texts(t, l); got != nil {
 		t.Errorf("of no file: %q", got)
 	}
-	if err := l.Add(Event{Kind: "drain", Slot: 3, By: "operator", Text: "new fan"}, Event{Kind: "resume", Slot: 3, Text: strings.Repeat("x", 2*maxText)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Add(Event{Time: at, Kind: "drain", Slot: 3, By: "operator", Text: "new fan"}, Event{Kind: "resume", Slot: 3, Text: strings.Repeat("x", 2*maxText)}))
 	var got []Event
-	if err := l.Read(func(e Event) { got = append(got, e) }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Read(func(e Event) { got = append(got, e) }))
 	want := Event{Time: at, Kind: "drain", Slot: 3, By: "operator", Text: "new fan"}
-	if diff := cmp.Diff(want, got[0]); diff != "" || len(got) != 2 || len(got[1].Text) > maxText+4 {
+	if diff := cmp.Diff(want, got[0]); diff != "" || len(got) != 2 || len(got[1].Text) > maxText+4 || time.Since(got[1].Time) > time.Minute {
 		t.Errorf("%d events, %s", len(got), diff)
 	}
 }
@@ -48,15 +44,9 @@ func TestCutOff(t *testing.T) {
 	t.Parallel()
 	l := Log{File: filepath.Join(t.TempDir(), "events.jsonl")}
 	torn := `{"kind":"drain","slot":0,"text":"first"}` + "\n" + `{"kind":"dra`
-	if err := os.WriteFile(l.File, []byte(torn), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Add(Event{Kind: "resume", Text: "second"}); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{"first", "second"}, texts(t, l)); diff != "" {
-		t.Error(diff)
-	}
+	must.Do(t, os.WriteFile(l.File, []byte(torn), 0o600))
+	must.Do(t, l.Add(Event{Kind: "resume", Text: "second"}))
+	must.Equal(t, []string{"first", "second"}, texts(t, l))
 }
 
 // TestLock checks that a writer waits for another one, which may be about to move the file
@@ -64,18 +54,12 @@ func TestCutOff(t *testing.T) {
 func TestLock(t *testing.T) {
 	t.Parallel()
 	l := Log{File: filepath.Join(t.TempDir(), "events.jsonl")}
-	if err := l.Add(Event{Kind: "drain", Text: "first"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Add(Event{Kind: "drain", Text: "first"}))
 	for _, released := range []bool{true, false} {
 		other, err := os.Open(l.File)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		defer func() { _ = other.Close() }()
-		if err := unix.Flock(int(other.Fd()), unix.LOCK_EX); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, unix.Flock(int(other.Fd()), unix.LOCK_EX))
 		done := make(chan error, 1)
 		go func() { done <- l.Add(Event{Kind: "drain", Text: fmt.Sprint("after ", released)}) }()
 		select {
@@ -90,9 +74,7 @@ func TestLock(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if diff := cmp.Diff([]string{"first", "after true", "after false"}, texts(t, l)); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, []string{"first", "after true", "after false"}, texts(t, l))
 }
 
 // TestBounded checks that many writers fill several files, of which two stay, that no line
@@ -147,9 +129,7 @@ func TestBounded(t *testing.T) {
 func TestFollow(t *testing.T) {
 	t.Parallel()
 	l := Log{File: filepath.Join(t.TempDir(), "events.jsonl")}
-	if err := l.Add(Event{Kind: "x", Text: "0"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Add(Event{Kind: "x", Text: "0"}))
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
 	const most = 5
@@ -168,9 +148,7 @@ func TestFollow(t *testing.T) {
 		case i < 2:
 			err = add(i + 1)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	stop()
 	if err := <-done; err != nil || len(texts) > 0 {

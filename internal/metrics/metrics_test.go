@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -20,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
+	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
 var update = flag.Bool("update", false, "write testdata again")
@@ -50,17 +49,6 @@ func samples(t *testing.T, e *Exporter, names string) []string {
 	return list
 }
 
-func slots(n int) []plan.Slot {
-	var list []plan.Slot
-	for k := range n {
-		list = append(list, plan.Slot{
-			Index: k, Name: plan.SlotName(k), Queue: "b200",
-			GPUs: []plan.SlotGPU{{UUID: fmt.Sprintf("GPU-%d", k), PCI: "0000:1b:00.0", Vendor: "nvidia", Model: "NVIDIA B200"}},
-		})
-	}
-	return list
-}
-
 func running(k int, job string, since time.Time) slot.State {
 	s := slot.State{Index: k, Name: plan.SlotName(k), Agent: slot.Unit{Active: "active", Sub: "running"}}
 	if job != "" {
@@ -71,7 +59,7 @@ func running(k int, job string, since time.Time) slot.State {
 
 // full is a pass over a node that has a bit of everything.
 func full() daemon.Snapshot {
-	p := &plan.Plan{Slots: slots(4)}
+	p := &plan.Plan{Slots: systemdtest.Slots(4)}
 	p.Slots[1].Drains = []plan.Drain{{Slot: 1, By: plan.ByOperator, Reason: "a new fan"}, {Slot: 1, By: "gpu.ecc"}, {Slot: 1, By: "gpu.ecc"}}
 	p.Slots[3].Queue = "by \"name\"\n\xff"
 	parked := running(3, "", time.Time{})
@@ -113,17 +101,13 @@ func TestText(t *testing.T) {
 			t.Errorf("%q is told", secret)
 		}
 	}
-	golden := filepath.Join("testdata", "metrics.txt")
-	if *update {
-		must.Do(t, os.WriteFile(golden, []byte(got), 0o644))
-	}
-	must.Equal(t, must.Read(t, golden), got)
+	must.Golden(t, "testdata/metrics.txt", *update, got)
 }
 
 func TestJobs(t *testing.T) {
 	t.Parallel()
 	at := func(d time.Duration, job string, since time.Duration) daemon.Snapshot {
-		s := daemon.Snapshot{Began: noon.Add(d), Plan: &plan.Plan{Slots: slots(1)}, State: &reconcile.State{}}
+		s := daemon.Snapshot{Began: noon.Add(d), Plan: &plan.Plan{Slots: systemdtest.Slots(1)}, State: &reconcile.State{}}
 		start := noon.Add(since)
 		if since < 0 {
 			start = time.Time{} // unreadable
@@ -131,7 +115,7 @@ func TestJobs(t *testing.T) {
 		s.State.Slots = []slot.State{running(0, job, start)}
 		return s
 	}
-	blind := daemon.Snapshot{Began: noon.Add(time.Minute), Err: errors.New("no bus"), Plan: &plan.Plan{Slots: slots(1)}}
+	blind := daemon.Snapshot{Began: noon.Add(time.Minute), Err: errors.New("no bus"), Plan: &plan.Plan{Slots: systemdtest.Slots(1)}}
 	for _, tt := range []struct {
 		name           string
 		passes         []daemon.Snapshot
@@ -190,7 +174,7 @@ func TestFailedPass(t *testing.T) {
 	must.Equal(t, want, samples(t, e, `kbnode_last_\w+|kbnode_passes_total`))
 
 	// A slot or image that is gone is no longer exported.
-	s.Plan = &plan.Plan{Slots: slots(1)}
+	s.Plan = &plan.Plan{Slots: systemdtest.Slots(1)}
 	e.Publish(s)
 	for _, line := range samples(t, e, `kbnode_slot_\w+|kbnode_image_\w+`) {
 		if strings.Contains(line, "gpu1") || strings.HasPrefix(line, "kbnode_image") {

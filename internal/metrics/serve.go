@@ -22,7 +22,6 @@ const (
 	writeTime = 10 * time.Second
 )
 
-// web is the server of an Exporter.
 type web struct {
 	address string // the wanted one
 	logged  string // why it is not available, as logged

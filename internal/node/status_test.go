@@ -14,30 +14,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
+	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
 var (
-	started = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	started = systemdtest.Started
 	taken   = started.Add(time.Hour)
 
 	drainedAt = taken.Add(time.Minute)
 )
-
-func agentAt(active, sub string) slot.Unit {
-	return slot.Unit{Load: "loaded", Active: active, Sub: sub, Since: started}
-}
-
-// wantedSlots are the slots of a plan with one GPU each.
-func wantedSlots(n int) []plan.Slot {
-	var slots []plan.Slot
-	for k := range n {
-		slots = append(slots, plan.Slot{
-			Index: k, Name: plan.SlotName(k), Queue: "b200", CPUs: "4-7", MemoryNodes: "0", MemoryBytes: 64 << 30,
-			GPUs: []plan.SlotGPU{{UUID: "GPU-1", PCI: "0000:1b:00.0", Vendor: "nvidia", Model: "NVIDIA B200"}},
-		})
-	}
-	return slots
-}
 
 // TestStatusOfSlots checks since when a slot is as it is, and what is wrong with it. Which word
 // says how it is, slot.State decides.
@@ -47,7 +32,7 @@ func TestStatusOfSlots(t *testing.T) {
 	operator := plan.Drain{By: plan.ByOperator, Reason: "new fan", Since: drainedAt}
 	verdict := plan.Drain{By: "gpu.lost", Reason: "it fell off the bus", Since: taken}
 	left := []slot.Parked{{Reason: "its GPU is used by process 7", Since: taken}}
-	running, stopped := agentAt("active", "running"), agentAt("inactive", "dead")
+	running, stopped := systemdtest.Agent("active", "running"), systemdtest.Agent("inactive", "dead")
 	for _, tt := range []struct {
 		name     string
 		slot     plan.Slot
@@ -66,7 +51,7 @@ func TestStatusOfSlots(t *testing.T) {
 		{"a job left something", plan.Slot{}, slot.State{Agent: running, Parked: left}, "parked", taken, []string{left[0].Reason}},
 		{"its job is about to end", plan.Slot{}, slot.State{Agent: running, Job: &slot.Job{Since: drainedAt}, Parked: left}, "draining", drainedAt, []string{left[0].Reason}},
 	} {
-		slots := wantedSlots(2)
+		slots := systemdtest.Slots(2)
 		slots[1].Drains, slots[1].Parked, tt.state.Index = tt.slot.Drains, tt.slot.Parked, 1
 		st := StatusOf(&plan.Plan{Node: "n", Slots: slots}, &reconcile.State{Slots: []slot.State{tt.state}}, nil)
 		got := st.Slots[1]
@@ -86,7 +71,7 @@ func TestStatusProblems(t *testing.T) {
 		{Kind: reconcile.Restart, Subject: "buildkite-agent-gpu1.service", Slot: 1, Deferred: "waits for job 7 of slot gpu1"},
 		{Kind: reconcile.Update, Subject: "/etc/buildkite-agent/hooks/agent-startup", Slot: -1},
 	}
-	st := StatusOf(&plan.Plan{Node: "n", Slots: wantedSlots(2)}, &reconcile.State{Warnings: []string{"the kernel made no partition"}}, changes)
+	st := StatusOf(&plan.Plan{Node: "n", Slots: systemdtest.Slots(2)}, &reconcile.State{Warnings: []string{"the kernel made no partition"}}, changes)
 	must.Equal(t, []string{}, st.Slots[0].Problems)
 	want := []string{"set buildkite-gpu1.slice (MemoryMax is 1)", "restart buildkite-agent-gpu1.service, waits for job 7 of slot gpu1"}
 	must.Equal(t, want, st.Slots[1].Problems)
@@ -112,7 +97,7 @@ func TestStatusShowsHealth(t *testing.T) {
 		{Check: "gpu.lost", Slots: []int{0}, Level: health.Fatal, Effect: health.Park, Reason: "it is lost", Fix: "reboot"},
 		{Check: "node.clock", Level: health.Info, Reason: "x", Fix: "y"},
 	}
-	st := StatusOf(&plan.Plan{Slots: wantedSlots(2)}, &reconcile.State{}, nil).withHealth(verdicts)
+	st := StatusOf(&plan.Plan{Slots: systemdtest.Slots(2)}, &reconcile.State{}, nil).withHealth(verdicts)
 	must.Equal(t, []string{"gpu1, gpu.throttle: it is slowed down; look at its power"}, st.Warnings)
 	must.Equal(t, verdicts, st.Health)
 }

@@ -128,11 +128,7 @@ func (r residency) since(before residency) *uint64 {
 
 // number returns the number in a file, divided by unit, or nil if there is none.
 func number(path string, unit uint64) *uint32 {
-	text, err := read(path)
-	if err != nil {
-		return nil
-	}
-	n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 63)
+	n, err := strconv.ParseUint(trimmed(path), 10, 63)
 	if err != nil {
 		return nil
 	}
@@ -142,4 +138,10 @@ func number(path string, unit uint64) *uint32 {
 func read(path string) (string, error) {
 	text, err := limit.ReadFile(path, 16<<10)
 	return string(text), err
+}
+
+// trimmed returns the text of a file, "" if it cannot be read.
+func trimmed(path string) string {
+	text, _ := read(path)
+	return strings.TrimSpace(text)
 }

@@ -3,6 +3,9 @@ package noise
 import (
 	"context"
 	"fmt"
+	"maps"
+	"math"
+	"slices"
 	"sync"
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
@@ -27,7 +30,7 @@ type gpuRun struct {
 }
 
 func newGPURun() *gpuRun {
-	return &gpuRun{clock: counts{step: 5, bins: make([]uint32, 1000)}, temperature: counts{step: 1, bins: make([]uint32, 200)}, power: counts{step: 5, bins: make([]uint32, 500)}}
+	return &gpuRun{clock: counts{}, temperature: counts{}, power: counts{}}
 }
 
 func (g *gpuRun) add(s probe.Sample) {
@@ -43,17 +46,15 @@ func (g *gpuRun) add(s probe.Sample) {
 	idle := s.Reasons != nil && *s.Reasons&idleReason != 0 || s.Busy != nil && *s.Busy == 0
 	if !idle {
 		g.busy++
-		g.clock.add(s.Clock, 1)
+		g.clock.add(s.Clock, 1, 5, 1000)
 	}
-	g.temperature.add(s.Temperature, 1)
-	g.power.add(s.Power, 1000)
+	g.temperature.add(s.Temperature, 1, 1, 200)
+	g.power.add(s.Power, 1000, 5, 500)
 	if s.Margin != nil && (g.margin == nil || int(*s.Margin) < *g.margin) {
-		m := int(*s.Margin)
-		g.margin = &m
+		g.margin = new(int(*s.Margin))
 	}
 }
 
-// ended records why there are no more samples.
 func (g *gpuRun) ended(err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -90,50 +91,38 @@ func reasonName(bit int) string {
 	return fmt.Sprintf("0x%x", uint64(1)<<bit)
 }
 
-// counts is how often a value fell into each step. The last step includes all higher
-// values.
-type counts struct {
-	step  int
-	bins  []uint32
-	total uint32
-}
+// counts is how often each value came.
+type counts map[int]int
 
-func (c *counts) add(v *uint32, unit uint32) {
-	if v == nil {
-		return
+// add counts a value, rounded down to a multiple of step. There are so many steps at most: the last
+// one includes all higher values.
+func (c counts) add(v *uint32, unit uint32, step, most int) {
+	if v != nil {
+		c[step*min(int(*v/unit)/step, most-1)]++
 	}
-	c.bins[min(int(*v/unit)/c.step, len(c.bins)-1)]++
-	c.total++
 }
 
 // spread returns nil if there is no value.
-func (c *counts) spread() *Spread {
-	if c.total == 0 {
+func (c counts) spread() *Spread {
+	if len(c) == 0 {
 		return nil
 	}
-	s := &Spread{Min: -1, Median: -1}
-	count := uint32(0)
-	for i, n := range c.bins {
-		if n == 0 {
-			continue
-		}
-		v := i * c.step
-		if s.Min < 0 {
-			s.Min = v
-		}
-		if count += n; s.Median < 0 && 2*count >= c.total {
+	values, all, below := slices.Sorted(maps.Keys(c)), c.countBelow(math.MaxInt), 0
+	s := &Spread{Min: values[0], Max: values[len(values)-1]}
+	for _, v := range values {
+		if below += c[v]; 2*below >= all {
 			s.Median = v
+			break
 		}
-		s.Max = v
 	}
 	return s
 }
 
 // countBelow returns how many values are less than hundredfold/100.
-func (c *counts) countBelow(hundredfold int) (n int) {
-	for i, k := range c.bins {
-		if 100*i*c.step < hundredfold {
-			n += int(k)
+func (c counts) countBelow(hundredfold int) (n int) {
+	for v, k := range c {
+		if 100*v < hundredfold {
+			n += k
 		}
 	}
 	return n

@@ -103,8 +103,3 @@ func parseStatus(status string) (c Container, first bool) {
 	}
 	return c, first
 }
-
-func trimmed(file string) string {
-	text, _ := os.ReadFile(file)
-	return strings.TrimSpace(string(text))
-}

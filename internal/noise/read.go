@@ -114,10 +114,8 @@ func (c Config) siblings() (map[string]neighbor, error) {
 			continue // it is gone
 		}
 		n := neighbor{usage: s.GetCPU().GetUsageUsec()}
-		if text, err := os.ReadFile(filepath.Join(c.Cgroups, parent, e.Name(), "cpuset.cpus.effective")); err == nil {
-			if set, err := cpuset.Parse(strings.TrimSpace(string(text))); err == nil {
-				n.cpus = set.Len()
-			}
+		if set, err := cpuset.Parse(trimmed(filepath.Join(c.Cgroups, parent, e.Name(), "cpuset.cpus.effective"))); err == nil {
+			n.cpus = set.Len()
 		}
 		all[e.Name()] = n
 	}
@@ -129,9 +127,8 @@ func (c Config) siblings() (map[string]neighbor, error) {
 func (c Config) throttles() map[int]int {
 	all := map[int]int{}
 	for _, id := range c.CPUs.Ints() {
-		text, err := os.ReadFile(filepath.Join(c.Sys, "devices/system/cpu/cpu"+strconv.Itoa(id), "thermal_throttle/core_throttle_count"))
-		if n, numErr := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && numErr == nil {
-			all[id] = n
+		if n := number(filepath.Join(c.Sys, "devices/system/cpu/cpu"+strconv.Itoa(id), "thermal_throttle/core_throttle_count"), 1); n != nil {
+			all[id] = int(*n)
 		}
 	}
 	return all

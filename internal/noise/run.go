@@ -123,7 +123,6 @@ func (r *Run) Record(ctx context.Context) (Record, error) {
 	return rec, nil
 }
 
-// interval is the time between two readings.
 type interval struct{ from, to reading }
 
 func (b interval) fill(rec *Record, cpus cpuset.Set) {
@@ -137,11 +136,10 @@ func (b interval) fill(rec *Record, cpus cpuset.Set) {
 	b.neighbors(rec, seconds)
 	for id, n := range b.to.heat {
 		if before, ok := b.from.heat[id]; ok {
-			sum := max(n-before, 0)
-			if rec.CPU.Heat != nil {
-				sum += *rec.CPU.Heat
+			if rec.CPU.Heat == nil {
+				rec.CPU.Heat = new(int)
 			}
-			rec.CPU.Heat = &sum
+			*rec.CPU.Heat += max(n-before, 0)
 		}
 	}
 }
@@ -181,8 +179,7 @@ func (b interval) usage(rec *Record, seconds float64, cpus cpuset.Set) {
 		IO:     waited(from.GetIo().GetPSI(), to.GetIo().GetPSI(), seconds),
 	}
 	if e, f := from.GetMemoryEvents(), to.GetMemoryEvents(); e != nil && f != nil {
-		limit, kills := int(grown(e.GetMax(), f.GetMax())), int(grown(e.GetOomKill(), f.GetOomKill()))
-		rec.Memory = Memory{AtLimit: &limit, Kills: &kills}
+		rec.Memory = Memory{AtLimit: new(int(grown(e.GetMax(), f.GetMax()))), Kills: new(int(grown(e.GetOomKill(), f.GetOomKill())))}
 	}
 }
 

@@ -348,8 +348,8 @@ func TestRecordIsSmall(t *testing.T) {
 	if err != nil || len(text) > 12<<10 {
 		t.Errorf("%d bytes, %v", len(text), err)
 	}
-	if rec.GPU.Samples != 100_000 || len(rec.GPU.Reasons) != 63 {
-		t.Errorf("%d samples, %d reasons", rec.GPU.Samples, len(rec.GPU.Reasons))
+	if g := rec.GPU; g.Samples != 100_000 || len(g.Reasons) != 63 || *g.Clock != (Spread{0, 4995, 4995}) || g.Temperature.Max != 199 || g.Power.Max != 2495 {
+		t.Errorf("%d samples, %d reasons, %+v MHz, %+v °C, %+v W", g.Samples, len(g.Reasons), g.Clock, g.Temperature, g.Power)
 	}
 }
 

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestJSON(t *testing.T) {
@@ -20,9 +20,7 @@ func TestJSON(t *testing.T) {
 		`"é😀\"\\\n\u0000\u001b` + "\x7f\u2028" + `"`: "é😀\"\\\n\x00\x1b\x7f\u2028", `"a\ud800b\udfff"`: "a\xed\xa0\x80b\xed\xbf\xbf", "\"a\ufffdb\"": "a\xffb",
 		`[1,{"b":null,"a":true},[]]`: []Value{Int("1"), inner, []Value{}},
 	} {
-		if d := cmp.Diff(want, JSON(v)); d != "" {
-			t.Error(d)
-		}
+		must.Equal(t, want, JSON(v))
 	}
 }
 
@@ -41,9 +39,7 @@ func TestIndent(t *testing.T) {
   ],
   "a\"{": NaN
 }`
-	if d := cmp.Diff(want, got); d != "" {
-		t.Error(d)
-	}
+	must.Equal(t, want, got)
 	const deep = 1000
 	if got := Indent(strings.Repeat("[", deep) + "1" + strings.Repeat("]", deep)); len(got) > 2*deep*(2*indentDepth+2) {
 		t.Errorf("%d nested lists became %d bytes", deep, len(got))

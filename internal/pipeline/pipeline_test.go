@@ -3,7 +3,6 @@ package pipeline_test
 import (
 	"encoding/json"
 	"flag"
-	"os"
 	"strings"
 	"testing"
 
@@ -11,8 +10,10 @@ import (
 	"golang.org/x/tools/txtar"
 	"gopkg.in/yaml.v3"
 
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 var update = flag.Bool("update", false, "write testdata again")
@@ -26,6 +27,8 @@ var cases = []struct {
 	{"eval anywhere", pipeline.Eval, pipeline.Options{}},
 	{"eval on one AMD GPU", pipeline.Eval, pipeline.Options{Queue: "mi300", Image: "reg.example:5000/rocm@sha256:" + strings.Repeat("0", 64), Agents: map[string]string{"gpu-index": "3"}, Timeout: 30, AMD: true, Label: `mine: "now" #1`}},
 	{"docker-test on a node", pipeline.DockerTest, pipeline.Options{Queue: "b200", Image: "kernelbot:latest"}},
+	{"eval in the compatible profile", pipeline.Eval, pipeline.Options{Queue: "b200", Profile: config.ProfileCompatible}},
+	{"docker-test in the strict profile", pipeline.DockerTest, pipeline.Options{Queue: "b200", Profile: config.ProfileStrict}},
 	{"docker-test on AMD", pipeline.DockerTest, pipeline.Options{Queue: "mi300", Image: "kernelbot:latest", AMD: true}},
 	{"artifact-test on a node", pipeline.ArtifactTest, pipeline.Options{Queue: "1_000"}},
 }
@@ -33,62 +36,39 @@ var cases = []struct {
 func build(tb testing.TB, kind string, o pipeline.Options) *pipeline.Pipeline {
 	tb.Helper()
 	p, err := pipeline.Build(kind, o)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, err)
 	return p
 }
 
 func TestGolden(t *testing.T) {
 	t.Parallel()
-	const file = "testdata/pipelines.txtar"
 	archive := txtar.Archive{Comment: []byte("What kbnode pipeline prints. go test ./internal/pipeline -update writes it.\n\n")}
 	for _, c := range cases {
-		archive.Files = append(archive.Files, txtar.File{Name: c.name, Data: build(t, c.kind, c.options).YAML()})
-	}
-	if *update {
-		if err := os.WriteFile(file, txtar.Format(&archive), 0o644); err != nil {
-			t.Fatal(err)
+		p := build(t, c.kind, c.options)
+		same(t, p)
+		archive.Files = append(archive.Files, txtar.File{Name: c.name, Data: p.YAML()})
+		for line := range strings.Lines(string(p.YAML())) {
+			if strings.HasPrefix(strings.TrimSpace(line), "#") && strings.Contains(line, "$") {
+				t.Errorf("%s: a comment has a dollar sign, which some readers fill in: %s", c.name, line)
+			}
 		}
 	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), string(txtar.Format(&archive))); diff != "" {
-		t.Error(diff)
-	}
+	must.Golden(t, "testdata/pipelines.txtar", *update, string(txtar.Format(&archive)))
 }
 
 // same checks that the YAML and the JSON of a pipeline are the same document.
 func same(tb testing.TB, p *pipeline.Pipeline) {
 	tb.Helper()
 	text, err := json.Marshal(p)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, err)
 	// JSON is YAML, so that one reader reads both.
 	var fromJSON, fromYAML any
-	if err := yaml.Unmarshal(text, &fromJSON); err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, yaml.Unmarshal(text, &fromJSON))
 	if err := yaml.Unmarshal(p.YAML(), &fromYAML); err != nil {
 		tb.Fatalf("%v in\n%s", err, p.YAML())
 	}
 	if diff := cmp.Diff(fromJSON, fromYAML); diff != "" {
 		tb.Errorf("YAML (+) is not what JSON (-) is: %s", diff)
-	}
-}
-
-func TestYAMLIsJSON(t *testing.T) {
-	t.Parallel()
-	for _, c := range cases {
-		same(t, build(t, c.kind, c.options))
-		for line := range strings.Lines(string(build(t, c.kind, c.options).YAML())) {
-			if strings.HasPrefix(strings.TrimSpace(line), "#") && strings.Contains(line, "$") {
-				t.Errorf("%s: a comment has a dollar sign, which some readers fill in: %s", c.name, line)
-			}
-		}
 	}
 }
 
@@ -115,14 +95,8 @@ func TestBuildRefuses(t *testing.T) {
 		{"eval", pipeline.Options{Label: "a\x1b[2J"}, []string{`"a\x1b[2J" is not a label`}},
 	} {
 		_, err := pipeline.Build(tt.kind, tt.o)
-		if err == nil {
-			t.Errorf("%s of %+v is not refused", tt.kind, tt.o)
-			continue
-		}
 		for _, want := range tt.want {
-			if !strings.Contains(err.Error(), want) {
-				t.Errorf("%s of %+v: %v; want %s", tt.kind, tt.o, err, want)
-			}
+			must.Err(t, err, want)
 		}
 	}
 }
@@ -143,12 +117,8 @@ func FuzzBuild(f *testing.F) {
 		}
 		same(t, p)
 		var back pipeline.Pipeline
-		if err := yaml.Unmarshal(p.YAML(), &back); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(p.Steps, back.Steps); diff != "" {
-			t.Error(diff)
-		}
+		must.Do(t, yaml.Unmarshal(p.YAML(), &back))
+		must.Equal(t, p.Steps, back.Steps)
 		// The fake's parser substitutes variables.
 		env := map[string]string{"KERNELBOT_QUEUE": "from-the-build", "HOME": "leaked"}
 		b := submit(t, string(p.YAML()), env)
@@ -159,9 +129,7 @@ func FuzzBuild(f *testing.F) {
 		if len(b.Jobs) != 1 {
 			t.Fatalf("%d jobs", len(b.Jobs))
 		}
-		if diff := cmp.Diff(want, b.Jobs[0].AgentQueryRules); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, want, b.Jobs[0].AgentQueryRules)
 		if label != "" && b.Jobs[0].Name != label {
 			t.Errorf("the label is %q, want %q", b.Jobs[0].Name, label)
 		}

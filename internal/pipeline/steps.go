@@ -45,10 +45,8 @@ const retryComment = `Retry only what no submission can cause: the agent was los
 refused the job before it began, or could not start kbnode; or the node is at fault (255).
 The command ends with 0, 1 or 3, whatever was submitted.`
 
-// About returns what a kind is for, as the lines of a paragraph.
-func About(kind string) string { return abouts[kind] }
-
-var abouts = map[string]string{
+// About says what each kind is for, as the lines of a paragraph.
+var About = map[string]string{
 	Eval: `Evaluates the submission that a build carries in KERNELBOT_PAYLOAD, or in its
 pieces KERNELBOT_PAYLOAD_0, _1, …, in a container with one GPU and the strict profile:
 without root, and with write access only to the job's directory and temporary files.

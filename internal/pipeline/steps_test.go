@@ -1,22 +1,22 @@
 package pipeline_test
 
 import (
-	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // command returns what an agent gets to run, after the server substituted variables.
@@ -45,9 +45,7 @@ func TestArtifactScript(t *testing.T) {
 		t.Fatalf("exit %d: %s", code, out)
 	}
 	f, err := os.Open(filepath.Join(dir, "result.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer f.Close() //nolint:errcheck // opened for reading
 	// The runner's own type, except runs, which it only writes.
 	var got struct {
@@ -56,41 +54,11 @@ func TestArtifactScript(t *testing.T) {
 	}
 	dec := json.NewDecoder(f)
 	dec.DisallowUnknownFields()
-	if err := dec.Decode(&got); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, dec.Decode(&got))
 	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if !got.Success || got.Error != "" || got.System == nil || got.System.Hostname != host || !strings.HasPrefix(got.System.Platform, "Linux ") || got.Runs == nil || len(got.Runs) > 0 {
 		t.Errorf("result.json says %+v of %+v", got, got.System)
-	}
-}
-
-// TestProfiles checks that evaluations run in the strict profile by default, and that the runner
-// is process 1 of its container.
-func TestProfiles(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		kind, profile string
-		strict, init  bool
-	}{
-		{pipeline.Eval, "", true, false},
-		{pipeline.Eval, config.ProfileStrict, true, false},
-		{pipeline.Eval, config.ProfileCompatible, false, false},
-		{pipeline.DockerTest, "", false, true},
-		{pipeline.DockerTest, config.ProfileStrict, true, true},
-	} {
-		text, err := json.Marshal(build(t, tt.kind, pipeline.Options{Profile: tt.profile}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		strict := strings.Contains(string(text), `"environment":["KBNODE_PROFILE=strict"]`)
-		init := !strings.Contains(string(text), `"init":false`)
-		if strict != tt.strict || init != tt.init {
-			t.Errorf("%s with %q: strict %t, init %t in %s", tt.kind, tt.profile, strict, init, text)
-		}
 	}
 }
 
@@ -109,18 +77,9 @@ func TestVariables(t *testing.T) {
 		{"${GPU_QUEUE}", map[string]string{"GPU_QUEUE": "nvidia-h100"}, [2]string{"nvidia-h100", config.DefaultImage}},
 		{"${GPU_QUEUE:-h100}", nil, [2]string{"h100", config.DefaultImage}},
 	} {
-		s := bktest.New(bktest.Options{})
-		if _, err := s.Submit(bktest.NewBuild{Steps: string(build(t, pipeline.Eval, pipeline.Options{Queue: tt.queue}).YAML()), Env: tt.env}); err != nil {
-			t.Fatal(err)
-		}
-		a := &agent{t: t, s: s, token: bktest.DefaultAgentToken}
-		got := a.send("POST", "/register", map[string]any{"name": "a", "meta_data": []string{"queue=" + tt.want[0]}, "version": "3.76.2"})
-		a.token, _ = got["access_token"].(string)
-		a.send("POST", "/connect", nil)
-		job := a.send("PUT", "/jobs/"+a.offered()+"/accept", nil)
-		env, _ := job["env"].(map[string]any)
-		if plugins, _ := env["BUILDKITE_PLUGINS"].(string); !strings.Contains(plugins, fmt.Sprintf(`"image":%q`, tt.want[1])) {
-			t.Errorf("%s of %v: %s, want image %s", tt.queue, tt.env, plugins, tt.want[1])
+		jobs := work(t, build(t, pipeline.Eval, pipeline.Options{Queue: tt.queue}), tt.want[0], tt.env, func(*bktest.Work, int) {})
+		if len(jobs) != 1 || !strings.Contains(jobs[0].Env["BUILDKITE_PLUGINS"], fmt.Sprintf(`"image":%q`, tt.want[1])) {
+			t.Errorf("%s of %v: %+v, want image %s", tt.queue, tt.env, jobs, tt.want[1])
 		}
 	}
 }
@@ -128,9 +87,7 @@ func TestVariables(t *testing.T) {
 func TestDockerScript(t *testing.T) {
 	t.Parallel()
 	allowed, err := exec.CommandContext(t.Context(), "sh", "-c", `grep Cpus_allowed_list: /proc/self/status | tr -d '\t' | cut -d: -f2`).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	cpuset := strings.TrimSpace(string(allowed))
 	nvidia, amd := []string{"nvidia0", "nvidiactl", "nvidia-uvm"}, []string{"kfd", "dri/renderD128", "dri/card0"}
 	for name, tt := range map[string]struct {
@@ -159,12 +116,8 @@ func TestDockerScript(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			put := func(name, text string) {
-				if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+				must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755))
 			}
 			for _, d := range tt.devices {
 				put("dev/"+d, "")
@@ -190,8 +143,7 @@ func TestDockerScript(t *testing.T) {
 	}
 }
 
-// TestRetries plays an agent whose jobs end in many ways, and counts how often
-// each is run.
+// TestRetries counts how often a job is run that ends in one of many ways.
 func TestRetries(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -209,6 +161,7 @@ func TestRetries(t *testing.T) {
 		{"the time limit, killed", "cancel", -1, 1},
 		{"the time limit, while kbnode pulled", "cancel", 255, 1},
 		{"an agent that was lost", "", -1, 3},
+		{"an agent that falls silent", "silent", 0, 2},
 		{"an agent that was stopped", "agent_stop", 255, 3},
 		{"an agent that was stopped, killed", "agent_stop", -1, 3},
 		{"a slot that is not fit", "agent_refused", -1, 2},
@@ -216,92 +169,37 @@ func TestRetries(t *testing.T) {
 		{"a command like git's", "", 128, 1},
 	} {
 		for _, kind := range pipeline.Kinds {
-			a := newAgent(t, bktest.Options{}, string(build(t, kind, pipeline.Options{Queue: "q", Image: "i"}).YAML()))
-			runs := 0
-			for id := a.offered(); id != ""; id = a.offered() {
-				a.begin(id)
-				a.send("PUT", "/jobs/"+id+"/finish", map[string]any{"exit_status": fmt.Sprint(tt.status), "signal_reason": tt.reason, "finished_at": "now"})
-				runs++
-			}
-			if runs != tt.runs {
-				t.Errorf("%s: %s runs %d times, want %d", tt.what, kind, runs, tt.runs)
+			jobs := work(t, build(t, kind, pipeline.Options{Queue: "q", Image: "i"}), "q", nil, func(w *bktest.Work, agent int) {
+				w.Exit, w.Reason = tt.status, tt.reason
+				if tt.reason == "silent" {
+					w.Reason, w.Gone = "", agent == 0
+				}
+			})
+			if len(jobs) != tt.runs {
+				t.Errorf("%s: %s runs %d times, want %d", tt.what, kind, len(jobs), tt.runs)
 			}
 		}
 	}
 }
 
-// TestRetryOfALostAgent checks that another agent gets the job of one that fell silent.
-func TestRetryOfALostAgent(t *testing.T) {
-	t.Parallel()
-	now := time.Now()
-	a := newAgent(t, bktest.Options{Now: func() time.Time { return now }}, string(build(t, pipeline.Eval, pipeline.Options{Queue: "q", Image: "i"}).YAML()))
-	a.begin(a.offered())
-	now = now.Add(time.Hour)
-	a.register()
-	if a.offered() == "" {
-		t.Error("the job is not offered again")
-	}
-	if jobs := a.s.Builds()[0].Jobs; len(jobs) != 2 || jobs[0].State != "failed" {
-		t.Errorf("the jobs are %+v", jobs)
-	}
-}
-
-// agent is an agent of the fake server, without a network.
-type agent struct {
-	t     *testing.T
-	s     *bktest.Server
-	token string
-}
-
-func newAgent(t *testing.T, o bktest.Options, steps string) *agent {
+// work has two agents of a queue run a pipeline's job as often as Buildkite asks them to. The second one comes
+// when the first one may be lost.
+func work(t *testing.T, p *pipeline.Pipeline, queue string, env map[string]string, do func(w *bktest.Work, agent int)) (jobs []*bktest.Work) {
 	t.Helper()
-	a := &agent{t: t, s: bktest.New(o)}
-	if _, err := a.s.Submit(bktest.NewBuild{Steps: steps}); err != nil {
-		t.Fatal(err)
-	}
-	a.register()
-	return a
-}
-
-func (a *agent) register() {
-	a.t.Helper()
-	a.token = bktest.DefaultAgentToken
-	got := a.send("POST", "/register", map[string]any{"name": "a", "meta_data": []string{"queue=q"}, "version": "3.76.2"})
-	a.token, _ = got["access_token"].(string)
-	a.send("POST", "/connect", nil)
-}
-
-func (a *agent) send(method, path string, body any) map[string]any {
-	a.t.Helper()
-	var text []byte
-	if body != nil {
-		var err error
-		if text, err = json.Marshal(body); err != nil {
-			a.t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		s := bktest.New(bktest.Options{PingSeconds: 30, HeartbeatSeconds: 60})
+		_, err := s.Submit(bktest.NewBuild{Steps: string(p.YAML()), Env: env})
+		must.Do(t, err)
+		ctx, stop := context.WithCancel(t.Context())
+		for i := range 2 {
+			must.Do(t, s.Employ(ctx, bktest.Worker{Name: fmt.Sprint(i), Tags: []string{"queue=" + queue}, Do: func(_ context.Context, w *bktest.Work) {
+				jobs = append(jobs, w)
+				do(w, i)
+			}}))
+			time.Sleep(4 * time.Minute)
 		}
-	}
-	req := httptest.NewRequestWithContext(a.t.Context(), method, "/v3"+path, bytes.NewReader(text))
-	req.Header.Set("Authorization", "Token "+a.token)
-	w := httptest.NewRecorder()
-	a.s.ServeHTTP(w, req)
-	if w.Code != http.StatusOK {
-		a.t.Fatalf("%s %s: %d %s", method, path, w.Code, w.Body)
-	}
-	var got map[string]any
-	_ = json.Unmarshal(w.Body.Bytes(), &got) // some answers are empty
-	return got
-}
-
-// offered returns the ID of the job that the agent would get now, or "".
-func (a *agent) offered() string {
-	a.t.Helper()
-	job, _ := a.send("GET", "/ping", nil)["job"].(map[string]any)
-	id, _ := job["id"].(string)
-	return id
-}
-
-func (a *agent) begin(id string) {
-	a.t.Helper()
-	a.send("PUT", "/jobs/"+id+"/accept", nil)
-	a.send("PUT", "/jobs/"+id+"/start", map[string]string{"started_at": "now"})
+		stop()
+		synctest.Wait()
+	})
+	return jobs
 }

@@ -14,7 +14,7 @@ import (
 func (p *Pipeline) YAML() []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "# kbnode pipeline %s\n", p.kind)
-	for line := range strings.Lines(abouts[p.kind]) {
+	for line := range strings.Lines(About[p.kind]) {
 		b.WriteString("# " + line)
 	}
 	var doc yaml.Node
@@ -68,22 +68,12 @@ func Mentions(text []byte, names []string) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("read the pipeline: %w", err)
 		}
-		if name := mentions(&doc, names); name != "" {
-			return name, nil
+		for nodes := []*yaml.Node{&doc}; len(nodes) > 0; nodes = append(nodes[1:], nodes[0].Content...) {
+			for _, name := range names {
+				if strings.Contains(nodes[0].Value, name) {
+					return name, nil
+				}
+			}
 		}
 	}
-}
-
-func mentions(n *yaml.Node, names []string) string {
-	for _, name := range names {
-		if strings.Contains(n.Value, name) {
-			return name
-		}
-	}
-	for _, c := range n.Content {
-		if name := mentions(c, names); name != "" {
-			return name
-		}
-	}
-	return ""
 }

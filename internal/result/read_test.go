@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestReadAgain checks that every result of the shared cases and of our own is
@@ -20,25 +20,17 @@ func TestReadAgain(t *testing.T) {
 		{"benchmark", &Evaluation{Compilation: &Compilation{Stderr: "a.cu(3): error\n"}}},
 	}}
 	text, err := marshal(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	again, err := Read(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	got, err := marshal(again)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(text), string(got)); diff != "" {
-		t.Error(diff)
-	}
+	must.Do(t, err)
+	must.Equal(t, string(text), string(got))
 	if sentence, ok := again.Verdict(); ok || sentence != "Not passed: benchmark: nvcc was not found" {
 		t.Errorf("%q, %v", sentence, ok)
 	}
 	var report bytes.Buffer
-	again.Report(&report)
+	again.Report(&report, false)
 	for _, want := range []string{"benchmark: nvcc was not found", "a.cu(3): error", "on NVIDIA L40S", "1 of 1 test"} {
 		if !strings.Contains(report.String(), want) {
 			t.Errorf("%q is not in %s", want, report.String())
@@ -59,9 +51,7 @@ func TestReadRefused(t *testing.T) {
 // only cleaned.
 func FuzzRead(f *testing.F) {
 	files, err := filepath.Glob("../runner/testdata/*/*.json")
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.Do(f, err)
 	for _, name := range files {
 		if text, err := os.ReadFile(name); err == nil && len(text) < 20_000 {
 			f.Add(text)
@@ -74,7 +64,7 @@ func FuzzRead(f *testing.F) {
 			return
 		}
 		var report bytes.Buffer
-		r.Report(&report)
+		r.Report(&report, false)
 		if strings.ContainsAny(report.String(), "\x1b\u009b\r\x00\a") {
 			t.Errorf("%q", report.String())
 		}

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestReadFile checks that ReadFile does not read what a program put in a file's place.
@@ -22,9 +24,7 @@ func TestReadFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	root, err := os.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer root.Close() //nolint:errcheck // a directory
 	for name, reads := range map[string]bool{"file": true, "same": true, "link": false, "outside": false, "broken": false, "dir": false, "pipe": false, "none": false, "large": false} {
 		text, err := ReadFile(root, name)

@@ -17,13 +17,8 @@ func (r *Result) Verdict() (sentence string, ok bool) {
 }
 
 // Report writes the end of the job's log for people, and all details of what did not
-// pass.
-func (r *Result) Report(w io.Writer) { r.report(w, false) }
-
-// ReportTests is Report, and lists each test.
-func (r *Result) ReportTests(w io.Writer) { r.report(w, true) }
-
-func (r *Result) report(w io.Writer, tests bool) {
+// pass. With tests, it lists each test.
+func (r *Result) Report(w io.Writer, tests bool) {
 	l := &Log{W: w}
 	list := r.summaries()
 	for i, s := range list {

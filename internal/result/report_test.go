@@ -7,9 +7,8 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // FuzzClean shows only harmless characters of a program's text, within the limits.
@@ -68,9 +67,7 @@ func TestLogOfCompilation(t *testing.T) {
 		var b bytes.Buffer
 		l := &Log{&b, true}
 		l.Evaluation(Summarize("test", &c.ev, false), &c.ev)
-		if d := cmp.Diff(c.want, b.String()); d != "" {
-			t.Errorf("%s (-want +got):\n%s", c.name, d)
-		}
+		must.Equal(t, c.want, b.String())
 	}
 }
 
@@ -89,14 +86,10 @@ func TestRepetitions(t *testing.T) {
 		t.Errorf("%s\nwant at its end\n%s", b.String(), want)
 	}
 	for _, same := range [][]string{nil, {"a"}, {"a", "a"}, {"", "", "", "", ""}, {"a", "b", "a"}, {strings.Repeat("x", 100), strings.Repeat("x", 100)}} {
-		if d := cmp.Diff(same, collapse(same)); d != "" {
-			t.Error(d)
-		}
+		must.Equal(t, same, collapse(same))
 	}
 	begins := strings.Split(strings.Repeat("same line\nsame line\nother line of some more characters\n", 3), "\n")
-	if d := cmp.Diff([]string{begins[0], begins[1], begins[2], "[…] 2 more times: the 3 lines above", ""}, collapse(begins)); d != "" {
-		t.Error(d)
-	}
+	must.Equal(t, []string{begins[0], begins[1], begins[2], "[…] 2 more times: the 3 lines above", ""}, collapse(begins))
 	hostile := strings.Split(strings.Repeat(strings.Repeat("x\n", 39)+"y\n", 500), "\n")
 	if n := len(collapse(hostile)); n > 100 {
 		t.Errorf("%d lines", n)
@@ -114,8 +107,8 @@ func TestReportTests(t *testing.T) {
 	want := "\n  test\n  size: 1                             passed\n" +
 		"  shape: 12345; shape: 12345; shape:  failed\n  12345; shape: 12345; shape: 12345;\n  size: 3; seed: 4                    passed\n"
 	var with, without strings.Builder
-	r.ReportTests(&with)
-	r.Report(&without)
+	r.Report(&with, true)
+	r.Report(&without, false)
 	if !strings.HasSuffix(with.String(), want) || with.String() != without.String()+want {
 		t.Errorf("%s\n%s", with.String(), without.String())
 	}
@@ -125,7 +118,7 @@ func TestReportTests(t *testing.T) {
 	}
 	r.Runs[0].Value.Run.Result = reported(lines...)
 	with.Reset()
-	r.ReportTests(&with)
+	r.Report(&with, true)
 	if n := strings.Count(with.String(), "\n"); n > 300 || !strings.Contains(with.String(), "… and 950 more tests; see result.json for all\n") {
 		t.Errorf("%d lines", n)
 	}

@@ -42,7 +42,6 @@ type Summary struct {
 	tests, failed, timings cases
 }
 
-// cases are up to maxRows cases, and how many there are more.
 type cases struct {
 	list []testCase
 	more int
@@ -89,6 +88,11 @@ func (s *Summary) numbers() string {
 	return s.counts
 }
 
+// exits explains exit codes of the task's program.
+var exits = map[int]string{
+	110: "CUDA reported an error", 111: "could not write its report", ExitWrong: "the results are wrong", 113: "could not read the tests",
+}
+
 // Summarize summarizes an evaluation, which may have ended because its job was canceled. The
 // program's report may break the task's protocol.
 func Summarize(name string, ev *Evaluation, cancelled bool) *Summary {
@@ -123,14 +127,8 @@ func Summarize(name string, ev *Evaluation, cancelled bool) *Summary {
 		s.reason = "reported more than a program is allowed to"
 	case failures != "":
 		s.reason = failures
-	case run.ExitCode == 110:
-		s.reason = "CUDA reported an error (exit code 110)"
-	case run.ExitCode == 111:
-		s.reason = "could not write its report (exit code 111)"
-	case run.ExitCode == ExitWrong:
-		s.reason = "the results are wrong (exit code 112)"
-	case run.ExitCode == 113:
-		s.reason = "could not read the tests (exit code 113)"
+	case exits[run.ExitCode] != "":
+		s.reason = fmt.Sprintf("%s (exit code %d)", exits[run.ExitCode], run.ExitCode)
 	case run.ExitCode != 0:
 		s.reason = fmt.Sprintf("ended with exit code %d", run.ExitCode)
 	case checked:

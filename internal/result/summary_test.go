@@ -7,7 +7,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // reported returns a program's report with these lines.
@@ -147,9 +147,7 @@ on 2 × NVIDIA B200, CUDA, torch 2.9.0+cu130
 	} {
 		var b bytes.Buffer
 		endOf(&Log{&b, c.groups}, c.r)
-		if d := cmp.Diff(c.want, b.String()); d != "" {
-			t.Errorf("%s (-want +got):\n%s", c.name, d)
-		}
+		must.Equal(t, c.want, b.String())
 		for line := range strings.Lines(b.String()) {
 			if n := utf8.RuneCountInString(line); n > 81 {
 				t.Errorf("%s: %d columns: %s", c.name, n, line)

@@ -5,13 +5,9 @@ import (
 	"time"
 )
 
-// checkTimes cancels builds that exceed a time limit, and gives up runs whose build was never
-// seen.
 func (f *follower) checkTimes() {
 	for _, r := range f.runs {
 		switch {
-		case !r.done && !r.unsure.IsZero() && r.build.Number == 0 && time.Since(r.unsure) > late && f.answered.After(r.unsure.Add(late)):
-			f.finish(r, Unknown, fmt.Sprintf("%v; it has not been seen since; look for its run ID %s", r.out.Err, r.job.RunID))
 		case r.done || r.fetching || r.why != "" || r.waiting.IsZero():
 		case f.QueueTime > 0 && r.running.IsZero() && time.Since(r.waiting) > f.QueueTime:
 			r.why, r.reason = TimedOut, fmt.Sprintf("no agent took it within %s", f.QueueTime)

@@ -23,6 +23,8 @@ const (
 	silence = 15 * time.Minute
 	// late is how long a build that may have been created can take to be seen.
 	late = 2 * time.Minute
+	// maxTries is how often a build is requested whose creation is not answered.
+	maxTries = 6
 	// slowest is how long each of many requests takes within the rate limit.
 	slowest = 5 * time.Second
 )
@@ -43,7 +45,6 @@ func pause(since time.Duration) time.Duration {
 	return 10 * time.Second
 }
 
-// run is a job in progress.
 type run struct {
 	index     int
 	job       Job
@@ -54,7 +55,10 @@ type run struct {
 	why       Verdict // why it was canceled
 	reason    string
 	canceling bool      // cancellation was requested
-	unsure    time.Time // since when it is unknown whether the build was created
+	tries     int       // requests for the build
+	failedAt  time.Time // when the last of them failed; zero while one is under way
+	mayExist  bool      // one of them may have created a build
+	polls     int       // that have not found the build since then
 	fetching  bool
 	done      bool
 	also      string // appended to the reason
@@ -115,7 +119,7 @@ func (f *follower) follow(ctx context.Context, stop func()) {
 		case do := <-f.events:
 			do()
 		case <-timer.C:
-			f.poll()
+			f.poll(ctx)
 			f.checkTimes()
 			timer.Reset(pause(time.Since(f.began)))
 		}
@@ -145,12 +149,12 @@ func (f *follower) allDone() bool {
 // create creates a job's build, or finds an existing one if Resume is set.
 func (f *follower) create(ctx context.Context, r *run) {
 	f.report(r, "creating")
+	r.tries++
+	r.failedAt = time.Time{}
 	f.async(func() func() {
 		build, err := f.createOne(ctx, r.job)
 		return func() {
-			if build.Repeated {
-				f.until = time.Now().Add(late)
-			}
+			status := buildkite.Refused(err)
 			switch {
 			case err == nil && r.build.Number != 0 && r.build.Number != build.Number:
 				f.cancelDouble(r, build) // a look has found another one
@@ -158,16 +162,34 @@ func (f *follower) create(ctx context.Context, r *run) {
 				f.found(r, build)
 			case r.build.Number != 0 || r.done:
 				// A look has already found it.
-			case errors.Is(err, buildkite.ErrUnsure):
-				r.out.Err, r.unsure = err, time.Now() // looks will find out
 			case errors.Is(err, errNotBegun):
 				f.finish(r, Cancelled, err.Error())
-			default:
+			case status > 0 && status < 500:
 				r.out.Err = err
 				f.finish(r, NotCreated, err.Error())
+			default: // looks find out whether it was created
+				r.out.Err, r.failedAt, r.polls, r.mayExist = err, time.Now(), 0, r.mayExist || !buildkite.Unsent(err)
+				f.logRetry(err)
 			}
 		}
 	})
+}
+
+// recreate repeats a creation that failed, unless a poll at that time has found the build. After two polls,
+// the server creates nothing more for the last request.
+func (f *follower) recreate(ctx context.Context, r *run, at time.Time) {
+	if r.done || r.build.Number != 0 || r.failedAt.IsZero() || at.Before(r.failedAt) {
+		return
+	}
+	switch r.polls++; {
+	case r.polls < 2:
+	case r.tries < maxTries && !f.ending:
+		f.create(ctx, r)
+	case !r.mayExist:
+		f.finish(r, NotCreated, r.out.Err.Error())
+	case time.Since(r.failedAt) > late:
+		f.finish(r, Unknown, fmt.Sprintf("%v: unknown whether it was created; it has not been seen since; look for its run ID %s", r.out.Err, r.job.RunID))
+	}
 }
 
 func (f *follower) createOne(ctx context.Context, j Job) (buildkite.Build, error) {
@@ -194,7 +216,7 @@ func (f *follower) createOne(ctx context.Context, j Job) (buildkite.Build, error
 }
 
 // poll reads all builds in progress with one query.
-func (f *follower) poll() {
+func (f *follower) poll(ctx context.Context) {
 	if f.polling {
 		return
 	}
@@ -203,10 +225,11 @@ func (f *follower) poll() {
 	if len(f.runs) == 1 { // the build may be an earlier command's
 		key, value = buildkite.RunIDKey, f.runs[0].job.RunID
 	}
+	at := time.Now()
 	f.async(func() func() {
-		ctx, cancel := context.WithTimeout(f.work, silence)
+		within, cancel := context.WithTimeout(f.work, silence)
 		defer cancel()
-		builds, err := f.client.Find(ctx, f.Org, f.Pipeline, key, value)
+		builds, err := f.client.Find(within, f.Org, f.Pipeline, key, value)
 		return func() {
 			f.polling = false
 			if err != nil {
@@ -216,6 +239,9 @@ func (f *follower) poll() {
 			f.answered = time.Now()
 			for _, b := range builds {
 				f.update(b)
+			}
+			for _, r := range f.runs {
+				f.recreate(ctx, r, at)
 			}
 		}
 	})
@@ -228,12 +254,15 @@ func (f *follower) pollFailed(err error) {
 		f.giveUp(err.Error())
 		return
 	}
+	f.logRetry(err)
+}
+
+func (f *follower) logRetry(err error) {
 	if f.Log != nil {
 		f.Log(err.Error())
 	}
 }
 
-// update updates the run that a build belongs to.
 func (f *follower) update(b buildkite.Build) {
 	for _, r := range f.runs {
 		ours := b.MetaData[batchKey] == f.batch || b.Number == r.build.Number // not someone else's with the same run ID
@@ -277,6 +306,9 @@ func (f *follower) found(r *run, b buildkite.Build) {
 	now := time.Now()
 	if r.waiting.IsZero() {
 		r.waiting = now
+		if r.mayExist && r.tries > 1 { // another request may create a build, too
+			f.until = now.Add(late)
+		}
 	}
 	if len(b.Jobs) == 0 {
 		b.Jobs = r.build.Jobs

@@ -61,7 +61,6 @@ type kind struct{ model, shape string }
 
 func (k kind) String() string { return strings.ToUpper(k.model) + k.shape }
 
-// find finds a type of GPU by its name.
 func find(name string) (GPU, kind, bool) {
 	upper := strings.TrimSpace(strings.ToUpper(name))
 	queue := contracted[upper]

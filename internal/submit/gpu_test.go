@@ -2,7 +2,6 @@ package submit
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -11,6 +10,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestGPUOfMachines checks that a build for the GPUs of a recorded machine goes to the queue in
@@ -24,14 +24,11 @@ func TestGPUOfMachines(t *testing.T) {
 	tags := regexp.MustCompile(`tags="queue=([^,]+),gpu=([^,]+),.*gpu-model=([^,]+),`)
 	found := 0
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !strings.Contains(string(text), "warning: no queue is set") {
+		text := must.Read(t, file)
+		if !strings.Contains(text, "warning: no queue is set") {
 			continue // its operator chose another, or it has no GPU
 		}
-		for _, m := range tags.FindAllStringSubmatch(string(text), -1) {
+		for _, m := range tags.FindAllStringSubmatch(text, -1) {
 			queue, key, model := m[1], m[2], strings.ReplaceAll(m[3], "-", " ")
 			names := map[string]string{queue: queue, strings.ToUpper(queue): queue, key: key, model: key, strings.ToUpper(key) + "_BK": key, strings.ToUpper(key) + "x8": key + "x8"}
 			if strings.HasPrefix(key, "mi") {
@@ -142,11 +139,9 @@ func TestFits(t *testing.T) {
 // TestBothNames checks that pipelines of either launcher find their variables.
 func TestBothNames(t *testing.T) {
 	t.Parallel()
-	for text, both := range map[string]bool{`{"a":1}`: true, fmt.Sprintf("%q", noise(300_000)): false} {
+	for text, both := range map[string]bool{`{"a":1}`: true, fmt.Sprintf("%q", must.Random(300_000)): false} {
 		j, err := Request{RunID: "r", Target: Target{Queue: "b200"}, Payload: text}.Job()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		env := j.Build.Env
 		if env["KERNELBOT_QUEUE"] != "b200" || env["GPU_QUEUE"] != "b200" {
 			t.Errorf("the queues are %q and %q", env["KERNELBOT_QUEUE"], env["GPU_QUEUE"])
@@ -161,15 +156,6 @@ func TestBothNames(t *testing.T) {
 			}
 		}
 	}
-}
-
-// noise returns text that does not compress.
-func noise(n int) string {
-	var b strings.Builder
-	for x := uint32(1); b.Len() < n; x = x*1664525 + 1013904223 {
-		fmt.Fprintf(&b, "%08x", x)
-	}
-	return b.String()
 }
 
 // TestEnding checks how exit statuses are explained.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const (
@@ -37,9 +38,7 @@ func open(t *testing.T, o bktest.Options, agents int, do func(ctx context.Contex
 	t.Cleanup(func() { time.Sleep(2 * time.Minute); stop(); synctest.Wait() }) // delayed calls arrive first
 	for i := range agents {
 		err := s.Employ(ctx, bktest.Worker{Name: fmt.Sprintf("n-gpu%d", i), Tags: []string{"queue=b200", fmt.Sprintf("gpu-index=%d", i)}, Do: do})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	bk := &office{Server: s}
 	var mu sync.Mutex
@@ -51,9 +50,7 @@ func open(t *testing.T, o bktest.Options, agents int, do func(ctx context.Contex
 			bk.log = append(bk.log, fmt.Sprintf("%s; again in %s", why, pause.Round(time.Second)))
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	bk.client = client
 	return bk
 }
@@ -496,9 +493,7 @@ func TestHundred(t *testing.T) {
 func TestOutcomeJSON(t *testing.T) {
 	t.Parallel()
 	text, err := json.Marshal(Outcome{RunID: "r", Verdict: Passed, Raw: []byte("x")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	want := `{"run_id":"r","verdict":"passed","reason":"","queue_seconds":0,"run_seconds":0}`
 	if string(text) != want {
 		t.Errorf("%s", text)

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // kernelbot reads a leaderboard's task into these fields, and refuses others.
@@ -17,9 +17,7 @@ func TestDefinition(t *testing.T) {
 		"prefix_python": {"main"}, "identity_cuda": {"compile_flags", "defines", "include_dirs", "sources"},
 	} {
 		p, err := Read("../../examples/" + dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		var all map[string]json.RawMessage
 		var some struct {
 			Files  map[string]string
@@ -27,18 +25,10 @@ func TestDefinition(t *testing.T) {
 			Tests  []map[string]any
 		}
 		text := []byte(p.Definition())
-		if err := json.Unmarshal(text, &all); err != nil {
-			t.Fatal(err)
-		}
-		if err := json.Unmarshal(text, &some); err != nil {
-			t.Fatal(err)
-		}
-		if d := cmp.Diff(keys, slices.Sorted(maps.Keys(all))); d != "" {
-			t.Errorf("%s: %s", dir, d)
-		}
-		if d := cmp.Diff(config, slices.Sorted(maps.Keys(some.Config))); d != "" {
-			t.Errorf("%s: %s", dir, d)
-		}
+		must.Do(t, json.Unmarshal(text, &all))
+		must.Do(t, json.Unmarshal(text, &some))
+		must.Equal(t, keys, slices.Sorted(maps.Keys(all)))
+		must.Equal(t, config, slices.Sorted(maps.Keys(some.Config)))
 		if len(some.Files) != 3 || some.Files[p.Submission] != Submission || len(some.Tests) != p.Tests {
 			t.Errorf("%s: %s", dir, text)
 		}

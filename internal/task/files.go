@@ -157,7 +157,6 @@ func (d *definition) checkName(line int, name string) {
 	}
 }
 
-// has reports whether the problem has a file of this name.
 func (d *definition) has(name string) bool {
 	return slices.ContainsFunc(d.t.files, func(f file) bool { return f.name == name })
 }

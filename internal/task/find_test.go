@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/examples"
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const smallTask = `
@@ -29,18 +30,12 @@ func TestFindExamples(t *testing.T) {
 	}
 	for _, name := range all {
 		there, err := Read(filepath.Join("../../examples", name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		here, err := Find(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for _, mode := range Modes {
 			want, err := there.Config("x", "", mode)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if got, err := here.Config("x", "", mode); err != nil || got != want {
 				t.Errorf("%s, mode %s: %v, another payload than from the directory", name, mode, err)
 			}
@@ -57,9 +52,7 @@ func TestFind(t *testing.T) {
 	t.Chdir(filepath.Dir(dir))
 	base := filepath.Base(dir)
 	// A directory wins over an example of the same name, even if it is no problem.
-	if err := os.Symlink(dir, "prefix_python"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(dir, "prefix_python"))
 	t.Cleanup(func() { _ = os.Remove("prefix_python") })
 	for _, name := range []string{"prefix_python", dir, base, base + "/", filepath.Join(base, FileName)} {
 		if got, err := Find(name); err != nil || got.Submission != "sub.py" {
@@ -67,13 +60,9 @@ func TestFind(t *testing.T) {
 		}
 	}
 	for path, file := range map[string]string{"identity_cuda": "", "kernels/sort_v2": FileName, "kernels/scan": FileName, "kernels/notes": ""} {
-		if err := os.MkdirAll(filepath.Join(dir, path), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Join(dir, path), 0o755))
 		if file != "" {
-			if err := os.WriteFile(filepath.Join(dir, path, file), nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(filepath.Join(dir, path, file), nil, 0o600))
 		}
 	}
 	t.Chdir(dir)
@@ -115,13 +104,9 @@ func TestReadFS(t *testing.T) {
 		t.Errorf("a file outside: %v", err)
 	}
 	got, err := ReadFS(os.DirFS(dir), ".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	doc, err := got.Config("", "", "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if _, err := payload.ParseObject(doc); err != nil {
 		t.Error(err)
 	}

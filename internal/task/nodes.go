@@ -25,7 +25,6 @@ func (d *definition) known(members []pair, prefix string, keys []string) {
 	}
 }
 
-// group returns the members of a mapping.
 func (d *definition) group(n *yaml.Node, what, hint string) ([]pair, bool) {
 	if !d.readable(n, 1) {
 		return nil, false
@@ -37,7 +36,6 @@ func (d *definition) group(n *yaml.Node, what, hint string) ([]pair, bool) {
 	return d.pairs(n, 1), true
 }
 
-// list returns the members of a sequence.
 func (d *definition) list(n *yaml.Node, what, hint string) []*yaml.Node {
 	if !d.readable(n, 1) {
 		return nil
@@ -49,7 +47,6 @@ func (d *definition) list(n *yaml.Node, what, hint string) []*yaml.Node {
 	return n.Content
 }
 
-// words returns the members of a list of texts.
 func (d *definition) words(n *yaml.Node, what, hint string) []string {
 	var words []string
 	for _, e := range d.list(n, what, hint) {
@@ -91,7 +88,6 @@ func isText(n *yaml.Node) bool {
 	return ok
 }
 
-// shown formats a value for an error.
 func shown(v payload.Value) string {
 	switch v := v.(type) {
 	case nil:
@@ -102,7 +98,6 @@ func shown(v payload.Value) string {
 	return text.Line(payload.JSON(v), 60)
 }
 
-// quote formats a text of the file for an error.
 func quote(s string) string { return fmt.Sprintf("%.60q", s) }
 
 // kind names a node's type for people.

@@ -27,14 +27,12 @@ const defaultTimeout = payload.Int("180")
 // allows a job here.
 const maxTimeout = 86400
 
-// definition reads a task.yml into a Task.
 type definition struct {
 	document
 	t    *Task
 	size int // bytes of all files read so far
 }
 
-// read reads the task from the root of its file.
 func (d *definition) read(root *yaml.Node) {
 	members, ok := d.group(root, "top level", "files:, lang: and config:")
 	if !ok {
@@ -88,28 +86,28 @@ func (d *definition) people(at map[string]pair) {
 	if m, ok := given("libraries"); ok {
 		d.words(m.value, "libraries", "[cutlass]")
 	}
-	if m, ok := given("templates"); ok {
-		members, _ := d.group(m.value, "templates", "Python: submission.py")
-		d.known(members, "templates.", templates)
-		d.t.Templates = map[string]string{}
+	words := func(key, hint string, keys []string, take func(e pair, word string)) {
+		m, ok := given(key)
+		if !ok {
+			return
+		}
+		members, _ := d.group(m.value, key, hint)
+		d.known(members, key+".", keys)
 		for _, e := range members {
-			if source, ok := d.word(e, "templates."+e.key); ok {
-				d.t.Templates[e.key] = d.text(e.line, source)
+			if word, ok := d.word(e, key+"."+e.key); ok {
+				take(e, word)
 			}
 		}
 	}
-	if m, ok := given("validation"); ok {
-		members, _ := d.group(m.value, "validation", "version: and script:")
-		d.known(members, "validation.", []string{"script", "version"})
-		for _, e := range members {
-			if s, ok := d.word(e, "validation."+e.key); ok && e.key == "script" {
-				d.text(e.line, s)
-			}
+	d.t.Templates = map[string]string{}
+	words("templates", "Python: submission.py", templates, func(e pair, source string) { d.t.Templates[e.key] = d.text(e.line, source) })
+	words("validation", "version: and script:", []string{"script", "version"}, func(e pair, source string) {
+		if e.key == "script" {
+			d.text(e.line, source)
 		}
-	}
+	})
 }
 
-// config reads the language's part.
 func (d *definition) config(m pair) {
 	hint := map[string]string{Python: "main: eval.py", CUDA: "sources: [eval.cu]"}[d.t.Lang]
 	if hint == "" {
@@ -219,7 +217,6 @@ func (d *definition) defines(n *yaml.Node) payload.Value {
 	return o
 }
 
-// cases reads tests or benchmarks.
 func (d *definition) cases(at map[string]pair, key string) []payload.Value {
 	list := []payload.Value{}
 	m, ok := at[key]

@@ -22,7 +22,6 @@ var (
 	archForm   = lazy.Regexp(`^[0-9]{2,3}[a-z]?$`) // as nvcc names an architecture, without sm_
 )
 
-// scalar returns the value of a scalar.
 func scalar(n *yaml.Node) (payload.Value, error) {
 	s := n.Value
 	if n.Kind != yaml.ScalarNode {

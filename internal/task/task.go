@@ -59,7 +59,6 @@ type Task struct {
 	compiled []string       // cu: names of the files that are compiled
 }
 
-// file is a file of the job's directory.
 type file struct {
 	name, text string
 	submission bool
@@ -90,7 +89,6 @@ func ReadFS(files fs.FS, dir string) (*Task, error) {
 	return load(&Task{Dir: dir, Root: files}, path.Join(dir, FileName))
 }
 
-// load reads the problem that a file describes.
 func load(t *Task, name string) (*Task, error) {
 	t.RankingBy = "last"
 	text, err := t.readFile(name, maxYAML)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // problem writes a problem's files to their own directory.
@@ -20,12 +21,8 @@ func problem(t *testing.T, archive string) string {
 	dir := t.TempDir()
 	for _, f := range txtar.Parse([]byte(archive)).Files {
 		name := filepath.Join(dir, f.Name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, f.Data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(name), 0o755))
+		must.Do(t, os.WriteFile(name, f.Data, 0o600))
 	}
 	return dir
 }
@@ -58,24 +55,16 @@ pass
 func TestPython(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(problem(t, pythonTask), "sum")
-	if err := os.WriteFile(filepath.Join(dir, "../eval.py"), []byte("a\r\nb\rc\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "../eval.py"), []byte("a\r\nb\rc\n"), 0o600))
 	p, err := Read(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	doc, err := p.Config("x = \"é\"\r\n", "", "leaderboard")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	want := `{"main":"eval.py","sources":{"submission.py":"x = \"é\"\u000d\n","eval.py":"a\nb\nc\n"},"lang":"py","arch":null,` +
 		`"benchmarks":[{"z":90,"a":Infinity,"m":2}],` +
 		`"tests":[{"size":12345678901234567890,"seed":-8,"a":1.5,"b":[1,"x",null],"on":true},{"z":90,"a":"1e3"}],` +
 		`"mode":"leaderboard","test_timeout":90,"benchmark_timeout":180,"ranked_timeout":0.5,"ranking_by":"last","seed":null,"multi_gpu":false}`
-	if d := cmp.Diff(want, doc); d != "" {
-		t.Error(d)
-	}
+	must.Equal(t, want, doc)
 	got := *p
 	got.files, got.config, got.common, got.compiled = nil, payload.Object{}, payload.Object{}, nil
 	if d := cmp.Diff(Task{
@@ -122,18 +111,12 @@ ranking_by: geom
 -- main.cu --
 2
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	doc, err := p.Config("3", "90a", "benchmark")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	want := `{"sources":{"main.cu":"2\n","sub.cu":"3"},"headers":{"b.h":"1\n","a.h":""},"defines":{"N":3,"CHECKED":null,"S":"x"},"compile_flags":["-lineinfo"],"include_dirs":[],` +
 		`"lang":"cu","arch":"90a","benchmarks":[],"tests":[{}],"mode":"benchmark","test_timeout":180,"benchmark_timeout":180,"ranked_timeout":180,"ranking_by":"geom","seed":7,"multi_gpu":false}`
-	if d := cmp.Diff(want, doc); d != "" {
-		t.Error(d)
-	}
+	must.Equal(t, want, doc)
 	if p.Arch != "80" {
 		t.Errorf("arch is %q", p.Arch)
 	}
@@ -147,9 +130,7 @@ lang: py
 files: [{name: a.py, source: "@SUBMISSION@"}]
 config: {main: a.py}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for want, c := range map[string][2]string{
 		`"script" is not a mode; write test, benchmark, leaderboard, private, profile`:       {"", "script"},
 		"the submission is not UTF-8; save it as UTF-8":                                      {"\xff", "test"},
@@ -172,30 +153,19 @@ func TestFaults(t *testing.T) {
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			t.Parallel()
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			dir := problem(t, string(text))
+			text := must.Read(t, file)
+			dir := problem(t, text)
 			want, err := os.ReadFile(filepath.Join(dir, "errors"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
+			must.Do(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
 			for name, bytes := range map[string]string{"latin1.py": "\xe9", "large.py": strings.Repeat(" ", maxFile+1), "half.py": strings.Repeat(" ", maxFile)} {
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(bytes), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(bytes), 0o600))
 			}
 			_, err = Read(dir)
 			if err == nil {
 				t.Fatal("was accepted")
 			}
-			if d := cmp.Diff(string(want), strings.ReplaceAll(err.Error(), dir+"/", "")+"\n"); d != "" {
-				t.Error(d)
-			}
+			must.Equal(t, string(want), strings.ReplaceAll(err.Error(), dir+"/", "")+"\n")
 		})
 	}
 }
@@ -203,9 +173,7 @@ func TestFaults(t *testing.T) {
 func TestReadRefuses(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(dir, "odd", FileName), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(dir, "odd", FileName), 0o755))
 	for path, want := range map[string]string{
 		dir:                        dir + "/task.yml does not exist; name a directory that has a task.yml",
 		filepath.Join(dir, "none"): dir + "/none does not exist; name a directory that has a task.yml",

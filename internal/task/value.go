@@ -24,14 +24,12 @@ func (d *document) readable(n *yaml.Node, depth int) bool {
 	return false
 }
 
-// pair is a member of a mapping.
 type pair struct {
 	key   string
 	line  int
 	value *yaml.Node
 }
 
-// pairs returns the members of a mapping.
 func (d *document) pairs(n *yaml.Node, depth int) []pair {
 	var all []pair
 	at := map[string]int{}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/yamlfile"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // read converts a document like a value of a task.yml.
@@ -33,17 +34,13 @@ func read(text string) (string, error) {
 func TestPyYAML(t *testing.T) {
 	t.Parallel()
 	f, err := os.Open("testdata/pyyaml.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer f.Close() //nolint:errcheck // opened for reading
 	lines := bufio.NewScanner(f)
 	n, same := 0, 0
 	for ; lines.Scan(); n++ {
 		var pair [2]*string
-		if err := json.Unmarshal(lines.Bytes(), &pair); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal(lines.Bytes(), &pair))
 		got, err := read(*pair[0])
 		switch {
 		case pair[1] == nil && err == nil:

@@ -17,10 +17,11 @@ import (
 
 // Work is one job as a Worker performs it.
 type Work struct {
-	Env   map[string]string
-	Files map[string]string // its artifacts, by path
-	Exit  int
-	Gone  bool // the agent is lost with the job
+	Env    map[string]string
+	Files  map[string]string // its artifacts, by path
+	Exit   int
+	Reason string // of the end, as in signal_reason
+	Gone   bool   // the agent is lost with the job
 }
 
 // Worker is an agent without a program: a function that determines the outcome of a job.
@@ -118,7 +119,7 @@ func (s *Server) work(ctx context.Context, w Worker, token, id string, vanish fu
 		return false
 	}
 	s.upload(id, done.Files)
-	return s.agentRequest(ctx, http.MethodPut, at+"/finish", token, map[string]any{"exit_status": fmt.Sprint(done.Exit)}, nil) == nil
+	return s.agentRequest(ctx, http.MethodPut, at+"/finish", token, map[string]any{"exit_status": fmt.Sprint(done.Exit), "signal_reason": done.Reason}, nil) == nil
 }
 
 // upload stores files as artifacts of a job.

@@ -2,6 +2,7 @@
 package must
 
 import (
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -71,4 +72,24 @@ func Err(tb testing.TB, err error, want string) {
 	if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 		tb.Errorf("%v, want %q in it", err, want)
 	}
+}
+
+// Golden compares a text with a file. With update, it writes the file first.
+func Golden(tb testing.TB, file string, update bool, got string) {
+	tb.Helper()
+	if update {
+		Do(tb, os.WriteFile(file, []byte(got), 0o644))
+	}
+	if diff := cmp.Diff(Read(tb, file), got); diff != "" {
+		tb.Errorf("%s differs (-want +got); run the test with -update, and review:\n%s", file, diff)
+	}
+}
+
+// Random returns text that does not compress to less than half.
+func Random(n int) string {
+	var b strings.Builder
+	for x := uint32(1); b.Len() < n; x = x*1664525 + 1013904223 {
+		fmt.Fprintf(&b, "%08x", x)
+	}
+	return b.String()
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // tree returns all files below a directory.
@@ -18,14 +19,10 @@ func tree(t *testing.T, dir string) map[string]string {
 	all := map[string]string{}
 	for _, pattern := range []string{"man/*", "completions/*", "changelog"} {
 		names, err := filepath.Glob(filepath.Join(dir, pattern))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for _, name := range names {
 			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			all[strings.TrimPrefix(name, dir+"/")] = string(text)
 		}
 	}
@@ -37,9 +34,7 @@ func TestWrite(t *testing.T) {
 	const date = "2026-11-22T23:30:00-05:00"
 	a, b := t.TempDir(), t.TempDir()
 	for _, dir := range []string{a, a, b} {
-		if err := write(dir, "1.2.3-rc.1", date); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, write(dir, "1.2.3-rc.1", date))
 	}
 	got := tree(t, a)
 	if diff := cmp.Diff(got, tree(t, b)); diff != "" {

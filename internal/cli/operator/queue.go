@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,15 +27,14 @@ const queuePeriod = 10 * time.Second
 
 // QueueView is one run of kbnode queue.
 type QueueView struct {
-	buildkite.QueueReader
-	S      term.Streams
-	asJSON bool
-}
+	S         term.Streams
+	Client    *buildkite.Client
+	Org, Name string // Name is of the queue; "" means all
+	JSON      bool
 
-// NewQueueView returns a view of one queue or, if name is empty, of all.
-func NewQueueView(s term.Streams, client *buildkite.Client, org, name string, asJSON bool) *QueueView {
-	reader := buildkite.QueueReader{Client: client, Org: org, Name: name, Warn: func(err error) { s.Warn("%v", err) }}
-	return &QueueView{QueueReader: reader, S: s, asJSON: asJSON}
+	withAgents    []string // the queues, as last read
+	clusterQueues []string // nil if not asked or not known
+	clustersAsked bool
 }
 
 // NewQueue returns kbnode queue.
@@ -67,16 +68,16 @@ Exit code 1 if no agent is connected.`,
 			if err != nil {
 				return err
 			}
-			v := NewQueueView(s, client, api.Org, name, asJSON)
+			v := &QueueView{S: s, Client: client, Org: api.Org, Name: name, JSON: asJSON}
 			if watch {
 				return v.Watch(cmd.Context())
 			}
-			report, err := v.Read(cmd.Context())
+			report, err := v.read(cmd.Context())
 			if err != nil {
 				return err
 			}
 			err = s.Print(asJSON, report, func() { v.Print(report) })
-			if none := v.Empty(cmd.Context(), report); err == nil && none != "" {
+			if none := v.empty(cmd.Context()); err == nil && none != "" {
 				err = errors.New(none)
 			}
 			return err
@@ -88,11 +89,64 @@ Exit code 1 if no agent is connected.`,
 	return cmd
 }
 
+func (v *QueueView) read(ctx context.Context) (buildkite.QueueReport, error) {
+	agents, err := v.Client.Agents(ctx, v.Org)
+	if err != nil {
+		return buildkite.QueueReport{}, v.Client.Explain(ctx, err, v.Org, "")
+	}
+	builds, err := v.Client.Unfinished(ctx, v.Org)
+	if err != nil {
+		return buildkite.QueueReport{}, err
+	}
+	r := buildkite.QueueReport{Time: time.Now().UTC().Truncate(time.Second), Organization: v.Org, Queues: []buildkite.Queue{}}
+	v.withAgents = nil
+	for _, q := range buildkite.Queues(agents, builds) {
+		if len(q.Agents) > 0 {
+			v.withAgents = append(v.withAgents, q.Name)
+		}
+		if v.Name == "" || q.Name == v.Name {
+			r.Queues = append(r.Queues, q)
+		}
+	}
+	if v.Name != "" && len(r.Queues) == 0 {
+		r.Queues = append(r.Queues, buildkite.Queue{Name: v.Name, Agents: []buildkite.QueueAgent{}})
+	}
+	return r, nil
+}
+
+// empty says why what was read has no agent. It returns "" if it has one.
+func (v *QueueView) empty(ctx context.Context) string {
+	if len(v.withAgents) > 0 && (v.Name == "" || slices.Contains(v.withAgents, v.Name)) {
+		return ""
+	}
+	there := "no agent is connected in any queue of " + v.Org
+	if len(v.withAgents) > 0 {
+		there = "queues with agents: " + buildkite.Named(v.Name, v.withAgents)
+	}
+	if v.Name == "" {
+		return there
+	}
+	if !v.clustersAsked {
+		v.clustersAsked = true
+		var err error
+		if v.clusterQueues, err = v.Client.ClusterQueues(ctx, v.Org); err != nil && buildkite.Refused(err) != http.StatusForbidden {
+			v.S.Warn("%v", err)
+		}
+	}
+	switch {
+	case slices.Contains(v.clusterQueues, v.Name):
+		return fmt.Sprintf("queue %s exists, but no agent is connected in it; %s", v.Name, there)
+	case v.clusterQueues != nil:
+		return fmt.Sprintf("there is no queue %q in %s; %s", v.Name, v.Org, there)
+	}
+	return fmt.Sprintf("no agent is connected in queue %q; %s", v.Name, there)
+}
+
 // Watch prints the queues repeatedly. It reports errors and retries.
 func (v *QueueView) Watch(ctx context.Context) error {
 	var last []byte // what was printed, as JSON
 	for {
-		report, err := v.Read(ctx)
+		report, err := v.read(ctx)
 		switch status := buildkite.Refused(err); {
 		case ctx.Err() != nil:
 			return nil
@@ -118,10 +172,10 @@ func (v *QueueView) Watch(ctx context.Context) error {
 
 // refresh prints a report: on the screen always, as a line of JSON if it is not the same as before.
 func (v *QueueView) refresh(ctx context.Context, report buildkite.QueueReport, same bool) error {
-	if v.asJSON && same {
+	if v.JSON && same {
 		return nil
 	}
-	if v.asJSON {
+	if v.JSON {
 		if err := term.EncodeJSON(v.S.Out, "", report); err != nil {
 			return err
 		}
@@ -129,9 +183,9 @@ func (v *QueueView) refresh(ctx context.Context, report buildkite.QueueReport, s
 		term.Printf(v.S.Out, "%s%s  %s\n\n", term.ClearScreen, report.Time.Local().Format(time.TimeOnly), v.Org)
 		v.Print(report)
 	}
-	switch none := v.Empty(ctx, report); {
+	switch none := v.empty(ctx); {
 	case none == "":
-	case v.asJSON:
+	case v.JSON:
 		v.S.Warn("%s", none)
 	default:
 		term.Printf(v.S.Out, "%s\n", none)
@@ -167,7 +221,6 @@ func (v *QueueView) Print(report buildkite.QueueReport) {
 	}
 }
 
-// queueSummary returns a queue in one line.
 func queueSummary(q buildkite.Queue, now time.Time) string {
 	busy, n := q.Count(buildkite.Busy, buildkite.Draining), len(q.Agents)
 	part := []string{fmt.Sprintf("%s: %d %s", q.Name, n, text.Plural(n, "agent", "agents")), fmt.Sprintf("%d idle", q.Count(buildkite.Idle)), fmt.Sprintf("%d busy", busy)}

@@ -74,7 +74,6 @@ it could not be written.`,
 	return cmd
 }
 
-// check refuses flags and arguments that contradict each other.
 func (l *localFlags) check(s term.Streams, cmd *cobra.Command, args []string) error {
 	given := cmd.Flags().Changed
 	if given("problem") {
@@ -92,16 +91,15 @@ func (l *localFlags) check(s term.Streams, cmd *cobra.Command, args []string) er
 		return nil
 	}
 	if len(args) > 0 {
-		h := term.CommandLine{Args: s.Typed}
-		i := slices.Index(h.Args, args[0])
+		i := slices.Index(s.Typed, args[0])
 		shown := text.Line(args[0], 60)
 		if i < 0 {
 			return term.Usagef("%q needs --problem", shown)
 		}
 		if isProblem(args[0]) || slices.Contains(task.Examples(), args[0]) {
-			return h.Write(fmt.Sprintf("%q is a problem", shown), h.With(i, "--problem", args[0]))
+			return s.Advise(fmt.Sprintf("%q is a problem", shown), s.With(i, "--problem", args[0]))
 		}
-		return h.Write(fmt.Sprintf("%q needs its problem, %s", shown, task.Choice), h.With(i, "--problem", problemFor(args[0]), args[0]))
+		return s.Advise(fmt.Sprintf("%q needs its problem, %s", shown, task.Choice), s.With(i, "--problem", problemFor(args[0]), args[0]))
 	}
 	for _, name := range []string{"mode", "json"} {
 		if given(name) {
@@ -111,16 +109,13 @@ func (l *localFlags) check(s term.Streams, cmd *cobra.Command, args []string) er
 	return nil
 }
 
-// exitNoResult is the exit code of the runner if it could not write result.json.
 const exitNoResult = 3
 
-// localFlags say what to evaluate on this machine.
 type localFlags struct {
 	problem, mode string
 	asJSON        bool
 }
 
-// run evaluates a submission and shows the result.
 func (l *localFlags) run(ctx context.Context, s term.Streams, o runner.Options, args []string) error {
 	t, submission, err := readProblem(l.problem, args)
 	if err != nil {
@@ -159,7 +154,7 @@ func (l *localFlags) run(ctx context.Context, s term.Streams, o runner.Options, 
 		term.Printf(s.Out, "Not evaluated: %s\n", missing)
 	default:
 		var report strings.Builder
-		out.Result.ReportTests(&report)
+		out.Result.Report(&report, true)
 		term.Printf(s.Out, "%s", paintReport(s.Out, report.String(), said, passed))
 	}
 	if !passed && missing != "" {
@@ -184,7 +179,6 @@ func evaluate(ctx context.Context, o runner.Options) (out submit.Outcome, err er
 	return submit.ReadLocal(o.Dir)
 }
 
-// gpuFor returns a type of GPU that a problem is for.
 func gpuFor(t *task.Task) string {
 	for _, name := range t.GPUs {
 		if _, err := submit.GPUOf(name); err == nil {

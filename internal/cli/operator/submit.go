@@ -121,8 +121,8 @@ func (f *submitFlags) request(s term.Streams, args []string) (submit.Request, er
 	var errs []error
 	if len(args) > 0 && f.eval == "" {
 		says := "a submission needs --eval DIR"
-		if h := (term.CommandLine{Args: s.Typed}); slices.Contains(h.Args, args[0]) {
-			says += "; write " + term.Line(h.With(slices.Index(h.Args, args[0]), "--eval", problemFor(args[0]), args[0]))
+		if i := slices.Index(s.Typed, args[0]); i >= 0 {
+			says += "; write " + term.Line(s.With(i, "--eval", problemFor(args[0]), args[0]))
 		}
 		errs = append(errs, errors.New(says))
 	} else if n := len(slices.DeleteFunc([]string{f.eval, f.payload, map[bool]string{true: "hello"}[f.hello]}, func(v string) bool { return v == "" })); n != 1 {
@@ -154,7 +154,6 @@ func (f *submitFlags) request(s term.Streams, args []string) (submit.Request, er
 	return r, err
 }
 
-// readTask reads the problem and the submission.
 func (f *submitFlags) readTask(r *submit.Request, args []string) error {
 	t, text, err := readProblem(f.eval, args)
 	if err != nil {

@@ -117,7 +117,7 @@ func printOutcome(s term.Streams, out submit.Outcome) {
 			term.Printf(s.Err, "\n") // between the progress and the result
 		}
 		var report strings.Builder
-		out.Result.Report(&report)
+		out.Result.Report(&report, false)
 		term.Printf(s.Out, "%s\n", paintReport(s.Out, report.String(), said, passed))
 	}
 	var node noise.Record
@@ -138,7 +138,6 @@ func printOutcome(s term.Streams, out submit.Outcome) {
 	}
 }
 
-// paintReport colors the verdict in a report.
 func paintReport(w io.Writer, report, said string, passed bool) string {
 	word, _, _ := strings.Cut(said, ":")
 	c := pretty.FgRed

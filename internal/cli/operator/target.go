@@ -52,7 +52,6 @@ func (t *targetFlags) resolve() error {
 	return t.Resolve()
 }
 
-// requests returns the requests that would be sent.
 func (t *targetFlags) requests(jobs ...submit.Job) (all []map[string]any) {
 	org := cmp.Or(t.api.Org, os.Getenv("BUILDKITE_ORG"), "ORG")
 	at := fmt.Sprintf("%s/v2/organizations/%s/pipelines/%s/builds", buildkite.BaseURL(os.Getenv("BUILDKITE_API_URL")), org, t.Pipeline)
@@ -63,7 +62,6 @@ func (t *targetFlags) requests(jobs ...submit.Job) (all []map[string]any) {
 	return all
 }
 
-// printRequests prints requests for people.
 func printRequests(w io.Writer, requests []map[string]any) {
 	for _, r := range requests {
 		term.Verbatim(w, fmt.Sprintf("POST %s\nAuthorization: Bearer (hidden)\nContent-Type: application/json\n\n", r["url"]))

@@ -104,11 +104,8 @@ func Hide(s string, secrets []string) string {
 	return s
 }
 
-// CommandLine holds the typed words, to repeat them corrected.
-type CommandLine struct{ Args []string }
-
-// Write advises to type one of these lines instead.
-func (h CommandLine) Write(says string, lines ...[]string) error {
+// Advise advises to type one of these lines instead.
+func (s Streams) Advise(says string, lines ...[]string) error {
 	var shown []string
 	for _, args := range lines {
 		shown = append(shown, Line(args))
@@ -117,15 +114,15 @@ func (h CommandLine) Write(says string, lines ...[]string) error {
 }
 
 // With returns the typed words with word i replaced, or removed if words is empty.
-func (h CommandLine) With(i int, words ...string) []string {
-	return slices.Replace(slices.Clone(h.Args), i, i+1, words...)
+func (s Streams) With(i int, words ...string) []string {
+	return slices.Replace(slices.Clone(s.Typed), i, i+1, words...)
 }
 
 // Find returns the index of a flag in the typed words that has this value, or of its first use,
 // or -1.
-func (h CommandLine) Find(flag, value string) int {
+func (s Streams) Find(flag, value string) int {
 	first := -1
-	for i, a := range h.Args {
+	for i, a := range s.Typed {
 		name, given, is := strings.Cut(a, "=")
 		if name != flag {
 			continue
@@ -133,7 +130,7 @@ func (h CommandLine) Find(flag, value string) int {
 		if first < 0 {
 			first = i
 		}
-		if is && given == value || !is && i+1 < len(h.Args) && h.Args[i+1] == value {
+		if is && given == value || !is && i+1 < len(s.Typed) && s.Typed[i+1] == value {
 			return i
 		}
 	}

@@ -35,7 +35,6 @@ func Cursor(w io.Writer) int {
 	return width
 }
 
-// colored reports whether to color what is written to w.
 func colored(w io.Writer) bool { return Cursor(w) > 0 && os.Getenv("NO_COLOR") == "" }
 
 // IsTerminal reports whether r is a terminal, at which a person types.
