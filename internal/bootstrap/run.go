@@ -1,3 +1,6 @@
+// Package bootstrap is what a slot's agent starts for a job, in place of its own bootstrap. It
+// reads the job as data, has the slot's service run it in a container, writes the log, uploads
+// artifacts, and ends as Buildkite expects. It starts no program of the job's.
 package bootstrap
 
 import (
@@ -203,3 +206,4 @@ func (c Config) upload(canceled context.Context, spec *job.Spec, o slot.Outcome)
 }
 
 var errGone = errors.New("the slot's service does not answer; see kbnode status on the node")
+

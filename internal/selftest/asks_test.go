@@ -1,10 +1,14 @@
 package selftest
 
 import (
+	"archive/tar"
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -120,5 +124,79 @@ func TestOfThePlan(t *testing.T) {
 		if !strings.HasSuffix(address, ":4711") || strings.HasPrefix(address, "127.") {
 			t.Errorf("containers could not reach %s", address)
 		}
+	}
+}
+
+func TestEmptyRoot(t *testing.T) {
+	t.Parallel()
+	archive, err := emptyRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for r := tar.NewReader(archive); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Typeflag != tar.TypeDir {
+			t.Errorf("%s is no directory", h.Name)
+		}
+		got = append(got, h.Name)
+	}
+	if !slices.Contains(got, "tmp/") || !slices.Contains(got, "usr/local/bin/") {
+		t.Errorf("has %q", got)
+	}
+}
+
+func TestReadMachine(t *testing.T) {
+	t.Parallel()
+	own := plan.Slot{Index: 0, GPUs: []plan.SlotGPU{{Devices: []string{"/dev/null"}}}}
+	m := readMachine(&plan.Plan{Slots: []plan.Slot{own, {Index: 1, GPUs: []plan.SlotGPU{{Devices: []string{"/dev/zero", "/dev/nonexistent"}}}}}})
+	others := m.foreignDevices(own)
+	if slices.Contains(others, "/dev/null") || !slices.Contains(others, "/dev/zero") || slices.Contains(others, "/dev/nonexistent") {
+		t.Errorf("of others are %q", others)
+	}
+	for _, n := range numbers(others) {
+		if n.Name == "/dev/zero" && (n.Major != 1 || n.Minor != 5 || n.Block) {
+			t.Errorf("%+v", n)
+		}
+		if strings.Contains(n.Name, "watchdog") {
+			t.Error("a watchdog would be started")
+		}
+	}
+}
+
+// TestWindowsAsked asks for a device's files by every path that leads to them.
+func TestWindowsAsked(t *testing.T) {
+	t.Parallel()
+	sys := t.TempDir()
+	device := sys + "/devices/pci0000:00/0000:1a:00.0"
+	if err := os.MkdirAll(device, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"config", "resource0", "numa_node"} {
+		if err := os.WriteFile(filepath.Join(device, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.MkdirAll(sys+"/bus/pci/devices", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(device, sys+"/bus/pci/devices/0000:1a:00.0"); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		device + "/resource0", device + "/config", sys + "/bus/pci/devices/0000:1a:00.0/config",
+		"/proc/bus/pci/1a/00.0", "/proc/bus/pci/devices", "/proc/kpageflags",
+	}
+	got := windows(sys)
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("asks for %q, want %q", got, want)
 	}
 }
