@@ -206,4 +206,3 @@ func (c Config) upload(canceled context.Context, spec *job.Spec, o slot.Outcome)
 }
 
 var errGone = errors.New("the slot's service does not answer; see kbnode status on the node")
-

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestRepairs(t *testing.T) {
@@ -18,9 +18,7 @@ func TestRepairs(t *testing.T) {
 		{ID: "d", Findings: []Finding{{Status: OK, Fix: "echo never", Safe: true}, {Status: Skip, Fix: "echo never", Safe: true}}},
 	}}
 	want := []Repair{{"kbnode reconcile", []string{"a", "c"}, []int{1, 3}}, {"echo on", []string{"b"}, nil}}
-	if diff := cmp.Diff(want, r.Repairs()); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, r.Repairs())
 }
 
 func TestRepairRuns(t *testing.T) {

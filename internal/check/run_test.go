@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // machine is what the checks of these tests are about.
@@ -94,12 +94,8 @@ func TestRun(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			r, err := Run(t.Context(), &machine{}, tt.o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want, summaries(r)); diff != "" {
-				t.Error(diff)
-			}
+			must.Do(t, err)
+			must.Equal(t, tt.want, summaries(r))
 			if r.Fit == tt.notFit {
 				t.Errorf("fit is %t", r.Fit)
 			}
@@ -125,21 +121,15 @@ func TestReportJSON(t *testing.T) {
 	t.Parallel()
 	r := &Report{Schema: Schema, Checks: []Result{{ID: "a", Group: "gpu", About: "it works", Status: Fail, Findings: []Finding{newFinding(Fail, "it does not").By("make it").Of(3)}}}}
 	text, err := json.Marshal(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	const want = `{"schema":1,"fit":false,"checks":[{"id":"a","group":"gpu","about":"it works","status":"fail",` +
 		`"findings":[{"status":"fail","slots":[3],"detail":"it does not","fix":"make it"}],"took_ns":0}]}`
-	if diff := cmp.Diff(want, string(text)); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, string(text))
 	var back Report
 	if err := json.Unmarshal(text, &back); err != nil {
 		t.Error(err)
 	}
-	if diff := cmp.Diff(*r, back); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, *r, back)
 	if json.Unmarshal([]byte(`{"checks":[{"status":"good"}]}`), &back) == nil {
 		t.Error("an unknown status was taken")
 	}

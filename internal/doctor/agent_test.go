@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestAgentChecksOfHealthyNode tests that nothing is wrong on a healthy node.
@@ -29,9 +30,7 @@ func TestAgentChecksOfHealthyNode(t *testing.T) {
 		"agent-running": "ok: registered", "agent-drained": "ok: 2 slots",
 		"buildkite-queue": "ok: b200: 2 agents", "buildkite-agents": "ok: connected",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, got)
 }
 
 // TestAgentChecks breaks the node in each way, and compares the findings and the fix.

@@ -16,9 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestAgentToken(t *testing.T) {
@@ -151,9 +150,7 @@ func (w *world) run(command string) {
 func closed(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer func() { _ = l.Close() }()
 	return l.Addr().String()
 }
@@ -218,17 +215,13 @@ func TestAgentChecksOfBareMachine(t *testing.T) {
 		"agent-other": "ok: none", "agent-binary": "ok: not installed yet; kbnode install downloads " + plan.PinnedAgentVersion, "agent-version": "skip: no agent is installed",
 		"agent-endpoint": "ok: " + strings.TrimPrefix(w.bk.URL, "http://"),
 	}
-	if diff := cmp.Diff(want, bare); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, bare)
 }
 
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	at, err := url.Parse("https://agent.example/v3")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, tt := range []struct {
 		name string
 		err  error

@@ -25,6 +25,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // world is a node of two slots in a directory, with everything that the agents' checks look
@@ -45,9 +46,7 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		root, err = os.MkdirTemp("", "kb") //nolint:usetesting // as above
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	w := &world{t: t, answers: map[string]string{
 		"/v3":         "404",
@@ -87,9 +86,7 @@ func twoGPUs(t *testing.T) *inventory.Inventory {
 		m.Live = machinetest.Live(m)
 		var err error
 		readTwo, err = inventory.Read(t.Context(), inventory.Options{Root: m.Dir(t)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	})
 	return readTwo
 }

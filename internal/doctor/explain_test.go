@@ -7,10 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/docs"
 	"github.com/gpu-mode/kbnode/internal/check"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestExplainEach tests that every check says what it means and what to do.
@@ -102,7 +101,5 @@ func TestPage(t *testing.T) {
 			got[i] = strings.ToLower(got[i])
 		}
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, got)
 }

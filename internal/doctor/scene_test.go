@@ -15,8 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/check"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
@@ -28,6 +26,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/systemd"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // scene is a machine, and what one check says about it.
@@ -70,9 +69,7 @@ func (s scene) run(t *testing.T, change func(*Machine)) *Result {
 		change(m)
 	}
 	got := answer(t, m, s.id)
-	if diff := cmp.Diff(s.want, got.Status.String()+": "+got.Summary()); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, s.want, got.Status.String()+": "+got.Summary())
 	fix := ""
 	if i := slices.IndexFunc(got.Findings, func(f Finding) bool { return f.Status == got.Status }); i >= 0 {
 		fix = got.Findings[i].Fix
@@ -175,12 +172,8 @@ func machineOf(t *testing.T, f *fake, files map[string]string) *Machine {
 	root := t.TempDir()
 	for name, text := range files {
 		file := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		must.Do(t, os.WriteFile(file, []byte(text), 0o644))
 	}
 	m := &Machine{Tree: host.Tree{Root: root}, Source: f, Now: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC), Config: f.cfg, Inventory: f.inv, Plan: f.plan, State: f.state, Changes: f.changes, Docker: &f.docker}
 	m.Images, _ = image.Read(m.Path(plan.ImageDir))
@@ -205,9 +198,7 @@ func answer(t *testing.T, m *Machine, id string) *Result {
 	alone := checks[i]
 	alone.Needs = nil
 	r, err := Run(t.Context(), m, Options{Checks: []Check{alone}, Only: []string{id}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	played(r.Checks...)
 	for _, f := range r.Checks[0].Findings {
 		if f.Status > Skip && f.Fix == "" && f.Advice == "" {

@@ -90,9 +90,7 @@ func TestCollect(t *testing.T) {
 	for _, image := range []string{"old:1", "busy:1", "again:1"} {
 		must.Do(t, os.Chtimes(l.file(image), unused, unused))
 	}
-	if err := l.used("docker.io/library/again:1", false); err != nil { // under another name
-		t.Fatal(err)
-	}
+	must.Do(t, l.used("docker.io/library/again:1", false)) // under another name
 	removed, err := l.collect(t.Context(), time.Now())
 	if diff := cmp.Diff([]string{"old:1"}, removed); diff != "" || err == nil || len(asked) != 2 {
 		t.Errorf("removed %s; asked for %q, %v", diff, asked, err)

@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/job/jobtest"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // optionTables are in docs/pipelines.md, one for each verdict.
@@ -29,9 +30,7 @@ func TestOptionsPage(t *testing.T) {
 	t.Parallel()
 	const file = "../../docs/pipelines.md"
 	page, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var want strings.Builder
 	for i, o := range job.Options {
 		switch {
@@ -45,13 +44,9 @@ func TestOptionsPage(t *testing.T) {
 	}
 	if *update {
 		page = optionTables.ReplaceAllLiteral(page, []byte(want.String()))
-		if err := os.WriteFile(file, page, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, page, 0o644))
 	}
-	if diff := cmp.Diff(want.String(), string(optionTables.Find(page))); diff != "" {
-		t.Errorf("write it again with -update: %s", diff)
-	}
+	must.Equal(t, want.String(), string(optionTables.Find(page)))
 }
 
 // escape keeps Markdown from reading stars and placeholders.
@@ -100,9 +95,7 @@ func TestPipelines(t *testing.T) {
 	t.Parallel()
 	const file = "testdata/pipelines.txtar"
 	archive, err := txtar.ParseFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	want := txtar.Archive{Comment: archive.Comment}
 	for _, f := range archive.Files {
 		name, isEnv := strings.CutSuffix(f.Name, ".env")
@@ -121,9 +114,7 @@ func TestPipelines(t *testing.T) {
 		want.Files = append(want.Files, f, txtar.File{Name: name + ".spec", Data: brief(t, *spec)})
 	}
 	if *update {
-		if err := os.WriteFile(file, txtar.Format(&want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, txtar.Format(&want), 0o644))
 	}
 	if diff := cmp.Diff(string(txtar.Format(&want)), string(txtar.Format(archive))); diff != "" && !*update {
 		t.Error(diff)
@@ -143,9 +134,7 @@ func brief(t *testing.T, s job.Spec) []byte {
 	for i := range fields.NumField() {
 		if v := fields.Field(i); !v.IsZero() && (v.Kind() != reflect.Slice || v.Len() > 0) {
 			b.WriteString(fields.Type().Field(i).Tag.Get("json") + " ")
-			if err := line.Encode(v.Interface()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, line.Encode(v.Interface()))
 		}
 	}
 	return b.Bytes()
@@ -154,9 +143,7 @@ func brief(t *testing.T, s job.Spec) []byte {
 func read(t *testing.T, in job.Input) *job.Spec {
 	t.Helper()
 	spec, err := job.Read(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return spec
 }
 
@@ -176,14 +163,10 @@ func TestOwnPipelines(t *testing.T) {
 		{pipeline.ArtifactTest, "", config.ProfileCompatible, false, job.KindNode},
 	} {
 		p, err := pipeline.Build(tt.kind, pipeline.Options{Queue: "b200", Image: "kernelbot:latest", Profile: tt.asked, AMD: tt.amd})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		step := p.Steps[0]
 		plugins, err := json.Marshal(step.Plugins)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		s := read(t, build(map[string]string{
 			"BUILDKITE_COMMAND": strings.ReplaceAll(step.Command, "$$", "$"), "BUILDKITE_PLUGINS": string(plugins),
 			"BUILDKITE_ARTIFACT_PATHS": strings.Join(step.ArtifactPaths, ";"), "BUILDKITE_TIMEOUT": "15",

@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/job/jobtest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestParseRefuses tests that a reader gets nothing that Read would not have written.
@@ -127,9 +128,7 @@ func vars(n int, value string) (list []job.Var) {
 func same(t *testing.T, s *job.Spec) []byte {
 	t.Helper()
 	text, err := s.Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	again, err := job.Parse(text)
 	if err != nil {
 		t.Fatalf("%v in %.2000s", err, text)
@@ -194,9 +193,7 @@ func FuzzReadEnv(f *testing.F) {
 				t.Errorf("%v: %q, %q", err, vars, again)
 			}
 			twin, err := json.Marshal(object)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if again, err := job.ReadEnvJSON(string(twin)); err != nil || len(again) != len(vars) {
 				t.Errorf("%v: %q, %q", err, vars, again)
 			}

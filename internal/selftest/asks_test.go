@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/systemd"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // testedSlot returns slot 1 of two.
@@ -130,18 +131,14 @@ func TestOfThePlan(t *testing.T) {
 func TestEmptyRoot(t *testing.T) {
 	t.Parallel()
 	archive, err := emptyRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var got []string
 	for r := tar.NewReader(archive); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if h.Typeflag != tar.TypeDir {
 			t.Errorf("%s is no directory", h.Name)
 		}
@@ -175,20 +172,12 @@ func TestWindowsAsked(t *testing.T) {
 	t.Parallel()
 	sys := t.TempDir()
 	device := sys + "/devices/pci0000:00/0000:1a:00.0"
-	if err := os.MkdirAll(device, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(device, 0o700))
 	for _, name := range []string{"config", "resource0", "numa_node"} {
-		if err := os.WriteFile(filepath.Join(device, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(device, name), nil, 0o600))
 	}
-	if err := os.MkdirAll(sys+"/bus/pci/devices", 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(device, sys+"/bus/pci/devices/0000:1a:00.0"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(sys+"/bus/pci/devices", 0o700))
+	must.Do(t, os.Symlink(device, sys+"/bus/pci/devices/0000:1a:00.0"))
 	want := []string{
 		device + "/resource0", device + "/config", sys + "/bus/pci/devices/0000:1a:00.0/config",
 		"/proc/bus/pci/1a/00.0", "/proc/bus/pci/devices", "/proc/kpageflags",

@@ -6,8 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-mode/kbnode/test/must"
 	"golang.org/x/tools/txtar"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // tree writes a txtar archive below a new directory. A | in a file stands for
@@ -69,9 +70,7 @@ func TestCurrentJob(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			got, err := CurrentJob(tree(t, tt.archive), "/a.slice/agent.service", 100)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			must.Equal(t, tt.want, got)
 		})
 	}
@@ -90,9 +89,7 @@ frozen 0
 populated 1
 `)
 	got, err := Containers(root, "/s.slice")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	must.Equal(t, []string{"docker-aa.scope"}, got)
 	if got, err := Containers(root, "/none.slice"); err != nil || got != nil {
 		t.Errorf("containers of no slice: %v, %v", got, err)
@@ -103,8 +100,6 @@ func TestEnvironKeepsNoToken(t *testing.T) {
 	t.Parallel()
 	root := tree(t, "-- proc/5/environ --\nBUILDKITE_AGENT_ACCESS_TOKEN=s3cret|KBNODE_GENERATION=abc|HOME=/root|\n")
 	got, err := Environ(root, 5)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	must.Equal(t, map[string]string{"KBNODE_GENERATION": "abc"}, got)
 }

@@ -131,9 +131,7 @@ func TestReadRunDir(t *testing.T) {
 		if err == nil && row.reason != "" {
 			err = os.WriteFile(filepath.Join(filepath.Dir(marker), ParkedDir, "gpu.json"), []byte(row.reason), 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		got := State{Index: 3, Agent: Unit{Active: row.active, Since: since}}.ReadRunDir(root)
 		if got.Registered != row.want {
 			t.Errorf("%s: registered %t, want %t", row.name, got.Registered, row.want)
@@ -172,9 +170,7 @@ func TestPolicies(t *testing.T) {
 		} else {
 			err = errors.Join(err, os.WriteFile(filepath.Join(dir, row.name), []byte(row.text), 0o600))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		got, err := ReadPolicies(root)
 		if row.want != "" {
 			if err == nil || !strings.Contains(err.Error(), row.want) {
@@ -249,9 +245,7 @@ func TestLimits(t *testing.T) {
 			must.Do(t, os.WriteFile(filepath.Join(dir, file), []byte(text+"\n"), 0o600))
 		}
 		files, err := ReadLimits(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		got := ""
 		for _, m := range Compare(want, Slice{Cgroup: cgroup, Files: files}) {
 			got += strings.TrimPrefix(m.String(), CgroupRoot+cgroup+"/")

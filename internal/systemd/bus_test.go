@@ -15,7 +15,6 @@ import (
 
 	sddbus "github.com/coreos/go-systemd/v22/dbus"
 	"github.com/godbus/dbus/v5"
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -272,9 +271,7 @@ func TestMemory(t *testing.T) {
 			// What is not part of its state is asked each time.
 			want.MainPID, want.Restarts, want.ExitStatus, want.Result, want.Cgroup = 7, 2, 1, "success", "/a"
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s: %s", name, diff)
-		}
+		must.Equal(t, want, got)
 	}
 	var none *Memory
 	none.keep(unit)
