@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/docs"
-	"github.com/gpu-mode/kbnode/internal/check"
 )
 
 // checks are all checks by group, in the order in which they are shown. Those for a bare machine are in the
@@ -177,7 +176,7 @@ var chapters = sync.OnceValue(func() map[string]chapter {
 
 // Explain returns what is true if a check passes, what it means otherwise, and what to do. For a
 // group it returns that of each of its checks, below the check's name. For unknown words it
-// returns a *check.UnknownError.
+// returns a *UnknownError.
 func Explain(name string) (string, error) {
 	var all []string
 	for _, c := range All() {
@@ -189,7 +188,7 @@ func Explain(name string) (string, error) {
 		}
 	}
 	if all == nil {
-		return "", check.Unknown(All(), name)
+		return "", unknown(All(), name)
 	}
 	return strings.Join(all, "\n"), nil
 }

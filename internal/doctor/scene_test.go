@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/check"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/host"
@@ -192,7 +191,7 @@ func answer(t *testing.T, m *Machine, id string) *Result {
 	if i < 0 {
 		t.Fatalf("there is no check %s", id)
 	}
-	if needs := check.WithNeeds(checks, []string{id}); !slices.Contains(needs, "state") {
+	if needs := withNeeds(checks, []string{id}); !slices.Contains(needs, "state") {
 		m.State, m.Changes = nil, nil
 	}
 	alone := checks[i]

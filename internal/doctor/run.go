@@ -1,4 +1,4 @@
-package check
+package doctor
 
 import (
 	"context"
@@ -7,14 +7,15 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Options select the checks.
-type Options[M Subject] struct {
-	Checks []Check[M]
+type Options struct {
+	Checks []Check // nil means All
 	// Only and Skip name checks or groups. Checks that the selected ones need run too, but
 	// are not reported.
 	Only, Skip []string
@@ -48,8 +49,8 @@ func (e *UnknownError) Error() string {
 	return fmt.Sprintf("there is no check or group %q; kbnode doctor --list shows them", e.Name)
 }
 
-// Unknown returns the error for a name, with the group or check that it is a typo of.
-func Unknown[M Subject](checks []Check[M], name string) error {
+// unknown returns the error for a name, with the group or check that it is a typo of.
+func unknown(checks []Check, name string) error {
 	e := &UnknownError{Name: name}
 	best := 3
 	for _, c := range checks {
@@ -67,7 +68,10 @@ var ErrNothingLeft = errors.New("these options leave out every check; kbnode doc
 
 // Run runs the selected checks, concurrently unless they need each other. It ends within
 // Limit, even if something hangs.
-func Run[M Subject](ctx context.Context, m M, o Options[M]) (*Report, error) {
+func Run(ctx context.Context, m *Machine, o Options) (*Report, error) {
+	if o.Checks == nil {
+		o.Checks = All()
+	}
 	shown, err := o.Choose()
 	if err != nil {
 		return nil, err
@@ -80,21 +84,31 @@ func Run[M Subject](ctx context.Context, m M, o Options[M]) (*Report, error) {
 	}
 	whole, cancel := context.WithTimeout(ctx, o.Limit)
 	defer cancel()
-	r := &run[M]{m: m, log: o.Log, slower: float64(o.Limit) / float64(DefaultLimit), byID: map[string]*entry[M]{}, ended: make(chan *entry[M])}
-	for _, c := range o.Checks {
-		r.byID[c.ID] = &entry[M]{Check: c}
+	r := &run{Options: o, m: m, byID: map[string]*entry{}}
+	for _, id := range withNeeds(o.Checks, shown) {
+		i := slices.IndexFunc(o.Checks, func(c Check) bool { return c.ID == id })
+		r.byID[id] = &entry{Check: o.Checks[i], done: make(chan struct{})}
 	}
-	var wanted []*entry[M]
-	for _, id := range WithNeeds(o.Checks, shown) {
-		wanted = append(wanted, r.byID[id])
+	ended := make(chan struct{})
+	for _, e := range r.byID {
+		go func() {
+			r.one(whole, e)
+			close(e.done)
+			ended <- struct{}{}
+		}()
 	}
-	r.all(whole, wanted, o.Progress)
+	for done := range len(r.byID) {
+		if o.Progress != nil {
+			o.Progress(done, len(r.byID))
+		}
+		<-ended
+	}
 	if err := ctx.Err(); err != nil {
 		return nil, err // interrupted
 	}
 	report := &Report{Schema: Schema, Fit: true, Checks: []Result{}}
 	for _, c := range o.Checks {
-		if !slices.Contains(shown, c.ID) || m.Lacks(c.Vendor) && !slices.Contains(o.Only, c.ID) {
+		if !slices.Contains(shown, c.ID) || m.lacks(c.Vendor) && !slices.Contains(o.Only, c.ID) {
 			continue
 		}
 		result := r.byID[c.ID].result
@@ -105,13 +119,13 @@ func Run[M Subject](ctx context.Context, m M, o Options[M]) (*Report, error) {
 }
 
 // Choose returns the IDs of the checks to report.
-func (o Options[M]) Choose() ([]string, error) {
-	names := func(c Check[M], list []string) bool {
+func (o Options) Choose() ([]string, error) {
+	names := func(c Check, list []string) bool {
 		return slices.Contains(list, c.ID) || slices.Contains(list, c.Group)
 	}
 	for _, name := range slices.Concat(o.Only, o.Skip) {
-		if !slices.ContainsFunc(o.Checks, func(c Check[M]) bool { return names(c, []string{name}) }) {
-			return nil, Unknown(o.Checks, name)
+		if !slices.ContainsFunc(o.Checks, func(c Check) bool { return names(c, []string{name}) }) {
+			return nil, unknown(o.Checks, name)
 		}
 	}
 	var ids []string
@@ -127,8 +141,8 @@ func (o Options[M]) Choose() ([]string, error) {
 	return ids, nil
 }
 
-// WithNeeds adds the checks that ids need, recursively.
-func WithNeeds[M Subject](checks []Check[M], ids []string) []string {
+// withNeeds adds the checks that ids need, recursively.
+func withNeeds(checks []Check, ids []string) []string {
 	all := slices.Clone(ids)
 	for i := 0; i < len(all); i++ {
 		for _, c := range checks {
@@ -145,104 +159,72 @@ func WithNeeds[M Subject](checks []Check[M], ids []string) []string {
 	return all
 }
 
-// entry is a check and its progress.
-type entry[M Subject] struct {
-	Check[M]
-	begun  bool
-	keep   func(M)
-	result *Result // nil until it has ended
+// entry is a check and its outcome.
+type entry struct {
+	Check
+	done   chan struct{} // closed when it has ended, and the machine has what it read
+	result *Result
 }
 
-type run[M Subject] struct {
-	m      M
-	log    *slog.Logger
-	slower float64 // factor on each check's time limit
-	byID   map[string]*entry[M]
-	ended  chan *entry[M] // copies that have ended, from their goroutines
+type run struct {
+	Options
+	m    *Machine
+	byID map[string]*entry
+	mu   sync.Mutex // only one check at a time writes what it has read
 }
 
-// all starts each check when those it needs have ended, and collects the results. Only this
-// goroutine writes the machine's fields, and only while no check that needs them runs. A
-// check that ends too late changes nothing.
-func (r *run[M]) all(ctx context.Context, wanted []*entry[M], progress func(done, all int)) {
-	for done := 0; done < len(wanted); {
-		begun := false
-		for _, a := range wanted {
-			if a.result != nil || a.begun {
-				continue
-			}
-			switch wait, why := r.needs(a); {
-			case wait:
-			case why != "":
-				a.result, begun = skipped(a.Check, why), true
-				done++
-			default:
-				a.begun, begun = true, true
-				go r.ask(ctx, *a)
-			}
-		}
-		if begun {
-			continue // others may wait for a skipped check
-		}
-		if progress != nil {
-			progress(done, len(wanted))
-		}
-		ended := <-r.ended
-		if ended.keep != nil {
-			ended.keep(r.m)
-		}
-		r.byID[ended.ID].result = ended.result
-		done++
-	}
-}
-
-// needs reports whether a check must wait, or returns why it cannot run.
-func (r *run[M]) needs(a *entry[M]) (wait bool, why string) {
-	for _, id := range a.Needs {
+// one runs a check when those that it needs have ended. A check that ends too late changes nothing.
+func (r *run) one(ctx context.Context, e *entry) {
+	for _, id := range e.Needs {
 		need := r.byID[id]
-		if need.result == nil {
-			wait = true
-			continue
-		}
-		switch need.result.Status {
-		case Fail:
-			return false, fmt.Sprintf("%s failed", id)
-		case Skip:
-			return false, need.result.Summary() // the first cause helps most
+		<-need.done
+		if status := need.result.Status; status == Fail || status == Skip {
+			why := need.result.Summary() // the first cause helps most
+			if status == Fail {
+				why = id + " failed"
+			}
+			e.result = &Result{ID: e.ID, Group: e.Group, About: e.About, Status: Skip, Detail: why, Findings: []Finding{}}
+			return
 		}
 	}
-	return wait, ""
+	if keep := r.ask(ctx, e); keep != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		keep(r.m)
+	}
 }
 
 // ask runs one check for at most its time limit. It abandons a function that hangs in the
 // kernel.
-func (r *run[M]) ask(ctx context.Context, a entry[M]) {
+func (r *run) ask(ctx context.Context, a *entry) (keep func(*Machine)) {
 	limit := a.Limit
 	if limit == 0 {
 		limit = checkTime
 	}
-	limit = time.Duration(float64(limit) * r.slower)
+	limit = time.Duration(float64(limit) * float64(r.Limit) / float64(DefaultLimit))
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	began := time.Now()
-	answers := make(chan Answer[M], 1)
+	answers := make(chan Answer, 1)
 	go func() {
 		defer func() {
 			if p := recover(); p != nil {
-				r.log.Error("check panicked", "check", a.ID, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-				answers <- finding[M](Finding{Status: Fail, Detail: fmt.Sprintf("kbnode crashed in this check: %v", p), Advice: "report it, with the file that sudo kbnode doctor --bundle FILE writes"})
+				r.Log.Error("check panicked", "check", a.ID, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+				answers <- found(fail("kbnode crashed in this check: %v", p).Advise("report it, with the file that sudo kbnode doctor --bundle FILE writes"))
 			}
 		}()
 		answers <- a.Run(ctx, r.m)
 	}()
-	var answer Answer[M]
+	var answer Answer
 	select {
 	case answer = <-answers:
 	case <-ctx.Done():
 		select {
 		case answer = <-answers: // both are ready
 		default:
-			answer = finding[M](Finding{Status: a.Worst, Detail: fmt.Sprintf("no answer after %s", time.Since(began).Round(time.Second)), Advice: hanging(a.ID)})
+			f := fail("no answer after %s", time.Since(began).Round(time.Second)).
+				Advise("something that it reads hangs; try again, and see sudo dmesg and sudo journalctl -b -p err (kbnode doctor --only %s runs it alone)", a.ID)
+			answer = found(f) // no worse than the check may be
 		}
 	}
 	all := append([]Finding{}, answer.Findings...)
@@ -251,19 +233,8 @@ func (r *run[M]) ask(ctx context.Context, a entry[M]) {
 		// Process names, and texts from files and the network, may come from a job.
 		all[i].Detail, all[i].Advice = text.Line(f.Detail, maxText), text.Line(f.Advice, maxText)
 	}
-	a.keep = answer.Keep
 	a.result = &Result{
 		ID: a.ID, Group: a.Group, About: a.About, Status: worst(all), Detail: text.Line(answer.Detail, maxText), Findings: all, Took: time.Since(began),
 	}
-	r.ended <- &a
+	return answer.Keep
 }
-
-func hanging(id string) string {
-	return fmt.Sprintf("something that it reads hangs; try again, and see sudo dmesg and sudo journalctl -b -p err (kbnode doctor --only %s runs it alone)", id)
-}
-
-func skipped[M Subject](c Check[M], why string) *Result {
-	return &Result{ID: c.ID, Group: c.Group, About: c.About, Status: Skip, Detail: why, Findings: []Finding{}}
-}
-
-func finding[M Subject](f Finding) Answer[M] { return Answer[M]{Findings: []Finding{f}} }

@@ -1,4 +1,4 @@
-package doctor
+package image
 
 import (
 	"path"
@@ -82,9 +82,46 @@ var (
 	lookedUp = lazy.Regexp("(\\$\\(|`)\\s*(?:which|command -v|type -p)\\s+([\\w./-]+)\\s*(?:\\)|`)")
 )
 
-// imageCommand returns the first command in a script that pulls or removes images, without the
-// words that may hold a password, or "".
-func imageCommand(script string) string {
+// Work returns the first command in a script that pulls or removes images, without the words that may hold a
+// password, or "". Where a word is a path, follow returns the text of a script that is there; nil follows none.
+func Work(script string, follow func(name string) (text string, is bool)) string {
+	return work(script, follow, 0)
+}
+
+func work(script string, follow func(string) (string, bool), depth int) string {
+	if what := workOf(script); what != "" || depth == maxScripts || follow == nil {
+		return what
+	}
+	for _, command := range shellCommands(script) {
+		for _, name := range command {
+			name = strings.TrimLeft(name, "-@:+!|")
+			if slices.Contains(talkers, path.Base(name)) {
+				break
+			}
+			if !strings.HasPrefix(name, "/") {
+				continue
+			}
+			if text, is := follow(name); is {
+				if what := work(text, follow, depth+1); what != "" {
+					return what + ", in " + name
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// UsesEngine reports whether a script runs a program that manages images or containers.
+func UsesEngine(script string) bool {
+	return slices.ContainsFunc(shellCommands(script), func(words []string) bool {
+		return slices.ContainsFunc(words, func(w string) bool { return isEngine().MatchString(toolOf(w)) })
+	})
+}
+
+// IsUpdater reports whether an image, or a container by its name, replaces or removes images.
+func IsUpdater(name string) bool { return updaterImages().MatchString(name) }
+
+func workOf(script string) string {
 	for _, command := range shellCommands(lookedUp().ReplaceAllString(script, "$2")) {
 		engine := false
 		var words []string
@@ -128,8 +165,10 @@ func toolOf(program string) string {
 	return tool
 }
 
-// maxNested is how deep scripts are read that are words of scripts.
-const maxNested = 8
+const (
+	maxNested  = 8 // scripts that are words of scripts
+	maxScripts = 3 // scripts that call each other
+)
 
 var (
 	shells = []string{"sh", "bash", "dash", "zsh", "ksh"}
