@@ -13,9 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
@@ -42,26 +42,15 @@ func newSlotProcs(cgroupRoot string, p plan.JobPolicy) slotProcs {
 }
 
 // cgroupOf returns the cgroup of a process below the root, "" if it has ended.
-func (s slotProcs) cgroupOf(pid int) string {
-	text, err := os.ReadFile(filepath.Join(s.proc, strconv.Itoa(pid), "cgroup"))
-	if err != nil {
-		return ""
-	}
-	_, path, _ := strings.Cut(strings.TrimSpace(string(text)), "0::/") // version 2 has only this line
-	return path
-}
+func (s slotProcs) cgroupOf(pid int) string { return strings.TrimPrefix(s.tree().Cgroup(pid), "/") }
+
+func (s slotProcs) tree() host.Tree { return host.Tree{Root: filepath.Dir(s.proc)} }
 
 // owns reports whether a process is the slot's.
 func (s slotProcs) owns(pid int) bool { return strings.HasPrefix(s.cgroupOf(pid)+"/", s.slice+"/") }
 
 // name returns what a process calls itself, "" if it has ended. A job may have chosen it.
-func (s slotProcs) name(pid int) string {
-	comm, err := os.ReadFile(filepath.Join(s.proc, strconv.Itoa(pid), "comm"))
-	if err != nil {
-		return ""
-	}
-	return text.Line(string(comm), 40)
-}
+func (s slotProcs) name(pid int) string { return s.tree().Process(pid).Name }
 
 // ofAgent refuses a process that is not in the agent's unit, such as one that an operator starts as
 // the slot's user: nothing would see its job end.

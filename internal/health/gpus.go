@@ -19,12 +19,6 @@ const (
 	replayRate    = 31              // PCIe replays per minute: DCGM's limit at generation 5, 16 lanes
 )
 
-const (
-	needsReset = 16 // NVML_ERROR_RESET_REQUIRED
-	isLost     = 15 // NVML_ERROR_GPU_IS_LOST
-	mismatch   = 18 // NVML_ERROR_LIB_RM_VERSION_MISMATCH
-)
-
 // gpus judges one reading of all GPUs.
 func (j *judge) gpus() {
 	present := map[string]bool{}
@@ -93,7 +87,7 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 	}
 	// Where NVML does not answer, the files in sysfs cannot show that the GPU is healthy.
 	readable := n != nil || g.Vendor == "amd" && !bus.Unread || bus.Dead || !g.Healthy
-	lost, reset := bus.Dead || code == isLost, code == needsReset
+	lost, reset := bus.Dead || code == probe.CodeLost, code == probe.CodeReset
 	if readable {
 		j.update(gpuKey(checkLost, id), lost, Mark{
 			Level: Fatal, Effect: Park,
@@ -112,7 +106,7 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 			Reason: "the driver requests a reset of the GPU at " + g.PCI + " (NVML)", Fix: fixReset(g.PCI),
 		})
 	}
-	st.Away = st.Away || code == isLost || reset
+	st.Away = st.Away || code == probe.CodeLost || reset
 	if !readable || lost || !g.Healthy {
 		return
 	}

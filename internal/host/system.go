@@ -12,7 +12,6 @@ import (
 // Group is a line of /etc/group.
 type Group struct {
 	Name    string
-	GID     string
 	Members []string
 }
 
@@ -21,7 +20,7 @@ func (t Tree) Groups() (list []Group, err error) {
 	text, err := t.Read("/etc/group")
 	for line := range strings.Lines(text) {
 		if f := strings.Split(strings.TrimSpace(line), ":"); len(f) >= 4 {
-			list = append(list, Group{f[0], f[2], strings.FieldsFunc(f[3], func(r rune) bool { return r == ',' })})
+			list = append(list, Group{f[0], strings.FieldsFunc(f[3], func(r rune) bool { return r == ',' })})
 		}
 	}
 	return list, err

@@ -112,9 +112,9 @@ func (w frameWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ReadFrames calls each with the frames of a stream until the outcome, which it returns. An error of
-// the stream wraps io.ErrUnexpectedEOF if the stream ended before.
-func ReadFrames(r io.Reader, each func(kind FrameKind, data []byte) error) (o Outcome, err error) {
+// ReadFrames calls each with the frames of a stream until the outcome, which it returns. The error wraps
+// io.ErrUnexpectedEOF if the stream ended before.
+func ReadFrames(r io.Reader, each func(kind FrameKind, data []byte)) (o Outcome, err error) {
 	var head [5]byte
 	buf := make([]byte, maxFrame)
 	for {
@@ -130,9 +130,7 @@ func ReadFrames(r io.Reader, each func(kind FrameKind, data []byte) error) (o Ou
 			return o, broken(err)
 		}
 		if kind := FrameKind(head[0]); kind != FrameOutcome {
-			if err := each(kind, data); err != nil {
-				return o, err
-			}
+			each(kind, data)
 			continue
 		}
 		if err := json.Unmarshal(data, &o); err != nil {
