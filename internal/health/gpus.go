@@ -89,9 +89,13 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 	readable := n != nil || g.Vendor == "amd" && !bus.Unread || bus.Dead || !g.Healthy
 	lost, reset := bus.Dead || code == probe.CodeLost, code == probe.CodeReset
 	if readable {
+		why := g.Error
+		if bus.Dead {
+			why = "its PCI configuration reads as all ones"
+		}
 		j.update(gpuKey(checkLost, id), lost, Mark{
 			Level: Fatal, Effect: Park,
-			Reason: "the GPU at " + g.PCI + " is lost: " + lostWhy(bus, g.Error),
+			Reason: "the GPU at " + g.PCI + " is lost: " + why,
 			Fix:    fixReboot,
 		})
 		j.update(gpuKey(checkError, id), !g.Healthy && !lost && !reset, Mark{
@@ -130,16 +134,9 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 	}
 	// The GPU answers, so whatever was wrong before its reset is over.
 	if st.Reset > 0 && j.in.GPUs.Started >= st.Reset {
-		j.release(id, st.Reset)
+		j.clear("the GPU was reset", func(m Mark) bool { return m.GPU == id && m.Latched && m.Last < st.Reset })
 		st.Released = j.in.GPUs.Started
 	}
-}
-
-func lostWhy(bus Bus, detail string) string {
-	if bus.Dead {
-		return "its PCI configuration reads as all ones"
-	}
-	return detail
 }
 
 // memory judges ECC errors, row remapping and page retirement.

@@ -136,10 +136,10 @@ func Compare(want plan.Slice, got Slice) []Mismatch {
 		}
 	}
 	if want.CPUs != "" {
-		add(FileCPUs, want.CPUs, sameSet(want.CPUs))
+		add(FileCPUs, want.CPUs, func(value string) bool { return SameSet(want.CPUs, value) })
 	}
 	if want.MemoryNodes != "" {
-		add(fileNodes, want.MemoryNodes, sameSet(want.MemoryNodes))
+		add(fileNodes, want.MemoryNodes, func(value string) bool { return SameSet(want.MemoryNodes, value) })
 	}
 	if want.MemoryBytes > 0 {
 		add(fileMemory, strconv.FormatInt(want.MemoryBytes, 10), func(value string) bool {
@@ -157,15 +157,11 @@ func Compare(want plan.Slice, got Slice) []Mismatch {
 	return out
 }
 
-func sameSet(planned string) func(string) bool {
-	return func(value string) bool {
-		if value == "" {
-			return false
-		}
-		a, errA := cpuset.Parse(planned)
-		b, errB := cpuset.Parse(value)
-		return errA == nil && errB == nil && a.Equal(b)
-	}
+// SameSet reports whether two texts are the same set of CPUs or memory nodes. "" is none.
+func SameSet(a, b string) bool {
+	x, errX := cpuset.Parse(a)
+	y, errY := cpuset.Parse(b)
+	return b != "" && errX == nil && errY == nil && x.Equal(y)
 }
 
 // CheckLimits compares what the kernel enforces on the slot's slice below this cgroup root with
