@@ -176,9 +176,7 @@ func TestAgentEndpoint(t *testing.T) {
 		{"a proxy that wants a password", func(w *world) { w.answers["/v3"] = "407" }, "BK says 407 Proxy Authentication Required"},
 		{"the agents' proxy is gone", func(w *world) {
 			w.Config.Agent.Endpoint = "https://agent.example/v3"
-			w.put("/proc/7/comm", "buildkite-agent\n", 0o644)
-			w.put("/proc/7/cmdline", "buildkite-agent\x00start\x00", 0o644)
-			w.put("/proc/7/cgroup", "0::/buildkite.slice/buildkite-gpu0.slice/x.service\n", 0o644)
+			w.runs(7, "start", "/buildkite.slice/buildkite-gpu0.slice/x.service")
 			w.put("/proc/7/environ", "A=b\x00https_proxy=http://somebody:password@"+nobody+"\x00", 0o400)
 		}, "agent.example through proxy " + nobody + ": cannot reach the proxy: dial tcp " + nobody + ": connect: connection refused"},
 	} {

@@ -324,20 +324,6 @@ func TestGPUInUseParks(t *testing.T) {
 	})
 }
 
-// TestRegistered leaves a mark.
-func TestRegistered(t *testing.T) {
-	t.Parallel()
-	r := newSlotRig(t)
-	mark := filepath.Join(r.runDir, slot.RegisteredName)
-	if _, err := os.Stat(mark); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("before the agent has registered: %v", err)
-	}
-	must.Err(t, r.registered(t.Context(), bootstrapPID), "")
-	if _, err := os.Stat(mark); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestOthersPark(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)

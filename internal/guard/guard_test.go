@@ -189,13 +189,11 @@ func TestNoContainerWithoutLimits(t *testing.T) {
 		spoil func(*testing.T, *rig)
 		want  string
 	}{
-		"other CPUs":      {func(t *testing.T, r *rig) { r.limit(t, "cpuset.cpus.effective", "0-15") }, `cpuset.cpus.effective of buildkite-gpu0.slice is "0-15", planned is "2-3,10-11"`},
-		"other memory":    {func(t *testing.T, r *rig) { r.limit(t, "cpuset.mems.effective", "0-1") }, "cpuset.mems.effective"},
-		"no memory limit": {func(t *testing.T, r *rig) { r.limit(t, "memory.max", "max") }, "memory.max of buildkite-gpu0.slice is max"},
-		"swap":            {func(t *testing.T, r *rig) { r.limit(t, "memory.swap.max", "max") }, "memory.swap.max"},
-		"no slice": {func(t *testing.T, r *rig) {
-			must.Do(t, os.RemoveAll(r.cgroup))
-		}, "no such file"},
+		"other CPUs":          {func(t *testing.T, r *rig) { r.limit(t, "cpuset.cpus.effective", "0-15") }, `cpuset.cpus.effective of buildkite-gpu0.slice is "0-15", planned is "2-3,10-11"`},
+		"other memory":        {func(t *testing.T, r *rig) { r.limit(t, "cpuset.mems.effective", "0-1") }, "cpuset.mems.effective"},
+		"no memory limit":     {func(t *testing.T, r *rig) { r.limit(t, "memory.max", "max") }, "memory.max of buildkite-gpu0.slice is max"},
+		"swap":                {func(t *testing.T, r *rig) { r.limit(t, "memory.swap.max", "max") }, "memory.swap.max"},
+		"no slice":            {func(t *testing.T, r *rig) { must.Do(t, os.RemoveAll(r.cgroup)) }, "no such file"},
 		"the cgroupfs driver": {func(_ *testing.T, r *rig) { r.engine.driver = "cgroupfs" }, `cgroup driver "cgroupfs"`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -14,21 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
 )
-
-func TestSlicePath(t *testing.T) {
-	t.Parallel()
-	for slice, want := range map[string]string{
-		"buildkite.slice":      "buildkite.slice",
-		"buildkite-gpu0.slice": "buildkite.slice/buildkite-gpu0.slice",
-		"a-b-c.slice":          "a.slice/a-b.slice/a-b-c.slice",
-	} {
-		must.Equal(t, want, plan.SliceCgroup(slice))
-	}
-}
 
 func TestListen(t *testing.T) {
 	t.Parallel()
@@ -110,6 +98,8 @@ func TestReports(t *testing.T) {
 				t.Errorf("%s: %d %q, want %d %q", row.name, status, says, row.status, row.message)
 			}
 		}
+		_, err := os.Stat(filepath.Join(filepath.Dir(r.socket), slot.RegisteredName))
+		must.Do(t, err)
 	}
 }
 

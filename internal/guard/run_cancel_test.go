@@ -94,19 +94,6 @@ func TestCancelWhileUploading(t *testing.T) {
 	}
 }
 
-// TestCanceledBefore ends a job whose cancellation came before anything listened.
-func TestCanceledBefore(t *testing.T) {
-	t.Parallel()
-	r := newJobRig(t, nil)
-	r.engine.end()
-	canceled := make(chan struct{})
-	close(canceled)
-	_, by := bootstrap.Run(t.Context(), bootstrap.Config{Input: r.in, Socket: r.socket, Log: &r.log, Agent: r.agent, Canceled: canceled})
-	if by != syscall.SIGTERM {
-		t.Errorf("%v: %s", by, r.log.String())
-	}
-}
-
 // asRoot is a rig of root's, whose agent has no job.
 func asRoot(r *rig) {
 	r.root = os.Getuid()
