@@ -64,7 +64,6 @@ func (k *cleaner) beginJob(ctx context.Context, _ int) (string, error) {
 		k.swept, k.checked = false, false
 		k.starts.worked = true
 		k.running = true
-		k.forgetStarted()
 		k.noise.begin()
 	}
 	return why, err

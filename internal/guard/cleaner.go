@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/limit"
-	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -44,10 +43,6 @@ type cleaner struct {
 	checked bool   // the GPU was checked since
 	busy    bool   // the GPU was in use at the last successful check
 	sampled func() // waits until nothing samples the GPU any more; nil without a job
-
-	startedMu sync.Mutex
-	profile   string            // of the job's container, "" before it starts
-	started   []noise.Container // what protects it
 }
 
 func newKeeper(p plan.JobPolicy, cgroupRoot string, log *slog.Logger) *cleaner {

@@ -146,7 +146,6 @@ func (g *guard) start(ctx context.Context, id string, request *container.CreateR
 	if err := g.cleaner.procs.endTogether(id); err != nil {
 		g.log.Warn("container may outlive its memory limit", "id", id, "err", err)
 	}
-	g.cleaner.containerStarted(id, request.Labels[profileLabel])
 	if err := g.cleaner.procs.limitPtys(id); err != nil {
 		g.log.Warn("container may open many terminals", "id", id, "err", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/checkout"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -41,6 +42,9 @@ type jobRun struct {
 	top       string // directory with the checkout, which only root can enter
 	pid       int    // of the agent's process for the job
 	output    *docker.Output
+	// What the container was made with, and what protects it; "" and nil if an earlier service started it.
+	profile    string
+	protection []noise.Container
 
 	canceled sync.Once
 	cancel   chan struct{} // closed when the job is to end

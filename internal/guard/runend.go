@@ -138,6 +138,7 @@ func (g *guard) await(ctx context.Context, r *jobRun) slot.Outcome {
 func (g *guard) settle(ctx context.Context, r *jobRun) error {
 	o := &r.outcome
 	rec, recErr := g.cleaner.noiseRecord(ctx, r.pid)
+	rec.Profile, rec.Protection.Containers = r.profile, r.protection
 	patience := removeTime
 	if o.NodeFault != "" && o.Canceled {
 		patience = discardTime // the agent does not wait for an engine that does not answer

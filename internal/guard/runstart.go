@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
@@ -57,7 +58,8 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 		_, err = withTimeout(ctx, g.engineTime, func(ctx context.Context) (any, error) { return nil, g.start(ctx, id, wanted, r.top) })
 	}
 	if err == nil {
-		r.container = id
+		procs := g.cleaner.procs
+		r.container, r.profile, r.protection = id, wanted.Labels[profileLabel], []noise.Container{noise.ReadContainer(procs.proc, procs.container(id))}
 		return nil
 	}
 	if r.output != nil {
