@@ -51,7 +51,7 @@ type Source interface {
 	Units(ctx context.Context, pattern string) ([]slot.Unit, error)
 	// Journal returns the end of a unit's log, newest last.
 	Journal(ctx context.Context, unit string) ([]string, error)
-	// Program runs a program as a systemd service, with the user and limits that p names.
+	// Program runs a program as a systemd service, with the limits that p names.
 	Program(ctx context.Context, p systemd.Program) ([]byte, error)
 	// Containers runs a container in each idle slot and reports what it got.
 	Containers(ctx context.Context, m *Machine) ([]selftest.SlotReport, error)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -170,9 +169,7 @@ func machineOf(t *testing.T, f *fake, files map[string]string) *Machine {
 	t.Helper()
 	root := t.TempDir()
 	for name, text := range files {
-		file := filepath.Join(root, name)
-		must.Do(t, os.MkdirAll(filepath.Dir(file), 0o755))
-		must.Do(t, os.WriteFile(file, []byte(text), 0o644))
+		must.Write(t, root, name, text)
 	}
 	m := &Machine{Tree: host.Tree{Root: root}, Source: f, Now: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC), Config: f.cfg, Inventory: f.inv, Plan: f.plan, State: f.state, Changes: f.changes, Docker: &f.docker}
 	m.Images, _ = image.Read(m.Path(plan.ImageDir))

@@ -91,8 +91,7 @@ func newSlotRig(t *testing.T) *slotRig {
 
 func (r *slotRig) put(name, text string) {
 	r.t.Helper()
-	must.Do(r.t, os.MkdirAll(filepath.Dir(name), 0o755))
-	must.Do(r.t, os.WriteFile(name, []byte(text), 0o600))
+	must.Write(r.t, "", name, text)
 }
 
 // start creates a process.

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
 	"golang.org/x/tools/txtar"
@@ -152,28 +151,6 @@ func TestNoContainer(t *testing.T) {
 	} {
 		if got, err := made(testPolicy(), testFacts(), change); err == nil {
 			t.Errorf("%s: %+v", name, got)
-		}
-	}
-}
-
-// TestShapes: a slot with several GPUs gives a container all of them, and one without gives none.
-func TestShapes(t *testing.T) {
-	t.Parallel()
-	pair, none := testPolicy(), testPolicy()
-	pair.CDIDevices = []string{"nvidia.com/gpu=GPU-a", "nvidia.com/gpu=GPU-b"}
-	none.Vendor, none.GPUs, none.CDIDevices = "", nil, nil
-	for name, row := range map[string]struct {
-		policy plan.JobPolicy
-		want   []container.DeviceRequest
-	}{
-		"two":  {pair, []container.DeviceRequest{{Driver: "cdi", DeviceIDs: pair.CDIDevices}}},
-		"none": {none, nil},
-	} {
-		got, err := made(row.policy, testFacts(), func(*job.Spec) {})
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-		} else if diff := cmp.Diff(row.want, got.HostConfig.DeviceRequests); diff != "" || len(got.HostConfig.Devices) > 0 {
-			t.Errorf("%s: %s, devices %v", name, diff, got.HostConfig.Devices)
 		}
 	}
 }

@@ -46,8 +46,8 @@ type jobRun struct {
 	profile    string
 	protection []noise.Container
 
-	canceled sync.Once
-	cancel   chan struct{} // closed when the job is to end
+	canceled context.Context // done when the job is to end
+	stop     context.CancelFunc
 	begun    chan struct{} // closed when the job runs, or will not
 	exited   chan struct{} // closed when the container has ended
 	done     chan struct{} // closed when outcome is known, or the job does not run
@@ -61,7 +61,8 @@ type jobRun struct {
 
 func newRun(spec *job.Spec, pid int, policy plan.JobPolicy) *jobRun {
 	made := func() chan struct{} { return make(chan struct{}) }
-	return &jobRun{spec: spec, pid: pid, policy: policy, cancel: made(), begun: made(), exited: made(), done: made()}
+	canceled, stop := context.WithCancel(context.Background())
+	return &jobRun{spec: spec, pid: pid, policy: policy, canceled: canceled, stop: stop, begun: made(), exited: made(), done: made()}
 }
 
 func (r *jobRun) checkout() string { return filepath.Join(r.top, "checkout") }
@@ -78,8 +79,6 @@ func (r *jobRun) finish() {
 	}
 	close(r.done)
 }
-
-func (r *jobRun) stop() { r.canceled.Do(func() { close(r.cancel) }) }
 
 // runs is what the service knows of its jobs: the one that starts or runs, or the last one.
 type runs struct {
@@ -267,7 +266,7 @@ func (g *guard) startJob(ctx context.Context, r *jobRun, frames *slot.Frames) er
 	case err == nil:
 	case r.late.Load():
 		err = g.errLate()
-	case isClosed(r.cancel):
+	case r.canceled.Err() != nil:
 		err = errCanceled
 	}
 	g.runs.mu.Lock()
@@ -298,12 +297,6 @@ func (g *guard) errLate() error {
 // orCanceled returns a context that also ends when the job is canceled.
 func (r *jobRun) orCanceled(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, end := context.WithCancel(ctx)
-	go func() {
-		select {
-		case <-r.cancel:
-			end()
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, end
+	stop := context.AfterFunc(r.canceled, end)
+	return ctx, func() { stop(); end() }
 }

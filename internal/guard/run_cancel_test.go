@@ -171,11 +171,11 @@ func TestRootGivesWay(t *testing.T) {
 			g := &guard{runs: runs{last: running}}
 			ctx, cancel := context.WithCancel(t.Context())
 			go func() {
-				<-running.cancel
+				<-running.canceled.Done()
 				cancel()
 			}()
 			_, err := g.begin(ctx, newRun(rootSpec("second"), pid, g.policy), nil)
-			gives := !isClosed(running.cancel)
+			gives := running.canceled.Err() == nil
 			if gives != (pid == noAgent) || gives == errors.Is(err, context.Canceled) || gives != notStarted(err).Canceled {
 				t.Errorf("it gives way: %t, %v", gives, err)
 			}

@@ -79,7 +79,7 @@ func (g *guard) awaitOrCancel(r *jobRun) slot.Outcome {
 	select {
 	case o := <-ended:
 		return o
-	case <-r.cancel:
+	case <-r.canceled.Done():
 	}
 	grace := g.stopGrace
 	stopping, done := context.WithTimeout(ctx, grace+stopSlack)
@@ -116,7 +116,7 @@ func (g *guard) await(ctx context.Context, r *jobRun) slot.Outcome {
 		case errors.Is(err2, docker.ErrNotFound):
 			return slot.Outcome{NodeFault: "the job's container was removed", Canceled: gave}
 		case err == nil && err2 == nil && !runs:
-			if !own && !isClosed(r.cancel) {
+			if !own && r.canceled.Err() == nil {
 				return slot.Outcome{NodeFault: "the Docker engine was restarted, or had the job's container stopped, which ended the job; with live-restore jobs go on", Canceled: gave}
 			}
 			return slot.Outcome{ExitCode: in.State.ExitCode, OutOfMemory: in.State.OOMKilled}

@@ -165,7 +165,7 @@ func (g *guard) takeUp(ctx context.Context, r *jobRun) error {
 		// It never ran: its start may have failed, or was never asked for.
 		_, err = withTimeout(ctx, g.engineTime, func(ctx context.Context) (any, error) { return nil, g.api.Discard(ctx, rec.Container) })
 		return err
-	case err != nil && !errors.Is(err, docker.ErrNotFound) && !isClosed(r.cancel):
+	case err != nil && !errors.Is(err, docker.ErrNotFound) && r.canceled.Err() == nil:
 		return fmt.Errorf("find the job's container: %w", err)
 	}
 	r.container = rec.Container // one that was removed has run

@@ -1,8 +1,6 @@
 package host
 
 import (
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -14,8 +12,7 @@ func tree(t *testing.T, files map[string]string) Tree {
 	t.Helper()
 	root := Tree{t.TempDir()}
 	for name, text := range files {
-		must.Do(t, os.MkdirAll(filepath.Dir(root.Path(name)), 0o755))
-		must.Do(t, os.WriteFile(root.Path(name), []byte(text), 0o600))
+		must.Write(t, root.Root, name, text)
 	}
 	return root
 }

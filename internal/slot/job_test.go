@@ -1,8 +1,7 @@
 package slot
 
 import (
-	"os"
-	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,17 +16,7 @@ func tree(t *testing.T, archive string) string {
 	t.Helper()
 	root := t.TempDir()
 	for _, f := range txtar.Parse([]byte(archive)).Files {
-		name := filepath.Join(root, f.Name)
-		must.Do(t, os.MkdirAll(filepath.Dir(name), 0o755))
-		for i, c := range f.Data {
-			switch c {
-			case '|':
-				f.Data[i] = 0
-			case '~':
-				f.Data[i] = 0x1b
-			}
-		}
-		must.Do(t, os.WriteFile(name, f.Data, 0o600))
+		must.Write(t, root, f.Name, strings.NewReplacer("|", "\x00", "~", "\x1b").Replace(string(f.Data)))
 	}
 	return root
 }

@@ -147,7 +147,6 @@ const maxProgramOutput = 1 << 20
 type Program struct {
 	Unit  string // the service's name
 	Slice string
-	User  string // with all groups that the system gives it; "" is root
 	Argv  []string
 	Limit time.Duration // after which it is killed
 }
@@ -165,7 +164,6 @@ func (b *Bus) RunProgram(ctx context.Context, p Program) ([]byte, error) {
 		sddbus.PropType("oneshot"),
 		sddbus.PropSlice(p.Slice),
 		sddbus.PropExecStart(p.Argv, false),
-		{Name: "User", Value: dbus.MakeVariant(p.User)},
 		{Name: "StandardOutputFileDescriptor", Value: dbus.MakeVariant(dbus.UnixFD(fd))},
 		{Name: "CollectMode", Value: dbus.MakeVariant("inactive-or-failed")},
 		{Name: "NoNewPrivileges", Value: dbus.MakeVariant(true)},

@@ -206,9 +206,7 @@ func TestCompute(t *testing.T) {
 		"3/gpu_id": "51004\n", // and no properties
 		"4/name":   "hidden\n",
 	} {
-		file := filepath.Join(dir, name)
-		must.Do(t, os.MkdirAll(filepath.Dir(file), 0o700))
-		must.Do(t, os.WriteFile(file, []byte(text), 0o600))
+		must.Write(t, dir, name, text)
 	}
 	if got := compute(dir); !slices.Equal(got, []string{"/dev/dri/renderD129"}) {
 		t.Errorf("saw %q", got)
