@@ -90,8 +90,9 @@ cp /bin/busybox /scratch/true && /scratch/true && echo :: runs; test "$(cat /sys
 		list[i].code = cmp.Or(list[i].code, "0")
 	}
 	return append(list,
-		attack{ // the guide's "Verify setup", without a container
-			name: "verify setup", bare: true, code: "0", script: `echo ":: NVIDIA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES"; if command -v nvidia-smi; then nvidia-smi -L; fi`, wants: []string{"NVIDIA_VISIBLE_DEVICES=GPU-"},
+		attack{ // the guide's "Verify setup", without a plugin
+			name: "verify setup", bare: true, code: "0", script: `echo ":: NVIDIA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES"; if command -v nvidia-smi; then nvidia-smi -L | sed 's/^GPU [0-9]*/:: GPU/'; fi`,
+			wants: []string{"NVIDIA_VISIBLE_DEVICES=void", "GPU: NVIDIA B200 (UUID: GPU-"}, // what a GPU given through CDI leaves of the variable
 		},
 		attack{name: "command and entrypoint", option: `, entrypoint: /bin/sh, command: ["-c", "echo :: $$(pwd)"], shell: false, mount-checkout: false, workdir: /somewhere`, wants: []string{"/somewhere"}, code: "0"},
 		attack{name: "all that is refused", script: "echo :: it ran", code: "1", not: []string{"it ran"},

@@ -77,7 +77,9 @@ func (p *program) path() (string, error) {
 			return "", fmt.Errorf("start the NVML probe: %w", errors.Join(fmt.Errorf("%s: %w", p.installed, refused), err))
 		}
 	}
-	return fmt.Sprintf("/proc/self/fd/%d", p.memory.Fd()), nil
+	// Not /proc/self: before it executes, the child puts its own files and a pipe under numbers of its
+	// choice (syscall.forkExec), perhaps under this one.
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.memory.Fd()), nil
 }
 
 // checkInstalled refuses a file that is not exactly this probe, or that others than root can change.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -145,6 +146,23 @@ func TestInheritsNothing(t *testing.T) {
 flock -n 3 || exit 8; echo '`+empty+`'`)
 	_, err = Run(t.Context(), Options{Path: list, Timeout: time.Minute, runDir: t.TempDir()})
 	must.Do(t, err)
+}
+
+// TestManyFiles starts the anonymous probe in a child whose files take the number that it has here.
+func TestManyFiles(t *testing.T) {
+	t.Parallel()
+	elf := []byte(must.Read(t, "/bin/true"))
+	p := program{unpack: unpacked(elf)}
+	path, err := p.path()
+	must.Do(t, err)
+	null, err := os.Open(os.DevNull)
+	must.Do(t, err)
+	defer null.Close() //nolint:errcheck // only read
+	cmd := exec.CommandContext(t.Context(), path)
+	for range p.memory.Fd() {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, null)
+	}
+	must.Do(t, cmd.Run())
 }
 
 func unpacked(elf []byte) func(io.Writer) error {
