@@ -171,7 +171,7 @@ func (w *world) listen(k int) {
 
 func (w *world) must(err error) {
 	w.t.Helper()
-	w.must(err)
+	must.Do(w.t, err)
 }
 
 func (w *world) put(name, text string, mode fs.FileMode) {

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,12 +77,7 @@ func Run(ctx context.Context, m *Machine, o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.Limit == 0 {
-		o.Limit = DefaultLimit
-	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Limit, o.Log = cmp.Or(o.Limit, DefaultLimit), cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	whole, cancel := context.WithTimeout(ctx, o.Limit)
 	defer cancel()
 	r := &run{Options: o, m: m, byID: map[string]*entry{}}
