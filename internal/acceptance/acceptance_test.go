@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/selftest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // world is a node of two slots on which everything is OK.
@@ -94,9 +95,7 @@ func (w *world) walk(t *testing.T) (*Report, map[string]Item) {
 	var progress []string
 	r := &run{Node: w, back: cmp.Or(w.limits[0], 10*time.Second), register: cmp.Or(w.limits[1], 10*time.Second), poll: time.Millisecond}
 	report, err := walk(t.Context(), r, func(text string) { progress = append(progress, text) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if len(progress) != len(items) || progress[0] != fmt.Sprintf("1 of %d: %s", len(items), items[0].about) {
 		t.Errorf("progress %q", progress)
 	}
@@ -226,9 +225,7 @@ func TestInterrupted(t *testing.T) {
 func TestDocumented(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/install.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for n, i := range items {
 		if row := fmt.Sprintf("| %d | `%s` | %s |", n+1, i.id, i.about); !strings.Contains(string(text), row) {
 			t.Errorf("docs/install.md lacks the row %s", row)

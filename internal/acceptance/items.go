@@ -29,11 +29,11 @@ const (
 var items = []item{
 	{"image", "the jobs' image can be pulled", pull},
 	{"doctor", "kbnode doctor finds the node fit", fit},
-	{"agents", "the agent of each slot is connected", agents},
-	{"limits", "each slot's container gets its CPUs, its memory and one GPU", limits},
+	{"agents", "the agent of each slot is connected", checks("sudo kbnode doctor --only agent,buildkite", "agent-running", "buildkite-queue", "buildkite-agents")},
+	{"limits", "each slot's container gets its CPUs, its memory and one GPU", checks("sudo kbnode doctor --only slots", "container", "slot-limits")},
 	{"isolation", "nothing escapes from a slot", isolation},
-	{"evaluation", "an evaluation passes in each slot, one after the other", oneByOne},
-	{"together", "evaluations pass in all slots at once", together},
+	{"evaluation", "an evaluation passes in each slot, one after the other", evaluations(false)},
+	{"together", "evaluations pass in all slots at once", evaluations(true)},
 	{"gpu", "the image computes on each slot's GPU", gpu},
 	{"artifacts", "each evaluation left a result that the agent can upload", artifacts},
 	{"restart", "a killed agent is back within 10 s", restart},
@@ -71,7 +71,11 @@ func fit(ctx context.Context, r *run) Item {
 
 // checks sums up some of doctor's checks. At least one must be OK, and the first of them in
 // all slots.
-func (r *run) checks(do string, ids ...string) Item {
+func checks(do string, ids ...string) func(context.Context, *run) Item {
+	return func(_ context.Context, r *run) Item { return r.checked(do, ids) }
+}
+
+func (r *run) checked(do string, ids []string) Item {
 	if r.fit == nil {
 		return untried("sudo kbnode doctor", "cannot run kbnode doctor")
 	}
@@ -105,14 +109,6 @@ func (r *run) checks(do string, ids ...string) Item {
 	return passed("%s", strings.Join(well, "; "))
 }
 
-func agents(_ context.Context, r *run) Item {
-	return r.checks("sudo kbnode doctor --only agent,buildkite", "agent-running", "buildkite-queue", "buildkite-agents")
-}
-
-func limits(_ context.Context, r *run) Item {
-	return r.checks("sudo kbnode doctor --only slots", "container", "slot-limits")
-}
-
 func isolation(ctx context.Context, r *run) Item {
 	reports, err := r.Selftest(ctx)
 	if err != nil {
@@ -139,22 +135,19 @@ func isolation(ctx context.Context, r *run) Item {
 	return passed("%d attempts, all blocked", tried)
 }
 
-func oneByOne(ctx context.Context, r *run) Item {
-	all, err := r.Evaluate(ctx, false)
-	r.evaluations = append(r.evaluations, all...)
-	return evaluated(all, err)
-}
-
-func together(ctx context.Context, r *run) Item {
-	all, err := r.Evaluate(ctx, true)
-	r.evaluations = append(r.evaluations, all...)
-	return evaluated(all, err)
-}
-
-func evaluated(all []image.Evaluation, err error) Item {
-	if err != nil {
-		return failed("sudo kbnode image list", "%v", err)
+// evaluations evaluates in the slots, one after another or all at once.
+func evaluations(atOnce bool) func(context.Context, *run) Item {
+	return func(ctx context.Context, r *run) Item {
+		all, err := r.Evaluate(ctx, atOnce)
+		r.evaluations = append(r.evaluations, all...)
+		if err != nil {
+			return failed("sudo kbnode image list", "%v", err)
+		}
+		return evaluated(all)
 	}
+}
+
+func evaluated(all []image.Evaluation) Item {
 	var wrong, left, profiles, loose []string
 	var took []float64
 	for _, e := range all {

@@ -78,7 +78,7 @@ func (c *client) run(ctx context.Context, each func(slot.FrameKind, []byte)) (sl
 	last := time.Now() // when the service was there
 	for {
 		began := time.Now()
-		o, err := c.attempt(ctx, func(kind slot.FrameKind, data []byte) error {
+		o, err := c.attempt(ctx, func(kind slot.FrameKind, data []byte) {
 			last = time.Now()
 			switch kind {
 			case slot.FrameStdout:
@@ -87,7 +87,6 @@ func (c *client) run(ctx context.Context, each func(slot.FrameKind, []byte)) (sl
 				c.stderr += int64(len(data))
 			}
 			each(kind, data)
-			return nil
 		})
 		if err == nil {
 			return o, nil
@@ -112,7 +111,7 @@ type statusError struct{ text string }
 
 func (e *statusError) Error() string { return e.text }
 
-func (c *client) attempt(ctx context.Context, each func(slot.FrameKind, []byte) error) (slot.Outcome, error) {
+func (c *client) attempt(ctx context.Context, each func(slot.FrameKind, []byte)) (slot.Outcome, error) {
 	query := url.Values{slot.StdoutParam: {strconv.FormatInt(c.stdout, 10)}, slot.StderrParam: {strconv.FormatInt(c.stderr, 10)}}
 	resp, err := c.post(ctx, slot.RunPath+"?"+query.Encode(), bytes.NewReader(c.body))
 	c.answered = err == nil

@@ -133,7 +133,7 @@ func otherAgents(_ context.Context, m *Machine) Answer {
 		}
 	}
 	for _, pid := range m.agents() {
-		_, group, _ := strings.Cut(m.Value(fmt.Sprintf("/proc/%d/cgroup", pid)), "::")
+		group := m.Cgroup(pid)
 		unit := path.Base(group)
 		switch {
 		case group == "" || strings.HasPrefix(group, "/"+plan.ParentSlice+"/") || slices.Contains(services, unit):

@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestAgentChecksOfHealthyNode tests that nothing is wrong on a healthy node.
@@ -29,9 +30,7 @@ func TestAgentChecksOfHealthyNode(t *testing.T) {
 		"agent-running": "ok: registered", "agent-drained": "ok: 2 slots",
 		"buildkite-queue": "ok: b200: 2 agents", "buildkite-agents": "ok: connected",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, got)
 }
 
 // TestAgentChecks breaks the node in each way, and compares the findings and the fix.
@@ -47,25 +46,15 @@ func TestAgentChecks(t *testing.T) {
 		want string // "check status slots: detail"
 		fix  string // "" if there is advice
 	}{
-		{"the package's service runs", func(w *world) {
-			w.put("/proc/7/comm", "buildkite-agent\n", 0o644)
-			w.put("/proc/7/cmdline", "/usr/bin/buildkite-agent\x00start\x00", 0o644)
-			w.put("/proc/7/cgroup", "0::/system.slice/buildkite-agent.service\n", 0o644)
-		}, "agent-other fail: buildkite-agent.service runs; its jobs get all GPUs and CPUs", "systemctl disable --now buildkite-agent.service"},
+		{"the package's service runs", func(w *world) { w.runs(7, "start", "/system.slice/buildkite-agent.service") }, "agent-other fail: buildkite-agent.service runs; its jobs get all GPUs and CPUs", "systemctl disable --now buildkite-agent.service"},
 		{"it will run after a reboot", func(w *world) {
 			w.put(plan.UnitDir+"/multi-user.target.wants/buildkite-agent.service", "", 0o644)
 			w.put(plan.UnitDir+"/multi-user.target.wants/"+plan.AgentUnit(0), "", 0o644)
 		}, "agent-other fail: buildkite-agent.service starts at boot; its jobs get all GPUs and CPUs", "systemctl disable --now buildkite-agent.service"},
 		{"somebody started one by hand", func(w *world) {
-			w.put("/proc/7/comm", "buildkite-agent\n", 0o644)
-			w.put("/proc/7/cmdline", "/usr/bin/buildkite-agent\x00start\x00", 0o644)
-			w.put("/proc/7/cgroup", "0::/user.slice/x.scope\n", 0o644)
-			w.put("/proc/8/comm", "buildkite-agent\n", 0o644)
-			w.put("/proc/8/cgroup", "0::/buildkite.slice/buildkite-gpu0.slice/y\n", 0o644)
-			w.put("/proc/8/cmdline", "/usr/bin/buildkite-agent\x00start\x00", 0o644)
-			w.put("/proc/10/comm", "buildkite-agent\n", 0o644)
-			w.put("/proc/10/cmdline", "/usr/bin/buildkite-agent\x00--version\x00", 0o644)
-			w.put("/proc/10/cgroup", "0::/system.slice/kbnode.service\n", 0o644)
+			w.runs(7, "start", "/user.slice/x.scope")
+			w.runs(8, "start", "/buildkite.slice/buildkite-gpu0.slice/y")
+			w.runs(10, "--version", "/system.slice/kbnode.service")
 			w.put("/proc/9/comm", "bash\n", 0o644)
 			w.put("/proc/9/cgroup", "0::/\n", 0o644)
 		}, `agent-other fail: a buildkite-agent runs outside the slots: process 7 in "/user.slice/x.scope"`, ""},

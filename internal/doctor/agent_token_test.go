@@ -16,9 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestAgentToken(t *testing.T) {
@@ -151,9 +150,7 @@ func (w *world) run(command string) {
 func closed(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer func() { _ = l.Close() }()
 	return l.Addr().String()
 }
@@ -179,9 +176,7 @@ func TestAgentEndpoint(t *testing.T) {
 		{"a proxy that wants a password", func(w *world) { w.answers["/v3"] = "407" }, "BK says 407 Proxy Authentication Required"},
 		{"the agents' proxy is gone", func(w *world) {
 			w.Config.Agent.Endpoint = "https://agent.example/v3"
-			w.put("/proc/7/comm", "buildkite-agent\n", 0o644)
-			w.put("/proc/7/cmdline", "buildkite-agent\x00start\x00", 0o644)
-			w.put("/proc/7/cgroup", "0::/buildkite.slice/buildkite-gpu0.slice/x.service\n", 0o644)
+			w.runs(7, "start", "/buildkite.slice/buildkite-gpu0.slice/x.service")
 			w.put("/proc/7/environ", "A=b\x00https_proxy=http://somebody:password@"+nobody+"\x00", 0o400)
 		}, "agent.example through proxy " + nobody + ": cannot reach the proxy: dial tcp " + nobody + ": connect: connection refused"},
 	} {
@@ -218,17 +213,13 @@ func TestAgentChecksOfBareMachine(t *testing.T) {
 		"agent-other": "ok: none", "agent-binary": "ok: not installed yet; kbnode install downloads " + plan.PinnedAgentVersion, "agent-version": "skip: no agent is installed",
 		"agent-endpoint": "ok: " + strings.TrimPrefix(w.bk.URL, "http://"),
 	}
-	if diff := cmp.Diff(want, bare); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, bare)
 }
 
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	at, err := url.Parse("https://agent.example/v3")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, tt := range []struct {
 		name string
 		err  error

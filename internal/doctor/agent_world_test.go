@@ -25,6 +25,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // world is a node of two slots in a directory, with everything that the agents' checks look
@@ -45,9 +46,7 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		root, err = os.MkdirTemp("", "kb") //nolint:usetesting // as above
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	w := &world{t: t, answers: map[string]string{
 		"/v3":         "404",
@@ -87,9 +86,7 @@ func twoGPUs(t *testing.T) *inventory.Inventory {
 		m.Live = machinetest.Live(m)
 		var err error
 		readTwo, err = inventory.Read(t.Context(), inventory.Options{Root: m.Dir(t)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	})
 	return readTwo
 }
@@ -114,9 +111,7 @@ func (w *world) replan(in plan.Input) {
 	in.Inventory, in.Config, in.Binary, in.Version = w.Inventory, w.Config, "/usr/local/bin/kbnode", "1.2.3"
 	in.Config.Node = "node1"
 	p, err := plan.Build(in)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	w.must(err)
 	w.Plan = p
 }
 
@@ -176,9 +171,7 @@ func (w *world) listen(k int) {
 
 func (w *world) must(err error) {
 	w.t.Helper()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.Do(w.t, err)
 }
 
 func (w *world) put(name, text string, mode fs.FileMode) {
@@ -186,6 +179,14 @@ func (w *world) put(name, text string, mode fs.FileMode) {
 	w.must(os.MkdirAll(filepath.Dir(w.Path(name)), 0o755))
 	w.must(os.WriteFile(w.Path(name), []byte(text), mode))
 	w.must(os.Chmod(w.Path(name), mode))
+}
+
+// runs makes a process of buildkite-agent.
+func (w *world) runs(pid int, command, cgroup string) {
+	dir := fmt.Sprintf("/proc/%d/", pid)
+	w.put(dir+"comm", "buildkite-agent\n", 0o644)
+	w.put(dir+"cmdline", "/usr/bin/buildkite-agent\x00"+command+"\x00", 0o644)
+	w.put(dir+"cgroup", "0::"+cgroup+"\n", 0o644)
 }
 
 // agentOf changes the agent of a slot as systemd sees it.

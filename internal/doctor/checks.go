@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/docs"
-	"github.com/gpu-mode/kbnode/internal/check"
+	"github.com/gpu-mode/kbnode/internal/installer"
 )
 
 // checks are all checks by group, in the order in which they are shown. Those for a bare machine are in the
@@ -138,8 +138,8 @@ var checks = []struct {
 		{ID: "system-modules", Bare: true, Worst: Fail, Needs: []string{"inventory"}, Run: systemModules},
 		{ID: "system-read-only", Bare: true, Worst: Fail, Run: systemReadOnly},
 		{ID: "system-space", Bare: true, Worst: Fail, Needs: []string{"inventory"}, Run: systemSpace},
-		{ID: "system-git", Bare: true, Worst: Fail, Needs: []string{"inventory"}, Run: systemGit},
-		{ID: "system-mkfs", Bare: true, Worst: Fail, Needs: []string{"inventory"}, Run: systemMkfs},
+		{ID: "system-git", Bare: true, Worst: Fail, Needs: []string{"inventory"}, Run: installed("git", installer.Git, func(m *Machine) string { return m.Inventory.Software.Git })},
+		{ID: "system-mkfs", Bare: true, Worst: Fail, Needs: []string{"inventory"}, Run: installed("mkfs.ext4", installer.MkfsExt4, func(m *Machine) string { return m.Inventory.Software.MkfsExt4 })},
 		{ID: "system-users", Bare: true, Worst: Fail, Needs: []string{"plan"}, Run: systemUsers},
 		{ID: "system-sandbox", Bare: true, Worst: Fail, Run: systemSandbox},
 		{ID: "system-core-pattern", Bare: true, Worst: Warn, Run: systemCorePattern},
@@ -177,7 +177,7 @@ var chapters = sync.OnceValue(func() map[string]chapter {
 
 // Explain returns what is true if a check passes, what it means otherwise, and what to do. For a
 // group it returns that of each of its checks, below the check's name. For unknown words it
-// returns a *check.UnknownError.
+// returns a *UnknownError.
 func Explain(name string) (string, error) {
 	var all []string
 	for _, c := range All() {
@@ -189,7 +189,7 @@ func Explain(name string) (string, error) {
 		}
 	}
 	if all == nil {
-		return "", check.Unknown(All(), name)
+		return "", unknown(All(), name)
 	}
 	return strings.Join(all, "\n"), nil
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestContainerdStore tests that Docker's data-root does not move containerd's store.
@@ -80,9 +81,7 @@ func TestDockerSocket(t *testing.T) {
 	t.Parallel()
 	mode := func(mode os.FileMode) func(*Machine) {
 		return func(m *Machine) {
-			if err := os.Chmod(m.Path(config.DefaultDockerSocket), mode); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Chmod(m.Path(config.DefaultDockerSocket), mode))
 		}
 	}
 	files := map[string]string{config.DefaultDockerSocket: ""}

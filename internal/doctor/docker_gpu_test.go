@@ -4,13 +4,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // nvidia returns an engine of a version, on a machine with NVIDIA GPUs.
@@ -168,9 +167,7 @@ func TestCDISlots(t *testing.T) {
 			f := nvidia(inventory.Docker{CDI: true, CDIDevices: tt.files, Runtimes: tt.runtimes}, docker.Info{CDIDevices: tt.taken})
 			f.plan = tt.plan
 			got := scene{"", "docker-cdi-slots", f, nil, tt.want, tt.fix}.run(t, nil)
-			if diff := cmp.Diff(tt.slots, got.Findings[0].Slots); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, tt.slots, got.Findings[0].Slots)
 		})
 	}
 }

@@ -9,14 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/systemd"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // file returns daemon.json and a dockerd started with these arguments.
@@ -193,12 +192,8 @@ func TestDaemonEdits(t *testing.T) {
 				t.Fatalf("%v: %s", err, out)
 			}
 			got, err := os.ReadFile(m.Path(host.DaemonJSON))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want, strings.TrimRight(string(got), "\n")); diff != "" {
-				t.Error(diff)
-			}
+			must.Do(t, err)
+			must.Equal(t, tt.want, strings.TrimRight(string(got), "\n"))
 		})
 	}
 }

@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
-	"github.com/gpu-mode/kbnode/internal/check"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/host"
@@ -35,39 +34,6 @@ import (
 
 // Pages is where readers who have only a package find the documents.
 const Pages = "https://github.com/gpu-mode/kbnode/blob/main/docs/"
-
-type (
-	// Check is one question about a machine.
-	Check = check.Check[*Machine]
-	// Answer is what a check found.
-	Answer = check.Answer[*Machine]
-	// Options select the checks.
-	Options = check.Options[*Machine]
-	// Finding is one thing that a check found.
-	Finding = check.Finding
-	// Status is the outcome of a check.
-	Status = check.Status
-	// Result is the outcome of one check.
-	Result = check.Result
-	// Report is the outcome of a run.
-	Report = check.Report
-)
-
-// The statuses, in order.
-const (
-	OK   = check.OK
-	Skip = check.Skip
-	Warn = check.Warn
-	Fail = check.Fail
-)
-
-// Run runs the selected checks, of All unless the options have others.
-func Run(ctx context.Context, m *Machine, o Options) (*Report, error) {
-	if o.Checks == nil {
-		o.Checks = All()
-	}
-	return check.Run(ctx, m, o)
-}
 
 // Groups are the groups of checks, in the order in which they are shown.
 var Groups = []string{"node", "gpu", "docker", "slots", "agent", "buildkite", "image", "hardware", "noise", "system"}
@@ -85,7 +51,7 @@ type Source interface {
 	Units(ctx context.Context, pattern string) ([]slot.Unit, error)
 	// Journal returns the end of a unit's log, newest last.
 	Journal(ctx context.Context, unit string) ([]string, error)
-	// Program runs a program as a systemd service, with the user and limits that p names.
+	// Program runs a program as a systemd service, with the limits that p names.
 	Program(ctx context.Context, p systemd.Program) ([]byte, error)
 	// Containers runs a container in each idle slot and reports what it got.
 	Containers(ctx context.Context, m *Machine) ([]selftest.SlotReport, error)
@@ -120,8 +86,8 @@ type API struct {
 	URL   string // "" means Buildkite's own
 }
 
-// Lacks reports whether the machine has GPUs, but none of a vendor.
-func (m *Machine) Lacks(vendor string) bool {
+// lacks reports whether the machine has GPUs, but none of a vendor.
+func (m *Machine) lacks(vendor string) bool {
 	if m.Inventory == nil {
 		return false
 	}

@@ -7,10 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/docs"
-	"github.com/gpu-mode/kbnode/internal/check"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestExplainEach tests that every check says what it means and what to do.
@@ -31,7 +29,7 @@ func TestExplainEach(t *testing.T) {
 			t.Errorf("the chapter on %s is not in that on %s (%v)", c.ID, c.Group, err)
 		}
 	}
-	var unknown *check.UnknownError
+	var unknown *UnknownError
 	if _, err := Explain("nonsense"); !errors.As(err, &unknown) {
 		t.Errorf("nonsense: %v", err)
 	}
@@ -47,7 +45,7 @@ func TestChecks(t *testing.T) {
 			t.Errorf("%s stands there twice", c.ID)
 		}
 		byID[c.ID] = c
-		if !slices.Contains(Groups, c.Group) || c.About == "" || strings.HasSuffix(c.About, ".") || c.Run == nil || c.Worst < Warn || c.Limit > check.DefaultLimit {
+		if !slices.Contains(Groups, c.Group) || c.About == "" || strings.HasSuffix(c.About, ".") || c.Run == nil || c.Worst < Warn || c.Limit > DefaultLimit {
 			t.Errorf("%s is not whole: %+v", c.ID, c)
 		}
 		if slices.Contains(Groups, c.ID) && c.ID != c.Group {
@@ -63,8 +61,8 @@ func TestChecks(t *testing.T) {
 				t.Errorf("%s needs %s, which there is not", c.ID, need)
 			}
 		}
-		for _, id := range check.WithNeeds(all, []string{c.ID})[1:] {
-			if id == c.ID || slices.Contains(check.WithNeeds(all, []string{id})[1:], c.ID) {
+		for _, id := range withNeeds(all, []string{c.ID})[1:] {
+			if id == c.ID || slices.Contains(withNeeds(all, []string{id})[1:], c.ID) {
 				t.Errorf("%s and %s need each other", c.ID, id)
 			}
 			if c.Bare && !byID[id].Bare {
@@ -78,7 +76,11 @@ func TestChecks(t *testing.T) {
 func summaries(r *Report) map[string]string {
 	all := map[string]string{}
 	for _, c := range r.Checks {
-		all[c.ID] = c.Status.String() + ": " + c.Summary()
+		text := c.Summary()
+		if strings.HasPrefix(text, "no answer after ") {
+			text = "no answer after 0s" // a loaded machine takes longer
+		}
+		all[c.ID] = c.Status.String() + ": " + text
 	}
 	return all
 }
@@ -102,7 +104,5 @@ func TestPage(t *testing.T) {
 			got[i] = strings.ToLower(got[i])
 		}
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, got)
 }

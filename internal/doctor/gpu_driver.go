@@ -7,14 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
-)
-
-// Error codes from nvml.h.
-const (
-	nvmlNoLibrary = 12 // NVML_ERROR_LIBRARY_NOT_FOUND
-	nvmlLost      = 15 // NVML_ERROR_GPU_IS_LOST
-	nvmlReset     = 16 // NVML_ERROR_RESET_REQUIRED
-	nvmlMismatch  = 18 // NVML_ERROR_LIB_RM_VERSION_MISMATCH
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
 const (
@@ -58,7 +51,7 @@ func nvidiaDriver(_ context.Context, m *Machine) Answer {
 func nvidiaLibrary(_ context.Context, m *Machine) Answer {
 	nv := m.Inventory.NVIDIA
 	switch {
-	case nv.NVMLCode == nvmlMismatch:
+	case nv.NVMLCode == probe.CodeMismatch:
 		is := m.NVIDIALibrary()
 		if is == "" || is == nv.DriverVersion {
 			is = "another version"
@@ -73,9 +66,9 @@ func nvidiaLibrary(_ context.Context, m *Machine) Answer {
 func nvidiaNVML(_ context.Context, m *Machine) Answer {
 	nv := m.Inventory.NVIDIA
 	switch {
-	case nv.NVMLCode == nvmlMismatch:
+	case nv.NVMLCode == probe.CodeMismatch:
 		return none("see nvidia-library")
-	case nv.NVMLCode == nvmlNoLibrary:
+	case nv.NVMLCode == probe.CodeNoLibrary:
 		return found(fail("%s", nv.NVMLError).Advise("install the driver's libraries in exactly version %s; on Ubuntu they are libnvidia-compute and nvidia-utils of its series", nv.DriverVersion))
 	case nv.Source != "nvml":
 		return found(warn("%s; the GPUs were read from %s, which has less information", cmp.Or(nv.NVMLError, "it was not queried"), map[string]string{"proc": "/proc/driver/nvidia", "pci": "the PCI bus"}[nv.Source]).

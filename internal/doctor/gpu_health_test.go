@@ -5,12 +5,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // kernelLog returns a kernel log with these lines, one per second of uptime.
@@ -142,7 +141,5 @@ func TestHealthOnce(t *testing.T) {
 		{"check":"gpu.xid","gpu":"GPU-3","slots":[3],"level":"fatal","effect":"drain","reason":"Xid 48","fix":"reset it"}]}`)
 	got := answer(t, machineOf(t, &fake{inv: inv}, files), "health")
 	want := []Finding{{Status: Fail, Slots: []int{2}, Detail: "gpu.lost: it was lost", Advice: "reboot"}, {Status: Fail, Slots: []int{3}, Detail: "gpu.xid: Xid 48", Advice: "reset it"}}
-	if diff := cmp.Diff(want, got.Findings); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, want, got.Findings)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestModeChecks(t *testing.T) {
@@ -212,9 +213,7 @@ func TestAMDNodeIsToldNothingOfNVIDIA(t *testing.T) {
 		t.Run(machine.Name, func(t *testing.T) {
 			root := machine.Dir(t)
 			inv, err := inventory.Read(t.Context(), inventory.Options{Root: root})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			cfg := config.Config{}.WithDefaults()
 			inv.Software.Docker.Version = "28.5.1"
 			f := &fake{cfg: &cfg, inv: inv, docker: docker.Info{Version: "28.5.1", CgroupVersion: "2", CgroupDriver: "systemd", DefaultRuntime: "runc"}}
@@ -223,13 +222,9 @@ func TestAMDNodeIsToldNothingOfNVIDIA(t *testing.T) {
 			}
 			for _, bare := range []bool{true, false} {
 				r, err := Run(t.Context(), &Machine{Tree: host.Tree{Root: root}, Source: f}, Options{Bare: bare})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, err)
 				text, err := json.MarshalIndent(r, "", " ")
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, err)
 				for line := range strings.Lines(string(text)) {
 					if foreignWords.MatchString(line) {
 						t.Errorf("bare %v: %s", bare, line)
@@ -252,9 +247,7 @@ func TestForeignChecks(t *testing.T) {
 	t.Parallel()
 	ids := func(inv *inventory.Inventory, o Options) (ids []string) {
 		r, err := Run(t.Context(), machineOf(t, &fake{inv: inv, plan: &plan.Plan{}}, nil), o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for _, c := range r.Checks {
 			ids = append(ids, c.ID)
 		}

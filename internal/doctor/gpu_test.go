@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const loaded = "570.86.15"
@@ -252,9 +253,7 @@ func TestGPUDevices(t *testing.T) {
 	}
 	// Any device will do.
 	m := machineOf(t, &fake{inv: mi300s(1), plan: slots("parked", "/dev/kfd")}, map[string]string{"/dev/x": ""})
-	if err := os.Symlink("/dev/null", filepath.Join(m.Root, "dev/kfd")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink("/dev/null", filepath.Join(m.Root, "dev/kfd")))
 	if got := answer(t, m, "gpu-devices"); got.Status != OK {
 		t.Errorf("%s: %s", got.Status, got.Summary())
 	}
@@ -317,18 +316,14 @@ func TestPublishedMachines(t *testing.T) {
 		t.Run(machine.Name, func(t *testing.T) {
 			root := machine.Dir(t)
 			inv, err := inventory.Read(t.Context(), inventory.Options{Root: root})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			cfg := config.Config{}.WithDefaults()
 			f := &fake{cfg: &cfg, inv: inv}
 			if f.plan, err = plan.Build(plan.Input{Inventory: inv, Config: &cfg}); err != nil {
 				f.plan = &plan.Plan{}
 			}
 			r, err := Run(t.Context(), &Machine{Tree: host.Tree{Root: root}, Source: f}, Options{Only: []string{"gpu"}, Skip: []string{"gpu-devices", "nvidia-nvml", "gpu-errors"}, Bare: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			for _, c := range r.Checks {
 				if c.Status > Skip {
 					t.Errorf("%s: %s: %s", c.Status, c.ID, c.Summary())

@@ -6,10 +6,10 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"slices"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/host"
+	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -19,7 +19,6 @@ import (
 const (
 	maxCronFiles = 256 // per directory
 	maxShown     = 80  // characters of a command
-	maxScripts   = 3   // scripts that call each other
 	// slotLabel is on the containers of jobs: what those run, their guard decides.
 	slotLabel = "kbnode.slot"
 )
@@ -58,7 +57,7 @@ func (o *others) cron() {
 			commands = strings.Split(crontab, "\n")
 		}
 		for _, command := range commands {
-			what := o.work(command, 0)
+			what := o.work(command)
 			if what == "" {
 				continue
 			}
@@ -86,38 +85,22 @@ func (o *others) cron() {
 	find("/etc/anacrontab", true, false)
 }
 
-// work is imageCommand, which also looks into the scripts that a script calls.
-func (o *others) work(script string, depth int) string {
-	if what := imageCommand(script); what != "" || depth == maxScripts {
-		return what
-	}
-	for _, command := range shellCommands(script) {
-		for _, name := range command {
-			name = strings.TrimLeft(name, "-@:+!|")
-			if slices.Contains(talkers, path.Base(name)) {
-				break
-			}
-			if !strings.HasPrefix(name, "/") || !o.isScript(name) {
-				continue
-			}
-			text, err := o.Read(name)
-			o.unknown(name, err)
-			if what := o.work(text, depth+1); what != "" {
-				return what + ", in " + name
-			}
-		}
-	}
-	return ""
-}
+// work returns what a script does with images, also by the scripts that it calls.
+func (o *others) work(script string) string { return image.Work(script, o.script) }
 
-// isScript reports whether a file is one for a shell.
-func (o *others) isScript(name string) bool {
+// script returns the text of a file if it is one for a shell.
+func (o *others) script(name string) (text string, is bool) {
 	if _, _, mode := o.TargetOwner(name); !mode.IsRegular() {
-		return false
+		return "", false
 	}
 	begin, err := limit.ReadFile(o.Path(name), 128)
 	o.unknown(name, err)
-	return strings.HasSuffix(name, ".sh") || shebang().Match(begin)
+	if !strings.HasSuffix(name, ".sh") && !shebang().Match(begin) {
+		return "", false
+	}
+	text, err = o.Read(name)
+	o.unknown(name, err)
+	return text, true
 }
 
 var shebang = lazy.Regexp(`^#!\S*/(env\s+(-\S+\s+)*)?(sh|bash|dash|zsh|ksh)\b`)
@@ -143,11 +126,9 @@ func (o *others) timers(ctx context.Context) {
 		commands, read := o.unitLines(service, "Exec")
 		what, engine := "", false
 		for _, command := range commands {
-			for _, words := range shellCommands(command) {
-				engine = engine || slices.ContainsFunc(words, func(w string) bool { return isEngine().MatchString(toolOf(w)) })
-			}
+			engine = engine || image.UsesEngine(command)
 			if what == "" {
-				what = o.work(command, 0)
+				what = o.work(command)
 			}
 		}
 		switch name := text.Line(u.Name, maxShown); {
@@ -168,7 +149,7 @@ func (o *others) services() {
 		unit := path.Base(dir)
 		commands, _ := o.unitLines(unit, "ExecStart=")
 		for _, command := range commands {
-			if what := o.work(command, 0); what != "" {
+			if what := o.work(command); what != "" {
 				o.all = append(o.all, warn("%s runs %s", text.Line(unit, maxShown), text.Line(what, maxShown)).By("systemctl disable --now %s", word(unit)))
 				break
 			}
@@ -193,8 +174,8 @@ func (o *others) containers(ctx context.Context) {
 		if c.Labels[slotLabel] != "" {
 			continue
 		}
-		what := imageCommand(shellFlag().ReplaceAllString(c.Command, ""))
-		if updaterImages().MatchString(c.Image) || updaterImages().MatchString(c.Name) || c.Labels["com.centurylinklabs.watchtower"] == "true" {
+		what := image.Work(shellFlag().ReplaceAllString(c.Command, ""), nil)
+		if image.IsUpdater(c.Image) || image.IsUpdater(c.Name) || c.Labels["com.centurylinklabs.watchtower"] == "true" {
 			what = c.Image
 		}
 		if what != "" {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -15,9 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
-	"github.com/gpu-mode/kbnode/internal/check"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/host"
@@ -28,6 +24,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/systemd"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // scene is a machine, and what one check says about it.
@@ -70,9 +67,7 @@ func (s scene) run(t *testing.T, change func(*Machine)) *Result {
 		change(m)
 	}
 	got := answer(t, m, s.id)
-	if diff := cmp.Diff(s.want, got.Status.String()+": "+got.Summary()); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, s.want, got.Status.String()+": "+got.Summary())
 	fix := ""
 	if i := slices.IndexFunc(got.Findings, func(f Finding) bool { return f.Status == got.Status }); i >= 0 {
 		fix = got.Findings[i].Fix
@@ -174,13 +169,7 @@ func machineOf(t *testing.T, f *fake, files map[string]string) *Machine {
 	t.Helper()
 	root := t.TempDir()
 	for name, text := range files {
-		file := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Write(t, root, name, text)
 	}
 	m := &Machine{Tree: host.Tree{Root: root}, Source: f, Now: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC), Config: f.cfg, Inventory: f.inv, Plan: f.plan, State: f.state, Changes: f.changes, Docker: &f.docker}
 	m.Images, _ = image.Read(m.Path(plan.ImageDir))
@@ -199,15 +188,13 @@ func answer(t *testing.T, m *Machine, id string) *Result {
 	if i < 0 {
 		t.Fatalf("there is no check %s", id)
 	}
-	if needs := check.WithNeeds(checks, []string{id}); !slices.Contains(needs, "state") {
+	if needs := withNeeds(checks, []string{id}); !slices.Contains(needs, "state") {
 		m.State, m.Changes = nil, nil
 	}
 	alone := checks[i]
 	alone.Needs = nil
 	r, err := Run(t.Context(), m, Options{Checks: []Check{alone}, Only: []string{id}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	played(r.Checks...)
 	for _, f := range r.Checks[0].Findings {
 		if f.Status > Skip && f.Fix == "" && f.Advice == "" {

@@ -16,11 +16,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-func installed(path, command, name string) Finding {
-	if path == "" {
-		return fail("%s is not installed", name).By("%s", command)
+func installed(name string, p installer.Prerequisite, path func(*Machine) string) func(context.Context, *Machine) Answer {
+	return func(_ context.Context, m *Machine) Answer {
+		if path := path(m); path != "" {
+			return found(ok("%s", path))
+		}
+		return found(fail("%s is not installed", name).By("%s", p.Command(m.Inventory.OS)))
 	}
-	return ok("%s", path)
 }
 
 func systemCgroup(_ context.Context, m *Machine) Answer {
@@ -112,14 +114,6 @@ func systemSystemd(_ context.Context, m *Machine) Answer {
 		return found(fail("systemd %d; slice limits and unit credentials need %d", v, installer.MinSystemd).Advise("upgrade to Ubuntu 22.04, Debian 12, RHEL 9 or newer"))
 	}
 	return found(ok("%s", version))
-}
-
-func systemGit(_ context.Context, m *Machine) Answer {
-	return found(installed(m.Inventory.Software.Git, installer.Git.Command(m.Inventory.OS), "git"))
-}
-
-func systemMkfs(_ context.Context, m *Machine) Answer {
-	return found(installed(m.Inventory.Software.MkfsExt4, installer.MkfsExt4.Command(m.Inventory.OS), "mkfs.ext4"))
 }
 
 func systemClock(ctx context.Context, m *Machine) Answer {

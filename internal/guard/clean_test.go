@@ -91,8 +91,7 @@ func newSlotRig(t *testing.T) *slotRig {
 
 func (r *slotRig) put(name, text string) {
 	r.t.Helper()
-	must.Do(r.t, os.MkdirAll(filepath.Dir(name), 0o755))
-	must.Do(r.t, os.WriteFile(name, []byte(text), 0o600))
+	must.Write(r.t, "", name, text)
 }
 
 // start creates a process.
@@ -322,20 +321,6 @@ func TestGPUInUseParks(t *testing.T) {
 		r.until = time.Now().Add(gpuTime - time.Second)
 		r.want(r.ended, "")
 	})
-}
-
-// TestRegistered leaves a mark.
-func TestRegistered(t *testing.T) {
-	t.Parallel()
-	r := newSlotRig(t)
-	mark := filepath.Join(r.runDir, slot.RegisteredName)
-	if _, err := os.Stat(mark); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("before the agent has registered: %v", err)
-	}
-	must.Err(t, r.registered(t.Context(), bootstrapPID), "")
-	if _, err := os.Stat(mark); err != nil {
-		t.Error(err)
-	}
 }
 
 func TestOthersPark(t *testing.T) {

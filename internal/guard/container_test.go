@@ -4,16 +4,18 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
 	"golang.org/x/tools/txtar"
 
+	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -153,24 +155,55 @@ func TestNoContainer(t *testing.T) {
 	}
 }
 
-// TestShapes: a slot with several GPUs gives a container all of them, and one without gives none.
-func TestShapes(t *testing.T) {
+func TestCheckImage(t *testing.T) {
 	t.Parallel()
-	pair, none := testPolicy(), testPolicy()
-	pair.CDIDevices = []string{"nvidia.com/gpu=GPU-a", "nvidia.com/gpu=GPU-b"}
-	none.Vendor, none.GPUs, none.CDIDevices = "", nil, nil
+	source := t.TempDir()
+	must.Do(t, os.Symlink("/proc/self/fd/8", filepath.Join(source, "link")))
+	g := &guard{policy: testPolicy(), facts: testFacts()}
 	for name, row := range map[string]struct {
-		policy plan.JobPolicy
-		want   []container.DeviceRequest
+		user, dir string
+		image     docker.ImageConfig
+		want      string
 	}{
-		"two":  {pair, []container.DeviceRequest{{Driver: "cdi", DeviceIDs: pair.CDIDevices}}},
-		"none": {none, nil},
+		"nothing":                     {"", "", docker.ImageConfig{}, ""},
+		"an image's account":          {"", "", docker.ImageConfig{User: "33"}, `image "i": "33" is a system account`},
+		"an image's, replaced":        {"0", "", docker.ImageConfig{User: "33"}, ""},
+		"another slot's":              {"", "", docker.ImageConfig{User: "kbnode-gpu1"}, "another slot's user"},
+		"another's group":             {"", "", docker.ImageConfig{User: "1000:33"}, `"33" is a system group`},
+		"an image's own":              {"", "", docker.ImageConfig{User: "1000:100"}, ""},
+		"the slot's":                  {"", "", docker.ImageConfig{User: "990:980"}, ""},
+		"the GPU's group":             {"", "", docker.ImageConfig{User: "app:993"}, ""},
+		"a user namespace's":          {"", "", docker.ImageConfig{User: "100000"}, "is a system account"},
+		"an image's directory":        {"", "", docker.ImageConfig{WorkingDir: "/proc/self/fd/7"}, "cannot start below /proc"},
+		"an image's, by dots":         {"", "", docker.ImageConfig{WorkingDir: "x/../../sys"}, "cannot start below /sys"},
+		"a link in the checkout":      {"", "/w/link", docker.ImageConfig{}, "goes through a symbolic link"},
+		"below a link":                {"", "", docker.ImageConfig{WorkingDir: "/w/link/x"}, "goes through a symbolic link"},
+		"a directory of the checkout": {"", "/w/none/x", docker.ImageConfig{}, ""},
 	} {
-		got, err := made(row.policy, testFacts(), func(*job.Spec) {})
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-		} else if diff := cmp.Diff(row.want, got.HostConfig.DeviceRequests); diff != "" || len(got.HostConfig.Devices) > 0 {
-			t.Errorf("%s: %s, devices %v", name, diff, got.HostConfig.Devices)
+		wanted := &container.CreateRequest{Config: &container.Config{Image: "i", User: row.user, WorkingDir: row.dir},
+			HostConfig: &container.HostConfig{Mounts: []mount.Mount{bind(source, "/w", false)}}}
+		err := g.checkImage(wanted, row.image)
+		if got := fmt.Sprint(err); row.want == "" && err != nil || !strings.Contains(got, row.want) {
+			t.Errorf("%s: %s, want %q", name, got, row.want)
 		}
+	}
+}
+
+func TestLinkNodes(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	must.Do(t, os.WriteFile(file, nil, 0o600))
+	must.Do(t, os.Symlink("/dev/none", filepath.Join(dir, "1:5"))) // another driver's
+	for range 2 {
+		must.Do(t, linkNodes(dir, []string{"/dev/null", "/dev/zero", "/dev/none", file}))
+	}
+	for name, want := range map[string]string{"1:3": "/dev/null", "1:5": "/dev/zero"} {
+		if got, err := os.Readlink(filepath.Join(dir, name)); err != nil || got != want {
+			t.Errorf("%s leads to %q, want %s: %v", name, got, want, err)
+		}
+	}
+	if all, err := os.ReadDir(dir); err != nil || len(all) != 3 {
+		t.Errorf("links are %v: %v", all, err)
 	}
 }

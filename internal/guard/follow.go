@@ -23,7 +23,7 @@ const (
 )
 
 func (r *jobRun) drainTime() time.Duration {
-	if isClosed(r.cancel) {
+	if r.canceled.Err() != nil {
 		return canceledDrainTime
 	}
 	return drainTime

@@ -189,13 +189,11 @@ func TestNoContainerWithoutLimits(t *testing.T) {
 		spoil func(*testing.T, *rig)
 		want  string
 	}{
-		"other CPUs":      {func(t *testing.T, r *rig) { r.limit(t, "cpuset.cpus.effective", "0-15") }, `cpuset.cpus.effective of buildkite-gpu0.slice is "0-15", planned is "2-3,10-11"`},
-		"other memory":    {func(t *testing.T, r *rig) { r.limit(t, "cpuset.mems.effective", "0-1") }, "cpuset.mems.effective"},
-		"no memory limit": {func(t *testing.T, r *rig) { r.limit(t, "memory.max", "max") }, "memory.max of buildkite-gpu0.slice is max"},
-		"swap":            {func(t *testing.T, r *rig) { r.limit(t, "memory.swap.max", "max") }, "memory.swap.max"},
-		"no slice": {func(t *testing.T, r *rig) {
-			must.Do(t, os.RemoveAll(r.cgroup))
-		}, "no such file"},
+		"other CPUs":          {func(t *testing.T, r *rig) { r.limit(t, "cpuset.cpus.effective", "0-15") }, `cpuset.cpus.effective of buildkite-gpu0.slice is "0-15", planned is "2-3,10-11"`},
+		"other memory":        {func(t *testing.T, r *rig) { r.limit(t, "cpuset.mems.effective", "0-1") }, "cpuset.mems.effective"},
+		"no memory limit":     {func(t *testing.T, r *rig) { r.limit(t, "memory.max", "max") }, "memory.max of buildkite-gpu0.slice is max"},
+		"swap":                {func(t *testing.T, r *rig) { r.limit(t, "memory.swap.max", "max") }, "memory.swap.max"},
+		"no slice":            {func(t *testing.T, r *rig) { must.Do(t, os.RemoveAll(r.cgroup)) }, "no such file"},
 		"the cgroupfs driver": {func(_ *testing.T, r *rig) { r.engine.driver = "cgroupfs" }, `cgroup driver "cgroupfs"`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -231,9 +229,6 @@ func TestStartEndsTogether(t *testing.T) {
 	if got, err := os.ReadFile(file); err != nil || string(got) != "1\n" {
 		t.Errorf("memory.oom.group is %q, %v", got, err)
 	}
-	if k := r.guard.cleaner; k.profile != r.policy.Profile || len(k.started) != 1 {
-		t.Errorf("the record has profile %q, %+v", k.profile, k.started)
-	}
 }
 
 func TestServeRefusesPolicy(t *testing.T) {
@@ -257,5 +252,31 @@ func TestCreateWithoutTheEnginesCPUs(t *testing.T) {
 	defer r.engine.mu.Unlock()
 	if h := r.engine.created[0].HostConfig; h.CpusetCpus != "" || h.CpusetMems != "" || h.CgroupParent != r.policy.Slice {
 		t.Errorf("CPUs %q, memory nodes %q, slice %q", h.CpusetCpus, h.CpusetMems, h.CgroupParent)
+	}
+}
+
+// TestSlowEngine: a busy engine is asked again, one that refuses is not.
+func TestSlowEngine(t *testing.T) {
+	t.Parallel()
+	slow := fmt.Errorf("ask: %w", context.DeadlineExceeded)
+	for name, row := range map[string]struct {
+		errs  []error
+		asked int
+	}{
+		"slow twice": {[]error{slow, slow, nil}, 3},
+		"hangs":      {[]error{slow, slow, slow, slow, slow}, engineAsks},
+		"refuses":    {[]error{docker.ErrAbsent, nil}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			asked := 0
+			c := engineCheck{ask: func(context.Context) (docker.Info, error) {
+				asked++
+				return docker.Info{CgroupDriver: "systemd", CgroupVersion: "2"}, row.errs[asked-1]
+			}}
+			if _, err := c.ok(t.Context(), time.Now()); !errors.Is(err, row.errs[row.asked-1]) || asked != row.asked {
+				t.Errorf("asked %d times: %v", asked, err)
+			}
+		})
 	}
 }

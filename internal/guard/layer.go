@@ -42,14 +42,7 @@ func (g *guard) onDisk(in container.InspectResponse, top string) error {
 // driver keeps a container's layer. The engine then mounts the container's root
 // from there, and unmounts it when it removes the container.
 func (d *slotDisk) cover(layer, own string) error {
-	covered, err := sameDevice(layer, d.dir)
-	if err != nil {
-		return fmt.Errorf("find the container's layer: %w", err)
-	}
-	if covered {
-		return nil // it was started before
-	}
-	if err := errors.Join(os.RemoveAll(own), os.Mkdir(own, 0o700)); err != nil {
+	if err := os.Mkdir(own, 0o700); err != nil {
 		return fmt.Errorf("prepare the slot's disk: %w", err)
 	}
 	if err := copyLayer(layer, own); err != nil {

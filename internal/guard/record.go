@@ -107,9 +107,6 @@ func (k *cleaner) noiseRecord(ctx context.Context, pid int) (rec noise.Record, e
 		defer cancel()
 		rec, err = k.noise.run.Record(reading)
 		rec.Protection = noise.NodeProtection(k.procs.proc)
-		k.startedMu.Lock()
-		rec.Profile, rec.Protection.Containers = k.profile, k.started
-		k.startedMu.Unlock()
 	}
 	ended, left := k.procs.endBeside(ctx)
 	if ended > 0 {
@@ -120,18 +117,4 @@ func (k *cleaner) noiseRecord(ctx context.Context, pid int) (rec noise.Record, e
 		rec.Notes = append(rec.Notes, "a process of the job was still running when this was written and may have overwritten files: "+text.Line(left.Error(), 500))
 	}
 	return rec, err
-}
-
-// containerStarted records what protects the job's container, just after its start.
-func (k *cleaner) containerStarted(id, profile string) {
-	c := noise.ReadContainer(k.procs.proc, k.procs.container(id))
-	k.startedMu.Lock()
-	defer k.startedMu.Unlock()
-	k.profile, k.started = profile, []noise.Container{c}
-}
-
-func (k *cleaner) forgetStarted() {
-	k.startedMu.Lock()
-	defer k.startedMu.Unlock()
-	k.profile, k.started = "", nil
 }

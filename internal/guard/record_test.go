@@ -10,8 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -127,37 +125,6 @@ func TestSamplerHangs(t *testing.T) {
 			t.Errorf("the end took %v", d)
 		}
 		time.Sleep(time.Hour)
-	})
-}
-
-// TestRecordProtection: the record has the job profile and what the kernel says of the job's container, and
-// nothing of an earlier job's.
-func TestRecordProtection(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newSlotRig(t)
-		r.records(new(sampled).samples)
-		runs := noise.Container{UID: new(990), Capabilities: "00000000a00405fb", NoNew: new(true), Seccomp: new(true), PIDs: new(true)}
-		for _, row := range []struct {
-			id, profile string
-			want        []noise.Container
-		}{
-			{"500", "strict", []noise.Container{runs}},
-			{"501", "compatible", []noise.Container{{Error: "it had ended"}}},
-			{"", "", nil},
-		} {
-			r.want(r.begin, "")
-			r.start(500, filepath.Join(r.procs.slice, "docker-500.scope"))
-			r.put(filepath.Join(r.procs.proc, "500/status"), "PPid:\t1\nUid:\t990\t990\nNSpid:\t500\t1\nCapEff:\t00000000a00405fb\nNoNewPrivs:\t1\nSeccomp:\t2\n")
-			if row.id != "" {
-				r.containerStarted(row.id, row.profile)
-			}
-			rec, err := r.noiseRecord(t.Context(), bootstrapPID)
-			if diff := cmp.Diff(row.want, rec.Protection.Containers); err != nil || diff != "" || rec.Profile != row.profile {
-				t.Errorf("%v, %q: %s", err, rec.Profile, diff)
-			}
-			r.want(r.ended, "")
-		}
 	})
 }
 

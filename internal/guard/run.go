@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/checkout"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -41,9 +42,12 @@ type jobRun struct {
 	top       string // directory with the checkout, which only root can enter
 	pid       int    // of the agent's process for the job
 	output    *docker.Output
+	// What the container was made with, and what protects it; "" and nil if an earlier service started it.
+	profile    string
+	protection []noise.Container
 
-	canceled sync.Once
-	cancel   chan struct{} // closed when the job is to end
+	canceled context.Context // done when the job is to end
+	stop     context.CancelFunc
 	begun    chan struct{} // closed when the job runs, or will not
 	exited   chan struct{} // closed when the container has ended
 	done     chan struct{} // closed when outcome is known, or the job does not run
@@ -57,7 +61,8 @@ type jobRun struct {
 
 func newRun(spec *job.Spec, pid int, policy plan.JobPolicy) *jobRun {
 	made := func() chan struct{} { return make(chan struct{}) }
-	return &jobRun{spec: spec, pid: pid, policy: policy, cancel: made(), begun: made(), exited: made(), done: made()}
+	canceled, stop := context.WithCancel(context.Background())
+	return &jobRun{spec: spec, pid: pid, policy: policy, canceled: canceled, stop: stop, begun: made(), exited: made(), done: made()}
 }
 
 func (r *jobRun) checkout() string { return filepath.Join(r.top, "checkout") }
@@ -74,8 +79,6 @@ func (r *jobRun) finish() {
 	}
 	close(r.done)
 }
-
-func (r *jobRun) stop() { r.canceled.Do(func() { close(r.cancel) }) }
 
 // runs is what the service knows of its jobs: the one that starts or runs, or the last one.
 type runs struct {
@@ -263,7 +266,7 @@ func (g *guard) startJob(ctx context.Context, r *jobRun, frames *slot.Frames) er
 	case err == nil:
 	case r.late.Load():
 		err = g.errLate()
-	case isClosed(r.cancel):
+	case r.canceled.Err() != nil:
 		err = errCanceled
 	}
 	g.runs.mu.Lock()
@@ -294,12 +297,6 @@ func (g *guard) errLate() error {
 // orCanceled returns a context that also ends when the job is canceled.
 func (r *jobRun) orCanceled(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, end := context.WithCancel(ctx)
-	go func() {
-		select {
-		case <-r.cancel:
-			end()
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, end
+	stop := context.AfterFunc(r.canceled, end)
+	return ctx, func() { stop(); end() }
 }

@@ -5,12 +5,16 @@ import (
 	"errors"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
+	"github.com/gpu-mode/kbnode/internal/checkout"
+	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -90,15 +94,133 @@ func TestCancelWhileUploading(t *testing.T) {
 	}
 }
 
-// TestCanceledBefore ends a job whose cancellation came before anything listened.
-func TestCanceledBefore(t *testing.T) {
+// asRoot is a rig of root's, whose agent has no job.
+func asRoot(r *rig) {
+	r.root = os.Getuid()
+	if err := os.RemoveAll(filepath.Join(r.cgroup, "buildkite-agent-gpu0.service")); err != nil {
+		panic(err)
+	}
+}
+
+func rootSpec(id string) *job.Spec {
+	return &job.Spec{
+		Kind: job.KindPlugin, JobID: id, Image: "img", Pull: job.PullMissing, Profile: "compatible", Network: job.NetworkBridge, Mounts: []job.Mount{{Source: ".", Target: "/work"}},
+		Checkout: job.Checkout{Mode: job.CheckoutNone},
+	}
+}
+
+// TestRootRuns an image that jobs may not use, without an agent. The slot's user may not.
+func TestRootRuns(t *testing.T) {
 	t.Parallel()
-	r := newJobRig(t, nil)
+	r := ready(t, asRoot, func(r *rig) { r.policy.Images = []string{"^other$"} })
+	if o := r.try(t); why(o) != "" || o.ExitCode != 7 || r.engine.created[0].Image != "img" || r.guard.cleaner.running {
+		t.Errorf("%+v", o)
+	}
+	r = ready(t, func(r *rig) { r.policy.Images = []string{"^other$"} })
+	if o := r.try(t); !strings.Contains(o.Refused, `image "img" is not among`) {
+		t.Errorf("%+v", o)
+	}
+}
+
+// TestRootIsCanceled cancels root's job when who asked for it has no more time.
+func TestRootIsCanceled(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, asRoot)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if o, err := bootstrap.RunSpec(ctx, r.socket, rootSpec("x"), func(slot.FrameKind, []byte) { cancel() }); err != nil || !o.Canceled {
+			t.Errorf("%+v, %v", o, err)
+		}
+	}()
+	out := <-r.engine.attached
+	until(t, "the container to be stopped", func() bool { return r.engine.asked("/stop?") > 0 })
 	r.engine.end()
-	canceled := make(chan struct{})
-	close(canceled)
-	_, by := bootstrap.Run(t.Context(), bootstrap.Config{Input: r.in, Socket: r.socket, Log: &r.log, Agent: r.agent, Canceled: canceled})
-	if by != syscall.SIGTERM {
-		t.Errorf("%v: %s", by, r.log.String())
+	_ = out.Close()
+	<-done
+}
+
+// TestRootIsClearedAway: root's job whose container someone removes, as the cleaner does for an agent
+// that starts, counts as canceled.
+func TestRootIsClearedAway(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, asRoot)
+	o, err := bootstrap.RunSpec(t.Context(), r.socket, rootSpec("x"), func(kind slot.FrameKind, _ []byte) {
+		if kind != slot.FrameStdout {
+			return
+		}
+		r.engine.mu.Lock()
+		clear(r.engine.containers)
+		r.engine.mu.Unlock()
+		r.engine.end()
+		_ = (<-r.engine.attached).Close()
+	})
+	if err != nil || !o.Canceled || !strings.Contains(o.NodeFault, "was removed") {
+		t.Errorf("%+v, %v", o, err)
+	}
+}
+
+// TestRootGivesWay: a job ends root's, and root's ends none.
+func TestRootGivesWay(t *testing.T) {
+	t.Parallel()
+	for name, pid := range map[string]int{"root's job": noAgent, "a job": 100} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			running := newRun(rootSpec("first"), pid, plan.JobPolicy{})
+			g := &guard{runs: runs{last: running}}
+			ctx, cancel := context.WithCancel(t.Context())
+			go func() {
+				<-running.canceled.Done()
+				cancel()
+			}()
+			_, err := g.begin(ctx, newRun(rootSpec("second"), pid, g.policy), nil)
+			gives := running.canceled.Err() == nil
+			if gives != (pid == noAgent) || gives == errors.Is(err, context.Canceled) || gives != notStarted(err).Canceled {
+				t.Errorf("it gives way: %t, %v", gives, err)
+			}
+		})
+	}
+}
+
+// TestCheckoutFaults says what a node does not check out, and whose fault it is.
+func TestCheckoutFaults(t *testing.T) {
+	t.Parallel()
+	there := func(dir string) func() (checkout.Mirrors, error) {
+		return func() (checkout.Mirrors, error) { return checkout.Mirrors{Dir: dir}, nil }
+	}
+	for name, row := range map[string]struct {
+		allowed []string
+		mirrors func() (checkout.Mirrors, error)
+		status  int
+		says    string
+	}{
+		"not allowed":        {[]string{`^https://github\.com/other/.*$`}, nil, job.ExitRefused, "add it to agent.allowed_repositories"},
+		"nothing allowed":    {nil, nil, job.ExitRefused, "add it to agent.allowed_repositories"},
+		"no user for git":    {[]string{".*"}, func() (checkout.Mirrors, error) { return userMirrors("kbnode-no-such-user") }, bootstrap.ExitNode, "look up user kbnode-no-such-user"},
+		"root as git's user": {[]string{".*"}, func() (checkout.Mirrors, error) { return userMirrors("root") }, bootstrap.ExitNode, "user root is root"},
+		"no mirrors":         {[]string{".*"}, there(filepath.Join(t.TempDir(), "none")), bootstrap.ExitNode, "run kbnode reconcile"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newJobRig(t, map[string]string{"BUILDKITE_COMMAND": "true"}, func(r *rig) {
+				r.policy.Repositories = row.allowed
+				r.adjust = func(g *guard) { g.mirrors = row.mirrors }
+			})
+			r.in.Repositories = []string{".*"}
+			if e := r.wait(t, r.start(t.Context())); e.status != row.status || !strings.Contains(r.log.String(), row.says) || len(r.engine.created) != 0 {
+				t.Errorf("%+v: %s", e, r.log.String())
+			}
+		})
+	}
+	for _, err := range []error{&checkout.RefusedError{Reason: "x"}, errors.Join(errors.New("y"), &checkout.RefusedError{Reason: "x"})} {
+		if out := notStarted(err); out.Refused != "x" || out.NodeFault != "" {
+			t.Errorf("%v: %+v", err, out)
+		}
+	}
+	if uid, _, err := slot.LookupUser(plan.GitUser); err == nil {
+		if m, err := nodeMirrors(); err != nil || m.UID != uid || m.Dir != plan.MirrorsDir {
+			t.Errorf("%+v, %v", m, err)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package guard
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -188,6 +190,11 @@ func TestRunJob(t *testing.T) {
 		if _, err := os.Lstat(filepath.Join(files, name)); (err == nil) != want {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	var rec noise.Record
+	must.Do(t, json.Unmarshal([]byte(must.Read(t, filepath.Join(files, "node.json"))), &rec))
+	if c := rec.Protection.Containers; rec.Profile != "strict" || len(c) != 1 || c[0].Error != "it had ended" {
+		t.Errorf("the record: %+v", rec)
 	}
 	made := r.engine.created[0]
 	if made.Labels[jobLabel] != "0190" || made.User == "" || !made.HostConfig.ReadonlyRootfs || made.HostConfig.CgroupParent != r.policy.Slice ||

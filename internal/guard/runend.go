@@ -79,7 +79,7 @@ func (g *guard) awaitOrCancel(r *jobRun) slot.Outcome {
 	select {
 	case o := <-ended:
 		return o
-	case <-r.cancel:
+	case <-r.canceled.Done():
 	}
 	grace := g.stopGrace
 	stopping, done := context.WithTimeout(ctx, grace+stopSlack)
@@ -116,7 +116,7 @@ func (g *guard) await(ctx context.Context, r *jobRun) slot.Outcome {
 		case errors.Is(err2, docker.ErrNotFound):
 			return slot.Outcome{NodeFault: "the job's container was removed", Canceled: gave}
 		case err == nil && err2 == nil && !runs:
-			if !own && !isClosed(r.cancel) {
+			if !own && r.canceled.Err() == nil {
 				return slot.Outcome{NodeFault: "the Docker engine was restarted, or had the job's container stopped, which ended the job; with live-restore jobs go on", Canceled: gave}
 			}
 			return slot.Outcome{ExitCode: in.State.ExitCode, OutOfMemory: in.State.OOMKilled}
@@ -138,6 +138,7 @@ func (g *guard) await(ctx context.Context, r *jobRun) slot.Outcome {
 func (g *guard) settle(ctx context.Context, r *jobRun) error {
 	o := &r.outcome
 	rec, recErr := g.cleaner.noiseRecord(ctx, r.pid)
+	rec.Profile, rec.Protection.Containers = r.profile, r.protection
 	patience := removeTime
 	if o.NodeFault != "" && o.Canceled {
 		patience = discardTime // the agent does not wait for an engine that does not answer

@@ -3,12 +3,21 @@ package guard
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
+	"slices"
 	"time"
+
+	"github.com/google/renameio/v2"
+	"github.com/moby/moby/api/types/container"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
@@ -49,7 +58,8 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 		_, err = withTimeout(ctx, g.engineTime, func(ctx context.Context) (any, error) { return nil, g.start(ctx, id, wanted, r.top) })
 	}
 	if err == nil {
-		r.container = id
+		procs := g.cleaner.procs
+		r.container, r.profile, r.protection = id, wanted.Labels[profileLabel], []noise.Container{noise.ReadContainer(procs.proc, procs.container(id))}
 		return nil
 	}
 	if r.output != nil {
@@ -91,4 +101,77 @@ func (g *guard) prepare(ctx context.Context, pid int) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// runRecord is what the next service has to know of the slot's last job: labels of its container
+// could be its image's. It is on no disk that a job can fill, and ends with the boot, as containers do.
+type runRecord struct {
+	JobID     string        `json:"job_id"`
+	Top       string        `json:"top"`       // name of the job's directory
+	Container string        `json:"container"` // ID
+	Outcome   *slot.Outcome `json:"outcome,omitempty"`
+	Settled   bool          `json:"settled,omitempty"`
+	Over      []string      `json:"over,omitempty"` // jobs before
+}
+
+func (g *guard) recordPath() string { return filepath.Join(filepath.Dir(g.policy.Socket), "job.json") }
+
+// save records a job for the next service.
+func (g *guard) save(r *jobRun, container string) error {
+	g.runs.mu.Lock()
+	rec := runRecord{JobID: r.spec.JobID, Top: filepath.Base(r.top), Container: container, Settled: r.settled, Over: slices.Clone(g.runs.over)}
+	g.runs.mu.Unlock()
+	if r.ended {
+		rec.Outcome = &r.outcome
+	}
+	text, err := json.Marshal(rec)
+	if err == nil {
+		err = renameio.WriteFile(g.recordPath(), text, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("record the job: %w", err)
+	}
+	return nil
+}
+
+// load reads what was recorded of the slot's last job. What cannot be read is no job: the next one
+// replaces it.
+func (g *guard) load() (rec runRecord) {
+	text, err := os.ReadFile(g.recordPath())
+	if err == nil {
+		err = json.Unmarshal(text, &rec)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		g.log.Warn("last job not known", "err", err)
+		return runRecord{}
+	}
+	return rec
+}
+
+// takeUp finds the container of a job that an earlier service started.
+func (g *guard) takeUp(ctx context.Context, r *jobRun) error {
+	rec := g.load()
+	if rec.JobID != r.spec.JobID {
+		return nil
+	}
+	r.top, r.settled = filepath.Join(g.policy.WorkRoot, rec.Top), rec.Settled
+	if r.ended = rec.Outcome != nil; r.ended {
+		r.container, r.outcome = rec.Container, *rec.Outcome
+		return nil
+	}
+	in, err := g.inspectJob(ctx, rec.Container)
+	switch {
+	case err == nil && in.State != nil && in.State.Status == container.StateCreated:
+		// It never ran: its start may have failed, or was never asked for.
+		_, err = withTimeout(ctx, g.engineTime, func(ctx context.Context) (any, error) { return nil, g.api.Discard(ctx, rec.Container) })
+		return err
+	case err != nil && !errors.Is(err, docker.ErrNotFound) && r.canceled.Err() == nil:
+		return fmt.Errorf("find the job's container: %w", err)
+	}
+	r.container = rec.Container // one that was removed has run
+	return nil
+}
+
+func (g *guard) inspectJob(ctx context.Context, id string) (container.InspectResponse, error) {
+	return withTimeout(ctx, g.engineTime, func(ctx context.Context) (container.InspectResponse, error) { return g.api.Inspect(ctx, id) })
 }

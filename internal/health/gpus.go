@@ -19,12 +19,6 @@ const (
 	replayRate    = 31              // PCIe replays per minute: DCGM's limit at generation 5, 16 lanes
 )
 
-const (
-	needsReset = 16 // NVML_ERROR_RESET_REQUIRED
-	isLost     = 15 // NVML_ERROR_GPU_IS_LOST
-	mismatch   = 18 // NVML_ERROR_LIB_RM_VERSION_MISMATCH
-)
-
 // gpus judges one reading of all GPUs.
 func (j *judge) gpus() {
 	present := map[string]bool{}
@@ -93,11 +87,15 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 	}
 	// Where NVML does not answer, the files in sysfs cannot show that the GPU is healthy.
 	readable := n != nil || g.Vendor == "amd" && !bus.Unread || bus.Dead || !g.Healthy
-	lost, reset := bus.Dead || code == isLost, code == needsReset
+	lost, reset := bus.Dead || code == probe.CodeLost, code == probe.CodeReset
 	if readable {
+		why := g.Error
+		if bus.Dead {
+			why = "its PCI configuration reads as all ones"
+		}
 		j.update(gpuKey(checkLost, id), lost, Mark{
 			Level: Fatal, Effect: Park,
-			Reason: "the GPU at " + g.PCI + " is lost: " + lostWhy(bus, g.Error),
+			Reason: "the GPU at " + g.PCI + " is lost: " + why,
 			Fix:    fixReboot,
 		})
 		j.update(gpuKey(checkError, id), !g.Healthy && !lost && !reset, Mark{
@@ -112,7 +110,7 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 			Reason: "the driver requests a reset of the GPU at " + g.PCI + " (NVML)", Fix: fixReset(g.PCI),
 		})
 	}
-	st.Away = st.Away || code == isLost || reset
+	st.Away = st.Away || code == probe.CodeLost || reset
 	if !readable || lost || !g.Healthy {
 		return
 	}
@@ -136,16 +134,9 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 	}
 	// The GPU answers, so whatever was wrong before its reset is over.
 	if st.Reset > 0 && j.in.GPUs.Started >= st.Reset {
-		j.release(id, st.Reset)
+		j.clear("the GPU was reset", func(m Mark) bool { return m.GPU == id && m.Latched && m.Last < st.Reset })
 		st.Released = j.in.GPUs.Started
 	}
-}
-
-func lostWhy(bus Bus, detail string) string {
-	if bus.Dead {
-		return "its PCI configuration reads as all ones"
-	}
-	return detail
 }
 
 // memory judges ECC errors, row remapping and page retirement.

@@ -269,11 +269,6 @@ func (j *judge) settle() {
 	}
 }
 
-// release clears what a reset ends, once the GPU has answered after it.
-func (j *judge) release(id string, reset time.Duration) {
-	j.clear("the GPU was reset", func(m Mark) bool { return m.GPU == id && m.Latched && m.Last < reset })
-}
-
 // resetByHand records resets that an operator reported. Like any other reset, one clears
 // earlier marks once the GPU answers, and nothing that readings still show.
 func (j *judge) resetByHand() {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
 const (
@@ -81,12 +83,12 @@ func (j *judge) driver() {
 	if nv == nil {
 		return
 	}
-	j.update(ofNode(checkDriver, "mismatch"), nv.NVMLCode == mismatch, Mark{
+	j.update(ofNode(checkDriver, "mismatch"), nv.NVMLCode == probe.CodeMismatch, Mark{
 		Level: Fatal, Effect: Park,
 		Reason: "the NVIDIA driver was upgraded while the old kernel module is loaded",
 		Fix:    fixReboot,
 	})
-	j.update(ofNode(checkNVML, ""), nv.NVMLError != "" && nv.NVMLCode != mismatch, Mark{
+	j.update(ofNode(checkNVML, ""), nv.NVMLError != "" && nv.NVMLCode != probe.CodeMismatch, Mark{
 		Level: Warn, After: 2 * time.Minute,
 		Reason: "NVML does not answer, so less is known about the GPUs: " + nv.NVMLError,
 		Fix:    "nvidia-smi; if it hangs, see dmesg for the GPU that hangs",

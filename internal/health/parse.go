@@ -133,7 +133,7 @@ func (p *Parser) nvidia(line string, f *Fact) bool {
 		// "…0000:1a:00.0", "(PCI ID: 10de:2901) installed in this system has" and
 		// "fallen off the bus and is not responding" may be two or three records.
 		p.pci, p.left = findPCI(line), 3
-	case lost && startsWith(line, "fallen off the bus", "system has ", "installed in ", "(PCI ID: "):
+	case lost && slices.ContainsFunc([]string{"fallen off the bus", "system has ", "installed in ", "(PCI ID: "}, func(p string) bool { return strings.HasPrefix(line, p) }):
 		if f.Kind = KindFallen; p.left > 0 {
 			f.PCI = p.pci
 		}
@@ -267,10 +267,6 @@ func leadingNumber(text string) (n int, rest string) {
 	}
 	n, _ = strconv.Atoi(text[:end])
 	return n, text[end:]
-}
-
-func startsWith(text string, prefixes ...string) bool {
-	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(text, p) })
 }
 
 // findPCI returns the first address in a text, "" if there is none.

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/limit"
@@ -230,14 +231,9 @@ func cdiDriver(root string) (string, error) {
 // /proc; nil if the process has ended.
 func OwnerOf(root string) func(pid int) *Owner {
 	return func(pid int) *Owner {
-		text, err := readFile(filepath.Join(root, "proc", strconv.Itoa(pid), "cgroup"))
-		if err != nil || text == "" {
-			return nil
-		}
-		_, path, _ := strings.Cut(text, "0::")
-		path, _, _ = strings.Cut(path, "\n")
-		if path == "/" {
-			return nil // a kernel thread, or a dead process that some kernels show there
+		path := host.Tree{Root: root}.Cgroup(pid)
+		if path == "" || path == "/" {
+			return nil // it has ended; or a kernel thread, or a dead process that some kernels show there
 		}
 		rest, ok := strings.CutPrefix(path, "/buildkite.slice/buildkite-gpu")
 		name, _, cut := strings.Cut(rest, ".slice")

@@ -203,22 +203,15 @@ func TestKmsgOnce(t *testing.T) {
 	}
 }
 
-// The log of this machine, if it is readable.
+// The log of this machine is read if it can be.
 func TestKmsgDevice(t *testing.T) {
 	t.Parallel()
-	f, err := os.Open(kmsgPath)
-	if err != nil {
-		t.Skip(err)
-	}
-	_ = f.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	if err := (Kmsg{}).Run(ctx, func(Fact) {}); err != nil && !errors.Is(err, unix.EPERM) {
+	if err := (Kmsg{}).Run(ctx, func(Fact) {}); err != nil && !errors.Is(err, unix.EPERM) && !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
-	if err := (Kmsg{Path: "/not/there"}).Run(t.Context(), nil); err == nil {
-		t.Error("a log that is not there")
-	}
+	must.Err(t, Kmsg{Path: "/not/there"}.Run(t.Context(), nil), "no such file")
 }
 
 func TestNow(t *testing.T) {

@@ -122,14 +122,12 @@ func (s *State) truncate() {
 		})
 		s.Marks = s.Marks[:maxMarks]
 	}
-	slices.SortFunc(s.Marks, func(a, b Mark) int { return compareKeys(a.key, b.key) })
+	slices.SortFunc(s.Marks, func(a, b Mark) int {
+		return cmp.Or(cmp.Compare(a.Check, b.Check), cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Detail, b.Detail))
+	})
 	s.GPUs = s.GPUs[:min(len(s.GPUs), maxGPUs)]
 	for i := range s.GPUs {
 		g := &s.GPUs[i]
 		g.Apps = g.Apps[max(0, len(g.Apps)-maxApps):]
 	}
-}
-
-func compareKeys(a, b key) int {
-	return cmp.Or(cmp.Compare(a.Check, b.Check), cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Detail, b.Detail))
 }

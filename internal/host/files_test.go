@@ -1,23 +1,18 @@
 package host
 
 import (
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func tree(t *testing.T, files map[string]string) Tree {
 	t.Helper()
 	root := Tree{t.TempDir()}
 	for name, text := range files {
-		if err := os.MkdirAll(filepath.Dir(root.Path(name)), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(root.Path(name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Write(t, root.Root, name, text)
 	}
 	return root
 }
@@ -48,9 +43,7 @@ func TestMounts(t *testing.T) {
 func TestList(t *testing.T) {
 	t.Parallel()
 	root := tree(t, map[string]string{"/a/1.conf": "", "/a/2.conf": "", "/a/3": ""})
-	if diff := cmp.Diff([]string{"/a/1.conf", "/a/2.conf"}, root.List("/a/*.conf")); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, []string{"/a/1.conf", "/a/2.conf"}, root.List("/a/*.conf"))
 	if got := (Tree{"/"}).List("/proc/self"); len(got) != 1 || got[0] != "/proc/self" {
 		t.Error(got)
 	}

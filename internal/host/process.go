@@ -1,8 +1,10 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"io/fs"
 	"path/filepath"
 	"strconv"
@@ -12,13 +14,16 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
+// UserHz is how many ticks a second has in the times that the kernel reports, the same on every architecture
+// that kbnode runs on (proc_pid_stat(5), sysconf(_SC_CLK_TCK)).
+const UserHz = 100
+
 // CgroupRoot is where cgroup v2 is mounted.
 const CgroupRoot = "/sys/fs/cgroup"
 
 const (
 	maxGroups    = 4096
 	maxProcesses = 1 << 16
-	userHZ       = 100 // ticks per second in the times that the kernel reports
 )
 
 // Process is a running process.
@@ -61,6 +66,13 @@ func (t Tree) Processes(ctx context.Context, cgroup string) (all []Process) {
 	return all
 }
 
+// Cgroup returns the cgroup of a process, such as "/system.slice/x.service", or "" if it has ended.
+func (t Tree) Cgroup(pid int) string {
+	_, group, _ := strings.Cut("\n"+t.Value(proc(pid, "cgroup")), "\n0::") // version 1 has other lines
+	group, _, _ = strings.Cut(group, "\n")
+	return group
+}
+
 // PIDs returns all processes.
 func (t Tree) PIDs() (pids []int) {
 	for _, dir := range t.List("/proc/[0-9]*") {
@@ -80,19 +92,26 @@ func (t Tree) Args(pid int) []string {
 	return strings.Split(strings.TrimRight(line, "\x00"), "\x00")
 }
 
-func (t Tree) age(pid int) time.Duration {
-	stat := t.Value(proc(pid, "stat"))
-	f := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:]) // field 3 is the first
-	up, _, _ := strings.Cut(t.Value("/proc/uptime"), " ")
-	seconds, err := strconv.ParseFloat(up, 64)
+// StartTicks returns when a process was started, in ticks after boot.
+func (t Tree) StartTicks(pid int) (int64, error) {
+	stat, err := t.Read(proc(pid, "stat"))
+	// The name of the program is in parentheses and may contain anything, so count fields after the last
+	// parenthesis. The start time is field 22.
+	f := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
 	if err != nil || len(f) < 20 {
+		return 0, fmt.Errorf("read start time of process %d: %d fields: %w", pid, len(f), cmp.Or(err, io.ErrUnexpectedEOF))
+	}
+	return strconv.ParseInt(f[19], 10, 64)
+}
+
+func (t Tree) age(pid int) time.Duration {
+	up, _, _ := strings.Cut(t.Value("/proc/uptime"), " ")
+	seconds, err1 := strconv.ParseFloat(up, 64)
+	ticks, err2 := t.StartTicks(pid)
+	if err1 != nil || err2 != nil {
 		return 0
 	}
-	ticks, err := strconv.ParseInt(f[19], 10, 64)
-	if err != nil {
-		return 0
-	}
-	return time.Duration((seconds - float64(ticks)/userHZ) * float64(time.Second))
+	return time.Duration((seconds - float64(ticks)/UserHz) * float64(time.Second))
 }
 
 func proc(pid int, name string) string { return "/proc/" + strconv.Itoa(pid) + "/" + name }

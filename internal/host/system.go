@@ -43,7 +43,6 @@ func (t Tree) Users() (map[string]User, error) {
 // Group is a line of /etc/group.
 type Group struct {
 	Name    string
-	GID     string
 	Members []string
 }
 
@@ -52,7 +51,7 @@ func (t Tree) Groups() (list []Group, err error) {
 	text, err := t.Read("/etc/group")
 	for line := range strings.Lines(text) {
 		if f := strings.Split(strings.TrimSpace(line), ":"); len(f) >= 4 {
-			list = append(list, Group{f[0], f[2], strings.FieldsFunc(f[3], func(r rune) bool { return r == ',' })})
+			list = append(list, Group{f[0], strings.FieldsFunc(f[3], func(r rune) bool { return r == ',' })})
 		}
 	}
 	return list, err
@@ -195,4 +194,54 @@ func (t Tree) IsBridge(device string) (is, connected bool) {
 // StartsAtBoot reports whether a systemd target wants or requires a unit.
 func (t Tree) StartsAtBoot(unit string) bool {
 	return len(t.List("/etc/systemd/system/*.wants/"+unit))+len(t.List("/etc/systemd/system/*.requires/"+unit)) > 0
+}
+
+// unitDirs are where systemd looks for units, the first one first.
+var unitDirs = []string{
+	"/etc/systemd/system", "/run/systemd/transient", "/run/systemd/system", "/run/systemd/generator",
+	"/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system",
+}
+
+// UnitValues returns the values of a unit's keys that begin with a text, such as "ExecStart=", from its file
+// and its drop-ins. It returns false if there is no file.
+func (t Tree) UnitValues(unit, prefix string) (values []string, there bool, err error) {
+	names := []string{unit}
+	if name, instance, is := strings.Cut(unit, "@"); is {
+		names = append(names, name+"@"+path.Ext(instance))
+	}
+	var files, dropIns []string
+	for _, name := range names {
+		for _, dir := range unitDirs {
+			if file := dir + "/" + name; t.Exists(file) && len(files) == 0 {
+				files = append(files, file)
+			}
+			for _, file := range t.List(dir + "/" + name + ".d/*.conf") {
+				if !slices.ContainsFunc(dropIns, func(has string) bool { return path.Base(has) == path.Base(file) }) {
+					dropIns = append(dropIns, file)
+				}
+			}
+		}
+	}
+	there = len(files) > 0
+	slices.SortFunc(dropIns, func(a, b string) int { return strings.Compare(path.Base(a), path.Base(b)) })
+	type setting struct{ key, value string }
+	var settings []setting
+	for _, file := range append(files, dropIns...) {
+		text, errRead := t.Read(file)
+		err = errors.Join(err, errRead)
+		for line := range strings.Lines(strings.ReplaceAll(text, "\\\n", " ")) {
+			key, value, is := strings.Cut(line, "=")
+			switch key, value = strings.TrimSpace(key), strings.TrimSpace(value); {
+			case !is || !strings.HasPrefix(key+"=", prefix):
+			case value == "": // the earlier ones of this key do not count
+				settings = slices.DeleteFunc(settings, func(s setting) bool { return s.key == key })
+			default:
+				settings = append(settings, setting{key, value})
+			}
+		}
+	}
+	for _, s := range settings {
+		values = append(values, s.value)
+	}
+	return values, there, err
 }

@@ -48,29 +48,21 @@ func expandBraces(p string) (paths []string, ok bool) {
 			return nil, false
 		}
 		p, todo = todo[0], todo[1:]
-		head, rest, found := cutLast(p, '{')
-		if !found {
+		at := strings.LastIndexByte(p, '{')
+		if at < 0 {
 			if strings.Contains(p, "}") {
 				return nil, false
 			}
 			paths = append(paths, p)
 			continue
 		}
-		inner, tail, found := strings.Cut(rest, "}")
+		inner, tail, found := strings.Cut(p[at+1:], "}")
 		if !found {
 			return nil, false
 		}
 		for alternative := range strings.SplitSeq(inner, ",") {
-			todo = append(todo, head+alternative+tail)
+			todo = append(todo, p[:at]+alternative+tail)
 		}
 	}
 	return paths, true
-}
-
-func cutLast(s string, sep byte) (before, after string, found bool) {
-	i := strings.LastIndexByte(s, sep)
-	if i < 0 {
-		return s, "", false
-	}
-	return s[:i], s[i+1:], true
 }

@@ -11,9 +11,9 @@ import (
 	"testing"
 
 	"github.com/docker/go-units"
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // recorded is a step and what docker-buildkite-plugin v5.11.0 asked of docker for it.
@@ -32,9 +32,7 @@ type recorded struct {
 func cases(t *testing.T) (list []recorded) {
 	t.Helper()
 	text, err := os.ReadFile("testdata/docker-plugin.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if err := json.Unmarshal(text, &list); err != nil || len(list) != 86 {
 		t.Fatalf("%d cases, %v", len(list), err)
 	}
@@ -66,9 +64,7 @@ func build(more map[string]string) job.Input {
 func plugin(t *testing.T, settings any) string {
 	t.Helper()
 	text, err := json.Marshal([]any{map[string]any{"github.com/buildkite-plugins/docker-buildkite-plugin#v5.11.0": settings}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return string(text)
 }
 
@@ -133,9 +129,7 @@ func TestAsTheDockerPlugin(t *testing.T) {
 			if _, excepted := exceptions[c.Name]; excepted || c.Gold.Exit != 0 {
 				t.Fatalf("not refused, although the plugin says %q", c.Gold.Stderr)
 			}
-			if diff := cmp.Diff(fromDocker(t, c.Gold.Calls, in.Env), fromSpec(t, spec)); diff != "" {
-				t.Errorf("docker run (-), spec (+):\n%s", diff)
-			}
+			must.Equal(t, fromDocker(t, c.Gold.Calls, in.Env), fromSpec(t, spec))
 		})
 	}
 	for name := range exceptions {
@@ -176,9 +170,7 @@ func fromDocker(t *testing.T, calls [][]string, env map[string]string) container
 	c := container{Network: "bridge", Pull: "missing", Memory: "0", Shm: "0", Args: []string{}, Groups: []string{}, Drop: []string{}, Env: map[string]string{}}
 	size := func(s string) string {
 		n, err := units.RAMInBytes(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return strconv.FormatInt(n, 10)
 	}
 	for _, call := range calls {
@@ -250,9 +242,7 @@ func fromDocker(t *testing.T, calls [][]string, env map[string]string) container
 				c.Drop = append(c.Drop, value)
 			case "--ulimit":
 				u, err := units.ParseUlimit(value)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, err)
 				c.Ulimits = append(c.Ulimits, u.String())
 			case "--memory":
 				c.Memory = size(value)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/job/jobtest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func attack(vars map[string]string) job.Input { return build(jobtest.Step(vars)) }
@@ -30,9 +31,7 @@ func TestHostileBuilds(t *testing.T) {
 				refused(t, err, tt.Field)
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			inert(t, plain, s)
 		})
 	}
@@ -56,9 +55,7 @@ func inert(t *testing.T, plain, s *job.Spec) {
 	t.Helper()
 	a, b := *plain, *s
 	a.Env, b.Env = nil, nil
-	if diff := cmp.Diff(a, b); diff != "" {
-		t.Errorf("it changes more than the environment: %s", diff)
-	}
+	must.Equal(t, a, b)
 	for _, v := range s.Env {
 		for _, prefix := range []string{"NVIDIA_", "CUDA_VISIBLE_DEVICES", "LD_", "KBNODE_", "BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_TOKEN", "BUILDKITE_AGENT_JOB_API_", "KERNELBOT_MEMORY", "KERNELBOT_CPUSET"} {
 			if strings.HasPrefix(v.Name, prefix) || v.Value == "secret" {
@@ -123,9 +120,7 @@ func TestCheckout(t *testing.T) {
 func TestVariablesOfTheAgent(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("testdata/agent-variables.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	names := strings.Fields(string(text))
 	if len(names) < 200 {
 		t.Fatalf("%d variables", len(names))
@@ -218,8 +213,6 @@ func object(t *testing.T, n int) string {
 		m[number(i)] = ""
 	}
 	text, err := json.Marshal(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return string(text)
 }

@@ -1,10 +1,13 @@
 package selftest
 
 import (
+	"archive/tar"
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/systemd"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // testedSlot returns slot 1 of two.
@@ -78,7 +82,7 @@ func TestDevices(t *testing.T) {
 			s := testedSlot()
 			s.t.machine.devices = []string{"/dev/sda", "/dev/nvidia1"}
 			s.t.Program = func(_ context.Context, p systemd.Program) ([]byte, error) {
-				if ran := p.Unit + " " + p.Slice + " " + p.User; ran != "kbnode-selftest-gpu1.service buildkite-gpu1.slice " || !strings.Contains(p.Argv[2], "/dev/sda") || strings.Contains(p.Argv[2], "nvidia1") {
+				if ran := p.Unit + " " + p.Slice; ran != "kbnode-selftest-gpu1.service buildkite-gpu1.slice" || !strings.Contains(p.Argv[2], "/dev/sda") || strings.Contains(p.Argv[2], "nvidia1") {
 					t.Errorf("ran %q %q", ran, p.Argv)
 				}
 				if row.out != "" {
@@ -121,5 +125,66 @@ func TestOfThePlan(t *testing.T) {
 		if !strings.HasSuffix(address, ":4711") || strings.HasPrefix(address, "127.") {
 			t.Errorf("containers could not reach %s", address)
 		}
+	}
+}
+
+func TestEmptyRoot(t *testing.T) {
+	t.Parallel()
+	archive, err := emptyRoot()
+	must.Do(t, err)
+	var got []string
+	for r := tar.NewReader(archive); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		must.Do(t, err)
+		if h.Typeflag != tar.TypeDir {
+			t.Errorf("%s is no directory", h.Name)
+		}
+		got = append(got, h.Name)
+	}
+	if !slices.Contains(got, "tmp/") || !slices.Contains(got, "usr/local/bin/") {
+		t.Errorf("has %q", got)
+	}
+}
+
+func TestReadMachine(t *testing.T) {
+	t.Parallel()
+	own := plan.Slot{Index: 0, GPUs: []plan.SlotGPU{{Devices: []string{"/dev/null"}}}}
+	m := readMachine(&plan.Plan{Slots: []plan.Slot{own, {Index: 1, GPUs: []plan.SlotGPU{{Devices: []string{"/dev/zero", "/dev/nonexistent"}}}}}})
+	others := m.foreignDevices(own)
+	if slices.Contains(others, "/dev/null") || !slices.Contains(others, "/dev/zero") || slices.Contains(others, "/dev/nonexistent") {
+		t.Errorf("of others are %q", others)
+	}
+	for _, n := range numbers(others) {
+		if n.Name == "/dev/zero" && (n.Major != 1 || n.Minor != 5 || n.Block) {
+			t.Errorf("%+v", n)
+		}
+		if strings.Contains(n.Name, "watchdog") {
+			t.Error("a watchdog would be started")
+		}
+	}
+}
+
+// TestWindowsAsked asks for a device's files by every path that leads to them.
+func TestWindowsAsked(t *testing.T) {
+	t.Parallel()
+	sys := t.TempDir()
+	device := sys + "/devices/pci0000:00/0000:1a:00.0"
+	for _, name := range []string{"config", "resource0", "numa_node"} {
+		must.Write(t, device, name, "")
+	}
+	must.Do(t, os.MkdirAll(sys+"/bus/pci/devices", 0o700))
+	must.Do(t, os.Symlink(device, sys+"/bus/pci/devices/0000:1a:00.0"))
+	want := []string{
+		device + "/resource0", device + "/config", sys + "/bus/pci/devices/0000:1a:00.0/config",
+		"/proc/bus/pci/1a/00.0", "/proc/bus/pci/devices", "/proc/kpageflags",
+	}
+	got := windows(sys)
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("asks for %q, want %q", got, want)
 	}
 }

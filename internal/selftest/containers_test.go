@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // serve gives a slot a service that answers jobs by the name of the probe, such as "memory".
@@ -22,9 +23,7 @@ func serve(t *testing.T, s *trial, answers map[string]func(ctx context.Context, 
 	t.Helper()
 	s.policy.Socket = filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", s.policy.Socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	canceled, cancel := context.WithCancel(t.Context())
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == slot.CancelPath {
@@ -98,9 +97,7 @@ func TestContainers(t *testing.T) {
 			s.t.Progress = func(string, string) {}
 			s.t.Program = nil
 			serve(t, s, map[string]answer{"probe": row.probe, "memory": row.memory})
-			if err := s.steps(t.Context(), []step{{"running containers", s.containers}}); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, s.steps(t.Context(), []step{{"running containers", s.containers}}))
 			var got []string
 			for _, c := range s.report.Checks {
 				if !c.Held {

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // denied are the errors with which the kernel denies access.
@@ -26,12 +26,6 @@ func judgeDevices(s plan.Slot, ask probe.Ask, f *probe.Facts) []Check {
 		t.add(saw == "EPERM" || saw == "ENOENT", "open "+path, saw)
 	}
 	return t.checks
-}
-
-func sameCPUs(a, b string) bool {
-	x, errX := cpuset.Parse(a)
-	y, errY := cpuset.Parse(b)
-	return errX == nil && errY == nil && x.Equal(y)
 }
 
 // judgeContainer compares what a container saw with what a container of its slot should
@@ -63,7 +57,7 @@ func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, 
 		}
 		t.add(held, tried, try.Saw)
 	}
-	t.add(sameCPUs(f.CPUs, p.CPUs), "all CPUs", "CPUs "+f.CPUs)
+	t.add(slot.SameSet(p.CPUs, f.CPUs), "all CPUs", "CPUs "+f.CPUs)
 	t.add(len(f.Writable) == 0, "settings of the node in /proc", fmt.Sprintf("%q can be written", f.Writable))
 	t.add(f.Processes < 16, "processes of others", fmt.Sprintf("%d processes", f.Processes))
 	t.add(f.Status["NoNewPrivs"] == "1", "new privileges", "NoNewPrivs "+f.Status["NoNewPrivs"])

@@ -2,7 +2,6 @@ package selftest
 
 import (
 	"io/fs"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +10,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // bad returns the names of the checks that did not hold.
@@ -190,12 +190,7 @@ func TestJudgeAgent(t *testing.T) {
 	homes := []string{"/home", "/root"}
 	judged := func(status, mounts string) []string {
 		dir := t.TempDir()
-		if err := os.MkdirAll(dir+"/proc/7", 0o700); err != nil {
-			t.Error(err)
-		}
-		if err := os.WriteFile(dir+"/proc/7/mountinfo", []byte(mounts), 0o600); err != nil {
-			t.Error(err)
-		}
+		must.Write(t, dir, "proc/7/mountinfo", mounts)
 		list, _ := host.Tree{Root: dir}.Mounts("7")
 		all := &tries{group: "agent", do: "do"}
 		all.status(status, user)

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -24,10 +25,6 @@ const (
 	maxProcFile = 256 << 10 // bytes of any other file of /proc or /sys/fs/cgroup
 	maxField    = 512       // characters of a value that is shown
 )
-
-// userHz is the unit of process start times in /proc, the same on every
-// architecture that kbnode runs on (proc_pid_stat(5), sysconf(_SC_CLK_TCK)).
-const userHz = 100
 
 // Job is what an agent is running. All but PID and Since come from the job's environment,
 // so they are only for display.
@@ -52,7 +49,7 @@ func CurrentJob(root, cgroup string, mainPID int) (*Job, error) {
 		return nil, fmt.Errorf("read processes of %s: %w", cgroup, err)
 	}
 	var job *Job
-	var oldest uint64
+	var oldest int64
 	for i, field := range strings.Fields(string(procs)) {
 		pid, err := strconv.Atoi(field)
 		if err != nil || pid <= 0 || pid == mainPID {
@@ -68,7 +65,7 @@ func CurrentJob(root, cgroup string, mainPID int) (*Job, error) {
 		if err != nil {
 			return nil, err
 		}
-		start, err := startTicks(root, pid)
+		start, err := host.Tree{Root: root}.StartTicks(pid)
 		if err != nil || env["BUILDKITE_JOB_ID"] == "" {
 			continue
 		}
@@ -144,22 +141,7 @@ func Environ(root string, pid int) (map[string]string, error) {
 	return env, nil
 }
 
-// startTicks returns when a process was started, in ticks after boot.
-func startTicks(root string, pid int) (uint64, error) {
-	stat, err := limit.ReadFile(filepath.Join(root, "proc", strconv.Itoa(pid), "stat"), maxProcFile)
-	if err != nil {
-		return 0, fmt.Errorf("read start time of process %d: %w", pid, err)
-	}
-	// The name of the program is in parentheses and may contain anything, so count fields
-	// after the last parenthesis. The start time is field 22.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	if len(fields) < 20 {
-		return 0, fmt.Errorf("read start time of process %d: %d fields in its stat file", pid, len(fields))
-	}
-	return strconv.ParseUint(fields[19], 10, 64)
-}
-
-func sinceBoot(root string, ticks uint64) time.Time {
+func sinceBoot(root string, ticks int64) time.Time {
 	stat, err := limit.ReadFile(filepath.Join(root, "proc/stat"), 4<<20)
 	if err != nil {
 		return time.Time{}
@@ -170,7 +152,7 @@ func sinceBoot(root string, ticks uint64) time.Time {
 			if err != nil {
 				return time.Time{}
 			}
-			return time.Unix(boot+int64(ticks/userHz), int64(ticks%userHz)*int64(time.Second/userHz)).UTC()
+			return time.Unix(boot+ticks/host.UserHz, ticks%host.UserHz*int64(time.Second/host.UserHz)).UTC()
 		}
 	}
 	return time.Time{}

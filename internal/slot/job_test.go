@@ -1,13 +1,13 @@
 package slot
 
 import (
-	"os"
-	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
-	"github.com/gpu-mode/kbnode/test/must"
 	"golang.org/x/tools/txtar"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // tree writes a txtar archive below a new directory. A | in a file stands for
@@ -16,17 +16,7 @@ func tree(t *testing.T, archive string) string {
 	t.Helper()
 	root := t.TempDir()
 	for _, f := range txtar.Parse([]byte(archive)).Files {
-		name := filepath.Join(root, f.Name)
-		must.Do(t, os.MkdirAll(filepath.Dir(name), 0o755))
-		for i, c := range f.Data {
-			switch c {
-			case '|':
-				f.Data[i] = 0
-			case '~':
-				f.Data[i] = 0x1b
-			}
-		}
-		must.Do(t, os.WriteFile(name, f.Data, 0o600))
+		must.Write(t, root, f.Name, strings.NewReplacer("|", "\x00", "~", "\x1b").Replace(string(f.Data)))
 	}
 	return root
 }
@@ -69,9 +59,7 @@ func TestCurrentJob(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			got, err := CurrentJob(tree(t, tt.archive), "/a.slice/agent.service", 100)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			must.Equal(t, tt.want, got)
 		})
 	}
@@ -90,9 +78,7 @@ frozen 0
 populated 1
 `)
 	got, err := Containers(root, "/s.slice")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	must.Equal(t, []string{"docker-aa.scope"}, got)
 	if got, err := Containers(root, "/none.slice"); err != nil || got != nil {
 		t.Errorf("containers of no slice: %v, %v", got, err)
@@ -103,8 +89,6 @@ func TestEnvironKeepsNoToken(t *testing.T) {
 	t.Parallel()
 	root := tree(t, "-- proc/5/environ --\nBUILDKITE_AGENT_ACCESS_TOKEN=s3cret|KBNODE_GENERATION=abc|HOME=/root|\n")
 	got, err := Environ(root, 5)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	must.Equal(t, map[string]string{"KBNODE_GENERATION": "abc"}, got)
 }

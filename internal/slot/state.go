@@ -3,11 +3,20 @@
 package slot
 
 import (
+	"cmp"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"os/user"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -177,4 +186,110 @@ func (s State) Word(p plan.Slot) string {
 	default:
 		return "down"
 	}
+}
+
+// ParkedDir is the directory beside a slot's socket in which each file NAME.json is one reason
+// why the slot takes no jobs. Its writer removes it when the reason is gone. Only root can write
+// there.
+const ParkedDir = "parked"
+
+// maxReason bounds a file of ParkedDir, in bytes.
+const maxReason = 16 << 10
+
+// Parked is one reason why a planned slot takes no jobs.
+type Parked struct {
+	Reason string    `json:"reason"` // a sentence
+	Since  time.Time `json:"since"`
+}
+
+// ReadParked reads from a slot's run directory why it takes no jobs, oldest reason first. A slot
+// without reasons takes jobs.
+func ReadParked(runDir string) ([]Parked, error) {
+	dir := filepath.Join(runDir, ParkedDir)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read why the slot is parked: %w", err)
+	}
+	var all []Parked
+	for _, e := range entries {
+		if !strings.HasSuffix(e.Name(), ".json") || strings.HasPrefix(e.Name(), ".") {
+			continue
+		}
+		p, err := ReadReason(filepath.Join(dir, e.Name()))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed meanwhile
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read why the slot is parked: %w", err)
+		}
+		all = append(all, p)
+	}
+	slices.SortStableFunc(all, func(a, b Parked) int { return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Reason, b.Reason)) })
+	return all, nil
+}
+
+// ReadReason reads one file of ParkedDir.
+func ReadReason(name string) (p Parked, err error) {
+	text, err := limit.ReadFile(name, maxReason)
+	if errors.Is(err, fs.ErrNotExist) {
+		return p, err
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &p)
+	}
+	if err != nil {
+		return p, fmt.Errorf("%s: %w; delete the file if no one knows it", name, err)
+	}
+	return p, nil
+}
+
+// Unit is a systemd unit as the manager reports it.
+type Unit struct {
+	Name       string    `json:"name"`
+	Load       string    `json:"load"`           // "loaded", "not-found", "masked", …
+	Active     string    `json:"active"`         // "active", "activating", "deactivating", "inactive", "failed"
+	Sub        string    `json:"sub"`            // "running", "auto-restart", …
+	Enabled    bool      `json:"enabled"`        // linked from a target in /etc
+	Since      time.Time `json:"since,omitzero"` // when its state last changed
+	MainPID    int       `json:"main_pid,omitempty"`
+	Restarts   int       `json:"restarts,omitempty"`   // by Restart=, since it was started
+	Result     string    `json:"result,omitempty"`     // "success", "exit-code", … of a service
+	ExitStatus int       `json:"exit_status"`          // of the last main process
+	Cgroup     string    `json:"cgroup,omitempty"`     // below /sys/fs/cgroup
+	NeedReload bool      `json:"need_reload"`          // the unit file on disk is newer
+	Generation string    `json:"generation,omitempty"` // KBNODE_GENERATION of the main process
+}
+
+// Exists reports whether systemd knows a file for the unit.
+func (u Unit) Exists() bool { return u.Load != "" && u.Load != "not-found" }
+
+// Running reports whether the unit is up, or on its way up or down.
+func (u Unit) Running() bool {
+	return u.Active == "active" || u.Active == "activating" || u.Active == "deactivating" || u.Active == "reloading"
+}
+
+// Failing reports whether the unit's process ended with an error and is about to be
+// started again. An agent that ends after its job is not failing.
+func (u Unit) Failing() bool {
+	return u.Result != "success" && (u.Sub == "auto-restart" || u.Sub == "auto-restart-queued" || u.Sub == "stop-post")
+}
+
+// Stopping reports whether the unit was asked to stop and has not stopped yet.
+func (u Unit) Stopping() bool { return u.Active == "deactivating" }
+
+// LookupUser returns the IDs of a user that kbnode makes.
+func LookupUser(name string) (uid, gid int, err error) {
+	u, err := user.Lookup(name)
+	if err != nil {
+		return 0, 0, fmt.Errorf("look up user %s: %w; run kbnode reconcile", name, err)
+	}
+	uid, err1 := strconv.Atoi(u.Uid)
+	gid, err2 := strconv.Atoi(u.Gid)
+	if err := errors.Join(err1, err2); err != nil {
+		return 0, 0, fmt.Errorf("look up user %s: %w", name, err)
+	}
+	return uid, gid, nil
 }

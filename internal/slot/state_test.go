@@ -1,7 +1,9 @@
 package slot
 
 import (
+	"bytes"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -128,9 +131,7 @@ func TestReadRunDir(t *testing.T) {
 		if err == nil && row.reason != "" {
 			err = os.WriteFile(filepath.Join(filepath.Dir(marker), ParkedDir, "gpu.json"), []byte(row.reason), 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		got := State{Index: 3, Agent: Unit{Active: row.active, Since: since}}.ReadRunDir(root)
 		if got.Registered != row.want {
 			t.Errorf("%s: registered %t, want %t", row.name, got.Registered, row.want)
@@ -169,9 +170,7 @@ func TestPolicies(t *testing.T) {
 		} else {
 			err = errors.Join(err, os.WriteFile(filepath.Join(dir, row.name), []byte(row.text), 0o600))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		got, err := ReadPolicies(root)
 		if row.want != "" {
 			if err == nil || !strings.Contains(err.Error(), row.want) {
@@ -215,3 +214,87 @@ func TestLookupUser(t *testing.T) {
 	_, _, err := LookupUser("kbnode-no-such-user")
 	must.Err(t, err, "run kbnode reconcile")
 }
+
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	const cgroup = "/buildkite.slice/buildkite-gpu0.slice"
+	good := map[string]string{FileCPUs: "0-1,3", fileNodes: "0", fileMemory: "1048576", fileSwap: "0", filePids: "9"}
+	want := plan.Slice{Unit: "buildkite-gpu0.slice", CPUs: "0,1,3", MemoryNodes: "0", MemoryBytes: 1<<20 + PageSlack - 1, TasksMax: 9}
+	policy := plan.JobPolicy{Name: "gpu0", Slice: want.Unit, CPUs: want.CPUs, MemoryNodes: want.MemoryNodes, MemoryBytes: want.MemoryBytes}
+	for _, tt := range []struct{ file, text, want, refusal string }{
+		{},
+		{FileCPUs, "0-3", "cpuset.cpus.effective is 0-3, should be 0,1,3", `cpuset.cpus.effective of buildkite-gpu0.slice is "0-3", planned is "0,1,3"`},
+		{fileNodes, "", "cpuset.mems.effective does not exist, should be 0", `cpuset.mems.effective of buildkite-gpu0.slice is "", planned is "0"`},
+		{fileMemory, "1048575", "memory.max is 1048575, should be 1114111", "memory.max of buildkite-gpu0.slice is 1048575, planned is 1114111"},
+		{fileMemory, "1114112", "memory.max is 1114112, should be 1114111", "memory.max of buildkite-gpu0.slice is 1114112"},
+		{fileMemory, "max", "memory.max is max, should be 1114111", "memory.max of buildkite-gpu0.slice is max"},
+		{fileSwap, "max", "memory.swap.max is max, should be 0", "memory.swap.max of buildkite-gpu0.slice is max"},
+		{fileSwap, "", "", ""}, // a kernel without swap accounting
+		{filePids, "max", "pids.max is max, should be 9", ""},
+	} {
+		root := t.TempDir()
+		dir := filepath.Join(root, cgroup)
+		for file, text := range good {
+			if file == tt.file {
+				text = tt.text
+			}
+			if text != "" {
+				must.Write(t, dir, file, text+"\n")
+			}
+		}
+		files, err := ReadLimits(dir)
+		must.Do(t, err)
+		got := ""
+		for _, m := range Compare(want, Slice{Cgroup: cgroup, Files: files}) {
+			got += strings.TrimPrefix(m.String(), CgroupRoot+cgroup+"/")
+		}
+		must.Equal(t, tt.want, got)
+		if err := CheckLimits(root, policy); (err == nil) != (tt.refusal == "") || err != nil && !strings.Contains(err.Error(), tt.refusal) {
+			t.Errorf("%s: %v, want %q", tt.text, err, tt.refusal)
+		}
+	}
+	must.Err(t, CheckLimits(t.TempDir(), policy), "no such file")
+}
+
+// TestFrames reads what was written, however the stream is cut.
+func TestFrames(t *testing.T) {
+	t.Parallel()
+	var stream bytes.Buffer
+	flushed := 0
+	f := NewFrames(&stream, func() error { flushed++; return nil })
+	long := strings.Repeat("0123456789", 20_000) // more than a frame has room for
+	want := Outcome{ExitCode: 3, OutOfMemory: true, Reason: "it took too long", Files: "/x"}
+	_, err1 := f.Writer(FrameStdout).Write([]byte(long))
+	_, err2 := f.Writer(FrameStderr).Write([]byte("bad"))
+	if err := errors.Join(err1, err2, f.Note("pulls %s", "x"), f.Send(FrameStdout, nil), f.End(want)); err != nil || flushed != 7 {
+		t.Fatal(err, flushed)
+	}
+	read := func(text string) (map[FrameKind]string, Outcome, error) {
+		got := map[FrameKind]string{}
+		o, err := ReadFrames(strings.NewReader(text), func(kind FrameKind, data []byte) { got[kind] += string(data) })
+		return got, o, err
+	}
+	all := stream.String()
+	got, o, err := read(all)
+	if diff := cmp.Diff(map[FrameKind]string{FrameStdout: long, FrameStderr: "bad", FrameNote: "pulls x"}, got); diff != "" || err != nil || o != want {
+		t.Errorf("%v, %+v\n%s", err, o, diff)
+	}
+	for _, cut := range []int{0, 3, 5, 100, len(all) - 1} {
+		if _, _, err := read(all[:cut]); !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("cut at %d: %v", cut, err)
+		}
+	}
+	for _, bad := range []string{"o\xff\xff\xff\xff", "x\x00\x00\x00\x01{"} {
+		if _, _, err := read(bad); err == nil || errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+	lost := NewFrames(failing{}, nil)
+	if err := lost.Note("x"); err == nil || !errors.Is(lost.End(want), err) {
+		t.Errorf("a reader that is gone: %v", err)
+	}
+}
+
+type failing struct{}
+
+func (failing) Write([]byte) (int, error) { return 0, errors.New("gone") }

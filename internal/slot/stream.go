@@ -1,11 +1,15 @@
 package slot
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/http"
+	"strings"
 	"sync"
 )
 
@@ -108,9 +112,9 @@ func (w frameWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ReadFrames calls each with the frames of a stream until the outcome, which it returns. An error of
-// the stream wraps io.ErrUnexpectedEOF if the stream ended before.
-func ReadFrames(r io.Reader, each func(kind FrameKind, data []byte) error) (o Outcome, err error) {
+// ReadFrames calls each with the frames of a stream until the outcome, which it returns. The error wraps
+// io.ErrUnexpectedEOF if the stream ended before.
+func ReadFrames(r io.Reader, each func(kind FrameKind, data []byte)) (o Outcome, err error) {
 	var head [5]byte
 	buf := make([]byte, maxFrame)
 	for {
@@ -126,9 +130,7 @@ func ReadFrames(r io.Reader, each func(kind FrameKind, data []byte) error) (o Ou
 			return o, broken(err)
 		}
 		if kind := FrameKind(head[0]); kind != FrameOutcome {
-			if err := each(kind, data); err != nil {
-				return o, err
-			}
+			each(kind, data)
 			continue
 		}
 		if err := json.Unmarshal(data, &o); err != nil {
@@ -143,4 +145,30 @@ func broken(err error) error {
 		err = io.ErrUnexpectedEOF
 	}
 	return fmt.Errorf("read the job's stream: %w", err)
+}
+
+// Where a slot's agent reports its progress to the slot's service. The answer is 204, or 409 with the
+// reason why the slot is parked.
+const (
+	ReadyPath      = "/kbnode/ready"      // the agent is about to start; only root may send this
+	RegisteredPath = "/kbnode/registered" // Buildkite accepted the agent
+)
+
+// Client returns a client of the service that listens on a socket. It asks for any host.
+func Client(socket string) *http.Client {
+	return &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+}
+
+// Message returns the sentence of a service's answer.
+func Message(resp *http.Response) string {
+	var answer struct {
+		Message string `json:"message"`
+	}
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	if err != nil || json.Unmarshal(text, &answer) != nil || answer.Message == "" {
+		return "the slot's service says " + resp.Status
+	}
+	return strings.TrimPrefix(answer.Message, "kbnode: ")
 }

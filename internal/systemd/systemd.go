@@ -4,8 +4,19 @@ package systemd
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
 	"syscall"
+	"time"
 
+	sddbus "github.com/coreos/go-systemd/v22/dbus"
+	"github.com/godbus/dbus/v5"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
@@ -61,3 +72,123 @@ type UnitError struct {
 
 func (e *UnitError) Error() string { return e.Verb + " " + e.Unit + ": " + e.Err.Error() }
 func (e *UnitError) Unwrap() error { return e.Err }
+
+// Memory caches what systemd reported of units, for the daemon, which asks repeatedly
+// over short-lived connections. What it holds changes only with a unit's state, and so
+// with the time of the unit's last change, in microseconds. A known unit takes two calls
+// instead of seven.
+type Memory struct {
+	mu    sync.Mutex
+	units map[string]slot.Unit
+}
+
+// recall fills in what is known of a unit in this state since this time, and reports
+// whether anything is.
+func (m *Memory) recall(u *slot.Unit) bool {
+	if m == nil || u.Since.IsZero() {
+		return false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	known, ok := m.units[u.Name]
+	if !ok || !known.Since.Equal(u.Since) || known.Active != u.Active || known.Sub != u.Sub {
+		return false
+	}
+	u.Cgroup, u.MainPID, u.Restarts, u.ExitStatus, u.Result = known.Cgroup, known.MainPID, known.Restarts, known.ExitStatus, known.Result
+	return true
+}
+
+func (m *Memory) keep(u slot.Unit) {
+	if m == nil || u.Since.IsZero() {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.units == nil {
+		m.units = map[string]slot.Unit{}
+	}
+	m.units[u.Name] = u
+}
+
+// watchBuffer is how many of systemd's signals are kept until they are read. The rest is
+// lost, which does no harm: one signal is enough to look.
+const watchBuffer = 64
+
+// Watch calls changed, from another goroutine, when systemd reports that one of kbnode's
+// units has changed, until ctx ends. It needs a connection that stays open: Alive reports
+// whether it is.
+func (b *Bus) Watch(ctx context.Context, changed func(unit string)) {
+	updates := make(chan *sddbus.PropertiesUpdate, watchBuffer)
+	lost := make(chan error, watchBuffer)
+	b.systemd().SetPropertiesSubscriber(updates, lost)
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case err := <-lost: // more signals than fit
+				changed(err.Error())
+			case u := <-updates:
+				if _, ours := plan.OwnsUnit(u.UnitName); ours {
+					changed(u.UnitName)
+				}
+			}
+		}
+	}()
+}
+
+// Alive reports whether the connection to systemd is still open.
+func (b *Bus) Alive() bool { return b.systemd().Connected() }
+
+// maxProgramOutput bounds what RunProgram reads, in bytes.
+const maxProgramOutput = 1 << 20
+
+// Program is a program that runs once, as a systemd service that leaves nothing behind.
+type Program struct {
+	Unit  string // the service's name
+	Slice string
+	Argv  []string
+	Limit time.Duration // after which it is killed
+}
+
+// RunProgram runs a program until it ends and returns its standard output, up to 1 MiB.
+func (b *Bus) RunProgram(ctx context.Context, p Program) ([]byte, error) {
+	fd, err := unix.MemfdCreate(p.Unit, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("run %s: %w", p.Unit, err)
+	}
+	out := os.NewFile(uintptr(fd), p.Unit)
+	defer func() { _ = out.Close() }()
+	props := []sddbus.Property{
+		sddbus.PropDescription("kbnode checks what a job can reach"),
+		sddbus.PropType("oneshot"),
+		sddbus.PropSlice(p.Slice),
+		sddbus.PropExecStart(p.Argv, false),
+		{Name: "StandardOutputFileDescriptor", Value: dbus.MakeVariant(dbus.UnixFD(fd))},
+		{Name: "CollectMode", Value: dbus.MakeVariant("inactive-or-failed")},
+		{Name: "NoNewPrivileges", Value: dbus.MakeVariant(true)},
+		{Name: "TimeoutStartUSec", Value: dbus.MakeVariant(uint64(p.Limit.Microseconds()))},
+	}
+	ctx, cancel := context.WithTimeout(ctx, p.Limit+callTimeout)
+	defer cancel()
+	done := make(chan string, 1) // buffered: the connection must not wait for us
+	if _, err := b.systemd().StartTransientUnitContext(ctx, p.Unit, "fail", props, done); err != nil {
+		return nil, &UnitError{p.Unit, "start", err}
+	}
+	select {
+	case result := <-done:
+		if result != "done" {
+			return nil, &UnitError{p.Unit, "start", fmt.Errorf("job %s; see journalctl -u %s", result, p.Unit)}
+		}
+	case <-ctx.Done():
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+		defer cancel()
+		_, err := b.systemd().StopUnitContext(end, p.Unit, "replace", nil)
+		return nil, errors.Join(&UnitError{p.Unit, "start", ctx.Err()}, wrap(err, "stop "+p.Unit))
+	}
+	text, err := io.ReadAll(io.NewSectionReader(out, 0, maxProgramOutput))
+	if err != nil {
+		return nil, fmt.Errorf("read output of %s: %w", p.Unit, err)
+	}
+	return text, nil
+}

@@ -36,7 +36,7 @@ var ErrNoLoader = errors.New("NVML is not available: this machine has no glibc l
 
 // Error is NVML's refusal to start.
 type Error struct {
-	Code   int    // of nvml.h: 9 driver not loaded, 12 library not usable, 18 version mismatch
+	Code   int    // of nvml.h
 	Text   string // as reported by NVML or the loader
 	Absent bool   // no libnvidia-ml.so.1 on this machine
 }
@@ -45,9 +45,9 @@ func (e *Error) Error() string {
 	switch {
 	case e.Absent:
 		return "NVML: there is no NVIDIA driver library (libnvidia-ml.so.1) on this machine"
-	case e.Code == 9:
+	case e.Code == CodeNoDriver:
 		return "NVML: the NVIDIA driver is not loaded; try modprobe nvidia"
-	case e.Code == 18:
+	case e.Code == CodeMismatch:
 		return "NVML: the driver was upgraded while the old kernel module is loaded; reboot, or reload the nvidia modules"
 	default:
 		return fmt.Sprintf("NVML: %s (code %d)", e.Text, e.Code)

@@ -4,6 +4,15 @@ package probe
 // its meaning or is removed, not when one is added.
 const Schema = 1
 
+// Return codes of nvml.h.
+const (
+	CodeNoDriver  = 9  // NVML_ERROR_DRIVER_NOT_LOADED
+	CodeNoLibrary = 12 // NVML_ERROR_LIBRARY_NOT_FOUND
+	CodeLost      = 15 // NVML_ERROR_GPU_IS_LOST
+	CodeReset     = 16 // NVML_ERROR_RESET_REQUIRED
+	CodeMismatch  = 18 // NVML_ERROR_LIB_RM_VERSION_MISMATCH
+)
+
 // Report is what NVML reports about a machine. A value that the driver does not report for
 // a GPU is absent (nil, "" or an empty list), never zero.
 type Report struct {

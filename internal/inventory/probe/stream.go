@@ -1,7 +1,7 @@
 package probe
 
 import (
-	"bytes"
+	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -48,70 +47,78 @@ func Stream(ctx context.Context, opts Options, every time.Duration, each func(Sa
 	}
 	defer lock.Close() //nolint:errcheck // the child has its own, and closing no file does no harm
 	// The end of its input tells the child to end.
-	in, stdin, err := os.Pipe()
-	if err != nil {
+	in, stdin, err1 := os.Pipe()
+	stdout, out, err2 := os.Pipe()
+	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
-	defer stdin.Close() //nolint:errcheck // it may be closed already
-	s := &sampler{child: child{ended: func() {}}, stdin: stdin, lines: make(chan Sample), wrong: make(chan error, 1), quit: make(chan struct{})}
-	err = s.start(opts, lock, func(path string) *exec.Cmd {
+	defer stdin.Close()  //nolint:errcheck // it may be closed already
+	defer stdout.Close() //nolint:errcheck // only read
+	s := &sampler{child: child{ended: func() {}}, stdin: stdin, stdout: stdout}
+	err := s.start(opts, lock, func(path string) *exec.Cmd {
 		cmd := exec.Command(path, "sample", "--uuid", opts.GPU, "--every", every.String())
 		cmd.Env = []string{"GOMAXPROCS=1"} // enough for one line a second
-		cmd.Stdin, cmd.Stdout = in, &sampleWriter{to: s}
+		cmd.Stdin, cmd.Stdout = in, out
 		return cmd
 	})
-	_ = in.Close() // the child has its own
+	_, _ = in.Close(), out.Close() // the child has its own
 	if err != nil {
 		return err
 	}
-	return s.follow(ctx, opts.Timeout, each)
+	if err := s.follow(ctx, opts.Timeout, each); err != nil {
+		return errors.Join(err, s.end())
+	}
+	return s.end()
 }
 
 // sampler is a child that prints samples while its input is open.
 type sampler struct {
 	child
-	stdin io.Closer
-	lines chan Sample
-	wrong chan error    // errors in the child's output
-	quit  chan struct{} // closed when no one receives lines anymore
+	stdin, stdout *os.File
 }
 
-// follow passes samples to each until ctx is done or the child has ended.
+// follow passes samples to each until ctx is done, or the child has ended or is of no use.
 func (s *sampler) follow(ctx context.Context, patience time.Duration, each func(Sample)) error {
-	stop := sync.OnceFunc(func() { close(s.quit) })
-	defer stop()
-	silence := time.NewTimer(patience)
-	defer silence.Stop()
+	interrupt := func() { _ = s.stdout.SetReadDeadline(time.Unix(1, 0)) }
+	defer context.AfterFunc(ctx, interrupt)()
+	lines := bufio.NewReaderSize(s.stdout, maxSampleLine)
 	for {
-		select {
-		case sample := <-s.lines:
-			if sample.Error != "" {
-				return errors.Join(errors.New(text.Line(sample.Error, 300)), s.end(stop))
-			}
-			each(sample)
-			silence.Reset(patience)
-		case err := <-s.wrong:
-			return errors.Join(err, s.end(stop))
-		case err := <-s.exited:
-			select {
-			case err = <-s.wrong:
-				return err
-			default:
-				return s.why(err)
-			}
-		case <-silence.C:
-			return errors.Join(fmt.Errorf("the NVML probe sent no sample for %v and was stopped", patience), s.end(stop))
-		case <-ctx.Done():
-			return s.end(stop)
+		_ = s.stdout.SetReadDeadline(time.Now().Add(patience)) // a pipe has deadlines
+		if ctx.Err() != nil {
+			interrupt()
 		}
+		line, err := lines.ReadSlice('\n')
+		var sample Sample
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, io.EOF):
+			return s.why(patience)
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return silent(patience)
+		case errors.Is(err, bufio.ErrBufferFull):
+			return fmt.Errorf("read a sample: a line of more than %d bytes", maxSampleLine)
+		case err == nil:
+			err = json.Unmarshal(line, &sample)
+		}
+		if err != nil {
+			return fmt.Errorf("read a sample: %w", err)
+		}
+		if sample.Error != "" {
+			return errors.New(text.Line(sample.Error, 300))
+		}
+		each(sample)
 	}
+}
+
+func silent(patience time.Duration) error {
+	return fmt.Errorf("the NVML probe sent no sample for %v and was stopped", patience)
 }
 
 // end closes the child's input, which ends it, or else kills it. It returns an error if not
 // even that works.
-func (s *sampler) end(stop func()) error {
-	stop()
-	_ = s.stdin.Close() // it may have ended already
+func (s *sampler) end() error {
+	_ = s.stdin.Close()
 	select {
 	case <-s.exited: //nolint:errcheck // it was ended, however that went
 		return nil
@@ -121,49 +128,19 @@ func (s *sampler) end(stop func()) error {
 	return err
 }
 
-// why describes the end of a child that no one ended.
-func (s *sampler) why(exit error) error {
-	if status, ok := errors.AsType[*exec.ExitError](exit); ok {
-		return fmt.Errorf("the NVML probe crashed: %s", s.lastWords(status))
-	}
-	if exit != nil {
-		return fmt.Errorf("run the NVML probe: %w", exit)
-	}
-	return errors.New("the NVML probe exited on its own")
-}
-
-// sampleWriter parses samples from the child's output.
-type sampleWriter struct {
-	to   *sampler
-	rest []byte
-}
-
-func (w *sampleWriter) Write(p []byte) (int, error) {
-	w.rest = append(w.rest, p...)
-	for {
-		line, rest, found := bytes.Cut(w.rest, []byte("\n"))
-		if !found {
-			break
+// why describes the end of a child that no one ended. Its output has ended.
+func (s *sampler) why(patience time.Duration) error {
+	select {
+	case exit := <-s.exited:
+		close(s.exited) // end need not wait
+		if status, ok := errors.AsType[*exec.ExitError](exit); ok {
+			return fmt.Errorf("the NVML probe crashed: %s", s.lastWords(status))
 		}
-		var s Sample
-		if err := json.Unmarshal(line, &s); err != nil {
-			return 0, w.refuse(fmt.Errorf("read a sample: %w", err))
+		if exit != nil {
+			return fmt.Errorf("run the NVML probe: %w", exit)
 		}
-		w.rest = rest
-		select {
-		case w.to.lines <- s:
-		case <-w.to.quit:
-			return 0, io.ErrClosedPipe
-		}
+		return errors.New("the NVML probe exited on its own")
+	case <-time.After(patience):
+		return silent(patience)
 	}
-	if len(w.rest) > maxSampleLine {
-		return 0, w.refuse(fmt.Errorf("read a sample: a line of more than %d bytes", maxSampleLine))
-	}
-	w.rest = bytes.Clone(w.rest)
-	return len(p), nil
-}
-
-func (w *sampleWriter) refuse(err error) error {
-	w.to.wrong <- err
-	return err
 }

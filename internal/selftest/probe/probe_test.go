@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestMain runs the probe if a test starts this program as one.
@@ -35,17 +36,13 @@ func TestMain(m *testing.M) {
 func run(t *testing.T, a Ask, attr *syscall.SysProcAttr) *Facts {
 	t.Helper()
 	ask, err := json.Marshal(a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	program := os.Args[0]
 	if attr != nil && attr.Credential != nil { // others cannot read Go's own directory
 		dir := t.TempDir()
 		data, err := os.ReadFile(program)
 		program = filepath.Join(dir, "probe")
-		if err := errors.Join(err, os.WriteFile(program, data, 0o755), os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(err, os.WriteFile(program, data, 0o755), os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)))
 	}
 	cmd := exec.CommandContext(t.Context(), program)
 	cmd.Env = append(os.Environ(), "KBNODE_TEST_ASK="+string(ask))
@@ -53,9 +50,7 @@ func run(t *testing.T, a Ask, attr *syscall.SysProcAttr) *Facts {
 	cmd.SysProcAttr = attr
 	cmd.Dir = "/"
 	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var f Facts
 	if err := json.Unmarshal(out, &f); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -68,9 +63,7 @@ func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	sock := filepath.Join(dir, "s")
 	l, err := net.Listen("unix", sock)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	go func() { // the guard, for another user
 		for {
@@ -82,9 +75,7 @@ func TestRun(t *testing.T) {
 		}
 	}()
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = tcp.Close() })
 	f := run(t, Ask{
 		Open: []string{"/etc/passwd", "/nonexistent", "/dev/null"}, Write: []string{dir, "/dev/null"},
@@ -135,9 +126,7 @@ func TestListen(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	_, port, _ := net.SplitHostPort(free.Addr().String())
 	_ = free.Close()
 	out, in := io.Pipe()
@@ -181,9 +170,7 @@ func TestDaemon(t *testing.T) {
 func orphans(t *testing.T) (list []int) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, e := range entries {
 		stat, err := os.ReadFile("/proc/" + e.Name() + "/stat")
 		if err != nil {
@@ -204,9 +191,7 @@ func orphans(t *testing.T) (list []int) {
 func sessionOf(t *testing.T) int {
 	t.Helper()
 	id, err := unix.Getsid(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return id
 }
 
@@ -221,13 +206,7 @@ func TestCompute(t *testing.T) {
 		"3/gpu_id": "51004\n", // and no properties
 		"4/name":   "hidden\n",
 	} {
-		file := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Write(t, dir, name, text)
 	}
 	if got := compute(dir); !slices.Equal(got, []string{"/dev/dri/renderD129"}) {
 		t.Errorf("saw %q", got)
@@ -240,9 +219,7 @@ func TestCompute(t *testing.T) {
 func TestWindow(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "resource0")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, nil, 0o600))
 	for path, want := range map[string]string{file: "ok", os.DevNull: Covered, filepath.Dir(file): Covered, file + "1": "ENOENT"} {
 		if got := result(window(path)); got != want {
 			t.Errorf("%s: %s, want %s", path, got, want)
@@ -257,16 +234,10 @@ func TestWritable(t *testing.T) {
 	proc := t.TempDir()
 	for name, mode := range map[string]os.FileMode{"1/oom_score_adj": 0o644, "driver/nvidia/suspend": 0o644, "mdstat": 0o444, "sys/vm/swappiness": 0o644} {
 		file := filepath.Join(proc, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, nil, mode); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(file), 0o700))
+		must.Do(t, os.WriteFile(file, nil, mode))
 	}
-	if err := os.Symlink(proc+"/driver/nvidia/suspend", proc+"/link"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(proc+"/driver/nvidia/suspend", proc+"/link"))
 	if got, want := writable(proc), []string{proc + "/driver/nvidia/suspend", proc + "/sys/vm/swappiness"}; !slices.Equal(got, want) {
 		t.Errorf("saw %q, want %q", got, want)
 	}

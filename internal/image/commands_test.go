@@ -1,8 +1,8 @@
-package doctor
+package image
 
 import "testing"
 
-func TestImageCommand(t *testing.T) {
+func TestWork(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ script, want string }{
 		{"docker pull x:latest", "docker pull"},
@@ -58,7 +58,7 @@ func TestImageCommand(t *testing.T) {
 	} {
 		t.Run(tt.script, func(t *testing.T) {
 			t.Parallel()
-			if got := imageCommand(tt.script); got != tt.want {
+			if got := Work(tt.script, nil); got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}
 		})

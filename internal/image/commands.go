@@ -1,4 +1,4 @@
-package doctor
+package image
 
 import (
 	"path"
@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"mvdan.cc/sh/v3/syntax"
 
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
@@ -80,9 +82,46 @@ var (
 	lookedUp = lazy.Regexp("(\\$\\(|`)\\s*(?:which|command -v|type -p)\\s+([\\w./-]+)\\s*(?:\\)|`)")
 )
 
-// imageCommand returns the first command in a script that pulls or removes images, without the
-// words that may hold a password, or "".
-func imageCommand(script string) string {
+// Work returns the first command in a script that pulls or removes images, without the words that may hold a
+// password, or "". Where a word is a path, follow returns the text of a script that is there; nil follows none.
+func Work(script string, follow func(name string) (text string, is bool)) string {
+	return work(script, follow, 0)
+}
+
+func work(script string, follow func(string) (string, bool), depth int) string {
+	if what := workOf(script); what != "" || depth == maxScripts || follow == nil {
+		return what
+	}
+	for _, command := range shellCommands(script) {
+		for _, name := range command {
+			name = strings.TrimLeft(name, "-@:+!|")
+			if slices.Contains(talkers, path.Base(name)) {
+				break
+			}
+			if !strings.HasPrefix(name, "/") {
+				continue
+			}
+			if text, is := follow(name); is {
+				if what := work(text, follow, depth+1); what != "" {
+					return what + ", in " + name
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// UsesEngine reports whether a script runs a program that manages images or containers.
+func UsesEngine(script string) bool {
+	return slices.ContainsFunc(shellCommands(script), func(words []string) bool {
+		return slices.ContainsFunc(words, func(w string) bool { return isEngine().MatchString(toolOf(w)) })
+	})
+}
+
+// IsUpdater reports whether an image, or a container by its name, replaces or removes images.
+func IsUpdater(name string) bool { return updaterImages().MatchString(name) }
+
+func workOf(script string) string {
 	for _, command := range shellCommands(lookedUp().ReplaceAllString(script, "$2")) {
 		engine := false
 		var words []string
@@ -124,4 +163,85 @@ func toolOf(program string) string {
 		return "docker-compose"
 	}
 	return tool
+}
+
+const (
+	maxNested  = 8 // scripts that are words of scripts
+	maxScripts = 3 // scripts that call each other
+)
+
+var (
+	shells = []string{"sh", "bash", "dash", "zsh", "ksh"}
+	// runsNext matches words whose next word is a script.
+	runsNext = lazy.Regexp(`^(-[a-zA-Z]*c|--command|eval|trap|watch|-S|--split-string)$`)
+	escape   = lazy.Regexp(`\\(.)`)
+)
+
+// shellCommands returns the commands of a script and their words, and adds the commands of scripts that are
+// quoted in it, such as those of sh -c. It expands nothing. It reads systemd's command lines and crontabs, too.
+func shellCommands(script string) [][]string { return shellScript(script, 0) }
+
+func shellScript(script string, depth int) (all [][]string) {
+	if depth > maxNested {
+		return nil
+	}
+	var nested []string
+	file, err := syntax.NewParser().Parse(strings.NewReader(script), "")
+	if err != nil {
+		if strings.Contains(strings.TrimSpace(script), "\n") { // what can be read of it
+			for line := range strings.Lines(script) {
+				all = append(all, shellScript(line, depth+1)...)
+			}
+		}
+		return all
+	}
+	syntax.Walk(file, func(n syntax.Node) bool {
+		s, is := n.(*syntax.Stmt)
+		if !is {
+			return true
+		}
+		call, is := s.Cmd.(*syntax.CallExpr)
+		if !is {
+			return true
+		}
+		var command []string
+		for _, w := range call.Args {
+			text := literal(script, w.Parts)
+			if n := len(command); n > 0 && runsNext().MatchString(command[n-1]) {
+				nested = append(nested, text)
+			}
+			command = append(command, text)
+		}
+		all = append(all, command)
+		if slices.ContainsFunc(command, func(w string) bool { return slices.Contains(shells, path.Base(w)) }) {
+			for _, r := range s.Redirs {
+				if r.Hdoc != nil {
+					nested = append(nested, literal(script, r.Hdoc.Parts))
+				}
+			}
+		}
+		return true
+	})
+	for _, script := range nested {
+		all = append(all, shellScript(script, depth+1)...)
+	}
+	return all
+}
+
+// literal returns a word without its quotes. What a shell would expand stays as it is.
+func literal(script string, parts []syntax.WordPart) string {
+	var b strings.Builder
+	for _, p := range parts {
+		switch p := p.(type) {
+		case *syntax.Lit:
+			b.WriteString(escape().ReplaceAllString(p.Value, "$1"))
+		case *syntax.SglQuoted:
+			b.WriteString(p.Value)
+		case *syntax.DblQuoted:
+			b.WriteString(literal(script, p.Parts))
+		default:
+			b.WriteString(script[p.Pos().Offset():p.End().Offset()])
+		}
+	}
+	return b.String()
 }

@@ -1,0 +1,172 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/test/must"
+)
+
+// TestAccounts starts containers of images whose account files the engine must not read.
+func TestAccounts(t *testing.T) {
+	t.Parallel()
+	const plain, link = `{"size": 1048576, "mode": 420}`, `{"size": 9, "mode": 134218239, "linkTarget": "/dev/zero"}`
+	for name, row := range map[string]struct {
+		stats map[string]string
+		want  string // in the refusal; "" for none
+	}{
+		"plain":                      {map[string]string{"/etc/passwd": plain, "/etc/group": plain}, ""},
+		"none":                       {map[string]string{"/etc/passwd": "", "/etc/group": ""}, ""},
+		"a link to a file":           {map[string]string{"/etc/passwd": link, "/dev/zero": plain, "/etc/group": ""}, ""},
+		"a link to nothing":          {map[string]string{"/etc/passwd": link, "/dev/zero": "", "/etc/group": ""}, ""},
+		"a FIFO":                     {map[string]string{"/etc/passwd": `{"size": 0, "mode": 33554852}`}, "the image's /etc/passwd is not a regular file"},
+		"a directory":                {map[string]string{"/etc/passwd": `{"mode": 2147484141}`}, "the image's /etc/passwd is not a regular file"},
+		"a device":                   {map[string]string{"/etc/group": `{"mode": 69206436}`}, "the image's /etc/group is not a regular file"},
+		"a link to a device":         {map[string]string{"/etc/passwd": link, "/dev/zero": `{"mode": 69206436}`}, "the image's /etc/passwd is not a regular file"},
+		"a link to a link":           {map[string]string{"/etc/group": link, "/dev/zero": link}, "the image's /etc/group is not a regular file"},
+		"a large file":               {map[string]string{"/etc/group": `{"size": 1048577, "mode": 420}`}, "the image's /etc/group has 1048577 bytes"},
+		"no answer":                  {map[string]string{"/etc/group": "x"}, "check the image's accounts"},
+		"a container that went away": {map[string]string{"/etc/passwd": "", "/etc/group": "", "/": ""}, "check the image's accounts"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := ready(t)
+			maps.Copy(r.engine.stats, row.stats)
+			o := r.try(t)
+			if started := r.engine.started(); (why(o) == "") != (row.want == "") || !strings.Contains(why(o), row.want) || started != (row.want == "") {
+				t.Errorf("%+v, started: %t", o, started)
+			}
+			last := r.engine.created[len(r.engine.created)-1]
+			if !strings.HasPrefix(last.Image, "sha256:") || last.Labels[slotLabel] != "" || last.HostConfig.Binds != nil {
+				t.Errorf("looked into %+v", last)
+			}
+			if len(r.engine.containers) > 0 {
+				t.Errorf("left is %v", r.engine.containers)
+			}
+			// The verdict is remembered.
+			if row.want == "" {
+				n := len(r.engine.created)
+				if o := r.try(t); why(o) != "" || len(r.engine.created) != n+1 {
+					t.Errorf("the second: %+v, %d containers", o, len(r.engine.created)-n)
+				}
+			}
+		})
+	}
+}
+
+// TestCollect removes images that jobs pulled and did not use for a day, but none that was there
+// before, that the operator names, or that a container uses.
+func TestCollect(t *testing.T) {
+	t.Parallel()
+	p := testPolicy()
+	p.Socket, p.NodeImage, p.Images = filepath.Join(t.TempDir(), "gpu0/docker.sock"), "ghcr.io/gpu-mode/eval:latest", []string{"^listed:[0-9]$"}
+	l := newPulledImages(p, nil)
+	var asked []string
+	l.untag = func(_ context.Context, image string) error {
+		asked = append(asked, image)
+		if image == "busy:1" {
+			return errors.New("conflict: a container uses it")
+		}
+		return nil
+	}
+	for image, fresh := range map[string]bool{
+		"old:1": true, "busy:1": true, "young:1": true, "again:1": true, "operators:1": false, "listed:1": true, "ghcr.io/gpu-mode/eval": true,
+	} {
+		must.Do(t, l.used(image, fresh))
+	}
+	unused := time.Now().Add(-idleImage - time.Minute)
+	for _, image := range []string{"old:1", "busy:1", "again:1"} {
+		must.Do(t, os.Chtimes(l.file(image), unused, unused))
+	}
+	must.Do(t, l.used("docker.io/library/again:1", false)) // under another name
+	removed, err := l.collect(t.Context(), time.Now())
+	if diff := cmp.Diff([]string{"old:1"}, removed); diff != "" || err == nil || len(asked) != 2 {
+		t.Errorf("removed %s; asked for %q, %v", diff, asked, err)
+	}
+	asked = nil
+	if removed, err = l.collect(t.Context(), time.Now()); len(removed) > 0 || err == nil || len(asked) != 1 {
+		t.Errorf("the second time: %q, %v", asked, err)
+	}
+	if _, err := (pulledImages{dir: filepath.Join(t.TempDir(), "none")}).collect(t.Context(), time.Now()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestPullIsNoted checks which pulls create a record.
+func TestPullIsNoted(t *testing.T) {
+	t.Parallel()
+	r := ready(t)
+	r.try(t, func(s *job.Spec) { s.Image = "gpu-mode/absent:1" })
+	r.try(t, func(s *job.Spec) { s.Image, s.Pull = "gpu-mode/there:1", job.PullAlways })
+	list, err := os.ReadDir(filepath.Join(filepath.Dir(filepath.Dir(r.socket)), "pulled"))
+	if err != nil || len(list) != 1 {
+		t.Errorf("noted: %v, %v", list, err)
+	}
+}
+
+func TestMayPull(t *testing.T) {
+	t.Parallel()
+	names := map[string][]string{
+		"lan.example": {"10.0.0.9"},
+		"reg.example": {"93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"}, "rebind.example": {"93.184.215.14", "127.0.0.1"},
+		"localhost": {"127.0.0.1"}, "LOCALHOST": {"::1"}, "meta.example": {"169.254.169.254"}, "mapped.example": {"::ffff:10.0.0.1"},
+		"nat64.example": {"64:ff9b::a00:1"}, "nat64ok.example": {"64:ff9b::5db8:d70e"}, "ula.example": {"fc00::1"}, "ll.example": {"fe80::1%eth0"},
+		"six.example": {"2002:a00:1::1"}, "this.example": {"203.0.113.7"}, "compat.example": {"::127.0.0.1"},
+	}
+	r := registries{
+		listed: []string{"10.0.0.5:5000", "Lan.example"},
+		lookup: func(_ context.Context, host string) ([]netip.Addr, error) {
+			list, ok := names[host]
+			if !ok {
+				return nil, &net.DNSError{Err: "no such host", IsNotFound: true}
+			}
+			var addrs []netip.Addr
+			for _, a := range list {
+				addrs = append(addrs, netip.MustParseAddr(a))
+			}
+			return addrs, nil
+		},
+		own: func() ([]net.Addr, error) { return []net.Addr{&net.IPNet{IP: net.ParseIP("203.0.113.7")}}, nil },
+	}
+	for image, want := range map[string]bool{
+		"python": true, "gpu-mode/eval:1": true, "docker.io/a/b": true, "index.docker.io/a/b": true,
+		"reg.example/a/b:1": true, "reg.example:8443/a": true, "93.184.215.14/a": true, "nat64ok.example/a": true,
+		"10.0.0.5:5000/a": true, "lan.example/a": true,
+		"10.0.0.5/a": false, "10.0.0.5:5001/a": false, "lan.example:5000/a": false, // another port is another service
+		"localhost/a": false, "localhost:5000/a": false, "LOCALHOST/a": false, "127.0.0.1:5000/a": false, "127.0.0.53/a": false,
+		"169.254.169.254/latest": false, "100.100.100.200/a": false, "168.63.129.16/a": false, "192.168.1.1/a": false, "172.16.0.1/a": false,
+		"172.31.255.255/a": false, "0.0.0.0/a": false, "255.255.255.255/a": false, "224.0.0.1/a": false, "198.18.0.1/a": false,
+		"127.1/a": false, "2130706433:80/a": false, "0x7f000001:80/a": false, "0x7f.1/a": false, "017700000001:80/a": false, "127.0.0.0x1/a": false,
+		"rebind.example/a": false, "meta.example/a": false, "mapped.example/a": false, "nat64.example/a": false, "ula.example/a": false,
+		"ll.example/a": false, "six.example/a": false, "compat.example/a": false, "this.example/a": false,
+		"unknown.example/a": true, // the engine does not find it either
+	} {
+		if err := r.mayPull(t.Context(), image); (err == nil) != want {
+			t.Errorf("%s: %v", image, err)
+		}
+	}
+}
+
+func TestPullFromPrivateRegistry(t *testing.T) {
+	t.Parallel()
+	for image, want := range map[string]bool{"127.0.0.1:5000/absent": false, "169.254.169.254/absent": false, "127.0.0.2:5000/absent": true} {
+		r := ready(t, func(r *rig) { r.policy.Registries = []string{"127.0.0.2:5000"} })
+		o := r.try(t, func(s *job.Spec) { s.Image = image })
+		if refused := strings.Contains(o.Refused, "job.private_registries"); refused == want {
+			t.Errorf("%s: %+v", image, o)
+		}
+		must.Equal(t, want, r.engine.requested("POST /v1.45/images/create?fromImage="+url.QueryEscape(strings.TrimSuffix(image, ":1"))))
+	}
+}
