@@ -39,7 +39,7 @@ func having(t *testing.T, containers map[string]fakeContainer) (e *Engine, asked
 	t.Helper()
 	var mu sync.Mutex
 	asked = &[]string{}
-	of := func(answer func(r *http.Request, id string, c fakeContainer) http.HandlerFunc) http.HandlerFunc {
+	route := func(answer func(r *http.Request, id string, c fakeContainer) http.HandlerFunc) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -67,7 +67,7 @@ func having(t *testing.T, containers map[string]fakeContainer) (e *Engine, asked
 			}
 			_ = json.NewEncoder(w).Encode(list)
 		},
-		"GET /containers/{id}/json": of(func(r *http.Request, id string, c fakeContainer) http.HandlerFunc {
+		"GET /containers/{id}/json": route(func(r *http.Request, id string, c fakeContainer) http.HandlerFunc {
 			if c.hung {
 				mu.Unlock()
 				<-r.Context().Done()
@@ -75,12 +75,12 @@ func having(t *testing.T, containers map[string]fakeContainer) (e *Engine, asked
 			}
 			return says(200, `{"Id":"`+id+`","HostConfig":{"CgroupParent":"`+c.parent+`"}}`)
 		}),
-		"POST /containers/{id}/stop": of(func(*http.Request, string, fakeContainer) http.HandlerFunc { return says(204, "") }),
-		"POST /containers/{id}/wait": of(func(_ *http.Request, id string, _ fakeContainer) http.HandlerFunc {
+		"POST /containers/{id}/stop": route(func(*http.Request, string, fakeContainer) http.HandlerFunc { return says(204, "") }),
+		"POST /containers/{id}/wait": route(func(_ *http.Request, id string, _ fakeContainer) http.HandlerFunc {
 			delete(containers, id)
 			return says(200, `{"StatusCode":0}`)
 		}),
-		"DELETE /containers/{id}": of(func(_ *http.Request, id string, c fakeContainer) http.HandlerFunc {
+		"DELETE /containers/{id}": route(func(_ *http.Request, id string, c fakeContainer) http.HandlerFunc {
 			switch {
 			case c.stuck:
 				return says(500, `{"message":"could not kill"}`)
