@@ -52,6 +52,7 @@ func newRig(t testing.TB, change ...func(*rig)) *rig {
 	r.proc = filepath.Join(dir, "proc")
 	r.cgroup = filepath.Join(dir, "cgroup", "buildkite.slice", "buildkite-gpu0.slice")
 	r.put(t, filepath.Join(r.proc, strconv.Itoa(os.Getpid()), "cgroup"), "0::/buildkite.slice/buildkite-gpu0.slice/buildkite-agent-gpu0.service")
+	r.put(t, filepath.Join(r.proc, "sys/kernel/osrelease"), "6.12.0\n")
 	r.put(t, filepath.Join(r.policy.WorkRoot, "checkout"), "of an earlier job")
 	r.put(t, filepath.Join(r.cgroup, "buildkite-agent-gpu0.service", "cgroup.procs"), "1\n2") // it has a job
 	r.limit(t, "cpuset.cpus.effective", r.policy.CPUs)

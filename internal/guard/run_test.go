@@ -193,7 +193,7 @@ func TestRunJob(t *testing.T) {
 	}
 	var rec noise.Record
 	must.Do(t, json.Unmarshal([]byte(must.Read(t, filepath.Join(files, "node.json"))), &rec))
-	if c := rec.Protection.Containers; rec.Profile != "strict" || len(c) != 1 || c[0].Error != "it had ended" {
+	if c := rec.Protection.Containers; rec.Profile != "strict" || rec.Protection.Kernel != "6.12.0" || len(c) != 1 || c[0].Error != "it had ended" {
 		t.Errorf("the record: %+v", rec)
 	}
 	made := r.engine.created[0]
