@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -353,8 +352,11 @@ func TestChangeWhileReading(t *testing.T) {
 func TestErrorsAreToldOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, n *fakeNode) {
 		n.err = errors.New("nothing was changed: Docker does not answer")
+		var mu sync.Mutex
 		var said []string
 		log, _ := running(t, n, Options{Notify: func(s string) {
+			mu.Lock()
+			defer mu.Unlock()
 			if strings.HasPrefix(s, "STATUS") {
 				said = append(said, s)
 			}
@@ -427,16 +429,36 @@ func TestLostConnection(t *testing.T) {
 // TestReplaced checks that Run ends when kbnode was replaced, and not before.
 func TestReplaced(t *testing.T) {
 	bubble(t, func(t *testing.T, n *fakeNode) {
-		var there atomic.Bool
+		var mu sync.Mutex
+		var there bool
 		var words []string
-		running(t, n, Options{Replaced: there.Load, Notify: func(s string) { words = append(words, s) }})
-		later(5 * time.Minute)
-		if words[0] != "READY=1" || !slices.Contains(words, "WATCHDOG=1") || slices.Contains(words, "STOPPING=1") {
-			t.Errorf("said %q", words)
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			Run(ctx, Options{
+				Node: n, Root: n.root, Kmsg: health.Kmsg{Path: os.DevNull},
+				Replaced: func() bool {
+					mu.Lock()
+					defer mu.Unlock()
+					return there
+				},
+				Notify: func(s string) { words = append(words, s) },
+			})
+		}()
+		time.Sleep(5 * time.Minute)
+		select {
+		case <-done:
+			t.Fatal("it ended by itself")
+		default:
 		}
-		there.Store(true)
-		later(31 * time.Second)
-		if words[len(words)-1] != "STOPPING=1" {
+		mu.Lock()
+		there = true
+		mu.Unlock()
+		time.Sleep(31 * time.Second)
+		<-done
+		if words[0] != "READY=1" || words[len(words)-1] != "STOPPING=1" || !slices.Contains(words, "WATCHDOG=1") {
 			t.Errorf("said %q", words)
 		}
 	})
@@ -461,12 +483,19 @@ func TestPublish(t *testing.T) {
 	bubble(t, func(t *testing.T, n *fakeNode) {
 		n.gpus = twoGPUs()
 		n.listen = "127.0.0.1:9700"
+		var mu sync.Mutex
 		var all []Snapshot
 		last := func() (int, Snapshot) {
 			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
 			return len(all), all[len(all)-1]
 		}
-		_, wake := running(t, n, Options{Publish: func(s Snapshot) { all = append(all, s) }})
+		_, wake := running(t, n, Options{Publish: func(s Snapshot) {
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, s)
+		}})
 		count, s := last()
 		if count != 1 || !s.Whole || s.Err != nil || s.State == nil || len(s.Plan.Slots) != 2 || len(s.Applied) == 0 || s.Began.IsZero() || s.Listen != n.listen {
 			t.Errorf("%d at the start: %+v", count, s)

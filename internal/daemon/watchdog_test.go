@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -50,8 +51,11 @@ func TestWatchdogIsFed(t *testing.T) {
 			bubble(t, func(t *testing.T, n *fakeNode) {
 				n.gpus = twoGPUs()
 				slow(n)
+				var mu sync.Mutex
 				fed := []time.Time{time.Now()}
 				running(t, n, Options{Notify: func(s string) {
+					mu.Lock()
+					defer mu.Unlock()
 					if s == "WATCHDOG=1" {
 						fed = append(fed, time.Now())
 					}
@@ -61,13 +65,15 @@ func TestWatchdogIsFed(t *testing.T) {
 					n.set(func() { forever("Read", "GPUs", "Observe", "Stamp")(n) })
 				}
 				n.lose(0)
-				later(15 * time.Minute)
+				time.Sleep(15 * time.Minute)
+				mu.Lock()
 				fed = append(fed, time.Now())
 				for i := range len(fed) - 1 {
 					if gap := fed[i+1].Sub(fed[i]); gap > longest*2/3 {
 						t.Errorf("fed after %s, and has %s", gap, longest)
 					}
 				}
+				mu.Unlock()
 				for _, hang := range n.hang {
 					close(hang)
 				}
