@@ -124,6 +124,8 @@ func oneGuard(ctx context.Context, m *Machine, s plan.Slot) Finding {
 		return ok("answers")
 	case m.Inventory.Software.Docker.Version == "":
 		return skip("Docker does not answer")
+	case slices.ContainsFunc(m.wrongLimits(), func(f Finding) bool { return slices.Contains(f.Slots, s.Index) }):
+		return skip("slot-limits says why no job can start")
 	}
 	return fail("no job can start: %s", text.Line(slot.Message(resp), 300)).Advise("see sudo journalctl -u %s, and check that Docker answers: sudo docker version", unit)
 }

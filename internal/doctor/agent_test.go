@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -121,6 +122,11 @@ func TestAgentChecks(t *testing.T) {
 			w.answers["guard"] = `503 {"message": "kbnode: memory.max of buildkite-gpu0.slice is max"}`
 		},
 			"agent-guard fail 0: no job can start: memory.max of buildkite-gpu0.slice is max\nagent-guard fail 1: no job can start: memory.max of buildkite-gpu0.slice is max", ""},
+		{"a guard whose slot has not its limits", func(w *world) {
+			w.answers["guard"] = `503 {"message": "kbnode: memory.max of buildkite-gpu1.slice is max"}`
+			w.Changes = []reconcile.Change{{Kind: reconcile.Set, Subject: plan.SliceName(1), Slot: 1}}
+			w.State.Units[plan.SliceName(1)] = slot.Unit{Load: "loaded", Active: "active"}
+		}, "agent-guard fail 0: no job can start: memory.max of buildkite-gpu1.slice is max", ""}, // slot-limits says it of the other
 		{"a guard that says nothing", func(w *world) { w.answers["guard"] = "502" },
 			"agent-guard fail 0: no job can start: the slot's service says 502 Bad Gateway\nagent-guard fail 1: no job can start: the slot's service says 502 Bad Gateway", ""},
 		{"Docker does not answer", func(w *world) { w.answers["guard"], w.Inventory.Software.Docker.Version = "502", "" }, "", ""},

@@ -125,7 +125,11 @@ func (m *Machine) ofLimits(c reconcile.Change) bool {
 	return (c.Kind == reconcile.Set || c.Kind == reconcile.Partition) && m.State.Units[c.Subject].Running()
 }
 
+// wrongLimits returns how slices that run differ from their planned limits.
+func (m *Machine) wrongLimits() []Finding {
+	return m.drift(func(c reconcile.Change) bool { return c.Kind == reconcile.Set && m.ofLimits(c) })
+}
+
 func slotLimits(_ context.Context, m *Machine) Answer {
-	all := m.drift(func(c reconcile.Change) bool { return c.Kind == reconcile.Set && m.ofLimits(c) })
-	return foundOr(all, ok("%d slices", len(m.Plan.Slices)))
+	return foundOr(m.wrongLimits(), ok("%d slices", len(m.Plan.Slices)))
 }
