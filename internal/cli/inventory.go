@@ -105,7 +105,7 @@ func printInventory(s term.Streams, inv *inventory.Inventory) {
 	if inv.CPU.Allowed != inv.CPU.Online {
 		allowed = ", allowed " + inv.CPU.Allowed
 	}
-	term.Printf(w, "CPU     %s: %d %s, %d cores, %d threads online (%s)%s\n", cmp.Or(inv.CPU.Model, "unknown model"), len(packages), text.Plural(len(packages), "package", "packages"), len(cores), len(inv.CPU.List), inv.CPU.Online, allowed)
+	term.Printf(w, "CPU     %s: %s, %d cores, %d threads online (%s)%s\n", cmp.Or(inv.CPU.Model, "unknown model"), text.Count(len(packages), "package"), len(cores), len(inv.CPU.List), inv.CPU.Online, allowed)
 	term.Printf(w, "Memory  %s\n", text.Bytes(inv.Memory.TotalBytes))
 	for _, n := range inv.Memory.Nodes {
 		term.Printf(w, "  NUMA node %d: %s, CPUs %s%s\n", n.ID, text.Bytes(n.MemoryBytes), cmp.Or(n.CPUs, "none"), suffix(", memory of GPU ", n.GPU))

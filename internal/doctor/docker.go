@@ -55,7 +55,7 @@ func dockerConfig(ctx context.Context, m *Machine) Answer {
 	if c.Text == "" {
 		return found(ok("no file"))
 	}
-	return found(ok("%d %s", len(c.Keys), text.Plural(len(c.Keys), "key", "keys")))
+	return found(ok("%s", text.Count(len(c.Keys), "key")))
 }
 
 func dockerEngine(ctx context.Context, m *Machine) Answer {

@@ -187,20 +187,13 @@ func (s *Summary) read(report map[string]string) (failures string) {
 			counts = append(counts, text.Line(report["benchmark.0.spec"], 40))
 			continue
 		}
-		counts = append(counts, fmt.Sprintf("%d of %s", good, plural(n, kind)))
+		counts = append(counts, fmt.Sprintf("%d of %s", good, text.Count(n, kind)))
 		if bad > 0 {
-			failed = append(failed, fmt.Sprintf("%d of %s failed", bad, plural(n, kind)))
+			failed = append(failed, fmt.Sprintf("%d of %s failed", bad, text.Count(n, kind)))
 		}
 	}
 	s.counts = strings.Join(counts, ", ")
 	return strings.Join(failed, ", ")
-}
-
-func plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }
 
 func readCase(report map[string]string, kind string, i int) testCase {

@@ -211,7 +211,7 @@ func printE2E(s term.Streams, r *e2e.Report) {
 		term.Printf(s.Out, "\nLeaderboard %s remains in the database.\n", r.Stored.Name)
 	}
 	if r.OK {
-		term.Printf(s.Out, "\nQueue %s: %d %s, all OK.\n", r.Queue, len(r.Checks), text.Plural(len(r.Checks), "check", "checks"))
+		term.Printf(s.Out, "\nQueue %s: %s, all OK.\n", r.Queue, text.Count(len(r.Checks), "check"))
 		return
 	}
 	term.Printf(s.Out, "\nQueue %s: %d of %d checks failed, %d were not tried.\n", r.Queue, count[e2e.Failed], len(r.Checks), count[e2e.Untried])

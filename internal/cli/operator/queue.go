@@ -223,7 +223,7 @@ func (v *QueueView) Print(report buildkite.QueueReport) {
 
 func queueSummary(q buildkite.Queue, now time.Time) string {
 	busy, n := q.Count(buildkite.Busy, buildkite.Draining), len(q.Agents)
-	part := []string{fmt.Sprintf("%s: %d %s", q.Name, n, text.Plural(n, "agent", "agents")), fmt.Sprintf("%d idle", q.Count(buildkite.Idle)), fmt.Sprintf("%d busy", busy)}
+	part := []string{q.Name + ": " + text.Count(n, "agent"), fmt.Sprintf("%d idle", q.Count(buildkite.Idle)), fmt.Sprintf("%d busy", busy)}
 	if d := q.Count(buildkite.Draining); d > 0 {
 		part[2] += fmt.Sprintf(" (%d draining)", d)
 	}
