@@ -110,7 +110,7 @@ var checks = []struct {
 		{ID: "image-update", Worst: Warn, Needs: []string{"image-state"}, Run: imageUpdate},
 		{ID: "image-space", Worst: Warn, Needs: []string{"image-state", "image-present"}, Run: imageSpace},
 		{ID: "image-schedule", Worst: Warn, Needs: []string{"state"}, Run: imageSchedule},
-		{ID: "image-others", Worst: Warn, Needs: []string{"installed"}, Run: checkOthers},
+		{ID: "image-others", Worst: Warn, Needs: []string{"installed"}, Run: imageOthers},
 	}},
 	{"hardware", []Check{
 		{ID: "hardware-memory", Bare: true, Worst: Warn, Needs: []string{"plan"}, Run: hardwareMemory},
