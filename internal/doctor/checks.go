@@ -147,6 +147,15 @@ var checks = []struct {
 		{ID: "system-pids", Bare: true, Worst: Warn, Needs: []string{"plan"}, Run: systemPids},
 		{ID: "system-clock", Bare: true, Worst: Warn, Needs: []string{"system-systemd"}, Run: systemClock},
 	}},
+	{"selftest", []Check{
+		{ID: "escape", Alone: true, Worst: Fail, Needs: []string{"state", "docker-engine"}, Run: slotsEscape},
+	}},
+	{"acceptance", []Check{
+		{ID: "accept-image", Alone: true, Worst: Fail, Needs: []string{"installed", "docker-engine"}, Run: acceptImage},
+		{ID: "accept-evaluation", Alone: true, Worst: Fail, Needs: []string{"state", "docker-engine"}, Run: evaluations(false)},
+		{ID: "accept-together", Alone: true, Worst: Fail, Needs: []string{"state", "docker-engine"}, Run: evaluations(true)},
+		{ID: "accept-restart", Alone: true, Worst: Fail, Needs: []string{"state"}, Run: agentRestart},
+	}},
 }
 
 // All returns all checks in the order in which they are shown.

@@ -126,7 +126,16 @@ type fake struct {
 	changes []reconcile.Change
 	journal map[string][]string // by unit
 	err     error               // of every call, if set
+
+	evaluations []image.Evaluation
+	killed      func(pid int) error
 }
+
+func (f *fake) Pull(context.Context) (string, error) { return "sha256:abc", f.err }
+func (f *fake) Evaluate(context.Context, bool) ([]image.Evaluation, error) {
+	return f.evaluations, f.err
+}
+func (f *fake) Kill(pid int) error { return f.killed(pid) }
 
 func (f *fake) Config() (*config.Config, error)                         { return f.cfg, f.err }
 func (f *fake) Inventory(context.Context) (*inventory.Inventory, error) { return f.inv, f.err }
@@ -149,7 +158,7 @@ func (f *fake) Program(_ context.Context, p systemd.Program) ([]byte, error) {
 	return f.program(p)
 }
 
-func (f *fake) Containers(context.Context, *Machine) ([]selftest.SlotReport, error) {
+func (f *fake) Containers(context.Context, *Machine, bool) ([]selftest.SlotReport, error) {
 	return f.slots, f.err
 }
 

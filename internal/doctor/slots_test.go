@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const giB = 1 << 30
@@ -224,13 +225,15 @@ func TestContainerCheck(t *testing.T) {
 	}}
 	got := answer(t, machineOf(t, f, nil), "container")
 	want := []Finding{
-		fail("its own GPU: saw []").Of(1).Advise("sudo kbnode reconcile; sudo kbnode selftest --slot 1 runs every test in this slot"),
 		ok("its GPU, CPUs and memory").Of(0, 3),
+		fail("its own GPU: saw []").Of(1).Advise("sudo kbnode reconcile"),
 		skip("it is busy with job 7").Of(2),
 	}
 	if diff := cmp.Diff(want, got.Findings); diff != "" || got.Status != Fail {
 		t.Errorf("%s: %s", got.Status, diff)
 	}
+	want[0].Detail = "1 attempts, all blocked"
+	must.Equal(t, want, answer(t, machineOf(t, f, nil), "escape").Findings)
 	f.slots = f.slots[2:3]
 	if got := answer(t, machineOf(t, f, nil), "container"); got.Status != Skip {
 		t.Errorf("all busy: %+v", got)
