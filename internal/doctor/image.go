@@ -96,8 +96,6 @@ func imageProven(ctx context.Context, m *Machine) Answer {
 		return found(warn("the name refers to %s, but kbnode chose %s: someone pulled or tagged it without a canary", short("", now.ID), short("", s.Current.ID)).By(updateImage))
 	case s.Current.Canary == nil:
 		return found(ok("chosen before any canary"))
-	case s.Trial != nil:
-		return found(ok("canary in %s; of its first %d jobs, %d failed so far", s.Current.Canary.Slot, s.Trial.Jobs, s.Trial.Failed))
 	}
 	return found(ok("canary in %s%s", s.Current.Canary.Slot, ago(m.Now, s.Current.Canary.Time)))
 }

@@ -83,7 +83,6 @@ func TestImageChecks(t *testing.T) {
 		{"pulled past it", "image-proven", updated(here), state(current("sha256:2222", canary)),
 			"warn: the name refers to sha256:111111111111, but kbnode chose sha256:2222: someone pulled or tagged it without a canary", "kbnode image update"},
 		{"another name", "image-proven", updated(here), map[string]string{plan.ImageDir + "/images.json": `{"schema": 1, "name": "x:1"}`}, "warn: image.name is now " + name + ", but kbnode only knows x:1", "kbnode image update"},
-		{"on trial", "image-proven", updated(here), state(chosen + `, "trial": {"jobs": 3, "failed": 1}`), "ok: canary in gpu0; of its first 3 jobs, 1 failed so far", ""},
 
 		{"went through", "image-update", updated(here), state(chosen + `, "refused": [{"digest": "sha256:bbbb", "reason": "old", "time": "2026-11-01T12:00:00Z"}]`), "ok: none refused since, none pending", ""},
 		{"refused", "image-update", updated(here), state(chosen + `, "refused": [{"digest": "sha256:bbbb", "reason": "torch sees no GPU", "time": "2026-11-21T03:00:00Z"}]`), "warn: sha256:bbbb was refused 9 hours ago: torch sees no GPU", ""},

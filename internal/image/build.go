@@ -44,11 +44,7 @@ func (u *Updater) Build(ctx context.Context, src Source, push bool, o Options) (
 	if err != nil {
 		return Result{}, err
 	}
-	free, total, err := u.Engine.Room(ctx)
-	if err == nil {
-		err = room(free, total, nil)
-	}
-	if err == nil {
+	if err = u.room(ctx); err == nil {
 		err = u.whileIdle(ctx, o, "the build", func(ctx context.Context) error {
 			archive, err := src.Archive()
 			if err != nil {
