@@ -14,7 +14,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/installer"
-	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/systemd"
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -159,12 +158,11 @@ type daemonSetting struct {
 }
 
 var (
-	liveRestore    = daemonSetting{"live-restore", "", `s/\("live-restore"[[:space:]]*:[[:space:]]*\)false/\1true/`, `"live-restore": true`, false}
-	defaultRuntime = daemonSetting{"default-runtime", `"nvidia"`, `s/\("default-runtime"[[:space:]]*:[[:space:]]*\)"nvidia"/\1"runc"/`, "", false}
-	cgroupDriver   = daemonSetting{"exec-opts", "native.cgroupdriver=cgroupfs", `s/native.cgroupdriver=cgroupfs/native.cgroupdriver=systemd/`, `"exec-opts": ["native.cgroupdriver=systemd"]`, true}
-	storageDriver  = daemonSetting{"storage-driver", "", "", `"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"`, true}
-	usernsRemap    = daemonSetting{"userns-remap", "", `s/\("userns-remap"[[:space:]]*:[[:space:]]*\)"[^"]*"/\1""/`, "", true}
-	cdi            = daemonSetting{"features", `"cdi"`, `s/\("cdi"[[:space:]]*:[[:space:]]*\)false/\1true/`, `"features": {"cdi": true}`, true}
+	liveRestore   = daemonSetting{"live-restore", "", `s/\("live-restore"[[:space:]]*:[[:space:]]*\)false/\1true/`, `"live-restore": true`, false}
+	cgroupDriver  = daemonSetting{"exec-opts", "native.cgroupdriver=cgroupfs", `s/native.cgroupdriver=cgroupfs/native.cgroupdriver=systemd/`, `"exec-opts": ["native.cgroupdriver=systemd"]`, true}
+	storageDriver = daemonSetting{"storage-driver", "", "", `"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"`, true}
+	usernsRemap   = daemonSetting{"userns-remap", "", `s/\("userns-remap"[[:space:]]*:[[:space:]]*\)"[^"]*"/\1""/`, "", true}
+	cdi           = daemonSetting{"features", `"cdi"`, `s/\("cdi"[[:space:]]*:[[:space:]]*\)false/\1true/`, `"features": {"cdi": true}`, true}
 )
 
 // change says how to change the setting. The rest of the file may be secret and is not repeated.
@@ -194,22 +192,6 @@ func (s daemonSetting) change(ctx context.Context, m *Machine, f Finding) Findin
 // containerdRoot is where containerd keeps its data, unless its config.toml says otherwise.
 // Docker's data-root does not move it.
 const containerdRoot = "/var/lib/containerd"
-
-// imageDisk returns the disk that holds images and layers, and false if it was not read.
-func (m *Machine) imageDisk() (inventory.DiskFree, bool) {
-	if m.Docker.Snapshotter {
-		v, err := m.Volume(containerdRoot)
-		return inventory.DiskFree{Path: containerdRoot, FreeBytes: int64(v.Bavail) * v.Bsize, TotalBytes: int64(v.Blocks) * v.Bsize}, err == nil
-	}
-	i := slices.IndexFunc(m.Inventory.Disks, func(d inventory.DiskFree) bool { return d.Path == m.Docker.RootDir })
-	if i < 0 {
-		return inventory.DiskFree{}, false
-	}
-	return m.Inventory.Disks[i], true
-}
-
-// leftFree returns what pulls leave free on Docker's disk, in bytes.
-func leftFree(total int64) int64 { return min(10<<30, total/10) }
 
 func dockerStorageDriver(ctx context.Context, m *Machine) Answer {
 	driver := m.Docker.StorageDriver

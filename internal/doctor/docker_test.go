@@ -166,7 +166,6 @@ func TestDaemonEdits(t *testing.T) {
 		{`{}`, "docker-cgroup-driver", `{"exec-opts": ["native.cgroupdriver=systemd"]}`},
 		{"{\n  \"log-opts\": {\"a\": \"b\"}\n}", "docker-cgroup-driver", "{\"exec-opts\": [\"native.cgroupdriver=systemd\"], \n  \"log-opts\": {\"a\": \"b\"}\n}"},
 		{`{"exec-opts":["native.cgroupdriver=cgroupfs"]}`, "docker-cgroup-driver", `{"exec-opts":["native.cgroupdriver=systemd"]}`},
-		{`{"default-runtime" : "nvidia", "runtimes": {"nvidia": {}}}`, "docker-default-runtime", `{"default-runtime" : "runc", "runtimes": {"nvidia": {}}}`},
 		{`{"userns-remap":"default"}`, "docker-userns", `{"userns-remap":""}`},
 		{`{"features":{"cdi":false}}`, "docker-cdi", `{"features":{"cdi":true}}`},
 		{`{"debug": true}`, "docker-live-restore", `{"live-restore": true, "debug": true}`},

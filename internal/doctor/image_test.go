@@ -58,12 +58,6 @@ func TestImageChecks(t *testing.T) {
 	}
 	canary := `, "canary": {"passed": true, "slot": "gpu0", "time": "2026-11-20T12:00:00Z"}`
 	chosen := current(here.ID, canary)
-	room := func(free int64) *fake {
-		f := updated(here)
-		f.inv.Disks = []inventory.DiskFree{{Path: "/var/lib/docker", FreeBytes: free, TotalBytes: 1000 << 30}}
-		return f
-	}
-	withPrevious := chosen + `, "previous": [{"id": "x", "size_bytes": 4294967296}], "drop": [{"id": "y", "size_bytes": 4294967296}]`
 	play(t, []scene{
 		{"none yet", "image-state", updated(here), nil, "ok: 0 previous, 0 refused", ""},
 		{"here", "image-present", updated(here), nil, "ok: sha256:aaaaaaaaaaaa, 10.0 GiB", ""},
@@ -89,10 +83,6 @@ func TestImageChecks(t *testing.T) {
 		{"on its way", "image-update", updated(here), state(chosen + `, "candidate": {"digest": "sha256:bbbb", "since": "2026-11-21T03:00:00Z"}`), "ok: none refused since, none pending", ""},
 		{"stuck", "image-update", updated(here), state(chosen + `, "candidate": {"digest": "sha256:bbbb", "since": "2026-11-18T03:00:00Z"}`), "warn: the update to sha256:bbbb has not finished since 2026-11-18", "kbnode image update"},
 		{"the timer's run failed", "image-update", failed, state(chosen), "warn: kbnode-image.service failed (exit-code, exit status 1)", "kbnode image update"},
-
-		{"room", "image-space", room(100 << 30), state(withPrevious), "ok: 100.0 GiB free, about 25.0 GiB needed; earlier images take up to 8.0 GiB", ""},
-		{"no room", "image-space", room(20 << 30), state(withPrevious), "warn: 20.0 GiB is free, but an image of 10.0 GiB needs about 25.0 GiB; earlier images take up to 8.0 GiB", ""},
-		{"no update", "image-space", byHand, nil, "skip: kbnode does not update it (image.auto_update)", ""},
 
 		{"nothing of others", "image-others", &fake{}, map[string]string{"/etc/cron.d/x": "# docker pull x\n0 3 * * * root docker image prune -f\n", "/etc/cron.daily/y": "docker compose up -d\ndocker rm x; docker stop watchtower\n",
 			plan.CronPath: "0 3 * * * root kbnode image update --auto && docker pull x\n"}, "ok: none", ""},

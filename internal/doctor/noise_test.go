@@ -45,20 +45,6 @@ func TestNoiseChecks(t *testing.T) {
 	daily := map[string]string{"/etc/apt/apt.conf.d/20auto-upgrades": "APT::Periodic::Update-Package-Lists \"1\";\nAPT::Periodic::Unattended-Upgrade \"1\";\n"}
 	held := map[string]string{"/var/lib/snapd/snaps/lxd_1.snap": "", "/var/lib/snapd/state.json": `{"more":"` + strings.Repeat("x", 2<<20) + `","data":{"config":{"core":{"refresh":{"hold":"forever"}}}}}`}
 	play(t, []scene{
-		{"good", "noise-governor", machine(nil), nil, "ok: performance", ""},
-		{"somebody else's", "noise-governor", machine([]string{"no cpuset partition: x", "/sys/devices/system/cpu/cpufreq/policy4/scaling_governor is left alone: another program changed it 20 times"}, "tuned.service"), nil,
-			"warn: /sys/devices/system/cpu/cpufreq/policy4/scaling_governor is left alone: another program changed it 20 times", ""},
-		{"switched off", "noise-numa-balancing", off, nil, "skip: hygiene.disabled leaves it alone", ""},
-		{"refused", "noise-numa-balancing", machine([]string{"/proc/sys/kernel/numa_balancing is not set: permission denied"}), nil, "warn: /proc/sys/kernel/numa_balancing is not set: permission denied", ""},
-		{"good", "noise-hugepages", machine(nil), nil, "ok: madvise, 0", ""},
-		{"refused", "noise-hugepages", machine([]string{"/sys/kernel/mm/transparent_hugepage/khugepaged/defrag is not set: no"}), nil, "warn: /sys/kernel/mm/transparent_hugepage/khugepaged/defrag is not set: no", ""},
-		{"refused", "noise-ksm", ksm, nil, "warn: /sys/kernel/mm/ksm/run is not set: no", ""},
-		{"not in this kernel", "noise-ksm", machine(nil), nil, "skip: this kernel has no such setting", ""},
-		{"good", "noise-interrupts", machine(nil), nil, "ok: 0-1", ""},
-		{"refused", "noise-interrupts", machine([]string{"/proc/irq/*/smp_affinity_list is not set: no space left on device (3 of them)"}), nil,
-			"warn: /proc/irq/*/smp_affinity_list is not set: no space left on device (3 of them)", ""},
-		{"good", "noise-workqueues", machine([]string{"/proc/irq/*/smp_affinity_list is not set: x"}), nil, "ok: 0-1", ""},
-		{"refused", "noise-workqueues", machine([]string{"/sys/devices/virtual/workqueue/cpumask is not set: no"}), nil, "warn: /sys/devices/virtual/workqueue/cpumask is not set: no", ""},
 
 		{"does not run", "noise-irqbalance", machine(nil), nil, "ok: irqbalance does not run", ""},
 		{"runs", "noise-irqbalance", machine(nil, "irqbalance.service"), nil, "warn: irqbalance runs and moves interrupts to the slots' CPUs", "systemctl disable --now irqbalance.service"},

@@ -16,36 +16,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest"
 )
 
-// leftAfter is the age from which something in an idle slot counts as left behind. A job or
-// another check may have started since the slot was seen idle.
-const leftAfter = 10 * time.Second
-
-// containerOf returns the short ID of the container of a scope, or "".
-func containerOf(scope string) string {
-	id, ok := strings.CutPrefix(strings.TrimSuffix(scope, ".scope"), "docker-")
-	if !ok || len(id) != 64 || strings.Trim(id, "0123456789abcdef") != "" {
-		return ""
-	}
-	return id[:12]
-}
-
-// slotContainers uses what was observed before any check could start a container.
-func slotContainers(ctx context.Context, m *Machine) Answer {
-	var all []Finding
-	count := 0
-	for _, s := range m.State.Slots {
-		count += len(s.Containers)
-		for _, scope := range s.Containers {
-			old := func(p host.Process) bool { return p.Age >= leftAfter }
-			id := containerOf(scope)
-			if s.Job == nil && id != "" && slices.ContainsFunc(m.Processes(ctx, s.Slice.Cgroup+"/"+scope), old) {
-				all = append(all, warn("container %s runs without a job", id).Of(s.Index).By("docker rm -f %s", id))
-			}
-		}
-	}
-	return foundOr(all, ok("%d, of running jobs", count))
-}
-
 // ofProcesses names the first process, and ends all.
 func ofProcesses(list []host.Process, what string) Finding {
 	text, kill := fmt.Sprintf("%s %s", list[0], what), "kill -9"

@@ -64,37 +64,16 @@ func TestSlotLimits(t *testing.T) {
 	set := func(k int, deferred string) reconcile.Change {
 		return reconcile.Change{Kind: reconcile.Set, Subject: plan.SliceName(k), Slot: k, Why: "its unit file changed", Deferred: deferred}
 	}
-	part := func(value string) *fake {
-		return node(func(f *fake) { f.state.Slices["buildkite.slice"].Files["cpuset.cpus.partition"] = value })
-	}
-	const again = "rm -f /run/kbnode/partition-refused && kbnode reconcile"
 	play(t, []scene{
 		{"good", "slot-limits", node(nil), nil, "ok: 3 slices", ""},
 		{"one", "slot-limits", drifts(node(nil), set(0, "")), nil, "fail: set buildkite-gpu0.slice (its unit file changed)", "kbnode reconcile"},
 		{"while a job runs", "slot-limits", drifts(node(nil), set(0, "waits for job 7")), nil, "warn: set buildkite-gpu0.slice (its unit file changed), waits for job 7", ""},
 		{"a slice that does not run", "slot-limits", drifts(node(func(f *fake) { delete(f.state.Units, plan.SliceName(0)) }), set(0, "")), nil, "ok: 3 slices", ""},
-		{"not again", "as-planned", drifts(node(nil), set(0, ""), reconcile.Change{Kind: reconcile.Partition, Subject: "buildkite.slice", Slot: -1}), nil, "ok: 0 files, 0 units", ""},
+		{"not again", "as-planned", drifts(node(nil), set(0, "")), nil, "ok: 0 files, 0 units", ""},
 
-		{"warnings of others", "state", node(func(f *fake) {
-			f.state.Warnings = []string{"no cpuset partition: x", "/sys/kernel/mm/ksm/run is not set: y"}
-			f.plan.Tunables = []plan.Tunable{{Name: "/sys/kernel/mm/ksm/run"}}
-		}), nil, "ok: 3 units", ""},
-		{"a limit that all slots share", "state", node(func(f *fake) {
-			f.state.Warnings = []string{"/proc/sys/kernel/pty/max is not set: y"}
-			f.plan.Tunables = []plan.Tunable{{Name: "/proc/sys/kernel/pty/max", Form: plan.Least}}
-		}), nil, "warn: /proc/sys/kernel/pty/max is not set: y", ""},
+		{"a partition", "as-planned", drifts(node(nil), reconcile.Change{Kind: reconcile.Partition, Subject: "buildkite.slice", Slot: -1}), nil, "warn: partition buildkite.slice", "kbnode reconcile"},
+		{"a setting", "state", node(func(f *fake) { f.state.Warnings = []string{"/sys/kernel/mm/ksm/run is not set: y"} }), nil, "warn: /sys/kernel/mm/ksm/run is not set: y", ""},
 		{"its own", "state", node(func(f *fake) { f.state.Warnings = []string{"slot gpu0 is treated as busy: z"} }), nil, "warn: slot gpu0 is treated as busy: z", ""},
-
-		{"good", "slot-partition", node(nil), nil, "ok: CPUs 1-2,5-6,9-10,13-14", ""},
-		{"taken away", "slot-partition", part("member"), nil, `warn: other programs can run on the slots' CPUs: cpuset.cpus.partition of buildkite.slice is "member"; try again`, again},
-		{"refused", "slot-partition", part("member"), map[string]string{"/run/kbnode/partition-refused": "1-2\ncpuset.cpus.partition: invalid argument\n"},
-			`warn: other programs can run on the slots' CPUs: cpuset.cpus.partition of buildkite.slice is "member"; cpuset.cpus.partition: invalid argument`, again},
-		{"another has them", "slot-partition", part("root invalid (Cpu list in cpuset.cpus not exclusive)"), map[string]string{
-			"/sys/fs/cgroup/buildkite.slice/cpuset.cpus": "1-2,5-6,9-10,13-14\n", "/sys/fs/cgroup/init.scope/cpuset.cpus": "0\n", "/sys/fs/cgroup/machine.slice/cpuset.cpus": "8-15\n",
-		}, `warn: machine.slice is set to CPUs 8-15, so the kernel cannot reserve the slots' CPUs for them ("root invalid (Cpu list in cpuset.cpus not exclusive)")`, ""},
-		{"old kernel", "slot-partition", node(func(f *fake) { delete(f.state.Slices["buildkite.slice"].Files, "cpuset.cpus.partition") }), nil,
-			"warn: this kernel has no cpuset partitions, so other programs can run on the slots' CPUs", ""},
-		{"does not run", "slot-partition", node(func(f *fake) { delete(f.state.Units, "buildkite.slice") }), nil, "skip: buildkite.slice does not run", ""},
 	})
 }
 
@@ -140,10 +119,8 @@ func TestSlotState(t *testing.T) {
 	}
 }
 
-func TestSlotLeftovers(t *testing.T) {
+func TestGPUProcesses(t *testing.T) {
 	t.Parallel()
-	const id = "aaaabbbbccccddddeeeeffff0000111122223333444455556666777788889999"
-	const slice = "/sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/"
 	// The machine has been up for 1000 s. A process started at began of them.
 	proc := func(files map[string]string, pid int, name string, began int, uid int) map[string]string {
 		out := map[string]string{"/proc/uptime": "1000.00 4000.00\n", "/etc/passwd": "kbnode-gpu0:x:990:990::/:\nkbnode-gpu1:x:991:991::/:\n"}
@@ -154,21 +131,7 @@ func TestSlotLeftovers(t *testing.T) {
 		out[dir+"status"] = fmt.Sprintf("Name:\tx\nUid:\t%d\t%d\t%d\t%d\n", uid, uid, uid, uid)
 		return out
 	}
-	in := func(group string, pid, began int) map[string]string {
-		return proc(map[string]string{group + "/cgroup.procs": fmt.Sprintf("%d\n", pid)}, pid, "python3", began, 990)
-	}
-	with := func(job *slot.Job) *fake {
-		return node(func(f *fake) {
-			f.state.Slots[0].Job = job
-			f.state.Slots[0].Containers = []string{"docker-" + id + ".scope"}
-		})
-	}
 	play(t, []scene{
-		{"none", "slot-containers", node(nil), nil, "ok: 0, of running jobs", ""},
-		{"a job's", "slot-containers", with(&slot.Job{ID: "7"}), in(slice+"docker-"+id+".scope", 200, 10), "ok: 1, of running jobs", ""},
-		{"of a job that has just ended", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 995), "ok: 1, of running jobs", ""},
-		{"left", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 400), "warn: container aaaabbbbcccc runs without a job", "docker rm -f aaaabbbbcccc"},
-
 		{"good", "slot-gpu-processes", node(nil), nil, "ok: 2 GPUs", ""},
 		{"a server", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }), proc(nil, 300, "vllm", 10, 0),
 			"fail: process 300 (vllm) computes on 0000:02:00.0", "kill -9 300"},
