@@ -62,7 +62,7 @@ func changeImages(ctx context.Context, s term.Streams, command string, auto, asJ
 	return term.ExitUnless(r.Action != image.ActionRefused && r.Action != image.ActionNewer, err)
 }
 
-// layerProgress shows a pull, push or build: its lines and, on a terminal, what comes of the current layer.
+// layerProgress shows a pull or build: its lines and, on a terminal, what comes of the current layer.
 type layerProgress struct{ *term.Progress }
 
 func (p *layerProgress) update(now image.Progress) {
@@ -269,7 +269,7 @@ type buildFlags struct {
 func newImageBuild(s term.Streams) *cobra.Command {
 	var o image.Options
 	var f buildFlags
-	var push, asJSON bool
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "build",
 		Short: "Build the image on this node, test it in an idle slot, and let jobs run it",
@@ -277,11 +277,10 @@ func newImageBuild(s term.Streams) *cobra.Command {
 
 A --dockerfile can copy from its directory. The value of a --build-arg
 stays readable in the image: it is not for secrets. The build uses Docker's own builder,
-without BuildKit. kbnode image update --auto leaves an image that was built here alone,
-unless it was pushed.`,
+without BuildKit. kbnode image update --auto leaves an image that was built here alone.`,
 		Example: `  sudo kbnode image build
   sudo kbnode image build --build-arg EXTRA_PIP=nvidia-cutlass-dsl==4.3.5
-  sudo kbnode image build --dockerfile eval/Dockerfile --push`,
+  sudo kbnode image build --dockerfile eval/Dockerfile`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.dockerfile != "" && (f.variant != "" || f.print) {
 				return term.Usagef("--variant and --print are for kbnode's own Dockerfiles; leave them out, or --dockerfile")
@@ -301,7 +300,7 @@ unless it was pushed.`,
 				return err
 			}
 			return changeImages(cmd.Context(), s, "build", false, asJSON, func(ctx context.Context, u *image.Updater) (image.Result, error) {
-				return u.Build(ctx, src, push, o)
+				return u.Build(ctx, src, o)
 			})
 		},
 	}
@@ -309,7 +308,6 @@ unless it was pushed.`,
 	cmd.Flags().StringVar(&f.dockerfile, "dockerfile", "", "the Dockerfile to build (default: kbnode's own)")
 	cmd.Flags().StringArrayVar(&f.args, "build-arg", nil, "set an ARG of the Dockerfile, `NAME=VALUE`; may be repeated")
 	cmd.Flags().BoolVar(&f.print, "print", false, "only print kbnode's own Dockerfile")
-	cmd.Flags().BoolVar(&push, "push", false, "push it to its registry once it passes, with root's docker login")
 	cmd.Flags().BoolVar(&o.Beside, "now", false, "build while jobs run, which disturbs their timings")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	_ = cmd.RegisterFlagCompletionFunc("variant", values(evaluation.Variants...))

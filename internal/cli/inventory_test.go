@@ -10,11 +10,9 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/pipeline"
 	evaluation "github.com/gpu-mode/kbnode/packaging/image"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -44,40 +42,6 @@ func TestInventoryJSON(t *testing.T) {
 
 // foreignWords match what only NVIDIA has.
 var foreignWords = regexp.MustCompile(`(?i)nvidia|nvml|cuda|nvlink|gpus: *"?all`)
-
-// TestAMDNodeReadsNothingOfNVIDIA checks that kbnode mentions nothing of NVIDIA's on a machine
-// with AMD GPUs, whatever the machine lacks. The test of doctor covers doctor. Files of a slot
-// still name the variables that no job may set, of any vendor.
-func TestAMDNodeReadsNothingOfNVIDIA(t *testing.T) {
-	t.Parallel()
-	driverless, dead := machinetest.MI300X(), machinetest.MI300X()
-	driverless.Name, driverless.NoKFD = "without a driver", true
-	dead.Name, dead.AMD[3].Dead = "one is dead", true
-	for _, m := range []machinetest.Machine{machinetest.MI300X(), machinetest.MI300XCPX(), driverless, dead} {
-		t.Run(m.Name, func(t *testing.T) {
-			t.Parallel()
-			root, bare := nodeTree(t, m, config.Config{Queue: "mi300"}, "queue: mi300\n"), m.Dir(t)
-			commands := [][]string{
-				{"inventory", "--root", root}, {"inventory", "--root", root, "--json"},
-				{"plan", "--root", bare, "--queue", "mi300"}, {"plan", "--root", bare},
-			}
-			for _, kind := range pipeline.Kinds {
-				commands = append(commands, []string{"pipeline", kind, "--root", root}, []string{"pipeline", kind, "--root", root, "--json"})
-			}
-			for _, args := range commands {
-				got := kbnode(t, args...)
-				if got.out == "" {
-					t.Errorf("%q says nothing: code %d, %s", args, got.code, got.err)
-				}
-				for line := range strings.Lines(got.out + got.err) {
-					if foreignWords.MatchString(line) {
-						t.Errorf("%q: %s", args, line)
-					}
-				}
-			}
-		})
-	}
-}
 
 // TestAMDNodeNeedsNothingOfNVIDIA checks that nothing of NVIDIA's needs to be installed.
 func TestAMDNodeNeedsNothingOfNVIDIA(t *testing.T) {

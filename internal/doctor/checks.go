@@ -39,7 +39,6 @@ var checks = []struct {
 		{ID: "gpu-health", Bare: true, Worst: Fail, Needs: []string{"inventory"}, Run: gpuHealth},
 		{ID: "nvidia-mig", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"inventory"}, Run: ofNVIDIA(migModes)},
 		{ID: "nvidia-compute-mode", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"inventory"}, Run: ofNVIDIA(computeModes)},
-		{ID: "nvidia-persistence", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"}, Run: ofNVIDIA(persistenceModes)},
 		{ID: "nvidia-ecc", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"}, Run: ofNVIDIA(eccModes)},
 		{ID: "nvidia-clocks", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"}, Run: ofNVIDIA(gpuClocks)},
 		{ID: "nvidia-power", Vendor: "nvidia", Bare: true, Worst: Warn, Needs: []string{"inventory"}, Run: ofNVIDIA(powerLimits)},
@@ -103,12 +102,6 @@ var checks = []struct {
 		{ID: "image-update", Worst: Warn, Needs: []string{"image-state"}, Run: imageUpdate},
 		{ID: "image-schedule", Worst: Warn, Needs: []string{"state"}, Run: imageSchedule},
 		{ID: "image-others", Worst: Warn, Needs: []string{"installed"}, Run: imageOthers},
-	}},
-	{"hardware", []Check{
-		{ID: "hardware-memory", Bare: true, Worst: Warn, Needs: []string{"plan"}, Run: hardwareMemory},
-		{ID: "hardware-cores", Bare: true, Worst: Warn, Needs: []string{"plan"}, Run: hardwareCores},
-		{ID: "hardware-disk", Bare: true, Worst: Warn, Needs: []string{"plan"}, Run: hardwareDisk},
-		{ID: "hardware-network", Bare: true, Worst: Warn, Run: hardwareNetwork},
 	}},
 	{"noise", []Check{
 		{ID: "noise-irqbalance", Bare: true, Worst: Warn, Needs: []string{"system-systemd", "plan"}, Run: irqbalance},

@@ -9,13 +9,11 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/systemd"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -47,10 +45,10 @@ func engineDown(ctx context.Context, m *Machine) Finding {
 }
 
 func dockerConfig(ctx context.Context, m *Machine) Answer {
-	if why := startProblem(ctx, m, "docker-config"); why != "" {
-		return found(fail("%s", why).Advise("correct %s (check it with dockerd --validate --config-file %s), then run sudo systemctl restart docker, which ends jobs", host.DaemonJSON, host.DaemonJSON))
-	}
 	c := readDaemon(ctx, m)
+	if c.Problem != "" {
+		return found(fail("%s", c.Problem).Advise("correct %s (check it with dockerd --validate --config-file %s), then run sudo systemctl restart docker, which ends jobs", host.DaemonJSON, host.DaemonJSON))
+	}
 	if c.Text == "" {
 		return found(ok("no file"))
 	}
@@ -59,7 +57,7 @@ func dockerConfig(ctx context.Context, m *Machine) Answer {
 
 func dockerEngine(ctx context.Context, m *Machine) Answer {
 	if m.Inventory.Software.Docker.Version == "" {
-		if startProblem(ctx, m, "docker-engine") != "" {
+		if readDaemon(ctx, m).Problem != "" {
 			return found(skip("it does not answer and cannot start; see docker-config"))
 		}
 		return found(engineDown(ctx, m))
@@ -113,38 +111,10 @@ func dockerCgroupDriver(ctx context.Context, m *Machine) Answer {
 	return found(cgroupDriver.change(ctx, m, fail("it uses the driver %s, with which slices do not limit containers", cmp.Or(m.Docker.CgroupDriver, "unknown"))))
 }
 
-// validateTime limits dockerd --validate.
-const validateTime = 5 * time.Second
-
 // readDaemon reads Docker's configuration.
 func readDaemon(ctx context.Context, m *Machine) host.Dockerd {
 	u, _ := m.unit(ctx, dockerUnit)
 	return m.Dockerd(u.MainPID)
-}
-
-// startProblem returns why dockerd would not start, or "" if it would. It runs dockerd,
-// which is slow, only if dockerd has not read the file yet.
-func startProblem(ctx context.Context, m *Machine, check string) string {
-	d := readDaemon(ctx, m)
-	if d.Problem != "" || d.Text == "" {
-		return d.Problem
-	}
-	u, err := m.unit(ctx, dockerUnit)
-	info, errStat := os.Stat(m.Path(host.DaemonJSON))
-	if err != nil || errStat != nil || u.Running() && info.ModTime().Before(u.Since) {
-		return ""
-	}
-	out, err := m.Source.Program(ctx, systemd.Program{
-		Unit: fmt.Sprintf("kbnode-%s-%d.service", check, os.Getpid()), Slice: "system.slice", Limit: validateTime,
-		Argv: []string{"/bin/sh", "-c", "dockerd --validate --config-file=" + host.DaemonJSON + " 2>&1 || true"},
-	})
-	// Engines before 23.0 do not know the flag, so their error says nothing about the file.
-	_, why, bad := strings.Cut(string(out), "unable to configure the Docker daemon with file ")
-	if err != nil || !bad {
-		return ""
-	}
-	why, _, _ = strings.Cut(why, "\n")
-	return text.Line(why, 300)
 }
 
 // daemonSetting is a setting of daemon.json that should change.

@@ -29,7 +29,8 @@ func gpuHealth(ctx context.Context, m *Machine) Answer {
 		wrong = append(wrong, warn("%s", unread).Advise("see whether sudo dmesg names a GPU"))
 	}
 	for _, v := range verdicts {
-		if v.Level >= health.Warn && !slices.Contains(ownVerdicts, v.Check) {
+		ofGPU := strings.HasPrefix(v.Check, "gpu.") || v.Check == "node.nvswitch"
+		if v.Level >= health.Warn && ofGPU && !slices.Contains(ownVerdicts, v.Check) {
 			wrong = append(wrong, verdictFinding(v))
 		}
 	}
@@ -79,7 +80,7 @@ func verdictsNow(ctx context.Context, m *Machine, f fleet) ([]health.Verdict, er
 const maxFacts = 10000
 
 // ownVerdicts are the daemon's verdicts whose causes group gpu checks itself.
-var ownVerdicts = []string{"gpu.missing", "gpu.error", "gpu.mode", "node.driver", "node.nvml", "node.persistence", "node.unit"}
+var ownVerdicts = []string{"gpu.missing", "gpu.error", "gpu.mode", "node.driver", "node.nvml", "node.unit"}
 
 // fleet holds the GPUs of the slots, or all GPUs before there are slots. A GPU with several
 // partitions is in it once.

@@ -48,10 +48,9 @@ func nodePlan(_ context.Context, m *Machine) Answer {
 		return found(fail("%s", lines(err)).Advise("see what kbnode plan says; " + Pages + "configuration.md has the keys that choose GPUs, CPUs and memory"))
 	}
 	all := []Finding{ok("%d slots", len(p.Slots))}
-	cores, memory, disk := plan.TooSmall(m.Inventory, p)
 	for _, w := range p.Warnings {
 		parked := slices.ContainsFunc(p.Slots, func(s plan.Slot) bool { return s.Parked != "" && w == s.ParkedWarning() })
-		if !parked && w != cores && w != memory && w != disk { // slot-parked and group hardware report these
+		if !parked { // slot-parked reports it
 			all = append(all, warn("%s", w).Advise("see what kbnode plan says"))
 		}
 	}

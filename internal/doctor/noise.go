@@ -131,3 +131,12 @@ func noiseSwap(_ context.Context, m *Machine) Answer {
 	return found(warn("the system swaps to %s, which sometimes slows the beginning and end of a job; jobs themselves have no swap", strings.Join(areas, ", ")).
 		By("swapoff -a").Advise("remove it from /etc/fstab, too, or it comes back at the next boot"))
 }
+
+// slotsCPUs returns the planned CPUs of all slots.
+func slotsCPUs(p *plan.Plan) (all cpuset.Set) {
+	for _, s := range p.Slots {
+		cpus, _ := cpuset.Parse(s.CPUs)
+		all = all.Union(cpus)
+	}
+	return all
+}

@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -23,7 +22,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest"
 	"github.com/gpu-mode/kbnode/internal/slot"
-	"github.com/gpu-mode/kbnode/internal/systemd"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -118,7 +116,6 @@ type fake struct {
 	plan    *plan.Plan
 	state   *reconcile.State
 	units   []slot.Unit
-	program func(systemd.Program) ([]byte, error)
 	slots   []selftest.SlotReport
 	docker  docker.Info
 	image   docker.Image // the only one in the engine; the zero value means none
@@ -150,13 +147,6 @@ func (f *fake) Image(context.Context, string) (docker.Image, error) {
 }
 
 func (f *fake) Running(context.Context) ([]docker.Container, error) { return f.running, f.err }
-
-func (f *fake) Program(_ context.Context, p systemd.Program) ([]byte, error) {
-	if f.program == nil {
-		return nil, errors.New("no program runs in this test")
-	}
-	return f.program(p)
-}
 
 func (f *fake) Containers(context.Context, *Machine, bool) ([]selftest.SlotReport, error) {
 	return f.slots, f.err

@@ -28,7 +28,7 @@ func ownName(id string) string {
 	return ownNames + id[:min(12, len(id))]
 }
 
-// Progress is what the engine reports of one layer of a pull or a push, or of a build.
+// Progress is what the engine reports of one layer of a pull, or of a build.
 type Progress = docker.Progress
 
 // ParseName returns the whole name of an image: docker.io/library/python:3 for python:3.
@@ -39,7 +39,6 @@ type Engine interface {
 	Image(ctx context.Context, ref string) (docker.Image, error)
 	Resolve(ctx context.Context, ref string) (digest string, err error)
 	Pull(ctx context.Context, ref string, report func(Progress)) error
-	Push(ctx context.Context, ref string, report func(Progress)) error
 	Build(ctx context.Context, ref string, archive io.Reader, dockerfile string, args map[string]string, report func(Progress)) error
 	Tag(ctx context.Context, source, name string) error
 	Untag(ctx context.Context, name string) error
@@ -76,7 +75,7 @@ type Updater struct {
 	Keep   int    // how many previous images to keep, at least 1
 
 	Say      func(string)   // receives what is being done, in words
-	Progress func(Progress) // receives the progress of a pull, a push or a build
+	Progress func(Progress) // receives the progress of a pull or a build
 	// Pause is the time between two looks at the slots. 0 means a second.
 	Pause time.Duration
 	// Events records what happened to images.

@@ -119,9 +119,9 @@ func TestCutOff(t *testing.T) {
 			},
 		},
 		{
-			name: "a build that is pushed",
+			name: "a build",
 			run: func(w *world, dir string) (Result, error) {
-				return w.updater(dir).Build(context.Background(), build(w), true, Options{})
+				return w.updater(dir).Build(context.Background(), build(w), Options{})
 			},
 			prepare: func(t *testing.T, w *world, dir string) {
 				mustDo(t, ActionUpdated)(update(w, dir))
@@ -129,7 +129,7 @@ func TestCutOff(t *testing.T) {
 			},
 			want: outcome{
 				Names:   map[string]string{name: id(7), ownName(id(7)): id(7), ownName(id(1)): id(1)},
-				Digests: map[string]string{ref(1): id(1), ref(9): id(7)}, Current: id(7), Previous: id(1),
+				Digests: map[string]string{ref(1): id(1)}, Current: id(7), Previous: id(1),
 			},
 		},
 	} {
@@ -341,7 +341,7 @@ func TestByHandStays(t *testing.T) {
 	do(Options{}, ActionUpdated)
 	do(Options{Auto: true}, ActionNone)
 	w.built = id(7)
-	mustDo(t, ActionUpdated)(w.updater(dir).Build(t.Context(), build(w), false, Options{}))
+	mustDo(t, ActionUpdated)(w.updater(dir).Build(t.Context(), build(w), Options{}))
 	if r := do(Options{Auto: true}, ActionNone); !strings.Contains(r.Reason, "built here") {
 		t.Errorf("reason is %q", r.Reason)
 	}

@@ -163,14 +163,6 @@ func (w *world) Pull(ctx context.Context, ref string, report func(docker.Progres
 	})
 }
 
-func (w *world) Push(_ context.Context, ref string, _ func(docker.Progress)) error {
-	return w.do("push", func() error {
-		w.registry[ref] = digest(9)
-		w.digests["reg.example/eval@"+digest(9)] = w.names[ref]
-		return nil
-	})
-}
-
 func (w *world) Build(_ context.Context, ref string, archive io.Reader, _ string, _ map[string]string, _ func(docker.Progress)) error {
 	if _, err := io.ReadAll(archive); err != nil {
 		return err

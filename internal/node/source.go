@@ -19,7 +19,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest"
 	"github.com/gpu-mode/kbnode/internal/slot"
-	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // Doctor runs doctor's checks on this machine, those of slots in these slots or, if there are none, in all. It
@@ -118,14 +117,6 @@ func (d *source) Units(ctx context.Context, pattern string) ([]slot.Unit, error)
 
 func (d *source) Journal(ctx context.Context, unit string) ([]string, error) {
 	return agent.Journal(ctx, unit, journalLines)
-}
-
-func (d *source) Program(ctx context.Context, p systemd.Program) ([]byte, error) {
-	host, err := d.connect()
-	if err != nil {
-		return nil, err
-	}
-	return host.Bus.RunProgram(ctx, p)
 }
 
 func (d *source) Containers(ctx context.Context, m *doctor.Machine, quick bool) ([]selftest.SlotReport, error) {
