@@ -38,7 +38,7 @@ var checks = []struct {
 		{ID: "nvidia-fabricmanager", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"nvidia-driver"}, Run: fabricManager},
 		{ID: "nvidia-fabric", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"nvidia-fabricmanager"}, Run: judged("gpu.fabric")},
 		{ID: "gpu-errors", Bare: true, Worst: Fail, Needs: []string{"inventory"}, Run: judged("gpu.recovery", "gpu.lost", "gpu.xid", "gpu.reset", "node.nvswitch")},
-		{ID: "gpu-memory", Bare: true, Worst: Fail, Needs: []string{"inventory"}, Run: judged("gpu.ecc", "gpu.remap", "gpu.retired", "gpu.ras")},
+		{ID: "gpu-memory", Bare: true, Worst: Fail, Needs: []string{"inventory"}, Run: judged("gpu.ecc", "gpu.remap", "gpu.ras")},
 		{ID: "gpu-links", Bare: true, Worst: Fail, Needs: []string{"inventory"}, Run: judged("gpu.nvlink", "gpu.pcie")},
 		{ID: "gpu-throttle", Bare: true, Worst: Fail, Needs: []string{"inventory"}, Run: judged("gpu.throttle", "gpu.thermal")},
 		{ID: "nvidia-mig", Vendor: "nvidia", Bare: true, Worst: Fail, Needs: []string{"inventory"}, Run: ofNVIDIA(migModes)},

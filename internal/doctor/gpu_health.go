@@ -96,7 +96,7 @@ func verdictsNow(ctx context.Context, m *Machine, f fleet, watched bool) ([]heal
 const maxFacts = 10000
 
 // ownVerdicts are the daemon's verdicts whose causes group gpu checks itself.
-var ownVerdicts = []string{"gpu.missing", "gpu.error", "gpu.mode", "node.driver", "node.nvml", "node.persistence", "node.unit"}
+var ownVerdicts = []string{"gpu.missing", "gpu.error", "node.driver", "node.nvml", "node.unit"}
 
 // isOwn reports whether a check of group gpu covers the cause of a verdict, with a fix, so
 // that no other check repeats it.

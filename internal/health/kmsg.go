@@ -24,10 +24,7 @@ const (
 // Kmsg reads the kernel's log.
 type Kmsg struct {
 	Path string // "" is /dev/kmsg; a FIFO or a recorded file in tests
-	// Owner returns whose process a PID is while it runs; nil looks up nothing. See
-	// OwnerOf.
-	Owner func(pid int) *Owner
-	Once  bool // stop after the existing lines
+	Once bool   // stop after the existing lines
 }
 
 // Run calls each with the Facts of all lines since the boot and then, unless Once is set,
@@ -48,14 +45,18 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 	stop := context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Unix(1, 0)) }) // a regular file has no deadlines
 	defer stop()
 
-	r := records{each: k.hand(func(f Fact) {
+	r := records{each: func(record []byte) {
+		f, ok := Parse(record)
+		if !ok {
+			return
+		}
 		// The kernel stamps lines by a clock that is never corrected and is minutes off
 		// after months. Lines that came while we waited came now.
 		if up, err := uptime(); err == nil && (live || f.Up > up) {
 			f.Up = up
 		}
 		each(f)
-	})}
+	}}
 	for {
 		var n int
 		var cause error
@@ -93,40 +94,6 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 				return nil
 			}
 		}
-	}
-}
-
-// hand returns a function that parses records and looks up their processes.
-func (k Kmsg) hand(each func(Fact)) func([]byte) {
-	var p Parser
-	var second time.Duration
-	reported := map[Fact]bool{} // reported in this second
-	var last Fact               // the last process looked up: many lines are about the same one
-	return func(record []byte) {
-		f, ok := p.Parse(record)
-		if !ok {
-			return
-		}
-		// One faulty kernel logs hundreds of identical lines, which must not push out
-		// lines about other GPUs.
-		if f.Kind == KindXid && f.Xid != 154 || f.Kind == KindRing || f.Kind == KindFault {
-			if now := f.Up.Truncate(time.Second); now != second {
-				second = now
-				clear(reported)
-			}
-			same := Fact{Kind: f.Kind, PCI: f.PCI, Xid: f.Xid, PID: f.PID, Severity: f.Severity}
-			if reported[same] {
-				return
-			}
-			reported[same] = true
-		}
-		if f.PID > 0 && k.Owner != nil {
-			if f.PID != last.PID || f.Up-last.Up > time.Second {
-				last = Fact{PID: f.PID, Up: f.Up, Owner: k.Owner(f.PID)}
-			}
-			f.Owner = last.Owner
-		}
-		each(f)
 	}
 }
 
