@@ -37,7 +37,7 @@ func machine(n int) Signals {
 				UUID: uuid(i), PCI: pci(i), Persistence: "on",
 				MIGMode: &probe.Mode{Current: "off", Pending: "off"}, ECCMode: &probe.Mode{Current: "on", Pending: "on"},
 				ECC:          &probe.ECC{VolatileUncorrected: new(uint64(0)), SRAMThreshold: new(false)},
-				RemappedRows: &probe.Remapped{Banks: &probe.Banks{Max: 5120}}, RecoveryAction: new(int64(0)),
+				RemappedRows: &probe.Remapped{Banks: &probe.Banks{}}, RecoveryAction: new(int64(0)),
 				Clocks: &probe.Clocks{SM: new(uint32(1900)), MaxSM: new(uint32(1965))}, ClockReasons: new(uint64(1)),
 				Temperature: &probe.Temperature{GPU: new(uint32(60)), Margin: new(int32(40))},
 				PCIe:        &probe.PCIe{Gen: new(5), MaxGen: new(5), Width: new(16), MaxWidth: new(16), Replays: new(7)},
