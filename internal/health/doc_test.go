@@ -2,10 +2,7 @@ package health
 
 import (
 	"fmt"
-	"go/parser"
-	"go/token"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -63,32 +60,4 @@ func list(class XidClass) string {
 		parts = append(parts, part)
 	}
 	return strings.Join(parts, ", ")
-}
-
-// Judging reads nothing: everything it needs is passed to it.
-func TestJudgingIsPure(t *testing.T) {
-	t.Parallel()
-	readers := []string{"kmsg.go", "read.go"}
-	files, err := filepath.Glob("*.go")
-	if err != nil || len(files) < 10 {
-		t.Fatalf("%q, %v", files, err)
-	}
-	clock := regexp.MustCompile(`time\.(Now|Since|After|Sleep|NewTimer|Tick)\(`)
-	for _, name := range files {
-		if slices.Contains(readers, name) || strings.HasSuffix(name, "_test.go") {
-			continue
-		}
-		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
-		must.Do(t, err)
-		for _, i := range f.Imports {
-			if slices.Contains([]string{`"os"`, `"io"`, `"net"`, `"log/slog"`, `"context"`, `"golang.org/x/sys/unix"`}, i.Path.Value) {
-				t.Errorf("%s imports %s", name, i.Path.Value)
-			}
-		}
-		text, err := os.ReadFile(name)
-		must.Do(t, err)
-		if m := clock.Find(text); m != nil {
-			t.Errorf("%s uses %s", name, m)
-		}
-	}
 }

@@ -3,7 +3,6 @@ package health
 import (
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -198,42 +197,6 @@ func TestXids(t *testing.T) {
 	}
 	n = newNode(t, machine(8))
 	n.want(n.lines(time.Second, xidLineOf(3, 999, "something")), "gpu.xid warn none [3]")
-}
-
-// Application errors, however many, from any jobs and in any order, never keep a slot
-// from its next job.
-func TestApplicationErrorsDrainNothing(t *testing.T) {
-	t.Parallel()
-	numbers := append([]int{94, 109}, applicationXids...)
-	for _, number := range []int{13, 31, 32, 43, 45, 69, 109} {
-		if !slices.Contains(numbers, number) {
-			t.Errorf("Xid %d is not an application's", number)
-		}
-	}
-	for seed := range uint64(40) {
-		r := rand.New(rand.NewPCG(seed, 1))
-		n := newNode(t, machine(4))
-		for range 60 {
-			verdicts := n.judgeAfter(time.Duration(r.IntN(120))*time.Second, func(in *Signals) {
-				for i := range in.Slots {
-					in.Slots[i].Job = fmt.Sprint("job-", r.IntN(50))
-				}
-				var lines []string
-				for range r.IntN(40) {
-					lines = append(lines, xidLineOf(r.IntN(4), numbers[r.IntN(len(numbers))], "pid=4711, name=python3, x"))
-				}
-				in.Kernel = n.facts(in.Up-time.Duration(r.IntN(60))*time.Second, lines...)
-				if r.IntN(2) == 0 {
-					in.GPUs = nil
-				}
-			})
-			for _, v := range verdicts {
-				if v.Effect != None || v.Level > Degraded {
-					t.Fatalf("seed %d: %+v", seed, v)
-				}
-			}
-		}
-	}
 }
 
 // An error that jobs cause belongs to the job that ran, and no number of them is held

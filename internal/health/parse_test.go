@@ -179,13 +179,3 @@ func BenchmarkParseOrdinary(b *testing.B) {
 		}
 	}
 }
-
-func BenchmarkParseXid(b *testing.B) {
-	line := []byte("3,2203,90000140,-;NVRM: Xid (PCI:0000:1d:00): 31, pid=4711, name=python3, channel 0x0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS")
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, ok := Parse(line); !ok {
-			b.Fatal("not believed")
-		}
-	}
-}
