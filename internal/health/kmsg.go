@@ -1,11 +1,14 @@
 package health
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -40,61 +43,74 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 	if err != nil {
 		return fmt.Errorf("read kernel log: %w", err)
 	}
-	var overrun bool
-	var reported time.Duration                                                        // of the last overrun
 	stop := context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Unix(1, 0)) }) // a regular file has no deadlines
 	defer stop()
-
-	r := records{each: func(record []byte) {
-		f, ok := Parse(record)
-		if !ok {
-			return
-		}
-		// The kernel stamps lines by a clock that is never corrected and is minutes off
-		// after months. Lines that came while we waited came now.
-		if up, err := uptime(); err == nil && (live || f.Up > up) {
-			f.Up = up
-		}
-		each(f)
-	}}
+	log := &kmsgReader{raw: raw, once: k.Once, waited: live}
+	lines := bufio.NewReaderSize(log, kmsgBuffer)
+	var overrun, long bool
+	var reported time.Duration // of the last overrun
 	for {
-		var n int
-		var cause error
-		waited := false
-		err := raw.Read(func(fd uintptr) bool {
-			n, cause = unix.Read(int(fd), r.room())
-			waited = waited || errors.Is(cause, unix.EAGAIN)
-			return k.Once || !errors.Is(cause, unix.EAGAIN)
-		})
+		line, err := lines.ReadSlice('\n')
+		up, _ := uptime() // it does not fail
 		switch {
-		case ctx.Err() != nil:
+		case ctx.Err() != nil || errors.Is(err, io.EOF):
 			return nil
-		case err != nil:
-			return fmt.Errorf("read kernel log: %w", err)
-		case errors.Is(cause, unix.EINTR):
+		case errors.Is(err, bufio.ErrBufferFull):
+			long = true // not the kernel's; neither is the rest
 			continue
-		case k.Once && errors.Is(cause, unix.EAGAIN):
-			return nil
-		case errors.Is(cause, unix.EPIPE):
+		case errors.Is(err, unix.EPIPE):
 			// The next read continues with the oldest line that is left.
-			if up, err := uptime(); err == nil && (!overrun || up-reported > time.Minute) {
+			if !overrun || up-reported > time.Minute {
 				overrun, reported = true, up
 				each(Fact{Up: up, Kind: KindOverrun, Text: "lines of the kernel log were lost: there were too many to read"})
 			}
 			continue
-		case cause != nil:
-			return fmt.Errorf("read kernel log: %w", cause)
-		case n == 0:
+		case err != nil:
+			return fmt.Errorf("read kernel log: %w", err)
+		}
+		fact, ok := Parse(bytes.TrimSuffix(line, []byte("\n")))
+		if ok && !long {
+			// The kernel stamps lines by a clock that is never corrected and is minutes off
+			// after months. Lines that came while we waited came now.
+			if log.waited || fact.Up > up {
+				fact.Up = up
+			}
+			each(fact)
+		}
+		long = false
+		if log.waits && lines.Buffered() == 0 && limit.Sleep(ctx, kmsgGather) != nil {
 			return nil
 		}
-		live = live || waited
-		r.add(n)
-		if waited {
-			if limit.Sleep(ctx, kmsgGather) != nil {
-				return nil
-			}
-		}
 	}
+}
+
+// kmsgReader reads without blocking a thread. /dev/kmsg returns one record at a time, pipes
+// and files return pieces.
+type kmsgReader struct {
+	raw    syscall.RawConn
+	once   bool // no more to read is the end
+	waits  bool // the last read waited
+	waited bool // some read did
+}
+
+func (r *kmsgReader) Read(p []byte) (n int, err error) {
+	var cause error
+	r.waits = false
+	err = r.raw.Read(func(fd uintptr) bool {
+		for cause = unix.EINTR; errors.Is(cause, unix.EINTR); {
+			n, cause = unix.Read(int(fd), p)
+		}
+		r.waits = r.waits || errors.Is(cause, unix.EAGAIN)
+		return r.once || !errors.Is(cause, unix.EAGAIN)
+	})
+	r.waited = r.waited || r.waits
+	switch {
+	case err != nil:
+		return 0, err
+	case cause == nil && n == 0 || errors.Is(cause, unix.EAGAIN):
+		return 0, io.EOF
+	}
+	return max(n, 0), cause
 }
 
 // openKmsg opens the log; live means that it has no past lines.
@@ -108,36 +124,4 @@ func openKmsg(path string) (f *os.File, live bool, err error) {
 	}
 	f, err = os.OpenFile(path, mode|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	return f, live, err
-}
-
-// records splits input into lines. /dev/kmsg returns one record at a time, pipes and
-// files return pieces.
-type records struct {
-	each func([]byte)
-	buf  [kmsgBuffer]byte
-	n    int
-	skip bool // the rest of a line was too long
-}
-
-func (r *records) room() []byte {
-	if r.n > len(r.buf)/2 {
-		r.n, r.skip = 0, true // no line is this long
-	}
-	return r.buf[r.n:]
-}
-
-func (r *records) add(n int) {
-	r.n += n
-	rest := r.buf[:r.n]
-	for {
-		line, after, ok := bytes.Cut(rest, []byte("\n"))
-		if !ok {
-			break
-		}
-		if !r.skip {
-			r.each(line)
-		}
-		r.skip, rest = false, after
-	}
-	r.n = copy(r.buf[:], rest)
 }

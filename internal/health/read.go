@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -64,34 +63,24 @@ func ReadGPUs(ctx context.Context, root string) (*GPUs, error) {
 
 // ReadBus reads from sysfs, below root, what the inventory lacks about its GPUs. A GPU
 // with nothing readable is an empty Bus. Reading the registers of a GPU that hangs may
-// take forever, but does not delay the others.
+// take forever, and is then not tried again.
 func ReadBus(root string, gpus []inventory.GPU) map[string]Bus {
 	list := map[string]Bus{}
-	var mu sync.Mutex
-	var group sync.WaitGroup
 	for _, g := range gpus {
-		mu.Lock()
-		_, done := list[g.PCI]
-		if !done && normalPCI(g.PCI) == g.PCI {
-			list[g.PCI] = Bus{}
-			group.Go(func() {
-				dir := filepath.Join(root, "sys/bus/pci/devices", g.PCI)
-				b, err := limit.Call(dir, readTime, func() (Bus, error) {
-					b := readBus(dir)
-					if g.Vendor == "amd" { // NVML reports NVIDIA's
-						b.Link = readLink(dir)
-					}
-					return b, nil
-				})
-				b.Unread = err != nil
-				mu.Lock()
-				list[g.PCI] = b
-				mu.Unlock()
-			})
+		if _, done := list[g.PCI]; done || normalPCI(g.PCI) != g.PCI {
+			continue
 		}
-		mu.Unlock()
+		dir := filepath.Join(root, "sys/bus/pci/devices", g.PCI)
+		b, err := limit.Call(dir, readTime, func() (Bus, error) {
+			b := readBus(dir)
+			if g.Vendor == "amd" { // NVML reports NVIDIA's
+				b.Link = readLink(dir)
+			}
+			return b, nil
+		})
+		b.Unread = err != nil
+		list[g.PCI] = b
 	}
-	group.Wait()
 	return list
 }
 
