@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// NodeFile is the artifact that records interference with the job.
-const NodeFile = "node.json"
+// nodeFile is the artifact that records interference with the job.
+const nodeFile = "node.json"
 
 const maxNodeFile = 1 << 20
 
@@ -32,8 +32,8 @@ func (f *follower) fetch(r *run) {
 	f.report(r, "fetching")
 	build := r.build
 	f.async(func() func() {
-		f.toFetch <- struct{}{}
-		defer func() { <-f.toFetch }()
+		f.busy <- struct{}{}
+		defer func() { <-f.busy }()
 		result, node, err := f.files(f.work, build)
 		return func() {
 			r.out.Node = node
@@ -86,7 +86,7 @@ func (f *follower) files(ctx context.Context, b buildkite.Build) (doc, node []by
 	}
 	doc, err = file(result.File, result.MaxBytes)
 	if err == nil && f.Node {
-		node, _ = file(NodeFile, maxNodeFile) // the result is good without it
+		node, _ = file(nodeFile, maxNodeFile) // the result is good without it
 	}
 	return doc, node, err
 }

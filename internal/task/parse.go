@@ -81,7 +81,7 @@ func (d *definition) people(at map[string]pair) {
 		d.word(m, "description")
 	}
 	if m, ok := given("gpus"); ok {
-		d.t.GPUs = d.words(m.value, "gpus", "[B200, H100]")
+		d.words(m.value, "gpus", "[B200, H100]")
 	}
 	if m, ok := given("libraries"); ok {
 		d.words(m.value, "libraries", "[cutlass]")

@@ -42,7 +42,6 @@ type Task struct {
 	Root       fs.FS             // has Dir; nil for the files of this machine
 	Lang       string            // Python or CUDA
 	Templates  map[string]string // starting points for a submission, by language: CUDA, Python, Triton, HIP, CuteDSL
-	GPUs       []string          // kinds of GPU that the problem is for; empty if not given
 	Tests      int               // how many there are
 	Benchmarks int
 	RankingBy  string // last, mean or geom

@@ -68,7 +68,7 @@ func TestPython(t *testing.T) {
 	got := *p
 	got.files, got.config, got.common, got.compiled = nil, payload.Object{}, payload.Object{}, nil
 	if d := cmp.Diff(Task{
-		Dir: dir, Lang: Python, Templates: map[string]string{"Python": "pass\n", "Triton": "pass\n"}, GPUs: []string{"B200", "H100"},
+		Dir: dir, Lang: Python, Templates: map[string]string{"Python": "pass\n", "Triton": "pass\n"},
 		Tests: 2, Benchmarks: 1, RankingBy: "last", Submission: "submission.py",
 		TestTimeout: 90 * time.Second, BenchmarkTimeout: 3 * time.Minute, RankedTimeout: 500 * time.Millisecond,
 	}, got, cmp.AllowUnexported(payload.Object{}), cmp.FilterPath(func(p cmp.Path) bool {
