@@ -182,14 +182,7 @@ func (r *Report) run(ctx context.Context, c *buildkite.Client, o Options, part s
 		follow.On = func(i int, s submit.Status) { o.On(part, trials[i].name, s) }
 	}
 	outcomes := submit.Run(ctx, c, follow, jobsOf(trials))
-	refused := ""
 	for i, out := range outcomes {
-		if out.Verdict == submit.NotCreated && out.Err != nil {
-			if refused == "" { // the same for all
-				refused = c.Explain(ctx, out.Err, o.Org, o.Pipeline).Error()
-			}
-			outcomes[i].Reason, out.Reason = refused, refused
-		}
 		check := Check{
 			Part: part, Name: trials[i].name, Verdict: Failed, RunID: out.RunID, Build: out.Build, URL: out.URL,
 			Agent: out.Agent, Queue: out.Queue, Run: out.Run,

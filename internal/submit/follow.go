@@ -56,6 +56,7 @@ type run struct {
 	canceling bool      // cancellation was requested
 	tries     int       // requests for the build
 	unsure    time.Time // when the last of them failed; zero while one is under way
+	err       error     // why
 	fetching  bool
 	done      bool
 	status    Status
@@ -80,7 +81,6 @@ func (f *follower) follow(ctx context.Context, stop func()) {
 	// A token that may not list builds cannot follow them either.
 	if _, err := f.client.Find(ctx, f.Org, f.Pipeline, batchKey, f.batch); err != nil && ctx.Err() == nil {
 		for _, r := range f.runs {
-			r.out.Err = err
 			f.finish(r, NotCreated, err.Error())
 		}
 		return
@@ -154,10 +154,9 @@ func (f *follower) create(ctx context.Context, r *run) {
 			case errors.Is(err, errNotBegun):
 				f.finish(r, Cancelled, err.Error())
 			case status > 0 && status < 500:
-				r.out.Err = err
 				f.finish(r, NotCreated, err.Error())
 			default: // polls find out whether it was created
-				r.out.Err, r.unsure = err, time.Now()
+				r.err, r.unsure = err, time.Now()
 				f.logRetry(err)
 			}
 		}
@@ -172,7 +171,7 @@ func (f *follower) recreate(ctx context.Context, r *run, at time.Time) {
 	case r.tries < maxTries && !f.ending:
 		f.create(ctx, r)
 	default:
-		f.finish(r, Unknown, fmt.Sprintf("%v: unknown whether it was created; it has not been seen since; look for its run ID %s", r.out.Err, r.job.RunID))
+		f.finish(r, Unknown, fmt.Sprintf("%v: unknown whether it was created; it has not been seen since; look for its run ID %s", r.err, r.job.RunID))
 	}
 }
 

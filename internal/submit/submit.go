@@ -75,7 +75,6 @@ type Outcome struct {
 	Run     float64        `json:"run_seconds"`           // from started to ended
 	Raw     []byte         `json:"-"`                     // result.json as fetched
 	Node    []byte         `json:"-"`                     // node.json, if there is one
-	Err     error          `json:"-"`                     // why the build was not created
 	Result  *result.Result `json:"result,omitempty"`
 }
 

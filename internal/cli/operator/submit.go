@@ -96,7 +96,7 @@ func (f *submitFlags) run(ctx context.Context, s term.Streams, args []string) er
 	if !f.Force {
 		if err := submit.CheckQueue(ctx, client, f.Org, f.Queue); err != nil {
 			p.Stop()
-			return client.Explain(ctx, err, f.Org, f.Pipeline)
+			return err
 		}
 	}
 	out := submit.Run(ctx, client, submit.Options{
@@ -104,9 +104,6 @@ func (f *submitFlags) run(ctx context.Context, s term.Streams, args []string) er
 		On: p.Show, Log: func(why string) { p.Trouble(why, 0) },
 	}, []submit.Job{j})[0]
 	p.Stop()
-	if out.Verdict == submit.NotCreated && out.Err != nil {
-		out.Reason = client.Explain(ctx, out.Err, f.Org, f.Pipeline).Error()
-	}
 	err = s.Print(f.asJSON, out, func() { printOutcome(s, out) })
 	if f.resultFile != "" && len(out.Raw) > 0 {
 		if writeErr := renameio.WriteFile(f.resultFile, out.Raw, 0o644); writeErr != nil {
