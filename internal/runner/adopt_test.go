@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // showAdopted calls adopt, then prints what the kernel shows of this process.
@@ -32,9 +33,7 @@ func showAdopted() int {
 func TestAdopt(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	cmd := exec.CommandContext(t.Context(), self)
 	cmd.Env = append(os.Environ(), "KBNODE_TEST_ADOPT=1")
 	cmd.ExtraFiles = []*os.File{os.Stdin, os.Stdin}
@@ -53,13 +52,9 @@ func TestKilledRunnerLeavesNothing(t *testing.T) {
 	}}
 	j := newConfigJob(t, config)
 	write(t, filepath.Join(j.cmd.Dir, result.File), "{}")
-	if err := j.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.cmd.Start())
 	waitFor(t, filepath.Join(j.cmd.Dir, "pid"))
-	if err := j.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.cmd.Process.Kill())
 	if _, result := j.wait(t); result != nil {
 		t.Errorf("there is a result: %v", result)
 	}
@@ -87,9 +82,7 @@ func TestSpace(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for _, sub := range []string{"a", "b"} {
-		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(filepath.Join(dir, sub), 0o755))
 	}
 	for _, row := range []struct {
 		env  []string

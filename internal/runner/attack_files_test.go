@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestPlantedInterpreter has the pre-run put another python3, or a library that it loads, where the
@@ -57,9 +59,7 @@ except OSError: pass`, map[string]string{"current": "version", "version/bin/pyth
 				_ = os.Mkdir(filepath.Join(j.dir, "tools"), 0o755)
 				write(t, j.dir+"/cuda/nvvm/bin/cicc", "")
 				write(t, j.dir+"/cuda/bin/nvcc", "#!/bin/sh\n")
-				if err := os.Chmod(j.dir+"/cuda/bin/nvcc", 0o755); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.Chmod(j.dir+"/cuda/bin/nvcc", 0o755))
 				for name, target := range c.links {
 					link(t, target, filepath.Join(j.dir, name))
 				}
@@ -211,12 +211,8 @@ o("check: %s\n" % helper.verdict)`, func(t *testing.T, _ *job, code int, result 
 		}
 		t.Cleanup(func() { _ = os.RemoveAll(dir) })
 		j.cmd.Dir = dir
-		if err := os.WriteFile(filepath.Join(dir, "helper.py"), []byte("verdict = \"fail\"\n"), 0o666); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(filepath.Join(dir, "helper.py"), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, "helper.py"), []byte("verdict = \"fail\"\n"), 0o666))
+		must.Do(t, os.Chmod(filepath.Join(dir, "helper.py"), 0o666))
 	})
 }
 

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // attacks runs a test as root and as another user, with Landlock and without. The judge's program
@@ -64,9 +66,7 @@ func (j *job) become(t *testing.T, user int) {
 	if err == nil {
 		err = exec.CommandContext(t.Context(), "chown", "-R", fmt.Sprint(user), j.dir).Run()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	j.cmd.Path, j.cmd.Args[0] = self, self
 	if path := getenvLast(j.cmd.Env, "PATH"); !strings.HasPrefix(path, j.dir) {
 		j.cmd.Env = append(j.cmd.Env, "PATH=/usr/bin:/bin")
@@ -82,9 +82,7 @@ func (j *job) become(t *testing.T, user int) {
 func processesWith(t *testing.T, text string) (found []string) {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, f := range files {
 		if line, err := os.ReadFile(f); err == nil && strings.Contains(string(line), text) {
 			found = append(found, f+" "+strings.ReplaceAll(string(line), "\x00", " "))
@@ -344,21 +342,15 @@ o("check: pass\n")`, func(t *testing.T, j *job, code int, result map[string]any)
 			t.Skip(err)
 		}
 		t.Cleanup(func() { _ = unix.Close(master) })
-		if err := unix.IoctlSetPointerInt(master, unix.TIOCSPTLCK, 0); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, unix.IoctlSetPointerInt(master, unix.TIOCSPTLCK, 0))
 		n, err := unix.IoctlGetInt(master, unix.TIOCGPTN)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		name := "/dev/pts/" + strconv.Itoa(n)
 		terminal, err := os.OpenFile(name, os.O_RDWR|syscall.O_NOCTTY, 0)
 		if err == nil {
 			err = os.Chmod(name, 0o666)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		t.Cleanup(func() { _ = terminal.Close() })
 		j.terminal, j.cmd.Stdin = master, terminal
 		j.cmd.Env = append(j.cmd.Env, "TERMINAL="+name)

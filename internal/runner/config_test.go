@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestParseLimits(t *testing.T) {
@@ -44,12 +45,8 @@ func TestCompilerFlags(t *testing.T) {
 func parse(t *testing.T, doc string) *config {
 	t.Helper()
 	o, err := payload.ParseObject(doc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	c, err := parseConfig(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return c
 }

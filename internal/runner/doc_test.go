@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func write(t *testing.T, path, text string) {
@@ -12,9 +14,7 @@ func write(t *testing.T, path, text string) {
 	if err == nil {
 		err = os.WriteFile(path, []byte(text), 0o644)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }
 
 func link(t *testing.T, target, path string) {
@@ -23,7 +23,5 @@ func link(t *testing.T, target, path string) {
 	if err == nil {
 		err = os.Symlink(target, path)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }

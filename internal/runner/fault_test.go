@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // report is the beginning of a task's program: o() writes to POPCORN_FD.
@@ -161,14 +162,10 @@ func TestTimeoutEndsTheWholeTree(t *testing.T) {
 func mayProfile(t *testing.T) bool {
 	t.Helper()
 	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	_, after, _ := strings.Cut(string(status), "CapEff:")
 	caps, err := strconv.ParseUint(strings.Fields(after)[0], 16, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return caps&(1<<38|1<<21) != 0
 }
 
@@ -319,9 +316,7 @@ daemon(); print("so far", flush=True); open("now", "w").close(); time.sleep(60)`
 
 func cancelWith(t *testing.T, sig syscall.Signal, config any) {
 	j := newConfigJob(t, config)
-	if err := j.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.cmd.Start())
 	waitFor(t, filepath.Join(j.cmd.Dir, "now"))
 	// No signal that can be caught ends or stops the runner, but the one that asks it to end.
 	for s := range syscall.Signal(65) {
@@ -330,13 +325,9 @@ func cancelWith(t *testing.T, sig syscall.Signal, config any) {
 			32, 33, 34: // Go leaves these to C libraries
 			continue
 		}
-		if err := j.cmd.Process.Signal(s); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, j.cmd.Process.Signal(s))
 	}
-	if err := j.cmd.Process.Signal(sig); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.cmd.Process.Signal(sig))
 	code, result := j.wait(t)
 	if message, _ := at(result, "error").(string); code != 1 || at(result, "success") != false || !strings.Contains(message, "cancelled") {
 		t.Errorf("exit code %d, success %v, error %q", code, at(result, "success"), message)

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // A slot's container sees its node's whole topology, but only the properties of its own
@@ -40,12 +42,8 @@ func TestKFDNames(t *testing.T) {
 			root := t.TempDir()
 			for file, text := range row.files {
 				file = filepath.Join(root, file)
-				if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.MkdirAll(filepath.Dir(file), 0o700))
+				must.Do(t, os.WriteFile(file, []byte(text), 0o600))
 			}
 			if got := kfdNames(root+"/sys", root+"/dev"); !slices.Equal(got, row.want) {
 				t.Errorf("names %q, want %q", got, row.want)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestMain lets the test binary run as `kbnode runner`, which takes over its process.
@@ -123,24 +124,16 @@ func newJob(t *testing.T, env ...string) *job {
 		t.Skip("python3 cannot be run: ", err)
 	}
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	tools, err := filepath.Abs("testdata/bin") // a stand-in nvidia-smi
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	j := &job{dir: dir, cmd: exec.CommandContext(t.Context(), self)}
 	j.cmd.Dir = filepath.Join(dir, "work")
 	tmp := filepath.Join(dir, "tmp")
 	for _, d := range []string{j.cmd.Dir, tmp} {
-		if err := os.Mkdir(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(d, 0o755))
 	}
 	// The race detector otherwise waits a second before a program ends.
 	j.cmd.Env = append(os.Environ(), "KBNODE_TEST_RUNNER=1", "KBNODE_TEST_CGROUP="+processGroup(), "GORACE=atexit_sleep_ms=0", "TMPDIR="+tmp,
@@ -154,18 +147,14 @@ func newJob(t *testing.T, env ...string) *job {
 func newConfigJob(t *testing.T, config any, env ...string) *job {
 	t.Helper()
 	text, err := json.Marshal(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return newJob(t, append(env, "KERNELBOT_PAYLOAD="+payload.Encode(text))...)
 }
 
 // run returns the exit code and result.json, nil if there is none.
 func (j *job) run(t *testing.T) (int, map[string]any) {
 	t.Helper()
-	if err := j.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.cmd.Start())
 	return j.wait(t)
 }
 
