@@ -2,7 +2,6 @@ package payload
 
 import (
 	"math"
-	"strings"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/test/must"
@@ -21,35 +20,5 @@ func TestJSON(t *testing.T) {
 		`[1,{"b":null,"a":true},[]]`: []Value{Int("1"), inner, []Value{}},
 	} {
 		must.Equal(t, want, JSON(v))
-	}
-}
-
-func TestIndent(t *testing.T) {
-	t.Parallel()
-	got := Indent(" {\"a\\\"{\" : [ ] ,\"b\":{ },\"c\":[1E3,{\"d\":-0.0}\n,\"}]\\\\\"], \"a\\\"{\":NaN} ")
-	want := `{
-  "a\"{": [],
-  "b": {},
-  "c": [
-    1E3,
-    {
-      "d": -0.0
-    },
-    "}]\\"
-  ],
-  "a\"{": NaN
-}`
-	must.Equal(t, want, got)
-	const deep = 1000
-	if got := Indent(strings.Repeat("[", deep) + "1" + strings.Repeat("]", deep)); len(got) > 2*deep*(2*indentDepth+2) {
-		t.Errorf("%d nested lists became %d bytes", deep, len(got))
-	}
-}
-
-func TestEscapeInvisible(t *testing.T) {
-	t.Parallel()
-	got := EscapeInvisible("{\"a\u009b31m\": \"é\u202e\u007f\U000e0001 \\u0041 😀\"}\n")
-	if want := `{"a\u009b31m": "é\u202e\u007f\udb40\udc01 \u0041 😀"}` + "\n"; got != want {
-		t.Errorf("got %q", got)
 	}
 }

@@ -17,11 +17,10 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Bounds of a problem's files: the bytes of one, and how many.
+// Bounds of a problem's files, in bytes.
 const (
-	maxFile  = 8 << 20
-	maxFiles = 1000
-	maxText  = 16 << 20 // bytes of all files
+	maxFile = 8 << 20
+	maxText = 16 << 20 // of all files
 )
 
 // readFile reads a file of the problem. A file of the machine has at most that many bytes.
@@ -99,12 +98,7 @@ func (d *definition) text(line int, source string) string {
 // files reads the files for the job's directory.
 func (d *definition) files(n *yaml.Node) {
 	const hint = `{"name": "eval.py", "source": "eval.py"}`
-	list := d.list(n, "files", hint)
-	if len(list) > maxFiles {
-		d.Add(n.Line, "files has %d members, and %d are allowed; write fewer", len(list), maxFiles)
-		return
-	}
-	for _, e := range list {
+	for _, e := range d.list(n, "files", hint) {
 		members, ok := d.group(e, "files", hint)
 		if !ok {
 			continue

@@ -26,18 +26,18 @@ func (d *definition) known(members []pair, prefix string, keys []string) {
 }
 
 func (d *definition) group(n *yaml.Node, what, hint string) ([]pair, bool) {
-	if !d.readable(n, 1) {
+	if !d.readable(n) {
 		return nil, false
 	}
 	if n.Kind != yaml.MappingNode {
 		d.Add(n.Line, "%s: this is %s; write a group of keys such as %s", what, kind(n), hint)
 		return nil, false
 	}
-	return d.pairs(n, 1), true
+	return d.pairs(n), true
 }
 
 func (d *definition) list(n *yaml.Node, what, hint string) []*yaml.Node {
-	if !d.readable(n, 1) {
+	if !d.readable(n) {
 		return nil
 	}
 	if n.Kind != yaml.SequenceNode {
@@ -60,7 +60,7 @@ func (d *definition) words(n *yaml.Node, what, hint string) []string {
 // word returns a text that is not empty.
 func (d *definition) word(m pair, what string) (string, bool) {
 	n := m.value
-	if !d.readable(n, 1) {
+	if !d.readable(n) {
 		return "", false
 	}
 	if !isText(n) {

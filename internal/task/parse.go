@@ -68,44 +68,23 @@ func (d *definition) read(root *yaml.Node) {
 	t.common.Set("ranking_by", t.RankingBy)
 	t.common.Set("seed", d.seed(at))
 	t.common.Set("multi_gpu", t.MultiGPU)
-	d.people(at)
+	d.templates(at)
 }
 
-// people reads the keys that are not for the job.
-func (d *definition) people(at map[string]pair) {
-	given := func(key string) (pair, bool) {
-		m, ok := at[key]
-		return m, ok && !isNull(m.value)
-	}
-	if m, ok := given("description"); ok {
-		d.word(m, "description")
-	}
-	if m, ok := given("gpus"); ok {
-		d.words(m.value, "gpus", "[B200, H100]")
-	}
-	if m, ok := given("libraries"); ok {
-		d.words(m.value, "libraries", "[cutlass]")
-	}
-	words := func(key, hint string, keys []string, take func(e pair, word string)) {
-		m, ok := given(key)
-		if !ok {
-			return
-		}
-		members, _ := d.group(m.value, key, hint)
-		d.known(members, key+".", keys)
-		for _, e := range members {
-			if word, ok := d.word(e, key+"."+e.key); ok {
-				take(e, word)
-			}
-		}
-	}
+// templates reads the starting points for a submission.
+func (d *definition) templates(at map[string]pair) {
 	d.t.Templates = map[string]string{}
-	words("templates", "Python: submission.py", templates, func(e pair, source string) { d.t.Templates[e.key] = d.text(e.line, source) })
-	words("validation", "version: and script:", []string{"script", "version"}, func(e pair, source string) {
-		if e.key == "script" {
-			d.text(e.line, source)
+	m, ok := at["templates"]
+	if !ok || isNull(m.value) {
+		return
+	}
+	members, _ := d.group(m.value, "templates", "Python: submission.py")
+	d.known(members, "templates.", templates)
+	for _, e := range members {
+		if source, ok := d.word(e, "templates."+e.key); ok {
+			d.t.Templates[e.key] = d.text(e.line, source)
 		}
-	})
+	}
 }
 
 func (d *definition) config(m pair) {
@@ -177,7 +156,7 @@ func (d *definition) config(m pair) {
 
 // arch reads the architecture for which nvcc compiles if no GPU is given.
 func (d *definition) arch(n *yaml.Node) {
-	if !d.readable(n, 1) || isNull(n) {
+	if !d.readable(n) || isNull(n) {
 		return
 	}
 	if n.Kind != yaml.ScalarNode || !archForm().MatchString(n.Value) {
@@ -203,7 +182,7 @@ func (d *definition) isFile(line int, key, name string) {
 }
 
 func (d *definition) defines(n *yaml.Node) payload.Value {
-	v := d.value(n, 1)
+	v := d.value(n)
 	o, ok := v.(*payload.Object)
 	if !ok {
 		d.Add(n.Line, "config.defines is %s; write a group of keys such as NAME: value", shown(v))
@@ -225,7 +204,7 @@ func (d *definition) cases(at map[string]pair, key string) []payload.Value {
 	}
 	for _, n := range d.list(m.value, key, "{size: 1024, seed: 1}") {
 		faults := len(d.List)
-		v := d.value(n, 2)
+		v := d.value(n)
 		o, ok := v.(*payload.Object)
 		if !ok && len(d.List) == faults {
 			d.Add(n.Line, "%s: this is %s; write a group of keys such as {size: 1024, seed: 1}", key, shown(v))

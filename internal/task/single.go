@@ -17,7 +17,7 @@ func (d *definition) single(at map[string]pair, key string, otherwise payload.Va
 	if !ok {
 		return otherwise
 	}
-	v := d.value(m.value, 1)
+	v := d.value(m.value)
 	if !fits(v) {
 		d.Add(m.line, "%s is %s; write %s", key, shown(v), want)
 	}
