@@ -98,36 +98,28 @@ func (d *definition) text(line int, source string) string {
 // files reads the files for the job's directory.
 func (d *definition) files(n *yaml.Node) {
 	const hint = `{"name": "eval.py", "source": "eval.py"}`
-	for _, e := range d.list(n, "files", hint) {
-		members, ok := d.group(e, "files", hint)
-		if !ok {
+	var list []yaml.Node
+	d.decode(n, "files", &list, "a list such as - "+hint)
+	for _, e := range list {
+		var entry struct{ Name, Source string }
+		if d.decode(&e, "files: this", &entry, hint); e.Kind != yaml.MappingNode {
 			continue
 		}
-		var f file
-		source, line, nameLine := "", 0, 0
-		for _, m := range members {
-			switch m.key {
-			case "name":
-				f.name, _ = d.word(m, "name")
-				nameLine = m.line
-			case "source":
-				source, _ = d.word(m, "source")
-				line = m.line
-			}
-		}
-		if nameLine == 0 {
+		f := file{name: entry.Name}
+		if f.name == "" {
 			d.Add(e.Line, "files: name is missing; write the file's name in the job's directory")
+		} else {
+			d.checkName(e.Line, f.name)
 		}
-		if line == 0 {
+		switch entry.Source {
+		case "":
 			d.Add(e.Line, "files: source is missing; write the path of the file, or %s", Submission)
+		case Submission:
+			f.text = Submission
+		default:
+			f.text = d.text(e.Line, entry.Source)
 		}
-		if f.name != "" {
-			d.checkName(nameLine, f.name)
-		}
-		if source != "" && source != Submission {
-			f.text = d.text(line, source)
-		}
-		f.submission = source == Submission || f.text == Submission // as in kernelbot
+		f.submission = f.text == Submission // as in kernelbot, also in a file
 		if f.submission && d.t.Submission == "" {
 			d.t.Submission = f.name
 		}

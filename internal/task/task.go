@@ -94,7 +94,7 @@ func load(t *Task, name string) (*Task, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s %w", name, err)
 	}
-	d := &definition{document: document{Faults: yamlfile.Faults{File: name}}, t: t}
+	d := &definition{Faults: yamlfile.Faults{File: name}, t: t}
 	if root := d.parse(text); root != nil {
 		d.read(root)
 	}

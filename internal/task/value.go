@@ -7,7 +7,7 @@ import (
 )
 
 // readable refuses what kbnode does not read of YAML.
-func (d *document) readable(n *yaml.Node) bool {
+func (d *definition) readable(n *yaml.Node) bool {
 	switch {
 	case n.Kind == yaml.AliasNode || n.Anchor != "":
 		d.Add(n.Line, "anchors and aliases (&name, *name) are not read; write out what they stand for, or put a string in quotes")
@@ -25,7 +25,7 @@ type pair struct {
 	value *yaml.Node
 }
 
-func (d *document) pairs(n *yaml.Node) []pair {
+func (d *definition) pairs(n *yaml.Node) []pair {
 	var all []pair
 	at := map[string]int{}
 	for i := 0; i+1 < len(n.Content); i += 2 {
@@ -58,7 +58,7 @@ func (d *document) pairs(n *yaml.Node) []pair {
 }
 
 // value converts a node. The result is invalid after a fault.
-func (d *document) value(n *yaml.Node) payload.Value {
+func (d *definition) value(n *yaml.Node) payload.Value {
 	if !d.readable(n) {
 		return nil
 	}

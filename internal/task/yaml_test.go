@@ -16,7 +16,7 @@ import (
 
 // read converts a document like a value of a task.yml.
 func read(text string) (string, error) {
-	d := document{Faults: yamlfile.Faults{File: "x.yml"}}
+	d := definition{Faults: yamlfile.Faults{File: "x.yml"}}
 	var v payload.Value
 	if root := d.parse([]byte(text)); root != nil {
 		v = d.value(root)
