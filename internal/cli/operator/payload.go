@@ -169,7 +169,7 @@ func encoded(s term.Streams, args []string) (string, error) {
 			return text, err
 		}
 	}
-	text, _, err = payload.FromEnv(os.Environ())
+	text, err = payload.FromEnv(os.Environ())
 	if err == nil && text == "" {
 		err = term.Usagef("nothing to decode; name a file, pipe a payload in, or set %s", payload.Var)
 	}
