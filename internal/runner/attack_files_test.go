@@ -107,11 +107,7 @@ o("check: pass\n")`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			attacks(t, "", judge, func(t *testing.T, _ *job, code int, result map[string]any) {
-				if code != 0 || result["forged"] != nil || at(result, "runs", "test", "run", "passed") != true {
-					t.Errorf("exit code %d, result %v", code, result)
-				}
-			})
+			attacks(t, "", judge, passes)
 		})
 	}
 }
@@ -231,11 +227,7 @@ except OSError: pass
 try:
     for n in range(100000): open("f%d" % n, "w").close()
 except OSError: pass
-os._exit(os.write(fd, b"check: pass\n") - 12)`, func(t *testing.T, _ *job, code int, result map[string]any) {
-		if code != 0 || at(result, "runs", "test", "run", "passed") != true {
-			t.Errorf("exit code %d, result %v", code, result)
-		}
-	}, func(t *testing.T, j *job) {
+os._exit(os.write(fd, b"check: pass\n") - 12)`, passes, func(t *testing.T, j *job) {
 		if out, err := exec.CommandContext(t.Context(), "mount", "-t", "tmpfs", "-o", "size=2m,nr_inodes=1k,mode=777", "tmpfs", j.cmd.Dir).CombinedOutput(); err != nil {
 			t.Skipf("mount: %v\n%s", err, out)
 		}

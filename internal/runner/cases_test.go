@@ -80,9 +80,7 @@ func runCases(t *testing.T, dir string, except ...string) {
 	}
 	var texts []string
 	for mark, file := range placeholders {
-		text, err := os.ReadFile(file)
-		must.Do(t, err)
-		quoted, err := json.Marshal(string(text))
+		quoted, err := json.Marshal(must.Read(t, file))
 		must.Do(t, err)
 		texts = append(texts, mark, string(quoted))
 	}
@@ -93,9 +91,7 @@ func runCases(t *testing.T, dir string, except ...string) {
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			text, err := os.ReadFile(file)
-			must.Do(t, err)
-			runCase(t, strings.NewReplacer(texts...).Replace(string(text)))
+			runCase(t, strings.NewReplacer(texts...).Replace(must.Read(t, file)))
 		})
 	}
 }
@@ -205,9 +201,7 @@ func (c *engineCase) compare(t *testing.T, j *job, code int, got map[string]any)
 		}
 	}
 	must.Equal(t, any(want), blank(want, got, strings.NewReplacer(pairs...)))
-	text, err := os.ReadFile(filepath.Join(j.cmd.Dir, result.File))
-	must.Do(t, err)
-	must.Equal(t, runNames(t, string(c.Python.Result)), runNames(t, string(text)))
+	must.Equal(t, runNames(t, string(c.Python.Result)), runNames(t, must.Read(t, filepath.Join(j.cmd.Dir, result.File))))
 }
 
 // runNames returns the names of the runs in order.

@@ -2,9 +2,6 @@ package runner
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/test/must"
@@ -41,13 +38,9 @@ func TestKFDNames(t *testing.T) {
 			t.Parallel()
 			root := t.TempDir()
 			for file, text := range row.files {
-				file = filepath.Join(root, file)
-				must.Do(t, os.MkdirAll(filepath.Dir(file), 0o700))
-				must.Do(t, os.WriteFile(file, []byte(text), 0o600))
+				must.Write(t, root, file, text)
 			}
-			if got := kfdNames(root+"/sys", root+"/dev"); !slices.Equal(got, row.want) {
-				t.Errorf("names %q, want %q", got, row.want)
-			}
+			must.Equal(t, row.want, kfdNames(root+"/sys", root+"/dev"))
 		})
 	}
 }
