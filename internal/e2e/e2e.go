@@ -150,17 +150,13 @@ func (r *Report) concurrency(ctx context.Context, c *buildkite.Client, o Options
 	if n == 0 {
 		return
 	}
-	width := min(n, max(free, 1))
-	if o.Hold == 0 {
-		o.Hold = holdFor(width)
-	}
 	trials, err := o.trials(Concurrency, n)
 	if err != nil {
 		together.Saw = err.Error()
 		return
 	}
 	var ok bool
-	if together.Saw, ok = sideBySide(r.run(ctx, c, o, Concurrency, trials), width); ok {
+	if together.Saw, ok = sideBySide(r.run(ctx, c, o, Concurrency, trials), min(n, max(free, 1))); ok {
 		together.Verdict = OK
 	}
 }
