@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestParsePopcornIsBounded reports as much as may be, and one key more.
@@ -63,10 +64,7 @@ func TestVisibleGPUs(t *testing.T) {
 func TestTorchIsFoundWithoutImport(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
-	write := func(name, text string) {
-		t.Helper()
-		write(t, filepath.Join(root, name), text)
-	}
+	write := func(name, text string) { must.Write(t, root, name, text) }
 	write("usr/bin/python3.12", "")
 	write("usr/lib/python3.12/os.py", "")
 	write("usr/lib/python3.12/site-packages/torch/version.py", `from typing import Optional
