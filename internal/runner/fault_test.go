@@ -248,6 +248,7 @@ o("check: pass")`, func(t *testing.T, _ *job, _ int, result map[string]any) {
 			t.Errorf("got %q", got)
 		}
 	}, func(_ *testing.T, j *job) {
+		j.cmd.ExtraFiles = []*os.File{os.Stdin, os.Stdin}
 		j.cmd.Env = append(j.cmd.Env, "BUILDKITE_AGENT_ACCESS_TOKEN=5EC2E7", "BUILDKITE_AGENT_JOB_API_TOKEN=5EC2E7", "BUILDKITE_AGENT_JOB_API_SOCKET=5EC2E7",
 			"SUBMISSION_PAYLOAD=5EC2E7", "KERNELBOT_PAYLOAD_0=5EC2E7", "VISIBLE=1")
 	})

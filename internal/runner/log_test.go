@@ -140,22 +140,11 @@ o("check: pass\nstdin: %s\nseed: %s\n" % (any(found), os.environ["POPCORN_SEED"]
 			}
 		})
 	}
-	for name, c := range map[string]struct{ config, want string }{
-		"no file": {"", "read payload: open"},
-		"encoded": {payload.Encode([]byte("{}")), "is encoded; give it with --payload"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			file := filepath.Join(t.TempDir(), "task.json")
-			if c.config != "" {
-				write(t, file, c.config)
-			}
-			j := newJob(t, "KBNODE_TEST_CONFIG="+file)
-			code, result := j.run(t)
-			if message, _ := at(result, "error").(string); code != 1 || !strings.Contains(message, c.want) {
-				t.Errorf("exit code %d, error %q, want %q in it", code, message, c.want)
-			}
-		})
+	for want, config := range map[string]string{"read payload: open": filepath.Join(t.TempDir(), "none"), "is encoded; give it with --payload": file + ".payload"} {
+		code, result := newJob(t, "KBNODE_TEST_CONFIG="+config).run(t)
+		if message, _ := at(result, "error").(string); code != 1 || !strings.Contains(message, want) {
+			t.Errorf("exit code %d, error %q, want %q in it", code, message, want)
+		}
 	}
 }
 

@@ -42,9 +42,6 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(Main(context.Background(), o))
 	}
-	if os.Getenv("KBNODE_TEST_ADOPT") != "" {
-		os.Exit(showAdopted())
-	}
 	os.Exit(m.Run())
 }
 
