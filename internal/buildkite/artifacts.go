@@ -66,7 +66,7 @@ func (c *Client) fetch(ctx context.Context, a Artifact, most int64) ([]byte, err
 	_ = resp.Body.Close() // read already
 	to, err := resp.Location()
 	if err != nil || to.Scheme != "https" && to.Scheme != at.Scheme {
-		return nil, errors.New("Buildkite returned no https link to it")
+		return nil, errors.New("there is no https link to it")
 	}
 	if req, err = http.NewRequestWithContext(ctx, http.MethodGet, to.String(), nil); err != nil {
 		return nil, errors.New("its link is invalid")
