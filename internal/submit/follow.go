@@ -188,8 +188,12 @@ func (f *follower) poll(ctx context.Context) {
 		builds, err := f.client.Find(within, f.Org, f.Pipeline, batchKey, f.batch)
 		return func() {
 			f.polling = false
-			if err != nil {
-				f.pollFailed(err)
+			switch status := buildkite.Refused(err); {
+			case status >= 400 && status < 500 || err != nil && time.Since(f.answered) > silence: // another will not help
+				f.giveUp(err.Error())
+				return
+			case err != nil:
+				f.logRetry(err)
 				return
 			}
 			f.answered = time.Now()
@@ -203,16 +207,6 @@ func (f *follower) poll(ctx context.Context) {
 			}
 		}
 	})
-}
-
-// pollFailed handles a failed poll: it gives up if another will not help, or if all have failed for
-// too long.
-func (f *follower) pollFailed(err error) {
-	if status := buildkite.Refused(err); status >= 400 && status < 500 || time.Since(f.answered) > silence {
-		f.giveUp(err.Error())
-		return
-	}
-	f.logRetry(err)
 }
 
 func (f *follower) logRetry(err error) {
