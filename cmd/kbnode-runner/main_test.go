@@ -19,7 +19,7 @@ func TestLinks(t *testing.T) {
 	must.Do(t, err)
 	const own = "github.com/gpu-mode/kbnode/"
 	want := []string{
-		own + "internal/text", own + "internal/payload", "golang.org/x/sys/unix", own + "internal/result", own + "internal/tree",
+		own + "internal/payload", own + "internal/text", "golang.org/x/sys/unix", own + "internal/result", own + "internal/tree",
 		own + "internal/runner", own + "internal/cpuset", own + "internal/selftest/probe", own + "cmd/kbnode-runner",
 	}
 	if diff := cmp.Diff(want, strings.Fields(string(out))); diff != "" {

@@ -80,7 +80,7 @@ func TestBuilds(t *testing.T) {
 		{"as JSON", controls, "e2e artifact --gpu b200_bk --json", 0, []string{`"run_id": "kbnode-e2e-`, `bytes from \u001b[31m"`}, nil, nil},
 		{"escapes", controls, "e2e artifact --gpu b200_bk", 0, []string{"bytes from\n"}, nil, nil},
 		{"no agents", nil, "e2e --queue b2000", 1, nil, []string{"no agent is connected in queue b2000; there are agents in b200; --force"}, nil},
-		{"no database", nil, "e2e --queue b200 --db host=/nowhere", 1, nil, []string{`connect to PostgreSQL at "/nowhere": no such file or directory`}, nil},
+		{"no database", nil, "e2e --queue b200 --db host=/nowhere", 1, nil, []string{`connect to PostgreSQL: no server answers there`}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r, s, env := onQueue(t, tt.files, strings.Fields(tt.args)...)

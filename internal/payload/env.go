@@ -50,9 +50,6 @@ func FromEnv(env []string) (string, error) {
 			return v, nil
 		}
 	}
-	if len(vars) == 0 {
-		return "", nil
-	}
 	if len(vars) > maxPieces {
 		return "", fmt.Errorf("the payload is in more than %d pieces; send fewer and larger ones", maxPieces)
 	}

@@ -70,6 +70,7 @@ func TestFind(t *testing.T) {
 		"prefix_pyton":           `"prefix_pyton" is neither an example nor a directory; write prefix_python; ` + list,
 		"Prefix-Python":          `write prefix_python; `,
 		"prefix":                 "write prefix_python; ",
+		"py":                     "name a directory that has a task.yml, or an example: ",
 		"vectoradd":              "write vectoradd_cuda_inline or vectoradd_triton; " + list,
 		"vectoradd_triton.py":    "write vectoradd_triton; ",
 		"examples/prefix_python": "write prefix_python; ",
