@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -217,7 +219,7 @@ func applyInstall(ctx context.Context, s term.Streams, p *plan.Plan, host *recon
 	if err != nil {
 		return result, wrote, fmt.Errorf("%w\neverything else was changed (%s); fix this and type %s to continue", err, changeCount(len(result.Applied)), s.Again())
 	}
-	return result, wrote, waitRegistered(ctx, s, p, host, result.Deferred)
+	return result, wrote, waitRegistered(ctx, s, p, host, result.Deferred, slot.RegisterTime)
 }
 
 func installPackages(ctx context.Context, s term.Streams, n *node.Node, f *installFlags) error {
@@ -289,9 +291,9 @@ func changeCount(n int) string { return fmt.Sprintf("%d %s", n, text.Plural(n, "
 func changesWere(n int) string { return changeCount(n) + text.Plural(n, " was", " were") }
 
 // waitRegistered waits for the agents, and shows how many have registered.
-func waitRegistered(ctx context.Context, s term.Streams, p *plan.Plan, host *reconcile.Host, deferred []reconcile.Change) error {
+func waitRegistered(ctx context.Context, s term.Streams, p *plan.Plan, host *reconcile.Host, deferred []reconcile.Change, within time.Duration) error {
 	w := term.NewProgress(s)
-	err := node.WaitRegistered(ctx, p, host, deferred, func(done, total int) {
+	err := node.WaitRegistered(ctx, p, host, deferred, within, func(done, total int) {
 		line := fmt.Sprintf("%d of %d agents registered", done, total)
 		w.Show(line, line)
 	}, func(p plan.Slot, why string) {

@@ -145,7 +145,6 @@ func runDaemon(ctx context.Context, s term.Streams) error {
 		}
 	}()
 	go node.WatchFirstJobs(ctx, s.Logger())
-	go node.ContinueUpgrades(ctx, Version(), s.Logger())
 	m := metrics.New(metrics.Options{
 		Version: Version(), Commit: readVersion().Commit, Log: s.Logger(),
 		Images: func() (image.State, error) { return image.Read(plan.ImageDir) },

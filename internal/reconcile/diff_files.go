@@ -260,7 +260,7 @@ func (d *differ) removeDirs(names []string) {
 		for _, name := range names {
 			got := d.s.paths[name]
 			_, planned := d.wantDirs[name]
-			if got.kind != directory || got.owned != owned || planned || d.s.restored[name] || got.slot < 0 && !d.uninstall {
+			if got.kind != directory || got.owned != owned || planned || d.s.restored[name] || !d.uninstall && !d.outlived(name, got) {
 				continue
 			}
 			if _, planned := d.wantSlices[strings.TrimSuffix(path.Base(name), ".d")]; planned {
@@ -278,6 +278,20 @@ func (d *differ) removeDirs(names []string) {
 			d.add(phaseDelete, Change{Kind: Delete, Subject: name + "/", Slot: got.slot})
 		}
 	}
+}
+
+// outlived reports whether an unplanned directory is deleted before uninstall: that of a slot, and
+// that of an agent's release when no agent runs anything but what is planned now.
+func (d *differ) outlived(name string, got pathState) bool {
+	if path.Dir(name) != plan.AgentsDir {
+		return got.slot >= 0
+	}
+	for unit, u := range d.s.Units {
+		if slot, _ := plan.OwnsUnit(unit); isAgent(unit, slot) && u.MainPID > 0 && u.Generation != d.wantUnits[unit].Generation {
+			return false
+		}
+	}
+	return true
 }
 
 // isRuntime reports whether a file is what systemd keeps of SetProperties. It is deleted

@@ -76,6 +76,16 @@ func (h *Host) WriteDrains(drains []plan.Drain) error {
 	return h.Store(plan.DrainsPath, text)
 }
 
+// WriteAgent saves which agent slots run. The caller must hold the node's lock. The next
+// Apply changes the machine itself.
+func (h *Host) WriteAgent(r plan.AgentRelease) error {
+	text, err := plan.RenderAgent(r)
+	if err != nil {
+		return err
+	}
+	return h.Store(plan.AgentsPath, text)
+}
+
 func (h *Host) fill(t *renameio.PendingFile, name string, mode uint32, own owner, content io.Reader, like fs.FileInfo) error {
 	if _, err := io.Copy(t, content); err != nil {
 		return err
