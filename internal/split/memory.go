@@ -29,58 +29,31 @@ const (
 
 // ramNode is a NUMA node whose memory slots can use.
 type ramNode struct {
-	id      int
-	members cpuset.Set // the nodes with memory that are taken as one with it: the kernel accepts no other in a cpuset
-	bytes   int64      // all of it
-	free    int64      // MiB that are not huge pages; in splitter.ram, what slots share
+	id    int
+	bytes int64 // all of it
+	free  int64 // MiB that are not huge pages; in splitter.ram, what slots share
 }
 
 // ramNodes returns the nodes with both CPUs and memory. A node without CPUs is
 // a GPU's memory, or slow memory that would make timings depend on luck.
 func (s *splitter) ramNodes() []ramNode {
-	nodes, joined := s.in.Memory.Nodes, s.all()
-	total, sum, shared := s.in.Memory.TotalBytes, int64(0), int64(0)
-	for _, n := range nodes {
-		if n.GPU == "" {
-			sum += n.MemoryBytes
-		}
-		if joined.Contains(n.ID) {
-			shared += n.MemoryBytes
-		}
-	}
 	var out []ramNode
 	for _, c := range s.in.CPU.List {
 		if c.NUMANode < 0 || slices.ContainsFunc(out, func(n ramNode) bool { return n.id == c.NUMANode }) {
 			continue
 		}
 		n := ramNode{id: c.NUMANode}
-		var huge int64
-		for _, node := range nodes {
-			if s.root(node.ID) != n.id || node.MemoryBytes == 0 {
-				continue
+		for _, node := range s.in.Memory.Nodes {
+			if node.ID == n.id {
+				n.bytes, n.free = node.MemoryBytes, max(node.MemoryBytes-node.HugepagesBytes, 0)/mib
 			}
-			n.members = n.members.Union(cpuset.Of(node.ID))
-			n.bytes += node.MemoryBytes
-			huge += node.HugepagesBytes
 		}
-		// Nodes that share CPUs may also list the same memory.
-		if total > 0 && sum > total && joined.Contains(n.id) {
-			n.bytes -= share(min(sum-total, shared), n.bytes, shared, true)
-		}
-		n.free = max(n.bytes-huge, 0) / mib
 		out = append(out, n)
 	}
 	if !slices.ContainsFunc(out, func(n ramNode) bool { return n.bytes > 0 }) { // only the sum is known
 		for i := range out {
-			n := &out[i]
-			n.bytes = total / int64(len(out))
-			n.free = n.bytes / mib
-			n.members = cpuset.Of(n.id)
-			for _, node := range nodes {
-				if s.root(node.ID) == n.id {
-					n.members = n.members.Union(cpuset.Of(node.ID))
-				}
-			}
+			out[i].bytes = s.in.Memory.TotalBytes / int64(len(out))
+			out[i].free = out[i].bytes / mib
 		}
 	}
 	out = slices.DeleteFunc(out, func(n ramNode) bool { return n.bytes == 0 })
@@ -302,9 +275,12 @@ func (s *splitter) nearestRAM(node int) int {
 }
 
 func (s *splitter) nodesOf(weights []int64) (nodes cpuset.Set) {
+	if s.merged.Len() > 0 {
+		return s.merged
+	}
 	for n, w := range weights {
 		if w > 0 {
-			nodes = nodes.Union(s.ram[n].members)
+			nodes = nodes.Union(cpuset.Of(s.ram[n].id))
 		}
 	}
 	return nodes

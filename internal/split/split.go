@@ -101,8 +101,8 @@ func Machine(in Input) (Result, error) {
 // splitter is one run of the split.
 type splitter struct {
 	Result
-	joints
 	in       Input              // cleaned
+	merged   cpuset.Set         // nodes with memory that are taken as one; the kernel accepts no other in a cpuset
 	packages []cpuPackage       // by id
 	total    int                // cores in all packages
 	width    int                // threads of a core
