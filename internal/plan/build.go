@@ -42,7 +42,7 @@ func Build(in Input) (*Plan, error) {
 	warnings = append(warnings, SayUnread(inv)...)
 	p := &Plan{
 		Schema:   Schema,
-		Node:     safeName(node),
+		Node:     cleanName(node),
 		Warnings: append(append([]string{}, warnings...), parts.Warnings...), // never nil: JSON has a list
 		Reserved: Reserved{CPUs: parts.ReservedCPUs.String(), MemoryBytes: parts.ReservedMemory},
 	}
