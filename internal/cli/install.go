@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -271,6 +272,9 @@ func nextSteps(s term.Streams, p *plan.Plan, result reconcile.Result, wroteToken
 		for _, c := range result.Applied {
 			term.Printf(w, "  %s\n", c)
 		}
+	}
+	if slices.ContainsFunc(result.Applied, func(c reconcile.Change) bool { return c.Kind == reconcile.Adopt }) {
+		term.Printf(w, "Replaced and removed files are in %s.\n", reconcile.BackupDir)
 	}
 	printLater(w, result.Deferred)
 	if report != nil {

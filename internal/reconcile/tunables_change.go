@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -39,19 +40,24 @@ func (d *differ) tuneAll(phase phase, kind Kind, list []tuned) {
 	all := Change{Kind: kind, Subject: settings, Slot: -1}
 	var clocks []Change // which a GPU without persistence mode forgets
 	for _, t := range list {
-		text := d.tunedLines(kind, t)
 		if len(t.Slots) == 0 {
-			all.tuned, all.Diff = append(all.tuned, t), all.Diff+text
+			all.tuned = append(all.tuned, t)
 			continue
 		}
+		text := d.tunedText(kind, t)
 		c := Change{Kind: kind, Subject: "clocks of the GPU at " + t.PCI, Slot: -1, Diff: text, Why: strings.TrimSpace(text), Deferred: d.busyOf(t.Slots), tuned: []tuned{t}}
 		if len(t.Slots) == 1 {
 			c.Slot, c.Subject = t.Slots[0], "clocks of "+plan.SlotName(t.Slots[0])
 		}
 		clocks = append(clocks, c)
 	}
+	all.Diff = d.tunedText(kind, all.tuned...)
+	values := 0
+	for _, t := range all.tuned {
+		values += len(t.now)
+	}
 	if lines := lines(all.Diff); len(lines) > 2 {
-		all.Why = strconv.Itoa(len(lines)) + " of them"
+		all.Why = strconv.Itoa(values) + " of them"
 	} else {
 		all.Why = strings.Join(lines, "; ")
 	}
@@ -63,31 +69,43 @@ func (d *differ) tuneAll(phase phase, kind Kind, list []tuned) {
 	}
 }
 
-// tunedLines describes what changes, one line for the files of one setting that have the same value.
-func (d *differ) tunedLines(kind Kind, t tuned) (text string) {
-	name := t.Name
-	if _, setting, ok := t.GPU(); ok {
-		name = "nvml/*/" + setting
-	}
-	count := map[string]int{}
-	for file, now := range t.now {
-		to := t.Value
-		if kind == Untune {
-			to = d.s.tune.saved.Settings[t.Name].Was[file]
-		}
-		count[fmt.Sprintf("%s -> %s", asList(t.Form, now), asList(t.Form, to))]++
-	}
-	for _, values := range slices.Sorted(maps.Keys(count)) {
-		if n := count[values]; n > 1 {
-			text += fmt.Sprintf("%s (%d of them): %s\n", name, n, values)
-		} else {
-			text += name + ": " + values + "\n"
+// numbered matches what settings of many CPUs differ in.
+var numbered = lazy.Regexp(`policy[0-9]+`)
+
+// tunedText describes what changes, one line for values of the same kind that change alike.
+func (d *differ) tunedText(kind Kind, list ...tuned) string {
+	type line struct{ name, change string }
+	var all []line
+	count := map[line]int{}
+	add := func(l line) {
+		if count[l]++; count[l] == 1 {
+			all = append(all, l)
 		}
 	}
-	if t.others {
-		text += name + ": left as another program set it\n"
+	for _, t := range list {
+		name := numbered().ReplaceAllString(t.Name, "policy*")
+		if _, setting, ok := t.GPU(); ok {
+			name = "nvml/*/" + setting
+		}
+		for _, file := range slices.Sorted(maps.Keys(t.now)) {
+			to := t.Value
+			if kind == Untune {
+				to = d.s.tune.saved.Settings[t.Name].Was[file]
+			}
+			add(line{name, asList(t.Form, t.now[file]) + " -> " + asList(t.Form, to)})
+		}
+		if t.others {
+			add(line{name, "left as another program set it"})
+		}
 	}
-	return text
+	var text strings.Builder
+	for _, l := range all {
+		if n := count[l]; n > 1 {
+			l.name += fmt.Sprintf(" (%d of them)", n)
+		}
+		text.WriteString(l.name + ": " + l.change + "\n")
+	}
+	return text.String()
 }
 
 // busyOf returns which job of these slots a change of their clocks has to wait for, even with
