@@ -49,21 +49,16 @@ func (h *Host) Store(name, text string) error {
 	return wrap(h.write(name, 0o644, owner{0, 0}, strings.NewReader(text), nil), "write "+name)
 }
 
-// readStored reads a file of kbnode's own state. It returns the zero value if there is none.
-func readStored[T any](h *Host, name, what string, parse func([]byte) (T, error)) (stored T, err error) {
-	text, err := readSmall(h.path(name))
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return stored, nil
-	case err != nil:
-		return stored, fmt.Errorf("read %s: %w", what, err)
-	}
-	return parse(text)
-}
-
 // ReadDrains reads which slots take no jobs.
 func (h *Host) ReadDrains() ([]plan.Drain, error) {
-	return readStored(h, plan.DrainsPath, "drained slots", plan.ParseDrains)
+	text, err := readSmall(h.path(plan.DrainsPath))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("read drained slots: %w", err)
+	}
+	return plan.ParseDrains(text)
 }
 
 // WriteDrains saves which slots take no jobs. The caller must hold the node's lock. The

@@ -20,6 +20,9 @@ const (
 	// gbShare is the fraction (1/12) by which an even share of a machine may fall short of a
 	// request: memory sold in GB is 7 % less in GiB, and the kernel and the reserve take some.
 	gbShare = 12
+	// bootShare is the fraction (1/32) by which memory may differ between two boots of an
+	// unchanged machine: the kernel takes some, not always from the same place.
+	bootShare = 32
 	// advisedMemory and fullMemory, in MiB, are from the vendors' guide. It recommends 32
 	// GB for each GPU, which is less than 30 GiB, and its command asks for 32 GiB.
 	advisedMemory, fullMemory = 30 << 10, 32 << 10
@@ -64,12 +67,10 @@ func (s *splitter) ramNodes() []ramNode {
 // shares takes the system's reserve, in MiB, from the nodes in proportion to what each has, and
 // divides the rest. It returns what each slot weighs on each node, and what it gets in MiB.
 func (s *splitter) shares(ram []ramNode, reserve int64) (weights [][]int64, shares []int64) {
-	s.ram, s.Spare, s.Warnings = slices.Clone(ram), 0, s.Warnings[:s.warned]
+	s.ram, s.Warnings = slices.Clone(ram), s.Warnings[:s.warned]
 	all := free(ram)
 	for i := range s.ram {
-		own := share(reserve, s.ram[i].free, all, true)
-		s.ram[i].free -= own
-		s.Spare += own * mib
+		s.ram[i].free -= share(reserve, s.ram[i].free, all, true)
 	}
 	weights = make([][]int64, len(s.cores))
 	for i, cores := range s.cores {
@@ -157,8 +158,8 @@ func (s *splitter) shareMemory() error {
 	}
 	perSlot := least
 	switch {
-	case want > least && least*mib >= MinMemory && (NearlyEqual(want, least) || s.in.ReserveMemory == 0 && want-least <= want/gbShare):
-		s.Clamped = fmt.Sprintf("memory_per_slot: %s is slightly more than fits; each slot gets %s", config.Size(s.in.MemoryPerSlot), config.Size(least*mib))
+	case want > least && least*mib >= MinMemory && (want-least <= want/bootShare || s.in.ReserveMemory == 0 && want-least <= want/gbShare):
+		s.warn("memory_per_slot: %s is slightly more than fits; each slot gets %s", config.Size(s.in.MemoryPerSlot), config.Size(least*mib))
 	case want > least:
 		return fmt.Errorf("memory_per_slot: %s for each of %s does not fit: %s has %s on NUMA node %s; write at most %s (--memory-per-slot), lower reserve.memory (--reserve-memory) or choose fewer GPUs with --gpus (gpus)",
 			config.Size(s.in.MemoryPerSlot), text.Count(len(shares), "slot"), s.in.GPUs[poor].Name, readable(least),
@@ -306,13 +307,4 @@ func readable(n int64) config.Size {
 		n &^= 1<<10 - 1
 	}
 	return config.Size(n * mib)
-}
-
-// bootShare is the fraction (1/32) by which memory may differ between two boots of an
-// unchanged machine: the kernel takes some, not always from the same place.
-const bootShare = 32
-
-// NearlyEqual reports whether two sizes differ only as they may between two boots of a machine.
-func NearlyEqual(was, is int64) bool {
-	return was > 0 && is > 0 && max(was, is)-min(was, is) <= was/bootShare
 }

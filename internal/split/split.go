@@ -61,9 +61,7 @@ type Result struct {
 	Blocks         []Block // in the order of the GPUs
 	ReservedCPUs   cpuset.Set
 	ReservedMemory int64  // bytes
-	Spare          int64  // bytes of the system's memory that slots may use if necessary
 	Unreserved     string // what slots would have without a reserve, if that is the guide's minimum; else ""
-	Clamped        string // warning that slots get less memory than requested; "" if they do not
 	Warnings       []string
 }
 
