@@ -30,9 +30,8 @@ var ErrNotFound = errors.New("not found")
 // Engine is a Docker engine behind a unix socket. It speaks every API version from 1.40 on
 // (Docker 19.03), agreed on with the first request. It is safe for concurrent use.
 type Engine struct {
-	socket      string
-	api         *client.Client
-	inspectTime time.Duration
+	socket string
+	api    *client.Client
 }
 
 // Ping returns why the engine does not answer, or nil if it does.
@@ -83,7 +82,7 @@ func New(socket string) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to Docker at %s: %w", socket, err)
 	}
-	return &Engine{socket: socket, api: api, inspectTime: inspectTime}, nil
+	return &Engine{socket: socket, api: api}, nil
 }
 
 // Close drops the idle connections.

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
@@ -75,7 +74,7 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 		return err
 	}
 	_ = frames.Note("pulls %s", image) // the reader may be gone
-	engine, err := withTimeout(ctx, g.engineTime, func(ctx context.Context) (docker.Info, error) { return g.engine.ok(ctx, time.Now()) })
+	engine, err := g.engineInfo(ctx)
 	if err != nil {
 		return err
 	}
@@ -198,51 +197,21 @@ const (
 	// maxAccounts bounds an image's /etc/passwd and /etc/group, in bytes. To read a line, the
 	// engine needs several times its length in memory.
 	maxAccounts = 1 << 20
-	// maxJudged bounds the number of images whose verdict is remembered.
-	maxJudged = 256
 	// imageTime bounds the check of one image.
 	imageTime = 30 * time.Second
 )
 
-// accounts holds verdicts on images by ID: why an image cannot run, or "" if it can. When a
-// container starts, the engine reads the image's /etc/passwd and /etc/group as root, whatever
-// user was requested: forever if one is a pipe, with the container locked, and a line of any
-// length into memory.
-type accounts struct {
-	mu     sync.Mutex
-	judged map[string]string
-}
-
-// judge refuses an image whose account files could harm the engine. It looks at them in a
-// container that never starts: in the job's own, mounts could hide what the engine reads.
-func (g *guard) judge(ctx context.Context, image string) error {
-	if image == "" {
-		return errors.New("the Docker engine does not report the container's image")
+// checkAccounts refuses an image, by its ID, whose account files could harm the engine. When a container
+// starts, the engine reads the image's /etc/passwd and /etc/group as root, whatever user was requested:
+// forever if one is a pipe, with the container locked, and a line of any length into memory. This looks at
+// them in a container that never starts: in the job's own, mounts could hide what the engine reads.
+func (g *guard) checkAccounts(ctx context.Context, image string) (err error) {
+	if _, fine := g.judged.Load(image); fine {
+		return nil
 	}
-	a := &g.accounts
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	why, known := a.judged[image]
-	if !known {
-		var err error
-		if why, err = g.checkAccounts(ctx, image); err != nil {
-			return fmt.Errorf("check the image's accounts: %w", err)
-		}
-		if a.judged == nil || len(a.judged) >= maxJudged {
-			a.judged = map[string]string{}
-		}
-		a.judged[image] = why
-	}
-	if why != "" {
-		return forbid("%s, and Docker reads it as root; use an image where it is a regular file of at most 1 MiB", why)
-	}
-	return nil
-}
-
-func (g *guard) checkAccounts(ctx context.Context, image string) (why string, err error) {
 	config, err := g.api.ImageConfig(ctx, image)
 	if err != nil {
-		return "", err
+		return err
 	}
 	wanted := &container.CreateRequest{
 		Config:     &container.Config{Image: image, Entrypoint: []string{}, Cmd: []string{"-"}},
@@ -254,13 +223,13 @@ func (g *guard) checkAccounts(ctx context.Context, image string) (why string, er
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), imageTime)
 	defer cancel()
-	name := "kbnode-" + g.policy.Name + ".image"
+	name := g.containerName() + ".image"
 	if err := g.api.Discard(ctx, name); err != nil { // left by a guard that was killed
-		return "", err
+		return err
 	}
 	id, err := g.api.CreateContainer(ctx, name, wanted)
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer func() { err = errors.Join(err, g.api.Discard(ctx, id)) }()
 	for _, path := range []string{"/etc/passwd", "/etc/group"} {
@@ -271,13 +240,13 @@ func (g *guard) checkAccounts(ctx context.Context, image string) (why string, er
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:
-			return "", err
-		case !f.Mode.IsRegular():
-			return fmt.Sprintf("the image's %s is not a regular file", path), nil
-		case f.Size > maxAccounts:
-			return fmt.Sprintf("the image's %s has %d bytes", path, f.Size), nil
+			return err
+		case !f.Mode.IsRegular() || f.Size > maxAccounts:
+			return forbid("the image's %s is not a regular file of at most 1 MiB, and Docker reads it as root; use an image where it is", path)
 		}
 	}
-	_, err = g.api.StatPath(ctx, id, "/") // a container that someone removed has no files either
-	return "", err
+	if _, err = g.api.StatPath(ctx, id, "/"); err == nil { // a container that someone removed has no files either
+		g.judged.Store(image, true)
+	}
+	return err
 }

@@ -52,15 +52,6 @@ func (s slotProcs) owns(pid int) bool { return strings.HasPrefix(s.cgroupOf(pid)
 // name returns what a process calls itself, "" if it has ended. A job may have chosen it.
 func (s slotProcs) name(pid int) string { return s.tree().Process(pid).Name }
 
-// ofAgent refuses a process that is not in the agent's unit, such as one that an operator starts as
-// the slot's user: nothing would see its job end.
-func (s slotProcs) ofAgent(pid int) error {
-	if s.cgroupOf(pid) != s.agent {
-		return forbid("only the slot's own agent may do this; leave it to the agent")
-	}
-	return nil
-}
-
 // runsJob reports whether the agent's unit has a process besides the agent: it runs each job in one.
 func (s slotProcs) runsJob() (bool, error) {
 	list, err := s.members(filepath.Join(s.root, s.agent))

@@ -40,7 +40,7 @@ type jobRun struct {
 	policy    plan.JobPolicy
 	container string
 	top       string // directory with the checkout, which only root can enter
-	pid       int    // of the agent's process for the job
+	root      bool   // it is root's, without an agent
 	output    *docker.Output
 	// What the container was made with, and what protects it; "" and nil if an earlier service started it.
 	profile    string
@@ -59,10 +59,10 @@ type jobRun struct {
 	late     atomic.Bool  // it did
 }
 
-func newRun(spec *job.Spec, pid int, policy plan.JobPolicy) *jobRun {
+func newRun(spec *job.Spec, root bool, policy plan.JobPolicy) *jobRun {
 	made := func() chan struct{} { return make(chan struct{}) }
 	canceled, stop := context.WithCancel(context.Background())
-	return &jobRun{spec: spec, pid: pid, policy: policy, canceled: canceled, stop: stop, begun: made(), exited: made(), done: made()}
+	return &jobRun{spec: spec, root: root, policy: policy, canceled: canceled, stop: stop, begun: made(), exited: made(), done: made()}
 }
 
 func (r *jobRun) checkout() string { return filepath.Join(r.top, "checkout") }
@@ -132,11 +132,7 @@ func (g *guard) run(c *call) error {
 	frames := slot.NewFrames(c.w, rc.Flush)
 	ctx, end := g.stoppable(c.r.Context())
 	defer end()
-	agent := int(c.caller.Pid)
-	if g.isRoot(c.caller) {
-		agent = noAgent
-	}
-	r, err := g.begin(ctx, newRun(spec, agent, g.policyFor(c.caller)), frames)
+	r, err := g.begin(ctx, newRun(spec, g.isRoot(c.caller), g.policyFor(c.caller)), frames)
 	left := func() {}
 	if err == nil {
 		left = sync.OnceFunc(func() { r.readers.Add(-1) })
@@ -223,7 +219,7 @@ func (g *guard) begin(ctx context.Context, r *jobRun, frames *slot.Frames) (*job
 		g.runs.mu.Unlock()
 		wait := last.begun
 		if last.spec.JobID != id {
-			if r.pid == noAgent {
+			if r.root {
 				return nil, fmt.Errorf("%w: %s", errBusy, last.spec.JobID)
 			}
 			last.stop()

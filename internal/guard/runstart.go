@@ -27,7 +27,7 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 	ctx, end := r.orCanceled(caller)
 	defer end()
 	spec := r.spec
-	if err := g.prepare(ctx, r.pid); err != nil {
+	if err := g.prepare(ctx, r.root); err != nil {
 		return err
 	}
 	r.top = filepath.Join(g.policy.WorkRoot, runPrefix+rand.Text())
@@ -86,10 +86,10 @@ func (g *guard) discardJob(id string, within time.Duration) error {
 }
 
 // prepare clears away earlier jobs. What takes long goes on if ctx ends.
-func (g *guard) prepare(ctx context.Context, pid int) error {
+func (g *guard) prepare(ctx context.Context, root bool) error {
 	prepared := make(chan error, 1)
 	go func() {
-		parked, err := g.cleaner.begin(ctx, pid)
+		parked, err := g.cleaner.begin(ctx, root)
 		if err == nil && parked != "" {
 			err = errors.New("the slot is parked: " + parked)
 		}
