@@ -28,8 +28,8 @@ const (
 	defaultMirrors = 16 << 30
 	// reserve is what stays free, or a tenth of a smaller disk: as for images (package guard).
 	reserve = 10 << 30
-	// watchPoll is how often a fetch looks at the disk, which others fill, too.
-	watchPoll = 250 * time.Millisecond
+	// atOnce is how many fetches have room at the same time.
+	atOnce = 8
 )
 
 var errDiskFull = errors.New("the disk is full")
@@ -38,9 +38,6 @@ var nameForm = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 // room returns how many bytes may be written to the mirrors' disk; none if it is 0 or less.
 func (m Mirrors) room() (int64, error) {
-	if m.free != nil {
-		return m.free()
-	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(m.Dir, &st); err != nil {
 		return 0, fmt.Errorf("look at the disk of %s: %w", m.Dir, err)
@@ -64,34 +61,33 @@ func (m Mirrors) makeRoom(own string) (share int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	for n := len(all); ; {
-		room, err := m.room()
-		if err != nil {
-			return 0, err
+	room, err := m.room()
+	if err != nil {
+		return 0, err
+	}
+	n, total := len(all), int64(0)
+	for _, o := range all {
+		total += o.bytes
+	}
+	share = min(cmp.Or(m.limits.mirrors, defaultMirrors), (room+total)/2)
+	for _, o := range all {
+		if n <= maxMirrors && total <= share {
+			break
 		}
-		var total int64
-		for _, o := range all {
-			total += o.bytes
+		if o.name == own {
+			continue
 		}
-		share = min(cmp.Or(m.limits.mirrors, defaultMirrors), (room+total)/2)
-		next := slices.IndexFunc(all, func(o mirror) bool { return o.name != own && o.used != never })
-		if next < 0 || n <= maxMirrors && total <= share {
-			return share, nil
-		}
-		switch err := m.remove(all[next].name); {
+		switch err := m.remove(o.name); {
 		case errors.Is(err, errBusy):
-			all[next].used = never
 		case err != nil:
 			return 0, err
 		default:
 			n--
-			all = slices.Delete(all, next, next+1)
+			total -= o.bytes
 		}
 	}
+	return share, nil
 }
-
-// never is the last use of a mirror that is in use.
-var never = time.Unix(1<<40, 0)
 
 // list returns the mirrors, the one that was used last at the end. It removes what an earlier removal
 // did not finish.
@@ -147,11 +143,11 @@ func packsOf(dir string) (packs int, bytes int64) {
 
 // remove removes a mirror that no one uses, or returns errBusy.
 func (m Mirrors) remove(name string) error {
-	l, err := m.tryLock(name)
+	l, err := m.tryLock(name, unix.LOCK_EX)
 	if err != nil {
 		return err
 	}
-	defer l.close()
+	defer unlock(l)
 	err = m.withRoot(func(root *os.Root) error {
 		return errors.Join(tree.Remove(root, name+gitSuffix), root.Remove(name+lockSuffix))
 	})
@@ -226,24 +222,4 @@ func (m Mirrors) sweep(name string, keep []string) error {
 		return fmt.Errorf("clean a mirror: %w", err)
 	}
 	return nil
-}
-
-// watch ends the context when others leave too little of the disk.
-func (m Mirrors) watch(ctx context.Context) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	tick := time.NewTicker(watchPoll)
-	go func() {
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-				if room, err := m.room(); err == nil && room < 0 {
-					cancel(fmt.Errorf("%w: less than the reserve of %s is free", errDiskFull, m.Dir))
-				}
-			}
-		}
-	}()
-	return ctx, func() { cancel(nil) }
 }
