@@ -116,53 +116,6 @@ func TestJobEnv(t *testing.T) {
 	}
 }
 
-func TestWrongTokens(t *testing.T) {
-	t.Parallel()
-	s := listen(t, bktest.Options{})
-	a := register(t, s, "a", "queue=q")
-	mustSubmit(t, s, bktest.NewBuild{Steps: []any{map[string]any{"command": "x", "agents": map[string]any{"queue": "q"}}}})
-	id, _ := a.begin()
-	other := register(t, s, "b", "queue=q")
-	for name, r := range map[string]struct{ method, path, auth string }{
-		"registration":                 {"POST", "/v3/register", "Token wrong"},
-		"registration without a token": {"POST", "/v3/register", ""},
-		"metrics":                      {"GET", "/v3/metrics", "Token wrong"},
-		"ping by registration token":   {"GET", "/v3/ping", "Token " + bktest.DefaultAgentToken},
-		"job of another agent":         {"GET", "/v3/jobs/" + id, "Token " + other.token},
-		"REST with the agents' token":  {"GET", "/v2/organizations/kbnode/agents", "Bearer " + bktest.DefaultAgentToken},
-	} {
-		if got := send(t, r.method, s.URL()+r.path, r.auth, nil); got.status != http.StatusUnauthorized || got.text(t, "message") == "" {
-			t.Errorf("%s: %d %s", name, got.status, got.body)
-		}
-	}
-	if got := send(t, "GET", s.URL()+"/v3/metrics", "Token "+bktest.DefaultAgentToken, nil); got.get(t, "agents", "queues", "q", "total") != 2.0 {
-		t.Errorf("metrics: %s", got.body)
-	}
-}
-
-func TestOneJobGoesToOneAgent(t *testing.T) {
-	t.Parallel()
-	s := listen(t, bktest.Options{})
-	steps := `steps: [{command: first}, {command: second}, {command: third}]`
-	b := mustSubmit(t, s, bktest.NewBuild{Steps: steps})
-	first, second, third := register(t, s, "1"), register(t, s, "2"), register(t, s, "3")
-	got := []string{first.offered(), second.offered(), third.offered()}
-	if diff := cmp.Diff([]string{b.Jobs[0].ID, b.Jobs[1].ID, b.Jobs[2].ID}, got); diff != "" {
-		t.Errorf("offers: %s", diff)
-	}
-	if again := first.offered(); again != got[0] {
-		t.Errorf("an offer that was not accepted is %q the next time; want %q", again, got[0])
-	}
-	second.do("PUT", "/jobs/"+got[0]+"/accept", nil, http.StatusUnprocessableEntity)
-	// An agent that leaves returns a job that it did not accept.
-	first.do("POST", "/disconnect", nil, http.StatusOK)
-	first.do("GET", "/ping", nil, http.StatusUnauthorized)
-	fourth := register(t, s, "4")
-	if back := fourth.offered(); back != got[0] {
-		t.Errorf("offered %q; want the job given back", back)
-	}
-}
-
 func TestOutcomes(t *testing.T) {
 	t.Parallel()
 	type states struct{ Build, Job string }

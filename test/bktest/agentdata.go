@@ -32,7 +32,7 @@ func (s *Server) createArtifacts(c *call, req artifactBatch) reply {
 	return reply{status: http.StatusCreated, body: map[string]any{
 		"id": req.ID, "artifact_ids": ids,
 		"upload_instructions": map[string]any{
-			"data":   map[string]string{"key": prefix + "${artifact:path}", "prefix": prefix, "signature": s.sign(prefix)},
+			"data":   map[string]string{"key": prefix + "${artifact:path}"},
 			"action": map[string]string{"url": base(c.Request), "method": "POST", "path": storePath, "file_input": "file"},
 		},
 	}}

@@ -249,7 +249,7 @@ func (s *Server) downloadArtifact(c *call, j *job) reply {
 	if i < 0 {
 		return refuse(http.StatusNotFound, "No artifact found")
 	}
-	link := s.signedURL(c.Request, j.files[i].key)
+	link := storeURL(c.Request, j.files[i].key)
 	return reply{status: http.StatusFound, body: map[string]string{"url": link}, header: map[string]string{"Location": link}}
 }
 

@@ -6,7 +6,6 @@ package bktest
 
 import (
 	"cmp"
-	"crypto/rand"
 	"crypto/subtle"
 	"encoding/json"
 	"errors"
@@ -49,9 +48,8 @@ const (
 
 // Server is the fake. Its methods may be called from any goroutine.
 type Server struct {
-	opts   Options
-	mux    *http.ServeMux
-	secret []byte // signs links to the store
+	opts Options
+	mux  *http.ServeMux
 
 	url    string
 	server *http.Server
@@ -85,7 +83,7 @@ func New(o Options) *Server {
 	}
 	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	s := &Server{
-		opts: o, mux: http.NewServeMux(), secret: []byte(rand.Text()),
+		opts: o, mux: http.NewServeMux(),
 		blobs:   map[string][]byte{},
 		byToken: map[string]*agent{}, requests: map[string]int{}, wake: make(chan struct{}),
 	}
