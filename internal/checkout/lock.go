@@ -14,8 +14,8 @@ import (
 )
 
 // Each mirror has a lock file beside it, out of reach of git's user: exclusive for who fetches into the
-// mirror or removes it (unix.LOCK_EX), shared for those who unpack a commit (unix.LOCK_SH). Its time is
-// that of the last use. A lock ends with its holder.
+// mirror or removes it (unix.LOCK_EX), shared for those who unpack a commit (unix.LOCK_SH). A lock
+// ends with its holder.
 const (
 	lockSuffix = ".lock"
 	gitSuffix  = ".git"
@@ -62,9 +62,3 @@ func (m Mirrors) tryLock(name string, how int) (*os.File, error) {
 
 // unlock may be called twice.
 func unlock(f *os.File) { _ = f.Close() }
-
-// touch notes that the mirror is used now.
-func touch(lock *os.File) {
-	now := time.Now()
-	_ = os.Chtimes(lock.Name(), now, now) // it is removed a little too early
-}

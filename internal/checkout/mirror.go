@@ -103,7 +103,6 @@ func (m Mirrors) unpackShared(ctx context.Context, name, hash string, to *os.Roo
 	if _, err := m.git(ctx, dir, "cat-file", "-e", hash+"^{commit}"); err != nil {
 		return false, ctx.Err()
 	}
-	touch(l)
 	err = m.unpack(ctx, dir, hash, to, uid, gid)
 	if _, failed := errors.AsType[*gitError](err); (failed || errors.Is(err, errDamaged)) && ctx.Err() == nil {
 		// A fetch checks what it gets, so the mirror is damaged. The next job makes it again.
@@ -132,7 +131,7 @@ func (m Mirrors) fetch(ctx context.Context, name string, s Source) (string, erro
 	} else if _, err := m.git(ctx, dir, "cat-file", "-e", want+"^{commit}"); err == nil {
 		return want, nil // another slot fetched it meanwhile
 	}
-	room, err := m.prepare(ctx, l, name)
+	room, err := m.prepare(ctx, name)
 	if err != nil {
 		return "", err
 	}
@@ -170,12 +169,11 @@ func (m Mirrors) fetchInto(ctx context.Context, name string, room int64, reposit
 
 // prepare makes the mirror, or makes it again if it is damaged or too large. It returns how many
 // bytes may be fetched.
-func (m Mirrors) prepare(ctx context.Context, l *os.File, name string) (room int64, err error) {
+func (m Mirrors) prepare(ctx context.Context, name string) (room int64, err error) {
 	share, err := m.makeRoom(name)
 	if err != nil {
 		return 0, err
 	}
-	touch(l)
 	packs, bytes := packsOf(m.path(name))
 	_, err = m.git(ctx, m.path(name), "rev-parse", "--is-bare-repository")
 	if err != nil && ctx.Err() != nil {

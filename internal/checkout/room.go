@@ -10,7 +10,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,7 +17,7 @@ import (
 )
 
 // A mirror that has more packs is made again: git's own garbage collection would compete with jobs
-// for longer than a fetch does. Of all mirrors, those that were used last stay.
+// for longer than a fetch does. If all mirrors are too many or too large, those that no one uses go.
 const (
 	maxMirrors = 256
 	maxPacks   = 100
@@ -46,81 +45,45 @@ func (m Mirrors) room() (int64, error) {
 	return int64(st.Bavail)*st.Bsize - free, nil
 }
 
-// mirror is one on the disk.
-type mirror struct {
-	name  string
-	used  time.Time // last
-	bytes int64
-}
-
-// makeRoom removes the mirrors that no one has used for longest until all together have at most their
-// share of the disk, which it returns: half of what is free or theirs, in bytes. The next fetch has
-// the other half.
+// makeRoom removes the mirrors that no one uses, except for the caller's own, if all together have more than
+// their share of the disk, which it returns: half of what is free or theirs, in bytes. The next fetch has
+// the other half. It also removes what an earlier removal did not finish.
 func (m Mirrors) makeRoom(own string) (share int64, err error) {
-	all, err := m.list()
+	entries, err := os.ReadDir(m.Dir)
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("list the mirrors: %w", err)
 	}
 	room, err := m.room()
 	if err != nil {
 		return 0, err
 	}
-	n, total := len(all), int64(0)
-	for _, o := range all {
-		total += o.bytes
-	}
-	share = min(cmp.Or(m.limits.mirrors, defaultMirrors), (room+total)/2)
-	for _, o := range all {
-		if n <= maxMirrors && total <= share {
-			break
-		}
-		if o.name == own {
-			continue
-		}
-		switch err := m.remove(o.name); {
-		case errors.Is(err, errBusy):
-		case err != nil:
-			return 0, err
-		default:
-			n--
-			total -= o.bytes
-		}
-	}
-	return share, nil
-}
-
-// list returns the mirrors, the one that was used last at the end. It removes what an earlier removal
-// did not finish.
-func (m Mirrors) list() ([]mirror, error) {
-	entries, err := os.ReadDir(m.Dir)
-	if err != nil {
-		return nil, fmt.Errorf("list the mirrors: %w", err)
-	}
-	found := map[string]mirror{}
+	var names []string
+	var total int64
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), tree.MovedPrefix) {
 			if err := m.withRoot(func(root *os.Root) error { return tree.Remove(root, e.Name()) }); err != nil {
-				return nil, fmt.Errorf("remove a mirror: %w", err)
+				return 0, fmt.Errorf("remove a mirror: %w", err)
 			}
 		}
-		name := strings.TrimSuffix(strings.TrimSuffix(e.Name(), gitSuffix), lockSuffix)
-		if !nameForm.MatchString(name) {
+		// Each has a lock.
+		if name, ok := strings.CutSuffix(e.Name(), lockSuffix); ok && nameForm.MatchString(name) {
+			_, bytes := packsOf(m.path(name))
+			names, total = append(names, name), total+bytes
+		}
+	}
+	share = min(cmp.Or(m.limits.mirrors, defaultMirrors), (room+total)/2)
+	if len(names) <= maxMirrors && total <= share {
+		return share, nil
+	}
+	for _, name := range names {
+		if name == own {
 			continue
 		}
-		one := found[name]
-		one.name = name
-		if info, err := e.Info(); err == nil && !e.IsDir() {
-			one.used = info.ModTime()
+		if err := m.remove(name); err != nil && !errors.Is(err, errBusy) {
+			return 0, err
 		}
-		found[name] = one
 	}
-	var all []mirror
-	for name, one := range found {
-		_, one.bytes = packsOf(m.path(name))
-		all = append(all, one)
-	}
-	slices.SortFunc(all, func(a, b mirror) int { return cmp.Or(a.used.Compare(b.used), cmp.Compare(a.name, b.name)) })
-	return all, nil
+	return share, nil
 }
 
 func packFiles(dir string) []string {

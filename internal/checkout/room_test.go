@@ -47,23 +47,17 @@ func (m Mirrors) names(t *testing.T, addresses ...string) (names []string) {
 	return names
 }
 
-// TestLeastUsed removes the mirrors that no one has used for longest, and none in use.
-func TestLeastUsed(t *testing.T) {
+// TestTooLarge removes the mirrors that no one uses when all together have more than their share.
+func TestTooLarge(t *testing.T) {
 	t.Parallel()
 	o, m := setUp(t)
-	m.limits.mirrors = 350 << 10
+	m.limits.mirrors = 250 << 10
 	var all []string
-	get := func(name string, size int) (address, hash string) {
+	get := func(name string, size int) {
 		t.Helper()
-		address, hash = o.another(name, size)
+		address, hash := o.another(name, size)
 		all = append(all, address)
 		unpacked(t, m, Source{Repository: address, Commit: hash})
-		return address, hash
-	}
-	used := func(address string, hours int) {
-		t.Helper()
-		at := time.Now().Add(-time.Duration(hours) * time.Hour)
-		must.Do(t, os.Chtimes(filepath.Join(m.Dir, mirrorName(address)+lockSuffix), at, at))
 	}
 	want := func(when string, names ...string) {
 		t.Helper()
@@ -71,28 +65,18 @@ func TestLeastUsed(t *testing.T) {
 			t.Errorf("%s: %q, want %q", when, got, names)
 		}
 	}
-	a, hashOfA := get("a", 100<<10)
-	used(a, 4)
-	b, _ := get("b", 100<<10)
-	used(b, 3)
-	c, _ := get("c", 100<<10)
-	used(c, 2)
-	get("d", 100<<10)
-	want("a fetch at the limit", "a", "b", "c", "d")
-	unpacked(t, m, Source{Repository: a, Commit: hashOfA})
-	inUse, err := m.lock(t.Context(), mirrorName(c), unix.LOCK_SH)
+	get("a", 100<<10)
+	get("b", 100<<10)
+	get("c", 100<<10)
+	want("a fetch at the limit", "a", "b", "c")
+	inUse, err := m.lock(t.Context(), mirrorName(all[1]), unix.LOCK_SH)
 	must.Do(t, err)
 	defer unlock(inUse)
-	used(c, 5)
-	get("e", 1)
-	want("b goes", "a", "c", "d", "e")
-
 	// What a removal that ended early left goes, too.
 	left := filepath.Join(m.Dir, ".kbnode-X", "y")
 	must.Do(t, os.MkdirAll(left, 0o700))
-	m.limits.mirrors = 1
-	get("f", 1)
-	want("all that no one uses go", "c", "f")
+	get("d", 1)
+	want("all that no one uses go", "b", "d")
 	if _, err := os.Stat(filepath.Dir(left)); err == nil {
 		t.Error("what an earlier removal left is there")
 	}

@@ -86,7 +86,7 @@ func (k *cleaner) sweep(ctx context.Context, patience time.Duration) error {
 	if ended > 0 {
 		k.log.Info("leftovers removed", "processes", ended)
 	}
-	return k.tidy(ctx)
+	return k.tidy()
 }
 
 // note records a reason to park, or removes it if there is none.

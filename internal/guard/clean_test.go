@@ -73,7 +73,7 @@ func newSlotRig(t *testing.T) *slotRig {
 			}
 			return r.broken
 		},
-		tidy: func(context.Context) error { r.asked = append(r.asked, "checkouts"); return nil },
+		tidy: func() error { r.asked = append(r.asked, "checkouts"); return nil },
 	}
 	for _, cgroup := range []string{agentCgroup, jobCgroup} {
 		for _, f := range []string{"cgroup.kill", "cgroup.procs"} {

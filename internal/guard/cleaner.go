@@ -28,7 +28,7 @@ type cleaner struct {
 	procs     slotProcs
 	gpu       gpuWatches
 	container func(context.Context) error // removes the slot's container, if there is one
-	tidy      func(context.Context) error // removes the checkouts, and makes the disk ready for the next job
+	tidy      func() error                // removes the checkouts
 	noise     *recorder                   // nil keeps no record
 	log       *slog.Logger
 

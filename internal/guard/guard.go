@@ -134,7 +134,7 @@ func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.
 		facts:      facts{gids: nodeGroups, named: numbers("video", "render"), present: nodesPresent, user: fmt.Sprintf("%d:%d", uid, gid)},
 		cgroupRoot: cgroupRoot,
 		log:        log,
-		disk:       newDisk(p, log),
+		disk:       newDisk(p),
 		api:        engine,
 		mirrors:    nodeMirrors,
 		stopping:   context.Background(),
@@ -149,9 +149,7 @@ func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.
 	}
 	g.confiner = &confiner{ensure: kernel.Ensure, confines: kernel.EngineConfines, sys: "/sys"}
 	g.cleaner.container = func(ctx context.Context) error { return engine.Remove(ctx, g.containerName()) }
-	if g.cleaner.tidy = g.disk.tidy; g.disk.dir == "" {
-		g.cleaner.tidy = func(context.Context) error { return ignoreAbsent(disk.Wipe(p.WorkRoot)) }
-	}
+	g.cleaner.tidy = func() error { return ignoreAbsent(disk.Wipe(p.WorkRoot)) }
 	return g
 }
 
