@@ -10,7 +10,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -97,9 +96,6 @@ func (m Mirrors) unpackShared(ctx context.Context, name, hash string, to *os.Roo
 	}
 	defer unlock(l)
 	dir := m.path(name)
-	if _, err := os.Stat(filepath.Join(dir, "HEAD")); errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
 	if _, err := m.git(ctx, dir, "cat-file", "-e", hash+"^{commit}"); err != nil {
 		return false, ctx.Err()
 	}

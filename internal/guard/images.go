@@ -2,11 +2,10 @@ package guard
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -107,8 +106,8 @@ const (
 )
 
 // pulledImages records the images that jobs pulled. Images belong to the node, so the guards
-// share the record: one file per image, named by a hash, that contains the image's name and was
-// modified at its last use. A reboot clears the record.
+// share the record: one empty file per image, named for it, that was modified at its last use. A reboot
+// clears the record.
 type pulledImages struct {
 	dir   string
 	named func(image string) bool             // by the operator, and so kept
@@ -131,8 +130,7 @@ func (l pulledImages) file(image string) string {
 	if full, err := docker.ParseRef(image); err == nil {
 		image = full
 	}
-	sum := sha256.Sum256([]byte(image))
-	return filepath.Join(l.dir, hex.EncodeToString(sum[:16]))
+	return filepath.Join(l.dir, url.QueryEscape(image))
 }
 
 // used records that a job used an image or, if fresh, pulled one that was not there. Only the
@@ -144,7 +142,7 @@ func (l pulledImages) used(image string, fresh bool) error {
 	}
 	err := os.MkdirAll(l.dir, 0o700)
 	if err == nil {
-		err = os.WriteFile(l.file(image), []byte(image), 0o600)
+		err = os.WriteFile(l.file(image), nil, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("record the use of image %.120q: %w", image, err)
@@ -164,16 +162,12 @@ func (l pulledImages) collect(ctx context.Context, now time.Time) (removed []str
 		if infoErr != nil || now.Sub(info.ModTime()) < idleImage {
 			continue // gone, or in use
 		}
-		image, readErr := os.ReadFile(path)
-		if readErr != nil {
-			err = errors.Join(err, ignoreAbsent(readErr))
-			continue
-		}
-		if untagErr := l.untag(ctx, string(image)); untagErr != nil {
+		image, _ := url.QueryUnescape(e.Name())
+		if untagErr := l.untag(ctx, image); untagErr != nil {
 			err = errors.Join(err, untagErr) // a container uses it; the next check tries again
 			continue
 		}
-		removed = append(removed, string(image))
+		removed = append(removed, image)
 		err = errors.Join(err, ignoreAbsent(os.Remove(path)))
 	}
 	slices.Sort(removed)
@@ -215,7 +209,7 @@ func (g *guard) checkAccounts(ctx context.Context, image string) (err error) {
 	}
 	wanted := &container.CreateRequest{
 		Config:     &container.Config{Image: image, Entrypoint: []string{}, Cmd: []string{"-"}},
-		HostConfig: &container.HostConfig{NetworkMode: networkNone, ReadonlyRootfs: true, CapDrop: []string{"ALL"}},
+		HostConfig: &container.HostConfig{NetworkMode: job.NetworkNone, ReadonlyRootfs: true, CapDrop: []string{"ALL"}},
 	}
 	wanted.HostConfig.CgroupParent = g.policy.Slice
 	for path := range config.Volumes { // otherwise the engine would copy their contents

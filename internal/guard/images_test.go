@@ -76,7 +76,7 @@ func TestCollect(t *testing.T) {
 	var asked []string
 	l.untag = func(_ context.Context, image string) error {
 		asked = append(asked, image)
-		if image == "busy:1" {
+		if image == "docker.io/library/busy:1" {
 			return errors.New("conflict: a container uses it")
 		}
 		return nil
@@ -92,7 +92,7 @@ func TestCollect(t *testing.T) {
 	}
 	must.Do(t, l.used("docker.io/library/again:1", false)) // under another name
 	removed, err := l.collect(t.Context(), time.Now())
-	if diff := cmp.Diff([]string{"old:1"}, removed); diff != "" || err == nil || len(asked) != 2 {
+	if diff := cmp.Diff([]string{"docker.io/library/old:1"}, removed); diff != "" || err == nil || len(asked) != 2 {
 		t.Errorf("removed %s; asked for %q, %v", diff, asked, err)
 	}
 	asked = nil

@@ -29,7 +29,7 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, top
 	if err != nil {
 		return "", err
 	}
-	if wanted.HostConfig.NetworkMode != networkNone {
+	if wanted.HostConfig.NetworkMode != job.NetworkNone {
 		if err := g.network.ready(ctx); err != nil {
 			return "", err
 		}

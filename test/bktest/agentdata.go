@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"path"
 	"slices"
-	"strings"
 )
 
 type artifactBatch struct {
@@ -47,15 +46,6 @@ func (s *Server) updateArtifacts(c *call, req artifactBatch) reply {
 		c.job.files[i].State = u.State
 	}
 	return reply{}
-}
-
-// globMatch supports * within a path element, and ** at the end of a pattern across them.
-func globMatch(glob, name string) bool {
-	if head, _, ok := strings.Cut(glob, "**"); ok {
-		return strings.HasPrefix(name, head)
-	}
-	yes, err := path.Match(glob, name)
-	return err == nil && yes
 }
 
 // metrics is what autoscalers request, and the cheapest check of a token:

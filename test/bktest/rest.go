@@ -7,7 +7,6 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 )
 
@@ -235,7 +234,8 @@ func (s *Server) listArtifacts(c *call, b *build) reply {
 	var found []Artifact
 	for _, j := range b.jobs {
 		for _, f := range j.files {
-			if (q.Get("path") == "" || globMatch(q.Get("path"), f.Path)) && (q.Get("state") == "" || q.Get("state") == f.State) {
+			has := func(key, value string) bool { return q.Get(key) == "" || q.Get(key) == value }
+			if has("state", f.State) && has("path", f.Path) {
 				found = append(found, s.viewArtifact(c, f))
 			}
 		}
@@ -253,8 +253,7 @@ func (s *Server) downloadArtifact(c *call, j *job) reply {
 	return reply{status: http.StatusFound, body: map[string]string{"url": link}, header: map[string]string{"Location": link}}
 }
 
-// paginate answers with the page that the client asked for, and a Link header to the other
-// pages.
+// paginate answers with the page that the client asked for, and a Link header to the next one.
 func paginate[T any](c *call, all []T) reply {
 	q := c.URL.Query()
 	per, err := strconv.Atoi(q.Get("per_page"))
@@ -262,28 +261,15 @@ func paginate[T any](c *call, all []T) reply {
 		per = 30
 	}
 	per = min(per, 100)
-	last := max(1, (len(all)+per-1)/per)
 	page, err := strconv.Atoi(q.Get("page"))
 	if err != nil || page < 1 {
 		page = 1
 	}
-	var links []string
-	link := func(rel string, n int) {
-		v := maps.Clone(q)
-		v["page"], v["per_page"] = []string{strconv.Itoa(n)}, []string{strconv.Itoa(per)}
-		links = append(links, fmt.Sprintf("<%s%s?%s>; rel=%q", base(c.Request), c.URL.Path, v.Encode(), rel))
+	from, to := min((page-1)*per, len(all)), min(page*per, len(all))
+	next := ""
+	if to < len(all) {
+		q.Set("page", strconv.Itoa(page+1))
+		next = fmt.Sprintf("<%s%s?%s>; rel=%q", base(c.Request), c.URL.Path, q.Encode(), "next")
 	}
-	if page > 1 {
-		link("prev", page-1)
-		link("first", 1)
-	}
-	if page < last {
-		link("next", page+1)
-		link("last", last)
-	}
-	out := []T{}
-	if page <= last {
-		out = append(out, all[(page-1)*per:min(page*per, len(all))]...)
-	}
-	return reply{body: out, header: map[string]string{"Link": strings.Join(links, ", ")}}
+	return reply{body: append([]T{}, all[from:to]...), header: map[string]string{"Link": next}}
 }
