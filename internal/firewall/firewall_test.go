@@ -325,15 +325,3 @@ func TestRepair(t *testing.T) {
 		wantState(Absent, nil)
 	})
 }
-
-// BenchmarkEnsure measures what each container costs. It needs a network namespace for
-// the whole process: unshare -n go test -bench .
-func BenchmarkEnsure(b *testing.B) {
-	if state, err := (Node{}).State(); err != nil || state != Absent {
-		b.Skip(state, err)
-	}
-	defer func() { _ = Remove() }()
-	for b.Loop() {
-		must.Do(b, (Node{Slots: twoSlots}).Ensure())
-	}
-}

@@ -79,7 +79,6 @@ func (g *guard) serveOn(ctx context.Context, listener *net.UnixListener) error {
 	})
 	go g.cleaner.watch(ctx)
 	go g.connect(ctx)
-	go g.collectImages(ctx)
 	g.log.Info("guard ready", "path", listener.Addr().String())
 	g.notify(daemon.SdNotifyReady)
 	err := server.Serve(listener)
@@ -121,7 +120,6 @@ type guard struct {
 	network    *slotNetwork
 	confiner   *confiner
 	registries registries
-	pulled     pulledImages
 	judged     sync.Map // IDs of images whose accounts the engine can read
 	cleaner    *cleaner
 }
@@ -144,7 +142,6 @@ func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.
 		gid:        gid,
 		network:    newNetwork(p, engine),
 		registries: newRegistries(p.Registries),
-		pulled:     newPulledImages(p, engine),
 		cleaner:    newCleaner(p, cgroupRoot, log),
 	}
 	g.confiner = &confiner{ensure: kernel.Ensure, confines: kernel.EngineConfines, sys: "/sys"}

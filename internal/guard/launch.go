@@ -64,9 +64,6 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, top
 	if err != nil {
 		return "", engineSays(err)
 	}
-	if err := g.pulled.used(wanted.Image, false); err != nil {
-		g.log.Warn("use of the image not recorded", "err", err)
-	}
 	g.log.Info("container created", "id", id, "image", wanted.Image)
 	return id, nil
 }

@@ -94,7 +94,7 @@ func (v *checker) oneOf(field, value string, words ...string) {
 func (s *Spec) validateKind(v *checker) {
 	v.oneOf("kind", string(s.Kind), string(KindPlugin), string(KindNode), string(KindUpload))
 	if s.Kind == KindPlugin {
-		v.refuseIf(!imageForm().MatchString(s.Image) || len(s.Image) > 200, "image", "%.120q is not the name of an image; write one such as %s", s.Image, config.DefaultImage)
+		v.refuseIf(!imageForm().MatchString(s.Image) || len(s.Image) > 400, "image", "%.120q is not the name of an image; write one such as %s", s.Image, config.DefaultImage)
 	} else {
 		v.refuseIf(s.Image != "", "image", "a step without the docker plugin runs in the node's image; leave the name out")
 	}
