@@ -43,7 +43,7 @@ type Exporter struct {
 	mu sync.Mutex // held while metrics change together, and while they are read
 
 	slotInfo, slotState, slotDrained, verdicts *prometheus.GaugeVec
-	imageInfo, imageSince, imageOnTrial        *prometheus.GaugeVec
+	imageInfo, imageSince                      *prometheus.GaugeVec
 	jobsStarted, passes, changes               *prometheus.CounterVec
 	jobSeconds, passSeconds                    *prometheus.HistogramVec
 	waiting, lastPass, lastGood                prometheus.Gauge
@@ -86,7 +86,6 @@ func New(o Options) *Exporter {
 
 	e.imageInfo = gauge("kbnode_image_info", "The jobs' image in use; always 1.", "name", "digest")
 	e.imageSince = gauge("kbnode_image_since_timestamp_seconds", "When the image in use arrived on this node.")
-	e.imageOnTrial = gauge("kbnode_image_on_trial", "Whether the image in use is rolled back if its first jobs fail.")
 
 	e.passes = counter("kbnode_passes_total", "Passes of the daemon over the node.", "kind", "result")
 	e.passSeconds = histogram("kbnode_pass_duration_seconds", "How long passes took.",
@@ -210,13 +209,11 @@ func (e *Exporter) job(slot string, before job, is *slot.Job, now time.Time) job
 func (e *Exporter) image(s image.State) {
 	e.imageInfo.Reset()
 	e.imageSince.Reset()
-	e.imageOnTrial.Reset()
 	if s.Current == nil {
 		return
 	}
 	e.imageInfo.WithLabelValues(label(s.Name), label(cmp.Or(s.Current.Digest, s.Current.ID))).Set(1)
 	e.imageSince.WithLabelValues().Set(seconds(s.Current.Since))
-	e.imageOnTrial.WithLabelValues().Set(number(s.Trial != nil))
 }
 
 // label makes a text valid as the value of a label: the client panics on invalid UTF-8.
