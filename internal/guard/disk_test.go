@@ -81,7 +81,7 @@ func TestCover(t *testing.T) {
 	}
 	must.Do(t, os.Chmod(filepath.Join(layer, "diff/work/dir"), fs.ModeSticky|0o777))
 	own := filepath.Join(t.TempDir(), "layer")
-	must.Do(t, d.cover(layer, own))
+	must.Do(t, d.cover(t.Context(), layer, own))
 	must.Equal(t, [][2]string{{own, layer}}, *mounts)
 	var got []string
 	err := filepath.WalkDir(own, func(path string, e fs.DirEntry, err error) error {

@@ -118,9 +118,6 @@ func lacksCPUs(err error) bool {
 // start starts a container that create made, when what the engine made of the request is as it was asked.
 func (g *guard) start(ctx context.Context, id string, request *container.CreateRequest, top string) error {
 	in, err := g.api.Inspect(ctx, id)
-	if err == nil && (in.Config == nil || in.HostConfig == nil) {
-		err = errors.New("the Docker engine does not say what the container is like")
-	}
 	if err != nil {
 		return err
 	}
@@ -131,7 +128,7 @@ func (g *guard) start(ctx context.Context, id string, request *container.CreateR
 	if err := g.checkAccounts(ctx, in.Image); err != nil {
 		return fmt.Errorf("check the image's accounts: %w", err)
 	}
-	if err := g.onDisk(in, top); err != nil {
+	if err := g.onDisk(ctx, in, request.HostConfig.ReadonlyRootfs, top); err != nil {
 		return err
 	}
 	if err := g.api.StartContainer(ctx, id); err != nil {

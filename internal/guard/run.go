@@ -90,16 +90,13 @@ type runs struct {
 // maxOver is how many of them are known: their agent's processes ended long ago.
 const maxOver = 64
 
-var (
-	errCanceled = errors.New("the job was canceled before it started")
-	errStopping = errors.New("the slot's service is stopping")
-)
+var errCanceled = errors.New("the job was canceled before it started")
 
-// stoppable returns a context that ends with its parent, and when the service is to stop.
-func (g *guard) stoppable(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(g.stopping, func() { cancel(errStopping) })
-	return ctx, func() { stop(); cancel(nil) }
+// firstEnd returns a context that ends with either of two.
+func firstEnd(ctx, other context.Context) (context.Context, context.CancelFunc) {
+	ctx, end := context.WithCancel(ctx)
+	stop := context.AfterFunc(other, end)
+	return ctx, func() { stop(); end() }
 }
 
 // withTimeout gives the engine a time to answer.
@@ -130,7 +127,7 @@ func (g *guard) run(c *call) error {
 	c.w.Header().Set("Connection", "close")
 	c.w.WriteHeader(http.StatusOK)
 	frames := slot.NewFrames(c.w, rc.Flush)
-	ctx, end := g.stoppable(c.r.Context())
+	ctx, end := firstEnd(c.r.Context(), g.stopping)
 	defer end()
 	r, err := g.begin(ctx, newRun(spec, g.isRoot(c.caller), g.policyFor(c.caller)), frames)
 	left := func() {}
@@ -252,7 +249,7 @@ func (g *guard) startJob(ctx context.Context, r *jobRun, frames *slot.Frames) er
 	if limit := g.timeLimit(); limit > 0 {
 		r.clock = time.AfterFunc(limit, func() { r.late.Store(true); r.stop() })
 	}
-	finding, end := r.orCanceled(ctx)
+	finding, end := firstEnd(ctx, r.canceled)
 	defer end()
 	err := g.takeUp(finding, r)
 	if err == nil && r.container == "" {
@@ -288,11 +285,4 @@ func (g *guard) timeLimit() time.Duration {
 
 func (g *guard) errLate() error {
 	return fmt.Errorf("the job was terminated: it ran longer than the %s that job.time_limit allows", g.timeLimit())
-}
-
-// orCanceled returns a context that also ends when the job is canceled.
-func (r *jobRun) orCanceled(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, end := context.WithCancel(ctx)
-	stop := context.AfterFunc(r.canceled, end)
-	return ctx, func() { stop(); end() }
 }

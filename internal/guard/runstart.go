@@ -24,7 +24,7 @@ import (
 // launchJob makes a job's checkout and container, and starts it. It ends with its caller or the job,
 // except for the start itself: what has begun to start runs on for the next caller.
 func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames) error {
-	ctx, end := r.orCanceled(caller)
+	ctx, end := firstEnd(caller, r.canceled)
 	defer end()
 	spec := r.spec
 	if err := g.prepare(ctx, r.root); err != nil {
@@ -44,7 +44,7 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 	if err := g.provide(ctx, spec, wanted.Image, frames); err != nil {
 		return err
 	}
-	ctx, end = r.orCanceled(context.WithoutCancel(caller))
+	ctx, end = firstEnd(context.WithoutCancel(caller), r.canceled)
 	defer end()
 	defer context.AfterFunc(g.stopping, func() { time.AfterFunc(startTime, end) })()
 	id, err := withTimeout(ctx, g.engineTime, func(ctx context.Context) (string, error) { return g.create(ctx, wanted, r.top) })
