@@ -217,3 +217,22 @@ func TestAddresses(t *testing.T) {
 		}
 	}
 }
+
+// TestFillPipeline fills in what Buildkite sent, and nothing else.
+func TestFillPipeline(t *testing.T) {
+	t.Parallel()
+	sent := []job.Var{{Name: "BRANCH", Value: "main"}, {Name: "E", Value: "sent"}}
+	for text, want := range map[string]string{
+		"steps: [{command: 'echo $BRANCH $$X ${TOKEN:-none}', agents: {queue: b200}}]": `{"steps":[{"agents":{"queue":"b200"},"command":"echo main $X none"}]}`,
+		"env: {E: own, F: $E}\nsteps: [{command: $E$F}]":                               `{"env":{"E":"own","F":"own"},"steps":[{"command":"ownown"}]}`,
+		"steps: [{command: '${TOKEN?give it}'}]":                                       "",
+		"a: [\x00":                                                                     "",
+	} {
+		got, err := job.FillPipeline(text, sent)
+		if want == "" {
+			refused(t, err, "command")
+		} else if string(got) != want || err != nil {
+			t.Errorf("%s: %s, %v", text, got, err)
+		}
+	}
+}
