@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -180,7 +181,7 @@ func (m Mirrors) prepare(ctx context.Context, name string) (room int64, err erro
 			return 0, err
 		}
 	}
-	room, err = m.room()
+	room, err = limit.Room(m.Dir)
 	if room /= atOnce; err == nil && room <= 0 {
 		err = fmt.Errorf("%w: less than the reserve of %s is free; make room on it", errDiskFull, m.Dir)
 	}

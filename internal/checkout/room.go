@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
@@ -25,8 +26,6 @@ const (
 	maxPack = defaultBytes
 	// defaultMirrors has room for some large repositories, a few hundred MiB each without history.
 	defaultMirrors = 16 << 30
-	// reserve is what stays free, or a tenth of a smaller disk: as for images (package guard).
-	reserve = 10 << 30
 	// atOnce is how many fetches have room at the same time.
 	atOnce = 8
 )
@@ -34,16 +33,6 @@ const (
 var errDiskFull = errors.New("the disk is full")
 
 var nameForm = regexp.MustCompile(`^[0-9a-f]{32}$`)
-
-// room returns how many bytes may be written to the mirrors' disk; none if it is 0 or less.
-func (m Mirrors) room() (int64, error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs(m.Dir, &st); err != nil {
-		return 0, fmt.Errorf("look at the disk of %s: %w", m.Dir, err)
-	}
-	free := min(int64(st.Blocks)*st.Bsize/10, reserve)
-	return int64(st.Bavail)*st.Bsize - free, nil
-}
 
 // makeRoom removes the mirrors that no one uses, except for the caller's own, if all together have more than
 // their share of the disk, which it returns: half of what is free or theirs, in bytes. The next fetch has
@@ -53,7 +42,7 @@ func (m Mirrors) makeRoom(own string) (share int64, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("list the mirrors: %w", err)
 	}
-	room, err := m.room()
+	room, err := limit.Room(m.Dir)
 	if err != nil {
 		return 0, err
 	}

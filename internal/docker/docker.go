@@ -88,10 +88,13 @@ func New(socket string) (*Engine, error) {
 // Close drops the idle connections.
 func (e *Engine) Close() error { return e.api.Close() }
 
-// Info asks the engine about itself, for at most twenty seconds.
+// Info asks the engine about itself, for at most twenty seconds unless the caller has another limit.
 func (e *Engine) Info(ctx context.Context) (Info, error) {
-	ctx, cancel := context.WithTimeout(ctx, infoDeadline)
-	defer cancel()
+	if _, limited := ctx.Deadline(); !limited {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, infoDeadline)
+		defer cancel()
+	}
 	res, err := e.api.Info(ctx, client.InfoOptions{})
 	if err != nil {
 		return Info{}, e.wrap("ask Docker for its info", err)

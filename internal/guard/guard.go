@@ -165,16 +165,12 @@ func (s slotProcs) endTogether(id string) error {
 }
 
 // engineInfo returns what the engine says of itself, and an error if containers would not run below the
-// slot's slice: with the cgroupfs driver they run in the engine's own cgroup. It asks an engine that does not
-// answer in docker.Info's twenty seconds again: eight jobs that begin together keep it busy, and waiting is
-// better for a job than being refused.
+// slot's slice: with the cgroupfs driver they run in the engine's own cgroup. It is patient: eight jobs that
+// begin together keep an engine busy, and waiting is better for a job than being refused.
 func (g *guard) engineInfo(ctx context.Context) (docker.Info, error) {
 	ctx, cancel := context.WithTimeout(ctx, g.engineTime)
 	defer cancel()
 	info, err := g.api.Info(ctx)
-	for errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		info, err = g.api.Info(ctx)
-	}
 	if err == nil && (info.CgroupDriver != "systemd" || info.CgroupVersion != "2") {
 		err = fmt.Errorf(`the Docker engine uses the cgroup driver %q with cgroup version %q, so a job would have no limits; it must be "systemd" and "2"`, info.CgroupDriver, info.CgroupVersion)
 	}

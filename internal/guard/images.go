@@ -1,18 +1,18 @@
 package guard
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
-	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
@@ -26,29 +26,8 @@ func (g *guard) isJobImage(name string) bool {
 	return err1 == nil && err2 == nil && want == got // the engine says what is wrong with a name
 }
 
-// All slots share Docker's disk: a pull that would leave less of it free than a tenth or minFree
-// bytes, whichever is less, is refused or given up.
-const (
-	minFree  = 10 << 30
-	pullPoll = time.Second
-)
-
+// errDiskFull ends or refuses a pull: all slots share Docker's disk.
 var errDiskFull = errors.New("kbnode: Docker's disk is nearly full, so jobs cannot pull images; tell the node's operator (docker image prune frees space)")
-
-// lowOn reports whether too little is free on the disk of a directory.
-func lowOn(dir string) bool {
-	var st unix.Statfs_t
-	if dir == "" || unix.Statfs(dir, &st) != nil {
-		return false // not a disk of this machine
-	}
-	return st.Bavail < min(st.Blocks/10, minFree/uint64(st.Frsize))
-}
-
-// pullStall is how long a pull may go on without progress: the engine says nothing while it checks a
-// large layer.
-const pullStall = 10 * time.Minute
-
-var errPullStalled = fmt.Errorf("the Docker engine pulled nothing for %s", pullStall)
 
 // provide pulls the job's image if the node lacks it, or the job wants the newest.
 func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frames *slot.Frames) error {
@@ -70,21 +49,12 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stalled := time.AfterFunc(pullStall, func() { cancel(errPullStalled) })
-	defer stalled.Stop()
 	if err := g.api.Pull(ctx, image, func(docker.Progress) {
-		stalled.Reset(pullStall)
-		if lowOn(engine.RootDir) {
+		if room, err := limit.Room(engine.RootDir); err == nil && room < 0 { // else it is no disk of this machine
 			cancel(errDiskFull)
 		}
 	}); err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
-		}
-		if errors.Is(err, docker.ErrNotFound) {
-			return forbid("%s", err)
-		}
-		return err
+		return cmp.Or(context.Cause(ctx), err)
 	}
 	return nil
 }

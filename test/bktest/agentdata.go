@@ -17,7 +17,7 @@ func (s *Server) createArtifacts(c *call, req artifactBatch) reply {
 	if len(j.files)+len(req.Artifacts) > maxArtifacts {
 		return refuse(http.StatusUnprocessableEntity, "A job may upload at most %d artifacts", maxArtifacts)
 	}
-	prefix := fmt.Sprintf("%s/%s/%s/%s/", s.opts.Org, j.build.ID, j.ID, newID())
+	prefix := fmt.Sprintf("%s/%s/%s/%s/", org, j.build.ID, j.ID, newID())
 	ids := make([]string, 0, len(req.Artifacts))
 	for _, f := range req.Artifacts {
 		if f.FileSize > maxArtifact {
@@ -62,6 +62,6 @@ func (s *Server) metrics(*call) reply {
 		queues[q.Key] = map[string]int{"total": total}
 	}
 	return reply{body: map[string]any{
-		"organization": map[string]string{"slug": s.opts.Org}, "agents": map[string]any{"queues": queues},
+		"organization": map[string]string{"slug": org}, "agents": map[string]any{"queues": queues},
 	}}
 }

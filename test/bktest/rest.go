@@ -20,7 +20,7 @@ const (
 func (s *Server) restRoutes() {
 	get := func(p string, h handler) { s.handle("GET "+p, 0, s.byAPI, s.limited(h)) }
 	get("/v2/organizations", func(c *call) reply {
-		return paginate(c, []map[string]string{{"id": newID(), "slug": s.opts.Org, "name": s.opts.Org}})
+		return paginate(c, []map[string]string{{"id": newID(), "slug": org, "name": org}})
 	})
 	get("/v2/organizations/{org}/pipelines", func(c *call) reply {
 		var all []PipelineRef
@@ -57,7 +57,7 @@ func (s *Server) byAPI(c *call) (reply, bool) {
 	if !same(credentials(c.Request, "Bearer"), DefaultAPIToken) {
 		return refuse(http.StatusUnauthorized, "Authentication required. Please supply a valid API Access Token: https://buildkite.com/docs/apis/rest-api#authentication"), false
 	}
-	if org := c.PathValue("org"); org != "" && org != s.opts.Org {
+	if named := c.PathValue("org"); named != "" && named != org {
 		return refuse(http.StatusNotFound, "No organization found"), false
 	}
 	return reply{}, true
@@ -186,7 +186,7 @@ func (s *Server) viewAgent(a *agent, base string) Agent {
 	out.MetaData = slices.Clone(a.MetaData)
 	if a.job != nil {
 		j := a.job.Job
-		j.WebURL = webURL(base, s.opts.Org, a.job.build) + "#" + j.ID
+		j.WebURL = webURL(base, a.job.build) + "#" + j.ID
 		out.Job = &j
 	}
 	return out
@@ -196,7 +196,7 @@ func (s *Server) viewAgent(a *agent, base string) Agent {
 func (s *Server) view(b *build, base string, retried bool) Build {
 	out := b.Build
 	out.Env, out.MetaData = maps.Clone(b.Env), maps.Clone(b.MetaData)
-	out.WebURL = webURL(base, s.opts.Org, b)
+	out.WebURL = webURL(base, b)
 	out.Pipeline = &PipelineRef{ID: b.pipeline.Slug, Slug: b.pipeline.Slug, Name: b.pipeline.Slug, Repository: b.pipeline.Repo}
 	for _, j := range b.jobs {
 		if !j.Retried || retried {
@@ -209,7 +209,7 @@ func (s *Server) view(b *build, base string, retried bool) Build {
 func (s *Server) viewJob(j *job, base string) Job {
 	out := j.Job
 	out.AgentQueryRules = slices.Clone(j.AgentQueryRules)
-	out.WebURL = webURL(base, s.opts.Org, j.build) + "#" + j.ID
+	out.WebURL = webURL(base, j.build) + "#" + j.ID
 	if j.agent != nil {
 		a := j.agent.Agent
 		out.Agent = &a
@@ -225,7 +225,7 @@ func (s *Server) jobLog(_ *call, j *job) reply {
 func (s *Server) viewArtifact(c *call, a *artifact) Artifact {
 	out := a.Artifact
 	out.DownloadURL = fmt.Sprintf("%s/v2/organizations/%s/pipelines/%s/builds/%d/jobs/%s/artifacts/%s/download",
-		base(c.Request), s.opts.Org, a.job.build.pipeline.Slug, a.job.build.Number, a.JobID, a.ID)
+		base(c.Request), org, a.job.build.pipeline.Slug, a.job.build.Number, a.JobID, a.ID)
 	return out
 }
 

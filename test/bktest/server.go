@@ -23,9 +23,11 @@ import (
 	"time"
 )
 
+// org is the slug of the one organization.
+const org = "kbnode"
+
 // Options configure a Server; all zero values are sensible.
 type Options struct {
-	Org string // organization slug; "" is "kbnode"
 	// AgentTokens, if set, returns the tokens that can register agents now instead of
 	// DefaultAgentToken. A token that it no longer returns is revoked, which does not affect
 	// connected agents.
@@ -72,7 +74,6 @@ type Server struct {
 
 // New returns a server that is reached through ServeHTTP, or over the network after Listen.
 func New(o Options) *Server {
-	o.Org = cmp.Or(o.Org, "kbnode")
 	if len(o.Pipelines) == 0 {
 		o.Pipelines = []Pipeline{{Slug: "kernelbot"}}
 	}
