@@ -143,7 +143,11 @@ func (g *guard) settle(ctx context.Context, r *jobRun) error {
 	if o.NodeFault != "" && o.Canceled {
 		patience = discardTime // the agent does not wait for an engine that does not answer
 	}
-	if err := g.discardJob(r.container, patience); err != nil {
+	err := g.discardJob(r.container, patience)
+	if err == nil { // the engine may have lost it
+		_, err = g.cleaner.procs.endBeside(ctx)
+	}
+	if err != nil {
 		return fmt.Errorf("something may still run: %w", err)
 	}
 	if len(r.spec.Artifacts) == 0 {

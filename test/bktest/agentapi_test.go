@@ -6,10 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/test/bktest"
-	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestJobFromPingToFinish(t *testing.T) {
@@ -86,47 +83,6 @@ steps:
 	a.do("PUT", "/jobs/"+id+"/finish", map[string]string{"exit_status": "0"}, http.StatusUnprocessableEntity)
 	if n := s.Requests()["PUT /v3/jobs/{job}/finish"]; n != 2 {
 		t.Errorf("%d finish requests counted", n)
-	}
-}
-
-func TestOutcomes(t *testing.T) {
-	t.Parallel()
-	type states struct{ Build, Job string }
-	tests := map[string]struct {
-		step     string
-		statuses []int // of each attempt
-		want     states
-		retries  int
-	}{
-		"passes":                      {``, []int{0}, states{"passed", "passed"}, 0},
-		"fails":                       {``, []int{1}, states{"failed", "failed"}, 0},
-		"passes the second time":      {`, retry: {automatic: {exit_status: -1, limit: 1}}`, []int{-1, 0}, states{"passed", "passed"}, 1},
-		"fails as often as it may":    {`, retry: {automatic: [{exit_status: "*", limit: 2}]}`, []int{1, 1, 1}, states{"failed", "failed"}, 2},
-		"is retried twice by default": {`, retry: {automatic: true}`, []int{1, 2, 3}, states{"failed", "failed"}, 2},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := listen(t, bktest.Options{})
-			b := mustSubmit(t, s, bktest.NewBuild{Steps: `steps: [{command: x` + tt.step + `}]`})
-			a := register(t, s, "a")
-			for i, status := range tt.statuses {
-				id, accepted := a.begin()
-				if got := accepted.text(t, "env", "BUILDKITE_RETRY_COUNT"); got != string(rune('0'+i)) {
-					t.Errorf("BUILDKITE_RETRY_COUNT is %s at try %d", got, i)
-				}
-				a.finish(id, status)
-			}
-			b, err := s.WaitBuild(t.Context(), b.Number)
-			must.Do(t, err)
-			last := b.Jobs[len(b.Jobs)-1]
-			if diff := cmp.Diff(tt.want, states{b.State, last.State}); diff != "" || last.RetriesCount != tt.retries || len(b.Jobs) != tt.retries+1 {
-				t.Errorf("%d jobs, %d retries: %s", len(b.Jobs), last.RetriesCount, diff)
-			}
-			if shown := rest(t, s, "GET", "/pipelines/kernelbot/builds/1", nil); len(shown.get(t, "jobs").([]any)) != 1 {
-				t.Errorf("REST shows retried jobs without being asked: %s", shown.body)
-			}
-		})
 	}
 }
 
