@@ -95,31 +95,6 @@ func TestSamplingEnds(t *testing.T) {
 	})
 }
 
-// TestSamplerHangs: a sampler that hangs delays neither the job's begin nor its end for long.
-func TestSamplerHangs(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newSlotRig(t)
-		r.records(func(context.Context, func(probe.Sample)) error { time.Sleep(time.Hour); return nil })
-		begun := time.Now()
-		r.want(r.begin, "")
-		if d := time.Since(begun); d > 0 {
-			t.Errorf("the begin took %v", d)
-		}
-		time.Sleep(time.Minute)
-		rec, err := r.noiseRecord(t.Context(), bootstrapPID)
-		if err != nil || !strings.HasPrefix(rec.GPU.Error, "not sampled: ") || rec.Noisy {
-			t.Errorf("it says %+v, %v", rec, err)
-		}
-		begun = time.Now()
-		r.want(r.ended, "")
-		if d := time.Since(begun); d > 6*time.Second {
-			t.Errorf("the end took %v", d)
-		}
-		time.Sleep(time.Hour)
-	})
-}
-
 // TestRecordBesideAProcess: the record mentions a process that does not end, and is written all
 // the same.
 func TestRecordBesideAProcess(t *testing.T) {

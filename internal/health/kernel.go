@@ -52,8 +52,11 @@ func (j *judge) cause(f Fact, id string) (slot int, job string, c cause) {
 
 // kernel judges one line of the kernel's log.
 func (j *judge) kernel(f Fact) {
-	if f.Kind == KindSwitch {
-		j.nvswitch(f)
+	if f.Kind == KindSwitch { // no GPU of its fabric starts CUDA any more
+		j.latch(ofNode(checkSwitch, f.PCI), f.Up, Mark{
+			Level: Fatal, Effect: Drain, Fix: fixReboot,
+			Reason: fmt.Sprintf("the NVSwitch at %s had a fatal error (SXid %d)", f.PCI, f.Xid),
+		})
 		return
 	}
 	id := cmp.Or(j.byPCI[f.PCI], f.PCI)
@@ -83,7 +86,7 @@ func (j *judge) kernel(f Fact) {
 		j.latch(gpuKey(checkLost, id), f.Up, reboot)
 	case KindLoaded:
 		e.Check = checkDriver
-		j.switches(f.Up, "the driver was loaded again")
+		j.clear("the driver was loaded again", func(m Mark) bool { return m.Check == checkSwitch && m.Last < f.Up })
 		for i := range j.s.GPUs {
 			if j.s.GPUs[i].Vendor != "amd" {
 				j.s.GPUs[i].Reset = f.Up
@@ -114,25 +117,6 @@ func (j *judge) kernel(f Fact) {
 	case KindRing, KindFault:
 		e.Level = Warn // a job can cause it at will
 	}
-}
-
-// nvswitch judges a fatal error of an NVSwitch. No GPU of its fabric starts CUDA until
-// all of them were reset together.
-func (j *judge) nvswitch(f Fact) {
-	k := ofNode(checkSwitch, f.PCI)
-	if old := j.find(k); old == nil || f.Up-old.Last > time.Minute {
-		j.emit(Event{Time: j.in.Now.Add(f.Up - j.in.Up), Kind: "kernel", Check: checkSwitch, Slot: -1, Level: Fatal, Text: f.Text})
-	}
-	j.latch(k, f.Up, Mark{
-		Level: Fatal, Effect: Drain,
-		Reason: fmt.Sprintf("the NVSwitch at %s had a fatal error (SXid %d)", f.PCI, f.Xid),
-		Fix:    fixReboot,
-	})
-}
-
-// switches clears the NVSwitch errors reported before a time.
-func (j *judge) switches(before time.Duration, why string) {
-	j.clear(why, func(m Mark) bool { return m.Check == checkSwitch && m.Last < before })
 }
 
 // repeats reports whether the same line was recorded for the GPU within the last minute:

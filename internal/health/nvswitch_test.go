@@ -34,53 +34,33 @@ func TestSwitchLines(t *testing.T) {
 	}
 }
 
-// A fatal error of an NVSwitch keeps jobs from all slots until all of their GPUs were
-// reset, the driver was loaded again, or the node was rebooted.
+// A fatal error of an NVSwitch keeps jobs from all slots until the driver was loaded again, or
+// the node was rebooted.
 func TestSwitch(t *testing.T) {
 	t.Parallel()
 	const bad = "node.nvswitch fatal drain [0 1 2 3 4 5 6 7]"
-	word := func(gpus int) func(in *Signals) {
-		return func(in *Signals) {
-			in.ResetByHand = map[string]time.Duration{}
-			for i := range gpus {
-				in.ResetByHand[uuid(i)] = in.Up
-			}
-		}
+	load := func(n *node) []Verdict {
+		return n.lines(time.Minute, "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.95.05")
 	}
 	for _, row := range []struct {
 		name   string
 		change func(n *node) []Verdict
-		clears bool
+		want   []string
 	}{
-		{"time", func(n *node) []Verdict { return n.judgeAfter(48*time.Hour, nil) }, false},
-		{"the driver is loaded", func(n *node) []Verdict {
-			return n.lines(time.Minute, "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.95.05")
-		}, true},
-		{"all GPUs are reset", func(n *node) []Verdict { return n.judgeAfter(time.Minute, word(8)) }, true},
-		{"one is not", func(n *node) []Verdict { return n.judgeAfter(time.Minute, word(7)) }, false},
-		{"one does not answer", func(n *node) []Verdict {
-			return n.judgeAfter(time.Minute, func(in *Signals) { word(8)(in); in.GPUs.List[7].NVML = nil })
-		}, false},
+		{"time", func(n *node) []Verdict { return n.judgeAfter(48*time.Hour, nil) }, []string{bad}},
+		{"the driver is loaded", load, nil},
+		{"and before that", func(n *node) []Verdict { load(n); return n.lines(time.Second, switchFatal) }, []string{bad}},
 		{"a reboot", func(n *node) []Verdict {
 			n.in.Boot, n.in.Up = "boot-2", 0
 			return n.judgeAfter(time.Minute, nil)
-		}, true},
-		{"a reset before it", func(n *node) []Verdict {
-			n.judgeAfter(time.Minute, word(8))
-			n.lines(time.Second, switchFatal)
-			return n.judgeAfter(time.Minute, nil)
-		}, false},
+		}, nil},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, machine(8))
 			n.want(n.lines(time.Second, switchFatal), bad)
 			n.want(n.judgeAfter(time.Second, nil), bad)
-			want := []string{bad}
-			if row.clears {
-				want = nil
-			}
-			n.want(row.change(n), want...)
+			n.want(row.change(n), row.want...)
 		})
 	}
 }
