@@ -5,31 +5,25 @@ import (
 	"time"
 )
 
-const (
-	switchFatal = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
-	switchData  = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Data {0x00000000, 0x00000000}"
-)
+const switchFatal = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
 
+// Only a fatal error, written by the driver, is one.
 func TestSwitchLines(t *testing.T) {
 	t.Parallel()
-	for _, row := range []struct {
-		record string
-		xid    int // 0: no fact
-	}{
-		{"3,7,1000000,-;" + switchFatal, 20034},
-		{"3,7,1000000,-;nvidia-nvswitch0: SXid (PCI:0000:59:00.0): 23001, Fatal, Link 12 Always Fatal", 23001},
-		{"11,7,1000000,-;" + switchFatal, 0}, // written by a program
-		{"3,7,1000000,-;" + switchData, 0},
-		{"3,7,1000000,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Severity 1 Engine instance 30 Sub-engine instance 00", 0},
-		{"3,7,1000000,-;nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt", 0},
-		{"3,7,1000000,-;nvidia-nvswitch3: SXid (PCI:x): 20034, Fatal, Link 30", 0},
-		{"3,7,1000000,-;nvidia-nvswitch3: using MSI", 0},
-		{"6,7,1000000,-;nvidia-nvswitch[812]: segfault at 0 ip 0 sp 0 error 4", 0}, // program name
-		{"3,7,1000000,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): , Fatal", 0},
+	f, ok := Parse([]byte("3,7,1000000,-;" + switchFatal))
+	if !ok || f.Kind != KindSwitch || f.Xid != 20034 || f.PCI != "0000:c1:00.0" {
+		t.Errorf("%+v, %t", f, ok)
+	}
+	for _, record := range []string{
+		"11,7,1000000,-;" + switchFatal, // written by a program
+		"3,7,1000000,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Data {0x00000000, 0x00000000}",
+		"3,7,1000000,-;nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt",
+		"3,7,1000000,-;nvidia-nvswitch3: SXid (PCI:x): 20034, Fatal, Link 30",
+		"6,7,1000000,-;nvidia-nvswitch[812]: segfault at 0 ip 0 sp 0 error 4", // program name
+		"3,7,1000000,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): , Fatal",
 	} {
-		f, ok := Parse([]byte(row.record))
-		if ok != (row.xid != 0) || ok && (f.Kind != KindSwitch || f.Xid != row.xid || f.PCI == "") {
-			t.Errorf("%s: %+v, %t", row.record, f, ok)
+		if f, ok := Parse([]byte(record)); ok {
+			t.Errorf("%s: believed as %+v", record, f)
 		}
 	}
 }
