@@ -86,7 +86,7 @@ func (j *judge) kernel(f Fact) {
 		j.latch(gpuKey(checkLost, id), f.Up, reboot)
 	case KindLoaded:
 		e.Check = checkDriver
-		j.clear("the driver was loaded again", func(m Mark) bool { return m.Check == checkSwitch && m.Last < f.Up })
+		j.clear("the driver was loaded again", func(m Mark) bool { return m.Check == checkSwitch })
 		for i := range j.s.GPUs {
 			if j.s.GPUs[i].Vendor != "amd" {
 				j.s.GPUs[i].Reset = f.Up
