@@ -37,7 +37,6 @@ func TestJSONDocuments(t *testing.T) {
 		{"docs/plan.md", "## kbnode status --json", reflect.TypeFor[node.Status]()},
 		{"docs/operators.md", "### kbnode queue --json", reflect.TypeFor[buildkite.QueueReport]()},
 		{"docs/operators.md", "### kbnode e2e --json", reflect.TypeFor[e2e.Report]()},
-		{"docs/security.md", "### kbnode selftest --json", reflect.TypeFor[node.SelftestReport]()},
 		{"docs/results.md", "## node.json", reflect.TypeFor[noise.Record]()},
 	} {
 		t.Run(tt.heading, func(t *testing.T) {

@@ -9,12 +9,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/acceptance"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
+
+// acceptTime is how long doctor's other checks may take for the acceptance: no one waits at a screen.
+const acceptTime = 5 * time.Minute
 
 type verbosity int
 
@@ -162,44 +164,29 @@ func asRoot(command string) string {
 	return b.String()
 }
 
+// accept runs all groups, and prints a report plain enough for a letter.
 func accept(ctx context.Context, s term.Streams, asJSON bool) error {
 	if err := needRoot(s, "doctor --acceptance"); err != nil {
 		return err
 	}
-	report, err := here(s).Accept(ctx, buildkiteAPI(), func(text string) { s.Progress("%s", text) })
+	report, m, err := here(s).Doctor(ctx, doctor.Options{Only: doctor.Groups, Limit: acceptTime}, buildkiteAPI())
 	if err != nil {
 		return err
 	}
-	return term.ExitUnless(report.Accepted, s.Print(asJSON, report, func() { printAcceptance(s.Out, report) }))
+	out := doctor.Accept(m, report, Version())
+	return term.ExitUnless(out.Accepted, s.Print(asJSON, out, func() { printAcceptance(s.Out, out) }))
 }
 
-// printAcceptance prints a report plain enough for a letter: the label comes first.
-func printAcceptance(w io.Writer, out *acceptance.Report) {
+func printAcceptance(w io.Writer, out doctor.Acceptance) {
 	term.Printf(w, "Node    %s\nTime    %s\nkbnode  %s, %s\nQueue   %s\nImage   %s\n", out.Node, out.Time.Format(time.DateTime+" UTC"), out.Kbnode, runtime.GOARCH, strings.Join(out.Queues, ", "), out.Image)
 	for _, gpu := range out.GPUs {
 		term.Printf(w, "GPU     %s\n", gpu)
 	}
 	term.Printf(w, "\n")
-	t := term.NewList(w, "", "Item", "Verdict", "Seconds")
-	t.Wraps = "Item"
-	for n, i := range out.Items {
-		t.Row(n+1, i.About, paintVerdict(w, i.Verdict), fmt.Sprintf("%.1f", i.Seconds))
-	}
-	t.Print()
-	for n, i := range out.Items {
-		term.Printf(w, "%2d. %s: %s\n", n+1, i.Verdict, i.Saw)
-		if i.Do != "" {
-			term.Printf(w, "    do  %s\n", i.Do)
-		}
+	printDoctor(w, out.Report, normal)
+	if len(out.Untried) > 0 {
+		term.Printf(w, "Not tried: %s; type sudo kbnode doctor --acceptance again when no job runs.\n", strings.Join(out.Untried, ", "))
 	}
 	verdict := term.PaintWord(w, map[bool]string{true: "ACCEPTED", false: "NOT ACCEPTED"}[out.Accepted])
-	term.Printf(w, "\n%s: %d passed, %d failed, %d not tried, %d by hand. Send all of this to the operators.\n", verdict,
-		out.Count(acceptance.Passed), out.Count(acceptance.Failed), out.Count(acceptance.Untried), out.Count(acceptance.ByHand))
-}
-
-func paintVerdict(w io.Writer, v acceptance.Verdict) string {
-	if v == acceptance.Passed || v == acceptance.ByHand {
-		return term.PaintWord(w, string(v))
-	}
-	return term.PaintWord(w, strings.ToUpper(string(v)))
+	term.Printf(w, "\n%s. Send all of this to the operators, who test the queue with kbnode e2e.\n", verdict)
 }

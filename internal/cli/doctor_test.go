@@ -1,19 +1,14 @@
 package cli
 
 import (
-	"fmt"
-	"path/filepath"
-	"regexp"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/acceptance"
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/doctor"
-	"github.com/gpu-mode/kbnode/internal/node"
-	"github.com/gpu-mode/kbnode/internal/selftest"
-	"github.com/gpu-mode/kbnode/test/must"
+	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 func TestPrintDoctor(t *testing.T) {
@@ -76,67 +71,19 @@ func TestAsRoot(t *testing.T) {
 
 func TestPrintAcceptance(t *testing.T) {
 	t.Parallel()
-	out := &acceptance.Report{
-		Node: "n1", Kbnode: "v1", Queues: []string{"b200"}, GPUs: []string{"gpu0: NVIDIA B200, GPU-1"}, Image: "ghcr.io/x:1",
-		Time: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), Items: []acceptance.Item{
-			{ID: "doctor", About: "the node is fit", Verdict: acceptance.Passed, Saw: "90 checks", Seconds: 12.34},
-			{ID: "restart", About: "an agent is back", Verdict: acceptance.Untried, Saw: "no slot is idle", Do: "again"},
-		},
-	}
+	report := &doctor.Report{Fit: true, Checks: []doctor.Result{
+		{ID: "config", Group: "node", Findings: []doctor.Finding{{Detail: "no file"}}},
+		{ID: "accept-restart", Group: "acceptance", Status: doctor.Skip, Findings: []doctor.Finding{{Status: doctor.Skip, Detail: "no slot is idle"}}},
+	}}
+	full := config.Config{Image: config.Image{Name: "ghcr.io/x:1"}}
+	m := &doctor.Machine{Config: &full, Now: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), Plan: &plan.Plan{Node: "n1", Slots: []plan.Slot{
+		{Name: "gpu0", Queue: "b200", GPUs: []plan.SlotGPU{{Model: "NVIDIA B200", UUID: "GPU-1"}}}, {Name: "gpu1", Queue: "b200"},
+	}}}
 	var text strings.Builder
-	printAcceptance(&text, out)
+	printAcceptance(&text, doctor.Accept(m, report, "v1"))
 	golden(t, "acceptance.txt", strings.ReplaceAll(text.String(), runtime.GOARCH, "ARCH"))
-}
-
-func TestSelftestOutput(t *testing.T) {
-	t.Parallel()
-	held := selftest.Check{Group: "plan", Tried: "everything", Saw: "as planned", Held: true}
-	itself := selftest.SlotReport{Slot: "node", Index: -1, Checks: []selftest.Check{held}}
-	var many []selftest.Check
-	for i := range 20 {
-		many = append(many, selftest.Check{Group: "container", Tried: fmt.Sprintf("open file %d", i), Saw: "ok", Do: "sudo kbnode reconcile"})
-	}
-	var all strings.Builder
-	for _, tt := range []struct {
-		name    string
-		verbose bool
-		slots   []selftest.SlotReport
-	}{
-		{"all held", false, []selftest.SlotReport{itself, {Slot: "gpu0", Checks: []selftest.Check{held, held}}}},
-		{"in full", true, []selftest.SlotReport{itself, {Slot: "gpu0", Checks: []selftest.Check{held}}}},
-		{"a busy slot", false, []selftest.SlotReport{itself, {Slot: "gpu0", Checks: []selftest.Check{held}}, {Slot: "gpu1", Index: 1, Skipped: "it is busy with job x"}}},
-		{"nothing to try", false, []selftest.SlotReport{itself, {Slot: "gpu0", Skipped: "it is parked: away"}}},
-		{"what did not hold, last and with what to type", false, []selftest.SlotReport{itself, {Slot: "gpu0", Checks: append([]selftest.Check{held}, many...)}}},
-		{"the node itself", false, []selftest.SlotReport{{Slot: "node", Index: -1, Checks: many[:1]}, {Slot: "gpu0", Checks: []selftest.Check{held}}}},
-	} {
-		fmt.Fprintf(&all, "== %s\n", tt.name)
-		printSelftest(&all, &node.SelftestReport{Slots: tt.slots}, tt.verbose)
-	}
-	golden(t, "selftest.txt", all.String())
-}
-
-// TestSelftestGroups checks that every group of checks is in the table, or it would run but never be
-// shown, and in docs/security.md.
-func TestSelftestGroups(t *testing.T) {
-	t.Parallel()
-	page := must.Read(t, "../../docs/security.md")
-	shown := map[string]bool{}
-	for _, g := range groups {
-		shown[g.name] = true
-		if !strings.Contains(page, "| "+g.name+" |") {
-			t.Errorf("docs/security.md does not describe the group %q", g.name)
-		}
-	}
-	files, err := filepath.Glob("../selftest/*.go")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no files of selftest: %v", err)
-	}
-	for _, file := range files {
-		text := must.Read(t, file)
-		for _, m := range regexp.MustCompile(`(?:Group: |group(?:, tried)? *= )"([a-z ]+)"`).FindAllStringSubmatch(text, -1) {
-			if !shown[m[1]] {
-				t.Errorf("%s makes checks of the group %q, which is never shown", file, m[1])
-			}
-		}
+	report.Checks = report.Checks[:1]
+	if out := doctor.Accept(m, report, "v1"); !out.Accepted {
+		t.Errorf("%+v", out)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -44,7 +43,7 @@ func changeImages(ctx context.Context, s term.Streams, command string, auto, asJ
 		u.Progress = p.update
 	}
 	r, err := do(ctx, u)
-	p.end()
+	p.End("")
 	if locked, ok := errors.AsType[*image.LockedError](err); ok && auto {
 		term.Printf(s.Out, "Not now: %v.\n", locked)
 		return nil
@@ -63,51 +62,17 @@ func changeImages(ctx context.Context, s term.Streams, command string, auto, asJ
 	return term.ExitUnless(r.Action != image.ActionRefused && r.Action != image.ActionNewer, err)
 }
 
-// layerProgress shows a pull, push or build: a build's own lines and, on a terminal, how many layers are
-// done and what comes of the current one.
-type layerProgress struct {
-	*term.Progress
-	done map[string]bool // layers, by ID
-}
-
-// finished are the words of Docker for a layer that is done.
-var finished = []string{"Pull complete", "Already exists", "Pushed", "Layer already exists"}
-
-const maxLayers = 1024
+// layerProgress shows a pull or build: its lines and, on a terminal, what comes of the current layer.
+type layerProgress struct{ *term.Progress }
 
 func (p *layerProgress) update(now image.Progress) {
 	switch {
 	case now.Layer == "" && now.Status != "" && !strings.HasPrefix(now.Status, "Digest:") && !strings.HasPrefix(now.Status, "Status:"):
-		p.end()
+		p.End("")
 		p.Say("%s", strings.TrimSpace(now.Status))
-	case now.Layer == "" || strings.HasPrefix(now.Status, "Pulling from") || len(p.done) >= maxLayers:
-	default:
-		if p.done == nil {
-			p.done = map[string]bool{}
-		}
-		p.done[now.Layer] = slices.Contains(finished, now.Status)
-		line := fmt.Sprintf("%s; %s: %s", p.count(), now.Layer, now.Status)
-		if now.Total > 0 {
-			line += fmt.Sprintf(" %s of %s", text.Bytes(now.Current), text.Bytes(now.Total))
-		}
-		p.Show(line, "")
+	case now.Layer != "" && now.Total > 0:
+		p.Show(fmt.Sprintf("%s: %s %s of %s", now.Layer, now.Status, text.Bytes(now.Current), text.Bytes(now.Total)), "")
 	}
-}
-
-func (p *layerProgress) count() string {
-	n := 0
-	for _, done := range p.done {
-		if done {
-			n++
-		}
-	}
-	return fmt.Sprintf("%d of %d layers done", n, len(p.done))
-}
-
-// end leaves the count on the screen; later output goes below.
-func (p *layerProgress) end() {
-	p.End(p.count())
-	p.done = nil
 }
 
 // imageResult describes the result of a command. With auto no one watches, so it returns "" if
@@ -235,7 +200,7 @@ func printImages(w io.Writer, list image.List, now time.Time) {
 	}
 	if len(list.Images) > 0 {
 		t.Print()
-		if !known || list.Trial != nil || len(list.Refused) > 0 {
+		if !known || len(list.Refused) > 0 {
 			term.Printf(w, "\n")
 		}
 	}
@@ -244,9 +209,6 @@ func printImages(w io.Writer, list image.List, now time.Time) {
 		term.Printf(w, "%s %s is not on this node; type sudo kbnode image update\n", term.PaintWord(w, "warning:"), list.Name)
 	case !known:
 		term.Printf(w, "%s %s is %s, which no canary has tested; type sudo kbnode image update\n", term.PaintWord(w, "warning:"), list.Name, short(list.StandsFor))
-	}
-	if list.Trial != nil {
-		term.Printf(w, "%s is on trial: %d of its first %d jobs in a row have failed.\n", list.Name, list.Trial.Failed, list.Trial.Jobs)
 	}
 	for _, r := range list.Refused {
 		term.Printf(w, "Refused: %s (%s ago): %s\n", short(r.Digest), term.Ago(r.Time, now), r.Reason)
@@ -307,19 +269,18 @@ type buildFlags struct {
 func newImageBuild(s term.Streams) *cobra.Command {
 	var o image.Options
 	var f buildFlags
-	var push, asJSON bool
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "build",
 		Short: "Build the image on this node, test it in an idle slot, and let jobs run it",
 		Long: `Build the image on this node, test it in an idle slot, and let jobs run it.
 
-A --dockerfile can copy from its directory, at most 1 GiB. The value of a --build-arg
+A --dockerfile can copy from its directory. The value of a --build-arg
 stays readable in the image: it is not for secrets. The build uses Docker's own builder,
-without BuildKit. kbnode image update --auto leaves an image that was built here alone,
-unless it was pushed.`,
+without BuildKit. kbnode image update --auto leaves an image that was built here alone.`,
 		Example: `  sudo kbnode image build
   sudo kbnode image build --build-arg EXTRA_PIP=nvidia-cutlass-dsl==4.3.5
-  sudo kbnode image build --dockerfile eval/Dockerfile --push`,
+  sudo kbnode image build --dockerfile eval/Dockerfile`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.dockerfile != "" && (f.variant != "" || f.print) {
 				return term.Usagef("--variant and --print are for kbnode's own Dockerfiles; leave them out, or --dockerfile")
@@ -339,7 +300,7 @@ unless it was pushed.`,
 				return err
 			}
 			return changeImages(cmd.Context(), s, "build", false, asJSON, func(ctx context.Context, u *image.Updater) (image.Result, error) {
-				return u.Build(ctx, src, push, o)
+				return u.Build(ctx, src, o)
 			})
 		},
 	}
@@ -347,7 +308,6 @@ unless it was pushed.`,
 	cmd.Flags().StringVar(&f.dockerfile, "dockerfile", "", "the Dockerfile to build (default: kbnode's own)")
 	cmd.Flags().StringArrayVar(&f.args, "build-arg", nil, "set an ARG of the Dockerfile, `NAME=VALUE`; may be repeated")
 	cmd.Flags().BoolVar(&f.print, "print", false, "only print kbnode's own Dockerfile")
-	cmd.Flags().BoolVar(&push, "push", false, "push it to its registry once it passes, with root's docker login")
 	cmd.Flags().BoolVar(&o.Beside, "now", false, "build while jobs run, which disturbs their timings")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	_ = cmd.RegisterFlagCompletionFunc("variant", values(evaluation.Variants...))

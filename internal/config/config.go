@@ -111,9 +111,6 @@ type Image struct {
 	AutoUpdate string `yaml:"auto_update,omitempty"`
 	// Keep is how many previous images stay. Default: DefaultKeep.
 	Keep int `yaml:"keep,omitempty"`
-	// FirstJobs is how many jobs in a row must fail at first for a new image to
-	// be taken back. Default: DefaultFirstJobs.
-	FirstJobs int `yaml:"first_jobs,omitempty"`
 }
 
 // Updates says that kbnode itself keeps the image up to date.
@@ -140,7 +137,6 @@ const (
 	DefaultTasksMax     = 8192
 	DefaultImage        = "ghcr.io/gpu-mode/kernelbot:latest"
 	DefaultKeep         = 1
-	DefaultFirstJobs    = 3
 )
 
 // Profiles of a job's container, and the networks that one may have.
@@ -187,7 +183,6 @@ func (c Config) WithDefaults() Config {
 	c.Job.Network = cmp.Or(c.Job.Network, NetworkBridge)
 	c.Image.Name = cmp.Or(c.Image.Name, DefaultImage)
 	c.Image.Keep = cmp.Or(c.Image.Keep, DefaultKeep)
-	c.Image.FirstJobs = cmp.Or(c.Image.FirstJobs, DefaultFirstJobs)
 	c.Docker.Socket = cmp.Or(c.Docker.Socket, DefaultDockerSocket)
 	c.Hygiene.Clocks = cmp.Or(c.Hygiene.Clocks, ClocksDefault)
 	return c

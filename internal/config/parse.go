@@ -123,6 +123,7 @@ var obsolete = map[string]string{
 	"agent.allowed_environment": "a build's variables reach its container only",
 	"agent.allowed_plugins":     "no plugin runs, and kbnode reads the docker plugin's options itself",
 	"agent.proxies":             "agents reach all ports of this machine",
+	"image.first_jobs":          "a canary tries an image, and kbnode image rollback takes it back",
 }
 
 // oldCount reads `gpus: 4` as it was meant before gpu_count: a number meant that many

@@ -33,7 +33,7 @@ var moreCases = map[string]bool{
 	"job: {time_limit: 7200}": false, "job: {time_limit: 1d}": false, "job: {time_limit: -1h}": false, "job: {time_limit: '2 h'}": false, "job: {time_limit: 1.5h}": false, "job: {time_limit: off}": false,
 	"job: {cpu_quota: 1}": false, "job: {cpu_quota: maybe}": false,
 	"job: {disk: 268435456B}": true, "job: {disk: 256MiB}": true, "job: {disk: 268435456}": false, "job: {shm_size: 8GB}": false, "job: {allowed_images: [ghcr.io]}": false,
-	"image: {name: a/b}": false, "image: {name: 'reg.example:5000/a/b:v1'}": true, "image: {name: 'A/b:c'}": false, "image: {keep: -1}": false, "image: {first_jobs: x}": false,
+	"image: {name: a/b}": false, "image: {name: 'reg.example:5000/a/b:v1'}": true, "image: {name: 'A/b:c'}": false, "image: {keep: -1}": false,
 	"image: {auto_update: '@daily'}": true, "image: {auto_update: '@noon'}": false, "image: {auto_update: '0 3 * *'}": false, "image: {auto_update: '60 3 * * *'}": false, "image: {auto_update: '0 3 1-5/2 jan,3 MON-fri'}": true, "image: {auto_update: '*/15 0-6,22 * * 7'}": true, "image: {auto_update: false}": false,
 	"docker: {socket: docker.sock}": false, "docker: {socket: /run/docker.sock}": true,
 	"metrics: {listen: '[::1]:9700'}": true, "metrics: {listen: 127.0.0.1}": false, "metrics: {listen: 'http://127.0.0.1:9700'}": false, "metrics: {listen: 9700}": false,

@@ -218,7 +218,7 @@ func Validate(c Config) []Problem {
 		value int64
 	}{
 		{"cpus_per_slot", int64(c.CPUsPerSlot)}, {"gpu_count", int64(c.GPUCount)}, {"gpus_per_slot", int64(c.GPUsPerSlot)}, {"slots", int64(c.Slots)},
-		{"job.max_minutes", int64(c.Job.MaxMinutes)}, {"job.tasks_max", c.Job.TasksMax}, {"image.keep", int64(c.Image.Keep)}, {"image.first_jobs", int64(c.Image.FirstJobs)},
+		{"job.max_minutes", int64(c.Job.MaxMinutes)}, {"job.tasks_max", c.Job.TasksMax}, {"image.keep", int64(c.Image.Keep)},
 	} {
 		if n.value < 0 {
 			bad(n.key, "%d is negative; write a number above 0 or leave the key out", n.value)

@@ -98,18 +98,6 @@ func (e *Engine) Pull(ctx context.Context, ref string, report func(Progress)) er
 	})
 }
 
-// Push sends the image of this name to its registry.
-func (e *Engine) Push(ctx context.Context, ref string, report func(Progress)) error {
-	auth, err := registryAuth(ref)
-	if err != nil {
-		return err
-	}
-	auth = cmp.Or(auth, "e30=") // {}: the engine requires a value
-	return e.stream(ctx, "push "+ref, report, func(ctx context.Context) (messages, error) {
-		return e.api.ImagePush(ctx, ref, client.ImagePushOptions{RegistryAuth: auth})
-	})
-}
-
 // Build builds an image of this name from an archive with a Dockerfile and its arguments, with
 // the engine's own builder.
 func (e *Engine) Build(ctx context.Context, ref string, archive io.Reader, dockerfile string, args map[string]string, report func(Progress)) error {

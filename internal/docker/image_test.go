@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -165,22 +164,6 @@ func TestUntagAndNames(t *testing.T) {
 	must.Equal(t, map[string]bool{"sha256:1": true}, used)
 	if err := e.Tag(t.Context(), "nobody", "a:b"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("%v, want ErrNotFound", err)
-	}
-}
-
-func TestEnds(t *testing.T) {
-	t.Parallel()
-	var query string
-	e := answering(t, map[string]http.HandlerFunc{"GET /events": func(w http.ResponseWriter, r *http.Request) {
-		query = r.URL.Query().Get("since") + " " + r.URL.Query().Get("filters")
-		_, _ = io.WriteString(w, `{"Type":"container","Action":"die","Actor":{"ID":"c1","Attributes":{"image":"x:1","exitCode":"3"}},"timeNano":5000000007}`+
-			`{"Type":"container","Action":"die","Actor":{"ID":"c2","Attributes":{"image":"x:1"}},"timeNano":6}`)
-	}})
-	got, err := e.Ends(t.Context(), "kbnode.slot", time.Unix(4, 5))
-	must.Do(t, err)
-	must.Equal(t, []End{{ID: "c1", Image: "x:1", ExitCode: 3, Time: time.Unix(5, 7)}}, got)
-	if want := `4.000000005 {"event":{"die":true},"label":{"kbnode.slot":true},"type":{"container":true}}`; query != want {
-		t.Errorf("asked %s, want %s", query, want)
 	}
 }
 

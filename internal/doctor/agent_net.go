@@ -3,14 +3,12 @@ package doctor
 import (
 	"cmp"
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/url"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/net/http/httpproxy"
@@ -100,32 +98,16 @@ func explain(err error, at *url.URL) (what, todo string) {
 		err = u.Err // it repeats the URL
 	}
 	dns, isDNS := errors.AsType[*net.DNSError](err)
-	invalid, isInvalid := errors.AsType[x509.CertificateInvalidError](err)
 	op, isOp := errors.AsType[*net.OpError](err)
-	var unknown x509.UnknownAuthorityError
-	var name x509.HostnameError
 	switch {
-	case isDNS && dns.IsNotFound:
-		return fmt.Sprintf("no such host: %s", dns.Name), "check /etc/resolv.conf, and agent.endpoint in " + plan.ConfigPath
 	case isDNS:
-		return fmt.Sprintf("DNS does not answer for %s (%s)", dns.Name, dns.Err), "check /etc/resolv.conf, and whether its name servers are reachable"
-	case isInvalid && invalid.Reason == x509.Expired && invalid.Cert != nil:
-		return fmt.Sprintf("its certificate is valid from %s to %s, but this machine's clock says %s", day(invalid.Cert.NotBefore), day(invalid.Cert.NotAfter), day(time.Now())),
-			"set the clock with sudo timedatectl set-ntp true; if the clock is right, renew the certificate"
-	case errors.As(err, &unknown):
-		return "its certificate is signed by an authority that this machine does not trust", "update the package ca-certificates; if a proxy intercepts TLS, add its certificate (update-ca-certificates, on RHEL update-ca-trust)"
-	case errors.As(err, &name):
-		return "its certificate is for another server", "a proxy or a login page answers in its place, or DNS is wrong"
-	case errors.Is(err, http.ErrSchemeMismatch):
-		return "it answers without TLS", "something answers in its place, or agent.endpoint in " + plan.ConfigPath + " should begin with http://"
+		return "DNS does not know it: " + dns.Error(), "check /etc/resolv.conf, and agent.endpoint in " + plan.ConfigPath
 	case isOp && op.Op == "proxyconnect":
 		return "cannot reach the proxy: " + op.Err.Error(), "see HTTPS_PROXY in systemctl cat " + plan.AgentUnit(0)
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return "connection refused", "check the firewall, and agent.endpoint in " + plan.ConfigPath
-	case errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EHOSTUNREACH):
-		return "no route to it", "check ip route, the cable and the firewall"
-	case errors.Is(err, context.DeadlineExceeded), isOp && op.Timeout():
-		return "no answer", fmt.Sprintf("the firewall must allow connections to %s, port %s", at.Hostname(), cmp.Or(at.Port(), map[string]string{"http": "80"}[at.Scheme], "443"))
+	case errors.Is(err, context.DeadlineExceeded), isOp:
+		return lines(err), fmt.Sprintf("the firewall must allow connections to %s, port %s", at.Hostname(), cmp.Or(at.Port(), map[string]string{"http": "80"}[at.Scheme], "443"))
+	case strings.Contains(err.Error(), "x509: "):
+		return lines(err), "check the clock (sudo timedatectl set-ntp true) and the package ca-certificates; if a proxy intercepts TLS, add its certificate (update-ca-certificates, on RHEL update-ca-trust)"
 	}
 	return lines(err), "see the output of curl -v " + at.Scheme + "://" + at.Host
 }

@@ -176,7 +176,6 @@ func TestAgentChecks(t *testing.T) {
 			for k := range w.State.Slots {
 				w.State.Slots[k].Job = &slot.Job{ID: "1"}
 			}
-			w.f.program = nil
 		}, "", ""},
 
 		{"no queue in Buildkite", func(w *world) {

@@ -88,7 +88,10 @@ type Check struct {
 	// Bare means that the check can run before kbnode install.
 	Bare bool
 	// Slow means that the check runs containers.
-	Slow  bool
+	Slow bool
+	// Alone means that the check runs only if its name or group is given, and then after all others, one after
+	// the other.
+	Alone bool
 	Limit time.Duration // 0 means ten seconds
 	// Run runs the check. It must not write to the machine. It passes what it has read for
 	// other checks to Answer.Keep.

@@ -9,14 +9,11 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/installer"
-	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/systemd"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -48,10 +45,10 @@ func engineDown(ctx context.Context, m *Machine) Finding {
 }
 
 func dockerConfig(ctx context.Context, m *Machine) Answer {
-	if why := startProblem(ctx, m, "docker-config"); why != "" {
-		return found(fail("%s", why).Advise("correct %s (check it with dockerd --validate --config-file %s), then run sudo systemctl restart docker, which ends jobs", host.DaemonJSON, host.DaemonJSON))
-	}
 	c := readDaemon(ctx, m)
+	if c.Problem != "" {
+		return found(fail("%s", c.Problem).Advise("correct %s (check it with dockerd --validate --config-file %s), then run sudo systemctl restart docker, which ends jobs", host.DaemonJSON, host.DaemonJSON))
+	}
 	if c.Text == "" {
 		return found(ok("no file"))
 	}
@@ -60,7 +57,7 @@ func dockerConfig(ctx context.Context, m *Machine) Answer {
 
 func dockerEngine(ctx context.Context, m *Machine) Answer {
 	if m.Inventory.Software.Docker.Version == "" {
-		if startProblem(ctx, m, "docker-engine") != "" {
+		if readDaemon(ctx, m).Problem != "" {
 			return found(skip("it does not answer and cannot start; see docker-config"))
 		}
 		return found(engineDown(ctx, m))
@@ -114,38 +111,10 @@ func dockerCgroupDriver(ctx context.Context, m *Machine) Answer {
 	return found(cgroupDriver.change(ctx, m, fail("it uses the driver %s, with which slices do not limit containers", cmp.Or(m.Docker.CgroupDriver, "unknown"))))
 }
 
-// validateTime limits dockerd --validate.
-const validateTime = 5 * time.Second
-
 // readDaemon reads Docker's configuration.
 func readDaemon(ctx context.Context, m *Machine) host.Dockerd {
 	u, _ := m.unit(ctx, dockerUnit)
 	return m.Dockerd(u.MainPID)
-}
-
-// startProblem returns why dockerd would not start, or "" if it would. It runs dockerd,
-// which is slow, only if dockerd has not read the file yet.
-func startProblem(ctx context.Context, m *Machine, check string) string {
-	d := readDaemon(ctx, m)
-	if d.Problem != "" || d.Text == "" {
-		return d.Problem
-	}
-	u, err := m.unit(ctx, dockerUnit)
-	info, errStat := os.Stat(m.Path(host.DaemonJSON))
-	if err != nil || errStat != nil || u.Running() && info.ModTime().Before(u.Since) {
-		return ""
-	}
-	out, err := m.Source.Program(ctx, systemd.Program{
-		Unit: fmt.Sprintf("kbnode-%s-%d.service", check, os.Getpid()), Slice: "system.slice", Limit: validateTime,
-		Argv: []string{"/bin/sh", "-c", "dockerd --validate --config-file=" + host.DaemonJSON + " 2>&1 || true"},
-	})
-	// Engines before 23.0 do not know the flag, so their error says nothing about the file.
-	_, why, bad := strings.Cut(string(out), "unable to configure the Docker daemon with file ")
-	if err != nil || !bad {
-		return ""
-	}
-	why, _, _ = strings.Cut(why, "\n")
-	return text.Line(why, 300)
 }
 
 // daemonSetting is a setting of daemon.json that should change.
@@ -159,12 +128,11 @@ type daemonSetting struct {
 }
 
 var (
-	liveRestore    = daemonSetting{"live-restore", "", `s/\("live-restore"[[:space:]]*:[[:space:]]*\)false/\1true/`, `"live-restore": true`, false}
-	defaultRuntime = daemonSetting{"default-runtime", `"nvidia"`, `s/\("default-runtime"[[:space:]]*:[[:space:]]*\)"nvidia"/\1"runc"/`, "", false}
-	cgroupDriver   = daemonSetting{"exec-opts", "native.cgroupdriver=cgroupfs", `s/native.cgroupdriver=cgroupfs/native.cgroupdriver=systemd/`, `"exec-opts": ["native.cgroupdriver=systemd"]`, true}
-	storageDriver  = daemonSetting{"storage-driver", "", "", `"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"`, true}
-	usernsRemap    = daemonSetting{"userns-remap", "", `s/\("userns-remap"[[:space:]]*:[[:space:]]*\)"[^"]*"/\1""/`, "", true}
-	cdi            = daemonSetting{"features", `"cdi"`, `s/\("cdi"[[:space:]]*:[[:space:]]*\)false/\1true/`, `"features": {"cdi": true}`, true}
+	liveRestore   = daemonSetting{"live-restore", "", `s/\("live-restore"[[:space:]]*:[[:space:]]*\)false/\1true/`, `"live-restore": true`, false}
+	cgroupDriver  = daemonSetting{"exec-opts", "native.cgroupdriver=cgroupfs", `s/native.cgroupdriver=cgroupfs/native.cgroupdriver=systemd/`, `"exec-opts": ["native.cgroupdriver=systemd"]`, true}
+	storageDriver = daemonSetting{"storage-driver", "", "", `"features": {"containerd-snapshotter": false}, "storage-driver": "overlay2"`, true}
+	usernsRemap   = daemonSetting{"userns-remap", "", `s/\("userns-remap"[[:space:]]*:[[:space:]]*\)"[^"]*"/\1""/`, "", true}
+	cdi           = daemonSetting{"features", `"cdi"`, `s/\("cdi"[[:space:]]*:[[:space:]]*\)false/\1true/`, `"features": {"cdi": true}`, true}
 )
 
 // change says how to change the setting. The rest of the file may be secret and is not repeated.
@@ -194,22 +162,6 @@ func (s daemonSetting) change(ctx context.Context, m *Machine, f Finding) Findin
 // containerdRoot is where containerd keeps its data, unless its config.toml says otherwise.
 // Docker's data-root does not move it.
 const containerdRoot = "/var/lib/containerd"
-
-// imageDisk returns the disk that holds images and layers, and false if it was not read.
-func (m *Machine) imageDisk() (inventory.DiskFree, bool) {
-	if m.Docker.Snapshotter {
-		v, err := m.Volume(containerdRoot)
-		return inventory.DiskFree{Path: containerdRoot, FreeBytes: int64(v.Bavail) * v.Bsize, TotalBytes: int64(v.Blocks) * v.Bsize}, err == nil
-	}
-	i := slices.IndexFunc(m.Inventory.Disks, func(d inventory.DiskFree) bool { return d.Path == m.Docker.RootDir })
-	if i < 0 {
-		return inventory.DiskFree{}, false
-	}
-	return m.Inventory.Disks[i], true
-}
-
-// leftFree returns what pulls leave free on Docker's disk, in bytes.
-func leftFree(total int64) int64 { return min(10<<30, total/10) }
 
 func dockerStorageDriver(ctx context.Context, m *Machine) Answer {
 	driver := m.Docker.StorageDriver

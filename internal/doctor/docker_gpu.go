@@ -11,16 +11,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 const (
 	refreshUnit = "nvidia-cdi-refresh.service"
 	refreshPath = "nvidia-cdi-refresh.path"
-	toolkitConf = "/etc/nvidia-container-runtime/config.toml"
 )
-
-var askUnprivileged = lazy.Regexp(`(?m)^\s*accept-nvidia-visible-devices-envvar-when-unprivileged\s*=\s*false`)
 
 func namesGPUs(devices []string) bool {
 	return slices.ContainsFunc(devices, func(name string) bool { return strings.HasPrefix(name, "nvidia.com/gpu=") })
@@ -28,18 +24,6 @@ func namesGPUs(devices []string) bool {
 
 // toolkitPackages must all have the same version.
 var toolkitPackages = []string{"nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container-tools", "libnvidia-container1"}
-
-func dockerDefaultRuntime(ctx context.Context, m *Machine) Answer {
-	runtime := m.Docker.DefaultRuntime
-	switch conf, _ := m.Read(toolkitConf); {
-	case !strings.Contains(runtime, "nvidia"):
-		return found(ok("%s", cmp.Or(runtime, "runc")))
-	case askUnprivileged().MatchString(conf):
-		return found(ok("%s, which ignores an image's NVIDIA_VISIBLE_DEVICES", runtime))
-	}
-	f := warn("the default runtime is %s: a container started by hand gets all GPUs if its image says so, even while jobs run", runtime)
-	return found(defaultRuntime.change(ctx, m, f))
-}
 
 func dockerToolkit(_ context.Context, m *Machine) Answer {
 	sw := m.Inventory.Software

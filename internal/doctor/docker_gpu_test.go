@@ -39,14 +39,6 @@ func TestDockerGPUChecks(t *testing.T) {
 		return nvidia(inventory.Docker{Version: version, Runtimes: []string{"nvidia", "runc"}}, docker.Info{})
 	}
 	play(t, []scene{
-		{"runc", "docker-default-runtime", engine(docker.Info{DefaultRuntime: "runc"}), nil, "ok: runc", ""},
-		{"nvidia", "docker-default-runtime", engine(docker.Info{DefaultRuntime: "nvidia"}), file(`{"default-runtime": "nvidia"}`),
-			"warn: the default runtime is nvidia: a container started by hand gets all GPUs if its image says so, even while jobs run",
-			`sed -i 's/\("default-runtime"[[:space:]]*:[[:space:]]*\)"nvidia"/\1"runc"/' /etc/docker/daemon.json && systemctl reload docker`},
-		{"nvidia by a flag", "docker-default-runtime", engine(docker.Info{DefaultRuntime: "nvidia"}), file("", "--default-runtime=nvidia"),
-			"warn: the default runtime is nvidia: a container started by hand gets all GPUs if its image says so, even while jobs run", ""},
-		{"nvidia that asks", "docker-default-runtime", engine(docker.Info{DefaultRuntime: "nvidia"}), map[string]string{toolkitConf: "#accept\naccept-nvidia-visible-devices-envvar-when-unprivileged = false\n"},
-			"ok: nvidia, which ignores an image's NVIDIA_VISIBLE_DEVICES", ""},
 
 		{"no NVIDIA", "docker-toolkit", amd, nil, "skip: no NVIDIA GPU", ""},
 		{"there", "docker-toolkit", installed, nil, "ok: /usr/bin/nvidia-ctk", ""},

@@ -7,14 +7,12 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/slot"
-	"github.com/gpu-mode/kbnode/internal/systemd"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -125,39 +123,6 @@ func TestEngineChecks(t *testing.T) {
 	})
 }
 
-// TestValidate tests that dockerd runs only if it has not read the file yet.
-func TestValidate(t *testing.T) {
-	t.Parallel()
-	const bad = "unable to configure the Docker daemon with file /etc/docker/daemon.json: the following directives don't match any configuration option: debgu\n"
-	now := time.Now()
-	for _, tt := range []struct {
-		name, says string
-		since      time.Time
-		asked      bool
-		want       string
-	}{
-		{"it has read it", bad, now.Add(time.Hour), false, "ok: 1 key"},
-		{"a key that is none", bad, now.Add(-time.Hour), true, "fail: /etc/docker/daemon.json: the following directives don't match any configuration option: debgu"},
-		{"all well", "configuration OK\n", now.Add(-time.Hour), true, "ok: 1 key"},
-		{"an old engine", "unknown flag: --validate\n", now.Add(-time.Hour), true, "ok: 1 key"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			f := engine(docker.Info{})
-			f.units[0].Since = tt.since
-			asked := false
-			f.program = func(p systemd.Program) ([]byte, error) {
-				asked = strings.Contains(strings.Join(p.Argv, " "), "dockerd --validate")
-				return []byte(tt.says), nil
-			}
-			scene{"", "docker-config", f, file(`{"debgu": true}`), tt.want, ""}.run(t, nil)
-			if asked != tt.asked {
-				t.Errorf("asked is %t", asked)
-			}
-		})
-	}
-}
-
 // TestDaemonEdits runs the commands that change daemon.json, and checks the result.
 func TestDaemonEdits(t *testing.T) {
 	t.Parallel()
@@ -166,7 +131,6 @@ func TestDaemonEdits(t *testing.T) {
 		{`{}`, "docker-cgroup-driver", `{"exec-opts": ["native.cgroupdriver=systemd"]}`},
 		{"{\n  \"log-opts\": {\"a\": \"b\"}\n}", "docker-cgroup-driver", "{\"exec-opts\": [\"native.cgroupdriver=systemd\"], \n  \"log-opts\": {\"a\": \"b\"}\n}"},
 		{`{"exec-opts":["native.cgroupdriver=cgroupfs"]}`, "docker-cgroup-driver", `{"exec-opts":["native.cgroupdriver=systemd"]}`},
-		{`{"default-runtime" : "nvidia", "runtimes": {"nvidia": {}}}`, "docker-default-runtime", `{"default-runtime" : "runc", "runtimes": {"nvidia": {}}}`},
 		{`{"userns-remap":"default"}`, "docker-userns", `{"userns-remap":""}`},
 		{`{"features":{"cdi":false}}`, "docker-cdi", `{"features":{"cdi":true}}`},
 		{`{"debug": true}`, "docker-live-restore", `{"live-restore": true, "debug": true}`},

@@ -29,14 +29,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest"
 	"github.com/gpu-mode/kbnode/internal/slot"
-	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // Pages is where readers who have only a package find the documents.
 const Pages = "https://github.com/gpu-mode/kbnode/blob/main/docs/"
 
 // Groups are the groups of checks, in the order in which they are shown.
-var Groups = []string{"node", "gpu", "docker", "slots", "agent", "buildkite", "image", "hardware", "noise", "system"}
+var Groups = []string{"node", "gpu", "docker", "slots", "agent", "buildkite", "image", "noise", "system", "selftest", "acceptance"}
 
 // Source reads the machine. Each part has its own deadline in ctx.
 type Source interface {
@@ -51,10 +50,15 @@ type Source interface {
 	Units(ctx context.Context, pattern string) ([]slot.Unit, error)
 	// Journal returns the end of a unit's log, newest last.
 	Journal(ctx context.Context, unit string) ([]string, error)
-	// Program runs a program as a systemd service, with the limits that p names.
-	Program(ctx context.Context, p systemd.Program) ([]byte, error)
-	// Containers runs a container in each idle slot and reports what it got.
-	Containers(ctx context.Context, m *Machine) ([]selftest.SlotReport, error)
+	// Containers runs containers in idle slots: one that reports what it got or, unless quick, some that try
+	// to escape.
+	Containers(ctx context.Context, m *Machine, quick bool) ([]selftest.SlotReport, error)
+	// Pull pulls the jobs' image again, and returns its digest.
+	Pull(ctx context.Context) (digest string, err error)
+	// Evaluate runs an evaluation in each slot, one after another or all at once.
+	Evaluate(ctx context.Context, atOnce bool) ([]image.Evaluation, error)
+	// Kill ends a process as a fault would.
+	Kill(pid int) error
 	// Docker asks the engine about itself, and Image about one of its images.
 	Docker(ctx context.Context) (docker.Info, error)
 	Image(ctx context.Context, ref string) (docker.Image, error)
@@ -69,6 +73,7 @@ type Machine struct {
 	Source Source
 	Now    time.Time
 	API    API
+	Slots  []int // to run the self-test in; empty means all
 
 	Config    *config.Config       // config
 	Inventory *inventory.Inventory // inventory

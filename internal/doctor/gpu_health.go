@@ -8,38 +8,33 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// judged returns a check for these verdicts. If the daemon runs, the check health reports
-// them, except what the daemon has not seen yet.
-func judged(checks ...string) func(context.Context, *Machine) Answer {
-	return func(ctx context.Context, m *Machine) Answer {
-		f := fleetOf(m, "")
-		if len(f.gpus) == 0 {
-			return none("no GPU")
-		}
-		// The daemon's cgroup tells whether it runs, even if systemd does not answer.
-		watched := m.Value(host.CgroupRoot+"/system.slice/"+plan.NodeService+"/cgroup.procs") != ""
-		verdicts, unread := verdictsNow(ctx, m, f, watched)
-		var wrong []Finding
-		if unread != nil && slices.Contains(checks, "gpu.xid") {
-			wrong = append(wrong, warn("%s", unread).Advise("see whether sudo dmesg names a GPU"))
-		}
-		for _, v := range verdicts {
-			if v.Level >= health.Warn && slices.Contains(checks, v.Check) && !isOwn(m, v) {
-				wrong = append(wrong, verdictFinding(v))
-			}
-		}
-		if watched && len(wrong) == 0 {
-			return none("kbnode.service watches this; see health")
-		}
-		return foundOr(wrong, ok("%d GPUs", len(f.gpus)))
+// gpuHealth judges the GPUs as the daemon does. Where one runs, the check health reports its verdicts.
+func gpuHealth(ctx context.Context, m *Machine) Answer {
+	f := fleetOf(m, "")
+	switch {
+	case len(f.gpus) == 0:
+		return none("no GPU")
+	case m.Value(host.CgroupRoot+"/system.slice/"+plan.NodeService+"/cgroup.procs") != "": // even if systemd does not answer
+		return none("kbnode.service watches this; see health")
 	}
+	verdicts, unread := verdictsNow(ctx, m, f)
+	var wrong []Finding
+	if unread != nil {
+		wrong = append(wrong, warn("%s", unread).Advise("see whether sudo dmesg names a GPU"))
+	}
+	for _, v := range verdicts {
+		ofGPU := strings.HasPrefix(v.Check, "gpu.") || v.Check == "node.nvswitch"
+		if v.Level >= health.Warn && ofGPU && !slices.Contains(ownVerdicts, v.Check) {
+			wrong = append(wrong, verdictFinding(v))
+		}
+	}
+	return foundOr(wrong, ok("%d GPUs", len(f.gpus)))
 }
 
 // verdictFinding converts a verdict to a finding.
@@ -52,10 +47,8 @@ func verdictFinding(v health.Verdict) Finding {
 }
 
 // verdictsNow judges the GPUs like a daemon that has just started and sees the same again a
-// minute later. If a daemon runs, it judges only the current state and leaves out what the
-// daemon has judged. An error means that the kernel's log cannot be read; the verdicts are
-// still valid.
-func verdictsNow(ctx context.Context, m *Machine, f fleet, watched bool) ([]health.Verdict, error) {
+// minute later. An error means that the kernel's log cannot be read; the verdicts are still valid.
+func verdictsNow(ctx context.Context, m *Machine, f fleet) ([]health.Verdict, error) {
 	now, err := health.Now()
 	if err != nil {
 		return nil, err
@@ -66,15 +59,6 @@ func verdictsNow(ctx context.Context, m *Machine, f fleet, watched bool) ([]heal
 		for _, g := range b.Members() {
 			in.Slots = append(in.Slots, health.Slot{Index: b.Slot, UUID: g.UUID, PCI: g.PCI})
 		}
-	}
-	if watched {
-		stored, _ := daemon.ReadHealth(m.Root) // the check health reports what is wrong with it
-		_, verdicts, _ := health.Judge(health.State{}, in)
-		return slices.DeleteFunc(verdicts, func(v health.Verdict) bool {
-			// AMD's counters may include errors from before a reset, which only the daemon
-			// knows.
-			return v.Check == "gpu.ras" || slices.ContainsFunc(stored.Verdicts, func(k health.Verdict) bool { return k.Check == v.Check && k.GPU == v.GPU })
-		}), nil
 	}
 	log := health.Kmsg{Path: m.Path("/dev/kmsg"), Once: true}
 	err = log.Run(ctx, func(fact health.Fact) {
@@ -97,20 +81,6 @@ const maxFacts = 10000
 
 // ownVerdicts are the daemon's verdicts whose causes group gpu checks itself.
 var ownVerdicts = []string{"gpu.missing", "gpu.error", "node.driver", "node.nvml", "node.unit"}
-
-// isOwn reports whether a check of group gpu covers the cause of a verdict, with a fix, so
-// that no other check repeats it.
-func isOwn(m *Machine, v health.Verdict) bool {
-	if v.Check != "gpu.lost" && v.Check != "gpu.recovery" || m.Inventory == nil {
-		return slices.Contains(ownVerdicts, v.Check)
-	}
-	f := fleetOf(m, "") // gpu-answers covers GPUs that do not answer now
-	bus := health.ReadBus(m.Root, f.gpus)
-	return slices.ContainsFunc(f.gpus, func(g inventory.GPU) bool {
-		same := v.GPU == g.PCI || v.GPU == g.UUID || slices.ContainsFunc(f.slots[g.PCI], func(k int) bool { return slices.Contains(v.Slots, k) })
-		return same && (!g.Healthy || bus[g.PCI].Dead)
-	})
-}
 
 // fleet holds the GPUs of the slots, or all GPUs before there are slots. A GPU with several
 // partitions is in it once.

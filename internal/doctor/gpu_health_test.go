@@ -21,7 +21,7 @@ func kernelLog(lines ...string) map[string]string {
 	return map[string]string{"/dev/kmsg": b.String()}
 }
 
-func TestJudgedChecks(t *testing.T) {
+func TestGPUHealth(t *testing.T) {
 	t.Parallel()
 	ill := func(change func(*probe.GPU)) *inventory.Inventory {
 		return changed(h100s(2), func(inv *inventory.Inventory) { change(inv.GPUs[1].NVML) })
@@ -31,49 +31,31 @@ func TestJudgedChecks(t *testing.T) {
 		text := boundSlots(2)[plan.BindingsPath]
 		return andFiles(files, plan.BindingsPath, text)
 	}
-	daemon := func(files map[string]string, more ...string) map[string]string {
-		return andFiles(andFiles(files, "/sys/fs/cgroup/system.slice/kbnode.service/cgroup.procs", "812\n"), more...)
-	}
 	ecc := ill(func(g *probe.GPU) { g.ECC.VolatileUncorrected = &two })
 	for _, tt := range []gpuCase{
-		{name: "a quiet log", id: "gpu-errors", inv: h100s(2), files: slots(kernelLog("Linux version 6.8.0")), want: "ok: 2 GPUs"},
-		{name: "no log", id: "gpu-errors", inv: h100s(2), want: "warn: read kernel log: stat /dev/kmsg: no such file"},
-		{name: "garbage", id: "gpu-errors", inv: h100s(2), files: map[string]string{"/dev/kmsg": strings.Repeat("\x00;NVRM: Xid (\n;;,\xff", 5000)}, want: "ok: 2 GPUs"},
-		{name: "errors of jobs", id: "gpu-errors", inv: h100s(2), want: "ok: 2 GPUs",
+		{name: "a quiet log", id: "gpu-health", inv: h100s(2), files: slots(kernelLog("Linux version 6.8.0")), want: "ok: 2 GPUs"},
+		{name: "no log", id: "gpu-health", inv: h100s(2), want: "warn: read kernel log: stat /dev/kmsg: no such file"},
+		{name: "garbage", id: "gpu-health", inv: h100s(2), files: map[string]string{"/dev/kmsg": strings.Repeat("\x00;NVRM: Xid (\n;;,\xff", 5000)}, want: "ok: 2 GPUs"},
+		{name: "errors of jobs", id: "gpu-health", inv: h100s(2), want: "ok: 2 GPUs",
 			files: slots(kernelLog("NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python3, MMU Fault", "NVRM: Xid (PCI:0000:1b:00): 109, pid=7, name=python3, CTX SWITCH TIMEOUT", "amdgpu 0000:1b:00.0: amdgpu: [gfxhub0] page fault (src_id:0)"))},
-		{name: "an error of a job a moment ago", id: "gpu-errors", inv: h100s(2), want: "ok: 2 GPUs",
+		{name: "an error of a job a moment ago", id: "gpu-health", inv: h100s(2), want: "ok: 2 GPUs",
 			files: slots(map[string]string{"/dev/kmsg": "4,1,900000000000000,-;NVRM: Xid (PCI:0000:1b:00): 109, pid=7, name=python3, CTX SWITCH TIMEOUT\n"})},
-		{name: "off the bus", id: "gpu-errors", inv: h100s(2), files: slots(kernelLog("NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")),
+		{name: "off the bus", id: "gpu-health", inv: h100s(2), files: slots(kernelLog("NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")),
 			want: "fail: gpu.lost: the GPU at 0000:1b:00.0 has fallen off the bus (Xid 79)", slots: []int{1}},
-		{name: "the driver wants it reset", id: "gpu-errors", inv: changed(h100s(2), func(inv *inventory.Inventory) {
-			inv.GPUs[1].Healthy, inv.GPUs[1].Error, inv.GPUs[1].NVML.Code = false, "GPU requires reset", 16
-		}), files: slots(kernelLog("")), want: "ok: 2 GPUs"}, // gpu-answers reports it
-		{name: "its bus is dead", id: "gpu-errors", inv: h100s(2), files: andFiles(slots(kernelLog("")), "/sys/bus/pci/devices/"+pciOf(1)+"/config", "\xff\xff\xff\xff"), want: "ok: 2 GPUs"},
-		{name: "the driver wants it reset, and it answers", id: "gpu-errors", inv: ill(func(g *probe.GPU) { action := int64(1); g.RecoveryAction = &action }),
+		{name: "the driver wants it reset, and it answers", id: "gpu-health", inv: ill(func(g *probe.GPU) { action := int64(1); g.RecoveryAction = &action }),
 			files: slots(kernelLog("")), want: "fail: gpu.recovery: the driver requests a reset of the GPU at 0000:1b:00.0 (NVML)", slots: []int{1}},
-		{name: "the daemon watches", id: "gpu-errors", inv: h100s(2), files: daemon(slots(kernelLog("NVRM: Xid (PCI:0000:1a:00): 48, pid=9, name=x, error"))),
+		{name: "the daemon watches", id: "gpu-health", inv: h100s(2), files: andFiles(slots(kernelLog("NVRM: Xid (PCI:0000:1a:00): 48, pid=9, name=x, error")), "/sys/fs/cgroup/system.slice/kbnode.service/cgroup.procs", "812\n"),
 			want: "skip: kbnode.service watches this; see health"},
-		{name: "what the daemon has not seen yet", id: "gpu-memory", inv: ecc, files: daemon(boundSlots(2)), slots: []int{1},
-			want: "fail: gpu.ecc: the memory of the GPU at 0000:1b:00.0 had 2 uncorrectable errors since its driver started"},
-		{name: "what the daemon has seen", id: "gpu-memory", inv: ecc,
-			files: daemon(boundSlots(2), "/var/lib/kbnode/health.json", `{"verdicts":[{"check":"gpu.ecc","gpu":"GPU-1","slots":[1],"level":"fatal","effect":"drain","reason":"2 errors"}]}`),
-			want:  "skip: kbnode.service watches this; see health"},
-		{name: "what the daemon has seen of another", id: "gpu-memory", inv: ecc, slots: []int{1},
-			files: daemon(boundSlots(2), "/var/lib/kbnode/health.json", `{"verdicts":[{"check":"gpu.ecc","gpu":"GPU-0","slots":[0],"level":"fatal","effect":"drain","reason":"2 errors"}]}`),
-			want:  "fail: gpu.ecc: the memory of the GPU at 0000:1b:00.0 had 2 uncorrectable errors since its driver started"},
-		{name: "counters that the daemon knows better", id: "gpu-memory", inv: mi300s(2),
-			files: daemon(nil, "/sys/bus/pci/devices/"+pciOf(1)+"/ras/umc_err_count", "ue: 3\nce: 0\n"),
-			want:  "skip: kbnode.service watches this; see health"},
-		{name: "no GPU", id: "gpu-errors", inv: &inventory.Inventory{}, want: "skip: no GPU"},
+		{name: "no GPU", id: "gpu-health", inv: &inventory.Inventory{}, want: "skip: no GPU"},
 
-		{name: "memory with errors", id: "gpu-memory", inv: ecc, files: boundSlots(2), slots: []int{1},
+		{name: "memory with errors", id: "gpu-health", inv: ecc, files: slots(kernelLog("")), slots: []int{1},
 			want: "fail: gpu.ecc: the memory of the GPU at 0000:1b:00.0 had 2 uncorrectable errors since its driver started"},
 
-		{name: "an NVLink is down", id: "gpu-links", inv: ill(func(g *probe.GPU) { *g.NVLinksUp = 17 }), files: boundSlots(2), slots: []int{1},
+		{name: "an NVLink is down", id: "gpu-health", inv: ill(func(g *probe.GPU) { *g.NVLinksUp = 17 }), files: slots(kernelLog("")), slots: []int{1},
 			want: "fail: gpu.nvlink: only 17 of 18 NVLinks of the GPU at 0000:1b:00.0 are up"},
-		{name: "the power brake", id: "gpu-throttle", inv: ill(func(g *probe.GPU) { r := uint64(0x80); g.ClockReasons = &r }), files: boundSlots(2), slots: []int{1},
+		{name: "the power brake", id: "gpu-health", inv: ill(func(g *probe.GPU) { r := uint64(0x80); g.ClockReasons = &r }), files: slots(kernelLog("")), slots: []int{1},
 			want: "warn: gpu.throttle: the GPU at 0000:1b:00.0 is slowed down: power brake"},
-		{name: "not in the fabric", id: "nvidia-fabric", inv: ill(func(g *probe.GPU) { g.Fabric = &probe.Fabric{State: "in progress"} }), files: boundSlots(2), slots: []int{1},
+		{name: "not in the fabric", id: "gpu-health", inv: ill(func(g *probe.GPU) { g.Fabric = &probe.Fabric{State: "in progress"} }), files: slots(kernelLog("")), slots: []int{1},
 			want: "fail: gpu.fabric: the GPU at 0000:1b:00.0 is not part of the NVLink fabric: in progress"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -132,14 +114,9 @@ func TestFabricManager(t *testing.T) {
 // TestHealthOnce tests that the check health leaves out what this group checks itself.
 func TestHealthOnce(t *testing.T) {
 	t.Parallel()
-	inv := h100s(4)
-	inv.GPUs[1].Healthy, inv.GPUs[1].UUID = false, ""
-	files := andFiles(boundSlots(4), "/var/lib/kbnode/health.json", `{"verdicts":[
+	files := map[string]string{"/var/lib/kbnode/health.json": `{"verdicts":[
 		{"check":"gpu.missing","gpu":"GPU-3","slots":[3],"level":"fatal","effect":"park","reason":"it is missing"},
-		{"check":"gpu.lost","gpu":"GPU-1","slots":[1],"level":"fatal","effect":"park","reason":"it is lost"},
-		{"check":"gpu.lost","gpu":"GPU-2","slots":[2],"level":"fatal","effect":"park","reason":"it was lost","fix":"reboot"},
-		{"check":"gpu.xid","gpu":"GPU-3","slots":[3],"level":"fatal","effect":"drain","reason":"Xid 48","fix":"reset it"}]}`)
-	got := answer(t, machineOf(t, &fake{inv: inv}, files), "health")
-	want := []Finding{{Status: Fail, Slots: []int{2}, Detail: "gpu.lost: it was lost", Advice: "reboot"}, {Status: Fail, Slots: []int{3}, Detail: "gpu.xid: Xid 48", Advice: "reset it"}}
-	must.Equal(t, want, got.Findings)
+		{"check":"gpu.xid","gpu":"GPU-3","slots":[3],"level":"fatal","effect":"drain","reason":"Xid 48","fix":"reset it"}]}`}
+	got := answer(t, machineOf(t, &fake{inv: h100s(4)}, files), "health")
+	must.Equal(t, []Finding{{Status: Fail, Slots: []int{3}, Detail: "gpu.xid: Xid 48", Advice: "reset it"}}, got.Findings)
 }

@@ -98,22 +98,6 @@ func computeModes(_ *Machine, f fleet) Answer {
 	return foundOr(wrong, ok("default"))
 }
 
-func persistenceModes(m *Machine, f fleet) Answer {
-	for _, g := range f.group(func(g inventory.GPU) string { return g.PersistenceMode }) {
-		switch {
-		case g.value != "off":
-			continue
-		case m.Config.Hygiene.Disabled:
-			return found(warn("it is off (%s): a job waits for its GPU to start, and limits and clocks are lost between jobs", g.where()).Of(g.slots...).
-				Safely("%s", g.each("nvidia-smi -i %s -pm 1")).Advise("sudo systemctl enable --now nvidia-persistenced makes it permanent"))
-		case len(slotBindings(m)) > 0:
-			return found(warn("it is off (%s), but kbnode should have turned it on", g.where()).Of(g.slots...).Safely("kbnode reconcile"))
-		}
-		return found(ok("off; kbnode turns it on"))
-	}
-	return found(ok("on"))
-}
-
 func eccModes(m *Machine, f fleet) Answer {
 	var wrong []Finding
 	known := false

@@ -34,7 +34,6 @@ func TestModeChecks(t *testing.T) {
 		c := config.Config{Hygiene: h}.WithDefaults()
 		return &c
 	}
-	off := func(g *inventory.GPU) { g.PersistenceMode = "off" }
 	limit := func(watts uint32) func(*inventory.GPU) {
 		return func(g *inventory.GPU) {
 			mw := watts * 1000
@@ -71,13 +70,6 @@ func TestModeChecks(t *testing.T) {
 		{name: "one that does not answer", id: "nvidia-compute-mode", inv: one(func(g *inventory.GPU) { g.ComputeMode, g.Healthy = "prohibited", false }), want: "ok: default"},
 		{name: "one process", id: "nvidia-compute-mode", inv: one(func(g *inventory.GPU) { g.ComputeMode = "exclusive-process" }), files: boundSlots(3), slots: second,
 			want: "fail: the compute mode is exclusive-process: a job's second process gets no GPU (GPU 0000:1b:00.0)", fix: "nvidia-smi -i 0000:1b:00.0 -c 0"},
-
-		{name: "persistent", id: "nvidia-persistence", inv: h100s(3), want: "ok: on"},
-		{name: "not persistent yet", id: "nvidia-persistence", inv: all(off), want: "ok: off; kbnode turns it on"},
-		{name: "not persistent any more", id: "nvidia-persistence", inv: all(off), files: boundSlots(3), slots: everyone,
-			want: "warn: it is off (all 3 GPUs), but kbnode should have turned it on", fix: "kbnode reconcile"},
-		{name: "not persistent, and kbnode keeps off", id: "nvidia-persistence", inv: one(off), files: boundSlots(3), slots: second, cfg: hygiene(config.Hygiene{Disabled: true}),
-			want: "warn: it is off (GPU 0000:1b:00.0): a job waits for its GPU to start, and limits and clocks are lost between jobs", fix: "nvidia-smi -i 0000:1b:00.0 -pm 1"},
 
 		{name: "ECC", id: "nvidia-ecc", inv: h100s(3), want: "ok: on"},
 		{name: "GPUs without ECC", id: "nvidia-ecc", inv: all(func(g *inventory.GPU) { g.ECCMode, g.NVML.ECCMode = "", nil }), want: "skip: these GPUs have no ECC"},

@@ -96,8 +96,6 @@ func imageProven(ctx context.Context, m *Machine) Answer {
 		return found(warn("the name refers to %s, but kbnode chose %s: someone pulled or tagged it without a canary", short("", now.ID), short("", s.Current.ID)).By(updateImage))
 	case s.Current.Canary == nil:
 		return found(ok("chosen before any canary"))
-	case s.Trial != nil:
-		return found(ok("canary in %s; of its first %d jobs, %d failed so far", s.Current.Canary.Slot, s.Trial.Jobs, s.Trial.Failed))
 	}
 	return found(ok("canary in %s%s", s.Current.Canary.Slot, ago(m.Now, s.Current.Canary.Time)))
 }
@@ -122,32 +120,6 @@ func imageUpdate(ctx context.Context, m *Machine) Answer {
 			Advise("sudo journalctl -u kbnode-image -n 20 says why"))
 	}
 	return foundOr(all, ok("none refused since, none pending"))
-}
-
-func imageSpace(ctx context.Context, m *Machine) Answer {
-	i, err := m.Source.Image(ctx, m.Config.Image.Name)
-	switch {
-	case err != nil:
-		return none("there is no image yet to estimate the size from")
-	case !m.Config.Image.Updates():
-		return none("kbnode does not update it (image.auto_update)")
-	}
-	var old int64
-	for _, p := range append(m.Images.Previous, m.Images.Drop...) {
-		old += p.Size
-	}
-	d, read := m.imageDisk()
-	// An update needs room for three times its download, which is about half an
-	// image.
-	need := leftFree(d.TotalBytes) + i.Size*3/2
-	switch {
-	case !read:
-		return none("the free space at %s is unknown", m.Docker.RootDir)
-	case d.FreeBytes < need:
-		return found(warn("%s is free, but an image of %s needs about %s; earlier images take up to %s", gib(d.FreeBytes), gib(i.Size), gib(need), gib(old)).
-			Advise("sudo docker system df shows what uses the space; sudo docker image prune and sudo docker builder prune free some, and image.keep sets how many images stay"))
-	}
-	return found(ok("%s free, about %s needed; earlier images take up to %s", gib(d.FreeBytes), gib(need), gib(old)))
 }
 
 // imageSchedule checks what runs the update. The check as-planned covers the file and the

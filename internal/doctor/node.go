@@ -48,10 +48,9 @@ func nodePlan(_ context.Context, m *Machine) Answer {
 		return found(fail("%s", lines(err)).Advise("see what kbnode plan says; " + Pages + "configuration.md has the keys that choose GPUs, CPUs and memory"))
 	}
 	all := []Finding{ok("%d slots", len(p.Slots))}
-	cores, memory, disk := plan.TooSmall(m.Inventory, p)
 	for _, w := range p.Warnings {
 		parked := slices.ContainsFunc(p.Slots, func(s plan.Slot) bool { return s.Parked != "" && w == s.ParkedWarning() })
-		if !parked && w != cores && w != memory && w != disk { // slot-parked and group hardware report these
+		if !parked { // slot-parked reports it
 			all = append(all, warn("%s", w).Advise("see what kbnode plan says"))
 		}
 	}
@@ -76,10 +75,11 @@ func nodeState(ctx context.Context, m *Machine) Answer {
 	p := m.Plan
 	all := []Finding{ok("%d units", len(s.Units))}
 	for _, w := range s.Warnings {
-		tuned := slices.ContainsFunc(p.Tunables, func(t plan.Tunable) bool { return t.Form != plan.Least && ofTunable(t, w) })
-		if !tuned && !strings.Contains(w, "cpuset partition") { // group noise and slot-partition report these
-			all = append(all, warn("%s", w).Advise("see "+Pages+"operations.md"))
+		page := "operations.md"
+		if strings.HasPrefix(w, "/") { // a setting of the kernel
+			page = `configuration.md under "Where it does not work"`
 		}
+		all = append(all, warn("%s", w).Advise("see %s%s", Pages, page))
 	}
 	return Answer{Findings: all, Keep: func(m *Machine) { m.State, m.Changes = s, reconcile.Diff(p, s) }}
 }
@@ -104,7 +104,7 @@ func nodeHealth(_ context.Context, m *Machine) Answer {
 	}
 	var all []Finding
 	for _, v := range stored.Verdicts {
-		if v.Level >= health.Warn && !isOwn(m, v) {
+		if v.Level >= health.Warn && !slices.Contains(ownVerdicts, v.Check) {
 			all = append(all, verdictFinding(v))
 		}
 	}
@@ -116,7 +116,7 @@ func asPlanned(_ context.Context, m *Machine) Answer {
 		return none("the plan is incomplete while Docker does not answer")
 	}
 	all := m.drift(func(c reconcile.Change) bool {
-		// slot-limits and slot-partition report limits; daemon, agent-running and agent-guard stopped services.
+		// slot-limits reports limits; daemon, agent-running and agent-guard stopped services.
 		return !m.ofLimits(c) && (c.Kind != reconcile.Start || !strings.HasSuffix(c.Subject, ".service"))
 	})
 	return foundOr(all, ok("%d files, %d units", len(m.Plan.Files), len(m.Plan.Units)))
@@ -129,8 +129,11 @@ func (m *Machine) drift(choose func(reconcile.Change) bool) (all []Finding) {
 			continue
 		}
 		f := fail("%s", c).Safely("kbnode reconcile")
-		if c.Deferred != "" {
+		switch {
+		case c.Deferred != "":
 			f = warn("%s", c).Advise("it is then done automatically")
+		case c.Kind == reconcile.Partition: // without it, others may use the slots' CPUs
+			f.Status = Warn
 		}
 		if c.Slot >= 0 {
 			f = f.Of(c.Slot)

@@ -11,54 +11,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// kernelSetting checks settings that kbnode makes and that do not hold, because the kernel rejects them or
-// another program keeps changing them. The check as-planned reports what kbnode will correct.
-func kernelSetting(part string) func(context.Context, *Machine) Answer {
-	return func(_ context.Context, m *Machine) Answer {
-		if m.Config.Hygiene.Disabled {
-			return none("hygiene.disabled leaves it alone")
-		}
-		var all []Finding
-		var values []string
-		for _, t := range m.Plan.Tunables {
-			if !strings.HasPrefix(t.Name, "/") || !strings.Contains(t.Name, part) {
-				continue
-			}
-			if v := shown(t); !slices.Contains(values, v) {
-				values = append(values, v)
-			}
-			for _, w := range m.State.Warnings {
-				if ofTunable(t, w) {
-					all = append(all, warn("%s", w).Advise(whoChanges))
-				}
-			}
-		}
-		if len(values) == 0 {
-			return none("this kernel has no such setting")
-		}
-		return foundOr(all, ok("%s", strings.Join(values, ", ")))
-	}
-}
-
-// ofTunable reports whether a warning of the state is about t: it begins with t's name.
-func ofTunable(t plan.Tunable, warning string) bool {
-	return strings.HasPrefix(t.Name, "/") && strings.HasPrefix(warning, t.Name+" is ")
-}
-
-// shown formats a planned value for people.
-func shown(t plan.Tunable) string {
-	if t.Form == plan.Mask {
-		if s, err := cpuset.ParseMask(t.Value); err == nil {
-			return s.String()
-		}
-	}
-	return t.Value
-}
-
-// whoChanges is the advice for a setting that does not hold.
-const whoChanges = "see whether tuned, power-profiles-daemon, thermald, irqbalance, cpufrequtils, auto-cpufreq or tlp runs and changes it; " +
-	Pages + "configuration.md under \"Where it does not work\" says how to try again"
-
 // irqbalance avoids CPUs only if told to.
 func irqbalance(ctx context.Context, m *Machine) Answer {
 	planned := slices.ContainsFunc(m.Plan.Tunables, func(t plan.Tunable) bool { return strings.HasPrefix(t.Name, "/proc/irq/") })
@@ -178,4 +130,13 @@ func noiseSwap(_ context.Context, m *Machine) Answer {
 	}
 	return found(warn("the system swaps to %s, which sometimes slows the beginning and end of a job; jobs themselves have no swap", strings.Join(areas, ", ")).
 		By("swapoff -a").Advise("remove it from /etc/fstab, too, or it comes back at the next boot"))
+}
+
+// slotsCPUs returns the planned CPUs of all slots.
+func slotsCPUs(p *plan.Plan) (all cpuset.Set) {
+	for _, s := range p.Slots {
+		cpus, _ := cpuset.Parse(s.CPUs)
+		all = all.Union(cpus)
+	}
+	return all
 }

@@ -20,13 +20,11 @@ type Options struct {
 	// Only and Skip name checks or groups. Checks that the selected ones need run too, but
 	// are not reported.
 	Only, Skip []string
-	Bare       bool          // only checks that can run before kbnode install
-	Fast       bool          // no containers
-	Limit      time.Duration // for all checks; 0 means DefaultLimit. Limits of single checks scale with it
-	// Progress is called before each wait with the number of finished checks; it may be
-	// nil.
-	Progress func(done, all int)
-	Log      *slog.Logger
+	Bare       bool                             // only checks that can run before kbnode install
+	Fast       bool                             // no containers
+	Limit      time.Duration                    // for all checks; 0 means DefaultLimit. Limits of single checks scale with it
+	Say        func(format string, args ...any) // receives what runs alone; it may be nil
+	Log        *slog.Logger
 }
 
 // DefaultLimit is the time limit of all checks together.
@@ -34,6 +32,7 @@ const DefaultLimit = 55 * time.Second
 
 const (
 	checkTime = 10 * time.Second
+	aloneTime = time.Hour
 	maxText   = 2 << 10 // characters of a sentence
 )
 
@@ -85,19 +84,20 @@ func Run(ctx context.Context, m *Machine, o Options) (*Report, error) {
 		i := slices.IndexFunc(o.Checks, func(c Check) bool { return c.ID == id })
 		r.byID[id] = &entry{Check: o.Checks[i], done: make(chan struct{})}
 	}
-	ended := make(chan struct{})
+	var group sync.WaitGroup
 	for _, e := range r.byID {
-		go func() {
-			r.one(whole, e)
-			close(e.done)
-			ended <- struct{}{}
-		}()
-	}
-	for done := range len(r.byID) {
-		if o.Progress != nil {
-			o.Progress(done, len(r.byID))
+		if !e.Alone {
+			group.Go(func() { r.one(whole, e) })
 		}
-		<-ended
+	}
+	group.Wait()
+	for _, c := range o.Checks {
+		if e := r.byID[c.ID]; e != nil && e.Alone && ctx.Err() == nil {
+			if o.Say != nil {
+				o.Say("%s: %s", e.ID, e.About)
+			}
+			r.one(ctx, e)
+		}
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err // interrupted
@@ -126,7 +126,7 @@ func (o Options) Choose() ([]string, error) {
 	}
 	var ids []string
 	for _, c := range o.Checks {
-		left := o.Bare && !c.Bare || o.Fast && c.Slow || names(c, o.Skip) || len(o.Only) > 0 && !names(c, o.Only)
+		left := o.Bare && !c.Bare || o.Fast && c.Slow || names(c, o.Skip) || (len(o.Only) > 0 || c.Alone) && !names(c, o.Only)
 		if !left {
 			ids = append(ids, c.ID)
 		}
@@ -171,6 +171,7 @@ type run struct {
 
 // one runs a check when those that it needs have ended. A check that ends too late changes nothing.
 func (r *run) one(ctx context.Context, e *entry) {
+	defer close(e.done)
 	for _, id := range e.Needs {
 		need := r.byID[id]
 		<-need.done
@@ -191,13 +192,12 @@ func (r *run) one(ctx context.Context, e *entry) {
 }
 
 // ask runs one check for at most its time limit. It abandons a function that hangs in the
-// kernel.
+// kernel, unless it is alone: then it may have to clean up.
 func (r *run) ask(ctx context.Context, a *entry) (keep func(*Machine)) {
-	limit := a.Limit
-	if limit == 0 {
-		limit = checkTime
+	limit := time.Duration(float64(cmp.Or(a.Limit, checkTime)) * float64(r.Limit) / float64(DefaultLimit))
+	if a.Alone {
+		limit = aloneTime
 	}
-	limit = time.Duration(float64(limit) * float64(r.Limit) / float64(DefaultLimit))
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	began := time.Now()
@@ -212,9 +212,13 @@ func (r *run) ask(ctx context.Context, a *entry) (keep func(*Machine)) {
 		answers <- a.Run(ctx, r.m)
 	}()
 	var answer Answer
+	over := ctx.Done()
+	if a.Alone {
+		over = nil
+	}
 	select {
 	case answer = <-answers:
-	case <-ctx.Done():
+	case <-over:
 		select {
 		case answer = <-answers: // both are ready
 		default:

@@ -36,6 +36,11 @@ func TestRun(t *testing.T) {
 	}}
 	none := Check{ID: "d4", Group: "group-d", Worst: Fail, Run: func(context.Context, *Machine) Answer { return Answer{Detail: "no GPU of this kind"} }}
 
+	alone := Check{ID: "x1", Group: "group-x", Worst: Fail, Alone: true, Run: func(_ context.Context, m *Machine) Answer {
+		time.Sleep(30 * time.Millisecond) // longer than others may take
+		return found(ok("after %s", m.API.URL))
+	}}
+
 	for _, tt := range []struct {
 		name   string
 		o      Options
@@ -58,6 +63,8 @@ func TestRun(t *testing.T) {
 		{"a warning keeps nobody back", Options{Checks: []Check{says("a2", ok("fine"), "a4"), says("a4", warn("odd"))}},
 			map[string]string{"a2": "ok: fine", "a4": "warn: odd"}, false},
 		{"no containers", Options{Checks: []Check{fast, slow}, Fast: true}, map[string]string{"c3": "ok: fast"}, false},
+		{"one alone", Options{Checks: []Check{alone, keeps}, Only: []string{"group-x", "a1"}, Limit: 20 * time.Millisecond}, map[string]string{"a1": "ok: read", "x1": "ok: after kept"}, false},
+		{"one alone that nobody names", Options{Checks: []Check{alone, keeps}}, map[string]string{"a1": "ok: read"}, false},
 		{"a bare machine", Options{Checks: []Check{fast, bare}, Bare: true}, map[string]string{"d1": "ok: bare"}, false},
 		{"no worse than it may be", Options{Checks: []Check{capped}}, map[string]string{"d2": "warn: no worse than a warning"}, false},
 		{"what a terminal would obey", Options{Checks: []Check{says("f1", fail("process 7 (\x1b[2J\u009b0m\r\nok)"))}}, map[string]string{"f1": "fail: process 7 ( ok)"}, true},

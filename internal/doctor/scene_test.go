@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -23,7 +22,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest"
 	"github.com/gpu-mode/kbnode/internal/slot"
-	"github.com/gpu-mode/kbnode/internal/systemd"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -118,7 +116,6 @@ type fake struct {
 	plan    *plan.Plan
 	state   *reconcile.State
 	units   []slot.Unit
-	program func(systemd.Program) ([]byte, error)
 	slots   []selftest.SlotReport
 	docker  docker.Info
 	image   docker.Image // the only one in the engine; the zero value means none
@@ -126,7 +123,16 @@ type fake struct {
 	changes []reconcile.Change
 	journal map[string][]string // by unit
 	err     error               // of every call, if set
+
+	evaluations []image.Evaluation
+	killed      func(pid int) error
 }
+
+func (f *fake) Pull(context.Context) (string, error) { return "sha256:abc", f.err }
+func (f *fake) Evaluate(context.Context, bool) ([]image.Evaluation, error) {
+	return f.evaluations, f.err
+}
+func (f *fake) Kill(pid int) error { return f.killed(pid) }
 
 func (f *fake) Config() (*config.Config, error)                         { return f.cfg, f.err }
 func (f *fake) Inventory(context.Context) (*inventory.Inventory, error) { return f.inv, f.err }
@@ -142,14 +148,7 @@ func (f *fake) Image(context.Context, string) (docker.Image, error) {
 
 func (f *fake) Running(context.Context) ([]docker.Container, error) { return f.running, f.err }
 
-func (f *fake) Program(_ context.Context, p systemd.Program) ([]byte, error) {
-	if f.program == nil {
-		return nil, errors.New("no program runs in this test")
-	}
-	return f.program(p)
-}
-
-func (f *fake) Containers(context.Context, *Machine) ([]selftest.SlotReport, error) {
+func (f *fake) Containers(context.Context, *Machine, bool) ([]selftest.SlotReport, error) {
 	return f.slots, f.err
 }
 

@@ -12,37 +12,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/selftest"
 )
-
-// leftAfter is the age from which something in an idle slot counts as left behind. A job or
-// another check may have started since the slot was seen idle.
-const leftAfter = 10 * time.Second
-
-// containerOf returns the short ID of the container of a scope, or "".
-func containerOf(scope string) string {
-	id, ok := strings.CutPrefix(strings.TrimSuffix(scope, ".scope"), "docker-")
-	if !ok || len(id) != 64 || strings.Trim(id, "0123456789abcdef") != "" {
-		return ""
-	}
-	return id[:12]
-}
-
-// slotContainers uses what was observed before any check could start a container.
-func slotContainers(ctx context.Context, m *Machine) Answer {
-	var all []Finding
-	count := 0
-	for _, s := range m.State.Slots {
-		count += len(s.Containers)
-		for _, scope := range s.Containers {
-			old := func(p host.Process) bool { return p.Age >= leftAfter }
-			id := containerOf(scope)
-			if s.Job == nil && id != "" && slices.ContainsFunc(m.Processes(ctx, s.Slice.Cgroup+"/"+scope), old) {
-				all = append(all, warn("container %s runs without a job", id).Of(s.Index).By("docker rm -f %s", id))
-			}
-		}
-	}
-	return foundOr(all, ok("%d, of running jobs", count))
-}
 
 // ofProcesses names the first process, and ends all.
 func ofProcesses(list []host.Process, what string) Finding {
@@ -131,37 +102,37 @@ func slotsContainer(ctx context.Context, m *Machine) Answer {
 	}
 	defer cancel()
 	began := time.Now()
-	reports, err := m.Source.Containers(asking, m)
+	reports, err := m.Source.Containers(asking, m, true)
 	if errors.Is(err, context.DeadlineExceeded) {
 		return found(fail("the containers did not end within %s: Docker is slow or hangs", time.Since(began).Round(time.Second)).
 			Advise("see sudo journalctl -u docker -n 50; with more time: sudo kbnode doctor --only container --timeout 10m"))
 	}
+	return slotReports(reports, err, func(selftest.SlotReport) string { return "its GPU, CPUs and memory" })
+}
+
+// slotsEscape runs containers that try to escape.
+func slotsEscape(ctx context.Context, m *Machine) Answer {
+	reports, err := m.Source.Containers(ctx, m, false)
+	return slotReports(reports, err, func(r selftest.SlotReport) string { return fmt.Sprintf("%d attempts, all blocked", len(r.Checks)) })
+}
+
+func slotReports(reports []selftest.SlotReport, err error, well func(selftest.SlotReport) string) Answer {
 	if err != nil {
 		return found(fail("%s", lines(err)).Advise("see sudo journalctl -u docker -n 50"))
 	}
 	var all []Finding
-	var well, left []int
-	why := ""
 	for _, r := range reports {
-		if r.Skipped != "" {
-			left, why = append(left, r.Index), r.Skipped
-			continue
-		}
-		if r.Held() {
-			well = append(well, r.Index)
-		}
 		for _, c := range r.Checks {
 			if !c.Held {
-				all = append(all, fail("%s: saw %s", c.Tried, strings.ReplaceAll(c.Saw, "\n", "; ")).Of(r.Index).
-					Advise("%s; sudo kbnode selftest --slot %d runs every test in this slot", c.Do, r.Index))
+				all = append(all, fail("%s: saw %s", c.Tried, strings.ReplaceAll(c.Saw, "\n", "; ")).Of(r.Index).Advise("%s", c.Do))
 			}
 		}
+		switch {
+		case r.Skipped != "":
+			all = append(all, skip("%s", r.Skipped).Of(r.Index))
+		case r.Held():
+			all = append(all, ok("%s", well(r)).Of(r.Index))
+		}
 	}
-	if len(well) > 0 {
-		all = append(all, ok("its GPU, CPUs and memory").Of(well...))
-	}
-	if len(left) > 0 {
-		all = append(all, skip("%s", why).Of(left...))
-	}
-	return Answer{Findings: all, Detail: "there is no slot"}
+	return Answer{Findings: together(all), Detail: "there is no slot"}
 }

@@ -1,53 +1,17 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"os"
-	"path"
-	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/text"
 )
-
-// slotPartition checks what keeps everyone else off the slots' CPUs.
-func slotPartition(_ context.Context, m *Machine) Answer {
-	i := slices.IndexFunc(m.Plan.Slices, func(s plan.Slice) bool { return s.Partition })
-	if i < 0 {
-		return none("no partition is planned")
-	}
-	const again = "rm -f /run/kbnode/partition-refused && kbnode reconcile"
-	want := m.Plan.Slices[i]
-	now, has := m.State.Slices[want.Unit].Files["cpuset.cpus.partition"]
-	switch {
-	case !m.State.Units[want.Unit].Running():
-		return none("%s does not run", want.Unit) // as-planned reports it
-	case now == "root":
-		return found(ok("CPUs %s", want.CPUs))
-	case !has:
-		return found(warn("this kernel has no cpuset partitions, so other programs can run on the slots' CPUs").Advise("boot kernel 6.1 or newer"))
-	}
-	cpus, _ := cpuset.Parse(want.CPUs)
-	for _, file := range m.List(host.CgroupRoot + "/*/cpuset.cpus") {
-		name := path.Base(path.Dir(file))
-		set, err := cpuset.Parse(m.Value(file))
-		if err == nil && name != want.Unit && !set.Disjoint(cpus) {
-			return found(warn("%s is set to CPUs %s, so the kernel cannot reserve the slots' CPUs for them (%q)", name, set, now).
-				Advise("remove AllowedCPUs from it (systemctl cat %s shows where it is set), then run sudo %s", name, strings.ReplaceAll(again, "&& ", "&& sudo ")))
-		}
-	}
-	_, refused, _ := strings.Cut(m.Value("/run/kbnode/partition-refused"), "\n")
-	return found(warn("other programs can run on the slots' CPUs: cpuset.cpus.partition of %s is %q; %s", want.Unit, now, cmp.Or(text.Line(refused, 200), "try again")).By(again))
-}
 
 func slotDisk(_ context.Context, m *Machine) Answer {
 	list, read := m.Mounts("1")
@@ -122,13 +86,11 @@ func slotParked(_ context.Context, m *Machine) Answer {
 
 // ofLimits reports whether a change is of the limits of a running slice.
 func (m *Machine) ofLimits(c reconcile.Change) bool {
-	return (c.Kind == reconcile.Set || c.Kind == reconcile.Partition) && m.State.Units[c.Subject].Running()
+	return c.Kind == reconcile.Set && m.State.Units[c.Subject].Running()
 }
 
 // wrongLimits returns how slices that run differ from their planned limits.
-func (m *Machine) wrongLimits() []Finding {
-	return m.drift(func(c reconcile.Change) bool { return c.Kind == reconcile.Set && m.ofLimits(c) })
-}
+func (m *Machine) wrongLimits() []Finding { return m.drift(m.ofLimits) }
 
 func slotLimits(_ context.Context, m *Machine) Answer {
 	return foundOr(m.wrongLimits(), ok("%d slices", len(m.Plan.Slices)))

@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const giB = 1 << 30
@@ -63,37 +64,16 @@ func TestSlotLimits(t *testing.T) {
 	set := func(k int, deferred string) reconcile.Change {
 		return reconcile.Change{Kind: reconcile.Set, Subject: plan.SliceName(k), Slot: k, Why: "its unit file changed", Deferred: deferred}
 	}
-	part := func(value string) *fake {
-		return node(func(f *fake) { f.state.Slices["buildkite.slice"].Files["cpuset.cpus.partition"] = value })
-	}
-	const again = "rm -f /run/kbnode/partition-refused && kbnode reconcile"
 	play(t, []scene{
 		{"good", "slot-limits", node(nil), nil, "ok: 3 slices", ""},
 		{"one", "slot-limits", drifts(node(nil), set(0, "")), nil, "fail: set buildkite-gpu0.slice (its unit file changed)", "kbnode reconcile"},
 		{"while a job runs", "slot-limits", drifts(node(nil), set(0, "waits for job 7")), nil, "warn: set buildkite-gpu0.slice (its unit file changed), waits for job 7", ""},
 		{"a slice that does not run", "slot-limits", drifts(node(func(f *fake) { delete(f.state.Units, plan.SliceName(0)) }), set(0, "")), nil, "ok: 3 slices", ""},
-		{"not again", "as-planned", drifts(node(nil), set(0, ""), reconcile.Change{Kind: reconcile.Partition, Subject: "buildkite.slice", Slot: -1}), nil, "ok: 0 files, 0 units", ""},
+		{"not again", "as-planned", drifts(node(nil), set(0, "")), nil, "ok: 0 files, 0 units", ""},
 
-		{"warnings of others", "state", node(func(f *fake) {
-			f.state.Warnings = []string{"no cpuset partition: x", "/sys/kernel/mm/ksm/run is not set: y"}
-			f.plan.Tunables = []plan.Tunable{{Name: "/sys/kernel/mm/ksm/run"}}
-		}), nil, "ok: 3 units", ""},
-		{"a limit that all slots share", "state", node(func(f *fake) {
-			f.state.Warnings = []string{"/proc/sys/kernel/pty/max is not set: y"}
-			f.plan.Tunables = []plan.Tunable{{Name: "/proc/sys/kernel/pty/max", Form: plan.Least}}
-		}), nil, "warn: /proc/sys/kernel/pty/max is not set: y", ""},
+		{"a partition", "as-planned", drifts(node(nil), reconcile.Change{Kind: reconcile.Partition, Subject: "buildkite.slice", Slot: -1}), nil, "warn: partition buildkite.slice", "kbnode reconcile"},
+		{"a setting", "state", node(func(f *fake) { f.state.Warnings = []string{"/sys/kernel/mm/ksm/run is not set: y"} }), nil, "warn: /sys/kernel/mm/ksm/run is not set: y", ""},
 		{"its own", "state", node(func(f *fake) { f.state.Warnings = []string{"slot gpu0 is treated as busy: z"} }), nil, "warn: slot gpu0 is treated as busy: z", ""},
-
-		{"good", "slot-partition", node(nil), nil, "ok: CPUs 1-2,5-6,9-10,13-14", ""},
-		{"taken away", "slot-partition", part("member"), nil, `warn: other programs can run on the slots' CPUs: cpuset.cpus.partition of buildkite.slice is "member"; try again`, again},
-		{"refused", "slot-partition", part("member"), map[string]string{"/run/kbnode/partition-refused": "1-2\ncpuset.cpus.partition: invalid argument\n"},
-			`warn: other programs can run on the slots' CPUs: cpuset.cpus.partition of buildkite.slice is "member"; cpuset.cpus.partition: invalid argument`, again},
-		{"another has them", "slot-partition", part("root invalid (Cpu list in cpuset.cpus not exclusive)"), map[string]string{
-			"/sys/fs/cgroup/buildkite.slice/cpuset.cpus": "1-2,5-6,9-10,13-14\n", "/sys/fs/cgroup/init.scope/cpuset.cpus": "0\n", "/sys/fs/cgroup/machine.slice/cpuset.cpus": "8-15\n",
-		}, `warn: machine.slice is set to CPUs 8-15, so the kernel cannot reserve the slots' CPUs for them ("root invalid (Cpu list in cpuset.cpus not exclusive)")`, ""},
-		{"old kernel", "slot-partition", node(func(f *fake) { delete(f.state.Slices["buildkite.slice"].Files, "cpuset.cpus.partition") }), nil,
-			"warn: this kernel has no cpuset partitions, so other programs can run on the slots' CPUs", ""},
-		{"does not run", "slot-partition", node(func(f *fake) { delete(f.state.Units, "buildkite.slice") }), nil, "skip: buildkite.slice does not run", ""},
 	})
 }
 
@@ -139,10 +119,8 @@ func TestSlotState(t *testing.T) {
 	}
 }
 
-func TestSlotLeftovers(t *testing.T) {
+func TestGPUProcesses(t *testing.T) {
 	t.Parallel()
-	const id = "aaaabbbbccccddddeeeeffff0000111122223333444455556666777788889999"
-	const slice = "/sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/"
 	// The machine has been up for 1000 s. A process started at began of them.
 	proc := func(files map[string]string, pid int, name string, began int, uid int) map[string]string {
 		out := map[string]string{"/proc/uptime": "1000.00 4000.00\n", "/etc/passwd": "kbnode-gpu0:x:990:990::/:\nkbnode-gpu1:x:991:991::/:\n"}
@@ -153,21 +131,7 @@ func TestSlotLeftovers(t *testing.T) {
 		out[dir+"status"] = fmt.Sprintf("Name:\tx\nUid:\t%d\t%d\t%d\t%d\n", uid, uid, uid, uid)
 		return out
 	}
-	in := func(group string, pid, began int) map[string]string {
-		return proc(map[string]string{group + "/cgroup.procs": fmt.Sprintf("%d\n", pid)}, pid, "python3", began, 990)
-	}
-	with := func(job *slot.Job) *fake {
-		return node(func(f *fake) {
-			f.state.Slots[0].Job = job
-			f.state.Slots[0].Containers = []string{"docker-" + id + ".scope"}
-		})
-	}
 	play(t, []scene{
-		{"none", "slot-containers", node(nil), nil, "ok: 0, of running jobs", ""},
-		{"a job's", "slot-containers", with(&slot.Job{ID: "7"}), in(slice+"docker-"+id+".scope", 200, 10), "ok: 1, of running jobs", ""},
-		{"of a job that has just ended", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 995), "ok: 1, of running jobs", ""},
-		{"left", "slot-containers", with(nil), in(slice+"docker-"+id+".scope", 200, 400), "warn: container aaaabbbbcccc runs without a job", "docker rm -f aaaabbbbcccc"},
-
 		{"good", "slot-gpu-processes", node(nil), nil, "ok: 2 GPUs", ""},
 		{"a server", "slot-gpu-processes", node(func(f *fake) { f.inv.GPUs[1].NVML = &probe.GPU{Processes: []probe.Process{{PID: 300}}} }), proc(nil, 300, "vllm", 10, 0),
 			"fail: process 300 (vllm) computes on 0000:02:00.0", "kill -9 300"},
@@ -224,13 +188,15 @@ func TestContainerCheck(t *testing.T) {
 	}}
 	got := answer(t, machineOf(t, f, nil), "container")
 	want := []Finding{
-		fail("its own GPU: saw []").Of(1).Advise("sudo kbnode reconcile; sudo kbnode selftest --slot 1 runs every test in this slot"),
 		ok("its GPU, CPUs and memory").Of(0, 3),
+		fail("its own GPU: saw []").Of(1).Advise("sudo kbnode reconcile"),
 		skip("it is busy with job 7").Of(2),
 	}
 	if diff := cmp.Diff(want, got.Findings); diff != "" || got.Status != Fail {
 		t.Errorf("%s: %s", got.Status, diff)
 	}
+	want[0].Detail = "1 attempts, all blocked"
+	must.Equal(t, want, answer(t, machineOf(t, f, nil), "escape").Findings)
 	f.slots = f.slots[2:3]
 	if got := answer(t, machineOf(t, f, nil), "container"); got.Status != Skip {
 		t.Errorf("all busy: %+v", got)
@@ -255,8 +221,8 @@ func TestNodeChecks(t *testing.T) {
 	play(t, []scene{
 		{"a configuration that is none", "config", &fake{err: errors.New("line 2: unknown key\nline 3: no number")}, nil, "fail: line 2: unknown key; line 3: no number", ""},
 		{"a machine that cannot be split", "plan", &fake{err: errors.New("no GPU")}, nil, "fail: no GPU", ""},
-		{"a slot without its GPU", "plan", &fake{inv: &inventory.Inventory{}, plan: &plan.Plan{Slots: []plan.Slot{{Name: "gpu0", Parked: "lost"}}, Warnings: []string{"slot gpu0 is parked: lost", "each slot has 0 cores; 8 is the minimum for fair timings"}}}, nil, "ok: 1 slots", ""},
-		{"a warning of the plan", "plan", &fake{inv: &inventory.Inventory{}, plan: &plan.Plan{Slots: []plan.Slot{{}}, Warnings: []string{"few CPUs", "each slot has 0 cores; 8 is the minimum for fair timings"}}}, nil, "warn: few CPUs", ""},
+		{"a slot without its GPU", "plan", &fake{inv: &inventory.Inventory{}, plan: &plan.Plan{Slots: []plan.Slot{{Name: "gpu0", Parked: "lost"}}, Warnings: []string{"slot gpu0 is parked: lost"}}}, nil, "ok: 1 slots", ""},
+		{"a warning of the plan", "plan", &fake{inv: &inventory.Inventory{}, plan: &plan.Plan{Slots: []plan.Slot{{}}, Warnings: []string{"few CPUs"}}}, nil, "warn: few CPUs", ""},
 		{"a machine that cannot be read", "inventory", &fake{err: errors.New("no /proc")}, nil, "fail: no /proc", ""},
 		{"a machine that was read", "inventory", &fake{inv: &inventory.Inventory{OS: inventory.OS{PrettyName: "Debian"}, Kernel: "6.12"}}, nil, "ok: Debian, 6.12, 0 CPUs, 0 GPUs", ""},
 		{"a bare one", "installed", &fake{}, nil, "fail: kbnode install has not run here", ""},

@@ -157,33 +157,6 @@ func (t Tree) NVSwitches() (n int) {
 	return n
 }
 
-// DefaultDevice returns the network device of the default route.
-func (t Tree) DefaultDevice() (name string) {
-	const up = 1
-	best := -1
-	for line := range strings.Lines(t.Value("/proc/net/route")) {
-		f := strings.Fields(line) // Iface Destination Gateway Flags RefCnt Use Metric Mask …
-		if len(f) < 8 || f[1] != "00000000" || f[7] != "00000000" {
-			continue
-		}
-		flags, err := strconv.ParseInt(f[3], 16, 64)
-		metric, errMetric := strconv.Atoi(f[6])
-		if err == nil && errMetric == nil && flags&up != 0 && (best < 0 || metric < best) {
-			name, best = f[0], metric
-		}
-	}
-	if name != "" {
-		return name
-	}
-	for line := range strings.Lines(t.Value("/proc/net/ipv6_route")) {
-		f := strings.Fields(line) // …, the prefix length second, the device last
-		if len(f) == 10 && f[0] == strings.Repeat("0", 32) && f[1] == "00" && f[9] != "lo" {
-			return f[9]
-		}
-	}
-	return ""
-}
-
 // IsBridge reports whether a network device is a bridge, and whether a network card or a
 // bond is in it.
 func (t Tree) IsBridge(device string) (is, connected bool) {

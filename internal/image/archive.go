@@ -6,13 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"slices"
 )
-
-// maxContext bounds the files that a build can copy from, in bytes.
-const maxContext = 1 << 30
 
 // OneFile returns an archive of one file.
 func OneFile(name, content string) (io.ReadCloser, error) {
@@ -32,8 +27,7 @@ func Directory(dir string) (io.ReadCloser, error) {
 	r, w := io.Pipe()
 	go func() {
 		t := tar.NewWriter(w)
-		files := &buildFiles{FS: root.FS(), dir: dir, left: maxContext}
-		err := errors.Join(t.AddFS(files), t.Close(), root.Close())
+		err := errors.Join(t.AddFS(root.FS()), t.Close(), root.Close())
 		if err != nil {
 			err = fmt.Errorf("read the build's files: %w", err)
 		}
@@ -41,33 +35,3 @@ func Directory(dir string) (io.ReadCloser, error) {
 	}()
 	return r, nil
 }
-
-// buildFiles are the files, directories and links below a directory, except git's.
-type buildFiles struct {
-	fs.FS
-	dir  string
-	left int64 // bytes that they may still have
-}
-
-// ReadDir implements fs.ReadDirFS.
-func (b *buildFiles) ReadDir(name string) ([]fs.DirEntry, error) {
-	entries, err := fs.ReadDir(b.FS, name)
-	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool {
-		return e.IsDir() && e.Name() == ".git" || e.Type()&^(fs.ModeDir|fs.ModeSymlink) != 0
-	})
-	for _, e := range entries {
-		if info, err := e.Info(); err == nil {
-			b.left -= info.Size() + 1024
-		}
-	}
-	if b.left < 0 {
-		err = fmt.Errorf("%s has more than 1 GiB; put the Dockerfile into its own directory", b.dir)
-	}
-	return entries, err
-}
-
-// ReadLink and Lstat implement fs.ReadLinkFS.
-func (b *buildFiles) ReadLink(name string) (string, error) { return fs.ReadLink(b.FS, name) }
-
-// Lstat implements fs.ReadLinkFS.
-func (b *buildFiles) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(b.FS, name) }

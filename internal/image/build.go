@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -32,9 +31,8 @@ func Variant(slots []plan.JobPolicy) (string, error) {
 	}
 }
 
-// Build builds the image on the node, and points the name to it if a canary passes. With
-// push it then pushes the image to its registry.
-func (u *Updater) Build(ctx context.Context, src Source, push bool, o Options) (Result, error) {
+// Build builds the image on the node, and points the name to it if a canary passes.
+func (u *Updater) Build(ctx context.Context, src Source, o Options) (Result, error) {
 	release, err := u.open(ctx)
 	if err != nil {
 		return Result{}, err
@@ -44,11 +42,7 @@ func (u *Updater) Build(ctx context.Context, src Source, push bool, o Options) (
 	if err != nil {
 		return Result{}, err
 	}
-	free, total, err := u.Engine.Room(ctx)
-	if err == nil {
-		err = room(free, total, nil)
-	}
-	if err == nil {
+	if err = u.room(ctx); err == nil {
 		err = u.whileIdle(ctx, o, "the build", func(ctx context.Context) error {
 			archive, err := src.Archive()
 			if err != nil {
@@ -84,34 +78,5 @@ func (u *Updater) Build(ctx context.Context, src Source, push bool, o Options) (
 			return Result{}, err
 		}
 	}
-	if err := u.Engine.Untag(ctx, building); err != nil {
-		return r, err
-	}
-	if !push || r.Action != ActionUpdated && r.Action != ActionNone {
-		return r, nil
-	}
-	if err := u.push(ctx); err != nil {
-		return r, fmt.Errorf("%s now refers to the new image, which is only on this node: %w", u.Name, err)
-	}
-	r.Current = u.state.Current
-	return r, nil
-}
-
-// push pushes the current image to its registry and records its digest there.
-func (u *Updater) push(ctx context.Context) error {
-	u.say("pushing %s", u.Name)
-	if err := u.Engine.Push(ctx, u.Name, u.report); err != nil {
-		return err
-	}
-	have, err := u.Engine.Image(ctx, u.Name)
-	if err != nil {
-		return err
-	}
-	cur := u.state.Current
-	for _, d := range have.Digests {
-		if ref, err := docker.WithDigest(u.Name, digestOf(d)); err == nil && strings.EqualFold(ref, d) {
-			cur.Digest, cur.From = digestOf(d), u.Name
-		}
-	}
-	return u.save()
+	return r, u.Engine.Untag(ctx, building)
 }

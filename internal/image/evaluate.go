@@ -31,7 +31,7 @@ func (u *Updater) Again(ctx context.Context) (digest string, err error) {
 	if err != nil {
 		return "", err
 	}
-	return cur.Digest, u.pullOnce(ctx, ref, 0, 0, map[string]bool{})
+	return cur.Digest, u.Engine.Pull(ctx, ref, u.report)
 }
 
 // Evaluation is the result of the image in one slot.

@@ -84,7 +84,7 @@ func TestAgain(t *testing.T) {
 	if w.digests[ref] != id(1) || w.names[name] != id(1) {
 		t.Errorf("pulled %v, named %v", w.digests, w.names)
 	}
-	w.cuts = 1
+	w.cut = true
 	if _, err := u.Again(t.Context()); err == nil {
 		t.Error("a pull that is cut off is not told of")
 	}

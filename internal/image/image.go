@@ -28,7 +28,7 @@ func ownName(id string) string {
 	return ownNames + id[:min(12, len(id))]
 }
 
-// Progress is what the engine reports of one layer of a pull or a push, or of a build.
+// Progress is what the engine reports of one layer of a pull, or of a build.
 type Progress = docker.Progress
 
 // ParseName returns the whole name of an image: docker.io/library/python:3 for python:3.
@@ -39,14 +39,12 @@ type Engine interface {
 	Image(ctx context.Context, ref string) (docker.Image, error)
 	Resolve(ctx context.Context, ref string) (digest string, err error)
 	Pull(ctx context.Context, ref string, report func(Progress)) error
-	Push(ctx context.Context, ref string, report func(Progress)) error
 	Build(ctx context.Context, ref string, archive io.Reader, dockerfile string, args map[string]string, report func(Progress)) error
 	Tag(ctx context.Context, source, name string) error
 	Untag(ctx context.Context, name string) error
 	Names(ctx context.Context, prefix string) (map[string]string, error)
 	ImagesInUse(ctx context.Context) (map[string]bool, error)
 	Room(ctx context.Context) (free, total int64, err error)
-	Ends(ctx context.Context, label string, since time.Time) ([]docker.End, error)
 }
 
 // Slot is the current state of one of the node's slots.
@@ -70,17 +68,15 @@ type Node interface {
 
 // Updater changes the images of one node.
 type Updater struct {
-	Engine    Engine
-	Node      Node
-	Dir       string // of the state
-	Name      string // what jobs call the image, in full
-	Keep      int    // how many previous images to keep, at least 1
-	FirstJobs int    // number of jobs that must all fail before the image is rolled back
+	Engine Engine
+	Node   Node
+	Dir    string // of the state
+	Name   string // what jobs call the image, in full
+	Keep   int    // how many previous images to keep, at least 1
 
 	Say      func(string)   // receives what is being done, in words
-	Progress func(Progress) // receives the progress of a pull, a push or a build
-	// Pause is the time between two looks at the slots; a first retry waits twice as long. 0 means
-	// a second.
+	Progress func(Progress) // receives the progress of a pull or a build
+	// Pause is the time between two looks at the slots. 0 means a second.
 	Pause time.Duration
 	// Events records what happened to images.
 	Events events.Log
@@ -187,10 +183,6 @@ func (u *Updater) Rollback(ctx context.Context, reason string) (Result, error) {
 		return Result{}, err
 	}
 	defer release()
-	return u.rollback(ctx, reason)
-}
-
-func (u *Updater) rollback(ctx context.Context, reason string) (Result, error) {
 	s := &u.state
 	for len(s.Previous) > 0 {
 		_, err := u.Engine.Image(ctx, s.Previous[0].ID)
@@ -288,6 +280,14 @@ func (u *Updater) result(action, reason string) Result {
 		r.Previous = &u.state.Previous[0]
 	}
 	return r
+}
+
+// fullName returns the name as ParseRef writes it.
+func (u *Updater) fullName() string {
+	if name, err := docker.ParseRef(u.Name); err == nil {
+		return name
+	}
+	return u.Name
 }
 
 func now() time.Time { return time.Now().UTC() }

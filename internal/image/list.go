@@ -19,7 +19,6 @@ type List struct {
 	StandsFor string    `json:"stands_for"` // the ID of the image that jobs get now; "" for none
 	Images    []Row     `json:"images"`
 	Refused   []Refusal `json:"refused"`
-	Trial     *Trial    `json:"trial,omitempty"`
 }
 
 // List returns the images that the node keeps and refuses.
@@ -28,7 +27,7 @@ func (u *Updater) List(ctx context.Context) (List, error) {
 	if err != nil {
 		return List{}, err
 	}
-	l := List{Name: u.Name, Images: []Row{}, Refused: st.Refused, Trial: st.Trial}
+	l := List{Name: u.Name, Images: []Row{}, Refused: st.Refused}
 	switch have, err := u.Engine.Image(ctx, u.Name); {
 	case err == nil:
 		l.StandsFor = have.ID

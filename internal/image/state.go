@@ -81,7 +81,6 @@ type State struct {
 	Previous  []Image   `json:"previous"`            // images to go back to, newest first
 	Drop      []Image   `json:"drop"`                // to be removed once nothing uses them
 	Refused   []Refusal `json:"refused"`             // newest first
-	Trial     *Trial    `json:"trial,omitempty"`     // of the current image
 }
 
 // Read reads a node's state from its directory. A missing file is an empty State.
@@ -175,7 +174,7 @@ func (s *State) abandon() {
 
 // take makes the candidate current. before is the image that the name points to, if kbnode
 // does not know it yet.
-func (s *State) take(before *Image, keep, firstJobs int) {
+func (s *State) take(before *Image, keep int) {
 	next := s.Candidate
 	same := func(i Image) bool { return i.ID == next.ID }
 	if before = cmp.Or(s.Current, before); before != nil {
@@ -189,7 +188,6 @@ func (s *State) take(before *Image, keep, firstJobs int) {
 		s.Previous = s.Previous[:keep]
 	}
 	s.Current, s.Candidate, s.Moving = next, nil, true
-	s.Trial = &Trial{ImageID: next.ID, Jobs: firstJobs, Seen: now()}
 }
 
 // back makes the previous image current again and refuses the bad one.
@@ -199,7 +197,7 @@ func (s *State) back(reason string) {
 		s.Drop = append(s.Drop, *s.Current)
 	}
 	s.Current, s.Previous = &s.Previous[0], s.Previous[1:]
-	s.Moving, s.Trial = true, nil
+	s.Moving = true
 }
 
 // retained returns the images to keep.

@@ -8,13 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
-	"github.com/gpu-mode/kbnode/internal/limit"
 )
-
-// pulls is how often a pull is tried without progress.
-const pulls = 5
 
 // Update points the name to what its registry has now, or to Options.From, if a canary
 // passes. After an error the name keeps pointing to what it did.
@@ -26,11 +21,6 @@ func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
 	defer release()
 	if name, err := docker.ParseRef(o.From); err == nil && name == u.fullName() {
 		o.From = ""
-	}
-	if !o.Check {
-		if r, err := u.watch(ctx); err != nil || r.Action == ActionBack {
-			return r, err
-		}
 	}
 	tagged, err := u.tagged(ctx)
 	if err != nil {
@@ -155,75 +145,25 @@ func (u *Updater) hold(ctx context.Context, have docker.Image) error {
 	return u.Engine.Tag(ctx, have.ID, ownName(have.ID))
 }
 
-// pull pulls an image, and retries an interrupted pull as long as it makes progress.
+// pull pulls an image. Docker itself retries a layer.
 func (u *Updater) pull(ctx context.Context, ref string) error {
-	free, total, err := u.Engine.Room(ctx)
-	if err != nil {
-		return err
-	}
-	if err := room(free, total, nil); err != nil {
+	if err := u.room(ctx); err != nil {
 		return err
 	}
 	u.say("pulling %s", ref)
-	wait := 2 * u.pause()
-	done := map[string]bool{} // layers
-	for left := pulls; ; {
-		got := len(done)
-		err := u.pullOnce(ctx, ref, free, total, done)
-		if err == nil || ctx.Err() != nil || errors.Is(err, docker.ErrRefused) || errors.Is(err, docker.ErrDiskFull) {
-			return err
-		}
-		if left--; len(done) > got {
-			left, wait = pulls-1, 2*u.pause()
-		}
-		if left == 0 {
-			return err
-		}
-		u.say("the pull was interrupted (%v); trying again in %s", err, wait)
-		if limit.Sleep(ctx, wait) != nil {
-			return context.Cause(ctx)
-		}
-		wait = min(2*wait, time.Minute)
-	}
+	return u.Engine.Pull(ctx, ref, u.report)
 }
 
-func (u *Updater) pullOnce(ctx context.Context, ref string, free, total int64, done map[string]bool) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	layers := map[string]docker.Progress{}
-	return u.Engine.Pull(ctx, ref, func(p docker.Progress) {
-		u.report(p)
-		switch {
-		case p.Layer != "" && p.Status == "Downloading" && len(layers) < 1024:
-			if old := layers[p.Layer]; old.Total != p.Total {
-				layers[p.Layer] = p
-				if err := room(free, total, layers); err != nil {
-					cancel(err)
-				}
-			}
-		case p.Status == "Pull complete" || p.Status == "Download complete":
-			done[p.Layer] = true
-		}
-	})
-}
-
-// minFree must stay free on the engine's disk, in bytes: with less, jobs cannot pull.
+// minFree must be free on the engine's disk, in bytes: with less, jobs cannot pull.
 const minFree = 10 << 30
 
-// room returns an error if a pull does not fit on the engine's disk. Unpacked layers take
-// about twice their download size.
-func room(free, total int64, layers map[string]docker.Progress) error {
-	if total == 0 {
-		return nil
+// room returns an error if the engine's disk has none for another image.
+func (u *Updater) room(ctx context.Context) error {
+	free, total, err := u.Engine.Room(ctx)
+	if need := min(minFree, total/10); err == nil && free < need {
+		err = fmt.Errorf("%w: %d GiB are free, but the image and jobs need %d GiB; docker image prune frees some", docker.ErrDiskFull, free>>30, need>>30+1)
 	}
-	need := min(minFree, total/10)
-	for _, l := range layers {
-		need += 3 * l.Total
-	}
-	if free >= need {
-		return nil
-	}
-	return fmt.Errorf("%w: %d GiB are free, but the image and jobs need %d GiB; docker image prune frees some", docker.ErrDiskFull, free>>30, need>>30+1)
+	return err
 }
 
 // prove runs the candidate's canary and points the name to it if that passes.
@@ -255,7 +195,7 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 			return Result{}, err
 		}
 	}
-	u.state.take(before, max(1, u.Keep), cmp.Or(u.FirstJobs, config.DefaultFirstJobs))
+	u.state.take(before, max(1, u.Keep))
 	if err := u.save(); err != nil {
 		return Result{}, err
 	}

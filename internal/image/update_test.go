@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -120,9 +119,9 @@ func TestCutOff(t *testing.T) {
 			},
 		},
 		{
-			name: "a build that is pushed",
+			name: "a build",
 			run: func(w *world, dir string) (Result, error) {
-				return w.updater(dir).Build(context.Background(), build(w), true, Options{})
+				return w.updater(dir).Build(context.Background(), build(w), Options{})
 			},
 			prepare: func(t *testing.T, w *world, dir string) {
 				mustDo(t, ActionUpdated)(update(w, dir))
@@ -130,7 +129,7 @@ func TestCutOff(t *testing.T) {
 			},
 			want: outcome{
 				Names:   map[string]string{name: id(7), ownName(id(7)): id(7), ownName(id(1)): id(1)},
-				Digests: map[string]string{ref(1): id(1), ref(9): id(7)}, Current: id(7), Previous: id(1),
+				Digests: map[string]string{ref(1): id(1)}, Current: id(7), Previous: id(1),
 			},
 		},
 	} {
@@ -217,9 +216,8 @@ func TestUpdate(t *testing.T) {
 		{name: "something new", change: func(w *world) { w.registry[name] = digest(2) }, o: auto, action: ActionUpdated, stands: 2},
 		{name: "only looked at", change: func(w *world) { w.registry[name] = digest(2) }, o: Options{Check: true}, action: ActionNewer, stands: 1},
 		{name: "a registry that refuses", change: func(w *world) { delete(w.registry, name) }, o: auto, err: "the registry refuses it", stands: 1},
-		{name: "a full disk", change: func(w *world) { w.registry[name] = digest(2); w.free = 1 << 30 }, o: auto, err: "1 GiB are free", stands: 1},
-		{name: "a pull that is cut", change: func(w *world) { w.registry[name] = digest(2); w.cuts = 3 }, o: auto, action: ActionUpdated, stands: 2},
-		{name: "a pull that is always cut", change: func(w *world) { w.registry[name] = digest(2); w.cuts = 99 }, o: auto, err: "unexpected EOF", stands: 1},
+		{name: "a full disk", change: func(w *world) { w.registry[name] = digest(2); w.free = 10<<30 - 1 }, o: auto, err: "9 GiB are free", stands: 1},
+		{name: "a pull that is cut", change: func(w *world) { w.registry[name] = digest(2); w.cut = true }, o: auto, err: "unexpected EOF", stands: 1},
 		{
 			name: "a busy node", change: func(w *world) { w.registry[name] = digest(2); w.job(1, "job x") }, o: auto,
 			action: ActionLater, reason: "the pull would disturb the timings of gpu1", stands: 1,
@@ -343,7 +341,7 @@ func TestByHandStays(t *testing.T) {
 	do(Options{}, ActionUpdated)
 	do(Options{Auto: true}, ActionNone)
 	w.built = id(7)
-	mustDo(t, ActionUpdated)(w.updater(dir).Build(t.Context(), build(w), false, Options{}))
+	mustDo(t, ActionUpdated)(w.updater(dir).Build(t.Context(), build(w), Options{}))
 	if r := do(Options{Auto: true}, ActionNone); !strings.Contains(r.Reason, "built here") {
 		t.Errorf("reason is %q", r.Reason)
 	}
@@ -489,27 +487,5 @@ func TestOtherManifest(t *testing.T) {
 	}
 	if w.find(id(1)) != "" {
 		t.Errorf("the image stays: %v", w.digests)
-	}
-}
-
-func TestRoom(t *testing.T) {
-	t.Parallel()
-	layers := map[string]docker.Progress{"a": {Total: 4 << 30}, "b": {Total: 6 << 30}}
-	for _, tt := range []struct {
-		name        string
-		free, total int64
-		layers      map[string]docker.Progress
-		fits        bool
-	}{
-		{"a large disk", 100 << 30, 1 << 40, layers, true},
-		{"less than jobs need", 9 << 30, 1 << 40, nil, false},
-		{"a small disk", 9 << 30, 50 << 30, nil, true},
-		{"not what is unpacked", 39 << 30, 1 << 40, layers, false},
-		{"just enough", 40 << 30, 1 << 40, layers, true},
-		{"not known", 0, 0, layers, true},
-	} {
-		if err := room(tt.free, tt.total, tt.layers); (err == nil) != tt.fits {
-			t.Errorf("%s: %v", tt.name, err)
-		}
 	}
 }

@@ -3,7 +3,6 @@ package image
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -117,14 +116,8 @@ func (u *Updater) interruptible(ctx context.Context, over func([]Slot) bool, do 
 	return err
 }
 
-// Limits of one canary.
-const (
-	// spared is how often a container that was killed for no visible reason is tried.
-	spared = 3
-	// canaryTime bounds one canary: the first import of a large library takes a minute from
-	// a slow disk.
-	canaryTime = 10 * time.Minute
-)
+// canaryTime bounds one canary: the first import of a large library takes a minute from a slow disk.
+const canaryTime = 10 * time.Minute
 
 // ErrKilled means that a canary was killed before it gave a result.
 var ErrKilled = errors.New("it was killed before it reported anything")
@@ -133,7 +126,7 @@ var ErrKilled = errors.New("it was killed before it reported anything")
 // current image does. If that fails too, the slot is unfit, and another one is tried.
 func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 	unfit := map[int]string{}
-	id, kills, failed := u.state.Candidate.ID, 0, false
+	id, cur := u.state.Candidate.ID, u.state.Current
 	for end := u.deadline(o); ; {
 		slot, err := u.idleSlot(ctx, end, unfit)
 		if err != nil {
@@ -141,7 +134,13 @@ func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 		}
 		u.say("trying the image in slot %s", slot.Name)
 		verdict, err := u.tryIn(ctx, slot, id)
+		if err == nil && !verdict.Passed {
+			u.say("it failed in slot %s (%s); trying again", slot.Name, verdict.Reason)
+			verdict, err = u.tryIn(ctx, slot, id)
+		}
 		switch {
+		case ctx.Err() != nil:
+			return Canary{}, context.Cause(ctx)
 		case errors.Is(err, errJob):
 			if !end.IsZero() && time.Now().After(end) {
 				return Canary{}, &busyError{"a job started in slot " + slot.Name}
@@ -151,26 +150,10 @@ func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 				return Canary{}, context.Cause(ctx)
 			}
 			continue
-		case ctx.Err() != nil:
-			return Canary{}, context.Cause(ctx)
-		case errors.Is(err, ErrKilled):
-			if kills++; kills < spared {
-				continue
-			}
-			return Canary{}, fmt.Errorf("try the image in slot %s: %w", slot.Name, err)
 		case err != nil:
 			unfit[slot.Index] = err.Error()
 			continue
-		case verdict.Passed:
-			return verdict, nil
-		}
-		if !failed {
-			failed = true
-			u.say("it failed in slot %s (%s); trying again", slot.Name, verdict.Reason)
-			continue
-		}
-		cur := u.state.Current
-		if !cur.passed() || cur.ID == id {
+		case verdict.Passed, !cur.passed(), cur.ID == id:
 			return verdict, nil
 		}
 		control, err := u.tryIn(ctx, slot, cur.ID)
@@ -180,7 +163,7 @@ func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 		if err != nil || control.Passed {
 			return verdict, nil
 		}
-		unfit[slot.Index], failed = "the current image fails there, too: "+verdict.Reason, false
+		unfit[slot.Index] = "the current image fails there, too: " + verdict.Reason
 	}
 }
 

@@ -32,9 +32,8 @@ type world struct {
 	original string          // what the name pointed to before kbnode
 	passed   map[string]bool
 	slots    []Slot
-	ends     []docker.End
 	free     int64
-	cuts     int // number of the next pulls to interrupt
+	cut      bool // pulls are interrupted
 	onPull   func(context.Context) error
 	onCanary func(context.Context, Slot) error
 	built    string // ID
@@ -155,20 +154,11 @@ func (w *world) Pull(ctx context.Context, ref string, report func(docker.Progres
 	}
 	return w.do("pull", func() error {
 		report(docker.Progress{Layer: "aaaaaaaaaaaa", Status: "Downloading", Current: 1, Total: 1 << 20})
-		if w.cuts > 0 {
-			w.cuts--
+		if w.cut {
 			return errors.New("unexpected EOF")
 		}
 		report(docker.Progress{Layer: "aaaaaaaaaaaa", Status: "Pull complete"})
 		w.digests[ref] = idOf(digestOf(ref))
-		return nil
-	})
-}
-
-func (w *world) Push(_ context.Context, ref string, _ func(docker.Progress)) error {
-	return w.do("push", func() error {
-		w.registry[ref] = digest(9)
-		w.digests["reg.example/eval@"+digest(9)] = w.names[ref]
 		return nil
 	})
 }
@@ -239,13 +229,6 @@ func (w *world) ImagesInUse(context.Context) (map[string]bool, error) {
 }
 
 func (w *world) Room(context.Context) (int64, int64, error) { return w.free, 1 << 41, w.step("room") }
-
-func (w *world) Ends(_ context.Context, label string, since time.Time) ([]docker.End, error) {
-	if label != slotLabel {
-		w.t.Errorf("asked for label %q", label)
-	}
-	return slices.DeleteFunc(slices.Clone(w.ends), func(e docker.End) bool { return e.Time.Before(since) }), w.step("ends")
-}
 
 func (w *world) Slots(context.Context) ([]Slot, error) {
 	w.mu.Lock()

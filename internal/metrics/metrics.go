@@ -43,7 +43,7 @@ type Exporter struct {
 	mu sync.Mutex // held while metrics change together, and while they are read
 
 	slotInfo, slotState, slotDrained, verdicts *prometheus.GaugeVec
-	imageInfo, imageSince, imageOnTrial        *prometheus.GaugeVec
+	imageInfo, imageSince                      *prometheus.GaugeVec
 	passes, changes                            *prometheus.CounterVec
 	waiting, lastPass, lastGood                prometheus.Gauge
 }
@@ -71,7 +71,6 @@ func New(o Options) *Exporter {
 
 	e.imageInfo = gauge("kbnode_image_info", "The jobs' image in use; always 1.", "name", "digest")
 	e.imageSince = gauge("kbnode_image_since_timestamp_seconds", "When the image in use arrived on this node.")
-	e.imageOnTrial = gauge("kbnode_image_on_trial", "Whether the image in use is rolled back if its first jobs fail.")
 
 	e.passes = counter("kbnode_passes_total", "Passes of the daemon over the node.", "kind", "result")
 	e.changes = counter("kbnode_changes_total", "Changes that passes made to the node.", "kind")
@@ -164,13 +163,11 @@ func (e *Exporter) slots(s daemon.Snapshot) {
 func (e *Exporter) image(s image.State) {
 	e.imageInfo.Reset()
 	e.imageSince.Reset()
-	e.imageOnTrial.Reset()
 	if s.Current == nil {
 		return
 	}
 	e.imageInfo.WithLabelValues(label(s.Name), label(cmp.Or(s.Current.Digest, s.Current.ID))).Set(1)
 	e.imageSince.WithLabelValues().Set(seconds(s.Current.Since))
-	e.imageOnTrial.WithLabelValues().Set(number(s.Trial != nil))
 }
 
 // label makes a text valid as the value of a label: the client panics on invalid UTF-8.

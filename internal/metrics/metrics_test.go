@@ -82,7 +82,6 @@ func images() (image.State, error) {
 	return image.State{
 		Name:    "ghcr.io/gpu-mode/kernelbot:latest",
 		Current: &image.Image{ID: "sha256:1", Digest: "sha256:d1", Since: noon.Add(-48 * time.Hour)},
-		Trial:   &image.Trial{ImageID: "sha256:1"},
 	}, nil
 }
 

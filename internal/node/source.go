@@ -3,9 +3,9 @@ package node
 import (
 	"context"
 	"fmt"
-	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
@@ -13,22 +13,23 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/host"
+	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest"
 	"github.com/gpu-mode/kbnode/internal/slot"
-	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
-// Doctor runs doctor's checks on this machine. It returns what they have read, too.
-func (n *Node) Doctor(ctx context.Context, o doctor.Options, api doctor.API) (*doctor.Report, *doctor.Machine, error) {
+// Doctor runs doctor's checks on this machine, those of slots in these slots or, if there are none, in all. It
+// returns what the checks have read, too.
+func (n *Node) Doctor(ctx context.Context, o doctor.Options, api doctor.API, slots ...int) (*doctor.Report, *doctor.Machine, error) {
 	life, end := context.WithCancel(ctx)
 	src := &source{n: n, life: life}
 	defer src.close()
 	defer end() // a check may still wait for systemd
-	o.Log = n.Log
-	m := &doctor.Machine{Tree: host.Tree{Root: "/"}, Source: src, Now: time.Now(), API: api}
+	o.Log, o.Say = n.Log, n.say
+	m := &doctor.Machine{Tree: host.Tree{Root: "/"}, Source: src, Now: time.Now(), API: api, Slots: slots}
 	report, err := doctor.Run(ctx, m, o)
 	return report, m, err
 }
@@ -118,22 +119,37 @@ func (d *source) Journal(ctx context.Context, unit string) ([]string, error) {
 	return agent.Journal(ctx, unit, journalLines)
 }
 
-func (d *source) Program(ctx context.Context, p systemd.Program) ([]byte, error) {
-	host, err := d.connect()
+func (d *source) Containers(ctx context.Context, m *doctor.Machine, quick bool) ([]selftest.SlotReport, error) {
+	say := d.n.say
+	if quick {
+		say = func(string, ...any) {}
+	}
+	return selftest.Run(ctx, selftest.Options{Plan: m.Plan, State: m.State, Slots: m.Slots, Quick: quick, Log: d.n.Log, Say: say})
+}
+
+func (d *source) Pull(ctx context.Context) (digest string, err error) {
+	u, closeUpdater, err := Images()
+	if err != nil {
+		return "", err
+	}
+	defer closeUpdater()
+	return u.Again(ctx)
+}
+
+func (d *source) Evaluate(ctx context.Context, atOnce bool) ([]image.Evaluation, error) {
+	u, closeUpdater, err := Images()
 	if err != nil {
 		return nil, err
 	}
-	return host.Bus.RunProgram(ctx, p)
+	defer closeUpdater()
+	return u.Evaluate(ctx, atOnce)
 }
 
-func (d *source) Containers(ctx context.Context, m *doctor.Machine) ([]selftest.SlotReport, error) {
-	exe, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("find kbnode's own path: %w", err)
+func (d *source) Kill(pid int) error {
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		return fmt.Errorf("kill agent: %w", err)
 	}
-	return selftest.Run(ctx, selftest.Options{
-		Plan: m.Plan, State: m.State, Binary: exe, Quick: true, Log: d.n.Log, Progress: func(string, string) {},
-	})
+	return nil
 }
 
 // ask asks the engine. It connects for each question, so that no connection stays open.

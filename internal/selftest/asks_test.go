@@ -2,7 +2,6 @@ package selftest
 
 import (
 	"archive/tar"
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -12,12 +11,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/selftest/probe"
 	"github.com/gpu-mode/kbnode/internal/slot"
-	"github.com/gpu-mode/kbnode/internal/systemd"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -25,7 +21,7 @@ import (
 func testedSlot() *trial {
 	p, pol := testSlot()
 	text, _ := json.Marshal(pol)
-	t := &tester{machine: machine{users: map[string]host.User{"kbnode-gpu1": {UID: 2001, GID: 2001}}}}
+	t := &tester{Options: Options{Say: func(string, ...any) {}}}
 	t.Plan = &plan.Plan{
 		Slots: []plan.Slot{p, {Index: 2, Name: "gpu2"}},
 		Files: []plan.File{{Path: plan.SlotPolicyPath(1), Content: string(text), Slot: 1}, {Path: "/etc/buildkite-agent/agent-2/x", Slot: 2}, {Path: plan.TokenPath, Slot: -1}},
@@ -60,46 +56,6 @@ func TestAsks(t *testing.T) {
 	s.policy.Profile, s.policy.DiskBytes = "strict", 0
 	if c := s.containerAsk(nil, ""); len(c.Disks) > 0 || slices.Contains(c.TCP, "") {
 		t.Errorf("without a disk: %+v", c)
-	}
-}
-
-// TestDevices runs a probe as root in the slot's slice, and judges what it saw.
-func TestDevices(t *testing.T) {
-	t.Parallel()
-	for name, row := range map[string]struct {
-		saw  string // of a disk
-		fail error
-		out  string // instead of facts
-		want string // what does not hold, or the error
-	}{
-		"held":       {saw: "EPERM"},
-		"a disk":     {saw: "ok", want: "open /dev/sda"},
-		"no program": {fail: errors.New("start unit: no"), want: "start unit: no"},
-		"no facts":   {out: "{", want: "read probe's result"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := testedSlot()
-			s.t.machine.devices = []string{"/dev/sda", "/dev/nvidia1"}
-			s.t.Program = func(_ context.Context, p systemd.Program) ([]byte, error) {
-				if ran := p.Unit + " " + p.Slice; ran != "kbnode-selftest-gpu1.service buildkite-gpu1.slice" || !strings.Contains(p.Argv[2], "/dev/sda") || strings.Contains(p.Argv[2], "nvidia1") {
-					t.Errorf("ran %q %q", ran, p.Argv)
-				}
-				if row.out != "" {
-					return []byte(row.out), nil
-				}
-				text, _ := json.Marshal(probe.Facts{Tries: []probe.Try{{Kind: "open", What: "/dev/sda", Saw: row.saw}}})
-				return text, row.fail
-			}
-			checks, err := s.devices(t.Context())
-			got := strings.Join(bad(checks), "; ")
-			if err != nil {
-				got = err.Error()
-			}
-			if row.want == "" && got != "" || !strings.Contains(got, row.want) {
-				t.Errorf("got %q, want %q", got, row.want)
-			}
-		})
 	}
 }
 
@@ -149,10 +105,10 @@ func TestEmptyRoot(t *testing.T) {
 	}
 }
 
-func TestReadMachine(t *testing.T) {
+func TestReadDevices(t *testing.T) {
 	t.Parallel()
 	own := plan.Slot{Index: 0, GPUs: []plan.SlotGPU{{Devices: []string{"/dev/null"}}}}
-	m := readMachine(&plan.Plan{Slots: []plan.Slot{own, {Index: 1, GPUs: []plan.SlotGPU{{Devices: []string{"/dev/zero", "/dev/nonexistent"}}}}}})
+	m := tester{devices: readDevices(&plan.Plan{Slots: []plan.Slot{own, {Index: 1, GPUs: []plan.SlotGPU{{Devices: []string{"/dev/zero", "/dev/nonexistent"}}}}}})}
 	others := m.foreignDevices(own)
 	if slices.Contains(others, "/dev/null") || !slices.Contains(others, "/dev/zero") || slices.Contains(others, "/dev/nonexistent") {
 		t.Errorf("of others are %q", others)

@@ -79,35 +79,21 @@ func (s *trial) containers(ctx context.Context) ([]Check, error) {
 	}()
 	checks, err := s.probe(ctx, "probe", s.containerAsk(hostAddresses(l.Addr()), target), probeMemory, target)
 	if err != nil {
-		return s.refused("a container that tries to escape", err)
+		return nil, fmt.Errorf("a container that tries to escape: %w", err)
 	}
-	checks = append(checks, s.leftBehind(ctx)...)
+	checks = append(checks, s.leftBehind(ctx))
 	o, err := s.run(ctx, "memory", probe.Ask{Allocate: 8 * bombMemory}, bombMemory, io.Discard)
 	if err != nil {
-		more, err := s.refused("a container that takes all memory", err)
-		return append(checks, more...), err
+		return checks, fmt.Errorf("a container that takes all memory: %w", err)
 	}
-	checks = append(checks, s.leftBehind(ctx)...)
-	t := &tries{group: "container", do: s.hint(), checks: checks}
+	t := &tries{do: s.hint(), checks: append(checks, s.leftBehind(ctx))}
 	t.add(o.OutOfMemory || o.ExitCode == 137, "eight times its memory", fmt.Sprintf("exit code %d", o.ExitCode))
 	return t.checks, nil
 }
 
 // plain runs a container that asks for everything that a job may have, and tries nothing.
 func (s *trial) plain(ctx context.Context) ([]Check, error) {
-	checks, err := s.probe(ctx, "plain", probe.Ask{}, s.policy.MemoryBytes, "")
-	if err != nil {
-		return s.refused("a container", err)
-	}
-	return checks, nil
-}
-
-// refused returns the check for a container that could not run, or errJob if a job is why.
-func (s *trial) refused(tried string, err error) ([]Check, error) {
-	if errors.Is(err, errJob) {
-		return nil, err
-	}
-	return []Check{{Group: "container", Tried: tried, Saw: err.Error(), Do: s.hint()}}, nil
+	return s.probe(ctx, "plain", probe.Ask{}, s.policy.MemoryBytes, "")
 }
 
 // probe runs a probe to its end and judges what it saw.
@@ -166,8 +152,7 @@ func (s *trial) run(ctx context.Context, what string, ask probe.Ask, memory int6
 
 // leftBehind checks that nothing of a container is left. The probe leaves a process behind that
 // survives its parents.
-func (s *trial) leftBehind(ctx context.Context) []Check {
-	t := &tries{group: "left behind", do: s.hint()}
+func (s *trial) leftBehind(ctx context.Context) Check {
 	var left []string
 	var err error
 	for deadline := time.Now().Add(goneTime); ; {
@@ -176,15 +161,14 @@ func (s *trial) leftBehind(ctx context.Context) []Check {
 			break
 		}
 	}
-	saw := "none"
+	c := Check{Tried: "processes of a container that has ended", Saw: "none", Held: err == nil && len(left) == 0}
 	switch {
 	case err != nil:
-		saw = err.Error()
+		c.Saw, c.Do = err.Error(), s.hint()
 	case len(left) > 0:
-		t.do, saw = "sudo systemctl stop "+strings.Join(left, " "), "some still run"
+		c.Saw, c.Do = "some still run", "sudo systemctl stop "+strings.Join(left, " ")
 	}
-	t.add(saw == "none", "processes of a container that has ended", saw)
-	return t.checks
+	return c
 }
 
 // neighbor runs a container that listens in another idle slot, and returns its address, or "" if there
@@ -249,7 +233,7 @@ func (s *trial) containerAsk(host []string, neighbor string) probe.Ask {
 	ask := probe.Ask{
 		Calls: true, Daemon: true, Proc: true,
 		Windows: windows("/sys"),
-		Numbers: numbers(s.t.machine.foreignDevices(s.plan)),
+		Numbers: numbers(s.t.foreignDevices(s.plan)),
 		Open: []string{
 			plan.ContainerBinary, // proves that it sees anything
 			plan.WorkDir(s.plan.Index), plan.TokenPath,

@@ -94,10 +94,8 @@ func TestContainers(t *testing.T) {
 			t.Parallel()
 			s := testedSlot()
 			s.t.idle = []*trial{s}
-			s.t.Progress = func(string, string) {}
-			s.t.Program = nil
 			serve(t, s, map[string]answer{"probe": row.probe, "memory": row.memory})
-			must.Do(t, s.steps(t.Context(), []step{{"running containers", s.containers}}))
+			must.Do(t, s.try(t.Context()))
 			var got []string
 			for _, c := range s.report.Checks {
 				if !c.Held {
@@ -173,8 +171,8 @@ func TestInterrupt(t *testing.T) {
 		<-canceled.Done()
 		return slot.Outcome{Canceled: true, ExitCode: 2}
 	}})
-	s.t.Progress = func(string, string) {}
-	if err := s.steps(ctx, []step{{"running a container", s.plain}}); err == nil || s.report.Skipped != "" || len(s.report.Checks) > 0 {
+	s.t.Quick = true
+	if err := s.try(ctx); err == nil || s.report.Skipped != "" || len(s.report.Checks) > 0 {
 		t.Errorf("%v: %+v", err, s.report)
 	}
 }

@@ -18,21 +18,11 @@ import (
 // denied are the errors with which the kernel denies access.
 var denied = []string{"EPERM", "EACCES", "ENOENT", "EROFS", "ENOTDIR", "ESRCH"}
 
-// judgeDevices checks what root could open in the slot's slice.
-func judgeDevices(s plan.Slot, ask probe.Ask, f *probe.Facts) []Check {
-	t := &tries{group: "devices", do: fmt.Sprintf("sudo kbnode reconcile; see systemctl show -p DevicePolicy,DeviceAllow %s", plan.SliceName(s.Index))}
-	for _, path := range ask.Open {
-		saw := f.Saw("open", path)
-		t.add(saw == "EPERM" || saw == "ENOENT", "open "+path, saw)
-	}
-	return t.checks
-}
-
 // judgeContainer compares what a container saw with what a container of its slot should
 // see. memory is the memory that the container asked for, in bytes.
 func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, neighbor string, f *probe.Facts) []Check {
 	strict := p.Profile == config.ProfileStrict
-	t := &tries{group: "container", do: fmt.Sprintf("sudo kbnode reconcile && sudo systemctl restart %s; the engine's own version and configuration may have changed, too", plan.GuardUnit(s.Index))}
+	t := &tries{do: fmt.Sprintf("sudo kbnode reconcile && sudo systemctl restart %s; the engine's own version and configuration may have changed, too", plan.GuardUnit(s.Index))}
 	for _, try := range f.Tries {
 		held := slices.Contains(denied, try.Saw)
 		tried := try.Kind + " " + try.What

@@ -1,16 +1,11 @@
 package selftest
 
 import (
-	"io/fs"
 	"slices"
-	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
-	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // bad returns the names of the checks that did not hold.
@@ -110,7 +105,7 @@ func TestJudgeContainer(t *testing.T) {
 				t.Errorf("does not hold: %q, want %q", got, want)
 			}
 			for _, c := range checks {
-				if (c.Do == "") != c.Held || c.Group == "" || c.Saw == "" {
+				if (c.Do == "") != c.Held || c.Saw == "" {
 					t.Errorf("%+v is not whole", c)
 				}
 			}
@@ -156,101 +151,6 @@ func strictly(f *probe.Facts, p *plan.JobPolicy) {
 	f.UID, f.RootWrites, f.Interfaces = 990, "EROFS", []string{"lo"}
 	f.Status["CapBnd"] = "0000000000000000"
 	f.Tries[4].Saw = "EPERM"
-}
-
-func TestJudgeDevices(t *testing.T) {
-	t.Parallel()
-	s, _ := testSlot()
-	ask := probe.Ask{Open: []string{"/dev/nvidia0", "/dev/sda", "/dev/mem"}}
-	f := &probe.Facts{Tries: []probe.Try{{Kind: "open", What: "/dev/nvidia0", Saw: "ENXIO"}, {Kind: "open", What: "/dev/sda", Saw: "EPERM"}}}
-	if got := bad(judgeDevices(s, ask, f)); !slices.Equal(got, []string{"open /dev/nvidia0", "open /dev/mem"}) {
-		t.Errorf("does not hold: %q", got)
-	}
-}
-
-const (
-	agentStatus = "Name:\tbuildkite-agent\nUid:\t991\t991\t991\t991\nGid:\t981\t981\t981\t981\nGroups:\t981 \nNoNewPrivs:\t1\nSeccomp:\t2\nCapPrm:\t0000000000000000\nCapEff:\t0000000000000000\n"
-	agentMounts = `900 800 254:0 / / ro,relatime - ext4 /dev/vda rw
-901 900 0:5 / /dev rw,nosuid - devtmpfs udev rw
-902 900 0:21 / /proc rw,nosuid - proc proc rw
-903 902 0:21 /sys /proc/sys ro,nosuid - proc proc rw
-904 900 0:22 / /sys rw,nosuid - sysfs sysfs rw
-905 904 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup2 rw
-906 900 0:40 /systemd/inaccessible/dir /home ro,nosuid - tmpfs tmpfs rw,size=1k
-907 900 0:40 /systemd/inaccessible/dir /root ro,nosuid - tmpfs tmpfs rw,size=1k
-908 900 0:50 / /tmp rw,nosuid - tmpfs tmpfs rw
-909 900 0:51 / /var/tmp rw,nosuid - tmpfs tmpfs rw
-910 900 254:0 /var/lib/buildkite-agent/gpu-1 /var/lib/buildkite-agent/gpu-1 rw,relatime - ext4 /dev/vda rw
-`
-)
-
-func TestJudgeAgent(t *testing.T) {
-	t.Parallel()
-	user := host.User{UID: 991, GID: 981}
-	homes := []string{"/home", "/root"}
-	judged := func(status, mounts string) []string {
-		dir := t.TempDir()
-		must.Write(t, dir, "proc/7/mountinfo", mounts)
-		list, _ := host.Tree{Root: dir}.Mounts("7")
-		all := &tries{group: "agent", do: "do"}
-		all.status(status, user)
-		all.mounts(list, homes)
-		return bad(all.checks)
-	}
-	if got := judged(agentStatus, agentMounts); len(got) > 0 {
-		t.Errorf("does not hold: %q", got)
-	}
-	for name, row := range map[string]struct{ old, new, want string }{
-		"root":              {"Uid:\t991", "Uid:\t0", "its user"},
-		"docker's group":    {"Groups:\t981", "Groups:\t981 999", "its other groups"},
-		"new privileges":    {"NoNewPrivs:\t1", "NoNewPrivs:\t0", "new privileges"},
-		"no filter":         {"Seccomp:\t2", "Seccomp:\t0", "system calls filtered"},
-		"a capability":      {"CapEff:\t0000000000000000", "CapEff:\t0000000000200000", "capabilities"},
-		"a writable root":   {"/ / ro,", "/ / rw,", "writing to /"},
-		"writable settings": {"/proc/sys ro", "/proc/sys rw", "writing to /proc/sys"},
-		"writable cgroups":  {"/sys/fs/cgroup ro", "/sys/fs/cgroup rw", "writing to /sys/fs/cgroup"},
-		"homes":             {"907 900 0:40 /systemd/inaccessible/dir /root", "907 900 254:0 /root /root", "files in /root"},
-		"the host's /tmp":   {"908 900 0:50 / /tmp", "908 900 0:50 / /mnt", "other programs' files in /tmp"},
-		"a hole in /usr":    {"910 900 254:0 /var/lib/buildkite-agent/gpu-1 /var/lib/buildkite-agent/gpu-1", "910 900 254:0 /usr /usr", "writing to /usr"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := judged(strings.Replace(agentStatus, row.old, row.new, 1), strings.Replace(agentMounts, row.old, row.new, 1)); !slices.Contains(got, row.want) {
-				t.Errorf("does not hold: %q, want %q", got, row.want)
-			}
-		})
-	}
-}
-
-func TestComparison(t *testing.T) {
-	t.Parallel()
-	changes := []reconcile.Change{
-		{Kind: reconcile.Update, Subject: "/a", Slot: 1}, {Kind: reconcile.Restart, Subject: "x.service", Slot: 1, Deferred: "waits for a job"},
-		{Kind: reconcile.Chmod, Subject: "/b", Slot: -1}, {Kind: reconcile.Chmod, Subject: "/c", Slot: 2},
-	}
-	if got := bad(comparison(changes, 1, "slot 1")); !slices.Equal(got, []string{"/a"}) {
-		t.Errorf("slot 1: %q", got)
-	}
-	if got := bad(comparison(changes, -1, "node")); !slices.Equal(got, []string{"/b"}) {
-		t.Errorf("node: %q", got)
-	}
-	if got := comparison(changes, 3, "slot 3"); len(got) != 1 || !got[0].Held || got[0].Tried != "slot 3" {
-		t.Errorf("slot 3: %+v", got)
-	}
-}
-
-func TestOwned(t *testing.T) {
-	t.Parallel()
-	for _, row := range []struct {
-		path  string
-		never fs.FileMode
-		held  bool
-	}{{"/etc/passwd", 0o022, true}, {"/etc/passwd", 0o044, false}, {t.TempDir(), 0o7777, false}, {"/nonexistent", 0, true}} {
-		files := &tries{group: "files", do: "do"}
-		files.owned(row.path, row.never)
-		if c := files.checks[0]; c.Held != row.held || (c.Do == "") != row.held {
-			t.Errorf("%+v", c)
-		}
-	}
 }
 
 // TestInstanceNodes tests that a MIG instance's container needs its capabilities, because

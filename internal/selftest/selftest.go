@@ -16,38 +16,34 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // Check is one thing that was tried.
 type Check struct {
-	Group string `json:"group"`
-	Tried string `json:"tried"`
-	Saw   string `json:"saw"`
-	Held  bool   `json:"held"`
-	Do    string `json:"do,omitempty"` // what to type if it did not hold
+	Tried, Saw string
+	Held       bool
+	Do         string // what to type if it did not hold
 }
 
-// tries collects checks of a group.
+// tries collects checks.
 type tries struct {
-	group, do string
-	checks    []Check
+	do     string
+	checks []Check
 }
 
 func (t *tries) add(held bool, tried, saw string) {
-	c := Check{Group: t.group, Tried: tried, Saw: saw, Held: held}
+	c := Check{Tried: tried, Saw: saw, Held: held}
 	if !held {
 		c.Do = t.do
 	}
 	t.checks = append(t.checks, c)
 }
 
-// SlotReport is the report of one slot, or of the node itself.
+// SlotReport is the report of one slot.
 type SlotReport struct {
-	Slot    string  `json:"slot"`              // "gpu0"; "node" for what belongs to no slot
-	Index   int     `json:"index"`             // -1 for the node
-	Skipped string  `json:"skipped,omitempty"` // why it was not tried, or not completely
-	Checks  []Check `json:"checks"`
+	Index   int
+	Skipped string // why it was not tried, or not completely
+	Checks  []Check
 }
 
 // Held reports whether all checks held.
@@ -57,19 +53,14 @@ func (r SlotReport) Held() bool {
 
 // Options are the inputs of a self-test.
 type Options struct {
-	Plan    *plan.Plan // computed now, not read from the node
-	State   *reconcile.State
-	Changes []reconcile.Change // between the two
-	Slots   []int              // of the plan; empty means all
+	Plan  *plan.Plan // computed now, not read from the node
+	State *reconcile.State
+	Slots []int // of the plan; empty means all
 	// Quick tries nothing hostile. It runs one container in each slot, which reports what
 	// it got.
-	Quick  bool
-	Binary string // absolute path of kbnode
-	// Program runs a program as a systemd service.
-	Program func(context.Context, systemd.Program) ([]byte, error)
-	// Progress is called with a slot, "" for the node, and what is being done there.
-	Progress func(slot, doing string)
-	Log      *slog.Logger
+	Quick bool
+	Say   func(format string, args ...any) // receives what is being done
+	Log   *slog.Logger
 }
 
 const (
@@ -80,9 +71,14 @@ const (
 	imageTime = 10 * time.Minute // for what is done once for all slots
 )
 
-// Run tries everything, and returns the node's own report first. An error means that the
-// test could not be done. The reports show what did not hold.
+// Run tries everything. An error means that the test could not be done. The reports show what did not
+// hold.
 func Run(ctx context.Context, o Options) ([]SlotReport, error) {
+	for _, k := range o.Slots {
+		if !slices.ContainsFunc(o.Plan.Slots, func(s plan.Slot) bool { return s.Index == k }) {
+			return nil, fmt.Errorf("--slot %d: this node has no such slot; kbnode status lists them", k)
+		}
+	}
 	release, err := lock()
 	if err != nil {
 		return nil, err
@@ -106,20 +102,16 @@ type tester struct {
 	Options
 	policies map[int]plan.JobPolicy
 	engine   *docker.Engine
-	machine  machine
+	devices  []string // paths that a job could want to open
 	idle     []*trial // including those that Options.Slots leaves out
 }
 
 func (t *tester) run(ctx context.Context) ([]SlotReport, error) {
-	var reports []SlotReport
-	if !t.Quick {
-		reports = append(reports, SlotReport{Slot: "node", Index: -1, Checks: t.node()})
-	}
 	var slots []*trial
 	tried := false
 	for _, s := range t.Plan.Slots {
 		sl := &trial{t: t, plan: s, policy: t.policies[s.Index], state: t.State.Slot(s.Index)}
-		sl.report = SlotReport{Slot: s.Name, Index: s.Index, Checks: []Check{}, Skipped: sl.skipReason()}
+		sl.report = SlotReport{Index: s.Index, Skipped: sl.skipReason()}
 		if sl.report.Skipped == "" {
 			t.idle = append(t.idle, sl)
 		}
@@ -132,10 +124,11 @@ func (t *tester) run(ctx context.Context) ([]SlotReport, error) {
 	if tried {
 		defer t.clean(ctx)
 		if err = t.prepare(ctx); err == nil {
-			t.machine = readMachine(t.Plan)
+			t.devices = readDevices(t.Plan)
 			err = t.slots(ctx, slots)
 		}
 	}
+	var reports []SlotReport
 	for _, sl := range slots {
 		reports = append(reports, sl.report)
 	}
@@ -163,7 +156,7 @@ func (t *tester) slots(ctx context.Context, slots []*trial) error {
 // prepare removes what an earlier run may have left, and makes the image for all containers. It is
 // empty, because the slot's service adds kbnode to each container.
 func (t *tester) prepare(ctx context.Context) error {
-	t.Progress("", "making an image")
+	t.Say("making an image")
 	ctx, cancel := context.WithTimeout(ctx, imageTime)
 	defer cancel()
 	if err := t.engine.Untag(ctx, image); err != nil {
@@ -178,7 +171,6 @@ func (t *tester) prepare(ctx context.Context) error {
 
 // clean removes the image, even if the run was interrupted. The slots' services remove the containers.
 func (t *tester) clean(ctx context.Context) {
-	t.Progress("", "cleaning up")
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTime)
 	defer cancel()
 	if err := t.engine.Untag(ctx, image); err != nil {

@@ -72,7 +72,6 @@ func TestImage(t *testing.T) {
 		if r := job(2, "echo with $(wc -c </layer) bytes"); r.Code != 0 || !strings.Contains(r.Stdout, "with 20000000 bytes") {
 			t.Errorf("exit %d: %s", r.Code, r.Stdout)
 		}
-		m.Wait("the end of its trial", "kbnode image list --json | jq -e '.trial == null'")
 		if r := m.Try("kbnode image update --auto"); r.Code != 0 || r.Stdout+r.Stderr != "" {
 			t.Errorf("with nothing to do: exit %d: %s%s", r.Code, r.Stdout, r.Stderr)
 		}
@@ -114,23 +113,6 @@ func TestImage(t *testing.T) {
 			t.Errorf("how many images are kept: %s", got)
 		}
 		now = next
-	})
-
-	t.Run("the first jobs fail", func(t *testing.T) {
-		if r := job(4, "true"); r.Code != 0 {
-			t.Errorf("exit %d: %s", r.Code, r.Stdout)
-		}
-		m.Wait("the end of the trial before", "kbnode image list --json | jq -e '.trial == null'")
-		next := newImage(m, "true")
-		m.Sh("kbnode image update")
-		standsFor(t, m, next)
-		for slot := range 3 {
-			if r := job(slot, "exit 4"); r.Code == 0 {
-				t.Errorf("the job: exit %d: %s", r.Code, r.Stdout)
-			}
-		}
-		m.Wait("the image before", "kbnode events | grep -q 'its first 3 jobs failed'")
-		standsFor(t, m, now)
 	})
 
 	t.Run("from cron", func(t *testing.T) {

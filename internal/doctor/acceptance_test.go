@@ -1,0 +1,97 @@
+package doctor
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/image"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/test/must"
+)
+
+func TestAcceptImage(t *testing.T) {
+	t.Parallel()
+	play(t, []scene{
+		{"pulled", "accept-image", &fake{}, nil, "ok: sha256:abc", ""},
+		{"loaded", "accept-image", &fake{err: image.ErrNoRegistry}, nil, "ok: it was made or loaded here", ""},
+		{"no registry", "accept-image", &fake{err: errors.New("no answer")}, nil, "fail: no answer", "kbnode image update"},
+	})
+}
+
+func TestEvaluations(t *testing.T) {
+	t.Parallel()
+	one := func(k int, change func(*image.Evaluation)) image.Evaluation {
+		e := image.Evaluation{Index: k, Canary: image.Canary{Passed: true, Profile: "strict", Uploadable: true, GPU: "NVIDIA B200", Torch: "2.9"}}
+		change(&e)
+		return e
+	}
+	with := func(change func(*image.Evaluation)) *fake {
+		return &fake{evaluations: []image.Evaluation{one(0, func(*image.Evaluation) {}), one(1, change)}}
+	}
+	play(t, []scene{
+		{"alike", "accept-evaluation", with(func(*image.Evaluation) {}), nil, "ok: passed in profile strict, on NVIDIA B200, torch 2.9", ""},
+		{"none", "accept-evaluation", &fake{}, nil, "skip: there is no slot", ""},
+		{"no image", "accept-together", &fake{err: errors.New("no such image")}, nil, "fail: no such image", ""},
+		{"a job", "accept-together", &fake{evaluations: []image.Evaluation{one(0, func(e *image.Evaluation) { e.Missed = "job 7 runs in it" })}}, nil, "skip: job 7 runs in it", ""},
+		{"wrong", "accept-evaluation", with(func(e *image.Evaluation) { e.Passed, e.Reason = false, "no python3" }), nil, "fail: no python3", ""},
+		{"no result", "accept-evaluation", with(func(e *image.Evaluation) { e.Uploadable = false }), nil, "fail: there is no result.json that the agent can upload", ""},
+		{"no torch", "accept-evaluation", with(func(e *image.Evaluation) { e.Torch = "" }), nil, "warn: passed in profile strict, but the image has no torch that uses GPUs", ""},
+		{"no GPU", "accept-evaluation", with(func(e *image.Evaluation) { e.GPU = "" }), nil, "fail: torch saw no GPU", ""},
+		{"as root only", "accept-evaluation", with(func(e *image.Evaluation) { e.Profile, e.NotStrict = "compatible", "no python3" }), nil, "warn: passed only in profile compatible, on NVIDIA B200, torch 2.9: no python3", ""},
+		{"two kinds", "accept-evaluation", with(func(e *image.Evaluation) { e.GPU = "NVIDIA L4" }), nil, "fail: the slots differ: NVIDIA B200, torch 2.9; NVIDIA L4, torch 2.9", ""},
+	})
+}
+
+// TestRestart kills the agent of slot 1, since slot 0 has a job.
+func TestRestart(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		back, ready time.Duration // after the kill; 0 means never
+		kill        error
+		want        string
+	}{
+		"back":                   {1950 * time.Millisecond, 2950 * time.Millisecond, nil, "ok: back after 2.0 s, registered after 3.0 s"},
+		"late":                   {10*time.Second + 50*time.Millisecond, 19950 * time.Millisecond, nil, "fail: back after 10.1 s, registered after 20.0 s"},
+		"away":                   {0, 0, nil, "fail: the agent is not back after 10s"},
+		"not registered":         {1950 * time.Millisecond, 0, nil, "fail: the agent was back after 2.0 s, but has not registered"},
+		"gone before the signal": {0, 0, errors.New("kill: no such process"), "fail: kill: no such process"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				state := &reconcile.State{Slots: []slot.State{
+					{Index: 0, Job: &slot.Job{ID: "7"}, Agent: slot.Unit{Active: "active", MainPID: 9}}, {Index: 1, Registered: true, Agent: slot.Unit{Active: "active", MainPID: 10}},
+				}}
+				f := &fake{state: state, plan: &plan.Plan{Slots: []plan.Slot{{Index: 0, User: "x"}, {Index: 1, User: "y"}}}}
+				f.killed = func(pid int) error {
+					if pid != 10 {
+						t.Errorf("kills %d", pid)
+					}
+					ss := &state.Slots[1]
+					// systemd reports the killed agent for a moment, and the marker of the previous agent stays.
+					time.AfterFunc(time.Second, func() { ss.Agent.MainPID = 0 })
+					if row.back > 0 {
+						time.AfterFunc(row.back, func() { ss.Agent.MainPID, ss.Registered = 11, false })
+					}
+					if row.ready > 0 {
+						time.AfterFunc(row.ready, func() { ss.Registered = true })
+					}
+					return row.kill
+				}
+				m := &Machine{Source: f, Plan: f.plan, State: state}
+				got := agentRestart(t.Context(), m).Findings[0]
+				must.Equal(t, row.want, got.Status.String()+": "+got.Detail)
+				synctest.Wait()
+			})
+		})
+	}
+	busy := &fake{state: &reconcile.State{}, plan: &plan.Plan{Slots: []plan.Slot{{}}}}
+	play(t, []scene{
+		{"no idle slot", "accept-restart", busy, nil, "skip: no slot is idle", ""},
+		{"no systemd", "accept-restart", &fake{err: errors.New("no answer"), state: &reconcile.State{}}, nil, "fail: no answer", ""},
+	})
+}
