@@ -176,31 +176,30 @@ type Event struct {
 var Checks = []string{
 	checkRecovery, checkLost, checkMissing, checkError, checkXid, checkECC, checkRemap,
 	checkThrottle, checkThermal, checkFabric, checkNVLink, checkPCIe, checkRAS, checkReset,
-	checkDriver, checkNVML, checkPersistence, checkSwitch, checkDisk, CheckDocker, checkClock, CheckUnit, checkOverdue, CheckAgent, CheckLimits,
+	checkDriver, checkNVML, checkSwitch, checkDisk, CheckDocker, checkClock, CheckUnit, checkOverdue, CheckAgent, CheckLimits,
 }
 
 const (
-	checkRecovery    = "gpu.recovery"
-	checkLost        = "gpu.lost"
-	checkMissing     = "gpu.missing"
-	checkError       = "gpu.error"
-	checkXid         = "gpu.xid"
-	checkECC         = "gpu.ecc"
-	checkRemap       = "gpu.remap"
-	checkThrottle    = "gpu.throttle"
-	checkThermal     = "gpu.thermal"
-	checkFabric      = "gpu.fabric"
-	checkNVLink      = "gpu.nvlink"
-	checkPCIe        = "gpu.pcie"
-	checkRAS         = "gpu.ras"
-	checkReset       = "gpu.reset"
-	checkDriver      = "node.driver"
-	checkNVML        = "node.nvml"
-	checkPersistence = "node.persistence"
-	checkSwitch      = "node.nvswitch"
-	checkDisk        = "node.disk"
-	checkOverdue     = "node.overdue"
-	checkClock       = "node.clock"
+	checkRecovery = "gpu.recovery"
+	checkLost     = "gpu.lost"
+	checkMissing  = "gpu.missing"
+	checkError    = "gpu.error"
+	checkXid      = "gpu.xid"
+	checkECC      = "gpu.ecc"
+	checkRemap    = "gpu.remap"
+	checkThrottle = "gpu.throttle"
+	checkThermal  = "gpu.thermal"
+	checkFabric   = "gpu.fabric"
+	checkNVLink   = "gpu.nvlink"
+	checkPCIe     = "gpu.pcie"
+	checkRAS      = "gpu.ras"
+	checkReset    = "gpu.reset"
+	checkDriver   = "node.driver"
+	checkNVML     = "node.nvml"
+	checkSwitch   = "node.nvswitch"
+	checkDisk     = "node.disk"
+	checkOverdue  = "node.overdue"
+	checkClock    = "node.clock"
 )
 
 // The checks whose signals the caller reads, and may report as unread.

@@ -70,7 +70,6 @@ func TestReadings(t *testing.T) {
 		{name: "PCIe generation at rest", change: nvml(func(g *probe.GPU) {
 			g.PCIe, g.Clocks = &probe.PCIe{Gen: new(1), MaxGen: new(5)}, &probe.Clocks{SM: new(uint32(120)), MaxSM: new(uint32(1965))}
 		}), lasts: time.Minute},
-		{name: "persistence off", change: third(func(g *inventory.GPU) { g.PersistenceMode = "off" }), want: "node.persistence warn none []", says: pci(3)},
 		{name: "AMD: uncorrectable errors", amd: true, change: bus(Bus{RAS: map[string]uint64{"umc": 1, "gfx": 0}}), want: "gpu.ras fatal drain [3]", says: "umc 1"},
 		{name: "AMD: lanes are missing", amd: true, lasts: time.Minute, quiet: 5 * time.Minute, change: bus(Bus{Link: &probe.PCIe{Width: new(8), MaxWidth: new(16)}}), want: "gpu.pcie warn none [3]", says: "8 of 16 PCIe lanes"},
 		{name: "AMD: all lanes", amd: true, lasts: time.Minute, change: bus(Bus{Link: &probe.PCIe{Width: new(16), MaxWidth: new(16), Replays: new(900)}})},
