@@ -93,6 +93,7 @@ func (d *definition) read(root *yaml.Node) {
 	t.common.Set("ranking_by", t.RankingBy)
 	t.common.Set("seed", d.single(at["seed"], "seed", nil, is[payload.Int], "a whole number, or leave the key out"))
 	t.common.Set("multi_gpu", t.MultiGPU)
+	t.GPUs = d.words(at["gpus"], "gpus")
 	t.Templates = map[string]string{}
 	if n := at["templates"]; n != nil && n.Tag != "!!null" {
 		for lang, n := range d.group(n, "templates.", templates) {

@@ -46,8 +46,9 @@ type Task struct {
 	Benchmarks int
 	RankingBy  string // last, mean or geom
 	MultiGPU   bool
-	Submission string // the name of the submission's file
-	Arch       string // cu: for nvcc if no GPU is given; "" if not given
+	GPUs       []string // kinds of GPU that the problem is for; empty if not given
+	Submission string   // the name of the submission's file
+	Arch       string   // cu: for nvcc if no GPU is given; "" if not given
 
 	// How long one evaluation of a kind may take.
 	TestTimeout, BenchmarkTimeout, RankedTimeout time.Duration

@@ -145,17 +145,32 @@ func (l *localFlags) run(ctx context.Context, s term.Streams, o runner.Options, 
 		return err
 	}
 	said, passed := r.Verdict()
+	missing := submit.Missing(r)
 	switch {
 	case l.asJSON:
 		term.Verbatim(s.Out, string(raw))
 	case ctx.Err() != nil:
 		term.Printf(s.Out, "%s\n", said)
+	case missing != "":
+		term.Printf(s.Out, "Not evaluated: %s\n", missing)
 	default:
 		var report strings.Builder
 		r.Report(&report, true)
 		term.Printf(s.Out, "%s", paintReport(s.Out, report.String(), said, passed))
 	}
+	if !passed && missing != "" {
+		s.Progress("install what is missing, or evaluate on a node: %s", term.Line(append([]string{"submit", "--gpu", gpuFor(t), "--eval", l.problem, "--mode", l.mode}, args...)))
+	}
 	return term.ExitUnless(passed, nil)
+}
+
+func gpuFor(t *task.Task) string {
+	for _, name := range t.GPUs {
+		if _, err := submit.GPUOf(name); err == nil {
+			return name
+		}
+	}
+	return "B200_BK"
 }
 
 // evaluate runs an evaluation in its directory or, without one, in a temporary directory, and returns
