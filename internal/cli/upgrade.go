@@ -84,6 +84,7 @@ func upgrade(ctx context.Context, s term.Streams, f upgradeFlags) error {
 	if stored, ok := n.StoredAgent(version); f.dryRun {
 		return dryUpgrade(ctx, s, n, host.Host, version, stored, ok)
 	}
+	host.Log = nil // what it does has its own lines
 	result, err := n.ChangeAgent(ctx, host.Host, version, f.binary)
 	if err != nil {
 		return err
@@ -124,7 +125,6 @@ func upgrade(ctx context.Context, s term.Streams, f upgradeFlags) error {
 // waitUpgraded waits until the agents that have changed are registered, and if asked for, until all
 // have changed.
 func waitUpgraded(ctx context.Context, s term.Streams, n *node.Node, host *reconcile.Host, f upgradeFlags, deferred []reconcile.Change) error {
-	host.Log = nil // it has its own lines
 	if err := waitRegistered(ctx, s, n.Plan, host, deferred, f.timeout); err != nil || !f.wait || len(deferred) == 0 {
 		return err
 	}

@@ -116,6 +116,8 @@ type daemonLoop struct {
 	stopping map[int]bool // slots whose agents were asked to stop for their health
 	reported string       // the last error that was logged
 	address  string       // Reading.Listen
+	socket   string       // of the Docker engine; "" before the first plan
+	engine   string       // its directory
 	snapshot Snapshot     // of the current pass
 	health   *healthState
 }
@@ -134,7 +136,7 @@ func newDaemon(o Options) *daemonLoop {
 	if err != nil {
 		o.Log.Warn("health state not read; starting without it", "err", err)
 	}
-	return &daemonLoop{Options: o, changed: make(chan string, 1), health: state}
+	return &daemonLoop{Options: o, changed: make(chan string, 1), health: state, engine: "/var/lib/docker"}
 }
 
 // loop makes passes until ctx ends, waiting for a reason between them.

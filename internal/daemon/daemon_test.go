@@ -234,7 +234,7 @@ func running(t *testing.T, n *fakeNode, o Options) (log events.Log, wake chan st
 	log = events.Log{File: filepath.Join(n.root, "/var/lib/kbnode/events.jsonl")}
 	o.Node, o.Events, o.Wake, o.Root = n, log, wake, n.root
 	if o.Clock == nil {
-		o.Clock = clock("1")
+		o.Clock = clock()
 	}
 	if o.Kmsg.Path == "" {
 		o.Kmsg.Path = os.DevNull

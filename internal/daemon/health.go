@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -40,12 +38,6 @@ const (
 type Health struct {
 	State    json.RawMessage  `json:"state"`
 	Verdicts []health.Verdict `json:"verdicts"`
-	// Slots, Socket and Engine are from the last good plan: a daemon that starts with an
-	// unreadable configuration judges by them.
-	Slots  []plan.Slot `json:"slots,omitempty"`  // index, name and GPUs
-	Socket string      `json:"socket,omitempty"` // of the Docker engine
-	Engine string      `json:"engine,omitempty"` // directory of the Docker engine
-	Boot   string      `json:"boot,omitempty"`   // in which the node was last brought to its plan
 }
 
 // ReadHealth reads the verdicts about the machine below root. It returns a zero Health if
@@ -78,32 +70,12 @@ type healthState struct {
 
 func newHealthState(root string) (*healthState, error) {
 	stored, err := ReadHealth(root)
-	d := &healthState{Health: stored, file: filepath.Join(root, HealthPath)}
-	d.Verdicts, d.Engine = nil, cmp.Or(d.Engine, "/var/lib/docker")
+	d := &healthState{Health: stored, file: filepath.Join(root, HealthPath), unsaved: true}
+	d.Verdicts = nil
 	if d.State != nil {
 		d.state, err = health.ParseState(d.State)
 	}
 	return d, err // without it, the kernel's log is judged again
-}
-
-// plan returns the slots of the last good plan; nil if they are unknown.
-func (c *healthState) plan() *plan.Plan {
-	if len(c.Slots) == 0 {
-		return nil
-	}
-	return &plan.Plan{Slots: c.Slots}
-}
-
-// setPlan keeps what the next daemon needs to judge without a plan.
-func (c *healthState) setPlan(r *Reading) {
-	var list []plan.Slot
-	for _, s := range r.Plan.Slots {
-		list = append(list, plan.Slot{Index: s.Index, Name: s.Name, GPUs: s.GPUs})
-	}
-	engine := cmp.Or(r.Inventory.Software.Docker.RootDir, c.Engine)
-	if r.Socket != c.Socket || engine != c.Engine || !reflect.DeepEqual(c.Slots, list) {
-		c.Slots, c.Socket, c.Engine, c.unsaved = list, r.Socket, engine, true
-	}
 }
 
 // listen collects the kernel's messages about GPUs until ctx ends.
@@ -229,13 +201,13 @@ func (d *daemonLoop) slotStates(ctx context.Context, host *reconcile.Host, o obs
 
 // node reads the node's signals.
 func (d *daemonLoop) node(ctx context.Context, host *reconcile.Host) *health.Node {
-	node, err := d.Node.Signals(host.Root, []string{"/", d.health.Engine, "/var/lib/buildkite-agent"})
+	node, err := d.Node.Signals(host.Root, []string{"/", d.engine, "/var/lib/buildkite-agent"})
 	if err != nil {
 		d.Log.Debug("node's signals not read", "err", err)
 	}
-	if d.health.Socket == "" {
+	if d.socket == "" {
 		node.Unread = append(node.Unread, health.CheckDocker)
-	} else if err := d.Node.Docker(ctx, d.health.Socket); err != nil {
+	} else if err := d.Node.Docker(ctx, d.socket); err != nil {
 		node.Docker = err.Error()
 	}
 	var read bool

@@ -59,7 +59,7 @@ func (d *daemonLoop) hold(ctx context.Context, host *reconcile.Host, states []sl
 		if unread {
 			serves = !stopping[drain.Slot] // as far as is known
 		}
-		if !serves || host.Systemd == nil || d.health.Boot != d.health.state.Boot {
+		if !serves || host.Systemd == nil {
 			continue
 		}
 		c := reconcile.Change{Kind: reconcile.Drain, Subject: plan.AgentUnit(drain.Slot), Slot: drain.Slot, Why: drain.String()}

@@ -6,9 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/health"
@@ -22,25 +20,12 @@ func (n *fakeNode) lose(i int) {
 	n.set(func() { n.gpus[i].Vendor, n.gpus[i].Healthy, n.gpus[i].Error = "amd", false, "it is lost" })
 }
 
-// clock returns the clock of a machine in this boot.
-func clock(boot string) func() (health.Moment, error) {
+// clock returns the clock of a machine.
+func clock() func() (health.Moment, error) {
 	booted := time.Now().Add(-time.Hour)
 	return func() (health.Moment, error) {
-		return health.Moment{Now: time.Now(), Up: time.Since(booted), Boot: boot}, nil
+		return health.Moment{Now: time.Now(), Up: time.Since(booted), Boot: "1"}, nil
 	}
-}
-
-// runUntil runs a daemon until stop is called.
-func (n *fakeNode) runUntil(t *testing.T, boot string) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		Run(ctx, Options{Node: n, Root: n.root, Clock: clock(boot), Kmsg: health.Kmsg{Path: os.DevNull}, Notify: func(string) {}})
-	}()
-	synctest.Wait()
-	return func() { cancel(); <-done }
 }
 
 // block makes a path unwritable until unblock is called.
@@ -166,57 +151,11 @@ func TestUnknownEngine(t *testing.T) {
 	if got := d.node(t.Context(), host); got.Docker != "" || !slices.Equal(got.Unread, []string{health.CheckDocker}) {
 		t.Errorf("%+v", got)
 	}
-	d.health.Socket = "/run/docker.sock"
+	d.socket = "/run/docker.sock"
 	host.Systemd = nil
 	if got := d.node(t.Context(), host); got.Docker == "" || !slices.Equal(got.Unread, []string{health.CheckUnit}) {
 		t.Errorf("%+v", got)
 	}
-}
-
-// TestRestartWithTypo checks that a daemon without a plan judges by what the last one knew, and
-// drains. When the typo is gone, it releases the slot.
-func TestRestartWithTypo(t *testing.T) {
-	bubble(t, func(t *testing.T, n *fakeNode) {
-		n.gpus = twoGPUs()
-		n.runUntil(t, "1")()
-		n.serves(t, 0, 1)
-
-		n.err = errors.New("a key that no one knows")
-		log, _ := running(t, n, Options{})
-		n.lose(1)
-		time.Sleep(2 * time.Minute)
-		n.serves(t, 0)
-		if got := kinds(t, log); !slices.ContainsFunc(got, func(s string) bool {
-			return strings.HasPrefix(s, "changed: drain "+plan.AgentUnit(1)+" (drained by gpu.error: ")
-		}) {
-			t.Errorf("events: %q", got)
-		}
-		n.set(func() { n.gpus[1].Healthy, n.gpus[1].Error, n.err = true, "", nil })
-		time.Sleep(2 * time.Minute)
-		n.released(t)
-	})
-}
-
-// TestBootWithTypo checks that nothing is started: after a boot, a slot needs more than its
-// agent.
-func TestBootWithTypo(t *testing.T) {
-	bubble(t, func(t *testing.T, n *fakeNode) {
-		n.gpus = twoGPUs()
-		stop := n.runUntil(t, "1")
-		n.lose(1)
-		time.Sleep(2 * time.Minute)
-		stop()
-		if err := n.sd.Reboot(); err != nil || len(n.drains()) != 1 {
-			t.Fatalf("drains before the boot %+v, %v", n.drains(), err)
-		}
-		n.err = errors.New("a key that no one knows")
-		n.gpus[1].Healthy, n.gpus[1].Error = true, ""
-		running(t, n, Options{Clock: clock("2")})
-		time.Sleep(3 * time.Minute)
-		if got := n.serving(t); len(got) > 0 {
-			t.Errorf("slots %v serve", got)
-		}
-	})
 }
 
 // TestEngineThatDoesNotAnswer checks that an engine that stays silent drains the node, ends

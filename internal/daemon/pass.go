@@ -32,7 +32,7 @@ func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
 	defer closeHost()
 	host.Progress = func(reconcile.Change) { d.Notify(daemon.SdNotifyWatchdog) }
 	whole = whole || d.plan == nil || time.Since(d.wholeAt) >= wholeTime || d.health.alarmed() || d.stampOf(d.plan) != d.stamp
-	o := observation{plan: cmp.Or(d.plan, d.health.plan()), node: true}
+	o := observation{plan: d.plan, node: true}
 	if err == nil && !whole {
 		if o.state, err = d.observe(ctx, host, d.plan); err == nil {
 			o.changes = reconcile.Diff(d.plan, o.state)
@@ -128,7 +128,7 @@ func (d *daemonLoop) fullPass(ctx context.Context, host *reconcile.Host) error {
 	}
 	d.plan, d.drains, d.stamp, d.wholeAt, d.address = r.Plan, r.Drains, stamp, time.Now(), r.Listen
 	d.snapshot.State = nil // the state of a look belongs to another plan
-	d.health.setPlan(r)
+	d.socket, d.engine = r.Socket, cmp.Or(r.Inventory.Software.Docker.RootDir, d.engine)
 	host.GPUs = r.Inventory.GPUs
 	state, err := d.observe(ctx, host, r.Plan)
 	if err != nil {
@@ -150,14 +150,7 @@ func (d *daemonLoop) fullPass(ctx context.Context, host *reconcile.Host) error {
 		}
 		d.plan, d.drains, changes = replanned, drains, reconcile.Diff(replanned, state)
 	}
-	if err := errors.Join(unkept, d.apply(ctx, host, state, changes)); err != nil {
-		return err
-	}
-	if boot := d.health.state.Boot; boot != d.health.Boot {
-		d.health.Boot = boot
-		_ = d.save() // it logs errors
-	}
-	return nil
+	return errors.Join(unkept, d.apply(ctx, host, state, changes))
 }
 
 func (d *daemonLoop) apply(ctx context.Context, host *reconcile.Host, state *reconcile.State, changes []reconcile.Change) error {

@@ -168,6 +168,9 @@ func TestUninstall(t *testing.T) {
 	m.apply(slots(2).plan(t))
 	must.Do(t, m.h.WriteDrains([]plan.Drain{{Slot: 1, By: plan.ByOperator, Reason: "new fan"}}))
 	m.settled(slots(2).plan(t)) // the file is not in the way
+	drains, err := m.h.ReadDrains()
+	must.Do(t, err)
+	equal(t, "drained", 1, len(drains))
 	equal(t, "mode of the file", "-rw-r--r--", m.tree()[plan.DrainsPath][:10])
 	must.Do(t, m.h.WriteInput(plan.TokenPath, "# Written by kbnode\nBUILDKITE_AGENT_TOKEN=s3cret\n"))
 	m.write(plan.WorkDir(0)+"/builds/a", "of a job")

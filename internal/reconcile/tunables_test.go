@@ -319,6 +319,18 @@ func TestSettingsThatCannotBeMade(t *testing.T) {
 	}
 }
 
+// What the kernel makes something else of is set back.
+func TestSettingThatIsNotTaken(t *testing.T) {
+	t.Parallel()
+	m := newTunedMachine(t)
+	m.apply(slots(1).plan(t))
+	p := tuned(t, 1)
+	p.Tunables[3].Value = " fast" // read without the blank
+	r, _ := m.apply(p)
+	equal(t, "warnings", []string{governor + ` is not set: the kernel does not accept it: it is "fast" after it was set to " fast"`}, r.Warnings)
+	equal(t, "governor", "powersave", m.read(governor))
+}
+
 // What another program changes after kbnode set it is a warning.
 func TestTuneGivesWay(t *testing.T) {
 	t.Parallel()

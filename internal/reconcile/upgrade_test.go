@@ -56,9 +56,14 @@ func TestAgentRelease(t *testing.T) {
 	m.apply(slots(3).plan(t)) // back to the installed one
 	m.apply(slots(3).plan(t))
 	m.wantAbsent(path.Dir(plan.AgentBinary(next)))
+	must.Do(t, m.h.WriteAgent(plan.AgentRelease{Version: next}))
+	chosen, err := plan.ParseAgent([]byte(m.read(plan.AgentsPath)))
+	equal(t, "chosen", next, chosen.Version)
+	must.Do(t, err)
 	m.write(plan.AgentBinary(next), "of a run that was cut off")
 	m.uninstall()
 	m.wantAbsent(plan.AgentsDir)
+	m.wantAbsent(plan.AgentsPath)
 }
 
 // A release that is gone is an error that says how to get it back.

@@ -226,11 +226,11 @@ func (s *splitter) unpair() bool {
 // distances returns a function that looks up the NUMA distance of two nodes: 10 from a node to
 // itself, and 20 if the firmware does not report it.
 func distances(nodes []inventory.NUMANode) func(a, b int) int {
-	of := map[[2]int]int{}
+	reported := map[[2]int]int{}
 	for _, a := range nodes {
 		for j, b := range nodes {
 			if j < len(a.Distances) && a.Distances[j] > 0 {
-				of[[2]int{a.ID, b.ID}] = min(a.Distances[j], 1000)
+				reported[[2]int{a.ID, b.ID}] = min(a.Distances[j], 1000)
 			}
 		}
 	}
@@ -238,7 +238,7 @@ func distances(nodes []inventory.NUMANode) func(a, b int) int {
 		if a == b {
 			return 10
 		}
-		return cmp.Or(of[[2]int{a, b}], 20)
+		return cmp.Or(reported[[2]int{a, b}], 20)
 	}
 }
 
