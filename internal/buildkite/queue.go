@@ -2,7 +2,6 @@ package buildkite
 
 import (
 	"cmp"
-	"crypto/sha256"
 	"fmt"
 	"maps"
 	"net/url"
@@ -32,6 +31,13 @@ const (
 	Paused   = "paused"
 	Stopping = "stopping"
 )
+
+// QueueReport is the JSON of kbnode queue.
+type QueueReport struct {
+	Time         time.Time `json:"time"` // of the answer
+	Organization string    `json:"organization"`
+	Queues       []Queue   `json:"queues"`
+}
 
 // Queue is a queue with its connected agents. Texts from Buildkite are made
 // printable and truncated.
@@ -91,7 +97,7 @@ type QueueJob struct {
 func Queues(agents []Agent, builds []Build) []Queue {
 	found := map[string]*Queue{}
 	at := func(name string) *Queue {
-		name = cmp.Or(queueLine(name), DefaultQueue)
+		name = cmp.Or(text.Line(name, maxText), DefaultQueue)
 		if found[name] == nil {
 			found[name] = &Queue{Name: name, Agents: []QueueAgent{}}
 		}
@@ -157,17 +163,6 @@ func lacking(agents []Agent) []QueueNode {
 		}
 	}
 	return short
-}
-
-// queueLine returns the name of a queue for display. One that cannot be shown as it is gets a
-// checksum, so that its agents and jobs do not count for the queue that it looks like.
-func queueLine(name string) string {
-	shown := text.Line(name, maxText)
-	if shown == name {
-		return name
-	}
-	sum := sha256.Sum256([]byte(name))
-	return strings.TrimSpace(fmt.Sprintf("%s (%x)", shown, sum[:8]))
 }
 
 // queuesOf returns the queues that an agent's tags or a job's rules name.
@@ -290,4 +285,23 @@ func (q Queue) Count(states ...string) int {
 		}
 	}
 	return n
+}
+
+// maxNamed bounds the names in a message.
+const maxNamed = 8
+
+// Named formats names for a message, those most like word first.
+func Named(word string, names []string) string {
+	names = slices.Clone(names)
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(text.Edits(word, a), text.Edits(word, b)), cmp.Compare(a, b))
+	})
+	more := ""
+	if len(names) > maxNamed {
+		names, more = names[:maxNamed], fmt.Sprintf(" and %d more", len(names)-maxNamed)
+	}
+	for i, n := range names {
+		names[i] = text.Line(n, 100)
+	}
+	return strings.Join(names, ", ") + more
 }

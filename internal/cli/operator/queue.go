@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,9 +31,7 @@ type QueueView struct {
 	Org, Name string // Name is of the queue; "" means all
 	JSON      bool
 
-	withAgents    []string // the queues, as last read
-	clusterQueues []string // nil if not asked or not known
-	clustersAsked bool
+	withAgents []string // the queues, as last read
 }
 
 // NewQueue returns kbnode queue.
@@ -46,9 +43,8 @@ func NewQueue(s term.Streams) *cobra.Command {
 		Short: "Show the agents of Buildkite's queues, their jobs, and what waits",
 		Long: `Show the agents of a queue, or of all queues, what each runs, and how many jobs wait.
 
-The API token needs the scopes read_agents and read_builds. With read_clusters too,
-it can tell a queue without agents from one that does not exist. Agents and jobs that
-name no queue are in the queue default.
+The API token needs the scopes read_agents and read_builds. Agents and jobs that name no
+queue are in the queue default.
 
 Exit code 1 if no agent is connected.`,
 		Example: `  kbnode queue --org gpu-mode
@@ -77,7 +73,7 @@ Exit code 1 if no agent is connected.`,
 				return err
 			}
 			err = s.Print(asJSON, report, func() { v.Print(report) })
-			if none := v.empty(cmd.Context()); err == nil && none != "" {
+			if none := v.empty(); err == nil && none != "" {
 				err = errors.New(none)
 			}
 			return err
@@ -92,7 +88,7 @@ Exit code 1 if no agent is connected.`,
 func (v *QueueView) read(ctx context.Context) (buildkite.QueueReport, error) {
 	agents, err := v.Client.Agents(ctx, v.Org)
 	if err != nil {
-		return buildkite.QueueReport{}, v.Client.Explain(ctx, err, v.Org, "")
+		return buildkite.QueueReport{}, err
 	}
 	builds, err := v.Client.Unfinished(ctx, v.Org)
 	if err != nil {
@@ -115,7 +111,7 @@ func (v *QueueView) read(ctx context.Context) (buildkite.QueueReport, error) {
 }
 
 // empty says why what was read has no agent. It returns "" if it has one.
-func (v *QueueView) empty(ctx context.Context) string {
+func (v *QueueView) empty() string {
 	if len(v.withAgents) > 0 && (v.Name == "" || slices.Contains(v.withAgents, v.Name)) {
 		return ""
 	}
@@ -125,19 +121,6 @@ func (v *QueueView) empty(ctx context.Context) string {
 	}
 	if v.Name == "" {
 		return there
-	}
-	if !v.clustersAsked {
-		v.clustersAsked = true
-		var err error
-		if v.clusterQueues, err = v.Client.ClusterQueues(ctx, v.Org); err != nil && buildkite.Refused(err) != http.StatusForbidden {
-			v.S.Warn("%v", err)
-		}
-	}
-	switch {
-	case slices.Contains(v.clusterQueues, v.Name):
-		return fmt.Sprintf("queue %s exists, but no agent is connected in it; %s", v.Name, there)
-	case v.clusterQueues != nil:
-		return fmt.Sprintf("there is no queue %q in %s; %s", v.Name, v.Org, there)
 	}
 	return fmt.Sprintf("no agent is connected in queue %q; %s", v.Name, there)
 }
@@ -159,7 +142,7 @@ func (v *QueueView) Watch(ctx context.Context) error {
 			if err != nil {
 				return fmt.Errorf("write JSON: %w", err)
 			}
-			if err := v.refresh(ctx, report, bytes.Equal(now, last)); err != nil {
+			if err := v.refresh(report, bytes.Equal(now, last)); err != nil {
 				return err
 			}
 			last = now
@@ -171,7 +154,7 @@ func (v *QueueView) Watch(ctx context.Context) error {
 }
 
 // refresh prints a report: on the screen always, as a line of JSON if it is not the same as before.
-func (v *QueueView) refresh(ctx context.Context, report buildkite.QueueReport, same bool) error {
+func (v *QueueView) refresh(report buildkite.QueueReport, same bool) error {
 	if v.JSON && same {
 		return nil
 	}
@@ -183,7 +166,7 @@ func (v *QueueView) refresh(ctx context.Context, report buildkite.QueueReport, s
 		term.Printf(v.S.Out, "%s%s  %s\n\n", term.ClearScreen, report.Time.Local().Format(time.TimeOnly), v.Org)
 		v.Print(report)
 	}
-	switch none := v.empty(ctx); {
+	switch none := v.empty(); {
 	case none == "":
 	case v.JSON:
 		v.S.Warn("%s", none)
