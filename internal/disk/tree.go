@@ -1,10 +1,12 @@
 package disk
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"syscall"
 
@@ -48,6 +50,14 @@ func Wipe(dir string) error {
 	}
 	if err != nil {
 		return fmt.Errorf("empty %s: %w", dir, err)
+	}
+	return nil
+}
+
+// Copy copies a directory with its owners and modes to a place where there is nothing.
+func Copy(ctx context.Context, from, to string) error {
+	if out, err := exec.CommandContext(ctx, "cp", "-a", "--", from, to).CombinedOutput(); err != nil {
+		return fmt.Errorf("copy %s: %w: %.500s", from, err, out)
 	}
 	return nil
 }

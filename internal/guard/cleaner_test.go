@@ -100,8 +100,15 @@ func TestWatch(t *testing.T) {
 				synctest.Wait()
 				tt.then(r)
 				time.Sleep(2 * endPoll)
+				r.mu.Lock()
+				looks := r.checks
+				r.mu.Unlock()
+				time.Sleep(2 * endPoll)
 				cancel()
 				synctest.Wait()
+				if r.checks != looks {
+					t.Errorf("it looks %d times at the GPU, and then %d", looks, r.checks-looks)
+				}
 				if cleared := len(r.asked) > 0; cleared != tt.cleared || slices.Equal(r.killed, []int{113}) != tt.cleared {
 					t.Errorf("cleared %v, killed %v", r.asked, r.killed)
 				}

@@ -3,11 +3,12 @@ package guard
 import (
 	"context"
 	"fmt"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
 	"github.com/moby/moby/api/types/container"
+
+	"github.com/gpu-mode/kbnode/internal/disk"
 )
 
 // onDisk makes a container write only to a job's directory on the slot's disk. It is called before the start.
@@ -35,8 +36,8 @@ func (g *guard) onDisk(ctx context.Context, in container.InspectResponse, readOn
 // directories on the way to the working directory. The engine then mounts the container's root from there,
 // and unmounts it when it removes the container.
 func (d *slotDisk) cover(ctx context.Context, layer, own string) error {
-	if out, err := exec.CommandContext(ctx, "cp", "-a", "--", layer, own).CombinedOutput(); err != nil {
-		return fmt.Errorf("copy the container's layer: %w: %.500s", err, out)
+	if err := disk.Copy(ctx, layer, own); err != nil {
+		return fmt.Errorf("prepare the container's layer: %w", err)
 	}
 	if err := d.bind(own, layer); err != nil {
 		return fmt.Errorf("mount the container's layer: %w", err)

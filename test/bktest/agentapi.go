@@ -102,7 +102,7 @@ func (s *Server) register(c *call, req registration) reply {
 		if isQueue && s.opts.Queues == nil {
 			s.addQueue(q)
 		}
-		if isQueue && s.queue(q) == nil {
+		if isQueue && !slices.Contains(s.queues, q) {
 			return refuse(http.StatusUnprocessableEntity, "No queue named %q in this cluster; create it first", q)
 		}
 	}

@@ -55,11 +55,11 @@ func (s *Server) metrics(*call) reply {
 	for _, q := range s.queues {
 		total := 0
 		for _, a := range s.agents {
-			if a.live() && matches([]string{"queue=" + q.Key}, a.MetaData) {
+			if a.live() && matches([]string{"queue=" + q}, a.MetaData) {
 				total++
 			}
 		}
-		queues[q.Key] = map[string]int{"total": total}
+		queues[q] = map[string]int{"total": total}
 	}
 	return reply{body: map[string]any{
 		"organization": map[string]string{"slug": org}, "agents": map[string]any{"queues": queues},

@@ -62,7 +62,7 @@ type Server struct {
 	number   int
 	builds   []*build
 	agents   []*agent
-	queues   []*Queue
+	queues   []string
 	blobs    map[string][]byte
 	faults   []Fault
 	requests map[string]int

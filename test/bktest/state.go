@@ -309,18 +309,10 @@ func (j *job) log() []byte {
 	return out
 }
 
-func (s *Server) queue(key string) *Queue {
-	i := slices.IndexFunc(s.queues, func(q *Queue) bool { return q.Key == key })
-	if i < 0 {
-		return nil
-	}
-	return s.queues[i]
-}
-
 // addQueue creates the queue with this key if needed.
 func (s *Server) addQueue(key string) {
-	if s.queue(key) == nil {
-		s.queues = append(s.queues, &Queue{ID: newID(), Key: key})
+	if !slices.Contains(s.queues, key) {
+		s.queues = append(s.queues, key)
 	}
 }
 

@@ -82,12 +82,6 @@ type Artifact struct {
 	SHA1        string `json:"sha1sum"`
 }
 
-// Queue is a queue of the one cluster.
-type Queue struct {
-	ID  string `json:"id"`
-	Key string `json:"key"`
-}
-
 // JobEnvKey is the key of meta-data with which a test asks for what only a hostile Buildkite does. Its
 // value is a JSON object of variables that each job of the build gets, whatever the server would send.
 const JobEnvKey = "bktest_job_env"
