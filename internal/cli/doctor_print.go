@@ -130,7 +130,7 @@ func (a *advice) print(w io.Writer, status doctor.Status) {
 		term.Printf(w, "%s  %s\n", paintStatus(w, status), says)
 	}
 	if a.fix != "" {
-		term.PrintCommand(w, "      type  "+asRoot(a.fix))
+		term.Verbatim(w, "      type  "+asRoot(a.fix)+"\n") // not broken, so that it can be pasted
 	}
 	for _, more := range a.more {
 		term.Printf(w, "      do    %s\n", more)
