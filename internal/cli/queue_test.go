@@ -32,13 +32,6 @@ func office(t *testing.T, o bktest.Options, agents map[string][]string) *bktest.
 	return s
 }
 
-func clientOf(t *testing.T, s *bktest.Server, token string) *buildkite.Client {
-	t.Helper()
-	client, err := buildkite.New(buildkite.Options{URL: "http://buildkite.test", Token: token, Network: s.Wire(), Patient: true})
-	must.Do(t, err)
-	return client
-}
-
 func TestQueueCommand(t *testing.T) {
 	s := office(t, bktest.Options{Queues: []string{"b200", "h100", "empty"}}, map[string][]string{
 		"n-gpu0": {"queue=b200", "gpu-index=0", "gpu-model=NVIDIA-B200", "node=n", "kbnode=1.0"}, "x": {"queue=h100"},

@@ -33,6 +33,7 @@ type world struct {
 	passed   map[string]bool
 	slots    []Slot
 	free     int64
+	total    int64
 	cut      bool // pulls are interrupted
 	onPull   func(context.Context) error
 	onCanary func(context.Context, Slot) error
@@ -61,7 +62,7 @@ func newWorld(t *testing.T) *world {
 	return &world{
 		t: t, names: map[string]string{name: id(0)}, digests: map[string]string{}, original: id(0),
 		registry: map[string]string{name: digest(1)}, used: map[string]bool{}, bad: map[string]bool{}, passed: map[string]bool{},
-		slots: []Slot{{Index: 0, Name: "gpu0"}, {Index: 1, Name: "gpu1"}}, free: 1 << 40, killAt: -1, failAt: -1,
+		slots: []Slot{{Index: 0, Name: "gpu0"}, {Index: 1, Name: "gpu1"}}, free: 1 << 40, total: 1 << 41, killAt: -1, failAt: -1,
 	}
 }
 
@@ -228,7 +229,7 @@ func (w *world) ImagesInUse(context.Context) (map[string]bool, error) {
 	return maps.Clone(w.used), nil
 }
 
-func (w *world) Room(context.Context) (int64, int64, error) { return w.free, 1 << 41, w.step("room") }
+func (w *world) Room(context.Context) (int64, int64, error) { return w.free, w.total, w.step("room") }
 
 func (w *world) Slots(context.Context) ([]Slot, error) {
 	w.mu.Lock()
