@@ -256,6 +256,7 @@ func TestUpdate(t *testing.T) {
 				w.onCanary = func(context.Context, Slot) error { return errJob }
 			}, o: auto, action: ActionLater, reason: "a job started in slot gpu0", stands: 1,
 		},
+		{name: "a canary that fails once", change: func(w *world) { w.registry[name] = digest(2); w.fails = 1 }, o: auto, action: ActionUpdated, stands: 2},
 		{
 			name: "a canary that is killed once", change: func(w *world) {
 				w.registry[name] = digest(2)
@@ -314,6 +315,17 @@ func TestUpdate(t *testing.T) {
 				t.Errorf("the name stands for %s, want %s", w.names[name], id(tt.stands))
 			}
 		})
+	}
+}
+
+// TestFirstIsBad refuses the first image, which there is none to compare with.
+func TestFirstIsBad(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.bad[id(1)] = true
+	mustDo(t, ActionRefused)(w.updater(t.TempDir()).Update(t.Context(), Options{}))
+	if w.names[name] != id(0) || len(w.tried) != 2 {
+		t.Errorf("the name stands for %s, tried %q", w.names[name], w.tried)
 	}
 }
 
