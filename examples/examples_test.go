@@ -3,14 +3,11 @@
 package examples_test
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -32,26 +29,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// verdict is what a consumer reads of a result.
-type verdict struct {
-	Success bool
-	Error   string
-	Runs    map[string]struct {
-		Compilation *struct {
-			Success        bool
-			Stdout, Stderr string
-		}
-		Run *struct {
-			Success, Passed bool
-			Stderr          string
-			ExitCode        int `json:"exit_code"`
-			Result          map[string]string
-		}
-	}
-}
-
 // evaluate runs a submission in a directory of its own.
-func evaluate(t *testing.T, p *task.Task, submission, mode string) *verdict {
+func evaluate(t *testing.T, p *task.Task, submission, mode string) *result.Result {
 	t.Helper()
 	doc, err := p.Config(submission, "", mode)
 	must.Do(t, err)
@@ -67,48 +46,41 @@ func evaluate(t *testing.T, p *task.Task, submission, mode string) *verdict {
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 		t.Fatal(err)
 	}
-	var v verdict
-	text, err := os.ReadFile(filepath.Join(cmd.Dir, result.File))
-	if err == nil {
-		err = json.NewDecoder(bytes.NewReader(text)).Decode(&v)
+	r, err := result.Read([]byte(must.Read(t, filepath.Join(cmd.Dir, result.File))))
+	if err != nil || !r.Success {
+		t.Fatalf("%v, %+v\n%s", err, r, out)
 	}
-	if err != nil || !v.Success {
-		t.Fatalf("%v, %s\n%s", err, v.Error, out)
-	}
-	return &v
+	return r
 }
 
 // outcome says of each run, in the order of a job's, whether it passed.
-func (v *verdict) outcome() string {
+func outcome(r *result.Result) string {
 	var words []string
-	for _, name := range []string{"test", "benchmark", "leaderboard"} {
-		r, ok := v.Runs[name]
-		switch {
-		case !ok:
-		case r.Run == nil:
-			words = append(words, name+" does not compile: "+r.Compilation.Stderr)
-		case r.Run.Passed && r.Run.ExitCode == 0:
-			words = append(words, name+" passed")
-		case !r.Run.Passed && r.Run.ExitCode == 112:
-			words = append(words, name+" failed")
+	for _, e := range r.Runs {
+		switch run := e.Value.Run; {
+		case run == nil:
+			words = append(words, e.Key+" does not compile: "+e.Value.Compilation.Stderr)
+		case run.Passed && run.ExitCode == 0:
+			words = append(words, e.Key+" passed")
+		case !run.Passed && run.ExitCode == 112:
+			words = append(words, e.Key+" failed")
 		default:
-			words = append(words, name+" broke: "+r.Run.Stderr)
+			words = append(words, e.Key+" broke: "+run.Stderr)
 		}
 	}
 	return strings.Join(words, ", ")
 }
 
-// errors lists what the cases report, in the order of keys.
-func (v *verdict) errors() string {
+// failures lists what the cases report.
+func failures(r *result.Result) string {
 	var texts []string
-	for _, r := range v.Runs {
-		for key, text := range r.Run.Result {
-			if strings.HasSuffix(key, ".error") {
-				texts = append(texts, key+": "+text)
+	for _, e := range r.Runs {
+		for _, m := range e.Value.Run.Result {
+			if strings.HasSuffix(m.Key, ".error") {
+				texts = append(texts, m.Key+": "+m.Value)
 			}
 		}
 	}
-	slices.Sort(texts)
 	return strings.Join(texts, "\n")
 }
 
@@ -165,9 +137,8 @@ func TestPrefixPythonBreaks(t *testing.T) {
 		"import os\nos.write(int(os.environ['POPCORN_FD']), b'check: pass\\n')\n": "KeyError: 'POPCORN_FD'",
 		"import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'check: pass\\n')\n  except OSError: pass\n": "the submission wrote into the evaluation's pipe",
 	} {
-		v := evaluate(t, p, text, "test")
-		r := v.Runs["test"].Run
-		if r.Passed || r.ExitCode != 112 || !strings.HasPrefix(r.Result["test.0.error"], want) || r.Result["test-count"] != "4" || r.Result["check"] != "fail" {
+		r := evaluate(t, p, text, "test").Runs.Get("test").Run
+		if r.Passed || r.ExitCode != 112 || !strings.HasPrefix(r.Result.Get("test.0.error"), want) || r.Result.Get("test-count") != "4" || r.Result.Get("check") != "fail" {
 			t.Errorf("%q: exit code %d, %v", text, r.ExitCode, r.Result)
 		}
 	}
@@ -179,8 +150,8 @@ func TestSeed(t *testing.T) {
 	seen := map[string]bool{}
 	for _, seed := range []string{"", "seed: 1\n", "seed: 2\n", "seed: 2\n"} {
 		p := shrunk(t, "prefix_python", "test_timeout:", seed+"test_timeout:")
-		v := evaluate(t, p, "def custom_kernel(data):\n  raise ValueError(data)\n", "test")
-		seen[v.Runs["test"].Run.Result["test.0.error"]] = true
+		r := evaluate(t, p, "def custom_kernel(data):\n  raise ValueError(data)\n", "test")
+		seen[r.Runs.Get("test").Run.Result.Get("test.0.error")] = true
 	}
 	if len(seen) != 3 {
 		t.Errorf("data of no seed, two, and one of these again: %v", seen)
@@ -253,24 +224,22 @@ func compare(t *testing.T, p *task.Task, example string, want map[string]expecte
 			t.Parallel()
 			text := must.Read(t, filepath.Join(example, name))
 			board := evaluate(t, p, text, "leaderboard")
-			got := expected{leaderboard: board.outcome(), where: want.where}
+			got := expected{leaderboard: outcome(board), where: want.where}
 			if example != "prefix_python" { // compiling takes long, and mode leaderboard has both others in it
 				got.test, got.benchmark = want.test, want.benchmark
 			} else {
-				got.test, got.benchmark = evaluate(t, p, text, "test").outcome(), evaluate(t, p, text, "benchmark").outcome()
+				got.test, got.benchmark = outcome(evaluate(t, p, text, "test")), outcome(evaluate(t, p, text, "benchmark"))
 			}
-			if d := cmp.Diff(want, got, cmp.AllowUnexported(expected{})); d != "" {
-				t.Error(d)
-			}
-			if reported := board.errors(); !strings.Contains(reported, want.where) || (want.where == "") != (reported == "") {
+			must.Equal(t, want, got, cmp.AllowUnexported(expected{}))
+			if reported := failures(board); !strings.Contains(reported, want.where) || (want.where == "") != (reported == "") {
 				t.Errorf("reported is %q; want %q", reported, want.where)
 			}
 			if want.where != "" || t.Failed() {
 				return
 			}
 			for _, key := range []string{"mean", "std", "err", "best", "worst", "runs"} {
-				if v := board.Runs["leaderboard"].Run.Result["benchmark.0."+key]; v == "" {
-					t.Errorf("the leaderboard has no %s: %v", key, board.Runs["leaderboard"].Run.Result)
+				if v := board.Runs.Get("leaderboard").Run.Result.Get("benchmark.0." + key); v == "" {
+					t.Errorf("the leaderboard has no %s: %v", key, board.Runs.Get("leaderboard").Run.Result)
 				}
 			}
 		})

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -69,7 +70,7 @@ func sample(args []string) int {
 
 func (d *device) sample() probe.Sample {
 	s := probe.Sample{
-		Clock:       ask(d, "nvmlDeviceGetClockInfo", func() (uint32, nvml.Return) { return d.GetClockInfo(nvml.CLOCK_SM) }),
+		Clock:       d.clock(),
 		Temperature: d.temperature(),
 		Margin:      d.margin(),
 		Power:       ask(d, "nvmlDeviceGetPowerUsage", d.GetPowerUsage),
@@ -91,16 +92,15 @@ const tdp = 0xffffff01
 // set changes one setting of one GPU and prints the result as a report with this GPU. It
 // returns the exit status.
 func set(args []string) int {
-	s, err := probe.ParseSet(args)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "kbnode-nvml:", err)
+	if len(args) != 3 {
+		fmt.Fprintln(os.Stderr, "kbnode-nvml: write set UUID NAME VALUE")
 		return 2
 	}
 	r := &probe.Report{Schema: probe.Schema, GPUs: []probe.GPU{}}
 	if initialize(r) {
 		defer func() { _ = nvml.Shutdown() }() // the process ends anyway
 		r.OK = true
-		r.GPUs = append(r.GPUs, change(s))
+		r.GPUs = append(r.GPUs, change(probe.Setting{GPU: args[0], Name: args[1], Value: args[2]}))
 	}
 	return show(r)
 }
@@ -113,18 +113,24 @@ func change(s probe.Setting) probe.GPU {
 		d.fail("nvmlDeviceGetHandleByUUID", ret)
 		return g
 	}
-	symbol, call := "nvmlDeviceSetPersistenceMode", func() nvml.Return {
-		return d.SetPersistenceMode(map[bool]nvml.EnableState{true: nvml.FEATURE_ENABLED, false: nvml.FEATURE_DISABLED}[s.Value == "on"])
+	mhz, err := strconv.ParseUint(s.Value, 10, 32)
+	if s.Value == "base" {
+		mhz, err = tdp, nil
 	}
-	mhz, _ := s.MHz() // ParseSet has checked it
+	var symbol string
+	var call func() nvml.Return
 	switch {
+	case s.Name == probe.SetPersistence:
+		symbol, call = "nvmlDeviceSetPersistenceMode", func() nvml.Return {
+			return d.SetPersistenceMode(map[bool]nvml.EnableState{true: nvml.FEATURE_ENABLED, false: nvml.FEATURE_DISABLED}[s.Value == "on"])
+		}
 	case s.Name == probe.SetClocks && s.Value == "default":
 		symbol, call = "nvmlDeviceResetGpuLockedClocks", d.ResetGpuLockedClocks
-	case s.Name == probe.SetClocks:
-		if s.Value == "base" {
-			mhz = tdp
-		}
-		symbol, call = "nvmlDeviceSetGpuLockedClocks", func() nvml.Return { return d.SetGpuLockedClocks(mhz, mhz) }
+	case s.Name == probe.SetClocks && err == nil:
+		symbol, call = "nvmlDeviceSetGpuLockedClocks", func() nvml.Return { return d.SetGpuLockedClocks(uint32(mhz), uint32(mhz)) }
+	default:
+		g.Error = fmt.Sprintf("%s cannot be set to %q", s.Name, s.Value)
+		return g
 	}
 	if !has(symbol) {
 		d.fail(symbol, nvml.ERROR_FUNCTION_NOT_FOUND)

@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -58,7 +57,6 @@ func (d *device) identity() {
 		// Bus and Device lack the function, which is always 0 for a GPU.
 		g.PCI = fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
 		g.PCIID = fmt.Sprintf("%04x:%04x", pci.PciDeviceId&0xffff, pci.PciDeviceId>>16)
-		g.Subsystem = fmt.Sprintf("%04x:%04x", pci.PciSubSystemId&0xffff, pci.PciSubSystemId>>16)
 	} else {
 		d.fail("nvmlDeviceGetPciInfo", ret)
 	}
@@ -66,17 +64,11 @@ func (d *device) identity() {
 	g.Name = need(d, "nvmlDeviceGetName", d.GetName)
 	g.Minor = ask(d, "nvmlDeviceGetMinorNumber", d.GetMinorNumber)
 	g.Serial = value(ask(d, "nvmlDeviceGetSerial", d.GetSerial))
-	g.ModuleID = ask(d, "nvmlDeviceGetModuleId", d.GetModuleId)
 	g.MemoryNode = ask(d, "nvmlDeviceGetNumaNodeId", d.GetNumaNodeId)
-	if a := ask(d, "nvmlDeviceGetArchitecture", d.GetArchitecture); a != nil {
-		g.Architecture = architecture(*a)
-	}
 	g.Compute = value(ask(d, "nvmlDeviceGetCudaComputeCapability", func() (string, nvml.Return) {
 		major, minor, ret := d.GetCudaComputeCapability()
 		return fmt.Sprintf("%d.%d", major, minor), ret
 	}))
-	g.VBIOS = value(ask(d, "nvmlDeviceGetVbiosVersion", d.GetVbiosVersion))
-	g.GSP = value(ask(d, "nvmlDeviceGetGspFirmwareVersion", d.GetGspFirmwareVersion))
 	g.Memory = d.memory()
 }
 
@@ -84,14 +76,14 @@ func (d *device) identity() {
 func (d *device) memory() *probe.Memory {
 	m := ask(d, "nvmlDeviceGetMemoryInfo_v2", func() (probe.Memory, nvml.Return) {
 		m, ret := d.GetMemoryInfo_v2()
-		return probe.Memory{TotalBytes: m.Total, UsedBytes: m.Used, FreeBytes: m.Free, ReservedBytes: m.Reserved}, ret
+		return probe.Memory{TotalBytes: m.Total, UsedBytes: m.Used}, ret
 	})
 	if m != nil {
 		return m
 	}
 	return ask(d, "nvmlDeviceGetMemoryInfo", func() (probe.Memory, nvml.Return) {
 		m, ret := d.GetMemoryInfo()
-		return probe.Memory{TotalBytes: m.Total, UsedBytes: m.Used, FreeBytes: m.Free}, ret
+		return probe.Memory{TotalBytes: m.Total, UsedBytes: m.Used}, ret
 	})
 }
 
@@ -118,88 +110,47 @@ func (d *device) modes() {
 // errors reads what health is judged by.
 func (d *device) errors() {
 	g := d.out
-	count := func(kind nvml.MemoryErrorType, since nvml.EccCounterType) *uint64 {
-		return ask(d, "nvmlDeviceGetTotalEccErrors", func() (uint64, nvml.Return) { return d.GetTotalEccErrors(kind, since) })
-	}
-	ecc := probe.ECC{
-		VolatileCorrected:    count(nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.VOLATILE_ECC),
-		VolatileUncorrected:  count(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC),
-		AggregateCorrected:   count(nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.AGGREGATE_ECC),
-		AggregateUncorrected: count(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.AGGREGATE_ECC),
+	g.ECC = given(probe.ECC{
+		VolatileUncorrected: ask(d, "nvmlDeviceGetTotalEccErrors", func() (uint64, nvml.Return) {
+			return d.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
+		}),
 		SRAMThreshold: ask(d, "nvmlDeviceGetSramEccErrorStatus", func() (bool, nvml.Return) {
 			s, ret := d.GetSramEccErrorStatus()
 			return s.BThresholdExceeded != 0, ret
 		}),
-	}
-	g.ECC = given(ecc)
+	})
 	g.RemappedRows = ask(d, "nvmlDeviceGetRemappedRows", func() (r probe.Remapped, ret nvml.Return) {
-		r.Correctable, r.Uncorrectable, r.Pending, r.Failed, ret = d.GetRemappedRows()
+		_, r.Uncorrectable, r.Pending, r.Failed, ret = d.GetRemappedRows()
 		return r, ret
 	})
 	if g.RemappedRows != nil {
 		g.RemappedRows.Banks = ask(d, "nvmlDeviceGetRowRemapperHistogram", func() (probe.Banks, nvml.Return) {
 			h, ret := d.GetRowRemapperHistogram()
-			return probe.Banks{Max: h.Max, High: h.High, Partial: h.Partial, Low: h.Low, None: h.None}, ret
+			return probe.Banks{None: h.None}, ret
 		})
-	} else {
-		d.retired()
 	}
 	g.RecoveryAction = d.field(nvml.FI_DEV_GET_GPU_RECOVERY_ACTION)
-}
-
-func (d *device) retired() {
-	pages := func(cause nvml.PageRetirementCause) *int {
-		return ask(d, "nvmlDeviceGetRetiredPages", func() (int, nvml.Return) {
-			p, ret := d.GetRetiredPages(cause)
-			return len(p), ret
-		})
-	}
-	single := pages(nvml.PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS)
-	double := pages(nvml.PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR)
-	if single == nil || double == nil {
-		return
-	}
-	pending := ask(d, "nvmlDeviceGetRetiredPagesPendingStatus", d.GetRetiredPagesPendingStatus)
-	d.out.RetiredPages = &probe.Retired{SingleBit: *single, DoubleBit: *double, Pending: value(pending) == nvml.FEATURE_ENABLED}
 }
 
 // speed reads clocks, power and temperature.
 func (d *device) speed() {
 	g := d.out
-	clock := func(kind nvml.ClockType) *uint32 {
-		return ask(d, "nvmlDeviceGetClockInfo", func() (uint32, nvml.Return) { return d.GetClockInfo(kind) })
-	}
-	top := func(kind nvml.ClockType) *uint32 {
-		return ask(d, "nvmlDeviceGetMaxClockInfo", func() (uint32, nvml.Return) { return d.GetMaxClockInfo(kind) })
-	}
 	g.Clocks = given(probe.Clocks{
-		SM: clock(nvml.CLOCK_SM), Memory: clock(nvml.CLOCK_MEM), MaxSM: top(nvml.CLOCK_SM), MaxMemory: top(nvml.CLOCK_MEM),
+		SM:    d.clock(),
+		MaxSM: ask(d, "nvmlDeviceGetMaxClockInfo", func() (uint32, nvml.Return) { return d.GetMaxClockInfo(nvml.CLOCK_SM) }),
 	})
 	g.ClockReasons = d.clockReasons()
-	power := probe.Power{
-		Usage:    ask(d, "nvmlDeviceGetPowerUsage", d.GetPowerUsage),
+	g.Power = given(probe.Power{
 		Limit:    ask(d, "nvmlDeviceGetPowerManagementLimit", d.GetPowerManagementLimit),
 		Enforced: ask(d, "nvmlDeviceGetEnforcedPowerLimit", d.GetEnforcedPowerLimit),
 		Default:  ask(d, "nvmlDeviceGetPowerManagementDefaultLimit", d.GetPowerManagementDefaultLimit),
-	}
-	if l := ask(d, "nvmlDeviceGetPowerManagementLimitConstraints", func() ([2]uint32, nvml.Return) {
-		low, high, ret := d.GetPowerManagementLimitConstraints()
-		return [2]uint32{low, high}, ret
-	}); l != nil {
-		power.Min, power.Max = &l[0], &l[1]
-	}
-	g.Power = given(power)
-	g.EnergyMillijoules = ask(d, "nvmlDeviceGetTotalEnergyConsumption", d.GetTotalEnergyConsumption)
-
-	threshold := func(t nvml.TemperatureThresholds) *uint32 {
-		return ask(d, "nvmlDeviceGetTemperatureThreshold", func() (uint32, nvml.Return) { return d.GetTemperatureThreshold(t) })
-	}
-	g.Temperature = given(probe.Temperature{
-		GPU:      d.temperature(),
-		Margin:   d.margin(),
-		Slowdown: threshold(nvml.TEMPERATURE_THRESHOLD_SLOWDOWN),
-		Shutdown: threshold(nvml.TEMPERATURE_THRESHOLD_SHUTDOWN),
 	})
+	g.EnergyMillijoules = ask(d, "nvmlDeviceGetTotalEnergyConsumption", d.GetTotalEnergyConsumption)
+	g.Temperature = given(probe.Temperature{GPU: d.temperature(), Margin: d.margin()})
+}
+
+func (d *device) clock() *uint32 {
+	return ask(d, "nvmlDeviceGetClockInfo", func() (uint32, nvml.Return) { return d.GetClockInfo(nvml.CLOCK_SM) })
 }
 
 func (d *device) temperature() *uint32 {
@@ -231,9 +182,9 @@ func (d *device) processes(kind string, list func() ([]nvml.ProcessInfo, nvml.Re
 		}
 		found := ask(d, symbol, list)
 		for _, p := range value(found) {
-			q := probe.Process{PID: p.Pid, UsedBytes: p.UsedGpuMemory, GPUInstance: instance(p.GpuInstanceId), ComputeInstance: instance(p.ComputeInstanceId)}
-			if q.UsedBytes == ^uint64(0) { // NVML_VALUE_NOT_AVAILABLE
-				q.UsedBytes = 0
+			q := probe.Process{PID: p.Pid}
+			if p.UsedGpuMemory != ^uint64(0) { // NVML_VALUE_NOT_AVAILABLE
+				q.UsedBytes = p.UsedGpuMemory
 			}
 			all = append(all, q)
 		}
@@ -258,25 +209,12 @@ func onOff(on bool) string {
 	return "off"
 }
 
-func instance(id uint32) int { return int(int32(id)) } // 0xffffffff without MIG
-
 func computeMode(m nvml.ComputeMode) string {
 	names := []string{"default", "exclusive-thread", "prohibited", "exclusive-process"}
 	if int(m) < len(names) {
 		return names[m]
 	}
 	return fmt.Sprintf("mode %d", m)
-}
-
-func architecture(a nvml.DeviceArchitecture) string {
-	names := strings.Fields("? ? kepler maxwell pascal volta turing ampere ada hopper blackwell")
-	if n := int(a); n >= 2 && n < len(names) {
-		return names[n]
-	}
-	if a == nvml.DEVICE_ARCH_UNKNOWN {
-		return ""
-	}
-	return fmt.Sprintf("architecture %d", a)
 }
 
 // mig reads the MIG devices; indices may have gaps.

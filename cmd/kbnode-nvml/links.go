@@ -40,14 +40,12 @@ func (d *device) links() {
 	}
 	g.Fabric = ask(d, "nvmlDeviceGetGpuFabricInfoV", func() (probe.Fabric, nvml.Return) {
 		f, ret := d.GetGpuFabricInfoV().V2()
-		return probe.Fabric{
-			State: fabricState(f.State), Status: int(f.Status), Clique: f.CliqueId, Cluster: uuid(f.ClusterUuid), HealthMask: f.HealthMask,
-		}, ret
+		return probe.Fabric{State: fabricState(f.State), Status: int(f.Status)}, ret
 	})
 	if g.Fabric == nil {
 		g.Fabric = ask(d, "nvmlDeviceGetGpuFabricInfo", func() (probe.Fabric, nvml.Return) {
 			f, ret := d.GetGpuFabricInfo() // all that drivers before 545 have
-			return probe.Fabric{State: fabricState(f.State), Status: int(f.Status), Clique: f.CliqueId, Cluster: uuid(f.ClusterUuid)}, ret
+			return probe.Fabric{State: fabricState(f.State), Status: int(f.Status)}, ret
 		})
 	}
 }
@@ -87,13 +85,6 @@ func (d *device) field(id uint32) *int64 {
 		}
 		return int64(v), nvml.Return(f[0].NvmlReturn)
 	})
-}
-
-func uuid(b [16]uint8) string {
-	if b == [16]uint8{} {
-		return ""
-	}
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
 func fabricState(s uint8) string {

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestLinks holds what the program is linked from: each container gets it, and each job starts it. Half
@@ -14,12 +16,10 @@ import (
 func TestLinks(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", ".").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	const own = "github.com/gpu-mode/kbnode/"
 	want := []string{
-		own + "internal/text", own + "internal/payload", "golang.org/x/sys/unix", own + "internal/result", own + "internal/tree",
+		own + "internal/payload", own + "internal/text", "golang.org/x/sys/unix", own + "internal/result", own + "internal/tree",
 		own + "internal/runner", own + "internal/cpuset", own + "internal/selftest/probe", own + "cmd/kbnode-runner",
 	}
 	if diff := cmp.Diff(want, strings.Fields(string(out))); diff != "" {

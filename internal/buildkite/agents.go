@@ -3,7 +3,6 @@ package buildkite
 import (
 	"context"
 	"fmt"
-	"net/url"
 	"strings"
 )
 
@@ -55,61 +54,4 @@ func (c *Client) EachAgent(ctx context.Context, organization string, fn func(Age
 
 func organizationPath(organization, what string) string {
 	return fmt.Sprintf("v2/organizations/%s/%s", organization, what)
-}
-
-type slugged struct {
-	Slug string `json:"slug"`
-}
-
-func slugs(list []slugged) (names []string) {
-	for _, l := range list {
-		names = append(names, l.Slug)
-	}
-	return names
-}
-
-// Pipelines lists the names of an organization's pipelines. The token needs the scope
-// read_pipelines.
-func (c *Client) Pipelines(ctx context.Context, organization string) ([]string, error) {
-	all, err := list[slugged](ctx, c, "pipelines", "read_pipelines", organizationPath(organization, "pipelines"), nil)
-	return slugs(all), err
-}
-
-// Organizations lists the names of the organizations that the token reaches. The
-// token needs the scope read_organizations.
-func (c *Client) Organizations(ctx context.Context) ([]string, error) {
-	all, err := list[slugged](ctx, c, "organizations", "read_organizations", "v2/organizations", nil)
-	return slugs(all), err
-}
-
-// maxClusters bounds the clusters whose queues are listed, with one request each.
-const maxClusters = 20
-
-// ClusterQueues lists the names of the queues of an organization's clusters, with
-// or without agents. The token needs the scope read_clusters.
-func (c *Client) ClusterQueues(ctx context.Context, organization string) ([]string, error) {
-	type cluster struct {
-		ID string `json:"id"`
-	}
-	type queue struct {
-		Key string `json:"key"`
-	}
-	clusters, err := list[cluster](ctx, c, "clusters", "read_clusters", organizationPath(organization, "clusters"), nil)
-	if err != nil {
-		return nil, err
-	}
-	if len(clusters) > maxClusters {
-		return nil, fmt.Errorf("list queues: there are %d clusters, and kbnode asks at most %d", len(clusters), maxClusters)
-	}
-	all := []string{}
-	for _, cl := range clusters {
-		queues, err := list[queue](ctx, c, "queues", "read_clusters", organizationPath(organization, "clusters/"+url.PathEscape(cl.ID)+"/queues"), nil)
-		if err != nil {
-			return nil, err
-		}
-		for _, q := range queues {
-			all = append(all, queueLine(q.Key))
-		}
-	}
-	return all, nil
 }

@@ -1,7 +1,6 @@
 package buildkite
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha1" //nolint:gosec // the checksum that Buildkite uses
 	"encoding/hex"
@@ -11,11 +10,9 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"time"
 
 	"github.com/buildkite/go-buildkite/v4"
 
-	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -33,90 +30,63 @@ func (c *Client) Artifacts(ctx context.Context, org, pipeline string, number int
 }
 
 // Download fetches a file of at most that many bytes and checks its size and checksum.
-// A link into the store is valid for a minute, so each attempt gets a new one.
 func (c *Client) Download(ctx context.Context, a Artifact, most int64) ([]byte, error) {
-	if a.FileSize > most {
-		return nil, fmt.Errorf("download %s: it has %d bytes, and the limit is %d", text.Line(a.Path, 100), a.FileSize, most)
-	}
-	name := text.Line(a.Path, 100)
-	for attempt := 1; ; attempt++ {
-		link, err := c.link(ctx, a)
-		if err != nil { // already retried
-			return nil, fmt.Errorf("download %s: %w", name, plain(err, "read_artifacts"))
+	for try := 1; ; try++ {
+		data, err := c.fetch(ctx, a, most)
+		if err != nil && (try == 3 || !errors.Is(err, errStore)) {
+			return nil, fmt.Errorf("download %s: %w", text.Line(a.Path, 100), plain(err, "read_artifacts"))
 		}
-		data, err := c.fetch(ctx, link, a, most)
 		if err == nil {
 			return data, nil
 		}
-		if inner, is := errors.AsType[*url.Error](err); is {
-			err = inner.Err // the link is a secret
-		}
-		if ctx.Err() != nil || attempt >= c.tries {
-			return nil, fmt.Errorf("download %s: %w", name, err)
-		}
-		pause := backOff(attempt)
-		if c.log != nil {
-			c.log(err.Error(), pause)
-		}
-		if limit.Sleep(ctx, pause) != nil {
-			return nil, fmt.Errorf("download %s: %w", name, err)
-		}
 	}
 }
 
-func (c *Client) fetch(ctx context.Context, link string, a Artifact, most int64) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTime+time.Duration(a.FileSize>>20)*time.Second) // at least 1 MiB/s
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, link, nil)
-	if err != nil {
-		return nil, errors.New("the artifact's link is invalid")
-	}
-	resp, err := c.store.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close() //nolint:errcheck // only read
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the artifact store returned %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
-	}
-	var data bytes.Buffer
-	if _, err := io.Copy(&data, io.LimitReader(resp.Body, most+1)); err != nil {
-		return nil, fmt.Errorf("read the artifact: %w", err)
-	}
-	sum := sha1.Sum(data.Bytes()) //nolint:gosec // as above
-	switch {
-	case int64(data.Len()) > most:
-		return nil, fmt.Errorf("it has more than %d bytes", most)
-	case int64(data.Len()) != a.FileSize:
-		return nil, fmt.Errorf("it has %d bytes, not %d", data.Len(), a.FileSize)
-	case a.SHA1 != "" && !strings.EqualFold(hex.EncodeToString(sum[:]), a.SHA1):
-		return nil, errors.New("its checksum does not match")
-	}
-	return data.Bytes(), nil
-}
+// errStore is of a link that may have expired: it is valid for a minute.
+var errStore = errors.New("the artifact store returned")
 
-// link asks the API where the file is. The URL comes from a response, so link sends
-// the token only to the API's host.
-func (c *Client) link(ctx context.Context, a Artifact) (string, error) {
+// fetch asks the API where the file is, and gets it there. URLs come from responses: the token goes only to
+// the API's host.
+func (c *Client) fetch(ctx context.Context, a Artifact, most int64) ([]byte, error) {
+	if a.FileSize > most {
+		return nil, fmt.Errorf("it has %d bytes, and the limit is %d", a.FileSize, most)
+	}
 	at, err := url.Parse(a.DownloadURL)
 	if base := c.api.BaseURL; err != nil || at.Scheme != base.Scheme || at.Host != base.Host {
-		return "", &Refusal{Status: http.StatusBadRequest, Message: "its address does not belong to the API"}
+		return nil, errors.New("its address does not belong to the API")
 	}
 	req, err := c.api.NewRequest(ctx, http.MethodGet, a.DownloadURL, nil)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read already
+	_ = resp.Body.Close() // read already
 	to, err := resp.Location()
+	if err != nil || to.Scheme != "https" && to.Scheme != at.Scheme {
+		return nil, errors.New("there is no https link to it")
+	}
+	if req, err = http.NewRequestWithContext(ctx, http.MethodGet, to.String(), nil); err != nil {
+		return nil, errors.New("its link is invalid")
+	}
+	if resp, err = c.store.Do(req); Refused(err) > 0 {
+		err = fmt.Errorf("%w %d %s", errStore, Refused(err), http.StatusText(Refused(err)))
+	}
 	if err != nil {
-		return "", &Refusal{Status: http.StatusBadGateway, Message: "it has no link to the artifact"}
+		return nil, err
 	}
-	if to.Scheme != "https" && to.Scheme != at.Scheme {
-		return "", &Refusal{Status: http.StatusBadRequest, Message: "the artifact's link is not https"}
+	data, err := io.ReadAll(resp.Body) // of memory
+	_ = resp.Body.Close()
+	sum := sha1.Sum(data) //nolint:gosec // as above
+	switch {
+	case err != nil:
+		return nil, err
+	case int64(len(data)) != a.FileSize:
+		return nil, fmt.Errorf("it has %d bytes, not %d", len(data), a.FileSize)
+	case a.SHA1 != "" && !strings.EqualFold(hex.EncodeToString(sum[:]), a.SHA1):
+		return nil, errors.New("its checksum does not match")
 	}
-	return to.String(), nil
+	return data, nil
 }

@@ -40,8 +40,6 @@ type Client struct {
 	api   *buildkite.Client
 	http  *http.Client // with the token; the API only
 	store *http.Client // without the token; the artifact store
-	log   func(string, time.Duration)
-	tries int
 }
 
 // New returns a Client.
@@ -49,20 +47,14 @@ func New(o Options) (*Client, error) {
 	if o.Network == nil {
 		o.Network = http.DefaultTransport
 	}
-	w := &wire{network: o.Network, attempts: 1, each: requestTime, log: o.Log}
+	w := &wire{network: o.Network, attempts: 1, each: requestTime, json: true, log: o.Log}
 	if o.Patient {
-		w.pace, w.attempts = newPace(), 6
+		w.pace, w.attempts = &pace{}, 6
 	}
 	c := &Client{
-		log: o.Log, tries: w.attempts,
 		// Redirects would send the token elsewhere.
-		http: &http.Client{Transport: w, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
-		store: &http.Client{Transport: o.Network, CheckRedirect: func(_ *http.Request, via []*http.Request) error {
-			if len(via) > 3 {
-				return errors.New("the artifact store redirects too often")
-			}
-			return nil
-		}},
+		http:  &http.Client{Transport: w, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
+		store: &http.Client{Transport: &wire{network: o.Network, attempts: w.attempts, each: storeTime, log: o.Log}},
 	}
 	options := []buildkite.ClientOpt{buildkite.WithTokenAuth(o.Token), buildkite.WithUserAgent("kbnode"), buildkite.WithHTTPClient(c.http)}
 	if o.URL != "" {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -87,7 +86,7 @@ func buildsPath(org, pipeline string) string {
 }
 
 // Create sends one request for a build. After an error, the build may exist unless [Refused] knows the
-// error, or it is Unsent. The token needs the scope write_builds.
+// error. The token needs the scope write_builds.
 func (c *Client) Create(ctx context.Context, org, pipeline string, b NewBuild) (made Build, err error) {
 	_, err = c.do(ctx, http.MethodPost, buildsPath(org, pipeline), nil, b, &made)
 	if err == nil && made.Number == 0 {
@@ -97,12 +96,6 @@ func (c *Client) Create(ctx context.Context, org, pipeline string, b NewBuild) (
 		return Build{}, fmt.Errorf("create build: %w", plain(err, "write_builds"))
 	}
 	return made, nil
-}
-
-// Unsent reports whether a request never reached a server.
-func Unsent(err error) bool {
-	dial, is := errors.AsType[*net.OpError](err)
-	return is && dial.Op == "dial"
 }
 
 // Find lists the builds of a pipeline with this value in their meta-data, the latest

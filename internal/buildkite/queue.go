@@ -3,7 +3,6 @@ package buildkite
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"maps"
 	"net/url"
@@ -33,6 +32,13 @@ const (
 	Paused   = "paused"
 	Stopping = "stopping"
 )
+
+// QueueReport is the JSON of kbnode queue.
+type QueueReport struct {
+	Time         time.Time `json:"time"` // of the answer
+	Organization string    `json:"organization"`
+	Queues       []Queue   `json:"queues"`
+}
 
 // Queue is a queue with its connected agents. Texts from Buildkite are made
 // printable and truncated.
@@ -92,7 +98,7 @@ type QueueJob struct {
 func Queues(agents []Agent, builds []Build) []Queue {
 	found := map[string]*Queue{}
 	at := func(name string) *Queue {
-		name = cmp.Or(queueLine(name), DefaultQueue)
+		name = cmp.Or(text.Line(name, maxText), DefaultQueue)
 		if found[name] == nil {
 			found[name] = &Queue{Name: name, Agents: []QueueAgent{}}
 		}
@@ -139,11 +145,11 @@ func Queues(agents []Agent, builds []Build) []Queue {
 }
 
 // ReadQueues returns a queue of an organization, or all of them for "". If there is no agent in them, it also
-// returns why, as far as the token may know.
+// says so, and where there are some.
 func (c *Client) ReadQueues(ctx context.Context, org, name string) (r QueueReport, none string, err error) {
 	agents, err := c.Agents(ctx, org)
 	if err != nil {
-		return r, "", c.Explain(ctx, err, org, "")
+		return r, "", err
 	}
 	builds, err := c.Unfinished(ctx, org)
 	if err != nil {
@@ -162,24 +168,17 @@ func (c *Client) ReadQueues(ctx context.Context, org, name string) (r QueueRepor
 	if name != "" && len(r.Queues) == 0 {
 		r.Queues = append(r.Queues, Queue{Name: name, Agents: []QueueAgent{}})
 	}
-	there := "no agent is connected in any queue of " + org
+	none = "no agent is connected in any queue of " + org
 	if len(withAgents) > 0 {
-		there = "queues with agents: " + Named(name, withAgents)
+		none = "queues with agents: " + Named(name, withAgents)
 	}
 	switch {
 	case len(withAgents) > 0 && (name == "" || slices.Contains(withAgents, name)):
-		return r, "", nil
-	case name == "":
-		return r, there, nil
+		none = ""
+	case name != "":
+		none = fmt.Sprintf("no agent is connected in queue %q; %s", name, none)
 	}
-	known, _ := c.ClusterQueues(ctx, org) // the token may lack the scope
-	switch {
-	case slices.Contains(known, name):
-		return r, fmt.Sprintf("queue %s exists, but no agent is connected in it; %s", name, there), nil
-	case known != nil:
-		return r, fmt.Sprintf("there is no queue %q in %s; %s", name, org, there), nil
-	}
-	return r, fmt.Sprintf("no agent is connected in queue %q; %s", name, there), nil
+	return r, none, nil
 }
 
 // lacking returns the nodes with fewer agents than slots, by name. Nodes whose agents do not say
@@ -202,17 +201,6 @@ func lacking(agents []Agent) []QueueNode {
 		}
 	}
 	return short
-}
-
-// queueLine returns the name of a queue for display. One that cannot be shown as it is gets a
-// checksum, so that its agents and jobs do not count for the queue that it looks like.
-func queueLine(name string) string {
-	shown := text.Line(name, maxText)
-	if shown == name {
-		return name
-	}
-	sum := sha256.Sum256([]byte(name))
-	return strings.TrimSpace(fmt.Sprintf("%s (%x)", shown, sum[:8]))
 }
 
 // queuesOf returns the queues that an agent's tags or a job's rules name.
@@ -335,4 +323,23 @@ func (q Queue) Count(states ...string) int {
 		}
 	}
 	return n
+}
+
+// maxNamed bounds the names in a message.
+const maxNamed = 8
+
+// Named formats names for a message, those most like word first.
+func Named(word string, names []string) string {
+	names = slices.Clone(names)
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(text.Edits(word, a), text.Edits(word, b)), cmp.Compare(a, b))
+	})
+	more := ""
+	if len(names) > maxNamed {
+		names, more = names[:maxNamed], fmt.Sprintf(" and %d more", len(names)-maxNamed)
+	}
+	for i, n := range names {
+		names[i] = text.Line(n, 100)
+	}
+	return strings.Join(names, ", ") + more
 }

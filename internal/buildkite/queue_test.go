@@ -12,8 +12,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -22,7 +20,7 @@ import (
 func TestQueues(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := bktest.New(bktest.Options{Queues: []string{"b200", "default", "empty"}})
+		s := bktest.New(bktest.Options{})
 		ctx, stop := context.WithCancel(t.Context())
 		t.Cleanup(func() { stop(); synctest.Wait() })
 		work := func(ctx context.Context, _ *bktest.Work) { <-ctx.Done() }
@@ -74,14 +72,6 @@ func TestQueues(t *testing.T) {
 			{Name: "empty", Agents: []QueueAgent{}, Waiting: Waiting{Jobs: 1, Oldest: begin.Add(8 * time.Second), Unmatched: 1}},
 		}
 		must.Equal(t, want, Queues(agents, builds))
-		names, err := c.ClusterQueues(ctx, "kbnode")
-		if diff := cmp.Diff([]string{"b200", "default", "empty"}, names); err != nil || diff != "" {
-			t.Error(err, diff)
-		}
-		s.Inject(bktest.Fault{Route: "GET /v2/organizations/{org}/clusters", Status: http.StatusForbidden})
-		if _, err := c.ClusterQueues(ctx, "kbnode"); Refused(err) != http.StatusForbidden || !strings.Contains(err.Error(), "read_clusters") {
-			t.Error(err)
-		}
 	})
 }
 
@@ -127,30 +117,6 @@ func TestQueuesOfOthers(t *testing.T) {
 	text := fmt.Sprintf("%+v %+v", got, *got[0].Agents[0].Job)
 	if strings.ContainsAny(text, "\x1b\x07\u202e\u009b\n") || utf8.RuneCountInString(text) > 3000 {
 		t.Errorf("%q", text)
-	}
-}
-
-// TestQueuesThatLookAlike keeps agents out of queues that only look like theirs.
-func TestQueuesThatLookAlike(t *testing.T) {
-	t.Parallel()
-	long := strings.Repeat("q", 120)
-	names := []string{"b200", "b200\u200b", "b200\u200b\u200b", "b200 ", "b200\x1b[0m", "\u200b", long, long + "x"}
-	var agents []Agent
-	for _, n := range names {
-		agents = append(agents, Agent{Tags: []string{"queue=" + n}})
-	}
-	got := Queues(agents, nil)
-	shown := 0
-	for _, q := range got {
-		if len(q.Agents) != 1 {
-			t.Errorf("queue %s has %d agents", q.Name, len(q.Agents))
-		}
-		if q.Name == "b200" {
-			shown++
-		}
-	}
-	if len(got) != len(names) || shown != 1 {
-		t.Errorf("%d queues of %d, of which %d are b200", len(got), len(names), shown)
 	}
 }
 

@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	// maxBody bounds a response in bytes: a page of builds carries their payloads.
-	maxBody = 64 << 20
-	// requestTime bounds one request with its response.
-	requestTime = time.Minute
+	// maxBody bounds a response in bytes: a page of builds carries their payloads, a result traces.
+	maxBody = 128 << 20
+	// requestTime bounds one request with its response, and storeTime that of a file.
+	requestTime, storeTime = time.Minute, 3 * time.Minute
 	// maxPause is the longest pause between two attempts.
 	maxPause = 30 * time.Second
 	// maxRefused is how many times in a row the rate limit may refuse a request.
@@ -55,6 +55,7 @@ type wire struct {
 	pace     *pace         // nil ignores the rate limit
 	attempts int           // for a request that may be repeated
 	each     time.Duration // timeout of one attempt
+	json     bool          // a response is JSON, or is not accepted
 	log      func(what string, pause time.Duration)
 }
 
@@ -76,16 +77,15 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 		pause := backOff(attempt)
 		refused, answered := errors.AsType[*Refusal](err)
 		switch {
-		case answered && refused.Status == http.StatusTooManyRequests:
-			if w.pace == nil {
-				return nil, errors.New("the API token's rate limit is used up; try again in a minute")
-			}
+		case answered && refused.Status == http.StatusTooManyRequests && w.attempts == 1:
+			return nil, errors.New("the API token's rate limit is used up; try again in a minute")
+		case answered && refused.Status == http.StatusTooManyRequests && w.pace != nil:
 			if over++; over == maxRefused {
 				return nil, err
 			}
 			attempt-- // the pace waits for the next minute
 			continue
-		case attempt >= w.attempts, r.Method == http.MethodPost, answered && refused.Status < 500, errors.Is(err, errTooLarge):
+		case attempt >= w.attempts, r.Method == http.MethodPost, answered && refused.Status < 500 && refused.Status != http.StatusTooManyRequests, errors.Is(err, errTooLarge):
 			return nil, err
 		}
 		if w.log != nil {
@@ -131,7 +131,7 @@ func (w *wire) send(r *http.Request) (*http.Response, error) {
 		return nil, errTooLarge
 	case resp.StatusCode >= 400:
 		return nil, &Refusal{Status: resp.StatusCode, Message: message(body)}
-	case resp.StatusCode < 300 && len(body) > 0 && !json.Valid(body):
+	case w.json && resp.StatusCode < 300 && len(body) > 0 && !json.Valid(body):
 		return nil, fmt.Errorf("the answer is not JSON: %.60q", body)
 	}
 	resp.Body = io.NopCloser(bytes.NewReader(body))
@@ -162,15 +162,10 @@ const (
 // response, so no minute of Buildkite's exceeds the limit, wherever it begins.
 type pace struct {
 	mu     sync.Mutex
-	limit  int
 	flying int         // requests without a response yet
 	counts []time.Time // when each answered request stops counting, in order
-
-	left  int       // for the minute that ends at reset, less flying
-	reset time.Time // zero before the first response
+	until  time.Time   // when there is more again, if others left too little
 }
-
-func newPace() *pace { return &pace{limit: perMinute} }
 
 // worthTelling is the shortest wait that is logged.
 const worthTelling = 3 * time.Second
@@ -198,18 +193,16 @@ func (p *pace) try(now time.Time) time.Duration {
 	for len(p.counts) > 0 && !p.counts[0].After(now) {
 		p.counts = p.counts[1:]
 	}
-	if p.left <= 0 && now.Before(p.reset) {
-		return p.reset.Sub(now)
+	switch {
+	case now.Before(p.until):
+		return p.until.Sub(now)
+	case p.flying+len(p.counts) < perMinute:
+		p.flying++
+		return 0
+	case len(p.counts) == 0:
+		return time.Second // none is answered yet
 	}
-	if p.flying+len(p.counts) >= p.limit {
-		if len(p.counts) == 0 {
-			return time.Second // none is answered yet
-		}
-		return p.counts[0].Sub(now)
-	}
-	p.flying++
-	p.left--
-	return 0
+	return p.counts[0].Sub(now)
 }
 
 // end records what a response says about the limit; nil if there was none.
@@ -222,30 +215,16 @@ func (p *pace) end(resp *http.Response) {
 	if resp == nil {
 		return
 	}
+	refused := resp.StatusCode == http.StatusTooManyRequests
 	// The organization has a limit, and so does the token's owner.
 	for _, prefix := range []string{"RateLimit-", "RateLimit-User-"} {
-		number := func(name string) (int, bool) {
-			n, err := strconv.Atoi(resp.Header.Get(prefix + name))
-			return n, err == nil && n >= 0
-		}
-		if limit, ok := number("Limit"); ok && limit > 0 && prefix == "RateLimit-User-" {
-			p.limit = limit
-		}
-		left, ok := number("Remaining")
-		seconds, timed := number("Reset")
-		if !ok || !timed {
-			continue
-		}
-		reset := now.Add(min(time.Duration(seconds)*time.Second, maxReset))
-		left -= p.flying
-		switch {
-		case now.After(p.reset) || left < p.left: // a new minute, or others made requests
-			p.left, p.reset = left, reset
-		case reset.Sub(p.reset) > window/2:
-			p.left, p.reset = left, reset
+		left, err := strconv.Atoi(resp.Header.Get(prefix + "Remaining"))
+		reset, rerr := strconv.Atoi(resp.Header.Get(prefix + "Reset"))
+		if err == nil && rerr == nil && reset >= 0 && left <= p.flying {
+			p.until, refused = now.Add(min(time.Duration(reset)*time.Second, maxReset)), false
 		}
 	}
-	if resp.StatusCode == http.StatusTooManyRequests && (p.left > 0 || !now.Before(p.reset)) {
-		p.left, p.reset = 0, now.Add(10*time.Second) // no reset time given
+	if refused {
+		p.until = now.Add(10 * time.Second) // no reset time given
 	}
 }

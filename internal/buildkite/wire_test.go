@@ -60,6 +60,9 @@ func TestPace(t *testing.T) {
 			}
 			begun := time.Now().Add(-dice(60) * time.Second)
 			used, others, over := 0, int(dice(30)), 0
+			if seed == 0 {
+				others = 0
+			}
 			c := patient(t, server(func(*http.Request) (int, map[string]string, string) {
 				time.Sleep(dice(3000) * time.Millisecond)
 				mu.Lock()
@@ -75,6 +78,9 @@ func TestPace(t *testing.T) {
 				header := map[string]string{
 					"RateLimit-Limit": "200", "RateLimit-Remaining": "170", "RateLimit-Reset": "9",
 					"RateLimit-User-Limit": "50", "RateLimit-User-Remaining": left, "RateLimit-User-Reset": strconv.Itoa(60 - int(time.Since(begun).Seconds())),
+				}
+				if seed == 0 { // the API says nothing
+					header = nil
 				}
 				if used > 50 {
 					over++
@@ -147,11 +153,8 @@ func TestWire(t *testing.T) {
 
 // lists are the read-only calls.
 var lists = map[string]func(context.Context, *Client) error{
-	"agents":        func(ctx context.Context, c *Client) error { _, err := c.Agents(ctx, "o"); return err },
-	"pipelines":     func(ctx context.Context, c *Client) error { _, err := c.Pipelines(ctx, "o"); return err },
-	"organizations": func(ctx context.Context, c *Client) error { _, err := c.Organizations(ctx); return err },
-	"clusters":      func(ctx context.Context, c *Client) error { _, err := c.ClusterQueues(ctx, "o"); return err },
-	"builds":        func(ctx context.Context, c *Client) error { _, err := c.Unfinished(ctx, "o"); return err },
+	"agents": func(ctx context.Context, c *Client) error { _, err := c.Agents(ctx, "o"); return err },
+	"builds": func(ctx context.Context, c *Client) error { _, err := c.Unfinished(ctx, "o"); return err },
 }
 
 // within fails a request whose context is done.

@@ -3,7 +3,6 @@ package cli
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -221,26 +220,4 @@ func TestSubmitProgress(t *testing.T) {
 			must.Equal(t, want, strings.ReplaceAll(got, term.ClearLine, "|"))
 		}
 	})
-}
-
-func TestLeaveBuild(t *testing.T) {
-	t.Parallel()
-	for typed, leaves := range map[string]bool{"n\r": true, "No\r": true, "\r": false, "y\r": false, "\x04": false} {
-		person := newPerson(t, 80)
-		p := operator.NewSubmitProgress(term.NewProgress(person.streams("submit")))
-		p.Show(0, submit.Status{State: "running", Build: 7, Since: time.Now()})
-		answer := make(chan bool)
-		go func() { answer <- p.Leave()() }()
-		person.types("Cancel build 7 in Buildkite? [Y/n] ", typed)
-		if got := <-answer; got != leaves {
-			t.Errorf("%q: left is %t", typed, got)
-		}
-		p.Stop()
-		person.saw()
-	}
-	p := operator.NewSubmitProgress(term.NewProgress(term.Streams{In: strings.NewReader("n\n"), Err: io.Discard}))
-	defer p.Stop()
-	if p.Leave() != nil {
-		t.Error("asks without a terminal")
-	}
 }

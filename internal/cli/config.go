@@ -19,7 +19,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/node"
-	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -132,7 +131,7 @@ passwords and query strings in URLs are not shown.`,
 
 func showConfig(s term.Streams, n *node.Node, env func(string) string, asJSON bool) error {
 	file := filepath.Join(cmp.Or(n.Name, n.Root), plan.ConfigPath)
-	text, err := n.ReadFile(plan.ConfigPath)
+	data, err := n.ReadFile(plan.ConfigPath)
 	missing := errors.Is(err, fs.ErrNotExist)
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("read configuration: %w; use sudo", err)
@@ -140,7 +139,7 @@ func showConfig(s term.Streams, n *node.Node, env func(string) string, asJSON bo
 	if err != nil && !missing {
 		return fmt.Errorf("read configuration: %w", err)
 	}
-	f, err := config.Read(file, text)
+	f, err := config.Read(file, data)
 	if err != nil {
 		return err
 	}
@@ -154,7 +153,7 @@ func showConfig(s term.Streams, n *node.Node, env func(string) string, asJSON bo
 	}
 	if missing {
 		file = ""
-	} else if !plan.IsMarked(string(text)) && !reflect.DeepEqual(config.Merge(f.Config, over), f.Config) {
+	} else if !plan.IsMarked(string(data)) && !reflect.DeepEqual(config.Merge(f.Config, over), f.Config) {
 		s.Warn("%s was written by hand and conflicts with the environment; kbnode install would refuse it", plan.ConfigPath)
 	}
 	if asJSON {
@@ -173,7 +172,7 @@ func showConfig(s term.Streams, n *node.Node, env func(string) string, asJSON bo
 		out += "# Secrets are shown as xxxxx: restore them before you use this file.\n"
 	}
 	if _, ok := term.Terminal(s.Out); ok {
-		out, body = payload.EscapeInvisible(out), payload.EscapeInvisible(body)
+		out, body = text.Block(out), text.Block(body)
 	}
 	term.Verbatim(s.Out, out+body)
 	return nil

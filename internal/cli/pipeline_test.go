@@ -149,7 +149,8 @@ func TestPayloadThereAndBack(t *testing.T) {
 			t.Errorf("decode, %s: %+v", name, got)
 		}
 	}
-	if got := kbnode(t, "payload", "decode", "--indent", encoded); got != (result{out: payload.Indent(payloadDoc) + "\n"}) {
+	in := strings.NewReader(payload.Encode([]byte(`{"seed": 1E3, "a": [], "seed": 12345678901234567890123}`)))
+	if got := fed(t, in, "payload", "decode", "--indent"); got.out != "{\n  \"seed\": 1E3,\n  \"a\": [],\n  \"seed\": 12345678901234567890123\n}\n" {
 		t.Errorf("indented: %+v", got)
 	}
 }

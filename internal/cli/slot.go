@@ -17,7 +17,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/guard"
-	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/metrics"
 	"github.com/gpu-mode/kbnode/internal/node"
@@ -151,7 +150,7 @@ func runDaemon(ctx context.Context, s term.Streams) error {
 	})
 	defer m.Close()
 	daemon.Run(ctx, daemon.Options{
-		Root: "/", Kmsg: health.Kmsg{Owner: health.OwnerOf("/")},
+		Root: "/",
 		Node: node.Daemon(Version(), s.Logger()), Events: events.Log{File: events.Path}, Log: s.Logger(), Wake: wake, Replaced: node.Replaced,
 		Publish: m.Publish,
 	})

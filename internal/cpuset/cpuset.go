@@ -39,8 +39,7 @@ func Of(ids ...int) Set {
 }
 
 // Parse reads the kernel's list format: "0-3,8,10-11", with blanks allowed
-// instead of or next to commas, "0-10:2/5" for the first 2 of each 5, and a
-// newline or NUL at the end. Empty text is the empty set.
+// instead of or next to commas, and a newline or NUL at the end. Empty text is the empty set.
 func Parse(text string) (Set, error) {
 	text, err := trim(text)
 	if err != nil {
@@ -171,10 +170,9 @@ func (s Set) Disjoint(t Set) bool { return s.Intersect(t).Len() == 0 }
 // add is only for building a new set.
 func (s *Set) add(id int) { s.bits.SetBit(&s.bits, id, 1) }
 
-// addField adds one "a", "a-b" or "a-b:used/group".
+// addField adds one "a" or "a-b".
 func (s *Set) addField(field string) error {
-	span, stride, strided := strings.Cut(field, ":")
-	first, last, ranged := strings.Cut(span, "-")
+	first, last, ranged := strings.Cut(field, "-")
 	lo, err := number(first)
 	if err != nil {
 		return err
@@ -188,26 +186,8 @@ func (s *Set) addField(field string) error {
 	if hi < lo {
 		return fmt.Errorf("parse CPU list: %q ends before it begins", field)
 	}
-	used, group := 1, 1
-	if strided {
-		u, g, ok := strings.Cut(stride, "/")
-		if !ok || !ranged {
-			return fmt.Errorf("parse CPU list: %q is not of the form first-last:used/group", field)
-		}
-		if used, err = number(u); err != nil {
-			return err
-		}
-		if group, err = number(g); err != nil {
-			return err
-		}
-		if used == 0 || used > group {
-			return fmt.Errorf("parse CPU list: %q uses %d of each %d", field, used, group)
-		}
-	}
 	for id := lo; id <= hi; id++ {
-		if (id-lo)%group < used {
-			s.add(id)
-		}
+		s.add(id)
 	}
 	return nil
 }

@@ -132,7 +132,7 @@ func TestManyLines(t *testing.T) {
 		if i == maxFacts/2 || i == maxFacts+7 {
 			c.addFact(lost)
 		}
-		c.addFact(health.Fact{Kind: health.KindXid, Xid: 13, PID: i})
+		c.addFact(health.Fact{Kind: health.KindXid, Xid: 13, Seq: uint64(i)})
 	}
 	if !c.alarmed() {
 		t.Error("a lost GPU is no reason to read everything")

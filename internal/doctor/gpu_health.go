@@ -80,7 +80,7 @@ func verdictsNow(ctx context.Context, m *Machine, f fleet) ([]health.Verdict, er
 const maxFacts = 10000
 
 // ownVerdicts are the daemon's verdicts whose causes group gpu checks itself.
-var ownVerdicts = []string{"gpu.missing", "gpu.error", "gpu.mode", "node.driver", "node.nvml", "node.unit"}
+var ownVerdicts = []string{"gpu.missing", "gpu.error", "node.driver", "node.nvml", "node.unit"}
 
 // fleet holds the GPUs of the slots, or all GPUs before there are slots. A GPU with several
 // partitions is in it once.

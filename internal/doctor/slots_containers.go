@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -33,7 +32,6 @@ func ofProcesses(list []host.Process, what string) Finding {
 
 // slotGPUProcesses leaves out a slot's own processes: they are a job's, or its service ends them.
 func slotGPUProcesses(_ context.Context, m *Machine) Answer {
-	owner := health.OwnerOf(m.Root)
 	var all []Finding
 	checked := 0
 	for _, g := range m.Inventory.GPUs {
@@ -49,8 +47,9 @@ func slotGPUProcesses(_ context.Context, m *Machine) Answer {
 		var list []host.Process
 		for _, pid := range pids {
 			// If a process that has ended still holds the GPU, the guard parks the slot.
-			who, p := owner(pid), m.Process(pid)
-			if p.Name != "" && (who == nil || !slices.Contains(slots, who.Slot)) {
+			p, cgroup := m.Process(pid), m.Cgroup(pid)
+			own := slices.ContainsFunc(slots, func(k int) bool { return strings.HasPrefix(cgroup+"/", "/"+plan.SliceCgroup(plan.SliceName(k))+"/") })
+			if p.Name != "" && !own {
 				list = append(list, p)
 			}
 		}

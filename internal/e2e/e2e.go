@@ -150,17 +150,13 @@ func (r *Report) concurrency(ctx context.Context, c *buildkite.Client, o Options
 	if n == 0 {
 		return
 	}
-	width := min(n, max(free, 1))
-	if o.Hold == 0 {
-		o.Hold = holdFor(width)
-	}
 	trials, err := o.trials(Concurrency, n)
 	if err != nil {
 		together.Saw = err.Error()
 		return
 	}
 	var ok bool
-	if together.Saw, ok = sideBySide(r.run(ctx, c, o, Concurrency, trials), width); ok {
+	if together.Saw, ok = sideBySide(r.run(ctx, c, o, Concurrency, trials), min(n, max(free, 1))); ok {
 		together.Verdict = OK
 	}
 }
@@ -182,14 +178,7 @@ func (r *Report) run(ctx context.Context, c *buildkite.Client, o Options, part s
 		follow.On = func(i int, s submit.Status) { o.On(part, trials[i].name, s) }
 	}
 	outcomes := submit.Run(ctx, c, follow, jobsOf(trials))
-	refused := ""
 	for i, out := range outcomes {
-		if out.Verdict == submit.NotCreated && out.Err != nil {
-			if refused == "" { // the same for all
-				refused = c.Explain(ctx, out.Err, o.Org, o.Pipeline).Error()
-			}
-			outcomes[i].Reason, out.Reason = refused, refused
-		}
 		check := Check{
 			Part: part, Name: trials[i].name, Verdict: Failed, RunID: out.RunID, Build: out.Build, URL: out.URL,
 			Agent: out.Agent, Queue: out.Queue, Run: out.Run,

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -53,25 +52,6 @@ func TestWell(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestReally has the real engine evaluate real submissions: right, wrong and cheating ones, and
-// those that wait.
-func TestReally(t *testing.T) {
-	t.Parallel()
-	if err := exec.Command("python3", "-c", "").Run(); err != nil {
-		t.Skip("python3 cannot be run: ", err)
-	}
-	synctest.Test(t, func(t *testing.T) {
-		r, _ := node{agents: 3, engine: evaluateReally(t)}.prove(t, t.Context(), Options{Hold: 100 * time.Millisecond})
-		compare(t, r, nil)
-		for _, c := range r.Checks {
-			caught := strings.HasPrefix(c.Name, "wrong") || strings.HasPrefix(c.Name, "cheat")
-			if caught != strings.HasPrefix(c.Saw, "caught: ") || strings.HasPrefix(c.Name, "job ") != strings.HasPrefix(c.Saw, "its own result, on GPU-") {
-				t.Errorf("%s: %s", c.Name, c.Saw)
-			}
-		}
-	})
 }
 
 // TestUnwell breaks one thing at a time. Each fault is found, and hides nothing else.

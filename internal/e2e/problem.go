@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
@@ -102,17 +101,12 @@ func (r *Report) store(ctx context.Context, o Options, out submit.Outcome) {
 		return
 	}
 	stored, err := o.Store.Save(ctx, record)
-	if err == nil || errors.Is(err, results.ErrUnsure) {
-		r.Stored = &stored
-	}
-	if check("stored", err, fmt.Sprintf("leaderboard %s, submission %d with %d runs", record.Leaderboard, stored.Submission, len(stored.Runs))) {
-		check("as it was stored", o.Store.Verify(ctx, stored, record), "every column matches what was sent")
-	}
-	if !o.Cleanup || r.Stored == nil {
+	if !check("stored", err, fmt.Sprintf("leaderboard %s, submission %d with %d runs", record.Leaderboard, stored.Submission, len(stored.Runs))) {
 		return
 	}
-	if check("removed", o.Store.Remove(context.WithoutCancel(ctx), stored), "no rows are left") {
-		r.Stored = nil
+	check("as it was stored", o.Store.Verify(ctx, stored, record), "every column matches what was sent")
+	if !o.Cleanup || !check("removed", o.Store.Remove(context.WithoutCancel(ctx), stored), "no rows are left") {
+		r.Stored = &stored
 	}
 }
 

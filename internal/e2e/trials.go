@@ -29,12 +29,10 @@ func (o Options) target(part string) submit.Target {
 	t := o.Target
 	switch {
 	case t.RunTime > 0:
-	case part == Concurrency:
-		t.RunTime = task.Overhead + o.Hold
 	case part == Evaluation:
 		t.RunTime = o.Problem.Task.RunTime("leaderboard")
 	default:
-		t.RunTime = task.Overhead
+		t.RunTime = 2*task.Overhead + o.Hold
 	}
 	return t
 }
@@ -42,9 +40,6 @@ func (o Options) target(part string) submit.Target {
 // Builds returns the builds that Run creates for a part, n of them for Concurrency. It sends no
 // requests.
 func (o Options) Builds(part string, n int) ([]submit.Job, error) {
-	if o.Hold == 0 {
-		o.Hold = holdFor(n)
-	}
 	trials, err := o.trials(part, n)
 	return jobsOf(trials), err
 }
@@ -109,11 +104,12 @@ func (o Options) atOnce(n int) ([]trial, error) {
 	if err != nil {
 		return nil, err
 	}
+	hold := cmp.Or(o.Hold, holdFor(n)).Seconds()
 	var all []trial
 	for i := range n {
 		name := fmt.Sprintf("job %d", i+1)
 		id := o.RunID + "-" + fmt.Sprint(i+1)
-		doc, err := t.Config(fmt.Sprintf("RUN = %q\nSECONDS = %g\n", id, o.Hold.Seconds()), "", "test")
+		doc, err := t.Config(fmt.Sprintf("RUN = %q\nSECONDS = %g\n", id, hold), "", "test")
 		if err != nil {
 			return nil, err
 		}

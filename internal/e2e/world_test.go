@@ -2,11 +2,7 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -16,21 +12,10 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/payload"
-	"github.com/gpu-mode/kbnode/internal/pipeline"
-	"github.com/gpu-mode/kbnode/internal/result"
-	"github.com/gpu-mode/kbnode/internal/runner"
 	"github.com/gpu-mode/kbnode/internal/task"
 	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/must"
 )
-
-// work runs the tests, or `kbnode runner` if KBNODE_TEST_RUNNER is set.
-func work(m *testing.M) int {
-	if os.Getenv("KBNODE_TEST_RUNNER") != "" {
-		return runner.Main(context.Background(), runner.Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
-	}
-	return m.Run()
-}
 
 // Kinds of jobs that are not submissions of the problem.
 const isArtifact, isWait Kind = "artifact", "wait"
@@ -40,7 +25,6 @@ type node struct {
 	agents int
 	tags   func(i int) []string                   // nil means those of kbnode's agents
 	do     func(w *bktest.Work, i int, kind Kind) // called after a good job, to spoil it; may be nil
-	engine func(w *bktest.Work)                   // nil means pretend's results
 	takes  func(i int, kind Kind) time.Duration   // nil means 30 seconds
 	before func(s *bktest.Server, o *Options)
 }
@@ -111,43 +95,6 @@ func pretend(w *bktest.Work, p *Problem) (kind Kind) {
 	return kind
 }
 
-// evaluateReally returns a function that runs a job with the runner's engine, in its own
-// directory.
-func evaluateReally(t *testing.T) func(w *bktest.Work) {
-	self, err := os.Executable()
-	must.Do(t, err)
-	return func(w *bktest.Work) {
-		cmd := exec.Command(self)
-		if w.Env[payload.Var] == "" && w.Env[payload.Var+"_0"] == "" {
-			p, err := pipeline.Build(pipeline.ArtifactTest, pipeline.Options{Queue: "b200"})
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			cmd = exec.Command("bash", "-c", strings.ReplaceAll(p.Steps[0].Command, "$$", "$"))
-		}
-		cmd.Dir = t.TempDir()
-		cmd.Env = append(os.Environ(), "KBNODE_TEST_RUNNER=1", "GORACE=atexit_sleep_ms=0", "BUILDKITE=", "CUDA_VISIBLE_DEVICES=")
-		for k, v := range w.Env {
-			if strings.HasPrefix(k, payload.Var) {
-				cmd.Env = append(cmd.Env, k+"="+v)
-			}
-		}
-		out, err := cmd.CombinedOutput()
-		exit, failed := errors.AsType[*exec.ExitError](err)
-		if failed {
-			w.Exit = exit.ExitCode()
-		} else if err != nil {
-			t.Error(err)
-		}
-		text, err := os.ReadFile(filepath.Join(cmd.Dir, result.File))
-		if err != nil {
-			t.Errorf("%v\n%s", err, out)
-		}
-		w.Files["result.json"] = string(text)
-	}
-}
-
 // prove runs o on the node's agents. Call it in a synctest bubble.
 func (n node) prove(t *testing.T, ctx context.Context, o Options) (*Report, *bktest.Server) { //nolint:revive // the test comes first here
 	t.Helper()
@@ -174,9 +121,6 @@ func (n node) prove(t *testing.T, ctx context.Context, o Options) (*Report, *bkt
 				w.Exit, w.Files = 143, nil
 				return
 			case <-time.After(takes):
-			}
-			if n.engine != nil {
-				n.engine(w)
 			}
 			if n.do != nil {
 				n.do(w, i, kind)

@@ -28,9 +28,6 @@ const (
 	maxLine = 16 << 10 // bytes
 	maxText = 2 << 10  // characters of a sentence
 	poll    = 500 * time.Millisecond
-	// lockTime bounds the wait for another writer: anyone who may read the file can lock
-	// it, and must not block the daemon.
-	lockTime = time.Second
 )
 
 // Event is something that happened.
@@ -68,64 +65,22 @@ func (l Log) Add(events ...Event) error {
 	return nil
 }
 
-// append adds text to the file in one write. It starts a new file when the old one is full.
+// append adds text to the file in one write, which the kernel keeps apart from those of other
+// processes. It starts a new file when the old one is full.
 func (l Log) append(text []byte) error {
-	for {
-		f, err := os.OpenFile(l.File, os.O_RDWR|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW, 0o644) //nolint:gosec // for all to read
-		if err != nil {
+	if fi, err := os.Lstat(l.File); err == nil && fi.Size() >= maxFile {
+		if err := os.Rename(l.File, l.File+".1"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		full, err := prepare(f, l.File)
-		if full {
-			_ = f.Close()
-			continue
-		}
-		if err == nil {
-			text, err = afterLine(f, text)
-		}
-		if err == nil {
-			_, err = f.Write(text)
-		}
-		return errors.Join(err, f.Close())
 	}
-}
-
-// lock waits for other writers, but continues without the lock after lockTime: two writers
-// at once may tear a line, which readers skip.
-func lock(f *os.File) error {
-	for end := time.Now().Add(lockTime); ; {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return err
-		}
-		if time.Now().After(end) {
-			return nil
-		}
-		time.Sleep(10 * time.Millisecond)
+	f, err := os.OpenFile(l.File, os.O_RDWR|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW, 0o644) //nolint:gosec // for all to read
+	if err != nil {
+		return err
 	}
-}
-
-// prepare locks the file, and moves it away when it is full. again is true if name is now
-// another file.
-func prepare(f *os.File, name string) (again bool, err error) {
-	if err := lock(f); err != nil {
-		return false, err
+	if text, err = afterLine(f, text); err == nil {
+		_, err = f.Write(text)
 	}
-	here, err := os.Lstat(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return true, nil
-	}
-	fi, err2 := f.Stat()
-	if err := errors.Join(err, err2); err != nil {
-		return false, err
-	}
-	if !os.SameFile(here, fi) {
-		return true, nil
-	}
-	if fi.Size() < maxFile {
-		return false, nil
-	}
-	return true, os.Rename(name, name+".1")
+	return errors.Join(err, f.Close())
 }
 
 // afterLine starts a new line if the last write was cut off.

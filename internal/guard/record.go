@@ -32,13 +32,7 @@ type recorder struct {
 
 func newRecorder(p plan.JobPolicy, procs slotProcs) *recorder {
 	cpus, _ := cpuset.Parse(p.CPUs) // if it cannot be read, no container starts
-	c := noise.Config{
-		Slot: p.Name, CPUs: cpus, Cgroups: procs.root, Slice: procs.slice, Proc: procs.proc, Sys: "/sys",
-		Alive: func() bool {
-			runs, err := procs.runsJob()
-			return runs || err != nil
-		},
-	}
+	c := noise.Config{Slot: p.Name, CPUs: cpus, Cgroups: procs.root, Slice: procs.slice, Proc: procs.proc}
 	var names []string
 	for _, g := range p.GPUs {
 		names, c.Part = append(names, g.UUID), g.Part

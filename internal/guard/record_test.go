@@ -22,7 +22,6 @@ func (r *slotRig) records(samples noise.Samples) {
 	r.noise.config.Samples = samples
 	r.put(filepath.Join(r.procs.root, r.procs.slice, "cpu.stat"), "usage_usec 1000\n")
 	r.put(filepath.Join(r.procs.proc, "stat"), "cpu  1 1 1 1\ncpu0 100 0 50 9000 10 0 5 0 0 0\n")
-	r.put(filepath.Join(r.procs.proc, "interrupts"), "  CPU0\n")
 }
 
 // sampled counts who samples the GPU.
@@ -74,8 +73,7 @@ func TestRecord(t *testing.T) {
 	})
 }
 
-// TestSamplingEnds: the GPU is released when the next job begins, an agent starts again, or the
-// agent has no job.
+// TestSamplingEnds: the GPU is released when the next job begins, or an agent starts again.
 func TestSamplingEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -93,12 +91,6 @@ func TestSamplingEnds(t *testing.T) {
 		r.want(r.ready, "")
 		if gpu.by.Load() != 0 {
 			t.Error("sampled without an agent")
-		}
-		r.want(r.begin, "")
-		r.exit(bootstrapPID)
-		time.Sleep(time.Minute)
-		if gpu.by.Load() != 0 {
-			t.Error("sampled although the agent is alone")
 		}
 	})
 }

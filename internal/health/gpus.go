@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -124,7 +123,6 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 		j.memory(id, n)
 		j.speed(id, n)
 		j.links(id, g)
-		j.use(id, n)
 	}
 	if g.Vendor == "amd" {
 		j.ras(id, bus)
@@ -139,7 +137,7 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 	}
 }
 
-// memory judges ECC errors, row remapping and page retirement.
+// memory judges ECC errors and row remapping.
 func (j *judge) memory(id string, n *probe.GPU) {
 	pci := j.addressOf(id)
 	const replace = "replace the GPU"
@@ -167,12 +165,6 @@ func (j *judge) memory(id string, n *probe.GPU) {
 		if b := r.Banks; b != nil {
 			all = append(all, finding{checkRemap, "spare", b.None > 0, Warn, None, fmt.Sprintf("%d memory banks of the GPU at %s have no spare rows left", b.None, pci), replace})
 		}
-	}
-	if r := n.RetiredPages; r != nil {
-		pages := r.SingleBit + r.DoubleBit
-		all = append(all,
-			finding{checkRetired, "many", pages >= 63, Fatal, Drain, fmt.Sprintf("%d memory pages of the GPU at %s are retired", pages, pci), replace},
-			finding{checkRetired, "pending", r.Pending, Degraded, Drain, "memory pages of the GPU at " + pci + " wait to be retired", fixReset(pci)})
 	}
 	for _, f := range all {
 		j.update(gpuKey(f.check, id, f.detail), f.bad, Mark{Level: f.level, Effect: f.effect, Reason: f.reason, Fix: f.fix})
@@ -206,11 +198,6 @@ func (j *judge) speed(id string, n *probe.GPU) {
 			Level: Degraded, After: throttleAfter, Quiet: throttleQuiet,
 			Reason: "the GPU at " + pci + " is slowed down: " + strings.Join(why, ", "),
 			Fix:    "check the power supply and the power limit of the rack; do not trust timings from this time",
-		})
-		j.update(gpuKey(checkThrottle, id, "cap"), *r&0x4 != 0, Mark{
-			Level:  Info,
-			Reason: "the GPU at " + pci + " is at its power limit",
-			Fix:    "nothing; this is normal under load",
 		})
 	}
 	hot := n.ClockReasons != nil && *n.ClockReasons&0x60 != 0
@@ -246,10 +233,6 @@ func (j *judge) links(id string, g *inventory.GPU) {
 			bad, m.Level, m.Reason = true, Fatal, fmt.Sprintf("the GPU at %s could not join the NVLink fabric (NVML code %d)", pci, f.Status)
 		}
 		j.update(k, bad, m)
-		why := fabricHealth(f.HealthMask)
-		j.update(gpuKey(checkFabric, id, "health"), why != "", Mark{
-			Level: Degraded, Reason: "the NVLink fabric of the GPU at " + pci + " is impaired: " + why, Fix: "systemctl status nvidia-fabricmanager",
-		})
 	}
 	if up := n.NVLinksUp; up != nil && g.MIGMode != "on" {
 		st := j.gpu(id, pci)
@@ -269,24 +252,6 @@ func (j *judge) links(id string, g *inventory.GPU) {
 	if p := n.PCIe; p != nil {
 		j.pcie(id, n, p)
 	}
-}
-
-// fabricHealth describes NVML's mask, "" if nothing is wrong or reported (nvml.h,
-// NVML_GPU_FABRIC_HEALTH_MASK_*: 1 is true in two-bit fields).
-func fabricHealth(mask uint32) string {
-	var why []string
-	for _, f := range []struct {
-		shift int
-		words string
-	}{{0, "less bandwidth"}, {2, "a route is recovering"}, {4, "a route is unhealthy"}, {6, "recovering from a timeout"}} {
-		if mask>>f.shift&3 == 1 {
-			why = append(why, f.words)
-		}
-	}
-	if c := mask >> 8 & 0xf; c > 1 {
-		why = append(why, "wrong configuration ("+strconv.Itoa(int(c))+")")
-	}
-	return strings.Join(why, ", ")
 }
 
 func (j *judge) pcie(id string, n *probe.GPU, p *probe.PCIe) {
@@ -324,36 +289,6 @@ func (j *judge) seeLink(id, detail string, bad bool, reason string) {
 	})
 }
 
-// use judges modes that wait for a reset, and processes on an idle GPU.
-func (j *judge) use(id string, n *probe.GPU) {
-	var waits []string
-	for _, m := range []struct {
-		name string
-		mode *probe.Mode
-	}{{"MIG", n.MIGMode}, {"ECC", n.ECCMode}} {
-		if m.mode != nil && m.mode.Current != m.mode.Pending {
-			waits = append(waits, fmt.Sprintf("%s is %s and will be %s", m.name, m.mode.Current, m.mode.Pending))
-		}
-	}
-	j.update(gpuKey(checkMode, id), len(waits) > 0, Mark{
-		Level: Warn, Reason: "a mode of the GPU at " + j.addressOf(id) + " waits for a reset: " + strings.Join(waits, "; "), Fix: fixReset(j.addressOf(id)),
-	})
-	slots := j.slotsOf(id)
-	idle := len(slots) > 0
-	for _, s := range slots {
-		idle = idle && s.Job == "" && !slices.ContainsFunc(j.s.Jobs, func(r ran) bool { return r.Slot == s.Index })
-	}
-	var pids []string
-	for _, p := range n.Processes[:min(len(n.Processes), 8)] {
-		pids = append(pids, strconv.Itoa(int(p.PID)))
-	}
-	j.update(gpuKey(checkDirty, id), idle && len(pids) > 0, Mark{
-		Level: Warn, After: time.Minute,
-		Reason: "no job runs on the GPU at " + j.addressOf(id) + ", but these processes use it: " + strings.Join(pids, " "),
-		Fix:    "ps -fp " + strings.Join(pids, ",") + "; the slot's guard lets no job begin while they run",
-	})
-}
-
 // ras judges the error counters of an AMD GPU.
 func (j *judge) ras(id string, bus Bus) {
 	st := j.gpu(id, "")
@@ -375,10 +310,4 @@ func (j *judge) ras(id string, bus Bus) {
 			Fix:    fixAMDReset(j.addressOf(id)),
 		})
 	}
-	j.update(gpuKey(checkRetired, id, "pending"), bus.Waiting > 0, Mark{
-		Level: Warn, Reason: fmt.Sprintf("%d bad memory pages of the GPU at %s are still in use", bus.Waiting, j.addressOf(id)), Fix: fixAMDReset(j.addressOf(id)),
-	})
-	j.update(gpuKey(checkRetired, id), bus.BadPages > 0 && bus.Waiting == 0, Mark{
-		Level: Info, Reason: fmt.Sprintf("%d memory pages of the GPU at %s are retired", bus.BadPages, j.addressOf(id)), Fix: "nothing; they are no longer used",
-	})
 }

@@ -11,8 +11,8 @@
 //	state, verdicts, events = health.Judge(state, in)
 //
 // Signals that were not read keep their last verdict, good or bad. The first call after a
-// start should have all of them. A lost State rebuilds itself, except for the history of
-// application errors: Kmsg begins with the oldest line of this boot.
+// start should have all of them. A lost State rebuilds itself: Kmsg begins with the oldest
+// line of this boot.
 package health
 
 import (
@@ -118,12 +118,10 @@ type GPUs struct {
 
 // Bus is what sysfs has of a GPU beyond the inventory.
 type Bus struct {
-	Unread   bool              // reading takes too long; the rest is unknown
-	Dead     bool              // its PCI configuration reads as ones
-	RAS      map[string]uint64 // AMD: uncorrected errors by block (umc, gfx, …) since its driver was loaded
-	BadPages int               // AMD: bad pages of its memory
-	Waiting  int               // AMD: how many of them are still in use
-	Link     *probe.PCIe       // AMD: its PCIe link; nil if not reported
+	Unread bool              // reading takes too long; the rest is unknown
+	Dead   bool              // its PCI configuration reads as ones
+	RAS    map[string]uint64 // AMD: uncorrected errors by block (umc, gfx, …) since its driver was loaded
+	Link   *probe.PCIe       // AMD: its PCIe link; nil if not reported
 }
 
 // Node is one reading of the node.
@@ -176,36 +174,32 @@ type Event struct {
 
 // Checks are the stable IDs of all verdicts; docs/health.md has a row for each.
 var Checks = []string{
-	checkRecovery, checkLost, checkMissing, checkError, checkXid, checkECC, checkRemap, checkRetired,
-	checkThrottle, checkThermal, checkFabric, checkNVLink, checkPCIe, checkMode, checkDirty, checkRAS, checkReset,
-	checkDriver, checkNVML, checkPersistence, checkSwitch, checkDisk, CheckDocker, checkClock, CheckUnit, checkOverdue, CheckAgent, CheckLimits,
+	checkRecovery, checkLost, checkMissing, checkError, checkXid, checkECC, checkRemap,
+	checkThrottle, checkThermal, checkFabric, checkNVLink, checkPCIe, checkRAS, checkReset,
+	checkDriver, checkNVML, checkSwitch, checkDisk, CheckDocker, checkClock, CheckUnit, checkOverdue, CheckAgent, CheckLimits,
 }
 
 const (
-	checkRecovery    = "gpu.recovery"
-	checkLost        = "gpu.lost"
-	checkMissing     = "gpu.missing"
-	checkError       = "gpu.error"
-	checkXid         = "gpu.xid"
-	checkECC         = "gpu.ecc"
-	checkRemap       = "gpu.remap"
-	checkRetired     = "gpu.retired"
-	checkThrottle    = "gpu.throttle"
-	checkThermal     = "gpu.thermal"
-	checkFabric      = "gpu.fabric"
-	checkNVLink      = "gpu.nvlink"
-	checkPCIe        = "gpu.pcie"
-	checkMode        = "gpu.mode"
-	checkDirty       = "gpu.dirty"
-	checkRAS         = "gpu.ras"
-	checkReset       = "gpu.reset"
-	checkDriver      = "node.driver"
-	checkNVML        = "node.nvml"
-	checkPersistence = "node.persistence"
-	checkSwitch      = "node.nvswitch"
-	checkDisk        = "node.disk"
-	checkOverdue     = "node.overdue"
-	checkClock       = "node.clock"
+	checkRecovery = "gpu.recovery"
+	checkLost     = "gpu.lost"
+	checkMissing  = "gpu.missing"
+	checkError    = "gpu.error"
+	checkXid      = "gpu.xid"
+	checkECC      = "gpu.ecc"
+	checkRemap    = "gpu.remap"
+	checkThrottle = "gpu.throttle"
+	checkThermal  = "gpu.thermal"
+	checkFabric   = "gpu.fabric"
+	checkNVLink   = "gpu.nvlink"
+	checkPCIe     = "gpu.pcie"
+	checkRAS      = "gpu.ras"
+	checkReset    = "gpu.reset"
+	checkDriver   = "node.driver"
+	checkNVML     = "node.nvml"
+	checkSwitch   = "node.nvswitch"
+	checkDisk     = "node.disk"
+	checkOverdue  = "node.overdue"
+	checkClock    = "node.clock"
 )
 
 // The checks whose signals the caller reads, and may report as unread.

@@ -8,36 +8,26 @@ import (
 )
 
 const (
-	appWindow  = time.Hour
-	appJobs    = 8 // different jobs with errors within appWindow; buggy kernels are common
 	idleQuiet  = 24 * time.Hour
 	resetLimit = 2 * time.Minute // AMD's resets take seconds
 )
 
-// who is the possible cause of a line of the kernel.
-type who int
+// cause is the possible cause of a line of the kernel.
+type cause int
 
 const (
-	noJob        who = iota // no job ran
-	slotJob                 // a job ran, or the process belongs to the slot
-	otherProcess            // the process belongs to no slot
-	tooLate                 // too long ago to know
+	noJob    cause = iota // no job ran
+	someJob               // a job ran
+	longPast              // too long ago to know
 )
 
-// owner finds who caused a line about a GPU. Only jobs of the GPU's own slots can open
-// it. Lines may come late, after their cause has ended.
-func (j *judge) owner(f Fact, id string) (slot int, job string, w who) {
+// cause finds which job may have caused a line about a GPU. Only jobs of the GPU's own
+// slots can open it. Lines may come late, after their cause has ended.
+func (j *judge) cause(f Fact, id string) (slot int, job string, c cause) {
 	mine := j.slotsOf(id)
 	slot = j.slotOf(id)
-	if f.Owner != nil && f.Owner.Slot < 0 {
-		return slot, "", otherProcess
-	}
-	if f.Owner != nil {
-		mine = slices.DeleteFunc(slices.Clone(j.in.Slots), func(s Slot) bool { return s.Index != f.Owner.Slot })
-		slot = f.Owner.Slot
-	}
 	if j.in.Up-f.Up > jobGrace {
-		return slot, "", tooLate
+		return slot, "", longPast
 	}
 	var jobs []ran
 	for _, s := range mine {
@@ -51,15 +41,13 @@ func (j *judge) owner(f Fact, id string) (slot int, job string, w who) {
 			jobs = append(jobs, r)
 		}
 	}
-	switch {
-	case len(jobs) == 1:
-		return jobs[0].Slot, jobs[0].Job, slotJob
-	case len(jobs) > 1:
-		return -1, "", slotJob // jobs on several parts of the GPU; the line does not name the part
-	case f.Owner != nil:
-		return slot, "", slotJob
+	switch len(jobs) {
+	case 0:
+		return slot, "", noJob
+	case 1:
+		return jobs[0].Slot, jobs[0].Job, someJob
 	}
-	return slot, "", noJob
+	return -1, "", someJob // jobs on several parts of the GPU; the line does not name the part
 }
 
 // kernel judges one line of the kernel's log.
@@ -69,13 +57,13 @@ func (j *judge) kernel(f Fact) {
 		return
 	}
 	id := cmp.Or(j.byPCI[f.PCI], f.PCI)
-	slot, job, w := j.owner(f, id)
+	slot, job, c := j.cause(f, id)
 	e := Event{Time: j.in.Now.Add(f.Up - j.in.Up), Kind: "kernel", Check: checkXid, GPU: id, Slot: slot, Job: job, Level: Info}
 	defer func() {
 		if e.Level < Fatal && j.repeats(id, fmt.Sprint(f.Kind, " ", f.Xid, " ", job), f) {
 			return
 		}
-		e.Text = f.Text + by(f, slot, job, w)
+		e.Text = f.Text + by(f.Kind, job, c)
 		j.emit(e)
 	}()
 	if id == "" && f.Kind != KindLoaded {
@@ -88,7 +76,7 @@ func (j *judge) kernel(f Fact) {
 	reboot := Mark{Level: Fatal, Effect: Park, Fix: fixReboot}
 	switch f.Kind {
 	case KindXid:
-		e.Level = j.xid(f, id, job, w)
+		e.Level = j.xid(f, id, c)
 	case KindFallen:
 		reboot.Reason = "the GPU at " + j.addressOf(id) + " has fallen off the bus"
 		e.Check, e.Level = checkLost, Fatal
@@ -124,8 +112,7 @@ func (j *judge) kernel(f Fact) {
 	case KindVRAM:
 		e.Check, e.Level = checkReset, Warn
 	case KindRing, KindFault:
-		e.Level = Warn
-		j.application(f, id, job, w)
+		e.Level = Warn // a job can cause it at will
 	}
 }
 
@@ -155,39 +142,32 @@ func (j *judge) repeats(id, what string, f Fact) bool {
 		return false
 	}
 	g := j.gpu(id, f.PCI)
-	g.Recent = slices.DeleteFunc(g.Recent, func(a app) bool { return f.Up-a.At > time.Minute })
-	if slices.ContainsFunc(g.Recent, func(a app) bool { return a.Job == what }) {
+	g.Recent = slices.DeleteFunc(g.Recent, func(l line) bool { return f.Up-l.At > time.Minute })
+	if slices.ContainsFunc(g.Recent, func(l line) bool { return l.Text == what }) {
 		return true
 	}
-	g.Recent = append(g.Recent[:min(len(g.Recent), maxApps)], app{f.Up, what})
+	g.Recent = append(g.Recent[:min(len(g.Recent), maxLines)], line{f.Up, what})
 	return false
 }
 
 // by describes who caused a line. GPUs joined by xGMI are reset together, so a reset is
 // not attributed to the job that it ended.
-func by(f Fact, slot int, job string, w who) string {
-	if f.Kind == KindLoaded || f.Kind == KindFallen {
-		return ""
-	}
+func by(kind Kind, job string, c cause) string {
 	switch {
-	case w == slotJob && job == "" && slot < 0:
-		return "; while jobs ran on several parts of the GPU"
-	case w == slotJob && job != "" && slices.Contains([]Kind{KindResetBegin, KindResetDone, KindResetFailed, KindVRAM}, f.Kind):
-		return "; while job " + job + " ran"
-	case w == slotJob && job != "":
-		return "; by job " + job
-	case w == slotJob:
-		return "; by a process of the slot"
-	case w == otherProcess:
-		return fmt.Sprintf("; by process %d, which belongs to no slot", f.PID)
-	case w == noJob:
+	case kind == KindLoaded || kind == KindFallen || c == longPast:
+		return ""
+	case c == noJob:
 		return "; while no job ran"
+	case job == "":
+		return "; while jobs ran on several parts of the GPU"
+	case slices.Contains([]Kind{KindResetBegin, KindResetDone, KindResetFailed, KindVRAM}, kind):
+		return "; while job " + job + " ran"
 	}
-	return ""
+	return "; by job " + job
 }
 
 // xid judges an Xid and returns the level of its line.
-func (j *judge) xid(f Fact, id, job string, w who) Level {
+func (j *judge) xid(f Fact, id string, c cause) Level {
 	x := LookupXid(f.Xid)
 	class := x.Class
 	switch {
@@ -195,21 +175,20 @@ func (j *judge) xid(f Fact, id, job string, w who) Level {
 		class = XidReset
 	case class == XidLink:
 		class = XidDegraded
-	case f.Xid == 109 && (w == noJob || w == otherProcess && !j.hadJob(f, id)):
+	case f.Xid == 109 && c == noJob:
 		class = XidReset
 	}
 	m := Mark{Reason: fmt.Sprintf("Xid %d, %s, on the GPU at %s", f.Xid, x.Words, j.addressOf(id))}
 	k := gpuKey(checkXid, id, fmt.Sprint(f.Xid))
 	switch class {
 	case XidApplication:
-		j.application(f, id, job, w)
-		return Warn
+		return Warn // no number of them is held against the GPU: one submission could take the node down
 	case XidIgnored:
 		return Info
 	case XidRecovery:
 		return j.recovery(id, f.To, f.Up, "Xid 154")
 	case XidUnknown:
-		if w == slotJob {
+		if c == someJob {
 			return Warn
 		}
 		m.Level, m.Quiet, m.Fix = Warn, idleQuiet, "report it to NVIDIA"
@@ -231,14 +210,6 @@ func (j *judge) xid(f Fact, id, job string, w who) Level {
 	}
 	j.latch(k, f.Up, m)
 	return m.Level
-}
-
-// hadJob reports whether a job ran on the GPU. It ignores the process that the line
-// names: it may have ended, and its PID been reused.
-func (j *judge) hadJob(f Fact, id string) bool {
-	f.Owner = nil
-	_, _, w := j.owner(f, id)
-	return w == slotJob
 }
 
 // recovery judges the recovery action that the driver asked for at the time at.
@@ -278,33 +249,6 @@ func (j *judge) recovery(id string, action int, at time.Duration, source string)
 	m.Reason += " (" + source + ")"
 	j.latch(k, at, m)
 	return m.Level
-}
-
-// application counts an error that jobs cause at will. No number of them takes a GPU
-// away, because one submission could then take the node down.
-func (j *judge) application(f Fact, id, job string, w who) {
-	k := gpuKey(checkXid, id)
-	m := Mark{Level: Degraded, Fix: "run a known-good job in this slot; if that fails too, " + fixReset(j.addressOf(id))}
-	if g := j.gpu(id, f.PCI); g.Vendor == "amd" {
-		m.Fix = "run a known-good job in this slot; if that fails too, " + fixAMDReset(j.addressOf(id))
-	}
-	switch w {
-	case tooLate, otherProcess:
-		return
-	case noJob:
-		k.Detail, m.Quiet = "idle", idleQuiet
-		m.Reason = fmt.Sprintf("an error that jobs cause occurred while no job ran on the GPU at %s: %s", j.addressOf(id), f.Text)
-	case slotJob:
-		g := j.gpu(id, f.PCI)
-		g.Apps = slices.DeleteFunc(g.Apps, func(a app) bool { return f.Up-a.At > appWindow || a.Job == job })
-		g.Apps = append(g.Apps, app{f.Up, job})
-		if len(g.Apps) < appJobs {
-			return
-		}
-		k.Detail, m.Quiet = "jobs", appWindow
-		m.Reason = fmt.Sprintf("%d different jobs had errors on the GPU at %s within an hour", len(g.Apps), j.addressOf(id))
-	}
-	j.latch(k, f.Up, m)
 }
 
 // fixReset turns persistence mode off for this GPU only. To stop nvidia-persistenced would

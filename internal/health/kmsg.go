@@ -1,11 +1,14 @@
 package health
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,10 +27,7 @@ const (
 // Kmsg reads the kernel's log.
 type Kmsg struct {
 	Path string // "" is /dev/kmsg; a FIFO or a recorded file in tests
-	// Owner returns whose process a PID is while it runs; nil looks up nothing. See
-	// OwnerOf.
-	Owner func(pid int) *Owner
-	Once  bool // stop after the existing lines
+	Once bool   // stop after the existing lines
 }
 
 // Run calls each with the Facts of all lines since the boot and then, unless Once is set,
@@ -43,91 +43,74 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 	if err != nil {
 		return fmt.Errorf("read kernel log: %w", err)
 	}
-	var overrun bool
-	var reported time.Duration                                                        // of the last overrun
 	stop := context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Unix(1, 0)) }) // a regular file has no deadlines
 	defer stop()
-
-	r := records{each: k.hand(func(f Fact) {
-		// The kernel stamps lines by a clock that is never corrected and is minutes off
-		// after months. Lines that came while we waited came now.
-		if up, err := uptime(); err == nil && (live || f.Up > up) {
-			f.Up = up
-		}
-		each(f)
-	})}
+	log := &kmsgReader{raw: raw, once: k.Once, waited: live}
+	lines := bufio.NewReaderSize(log, kmsgBuffer)
+	var overrun, long bool
+	var reported time.Duration // of the last overrun
 	for {
-		var n int
-		var cause error
-		waited := false
-		err := raw.Read(func(fd uintptr) bool {
-			n, cause = unix.Read(int(fd), r.room())
-			waited = waited || errors.Is(cause, unix.EAGAIN)
-			return k.Once || !errors.Is(cause, unix.EAGAIN)
-		})
+		line, err := lines.ReadSlice('\n')
+		up, _ := uptime() // it does not fail
 		switch {
-		case ctx.Err() != nil:
+		case ctx.Err() != nil || errors.Is(err, io.EOF):
 			return nil
-		case err != nil:
-			return fmt.Errorf("read kernel log: %w", err)
-		case errors.Is(cause, unix.EINTR):
+		case errors.Is(err, bufio.ErrBufferFull):
+			long = true // not the kernel's; neither is the rest
 			continue
-		case k.Once && errors.Is(cause, unix.EAGAIN):
-			return nil
-		case errors.Is(cause, unix.EPIPE):
+		case errors.Is(err, unix.EPIPE):
 			// The next read continues with the oldest line that is left.
-			if up, err := uptime(); err == nil && (!overrun || up-reported > time.Minute) {
+			if !overrun || up-reported > time.Minute {
 				overrun, reported = true, up
 				each(Fact{Up: up, Kind: KindOverrun, Text: "lines of the kernel log were lost: there were too many to read"})
 			}
 			continue
-		case cause != nil:
-			return fmt.Errorf("read kernel log: %w", cause)
-		case n == 0:
-			return nil
+		case err != nil:
+			return fmt.Errorf("read kernel log: %w", err)
 		}
-		live = live || waited
-		r.add(n)
-		if waited {
-			if limit.Sleep(ctx, kmsgGather) != nil {
-				return nil
+		fact, ok := Parse(bytes.TrimSuffix(line, []byte("\n")))
+		if ok && !long {
+			// The kernel stamps lines by a clock that is never corrected and is minutes off
+			// after months. Lines that came while we waited came now.
+			if log.waited || fact.Up > up {
+				fact.Up = up
 			}
+			each(fact)
+		}
+		long = false
+		if log.waits && lines.Buffered() == 0 && limit.Sleep(ctx, kmsgGather) != nil {
+			return nil
 		}
 	}
 }
 
-// hand returns a function that parses records and looks up their processes.
-func (k Kmsg) hand(each func(Fact)) func([]byte) {
-	var p Parser
-	var second time.Duration
-	reported := map[Fact]bool{} // reported in this second
-	var last Fact               // the last process looked up: many lines are about the same one
-	return func(record []byte) {
-		f, ok := p.Parse(record)
-		if !ok {
-			return
+// kmsgReader reads without blocking a thread. /dev/kmsg returns one record at a time, pipes
+// and files return pieces.
+type kmsgReader struct {
+	raw    syscall.RawConn
+	once   bool // no more to read is the end
+	waits  bool // the last read waited
+	waited bool // some read did
+}
+
+func (r *kmsgReader) Read(p []byte) (n int, err error) {
+	var cause error
+	r.waits = false
+	err = r.raw.Read(func(fd uintptr) bool {
+		for cause = unix.EINTR; errors.Is(cause, unix.EINTR); {
+			n, cause = unix.Read(int(fd), p)
 		}
-		// One faulty kernel logs hundreds of identical lines, which must not push out
-		// lines about other GPUs.
-		if f.Kind == KindXid && f.Xid != 154 || f.Kind == KindRing || f.Kind == KindFault {
-			if now := f.Up.Truncate(time.Second); now != second {
-				second = now
-				clear(reported)
-			}
-			same := Fact{Kind: f.Kind, PCI: f.PCI, Xid: f.Xid, PID: f.PID, Severity: f.Severity}
-			if reported[same] {
-				return
-			}
-			reported[same] = true
-		}
-		if f.PID > 0 && k.Owner != nil {
-			if f.PID != last.PID || f.Up-last.Up > time.Second {
-				last = Fact{PID: f.PID, Up: f.Up, Owner: k.Owner(f.PID)}
-			}
-			f.Owner = last.Owner
-		}
-		each(f)
+		r.waits = r.waits || errors.Is(cause, unix.EAGAIN)
+		return r.once || !errors.Is(cause, unix.EAGAIN)
+	})
+	r.waited = r.waited || r.waits
+	switch {
+	case err != nil:
+		return 0, err
+	case cause == nil && n == 0 || errors.Is(cause, unix.EAGAIN):
+		return 0, io.EOF
 	}
+	return max(n, 0), cause
 }
 
 // openKmsg opens the log; live means that it has no past lines.
@@ -141,36 +124,4 @@ func openKmsg(path string) (f *os.File, live bool, err error) {
 	}
 	f, err = os.OpenFile(path, mode|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	return f, live, err
-}
-
-// records splits input into lines. /dev/kmsg returns one record at a time, pipes and
-// files return pieces.
-type records struct {
-	each func([]byte)
-	buf  [kmsgBuffer]byte
-	n    int
-	skip bool // the rest of a line was too long
-}
-
-func (r *records) room() []byte {
-	if r.n > len(r.buf)/2 {
-		r.n, r.skip = 0, true // no line is this long
-	}
-	return r.buf[r.n:]
-}
-
-func (r *records) add(n int) {
-	r.n += n
-	rest := r.buf[:r.n]
-	for {
-		line, after, ok := bytes.Cut(rest, []byte("\n"))
-		if !ok {
-			break
-		}
-		if !r.skip {
-			r.each(line)
-		}
-		r.skip, rest = false, after
-	}
-	r.n = copy(r.buf[:], rest)
 }

@@ -37,9 +37,8 @@ func machine(n int) Signals {
 				UUID: uuid(i), PCI: pci(i), Persistence: "on",
 				MIGMode: &probe.Mode{Current: "off", Pending: "off"}, ECCMode: &probe.Mode{Current: "on", Pending: "on"},
 				ECC:          &probe.ECC{VolatileUncorrected: new(uint64(0)), SRAMThreshold: new(false)},
-				RemappedRows: &probe.Remapped{Banks: &probe.Banks{Max: 5120}}, RecoveryAction: new(int64(0)),
-				RetiredPages: &probe.Retired{},
-				Clocks:       &probe.Clocks{SM: new(uint32(1900)), MaxSM: new(uint32(1965))}, ClockReasons: new(uint64(1)),
+				RemappedRows: &probe.Remapped{Banks: &probe.Banks{}}, RecoveryAction: new(int64(0)),
+				Clocks: &probe.Clocks{SM: new(uint32(1900)), MaxSM: new(uint32(1965))}, ClockReasons: new(uint64(1)),
 				Temperature: &probe.Temperature{GPU: new(uint32(60)), Margin: new(int32(40))},
 				PCIe:        &probe.PCIe{Gen: new(5), MaxGen: new(5), Width: new(16), MaxWidth: new(16), Replays: new(7)},
 				Fabric:      &probe.Fabric{State: "completed"}, NVLinks: new(int64(18)), NVLinksUp: new(18),
@@ -150,10 +149,9 @@ func (n *node) lines(later time.Duration, lines ...string) []Verdict {
 func (n *node) facts(up time.Duration, lines ...string) []Fact {
 	n.t.Helper()
 	var list []Fact
-	var parser Parser
 	for _, text := range lines {
 		n.seq++
-		f, ok := parser.Parse(fmt.Appendf(nil, "3,%d,%d,-;%s", n.seq, up.Microseconds(), text))
+		f, ok := Parse(fmt.Appendf(nil, "3,%d,%d,-;%s", n.seq, up.Microseconds(), text))
 		if !ok {
 			n.t.Fatalf("not understood: %s", text)
 		}

@@ -77,7 +77,7 @@ func (j *judge) node() {
 	}
 }
 
-// driver judges what NVML reports about itself, and settings of all GPUs.
+// driver judges what NVML reports about itself.
 func (j *judge) driver() {
 	nv := j.in.GPUs.NVIDIA
 	if nv == nil {
@@ -93,19 +93,4 @@ func (j *judge) driver() {
 		Reason: "NVML does not answer, so less is known about the GPUs: " + nv.NVMLError,
 		Fix:    "nvidia-smi; if it hangs, see dmesg for the GPU that hangs",
 	})
-	var off []string
-	read := false
-	for _, g := range j.in.GPUs.List {
-		read = read || g.PersistenceMode != ""
-		if g.PersistenceMode == "off" {
-			off = append(off, g.PCI)
-		}
-	}
-	if read {
-		j.update(ofNode(checkPersistence, ""), len(off) > 0, Mark{
-			Level:  Warn,
-			Reason: "persistence mode is off, so clocks and limits are lost and jobs start slowly: " + strings.Join(off, ", "),
-			Fix:    "sudo systemctl enable --now nvidia-persistenced, or until the next boot: sudo nvidia-smi -pm 1",
-		})
-	}
 }

@@ -27,7 +27,7 @@ func TestSwitchLines(t *testing.T) {
 		{"6,7,1000000,-;nvidia-nvswitch[812]: segfault at 0 ip 0 sp 0 error 4", 0}, // program name
 		{"3,7,1000000,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): , Fatal", 0},
 	} {
-		f, ok := new(Parser).Parse([]byte(row.record))
+		f, ok := Parse([]byte(row.record))
 		if ok != (row.xid != 0) || ok && (f.Kind != KindSwitch || f.Xid != row.xid || f.PCI == "") {
 			t.Errorf("%s: %+v, %t", row.record, f, ok)
 		}

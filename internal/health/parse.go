@@ -2,7 +2,6 @@ package health
 
 import (
 	"bytes"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -38,29 +37,16 @@ type Fact struct {
 	Kind     Kind
 	PCI      string // dddd:bb:dd.f; "" if the line does not name it
 	Xid      int
-	PID      int // process that the line is about, as seen on the host; 0 if unknown
-	Process  string
 	To       int    // Xid 154: the recovery action that the driver wants now; -1 if unreadable
 	Severity string // NVLink 5: "Fatal", "Nonfatal"
 	Text     string // the line, printable
-	Owner    *Owner // of PID, if it was looked up while it ran
-}
-
-// Owner is the slot that a process belongs to.
-type Owner struct{ Slot int } // -1: of none
-
-// Parser parses the kernel's records into Facts. It remembers a GPU's address for the
-// lines that follow.
-type Parser struct {
-	pci  string
-	left int // number of lines to which pci may still apply
 }
 
 // Parse parses one record of /dev/kmsg, "6,1234,5140900,-;NVRM: Xid …". It trusts only
 // lines that the kernel itself wrote (facility 0): what root writes to /dev/kmsg has
 // another facility. The patterns match only what the driver itself writes before or after
 // the text of others: a process's name (15 bytes), the version that a client claims.
-func (p *Parser) Parse(record []byte) (Fact, bool) {
+func Parse(record []byte) (Fact, bool) {
 	// Nearly all lines end here, and must cost no more than this.
 	head, body, ok := bytes.Cut(record, []byte(";"))
 	if !ok || !bytes.HasPrefix(body, []byte("NVRM: ")) && !bytes.HasPrefix(body, []byte("amdgpu")) && !bytes.HasPrefix(body, []byte("[drm")) && !bytes.HasPrefix(body, []byte("nvidia-nvswitch")) {
@@ -87,7 +73,7 @@ func (p *Parser) Parse(record []byte) (Fact, bool) {
 	line := text.Line(strings.ReplaceAll(string(body[:min(len(body), 4*maxText)]), `\x0a`, " "), 4*maxText)
 	f.Text = text.Line(line, maxText)
 	if rest, ok := strings.CutPrefix(line, "NVRM: "); ok {
-		return f, p.nvidia(rest, &f)
+		return f, nvidia(rest, &f)
 	}
 	if rest, ok := strings.CutPrefix(line, "nvidia-nvswitch"); ok {
 		return f, switchLine(rest, &f)
@@ -113,7 +99,7 @@ func switchLine(line string, f *Fact) bool {
 	return f.Xid > 0 && strings.HasPrefix(rest, ", Fatal")
 }
 
-func (p *Parser) nvidia(line string, f *Fact) bool {
+func nvidia(line string, f *Fact) bool {
 	if rest, ok := strings.CutPrefix(line, "Xid ("); ok {
 		return xidLine(rest, f)
 	}
@@ -123,24 +109,9 @@ func (p *Parser) nvidia(line string, f *Fact) bool {
 	}
 	// Only lines that begin with the driver's own words: a client of another version is
 	// logged with the 63 bytes that it calls its version.
-	lost := strings.Contains(line, "fallen off the bus")
-	begins := strings.HasPrefix(line, "The NVIDIA GPU ")
-	switch {
-	case lost && (begins || strings.HasPrefix(line, "GPU ")):
-		f.Kind, f.PCI, p.left = KindFallen, findPCI(line), 0
+	if strings.Contains(line, "fallen off the bus") && (strings.HasPrefix(line, "The NVIDIA GPU ") || strings.HasPrefix(line, "GPU ")) {
+		f.Kind, f.PCI = KindFallen, findPCI(line)
 		return true
-	case begins:
-		// "…0000:1a:00.0", "(PCI ID: 10de:2901) installed in this system has" and
-		// "fallen off the bus and is not responding" may be two or three records.
-		p.pci, p.left = findPCI(line), 3
-	case lost && slices.ContainsFunc([]string{"fallen off the bus", "system has ", "installed in ", "(PCI ID: "}, func(p string) bool { return strings.HasPrefix(line, p) }):
-		if f.Kind = KindFallen; p.left > 0 {
-			f.PCI = p.pci
-		}
-		p.left = 0
-		return true
-	case p.left > 0:
-		p.left--
 	}
 	return false
 }
@@ -150,7 +121,7 @@ func (p *Parser) nvidia(line string, f *Fact) bool {
 // (TASK_COMM_LEN), and the driver writes ", " behind it, so no name makes a match.
 var severity = lazy.Regexp(`.*[ ,](Fatal|Nonfatal) XC[0-9]+ i[0-9]+ Link `)
 
-// recoveryChange matches what an Xid 154 says.
+// recoveryChange matches what an Xid 154 says, which is longer than a process's name, too.
 var recoveryChange = lazy.Regexp(`GPU recovery action changed from 0x.*? to 0x([0-9a-fA-F]+)`)
 
 // xidLine parses what follows "Xid (": "PCI:0000:1a:00): 31, pid=1234, name=python3, …".
@@ -167,16 +138,6 @@ func xidLine(line string, f *Fact) bool {
 	f.Kind = KindXid
 	if f.Xid, rest = leadingNumber(rest); f.Xid <= 0 || f.Xid > 9999 {
 		return false
-	}
-	if pid, ok := strings.CutPrefix(rest, ", pid="); ok {
-		f.PID, rest = leadingNumber(strings.TrimPrefix(pid, "'"))
-		rest = strings.TrimPrefix(strings.TrimPrefix(rest, "<unknown>"), "'")
-	}
-	if name, ok := strings.CutPrefix(rest, ", name="); ok {
-		name, rest, _ = strings.Cut(name, ",")
-		if f.PID != 0 {
-			f.Process = text.Line(strings.Trim(name, "'"), 16)
-		}
 	}
 	switch {
 	case f.Xid == 154:
@@ -215,9 +176,6 @@ func amd(text string, f *Fact) bool {
 		}
 	}
 	f.Kind = amdKind(text)
-	if at := strings.LastIndex(text, " pid "); at >= 0 && f.Kind == KindFault {
-		f.PID, _ = leadingNumber(text[at+5:]) // the last one: names come before it
-	}
 	return f.Kind != ""
 }
 

@@ -10,12 +10,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/limit"
@@ -65,34 +63,24 @@ func ReadGPUs(ctx context.Context, root string) (*GPUs, error) {
 
 // ReadBus reads from sysfs, below root, what the inventory lacks about its GPUs. A GPU
 // with nothing readable is an empty Bus. Reading the registers of a GPU that hangs may
-// take forever, but does not delay the others.
+// take forever, and is then not tried again.
 func ReadBus(root string, gpus []inventory.GPU) map[string]Bus {
 	list := map[string]Bus{}
-	var mu sync.Mutex
-	var group sync.WaitGroup
 	for _, g := range gpus {
-		mu.Lock()
-		_, done := list[g.PCI]
-		if !done && normalPCI(g.PCI) == g.PCI {
-			list[g.PCI] = Bus{}
-			group.Go(func() {
-				dir := filepath.Join(root, "sys/bus/pci/devices", g.PCI)
-				b, err := limit.Call(dir, readTime, func() (Bus, error) {
-					b := readBus(dir)
-					if g.Vendor == "amd" { // NVML reports NVIDIA's
-						b.Link = readLink(dir)
-					}
-					return b, nil
-				})
-				b.Unread = err != nil
-				mu.Lock()
-				list[g.PCI] = b
-				mu.Unlock()
-			})
+		if _, done := list[g.PCI]; done || normalPCI(g.PCI) != g.PCI {
+			continue
 		}
-		mu.Unlock()
+		dir := filepath.Join(root, "sys/bus/pci/devices", g.PCI)
+		b, err := limit.Call(dir, readTime, func() (Bus, error) {
+			b := readBus(dir)
+			if g.Vendor == "amd" { // NVML reports NVIDIA's
+				b.Link = readLink(dir)
+			}
+			return b, nil
+		})
+		b.Unread = err != nil
+		list[g.PCI] = b
 	}
-	group.Wait()
 	return list
 }
 
@@ -122,20 +110,6 @@ func readBus(dir string) Bus {
 			b.RAS = map[string]uint64{}
 		}
 		b.RAS[strings.TrimSuffix(filepath.Base(name), "_err_count")] = errors
-	}
-	// "0x00000001 : 0x00001000 : R": page, size, and state: R is out of use, P waits for
-	// that, and F could not be taken out of use.
-	if text, err := readFile(filepath.Join(dir, "ras", "gpu_vram_bad_pages")); err == nil {
-		for line := range strings.Lines(text) {
-			line = strings.TrimSpace(line)
-			if strings.Count(line, ":") != 2 || !strings.HasPrefix(line, "0x") {
-				continue
-			}
-			b.BadPages++
-			if strings.HasSuffix(line, "P") || strings.HasSuffix(line, "F") {
-				b.Waiting++
-			}
-		}
 	}
 	return b
 }
@@ -225,23 +199,6 @@ func cdiDriver(root string) (string, error) {
 		}
 	}
 	return "", errors.Join(errs...)
-}
-
-// OwnerOf returns a function that finds the slot of a process by its cgroup, below root's
-// /proc; nil if the process has ended.
-func OwnerOf(root string) func(pid int) *Owner {
-	return func(pid int) *Owner {
-		path := host.Tree{Root: root}.Cgroup(pid)
-		if path == "" || path == "/" {
-			return nil // it has ended; or a kernel thread, or a dead process that some kernels show there
-		}
-		rest, ok := strings.CutPrefix(path, "/buildkite.slice/buildkite-gpu")
-		name, _, cut := strings.Cut(rest, ".slice")
-		if slot, err := strconv.Atoi(name); ok && cut && err == nil && slot >= 0 {
-			return &Owner{Slot: slot}
-		}
-		return &Owner{Slot: -1}
-	}
 }
 
 // readFile returns the first maxRead bytes of a file without surrounding white space.

@@ -27,12 +27,11 @@ func TestReadBus(t *testing.T) {
 	must.Write(t, root, dir(0, "current_link_width"), "16\n")
 	must.Write(t, root, dir(0, "max_link_width"), "-1\n") // rubbish
 	must.Write(t, root, dir(0, "pcie_replay_count"), "12\n")
-	must.Write(t, root, dir(0, "ras/gpu_vram_bad_pages"), "0x00000001 : 0x00001000 : R\n0x00000002 : 0x00001000 : P\n\n")
 	must.Write(t, root, dir(1, "config"), strings.Repeat("\xff", 64))
 	must.Write(t, root, dir(2, "config"), "\xff\xff") // too short to mean anything
 	gpus := []inventory.GPU{{PCI: pci(0), Vendor: "amd"}, {PCI: pci(0), Vendor: "amd", Partition: 1}, {PCI: pci(1)}, {PCI: pci(2)}, {PCI: "../../etc"}}
 	want := map[string]Bus{
-		pci(0): {RAS: map[string]uint64{"umc": 3, "gfx": 0}, BadPages: 2, Waiting: 1, Link: &probe.PCIe{Width: new(16), Replays: new(12)}},
+		pci(0): {RAS: map[string]uint64{"umc": 3, "gfx": 0}, Link: &probe.PCIe{Width: new(16), Replays: new(12)}},
 		pci(1): {Dead: true}, pci(2): {},
 	}
 	must.Equal(t, want, ReadBus(root, gpus))
@@ -93,30 +92,6 @@ func TestReadNode(t *testing.T) {
 	}
 }
 
-func TestOwnerOf(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
-	owner := OwnerOf(root)
-	for i, row := range []struct {
-		cgroup string
-		want   *Owner
-	}{
-		{"0::/buildkite.slice/buildkite-gpu3.slice/docker-0123.scope\n", &Owner{Slot: 3}},
-		{"0::/buildkite.slice/buildkite-gpu12.slice/buildkite-agent-gpu12.service\n", &Owner{Slot: 12}},
-		{"1:name=systemd:/x\n0::/buildkite.slice/buildkite-gpu0.slice\n", &Owner{Slot: 0}},
-		{"0::/system.slice/ssh.service\n", &Owner{Slot: -1}},
-		{"0::/user.slice/buildkite.slice/buildkite-gpu3.slice\n", &Owner{Slot: -1}},
-		{"0::/buildkite.slice/buildkite-gpu-3.slice\n", &Owner{Slot: -1}},
-		{"0::/\n", nil},
-	} {
-		must.Write(t, root, fmt.Sprintf("proc/%d/cgroup", i+1), row.cgroup)
-		must.Equal(t, row.want, owner(i+1))
-	}
-	if got := owner(99); got != nil {
-		t.Errorf("a process that has ended: %+v", got)
-	}
-}
-
 // A FIFO replaces /dev/kmsg: it delivers pieces of lines, and writers come and go.
 func TestKmsgFIFO(t *testing.T) {
 	t.Parallel()
@@ -125,9 +100,7 @@ func TestKmsgFIFO(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	got, done := make(chan Fact, 100), make(chan error, 1)
-	lookups := 0
-	k := Kmsg{Path: fifo, Owner: func(pid int) *Owner { lookups++; return &Owner{Slot: pid} }}
-	go func() { done <- k.Run(ctx, func(f Fact) { got <- f }) }()
+	go func() { done <- Kmsg{Path: fifo}.Run(ctx, func(f Fact) { got <- f }) }()
 	next := func() Fact {
 		t.Helper()
 		select {
@@ -159,7 +132,7 @@ func TestKmsgFIFO(t *testing.T) {
 	must.Do(t, err)
 	for _, xid := range []int{31, 13} {
 		f := next()
-		if f.Xid != xid || f.Owner == nil || f.Owner.Slot != 4711 || (up-f.Up).Abs() > time.Minute {
+		if f.Xid != xid || (up-f.Up).Abs() > time.Minute {
 			t.Errorf("got %+v at %s", f, up)
 		}
 	}
@@ -168,22 +141,8 @@ func TestKmsgFIFO(t *testing.T) {
 	if f := next(); f.Xid != 48 {
 		t.Errorf("got %+v", f)
 	}
-	// Repeated lines of one process within a second are one fact. Lines of another
-	// process, and recovery actions, are not dropped.
-	action := func(seq int, from, to string) string {
-		return fmt.Sprintf("3,%d,90000140,-;NVRM: Xid (PCI:0000:1d:00): 154, GPU recovery action changed from %s to %s\n", seq, from, to)
-	}
-	put(line(5, 13) + line(6, 13) + strings.Replace(line(7, 13), "4711", "4712", 1) + action(8, "0x0", "0x1") + action(9, "0x1", "0x0") + action(10, "0x0", "0x1"))
-	var seqs []uint64
-	for range 4 {
-		seqs = append(seqs, next().Seq)
-	}
-	must.Equal(t, []uint64{7, 8, 9, 10}, seqs)
 	cancel()
 	must.Err(t, <-done, "")
-	if lookups != 2 { // once for each process
-		t.Errorf("the process was looked up %d times", lookups)
-	}
 }
 
 // With Once, Run ends at the last existing line, though more may come.
@@ -221,51 +180,5 @@ func TestNow(t *testing.T) {
 	b, err := Now()
 	if err != nil || a.Boot == "" || a.Boot != b.Boot || b.Up < a.Up || a.Up <= 0 {
 		t.Errorf("%+v, %+v, %v", a, b, err)
-	}
-}
-
-// The cost of 1000 lines per second, one in ten an Xid: ns/op is for one second's lines,
-// through a pipe, including waking the reader.
-func BenchmarkKmsg(b *testing.B) {
-	fifo := filepath.Join(b.TempDir(), "kmsg")
-	must.Do(b, unix.Mkfifo(fifo, 0o600))
-	ctx, cancel := context.WithCancel(b.Context())
-	defer cancel()
-	got, done := make(chan struct{}, 1), make(chan error, 1)
-	count := 0
-	go func() {
-		done <- Kmsg{Path: fifo}.Run(ctx, func(Fact) {
-			if count++; count%100 == 0 {
-				got <- struct{}{}
-			}
-		})
-	}()
-	f, err := os.OpenFile(fifo, os.O_WRONLY, 0)
-	must.Do(b, err)
-	var text strings.Builder
-	for i := range 1000 {
-		if i%10 == 0 {
-			fmt.Fprintf(&text, "3,%d,SECOND,-;NVRM: Xid (PCI:0000:1d:00): %d, pid='<unknown>', name=<unknown>, Ch 00000008\n", i, i/10+200)
-		} else {
-			fmt.Fprintf(&text, "6,%d,97000000,-;docker0: port 3(veth3a) entered forwarding state\n", i)
-		}
-	}
-	var before, after unix.Rusage
-	_ = unix.Getrusage(unix.RUSAGE_SELF, &before)
-	second := 0
-	for b.Loop() {
-		second++ // the same line twice in a second is one fact
-		if _, err := f.WriteString(strings.ReplaceAll(text.String(), "SECOND", fmt.Sprint(second, "000000"))); err != nil {
-			b.Fatal(err)
-		}
-		<-got
-	}
-	_ = unix.Getrusage(unix.RUSAGE_SELF, &after)
-	cpu := after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano()
-	b.ReportMetric(float64(cpu)/float64(b.N)/1e9*100, "%CPU")
-	_ = f.Close()
-	cancel()
-	if err := <-done; err != nil {
-		b.Error(err)
 	}
 }

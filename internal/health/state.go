@@ -15,7 +15,7 @@ const stateSchema = 1
 const (
 	maxMarks = 512     // far more than eight GPUs can have
 	maxGPUs  = 64      //
-	maxApps  = 32      // application errors remembered per GPU
+	maxLines = 32      // lines of the kernel's log remembered per GPU
 	maxState = 1 << 20 // bytes of JSON
 	maxText  = 300     // characters of text from the kernel or a driver
 	jobGrace = 2 * time.Minute
@@ -71,14 +71,13 @@ type gpu struct {
 	Energy   *uint64       `json:"energy,omitempty"` // at the last reading with persistence on
 	Read     time.Duration `json:"read,omitempty"`   // when Replays was read
 	RAS      uint64        `json:"ras,omitempty"`    // uncorrected errors at the last reset
-	Apps     []app         `json:"apps,omitempty"`
-	Recent   []app         `json:"told,omitempty"` // what recently produced an event
+	Recent   []line        `json:"recent,omitempty"` // what recently produced an event
 }
 
-// app is an application error of a job.
-type app struct {
-	At  time.Duration `json:"at"`
-	Job string        `json:"job"`
+// line is a line of the kernel's log with its job.
+type line struct {
+	At   time.Duration `json:"at"`
+	Text string        `json:"text"`
 }
 
 // ran records when a slot was last seen with a job.
@@ -101,6 +100,10 @@ func ParseState(text []byte) (State, error) {
 	if s.Schema != stateSchema {
 		return State{}, errors.New("read health state: it was written by another version of kbnode")
 	}
+	// Of what earlier versions judged, these have no checks any more.
+	s.Marks = slices.DeleteFunc(s.Marks, func(m Mark) bool {
+		return !slices.Contains(Checks, m.Check) || m.Check == checkThrottle && m.Detail == "cap" || m.Check == checkFabric && m.Detail == "health"
+	})
 	return s, nil
 }
 
@@ -109,7 +112,7 @@ func (s State) clone() State {
 	s.Schema = stateSchema
 	s.Marks, s.Jobs, s.GPUs = slices.Clone(s.Marks), slices.Clone(s.Jobs), slices.Clone(s.GPUs)
 	for i := range s.GPUs {
-		s.GPUs[i].Apps, s.GPUs[i].Recent = slices.Clone(s.GPUs[i].Apps), slices.Clone(s.GPUs[i].Recent)
+		s.GPUs[i].Recent = slices.Clone(s.GPUs[i].Recent)
 	}
 	return s
 }
@@ -126,8 +129,4 @@ func (s *State) truncate() {
 		return cmp.Or(cmp.Compare(a.Check, b.Check), cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Detail, b.Detail))
 	})
 	s.GPUs = s.GPUs[:min(len(s.GPUs), maxGPUs)]
-	for i := range s.GPUs {
-		g := &s.GPUs[i]
-		g.Apps = g.Apps[max(0, len(g.Apps)-maxApps):]
-	}
 }

@@ -116,45 +116,6 @@ NUL
 			},
 		},
 		{
-			name: "Arm with capacities",
-			tree: `
--- proc/cpuinfo --
-processor	: 0
-CPU implementer	: 0x41
-CPU part	: 0xd0c
--- sys/devices/system/cpu/online --
-0-1
--- sys/devices/system/cpu/cpu0/cpu_capacity --
-446
--- sys/devices/system/cpu/cpu1/cpu_capacity --
-1024
--- sys/devices/system/cpu/cpu0/regs/identification/midr_el1 --
-0x00000000410fd871
--- sys/devices/system/cpu/cpu1/regs/identification/midr_el1 --
-0x00000000411fd850
-`,
-			want: []string{
-				"present 0-1", "online 0-1", "allowed 0-1",
-				"core [0] and on: package -1 die -1 l3 -1 node 0 capacity 446 allowed true, 1 threads online of 1, kind 0x41 0xd87",
-				"core [1] and on: package -1 die -1 l3 -1 node 0 capacity 1024 allowed true, 1 threads online of 1, kind 0x41 0xd85",
-			},
-		},
-		{
-			name: "the root cgroup's cpuset",
-			tree: `
--- sys/devices/system/cpu/online --
-0-3
--- sys/fs/cgroup/cpuset.cpus.effective --
-1-2
-`,
-			want: []string{
-				"present 0-3", "online 0-3", "allowed 1-2",
-				"core [0] and on: package -1 die -1 l3 -1 node 0 capacity 0 allowed false, 1 threads online of 1",
-				"core [1] and on: package -1 die -1 l3 -1 node 0 capacity 0 allowed true, 1 threads online of 1",
-				"core [3] and on: package -1 die -1 l3 -1 node 0 capacity 0 allowed false, 1 threads online of 1",
-			},
-		},
-		{
 			// Otherwise the second plan of a machine would differ from the first.
 			name: "kbnode's own partition took CPUs out of the root's cpuset",
 			tree: `

@@ -91,13 +91,6 @@ func TestNVIDIAWithoutNVML(t *testing.T) {
 		name, files, source, want string
 	}{
 		{
-			name: "the driver has both", files: two + procDriver + procGPU("0000:1a:00.0", u0, "0") + procGPU("0000:9a:00.0", u1, "1"),
-			source: "proc",
-			want: `healthy 0000:1a:00.0 GPU-b2000000-0000-4000-8000-000000000000 [NVIDIA B200] 10de:2901 node 0/-1 minor 0 sm_100
-healthy 0000:9a:00.0 GPU-b2000000-0000-4000-8000-000000000001 [NVIDIA B200] 10de:2901 node 1/-1 minor 1 sm_100
-`,
-		},
-		{
 			name: "the driver lacks one", files: two + procDriver + procGPU("0000:9a:00.0", u1, "1"), source: "proc",
 			want: `broken 0000:1a:00.0  [NVIDIA B200] 10de:2901 node 0/-1 minor -1 sm_100
 healthy 0000:9a:00.0 GPU-b2000000-0000-4000-8000-000000000001 [NVIDIA B200] 10de:2901 node 1/-1 minor 1 sm_100

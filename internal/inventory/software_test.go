@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -174,46 +175,38 @@ func engine(t *testing.T, info map[string]any) string {
 
 func TestAskDocker(t *testing.T) {
 	t.Parallel()
-	socket := engine(t, map[string]any{
-		"ServerVersion": "28.5.2", "CgroupDriver": "systemd", "CgroupVersion": "2", "Driver": "overlay2",
-		"DockerRootDir": "/srv/docker", "DefaultRuntime": "runc", "Runtimes": map[string]any{"runc": map[string]any{}, "nvidia": map[string]any{}},
-		"CDISpecDirs":       []string{"/etc/cdi"},
-		"DiscoveredDevices": []map[string]string{{"Source": "cdi", "ID": "nvidia.com/gpu=0"}},
-	})
-	got, err := askDocker(t.Context(), treeAt(t, "/"), socket)
-	want := Docker{
-		Version: "28.5.2", APIVersion: "1.45", CgroupDriver: "systemd", CgroupVersion: "2", StorageDriver: "overlay2",
-		RootDir: "/srv/docker", CDI: true, CDIDirs: []string{"/etc/cdi"}, CDIDevices: []string{"nvidia.com/gpu=0"},
-		Runtimes: []string{"nvidia", "runc"}, DefaultRuntime: "runc",
-	}
-	if diff := cmp.Diff(want, got); diff != "" || err != nil {
-		t.Errorf("err %v, docker (-want +got):\n%s", err, diff)
-	}
-}
-
-// Engines before 28.2 do not list CDI devices, but the files do.
-func TestAskDockerReadsCDIFiles(t *testing.T) {
-	t.Parallel()
 	dir := t.TempDir()
 	must.Do(t, os.WriteFile(filepath.Join(dir, "a.yaml"), []byte("kind: nvidia.com/gpu\ndevices:\n- name: GPU-1\n"), 0o600))
-	socket := engine(t, map[string]any{"ServerVersion": "26.1.5", "CDISpecDirs": []string{dir}})
-	got, err := askDocker(t.Context(), treeAt(t, "/"), socket)
-	if err != nil || !got.CDI || !cmp.Equal(got.CDIDevices, []string{"nvidia.com/gpu=GPU-1"}) {
-		t.Errorf("got %+v, %v; want CDI with GPU-1", got, err)
+	for _, row := range []struct {
+		name string
+		info map[string]any
+		want Docker
+	}{
+		{
+			"today", map[string]any{
+				"ServerVersion": "28.5.2", "CgroupDriver": "systemd", "CgroupVersion": "2", "Driver": "overlay2",
+				"DockerRootDir": "/srv/docker", "DefaultRuntime": "runc", "Runtimes": map[string]any{"runc": map[string]any{}, "nvidia": map[string]any{}},
+				"CDISpecDirs":       []string{"/etc/cdi"},
+				"DiscoveredDevices": []map[string]string{{"Source": "cdi", "ID": "nvidia.com/gpu=0"}},
+			}, Docker{
+				Version: "28.5.2", APIVersion: "1.45", CgroupDriver: "systemd", CgroupVersion: "2", StorageDriver: "overlay2",
+				RootDir: "/srv/docker", CDI: true, CDIDirs: []string{"/etc/cdi"}, CDIDevices: []string{"nvidia.com/gpu=0"},
+				Runtimes: []string{"nvidia", "runc"}, DefaultRuntime: "runc",
+			},
+		},
+		{
+			"before 28.2", map[string]any{"ServerVersion": "26.1.5", "CDISpecDirs": []string{dir}},
+			Docker{Version: "26.1.5", APIVersion: "1.45", CDI: true, CDIDirs: []string{dir}, CDIDevices: []string{"nvidia.com/gpu=GPU-1"}},
+		},
+		{"no CDI", map[string]any{"ServerVersion": "28.5.2"}, Docker{Version: "28.5.2", APIVersion: "1.45"}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			got, err := askDocker(t.Context(), treeAt(t, "/"), engine(t, row.info))
+			must.Do(t, err)
+			must.Equal(t, row.want, got, cmpopts.EquateEmpty())
+		})
 	}
-}
-
-// An engine without CDI names no directories.
-func TestAskDockerWithoutCDI(t *testing.T) {
-	t.Parallel()
-	got, err := askDocker(t.Context(), treeAt(t, "/"), engine(t, map[string]any{"ServerVersion": "28.5.2"}))
-	if err != nil || got.CDI {
-		t.Errorf("got %+v, %v; want no CDI", got, err)
-	}
-}
-
-func TestAskDockerWithoutEngine(t *testing.T) {
-	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "docker.sock")
 	must.Do(t, os.WriteFile(socket, nil, 0o600))
 	if got, err := askDocker(t.Context(), treeAt(t, "/"), socket); err == nil {

@@ -44,17 +44,8 @@ type Exporter struct {
 
 	slotInfo, slotState, slotDrained, verdicts *prometheus.GaugeVec
 	imageInfo, imageSince                      *prometheus.GaugeVec
-	jobsStarted, passes, changes               *prometheus.CounterVec
-	jobSeconds, passSeconds                    *prometheus.HistogramVec
+	passes, changes                            *prometheus.CounterVec
 	waiting, lastPass, lastGood                prometheus.Gauge
-
-	jobs map[int]job // by slot, as of the last snapshot with a state
-}
-
-// job is the job that ran when a slot was last seen.
-type job struct {
-	id              string // only compared: it comes from the job's environment
-	began, lastSeen time.Time
 }
 
 // New returns an Exporter that serves nothing yet.
@@ -70,9 +61,6 @@ func New(o Options) *Exporter {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return metrics.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
-	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-		return metrics.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
-	}
 	gauge("kbnode_build_info", "Version of kbnode; always 1.", "version", "commit", "go").
 		WithLabelValues(o.Version, o.Commit, runtime.Version()).Set(1)
 
@@ -80,16 +68,11 @@ func New(o Options) *Exporter {
 	e.slotState = gauge("kbnode_slot_state", "Whether a slot is in this state, as kbnode status shows it.", "slot", "state")
 	e.slotDrained = gauge("kbnode_slot_drained", "Who drained a slot; 1 if someone did.", "slot", "by")
 	e.verdicts = gauge("kbnode_health_verdicts", "Verdicts about the health of a slot, or of the node where slot is empty.", "check", "level", "slot")
-	e.jobsStarted = counter("kbnode_jobs_started_total", "Jobs that the daemon has seen.", "slot")
-	e.jobSeconds = histogram("kbnode_job_duration_seconds", "How long finished jobs took, to within half of the time between two looks.",
-		[]float64{10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200}, "slot")
 
 	e.imageInfo = gauge("kbnode_image_info", "The jobs' image in use; always 1.", "name", "digest")
 	e.imageSince = gauge("kbnode_image_since_timestamp_seconds", "When the image in use arrived on this node.")
 
 	e.passes = counter("kbnode_passes_total", "Passes of the daemon over the node.", "kind", "result")
-	e.passSeconds = histogram("kbnode_pass_duration_seconds", "How long passes took.",
-		[]float64{0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60, 300}, "kind")
 	e.changes = counter("kbnode_changes_total", "Changes that passes made to the node.", "kind")
 	e.waiting = gauge("kbnode_changes_waiting", "Changes that wait for a job to end.").WithLabelValues()
 	e.lastPass = gauge("kbnode_last_pass_timestamp_seconds", "When the last pass began.").WithLabelValues()
@@ -138,7 +121,6 @@ func (e *Exporter) pass(s daemon.Snapshot) {
 		e.waiting.Set(float64(s.Waiting))
 	}
 	e.passes.WithLabelValues(kind, result).Inc()
-	e.passSeconds.WithLabelValues(kind).Observe(s.Duration.Seconds())
 	for _, c := range s.Applied {
 		e.changes.WithLabelValues(string(c.Kind)).Inc()
 	}
@@ -165,7 +147,6 @@ func (e *Exporter) slots(s daemon.Snapshot) {
 	e.slotInfo.Reset()
 	e.slotState.Reset()
 	e.slotDrained.Reset()
-	jobs := map[int]job{}
 	for _, sl := range s.Plan.Slots {
 		ss := at[sl.Index]
 		uuids := sl.Each(func(g plan.SlotGPU) string { return g.UUID })
@@ -176,34 +157,7 @@ func (e *Exporter) slots(s daemon.Snapshot) {
 		for _, d := range sl.Drains {
 			e.slotDrained.WithLabelValues(sl.Name, label(d.By)).Set(1)
 		}
-		if j := e.job(sl.Name, e.jobs[sl.Index], ss.Job, s.Began); j.id != "" {
-			jobs[sl.Index] = j
-		}
 	}
-	e.jobs = jobs
-}
-
-// job compares the job of a slot with the one seen before.
-func (e *Exporter) job(slot string, before job, is *slot.Job, now time.Time) job {
-	started, ended := e.jobsStarted.WithLabelValues(slot), e.jobSeconds.WithLabelValues(slot)
-	if is != nil && is.ID == before.id {
-		before.lastSeen = now
-		return before
-	}
-	if before.id != "" {
-		end := before.lastSeen.Add(now.Sub(before.lastSeen) / 2)
-		ended.Observe(end.Sub(before.began).Seconds())
-	}
-	if is == nil {
-		return job{}
-	}
-	started.Inc()
-	age := time.Duration(0)
-	if !is.Since.IsZero() {
-		age = max(0, now.Sub(is.Since))
-	}
-	// Use now's monotonic clock: the wall clock may be set while the job runs.
-	return job{id: is.ID, began: now.Add(-age), lastSeen: now}
 }
 
 func (e *Exporter) image(s image.State) {

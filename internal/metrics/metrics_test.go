@@ -103,49 +103,6 @@ func TestText(t *testing.T) {
 	must.Golden(t, "testdata/metrics.txt", *update, got)
 }
 
-func TestJobs(t *testing.T) {
-	t.Parallel()
-	at := func(d time.Duration, job string, since time.Duration) daemon.Snapshot {
-		s := daemon.Snapshot{Began: noon.Add(d), Plan: &plan.Plan{Slots: systemdtest.Slots(1)}, State: &reconcile.State{}}
-		start := noon.Add(since)
-		if since < 0 {
-			start = time.Time{} // unreadable
-		}
-		s.State.Slots = []slot.State{running(0, job, start)}
-		return s
-	}
-	blind := daemon.Snapshot{Began: noon.Add(time.Minute), Err: errors.New("no bus"), Plan: &plan.Plan{Slots: systemdtest.Slots(1)}}
-	for _, tt := range []struct {
-		name           string
-		passes         []daemon.Snapshot
-		started, ended int
-		seconds        float64
-	}{
-		{"none", []daemon.Snapshot{at(0, "", 0)}, 0, 0, 0},
-		{"runs", []daemon.Snapshot{at(10*time.Second, "a", 0), at(40*time.Second, "a", 0)}, 1, 0, 0},
-		{"ends between two looks", []daemon.Snapshot{at(10*time.Second, "a", 0), at(40*time.Second, "", 0)}, 1, 1, 25},
-		{"another follows", []daemon.Snapshot{at(10*time.Second, "a", 0), at(40*time.Second, "b", 30*time.Second)}, 2, 1, 25},
-		{"a pass that sees nothing", []daemon.Snapshot{at(10*time.Second, "a", 0), blind, at(90*time.Second, "a", 0)}, 1, 0, 0},
-		{"its start is unknown", []daemon.Snapshot{at(10*time.Second, "a", -1), at(40*time.Second, "", 0)}, 1, 1, 15},
-		{"its start is to come", []daemon.Snapshot{at(10*time.Second, "a", time.Hour), at(40*time.Second, "", 0)}, 1, 1, 15},
-		{"the clock is set while it runs", []daemon.Snapshot{at(10*time.Second, "a", 0), at(20*time.Second, "a", time.Hour), at(40*time.Second, "", 0)}, 1, 1, 30},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			e := New(Options{})
-			for _, s := range tt.passes {
-				e.Publish(s)
-			}
-			want := []string{
-				fmt.Sprintf(`kbnode_job_duration_seconds_sum{slot="gpu0"} %g`, tt.seconds),
-				fmt.Sprintf(`kbnode_job_duration_seconds_count{slot="gpu0"} %d`, tt.ended),
-				fmt.Sprintf(`kbnode_jobs_started_total{slot="gpu0"} %d`, tt.started),
-			}
-			must.Equal(t, want, samples(t, e, `kbnode_job_duration_seconds_(sum|count)|kbnode_jobs_started_total`))
-		})
-	}
-}
-
 // TestFailedPass checks that known values stay, and that their age shows.
 func TestFailedPass(t *testing.T) {
 	t.Parallel()

@@ -2,7 +2,6 @@ package noise
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -20,15 +19,11 @@ func AMD(dir string, every time.Duration) Samples {
 	return func(ctx context.Context, each func(probe.Sample)) error {
 		tick := time.NewTicker(every)
 		defer tick.Stop()
-		var before residency
 		for {
 			s, err := sampleAMD(dir)
 			if err != nil {
 				return err
 			}
-			now := readResidency(dir)
-			s.Reasons = now.since(before)
-			before = now
 			each(s)
 			select {
 			case <-ctx.Done():
@@ -77,53 +72,6 @@ func sampleAMD(dir string) (s probe.Sample, err error) {
 		}
 	}
 	return s, nil
-}
-
-// residency is how long the firmware has slowed a GPU down, by reason, in its own
-// cycles.
-type residency struct {
-	cycles uint32 // that it has run; 0 if not reported
-	held   [5]uint32
-}
-
-// residencyBits are the reasons as NVML's bits, in the order of the table: PROCHOT, a
-// signal of the board; the power limit; and heat of the socket, regulators and memory.
-var residencyBits = [5]int{3, 2, 6, 6, 6}
-
-// readResidency reads the driver's table gpu_metrics. Its header has its size and
-// version. The counters are in one row in the tables of MI300 from 1.6 on (the kernel's
-// kgd_pp_interface.h); 1.9 has another layout.
-func readResidency(dir string) (r residency) {
-	text, err := read(filepath.Join(dir, "gpu_metrics"))
-	if err != nil || len(text) < 4 || text[2] != 1 {
-		return r
-	}
-	table := []byte(text)
-	at := map[byte]int{6: 32, 7: 40, 8: 40}[table[3]]
-	if size := int(binary.LittleEndian.Uint16(table)); at == 0 || size > len(table) || at+4*(1+len(r.held)) > size {
-		return r
-	}
-	r.cycles = binary.LittleEndian.Uint32(table[at:])
-	for i := range r.held {
-		r.held[i] = binary.LittleEndian.Uint32(table[at+4+4*i:])
-	}
-	return r
-}
-
-// since returns what slowed the GPU down for at least a hundredth of the time since
-// another reading, or nil if that is unknown. The counters wrap around.
-func (r residency) since(before residency) *uint64 {
-	cycles := r.cycles - before.cycles
-	if r.cycles == 0 || before.cycles == 0 || cycles == 0 {
-		return nil
-	}
-	var reasons uint64
-	for i, bit := range residencyBits {
-		if held := r.held[i] - before.held[i]; held > 0 && uint64(held)*100 >= uint64(cycles) {
-			reasons |= 1 << bit
-		}
-	}
-	return &reasons
 }
 
 // number returns the number in a file, divided by unit, or nil if there is none.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"sync"
 
@@ -19,37 +18,35 @@ type Samples func(ctx context.Context, each func(probe.Sample)) error
 // idleReason is NVML's bit for an idle GPU.
 const idleReason = 1 << 0
 
-// gpuRun accumulates samples, in a few kilobytes however many there are.
+// gpuRun accumulates samples.
 type gpuRun struct {
 	mu                        sync.Mutex
 	all, busy                 int
-	clock, temperature, power counts
+	clock, temperature, power []int
 	margin                    *int
-	reasons                   [64]int
+	reasons                   map[string]int
 	err                       string
-}
-
-func newGPURun() *gpuRun {
-	return &gpuRun{clock: counts{}, temperature: counts{}, power: counts{}}
 }
 
 func (g *gpuRun) add(s probe.Sample) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.all++
-	for i := range g.reasons {
-		if s.Reasons != nil && *s.Reasons>>i&1 == 1 {
-			g.reasons[i]++
+	if s.Reasons != nil {
+		for bit := range 64 {
+			if *s.Reasons>>bit&1 == 1 {
+				g.reasons[reasonName(bit)]++
+			}
 		}
 	}
 	// An idle GPU lowers its own clocks.
 	idle := s.Reasons != nil && *s.Reasons&idleReason != 0 || s.Busy != nil && *s.Busy == 0
 	if !idle {
 		g.busy++
-		g.clock.add(s.Clock, 1, 5, 1000)
+		g.clock = appendValue(g.clock, s.Clock, 1)
 	}
-	g.temperature.add(s.Temperature, 1, 1, 200)
-	g.power.add(s.Power, 1000, 5, 500)
+	g.temperature = appendValue(g.temperature, s.Temperature, 1)
+	g.power = appendValue(g.power, s.Power, 1000)
 	if s.Margin != nil && (g.margin == nil || int(*s.Margin) < *g.margin) {
 		g.margin = new(int(*s.Margin))
 	}
@@ -68,17 +65,16 @@ func (g *gpuRun) ended(err error) {
 func (g *gpuRun) summary(id string) GPU {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	out := GPU{ID: id, Error: g.err, Samples: g.all, Busy: g.busy, Clock: g.clock.spread(), Temperature: g.temperature.spread(), Power: g.power.spread(), Margin: g.margin}
+	out := GPU{
+		ID: id, Error: g.err, Samples: g.all, Busy: g.busy, Clock: spread(g.clock), Temperature: spread(g.temperature), Power: spread(g.power),
+		Margin: g.margin, Reasons: maps.Clone(g.reasons),
+	}
 	if g.all == 0 && g.err == "" {
 		out.Error = "not sampled: the driver has not answered yet"
 	}
-	if out.Clock != nil {
-		out.LowClock = g.clock.countBelow(out.Clock.Median * LowClock)
-	}
-	out.Reasons = map[string]int{}
-	for i, n := range g.reasons {
-		if n > 0 {
-			out.Reasons[reasonName(i)] = n
+	for _, mhz := range g.clock {
+		if 100*mhz < LowClock*out.Clock.Median {
+			out.LowClock++
 		}
 	}
 	return out
@@ -91,39 +87,18 @@ func reasonName(bit int) string {
 	return fmt.Sprintf("0x%x", uint64(1)<<bit)
 }
 
-// counts is how often each value came.
-type counts map[int]int
-
-// add counts a value, rounded down to a multiple of step. There are so many steps at most: the last
-// one includes all higher values.
-func (c counts) add(v *uint32, unit uint32, step, most int) {
-	if v != nil {
-		c[step*min(int(*v/unit)/step, most-1)]++
+func appendValue(values []int, v *uint32, unit uint32) []int {
+	if v == nil {
+		return values
 	}
+	return append(values, int(*v/unit))
 }
 
 // spread returns nil if there is no value.
-func (c counts) spread() *Spread {
-	if len(c) == 0 {
+func spread(values []int) *Spread {
+	if len(values) == 0 {
 		return nil
 	}
-	values, all, below := slices.Sorted(maps.Keys(c)), c.countBelow(math.MaxInt), 0
-	s := &Spread{Min: values[0], Max: values[len(values)-1]}
-	for _, v := range values {
-		if below += c[v]; 2*below >= all {
-			s.Median = v
-			break
-		}
-	}
-	return s
-}
-
-// countBelow returns how many values are less than hundredfold/100.
-func (c counts) countBelow(hundredfold int) (n int) {
-	for v, k := range c {
-		if 100*v < hundredfold {
-			n += k
-		}
-	}
-	return n
+	sorted := slices.Sorted(slices.Values(values))
+	return &Spread{Min: sorted[0], Median: sorted[(len(sorted)-1)/2], Max: sorted[len(sorted)-1]}
 }

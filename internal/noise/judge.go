@@ -18,16 +18,9 @@ const (
 	// slowdown, and DCGM and gpud warn when nothing is left.
 	lowMargin = 5
 	// othersLimit and stealLimit are in percent of the time of the slot's CPUs.
-	othersLimit = 5
-	stealLimit  = 1
-	// throttledLimit is for cpu_quota, in percent of the slot's CPU time. BenchExec
-	// rejects a run in which a core was throttled at all (CPUThrottleCheck), as
-	// heatLimit does.
-	throttledLimit = 1
-	heatLimit      = 0
-	// interruptLimit is per second on one CPU: at five microseconds each, one percent
-	// of its time.
-	interruptLimit = 2000
+	othersLimit    = 5
+	stealLimit     = 1
+	throttledLimit = 1 // by cpu_quota, in percent of the slot's CPU time
 	// Pressure is in percent of the whole job's time, including its cold start. A job's
 	// own tasks wait for each other too.
 	cpuLimit    = 25
@@ -72,9 +65,6 @@ func Judge(r Record) (noisy bool, why []string) {
 	if m := r.GPU.Margin; m != nil && *m <= lowMargin {
 		say("the GPU was hot: its margin to the slowdown temperature was %d °C", *m)
 	}
-	if n := r.CPU.Heat; n != nil && *n > heatLimit {
-		say("the slot's CPUs were slowed down by heat %d times", *n)
-	}
 	if r.Seconds >= shortest {
 		check := func(v *float64, limit float64, sentence string) {
 			if v != nil && *v > limit {
@@ -87,9 +77,6 @@ func Judge(r Record) (noisy bool, why []string) {
 		check(r.Pressure.CPU, cpuLimit, "tasks of the slot waited for a CPU for %v %% of the time")
 		check(r.Pressure.Memory, memoryLimit, "tasks of the slot waited for memory for %v %% of the time")
 		check(r.Pressure.IO, ioLimit, "tasks of the slot waited for the disk for %v %% of the time")
-		if i := r.CPU.Interrupts; i != nil && i.Busiest > interruptLimit {
-			say("devices interrupted one of the slot's CPUs %v times per second; more than %d is noise", i.Busiest, interruptLimit)
-		}
 	}
 	if n := r.Memory.Kills; n != nil && *n > 0 {
 		say("the slot ran out of memory and %d of its processes were killed", *n)

@@ -14,10 +14,9 @@ func TestJudge(t *testing.T) {
 			Seconds: 60,
 			GPU: GPU{Samples: 60, Busy: 40, Clock: &Spread{1800, 1965, 1980}, LowClock: 1, Margin: new(20),
 				Reasons: map[string]int{"gpu_idle": 20, "sw_power_cap": 30, "applications_clocks_setting": 60, "0x200": 1}},
-			CPU:       CPU{Slot: new(90.0), Others: new(5.0), Steal: new(1.0), Throttled: new(1.0), Heat: new(0), Interrupts: &Interrupts{5000, 2000, 90000}},
-			Pressure:  Pressure{CPU: new(25.0), Memory: new(5.0), IO: new(25.0)},
-			Memory:    Memory{AtLimit: new(3), Kills: new(0)},
-			Neighbors: Neighbors{Slots: 7, CPU: new(100.0), Busiest: new(100.0)},
+			CPU:      CPU{Slot: new(90.0), Others: new(5.0), Steal: new(1.0), Throttled: new(1.0)},
+			Pressure: Pressure{CPU: new(25.0), Memory: new(5.0), IO: new(25.0)},
+			Memory:   Memory{Kills: new(0)},
 		}
 	}
 	for _, row := range []struct {
@@ -25,7 +24,7 @@ func TestJudge(t *testing.T) {
 		change func(*Record)
 		want   []string
 	}{
-		{"quiet, with busy neighbors and at its power limit", func(*Record) {}, nil},
+		{"quiet, at its power limit", func(*Record) {}, nil},
 		{"nothing is known", func(r *Record) { *r = Record{Seconds: 60} }, nil},
 		{"a partition", func(r *Record) { r.SharedGPU = "CPX" }, []string{"the slot has part of a GPU (CPX): jobs on the other parts share its power, heat and memory system, and the samples cover the whole GPU"}},
 		{"hardware slowdown", func(r *Record) { r.GPU.Reasons["hw_slowdown"] = 1 }, []string{"hw_slowdown: the hardware slowed the GPU down in 1 of 60 samples"}},
@@ -41,11 +40,9 @@ func TestJudge(t *testing.T) {
 		},
 		{"a clock that fell", func(r *Record) { r.GPU.LowClock, r.GPU.Clock.Min = 2, 1200 }, []string{"the GPU's clock fell to 1200 MHz, with a median of 1965 MHz; it was below 75 % of that in 2 of 40 samples"}},
 		{"hot", func(r *Record) { r.GPU.Margin = new(5) }, []string{"the GPU was hot: its margin to the slowdown temperature was 5 °C"}},
-		{"hot CPUs", func(r *Record) { r.CPU.Heat = new(1) }, []string{"the slot's CPUs were slowed down by heat 1 times"}},
 		{"others on its CPUs", func(r *Record) { r.CPU.Others = new(5.01) }, []string{"processes outside the slot used 5.01 % of its CPUs' time; more than 5 % is noise"}},
 		{"a hypervisor", func(r *Record) { r.CPU.Steal = new(1.5) }, []string{"the hypervisor took 1.5 % of the CPUs' time; more than 1 % is noise"}},
 		{"a quota", func(r *Record) { r.CPU.Throttled = new(2.0) }, []string{"the slot's CPU quota throttled it for 2 % of the time; more than 1 % is noise"}},
-		{"interrupts", func(r *Record) { r.CPU.Interrupts.Busiest = 2000.5 }, []string{"devices interrupted one of the slot's CPUs 2000.5 times per second; more than 2000 is noise"}},
 		{
 			"pressure", func(r *Record) { r.Pressure = Pressure{new(25.1), new(5.1), new(25.1)} },
 			[]string{
@@ -57,7 +54,7 @@ func TestJudge(t *testing.T) {
 		{"out of memory", func(r *Record) { r.Memory.Kills = new(2) }, []string{"the slot ran out of memory and 2 of its processes were killed"}},
 		{
 			"too short for rates, not for the GPU", func(r *Record) {
-				r.Seconds, r.CPU.Others, r.Pressure.CPU, r.CPU.Interrupts.Busiest = 1.9, new(90.0), new(90.0), 1e6
+				r.Seconds, r.CPU.Others, r.Pressure.CPU = 1.9, new(90.0), new(90.0)
 				r.GPU.Reasons["hw_slowdown"] = 1
 			},
 			[]string{"hw_slowdown: the hardware slowed the GPU down in 1 of 60 samples"},

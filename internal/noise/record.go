@@ -1,5 +1,5 @@
-// Package noise records how quiet a job's slot was: what slowed its GPU down, who else
-// used its CPUs, and what its neighbors did. A record consists of two readings of the
+// Package noise records how quiet a job's slot was: what slowed its GPU down, and who else
+// used its CPUs. A record consists of two readings of the
 // kernel's counters, at the start of the job and when the record is requested, and
 // samples of the GPU in between. Judge reports whether a timing of that job should be
 // trusted. The package only reads.
@@ -9,7 +9,7 @@ import "time"
 
 // Schema is the version of Record. It increases when a field changes its meaning or is
 // removed, not when one is added.
-const Schema = 1
+const Schema = 2
 
 // Record is the content of node.json: how quiet a job's slot was. A value that was not
 // reported is absent, never zero. docs/results.md describes the fields.
@@ -29,12 +29,10 @@ type Record struct {
 	Begin      time.Time  `json:"begin"`   // of the job
 	Seconds    float64    `json:"seconds"` // from there to the record
 
-	GPU       GPU       `json:"gpu"`
-	CPU       CPU       `json:"cpu"`
-	Pressure  Pressure  `json:"pressure"`
-	Memory    Memory    `json:"memory"`
-	Neighbors Neighbors `json:"neighbours"`
-	Load1     *float64  `json:"load1,omitempty"` // the whole node's load average over the last minute
+	GPU      GPU      `json:"gpu"`
+	CPU      CPU      `json:"cpu"`
+	Pressure Pressure `json:"pressure"`
+	Memory   Memory   `json:"memory"`
 }
 
 // GPU summarizes the samples of the slot's GPU.
@@ -43,8 +41,8 @@ type GPU struct {
 	Error   string `json:"error,omitempty"` // why there are no samples, or no more
 	Samples int    `json:"samples"`
 	Busy    int    `json:"busy_samples"` // of them, with work on the GPU
-	// Clock is of busy samples, in MHz, rounded down to a multiple of five. LowClock is
-	// how many of them were below LowClock percent of the median.
+	// Clock is of busy samples, in MHz. LowClock is how many of them were below LowClock
+	// percent of the median.
 	Clock       *Spread `json:"sm_clock_mhz,omitempty"`
 	LowClock    int     `json:"low_clock_samples"`
 	Temperature *Spread `json:"temperature_c,omitempty"`
@@ -69,17 +67,6 @@ type CPU struct {
 	Others    *float64 `json:"others_percent,omitempty"` // for anyone else: the kernel, interrupts, other processes
 	Steal     *float64 `json:"steal_percent,omitempty"`  // for the hypervisor
 	Throttled *float64 `json:"throttled_percent,omitempty"`
-	Heat      *int     `json:"heat_throttles,omitempty"` // how often heat slowed down a core
-	// Interrupts are per second: of devices, on all of the slot's CPUs and on the one
-	// with the most, and of CPUs among themselves and their timers.
-	Interrupts *Interrupts `json:"interrupts_per_s,omitempty"`
-}
-
-// Interrupts are per second.
-type Interrupts struct {
-	Devices float64 `json:"devices"`
-	Busiest float64 `json:"devices_busiest_cpu"`
-	Local   float64 `json:"local"`
 }
 
 // Pressure is how much of the time at least one task of the slot waited for something,
@@ -92,14 +79,5 @@ type Pressure struct {
 
 // Memory is what the slot's memory.events counted during the job.
 type Memory struct {
-	AtLimit *int `json:"at_limit,omitempty"`  // times the slot was at its limit
-	Kills   *int `json:"oom_kills,omitempty"` // processes killed for lack of memory
-}
-
-// Neighbors are the node's other slots together. They are only information: what they
-// do makes no timing noisy.
-type Neighbors struct {
-	Slots   int      `json:"slots"`
-	CPU     *float64 `json:"cpu_percent,omitempty"`     // of all their CPUs' time
-	Busiest *float64 `json:"busiest_percent,omitempty"` // the busiest slot's, of its own CPUs' time
+	Kills *int `json:"oom_kills,omitempty"` // processes killed for lack of memory
 }

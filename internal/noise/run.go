@@ -9,17 +9,11 @@ import (
 	"github.com/shirou/gopsutil/v3/cpu"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
-	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-const (
-	// stopTime is how long sampling of a GPU may take to end, so that none outlives its
-	// job.
-	stopTime = 5 * time.Second
-	// alivePoll is the time between two checks for a job.
-	alivePoll = 5 * time.Second
-)
+// stopTime is how long sampling of a GPU may take to end, so that none outlives its job.
+const stopTime = 5 * time.Second
 
 // Config says what a slot's records are made from.
 type Config struct {
@@ -28,13 +22,9 @@ type Config struct {
 	Cgroups string // where they are mounted
 	Slice   string // the slot's, below that
 	Proc    string // "/proc"
-	Sys     string // "/sys"
 	GPU     string // IDs of the slot's GPUs, joined by commas; "" for none
 	Part    string // the part of a GPU that the slot has; "" for all of it
 	Samples Samples
-	// Alive reports whether the slot still has a job. If not, sampling ends without
-	// Stop.
-	Alive func() bool
 }
 
 // Run records one job.
@@ -52,7 +42,7 @@ type Run struct {
 // either. The caller must call Stop.
 func Start(c Config) *Run {
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &Run{c: c, gpu: newGPURun(), stop: cancel, ended: make(chan struct{}), first: make(chan struct{})}
+	r := &Run{c: c, gpu: &gpuRun{reasons: map[string]int{}}, stop: cancel, ended: make(chan struct{}), first: make(chan struct{})}
 	go func() {
 		defer close(r.first)
 		r.begin, r.err = c.read(ctx)
@@ -66,24 +56,7 @@ func Start(c Config) *Run {
 			r.gpu.ended(err)
 		}
 	}()
-	if c.Alive != nil {
-		go r.watch(ctx)
-	}
 	return r
-}
-
-// watch ends sampling after two checks in a row without a job: no one called Stop, and
-// sampling holds the GPU.
-func (r *Run) watch(ctx context.Context) {
-	for misses := 0; misses < 2; {
-		if limit.Sleep(ctx, alivePoll) != nil {
-			return
-		}
-		if misses++; r.c.Alive() {
-			misses = 0
-		}
-	}
-	r.stop()
 }
 
 // Stop ends sampling. It may be called again, and Record may be called afterward.
@@ -106,9 +79,9 @@ func (r *Run) Record(ctx context.Context) (Record, error) {
 		return Record{}, ctx.Err()
 	}
 	now, err := r.c.read(ctx)
-	rec := Record{Schema: Schema, Slot: r.c.Slot, SharedGPU: r.c.Part, Begin: r.begin.at.UTC().Truncate(time.Millisecond), GPU: r.gpu.summary(r.c.GPU), Load1: now.load1}
+	rec := Record{Schema: Schema, Slot: r.c.Slot, SharedGPU: r.c.Part, Begin: r.begin.at.UTC().Truncate(time.Millisecond), GPU: r.gpu.summary(r.c.GPU)}
 	rec.CPU.CPUs = r.c.CPUs.String()
-	interval{r.begin, now}.fill(&rec, r.c.CPUs)
+	rec.fill(r.begin, now, r.c.CPUs)
 	if r.c.Samples == nil && r.c.GPU == "" {
 		rec.GPU.Error = "" // the slot has none
 	}
@@ -123,34 +96,18 @@ func (r *Run) Record(ctx context.Context) (Record, error) {
 	return rec, nil
 }
 
-type interval struct{ from, to reading }
-
-func (b interval) fill(rec *Record, cpus cpuset.Set) {
-	seconds := b.to.at.Sub(b.from.at).Seconds()
+// fill sets what the slot's cgroup and its CPUs did between two readings.
+func (rec *Record) fill(a, b reading, cpus cpuset.Set) {
+	seconds := b.at.Sub(a.at).Seconds()
 	rec.Seconds = round(seconds)
 	if seconds <= 0 {
 		return
 	}
-	b.usage(rec, seconds, cpus)
-	b.interrupts(rec, seconds)
-	b.neighbors(rec, seconds)
-	for id, n := range b.to.heat {
-		if before, ok := b.from.heat[id]; ok {
-			if rec.CPU.Heat == nil {
-				rec.CPU.Heat = new(int)
-			}
-			*rec.CPU.Heat += max(n-before, 0)
-		}
-	}
-}
-
-// usage fills in what the slot's cgroup and its CPUs did.
-func (b interval) usage(rec *Record, seconds float64, cpus cpuset.Set) {
 	var busy, steal float64
 	known := 0
 	for _, id := range cpus.Ints() {
-		from, ok1 := b.from.times[id]
-		to, ok2 := b.to.times[id]
+		from, ok1 := a.times[id]
+		to, ok2 := b.times[id]
 		if ok1 && ok2 {
 			busy += working(to) - working(from)
 			steal += to.Steal - from.Steal
@@ -161,7 +118,7 @@ func (b interval) usage(rec *Record, seconds float64, cpus cpuset.Set) {
 	if known == cpus.Len() && known > 0 {
 		rec.CPU.Steal = percent(max(steal, 0), all)
 	}
-	from, to := b.from.slot, b.to.slot
+	from, to := a.slot, b.slot
 	if from == nil || to == nil {
 		return
 	}
@@ -179,44 +136,7 @@ func (b interval) usage(rec *Record, seconds float64, cpus cpuset.Set) {
 		IO:     waited(from.GetIo().GetPSI(), to.GetIo().GetPSI(), seconds),
 	}
 	if e, f := from.GetMemoryEvents(), to.GetMemoryEvents(); e != nil && f != nil {
-		rec.Memory = Memory{AtLimit: new(int(grown(e.GetMax(), f.GetMax()))), Kills: new(int(grown(e.GetOomKill(), f.GetOomKill())))}
-	}
-}
-
-func (b interval) interrupts(rec *Record, seconds float64) {
-	if len(b.from.devices)+len(b.from.local) == 0 || b.to.devices == nil {
-		return
-	}
-	var i Interrupts
-	// A removed device takes its count along.
-	more := func(from, to uint32) float64 { return float64(max(int32(to-from), 0)) }
-	for id, n := range b.to.devices {
-		k := more(b.from.devices[id], n)
-		i.Devices += k
-		i.Busiest = max(i.Busiest, k)
-	}
-	for id, n := range b.to.local {
-		i.Local += more(b.from.local[id], n)
-	}
-	rec.CPU.Interrupts = &Interrupts{round(i.Devices / seconds), round(i.Busiest / seconds), round(i.Local / seconds)}
-}
-
-func (b interval) neighbors(rec *Record, seconds float64) {
-	var used, has float64
-	for name, to := range b.to.neighbors {
-		from, ok := b.from.neighbors[name]
-		if !ok || to.cpus == 0 {
-			continue
-		}
-		rec.Neighbors.Slots++
-		own, cpus := micro(from.usage, to.usage), seconds*float64(to.cpus)
-		used, has = used+own, has+cpus
-		if p := percent(own, cpus); rec.Neighbors.Busiest == nil || *p > *rec.Neighbors.Busiest {
-			rec.Neighbors.Busiest = p
-		}
-	}
-	if has > 0 {
-		rec.Neighbors.CPU = percent(used, has)
+		rec.Memory = Memory{Kills: new(int(grown(e.GetOomKill(), f.GetOomKill())))}
 	}
 }
 

@@ -2,14 +2,12 @@ package noise
 
 import (
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,8 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
-// node is a machine made of files: two slots with two CPUs each, and CPU 0 for the
-// rest.
+// node is a machine made of files: a slot with two CPUs, and CPU 0 for the rest.
 type node struct {
 	t   *testing.T
 	dir string
@@ -51,8 +48,8 @@ func cpuStat(usage, throttled int) string {
 	return fmt.Sprintf("usage_usec %d\nuser_usec 1\nsystem_usec 2\nnice_usec 0\ncore_sched.force_idle_usec 0\nnr_periods 1\nnr_throttled 1\nthrottled_usec %d\nnr_bursts 0\nburst_usec 0\n", usage, throttled)
 }
 
-func (n node) slot(name string, usage, throttled, some, kills int) {
-	dir := "cgroup/buildkite.slice/" + name + "/"
+func (n node) slot(usage, throttled, some, kills int) {
+	const dir = "cgroup/" + slice + "/"
 	n.put(dir+"cpu.stat", cpuStat(usage, throttled))
 	n.put(dir+"cpu.pressure", pressure(some))
 	n.put(dir+"memory.pressure", pressure(2*some))
@@ -60,60 +57,31 @@ func (n node) slot(name string, usage, throttled, some, kills int) {
 	n.put(dir+"memory.events", fmt.Sprintf("low 0\nhigh 0\nmax %d\noom %d\noom_kill %d\noom_group_kill 0\n", 10*kills, kills, kills))
 	n.put(dir+"memory.stat", "anon 4096\nfile 8192\n")
 	n.put(dir+"io.stat", "259:0 rbytes=4096 wbytes=0 rios=1 wios=0 dbytes=0 dios=0\n")
-	n.put(dir+"cpuset.cpus.effective", map[string]string{"buildkite-gpu0.slice": "1-2\n", "buildkite-gpu1.slice": "3,5\n"}[name])
 }
 
 func (n node) begin() {
-	n.slot("buildkite-gpu0.slice", 5_000_000, 100, 1000, 1)
-	n.slot("buildkite-gpu1.slice", 9_000_000, 0, 0, 0)
-	// CPU 4 is offline.
+	n.slot(5_000_000, 100, 1000, 1)
 	n.put("proc/stat", `cpu  1 1 1 1 1 1 1 1 0 0
 cpu0 100 0 50 9000 10 0 5 0 0 0
 cpu1 1000 10 200 9000 10 5 5 100 0 0
 cpu2 1000 10 200 9000 10 5 5 100 0 0
-cpu3 0 0 0 0 0 0 0 0 0 0
-cpu5 0 0 0 0 0 0 0 0 0 0
-intr 5 0 0
-ctxt 9
 `)
-	n.put("proc/loadavg", "3.25 2.00 1.00 2/900 12345\n")
-	n.put("proc/interrupts", `           CPU0       CPU1       CPU2       CPU3       CPU5
-   0:         44          0          0          0          0  IR-IO-APIC    2-edge      timer
- 120:    9000000 4294967290        100          7          0  IR-PCI-MSIX-0000:01:00.0    0-edge      nvme0q0
- NMI:          1          2          3          4          5   Non-maskable interrupts
- LOC:     500000       1000       2000     500000          0   Local timer interrupts
- ERR:          0
- MIS:          0
-`)
-	for _, cpu := range []string{"1", "2"} {
-		n.put("sys/devices/system/cpu/cpu"+cpu+"/thermal_throttle/core_throttle_count", "5\n")
-	}
 }
 
 // end moves to ten seconds later: the slot used 12 s of CPU time, others 1 s.
 func (n node) end() {
-	n.slot("buildkite-gpu0.slice", 17_000_000, 2_000_100, 1_001_000, 3)
-	n.slot("buildkite-gpu1.slice", 24_000_000, 0, 0, 0)
+	n.slot(17_000_000, 2_000_100, 1_001_000, 3)
 	n.put("proc/stat", `cpu  1 1 1 1 1 1 1 1 0 0
 cpu0 100 0 50 9000 10 0 5 0 0 0
 cpu1 1700 10 250 9100 10 5 5 120 0 0
 cpu2 1500 10 200 9000 10 30 60 100 0 0
-cpu3 0 0 0 0 0 0 0 0 0 0
-cpu5 0 0 0 0 0 0 0 0 0 0
 `)
-	n.put("proc/interrupts", `           CPU0       CPU1       CPU2       CPU3       CPU5
-   0:         44          0          0          0          0  IR-IO-APIC    2-edge      timer
- 120:    9000000         94        200          7          0  IR-PCI-MSIX-0000:01:00.0    0-edge      nvme0q0
- NMI:          1          2          3          4          5   Non-maskable interrupts
- LOC:     500000       2000       5000     500000          0   Local timer interrupts
-`)
-	n.put("sys/devices/system/cpu/cpu2/thermal_throttle/core_throttle_count", "9\n")
 }
 
 func (n node) config(samples Samples) Config {
 	return Config{
 		Slot: "gpu0", CPUs: cpuset.Of(1, 2), Cgroups: filepath.Join(n.dir, "cgroup"), Slice: slice,
-		Proc: filepath.Join(n.dir, "proc"), Sys: filepath.Join(n.dir, "sys"), GPU: "GPU-1", Samples: samples,
+		Proc: filepath.Join(n.dir, "proc"), GPU: "GPU-1", Samples: samples,
 	}
 }
 
@@ -152,10 +120,9 @@ func TestRun(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		n.end()
 		want := Record{
-			Schema: 1, Noisy: true, Slot: "gpu0", Seconds: 10, Begin: time.Now().Add(-10 * time.Second).UTC(),
+			Schema: Schema, Noisy: true, Slot: "gpu0", Seconds: 10, Begin: time.Now().Add(-10 * time.Second).UTC(),
 			Why: []string{
 				"hw_thermal_slowdown: the hardware slowed the GPU down because it was too hot, in 2 of 6 samples",
-				"the slot's CPUs were slowed down by heat 4 times",
 				"processes outside the slot used 6.5 % of its CPUs' time; more than 5 % is noise",
 				"the slot's CPU quota throttled it for 10 % of the time; more than 1 % is noise",
 				"tasks of the slot waited for memory for 20 % of the time; more than 5 % is noise",
@@ -165,16 +132,11 @@ func TestRun(t *testing.T) {
 			Notes: []string{"sw_power_cap: the GPU was at its power limit in 2 of 6 samples"},
 			GPU: GPU{
 				ID: "GPU-1", Samples: 6, Busy: 4, Clock: &Spread{1200, 1965, 1980}, LowClock: 1, Temperature: &Spread{40, 60, 82},
-				Margin: new(8), Power: &Spread{170, 600, 990}, Reasons: map[string]int{"gpu_idle": 2, "sw_power_cap": 2, "hw_thermal_slowdown": 2},
+				Margin: new(8), Power: &Spread{172, 600, 990}, Reasons: map[string]int{"gpu_idle": 2, "sw_power_cap": 2, "hw_thermal_slowdown": 2},
 			},
-			CPU: CPU{
-				CPUs: "1-2", Slot: new(60.0), Others: new(6.5), Steal: new(1.0), Throttled: new(10.0), Heat: new(4),
-				Interrupts: &Interrupts{Devices: 20, Busiest: 10, Local: 400},
-			},
-			Pressure:  Pressure{CPU: new(10.0), Memory: new(20.0), IO: new(30.0)},
-			Memory:    Memory{AtLimit: new(20), Kills: new(2)},
-			Neighbors: Neighbors{Slots: 1, CPU: new(75.0), Busiest: new(75.0)},
-			Load1:     new(3.25),
+			CPU:      CPU{CPUs: "1-2", Slot: new(60.0), Others: new(6.5), Steal: new(1.0), Throttled: new(10.0)},
+			Pressure: Pressure{CPU: new(10.0), Memory: new(20.0), IO: new(30.0)},
+			Memory:   Memory{Kills: new(2)},
 		}
 		must.Equal(t, want, recordOf(t, r))
 		r.Stop()
@@ -228,41 +190,6 @@ func TestSamplesLost(t *testing.T) {
 	}
 }
 
-// TestRunWithoutJob checks that a job whose end is not reported does not keep the GPU.
-func TestRunWithoutJob(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c := newNode(t).config(each())
-		var job atomic.Bool
-		job.Store(true)
-		c.Alive = job.Load
-		r := Start(c)
-		ended := func() bool {
-			synctest.Wait()
-			select {
-			case <-r.ended:
-				return true
-			default:
-				return false
-			}
-		}
-		time.Sleep(time.Hour + alivePoll/2)
-		job.Store(false)
-		time.Sleep(alivePoll)
-		job.Store(true) // the job was between two hooks
-		time.Sleep(time.Minute)
-		if ended() {
-			t.Fatal("sampling ended during the job")
-		}
-		job.Store(false)
-		time.Sleep(3 * alivePoll)
-		if !ended() {
-			t.Error("sampling goes on without a job")
-			r.Stop()
-		}
-	})
-}
-
 // TestUnreadable checks that unreadable values are missing, with a note.
 func TestUnreadable(t *testing.T) {
 	t.Parallel()
@@ -279,18 +206,12 @@ func TestUnreadable(t *testing.T) {
 		}, func(r Record) bool { return r.Pressure == Pressure{} && r.CPU.Slot != nil }, "the kernel does not report pressure"},
 		{"no slice", func(n node) { _ = os.RemoveAll(filepath.Join(n.dir, "cgroup", slice)) },
 			func(r Record) bool {
-				return r.CPU.Slot == nil && r.CPU.Others == nil && r.Neighbors.Slots == 1 && r.CPU.Steal != nil
+				return r.CPU.Slot == nil && r.CPU.Others == nil && r.CPU.Steal != nil
 			}, "some facts could not be read: read cgroup: stat "},
 		{"no /proc/stat", func(n node) { n.put("proc/stat", "") },
 			func(r Record) bool { return r.CPU.Others == nil && r.CPU.Steal == nil && r.CPU.Slot != nil }, "read /proc/stat: no CPU found"},
 		{"a CPU of the slot is offline", func(n node) { n.put("proc/stat", "cpu  1\ncpu1 1 0 0 0 0 0 0 0 0 0\n") },
 			func(r Record) bool { return r.CPU.Others == nil && r.CPU.Steal == nil }, ""},
-		{"interrupts of another machine", func(n node) { n.put("proc/interrupts", "  CPU7\n 1: 5\n") },
-			func(r Record) bool { return r.CPU.Interrupts == nil }, "none of the slot's CPUs found"},
-		{"interrupts that are none", func(n node) { n.put("proc/interrupts", "rubbish\n") },
-			func(r Record) bool { return r.CPU.Interrupts == nil }, `"rubbish" is not a CPU`},
-		{"a line without end", func(n node) { n.put("proc/interrupts", strings.Repeat(" CPU1", 100_000)) },
-			func(r Record) bool { return r.CPU.Interrupts == nil }, "token too long"},
 		{"a counter that is none", func(n node) { n.put("cgroup/"+slice+"/cpu.stat", "usage_usec -\n") },
 			func(r Record) bool { return r.CPU.Slot == nil }, "some facts could not be read: read cgroup " + slice},
 	} {
@@ -326,7 +247,7 @@ func TestCountersFall(t *testing.T) {
 		n.begin()
 		rec := recordOf(t, r)
 		r.Stop()
-		if *rec.CPU.Slot != 25 || *rec.CPU.Others != 0 || *rec.CPU.Heat != 0 || *rec.Pressure.CPU < 0 || *rec.Memory.Kills < 0 || rec.CPU.Interrupts.Local < 0 || *rec.CPU.Steal < 0 {
+		if *rec.CPU.Slot != 25 || *rec.CPU.Others != 0 || *rec.Pressure.CPU < 0 || *rec.Memory.Kills < 0 || *rec.CPU.Steal < 0 {
 			t.Errorf("got %+v %+v %+v", rec.CPU, rec.Pressure, rec.Memory)
 		}
 	})
@@ -336,20 +257,20 @@ func TestCountersFall(t *testing.T) {
 // long.
 func TestRecordIsSmall(t *testing.T) {
 	t.Parallel()
-	g := newGPURun()
+	g := gpuRun{reasons: map[string]int{}}
 	for i := range uint32(100_000) {
 		g.add(sample(i, i%300, ^uint64(1)))
 	}
 	g.ended(errors.New(strings.Repeat("x", 1<<20)))
-	rec := Record{Seconds: 1e6, GPU: g.summary(strings.Repeat("G", 64)), CPU: CPU{CPUs: strings.Repeat("1000,", 400), Others: new(99.99), Heat: new(1 << 40)}}
+	rec := Record{Seconds: 1e6, GPU: g.summary(strings.Repeat("G", 64)), CPU: CPU{CPUs: strings.Repeat("1000,", 400), Others: new(99.99)}}
 	rec.Noisy, rec.Why = Judge(rec)
 	rec.Notes = notes(rec)
 	text, err := json.MarshalIndent(rec, "", "  ")
 	if err != nil || len(text) > 12<<10 {
 		t.Errorf("%d bytes, %v", len(text), err)
 	}
-	if g := rec.GPU; g.Samples != 100_000 || len(g.Reasons) != 63 || *g.Clock != (Spread{0, 4995, 4995}) || g.Temperature.Max != 199 || g.Power.Max != 2495 {
-		t.Errorf("%d samples, %d reasons, %+v MHz, %+v °C, %+v W", g.Samples, len(g.Reasons), g.Clock, g.Temperature, g.Power)
+	if g := rec.GPU; g.Samples != 100_000 || len(g.Reasons) != 63 || g.LowClock != 37_500 || *g.Clock != (Spread{0, 49_999, 99_999}) {
+		t.Errorf("%d samples, %d reasons, %d low of %+v MHz", g.Samples, len(g.Reasons), g.LowClock, g.Clock)
 	}
 }
 
@@ -380,53 +301,5 @@ func TestAMD(t *testing.T) {
 	}
 	if _, err := sampleAMD(filepath.Join(n.dir, "none")); err == nil {
 		t.Error("a GPU that is away has samples")
-	}
-}
-
-// TestResidency uses the layout of the kernel's struct gpu_metrics_v1_6 or later: two
-// bytes of size, two of version, and the counters in a row.
-func TestResidency(t *testing.T) {
-	t.Parallel()
-	table := func(size int, version byte, at int, counters ...uint32) string {
-		b := make([]byte, size)
-		binary.LittleEndian.PutUint16(b, uint16(size))
-		b[2], b[3] = 1, version
-		for i, n := range counters {
-			binary.LittleEndian.PutUint32(b[at+4*i:], n)
-		}
-		return string(b)
-	}
-	for name, row := range map[string]struct {
-		before, now string
-		want        *uint64
-	}{
-		"undisturbed":           {table(1664, 6, 32, 1000, 1, 2, 3, 4, 5), table(1664, 6, 32, 2000, 1, 2, 3, 4, 5), new(uint64(0))},
-		"hot memory":            {table(1664, 6, 32, 1000, 0, 0, 0, 0, 5), table(1664, 6, 32, 2000, 0, 0, 0, 0, 15), new(uint64(1 << 6))},
-		"for a moment":          {table(1664, 6, 32, 1000, 0, 0, 0, 0, 5), table(1664, 6, 32, 2000, 0, 0, 0, 0, 14), new(uint64(0))},
-		"at its power limit":    {table(2208, 7, 40, 1000, 0, 7, 0, 0, 0), table(2208, 7, 40, 2000, 0, 900, 0, 0, 0), new(uint64(1 << 2))},
-		"the board's signal":    {table(2208, 8, 40, 1000, 0, 0, 0, 0, 0), table(2208, 8, 40, 2000, 500, 0, 0, 0, 0), new(uint64(1 << 3))},
-		"socket and regulators": {table(2208, 8, 40, 1000, 0, 0, 0, 0, 0), table(2208, 8, 40, 2000, 0, 0, 50, 60, 0), new(uint64(1 << 6))},
-		"wrapped around":        {table(2208, 8, 40, 1<<32-500, 0, 1<<32-9, 0, 0, 0), table(2208, 8, 40, 500, 0, 21, 0, 0, 0), new(uint64(1 << 2))},
-		"not tried":             {table(2208, 8, 40, 1000, 9, 9, 9, 9, 9), table(2208, 8, 40, 1000, 9, 9, 9, 9, 9), nil},
-		"the first look":        {"", table(2208, 8, 40, 1000, 9, 9, 9, 9, 9), nil},
-		"an older table":        {table(400, 5, 32, 1, 0, 0, 0, 0, 0), table(400, 5, 32, 2, 1, 1, 1, 1, 1), nil},
-		"a newer table":         {table(2208, 9, 40, 1, 0, 0, 0, 0, 0), table(2208, 9, 40, 2, 1, 1, 1, 1, 1), nil},
-		"another GPU's":         {table(120, 6, 32, 1, 0, 0), table(50, 6, 32, 2, 1, 1), nil},
-		"cut off":               {table(1664, 6, 32, 1, 0, 0), table(1664, 6, 32, 2, 1, 1)[:60], nil},
-		"not filled in":         {table(1664, 6, 32, 1<<32-1, 1<<32-1), table(1664, 6, 32, 1<<32-1, 1<<32-1), nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := node{t, t.TempDir()}
-			residencyOf := func(text string) residency {
-				n.put("gpu_metrics", text)
-				return readResidency(n.dir)
-			}
-			before := residencyOf(row.before)
-			must.Equal(t, row.want, residencyOf(row.now).since(before))
-		})
-	}
-	if r := readResidency(t.TempDir()); r != (residency{}) {
-		t.Errorf("without a table: %v", r)
 	}
 }

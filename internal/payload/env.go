@@ -37,9 +37,8 @@ func IsVar(name string) bool {
 	return ok && digits != "" && strings.Trim(digits, "0123456789") == ""
 }
 
-// FromEnv returns the encoded payload and the name of its variable, or two empty
-// strings if there is none. It ignores variables without a value.
-func FromEnv(env []string) (text, name string, err error) {
+// FromEnv returns the encoded payload, "" if there is none. It ignores variables without a value.
+func FromEnv(env []string) (string, error) {
 	vars := map[string]string{}
 	for _, kv := range env {
 		if k, v, ok := strings.Cut(kv, "="); ok && v != "" && IsVar(k) {
@@ -48,25 +47,22 @@ func FromEnv(env []string) (text, name string, err error) {
 	}
 	for _, k := range []string{Var, OldVar} {
 		if v, ok := vars[k]; ok {
-			return v, k, nil
+			return v, nil
 		}
 	}
-	if len(vars) == 0 {
-		return "", "", nil
-	}
 	if len(vars) > maxPieces {
-		return "", "", fmt.Errorf("the payload is in more than %d pieces; send fewer and larger ones", maxPieces)
+		return "", fmt.Errorf("the payload is in more than %d pieces; send fewer and larger ones", maxPieces)
 	}
 	var b strings.Builder
 	for i := range len(vars) {
 		k := piecePref + strconv.Itoa(i)
 		v, ok := vars[k]
 		if !ok {
-			return "", "", fmt.Errorf("%s is not set although %d pieces of the payload are; number them from 0 without a gap", k, len(vars))
+			return "", fmt.Errorf("%s is not set although %d pieces of the payload are; number them from 0 without a gap", k, len(vars))
 		}
 		b.WriteString(v)
 	}
-	return b.String(), piecePref + "0", nil
+	return b.String(), nil
 }
 
 // Environ returns an encoded payload as environment strings (NAME=VALUE): one variable

@@ -46,8 +46,7 @@ func FuzzInflate(f *testing.F) {
 }
 
 // FuzzParseObject compares the parser with encoding/json: it accepts the same texts with the same
-// values, except for Python's additions. What it reads is written the same again, and also what people
-// see of it.
+// values, except for Python's additions. What it reads is written the same again.
 func FuzzParseObject(f *testing.F) {
 	for _, doc := range []string{
 		`{"a": [1, -0.5e7, "\ud83d\ude00"], "a": null}`, `{"\u0000": NaN, "b": -Infinity, "c": 1e400, "d": -0.0, "e": -0, "f": 1E3}`, `{"a":{"b":{}}}`, ` { } `, `[]`,
@@ -88,12 +87,10 @@ func FuzzParseObject(f *testing.F) {
 		if r := Repr(o); strings.ContainsAny(r, "\n\r\x00\x1b\u009b\u2028") {
 			t.Errorf("repr holds a control character: %q", r)
 		}
-		for _, text := range []string{JSON(o), EscapeInvisible(doc)} {
-			same, err := ParseObject(text)
-			// Repr tells 1 from 1.0 and "nan" from nan, and keeps the order.
-			if err != nil || Repr(o) != Repr(same) || !utf8.ValidString(text) {
-				t.Errorf("%q was written as %q: %v", doc, text, err)
-			}
+		text := JSON(o)
+		// Repr tells 1 from 1.0 and "nan" from nan, and keeps the order.
+		if same, err := ParseObject(text); err != nil || Repr(o) != Repr(same) || !utf8.ValidString(text) {
+			t.Errorf("%q was written as %q: %v", doc, text, err)
 		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/base64"
+	"math"
 	"strings"
 	"testing"
 
@@ -86,23 +87,23 @@ func TestFromEnv(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("abcdefghij", 25_000)
 	for _, c := range []struct {
-		name       string
-		env        []string
-		text, from string
-		refused    string
+		name    string
+		env     []string
+		text    string
+		refused string
 	}{
 		{name: "nothing", env: []string{"HOME=/", "KERNELBOT_PAYLOAD=", "KERNELBOT_PAYLOAD_ID=7"}},
-		{name: "current name", env: []string{"SUBMISSION_PAYLOAD=old", "KERNELBOT_PAYLOAD=new"}, text: "new", from: Var},
-		{name: "old name", env: []string{"SUBMISSION_PAYLOAD=old"}, text: "old", from: OldVar},
-		{name: "pieces", env: []string{"KERNELBOT_PAYLOAD_1=b", "KERNELBOT_PAYLOAD_0=a"}, text: "ab", from: "KERNELBOT_PAYLOAD_0"},
+		{name: "current name", env: []string{"SUBMISSION_PAYLOAD=old", "KERNELBOT_PAYLOAD=new"}, text: "new"},
+		{name: "old name", env: []string{"SUBMISSION_PAYLOAD=old"}, text: "old"},
+		{name: "pieces", env: []string{"KERNELBOT_PAYLOAD_1=b", "KERNELBOT_PAYLOAD_0=a"}, text: "ab"},
 		{name: "a gap", env: []string{"KERNELBOT_PAYLOAD_2=b", "KERNELBOT_PAYLOAD_0=a"}, refused: "KERNELBOT_PAYLOAD_1 is not set"},
-		{name: "what Environ made", env: Environ(long), text: long, from: "KERNELBOT_PAYLOAD_0"},
+		{name: "what Environ made", env: Environ(long), text: long},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			text, from, err := FromEnv(c.env)
-			if must.Err(t, err, c.refused); text != c.text || from != c.from {
-				t.Errorf("got %.20q from %q", text, from)
+			text, err := FromEnv(c.env)
+			if must.Err(t, err, c.refused); text != c.text {
+				t.Errorf("got %.20q", text)
 			}
 		})
 	}
@@ -110,5 +111,21 @@ func TestFromEnv(t *testing.T) {
 		if name, _, _ := strings.Cut(kv, "="); len(kv) >= 131_072 || !IsVar(name) {
 			t.Errorf("%s: %d bytes", name, len(kv))
 		}
+	}
+}
+
+func TestJSON(t *testing.T) {
+	t.Parallel()
+	inner := &Object{}
+	inner.Set("b", nil)
+	inner.Set("a", true)
+	for want, v := range map[string]Value{
+		`null`: nil, `false`: false, `-12345678901234567890123`: Int("-12345678901234567890123"), `{}`: (*Object)(nil), `[]`: []Value(nil),
+		`0.1`: Float(0.1), `1.0`: Float(1), `-0.0`: Float(math.Copysign(0, -1)), `1e+16`: Float(1e16), `1e-05`: Float(1e-5),
+		`NaN`: Float(math.NaN()), `Infinity`: Float(math.Inf(1)), `-Infinity`: Float(math.Inf(-1)),
+		`"é😀\"\\\n\u0000\u001b` + "\x7f\u2028" + `"`: "é😀\"\\\n\x00\x1b\x7f\u2028", `"a\ud800b\udfff"`: "a\xed\xa0\x80b\xed\xbf\xbf", "\"a\ufffdb\"": "a\xffb",
+		`[1,{"b":null,"a":true},[]]`: []Value{Int("1"), inner, []Value{}},
+	} {
+		must.Equal(t, want, JSON(v))
 	}
 }

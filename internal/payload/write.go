@@ -8,8 +8,6 @@ import (
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
-
-	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // format is how a language writes values.
@@ -179,61 +177,4 @@ func jsonString(b *strings.Builder, s string) {
 		}
 	}
 	b.WriteByte('"')
-}
-
-// EscapeInvisible escapes the characters that a terminal would act on or not show. In
-// JSON they occur only in strings, where the escapes mean the same.
-func EscapeInvisible(doc string) string {
-	var b strings.Builder
-	for _, r := range doc {
-		switch high, low := utf16.EncodeRune(r); {
-		case r == '\n' || r == '\t' || r == '\r' || text.Visible(r):
-			b.WriteRune(r)
-		case r > 0xffff:
-			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
-		default:
-			fmt.Fprintf(&b, `\u%04x`, r)
-		}
-	}
-	return b.String()
-}
-
-// indentDepth bounds the indentation, so that the text for nested lists does not grow
-// with the square of their number.
-const indentDepth = 32
-
-// Indent writes a JSON text on several lines. It changes only white space between values: numbers,
-// escapes, duplicate keys and NaN, which json.Indent refuses, stay as they are. ParseObject must accept the text.
-func Indent(doc string) string {
-	var b strings.Builder
-	depth, opened, quoted, escaped := 0, false, false, false
-	newline := func(deeper int) {
-		depth += deeper
-		b.WriteString("\n" + strings.Repeat("  ", min(depth, indentDepth)))
-	}
-	for i := range len(doc) {
-		c := doc[i]
-		if quoted {
-			b.WriteByte(c)
-			quoted, escaped = c != '"' || escaped, c == '\\' && !escaped
-			continue
-		}
-		switch closes := c == '}' || c == ']'; {
-		case strings.IndexByte(" \t\n\r", c) >= 0:
-			continue
-		case opened && !closes:
-			newline(1)
-		case !opened && closes:
-			newline(-1)
-		}
-		b.WriteByte(c)
-		opened, quoted = c == '{' || c == '[', c == '"'
-		switch c {
-		case ',':
-			newline(0)
-		case ':':
-			b.WriteByte(' ')
-		}
-	}
-	return b.String()
 }

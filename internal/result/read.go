@@ -141,22 +141,13 @@ func (p *Pairs[T]) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// UnmarshalJSON reads Python's isoformat, with or without a zone. Any other text is the
-// zero time.
+// UnmarshalJSON reads Python's isoformat without a zone. Any other text is the zero time.
 func (t *Time) UnmarshalJSON(text []byte) error {
 	var s string
 	if err := json.Unmarshal(text, &s); err != nil {
 		return err
 	}
-	*t = Time{}
-	for _, layout := range []string{"2006-01-02T15:04:05", "2006-01-02 15:04:05"} { // each accepts a fraction too
-		if at, err := time.Parse(layout, s); err == nil {
-			*t = Time(at)
-			return nil
-		}
-	}
-	if at, err := time.Parse(time.RFC3339, s); err == nil {
-		*t = Time(at.Local())
-	}
+	at, _ := time.Parse("2006-01-02T15:04:05", s) // it accepts a fraction, too
+	*t = Time(at)
 	return nil
 }

@@ -1,7 +1,6 @@
 package result
 
 import (
-	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -122,38 +121,13 @@ func (l *Log) quote(s string, runes, lines int) {
 	most := min(len(s), 64*runes)
 	shown, cut := text.Cut(text.Block(s[:most]), runes, lines)
 	var b strings.Builder
-	for _, line := range collapse(strings.Split(strings.TrimRight(shown, "\n"), "\n")) {
+	for line := range strings.SplitSeq(strings.TrimRight(shown, "\n"), "\n") {
 		b.WriteString("  " + strings.TrimRight(line, " \t\n") + "\n")
 	}
 	if cut || most < len(s) {
 		b.WriteString("  […] truncated; see result.json for the rest\n")
 	}
 	_, _ = io.WriteString(l.W, b.String())
-}
-
-// collapse returns lines without repetitions, such as a traceback for each test. A sentence replaces them
-// where it is shorter and there are several.
-func collapse(lines []string) (short []string) {
-	const longest = 40 // lines that are repeated as one
-	for len(lines) > 0 {
-		n, sentence := 1, ""
-		for k := 1; k <= min(longest, len(lines)/2) && sentence == ""; k++ {
-			times := 0
-			for rest := lines[k:]; len(rest) >= k && slices.Equal(lines[:k], rest[:k]); rest = rest[k:] {
-				times++
-			}
-			if k*times < 3 {
-				continue
-			}
-			replacement, all := fmt.Sprintf("[…] %d more times: the %d lines above", times, k), k*(1+times)
-			if len(replacement) < len(strings.Join(lines[k:all], "\n")) {
-				short, n, sentence = append(short, lines[:k]...), all, replacement
-			}
-		}
-		short = append(short, cmp.Or(sentence, lines[0]))
-		lines = lines[n:]
-	}
-	return short
 }
 
 // End writes the summary of the job.

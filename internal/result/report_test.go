@@ -13,7 +13,7 @@ import (
 
 // FuzzClean shows only harmless characters of a program's text, within the limits.
 func FuzzClean(f *testing.F) {
-	for _, s := range []string{"\x1b[1;31mred\r\n--- x", "\x1b]8;;u\x1b\\t\u009d\u009c", "\x1b_bk;t=1\a+++\u202e\xff", "\x1b", "\x1b(", "\u009b12", "a\nb\na\nb\na\nb"} {
+	for _, s := range []string{"\x1b[1;31mred\r\n--- x", "\x1b]8;;u\x1b\\t\u009d\u009c", "\x1b_bk;t=1\a+++\u202e\xff", "\x1b", "\x1b(", "\u009b12"} {
 		f.Add(s, 20, 3)
 	}
 	f.Fuzz(func(t *testing.T, s string, runes, lines int) {
@@ -68,31 +68,6 @@ func TestLogOfCompilation(t *testing.T) {
 		l := &Log{&b, true}
 		l.Evaluation(Summarize("test", &c.ev, false), &c.ev)
 		must.Equal(t, c.want, b.String())
-	}
-}
-
-// TestRepetitions shows what every test says once.
-func TestRepetitions(t *testing.T) {
-	t.Parallel()
-	ev := &Evaluation{Run: &Run{ExitCode: 112, Duration: "1", Result: reported(
-		"test-count: 3", "test.0.spec: a", "test.0.status: fail", "test.0.error: no", "test.1.spec: b", "test.1.status: fail", "test.1.error: no",
-		"test.2.spec: c", "test.2.status: fail", "test.2.error: other",
-	), Stderr: strings.Repeat("Traceback (most recent call last):\n  File \"eval.py\", line 105, in worker\nError: no\n", 3) + "Error: other\n"}}
-	var b strings.Builder
-	(&Log{W: &b}).Evaluation(Summarize("test", ev, false), ev)
-	want := "Failed: test 0: a\nFailed: test 1: b\n  no\nFailed: test 2: c\n  other\nStandard error:\n  Traceback (most recent call last):\n" +
-		"    File \"eval.py\", line 105, in worker\n  Error: no\n  […] 2 more times: the 3 lines above\n  Error: other\n"
-	if !strings.HasSuffix(b.String(), want) {
-		t.Errorf("%s\nwant at its end\n%s", b.String(), want)
-	}
-	for _, same := range [][]string{nil, {"a"}, {"a", "a"}, {"", "", "", "", ""}, {"a", "b", "a"}, {strings.Repeat("x", 100), strings.Repeat("x", 100)}} {
-		must.Equal(t, same, collapse(same))
-	}
-	begins := strings.Split(strings.Repeat("same line\nsame line\nother line of some more characters\n", 3), "\n")
-	must.Equal(t, []string{begins[0], begins[1], begins[2], "[…] 2 more times: the 3 lines above", ""}, collapse(begins))
-	hostile := strings.Split(strings.Repeat(strings.Repeat("x\n", 39)+"y\n", 500), "\n")
-	if n := len(collapse(hostile)); n > 100 {
-		t.Errorf("%d lines", n)
 	}
 }
 

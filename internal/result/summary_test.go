@@ -91,15 +91,6 @@ func TestTimeText(t *testing.T) {
 	}
 }
 
-// endOf summarizes a job with these evaluations.
-func endOf(l *Log, r *Result) (list []*Summary) {
-	for _, p := range r.Runs {
-		list = append(list, Summarize(p.Key, p.Value, false))
-	}
-	l.End(r, list)
-	return list
-}
-
 func TestSummary(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -146,7 +137,7 @@ on 2 × NVIDIA B200, CUDA, torch 2.9.0+cu130
 		{"an error at once, in Buildkite", true, &Result{Error: "no payload"}, "+++ :x: No verdict: no payload\n"},
 	} {
 		var b bytes.Buffer
-		endOf(&Log{&b, c.groups}, c.r)
+		(&Log{&b, c.groups}).End(c.r, c.r.summaries())
 		must.Equal(t, c.want, b.String())
 		for line := range strings.Lines(b.String()) {
 			if n := utf8.RuneCountInString(line); n > 81 {

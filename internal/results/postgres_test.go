@@ -180,3 +180,27 @@ func TestSaveRefuses(t *testing.T) {
 	must.Err(t, err, "; nothing was changed")
 	must.Equal(t, map[string]int{}, postgres.Rows(t, admin))
 }
+
+// TestOpenRefuses checks what Open says about the database, without the password.
+func TestOpenRefuses(t *testing.T) {
+	t.Parallel()
+	_, admin, dsn := database(t)
+	name := dsn[strings.Index(dsn, "dbname="):]
+	postgres.Exec(t, admin, `CREATE USER reader; GRANT USAGE ON SCHEMA leaderboard TO reader; GRANT SELECT ON ALL TABLES IN SCHEMA leaderboard TO reader`)
+	postgres.Exec(t, admin, "CREATE DATABASE emptied")
+	postgres.Exec(t, server.Connect(t, "emptied"), "DROP SCHEMA leaderboard CASCADE")
+	postgres.Exec(t, admin, "CREATE DATABASE old")
+	postgres.Exec(t, server.Connect(t, "old"), "ALTER TABLE leaderboard.runs DROP COLUMN system_info")
+	for _, c := range []struct{ dsn, err string }{
+		{"user=secretive " + name, `refuses the connection (SQLSTATE "28P01")`},
+		{"user=postgres dbname=w0rd", `refuses the connection (SQLSTATE "3D000")`},
+		{"user=postgres dbname=emptied", `"relation \"leaderboard.leaderboard\" does not exist"; apply kernelbot's migrations`},
+		{"user=postgres dbname=old", `"column \"system_info\" of relation \"runs\" does not exist"; apply kernelbot's migrations`},
+		{"user=reader " + name, `"permission denied for table leaderboard"; apply kernelbot's migrations, and let the user write`},
+		{"user=postgres w0rd=1 " + name, `refuses the connection (SQLSTATE "42704")`},
+	} {
+		_, err := Open(t.Context(), "host="+server.Dir+" password=pa55-w0rd "+c.dsn)
+		must.Err(t, err, c.err)
+		hides(t, err)
+	}
+}

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -52,9 +51,6 @@ type Stored struct {
 // Store is a database that Open has checked. It keeps no connection: an evaluation takes long.
 type Store struct{ config *pgx.ConnConfig }
 
-// ErrUnsure means that the connection was lost during the commit.
-var ErrUnsure = errors.New("unknown whether the database stored everything or nothing")
-
 var errDSN = errors.New("the database's DSN cannot be read; write postgres://USER@HOST:PORT/NAME or host=HOST dbname=NAME user=USER, " +
 	"with the password in PGPASSWORD or ~/.pgpass (in a URL, special characters as %XX), and a service from the service file")
 
@@ -85,8 +81,8 @@ func Open(ctx context.Context, dsn string) (*Store, error) {
 	})
 }
 
-// transact runs do in one transaction on its own connection. If it returns an error
-// other than ErrUnsure, the database is unchanged.
+// transact runs do in one transaction on its own connection. If it returns an error, the
+// database is unchanged, unless that says that this is unknown.
 func (s *Store) transact(ctx context.Context, commit bool, do func(context.Context, pgx.Tx) error) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -112,11 +108,10 @@ func (s *Store) transact(ctx context.Context, commit bool, do func(context.Conte
 	if !commit {
 		return nil
 	}
-	err = tx.Commit(ctx)
-	if _, refused := errors.AsType[*pgconn.PgError](err); err == nil || refused {
-		return explain(ctx, err)
+	if err = tx.Commit(ctx); err != nil {
+		return fmt.Errorf("commit: %w; unknown whether all was changed or nothing", explain(ctx, err))
 	}
-	return fmt.Errorf("%w: %w", explain(ctx, err), ErrUnsure)
+	return nil
 }
 
 // explain returns an error that says what the server or the connection refused, and what
@@ -125,25 +120,18 @@ func (s *Store) transact(ctx context.Context, commit bool, do func(context.Conte
 // message, which may contain a part of the DSN.
 func explain(ctx context.Context, err error) error {
 	refusal, refused := errors.AsType[*pgconn.PgError](err)
-	connect, connecting := errors.AsType[*pgconn.ConnectError](err)
-	errno, failed := errors.AsType[syscall.Errno](err)
+	_, connecting := errors.AsType[*pgconn.ConnectError](err)
 	switch {
-	case err == nil:
-		return nil
 	case errors.Is(context.Cause(ctx), context.Canceled):
 		return fmt.Errorf("ask PostgreSQL: %w", context.Canceled)
 	case refused && connecting:
 		return fmt.Errorf("PostgreSQL refuses the connection (SQLSTATE %q); check the DSN, PGPASSWORD or ~/.pgpass, and the server's log", refusal.Code)
+	case connecting:
+		return errors.New("connect to PostgreSQL: no server answers there; check its address in the DSN, sslmode, and the firewall")
 	case refused && strings.HasPrefix(refusal.Code, "42"): // a table, a column or a privilege is missing
 		return fmt.Errorf("PostgreSQL refuses: %q; apply kernelbot's migrations, and let the user write to its tables", refusal.Message)
 	case refused:
 		return fmt.Errorf("PostgreSQL refuses: %q (SQLSTATE %q)", refusal.Message, refusal.Code)
-	case pgconn.Timeout(err) || errors.Is(err, context.DeadlineExceeded):
-		return errors.New("PostgreSQL does not answer; check its address and the firewall, or try again")
-	case connecting && failed && strings.HasPrefix(connect.Config.Host, "/"):
-		return fmt.Errorf("connect to PostgreSQL at %q: %w; is the server running there?", connect.Config.Host, errno)
-	case connecting:
-		return errors.New("connect to PostgreSQL: no server is there; check its address in the DSN, and sslmode")
 	}
 	return fmt.Errorf("ask PostgreSQL: %w", err)
 }

@@ -50,8 +50,7 @@ func rowsOf(r *Record, st *Stored) []row {
 
 // Save creates a leaderboard and stores a submission to it with its runs, all in one
 // transaction. As in kernelbot, submissions with the same text share the code, and
-// those of a user the user. With ErrUnsure, the Stored is what may be in the database;
-// with any other error, nothing is.
+// those of a user the user.
 func (s *Store) Save(ctx context.Context, r Record) (st Stored, err error) {
 	err = s.transact(ctx, true, func(ctx context.Context, tx pgx.Tx) (err error) {
 		st, err = r.insert(ctx, tx)

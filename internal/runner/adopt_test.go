@@ -1,48 +1,17 @@
 package runner
 
 import (
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/test/must"
 )
-
-// showAdopted calls adopt, then prints what the kernel shows of this process.
-func showAdopted() int {
-	if err := adopt(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
-	flags, ferr := unix.FcntlInt(4, unix.F_GETFD, 0)
-	var reaper int32
-	rerr := unix.Prctl(unix.PR_GET_CHILD_SUBREAPER, uintptr(unsafe.Pointer(&reaper)), 0, 0, 0)
-	fmt.Printf("dumpable %d %v, file closes %v %v, subreaper %d %v\n", dumpable, err, flags&unix.FD_CLOEXEC != 0, ferr, reaper, rerr)
-	return 0
-}
-
-func TestAdopt(t *testing.T) {
-	t.Parallel()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), self)
-	cmd.Env = append(os.Environ(), "KBNODE_TEST_ADOPT=1")
-	cmd.ExtraFiles = []*os.File{os.Stdin, os.Stdin}
-	out, err := cmd.Output()
-	if want := "dumpable 0 <nil>, file closes true <nil>, subreaper 1 <nil>\n"; err != nil || string(out) != want {
-		t.Errorf("got %q (%v), want %q", out, err, want)
-	}
-}
 
 // TestKilledRunnerLeavesNothing checks that no program outlives the runner and that an
 // earlier job's result.json is not taken for this one's.
@@ -53,13 +22,9 @@ func TestKilledRunnerLeavesNothing(t *testing.T) {
 	}}
 	j := newConfigJob(t, config)
 	write(t, filepath.Join(j.cmd.Dir, result.File), "{}")
-	if err := j.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.cmd.Start())
 	waitFor(t, filepath.Join(j.cmd.Dir, "pid"))
-	if err := j.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.cmd.Process.Kill())
 	if _, result := j.wait(t); result != nil {
 		t.Errorf("there is a result: %v", result)
 	}
@@ -87,9 +52,7 @@ func TestSpace(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for _, sub := range []string{"a", "b"} {
-		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(filepath.Join(dir, sub), 0o755))
 	}
 	for _, row := range []struct {
 		env  []string

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestPlantedInterpreter has the pre-run put another python3, or a library that it loads, where the
@@ -57,9 +59,7 @@ except OSError: pass`, map[string]string{"current": "version", "version/bin/pyth
 				_ = os.Mkdir(filepath.Join(j.dir, "tools"), 0o755)
 				write(t, j.dir+"/cuda/nvvm/bin/cicc", "")
 				write(t, j.dir+"/cuda/bin/nvcc", "#!/bin/sh\n")
-				if err := os.Chmod(j.dir+"/cuda/bin/nvcc", 0o755); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.Chmod(j.dir+"/cuda/bin/nvcc", 0o755))
 				for name, target := range c.links {
 					link(t, target, filepath.Join(j.dir, name))
 				}
@@ -107,11 +107,7 @@ o("check: pass\n")`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			attacks(t, "", judge, func(t *testing.T, _ *job, code int, result map[string]any) {
-				if code != 0 || result["forged"] != nil || at(result, "runs", "test", "run", "passed") != true {
-					t.Errorf("exit code %d, result %v", code, result)
-				}
-			})
+			attacks(t, "", judge, passes)
 		})
 	}
 }
@@ -211,12 +207,8 @@ o("check: %s\n" % helper.verdict)`, func(t *testing.T, _ *job, code int, result 
 		}
 		t.Cleanup(func() { _ = os.RemoveAll(dir) })
 		j.cmd.Dir = dir
-		if err := os.WriteFile(filepath.Join(dir, "helper.py"), []byte("verdict = \"fail\"\n"), 0o666); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(filepath.Join(dir, "helper.py"), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, "helper.py"), []byte("verdict = \"fail\"\n"), 0o666))
+		must.Do(t, os.Chmod(filepath.Join(dir, "helper.py"), 0o666))
 	})
 }
 
@@ -235,11 +227,7 @@ except OSError: pass
 try:
     for n in range(100000): open("f%d" % n, "w").close()
 except OSError: pass
-os._exit(os.write(fd, b"check: pass\n") - 12)`, func(t *testing.T, _ *job, code int, result map[string]any) {
-		if code != 0 || at(result, "runs", "test", "run", "passed") != true {
-			t.Errorf("exit code %d, result %v", code, result)
-		}
-	}, func(t *testing.T, j *job) {
+os._exit(os.write(fd, b"check: pass\n") - 12)`, passes, func(t *testing.T, j *job) {
 		if out, err := exec.CommandContext(t.Context(), "mount", "-t", "tmpfs", "-o", "size=2m,nr_inodes=1k,mode=777", "tmpfs", j.cmd.Dir).CombinedOutput(); err != nil {
 			t.Skipf("mount: %v\n%s", err, out)
 		}

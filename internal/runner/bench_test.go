@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // benchProgram is a task's program. It prints output, in MB, then reports the peak
@@ -37,9 +38,7 @@ func BenchmarkOwnCost(b *testing.B) {
 		b.Fatalf("build kbnode: %v\n%s", err, out)
 	}
 	floor, err := filepath.Abs("testdata/floor.py")
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, err)
 	for _, c := range []struct {
 		name   string
 		rounds int
@@ -91,9 +90,7 @@ func newBenchJob(b *testing.B, stdout int, torch bool) *benchJob {
 		"lang": "py", "mode": "test", "main": "eval.py", "tests": []map[string]int{{"a": 1}},
 		"sources": map[string]string{"eval.py": program, "submission.py": "pass\n"},
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, err)
 	modules := b.TempDir()
 	j.env = []string{
 		"PATH=" + j.bin, "LANG=C.UTF-8", "PYTHONPATH=" + modules, "POPCORN_FD=1",
@@ -104,16 +101,10 @@ func newBenchJob(b *testing.B, stdout int, torch bool) *benchJob {
 		files[filepath.Join(modules, "torch", "version.py")] = "from typing import Optional\n__version__ = '2.9.0'\ncuda: Optional[str] = None\nhip: Optional[str] = None\n"
 	}
 	for path, text := range files {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			b.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.Do(b, os.WriteFile(path, []byte(text), 0o644))
 	}
-	if err := os.Symlink(filepath.Join(python, "python3"), filepath.Join(j.bin, "python3")); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, os.Symlink(filepath.Join(python, "python3"), filepath.Join(j.bin, "python3")))
 	return j
 }
 
@@ -155,13 +146,9 @@ func (l *least) add(c cost) {
 func (j *benchJob) peak(b *testing.B) float64 {
 	b.Helper()
 	text, err := os.ReadFile(filepath.Join(j.dir, result.File))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, err)
 	var result map[string]any
-	if err := json.Unmarshal(text, &result); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, json.Unmarshal(text, &result))
 	reported, _ := at(result, "runs", "test", "run", "result", "peak").(string)
 	kib, err := strconv.ParseFloat(reported, 64)
 	if err != nil || at(result, "runs", "test", "run", "passed") != true {

@@ -13,10 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // caseLimit is how long one case may take.
@@ -75,22 +74,14 @@ func TestGivenCases(t *testing.T) {
 func runCases(t *testing.T, dir string, except ...string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if len(files) == 0 {
 		t.Skip("no cases in", dir)
 	}
 	var texts []string
 	for mark, file := range placeholders {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		quoted, err := json.Marshal(string(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		quoted, err := json.Marshal(must.Read(t, file))
+		must.Do(t, err)
 		texts = append(texts, mark, string(quoted))
 	}
 	for _, file := range files {
@@ -100,11 +91,7 @@ func runCases(t *testing.T, dir string, except ...string) {
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			runCase(t, strings.NewReplacer(texts...).Replace(string(text)))
+			runCase(t, strings.NewReplacer(texts...).Replace(must.Read(t, file)))
 		})
 	}
 }
@@ -122,12 +109,8 @@ func runCase(t *testing.T, text string) {
 		j.cmd.Env = append(j.cmd.Env, k+"="+v)
 	}
 	write := func(path, content string, mode fs.FileMode) {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(content), mode); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.Do(t, os.WriteFile(path, []byte(content), mode))
 	}
 	for name, content := range c.Files {
 		write(filepath.Join(j.cmd.Dir, name), content, 0o644)
@@ -193,9 +176,7 @@ func (c *engineCase) compare(t *testing.T, j *job, code int, got map[string]any)
 		t.Errorf("exit code %d, want %d\n%s", code, c.Python.ExitCode, j.stderr.String())
 	}
 	var want map[string]any
-	if err := json.Unmarshal(c.Python.Result, &want); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(c.Python.Result, &want))
 	pairs := []string{j.dir, "<BASE>"}
 	runs, _ := at(got, "runs").(map[string]any)
 	for name, ev := range runs {
@@ -219,24 +200,14 @@ func (c *engineCase) compare(t *testing.T, j *job, code int, got map[string]any)
 			at(ev, "profile").(map[string]any)["trace"] = trace
 		}
 	}
-	if d := cmp.Diff(any(want), blank(want, got, strings.NewReplacer(pairs...))); d != "" {
-		t.Errorf("result (-want +got):\n%s", d)
-	}
-	text, err := os.ReadFile(filepath.Join(j.cmd.Dir, result.File))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(runNames(t, string(c.Python.Result)), runNames(t, string(text))); diff != "" {
-		t.Errorf("order of runs (-want +got):\n%s", diff)
-	}
+	must.Equal(t, any(want), blank(want, got, strings.NewReplacer(pairs...)))
+	must.Equal(t, runNames(t, string(c.Python.Result)), runNames(t, must.Read(t, filepath.Join(j.cmd.Dir, result.File))))
 }
 
 // runNames returns the names of the runs in order.
 func runNames(t *testing.T, result string) (names []string) {
 	o, err := payload.ParseObject(result)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	runs, _ := o.Get("runs")
 	object, _ := runs.(*payload.Object)
 	for name := range object.All() {
@@ -255,9 +226,7 @@ func (j *job) files(t *testing.T) (names []string) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	return names
 }
@@ -265,9 +234,7 @@ func (j *job) files(t *testing.T) (names []string) {
 // processes lists the processes with the job's directory in their environment.
 func (j *job) processes(t *testing.T) (pids []string) {
 	all, err := filepath.Glob("/proc/[0-9]*/environ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, path := range all {
 		if env, err := os.ReadFile(path); err == nil && bytes.Contains(env, []byte("TMPDIR="+j.dir+"/")) {
 			pids = append(pids, filepath.Base(filepath.Dir(path)))

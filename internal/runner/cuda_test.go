@@ -6,18 +6,16 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // standIn puts a shell script on a job's PATH, before all other programs.
 func (j *job) standIn(t *testing.T, name, text string) {
 	t.Helper()
 	dir := filepath.Join(j.dir, "bin")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(dir, 0o755))
+	must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text), 0o755))
 	for i, kv := range j.cmd.Env {
 		if rest, ok := strings.CutPrefix(kv, "PATH="); ok && !strings.HasPrefix(rest, dir) {
 			j.cmd.Env[i] = "PATH=" + dir + ":" + rest
@@ -63,9 +61,7 @@ func TestCUDADoesNotRun(t *testing.T) {
 			}
 			j.standIn(t, "nvcc", `[ "$1" = --version ] && { echo v; exit 0; }`+"\n"+c.nvcc)
 			old := filepath.Join(j.cmd.Dir, evalProgram)
-			if err := os.WriteFile(old, []byte("#!/bin/sh\necho 'check: pass' >&$POPCORN_FD\n"), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(old, []byte("#!/bin/sh\necho 'check: pass' >&$POPCORN_FD\n"), 0o755))
 			code, result := j.run(t)
 			ev := at(result, "runs", "test")
 			comp := at(ev, "compilation")

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // report is the beginning of a task's program: o() writes to POPCORN_FD.
@@ -161,14 +162,10 @@ func TestTimeoutEndsTheWholeTree(t *testing.T) {
 func mayProfile(t *testing.T) bool {
 	t.Helper()
 	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	_, after, _ := strings.Cut(string(status), "CapEff:")
 	caps, err := strconv.ParseUint(strings.Fields(after)[0], 16, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return caps&(1<<38|1<<21) != 0
 }
 
@@ -251,6 +248,7 @@ o("check: pass")`, func(t *testing.T, _ *job, _ int, result map[string]any) {
 			t.Errorf("got %q", got)
 		}
 	}, func(_ *testing.T, j *job) {
+		j.cmd.ExtraFiles = []*os.File{os.Stdin, os.Stdin}
 		j.cmd.Env = append(j.cmd.Env, "BUILDKITE_AGENT_ACCESS_TOKEN=5EC2E7", "BUILDKITE_AGENT_JOB_API_TOKEN=5EC2E7", "BUILDKITE_AGENT_JOB_API_SOCKET=5EC2E7",
 			"SUBMISSION_PAYLOAD=5EC2E7", "KERNELBOT_PAYLOAD_0=5EC2E7", "VISIBLE=1")
 	})
@@ -319,9 +317,7 @@ daemon(); print("so far", flush=True); open("now", "w").close(); time.sleep(60)`
 
 func cancelWith(t *testing.T, sig syscall.Signal, config any) {
 	j := newConfigJob(t, config)
-	if err := j.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.cmd.Start())
 	waitFor(t, filepath.Join(j.cmd.Dir, "now"))
 	// No signal that can be caught ends or stops the runner, but the one that asks it to end.
 	for s := range syscall.Signal(65) {
@@ -330,13 +326,9 @@ func cancelWith(t *testing.T, sig syscall.Signal, config any) {
 			32, 33, 34: // Go leaves these to C libraries
 			continue
 		}
-		if err := j.cmd.Process.Signal(s); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, j.cmd.Process.Signal(s))
 	}
-	if err := j.cmd.Process.Signal(sig); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.cmd.Process.Signal(sig))
 	code, result := j.wait(t)
 	if message, _ := at(result, "error").(string); code != 1 || at(result, "success") != false || !strings.Contains(message, "cancelled") {
 		t.Errorf("exit code %d, success %v, error %q", code, at(result, "success"), message)

@@ -3,19 +3,17 @@ package runner
 import (
 	"bytes"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // These tests compare the functions that read programs' output with simple ones that
-// have the whole text in memory.
+// have the whole text in memory. TestDecodeAgreesWithPython has decode.
 
 // addTexts adds texts with line boundaries of Python and of other definitions.
 func addTexts(f *testing.F, add func(text []byte)) {
@@ -35,8 +33,8 @@ func FuzzParsePopcorn(f *testing.F) {
 	addTexts(f, func(text []byte) { f.Add(text) })
 	f.Fuzz(func(t *testing.T, in []byte) {
 		got, over := parsePopcorn(in)
-		if d := cmp.Diff(plainPopcorn(plainDecode(in)), got); d != "" || over {
-			t.Errorf("%q: over %v\n%s", in, over, d)
+		if must.Equal(t, plainPopcorn(decode(in)), got); over {
+			t.Errorf("%q: over", in)
 		}
 	})
 }
@@ -116,7 +114,7 @@ func tail(s string) string { return s[max(0, len(s)-60):] }
 
 // plainText follows section 7 of the specification, with the whole text in memory.
 func plainText(in []byte, translate bool) string {
-	text := plainDecode(in)
+	text := decode(in)
 	if translate {
 		text = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(text)
 	}
@@ -130,39 +128,4 @@ func plainText(in []byte, translate bool) string {
 		}
 	}
 	return text
-}
-
-// plainDecode replaces each longest piece that could have begun a character. It finds
-// these by trying which following bytes complete one.
-func plainDecode(in []byte) string {
-	var out strings.Builder
-	for len(in) > 0 {
-		if r, n := utf8.DecodeRune(in); r != utf8.RuneError || n > 1 {
-			out.WriteRune(r)
-			in = in[n:]
-			continue
-		}
-		n := min(3, len(in))
-		for n > 1 && !couldBegin(in[:n]) {
-			n--
-		}
-		out.WriteRune(utf8.RuneError)
-		in = in[n:]
-	}
-	return out.String()
-}
-
-func couldBegin(b []byte) bool {
-	if len(b) > utf8.UTFMax {
-		return false
-	}
-	if r, n := utf8.DecodeRune(b); n == len(b) && (r != utf8.RuneError || n > 1) {
-		return true
-	}
-	for _, next := range []byte{0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf} { // the ends of all ranges of second bytes
-		if couldBegin(append(slices.Clip(b), next)) {
-			return true
-		}
-	}
-	return false
 }

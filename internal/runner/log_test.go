@@ -9,10 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // groupLine matches what Buildkite takes for the header of a group.
@@ -43,9 +42,7 @@ func TestLogInBuildkite(t *testing.T) {
 			t.Parallel()
 			j, _ := runPy(t, map[string]string{"eval.py": forge + c.body}, "BUILDKITE=true")
 			log := j.stdout.String()
-			if d := cmp.Diff(c.groups, groupLine.FindAllString(log, -1)); d != "" {
-				t.Errorf("groups differ (-want +got):\n%s", d)
-			}
+			must.Equal(t, c.groups, groupLine.FindAllString(log, -1))
 			for _, want := range c.want {
 				if !strings.Contains(log, want) {
 					t.Errorf("%q is not in the log", want)
@@ -83,17 +80,11 @@ func TestLogIsClosed(t *testing.T) {
 	j := newJob(t, "KERNELBOT_PAYLOAD="+payload.Encode([]byte(
 		`{"lang": "py", "mode": "test", "main": "eval.py", "sources": {"eval.py": "import os; os.write(int(os.environ['POPCORN_FD']), b'check: pass')"}}`)))
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
+	must.Do(t, r.Close())
 	j.cmd.Stdout, j.cmd.Stderr = w, w
 	code, result := j.run(t)
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.Close())
 	if code != 0 || at(result, "runs", "test", "run", "passed") != true {
 		t.Errorf("exit code %d, result %v", code, result)
 	}
@@ -111,9 +102,7 @@ func TestBeginNamesEveryStep(t *testing.T) {
 	l.begin("run", "test")
 	want := "--- :test_tube: test: run\n--- :stopwatch: benchmark: run\n--- :trophy: leaderboard: run\n--- :mag: profile.10: run\n" +
 		"--- :compile: profile.0: compile\ntest: run\n"
-	if d := cmp.Diff(want, b.String()); d != "" {
-		t.Error(d)
-	}
+	must.Equal(t, want, b.String())
 }
 
 func TestConfig(t *testing.T) {
@@ -127,9 +116,7 @@ for path in ["/proc/self/fd/0", "/proc/%d/fd/0" % os.getppid()]:
     except OSError: pass
 o("check: pass\nstdin: %s\nseed: %s\n" % (any(found), os.environ["POPCORN_SEED"]))`
 	quoted, err := json.Marshal(search)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	config := strings.Replace(doc, `"EVAL"`, string(quoted), 1)
 	file := filepath.Join(t.TempDir(), "task.json")
 	write(t, file, config)
@@ -153,31 +140,18 @@ o("check: pass\nstdin: %s\nseed: %s\n" % (any(found), os.environ["POPCORN_SEED"]
 			}
 		})
 	}
-	for name, c := range map[string]struct{ config, want string }{
-		"no file": {"", "read payload: open"},
-		"encoded": {payload.Encode([]byte("{}")), "is encoded; give it with --payload"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			file := filepath.Join(t.TempDir(), "task.json")
-			if c.config != "" {
-				write(t, file, c.config)
-			}
-			j := newJob(t, "KBNODE_TEST_CONFIG="+file)
-			code, result := j.run(t)
-			if message, _ := at(result, "error").(string); code != 1 || !strings.Contains(message, c.want) {
-				t.Errorf("exit code %d, error %q, want %q in it", code, message, c.want)
-			}
-		})
+	for want, config := range map[string]string{"read payload: open": filepath.Join(t.TempDir(), "none"), "is encoded; give it with --payload": file + ".payload"} {
+		code, result := newJob(t, "KBNODE_TEST_CONFIG="+config).run(t)
+		if message, _ := at(result, "error").(string); code != 1 || !strings.Contains(message, want) {
+			t.Errorf("exit code %d, error %q, want %q in it", code, message, want)
+		}
 	}
 }
 
 func open(t *testing.T, path string) *os.File {
 	t.Helper()
 	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = f.Close() })
 	return f
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestMain lets the test binary run as `kbnode runner`, which takes over its process.
@@ -31,7 +32,6 @@ func TestMain(m *testing.M) {
 				panic(err)
 			}
 		}
-		limitProcesses()
 		if text := os.Getenv("KBNODE_TEST_COMPILE"); text != "" {
 			compileLimit.text = text
 			compileLimit.seconds, _ = strconv.ParseFloat(text, 64)
@@ -42,62 +42,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(Main(context.Background(), o))
 	}
-	if os.Getenv("KBNODE_TEST_ADOPT") != "" {
-		os.Exit(showAdopted())
-	}
-	code := m.Run()
-	_ = os.Remove(processGroup()) // an error means that a program hangs in it
-	os.Exit(code)
-}
-
-// maxProcesses is how many processes the programs of all tests may have together.
-const maxProcesses = 4096
-
-// processGroup makes a cgroup for the runners of these tests and returns its directory, "" if this
-// process may make none. It limits root's processes, to which RLIMIT_NPROC does not apply.
-var processGroup = sync.OnceValue(func() string {
-	own, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return ""
-	}
-	for line := range strings.Lines(string(own)) {
-		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(fields) != 3 || fields[1] != "" && fields[1] != "pids" {
-			continue
-		}
-		for _, root := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
-			dir := filepath.Join(root, fields[2], "kbnode-test-"+strconv.Itoa(os.Getpid()))
-			if os.Mkdir(dir, 0o755) != nil {
-				continue
-			}
-			if f, err := os.OpenFile(dir+"/pids.max", os.O_WRONLY, 0); err == nil {
-				_, err = f.WriteString(strconv.Itoa(maxProcesses))
-				if errors.Join(err, f.Close()) == nil {
-					return dir
-				}
-			}
-			_ = os.Remove(dir)
-		}
-	}
-	return ""
-})
-
-// limitProcesses keeps a runner of these tests, and the programs that attack it, from using up the
-// machine's processes.
-func limitProcesses() {
-	if dir := os.Getenv("KBNODE_TEST_CGROUP"); dir != "" && os.Getuid() == 0 {
-		if err := os.WriteFile(dir+"/cgroup.procs", []byte("0"), 0); err != nil {
-			panic(err)
-		}
-	}
-	var l unix.Rlimit
-	err := unix.Getrlimit(unix.RLIMIT_NPROC, &l)
-	if l.Cur, l.Max = min(l.Cur, maxProcesses), min(l.Max, maxProcesses); err == nil {
-		err = unix.Setrlimit(unix.RLIMIT_NPROC, &l)
-	}
-	if err != nil {
-		panic(err)
-	}
+	os.Exit(m.Run())
 }
 
 // pythonDir finds the interpreter that python3 runs; python3 may be a slow script.
@@ -123,27 +68,19 @@ func newJob(t *testing.T, env ...string) *job {
 		t.Skip("python3 cannot be run: ", err)
 	}
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	tools, err := filepath.Abs("testdata/bin") // a stand-in nvidia-smi
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	j := &job{dir: dir, cmd: exec.CommandContext(t.Context(), self)}
 	j.cmd.Dir = filepath.Join(dir, "work")
 	tmp := filepath.Join(dir, "tmp")
 	for _, d := range []string{j.cmd.Dir, tmp} {
-		if err := os.Mkdir(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(d, 0o755))
 	}
 	// The race detector otherwise waits a second before a program ends.
-	j.cmd.Env = append(os.Environ(), "KBNODE_TEST_RUNNER=1", "KBNODE_TEST_CGROUP="+processGroup(), "GORACE=atexit_sleep_ms=0", "TMPDIR="+tmp,
+	j.cmd.Env = append(os.Environ(), "KBNODE_TEST_RUNNER=1", "GORACE=atexit_sleep_ms=0", "TMPDIR="+tmp,
 		"PATH="+tools+":"+python+":"+os.Getenv("PATH"), "BUILDKITE=")
 	j.cmd.Env = append(j.cmd.Env, env...)
 	j.cmd.Stdout, j.cmd.Stderr = &j.stdout, &j.stderr
@@ -154,18 +91,14 @@ func newJob(t *testing.T, env ...string) *job {
 func newConfigJob(t *testing.T, config any, env ...string) *job {
 	t.Helper()
 	text, err := json.Marshal(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return newJob(t, append(env, "KERNELBOT_PAYLOAD="+payload.Encode(text))...)
 }
 
 // run returns the exit code and result.json, nil if there is none.
 func (j *job) run(t *testing.T) (int, map[string]any) {
 	t.Helper()
-	if err := j.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.cmd.Start())
 	return j.wait(t)
 }
 
@@ -245,4 +178,17 @@ func blank(want, got any, replace *strings.Replacer) any {
 		}
 	}
 	return got
+}
+
+// write writes a file that other users may read, too.
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must.Do(t, os.WriteFile(path, []byte(text), 0o644))
+}
+
+func link(t *testing.T, target, path string) {
+	t.Helper()
+	must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must.Do(t, os.Symlink(target, path))
 }

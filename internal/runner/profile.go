@@ -255,36 +255,24 @@ func (e *engine) claimProfileData() func() {
 // still fit. It makes no subdirectories, as an artifact path such as "profile_data/*"
 // expects. With several evaluations, file names begin with the name of theirs.
 func (e *engine) deliver(r recording, room int64) (int64, error) {
-	type file struct {
-		name string
-		size int64
-	}
-	var files []file
+	sizes := map[string]int64{}
 	err := e.walk(r.dir(), func(name string, size int64) error {
-		if strings.HasSuffix(name, "/") {
-			return nil
+		if !strings.HasSuffix(name, "/") {
+			sizes[name] = size
 		}
-		files = append(files, file{name, size})
 		return nil
 	})
-	// Files at the top keep their names, and others do not replace them: a-b and a/b.
-	slices.SortStableFunc(files, func(a, b file) int { return strings.Count(a.name, "/") - strings.Count(b.name, "/") })
-	taken := map[string]bool{}
-	for _, f := range files {
-		to := strings.ReplaceAll(f.name, "/", "-")
-		for n, base := 2, to; taken[to]; n++ {
-			to = fmt.Sprintf("%d-%s", n, base)
-		}
-		taken[to] = true
+	for name, size := range sizes {
+		to := strings.ReplaceAll(name, "/", "-")
 		if len(e.recorded) > 1 {
 			to = r.name + "-" + to
 		}
-		if f.size > room {
+		if size > room {
 			e.note("%s is omitted: %s holds at most %d bytes", to, ProfileDir, profileLimit)
 			continue
 		}
-		room -= f.size
-		err = errors.Join(err, e.src.root.Rename(path.Join(r.dir(), f.name), path.Join(ProfileDir, to)))
+		room -= size
+		err = errors.Join(err, e.src.root.Rename(path.Join(r.dir(), name), path.Join(ProfileDir, to)))
 	}
 	return room, err
 }

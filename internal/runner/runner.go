@@ -239,7 +239,7 @@ func (s *session) object(public, private []string) (*payload.Object, error) {
 	case s.Payload != "":
 		text, err = s.read(s.Payload, payload.Read)
 	default:
-		text, _, err = payload.FromEnv(private)
+		text, err = payload.FromEnv(private)
 	}
 	if err != nil {
 		return nil, err

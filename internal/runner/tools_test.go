@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestLookPath(t *testing.T) {
@@ -13,9 +15,7 @@ func TestLookPath(t *testing.T) {
 	write(t, filepath.Join(dir, "plain", "tool"), "")
 	write(t, filepath.Join(dir, "directory", "tool", "x"), "")
 	write(t, filepath.Join(dir, "good", "tool"), "")
-	if err := os.Chmod(filepath.Join(dir, "good", "tool"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(filepath.Join(dir, "good", "tool"), 0o755))
 	for path, want := range map[string]string{ // as which(1) prints it
 		dir + "/good":          dir + "/good/tool",
 		dir + "/good/":         dir + "/good//tool",

@@ -2,12 +2,15 @@ package runner
 
 import (
 	"fmt"
+	"math"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestParsePopcornIsBounded reports as much as may be, and one key more.
@@ -63,10 +66,7 @@ func TestVisibleGPUs(t *testing.T) {
 func TestTorchIsFoundWithoutImport(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
-	write := func(name, text string) {
-		t.Helper()
-		write(t, filepath.Join(root, name), text)
-	}
+	write := func(name, text string) { must.Write(t, root, name, text) }
 	write("usr/bin/python3.12", "")
 	write("usr/lib/python3.12/os.py", "")
 	write("usr/lib/python3.12/site-packages/torch/version.py", `from typing import Optional
@@ -163,4 +163,98 @@ for b in itertools.product((0x41, 0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf, 0xc1, 0xc2
 			t.Errorf("%x: got %q, want %q", in, got, want)
 		}
 	}
+}
+
+// A slot's container sees its node's whole topology, but only the properties of its own
+// GPU, and has one render node.
+func TestKFDNames(t *testing.T) {
+	t.Parallel()
+	const nodes = "sys/class/kfd/kfd/topology/nodes/"
+	gpu := func(location, render int) string {
+		return fmt.Sprintf("cpu_cores_count 0\nsimd_count 1216\ngfx_target_version 90402\nlocation_id %d\ndomain 0\ndrm_render_minor %d\nunique_id 4260130962129551360\n", location, render)
+	}
+	for name, row := range map[string]struct {
+		files map[string]string
+		want  []string
+	}{
+		"none":            {nil, nil},
+		"CPUs":            {map[string]string{nodes + "0/properties": "cpu_cores_count 96\nsimd_count 0\n"}, nil},
+		"a board's name":  {map[string]string{nodes + "2/properties": gpu(0x500, 128), "dev/dri/renderD128": "", "sys/bus/pci/devices/0000:05:00.0/product_name": "AMD Instinct MI300X OAM\n"}, []string{"AMD Instinct MI300X OAM"}},
+		"no board's name": {map[string]string{nodes + "2/properties": gpu(0x500, 128), "dev/dri/renderD128": ""}, []string{"gfx942"}},
+		"a partition": {map[string]string{
+			nodes + "0/properties": "simd_count 0\n", nodes + "3/properties": gpu(0x503, 131), nodes + "4/gpu_id": "", // hidden
+			"dev/dri/renderD131": "", "sys/bus/pci/devices/0000:05:00.0/product_name": "AMD Instinct MI300X OAM",
+		}, []string{"AMD Instinct MI300X OAM"}},
+		"another slot's node is told": {map[string]string{nodes + "2/properties": gpu(0x500, 128), nodes + "3/properties": gpu(0x2600, 136), "dev/dri/renderD136": ""}, []string{"gfx942"}},
+		"in their order": {map[string]string{
+			nodes + "10/properties": gpu(0x2600, 136), nodes + "9/properties": gpu(0x500, 128), "dev/dri/renderD128": "", "dev/dri/renderD136": "",
+			"sys/bus/pci/devices/0000:05:00.0/product_name": "first", "sys/bus/pci/devices/0000:26:00.0/product_name": "second",
+		}, []string{"first", "second"}},
+		"rubbish": {map[string]string{nodes + "2/properties": "simd_count x\ndrm_render_minor ../../etc\n", nodes + "x/properties": "simd_count 1\ndrm_render_minor -1\n"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			root := t.TempDir()
+			for file, text := range row.files {
+				must.Write(t, root, file, text)
+			}
+			must.Equal(t, row.want, kfdNames(root+"/sys", root+"/dev"))
+		})
+	}
+}
+
+func TestCommandRefuses(t *testing.T) {
+	for name, args := range map[string][]string{
+		"an unknown option": {"--what"}, "an argument": {"task.json"}, "an empty name": {"--payload="},
+		"two payloads": {"--payload", "a", "--config", "b"},
+	} {
+		if code := Command(t.Context(), args); code != exitUsage {
+			t.Errorf("%s: exit code %d", name, code)
+		}
+	}
+	if code := Command(t.Context(), []string{"--help"}); code != 0 {
+		t.Errorf("help: exit code %d", code)
+	}
+}
+
+func TestParseLimits(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]limit{
+		"1": {1, "1"}, "1.50": {1.5, "1.5"}, "1e1": {10, "10.0"}, "-5": {-5, "-5"}, "-0.0": {0, "-0.0"}, "1e22": {1e22, "1e+22"},
+		"true": {1, "1"}, "false": {0, "0"}, "null": {math.Inf(1), ""}, "Infinity": {math.Inf(1), "inf"},
+	} {
+		c := parse(t, `{"lang":"py","mode":"test","main":"a","sources":{"a":""},"test_timeout":`+text+`}`)
+		if c.test != want {
+			t.Errorf("%s: got %v, want %v", text, c.test, want)
+		}
+		if c.benchmark != (limit{180, "180"}) {
+			t.Errorf("a limit that is not given: got %v", c.benchmark)
+		}
+	}
+}
+
+func TestEmptyCases(t *testing.T) {
+	t.Parallel()
+	for _, none := range []string{"[]", "{}", `""`} {
+		if c := parse(t, `{"lang":"py","mode":"test","main":"a","sources":{"a":""},"tests":`+none+`}`); c.tests != "" {
+			t.Errorf("%s: got %q", none, c.tests)
+		}
+	}
+}
+
+func TestCompilerFlags(t *testing.T) {
+	t.Parallel()
+	c := parse(t, `{"lang":"cu","mode":"test","sources":{"a.cu":""},"compile_flags":["-lineinfo"],"include_dirs":["/usr"],"libraries":["cublas"],"defines":{"N":4}}`)
+	if got := strings.Join(c.flags, " "); got != "-lineinfo -I/usr -lcublas -DN=4" {
+		t.Errorf("got %s", got)
+	}
+}
+
+func parse(t *testing.T, doc string) *config {
+	t.Helper()
+	o, err := payload.ParseObject(doc)
+	must.Do(t, err)
+	c, err := parseConfig(o)
+	must.Do(t, err)
+	return c
 }

@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // plant leaves everything that a submission may leave for a later interpreter, loader
@@ -148,18 +150,12 @@ func TestStoppedRunnerKeepsTheTime(t *testing.T) {
 		t.Run("", func(t *testing.T) {
 			t.Parallel()
 			j := newConfigJob(t, config)
-			if err := j.cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, j.cmd.Start())
 			waitFor(t, filepath.Join(j.cmd.Dir, "now"))
-			if err := j.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, j.cmd.Process.Signal(syscall.SIGSTOP))
 			waitFor(t, filepath.Join(j.cmd.Dir, "end"))
 			time.Sleep(100 * time.Millisecond)
-			if err := j.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, j.cmd.Process.Signal(syscall.SIGCONT))
 			_, result := j.wait(t)
 			if run := at(result, "runs", "test", "run"); at(run, "exit_code") != 114.0 || at(run, "passed") != false {
 				t.Errorf("run is %v", run)

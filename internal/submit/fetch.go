@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// NodeFile is the artifact that records interference with the job.
-const NodeFile = "node.json"
+// nodeFile is the artifact that records interference with the job.
+const nodeFile = "node.json"
 
 const maxNodeFile = 1 << 20
 
@@ -32,8 +32,8 @@ func (f *follower) fetch(r *run) {
 	f.report(r, "fetching")
 	build := r.build
 	f.async(func() func() {
-		f.toFetch <- struct{}{}
-		defer func() { <-f.toFetch }()
+		f.busy <- struct{}{}
+		defer func() { <-f.busy }()
 		result, node, err := f.files(f.work, build)
 		return func() {
 			r.out.Node = node
@@ -86,7 +86,7 @@ func (f *follower) files(ctx context.Context, b buildkite.Build) (doc, node []by
 	}
 	doc, err = file(result.File, result.MaxBytes)
 	if err == nil && f.Node {
-		node, _ = file(NodeFile, maxNodeFile) // the result is good without it
+		node, _ = file(nodeFile, maxNodeFile) // the result is good without it
 	}
 	return doc, node, err
 }
@@ -136,28 +136,22 @@ func judge(b buildkite.Build, job *buildkite.Job, r *result.Result, j Job, err e
 	}
 }
 
-const noContainer = "docker could not start the container: the image is missing or its name is empty or misspelled (give one with --image), " +
-	"or the node refused an option; see the line of the job's log that begins with \"kbnode:\""
-
 // exits explains exit statuses that the runner never has.
 var exits = map[int]string{
 	-1:  "the agent was lost, or the job was killed with it",
-	125: noContainer,
-	126: "the step's command cannot be executed; check the step and the job's log",
+	96:  "the node refused the step; the job's log names the field, and says what to write instead",
 	127: "the step's command was not found in the image; on a node of kbnode it is exec kbnode runner",
-	128: "git could not fetch the repository or the plugin; see the job's log",
 	137: "the job was killed, most likely for using more memory than its slot has",
+	255: "the node could not run the job; see its log",
 }
 
 // ending describes how a build ended and reports whether it passed.
 func ending(b buildkite.Build, job *buildkite.Job) (string, bool) {
 	switch {
-	case b.State == "blocked" || b.Blocked && b.State != "failed":
+	case b.Blocked && b.State != "failed":
 		return "the build is waiting for a person, at a block step of the pipeline", false
-	case b.State == "skipped" || b.State == "not_run":
-		return fmt.Sprintf("Buildkite did not run the build (%s); check the pipeline's branch settings", b.State), false
 	case job == nil:
-		return "the build ran no command; check the pipeline's steps", false
+		return fmt.Sprintf("the build is %s and ran no command; check the pipeline's steps and branch settings", text.Line(b.State, 100)), false
 	case b.State == "passed":
 		return "the job passed", true
 	case job.SignalReason == "agent_lost" || job.SignalReason == "agent_stop":
@@ -165,18 +159,12 @@ func ending(b buildkite.Build, job *buildkite.Job) (string, bool) {
 	case job.SignalReason == "agent_refused":
 		return fmt.Sprintf("agent %s refused the job; its log on the node says why: kbnode logs", agentOf(job)), false
 	case job.SignalReason == "process_run_error":
-		return noContainer + "; or the payload is too large for the job's environment (agents report both this way)", false
+		return fmt.Sprintf("agent %s could not start the job; the payload may be too large for its environment", agentOf(job)), false
 	case job.State == "timed_out":
 		return "the job exceeded the timeout of its step", false
-	case job.State == "canceled":
-		return "the job was canceled", false
-	case job.State == "broken", job.State == "expired":
-		return "no agent ran the job: it is " + job.State, false
 	case job.ExitStatus != nil:
-		if why := exits[*job.ExitStatus]; why != "" {
-			return fmt.Sprintf("%s (exit status %d)", why, *job.ExitStatus), false
-		}
-		return fmt.Sprintf("the job ended with exit status %d; see its log", *job.ExitStatus), false
+		why := cmp.Or(exits[*job.ExitStatus], "the job failed; see its log")
+		return fmt.Sprintf("%s (exit status %d)", why, *job.ExitStatus), false
 	}
 	return fmt.Sprintf("the build is %s, and its job %s", text.Line(b.State, 100), text.Line(job.State, 100)), false
 }

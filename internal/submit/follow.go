@@ -13,16 +13,15 @@ import (
 
 const (
 	batchKey = "batch_id"
-	// creators is how many builds are created at once.
-	creators = 4
-	fetchers = 4
+	// atOnce is how many builds are created or fetched at once.
+	atOnce = 4
 	// cancelTime is how long a canceled build may take to end, since its runner still uploads
 	// what it has.
 	cancelTime = 3 * time.Minute
 	// silence is how long Buildkite may fail to answer before builds are given up.
 	silence = 15 * time.Minute
-	// late is how long a build that may have been created can take to be seen.
-	late = 2 * time.Minute
+	// late is how long a build can take to be seen whose creation was not answered.
+	late = 30 * time.Second
 	// maxTries is how often a build is requested whose creation is not answered.
 	maxTries = 6
 	// slowest is how long each of many requests takes within the rate limit.
@@ -56,12 +55,10 @@ type run struct {
 	reason    string
 	canceling bool      // cancellation was requested
 	tries     int       // requests for the build
-	failedAt  time.Time // when the last of them failed; zero while one is under way
-	mayExist  bool      // one of them may have created a build
-	polls     int       // that have not found the build since then
+	unsure    time.Time // when the last of them failed; zero while one is under way
+	err       error     // why
 	fetching  bool
 	done      bool
-	also      string // appended to the reason
 	status    Status
 }
 
@@ -69,26 +66,21 @@ type run struct {
 // function for the loop to call.
 type follower struct {
 	Options
-	client            *buildkite.Client
-	work              context.Context // outlives the caller's context
-	batch             string
-	runs              []*run
-	events            chan func()
-	toCreate, toFetch chan struct{}
-	began, answered   time.Time
-	polling           bool
-	ending            bool // the caller's context has ended
-	doubles           map[int]bool
-	canceling         int       // doubles being canceled
-	until             time.Time // when no more doubles can appear
+	client          *buildkite.Client
+	work            context.Context // outlives the caller's context
+	batch           string
+	runs            []*run
+	events          chan func()
+	busy            chan struct{} // has room for atOnce
+	began, answered time.Time
+	polling         bool
+	ending          bool // the caller's context has ended
 }
 
 func (f *follower) follow(ctx context.Context, stop func()) {
 	// A token that may not list builds cannot follow them either.
-	_, err := f.client.Find(ctx, f.Org, f.Pipeline, batchKey, f.batch)
-	if status := buildkite.Refused(err); status >= 400 && status < 500 {
+	if _, err := f.client.Find(ctx, f.Org, f.Pipeline, batchKey, f.batch); err != nil && ctx.Err() == nil {
 		for _, r := range f.runs {
-			r.out.Err = err
 			f.finish(r, NotCreated, err.Error())
 		}
 		return
@@ -103,16 +95,9 @@ func (f *follower) follow(ctx context.Context, stop func()) {
 		select {
 		case <-ended:
 			ended = nil
-			f.async(func() func() {
-				if f.Leave != nil && f.Leave() {
-					return f.leave
-				}
-				return func() {
-					f.interrupt()
-					timer.Reset(0)
-					time.AfterFunc(cancelTime+time.Duration(len(f.runs))*slowest, stop)
-				}
-			})
+			f.interrupt()
+			timer.Reset(0)
+			time.AfterFunc(cancelTime+time.Duration(len(f.runs))*slowest, stop)
 		case <-f.work.Done():
 			f.giveUp("it did not end in time after it was canceled")
 			return
@@ -143,76 +128,51 @@ func (f *follower) allDone() bool {
 			return false
 		}
 	}
-	return f.canceling == 0 && time.Now().After(f.until)
+	return true
 }
 
-// create creates a job's build, or finds an existing one if Resume is set.
+// create creates a job's build. It does not give up a request in flight: its build must be known, so
+// that it can be canceled.
 func (f *follower) create(ctx context.Context, r *run) {
 	f.report(r, "creating")
 	r.tries++
-	r.failedAt = time.Time{}
+	r.unsure = time.Time{}
 	f.async(func() func() {
-		build, err := f.createOne(ctx, r.job)
+		f.busy <- struct{}{}
+		defer func() { <-f.busy }()
+		var build buildkite.Build
+		err := errNotBegun
+		if ctx.Err() == nil {
+			build, err = f.client.Create(f.work, f.Org, f.Pipeline, r.job.Build)
+		}
 		return func() {
 			status := buildkite.Refused(err)
 			switch {
-			case err == nil && r.build.Number != 0 && r.build.Number != build.Number:
-				f.cancelDouble(r, build) // a look has found another one
+			case r.build.Number != 0 || r.done: // a poll has already found it
 			case err == nil:
 				f.found(r, build)
-			case r.build.Number != 0 || r.done:
-				// A look has already found it.
 			case errors.Is(err, errNotBegun):
 				f.finish(r, Cancelled, err.Error())
 			case status > 0 && status < 500:
-				r.out.Err = err
 				f.finish(r, NotCreated, err.Error())
-			default: // looks find out whether it was created
-				r.out.Err, r.failedAt, r.polls, r.mayExist = err, time.Now(), 0, r.mayExist || !buildkite.Unsent(err)
+			default: // polls find out whether it was created
+				r.err, r.unsure = err, time.Now()
 				f.logRetry(err)
 			}
 		}
 	})
 }
 
-// recreate repeats a creation that failed, unless a poll at that time has found the build. After two polls,
-// the server creates nothing more for the last request.
+// recreate repeats a creation that was not answered, if a poll that began at that time has not found
+// the build, and it can no longer appear.
 func (f *follower) recreate(ctx context.Context, r *run, at time.Time) {
-	if r.done || r.build.Number != 0 || r.failedAt.IsZero() || at.Before(r.failedAt) {
-		return
-	}
-	switch r.polls++; {
-	case r.polls < 2:
+	switch {
+	case r.done || r.build.Number != 0 || r.unsure.IsZero() || at.Before(r.unsure.Add(late)):
 	case r.tries < maxTries && !f.ending:
 		f.create(ctx, r)
-	case !r.mayExist:
-		f.finish(r, NotCreated, r.out.Err.Error())
-	case time.Since(r.failedAt) > late:
-		f.finish(r, Unknown, fmt.Sprintf("%v: unknown whether it was created; it has not been seen since; look for its run ID %s", r.out.Err, r.job.RunID))
+	default:
+		f.finish(r, Unknown, fmt.Sprintf("%v: unknown whether it was created; it has not been seen since; look for its run ID %s", r.err, r.job.RunID))
 	}
-}
-
-func (f *follower) createOne(ctx context.Context, j Job) (buildkite.Build, error) {
-	select {
-	case f.toCreate <- struct{}{}:
-		defer func() { <-f.toCreate }()
-	case <-ctx.Done():
-	}
-	if ctx.Err() != nil {
-		return buildkite.Build{}, errNotBegun
-	}
-	// Do not give up a request in flight: its build must be known, so that it can be canceled.
-	ctx = f.work
-	if f.Resume {
-		found, err := f.client.Find(ctx, f.Org, f.Pipeline, buildkite.RunIDKey, j.RunID)
-		if err != nil {
-			return buildkite.Build{}, err
-		}
-		if len(found) > 0 {
-			return found[0], nil
-		}
-	}
-	return f.client.Create(ctx, f.Org, f.Pipeline, j.Build)
 }
 
 // poll reads all builds in progress with one query.
@@ -221,81 +181,38 @@ func (f *follower) poll(ctx context.Context) {
 		return
 	}
 	f.polling = true
-	key, value := batchKey, f.batch
-	if len(f.runs) == 1 { // the build may be an earlier command's
-		key, value = buildkite.RunIDKey, f.runs[0].job.RunID
-	}
 	at := time.Now()
 	f.async(func() func() {
 		within, cancel := context.WithTimeout(f.work, silence)
 		defer cancel()
-		builds, err := f.client.Find(within, f.Org, f.Pipeline, key, value)
+		builds, err := f.client.Find(within, f.Org, f.Pipeline, batchKey, f.batch)
 		return func() {
 			f.polling = false
-			if err != nil {
-				f.pollFailed(err)
+			switch status := buildkite.Refused(err); {
+			case status >= 400 && status < 500 || err != nil && time.Since(f.answered) > silence: // another will not help
+				f.giveUp(err.Error())
+				return
+			case err != nil:
+				f.logRetry(err)
 				return
 			}
 			f.answered = time.Now()
-			for _, b := range builds {
-				f.update(b)
-			}
 			for _, r := range f.runs {
+				for _, b := range builds {
+					if b.MetaData[buildkite.RunIDKey] == r.job.RunID && (r.build.Number == 0 || r.build.Number == b.Number) {
+						f.found(r, b)
+					}
+				}
 				f.recreate(ctx, r, at)
 			}
 		}
 	})
 }
 
-// pollFailed handles a failed poll: it gives up if another will not help, or if all have failed for
-// too long.
-func (f *follower) pollFailed(err error) {
-	if status := buildkite.Refused(err); status >= 400 && status < 500 || time.Since(f.answered) > silence {
-		f.giveUp(err.Error())
-		return
-	}
-	f.logRetry(err)
-}
-
 func (f *follower) logRetry(err error) {
 	if f.Log != nil {
 		f.Log(err.Error())
 	}
-}
-
-func (f *follower) update(b buildkite.Build) {
-	for _, r := range f.runs {
-		ours := b.MetaData[batchKey] == f.batch || b.Number == r.build.Number // not someone else's with the same run ID
-		if r.job.RunID != b.MetaData[buildkite.RunIDKey] || !ours {
-			continue
-		}
-		if r.build.Number != 0 && r.build.Number != b.Number {
-			f.cancelDouble(r, b)
-			return
-		}
-		f.found(r, b)
-		return
-	}
-}
-
-// cancelDouble cancels a second build, made by a request that seemed lost.
-func (f *follower) cancelDouble(r *run, b buildkite.Build) {
-	if b.Ended() || f.doubles[b.Number] {
-		return
-	}
-	if f.doubles == nil {
-		f.doubles = map[int]bool{}
-	}
-	f.doubles[b.Number] = true
-	f.canceling++
-	f.async(func() func() {
-		err := f.client.Cancel(f.work, f.Org, f.Pipeline, b.Number)
-		return func() {
-			if f.canceling--; err != nil {
-				r.also = fmt.Sprintf("; it was created twice, and build %d is still running: %v", b.Number, err)
-			}
-		}
-	})
 }
 
 // found updates a run with the current state of its build.
@@ -306,9 +223,6 @@ func (f *follower) found(r *run, b buildkite.Build) {
 	now := time.Now()
 	if r.waiting.IsZero() {
 		r.waiting = now
-		if r.mayExist && r.tries > 1 { // another request may create a build, too
-			f.until = now.Add(late)
-		}
 	}
 	if len(b.Jobs) == 0 {
 		b.Jobs = r.build.Jobs
@@ -337,5 +251,83 @@ func (f *follower) found(r *run, b buildkite.Build) {
 		f.report(r, "running")
 	default:
 		f.report(r, "waiting")
+	}
+}
+
+func (f *follower) checkTimes() {
+	for _, r := range f.runs {
+		switch {
+		case r.done || r.fetching || r.why != "" || r.waiting.IsZero():
+		case f.QueueTime > 0 && r.running.IsZero() && time.Since(r.waiting) > f.QueueTime:
+			r.why, r.reason = TimedOut, fmt.Sprintf("no agent took it within %s", f.QueueTime)
+			f.cancel(r)
+		case f.RunTime > 0 && !r.running.IsZero() && time.Since(r.running) > f.RunTime:
+			r.why, r.reason = TimedOut, fmt.Sprintf("it did not end within %s", f.RunTime)
+			f.cancel(r)
+		}
+	}
+}
+
+// interrupt cancels all builds in progress. Builds that are not known yet are canceled when they
+// are seen.
+func (f *follower) interrupt() {
+	f.ending = true
+	for _, r := range f.runs {
+		if r.build.Number != 0 && !r.done && !r.fetching {
+			f.cancel(r)
+		}
+	}
+}
+
+// cancel cancels a run's build. Later polls find out when it has ended.
+func (f *follower) cancel(r *run) {
+	f.report(r, "canceling")
+	if r.canceling {
+		return
+	}
+	r.canceling = true
+	if r.why == "" {
+		r.why, r.reason = Cancelled, "interrupted"
+	}
+	number := r.build.Number
+	f.async(func() func() {
+		err := f.client.Cancel(f.work, f.Org, f.Pipeline, number)
+		return func() {
+			if err != nil && !r.done {
+				f.finish(r, r.why, fmt.Sprintf("%s; it is still running because it could not be canceled: %v", r.reason, err))
+			}
+		}
+	})
+}
+
+func (f *follower) giveUp(why string) {
+	for _, r := range f.runs {
+		if r.done {
+			continue
+		}
+		text := "outcome unknown: " + why
+		if r.build.Number != 0 {
+			text += "; it may still be running"
+		}
+		f.finish(r, Unknown, text)
+	}
+}
+
+func (f *follower) finish(r *run, v Verdict, reason string) {
+	r.done, r.out.Verdict, r.out.Reason = true, v, reason
+	f.report(r, string(v))
+}
+
+func (f *follower) report(r *run, state string) {
+	s := Status{Build: r.out.Build, URL: r.out.URL, State: state, Agent: r.out.Agent, Since: r.status.Since}
+	if state != r.status.State {
+		s.Since = time.Now()
+	}
+	if s == r.status {
+		return
+	}
+	r.status = s
+	if f.On != nil {
+		f.On(r.index, s)
 	}
 }

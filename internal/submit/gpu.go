@@ -1,7 +1,6 @@
 package submit
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,6 +15,8 @@ import (
 type GPU struct {
 	Queue string // of its agents
 	Arch  string // streaming multiprocessor architecture, for nvcc; "" for AMD
+
+	model, shape string // without the vendor's or cloud's name; of a slot that is not a whole GPU
 }
 
 // archs maps GPU models, as plan names them in queues, to their architectures for nvcc; "" for
@@ -28,8 +29,8 @@ var archs = map[string]string{
 	"mi100": "", "mi210": "", "mi250": "", "mi300": "", "mi300a": "", "mi308": "", "mi325": "", "mi350": "", "mi355": "",
 }
 
-// contracted holds the queues that kernelbot's own table names differently.
-var contracted = map[string]string{"L40S_BK": "test"}
+// kernelbot's own table names the queue of one type differently.
+const oddGPU, oddQueue = "L40S_BK", "test"
 
 var (
 	// vendorName matches the queue names of the other branch of kernelbot: nvidia-h100.
@@ -45,7 +46,7 @@ var (
 // the driver's name for the model. The queue is the one that a node with such GPUs has unless
 // its operator chose another.
 func GPUOf(name string) (GPU, error) {
-	if g, _, ok := find(name); ok {
+	if g, ok := find(name); ok {
 		return g, nil
 	}
 	names := slices.Collect(maps.Keys(archs))
@@ -55,56 +56,46 @@ func GPUOf(name string) (GPU, error) {
 	return GPU{}, fmt.Errorf("%q is not a type of GPU that kbnode knows; it knows %s; for others give --queue and --arch", name, buildkite.Named(strings.ToUpper(name), names))
 }
 
-// kind is a type of GPU without its vendor's or cloud's name: the model and, if the name has one, the
-// shape of a slot.
-type kind struct{ model, shape string }
-
-func (k kind) String() string { return strings.ToUpper(k.model) + k.shape }
-
-func find(name string) (GPU, kind, bool) {
+func find(name string) (GPU, bool) {
 	upper := strings.TrimSpace(strings.ToUpper(name))
-	queue := contracted[upper]
+	odd := upper == oddGPU
 	upper = strings.TrimSuffix(strings.TrimSuffix(upper, "_BK"), "_NEBIUS")
-	if key, ok := modelOf(upper); ok {
-		return GPU{cmp.Or(queue, key), archs[key]}, kind{model: key}, true
+	if key, ok := modelOf(upper); odd && ok {
+		return GPU{oddQueue, archs[key], key, ""}, true
+	} else if ok {
+		return GPU{key, archs[key], key, ""}, true
 	}
 	if m := vendorName().FindStringSubmatch(upper); m != nil {
 		if key, ok := modelOf(m[1]); ok {
-			return GPU{strings.ToLower(strings.ReplaceAll(upper, "_", "-")), archs[key]}, kind{model: key}, true
+			return GPU{strings.ToLower(strings.ReplaceAll(upper, "_", "-")), archs[key], key, ""}, true
 		}
 	}
 	if m := shapeName().FindStringSubmatch(upper); m != nil && m[2] != "" {
 		if key, ok := modelOf(m[1]); ok {
 			shape := strings.ToLower(m[2])
-			return GPU{key + shape, archs[key]}, kind{key, shape}, true
+			return GPU{key + shape, archs[key], key, shape}, true
 		}
 	}
-	return GPU{}, kind{}, false
-}
-
-// ofQueue finds the type of GPU that a queue is named for, or has by kernelbot's own table.
-func ofQueue(queue string) (GPU, kind, bool) {
-	for name, q := range contracted {
-		if q == queue {
-			return find(name)
-		}
-	}
-	return find(queue)
+	return GPU{}, false
 }
 
 // Fits returns an error if a type of GPU or an architecture does not fit the GPUs that the queue is
 // named for, unless that is forced. An empty gpu or arch is not given. Names that kbnode does not
 // know fit everywhere.
 func (t Target) Fits(gpu, arch string) error {
-	has, there, ok := ofQueue(t.Queue)
+	queue := t.Queue
+	if queue == oddQueue {
+		queue = oddGPU
+	}
+	has, ok := find(queue)
 	if !ok || t.Force {
 		return nil
 	}
-	queueIs := fmt.Sprintf("queue %s is for %s GPUs", t.Queue, there)
-	named, wanted, ok := find(gpu)
+	queueIs := fmt.Sprintf("queue %s is for %s%s GPUs", t.Queue, strings.ToUpper(has.model), has.shape)
+	wanted, ok := find(gpu)
 	switch {
-	case ok && (wanted.model != there.model || wanted.shape != "" && wanted.shape != there.shape):
-		return fmt.Errorf("%s, and --gpu %s names others; leave out --queue for queue %s, or --gpu for queue %s; --force sends it anyway", queueIs, gpu, named.Queue, t.Queue)
+	case ok && (wanted.model != has.model || wanted.shape != "" && wanted.shape != has.shape):
+		return fmt.Errorf("%s, and --gpu %s names others; leave out --queue for queue %s, or --gpu for queue %s; --force sends it anyway", queueIs, gpu, wanted.Queue, t.Queue)
 	case arch != "" && has.AMD():
 		return fmt.Errorf("%s, which have no architecture of nvcc; leave it out; --force sends it anyway", queueIs)
 	case arch != "" && !runsOn(arch, has.Arch):

@@ -18,14 +18,13 @@ type Verdict string
 
 // Verdicts. Every verdict except Passed is a failure.
 const (
-	Passed      Verdict = "passed"
-	NotPassed   Verdict = "not passed"
-	NoResult    Verdict = "no result"
-	TimedOut    Verdict = "timed out"
-	Cancelled   Verdict = "cancelled"
-	NotCreated  Verdict = "not created"
-	LeftRunning Verdict = "left running"
-	Unknown     Verdict = "unknown" // Buildkite stopped answering
+	Passed     Verdict = "passed"
+	NotPassed  Verdict = "not passed"
+	NoResult   Verdict = "no result"
+	TimedOut   Verdict = "timed out"
+	Cancelled  Verdict = "cancelled"
+	NotCreated Verdict = "not created"
+	Unknown    Verdict = "unknown" // Buildkite stopped answering
 )
 
 // Job is a build to create.
@@ -42,16 +41,10 @@ func NewRunID() string { return "kbnode-" + strings.ToLower(rand.Text()[:16]) }
 // Options say where to create builds and how to follow them.
 type Options struct {
 	Target
-	// Resume follows a build that already has the job's run ID. It is ignored unless there is
-	// exactly one job.
-	Resume bool
 	// Node also fetches node.json.
 	Node bool
 	// On, if not nil, is called with each change of the job with this index.
 	On func(index int, s Status)
-	// Leave, if not nil, is called when ctx ends and reports whether to leave builds running.
-	// Builds are followed until it returns. If it is nil, builds are canceled.
-	Leave func() bool
 	// Log, if not nil, is called with errors that are retried.
 	Log func(why string)
 }
@@ -82,19 +75,17 @@ type Outcome struct {
 	Run     float64        `json:"run_seconds"`           // from started to ended
 	Raw     []byte         `json:"-"`                     // result.json as fetched
 	Node    []byte         `json:"-"`                     // node.json, if there is one
-	Err     error          `json:"-"`                     // why the build was not created
 	Result  *result.Result `json:"result,omitempty"`
 }
 
 // Run runs jobs concurrently until they end. When ctx ends, it cancels their builds and waits
-// for them, unless o.Leave says otherwise. It returns one outcome for each job, in order.
+// for them. It returns one outcome for each job, in order.
 func Run(ctx context.Context, c *buildkite.Client, o Options, jobs []Job) []Outcome {
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	o.Resume = o.Resume && len(jobs) == 1
 	f := &follower{
 		Options: o, client: c, work: work, batch: NewRunID(), events: make(chan func()),
-		toCreate: make(chan struct{}, creators), toFetch: make(chan struct{}, fetchers), began: time.Now(), answered: time.Now(),
+		busy: make(chan struct{}, atOnce), began: time.Now(), answered: time.Now(),
 	}
 	for i, j := range jobs {
 		meta := map[string]string{buildkite.RunIDKey: j.RunID, batchKey: f.batch}
@@ -105,7 +96,6 @@ func Run(ctx context.Context, c *buildkite.Client, o Options, jobs []Job) []Outc
 	f.follow(ctx, stop)
 	out := make([]Outcome, len(f.runs))
 	for i, r := range f.runs {
-		r.out.Reason += r.also
 		out[i] = r.out
 	}
 	return out

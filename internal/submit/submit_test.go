@@ -97,10 +97,10 @@ func TestOutcomes(t *testing.T) {
 		{name: "passes", do: takes(20, 0, result(good)), verdict: Passed, reason: "Passed: test"},
 		{name: "does not compile", do: takes(20, 0, result(bad)), verdict: NotPassed, reason: "Not passed: test: does not compile"},
 		{name: "a failed build has a result", do: takes(20, 1, result(bad)), verdict: NotPassed, reason: "Not passed: test: does not compile"},
-		{name: "a failed build that says it passed", do: takes(20, 7, result(good)), verdict: NotPassed, reason: "its result says that it passed, but the job ended with exit status 7; see its log"},
+		{name: "a failed build that says it passed", do: takes(20, 7, result(good)), verdict: NotPassed, reason: "its result says that it passed, but the job failed; see its log (exit status 7)"},
 		{name: "the runner's own error", do: takes(1, 1, result(`{"success":false,"error":"no payload","runs":{},"system":{}}`)), verdict: NoResult, reason: "No verdict: no payload"},
 		{name: "nothing left", do: takes(1, 0, nil), verdict: NoResult, reason: "the job passed but left no result.json; add it to the step's artifact_paths"},
-		{name: "fails with nothing left", do: takes(1, 125, nil), verdict: NoResult, reason: "docker could not start the container"},
+		{name: "fails with nothing left", do: takes(1, 255, nil), verdict: NoResult, reason: "the node could not run the job"},
 		{name: "no JSON", do: takes(1, 0, result("<html>")), verdict: NoResult, reason: "read result.json: it is not one JSON document; it may be cut off"},
 		{name: "too slow", do: takes(3600, 0, nil), limits: Options{Target: Target{RunTime: 5 * time.Minute}}, verdict: TimedOut, reason: "it did not end within 5m0s"},
 		{name: "nobody takes it", steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": "none"}}}, limits: Options{Target: Target{QueueTime: 10 * time.Minute}}, verdict: TimedOut, reason: "no agent took it within 10m0s"},
@@ -135,40 +135,26 @@ func TestOutcomes(t *testing.T) {
 }
 
 // TestInterrupted checks that a running job is canceled when the user gives up, and its result
-// fetched; or that it is left running, and the outcome says so.
+// fetched.
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
-	for _, leave := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			bk := open(t, bktest.Options{}, 1, takes(3600, 0, map[string]string{"result.json": bad}))
-			ctx, interrupt := context.WithCancel(t.Context())
-			time.AfterFunc(time.Minute, interrupt)
-			o := Options{}
-			if leave {
-				o.Leave = func() bool { return true }
+	synctest.Test(t, func(t *testing.T) {
+		bk := open(t, bktest.Options{}, 1, takes(3600, 0, map[string]string{"result.json": bad}))
+		ctx, interrupt := context.WithTimeout(t.Context(), time.Minute)
+		defer interrupt()
+		results := 0
+		for i, out := range bk.run(ctx, Options{}, job("a"), job("b")) {
+			if state := bk.Builds()[i].State; out.Verdict != Cancelled || state != "canceled" {
+				t.Errorf("%+v, %s", out, state)
 			}
-			got := bk.run(ctx, o, job("a"), job("b"))
-			want, states := Cancelled, []string{"canceled", "canceled"}
-			if leave {
-				want, states = LeftRunning, []string{"running", "scheduled"} // there is one agent
+			if out.Result != nil {
+				results++
 			}
-			results := 0
-			for i, out := range got {
-				if out.Verdict != want || bk.Builds()[i].State != states[i] {
-					t.Errorf("%+v, %s", out, bk.Builds()[i].State)
-				}
-				if out.Result != nil {
-					results++
-				}
-			}
-			if (results > 0) == leave { // the second may have begun when the first ended
-				t.Errorf("%d results", results)
-			}
-			for _, b := range bk.Builds() { // so that the bubble can end
-				_ = bk.Cancel(b.Number)
-			}
-		})
-	}
+		}
+		if results == 0 { // the second may have begun when the first ended
+			t.Error("no result")
+		}
+	})
 }
 
 // TestInterruptedCreation checks that a build is not left behind if the interrupt comes while it
@@ -229,20 +215,9 @@ func TestFaults(t *testing.T) {
 					if got.Verdict != Passed {
 						t.Errorf("%+v, %q", got, bk.log)
 					}
-					ran := 0
-					for _, b := range bk.Builds() {
-						if b.State != "canceled" {
-							ran++
-						}
-					}
-					if ran != 1 {
-						t.Errorf("%d builds", ran)
-					}
 					time.Sleep(3 * time.Minute) // delayed calls have arrived
-					for _, b := range bk.Builds() {
-						if !b.Finished() {
-							t.Errorf("build %d is %s", b.Number, b.State)
-						}
+					if b := bk.Builds(); len(b) != 1 || !b[0].Finished() {
+						t.Errorf("builds %+v", b)
 					}
 					if bk.Requests()[route] == 0 {
 						t.Errorf("%s was not called", route)
@@ -365,24 +340,6 @@ func TestRetried(t *testing.T) {
 	})
 }
 
-// TestTwoOfOneID checks that two users of one run ID do not cancel each other's builds.
-func TestTwoOfOneID(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		bk := open(t, bktest.Options{}, 2, takes(30, 0, map[string]string{"result.json": good}))
-		bk.Inject(bktest.Fault{Route: createRoute, Delay: time.Second, Times: 2})
-		var group sync.WaitGroup
-		for range 2 {
-			group.Go(func() {
-				if got := bk.run(t.Context(), Options{Resume: true}, job("a"))[0]; got.Verdict != Passed {
-					t.Errorf("%+v", got)
-				}
-			})
-		}
-		group.Wait()
-	})
-}
-
 // TestHundredInterrupted checks that a hundred interrupted builds are all canceled, despite the
 // rate limit.
 func TestHundredInterrupted(t *testing.T) {
@@ -424,19 +381,6 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestResume checks that the run ID of an earlier build finds that build and creates no other.
-func TestResume(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		bk := open(t, bktest.Options{}, 1, takes(5, 0, map[string]string{"result.json": good}))
-		first := bk.run(t.Context(), Options{Resume: true}, job("a"))[0]
-		again := bk.run(t.Context(), Options{Resume: true}, job("a"))[0]
-		if first.Verdict != Passed || again.Verdict != Passed || first.Build != again.Build || len(bk.Builds()) != 1 {
-			t.Errorf("%+v\n%+v", first, again)
-		}
-	})
-}
-
 // TestHundred runs a hundred submissions on eight slots, with Buildkite's rate limit and with
 // faults: each runs once and has its own result, and no request exceeds the limit.
 func TestHundred(t *testing.T) {
@@ -448,12 +392,14 @@ func TestHundred(t *testing.T) {
 				w.Files["result.json"] = strings.Replace(good, "NVIDIA B200", w.Env["WHO"], 1)
 			})
 			if faulty {
-				for _, f := range []bktest.Fault{{}, {Perform: true}, {Status: 500}, {Cut: true}, {Delay: 5 * time.Second}} {
-					for _, route := range []string{createRoute, findRoute, listRoute, downloadRoute, "GET /store/{key}"} {
-						f.Route, f.Times = route, 2
-						bk.Inject(f)
+				time.AfterFunc(time.Second, func() {
+					for _, f := range []bktest.Fault{{}, {Perform: true}, {Status: 500}, {Cut: true}, {Delay: 5 * time.Second}} {
+						for _, route := range []string{createRoute, findRoute, listRoute, downloadRoute, "GET /store/{key}"} {
+							f.Route, f.Times = route, 2
+							bk.Inject(f)
+						}
 					}
-				}
+				})
 			}
 			var jobs []Job
 			for i := range 100 {

@@ -50,7 +50,7 @@ func (t *Target) Resolve() error {
 	case t.Queue == "":
 		errs = append(errs, errNoQueue)
 	default:
-		g, _, _ = find(t.Queue)
+		g, _ = find(t.Queue)
 	}
 	t.Queue = cmp.Or(t.Queue, g.Queue)
 	errs = append(errs, t.Fits(t.GPU, t.Arch))

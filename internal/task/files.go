@@ -17,11 +17,10 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Bounds of a problem's files: the bytes of one, and how many.
+// Bounds of a problem's files, in bytes.
 const (
-	maxFile  = 8 << 20
-	maxFiles = 1000
-	maxText  = 16 << 20 // bytes of all files
+	maxFile = 8 << 20
+	maxText = 16 << 20 // of all files
 )
 
 // readFile reads a file of the problem. A file of the machine has at most that many bytes.
@@ -59,10 +58,6 @@ func readFile(name string, most int64) (text []byte, err error) {
 		return nil, err
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
-	// The file may have been replaced by now.
-	if info, err = f.Stat(); err == nil && !info.Mode().IsRegular() {
-		return nil, errors.New("is not a file; name a regular file")
-	}
 	text, err = io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {
 		return nil, err
@@ -99,41 +94,28 @@ func (d *definition) text(line int, source string) string {
 // files reads the files for the job's directory.
 func (d *definition) files(n *yaml.Node) {
 	const hint = `{"name": "eval.py", "source": "eval.py"}`
-	list := d.list(n, "files", hint)
-	if len(list) > maxFiles {
-		d.Add(n.Line, "files has %d members, and %d are allowed; write fewer", len(list), maxFiles)
-		return
-	}
+	var list []yaml.Node
+	d.decode(n, "files", &list, "a list such as - "+hint)
 	for _, e := range list {
-		members, ok := d.group(e, "files", hint)
-		if !ok {
+		var entry struct{ Name, Source string }
+		if d.decode(&e, "files: this", &entry, hint); e.Kind != yaml.MappingNode {
 			continue
 		}
-		var f file
-		source, line, nameLine := "", 0, 0
-		for _, m := range members {
-			switch m.key {
-			case "name":
-				f.name, _ = d.word(m, "name")
-				nameLine = m.line
-			case "source":
-				source, _ = d.word(m, "source")
-				line = m.line
-			}
-		}
-		if nameLine == 0 {
+		f := file{name: entry.Name}
+		if f.name == "" {
 			d.Add(e.Line, "files: name is missing; write the file's name in the job's directory")
+		} else {
+			d.checkName(e.Line, f.name)
 		}
-		if line == 0 {
+		switch entry.Source {
+		case "":
 			d.Add(e.Line, "files: source is missing; write the path of the file, or %s", Submission)
+		case Submission:
+			f.text = Submission
+		default:
+			f.text = d.text(e.Line, entry.Source)
 		}
-		if f.name != "" {
-			d.checkName(nameLine, f.name)
-		}
-		if source != "" && source != Submission {
-			f.text = d.text(line, source)
-		}
-		f.submission = source == Submission || f.text == Submission // as in kernelbot
+		f.submission = f.text == Submission // as in kernelbot, also in a file
 		if f.submission && d.t.Submission == "" {
 			d.t.Submission = f.name
 		}

@@ -2,8 +2,11 @@ package task
 
 import (
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"gopkg.in/yaml.v3"
 
@@ -11,10 +14,17 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// known refuses keys that no one reads, which are mostly typos.
-func (d *definition) known(members []pair, prefix string, keys []string) {
-	for _, m := range members {
-		if slices.Contains(keys, m.key) || d.Full() {
+// group returns the nodes of a group of keys, nil after a fault. It refuses keys that no one reads, which
+// are mostly typos.
+func (d *definition) group(n *yaml.Node, prefix string, keys []string) map[string]*yaml.Node {
+	if n.Kind != yaml.MappingNode {
+		d.Add(n.Line, "%s is %s; write a group of keys: %s", strings.TrimSuffix("top level."+prefix, "."), kind(n), strings.Join(keys, ", "))
+		return nil
+	}
+	at := map[string]*yaml.Node{}
+	for _, m := range d.pairs(n) {
+		if slices.Contains(keys, m.key) {
+			at[m.key] = m.value
 			continue
 		}
 		text := "known keys: " + strings.Join(keys, ", ")
@@ -23,96 +33,81 @@ func (d *definition) known(members []pair, prefix string, keys []string) {
 		}
 		d.Add(m.line, "unknown key %s; %s", quote(prefix+m.key), text)
 	}
+	return at
 }
 
-func (d *definition) group(n *yaml.Node, what, hint string) ([]pair, bool) {
-	if !d.readable(n, 1) {
-		return nil, false
+// decode decodes a node if it is there, and refuses one that does not fit.
+func (d *definition) decode(n *yaml.Node, key string, into any, want string) {
+	if n != nil && n.Decode(into) != nil {
+		d.Add(n.Line, "%s is %s; write %s", key, kind(n), want)
 	}
-	if n.Kind != yaml.MappingNode {
-		d.Add(n.Line, "%s: this is %s; write a group of keys such as %s", what, kind(n), hint)
-		return nil, false
-	}
-	return d.pairs(n, 1), true
 }
 
-func (d *definition) list(n *yaml.Node, what, hint string) []*yaml.Node {
-	if !d.readable(n, 1) {
-		return nil
-	}
-	if n.Kind != yaml.SequenceNode {
-		d.Add(n.Line, "%s: this is %s; write a list with a dash before each member, such as - %s", what, kind(n), hint)
-		return nil
-	}
-	return n.Content
+func (d *definition) word(n *yaml.Node, key string) (word string) {
+	d.decode(n, key, &word, "a string")
+	return word
 }
 
-func (d *definition) words(n *yaml.Node, what, hint string) []string {
-	var words []string
-	for _, e := range d.list(n, what, hint) {
-		if s, ok := d.word(pair{value: e}, what); ok {
-			words = append(words, s)
-		}
-	}
+func (d *definition) words(n *yaml.Node, key string) (words []string) {
+	d.decode(n, key, &words, "a list of strings, such as [a, b]")
 	return words
 }
 
-// word returns a text that is not empty.
-func (d *definition) word(m pair, what string) (string, bool) {
-	n := m.value
-	if !d.readable(n, 1) {
-		return "", false
+func (d *definition) choice(n *yaml.Node, key, otherwise string, words ...string) string {
+	switch {
+	case n == nil:
+		return otherwise
+	case n.Kind == yaml.ScalarNode && slices.Contains(words, n.Value):
+		return n.Value
 	}
-	if !isText(n) {
-		text := "write a string"
-		if n.Kind == yaml.ScalarNode && n.Value != "" {
-			text = fmt.Sprintf("write it in quotes if it is a string: %q", n.Value)
-		}
-		d.Add(n.Line, "%s is %s; %s", what, kind(n), text)
-		return "", false
-	}
-	if n.Value == "" {
-		d.Add(n.Line, "%s is empty; write a string", what)
-	}
-	return n.Value, n.Value != ""
+	d.Add(n.Line, "%s is %s; write %s", key, kind(n), strings.Join(words, " or "))
+	return ""
 }
 
-func isNull(n *yaml.Node) bool {
-	v, err := scalar(n)
-	return v == nil && err == nil
+// single returns the value of a key that may be left out, and refuses one that does not fit. Null fits
+// where the key's default is null.
+func (d *definition) single(n *yaml.Node, key string, otherwise payload.Value, fits func(payload.Value) bool, want string) payload.Value {
+	if n == nil {
+		return otherwise
+	}
+	v := d.value(n)
+	if !fits(v) && (v != nil || otherwise != nil) {
+		d.Add(n.Line, "%s is %s; write %s", key, kind(n), want)
+	}
+	return v
 }
 
-func isText(n *yaml.Node) bool {
-	v, _ := scalar(n)
-	_, ok := v.(string)
-	return ok
+func is[T payload.Value](v payload.Value) bool { _, ok := v.(T); return ok }
+
+func (d *definition) timeout(n *yaml.Node, key string, to *time.Duration) payload.Value {
+	want := fmt.Sprintf("a number of seconds above 0 and up to %d, or leave the key out for %s", maxTimeout, defaultTimeout)
+	v := d.single(n, key, defaultTimeout, func(v payload.Value) bool { return seconds(v) > 0 && seconds(v) <= maxTimeout }, want)
+	*to = time.Duration(math.Ceil(seconds(v) * float64(time.Second)))
+	return v
 }
 
-func shown(v payload.Value) string {
+// seconds returns the value of a number, 0 for what is none.
+func seconds(v payload.Value) (n float64) {
 	switch v := v.(type) {
-	case nil:
-		return "empty"
-	case string:
-		return "the string " + quote(v)
+	case payload.Int:
+		n, _ = strconv.ParseFloat(string(v), 64) // infinity if it is too large
+	case payload.Float:
+		n = float64(v)
 	}
-	return text.Line(payload.JSON(v), 60)
+	return n
 }
 
 func quote(s string) string { return fmt.Sprintf("%.60q", s) }
 
-// kind names a node's type for people.
+// kind names a node for people.
 func kind(n *yaml.Node) string {
-	switch n.Kind {
-	case yaml.SequenceNode:
-		return "a list"
-	case yaml.MappingNode:
-		return "a group of keys"
-	}
 	switch {
-	case isNull(n):
-		return "nothing"
-	case isText(n):
-		return "the string " + quote(n.Value)
+	case n.Kind == yaml.SequenceNode:
+		return "a list"
+	case n.Kind == yaml.MappingNode:
+		return "a group of keys"
+	case n.Value == "":
+		return "empty"
 	}
 	return quote(n.Value)
 }

@@ -7,6 +7,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/yamlfile"
 )
 
 // Keys of a task.yml; kernelbot refuses others.
@@ -27,167 +28,133 @@ const defaultTimeout = payload.Int("180")
 // allows a job here.
 const maxTimeout = 86400
 
+// Bounds of a task.yml.
+const (
+	maxYAML   = 1 << 20 // bytes
+	shownMost = 20      // faults
+)
+
+// definition reads one task.yml and collects what is wrong with it. Nodes of keys that are not there
+// are nil.
 type definition struct {
-	document
+	yamlfile.Faults
 	t    *Task
 	size int // bytes of all files read so far
 }
 
+// parse returns the root of the file; nil after a fault.
+func (d *definition) parse(text []byte) *yaml.Node {
+	if len(text) > maxYAML {
+		d.Add(1, "is over %d bytes, which no task needs; move large parts to their own files", maxYAML)
+		return nil
+	}
+	root, second, err := yamlfile.Parse(text)
+	switch {
+	case err != nil:
+		line, msg := yamlfile.Line(err.Error())
+		d.Add(max(1, line), "is not YAML: %s; check the indentation and the quotes around here", msg)
+	case root == nil:
+		d.Add(1, "is empty; write files, lang, config and tests, as in the examples")
+	case second > 0:
+		d.Add(second, "a second YAML document begins; keep the first")
+	default:
+		return root
+	}
+	return nil
+}
+
 func (d *definition) read(root *yaml.Node) {
-	members, ok := d.group(root, "top level", "files:, lang: and config:")
-	if !ok {
+	at := d.group(root, "", topKeys)
+	if at == nil {
 		return
 	}
-	d.known(members, "", topKeys)
-	at := map[string]pair{}
-	for _, m := range members {
-		at[m.key] = m
-	}
 	for _, key := range []string{"files", "lang", "config"} {
-		if _, ok := at[key]; !ok {
+		if at[key] == nil {
 			d.Add(root.Line, "%s is missing; write it, as in the examples", key)
 		}
 	}
 	t := d.t
-	t.Lang = d.choice(at, "lang", "", Python, CUDA)
-	if m, ok := at["files"]; ok {
-		d.files(m.value)
+	t.Lang = d.choice(at["lang"], "lang", "", Python, CUDA)
+	if n := at["files"]; n != nil {
+		d.files(n)
 	}
-	if m, ok := at["config"]; ok {
-		d.config(m)
+	if n := at["config"]; n != nil {
+		d.config(n)
 	}
-	t.RankingBy = d.choice(at, "ranking_by", t.RankingBy, "last", "mean", "geom")
-	t.MultiGPU = d.flag(at, "multi_gpu")
-	tests, benchmarks := d.cases(at, "tests"), d.cases(at, "benchmarks")
+	t.RankingBy = d.choice(at["ranking_by"], "ranking_by", t.RankingBy, "last", "mean", "geom")
+	t.MultiGPU, _ = d.single(at["multi_gpu"], "multi_gpu", false, is[bool], "true or false").(bool)
+	tests, benchmarks := d.cases(at["tests"], "tests"), d.cases(at["benchmarks"], "benchmarks")
 	t.Tests, t.Benchmarks = len(tests), len(benchmarks)
 	t.common.Set("benchmarks", benchmarks)
 	t.common.Set("tests", tests)
-	t.common.Set("test_timeout", d.timeout(at, "test_timeout", &t.TestTimeout))
-	t.common.Set("benchmark_timeout", d.timeout(at, "benchmark_timeout", &t.BenchmarkTimeout))
-	t.common.Set("ranked_timeout", d.timeout(at, "ranked_timeout", &t.RankedTimeout))
+	t.common.Set("test_timeout", d.timeout(at["test_timeout"], "test_timeout", &t.TestTimeout))
+	t.common.Set("benchmark_timeout", d.timeout(at["benchmark_timeout"], "benchmark_timeout", &t.BenchmarkTimeout))
+	t.common.Set("ranked_timeout", d.timeout(at["ranked_timeout"], "ranked_timeout", &t.RankedTimeout))
 	t.common.Set("ranking_by", t.RankingBy)
-	t.common.Set("seed", d.seed(at))
+	t.common.Set("seed", d.single(at["seed"], "seed", nil, is[payload.Int], "a whole number, or leave the key out"))
 	t.common.Set("multi_gpu", t.MultiGPU)
-	d.people(at)
+	t.Templates = map[string]string{}
+	if n := at["templates"]; n != nil && n.Tag != "!!null" {
+		for lang, n := range d.group(n, "templates.", templates) {
+			t.Templates[lang] = d.text(n.Line, d.word(n, "templates."+lang))
+		}
+	}
 }
 
-// people reads the keys that are not for the job.
-func (d *definition) people(at map[string]pair) {
-	given := func(key string) (pair, bool) {
-		m, ok := at[key]
-		return m, ok && !isNull(m.value)
-	}
-	if m, ok := given("description"); ok {
-		d.word(m, "description")
-	}
-	if m, ok := given("gpus"); ok {
-		d.t.GPUs = d.words(m.value, "gpus", "[B200, H100]")
-	}
-	if m, ok := given("libraries"); ok {
-		d.words(m.value, "libraries", "[cutlass]")
-	}
-	words := func(key, hint string, keys []string, take func(e pair, word string)) {
-		m, ok := given(key)
-		if !ok {
-			return
-		}
-		members, _ := d.group(m.value, key, hint)
-		d.known(members, key+".", keys)
-		for _, e := range members {
-			if word, ok := d.word(e, key+"."+e.key); ok {
-				take(e, word)
-			}
-		}
-	}
-	d.t.Templates = map[string]string{}
-	words("templates", "Python: submission.py", templates, func(e pair, source string) { d.t.Templates[e.key] = d.text(e.line, source) })
-	words("validation", "version: and script:", []string{"script", "version"}, func(e pair, source string) {
-		if e.key == "script" {
-			d.text(e.line, source)
-		}
-	})
-}
-
-func (d *definition) config(m pair) {
-	hint := map[string]string{Python: "main: eval.py", CUDA: "sources: [eval.cu]"}[d.t.Lang]
-	if hint == "" {
+func (d *definition) config(n *yaml.Node) {
+	keys, hint := pythonKeys, "main: eval.py"
+	switch d.t.Lang {
+	case "":
 		return // lang is already refused, so the valid keys are unknown
+	case CUDA:
+		keys, hint = cudaKeys, "sources: [eval.cu]"
 	}
-	members, ok := d.group(m.value, "config", hint)
-	if !ok {
+	at := d.group(n, "config.", keys)
+	if at == nil {
 		return
 	}
-	keys := pythonKeys
-	if d.t.Lang == CUDA {
-		keys = cudaKeys
-		d.t.config.Set("defines", &payload.Object{})
-		d.t.config.Set("compile_flags", []payload.Value{})
-		d.t.config.Set("include_dirs", []payload.Value{})
+	if needed, _, _ := strings.Cut(hint, ":"); at[needed] == nil {
+		d.Add(n.Line, "config: %s is missing, which lang %s needs; write %s", needed, d.t.Lang, hint)
 	}
-	d.known(members, "config.", keys)
-	needed, _, _ := strings.Cut(hint, ":")
-	if !slices.ContainsFunc(members, func(e pair) bool { return e.key == needed }) {
-		d.Add(m.line, "config: %s is missing, which lang %s needs; write %s", needed, d.t.Lang, hint)
+	c := &d.t.config
+	if n := at["main"]; n != nil {
+		main := d.word(n, "config.main")
+		d.isFile(n, "config.main", main)
+		c.Set("main", main)
 	}
-	var headers []*yaml.Node
-	for _, e := range members {
-		if !slices.Contains(keys, e.key) {
-			continue
+	if d.t.Lang == Python {
+		return
+	}
+	c.Set("defines", d.defines(at["defines"]))
+	for _, key := range []string{"compile_flags", "include_dirs"} {
+		var list []payload.Value
+		for _, word := range d.words(at[key], "config."+key) {
+			list = append(list, word)
 		}
-		switch e.key {
-		case "main":
-			if name, ok := d.word(e, "config.main"); ok {
-				d.isFile(e.value.Line, "config.main", name)
-				d.t.config.Set("main", name)
-			}
-		case "sources":
-			list := d.list(e.value, "config.sources", "[eval.cu]")
-			for _, n := range list {
-				if name, ok := d.word(pair{value: n}, "config.sources"); ok {
-					d.isFile(n.Line, "config.sources", name)
-					d.t.compiled = append(d.t.compiled, name)
-				}
-			}
-			if len(list) == 0 && len(d.List) == 0 {
-				d.Add(e.line, "config.sources is empty; write the files to compile, such as [eval.cu]")
-			}
-		case "headers": // all files that are not compiled are headers, listed or not
-			headers = d.list(e.value, "config.headers", "[util.h]")
-		case "arch":
-			d.arch(e.value)
-		case "defines":
-			d.t.config.Set(e.key, d.defines(e.value))
-		default:
-			list := []payload.Value{}
-			for _, w := range d.words(e.value, "config."+e.key, map[string]string{"compile_flags": "[-lineinfo]", "include_dirs": "[include]"}[e.key]) {
-				list = append(list, w)
-			}
-			d.t.config.Set(e.key, list)
+		c.Set(key, list)
+	}
+	d.t.compiled = d.words(at["sources"], "config.sources")
+	for _, name := range d.t.compiled {
+		d.isFile(at["sources"], "config.sources", name)
+	}
+	if n := at["sources"]; n != nil && len(d.t.compiled) == 0 && len(d.List) == 0 {
+		d.Add(n.Line, "config.sources is empty; write the files to compile, such as [eval.cu]")
+	}
+	for _, name := range d.words(at["headers"], "config.headers") { // all files that are not compiled are headers, listed or not
+		if slices.Contains(d.t.compiled, name) {
+			d.Add(at["headers"].Line, "config.headers: %s is also in config.sources; remove it from one of them", quote(name))
+		} else {
+			d.isFile(at["headers"], "config.headers", name)
 		}
 	}
-	for _, n := range headers {
-		name, ok := d.word(pair{value: n}, "config.headers")
-		if ok && slices.Contains(d.t.compiled, name) {
-			d.Add(n.Line, "config.headers: %s is also in config.sources; remove it from one of them", quote(name))
-		} else if ok {
-			d.isFile(n.Line, "config.headers", name)
+	if n := at["arch"]; n != nil && n.Tag != "!!null" { // for which nvcc compiles if no GPU is given
+		if d.t.Arch = n.Value; !archForm().MatchString(n.Value) {
+			d.Add(n.Line, "config.arch is %s; write it without sm_, such as 90a", kind(n))
 		}
 	}
 }
 
-// arch reads the architecture for which nvcc compiles if no GPU is given.
-func (d *definition) arch(n *yaml.Node) {
-	if !d.readable(n, 1) || isNull(n) {
-		return
-	}
-	if n.Kind != yaml.ScalarNode || !archForm().MatchString(n.Value) {
-		d.Add(n.Line, "config.arch is %s; write it without sm_, such as 90a", kind(n))
-		return
-	}
-	d.t.Arch = n.Value
-}
-
-func (d *definition) isFile(line int, key, name string) {
+func (d *definition) isFile(n *yaml.Node, key, name string) {
 	if d.has(name) || len(d.t.files) == 0 || d.Full() {
 		return
 	}
@@ -199,36 +166,36 @@ func (d *definition) isFile(line int, key, name string) {
 	if best := nearest(name, names); best != "" {
 		text = "write " + quote(best)
 	}
-	d.Add(line, "%s: %s is not among the files; %s", key, quote(name), text)
+	d.Add(n.Line, "%s: %s is not among the files; %s", key, quote(name), text)
 }
 
 func (d *definition) defines(n *yaml.Node) payload.Value {
-	v := d.value(n, 1)
-	o, ok := v.(*payload.Object)
+	if n == nil {
+		return &payload.Object{}
+	}
+	o, ok := d.value(n).(*payload.Object)
 	if !ok {
-		d.Add(n.Line, "config.defines is %s; write a group of keys such as NAME: value", shown(v))
+		d.Add(n.Line, "config.defines is %s; write a group of keys such as NAME: value", kind(n))
 	}
 	for name, v := range o.All() {
 		switch v.(type) {
 		case []payload.Value, *payload.Object:
-			d.Add(n.Line, "config.defines: %s is %s; write a string or a number", quote(name), shown(v))
+			d.Add(n.Line, "config.defines: %s is a %s; write a string or a number", quote(name), payload.TypeName(v))
 		}
 	}
 	return o
 }
 
-func (d *definition) cases(at map[string]pair, key string) []payload.Value {
+func (d *definition) cases(n *yaml.Node, key string) []payload.Value {
 	list := []payload.Value{}
-	m, ok := at[key]
-	if !ok {
-		return list
-	}
-	for _, n := range d.list(m.value, key, "{size: 1024, seed: 1}") {
+	var nodes []yaml.Node
+	d.decode(n, key, &nodes, "a list such as - {size: 1024, seed: 1}")
+	for _, n := range nodes {
 		faults := len(d.List)
-		v := d.value(n, 2)
+		v := d.value(&n)
 		o, ok := v.(*payload.Object)
 		if !ok && len(d.List) == faults {
-			d.Add(n.Line, "%s: this is %s; write a group of keys such as {size: 1024, seed: 1}", key, shown(v))
+			d.Add(n.Line, "%s: this is %s; write a group of keys such as {size: 1024, seed: 1}", key, kind(&n))
 		}
 		if _, there := o.Get("world_size"); ok && d.t.MultiGPU && !there {
 			d.Add(n.Line, "%s: world_size is missing, which every case of a multi_gpu task needs; write the number of GPUs", key)

@@ -1,18 +1,13 @@
 package task
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"time"
 )
 
 // Overhead is the time that a job needs besides its evaluations: a first pull of the image.
 const Overhead = 10 * time.Minute
-
-// maxSubmission bounds a submission, in bytes.
-const maxSubmission = 8 << 20
 
 // Runs returns the evaluations that the result of a mode contains. It returns nil for mode
 // profile, whose evaluations depend on the benchmarks.
@@ -47,7 +42,7 @@ func (t *Task) RunTime(mode string) time.Duration {
 
 // ReadSubmissionFile reads a submission from a regular file of this machine.
 func ReadSubmissionFile(name string) (string, error) {
-	text, err := readFile(name, maxSubmission)
+	text, err := readFile(name, maxFile)
 	if err != nil {
 		return "", fmt.Errorf("%.300s %w", name, err)
 	}
@@ -56,13 +51,9 @@ func ReadSubmissionFile(name string) (string, error) {
 
 // ReadSubmission reads a file of a problem's directory.
 func ReadSubmission(dir fs.FS, name string) (string, error) {
-	f, err := dir.Open(name)
-	if err != nil {
-		return "", err
+	text, err := fs.ReadFile(dir, name)
+	if err == nil && len(text) > maxFile {
+		err = fmt.Errorf("%s has more than %d bytes", name, maxFile)
 	}
-	text, err := io.ReadAll(io.LimitReader(f, maxSubmission+1))
-	if err == nil && len(text) > maxSubmission {
-		err = fmt.Errorf("%s has more than %d bytes", name, maxSubmission)
-	}
-	return string(text), errors.Join(err, f.Close())
+	return string(text), err
 }

@@ -42,7 +42,6 @@ type Task struct {
 	Root       fs.FS             // has Dir; nil for the files of this machine
 	Lang       string            // Python or CUDA
 	Templates  map[string]string // starting points for a submission, by language: CUDA, Python, Triton, HIP, CuteDSL
-	GPUs       []string          // kinds of GPU that the problem is for; empty if not given
 	Tests      int               // how many there are
 	Benchmarks int
 	RankingBy  string // last, mean or geom
@@ -95,7 +94,7 @@ func load(t *Task, name string) (*Task, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s %w", name, err)
 	}
-	d := &definition{document: document{Faults: yamlfile.Faults{File: name}}, t: t}
+	d := &definition{Faults: yamlfile.Faults{File: name}, t: t}
 	if root := d.parse(text); root != nil {
 		d.read(root)
 	}
@@ -155,4 +154,35 @@ func (t *Task) Config(submission, arch, mode string) (string, error) {
 		return "", fmt.Errorf("the payload is %d bytes of JSON and may have %d; send a smaller submission", len(doc), maxText)
 	}
 	return doc, nil
+}
+
+// Definition returns the problem as JSON text in the form that kernelbot stores with a
+// leaderboard: its files by name, with the constant Submission in place of the submission.
+func (t *Task) Definition() string {
+	files, config := &payload.Object{}, &payload.Object{}
+	for _, f := range t.files {
+		if f.submission {
+			f.text = Submission
+		}
+		files.Set(f.name, f.text)
+	}
+	if t.Lang == CUDA {
+		var sources []payload.Value
+		for _, name := range t.compiled {
+			sources = append(sources, name)
+		}
+		config.Set("sources", sources)
+	}
+	for k, v := range t.config.All() {
+		config.Set(k, v)
+	}
+	o := &payload.Object{}
+	o.Set("lang", t.Lang)
+	o.Set("files", files)
+	o.Set("config", config)
+	o.Set("libraries", []payload.Value{})
+	for k, v := range t.common.All() {
+		o.Set(k, v)
+	}
+	return payload.JSON(o)
 }

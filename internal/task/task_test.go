@@ -1,17 +1,18 @@
 package task
 
 import (
+	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
 
-	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -65,21 +66,10 @@ func TestPython(t *testing.T) {
 		`"tests":[{"size":12345678901234567890,"seed":-8,"a":1.5,"b":[1,"x",null],"on":true},{"z":90,"a":"1e3"}],` +
 		`"mode":"leaderboard","test_timeout":90,"benchmark_timeout":180,"ranked_timeout":0.5,"ranking_by":"last","seed":null,"multi_gpu":false}`
 	must.Equal(t, want, doc)
-	got := *p
-	got.files, got.config, got.common, got.compiled = nil, payload.Object{}, payload.Object{}, nil
-	if d := cmp.Diff(Task{
-		Dir: dir, Lang: Python, Templates: map[string]string{"Python": "pass\n", "Triton": "pass\n"}, GPUs: []string{"B200", "H100"},
-		Tests: 2, Benchmarks: 1, RankingBy: "last", Submission: "submission.py",
-		TestTimeout: 90 * time.Second, BenchmarkTimeout: 3 * time.Minute, RankedTimeout: 500 * time.Millisecond,
-	}, got, cmp.AllowUnexported(payload.Object{}), cmp.FilterPath(func(p cmp.Path) bool {
-		switch p.Last().String() {
-		case ".files", ".config", ".common", ".compiled":
-			return true
-		}
-		return false
-	}, cmp.Ignore())); d != "" {
-		t.Error(d)
-	}
+	got := []any{p.Dir, p.Lang, p.Templates, p.Tests, p.Benchmarks, p.RankingBy, p.Submission, p.TestTimeout, p.BenchmarkTimeout, p.RankedTimeout}
+	must.Equal(t, []any{
+		dir, Python, map[string]string{"Python": "pass\n", "Triton": "pass\n"}, 2, 1, "last", "submission.py", 90 * time.Second, 3 * time.Minute, 500 * time.Millisecond,
+	}, got)
 	if again, err := Read(filepath.Join(dir, FileName)); err != nil || again.Dir != dir {
 		t.Errorf("by its file: %+v, %v", again, err)
 	}
@@ -182,6 +172,32 @@ func TestReadRefuses(t *testing.T) {
 	} {
 		if _, err := Read(path); err == nil || err.Error() != want {
 			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}
+
+// kernelbot reads a leaderboard's task into these fields, and refuses others.
+func TestDefinition(t *testing.T) {
+	t.Parallel()
+	keys := []string{"benchmark_timeout", "benchmarks", "config", "files", "lang", "libraries", "multi_gpu", "ranked_timeout", "ranking_by", "seed", "test_timeout", "tests"}
+	for dir, config := range map[string][]string{
+		"prefix_python": {"main"}, "identity_cuda": {"compile_flags", "defines", "include_dirs", "sources"},
+	} {
+		p, err := Read("../../examples/" + dir)
+		must.Do(t, err)
+		var all map[string]json.RawMessage
+		var some struct {
+			Files  map[string]string
+			Config map[string]any
+			Tests  []map[string]any
+		}
+		text := []byte(p.Definition())
+		must.Do(t, json.Unmarshal(text, &all))
+		must.Do(t, json.Unmarshal(text, &some))
+		must.Equal(t, keys, slices.Sorted(maps.Keys(all)))
+		must.Equal(t, config, slices.Sorted(maps.Keys(some.Config)))
+		if len(some.Files) != 3 || some.Files[p.Submission] != Submission || len(some.Tests) != p.Tests {
+			t.Errorf("%s: %s", dir, text)
 		}
 	}
 }

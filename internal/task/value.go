@@ -6,20 +6,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 )
 
-// readable refuses what kbnode does not read of YAML, and what is nested too deep.
-func (d *document) readable(n *yaml.Node, depth int) bool {
+// readable refuses what kbnode does not read of YAML.
+func (d *definition) readable(n *yaml.Node) bool {
 	switch {
 	case n.Kind == yaml.AliasNode || n.Anchor != "":
 		d.Add(n.Line, "anchors and aliases (&name, *name) are not read; write out what they stand for, or put a string in quotes")
 	case n.Kind != yaml.ScalarNode && n.Style&yaml.TaggedStyle != 0:
 		d.Add(n.Line, "the tag %s is not read; leave it out", quote(n.Tag))
-	case depth > maxDepth:
-		if !d.spent {
-			d.Add(n.Line, "is nested deeper than %d; flatten it", maxDepth)
-		}
-		d.spent = true
 	default:
-		return !d.spent
+		return true
 	}
 	return false
 }
@@ -30,12 +25,12 @@ type pair struct {
 	value *yaml.Node
 }
 
-func (d *document) pairs(n *yaml.Node, depth int) []pair {
+func (d *definition) pairs(n *yaml.Node) []pair {
 	var all []pair
 	at := map[string]int{}
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		k := n.Content[i]
-		if !d.readable(k, depth) {
+		if !d.readable(k) {
 			continue
 		}
 		if k.Kind != yaml.ScalarNode {
@@ -63,21 +58,21 @@ func (d *document) pairs(n *yaml.Node, depth int) []pair {
 }
 
 // value converts a node. The result is invalid after a fault.
-func (d *document) value(n *yaml.Node, depth int) payload.Value {
-	if !d.readable(n, depth) {
+func (d *definition) value(n *yaml.Node) payload.Value {
+	if !d.readable(n) {
 		return nil
 	}
 	switch n.Kind {
 	case yaml.SequenceNode:
 		list := []payload.Value{}
 		for _, c := range n.Content {
-			list = append(list, d.value(c, depth+1))
+			list = append(list, d.value(c))
 		}
 		return list
 	case yaml.MappingNode:
 		o := &payload.Object{}
-		for _, p := range d.pairs(n, depth+1) {
-			o.Set(p.key, d.value(p.value, depth+1))
+		for _, p := range d.pairs(n) {
+			o.Set(p.key, d.value(p.value))
 		}
 		return o
 	}

@@ -11,25 +11,11 @@ import (
 	"time"
 )
 
-const (
-	restPipeline = "/v2/organizations/{org}/pipelines/{pipeline}"
-	restCluster  = "/v2/organizations/{org}/clusters"
-	clusterID    = "c1u57e20-0000-4000-8000-000000000001" // of the one cluster
-)
+const restPipeline = "/v2/organizations/{org}/pipelines/{pipeline}"
 
 // restRoutes are the supported calls of REST API version 2.
 func (s *Server) restRoutes() {
 	get := func(p string, h handler) { s.handle("GET "+p, 0, s.byAPI, s.limited(h)) }
-	get("/v2/organizations", func(c *call) reply {
-		return paginate(c, []map[string]string{{"id": newID(), "slug": s.opts.Org, "name": s.opts.Org}})
-	})
-	get("/v2/organizations/{org}/pipelines", func(c *call) reply {
-		var all []PipelineRef
-		for _, p := range s.opts.Pipelines {
-			all = append(all, PipelineRef{ID: p.Slug, Slug: p.Slug, Name: p.Slug, Repository: p.Repo})
-		}
-		return paginate(c, all)
-	})
 	get("/v2/organizations/{org}/builds", s.listBuilds)
 	get(restPipeline+"/builds", s.listBuilds)
 	get(restPipeline+"/builds/{number}", s.withBuild(func(c *call, b *build) reply {
@@ -49,8 +35,6 @@ func (s *Server) restRoutes() {
 		}
 		return paginate(c, found)
 	})
-	get(restCluster, func(c *call) reply { return paginate(c, []map[string]string{{"id": clusterID}}) })
-	get(restCluster+"/"+clusterID+"/queues", func(c *call) reply { return paginate(c, s.queues) })
 }
 
 // byAPI checks the API token, and the organization of paths that name one.

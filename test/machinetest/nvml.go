@@ -74,7 +74,7 @@ func (m Machine) nvml(k int) probe.GPU {
 	mode, minor, up := "off", g.Minor, int(board.links)
 	n := probe.GPU{
 		Index: k, UUID: g.UUID, PCI: g.PCI, PCIID: "10de:" + g.Device, Name: g.Model, Minor: &minor, Compute: board.compute,
-		Memory:      &probe.Memory{TotalBytes: board.mib << 20, FreeBytes: (board.mib - 600) << 20, ReservedBytes: 600 << 20},
+		Memory:      &probe.Memory{TotalBytes: board.mib << 20},
 		Persistence: "on", ComputeMode: "default", ECCMode: &probe.Mode{Current: "on", Pending: "on"},
 	}
 	if g.MIG != nil {

@@ -13,8 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -116,111 +114,55 @@ func config(t *testing.T, change map[string]any) []byte {
 	return b
 }
 
-// evaluation is what result.json says of one run.
-type evaluation struct {
-	Compilation *result.Compilation
-	Run         *struct {
-		Success, Passed bool
-		ExitCode        int `json:"exit_code"`
-		Stdout, Stderr  string
-		Result          map[string]string
-	}
-}
-
-type outcome struct {
-	Success bool
-	Error   string
-	System  struct{ Platform string }
-	Runs    map[string]evaluation
-}
-
-func (j job) run(t *testing.T, change map[string]any) outcome {
+// run returns the only evaluation of a job.
+func (j job) run(t *testing.T, change map[string]any) *result.Evaluation {
 	t.Helper()
 	// nvcc names its files by its process id, which another job's may have too.
 	env := append([]string{"TMPDIR=" + filepath.Dir(j.kbnode), "KERNELBOT_PAYLOAD=" + payload.Encode(config(t, change))}, path...)
 	stdout, stderr, code := inside(t, j.dir, env, j.kbnode, "runner")
-	if code != 0 {
-		t.Errorf("kbnode runner: exit code %d", code)
-	}
-	b, err := os.ReadFile(filepath.Join(j.host, "result.json"))
-	if err != nil {
-		t.Fatalf("%v\n%s%s", err, stdout, stderr)
-	}
-	var r outcome
-	if err := json.Unmarshal(b, &r); err != nil {
-		t.Fatalf("%v in %s", err, b)
-	}
+	text := must.Read(t, filepath.Join(j.host, result.File))
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("result.json: %s\nlog: %s%s", b, stdout, stderr)
+			t.Logf("result.json: %s\nlog: %s%s", text, stdout, stderr)
 		}
 	})
-	if !r.Success || r.Error != "" {
-		t.Errorf("success is %v and the error %q", r.Success, r.Error)
+	r, err := result.Read([]byte(text))
+	must.Do(t, err)
+	if code != 0 || !r.Success || len(r.Runs) != 1 || r.Runs[0].Key != "test" || r.Runs[0].Value.Compilation == nil {
+		t.Fatalf("exit code %d, error %q", code, r.Error)
 	}
-	return r
+	return r.Runs[0].Value
 }
 
-// compiles is a job that comes as far as a machine without a GPU lets it.
-func compiles(t *testing.T, change map[string]any, archFlag string) evaluation {
-	t.Helper()
-	j := newJob(t)
-	r := j.run(t, change)
-	ev := r.Runs["test"]
-	if len(r.Runs) != 1 || ev.Compilation == nil || ev.Run == nil {
-		t.Fatalf("runs are %+v", r.Runs)
-	}
-	c := *ev.Compilation
-	if !c.NvccFound || !c.Success || c.ExitCode != 0 {
-		t.Errorf("nvcc found %v, success %v, exit code %d", c.NvccFound, c.Success, c.ExitCode)
-	}
-	if !strings.Contains(c.NvccVersion, "release 12.4") || !strings.HasPrefix(c.NvccVersion, "nvcc: NVIDIA (R) Cuda compiler driver\n") {
-		t.Errorf("nvcc's version is %q", c.NvccVersion)
-	}
-	want := "/usr/bin/nvcc " + flags + " -lineinfo -Iinclude -lm -DCHECKED -DFACTOR=3 eval.cu submission.cu " + archFlag + " -o eval.out"
-	if diff := cmp.Diff(want, c.Command); diff != "" {
-		t.Errorf("command: %s", diff)
-	}
-	for _, line := range []string{"ptxas info    : Compiling entry function '_Z12scale_kernelPfi' for", "bytes stack frame,", "ptxas info    : Used ", "nvlink info"} {
-		if !strings.Contains(c.Stdout+c.Stderr, line) {
-			t.Errorf("nvcc did not say %q", line)
-		}
-	}
-	return ev
-}
-
-// TestNoDevice compiles for whatever GPU is there and runs where none is.
+// TestNoDevice compiles, for whatever GPU is there and for those of the fleet that this nvcc knows, and
+// runs where no GPU is.
 func TestNoDevice(t *testing.T) {
 	t.Parallel()
-	ev := compiles(t, nil, "-arch=native")
-	if ev.Run.ExitCode != 110 || ev.Run.Success || ev.Run.Passed {
-		t.Errorf("exit code %d, success %v, passed %v; want 110, false, false", ev.Run.ExitCode, ev.Run.Success, ev.Run.Passed)
-	}
-	if want := "mode test, seed 42, header found\n"; ev.Run.Stdout != want {
-		t.Errorf("stdout is %q, want %q", ev.Run.Stdout, want)
-	}
-	if !strings.HasPrefix(ev.Run.Stderr, "cudaMalloc: ") {
-		t.Errorf("stderr is %q", ev.Run.Stderr)
-	}
-	want := map[string]string{"test-count": "2", "test.0.spec": "size: 16"}
-	if diff := cmp.Diff(want, ev.Run.Result); diff != "" {
-		t.Errorf("result: %s", diff)
-	}
-}
-
-// TestArchitectures compiles for those of the fleet that this nvcc knows.
-func TestArchitectures(t *testing.T) {
-	t.Parallel()
-	for _, arch := range []string{"80", "90a"} {
-		t.Run(arch, func(t *testing.T) {
+	for arch, flag := range map[any]string{nil: "-arch=native", "80": "-gencode=arch=compute_80,code=sm_80", "90a": "-gencode=arch=compute_90a,code=sm_90a"} {
+		t.Run(flag, func(t *testing.T) {
 			t.Parallel()
-			ev := compiles(t, map[string]any{"arch": arch}, "-gencode=arch=compute_"+arch+",code=sm_"+arch)
-			if c := ev.Compilation; !strings.Contains(c.Stdout+c.Stderr, "for 'sm_"+arch+"'") {
-				t.Errorf("nvcc did not compile for sm_%s", arch)
+			ev := newJob(t).run(t, map[string]any{"arch": arch})
+			c, says := ev.Compilation, []string{"ptxas info    : Compiling entry function '_Z12scale_kernelPfi' for", "bytes stack frame,", "ptxas info    : Used ", "nvlink info"}
+			if arch != nil {
+				says = append(says, "for 'sm_"+arch.(string)+"'")
 			}
-			if ev.Run.ExitCode != 110 {
-				t.Errorf("exit code %d, want 110", ev.Run.ExitCode)
+			for _, line := range says {
+				if !strings.Contains(c.Stdout+c.Stderr, line) {
+					t.Errorf("nvcc did not say %q", line)
+				}
 			}
+			if !strings.Contains(c.NvccVersion, "release 12.4") || !strings.HasPrefix(c.NvccVersion, "nvcc: NVIDIA (R) Cuda compiler driver\n") {
+				t.Errorf("nvcc's version is %q", c.NvccVersion)
+			}
+			command := "/usr/bin/nvcc " + flags + " -lineinfo -Iinclude -lm -DCHECKED -DFACTOR=3 eval.cu submission.cu " + flag + " -o eval.out"
+			must.Equal(t, result.Compilation{NvccFound: true, Success: true, Command: command, NvccVersion: c.NvccVersion, Stdout: c.Stdout, Stderr: c.Stderr}, *c)
+			if ev.Run == nil || !strings.HasPrefix(ev.Run.Stderr, "cudaMalloc: ") {
+				t.Fatalf("run is %+v", ev.Run)
+			}
+			must.Equal(t, result.Run{
+				ExitCode: 110, Stdout: "mode test, seed 42, header found\n", Result: result.Pairs[string]{{Key: "test-count", Value: "2"}, {Key: "test.0.spec", Value: "size: 16"}},
+				Stderr: ev.Run.Stderr, Command: ev.Run.Command, Duration: ev.Run.Duration,
+			}, *ev.Run)
 		})
 	}
 }
@@ -229,33 +171,20 @@ func TestArchitectures(t *testing.T) {
 // leaderboard job no further evaluation.
 func TestNotCompiled(t *testing.T) {
 	t.Parallel()
-	sources := func(submission string) map[string]string {
-		return map[string]string{"eval.cu": text(t, "eval.cu"), "submission.cu": submission}
+	sources := func(submission string) map[string]any {
+		return map[string]any{"sources": map[string]string{"eval.cu": text(t, "eval.cu"), "submission.cu": submission}}
 	}
-	for _, tt := range []struct {
-		name   string
-		change map[string]any
-		says   string
-	}{
-		{"an error in the submission", map[string]any{"sources": sources(text(t, "submission.cu") + "\nint broken() { return nosuchname; }\n")}, `submission.cu(10): error: identifier "nosuchname" is undefined`},
-		{"a function that is missing", map[string]any{"sources": sources("")}, "undefined reference to `scale(float*, int)'"},
-		{"an architecture newer than nvcc", map[string]any{"arch": 100}, "Unsupported gpu architecture 'compute_100'"},
+	for says, change := range map[string]map[string]any{
+		`submission.cu(10): error: identifier "nosuchname" is undefined`: sources(text(t, "submission.cu") + "\nint broken() { return nosuchname; }\n"),
+		"undefined reference to `scale(float*, int)'":                    sources(""),
+		"Unsupported gpu architecture 'compute_100'":                     {"arch": 100}, // newer than nvcc
 	} {
-		t.Run(tt.name, func(t *testing.T) {
+		t.Run(says, func(t *testing.T) {
 			t.Parallel()
-			tt.change["mode"] = "leaderboard"
-			j := newJob(t)
-			r := j.run(t, tt.change)
-			ev := r.Runs["test"]
-			if len(r.Runs) != 1 || ev.Run != nil || ev.Compilation == nil {
-				t.Fatalf("runs are %+v; want one without a run", r.Runs)
-			}
-			c := *ev.Compilation
-			if !c.NvccFound || c.Success || c.ExitCode == 0 {
-				t.Errorf("nvcc found %v, success %v, exit code %d", c.NvccFound, c.Success, c.ExitCode)
-			}
-			if !strings.Contains(c.Stdout+c.Stderr, tt.says) {
-				t.Errorf("nvcc did not say %q but\n%s%s", tt.says, c.Stdout, c.Stderr)
+			change["mode"] = "leaderboard"
+			ev := newJob(t).run(t, change)
+			if c := ev.Compilation; ev.Run != nil || !c.NvccFound || c.Success || c.ExitCode == 0 || !strings.Contains(c.Stdout+c.Stderr, says) {
+				t.Errorf("run %+v, compilation %+v", ev.Run, c)
 			}
 		})
 	}

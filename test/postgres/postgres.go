@@ -47,12 +47,6 @@ func Start() (s *Server, err error) {
 	if err != nil || len(found) == 0 {
 		return nil, errors.New("no PostgreSQL is installed below /usr/lib/postgresql; run make db-deps")
 	}
-	version := func(path string) int {
-		n, _ := strconv.Atoi(filepath.Base(filepath.Dir(filepath.Dir(path))))
-		return n
-	}
-	newest := slices.MaxFunc(found, func(a, b string) int { return version(a) - version(b) })
-
 	// A socket's path has 107 bytes at most, so TMPDIR is not asked.
 	dir, err := os.MkdirTemp("/tmp", "kbnode-postgres-")
 	if err != nil {
@@ -67,15 +61,19 @@ func Start() (s *Server, err error) {
 	if err := os.WriteFile(file, schema, 0o644); err != nil {
 		return nil, err
 	}
-	cmd := exec.Command("sh", "-c", script, "server.sh", filepath.Dir(newest), dir, file)
+	cmd := exec.Command("sh", "-c", script, "server.sh", filepath.Dir(slices.Max(found)), dir, file)
 	cmd.Dir = "/"
 	// A group of its own: a Ctrl-C is for the test, whose end the script sees.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if os.Getuid() == 0 { // PostgreSQL refuses to run as root
-		if cmd.SysProcAttr.Credential, err = unprivileged(); err != nil {
+		u, err := user.Lookup("postgres") // as the package makes
+		if err != nil {
 			return nil, err
 		}
-		if err := os.Chown(dir, int(cmd.SysProcAttr.Credential.Uid), int(cmd.SysProcAttr.Credential.Gid)); err != nil {
+		uid, _ := strconv.Atoi(u.Uid)
+		gid, _ := strconv.Atoi(u.Gid)
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+		if err := os.Chown(dir, uid, gid); err != nil {
 			return nil, err
 		}
 	}
@@ -96,20 +94,6 @@ func Start() (s *Server, err error) {
 		return nil, fmt.Errorf("start PostgreSQL: %w\n%s", cmd.Wait(), stderr.Bytes())
 	}
 	return &Server{dir, stdin, cmd}, nil
-}
-
-// unprivileged returns a user that may run PostgreSQL.
-func unprivileged() (*syscall.Credential, error) {
-	u, err := user.Lookup("postgres")
-	if err != nil {
-		u, err = user.Lookup("nobody")
-	}
-	if err != nil {
-		return nil, err
-	}
-	uid, uerr := strconv.ParseUint(u.Uid, 10, 32)
-	gid, gerr := strconv.ParseUint(u.Gid, 10, 32)
-	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, errors.Join(uerr, gerr)
 }
 
 // DSN is the address of a database for a user, without a password.

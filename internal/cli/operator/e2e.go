@@ -82,7 +82,7 @@ func (f *e2eFlags) run(ctx context.Context, s term.Streams, args []string) error
 	}
 	if !o.Force {
 		if err := submit.CheckQueue(ctx, client, o.Org, o.Queue); err != nil {
-			return client.Explain(ctx, err, o.Org, o.Pipeline)
+			return err
 		}
 	}
 	o.On = e2eProgress(s)

@@ -1,6 +1,8 @@
 package operator
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/task"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // NewPayload returns kbnode payload.
@@ -105,22 +108,23 @@ piped in, the environment variables that kbnode runner reads.`,
   kbnode payload decode payload >task.json`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			text, err := encoded(s, args)
+			packed, err := encoded(s, args)
 			if err != nil {
 				return err
 			}
-			doc, err := payload.Inflate(text)
+			doc, err := payload.Inflate(packed)
 			if err != nil {
 				return err
 			}
 			if _, err := payload.ParseObject(doc); err != nil {
 				return err
 			}
-			if indent {
-				doc = payload.Indent(doc)
+			var indented bytes.Buffer
+			if indent && json.Indent(&indented, []byte(doc), "", "  ") == nil { // it refuses NaN, which Python writes
+				doc = indented.String()
 			}
 			if _, ok := term.Terminal(s.Out); ok {
-				doc = payload.EscapeInvisible(doc)
+				doc = text.Block(doc)
 			}
 			if _, err := io.WriteString(s.Out, strings.TrimRight(doc, " \t\r\n")+"\n"); err != nil {
 				return fmt.Errorf("write output: %w", err)
@@ -165,7 +169,7 @@ func encoded(s term.Streams, args []string) (string, error) {
 			return text, err
 		}
 	}
-	text, _, err = payload.FromEnv(os.Environ())
+	text, err = payload.FromEnv(os.Environ())
 	if err == nil && text == "" {
 		err = term.Usagef("nothing to decode; name a file, pipe a payload in, or set %s", payload.Var)
 	}

@@ -25,9 +25,8 @@ func NewQueue(s term.Streams) *cobra.Command {
 		Short: "Show the agents of Buildkite's queues, their jobs, and what waits",
 		Long: `Show the agents of a queue, or of all queues, what each runs, and how many jobs wait.
 
-The API token needs the scopes read_agents and read_builds. With read_clusters too,
-it can tell a queue without agents from one that does not exist. Agents and jobs that
-name no queue are in the queue default.
+The API token needs the scopes read_agents and read_builds. Agents and jobs that name no
+queue are in the queue default.
 
 Exit code 1 if no agent is connected.`,
 		Example: `  kbnode queue --org gpu-mode

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/runner"
 	"github.com/gpu-mode/kbnode/internal/submit"
 	"github.com/gpu-mode/kbnode/internal/task"
@@ -139,51 +140,46 @@ func (l *localFlags) run(ctx context.Context, s term.Streams, o runner.Options, 
 		}
 		s.Progress("%s: %s", name, what)
 	}
-	out, err := evaluate(ctx, o)
+	raw, r, err := evaluate(ctx, o)
 	if err != nil {
 		return err
 	}
-	said, passed := out.Result.Verdict()
-	missing := submit.Missing(out.Result)
+	said, passed := r.Verdict()
 	switch {
 	case l.asJSON:
-		term.Verbatim(s.Out, string(out.Raw))
+		term.Verbatim(s.Out, string(raw))
 	case ctx.Err() != nil:
 		term.Printf(s.Out, "%s\n", said)
-	case missing != "":
-		term.Printf(s.Out, "Not evaluated: %s\n", missing)
 	default:
 		var report strings.Builder
-		out.Result.Report(&report, true)
+		r.Report(&report, true)
 		term.Printf(s.Out, "%s", paintReport(s.Out, report.String(), said, passed))
-	}
-	if !passed && missing != "" {
-		s.Progress("install what is missing, or evaluate on a node: %s", term.Line(append([]string{"submit", "--gpu", gpuFor(t), "--eval", l.problem, "--mode", l.mode}, args...)))
 	}
 	return term.ExitUnless(passed, nil)
 }
 
-// evaluate runs an evaluation in its directory or, without one, in a temporary directory.
-func evaluate(ctx context.Context, o runner.Options) (out submit.Outcome, err error) {
+// evaluate runs an evaluation in its directory or, without one, in a temporary directory, and returns
+// result.json as it is and as it was read.
+func evaluate(ctx context.Context, o runner.Options) (raw []byte, r *result.Result, err error) {
 	if o.Dir == "" {
 		if o.Dir, err = os.MkdirTemp("", "kbnode-runner-"); err != nil {
-			return out, fmt.Errorf("make a directory for the evaluation: %w; set TMPDIR to a directory that you may write to", err)
+			return nil, nil, fmt.Errorf("make a directory for the evaluation: %w; set TMPDIR to a directory that you may write to", err)
 		}
 		defer func() { err = errors.Join(err, tree.RemoveAll(o.Dir)) }()
 	}
 	var notes bytes.Buffer
 	o.Stderr = &notes
 	if runner.Main(ctx, o) == exitNoResult {
-		return out, errors.New(strings.TrimSpace(notes.String()))
+		return nil, nil, errors.New(strings.TrimSpace(notes.String()))
 	}
-	return submit.ReadLocal(o.Dir)
-}
-
-func gpuFor(t *task.Task) string {
-	for _, name := range t.GPUs {
-		if _, err := submit.GPUOf(name); err == nil {
-			return name
-		}
+	root, err := os.OpenRoot(o.Dir)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read result: %w", err)
 	}
-	return "B200_BK"
+	defer root.Close() //nolint:errcheck // opened for reading
+	if raw, err = result.ReadFile(root, result.File); err != nil {
+		return nil, nil, fmt.Errorf("read result: %w", err)
+	}
+	r, err = result.Read(raw)
+	return raw, r, err
 }

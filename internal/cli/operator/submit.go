@@ -41,8 +41,8 @@ func NewSubmit(s term.Streams) *cobra.Command {
 		Long: `Evaluate a submission on the agents of a queue, and show its result.
 
 It creates a build in Buildkite and follows it to its end, with the file SUBMISSION for
-the problem of --eval (default: the problem's own), a --payload, or --hello. If a build
-with the same --run-id exists, it follows that build. Ctrl-C asks whether to cancel.
+the problem of --eval (default: the problem's own), a --payload, or --hello. Ctrl-C
+cancels the build.
 
 Exit code 0 if the submission passed, and 1 otherwise. The API token needs the scopes
 write_builds, read_builds, read_artifacts and, to see that the queue has agents,
@@ -96,17 +96,14 @@ func (f *submitFlags) run(ctx context.Context, s term.Streams, args []string) er
 	if !f.Force {
 		if err := submit.CheckQueue(ctx, client, f.Org, f.Queue); err != nil {
 			p.Stop()
-			return client.Explain(ctx, err, f.Org, f.Pipeline)
+			return err
 		}
 	}
 	out := submit.Run(ctx, client, submit.Options{
-		Target: f.Target, Resume: f.runID != "", Node: true,
-		On: p.Show, Leave: p.Leave(), Log: func(why string) { p.Trouble(why, 0) },
+		Target: f.Target, Node: true,
+		On: p.Show, Log: func(why string) { p.Trouble(why, 0) },
 	}, []submit.Job{j})[0]
 	p.Stop()
-	if out.Verdict == submit.NotCreated && out.Err != nil {
-		out.Reason = client.Explain(ctx, out.Err, f.Org, f.Pipeline).Error()
-	}
 	err = s.Print(f.asJSON, out, func() { printOutcome(s, out) })
 	if f.resultFile != "" && len(out.Raw) > 0 {
 		if writeErr := renameio.WriteFile(f.resultFile, out.Raw, 0o644); writeErr != nil {

@@ -5,12 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	pretty "github.com/jedib0t/go-pretty/v6/text"
@@ -85,27 +82,6 @@ func buildStatus(st submit.Status) string {
 		says += " on " + text.Line(st.Agent, 60)
 	}
 	return says
-}
-
-// Leave returns a function that asks after Ctrl-C whether to leave the build running. Another
-// Ctrl-C means no. Without a terminal it returns nil, so that the build is canceled.
-func (p *SubmitProgress) Leave() func() bool {
-	if !term.IsTerminal(p.S.In) || p.Width == 0 {
-		return nil
-	}
-	return func() bool {
-		p.Pause(true)
-		defer p.Pause(false)
-		what := "the build"
-		if st := p.status.Load(); st != nil && st.Build != 0 {
-			what = fmt.Sprintf("build %d", st.Build)
-		}
-		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-		defer stop()
-		said, _ := p.S.Answer(ctx, fmt.Sprintf("Cancel %s in Buildkite? [Y/n]", what), false) // the end of the input means yes
-		said = strings.ToLower(said)
-		return said == "n" || said == "no"
-	}
 }
 
 func printOutcome(s term.Streams, out submit.Outcome) {

@@ -24,8 +24,7 @@ gpu.0.pci = 00000000:1A:00.0
 gpu.0.serial = 1650224000123
 gpu.0.persistence = 0
 gpu.0.memory_node = 4
-gpu.0.ecc_volatile_corrected = 3
-gpu.0.ecc_aggregate_uncorrected = 4294967297
+gpu.0.ecc_volatile_uncorrected = 4294967297
 gpu.0.remap_pending = 1
 gpu.0.recovery_action = 4
 gpu.0.clock_reasons = 0x44
@@ -41,31 +40,24 @@ gpu.0.processes = 4711:1073741824 4712:18446744073709551615
 	num, i64, no := func(n int) *int { return &n }, func(n int64) *int64 { return &n }, false
 	margin := int32(54)
 	want := GPU{
-		UUID: "GPU-b2000000-0000-4000-8000-000000000000", PCI: "0000:1a:00.0", PCIID: "10de:2901", Subsystem: "10de:1999",
-		Name: "NVIDIA B200", Serial: "1650224000123", Minor: num(0), ModuleID: num(1), MemoryNode: num(4),
-		Architecture: "blackwell", Compute: "10.0", VBIOS: "97.00.88.00.0F", GSP: "580.82.07",
-		Memory:      &Memory{TotalBytes: 183359 << 20, FreeBytes: (183359 - 585) << 20, ReservedBytes: 585 << 20},
+		UUID: "GPU-b2000000-0000-4000-8000-000000000000", PCI: "0000:1a:00.0", PCIID: "10de:2901",
+		Name: "NVIDIA B200", Serial: "1650224000123", Minor: num(0), MemoryNode: num(4),
+		Compute: "10.0", Memory: &Memory{TotalBytes: 183359 << 20},
 		Persistence: "off", ComputeMode: "default",
 		MIGMode: &Mode{Current: "off", Pending: "on"}, ECCMode: &Mode{Current: "on", Pending: "on"},
-		ECC: &ECC{
-			VolatileCorrected: u64(3), VolatileUncorrected: u64(0), AggregateCorrected: u64(0),
-			AggregateUncorrected: u64(1<<32 + 1), SRAMThreshold: &no,
-		},
-		RemappedRows:   &Remapped{Pending: true, Banks: &Banks{Max: 5120}},
-		RecoveryAction: i64(4),
-		Clocks:         &Clocks{SM: u32(120), Memory: u32(3996), MaxSM: u32(1965), MaxMemory: u32(3996)},
-		ClockReasons:   u64(0x44),
-		Power: &Power{
-			Usage: u32(142_000), Limit: u32(1_000_000), Enforced: u32(1_000_000), Default: u32(1_000_000), Min: u32(200_000), Max: u32(1_000_000),
-		},
+		ECC:               &ECC{VolatileUncorrected: u64(1<<32 + 1), SRAMThreshold: &no},
+		RemappedRows:      &Remapped{Pending: true, Banks: &Banks{}},
+		RecoveryAction:    i64(4),
+		Clocks:            &Clocks{SM: u32(120), MaxSM: u32(1965)},
+		ClockReasons:      u64(0x44),
+		Power:             &Power{Limit: u32(1_000_000), Enforced: u32(1_000_000), Default: u32(1_000_000)},
 		EnergyMillijoules: u64(86_400_000),
-		Temperature:       &Temperature{GPU: u32(31), Margin: &margin, Slowdown: u32(90), Shutdown: u32(95)},
+		Temperature:       &Temperature{GPU: u32(31), Margin: &margin},
 		PCIe:              &PCIe{Gen: num(5), MaxGen: num(5), Width: num(16), MaxWidth: num(16), Replays: num(0)},
 		Fabric:            &Fabric{State: "completed"},
 		NVLinks:           i64(18), NVLinksUp: num(17),
 		Processes: []Process{
-			{PID: 4711, UsedBytes: 1 << 30, GPUInstance: -1, ComputeInstance: -1},
-			{PID: 4712, GPUInstance: -1, ComputeInstance: -1},
+			{PID: 4711, UsedBytes: 1 << 30}, {PID: 4712},
 		},
 	}
 	must.Equal(t, want, report.GPUs[0])
@@ -89,14 +81,14 @@ func TestBrokenGPU(t *testing.T) {
 			name: "lost after it was opened", config: "gpu.3.error = 15",
 			want: GPU{
 				Index: 3, Error: "nvmlDeviceGetUUID: GPU is lost", Code: 15,
-				PCI: "0000:13:00.0", PCIID: "10de:2901", Subsystem: "10de:1999",
+				PCI: "0000:13:00.0", PCIID: "10de:2901",
 			},
 		},
 		{
 			name: "lost while it is read", config: "gpu.3.fail.nvmlDeviceGetMinorNumber = 15",
 			want: GPU{
 				Index: 3, Error: "nvmlDeviceGetMinorNumber: GPU is lost", Code: 15,
-				PCI: "0000:13:00.0", PCIID: "10de:2901", Subsystem: "10de:1999",
+				PCI: "0000:13:00.0", PCIID: "10de:2901",
 				UUID: "GPU-00000000-0000-4000-8000-000000000003", Name: "NVIDIA B200",
 			},
 		},
@@ -180,20 +172,19 @@ gpu.2.nvlinks_up = 0
 func TestOldDriver(t *testing.T) {
 	t.Parallel()
 	r := needRig(t)
-	report, err := Run(t.Context(), r.options(t, "nosym", "count = 2\nretired_double = 2\nused_mib = 100\nprocesses = 7:5"))
+	report, err := Run(t.Context(), r.options(t, "nosym", "count = 2\nused_mib = 100\nprocesses = 7:5"))
 	must.Do(t, err)
 	if len(report.GPUs) != 2 {
 		t.Fatalf("%d GPUs, want 2", len(report.GPUs))
 	}
 	g := report.GPUs[1]
-	if g.Error != "" || g.Unread != nil || g.Architecture != "" || g.MIGMode != nil || g.RemappedRows != nil || g.EnergyMillijoules != nil || g.Fabric != nil || g.NVLinks != nil {
+	if g.Error != "" || g.Unread != nil || g.MIGMode != nil || g.RemappedRows != nil || g.EnergyMillijoules != nil || g.Fabric != nil || g.NVLinks != nil {
 		t.Errorf("got %+v", g)
 	}
 	if g.UUID == "" || g.ClockReasons == nil || len(g.Processes) != 1 {
 		t.Errorf("what the old driver has is missing: %+v", g)
 	}
-	must.Equal(t, &Retired{DoubleBit: 2}, g.RetiredPages)
-	must.Equal(t, &Memory{TotalBytes: 183359 << 20, UsedBytes: 685 << 20, FreeBytes: (183359 - 685) << 20}, g.Memory)
+	must.Equal(t, &Memory{TotalBytes: 183359 << 20, UsedBytes: 685 << 20}, g.Memory)
 }
 
 func TestNoNVML(t *testing.T) {
@@ -287,16 +278,16 @@ func TestUse(t *testing.T) {
 		{
 			"in use", "driver", "gpu.3.used_mib = 512\ngpu.3.processes = 4711:1073741824\ngpu.3.graphics = 812:18446744073709551615\ngpu.2.hang_gpu = 3600", id,
 			GPU{
-				Memory:    &Memory{TotalBytes: 183359 << 20, UsedBytes: 512 << 20, FreeBytes: (183359 - 585 - 512) << 20, ReservedBytes: 585 << 20},
-				Processes: []Process{{PID: 4711, UsedBytes: 1 << 30, GPUInstance: -1, ComputeInstance: -1}},
-				Graphics:  []Process{{PID: 812, GPUInstance: -1, ComputeInstance: -1}},
+				Memory:    &Memory{TotalBytes: 183359 << 20, UsedBytes: 512 << 20},
+				Processes: []Process{{PID: 4711, UsedBytes: 1 << 30}},
+				Graphics:  []Process{{PID: 812}},
 			},
 		},
 		{
 			"an old driver", "nosym", "gpu.3.processes = 4711:5", id,
 			GPU{
-				Memory:    &Memory{TotalBytes: 183359 << 20, UsedBytes: 585 << 20, FreeBytes: (183359 - 585) << 20},
-				Processes: []Process{{PID: 4711, UsedBytes: 5, GPUInstance: -1, ComputeInstance: -1}},
+				Memory:    &Memory{TotalBytes: 183359 << 20, UsedBytes: 585 << 20},
+				Processes: []Process{{PID: 4711, UsedBytes: 5}},
 			},
 		},
 		{
@@ -307,8 +298,8 @@ gpu.3.mig.0.processes = 1:1
 gpu.3.mig.1.processes = 4711:1073741824
 gpu.3.mig.1.used_mib = 1024`, "MIG-8",
 			GPU{
-				Memory:    &Memory{TotalBytes: 23552 << 20, UsedBytes: 1 << 30, FreeBytes: (23552 - 1024) << 20},
-				Processes: []Process{{PID: 4711, UsedBytes: 1 << 30, GPUInstance: 8}},
+				Memory:    &Memory{TotalBytes: 23552 << 20, UsedBytes: 1 << 30},
+				Processes: []Process{{PID: 4711, UsedBytes: 1 << 30}},
 			},
 		},
 		{"lost", "driver", "gpu.3.handle = 15", id, GPU{Error: "nvmlDeviceGetHandleByUUID: GPU is lost", Code: 15}},

@@ -62,7 +62,6 @@ type Options struct {
 	GPU     string        // query only what uses the GPU with this UUID: its processes and memory
 	set     []string      // change a setting instead: the arguments of kbnode-nvml set
 	runDir  string        // "" means /run/kbnode; for tests
-	program *program      // nil means the embedded one; for tests
 }
 
 // Run queries NVML about this machine. If NVML cannot start, it returns the report and an
@@ -116,7 +115,7 @@ func (c *child) start(opts Options, lock *os.File, command func(path string) *ex
 	path := opts.Path
 	if path == "" {
 		var err error
-		if path, err = cmp.Or(opts.program, embeddedProgram).path(); err != nil {
+		if path, err = program(installedPath); err != nil {
 			return err
 		}
 	}
@@ -144,7 +143,7 @@ func (c *child) start(opts Options, lock *os.File, command func(path string) *ex
 		c.exited <- err
 	}()
 	err := <-started
-	if errors.Is(err, syscall.ENOENT) && opts.Path == "" {
+	if errors.Is(err, syscall.ENOENT) {
 		return ErrNoLoader
 	}
 	if err != nil {

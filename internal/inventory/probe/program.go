@@ -1,10 +1,8 @@
 package probe
 
 import (
-	"bytes"
 	"compress/gzip"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -25,20 +23,28 @@ const (
 	runDir = "/run/kbnode"
 	// installedPath is the file of packages, which hosts with SELinux or fapolicyd allow to run.
 	installedPath = "/usr/libexec/kbnode/kbnode-nvml"
-	maxImage      = 64 << 20
 )
 
-// program is the probe to run. It is kept, since unpacking takes longer than most answers.
-type program struct {
-	installed string
-	unpack    func(w io.Writer) error
+// memory is the probe in an anonymous file. It is kept, since unpacking takes longer than
+// most answers.
+var memory = sync.OnceValues(func() (*os.File, error) { return inMemory(unpackEmbedded) })
 
-	mu       sync.Mutex
-	verified string   // identity of the installed file that is this probe
-	memory   *os.File // sealed
+// program returns what to execute: the file that a package installed, or else an anonymous
+// one, which needs no disk and works with noexec mounts.
+func program(installed string) (string, error) {
+	if _, err := os.Stat(installed); err == nil {
+		return installed, nil
+	}
+	f, err := memory()
+	if err != nil {
+		return "", err
+	}
+	return pathOf(f), nil
 }
 
-var embeddedProgram = &program{installed: installedPath, unpack: unpackEmbedded}
+// pathOf returns the path of an open file. It is not below /proc/self: before it executes, the child puts
+// its own files and a pipe under numbers of its choice (syscall.forkExec), perhaps under this one.
+func pathOf(f *os.File) string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd()) }
 
 func unpackEmbedded(w io.Writer) error {
 	packed, err := embedded.Open("bin/" + runtime.GOARCH + "/kbnode-nvml.gz")
@@ -53,87 +59,27 @@ func unpackEmbedded(w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	n, err := io.Copy(w, io.LimitReader(z, maxImage+1))
-	if n > maxImage {
-		err = fmt.Errorf("more than %d bytes", maxImage)
-	}
+	_, err = io.Copy(w, z) //nolint:gosec // it is our own
 	return err
 }
 
-// path returns what to execute: the installed file, or a sealed anonymous one, which needs no disk
-// and works with noexec mounts.
-func (p *program) path() (string, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	refused := p.checkInstalled()
-	if refused == nil {
-		return p.installed, nil
-	}
-	if p.memory == nil {
-		var err error
-		if p.memory, err = p.inMemory(); errors.Is(err, ErrNotEmbedded) {
-			return "", ErrNotEmbedded
-		} else if err != nil {
-			return "", fmt.Errorf("start the NVML probe: %w", errors.Join(fmt.Errorf("%s: %w", p.installed, refused), err))
-		}
-	}
-	// Not /proc/self: before it executes, the child puts its own files and a pipe under numbers of its
-	// choice (syscall.forkExec), perhaps under this one.
-	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.memory.Fd()), nil
-}
-
-// checkInstalled refuses a file that is not exactly this probe, or that others than root can change.
-func (p *program) checkInstalled() error {
-	f, err := os.Open(p.installed)
-	if err != nil {
-		return err
-	}
-	defer f.Close() //nolint:errcheck // only read
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok || !info.Mode().IsRegular() || info.Mode().Perm()&0o022 != 0 || st.Uid != 0 && int(st.Uid) != os.Geteuid() {
-		return errors.New("not a regular file that only root can write")
-	}
-	// No one can set a file's ctime.
-	identity := fmt.Sprint(st.Dev, st.Ino, st.Size, st.Ctim)
-	if p.verified == identity {
-		return nil
-	}
-	has, want := sha256.New(), sha256.New()
-	if _, err := io.Copy(has, io.LimitReader(f, maxImage+1)); err != nil {
-		return err
-	}
-	if err := p.unpack(want); err != nil {
-		return fmt.Errorf("unpack the probe: %w", err)
-	}
-	if !bytes.Equal(has.Sum(nil), want.Sum(nil)) {
-		return errors.New("another version")
-	}
-	p.verified = identity
-	return nil
-}
-
-// inMemory makes a sealed anonymous file. Kernels before 6.3 do not support MFD_EXEC; newer ones may
-// refuse execution without it.
-func (p *program) inMemory() (*os.File, error) {
-	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
-	fd, err := unix.MemfdCreate("kbnode-nvml", flags|unix.MFD_EXEC)
+// inMemory makes an anonymous file. Kernels before 6.3 do not support MFD_EXEC; newer ones may refuse
+// execution without it.
+func inMemory(unpack func(io.Writer) error) (*os.File, error) {
+	fd, err := unix.MemfdCreate("kbnode-nvml", unix.MFD_CLOEXEC|unix.MFD_EXEC)
 	if errors.Is(err, unix.EINVAL) {
-		fd, err = unix.MemfdCreate("kbnode-nvml", flags)
+		fd, err = unix.MemfdCreate("kbnode-nvml", unix.MFD_CLOEXEC)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("memfd_create: %w", err)
+		return nil, fmt.Errorf("start the NVML probe: memfd_create: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), "kbnode-nvml")
-	if err := p.unpack(f); err != nil {
-		return nil, errors.Join(fmt.Errorf("unpack the probe: %w", err), f.Close())
-	}
-	const seals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
-		return nil, errors.Join(fmt.Errorf("seal memfd: %w", err), f.Close())
+	err = unpack(f)
+	switch {
+	case errors.Is(err, ErrNotEmbedded):
+		return nil, errors.Join(err, f.Close())
+	case err != nil:
+		return nil, errors.Join(fmt.Errorf("unpack the NVML probe: %w", err), f.Close())
 	}
 	return f, nil
 }

@@ -1,7 +1,7 @@
 package probe
 
-// Schema is the version of the JSON that the probe prints. It rises when a field changes
-// its meaning or is removed, not when one is added.
+// Schema is the version of the JSON that the probe prints. It rises when a field that kbnode
+// reads changes its meaning.
 const Schema = 1
 
 // Return codes of nvml.h.
@@ -35,19 +35,14 @@ type GPU struct {
 	Code  int    `json:"code,omitempty"` // NVML's return code for Error; 15 is lost, 16 needs a reset
 
 	UUID       string `json:"uuid,omitempty"`
-	PCI        string `json:"pci,omitempty"`       // dddd:bb:dd.f, lower case
-	PCIID      string `json:"pci_id,omitempty"`    // vendor:device, four hex digits each
-	Subsystem  string `json:"subsystem,omitempty"` // vendor:device of the board
+	PCI        string `json:"pci,omitempty"`    // dddd:bb:dd.f, lower case
+	PCIID      string `json:"pci_id,omitempty"` // vendor:device, four hex digits each
 	Name       string `json:"name,omitempty"`
 	Serial     string `json:"serial,omitempty"`
-	Minor      *int   `json:"minor,omitempty"` // /dev/nvidia<minor>
-	ModuleID   *int   `json:"module_id,omitempty"`
+	Minor      *int   `json:"minor,omitempty"`       // /dev/nvidia<minor>
 	MemoryNode *int   `json:"memory_node,omitempty"` // NUMA node of the GPU's memory (Grace), not of its CPUs
 
-	Architecture string `json:"architecture,omitempty"`       // "hopper"
-	Compute      string `json:"compute_capability,omitempty"` // "9.0"
-	VBIOS        string `json:"vbios,omitempty"`
-	GSP          string `json:"gsp,omitempty"` // firmware version; "" if it is off
+	Compute string `json:"compute_capability,omitempty"` // "9.0"
 
 	Memory      *Memory `json:"memory,omitempty"`
 	Persistence string  `json:"persistence,omitempty"` // "on", "off"
@@ -58,7 +53,6 @@ type GPU struct {
 	ECCMode      *Mode     `json:"ecc_mode,omitempty"`
 	ECC          *ECC      `json:"ecc,omitempty"`
 	RemappedRows *Remapped `json:"remapped_rows,omitempty"`
-	RetiredPages *Retired  `json:"retired_pages,omitempty"`
 	// RecoveryAction is the action that the driver wants: 0 nothing, 1 reset, 2 reboot, 3
 	// drain P2P, 4 drain and reset (NVML_GPU_RECOVERY_ACTION_*).
 	RecoveryAction *int64 `json:"recovery_action,omitempty"`
@@ -93,13 +87,11 @@ type Mode struct {
 	Pending string `json:"pending"`
 }
 
-// Memory is device memory in bytes. Reserved belongs to driver and firmware and is not part
-// of Used; it is 0 with drivers that do not distinguish them.
+// Memory is device memory in bytes. What driver and firmware reserve is not part of Used,
+// except with drivers that do not distinguish them.
 type Memory struct {
-	TotalBytes    uint64 `json:"total_bytes"`
-	UsedBytes     uint64 `json:"used_bytes"`
-	FreeBytes     uint64 `json:"free_bytes"`
-	ReservedBytes uint64 `json:"reserved_bytes"`
+	TotalBytes uint64 `json:"total_bytes"`
+	UsedBytes  uint64 `json:"used_bytes"`
 }
 
 // MIG is one MIG device. Its UUID changes when the instance is created again; Start, Size
@@ -119,67 +111,43 @@ type MIG struct {
 	Error           string `json:"error,omitempty"`
 }
 
-// ECC counts memory errors: volatile since the driver was loaded, aggregate over the life
-// of the board.
+// ECC counts memory errors since the driver was loaded.
 type ECC struct {
-	VolatileCorrected    *uint64 `json:"volatile_corrected,omitempty"`
-	VolatileUncorrected  *uint64 `json:"volatile_uncorrected,omitempty"`
-	AggregateCorrected   *uint64 `json:"aggregate_corrected,omitempty"`
-	AggregateUncorrected *uint64 `json:"aggregate_uncorrected,omitempty"`
-	SRAMThreshold        *bool   `json:"sram_threshold_exceeded,omitempty"`
+	VolatileUncorrected *uint64 `json:"volatile_uncorrected,omitempty"`
+	SRAMThreshold       *bool   `json:"sram_threshold_exceeded,omitempty"`
 }
 
 // Remapped is the state of row remapping (Ampere and newer). Pending needs a reset; Failed
 // means that the board must be replaced.
 type Remapped struct {
-	Correctable   int  `json:"correctable"`
-	Uncorrectable int  `json:"uncorrectable"`
-	Pending       bool `json:"pending"`
-	Failed        bool `json:"failed"`
-	// Banks counts memory banks by their remaining spare rows.
-	Banks *Banks `json:"banks,omitempty"`
+	Uncorrectable int    `json:"uncorrectable"`
+	Pending       bool   `json:"pending"`
+	Failed        bool   `json:"failed"`
+	Banks         *Banks `json:"banks,omitempty"`
 }
 
-// Banks is the row remapper's histogram.
+// Banks counts memory banks without spare rows.
 type Banks struct {
-	Max     uint32 `json:"max"`
-	High    uint32 `json:"high"`
-	Partial uint32 `json:"partial"`
-	Low     uint32 `json:"low"`
-	None    uint32 `json:"none"`
-}
-
-// Retired counts retired memory pages (before Ampere).
-type Retired struct {
-	SingleBit int  `json:"single_bit"`
-	DoubleBit int  `json:"double_bit"`
-	Pending   bool `json:"pending"`
+	None uint32 `json:"none"`
 }
 
 // Clocks are in MHz.
 type Clocks struct {
-	SM        *uint32 `json:"sm,omitempty"`
-	Memory    *uint32 `json:"memory,omitempty"`
-	MaxSM     *uint32 `json:"max_sm,omitempty"`
-	MaxMemory *uint32 `json:"max_memory,omitempty"`
+	SM    *uint32 `json:"sm,omitempty"`
+	MaxSM *uint32 `json:"max_sm,omitempty"`
 }
 
 // Power is in milliwatts.
 type Power struct {
-	Usage    *uint32 `json:"usage,omitempty"`
 	Limit    *uint32 `json:"limit,omitempty"`
 	Enforced *uint32 `json:"enforced,omitempty"`
 	Default  *uint32 `json:"default,omitempty"`
-	Min      *uint32 `json:"min,omitempty"`
-	Max      *uint32 `json:"max,omitempty"`
 }
 
 // Temperature is in degrees Celsius; Margin is the distance to slowing down.
 type Temperature struct {
-	GPU      *uint32 `json:"gpu,omitempty"`
-	Margin   *int32  `json:"margin,omitempty"`
-	Slowdown *uint32 `json:"slowdown,omitempty"`
-	Shutdown *uint32 `json:"shutdown,omitempty"`
+	GPU    *uint32 `json:"gpu,omitempty"`
+	Margin *int32  `json:"margin,omitempty"`
 }
 
 // PCIe is the link of the GPU: generation, lanes and replayed packets.
@@ -193,17 +161,12 @@ type PCIe struct {
 
 // Fabric is the GPU's registration with the NVSwitch fabric.
 type Fabric struct {
-	State      string `json:"state"`            // "not supported", "not started", "in progress", "completed"
-	Status     int    `json:"status,omitempty"` // NVML return code, meaningful when completed
-	Clique     uint32 `json:"clique"`
-	Cluster    string `json:"cluster,omitempty"`     // UUID
-	HealthMask uint32 `json:"health_mask,omitempty"` // NVML_GPU_FABRIC_HEALTH_MASK_*; 0 if not reported
+	State  string `json:"state"`            // "not supported", "not started", "in progress", "completed"
+	Status int    `json:"status,omitempty"` // NVML return code, meaningful when completed
 }
 
-// Process is one process on a GPU, by its PID on the host. The instances are -1 without MIG.
+// Process is one process on a GPU, by its PID on the host.
 type Process struct {
-	PID             uint32 `json:"pid"`
-	UsedBytes       uint64 `json:"used_bytes,omitempty"` // 0 if the driver does not report it
-	GPUInstance     int    `json:"gpu_instance"`
-	ComputeInstance int    `json:"compute_instance"`
+	PID       uint32 `json:"pid"`
+	UsedBytes uint64 `json:"used_bytes,omitempty"` // 0 if the driver does not report it
 }

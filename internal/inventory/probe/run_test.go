@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -136,10 +135,9 @@ func TestLock(t *testing.T) {
 // would inherit it too.
 func TestInheritsNothing(t *testing.T) {
 	t.Parallel()
-	p := program{unpack: unpacked([]byte("#!/bin/sh\n"))}
-	_, err := p.path()
+	f, err := inMemory(unpacked([]byte("#!/bin/sh\n")))
 	must.Do(t, err)
-	if flags, err := unix.FcntlInt(p.memory.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+	if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
 		t.Errorf("the probe itself is inherited by it: flags %x, %v", flags, err)
 	}
 	list := script(t, `for f in /proc/$$/fd/*; do case $(readlink "$f") in *memfd:*|*/`+lockName("")+`) test "${f##*/}" = 3 || exit 9; esac; done
@@ -152,14 +150,13 @@ flock -n 3 || exit 8; echo '`+empty+`'`)
 func TestManyFiles(t *testing.T) {
 	t.Parallel()
 	elf := []byte(must.Read(t, "/bin/true"))
-	p := program{unpack: unpacked(elf)}
-	path, err := p.path()
+	f, err := inMemory(unpacked(elf))
 	must.Do(t, err)
 	null, err := os.Open(os.DevNull)
 	must.Do(t, err)
 	defer null.Close() //nolint:errcheck // only read
-	cmd := exec.CommandContext(t.Context(), path)
-	for range p.memory.Fd() {
+	cmd := exec.CommandContext(t.Context(), pathOf(f))
+	for range f.Fd() {
 		cmd.ExtraFiles = append(cmd.ExtraFiles, null)
 	}
 	must.Do(t, cmd.Run())
@@ -172,9 +169,8 @@ func unpacked(elf []byte) func(io.Writer) error {
 	}
 }
 
-// TestProgram runs the installed file if it is the probe, and otherwise an anonymous one. It is unpacked
-// once.
-func TestProgram(t *testing.T) {
+// TestInMemory runs the probe from an anonymous file.
+func TestInMemory(t *testing.T) {
 	t.Parallel()
 	r := needRig(t)
 	elf := []byte(must.Read(t, r.probe))
@@ -182,66 +178,40 @@ func TestProgram(t *testing.T) {
 		[]byte("/ld-linux-x86-64.so.2\x00"), []byte("/ld-linux-x86-64.so.X\x00")),
 		[]byte("/ld-linux-aarch64.so.1\x00"), []byte("/ld-linux-aarch64.so.X\x00"))
 	for _, row := range []struct {
-		name      string
-		installed []byte // nil for no file
-		mode      os.FileMode
-		elf       []byte
-		anonymous bool
-		want      error
-	}{
-		{"installed", elf, 0o755, elf, false, nil},
-		{"another version", elf[1:], 0o755, elf, true, nil},
-		{"anybody can write what is installed", elf, 0o777, elf, true, nil},
-		{"nothing is installed", nil, 0, elf, true, nil},
-		{"execution is forbidden", elf, 0o600, elf, false, fs.ErrPermission},
-		{"no glibc", nil, 0, none, true, ErrNoLoader},
-	} {
+		name string
+		elf  []byte
+		want error
+	}{{"the probe", elf, nil}, {"no glibc", none, ErrNoLoader}} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			times := 0
-			p := &program{installed: filepath.Join(t.TempDir(), "probe")}
-			p.unpack = func(w io.Writer) error { times++; return unpacked(row.elf)(w) }
-			write := func(data []byte) {
-				syscall.ForkLock.RLock()
-				defer syscall.ForkLock.RUnlock()
-				must.Do(t, errors.Join(os.WriteFile(p.installed, data, 0o600), os.Chmod(p.installed, row.mode)))
-			}
-			if row.installed != nil {
-				write(row.installed)
-			}
+			f, err := inMemory(unpacked(row.elf))
+			must.Do(t, err)
 			opts := r.options(t, "driver", "")
-			opts.Path, opts.runDir, opts.program = "", t.TempDir(), p
-			for range 3 {
-				report, err := Run(t.Context(), opts)
-				if !errors.Is(err, row.want) || err == nil && len(report.GPUs) != 8 || (p.memory != nil) != row.anonymous {
-					t.Fatalf("%+v, %v, anonymous %t", report, err, p.memory != nil)
-				}
-			}
-			if row.installed == nil || !row.anonymous {
-				must.Equal(t, 1, times)
-			}
-			if row.installed != nil && row.want == nil { // someone replaces the file
-				write(elf[2:])
-				if path, err := p.path(); path == p.installed {
-					t.Errorf("another file is taken for the probe: %v", err)
-				}
+			opts.Path = pathOf(f)
+			if report, err := Run(t.Context(), opts); !errors.Is(err, row.want) || err == nil && len(report.GPUs) != 8 {
+				t.Errorf("%+v, %v", report, err)
 			}
 		})
 	}
+	if _, err := inMemory(func(io.Writer) error { return io.ErrUnexpectedEOF }); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("a probe that is cut off: %v", err)
+	}
 }
 
-func TestEmbedded(t *testing.T) {
+// TestProgram prefers the file of a package to the embedded probe.
+func TestProgram(t *testing.T) {
 	t.Parallel()
-	var elf bytes.Buffer
-	err := unpackEmbedded(&elf)
+	installed := script(t, "")
+	if path, err := program(installed); err != nil || path != installed {
+		t.Errorf("installed: %s, %v", path, err)
+	}
+	path, err := program("/not/there")
 	if errors.Is(err, ErrNotEmbedded) {
-		if _, err := Run(t.Context(), Options{}); !errors.Is(err, ErrNotEmbedded) {
-			t.Errorf("run without a probe: %v", err)
-		}
 		return
 	}
-	if err != nil || !bytes.HasPrefix(elf.Bytes(), []byte("\x7fELF")) {
-		t.Errorf("the embedded probe is no program: %v", err)
+	must.Do(t, err)
+	if text := must.Read(t, path); !strings.HasPrefix(text, "\x7fELF") {
+		t.Error("the embedded probe is no program")
 	}
 }
 

@@ -35,11 +35,10 @@ type Sample struct {
 
 // Stream samples the GPU of opts at the interval every until ctx is done. One process holds
 // the GPU meanwhile, and ends when ctx or this process does. Stream then returns nil, after
-// four seconds at the latest. It returns an error if there are no samples, or no more,
-// including when none came for opts.Timeout. There is one sampler per GPU at a time,
-// including one that hangs in the driver.
+// four seconds at the latest. It returns an error if there are no samples, or no more. There
+// is one sampler per GPU at a time, including one that hangs in the driver.
 func Stream(ctx context.Context, opts Options, every time.Duration, each func(Sample)) error {
-	opts.Timeout, opts.runDir = cmp.Or(opts.Timeout, timeout), cmp.Or(opts.runDir, runDir)
+	opts.runDir = cmp.Or(opts.runDir, runDir)
 	// It does not wait: who has the lock samples, or hangs.
 	lock, held := tryLock(filepath.Join(opts.runDir, "sample-"+lockName(opts.GPU)))
 	if held {
@@ -65,7 +64,7 @@ func Stream(ctx context.Context, opts Options, every time.Duration, each func(Sa
 	if err != nil {
 		return err
 	}
-	if err := s.follow(ctx, opts.Timeout, each); err != nil {
+	if err := s.follow(ctx, each); err != nil {
 		return errors.Join(err, s.end())
 	}
 	return s.end()
@@ -78,24 +77,17 @@ type sampler struct {
 }
 
 // follow passes samples to each until ctx is done, or the child has ended or is of no use.
-func (s *sampler) follow(ctx context.Context, patience time.Duration, each func(Sample)) error {
-	interrupt := func() { _ = s.stdout.SetReadDeadline(time.Unix(1, 0)) }
-	defer context.AfterFunc(ctx, interrupt)()
+func (s *sampler) follow(ctx context.Context, each func(Sample)) error {
+	defer context.AfterFunc(ctx, func() { _ = s.stdout.SetReadDeadline(time.Unix(1, 0)) })() // a pipe has deadlines
 	lines := bufio.NewReaderSize(s.stdout, maxSampleLine)
 	for {
-		_ = s.stdout.SetReadDeadline(time.Now().Add(patience)) // a pipe has deadlines
-		if ctx.Err() != nil {
-			interrupt()
-		}
 		line, err := lines.ReadSlice('\n')
 		var sample Sample
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, io.EOF):
-			return s.why(patience)
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			return silent(patience)
+			return s.why()
 		case errors.Is(err, bufio.ErrBufferFull):
 			return fmt.Errorf("read a sample: a line of more than %d bytes", maxSampleLine)
 		case err == nil:
@@ -109,10 +101,6 @@ func (s *sampler) follow(ctx context.Context, patience time.Duration, each func(
 		}
 		each(sample)
 	}
-}
-
-func silent(patience time.Duration) error {
-	return fmt.Errorf("the NVML probe sent no sample for %v and was stopped", patience)
 }
 
 // end closes the child's input, which ends it, or else kills it. It returns an error if not
@@ -129,7 +117,7 @@ func (s *sampler) end() error {
 }
 
 // why describes the end of a child that no one ended. Its output has ended.
-func (s *sampler) why(patience time.Duration) error {
+func (s *sampler) why() error {
 	select {
 	case exit := <-s.exited:
 		close(s.exited) // end need not wait
@@ -139,8 +127,7 @@ func (s *sampler) why(patience time.Duration) error {
 		if exit != nil {
 			return fmt.Errorf("run the NVML probe: %w", exit)
 		}
-		return errors.New("the NVML probe exited on its own")
-	case <-time.After(patience):
-		return silent(patience)
+	case <-time.After(killGrace):
 	}
+	return errors.New("the NVML probe ended its samples")
 }

@@ -85,25 +85,6 @@ func TestStream(t *testing.T) {
 			must.Equal(t, slices.Repeat([]Sample{row.want}, 3), got[:3])
 		})
 	}
-	t.Run("what changes", func(t *testing.T) {
-		t.Parallel()
-		opts := r.options(t, "driver", "sm_clock = 1965\n")
-		opts.GPU, opts.runDir = firstGPU, t.TempDir()
-		file := strings.TrimPrefix(opts.Env[1], "KBNODE_FAKE_NVML=")
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		err := Stream(ctx, opts, 20*time.Millisecond, func(s Sample) {
-			switch *s.Clock {
-			case 1965:
-				must.Err(t, os.WriteFile(file, []byte("sm_clock = 900\n"), 0o600), "")
-			case 900:
-				cancel()
-			}
-		})
-		if err != nil || ctx.Err() != context.Canceled {
-			t.Errorf("%v, %v", err, ctx.Err())
-		}
-	})
 }
 
 // A faulty sampler loses its samples, and leaves nothing behind.
@@ -116,17 +97,15 @@ func TestStreamEnds(t *testing.T) {
 		want         string // in the error
 	}{
 		{"crashes", "echo '" + line + "'; echo \"$0: symbol lookup error: nvmlNew\" >&2; exit 127", 1, "the NVML probe crashed: symbol lookup error: nvmlNew (exit status 127)"},
-		{"ends", "echo '" + line + "'", 1, "exited on its own"},
-		{"is silent", "exec sleep 1000", 0, "sent no sample for 300ms and was stopped"},
-		{"becomes silent", "echo '" + line + "'; trap '' TERM; sleep 1000", 1, "sent no sample for 300ms and was stopped"},
+		{"ends", "echo '" + line + "'", 1, "ended its samples"},
 		{"prints garbage", "echo oops; exec sleep 1000", 0, "read a sample: invalid character"},
 		{"prints a line without end", "exec tr '\\0' ' ' </dev/zero", 0, "a line of more than 4096 bytes"},
 		{"is told of a lost GPU", `echo '{"error":"nvmlInit: GPU is\u001b[31m lost"}'; exit 3`, 0, "nvmlInit: GPU is lost"},
-		{"closes its output", "exec >&-; exec sleep 1000", 0, "sent no sample"},
+		{"closes its output", "exec >&-; exec sleep 1000", 0, "ended its samples"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			opts := Options{Path: script(t, row.script), GPU: "GPU-" + strings.ReplaceAll(row.name, " ", "-"), Timeout: 300 * time.Millisecond}
+			opts := Options{Path: script(t, row.script), GPU: "GPU-" + strings.ReplaceAll(row.name, " ", "-")}
 			got, err := take(t, opts, -1)
 			if len(got) != row.samples || err == nil || !strings.Contains(err.Error(), row.want) {
 				t.Errorf("%d samples, %v; want %d, %q", len(got), err, row.samples, row.want)
