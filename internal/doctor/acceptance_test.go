@@ -84,30 +84,33 @@ func TestRestart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				state := &reconcile.State{Slots: []slot.State{
-					{Index: 0, Agent: slot.Unit{Active: "active", MainPID: 8}}, {Index: 1, Job: &slot.Job{ID: "7"}, Agent: slot.Unit{Active: "active", MainPID: 9}},
-					{Index: 2, Registered: true, Agent: slot.Unit{Active: "active", MainPID: 10}},
-				}}
-				f := &fake{state: state, plan: &plan.Plan{Slots: []plan.Slot{{Index: 0, Parked: "its GPU is lost"}, {Index: 1}, {Index: 2}}}}
+				var killed time.Time
+				f := &fake{plan: &plan.Plan{Slots: []plan.Slot{{Index: 0, Parked: "its GPU is lost"}, {Index: 1}, {Index: 2}}}}
 				f.killed = func(pid int) error {
-					if pid != 10 {
+					if killed = time.Now(); pid != 10 {
 						t.Errorf("kills %d", pid)
-					}
-					ss := &state.Slots[2]
-					// systemd reports the killed agent for a moment, and the marker of the previous agent stays.
-					time.AfterFunc(time.Second, func() { ss.Agent.MainPID = 0 })
-					if row.back > 0 {
-						time.AfterFunc(row.back, func() { ss.Agent.MainPID, ss.Registered = 11, false })
-					}
-					if row.ready > 0 {
-						time.AfterFunc(row.ready, func() { ss.Registered = true })
 					}
 					return row.kill
 				}
-				m := &Machine{Source: f, Plan: f.plan, State: state}
+				f.observed = func() *reconcile.State {
+					agent := func(k, pid int) slot.State {
+						return slot.State{Index: k, Agent: slot.Unit{Active: "active", MainPID: pid}, Registered: k == 2}
+					}
+					s := &reconcile.State{Slots: []slot.State{agent(0, 8), agent(1, 9), agent(2, 10)}}
+					s.Slots[1].Job = &slot.Job{ID: "7"}
+					// systemd reports the killed agent for a moment, and the marker of the previous agent stays.
+					switch since := time.Since(killed); {
+					case killed.IsZero() || since < time.Second:
+					case row.back == 0 || since < row.back:
+						s.Slots[2].Agent.MainPID = 0
+					default:
+						s.Slots[2].Agent.MainPID, s.Slots[2].Registered = 11, row.ready > 0 && since >= row.ready
+					}
+					return s
+				}
+				m := &Machine{Source: f, Plan: f.plan}
 				got := agentRestart(t.Context(), m).Findings[0]
 				must.Equal(t, row.want, got.Status.String()+": "+got.Detail)
-				synctest.Wait()
 			})
 		})
 	}
