@@ -161,7 +161,7 @@ func TestMaintainerScripts(t *testing.T) {
 	daemon := units + "kbnode.service:[Service]\nExecStart=/usr/bin/kbnode daemon\n"
 	guard := units + "kbnode-guard-gpu3.service:[Service]\nExecStartPre=+/usr/bin/kbnode disk --slot 3\nExecStart=/usr/local/bin/kbnode guard --slot 3\n"
 	local := units + "kbnode.service:[Service]\nExecStart=/usr/local/bin/kbnode daemon\n"
-	config, state, backup := "etc/kbnode/config.yaml:queue: x\n", "var/lib/kbnode/events.jsonl:\n", "var/lib/kbnode/backup/etc/x.1:\n"
+	config, state := "etc/kbnode/config.yaml:queue: x\n", "var/lib/kbnode/events.jsonl:\n"
 	other := "etc/buildkite-agent/token:secret"
 	for _, tt := range []struct {
 		script, args string
@@ -191,7 +191,6 @@ func TestMaintainerScripts(t *testing.T) {
 		{script: "postrm", args: "purge", files: []string{config, state, other}, left: []string{"etc/buildkite-agent/token"}},
 		{script: "postrm", args: "purge"},
 		{script: "postrm", args: "purge", files: []string{config, state, local}, says: "another kbnode has slots here"},
-		{script: "postrm", args: "purge", files: []string{config, backup}, says: "backup"},
 	} {
 		t.Run(tt.script+" "+tt.args, func(t *testing.T) {
 			t.Parallel()

@@ -182,7 +182,7 @@ func showsDiff(k reconcile.Kind) bool {
 // doing names the work of each kind of change, for people who wait for it.
 var doing = map[reconcile.Kind]string{
 	reconcile.Create: "writing files", reconcile.Update: "writing files", reconcile.Adopt: "writing files", reconcile.Chmod: "writing files",
-	reconcile.Delete: "deleting files", reconcile.Restore: "restoring files",
+	reconcile.Delete:  "deleting files",
 	reconcile.AddUser: "adding users", reconcile.DelUser: "removing users",
 	reconcile.Protect: "writing firewall rules", reconcile.Unprotect: "removing networks", reconcile.DelNet: "removing networks",
 	reconcile.Reload: "reloading systemd", reconcile.Start: "starting units", reconcile.Stop: "stopping units",

@@ -182,7 +182,7 @@ func TestProgressOnATerminal(t *testing.T) {
 func TestEveryChangeIsNamed(t *testing.T) {
 	t.Parallel()
 	for _, k := range []reconcile.Kind{
-		reconcile.Create, reconcile.Update, reconcile.Adopt, reconcile.Chmod, reconcile.Delete, reconcile.Restore,
+		reconcile.Create, reconcile.Update, reconcile.Adopt, reconcile.Chmod, reconcile.Delete,
 		reconcile.AddUser, reconcile.DelUser, reconcile.Reload, reconcile.Start, reconcile.Stop, reconcile.Restart,
 		reconcile.Drain, reconcile.Set, reconcile.Partition, reconcile.Enable, reconcile.Disable,
 	} {

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -17,6 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -217,7 +220,7 @@ func applyInstall(ctx context.Context, s term.Streams, p *plan.Plan, host *recon
 	if err != nil {
 		return result, wrote, fmt.Errorf("%w\neverything else was changed (%s); fix this and type %s to continue", err, changeCount(len(result.Applied)), s.Again())
 	}
-	return result, wrote, waitRegistered(ctx, s, p, host, result.Deferred)
+	return result, wrote, waitRegistered(ctx, s, p, host, result.Deferred, slot.RegisterTime)
 }
 
 func installPackages(ctx context.Context, s term.Streams, n *node.Node, f *installFlags) error {
@@ -270,6 +273,9 @@ func nextSteps(s term.Streams, p *plan.Plan, result reconcile.Result, wroteToken
 			term.Printf(w, "  %s\n", c)
 		}
 	}
+	if slices.ContainsFunc(result.Applied, func(c reconcile.Change) bool { return c.Kind == reconcile.Adopt }) {
+		term.Printf(w, "Replaced and removed files are in %s.\n", reconcile.BackupDir)
+	}
 	printLater(w, result.Deferred)
 	if report != nil {
 		printDoctor(w, report, onlyFailures)
@@ -289,9 +295,9 @@ func changeCount(n int) string { return fmt.Sprintf("%d %s", n, text.Plural(n, "
 func changesWere(n int) string { return changeCount(n) + text.Plural(n, " was", " were") }
 
 // waitRegistered waits for the agents, and shows how many have registered.
-func waitRegistered(ctx context.Context, s term.Streams, p *plan.Plan, host *reconcile.Host, deferred []reconcile.Change) error {
+func waitRegistered(ctx context.Context, s term.Streams, p *plan.Plan, host *reconcile.Host, deferred []reconcile.Change, within time.Duration) error {
 	w := term.NewProgress(s)
-	err := node.WaitRegistered(ctx, p, host, deferred, func(done, total int) {
+	err := node.WaitRegistered(ctx, p, host, deferred, within, func(done, total int) {
 		line := fmt.Sprintf("%d of %d agents registered", done, total)
 		w.Show(line, line)
 	}, func(p plan.Slot, why string) {

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
@@ -189,7 +190,7 @@ func TestInstallOnATree(t *testing.T) {
 	if st := node.StatusOf(p, state, changes); st.Disagrees() || st.Slots[3].Agent != "idle" {
 		t.Errorf("status: %+v", st)
 	}
-	if err := waitRegistered(t.Context(), term.Streams{Err: &said}, p, n.host, nil); err != nil || said.String() != "  4 of 4 agents registered\n" {
+	if err := waitRegistered(t.Context(), term.Streams{Err: &said}, p, n.host, nil, time.Minute); err != nil || said.String() != "  4 of 4 agents registered\n" {
 		t.Errorf("registered: %v, said %q", err, said.String())
 	}
 
@@ -197,10 +198,10 @@ func TestInstallOnATree(t *testing.T) {
 	// nothing is waited for.
 	must.Do(t, n.sd.Fail(plan.AgentUnit(2)))
 	waits := []reconcile.Change{{Kind: reconcile.Start, Slot: 2, Deferred: "waits for job 7 of slot gpu1"}}
-	if err := waitRegistered(t.Context(), term.Streams{Err: io.Discard}, p, n.host, waits); err != nil {
+	if err := waitRegistered(t.Context(), term.Streams{Err: io.Discard}, p, n.host, waits, time.Minute); err != nil {
 		t.Errorf("a slot that waits for a job is waited for: %v", err)
 	}
-	if err := waitRegistered(t.Context(), term.Streams{Err: &said}, p, n.host, nil); err == nil || !strings.Contains(err.Error(), "agent of slot gpu2 ended at once") || strings.Contains(err.Error(), "gpu1") {
+	if err := waitRegistered(t.Context(), term.Streams{Err: &said}, p, n.host, nil, time.Minute); err == nil || !strings.Contains(err.Error(), "agent of slot gpu2 ended at once") || strings.Contains(err.Error(), "gpu1") {
 		t.Errorf("refused: %v", err)
 	}
 	must.Do(t, errors.Join(n.sd.Start(t.Context(), plan.AgentUnit(2)), os.Remove(filepath.Join(n.root, slot.RegisteredMarker(1)))))
@@ -212,7 +213,7 @@ func TestInstallOnATree(t *testing.T) {
 	err = waitRegistered(ctx, term.Streams{Err: writerFunc(func(p []byte) (int, error) {
 		cancel()
 		return said.Write(p)
-	})}, p, n.host, nil)
+	})}, p, n.host, nil, time.Minute)
 	if !errors.Is(err, context.Canceled) || said.String() != "  3 of 4 agents registered\n" {
 		t.Errorf("one silent: %v, said %q", err, said.String())
 	}

@@ -53,8 +53,9 @@ func newUninstall(s term.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove everything that kbnode set up, and restore the machine",
-		Long: `Remove everything that kbnode set up: agents, slices, users, files, and restore
-what install --adopt replaced. Agents finish their jobs first, unless --now.`,
+		Long: `Remove everything that kbnode set up: agents, slices, users and files, and restore
+the machine's settings. Agents finish their jobs first, unless --now. What install --adopt
+replaced is in ` + reconcile.BackupDir + `.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return uninstall(cmd.Context(), s, now, dryRun)
 		},
@@ -96,6 +97,9 @@ func uninstall(ctx context.Context, s term.Streams, now, dryRun bool) error {
 	if len(result.Applied) == 0 {
 		term.Printf(s.Out, "Nothing to remove: kbnode set up nothing here.\n")
 		return nil
+	}
+	if _, err := os.Stat(reconcile.BackupDir); err == nil {
+		term.Printf(s.Out, "Files of an earlier setup are in %s.\n", reconcile.BackupDir)
 	}
 	exe, err := os.Executable()
 	if err != nil {

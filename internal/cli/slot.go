@@ -143,7 +143,6 @@ func runDaemon(ctx context.Context, s term.Streams) error {
 			wake <- struct{}{}
 		}
 	}()
-	go node.ContinueUpgrades(ctx, Version(), s.Logger())
 	m := metrics.New(metrics.Options{
 		Version: Version(), Commit: readVersion().Commit, Log: s.Logger(),
 		Images: func() (image.State, error) { return image.Read(plan.ImageDir) },

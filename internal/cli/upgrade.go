@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,13 +27,11 @@ func newUpgrade(s term.Streams) *cobra.Command {
 	var f upgradeFlags
 	cmd := &cobra.Command{
 		Use:   "upgrade --agent-version VERSION",
-		Short: "Change buildkite-agent to another version, slot by slot",
+		Short: "Change buildkite-agent to another version",
 		Long: `Change the slots' buildkite-agent to another version, newer or older.
 
-One idle slot runs it first. When its agent has registered with Buildkite, the others
-follow one by one, busy ones after their job. If an agent does not register in time,
-all slots return to the previous version. An interrupted upgrade continues by itself,
-or with the same command.`,
+Idle slots change at once, busy ones after their job. If an agent does not register with
+Buildkite in time, change back with the same command and the previous version.`,
 		Example: `  sudo kbnode upgrade --agent-version 3.100.0 --wait
   sudo kbnode upgrade --agent-binary ./buildkite-agent`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return upgrade(cmd.Context(), s, f) },
@@ -40,7 +39,7 @@ or with the same command.`,
 	fl := cmd.Flags()
 	fl.StringVar(&f.version, "agent-version", "", "the version to change to, such as "+plan.PinnedAgentVersion)
 	fl.StringVar(&f.binary, "agent-binary", "", "buildkite-agent to change to, for machines without internet")
-	fl.DurationVar(&f.timeout, "timeout", slot.RegisterTime, "how long an agent has to register with Buildkite")
+	fl.DurationVar(&f.timeout, "timeout", slot.RegisterTime, "how long agents have to register with Buildkite")
 	fl.BoolVar(&f.wait, "wait", false, "wait until slots that run a job have changed too")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "show what would be done, and change nothing")
 	return cmd
@@ -69,72 +68,89 @@ func upgrade(ctx context.Context, s term.Streams, f upgradeFlags) error {
 		return err
 	}
 	defer host.Close()
-	release, err := n.WaitLock(ctx, host.LockUpgrade, ", which changes agents")
+	release, err := n.Lock(ctx, host.Host)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer func() { release() }()
 	if err := n.Refresh(ctx); err != nil {
 		return err
 	}
-	t, err := n.Target(ctx, host.Host, f.version, f.binary)
+	version, err := n.AgentTarget(ctx, f.version, f.binary)
 	if err != nil {
 		return err
 	}
-	if f.dryRun {
-		return dryUpgrade(ctx, s, n, host.Host, t)
+	before := n.Agent.Version
+	if stored, ok := n.StoredAgent(version); f.dryRun {
+		return dryUpgrade(ctx, s, n, host.Host, version, stored, ok)
 	}
-	to, fetched, err := t.Get(ctx, f.binary)
+	result, err := n.ChangeAgent(ctx, host.Host, version, f.binary)
 	if err != nil {
 		return err
 	}
-	u := n.Upgrader(host.Host)
-	host.Log = nil // each slot has its own line
-	// Finish what was begun, however long the daemon's passes take.
-	u.Lock = func(ctx context.Context) (func(), error) { return n.WaitLock(ctx, host.Lock, "") }
-	u.Say = func(slot int, text string) { term.Printf(s.Out, "%s: %s\n", plan.SlotName(slot), text) }
-	before := n.Agents
-	if err := u.Begin(ctx, to, fetched, f.timeout); err != nil {
+	release()
+	release = func() {}
+	if err := waitUpgraded(ctx, s, n, host.Host, f, result.Deferred); err != nil {
+		if ctx.Err() != nil {
+			return errors.New("interrupted; each slot has an agent, and the daemon changes the others when their jobs are done")
+		}
+		back := before
+		if back == "" {
+			back = n.Inventory.Software.Agent.Version
+		}
+		if n.Agent.Version != before {
+			s.Warn("to go back, type sudo kbnode upgrade --agent-version %s", back)
+		}
 		return err
 	}
-	busy, err := u.Run(ctx, f.wait)
-	if err != nil && ctx.Err() != nil {
-		return errors.New("interrupted; each slot has an agent, and the daemon or the same command continues from here")
+	name := n.AgentName(n.Agent.Version)
+	var later []plan.Slot
+	for _, sl := range n.Plan.Slots {
+		if !f.wait && slices.ContainsFunc(result.Deferred, func(c reconcile.Change) bool { return c.Slot == sl.Index }) {
+			later = append(later, sl)
+		}
 	}
 	switch {
-	case err != nil:
-		return err
-	case len(busy) > 0:
-		term.Printf(s.Out, "Later: %s %s the new agent when %s done; see sudo kbnode status and kbnode events.\n", node.SlotNames(busy), text.Plural(len(busy), "gets", "get"), text.Plural(len(busy), "its job is", "their jobs are"))
-	case before.Version == to && before.Roll != nil:
-		term.Printf(s.Out, "Rolled back: slots run %s again, those with a job when it is done.\n", u.Name(to))
-	case before.Version == to:
-		term.Printf(s.Out, "Nothing to change: slots run %s.\n", u.Name(to))
+	case len(later) > 0:
+		term.Printf(s.Out, "Later: %s %s %s when %s done; see sudo kbnode status and kbnode events.\n", node.SlotNames(later), text.Plural(len(later), "gets", "get"), name, text.Plural(len(later), "its job is", "their jobs are"))
+	case n.Agent.Version == before:
+		term.Printf(s.Out, "Nothing to change: slots run %s.\n", name)
 	default:
-		term.Printf(s.Out, "All slots run %s.\n", u.Name(to))
+		term.Printf(s.Out, "All slots run %s.\n", name)
 	}
 	return nil
 }
 
-func dryUpgrade(ctx context.Context, s term.Streams, n *node.Node, host *reconcile.Host, t *node.Target) error {
-	name := node.VersionName(n.Inventory.Software.Agent)
-	from := name(n.Agents.Version)
-	to, known := t.Known()
+// waitUpgraded waits until the agents that have changed are registered, and if asked for, until all
+// have changed.
+func waitUpgraded(ctx context.Context, s term.Streams, n *node.Node, host *reconcile.Host, f upgradeFlags, deferred []reconcile.Change) error {
+	host.Log = nil // it has its own lines
+	if err := waitRegistered(ctx, s, n.Plan, host, deferred, f.timeout); err != nil || !f.wait || len(deferred) == 0 {
+		return err
+	}
+	if err := n.WaitConverged(ctx, host); err != nil {
+		return err
+	}
+	return waitRegistered(ctx, s, n.Plan, host, nil, f.timeout)
+}
+
+func dryUpgrade(ctx context.Context, s term.Streams, n *node.Node, host *reconcile.Host, version string, stored plan.AgentRelease, ok bool) error {
+	from := n.AgentName(n.Agent.Version)
 	switch {
-	case known && to == n.Agents.Version && n.Agents.Roll == nil:
+	case ok && stored.Version == n.Agent.Version:
 		term.Printf(s.Out, "Nothing to change: slots run %s.\n", from)
 		return nil
-	case known:
-		term.Printf(s.Out, "%s is already here.\n", name(to))
+	case ok:
+		term.Printf(s.Out, "%s is already here.\n", n.AgentName(stored.Version))
 	default:
-		term.Printf(s.Out, "buildkite-agent %s would be fetched and checked.\n", t.Version)
+		term.Printf(s.Out, "buildkite-agent %s would be fetched and checked.\n", version)
 	}
 	state, err := host.Observe(ctx, n.Plan)
 	if err != nil {
 		return err
 	}
 	for _, sl := range n.Plan.Slots {
-		what := "changes in its turn; the first must register before the others change"
+		what := "changes at once"
 		switch ss := state.Slot(sl.Index); {
 		case !sl.Serves():
 			what = "takes no jobs now; it gets the new agent when it does"

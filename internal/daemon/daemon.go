@@ -107,7 +107,6 @@ type daemonLoop struct {
 	plan     *plan.Plan // of the last full pass; nil before that
 	drains   []plan.Drain
 	stamp    string
-	made     bool // this pass has made a plan and observed the machine
 	wholeAt  time.Time
 	gpusAt   time.Time
 	alive    func() bool // of the watch; nil if there is none

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -81,36 +80,4 @@ func (d *daemonLoop) hold(ctx context.Context, host *reconcile.Host, states []sl
 func (d *daemonLoop) keepDrains(host *reconcile.Host, drains []plan.Drain) error {
 	_, err := bounded(d, "drained slots", writeTime, func() (struct{}, error) { return struct{}{}, host.WriteDrains(drains) })
 	return err
-}
-
-// holdOver stores what health drains and releases what it no longer drains, in a pass that
-// made no plan: Apply does neither then. It releases nothing after a boot, when a slot needs
-// more than its agent.
-func (d *daemonLoop) holdOver(ctx context.Context, host *reconcile.Host, drains []plan.Drain) error {
-	release, err := host.Lock()
-	if err != nil {
-		return err
-	}
-	defer release()
-	before, err := host.ReadDrains()
-	if err != nil {
-		return err
-	}
-	now := withHealth(before, drains)
-	if sameDrains(before, now) {
-		return nil
-	}
-	var errs []error
-	for _, was := range before {
-		if slices.ContainsFunc(now, func(n plan.Drain) bool { return n.Slot == was.Slot }) || host.Systemd == nil || d.health.Boot != d.health.state.Boot {
-			continue
-		}
-		c := reconcile.Change{Kind: reconcile.Start, Subject: plan.AgentUnit(was.Slot), Slot: was.Slot, Why: "no longer " + was.String()}
-		if err := host.Systemd.Start(ctx, c.Subject); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		d.keep([]reconcile.Change{c})
-	}
-	return errors.Join(append(errs, d.keepDrains(host, now))...)
 }

@@ -44,15 +44,10 @@ func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
 		o.gpus = d.gpus(ctx)
 		drains = d.judge(ctx, host, o)
 	}
-	d.made = false
-	if err == nil {
-		err = d.converge(ctx, host, o, drains, whole)
+	if err != nil {
+		return err
 	}
-	var locked *reconcile.LockedError
-	if err != nil && o.plan != nil && !d.made && !errors.As(err, &locked) {
-		err = errors.Join(err, d.holdOver(ctx, host, drains))
-	}
-	return err
+	return d.converge(ctx, host, o, drains, whole)
 }
 
 // converge brings the machine to its plan, once its health was judged.
@@ -139,7 +134,7 @@ func (d *daemonLoop) fullPass(ctx context.Context, host *reconcile.Host) error {
 	if err != nil {
 		return err
 	}
-	d.snapshot.State, d.made = state, true
+	d.snapshot.State = state
 	d.gpusAt = d.wholeAt
 	changes := reconcile.Diff(r.Plan, state)
 	drains := withHealth(r.Drains, d.judge(ctx, host, observation{plan: r.Plan, state: state, changes: changes, node: first, gpus: &health.GPUs{

@@ -104,9 +104,9 @@ func (n *Node) InstallAgent(ctx context.Context, host *reconcile.Host, binary st
 	switch {
 	case binary != "":
 		err = installer.Copy(installer.AgentPath, 0o755, binary)
-		if v := n.Agents; err == nil && (v.Version != "" || v.Roll != nil) {
+		if err == nil && n.Agent.Version != "" {
 			n.say("slots run this agent, not the one that kbnode upgrade chose")
-			err = host.WriteAgents(plan.Agents{Releases: v.Releases}) // the daemon removes them
+			err = host.WriteAgent(plan.AgentRelease{})
 		}
 	case n.Inventory.Software.Agent.Path != "":
 		return false, nil

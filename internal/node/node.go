@@ -1,5 +1,5 @@
 // Package node is this machine down the pipe: configured, read, planned, observed and changed, by
-// one kbnode at a time. It also continues what a command began and the daemon must finish.
+// one kbnode at a time.
 package node
 
 import (
@@ -39,8 +39,8 @@ type Node struct {
 
 	Config    config.Config // with defaults
 	Inventory *inventory.Inventory
-	Drains    []plan.Drain // as stored
-	Agents    plan.Agents  // as stored
+	Drains    []plan.Drain      // as stored
+	Agent     plan.AgentRelease // as stored
 	Plan      *plan.Plan
 	Notes     []string // about old spellings
 
@@ -141,17 +141,17 @@ func (n *Node) MakePlan() error {
 	if err != nil {
 		return err
 	}
-	n.Drains, n.Agents = nil, plan.Agents{}
+	n.Drains, n.Agent = nil, plan.AgentRelease{}
 	if err := n.stored(plan.DrainsPath, "drained slots", func(text []byte) (err error) { n.Drains, err = plan.ParseDrains(text); return err }); err != nil {
 		return err
 	}
-	if err := n.stored(plan.AgentsPath, "agents", func(text []byte) (err error) { n.Agents, err = plan.ParseAgents(text); return err }); err != nil {
+	if err := n.stored(plan.AgentsPath, "agents", func(text []byte) (err error) { n.Agent, err = plan.ParseAgent(text); return err }); err != nil {
 		return err
 	}
 	if n.Others != nil {
 		n.Drains = *n.Others
 	}
-	in := plan.Input{Inventory: n.Inventory, Config: &n.Config, Bindings: bindings, Drains: n.Drains, Agents: n.Agents, Binary: Binary, Version: n.Version, Reshape: n.Reshape}
+	in := plan.Input{Inventory: n.Inventory, Config: &n.Config, Bindings: bindings, Drains: n.Drains, Agent: n.Agent, Binary: Binary, Version: n.Version, Reshape: n.Reshape}
 	if n.Live() {
 		if in.Binary, err = os.Executable(); err != nil {
 			return fmt.Errorf("find kbnode's own path: %w", err)

@@ -27,9 +27,9 @@ func (e *LateError) Error() string {
 
 // WaitRegistered waits until every agent that should run has registered with Buildkite, except
 // agents of slots that wait for a job or are parked. If one was refused, the error quotes the
-// agent. It is a *LateError if some take too long. It calls registered whenever done or total changes,
+// agent. It is a *LateError if some take longer than within. It calls registered whenever done or total changes,
 // and parked for a slot that it no longer waits for.
-func WaitRegistered(ctx context.Context, p *plan.Plan, host *reconcile.Host, deferred []reconcile.Change, registered func(done, total int), parked func(s plan.Slot, why string)) error {
+func WaitRegistered(ctx context.Context, p *plan.Plan, host *reconcile.Host, deferred []reconcile.Change, within time.Duration, registered func(done, total int), parked func(s plan.Slot, why string)) error {
 	var wait []plan.Slot
 	for _, s := range p.Slots {
 		later := slices.ContainsFunc(deferred, func(c reconcile.Change) bool { return c.Slot == s.Index })
@@ -38,7 +38,7 @@ func WaitRegistered(ctx context.Context, p *plan.Plan, host *reconcile.Host, def
 		}
 	}
 	total, reported := len(wait), -1
-	for deadline := time.Now().Add(slot.RegisterTime); len(wait) > 0; {
+	for deadline := time.Now().Add(within); len(wait) > 0; {
 		state, err := host.Observe(ctx, p)
 		if err != nil && ctx.Err() == nil && time.Now().Before(deadline) { // the plan was applied; only this look failed
 			if err := limit.Sleep(ctx, registerPoll); err != nil {

@@ -72,10 +72,6 @@ func (n *Node) ReadStatus(ctx context.Context) (Status, error) {
 			st.Slots[i].Problems = append(st.Slots[i].Problems, why)
 		}
 	}
-	if roll := n.Agents.Roll; roll != nil {
-		st.Warnings = append(st.Warnings, fmt.Sprintf("agents are changing to %s: %d of %d slots have registered with it",
-			VersionName(n.Inventory.Software.Agent)(roll.To), len(roll.Registered), len(n.Plan.Slots)))
-	}
 	st.Warnings = append(st.Warnings, plan.SayUnread(n.Inventory)...)
 	stored, err := daemon.ReadHealth("/")
 	if err != nil {

@@ -4,14 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -20,78 +19,78 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// Target is the version of buildkite-agent that slots are to change to.
-type Target struct {
-	n       *Node
-	host    *reconcile.Host
-	Version string
-}
-
-// Target returns the version, or that of a given binary, as a target for the slots of this node,
-// which must be fresh.
-func (n *Node) Target(ctx context.Context, host *reconcile.Host, version, binary string) (*Target, error) {
+// AgentTarget returns the version to which slots are to change: a given one, or that of a given
+// binary.
+func (n *Node) AgentTarget(ctx context.Context, version, binary string) (string, error) {
 	if b := n.Config.Agent.Binary; b != "" {
-		return nil, fmt.Errorf("agent.binary in %s says that slots run %s; replace that file, and slots follow when they are idle, or delete the line and try again", plan.ConfigPath, b)
+		return "", fmt.Errorf("agent.binary in %s says that slots run %s; replace that file, and slots follow when they are idle, or delete the line and try again", plan.ConfigPath, b)
 	}
-	if binary != "" {
-		given, err := askAgent(ctx, binary)
-		if err != nil {
-			return nil, err
-		}
-		version = given.Version
+	if binary == "" {
+		return version, nil
 	}
-	return &Target{n: n, host: host, Version: version}, nil
+	given, err := askAgent(ctx, binary)
+	return given.Version, err
 }
 
-// file returns the path of its release, which may not exist yet.
-func (t *Target) file() string { return filepath.Join(t.host.Root, plan.AgentBinary(t.Version)) }
-
-// Known returns the version's name in agents.json, where "" means the installed agent, and
-// reports whether the node already has it.
-func (t *Target) Known() (to string, ok bool) {
-	if t.n.Agents.Has(t.Version) {
-		_, err := os.Stat(t.file())
-		return t.Version, err == nil
+// StoredAgent returns the release of a version that this machine already has; ok is false if it has
+// none.
+func (n *Node) StoredAgent(version string) (release plan.AgentRelease, ok bool) {
+	if n.Agent.Version == version {
+		_, err := os.Stat(filepath.Join(n.Root, plan.AgentBinary(version)))
+		return n.Agent, err == nil
 	}
-	return "", t.n.Inventory.Software.Agent.Version == t.Version
+	return plan.AgentRelease{}, n.Inventory.Software.Agent.Version == version
 }
 
-// Get makes sure that the version is there, runs, and passes plan.CheckAgent. If a release
-// fails, Get removes it, and nothing has changed. release is nil unless one was fetched.
-func (t *Target) Get(ctx context.Context, binary string) (to string, release *plan.AgentRelease, err error) {
-	if to, ok := t.Known(); ok {
-		if to == "" {
-			err = plan.CheckAgent(t.n.Inventory.Software.Agent)
-		}
-		return to, nil, err
+// ChangeAgent makes slots run a version of the agent, each when it is idle. It fetches and checks
+// the release first, and changes nothing if that fails. The node must be locked and fresh.
+func (n *Node) ChangeAgent(ctx context.Context, host *reconcile.Host, version, binary string) (reconcile.Result, error) {
+	release, err := n.getAgent(ctx, version, binary)
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("nothing was changed: %w", err)
 	}
+	if release.Version != n.Agent.Version {
+		text := fmt.Sprintf("agents change from %s to %s", n.AgentName(n.Agent.Version), n.AgentName(release.Version))
+		if err := host.WriteAgent(release); err != nil {
+			return reconcile.Result{}, err
+		}
+		if err := (events.Log{File: events.Path}).Add(events.Event{Kind: "upgrade", Slot: -1, Text: text}); err != nil {
+			n.Log.Warn("event not recorded", "err", err)
+		}
+	}
+	if err := n.MakePlan(); err != nil {
+		return reconcile.Result{}, err
+	}
+	return Converge(ctx, host, n.Plan)
+}
+
+// getAgent returns a release that is there, runs, and passes plan.CheckAgent. The daemon removes one
+// that fails.
+func (n *Node) getAgent(ctx context.Context, version, binary string) (plan.AgentRelease, error) {
+	if release, ok := n.StoredAgent(version); ok {
+		if release.Version == "" {
+			return release, plan.CheckAgent(n.Inventory.Software.Agent)
+		}
+		return release, nil
+	}
+	var err error
+	file := filepath.Join(n.Root, plan.AgentBinary(version))
 	if binary != "" {
-		err = installer.Copy(t.file(), 0o711, binary)
+		err = installer.Copy(file, 0o711, binary)
 	} else {
-		err = t.n.fetchAgent(ctx, t.file(), 0o711, t.Version)
-	}
-	if err == nil {
-		release, err = t.prove(ctx)
+		err = n.fetchAgent(ctx, file, 0o711, version)
 	}
 	if err != nil {
-		if !t.n.Agents.Has(t.Version) {
-			err = errors.Join(err, t.host.DropRelease(t.Version))
-		}
-		return "", nil, fmt.Errorf("nothing was changed: %w", err)
+		return plan.AgentRelease{}, err
 	}
-	return t.Version, release, nil
-}
-
-// prove runs a fetched agent.
-func (t *Target) prove(ctx context.Context) (*plan.AgentRelease, error) {
-	a, err := askAgent(ctx, t.file())
+	a, err := askAgent(ctx, file)
 	if err != nil {
-		return nil, err
+		return plan.AgentRelease{}, err
 	}
-	if a.Version != t.Version {
-		return nil, fmt.Errorf("the archive of buildkite-agent %s contains %s; check agent.download_url", t.Version, a.Version)
+	if a.Version != version {
+		return plan.AgentRelease{}, fmt.Errorf("the archive of buildkite-agent %s contains %s; check agent.download_url", version, a.Version)
 	}
-	return &plan.AgentRelease{Version: a.Version, Keys: a.Keys}, plan.CheckAgent(a)
+	return plan.AgentRelease{Version: a.Version, Keys: a.Keys}, plan.CheckAgent(a)
 }
 
 // askAgent asks an agent that slots are to run for its version and options.
@@ -109,72 +108,38 @@ func askAgent(ctx context.Context, file string) (inventory.Agent, error) {
 	return a, nil
 }
 
-// VersionName returns a function that names a version of agents.json for people.
-func VersionName(installed inventory.Agent) func(string) string {
-	return func(version string) string {
-		if version == "" {
-			return strings.TrimSpace("the installed buildkite-agent " + installed.Version)
-		}
-		return "buildkite-agent " + version
+// AgentName names a version for people; "" is the installed agent.
+func (n *Node) AgentName(version string) string {
+	if version == "" {
+		return strings.TrimSpace("the installed buildkite-agent " + n.Inventory.Software.Agent.Version)
 	}
+	return "buildkite-agent " + version
 }
 
-// Upgrader returns what changes the slots of this node, which must be fresh, to another version.
-func (n *Node) Upgrader(host *reconcile.Host) *reconcile.Upgrade {
-	return &reconcile.Upgrade{
-		Host: host,
-		Lock: func(ctx context.Context) (func(), error) { return n.Lock(ctx, host) },
-		Plan: func(ctx context.Context) (*plan.Plan, error) {
-			now := *n
-			err := now.Refresh(ctx)
-			return now.Plan, err
-		},
-		Name: VersionName(n.Inventory.Software.Agent),
-		Why: func(ctx context.Context, slot plan.Slot) string {
-			lines, err := agent.Journal(ctx, plan.AgentUnit(slot.Index), journalLines)
-			if err != nil {
-				return ""
-			}
-			return agent.LastWords(lines)
-		},
-		Events: events.Log{File: events.Path},
-	}
-}
-
-// upgradePoll is the time between checks whether agents are to be changed.
-const upgradePoll = 30 * time.Second
-
-// ContinueUpgrades continues an upgrade of agents whose command has ended, until ctx ends. If
-// there is none, it reads one small file.
-func ContinueUpgrades(ctx context.Context, version string, log *slog.Logger) {
-	logged := ""
-	for limit.Sleep(ctx, upgradePoll) == nil {
-		agents, err := (&reconcile.Host{Root: "/"}).ReadAgents()
-		if _, unused := agents.Used(); err != nil || agents.Roll == nil && !unused {
-			continue // every pass reports what is wrong with it
-		}
-		err = (&Node{Root: "/", Version: version, Log: log}).continueUpgrade(ctx)
-		if _, locked := errors.AsType[*reconcile.LockedError](err); locked || ctx.Err() != nil {
-			continue
-		}
-		now := ""
+// WaitConverged makes the slots' changes that wait for jobs when these are done.
+func (n *Node) WaitConverged(ctx context.Context, host *reconcile.Host) error {
+	for {
+		state, err := host.Observe(ctx, n.Plan)
 		if err != nil {
-			now = err.Error()
+			return err
 		}
-		if now != logged && err != nil {
-			log.Warn("agents not changed", "err", err)
+		changes := slices.DeleteFunc(reconcile.Diff(n.Plan, state), func(c reconcile.Change) bool { return c.Slot < 0 })
+		if len(changes) == 0 {
+			return nil
 		}
-		logged = now
+		if slices.ContainsFunc(changes, func(c reconcile.Change) bool { return c.Deferred == "" }) {
+			if err := n.convergeLocked(ctx, host); err != nil {
+				return err
+			}
+		}
+		if err := limit.Sleep(ctx, time.Second); err != nil {
+			return err
+		}
 	}
 }
 
-func (n *Node) continueUpgrade(ctx context.Context) error {
-	host, err := n.Open(ctx)
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	release, err := host.LockUpgrade()
+func (n *Node) convergeLocked(ctx context.Context, host *reconcile.Host) error {
+	release, err := n.Lock(ctx, host)
 	if err != nil {
 		return err
 	}
@@ -182,8 +147,6 @@ func (n *Node) continueUpgrade(ctx context.Context) error {
 	if err := n.Refresh(ctx); err != nil {
 		return err
 	}
-	u := n.Upgrader(host.Host)
-	u.Say = func(slot int, text string) { n.Log.Info("agent changes", "slot", plan.SlotName(slot), "what", text) }
-	_, err = u.Run(ctx, false)
+	_, err = Converge(ctx, host, n.Plan)
 	return err
 }

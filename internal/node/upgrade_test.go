@@ -18,7 +18,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -52,8 +51,7 @@ func serveAgent(t *testing.T, program string) config.Agent {
 	return config.Agent{DownloadURL: server.URL + "/{version}.tgz", DownloadSHA256: hex.EncodeToString(sum[:])}
 }
 
-// TestUpgradeFetches installs a release that can close a slot, and leaves nothing of one that
-// cannot.
+// TestUpgradeFetches takes a release that can close a slot, and no other.
 func TestUpgradeFetches(t *testing.T) {
 	t.Parallel()
 	keys := machinetest.AgentKeys()
@@ -72,23 +70,25 @@ func TestUpgradeFetches(t *testing.T) {
 			if tt.sum != "" {
 				n.Config.Agent.DownloadSHA256 = tt.sum
 			}
-			root := t.TempDir()
-			target := &Target{n: n, host: &reconcile.Host{Root: root}, Version: "3.100.0"}
-			to, release, err := target.Get(t.Context(), "")
-			entries, _ := os.ReadDir(filepath.Join(root, plan.AgentsDir))
+			n.Root = t.TempDir()
+			release, err := n.getAgent(t.Context(), "3.100.0", "")
 			if tt.says != "" {
-				if err == nil || !strings.Contains(err.Error(), "nothing was changed") || !strings.Contains(err.Error(), tt.says) || len(entries) > 0 {
-					t.Errorf("%v, want %q; left: %v", err, tt.says, entries)
+				if err == nil || !strings.Contains(err.Error(), tt.says) {
+					t.Errorf("%v, want %q", err, tt.says)
 				}
 				return
 			}
-			if err != nil || to != "3.100.0" || release == nil || len(release.Keys) != len(keys) {
-				t.Errorf("%q, %+v, %v", to, release, err)
+			if err != nil || release.Version != "3.100.0" || len(release.Keys) != len(keys) {
+				t.Errorf("%+v, %v", release, err)
 			}
 			// A kept release is not fetched again, not even without a mirror.
-			n.Agents.Releases, n.Config.Agent.DownloadURL = []plan.AgentRelease{*release}, "http://127.0.0.1:1/"
-			if to, release, err := target.Get(t.Context(), ""); err != nil || to != "3.100.0" || release != nil {
-				t.Errorf("again: %q, %v, %v", to, release, err)
+			n.Agent, n.Config.Agent.DownloadURL = release, "http://127.0.0.1:1/"
+			if again, err := n.getAgent(t.Context(), "3.100.0", ""); err != nil || again.Version != "3.100.0" {
+				t.Errorf("again: %v, %v", again, err)
+			}
+			must.Do(t, os.Remove(filepath.Join(n.Root, plan.AgentBinary("3.100.0"))))
+			if _, err := n.getAgent(t.Context(), "3.100.0", ""); err == nil {
+				t.Error("a release that is gone is not fetched")
 			}
 		})
 	}
@@ -97,14 +97,16 @@ func TestUpgradeFetches(t *testing.T) {
 // TestUpgradeToTheInstalledOne checks that the installed version is not fetched.
 func TestUpgradeToTheInstalledOne(t *testing.T) {
 	t.Parallel()
-	n := &Node{Inventory: &inventory.Inventory{}}
+	n := &Node{Root: t.TempDir(), Inventory: &inventory.Inventory{}, Agent: plan.AgentRelease{Version: "3.100.0"}}
 	n.Inventory.Software.Agent = inventory.Agent{Path: "/usr/bin/buildkite-agent", Version: "3.76.2", Keys: machinetest.AgentKeys()}
-	target := &Target{n: n, host: &reconcile.Host{Root: t.TempDir()}, Version: "3.76.2"}
-	if to, release, err := target.Get(t.Context(), ""); err != nil || to != "" || release != nil {
-		t.Errorf("%q, %v, %v", to, release, err)
+	if release, err := n.getAgent(t.Context(), "3.76.2", ""); err != nil || release.Version != "" {
+		t.Errorf("%v, %v", release, err)
 	}
 	n.Inventory.Software.Agent.Keys = []string{"name"}
-	if _, _, err := target.Get(t.Context(), ""); err == nil {
+	if _, err := n.getAgent(t.Context(), "3.76.2", ""); err == nil {
 		t.Error("an installed agent that closes nothing is taken")
 	}
+	n.Config.Agent.Binary = "/opt/agent"
+	_, err := n.AgentTarget(t.Context(), "3.100.0", "")
+	must.Err(t, err, "slots run /opt/agent")
 }

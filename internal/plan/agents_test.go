@@ -1,9 +1,9 @@
 package plan
 
 import (
+	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -12,9 +12,8 @@ import (
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
-// TestAgentPerSlot gives one slot another release, which must change nothing
-// for the others.
-func TestAgentPerSlot(t *testing.T) {
+// TestAgentRelease gives slots another release, which changes their agents and nothing else.
+func TestAgentRelease(t *testing.T) {
 	t.Parallel()
 	in := input(readMachine(t, machinetest.B200x8()), config.Config{Queue: "b200"})
 	want := planned(t, in)
@@ -22,38 +21,32 @@ func TestAgentPerSlot(t *testing.T) {
 	for _, k := range agentKeys(*in.Config, Slot{}, "") {
 		keys = append(keys, k.name)
 	}
-	in.Agents = Agents{
-		Releases: []AgentRelease{{Version: "3.100.0", Keys: keys}},
-		Roll:     &AgentRoll{To: "3.100.0", Slots: []int{3}},
-	}
+	in.Agent = AgentRelease{Version: "3.100.0", Keys: keys}
 	got := planned(t, in)
-	before, after := map[string]File{}, map[string]File{}
+	before := map[string]File{}
 	for _, f := range want.Files {
 		before[f.Path] = f
 	}
-	for _, f := range got.Files {
-		after[f.Path] = f
-	}
 	const binary = "/usr/local/libexec/kbnode/agents/3.100.0/buildkite-agent"
-	for path, f := range after {
-		changed := path == binary || path == AgentDir(3)+"/buildkite-agent.cfg" || path == UnitDir+"/"+AgentUnit(3)
-		if (cmp.Diff(before[path], f) != "") != changed {
-			t.Errorf("%s: changed is %t, want %t", path, !changed, changed)
+	for _, f := range got.Files {
+		changed := f.Path == binary || strings.HasSuffix(f.Path, "/buildkite-agent.cfg") || f.Slot >= 0 && f.Path == UnitDir+"/"+AgentUnit(f.Slot)
+		if (cmp.Diff(before[f.Path], f) != "") != changed {
+			t.Errorf("%s: changed is %t, want %t", f.Path, !changed, changed)
 		}
-		if changed && path != binary && (!strings.Contains(f.Content, binary) || strings.Contains(f.Content, AgentCopy)) {
-			t.Errorf("%s does not run the release:\n%s", path, f.Content)
+		if changed && f.Path != binary && (!strings.Contains(f.Content, binary) || strings.Contains(f.Content, AgentCopy)) {
+			t.Errorf("%s does not run the release:\n%s", f.Path, f.Content)
 		}
 	}
-	if f := after[binary]; f.Mode != 0o711 || f.Source != binary {
-		t.Errorf("the release is %+v", f)
+	if i := slices.IndexFunc(got.Files, func(f File) bool { return f.Path == binary }); i < 0 || got.Files[i].Mode != 0o711 || got.Files[i].Source != binary {
+		t.Error("the release is not planned")
 	}
 	for i, u := range got.Units {
-		if (u.Generation != want.Units[i].Generation) != (u.Name == AgentUnit(3)) {
+		if (u.Generation != want.Units[i].Generation) != (u.Slot >= 0 && u.Name == AgentUnit(u.Slot)) {
 			t.Errorf("%s: generation %s, was %s", u.Name, u.Generation, want.Units[i].Generation)
 		}
 	}
 
-	in.Agents.Releases[0].Keys = keys[1:]
+	in.Agent.Keys = keys[1:]
 	if _, err := Build(in); err == nil || !strings.Contains(err.Error(), "does not support name") {
 		t.Errorf("a release that does not close a slot: %v", err)
 	}
@@ -75,52 +68,21 @@ func TestCheckAgentVersion(t *testing.T) {
 	}
 }
 
-func TestAgentsBegin(t *testing.T) {
+func TestAgentFile(t *testing.T) {
 	t.Parallel()
-	releases := []AgentRelease{{Version: "3.90.0"}, {Version: "3.100.0"}}
-	under := &AgentRoll{To: "3.100.0", Slots: []int{0, 1}, Registered: []int{0}, Timeout: time.Minute}
-	fresh := func(to string) *AgentRoll {
-		return &AgentRoll{To: to, Slots: []int{}, Registered: []int{}, Timeout: time.Minute}
-	}
-	for _, tt := range []struct {
-		name string
-		have Agents
-		to   string
-		want *AgentRoll
-	}{
-		{"another one", Agents{Version: "3.90.0"}, "3.100.0", fresh("3.100.0")},
-		{"to the installed one", Agents{Version: "3.90.0"}, "", fresh("")},
-		{"the same", Agents{Version: "3.90.0"}, "3.90.0", nil},
-		{"the same again goes on", Agents{Version: "3.90.0", Roll: under}, "3.100.0", under},
-		{"the one before takes it back", Agents{Version: "3.90.0", Roll: under}, "3.90.0", nil},
-		{"a third one", Agents{Version: "3.90.0", Roll: under}, "", fresh("")},
-	} {
-		tt.have.Releases = releases
-		if diff := cmp.Diff(tt.want, tt.have.Begin(tt.to, time.Minute).Roll); diff != "" {
-			t.Errorf("%s: %s", tt.name, diff)
-		}
-	}
-	used, unused := Agents{Version: "3.90.0", Releases: releases}.Used()
-	if diff := cmp.Diff(releases[:1], used); diff != "" || !unused {
-		t.Errorf("unused %t: %s", unused, diff)
-	}
-}
-
-func TestAgentsFile(t *testing.T) {
-	t.Parallel()
-	want := Agents{Version: "3.90.0", Releases: []AgentRelease{{"3.90.0", []string{"name"}}}, Roll: &AgentRoll{Slots: []int{2}, Registered: []int{}, Timeout: time.Minute}}
-	text, err := RenderAgents(want)
+	want := AgentRelease{"3.90.0", []string{"name"}}
+	text, err := RenderAgent(want)
 	must.Do(t, err)
-	got, err := ParseAgents([]byte(text))
+	got, err := ParseAgent([]byte(text))
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("%v: %s", err, diff)
 	}
-	for _, bad := range []string{
-		"", "[]", `{"schema": 99}`, `{"schema": 1, "version": "3.90.0"}`,
-		`{"schema": 1, "version": "../x", "releases": [{"version": "../x"}]}`,
-		`{"schema": 1, "roll": {"to": "3.90.0"}}`,
-	} {
-		if _, err := ParseAgents([]byte(bad)); err == nil || !strings.Contains(err.Error(), "delete the file") {
+	old, err := ParseAgent([]byte(`{"schema": 1, "version": "3.90.0", "releases": [{"version": "3.90.0", "keys": ["name"]}], "roll": {"to": ""}}`))
+	if diff := cmp.Diff(AgentRelease{Version: "3.90.0"}, old); diff != "" || err != nil {
+		t.Errorf("of an earlier kbnode: %v: %s", err, diff)
+	}
+	for _, bad := range []string{"", "[]", `{"schema": 99}`, `{"schema": 1, "version": "../x"}`} {
+		if _, err := ParseAgent([]byte(bad)); err == nil || !strings.Contains(err.Error(), "delete the file") {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}

@@ -42,7 +42,7 @@ func Build(in Input) (*Plan, error) {
 	warnings = append(warnings, SayUnread(inv)...)
 	p := &Plan{
 		Schema:   Schema,
-		Node:     safeName(node),
+		Node:     cleanName(node),
 		Warnings: append(append([]string{}, warnings...), parts.Warnings...), // never nil: JSON has a list
 		Reserved: Reserved{CPUs: parts.ReservedCPUs.String(), MemoryBytes: parts.ReservedMemory},
 	}
@@ -61,11 +61,11 @@ func Build(in Input) (*Plan, error) {
 	if err := p.addNode(in, was.Version == is.Version && len(was.Keys) == len(is.Keys)); err != nil {
 		return nil, err
 	}
-	agents := in.Agents
+	release := in.Agent
 	if cfg.Agent.Binary != "" {
-		agents = Agents{} // that is the one to run
+		release = AgentRelease{} // that is the one to run
 	}
-	p.addReleases(agents)
+	p.addRelease(release)
 	if err := p.addAutoUpdate(in, cfg); err != nil {
 		return nil, err
 	}
@@ -86,14 +86,14 @@ func Build(in Input) (*Plan, error) {
 		s.Tags = agentTags(s, p.Node, in.Version, cfg.Agent.Tags)
 		s.Tags = append(s.Tags, fmt.Sprintf("slots=%d", queued[s.Queue])) // tells kbnode queue how many agents are missing
 		s.Drains = drainsOf(in.Drains, s.Index)
-		s.AgentVersion = agents.Of(s.Index)
+		s.AgentVersion = release.Version
 		p.Slots = append(p.Slots, s)
 		for _, g := range s.GPUs {
 			if s.Parked == "" && g.UUID == "" {
 				p.Warnings = append(p.Warnings, fmt.Sprintf("slot %s: no driver reports a UUID for the GPU at %s, so it is known only by its address", s.Name, g.PCI))
 			}
 		}
-		if err := p.addSlot(in, cfg, agents.program(s.AgentVersion, inv.Software.Agent), s); err != nil {
+		if err := p.addSlot(in, cfg, release.program(inv.Software.Agent), s); err != nil {
 			return nil, err
 		}
 	}
@@ -198,6 +198,14 @@ func ParseBindings(text []byte) (*Bindings, error) {
 		listed[b.Slot] = true
 	}
 	slices.SortFunc(f.Slots, func(a, b Binding) int { return a.Slot - b.Slot })
+	members := keptMembers(f.Slots)
+	for i, a := range members {
+		for _, b := range members[:i] {
+			if overlap(a, b) || a.GPU == b.GPU && a.card() != b.card() {
+				return nil, fmt.Errorf("the slot bindings in %s list %s for slot %s and for slot %s; move the file away to bind the GPUs again", BindingsPath, a.describe(), SlotName(b.slot), SlotName(a.slot))
+			}
+		}
+	}
 	return &f, nil
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 // Last is what a slot was last planned with. The slot keeps it if the facts behind it cannot
-// be read, and keeps its memory also if the machine's differs only as it may between boots.
+// be read.
 type Last struct {
 	CPUs        string `json:"cpus"`         // Linux list format
 	MemoryNodes string `json:"memory_nodes"` // Linux list format
@@ -24,11 +24,9 @@ type Last struct {
 
 // LastNode records what the last plan was made from about the node itself.
 type LastNode struct {
-	Name          string             `json:"name,omitempty"` // hostname, if no other name is configured
-	ReservedCPUs  string             `json:"reserved_cpus"`  // Linux list format
-	ReserveMemory int64              `json:"reserve_memory"` // as configured, in bytes; 0 for none
-	MemoryPerSlot int64              `json:"memory_per_slot"`
-	Software      inventory.Software `json:"software"` // only what plans depend on
+	Name         string             `json:"name,omitempty"` // hostname, if no other name is configured
+	ReservedCPUs string             `json:"reserved_cpus"`  // Linux list format
+	Software     inventory.Software `json:"software"`       // only what plans depend on
 }
 
 // Recall returns an inventory in which what could not be read is as last planned.
@@ -145,55 +143,7 @@ func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment
 	if why := cmp.Or(inv.WhyUnread(inventory.SubjectCPU), inv.WhyUnread(inventory.SubjectMemory)); why != "" {
 		return lastSplit(slots, bindings.Node, inv.Memory.TotalBytes, why)
 	}
-	if slices.ContainsFunc(slots, func(s assignment) bool {
-		return slices.ContainsFunc(s.members, func(u Member) bool { return u.twice })
-	}) {
-		// It is unknown what that slot should have, so the others keep what they have.
-		if res, err := lastSplit(slots, bindings.Node, inv.Memory.TotalBytes, ""); err == nil {
-			return res, nil
-		}
-	}
-	res, err := splitSlots(inv, cfg, slots)
-	if err != nil {
-		return split.Result{}, err
-	}
-	if !keepMemory(&res, slots, bindings, cfg) && res.Clamped != "" {
-		res.Warnings = append(res.Warnings, res.Clamped)
-	}
-	return res, nil
-}
-
-// keepMemory lets slots keep their memory while their share of it differs only as it
-// may between two boots, and reports whether they do. They never get more than the
-// machine has, so what they keep over their share comes out of the reserve.
-func keepMemory(res *split.Result, slots []assignment, bindings *Bindings, cfg config.Config) bool {
-	node := bindings.Node
-	if node == nil || node.ReserveMemory != int64(cfg.Reserve.Memory) || node.MemoryPerSlot != int64(cfg.MemoryPerSlot) || len(bindings.Slots) != len(slots) {
-		return false
-	}
-	over := map[string]int64{}    // by NUMA nodes: a surplus of one does not help another
-	slotsOn := map[string]int64{} // slots, by NUMA nodes
-	for i, s := range slots {
-		b := res.Blocks[i]
-		if s.last == nil || s.last.CPUs != b.CPUs.String() || s.last.MemoryNodes != b.MemoryNodes.String() || !split.NearlyEqual(s.last.MemoryBytes, b.MemoryBytes) {
-			return false
-		}
-		if s.last.MemoryBytes < b.MemoryBytes && cfg.MemoryPerSlot > 0 { // the requested size fits now
-			return false
-		}
-		over[s.last.MemoryNodes] += s.last.MemoryBytes - b.MemoryBytes
-		slotsOn[s.last.MemoryNodes]++
-	}
-	for nodes, n := range over {
-		if n > res.Spare/int64(len(slots))*slotsOn[nodes] {
-			return false
-		}
-	}
-	for i, s := range slots {
-		res.ReservedMemory -= s.last.MemoryBytes - res.Blocks[i].MemoryBytes
-		res.Blocks[i].MemoryBytes = s.last.MemoryBytes
-	}
-	return true
+	return splitSlots(inv, cfg, slots)
 }
 
 // lastNode returns what the next plan may need from this one.
@@ -215,7 +165,7 @@ func (p *Plan) lastNode(inv *inventory.Inventory, cfg config.Config) *LastNode {
 		}
 	}
 	n := &LastNode{
-		ReservedCPUs: p.Reserved.CPUs, ReserveMemory: int64(cfg.Reserve.Memory), MemoryPerSlot: int64(cfg.MemoryPerSlot), Software: sw,
+		ReservedCPUs: p.Reserved.CPUs, Software: sw,
 	}
 	if cfg.Node == "" {
 		n.Name = inv.Hostname

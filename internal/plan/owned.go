@@ -105,7 +105,8 @@ var OwnedDirs = []OwnedDir{
 	{"/var/lib/buildkite-agent", false},
 	{"/var/lib/kbnode", true},
 	{"/usr/local/libexec/kbnode/dist", true}, // what install downloaded
-	{AgentsDir, true},                        // what upgrade downloaded
+	{AgentsDir + "/*", true},                 // what upgrade downloaded
+	{AgentsDir, true},
 	{"/usr/local/libexec/kbnode", false},
 }
 

@@ -22,7 +22,7 @@ type Input struct {
 	Config    *config.Config // with defaults
 	Bindings  *Bindings      // as kept on the machine; nil on a new one
 	Drains    []Drain        // as kept on the machine
-	Agents    Agents         // as kept on the machine
+	Agent     AgentRelease   // as kept on the machine
 	Binary    string         // absolute path of kbnode on the machine
 	Version   string         // of kbnode
 	Runner    string         // SHA-256 of the program that jobs get; "" gives them kbnode itself, in a tree

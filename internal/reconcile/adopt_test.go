@@ -1,13 +1,11 @@
 package reconcile_test
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -79,9 +77,8 @@ func TestLinkInTheWayIsNotFollowed(t *testing.T) {
 	m.apply(p)
 	equal(t, "target of the link", "keep me", m.read("/etc/passwd-like"))
 	equal(t, "hook", true, strings.Contains(m.read(plan.HooksDir+"/environment"), plan.Marker))
-	m.uninstall()
-	if target, err := os.Readlink(filepath.Join(m.h.Root, plan.HooksDir, "environment")); target != "/etc/passwd-like" {
-		t.Errorf("the link is not back: %q, %v", target, err)
+	if target, err := os.Readlink(filepath.Join(m.h.Root, reconcile.BackupDir, plan.HooksDir, "environment")); target != "/etc/passwd-like" {
+		t.Errorf("the link is not in the backup: %q, %v", target, err)
 	}
 }
 
@@ -100,39 +97,34 @@ func TestAdoptBusy(t *testing.T) {
 
 	// What was agreed to once needs no --adopt in the daemon's passes.
 	m.h.Adopt = false
+	equal(t, "the slice in the way", "[Slice]\nMemoryMax=1G", m.read(reconcile.BackupDir+plan.UnitDir+"/"+plan.SliceName(0)))
 	m.asks(p, "disable agent-gpu1", "reload", "drain agent-gpu1")
 	m.asks(p)
 	m.finish(0)
 	m.ends(1, p)
 	m.wantAbsent(plan.UnitDir + "/" + plan.AgentUnit(1))
-
-	m.h.Sleep = func(context.Context, time.Duration) error { return errors.New("nothing runs") }
-	m.uninstall()
-	for k := range 2 {
-		equal(t, "old unit after uninstall", strings.TrimSpace(oldUnit), m.read(plan.UnitDir+"/"+plan.AgentUnit(k)))
-	}
 }
 
 func TestAdoptTwiceKeepsBoth(t *testing.T) {
 	t.Parallel()
-	hook := plan.HooksDir + "/environment"
-	long := strings.Repeat("#", 1<<20+10) // the two differ after what is read of a file
-	for name, start := range map[string]string{"short": "", "long": long} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			m := newMachine(t)
-			m.h.Adopt = true
-			p := slots(1).plan(t)
-			for _, text := range []string{"first\n", "second\n"} {
-				m.write(hook, start+text)
-				m.apply(p)
-			}
-			m.uninstall()
-			for name, want := range map[string]string{hook: start + "first", hook + ".kbnode-backup-2": start + "second"} {
-				if m.read(name) != want {
-					t.Errorf("%s does not have what was adopted", name)
-				}
-			}
-		})
+	m := newMachine(t)
+	m.h.Adopt = true
+	hook, backup := plan.HooksDir+"/environment", reconcile.BackupDir+plan.HooksDir+"/environment"
+	for _, text := range []string{"first", "second"} {
+		m.write(hook, text)
+		m.apply(slots(1).plan(t))
 	}
+	m.uninstall()
+	equal(t, "backups after uninstall", []string{"first", "second"}, []string{m.read(backup), m.read(backup + ".2")})
+	m.wantAbsent(hook)
+}
+
+// What an earlier version of kbnode backed up outlives uninstall, too.
+func TestUninstallKeepsOldBackups(t *testing.T) {
+	t.Parallel()
+	m := installed(t, 1)
+	m.write("/var/lib/kbnode/backup/etc/x.1", "theirs")
+	m.uninstall()
+	m.wantAbsent("/var/lib/kbnode")
+	equal(t, "backup", "theirs", m.read(reconcile.BackupDir+"/earlier/etc/x.1"))
 }

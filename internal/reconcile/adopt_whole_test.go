@@ -1,18 +1,11 @@
 package reconcile_test
 
 import (
-	"context"
-	"errors"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -51,22 +44,10 @@ func (m *machine) adopt(p *plan.Plan) []string {
 	return words
 }
 
-// still returns what uninstall must leave as it was: everything except what runs and what
-// only systemd makes.
-func still(tree map[string]string) map[string]string {
-	out := map[string]string{}
-	for name, was := range tree {
-		if !strings.HasPrefix(name, "/sys/") && !strings.HasPrefix(name, "/run/") && !strings.HasSuffix(name, ".wants/") {
-			out[name] = was
-		}
-	}
-	return out
-}
-
 func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 	t.Parallel()
 	m := wholeOldNode(t)
-	before := still(m.tree())
+	before := m.tree()
 	p := slots(1).plan(t)
 	var steps []string
 	m.h.OnStep(func(words string) error { steps = append(steps, words); return nil })
@@ -83,7 +64,7 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 		if _, ok := after[name]; ok {
 			t.Errorf("%s is left", name)
 		}
-		if backup := after["/var/lib/kbnode/backup"+name+".1"]; backup != before[name] {
+		if backup := after[reconcile.BackupDir+name]; backup != before[name] {
 			t.Errorf("the backup of %s is %q, the file was %q", name, backup, before[name])
 		}
 	}
@@ -91,7 +72,7 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
 		"start buildkite-gpu0.slice", setWord(0, "2-3", 1<<30), "start guard-gpu0", "start agent-gpu0", "start kbnode"}, words)
 	equal(t, "example of a hook", before[plan.HooksDir+"/command.sample"], after[plan.HooksDir+"/command.sample"])
-	equal(t, "backups", "drwx------", after["/var/lib/kbnode/backup/"])
+	equal(t, "backups", "drwx------", after[reconcile.BackupDir+"/"])
 	for _, dir := range []string{"/etc/buildkite-agent/", plan.HooksDir + "/", "/var/lib/buildkite-agent/", plan.AgentDir(0) + "/"} {
 		equal(t, dir, "drwxr-xr-x", after[dir])
 	}
@@ -100,67 +81,8 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 	m.asks(p)
 	equal(t, "tree after the second run", after, m.tree())
 
-	// Consent covers the same file again, but not another one.
-	m.write(plan.HooksDir+"/pre-command", "echo old\n")
-	m.apply(p)
-	m.wantAbsent(plan.HooksDir + "/pre-command")
-	m.write(plan.HooksDir+"/pre-command", "echo new\n")
-	if err := m.try(p); err == nil || !strings.HasPrefix(err.Error(), plan.HooksDir+"/pre-command: not written by kbnode") {
-		t.Errorf("a hook that somebody added: %v", err)
-	}
-	must.Do(t, os.Remove(filepath.Join(m.h.Root, plan.HooksDir, "pre-command")))
-
-	m.uninstall()
-	equal(t, "tree after uninstall", before, still(m.tree()))
-}
-
-// A directory whose owner could not be changed is not backed up again.
-func TestDirectoryHasOneBackup(t *testing.T) {
-	t.Parallel()
-	m := wholeOldNode(t)
-	p := slots(1).plan(t)
-	m.h.OnStep(failing("chmod "+plan.HooksDir, syscall.EROFS))
-	for range 2 {
-		if err := m.try(p); !errors.Is(err, syscall.EROFS) {
-			t.Errorf("error is %v", err)
-		}
-	}
-	backup := "/var/lib/kbnode/backup" + plan.HooksDir
-	equal(t, "first backup", true, m.exists(backup+".1"))
-	m.wantAbsent(backup + ".2")
-}
-
-// Uninstall may be killed at any step, too.
-func TestInterruptedUninstallOfAdopted(t *testing.T) {
-	t.Parallel()
-	prepare := func(t *testing.T) (*machine, map[string]string) {
-		m := wholeOldNode(t)
-		// An empty directory is known as someone else's only until its backup is removed.
-		must.Do(t, os.Remove(filepath.Join(m.h.Root, "/etc/kbnode/slots")))
-		must.Do(t, os.Remove(filepath.Join(m.h.Root, "/etc/kbnode")))
-		m.write("/var/lib/buildkite-agent/builds/old", "a checkout\n")
-		before := still(m.tree())
-		m.adopt(slots(1).plan(t))
-		return m, before
-	}
-	for n := 0; ; n++ {
-		m, before := prepare(t)
-		ended := m.killAt(n, func() {
-			if _, err := m.h.Uninstall(t.Context(), nil); err != nil {
-				t.Error(err)
-			}
-		})
-		m.uninstall()
-		if diff := cmp.Diff(before, still(m.tree())); diff != "" {
-			t.Fatalf("interrupted at step %d (-want +got):\n%s", n, diff)
-		}
-		if ended {
-			if n < 20 {
-				t.Errorf("only %d steps to interrupt", n)
-			}
-			return
-		}
-	}
+	m.write(plan.HooksDir+"/pre-command", "echo new\n") // consent does not cover it
+	must.Err(t, m.try(p), plan.HooksDir+"/pre-command: not written by kbnode")
 }
 
 // While a job of the old setup runs, its home stays with its user, but other users can
@@ -171,7 +93,6 @@ func TestAdoptLeavesHomeOfRunningJob(t *testing.T) {
 		t.Skip("needs root, for owners")
 	}
 	m := wholeOldNode(t)
-	before := still(m.tree())
 	m.run(0)
 	p := slots(1).plan(t)
 	for range 3 {
@@ -188,8 +109,6 @@ func TestAdoptLeavesHomeOfRunningJob(t *testing.T) {
 	m.ends(0, p)
 	equal(t, "home", "drwxr-xr-x", m.tree()["/var/lib/buildkite-agent/"])
 	equal(t, "jobs killed", nil, m.sd.Killed())
-	m.uninstall()
-	equal(t, "tree after uninstall", before, still(m.tree()))
 }
 
 // An idle agent of the old setup whose slot waits for CPUs would run its jobs with hooks
@@ -221,22 +140,11 @@ func TestWriteInputKeepsBackup(t *testing.T) {
 	m := newMachine(t)
 	m.write(plan.TokenPath, "theirs\n")
 	must.Do(t, os.Chmod(filepath.Join(m.h.Root, plan.TokenPath), 0o640))
-	before := still(m.tree())
-	m.h.OnStep(failing("write "+plan.TokenPath, syscall.ENOSPC)) // after the backup
-	if err := m.h.WriteInput(plan.TokenPath, "# "+plan.Marker+"\nours\n"); err == nil {
-		t.Fatal("no error")
-	}
-	m.h.OnStep(nil)
 	for range 3 { // our own file gets no backup
 		must.Do(t, m.h.WriteInput(plan.TokenPath, "# "+plan.Marker+"\nnext\n"))
 	}
 	tree := m.tree()
 	equal(t, "token", "-rw------- # "+plan.Marker+"\nnext\n", tree[plan.TokenPath])
-	equal(t, "backup", "-rw-r----- theirs\n", tree["/var/lib/kbnode/backup"+plan.TokenPath+".1"])
-	m.wantAbsent("/var/lib/kbnode/backup" + plan.TokenPath + ".2")
-	m.h.Sleep = func(context.Context, time.Duration) error { return errors.New("nothing runs") }
-	m.uninstall()
-	after := still(m.tree())
-	equal(t, "tree after uninstall", before[plan.TokenPath], after[plan.TokenPath])
-	m.wantAbsent(path.Dir("/var/lib/kbnode/backup"))
+	equal(t, "backup", "-rw-r----- theirs\n", tree[reconcile.BackupDir+plan.TokenPath])
+	m.wantAbsent(reconcile.BackupDir + plan.TokenPath + ".2")
 }

@@ -96,10 +96,11 @@ func (a *applier) change(ctx context.Context, group []Change) error {
 		case c.Deferred != "":
 			a.result.Deferred = append(a.result.Deferred, c)
 			a.h.log().Debug("change deferred", "kind", c.Kind, "unit", c.Subject, "slot", c.Slot, "why", c.Deferred)
-			// The backup records the operator's consent, so that a later run may make
-			// this change without being asked.
-			if err := a.backup(c); err != nil {
-				return a.fail(c, err)
+			// It leaves at once what is in the way: a later run has no consent to that.
+			if c.Kind == Adopt {
+				if err := a.setAside(c); err != nil {
+					return a.fail(c, err)
+				}
 			}
 		case a.skips(c): // the error says why
 		default:
@@ -152,13 +153,14 @@ func (a *applier) wait(c Change) string {
 	return a.late[c.Slot]
 }
 
-// backup backs up what a change is about to replace, once.
-func (a *applier) backup(c Change) error {
-	if !c.keep && (!c.conflicts() || !a.h.Adopt) {
-		return nil
-	}
+// setAside backs up what is in the way of a change, and removes it.
+func (a *applier) setAside(c Change) error {
 	subject := strings.TrimSuffix(c.Subject, "/")
-	return wrap(a.h.backup(subject, a.s.backups[subject]), "back up "+subject)
+	err := wrap(a.h.backUp(subject), "back up "+subject)
+	if err == nil {
+		err = wrap(a.h.remove(subject, false), "remove "+subject)
+	}
+	return err
 }
 
 // apply makes a change. A group of more than one consists of starts.
@@ -169,10 +171,7 @@ func (a *applier) apply(ctx context.Context, group []Change) error {
 	if c.fault != nil {
 		return c.fault
 	}
-	err := a.backup(c)
-	if err != nil {
-		return err
-	}
+	var err error
 	switch c.Kind {
 	case Create, Update, Chmod:
 		if isDir {
@@ -182,11 +181,13 @@ func (a *applier) apply(ctx context.Context, group []Change) error {
 	case Adopt:
 		switch {
 		case c.away:
-			return wrap(h.remove(subject, false), "remove "+subject)
+			return a.setAside(c)
 		case isDir:
-			err = errors.Join(h.remove(subject, false), a.makeDir(c))
-		default:
-			err = a.writeFile(c)
+			err = errors.Join(a.setAside(c), a.makeDir(c))
+		default: // without a moment in which the path has neither
+			if err = wrap(h.backUp(subject), "back up "+subject); err == nil {
+				err = a.writeFile(c)
+			}
 		}
 		return wrap(err, "replace "+subject)
 	case Delete:
@@ -199,8 +200,6 @@ func (a *applier) apply(ctx context.Context, group []Change) error {
 			err = h.remove(subject, isDir && a.s.paths[subject].owned.All)
 		}
 		return wrap(err, "delete "+subject)
-	case Restore:
-		return wrap(h.restore(subject, a.s.backups[subject], a.s.paths[subject].marked), "restore "+subject)
 	case AddUser:
 		return a.addUser(ctx, subject)
 	case DelUser:

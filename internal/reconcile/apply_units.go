@@ -4,10 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path"
-	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -37,39 +33,12 @@ func (a *applier) systemd(ctx context.Context, group []Change) error {
 	case Enable:
 		return sd.Enable(ctx, names...)
 	case Disable:
-		return a.disable(ctx, c)
+		return sd.Disable(ctx, names...)
 	case Stop:
 		return a.stop(ctx, c)
 	default:
 		return a.set(ctx, a.wantSlices[c.Subject])
 	}
-}
-
-// disable keeps a unit from starting at boot. Links to it that someone else made are
-// backed up, so that uninstall can restore them.
-func (a *applier) disable(ctx context.Context, c Change) error {
-	if a.s.backups[plan.UnitDir+"/"+c.Subject] > 0 || a.adopts(c.Subject) {
-		entries, err := os.ReadDir(a.h.path(plan.UnitDir))
-		if err != nil {
-			return fmt.Errorf("disable %s: %w", c.Subject, err)
-		}
-		for _, e := range entries {
-			link := path.Join(plan.UnitDir, e.Name(), c.Subject)
-			if strings.HasSuffix(e.Name(), ".wants") || strings.HasSuffix(e.Name(), ".requires") {
-				if err := a.h.backup(link, a.s.backups[link]); err != nil {
-					return fmt.Errorf("disable %s: %w", c.Subject, err)
-				}
-			}
-		}
-	}
-	return a.h.Systemd.Disable(ctx, c.Subject)
-}
-
-// adopts reports whether this run replaced someone else's unit.
-func (a *applier) adopts(unit string) bool {
-	return slices.ContainsFunc(a.result.Applied, func(c Change) bool {
-		return c.Kind == Adopt && c.Subject == plan.UnitDir+"/"+unit
-	})
 }
 
 const (

@@ -1,8 +1,6 @@
 package reconcile
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,53 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// backupDir holds what was adopted, by path. It is outside all directories that systemd,
-// cron or the agent read, and only root can read it, since it contains secrets.
-const backupDir = "/var/lib/kbnode/backup"
+// BackupDir holds what --adopt replaced or removed, by path. Only root can read it, since it
+// contains secrets, and uninstall leaves it.
+const BackupDir = "/var/backups/kbnode"
 
-// backupPath returns the path of the n-th backup of a path.
-func backupPath(name string, n int) string { return backupDir + name + "." + strconv.Itoa(n) }
+// oldBackupDir is where earlier versions of kbnode had it.
+const oldBackupDir = "/var/lib/kbnode/backup"
 
-// backupOf is the inverse of backupPath below backupDir. n is 0 for any other file, such
-// as the temporary file of an interrupted write.
-func backupOf(name string) (original string, n int) {
-	dot := strings.LastIndexByte(name, '.')
-	if dot < 0 || strings.HasPrefix(path.Base(name), ".") {
-		return name, 0
-	}
-	n, err := strconv.Atoi(name[dot+1:])
-	if err != nil || n < 1 {
-		return name, 0
-	}
-	return name[:dot], n
-}
-
-// backups counts the backups of adopted files.
-func (o *observer) backups(context.Context) error {
-	top := o.h.path(backupDir)
-	err := fs.WalkDir(os.DirFS(top), ".", func(name string, _ fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if base := path.Base(name); base != "." && strings.HasPrefix(base, ".") {
-			o.s.paths[path.Join(backupDir, name)] = pathState{kind: leftover, slot: -1}
-		}
-		original, n := backupOf("/" + name)
-		if n > 0 {
-			o.s.backups[original] = max(o.s.backups[original], n)
-		}
-		return nil
-	})
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("read backups: %w", err)
-	}
-	return nil
-}
-
-// backup copies what is at a path that already has this many backups: a file with its
-// mode, owner and time, a link as a link, and a directory as an empty one with its mode
-// and owner. It does not repeat the newest backup, and backs up a directory only once.
-func (h *Host) backup(name string, have int) error {
+// backUp copies a file or link to BackupDir, beside what was copied from its path before.
+func (h *Host) backUp(name string) error {
 	info, err := os.Lstat(h.path(name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -69,46 +29,34 @@ func (h *Host) backup(name string, have int) error {
 	if err != nil {
 		return err
 	}
-	if have > 0 && (info.IsDir() || h.sameContent(name, backupPath(name, have))) {
-		return nil
+	to := BackupDir + name
+	for n := 2; exists(h.path(to)); n++ {
+		to = BackupDir + name + "." + strconv.Itoa(n)
 	}
-	to := backupPath(name, have+1)
-	if err := h.mkdir(backupDir, 0o700, owner{0, 0}); err != nil {
+	if err := h.mkdir(BackupDir, 0o700, owner{0, 0}); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(h.path(path.Dir(to)), 0o700); err != nil {
 		return err
 	}
-	if !info.IsDir() {
-		return h.copy(name, to, info)
-	}
-	half := path.Join(path.Dir(to), "."+path.Base(to))
-	mode, own := modeAndOwner(info)
-	if err := h.mkdir(half, mode, own); err != nil {
-		return err
-	}
-	return errors.Join(os.Rename(h.path(half), h.path(to)), h.syncDir(path.Dir(to)))
+	return h.copy(name, to, info)
 }
 
-// sameContent reports whether two files have the same content, or two links the same target.
-func (h *Host) sameContent(a, b string) bool {
-	if target, err := os.Readlink(h.path(a)); err == nil {
-		other, err := os.Readlink(h.path(b))
-		return err == nil && other == target
+// keepOldBackups moves what an earlier version of kbnode backed up out of the directory that
+// uninstall deletes.
+func (h *Host) keepOldBackups() error {
+	if !exists(h.path(oldBackupDir)) {
+		return nil
 	}
-	if _, err := os.Readlink(h.path(b)); err == nil {
-		return false
+	err := h.mkdir(BackupDir, 0o700, owner{0, 0})
+	if err == nil {
+		err = os.Rename(h.path(oldBackupDir), h.path(BackupDir, "earlier"))
 	}
-	textA, errA := readSmall(h.path(a))
-	textB, errB := readSmall(h.path(b))
-	return errA == nil && errB == nil && bytes.Equal(textA, textB)
+	return wrap(err, "move "+oldBackupDir)
 }
 
 // copy copies a link, or a file with its mode, owner and time.
 func (h *Host) copy(from, to string, info fs.FileInfo) error {
-	if err := os.MkdirAll(h.path(path.Dir(to)), 0o755); err != nil { //nolint:gosec // as it was
-		return err
-	}
 	if info.Mode()&fs.ModeSymlink != 0 {
 		target, err := os.Readlink(h.path(from))
 		if err == nil {
@@ -138,48 +86,13 @@ func (h *Host) copy(from, to string, info fs.FileInfo) error {
 	return h.write(to, mode, own, f, info)
 }
 
-// restore restores what was adopted: the oldest backup at its path, later ones beside it.
-// A file that someone has put there since stays, and a directory keeps its contents.
-func (h *Host) restore(name string, n int, ours bool) error {
-	for i := n; i >= 1; i-- {
-		from, to := backupPath(name, i), name
-		info, err := os.Lstat(h.path(from))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // restored by an interrupted run
-		}
-		if err != nil {
-			return err
-		}
-		if !info.IsDir() && (i > 1 || !ours && exists(h.path(name)) && !h.sameContent(name, from)) {
-			to = name + ".kbnode-backup-" + strconv.Itoa(i)
-		}
-		if info.IsDir() {
-			mode, own := modeAndOwner(info)
-			err = h.mkdir(to, mode, own)
-		} else {
-			err = h.copy(from, to, info)
-		}
-		if err == nil {
-			err = h.remove(from, false)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // WriteInput writes a file that kbnode also reads, such as the token, readable only by
 // root. The text contains plan.Marker, by which uninstall recognizes it. WriteInput backs
-// up someone else's file there, and uninstall restores it.
+// up someone else's file there.
 func (h *Host) WriteInput(name, text string) error {
 	had, err := readSmall(h.path(name))
 	if (err == nil || errors.Is(err, errLarge)) && !ours(name, string(had)) {
-		have := 0
-		for exists(h.path(backupPath(name, have+1))) {
-			have++
-		}
-		if err := h.backup(name, have); err != nil {
+		if err := h.backUp(name); err != nil {
 			return fmt.Errorf("back up %s: %w", name, err)
 		}
 	}

@@ -10,12 +10,11 @@ type Kind string
 
 // The kinds of change. A Subject that ends in "/" is a directory.
 const (
-	Create    Kind = "create"  // a file or directory
-	Update    Kind = "update"  // a file that kbnode wrote
-	Adopt     Kind = "adopt"   // someone else's file: back it up, then replace or remove it
-	Chmod     Kind = "chmod"   // mode or owner
-	Delete    Kind = "delete"  // a file or directory that kbnode made
-	Restore   Kind = "restore" // what was adopted, from its backup
+	Create    Kind = "create" // a file or directory
+	Update    Kind = "update" // a file that kbnode wrote
+	Adopt     Kind = "adopt"  // someone else's file: back it up, then replace or remove it
+	Chmod     Kind = "chmod"  // mode or owner
+	Delete    Kind = "delete" // a file or directory that kbnode made
 	AddUser   Kind = "adduser"
 	DelUser   Kind = "deluser"
 	DelNet    Kind = "delnet"    // a slot's network, from the Docker engine
@@ -44,16 +43,14 @@ type Change struct {
 	// Deferred is what the change waits for; "" if it can be made now.
 	Deferred string `json:"deferred,omitempty"`
 
-	phase  phase
-	fault  error   // why it cannot be made
-	inert  bool    // harmless to a running job
-	agreed bool    // an Adopt that an earlier run was allowed to make
-	text   string  // content for an Adopt of an unplanned file
-	away   bool    // an Adopt that only removes
-	keep   bool    // a Chmod that backs up mode and owner
-	owner  bool    // a Chmod in which only the owner differs
-	mode   bool    // a Chmod that does not change the owner
-	tuned  []tuned // for Tune and Untune
+	phase phase
+	fault error   // why it cannot be made
+	inert bool    // harmless to a running job
+	text  string  // content for an Adopt of an unplanned file
+	away  bool    // an Adopt that only removes
+	owner bool    // a Chmod in which only the owner differs
+	mode  bool    // a Chmod that does not change the owner
+	tuned []tuned // for Tune and Untune
 }
 
 // phase orders changes to different subjects.
@@ -94,14 +91,12 @@ func (c Change) String() string {
 	return s
 }
 
-func (c Change) conflicts() bool { return c.Kind == Adopt && !c.agreed }
-
 // Conflicts returns the files that Apply refuses to touch unless Host.Adopt is set: those
-// that kbnode did not write and that no earlier run adopted.
+// that kbnode did not write.
 func Conflicts(changes []Change) []string {
 	var paths []string
 	for _, c := range changes {
-		if c.conflicts() {
+		if c.Kind == Adopt {
 			paths = append(paths, c.Subject)
 		}
 	}
@@ -112,7 +107,7 @@ func Conflicts(changes []Change) []string {
 type ConflictError struct{ Paths []string }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("%s: not written by kbnode; move it away, or use --adopt to replace it and keep a backup until uninstall",
+	return fmt.Sprintf("%s: not written by kbnode; move it away, or use --adopt to replace it and keep a backup",
 		strings.Join(e.Paths, ", "))
 }
 

@@ -2,7 +2,6 @@ package reconcile
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"path"
 	"slices"
@@ -50,23 +49,16 @@ func (d *differ) dir(w plan.Dir) {
 	case got.err != nil:
 		c.Kind, c.Why, c.fault, c.inert = Update, "what exists there cannot be read", got.err, false
 	case got.kind != directory:
-		c.Kind, c.Why, c.agreed, c.inert = Adopt, "something else is in the way", false, false
+		c.Kind, c.Why, c.inert = Adopt, "something else is in the way", false
 	case d.differs(got, w.Mode, w.Owner):
 		c.Kind, c.inert = Chmod, false
 		c.Diff = d.modes(got, w.Mode, w.Owner)
-		// An interrupted run leaves it empty, owned by root, with mode 0700.
-		half := len(got.entries) == 0 && got.uid == 0 && got.mode == 0o700
-		c.keep = !d.installed() && !half && got.owned.Pattern != "" && !got.owned.All
 		c.owner = got.mode == w.Mode
 	default:
 		return
 	}
 	d.add(phaseWrite, c)
 }
-
-// installed reports whether an earlier run wrote the node's own files. If so, directories
-// that differ did not exist before kbnode.
-func (d *differ) installed() bool { return d.s.paths[plan.UnitDir+"/"+plan.NodeService].marked }
 
 func (d *differ) differs(got pathState, mode uint32, owner string) bool {
 	own, _ := wantedOwner(d.s.users, owner) // -1 for a user that does not exist yet
@@ -105,7 +97,7 @@ func (d *differ) file(f plan.File) {
 		c.Kind, c.Why, c.fault = Update, "what exists there cannot be read", got.err
 	case got.kind != regular, !got.marked && !same && f.Source == "" && f.SHA256 == "" && !cut(got.content, f.Content):
 		// A file that someone else wrote may contain a secret: it is not shown.
-		c.Kind, c.Why, c.agreed = Adopt, "not written by kbnode", got.backedUp
+		c.Kind, c.Why = Adopt, "not written by kbnode"
 		c.Diff = lineDiff("", f.Content)
 	case !same:
 		c.Kind = Update
@@ -177,7 +169,7 @@ func (d *differ) removeEarlier() {
 			if slot, ok := plan.MatchOwned(e.Pattern, name); ok {
 				d.add(phaseHooks, Change{
 					Kind: Adopt, Subject: name, Slot: slot, Why: e.Why + ", so it is removed",
-					away: true, agreed: got.backedUp, inert: slot >= 0,
+					away: true, inert: slot >= 0,
 				})
 			}
 		}
@@ -185,8 +177,7 @@ func (d *differ) removeEarlier() {
 }
 
 // removals deletes what is kbnode's but unplanned: files, what systemd keeps of
-// SetProperties, temporary files, directories and users. Uninstall also restores what was
-// adopted.
+// SetProperties, temporary files, directories and users.
 func (d *differ) removals() {
 	names := slices.Sorted(maps.Keys(d.s.paths))
 	for _, name := range names {
@@ -198,8 +189,6 @@ func (d *differ) removals() {
 			continue
 		case got.kind == leftover:
 			c.Why, c.inert = "left by an interrupted run", true
-		case got.marked && d.s.backups[name] > 0 && d.uninstall:
-			continue // restored
 		case got.kind == input && got.marked && d.uninstall:
 		case got.kind == regular && got.marked:
 			c.Diff = lineDiff(got.content, "")
@@ -216,9 +205,6 @@ func (d *differ) removals() {
 			d.add(phaseDelete, c)
 		}
 	}
-	if d.uninstall {
-		d.restores()
-	}
 	d.removeDirs(names)
 	for _, name := range slices.Sorted(maps.Keys(d.s.users)) {
 		if slices.ContainsFunc(d.p.Users, func(u plan.User) bool { return u.Name == name }) {
@@ -232,27 +218,6 @@ func (d *differ) removals() {
 	}
 }
 
-// restores restores what was adopted: files before their directories, which thus belong
-// to root while files are written there.
-func (d *differ) restores() {
-	var dirs []Change
-	for _, name := range slices.Sorted(maps.Keys(d.s.backups)) {
-		slot, _ := plan.Owns(name)
-		c := Change{Kind: Restore, Subject: name, Slot: slot}
-		if d.s.backups[name] > 1 {
-			c.Why = fmt.Sprintf("%d backups", d.s.backups[name])
-		}
-		c.phase = phaseDelete
-		if got := d.s.paths[name]; got.kind == directory {
-			c.Subject, c.Slot, c.Why = name+"/", slotOf(name), "mode and owner"
-			dirs = append(dirs, c)
-		} else {
-			d.out = append(d.out, c)
-		}
-	}
-	d.out = append(d.out, dirs...)
-}
-
 // removeDirs deletes directories of unplanned slots and, at uninstall, the node's own:
 // inner ones first, and those that others may use only if they contain nothing of others.
 func (d *differ) removeDirs(names []string) {
@@ -260,7 +225,7 @@ func (d *differ) removeDirs(names []string) {
 		for _, name := range names {
 			got := d.s.paths[name]
 			_, planned := d.wantDirs[name]
-			if got.kind != directory || got.owned != owned || planned || d.s.restored[name] || got.slot < 0 && !d.uninstall {
+			if got.kind != directory || got.owned != owned || planned || !d.uninstall && !d.outlived(name, got) {
 				continue
 			}
 			if _, planned := d.wantSlices[strings.TrimSuffix(path.Base(name), ".d")]; planned {
@@ -271,7 +236,7 @@ func (d *differ) removeDirs(names []string) {
 					continue // someone else's
 				}
 			}
-			if !owned.All && slices.ContainsFunc(got.entries, func(e string) bool { return !d.deleted[e] && !isRuntime(e) }) || d.restoresBelow(name) {
+			if !owned.All && slices.ContainsFunc(got.entries, func(e string) bool { return !d.deleted[e] && !isRuntime(e) }) {
 				continue
 			}
 			d.deleted[name] = true
@@ -280,20 +245,23 @@ func (d *differ) removeDirs(names []string) {
 	}
 }
 
+// outlived reports whether an unplanned directory is deleted before uninstall: that of a slot, and
+// that of an agent's release when no agent runs anything but what is planned now.
+func (d *differ) outlived(name string, got pathState) bool {
+	if path.Dir(name) != plan.AgentsDir {
+		return got.slot >= 0
+	}
+	for unit, u := range d.s.Units {
+		if slot, _ := plan.OwnsUnit(unit); isAgent(unit, slot) && u.MainPID > 0 && u.Generation != d.wantUnits[unit].Generation {
+			return false
+		}
+	}
+	return true
+}
+
 // isRuntime reports whether a file is what systemd keeps of SetProperties. It is deleted
 // with its directory.
 func isRuntime(name string) bool {
 	unit := strings.TrimSuffix(path.Base(path.Dir(name)), ".d")
 	return slices.ContainsFunc(runtimeNames, func(property string) bool { return runtimeFile(unit, property) == name })
-}
-
-// restoresBelow reports whether a backup of a directory, or of something in it, will be
-// restored.
-func (d *differ) restoresBelow(dir string) bool {
-	for name := range d.s.backups {
-		if d.uninstall && (name == dir || strings.HasPrefix(name, dir+"/")) {
-			return true
-		}
-	}
-	return false
 }

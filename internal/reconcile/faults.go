@@ -89,7 +89,7 @@ func ofAllJobs(c Change) bool {
 
 // refuses reports whether a change would replace a file that kbnode did not write.
 func (a *applier) refuses(c Change) bool {
-	refuses := c.conflicts() && !a.h.Adopt
+	refuses := c.Kind == Adopt && !a.h.Adopt
 	if refuses {
 		_ = a.fail(c, nil) // Apply has the error
 	}
@@ -149,7 +149,7 @@ func (a *applier) keepsJobsAway(c Change) bool {
 func conflictsBySlot(changes []Change) []error {
 	bySlot := map[int][]string{}
 	for _, c := range changes {
-		if c.conflicts() {
+		if c.Kind == Adopt {
 			bySlot[c.Slot] = append(bySlot[c.Slot], c.Subject)
 		}
 	}

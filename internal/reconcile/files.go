@@ -49,21 +49,16 @@ func (h *Host) Store(name, text string) error {
 	return wrap(h.write(name, 0o644, owner{0, 0}, strings.NewReader(text), nil), "write "+name)
 }
 
-// readStored reads a file of kbnode's own state. It returns the zero value if there is none.
-func readStored[T any](h *Host, name, what string, parse func([]byte) (T, error)) (stored T, err error) {
-	text, err := readSmall(h.path(name))
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return stored, nil
-	case err != nil:
-		return stored, fmt.Errorf("read %s: %w", what, err)
-	}
-	return parse(text)
-}
-
 // ReadDrains reads which slots take no jobs.
 func (h *Host) ReadDrains() ([]plan.Drain, error) {
-	return readStored(h, plan.DrainsPath, "drained slots", plan.ParseDrains)
+	text, err := readSmall(h.path(plan.DrainsPath))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("read drained slots: %w", err)
+	}
+	return plan.ParseDrains(text)
 }
 
 // WriteDrains saves which slots take no jobs. The caller must hold the node's lock. The
@@ -74,6 +69,16 @@ func (h *Host) WriteDrains(drains []plan.Drain) error {
 		return err
 	}
 	return h.Store(plan.DrainsPath, text)
+}
+
+// WriteAgent saves which agent slots run. The caller must hold the node's lock. The next
+// Apply changes the machine itself.
+func (h *Host) WriteAgent(r plan.AgentRelease) error {
+	text, err := plan.RenderAgent(r)
+	if err != nil {
+		return err
+	}
+	return h.Store(plan.AgentsPath, text)
 }
 
 func (h *Host) fill(t *renameio.PendingFile, name string, mode uint32, own owner, content io.Reader, like fs.FileInfo) error {

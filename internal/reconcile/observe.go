@@ -34,12 +34,11 @@ func (h *Host) Observe(ctx context.Context, p *plan.Plan) (*State, error) {
 		Units:   map[string]slot.Unit{},
 		Slices:  map[string]slot.Slice{},
 		paths:   map[string]pathState{},
-		backups: map[string]int{},
 		chown:   canChown(),
 		adopt:   h.Adopt,
 		now:     h.Now,
 	}, dirs: map[string][]os.DirEntry{}}
-	for _, step := range []func(context.Context) error{o.users, o.backups, o.files, o.directories, o.units, o.slots, o.network, o.tunables} {
+	for _, step := range []func(context.Context) error{o.users, o.files, o.directories, o.units, o.slots, o.network, o.tunables} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}
@@ -199,9 +198,6 @@ func (o *observer) file(name string, slot int, kind pathKind) error {
 		if kind == input || kind == foreign {
 			state.content = ""
 		}
-	}
-	if n := o.s.backups[name]; n > 0 && !state.marked && state.kind != directory {
-		state.backedUp = o.h.sameContent(name, backupPath(name, n))
 	}
 	o.s.paths[name] = *state
 	return nil

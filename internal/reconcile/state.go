@@ -23,15 +23,11 @@ type State struct {
 	paths   map[string]pathState // planned or owned, by absolute path
 	network *NetworkState        // nil if Host.Network is nil
 	tune    tuning
-	backups map[string]int // number of backups, by path of the original
 	// refused holds the CPUs for which the kernel refused a cpuset partition.
 	refused string
-	// restored holds directories that this uninstall has restored, so that it does not delete
-	// them as its own when they are empty.
-	restored map[string]bool
-	chown    bool // compare owners
-	adopt    bool // Host.Adopt
-	now      bool // Host.Now
+	chown   bool // compare owners
+	adopt   bool // Host.Adopt
+	now     bool // Host.Now
 }
 
 // Slot returns the state of slot k; only its Index is set if it is unknown.
@@ -52,7 +48,6 @@ type pathState struct {
 	content  string // of a regular file, up to 1 MiB; not kept for an input or foreign file
 	marked   bool   // kbnode wrote it
 	copied   bool   // same as the source or the checksum of a planned copy
-	backedUp bool   // the newest backup has the same content, so replacing it was agreed to
 	slot     int    // by its name; -1 for the node
 	err      error  // why it cannot be read; what is there is unknown
 	entries  []string

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,121 +16,187 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-const (
-	bootIDPath = "/proc/sys/kernel/random/boot_id"
-	// maxTries is how many times per boot a setting is tried that cannot be made for now, or
-	// is made again after another program changed it. Two programs that undo each other
-	// disturb every job.
-	maxTries = 20
-)
+const bootIDPath = "/proc/sys/kernel/random/boot_id"
+
+// savedSettings is the content of plan.TunablesPath: what kbnode has set since the boot, and the
+// values before.
+type savedSettings struct {
+	WrittenBy string                   `json:"written_by"`
+	Boot      string                   `json:"boot_id"`
+	Settings  map[string]*savedSetting `json:"saved"` // by plan.Tunable.Name; nil in the file of an older kbnode
+}
+
+// savedSetting is a setting as kbnode set it.
+type savedSetting struct {
+	plan.Tunable
+	Was     map[string]string `json:"was"`               // values before, by file or name
+	Done    bool              `json:"done,omitempty"`    // it was set as far as the kernel takes it
+	Why     string            `json:"why,omitempty"`     // the kernel did not take it everywhere
+	Session string            `json:"session,omitempty"` // see Host.session
+}
 
 // tuning is what is known of the machine's settings.
 type tuning struct {
-	originals *originals // of this boot; nil if it cannot be read
-	exists    bool       // the file exists, of this boot or another
-	drift     []tuned    // planned, but with another value
-	back      []tuned    // changed by kbnode, and no longer planned
+	saved   *savedSettings // of this boot; nil if it cannot be read
+	exists  bool           // the file exists, of this boot or another
+	set     []tuned        // planned, and not set since the boot
+	restore []tuned        // changed by kbnode, and no longer planned
 }
 
-// tuned is one setting. Its Name is not a pattern. Of one that is no longer planned, Value
-// is the original value.
+// tuned is a setting that is to change.
 type tuned struct {
 	plan.Tunable
-	now     string // its value, in the form in which it is written; "" if it is lost
-	session string // of the driver that keeps it; see Host.session
-	ours    bool   // kbnode has set the value that it has now
+	now     map[string]string // current values, by file or name
+	session string
+	others  bool // restore leaves what another program has set since
 }
 
-// restores reports whether a setting that is no longer planned gets its original value.
-func (t tuned) restores() bool { return t.ours && !t.original() }
-
-// foreign reports whether another program has changed the setting since kbnode did.
-func (t tuned) foreign() bool { return !t.ours && !t.original() && t.now != "" }
-
-func (t tuned) original() bool { return sameValue(t.Form, t.now, t.Value) }
-
-// tunables reads the settings that are planned or were changed. A setting that cannot be
-// read is absent.
+// tunables reads the settings that are planned or were changed. kbnode sets each once after a boot,
+// or after its driver was loaded: two programs that undo each other disturb every job. Limits that
+// isolate slots are raised again.
 func (o *observer) tunables(context.Context) error {
 	t := &o.s.tune
 	text, err := readSmall(o.h.path(plan.TunablesPath))
 	t.exists = !errors.Is(err, fs.ErrNotExist)
-	boot, _ := readSmall(o.h.path(bootIDPath)) // it is missing only in a tree
-	r := &originals{boot: strings.TrimSpace(string(boot)), settings: map[string]*saved{}}
+	var r savedSettings
 	if t.exists {
 		if err == nil {
-			err = r.parse(text)
+			err = json.Unmarshal(text, &r)
 		}
 		if err != nil {
 			o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("the machine's settings are left alone: %s cannot be read (%v); delete it to start over", plan.TunablesPath, err))
 			return nil
 		}
 	}
-	// As after a boot, a driver that was loaded again has lost what was set.
-	maps.DeleteFunc(r.settings, func(_ string, s *saved) bool { return s.Session != "" && s.Session != o.h.session(s.PCI) })
-	t.originals = r
-	o.s.Warnings = append(o.s.Warnings, r.warnings()...)
-	planned := map[string]bool{}
-	for _, p := range o.p.Tunables {
-		planned[p.Name] = true
+	id, _ := readSmall(o.h.path(bootIDPath)) // it is missing only in a tree
+	if boot := strings.TrimSpace(string(id)); r.Settings == nil || r.Boot != boot {
+		r = savedSettings{Boot: boot, Settings: map[string]*savedSetting{}} // a boot has undone them
 	}
-	for _, name := range slices.Sorted(maps.Keys(r.settings)) {
-		if pattern, _ := cutNumber(name); planned[name] || planned[pattern] {
-			continue
-		}
-		if b, ok := o.back(*r.settings[name]); ok {
-			t.back = append(t.back, b)
+	r.WrittenBy = "kbnode"
+	t.saved = &r
+	kept := maps.Clone(r.Settings)
+	maps.DeleteFunc(kept, func(_ string, s *savedSetting) bool { return o.forgotten(&r, s) })
+	r.Settings = kept
+	for _, name := range slices.Sorted(maps.Keys(r.Settings)) {
+		if s := r.Settings[name]; !slices.ContainsFunc(o.p.Tunables, func(p plan.Tunable) bool { return p.Name == name }) {
+			o.restorable(s)
+		} else if s.Why != "" {
+			o.s.Warnings = append(o.s.Warnings, name+" "+s.Why)
 		}
 	}
 	for _, p := range o.p.Tunables {
-		if err := o.drift(t, p); err != nil {
+		if err := o.settable(p); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// drift finds planned settings that have another value.
-func (o *observer) drift(t *tuning, p plan.Tunable) error {
-	d := tuned{Tunable: p}
+// forgotten reports whether a GPU's driver has lost a setting: it was loaded again, or the GPU was
+// reset and lost its persistence mode.
+func (o *observer) forgotten(r *savedSettings, s *savedSetting) bool {
+	uuid, _, ok := s.GPU()
+	if !ok {
+		return false
+	}
+	persistence := r.Settings[plan.GPUTunable(uuid, plan.Persistence)]
+	mode, known := o.h.persistence(uuid)
+	reset := known && mode == "off" && persistence != nil && persistence.Done && persistence.Why == ""
+	return reset || s.Session != o.h.session(s.PCI)
+}
+
+// settable adds a planned setting to those that are to be set. One that was set and has another
+// value now is only reported.
+func (o *observer) settable(p plan.Tunable) error {
+	t, s := &o.s.tune, o.s.tune.saved.Settings[p.Name]
+	isSet := s != nil && s.Done && s.Value == p.Value && (p.Form != plan.Least || s.Why != "")
+	d := tuned{Tunable: p, now: map[string]string{}}
 	if uuid, setting, ok := p.GPU(); ok {
-		if mode, _ := o.h.persistence(uuid); mode == "off" && o.outOfService(p.PCI) {
+		mode, known := o.h.persistence(uuid)
+		if isSet || !known || mode == "off" && o.outOfService(p.PCI) {
 			return nil // an operator may have turned it off to reset the GPU
 		}
 		d.session = o.h.session(p.PCI)
-		d.now = o.h.gpuSetting(t.originals, p.Name, uuid, setting)
-		t.add(d)
-		return nil
+		switch {
+		case setting == plan.Persistence && mode != p.Value:
+			d.now[p.Name] = mode
+		case setting == plan.Clocks: // they cannot be read
+			d.now[p.Name] = "default"
+			if s != nil {
+				d.now[p.Name] = s.Value
+			}
+		}
+	} else {
+		files, err := o.matching(p.Name)
+		if err != nil {
+			return err
+		}
+		for _, name := range files {
+			if now := o.h.readSetting(name, p.Form); now != "" && !met(p.Form, now, p.Value) && o.h.writable(name) {
+				d.now[name] = now
+			}
+		}
 	}
-	dir, rest, isPattern := strings.Cut(p.Name, "*")
+	switch {
+	case len(d.now) == 0:
+	case !isSet:
+		t.set = append(t.set, d)
+	case s.Why == "":
+		for name := range d.now {
+			if _, ours := s.Was[name]; ours {
+				o.s.Warnings = append(o.s.Warnings, p.Name+" is left as another program set it")
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// matching returns the files of a setting, in which * stands for a number.
+func (o *observer) matching(name string) (files []string, err error) {
+	dir, rest, isPattern := strings.Cut(name, "*")
 	if !isPattern {
-		d.now = o.h.readSetting(p.Name, p.Form)
-		t.add(d)
-		return nil
+		return []string{name}, nil
 	}
 	entries, err := o.list(path.Clean(dir))
 	for _, e := range entries {
-		if _, err := strconv.Atoi(e.Name()); err != nil {
-			continue
-		}
-		d.Name = dir + e.Name() + rest
-		if d.now = o.h.readSetting(d.Name, p.Form); !met(p.Form, d.now, p.Value) && o.h.writable(d.Name) {
-			t.add(d)
+		if _, err := strconv.Atoi(e.Name()); err == nil {
+			files = append(files, dir+e.Name()+rest)
 		}
 	}
-	return err
+	return files, err
 }
 
-// add adds a planned setting to those that are to change.
-func (t *tuning) add(d tuned) {
-	if d.now != "" && !met(d.Form, d.now, d.Value) && !t.originals.gaveUp(d) {
-		t.drift = append(t.drift, d)
+// restorable adds a setting that is no longer planned to those that are to be restored: all values
+// that are still as kbnode set them.
+func (o *observer) restorable(s *savedSetting) {
+	d := tuned{Tunable: s.Tunable, now: map[string]string{}}
+	uuid, setting, isGPU := s.GPU()
+	persistence, known := o.h.persistence(uuid)
+	if isGPU && !known && !empty(o.p) {
+		return // later: not every pass reads GPUs
 	}
+	for name, was := range s.Was {
+		now := persistence
+		switch {
+		case !isGPU:
+			now = o.h.readSetting(name, s.Form)
+		case known && setting == plan.Clocks:
+			now = s.Value // it cannot be read
+		}
+		switch {
+		case now == "" || sameValue(s.Form, now, was):
+		case !s.Done || sameValue(s.Form, now, s.Value):
+			d.now[name] = now
+		default:
+			d.others = true
+		}
+	}
+	o.s.tune.restore = append(o.s.tune.restore, d)
 }
 
 // outOfService reports whether none of a GPU's slots takes jobs.
@@ -137,25 +204,6 @@ func (o *observer) outOfService(pci string) bool {
 	return !slices.ContainsFunc(o.p.Slots, func(s plan.Slot) bool {
 		return s.Serves() && slices.ContainsFunc(s.GPUs, func(g plan.SlotGPU) bool { return g.PCI == pci })
 	})
-}
-
-// back returns a setting that is no longer planned; ok is false if its value is unknown for
-// now.
-func (o *observer) back(s saved) (b tuned, ok bool) {
-	b = tuned{Tunable: plan.Tunable{Name: s.Name, Value: s.Was, Form: s.Form, PCI: s.PCI, Slots: s.Slots}}
-	uuid, setting, isGPU := b.GPU()
-	switch persistence, known := o.h.persistence(uuid); {
-	case !isGPU:
-		b.now = o.h.readSetting(s.Name, s.Form)
-	case !known && !empty(o.p):
-		return b, false // later: not every pass reads GPUs
-	case known && setting == plan.Clocks:
-		b.now = s.newest() // it cannot be read
-	default:
-		b.now = persistence
-	}
-	b.ours = b.now != "" && slices.ContainsFunc(s.Set, func(set string) bool { return sameValue(s.Form, b.now, set) })
-	return b, true
 }
 
 // persistence returns the persistence mode of a GPU; known reports whether NVML gave it in
@@ -166,22 +214,6 @@ func (h *Host) persistence(uuid string) (mode string, known bool) {
 		return "", false
 	}
 	return h.GPUs[i].PersistenceMode, true
-}
-
-// gpuSetting returns the value of a GPU's setting, "" if unknown. Locked clocks cannot be
-// read: they are what the originals say was set, unless the GPU has lost its persistence
-// mode, as after a reset.
-func (h *Host) gpuSetting(r *originals, name, uuid, setting string) string {
-	mode, known := h.persistence(uuid)
-	if !known || setting == plan.Persistence {
-		return mode
-	}
-	persistence := r.settings[plan.GPUTunable(uuid, plan.Persistence)]
-	lost := mode != "on" && persistence != nil && persistence.Done
-	if s := r.settings[name]; s != nil && s.Done && !lost {
-		return s.newest()
-	}
-	return "default"
 }
 
 // session identifies one load of a PCI device's driver. It changes when the driver is
@@ -223,46 +255,4 @@ func (h *Host) readSetting(name string, form plan.Form) string {
 func (h *Host) writable(name string) bool {
 	info, err := os.Lstat(h.path(name))
 	return err == nil && info.Mode().Perm()&0o200 != 0
-}
-
-// errNotTaken means that the kernel made something else of a value.
-var errNotTaken = errors.New("the kernel does not accept it")
-
-// writeSetting writes a value and checks whether the kernel took it.
-func (h *Host) writeSetting(name string, form plan.Form, value string) error {
-	f, err := os.OpenFile(h.path(name), os.O_WRONLY|os.O_TRUNC, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(value + "\n")
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	if now := h.readSetting(name, form); !met(form, now, value) {
-		return fmt.Errorf("%w: it is %q after it was set to %q", errNotTaken, now, value)
-	}
-	return nil
-}
-
-// met reports whether a setting is as planned.
-func met(form plan.Form, now, planned string) bool {
-	if form != plan.Least {
-		return sameValue(form, now, planned)
-	}
-	n, err1 := strconv.ParseUint(now, 10, 64)
-	least, err2 := strconv.ParseUint(planned, 10, 64)
-	return err1 == nil && err2 == nil && n >= least
-}
-
-func sameValue(form plan.Form, a, b string) bool {
-	if a == b {
-		return true
-	}
-	parse := map[plan.Form]func(string) (cpuset.Set, error){plan.List: cpuset.Parse, plan.Mask: cpuset.ParseMask}[form]
-	if parse == nil {
-		return false
-	}
-	x, errA := parse(a)
-	y, errB := parse(b)
-	return errA == nil && errB == nil && x.Equal(y)
 }

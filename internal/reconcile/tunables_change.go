@@ -2,9 +2,12 @@ package reconcile
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,58 +15,97 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 // settings is what messages call the subject of a Tune.
 const settings = "settings of the machine"
 
-// tune sets what is not as planned, and restores what is no longer planned: everything
-// that does not matter to a running job in one change, and the clocks of each GPU when
-// its slots are idle.
+// tune sets what is planned, and restores what no longer is: everything that does not matter to a
+// running job in one change, and the clocks of each GPU when its slots are idle.
 func (d *differ) tune() {
 	t := d.s.tune
-	if t.originals == nil {
+	if t.saved == nil {
 		return
 	}
-	d.tuneAll(phaseTune, Tune, t.drift)
-	d.tuneAll(phaseUntune, Untune, t.back)
-	if t.exists && len(d.p.Tunables) == 0 && len(t.back) == 0 && len(t.originals.settings) == 0 {
-		// It is of an earlier boot, or only lists what could not be set.
-		d.add(phaseUntune, Change{Kind: Untune, Subject: settings, Slot: -1, Why: "kbnode no longer changes any"})
+	d.tuneAll(phaseTune, Tune, t.set)
+	d.tuneAll(phaseUntune, Untune, t.restore)
+	if t.exists && len(d.p.Tunables) == 0 && len(t.restore) == 0 && len(t.saved.Settings) == 0 {
+		d.add(phaseUntune, Change{Kind: Untune, Subject: settings, Slot: -1, Why: "kbnode no longer changes any"}) // its file is of an earlier boot
 	}
 }
 
 func (d *differ) tuneAll(phase phase, kind Kind, list []tuned) {
-	var changes []Change // one for settings that wait for the same slots
+	all := Change{Kind: kind, Subject: settings, Slot: -1}
+	var clocks []Change // which a GPU without persistence mode forgets
 	for _, t := range list {
-		i := slices.IndexFunc(changes, func(c Change) bool { return slices.Equal(c.tuned[0].Slots, t.Slots) })
-		if i < 0 {
-			i, changes = len(changes), append(changes, Change{Kind: kind, Subject: settings, Slot: -1})
+		if len(t.Slots) == 0 {
+			all.tuned = append(all.tuned, t)
+			continue
 		}
-		changes[i].tuned = append(changes[i].tuned, t)
+		text := d.tunedText(kind, t)
+		c := Change{Kind: kind, Subject: "clocks of the GPU at " + t.PCI, Slot: -1, Diff: text, Why: strings.TrimSpace(text), Deferred: d.busyOf(t.Slots), tuned: []tuned{t}}
+		if len(t.Slots) == 1 {
+			c.Slot, c.Subject = t.Slots[0], "clocks of "+plan.SlotName(t.Slots[0])
+		}
+		clocks = append(clocks, c)
 	}
-	for _, c := range changes {
-		lines, others := tunedLines(kind, c.tuned)
-		if len(lines) > 0 {
-			c.Diff = strings.Join(lines, "\n") + "\n"
-			c.Why = strings.Join(lines, "; ")
-		}
-		if len(lines) > 2 {
-			c.Why = strconv.Itoa(len(c.tuned)) + " of them"
-		}
-		if others != "" {
-			c.Why = strings.TrimPrefix(c.Why+"; left as another program set it: "+others, "; ")
-		}
-		slots := c.tuned[0].Slots
-		if len(slots) == 1 {
-			c.Slot, c.Subject = slots[0], "clocks of "+plan.SlotName(slots[0])
-		} else if len(slots) > 1 {
-			c.Subject = "clocks of the GPU at " + c.tuned[0].PCI
-		}
-		c.Deferred = d.busyOf(slots)
+	all.Diff = d.tunedText(kind, all.tuned...)
+	values := 0
+	for _, t := range all.tuned {
+		values += len(t.now)
+	}
+	if lines := lines(all.Diff); len(lines) > 2 {
+		all.Why = strconv.Itoa(values) + " of them"
+	} else {
+		all.Why = strings.Join(lines, "; ")
+	}
+	if len(all.tuned) > 0 {
+		d.add(phase, all)
+	}
+	for _, c := range clocks {
 		d.add(phase, c)
 	}
+}
+
+// numbered matches what settings of many CPUs differ in.
+var numbered = lazy.Regexp(`policy[0-9]+`)
+
+// tunedText describes what changes, one line for values of the same kind that change alike.
+func (d *differ) tunedText(kind Kind, list ...tuned) string {
+	type line struct{ name, change string }
+	var all []line
+	count := map[line]int{}
+	add := func(l line) {
+		if count[l]++; count[l] == 1 {
+			all = append(all, l)
+		}
+	}
+	for _, t := range list {
+		name := numbered().ReplaceAllString(t.Name, "policy*")
+		if _, setting, ok := t.GPU(); ok {
+			name = "nvml/*/" + setting
+		}
+		for _, file := range slices.Sorted(maps.Keys(t.now)) {
+			to := t.Value
+			if kind == Untune {
+				to = d.s.tune.saved.Settings[t.Name].Was[file]
+			}
+			add(line{name, asList(t.Form, t.now[file]) + " -> " + asList(t.Form, to)})
+		}
+		if t.others {
+			add(line{name, "left as another program set it"})
+		}
+	}
+	var text strings.Builder
+	for _, l := range all {
+		if n := count[l]; n > 1 {
+			l.name += fmt.Sprintf(" (%d of them)", n)
+		}
+		text.WriteString(l.name + ": " + l.change + "\n")
+	}
+	return text.String()
 }
 
 // busyOf returns which job of these slots a change of their clocks has to wait for, even with
@@ -80,36 +122,6 @@ func (d *differ) busyOf(slots []int) string {
 	return ""
 }
 
-// tunedLines describes what changes, one line for settings that differ only in the number,
-// and names the settings that another program has changed.
-func tunedLines(kind Kind, list []tuned) (lines []string, others string) {
-	type line struct{ name, from, to string }
-	var all []line
-	var foreign []string
-	count := map[line]int{}
-	for _, t := range list {
-		name := patternName(t.Name)
-		if kind == Untune && t.foreign() && !slices.Contains(foreign, name) {
-			foreign = append(foreign, name)
-		}
-		if kind == Untune && !t.restores() {
-			continue
-		}
-		l := line{name, asList(t.Form, t.now), asList(t.Form, t.Value)}
-		if count[l]++; count[l] == 1 {
-			all = append(all, l)
-		}
-	}
-	for _, l := range all {
-		name := l.name
-		if n := count[l]; n > 1 {
-			name += " (" + strconv.Itoa(n) + " of them)"
-		}
-		lines = append(lines, fmt.Sprintf("%s: %s -> %s", name, l.from, l.to))
-	}
-	return lines, strings.Join(foreign, ", ")
-}
-
 // asList formats a value for people.
 func asList(form plan.Form, value string) string {
 	if form == plan.Mask {
@@ -120,80 +132,67 @@ func asList(form plan.Form, value string) string {
 	return value
 }
 
-// patternName returns a name with * in place of its number or GPU.
-func patternName(name string) string {
-	if _, setting, ok := (plan.Tunable{Name: name}).GPU(); ok {
-		return "nvml/*/" + setting
-	}
-	name, _ = cutNumber(name)
-	return name
-}
-
-// tune changes settings. Their original values are on disk before the first one changes.
-// A setting that cannot be made is a warning.
+// tune changes settings. The values before are on disk first. A setting that the kernel does not take
+// is a warning until the next boot.
 func (a *applier) tune(ctx context.Context, c Change) error {
-	r := a.s.tune.originals
+	saved := a.s.tune.saved
 	for _, t := range c.tuned {
-		r.begin(t)
+		s := saved.Settings[t.Name]
+		if s == nil {
+			s = &savedSetting{Was: map[string]string{}, Session: t.session}
+			saved.Settings[t.Name] = s
+		}
+		s.Tunable, s.Done, s.Why = t.Tunable, false, ""
+		for name, now := range t.now {
+			if _, known := s.Was[name]; !known {
+				s.Was[name] = now
+			}
+		}
 	}
-	if err := a.h.writeOriginals(r); err != nil {
+	if err := a.h.writeSettings(saved); err != nil {
 		return err
 	}
 	for _, t := range c.tuned {
-		err := a.h.callStep("tune", t.Name)
-		if err == nil {
-			err = a.h.setting(ctx, t.Tunable)
-		}
-		switch s := r.settings[t.Name]; {
-		case err == nil:
-			s.Done = true
-		case errors.Is(err, fs.ErrNotExist) && isInterrupt(t.Name): // freed meanwhile
-			delete(r.settings, t.Name)
-		default:
-			if errors.Is(err, errNotTaken) {
-				_ = a.h.writeSetting(t.Name, t.Form, t.now) // the first error says what is wrong
+		s, refused := saved.Settings[t.Name], 0
+		for _, name := range slices.Sorted(maps.Keys(t.now)) {
+			err := a.setting(ctx, "tune", name, t.Form, t.Value)
+			interrupt := strings.HasPrefix(name, "/proc/irq/") && t.Name != name
+			switch {
+			case err == nil:
+			case interrupt && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EIO) || errors.Is(err, syscall.EPERM)):
+				delete(s.Was, name) // it was freed, or the kernel manages it
+			default:
+				if errors.Is(err, errNotTaken) {
+					_ = a.h.writeSetting(name, t.Form, t.now[name]) // the first error says what is wrong
+				}
+				a.h.log().Warn("setting not applied", "path", name, "value", t.Value, "err", err)
+				s.Why = "is not set: " + reason(err)
+				if refused++; refused > 1 {
+					s.Why += fmt.Sprintf(" (%d of them)", refused)
+				}
 			}
-			a.refused(s, t, err)
+		}
+		if s.Done = true; s.Why != "" {
+			a.result.Warnings = append(a.result.Warnings, t.Name+" "+s.Why)
 		}
 	}
-	// For later looks: from now on, any difference is someone else's change.
-	return a.h.writeOriginals(r)
+	return a.h.writeSettings(saved)
 }
 
-// setting changes one setting of the machine.
-func (h *Host) setting(ctx context.Context, t plan.Tunable) error {
-	uuid, setting, ok := t.GPU()
-	if !ok {
-		return h.writeSetting(t.Name, t.Form, t.Value)
+// setting changes one value of the machine.
+func (a *applier) setting(ctx context.Context, verb, name string, form plan.Form, value string) error {
+	if err := a.h.callStep(verb, name); err != nil {
+		return err
 	}
-	s := probe.Setting{GPU: uuid, Name: setting, Value: t.Value}
-	if h.SetGPU != nil {
-		return h.SetGPU(ctx, s)
+	uuid, setting, ok := plan.Tunable{Name: name}.GPU()
+	if !ok {
+		return a.h.writeSetting(name, form, value)
+	}
+	s := probe.Setting{GPU: uuid, Name: setting, Value: value}
+	if a.h.SetGPU != nil {
+		return a.h.SetGPU(ctx, s)
 	}
 	return probe.Set(ctx, probe.Options{}, s)
-}
-
-// refused records that a setting cannot be made, so that the kernel is not asked at every
-// look.
-func (a *applier) refused(s *saved, t tuned, err error) {
-	s.Tries++
-	if _, _, gpu := t.GPU(); !gpu && !passing(err) {
-		s.Tries = maxTries
-	}
-	managed := isInterrupt(t.Name) && (errors.Is(err, syscall.EIO) || errors.Is(err, syscall.EPERM))
-	if why := "is not set: " + reason(err); managed {
-		s.Why = "" // the kernel manages this interrupt itself; newer ones say EPERM
-	} else if s.Why != why {
-		s.Why = why
-		a.h.log().Warn("setting not applied", "path", t.Name, "value", t.Value, "err", err)
-		a.result.Warnings = append(a.result.Warnings, t.Name+" "+why)
-	}
-}
-
-// passing reports whether the kernel may take a value later: the CPUs have no room for an
-// interrupt, or it is moving at the moment.
-func passing(err error) bool {
-	return errors.Is(err, syscall.EBUSY) || errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.ENOSPC)
 }
 
 // reason returns an error without the path, which the subject names.
@@ -204,26 +203,71 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// untune restores settings and removes them from the originals.
+// untune restores settings.
 func (a *applier) untune(ctx context.Context, c Change) error {
-	r := a.s.tune.originals
+	saved := a.s.tune.saved
 	for _, t := range c.tuned {
-		if t.restores() {
-			err := a.h.callStep("untune", t.Name)
-			if err == nil {
-				err = a.h.setting(ctx, t.Tunable)
+		for _, name := range slices.Sorted(maps.Keys(t.now)) {
+			was := saved.Settings[t.Name].Was[name]
+			if err := a.setting(ctx, "untune", name, t.Form, was); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				a.h.log().Warn("setting not restored", "path", name, "value", was, "err", err)
+				a.result.Warnings = append(a.result.Warnings, name+" is not restored to "+was+": "+reason(err))
 			}
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				a.h.log().Warn("setting not restored", "path", t.Name, "value", t.Value, "err", err)
-				a.result.Warnings = append(a.result.Warnings, t.Name+" is not restored to "+t.Value+": "+reason(err))
-			}
-		} else if t.foreign() {
-			a.h.log().Warn("setting left as another program set it", "path", t.Name, "value", t.now, "was", t.Value)
 		}
-		delete(r.settings, t.Name)
+		delete(saved.Settings, t.Name)
 	}
-	if len(a.p.Tunables) == 0 && len(r.settings) == 0 {
+	if len(a.p.Tunables) == 0 && len(saved.Settings) == 0 {
 		return wrap(a.h.remove(plan.TunablesPath, false), "delete "+plan.TunablesPath)
 	}
-	return a.h.writeOriginals(r)
+	return a.h.writeSettings(saved)
+}
+
+func (h *Host) writeSettings(r *savedSettings) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return h.Store(plan.TunablesPath, string(text)+"\n")
+}
+
+// errNotTaken means that the kernel made something else of a value.
+var errNotTaken = errors.New("the kernel does not accept it")
+
+// writeSetting writes a value and checks whether the kernel took it.
+func (h *Host) writeSetting(name string, form plan.Form, value string) error {
+	f, err := os.OpenFile(h.path(name), os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value + "\n")
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if now := h.readSetting(name, form); !met(form, now, value) {
+		return fmt.Errorf("%w: it is %q after it was set to %q", errNotTaken, now, value)
+	}
+	return nil
+}
+
+// met reports whether a setting is as planned.
+func met(form plan.Form, now, planned string) bool {
+	if form != plan.Least {
+		return sameValue(form, now, planned)
+	}
+	n, err1 := strconv.ParseUint(now, 10, 64)
+	least, err2 := strconv.ParseUint(planned, 10, 64)
+	return err1 == nil && err2 == nil && n >= least
+}
+
+func sameValue(form plan.Form, a, b string) bool {
+	if a == b {
+		return true
+	}
+	parse := map[plan.Form]func(string) (cpuset.Set, error){plan.List: cpuset.Parse, plan.Mask: cpuset.ParseMask}[form]
+	if parse == nil {
+		return false
+	}
+	x, errA := parse(a)
+	y, errB := parse(b)
+	return errA == nil && errB == nil && x.Equal(y)
 }

@@ -13,20 +13,21 @@ import (
 // pollJobs is how often Uninstall looks at jobs that it waits for.
 const pollJobs = 2 * time.Second
 
-// Uninstall removes everything of kbnode's from the machine and restores what was
-// adopted. It waits for running jobs as long as ctx allows, unless Now is set. The caller
+// Uninstall removes everything of kbnode's from the machine, but not BackupDir. It waits for running jobs as long as ctx allows, unless Now is set. The caller
 // must hold the lock. waiting, if not nil, is called with the jobs that it waits for,
 // again when they change.
 func (h *Host) Uninstall(ctx context.Context, waiting func(jobs []string)) (Result, error) {
 	nothing := &plan.Plan{}
 	var all Result
-	reported, restored := "", map[string]bool{}
+	reported := ""
+	if err := h.keepOldBackups(); err != nil {
+		return all, err
+	}
 	for {
 		s, err := h.Observe(ctx, nothing)
 		if err != nil {
 			return all, err
 		}
-		s.restored = restored
 		changes := Diff(nothing, s)
 		if len(changes) == 0 {
 			return all, nil
@@ -34,11 +35,6 @@ func (h *Host) Uninstall(ctx context.Context, waiting func(jobs []string)) (Resu
 		r, err := h.Apply(ctx, nothing, s, changes)
 		all.Applied = append(all.Applied, r.Applied...)
 		all.Deferred = r.Deferred
-		for _, c := range r.Applied {
-			if dir, ok := strings.CutSuffix(c.Subject, "/"); ok && c.Kind == Restore {
-				restored[dir] = true
-			}
-		}
 		if err != nil {
 			return all, err
 		}

@@ -20,6 +20,9 @@ const (
 	// gbShare is the fraction (1/12) by which an even share of a machine may fall short of a
 	// request: memory sold in GB is 7 % less in GiB, and the kernel and the reserve take some.
 	gbShare = 12
+	// bootShare is the fraction (1/32) by which memory may differ between two boots of an
+	// unchanged machine: the kernel takes some, not always from the same place.
+	bootShare = 32
 	// advisedMemory and fullMemory, in MiB, are from the vendors' guide. It recommends 32
 	// GB for each GPU, which is less than 30 GiB, and its command asks for 32 GiB.
 	advisedMemory, fullMemory = 30 << 10, 32 << 10
@@ -29,58 +32,31 @@ const (
 
 // ramNode is a NUMA node whose memory slots can use.
 type ramNode struct {
-	id      int
-	members cpuset.Set // the nodes with memory that are taken as one with it: the kernel accepts no other in a cpuset
-	bytes   int64      // all of it
-	free    int64      // MiB that are not huge pages; in splitter.ram, what slots share
+	id    int
+	bytes int64 // all of it
+	free  int64 // MiB that are not huge pages; in splitter.ram, what slots share
 }
 
 // ramNodes returns the nodes with both CPUs and memory. A node without CPUs is
 // a GPU's memory, or slow memory that would make timings depend on luck.
 func (s *splitter) ramNodes() []ramNode {
-	nodes, joined := s.in.Memory.Nodes, s.all()
-	total, sum, shared := s.in.Memory.TotalBytes, int64(0), int64(0)
-	for _, n := range nodes {
-		if n.GPU == "" {
-			sum += n.MemoryBytes
-		}
-		if joined.Contains(n.ID) {
-			shared += n.MemoryBytes
-		}
-	}
 	var out []ramNode
 	for _, c := range s.in.CPU.List {
 		if c.NUMANode < 0 || slices.ContainsFunc(out, func(n ramNode) bool { return n.id == c.NUMANode }) {
 			continue
 		}
 		n := ramNode{id: c.NUMANode}
-		var huge int64
-		for _, node := range nodes {
-			if s.root(node.ID) != n.id || node.MemoryBytes == 0 {
-				continue
+		for _, node := range s.in.Memory.Nodes {
+			if node.ID == n.id {
+				n.bytes, n.free = node.MemoryBytes, max(node.MemoryBytes-node.HugepagesBytes, 0)/mib
 			}
-			n.members = n.members.Union(cpuset.Of(node.ID))
-			n.bytes += node.MemoryBytes
-			huge += node.HugepagesBytes
 		}
-		// Nodes that share CPUs may also list the same memory.
-		if total > 0 && sum > total && joined.Contains(n.id) {
-			n.bytes -= share(min(sum-total, shared), n.bytes, shared, true)
-		}
-		n.free = max(n.bytes-huge, 0) / mib
 		out = append(out, n)
 	}
 	if !slices.ContainsFunc(out, func(n ramNode) bool { return n.bytes > 0 }) { // only the sum is known
 		for i := range out {
-			n := &out[i]
-			n.bytes = total / int64(len(out))
-			n.free = n.bytes / mib
-			n.members = cpuset.Of(n.id)
-			for _, node := range nodes {
-				if s.root(node.ID) == n.id {
-					n.members = n.members.Union(cpuset.Of(node.ID))
-				}
-			}
+			out[i].bytes = s.in.Memory.TotalBytes / int64(len(out))
+			out[i].free = out[i].bytes / mib
 		}
 	}
 	out = slices.DeleteFunc(out, func(n ramNode) bool { return n.bytes == 0 })
@@ -91,12 +67,10 @@ func (s *splitter) ramNodes() []ramNode {
 // shares takes the system's reserve, in MiB, from the nodes in proportion to what each has, and
 // divides the rest. It returns what each slot weighs on each node, and what it gets in MiB.
 func (s *splitter) shares(ram []ramNode, reserve int64) (weights [][]int64, shares []int64) {
-	s.ram, s.Spare, s.Warnings = slices.Clone(ram), 0, s.Warnings[:s.warned]
+	s.ram, s.Warnings = slices.Clone(ram), s.Warnings[:s.warned]
 	all := free(ram)
 	for i := range s.ram {
-		own := share(reserve, s.ram[i].free, all, true)
-		s.ram[i].free -= own
-		s.Spare += own * mib
+		s.ram[i].free -= share(reserve, s.ram[i].free, all, true)
 	}
 	weights = make([][]int64, len(s.cores))
 	for i, cores := range s.cores {
@@ -184,8 +158,8 @@ func (s *splitter) shareMemory() error {
 	}
 	perSlot := least
 	switch {
-	case want > least && least*mib >= MinMemory && (NearlyEqual(want, least) || s.in.ReserveMemory == 0 && want-least <= want/gbShare):
-		s.Clamped = fmt.Sprintf("memory_per_slot: %s is slightly more than fits; each slot gets %s", config.Size(s.in.MemoryPerSlot), config.Size(least*mib))
+	case want > least && least*mib >= MinMemory && (want-least <= want/bootShare || s.in.ReserveMemory == 0 && want-least <= want/gbShare):
+		s.warn("memory_per_slot: %s is slightly more than fits; each slot gets %s", config.Size(s.in.MemoryPerSlot), config.Size(least*mib))
 	case want > least:
 		return fmt.Errorf("memory_per_slot: %s for each of %s does not fit: %s has %s on NUMA node %s; write at most %s (--memory-per-slot), lower reserve.memory (--reserve-memory) or choose fewer GPUs with --gpus (gpus)",
 			config.Size(s.in.MemoryPerSlot), text.Count(len(shares), "slot"), s.in.GPUs[poor].Name, readable(least),
@@ -302,9 +276,12 @@ func (s *splitter) nearestRAM(node int) int {
 }
 
 func (s *splitter) nodesOf(weights []int64) (nodes cpuset.Set) {
+	if s.merged.Len() > 0 {
+		return s.merged
+	}
 	for n, w := range weights {
 		if w > 0 {
-			nodes = nodes.Union(s.ram[n].members)
+			nodes = nodes.Union(cpuset.Of(s.ram[n].id))
 		}
 	}
 	return nodes
@@ -330,13 +307,4 @@ func readable(n int64) config.Size {
 		n &^= 1<<10 - 1
 	}
 	return config.Size(n * mib)
-}
-
-// bootShare is the fraction (1/32) by which memory may differ between two boots of an
-// unchanged machine: the kernel takes some, not always from the same place.
-const bootShare = 32
-
-// NearlyEqual reports whether two sizes differ only as they may between two boots of a machine.
-func NearlyEqual(was, is int64) bool {
-	return was > 0 && is > 0 && max(was, is)-min(was, is) <= was/bootShare
 }

@@ -2,147 +2,94 @@ package split
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
-// joints are NUMA nodes that are taken as one. The node of the lowest ID stands for all.
-type joints map[int]int // by ID, another of them with a lower one
-
-func (j joints) root(id int) int {
-	for {
-		lower, ok := j[id]
-		if !ok {
-			return id
+// mergeNodes takes all NUMA nodes with CPUs or GPUs as one if they contradict each other.
+func (s *splitter) mergeNodes() {
+	why := s.contradiction()
+	if why == "" {
+		return
+	}
+	s.warn("%s %s; all nodes are taken as one, so some memory may be far from a slot's CPUs", s.in.topologyAuthor(), why)
+	with := map[int]bool{}
+	for _, c := range s.in.CPU.List {
+		with[c.NUMANode] = true
+	}
+	for _, g := range s.in.GPUs {
+		with[g.NUMANode] = true
+	}
+	var one inventory.NUMANode
+	rest := slices.DeleteFunc(slices.Clone(s.in.Memory.Nodes), func(n inventory.NUMANode) bool {
+		if !with[n.ID] && n.CPUs == "" || n.GPU != "" {
+			return false
 		}
-		id = lower
+		if one.CPUs == "" || n.ID < one.ID {
+			one.ID, one.CPUs = n.ID, "all"
+		}
+		one.MemoryBytes, one.HugepagesBytes = one.MemoryBytes+n.MemoryBytes, one.HugepagesBytes+n.HugepagesBytes
+		if n.MemoryBytes > 0 {
+			s.merged = s.merged.Union(cpuset.Of(n.ID))
+		}
+		return true
+	})
+	if total := s.in.Memory.TotalBytes; total > 0 { // nodes that share CPUs may also list the same memory
+		one.MemoryBytes = min(one.MemoryBytes, total)
 	}
-}
-
-func (j joints) join(a, b int) {
-	if a, b = j.root(a), j.root(b); a != b {
-		j[max(a, b)] = min(a, b)
-	}
-}
-
-// all returns the nodes that are taken as one with another.
-func (j joints) all() (out cpuset.Set) {
-	for id := range j {
-		out = out.Union(cpuset.Of(id, j.root(id)))
-	}
-	return out
-}
-
-// joinNodes takes NUMA nodes that cannot be told apart as one: nodes that list the same CPU, nodes
-// of GPUs without CPUs, and nodes of which so many cores have threads on another that the rest is
-// too little for slots.
-func (s *splitter) joinNodes() {
-	who := s.in.topologyAuthor()
-	if twice := s.joinOverlaps(); twice.Len() > 0 {
-		s.warn("%s lists CPUs %s in several of NUMA nodes %s; nodes with the same CPUs are taken as one, so some memory may be far from a slot's CPUs",
-			who, twice, s.all())
-	}
-	if bare := s.joinBare(); len(bare) > 0 {
-		s.warn("%s gives NUMA nodes of GPUs no CPUs (%s); each is taken as one with the nearest node, so some memory may be far from a slot's CPUs", who, cpuset.Of(bare...))
-	}
-	joined := s.all()
-	s.joinCut()
-	if torn := s.all(); !torn.Equal(joined) {
-		s.warn("%s puts the threads of a core on different NUMA nodes (%s); these nodes are taken as one, so some memory may be far from a slot's CPUs",
-			who, torn.Difference(joined))
-	}
+	s.in.Memory.Nodes = append(rest, one)
 	for i := range s.in.CPU.List {
-		s.in.CPU.List[i].NUMANode = s.root(s.in.CPU.List[i].NUMANode)
+		s.in.CPU.List[i].NUMANode = one.ID
 	}
 	for i := range s.in.GPUs {
-		s.in.GPUs[i].NUMANode = s.root(s.in.GPUs[i].NUMANode)
+		if s.in.GPUs[i].NUMANode >= 0 {
+			s.in.GPUs[i].NUMANode = one.ID
+		}
 	}
 }
 
-// joinOverlaps joins nodes that list the same CPU, and returns these CPUs.
-func (s *splitter) joinOverlaps() (twice cpuset.Set) {
-	var online []int
+// contradiction returns how the NUMA nodes contradict the CPUs or GPUs; "" if they do not: several
+// list a CPU, a quarter of the cores have threads on several, or a GPU's has memory and no CPUs.
+func (s *splitter) contradiction() string {
+	at := map[int]int{} // the node of a CPU
+	cpus := map[int]bool{}
 	for _, c := range s.in.CPU.List {
-		online = append(online, c.ID)
+		at[c.ID], cpus[c.NUMANode] = c.NUMANode, true
 	}
-	first := map[int]int{} // the node that lists a CPU
+	var twice cpuset.Set
+	var bare []int
 	for _, n := range s.in.Memory.Nodes {
-		cpus, err := cpuset.Parse(n.CPUs)
-		if err != nil || n.GPU != "" {
+		if n.GPU != "" {
 			continue
 		}
-		for _, id := range cpus.Intersect(cpuset.Of(online...)).Ints() {
-			if other, ok := first[id]; !ok {
-				first[id] = n.ID
-			} else if other != n.ID {
-				s.join(other, n.ID)
+		list, _ := cpuset.Parse(n.CPUs)
+		for _, id := range list.Ints() {
+			if node, online := at[id]; online && node >= 0 && node != n.ID {
 				twice = twice.Union(cpuset.Of(id))
 			}
 		}
-	}
-	return twice
-}
-
-// joinBare joins each node of a GPU that has memory and no CPUs with the nearest that has CPUs, of
-// several the one with the fewest GPUs, and returns these nodes.
-func (s *splitter) joinBare() (bare []int) {
-	cpus, gpus := map[int]int{}, s.gpusByNode()
-	for _, c := range s.in.CPU.List {
-		cpus[s.root(c.NUMANode)]++
-	}
-	distance := distances(s.in.Memory.Nodes, func(id int) int { return id })
-	nodes := slices.SortedFunc(slices.Values(s.in.Memory.Nodes), func(a, b inventory.NUMANode) int { return cmp.Compare(a.ID, b.ID) })
-	for _, n := range nodes {
-		root := s.root(n.ID)
-		if n.GPU != "" || n.MemoryBytes == 0 || cpus[root] > 0 || gpus[root] == 0 {
-			continue
-		}
-		near := slices.DeleteFunc(slices.Clone(nodes), func(o inventory.NUMANode) bool { return o.GPU != "" || cpus[s.root(o.ID)] == 0 })
-		if len(near) == 0 {
-			continue
-		}
-		best := slices.MinFunc(near, func(a, b inventory.NUMANode) int {
-			return cmp.Or(distance(n.ID, a.ID)-distance(n.ID, b.ID), gpus[s.root(a.ID)]-gpus[s.root(b.ID)])
-		}).ID
-		bare = append(bare, n.ID)
-		both := gpus[root] + gpus[s.root(best)]
-		s.join(n.ID, best)
-		cpus[s.root(best)], gpus[s.root(best)] = 1, both
-	}
-	return bare
-}
-
-// joinCut joins the nodes of cores whose threads are on several, where one of them has fewer whole
-// cores than cut ones, or than GPUs.
-func (s *splitter) joinCut() {
-	whole, cut, gpus := map[int]int{}, map[int]int{}, s.gpusByNode()
-	var between [][]int
-	for _, threads := range byCore(s.in.CPU.List) {
-		nodes, count := s.nodesOfCore(threads), whole
-		if len(nodes) > 1 {
-			between, count = append(between, nodes), cut
-		}
-		for _, n := range nodes {
-			count[n]++
+		if n.MemoryBytes > 0 && !cpus[n.ID] && slices.ContainsFunc(s.in.GPUs, func(g GPU) bool { return g.NUMANode == n.ID }) {
+			bare = append(bare, n.ID)
 		}
 	}
-	for _, nodes := range between {
-		if slices.ContainsFunc(nodes, func(n int) bool { return whole[n] < max(cut[n], gpus[n]) }) {
-			for _, n := range nodes[1:] {
-				s.join(nodes[0], n)
-			}
+	cut, cores := 0, byCore(s.in.CPU.List)
+	for _, threads := range cores {
+		if len(nodesOfCore(threads)) > 1 {
+			cut++
 		}
 	}
-}
-
-func (s *splitter) gpusByNode() map[int]int {
-	gpus := map[int]int{}
-	for _, g := range s.in.GPUs {
-		gpus[s.root(g.NUMANode)]++
+	switch {
+	case twice.Len() > 0:
+		return fmt.Sprintf("lists CPUs %s in several NUMA nodes", twice)
+	case 4*cut >= len(cores) && cut > 0:
+		return "puts the threads of a core on different NUMA nodes"
+	case len(bare) > 0:
+		return fmt.Sprintf("gives NUMA nodes of GPUs no CPUs (%s)", cpuset.Of(bare...))
 	}
-	return gpus
+	return ""
 }
 
 // topologyAuthor says who a machine's NUMA nodes come from.
@@ -170,11 +117,11 @@ func byCore(cpus []inventory.LogicalCPU) [][]inventory.LogicalCPU {
 }
 
 // nodesOfCore returns the NUMA nodes of a core's threads, ascending.
-func (s *splitter) nodesOfCore(threads []inventory.LogicalCPU) []int {
+func nodesOfCore(threads []inventory.LogicalCPU) []int {
 	var nodes []int
 	for _, c := range threads {
 		if c.NUMANode >= 0 {
-			nodes = append(nodes, s.root(c.NUMANode))
+			nodes = append(nodes, c.NUMANode)
 		}
 	}
 	slices.Sort(nodes)

@@ -12,7 +12,7 @@ import (
 func (s *splitter) findHomes() {
 	present := map[int]bool{} // NUMA nodes with CPUs or memory
 	for _, n := range s.in.Memory.Nodes {
-		present[s.root(n.ID)] = true
+		present[n.ID] = true
 	}
 	for _, c := range s.in.CPU.List {
 		present[c.NUMANode] = true

@@ -34,7 +34,7 @@ func (s *score) worse(o score) bool {
 
 func rate(in Input, r Result) (s score) {
 	byID := cpusByID(in)
-	distance := distances(in.Memory.Nodes, func(id int) int { return id })
+	distance := distances(in.Memory.Nodes)
 	known := func(node int) bool {
 		return node >= 0 && slices.ContainsFunc(in.Memory.Nodes, func(n inventory.NUMANode) bool { return n.ID == node })
 	}

@@ -61,9 +61,7 @@ type Result struct {
 	Blocks         []Block // in the order of the GPUs
 	ReservedCPUs   cpuset.Set
 	ReservedMemory int64  // bytes
-	Spare          int64  // bytes of the system's memory that slots may use if necessary
 	Unreserved     string // what slots would have without a reserve, if that is the guide's minimum; else ""
-	Clamped        string // warning that slots get less memory than requested; "" if they do not
 	Warnings       []string
 }
 
@@ -101,8 +99,8 @@ func Machine(in Input) (Result, error) {
 // splitter is one run of the split.
 type splitter struct {
 	Result
-	joints
 	in       Input              // cleaned
+	merged   cpuset.Set         // nodes with memory that are taken as one; the kernel accepts no other in a cpuset
 	packages []cpuPackage       // by id
 	total    int                // cores in all packages
 	width    int                // threads of a core

@@ -37,15 +37,15 @@ type coreKind struct {
 
 // newSplitter reads the machine in the terms of the split.
 func newSplitter(in Input) (*splitter, error) {
-	s := &splitter{in: in, joints: joints{}}
+	s := &splitter{in: in}
 	s.in.CPU.List, s.in.GPUs = slices.Clone(in.CPU.List), slices.Clone(in.GPUs)
 	for i := range s.in.CPU.List {
 		if c := &s.in.CPU.List[i]; c.NUMANode < 0 && len(in.Memory.Nodes) == 1 {
 			c.NUMANode = in.Memory.Nodes[0].ID
 		}
 	}
-	s.joinNodes()
-	s.distance = distances(s.in.Memory.Nodes, s.root)
+	s.mergeNodes()
+	s.distance = distances(s.in.Memory.Nodes)
 	s.ram = s.ramNodes()
 	var allowed []int
 	for _, c := range s.in.CPU.List {
@@ -102,7 +102,7 @@ func (s *splitter) wholeCores() []physCore {
 			core.cpus = append(core.cpus, thread.ID)
 		}
 		left := &broken
-		switch nodes := s.nodesOfCore(threads); {
+		switch nodes := nodesOfCore(threads); {
 		case len(nodes) > 1:
 			left = &between
 		case len(nodes) == 1:
@@ -224,18 +224,13 @@ func (s *splitter) unpair() bool {
 }
 
 // distances returns a function that looks up the NUMA distance of two nodes: 10 from a node to
-// itself, the least of nodes that are taken as one, and 20 if the firmware does not report it.
-func distances(nodes []inventory.NUMANode, root func(int) int) func(a, b int) int {
-	least := map[[2]int]int{}
+// itself, and 20 if the firmware does not report it.
+func distances(nodes []inventory.NUMANode) func(a, b int) int {
+	of := map[[2]int]int{}
 	for _, a := range nodes {
 		for j, b := range nodes {
-			d := 20
 			if j < len(a.Distances) && a.Distances[j] > 0 {
-				d = min(a.Distances[j], 1000)
-			}
-			pair := [2]int{root(a.ID), root(b.ID)}
-			if was, ok := least[pair]; !ok || d < was {
-				least[pair] = d
+				of[[2]int{a.ID, b.ID}] = min(a.Distances[j], 1000)
 			}
 		}
 	}
@@ -243,7 +238,7 @@ func distances(nodes []inventory.NUMANode, root func(int) int) func(a, b int) in
 		if a == b {
 			return 10
 		}
-		return cmp.Or(least[[2]int{a, b}], 20)
+		return cmp.Or(of[[2]int{a, b}], 20)
 	}
 }
 

@@ -36,16 +36,20 @@ func TestUpgradeAgents(t *testing.T) {
 	}
 
 	t.Run("an agent that does not register", func(t *testing.T) {
-		// The first slot's user does not get to Buildkite any more, until all went back.
+		// The first slot's user does not get to Buildkite any more.
 		m.Sh("nft add table inet lost; nft add chain inet lost out '{ type filter hook output priority 0; }'; nft add rule inet lost out meta skuid kbnode-gpu0 tcp dport 8899 reject with tcp reset")
-		m.Sh("(until kbnode events | grep -q 'all slots go back'; do sleep 1; done; nft delete table inet lost) >/dev/null 2>&1 &")
 		r := m.Try("kbnode upgrade --agent-binary /root/agent9 --timeout 60s --wait")
-		if r.Code != 1 || !strings.Contains(r.Stderr, "gpu0 did not register with buildkite-agent 3.76.9") {
+		if r.Code != 1 || !strings.Contains(r.Stderr, "gpu0 not registered yet") || !strings.Contains(r.Stderr, "sudo kbnode upgrade --agent-version 3.76.2") {
 			t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
+		}
+		count(newBinary, 8)
+		m.Sh("nft delete table inet lost")
+		if out := m.Sh("kbnode upgrade --agent-version 3.76.2"); !strings.Contains(out, "All slots run the installed buildkite-agent 3.76.2.") {
+			t.Errorf("back: %s", out)
 		}
 		count(oldBinary, 8)
 		allIdle(t, m)
-		m.Sh("test ! -e /usr/local/libexec/kbnode/agents")
+		m.Wait("the release to go", "! test -e "+newBinary)
 	})
 
 	t.Run("beside a job, and killed in between", func(t *testing.T) {
@@ -56,7 +60,7 @@ func TestUpgradeAgents(t *testing.T) {
 		upgrade := m.Start("kbnode", "upgrade", "--agent-binary", "/root/agent9", "--wait")
 		m.Wait("the seven other slots", fmt.Sprintf("test $("+runs+") = 7", newBinary))
 		wake()
-		if r := upgrade.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "All slots run buildkite-agent 3.76.9.") {
+		if r := upgrade.Wait(); r.Code != 0 {
 			t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
 		}
 		count(newBinary, 8)
@@ -71,15 +75,13 @@ func TestUpgradeAgents(t *testing.T) {
 		if out := m.Sh("kbnode upgrade --agent-version 3.76.2"); !strings.Contains(out, "Later: gpu2") {
 			t.Errorf("it says %s", out)
 		}
+		m.Sh("test -e " + newBinary)
 		wake()
 		began := time.Now()
-		m.Wait("the daemon to end it", "! test -e /usr/local/libexec/kbnode/agents")
+		m.Wait("the daemon to end it", "! test -e "+newBinary)
 		t.Logf("the daemon took %v", time.Since(began).Round(time.Second))
 		count(oldBinary, 8)
 		allIdle(t, m)
-		if got := m.Sh("kbnode events"); !strings.Contains(got, "all slots run the installed buildkite-agent 3.76.2") {
-			t.Errorf("events: %s", got)
-		}
 	})
 
 	t.Run("power failure", func(t *testing.T) {
