@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"slices"
 	"strings"
 	"time"
 
@@ -147,18 +146,10 @@ func (w *walk) entry(at *os.Root, whole string, depth int) error {
 			return w.count(whole, target)
 		}
 	}
-	if err := at.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) && (w.reach(whole) || !errors.Is(err, fs.ErrPermission)) {
+	if err := at.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%.200s is not a file in the checkout: %w", whole, err)
 	}
 	return nil
-}
-
-// reach reports whether a pattern may lead to a path, or through it. An earlier kbnode's hook cannot remove
-// what is root's, such as the links of a Python environment.
-func (w *walk) reach(name string) bool {
-	return slices.ContainsFunc(w.uploads, func(u upload) bool {
-		return strings.HasPrefix(name, u.plain()) || strings.HasPrefix(u.plain(), name)
-	})
 }
 
 // count adds a file to those that the patterns may find.
@@ -181,19 +172,11 @@ func (w *walk) count(name string, file fs.FileInfo) error {
 	return nil
 }
 
-// plain is the beginning of the pattern that only means itself.
-func (u upload) plain() string {
-	if i := strings.IndexAny(u.pattern, wild); i >= 0 {
-		return u.pattern[:i]
-	}
-	return u.pattern
-}
-
 // mayFind reports whether the pattern finds a file, or may: the agent's patterns have more than path.Match's.
 func (u upload) mayFind(name string) bool {
 	pattern := u.pattern
 	if strings.Contains(pattern, "**") || strings.ContainsAny(pattern, `{[\`) {
-		if !strings.HasPrefix(name, u.plain()) {
+		if plain := strings.IndexAny(pattern, wild); !strings.HasPrefix(name, pattern[:plain]) {
 			return false
 		}
 		pattern, name = path.Base(pattern), path.Base(name)

@@ -61,21 +61,6 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
-// TestReach tells what an upload may come by from what it leaves alone.
-func TestReach(t *testing.T) {
-	t.Parallel()
-	w := &walk{uploads: []upload{{pattern: "result.json"}, {pattern: "profile_data/**"}, {pattern: "leak/environ"}}}
-	for name, want := range map[string]bool{"result.json": true, "profile_data": true, "profile_data/x/y": true, "leak": true, "leak/environ": true, "venv/bin/python": false, "x": false} {
-		if w.reach(name) != want {
-			t.Errorf("%s: %t", name, !want)
-		}
-	}
-	w.uploads = []upload{{pattern: "*/x"}}
-	if !w.reach("venv/bin/python") {
-		t.Error("anything may be reached")
-	}
-}
-
 // TestPrepareIsBounded gives up on a tree that is too deep, and without time.
 func TestPrepareIsBounded(t *testing.T) {
 	t.Parallel()

@@ -81,14 +81,14 @@ func TestReadToken(t *testing.T) {
 
 func TestCheckToken(t *testing.T) {
 	t.Parallel()
-	bk := bktest.New(bktest.Options{Org: "mine", Queues: []string{"b200"}})
+	bk := bktest.New(bktest.Options{Queues: []string{"b200"}})
 	must.Do(t, bk.Listen("127.0.0.1:0"))
 	t.Cleanup(func() { _ = bk.Close() })
 	got, err := AskAccount(t.Context(), http.DefaultTransport, bk.Endpoint()+"/", bktest.DefaultAgentToken)
 	if err != nil {
 		t.Fatalf("right token: %v", err)
 	}
-	if q, there := got.Agents.Queues["b200"]; got.Organization.Slug != "mine" || !there || q.Total != 0 {
+	if q, there := got.Agents.Queues["b200"]; got.Organization.Slug != "kbnode" || !there || q.Total != 0 {
 		t.Errorf("%+v", got)
 	}
 	const wrong = "wrong-token"

@@ -18,7 +18,6 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/limit"
-	"github.com/gpu-mode/kbnode/internal/pipeline"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
@@ -152,44 +151,7 @@ var (
 	// nodeVars are those that an operator may give the agent, so that it reaches Buildkite. They count
 	// only where no build sent them.
 	nodeVars = []string{"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"}
-	// programVars would change the agent's program, such as what it writes to the log, except namedVars.
-	programVars = []string{"BUILDKITE_AGENT_*", "PATH", "HOME", "XDG_*", "LD_*", "GIT_*", "BASH*", "GODEBUG", "GOTRACEBACK", "GOMAXPROCS", "GOGC", "GOMEMLIMIT", "GOCOVERDIR", "SSL_*", "*_PROXY", "*_proxy"}
-	namedVars   = []string{"BUILDKITE_AGENT_ID", "BUILDKITE_AGENT_NAME", "BUILDKITE_AGENT_META_DATA_*"}
 )
-
-// sentEnv returns what Buildkite sent, for the variables of a pipeline, without what would change the
-// agent's program.
-func sentEnv(in job.Input) (env []string) {
-	for _, v := range in.Sent {
-		if !job.Matches(agentVars, v.Name) && (!job.Matches(programVars, v.Name) || job.Matches(namedVars, v.Name)) {
-			env = append(env, v.Name+"="+v.Value)
-		}
-	}
-	return env
-}
-
-// checkPipeline refuses a pipeline that would carry to Buildkite what only the agent knows: the agent
-// fills in any variable of its own environment.
-func (c Config) checkPipeline(file string) error {
-	text, err := limit.ReadFile(file, maxPipeline)
-	if err != nil {
-		return err
-	}
-	secret := []string{"BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_REQUEST_HEADER_"}
-	for _, name := range nodeVars {
-		if c.ofNode(name) {
-			secret = append(secret, "$"+name, "${"+name)
-		}
-	}
-	name, err := pipeline.Mentions(text, secret)
-	if err != nil {
-		return &job.Refusal{Field: "command", Text: fmt.Sprintf("%v; correct it in the repository", err)}
-	}
-	if name != "" {
-		return &job.Refusal{Field: "command", Text: fmt.Sprintf("the pipeline has %s, which only the agent may know; remove it", name)}
-	}
-	return nil
-}
 
 // ofNode reports whether a variable is the operator's.
 func (c Config) ofNode(name string) bool {
@@ -199,11 +161,11 @@ func (c Config) ofNode(name string) bool {
 
 // agent runs a command of buildkite-agent in a directory, in a process group of its own, which a
 // cancellation does not reach.
-func (c Config) agent(ctx context.Context, dir string, env []string, args ...string) error {
+func (c Config) agent(ctx context.Context, dir string, stdin io.Reader, args ...string) error {
 	cmd := exec.CommandContext(ctx, c.Agent, args...)
-	cmd.Dir = dir
+	cmd.Dir, cmd.Stdin = dir, stdin
 	// Without programs to find: `pipeline upload` would ask git about the commit.
-	cmd.Env = append(env, "PATH=/nonexistent", "HOME=/nonexistent")
+	cmd.Env = []string{"PATH=/nonexistent", "HOME=/nonexistent"}
 	for name, value := range c.Input.Env {
 		if job.Matches(agentVars, name) || c.ofNode(name) {
 			cmd.Env = append(cmd.Env, name+"="+value)

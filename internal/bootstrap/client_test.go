@@ -90,14 +90,3 @@ func TestRefusalHidesSecrets(t *testing.T) {
 		t.Errorf("%d: %s", status, got)
 	}
 }
-
-// TestSentEnv gives the upload of a pipeline its variables, and none that change the program.
-func TestSentEnv(t *testing.T) {
-	t.Parallel()
-	var sent []job.Var
-	for _, name := range []string{"BRANCH", "BUILDKITE_AGENT_NAME", "BUILDKITE_AGENT_META_DATA_QUEUE", "GOAL", "BUILDKITE_AGENT_DEBUG_HTTP", "BUILDKITE_AGENT_ACCESS_TOKEN",
-		"BUILDKITE_AGENT_JWKS_FILE", "BUILDKITE_AGENT_PROFILE", "GODEBUG", "GOMAXPROCS", "LD_PRELOAD", "HTTPS_PROXY", "https_proxy", "PATH"} {
-		sent = append(sent, job.Var{Name: name, Value: "1"})
-	}
-	must.Equal(t, "BRANCH=1 BUILDKITE_AGENT_NAME=1 BUILDKITE_AGENT_META_DATA_QUEUE=1 GOAL=1", strings.Join(sentEnv(job.Input{Sent: sent}), " "))
-}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -38,10 +37,10 @@ const (
 )
 
 // hookPath is PATH for hooks. hookShell runs one as the agent's own bootstrap does, in a shell whose
-// variables are read in the end, from descriptor 3.
+// variables it prints in the end; all else that it prints is its output.
 const (
 	hookPath  = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-	hookShell = `trap '/usr/bin/env -0 >&3' EXIT; . "$0"`
+	hookShell = `exec 3>&1 1>&2; trap '/usr/bin/env -0 >&3' EXIT; . "$0"`
 )
 
 // shellVars are variables that the shell sets itself or that have a meaning on the node only.
@@ -97,16 +96,9 @@ func (c Config) hook(ctx context.Context, name string) (out []byte, exports []jo
 	if err != nil {
 		return nil, nil, err
 	}
-	fd, err := unix.MemfdCreate("environment", unix.MFD_CLOEXEC)
-	if err != nil {
-		return nil, nil, fmt.Errorf("make a file: %w", err)
-	}
-	after := os.NewFile(uintptr(fd), "environment")
-	defer func() { _ = after.Close() }()
-
-	log := &head{most: maxHookLog}
+	log, after := &head{most: maxHookLog}, &head{most: maxHookVars}
 	cmd := exec.CommandContext(ctx, "/bin/bash", "-c", hookShell, path)
-	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = "/", log, log, []*os.File{after}
+	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", after, log
 	for name, value := range before {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
@@ -177,18 +169,15 @@ func (c Config) slotVars() (map[string]string, error) {
 }
 
 // exported returns what a hook's environment has in the end that it had not before.
-func exported(after io.ReaderAt, before map[string]string) (vars []job.Var, err error) {
-	text, err := io.ReadAll(io.NewSectionReader(after, 0, maxHookVars+1))
+func exported(after *head, before map[string]string) (vars []job.Var, err error) {
 	switch {
-	case err != nil:
-		return nil, fmt.Errorf("read what it exports: %w", err)
-	case len(text) == 0:
+	case len(after.text) == 0:
 		return nil, errors.New("its exports are lost, because it replaced its shell or the trap of EXIT, or exports more than Linux takes")
-	case len(text) > maxHookVars:
+	case after.full:
 		return nil, fmt.Errorf("it exports more than %d bytes", maxHookVars)
 	}
 	found := map[string]string{}
-	for e := range bytes.SplitSeq(text, []byte{0}) {
+	for e := range bytes.SplitSeq(after.text, []byte{0}) {
 		name, value, ok := strings.Cut(string(e), "=")
 		if old, was := before[name]; ok && !slices.Contains(shellVars, name) && !strings.HasPrefix(name, "BASH_FUNC_") && (!was || old != value) {
 			found[name] = value

@@ -4,6 +4,7 @@
 package bootstrap
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -189,11 +191,15 @@ func (c Config) upload(canceled context.Context, spec *job.Spec, o slot.Outcome)
 	ctx, stop := c.withinPatience(canceled, uploadTime)
 	defer stop()
 	if spec.Kind == job.KindUpload {
-		file := filepath.Join(o.Files, o.Pipeline)
-		if err := c.checkPipeline(file); err != nil {
+		text, err := limit.ReadFile(filepath.Join(o.Files, o.Pipeline), maxPipeline)
+		if err != nil {
 			return err
 		}
-		if err := c.agent(ctx, o.Files, sentEnv(c.Input), "pipeline", "upload", file); err != nil {
+		filled, err := job.FillPipeline(string(text), c.Input.Sent)
+		if err != nil {
+			return err
+		}
+		if err := c.agent(ctx, o.Files, bytes.NewReader(filled), "pipeline", "upload", "--no-interpolation"); err != nil {
 			return fmt.Errorf("upload pipeline: %w", err)
 		}
 		return nil

@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
@@ -97,26 +98,27 @@ func TestUploadReachesBuildkite(t *testing.T) {
 	}
 }
 
-// TestPipelineKeepsSecrets uploads no pipeline into which the agent would write what only it knows.
+// TestPipelineKeepsSecrets uploads pipelines with what Buildkite sent, and nothing that only the agent knows.
 func TestPipelineKeepsSecrets(t *testing.T) {
 	t.Parallel()
-	for text, refused := range map[string]bool{
-		"steps: [{command: 'echo $BRANCH', env: {HTTPS_PROXY: x}}]": false,
-		"steps: [{command: 'echo $BUILDKITE_AGENT_ACCESS_TOKEN'}]":  true,
-		`steps: [{command: "echo ${\x48TTPS_PROXY:-x}"}]`:           true,
-		"steps: [{command: 'echo $https_proxy'}]":                   false,
-		"steps: [": true,
+	for text, want := range map[string]string{
+		"steps: [{command: 'echo $BRANCH$$X', env: {A: x}}]":          `{"steps":[{"command":"echo main$X","env":{"A":"x"}}]}`,
+		"steps: [{command: 'echo $BUILDKITE_AGENT_ACCESS_TOKEN-'}]":   `"command":"echo -"`,
+		`steps: [{command: "echo ${\x48TTPS_PROXY:-x}$https_proxy"}]`: `"command":"echo xtheirs"`,
+		"steps: [":                              "",
+		"steps: [{command: '${NONE?give it}'}]": "",
 	} {
 		dir := t.TempDir()
 		r := newRig(t, slot.Outcome{Files: dir, Pipeline: "p.yml"}, "")
-		must.Do(t, os.WriteFile(filepath.Join(dir, "p.yml"), []byte(text), 0o600))
+		must.Do(t, errors.Join(os.WriteFile(filepath.Join(dir, "p.yml"), []byte(text), 0o600), os.WriteFile(r.Agent, []byte("#!/bin/sh\necho $*\n/bin/cat\n"), 0o700)))
 		maps.Copy(r.Input.Env, map[string]string{
 			"BUILDKITE_COMMAND": "buildkite-agent pipeline upload", "BUILDKITE_PLUGINS": "", "BUILDKITE_REPO": "https://github.com/a/b", "BUILDKITE_COMMIT": "HEAD",
-			"BUILDKITE_BRANCH": "main", "HTTPS_PROXY": "http://me:secret@proxy", "https_proxy": "x",
+			"BUILDKITE_BRANCH": "main", "HTTPS_PROXY": "http://me:secret@proxy", "BUILDKITE_AGENT_ACCESS_TOKEN": "secret-token",
 		})
-		r.Input.Sent, r.Input.Repositories = append(r.Input.Sent, job.Var{Name: "https_proxy", Value: "x"}), []string{""}
+		r.Input.Sent, r.Input.Repositories = append(r.Input.Sent, job.Var{Name: "https_proxy", Value: "theirs"}, job.Var{Name: "BRANCH", Value: "main"}), []string{""}
 		status, _ := Run(t.Context(), r.Config)
-		if uploaded := strings.Contains(r.log.String(), "uploaded"); uploaded == refused || refused && status != job.ExitRefused {
+		uploaded := strings.Contains(r.log.String(), "pipeline upload --no-interpolation\n")
+		if uploaded != (want != "") || !uploaded && status != job.ExitRefused || !strings.Contains(r.log.String(), want) {
 			t.Errorf("%s: %d: %s", text, status, r.log.String())
 		}
 	}

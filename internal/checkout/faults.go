@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -17,7 +16,7 @@ var faults = []struct {
 	why   string // "" has a sentence of its own
 }{
 	{[]string{"couldn't find remote ref", "not our ref", "no such remote ref", "unadvertised object"}, ""},
-	{movedWords, ""},
+	{[]string{"returned error: 301", "returned error: 302", "returned error: 303", "returned error: 307", "returned error: 308"}, "it has moved; write its new URL into the pipeline's settings"},
 	{[]string{"could not read Username", "could not read Password", "Authentication failed", "terminal prompts disabled", "' not found"},
 		"the repository is private or does not exist; kbnode fetches public repositories only"},
 	{[]string{"returned error: 410", "returned error: 451"}, "the server has withdrawn the repository; use another one"},
@@ -28,8 +27,6 @@ var faults = []struct {
 		"the repository is damaged; run git fsck in it and push it again"},
 	{[]string{"died of signal 11", "segmentation fault", "maximum allowed tree depth"}, "git cannot read the repository; its trees may be too deep"},
 }
-
-var movedWords = []string{"returned error: 301", "returned error: 302", "returned error: 303", "returned error: 307", "returned error: 308"}
 
 // remote begins what a server says.
 const remote = "remote: "
@@ -52,45 +49,19 @@ func notFound(repository, commit string) error {
 }
 
 // explain turns a failed command's error into a *RefusedError if another try would fail, too.
-func (m Mirrors) explain(ctx context.Context, err error, repository, commit string) error {
+func explain(ctx context.Context, err error, repository, commit string) error {
 	failed, ok := errors.AsType[*gitError](err)
 	if !ok || ctx.Err() != nil {
 		return fmt.Errorf("fetch %s: %w", repository, err)
 	}
 	for i, f := range faults {
-		switch {
-		case !failed.matches(f.texts):
+		if !failed.matches(f.texts) {
 			continue
-		case i == 0:
+		}
+		if i == 0 {
 			return notFound(repository, commit)
-		case f.why == "":
-			return m.moved(ctx, repository)
 		}
 		return refuse("fetch %.200s: %s (git: %s)", repository, f.why, text.Line(strings.TrimSpace(failed.stderr), 300))
 	}
 	return fmt.Errorf("fetch %s: %w", repository, err)
-}
-
-var (
-	locationForm = regexp.MustCompile(`(?im)<= Recv header: location: *(\S{1,500})\s*$`)
-	addressForm  = regexp.MustCompile(`^https://[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?(/[A-Za-z0-9._-]+)+$`)
-)
-
-// moved says where a repository has moved, which git does not. It is not fetched from there: only the
-// address of the build is known to be allowed.
-func (m Mirrors) moved(ctx context.Context, repository string) error {
-	cmd := m.command(ctx, m.Dir, "ls-remote", "--quiet", "--", repository, "HEAD")
-	cmd.Env = append(cmd.Env, "GIT_TRACE_CURL=1", "GIT_TRACE_CURL_NO_DATA=1")
-	var to string
-	if err := start(cmd, maxOutput); err == nil {
-		if failed, ok := errors.AsType[*gitError](wait(ctx, cmd)); ok {
-			if found := locationForm.FindStringSubmatch(failed.stderr); found != nil {
-				to, _, _ = strings.Cut(found[1], "/info/refs?")
-			}
-		}
-	}
-	if !addressForm.MatchString(to) {
-		return refuse("%.200s has moved; write its new URL into the pipeline's settings", repository)
-	}
-	return refuse("%.200s has moved to %s; write that URL into the pipeline's settings", repository, to)
 }

@@ -10,7 +10,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -20,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -42,9 +42,8 @@ type Mirrors struct {
 	UID, GID int
 
 	limits limits
-	system string                // in place of /etc/gitconfig
-	free   func() (int64, error) // in place of the disk
-	most   int64                 // bytes that git may write to one file
+	system string // in place of /etc/gitconfig
+	most   int64  // bytes that git may write to one file
 }
 
 // RefusedError is a fault of the repository or of the build, which another try does not change.
@@ -92,23 +91,19 @@ func (m Mirrors) path(name string) string { return filepath.Join(m.Dir, name+git
 // unpackShared unpacks the commit while no one removes the mirror. It reports whether the mirror has
 // the commit.
 func (m Mirrors) unpackShared(ctx context.Context, name, hash string, to *os.Root, uid, gid int) (has bool, err error) {
-	l, err := m.lock(ctx, name, false)
+	l, err := m.lock(ctx, name, unix.LOCK_SH)
 	if err != nil {
 		return false, err
 	}
-	defer l.close()
+	defer unlock(l)
 	dir := m.path(name)
-	if _, err := os.Stat(filepath.Join(dir, "HEAD")); errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
 	if _, err := m.git(ctx, dir, "cat-file", "-e", hash+"^{commit}"); err != nil {
 		return false, ctx.Err()
 	}
-	l.touch()
 	err = m.unpack(ctx, dir, hash, to, uid, gid)
 	if _, failed := errors.AsType[*gitError](err); (failed || errors.Is(err, errDamaged)) && ctx.Err() == nil {
 		// A fetch checks what it gets, so the mirror is damaged. The next job makes it again.
-		l.close()
+		unlock(l)
 		if err2 := m.remove(name); !errors.Is(err2, errBusy) {
 			err = errors.Join(err, err2)
 		}
@@ -116,13 +111,13 @@ func (m Mirrors) unpackShared(ctx context.Context, name, hash string, to *os.Roo
 	return true, err
 }
 
-// fetch fetches the commit and returns its hash. Others can unpack other commits meanwhile.
+// fetch fetches the commit and returns its hash.
 func (m Mirrors) fetch(ctx context.Context, name string, s Source) (string, error) {
-	l, err := m.lock(ctx, name, true)
+	l, err := m.lock(ctx, name, unix.LOCK_EX)
 	if err != nil {
 		return "", err
 	}
-	defer l.close()
+	defer unlock(l)
 	dir := m.path(name)
 	want, ours := s.Commit, "refs/kbnode/"+s.Commit
 	if !hashForm.MatchString(s.Commit) {
@@ -133,12 +128,12 @@ func (m Mirrors) fetch(ctx context.Context, name string, s Source) (string, erro
 	} else if _, err := m.git(ctx, dir, "cat-file", "-e", want+"^{commit}"); err == nil {
 		return want, nil // another slot fetched it meanwhile
 	}
-	room, err := m.prepare(ctx, l, name)
+	room, err := m.prepare(ctx, name)
 	if err != nil {
 		return "", err
 	}
 	if err := m.fetchInto(ctx, name, room, s.Repository, "+"+want+":"+ours); err != nil {
-		return "", m.explain(ctx, err, s.Repository, want)
+		return "", explain(ctx, err, s.Repository, want)
 	}
 	out, err := m.git(ctx, dir, "rev-parse", "--verify", "--end-of-options", ours+"^{commit}")
 	if hash := strings.TrimSpace(string(out)); err == nil && hashForm.MatchString(hash) {
@@ -154,8 +149,6 @@ func (m Mirrors) fetch(ctx context.Context, name string, s Source) (string, erro
 func (m Mirrors) fetchInto(ctx context.Context, name string, room int64, repository, refspec string) error {
 	ctx, cancel := context.WithTimeout(ctx, gitTime)
 	defer cancel()
-	ctx, end := m.watch(ctx)
-	defer end()
 	m.most = min(maxPack, room)
 	had := packFiles(m.path(name))
 	_, err := m.git(ctx, m.path(name), "fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head", "--depth=1", "--", repository, refspec)
@@ -163,8 +156,6 @@ func (m Mirrors) fetchInto(ctx context.Context, name string, room int64, reposit
 		return nil
 	}
 	switch {
-	case errors.Is(context.Cause(ctx), errDiskFull):
-		err = context.Cause(ctx)
 	case m.reached(name) && room < maxPack:
 		err = fmt.Errorf("%w: %s has room for %s only", errDiskFull, m.Dir, text.Bytes(room))
 	case m.reached(name):
@@ -175,29 +166,23 @@ func (m Mirrors) fetchInto(ctx context.Context, name string, room int64, reposit
 
 // prepare makes the mirror, or makes it again if it is damaged or too large. It returns how many
 // bytes may be fetched.
-func (m Mirrors) prepare(ctx context.Context, l *lockFile, name string) (room int64, err error) {
+func (m Mirrors) prepare(ctx context.Context, name string) (room int64, err error) {
 	share, err := m.makeRoom(name)
 	if err != nil {
 		return 0, err
 	}
-	l.touch()
 	packs, bytes := packsOf(m.path(name))
 	_, err = m.git(ctx, m.path(name), "rev-parse", "--is-bare-repository")
 	if err != nil && ctx.Err() != nil {
 		return 0, err
 	}
 	if err != nil || packs > maxPacks || bytes > max(share, 0) {
-		if err := l.wait(ctx, unix.F_WRLCK, useByte); err != nil {
-			return 0, err
-		}
 		if err := m.makeMirror(ctx, name); err != nil {
 			return 0, err
 		}
-		if err := l.wait(ctx, unix.F_RDLCK, useByte); err != nil {
-			return 0, err
-		}
 	}
-	if room, err = m.room(); err == nil && room <= 0 {
+	room, err = limit.Room(m.Dir)
+	if room /= atOnce; err == nil && room <= 0 {
 		err = fmt.Errorf("%w: less than the reserve of %s is free; make room on it", errDiskFull, m.Dir)
 	}
 	return room, errors.Join(err, m.sweep(name, slices.DeleteFunc(packFiles(m.path(name)), isTemporary)))

@@ -10,15 +10,15 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
 // A mirror that has more packs is made again: git's own garbage collection would compete with jobs
-// for longer than a fetch does. Of all mirrors, those that were used last stay.
+// for longer than a fetch does. If all mirrors are too many or too large, those that no one uses go.
 const (
 	maxMirrors = 256
 	maxPacks   = 100
@@ -26,105 +26,53 @@ const (
 	maxPack = defaultBytes
 	// defaultMirrors has room for some large repositories, a few hundred MiB each without history.
 	defaultMirrors = 16 << 30
-	// reserve is what stays free, or a tenth of a smaller disk: as for images (package guard).
-	reserve = 10 << 30
-	// watchPoll is how often a fetch looks at the disk, which others fill, too.
-	watchPoll = 250 * time.Millisecond
+	// atOnce is how many fetches have room at the same time.
+	atOnce = 8
 )
 
 var errDiskFull = errors.New("the disk is full")
 
 var nameForm = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// room returns how many bytes may be written to the mirrors' disk; none if it is 0 or less.
-func (m Mirrors) room() (int64, error) {
-	if m.free != nil {
-		return m.free()
-	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(m.Dir, &st); err != nil {
-		return 0, fmt.Errorf("look at the disk of %s: %w", m.Dir, err)
-	}
-	free := min(int64(st.Blocks)*st.Bsize/10, reserve)
-	return int64(st.Bavail)*st.Bsize - free, nil
-}
-
-// mirror is one on the disk.
-type mirror struct {
-	name  string
-	used  time.Time // last
-	bytes int64
-}
-
-// makeRoom removes the mirrors that no one has used for longest until all together have at most their
-// share of the disk, which it returns: half of what is free or theirs, in bytes. The next fetch has
-// the other half.
+// makeRoom removes the mirrors that no one uses, except for the caller's own, if all together have more than
+// their share of the disk, which it returns: half of what is free or theirs, in bytes. The next fetch has
+// the other half. It also removes what an earlier removal did not finish.
 func (m Mirrors) makeRoom(own string) (share int64, err error) {
-	all, err := m.list()
+	entries, err := os.ReadDir(m.Dir)
+	if err != nil {
+		return 0, fmt.Errorf("list the mirrors: %w", err)
+	}
+	room, err := limit.Room(m.Dir)
 	if err != nil {
 		return 0, err
 	}
-	for n := len(all); ; {
-		room, err := m.room()
-		if err != nil {
-			return 0, err
-		}
-		var total int64
-		for _, o := range all {
-			total += o.bytes
-		}
-		share = min(cmp.Or(m.limits.mirrors, defaultMirrors), (room+total)/2)
-		next := slices.IndexFunc(all, func(o mirror) bool { return o.name != own && o.used != never })
-		if next < 0 || n <= maxMirrors && total <= share {
-			return share, nil
-		}
-		switch err := m.remove(all[next].name); {
-		case errors.Is(err, errBusy):
-			all[next].used = never
-		case err != nil:
-			return 0, err
-		default:
-			n--
-			all = slices.Delete(all, next, next+1)
-		}
-	}
-}
-
-// never is the last use of a mirror that is in use.
-var never = time.Unix(1<<40, 0)
-
-// list returns the mirrors, the one that was used last at the end. It removes what an earlier removal
-// did not finish.
-func (m Mirrors) list() ([]mirror, error) {
-	entries, err := os.ReadDir(m.Dir)
-	if err != nil {
-		return nil, fmt.Errorf("list the mirrors: %w", err)
-	}
-	found := map[string]mirror{}
+	var names []string
+	var total int64
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), tree.MovedPrefix) {
 			if err := m.withRoot(func(root *os.Root) error { return tree.Remove(root, e.Name()) }); err != nil {
-				return nil, fmt.Errorf("remove a mirror: %w", err)
+				return 0, fmt.Errorf("remove a mirror: %w", err)
 			}
 		}
-		name := strings.TrimSuffix(strings.TrimSuffix(e.Name(), gitSuffix), lockSuffix)
-		if !nameForm.MatchString(name) {
+		// Each has a lock.
+		if name, ok := strings.CutSuffix(e.Name(), lockSuffix); ok && nameForm.MatchString(name) {
+			_, bytes := packsOf(m.path(name))
+			names, total = append(names, name), total+bytes
+		}
+	}
+	share = min(cmp.Or(m.limits.mirrors, defaultMirrors), (room+total)/2)
+	if len(names) <= maxMirrors && total <= share {
+		return share, nil
+	}
+	for _, name := range names {
+		if name == own {
 			continue
 		}
-		one := found[name]
-		one.name = name
-		if info, err := e.Info(); err == nil && !e.IsDir() {
-			one.used = info.ModTime()
+		if err := m.remove(name); err != nil && !errors.Is(err, errBusy) {
+			return 0, err
 		}
-		found[name] = one
 	}
-	var all []mirror
-	for name, one := range found {
-		_, one.bytes = packsOf(m.path(name))
-		all = append(all, one)
-	}
-	slices.SortFunc(all, func(a, b mirror) int { return cmp.Or(a.used.Compare(b.used), cmp.Compare(a.name, b.name)) })
-	return all, nil
+	return share, nil
 }
 
 func packFiles(dir string) []string {
@@ -147,11 +95,11 @@ func packsOf(dir string) (packs int, bytes int64) {
 
 // remove removes a mirror that no one uses, or returns errBusy.
 func (m Mirrors) remove(name string) error {
-	l, err := m.tryLock(name)
+	l, err := m.tryLock(name, unix.LOCK_EX)
 	if err != nil {
 		return err
 	}
-	defer l.close()
+	defer unlock(l)
 	err = m.withRoot(func(root *os.Root) error {
 		return errors.Join(tree.Remove(root, name+gitSuffix), root.Remove(name+lockSuffix))
 	})
@@ -226,24 +174,4 @@ func (m Mirrors) sweep(name string, keep []string) error {
 		return fmt.Errorf("clean a mirror: %w", err)
 	}
 	return nil
-}
-
-// watch ends the context when others leave too little of the disk.
-func (m Mirrors) watch(ctx context.Context) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	tick := time.NewTicker(watchPoll)
-	go func() {
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-				if room, err := m.room(); err == nil && room < 0 {
-					cancel(fmt.Errorf("%w: less than the reserve of %s is free", errDiskFull, m.Dir))
-				}
-			}
-		}
-	}()
-	return ctx, func() { cancel(nil) }
 }

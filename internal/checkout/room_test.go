@@ -6,8 +6,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -49,23 +47,17 @@ func (m Mirrors) names(t *testing.T, addresses ...string) (names []string) {
 	return names
 }
 
-// TestLeastUsed removes the mirrors that no one has used for longest, and none in use.
-func TestLeastUsed(t *testing.T) {
+// TestTooLarge removes the mirrors that no one uses when all together have more than their share.
+func TestTooLarge(t *testing.T) {
 	t.Parallel()
 	o, m := setUp(t)
-	m.limits.mirrors = 350 << 10
+	m.limits.mirrors = 250 << 10
 	var all []string
-	get := func(name string, size int) (address, hash string) {
+	get := func(name string, size int) {
 		t.Helper()
-		address, hash = o.another(name, size)
+		address, hash := o.another(name, size)
 		all = append(all, address)
 		unpacked(t, m, Source{Repository: address, Commit: hash})
-		return address, hash
-	}
-	used := func(address string, hours int) {
-		t.Helper()
-		at := time.Now().Add(-time.Duration(hours) * time.Hour)
-		must.Do(t, os.Chtimes(filepath.Join(m.Dir, mirrorName(address)+lockSuffix), at, at))
 	}
 	want := func(when string, names ...string) {
 		t.Helper()
@@ -73,28 +65,18 @@ func TestLeastUsed(t *testing.T) {
 			t.Errorf("%s: %q, want %q", when, got, names)
 		}
 	}
-	a, hashOfA := get("a", 100<<10)
-	used(a, 4)
-	b, _ := get("b", 100<<10)
-	used(b, 3)
-	c, _ := get("c", 100<<10)
-	used(c, 2)
-	get("d", 100<<10)
-	want("a fetch at the limit", "a", "b", "c", "d")
-	unpacked(t, m, Source{Repository: a, Commit: hashOfA})
-	inUse, err := m.lock(t.Context(), mirrorName(c), false)
+	get("a", 100<<10)
+	get("b", 100<<10)
+	get("c", 100<<10)
+	want("a fetch at the limit", "a", "b", "c")
+	inUse, err := m.lock(t.Context(), mirrorName(all[1]), unix.LOCK_SH)
 	must.Do(t, err)
-	defer inUse.close()
-	used(c, 5)
-	get("e", 1)
-	want("b goes", "a", "c", "d", "e")
-
+	defer unlock(inUse)
 	// What a removal that ended early left goes, too.
 	left := filepath.Join(m.Dir, ".kbnode-X", "y")
 	must.Do(t, os.MkdirAll(left, 0o700))
-	m.limits.mirrors = 1
-	get("f", 1)
-	want("all that no one uses go", "c", "f")
+	get("d", 1)
+	want("all that no one uses go", "b", "d")
 	if _, err := os.Stat(filepath.Dir(left)); err == nil {
 		t.Error("what an earlier removal left is there")
 	}
@@ -147,73 +129,33 @@ func TestDamaged(t *testing.T) {
 	unpacked(t, m, Source{Commit: hash})
 }
 
-// TestFetchAlone unpacks a commit while another one is fetched, which takes long.
-func TestFetchAlone(t *testing.T) {
-	t.Parallel()
-	o, m := setUp(t)
-	first := o.commit()
-	backend, asked, goOn := o.backend(), make(chan struct{}, 8), make(chan struct{})
-	hangs := false
-	address := o.serve(&m, func(w http.ResponseWriter, r *http.Request) {
-		if hangs {
-			asked <- struct{}{}
-			<-goOn
-		}
-		backend.ServeHTTP(w, r)
-	})
-	unpacked(t, m, Source{Repository: address, Commit: first})
-	hangs = true
-	second := o.commit()
-	done := make(chan error, 1)
-	go func() {
-		_, _, err := checkOut(t, m, Source{Repository: address, Commit: second})
-		done <- err
-	}()
-	<-asked
-	unpacked(t, m, Source{Repository: address, Commit: first})
-	if err := m.remove(mirrorName(address)); !errors.Is(err, errBusy) {
-		t.Errorf("a mirror in use is removed: %v", err)
-	}
-	close(goOn)
-	must.Err(t, <-done, "")
-}
-
 // TestLockOfRemoved locks the mirror that is there, not one that is removed meanwhile.
 func TestLockOfRemoved(t *testing.T) {
 	t.Parallel()
 	_, m := setUp(t)
 	name := mirrorName(address)
-	alone, err := m.tryLock(name)
+	alone, err := m.tryLock(name, unix.LOCK_EX)
 	must.Do(t, err)
-	got := make(chan *lockFile)
-	go func() {
-		l, err := m.lock(t.Context(), name, true)
-		if err != nil {
-			t.Error(err)
-		}
-		got <- l
-	}()
-	file := filepath.Join(m.Dir, name+lockSuffix)
-	for open := 0; open < 2; time.Sleep(time.Millisecond) { // it waits for the old file
-		open = 0
-		fds, err := filepath.Glob("/proc/self/fd/*")
+	if _, err := m.tryLock(name, unix.LOCK_SH); !errors.Is(err, errBusy) {
+		t.Errorf("beside who fetches: %v", err)
+	}
+	must.Do(t, os.Remove(alone.Name()))
+	got, err := m.lock(t.Context(), name, unix.LOCK_EX)
+	must.Do(t, err)
+	unlock(alone)
+	if _, err := m.tryLock(name, unix.LOCK_EX); !errors.Is(err, errBusy) {
+		t.Errorf("the lock is not alone: %v", err)
+	}
+	unlock(got)
+	for range 2 {
+		shared, err := m.tryLock(name, unix.LOCK_SH)
 		must.Do(t, err)
-		for _, fd := range fds {
-			if to, _ := os.Readlink(fd); to == file {
-				open++
-			}
-		}
+		defer unlock(shared)
 	}
-	must.Do(t, os.Remove(file))
-	alone.close()
-	l := <-got
-	defer l.close()
-	if !l.current() {
-		t.Error("the lock is of a file that is gone")
-	}
-	if other, err := m.tryLock(name); err == nil {
-		t.Error("the lock is not alone")
-		other.close()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*lockPoll)
+	defer cancel()
+	if _, err := m.lock(ctx, name, unix.LOCK_EX); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("beside those who unpack: %v", err)
 	}
 }
 
@@ -243,9 +185,9 @@ func TestFullDisk(t *testing.T) {
 		_, bytes := packsOf(filepath.Join(m.Dir, "*"))
 		return bytes
 	}
-	a, hashOfA := o.another("a", 2<<20)
-	b, hashOfB := o.another("b", 4<<20)
-	large, hashOfLarge := o.another("large", 15<<20)
+	a, hashOfA := o.another("a", 800<<10)
+	b, hashOfB := o.another("b", 800<<10)
+	large, hashOfLarge := o.another("large", 2<<20)
 	for _, s := range []Source{{Repository: a, Commit: hashOfA}, {Repository: b, Commit: hashOfB}} {
 		unpacked(t, m, s)
 	}
@@ -257,52 +199,17 @@ func TestFullDisk(t *testing.T) {
 		t.Errorf("it left %d bytes", after-before)
 	}
 	// Others fill the disk: the mirrors give way, and then nothing is fetched.
-	must.Do(t, os.WriteFile(filepath.Join(m.Dir, "others"), make([]byte, 8<<20), 0o600))
-	c, hashOfC := o.another("c", 1<<20)
+	must.Do(t, os.WriteFile(filepath.Join(m.Dir, "others"), make([]byte, 12<<20), 0o600))
+	c, hashOfC := o.another("c", 1<<10)
 	unpacked(t, m, Source{Repository: c, Commit: hashOfC})
 	if got := m.names(t, a, b, c); len(got) > 2 || !slices.Contains(got, "c") {
 		t.Errorf("mirrors %q", got)
 	}
-	if err := os.WriteFile(filepath.Join(m.Dir, "more"), make([]byte, 7<<20), 0o600); err == nil {
+	if err := os.WriteFile(filepath.Join(m.Dir, "more"), make([]byte, 4<<20), 0o600); err == nil {
 		t.Log("the disk has more room than expected")
 	}
 	d, hashOfD := o.another("d", 1)
 	if _, _, err := checkOut(t, m, Source{Repository: d, Commit: hashOfD}); !errors.Is(err, errDiskFull) {
 		t.Errorf("a full disk: %v", err)
-	}
-}
-
-// TestWatch ends a fetch when others fill the disk.
-func TestWatch(t *testing.T) {
-	t.Parallel()
-	o, m := setUp(t)
-	o.commit()
-	asked := make(chan struct{}, 8)
-	address := o.serve(&m, func(_ http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		asked <- struct{}{}
-		<-r.Context().Done()
-	})
-	name := mirrorName(address)
-	must.Do(t, m.makeMirror(t.Context(), name))
-	full := make(chan struct{})
-	m.free = func() (int64, error) {
-		select {
-		case <-full:
-			return -1, nil
-		default:
-			return maxPack, nil
-		}
-	}
-	done := make(chan error, 1)
-	go func() {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		done <- m.fetchInto(ctx, name, maxPack, address, "+main:refs/kbnode/latest")
-	}()
-	<-asked
-	close(full)
-	if err := <-done; !errors.Is(err, errDiskFull) {
-		t.Error(err)
 	}
 }

@@ -223,7 +223,6 @@ func (d Disk) attach() error {
 	}{
 		{home, plan.WorkMode, d.GID},
 		{filepath.Join(home, "builds"), plan.WorkMode, d.GID},
-		{filepath.Join(d.mount(), "trash"), 0o700, 0}, // made now because a full disk has no room for it
 	} {
 		// Not os.Chmod, which uses its own mode bits.
 		if err := errors.Join(os.Mkdir(dir.path, 0o700), os.Chown(dir.path, 0, dir.gid), unix.Chmod(dir.path, dir.mode)); err != nil {

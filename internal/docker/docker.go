@@ -30,9 +30,8 @@ var ErrNotFound = errors.New("not found")
 // Engine is a Docker engine behind a unix socket. It speaks every API version from 1.40 on
 // (Docker 19.03), agreed on with the first request. It is safe for concurrent use.
 type Engine struct {
-	socket      string
-	api         *client.Client
-	inspectTime time.Duration
+	socket string
+	api    *client.Client
 }
 
 // Ping returns why the engine does not answer, or nil if it does.
@@ -83,16 +82,19 @@ func New(socket string) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to Docker at %s: %w", socket, err)
 	}
-	return &Engine{socket: socket, api: api, inspectTime: inspectTime}, nil
+	return &Engine{socket: socket, api: api}, nil
 }
 
 // Close drops the idle connections.
 func (e *Engine) Close() error { return e.api.Close() }
 
-// Info asks the engine about itself, for at most twenty seconds.
+// Info asks the engine about itself, for at most twenty seconds unless the caller has another limit.
 func (e *Engine) Info(ctx context.Context) (Info, error) {
-	ctx, cancel := context.WithTimeout(ctx, infoDeadline)
-	defer cancel()
+	if _, limited := ctx.Deadline(); !limited {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, infoDeadline)
+		defer cancel()
+	}
 	res, err := e.api.Info(ctx, client.InfoOptions{})
 	if err != nil {
 		return Info{}, e.wrap("ask Docker for its info", err)

@@ -1,16 +1,11 @@
 package docker
 
 import (
-	"encoding/json"
+	"cmp"
 	"errors"
-	"maps"
 	"net/http"
 	"path/filepath"
-	"slices"
-	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -24,75 +19,6 @@ func engineOf(t *testing.T, handler http.Handler) *Engine {
 	must.Do(t, err)
 	t.Cleanup(func() { _ = e.Close() })
 	return e
-}
-
-// fakeContainer is a container that a slot's service may have left.
-type fakeContainer struct {
-	parent, label string
-	removing      bool // someone else has begun to: it is gone when it is waited for
-	hung          bool // does not answer an inspection
-	stuck         bool // cannot be removed
-}
-
-// having returns an engine that has only containers, by ID, and what it was asked to change.
-func having(t *testing.T, containers map[string]fakeContainer) (e *Engine, asked *[]string) {
-	t.Helper()
-	var mu sync.Mutex
-	asked = &[]string{}
-	route := func(answer func(r *http.Request, id string, c fakeContainer) http.HandlerFunc) http.HandlerFunc {
-		return func(w http.ResponseWriter, r *http.Request) {
-			mu.Lock()
-			defer mu.Unlock()
-			if r.Method != http.MethodGet {
-				*asked = append(*asked, r.Method+" "+strings.TrimPrefix(r.URL.Path, "/v1.45")+"?"+r.URL.RawQuery)
-			}
-			id := r.PathValue("id")
-			c, ok := containers[id]
-			if !ok {
-				says(404, `{"message":"No such container"}`)(w, r)
-				return
-			}
-			answer(r, id, c)(w, r)
-		}
-	}
-	e = answering(t, map[string]http.HandlerFunc{
-		"GET /containers/json": func(w http.ResponseWriter, r *http.Request) {
-			mu.Lock()
-			defer mu.Unlock()
-			list := []map[string]string{{"Id": "vanished"}}
-			for id, c := range containers {
-				if strings.Contains(r.URL.Query().Get("filters"), `"`+c.label+`"`) {
-					list = append(list, map[string]string{"Id": id})
-				}
-			}
-			_ = json.NewEncoder(w).Encode(list)
-		},
-		"GET /containers/{id}/json": route(func(r *http.Request, id string, c fakeContainer) http.HandlerFunc {
-			if c.hung {
-				mu.Unlock()
-				<-r.Context().Done()
-				mu.Lock()
-			}
-			return says(200, `{"Id":"`+id+`","HostConfig":{"CgroupParent":"`+c.parent+`"}}`)
-		}),
-		"POST /containers/{id}/stop": route(func(*http.Request, string, fakeContainer) http.HandlerFunc { return says(204, "") }),
-		"POST /containers/{id}/wait": route(func(_ *http.Request, id string, _ fakeContainer) http.HandlerFunc {
-			delete(containers, id)
-			return says(200, `{"StatusCode":0}`)
-		}),
-		"DELETE /containers/{id}": route(func(_ *http.Request, id string, c fakeContainer) http.HandlerFunc {
-			switch {
-			case c.stuck:
-				return says(500, `{"message":"could not kill"}`)
-			case c.removing:
-				return says(409, `{"message":"removal of container `+id+` is already in progress"}`)
-			}
-			delete(containers, id)
-			return says(204, "")
-		}),
-	})
-	e.inspectTime = 300 * time.Millisecond
-	return e, asked
 }
 
 // TestInfo talks to the engines of Debian 12 (20.10, API 1.41), Debian 13 (26.1, API 1.45) and
@@ -132,10 +58,10 @@ func TestAbsent(t *testing.T) {
 	e, err := New(filepath.Join(t.TempDir(), "docker.sock"))
 	must.Do(t, err)
 	_, ofInfo := e.Info(t.Context())
-	_, ofClean := e.CleanSlot(t.Context(), "buildkite-gpu0.slice", "kbnode.slot=0")
+	ofRemove := e.Remove(t.Context(), "x")
 	_, ofNetworks := e.Networks(t.Context(), "x")
 	_, ofConfig := e.ImageConfig(t.Context(), "x")
-	for _, err := range []error{ofInfo, ofClean, ofNetworks, ofConfig} {
+	for _, err := range []error{ofInfo, ofRemove, ofNetworks, ofConfig} {
 		if !errors.Is(err, ErrAbsent) {
 			t.Errorf("%v, want ErrAbsent", err)
 		}
@@ -156,41 +82,27 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// TestCleanSlot removes the slot's containers and asks about no other: one that hangs its
-// inspection affects only its own slot.
-func TestCleanSlot(t *testing.T) {
+// TestRemove gives a container time to end, removes it whether it could be stopped or not, and waits for one
+// that is being removed.
+func TestRemove(t *testing.T) {
 	t.Parallel()
-	const label, slice = "kbnode.slot=0", "buildkite-gpu0.slice"
-	containers := map[string]fakeContainer{
-		"a": {parent: slice, label: label}, "b": {parent: "buildkite-gpu1.slice", label: "kbnode.slot=1", hung: true}, "c": {label: label},
-		"d": {parent: slice, label: label, removing: true}, "e": {parent: slice, label: label, hung: true},
+	var asked []string
+	e := answering(t, map[string]http.HandlerFunc{
+		"POST /containers/{id}/stop": func(w http.ResponseWriter, r *http.Request) {
+			asked = append(asked, r.PathValue("id")+" t="+r.URL.Query().Get("t"))
+			says(cmp.Or(map[string]int{"gone": 404, "ended": 304, "stuck": 500}[r.PathValue("id")], 204), "")(w, r)
+		},
+		"DELETE /containers/{id}": func(w http.ResponseWriter, r *http.Request) {
+			asked = append(asked, r.PathValue("id")+" "+r.URL.RawQuery)
+			says(cmp.Or(map[string]int{"gone": 404, "removing": 409, "stuck": 500}[r.PathValue("id")], 204), "")(w, r)
+		},
+		"POST /containers/{id}/wait": says(200, `{"StatusCode":0}`),
+	})
+	for _, id := range []string{"runs", "ended", "gone", "removing"} {
+		must.Do(t, e.Remove(t.Context(), id))
 	}
-	e, asked := having(t, containers)
-	n, err := e.CleanSlot(t.Context(), slice, label)
-	if err != nil || n != 3 {
-		t.Fatalf("%d, %v", n, err)
-	}
-	slices.Sort(*asked)
+	must.Err(t, e.Remove(t.Context(), "stuck"), "remove container stuck: ")
 	must.Equal(t, []string{
-		"DELETE /containers/a?force=1&v=1", "DELETE /containers/d?force=1&v=1", "DELETE /containers/e?force=1&v=1",
-		"POST /containers/a/stop?t=5", "POST /containers/d/stop?t=5",
-		"POST /containers/d/wait?condition=removed",
-	}, *asked)
-	must.Equal(t, []string{"b", "c"}, slices.Sorted(maps.Keys(containers)))
-	for _, bad := range [][2]string{{"", label}, {"buildkite-gpu0", label}, {"/x.slice", label}, {slice, ""}, {slice, "kbnode.slot="}} {
-		if _, err := e.CleanSlot(t.Context(), bad[0], bad[1]); err == nil {
-			t.Errorf("cleaned %q", bad)
-		}
-	}
-}
-
-// TestCleanSlotFails: a container that cannot be removed does not keep the others.
-func TestCleanSlotFails(t *testing.T) {
-	t.Parallel()
-	const label, slice = "kbnode.slot=0", "buildkite-gpu0.slice"
-	containers := map[string]fakeContainer{"a": {parent: slice, label: label, stuck: true, hung: true}, "b": {parent: slice, label: label}}
-	e, _ := having(t, containers)
-	_, err := e.CleanSlot(t.Context(), slice, label)
-	must.Err(t, err, "remove container a: ")
-	must.Equal(t, []string{"a"}, slices.Sorted(maps.Keys(containers)))
+		"runs t=5", "runs force=1&v=1", "ended t=5", "ended force=1&v=1", "gone t=5", "gone force=1&v=1", "removing t=5", "removing force=1&v=1", "stuck t=5", "stuck force=1&v=1",
+	}, asked)
 }

@@ -11,16 +11,10 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/network"
 	"github.com/moby/moby/client"
-
-	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
-const (
-	// networkDeadline bounds the requests about one network.
-	networkDeadline = 2 * time.Minute
-	// networkPoll is the time between two checks of a network that someone else makes.
-	networkPoll = 200 * time.Millisecond
-)
+// networkDeadline bounds the requests about one network.
+const networkDeadline = 2 * time.Minute
 
 // Options of the engine's bridge driver, as its documentation names them.
 const (
@@ -40,27 +34,18 @@ type Network struct {
 func (e *Engine) EnsureNetwork(ctx context.Context, n Network) error {
 	ctx, cancel := context.WithTimeout(ctx, networkDeadline)
 	defer cancel()
-	for {
-		res, err := e.api.NetworkInspect(ctx, n.Name, client.NetworkInspectOptions{})
-		switch {
-		case err == nil && matches(res.Network.Network, n.Name):
-			return nil
-		case err == nil:
-			if err := e.RemoveNetwork(ctx, res.Network.ID); err != nil {
-				return fmt.Errorf("replace network %s, which someone else created: %w", n.Name, err)
-			}
-		case !errdefs.IsNotFound(err):
-			return e.wrap("look up network "+n.Name, err)
+	res, err := e.api.NetworkInspect(ctx, n.Name, client.NetworkInspectOptions{})
+	switch {
+	case err == nil && matches(res.Network.Network, n.Name):
+		return nil
+	case err == nil:
+		if err := e.RemoveNetwork(ctx, res.Network.ID); err != nil {
+			return fmt.Errorf("replace network %s, which someone else created: %w", n.Name, err)
 		}
-		// The engine finishes a network even if its maker has gone, and does not show it before
-		// it is complete.
-		if err := e.createNetwork(ctx, n); !errdefs.IsConflict(err) {
-			return err
-		}
-		if limit.Sleep(ctx, networkPoll) != nil {
-			return e.wrap("wait for network "+n.Name+", which someone else is creating", ctx.Err())
-		}
+	case !errdefs.IsNotFound(err):
+		return e.wrap("look up network "+n.Name, err)
 	}
+	return e.createNetwork(ctx, n)
 }
 
 // matches reports whether a network is what EnsureNetwork makes. Its addresses may be any.
@@ -92,8 +77,8 @@ func (e *Engine) createNetwork(ctx context.Context, n Network) error {
 			return nil
 		}
 		errs = append(errs, e.wrap("create network "+n.Name, err))
-		if ctx.Err() != nil || errdefs.IsConflict(err) {
-			break // another subnet would not help
+		if ctx.Err() != nil || errdefs.IsConflict(err) { // another subnet would not help
+			break
 		}
 	}
 	return errors.Join(errs...)

@@ -4,12 +4,8 @@
 package firewall
 
 import (
-	"bytes"
-	"errors"
+	"crypto/sha256"
 	"fmt"
-	"io/fs"
-	"reflect"
-	"slices"
 
 	"github.com/google/nftables"
 )
@@ -23,92 +19,46 @@ type State string
 // The states of the table.
 const (
 	Absent  State = "absent"
-	Altered State = "altered" // it differs from what Ensure would write
+	Altered State = "altered" // it is of another version
 	Intact  State = "intact"
 )
 
 var table = nftables.Table{Name: Name, Family: nftables.TableFamilyINet}
 
-// State compares the rules in the kernel with those for this node.
+// State compares the rules in the kernel with those for this node, by their version: only root changes
+// rules in place, and Ensure restores them before each container.
 func (n Node) State() (State, error) {
-	state, err := n.readState()
+	chains, err := (&nftables.Conn{}).ListChainsOfTableFamily(table.Family)
 	if err != nil {
 		return "", fmt.Errorf("read the nftables table inet %s: %w", Name, err)
+	}
+	state := Absent
+	for _, c := range chains {
+		switch {
+		case c.Table == nil || c.Table.Name != Name:
+		case c.Name == n.version():
+			return Intact, nil
+		default:
+			state = Altered
+		}
 	}
 	return state, nil
 }
 
-func (n Node) readState() (State, error) {
-	conn, err := nftables.New(nftables.AsLasting())
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = conn.CloseLasting() }()
-	tables, err := conn.ListTablesOfFamily(table.Family)
-	if err != nil {
-		return "", err
-	}
-	i := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == Name })
-	if i < 0 {
-		return Absent, nil
-	}
-	if tables[i].Flags != 0 { // dormant, or someone else's by now
-		return Altered, nil
-	}
-	chains, err := conn.ListChainsOfTableFamily(table.Family)
-	if err != nil {
-		return "", err
-	}
-	chains = slices.DeleteFunc(chains, func(c *nftables.Chain) bool { return c.Table == nil || c.Table.Name != Name })
-	want := n.rules()
-	if len(chains) != len(want) {
-		return Altered, nil
-	}
-	for _, w := range want {
-		i := slices.IndexFunc(chains, func(c *nftables.Chain) bool { return c.Name == w.name })
-		if i < 0 || !w.sameHook(chains[i]) {
-			return Altered, nil
-		}
-		has, err := conn.GetRules(&table, chains[i])
-		if err != nil {
-			return "", err
-		}
-		if len(has) != len(w.rules) {
-			return Altered, nil
-		}
-		for i, r := range w.rules {
-			if !reflect.DeepEqual(r.exprs(), has[i].Exprs) {
-				return Altered, nil
-			}
+// version is the name of a chain without rules, which tells one table from another.
+func (n Node) version() string {
+	all := []byte(n.text())
+	for _, m := range n.members() {
+		for _, e := range m.elements {
+			all = append(all, e.Key...)
 		}
 	}
-	return n.sets(conn)
+	return fmt.Sprintf("version_%x", sha256.Sum256(all))[:24]
 }
 
-func (n Node) sets(conn *nftables.Conn) (State, error) {
-	for _, w := range n.members() {
-		has, err := conn.GetSetElements(&nftables.Set{Table: &table, Name: w.set.Name})
-		if errors.Is(err, fs.ErrNotExist) {
-			return Altered, nil
-		}
-		if err != nil {
-			return "", err
-		}
-		slices.SortFunc(has, func(a, b nftables.SetElement) int { return bytes.Compare(a.Key, b.Key) })
-		if !slices.EqualFunc(w.elements, has, func(a, b nftables.SetElement) bool { return bytes.Equal(a.Key, b.Key) }) {
-			return Altered, nil
-		}
-	}
-	return Intact, nil
-}
-
-// Ensure writes the table for this node unless the kernel has it. The kernel replaces it in
-// one step: there is no moment without rules.
+// Ensure writes the table for this node. The kernel replaces it in one step: there is no moment without
+// rules.
 func (n Node) Ensure() error {
-	// Rules that cannot be read are written again.
-	if state, err := n.State(); err == nil && state == Intact {
-		return nil
-	}
 	conn := &nftables.Conn{}
 	conn.AddTable(&table)
 	conn.DelTable(&table)
@@ -118,6 +68,7 @@ func (n Node) Ensure() error {
 			return fmt.Errorf("write the nftables table inet %s: %w", Name, err)
 		}
 	}
+	conn.AddChain(&nftables.Chain{Table: &table, Name: n.version()})
 	made := map[string]*nftables.Chain{}
 	chains := n.rules()
 	for _, c := range chains { // before the rules, which jump to them

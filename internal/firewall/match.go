@@ -27,14 +27,6 @@ func (c chain) nft() *nftables.Chain {
 	return n
 }
 
-// sameHook reports whether the kernel's chain is attached where this one is.
-func (c chain) sameHook(has *nftables.Chain) bool {
-	if c.hook == nil || has.Hooknum == nil {
-		return c.hook == nil && has.Hooknum == nil
-	}
-	return has.Type == nftables.ChainTypeFilter && *has.Hooknum == *c.hook && *has.Priority == *nftables.ChainPriorityFilter
-}
-
 // rule is a list of matches with a verdict at its end.
 type rule []part
 
@@ -50,6 +42,14 @@ func (r rule) exprs() []expr.Any {
 		all = append(all, p.exprs...)
 	}
 	return all
+}
+
+func (r rule) text() string {
+	words := make([]string, len(r))
+	for i, p := range r {
+		words[i] = p.nft
+	}
+	return strings.Join(words, " ")
 }
 
 // ifname returns the name of an interface as the kernel stores it.

@@ -86,6 +86,24 @@ func (n Node) rules() []chain {
 	}
 }
 
+// text returns the table as nft would print it, without the elements of the sets.
+func (n Node) text() string {
+	var b strings.Builder
+	b.WriteString("table inet " + Name + " {\n")
+	for _, c := range n.rules() {
+		b.WriteString("\tchain " + c.name + " {\n")
+		if c.hook != nil {
+			b.WriteString("\t\ttype filter hook " + c.name + " priority filter; policy accept;\n")
+		}
+		for _, r := range c.rules {
+			b.WriteString("\t\t" + r.text() + "\n")
+		}
+		b.WriteString("\t}\n")
+	}
+	b.WriteString("}\n")
+	return b.String()
+}
+
 // internet accepts DNS to the node's name servers, what the operator lists, and public
 // addresses. Metadata is refused whatever is listed.
 func (n Node) internet() []rule {

@@ -32,97 +32,32 @@ const (
 	beginTime = 2 * time.Minute
 )
 
-func (k *cleaner) clearForAgent(ctx context.Context, pid int) (string, error) {
-	if k.starts.next(pid, time.Now()) { // not the process that waits while the slot is parked
-		k.swept = false
-	}
-	why, err := k.clean(ctx, retryTime)
-	if why == "" && err == nil {
-		why = k.starts.wait(time.Now())
-	}
-	return why, err
-}
-
-// beginJob finds the slot clean since the agent's start, or since the guard saw that the last job was
-// gone, unless it is called before that.
-func (k *cleaner) beginJob(ctx context.Context, _ int) (string, error) {
-	beside, err := k.procs.outsideAgent()
-	if err != nil {
-		return "", err
-	}
-	if n := len(beside); n > 0 {
-		k.log.Warn("processes outlived their job", "count", n)
-		k.swept = false
-	}
-	why := ""
-	if k.swept && k.checked {
-		why, err = k.parked()
-	} else {
-		why, err = k.clean(ctx, beginTime)
-	}
-	if why == "" && err == nil {
-		k.swept, k.checked = false, false
-		k.starts.worked = true
-		k.running = true
-		k.noise.begin()
-	}
-	return why, err
-}
-
-// beginRoot gives a slot whose agent has no job to root. What root runs is cleared away before the agent's
-// next job.
-func (k *cleaner) beginRoot(ctx context.Context, _ int) (string, error) {
-	runs, err := k.afterJob(ctx)
-	if runs && err == nil {
-		err = errBusy
-	}
-	if err != nil {
-		return "", err
-	}
-	why, err := k.parked()
-	if why == "" && err == nil {
-		k.swept, k.checked = false, false
-	}
-	return why, err
-}
-
 // clean removes what is left, checks the GPU, and returns why the slot is parked, or "". It
 // retries the engine for the given time.
 func (k *cleaner) clean(ctx context.Context, engine time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, cleanTime)
 	defer cancel()
 	k.running = false
-	if !k.swept {
-		k.checked = false
-		k.sampled = k.noise.end()
+	if k.dirty {
+		sampled, why := k.noise.end(), ""
 		err := k.sweep(ctx, engine)
-		k.swept = err == nil
-		why := ""
 		if err != nil {
 			why = err.Error()
 		}
-		if err := k.note(leftName, why); err != nil {
-			return "", err
+		if noteErr := k.note(leftName, why); noteErr != nil {
+			return "", noteErr
 		}
+		if err != nil {
+			return k.parked()
+		}
+		k.dirty = false
+		sampled()
 	}
-	if !k.swept {
-		return k.parked()
-	}
-	return k.checkGPU(ctx, gpuTime)
-}
-
-// checkGPU checks the GPU, which has patience to become idle, and returns why the slot is parked, or
-// "".
-func (k *cleaner) checkGPU(ctx context.Context, patience time.Duration) (string, error) {
+	patience := gpuTime
 	if k.busy {
 		patience = 0 // an earlier check waited already
 	}
-	k.checked = false
-	if k.sampled != nil {
-		k.sampled()
-	}
 	what, known := k.gpu.settle(ctx, patience)
-	k.checked = true
 	// An unknown state neither parks the slot nor ends a known reason.
 	if known {
 		k.busy = what != ""
@@ -133,33 +68,25 @@ func (k *cleaner) checkGPU(ctx context.Context, patience time.Duration) (string,
 	return k.parked()
 }
 
-// sweep removes the slot's containers, ends what is left of them, and removes the checkouts. The order
+// sweep removes the slot's container, ends what is left of one, and removes the checkouts. The order
 // matters: what could make processes goes first.
-func (k *cleaner) sweep(ctx context.Context, engine time.Duration) error {
-	removed, err := k.removeContainers(ctx, engine)
+func (k *cleaner) sweep(ctx context.Context, patience time.Duration) error {
+	deadline := time.Now().Add(patience)
+	err := k.container(ctx)
+	for err != nil && time.Now().Before(deadline) && limit.Sleep(ctx, gpuPoll) == nil {
+		err = k.container(ctx)
+	}
 	if err != nil {
-		return fmt.Errorf("its containers cannot be removed: %w", err)
+		return fmt.Errorf("its container cannot be removed: %w", err)
 	}
 	ended, err := k.procs.endBeside(ctx)
 	if err != nil {
 		return err
 	}
-	if ended+removed > 0 {
-		k.log.Info("leftovers removed", "processes", ended, "containers", removed)
+	if ended > 0 {
+		k.log.Info("leftovers removed", "processes", ended)
 	}
-	return k.tidy(ctx)
-}
-
-func (k *cleaner) removeContainers(ctx context.Context, patience time.Duration) (n int, err error) {
-	deadline := time.Now().Add(patience)
-	for {
-		if n, err = k.containers(ctx); err == nil || time.Now().After(deadline) {
-			return n, err
-		}
-		if err := limit.Sleep(ctx, gpuPoll); err != nil {
-			return n, err
-		}
-	}
+	return k.tidy()
 }
 
 // note records a reason to park, or removes it if there is none.

@@ -30,7 +30,6 @@ type slotRig struct {
 	cgroups  map[int]string // of processes, relative to the cgroup root
 	immortal int            // a process that no signal ends
 	killed   []int
-	removed  int
 	asked    []string // what was cleaned, in order
 	gpu      inventory.Occupancy
 	gpuErr   error
@@ -66,17 +65,15 @@ func newSlotRig(t *testing.T) *slotRig {
 		return r.gpu, r.gpuErr
 	}
 	r.cleaner = &cleaner{
-		runDir: filepath.Dir(policy.Socket), procs: procs, gpu: gpuWatches{watch}, log: log,
-		containers: func(context.Context) (int, error) {
-			r.asked = append(r.asked, "containers")
-			n := r.removed
-			r.removed = 0
+		runDir: filepath.Dir(policy.Socket), procs: procs, gpu: gpuWatches{watch}, log: log, dirty: true,
+		container: func(context.Context) error {
+			r.asked = append(r.asked, "container")
 			if !r.until.IsZero() && time.Now().After(r.until) {
 				r.broken = nil
 			}
-			return n, r.broken
+			return r.broken
 		},
-		tidy: func(context.Context) error { r.asked = append(r.asked, "checkouts"); return nil },
+		tidy: func() error { r.asked = append(r.asked, "checkouts"); return nil },
 	}
 	for _, cgroup := range []string{agentCgroup, jobCgroup} {
 		for _, f := range []string{"cgroup.kill", "cgroup.procs"} {
@@ -159,23 +156,29 @@ func (r *slotRig) agentStarts(pid int) string {
 	return why
 }
 
+// waits asks as the process that is about to become the agent, and has asked before.
+func (r *slotRig) waits(ctx context.Context) (string, error) { return r.ready(ctx, r.starts.pid) }
+
+// begins begins a job of the agent's.
+func (r *slotRig) begins(ctx context.Context) (string, error) { return r.begin(ctx, false) }
+
 // ended does what follows a job when the agent has no process for it any more.
-func (r *slotRig) ended(ctx context.Context, _ int) (string, error) {
+func (r *slotRig) ended(ctx context.Context) (string, error) {
 	if r.cgroups[bootstrapPID] != "" {
 		r.exit(bootstrapPID)
 		defer r.start(bootstrapPID, agentCgroup)
 	}
-	r.running = true
-	if _, err := r.afterJob(ctx); err != nil {
+	r.dirty, r.running = true, true
+	if err := r.clearEnded(ctx); err != nil {
 		return "", err
 	}
 	return r.parked()
 }
 
 // want calls a stage and checks that its answer contains piece; "" is clean.
-func (r *slotRig) want(stage func(context.Context, int) (string, error), piece string) {
+func (r *slotRig) want(stage func(context.Context) (string, error), piece string) {
 	r.t.Helper()
-	why, err := stage(r.t.Context(), bootstrapPID)
+	why, err := stage(r.t.Context())
 	if err != nil || (why == "") != (piece == "") || !strings.Contains(why, piece) {
 		r.t.Errorf("it says %q, %v; want %q", why, err, piece)
 	}
@@ -190,10 +193,9 @@ func TestEndClearsWhatIsLeft(t *testing.T) {
 	r := newSlotRig(t)
 	r.start(105, jobCgroup) // of a container that the engine no longer has
 	r.start(106, otherCgroup)
-	r.removed = 2
 	r.want(r.ended, "")
 	must.Equal(t, []int{105}, r.killed)
-	must.Equal(t, []string{"containers", "checkouts"}, r.asked)
+	must.Equal(t, []string{"container", "checkouts"}, r.asked)
 	for cgroup, want := range map[string]string{agentCgroup: "", jobCgroup: "1"} {
 		if text, err := os.ReadFile(filepath.Join(r.procs.root, cgroup, "cgroup.kill")); string(text) != want || err != nil {
 			t.Errorf("cgroup.kill of %s is %q, %v; want %q", cgroup, text, err, want)
@@ -204,46 +206,19 @@ func TestEndClearsWhatIsLeft(t *testing.T) {
 func TestBegin(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
-	r.want(r.begin, "") // a guard that has just started knows nothing
-	if len(r.asked) != 2 || r.checks != 1 {
-		t.Errorf("the first job began with %v and %d looks", r.asked, r.checks)
-	}
-	r.asked, r.checks = nil, 0
-	r.want(r.begin, "") // its end was not seen
-	if len(r.asked) != 2 || r.checks != 1 {
-		t.Errorf("the same agent's next job began with %v and %d looks", r.asked, r.checks)
+	for _, when := range []string{"a guard that has just started knows nothing", "the last job's end was not seen"} {
+		r.asked, r.checks = nil, 0
+		r.want(r.begins, "")
+		if len(r.asked) != 2 || r.checks != 1 {
+			t.Errorf("%s: %v and %d looks", when, r.asked, r.checks)
+		}
 	}
 	must.Equal(t, "", r.agentStarts(200))
 	r.start(bootstrapPID, agentCgroup)
 	r.asked, r.checks = nil, 0
-	r.want(r.begin, "")
+	r.want(r.begins, "")
 	if len(r.asked) != 0 || r.checks != 0 {
 		t.Errorf("the first job of an agent began with %v and %d looks", r.asked, r.checks)
-	}
-	// At its beginning there is a process that no cleanup saw.
-	r.want(r.ready, "")
-	r.killed = nil
-	r.start(105, jobCgroup)
-	r.want(r.begin, "")
-	must.Equal(t, []int{105}, r.killed)
-}
-
-func TestOnlyTheAgentAsks(t *testing.T) {
-	t.Parallel()
-	r := newSlotRig(t)
-	r.start(103, otherCgroup)
-	r.start(104, jobCgroup)
-	for _, pid := range []int{0, 1, 99, 103, 104} {
-		registered := func(ctx context.Context, pid int) (string, error) { return "", r.registered(ctx, pid) }
-		for name, stage := range map[string]func(context.Context, int) (string, error){"ready": r.ready, "begin": r.begin, "registered": registered} {
-			_, err := stage(t.Context(), pid)
-			if no, ok := errors.AsType[refusal](err); !ok || no.status != 403 {
-				t.Errorf("process %d asks %s: %v", pid, name, err)
-			}
-		}
-	}
-	if len(r.killed)+len(r.asked) > 0 {
-		t.Errorf("it killed %v and cleared %v", r.killed, r.asked)
 	}
 }
 
@@ -258,15 +233,15 @@ func TestWhatCannotBeClearedParks(t *testing.T) {
 			if d := time.Since(begun); d > 6*time.Second {
 				r.t.Errorf("it took %v", d)
 			}
-			r.want(r.begin, "process 104 (p104) of a job still runs after SIGKILL")
+			r.want(r.begins, "process 104 (p104) of a job still runs after SIGKILL")
 			r.immortal = 0
-			r.want(r.ready, "")
+			r.want(r.waits, "")
 		},
 		"containers": func(r *slotRig) {
 			r.broken = errors.New("no Docker engine answers")
-			r.want(r.ended, "its containers cannot be removed: no Docker engine answers")
+			r.want(r.ended, "its container cannot be removed: no Docker engine answers")
 			r.broken = nil
-			r.want(r.ready, "")
+			r.want(r.waits, "")
 		},
 		"an engine that restarts does not": func(r *slotRig) {
 			r.broken, r.until = errors.New("no Docker engine answers"), time.Now().Add(2*time.Second)
@@ -274,7 +249,7 @@ func TestWhatCannotBeClearedParks(t *testing.T) {
 		},
 		"containers that end slowly, when the next job begins, do not": func(r *slotRig) {
 			r.broken, r.until = errors.New("its removal takes its time"), time.Now().Add(100*time.Second)
-			r.want(r.begin, "")
+			r.want(r.begins, "")
 		},
 	} {
 		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { do(newSlotRig(t)) }) })
@@ -296,27 +271,27 @@ func TestGPUInUseParks(t *testing.T) {
 			t.Errorf("killed %v", r.killed)
 		}
 		// The agent had already taken a job.
-		r.want(r.begin, "GPU-11111111-2222-3333-4444-555555555555 is used")
+		r.want(r.begins, "GPU-11111111-2222-3333-4444-555555555555 is used")
 		begun = time.Now()
-		r.want(r.ready, "GPU-11111111-2222-3333-4444-555555555555 is used")
+		r.want(r.waits, "GPU-11111111-2222-3333-4444-555555555555 is used")
 		if d := time.Since(begun); d > time.Second {
 			t.Errorf("a second wait took %v", d)
 		}
 		// An unknown state changes nothing.
 		r.gpuErr = errors.New("the driver hangs")
-		r.want(r.ready, "GPU-11111111-2222-3333-4444-555555555555 is used")
+		r.want(r.waits, "GPU-11111111-2222-3333-4444-555555555555 is used")
 		r.gpuErr = nil
 		r.gpu.Compute = nil
-		r.want(r.ready, "")
-		r.want(r.begin, "")
+		r.want(r.waits, "")
+		r.want(r.begins, "")
 		r.gpuErr = errors.New("the driver hangs")
 		r.want(r.ended, "")
 
 		// The process ends a moment after the job.
 		r.gpuErr = nil
 		r.gpu.Compute = nil
-		r.want(r.ready, "")
-		r.want(r.begin, "")
+		r.want(r.waits, "")
+		r.want(r.begins, "")
 		r.gpu.Compute = []probe.Process{{PID: 500}}
 		r.until = time.Now().Add(gpuTime - time.Second)
 		r.want(r.ended, "")
@@ -326,15 +301,15 @@ func TestGPUInUseParks(t *testing.T) {
 func TestOthersPark(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
-	r.want(r.ready, "")
+	r.want(r.waits, "")
 	r.put(filepath.Join(r.runDir, slot.ParkedDir, "operator.json"), `{"reason":"maintenance","since":"2026-03-01T12:00:00Z"}`)
 	r.put(filepath.Join(r.runDir, slot.ParkedDir, ".operator.json123"), "half")
-	r.want(r.begin, "maintenance")
-	r.want(r.ready, "maintenance")
+	r.want(r.begins, "maintenance")
+	r.want(r.waits, "maintenance")
 	must.Do(t, os.Remove(filepath.Join(r.runDir, slot.ParkedDir, "operator.json")))
-	r.want(r.ready, "")
+	r.want(r.waits, "")
 	r.put(filepath.Join(r.runDir, slot.ParkedDir, "x.json"), "rubbish")
-	if why, err := r.ready(t.Context(), bootstrapPID); err == nil || !strings.Contains(err.Error(), "x.json") {
+	if why, err := r.waits(t.Context()); err == nil || !strings.Contains(err.Error(), "x.json") {
 		t.Errorf("a reason that is none: %q, %v", why, err)
 	}
 }
@@ -344,18 +319,17 @@ func TestOneStepAtATime(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
 	entered, leave := make(chan struct{}), make(chan struct{})
-	containers := r.containers
-	r.containers = func(ctx context.Context) (int, error) {
+	container := r.container
+	r.container = func(ctx context.Context) error {
 		close(entered)
 		<-leave
-		n, err := containers(ctx)
-		return n, errors.Join(err, ctx.Err())
+		return errors.Join(container(ctx), ctx.Err())
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	begin := func() chan error {
 		done := make(chan error)
 		go func() {
-			why, err := r.begin(ctx, bootstrapPID)
+			why, err := r.begins(ctx)
 			if why != "" {
 				err = errors.Join(err, errors.New(why))
 			}
@@ -374,38 +348,36 @@ func TestOneStepAtATime(t *testing.T) {
 	if err := <-late; !errors.Is(err, context.Canceled) {
 		t.Errorf("a caller that is killed while it waits: %v", err)
 	}
-	must.Equal(t, []string{"containers", "checkouts"}, r.asked)
+	must.Equal(t, []string{"container", "checkouts"}, r.asked)
 }
 
 // TestLend lets root use a slot whose agent has no job. What it leaves goes before the agent's next job.
 func TestLend(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
-	r.swept, r.checked = true, true
-	if _, err := r.begin(t.Context(), noAgent); !errors.Is(err, errBusy) || !r.swept {
-		t.Errorf("with a job: %v", err)
+	lend := func(ctx context.Context) (string, error) { return r.begin(ctx, true) }
+	if _, err := lend(t.Context()); !errors.Is(err, errBusy) || len(r.asked) > 0 {
+		t.Errorf("with a job: %v, cleared %v", err, r.asked)
 	}
 	r.exit(bootstrapPID)
-	r.start(104, jobCgroup)
 	if _, err := park(r.runDir, "x", "it is parked"); err != nil {
 		t.Fatal(err)
 	}
-	if why, err := r.begin(t.Context(), noAgent); why != "it is parked" || err != nil {
-		t.Errorf("parked: %q, %v", why, err)
-	}
+	r.want(lend, "it is parked")
 	must.Do(t, unpark(r.runDir, "x"))
-	if why, err := r.begin(t.Context(), noAgent); why != "" || err != nil || r.swept || r.running {
-		t.Errorf("it says %q, %v; cleared before the next job: %t", why, err, !r.swept)
+	r.asked = nil
+	r.want(lend, "")
+	if len(r.asked) > 0 || !r.dirty || r.running {
+		t.Errorf("cleared %v, dirty %t, running %t", r.asked, r.dirty, r.running)
 	}
-	if _, err := r.noiseRecord(t.Context(), noAgent); !errors.Is(err, errNoRecord) {
+	if _, err := r.noiseRecord(t.Context()); !errors.Is(err, errNoRecord) {
 		t.Error(err)
-	}
-	if len(r.killed)+len(r.asked) > 0 {
-		t.Errorf("ended %v, asked for %v", r.killed, r.asked)
 	}
 	// Of a job that ended just before, nothing is cleared later, while root uses the slot.
 	r.running = true
-	if why, err := r.begin(t.Context(), noAgent); why != "" || err != nil || r.running || !slices.Equal(r.killed, []int{104}) {
-		t.Errorf("after a job: %q, %v, killed %v", why, err, r.killed)
+	r.start(104, jobCgroup)
+	r.want(lend, "")
+	if r.running || !slices.Equal(r.killed, []int{104}) {
+		t.Errorf("after a job: running %t, killed %v", r.running, r.killed)
 	}
 }

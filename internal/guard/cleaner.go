@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,12 +12,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/slot"
 )
-
-// noAgent stands for the process of a job that root runs without an agent, such as kbnode selftest's.
-// No process has this number.
-const noAgent = -1
 
 var (
 	// errBusy means that the slot is not free for a job of root's.
@@ -28,64 +24,73 @@ var (
 // cleaner removes what jobs leave, as root, and parks the slot with a reason if it cannot. A job is over
 // when the agent's unit has no process for it any more.
 type cleaner struct {
-	runDir     string
-	procs      slotProcs
-	gpu        gpuWatches
-	containers func(context.Context) (int, error) // removes the slot's containers, and returns how many there were
-	tidy       func(context.Context) error        // removes the checkouts, and makes the disk ready for the next job
-	noise      *recorder                          // nil keeps no record
-	log        *slog.Logger
+	runDir    string
+	procs     slotProcs
+	gpu       gpuWatches
+	container func(context.Context) error // removes the slot's container, if there is one
+	tidy      func() error                // removes the checkouts
+	noise     *recorder                   // nil keeps no record
+	log       *slog.Logger
 
 	mu      sync.Mutex
 	starts  starts
-	running bool   // a job began, and the slot was not cleared since
-	swept   bool   // nothing is left of the last job, except perhaps on the GPU
-	checked bool   // the GPU was checked since
-	busy    bool   // the GPU was in use at the last successful check
-	sampled func() // waits until nothing samples the GPU any more; nil without a job
+	dirty   bool // something may be left of a job, also of one before this service
+	running bool // it is one of the agent's, which perhaps still runs
+	busy    bool // the GPU was in use at the last successful check
 }
 
-func newKeeper(p plan.JobPolicy, cgroupRoot string, log *slog.Logger) *cleaner {
+func newCleaner(p plan.JobPolicy, cgroupRoot string, log *slog.Logger) *cleaner {
 	procs := newSlotProcs(cgroupRoot, p)
 	return &cleaner{
-		runDir: filepath.Dir(p.Socket), procs: procs, gpu: newGPUWatches(p, procs, log), noise: newRecorder(p, procs), log: log,
+		runDir: filepath.Dir(p.Socket), procs: procs, gpu: newGPUWatches(p, procs, log), noise: newRecorder(p, procs), log: log, dirty: true,
 	}
 }
 
 // ready is called by the agent's unit, as root, before it becomes the agent, again and again while the
-// slot is parked. It clears the slot, and returns why the slot takes no jobs, or "".
+// slot is parked. It clears the slot, and returns why the slot takes no jobs, or "". What was begun goes on
+// if ctx, the caller's, ends.
 func (k *cleaner) ready(ctx context.Context, pid int) (parked string, err error) {
-	return k.do(ctx, pid, k.clearForAgent)
-}
-
-// registered records for kbnode status that Buildkite accepted the agent.
-func (k *cleaner) registered(ctx context.Context, pid int) error {
-	_, err := k.do(ctx, pid, func(context.Context, int) (string, error) { return "", slot.Register(k.runDir) })
-	return err
-}
-
-// begin is called before a job, by the agent's process for it or for noAgent. It returns why the slot
-// is parked, or "".
-func (k *cleaner) begin(ctx context.Context, pid int) (parked string, err error) {
-	if pid == noAgent {
-		return k.do(ctx, pid, k.beginRoot)
-	}
-	return k.do(ctx, pid, k.beginJob)
-}
-
-// do does one step at a time. What was begun goes on if ctx, the caller's, ends.
-func (k *cleaner) do(ctx context.Context, pid int, step func(context.Context, int) (string, error)) (string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := ctx.Err(); err != nil {
 		return "", err // the caller went away while it waited
 	}
-	if pid != noAgent {
-		if err := k.procs.ofAgent(pid); err != nil {
-			return "", err
+	if k.starts.next(pid, time.Now()) { // not the process that waits while the slot is parked
+		k.dirty = true
+	}
+	why, err := k.clean(context.WithoutCancel(ctx), retryTime)
+	if why == "" && err == nil {
+		why = k.starts.wait(time.Now())
+	}
+	return why, err
+}
+
+// begin is called before a job of the agent's, or of root's, which needs a slot whose agent has none. It
+// returns why the slot is parked, or "". It finds the slot clear since the agent's start, or since the end
+// of the last job was seen, unless it is called before that.
+func (k *cleaner) begin(ctx context.Context, root bool) (parked string, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	if root {
+		if runs, err := k.procs.runsJob(); runs || err != nil {
+			return "", cmp.Or(err, errBusy)
 		}
 	}
-	return step(context.WithoutCancel(ctx), pid)
+	why, err := k.parked()
+	if k.dirty {
+		why, err = k.clean(context.WithoutCancel(ctx), beginTime)
+	}
+	if why != "" || err != nil {
+		return why, err
+	}
+	if k.dirty, k.running = true, !root; k.running {
+		k.starts.worked = true
+		k.noise.begin()
+	}
+	return "", nil
 }
 
 const (
@@ -150,25 +155,25 @@ func (k *cleaner) watch(ctx context.Context) {
 	}
 	k.mu.Unlock()
 	for limit.Sleep(ctx, endPoll) == nil {
-		k.mu.Lock()
-		if k.running {
-			if _, err := k.afterJob(ctx); err != nil {
-				k.log.Warn("slot not cleaned up", "err", err)
-			}
+		if err := k.clearEnded(ctx); err != nil {
+			k.log.Warn("slot not cleaned up", "err", err)
 		}
-		k.mu.Unlock()
 	}
 }
 
-// afterJob reports whether the agent runs a job, and clears the slot if that has ended since the last
-// check.
-func (k *cleaner) afterJob(ctx context.Context) (runs bool, err error) {
-	if runs, err = k.procs.runsJob(); runs || err != nil || !k.running {
-		return runs, err
+// clearEnded clears the slot if its job has ended since the last check.
+func (k *cleaner) clearEnded(ctx context.Context) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.running {
+		return nil
+	}
+	if runs, err := k.procs.runsJob(); runs || err != nil {
+		return err
 	}
 	why, err := k.clean(ctx, retryTime)
 	if why != "" {
 		k.log.Warn("slot takes no jobs", "reason", why)
 	}
-	return false, err
+	return err
 }

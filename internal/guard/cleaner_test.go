@@ -57,10 +57,10 @@ func TestStarts(t *testing.T) {
 	}
 }
 
-// begins begins a job as the service does, and forgets what that cleared.
-func (r *slotRig) begins() {
+// works begins a job as the service does, and forgets what that cleared.
+func (r *slotRig) works() {
 	r.t.Helper()
-	if why, err := r.begin(r.t.Context(), bootstrapPID); why != "" || err != nil {
+	if why, err := r.begins(r.t.Context()); why != "" || err != nil {
 		r.t.Errorf("the job does not begin: %q, %v", why, err)
 	}
 	r.mu.Lock()
@@ -78,11 +78,11 @@ func TestWatch(t *testing.T) {
 		then    func(r *slotRig)
 		cleared bool // and what the job left is killed
 	}{
-		{"a job that goes on", false, func(r *slotRig) { r.begins(); time.Sleep(time.Hour) }, false},
-		{"a job that ended", false, func(r *slotRig) { r.begins(); time.Sleep(time.Minute); r.exit(bootstrapPID) }, true},
-		{"an agent that is killed", false, func(r *slotRig) { r.begins(); r.exit(agentPID); r.exit(bootstrapPID) }, true},
-		{"an agent that is killed before its process for the job", false, func(r *slotRig) { r.begins(); r.exit(agentPID) }, true},
-		{"the next agent is about to start, as root", false, func(r *slotRig) { r.begins(); r.exit(agentPID); r.exit(bootstrapPID); r.start(200, agentCgroup) }, true},
+		{"a job that goes on", false, func(r *slotRig) { r.works(); time.Sleep(time.Hour) }, false},
+		{"a job that ended", false, func(r *slotRig) { r.works(); time.Sleep(time.Minute); r.exit(bootstrapPID) }, true},
+		{"an agent that is killed", false, func(r *slotRig) { r.works(); r.exit(agentPID); r.exit(bootstrapPID) }, true},
+		{"an agent that is killed before its process for the job", false, func(r *slotRig) { r.works(); r.exit(agentPID) }, true},
+		{"the next agent is about to start, as root", false, func(r *slotRig) { r.works(); r.exit(agentPID); r.exit(bootstrapPID); r.start(200, agentCgroup) }, true},
 		{"a guard that was restarted in the middle", false, func(r *slotRig) { r.start(113, jobCgroup); time.Sleep(time.Minute); r.exit(bootstrapPID) }, true},
 		{"a slot without a job, in which a self-test runs", true, func(r *slotRig) { r.start(113, jobCgroup) }, false},
 		{"no agent", true, func(r *slotRig) { r.exit(agentPID); r.start(113, jobCgroup) }, false},

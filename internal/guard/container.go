@@ -19,8 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// slotLabel marks the containers of a slot. Only the guard can set it on a container below the
-// slot's slice, and it trusts no other container.
+// slotLabel marks the container and the network of a slot, for people and the rest of kbnode.
 const slotLabel = "kbnode.slot"
 
 // profileLabel names the job profile that a container was created with.

@@ -1,30 +1,21 @@
 package guard
 
 import (
-	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
-	"sync/atomic"
-	"time"
 
 	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/job"
-	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/tree"
 )
-
-// trashPoll is the time between two checks of whether what was discarded is deleted.
-const trashPoll = 250 * time.Millisecond
 
 // maxVolumes bounds the volumes that an image may declare.
 const maxVolumes = 64
@@ -36,15 +27,11 @@ type slotDisk struct {
 	bind func(source, target string) error // mounts one directory on another, where the engine sees it
 	// mounted returns an error, a sentence, if the disk is not mounted.
 	mounted func() error
-	statfs  func(path string, st *unix.Statfs_t) error
-	log     *slog.Logger
-
-	deleting atomic.Int32 // directories that discard still deletes
 }
 
 // newDisk returns the disk that the policy gives a slot.
-func newDisk(p plan.JobPolicy, log *slog.Logger) *slotDisk {
-	d := &slotDisk{statfs: unix.Statfs, log: log}
+func newDisk(p plan.JobPolicy) *slotDisk {
+	d := &slotDisk{}
 	if p.DiskBytes > 0 {
 		d.dir = plan.DiskMount(p.Slot)
 		d.bind = func(source, target string) error {
@@ -70,31 +57,12 @@ func sameDevice(a, b string) (bool, error) {
 	return x.Dev == y.Dev, nil
 }
 
-// prepare adds to a container, in a job's directory, the mounts known before it exists: the image's
-// volumes, and the files that Docker writes below /etc and would keep on its own disk.
+// prepare gives a container directories in a job's directory in place of the image's volumes.
 func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string, top string) (err error) {
 	if d.dir == "" {
 		return nil
 	}
 	h := wanted.HostConfig
-	taken := map[string]bool{}
-	for _, m := range h.Mounts {
-		taken[m.Target] = true
-	}
-	for target := range h.Tmpfs {
-		taken[target] = true
-	}
-	give := func(target, name string, make func(string) error) error {
-		if taken[target] {
-			return nil
-		}
-		source := filepath.Join(top, name)
-		if err := make(source); err != nil {
-			return fmt.Errorf("prepare the slot's disk: %w", err)
-		}
-		h.Mounts = append(h.Mounts, bind(source, target, false))
-		return nil
-	}
 	for i, target := range volumes {
 		if i == maxVolumes {
 			return forbid("image %.120q declares more than %d volumes; use one that declares fewer", wanted.Image, maxVolumes)
@@ -102,16 +70,15 @@ func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string, to
 		if target, err = job.MountTarget(target); err != nil {
 			return forbid("image %.120q declares a volume: %s", wanted.Image, err)
 		}
-		if err := give(target, "volume"+strconv.Itoa(i), openDir); err != nil {
-			return err
+		_, tmpfs := h.Tmpfs[target]
+		if tmpfs || slices.ContainsFunc(h.Mounts, func(m mount.Mount) bool { return m.Target == target }) {
+			continue
 		}
-	}
-	if !h.ReadonlyRootfs { // otherwise they are read-only too
-		for _, name := range etcFiles {
-			if err := give("/etc/"+name, name, func(path string) error { return os.WriteFile(path, nil, 0o644) }); err != nil { //nolint:gosec // for all in the container to read
-				return err
-			}
+		source := filepath.Join(top, "volume"+strconv.Itoa(i))
+		if err := openDir(source); err != nil {
+			return fmt.Errorf("prepare the slot's disk: %w", err)
 		}
+		h.Mounts = append(h.Mounts, bind(source, target, false))
 	}
 	return nil
 }
@@ -120,65 +87,4 @@ func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string, to
 // reach.
 func openDir(path string) error {
 	return errors.Join(os.Mkdir(path, 0o777), os.Chmod(path, 0o777)) //nolint:gosec // its parent is root's alone
-}
-
-// tidy removes what jobs left, and makes the disk ready for the next job, which needs room: of a disk that
-// is more than three quarters full, it waits until everything that was discarded is deleted.
-func (d *slotDisk) tidy(ctx context.Context) error {
-	// Nothing can be moved out of the mount of the work root. An earlier kbnode had containers beside it.
-	for _, dir := range []string{"home/builds", "containers"} {
-		entries, err := os.ReadDir(filepath.Join(d.dir, dir))
-		if ignoreAbsent(err) != nil {
-			return err
-		}
-		for _, e := range entries {
-			d.discard(filepath.Join(d.dir, dir, e.Name()))
-		}
-	}
-	full, err := d.full()
-	for err == nil && full && d.deleting.Load() > 0 {
-		err = limit.Sleep(ctx, trashPoll)
-	}
-	if err != nil {
-		return fmt.Errorf("empty the slot's disk: %w", err)
-	}
-	return nil
-}
-
-// full reports whether more than three quarters of the disk's blocks or inodes are used.
-func (d *slotDisk) full() (bool, error) {
-	var st unix.Statfs_t
-	if err := d.statfs(d.dir, &st); err != nil {
-		return false, err
-	}
-	return st.Bavail*4 <= st.Blocks || st.Ffree*4 <= st.Files, nil
-}
-
-// discard removes a directory of the disk: it moves it away at once, and deletes it in the
-// background. The next boot removes what a stop interrupts. What cannot be moved, as on a disk
-// without a free block, is deleted where it is.
-func (d *slotDisk) discard(path string) {
-	away := filepath.Join(d.dir, "trash", rand.Text())
-	err := os.Mkdir(filepath.Dir(away), 0o700)
-	if err == nil || errors.Is(err, fs.ErrExist) {
-		err = os.Rename(path, away)
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return
-	}
-	if err != nil {
-		away = path
-	}
-	d.deleting.Add(1)
-	go func() {
-		defer d.deleting.Add(-1)
-		root, err := os.OpenRoot(filepath.Dir(away))
-		if err == nil {
-			// os.RemoveAll would hold open every directory on the way down.
-			err = errors.Join(tree.Remove(root, filepath.Base(away)), root.Close())
-		}
-		if err != nil {
-			d.log.Warn("directory left behind", "path", path, "err", err)
-		}
-	}()
 }

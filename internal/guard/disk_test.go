@@ -1,18 +1,14 @@
 package guard
 
 import (
-	"context"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
-	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -22,11 +18,8 @@ func testDisk(t *testing.T) (*slotDisk, *[][2]string) {
 	t.Helper()
 	dir := t.TempDir()
 	var mounts [][2]string
-	d := &slotDisk{dir: dir, log: slog.New(slog.DiscardHandler), statfs: unix.Statfs}
+	d := &slotDisk{dir: dir}
 	d.bind = func(source, target string) error { mounts = append(mounts, [2]string{source, target}); return nil }
-	for _, name := range []string{"containers/x", "home/builds/y"} {
-		must.Do(t, os.MkdirAll(filepath.Join(dir, name), 0o700))
-	}
 	return d, &mounts
 }
 
@@ -40,15 +33,14 @@ func TestDiskPrepare(t *testing.T) {
 		volumes []string
 		want    string // targets on the disk, or the refusal
 	}{
-		"plain":              {func(*container.CreateRequest) {}, nil, "/etc/hosts /etc/hostname /etc/resolv.conf"},
-		"volumes":            {func(*container.CreateRequest) {}, []string{"/data", "/var/lib/db/"}, "/data /var/lib/db /etc/hosts /etc/hostname /etc/resolv.conf"},
-		"read-only root":     {func(r *container.CreateRequest) { r.HostConfig.ReadonlyRootfs = true }, []string{"/data"}, "/data"},
-		"the job's own file": {func(r *container.CreateRequest) { r.HostConfig.Mounts = []mount.Mount{{Target: "/etc/hosts"}} }, nil, "/etc/hostname /etc/resolv.conf"},
-		"a tmpfs there":      {func(r *container.CreateRequest) { r.HostConfig.Tmpfs = map[string]string{"/data": ""} }, []string{"/data"}, "/etc/hosts /etc/hostname /etc/resolv.conf"},
-		"a volume over /":    {func(*container.CreateRequest) {}, []string{"/"}, "over the container's root"},
-		"a volume over proc": {func(*container.CreateRequest) {}, []string{"/proc/x"}, "cannot mount over /proc"},
-		"a relative volume":  {func(*container.CreateRequest) {}, []string{"a/b"}, "is not an absolute path"},
-		"too many":           {func(*container.CreateRequest) {}, strings.Fields(strings.Repeat("/v ", 65)), "more than 64 volumes"},
+		"plain":               {func(*container.CreateRequest) {}, nil, ""},
+		"volumes":             {func(*container.CreateRequest) {}, []string{"/data", "/var/lib/db/"}, "/data /var/lib/db"},
+		"the job's own mount": {func(r *container.CreateRequest) { r.HostConfig.Mounts = []mount.Mount{{Target: "/data"}} }, []string{"/data"}, ""},
+		"a tmpfs there":       {func(r *container.CreateRequest) { r.HostConfig.Tmpfs = map[string]string{"/data": ""} }, []string{"/data"}, ""},
+		"a volume over /":     {func(*container.CreateRequest) {}, []string{"/"}, "over the container's root"},
+		"a volume over proc":  {func(*container.CreateRequest) {}, []string{"/proc/x"}, "cannot mount over /proc"},
+		"a relative volume":   {func(*container.CreateRequest) {}, []string{"a/b"}, "is not an absolute path"},
+		"too many":            {func(*container.CreateRequest) {}, strings.Fields(strings.Repeat("/v ", 65)), "more than 64 volumes"},
 	} {
 		d, _ := testDisk(t)
 		r := request()
@@ -77,81 +69,6 @@ func TestDiskPrepare(t *testing.T) {
 	}
 }
 
-// TestDiscardDeepTree removes deeply nested directories, of which only a few may be open at a
-// time.
-func TestDiscardDeepTree(t *testing.T) {
-	var limit unix.Rlimit
-	must.Do(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	d, _ := testDisk(t)
-	path := filepath.Join(d.dir, "home/builds/deep")
-	must.Do(t, os.Mkdir(path, 0o700))
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	for range 3000 {
-		if err == nil {
-			err = unix.Mkdirat(fd, "d", 0o700)
-		}
-		below := -1
-		if err == nil {
-			below, err = unix.Openat(fd, "d", unix.O_RDONLY|unix.O_DIRECTORY, 0)
-		}
-		_ = unix.Close(fd)
-		fd = below
-	}
-	must.Do(t, err)
-	_ = unix.Close(fd)
-	// Not parallel: the limit applies to the whole process.
-	must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: limit.Max}))
-	defer func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) }()
-	must.Do(t, d.tidy(t.Context()))
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		left, err := os.ReadDir(filepath.Join(d.dir, "trash"))
-		if err == nil && len(left) == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("left in the trash: %d, %v", len(left), err)
-		}
-	}
-}
-
-// TestTidy removes what jobs and an earlier kbnode left, also where nothing can be moved away.
-func TestTidy(t *testing.T) {
-	t.Parallel()
-	for _, trash := range []string{"x", "trash"} {
-		d, _ := testDisk(t)
-		must.Do(t, os.WriteFile(filepath.Join(d.dir, trash), nil, 0o600))
-		must.Do(t, d.tidy(t.Context()))
-		for _, dir := range []string{"containers", "home/builds", "trash"} {
-			until(t, dir+" to be empty", func() bool { left, _ := os.ReadDir(filepath.Join(d.dir, dir)); return len(left) == 0 })
-		}
-		if _, err := os.Stat(filepath.Join(d.dir, "home/builds")); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-// TestFullDisk: the next job finds room on a disk that is nearly full, but does not wait for that otherwise.
-func TestFullDisk(t *testing.T) {
-	t.Parallel()
-	for name, free := range map[string][2]uint64{"room enough": {26, 26}, "no blocks": {25, 100}, "no inodes": {100, 25}} {
-		d, _ := testDisk(t)
-		d.statfs = func(_ string, st *unix.Statfs_t) error {
-			st.Blocks, st.Files, st.Bavail, st.Ffree = 100, 100, free[0], free[1]
-			return nil
-		}
-		d.deleting.Add(1)
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		if err := d.tidy(ctx); (err == nil) != (name == "room enough") {
-			t.Errorf("%s: %v", name, err)
-		}
-		cancel()
-		d.deleting.Add(-1)
-		if err := d.tidy(t.Context()); err != nil {
-			t.Errorf("%s, when all is deleted: %v", name, err)
-		}
-	}
-}
-
 func TestCover(t *testing.T) {
 	t.Parallel()
 	d, mounts := testDisk(t)
@@ -164,7 +81,7 @@ func TestCover(t *testing.T) {
 	}
 	must.Do(t, os.Chmod(filepath.Join(layer, "diff/work/dir"), fs.ModeSticky|0o777))
 	own := filepath.Join(t.TempDir(), "layer")
-	must.Do(t, d.cover(layer, own))
+	must.Do(t, d.cover(t.Context(), layer, own))
 	must.Equal(t, [][2]string{{own, layer}}, *mounts)
 	var got []string
 	err := filepath.WalkDir(own, func(path string, e fs.DirEntry, err error) error {
@@ -184,23 +101,4 @@ func TestCover(t *testing.T) {
 		"-rw-r--r-- link", "-rw-r--r-- lower", "drwxr-xr-x work", "drwxr-xr-x work/work",
 	}
 	must.Equal(t, want, got)
-}
-
-func TestWriteEtc(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	for _, name := range []string{"hosts", "hostname"} {
-		must.Do(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
-	}
-	in := container.InspectResponse{Config: &container.Config{}, HostConfig: &container.HostConfig{}}
-	in.Config.Hostname, in.Config.Domainname, in.HostConfig.NetworkMode = "job", "example.org", "kbnode"
-	must.Do(t, writeEtc(dir, in))
-	for name, want := range map[string]string{"hosts": "127.0.1.1\tjob.example.org job\n", "hostname": "job\n"} {
-		if text, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !strings.Contains(string(text), want) {
-			t.Errorf("%s: %q, %v", name, text, err)
-		}
-	}
-	if _, err := os.Lstat(filepath.Join(dir, "resolv.conf")); err == nil {
-		t.Error("a file is made that the job mounts itself")
-	}
 }

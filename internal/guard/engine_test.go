@@ -39,8 +39,7 @@ type fakeEngine struct {
 	// fault, if not nil, returns the status of a request that fails: 0 if it does not, and -1 if the
 	// connection breaks. It may wait.
 	fault func(r *http.Request) int
-	// drops: it gives no container what it was asked to hide.
-	drops bool
+	armor string // the AppArmor profile that it gives containers
 	// forgets: it tells no events, as after a restart. stops: it has sent its containers a signal.
 	forgets, stops bool
 	// stats are files in containers, as the engine reports them; "" for one that is missing.
@@ -65,11 +64,11 @@ type fakeContainer struct {
 		ExitCode int
 	}
 	Config struct {
-		Image  string
-		Labels map[string]string
+		Image string
 	}
-	HostConfig container.HostConfig
-	Mounts     []map[string]string
+	HostConfig      container.HostConfig
+	AppArmorProfile string
+	Mounts          []map[string]string
 }
 
 type stream struct {
@@ -112,7 +111,6 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		reply(w, http.StatusOK, map[string]string{"status": "Pulled"})
 	})
 	mux.HandleFunc("POST /containers/create", e.create)
-	mux.HandleFunc("GET /containers/json", e.list)
 	mux.HandleFunc("GET /containers/{id}/json", e.with(func(w http.ResponseWriter, _ *http.Request, c *fakeContainer) {
 		state := *c
 		select {
@@ -226,6 +224,11 @@ func (e *fakeEngine) with(next func(http.ResponseWriter, *http.Request, *fakeCon
 	return func(w http.ResponseWriter, r *http.Request) {
 		e.mu.Lock()
 		c := e.containers[r.PathValue("id")]
+		for _, other := range e.containers {
+			if other.Name == "/"+r.PathValue("id") {
+				c = other
+			}
+		}
 		e.mu.Unlock()
 		if c == nil {
 			reply(w, http.StatusNotFound, map[string]string{"message": "engine: no such container"})
@@ -236,11 +239,10 @@ func (e *fakeEngine) with(next func(http.ResponseWriter, *http.Request, *fakeCon
 }
 
 // add puts a container into the engine that someone else made.
-func (e *fakeEngine) add(id, name, slice, slot string) {
+func (e *fakeEngine) add(id, name, slice string) {
 	c := &fakeContainer{ID: id, Name: "/" + name, Image: "sha256:" + strings.Repeat("1", 64)}
 	c.State.Status, c.State.Running = "running", true
 	c.HostConfig.CgroupParent = slice
-	c.Config.Labels = map[string]string{slotLabel: slot}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.containers[id] = c
@@ -278,35 +280,11 @@ func (e *fakeEngine) create(w http.ResponseWriter, r *http.Request) {
 	e.created = append(e.created, req)
 	id := fmt.Sprintf("%064x", 0xa0+len(e.created))
 	e.mu.Unlock()
-	name := r.URL.Query().Get("name")
-	if name == "" {
-		name = fmt.Sprintf("quirky_name%d", len(id))
-	}
-	e.add(id, name, req.HostConfig.CgroupParent, req.Labels[slotLabel])
+	e.add(id, r.URL.Query().Get("name"), req.HostConfig.CgroupParent)
 	e.mu.Lock()
-	e.containers[id].HostConfig = *req.HostConfig
-	if e.drops {
-		e.containers[id].HostConfig.MaskedPaths = nil
-	}
+	e.containers[id].HostConfig, e.containers[id].AppArmorProfile = *req.HostConfig, e.armor
 	e.mu.Unlock()
 	reply(w, http.StatusCreated, map[string]any{"Id": id, "Warnings": []string{}})
-}
-
-func (e *fakeEngine) list(w http.ResponseWriter, r *http.Request) {
-	var filters map[string]json.RawMessage
-	_ = json.Unmarshal([]byte(r.URL.Query().Get("filters")), &filters)
-	// The client sends {"label":{"a=b":true}}, the guard {"label":["a=b"]}.
-	asked := string(filters["label"])
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	list := []map[string]any{}
-	for _, c := range e.containers {
-		has := func(label string) bool { return strings.Contains(asked, `"`+label+"="+c.Config.Labels[label]+`"`) }
-		if has(slotLabel) || has(jobLabel) {
-			list = append(list, map[string]any{"Id": c.ID, "Names": []string{c.Name}, "Image": "img", "Labels": c.Config.Labels})
-		}
-	}
-	reply(w, http.StatusOK, list)
 }
 
 func (e *fakeEngine) attach(w http.ResponseWriter, _ *http.Request, _ *fakeContainer) {

@@ -82,13 +82,9 @@ func TestSameAMD(t *testing.T) {
 	// It parks the slot: no job begins on a neighbor's GPU.
 	r := newSlotRig(t)
 	r.gpuErr = &otherGPUError{"it is another"}
-	if why, err := r.checkGPU(t.Context(), 0); err != nil || why != "it is another" {
-		t.Errorf("parked for %q, %v", why, err)
-	}
+	r.want(r.waits, "it is another")
 	r.gpuErr = nil
-	if why, err := r.checkGPU(t.Context(), 0); err != nil || why != "" {
-		t.Errorf("still parked for %q, %v", why, err)
-	}
+	r.want(r.waits, "")
 }
 
 // TestAMDReset: how to reset an AMD GPU names no tool of another vendor, and says that its

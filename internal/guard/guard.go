@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"time"
 
@@ -80,7 +79,6 @@ func (g *guard) serveOn(ctx context.Context, listener *net.UnixListener) error {
 	})
 	go g.cleaner.watch(ctx)
 	go g.connect(ctx)
-	go g.collectImages(ctx)
 	g.log.Info("guard ready", "path", listener.Addr().String())
 	g.notify(daemon.SdNotifyReady)
 	err := server.Serve(listener)
@@ -119,25 +117,22 @@ type guard struct {
 	stopGrace  time.Duration   // how long a canceled job has to end by itself
 	uid, gid   int             // of the slot's user
 	root       int             // the user ID of root, except in tests
-	engine     engineCheck
 	network    *slotNetwork
 	confiner   *confiner
 	registries registries
-	pulled     pulledImages
-	accounts   accounts
+	judged     sync.Map // IDs of images whose accounts the engine can read
 	cleaner    *cleaner
 }
 
 func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.Engine, log *slog.Logger) *guard {
 	log = log.With("slot", p.Slot)
-	label := slotLabel + "=" + strconv.Itoa(p.Slot)
 	kernel := confine.NewKernel()
 	g := &guard{
 		policy:     p,
 		facts:      facts{gids: nodeGroups, named: numbers("video", "render"), present: nodesPresent, user: fmt.Sprintf("%d:%d", uid, gid)},
 		cgroupRoot: cgroupRoot,
 		log:        log,
-		disk:       newDisk(p, log),
+		disk:       newDisk(p),
 		api:        engine,
 		mirrors:    nodeMirrors,
 		stopping:   context.Background(),
@@ -145,17 +140,13 @@ func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.
 		stopGrace:  stopGrace,
 		uid:        uid,
 		gid:        gid,
-		engine:     engineCheck{ask: engine.Info},
 		network:    newNetwork(p, engine),
 		registries: newRegistries(p.Registries),
-		pulled:     newPulledImages(p, engine),
-		cleaner:    newKeeper(p, cgroupRoot, log),
+		cleaner:    newCleaner(p, cgroupRoot, log),
 	}
 	g.confiner = &confiner{ensure: kernel.Ensure, confines: kernel.EngineConfines, sys: "/sys"}
-	g.cleaner.containers = func(ctx context.Context) (int, error) { return engine.CleanSlot(ctx, p.Slice, label) }
-	if g.cleaner.tidy = g.disk.tidy; g.disk.dir == "" {
-		g.cleaner.tidy = func(context.Context) error { return ignoreAbsent(disk.Wipe(p.WorkRoot)) }
-	}
+	g.cleaner.container = func(ctx context.Context) error { return engine.Remove(ctx, g.containerName()) }
+	g.cleaner.tidy = func() error { return ignoreAbsent(disk.Wipe(p.WorkRoot)) }
 	return g
 }
 
@@ -173,44 +164,18 @@ func (s slotProcs) endTogether(id string) error {
 	return writeCgroup(filepath.Join(s.container(id), "memory.oom.group"))
 }
 
-// engineFresh is how long the engine's answer about its cgroup driver is trusted: it changes
-// only when the engine restarts.
-const engineFresh = 30 * time.Second
-
-// engineAsks is how often to ask an engine that does not answer in time, each time for
-// docker.Info's twenty seconds. Eight jobs that begin together keep an engine busy, and waiting
-// is better for a job than being refused.
-const engineAsks = 4
-
-// engineCheck remembers that the engine puts containers where it is told to.
-type engineCheck struct {
-	ask func(context.Context) (docker.Info, error)
-
-	mu    sync.Mutex
-	info  docker.Info
-	until time.Time // info is valid until then
-}
-
-// ok returns what the engine says of itself, and a sentence if containers would not run below the slot's
-// slice: with the cgroupfs driver they run in the engine's own cgroup.
-func (c *engineCheck) ok(ctx context.Context, now time.Time) (docker.Info, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if now.Before(c.until) {
-		return c.info, nil
-	}
-	info, err := c.ask(ctx)
-	for range engineAsks - 1 {
-		if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
-			break
-		}
-		info, err = c.ask(ctx)
-	}
+// engineInfo returns what the engine says of itself, and an error if containers would not run below the
+// slot's slice: with the cgroupfs driver they run in the engine's own cgroup. It is patient: eight jobs that
+// begin together keep an engine busy, and waiting is better for a job than being refused.
+func (g *guard) engineInfo(ctx context.Context) (docker.Info, error) {
+	ctx, cancel := context.WithTimeout(ctx, g.engineTime)
+	defer cancel()
+	info, err := g.api.Info(ctx)
 	if err == nil && (info.CgroupDriver != "systemd" || info.CgroupVersion != "2") {
 		err = fmt.Errorf(`the Docker engine uses the cgroup driver %q with cgroup version %q, so a job would have no limits; it must be "systemd" and "2"`, info.CgroupDriver, info.CgroupVersion)
 	}
-	if err == nil {
-		c.info, c.until = info, now.Add(engineFresh)
-	}
 	return info, err
 }
+
+// containerName is the name of the slot's one container, by which the next service finds it, too.
+func (g *guard) containerName() string { return "kbnode-" + g.policy.Name }

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -23,8 +22,7 @@ import (
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
-// rig is a guard in front of a fake engine, with files instead of /proc and cgroups. The test is a process of
-// the slot's agent.
+// rig is a guard in front of a fake engine, with files instead of /proc and cgroups.
 type rig struct {
 	engine  *fakeEngine
 	policy  plan.JobPolicy
@@ -51,7 +49,6 @@ func newRig(t testing.TB, change ...func(*rig)) *rig {
 	r.socket = r.policy.Socket
 	r.proc = filepath.Join(dir, "proc")
 	r.cgroup = filepath.Join(dir, "cgroup", "buildkite.slice", "buildkite-gpu0.slice")
-	r.put(t, filepath.Join(r.proc, strconv.Itoa(os.Getpid()), "cgroup"), "0::/buildkite.slice/buildkite-gpu0.slice/buildkite-agent-gpu0.service")
 	r.put(t, filepath.Join(r.proc, "sys/kernel/osrelease"), "6.12.0\n")
 	r.put(t, filepath.Join(r.policy.WorkRoot, "checkout"), "of an earlier job")
 	r.put(t, filepath.Join(r.cgroup, "buildkite-agent-gpu0.service", "cgroup.procs"), "1\n2") // it has a job
@@ -253,31 +250,5 @@ func TestCreateWithoutTheEnginesCPUs(t *testing.T) {
 	defer r.engine.mu.Unlock()
 	if h := r.engine.created[0].HostConfig; h.CpusetCpus != "" || h.CpusetMems != "" || h.CgroupParent != r.policy.Slice {
 		t.Errorf("CPUs %q, memory nodes %q, slice %q", h.CpusetCpus, h.CpusetMems, h.CgroupParent)
-	}
-}
-
-// TestSlowEngine: a busy engine is asked again, one that refuses is not.
-func TestSlowEngine(t *testing.T) {
-	t.Parallel()
-	slow := fmt.Errorf("ask: %w", context.DeadlineExceeded)
-	for name, row := range map[string]struct {
-		errs  []error
-		asked int
-	}{
-		"slow twice": {[]error{slow, slow, nil}, 3},
-		"hangs":      {[]error{slow, slow, slow, slow, slow}, engineAsks},
-		"refuses":    {[]error{docker.ErrAbsent, nil}, 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			asked := 0
-			c := engineCheck{ask: func(context.Context) (docker.Info, error) {
-				asked++
-				return docker.Info{CgroupDriver: "systemd", CgroupVersion: "2"}, row.errs[asked-1]
-			}}
-			if _, err := c.ok(t.Context(), time.Now()); !errors.Is(err, row.errs[row.asked-1]) || asked != row.asked {
-				t.Errorf("asked %d times: %v", asked, err)
-			}
-		})
 	}
 }

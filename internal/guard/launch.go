@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
@@ -26,19 +25,16 @@ import (
 
 // create makes a job's container, which does not run yet.
 func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, top string) (id string, err error) {
-	if err := g.ready(ctx); err != nil {
+	engine, err := g.ready(ctx)
+	if err != nil {
 		return "", err
 	}
-	if wanted.HostConfig.NetworkMode != networkNone {
+	if wanted.HostConfig.NetworkMode != job.NetworkNone {
 		if err := g.network.ready(ctx); err != nil {
 			return "", err
 		}
 	}
-	engine, err := g.engine.ok(ctx, time.Now())
-	if err == nil {
-		err = g.confiner.confine(ctx, engine, wanted.HostConfig)
-	}
-	if err != nil {
+	if err := g.confiner.confine(ctx, engine, wanted.HostConfig); err != nil {
 		return "", err
 	}
 	image, err := g.api.ImageConfig(ctx, wanted.Image)
@@ -56,20 +52,17 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, top
 			g.log.Warn("device not linked", "err", err)
 		}
 	}
-	id, err = g.api.CreateContainer(ctx, "", wanted)
+	id, err = g.api.CreateContainer(ctx, g.containerName(), wanted)
 	if lacksCPUs(err) {
 		// The engine was restarted after the slots' CPUs became a partition, and believes that
 		// the machine has only the other CPUs. The container's slice, checked just now, keeps it
 		// on the slot's CPUs.
 		g.log.Info("engine does not know the slot's cpus", "err", err)
 		wanted.HostConfig.CpusetCpus, wanted.HostConfig.CpusetMems = "", ""
-		id, err = g.api.CreateContainer(ctx, "", wanted)
+		id, err = g.api.CreateContainer(ctx, g.containerName(), wanted)
 	}
 	if err != nil {
 		return "", engineSays(err)
-	}
-	if err := g.pulled.used(wanted.Image, false); err != nil {
-		g.log.Warn("use of the image not recorded", "err", err)
 	}
 	g.log.Info("container created", "id", id, "image", wanted.Image)
 	return id, nil
@@ -125,19 +118,17 @@ func lacksCPUs(err error) bool {
 // start starts a container that create made, when what the engine made of the request is as it was asked.
 func (g *guard) start(ctx context.Context, id string, request *container.CreateRequest, top string) error {
 	in, err := g.api.Inspect(ctx, id)
-	if err == nil && (in.Config == nil || in.HostConfig == nil) {
-		err = errors.New("the Docker engine does not say what the container is like")
-	}
 	if err != nil {
 		return err
 	}
-	if why := confined(request.HostConfig, in); why != "" {
-		return forbid("%s; create the container again", why)
+	// An engine that does not use AppArmor ignores the name of a profile.
+	if armor := in.AppArmorProfile; !slices.Contains(request.HostConfig.SecurityOpt, armorOption+armor) && request.HostConfig.MaskedPaths == nil {
+		return unavailable(fmt.Errorf("the container has the AppArmor profile %.60q, not that of jobs", armor))
 	}
-	if err := g.judge(ctx, in.Image); err != nil {
-		return err
+	if err := g.checkAccounts(ctx, in.Image); err != nil {
+		return fmt.Errorf("check the image's accounts: %w", err)
 	}
-	if err := g.onDisk(in, top); err != nil {
+	if err := g.onDisk(ctx, in, request.HostConfig.ReadonlyRootfs, top); err != nil {
 		return err
 	}
 	if err := g.api.StartContainer(ctx, id); err != nil {
@@ -152,19 +143,19 @@ func (g *guard) start(ctx context.Context, id string, request *container.CreateR
 	return nil
 }
 
-// ready returns why no container of the slot may run now.
-func (g *guard) ready(ctx context.Context) error {
-	err := slot.CheckLimits(g.cgroupRoot, g.policy)
+// ready returns what the engine says of itself, or why no container of the slot may run now.
+func (g *guard) ready(ctx context.Context) (engine docker.Info, err error) {
+	err = slot.CheckLimits(g.cgroupRoot, g.policy)
 	if err == nil && g.disk.mounted != nil {
 		err = g.disk.mounted()
 	}
 	if err == nil {
-		_, err = g.engine.ok(ctx, time.Now())
+		engine, err = g.engineInfo(ctx)
 	}
 	if err != nil {
-		return unavailable(err)
+		return engine, unavailable(err)
 	}
-	return nil
+	return engine, nil
 }
 
 // armorOption begins the option that gives a container an AppArmor profile.
@@ -180,6 +171,7 @@ type confiner struct {
 
 // confine adds to a container what keeps it away from those files, and fails if nothing would.
 func (f *confiner) confine(ctx context.Context, engine docker.Info, h *container.HostConfig) (err error) {
+	h.ReadonlyPaths = confine.ReadonlyPaths
 	// Without AppArmor, the engine silently ignores the name of a profile.
 	if slices.ContainsFunc(engine.Security, func(s string) bool { return s == "name=apparmor" || strings.HasPrefix(s, "name=apparmor,") }) && f.confines() {
 		name, err := f.ensure(ctx)
@@ -189,31 +181,6 @@ func (f *confiner) confine(ctx context.Context, engine docker.Info, h *container
 		h.SecurityOpt = append(h.SecurityOpt, armorOption+name)
 		return nil
 	}
-	h.MaskedPaths, h.ReadonlyPaths, err = confine.Paths(f.sys)
+	h.MaskedPaths, err = confine.MaskedPaths(f.sys)
 	return err
-}
-
-// confined returns what the engine has not done to keep a container away from those files, though it was
-// asked to; "" if it did all.
-func confined(request *container.HostConfig, in container.InspectResponse) string {
-	if i := slices.IndexFunc(request.SecurityOpt, func(o string) bool { return strings.HasPrefix(o, armorOption) }); i >= 0 && request.SecurityOpt[i] != armorOption+in.AppArmorProfile {
-		return fmt.Sprintf("the container has the AppArmor profile %.60q, not that of jobs", in.AppArmorProfile)
-	}
-	if path := missing(in.HostConfig.MaskedPaths, request.MaskedPaths); path != "" {
-		return path + " is not masked in the container"
-	}
-	if path := missing(in.HostConfig.ReadonlyPaths, request.ReadonlyPaths); path != "" {
-		return path + " is not read-only in the container"
-	}
-	return ""
-}
-
-// missing returns the first element of want that list does not have, or "".
-func missing(list, want []string) string {
-	for _, path := range want {
-		if !slices.Contains(list, path) {
-			return path
-		}
-	}
-	return ""
 }

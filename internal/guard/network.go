@@ -19,21 +19,16 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/firewall"
+	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/plan"
-)
-
-// The networks that a job can name. networkBridge is the slot's own.
-const (
-	networkBridge = "bridge"
-	networkNone   = "none"
 )
 
 // chooseNetwork puts the container on the slot's own network, unless it has none.
 func (b *builder) chooseNetwork() {
 	if b.policy.Network == config.NetworkNone {
-		b.host.NetworkMode = networkNone
+		b.host.NetworkMode = job.NetworkNone
 	}
-	if b.host.NetworkMode != networkNone {
+	if b.host.NetworkMode != job.NetworkNone {
 		b.host.NetworkMode = container.NetworkMode(plan.NetworkName(b.policy.Slot))
 	}
 }

@@ -52,15 +52,6 @@ func (s slotProcs) owns(pid int) bool { return strings.HasPrefix(s.cgroupOf(pid)
 // name returns what a process calls itself, "" if it has ended. A job may have chosen it.
 func (s slotProcs) name(pid int) string { return s.tree().Process(pid).Name }
 
-// ofAgent refuses a process that is not in the agent's unit, such as one that an operator starts as
-// the slot's user: nothing would see its job end.
-func (s slotProcs) ofAgent(pid int) error {
-	if s.cgroupOf(pid) != s.agent {
-		return forbid("only the slot's own agent may do this; leave it to the agent")
-	}
-	return nil
-}
-
 // runsJob reports whether the agent's unit has a process besides the agent: it runs each job in one.
 func (s slotProcs) runsJob() (bool, error) {
 	list, err := s.members(filepath.Join(s.root, s.agent))
@@ -175,21 +166,9 @@ func (s slotProcs) limitPtys(id string) error {
 }
 
 // remountPts sets the maximum number of terminals of the /dev/pts that a process sees, which is
-// a separate file system in each container, and keeps its other options.
+// a separate file system in each container, and gives it Docker's options again.
 func remountPts(proc string, most int) error {
-	mounts, err := os.ReadFile(proc + "/mountinfo")
-	if errors.Is(err, unix.EINVAL) { // it has ended, and no one has waited for it yet
-		return unix.ESRCH
-	}
-	if err != nil {
-		return err
-	}
-	options := ptsOptions(string(mounts))
-	if options == nil {
-		return errors.New("/dev/pts is not mounted")
-	}
-	const path = unix.O_PATH | unix.O_CLOEXEC
-	pts, err := unix.Open(proc+"/root/dev/pts", path|unix.O_NOFOLLOW, 0)
+	pts, err := unix.Open(proc+"/root/dev/pts", unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return err
 	}
@@ -207,29 +186,10 @@ func remountPts(proc string, most int) error {
 		return err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	for _, option := range append(options, "max="+strconv.Itoa(most)) {
-		key, value, _ := strings.Cut(option, "=")
+	for key, value := range map[string]string{"gid": "5", "mode": "0620", "ptmxmode": "0666", "max": strconv.Itoa(most)} {
 		if err := unix.FsconfigSetString(fd, key, value); err != nil {
-			return fmt.Errorf("set %s: %w", option, err)
+			return fmt.Errorf("set %s: %w", key, err)
 		}
 	}
 	return unix.FsconfigReconfigure(fd)
-}
-
-// ptsOptions returns the options, other than max, of the last /dev/pts in a mountinfo; nil if
-// there is none.
-func ptsOptions(mountinfo string) (options []string) {
-	for line := range strings.Lines(mountinfo) {
-		f := strings.Fields(line)
-		if n := len(f); n < 10 || f[4] != "/dev/pts" || f[n-3] != "devpts" {
-			continue
-		}
-		options = []string{}
-		for o := range strings.SplitSeq(f[len(f)-1], ",") {
-			if key, _, valued := strings.Cut(o, "="); valued && key != "max" {
-				options = append(options, o)
-			}
-		}
-	}
-	return options
 }

@@ -12,14 +12,11 @@ import (
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
-	// recordTime bounds the request, including processes that do not end; readTime is for the
-	// counters, which take milliseconds.
-	recordTime = 15 * time.Second
-	readTime   = 3 * time.Second
+	// readTime is for the counters, which take milliseconds.
+	readTime = 3 * time.Second
 	// samplePeriod is the time between two samples of the GPU.
 	samplePeriod = time.Second
 )
@@ -83,32 +80,16 @@ func (r *recorder) end() (wait func()) {
 	return run.Wait
 }
 
-// noiseRecord returns the noise record of the job. It ends what the job left even if there is no record
-// (errNoRecord): that protects the artifacts, too. A job of root's (noAgent) has no record, and nothing
-// but its container.
-func (k *cleaner) noiseRecord(ctx context.Context, pid int) (rec noise.Record, err error) {
+// noiseRecord returns the noise record of the job. One of root's has none (errNoRecord).
+func (k *cleaner) noiseRecord(ctx context.Context) (rec noise.Record, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if pid == noAgent {
+	if k.noise == nil || k.noise.run == nil {
 		return rec, errNoRecord
 	}
-	ctx, cancel := context.WithTimeout(ctx, recordTime)
+	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
-	if k.noise == nil || k.noise.run == nil {
-		err = errNoRecord
-	} else {
-		reading, cancel := context.WithTimeout(ctx, readTime)
-		defer cancel()
-		rec, err = k.noise.run.Record(reading)
-		rec.Protection = noise.NodeProtection(k.procs.proc)
-	}
-	ended, left := k.procs.endBeside(ctx)
-	if ended > 0 {
-		k.log.Info("processes ended before the upload", "processes", ended)
-	}
-	if left != nil {
-		k.log.Warn("processes not ended before the upload", "err", left)
-		rec.Notes = append(rec.Notes, "a process of the job was still running when this was written and may have overwritten files: "+text.Line(left.Error(), 500))
-	}
+	rec, err = k.noise.run.Record(ctx)
+	rec.Protection = noise.NodeProtection(k.procs.proc)
 	return rec, err
 }

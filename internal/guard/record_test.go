@@ -12,7 +12,6 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/noise"
-	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // records gives a rig a recorder whose GPU is sampled by samples.
@@ -41,21 +40,17 @@ func TestRecord(t *testing.T) {
 		r := newSlotRig(t)
 		gpu := &sampled{}
 		r.records(gpu.samples)
-		ask := func() (noise.Record, error) { return r.noiseRecord(t.Context(), bootstrapPID) }
+		ask := func() (noise.Record, error) { return r.noiseRecord(t.Context()) }
 
-		r.start(99, jobCgroup)
-		if _, err := ask(); !errors.Is(err, errNoRecord) || len(r.killed) != 1 {
-			t.Errorf("before a job: %v, killed %v", err, r.killed)
+		if _, err := ask(); !errors.Is(err, errNoRecord) {
+			t.Errorf("before a job: %v", err)
 		}
-		r.killed = nil
-		r.want(r.begin, "")
+		r.want(r.begins, "")
 		time.Sleep(3 * time.Second)
-		r.start(104, jobCgroup)
 		rec, err := ask()
 		if err != nil || !rec.Noisy || rec.Seconds != 3 || rec.GPU.Samples != 1 || rec.Slot != "gpu0" {
 			t.Errorf("it says %+v, %v", rec, err)
 		}
-		must.Equal(t, []int{104}, r.killed)
 		if len(r.asked) > 2 || r.checks != 1 {
 			t.Errorf("cleared %v, %d looks at the GPU; that is for the end", r.asked, r.checks)
 		}
@@ -80,15 +75,15 @@ func TestSamplingEnds(t *testing.T) {
 		r := newSlotRig(t)
 		gpu := &sampled{}
 		r.records(gpu.samples)
-		r.want(r.begin, "")
+		r.want(r.begins, "")
 		synctest.Wait()
 		first := r.noise.run
-		r.want(r.begin, "")
+		r.want(r.begins, "")
 		synctest.Wait()
 		if gpu.by.Load() != 1 || r.noise.run == first {
 			t.Error("the next job is not sampled by itself")
 		}
-		r.want(r.ready, "")
+		r.want(r.waits, "")
 		if gpu.by.Load() != 0 {
 			t.Error("sampled without an agent")
 		}
@@ -102,12 +97,12 @@ func TestSamplerHangs(t *testing.T) {
 		r := newSlotRig(t)
 		r.records(func(context.Context, func(probe.Sample)) error { time.Sleep(time.Hour); return nil })
 		begun := time.Now()
-		r.want(r.begin, "")
+		r.want(r.begins, "")
 		if d := time.Since(begun); d > 0 {
 			t.Errorf("the begin took %v", d)
 		}
 		time.Sleep(time.Minute)
-		rec, err := r.noiseRecord(t.Context(), bootstrapPID)
+		rec, err := r.noiseRecord(t.Context())
 		if err != nil || !strings.HasPrefix(rec.GPU.Error, "not sampled: ") || rec.Noisy {
 			t.Errorf("it says %+v, %v", rec, err)
 		}
@@ -117,24 +112,5 @@ func TestSamplerHangs(t *testing.T) {
 			t.Errorf("the end took %v", d)
 		}
 		time.Sleep(time.Hour)
-	})
-}
-
-// TestRecordBesideAProcess: the record mentions a process that does not end, and is written all
-// the same.
-func TestRecordBesideAProcess(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newSlotRig(t)
-		r.records(new(sampled).samples)
-		r.want(r.begin, "")
-		r.start(104, jobCgroup)
-		r.immortal = 104
-		rec, err := r.noiseRecord(t.Context(), bootstrapPID)
-		if all := strings.Join(rec.Notes, "\n"); err != nil || !strings.Contains(all, "a process of the job was still running when this was written and may have overwritten files: process 104 (p104)") {
-			t.Errorf("notes %q, %v", all, err)
-		}
-		r.immortal = 0
-		r.want(r.ended, "")
 	})
 }

@@ -40,7 +40,7 @@ type jobRun struct {
 	policy    plan.JobPolicy
 	container string
 	top       string // directory with the checkout, which only root can enter
-	pid       int    // of the agent's process for the job
+	root      bool   // it is root's, without an agent
 	output    *docker.Output
 	// What the container was made with, and what protects it; "" and nil if an earlier service started it.
 	profile    string
@@ -59,10 +59,10 @@ type jobRun struct {
 	late     atomic.Bool  // it did
 }
 
-func newRun(spec *job.Spec, pid int, policy plan.JobPolicy) *jobRun {
+func newRun(spec *job.Spec, root bool, policy plan.JobPolicy) *jobRun {
 	made := func() chan struct{} { return make(chan struct{}) }
 	canceled, stop := context.WithCancel(context.Background())
-	return &jobRun{spec: spec, pid: pid, policy: policy, canceled: canceled, stop: stop, begun: made(), exited: made(), done: made()}
+	return &jobRun{spec: spec, root: root, policy: policy, canceled: canceled, stop: stop, begun: made(), exited: made(), done: made()}
 }
 
 func (r *jobRun) checkout() string { return filepath.Join(r.top, "checkout") }
@@ -90,16 +90,13 @@ type runs struct {
 // maxOver is how many of them are known: their agent's processes ended long ago.
 const maxOver = 64
 
-var (
-	errCanceled = errors.New("the job was canceled before it started")
-	errStopping = errors.New("the slot's service is stopping")
-)
+var errCanceled = errors.New("the job was canceled before it started")
 
-// stoppable returns a context that ends with its parent, and when the service is to stop.
-func (g *guard) stoppable(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(g.stopping, func() { cancel(errStopping) })
-	return ctx, func() { stop(); cancel(nil) }
+// firstEnd returns a context that ends with either of two.
+func firstEnd(ctx, other context.Context) (context.Context, context.CancelFunc) {
+	ctx, end := context.WithCancel(ctx)
+	stop := context.AfterFunc(other, end)
+	return ctx, func() { stop(); end() }
 }
 
 // withTimeout gives the engine a time to answer.
@@ -130,13 +127,9 @@ func (g *guard) run(c *call) error {
 	c.w.Header().Set("Connection", "close")
 	c.w.WriteHeader(http.StatusOK)
 	frames := slot.NewFrames(c.w, rc.Flush)
-	ctx, end := g.stoppable(c.r.Context())
+	ctx, end := firstEnd(c.r.Context(), g.stopping)
 	defer end()
-	agent := int(c.caller.Pid)
-	if g.isRoot(c.caller) {
-		agent = noAgent
-	}
-	r, err := g.begin(ctx, newRun(spec, agent, g.policyFor(c.caller)), frames)
+	r, err := g.begin(ctx, newRun(spec, g.isRoot(c.caller), g.policyFor(c.caller)), frames)
 	left := func() {}
 	if err == nil {
 		left = sync.OnceFunc(func() { r.readers.Add(-1) })
@@ -223,7 +216,7 @@ func (g *guard) begin(ctx context.Context, r *jobRun, frames *slot.Frames) (*job
 		g.runs.mu.Unlock()
 		wait := last.begun
 		if last.spec.JobID != id {
-			if r.pid == noAgent {
+			if r.root {
 				return nil, fmt.Errorf("%w: %s", errBusy, last.spec.JobID)
 			}
 			last.stop()
@@ -256,7 +249,7 @@ func (g *guard) startJob(ctx context.Context, r *jobRun, frames *slot.Frames) er
 	if limit := g.timeLimit(); limit > 0 {
 		r.clock = time.AfterFunc(limit, func() { r.late.Store(true); r.stop() })
 	}
-	finding, end := r.orCanceled(ctx)
+	finding, end := firstEnd(ctx, r.canceled)
 	defer end()
 	err := g.takeUp(finding, r)
 	if err == nil && r.container == "" {
@@ -292,11 +285,4 @@ func (g *guard) timeLimit() time.Duration {
 
 func (g *guard) errLate() error {
 	return fmt.Errorf("the job was terminated: it ran longer than the %s that job.time_limit allows", g.timeLimit())
-}
-
-// orCanceled returns a context that also ends when the job is canceled.
-func (r *jobRun) orCanceled(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, end := context.WithCancel(ctx)
-	stop := context.AfterFunc(r.canceled, end)
-	return ctx, func() { stop(); end() }
 }

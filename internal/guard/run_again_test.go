@@ -133,7 +133,7 @@ func TestNeverStarted(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(t, nil)
 	id := strings.Repeat("e", 64)
-	r.engine.add(id, "kbnode-gpu0-x", r.policy.Slice, "0")
+	r.engine.add(id, "kbnode-gpu0-x", r.policy.Slice)
 	r.engine.containers[id].State.Status, r.engine.containers[id].State.Running = "created", false
 	r.writeRecord(t, runRecord{JobID: "0190", Top: someRun, Container: id})
 	if e := r.finish(t, r.start(t.Context())); e.status != 7 || r.made() != 1 || !r.engine.requested("DELETE /v1.45/containers/"+id) {
@@ -147,7 +147,7 @@ func TestEndedBetweenServices(t *testing.T) {
 	r := newJobRig(t, nil)
 	r.engine.logs = func(write func(string)) { write("hello\n"); write("more\n") }
 	id := strings.Repeat("e", 64)
-	r.engine.add(id, "kbnode-gpu0-x", r.policy.Slice, "0")
+	r.engine.add(id, "kbnode-gpu0-x", r.policy.Slice)
 	r.writeRecord(t, runRecord{JobID: "0190", Top: someRun, Container: id})
 	r.engine.end()
 	if e := r.wait(t, r.start(t.Context())); e.status != 7 || r.made() != 0 || !strings.Contains(r.log.String(), "hello\nmore\n") {

@@ -52,7 +52,7 @@ func TestNextJobEndsLast(t *testing.T) {
 	r.wait(t, done)
 	r.in.Env["BUILDKITE_JOB_ID"] = "0191"
 	done = r.start(t.Context())
-	until(t, "the first container to be stopped", func() bool { return r.engine.asked("/stop?") > 0 })
+	until(t, "the first container to be stopped", func() bool { return r.engine.asked(jobContainer+"/stop?") > 0 })
 	r.engine.end()
 	out := <-r.engine.attached
 	_ = out.Close()
@@ -64,14 +64,14 @@ func TestCancelWhileEngineIsAway(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(t, nil)
 	r.engine.fault = func(req *http.Request) int {
-		if strings.HasSuffix(req.URL.Path, "/stop") && r.engine.asked("/stop?") < 3 {
+		if strings.HasSuffix(req.URL.Path, "/stop") && r.engine.asked(jobContainer+"/stop?") < 3 {
 			return -1
 		}
 		return 0
 	}
 	done, _ := r.running(t.Context(), t)
 	r.cancel(t)
-	until(t, "the container to be stopped", func() bool { return r.engine.asked("/stop?") == 3 })
+	until(t, "the container to be stopped", func() bool { return r.engine.asked(jobContainer+"/stop?") == 3 })
 	r.engine.end()
 	r.expect(t, r.wait(t, done), 7, "")
 }
@@ -135,7 +135,7 @@ func TestRootIsCanceled(t *testing.T) {
 		}
 	}()
 	out := <-r.engine.attached
-	until(t, "the container to be stopped", func() bool { return r.engine.asked("/stop?") > 0 })
+	until(t, "the container to be stopped", func() bool { return r.engine.asked(jobContainer+"/stop?") > 0 })
 	r.engine.end()
 	_ = out.Close()
 	<-done
@@ -164,19 +164,19 @@ func TestRootIsClearedAway(t *testing.T) {
 // TestRootGivesWay: a job ends root's, and root's ends none.
 func TestRootGivesWay(t *testing.T) {
 	t.Parallel()
-	for name, pid := range map[string]int{"root's job": noAgent, "a job": 100} {
+	for name, root := range map[string]bool{"root's job": true, "a job": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			running := newRun(rootSpec("first"), pid, plan.JobPolicy{})
+			running := newRun(rootSpec("first"), root, plan.JobPolicy{})
 			g := &guard{runs: runs{last: running}}
 			ctx, cancel := context.WithCancel(t.Context())
 			go func() {
 				<-running.canceled.Done()
 				cancel()
 			}()
-			_, err := g.begin(ctx, newRun(rootSpec("second"), pid, g.policy), nil)
+			_, err := g.begin(ctx, newRun(rootSpec("second"), root, g.policy), nil)
 			gives := running.canceled.Err() == nil
-			if gives != (pid == noAgent) || gives == errors.Is(err, context.Canceled) || gives != notStarted(err).Canceled {
+			if gives != root || gives == errors.Is(err, context.Canceled) || gives != notStarted(err).Canceled {
 				t.Errorf("it gives way: %t, %v", gives, err)
 			}
 		})

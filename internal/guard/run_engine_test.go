@@ -80,7 +80,7 @@ func TestTimeLimit(t *testing.T) {
 			if name == "runs" {
 				status = 7
 				out := <-r.engine.attached
-				until(t, "the container to be stopped", func() bool { return r.engine.asked("/stop?") > 0 })
+				until(t, "the container to be stopped", func() bool { return r.engine.asked(jobContainer+"/stop?") > 0 })
 				r.engine.end()
 				_ = out.Close()
 			}

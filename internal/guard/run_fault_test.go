@@ -64,6 +64,21 @@ func TestEngineFaults(t *testing.T) {
 	}
 }
 
+// TestProcessStays uploads nothing while a process may put links into the checkout.
+func TestProcessStays(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	done := r.start(t.Context())
+	out := <-r.engine.attached
+	r.put(t, filepath.Join(r.cgroup, "docker-lost.scope", "cgroup.procs"), "1")
+	r.engine.end()
+	_ = out.Close()
+	r.expect(t, r.wait(t, done), 7, "nothing is uploaded: something may still run: process 1 (")
+	if _, err := os.Stat(r.notes); err == nil {
+		t.Error("it was uploaded")
+	}
+}
+
 // TestNoRecord uploads the result without node.json, and not what the job put in its place.
 func TestNoRecord(t *testing.T) {
 	t.Parallel()

@@ -104,7 +104,7 @@ func (g *guard) awaitOrCancel(r *jobRun) slot.Outcome {
 // await waits for the end of a container, also while the engine is away.
 func (g *guard) await(ctx context.Context, r *jobRun) slot.Outcome {
 	var since time.Time
-	gave := r.pid == noAgent // an agent that starts clears away what root runs
+	gave := r.root // an agent that starts clears away what root runs
 	for {
 		waiting, done := context.WithTimeout(ctx, enginePeriod)
 		own, err := g.api.AwaitOwnEnd(waiting, r.container)
@@ -137,13 +137,17 @@ func (g *guard) await(ctx context.Context, r *jobRun) slot.Outcome {
 // the checkout, no pipes, and no result that was not finished.
 func (g *guard) settle(ctx context.Context, r *jobRun) error {
 	o := &r.outcome
-	rec, recErr := g.cleaner.noiseRecord(ctx, r.pid)
+	rec, recErr := g.cleaner.noiseRecord(ctx)
 	rec.Profile, rec.Protection.Containers = r.profile, r.protection
 	patience := removeTime
 	if o.NodeFault != "" && o.Canceled {
 		patience = discardTime // the agent does not wait for an engine that does not answer
 	}
-	if err := g.discardJob(r.container, patience); err != nil {
+	err := g.discardJob(r.container, patience)
+	if err == nil { // the engine may have lost it
+		_, err = g.cleaner.procs.endBeside(ctx)
+	}
+	if err != nil {
 		return fmt.Errorf("something may still run: %w", err)
 	}
 	if len(r.spec.Artifacts) == 0 {

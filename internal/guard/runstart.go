@@ -24,10 +24,10 @@ import (
 // launchJob makes a job's checkout and container, and starts it. It ends with its caller or the job,
 // except for the start itself: what has begun to start runs on for the next caller.
 func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames) error {
-	ctx, end := r.orCanceled(caller)
+	ctx, end := firstEnd(caller, r.canceled)
 	defer end()
 	spec := r.spec
-	if err := g.prepare(ctx, r.pid); err != nil {
+	if err := g.prepare(ctx, r.root); err != nil {
 		return err
 	}
 	r.top = filepath.Join(g.policy.WorkRoot, runPrefix+rand.Text())
@@ -44,7 +44,7 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 	if err := g.provide(ctx, spec, wanted.Image, frames); err != nil {
 		return err
 	}
-	ctx, end = r.orCanceled(context.WithoutCancel(caller))
+	ctx, end = firstEnd(context.WithoutCancel(caller), r.canceled)
 	defer end()
 	defer context.AfterFunc(g.stopping, func() { time.AfterFunc(startTime, end) })()
 	id, err := withTimeout(ctx, g.engineTime, func(ctx context.Context) (string, error) { return g.create(ctx, wanted, r.top) })
@@ -86,10 +86,10 @@ func (g *guard) discardJob(id string, within time.Duration) error {
 }
 
 // prepare clears away earlier jobs. What takes long goes on if ctx ends.
-func (g *guard) prepare(ctx context.Context, pid int) error {
+func (g *guard) prepare(ctx context.Context, root bool) error {
 	prepared := make(chan error, 1)
 	go func() {
-		parked, err := g.cleaner.begin(ctx, pid)
+		parked, err := g.cleaner.begin(ctx, root)
 		if err == nil && parked != "" {
 			err = errors.New("the slot is parked: " + parked)
 		}

@@ -85,9 +85,10 @@ func (g *guard) dispatch(c *call) (err error) {
 	case "POST " + slot.ReadyPath:
 		return g.agentReady(c)
 	case "POST " + slot.RegisteredPath:
-		return c.done(g.cleaner.registered(c.r.Context(), int(c.caller.Pid)))
+		return c.done(slot.Register(g.cleaner.runDir))
 	case "GET " + slot.CheckPath:
-		return c.done(g.ready(c.r.Context()))
+		_, err = g.ready(c.r.Context())
+		return c.done(err)
 	}
 	return refusal{http.StatusNotFound, "kbnode: the slot's service does not know " + text.Line(c.r.Method+" "+c.r.URL.Path, 200)}
 }

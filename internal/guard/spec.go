@@ -62,7 +62,7 @@ func fromSpec(p plan.JobPolicy, f facts, s *job.Spec, dir string) (*container.Cr
 	}
 	h.CapDrop = slices.Clone(s.DropCaps)
 	if s.Network == job.NetworkNone {
-		h.NetworkMode = networkNone
+		h.NetworkMode = job.NetworkNone
 	}
 	if err := errors.Join(b.specUser(s), b.specMounts(s, dir)); err != nil {
 		return nil, err

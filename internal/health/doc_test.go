@@ -44,13 +44,13 @@ func TestDocument(t *testing.T) {
 // list returns the Xids of a class: "31-32, 45".
 func list(class XidClass) string {
 	var parts []string
-	of := func(number int) bool { return LookupXid(number).Class == class }
+	inClass := func(number int) bool { return LookupXid(number).Class == class }
 	for i := 0; i <= XidLast; i++ {
-		if !of(i) {
+		if !inClass(i) {
 			continue
 		}
 		from := i
-		for of(i + 1) {
+		for inClass(i + 1) {
 			i++
 		}
 		part := strconv.Itoa(from)

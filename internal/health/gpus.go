@@ -45,34 +45,12 @@ func (j *judge) gpus() {
 		}
 		present[id] = true
 	}
-	if at, ok := j.allReset(); ok {
-		j.switches(at, "all GPUs were reset")
-	}
 	missing := func(id string) bool { return id != "" && !present[id] && j.slotOf(id) < 0 }
 	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool { return !m.Latched && missing(m.GPU) })
 	j.s.GPUs = slices.DeleteFunc(j.s.GPUs, func(g gpu) bool {
 		return missing(g.ID) && !slices.ContainsFunc(j.s.Marks, func(m Mark) bool { return m.GPU == g.ID })
 	})
 	j.driver()
-}
-
-// allReset returns when the first of the slots' GPUs was reset. ok is true if all of them
-// were reset and have answered since.
-func (j *judge) allReset() (first time.Duration, ok bool) {
-	for _, s := range j.in.Slots {
-		id := j.idOf(s)
-		if id == "" {
-			continue
-		}
-		g := j.gpu(id, s.PCI)
-		if g.Reset == 0 || g.Released < g.Reset {
-			return 0, false
-		}
-		if !ok || g.Reset < first {
-			first, ok = g.Reset, true
-		}
-	}
-	return first, ok
 }
 
 // judgeGPU judges one GPU. Signals that could not be read keep their last verdict.

@@ -649,14 +649,3 @@ func TestParseState(t *testing.T) {
 	_, got, _ := Judge(State{}, func() Signals { in := machine(8); in.Kernel = line; return in }())
 	n.want(got, "gpu.xid fatal drain [3]")
 }
-
-func BenchmarkJudge(b *testing.B) {
-	in := machine(8)
-	var s State
-	b.ReportAllocs()
-	for b.Loop() {
-		in.Up += 30 * time.Second
-		in.Now = in.Now.Add(30 * time.Second)
-		s, _, _ = Judge(s, in)
-	}
-}

@@ -50,10 +50,27 @@ func (j *judge) cause(f Fact, id string) (slot int, job string, c cause) {
 	return -1, "", someJob // jobs on several parts of the GPU; the line does not name the part
 }
 
+// faults are the kinds of lines that report a fault of a GPU, with the level of the event.
+var faults = map[Kind]struct {
+	check, detail string
+	level         Level
+	effect        Effect
+	after         time.Duration
+	reason        string // with the GPU's address
+}{
+	KindFallen:      {checkLost, "", Fatal, Park, 0, "the GPU at %s has fallen off the bus"},
+	KindResetBegin:  {checkReset, "", Info, Park, resetLimit, "the reset of the GPU at %s does not finish"},
+	KindResetFailed: {checkReset, "", Fatal, Park, 0, "the reset of the GPU at %s failed"},
+	KindRAS:         {checkRAS, "kernel", Fatal, Drain, 0, "the GPU at %s reported uncorrectable hardware errors"},
+}
+
 // kernel judges one line of the kernel's log.
 func (j *judge) kernel(f Fact) {
-	if f.Kind == KindSwitch {
-		j.nvswitch(f)
+	if f.Kind == KindSwitch { // no GPU of its fabric starts CUDA any more
+		j.latch(ofNode(checkSwitch, f.PCI), f.Up, Mark{
+			Level: Fatal, Effect: Drain, Fix: fixReboot,
+			Reason: fmt.Sprintf("the NVSwitch at %s had a fatal error (SXid %d)", f.PCI, f.Xid),
+		})
 		return
 	}
 	id := cmp.Or(j.byPCI[f.PCI], f.PCI)
@@ -73,66 +90,35 @@ func (j *judge) kernel(f Fact) {
 	if id != "" {
 		j.gpu(id, f.PCI)
 	}
-	reboot := Mark{Level: Fatal, Effect: Park, Fix: fixReboot}
+	if fault, ok := faults[f.Kind]; ok {
+		m := Mark{Level: Fatal, Effect: fault.effect, After: fault.after, Reason: fmt.Sprintf(fault.reason, j.addressOf(id)), Fix: fixReboot}
+		if m.Effect == Drain {
+			m.Fix = fixAMDReset(j.addressOf(id))
+		}
+		e.Check, e.Level = fault.check, fault.level
+		j.latch(gpuKey(fault.check, id, fault.detail), f.Up, m)
+		return
+	}
 	switch f.Kind {
 	case KindXid:
 		e.Level = j.xid(f, id, c)
-	case KindFallen:
-		reboot.Reason = "the GPU at " + j.addressOf(id) + " has fallen off the bus"
-		e.Check, e.Level = checkLost, Fatal
-		j.latch(gpuKey(checkLost, id), f.Up, reboot)
 	case KindLoaded:
 		e.Check = checkDriver
-		j.switches(f.Up, "the driver was loaded again")
+		j.clear("the driver was loaded again", func(m Mark) bool { return m.Check == checkSwitch })
 		for i := range j.s.GPUs {
 			if j.s.GPUs[i].Vendor != "amd" {
 				j.s.GPUs[i].Reset = f.Up
 			}
 		}
-	case KindResetBegin:
-		e.Check = checkReset
-		reboot.Reason = "the reset of the GPU at " + j.addressOf(id) + " does not finish"
-		reboot.After = resetLimit
-		j.latch(gpuKey(checkReset, id), f.Up, reboot)
 	case KindResetDone:
 		e.Check = checkReset
 		j.clear("the reset succeeded", hasKey(gpuKey(checkReset, id)))
 		j.gpu(id, f.PCI).Reset = f.Up
-	case KindResetFailed:
-		e.Check, e.Level = checkReset, Fatal
-		reboot.Reason = "the reset of the GPU at " + j.addressOf(id) + " failed"
-		j.latch(gpuKey(checkReset, id), f.Up, reboot)
-	case KindRAS:
-		e.Check, e.Level = checkRAS, Fatal
-		j.latch(gpuKey(checkRAS, id, "kernel"), f.Up, Mark{
-			Level: Fatal, Effect: Drain,
-			Reason: "the GPU at " + j.addressOf(id) + " reported uncorrectable hardware errors",
-			Fix:    fixAMDReset(j.addressOf(id)),
-		})
 	case KindVRAM:
 		e.Check, e.Level = checkReset, Warn
 	case KindRing, KindFault:
 		e.Level = Warn // a job can cause it at will
 	}
-}
-
-// nvswitch judges a fatal error of an NVSwitch. No GPU of its fabric starts CUDA until
-// all of them were reset together.
-func (j *judge) nvswitch(f Fact) {
-	k := ofNode(checkSwitch, f.PCI)
-	if old := j.find(k); old == nil || f.Up-old.Last > time.Minute {
-		j.emit(Event{Time: j.in.Now.Add(f.Up - j.in.Up), Kind: "kernel", Check: checkSwitch, Slot: -1, Level: Fatal, Text: f.Text})
-	}
-	j.latch(k, f.Up, Mark{
-		Level: Fatal, Effect: Drain,
-		Reason: fmt.Sprintf("the NVSwitch at %s had a fatal error (SXid %d)", f.PCI, f.Xid),
-		Fix:    fixReboot,
-	})
-}
-
-// switches clears the NVSwitch errors reported before a time.
-func (j *judge) switches(before time.Duration, why string) {
-	j.clear(why, func(m Mark) bool { return m.Check == checkSwitch && m.Last < before })
 }
 
 // repeats reports whether the same line was recorded for the GPU within the last minute:

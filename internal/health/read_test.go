@@ -29,10 +29,12 @@ func TestReadBus(t *testing.T) {
 	must.Write(t, root, dir(0, "pcie_replay_count"), "12\n")
 	must.Write(t, root, dir(1, "config"), strings.Repeat("\xff", 64))
 	must.Write(t, root, dir(2, "config"), "\xff\xff") // too short to mean anything
-	gpus := []inventory.GPU{{PCI: pci(0), Vendor: "amd"}, {PCI: pci(0), Vendor: "amd", Partition: 1}, {PCI: pci(1)}, {PCI: pci(2)}, {PCI: "../../etc"}}
+	must.Write(t, root, dir(3, "ras/umc_err_count"), "ue: 3\n")
+	must.Do(t, os.Mkdir(filepath.Join(root, dir(3, "ras/gfx_err_count")), 0o700)) // unreadable, which must not look like a reset
+	gpus := []inventory.GPU{{PCI: pci(0), Vendor: "amd"}, {PCI: pci(0), Vendor: "amd", Partition: 1}, {PCI: pci(1)}, {PCI: pci(2)}, {PCI: pci(3)}, {PCI: "../../etc"}}
 	want := map[string]Bus{
 		pci(0): {RAS: map[string]uint64{"umc": 3, "gfx": 0}, Link: &probe.PCIe{Width: new(16), Replays: new(12)}},
-		pci(1): {Dead: true}, pci(2): {},
+		pci(1): {Dead: true}, pci(2): {}, pci(3): {},
 	}
 	must.Equal(t, want, ReadBus(root, gpus))
 }

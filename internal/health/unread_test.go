@@ -1,7 +1,6 @@
 package health
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -100,18 +99,5 @@ func TestReadsThatHang(t *testing.T) {
 	}
 	if v := judged.judgeAfter(time.Minute, hangs); len(v) != 1 || v[0].Check != "node.overdue" || v[0].Effect != None {
 		t.Errorf("after a minute: %+v", v)
-	}
-}
-
-// An unreadable counter does not indicate a reset.
-func TestUnreadCounter(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
-	for i, block := range []string{"umc", "gfx"} {
-		must.Write(t, root, fmt.Sprintf("sys/bus/pci/devices/%s/ras/%s_err_count", pci(0), block), fmt.Sprintf("ue: %d\n", i+1))
-	}
-	must.Do(t, os.Mkdir(filepath.Join(root, "sys/bus/pci/devices", pci(0), "ras/mmhub_err_count"), 0o700))
-	if b := ReadBus(root, []inventory.GPU{{PCI: pci(0), Vendor: "amd"}})[pci(0)]; b.RAS != nil {
-		t.Errorf("%+v", b)
 	}
 }

@@ -2,14 +2,11 @@ package host
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"io"
-	"io/fs"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -21,49 +18,20 @@ const UserHz = 100
 // CgroupRoot is where cgroup v2 is mounted.
 const CgroupRoot = "/sys/fs/cgroup"
 
-const (
-	maxGroups    = 4096
-	maxProcesses = 1 << 16
-)
+const maxProcesses = 1 << 16
 
 // Process is a running process.
 type Process struct {
-	PID   int
-	Name  string // which a job may have chosen
-	Group string // its cgroup, below the one that was asked for
-	Age   time.Duration
+	PID  int
+	Name string // which a job may have chosen
 }
 
 func (p Process) String() string { return fmt.Sprintf("process %d (%s)", p.PID, p.Name) }
 
-// Process reads a process. One that has ended has neither name nor age.
+// Process reads a process. One that has ended has no name.
 func (t Tree) Process(pid int) Process {
 	comm, _ := t.Read(proc(pid, "comm"))
-	return Process{PID: pid, Name: text.Line(comm, 40), Age: t.age(pid)}
-}
-
-// Processes returns the processes in a cgroup and below it.
-func (t Tree) Processes(ctx context.Context, cgroup string) (all []Process) {
-	groups := 0
-	top := t.Path(CgroupRoot + cgroup)
-	_ = filepath.WalkDir(top, func(dir string, e fs.DirEntry, err error) error {
-		if err != nil || !e.IsDir() {
-			return nil //nolint:nilerr // it has ended
-		}
-		if groups++; groups > maxGroups || ctx.Err() != nil {
-			return filepath.SkipAll
-		}
-		group := strings.TrimPrefix(dir, top)
-		for field := range strings.FieldsSeq(t.Value(CgroupRoot + cgroup + group + "/cgroup.procs")) {
-			if pid, err := strconv.Atoi(field); err == nil && pid > 0 && len(all) < maxProcesses {
-				p := t.Process(pid)
-				p.Group = strings.TrimPrefix(group, "/")
-				all = append(all, p)
-			}
-		}
-		return nil
-	})
-	return all
+	return Process{PID: pid, Name: text.Line(comm, 40)}
 }
 
 // Cgroup returns the cgroup of a process, such as "/system.slice/x.service", or "" if it has ended.
@@ -102,16 +70,6 @@ func (t Tree) StartTicks(pid int) (int64, error) {
 		return 0, fmt.Errorf("read start time of process %d: %d fields: %w", pid, len(f), cmp.Or(err, io.ErrUnexpectedEOF))
 	}
 	return strconv.ParseInt(f[19], 10, 64)
-}
-
-func (t Tree) age(pid int) time.Duration {
-	up, _, _ := strings.Cut(t.Value("/proc/uptime"), " ")
-	seconds, err1 := strconv.ParseFloat(up, 64)
-	ticks, err2 := t.StartTicks(pid)
-	if err1 != nil || err2 != nil {
-		return 0
-	}
-	return time.Duration((seconds - float64(ticks)/UserHz) * float64(time.Second))
 }
 
 func proc(pid int, name string) string { return "/proc/" + strconv.Itoa(pid) + "/" + name }

@@ -14,35 +14,24 @@ func TestReadCPU(t *testing.T) {
 	t.Parallel()
 	tests := []struct {
 		name string
-		tree string
+		tree map[string]string
 		want []string // the lines of summary from present on, without memory
 	}{
 		{
 			name: "masks instead of lists",
-			tree: `
--- sys/devices/system/cpu/online --
-0-1,32-33
--- sys/devices/system/cpu/cpu0/topology/thread_siblings --
-00000001,00000001
--- sys/devices/system/cpu/cpu0/topology/physical_package_id --
-0
--- sys/devices/system/cpu/cpu1/topology/thread_siblings_list --
-00000002,00000002
--- sys/devices/system/cpu/cpu1/topology/physical_package_id --
-1
--- sys/devices/system/cpu/cpu32/topology/physical_package_id --
-0
--- sys/devices/system/cpu/cpu33/topology/physical_package_id --
-1
--- sys/devices/system/cpu/cpu0/cache/index2/level --
-3
--- sys/devices/system/cpu/cpu0/cache/index2/shared_cpu_map --
-ff,000000ff
--- sys/devices/system/node/node0/cpumap --
-00000001,00000001
--- sys/devices/system/node/node1/cpumap --
-00000002,00000002
-`,
+			tree: map[string]string{
+				"sys/devices/system/cpu/online":                             "0-1,32-33",
+				"sys/devices/system/cpu/cpu0/topology/thread_siblings":      "00000001,00000001",
+				"sys/devices/system/cpu/cpu0/topology/physical_package_id":  "0",
+				"sys/devices/system/cpu/cpu1/topology/thread_siblings_list": "00000002,00000002",
+				"sys/devices/system/cpu/cpu1/topology/physical_package_id":  "1",
+				"sys/devices/system/cpu/cpu32/topology/physical_package_id": "0",
+				"sys/devices/system/cpu/cpu33/topology/physical_package_id": "1",
+				"sys/devices/system/cpu/cpu0/cache/index2/level":            "3",
+				"sys/devices/system/cpu/cpu0/cache/index2/shared_cpu_map":   "ff,000000ff",
+				"sys/devices/system/node/node0/cpumap":                      "00000001,00000001",
+				"sys/devices/system/node/node1/cpumap":                      "00000002,00000002",
+			},
 			want: []string{
 				"present 0-1,32-33", "online 0-1,32-33", "allowed 0-1,32-33",
 				"core [0 32] and on: package 0 die -1 l3 0 node 0 capacity 0 allowed true, 2 threads online of 2",
@@ -51,23 +40,13 @@ ff,000000ff
 		},
 		{
 			name: "NULs at the end, sparse numbers, no online files",
-			tree: strings.ReplaceAll(`
--- sys/devices/system/cpu/present --
-0,88-89
-NUL
--- sys/devices/system/cpu/online --
-0,88-89
-NUL
--- sys/devices/system/cpu/cpu0/topology/thread_siblings_list --
-0
-NUL
--- sys/devices/system/cpu/cpu88/topology/thread_siblings_list --
-88-89
-NUL
--- sys/devices/system/cpu/cpu89/topology/thread_siblings_list --
-88-89
-NUL
-`, "NUL", "\x00"),
+			tree: map[string]string{
+				"sys/devices/system/cpu/present":                             "0,88-89\n\x00",
+				"sys/devices/system/cpu/online":                              "0,88-89\n\x00",
+				"sys/devices/system/cpu/cpu0/topology/thread_siblings_list":  "0\n\x00",
+				"sys/devices/system/cpu/cpu88/topology/thread_siblings_list": "88-89\n\x00",
+				"sys/devices/system/cpu/cpu89/topology/thread_siblings_list": "88-89\n\x00",
+			},
 			want: []string{
 				"present 0,88-89", "online 0,88-89", "allowed 0,88-89",
 				"core [0] and on: package -1 die -1 l3 -1 node 0 capacity 0 allowed true, 1 threads online of 1",
@@ -76,16 +55,12 @@ NUL
 		},
 		{
 			name: "no lists at all, one CPU switched off by its own file",
-			tree: `
--- sys/devices/system/cpu/cpu0/topology/core_cpus_list --
-0
--- sys/devices/system/cpu/cpu1/online --
-0
--- sys/devices/system/cpu/cpu2/online --
-1
--- sys/devices/system/cpu/cpufreq/boost --
-1
-`,
+			tree: map[string]string{
+				"sys/devices/system/cpu/cpu0/topology/core_cpus_list": "0",
+				"sys/devices/system/cpu/cpu1/online":                  "0",
+				"sys/devices/system/cpu/cpu2/online":                  "1",
+				"sys/devices/system/cpu/cpufreq/boost":                "1",
+			},
 			want: []string{
 				"present 0-2", "online 0,2", "allowed 0,2",
 				"core [0] and on: package -1 die -1 l3 -1 node 0 capacity 0 allowed true, 1 threads online of 1",
@@ -93,22 +68,15 @@ NUL
 		},
 		{
 			name: "a hybrid processor",
-			tree: `
--- sys/devices/system/cpu/online --
-0-3
--- sys/devices/system/cpu/cpu0/topology/core_cpus_list --
-0-1
--- sys/devices/system/cpu/cpu1/topology/core_cpus_list --
-0-1
--- sys/devices/system/cpu/cpu2/topology/core_cpus_list --
-2
--- sys/devices/system/cpu/cpu3/topology/core_cpus_list --
-3
--- sys/devices/cpu_core/cpus --
-0-1
--- sys/devices/cpu_atom/cpus --
-2-3
-`,
+			tree: map[string]string{
+				"sys/devices/system/cpu/online":                       "0-3",
+				"sys/devices/system/cpu/cpu0/topology/core_cpus_list": "0-1",
+				"sys/devices/system/cpu/cpu1/topology/core_cpus_list": "0-1",
+				"sys/devices/system/cpu/cpu2/topology/core_cpus_list": "2",
+				"sys/devices/system/cpu/cpu3/topology/core_cpus_list": "3",
+				"sys/devices/cpu_core/cpus":                           "0-1",
+				"sys/devices/cpu_atom/cpus":                           "2-3",
+			},
 			want: []string{
 				"present 0-3", "online 0-3", "allowed 0-3",
 				"core [0 1] and on: package -1 die -1 l3 -1 node 0 capacity 1024 allowed true, 2 threads online of 2, kind core",
@@ -118,16 +86,12 @@ NUL
 		{
 			// Otherwise the second plan of a machine would differ from the first.
 			name: "kbnode's own partition took CPUs out of the root's cpuset",
-			tree: `
--- sys/devices/system/cpu/online --
-0-3
--- sys/fs/cgroup/cpuset.cpus.effective --
-3
--- sys/fs/cgroup/buildkite.slice/cpuset.cpus.partition --
-root
--- sys/fs/cgroup/buildkite.slice/cpuset.cpus --
-0-1
-`,
+			tree: map[string]string{
+				"sys/devices/system/cpu/online":                       "0-3",
+				"sys/fs/cgroup/cpuset.cpus.effective":                 "3",
+				"sys/fs/cgroup/buildkite.slice/cpuset.cpus.partition": "root",
+				"sys/fs/cgroup/buildkite.slice/cpuset.cpus":           "0-1",
+			},
 			want: []string{
 				"present 0-3", "online 0-3", "allowed 0-1,3",
 				"core [0] and on: package -1 die -1 l3 -1 node 0 capacity 0 allowed true, 1 threads online of 1",
@@ -137,16 +101,12 @@ root
 		},
 		{
 			name: "an invalid partition holds nothing",
-			tree: `
--- sys/devices/system/cpu/online --
-0-1
--- sys/fs/cgroup/cpuset.cpus.effective --
-1
--- sys/fs/cgroup/buildkite.slice/cpuset.cpus.partition --
-root invalid (Cpu list in cpuset.cpus not exclusive)
--- sys/fs/cgroup/buildkite.slice/cpuset.cpus --
-0
-`,
+			tree: map[string]string{
+				"sys/devices/system/cpu/online":                       "0-1",
+				"sys/fs/cgroup/cpuset.cpus.effective":                 "1",
+				"sys/fs/cgroup/buildkite.slice/cpuset.cpus.partition": "root invalid (Cpu list in cpuset.cpus not exclusive)",
+				"sys/fs/cgroup/buildkite.slice/cpuset.cpus":           "0",
+			},
 			want: []string{
 				"present 0-1", "online 0-1", "allowed 1",
 				"core [0] and on: package -1 die -1 l3 -1 node 0 capacity 0 allowed false, 1 threads online of 1",
@@ -218,16 +178,12 @@ func TestReadMemory(t *testing.T) {
 // TestReadAddedMemory is as read on a virtual machine with an H100.
 func TestReadAddedMemory(t *testing.T) {
 	t.Parallel()
-	inv := read(t, tree(t, `
--- sys/devices/system/cpu/online --
-0-15
--- sys/devices/system/node/node0/cpulist --
-0-15
--- sys/devices/system/node/node0/meminfo --
-Node 0 MemTotal:        4550128 kB
--- proc/meminfo --
-MemTotal:       131981020 kB
-`))
+	inv := read(t, tree(t, map[string]string{
+		"sys/devices/system/cpu/online":         "0-15",
+		"sys/devices/system/node/node0/cpulist": "0-15",
+		"sys/devices/system/node/node0/meminfo": "Node 0 MemTotal:        4550128 kB",
+		"proc/meminfo":                          "MemTotal:       131981020 kB",
+	}))
 	if got := inv.Memory.Nodes[0].MemoryBytes; got != 131981020<<10 {
 		t.Errorf("node 0 has %d bytes", got)
 	}
@@ -235,24 +191,16 @@ MemTotal:       131981020 kB
 
 func TestReadOverlappingNodes(t *testing.T) {
 	t.Parallel()
-	inv := read(t, tree(t, `
--- sys/devices/system/cpu/online --
-0-7
--- sys/devices/system/node/node0/cpulist --
-0-3
--- sys/devices/system/node/node1/cpulist --
-2-3,99
--- sys/devices/system/node/node2/cpulist --
-4-7,99
--- proc/meminfo --
-MemTotal: 16777216 kB
--- sys/bus/pci/devices/0000:03:00.0/vendor --
-0x1002
--- sys/bus/pci/devices/0000:03:00.0/class --
-0x120000
--- sys/bus/pci/devices/0000:03:00.0/local_cpus --
-0f
-`))
+	inv := read(t, tree(t, map[string]string{
+		"sys/devices/system/cpu/online":               "0-7",
+		"sys/devices/system/node/node0/cpulist":       "0-3",
+		"sys/devices/system/node/node1/cpulist":       "2-3,99",
+		"sys/devices/system/node/node2/cpulist":       "4-7,99",
+		"proc/meminfo":                                "MemTotal: 16777216 kB",
+		"sys/bus/pci/devices/0000:03:00.0/vendor":     "0x1002",
+		"sys/bus/pci/devices/0000:03:00.0/class":      "0x120000",
+		"sys/bus/pci/devices/0000:03:00.0/local_cpus": "0f",
+	}))
 	want := []inventory.Problem{{Subject: "numa node 1", Detail: "has CPUs 2-3, which node 0 also has"}}
 	must.Equal(t, want, inv.Problems)
 	if len(inv.GPUs) != 1 || inv.GPUs[0].NUMANode != 0 {

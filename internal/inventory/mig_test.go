@@ -17,10 +17,7 @@ func TestMIGProfile(t *testing.T) {
 		mig  probe.MIG
 		want string
 	}{
-		{b200, probe.MIG{Name: "NVIDIA B200 MIG 1g.23gb"}, "1g.23gb"},
 		{b200, probe.MIG{Name: "NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", MemoryBytes: 1 << 30, Slices: 7}, "1g.10gb+me"},
-		{b200, probe.MIG{Name: "NVIDIA RTX PRO 6000 Blackwell MIG 2g.48gb+me.all"}, "2g.48gb+me.all"},
-		{b200, probe.MIG{Name: "NVIDIA RTX PRO 6000 Blackwell MIG 1g.24gb-me"}, "1g.24gb-me"},
 		{b200, probe.MIG{Name: "NVIDIA B200 MIG 1g.23gb+me2.x_y-Z", MemoryBytes: 23552 << 20, Slices: 1}, "1g.23gb+me2.x_y-Z"},
 		{b200, probe.MIG{Name: "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb"}, "1c.3g.20gb"},
 		{b200, probe.MIG{MemoryBytes: 23552 << 20, Slices: 1, ComputeSlices: 1}, "1g.23gb"},

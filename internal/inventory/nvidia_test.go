@@ -2,8 +2,6 @@ package inventory
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -355,37 +353,4 @@ func TestCapturedNVML(t *testing.T) {
 			}
 		})
 	}
-}
-
-func FuzzNVIDIAFiles(f *testing.F) {
-	f.Add("Model: NVIDIA B200\nGPU UUID: GPU-1\nDevice Minor: 0\n", "NVRM version: NVIDIA 580.95.05", "195 nvidia", "Node: 250\nSize: 3f0000000", "0x030200", "1\x00")
-	f.Add("Model", "NVRM version:", "\x00\x00", "Node: -1", "0x10de", "")
-	f.Fuzz(func(t *testing.T, information, version, majors, status, class, node string) {
-		dir := t.TempDir()
-		for name, text := range map[string]string{
-			"proc/driver/nvidia/gpus/0000:1a:00.0/information": information,
-			"proc/driver/nvidia/gpus/0000:1a:00.0/numa_status": status,
-			"proc/driver/nvidia/version":                       version,
-			"proc/devices":                                     majors,
-			"sys/bus/pci/devices/0000:1a:00.0/class":           class,
-			"sys/bus/pci/devices/0000:1a:00.0/vendor":          "0x10de",
-			"sys/bus/pci/devices/0000:1a:00.0/device":          class,
-			"sys/bus/pci/devices/0000:1a:00.0/numa_node":       node,
-			"sys/bus/pci/devices/0000:1a:00.0/uevent":          information,
-		} {
-			must.Do(t, os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o700))
-			must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
-		}
-		gpus, nv, problems := readNVIDIA(t.Context(), treeAt(t, dir))
-		if len(gpus) != 1 || nv == nil {
-			t.Fatalf("%d GPUs, driver %v", len(gpus), nv)
-		}
-		g := gpus[0]
-		if g.Minor < -1 || g.NUMANode < -1 || g.MemoryNode < -1 || g.MemoryBytes < 0 || g.Healthy != (g.Error == "") {
-			t.Errorf("%+v", g)
-		}
-		if strings.ContainsFunc(g.UUID+g.Model+g.PCIID+nv.DriverVersion+summary(nil, problems[:0]), func(r rune) bool { return r < ' ' || r == 0x7f }) {
-			t.Errorf("not printable: %+v, %+v", g, nv)
-		}
-	})
 }

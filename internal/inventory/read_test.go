@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/tools/txtar"
-
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -27,33 +25,14 @@ func read(tb testing.TB, root string) *inventory.Inventory {
 	return inv
 }
 
-// tree returns a directory with the files of a text archive.
-func tree(tb testing.TB, archive string) string {
+// tree returns a directory with these files.
+func tree(tb testing.TB, files map[string]string) string {
 	tb.Helper()
-	m := map[string]string{}
-	for _, f := range txtar.Parse([]byte(archive)).Files {
-		m[f.Name] = string(f.Data)
-	}
 	dir := tb.TempDir()
-	for name, text := range m {
+	for name, text := range files {
 		must.Write(tb, dir, name, text)
 	}
 	return dir
-}
-
-// golden compares text with a file under testdata.
-func golden(t *testing.T, name, text string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		must.Do(t, os.WriteFile(path, []byte(text), 0o644))
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("%v; make it with: go test ./internal/inventory -update", err)
-	}
-	must.Equal(t, string(want), text)
 }
 
 // summary formats an inventory for reading: cores with the same place share a line.
@@ -136,7 +115,7 @@ func TestReadPublished(t *testing.T) {
 			t.Parallel()
 			dir := m.Dir(t)
 			inv := read(t, dir)
-			golden(t, m.Name+".golden", summary(inv))
+			must.Golden(t, "testdata/"+m.Name+".golden", *update, summary(inv))
 			if inv.Software.Docker.Version != "28.5.2" || inv.Software.Agent.Version != "3.76.2" || len(inv.Disks) != 2 {
 				t.Errorf("software %+v, disks %v; want what kbnode/live.json says", inv.Software, inv.Disks)
 			}
@@ -150,7 +129,7 @@ func TestReadRefuses(t *testing.T) {
 	for name, root := range map[string]string{
 		"an empty directory":     t.TempDir(),
 		"a directory not there":  filepath.Join(t.TempDir(), "absent"),
-		"a tree without any CPU": tree(t, "-- proc/meminfo --\nMemTotal: 1024 kB\n"),
+		"a tree without any CPU": tree(t, map[string]string{"proc/meminfo": "MemTotal: 1024 kB"}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -167,12 +146,11 @@ func TestReadRefuses(t *testing.T) {
 // A tree comes from someone else and must not make kbnode read other files.
 func TestReadStaysInTree(t *testing.T) {
 	t.Parallel()
-	dir := tree(t, "-- sys/devices/system/cpu/online --\n0-1\n-- etc/keep --\n")
+	dir := tree(t, map[string]string{"sys/devices/system/cpu/online": "0-1", "etc/keep": "node7\n"})
 	secret := filepath.Join(t.TempDir(), "os-release")
 	must.Do(t, os.WriteFile(secret, []byte("ID=secret\n"), 0o600))
 	must.Do(t, os.Symlink(secret, filepath.Join(dir, "etc/os-release")))
 	must.Do(t, os.Symlink("keep", filepath.Join(dir, "etc/hostname")))
-	must.Do(t, os.WriteFile(filepath.Join(dir, "etc/keep"), []byte("node7\n"), 0o600))
 	inv := read(t, dir)
 	if inv.OS.ID != "" || inv.Hostname != "node7" {
 		t.Errorf("OS %q, host name %q; want none from outside the tree, and node7 through the link inside it", inv.OS.ID, inv.Hostname)
@@ -232,7 +210,7 @@ func TestReadRecorded(t *testing.T) {
 		name := strings.TrimSuffix(filepath.Base(archive), ".tar.bz2")
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			golden(t, filepath.Join("recorded", name+".golden"), summary(read(t, machinetest.Unpack(t, archive))))
+			must.Golden(t, "testdata/recorded/"+name+".golden", *update, summary(read(t, machinetest.Unpack(t, archive))))
 		})
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -159,19 +158,9 @@ func AskAgent(ctx context.Context, path string) (Agent, error) {
 // again every few minutes, and starting the agent takes longer than everything else.
 var askedAgents sync.Map
 
-// programIdentity changes whenever an ELF program changes, because no one can set a file's
-// ctime. It is "" for a script, which may start anything.
+// programIdentity changes whenever a program changes, because no one can set a file's ctime.
 func programIdentity(path string) string {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe must not block it
-	if err != nil {
-		return ""
-	}
-	defer f.Close() //nolint:errcheck // only read
-	var magic [4]byte
-	if _, err := io.ReadFull(f, magic[:]); err != nil || string(magic[:]) != "\x7fELF" {
-		return ""
-	}
-	fi, err := f.Stat()
+	fi, err := os.Stat(path)
 	if err != nil {
 		return ""
 	}

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"encoding/json"
 	"regexp"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // profileVariable lets a step choose its profile.
@@ -244,3 +246,29 @@ func matchesAny(patterns []string, repository string) bool {
 		return err == nil && re.MatchString(repository)
 	})
 }
+
+// FillPipeline fills the variables that Buildkite sent into a pipeline, as `buildkite-agent pipeline upload`
+// does, which would also fill in what only the agent knows. It returns JSON.
+func FillPipeline(pipeline string, sent []Var) ([]byte, error) {
+	values := environ{}
+	for _, v := range sent {
+		values[v.Name] = v.Value
+	}
+	p, err := buildkite.Parse(strings.NewReader(pipeline))
+	if err == nil {
+		err = p.Interpolate(values, false)
+	}
+	var filled []byte
+	if err == nil {
+		filled, err = json.Marshal(p)
+	}
+	if err != nil {
+		return nil, refuse("command", "read the pipeline: %s; correct it in the repository", text.Line(err.Error(), 300))
+	}
+	return filled, nil
+}
+
+type environ map[string]string
+
+func (e environ) Get(name string) (string, bool) { v, ok := e[name]; return v, ok }
+func (e environ) Set(name, value string)         { e[name] = value }

@@ -2,7 +2,6 @@ package job_test
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -168,49 +167,6 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-func FuzzReadEnv(f *testing.F) {
-	for _, s := range []string{"", "A=\"x\"\n", "A\nB=\"\\u00e9\"", `{"A":"x"}`, `{"A":{"B":[1]}}`, "{", `[[`, `{"A":"\ud800"}`} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		var file strings.Builder
-		object := map[string]string{}
-		for _, read := range []func(string) ([]job.Var, error){job.ReadEnvFile, job.ReadEnvJSON} {
-			vars, err := read(text)
-			if err != nil {
-				if len(err.Error()) > 1000 {
-					t.Errorf("%.2000q", err)
-				}
-				continue
-			}
-			file.Reset()
-			clear(object)
-			for _, v := range vars {
-				fmt.Fprintf(&file, "%s=%q\n", v.Name, v.Value) // as the agent does
-				object[v.Name] = v.Value
-			}
-			if again, err := job.ReadEnvFile(file.String()); !strings.ContainsAny(file.String(), "\r") && (err != nil || !cmp.Equal(vars, again)) && !odd(vars) {
-				t.Errorf("%v: %q, %q", err, vars, again)
-			}
-			twin, err := json.Marshal(object)
-			must.Do(t, err)
-			if again, err := job.ReadEnvJSON(string(twin)); err != nil || len(again) != len(vars) {
-				t.Errorf("%v: %q, %q", err, vars, again)
-			}
-		}
-	})
-}
-
-// odd reports whether a name cannot be in the agent's file.
-func odd(vars []job.Var) bool {
-	for _, v := range vars {
-		if strings.ContainsAny(v.Name, "=\n\r") {
-			return true
-		}
-	}
-	return false
-}
-
 // TestAllows tests which addresses of a Spec a list allows.
 func TestAllows(t *testing.T) {
 	t.Parallel()
@@ -258,6 +214,25 @@ func TestAddresses(t *testing.T) {
 		s, err := job.Read(in)
 		if _, ok := errors.AsType[*job.Refusal](err); !ok {
 			t.Errorf("%q: %+v, %v", repo, s, err)
+		}
+	}
+}
+
+// TestFillPipeline fills in what Buildkite sent, and nothing else.
+func TestFillPipeline(t *testing.T) {
+	t.Parallel()
+	sent := []job.Var{{Name: "BRANCH", Value: "main"}, {Name: "E", Value: "sent"}}
+	for text, want := range map[string]string{
+		"steps: [{command: 'echo $BRANCH $$X ${TOKEN:-none}', agents: {queue: b200}}]": `{"steps":[{"agents":{"queue":"b200"},"command":"echo main $X none"}]}`,
+		"env: {E: own, F: $E}\nsteps: [{command: $E$F}]":                               `{"env":{"E":"own","F":"own"},"steps":[{"command":"ownown"}]}`,
+		"steps: [{command: '${TOKEN?give it}'}]":                                       "",
+		"a: [\x00":                                                                     "",
+	} {
+		got, err := job.FillPipeline(text, sent)
+		if want == "" {
+			refused(t, err, "command")
+		} else if string(got) != want || err != nil {
+			t.Errorf("%s: %s, %v", text, got, err)
 		}
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Sleep waits, and returns the context's error if that ends first.
@@ -31,6 +33,16 @@ func ReadFile(name string, most int64) ([]byte, error) {
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
 	return io.ReadAll(io.LimitReader(f, most))
+}
+
+// Room returns how many bytes may be written to the disk of a directory, less than 0 if there are too many
+// already: a tenth of it stays free, or 10 GiB of a large one.
+func Room(dir string) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, fmt.Errorf("look at the disk of %s: %w", dir, err)
+	}
+	return int64(st.Bavail)*st.Bsize - min(int64(st.Blocks)*st.Bsize/10, 10<<30), nil
 }
 
 // Error reports that a call has not returned in time.

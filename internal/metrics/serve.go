@@ -31,13 +31,7 @@ type web struct {
 
 // serve moves the server to an address; "" is none. A failure is retried at each pass.
 func (e *Exporter) serve(address string) {
-	serving := e.server != nil
-	select {
-	case <-e.ended:
-		serving = false
-	default:
-	}
-	if serving && address == e.address {
+	if e.server != nil && address == e.address {
 		return
 	}
 	e.Close()

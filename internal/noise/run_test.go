@@ -116,7 +116,8 @@ func TestRun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		r := Start(n.config(each(sample(345, 40, 1), sample(1980, 60, 0), sample(1980, 70, 4), sample(1965, 80, 0x44), sample(1200, 82, 0x40), sample(345, 50, 1))))
+		idle := probe.Sample{Clock: new(uint32(345)), Temperature: new(uint32(50)), Busy: new(uint32(0))} // as of AMD
+		r := Start(n.config(each(sample(345, 40, 1), sample(1980, 60, 0), sample(1980, 70, 4), sample(1965, 80, 0x44), sample(1200, 82, 0x40), idle)))
 		time.Sleep(10 * time.Second)
 		n.end()
 		want := Record{
@@ -132,7 +133,7 @@ func TestRun(t *testing.T) {
 			Notes: []string{"sw_power_cap: the GPU was at its power limit in 2 of 6 samples"},
 			GPU: GPU{
 				ID: "GPU-1", Samples: 6, Busy: 4, Clock: &Spread{1200, 1965, 1980}, LowClock: 1, Temperature: &Spread{40, 60, 82},
-				Margin: new(8), Power: &Spread{172, 600, 990}, Reasons: map[string]int{"gpu_idle": 2, "sw_power_cap": 2, "hw_thermal_slowdown": 2},
+				Margin: new(8), Power: &Spread{172, 982, 990}, Reasons: map[string]int{"gpu_idle": 1, "sw_power_cap": 2, "hw_thermal_slowdown": 2},
 			},
 			CPU:      CPU{CPUs: "1-2", Slot: new(60.0), Others: new(6.5), Steal: new(1.0), Throttled: new(10.0)},
 			Pressure: Pressure{CPU: new(10.0), Memory: new(20.0), IO: new(30.0)},

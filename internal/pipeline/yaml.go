@@ -2,9 +2,7 @@ package pipeline
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"io"
 	"strings"
 
 	"gopkg.in/yaml.v3"
@@ -51,29 +49,5 @@ func setStyle(n *yaml.Node) {
 	}
 	for _, c := range n.Content {
 		setStyle(c)
-	}
-}
-
-// Mentions returns the first of names that a pipeline's YAML or JSON has in a key or value, however it is
-// escaped there; "" if it has none. Buildkite's agent fills in variables after it has read the same text
-// with the same parser.
-func Mentions(text []byte, names []string) (string, error) {
-	dec := yaml.NewDecoder(bytes.NewReader(text))
-	for {
-		var doc yaml.Node
-		err := dec.Decode(&doc)
-		if errors.Is(err, io.EOF) {
-			return "", nil
-		}
-		if err != nil {
-			return "", fmt.Errorf("read the pipeline: %w", err)
-		}
-		for nodes := []*yaml.Node{&doc}; len(nodes) > 0; nodes = append(nodes[1:], nodes[0].Content...) {
-			for _, name := range names {
-				if strings.Contains(nodes[0].Value, name) {
-					return name, nil
-				}
-			}
-		}
 	}
 }

@@ -51,13 +51,13 @@ func BenchmarkOwnCost(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			j := newBenchJob(b, c.stdout, c.torch)
-			var whole, python, program, preRun least
+			var whole, python, program, preRun cost
 			for b.Loop() {
 				for range c.rounds {
-					python.add(j.run(b, "python3", floor))
-					program.add(j.run(b, "python3", "program.py"))
-					preRun.add(j.run(b, "python3", "pass.py"))
-					whole.add(j.run(b, binary, "runner"))
+					python.least(j.run(b, "python3", floor))
+					program.least(j.run(b, "python3", "program.py"))
+					preRun.least(j.run(b, "python3", "pass.py"))
+					whole.least(j.run(b, binary, "runner"))
 				}
 			}
 			own := whole.wall - program.wall - preRun.wall
@@ -123,23 +123,19 @@ func (j *benchJob) run(b *testing.B, argv ...string) cost {
 	if err != nil {
 		b.Fatalf("%s: %v\n%s", argv, err, &stderr)
 	}
-	return cost{took, cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()}
+	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+	return cost{ms(took), ms(cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime())}
 }
 
-// cost is the time of a process and of those that it waited for.
-type cost struct{ wall, cpu time.Duration }
+// cost is the time of a process and of those that it waited for, in ms.
+type cost struct{ wall, cpu float64 }
 
-// least is the minimum of several costs, in ms.
-type least struct{ wall, cpu float64 }
-
-func (l *least) add(c cost) {
-	lower := func(l *float64, d time.Duration) {
-		if ms := float64(d) / float64(time.Millisecond); *l == 0 || ms < *l {
-			*l = ms
-		}
+// least lowers a cost to that of another run; zero is none yet.
+func (c *cost) least(o cost) {
+	if c.wall == 0 {
+		*c = o
 	}
-	lower(&l.wall, c.wall)
-	lower(&l.cpu, c.cpu)
+	c.wall, c.cpu = min(c.wall, o.wall), min(c.cpu, o.cpu)
 }
 
 // peak returns the peak memory of the last engine, in MiB, as seen by its program.

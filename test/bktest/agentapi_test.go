@@ -1,16 +1,12 @@
 package bktest_test
 
 import (
-	"encoding/json"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/test/bktest"
-	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestJobFromPingToFinish(t *testing.T) {
@@ -87,120 +83,6 @@ steps:
 	a.do("PUT", "/jobs/"+id+"/finish", map[string]string{"exit_status": "0"}, http.StatusUnprocessableEntity)
 	if n := s.Requests()["PUT /v3/jobs/{job}/finish"]; n != 2 {
 		t.Errorf("%d finish requests counted", n)
-	}
-}
-
-// TestJobEnv tests what only a hostile Buildkite could send.
-func TestJobEnv(t *testing.T) {
-	t.Parallel()
-	s := listen(t, bktest.Options{})
-	a := register(t, s, "a", "queue=q")
-	want := map[string]string{
-		"BUILDKITE_JOB_ID": "../x", "BUILDKITE_AGENT_NAME": "root", "BUILDKITE_COMMAND": "a\x00b", "BUILDKITE_REPO": "ext::x", "BUILDKITE_AGENT_META_DATA_QUEUE": "", "X": "y",
-	}
-	text, err := json.Marshal(want)
-	must.Do(t, err)
-	meta := map[string]string{bktest.JobEnvKey: string(text), "run_id": "1"}
-	b := mustSubmit(t, s, bktest.NewBuild{Steps: `steps: [{command: x, env: {X: step}, agents: {queue: q}}]`, MetaData: meta})
-	must.Equal(t, map[string]string{"run_id": "1"}, b.MetaData)
-	id, accepted := a.begin()
-	for k, v := range want {
-		if got := accepted.text(t, "env", k); got != v {
-			t.Errorf("%s is %q; want %q", k, got, v)
-		}
-	}
-	a.finish(id, 0)
-	meta[bktest.JobEnvKey] = `{"X": 1}`
-	if _, err := s.Submit(bktest.NewBuild{Steps: `steps: [{command: x}]`, MetaData: meta}); err == nil {
-		t.Error("a number is a variable")
-	}
-}
-
-func TestWrongTokens(t *testing.T) {
-	t.Parallel()
-	s := listen(t, bktest.Options{})
-	a := register(t, s, "a", "queue=q")
-	mustSubmit(t, s, bktest.NewBuild{Steps: []any{map[string]any{"command": "x", "agents": map[string]any{"queue": "q"}}}})
-	id, _ := a.begin()
-	other := register(t, s, "b", "queue=q")
-	for name, r := range map[string]struct{ method, path, auth string }{
-		"registration":                 {"POST", "/v3/register", "Token wrong"},
-		"registration without a token": {"POST", "/v3/register", ""},
-		"metrics":                      {"GET", "/v3/metrics", "Token wrong"},
-		"ping by registration token":   {"GET", "/v3/ping", "Token " + bktest.DefaultAgentToken},
-		"job of another agent":         {"GET", "/v3/jobs/" + id, "Token " + other.token},
-		"REST with the agents' token":  {"GET", "/v2/organizations/kbnode/agents", "Bearer " + bktest.DefaultAgentToken},
-	} {
-		if got := send(t, r.method, s.URL()+r.path, r.auth, nil); got.status != http.StatusUnauthorized || got.text(t, "message") == "" {
-			t.Errorf("%s: %d %s", name, got.status, got.body)
-		}
-	}
-	if got := send(t, "GET", s.URL()+"/v3/metrics", "Token "+bktest.DefaultAgentToken, nil); got.get(t, "agents", "queues", "q", "total") != 2.0 {
-		t.Errorf("metrics: %s", got.body)
-	}
-}
-
-func TestOneJobGoesToOneAgent(t *testing.T) {
-	t.Parallel()
-	s := listen(t, bktest.Options{})
-	steps := `steps: [{command: first}, {command: second}, {command: third}]`
-	b := mustSubmit(t, s, bktest.NewBuild{Steps: steps})
-	first, second, third := register(t, s, "1"), register(t, s, "2"), register(t, s, "3")
-	got := []string{first.offered(), second.offered(), third.offered()}
-	if diff := cmp.Diff([]string{b.Jobs[0].ID, b.Jobs[1].ID, b.Jobs[2].ID}, got); diff != "" {
-		t.Errorf("offers: %s", diff)
-	}
-	if again := first.offered(); again != got[0] {
-		t.Errorf("an offer that was not accepted is %q the next time; want %q", again, got[0])
-	}
-	second.do("PUT", "/jobs/"+got[0]+"/accept", nil, http.StatusUnprocessableEntity)
-	// An agent that leaves returns a job that it did not accept.
-	first.do("POST", "/disconnect", nil, http.StatusOK)
-	first.do("GET", "/ping", nil, http.StatusUnauthorized)
-	fourth := register(t, s, "4")
-	if back := fourth.offered(); back != got[0] {
-		t.Errorf("offered %q; want the job given back", back)
-	}
-}
-
-func TestOutcomes(t *testing.T) {
-	t.Parallel()
-	type states struct{ Build, Job string }
-	tests := map[string]struct {
-		step     string
-		statuses []int // of each attempt
-		want     states
-		retries  int
-	}{
-		"passes":                      {``, []int{0}, states{"passed", "passed"}, 0},
-		"fails":                       {``, []int{1}, states{"failed", "failed"}, 0},
-		"passes the second time":      {`, retry: {automatic: {exit_status: -1, limit: 1}}`, []int{-1, 0}, states{"passed", "passed"}, 1},
-		"fails as often as it may":    {`, retry: {automatic: [{exit_status: "*", limit: 2}]}`, []int{1, 1, 1}, states{"failed", "failed"}, 2},
-		"is retried twice by default": {`, retry: {automatic: true}`, []int{1, 2, 3}, states{"failed", "failed"}, 2},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := listen(t, bktest.Options{})
-			b := mustSubmit(t, s, bktest.NewBuild{Steps: `steps: [{command: x` + tt.step + `}]`})
-			a := register(t, s, "a")
-			for i, status := range tt.statuses {
-				id, accepted := a.begin()
-				if got := accepted.text(t, "env", "BUILDKITE_RETRY_COUNT"); got != string(rune('0'+i)) {
-					t.Errorf("BUILDKITE_RETRY_COUNT is %s at try %d", got, i)
-				}
-				a.finish(id, status)
-			}
-			b, err := s.WaitBuild(t.Context(), b.Number)
-			must.Do(t, err)
-			last := b.Jobs[len(b.Jobs)-1]
-			if diff := cmp.Diff(tt.want, states{b.State, last.State}); diff != "" || last.RetriesCount != tt.retries || len(b.Jobs) != tt.retries+1 {
-				t.Errorf("%d jobs, %d retries: %s", len(b.Jobs), last.RetriesCount, diff)
-			}
-			if shown := rest(t, s, "GET", "/pipelines/kernelbot/builds/1", nil); len(shown.get(t, "jobs").([]any)) != 1 {
-				t.Errorf("REST shows retried jobs without being asked: %s", shown.body)
-			}
-		})
 	}
 }
 

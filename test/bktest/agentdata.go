@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"path"
 	"slices"
-	"strings"
 )
 
 type artifactBatch struct {
@@ -18,7 +17,7 @@ func (s *Server) createArtifacts(c *call, req artifactBatch) reply {
 	if len(j.files)+len(req.Artifacts) > maxArtifacts {
 		return refuse(http.StatusUnprocessableEntity, "A job may upload at most %d artifacts", maxArtifacts)
 	}
-	prefix := fmt.Sprintf("%s/%s/%s/%s/", s.opts.Org, j.build.ID, j.ID, newID())
+	prefix := fmt.Sprintf("%s/%s/%s/%s/", org, j.build.ID, j.ID, newID())
 	ids := make([]string, 0, len(req.Artifacts))
 	for _, f := range req.Artifacts {
 		if f.FileSize > maxArtifact {
@@ -32,7 +31,7 @@ func (s *Server) createArtifacts(c *call, req artifactBatch) reply {
 	return reply{status: http.StatusCreated, body: map[string]any{
 		"id": req.ID, "artifact_ids": ids,
 		"upload_instructions": map[string]any{
-			"data":   map[string]string{"key": prefix + "${artifact:path}", "prefix": prefix, "signature": s.sign(prefix)},
+			"data":   map[string]string{"key": prefix + "${artifact:path}"},
 			"action": map[string]string{"url": base(c.Request), "method": "POST", "path": storePath, "file_input": "file"},
 		},
 	}}
@@ -49,15 +48,6 @@ func (s *Server) updateArtifacts(c *call, req artifactBatch) reply {
 	return reply{}
 }
 
-// globMatch supports * within a path element, and ** at the end of a pattern across them.
-func globMatch(glob, name string) bool {
-	if head, _, ok := strings.Cut(glob, "**"); ok {
-		return strings.HasPrefix(name, head)
-	}
-	yes, err := path.Match(glob, name)
-	return err == nil && yes
-}
-
 // metrics is what autoscalers request, and the cheapest check of a token:
 // https://buildkite.com/docs/apis/agent-api/metrics
 func (s *Server) metrics(*call) reply {
@@ -72,6 +62,6 @@ func (s *Server) metrics(*call) reply {
 		queues[q.Key] = map[string]int{"total": total}
 	}
 	return reply{body: map[string]any{
-		"organization": map[string]string{"slug": s.opts.Org}, "agents": map[string]any{"queues": queues},
+		"organization": map[string]string{"slug": org}, "agents": map[string]any{"queues": queues},
 	}}
 }

@@ -14,7 +14,7 @@ import (
 func (s *Server) buildEnv(b *build) map[string]string {
 	return map[string]string{
 		"BUILDKITE": "true", "CI": "true",
-		"BUILDKITE_ORGANIZATION_SLUG":        s.opts.Org,
+		"BUILDKITE_ORGANIZATION_SLUG":        org,
 		"BUILDKITE_PIPELINE_SLUG":            b.pipeline.Slug,
 		"BUILDKITE_PIPELINE_NAME":            b.pipeline.Slug,
 		"BUILDKITE_PIPELINE_PROVIDER":        "git",
@@ -53,7 +53,7 @@ func (s *Server) jobEnv(j *job, base string) map[string]string {
 	maps.Copy(env, s.buildEnv(b))
 	maps.Copy(env, map[string]string{
 		"BUILDKITE_REPO":           b.pipeline.Repo,
-		"BUILDKITE_BUILD_URL":      webURL(base, s.opts.Org, b),
+		"BUILDKITE_BUILD_URL":      webURL(base, b),
 		"BUILDKITE_JOB_ID":         j.ID,
 		"BUILDKITE_LABEL":          j.step.Label,
 		"BUILDKITE_STEP_KEY":       j.step.Key,
@@ -81,6 +81,6 @@ func (s *Server) jobEnv(j *job, base string) map[string]string {
 	return env
 }
 
-func webURL(base, org string, b *build) string {
+func webURL(base string, b *build) string {
 	return fmt.Sprintf("%s/%s/%s/builds/%d", base, org, b.pipeline.Slug, b.Number)
 }

@@ -3,7 +3,6 @@ package bktest
 import (
 	"encoding/json"
 	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/test/must"
@@ -38,51 +37,6 @@ steps:
 	got := fmt.Sprintf("%s %s %q %s %v %v %s %d %s %s %v", one.Label, one.Key, one.Command, one.Agents, one.Env,
 		one.Retry.Automatic, one.ArtifactPaths, one.Timeout, plugins, two.Agents, own)
 	must.Equal(t, want, got)
-}
-
-func TestParsePipelineRefuses(t *testing.T) {
-	t.Parallel()
-	for in, want := range map[string]string{
-		`steps: []`:                                    "0 steps",
-		`stepz: [{command: x}]`:                        "no steps",
-		`just text`:                                    "parse pipeline",
-		`steps: [`:                                     "parse pipeline",
-		`steps: [wait]`:                                `step 1: "wait": only command steps`,
-		`steps: [{command: x}, {block: ~}]`:            `step 2: {"block":null}: only command steps`,
-		`steps: [{command: x, matrix: [a]}]`:           "without a matrix",
-		`steps: [{command: x, concurrency: 1}]`:        "step 1: yaml: unmarshal errors:\n  line 1: field concurrency not found",
-		`steps: [{command: ""}]`:                       "no command and no plugins",
-		`steps: [{command: x, timeout_in_minutes: x}]`: `parsing "x": invalid syntax`,
-		`steps: [{command: "${NOT?say}"}]`:             "$NOT: say",
-		`steps: [{command: x, retry: {automatic: {signal_reason: lost}}}]`: `signal_reason "lost": write one of *, none,`,
-		`steps: [` + strings.Repeat("{command: x}, ", maxSteps+1) + `]`:    "501 steps",
-	} {
-		if _, _, err := parsePipeline(in, map[string]string{}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%.80s: %v; want %s", in, err, want)
-		}
-	}
-}
-
-func TestMatches(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		rules, tags []string
-		want        bool
-	}{
-		{[]string{"queue=b200"}, []string{"queue=b200"}, true},
-		{[]string{"queue=b200"}, []string{"queue=h100"}, false},
-		{[]string{"queue=default"}, nil, true},
-		{[]string{"queue=b200", "gpu-index=3"}, []string{"gpu-index=3", "queue=b200"}, true},
-		{[]string{"queue=b200", "gpu-index=3"}, []string{"gpu-index=2", "queue=b200"}, false},
-		{[]string{"queue=b200", "gpu-index=3"}, []string{"queue=b200"}, false},
-		{[]string{"gpu=*"}, []string{"gpu=x"}, true},
-		{[]string{"gpu=*"}, nil, false},
-		{[]string{"queue=b"}, []string{"queue=a", "queue=b"}, true},
-	} {
-		if got := matches(tt.rules, tt.tags); got != tt.want {
-			t.Errorf("%v of an agent with %v: %v", tt.rules, tt.tags, got)
-		}
-	}
 }
 
 // TestRetryRules checks that exit status and reason of a rule must both match.

@@ -7,7 +7,6 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 )
 
@@ -42,7 +41,7 @@ func (s *Server) byAPI(c *call) (reply, bool) {
 	if !same(credentials(c.Request, "Bearer"), DefaultAPIToken) {
 		return refuse(http.StatusUnauthorized, "Authentication required. Please supply a valid API Access Token: https://buildkite.com/docs/apis/rest-api#authentication"), false
 	}
-	if org := c.PathValue("org"); org != "" && org != s.opts.Org {
+	if named := c.PathValue("org"); named != "" && named != org {
 		return refuse(http.StatusNotFound, "No organization found"), false
 	}
 	return reply{}, true
@@ -171,7 +170,7 @@ func (s *Server) viewAgent(a *agent, base string) Agent {
 	out.MetaData = slices.Clone(a.MetaData)
 	if a.job != nil {
 		j := a.job.Job
-		j.WebURL = webURL(base, s.opts.Org, a.job.build) + "#" + j.ID
+		j.WebURL = webURL(base, a.job.build) + "#" + j.ID
 		out.Job = &j
 	}
 	return out
@@ -181,7 +180,7 @@ func (s *Server) viewAgent(a *agent, base string) Agent {
 func (s *Server) view(b *build, base string, retried bool) Build {
 	out := b.Build
 	out.Env, out.MetaData = maps.Clone(b.Env), maps.Clone(b.MetaData)
-	out.WebURL = webURL(base, s.opts.Org, b)
+	out.WebURL = webURL(base, b)
 	out.Pipeline = &PipelineRef{ID: b.pipeline.Slug, Slug: b.pipeline.Slug, Name: b.pipeline.Slug, Repository: b.pipeline.Repo}
 	for _, j := range b.jobs {
 		if !j.Retried || retried {
@@ -194,7 +193,7 @@ func (s *Server) view(b *build, base string, retried bool) Build {
 func (s *Server) viewJob(j *job, base string) Job {
 	out := j.Job
 	out.AgentQueryRules = slices.Clone(j.AgentQueryRules)
-	out.WebURL = webURL(base, s.opts.Org, j.build) + "#" + j.ID
+	out.WebURL = webURL(base, j.build) + "#" + j.ID
 	if j.agent != nil {
 		a := j.agent.Agent
 		out.Agent = &a
@@ -210,7 +209,7 @@ func (s *Server) jobLog(_ *call, j *job) reply {
 func (s *Server) viewArtifact(c *call, a *artifact) Artifact {
 	out := a.Artifact
 	out.DownloadURL = fmt.Sprintf("%s/v2/organizations/%s/pipelines/%s/builds/%d/jobs/%s/artifacts/%s/download",
-		base(c.Request), s.opts.Org, a.job.build.pipeline.Slug, a.job.build.Number, a.JobID, a.ID)
+		base(c.Request), org, a.job.build.pipeline.Slug, a.job.build.Number, a.JobID, a.ID)
 	return out
 }
 
@@ -219,7 +218,8 @@ func (s *Server) listArtifacts(c *call, b *build) reply {
 	var found []Artifact
 	for _, j := range b.jobs {
 		for _, f := range j.files {
-			if (q.Get("path") == "" || globMatch(q.Get("path"), f.Path)) && (q.Get("state") == "" || q.Get("state") == f.State) {
+			has := func(key, value string) bool { return q.Get(key) == "" || q.Get(key) == value }
+			if has("state", f.State) && has("path", f.Path) {
 				found = append(found, s.viewArtifact(c, f))
 			}
 		}
@@ -233,12 +233,11 @@ func (s *Server) downloadArtifact(c *call, j *job) reply {
 	if i < 0 {
 		return refuse(http.StatusNotFound, "No artifact found")
 	}
-	link := s.signedURL(c.Request, j.files[i].key)
+	link := storeURL(c.Request, j.files[i].key)
 	return reply{status: http.StatusFound, body: map[string]string{"url": link}, header: map[string]string{"Location": link}}
 }
 
-// paginate answers with the page that the client asked for, and a Link header to the other
-// pages.
+// paginate answers with the page that the client asked for, and a Link header to the next one.
 func paginate[T any](c *call, all []T) reply {
 	q := c.URL.Query()
 	per, err := strconv.Atoi(q.Get("per_page"))
@@ -246,28 +245,15 @@ func paginate[T any](c *call, all []T) reply {
 		per = 30
 	}
 	per = min(per, 100)
-	last := max(1, (len(all)+per-1)/per)
 	page, err := strconv.Atoi(q.Get("page"))
 	if err != nil || page < 1 {
 		page = 1
 	}
-	var links []string
-	link := func(rel string, n int) {
-		v := maps.Clone(q)
-		v["page"], v["per_page"] = []string{strconv.Itoa(n)}, []string{strconv.Itoa(per)}
-		links = append(links, fmt.Sprintf("<%s%s?%s>; rel=%q", base(c.Request), c.URL.Path, v.Encode(), rel))
+	from, to := min((page-1)*per, len(all)), min(page*per, len(all))
+	next := ""
+	if to < len(all) {
+		q.Set("page", strconv.Itoa(page+1))
+		next = fmt.Sprintf("<%s%s?%s>; rel=%q", base(c.Request), c.URL.Path, q.Encode(), "next")
 	}
-	if page > 1 {
-		link("prev", page-1)
-		link("first", 1)
-	}
-	if page < last {
-		link("next", page+1)
-		link("last", last)
-	}
-	out := []T{}
-	if page <= last {
-		out = append(out, all[(page-1)*per:min(page*per, len(all))]...)
-	}
-	return reply{body: out, header: map[string]string{"Link": strings.Join(links, ", ")}}
+	return reply{body: append([]T{}, all[from:to]...), header: map[string]string{"Link": next}}
 }

@@ -6,7 +6,6 @@ package bktest
 
 import (
 	"cmp"
-	"crypto/rand"
 	"crypto/subtle"
 	"encoding/json"
 	"errors"
@@ -24,9 +23,11 @@ import (
 	"time"
 )
 
+// org is the slug of the one organization.
+const org = "kbnode"
+
 // Options configure a Server; all zero values are sensible.
 type Options struct {
-	Org string // organization slug; "" is "kbnode"
 	// AgentTokens, if set, returns the tokens that can register agents now instead of
 	// DefaultAgentToken. A token that it no longer returns is revoked, which does not affect
 	// connected agents.
@@ -49,9 +50,8 @@ const (
 
 // Server is the fake. Its methods may be called from any goroutine.
 type Server struct {
-	opts   Options
-	mux    *http.ServeMux
-	secret []byte // signs links to the store
+	opts Options
+	mux  *http.ServeMux
 
 	url    string
 	server *http.Server
@@ -74,7 +74,6 @@ type Server struct {
 
 // New returns a server that is reached through ServeHTTP, or over the network after Listen.
 func New(o Options) *Server {
-	o.Org = cmp.Or(o.Org, "kbnode")
 	if len(o.Pipelines) == 0 {
 		o.Pipelines = []Pipeline{{Slug: "kernelbot"}}
 	}
@@ -85,7 +84,7 @@ func New(o Options) *Server {
 	}
 	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	s := &Server{
-		opts: o, mux: http.NewServeMux(), secret: []byte(rand.Text()),
+		opts: o, mux: http.NewServeMux(),
 		blobs:   map[string][]byte{},
 		byToken: map[string]*agent{}, requests: map[string]int{}, wake: make(chan struct{}),
 	}

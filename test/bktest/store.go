@@ -1,42 +1,26 @@
 package bktest
 
 import (
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
-	"time"
 )
 
-const (
-	storePath = "/store"
-	linkTTL   = time.Minute // Buildkite's
-)
+const storePath = "/store"
 
-// storeRoutes behave like the S3 bucket behind Buildkite: a signed form for uploads, signed
-// links that expire, and no Authorization header beside a signature.
+// storeRoutes behave like the S3 bucket behind Buildkite: a form for uploads, and links that need no token
+// and take none.
 func (s *Server) storeRoutes() {
 	s.mux.HandleFunc("POST "+storePath, s.put)
 	s.mux.HandleFunc("GET "+storePath+"/{key}", s.get)
 }
 
-func (s *Server) sign(text string) string {
-	m := hmac.New(sha256.New, s.secret)
-	_, _ = io.WriteString(m, text) // a hash never fails
-	return hex.EncodeToString(m.Sum(nil))
-}
-
-// signedURL returns a link that works for a short time without a token.
-func (s *Server) signedURL(r *http.Request, key string) string {
-	expires := strconv.FormatInt(s.opts.Now().Add(linkTTL).UnixMilli(), 10)
-	q := url.Values{"X-Expires": {expires}, "X-Signature": {s.sign(expires + "\n" + key)}}
+// storeURL returns the link to a file.
+func storeURL(r *http.Request, key string) string {
 	// One path element, so that net/http does not clean ".." or "//" out of the key.
-	return base(r) + storePath + "/" + url.PathEscape(key) + "?" + q.Encode()
+	return base(r) + storePath + "/" + url.PathEscape(key)
 }
 
 func storeError(w http.ResponseWriter, status int, code, message string) {
@@ -45,49 +29,41 @@ func storeError(w http.ResponseWriter, status int, code, message string) {
 	_, _ = fmt.Fprintf(w, "<?xml version=\"1.0\"?>\n<Error><Code>%s</Code><Message>%s</Message></Error>\n", code, message)
 }
 
-func (s *Server) put(w http.ResponseWriter, r *http.Request) {
-	if r.Header.Get("Authorization") != "" {
+// hasToken refuses a request with a token of Buildkite's, as S3 does.
+func hasToken(w http.ResponseWriter, r *http.Request) bool {
+	has := r.Header.Get("Authorization") != ""
+	if has {
 		storeError(w, http.StatusBadRequest, "InvalidArgument", "Only one auth mechanism is allowed")
+	}
+	return has
+}
+
+func (s *Server) put(w http.ResponseWriter, r *http.Request) {
+	if hasToken(w, r) {
 		return
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, maxArtifact+1<<20)
 	file, _, err := r.FormFile("file")
+	var data []byte
+	if err == nil {
+		data, err = io.ReadAll(file)
+	}
 	if err != nil {
 		storeError(w, http.StatusBadRequest, "MalformedPOSTRequest", "the form has no file, or is too large")
 		return
 	}
-	data, err := io.ReadAll(file)
-	if err != nil {
-		storeError(w, http.StatusBadRequest, "IncompleteBody", err.Error())
-		return
-	}
-	key, prefix := r.FormValue("key"), r.FormValue("prefix")
-	if !same(s.sign(prefix), r.FormValue("signature")) || !strings.HasPrefix(key, prefix) {
-		storeError(w, http.StatusForbidden, "AccessDenied", "the signature is not of this key")
-		return
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.blobs[key] = data
+	s.blobs[r.FormValue("key")] = data
 	w.WriteHeader(http.StatusNoContent)
 }
 
 func (s *Server) get(w http.ResponseWriter, r *http.Request) {
-	key, q := r.PathValue("key"), r.URL.Query()
-	expires, err := strconv.ParseInt(q.Get("X-Expires"), 10, 64)
-	switch {
-	case r.Header.Get("Authorization") != "":
-		storeError(w, http.StatusBadRequest, "InvalidArgument", "Only one auth mechanism is allowed")
-		return
-	case err != nil || !same(s.sign(q.Get("X-Expires")+"\n"+key), q.Get("X-Signature")):
-		storeError(w, http.StatusForbidden, "SignatureDoesNotMatch", "the signature is not of this link")
-		return
-	case s.opts.Now().UnixMilli() > expires:
-		storeError(w, http.StatusForbidden, "AccessDenied", "Request has expired")
+	if hasToken(w, r) {
 		return
 	}
 	s.mu.Lock()
-	data, ok := s.blobs[key]
+	data, ok := s.blobs[r.PathValue("key")]
 	s.mu.Unlock()
 	if !ok {
 		storeError(w, http.StatusNotFound, "NoSuchKey", "The specified key does not exist.")

@@ -251,21 +251,6 @@ func TestHang(t *testing.T) {
 	}
 }
 
-// The caller's LD_BIND_NOW would end the probe in the dynamic loader.
-func TestEnvironmentIsClean(t *testing.T) {
-	r := needRig(t)
-	t.Setenv("LD_BIND_NOW", "1")
-	if _, err := Run(t.Context(), r.options(t, "driver", "")); err != nil {
-		t.Error(err)
-	}
-	opts := r.options(t, "driver", "")
-	opts.Env = append(opts.Env, "LD_BIND_NOW=1")
-	_, err := Run(t.Context(), opts)
-	if err == nil || !strings.HasPrefix(err.Error(), "the NVML probe crashed: symbol lookup error: undefined symbol: nvml") {
-		t.Errorf("with LD_BIND_NOW: %v", err)
-	}
-}
-
 // What uses one GPU is read only from that GPU, and quickly.
 func TestUse(t *testing.T) {
 	t.Parallel()

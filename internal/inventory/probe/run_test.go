@@ -16,7 +16,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/text"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -213,18 +212,4 @@ func TestProgram(t *testing.T) {
 	if text := must.Read(t, path); !strings.HasPrefix(text, "\x7fELF") {
 		t.Error("the embedded probe is no program")
 	}
-}
-
-func FuzzParse(f *testing.F) {
-	f.Add([]byte(empty))
-	f.Add([]byte(`{"schema":1,"ok":true,"gpus":[{"index":1,"minor":null,"mig":[{}]}]}`))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		r, err := Parse(data)
-		if (r == nil) == (err == nil) {
-			t.Errorf("report %v, error %v", r, err)
-		}
-		if p := text.Line(string(data), 40); len(p) > 4*40 || strings.ContainsAny(p, "\x00\x1b\n\r") {
-			t.Errorf("%q is not printable", p)
-		}
-	})
 }

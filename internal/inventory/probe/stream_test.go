@@ -169,29 +169,15 @@ func TestOneSampler(t *testing.T) {
 func TestStreamDies(t *testing.T) {
 	t.Parallel()
 	if pidFile := os.Getenv("KBNODE_TEST_STREAM"); pidFile != "" {
-		opts := Options{Path: os.Getenv("KBNODE_TEST_PROBE"), GPU: "GPU-1", runDir: filepath.Dir(pidFile), Timeout: time.Minute}
-		if os.Getenv("KBNODE_TEST_ONCE") != "" {
-			_, _ = Run(t.Context(), opts)
-			return
-		}
+		opts := Options{Path: os.Getenv("KBNODE_TEST_PROBE"), GPU: "GPU-1", runDir: filepath.Dir(pidFile)}
 		_ = Stream(t.Context(), opts, time.Second, func(Sample) {})
 		return
 	}
-	for name, once := range map[string]string{"a sampler": "", "a probe": "yes"} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			diesWithItsParent(t, once)
-		})
-	}
-}
-
-func diesWithItsParent(t *testing.T, once string) {
-	t.Helper()
 	dir := t.TempDir()
 	pidFile := filepath.Join(dir, "pid")
 	path := script(t, "echo $$ >"+pidFile+".new; mv "+pidFile+".new "+pidFile+"; trap '' TERM INT HUP; while :; do sleep 0.1; done")
 	proc, err := os.StartProcess("/proc/self/exe", []string{os.Args[0], "-test.run=^TestStreamDies$"},
-		&os.ProcAttr{Env: append(os.Environ(), "KBNODE_TEST_STREAM="+pidFile, "KBNODE_TEST_PROBE="+path, "KBNODE_TEST_ONCE="+once)})
+		&os.ProcAttr{Env: append(os.Environ(), "KBNODE_TEST_STREAM="+pidFile, "KBNODE_TEST_PROBE="+path)})
 	must.Do(t, err)
 	pid := 0
 	for deadline := time.Now().Add(30 * time.Second); pid == 0 && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
