@@ -2,6 +2,7 @@ package buildkite
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"net/url"
@@ -141,6 +142,43 @@ func Queues(agents []Agent, builds []Build) []Queue {
 	}
 	slices.SortFunc(all, func(a, b Queue) int { return cmp.Compare(a.Name, b.Name) })
 	return all
+}
+
+// ReadQueues returns a queue of an organization, or all of them for "". If there is no agent in them, it also
+// says so, and where there are some.
+func (c *Client) ReadQueues(ctx context.Context, org, name string) (r QueueReport, none string, err error) {
+	agents, err := c.Agents(ctx, org)
+	if err != nil {
+		return r, "", err
+	}
+	builds, err := c.Unfinished(ctx, org)
+	if err != nil {
+		return r, "", err
+	}
+	r = QueueReport{Time: time.Now().UTC().Truncate(time.Second), Organization: org, Queues: []Queue{}}
+	var withAgents []string
+	for _, q := range Queues(agents, builds) {
+		if len(q.Agents) > 0 {
+			withAgents = append(withAgents, q.Name)
+		}
+		if name == "" || q.Name == name {
+			r.Queues = append(r.Queues, q)
+		}
+	}
+	if name != "" && len(r.Queues) == 0 {
+		r.Queues = append(r.Queues, Queue{Name: name, Agents: []QueueAgent{}})
+	}
+	none = "no agent is connected in any queue of " + org
+	if len(withAgents) > 0 {
+		none = "queues with agents: " + Named(name, withAgents)
+	}
+	switch {
+	case len(withAgents) > 0 && (name == "" || slices.Contains(withAgents, name)):
+		none = ""
+	case name != "":
+		none = fmt.Sprintf("no agent is connected in queue %q; %s", name, none)
+	}
+	return r, none, nil
 }
 
 // lacking returns the nodes with fewer agents than slots, by name. Nodes whose agents do not say

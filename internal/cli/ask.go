@@ -170,8 +170,7 @@ func printAsked(s term.Streams, f *installFlags) {
 		file = ", with the token in a file"
 	}
 	term.Printf(s.Err, "The same without questions%s:\n", file)
-	term.PrintCommand(s.Err, "  "+strings.ReplaceAll(term.Line(slices.Insert(args, at, f.added...)), term.Unbroken, " "))
-	term.Printf(s.Err, "\n")
+	term.Printf(s.Err, "  %s\n\n", term.Line(slices.Insert(args, at, f.added...)))
 }
 
 // readToken reads --token-file once: a pipe has nothing to read again. What only root may read is

@@ -156,7 +156,7 @@ func printChange(w io.Writer, c reconcile.Change) {
 	sign, hue := markOf(c.Kind)
 	line := fmt.Sprintf("%s %-9s %s%s%s", term.Paint(w, hue, sign), c.Kind, c.Subject, suffix(": ", c.Why), suffix("; ", c.Deferred))
 	if width, ok := term.Terminal(w); ok {
-		line = term.Fold(line, "", width, len("+ partition "))
+		line = term.Fold(line, width, len("+ partition "))
 	}
 	term.Printf(w, "%s\n", line)
 	// A new file's content is the plan itself; a change is worth reading.

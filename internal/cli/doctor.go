@@ -111,11 +111,7 @@ func explainChecks(s term.Streams, names []string) error {
 		}
 		chapters = append(chapters, chapter)
 	}
-	all := strings.Join(chapters, "\n")
-	if width, ok := term.Terminal(s.Out); ok {
-		all = reflow(all, min(width, proseWidth))
-	}
-	term.Verbatim(s.Out, all)
+	term.Printf(s.Out, "%s", strings.Join(chapters, "\n"))
 	return nil
 }
 

@@ -30,6 +30,17 @@ const (
 // printDoctor shows what is OK or was skipped as a table. Below it is everything that is wrong, the
 // worst last, because that stays on the screen.
 func printDoctor(w io.Writer, r *doctor.Report, how verbosity) {
+	printFindings(w, r, how)
+	if how == onlyProblems && r.Count(doctor.Warn)+r.Count(doctor.Fail) == 0 {
+		return
+	}
+	verdict := term.PaintWord(w, map[bool]string{true: "FIT", false: "NOT FIT"}[r.Fit])
+	term.Printf(w, "\n%s: %d failed, %d %s, %d ok, %d skipped.\n", verdict, r.Count(doctor.Fail),
+		r.Count(doctor.Warn), text.Plural(r.Count(doctor.Warn), "warning", "warnings"), r.Count(doctor.OK), r.Count(doctor.Skip))
+}
+
+// printFindings is printDoctor without the verdict.
+func printFindings(w io.Writer, r *doctor.Report, how verbosity) {
 	if how == normal || how == everyCheck {
 		printChecks(w, r, how == everyCheck)
 	}
@@ -41,12 +52,6 @@ func printDoctor(w io.Writer, r *doctor.Report, how verbosity) {
 			a.print(w, status)
 		}
 	}
-	if how == onlyProblems && r.Count(doctor.Warn)+r.Count(doctor.Fail) == 0 {
-		return
-	}
-	verdict := term.PaintWord(w, map[bool]string{true: "FIT", false: "NOT FIT"}[r.Fit])
-	term.Printf(w, "\n%s: %d failed, %d %s, %d ok, %d skipped.\n", verdict, r.Count(doctor.Fail),
-		r.Count(doctor.Warn), text.Plural(r.Count(doctor.Warn), "warning", "warnings"), r.Count(doctor.OK), r.Count(doctor.Skip))
 }
 
 // printChecks shows the checks that passed or were skipped, by group. Unless all are to be listed,
@@ -130,7 +135,7 @@ func (a *advice) print(w io.Writer, status doctor.Status) {
 		term.Printf(w, "%s  %s\n", paintStatus(w, status), says)
 	}
 	if a.fix != "" {
-		term.PrintCommand(w, "      type  "+asRoot(a.fix))
+		term.Verbatim(w, "      type  "+asRoot(a.fix)+"\n") // not broken, so that it can be pasted
 	}
 	for _, more := range a.more {
 		term.Printf(w, "      do    %s\n", more)

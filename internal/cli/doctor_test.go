@@ -69,6 +69,22 @@ func TestAsRoot(t *testing.T) {
 	}
 }
 
+func TestPrintSelftest(t *testing.T) {
+	t.Parallel()
+	for want, f := range map[string]doctor.Finding{
+		"Everything held in the slots that were tried.": {Detail: "60 attempts, all blocked"},
+		"NOT HELD.": {Status: doctor.Fail, Detail: "open /dev/sda: saw ok", Advice: "reconcile"},
+		"No slot could be tried; try again when one is idle.": {Status: doctor.Skip, Detail: "it is busy"},
+	} {
+		var b strings.Builder
+		r := &doctor.Report{Fit: f.Status != doctor.Fail, Checks: []doctor.Result{{ID: "escape", Group: "selftest", Status: f.Status, Findings: []doctor.Finding{f}}}}
+		printSelftest(&b, r, normal)
+		if got := b.String(); !strings.HasSuffix(got, "\n"+want+"\n") || !strings.Contains(got, f.Detail) {
+			t.Errorf("%s; want %s", got, want)
+		}
+	}
+}
+
 func TestPrintAcceptance(t *testing.T) {
 	t.Parallel()
 	report := &doctor.Report{Fit: true, Checks: []doctor.Result{

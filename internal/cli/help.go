@@ -43,31 +43,7 @@ func fitHelp(root *cobra.Command, w io.Writer, width int) {
 	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
 		var b strings.Builder
 		cmd.SetOut(&b)
-		cmd.Long, cmd.Example = reflow(cmd.Long, width), term.WrapCommands(cmd.Example, width)
 		help(cmd, args)
 		term.Printf(w, "%s", term.Wrap(b.String(), width))
 	})
-}
-
-// reflow refills paragraphs, and lists of words and their meanings, in which each word begins an
-// indented line.
-func reflow(s string, width int) string {
-	var out []string
-	for line := range strings.SplitSeq(s, "\n") {
-		last := len(out) - 1
-		more := last >= 0 && line != "" && out[last] != "" && (line[0] != ' ') == (out[last][0] != ' ')
-		if more && (line[0] != ' ' || strings.HasPrefix(line, "      ")) {
-			out[last] += " " + strings.TrimSpace(line)
-		} else {
-			out = append(out, line)
-		}
-	}
-	for i, line := range out {
-		indent := 0
-		if strings.HasPrefix(line, " ") {
-			indent = term.Hang(line, width)
-		}
-		out[i] = term.Fold(line, "", width, indent)
-	}
-	return strings.Join(out, "\n")
 }

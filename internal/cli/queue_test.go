@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -31,13 +30,6 @@ func office(t *testing.T, o bktest.Options, agents map[string][]string) *bktest.
 		must.Do(t, s.Employ(ctx, bktest.Worker{Name: name, Tags: tags, Do: func(ctx context.Context, _ *bktest.Work) { <-ctx.Done() }}))
 	}
 	return s
-}
-
-func clientOf(t *testing.T, s *bktest.Server, token string) *buildkite.Client {
-	t.Helper()
-	client, err := buildkite.New(buildkite.Options{URL: "http://buildkite.test", Token: token, Network: s.Wire(), Patient: true})
-	must.Do(t, err)
-	return client
 }
 
 func TestQueueCommand(t *testing.T) {
@@ -85,81 +77,6 @@ func TestQueueCommand(t *testing.T) {
 	}
 }
 
-// TestQueueWatch checks that watch prints one line for each change, within the rate limit,
-// despite a fault, and until interrupted.
-func TestQueueWatch(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := office(t, bktest.Options{RateLimit: 50, PingSeconds: 1}, map[string][]string{"n-gpu0": {"queue=b200"}})
-		client := clientOf(t, s, bktest.DefaultAPIToken)
-		var out, stderr bytes.Buffer
-		v := &operator.QueueView{S: term.Streams{Out: &out, Err: &stderr}, Client: client, Org: "kbnode", Name: "b200", JSON: true}
-		ctx, interrupt := context.WithTimeout(t.Context(), 16*time.Minute)
-		defer interrupt()
-		for _, at := range []time.Duration{55 * time.Second, 355 * time.Second} {
-			time.AfterFunc(at, func() {
-				_, err := client.Create(ctx, "kbnode", "kernelbot", buildkite.NewBuild{Commit: "HEAD", Branch: "main", Steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": "b200"}}}})
-				must.Err(t, err, "")
-			})
-		}
-		time.AfterFunc(11*time.Minute, func() {
-			s.Inject(bktest.Fault{Route: "GET /v2/organizations/{org}/builds", Status: http.StatusBadGateway, Times: 8})
-		})
-		must.Err(t, v.Watch(ctx), "")
-		var states []string
-		for line := range strings.Lines(out.String()) {
-			var r buildkite.QueueReport
-			if err := json.Unmarshal([]byte(line), &r); err != nil || len(r.Queues) != 1 {
-				t.Fatal(err, line)
-			}
-			states = append(states, fmt.Sprintf("%d idle, %d busy, %d wait", r.Queues[0].Count(buildkite.Idle), r.Queues[0].Count(buildkite.Busy), r.Queues[0].Waiting.Jobs))
-		}
-		must.Equal(t, []string{"1 idle, 0 busy, 0 wait", "0 idle, 1 busy, 0 wait", "0 idle, 1 busy, 1 wait"}, states)
-		if s.Over() > 0 || !strings.Contains(stderr.String(), "502") {
-			t.Errorf("%d requests were refused; %s", s.Over(), stderr.String())
-		}
-		asked := s.Requests()["GET /v2/organizations/{org}/agents"]
-		if asked < 70 || asked > 97 { // in 16 minutes, including the fault
-			t.Errorf("asked %d times", asked)
-		}
-	})
-}
-
-// TestQueueWatchDraws checks that each look replaces the previous one, even without an agent.
-func TestQueueWatchDraws(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := office(t, bktest.Options{PingSeconds: 1}, map[string][]string{"n-gpu0": {"queue=b200"}})
-		client := clientOf(t, s, bktest.DefaultAPIToken)
-		var out bytes.Buffer
-		v := &operator.QueueView{S: term.Streams{Out: &out, Err: t.Output()}, Client: client, Org: "kbnode", Name: "h100"}
-		ctx, interrupt := context.WithTimeout(t.Context(), 25*time.Second)
-		defer interrupt()
-		must.Err(t, v.Watch(ctx), "")
-		frames := strings.Split(out.String(), "\x1b[H\x1b[2J")
-		if len(frames) != 4 || frames[0] != "" { // at 0, 10 and 20 seconds
-			t.Fatalf("%d frames: %q", len(frames)-1, out.String())
-		}
-		for _, f := range frames[1:] {
-			if !strings.Contains(f, `no agent is connected in queue "h100"; queues with agents: b200`) || !strings.Contains(f, "  kbnode\n") {
-				t.Error(f)
-			}
-		}
-	})
-}
-
-// TestQueueWatchRefused checks that a refusal ends the watch: waiting does not change a token.
-func TestQueueWatchRefused(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := office(t, bktest.Options{}, nil)
-		v := &operator.QueueView{S: term.Streams{Out: t.Output(), Err: t.Output()}, Client: clientOf(t, s, "old"), Org: "kbnode", Name: ""}
-		if err := v.Watch(t.Context()); err == nil || !strings.Contains(err.Error(), "refuses the API token") {
-			t.Error(err)
-		}
-	})
-}
-
 // TestQueueTable checks what people see of each state at the width of a terminal.
 func TestQueueTable(t *testing.T) {
 	t.Parallel()
@@ -181,11 +98,10 @@ func TestQueueTable(t *testing.T) {
 		{Type: "script", State: "scheduled", Rules: []string{"queue=b200", "gpu-index=9"}, Runnable: now.Add(-3 * time.Minute)},
 	}}})[0]
 	var out bytes.Buffer
-	v := &operator.QueueView{S: term.Streams{Out: &out}}
-	v.Print(buildkite.QueueReport{Time: now, Queues: []buildkite.Queue{queue}})
+	operator.PrintQueues(&out, buildkite.QueueReport{Time: now, Queues: []buildkite.Queue{queue}})
 	golden(t, "queue.txt", out.String())
 	for _, width := range []int{80, 70, 40} {
-		drawn := v.Table(queue, now).Draw(width)
+		drawn := operator.QueueTable(&out, queue, now).Draw(width)
 		if n := text.LongestLineLen(drawn); n > max(width, 66) {
 			t.Errorf("%d columns of %d:\n%s", n, width, drawn)
 		}

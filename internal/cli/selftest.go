@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"io"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -38,13 +39,25 @@ Exit code 1 also means that no slot could be tried.`,
 			if verbose {
 				how = everyCheck
 			}
-			return term.ExitUnless(report.Count(doctor.OK) > 0, s.Print(asJSON, report, func() { printDoctor(s.Out, report, how) }))
+			return term.ExitUnless(report.Count(doctor.OK) > 0, s.Print(asJSON, report, func() { printSelftest(s.Out, report, how) }))
 		},
 	}
 	cmd.Flags().IntSliceVar(&slots, "slot", nil, "number of a slot to try; may be repeated (default: all)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, as kbnode doctor does")
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "list what was tried in each slot")
 	return cmd
+}
+
+func printSelftest(w io.Writer, r *doctor.Report, how verbosity) {
+	printFindings(w, r, how)
+	says := "Everything held in the slots that were tried."
+	switch {
+	case !r.Fit:
+		says = term.PaintWord(w, "NOT HELD") + "."
+	case r.Count(doctor.OK) == 0:
+		says = "No slot could be tried; try again when one is idle."
+	}
+	term.Printf(w, "\n%s\n", says)
 }
 
 // newProbe returns the command that selftest starts in containers and slices.

@@ -210,7 +210,4 @@ func TestVerbatim(t *testing.T) {
 	if got := onTerminal(t, 40, "config", "show", "--root", root); plainly.code != 0 || got != plainly.out {
 		t.Errorf("on a terminal:\n%s\nelsewhere:\n%s%s", got, plainly.out, plainly.err)
 	}
-	p := newPerson(t, 40)
-	term.PrintCommand(p.tty, "      type  sed -i 's/one two/three four/' /etc/some/file && systemctl restart it")
-	must.Equal(t, "      type  sed -i 's/one two/three four/' \\\n            /etc/some/file && \\\n            systemctl restart it\n", p.saw())
 }

@@ -224,13 +224,14 @@ func TestOldCounts(t *testing.T) {
 // each has no effect.
 func TestObsoleteKeys(t *testing.T) {
 	t.Parallel()
-	f, err := Read("f", []byte("agent:\n  allowed_plugins: &p ['^a$']\n  allowed_environment: {a: [b]}\n  proxies: 7\n  allowed_repositories: *p\n"))
+	f, err := Read("f", []byte("agent:\n  allowed_plugins: &p ['^a$']\n  allowed_environment: {a: [b]}\n  proxies: 7\n  allowed_repositories: *p\nimage: {first_jobs: 5}\n"))
 	must.Do(t, err)
 	must.Equal(t, Config{Agent: Agent{AllowedRepositories: Patterns{"^a$"}}}, f.Config)
 	want := []string{
 		"agent.allowed_plugins has no effect any more; remove it: no plugin runs, and kbnode reads the docker plugin's options itself",
 		"agent.allowed_environment has no effect any more; remove it: a build's variables reach its container only",
 		"agent.proxies has no effect any more; remove it: agents reach all ports of this machine",
+		"image.first_jobs has no effect any more; remove it: a canary tries an image, and kbnode image rollback takes it back",
 	}
 	if diff := cmp.Diff(want, f.Notes); diff != "" || len(f.Lines) != 1 {
 		t.Errorf("%v, %s", f.Lines, diff)

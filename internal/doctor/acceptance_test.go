@@ -2,10 +2,12 @@ package doctor
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -46,7 +48,26 @@ func TestEvaluations(t *testing.T) {
 	})
 }
 
-// TestRestart kills the agent of slot 1, since slot 0 has a job.
+// TestAccept tests which checks must not be skipped, in no slot.
+func TestAccept(t *testing.T) {
+	t.Parallel()
+	full := config.Config{}.WithDefaults()
+	m := &Machine{Config: &full}
+	skipped := []Finding{ok("fine").Of(0), skip("it is busy").Of(1)}
+	for want, c := range map[string]Result{
+		"container": {ID: "container", Group: "slots", Findings: skipped}, "agent-running": {ID: "agent-running", Group: "agent", Status: Skip},
+		"escape": {ID: "escape", Group: "selftest", Findings: skipped}, "accept-image": {ID: "accept-image", Group: "acceptance", Status: Skip}, "": {ID: "docker-lan", Group: "docker", Findings: skipped},
+	} {
+		if a := Accept(m, &Report{Fit: true, Checks: []Result{c}}, "v1"); strings.Join(a.Untried, " ") != want || a.Accepted != (want == "") {
+			t.Errorf("%s: %+v", want, a)
+		}
+	}
+	if Accept(m, &Report{}, "v1").Accepted {
+		t.Error("a node that is not fit is accepted")
+	}
+}
+
+// TestRestart kills the agent of slot 2, since slot 0 takes no jobs and slot 1 has one.
 func TestRestart(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {
@@ -63,29 +84,33 @@ func TestRestart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				state := &reconcile.State{Slots: []slot.State{
-					{Index: 0, Job: &slot.Job{ID: "7"}, Agent: slot.Unit{Active: "active", MainPID: 9}}, {Index: 1, Registered: true, Agent: slot.Unit{Active: "active", MainPID: 10}},
-				}}
-				f := &fake{state: state, plan: &plan.Plan{Slots: []plan.Slot{{Index: 0, User: "x"}, {Index: 1, User: "y"}}}}
+				var killed time.Time
+				f := &fake{plan: &plan.Plan{Slots: []plan.Slot{{Index: 0, Parked: "its GPU is lost"}, {Index: 1}, {Index: 2}}}}
 				f.killed = func(pid int) error {
-					if pid != 10 {
+					if killed = time.Now(); pid != 10 {
 						t.Errorf("kills %d", pid)
-					}
-					ss := &state.Slots[1]
-					// systemd reports the killed agent for a moment, and the marker of the previous agent stays.
-					time.AfterFunc(time.Second, func() { ss.Agent.MainPID = 0 })
-					if row.back > 0 {
-						time.AfterFunc(row.back, func() { ss.Agent.MainPID, ss.Registered = 11, false })
-					}
-					if row.ready > 0 {
-						time.AfterFunc(row.ready, func() { ss.Registered = true })
 					}
 					return row.kill
 				}
-				m := &Machine{Source: f, Plan: f.plan, State: state}
+				f.observed = func() *reconcile.State {
+					agent := func(k, pid int) slot.State {
+						return slot.State{Index: k, Agent: slot.Unit{Active: "active", MainPID: pid}, Registered: k == 2}
+					}
+					s := &reconcile.State{Slots: []slot.State{agent(0, 8), agent(1, 9), agent(2, 10)}}
+					s.Slots[1].Job = &slot.Job{ID: "7"}
+					// systemd reports the killed agent for a moment, and the marker of the previous agent stays.
+					switch since := time.Since(killed); {
+					case killed.IsZero() || since < time.Second:
+					case row.back == 0 || since < row.back:
+						s.Slots[2].Agent.MainPID = 0
+					default:
+						s.Slots[2].Agent.MainPID, s.Slots[2].Registered = 11, row.ready > 0 && since >= row.ready
+					}
+					return s
+				}
+				m := &Machine{Source: f, Plan: f.plan}
 				got := agentRestart(t.Context(), m).Findings[0]
 				must.Equal(t, row.want, got.Status.String()+": "+got.Detail)
-				synctest.Wait()
 			})
 		})
 	}

@@ -46,6 +46,9 @@ func TestGPUHealth(t *testing.T) {
 			files: slots(kernelLog("")), want: "fail: gpu.recovery: the driver requests a reset of the GPU at 0000:1b:00.0 (NVML)", slots: []int{1}},
 		{name: "the daemon watches", id: "gpu-health", inv: h100s(2), files: andFiles(slots(kernelLog("NVRM: Xid (PCI:0000:1a:00): 48, pid=9, name=x, error")), "/sys/fs/cgroup/system.slice/kbnode.service/cgroup.procs", "812\n"),
 			want: "skip: kbnode.service watches this; see health"},
+		{name: "what gpu-answers reports", id: "gpu-health", inv: changed(h100s(2), func(inv *inventory.Inventory) { inv.GPUs[1].Healthy, inv.GPUs[1].Error = false, "unknown error" }),
+			files: slots(kernelLog("")), want: "ok: 2 GPUs"},
+		{name: "what kbnode sets", id: "gpu-health", inv: changed(h100s(2), func(inv *inventory.Inventory) { inv.GPUs[1].PersistenceMode = "off" }), files: slots(kernelLog("")), want: "ok: 2 GPUs"},
 		{name: "no GPU", id: "gpu-health", inv: &inventory.Inventory{}, want: "skip: no GPU"},
 
 		{name: "memory with errors", id: "gpu-health", inv: ecc, files: slots(kernelLog("")), slots: []int{1},

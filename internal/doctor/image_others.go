@@ -52,7 +52,7 @@ func (m *Machine) imageCommandOf(command string) string {
 	if what := imageCommand(command); what != "" {
 		return what
 	}
-	for _, name := range strings.Fields(command) {
+	for name := range strings.FieldsSeq(command) {
 		name = strings.Trim(name, `-@:+!|"';`)
 		if !strings.HasPrefix(name, "/") {
 			continue

@@ -114,6 +114,23 @@ func TestReportJSON(t *testing.T) {
 	}
 }
 
+// TestAloneCleansUp interrupts a check that runs alone, which has time to clean up.
+func TestAloneCleansUp(t *testing.T) {
+	t.Parallel()
+	ctx, interrupt := context.WithCancel(t.Context())
+	cleaned := false
+	alone := Check{ID: "a1", Group: "group-a", Worst: Fail, Alone: true, Run: func(ctx context.Context, _ *Machine) Answer {
+		interrupt()
+		<-ctx.Done()
+		time.Sleep(10 * time.Millisecond)
+		cleaned = true
+		return found(ok("-"))
+	}}
+	if _, err := Run(ctx, &Machine{}, Options{Checks: []Check{alone}, Only: []string{"a1"}}); !errors.Is(err, context.Canceled) || !cleaned {
+		t.Errorf("%v, cleaned up: %t", err, cleaned)
+	}
+}
+
 func TestNothingLeft(t *testing.T) {
 	t.Parallel()
 	all := []Check{says("a1", ok("-")), says("b1", ok("-"))}

@@ -126,6 +126,7 @@ type fake struct {
 
 	evaluations []image.Evaluation
 	killed      func(pid int) error
+	observed    func() *reconcile.State // in place of state
 }
 
 func (f *fake) Pull(context.Context) (string, error) { return "sha256:abc", f.err }
@@ -137,8 +138,14 @@ func (f *fake) Kill(pid int) error { return f.killed(pid) }
 func (f *fake) Config() (*config.Config, error)                         { return f.cfg, f.err }
 func (f *fake) Inventory(context.Context) (*inventory.Inventory, error) { return f.inv, f.err }
 func (f *fake) Plan() (*plan.Plan, error)                               { return f.plan, f.err }
-func (f *fake) Observe(context.Context) (*reconcile.State, error)       { return f.state, f.err }
 func (f *fake) Docker(context.Context) (docker.Info, error)             { return f.docker, f.err }
+func (f *fake) Observe(context.Context) (*reconcile.State, error) {
+	if f.observed != nil {
+		return f.observed(), f.err
+	}
+	return f.state, f.err
+}
+
 func (f *fake) Image(context.Context, string) (docker.Image, error) {
 	if f.image.ID == "" && f.err == nil {
 		return f.image, docker.ErrNotFound

@@ -217,6 +217,9 @@ func TestUpdate(t *testing.T) {
 		{name: "only looked at", change: func(w *world) { w.registry[name] = digest(2) }, o: Options{Check: true}, action: ActionNewer, stands: 1},
 		{name: "a registry that refuses", change: func(w *world) { delete(w.registry, name) }, o: auto, err: "the registry refuses it", stands: 1},
 		{name: "a full disk", change: func(w *world) { w.registry[name] = digest(2); w.free = 10<<30 - 1 }, o: auto, err: "9 GiB are free", stands: 1},
+		{name: "just enough room", change: func(w *world) { w.registry[name] = digest(2); w.free = 10 << 30 }, o: auto, action: ActionUpdated, stands: 2},
+		{name: "a small disk", change: func(w *world) { w.registry[name] = digest(2); w.free, w.total = 4<<30, 40<<30 }, o: auto, action: ActionUpdated, stands: 2},
+		{name: "a small disk that is full", change: func(w *world) { w.registry[name] = digest(2); w.free, w.total = 3<<30, 40<<30 }, o: auto, err: "3 GiB are free", stands: 1},
 		{name: "a pull that is cut", change: func(w *world) { w.registry[name] = digest(2); w.cut = true }, o: auto, err: "unexpected EOF", stands: 1},
 		{
 			name: "a busy node", change: func(w *world) { w.registry[name] = digest(2); w.job(1, "job x") }, o: auto,
@@ -253,6 +256,7 @@ func TestUpdate(t *testing.T) {
 				w.onCanary = func(context.Context, Slot) error { return errJob }
 			}, o: auto, action: ActionLater, reason: "a job started in slot gpu0", stands: 1,
 		},
+		{name: "a canary that fails once", change: func(w *world) { w.registry[name] = digest(2); w.fails = 1 }, o: auto, action: ActionUpdated, stands: 2},
 		{
 			name: "a canary that is killed once", change: func(w *world) {
 				w.registry[name] = digest(2)
@@ -311,6 +315,17 @@ func TestUpdate(t *testing.T) {
 				t.Errorf("the name stands for %s, want %s", w.names[name], id(tt.stands))
 			}
 		})
+	}
+}
+
+// TestFirstIsBad refuses the first image, which there is none to compare with.
+func TestFirstIsBad(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.bad[id(1)] = true
+	mustDo(t, ActionRefused)(w.updater(t.TempDir()).Update(t.Context(), Options{}))
+	if w.names[name] != id(0) || len(w.tried) != 2 {
+		t.Errorf("the name stands for %s, tried %q", w.names[name], w.tried)
 	}
 }
 

@@ -28,11 +28,13 @@ type world struct {
 	registry map[string]string // references to digests; an image's ID is "sha256:" and i for its digest's d
 	used     map[string]bool
 	bad      map[string]bool // IDs whose canary fails
+	fails    int             // number of the next canaries to fail
 	tried    []string        // IDs that canaries ran
 	original string          // what the name pointed to before kbnode
 	passed   map[string]bool
 	slots    []Slot
 	free     int64
+	total    int64
 	cut      bool // pulls are interrupted
 	onPull   func(context.Context) error
 	onCanary func(context.Context, Slot) error
@@ -61,7 +63,7 @@ func newWorld(t *testing.T) *world {
 	return &world{
 		t: t, names: map[string]string{name: id(0)}, digests: map[string]string{}, original: id(0),
 		registry: map[string]string{name: digest(1)}, used: map[string]bool{}, bad: map[string]bool{}, passed: map[string]bool{},
-		slots: []Slot{{Index: 0, Name: "gpu0"}, {Index: 1, Name: "gpu1"}}, free: 1 << 40, killAt: -1, failAt: -1,
+		slots: []Slot{{Index: 0, Name: "gpu0"}, {Index: 1, Name: "gpu1"}}, free: 1 << 40, total: 1 << 41, killAt: -1, failAt: -1,
 	}
 }
 
@@ -228,7 +230,7 @@ func (w *world) ImagesInUse(context.Context) (map[string]bool, error) {
 	return maps.Clone(w.used), nil
 }
 
-func (w *world) Room(context.Context) (int64, int64, error) { return w.free, 1 << 41, w.step("room") }
+func (w *world) Room(context.Context) (int64, int64, error) { return w.free, w.total, w.step("room") }
 
 func (w *world) Slots(context.Context) ([]Slot, error) {
 	w.mu.Lock()
@@ -254,7 +256,7 @@ func (w *world) Canary(ctx context.Context, slot Slot, image string) (Canary, er
 		if w.find(image) == "" {
 			return docker.ErrNotFound
 		}
-		if w.bad[image] {
+		if w.fails--; w.bad[image] || w.fails >= 0 {
 			c.Passed, c.Reason = false, "it fails"
 		} else {
 			w.passed[image] = true

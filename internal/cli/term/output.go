@@ -38,14 +38,6 @@ func Printf(w io.Writer, format string, args ...any) {
 // Verbatim writes a text that people save as often as they read it, without wrapping.
 func Verbatim(w io.Writer, s string) { _, _ = io.WriteString(w, s) }
 
-// PrintCommand writes a line that ends in a command, so that it can be typed as shown.
-func PrintCommand(w io.Writer, line string) {
-	if width, ok := Terminal(w); ok {
-		line = WrapCommands(line, width)
-	}
-	Verbatim(w, line+"\n")
-}
-
 // PrintWarnings writes what is not as it should be, after a table.
 func PrintWarnings(w io.Writer, warnings []string) {
 	if len(warnings) > 0 {

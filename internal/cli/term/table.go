@@ -112,7 +112,7 @@ func (l *List) wrapped(width int) (longest, word int) {
 func wrapCell(s string, width int) string {
 	lines := strings.Split(s, "\n")
 	for i, line := range lines {
-		lines[i] = Fold(line, "", width, 0)
+		lines[i] = Fold(line, width, 0)
 	}
 	return strings.Join(lines, "\n")
 }

@@ -46,34 +46,28 @@ func IsTerminal(r io.Reader) bool {
 // Wrap breaks lines that are wider than width between words. The rest of a line is indented to
 // the words that it belongs to: after the last column that two blanks end, or two blanks more
 // than its line.
-func Wrap(s string, width int) string { return foldLines(s, "", width) }
-
-// WrapCommands breaks lines of commands so that they can still be typed as shown.
-func WrapCommands(s string, width int) string { return foldLines(s, " \\", width) }
-
-func foldLines(s, end string, width int) string {
+func Wrap(s string, width int) string {
 	var b strings.Builder
 	for line := range strings.Lines(s) {
 		words := strings.TrimRight(line, "\n")
-		b.WriteString(Fold(words, end, width, Hang(words, width)) + line[len(words):])
+		b.WriteString(Fold(words, width, Hang(words, width)) + line[len(words):])
 	}
 	return b.String()
 }
 
-// Fold breaks a line between words into lines of at most width columns. All but the last end
-// with end, and all but the first are indented. If end is not empty, quoted text is not broken.
-func Fold(line, end string, width, indent int) string {
+// Fold breaks a line between words into lines of at most width columns. All but the first are indented.
+func Fold(line string, width, indent int) string {
 	if pretty.StringWidthWithoutEscSequences(line) <= width {
 		return line
 	}
 	var b strings.Builder
-	at, begun, quotes := 0, false, 0
+	at, begun := 0, false
 	for i, word := range strings.Split(line, " ") {
 		n := pretty.StringWidthWithoutEscSequences(word)
 		switch {
 		case i == 0:
-		case begun && at > indent && at+1+n+len(end) > width && (end == "" || quotes%2 == 0):
-			b.WriteString(end + "\n" + strings.Repeat(" ", indent))
+		case begun && at > indent && at+1+n > width:
+			b.WriteString("\n" + strings.Repeat(" ", indent))
 			at = indent
 		default:
 			b.WriteByte(' ')
@@ -82,7 +76,6 @@ func Fold(line, end string, width, indent int) string {
 		b.WriteString(word)
 		at += n
 		begun = begun || n > 0
-		quotes += strings.Count(word, "'") + strings.Count(word, `"`)
 	}
 	return b.String()
 }
