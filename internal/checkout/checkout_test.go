@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -229,9 +231,12 @@ func TestShared(t *testing.T) {
 	if len(packs) != 1 || err != nil {
 		t.Errorf("%d packs, %v", len(packs), err)
 	}
-	// The mirror serves while the server is away.
+	// The mirror serves while the server is away, and while another slot fetches.
 	must.Do(t, os.Rename(o.dir, o.dir+"-away"))
+	fetching, err := m.lock(t.Context(), mirrorName(address)+fetchSuffix, unix.LOCK_EX)
+	must.Do(t, err)
 	all()
+	unlock(fetching)
 	must.Do(t, os.Rename(o.dir+"-away", o.dir))
 	for _, damage := range []string{"HEAD", "objects"} {
 		heads, err := filepath.Glob(filepath.Join(m.Dir, "*.git", damage))
@@ -361,7 +366,7 @@ func TestUser(t *testing.T) {
 		must.Equal(t, "1234:1235", owner(filepath.Join(root.Name(), name)))
 	}
 	entries, err := os.ReadDir(m.Dir)
-	if err != nil || len(entries) != 2 {
+	if err != nil || len(entries) != 3 {
 		t.Fatal(entries, err)
 	}
 	for _, e := range entries {

@@ -13,12 +13,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
-// Each mirror has a lock file beside it, out of reach of git's user: exclusive for who fetches into the
-// mirror or removes it (unix.LOCK_EX), shared for those who unpack a commit (unix.LOCK_SH). A lock
-// ends with its holder.
+// Each mirror has two lock files beside it, out of reach of git's user. Who fetches has that of
+// fetchSuffix alone (unix.LOCK_EX), and others unpack commits meanwhile. All of them share that of
+// lockSuffix (unix.LOCK_SH); who makes the mirror again or removes it has it alone. A lock ends
+// with its holder.
 const (
-	lockSuffix = ".lock"
-	gitSuffix  = ".git"
+	lockSuffix  = ".lock"
+	fetchSuffix = ".fetch"
+	gitSuffix   = ".git"
 )
 
 // lockPoll is the time between two tries to lock a mirror.
@@ -26,10 +28,10 @@ const lockPoll = 20 * time.Millisecond
 
 var errBusy = errors.New("in use")
 
-// lock waits until it has a mirror's lock. Closing the file gives it back.
-func (m Mirrors) lock(ctx context.Context, name string, how int) (*os.File, error) {
+// lock waits until it has a lock file. Closing the file gives it back.
+func (m Mirrors) lock(ctx context.Context, file string, how int) (*os.File, error) {
 	for {
-		f, err := m.tryLock(name, how)
+		f, err := m.tryLock(file, how)
 		if !errors.Is(err, errBusy) {
 			return f, err
 		}
@@ -40,8 +42,8 @@ func (m Mirrors) lock(ctx context.Context, name string, how int) (*os.File, erro
 }
 
 // tryLock returns errBusy if others have the lock.
-func (m Mirrors) tryLock(name string, how int) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(m.Dir, name+lockSuffix), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+func (m Mirrors) tryLock(file string, how int) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(m.Dir, file), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock a mirror: %w; run kbnode reconcile", err)
 	}

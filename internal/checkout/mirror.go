@@ -91,7 +91,7 @@ func (m Mirrors) path(name string) string { return filepath.Join(m.Dir, name+git
 // unpackShared unpacks the commit while no one removes the mirror. It reports whether the mirror has
 // the commit.
 func (m Mirrors) unpackShared(ctx context.Context, name, hash string, to *os.Root, uid, gid int) (has bool, err error) {
-	l, err := m.lock(ctx, name, unix.LOCK_SH)
+	l, err := m.lock(ctx, name+lockSuffix, unix.LOCK_SH)
 	if err != nil {
 		return false, err
 	}
@@ -113,7 +113,7 @@ func (m Mirrors) unpackShared(ctx context.Context, name, hash string, to *os.Roo
 
 // fetch fetches the commit and returns its hash.
 func (m Mirrors) fetch(ctx context.Context, name string, s Source) (string, error) {
-	l, err := m.lock(ctx, name, unix.LOCK_EX)
+	l, err := m.lock(ctx, name+fetchSuffix, unix.LOCK_EX)
 	if err != nil {
 		return "", err
 	}
@@ -132,6 +132,11 @@ func (m Mirrors) fetch(ctx context.Context, name string, s Source) (string, erro
 	if err != nil {
 		return "", err
 	}
+	use, err := m.lock(ctx, name+lockSuffix, unix.LOCK_SH)
+	if err != nil {
+		return "", err
+	}
+	defer unlock(use)
 	if err := m.fetchInto(ctx, name, room, s.Repository, "+"+want+":"+ours); err != nil {
 		return "", explain(ctx, err, s.Repository, want)
 	}

@@ -95,13 +95,15 @@ func packsOf(dir string) (packs int, bytes int64) {
 
 // remove removes a mirror that no one uses, or returns errBusy.
 func (m Mirrors) remove(name string) error {
-	l, err := m.tryLock(name, unix.LOCK_EX)
-	if err != nil {
-		return err
+	for _, file := range []string{name + fetchSuffix, name + lockSuffix} {
+		l, err := m.tryLock(file, unix.LOCK_EX)
+		if err != nil {
+			return err
+		}
+		defer unlock(l)
 	}
-	defer unlock(l)
-	err = m.withRoot(func(root *os.Root) error {
-		return errors.Join(tree.Remove(root, name+gitSuffix), root.Remove(name+lockSuffix))
+	err := m.withRoot(func(root *os.Root) error {
+		return errors.Join(tree.Remove(root, name+gitSuffix), root.Remove(name+fetchSuffix), root.Remove(name+lockSuffix))
 	})
 	if err != nil {
 		return fmt.Errorf("remove a mirror: %w", err)
@@ -109,10 +111,15 @@ func (m Mirrors) remove(name string) error {
 	return nil
 }
 
-// makeMirror makes an empty mirror in place of one that only the caller uses.
+// makeMirror makes an empty mirror in place of one that only the caller fetches into.
 func (m Mirrors) makeMirror(ctx context.Context, name string) error {
+	l, err := m.lock(ctx, name+lockSuffix, unix.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	defer unlock(l)
 	dir := name + gitSuffix
-	err := m.withRoot(func(root *os.Root) error {
+	err = m.withRoot(func(root *os.Root) error {
 		err := tree.Remove(root, dir)
 		if err == nil {
 			err = root.Mkdir(dir, 0o700)

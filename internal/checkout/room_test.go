@@ -69,7 +69,7 @@ func TestTooLarge(t *testing.T) {
 	get("b", 100<<10)
 	get("c", 100<<10)
 	want("a fetch at the limit", "a", "b", "c")
-	inUse, err := m.lock(t.Context(), mirrorName(all[1]), unix.LOCK_SH)
+	inUse, err := m.lock(t.Context(), mirrorName(all[1])+lockSuffix, unix.LOCK_SH)
 	must.Do(t, err)
 	defer unlock(inUse)
 	// What a removal that ended early left goes, too.
@@ -133,11 +133,11 @@ func TestDamaged(t *testing.T) {
 func TestLockOfRemoved(t *testing.T) {
 	t.Parallel()
 	_, m := setUp(t)
-	name := mirrorName(address)
+	name := mirrorName(address) + lockSuffix
 	alone, err := m.tryLock(name, unix.LOCK_EX)
 	must.Do(t, err)
 	if _, err := m.tryLock(name, unix.LOCK_SH); !errors.Is(err, errBusy) {
-		t.Errorf("beside who fetches: %v", err)
+		t.Errorf("beside who has it alone: %v", err)
 	}
 	must.Do(t, os.Remove(alone.Name()))
 	got, err := m.lock(t.Context(), name, unix.LOCK_EX)
@@ -155,7 +155,7 @@ func TestLockOfRemoved(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*lockPoll)
 	defer cancel()
 	if _, err := m.lock(ctx, name, unix.LOCK_EX); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("beside those who unpack: %v", err)
+		t.Errorf("beside those who share it: %v", err)
 	}
 }
 
