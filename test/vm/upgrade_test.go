@@ -80,8 +80,8 @@ func TestUpgradeAgents(t *testing.T) {
 		began := time.Now()
 		m.Wait("the daemon to end it", "! test -e "+newBinary)
 		t.Logf("the daemon took %v", time.Since(began).Round(time.Second))
-		count(oldBinary, 8)
 		allIdle(t, m)
+		count(oldBinary, 8)
 	})
 
 	t.Run("power failure", func(t *testing.T) {
