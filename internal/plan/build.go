@@ -198,14 +198,6 @@ func ParseBindings(text []byte) (*Bindings, error) {
 		listed[b.Slot] = true
 	}
 	slices.SortFunc(f.Slots, func(a, b Binding) int { return a.Slot - b.Slot })
-	members := keptMembers(f.Slots)
-	for i, a := range members {
-		for _, b := range members[:i] {
-			if overlap(a, b) || a.GPU == b.GPU && a.card() != b.card() {
-				return nil, fmt.Errorf("the slot bindings in %s list %s for slot %s and for slot %s; move the file away to bind the GPUs again", BindingsPath, a.describe(), SlotName(b.slot), SlotName(a.slot))
-			}
-		}
-	}
 	return &f, nil
 }
 

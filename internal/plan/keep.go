@@ -143,6 +143,14 @@ func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment
 	if why := cmp.Or(inv.WhyUnread(inventory.SubjectCPU), inv.WhyUnread(inventory.SubjectMemory)); why != "" {
 		return lastSplit(slots, bindings.Node, inv.Memory.TotalBytes, why)
 	}
+	if slices.ContainsFunc(slots, func(s assignment) bool {
+		return slices.ContainsFunc(s.members, func(u Member) bool { return u.twice })
+	}) {
+		// It is unknown what that slot should have, so the others keep what they have.
+		if res, err := lastSplit(slots, bindings.Node, inv.Memory.TotalBytes, ""); err == nil {
+			return res, nil
+		}
+	}
 	return splitSlots(inv, cfg, slots)
 }
 

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -66,29 +67,63 @@ func TestSizesOverflow(t *testing.T) {
 	}
 }
 
-// TestSlotsOfOneGPU refuses a slots.json in which slots share a GPU.
+// TestSlotsOfOneGPU reads a slots.json in which slots share a GPU.
 func TestSlotsOfOneGPU(t *testing.T) {
 	t.Parallel()
 	whole, mig := machinetest.B200x8(), machinetest.B200MIG()
 	for name, row := range map[string]struct {
 		machine machinetest.Machine
 		do      func(bindings []Binding)
+		parked  []string
 	}{
-		"the same":           {whole, func(k []Binding) { k[3].Member = k[1].Member }},
-		"at another address": {whole, func(k []Binding) { k[3].Member = k[1].Member; k[3].PCI = "0000:ff:00.0" }},
-		"in other letters":   {whole, func(k []Binding) { k[3].Member = k[1].Member; k[3].UUID = strings.ToLower(k[3].UUID) }},
-		"beside its own":     {whole, func(k []Binding) { k[0].Others = []Member{k[2].Member} }},
-		"an instance":        {mig, func(k []Binding) { k[3].Member = k[1].Member }},
-		"a whole and a part": {mig, func(k []Binding) { k[1].MIG = nil }},
-		"one number":         {whole, func(k []Binding) { k[3].GPU = k[1].GPU }},
-		"nothing":            {mig, func([]Binding) {}},
+		"the same":           {whole, func(k []Binding) { k[3].Member = k[1].Member }, []string{"gpu3"}},
+		"not in their order": {whole, func(k []Binding) { k[3].Member = k[1].Member; slices.Reverse(k) }, []string{"gpu3"}},
+		"at another address": {whole, func(k []Binding) { k[3].Member = k[1].Member; k[3].PCI = "0000:ff:00.0" }, []string{"gpu3"}},
+		"in other letters":   {whole, func(k []Binding) { k[3].Member = k[1].Member; k[3].UUID = strings.ToLower(k[3].UUID) }, []string{"gpu3"}},
+		"three of them":      {whole, func(k []Binding) { k[3].Member, k[5].Member = k[1].Member, k[1].Member }, []string{"gpu3", "gpu5"}},
+		"twice in one":       {whole, func(k []Binding) { k[0].Others = []Member{k[0].Member} }, []string{}},
+		"beside its own":     {whole, func(k []Binding) { k[0].Others = []Member{k[2].Member} }, nil},
+		"an instance":        {mig, func(k []Binding) { k[3].Member = k[1].Member }, []string{"gpu3"}},
+		"a whole and a part": {mig, func(k []Binding) { k[1].MIG = nil }, nil},
+		"one number":         {whole, func(k []Binding) { k[3].GPU = k[1].GPU }, []string{}},
 	} {
-		bindings := bindingsOf(t, build(t, readMachine(t, row.machine), config.Config{Queue: "q"}, nil, false))
-		row.do(bindings.Slots)
-		text, err := json.Marshal(bindings)
-		must.Do(t, err)
-		if _, err = ParseBindings(text); (err == nil) != (name == "nothing") || err != nil && !strings.Contains(err.Error(), "move the file away") {
-			t.Errorf("%s: %v", name, err)
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inv := readMachine(t, row.machine)
+			before := build(t, inv, config.Config{Queue: "q"}, nil, false)
+			bindings := bindingsOf(t, before)
+			row.do(bindings.Slots)
+			in := input(inv, config.Config{Queue: "q"})
+			text, err := json.Marshal(bindings)
+			must.Do(t, err)
+			in.Bindings, err = ParseBindings(text)
+			must.Do(t, err)
+			after := planned(t, in)
+			var parked []string
+			owner := map[string]string{}
+			for _, s := range after.Slots {
+				if s.Parked != "" {
+					parked = append(parked, s.Name)
+					continue
+				}
+				if was := before.Slots[min(s.Index, len(before.Slots)-1)]; row.parked != nil && (was.CPUs != s.CPUs || was.MemoryBytes != s.MemoryBytes) {
+					t.Errorf("%s has the CPUs %s and had %s", s.Name, s.CPUs, was.CPUs)
+				}
+				for _, g := range s.GPUs {
+					if was := owner[g.Name()]; was != "" {
+						t.Errorf("%s and %s serve %s", was, s.Name, g.Name())
+					}
+					owner[g.Name()] = s.Name
+				}
+			}
+			if row.parked != nil && !slices.Equal(parked, row.parked) {
+				t.Errorf("parked are %q, want %q; %q", parked, row.parked, after.Warnings)
+			}
+			for _, s := range parked {
+				if !strings.Contains(strings.Join(after.Warnings, "\n"), fmt.Sprintf("slot %s is parked: ", s)) {
+					t.Errorf("it is not said that %s is parked: %q", s, after.Warnings)
+				}
+			}
+		})
 	}
 }

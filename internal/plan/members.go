@@ -32,6 +32,7 @@ type Member struct {
 	mig       *inventory.MIG // the instance
 	slot      int            // the one that has kept it; -1 for none
 	lost      string         // why it cannot be used; "" when it can
+	twice     bool           // an earlier slot has kept it, too
 	recalled  bool           // its GPU does not report it, so it is assumed to be unchanged
 	nodes     []string       // device nodes that its jobs open
 	nodesKept bool           // nodes are those that it was last planned with
@@ -117,7 +118,18 @@ func findMembers(gpus []inventory.GPU, bindings []Binding, reshape bool) (pool [
 		}
 	}
 
+	var distinct []Member
+	twice := false
 	for _, m := range members {
+		if at := slices.IndexFunc(distinct, func(s Member) bool { return overlap(s, m) }); at >= 0 {
+			if !reshape && distinct[at].slot != m.slot {
+				twice, m.twice = true, true
+				m.lost = fmt.Sprintf("%s is also in slot %s; run sudo kbnode install to keep it only there, or fix %s", m.describe(), SlotName(distinct[at].slot), BindingsPath)
+				pool = append(pool, m)
+			}
+			continue
+		}
+		distinct = append(distinct, m)
 		d := found[m.card()]
 		if d == nil {
 			pool = append(pool, m)
@@ -139,6 +151,8 @@ func findMembers(gpus []inventory.GPU, bindings []Binding, reshape bool) (pool [
 		switch {
 		case d.sick() != nil && len(d.has) > 0, d.unread():
 			fresh = nil // it does not report how it is divided
+		case twice:
+			fresh = nil // it may belong to the slot that has another slot's member
 		case len(d.lost) == 0:
 		case reshape && slices.ContainsFunc(fresh, func(m Member) bool { return m.lost == "" }):
 			d.lost = nil
@@ -156,14 +170,28 @@ func findMembers(gpus []inventory.GPU, bindings []Binding, reshape bool) (pool [
 // GPU that moved may have the address of a missing one.
 func (m Member) card() [2]string { return [2]string{m.UUID, m.PCI} }
 
-// keptMembers returns what slots have kept, in their order.
+// keptMembers returns what slots have kept, in their order. GPUs that were kept with the same
+// number get different ones.
 func keptMembers(bindings []Binding) []Member {
 	var members []Member
+	used := map[int]bool{}
 	for _, b := range bindings {
 		for _, m := range b.Members() {
-			m.slot = b.Slot
+			m.slot, used[m.GPU] = b.Slot, true
 			members = append(members, m)
 		}
+	}
+	numbers, given := map[[2]string]int{}, map[int]bool{}
+	for i := range members {
+		m := &members[i]
+		k, ok := numbers[m.card()]
+		if !ok {
+			if k = m.GPU; given[k] || k < 0 {
+				k = nextFree(used)
+			}
+			used[k], given[k], numbers[m.card()] = true, true, k
+		}
+		m.GPU = k
 	}
 	return members
 }

@@ -47,7 +47,7 @@ func splitGPUs(slots []assignment) (list []split.GPU, weights []int, parts [][]b
 	within := map[[3]string]int{} // compute instances of a GPU instance
 	for _, s := range slots {
 		for _, m := range s.members {
-			if m.MIG != nil {
+			if m.MIG != nil && !m.twice {
 				within[instance(m)]++
 			}
 		}
