@@ -98,6 +98,7 @@ func TestAdoptBusy(t *testing.T) {
 	// What was agreed to once needs no --adopt in the daemon's passes.
 	m.h.Adopt = false
 	equal(t, "the slice in the way", "[Slice]\nMemoryMax=1G", m.read(reconcile.BackupDir+plan.UnitDir+"/"+plan.SliceName(0)))
+	equal(t, "the job's limits", true, strings.HasSuffix(m.read(plan.UnitDir+"/"+plan.SliceName(0)), "\n[Slice]\nMemoryMax=1G"))
 	m.asks(p, "disable agent-gpu1", "reload", "drain agent-gpu1")
 	m.asks(p)
 	m.finish(0)

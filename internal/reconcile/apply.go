@@ -96,9 +96,9 @@ func (a *applier) change(ctx context.Context, group []Change) error {
 		case c.Deferred != "":
 			a.result.Deferred = append(a.result.Deferred, c)
 			a.h.log().Debug("change deferred", "kind", c.Kind, "unit", c.Subject, "slot", c.Slot, "why", c.Deferred)
-			// It leaves at once what is in the way: a later run has no consent to that.
+			// A later run has no consent to replace what is in the way.
 			if c.Kind == Adopt {
-				if err := a.setAside(c); err != nil {
+				if err := a.claim(c); err != nil {
 					return a.fail(c, err)
 				}
 			}
@@ -151,6 +151,21 @@ func (a *applier) wait(c Change) string {
 		return a.parent
 	}
 	return a.late[c.Slot]
+}
+
+// claim sets aside what is in the way of a change that has to wait. A unit file stays, marked as kbnode's,
+// because the job that runs keeps its limits by it.
+func (a *applier) claim(c Change) error {
+	got := a.s.paths[c.Subject]
+	if path.Dir(c.Subject) != plan.UnitDir || got.kind != regular {
+		return a.setAside(c)
+	}
+	err := wrap(a.h.backUp(c.Subject), "back up "+c.Subject)
+	if err == nil {
+		text := "# " + plan.Marker + ", to be replaced when its job is done.\n" + got.content
+		err = wrap(a.h.write(c.Subject, 0o644, owner{0, 0}, strings.NewReader(text), nil), "write "+c.Subject)
+	}
+	return err
 }
 
 // setAside backs up what is in the way of a change, and removes it.
