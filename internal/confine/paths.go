@@ -19,21 +19,19 @@ var (
 
 		"/proc/bus/pci", "/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags", "/proc/vmcore",
 	}
-	// ReadonlyPaths are read-only in every container. Docker keeps the files of /etc on its own disk,
-	// which a job must not fill.
-	ReadonlyPaths = []string{
+	readonlyPaths = []string{
 		"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger",
 
 		"/proc/cpu", "/proc/driver", "/proc/dynamic_debug", "/proc/mtrr", "/proc/pressure", "/proc/slabinfo", "/proc/tty",
-		"/etc/hosts", "/etc/hostname", "/etc/resolv.conf",
 	}
 )
 
-// MaskedPaths returns what to mask in a container without a profile, on the machine whose /sys this is.
-func MaskedPaths(sys string) ([]string, error) {
+// Paths returns what to mask and what to make read-only in a container without a profile, on the
+// machine whose /sys this is.
+func Paths(sys string) (masked, readonly []string, err error) {
 	throttle, err := filepath.Glob(sys + "/devices/system/cpu/cpu[0-9]*/thermal_throttle")
 	windows, err2 := Windows(sys)
-	return slices.Concat(maskedPaths, throttle, windows), errors.Join(err, err2)
+	return slices.Concat(maskedPaths, throttle, windows), slices.Clone(readonlyPaths), errors.Join(err, err2)
 }
 
 // Windows returns the files through which root reaches the memory, registers and configuration

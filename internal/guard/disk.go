@@ -5,11 +5,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 
 	"github.com/moby/moby/api/types/container"
-	"github.com/moby/moby/api/types/mount"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/disk"
@@ -57,12 +55,31 @@ func sameDevice(a, b string) (bool, error) {
 	return x.Dev == y.Dev, nil
 }
 
-// prepare gives a container directories in a job's directory in place of the image's volumes.
+// prepare adds to a container, in a job's directory, the mounts known before it exists: the image's
+// volumes, and the files that Docker writes below /etc and would keep on its own disk.
 func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string, top string) (err error) {
 	if d.dir == "" {
 		return nil
 	}
 	h := wanted.HostConfig
+	taken := map[string]bool{}
+	for _, m := range h.Mounts {
+		taken[m.Target] = true
+	}
+	for target := range h.Tmpfs {
+		taken[target] = true
+	}
+	give := func(target, name string, make func(string) error) error {
+		if taken[target] {
+			return nil
+		}
+		source := filepath.Join(top, name)
+		if err := make(source); err != nil {
+			return fmt.Errorf("prepare the slot's disk: %w", err)
+		}
+		h.Mounts = append(h.Mounts, bind(source, target, false))
+		return nil
+	}
 	for i, target := range volumes {
 		if i == maxVolumes {
 			return forbid("image %.120q declares more than %d volumes; use one that declares fewer", wanted.Image, maxVolumes)
@@ -70,15 +87,16 @@ func (d *slotDisk) prepare(wanted *container.CreateRequest, volumes []string, to
 		if target, err = job.MountTarget(target); err != nil {
 			return forbid("image %.120q declares a volume: %s", wanted.Image, err)
 		}
-		_, tmpfs := h.Tmpfs[target]
-		if tmpfs || slices.ContainsFunc(h.Mounts, func(m mount.Mount) bool { return m.Target == target }) {
-			continue
+		if err := give(target, "volume"+strconv.Itoa(i), openDir); err != nil {
+			return err
 		}
-		source := filepath.Join(top, "volume"+strconv.Itoa(i))
-		if err := openDir(source); err != nil {
-			return fmt.Errorf("prepare the slot's disk: %w", err)
+	}
+	if !h.ReadonlyRootfs { // otherwise they are read-only too
+		for _, name := range etcFiles {
+			if err := give("/etc/"+name, name, func(path string) error { return os.WriteFile(path, nil, 0o644) }); err != nil { //nolint:gosec // for all in the container to read
+				return err
+			}
 		}
-		h.Mounts = append(h.Mounts, bind(source, target, false))
 	}
 	return nil
 }

@@ -33,14 +33,15 @@ func TestDiskPrepare(t *testing.T) {
 		volumes []string
 		want    string // targets on the disk, or the refusal
 	}{
-		"plain":               {func(*container.CreateRequest) {}, nil, ""},
-		"volumes":             {func(*container.CreateRequest) {}, []string{"/data", "/var/lib/db/"}, "/data /var/lib/db"},
-		"the job's own mount": {func(r *container.CreateRequest) { r.HostConfig.Mounts = []mount.Mount{{Target: "/data"}} }, []string{"/data"}, ""},
-		"a tmpfs there":       {func(r *container.CreateRequest) { r.HostConfig.Tmpfs = map[string]string{"/data": ""} }, []string{"/data"}, ""},
-		"a volume over /":     {func(*container.CreateRequest) {}, []string{"/"}, "over the container's root"},
-		"a volume over proc":  {func(*container.CreateRequest) {}, []string{"/proc/x"}, "cannot mount over /proc"},
-		"a relative volume":   {func(*container.CreateRequest) {}, []string{"a/b"}, "is not an absolute path"},
-		"too many":            {func(*container.CreateRequest) {}, strings.Fields(strings.Repeat("/v ", 65)), "more than 64 volumes"},
+		"plain":              {func(*container.CreateRequest) {}, nil, "/etc/hosts /etc/hostname /etc/resolv.conf"},
+		"volumes":            {func(*container.CreateRequest) {}, []string{"/data", "/var/lib/db/"}, "/data /var/lib/db /etc/hosts /etc/hostname /etc/resolv.conf"},
+		"read-only root":     {func(r *container.CreateRequest) { r.HostConfig.ReadonlyRootfs = true }, []string{"/data"}, "/data"},
+		"the job's own file": {func(r *container.CreateRequest) { r.HostConfig.Mounts = []mount.Mount{{Target: "/etc/hosts"}} }, nil, "/etc/hostname /etc/resolv.conf"},
+		"a tmpfs there":      {func(r *container.CreateRequest) { r.HostConfig.Tmpfs = map[string]string{"/data": ""} }, []string{"/data"}, "/etc/hosts /etc/hostname /etc/resolv.conf"},
+		"a volume over /":    {func(*container.CreateRequest) {}, []string{"/"}, "over the container's root"},
+		"a volume over proc": {func(*container.CreateRequest) {}, []string{"/proc/x"}, "cannot mount over /proc"},
+		"a relative volume":  {func(*container.CreateRequest) {}, []string{"a/b"}, "is not an absolute path"},
+		"too many":           {func(*container.CreateRequest) {}, strings.Fields(strings.Repeat("/v ", 65)), "more than 64 volumes"},
 	} {
 		d, _ := testDisk(t)
 		r := request()
@@ -101,4 +102,23 @@ func TestCover(t *testing.T) {
 		"-rw-r--r-- link", "-rw-r--r-- lower", "drwxr-xr-x work", "drwxr-xr-x work/work",
 	}
 	must.Equal(t, want, got)
+}
+
+func TestWriteEtc(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, name := range []string{"hosts", "hostname"} {
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	in := container.InspectResponse{Config: &container.Config{}, HostConfig: &container.HostConfig{}}
+	in.Config.Hostname, in.Config.Domainname, in.HostConfig.NetworkMode = "job", "example.org", "kbnode"
+	must.Do(t, writeEtc(dir, in))
+	for name, want := range map[string]string{"hosts": "127.0.1.1\tjob.example.org job\n", "hostname": "job\n"} {
+		if text, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%s: %q, %v", name, text, err)
+		}
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "resolv.conf")); err == nil {
+		t.Error("a file is made that the job mounts itself")
+	}
 }

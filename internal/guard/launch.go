@@ -171,7 +171,6 @@ type confiner struct {
 
 // confine adds to a container what keeps it away from those files, and fails if nothing would.
 func (f *confiner) confine(ctx context.Context, engine docker.Info, h *container.HostConfig) (err error) {
-	h.ReadonlyPaths = confine.ReadonlyPaths
 	// Without AppArmor, the engine silently ignores the name of a profile.
 	if slices.ContainsFunc(engine.Security, func(s string) bool { return s == "name=apparmor" || strings.HasPrefix(s, "name=apparmor,") }) && f.confines() {
 		name, err := f.ensure(ctx)
@@ -181,6 +180,6 @@ func (f *confiner) confine(ctx context.Context, engine docker.Info, h *container
 		h.SecurityOpt = append(h.SecurityOpt, armorOption+name)
 		return nil
 	}
-	h.MaskedPaths, err = confine.MaskedPaths(f.sys)
+	h.MaskedPaths, h.ReadonlyPaths, err = confine.Paths(f.sys)
 	return err
 }

@@ -243,7 +243,7 @@ func (s *trial) containerAsk(host []string, neighbor string) probe.Ask {
 			plan.ContainerBinary, "/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches", "/proc/sys/kernel/modprobe",
 			"/proc/sysrq-trigger", "/proc/irq/default_smp_affinity", "/sys/kernel/mm/transparent_hugepage/enabled",
 			"/sys/power/state", "/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/cpuset.cpus", "/sys/fs/cgroup/release_agent",
-			"/sys/fs/cgroup/devices.allow", "/dev/kmsg", "/etc/hosts",
+			"/sys/fs/cgroup/devices.allow", "/dev/kmsg",
 		},
 		Unix: []string{"/var/run/docker.sock", "/run/docker.sock", s.policy.DockerSocket, s.policy.Socket, "/run/containerd/containerd.sock"},
 		TCP:  append(slices.Clone(host), metadata),
@@ -254,7 +254,7 @@ func (s *trial) containerAsk(host []string, neighbor string) probe.Ask {
 	if s.policy.DiskBytes > 0 {
 		ask.Disks = []string{"/work"}
 		if s.policy.Profile != config.ProfileStrict {
-			ask.Disks = append(ask.Disks, "/")
+			ask.Disks = append(ask.Disks, "/", "/etc/hosts")
 		}
 	}
 	return ask

@@ -67,7 +67,7 @@ func TestContainers(t *testing.T) {
 	t.Parallel()
 	whole := func() *probe.Facts {
 		f := goodFacts()
-		f.Disks["/work"] = 1 << 29
+		f.Disks["/work"], f.Disks["/etc/hosts"] = 1<<29, 1<<29
 		return f
 	}
 	open := whole()

@@ -31,7 +31,7 @@ share >after; cat before; diff before after && echo :: untouched`
   fallocate -l 100000000000 $f 2>/dev/null || echo ":: $f is not allocated"; rm -f $f
 done
 for f in /etc/hosts /etc/resolv.conf /etc/hostname; do
-  dd if=/dev/zero bs=1M count=1000 2>/dev/null >>$f || echo ":: $f is full"; true >$f
+  dd if=/dev/zero bs=1M count=1000 2>/dev/null >>$f || echo ":: $f is full"; : >$f
 done
 mkdir /workdir/many && cd /workdir/many && seq 40000 | xargs touch 2>/dev/null || echo ":: no more files"; cd /; rm -r /workdir/many
 echo :: filled`
