@@ -11,6 +11,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/network"
 	"github.com/moby/moby/client"
+
+	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
 // networkDeadline bounds the requests about one network.
@@ -34,18 +36,24 @@ type Network struct {
 func (e *Engine) EnsureNetwork(ctx context.Context, n Network) error {
 	ctx, cancel := context.WithTimeout(ctx, networkDeadline)
 	defer cancel()
-	res, err := e.api.NetworkInspect(ctx, n.Name, client.NetworkInspectOptions{})
-	switch {
-	case err == nil && matches(res.Network.Network, n.Name):
-		return nil
-	case err == nil:
-		if err := e.RemoveNetwork(ctx, res.Network.ID); err != nil {
-			return fmt.Errorf("replace network %s, which someone else created: %w", n.Name, err)
+	for {
+		res, err := e.api.NetworkInspect(ctx, n.Name, client.NetworkInspectOptions{})
+		switch {
+		case err == nil && matches(res.Network.Network, n.Name):
+			return nil
+		case err == nil:
+			if err := e.RemoveNetwork(ctx, res.Network.ID); err != nil {
+				return fmt.Errorf("replace network %s, which someone else created: %w", n.Name, err)
+			}
+		case !errdefs.IsNotFound(err):
+			return e.wrap("look up network "+n.Name, err)
 		}
-	case !errdefs.IsNotFound(err):
-		return e.wrap("look up network "+n.Name, err)
+		// The engine finishes a network even if its maker has gone, and does not show it before
+		// it is complete.
+		if err = e.createNetwork(ctx, n); !errdefs.IsConflict(err) || limit.Sleep(ctx, createPoll) != nil {
+			return err
+		}
 	}
-	return e.createNetwork(ctx, n)
 }
 
 // matches reports whether a network is what EnsureNetwork makes. Its addresses may be any.

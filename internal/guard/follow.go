@@ -108,7 +108,7 @@ func (g *guard) resume(ctx context.Context, r *jobRun, frames *slot.Frames, has 
 // hasWholeLog reports whether the engine still has all output of a container: it has not begun
 // another file. Source: moby's daemon/logger/local.
 func (g *guard) hasWholeLog(ctx context.Context, id string) bool {
-	info, err := g.api.Info(ctx)
+	info, err := g.engineInfo(ctx)
 	if err != nil {
 		return false
 	}

@@ -2,11 +2,13 @@ package job
 
 import (
 	"encoding/json"
+	"errors"
 	"regexp"
 	"slices"
 	"strings"
 
 	buildkite "github.com/buildkite/go-pipeline"
+	"github.com/buildkite/go-pipeline/warning"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/lazy"
@@ -254,16 +256,26 @@ func FillPipeline(pipeline string, sent []Var) ([]byte, error) {
 	for _, v := range sent {
 		values[v.Name] = v.Value
 	}
-	p, err := buildkite.Parse(strings.NewReader(pipeline))
-	if err == nil {
-		err = p.Interpolate(values, false)
-	}
 	var filled []byte
-	if err == nil {
-		filled, err = json.Marshal(p)
+	for p, err := range buildkite.ParseAll(strings.NewReader(pipeline)) {
+		if warning.Is(err) {
+			err = nil // Buildkite says what is wrong
+		}
+		if filled != nil {
+			err = errors.New("a second YAML document begins, and earlier agents upload the first alone; put all steps into it")
+		}
+		if err == nil {
+			err = p.Interpolate(values, false)
+		}
+		if err == nil {
+			filled, err = json.Marshal(p)
+		}
+		if err != nil {
+			return nil, refuse("command", "read the pipeline: %s; correct it in the repository", text.Line(err.Error(), 300))
+		}
 	}
-	if err != nil {
-		return nil, refuse("command", "read the pipeline: %s; correct it in the repository", text.Line(err.Error(), 300))
+	if filled == nil {
+		return nil, refuse("command", "read the pipeline: it is empty; correct it in the repository")
 	}
 	return filled, nil
 }

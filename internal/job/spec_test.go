@@ -226,6 +226,9 @@ func TestFillPipeline(t *testing.T) {
 		"steps: [{command: 'echo $BRANCH $$X ${TOKEN:-none}', agents: {queue: b200}}]": `{"steps":[{"agents":{"queue":"b200"},"command":"echo main $X none"}]}`,
 		"env: {E: own, F: $E}\nsteps: [{command: $E$F}]":                               `{"env":{"E":"own","F":"own"},"steps":[{"command":"ownown"}]}`,
 		"steps: [{command: '${TOKEN?give it}'}]":                                       "",
+		"steps: [{deploy: all}]":                                                       `{"steps":[{"deploy":"all"}]}`, // the agent warns
+		"steps: [wait]\n---\nsteps: [wait]\n":                                          "",
+		"":                                                                             "",
 		"a: [\x00":                                                                     "",
 	} {
 		got, err := job.FillPipeline(text, sent)
