@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -40,6 +41,11 @@ machine is fit, 1 if not. Warnings alone do not make it unfit.`,
 			for _, other := range []string{"preflight", "only", "skip", "fast", "list", "quiet", "verbose", "fix", "bundle"} {
 				if err := oneOf(cmd, "acceptance", other); err != nil {
 					return err
+				}
+			}
+			for _, c := range doctor.All() {
+				if c.Group == "acceptance" && (slices.Contains(o.Only, c.Group) || slices.Contains(o.Only, c.ID)) {
+					return term.Usagef("the checks of group acceptance end an agent and run evaluations; type sudo kbnode doctor --acceptance")
 				}
 			}
 			if cmd.Flags().Changed("explain") {

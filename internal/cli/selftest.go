@@ -7,8 +7,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 func newSelftest(s term.Streams) *cobra.Command {
@@ -31,9 +34,14 @@ Exit code 1 also means that no slot could be tried.`,
 			if err := toRead(s, "selftest"); err != nil {
 				return err
 			}
-			report, _, err := here(s).Doctor(cmd.Context(), doctor.Options{Only: []string{"selftest"}}, buildkiteAPI(), slots...)
+			report, m, err := here(s).Doctor(cmd.Context(), doctor.Options{Only: []string{"selftest"}}, buildkiteAPI(), slots...)
 			if err != nil {
 				return err
+			}
+			for _, k := range slots {
+				if m.Plan != nil && !slices.ContainsFunc(m.Plan.Slots, func(sl plan.Slot) bool { return sl.Index == k }) {
+					return term.Usagef("--slot %d: this node has no such slot; sudo kbnode status lists them", k)
+				}
 			}
 			how := normal
 			if verbose {
@@ -44,12 +52,19 @@ Exit code 1 also means that no slot could be tried.`,
 	}
 	cmd.Flags().IntSliceVar(&slots, "slot", nil, "number of a slot to try; may be repeated (default: all)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, as kbnode doctor does")
-	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "list what was tried in each slot")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "list each slot")
 	return cmd
 }
 
 func printSelftest(w io.Writer, r *doctor.Report, how verbosity) {
 	printFindings(w, r, how)
+	for _, c := range r.Checks {
+		for _, f := range c.Findings {
+			if len(f.Slots) > 0 && (f.Status == doctor.Skip && c.Status != doctor.Skip || f.Status == doctor.OK && how == everyCheck) {
+				term.Printf(w, "%s  %s %s: %s\n", paintStatus(w, f.Status), text.Plural(len(f.Slots), "slot", "slots"), cpuset.Of(f.Slots...), f.Detail)
+			}
+		}
+	}
 	says := "Everything held in the slots that were tried."
 	switch {
 	case !r.Fit:

@@ -77,6 +77,8 @@ var unitSettings = []struct{ key, why string }{
 	{"TimeoutStopSec", "stopping it kills jobs that take longer"},
 	{"Slice", "its agent runs outside the slot's limits"},
 	{"NoNewPrivileges", "its agent can become root"},
+	{"ProtectSystem", "its agent can write outside its slot"},
+	{"ProtectHome", "its agent reaches what others keep at home"},
 }
 
 // agentUnits looks for operators' drop-ins, which change settings without changing any file of kbnode.

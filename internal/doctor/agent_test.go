@@ -98,6 +98,8 @@ func TestAgentChecks(t *testing.T) {
 			`agent-unit fail 1: TimeoutStopSec is "1min" instead of 3660: stopping it kills jobs that take longer; set in ` + dropIn, undo("TimeoutStopSec")},
 		{"another slice", func(w *world) { w.dropIn(1, "Slice=x.slice") },
 			`agent-unit fail 1: Slice is "x.slice" instead of buildkite-gpu1.slice: its agent runs outside the slot's limits; set in ` + dropIn, undo("Slice")},
+		{"a home", func(w *world) { w.dropIn(1, "ProtectHome=no") },
+			`agent-unit fail 1: ProtectHome is "no" instead of yes: its agent reaches what others keep at home; set in ` + dropIn, undo("ProtectHome")},
 		{"a longer stop", func(w *world) { w.dropIn(1, "TimeoutStopSec=2h\nRestart=always") }, "", ""},
 		{"a longer stop in minutes", func(w *world) { w.dropIn(1, "TimeoutStopSec=90min") }, "", ""},
 		{"no limit of a stop", func(w *world) { w.dropIn(1, "TimeoutStopSec=infinity") }, "", ""},

@@ -117,6 +117,9 @@ func slotsEscape(ctx context.Context, m *Machine) Answer {
 }
 
 func slotReports(reports []selftest.SlotReport, err error, well func(selftest.SlotReport) string) Answer {
+	if errors.Is(err, selftest.ErrRuns) {
+		return none("%s", err)
+	}
 	if err != nil {
 		return found(fail("%s", lines(err)).Advise("see sudo journalctl -u docker -n 50"))
 	}

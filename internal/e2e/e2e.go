@@ -4,6 +4,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -150,13 +151,15 @@ func (r *Report) concurrency(ctx context.Context, c *buildkite.Client, o Options
 	if n == 0 {
 		return
 	}
+	width := min(n, max(free, 1))
+	o.Hold = cmp.Or(o.Hold, holdFor(width))
 	trials, err := o.trials(Concurrency, n)
 	if err != nil {
 		together.Saw = err.Error()
 		return
 	}
 	var ok bool
-	if together.Saw, ok = sideBySide(r.run(ctx, c, o, Concurrency, trials), min(n, max(free, 1))); ok {
+	if together.Saw, ok = sideBySide(r.run(ctx, c, o, Concurrency, trials), width); ok {
 		together.Verdict = OK
 	}
 }

@@ -275,7 +275,7 @@ func FillPipeline(pipeline string, sent []Var) ([]byte, error) {
 		}
 	}
 	if filled == nil {
-		return nil, refuse("command", "read the pipeline: it is empty; correct it in the repository")
+		return nil, refuse("command", "the pipeline is empty; write its steps into the file")
 	}
 	return filled, nil
 }

@@ -50,7 +50,11 @@ func (h *Host) keepOldBackups() error {
 	}
 	err := h.mkdir(BackupDir, 0o700, owner{0, 0})
 	if err == nil {
-		err = os.Rename(h.path(oldBackupDir), h.path(BackupDir, "earlier"))
+		to := "earlier"
+		for n := 2; exists(h.path(BackupDir, to)); n++ {
+			to = "earlier." + strconv.Itoa(n)
+		}
+		err = os.Rename(h.path(oldBackupDir), h.path(BackupDir, to))
 	}
 	return wrap(err, "move "+oldBackupDir)
 }

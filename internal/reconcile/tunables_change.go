@@ -159,6 +159,8 @@ func (a *applier) tune(ctx context.Context, c Change) error {
 			interrupt := strings.HasPrefix(name, "/proc/irq/") && t.Name != name
 			switch {
 			case err == nil:
+			case ctx.Err() != nil:
+				return err // the next pass tries again
 			case interrupt && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EIO) || errors.Is(err, syscall.EPERM)):
 				delete(s.Was, name) // it was freed, or the kernel manages it
 			default:

@@ -71,6 +71,9 @@ const (
 	imageTime = 10 * time.Minute // for what is done once for all slots
 )
 
+// ErrRuns means that the test runs already.
+var ErrRuns = errors.New("another kbnode selftest runs on this machine; try again when it is done")
+
 // Run tries everything. An error means that the test could not be done. The reports show what did not
 // hold.
 func Run(ctx context.Context, o Options) ([]SlotReport, error) {
@@ -193,7 +196,7 @@ func policyOf(p *plan.Plan, k int) (pol plan.JobPolicy, err error) {
 func lock() (release func(), err error) {
 	release, err = reconcile.LockFile(lockPath)
 	if _, locked := errors.AsType[*reconcile.LockedError](err); locked {
-		err = errors.New("another kbnode selftest runs on this machine; try again when it is done")
+		err = ErrRuns
 	}
 	return release, err
 }

@@ -97,23 +97,35 @@ func (d *definition) files(n *yaml.Node) {
 	var list []yaml.Node
 	d.decode(n, "files", &list, "a list such as - "+hint)
 	for _, e := range list {
-		var entry struct{ Name, Source string }
-		if d.decode(&e, "files: this", &entry, hint); e.Kind != yaml.MappingNode {
+		if e.Kind != yaml.MappingNode {
+			d.Add(e.Line, "files: this is %s; write %s", kind(&e), hint)
 			continue
 		}
-		f := file{name: entry.Name}
+		var f file
+		source, faults := "", len(d.List)
+		for _, m := range d.pairs(&e) {
+			switch m.key {
+			case "name":
+				f.name = d.word(m.value, "files: name")
+			case "source":
+				source = d.word(m.value, "files: source")
+			}
+		}
+		if len(d.List) > faults {
+			continue
+		}
 		if f.name == "" {
 			d.Add(e.Line, "files: name is missing; write the file's name in the job's directory")
 		} else {
 			d.checkName(e.Line, f.name)
 		}
-		switch entry.Source {
+		switch source {
 		case "":
 			d.Add(e.Line, "files: source is missing; write the path of the file, or %s", Submission)
 		case Submission:
 			f.text = Submission
 		default:
-			f.text = d.text(e.Line, entry.Source)
+			f.text = d.text(e.Line, source)
 		}
 		f.submission = f.text == Submission // as in kernelbot, also in a file
 		if f.submission && d.t.Submission == "" {

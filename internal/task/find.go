@@ -24,7 +24,11 @@ func Find(name string) (*Task, error) {
 		return nil, fmt.Errorf("%s is neither an example nor a directory; %s", quote(name), instead(name))
 	case err == nil && info.IsDir():
 		file := filepath.Join(name, FileName)
-		if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
+		_, err := os.Stat(file)
+		switch absent := errors.Is(err, fs.ErrNotExist); {
+		case absent && slices.Contains(Examples(), name):
+			return nil, fmt.Errorf("%s does not exist; add it, or work in another directory to use the example %s", file, name)
+		case absent:
 			return nil, fmt.Errorf("%s does not exist; %s", file, instead(name))
 		}
 	}

@@ -66,7 +66,7 @@ func TestFind(t *testing.T) {
 	}
 	const list = "the examples are identity_cuda, prefix_python, vectoradd_cuda_inline, vectoradd_triton"
 	for name, want := range map[string]string{
-		"identity_cuda":          "identity_cuda/task.yml does not exist; write identity_cuda; " + list,
+		"identity_cuda":          "identity_cuda/task.yml does not exist; add it, or work in another directory to use the example identity_cuda",
 		"prefix_pyton":           `"prefix_pyton" is neither an example nor a directory; write prefix_python; ` + list,
 		"Prefix-Python":          `write prefix_python; `,
 		"prefix":                 "write prefix_python; ",

@@ -38,18 +38,34 @@ func (d *definition) group(n *yaml.Node, prefix string, keys []string) map[strin
 
 // decode decodes a node if it is there, and refuses one that does not fit.
 func (d *definition) decode(n *yaml.Node, key string, into any, want string) {
-	if n != nil && n.Decode(into) != nil {
+	if n != nil && (n.Tag == "!!null" || n.Decode(into) != nil) {
 		d.Add(n.Line, "%s is %s; write %s", key, kind(n), want)
 	}
 }
 
-func (d *definition) word(n *yaml.Node, key string) (word string) {
-	d.decode(n, key, &word, "a string")
+// word returns a string. What PyYAML reads as something else is none, such as 010 or on.
+func (d *definition) word(n *yaml.Node, key string) string {
+	if n == nil {
+		return ""
+	}
+	faults := len(d.List)
+	word, ok := d.value(n).(string)
+	if !ok && len(d.List) == faults {
+		d.Add(n.Line, "%s is %s; write a string, in quotes if it looks like something else", key, kind(n))
+	}
 	return word
 }
 
 func (d *definition) words(n *yaml.Node, key string) (words []string) {
-	d.decode(n, key, &words, "a list of strings, such as [a, b]")
+	if n != nil && n.Kind != yaml.SequenceNode {
+		d.Add(n.Line, "%s is %s; write a list of strings, such as [a, b]", key, kind(n))
+	} else if n != nil {
+		for _, c := range n.Content {
+			if word := d.word(c, key); word != "" {
+				words = append(words, word)
+			}
+		}
+	}
 	return words
 }
 

@@ -51,7 +51,9 @@ func (r *recording) save(t *testing.T, name string, cols int) {
 	dir := cmp.Or(os.Getenv("KBNODE_SCREENS"), t.TempDir())
 	head := fmt.Sprintf("{\"version\": 2, \"width\": %d, \"height\": 30}\n", cols)
 	must.Write(t, dir, name+".cast", head+r.lines.String())
-	typed := func(line string) bool { return strings.HasPrefix(line, "$ ") || strings.HasPrefix(line, "      type  ") }
+	typed := func(line string) bool {
+		return strings.HasPrefix(line, "$ ") || strings.HasPrefix(line, "      type  ")
+	}
 	for _, line := range strings.FieldsFunc(sequence.ReplaceAllString(r.text.String(), ""), func(r rune) bool { return r == '\r' || r == '\n' }) {
 		if n := utf8.RuneCountInString(line); n > cols && strings.Contains(strings.TrimSpace(line), " ") && !typed(line) {
 			t.Errorf("%s: %d of %d columns: %q", name, n, cols, line)

@@ -120,7 +120,7 @@ piped in, the environment variables that kbnode runner reads.`,
 				return err
 			}
 			var indented bytes.Buffer
-			if indent && json.Indent(&indented, []byte(doc), "", "  ") == nil { // it refuses NaN, which Python writes
+			if indent && depth(doc) <= maxIndent && json.Indent(&indented, []byte(doc), "", "  ") == nil { // it refuses NaN, which Python writes
 				doc = indented.String()
 			}
 			if _, ok := term.Terminal(s.Out); ok {
@@ -153,6 +153,24 @@ func input(s term.Streams, args []string) (io.ReadCloser, error) {
 		}
 	}
 	return io.NopCloser(s.In), nil
+}
+
+// maxIndent is the depth up to which decode indents: the text of a deeper one grows a lot.
+const maxIndent = 64
+
+// depth returns about how deep lists and groups are in each other. It also counts brackets in strings.
+func depth(doc string) (most int) {
+	n := 0
+	for _, c := range doc {
+		switch c {
+		case '[', '{':
+			n++
+			most = max(most, n)
+		case ']', '}':
+			n--
+		}
+	}
+	return most
 }
 
 // encoded returns an encoded payload from the command's input, or else from the environment.
