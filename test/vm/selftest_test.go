@@ -167,7 +167,7 @@ done`
 	}
 	reconcile := "kbnode reconcile; " + guardUp
 	takeAway(t, m, 1, []taken{
-		{"CPUs", "systemctl set-property --runtime buildkite-gpu1.slice AllowedCPUs=0-19", "", []string{"CPUs"}},
+		{"CPUs", "systemctl set-property --runtime buildkite-gpu1.slice AllowedCPUs=0-19", "", []string{"cpuset.cpus.effective"}},
 		{"the policy's GPU", edit(`.cdi_devices = ["nvidia.com/gpu=all"]`), reconcile, []string{"nodes of other devices"}},
 		{"the guard", "systemctl stop kbnode-guard-gpu1; touch /run/kbnode/gpu1/docker.sock; mount --bind /run/docker.sock /run/kbnode/gpu1/docker.sock",
 			"umount /run/kbnode/gpu1/docker.sock; rm -f /run/kbnode/gpu1/docker.sock; " + reconcile, []string{"a container that tries to escape: "}},
