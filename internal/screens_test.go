@@ -121,9 +121,10 @@ func cells(lines []string, cols int) (texts []string) {
 		if last >= 0 && len(found) == 1 {
 			first, _, _ := strings.Cut(found[0], " ")
 			before := len([]rune(lines[i-1]))
+			inPath := !word.MatchString(lines[i-1][strings.LastIndex(lines[i-1], " ")+1:])
 			switch {
-			case indent == 0 && before >= cols && !word.MatchString(lines[i-1][strings.LastIndex(lines[i-1], " ")+1:]):
-				texts[last] += found[0] // in the middle of a path
+			case indent == 0 && before >= cols && (inPath || strings.HasPrefix(lines[i-1], "      type  ")):
+				texts[last] += found[0] // in the middle of a path, or of a command
 				continue
 			case indent >= edge && before+1+len([]rune(first)) > cols:
 				texts[last] += " " + found[0]
