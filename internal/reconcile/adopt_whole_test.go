@@ -73,6 +73,7 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 		"start buildkite-gpu0.slice", setWord(0, "2-3", 1<<30), "start guard-gpu0", "start agent-gpu0", "start kbnode"}, words)
 	equal(t, "example of a hook", before[plan.HooksDir+"/command.sample"], after[plan.HooksDir+"/command.sample"])
 	equal(t, "backups", "drwx------", after[reconcile.BackupDir+"/"])
+	equal(t, "backups of /etc", "drwxr-xr-x", after[reconcile.BackupDir+"/etc/"])
 	for _, dir := range []string{"/etc/buildkite-agent/", plan.HooksDir + "/", "/var/lib/buildkite-agent/", plan.AgentDir(0) + "/"} {
 		equal(t, dir, "drwxr-xr-x", after[dir])
 	}

@@ -36,7 +36,8 @@ func (h *Host) backUp(name string) error {
 	if err := h.mkdir(BackupDir, 0o700, owner{0, 0}); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(h.path(path.Dir(to)), 0o700); err != nil {
+	// Who copies them back with cp -a gives these modes to /etc, too.
+	if err := os.MkdirAll(h.path(path.Dir(to)), 0o755); err != nil { //nolint:gosec // its parent is root's alone
 		return err
 	}
 	return h.copy(name, to, info)
