@@ -64,8 +64,8 @@ func (n *Node) ChangeAgent(ctx context.Context, host *reconcile.Host, version, b
 	return Converge(ctx, host, n.Plan)
 }
 
-// getAgent returns a release that is there, runs, and passes plan.CheckAgent. The daemon removes one
-// that fails.
+// getAgent returns a release that is there, runs, and passes plan.CheckAgent. It removes what it has
+// fetched and does not.
 func (n *Node) getAgent(ctx context.Context, version, binary string) (plan.AgentRelease, error) {
 	if release, ok := n.StoredAgent(version); ok {
 		if release.Version == "" {
@@ -73,24 +73,30 @@ func (n *Node) getAgent(ctx context.Context, version, binary string) (plan.Agent
 		}
 		return release, nil
 	}
-	var err error
 	file := filepath.Join(n.Root, plan.AgentBinary(version))
-	if binary != "" {
+	_, err := os.Stat(file)
+	kept := err == nil && binary == "" // the one before is, until all agents have registered
+	switch {
+	case kept:
+	case binary != "":
 		err = installer.Copy(file, 0o711, binary)
-	} else {
+	default:
 		err = n.fetchAgent(ctx, file, 0o711, version)
 	}
 	if err != nil {
 		return plan.AgentRelease{}, err
 	}
 	a, err := askAgent(ctx, file)
-	if err != nil {
-		return plan.AgentRelease{}, err
+	if err == nil && a.Version != version {
+		err = fmt.Errorf("the archive of buildkite-agent %s contains %s; check agent.download_url", version, a.Version)
 	}
-	if a.Version != version {
-		return plan.AgentRelease{}, fmt.Errorf("the archive of buildkite-agent %s contains %s; check agent.download_url", version, a.Version)
+	if err == nil {
+		err = plan.CheckAgent(a)
 	}
-	return plan.AgentRelease{Version: a.Version, Keys: a.Keys}, plan.CheckAgent(a)
+	if err != nil && !kept {
+		err = errors.Join(err, os.Remove(file))
+	}
+	return plan.AgentRelease{Version: a.Version, Keys: a.Keys}, err
 }
 
 // askAgent asks an agent that slots are to run for its version and options.

@@ -76,6 +76,9 @@ func TestUpgradeFetches(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), tt.says) {
 					t.Errorf("%v, want %q", err, tt.says)
 				}
+				if _, err := os.Stat(filepath.Join(n.Root, plan.AgentBinary("3.100.0"))); err == nil {
+					t.Error("it is left")
+				}
 				return
 			}
 			if err != nil || release.Version != "3.100.0" || len(release.Keys) != len(keys) {
@@ -85,6 +88,10 @@ func TestUpgradeFetches(t *testing.T) {
 			n.Agent, n.Config.Agent.DownloadURL = release, "http://127.0.0.1:1/"
 			if again, err := n.getAgent(t.Context(), "3.100.0", ""); err != nil || again.Version != "3.100.0" {
 				t.Errorf("again: %v, %v", again, err)
+			}
+			n.Agent = plan.AgentRelease{Version: "3.101.0"}
+			if back, err := n.getAgent(t.Context(), "3.100.0", ""); err != nil || len(back.Keys) != len(keys) {
+				t.Errorf("back to one that is kept: %v, %v", back, err)
 			}
 			must.Do(t, os.Remove(filepath.Join(n.Root, plan.AgentBinary("3.100.0"))))
 			if _, err := n.getAgent(t.Context(), "3.100.0", ""); err == nil {

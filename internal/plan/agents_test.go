@@ -51,8 +51,12 @@ func TestAgentRelease(t *testing.T) {
 		t.Errorf("a release that does not close a slot: %v", err)
 	}
 	in.Config.Agent.Binary = "/opt/agent"
-	if p, err := Build(in); err != nil || p.Slots[3].AgentVersion != "" {
-		t.Errorf("the configuration names the agent: %v", err)
+	p, err := Build(in)
+	if err != nil || p.Slots[3].AgentVersion != "" {
+		t.Fatalf("the configuration names the agent: %v", err)
+	}
+	if !slices.ContainsFunc(p.Files, func(f File) bool { return f.Path == binary }) {
+		t.Error("the release that would run without the configuration's line is not planned")
 	}
 }
 

@@ -65,7 +65,7 @@ func Build(in Input) (*Plan, error) {
 	if cfg.Agent.Binary != "" {
 		release = AgentRelease{} // that is the one to run
 	}
-	p.addRelease(release)
+	p.addRelease(in.Agent) // which stays for when it is the one to run again
 	if err := p.addAutoUpdate(in, cfg); err != nil {
 		return nil, err
 	}

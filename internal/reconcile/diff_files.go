@@ -246,10 +246,16 @@ func (d *differ) removeDirs(names []string) {
 }
 
 // outlived reports whether an unplanned directory is deleted before uninstall: that of a slot, and
-// that of an agent's release when no agent runs anything but what is planned now.
+// that of an agent's release when no agent runs anything but what is planned now, and all that run have
+// registered: until then it is the way back.
 func (d *differ) outlived(name string, got pathState) bool {
 	if path.Dir(name) != plan.AgentsDir {
 		return got.slot >= 0
+	}
+	if slices.ContainsFunc(d.s.Slots, func(s slot.State) bool {
+		return !slices.Contains([]string{"", "inactive"}, s.Agent.Active) && !s.Registered
+	}) {
+		return false
 	}
 	for unit, u := range d.s.Units {
 		if slot, _ := plan.OwnsUnit(unit); isAgent(unit, slot) && u.MainPID > 0 && u.Generation != d.wantUnits[unit].Generation {

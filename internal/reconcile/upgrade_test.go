@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -22,7 +23,7 @@ func (w want) run(t testing.TB, version string) *plan.Plan {
 
 // Another agent is a change like any other: idle slots get it at once, busy ones after their
 // job. A release stays while an agent runs that was started with it, also one of a slot that
-// takes no more jobs.
+// takes no more jobs, and until all agents have registered.
 func TestAgentRelease(t *testing.T) {
 	t.Parallel()
 	m := installed(t, 3)
@@ -48,12 +49,21 @@ func TestAgentRelease(t *testing.T) {
 	m.finish(1)
 	for range 2 {
 		m.apply(p)
+		equal(t, "the way back", true, m.exists(plan.AgentBinary(before)))
 	}
+	register := func() {
+		for k := range 3 {
+			m.write(slot.RegisteredMarker(k), "")
+		}
+	}
+	register()
+	m.apply(p)
 	m.wantAbsent(path.Dir(plan.AgentBinary(before)))
 	equal(t, "what all run", true, m.exists(plan.AgentBinary(next)))
 	m.settled(p)
 
 	m.apply(slots(3).plan(t)) // back to the installed one
+	register()
 	m.apply(slots(3).plan(t))
 	m.wantAbsent(path.Dir(plan.AgentBinary(next)))
 	must.Do(t, m.h.WriteAgent(plan.AgentRelease{Version: next}))

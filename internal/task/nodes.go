@@ -61,7 +61,8 @@ func (d *definition) words(n *yaml.Node, key string) (words []string) {
 		d.Add(n.Line, "%s is %s; write a list of strings, such as [a, b]", key, kind(n))
 	} else if n != nil {
 		for _, c := range n.Content {
-			if word := d.word(c, key); word != "" {
+			faults := len(d.List)
+			if word := d.word(c, key); len(d.List) == faults {
 				words = append(words, word)
 			}
 		}

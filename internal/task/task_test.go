@@ -88,7 +88,7 @@ files:
 config:
   sources: [sub.cu, main.cu]
   defines: {N: 3, CHECKED: , S: x}
-  compile_flags: [-lineinfo]
+  compile_flags: [-lineinfo, ""]
   headers: [a.h, b.h]
   arch: 80
 tests: [{}]
@@ -104,7 +104,7 @@ ranking_by: geom
 	must.Do(t, err)
 	doc, err := p.Config("3", "90a", "benchmark")
 	must.Do(t, err)
-	want := `{"sources":{"main.cu":"2\n","sub.cu":"3"},"headers":{"b.h":"1\n","a.h":""},"defines":{"N":3,"CHECKED":null,"S":"x"},"compile_flags":["-lineinfo"],"include_dirs":[],` +
+	want := `{"sources":{"main.cu":"2\n","sub.cu":"3"},"headers":{"b.h":"1\n","a.h":""},"defines":{"N":3,"CHECKED":null,"S":"x"},"compile_flags":["-lineinfo",""],"include_dirs":[],` +
 		`"lang":"cu","arch":"90a","benchmarks":[],"tests":[{}],"mode":"benchmark","test_timeout":180,"benchmark_timeout":180,"ranked_timeout":180,"ranking_by":"geom","seed":7,"multi_gpu":false}`
 	must.Equal(t, want, doc)
 	if p.Arch != "80" {
