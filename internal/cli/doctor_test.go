@@ -83,6 +83,14 @@ func TestPrintSelftest(t *testing.T) {
 			t.Errorf("%s; want %s", got, want)
 		}
 	}
+	for how, want := range map[verbosity]string{normal: "skip  slot 5: it is busy\n", everyCheck: "ok  slots 0-4: 60 attempts, all blocked\nskip  slot 5: it is busy\n"} {
+		var b strings.Builder
+		findings := []doctor.Finding{{Slots: []int{0, 1, 2, 3, 4}, Detail: "60 attempts, all blocked"}, {Slots: []int{5}, Status: doctor.Skip, Detail: "it is busy"}}
+		printSelftest(&b, &doctor.Report{Fit: true, Checks: []doctor.Result{{ID: "escape", Group: "selftest", Findings: findings}}}, how)
+		if got := b.String(); !strings.Contains(got, "\n"+want+"\nEverything held") {
+			t.Errorf("%s; want %s", got, want)
+		}
+	}
 }
 
 func TestPrintAcceptance(t *testing.T) {

@@ -197,6 +197,11 @@ func TestContainerCheck(t *testing.T) {
 	}
 	want[0].Detail = "1 attempts, all blocked"
 	must.Equal(t, want, answer(t, machineOf(t, f, nil), "escape").Findings)
+	f.err = selftest.ErrRuns
+	if got := answer(t, machineOf(t, f, nil), "escape"); got.Status != Skip || !strings.Contains(got.Summary(), "try again when it is done") {
+		t.Errorf("beside another test: %+v", got)
+	}
+	f.err = nil
 	f.slots = f.slots[2:3]
 	if got := answer(t, machineOf(t, f, nil), "container"); got.Status != Skip {
 		t.Errorf("all busy: %+v", got)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -190,6 +191,26 @@ func TestEnds(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestHold: jobs are held for as many as run at once.
+func TestHold(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		seconds := map[string]int{}
+		n := node{agents: 2, do: func(w *bktest.Work, _ int, _ Kind) {
+			text, _, _ := submissionOf(w.Env)
+			_, s, _ := strings.Cut(text, "SECONDS = ")
+			mu.Lock()
+			seconds[strings.TrimSpace(s)]++
+			mu.Unlock()
+		}}
+		n.prove(t, t.Context(), Options{Parts: []string{Concurrency}, Jobs: 6})
+		if want := fmt.Sprintf("%g", holdFor(2).Seconds()); seconds[want] != 6 {
+			t.Errorf("%v; want %s", seconds, want)
+		}
+	})
 }
 
 // TestLoad checks that problems that cannot tell right from wrong are refused.

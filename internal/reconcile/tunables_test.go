@@ -453,6 +453,26 @@ func TestSettingsOfGPUs(t *testing.T) {
 	equal(t, "words", []string{"start agent-gpu0"}, words)
 }
 
+// TestSettingsInterrupted: what an interrupted pass did not get to is set by the next.
+func TestSettingsInterrupted(t *testing.T) {
+	t.Parallel()
+	m := newTunedMachine(t)
+	g := &gpus{m: m}
+	g.load()
+	g.read()
+	set := m.h.SetGPU
+	ctx, interrupt := context.WithCancel(t.Context())
+	m.h.SetGPU = func(context.Context, probe.Setting) error { interrupt(); return ctx.Err() }
+	p := clocked(t, "1410")
+	s, err := m.h.Observe(t.Context(), p)
+	must.Do(t, err)
+	_, err = m.h.Apply(ctx, p, s, reconcile.Diff(p, s))
+	must.Err(t, err, "context canceled")
+	m.h.SetGPU = set
+	m.apply(p)
+	equal(t, "set by the next", []string{"persistence=on", "clocks=1410"}, g.set)
+}
+
 func TestClocksWaitForTheJob(t *testing.T) {
 	t.Parallel()
 	for _, now := range []bool{false, true} {
