@@ -103,13 +103,17 @@ type trial struct {
 // cancels its builds and does not try the rest.
 func Run(ctx context.Context, c *buildkite.Client, o Options) *Report {
 	r := &Report{Schema: Schema, Time: time.Now().UTC().Truncate(time.Second), RunID: o.RunID, Queue: o.Queue}
+	first := 0 // agents before any job: after one, an agent is away for seconds, and is not counted
+	if o.Jobs == 0 && slices.Contains(o.Parts, Concurrency) {
+		first, _, _ = agents(ctx, c, o.Org, o.Queue) // an error comes again, and is reported then
+	}
 	for _, part := range Parts {
 		switch {
 		case !slices.Contains(o.Parts, part):
 		case ctx.Err() != nil:
 			r.add(Check{Part: part, Name: "all", Verdict: Untried, Saw: "interrupted"})
 		case part == Concurrency:
-			r.concurrency(ctx, c, o)
+			r.concurrency(ctx, c, o, first)
 		default:
 			r.builds(ctx, c, o, part)
 		}
@@ -132,8 +136,9 @@ func (r *Report) builds(ctx context.Context, c *buildkite.Client, o Options, par
 	}
 }
 
-// concurrency runs as many jobs as there are agents, and checks when and where each ran.
-func (r *Report) concurrency(ctx context.Context, c *buildkite.Client, o Options) {
+// concurrency runs as many jobs as there are agents, of which there were at least first, and checks when and
+// where each ran.
+func (r *Report) concurrency(ctx context.Context, c *buildkite.Client, o Options, first int) {
 	together := Check{Part: Concurrency, Name: "side by side", Verdict: Failed}
 	defer func() { r.add(together) }()
 	serving, free, err := agents(ctx, c, o.Org, o.Queue)
@@ -146,7 +151,7 @@ func (r *Report) concurrency(ctx context.Context, c *buildkite.Client, o Options
 	case n == 0 && serving == 0:
 		together.Saw = fmt.Sprintf("no agent in queue %s takes jobs; they are paused or stopping", o.Queue)
 	case n == 0:
-		n = min(serving, MaxJobs)
+		n = min(max(serving, first), MaxJobs)
 	}
 	if n == 0 {
 		return
