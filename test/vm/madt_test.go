@@ -51,27 +51,6 @@ func TestReorderMADT(t *testing.T) {
 	}
 }
 
-func TestReorderMADTRefuses(t *testing.T) {
-	t.Parallel()
-	cut := madt(0, 1)
-	cut[len(cut)-7] = 40
-	tests := map[string][]byte{
-		"another table":          append([]byte("FACP"), make([]byte, 40)...),
-		"a wrong length":         madt(0)[:50],
-		"an entry past the end":  cut,
-		"nothing":                nil,
-		"an entry of length nil": func() []byte { b := madt(0); b[45] = 0; return b }(),
-	}
-	for name, table := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if _, err := reorderMADT(table, 2); err == nil {
-				t.Error("the table was taken")
-			}
-		})
-	}
-}
-
 func TestCpioArchive(t *testing.T) {
 	t.Parallel()
 	got := string(cpioArchive([]cpioFile{{"dir", 0o040755, nil}, {"f", 0o100644, []byte("abc")}}))
