@@ -26,7 +26,7 @@ func TestFleet(t *testing.T) {
 	}
 	const nodes, slots = 1000, 8
 	synctest.Test(t, func(t *testing.T) {
-		s := bktest.New(bktest.Options{PingSeconds: 10, HeartbeatSeconds: 60, RateLimit: 50})
+		s := bktest.New(bktest.Options{PingSeconds: 10, RateLimit: 50})
 		ctx, stop := context.WithCancel(t.Context())
 		defer func() { stop(); synctest.Wait() }()
 		client, err := buildkite.New(buildkite.Options{URL: "http://buildkite.test", Token: bktest.DefaultAPIToken, Network: s.Wire(), Patient: true})

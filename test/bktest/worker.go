@@ -51,7 +51,7 @@ func (s *Server) Employ(ctx context.Context, w Worker) error {
 	alive, vanish := context.WithCancel(ctx)
 	go func() {
 		for s.pause(alive, time.Duration(me.Heartbeat)*time.Second) {
-			if s.agentRequest(ctx, http.MethodPost, "/v3/heartbeat", me.Token, map[string]any{"sent_at": s.opts.Now()}, nil) != nil {
+			if s.agentRequest(ctx, http.MethodPost, "/v3/heartbeat", me.Token, map[string]any{"sent_at": time.Now()}, nil) != nil {
 				return
 			}
 		}
