@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"crypto/rand"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -94,14 +95,25 @@ type registration struct {
 	Tags     []string `json:"meta_data"`
 }
 
-func (s *Server) register(c *call, req registration) reply {
+func (s *Server) register(_ *call, req registration) reply {
+	a, err := s.enroll(req)
+	if err != nil {
+		return refuse(http.StatusUnprocessableEntity, "%v", err)
+	}
+	return reply{body: map[string]any{
+		"id": a.ID, "name": a.Name, "access_token": a.token, "meta_data": a.MetaData,
+		"ping_interval": s.opts.PingSeconds, "job_status_interval": s.opts.PingSeconds, "heartbeat_interval": 60,
+	}}
+}
+
+func (s *Server) enroll(req registration) (*agent, error) {
 	for _, t := range req.Tags {
 		q, isQueue := strings.CutPrefix(t, "queue=")
 		if isQueue && s.opts.Queues == nil {
 			s.addQueue(q)
 		}
 		if isQueue && !slices.Contains(s.queues, q) {
-			return refuse(http.StatusUnprocessableEntity, "No queue named %q in this cluster; create it first", q)
+			return nil, fmt.Errorf("no queue named %q in this cluster; create it first", q)
 		}
 	}
 	a := &agent{token: "agent-" + rand.Text(), lastSeen: time.Now()}
@@ -111,10 +123,7 @@ func (s *Server) register(c *call, req registration) reply {
 	}
 	s.agents = append(s.agents, a)
 	s.byToken[a.token] = a
-	return reply{body: map[string]any{
-		"id": a.ID, "name": a.Name, "access_token": a.token, "meta_data": a.MetaData,
-		"ping_interval": s.opts.PingSeconds, "job_status_interval": s.opts.PingSeconds, "heartbeat_interval": 60,
-	}}
+	return a, nil
 }
 
 func (s *Server) connect(c *call) reply {
@@ -133,16 +142,24 @@ func (s *Server) heartbeat(_ *call, hb map[string]any) reply {
 }
 
 func (s *Server) ping(c *call) reply {
-	a := c.agent
+	j := s.offer(c.agent)
+	if j == nil {
+		return reply{}
+	}
+	return reply{body: map[string]any{"job": map[string]string{"id": j.ID, "state": "assigned"}}}
+}
+
+// offer returns the job that an agent may accept, or nil.
+func (s *Server) offer(a *agent) *job {
 	if a.job == nil {
 		if a.job = s.next(a); a.job != nil {
 			a.job.State, a.job.agent = "assigned", a
 		}
 	}
 	if a.job == nil || a.job.State != "assigned" {
-		return reply{}
+		return nil
 	}
-	return reply{body: map[string]any{"job": map[string]string{"id": a.job.ID, "state": "assigned"}}}
+	return a.job
 }
 
 func (s *Server) accept(c *call) reply {
@@ -172,15 +189,19 @@ func (s *Server) start(c *call) reply {
 	if !j.begun() {
 		return refuse(http.StatusUnprocessableEntity, "The job cannot start: it is %s", j.State)
 	}
+	begin(j)
+	return reply{}
+}
+
+func begin(j *job) {
 	j.StartedAt = now()
-	if j.State == "accepted" {
+	if j.State != "canceling" {
 		j.State = "running"
 	}
 	if j.step.Timeout > 0 {
 		j.deadline = time.Now().Add(time.Duration(j.step.Timeout) * time.Minute)
 	}
 	settle(j.build)
-	return reply{}
 }
 
 type finish struct {
