@@ -18,23 +18,9 @@ import (
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
-// restores prints how many seconds the daemon takes to restore a limit that was changed through
-// systemd, which signals it.
-const restores = `
-limit=/sys/fs/cgroup/buildkite.slice/buildkite-gpu2.slice/memory.max
-planned=$(cat $limit)
-for i in 1 2 3; do
-	systemctl set-property --runtime buildkite-gpu2.slice MemoryMax=1G
-	began=${EPOCHREALTIME/./}
-	until [ "$(<$limit)" = $planned ]; do sleep 0.05; done
-	echo "$(((${EPOCHREALTIME/./} - began) / 1000))e-3"
-	sleep 20
-done
-`
-
 // BenchmarkRest is a node at which nothing happens, with eight idle slots: what
 // the daemon with the probes that it starts, and the slots' services, cost in five minutes. One full pass
-// and ten looks fall into them. Then a limit is changed.
+// and ten looks fall into them.
 func BenchmarkRest(b *testing.B) {
 	const rest = 5 * time.Minute
 	m := installed(b)
@@ -64,9 +50,6 @@ func BenchmarkRest(b *testing.B) {
 			memory += kib / 1024
 		}
 		b.ReportMetric(memory, "MiB-RSS-of-services")
-		drift := slices.Min(numbers(b, m.Sh(restores)))
-		b.ReportMetric(drift, "s-drift-emulated")
-		b.ReportMetric(drift/factor, "s-drift")
 	}
 }
 

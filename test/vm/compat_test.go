@@ -106,9 +106,8 @@ func compatibleJobs(t *testing.T, m *vm.Machine) {
 		t.Fatal(err)
 	}
 	putScripts(t, m)
-	m.Sh("mkdir /root/registry; docker save busybox:test | tar -x -C /root/registry")
-	m.Sh("docker run -d --network host -v /root/registry:/registry:ro -v /srv/attack/registry.py:/registry.py:ro kernelbot-test:latest python3 /registry.py /registry")
-	m.Wait("the registry", "curl -sf http://127.0.0.1:5000/v2/")
+	serveImages(t, m)
+	m.Sh("docker tag busybox:test localhost:5000/guide:latest; docker push -q localhost:5000/guide:latest; docker rmi localhost:5000/guide:latest")
 	m.Sh(`printf 'image:\n  name: kernelbot-test:latest\njob:\n  private_registries: ["127.0.0.1:5000"]\n' >>/etc/kbnode/config.yaml; kbnode reconcile; bkstub wait-agents --count 8 --timeout 3m`)
 
 	lanes := make([][]attack, len(p.Slots))
