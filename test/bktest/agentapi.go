@@ -195,7 +195,7 @@ func (s *Server) start(c *call) reply {
 
 func begin(j *job) {
 	j.StartedAt = now()
-	if j.State != "canceling" {
+	if j.State == "assigned" || j.State == "accepted" { // not if it is being canceled
 		j.State = "running"
 	}
 	if j.step.Timeout > 0 {

@@ -48,6 +48,9 @@ func (s *Server) Employ(ctx context.Context, w Worker) error {
 			a.lastSeen = time.Now()
 			s.sweep()
 			j := s.offer(a)
+			if j != nil {
+				begin(j)
+			}
 			s.mu.Unlock()
 			if j == nil && !pause(ctx, time.Duration(s.opts.PingSeconds)*time.Second) || j != nil && !s.work(ctx, w, j) {
 				return
@@ -66,11 +69,10 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// work performs one job. It returns false if the worker is gone with it.
+// work performs a job that has begun. It returns false if the worker is gone with it.
 func (s *Server) work(ctx context.Context, w Worker, j *job) bool {
 	s.mu.Lock()
 	done := &Work{Env: s.jobEnv(j, "http://buildkite.test"), Files: map[string]string{}}
-	begin(j)
 	s.mu.Unlock()
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
