@@ -178,7 +178,7 @@ func (s *Server) accept(c *call) reply {
 // jobState is what a running agent polls; "canceling" is its only word for being stopped.
 func (s *Server) jobState(c *call) reply {
 	state := c.job.State
-	if state == "timing_out" {
+	if c.job.stopping() {
 		state = "canceling"
 	}
 	return reply{body: map[string]string{"id": c.job.ID, "state": state}}

@@ -66,6 +66,9 @@ func (j *job) open() bool { return j.FinishedAt == nil }
 // begun reports whether an agent has accepted the job.
 func (j *job) begun() bool { return j.open() && j.State != "scheduled" && j.State != "assigned" }
 
+// stopping reports whether the job's agent is to stop it.
+func (j *job) stopping() bool { return j.State == "canceling" || j.State == "timing_out" }
+
 // live reports whether the agent's token still works.
 func (a *agent) live() bool {
 	return a.ConnectionState != "disconnected" && a.ConnectionState != "lost"

@@ -80,7 +80,7 @@ func (s *Server) work(ctx context.Context, w Worker, j *job) bool {
 		for pause(inner, time.Second) {
 			s.mu.Lock()
 			s.sweep()
-			if j.agent.lastSeen = time.Now(); j.State != "running" {
+			if j.agent.lastSeen = time.Now(); j.stopping() || !j.open() {
 				cancel()
 			}
 			s.mu.Unlock()
