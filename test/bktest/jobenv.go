@@ -14,25 +14,19 @@ import (
 func buildEnv(b *build) map[string]string {
 	return map[string]string{
 		"BUILDKITE": "true", "CI": "true",
-		"BUILDKITE_ORGANIZATION_SLUG":        org,
-		"BUILDKITE_PIPELINE_SLUG":            slug,
-		"BUILDKITE_PIPELINE_NAME":            slug,
-		"BUILDKITE_PIPELINE_PROVIDER":        "git",
-		"BUILDKITE_PIPELINE_DEFAULT_BRANCH":  "main",
-		"BUILDKITE_BUILD_ID":                 b.ID,
-		"BUILDKITE_BUILD_NUMBER":             strconv.Itoa(b.Number),
-		"BUILDKITE_BUILD_AUTHOR":             "bktest",
-		"BUILDKITE_BUILD_AUTHOR_EMAIL":       "bktest@example.com",
-		"BUILDKITE_BUILD_CREATOR":            "bktest",
-		"BUILDKITE_BUILD_CREATOR_EMAIL":      "bktest@example.com",
-		"BUILDKITE_BRANCH":                   b.Branch,
-		"BUILDKITE_COMMIT":                   b.Commit,
-		"BUILDKITE_MESSAGE":                  b.Message,
-		"BUILDKITE_SOURCE":                   "api",
-		"BUILDKITE_TAG":                      "",
-		"BUILDKITE_PULL_REQUEST":             "false", // "" makes the agent fetch refs/pull//head
-		"BUILDKITE_PULL_REQUEST_REPO":        "",
-		"BUILDKITE_PULL_REQUEST_BASE_BRANCH": "",
+		"BUILDKITE_ORGANIZATION_SLUG":       org,
+		"BUILDKITE_PIPELINE_SLUG":           slug,
+		"BUILDKITE_PIPELINE_NAME":           slug,
+		"BUILDKITE_PIPELINE_PROVIDER":       "git",
+		"BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main",
+		"BUILDKITE_BUILD_ID":                b.ID,
+		"BUILDKITE_BUILD_NUMBER":            strconv.Itoa(b.Number),
+		"BUILDKITE_BRANCH":                  b.Branch,
+		"BUILDKITE_COMMIT":                  b.Commit,
+		"BUILDKITE_MESSAGE":                 b.Message,
+		"BUILDKITE_SOURCE":                  "api",
+		"BUILDKITE_TAG":                     "",
+		"BUILDKITE_PULL_REQUEST":            "false", // "" makes the agent fetch refs/pull//head
 	}
 }
 

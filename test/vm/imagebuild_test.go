@@ -126,7 +126,7 @@ func TestImageBuild(t *testing.T) {
 		if text := strings.ToLower(r.Stdout + r.Stderr); r.Code != 1 || !strings.Contains(text, "free space") && !strings.Contains(text, "no space left") {
 			t.Errorf("exit %d: %s%s", r.Code, r.Stdout, r.Stderr)
 		}
-		if r := m.Try(buildCPU); r.Code != 1 || !strings.Contains(r.Stderr, "the engine's disk is full") {
+		if r := m.Try(buildCPU); r.Code != 1 || !strings.Contains(r.Stdout+r.Stderr, "the engine's disk is full") {
 			t.Errorf("on a full disk: exit %d: %s%s", r.Code, r.Stdout, r.Stderr)
 		}
 		m.Sh("rm /fill")
