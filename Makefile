@@ -172,13 +172,9 @@ unit race: $(AGENT) $(GOTESTSUM) | deps-$(HOST_ARCH) deps-check
 	KBNODE_TEST_AGENT=$(AGENT) test/retest.sh $@ ./... $(if $(filter race,$@),-race) -vet=off -short
 
 .PHONY: test-long
-test-long: $(GOTESTSUM) | deps-check ## test the examples with compiled submissions, and a thousand nodes against the fake Buildkite
+test-long: $(GOTESTSUM) | deps-check ## test the examples with compiled submissions
 	$(call need,g++,g++)
-	test/retest.sh long './examples ./test/bktest'
-
-.PHONY: simulate
-simulate: ## show the load of a thousand nodes of eight agents on Buildkite, and where its limits apply
-	go test -count=1 -v -run TestFleet ./test/bktest
+	test/retest.sh long ./examples
 
 # Cases of the evaluation engine: those in the repository, the shared ones if they are
 # beside it, and those in the directory that KBNODE_RUNNER_CASES names.

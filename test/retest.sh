@@ -1,8 +1,8 @@
 #!/bin/bash
 # Runs tests: retest.sh NAME PACKAGES [FLAG …], with the flags of go test. A test that fails runs once
 # more by itself, a scenario in a fresh machine; a data race, or more than five failures, is no accident.
-# A test that then passes is printed as UNSTABLE and counted in test/vm/last-green.txt, where each
-# scenario that passed gets a row. All output of both runs stays in build/tests/NAME.json.
+# A test that then passes is printed as UNSTABLE. Each scenario that passed gets a row in
+# test/vm/last-green.txt, which counts how often it was unstable. All output of both runs stays in build/tests/NAME.json.
 set -euo pipefail
 name=$1 packages=$2
 shift 2

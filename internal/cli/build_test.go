@@ -38,9 +38,7 @@ func useBuildkite(t *testing.T, s *bktest.Server) {
 // onQueue runs kbnode against a fake Buildkite whose one agent leaves these files with each job.
 func onQueue(t *testing.T, files map[string]string, args ...string) (r result, s *bktest.Server, env map[string]string) {
 	t.Helper()
-	s = bktest.New(bktest.Options{PingSeconds: 1, Pipelines: []bktest.Pipeline{{
-		Slug: "kernelbot", Steps: `steps: [{command: exec kbnode runner, agents: {queue: $KERNELBOT_QUEUE}, artifact_paths: "*.json"}]`,
-	}}})
+	s = bktest.New(bktest.Options{Steps: `steps: [{command: exec kbnode runner, agents: {queue: $KERNELBOT_QUEUE}, artifact_paths: "*.json"}]`})
 	must.Do(t, s.Employ(t.Context(), bktest.Worker{Name: "n-gpu3", Tags: []string{"queue=b200", "gpu-index=3"}, Do: func(_ context.Context, w *bktest.Work) {
 		env, w.Files = w.Env, files
 	}}))

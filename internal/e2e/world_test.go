@@ -100,9 +100,7 @@ func (n node) prove(t *testing.T, ctx context.Context, o Options) (*Report, *bkt
 	t.Helper()
 	p, err := Load("prefix_python")
 	must.Do(t, err)
-	s := bktest.New(bktest.Options{PingSeconds: 1, RateLimit: 50, Pipelines: []bktest.Pipeline{{
-		Slug: "kernelbot", Steps: `steps: [{command: exec kbnode runner, agents: {queue: $KERNELBOT_QUEUE}, artifact_paths: "*.json"}]`,
-	}}})
+	s := bktest.New(bktest.Options{RateLimit: 50, Steps: `steps: [{command: exec kbnode runner, agents: {queue: $KERNELBOT_QUEUE}, artifact_paths: "*.json"}]`})
 	working, stop := context.WithCancel(t.Context())
 	t.Cleanup(func() { time.Sleep(2 * time.Minute); stop(); synctest.Wait() })
 	for i := range n.agents {

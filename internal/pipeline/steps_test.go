@@ -187,7 +187,7 @@ func TestRetries(t *testing.T) {
 func work(t *testing.T, p *pipeline.Pipeline, queue string, env map[string]string, do func(w *bktest.Work, agent int)) (jobs []*bktest.Work) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := bktest.New(bktest.Options{PingSeconds: 30, HeartbeatSeconds: 60})
+		s := bktest.New(bktest.Options{PingSeconds: 30})
 		_, err := s.Submit(bktest.NewBuild{Steps: string(p.YAML()), Env: env})
 		must.Do(t, err)
 		ctx, stop := context.WithCancel(t.Context())

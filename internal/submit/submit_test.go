@@ -32,7 +32,6 @@ type office struct {
 // open returns an office whose agents run do for each job. Call it in a synctest bubble.
 func open(t *testing.T, o bktest.Options, agents int, do func(ctx context.Context, w *bktest.Work)) *office {
 	t.Helper()
-	o.PingSeconds = 1
 	s := bktest.New(o)
 	ctx, stop := context.WithCancel(t.Context())
 	t.Cleanup(func() { time.Sleep(2 * time.Minute); stop(); synctest.Wait() }) // delayed calls arrive first

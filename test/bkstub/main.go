@@ -74,7 +74,7 @@ func newServe(stderr io.Writer) *cobra.Command {
 	repo := cmd.Flags().String("repo", "", "repository of the pipeline, without which agents run no job")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log := slog.New(slog.NewTextHandler(stderr, nil))
-		o := bktest.Options{Log: log, Pipelines: []bktest.Pipeline{{Slug: pipeline, Repo: *repo, Steps: samplePipeline}}}
+		o := bktest.Options{Repo: *repo, Steps: samplePipeline}
 		if *tokens != "" {
 			o.AgentTokens = func() []string {
 				text, err := os.ReadFile(*tokens)

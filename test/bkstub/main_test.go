@@ -49,7 +49,7 @@ func write(t *testing.T, name, content string) string {
 
 func TestSubmit(t *testing.T) {
 	t.Parallel()
-	s := listen(t, bktest.Options{Pipelines: []bktest.Pipeline{{Slug: "kernelbot", Steps: samplePipeline}}})
+	s := listen(t, bktest.Options{Steps: samplePipeline})
 	env := func(args ...string) map[string]string {
 		out, errs, err := bkstub(t, s, append([]string{"submit", "--queue", "b200"}, args...)...)
 		all := s.Builds()

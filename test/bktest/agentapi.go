@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"crypto/rand"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -12,25 +13,23 @@ import (
 	"time"
 )
 
-const maxJSON = 4 << 20 // bytes of a JSON body; a build's environment fits
-
 // agentRoutes are the calls of buildkite-agent 3 (its package api). A response other than
 // 2xx, 429 or 5xx to ping or heartbeat makes the agent stop.
 func (s *Server) agentRoutes() {
-	s.handle("POST /v3/register", 64<<10, s.byRegistration, parsed(s.register))
-	s.handle("GET /v3/metrics", 0, s.byRegistration, s.metrics)
-	s.handle("POST /v3/connect", 64, s.byAgent, s.connect)
-	s.handle("POST /v3/disconnect", 64, s.byAgent, s.disconnect)
-	s.handle("POST /v3/heartbeat", 4<<10, s.byAgent, parsed(s.heartbeat))
-	s.handle("GET /v3/ping", 0, s.byAgent, s.ping)
-	s.handle("PUT /v3/jobs/{job}/accept", 64, s.byAgent, s.accept)
-	s.handle("GET /v3/jobs/{job}", 0, s.byJob, s.jobState)
-	s.handle("PUT /v3/jobs/{job}/start", 4<<10, s.byJob, s.start)
-	s.handle("PUT /v3/jobs/{job}/finish", 4<<10, s.byJob, parsed(s.finished))
-	s.handle("POST /v3/jobs/{job}/chunks", 2*maxChunk, s.byJob, s.saveChunk)
-	s.handle("POST /v3/jobs/{job}/header_times", 256<<10, s.byJob, func(*call) reply { return reply{} })
-	s.handle("POST /v3/jobs/{job}/artifacts", maxJSON, s.byJob, parsed(s.createArtifacts))
-	s.handle("PUT /v3/jobs/{job}/artifacts", maxJSON, s.byJob, parsed(s.updateArtifacts))
+	s.handle("POST /v3/register", s.byRegistration, parsed(s.register))
+	s.handle("GET /v3/metrics", s.byRegistration, s.metrics)
+	s.handle("POST /v3/connect", s.byAgent, s.connect)
+	s.handle("POST /v3/disconnect", s.byAgent, s.disconnect)
+	s.handle("POST /v3/heartbeat", s.byAgent, parsed(s.heartbeat))
+	s.handle("GET /v3/ping", s.byAgent, s.ping)
+	s.handle("PUT /v3/jobs/{job}/accept", s.byAgent, s.accept)
+	s.handle("GET /v3/jobs/{job}", s.byJob, s.jobState)
+	s.handle("PUT /v3/jobs/{job}/start", s.byJob, s.start)
+	s.handle("PUT /v3/jobs/{job}/finish", s.byJob, parsed(s.finished))
+	s.handle("POST /v3/jobs/{job}/chunks", s.byJob, s.saveChunk)
+	s.handle("POST /v3/jobs/{job}/header_times", s.byJob, func(*call) reply { return reply{} })
+	s.handle("POST /v3/jobs/{job}/artifacts", s.byJob, parsed(s.createArtifacts))
+	s.handle("PUT /v3/jobs/{job}/artifacts", s.byJob, parsed(s.updateArtifacts))
 }
 
 // unauthorized is the response to every wrong token:
@@ -44,7 +43,7 @@ func (s *Server) byRegistration(c *call) (reply, bool) {
 	if s.opts.AgentTokens != nil {
 		tokens = s.opts.AgentTokens()
 	}
-	if !slices.ContainsFunc(tokens, func(t string) bool { return same(credentials(c.Request, "Token"), t) }) {
+	if !slices.ContainsFunc(tokens, func(t string) bool { return credentials(c.Request, "Token") == t }) {
 		return unauthorized()
 	}
 	return reply{}, true
@@ -56,7 +55,7 @@ func (s *Server) byAgent(c *call) (reply, bool) {
 		return unauthorized()
 	}
 	c.agent = a
-	c.agent.lastSeen = s.opts.Now()
+	c.agent.lastSeen = time.Now()
 	return reply{}, true
 }
 
@@ -67,13 +66,13 @@ func (s *Server) byJob(c *call) (reply, bool) {
 		return unauthorized()
 	}
 	token := credentials(c.Request, "Token")
-	its := same(token, j.token) && j.open()
-	theirs := same(token, j.agent.token) && j.agent.live()
+	its := token == j.token && j.open()
+	theirs := token == j.agent.token && j.agent.live()
 	if !its && !theirs {
 		return unauthorized()
 	}
 	c.job, c.agent = j, j.agent
-	c.agent.lastSeen = s.opts.Now()
+	c.agent.lastSeen = time.Now()
 	return reply{}, true
 }
 
@@ -96,58 +95,71 @@ type registration struct {
 	Tags     []string `json:"meta_data"`
 }
 
-func (s *Server) register(c *call, req registration) reply {
+func (s *Server) register(_ *call, req registration) reply {
+	a, err := s.enroll(req)
+	if err != nil {
+		return refuse(http.StatusUnprocessableEntity, "%v", err)
+	}
+	return reply{body: map[string]any{
+		"id": a.ID, "name": a.Name, "access_token": a.token, "meta_data": a.MetaData,
+		"ping_interval": s.opts.PingSeconds, "job_status_interval": s.opts.PingSeconds, "heartbeat_interval": 60,
+	}}
+}
+
+func (s *Server) enroll(req registration) (*agent, error) {
 	for _, t := range req.Tags {
 		q, isQueue := strings.CutPrefix(t, "queue=")
 		if isQueue && s.opts.Queues == nil {
 			s.addQueue(q)
 		}
 		if isQueue && !slices.Contains(s.queues, q) {
-			return refuse(http.StatusUnprocessableEntity, "No queue named %q in this cluster; create it first", q)
+			return nil, fmt.Errorf("no queue named %q in this cluster; create it first", q)
 		}
 	}
-	a := &agent{token: "agent-" + rand.Text(), lastSeen: s.opts.Now()}
+	a := &agent{token: "agent-" + rand.Text(), lastSeen: time.Now()}
 	name := strings.NewReplacer("%hostname", req.Hostname, "%pid", strconv.Itoa(req.PID), "%random", rand.Text()[:6]).Replace(req.Name)
 	a.Agent = Agent{
 		ID: newID(), Name: name, ConnectionState: "never_connected", Hostname: req.Hostname, Version: req.Version, MetaData: req.Tags,
 	}
 	s.agents = append(s.agents, a)
 	s.byToken[a.token] = a
-	return reply{body: map[string]any{
-		"id": a.ID, "name": a.Name, "access_token": a.token, "meta_data": a.MetaData,
-		"ping_interval": s.opts.PingSeconds, "job_status_interval": s.opts.PingSeconds, "heartbeat_interval": s.opts.HeartbeatSeconds,
-	}}
+	return a, nil
 }
 
 func (s *Server) connect(c *call) reply {
 	c.agent.ConnectionState = "connected"
-	s.changed()
 	return reply{}
 }
 
 func (s *Server) disconnect(c *call) reply {
 	c.agent.ConnectionState = "disconnected"
 	s.release(c.agent, "agent_stop")
-	s.changed()
 	return reply{}
 }
 
 func (s *Server) heartbeat(_ *call, hb map[string]any) reply {
-	return reply{body: map[string]any{"sent_at": hb["sent_at"], "received_at": s.now()}}
+	return reply{body: map[string]any{"sent_at": hb["sent_at"], "received_at": now()}}
 }
 
 func (s *Server) ping(c *call) reply {
-	a := c.agent
+	j := s.offer(c.agent)
+	if j == nil {
+		return reply{}
+	}
+	return reply{body: map[string]any{"job": map[string]string{"id": j.ID, "state": "assigned"}}}
+}
+
+// offer returns the job that an agent may accept, or nil.
+func (s *Server) offer(a *agent) *job {
 	if a.job == nil {
 		if a.job = s.next(a); a.job != nil {
 			a.job.State, a.job.agent = "assigned", a
-			s.changed()
 		}
 	}
 	if a.job == nil || a.job.State != "assigned" {
-		return reply{}
+		return nil
 	}
-	return reply{body: map[string]any{"job": map[string]string{"id": a.job.ID, "state": "assigned"}}}
+	return a.job
 }
 
 func (s *Server) accept(c *call) reply {
@@ -155,12 +167,8 @@ func (s *Server) accept(c *call) reply {
 	if j == nil || j.agent != c.agent || j.State != "assigned" {
 		return refuse(http.StatusUnprocessableEntity, "The job is not offered to this agent any more")
 	}
-	return s.take(c, j)
-}
-
-func (s *Server) take(c *call, j *job) reply {
 	j.State = "accepted"
-	s.settle(j.build)
+	settle(j.build)
 	return reply{body: map[string]any{
 		"id": j.ID, "state": "accepted", "env": s.jobEnv(j, base(c.Request)), "step": j.step.CommandStep, "token": j.token,
 		"chunks_max_size_bytes": maxChunk, "log_max_size_bytes": maxLog, "runnable_at": j.RunnableAt,
@@ -170,7 +178,7 @@ func (s *Server) take(c *call, j *job) reply {
 // jobState is what a running agent polls; "canceling" is its only word for being stopped.
 func (s *Server) jobState(c *call) reply {
 	state := c.job.State
-	if state == "timing_out" {
+	if c.job.stopping() {
 		state = "canceling"
 	}
 	return reply{body: map[string]string{"id": c.job.ID, "state": state}}
@@ -181,15 +189,19 @@ func (s *Server) start(c *call) reply {
 	if !j.begun() {
 		return refuse(http.StatusUnprocessableEntity, "The job cannot start: it is %s", j.State)
 	}
-	j.StartedAt = s.now()
-	if j.State == "accepted" {
+	begin(j)
+	return reply{}
+}
+
+func begin(j *job) {
+	j.StartedAt = now()
+	if j.State == "assigned" || j.State == "accepted" { // not if it is being canceled
 		j.State = "running"
 	}
 	if j.step.Timeout > 0 {
-		j.deadline = s.opts.Now().Add(time.Duration(j.step.Timeout) * time.Minute)
+		j.deadline = time.Now().Add(time.Duration(j.step.Timeout) * time.Minute)
 	}
-	s.settle(j.build)
-	return reply{}
+	settle(j.build)
 }
 
 type finish struct {

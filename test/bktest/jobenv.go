@@ -11,28 +11,22 @@ import (
 
 // buildEnv returns the variables that every job of a build has and that interpolation
 // knows.
-func (s *Server) buildEnv(b *build) map[string]string {
+func buildEnv(b *build) map[string]string {
 	return map[string]string{
 		"BUILDKITE": "true", "CI": "true",
-		"BUILDKITE_ORGANIZATION_SLUG":        org,
-		"BUILDKITE_PIPELINE_SLUG":            b.pipeline.Slug,
-		"BUILDKITE_PIPELINE_NAME":            b.pipeline.Slug,
-		"BUILDKITE_PIPELINE_PROVIDER":        "git",
-		"BUILDKITE_PIPELINE_DEFAULT_BRANCH":  "main",
-		"BUILDKITE_BUILD_ID":                 b.ID,
-		"BUILDKITE_BUILD_NUMBER":             strconv.Itoa(b.Number),
-		"BUILDKITE_BUILD_AUTHOR":             "bktest",
-		"BUILDKITE_BUILD_AUTHOR_EMAIL":       "bktest@example.com",
-		"BUILDKITE_BUILD_CREATOR":            "bktest",
-		"BUILDKITE_BUILD_CREATOR_EMAIL":      "bktest@example.com",
-		"BUILDKITE_BRANCH":                   b.Branch,
-		"BUILDKITE_COMMIT":                   b.Commit,
-		"BUILDKITE_MESSAGE":                  b.Message,
-		"BUILDKITE_SOURCE":                   b.Source,
-		"BUILDKITE_TAG":                      "",
-		"BUILDKITE_PULL_REQUEST":             "false", // "" makes the agent fetch refs/pull//head
-		"BUILDKITE_PULL_REQUEST_REPO":        "",
-		"BUILDKITE_PULL_REQUEST_BASE_BRANCH": "",
+		"BUILDKITE_ORGANIZATION_SLUG":       org,
+		"BUILDKITE_PIPELINE_SLUG":           slug,
+		"BUILDKITE_PIPELINE_NAME":           slug,
+		"BUILDKITE_PIPELINE_PROVIDER":       "git",
+		"BUILDKITE_PIPELINE_DEFAULT_BRANCH": "main",
+		"BUILDKITE_BUILD_ID":                b.ID,
+		"BUILDKITE_BUILD_NUMBER":            strconv.Itoa(b.Number),
+		"BUILDKITE_BRANCH":                  b.Branch,
+		"BUILDKITE_COMMIT":                  b.Commit,
+		"BUILDKITE_MESSAGE":                 b.Message,
+		"BUILDKITE_SOURCE":                  "api",
+		"BUILDKITE_TAG":                     "",
+		"BUILDKITE_PULL_REQUEST":            "false", // "" makes the agent fetch refs/pull//head
 	}
 }
 
@@ -50,9 +44,9 @@ func (s *Server) jobEnv(j *job, base string) map[string]string {
 	}
 	maps.Copy(env, b.Env)
 	maps.Copy(env, j.step.Env)
-	maps.Copy(env, s.buildEnv(b))
+	maps.Copy(env, buildEnv(b))
 	maps.Copy(env, map[string]string{
-		"BUILDKITE_REPO":           b.pipeline.Repo,
+		"BUILDKITE_REPO":           s.opts.Repo,
 		"BUILDKITE_BUILD_URL":      webURL(base, b),
 		"BUILDKITE_JOB_ID":         j.ID,
 		"BUILDKITE_LABEL":          j.step.Label,
@@ -82,5 +76,5 @@ func (s *Server) jobEnv(j *job, base string) map[string]string {
 }
 
 func webURL(base string, b *build) string {
-	return fmt.Sprintf("%s/%s/%s/builds/%d", base, org, b.pipeline.Slug, b.Number)
+	return fmt.Sprintf("%s/%s/%s/builds/%d", base, org, slug, b.Number)
 }

@@ -2,10 +2,8 @@ package bktest
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"regexp"
-	"time"
 )
 
 // Submit creates a build as REST would. Commit and Branch default to HEAD and main.
@@ -17,38 +15,7 @@ func (s *Server) Submit(nb NewBuild) (Build, error) {
 	if err != nil {
 		return Build{}, fmt.Errorf("submit build: %w", err)
 	}
-	return s.view(b, s.url, true), nil
-}
-
-// WaitBuild waits until a build has finished. If ctx ends first, it returns the build's last state
-// with an error.
-func (s *Server) WaitBuild(ctx context.Context, number int) (Build, error) {
-	tick := time.NewTicker(200 * time.Millisecond) // for changes that depend on the clock
-	defer tick.Stop()
-	for {
-		b, wake, err := s.buildState(number)
-		if err != nil || b.Finished() {
-			return b, err
-		}
-		select {
-		case <-wake:
-		case <-tick.C:
-		case <-ctx.Done():
-			return b, fmt.Errorf("wait for build %d, which is %s: %w", number, b.State, ctx.Err())
-		}
-	}
-}
-
-func (s *Server) buildState(number int) (Build, <-chan struct{}, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.sweep()
-	for _, b := range s.builds {
-		if b.Number == number {
-			return s.view(b, s.url, true), s.wake, nil
-		}
-	}
-	return Build{}, nil, fmt.Errorf("there is no build %d", number)
+	return view(b, s.url, true), nil
 }
 
 // Builds returns every build, oldest first, with retried jobs.
@@ -57,7 +24,7 @@ func (s *Server) Builds() []Build {
 	defer s.mu.Unlock()
 	out := make([]Build, len(s.builds))
 	for i, b := range s.builds {
-		out[i] = s.view(b, s.url, true)
+		out[i] = view(b, s.url, true)
 	}
 	return out
 }
@@ -69,7 +36,7 @@ func (s *Server) Agents() []Agent {
 	s.sweep()
 	out := make([]Agent, len(s.agents))
 	for i, a := range s.agents {
-		out[i] = s.viewAgent(a, s.url)
+		out[i] = viewAgent(a, s.url)
 	}
 	return out
 }
@@ -80,22 +47,11 @@ func (s *Server) Cancel(number int) error {
 	defer s.mu.Unlock()
 	for _, b := range s.builds {
 		if b.Number == number && !b.Finished() {
-			s.cancel(b)
+			cancel(b)
 			return nil
 		}
 	}
 	return fmt.Errorf("no build %d is under way", number)
-}
-
-// Log returns the output of a job so far, as its agent sent it; "" if there is no such job.
-func (s *Server) Log(jobID string) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	j := s.job(jobID)
-	if j == nil {
-		return ""
-	}
-	return string(j.log())
 }
 
 var timestamp = regexp.MustCompile("\x1b_bk;t=[0-9]+\x07")

@@ -17,13 +17,6 @@ import (
 // maxSteps bounds the command steps of one build.
 const maxSteps = 500
 
-// Pipeline is a pipeline as configured in Buildkite.
-type Pipeline struct {
-	Slug  string
-	Steps string // YAML, interpolated when a build is created
-	Repo  string // that agents check out; "" is none
-}
-
 // step is one command step: what the library parses, and the keys that it only keeps.
 type step struct {
 	*pipeline.CommandStep

@@ -14,35 +14,36 @@ const restPipeline = "/v2/organizations/{org}/pipelines/{pipeline}"
 
 // restRoutes are the supported calls of REST API version 2.
 func (s *Server) restRoutes() {
-	get := func(p string, h handler) { s.handle("GET "+p, 0, s.byAPI, s.limited(h)) }
+	get := func(p string, h handler) { s.handle("GET "+p, s.byAPI, s.limited(h)) }
 	get("/v2/organizations/{org}/builds", s.listBuilds)
 	get(restPipeline+"/builds", s.listBuilds)
-	get(restPipeline+"/builds/{number}", s.withBuild(func(c *call, b *build) reply {
-		return reply{body: s.render(c, b)}
-	}))
-	s.handle("POST "+restPipeline+"/builds", maxJSON, s.byAPI, s.limited(parsed(s.createBuild)))
-	s.handle("PUT "+restPipeline+"/builds/{number}/cancel", 64<<10, s.byAPI, s.limited(s.withBuild(s.cancelBuild)))
-	get(restPipeline+"/builds/{number}/jobs/{id}/log", s.withJob(s.jobLog))
-	get(restPipeline+"/builds/{number}/artifacts", s.withBuild(s.listArtifacts))
-	get(restPipeline+"/builds/{number}/jobs/{id}/artifacts/{artifact}/download", s.withJob(s.downloadArtifact))
+	get(restPipeline+"/builds/{number}", s.withBuild(func(c *call, b *build) reply { return reply{body: render(c, b)} }))
+	s.handle("POST "+restPipeline+"/builds", s.byAPI, s.limited(parsed(s.createBuild)))
+	s.handle("PUT "+restPipeline+"/builds/{number}/cancel", s.byAPI, s.limited(s.withBuild(s.cancelBuild)))
+	get(restPipeline+"/builds/{number}/jobs/{id}/log", s.withJob(jobLog))
+	get(restPipeline+"/builds/{number}/artifacts", s.withBuild(listArtifacts))
+	get(restPipeline+"/builds/{number}/jobs/{id}/artifacts/{artifact}/download", s.withJob(downloadArtifact))
 	get("/v2/organizations/{org}/agents", func(c *call) reply {
 		var found []Agent
 		for _, a := range s.agents { // like the real API, it omits those that have left
 			if a.ConnectionState == "connected" {
-				found = append(found, s.viewAgent(a, base(c.Request)))
+				found = append(found, viewAgent(a, base(c.Request)))
 			}
 		}
 		return paginate(c, found)
 	})
 }
 
-// byAPI checks the API token, and the organization of paths that name one.
+// byAPI checks the API token, and the organization and pipeline of paths that name them.
 func (s *Server) byAPI(c *call) (reply, bool) {
-	if !same(credentials(c.Request, "Bearer"), DefaultAPIToken) {
+	if credentials(c.Request, "Bearer") != DefaultAPIToken {
 		return refuse(http.StatusUnauthorized, "Authentication required. Please supply a valid API Access Token: https://buildkite.com/docs/apis/rest-api#authentication"), false
 	}
 	if named := c.PathValue("org"); named != "" && named != org {
 		return refuse(http.StatusNotFound, "No organization found"), false
+	}
+	if named := c.PathValue("pipeline"); named != "" && named != slug {
+		return refuse(http.StatusNotFound, "No pipeline found"), false
 	}
 	return reply{}, true
 }
@@ -51,7 +52,7 @@ func (s *Server) byAPI(c *call) (reply, bool) {
 // https://buildkite.com/docs/apis/rest-api/rate-limits
 func (s *Server) limited(h handler) handler {
 	return func(c *call) reply {
-		now := s.opts.Now()
+		now := time.Now()
 		if now.Sub(s.window) >= time.Minute {
 			s.window, s.used = now, 0
 		}
@@ -63,22 +64,16 @@ func (s *Server) limited(h handler) handler {
 		a := reply{}
 		if s.used > limit {
 			s.over++
-			a = reply{status: http.StatusTooManyRequests, body: map[string]any{
-				"message": "You have exceeded your API rate limit. Please wait before making more requests.",
-				"scope":   "rest", "limit": limit, "current": s.used, "reset": reset,
-			}}
+			a = refuse(http.StatusTooManyRequests, "You have exceeded your API rate limit. Please wait before making more requests.")
 		} else {
 			a = h(c)
 		}
 		if a.header == nil {
 			a.header = map[string]string{}
 		}
-		for _, prefix := range []string{"RateLimit-", "RateLimit-User-"} {
-			a.header[prefix+"Limit"] = strconv.Itoa(limit)
-			a.header[prefix+"Remaining"] = strconv.Itoa(max(limit-s.used, 0))
-			a.header[prefix+"Reset"] = strconv.Itoa(reset)
-		}
-		a.header["RateLimit-Scope"] = "rest"
+		a.header["RateLimit-Limit"] = strconv.Itoa(limit)
+		a.header["RateLimit-Remaining"] = strconv.Itoa(max(limit-s.used, 0))
+		a.header["RateLimit-Reset"] = strconv.Itoa(reset)
 		return a
 	}
 }
@@ -86,7 +81,7 @@ func (s *Server) limited(h handler) handler {
 func (s *Server) withBuild(h func(*call, *build) reply) handler {
 	return func(c *call) reply {
 		for _, b := range s.builds {
-			if strconv.Itoa(b.Number) == c.PathValue("number") && b.pipeline.Slug == c.PathValue("pipeline") {
+			if strconv.Itoa(b.Number) == c.PathValue("number") {
 				return h(c, b)
 			}
 		}
@@ -106,10 +101,6 @@ func (s *Server) withJob(h func(*call, *job) reply) handler {
 }
 
 func (s *Server) createBuild(c *call, nb NewBuild) reply {
-	nb.Pipeline = c.PathValue("pipeline")
-	if s.pipeline(nb.Pipeline) == nil {
-		return refuse(http.StatusNotFound, "No pipeline found")
-	}
 	if nb.Commit == "" || nb.Branch == "" {
 		return refuse(http.StatusUnprocessableEntity, "Commit and branch are required")
 	}
@@ -117,15 +108,15 @@ func (s *Server) createBuild(c *call, nb NewBuild) reply {
 	if err != nil {
 		return refuse(http.StatusUnprocessableEntity, "%v", err)
 	}
-	return reply{status: http.StatusCreated, body: s.render(c, b)}
+	return reply{status: http.StatusCreated, body: render(c, b)}
 }
 
 func (s *Server) cancelBuild(c *call, b *build) reply {
 	if b.Finished() {
 		return refuse(http.StatusUnprocessableEntity, "Build can't be canceled because it's already finished.")
 	}
-	s.cancel(b)
-	return reply{body: s.render(c, b)}
+	cancel(b)
+	return reply{body: render(c, b)}
 }
 
 var metaFilter = regexp.MustCompile(`^meta_data\[(.+)\]$`)
@@ -147,27 +138,21 @@ func (s *Server) listBuilds(c *call) reply {
 			}
 			keep = keep && slices.Contains(want, have)
 		}
-		if p := c.PathValue("pipeline"); keep && (p == "" || p == b.pipeline.Slug) {
-			found = append(found, s.render(c, b))
+		if keep {
+			found = append(found, render(c, b))
 		}
 	}
 	return paginate(c, found)
 }
 
 // render returns the build as the query of c requests it.
-func (s *Server) render(c *call, b *build) Build {
-	q := c.URL.Query()
-	out := s.view(b, base(c.Request), q.Get("include_retried_jobs") == "true")
-	if q.Get("exclude_pipeline") == "true" {
-		out.Pipeline = nil
-	}
-	return out
+func render(c *call, b *build) Build {
+	return view(b, base(c.Request), c.URL.Query().Get("include_retried_jobs") == "true")
 }
 
 // viewAgent copies an agent out of the state.
-func (s *Server) viewAgent(a *agent, base string) Agent {
+func viewAgent(a *agent, base string) Agent {
 	out := a.Agent
-	out.MetaData = slices.Clone(a.MetaData)
 	if a.job != nil {
 		j := a.job.Job
 		j.WebURL = webURL(base, a.job.build) + "#" + j.ID
@@ -177,22 +162,20 @@ func (s *Server) viewAgent(a *agent, base string) Agent {
 }
 
 // view copies a build out of the state, with links below base.
-func (s *Server) view(b *build, base string, retried bool) Build {
+func view(b *build, base string, retried bool) Build {
 	out := b.Build
 	out.Env, out.MetaData = maps.Clone(b.Env), maps.Clone(b.MetaData)
 	out.WebURL = webURL(base, b)
-	out.Pipeline = &PipelineRef{ID: b.pipeline.Slug, Slug: b.pipeline.Slug, Name: b.pipeline.Slug, Repository: b.pipeline.Repo}
 	for _, j := range b.jobs {
 		if !j.Retried || retried {
-			out.Jobs = append(out.Jobs, s.viewJob(j, base))
+			out.Jobs = append(out.Jobs, viewJob(j, base))
 		}
 	}
 	return out
 }
 
-func (s *Server) viewJob(j *job, base string) Job {
+func viewJob(j *job, base string) Job {
 	out := j.Job
-	out.AgentQueryRules = slices.Clone(j.AgentQueryRules)
 	out.WebURL = webURL(base, j.build) + "#" + j.ID
 	if j.agent != nil {
 		a := j.agent.Agent
@@ -201,26 +184,23 @@ func (s *Server) viewJob(j *job, base string) Job {
 	return out
 }
 
-func (s *Server) jobLog(_ *call, j *job) reply {
-	text := j.log()
-	return reply{body: map[string]any{"content": string(text), "size": len(text)}}
-}
+func jobLog(_ *call, j *job) reply { return reply{body: map[string]string{"content": string(j.log())}} }
 
-func (s *Server) viewArtifact(c *call, a *artifact) Artifact {
+func viewArtifact(c *call, a *artifact) Artifact {
 	out := a.Artifact
 	out.DownloadURL = fmt.Sprintf("%s/v2/organizations/%s/pipelines/%s/builds/%d/jobs/%s/artifacts/%s/download",
-		base(c.Request), org, a.job.build.pipeline.Slug, a.job.build.Number, a.JobID, a.ID)
+		base(c.Request), org, slug, a.job.build.Number, a.JobID, a.ID)
 	return out
 }
 
-func (s *Server) listArtifacts(c *call, b *build) reply {
+func listArtifacts(c *call, b *build) reply {
 	q := c.URL.Query()
 	var found []Artifact
 	for _, j := range b.jobs {
 		for _, f := range j.files {
 			has := func(key, value string) bool { return q.Get(key) == "" || q.Get(key) == value }
 			if has("state", f.State) && has("path", f.Path) {
-				found = append(found, s.viewArtifact(c, f))
+				found = append(found, viewArtifact(c, f))
 			}
 		}
 	}
@@ -228,7 +208,7 @@ func (s *Server) listArtifacts(c *call, b *build) reply {
 }
 
 // downloadArtifact redirects the client to the store.
-func (s *Server) downloadArtifact(c *call, j *job) reply {
+func downloadArtifact(c *call, j *job) reply {
 	i := slices.IndexFunc(j.files, func(a *artifact) bool { return a.ID == c.PathValue("artifact") && a.State == "finished" })
 	if i < 0 {
 		return refuse(http.StatusNotFound, "No artifact found")

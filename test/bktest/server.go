@@ -6,12 +6,9 @@ package bktest
 
 import (
 	"cmp"
-	"crypto/subtle"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"net"
 	"net/http"
@@ -23,8 +20,11 @@ import (
 	"time"
 )
 
-// org is the slug of the one organization.
-const org = "kbnode"
+// The one organization and its one pipeline.
+const (
+	org  = "kbnode"
+	slug = "kernelbot"
+)
 
 // Options configure a Server; all zero values are sensible.
 type Options struct {
@@ -32,14 +32,11 @@ type Options struct {
 	// DefaultAgentToken. A token that it no longer returns is revoked, which does not affect
 	// connected agents.
 	AgentTokens func() []string
-	Pipelines   []Pipeline // nil is one named kernelbot, for builds with their own steps
-	Queues      []string   // of the cluster; nil creates each queue when it is first named
-	PingSeconds int        // ping and job status interval of agents; 0 is 1
-	// HeartbeatSeconds is the interval of an agent's heartbeats; 0 is 10.
-	HeartbeatSeconds int
-	RateLimit        int // REST requests per minute; 0 refuses none
-	Now              func() time.Time
-	Log              *slog.Logger // requests and refusals; nil discards
+	Steps       string   // of the pipeline: YAML, interpolated when a build is created; "" is for builds with their own
+	Repo        string   // that agents check out; "" is none
+	Queues      []string // of the cluster; nil creates each queue when it is first named
+	PingSeconds int      // ping and job status interval of agents; 0 is 1
+	RateLimit   int      // REST requests per minute; 0 refuses none
 }
 
 // The tokens of a Server for agents and for REST.
@@ -59,7 +56,6 @@ type Server struct {
 	mu       sync.Mutex // guards everything below
 	byToken  map[string]*agent
 	swept    time.Time // time of the last search for lost agents
-	number   int
 	builds   []*build
 	agents   []*agent
 	queues   []string
@@ -69,24 +65,15 @@ type Server struct {
 	window   time.Time // start of the rate limit's minute
 	used     int
 	over     int
-	wake     chan struct{}
 }
 
 // New returns a server that is reached through ServeHTTP, or over the network after Listen.
 func New(o Options) *Server {
-	if len(o.Pipelines) == 0 {
-		o.Pipelines = []Pipeline{{Slug: "kernelbot"}}
-	}
 	o.PingSeconds = cmp.Or(o.PingSeconds, 1)
-	o.HeartbeatSeconds = cmp.Or(o.HeartbeatSeconds, 10)
-	if o.Now == nil {
-		o.Now = time.Now
-	}
-	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	s := &Server{
 		opts: o, mux: http.NewServeMux(),
 		blobs:   map[string][]byte{},
-		byToken: map[string]*agent{}, requests: map[string]int{}, wake: make(chan struct{}),
+		byToken: map[string]*agent{}, requests: map[string]int{},
 	}
 	for _, q := range o.Queues {
 		s.addQueue(q)
@@ -105,11 +92,7 @@ func (s *Server) Listen(addr string) error {
 	}
 	s.url = "http://" + l.Addr().String()
 	s.server = &http.Server{Handler: s, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 5 * time.Minute}
-	go func() {
-		if err := s.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			s.opts.Log.Error("server stopped", "err", err)
-		}
-	}()
+	go func() { _ = s.server.Serve(l) }()
 	return nil
 }
 
@@ -124,8 +107,8 @@ func (s *Server) Endpoint() string { return s.url + "/v3" }
 
 // Fault makes requests of one route fail, for tests of clients.
 type Fault struct {
-	Route   string        // status to respond with; 0 drops the connection
-	Status  int           // of the response
+	Route   string        // such as "GET /v3/ping"; "" is every one
+	Status  int           // to respond with; 0 drops the connection
 	Message string        // of the response
 	Header  http.Header   // of the answer
 	Perform bool          // perform the request first, and lose only the response
@@ -198,7 +181,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			panic(http.ErrAbortHandler)
 		}
 	}
-	s.opts.Log.Info("fault injected", "route", route, "status", f.Status)
 	if f.Status == 0 {
 		panic(http.ErrAbortHandler) // net/http drops the connection
 	}
@@ -228,11 +210,14 @@ func refuse(status int, format string, args ...any) reply {
 // handler answers with the server's lock held.
 type handler func(c *call) reply
 
-// handle routes a pattern of http.ServeMux to h, with at most limit bytes of body. allow
-// identifies the sender; it refuses the request if ok is false.
-func (s *Server) handle(pattern string, limit int64, allow func(c *call) (reply, bool), h handler) {
+// maxBody is how many bytes a request may have; a build's environment fits.
+const maxBody = 4 << 20
+
+// handle routes a pattern of http.ServeMux to h. allow identifies the sender; it refuses the request if ok
+// is false.
+func (s *Server) handle(pattern string, allow func(c *call) (reply, bool), h handler) {
 	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 		if err != nil {
 			writeJSON(w, http.StatusRequestEntityTooLarge, map[string]string{"message": err.Error()})
 			return
@@ -241,7 +226,6 @@ func (s *Server) handle(pattern string, limit int64, allow func(c *call) (reply,
 		if a.status == 0 {
 			a.status = http.StatusOK
 		}
-		s.opts.Log.Debug("request answered", "route", pattern, "path", r.URL.Path, "status", a.status)
 		for k, v := range a.header {
 			w.Header().Set(k, v)
 		}
@@ -293,8 +277,6 @@ func credentials(r *http.Request, scheme string) string {
 	}
 	return token
 }
-
-func same(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
 
 // base returns the address that the client used, for the links in a response.
 func base(r *http.Request) string { return "http://" + r.Host }

@@ -24,7 +24,6 @@ const lostAfter = 3 * time.Minute
 
 type build struct {
 	Build
-	pipeline *Pipeline
 	own      map[string]string // the pipeline document's env
 	jobEnv   map[string]string // of JobEnvKey
 	jobs     []*job
@@ -67,37 +66,30 @@ func (j *job) open() bool { return j.FinishedAt == nil }
 // begun reports whether an agent has accepted the job.
 func (j *job) begun() bool { return j.open() && j.State != "scheduled" && j.State != "assigned" }
 
+// stopping reports whether the job's agent is to stop it.
+func (j *job) stopping() bool { return j.State == "canceling" || j.State == "timing_out" }
+
 // live reports whether the agent's token still works.
 func (a *agent) live() bool {
 	return a.ConnectionState != "disconnected" && a.ConnectionState != "lost"
 }
 
-func (s *Server) now() *time.Time {
-	t := s.opts.Now().UTC().Truncate(time.Millisecond)
+func now() *time.Time {
+	t := time.Now().UTC().Truncate(time.Millisecond)
 	return &t
-}
-
-// changed wakes everyone who waits for a build.
-func (s *Server) changed() {
-	close(s.wake)
-	s.wake = make(chan struct{})
 }
 
 // create creates a build and its jobs.
 func (s *Server) create(nb NewBuild) (*build, error) {
-	p := s.pipeline(nb.Pipeline)
-	if p == nil {
-		return nil, fmt.Errorf("no pipeline named %q", nb.Pipeline)
-	}
 	doc := nb.Steps
 	if doc == nil {
-		doc = p.Steps
+		doc = s.opts.Steps
 	}
-	b := &build{pipeline: p}
+	b := &build{}
 	b.Build = Build{
-		ID: newID(), Number: s.number + 1, State: "scheduled", Source: "api",
+		ID: newID(), Number: len(s.builds) + 1, State: "scheduled",
 		Message: nb.Message, Commit: nb.Commit, Branch: nb.Branch,
-		Env: maps.Clone(nb.Env), MetaData: maps.Clone(nb.MetaData), CreatedAt: s.now(),
+		Env: maps.Clone(nb.Env), MetaData: maps.Clone(nb.MetaData), CreatedAt: now(),
 	}
 	if b.Env == nil {
 		b.Env = map[string]string{}
@@ -111,31 +103,18 @@ func (s *Server) create(nb NewBuild) (*build, error) {
 		}
 		delete(b.MetaData, JobEnvKey)
 	}
-	env := s.buildEnv(b)
+	env := buildEnv(b)
 	maps.Copy(env, b.Env)
 	steps, own, err := parsePipeline(doc, env)
 	if err != nil {
 		return nil, err
 	}
 	b.own = own
-	s.number++
 	s.builds = append(s.builds, b)
 	for _, st := range steps {
 		s.addJob(b, st)
 	}
-	s.changed()
 	return b, nil
-}
-
-func (s *Server) pipeline(slug string) *Pipeline {
-	if slug == "" && len(s.opts.Pipelines) == 1 {
-		return &s.opts.Pipelines[0]
-	}
-	i := slices.IndexFunc(s.opts.Pipelines, func(p Pipeline) bool { return p.Slug == slug })
-	if i < 0 {
-		return nil
-	}
-	return &s.opts.Pipelines[i]
 }
 
 func (s *Server) addJob(b *build, st step) *job {
@@ -146,9 +125,9 @@ func (s *Server) addJob(b *build, st step) *job {
 	}
 	j := &job{step: st, build: b, token: "job-" + rand.Text(), chunks: map[uint64]chunk{}}
 	j.Job = Job{
-		ID: newID(), Type: "script", Name: st.Label, StepKey: st.Key, State: "scheduled", Command: st.Command,
+		ID: newID(), Type: "script", Name: st.Label, State: "scheduled", Command: st.Command,
 		ArtifactPaths: strings.Join(st.ArtifactPaths, ";"), AgentQueryRules: slices.Clone(st.Agents),
-		CreatedAt: s.now(), RunnableAt: s.now(),
+		RunnableAt: now(),
 	}
 	b.jobs = append(b.jobs, j)
 	return j
@@ -169,7 +148,7 @@ func (s *Server) next(a *agent) *job {
 // sweep does what a real server does by the clock: it times out jobs and gives up silent
 // agents. Every request and every waiter calls it.
 func (s *Server) sweep() {
-	now := s.opts.Now()
+	now := time.Now()
 	if now.Sub(s.swept) < time.Second {
 		return // with thousands of agents it would be most of the work
 	}
@@ -178,14 +157,12 @@ func (s *Server) sweep() {
 		if a.live() && now.Sub(a.lastSeen) > lostAfter {
 			a.ConnectionState = "lost"
 			s.release(a, agentLost)
-			s.changed()
 		}
 	}
 	for _, b := range s.builds {
 		for _, j := range b.jobs {
 			if j.State == "running" && !j.deadline.IsZero() && now.After(j.deadline) {
 				j.State = "timing_out"
-				s.changed()
 			}
 		}
 	}
@@ -209,7 +186,7 @@ func (s *Server) release(a *agent, reason string) {
 
 // finish ends a job with the exit status that its agent reported.
 func (s *Server) finish(j *job, status int) {
-	j.FinishedAt, j.ExitStatus = s.now(), &status
+	j.FinishedAt, j.ExitStatus = now(), &status
 	if a := j.agent; a != nil {
 		if a.job == j {
 			a.job = nil
@@ -230,7 +207,7 @@ func (s *Server) finish(j *job, status int) {
 	if j.State == "failed" || j.State == "timed_out" {
 		s.retry(j, text)
 	}
-	s.settle(j.build)
+	settle(j.build)
 }
 
 // retry runs a failed job again if the first matching rule allows it.
@@ -246,20 +223,20 @@ func (s *Server) retry(j *job, status string) {
 }
 
 // cancel ends the jobs that no agent runs and asks the agents of the others to stop.
-func (s *Server) cancel(b *build) {
+func cancel(b *build) {
 	b.canceled = true
 	for _, j := range b.jobs {
-		s.cancelJob(j)
+		cancelJob(j)
 	}
-	s.settle(b)
+	settle(b)
 }
 
-func (s *Server) cancelJob(j *job) {
+func cancelJob(j *job) {
 	switch {
 	case j.begun() && j.State != "timing_out":
 		j.State = "canceling"
 	case j.open() && !j.begun():
-		j.State, j.FinishedAt = "canceled", s.now()
+		j.State, j.FinishedAt = "canceled", now()
 		if a := j.agent; a != nil && a.job == j {
 			a.job = nil
 		}
@@ -267,8 +244,7 @@ func (s *Server) cancelJob(j *job) {
 }
 
 // settle derives a build's state from its jobs.
-func (s *Server) settle(b *build) {
-	defer s.changed()
+func settle(b *build) {
 	var open, begun, failed bool
 	for _, j := range b.jobs {
 		open = open || j.open()
@@ -292,10 +268,10 @@ func (s *Server) settle(b *build) {
 		b.State = "passed"
 	}
 	if begun && b.StartedAt == nil {
-		b.StartedAt = s.now()
+		b.StartedAt = now()
 	}
 	if !open && b.FinishedAt == nil {
-		b.FinishedAt = s.now()
+		b.FinishedAt = now()
 	}
 }
 

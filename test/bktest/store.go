@@ -1,7 +1,6 @@
 package bktest
 
 import (
-	"fmt"
 	"io"
 	"net/http"
 	"net/url"
@@ -23,17 +22,11 @@ func storeURL(r *http.Request, key string) string {
 	return base(r) + storePath + "/" + url.PathEscape(key)
 }
 
-func storeError(w http.ResponseWriter, status int, code, message string) {
-	w.Header().Set("Content-Type", "application/xml")
-	w.WriteHeader(status)
-	_, _ = fmt.Fprintf(w, "<?xml version=\"1.0\"?>\n<Error><Code>%s</Code><Message>%s</Message></Error>\n", code, message)
-}
-
 // hasToken refuses a request with a token of Buildkite's, as S3 does.
 func hasToken(w http.ResponseWriter, r *http.Request) bool {
 	has := r.Header.Get("Authorization") != ""
 	if has {
-		storeError(w, http.StatusBadRequest, "InvalidArgument", "Only one auth mechanism is allowed")
+		http.Error(w, "Only one auth mechanism is allowed", http.StatusBadRequest)
 	}
 	return has
 }
@@ -49,7 +42,7 @@ func (s *Server) put(w http.ResponseWriter, r *http.Request) {
 		data, err = io.ReadAll(file)
 	}
 	if err != nil {
-		storeError(w, http.StatusBadRequest, "MalformedPOSTRequest", "the form has no file, or is too large")
+		http.Error(w, "the form has no file, or is too large", http.StatusBadRequest)
 		return
 	}
 	s.mu.Lock()
@@ -66,7 +59,7 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request) {
 	data, ok := s.blobs[r.PathValue("key")]
 	s.mu.Unlock()
 	if !ok {
-		storeError(w, http.StatusNotFound, "NoSuchKey", "The specified key does not exist.")
+		http.Error(w, "The specified key does not exist.", http.StatusNotFound)
 		return
 	}
 	w.Header().Set("Content-Type", "binary/octet-stream")

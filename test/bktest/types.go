@@ -5,7 +5,7 @@ import "time"
 // The types of REST responses; field names and meanings are Buildkite's
 // (https://buildkite.com/docs/apis/rest-api). Times are UTC; nil is not yet.
 
-// Build is one build of a pipeline. Numbers are shared by all pipelines.
+// Build is one build of the pipeline.
 type Build struct {
 	ID         string            `json:"id"`
 	WebURL     string            `json:"web_url"`
@@ -15,13 +15,11 @@ type Build struct {
 	Commit     string            `json:"commit"`
 	Branch     string            `json:"branch"`
 	Env        map[string]string `json:"env"`
-	Source     string            `json:"source"`
 	MetaData   map[string]string `json:"meta_data"`
 	CreatedAt  *time.Time        `json:"created_at"`
 	StartedAt  *time.Time        `json:"started_at"`
 	FinishedAt *time.Time        `json:"finished_at"`
 	Jobs       []Job             `json:"jobs,omitempty"`
-	Pipeline   *PipelineRef      `json:"pipeline,omitempty"`
 }
 
 // Finished reports whether the build's state is final.
@@ -29,20 +27,11 @@ func (b Build) Finished() bool {
 	return b.State == "passed" || b.State == "failed" || b.State == "canceled"
 }
 
-// PipelineRef names the pipeline of a build.
-type PipelineRef struct {
-	ID         string `json:"id"`
-	Slug       string `json:"slug"`
-	Name       string `json:"name"`
-	Repository string `json:"repository"`
-}
-
 // Job is one run of a command step.
 type Job struct {
 	ID              string     `json:"id"`
 	Type            string     `json:"type"`
 	Name            string     `json:"name"`
-	StepKey         string     `json:"step_key,omitempty"`
 	State           string     `json:"state"` // scheduled, assigned, accepted, running, canceling, canceled, timing_out, timed_out, passed, failed
 	WebURL          string     `json:"web_url"`
 	Command         string     `json:"command"`
@@ -51,7 +40,6 @@ type Job struct {
 	ArtifactPaths   string     `json:"artifact_paths"`
 	AgentQueryRules []string   `json:"agent_query_rules"`
 	Agent           *Agent     `json:"agent"`
-	CreatedAt       *time.Time `json:"created_at"`
 	RunnableAt      *time.Time `json:"runnable_at"`
 	StartedAt       *time.Time `json:"started_at"`
 	FinishedAt      *time.Time `json:"finished_at"`
@@ -88,7 +76,6 @@ const JobEnvKey = "bktest_job_env"
 
 // NewBuild is the body of a request to create a build.
 type NewBuild struct {
-	Pipeline string            `json:"-"` // slug; "" is the only pipeline
 	Commit   string            `json:"commit"`
 	Branch   string            `json:"branch"`
 	Message  string            `json:"message,omitempty"`

@@ -1,11 +1,9 @@
 package bktest
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha1"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -32,50 +30,37 @@ type Worker struct {
 	Do func(ctx context.Context, w *Work)
 }
 
-// Employ registers a worker and lets it work until ctx ends. It speaks like an agent,
-// except to the store, and without a network, so that it works in simulated time.
+// Employ registers a worker and lets it work until ctx ends. It does what an agent's requests do without
+// sending them, so that it works in simulated time.
 func (s *Server) Employ(ctx context.Context, w Worker) error {
-	var me struct {
-		ID        string `json:"id"`
-		Token     string `json:"access_token"`
-		Ping      int    `json:"ping_interval"`
-		Heartbeat int    `json:"heartbeat_interval"`
-	}
-	err := s.agentRequest(ctx, http.MethodPost, "/v3/register", DefaultAgentToken, map[string]any{"name": w.Name, "hostname": "host-" + w.Name, "meta_data": w.Tags, "version": "3.76.2"}, &me)
+	s.mu.Lock()
+	a, err := s.enroll(registration{Name: w.Name, Hostname: "host-" + w.Name, Version: "3.76.2", Tags: w.Tags})
 	if err == nil {
-		err = s.agentRequest(ctx, http.MethodPost, "/v3/connect", me.Token, nil, nil)
+		a.ConnectionState = "connected"
 	}
+	s.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("employ worker %s: %w", w.Name, err)
 	}
-	alive, vanish := context.WithCancel(ctx)
 	go func() {
-		for s.pause(alive, time.Duration(me.Heartbeat)*time.Second) {
-			if s.agentRequest(ctx, http.MethodPost, "/v3/heartbeat", me.Token, map[string]any{"sent_at": s.opts.Now()}, nil) != nil {
-				return
-			}
-		}
-	}()
-	go func() {
-		defer vanish()
 		for ctx.Err() == nil {
-			var ping struct {
-				Job *struct {
-					ID string `json:"id"`
-				} `json:"job"`
+			s.mu.Lock()
+			a.lastSeen = time.Now()
+			s.sweep()
+			j := s.offer(a)
+			if j != nil {
+				begin(j)
 			}
-			if err := s.agentRequest(ctx, http.MethodGet, "/v3/ping", me.Token, nil, &ping); err != nil {
+			s.mu.Unlock()
+			if j == nil && !pause(ctx, time.Duration(s.opts.PingSeconds)*time.Second) || j != nil && !s.work(ctx, w, j) {
 				return
-			}
-			if ping.Job == nil || !s.work(ctx, w, me.Token, ping.Job.ID, vanish) {
-				s.pause(ctx, time.Duration(me.Ping)*time.Second)
 			}
 		}
 	}()
 	return nil
 }
 
-func (s *Server) pause(ctx context.Context, d time.Duration) bool {
+func pause(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
 		return false
@@ -84,83 +69,44 @@ func (s *Server) pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// work performs one job. vanish ends all requests of the agent.
-func (s *Server) work(ctx context.Context, w Worker, token, id string, vanish func()) bool {
-	var job struct {
-		Env map[string]string `json:"env"`
-	}
-	at := "/v3/jobs/" + id
-	if s.agentRequest(ctx, http.MethodPut, at+"/accept", token, nil, &job) != nil || s.agentRequest(ctx, http.MethodPut, at+"/start", token, map[string]any{}, nil) != nil {
-		return false
-	}
+// work performs a job that has begun. It returns false if the worker is gone with it.
+func (s *Server) work(ctx context.Context, w Worker, j *job) bool {
+	s.mu.Lock()
+	done := &Work{Env: s.jobEnv(j, "http://buildkite.test"), Files: map[string]string{}}
+	s.mu.Unlock()
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() { // polls like an agent
-		for {
-			select {
-			case <-inner.Done():
-				return
-			case <-time.After(time.Second):
-			}
-			var state struct {
-				State string `json:"state"`
-			}
-			if err := s.agentRequest(inner, http.MethodGet, at, token, nil, &state); err != nil || state.State != "running" {
+	go func() { // looks at the job like an agent
+		for pause(inner, time.Second) {
+			s.mu.Lock()
+			s.sweep()
+			if j.agent.lastSeen = time.Now(); j.stopping() || !j.open() {
 				cancel()
 			}
+			s.mu.Unlock()
 		}
 	}()
-	done := &Work{Env: job.Env, Files: map[string]string{}}
 	w.Do(inner, done)
-	if done.Gone {
-		cancel()
-		vanish()
-		<-ctx.Done()
-		return false
-	}
-	s.upload(id, done.Files)
-	return s.agentRequest(ctx, http.MethodPut, at+"/finish", token, map[string]any{"exit_status": fmt.Sprint(done.Exit), "signal_reason": done.Reason}, nil) == nil
-}
-
-// upload stores files as artifacts of a job.
-func (s *Server) upload(id string, files map[string]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	j := s.job(id)
+	if done.Gone || ctx.Err() != nil || !j.begun() {
+		return false
+	}
+	s.keep(j, done.Files)
+	j.SignalReason = done.Reason
+	s.finish(j, done.Exit)
+	return true
+}
+
+// keep stores files as artifacts of a job.
+func (s *Server) keep(j *job, files map[string]string) {
 	for name, text := range files {
 		sum := sha1.Sum([]byte(text))
-		a := &artifact{job: j, key: "worker/" + id + "/" + name}
-		a.Artifact = Artifact{ID: newID(), JobID: id, State: "finished", Path: name, Filename: path.Base(name), FileSize: int64(len(text)), SHA1: hex.EncodeToString(sum[:])}
+		a := &artifact{job: j, key: "worker/" + j.ID + "/" + name}
+		a.Artifact = Artifact{ID: newID(), JobID: j.ID, State: "finished", Path: name, Filename: path.Base(name), FileSize: int64(len(text)), SHA1: hex.EncodeToString(sum[:])}
 		j.files = append(j.files, a)
 		s.blobs[a.key] = []byte(text)
 	}
-}
-
-// agentRequest sends a request to the server as an agent.
-func (s *Server) agentRequest(ctx context.Context, method, to, token string, body, into any) error {
-	var text []byte
-	if body != nil {
-		var err error
-		if text, err = json.Marshal(body); err != nil {
-			return err
-		}
-	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://buildkite.test"+to, bytes.NewReader(text))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Authorization", "Token "+token)
-	resp, err := s.Wire().RoundTrip(req)
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode >= 300 {
-		return fmt.Errorf("%s %s: %s", method, to, resp.Status)
-	}
-	if into == nil {
-		return nil
-	}
-	return json.NewDecoder(resp.Body).Decode(into)
 }
 
 // Wire returns a transport that reaches the server without a network. A dropped connection

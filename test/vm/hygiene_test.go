@@ -50,27 +50,19 @@ func TestHygiene(t *testing.T) {
 		idle(t, m, 5)
 	})
 
-	t.Run("memory of the GPU that stays in use", func(t *testing.T) {
-		m.Sh("echo 'gpu.6.used_mib = 512' >>/etc/fake-nvml.conf")
-		if r := runStep(m, 6, step(6, "busybox:test", "echo a job", "")); r.Code != 0 {
+	t.Run("memory of the GPU that stays in use, and a restart", func(t *testing.T) {
+		m.Sh("echo 'gpu.7.used_mib = 512' >>/etc/fake-nvml.conf")
+		if r := runStep(m, 7, step(7, "busybox:test", "echo a job", "")); r.Code != 0 {
 			t.Errorf("exit code %d\n%s", r.Code, r.Stdout)
 		}
-		slotIs(t, m, 6, "parked", "512 MiB in use without a compute process, and 0 MiB when idle")
-		m.Sh("echo 'gpu.6.used_mib = 60' >>/etc/fake-nvml.conf")
-		slotIs(t, m, 6, "idle", "")
-		idle(t, m, 6)
-	})
-
-	t.Run("a restart while a slot is parked", func(t *testing.T) {
-		m.Sh("echo 'gpu.7.used_mib = 512' >>/etc/fake-nvml.conf")
-		runStep(m, 7, step(7, "busybox:test", "echo a job", ""))
-		slotIs(t, m, 7, "parked", "512 MiB")
+		slotIs(t, m, 7, "parked", "512 MiB in use without a compute process, and 0 MiB when idle")
 		m.Sh("systemctl restart kbnode-guard-gpu7 buildkite-agent-gpu7")
 		slotIs(t, m, 7, "parked", "512 MiB")
 		if got := m.Sh("systemctl show -P Result,NRestarts buildkite-agent-gpu7 | xargs"); got != "success 0" {
 			t.Errorf("its agent's unit: %s", got)
 		}
-		m.Sh("rm /run/kbnode/gpu7/gpu-idle.json")
+		m.Sh("echo 'gpu.7.used_mib = 60' >>/etc/fake-nvml.conf")
 		slotIs(t, m, 7, "idle", "")
+		idle(t, m, 7)
 	})
 }

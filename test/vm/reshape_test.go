@@ -144,30 +144,6 @@ func loseAMD(t *testing.T, m *vm.Machine, p plan.Plan, address string) {
 	agentsAre(t, m, but(idle, "parked", lost...))
 }
 
-// partitionAnew puts the first of three AMD GPUs into two partitions beside a job on the
-// third.
-func partitionAnew(t *testing.T, m *vm.Machine) {
-	m.Shape(vm.SPX)
-	p := shaped(t, m, "0,1,2", 3)
-	job := hold(m, "shapes", 2, gpuNodes(p.Slots[2])[0], "")
-	m.Shape(vm.DPX)
-	m.Sh("kbnode reconcile")
-	idle := all("idle", "gpu0", "gpu1", "gpu2")
-	agentsAre(t, m, but(but(idle, "parked", "gpu0"), "job", "gpu2"))
-	out := m.Sh(installShaped + "2>&1")
-	t.Logf("install beside the job:\n%s", out)
-	job.end(t, false)
-	m.Wait("all as planned", "kbnode status")
-	agentsAre(t, m, but(idle, "idle", "gpu3"))
-	anew := planned(t, m, "")
-	for _, s := range anew.Slots {
-		if parted := s.Index == 0 || s.Index == 3; parted != (s.Shape == "mi300-dpx") || parted != slices.Contains(s.Tags, "gpu-part=DPX") {
-			t.Errorf("%s is %s with the tags %v", s.Name, s.Shape, s.Tags)
-		}
-	}
-	onlyTheirs(t, m, anew, "")
-}
-
 // groupsOfGPUs goes from two slots of four GPUs to four of one and one of four, and to slots
 // without any.
 func groupsOfGPUs(t *testing.T, m *vm.Machine) {

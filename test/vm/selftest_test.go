@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/doctor"
@@ -125,17 +124,6 @@ done`
 		clean(t, m, "--slot 2", 1)
 	})
 
-	t.Run("a slot that is busy", func(t *testing.T) {
-		m.Put("/root/long.yml", 0o600, fmt.Sprintf(sleeping, 5))
-		job := m.Start("bash", "-c", "bkstub submit --queue b200 --wait --steps /root/long.yml")
-		m.Wait("the job's container", "docker ps -q | grep -q .")
-		if r, code := runSelftest(t, m, "--slot 5"); code != 1 || !strings.Contains(r.Summary(), "busy with job") {
-			t.Errorf("exit code %d: %+v", code, r)
-		}
-		m.Sh("docker kill $(docker ps -q)")
-		job.Wait()
-	})
-
 	t.Run("a job that comes meanwhile", func(t *testing.T) {
 		test := m.Start("kbnode", "selftest", "--slot", "6", "--json")
 		m.Wait("its container", "docker ps -q --filter label=kbnode.slot=6 | grep -q .")
@@ -146,16 +134,6 @@ done`
 			t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
 		}
 		idle(t, m, 6)
-	})
-
-	t.Run("an interrupt", func(t *testing.T) {
-		test := m.Start("kbnode", "selftest", "--slot", "7")
-		m.Wait("its container", "docker ps -q --filter label=kbnode.slot=7 | grep -q .")
-		test.Signal(syscall.SIGINT)
-		if r := test.Wait(); r.Code != 1 {
-			t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
-		}
-		nothingLeft(t, m)
 	})
 
 	// The daemon would fix what follows.

@@ -205,7 +205,7 @@ func TestShapes(t *testing.T) {
 	t.Run("mig", func(t *testing.T) {
 		t.Parallel()
 		m := forked(t)
-		m.Shape(vm.MIG(migLayout...))
+		m.MIG(migLayout...)
 		inv := readGPUs(t, m)
 		var parts []string
 		for _, g := range inv.GPUs {
@@ -238,7 +238,7 @@ func TestShapes(t *testing.T) {
 		}
 
 		// Instances made again in the same places have other UUIDs, and are the same slots.
-		m.Shape(vm.MIG(migLayout...))
+		m.MIG(migLayout...)
 		m.Sh("kbnode reconcile; bkstub wait-agents --count 5 --timeout 3m")
 		anew := planned(t, m, "")
 		for i, s := range p.Slots {
@@ -254,14 +254,10 @@ func TestShapes(t *testing.T) {
 		t.Parallel()
 		groupsOfGPUs(t, forked(t))
 	})
-	t.Run("dpx", func(t *testing.T) {
-		t.Parallel()
-		partitionAnew(t, forked(t))
-	})
 	t.Run("cpx", func(t *testing.T) {
 		t.Parallel()
 		m := forked(t)
-		m.Shape(vm.CPX)
+		m.CPX()
 		amdIs(t, m, 64)
 		// Ten cores are too few for 64 slots; the server that has so many GPUs has more.
 		if r := m.Try("kbnode plan --queue shapes"); r.Code != 1 || !strings.Contains(r.Stdout+r.Stderr, "its own core") {

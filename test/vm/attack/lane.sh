@@ -1,12 +1,9 @@
 #!/bin/bash
-# Runs the hostile jobs of one slot, one after the other: lane.sh SLOT TOKEN. For a job
-# NAME there is NAME.yml with its step, and NAME.flags for bkstub; NAME.during is
-# what root does meanwhile. What came of it: NAME.log, NAME.code, NAME.said (by
-# NAME.during), NAME.left (what is left of the slot's, at once), NAME.clean (seconds
-# until nothing was), and the times submitted, started and ended.
+# Runs the hostile jobs of one slot, one after the other: lane.sh SLOT. For a job NAME there is NAME.yml with
+# its step, and NAME.flags for bkstub; NAME.during is what root does meanwhile. What came of it: NAME.build,
+# NAME.log, NAME.code, NAME.said (by NAME.during), and NAME.left, what is left of the slot's after a while.
 set -u
 slot=$1
-token=$2
 user=kbnode-gpu$slot
 unit=buildkite-agent-gpu$slot
 slice=/sys/fs/cgroup/buildkite.slice/buildkite-gpu$slot.slice
@@ -49,7 +46,6 @@ for steps in *.yml; do
 	name=${steps%.yml}
 	agent=$(main_pid)
 	find "$work/builds" -name READY -delete
-	date +%s >"$name.submitted"
 	# shellcheck disable=SC2046
 	build=$(bkstub submit --queue b200 --steps "$steps" $(cat "$name.flags"))
 	echo "$build" >"$name.build"
@@ -67,13 +63,9 @@ for steps in *.yml; do
 		bkstub wait --timeout 15m "$build" >"$name.log" 2>&1
 		echo $? >"$name.code"
 	fi
-	date +%s >"$name.ended"
-	curl -s -H "Authorization: Bearer $token" "http://127.0.0.1:8899/v2/organizations/kbnode/pipelines/kernelbot/builds/$build" |
-		jq -r '.jobs[0].started_at | sub("[.][0-9]+"; "") | fromdate' >"$name.started" 2>/dev/null
-	left >"$name.left" 2>&1
 	SECONDS=0
-	if [[ -s $name.left ]]; then
-		while [[ $(left) && $SECONDS -lt 180 ]]; do sleep 0.5; done
-	fi
-	echo "$SECONDS" >"$name.clean"
+	until
+		left >"$name.left" 2>&1
+		[[ ! -s $name.left || $SECONDS -gt 180 ]]
+	do sleep 0.5; done
 done

@@ -2,37 +2,30 @@ package main
 
 import (
 	"bufio"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"slices"
-	"strconv"
 	"strings"
 )
 
-// The table that record keeps in a page is between these two lines.
-const (
-	tableStart = "<!-- last green: written by test/retest.sh -->\n"
-	tableEnd   = "<!-- end of last green -->\n"
-	tableHead  = "| test | last green at | date | minutes | unstable |\n|---|---|---|---|---|\n"
-)
+// tableHead begins the page that record writes; a row for each scenario that was green follows.
+const tableHead = "<!-- last green: written by test/retest.sh -->\n| test | last green at | date | minutes | unstable |\n|---|---|---|---|---|\n"
 
-const module = "github.com/gpu-mode/kbnode/"
+// row is what is known of a scenario.
+type row struct {
+	commit, date, minutes string
+	unstable              int // how often it failed and passed when it ran once more
+}
 
-// row is a test's line in the table: a scenario, or a unit test that was unstable.
-type row struct{ name, commit, date, minutes, unstable string }
-
-// record writes to PAGE's table which scenarios were green at COMMIT on DATE, and which tests failed
-// and passed when they ran once more. It reads RESULTS, which go test -json wrote, and the names in
-// SCENARIOS.
+// record writes to PAGE which scenarios were green at COMMIT on DATE, and which failed and passed when they ran
+// once more. It reads RESULTS, which go test -json wrote, and the names in SCENARIOS.
 func record(args []string) (int, error) {
 	if len(args) != 5 {
 		return 2, errors.New("write kbvm record PAGE SCENARIOS RESULTS COMMIT DATE")
 	}
-	page, err := os.ReadFile(args[0])
+	rows, err := readRows(args[0])
 	if err != nil {
 		return 1, err
 	}
@@ -49,28 +42,19 @@ func record(args []string) (int, error) {
 	if err != nil {
 		return 1, err
 	}
-	text, err := recorded(string(page), scenarios, results, args[3], args[4])
-	if err != nil {
-		return 1, fmt.Errorf("record last green runs in %s: %w", args[0], err)
-	}
-	if text == string(page) {
-		return 0, nil
-	}
-	return 0, os.WriteFile(args[0], []byte(text), 0o644)
+	return 0, os.WriteFile(args[0], []byte(recorded(rows, scenarios, results, args[3], args[4])), 0o644)
 }
 
 // result is how a test ended last.
 type result struct {
-	pkg, test string
-	passed    bool
-	failures  int // runs that failed
-	seconds   float64
+	passed   bool
+	failures int // runs that failed
+	seconds  float64
 }
 
-// readResults reads what go test -json wrote, with one result for each test, in the order in which
-// they first ended.
-func readResults(r io.Reader) ([]result, error) {
-	var results []result
+// readResults reads what go test -json wrote of this package's scenarios, by name.
+func readResults(r io.Reader) (map[string]result, error) {
+	results := map[string]result{}
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 64<<20)
 	for lines.Scan() {
@@ -81,79 +65,47 @@ func readResults(r io.Reader) ([]result, error) {
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
 			return nil, fmt.Errorf("read test results: %w", err)
 		}
-		if e.Test == "" || e.Action != "pass" && e.Action != "fail" {
-			continue
-		}
-		pkg := strings.TrimPrefix(e.Package, module)
-		i := slices.IndexFunc(results, func(r result) bool { return r.pkg == pkg && r.test == e.Test })
-		if i < 0 {
-			i = len(results)
-			results = append(results, result{pkg: pkg, test: e.Test})
-		}
-		results[i].passed, results[i].seconds = e.Action == "pass", e.Elapsed
-		if !results[i].passed {
-			results[i].failures++
+		if strings.HasSuffix(e.Package, "/test/vm") && (e.Action == "pass" || e.Action == "fail") {
+			last := result{passed: e.Action == "pass", failures: results[e.Test].failures, seconds: e.Elapsed}
+			if !last.passed {
+				last.failures++
+			}
+			results[e.Test] = last
 		}
 	}
 	return results, lines.Err()
 }
 
-// recorded is the page with the table brought up to date: a row for each scenario that passed replaces
-// the one it had, and adds to how often the test was unstable.
-func recorded(page string, scenarios []scenario, results []result, commit, date string) (string, error) {
-	rows, err := readRows(page)
-	if err != nil {
-		return "", err
-	}
-	listed := func(test string) bool {
-		return slices.ContainsFunc(scenarios, func(s scenario) bool { return s.name == test })
-	}
-	rows = slices.DeleteFunc(rows, func(r row) bool { return strings.HasPrefix(r.name, "Test") && !listed(r.name) })
-	for _, r := range results {
-		name, minutes := r.test, strconv.FormatFloat(r.seconds/60, 'f', 1, 64)
-		isScenario := r.pkg == "test/vm" && listed(r.test)
-		if !r.passed || strings.Contains(r.test, "/") || !isScenario && r.failures == 0 {
-			continue
-		}
-		if !isScenario {
-			name = r.pkg + "." + r.test
-		}
-		unstable := r.failures
-		i := slices.IndexFunc(rows, func(r row) bool { return r.name == name })
-		if i < 0 {
-			i = len(rows)
-			rows = append(rows, row{})
-		} else if n, err := strconv.Atoi(rows[i].unstable); err == nil {
-			unstable += n
-		}
-		rows[i] = row{name, commit, date, minutes, strconv.Itoa(unstable)}
-	}
-	slices.SortFunc(rows, func(a, b row) int { return cmp.Compare(a.name, b.name) })
-	before, rest, _ := strings.Cut(page, tableStart)
-	_, after, _ := strings.Cut(rest, tableEnd)
+// recorded is the page brought up to date: a scenario that passed has a new row.
+func recorded(rows map[string]row, scenarios []scenario, results map[string]result, commit, date string) string {
 	var b strings.Builder
-	b.WriteString(before + tableStart + tableHead)
-	for _, r := range rows {
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", r.name, r.commit, r.date, r.minutes, r.unstable)
+	b.WriteString(tableHead)
+	for _, s := range scenarios {
+		r := rows[s.name]
+		if last := results[s.name]; last.passed {
+			r = row{commit, date, fmt.Sprintf("%.1f", last.seconds/60), r.unstable + last.failures}
+		}
+		if r.commit != "" {
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | %d |\n", s.name, r.commit, r.date, r.minutes, r.unstable)
+		}
 	}
-	b.WriteString(tableEnd + after)
-	return b.String(), nil
+	return b.String()
 }
 
-// readRows reads the table of a page.
-func readRows(page string) ([]row, error) {
-	_, rest, ok := strings.Cut(page, tableStart)
-	table, _, ok2 := strings.Cut(rest, tableEnd)
-	if !ok || !ok2 {
-		return nil, errors.New("the page has no table; add the two comment lines of kbvm/record.go")
+// readRows reads a page that record wrote.
+func readRows(page string) (map[string]row, error) {
+	text, err := os.ReadFile(page)
+	if err != nil {
+		return nil, err
 	}
-	var rows []row
-	for line := range strings.Lines(strings.TrimPrefix(table, tableHead)) {
-		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "| "), " | ")
-		if len(cells) != 5 {
-			return nil, fmt.Errorf("the table's line %q does not have five cells", strings.TrimSpace(line))
+	rows := map[string]row{}
+	for line := range strings.Lines(strings.TrimPrefix(string(text), tableHead)) {
+		var name string
+		var r row
+		if _, err := fmt.Sscanf(line, "| %s | %s | %s | %s | %d |", &name, &r.commit, &r.date, &r.minutes, &r.unstable); err != nil {
+			return nil, fmt.Errorf("read the row %q of %s: %w", strings.TrimSpace(line), page, err)
 		}
-		rows = append(rows, row{cells[0], cells[1], cells[2], cells[3], cells[4]})
+		rows[name] = r
 	}
 	return rows, nil
 }

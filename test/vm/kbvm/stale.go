@@ -37,17 +37,13 @@ func readScenarios(file string) ([]scenario, error) {
 	return scenarios, nil
 }
 
-// stale prints the scenarios of SCENARIOS that have no row in PAGE's table, or whose files changed
+// stale prints the scenarios of SCENARIOS that have no row in PAGE, or whose files changed
 // since the commit in that row, and how to run them.
 func stale(args []string, out io.Writer) (int, error) {
 	if len(args) != 2 {
 		return 2, errors.New("write kbvm stale PAGE SCENARIOS")
 	}
-	page, err := os.ReadFile(args[0])
-	if err != nil {
-		return 1, err
-	}
-	rows, err := readRows(string(page))
+	rows, err := readRows(args[0])
 	if err != nil {
 		return 1, err
 	}
@@ -73,31 +69,23 @@ func stale(args []string, out io.Writer) (int, error) {
 }
 
 // stale returns why the scenario has to run again; "" if it does not.
-func (s scenario) stale(rows []row, changedSince func(commit string) ([]string, error)) (string, error) {
-	i := slices.IndexFunc(rows, func(r row) bool { return r.name == s.name })
-	if i < 0 {
+func (s scenario) stale(rows map[string]row, changedSince func(commit string) ([]string, error)) (string, error) {
+	green, ok := rows[s.name]
+	if !ok {
 		return "has not been green", nil
 	}
-	files, err := changedSince(strings.TrimSuffix(rows[i].commit, "+"))
+	files, err := changedSince(strings.TrimSuffix(green.commit, "+"))
 	if errors.Is(err, errNoCommit) {
-		return "was green at " + rows[i].commit + ", which this repository does not have", nil
+		return "was green at " + green.commit + ", which this repository does not have", nil
 	}
 	if err != nil {
 		return "", err
 	}
-	var found []string
-	for _, f := range files {
-		if s.covered(f) {
-			found = append(found, f)
-		}
-	}
-	switch len(found) {
-	case 0:
+	files = slices.DeleteFunc(files, func(f string) bool { return !s.covered(f) })
+	if len(files) == 0 {
 		return "", nil
-	case 1:
-		return found[0] + " changed since " + rows[i].commit, nil
 	}
-	return fmt.Sprintf("%s and %d more changed since %s", found[0], len(found)-1, rows[i].commit), nil
+	return fmt.Sprintf("%d files changed since %s, such as %s", len(files), green.commit, files[0]), nil
 }
 
 // covered reports whether a file is one of those that the scenario depends on. The tests of a
