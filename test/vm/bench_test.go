@@ -18,9 +18,23 @@ import (
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
+// restores prints how many seconds the daemon takes to restore a limit that was changed through
+// systemd, which signals it.
+const restores = `
+limit=/sys/fs/cgroup/buildkite.slice/buildkite-gpu2.slice/memory.max
+planned=$(cat $limit)
+for i in 1 2 3; do
+	systemctl set-property --runtime buildkite-gpu2.slice MemoryMax=1G
+	began=${EPOCHREALTIME/./}
+	until [ "$(<$limit)" = $planned ]; do sleep 0.05; done
+	echo "$(((${EPOCHREALTIME/./} - began) / 1000))e-3"
+	sleep 20
+done
+`
+
 // BenchmarkRest is a node at which nothing happens, with eight idle slots: what
 // the daemon with the probes that it starts, and the slots' services, cost in five minutes. One full pass
-// and ten looks fall into them.
+// and ten looks fall into them. Then a limit is changed.
 func BenchmarkRest(b *testing.B) {
 	const rest = 5 * time.Minute
 	m := installed(b)
@@ -50,6 +64,9 @@ func BenchmarkRest(b *testing.B) {
 			memory += kib / 1024
 		}
 		b.ReportMetric(memory, "MiB-RSS-of-services")
+		drift := slices.Min(numbers(b, m.Sh(restores)))
+		b.ReportMetric(drift, "s-drift-emulated")
+		b.ReportMetric(drift/factor, "s-drift")
 	}
 }
 
@@ -126,18 +143,25 @@ func dockerTimes(t testing.TB, m *vm.Machine) (took []time.Duration) {
 	return took
 }
 
-// BenchmarkStart is the time from the agent's start of a job to the first instruction of its container,
-// beside a container that Docker starts by itself.
+// BenchmarkStart is the time from the agent's start of a job to the first instruction of its container:
+// when jobs ran on the host, now, and a container that Docker starts by itself.
 func BenchmarkStart(b *testing.B) {
-	m := installed(b)
-	factor := slowness(b, m)
 	for b.Loop() {
-		start, fetch, docker := startTimes(b, m, true), startTimes(b, m, false), dockerTimes(b, m)
-		b.Logf("emulated: %v; with a fetch %v; Docker alone %v", start, fetch, docker)
-		b.ReportMetric(start[2].Seconds(), "s-emulated")
-		b.ReportMetric(fetch[2].Seconds(), "s-with-fetch-emulated")
+		m := vm.Fork(b)
+		m.Put("/root/token", 0o600, tokenLine+"\n")
+		installBefore(b, m, 1)
+		before, fetched := startTimes(b, m, true), startTimes(b, m, false)
+		changeOver(m, "0")
+		now, fetches := startTimes(b, m, true), startTimes(b, m, false)
+		docker := dockerTimes(b, m)
+		b.Logf("emulated: before %v, now %v; with a fetch: before %v, now %v; Docker alone %v", before, now, fetched, fetches, docker)
+		b.ReportMetric(before[2].Seconds(), "s-before-emulated")
+		b.ReportMetric(now[2].Seconds(), "s-emulated")
 		b.ReportMetric(docker[2].Seconds(), "s-docker-emulated")
-		b.ReportMetric((start[2]-docker[2]).Seconds()*1e3/factor, "ms-more-than-docker")
+		b.ReportMetric(float64(now[2])/float64(before[2]), "of-before")
+		b.ReportMetric(float64(fetches[2])/float64(fetched[2]), "of-before-with-fetch")
+		factor := slowness(b, m)
+		b.ReportMetric((now[2]-docker[2]).Seconds()*1e3/factor, "ms-more-than-docker")
 		b.ReportMetric(factor, "times-slower")
 	}
 }
