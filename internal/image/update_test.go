@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -398,10 +399,10 @@ func TestJobGoesFirst(t *testing.T) {
 func TestOneAtATime(t *testing.T) {
 	t.Parallel()
 	w, dir := newWorld(t), t.TempDir()
-	release, err := lock(dir)
+	release, err := w.updater(dir).open(t.Context())
 	must.Do(t, err)
 	_, err = w.updater(dir).Update(t.Context(), Options{})
-	if locked, ok := errors.AsType[*LockedError](err); !ok || locked.PID == "" {
+	if locked, ok := errors.AsType[*reconcile.LockedError](err); !ok || locked.PID == "" {
 		t.Errorf("%v, want LockedError with a process", err)
 	}
 	release()
