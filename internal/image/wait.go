@@ -18,29 +18,24 @@ type busyError struct{ why string }
 
 func (e *busyError) Error() string { return e.why }
 
-// jobs returns the slots that run something. Only the jobs know whether they are timed, so
-// all of them count.
-func jobs(slots []Slot) []string {
-	var names []string
-	for _, s := range slots {
-		if s.Job != "" {
-			names = append(names, s.Name)
-		}
-	}
-	return names
-}
-
 // whileIdle calls do, which would disturb timings, while no slot runs a job: it waits for
 // that, and starts over if a job comes meanwhile.
 func (u *Updater) whileIdle(ctx context.Context, o Options, what string, do func(context.Context) error) error {
 	if o.Beside {
 		return do(ctx)
 	}
+	// Only the jobs know whether they are timed, so all of them count.
 	idle := func(slots []Slot) string {
-		if busy := jobs(slots); len(busy) > 0 {
-			return what + " would disturb the timings of " + strings.Join(busy, ", ")
+		var busy []string
+		for _, s := range slots {
+			if s.Job != "" {
+				busy = append(busy, s.Name)
+			}
 		}
-		return ""
+		if len(busy) == 0 {
+			return ""
+		}
+		return what + " would disturb the timings of " + strings.Join(busy, ", ")
 	}
 	for end := u.deadline(o); ; {
 		if err := u.await(ctx, end, idle, "; --now does not wait for them"); err != nil {
