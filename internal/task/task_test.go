@@ -70,6 +70,11 @@ func TestPython(t *testing.T) {
 	must.Equal(t, []any{
 		dir, Python, map[string]string{"Python": "pass\n", "Triton": "pass\n"}, 2, 1, "last", "submission.py", 90 * time.Second, 3 * time.Minute, 500 * time.Millisecond,
 	}, got)
+	for mode, seconds := range map[string]float64{"test": 90, "benchmark": 180, "leaderboard": 270.5, "private": 270.5, "profile": 180} {
+		if got := (p.RunTime(mode) - Overhead).Seconds(); got != seconds {
+			t.Errorf("mode %s may take %v s", mode, got)
+		}
+	}
 }
 
 func TestCUDA(t *testing.T) {
