@@ -107,7 +107,7 @@ func TestPrefixPython(t *testing.T) {
 	if err := exec.Command("python3", "-c", "").Run(); err != nil {
 		t.Skip("python3 cannot be run: ", err)
 	}
-	p, err := task.Read("prefix_python")
+	p, err := task.Find("prefix_python")
 	must.Do(t, err)
 	compare(t, p, "prefix_python", map[string]expected{
 		"submission.py":  passes,
@@ -125,7 +125,7 @@ func TestPrefixPythonBreaks(t *testing.T) {
 	if err := exec.Command("python3", "-c", "").Run(); err != nil {
 		t.Skip("python3 cannot be run: ", err)
 	}
-	p, err := task.Read("prefix_python")
+	p, err := task.Find("prefix_python")
 	must.Do(t, err)
 	for text, want := range map[string]string{
 		"def custom_kernel(data):\n  raise ValueError('no\\nway')\n":              "ValueError: no way",
@@ -211,7 +211,7 @@ func shrunk(t *testing.T, example string, sizes ...string) *task.Task {
 	for _, name := range append(shared, own...) {
 		must.Write(t, dir, name, strings.NewReplacer(sizes...).Replace(must.Read(t, name)))
 	}
-	p, err := task.Read(filepath.Join(dir, example))
+	p, err := task.Find(filepath.Join(dir, example))
 	must.Do(t, err)
 	return p
 }

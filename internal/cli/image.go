@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/text"
 	evaluation "github.com/gpu-mode/kbnode/packaging/image"
 )
@@ -44,7 +45,7 @@ func changeImages(ctx context.Context, s term.Streams, command string, auto, asJ
 	}
 	r, err := do(ctx, u)
 	p.End("")
-	if locked, ok := errors.AsType[*image.LockedError](err); ok && auto {
+	if locked, ok := errors.AsType[*reconcile.LockedError](err); ok && auto {
 		term.Printf(s.Out, "Not now: %v.\n", locked)
 		return nil
 	}

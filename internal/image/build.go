@@ -44,10 +44,7 @@ func (u *Updater) Build(ctx context.Context, src Source, o Options) (Result, err
 	}
 	if err = u.room(ctx); err == nil {
 		err = u.whileIdle(ctx, o, "the build", func(ctx context.Context) error {
-			archive, err := src.Archive()
-			if err != nil {
-				return err
-			}
+			archive := src.archive()
 			defer func() { _ = archive.Close() }()
 			u.say("building %s from %s", u.Name, src.Name)
 			return u.Engine.Build(ctx, building, archive, src.Dockerfile, src.Args, u.report)

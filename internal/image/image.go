@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
 // ownNames is the prefix of the names by which kbnode protects images from docker image
@@ -76,7 +78,7 @@ type Updater struct {
 
 	Say      func(string)   // receives what is being done, in words
 	Progress func(Progress) // receives the progress of a pull or a build
-	// Pause is the time between two looks at the slots. 0 means a second.
+	// Pause is the time between two looks at the slots.
 	Pause time.Duration
 	// Events records what happened to images.
 	Events events.Log
@@ -117,9 +119,10 @@ const (
 // ErrNoPrevious means that there is no image to go back to.
 var ErrNoPrevious = errors.New("no previous image is kept; kbnode image list shows the kept images")
 
-// open takes the lock, reads the state, and continues what was interrupted.
+// open takes the lock, reads the state, and continues what was interrupted. The error is a
+// *reconcile.LockedError if another kbnode has the lock.
 func (u *Updater) open(ctx context.Context) (release func(), err error) {
-	unlock, err := lock(u.Dir)
+	unlock, err := reconcile.LockFile(filepath.Join(u.Dir, lockName))
 	if err != nil {
 		return nil, err
 	}

@@ -1,17 +1,19 @@
 package image
 
 import (
+	"archive/tar"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/text"
 	evaluation "github.com/gpu-mode/kbnode/packaging/image"
 )
@@ -21,11 +23,28 @@ const maxDockerfile = 1 << 20
 
 // Source is what an image is built from.
 type Source struct {
-	Name       string                        // description, for messages
-	Dockerfile string                        // its path in the archive
-	Text       string                        // of the Dockerfile
-	Args       map[string]string             // build arguments that the Dockerfile declares
-	Archive    func() (io.ReadCloser, error) // opens a tar archive at its beginning
+	Name       string            // description, for messages
+	Dockerfile string            // its path in Files
+	Text       string            // of the Dockerfile
+	Args       map[string]string // build arguments that the Dockerfile declares
+	Files      fs.FS             // that it can copy
+}
+
+// archive returns a tar archive of the files.
+func (s Source) archive() io.ReadCloser {
+	r, w := io.Pipe()
+	go func() {
+		t := tar.NewWriter(w)
+		err := t.AddFS(s.Files)
+		if err == nil {
+			err = t.Close()
+		}
+		if err != nil {
+			err = fmt.Errorf("read the build's files: %w", err)
+		}
+		_ = w.CloseWithError(err)
+	}()
+	return r
 }
 
 // OwnSource returns kbnode's own Dockerfile of a variant; "" is the one for the node's GPUs.
@@ -45,8 +64,7 @@ func OwnSource(variant string, args []string) (Source, error) {
 		return Source{}, config.BadInput("--variant %q: write one of %s", variant, names)
 	}
 	return Source{
-		Name: "kbnode's " + variant + ".Dockerfile", Dockerfile: "Dockerfile", Text: body,
-		Archive: func() (io.ReadCloser, error) { return OneFile("Dockerfile", body) },
+		Name: "kbnode's " + variant + ".Dockerfile", Dockerfile: variant + ".Dockerfile", Text: body, Files: evaluation.Files,
 	}.with(args)
 }
 
@@ -71,33 +89,52 @@ func FileSource(name string, args []string) (Source, error) {
 	if err != nil {
 		return Source{}, fmt.Errorf("read Dockerfile: %w", err)
 	}
-	return Source{
-		Name: name, Dockerfile: filepath.Base(path), Text: string(body),
-		Archive: func() (io.ReadCloser, error) { return Directory(filepath.Dir(path)) },
-	}.with(args)
+	return Source{Name: name, Dockerfile: filepath.Base(path), Text: string(body), Files: os.DirFS(filepath.Dir(path))}.with(args)
 }
+
+var (
+	comment  = lazy.Regexp(`(?m)^[ \t]*#.*\n?`)
+	goesOn   = lazy.Regexp(`\\[ \t]*\r?\n`)
+	fromLine = lazy.Regexp(`(?im)^[ \t]*FROM[ \t]+\S`)
+	argLine  = lazy.Regexp(`(?im)^[ \t]*ARG[ \t]+(.+)$`)
+	argName  = lazy.Regexp(`^[A-Za-z_][A-Za-z0-9_]*$`)
+)
+
+// proxies are the arguments that every build accepts, also in lower case.
+var proxies = []string{"ALL_PROXY", "FTP_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"}
 
 // with adds build arguments. It refuses one that the Dockerfile does not know: Docker only warns,
 // and builds something else.
 func (s Source) with(args []string) (Source, error) {
-	known, err := docker.BuildArgs(s.Text)
-	if err != nil {
-		return s, config.BadInput("read %s: %w", s.Name, err)
+	if !fromLine().MatchString(s.Text) {
+		return s, config.BadInput("read %s: it has no FROM, so it is not a Dockerfile", s.Name)
+	}
+	known := map[string]bool{}
+	for _, line := range argLine().FindAllStringSubmatch(goesOn().ReplaceAllString(comment().ReplaceAllString(s.Text, ""), " "), -1) {
+		// A default with blanks yields names that no one declared, which does no harm: the
+		// builder reports them if it gets them.
+		for word := range strings.FieldsSeq(line[1]) {
+			if name, _, _ := strings.Cut(word, "="); argName().MatchString(name) {
+				known[name] = true
+			}
+		}
+	}
+	has := "it has none"
+	if len(known) > 0 {
+		has = "it has " + strings.Join(slices.Sorted(maps.Keys(known)), ", ")
 	}
 	s.Args = map[string]string{}
 	var errs []error
 	for _, arg := range args {
 		key, value, ok := strings.Cut(arg, "=")
+		upper := strings.ToUpper(key)
+		proxy := slices.Contains(proxies, upper) && (key == upper || key == strings.ToLower(key))
 		switch old, twice := s.Args[key]; {
 		case !ok:
 			errs = append(errs, config.BadInput("--build-arg %q: write NAME=VALUE", arg))
 		case twice && old != value:
 			errs = append(errs, config.BadInput("--build-arg %s is both %q and %q; give one of them", key, old, value))
-		case !docker.TakesArg(known, key):
-			has := "it has none"
-			if len(known) > 0 {
-				has = "it has " + strings.Join(slices.Sorted(slices.Values(known)), ", ")
-			}
+		case !known[key] && !proxy:
 			errs = append(errs, config.BadInput("--build-arg %q: %s has no ARG of that name; %s", key, s.Name, has))
 		}
 		s.Args[key] = value

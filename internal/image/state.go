@@ -17,8 +17,8 @@ import (
 const (
 	schema    = 1
 	stateName = "images.json"
-	lockName  = "images.lock"
-	maxState  = 1 << 20 // bytes
+	lockName  = "images.lock" // excludes other updaters
+	maxState  = 1 << 20       // bytes
 	// maxRefused bounds the digests remembered as bad.
 	maxRefused = 32
 )
@@ -209,20 +209,4 @@ func (s *State) retained() []Image {
 		}
 	}
 	return list
-}
-
-// LockedError means that another kbnode is changing the images.
-type LockedError struct{ PID string }
-
-func (e *LockedError) Error() string {
-	return "another kbnode image command runs (pid " + e.PID + "); try again when it is done"
-}
-
-// lock excludes all other updaters until release.
-func lock(dir string) (release func(), err error) {
-	release, err = reconcile.LockFile(filepath.Join(dir, lockName))
-	if locked, ok := errors.AsType[*reconcile.LockedError](err); ok {
-		err = &LockedError{PID: locked.PID}
-	}
-	return release, err
 }

@@ -1,17 +1,17 @@
 package image
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"io"
 	"maps"
 	"strings"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -45,10 +45,6 @@ func (w *world) outcome(t *testing.T, dir string) outcome {
 }
 
 func ref(n int) string { return "reg.example/eval@" + digest(n) }
-
-func build(w *world) Source {
-	return Source{Dockerfile: "Dockerfile", Archive: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(nil)), w.step("archive") }}
-}
 
 // TestCutOff interrupts each kind of run before and after every step, and makes every step
 // fail once. The next run must reach the same outcome as an undisturbed one, and the name
@@ -121,7 +117,7 @@ func TestCutOff(t *testing.T) {
 		{
 			name: "a build",
 			run: func(w *world, dir string) (Result, error) {
-				return w.updater(dir).Build(context.Background(), build(w), Options{})
+				return w.updater(dir).Build(context.Background(), Source{Files: fstest.MapFS{}}, Options{})
 			},
 			prepare: func(t *testing.T, w *world, dir string) {
 				mustDo(t, ActionUpdated)(update(w, dir))
@@ -356,7 +352,7 @@ func TestByHandStays(t *testing.T) {
 	do(Options{}, ActionUpdated)
 	do(Options{Auto: true}, ActionNone)
 	w.built = id(7)
-	mustDo(t, ActionUpdated)(w.updater(dir).Build(t.Context(), build(w), Options{}))
+	mustDo(t, ActionUpdated)(w.updater(dir).Build(t.Context(), Source{Files: fstest.MapFS{}}, Options{}))
 	if r := do(Options{Auto: true}, ActionNone); !strings.Contains(r.Reason, "built here") {
 		t.Errorf("reason is %q", r.Reason)
 	}
@@ -403,10 +399,10 @@ func TestJobGoesFirst(t *testing.T) {
 func TestOneAtATime(t *testing.T) {
 	t.Parallel()
 	w, dir := newWorld(t), t.TempDir()
-	release, err := lock(dir)
+	release, err := w.updater(dir).open(t.Context())
 	must.Do(t, err)
 	_, err = w.updater(dir).Update(t.Context(), Options{})
-	if locked, ok := errors.AsType[*LockedError](err); !ok || locked.PID == "" {
+	if locked, ok := errors.AsType[*reconcile.LockedError](err); !ok || locked.PID == "" {
 		t.Errorf("%v, want LockedError with a process", err)
 	}
 	release()

@@ -18,36 +18,24 @@ type busyError struct{ why string }
 
 func (e *busyError) Error() string { return e.why }
 
-func (u *Updater) pause() time.Duration {
-	if u.Pause > 0 {
-		return u.Pause
-	}
-	return time.Second
-}
-
-// jobs returns the slots that run something. Only the jobs know whether they are timed, so
-// all of them count.
-func jobs(slots []Slot) []string {
-	var names []string
-	for _, s := range slots {
-		if s.Job != "" {
-			names = append(names, s.Name)
-		}
-	}
-	return names
-}
-
 // whileIdle calls do, which would disturb timings, while no slot runs a job: it waits for
 // that, and starts over if a job comes meanwhile.
 func (u *Updater) whileIdle(ctx context.Context, o Options, what string, do func(context.Context) error) error {
 	if o.Beside {
 		return do(ctx)
 	}
+	// Only the jobs know whether they are timed, so all of them count.
 	idle := func(slots []Slot) string {
-		if busy := jobs(slots); len(busy) > 0 {
-			return what + " would disturb the timings of " + strings.Join(busy, ", ")
+		var busy []string
+		for _, s := range slots {
+			if s.Job != "" {
+				busy = append(busy, s.Name)
+			}
 		}
-		return ""
+		if len(busy) == 0 {
+			return ""
+		}
+		return what + " would disturb the timings of " + strings.Join(busy, ", ")
 	}
 	for end := u.deadline(o); ; {
 		if err := u.await(ctx, end, idle, "; --now does not wait for them"); err != nil {
@@ -87,7 +75,7 @@ func (u *Updater) await(ctx context.Context, end time.Time, why func([]Slot) str
 			u.say("waiting: %s%s", text, hint)
 			last = text
 		}
-		if limit.Sleep(ctx, u.pause()) != nil {
+		if limit.Sleep(ctx, u.Pause) != nil {
 			return context.Cause(ctx)
 		}
 	}
@@ -100,7 +88,7 @@ func (u *Updater) interruptible(ctx context.Context, over func([]Slot) bool, do 
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
-		for limit.Sleep(ctx, u.pause()) == nil {
+		for limit.Sleep(ctx, u.Pause) == nil {
 			if slots, err := u.Node.Slots(ctx); err == nil && over(slots) {
 				cancel(errJob)
 			}
@@ -146,7 +134,7 @@ func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 				return Canary{}, &busyError{"a job started in slot " + slot.Name}
 			}
 			u.say("a job started in slot %s and goes first; the image is tried again", slot.Name)
-			if limit.Sleep(ctx, u.pause()) != nil {
+			if limit.Sleep(ctx, u.Pause) != nil {
 				return Canary{}, context.Cause(ctx)
 			}
 			continue

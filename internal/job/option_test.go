@@ -3,6 +3,7 @@ package job_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -164,11 +165,16 @@ func TestOwnPipelines(t *testing.T) {
 	} {
 		p, err := pipeline.Build(tt.kind, pipeline.Options{Queue: "b200", Image: "kernelbot:latest", Profile: tt.asked, AMD: tt.amd})
 		must.Do(t, err)
-		step := p.Steps[0]
-		plugins, err := json.Marshal(step.Plugins)
-		must.Do(t, err)
+		var steps []struct {
+			Command       string
+			Plugins       json.RawMessage
+			ArtifactPaths []string `json:"artifact_paths"`
+		}
+		text, err := json.Marshal(p.Steps)
+		must.Do(t, errors.Join(err, json.Unmarshal(text, &steps)))
+		step := steps[0]
 		s := read(t, build(map[string]string{
-			"BUILDKITE_COMMAND": strings.ReplaceAll(step.Command, "$$", "$"), "BUILDKITE_PLUGINS": string(plugins),
+			"BUILDKITE_COMMAND": strings.ReplaceAll(step.Command, "$$", "$"), "BUILDKITE_PLUGINS": string(step.Plugins),
 			"BUILDKITE_ARTIFACT_PATHS": strings.Join(step.ArtifactPaths, ";"), "BUILDKITE_TIMEOUT": "15",
 		}))
 		if s.Checkout.Mode != job.CheckoutNone || s.Profile != tt.profile || s.Kind != tt.runs || len(s.Artifacts) != len(step.ArtifactPaths) {

@@ -1,6 +1,8 @@
 package node
 
 import (
+	"time"
+
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/image"
@@ -26,7 +28,7 @@ func Images() (*image.Updater, func(), error) {
 		return nil, nil, err
 	}
 	return &image.Updater{
-		Engine: engine, Node: machine, Dir: plan.ImageDir, Name: n.Config.Image.Name, Keep: n.Config.Image.Keep,
+		Engine: engine, Node: machine, Dir: plan.ImageDir, Name: n.Config.Image.Name, Keep: n.Config.Image.Keep, Pause: time.Second,
 		Events: events.Log{File: events.Path},
 	}, func() { _ = engine.Close() }, nil
 }

@@ -7,8 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"reflect"
-	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -45,16 +43,19 @@ func FuzzInflate(f *testing.F) {
 	})
 }
 
-// FuzzParseObject compares the parser with encoding/json: it accepts the same texts with the same
-// values, except for Python's additions. What it reads is written the same again.
+// someDocs are texts that are JSON, or almost.
+var someDocs = []string{
+	`{"a": [1, -0.5e7, "\ud83d\ude00"], "a": null}`, `{"\u0000": NaN, "b": -Infinity, "c": 1e400, "d": -0.0, "e": -0, "f": 1E3}`, `{"a":{"b":{}}}`, ` { } `, `[]`,
+	`{"a": "\ud800\ud83d\ude00", "b": "\udc00\ud800\n\/\\\"", "\ude00": {"z": [], "y": {}}}`, `{"lang": "py", "tests": [{"size": 1}, {"size": 12345678901234567890}]}`,
+	strings.Repeat(`{"a":[`, 30) + strings.Repeat(`]}`, 30), "{\"\u2028\u009b\": \"\u007f\"}", `{"a":01}`, `{"a":1.}`, "{\"a\":\"\t\"}", `{"a":1}}`, `{"a":1,}`, `{"a" 1}`, `{"a":"\x"}`,
+	``, `{`, `{"a"}`, `{"a":}`, `{a:1}`, `{'a':1}`, `{"a":.5}`, `{"a":+1}`, `{"a":-}`, `{"a":1e}`, `{"a":[1,]}`, `{"a":[1 2]}`, `{"a":"`, `{"a":"\u12"}`, `{"a":"\u+123"}`,
+	"{\"a\":\"\n\"}", `{"a":nul}`, `{"a":-infinity}`, `{"a":1}x`, "{\"a\":\u00a01}", `{"b": 1, "a": 2, "b": 3}`,
+}
+
+// FuzzParseObject compares the parser with encoding/json: it accepts the same texts, except for
+// Python's additions. What it reads is written the same again. TestAgreesWithPython compares values.
 func FuzzParseObject(f *testing.F) {
-	for _, doc := range []string{
-		`{"a": [1, -0.5e7, "\ud83d\ude00"], "a": null}`, `{"\u0000": NaN, "b": -Infinity, "c": 1e400, "d": -0.0, "e": -0, "f": 1E3}`, `{"a":{"b":{}}}`, ` { } `, `[]`,
-		`{"a": "\ud800\ud83d\ude00", "b": "\udc00\ud800\n\/\\\"", "\ude00": {"z": [], "y": {}}}`, `{"lang": "py", "tests": [{"size": 1}, {"size": 12345678901234567890}]}`,
-		strings.Repeat(`{"a":[`, 30) + strings.Repeat(`]}`, 30), "{\"\u2028\u009b\": \"\u007f\"}", `{"a":01}`, `{"a":1.}`, "{\"a\":\"\t\"}", `{"a":1}}`, `{"a":1,}`, `{"a" 1}`, `{"a":"\x"}`,
-		``, `{`, `{"a"}`, `{"a":}`, `{a:1}`, `{'a':1}`, `{"a":.5}`, `{"a":+1}`, `{"a":-}`, `{"a":1e}`, `{"a":[1,]}`, `{"a":[1 2]}`, `{"a":"`, `{"a":"\u12"}`, `{"a":"\u+123"}`,
-		"{\"a\":\"\n\"}", `{"a":nul}`, `{"a":-infinity}`, `{"a":1}x`, "{\"a\":\u00a01}", `{"b": 1, "a": 2, "b": 3}`,
-	} {
+	for _, doc := range someDocs {
 		f.Add(doc)
 	}
 	f.Fuzz(func(t *testing.T, doc string) {
@@ -76,13 +77,8 @@ func FuzzParseObject(f *testing.F) {
 			}
 			return
 		}
-		switch named := strings.Contains(doc, "NaN") || strings.Contains(doc, "Infinity"); {
-		case stdErr != nil && !named:
+		if stdErr != nil && !strings.Contains(doc, "NaN") && !strings.Contains(doc, "Infinity") {
 			t.Errorf("accepted what encoding/json refuses: %v", stdErr)
-		case stdErr == nil && !strings.Contains(doc, `\u`): // encoding/json does not keep surrogates
-			if want, got := numbers(std), plain(o); !reflect.DeepEqual(want, got) {
-				t.Errorf("values are %v, with encoding/json %v", got, want)
-			}
 		}
 		if r := Repr(o); strings.ContainsAny(r, "\n\r\x00\x1b\u009b\u2028") {
 			t.Errorf("repr holds a control character: %q", r)
@@ -93,51 +89,4 @@ func FuzzParseObject(f *testing.F) {
 			t.Errorf("%q was written as %q: %v", doc, text, err)
 		}
 	})
-}
-
-// numbers converts encoding/json's numbers as Python does: integers have any size, and numbers out of
-// range are infinite.
-func numbers(v any) any {
-	switch v := v.(type) {
-	case map[string]any:
-		for k, e := range v {
-			v[k] = numbers(e)
-		}
-	case []any:
-		for i, e := range v {
-			v[i] = numbers(e)
-		}
-	case json.Number:
-		if strings.ContainsAny(string(v), ".eE") {
-			f, _ := strconv.ParseFloat(string(v), 64) // an infinity if out of range
-			return f
-		}
-		if v == "-0" {
-			return json.Number("0")
-		}
-	}
-	return v
-}
-
-// plain converts a value to what encoding/json would return.
-func plain(v Value) any {
-	switch v := v.(type) {
-	case *Object:
-		m := map[string]any{}
-		for k, e := range v.All() {
-			m[k] = plain(e)
-		}
-		return m
-	case []Value:
-		l := make([]any, len(v))
-		for i, e := range v {
-			l[i] = plain(e)
-		}
-		return l
-	case Int:
-		return json.Number(v)
-	case Float:
-		return float64(v)
-	}
-	return v
 }

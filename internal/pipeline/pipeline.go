@@ -3,12 +3,16 @@
 package pipeline
 
 import (
+	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"gopkg.in/yaml.v3"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/lazy"
@@ -51,47 +55,12 @@ type Options struct {
 
 // Pipeline is a pipeline's configuration. Buildkite also accepts it as JSON.
 type Pipeline struct {
-	Steps []Step `json:"steps" yaml:"steps"`
-	kind  string
+	Steps []any `json:"steps" yaml:"steps"`
+	text  []byte
 }
 
-// Step is a command step:
-// https://buildkite.com/docs/pipelines/configure/step-types/command-step.
-// Strings have $$ where the command sees a dollar sign.
-type Step struct {
-	Label         string            `json:"label" yaml:"label"`
-	Command       string            `json:"command" yaml:"command"`
-	Agents        map[string]string `json:"agents" yaml:"agents"`
-	Plugins       []Plugin          `json:"plugins,omitempty" yaml:"plugins,omitempty"`
-	ArtifactPaths []string          `json:"artifact_paths,omitempty" yaml:"artifact_paths,omitempty"`
-	Timeout       int               `json:"timeout_in_minutes" yaml:"timeout_in_minutes"`
-	Retry         Retry             `json:"retry" yaml:"retry"`
-}
-
-// Plugin maps the docker plugin's name and version to its options.
-type Plugin map[string]Docker
-
-// Docker holds the options of the docker plugin that the steps use.
-type Docker struct {
-	Image                string   `json:"image" yaml:"image"`
-	GPUs                 string   `json:"gpus,omitempty" yaml:"gpus,omitempty"`
-	Init                 *bool    `json:"init,omitempty" yaml:"init,omitempty"`
-	Environment          []string `json:"environment,omitempty" yaml:"environment,omitempty"`
-	PropagateEnvironment bool     `json:"propagate-environment" yaml:"propagate-environment"`
-}
-
-// Retry says which jobs Buildkite retries automatically.
-type Retry struct {
-	Automatic []Rule `json:"automatic" yaml:"automatic"`
-}
-
-// Rule matches jobs that failed with one of the exit statuses and for the reason:
-// https://buildkite.com/docs/pipelines/configure/retry.
-type Rule struct {
-	ExitStatus   []int  `json:"exit_status,omitempty" yaml:"exit_status,omitempty,flow"` // empty means 1 to 255
-	SignalReason string `json:"signal_reason" yaml:"signal_reason"`
-	Limit        int    `json:"limit" yaml:"limit"`
-}
+// YAML returns the pipeline as YAML, with a header that says what it is for.
+func (p *Pipeline) YAML() []byte { return p.text }
 
 // The forms allow no character that is special to YAML, Buildkite's interpolation or a shell,
 // except in values of tags, which no shell sees.
@@ -112,22 +81,27 @@ func Build(kind string, o Options) (*Pipeline, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	if o.Queue == "" {
-		o.Queue = QueueVariable
+	o.Queue, o.Image, o.Timeout = cmp.Or(o.Queue, QueueVariable), cmp.Or(o.Image, ImageVariable), cmp.Or(o.Timeout, DefaultTimeout)
+	label, command := "upload an artifact", artifactScript
+	switch kind {
+	case Eval:
+		label, command, o.Profile = "evaluate", "", cmp.Or(o.Profile, config.ProfileStrict)
+	case DockerTest:
+		label, command = "inspect a container", dockerScript(o.AMD)
 	}
-	if o.Timeout == 0 {
-		o.Timeout = DefaultTimeout
+	o.Label = cmp.Or(o.Label, label+" on "+o.Queue)
+	agents := map[string]string{"queue": o.Queue}
+	maps.Copy(agents, o.Agents)
+	o.Agents = agents
+	var b bytes.Buffer
+	if err := newLayout().Execute(&b, map[string]any{"Kind": kind, "About": About[kind], "Script": escape(command), "Options": o}); err != nil {
+		panic(err)
 	}
-	st := Step{
-		Label: o.Label, Agents: map[string]string{"queue": o.Queue},
-		Timeout: o.Timeout, Retry: Retry{Automatic: slices.Clone(infrastructure)},
+	p := &Pipeline{text: b.Bytes()}
+	if err := yaml.Unmarshal(p.text, p); err != nil {
+		panic(err)
 	}
-	maps.Copy(st.Agents, o.Agents)
-	label := fill(&st, kind, o)
-	if st.Label == "" {
-		st.Label = label + " on " + o.Queue
-	}
-	return &Pipeline{Steps: []Step{st}, kind: kind}, nil
+	return p, nil
 }
 
 func (o Options) check() error {

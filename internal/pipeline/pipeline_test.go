@@ -1,14 +1,11 @@
 package pipeline_test
 
 import (
-	"encoding/json"
 	"flag"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
-	"gopkg.in/yaml.v3"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
@@ -45,7 +42,6 @@ func TestGolden(t *testing.T) {
 	archive := txtar.Archive{Comment: []byte("What kbnode pipeline prints. go test ./internal/pipeline -update writes it.\n\n")}
 	for _, c := range cases {
 		p := build(t, c.kind, c.options)
-		same(t, p)
 		archive.Files = append(archive.Files, txtar.File{Name: c.name, Data: p.YAML()})
 		for line := range strings.Lines(string(p.YAML())) {
 			if strings.HasPrefix(strings.TrimSpace(line), "#") && strings.Contains(line, "$") {
@@ -54,22 +50,6 @@ func TestGolden(t *testing.T) {
 		}
 	}
 	must.Golden(t, "testdata/pipelines.txtar", *update, string(txtar.Format(&archive)))
-}
-
-// same checks that the YAML and the JSON of a pipeline are the same document.
-func same(tb testing.TB, p *pipeline.Pipeline) {
-	tb.Helper()
-	text, err := json.Marshal(p)
-	must.Do(tb, err)
-	// JSON is YAML, so that one reader reads both.
-	var fromJSON, fromYAML any
-	must.Do(tb, yaml.Unmarshal(text, &fromJSON))
-	if err := yaml.Unmarshal(p.YAML(), &fromYAML); err != nil {
-		tb.Fatalf("%v in\n%s", err, p.YAML())
-	}
-	if diff := cmp.Diff(fromJSON, fromYAML); diff != "" {
-		tb.Errorf("YAML (+) is not what JSON (-) is: %s", diff)
-	}
 }
 
 func TestBuildRefuses(t *testing.T) {
@@ -115,10 +95,6 @@ func FuzzBuild(f *testing.F) {
 		if err != nil {
 			return
 		}
-		same(t, p)
-		var back pipeline.Pipeline
-		must.Do(t, yaml.Unmarshal(p.YAML(), &back))
-		must.Equal(t, p.Steps, back.Steps)
 		// The fake's parser substitutes variables.
 		env := map[string]string{"KERNELBOT_QUEUE": "from-the-build", "HOME": "leaked"}
 		b := submit(t, string(p.YAML()), env)
@@ -133,10 +109,8 @@ func FuzzBuild(f *testing.F) {
 		if label != "" && b.Jobs[0].Name != label {
 			t.Errorf("the label is %q, want %q", b.Jobs[0].Name, label)
 		}
-		plain := build(t, kind, pipeline.Options{Image: image})
-		if got, want := p.Steps[0].Command, plain.Steps[0].Command; got != want {
-			t.Errorf("the command is %q, want %q", got, want)
-		}
+		command := func(p *pipeline.Pipeline) any { return p.Steps[0].(map[string]any)["command"] }
+		must.Equal(t, command(build(t, kind, pipeline.Options{Image: image})), command(p))
 		if strings.Contains(b.Jobs[0].Command, "leaked") {
 			t.Errorf("the command is %q", b.Jobs[0].Command)
 		}

@@ -36,14 +36,10 @@ func read(data []byte, strict bool) (*Result, error) {
 		return nil, fmt.Errorf("read %s: it is not one JSON document; it may be cut off", File)
 	}
 	type plain Result
-	var r *struct {
+	r, err := decode[struct {
 		plain
 		Runs Pairs[json.RawMessage] `json:"runs"`
-	}
-	err := decode(data, &r, strict)
-	if err == nil && r == nil {
-		err = errors.New("it is null")
-	}
+	}](data, strict)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %s", File, text.Line(err.Error(), maxError))
 	}
@@ -51,11 +47,7 @@ func read(data []byte, strict bool) (*Result, error) {
 		r.System = nil
 	}
 	for _, run := range r.Runs {
-		var ev *Evaluation
-		err := decode(run.Value, &ev, strict)
-		if err == nil && ev == nil {
-			err = errors.New("it is null")
-		}
+		ev, err := decode[Evaluation](run.Value, strict)
 		if err != nil {
 			return nil, fmt.Errorf("read %s: run %s: %s", File, text.Line(run.Key, maxLine), text.Line(err.Error(), maxError))
 		}
@@ -64,12 +56,15 @@ func read(data []byte, strict bool) (*Result, error) {
 	return (*Result)(&r.plain), nil
 }
 
-func decode(data []byte, into any, strict bool) error {
+func decode[T any](data []byte, strict bool) (v *T, err error) {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	if strict {
 		dec.DisallowUnknownFields()
 	}
-	return dec.Decode(into)
+	if err = dec.Decode(&v); err == nil && v == nil {
+		err = errors.New("it is null")
+	}
+	return v, err
 }
 
 // ReadFile returns the content of a result.json below root, where anyone may have put

@@ -48,6 +48,11 @@ func TestReadRefused(t *testing.T) {
 			t.Errorf("%q is %+v", text, r)
 		}
 	}
+	for _, text := range []string{`{"more": 1}`, `{"runs": {"test": {"more": 1}}}`} {
+		if _, err := ReadStrict([]byte(text)); err == nil {
+			t.Errorf("%q is accepted", text)
+		}
+	}
 }
 
 // FuzzRead checks that a hostile job's result does no harm and reaches a terminal

@@ -5,6 +5,7 @@ package result
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
 	"time"
 )
 
@@ -115,35 +116,29 @@ func (p Pairs[T]) MarshalJSON() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
+// index returns where a key is, -1 if it is nowhere.
+func (p Pairs[T]) index(key string) int {
+	return slices.IndexFunc(p, func(m Pair[T]) bool { return m.Key == key })
+}
+
 // Get returns the value of a key, or the zero value.
 func (p Pairs[T]) Get(key string) (v T) {
-	for _, m := range p {
-		if m.Key == key {
-			return m.Value
-		}
+	if i := p.index(key); i >= 0 {
+		return p[i].Value
 	}
 	return v
 }
 
 // Has reports whether p has a key.
-func (p Pairs[T]) Has(key string) bool {
-	for _, m := range p {
-		if m.Key == key {
-			return true
-		}
-	}
-	return false
-}
+func (p Pairs[T]) Has(key string) bool { return p.index(key) >= 0 }
 
 // Set sets the value of a key, which may be new.
 func (p *Pairs[T]) Set(key string, v T) {
-	for i := range *p {
-		if (*p)[i].Key == key {
-			(*p)[i].Value = v
-			return
-		}
+	if i := p.index(key); i >= 0 {
+		(*p)[i].Value = v
+	} else {
+		*p = append(*p, Pair[T]{key, v})
 	}
-	*p = append(*p, Pair[T]{key, v})
 }
 
 // Time is a time that is written like Python's naive datetime.isoformat: without a zone. One

@@ -141,10 +141,8 @@ func (f *fields) choice(key string, words ...string) string {
 	if !ok {
 		return ""
 	}
-	for _, w := range words {
-		if v == w {
-			return w
-		}
+	if word, _ := v.(string); slices.Contains(words, word) {
+		return word
 	}
 	f.refuse("%s: is %.100s; it must be one of %s", key, payload.Repr(v), strings.Join(words, ", "))
 	return ""

@@ -1,7 +1,6 @@
 package runner
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -10,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
-	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -55,7 +53,7 @@ func TestLogInBuildkite(t *testing.T) {
 	}
 }
 
-// The log shows only those parts of the payload that the result has.
+// The log names each step, and shows only those parts of the payload that the result has.
 func TestLogKeepsThePayload(t *testing.T) {
 	t.Parallel()
 	cases := []map[string]any{{"seed": 271828182}}
@@ -64,9 +62,10 @@ func TestLogKeepsThePayload(t *testing.T) {
 		"sources": map[string]any{"submission.py": "secret = 161803398\n", "eval.py": report + `o("test-count: 1\ncheck: pass\n")`},
 	}, "BUILDKITE=true", "BUILDKITE_AGENT_ACCESS_TOKEN=bkaj-123456789")
 	log := j.stdout.String() + j.stderr.String()
-	if !strings.Contains(log, "Passed: test, benchmark and leaderboard") {
-		t.Errorf("the log is %s", log)
-	}
+	must.Equal(t, []string{
+		"--- :compile: test: compile", "--- :test_tube: test: run", "--- :compile: benchmark: compile", "--- :stopwatch: benchmark: run",
+		"--- :compile: leaderboard: compile", "--- :trophy: leaderboard: run", "+++ :white_check_mark: Passed: test, benchmark and leaderboard",
+	}, groupLine.FindAllString(log, -1))
 	for _, secret := range []string{"314159265", "271828182", "161803398", "bkaj-123456789"} {
 		if strings.Contains(log, secret) {
 			t.Errorf("%s is in the log:\n%s", secret, log)
@@ -88,21 +87,6 @@ func TestLogIsClosed(t *testing.T) {
 	if code != 0 || at(result, "runs", "test", "run", "passed") != true {
 		t.Errorf("exit code %d, result %v", code, result)
 	}
-}
-
-func TestBeginNamesEveryStep(t *testing.T) {
-	t.Parallel()
-	var b bytes.Buffer
-	l := &buildLog{Log: result.Log{W: &b, Groups: true}}
-	for _, name := range []string{"test", "benchmark", "leaderboard", "profile.10"} {
-		l.begin("run", name)
-	}
-	l.begin("compile", "profile.0")
-	l.Groups = false
-	l.begin("run", "test")
-	want := "--- :test_tube: test: run\n--- :stopwatch: benchmark: run\n--- :trophy: leaderboard: run\n--- :mag: profile.10: run\n" +
-		"--- :compile: profile.0: compile\ntest: run\n"
-	must.Equal(t, want, b.String())
 }
 
 func TestConfig(t *testing.T) {

@@ -28,14 +28,6 @@ func TestParsePopcornIsBounded(t *testing.T) {
 	}
 }
 
-func TestQuote(t *testing.T) {
-	t.Parallel()
-	got := quote([]string{"python3", "", "it's", "a b", "A-z_0@%+=:,./", "é", "$x"})
-	if want := `python3 '' 'it'"'"'s' 'a b' A-z_0@%+=:,./ 'é' '$x'`; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
-}
-
 func TestChildEnv(t *testing.T) {
 	t.Parallel()
 	for env, want := range map[string]bool{
@@ -229,15 +221,6 @@ func TestParseLimits(t *testing.T) {
 		}
 		if c.benchmark != (limit{180, "180"}) {
 			t.Errorf("a limit that is not given: got %v", c.benchmark)
-		}
-	}
-}
-
-func TestEmptyCases(t *testing.T) {
-	t.Parallel()
-	for _, none := range []string{"[]", "{}", `""`} {
-		if c := parse(t, `{"lang":"py","mode":"test","main":"a","sources":{"a":""},"tests":`+none+`}`); c.tests != "" {
-			t.Errorf("%s: got %q", none, c.tests)
 		}
 	}
 }

@@ -80,44 +80,8 @@ func TestGPUOf(t *testing.T) {
 	}
 }
 
-// TestFits tries every type of GPU with the queue of every other one.
 func TestFits(t *testing.T) {
 	t.Parallel()
-	names := []string{"B200_BK", "H100_BK", "MI300_BK", "L40S_BK", "B200_Nebius", "nvidia-h100", "amd-mi250", "MI300x8", "b200-1g-23gb", "MI300-CPX"}
-	for model := range archs {
-		names = append(names, strings.ToUpper(model))
-	}
-	refused := 0
-	for _, name := range names {
-		mine, ok := find(name)
-		if !ok {
-			t.Fatal(name)
-		}
-		for _, other := range names {
-			g, _ := find(other)
-			fits := mine.model == g.model && (mine.shape == "" || mine.shape == g.shape)
-			err := Target{Queue: g.Queue}.Fits(name, "")
-			if (err == nil) != fits {
-				t.Errorf("--gpu %s --queue %s: %v", name, g.Queue, err)
-			}
-			if err != nil {
-				refused++
-				if !strings.Contains(err.Error(), "leave out --queue for queue "+mine.Queue+", or --gpu for queue "+g.Queue) {
-					t.Errorf("--gpu %s --queue %s: %v", name, g.Queue, err)
-				}
-			}
-			// The queue alone, with the architecture of the other type.
-			if mine.model == g.model && mine.Arch != "" && (Target{Queue: g.Queue}).Fits("", mine.Arch) != nil {
-				t.Errorf("--queue %s --arch %s: refused", g.Queue, mine.Arch)
-			}
-		}
-		if own, ok := find(mine.Queue); mine.Queue != "test" && (!ok || own.Arch != mine.Arch) {
-			t.Errorf("queue %s is for %+v, want architecture %s", mine.Queue, own, mine.Arch)
-		}
-	}
-	if refused < 1000 {
-		t.Errorf("only %d pairs are refused", refused)
-	}
 	for _, tt := range []struct {
 		queue, gpu, arch string
 		ok               bool
@@ -125,10 +89,17 @@ func TestFits(t *testing.T) {
 		{"b200", "", "90a", false}, {"b200", "", "90", false}, {"b200", "", "100a", true}, {"b200", "", "100f", true}, {"b200", "", "103", false},
 		{"b300", "", "100", true}, {"b300", "", "100a", false}, {"h100", "", "90", true}, {"h100", "", "80", false}, {"l40s", "", "80", true}, {"a100", "", "89", false},
 		{"mi300", "", "90a", false}, {"mi300", "", "", true}, {"test", "", "89", true}, {"test", "H100_BK", "", false}, {"h100", "H100_BK", "100", false},
+		{"h100", "B200_BK", "", false}, {"b200", "b200-1g-23gb", "", false}, {"b200-1g-23gb", "B200_BK", "", true}, {"b200-1g-23gb", "b200-2g-45gb", "", false},
+		{"mi300x8", "MI300x8", "", true}, {"nvidia-h100", "H100_BK", "", true}, {"amd-mi250", "MI300_BK", "", false}, {"l40s", "L40S_BK", "", true},
 		{"kernels", "H100_BK", "100", true}, {"kernels", "", "1", true}, {"b200", "tpu", "100", true}, {"b200", "", "sm_90", true}, {"", "", "90a", true},
 	} {
 		if err := (Target{Queue: tt.queue}).Fits(tt.gpu, tt.arch); (err == nil) != tt.ok {
 			t.Errorf("%+v: %v", tt, err)
+		}
+	}
+	for model, arch := range archs {
+		if g, ok := find(model); !ok || g.Queue != model || g.Arch != arch {
+			t.Errorf("%s is %+v", model, g)
 		}
 	}
 	if g, ok := find("test"); ok {

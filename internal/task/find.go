@@ -13,8 +13,10 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// Find reads a problem as Read does, or the example of that name if there is no such
-// directory or file.
+// Find reads the problem in a directory, or of a task.yml, or the example of that name if there is no
+// such directory or file. The error has every fault of task.yml, with its line and what to write instead.
+// A file's source may be outside the directory, since problems share files, so someone else's task.yml
+// can name any text file that this process can read.
 func Find(name string) (*Task, error) {
 	info, err := os.Stat(name)
 	switch {
@@ -22,8 +24,12 @@ func Find(name string) (*Task, error) {
 		return ReadFS(examples.Files, name)
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("%s is neither an example nor a directory; %s", quote(name), instead(name))
-	case err == nil && info.IsDir():
-		file := filepath.Join(name, FileName)
+	case err != nil:
+		return nil, fmt.Errorf("read task: %w", err)
+	}
+	file := filepath.Clean(name)
+	if info.IsDir() {
+		file = filepath.Join(name, FileName)
 		_, err := os.Stat(file)
 		switch absent := errors.Is(err, fs.ErrNotExist); {
 		case absent && slices.Contains(Examples(), name):
@@ -32,7 +38,7 @@ func Find(name string) (*Task, error) {
 			return nil, fmt.Errorf("%s does not exist; %s", file, instead(name))
 		}
 	}
-	return Read(name)
+	return load(&Task{Dir: filepath.Dir(file)}, file)
 }
 
 // Examples returns the names of the problems that kbnode carries along.

@@ -29,7 +29,7 @@ func TestFindExamples(t *testing.T) {
 		t.Errorf("examples: %q", all)
 	}
 	for _, name := range all {
-		there, err := Read(filepath.Join("../../examples", name))
+		there, err := Find(filepath.Join("../../examples", name))
 		must.Do(t, err)
 		here, err := Find(name)
 		must.Do(t, err)
@@ -54,11 +54,12 @@ func TestFind(t *testing.T) {
 	// A directory wins over an example of the same name, even if it is no problem.
 	must.Do(t, os.Symlink(dir, "prefix_python"))
 	t.Cleanup(func() { _ = os.Remove("prefix_python") })
-	for _, name := range []string{"prefix_python", dir, base, base + "/", filepath.Join(base, FileName)} {
-		if got, err := Find(name); err != nil || got.Submission != "sub.py" {
+	for name, in := range map[string]string{"prefix_python": "prefix_python", dir: dir, base: base, base + "/": base, filepath.Join(base, FileName): base} {
+		if got, err := Find(name); err != nil || got.Submission != "sub.py" || got.Dir != in {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
 	}
+	must.Do(t, os.MkdirAll(filepath.Join(dir, "odd", FileName), 0o755))
 	must.Do(t, os.Mkdir(filepath.Join(dir, "identity_cuda"), 0o755))
 	t.Chdir(dir)
 	if got, err := Find("."); err != nil || got.Name() != base {
@@ -80,6 +81,8 @@ func TestFind(t *testing.T) {
 		strings.Repeat("x", 300): "file name too long",
 		"\x1b[2Jnone":            `"\x1b[2Jnone" is neither`,
 		"testdata":               "name a directory that has a task.yml, or an example: ",
+		"odd":                    "odd/task.yml is not a file; name a regular file",
+		os.DevNull:               os.DevNull + " is not a file; name a regular file",
 	} {
 		if got, err := Find(name); err == nil || !strings.Contains(err.Error(), want) || len(err.Error()) > 4000 {
 			t.Errorf("%.40q: %+v, %v; want %s", name, got, err, want)

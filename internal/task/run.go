@@ -23,16 +23,13 @@ func Runs(mode string) []string {
 
 // RunTime returns how long a job of a mode may run.
 func (t *Task) RunTime(mode string) time.Duration {
+	limits := map[string]time.Duration{"test": t.TestTimeout, "benchmark": t.BenchmarkTimeout, "leaderboard": t.RankedTimeout}
 	limit := Overhead
-	switch mode {
-	case "test":
-		limit += t.TestTimeout
-	case "benchmark":
-		limit += t.BenchmarkTimeout
-	case "profile":
+	for _, run := range Runs(mode) {
+		limit += limits[run]
+	}
+	if mode == "profile" {
 		limit += t.BenchmarkTimeout * time.Duration(max(1, t.Benchmarks))
-	default:
-		limit += t.TestTimeout + t.BenchmarkTimeout + t.RankedTimeout
 	}
 	if t.Lang == CUDA {
 		limit += 6 * time.Minute // the compiler may run three times

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -64,27 +63,7 @@ type file struct {
 	submission bool
 }
 
-// Read reads the problem in a directory, or of a task.yml. The error has every
-// fault of task.yml, with its line and what to write instead. A file's source may
-// be outside the directory, since problems share files, so someone else's task.yml
-// can name any text file that this process can read.
-func Read(name string) (*Task, error) {
-	name = filepath.Clean(name)
-	info, err := os.Stat(name)
-	if err == nil && info.IsDir() {
-		name = filepath.Join(name, FileName)
-		_, err = os.Stat(name)
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s does not exist; name a directory that has a %s", name, FileName)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read task: %w", err)
-	}
-	return load(&Task{Dir: filepath.Dir(name)}, name)
-}
-
-// ReadFS is Read for the problem in a directory of files that are not on this machine.
+// ReadFS reads the problem in a directory of files that are not on this machine.
 func ReadFS(files fs.FS, dir string) (*Task, error) {
 	return load(&Task{Dir: dir, Root: files}, path.Join(dir, FileName))
 }

@@ -57,7 +57,7 @@ func TestPython(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(problem(t, pythonTask), "sum")
 	must.Do(t, os.WriteFile(filepath.Join(dir, "../eval.py"), []byte("a\r\nb\rc\n"), 0o600))
-	p, err := Read(dir)
+	p, err := Find(dir)
 	must.Do(t, err)
 	doc, err := p.Config("x = \"é\"\r\n", "", "leaderboard")
 	must.Do(t, err)
@@ -70,14 +70,16 @@ func TestPython(t *testing.T) {
 	must.Equal(t, []any{
 		dir, Python, map[string]string{"Python": "pass\n", "Triton": "pass\n"}, 2, 1, "last", "submission.py", 90 * time.Second, 3 * time.Minute, 500 * time.Millisecond,
 	}, got)
-	if again, err := Read(filepath.Join(dir, FileName)); err != nil || again.Dir != dir {
-		t.Errorf("by its file: %+v, %v", again, err)
+	for mode, seconds := range map[string]float64{"test": 90, "benchmark": 180, "leaderboard": 270.5, "private": 270.5, "profile": 180} {
+		if got := (p.RunTime(mode) - Overhead).Seconds(); got != seconds {
+			t.Errorf("mode %s may take %v s", mode, got)
+		}
 	}
 }
 
 func TestCUDA(t *testing.T) {
 	t.Parallel()
-	p, err := Read(problem(t, `
+	p, err := Find(problem(t, `
 -- task.yml --
 lang: cu
 files:
@@ -114,7 +116,7 @@ ranking_by: geom
 
 func TestConfigRefuses(t *testing.T) {
 	t.Parallel()
-	p, err := Read(problem(t, `
+	p, err := Find(problem(t, `
 -- task.yml --
 lang: py
 files: [{name: a.py, source: "@SUBMISSION@"}]
@@ -151,28 +153,12 @@ func TestFaults(t *testing.T) {
 			for name, bytes := range map[string]string{"latin1.py": "\xe9", "large.py": strings.Repeat(" ", maxFile+1), "half.py": strings.Repeat(" ", maxFile)} {
 				must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(bytes), 0o600))
 			}
-			_, err = Read(dir)
+			_, err = Find(dir)
 			if err == nil {
 				t.Fatal("was accepted")
 			}
 			must.Equal(t, string(want), strings.ReplaceAll(err.Error(), dir+"/", "")+"\n")
 		})
-	}
-}
-
-func TestReadRefuses(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	must.Do(t, os.MkdirAll(filepath.Join(dir, "odd", FileName), 0o755))
-	for path, want := range map[string]string{
-		dir:                        dir + "/task.yml does not exist; name a directory that has a task.yml",
-		filepath.Join(dir, "none"): dir + "/none does not exist; name a directory that has a task.yml",
-		filepath.Join(dir, "odd"):  dir + "/odd/task.yml is not a file; name a regular file",
-		os.DevNull:                 os.DevNull + " is not a file; name a regular file",
-	} {
-		if _, err := Read(path); err == nil || err.Error() != want {
-			t.Errorf("got %v, want %s", err, want)
-		}
 	}
 }
 
@@ -183,7 +169,7 @@ func TestDefinition(t *testing.T) {
 	for dir, config := range map[string][]string{
 		"prefix_python": {"main"}, "identity_cuda": {"compile_flags", "defines", "include_dirs", "sources"},
 	} {
-		p, err := Read("../../examples/" + dir)
+		p, err := Find("../../examples/" + dir)
 		must.Do(t, err)
 		var all map[string]json.RawMessage
 		var some struct {

@@ -6,8 +6,10 @@ import (
 	"slices"
 )
 
+// Files are all the Dockerfiles, VARIANT.Dockerfile.
+//
 //go:embed *.Dockerfile
-var files embed.FS
+var Files embed.FS
 
 // Variants are the images that there are.
 var Variants = []string{"cpu", "cuda", "rocm"}
@@ -18,7 +20,7 @@ func Dockerfile(variant string) string {
 	if !slices.Contains(Variants, variant) {
 		return ""
 	}
-	text, err := files.ReadFile(variant + ".Dockerfile")
+	text, err := Files.ReadFile(variant + ".Dockerfile")
 	if err != nil {
 		panic(err) // it is embedded
 	}
