@@ -8,8 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -110,9 +108,10 @@ func newConfigShow(s term.Streams) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "show",
-		Short: "Show every configuration key, its value and its origin",
-		Long: `Show every configuration key, its value and its origin, as a configuration file. Users,
-passwords and query strings in URLs are not shown.`,
+		Short: "Show the configuration of this node, with the defaults",
+		Long: `Show the configuration of this node, with the defaults, as a configuration file. A key
+that is not shown is decided by the machine. Users, passwords and query strings in URLs
+are not shown.`,
 		Example: `  kbnode config show >node.yaml
   kbnode config show --json | jq -r .config.queue`,
 		RunE: func(*cobra.Command, []string) error {
@@ -131,51 +130,29 @@ passwords and query strings in URLs are not shown.`,
 
 func showConfig(s term.Streams, n *node.Node, env func(string) string, asJSON bool) error {
 	file := filepath.Join(cmp.Or(n.Name, n.Root), plan.ConfigPath)
-	data, err := n.ReadFile(plan.ConfigPath)
-	missing := errors.Is(err, fs.ErrNotExist)
-	if errors.Is(err, fs.ErrPermission) {
-		return fmt.Errorf("read configuration: %w; use sudo", err)
-	}
-	if err != nil && !missing {
-		return fmt.Errorf("read configuration: %w", err)
-	}
-	f, err := config.Read(file, data)
-	if err != nil {
-		return err
-	}
-	over, err := config.FromEnv(env)
-	if err != nil {
-		return err
-	}
-	list, err := config.Effective(f, over)
-	if err != nil {
-		return err
-	}
-	if missing {
+	if _, err := n.ReadFile(plan.ConfigPath); errors.Is(err, fs.ErrNotExist) {
 		file = ""
-	} else if !plan.IsMarked(string(data)) && !reflect.DeepEqual(config.Merge(f.Config, over), f.Config) {
-		s.Warn("%s was written by hand and conflicts with the environment; kbnode install would refuse it", plan.ConfigPath)
 	}
-	if asJSON {
-		shown, err := config.Show(file, list)
-		if err != nil {
-			return err
-		}
-		return term.PrintJSON(s.Out, shown)
+	err := n.Load(env, config.Config{})
+	if input, ok := errors.AsType[*config.InputError](err); ok {
+		return input.Err // as of config check, exit code 1
 	}
-	out := fmt.Sprintf("# The configuration of this node. File: %s\n", cmp.Or(file, "none"))
-	body, err := config.Text(list)
+	if errors.Is(err, fs.ErrPermission) {
+		err = fmt.Errorf("%w; use sudo", err)
+	}
 	if err != nil {
 		return err
 	}
-	if slices.ContainsFunc(list, func(v config.Setting) bool { return v.Hidden }) {
-		out += "# Secrets are shown as xxxxx: restore them before you use this file.\n"
+	shown, err := config.Show(file, n.Config)
+	if err != nil {
+		return err
 	}
-	if _, ok := term.Terminal(s.Out); ok {
-		out, body = text.Block(out), text.Block(body)
-	}
-	term.Verbatim(s.Out, out+body)
-	return nil
+	return s.Print(asJSON, shown, func() {
+		if _, ok := term.Terminal(s.Out); ok {
+			shown.Text = text.Block(shown.Text)
+		}
+		term.Verbatim(s.Out, shown.Text)
+	})
 }
 
 // packagedBinary is where the .deb and the .rpm install kbnode.

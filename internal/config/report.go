@@ -1,7 +1,9 @@
 package config
 
 import (
+	"cmp"
 	"errors"
+	"reflect"
 
 	"gopkg.in/yaml.v3"
 
@@ -32,24 +34,42 @@ func CheckFile(name string, doc []byte) (Checked, error) {
 
 // Shown is the JSON of kbnode config show; docs/configuration.md describes it.
 type Shown struct {
-	File   string            `json:"file"` // "" without one
-	Config map[string]any    `json:"config"`
-	Origin map[string]Origin `json:"origin"` // by dotted path
-	Hidden []string          `json:"hidden"`
+	File   string         `json:"file"` // "" without one
+	Config map[string]any `json:"config"`
+	Hidden []string       `json:"hidden"` // keys with secrets
+	Text   string         `json:"-"`      // the same, as a configuration file
 }
 
-// Show returns settings and their origins; file is "" without one.
-func Show(file string, list []Setting) (Shown, error) {
-	v := Shown{File: file, Config: map[string]any{}, Origin: map[string]Origin{}, Hidden: []string{}}
-	for _, s := range list {
-		v.Origin[s.Key] = s.Origin
-		if s.Hidden {
-			v.Hidden = append(v.Hidden, s.Key)
-		}
+// Show returns a configuration with its defaults, without its secrets; file is "" without one.
+func Show(file string, c Config) (Shown, error) {
+	v := Shown{File: file, Config: map[string]any{}, Hidden: []string{}}
+	if c.GPUs.IsZero() && c.GPUCount == 0 {
+		c.GPUs.All = true
 	}
-	text, err := Text(list)
-	if err == nil {
-		err = yaml.Unmarshal([]byte(text), &v.Config)
+	eachKey(reflect.ValueOf(&c).Elem(), "", func(key string, value reflect.Value) {
+		if shown, some := hide(key, value.Interface()); some {
+			value.Set(reflect.ValueOf(shown).Convert(value.Type()))
+			v.Hidden = append(v.Hidden, key)
+		}
+	})
+	about := "The configuration of this node. File: " + cmp.Or(file, "none")
+	if len(v.Hidden) > 0 {
+		about += "\n# Secrets are shown as " + hidden + ": restore them before you use this file."
+	}
+	var err error
+	if v.Text, err = Render(c, about); err == nil {
+		err = yaml.Unmarshal([]byte(v.Text), &v.Config)
 	}
 	return v, err
+}
+
+// eachKey calls f for every key below v, by its dotted path.
+func eachKey(v reflect.Value, prefix string, f func(string, reflect.Value)) {
+	for field, value := range v.Fields() {
+		if isGroup(field.Type) {
+			eachKey(value, prefix+keyOf(field)+".", f)
+		} else {
+			f(prefix+keyOf(field), value)
+		}
+	}
 }

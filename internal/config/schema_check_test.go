@@ -112,15 +112,11 @@ func TestSchemaTakesTheDocumentation(t *testing.T) {
 		if c.err != "" {
 			continue
 		}
-		f, err := Read("f", []byte(c.text))
+		shown, err := Show("f", c.want.WithDefaults())
 		must.Do(t, err)
-		list, err := Effective(f, Config{})
+		written, err := Render(c.want, "m")
 		must.Do(t, err)
-		shown, err := Text(list)
-		must.Do(t, err)
-		written, err := Render(f.Config, "m")
-		must.Do(t, err)
-		for _, text := range []string{shown, written} {
+		for _, text := range []string{shown.Text, written} {
 			if err := refusal(t, s, text); err != nil {
 				t.Errorf("%s: %v in\n%s", c.name, err, text)
 			}
