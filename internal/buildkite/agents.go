@@ -38,12 +38,7 @@ func (a Agent) Queues() []string { return queuesOf(a.Tags) }
 // Agents lists the connected agents of an organization. The token needs the scope
 // read_agents.
 func (c *Client) Agents(ctx context.Context, organization string) ([]Agent, error) {
-	var all []Agent
-	err := c.EachAgent(ctx, organization, func(a Agent) bool {
-		all = append(all, a)
-		return true
-	})
-	return all, err
+	return list[Agent](ctx, c, "agents", "read_agents", organizationPath(organization, "agents"), nil)
 }
 
 // EachAgent calls fn with the connected agents of an organization until it returns

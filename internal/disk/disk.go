@@ -43,13 +43,6 @@ type Disk struct {
 // after 90 s.
 const retryTime = 30 * time.Second
 
-func wrap(err error, doing string) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", doing, err)
-}
-
 func (d Disk) failed() string { return filepath.Join(d.Dir, "failed") }
 func (d Disk) image() string  { return filepath.Join(d.Dir, "image") }
 func (d Disk) mount() string  { return filepath.Join(d.Dir, "mnt") }
@@ -73,12 +66,11 @@ func (d Disk) Ensure(ctx context.Context) error {
 	} else if err != nil {
 		return err
 	}
-	err = wrap(d.make(ctx), "create disk "+d.image())
-	if err == nil {
-		err = wrap(d.attach(), "mount disk "+d.image())
+	if err = d.make(ctx); err == nil {
+		err = d.attach()
 	}
 	if d.note(err); err != nil {
-		return err
+		return fmt.Errorf("make disk %s: %w", d.image(), err)
 	}
 	d.Log.Info("disk created", "path", d.mount(), "bytes", d.Bytes)
 	return nil

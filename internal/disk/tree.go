@@ -7,39 +7,26 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
-// openBelow opens a directory. It fails if a link is in its place.
-func openBelow(dir string) (*os.Root, error) {
-	parent, err := os.OpenRoot(filepath.Dir(dir))
+// openDir opens a directory. It fails if a link is in its place.
+func openDir(dir string) (*os.Root, error) {
+	f, err := os.OpenFile(dir, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = parent.Close() }()
-	root, err := parent.OpenRoot(filepath.Base(dir))
-	if err != nil {
-		return nil, err
-	}
-	// A link to something in the parent directory would be followed.
-	open, err := root.Stat(".")
-	named, nerr := parent.Lstat(filepath.Base(dir))
-	if err = errors.Join(err, nerr); err == nil && !os.SameFile(open, named) {
-		err = fmt.Errorf("%s is a link: %w", dir, syscall.ENOTDIR)
-	}
-	if err != nil {
-		return nil, errors.Join(err, root.Close())
-	}
-	return root, nil
+	defer func() { _ = f.Close() }()
+	return os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 }
 
 // Wipe deletes everything below a directory. It fails if a link is in its place. It keeps few
 // directories open, however deep they are.
 func Wipe(dir string) error {
-	root, err := openBelow(dir)
+	root, err := openDir(dir)
 	if err != nil {
 		return fmt.Errorf("empty %s: %w", dir, err)
 	}
