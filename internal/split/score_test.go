@@ -2,7 +2,6 @@ package split
 
 import (
 	"slices"
-	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
@@ -70,21 +69,4 @@ func rate(in Input, r Result) (s score) {
 		}
 	}
 	return s
-}
-
-func TestAssign(t *testing.T) {
-	t.Parallel()
-	for name, tt := range map[string]struct {
-		far  [][]int
-		rank []int
-		want []int
-	}{
-		"few choices first":       {[][]int{{0, 0, 9}, {9, 0, 0}, {0, 9, 9}}, []int{0, 0, 0}, []int{1, 2, 0}},
-		"those who can be near":   {[][]int{{0, 5, 5, 5}, {0, 5, 5, 5}, {9, 0, 0, 9}}, []int{0, 0, 1, 0}, []int{0, 3, 1}},
-		"in order where all fits": {[][]int{{0, 0}, {0, 0}}, []int{1, 0}, []int{0, 1}},
-	} {
-		if got := assign(tt.far, tt.rank); !slices.Equal(got, tt.want) {
-			t.Errorf("%s: %v, want %v", name, got, tt.want)
-		}
-	}
 }
