@@ -145,14 +145,30 @@ func (u *Updater) hold(ctx context.Context, have docker.Image) error {
 	return u.Engine.Tag(ctx, have.ID, ownName(have.ID))
 }
 
-// pull pulls an image. Docker itself retries a layer.
+// pull pulls an image, and gives up when the disk has no room for the rest: how large it gets, no one
+// knows before. Docker itself retries a layer.
 func (u *Updater) pull(ctx context.Context, ref string) error {
 	if err := u.room(ctx); err != nil {
 		return err
 	}
 	u.say("pulling %s", ref)
-	return u.Engine.Pull(ctx, ref, u.report)
+	pulling, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	looked := time.Now()
+	return u.Engine.Pull(pulling, ref, func(p Progress) {
+		u.report(p)
+		if time.Since(looked) < roomPoll {
+			return
+		}
+		looked = time.Now()
+		if err := u.room(ctx); errors.Is(err, docker.ErrDiskFull) {
+			giveUp(err)
+		}
+	})
 }
+
+// roomPoll is the time between two looks at the engine's disk during a pull.
+const roomPoll = time.Second
 
 // minFree must be free on the engine's disk, in bytes: with less, jobs cannot pull.
 const minFree = 10 << 30

@@ -216,6 +216,10 @@ func TestUpdate(t *testing.T) {
 		{name: "just enough room", change: func(w *world) { w.registry[name] = digest(2); w.free = 10 << 30 }, o: auto, action: ActionUpdated, stands: 2},
 		{name: "a small disk", change: func(w *world) { w.registry[name] = digest(2); w.free, w.total = 4<<30, 40<<30 }, o: auto, action: ActionUpdated, stands: 2},
 		{name: "a small disk that is full", change: func(w *world) { w.registry[name] = digest(2); w.free, w.total = 3<<30, 40<<30 }, o: auto, err: "3 GiB are free", stands: 1},
+		{name: "a disk that the pull fills", change: func(w *world) {
+			w.registry[name] = digest(2)
+			w.onPull = func(context.Context) error { time.Sleep(roomPoll); w.free = 9 << 30; return nil }
+		}, o: auto, err: "9 GiB are free", stands: 1},
 		{name: "a pull that is cut", change: func(w *world) { w.registry[name] = digest(2); w.cut = true }, o: auto, err: "unexpected EOF", stands: 1},
 		{
 			name: "a busy node", change: func(w *world) { w.registry[name] = digest(2); w.job(1, "job x") }, o: auto,

@@ -154,8 +154,11 @@ func (w *world) Pull(ctx context.Context, ref string, report func(docker.Progres
 			return err
 		}
 	}
+	report(docker.Progress{Layer: "aaaaaaaaaaaa", Status: "Downloading", Current: 1, Total: 1 << 20})
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	return w.do("pull", func() error {
-		report(docker.Progress{Layer: "aaaaaaaaaaaa", Status: "Downloading", Current: 1, Total: 1 << 20})
 		if w.cut {
 			return errors.New("unexpected EOF")
 		}

@@ -99,14 +99,15 @@ func (o *observer) tunables(context.Context) error {
 // forgotten reports whether a GPU's driver has lost a setting: it was loaded again, or the GPU was
 // reset and lost its persistence mode.
 func (o *observer) forgotten(r *savedSettings, s *savedSetting) bool {
+	now := o.h.session(s.PCI)
 	uuid, _, ok := s.GPU()
-	if !ok {
-		return false
+	if !ok { // a file; an older kbnode noted no session for it
+		return s.PCI != "" && s.Session != "" && s.Session != now
 	}
 	persistence := r.Settings[plan.GPUTunable(uuid, plan.Persistence)]
 	mode, known := o.h.persistence(uuid)
 	reset := known && mode == "off" && persistence != nil && persistence.Done && persistence.Why == ""
-	return reset || s.Session != o.h.session(s.PCI)
+	return reset || s.Session != now
 }
 
 // settable adds a planned setting to those that are to be set. One that was set and has another
@@ -115,12 +116,14 @@ func (o *observer) settable(p plan.Tunable) error {
 	t, s := &o.s.tune, o.s.tune.saved.Settings[p.Name]
 	isSet := s != nil && s.Done && s.Value == p.Value && (p.Form != plan.Least || s.Why != "")
 	d := tuned{Tunable: p, now: map[string]string{}}
+	if p.PCI != "" {
+		d.session = o.h.session(p.PCI)
+	}
 	if uuid, setting, ok := p.GPU(); ok {
 		mode, known := o.h.persistence(uuid)
 		if isSet || !known || mode == "off" && o.outOfService(p.PCI) {
 			return nil // an operator may have turned it off to reset the GPU
 		}
-		d.session = o.h.session(p.PCI)
 		switch {
 		case setting == plan.Persistence && mode != p.Value:
 			d.now[p.Name] = mode

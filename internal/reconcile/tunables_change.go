@@ -133,7 +133,7 @@ func asList(form plan.Form, value string) string {
 }
 
 // tune changes settings. The values before are on disk first. A setting that the kernel does not take
-// is a warning until the next boot.
+// is a warning until the next boot; where the driver did not answer, the next pass tries again.
 func (a *applier) tune(ctx context.Context, c Change) error {
 	saved := a.s.tune.saved
 	for _, t := range c.tuned {
@@ -153,7 +153,7 @@ func (a *applier) tune(ctx context.Context, c Change) error {
 		return err
 	}
 	for _, t := range c.tuned {
-		s, refused := saved.Settings[t.Name], 0
+		s, refused, again := saved.Settings[t.Name], 0, false
 		for _, name := range slices.Sorted(maps.Keys(t.now)) {
 			err := a.setting(ctx, "tune", name, t.Form, t.Value)
 			interrupt := strings.HasPrefix(name, "/proc/irq/") && t.Name != name
@@ -167,6 +167,7 @@ func (a *applier) tune(ctx context.Context, c Change) error {
 				if errors.Is(err, errNotTaken) {
 					_ = a.h.writeSetting(name, t.Form, t.now[name]) // the first error says what is wrong
 				}
+				again = again || errors.Is(err, context.DeadlineExceeded) // a driver that is slow, or asked by another program
 				a.h.log().Warn("setting not applied", "path", name, "value", t.Value, "err", err)
 				s.Why = "is not set: " + reason(err)
 				if refused++; refused > 1 {
@@ -174,7 +175,7 @@ func (a *applier) tune(ctx context.Context, c Change) error {
 				}
 			}
 		}
-		if s.Done = true; s.Why != "" {
+		if s.Done = !again; s.Why != "" {
 			a.result.Warnings = append(a.result.Warnings, t.Name+" "+s.Why)
 		}
 	}

@@ -3,6 +3,7 @@ package reconcile_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -451,6 +452,38 @@ func TestSettingsOfGPUs(t *testing.T) {
 	r, words := m.apply(p)
 	equal(t, "warnings", []string{"nvml/" + gpu0 + "/persistence is not set: GPU is lost", "nvml/" + gpu0 + "/clocks is not set: GPU is lost"}, r.Warnings)
 	equal(t, "words", []string{"start agent-gpu0"}, words)
+}
+
+// A driver that did not answer in time is asked again by the next pass, and an AMD GPU whose driver was
+// loaded again has its performance level set again. One that another program set since is left.
+func TestSettingsAgain(t *testing.T) {
+	t.Parallel()
+	m := newTunedMachine(t)
+	g := &gpus{m: m, err: fmt.Errorf("another NVML probe is still running: %w", context.DeadlineExceeded)}
+	g.load()
+	g.read()
+	p := clocked(t, "")
+	m.apply(p)
+	g.err, g.set = nil, nil
+	m.apply(p)
+	equal(t, "asked again", []string{"persistence=on"}, g.set)
+
+	m = newTunedMachine(t)
+	g = &gpus{m: m}
+	level := "/sys/bus/pci/devices/" + gpu0PCI + "/power_dpm_force_performance_level"
+	amd := clocked(t, "")
+	amd.Tunables = []plan.Tunable{{Name: level, Value: "high", Form: plan.Word, PCI: gpu0PCI, Slots: []int{0}}}
+	g.load()
+	m.write(level, "auto\n")
+	m.apply(amd)
+	equal(t, "at first", "high", m.read(level))
+	m.write(level, "low\n")
+	m.apply(amd)
+	equal(t, "another program's", "low", m.read(level))
+	g.load()
+	m.write(level, "auto\n")
+	m.apply(amd)
+	equal(t, "loaded again", "high", m.read(level))
 }
 
 // TestSettingsInterrupted: what an interrupted pass did not get to is set by the next.
