@@ -51,14 +51,19 @@ func byKey(c Config) map[string]reflect.Value {
 
 // schemaNode is what the tests read of a part of the schema.
 type schemaNode struct {
-	Description string
-	Default     any
-	Examples    []any
-	Properties  map[string]*schemaNode
+	Description      string
+	Default          any
+	Examples         []any
+	Pattern          string
+	Minimum, Maximum *int
+	MaxItems         int
+	Enum             []any
+	Items, Not       *schemaNode
+	Properties       map[string]*schemaNode
 }
 
 // TestSchemaIsWhatTheCodeSays compares the schema with the types, the words and examples of
-// packaging/config.yaml, and the defaults. TestSchemaAgreesWithParse has what each key takes.
+// packaging/config.yaml, the defaults, and what Validate requires of each key.
 func TestSchemaIsWhatTheCodeSays(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile(schemaFile)
@@ -73,6 +78,7 @@ func TestSchemaIsWhatTheCodeSays(t *testing.T) {
 	}
 	must.Do(t, err)
 	example, defaults := byKey(examples), byKey(Config{GPUs: GPUs{All: true}}.WithDefaults())
+	nodes := map[string]*schemaNode{}
 	var walk func(s *schemaNode, typ reflect.Type, prefix string)
 	walk = func(s *schemaNode, typ reflect.Type, prefix string) {
 		if len(s.Properties) != typ.NumField() {
@@ -87,7 +93,7 @@ func TestSchemaIsWhatTheCodeSays(t *testing.T) {
 			if sub.Description != comments[key] {
 				t.Errorf("%s: the schema says %q, and config.yaml %q", key, sub.Description, comments[key])
 			}
-			if isGroup(f.Type) {
+			if nodes[key] = sub; isGroup(f.Type) {
 				walk(sub, f.Type, key+".")
 				continue
 			}
@@ -106,4 +112,31 @@ func TestSchemaIsWhatTheCodeSays(t *testing.T) {
 		}
 	}
 	walk(&root, reflect.TypeFor[Config](), "")
+	for key, want := range map[string]string{
+		"node": nodeForm().String(), "agent.endpoint": endpointForm().String(), "agent.download_sha256": sumForm().String(), "image.name": imageForm().String(),
+		"agent.binary": pathForm().String(), "docker.socket": pathForm().String(),
+	} {
+		if nodes[key].Pattern != want {
+			t.Errorf("%s: the schema has %s, want %s", key, nodes[key].Pattern, want)
+		}
+	}
+	for key, want := range map[string]string{
+		"agent.tags": tagForm().String(), "job.private_registries": registryForm().String(), "job.allowed_networks": destinationForm().String(),
+	} {
+		if nodes[key].Items.Pattern != want {
+			t.Errorf("%s: the schema has %s, want %s", key, nodes[key].Items.Pattern, want)
+		}
+	}
+	if want := "^(" + strings.Join(ownTags, "|") + ")="; nodes["agent.tags"].Items.Not.Pattern != want {
+		t.Errorf("agent.tags: the schema refuses %s, want %s", nodes["agent.tags"].Items.Not.Pattern, want)
+	}
+	for key, want := range map[string]int{"slots": maxSlots, "gpus_per_slot": maxSlots} {
+		if nodes[key].Maximum == nil || *nodes[key].Maximum != want {
+			t.Errorf("%s: the schema's maximum is not %d", key, want)
+		}
+	}
+	if nodes["groups"].MaxItems != maxSlots || nodes["job.allowed_networks"].MaxItems != maxDestinations {
+		t.Error("the schema takes longer lists, or only shorter ones")
+	}
+	must.Equal(t, []any{NetworkBridge, NetworkInternet, NetworkNone}, nodes["job.network"].Enum)
 }
