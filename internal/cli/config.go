@@ -110,8 +110,8 @@ func newConfigShow(s term.Streams) *cobra.Command {
 		Use:   "show",
 		Short: "Show the configuration of this node, with the defaults",
 		Long: `Show the configuration of this node, with the defaults, as a configuration file. A key
-that is not shown is decided by the machine. Users, passwords and query strings in URLs
-are not shown.`,
+that is not shown has no value; docs/configuration.md says what then holds. Users,
+passwords and query strings in URLs are not shown.`,
 		Example: `  kbnode config show >node.yaml
   kbnode config show --json | jq -r .config.queue`,
 		RunE: func(*cobra.Command, []string) error {
@@ -134,6 +134,10 @@ func showConfig(s term.Streams, n *node.Node, env func(string) string, asJSON bo
 		file = ""
 	}
 	err := n.Load(env, config.Config{})
+	if errors.Is(err, node.ErrByHand) {
+		s.Warn("%v; kbnode install would refuse it", err)
+		err = nil
+	}
 	if input, ok := errors.AsType[*config.InputError](err); ok {
 		return input.Err // as of config check, exit code 1
 	}

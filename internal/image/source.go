@@ -89,7 +89,11 @@ func FileSource(name string, args []string) (Source, error) {
 	if err != nil {
 		return Source{}, fmt.Errorf("read Dockerfile: %w", err)
 	}
-	return Source{Name: name, Dockerfile: filepath.Base(path), Text: string(body), Files: os.DirFS(filepath.Dir(path))}.with(args)
+	root, err := os.OpenRoot(filepath.Dir(path)) // whoever owns it may replace a file by a link meanwhile; open until the program ends
+	if err != nil {
+		return Source{}, fmt.Errorf("read the directory of the Dockerfile: %w", err)
+	}
+	return Source{Name: name, Dockerfile: filepath.Base(path), Text: string(body), Files: root.FS()}.with(args)
 }
 
 var (

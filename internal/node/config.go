@@ -23,8 +23,12 @@ func (n *Node) LoadStored() error {
 	return n.Load(func(string) string { return "" }, config.Config{})
 }
 
+// ErrByHand means that the configuration file is not kbnode's to change.
+var ErrByHand = errors.New("was written by hand and conflicts with the given flags or variables; change the file, or leave them out")
+
 // Load loads the configuration file, then the environment's variables, then the flags. Later ones
-// override earlier ones, but must not contradict a file that was written by hand.
+// override earlier ones, but must not contradict a file that was written by hand: Config then has them
+// all the same, and the error is ErrByHand.
 func (n *Node) Load(env func(string) string, flags config.Config) error {
 	n.Config = config.Config{}.WithDefaults() // also if the file is wrong
 	file := filepath.Join(cmp.Or(n.Name, n.Root), plan.ConfigPath)
@@ -53,7 +57,7 @@ func (n *Node) Load(env func(string) string, flags config.Config) error {
 	}
 	n.rewrite = missing || !reflect.DeepEqual(n.written, read.Config)
 	if !n.managed && n.rewrite {
-		return config.BadInput("%s was written by hand and conflicts with the given flags or variables; change the file, or leave them out", file)
+		return config.BadInput("%s %w", file, ErrByHand)
 	}
 	return nil
 }
