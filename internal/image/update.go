@@ -154,13 +154,13 @@ func (u *Updater) pull(ctx context.Context, ref string) error {
 	u.say("pulling %s", ref)
 	pulling, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
-	looked := time.Now()
+	last := time.Now()
 	return u.Engine.Pull(pulling, ref, func(p Progress) {
 		u.report(p)
-		if time.Since(looked) < roomPoll {
+		if time.Since(last) < roomPoll {
 			return
 		}
-		looked = time.Now()
+		last = time.Now()
 		if err := u.room(ctx); errors.Is(err, docker.ErrDiskFull) {
 			giveUp(err)
 		}
