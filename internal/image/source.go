@@ -89,7 +89,7 @@ func FileSource(name string, args []string) (Source, error) {
 	if err != nil {
 		return Source{}, fmt.Errorf("read Dockerfile: %w", err)
 	}
-	root, err := os.OpenRoot(filepath.Dir(path)) // whoever owns it may replace a file by a link meanwhile; open until the program ends
+	root, err := os.OpenRoot(filepath.Dir(path)) // its owner may replace a file by a link meanwhile; it stays open until the program ends
 	if err != nil {
 		return Source{}, fmt.Errorf("read the directory of the Dockerfile: %w", err)
 	}
