@@ -104,7 +104,7 @@ type trial struct {
 func Run(ctx context.Context, c *buildkite.Client, o Options) *Report {
 	r := &Report{Schema: Schema, Time: time.Now().UTC().Truncate(time.Second), RunID: o.RunID, Queue: o.Queue}
 	first := 0 // agents before any job: after one, an agent is away for seconds, and is not counted
-	if o.Jobs == 0 && slices.Contains(o.Parts, Concurrency) {
+	if o.Jobs == 0 && slices.Contains(o.Parts, Concurrency) && len(o.Parts) > 1 {
 		first, _, _ = agents(ctx, c, o.Org, o.Queue) // an error comes again, and is reported then
 	}
 	for _, part := range Parts {

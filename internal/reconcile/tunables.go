@@ -99,15 +99,14 @@ func (o *observer) tunables(context.Context) error {
 // forgotten reports whether a GPU's driver has lost a setting: it was loaded again, or the GPU was
 // reset and lost its persistence mode.
 func (o *observer) forgotten(r *savedSettings, s *savedSetting) bool {
-	now := o.h.session(s.PCI)
 	uuid, _, ok := s.GPU()
 	if !ok { // a file; an older kbnode noted no session for it
-		return s.PCI != "" && s.Session != "" && s.Session != now
+		return s.PCI != "" && s.Session != "" && s.Session != o.h.session(s.PCI)
 	}
 	persistence := r.Settings[plan.GPUTunable(uuid, plan.Persistence)]
 	mode, known := o.h.persistence(uuid)
 	reset := known && mode == "off" && persistence != nil && persistence.Done && persistence.Why == ""
-	return reset || s.Session != now
+	return reset || s.Session != o.h.session(s.PCI)
 }
 
 // settable adds a planned setting to those that are to be set. One that was set and has another

@@ -84,14 +84,14 @@ func strip(s string) string {
 	return strings.TrimFunc(s, func(r rune) bool { return unicode.IsSpace(r) || r >= 0x1c && r <= 0x1f })
 }
 
-// quote is shlex.join. No argument is empty.
+// quote is shlex.join.
 func quote(argv []string) string {
 	safe := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_@%+=:,./-", r)
 	}
 	quoted := make([]string, len(argv))
 	for i, a := range argv {
-		if strings.TrimFunc(a, safe) != "" {
+		if a == "" || strings.TrimFunc(a, safe) != "" {
 			a = "'" + strings.ReplaceAll(a, "'", `'"'"'`) + "'"
 		}
 		quoted[i] = a

@@ -209,6 +209,14 @@ func TestCommandRefuses(t *testing.T) {
 	}
 }
 
+func TestQuote(t *testing.T) {
+	t.Parallel()
+	got := quote([]string{"python3", "", "it's", "a b", "A-z_0@%+=:,./", "é", "$x"})
+	if want := `python3 '' 'it'"'"'s' 'a b' A-z_0@%+=:,./ 'é' '$x'`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
 func TestParseLimits(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]limit{

@@ -14,7 +14,7 @@
 	find /etc /root /usr /srv /opt /home /boot /tmp /var/tmp /dev /var/spool /var/lib /var/mail /run -xdev \
 		\( -path /var/lib/docker -o -path /var/lib/containerd -o -path '/var/lib/buildkite-agent/gpu-*' -o -path /root/attack \
 		-o -path '*/systemd-private-*' -o -path /run/docker -o -path /run/containerd -o -path /run/systemd -o -path /run/log -o -path /run/udev \
-		-o -path '/run/kbnode/gpu*/agent' -o -path '/run/kbnode/gpu*/mounts' -o -path '/run/kbnode/gpu*/parked' -o -path '/run/kbnode/gpu*/mirrors' -o -path '/run/kbnode/gpu*/job.json' -o -path '/run/kbnode/gpu*/registered' -o -path /var/lib/kbnode/mirrors -o -path /dev/char -o -path /run/credentials -o -path '/dev/pts' -o -path /var/lib/systemd -o -path /run/netns \) -prune -o \
+		-o -path '/run/kbnode/gpu*/agent' -o -path '/run/kbnode/gpu*/mounts' -o -path '/run/kbnode/gpu*/parked' -o -path '/run/kbnode/gpu*/mirrors' -o -path '/run/kbnode/gpu*/job.json' -o -path '/run/kbnode/gpu*/registered' -o -path '/var/lib/kbnode/mirrors/*' -o -path '/dev/char/*' -type l -o -path /run/credentials -o -path '/dev/pts' -o -path /var/lib/systemd -o -path /run/netns \) -prune -o \
 		-printf '%p %m %u %l' \( -type f -size -1024k -printf ' %s %T@\n' -o -printf '\n' \) 2>/dev/null | grep -v '^/run/.*\.\(lock\|pid\) ' | sort
 	find /dev/shm /dev/mqueue -mindepth 1 -printf '%p %u\n'
 	echo "--- mounts"
