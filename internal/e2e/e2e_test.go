@@ -131,20 +131,21 @@ func TestUnwell(t *testing.T) {
 func TestAgentsThatRestart(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var s *bktest.Server
-		var once sync.Once
-		here, leave := context.WithCancel(t.Context())
-		last := bktest.Worker{Name: "n-gpu4", Tags: []string{"queue=b200", "node=n", "gpu-index=4", "gpu-uuid=GPU-4"}}
-		n := node{agents: 4, before: func(server *bktest.Server, _ *Options) {
-			s = server
-			must.Do(t, s.Employ(here, last))
-		}, do: func(*bktest.Work, int, Kind) {
-			once.Do(func() {
-				leave()
+		var restart func() // called after the first job, whoever ran it
+		n := node{agents: 4, before: func(s *bktest.Server, o *Options) {
+			here, leave := context.WithCancel(t.Context())
+			last := bktest.Worker{Name: "n-gpu4", Tags: []string{"queue=b200", "node=n", "gpu-index=4", "gpu-uuid=GPU-4"}}
+			restart = sync.OnceFunc(func() {
+				time.AfterFunc(time.Second, leave) // not before the server has this job's end
 				last.Do = func(_ context.Context, w *bktest.Work) { w.Exit = 1 }
 				time.AfterFunc(3*time.Minute, func() { must.Do(t, s.Employ(t.Context(), last)) })
 			})
-		}}
+			last.Do = func(_ context.Context, w *bktest.Work) {
+				pretend(w, o.Problem)
+				restart()
+			}
+			must.Do(t, s.Employ(here, last))
+		}, do: func(*bktest.Work, int, Kind) { restart() }}
 		r, _ := n.prove(t, t.Context(), Options{Parts: []string{Artifact, Concurrency}})
 		if last := r.Checks[len(r.Checks)-1]; !strings.Contains(last.Saw, "of 5 jobs") {
 			t.Errorf("%+v", last)
