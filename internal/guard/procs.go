@@ -142,7 +142,7 @@ func writeCgroup(file string) error {
 
 // ignoreAbsent ignores that a file or cgroup is gone: such a cgroup has no processes.
 func ignoreAbsent(err error) error {
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+	if host.Ended(err) {
 		return nil
 	}
 	return err
@@ -157,12 +157,9 @@ const maxPtys = 256
 func (s slotProcs) limitPtys(id string) error {
 	pids, err := s.members(s.container(id))
 	if err == nil && len(pids) > 0 {
-		err = ignoreAbsent(remountPts("/proc/"+strconv.Itoa(pids[0]), maxPtys))
+		err = remountPts("/proc/"+strconv.Itoa(pids[0]), maxPtys)
 	}
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	return err
+	return ignoreAbsent(err)
 }
 
 // remountPts sets the maximum number of terminals of the /dev/pts that a process sees, which is

@@ -2,11 +2,14 @@ package host
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -70,6 +73,12 @@ func (t Tree) StartTicks(pid int) (int64, error) {
 		return 0, fmt.Errorf("read start time of process %d: %d fields: %w", pid, len(f), cmp.Or(err, io.ErrUnexpectedEOF))
 	}
 	return strconv.ParseInt(f[19], 10, 64)
+}
+
+// Ended reports whether a file could not be read because its process or cgroup has ended: its name
+// is gone, or it was looked up just before (ESRCH in /proc, ENODEV in a cgroup).
+func Ended(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) || errors.Is(err, syscall.ENODEV)
 }
 
 func proc(pid int, name string) string { return "/proc/" + strconv.Itoa(pid) + "/" + name }

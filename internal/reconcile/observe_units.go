@@ -9,8 +9,8 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"syscall"
 
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -70,7 +70,7 @@ func (o *observer) units(ctx context.Context) error {
 			switch u.Generation = env["KBNODE_GENERATION"]; {
 			case errors.Is(err, fs.ErrPermission), err == nil && env == nil:
 				u.Generation = unknown
-			case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ESRCH):
+			case err != nil && !host.Ended(err):
 				u.Generation = unknown
 				o.s.Warnings = append(o.s.Warnings, fmt.Sprintf("the configuration that %s was started with is unknown: %v", u.Name, err))
 			}

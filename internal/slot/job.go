@@ -42,7 +42,7 @@ type Job struct {
 // is none. The cgroup is a path as in systemd's ControlGroup.
 func CurrentJob(root, cgroup string, mainPID int) (*Job, error) {
 	procs, err := limit.ReadFile(filepath.Join(root, "sys/fs/cgroup", cgroup, "cgroup.procs"), maxProcFile)
-	if errors.Is(err, fs.ErrNotExist) {
+	if host.Ended(err) {
 		return nil, nil // the unit is not running
 	}
 	if err != nil {
@@ -59,8 +59,8 @@ func CurrentJob(root, cgroup string, mainPID int) (*Job, error) {
 			break
 		}
 		env, err := Environ(root, pid)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // gone meanwhile
+		if host.Ended(err) {
+			continue
 		}
 		if err != nil {
 			return nil, err
@@ -103,7 +103,7 @@ func Containers(root, slice string) ([]string, error) {
 			continue
 		}
 		events, err := limit.ReadFile(filepath.Join(dir, e.Name(), "cgroup.events"), maxProcFile)
-		if errors.Is(err, fs.ErrNotExist) {
+		if host.Ended(err) {
 			continue
 		}
 		if err != nil {

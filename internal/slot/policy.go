@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -103,7 +104,7 @@ func ReadLimits(dir string) (map[string]string, error) {
 		text, err := os.ReadFile(filepath.Join(dir, name))
 		if err == nil {
 			files[name] = strings.TrimSpace(string(text))
-		} else if !errors.Is(err, fs.ErrNotExist) {
+		} else if !host.Ended(err) {
 			return files, err
 		}
 	}
