@@ -37,12 +37,12 @@ func TestQuietJob(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, nth int32) {
 		_ = http.NewResponseController(w).Flush()
 		if nth == 1 {
-			time.Sleep(300 * time.Millisecond)
+			time.Sleep(3 * time.Second)
 			panic(http.ErrAbortHandler)
 		}
 		_ = slot.NewFrames(w, nil).End(slot.Outcome{ExitCode: 3})
 	})
-	c.away = 100 * time.Millisecond
+	c.away = 2 * time.Second
 	if o, err := c.run(t.Context(), func(slot.FrameKind, []byte) {}); err != nil || o.ExitCode != 3 {
 		t.Errorf("%+v, %v", o, err)
 	}

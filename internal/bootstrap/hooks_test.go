@@ -142,7 +142,7 @@ func envOf(r *rig) string {
 // waitDead waits until a process is not there or is dead.
 func waitDead(t *testing.T, pid string) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(must.Patience); ; time.Sleep(time.Millisecond) {
 		stat, err := os.ReadFile("/proc/" + pid + "/stat")
 		if err != nil || strings.Contains(string(stat), ") Z ") {
 			return

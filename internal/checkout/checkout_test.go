@@ -14,7 +14,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -78,7 +77,7 @@ func checkOut(t *testing.T, m Mirrors, s Source) (dir, hash string, err error) {
 	if s.Repository == "" {
 		s.Repository = address
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), must.Patience)
 	defer cancel()
 	hash, err = m.Checkout(ctx, s, root, 0, 0)
 	return dir, hash, err

@@ -61,7 +61,7 @@ func newPerson(t *testing.T, columns uint16) *person {
 // waitFor waits for a text on the screen, after the last one.
 func (p *person) waitFor(what string) {
 	p.t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(must.Patience); ; time.Sleep(5 * time.Millisecond) {
 		p.mu.Lock()
 		rest := p.screen.String()[p.read:]
 		i := strings.Index(rest, what)
@@ -271,7 +271,7 @@ func TestInstallIsLeft(t *testing.T) {
 			t.Run(at+" "+name, func(t *testing.T) {
 				t.Parallel()
 				p := newPerson(t, 80)
-				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), must.Patience)
 				defer cancel()
 				cmd := exec.CommandContext(ctx, os.Args[0])
 				cmd.Env = append(os.Environ(), dialogRoot+"="+machine.root)

@@ -170,7 +170,7 @@ def custom_kernel(data):
 `)
 		cmd := process(t, "runner", "--problem", "prefix_python", file)
 		r := runs(t, cmd, func(p *os.Process) {
-			for until := time.Now().Add(time.Minute); sleepers(mark) < 2 && time.Now().Before(until); {
+			for until := time.Now().Add(must.Patience); sleepers(mark) < 2 && time.Now().Before(until); {
 				time.Sleep(20 * time.Millisecond)
 			}
 			_ = p.Signal(sig)

@@ -101,7 +101,7 @@ func TestFollow(t *testing.T) {
 	t.Parallel()
 	l := Log{File: filepath.Join(t.TempDir(), "events.jsonl")}
 	must.Do(t, l.Add(Event{Kind: "x", Text: "0"}))
-	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	ctx, stop := context.WithTimeout(t.Context(), must.Patience)
 	defer stop()
 	const most = 5
 	texts := make(chan string, 100)

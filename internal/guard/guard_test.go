@@ -82,7 +82,7 @@ func (r *rig) serve(t testing.TB) {
 	r.stop = cancel
 	go func() { r.done <- g.serveOn(ctx, l) }()
 	t.Cleanup(cancel)
-	for deadline := time.Now().Add(5 * time.Second); r.policy.Network != "none" && !r.network.asked() && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(must.Patience); r.policy.Network != "none" && !r.network.asked() && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond)
 	}
 }

@@ -119,7 +119,7 @@ func TestRemountPts(t *testing.T) {
 		t.Skip(err)
 	}
 	proc := "/proc/" + strconv.Itoa(cmd.Process.Pid)
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(must.Patience); ; time.Sleep(10 * time.Millisecond) {
 		err := remountPts(proc, 16)
 		if err == nil {
 			break

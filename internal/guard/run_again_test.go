@@ -22,7 +22,7 @@ func (r *jobRig) again(t *testing.T) {
 	select {
 	case err := <-r.done:
 		must.Do(t, err)
-	case <-time.After(10 * time.Second):
+	case <-time.After(must.Patience):
 		t.Fatal("the service waits for the job")
 	}
 	r.serve(t)

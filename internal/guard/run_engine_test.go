@@ -65,10 +65,14 @@ func TestEndedByEngine(t *testing.T) {
 // image is pulled.
 func TestTimeLimit(t *testing.T) {
 	t.Parallel()
-	for name, plugins := range map[string]string{"runs": runnerPlugin, "starts": absentPlugin} {
+	for name, row := range map[string]struct {
+		plugins string
+		limit   int64
+		says    string
+	}{"runs": {runnerPlugin, 3600, "1h0m0s"}, "starts": {absentPlugin, 1, "1s"}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newJobRig(t, map[string]string{"BUILDKITE_PLUGINS": plugins}, func(r *rig) { r.policy.TimeLimitSeconds = 1 })
+			r := newJobRig(t, map[string]string{"BUILDKITE_PLUGINS": row.plugins}, func(r *rig) { r.policy.TimeLimitSeconds = row.limit })
 			r.engine.fault = func(req *http.Request) int {
 				if req.URL.Path == "/images/create" {
 					<-req.Context().Done()
@@ -80,12 +84,15 @@ func TestTimeLimit(t *testing.T) {
 			if name == "runs" {
 				status = 7
 				out := <-r.engine.attached
+				until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+				r.guard.runs.mu.Lock()
+				r.guard.runs.last.clock.Reset(0) // an hour later
+				r.guard.runs.mu.Unlock()
 				until(t, "the container to be stopped", func() bool { return r.engine.asked(jobContainer+"/stop?") > 0 })
 				r.engine.end()
 				_ = out.Close()
 			}
-			const says = "kbnode: the job was terminated: it ran longer than the 1s that job.time_limit allows"
-			r.expect(t, r.wait(t, done), status, says)
+			r.expect(t, r.wait(t, done), status, "kbnode: the job was terminated: it ran longer than the "+row.says+" that job.time_limit allows")
 		})
 	}
 }

@@ -97,7 +97,7 @@ func (r *jobRig) wait(t *testing.T, done <-chan ended) ended {
 	select {
 	case e := <-done:
 		return e
-	case <-time.After(30 * time.Second):
+	case <-time.After(must.Patience):
 		t.Fatalf("the job did not end: %s\n%v", r.log.String(), r.engine.requests)
 		return ended{}
 	}
@@ -126,7 +126,7 @@ func (r *jobRig) finish(t *testing.T, done <-chan ended) ended {
 	case out := <-r.engine.attached:
 		r.engine.end()
 		_ = out.Close()
-	case <-time.After(30 * time.Second):
+	case <-time.After(must.Patience):
 		t.Fatalf("no container was attached to: %s", r.log.String())
 	}
 	return r.wait(t, done)
@@ -143,7 +143,7 @@ func (r *jobRig) expect(t *testing.T, e ended, status int, says string) {
 // until waits for a condition.
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(must.Patience); !is(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited for %s", what)
 		}

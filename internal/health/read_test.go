@@ -110,7 +110,7 @@ func TestKmsgFIFO(t *testing.T) {
 			return f
 		case err := <-done:
 			t.Fatalf("it ended: %v", err)
-		case <-time.After(30 * time.Second):
+		case <-time.After(must.Patience):
 			t.Fatal("nothing came")
 		}
 		return Fact{}

@@ -9,9 +9,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
+
+// Patience is how long a test waits for what must come: only one that fails waits that long.
+const Patience = 3 * time.Minute
 
 // Do ends the test if err is not nil.
 func Do(tb testing.TB, err error) {

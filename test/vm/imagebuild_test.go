@@ -137,7 +137,7 @@ func TestImageBuild(t *testing.T) {
 		begin := time.Now()
 		r := m.Start(strings.Fields(buildCPU)...).WaitFor(3 * vm.Patience)
 		t.Logf("after %s:\n%s%s", time.Since(begin).Round(time.Second), r.Stdout, r.Stderr)
-		if r.Code != 0 || !strings.Contains(r.Stderr, "out of kbnode's cpu.Dockerfile") || !strings.Contains(r.Stdout, evalImage+" is now sha256:") {
+		if r.Code != 0 || !strings.Contains(r.Stderr, "from kbnode's cpu.Dockerfile") || !strings.Contains(r.Stdout, evalImage+" is now sha256:") {
 			t.Fatalf("exit %d", r.Code)
 		}
 		if inUse() == before {

@@ -21,7 +21,7 @@ const firstGPU = "GPU-00000000-0000-4000-8000-000000000000"
 // take streams until there are n samples.
 func take(t *testing.T, opts Options, n int) ([]Sample, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), must.Patience)
 	defer cancel()
 	var all []Sample
 	opts.runDir = t.TempDir()
@@ -36,7 +36,7 @@ func take(t *testing.T, opts Options, n int) ([]Sample, error) {
 // waitExit waits until no process has this argument.
 func waitExit(t *testing.T, argument string) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(must.Patience)
 	for {
 		var has []string
 		lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -135,7 +135,7 @@ func TestStreamHangs(t *testing.T) {
 			defer cancel()
 			begun := time.Now()
 			must.Err(t, Stream(ctx, opts, 10*time.Millisecond, func(Sample) { t.Error("a sample") }), "")
-			if d := time.Since(begun); d > 8*time.Second {
+			if d := time.Since(begun); d > must.Patience {
 				t.Errorf("it took %v", d)
 			}
 		})
@@ -156,7 +156,7 @@ func TestOneSampler(t *testing.T) {
 	must.Do(t, held.Close())
 	opts.GPU = "GPU-1"
 	for range 2 {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), must.Patience)
 		if err := Stream(ctx, opts, time.Second, func(Sample) { cancel() }); err != nil {
 			t.Errorf("afterwards: %v", err)
 		}
@@ -180,7 +180,7 @@ func TestStreamDies(t *testing.T) {
 		&os.ProcAttr{Env: append(os.Environ(), "KBNODE_TEST_STREAM="+pidFile, "KBNODE_TEST_PROBE="+path)})
 	must.Do(t, err)
 	pid := 0
-	for deadline := time.Now().Add(30 * time.Second); pid == 0 && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(must.Patience); pid == 0 && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if text, err := os.ReadFile(pidFile); err == nil {
 			pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
 		}
@@ -189,7 +189,7 @@ func TestStreamDies(t *testing.T) {
 		t.Fatal("no sampler")
 	}
 	must.Do(t, errors.Join(proc.Kill(), ignore(proc.Wait())))
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(must.Patience); ; time.Sleep(20 * time.Millisecond) {
 		state, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) || strings.Contains(string(state), ") Z ") {
 			return
@@ -207,7 +207,7 @@ func TestStreamIgnoresStop(t *testing.T) {
 	t.Parallel()
 	opts := needRig(t).options(t, "driver", "")
 	opts.GPU, opts.runDir = firstGPU, t.TempDir()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), must.Patience)
 	defer cancel()
 	count := 0
 	err := Stream(ctx, opts, 20*time.Millisecond, func(Sample) {
