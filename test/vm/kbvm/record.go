@@ -55,6 +55,7 @@ type result struct {
 // readResults reads what go test -json wrote of this package's scenarios, by name.
 func readResults(r io.Reader) (map[string]result, error) {
 	results := map[string]result{}
+	parts := map[string]float64{} // seconds that a scenario's subtests took: those that ran in parallel are not in its own
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 64<<20)
 	for lines.Scan() {
@@ -65,8 +66,18 @@ func readResults(r io.Reader) (map[string]result, error) {
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
 			return nil, fmt.Errorf("read test results: %w", err)
 		}
-		if strings.HasSuffix(e.Package, "/test/vm") && (e.Action == "pass" || e.Action == "fail") {
-			last := result{passed: e.Action == "pass", failures: results[e.Test].failures, seconds: e.Elapsed}
+		if !strings.HasSuffix(e.Package, "/test/vm") {
+			continue
+		}
+		scenario, part, isPart := strings.Cut(e.Test, "/")
+		switch {
+		case e.Action == "run" && !isPart:
+			parts[scenario] = 0
+		case e.Action != "pass" && e.Action != "fail":
+		case isPart && !strings.Contains(part, "/"):
+			parts[scenario] += e.Elapsed
+		case !isPart:
+			last := result{passed: e.Action == "pass", failures: results[e.Test].failures, seconds: max(e.Elapsed, parts[scenario])}
 			if !last.passed {
 				last.failures++
 			}
