@@ -62,5 +62,9 @@ func (m Mirrors) tryLock(file string, how int) (*os.File, error) {
 	return nil, err
 }
 
-// unlock may be called twice.
-func unlock(f *os.File) { _ = f.Close() }
+// unlock may be called twice. Closing alone would leave the lock to a child that was just forked and
+// has this process's files open until it executes its program.
+func unlock(f *os.File) {
+	_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
+	_ = f.Close()
+}

@@ -213,3 +213,19 @@ func TestFullDisk(t *testing.T) {
 		t.Errorf("a full disk: %v", err)
 	}
 }
+
+// TestUnlockOfForked unlocks also what a child has open that was just forked.
+func TestUnlockOfForked(t *testing.T) {
+	t.Parallel()
+	_, m := setUp(t)
+	name := mirrorName(address) + lockSuffix
+	l, err := m.tryLock(name, unix.LOCK_SH)
+	must.Do(t, err)
+	forked, err := unix.Dup(int(l.Fd())) // as fork does
+	must.Do(t, err)
+	defer unix.Close(forked) //nolint:errcheck // opened by this test
+	unlock(l)
+	l, err = m.tryLock(name, unix.LOCK_EX)
+	must.Do(t, err)
+	unlock(l)
+}
