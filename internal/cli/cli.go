@@ -39,7 +39,7 @@ func run(ctx context.Context, args []string, s term.Streams) int {
 	s.Out, s.Typed = out, args
 	hint, root := hints{s}, newRoot(s)
 	root.SetArgs(append([]string{}, args...)) // nil would mean this process's own
-	err := cmp.Or(hint.command(root), hint.dash(root))
+	err := hint.command(root)
 	if err == nil {
 		err = root.ExecuteContext(ctx)
 	}
@@ -84,14 +84,9 @@ func checkArgs(cmd *cobra.Command, hint hints) {
 		var better error
 		switch {
 		case err == nil:
-			if strings.Contains(cmd.Use, "[SLOT") {
-				return hint.slots(cmd, args)
-			}
 			return nil
 		case len(args) > 0 && check(cmd, nil) == nil && check(cmd, args[:1]) != nil:
 			better = hint.unknownArgument(cmd, args[0])
-		case len(args) > 1 && check(cmd, args[:1]) == nil:
-			better = hint.extraArguments(cmd, args[1:])
 		}
 		return cmp.Or(better, term.Usagef("%w; see %s --help", err, cmd.CommandPath()))
 	}
