@@ -131,7 +131,7 @@ func TestUnwell(t *testing.T) {
 func TestAgentsThatRestart(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var restart func() // called after the first job, whoever ran it
+		var restart func() // called after the first job, by any agent
 		n := node{agents: 4, before: func(s *bktest.Server, o *Options) {
 			here, leave := context.WithCancel(t.Context())
 			last := bktest.Worker{Name: "n-gpu4", Tags: []string{"queue=b200", "node=n", "gpu-index=4", "gpu-uuid=GPU-4"}}
