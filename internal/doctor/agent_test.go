@@ -154,7 +154,7 @@ func TestAgentChecks(t *testing.T) {
 		}, "agent-running fail 1: the agent runs but has not registered: error: x509: certificate has expired", "systemctl restart buildkite-agent-gpu1.service"},
 		{"an agent has just started", func(w *world) {
 			w.must(os.Chtimes(w.Path(slot.RegisteredMarker(1)), time.Time{}, w.Now.Add(-time.Hour)))
-			w.agentOf(1, func(u *slot.Unit) { u.Since = w.Now.Add(-30 * time.Second) })
+			w.agentOf(1, func(u *slot.Unit) { u.Since, u.Started = w.Now.Add(-30*time.Second), w.Now.Add(-31*time.Second) })
 		}, "agent-running warn 1: the agent has been running for 30s and has not registered yet", ""},
 		{"an agent after nine jobs", func(w *world) {
 			w.agentOf(1, func(u *slot.Unit) { u.Since, u.Restarts = w.Now.Add(-time.Second), 9 })

@@ -139,7 +139,7 @@ func (w *world) install() {
 	for _, s := range w.Plan.Slots {
 		passwd += fmt.Sprintf("%s:x:%d:%d::/:/\n", s.User, 990+s.Index, os.Getgid())
 		for _, name := range []string{plan.AgentUnit(s.Index), plan.GuardUnit(s.Index)} {
-			w.State.Units[name] = slot.Unit{Name: name, Load: "loaded", Active: "active", Sub: "running", Since: w.Now.Add(-time.Hour)}
+			w.State.Units[name] = slot.Unit{Name: name, Load: "loaded", Active: "active", Sub: "running", Since: w.Now.Add(-time.Hour), Started: w.Now.Add(-time.Hour)}
 		}
 		w.State.Slots = append(w.State.Slots, slot.State{
 			Index: s.Index, Name: s.Name, Agent: w.State.Units[plan.AgentUnit(s.Index)], Slice: slot.Slice{Cgroup: "/x"},

@@ -60,7 +60,7 @@ func (s State) ReadRunDir(root string) State {
 		parked = []Parked{{Reason: err.Error()}}
 	}
 	s.Parked = parked
-	s.Registered = s.Agent.Active == "active" && registered(root, s.Index, s.Agent.Since)
+	s.Registered = s.Agent.Active == "active" && registered(root, s.Index, s.Agent.Started)
 	return s
 }
 
@@ -109,11 +109,11 @@ func Register(runDir string) error {
 	return nil
 }
 
-// registered reports whether a slot's agent has registered since it was started. Each agent runs
-// one job, so an older marker is another agent's.
+// registered reports whether a slot's agent has registered since its process was started. Each agent
+// runs one job, so an older marker is another agent's.
 func registered(root string, k int, since time.Time) bool {
 	info, err := os.Lstat(filepath.Join(root, RegisteredMarker(k))) // a link is not the guard's
-	return err == nil && !info.ModTime().Before(since)
+	return err == nil && !since.IsZero() && !info.ModTime().Before(since)
 }
 
 // Busy returns what a slot is busy with, as in "waits for …"; "" if it is idle.
@@ -255,6 +255,7 @@ type Unit struct {
 	Enabled    bool      `json:"enabled"`        // linked from a target in /etc
 	Since      time.Time `json:"since,omitzero"` // when its state last changed
 	MainPID    int       `json:"main_pid,omitempty"`
+	Started    time.Time `json:"-"`                    // when its main process was; a busy systemd says later that it is active
 	Restarts   int       `json:"restarts,omitempty"`   // by Restart=, since it was started
 	Result     string    `json:"result,omitempty"`     // "success", "exit-code", … of a service
 	ExitStatus int       `json:"exit_status"`          // of the last main process

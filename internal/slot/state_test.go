@@ -106,6 +106,7 @@ func TestReadRunDir(t *testing.T) {
 		{name: "registered at once", active: "active", marker: 1, want: true},
 		{name: "the marker is of the agent before", active: "active", marker: -time.Microsecond},
 		{name: "no marker yet", active: "active"},
+		{name: "registered before systemd said that it is active", active: "active", marker: 59 * time.Second, want: true},
 		{name: "registered and ended", active: "failed", marker: time.Second},
 		{name: "a link to another file", active: "active", marker: -time.Hour, link: true},
 		{name: "parked", active: "active", marker: time.Second, reason: reason, want: true, parked: "its GPU is in use"},
@@ -132,7 +133,7 @@ func TestReadRunDir(t *testing.T) {
 			err = os.WriteFile(filepath.Join(filepath.Dir(marker), ParkedDir, "gpu.json"), []byte(row.reason), 0o600)
 		}
 		must.Do(t, err)
-		got := State{Index: 3, Agent: Unit{Active: row.active, Since: since}}.ReadRunDir(root)
+		got := State{Index: 3, Agent: Unit{Active: row.active, Started: since, Since: since.Add(time.Minute)}}.ReadRunDir(root)
 		if got.Registered != row.want {
 			t.Errorf("%s: registered %t, want %t", row.name, got.Registered, row.want)
 		}

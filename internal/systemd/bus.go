@@ -170,6 +170,9 @@ func (b *Bus) details(ctx context.Context, u *slot.Unit) error {
 		status, _ := get("Service", "ExecMainStatus").(int32)
 		u.MainPID, u.Restarts, u.ExitStatus = int(pid), int(restarts), int(status)
 		u.Result, _ = get("Service", "Result").(string)
+		if usec, _ := get("Service", "ExecMainStartTimestamp").(uint64); usec > 0 {
+			u.Started = time.UnixMicro(int64(usec)).UTC()
+		}
 	}
 	err := errors.Join(errs...)
 	if err == nil {

@@ -154,7 +154,7 @@ func unitsAnswer(active string) func(string, []any) ([]any, string) {
 			switch body[1] {
 			case "NeedDaemonReload":
 				return []any{dbus.MakeVariant(false)}, ""
-			case "StateChangeTimestamp":
+			case "StateChangeTimestamp", "ExecMainStartTimestamp":
 				return []any{dbus.MakeVariant(uint64(1e15))}, ""
 			case "ControlGroup", "Result":
 				return []any{dbus.MakeVariant("/x")}, ""
@@ -246,7 +246,7 @@ func TestMemory(t *testing.T) {
 	since := time.UnixMicro(1_700_000_000_000_001).UTC()
 	unit := slot.Unit{
 		Name: "a.service", Load: "loaded", Active: "active", Sub: "running", Since: since,
-		MainPID: 7, Restarts: 2, ExitStatus: 1, Result: "success", Cgroup: "/a", NeedReload: true,
+		MainPID: 7, Started: since.Add(-time.Second), Restarts: 2, ExitStatus: 1, Result: "success", Cgroup: "/a", NeedReload: true,
 	}
 	var m Memory
 	m.keep(unit)
@@ -269,7 +269,7 @@ func TestMemory(t *testing.T) {
 		want := tt.ask
 		if tt.want {
 			// What is not part of its state is asked each time.
-			want.MainPID, want.Restarts, want.ExitStatus, want.Result, want.Cgroup = 7, 2, 1, "success", "/a"
+			want.MainPID, want.Started, want.Restarts, want.ExitStatus, want.Result, want.Cgroup = 7, unit.Started, 2, 1, "success", "/a"
 		}
 		must.Equal(t, want, got)
 	}

@@ -69,7 +69,7 @@ func (e *UnitError) Unwrap() error { return e.Err }
 // Memory caches what systemd reported of units, for the daemon, which asks repeatedly
 // over short-lived connections. What it holds changes only with a unit's state, and so
 // with the time of the unit's last change, in microseconds. A known unit takes two calls
-// instead of seven.
+// instead of eight.
 type Memory struct {
 	mu    sync.Mutex
 	units map[string]slot.Unit
@@ -87,7 +87,7 @@ func (m *Memory) recall(u *slot.Unit) bool {
 	if !ok || !known.Since.Equal(u.Since) || known.Active != u.Active || known.Sub != u.Sub {
 		return false
 	}
-	u.Cgroup, u.MainPID, u.Restarts, u.ExitStatus, u.Result = known.Cgroup, known.MainPID, known.Restarts, known.ExitStatus, known.Result
+	u.Cgroup, u.MainPID, u.Started, u.Restarts, u.ExitStatus, u.Result = known.Cgroup, known.MainPID, known.Started, known.Restarts, known.ExitStatus, known.Result
 	return true
 }
 

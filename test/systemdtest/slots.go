@@ -13,7 +13,7 @@ var Started = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 // Agent is the unit of an agent.
 func Agent(active, sub string) slot.Unit {
-	return slot.Unit{Load: "loaded", Active: active, Sub: sub, Since: Started}
+	return slot.Unit{Load: "loaded", Active: active, Sub: sub, Since: Started, Started: Started}
 }
 
 // Slots are the slots of a plan with one GPU each.

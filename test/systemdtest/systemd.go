@@ -127,7 +127,7 @@ func (s *Systemd) Units(_ context.Context, names ...string) ([]slot.Unit, error)
 			state.Load, state.NeedReload = "loaded", s.outdated
 		}
 		if u := s.units[name]; u != nil {
-			state.Active, state.Since, state.MainPID, state.Cgroup = u.active, u.since, u.pid, u.cgroup
+			state.Active, state.Since, state.Started, state.MainPID, state.Cgroup = u.active, u.since, u.since, u.pid, u.cgroup
 			state.NeedReload = u.text != text || s.outdated
 			state.Sub, state.Result = "running", "success"
 		}
