@@ -93,7 +93,7 @@ func TestInstall(t *testing.T) {
 			defer server.Close()
 			to := t.TempDir()
 			before := "#!/bin/sh\necho before\n"
-			must.Do(t, os.WriteFile(filepath.Join(to, "kbnode"), []byte(before), 0o755))
+			must.Program(t, filepath.Join(to, "kbnode"), before)
 			out, err := install(t, "install.sh", server.URL, to, tt.args...)
 			if !strings.Contains(out, tt.says) || (err == nil) != (tt.now != "") {
 				t.Errorf("%v, and says\n%s\nwant %q", err, out, tt.says)
@@ -196,7 +196,7 @@ func TestMaintainerScripts(t *testing.T) {
 			t.Parallel()
 			root, bin := node(t, tt.files...), t.TempDir()
 			stub := "#!/bin/sh\necho \"$*\" >>" + bin + "/asked\n"
-			must.Do(t, os.WriteFile(filepath.Join(bin, "systemctl"), []byte(stub), 0o755))
+			must.Program(t, filepath.Join(bin, "systemctl"), stub)
 			for range 2 {
 				cmd := exec.CommandContext(t.Context(), "sh", append([]string{"scripts/" + tt.script}, strings.Fields(tt.args)...)...)
 				cmd.Env = append(os.Environ(), "DPKG_ROOT="+root, "PATH="+bin+":"+os.Getenv("PATH"))

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -30,7 +29,7 @@ func TestLog(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", dir+":/usr/bin:/bin")
 	journal := func(script string) {
-		must.Do(t, os.WriteFile(filepath.Join(dir, "journalctl"), []byte("#!/bin/sh\n"+script), 0o755))
+		must.Program(t, filepath.Join(dir, "journalctl"), "#!/bin/sh\n"+script)
 	}
 	read := func(follow bool) (lines []string, err error) {
 		err = Log(t.Context(), []string{"a.service", "b.slice"}, follow, func(line string) { lines = append(lines, line) })

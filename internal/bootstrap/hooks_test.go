@@ -61,9 +61,9 @@ func newRig(t *testing.T, end slot.Outcome, says string) *rig {
 			"BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{"image":"img","environment":["RUN=theirs"]}}]`,
 		}, Sent: []job.Var{{Name: "RUN", Value: "theirs"}}},
 	}
-	err = errors.Join(os.Mkdir(r.Hooks, 0o755), os.WriteFile(r.SlotVars, []byte("# "+plan.Marker+"\nKERNELBOT_CPUS=4\n"), 0o600),
-		os.WriteFile(r.Agent, []byte("#!/bin/sh\necho uploaded\n"), 0o700))
+	err = errors.Join(os.Mkdir(r.Hooks, 0o755), os.WriteFile(r.SlotVars, []byte("# "+plan.Marker+"\nKERNELBOT_CPUS=4\n"), 0o600))
 	must.Do(t, err)
+	must.Program(t, r.Agent, "#!/bin/sh\necho uploaded\n")
 	return r
 }
 
@@ -71,7 +71,7 @@ func newRig(t *testing.T, end slot.Outcome, says string) *rig {
 func (r *rig) hook(t *testing.T, name, text string) string {
 	t.Helper()
 	path := filepath.Join(r.Hooks, name)
-	must.Do(t, os.WriteFile(path, []byte("#!/bin/bash\n"+text+"\n"), 0o700))
+	must.Program(t, path, "#!/bin/bash\n"+text+"\n")
 	return path
 }
 

@@ -1,10 +1,7 @@
 package bootstrap
 
 import (
-	"errors"
 	"maps"
-	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -84,7 +81,7 @@ func TestPatience(t *testing.T) {
 func TestUploadReachesBuildkite(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, slot.Outcome{Files: "/"}, "")
-	must.Do(t, os.WriteFile(r.Agent, []byte("#!/bin/sh\n/usr/bin/env | /usr/bin/sort\n"), 0o700))
+	must.Program(t, r.Agent, "#!/bin/sh\n/usr/bin/env | /usr/bin/sort\n")
 	maps.Copy(r.Input.Env, map[string]string{
 		"HTTPS_PROXY": "http://proxy:3128", "https_proxy": "http://theirs", "no_proxy": "theirs", "SSL_CERT_FILE": "/etc/ca", "BUILDKITE_AGENT_ACCESS_TOKEN": "shown",
 		"BUILDKITE_BIN_PATH": "/theirs", "LD_PRELOAD": "/theirs", "GODEBUG": "theirs", "HOME": "/theirs", "TMPDIR": "/theirs", "RUN": "theirs",
@@ -110,7 +107,8 @@ func TestPipelineKeepsSecrets(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		r := newRig(t, slot.Outcome{Files: dir, Pipeline: "p.yml"}, "")
-		must.Do(t, errors.Join(os.WriteFile(filepath.Join(dir, "p.yml"), []byte(text), 0o600), os.WriteFile(r.Agent, []byte("#!/bin/sh\necho $*\n/bin/cat\n"), 0o700)))
+		must.Write(t, dir, "p.yml", text)
+		must.Program(t, r.Agent, "#!/bin/sh\necho $*\n/bin/cat\n")
 		maps.Copy(r.Input.Env, map[string]string{
 			"BUILDKITE_COMMAND": "buildkite-agent pipeline upload", "BUILDKITE_PLUGINS": "", "BUILDKITE_REPO": "https://github.com/a/b", "BUILDKITE_COMMIT": "HEAD",
 			"BUILDKITE_BRANCH": "main", "HTTPS_PROXY": "http://me:secret@proxy", "BUILDKITE_AGENT_ACCESS_TOKEN": "secret-token",
@@ -128,7 +126,7 @@ func TestPipelineKeepsSecrets(t *testing.T) {
 func TestUploadFitsTheAgentsPatience(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, slot.Outcome{Files: "/", Canceled: true}, "")
-	must.Do(t, os.WriteFile(r.Agent, []byte("#!/bin/sh\nexec /bin/sleep 600\n"), 0o700))
+	must.Program(t, r.Agent, "#!/bin/sh\nexec /bin/sleep 600\n")
 	canceled := make(chan struct{})
 	close(canceled)
 	r.Canceled = canceled

@@ -17,7 +17,7 @@ import (
 func TestRegistryAuth(t *testing.T) {
 	bin := t.TempDir()
 	helper := func(name, script string) {
-		must.Do(t, os.WriteFile(filepath.Join(bin, "docker-credential-"+name), []byte("#!/bin/sh\n"+script), 0o755))
+		must.Program(t, filepath.Join(bin, "docker-credential-"+name), "#!/bin/sh\n"+script)
 	}
 	helper("good", `read -r server; echo "{\"ServerURL\":\"$server\",\"Username\":\"u\",\"Secret\":\"s3cret-$server\"}"`)
 	helper("token", `echo '{"Username":"<token>","Secret":"t0ken"}'`)

@@ -80,7 +80,7 @@ func TestCancelWhileEngineIsAway(t *testing.T) {
 func TestCancelWhileUploading(t *testing.T) {
 	r := newJobRig(t, nil)
 	script := "#!/bin/sh\n: >" + r.notes + "\nuntil [ -e " + r.notes + ".go ]; do /bin/sleep 0.05; done\necho uploaded\n"
-	must.Do(t, os.WriteFile(r.agent, []byte(script), 0o755))
+	must.Program(t, r.agent, script)
 	done := r.start(t.Context())
 	out := <-r.engine.attached
 	r.engine.end()

@@ -62,7 +62,7 @@ func newJobRig(t *testing.T, sent map[string]string, change ...func(*rig)) *jobR
 	r := &jobRig{rig: newRig(t, change...), notes: filepath.Join(t.TempDir(), "notes")}
 	r.agent = filepath.Join(t.TempDir(), "buildkite-agent")
 	script := fmt.Sprintf("#!/bin/sh\n{ echo \"args $*\"; pwd; /usr/bin/env; } >%s\necho uploaded\n", r.notes)
-	must.Do(t, os.WriteFile(r.agent, []byte(script), 0o755))
+	must.Program(t, r.agent, script)
 	r.in = job.Input{Repositories: []string{".*"}, Env: map[string]string{
 		"BUILDKITE_JOB_ID": "0190", "BUILDKITE_COMMAND": "exec kbnode runner", "BUILDKITE_PLUGINS": runnerPlugin, "BUILDKITE_REPO": "https://github.com/gpu-mode/kernelbot",
 		"BUILDKITE_COMMIT": "HEAD", "BUILDKITE_BRANCH": "main", "BUILDKITE_ARTIFACT_PATHS": "result.json;profile_data/**",

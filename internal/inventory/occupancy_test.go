@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -43,10 +42,7 @@ func TestNVIDIAUse(t *testing.T) {
 			t.Parallel()
 			program := filepath.Join(t.TempDir(), "probe")
 			text := fmt.Sprintf("#!/bin/sh\n[ \"$*\" = %s ] || exit 9\ncat <<'END'\n{\"schema\":1,\"ok\":true,\"driver\":\"580.1\",\"gpus\":[%s]}\nEND\n", id, row.gpu)
-			syscall.ForkLock.RLock() // a fork of another test would hold it open for writing
-			err := os.WriteFile(program, []byte(text), 0o700)
-			syscall.ForkLock.RUnlock()
-			must.Do(t, err)
+			must.Program(t, program, text)
 			got, err := nvidiaUse(t.Context(), probe.Options{Path: program, GPU: id, Timeout: time.Minute})
 			if diff := cmp.Diff(row.want, got); diff != "" || (err == nil) != (row.err == "") || err != nil && !strings.Contains(err.Error(), row.err) {
 				t.Errorf("error %v (-want +got):\n%s", err, diff)

@@ -62,7 +62,7 @@ Options:
 func script(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "buildkite-agent")
-	must.Do(t, os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o755))
+	must.Program(t, path, "#!/bin/sh\n"+text)
 	return path
 }
 

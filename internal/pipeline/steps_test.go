@@ -117,7 +117,7 @@ func TestDockerScript(t *testing.T) {
 			dir := t.TempDir()
 			put := func(name, text string) {
 				must.Do(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
-				must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755))
+				must.Program(t, filepath.Join(dir, name), text)
 			}
 			for _, d := range tt.devices {
 				put("dev/"+d, "")

@@ -64,13 +64,8 @@ func (j *job) become(t *testing.T, user int) {
 		t.Skip("no python3 that every user may run: ", err)
 	}
 	self := filepath.Join(j.dir, "runner")
-	text, err := os.ReadFile(j.cmd.Path)
-	if err == nil {
-		err = os.WriteFile(self, text, 0o755)
-	}
-	if err == nil {
-		err = os.Chmod(filepath.Dir(j.dir), 0o711)
-	}
+	must.Program(t, self, must.Read(t, j.cmd.Path))
+	err := os.Chmod(filepath.Dir(j.dir), 0o711)
 	if err == nil {
 		err = exec.CommandContext(t.Context(), "chown", "-R", fmt.Sprint(user), j.dir).Run()
 	}

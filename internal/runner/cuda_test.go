@@ -15,7 +15,7 @@ func (j *job) standIn(t *testing.T, name, text string) {
 	t.Helper()
 	dir := filepath.Join(j.dir, "bin")
 	must.Do(t, os.MkdirAll(dir, 0o755))
-	must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text), 0o755))
+	must.Program(t, filepath.Join(dir, name), "#!/bin/sh\n"+text)
 	for i, kv := range j.cmd.Env {
 		if rest, ok := strings.CutPrefix(kv, "PATH="); ok && !strings.HasPrefix(rest, dir) {
 			j.cmd.Env[i] = "PATH=" + dir + ":" + rest
@@ -61,7 +61,7 @@ func TestCUDADoesNotRun(t *testing.T) {
 			}
 			j.standIn(t, "nvcc", `[ "$1" = --version ] && { echo v; exit 0; }`+"\n"+c.nvcc)
 			old := filepath.Join(j.cmd.Dir, evalProgram)
-			must.Do(t, os.WriteFile(old, []byte("#!/bin/sh\necho 'check: pass' >&$POPCORN_FD\n"), 0o755))
+			must.Program(t, old, "#!/bin/sh\necho 'check: pass' >&$POPCORN_FD\n")
 			code, result := j.run(t)
 			ev := at(result, "runs", "test")
 			comp := at(ev, "compilation")

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,6 +32,15 @@ func Write(tb testing.TB, root, name, text string) {
 	name = filepath.Join(root, name)
 	Do(tb, os.MkdirAll(filepath.Dir(name), 0o755))
 	Do(tb, os.WriteFile(name, []byte(text), 0o600))
+}
+
+// Program writes a program, for everybody. No child that another test starts meanwhile has it open for
+// writing when it is executed, which fails then (ETXTBSY).
+func Program(tb testing.TB, name, text string) {
+	tb.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	Do(tb, os.WriteFile(name, []byte(text), 0o755)) //nolint:gosec // a program of a test
 }
 
 // Read returns the text of a file.

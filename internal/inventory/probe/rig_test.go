@@ -90,6 +90,6 @@ func script(t *testing.T, text string) string {
 	path := filepath.Join(t.TempDir(), "probe")
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	must.Do(t, os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o700))
+	must.Program(t, path, "#!/bin/sh\n"+text)
 	return path
 }

@@ -40,9 +40,10 @@ func run(t *testing.T, a Ask, attr *syscall.SysProcAttr) *Facts {
 	program := os.Args[0]
 	if attr != nil && attr.Credential != nil { // others cannot read Go's own directory
 		dir := t.TempDir()
-		data, err := os.ReadFile(program)
-		program = filepath.Join(dir, "probe")
-		must.Do(t, errors.Join(err, os.WriteFile(program, data, 0o755), os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)))
+		own := filepath.Join(dir, "probe")
+		must.Program(t, own, must.Read(t, program))
+		program = own
+		must.Do(t, errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)))
 	}
 	cmd := exec.CommandContext(t.Context(), program)
 	cmd.Env = append(os.Environ(), "KBNODE_TEST_ASK="+string(ask))
