@@ -34,13 +34,13 @@ func Write(tb testing.TB, root, name, text string) {
 	Do(tb, os.WriteFile(name, []byte(text), 0o600))
 }
 
-// Program writes a program, for everybody. No child that another test starts meanwhile has it open for
+// Program writes a program, for everyone. No child that another test starts meanwhile has it open for
 // writing when it is executed, which fails then (ETXTBSY).
 func Program(tb testing.TB, name, text string) {
 	tb.Helper()
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	Do(tb, os.WriteFile(name, []byte(text), 0o755)) //nolint:gosec // a program of a test
+	Do(tb, os.WriteFile(name, []byte(text), 0o755))
 }
 
 // Read returns the text of a file.
