@@ -14,7 +14,7 @@ import (
 )
 
 // Last is what a slot was last planned with. The slot keeps it if the facts behind it cannot
-// be read.
+// be read, and its memory if the machine's is only as much more as it may be after a boot.
 type Last struct {
 	CPUs        string `json:"cpus"`         // Linux list format
 	MemoryNodes string `json:"memory_nodes"` // Linux list format
@@ -24,9 +24,10 @@ type Last struct {
 
 // LastNode records what the last plan was made from about the node itself.
 type LastNode struct {
-	Name         string             `json:"name,omitempty"` // hostname, if no other name is configured
-	ReservedCPUs string             `json:"reserved_cpus"`  // Linux list format
-	Software     inventory.Software `json:"software"`       // only what plans depend on
+	Name          string             `json:"name,omitempty"`           // hostname, if no other name is configured
+	ReservedCPUs  string             `json:"reserved_cpus"`            // Linux list format
+	ReserveMemory config.Size        `json:"reserve_memory,omitempty"` // as configured
+	Software      inventory.Software `json:"software"`                 // only what plans depend on
 }
 
 // Recall returns an inventory in which what could not be read is as last planned.
@@ -151,7 +152,30 @@ func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment
 			return res, nil
 		}
 	}
-	return splitSlots(inv, cfg, slots)
+	res, err := splitSlots(inv, cfg, slots)
+	if err == nil {
+		keepMemory(&res, slots, bindings.Node, cfg)
+	}
+	return res, err
+}
+
+// keepMemory lets slots keep their memory if their share is only as much more as it may be after a boot of
+// an unchanged machine. Otherwise each boot would change all agents. A smaller share they get at once: it is
+// what there is.
+func keepMemory(res *split.Result, slots []assignment, node *LastNode, cfg config.Config) {
+	if node == nil || node.ReserveMemory != cfg.Reserve.Memory || cfg.MemoryPerSlot > 0 {
+		return
+	}
+	for i, s := range slots {
+		b := res.Blocks[i]
+		if s.last == nil || s.last.CPUs != b.CPUs.String() || s.last.MemoryNodes != b.MemoryNodes.String() || b.MemoryBytes < s.last.MemoryBytes || b.MemoryBytes-s.last.MemoryBytes > b.MemoryBytes/split.BootShare {
+			return
+		}
+	}
+	for i, s := range slots {
+		res.ReservedMemory += res.Blocks[i].MemoryBytes - s.last.MemoryBytes
+		res.Blocks[i].MemoryBytes = s.last.MemoryBytes
+	}
 }
 
 // lastNode returns what the next plan may need from this one.
@@ -172,9 +196,7 @@ func (p *Plan) lastNode(inv *inventory.Inventory, cfg config.Config) *LastNode {
 			}
 		}
 	}
-	n := &LastNode{
-		ReservedCPUs: p.Reserved.CPUs, Software: sw,
-	}
+	n := &LastNode{ReservedCPUs: p.Reserved.CPUs, ReserveMemory: cfg.Reserve.Memory, Software: sw}
 	if cfg.Node == "" {
 		n.Name = inv.Hostname
 	}

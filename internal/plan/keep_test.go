@@ -25,6 +25,53 @@ func booted(inv *inventory.Inventory, mibs ...int64) *inventory.Inventory {
 	return &out
 }
 
+// TestMemoryBetweenBoots checks that slots keep their memory while the machine has only as much more as it may
+// have after a boot.
+func TestMemoryBetweenBoots(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.B200x8())
+	node := inv.Memory.Nodes[0].MemoryBytes / mib
+	small := config.Config{Reserve: config.Reserve{Memory: 4 << 30}}
+	for name, row := range map[string]struct {
+		then, now config.Config
+		mibs      []int64
+		kept      bool
+	}{
+		"the same":           {mibs: []int64{0, 0}, kept: true},
+		"a little more":      {mibs: []int64{5, 2}, kept: true},
+		"just within":        {mibs: []int64{node / 40, node / 40}, kept: true},
+		"a little less":      {mibs: []int64{-30, -70}},
+		"in another place":   {mibs: []int64{400, -400}},
+		"a bank less":        {mibs: []int64{-node / 16, -node / 16}},
+		"a bank more":        {mibs: []int64{node / 16, node / 16}},
+		"another reserve":    {then: config.Config{Reserve: config.Reserve{Memory: 5 << 30}}, now: small, mibs: []int64{0, 0}},
+		"the same reserve":   {then: small, now: small, mibs: []int64{30, 70}, kept: true},
+		"a share of its own": {now: config.Config{MemoryPerSlot: 200 << 30}, mibs: []int64{0, 0}},
+		"the same request":   {then: config.Config{MemoryPerSlot: 200 << 30}, now: config.Config{MemoryPerSlot: 200 << 30}, mibs: []int64{9, 9}, kept: true},
+		"fewer slots":        {now: config.Config{GPUCount: 7}, mibs: []int64{0, 0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			before := build(t, inv, row.then, nil, false)
+			in := input(booted(inv, row.mibs...), row.now)
+			in.Bindings = bindingsOf(t, before)
+			after := planned(t, in)
+			want, err := Build(input(in.Inventory, row.now))
+			must.Do(t, err)
+			sum := func(p *Plan) int64 { return p.Reserved.MemoryBytes + int64(len(p.Slots))*p.Slots[0].MemoryBytes }
+			if sum(after) != sum(want) {
+				t.Errorf("%d bytes in all, want %d", sum(after), sum(want))
+			}
+			if row.kept {
+				before.Reserved.MemoryBytes, after.Reserved.MemoryBytes = 0, 0
+				must.Equal(t, before, after)
+			} else if got := after.Slots[0].MemoryBytes; got != want.Slots[0].MemoryBytes {
+				t.Errorf("a slot has %s, want %s as on a new machine", config.Size(got), config.Size(want.Slots[0].MemoryBytes))
+			}
+		})
+	}
+}
+
 // TestMemoryAskedFor asks for the memory that a slot was shown to have.
 func TestMemoryAskedFor(t *testing.T) {
 	t.Parallel()

@@ -20,9 +20,9 @@ const (
 	// gbShare is the fraction (1/12) by which an even share of a machine may fall short of a
 	// request: memory sold in GB is 7 % less in GiB, and the kernel and the reserve take some.
 	gbShare = 12
-	// bootShare is the fraction (1/32) by which memory may differ between two boots of an
+	// BootShare is the fraction (1/32) by which memory may differ between two boots of an
 	// unchanged machine: the kernel takes some, not always from the same place.
-	bootShare = 32
+	BootShare = 32
 	// advisedMemory and fullMemory, in MiB, are from the vendors' guide. It recommends 32
 	// GB for each GPU, which is less than 30 GiB, and its command asks for 32 GiB.
 	advisedMemory, fullMemory = 30 << 10, 32 << 10
@@ -158,7 +158,7 @@ func (s *splitter) shareMemory() error {
 	}
 	perSlot := least
 	switch {
-	case want > least && least*mib >= MinMemory && (want-least <= want/bootShare || s.in.ReserveMemory == 0 && want-least <= want/gbShare):
+	case want > least && least*mib >= MinMemory && (want-least <= want/BootShare || s.in.ReserveMemory == 0 && want-least <= want/gbShare):
 		s.warn("memory_per_slot: %s is slightly more than fits; each slot gets %s", config.Size(s.in.MemoryPerSlot), config.Size(least*mib))
 	case want > least:
 		return fmt.Errorf("memory_per_slot: %s for each of %s does not fit: %s has %s on NUMA node %s; write at most %s (--memory-per-slot), lower reserve.memory (--reserve-memory) or choose fewer GPUs with --gpus (gpus)",
