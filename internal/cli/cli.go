@@ -81,11 +81,11 @@ func checkArgs(cmd *cobra.Command, hint hints) {
 	}
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		err := check(cmd, args)
-		var better error
-		switch {
-		case err == nil:
+		if err == nil {
 			return nil
-		case len(args) > 0 && check(cmd, nil) == nil && check(cmd, args[:1]) != nil:
+		}
+		var better error
+		if len(args) > 0 && check(cmd, nil) == nil && check(cmd, args[:1]) != nil {
 			better = hint.unknownArgument(cmd, args[0])
 		}
 		return cmp.Or(better, term.Usagef("%w; see %s --help", err, cmd.CommandPath()))

@@ -108,13 +108,12 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 		if several := unknown.GetSpecifiedShortnames(); several != "" { // -all is read as -a -l -l
 			name, dashes = several, "-"
 		}
-		i, says := h.Find(dashes+name, ""), "unknown flag: "+dashes+text.Line(name, 60)
+		i, says := h.Find(dashes+name), "unknown flag: "+dashes+text.Line(name, 60)
 		switch {
 		case term.SecretName().MatchString(name) && cmd.Flags().Lookup("token-file") != nil:
 			// Do not repeat what followed: it may be the token.
 			return term.Usagef("%s; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", says, help)
-		case i < 0:
-		default:
+		case i >= 0:
 			if near := nearFlag(cmd, name); near != "" {
 				return h.Advise(says, h.With(i, strings.Replace(h.Typed[i], dashes+name, "--"+near, 1)))
 			}
@@ -136,7 +135,7 @@ func nearFlag(cmd *cobra.Command, name string) string {
 	near, best := "", farthest(name)+1
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { // sorted
 		d := text.Edits(f.Name, name)
-		if strings.HasPrefix(f.Name, name) {
+		if len(name) > 1 && strings.HasPrefix(f.Name, name) { // one letter says too little: -n is not --now
 			d = 0
 		}
 		if !f.Hidden && (d < best || d == best && len(f.Name) < len(near)) {

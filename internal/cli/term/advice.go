@@ -118,21 +118,7 @@ func (s Streams) With(i int, words ...string) []string {
 	return slices.Replace(slices.Clone(s.Typed), i, i+1, words...)
 }
 
-// Find returns the index of a flag in the typed words that has this value, or of its first use,
-// or -1.
-func (s Streams) Find(flag, value string) int {
-	first := -1
-	for i, a := range s.Typed {
-		name, given, is := strings.Cut(a, "=")
-		if name != flag {
-			continue
-		}
-		if first < 0 {
-			first = i
-		}
-		if is && given == value || !is && i+1 < len(s.Typed) && s.Typed[i+1] == value {
-			return i
-		}
-	}
-	return first
+// Find returns the index of the first use of a flag in the typed words, or -1.
+func (s Streams) Find(flag string) int {
+	return slices.IndexFunc(s.Typed, func(a string) bool { name, _, _ := strings.Cut(a, "="); return name == flag })
 }
