@@ -14,7 +14,7 @@ import (
 )
 
 // Last is what a slot was last planned with. The slot keeps it if the facts behind it cannot
-// be read, and its memory if the machine's is only as much more as it may be after a boot.
+// be read, and its memory if the machine's differs only as it may between two boots.
 type Last struct {
 	CPUs        string `json:"cpus"`         // Linux list format
 	MemoryNodes string `json:"memory_nodes"` // Linux list format
@@ -159,16 +159,19 @@ func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment
 	return res, err
 }
 
-// keepMemory lets slots keep their memory if their share is only as much more as it may be after a boot of
-// an unchanged machine. Otherwise each boot would change all agents. A smaller share they get at once: it is
-// what there is.
+// keepMemory lets slots keep their memory while their share differs only as it may between two boots of an
+// unchanged machine; otherwise each boot would change all agents. What a slot keeps above its share comes out
+// of the system's reserve on its NUMA nodes, at most half of it.
 func keepMemory(res *split.Result, slots []assignment, node *LastNode, cfg config.Config) {
 	if node == nil || node.ReserveMemory != cfg.Reserve.Memory || cfg.MemoryPerSlot > 0 {
 		return
 	}
 	for i, s := range slots {
 		b := res.Blocks[i]
-		if s.last == nil || s.last.CPUs != b.CPUs.String() || s.last.MemoryNodes != b.MemoryNodes.String() || b.MemoryBytes < s.last.MemoryBytes || b.MemoryBytes-s.last.MemoryBytes > b.MemoryBytes/split.BootShare {
+		if s.last == nil || s.last.CPUs != b.CPUs.String() || s.last.MemoryNodes != b.MemoryNodes.String() {
+			return
+		}
+		if more := b.MemoryBytes - s.last.MemoryBytes; max(more, -more) > b.MemoryBytes/split.BootShare || -more > res.SlotReserve/2 {
 			return
 		}
 	}

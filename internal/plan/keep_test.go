@@ -25,8 +25,8 @@ func booted(inv *inventory.Inventory, mibs ...int64) *inventory.Inventory {
 	return &out
 }
 
-// TestMemoryBetweenBoots checks that slots keep their memory while the machine has only as much more as it may
-// have after a boot.
+// TestMemoryBetweenBoots checks that slots keep their memory while the machine's differs only as it may between
+// two boots.
 func TestMemoryBetweenBoots(t *testing.T) {
 	t.Parallel()
 	inv := readMachine(t, machinetest.B200x8())
@@ -40,8 +40,12 @@ func TestMemoryBetweenBoots(t *testing.T) {
 		"the same":           {mibs: []int64{0, 0}, kept: true},
 		"a little more":      {mibs: []int64{5, 2}, kept: true},
 		"just within":        {mibs: []int64{node / 40, node / 40}, kept: true},
-		"a little less":      {mibs: []int64{-30, -70}},
-		"in another place":   {mibs: []int64{400, -400}},
+		"a little less":      {mibs: []int64{-30, -70}, kept: true},
+		"in another place":   {mibs: []int64{400, -400}, kept: true},
+		"half the reserve":   {then: small, now: small, mibs: []int64{-1000, -1000}, kept: true},
+		"half of a node's":   {then: small, now: small, mibs: []int64{1000, -1000}, kept: true},
+		"over half of it":    {then: small, now: small, mibs: []int64{-1100, -1100}},
+		"over half of one's": {then: small, now: small, mibs: []int64{1100, -1100}},
 		"a bank less":        {mibs: []int64{-node / 16, -node / 16}},
 		"a bank more":        {mibs: []int64{node / 16, node / 16}},
 		"another reserve":    {then: config.Config{Reserve: config.Reserve{Memory: 5 << 30}}, now: small, mibs: []int64{0, 0}},

@@ -156,6 +156,7 @@ func (s *splitter) shareMemory() error {
 	if most > 0 {
 		least = min(least, most)
 	}
+	s.SlotReserve = share(reserve, least, free(ram)-reserve, false) * mib
 	perSlot := least
 	switch {
 	case want > least && least*mib >= MinMemory && (want-least <= want/BootShare || s.in.ReserveMemory == 0 && want-least <= want/gbShare):

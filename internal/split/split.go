@@ -61,6 +61,7 @@ type Result struct {
 	Blocks         []Block // in the order of the GPUs
 	ReservedCPUs   cpuset.Set
 	ReservedMemory int64  // bytes
+	SlotReserve    int64  // bytes of the system's reserve, per slot, on the NUMA nodes with the smallest share
 	Unreserved     string // what slots would have without a reserve, if that is the guide's minimum; else ""
 	Warnings       []string
 }
