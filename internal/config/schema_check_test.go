@@ -3,6 +3,7 @@ package config
 import (
 	"bytes"
 	"encoding/json"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -121,5 +122,31 @@ func TestSchemaTakesTheDocumentation(t *testing.T) {
 				t.Errorf("%s: %v in\n%s", c.name, err, text)
 			}
 		}
+	}
+}
+
+// TestDocumentedDefaults compares the tables of keys with the code: every key has a row, and every default that
+// is a value is the one in use.
+func TestDocumentedDefaults(t *testing.T) {
+	t.Parallel()
+	rows := map[string]string{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z0-9_.]+)` \\| ([^|]*) \\|.*\\|$").FindAllStringSubmatch(must.Read(t, "../../docs/configuration.md"), -1) {
+		rows[m[1]] = m[2]
+	}
+	c := Config{GPUs: GPUs{All: true}}.WithDefaults()
+	value := regexp.MustCompile("^`([^`]*)`")
+	eachKey(reflect.ValueOf(&c).Elem(), "", func(key string, v reflect.Value) {
+		row, ok := rows[key]
+		if delete(rows, key); !ok {
+			t.Errorf("docs/configuration.md has no row for %s", key)
+		}
+		text, err := yaml.Marshal(v.Interface())
+		must.Do(t, err)
+		if m := value.FindStringSubmatch(row); m != nil && m[1] != strings.TrimSpace(string(text)) {
+			t.Errorf("docs/configuration.md says that the default of %s is %s; it is %s", key, m[1], text)
+		}
+	})
+	if len(rows) > 0 {
+		t.Errorf("docs/configuration.md has rows for no key: %q", rows)
 	}
 }
