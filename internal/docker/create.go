@@ -29,6 +29,7 @@ var ErrTooLarge = fmt.Errorf("its configuration has more than %d MiB", maxImageC
 
 // ImageConfig is what an image sets for its containers.
 type ImageConfig struct {
+	ID               string `json:"-"` // of the image
 	User, WorkingDir string
 	Volumes          map[string]struct{}
 }
@@ -50,8 +51,8 @@ func (e *Engine) ImageConfig(ctx context.Context, ref string) (ImageConfig, erro
 	defer func() { _ = resp.Body.Close() }()
 	text, err := io.ReadAll(io.LimitReader(resp.Body, maxImageConfig+1))
 	var in struct {
-		Message string
-		Config  ImageConfig
+		ID, Message string
+		Config      ImageConfig
 	}
 	switch {
 	case err != nil:
@@ -69,6 +70,7 @@ func (e *Engine) ImageConfig(ctx context.Context, ref string) (ImageConfig, erro
 	if err != nil {
 		return ImageConfig{}, fmt.Errorf("%s: %w", doing, err)
 	}
+	in.Config.ID = in.ID
 	return in.Config, nil
 }
 

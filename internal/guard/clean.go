@@ -69,10 +69,13 @@ func (k *cleaner) clean(ctx context.Context, engine time.Duration) (string, erro
 }
 
 // sweep removes the slot's container, ends what is left of one, and removes the checkouts. The order
-// matters: what could make processes goes first.
+// matters: what could make processes goes first, unless a process keeps the engine from removing it.
 func (k *cleaner) sweep(ctx context.Context, patience time.Duration) error {
 	deadline := time.Now().Add(patience)
 	err := k.container(ctx)
+	if err != nil {
+		err = k.procs.freeing(func() error { return k.container(ctx) })
+	}
 	for err != nil && time.Now().Before(deadline) && limit.Sleep(ctx, gpuPoll) == nil {
 		err = k.container(ctx)
 	}

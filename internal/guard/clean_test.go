@@ -243,6 +243,17 @@ func TestWhatCannotBeClearedParks(t *testing.T) {
 			r.broken = nil
 			r.want(r.waits, "")
 		},
+		"a container that a process holds does not": func(r *slotRig) {
+			r.start(105, jobCgroup)
+			r.container = func(context.Context) error {
+				if len(r.killed) == 0 {
+					return context.DeadlineExceeded
+				}
+				return nil
+			}
+			r.want(r.ended, "")
+			must.Equal(r.t, []int{105}, r.killed)
+		},
 		"an engine that restarts does not": func(r *slotRig) {
 			r.broken, r.until = errors.New("no Docker engine answers"), time.Now().Add(2*time.Second)
 			r.want(r.ended, "")

@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/confine"
 	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -120,7 +121,8 @@ type guard struct {
 	network    *slotNetwork
 	confiner   *confiner
 	registries registries
-	judged     sync.Map // IDs of images whose accounts the engine can read
+	room       func(dir string) (int64, error) // limit.Room, except in tests
+	judged     sync.Map                        // IDs of images whose accounts the engine can read
 	cleaner    *cleaner
 }
 
@@ -142,6 +144,7 @@ func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.
 		gid:        gid,
 		network:    newNetwork(p, engine),
 		registries: newRegistries(p.Registries),
+		room:       limit.Room,
 		cleaner:    newCleaner(p, cgroupRoot, log),
 	}
 	g.confiner = &confiner{ensure: kernel.Ensure, confines: kernel.EngineConfines, sys: "/sys"}

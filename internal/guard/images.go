@@ -31,7 +31,8 @@ var errDiskFull = errors.New("kbnode: Docker's disk is nearly full, so jobs cann
 
 // provide pulls the job's image if the node lacks it, or the job wants the newest.
 func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frames *slot.Frames) error {
-	_, err := withTimeout(ctx, g.engineTime, func(ctx context.Context) (docker.ImageConfig, error) { return g.api.ImageConfig(ctx, image) })
+	config := func(ctx context.Context) (docker.ImageConfig, error) { return g.api.ImageConfig(ctx, image) }
+	before, err := withTimeout(ctx, g.engineTime, config)
 	has := err == nil
 	if err != nil && !errors.Is(err, docker.ErrNotFound) {
 		return engineSays(err)
@@ -47,17 +48,32 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	if err := g.api.Pull(ctx, image, func(docker.Progress) {
-		if room, err := limit.Room(engine.RootDir); err == nil && room < 0 { // else it is no disk of this machine
-			cancel(errDiskFull)
-		}
-	}); err != nil {
-		return cmp.Or(context.Cause(ctx), err)
+	full := func() bool {
+		room, err := g.room(engine.RootDir)
+		return err == nil && room < 0 // else it is no disk of this machine
 	}
-	return nil
+	pulling, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() { // the engine reports nothing while it writes the zeros of a sparse file
+		for !full() && limit.Sleep(pulling, roomPoll) == nil {
+		}
+		cancel(errDiskFull)
+	}()
+	if err := g.api.Pull(pulling, image, func(docker.Progress) {}); err != nil {
+		return cmp.Or(context.Cause(pulling), err)
+	}
+	if !full() {
+		return nil
+	}
+	after, err := withTimeout(ctx, g.engineTime, config)
+	if err == nil && after.ID != before.ID { // it has filled the disk before it could be stopped
+		err = errors.Join(errDiskFull, g.api.Untag(ctx, image))
+	}
+	return err
 }
+
+// roomPoll is the time between two looks at the engine's disk during a pull.
+const roomPoll = time.Second
 
 const (
 	// maxAccounts bounds an image's /etc/passwd and /etc/group, in bytes. To read a line, the
@@ -70,7 +86,8 @@ const (
 // checkAccounts refuses an image, by its ID, whose account files could harm the engine. When a container
 // starts, the engine reads the image's /etc/passwd and /etc/group as root, whatever user was requested:
 // forever if one is a pipe, with the container locked, and a line of any length into memory. This looks at
-// them in a container that never starts: in the job's own, mounts could hide what the engine reads.
+// them in a container that never starts: in the job's own, mounts could hide what the engine reads. A link to
+// nothing may lead to a device that is there when a container runs.
 func (g *guard) checkAccounts(ctx context.Context, image string) (err error) {
 	if _, fine := g.judged.Load(image); fine {
 		return nil
@@ -100,14 +117,16 @@ func (g *guard) checkAccounts(ctx context.Context, image string) (err error) {
 	defer func() { err = errors.Join(err, g.api.Discard(ctx, id)) }()
 	for _, path := range []string{"/etc/passwd", "/etc/group"} {
 		f, err := g.api.StatPath(ctx, id, path)
-		if err == nil && f.Mode&fs.ModeSymlink != 0 {
+		link := err == nil && f.Mode&fs.ModeSymlink != 0
+		if link {
 			f, err = g.api.StatPath(ctx, id, f.LinkTarget)
 		}
+		absent := errors.Is(err, fs.ErrNotExist)
 		switch {
-		case errors.Is(err, fs.ErrNotExist):
-		case err != nil:
+		case absent && !link:
+		case err != nil && !absent:
 			return err
-		case !f.Mode.IsRegular() || f.Size > maxAccounts:
+		case absent || !f.Mode.IsRegular() || f.Size > maxAccounts:
 			return forbid("the image's %s is not a regular file of at most 1 MiB, and Docker reads it as root; use an image where it is", path)
 		}
 	}

@@ -24,7 +24,7 @@ func TestAccounts(t *testing.T) {
 		"plain":                      {map[string]string{"/etc/passwd": plain, "/etc/group": plain}, ""},
 		"none":                       {map[string]string{"/etc/passwd": "", "/etc/group": ""}, ""},
 		"a link to a file":           {map[string]string{"/etc/passwd": link, "/dev/zero": plain, "/etc/group": ""}, ""},
-		"a link to nothing":          {map[string]string{"/etc/passwd": link, "/dev/zero": "", "/etc/group": ""}, ""},
+		"a link to nothing":          {map[string]string{"/etc/passwd": link, "/dev/zero": "", "/etc/group": ""}, "the image's /etc/passwd is not a regular file of at most 1 MiB"},
 		"a FIFO":                     {map[string]string{"/etc/passwd": `{"size": 0, "mode": 33554852}`}, "the image's /etc/passwd is not a regular file of at most 1 MiB"},
 		"a directory":                {map[string]string{"/etc/passwd": `{"mode": 2147484141}`}, "the image's /etc/passwd is not a regular file of at most 1 MiB"},
 		"a device":                   {map[string]string{"/etc/group": `{"mode": 69206436}`}, "the image's /etc/group is not a regular file of"},
@@ -55,6 +55,40 @@ func TestAccounts(t *testing.T) {
 				if o := r.try(t); why(o) != "" || len(r.engine.created) != n+1 {
 					t.Errorf("the second: %+v, %d containers", o, len(r.engine.created)-n)
 				}
+			}
+		})
+	}
+}
+
+// TestPullFillsTheDisk removes an image that has filled the engine's disk, if the pull brought it.
+func TestPullFillsTheDisk(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		image   string
+		full    func(pulled bool) bool
+		removed bool
+	}{
+		"by this image":     {"absent", func(pulled bool) bool { return pulled }, true},
+		"before":            {"absent", func(bool) bool { return true }, false},
+		"before, unchanged": {"img", func(pulled bool) bool { return pulled }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := ready(t, func(r *rig) {
+				r.adjust = func(g *guard) {
+					g.room = func(string) (int64, error) {
+						r.engine.mu.Lock()
+						defer r.engine.mu.Unlock()
+						return map[bool]int64{true: -1}[row.full(r.engine.pulled)], nil
+					}
+				}
+			})
+			o := r.try(t, func(s *job.Spec) { s.Kind, s.Image, s.Pull = job.KindPlugin, row.image, job.PullAlways })
+			if full := strings.Contains(why(o), "disk is nearly full"); full != (row.image == "absent") {
+				t.Errorf("%+v", o)
+			}
+			if removed := r.engine.asked("DELETE /v1.45/images/absent") > 0; removed != row.removed {
+				t.Errorf("removed: %t", removed)
 			}
 		})
 	}

@@ -123,6 +123,13 @@ func (s slotProcs) killBeside() error {
 	return err
 }
 
+// freeing removes a container that the engine could not remove. The engine starts a container by reading files of
+// it as root, and holds a lock on it meanwhile: forever if a job has put a terminal or a pipe in their place. The
+// process that reads runs in the slot's slice.
+func (s slotProcs) freeing(remove func() error) error {
+	return errors.Join(s.killBeside(), remove())
+}
+
 func killCgroup(dir string) error { return writeCgroup(filepath.Join(dir, "cgroup.kill")) }
 
 // container returns the cgroup of one of the slot's containers.

@@ -64,6 +64,24 @@ func TestEngineFaults(t *testing.T) {
 	}
 }
 
+// TestHeldContainer frees a container whose start never ends, as of one in which a terminal is in the place of
+// the accounts: the engine can do nothing with it until the process that reads has ended.
+func TestHeldContainer(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	kill := filepath.Join(r.cgroup, "docker-held.scope", "cgroup.kill")
+	r.put(t, kill, "")
+	r.engine.fault = func(req *http.Request) int {
+		text, err := os.ReadFile(kill)
+		held := err != nil || !strings.HasPrefix(string(text), "1")
+		return map[bool]int{true: 500}[strings.HasSuffix(req.URL.Path, "/start") || req.Method == http.MethodDelete && strings.HasSuffix(req.URL.Path, "a1") && held]
+	}
+	r.expect(t, r.finish(t, r.start(t.Context())), bootstrap.ExitNode, "out of order")
+	if len(r.engine.containers) > 0 {
+		t.Errorf("left is %v", r.engine.containers)
+	}
+}
+
 // TestProcessStays uploads nothing while a process may put links into the checkout.
 func TestProcessStays(t *testing.T) {
 	t.Parallel()

@@ -78,11 +78,18 @@ const startTime = 5 * time.Second
 // discardTime is how long a removal may take for which someone waits.
 const discardTime = 2 * time.Second
 
-// discardJob removes a container.
+// discardJob removes a container. If it takes longer, everything in the slot's containers is killed first.
 func (g *guard) discardJob(id string, within time.Duration) error {
-	ctx, cancel := context.WithTimeout(context.Background(), within)
-	defer cancel()
-	return g.api.Discard(ctx, id)
+	discard := func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), within)
+		defer cancel()
+		return g.api.Discard(ctx, id)
+	}
+	err := discard()
+	if err != nil {
+		err = g.cleaner.procs.freeing(discard)
+	}
+	return err
 }
 
 // prepare clears away earlier jobs. What takes long goes on if ctx ends.

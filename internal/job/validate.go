@@ -261,6 +261,8 @@ func MountTarget(volume string) (string, error) {
 func (v *checker) mountTarget(field, p string) {
 	v.refuseIf(p == "/dev/shm", field, "%.80q: a job cannot mount there; leave it out, and set shm-size for more shared memory", p)
 	v.refuseIf(KernelDir(p) != "", field, "%.80q: a job cannot mount over %s; leave it out, nothing replaces it", p, KernelDir(p))
+	// The engine reads the accounts as root when a container starts, from where a mount leads.
+	v.refuseIf(slices.Contains([]string{"/etc", "/etc/passwd", "/etc/group"}, p), field, "%.80q: a job cannot mount over the image's accounts; choose another place, such as a file below /etc", p)
 	v.refuseIf(p == "/", field, "a job cannot mount over the container's root; choose a directory in it, such as /work")
 	v.absolute(field, p)
 }
