@@ -1,7 +1,7 @@
 package job
 
 import (
-	"fmt"
+	"cmp"
 	"maps"
 	"path"
 	"slices"
@@ -27,6 +27,8 @@ func (r *reader) checkOptions() {
 		// The agent takes always_pull for always-pull.
 		meant := strings.ToLower(strings.NewReplacer("_", "-", " ", "-").Replace(name))
 		switch o := option(meant); {
+		case name == "":
+			r.refuse("plugins", "an option of the docker plugin has no name; remove it")
 		case o == nil:
 			r.refuse(name, "it is not an option of the docker plugin; remove it")
 		case name != meant:
@@ -45,7 +47,7 @@ func asks(v any) bool {
 	case map[string]any:
 		return len(v) > 0
 	}
-	return !slices.Contains([]any{nil, false, "", 0, "false", "off", "0"}, v)
+	return !slices.Contains([]any{nil, false, "", "false", "off", "0"}, v)
 }
 
 // scalar returns a value as the agent writes it into a variable.
@@ -53,10 +55,8 @@ func scalar(v any) (text string, ok bool) {
 	switch v := v.(type) {
 	case string:
 		return v, true
-	case bool, int:
-		return fmt.Sprint(v), true
-	case float64:
-		return strconv.FormatFloat(v, 'f', -1, 64), true
+	case bool:
+		return strconv.FormatBool(v), true
 	}
 	return "", v == nil
 }
@@ -93,15 +93,24 @@ func (r *reader) list(name string) []string {
 	return list
 }
 
+// listAdvice says what to write instead of what is not a list.
+var listAdvice = map[string]string{
+	"command":     "write it as the step's command, or as a list of words",
+	"shell":       `write a list of words, such as ["/bin/bash", "-e", "-c"], or leave it out`,
+	"environment": "write a list of NAME or NAME=value",
+	"ulimits":     "write a list, such as [nofile=1024:2048]",
+}
+
 func (r *reader) all(name string) (list []string) {
-	values, ok := r.options[name].([]any)
-	if !ok && asks(r.options[name]) {
-		r.refuse(name, "it is not a list; write one, such as %s: [%q]", name, fmt.Sprintf("%.60v", r.options[name]))
+	value := r.options[name]
+	values, ok := value.([]any)
+	if !ok && value != nil && value != "" {
+		r.refuse(name, "it is not a list; %s", cmp.Or(listAdvice[name], "write a list of texts"))
 	}
 	for _, v := range values {
 		s, ok := scalar(v)
-		if !ok {
-			r.refuse(name, "it has a list in the list; write a list of texts")
+		if !ok || v == nil {
+			r.refuse(name, "it has more than texts in the list, or null; write a list of texts")
 		}
 		list = append(list, s)
 	}
@@ -132,6 +141,9 @@ func (r *reader) expand(name, text string, enabled bool) string {
 	}
 	return reference().ReplaceAllStringFunc(text, func(ref string) string {
 		v := strings.Trim(ref, "${}")
+		if v == "PWD" || v == "BUILDKITE_BUILD_CHECKOUT_PATH" {
+			r.refuse(name, "$%s is a path of the node; write ./ for the checkout", v)
+		}
 		if r.sent[v] == "" || reserved(v) {
 			r.refuse(name, "$%.60s has no value that a job may see; set it in the build, or write the value itself", v)
 		}
@@ -153,7 +165,7 @@ func (r *reader) docker() {
 	r.dockerEnv()
 
 	r.User, r.SlotUser = r.text("user"), r.flag("propagate-uid-gid", false)
-	r.Groups = append(r.Groups, r.list("additional-groups")...)
+	r.Groups = append(r.Groups, r.all("additional-groups")...)
 	for _, c := range r.list("drop-caps") {
 		r.DropCaps = append(r.DropCaps, strings.TrimPrefix(strings.ToUpper(c), "CAP_"))
 	}
@@ -170,7 +182,7 @@ func (r *reader) docker() {
 		r.Network = n
 	}
 	if ipc := r.text("ipc"); ipc != "" && ipc != "private" {
-		r.refuse("ipc", "a job cannot share a namespace; leave it out, and set shm-size for more shared memory")
+		r.refuse("ipc", "a job has a namespace of its own; leave it out, and set shm-size for more shared memory")
 	}
 }
 
@@ -195,7 +207,7 @@ func (r *reader) dockerCommand() {
 	r.runs(strings.Join(words, " "))
 
 	var shell []string
-	if v := r.options["shell"]; !slices.Contains([]any{false, 0, "false", "off", "0"}, v) {
+	if v := r.options["shell"]; !slices.Contains([]any{false, "false", "off", "0"}, v) {
 		shell = r.list("shell")
 		if len(shell) == 0 && r.command != "" && r.Entrypoint == nil {
 			shell = []string{"/bin/sh", "-e", "-c"}
@@ -271,9 +283,7 @@ func (r *reader) dockerEnv() {
 		r.pass("BUILDKITE_BUILD_ID")
 	}
 	for _, e := range r.all("environment") {
-		if name, value, ok := strings.Cut(e, "="); ok {
-			r.set(name, value)
-		} else if r.pass(e); e == "" {
+		if r.variable(e); e == "" {
 			r.refuse("environment", "it has an empty element; remove it")
 		}
 	}
@@ -283,7 +293,7 @@ func (r *reader) dockerEnv() {
 			r.refuse("env-propagation-list", "%.60q is not a variable with names; set it in the build, or list the names in environment", list)
 		}
 		for _, name := range names {
-			r.pass(name)
+			r.variable(name)
 		}
 	}
 	if r.flag("propagate-environment", false) {
@@ -295,6 +305,15 @@ func (r *reader) dockerEnv() {
 func (r *reader) propagate() {
 	for _, v := range r.in.Sent {
 		r.pass(v.Name)
+	}
+}
+
+// variable takes NAME=value, or the NAME of a variable that Buildkite sent.
+func (r *reader) variable(text string) {
+	if name, value, ok := strings.Cut(text, "="); ok {
+		r.set(name, value)
+	} else {
+		r.pass(name)
 	}
 }
 

@@ -30,7 +30,7 @@ func ReadEnvFile(file string) ([]Var, error) {
 		}
 		value, err := strconv.Unquote(quoted)
 		if err != nil || quoted[0] != '"' {
-			return nil, refuse(field, "%.60q is not NAME=\"value\"; run a version of buildkite-agent that kbnode supports", line)
+			return nil, refuse(field, "%.60q is not NAME=\"value\"; write it so, or run a version of buildkite-agent that kbnode supports", line)
 		}
 		env = append(env, Var{name, value})
 	}

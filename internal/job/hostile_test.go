@@ -88,6 +88,19 @@ func TestEnvironmentWins(t *testing.T) {
 
 func TestCheckout(t *testing.T) {
 	t.Parallel()
+	// No refusal repeats a password, or changes what was sent.
+	_, err := job.Read(attack(map[string]string{"BUILDKITE_REPO": "https://user:secret@github.com/gpu-mode/kernelbot"}))
+	if refused(t, err, "BUILDKITE_REPO"); strings.Contains(err.Error(), "secret") {
+		t.Error(err)
+	}
+	_, err = job.Read(attack(map[string]string{"BUILDKITE_COMMIT": " HEAD"}))
+	if refused(t, err, "BUILDKITE_COMMIT"); !strings.Contains(err.Error(), "HEAD") {
+		t.Error(err)
+	}
+	_, err = job.Read(attack(map[string]string{"BUILDKITE_BRANCH": "someone:main", "BUILDKITE_COMMIT": strings.Repeat("a", 40)}))
+	if refused(t, err, "BUILDKITE_BRANCH"); !strings.Contains(err.Error(), "fork") {
+		t.Error(err)
+	}
 	for name, tt := range map[string]struct {
 		vars map[string]string
 		want string
@@ -111,7 +124,7 @@ func TestCheckout(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, s.Checkout.Mode, tt.want)
 		}
 	}
-	_, err := job.Read(attack(map[string]string{"BUILDKITE_REPO": "", "BUILDKITE_PLUGINS": "", "BUILDKITE_COMMAND": "buildkite-agent pipeline upload"}))
+	_, err = job.Read(attack(map[string]string{"BUILDKITE_REPO": "", "BUILDKITE_PLUGINS": "", "BUILDKITE_COMMAND": "buildkite-agent pipeline upload"}))
 	refused(t, err, "BUILDKITE_REPO")
 }
 

@@ -40,7 +40,7 @@ var Options = []Option{
 	{"propagate-environment", Taken, "what Buildkite sent, with the same exceptions"},
 	{"env-propagation-list", Taken, "the name of a variable that has names"},
 	{"user", Taken, "root, a number from 1000 to 60000, or a name of the image"},
-	{"propagate-uid-gid", Taken, "the slot's own user"},
+	{"propagate-uid-gid", Taken, "the slot's own user, if it is true"},
 	{"additional-groups", Taken, "video, render, or numbers"},
 	{"memory shm-size", Taken, "at most the slot's"},
 	{"ulimits", Taken, "nofile to 1048576, memlock, stack and the like; no core files"},

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/distribution/reference"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
 
@@ -77,6 +78,76 @@ func TestOptions(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// TestValues tests that a value has the text that the agent makes of it, and that nothing of a list is lost.
+func TestValues(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct{ options, want string }{
+		{`"environment":["A=",1.0,"B=2"]`, `["A=","B=2"] `}, // 1.0 is a name that the build does not have
+		{`"command":["x",1.0,1e-07,12345678901234567890,true]`, `["x","1.0","1e-07","12345678901234567890","true"]`},
+		{`"command":["a","","b"]`, `["a"]`},
+		{`"command":["a",null,"b"]`, "command: "},
+		{`"command":"false"`, "command: it is not a list; write it as the step's command"},
+		{`"command":{"a":1}`, "command: it is not a list; "},
+		{`"volumes":false`, "volumes: it is not a list; "},
+		{`"tmpfs":"0"`, "tmpfs: it is not a list; "},
+		{`"ulimits":{"nofile":1024}`, "ulimits: it is not a list; write a list, such as [nofile=1024:2048]"},
+		{`"environment":[{"A":"1"}]`, "environment: it has more than texts in the list"},
+		{`"shell":"/bin/bash -e -c"`, `shell: it is not a list; write a list of words, such as ["/bin/bash", "-e", "-c"]`},
+		{`"additional-groups":["video","","render"]`, "additional-groups: "},
+		{`"volumes":["$PWD/x:/x"],"expand-volume-vars":true`, "volumes: $PWD is a path of the node; write ./"},
+		{`"":1`, "plugins: an option of the docker plugin has no name"},
+		{`"memory":1e400`, "memory: "},
+	} {
+		vars := jobtest.Options(`"image":"a",` + row.options)
+		if strings.Contains(row.options, "command") {
+			vars["BUILDKITE_COMMAND"] = ""
+		}
+		s, err := job.Read(attack(vars))
+		got := fmt.Sprint(err)
+		if err == nil {
+			list := s.Command
+			if strings.Contains(row.options, "environment") {
+				list = nil
+				for _, e := range s.Env {
+					list = append(list, e.Name+"="+e.Value)
+				}
+			}
+			text, err := json.Marshal(list)
+			must.Do(t, err)
+			got = string(text)
+		}
+		if !strings.HasPrefix(got, strings.TrimSpace(row.want)) {
+			t.Errorf("%s: %s, want %s", row.options, got, row.want)
+		}
+	}
+}
+
+// TestProfileOfACommand tests that whatever runs kbnode runner first is strict.
+func TestProfileOfACommand(t *testing.T) {
+	t.Parallel()
+	for command, strict := range map[string]bool{
+		"kbnode runner": true, "exec\tkbnode runner --payload x": true, "/usr/local/bin/kbnode runner && ls": true, "kbnode runner; ls": true,
+		"kbnode runner\nls": true, "kbnode runner|tee x": true, "kbnode  runner>x": true, "\nkbnode runner\n": true,
+		"kbnode runners": false, "ls; kbnode runner": false, "kbnode runner-x": false, "echo kbnode runner": false,
+	} {
+		s := read(t, attack(map[string]string{"BUILDKITE_PLUGINS": "", "BUILDKITE_COMMAND": command}))
+		if (s.Profile == config.ProfileStrict) != strict {
+			t.Errorf("%q: %s", command, s.Profile)
+		}
+	}
+}
+
+// TestImageNames tests names against the engine's grammar: what it does not take would end as the node's fault.
+func TestImageNames(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"a", "a-b", "a--b", "a__b", "a.b/c_d:1", "GHCR.io/a/b", "h:5000/a", "localhost/a", "a@sha256:" + strings.Repeat("0", 64), "a-", "a..b", "a.", "a___b", "a/b-", "-a", "a/", "a//b", "A", "a/B", strings.Repeat("0", 64), "h-/a", "a:b:c"} {
+		_, err := job.Read(attack(jobtest.Options(fmt.Sprintf(`"image":%q`, name))))
+		if _, engine := reference.ParseDockerRef(name); (err == nil) != (engine == nil) {
+			t.Errorf("%s: %v, and the engine: %v", name, err, engine)
 		}
 	}
 }

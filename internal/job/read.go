@@ -60,13 +60,14 @@ var refusedVars = []struct{ name, why string }{
 }
 
 var (
-	pluginForm  = lazy.Regexp(`^[A-Za-z0-9@:/._#-]{1,200}$`)
+	pluginForm  = lazy.Regexp(`^[A-Za-z0-9@:/._-]{1,160}(#[A-Za-z0-9._-]{1,40})?$`)
 	dockerForm  = lazy.Regexp(`^(https://)?github\.com/buildkite-plugins/docker-buildkite-plugin(\.git)?#v5\.(1[1-9]|[2-9][0-9])\.[0-9]{1,3}$`)
 	uploadForm  = lazy.Regexp(`^buildkite-agent +pipeline +upload(?: +([^\s'"$` + "`" + `\\;&|<>()*?-][^\s'"$` + "`" + `\\;&|<>()*?]*))?$`)
 	uploadWords = lazy.Regexp(`\bbuildkite-agent\s+pipeline\s+upload\b`)
-	runnerForm  = lazy.Regexp(`^(exec +)?(/usr/local/bin/)?kbnode +runner( |$)`)
+	runnerForm  = lazy.Regexp(`^(exec\s+)?(/usr/local/bin/)?kbnode\s+runner([\s;&|<>]|$)`)
 	// bareForm is a runner that reads no file of the checkout: its payload is in variables.
 	bareForm  = lazy.Regexp(`^(exec +)?(/usr/local/bin/)?kbnode +runner( +--annotate)?$`)
+	userInfo  = lazy.Regexp(`//[^/@]*@`)
 	githubSSH = lazy.Regexp(`^(git@github\.com:|ssh://git@github\.com/)`)
 )
 
@@ -142,13 +143,16 @@ func (r *reader) readPlugins(list string) {
 		return
 	}
 	var plugins buildkite.Plugins
-	if err := plugins.UnmarshalJSON([]byte(list)); err != nil {
+	if err := plugins.UnmarshalJSON(quoteNumbers(list)); err != nil {
 		r.refuse(field, "it is not a list of plugins; write plugins: [docker#v5.13.0: {image: …}]")
 	}
 	for _, p := range plugins {
 		if !pluginForm().MatchString(p.Source) || !dockerForm().MatchString(p.FullSource()) {
-			r.refuse("plugins", "kbnode cannot do what %.100q does; write docker#v5.13.0, which is the only plugin that a job can use", p.Source)
+			r.refuse("plugins", "kbnode cannot do what %.100q does; write docker#v5.13.0, which is the only plugin that a job can use", withoutUser(p.Source))
 		}
+	}
+	if len(plugins) == 0 {
+		r.refuse("plugins", "it names no plugin; write docker#v5.13.0: {image: …}, or leave plugins out")
 	}
 	if len(plugins) != 1 {
 		r.refuse("plugins", "there are %d docker plugins; write one, and more steps for the others", len(plugins))
@@ -162,6 +166,40 @@ func (r *reader) readPlugins(list string) {
 		r.options = map[string]any{}
 	}
 }
+
+// quoteNumbers makes texts of numbers, as the agent does, which would lose digits otherwise. What is no JSON stays.
+func quoteNumbers(list string) []byte {
+	var v any
+	d := json.NewDecoder(strings.NewReader(list))
+	d.UseNumber()
+	if err := d.Decode(&v); err != nil {
+		return []byte(list)
+	}
+	quoted, err := json.Marshal(withoutNumbers(v))
+	if err != nil {
+		return []byte(list)
+	}
+	return quoted
+}
+
+func withoutNumbers(v any) any {
+	switch v := v.(type) {
+	case json.Number:
+		return v.String()
+	case []any:
+		for i, e := range v {
+			v[i] = withoutNumbers(e)
+		}
+	case map[string]any:
+		for k, e := range v {
+			v[k] = withoutNumbers(e)
+		}
+	}
+	return v
+}
+
+// withoutUser returns an address without a password that may be in it.
+func withoutUser(address string) string { return userInfo().ReplaceAllString(address, "//…@") }
 
 // runs notes what the container's command line means for the profile and the checkout.
 func (r *reader) runs(line string) {
@@ -203,14 +241,14 @@ func (r *reader) checkout() {
 		return
 	}
 	if len(repo) > maxRepo || !matchesAny(r.in.Repositories, repo) {
-		r.refuse("BUILDKITE_REPO", "%.200q is not a repository that this node allows; use one that is, or add it to agent.allowed_repositories", repo)
+		r.refuse("BUILDKITE_REPO", "%.200q is not a repository that this node allows; use one that is, or add it to agent.allowed_repositories", withoutUser(repo))
 	}
 	r.Checkout = Checkout{
 		Mode: CheckoutMirror, Repository: githubSSH().ReplaceAllString(repo, github),
 		Commit: r.in.get("BUILDKITE_COMMIT"), Branch: r.in.get("BUILDKITE_BRANCH"),
 	}
-	if r.Checkout.Commit != "HEAD" {
-		r.Checkout.Commit = strings.ToLower(r.Checkout.Commit)
+	if hash := strings.ToLower(r.Checkout.Commit); commitForm().MatchString(hash) {
+		r.Checkout.Commit = hash
 	}
 }
 

@@ -99,7 +99,7 @@ func TestValidateBounds(t *testing.T) {
 // TestMountTarget tests where an image may have a volume.
 func TestMountTarget(t *testing.T) {
 	t.Parallel()
-	for volume, want := range map[string]string{"/data/": "/data", "/a/../../b": "/b", "/dev/shm/x": "/dev/shm/x", "/": "", "/proc/x": "", "/dev/shm": "", "data": ""} {
+	for volume, want := range map[string]string{"/data/": "/data", "/a/../../b": "/b", "/dev/shm/x": "/dev/shm/x", "/": "", "/proc/x": "", "/dev/shm": "", "data": "", "/etc": "", "/etc/group": "", "/etc/x": "/etc/x"} {
 		if got, err := job.MountTarget(volume); got != want || (err == nil) != (want != "") {
 			t.Errorf("%s: %q, %v", volume, got, err)
 		}

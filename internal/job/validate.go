@@ -42,9 +42,16 @@ const (
 // AgentPath is where AgentProgram is in a container, as with the docker plugin.
 const AgentPath = "/usr/bin/buildkite-agent"
 
+const (
+	imageHost = `[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?`
+	imagePart = `[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*`
+)
+
 var (
-	idForm     = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9-]{0,63}$`)
-	imageForm  = lazy.Regexp(`^[a-z0-9][a-z0-9._-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
+	idForm = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9-]{0,63}$`)
+	// The engine's grammar (github.com/distribution/reference), in which 64 hexadecimal digits are an ID.
+	imageForm  = lazy.Regexp(`^(` + imageHost + `(\.` + imageHost + `)*(:[0-9]{1,5})?/)?` + imagePart + `(/` + imagePart + `)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
+	imageID    = lazy.Regexp(`^[0-9a-f]{64}$`)
 	userForm   = lazy.Regexp(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$`)
 	groupForm  = lazy.Regexp(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$`)
 	capForm    = lazy.Regexp(`^[A-Z_]{1,40}$`)
@@ -94,7 +101,7 @@ func (v *checker) oneOf(field, value string, words ...string) {
 func (s *Spec) validateKind(v *checker) {
 	v.oneOf("kind", string(s.Kind), string(KindPlugin), string(KindNode), string(KindUpload))
 	if s.Kind == KindPlugin {
-		v.refuseIf(!imageForm().MatchString(s.Image) || len(s.Image) > 400, "image", "%.120q is not the name of an image; write one such as %s", s.Image, config.DefaultImage)
+		v.refuseIf(!imageForm().MatchString(s.Image) || imageID().MatchString(s.Image) || len(s.Image) > 400, "image", "%.120q is not the name of an image; write one such as %s", s.Image, config.DefaultImage)
 	} else {
 		v.refuseIf(s.Image != "", "image", "a step without the docker plugin runs in the node's image; leave the name out")
 	}
@@ -154,7 +161,11 @@ func (s *Spec) validateMounts(v *checker) {
 	}
 	for _, m := range s.Mounts {
 		v.refuseIf(m.Source != "" && !isBelow(m.Source), "volumes", "%.80q is not in the checkout; write a path relative to it, such as ./data:/data, or copy it into the image", m.Source)
-		target("volumes", m.Target)
+		field := "volumes"
+		if m.Source == "." && m.Target == s.Workdir {
+			field = "workdir"
+		}
+		target(field, m.Target)
 	}
 	for _, t := range s.Tmpfs {
 		target("tmpfs", t.Target)
@@ -210,9 +221,10 @@ func (s *Spec) validateCheckout(v *checker) {
 		return
 	}
 	v.refuseIf(!repoForm().MatchString(c.Repository) || len(c.Repository) > maxRepo || strings.Contains(c.Repository, ".."), "BUILDKITE_REPO",
-		"%.200q is not an address that kbnode fetches; use a public repository as https://github.com/OWNER/NAME", c.Repository)
+		"%.200q is not an address that kbnode fetches; use a public repository as https://github.com/OWNER/NAME", withoutUser(c.Repository))
 	v.refuseIf(!commitForm().MatchString(c.Commit), "BUILDKITE_COMMIT", "%.80q is not a commit; set it to the hash of one, or to HEAD", c.Commit)
 	v.refuseIf(c.Branch == "" && c.Commit == "HEAD", "BUILDKITE_BRANCH", "HEAD of no branch is no commit; set the branch of the build")
+	v.refuseIf(strings.Contains(c.Branch, ":"), "BUILDKITE_BRANCH", "%.120q is of a fork, which kbnode does not fetch; push it to the pipeline's repository", c.Branch)
 	v.refuseIf(c.Branch != "" && (!branchForm().MatchString(c.Branch) || badBranch().MatchString(c.Branch)), "BUILDKITE_BRANCH",
 		"%.120q is not a branch that kbnode fetches; rename it to letters, digits, and -_./ in between", c.Branch)
 }
