@@ -70,8 +70,9 @@ with 255.`,
 // environment, such as GODEBUG and TMPDIR, so it is only data from here on.
 func runJob(ctx context.Context, k int, agent string, in job.Input, log io.Writer) error {
 	os.Clearenv()
-	// The agent's own score keeps it alive. No harm is done where the kernel says no.
-	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0)
+	// Between the agent's score, -900, and 0, the job's: with a job of many small processes, this would be the largest
+	// one in the slot. No harm is done where the kernel says no.
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-500"), 0)
 	in.Repositories = []string{""} // the slot's service refuses what its policy does not allow
 	status, by := bootstrap.Run(context.WithoutCancel(ctx), bootstrap.Config{
 		Canceled: ctx.Done(),

@@ -37,7 +37,7 @@ const (
 	Choice Form = "choice"   // one word of several: "always [madvise] never"
 	List   Form = "list"     // of CPUs
 	Mask   Form = "mask"     // of CPUs, hexadecimal
-	Least  Form = "at-least" // an integer; a larger one is fine
+	Least  Form = "at-least" // one integer or several; larger ones are fine
 )
 
 // GPUTunable returns the name of a setting that NVIDIA's driver keeps for a GPU.
@@ -225,5 +225,17 @@ func (p *Plan) addLimits(inv *inventory.Inventory) {
 			continue
 		}
 		p.Tunables = append(p.Tunables, Tunable{Name: f.Path, Value: strconv.FormatInt(n, 10), Form: Least})
+	}
+	// What all sockets of the machine may hold, in pages: the least, a pressure, the most. One slot's sockets could
+	// hold all of it, although they count as the slot's memory.
+	memory := p.Reserved.MemoryBytes
+	for _, s := range p.Slots {
+		memory += s.MemoryBytes
+	}
+	pages := strconv.FormatInt(memory>>12, 10)
+	for _, f := range inv.Tuning.Files {
+		if slices.Contains([]string{"/proc/sys/net/ipv4/tcp_mem", "/proc/sys/net/ipv4/udp_mem"}, f.Path) {
+			p.Tunables = append(p.Tunables, Tunable{Name: f.Path, Value: pages + " " + pages + " " + pages, Form: Least})
+		}
 	}
 }

@@ -257,13 +257,21 @@ func met(form plan.Form, now, planned string) bool {
 	if form != plan.Least {
 		return sameValue(form, now, planned)
 	}
-	n, err1 := strconv.ParseUint(now, 10, 64)
-	least, err2 := strconv.ParseUint(planned, 10, 64)
-	return err1 == nil && err2 == nil && n >= least
+	found, wanted := strings.Fields(now), strings.Fields(planned)
+	for i, text := range wanted {
+		least, err := strconv.ParseUint(text, 10, 64)
+		if err != nil || i >= len(found) {
+			return false
+		}
+		if n, err := strconv.ParseUint(found[i], 10, 64); err != nil || n < least {
+			return false
+		}
+	}
+	return len(found) == len(wanted) && len(wanted) > 0
 }
 
 func sameValue(form plan.Form, a, b string) bool {
-	if a == b {
+	if slices.Equal(strings.Fields(a), strings.Fields(b)) { // the kernel separates several by tabs
 		return true
 	}
 	parse := map[plan.Form]func(string) (cpuset.Set, error){plan.List: cpuset.Parse, plan.Mask: cpuset.ParseMask}[form]

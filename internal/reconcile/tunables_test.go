@@ -151,7 +151,7 @@ func TestUninstallPutsSettingsBack(t *testing.T) {
 // TestLimitsAreOnlyRaised leaves a larger value as it is.
 func TestLimitsAreOnlyRaised(t *testing.T) {
 	t.Parallel()
-	const aio, ptys = "/proc/sys/fs/aio-max-nr", "/proc/sys/kernel/pty/max"
+	const aio, ptys, tcp = "/proc/sys/fs/aio-max-nr", "/proc/sys/kernel/pty/max", "/proc/sys/net/ipv4/tcp_mem"
 	for name, row := range map[string]struct{ found, planned, back string }{
 		"fewer digits": {"999999", "1048576", "999999"},
 		"the same":     {"1048576", "1048576", "1048576"},
@@ -163,16 +163,20 @@ func TestLimitsAreOnlyRaised(t *testing.T) {
 			m.write(bootID, "boot-1\n")
 			m.write(aio, row.found+"\n")
 			m.write(ptys, "4096\n")
+			m.write(tcp, "900\t500\t800\n")
 			p := slots(1).plan(t)
-			p.Tunables = []plan.Tunable{{Name: aio, Value: "1048576", Form: plan.Least}, {Name: ptys, Value: "36864", Form: plan.Least}}
+			p.Tunables = []plan.Tunable{{Name: aio, Value: "1048576", Form: plan.Least}, {Name: ptys, Value: "36864", Form: plan.Least}, {Name: tcp, Value: "600 600 600", Form: plan.Least}}
 			m.apply(p)
 			equal(t, "planned", row.planned, m.read(aio))
+			equal(t, "all of several", "600 600 600", m.read(tcp))
+			m.write(tcp, "600\t600\t600\n") // as the kernel shows it
 			m.settled(p)
 			// Someone raises one further: that is as planned, and stays theirs.
 			m.write(ptys, "50000\n")
 			m.settled(p)
 			m.apply(slots(1).plan(t))
 			equal(t, "put back", row.back, m.read(aio))
+			equal(t, "several put back", "900\t500\t800", m.read(tcp))
 			equal(t, "the operator's", "50000", m.read(ptys))
 			m.apply(p)
 			m.write(aio, "4096\n") // lowered limits isolate no slot

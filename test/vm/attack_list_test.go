@@ -93,7 +93,7 @@ func attacks() [][]attack {
 	lanes := [][]attack{
 		{
 			{name: "secrets and memory", script: secretChecks + "\n" + manySmall + "\necho :: went on", rest: "    artifact_paths: [result.json]\n", flags: "--env KERNELBOT_PAYLOAD_0=" + strings.Repeat("x", 130000),
-				wants: []string{"looked", "shm is full", "cache is no matter", "all said", "payload of 130000"}, code: "1",
+				wants: []string{"the job used more memory than its slot has", "looked", "shm is full", "cache is no matter", "all said", "payload of 130000"}, code: "1",
 				not: []string{"variable", "file", "socket", "kbnode written", "wrote", "mounted", "device made", "GPU", "host root", "core dumped", "went on"}},
 			{name: "disk", image: "volume:test", script: fills, code: "0",
 				wants: []string{"/big is full", "/big is not allocated", "/workdir/big is full", "/workdir/big is not allocated", "/data/big is full", "/data/big is not allocated",
