@@ -137,6 +137,21 @@ func (c *client) cancel(ctx context.Context, id string) {
 	}
 }
 
+// refusedTime is how long the service has to hear of a job that it does not get.
+const refusedTime = 5 * time.Second
+
+// tellRefused tells the service of a job that it does not get: it would count the agent as one that failed, and let
+// the slot wait.
+func (c Config) tellRefused(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, refusedTime)
+	defer cancel()
+	service := client{http: slot.Client(c.Socket)}
+	defer service.http.CloseIdleConnections()
+	if resp, err := service.post(ctx, slot.RefusedPath, nil); err == nil {
+		_ = resp.Body.Close()
+	}
+}
+
 func (c *client) post(ctx context.Context, path string, body io.Reader) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://slot"+path, body)
 	if err != nil {

@@ -75,8 +75,7 @@ func (r *Redactor) Close() error {
 
 // flush writes the first n bytes of what is held.
 func (r *Redactor) flush(n int) error {
-	type span struct{ from, to int }
-	var spans []span
+	ends := make([]int, len(r.held)) // of the longest secret that begins there
 	for _, s := range r.secrets {
 		for at := 0; ; at++ {
 			i := bytes.Index(r.held[at:], s)
@@ -84,21 +83,20 @@ func (r *Redactor) flush(n int) error {
 				break
 			}
 			at += i
-			spans = append(spans, span{at, at + len(s)})
+			ends[at] = max(ends[at], at+len(s))
 		}
 	}
-	slices.SortFunc(spans, func(a, b span) int { return a.from - b.from })
 	var line []byte
 	at := r.covered
-	for _, s := range spans {
+	for from, to := range ends {
 		// Secrets that overlap are one.
-		if s.from >= n && s.from >= at {
+		if from >= max(n, at) {
 			break
 		}
-		if s.from >= at {
-			line = append(append(line, r.held[at:s.from]...), redacted...)
+		if to > 0 && from >= at {
+			line = append(append(line, r.held[at:from]...), redacted...)
 		}
-		at = max(at, s.to)
+		at = max(at, to)
 	}
 	if n > at {
 		line, at = append(line, r.held[at:n]...), n

@@ -79,12 +79,14 @@ func (c Config) run(ctx, canceled context.Context) (status int) {
 	spec, err := job.Read(c.Input)
 	if err != nil {
 		c.say("+++ kbnode does not run this step", err.Error())
+		c.tellRefused(ctx)
 		return job.ExitRefused
 	}
 	c.say("~~~ kbnode prepares a container on " + c.Slot)
 	defer c.preExit(canceled)
 	if err := c.environment(canceled, spec, log); err != nil {
 		c.say("^^^ +++", "kbnode: "+err.Error())
+		c.tellRefused(ctx)
 		return ExitNode
 	}
 	o, err := c.follow(ctx, canceled, spec)

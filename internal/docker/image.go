@@ -31,6 +31,9 @@ var (
 
 const (
 	resolveDeadline = 2 * time.Minute
+	// beginDeadline ends a pull that has not begun, or a build. The engine keeps in memory what a registry sends until
+	// then.
+	beginDeadline = 2 * time.Minute
 	// quietDeadline ends a pull that reports nothing any more. The engine reports the unpacking
 	// of a layer as it goes.
 	quietDeadline = 10 * time.Minute
@@ -127,11 +130,11 @@ type messages interface {
 }
 
 // stream begins an operation and reports its progress until it is done. It gives up after
-// quietDeadline without a message.
+// beginDeadline without a first message, and quietDeadline without another.
 func (e *Engine) stream(ctx context.Context, doing string, report func(Progress), begin func(context.Context) (messages, error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	quiet := time.AfterFunc(quietDeadline, func() { cancel(fmt.Errorf("no progress for %s", quietDeadline)) })
+	quiet := time.AfterFunc(beginDeadline, func() { cancel(errors.New("no progress for minutes")) })
 	defer quiet.Stop()
 	from, err := begin(ctx)
 	if err != nil {

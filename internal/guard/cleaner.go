@@ -93,6 +93,13 @@ func (k *cleaner) begin(ctx context.Context, root bool) (parked string, err erro
 	return "", nil
 }
 
+// refused notes that the agent had a job, which never began.
+func (k *cleaner) refused() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.starts.worked = true
+}
+
 const (
 	// calmLife is the shortest life of an agent that works but gets no job. One that ends sooner
 	// has failed: its token is refused, or Buildkite sends it away.

@@ -102,8 +102,14 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 			reply(w, http.StatusNotFound, map[string]string{"message": "No such image"})
 			return
 		}
-		reply(w, http.StatusOK, map[string]string{"Id": "sha256:" + strings.Repeat("1", 64), "path": r.URL.Path})
+		id := "1"
+		if strings.Contains(r.URL.Path, "/moves") && pulled {
+			id = "2"
+		}
+		reply(w, http.StatusOK, map[string]string{"Id": "sha256:" + strings.Repeat(id, 64), "path": r.URL.Path})
 	})
+	mux.HandleFunc("POST /images/{id}/tag", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) })
+	mux.HandleFunc("DELETE /images/{id}", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, []any{}) })
 	mux.HandleFunc("POST /images/create", func(w http.ResponseWriter, r *http.Request) {
 		e.mu.Lock()
 		e.pulled = e.pulled || r.Context().Err() == nil

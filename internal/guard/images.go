@@ -59,15 +59,20 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 		}
 		cancel(errDiskFull)
 	}()
-	if err := g.api.Pull(pulling, image, func(docker.Progress) {}); err != nil {
-		return cmp.Or(context.Cause(pulling), err)
+	if err = g.api.Pull(pulling, image, func(docker.Progress) {}); err != nil {
+		err = cmp.Or(context.Cause(pulling), err)
 	}
 	if !full() {
-		return nil
+		return err
 	}
-	after, err := withTimeout(ctx, g.engineTime, config)
-	if err == nil && after.ID != before.ID { // it has filled the disk before it could be stopped
-		err = errors.Join(errDiskFull, g.api.Untag(ctx, image))
+	// It may have filled the disk before it could be stopped.
+	if after, lost := withTimeout(ctx, g.engineTime, config); lost == nil && after.ID != before.ID {
+		err = errDiskFull
+		if before.ID != "" {
+			err = errors.Join(err, g.api.Tag(ctx, before.ID, image))
+			image = after.ID
+		}
+		err = errors.Join(err, g.api.Untag(ctx, image))
 	}
 	return err
 }
@@ -124,9 +129,9 @@ func (g *guard) checkAccounts(ctx context.Context, image string) (err error) {
 		absent := errors.Is(err, fs.ErrNotExist)
 		switch {
 		case absent && !link:
-		case err != nil && !absent:
+		case err != nil && ctx.Err() != nil || errors.Is(err, docker.ErrAbsent):
 			return err
-		case absent || !f.Mode.IsRegular() || f.Size > maxAccounts:
+		case err != nil || !f.Mode.IsRegular() || f.Size > maxAccounts:
 			return forbid("the image's %s is not a regular file of at most 1 MiB, and Docker reads it as root; use an image where it is", path)
 		}
 	}

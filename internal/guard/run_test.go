@@ -295,6 +295,13 @@ func TestJobsThatDoNotStart(t *testing.T) {
 			if e := r.wait(t, r.start(ctx)); e.status != row.status || !strings.Contains(r.log.String(), row.says) && ctx.Err() == nil {
 				t.Errorf("%+v: %s", e, r.log.String())
 			}
+			if row.status == job.ExitRefused {
+				r.guard.cleaner.mu.Lock()
+				defer r.guard.cleaner.mu.Unlock()
+				if !r.guard.cleaner.starts.worked {
+					t.Error("the agent counts as one that failed")
+				}
+			}
 		})
 	}
 }

@@ -172,6 +172,9 @@ func (g *guard) settle(ctx context.Context, r *jobRun) error {
 	if recErr != nil { // as on a full disk
 		g.log.Warn("no node.json", "job", r.spec.JobID, "err", recErr)
 	}
+	// Not while the slot is cleared, as for an agent that did not wait: that would miss what moves.
+	g.cleaner.mu.Lock()
+	defer g.cleaner.mu.Unlock()
 	return r.give()
 }
 

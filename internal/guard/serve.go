@@ -82,6 +82,9 @@ func (g *guard) dispatch(c *call) (err error) {
 		return g.run(c)
 	case "POST " + slot.CancelPath:
 		return g.cancelRun(c)
+	case "POST " + slot.RefusedPath:
+		g.cleaner.refused()
+		return c.done(nil)
 	case "POST " + slot.ReadyPath:
 		return g.agentReady(c)
 	case "POST " + slot.RegisteredPath:

@@ -25,6 +25,8 @@ const (
 	// CheckPath, the only one to GET, says whether a job could start now.
 	CheckPath = "/kbnode/check"
 	JobParam  = "job"
+	// RefusedPath says that the agent had a job that does not come to the service.
+	RefusedPath = "/kbnode/refused"
 )
 
 // FrameKind says what a frame has.
