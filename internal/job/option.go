@@ -34,7 +34,7 @@ var Options = []Option{
 	{"workdir", Taken, "an absolute path; the default is /workdir"},
 	{"mount-checkout", Taken, "on by default, at workdir"},
 	{"skip-checkout", Taken, "the directory is empty then"},
-	{"volumes mounts", Taken, "paths in the checkout, such as ./data:/data or .:/src:ro; of /var/lib/buildkite-agent/cache and below, which the old scripts shared, an empty directory that ends with the job. Nothing over /, /proc, /sys or /dev"},
+	{"volumes mounts", Taken, "paths in the checkout, such as ./data:/data or .:/src:ro; of /var/lib/buildkite-agent/cache and below, which the old scripts shared, an empty directory that ends with the job. Nothing over /, /etc, /proc, /sys or /dev"},
 	{"tmpfs", Taken, "such as /tmp or /run:size=1g,mode=1777"},
 	{"environment", Taken, "NAME=value, or NAME with the build's value, except what the slot sets, NVIDIA_*, LD_*, KBNODE_*, and the agent's tokens and job API"},
 	{"propagate-environment", Taken, "what Buildkite sent, with the same exceptions"},
