@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // forbiddenNames say nothing about what they name, and cannot be searched for.
@@ -26,9 +28,7 @@ func TestNames(t *testing.T) {
 			}
 			set := token.NewFileSet()
 			file, err := parser.ParseFile(set, filepath.Join(root, name), nil, parser.SkipObjectResolution)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			for _, id := range declared(file) {
 				if forbidden[id.Name] {
 					t.Errorf("%s declares %q; use a noun or a verb that can be searched for (STYLE.md)", set.Position(id.Pos()), id.Name)

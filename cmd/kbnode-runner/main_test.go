@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -22,9 +20,7 @@ func TestLinks(t *testing.T) {
 		own + "internal/payload", own + "internal/text", "golang.org/x/sys/unix", own + "internal/result", own + "internal/tree",
 		own + "internal/runner", own + "internal/cpuset", own + "internal/selftest/probe", own + "cmd/kbnode-runner",
 	}
-	if diff := cmp.Diff(want, strings.Fields(string(out))); diff != "" {
-		t.Errorf("what is linked (-want +got):\n%s", diff)
-	}
+	must.Equal(t, want, strings.Fields(string(out)))
 	if out, err := exec.Command("go", "list", "-deps", ".").Output(); err != nil || slices.Contains(strings.Fields(string(out)), "net/http") {
 		t.Errorf("an HTTP client is linked, or %v", err)
 	}

@@ -107,7 +107,5 @@ func TestRedactorAtOnce(t *testing.T) {
 	}
 	group.Wait()
 	_ = r.Close()
-	if got := strings.Count(out.String(), "a secret\n"); got != 2000 {
-		t.Errorf("%d of 2000 lines", got)
-	}
+	must.Equal(t, 2000, strings.Count(out.String(), "a secret\n"))
 }

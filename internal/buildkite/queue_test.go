@@ -145,9 +145,7 @@ func TestNear(t *testing.T) {
 	} {
 		must.Equal(t, strings.Join(want, ", "), Named(word, []string{"mi300", "h100", "b200"}))
 	}
-	if got := Named("", []string{"gpu-mode\x1b[2J"}); got != "gpu-mode" {
-		t.Errorf("shown is %q", got)
-	}
+	must.Equal(t, "gpu-mode", Named("", []string{"gpu-mode\x1b[2J"}))
 }
 
 func client(t *testing.T, base, token string) *Client {

@@ -206,9 +206,7 @@ func TestDownload(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if r.Header.Get("Authorization") != "" {
-					t.Error("the store was sent the token")
-				}
+				must.Equal(t, "", r.Header.Get("Authorization"))
 				if tt.status != 0 {
 					w.WriteHeader(tt.status)
 				}
@@ -216,9 +214,7 @@ func TestDownload(t *testing.T) {
 			}))
 			t.Cleanup(store.Close)
 			api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if r.Header.Get("Authorization") != "Bearer secret-token" {
-					t.Error("the API was not sent the token")
-				}
+				must.Equal(t, "Bearer secret-token", r.Header.Get("Authorization"))
 				w.Header().Set("Location", store.URL+"/signed?key=hidden")
 				w.WriteHeader(http.StatusFound)
 				_, _ = fmt.Fprintf(w, `{"url":%q}`, store.URL)

@@ -17,27 +17,22 @@ import (
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func unpacked(t *testing.T, archive []byte) map[string]string {
 	t.Helper()
 	zip, err := gzip.NewReader(bytes.NewReader(archive))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	files := map[string]string{}
 	for r := tar.NewReader(zip); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			return files
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		text, err := io.ReadAll(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		files[h.Name] = string(text)
 	}
 }
@@ -52,21 +47,15 @@ func TestWrite(t *testing.T) {
 		"/proc/cmdline":              "quiet",
 		"/var/lib/kbnode/slots.json": "{}",
 	} {
-		if err := os.MkdirAll(filepath.Dir(m.Path(name)), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(m.Path(name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(m.Path(name)), 0o755))
+		must.Do(t, os.WriteFile(m.Path(name), []byte(text), 0o600))
 	}
 	m.API.Token = "a-persons-own"
 	var out bytes.Buffer
 	err := Write(t.Context(), &out, m, &doctor.Report{Schema: 1, Checks: []doctor.Result{{ID: "a", Findings: []doctor.Finding{{Detail: "token=abcdefgh was refused"}}}}},
 		Part{"broken.txt", func(context.Context) ([]byte, error) { return []byte("half"), errors.New("no more") }},
 		Part{"long.txt", func(context.Context) ([]byte, error) { return bytes.Repeat([]byte("x\n"), maxPart), nil }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	files := unpacked(t, out.Bytes())
 	for name, want := range map[string]string{
 		"files/etc/kbnode/config.yaml": "queue: b200\n# it was (hidden) once\n# and (hidden)\n",
@@ -81,9 +70,7 @@ func TestWrite(t *testing.T) {
 	if got := files["kbnode-doctor/doctor.json"]; !strings.Contains(got, "token=(hidden) was refused") {
 		t.Errorf("doctor.json: %s", got)
 	}
-	if n := len(files["kbnode-doctor/long.txt"]); n != maxPart {
-		t.Errorf("a long part has %d bytes", n)
-	}
+	must.Equal(t, maxPart, len(files["kbnode-doctor/long.txt"]))
 	if strings.Contains(out.String(), "plain-looking-words") {
 		t.Error("the token is in it")
 	}
@@ -123,9 +110,7 @@ func TestCreate(t *testing.T) {
 	t.Parallel()
 	name := filepath.Join(t.TempDir(), "b.tar.gz")
 	f, err := Create(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if fi, err := f.Stat(); err != nil || fi.Mode() != 0o600 {
 		t.Errorf("%v, %v", fi.Mode(), err)
 	}
@@ -134,9 +119,7 @@ func TestCreate(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	link := filepath.Join(t.TempDir(), "link")
-	if err := os.Symlink("/nowhere", link); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink("/nowhere", link))
 	if _, err := Create(link); err == nil {
 		t.Error("a link was followed")
 	}

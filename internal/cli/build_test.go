@@ -82,9 +82,7 @@ func TestBuilds(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r, s, env := onQueue(t, tt.files, strings.Fields(tt.args)...)
-			if r.code != tt.code {
-				t.Errorf("exit code %d", r.code)
-			}
+			must.Equal(t, tt.code, r.code)
 			contain(t, r.out, tt.out...)
 			contain(t, r.err, tt.err...)
 			for k, want := range tt.env {

@@ -55,9 +55,7 @@ func TestFoldSlots(t *testing.T) {
 		"create /var/lib/kbnode/gpu2",
 	}
 	must.Equal(t, want, got)
-	if n := len(foldSlots(in)) - len(want); n != 12 {
-		t.Errorf("%d updates of what differs, want 12", n)
-	}
+	must.Equal(t, 12, len(foldSlots(in))-len(want))
 	must.Equal(t, "buildkite-gpu11.slice", in[35].Subject) // what was given stays
 }
 
@@ -132,9 +130,7 @@ func TestAgo(t *testing.T) {
 			t.Errorf("%s ago is %q, want %q", d, got, want)
 		}
 	}
-	if got := term.Ago(time.Time{}, taken); got != "-" {
-		t.Errorf("no time is %q", got)
-	}
+	must.Equal(t, "-", term.Ago(time.Time{}, taken))
 }
 
 var shown = []reconcile.Change{

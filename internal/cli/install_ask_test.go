@@ -162,9 +162,7 @@ func TestInstallDialog(t *testing.T) {
 		"Agent token (not shown): ", "  "+bktest.DefaultAgentToken+"\r",
 		"[y/N] ", "y\r",
 	)
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	must.Do(t, <-done)
 	if f.cfg.Queue != "b200" || f.token != bktest.DefaultAgentToken || !p.echoes() {
 		t.Errorf("queue %q, token %q, echo %t", f.cfg.Queue, f.token, p.echoes())
 	}
@@ -222,9 +220,7 @@ func TestInstallRefusesBeforeItAsks(t *testing.T) {
 	f := &installFlags{}
 	must.Do(t, f.load(n, noEnv))
 	err := f.ask(t.Context(), p.streams("install"), n, noEnv)
-	if err == nil || !strings.Contains(err.Error(), "systemd does not report its version") {
-		t.Errorf("%v", err)
-	}
+	must.Err(t, err, "systemd does not report its version")
 	if saw := p.saw(); strings.Contains(saw, "Queue:") {
 		t.Error(saw)
 	}
@@ -280,9 +276,7 @@ func TestInstallIsLeft(t *testing.T) {
 				must.Do(t, cmd.Start())
 				if key == "kill" {
 					p.types(append(slices.Clone(q), "")...)
-					if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-						t.Error(err)
-					}
+					must.Do(t, cmd.Process.Signal(syscall.SIGTERM))
 				} else {
 					p.types(append(slices.Clone(q), key)...)
 				}
@@ -318,9 +312,7 @@ func TestConfirmInstallAtATerminal(t *testing.T) {
 		if err := <-done; (err == nil) != (tt.err == "") || err != nil && err.Error() != tt.err {
 			t.Errorf("%+v: %v, want %q", tt.flags, err, tt.err)
 		}
-		if n := strings.Count(p.saw(), "[y/N]"); n != 1 {
-			t.Errorf("asked %d times", n)
-		}
+		must.Equal(t, 1, strings.Count(p.saw(), "[y/N]"))
 	}
 }
 

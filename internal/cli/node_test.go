@@ -68,9 +68,7 @@ func newNode(tb testing.TB, slots int) *testNode {
 }
 
 func (n *testNode) remove(tb testing.TB) {
-	if err := os.RemoveAll(n.root); err != nil {
-		tb.Error(err)
-	}
+	must.Do(tb, os.RemoveAll(n.root))
 }
 
 // compare reads the machine and plans it, as every command does.

@@ -88,9 +88,7 @@ func TestRunnerProblem(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			r := runs(t, process(t, append([]string{"runner", "--problem"}, tt.args...)...))
-			if r.code != tt.code {
-				t.Errorf("exit code %d, want %d", r.code, tt.code)
-			}
+			must.Equal(t, tt.code, r.code)
 			contain(t, r.out, tt.says...)
 			for _, bad := range tt.not {
 				if strings.Contains(r.out, bad) {

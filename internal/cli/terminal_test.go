@@ -104,9 +104,7 @@ func TestColour(t *testing.T) {
 	}{{[]string{"NO_COLOR", ""}, true}, {[]string{"NO_COLOR", "1"}, false}, {[]string{"NO_COLOR", "0"}, false}, {[]string{"TERM", "dumb"}, false}} {
 		t.Run(strings.Join(tt.set, "="), func(t *testing.T) {
 			t.Setenv(tt.set[0], tt.set[1])
-			if got := strings.Contains(onTerminal(t, 80, args...), "\x1b["); got != tt.want {
-				t.Errorf("colour: %t", got)
-			}
+			must.Equal(t, tt.want, strings.Contains(onTerminal(t, 80, args...), "\x1b["))
 		})
 	}
 	if got := kbnode(t, args...); strings.Contains(got.out+got.err, "\x1b") {

@@ -153,12 +153,8 @@ func TestMergeTakesEveryField(t *testing.T) {
 	t.Parallel()
 	var full Config
 	fill(reflect.ValueOf(&full).Elem())
-	if diff := cmp.Diff(full, Merge(Config{}, full)); diff != "" {
-		t.Errorf("set over unset: %s", diff)
-	}
-	if diff := cmp.Diff(full, Merge(full, Config{})); diff != "" {
-		t.Errorf("unset over set: %s", diff)
-	}
+	must.Equal(t, full, Merge(Config{}, full))
+	must.Equal(t, full, Merge(full, Config{}))
 }
 
 // TestMergeOfShapes goes from GPUs to none and back, as install does over its own file.
@@ -166,12 +162,8 @@ func TestMergeOfShapes(t *testing.T) {
 	t.Parallel()
 	pairs := Config{GPUs: GPUs{All: true}, GPUsPerSlot: 2, Groups: Groups{{"0", "1"}}}
 	none := Config{GPUs: GPUs{None: true}, Slots: 4}
-	if diff := cmp.Diff(none, Merge(pairs, none)); diff != "" {
-		t.Errorf("none over pairs: %s", diff)
-	}
-	if diff := cmp.Diff(pairs, Merge(none, pairs)); diff != "" {
-		t.Errorf("pairs over none: %s", diff)
-	}
+	must.Equal(t, none, Merge(pairs, none))
+	must.Equal(t, pairs, Merge(none, pairs))
 	if both := Merge(none, Config{GPUsPerSlot: 2}); len(Validate(both)) == 0 {
 		t.Error("pairs of no GPUs are well")
 	}

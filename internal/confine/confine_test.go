@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // pciTree makes a /sys with a GPU, a bridge without memory of its own, and a device that was
@@ -23,13 +25,9 @@ func pciTree(t *testing.T) (sys string, windows []string) {
 	}
 	write(t, gpu+"/p2pmem/allocate")
 	write(t, sys+"/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count")
-	if err := os.MkdirAll(sys+"/bus/pci/devices", 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(sys+"/bus/pci/devices", 0o700))
 	for name, target := range map[string]string{"0000:1a:00.0": "../../../devices/pci0000:00/0000:00:01.0/0000:1a:00.0", "0000:00:01.0": "../../../devices/pci0000:00/0000:00:01.0", "0000:1b:00.0": "../../../devices/gone"} {
-		if err := os.Symlink(target, sys+"/bus/pci/devices/"+name); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Symlink(target, sys+"/bus/pci/devices/"+name))
 	}
 	for _, file := range []string{"config", "p2pmem/allocate", "resource", "resource0", "resource0_resize", "resource1_wc", "rom", "vpd"} {
 		windows = append(windows, gpu+"/"+file)
@@ -39,9 +37,7 @@ func pciTree(t *testing.T) (sys string, windows []string) {
 
 func write(t *testing.T, path string) {
 	t.Helper()
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)))
 }
 
 // TestWindows checks that Windows lists what reaches a device's memory, and not what libraries
@@ -63,9 +59,7 @@ func TestPaths(t *testing.T) {
 	t.Parallel()
 	sys, windows := pciTree(t)
 	masked, readonly, err := Paths(sys)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, path := range append(windows, "/proc/kcore", "/sys/firmware", "/proc/bus/pci", sys+"/devices/system/cpu/cpu0/thermal_throttle") {
 		if !slices.Contains(masked, path) {
 			t.Errorf("%s is not covered", path)
@@ -102,9 +96,7 @@ func TestEnsure(t *testing.T) {
 			k := &Kernel{list: filepath.Join(t.TempDir(), "profiles")}
 			has := func(text string) error { return os.WriteFile(k.list, []byte(text+"\n"), 0o600) }
 			k.load = func(context.Context, string) error { return errors.Join(row.err, has(row.after)) }
-			if err := has(row.before); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, has(row.before))
 			got, err := k.Ensure(t.Context())
 			if row.want == "" && (err != nil || got != name) || row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)) {
 				t.Errorf("got %q, %v, want %q", got, err, row.want)
@@ -129,9 +121,7 @@ func TestEngineConfines(t *testing.T) {
 		"":                                            false,
 	} {
 		k := &Kernel{list: filepath.Join(t.TempDir(), "profiles")}
-		if err := os.WriteFile(k.list, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(k.list, []byte(text), 0o600))
 		if got := k.EngineConfines(); got != want {
 			t.Errorf("%q: %v", text, got)
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestParse(t *testing.T) {
@@ -110,9 +111,7 @@ func TestOperations(t *testing.T) {
 	if high.Len() != 4 || (cpuset.Set{}).Len() != 0 {
 		t.Error("Len is wrong")
 	}
-	if diff := cmp.Diff([]int{2, 3, 4, 200}, high.Ints()); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, []int{2, 3, 4, 200}, high.Ints())
 }
 
 func TestBytes(t *testing.T) {
@@ -128,9 +127,7 @@ func TestBytes(t *testing.T) {
 		{"64", []byte{0, 0, 0, 0, 0, 0, 0, 0, 1}},
 	} {
 		s, err := cpuset.Parse(tt.list)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if diff := cmp.Diff(tt.want, s.Bytes()); diff != "" {
 			t.Errorf("%q: %s", tt.list, diff)
 		}

@@ -12,14 +12,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func testDisk(t *testing.T, bytes int64) Disk {
 	t.Helper()
 	d := Disk{Dir: t.TempDir(), Home: filepath.Join(t.TempDir(), "home"), Bytes: bytes, GID: 4242, Log: slog.New(slog.DiscardHandler)}
-	if err := os.Mkdir(d.Home, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(d.Home, 0o700))
 	return d
 }
 
@@ -28,9 +28,7 @@ func testDisk(t *testing.T, bytes int64) Disk {
 func TestDiskThatDoesNotFit(t *testing.T) {
 	t.Parallel()
 	d := testDisk(t, 1<<60)
-	if err := os.WriteFile(d.image(), make([]byte, 1<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(d.image(), make([]byte, 1<<20), 0o600))
 	err := d.Ensure(t.Context())
 	if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "job.disk") || !strings.Contains(err.Error(), "MiB are free") {
 		t.Errorf("error is %v", err)
@@ -44,9 +42,7 @@ func TestDiskThatDoesNotFit(t *testing.T) {
 		t.Errorf("the next try: %v", err)
 	}
 	long := time.Now().Add(-time.Hour)
-	if err := os.Chtimes(d.failed(), long, long); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chtimes(d.failed(), long, long))
 	if err := d.Ensure(ctx); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("a try much later: %v", err)
 	}

@@ -7,31 +7,23 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // deepTree makes directories below each other, and a link in the last one.
 func deepTree(t *testing.T, dir string, depth int) {
 	t.Helper()
 	at, err := os.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for range depth {
-		if err := at.Mkdir("d", 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, at.Mkdir("d", 0o700))
 		next, err := at.OpenRoot("d")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := at.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
+		must.Do(t, at.Close())
 		at = next
 	}
-	if err := errors.Join(at.Symlink(dir, "out"), at.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(at.Symlink(dir, "out"), at.Close()))
 }
 
 // TestWipe: whatever a job puts into its checkouts can be deleted in one go.
@@ -39,32 +31,20 @@ func TestWipe(t *testing.T) {
 	t.Parallel()
 	secretDir, dir := t.TempDir(), t.TempDir()
 	secret := filepath.Join(secretDir, "secret")
-	if err := os.WriteFile(secret, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(secret, nil, 0o600))
 	// The tree is deeper than a path can be long.
 	deepTree(t, dir, 2100)
 	for name, mode := range map[string]os.FileMode{"closed": 0, "locked": 0o500} {
-		if err := os.MkdirAll(filepath.Join(dir, "e", name, "in"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Join(dir, "e", name, "in"), 0o700))
 		for i := range 1500 {
-			if err := os.WriteFile(filepath.Join(dir, "e", name, "in", "f"+strconv.Itoa(i)), nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(filepath.Join(dir, "e", name, "in", "f"+strconv.Itoa(i)), nil, 0o600))
 		}
 		for _, d := range []string{"e/" + name + "/in", "e/" + name} {
-			if err := os.Chmod(filepath.Join(dir, d), mode); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Chmod(filepath.Join(dir, d), mode))
 		}
 	}
-	if err := os.Symlink(secret, filepath.Join(dir, "link")); err != nil {
-		t.Fatal(err)
-	}
-	if err := Wipe(dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(secret, filepath.Join(dir, "link")))
+	must.Do(t, Wipe(dir))
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("%d entries are left, %v", len(left), err)
 	}
@@ -89,18 +69,12 @@ func linkInPlace(t *testing.T, link string) {
 	home, secretDir := t.TempDir(), link
 	if !filepath.IsAbs(link) {
 		secretDir = filepath.Join(home, link)
-		if err := os.Mkdir(secretDir, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(secretDir, 0o700))
 	}
 	file := filepath.Join(secretDir, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, nil, 0o600))
 	builds := filepath.Join(home, "builds")
-	if err := os.Symlink(link, builds); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(link, builds))
 	if err := Wipe(builds); err == nil {
 		t.Error("the link was followed to delete")
 	}

@@ -43,9 +43,7 @@ func says(status int, text string) http.HandlerFunc {
 func TestRunning(t *testing.T) {
 	t.Parallel()
 	e := answering(t, map[string]http.HandlerFunc{"GET /containers/json": func(w http.ResponseWriter, r *http.Request) {
-		if all := r.URL.Query().Get("all"); all != "" {
-			t.Errorf("all=%s", all)
-		}
+		must.Equal(t, "", r.URL.Query().Get("all"))
 		says(http.StatusOK, `[{"Id":"1","Names":["/wt"],"Image":"containrrr/watchtower","Command":"/watchtower","State":"running","Labels":{"a":"b"}}, {"Id":"2"}]`)(w, r)
 	}})
 	got, err := e.Running(t.Context())

@@ -105,9 +105,7 @@ func TestReportJSON(t *testing.T) {
 		`"findings":[{"status":"fail","slots":[3],"detail":"it does not","fix":"make it"}],"took_ns":0}]}`
 	must.Equal(t, want, string(text))
 	var back Report
-	if err := json.Unmarshal(text, &back); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, json.Unmarshal(text, &back))
 	must.Equal(t, *r, back)
 	if json.Unmarshal([]byte(`{"checks":[{"status":"good"}]}`), &back) == nil {
 		t.Error("an unknown status was taken")

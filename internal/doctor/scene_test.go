@@ -70,9 +70,7 @@ func (s scene) run(t *testing.T, change func(*Machine)) *Result {
 	if i := slices.IndexFunc(got.Findings, func(f Finding) bool { return f.Status == got.Status }); i >= 0 {
 		fix = got.Findings[i].Fix
 	}
-	if fix != s.fix {
-		t.Errorf("type %q, want %q", fix, s.fix)
-	}
+	must.Equal(t, s.fix, fix)
 	return got
 }
 

@@ -45,9 +45,7 @@ func TestWell(t *testing.T) {
 				"job 1", "job 2", "job 3", "job 4", "job 5", "job 6", "job 7", "job 8", "side by side",
 			}
 			must.Equal(t, want, names)
-			if last := r.Checks[len(r.Checks)-1].Saw; last != "8 of 8 jobs ran, up to 8 at the same time, on 8 agents and 8 GPUs" {
-				t.Error(last)
-			}
+			must.Equal(t, "8 of 8 jobs ran, up to 8 at the same time, on 8 agents and 8 GPUs", r.Checks[len(r.Checks)-1].Saw)
 			if n := len(s.Builds()); n != 14 || !reported["concurrency, job 8, running"] || !reported["evaluation, wrong.py, not passed"] {
 				t.Errorf("%d builds, reported %v", n, reported)
 			}

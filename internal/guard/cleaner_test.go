@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestStarts: the agent starts at once after one that had a job, and waits after one that
@@ -47,9 +49,7 @@ func TestStarts(t *testing.T) {
 			if !s.next(pid, now) || s.next(pid, now) {
 				t.Error("who asks for the first time is not told from who asks again")
 			}
-			if got := max(0, s.until.Sub(now)); got != tt.waits {
-				t.Errorf("waits %v, want %v", got, tt.waits)
-			}
+			must.Equal(t, tt.waits, max(0, s.until.Sub(now)))
 			if why := s.wait(now); (why == "") != (tt.waits == 0) {
 				t.Errorf("says %q", why)
 			}

@@ -74,9 +74,7 @@ func TestSameAMD(t *testing.T) {
 			if err := sameAMD(dir, g); err != nil {
 				said = err.Error()
 			}
-			if said != row.want {
-				t.Errorf("says %q, want %q", said, row.want)
-			}
+			must.Equal(t, row.want, said)
 		})
 	}
 	// It parks the slot: no job begins on a neighbor's GPU.

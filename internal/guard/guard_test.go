@@ -204,9 +204,7 @@ func TestNoContainerWithoutLimits(t *testing.T) {
 			if o := r.try(t); !strings.Contains(o.NodeFault, row.want) {
 				t.Errorf("%+v, want %q", o, row.want)
 			}
-			if len(r.engine.created) != 0 {
-				t.Error("a container was created")
-			}
+			must.Equal(t, 0, len(r.engine.created))
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // records gives a rig a recorder whose GPU is sampled by samples.
@@ -59,9 +60,7 @@ func TestRecord(t *testing.T) {
 		}
 		r.want(r.ended, "")
 		synctest.Wait()
-		if gpu.by.Load() != 0 {
-			t.Error("the GPU is sampled after the job")
-		}
+		must.Equal(t, int32(0), gpu.by.Load())
 		if _, err := ask(); !errors.Is(err, errNoRecord) {
 			t.Errorf("after the job: %v", err)
 		}
@@ -84,9 +83,7 @@ func TestSamplingEnds(t *testing.T) {
 			t.Error("the next job is not sampled by itself")
 		}
 		r.want(r.waits, "")
-		if gpu.by.Load() != 0 {
-			t.Error("sampled without an agent")
-		}
+		must.Equal(t, int32(0), gpu.by.Load())
 	})
 }
 

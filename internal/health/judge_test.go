@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // Each row changes one reading of the fourth GPU or of the node, and states the verdict
@@ -246,9 +247,7 @@ func TestRecoveryActionOverridesXids(t *testing.T) {
 	n.want(n.lines(time.Second, xidLineOf(3, 119, "x")), "gpu.xid fatal drain [3]")
 	got := n.lines(time.Second, change("0x0 (None)", "0x3 (Drain P2P)"))
 	n.want(got, "gpu.recovery degraded drain [3]", "gpu.xid info none [3]")
-	if got[0].Fix != got[1].Fix {
-		t.Errorf("what to do: %q, %q", got[0].Fix, got[1].Fix)
-	}
+	must.Equal(t, got[1].Fix, got[0].Fix)
 	n.want(n.lines(time.Second, change("0x3 (Drain P2P)", "0x2 (OS Reboot)")), "gpu.recovery fatal park [3]", "gpu.xid info none [3]")
 	n.want(n.judgeAfter(48*time.Hour, nil), "gpu.recovery fatal park [3]", "gpu.xid info none [3]") // quiet ends nothing
 	// None ends it, and ends its cause as soon as the GPU answers.

@@ -139,9 +139,7 @@ func TestSeverity(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	for _, name := range []string{"nvidia.kmsg", "amd.kmsg"} {
 		text, err := os.ReadFile(filepath.Join("testdata", name))
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.Do(f, err)
 		for line := range strings.Lines(string(text)) {
 			f.Add([]byte(strings.TrimSuffix(line, "\n")))
 		}

@@ -311,9 +311,7 @@ func TestUpdate(t *testing.T) {
 			} else if err != nil || r.Action != tt.action || !strings.Contains(r.Reason, tt.reason) {
 				t.Errorf("%+v, %v; want %q, %q", r, err, tt.action, tt.reason)
 			}
-			if w.names[name] != id(tt.stands) {
-				t.Errorf("the name stands for %s, want %s", w.names[name], id(tt.stands))
-			}
+			must.Equal(t, id(tt.stands), w.names[name])
 		})
 	}
 }
@@ -469,22 +467,16 @@ func TestNameIsTakenBack(t *testing.T) {
 	update(Options{From: "reg.example/eval:v3"}, ActionUpdated)
 	w.names[name] = id(1)
 	update(Options{Check: true}, ActionNewer)
-	if w.names[name] != id(1) {
-		t.Error("a look changes something")
-	}
+	must.Equal(t, id(1), w.names[name])
 	update(auto, ActionUpdated)
-	if w.names[name] != id(3) {
-		t.Errorf("what was chosen by hand is lost to %s", w.names[name])
-	}
+	must.Equal(t, id(3), w.names[name])
 	update(Options{}, ActionUpdated)
 	w.registry[name], w.bad[id(2)] = digest(2), true
 	update(auto, ActionRefused)
 	w.names[name], w.digests[ref(2)] = id(2), id(2)
 	update(auto, ActionUpdated)
 	update(auto, ActionSkipped)
-	if w.names[name] != id(1) {
-		t.Errorf("the name stands for %s, whose canary failed", w.names[name])
-	}
+	must.Equal(t, id(1), w.names[name])
 }
 
 // TestOtherManifest checks that no digest of an image with two is forgotten.

@@ -122,9 +122,7 @@ func TestAskAgentFails(t *testing.T) {
 				t.Fatalf("wrote %d, %v; the writer must not notice", n, err)
 			}
 		}
-		if out.Len() != maxAgentOutput {
-			t.Errorf("kept %d bytes, want %d", out.Len(), maxAgentOutput)
-		}
+		must.Equal(t, maxAgentOutput, out.Len())
 	})
 }
 

@@ -81,9 +81,7 @@ func TestServeFollowsTheConfiguration(t *testing.T) {
 	for range 3 {
 		e.Publish(daemon.Snapshot{Listen: first})
 	}
-	if n := log.count("metrics served"); n != 1 {
-		t.Errorf("said %d times that it serves", n)
-	}
+	must.Equal(t, 1, log.count("metrics served"))
 	for _, tt := range []struct {
 		method, path string
 		want         int
@@ -124,9 +122,7 @@ func TestPortTaken(t *testing.T) {
 	for range 3 {
 		e.Publish(daemon.Snapshot{Listen: address})
 	}
-	if n := log.count("metrics not served"); n != 1 {
-		t.Errorf("said %d times that the port is taken", n)
-	}
+	must.Equal(t, 1, log.count("metrics not served"))
 	if n := log.count("address already in use; free the port"); n != 1 {
 		t.Errorf("said: %s", log.b.String())
 	}

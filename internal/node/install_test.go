@@ -132,9 +132,7 @@ func TestWriteToken(t *testing.T) {
 func TestOnlyWhatWasAgreedTo(t *testing.T) {
 	t.Parallel()
 	changes := []reconcile.Change{{Kind: reconcile.Adopt, Subject: "/etc/a"}, {Kind: reconcile.Create, Subject: "/etc/b"}, {Kind: reconcile.Adopt, Subject: "/etc/c"}}
-	if err := onlyAgreed(changes, []string{"/etc/a", "/etc/c", "/etc/gone"}); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, onlyAgreed(changes, []string{"/etc/a", "/etc/c", "/etc/gone"}))
 	if err := onlyAgreed(changes, []string{"/etc/a"}); err == nil || !strings.HasPrefix(err.Error(), "/etc/c: appeared after you confirmed") {
 		t.Errorf("error is %v", err)
 	}

@@ -63,9 +63,7 @@ func TestMemoryBetweenBoots(t *testing.T) {
 			want, err := Build(input(in.Inventory, row.now))
 			must.Do(t, err)
 			sum := func(p *Plan) int64 { return p.Reserved.MemoryBytes + int64(len(p.Slots))*p.Slots[0].MemoryBytes }
-			if sum(after) != sum(want) {
-				t.Errorf("%d bytes in all, want %d", sum(after), sum(want))
-			}
+			must.Equal(t, sum(want), sum(after))
 			if row.kept {
 				before.Reserved.MemoryBytes, after.Reserved.MemoryBytes = 0, 0
 				must.Equal(t, before, after)

@@ -279,9 +279,7 @@ func TestBindings(t *testing.T) {
 				}
 				is = append(is, text)
 			}
-			if got := strings.Join(is, " "); got != tt.is {
-				t.Errorf("slots are %s, want %s", got, tt.is)
-			}
+			must.Equal(t, tt.is, strings.Join(is, " "))
 		})
 	}
 }

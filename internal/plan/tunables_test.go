@@ -75,9 +75,7 @@ func TestTunables(t *testing.T) {
 					t.Errorf("no %q", want)
 				}
 			}
-			if len(got) != tt.number {
-				t.Errorf("%d tunables, want %d", len(got), tt.number)
-			}
+			must.Equal(t, tt.number, len(got))
 			if t.Failed() {
 				t.Log(strings.Join(got, "\n"))
 			}

@@ -255,9 +255,7 @@ func TestKeptFile(t *testing.T) {
 		m.write(plan.ConfigPath, edit)
 		must.Do(t, os.Chmod(config, 0o666))
 		m.apply(modeOnly())
-		if text := m.read(plan.ConfigPath); text != strings.TrimSpace(edit) {
-			t.Errorf("an edit was undone: %q", text)
-		}
+		must.Equal(t, strings.TrimSpace(edit), m.read(plan.ConfigPath))
 		if fi, err := os.Stat(config); err != nil || fi.Mode().Perm() != 0o644 {
 			t.Errorf("anybody may write it: %v, %v", fi, err)
 		}

@@ -86,9 +86,7 @@ func TestTimeText(t *testing.T) {
 			t.Errorf("%.30q: got %q, want %q", in, got, want)
 		}
 	}
-	if got := timeText("256000.0", 3) + timeText("64000", 3) + timeText("1234567", 3); got != "256 µs64.0 µs1.23 ms" {
-		t.Errorf("three digits: %s", got)
-	}
+	must.Equal(t, "256 µs64.0 µs1.23 ms", timeText("256000.0", 3)+timeText("64000", 3)+timeText("1234567", 3))
 }
 
 func TestSummary(t *testing.T) {

@@ -91,9 +91,7 @@ o(b"check: pass\nk\xff: v\xc3\n")`,
 		{at(run, "passed"), true},
 		{at(result, "runs", "test", "compilation", "stdout"), "-DTORCH_EXTENSION_NAME \ufffd"},
 	} {
-		if c.got != c.want {
-			t.Errorf("got %q, want %q", c.got, c.want)
-		}
+		must.Equal(t, c.want, c.got)
 	}
 }
 
@@ -244,9 +242,7 @@ def look(path):
 print(b"5EC2E7" in look("/proc/self/environ"), b"VISIBLE=1" in look("/proc/self/environ"), len(look(f"/proc/{os.getppid()}/environ")), len(os.listdir("/proc/self/fd")))
 o("check: pass")`, func(t *testing.T, _ *job, _ int, result map[string]any) {
 		// Open: the standard three, POPCORN_FD, and the listing itself.
-		if got := at(result, "runs", "test", "run", "stdout"); got != "False True 0 5\n" {
-			t.Errorf("got %q", got)
-		}
+		must.Equal(t, "False True 0 5\n", at(result, "runs", "test", "run", "stdout"))
 	}, func(_ *testing.T, j *job) {
 		j.cmd.ExtraFiles = []*os.File{os.Stdin, os.Stdin}
 		j.cmd.Env = append(j.cmd.Env, "BUILDKITE_AGENT_ACCESS_TOKEN=5EC2E7", "BUILDKITE_AGENT_JOB_API_TOKEN=5EC2E7", "BUILDKITE_AGENT_JOB_API_SOCKET=5EC2E7",

@@ -129,9 +129,7 @@ func TestCPUModel(t *testing.T) {
 	} {
 		path := filepath.Join(t.TempDir(), "cpuinfo")
 		write(t, path, text)
-		if got := cpuModel(path); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
+		must.Equal(t, want, cpuModel(path))
 	}
 }
 
@@ -204,9 +202,7 @@ func TestCommandRefuses(t *testing.T) {
 			t.Errorf("%s: exit code %d", name, code)
 		}
 	}
-	if code := Command(t.Context(), []string{"--help"}); code != 0 {
-		t.Errorf("help: exit code %d", code)
-	}
+	must.Equal(t, 0, Command(t.Context(), []string{"--help"}))
 }
 
 func TestQuote(t *testing.T) {
@@ -227,18 +223,14 @@ func TestParseLimits(t *testing.T) {
 		if c.test != want {
 			t.Errorf("%s: got %v, want %v", text, c.test, want)
 		}
-		if c.benchmark != (limit{180, "180"}) {
-			t.Errorf("a limit that is not given: got %v", c.benchmark)
-		}
+		must.Equal(t, (limit{180, "180"}), c.benchmark)
 	}
 }
 
 func TestCompilerFlags(t *testing.T) {
 	t.Parallel()
 	c := parse(t, `{"lang":"cu","mode":"test","sources":{"a.cu":""},"compile_flags":["-lineinfo"],"include_dirs":["/usr"],"libraries":["cublas"],"defines":{"N":4}}`)
-	if got := strings.Join(c.flags, " "); got != "-lineinfo -I/usr -lcublas -DN=4" {
-		t.Errorf("got %s", got)
-	}
+	must.Equal(t, "-lineinfo -I/usr -lcublas -DN=4", strings.Join(c.flags, " "))
 }
 
 func parse(t *testing.T, doc string) *config {

@@ -73,9 +73,7 @@ func TestOfThePlan(t *testing.T) {
 		t.Errorf("state is %+v", got)
 	}
 	for want, p := range map[string]plan.Slot{"it is parked: its GPU is lost": {Index: 4095, Parked: "its GPU is lost"}, "": {Index: 4095}} {
-		if got := (&trial{t: s.t, plan: p}).skipReason(); got != want {
-			t.Errorf("away: %q, want %q", got, want)
-		}
+		must.Equal(t, want, (&trial{t: s.t, plan: p}).skipReason())
 	}
 	for _, address := range hostAddresses(&net.TCPAddr{Port: 4711}) {
 		if !strings.HasSuffix(address, ":4711") || strings.HasPrefix(address, "127.") {

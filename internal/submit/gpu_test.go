@@ -193,19 +193,13 @@ func TestMissing(t *testing.T) {
 			t.Errorf("as a test's error, %q is %q, want %q", tt.stderr, got, tt.want)
 		}
 		run.Result = append(run.Result, result.Pair[string]{Key: "test.1.status", Value: "pass"})
-		if got := Missing(r); got != "" {
-			t.Errorf("a test passed, and %q is missing", got)
-		}
+		must.Equal(t, "", Missing(r))
 		run.Result, run.Passed = nil, true
 		run.Stderr = tt.stderr
-		if got := Missing(r); got != "" {
-			t.Errorf("it passed, and %q is missing", got)
-		}
+		must.Equal(t, "", Missing(r))
 	}
 	r := &result.Result{Runs: result.Pairs[*result.Evaluation]{{Key: "test", Value: &result.Evaluation{Compilation: &result.Compilation{}}}}}
-	if got := Missing(r); got != "nvcc is not on the PATH"+alsoNone {
-		t.Errorf("no compiler: %q", got)
-	}
+	must.Equal(t, "nvcc is not on the PATH"+alsoNone, Missing(r))
 }
 
 func TestCheckSize(t *testing.T) {

@@ -196,9 +196,7 @@ func TestLostReadIsRepeated(t *testing.T) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			asked := slices.DeleteFunc(slices.Clone(f.calls), func(m string) bool { return m != "ListUnitsByNames" })
-			if len(asked) != want {
-				t.Errorf("asked %d times", len(asked))
-			}
+			must.Equal(t, want, len(asked))
 		})
 	}
 }

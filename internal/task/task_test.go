@@ -109,9 +109,7 @@ ranking_by: geom
 	want := `{"sources":{"main.cu":"2\n","sub.cu":"3"},"headers":{"b.h":"1\n","a.h":""},"defines":{"N":3,"CHECKED":null,"S":"x"},"compile_flags":["-lineinfo",""],"include_dirs":[],` +
 		`"lang":"cu","arch":"90a","benchmarks":[],"tests":[{}],"mode":"benchmark","test_timeout":180,"benchmark_timeout":180,"ranked_timeout":180,"ranking_by":"geom","seed":7,"multi_gpu":false}`
 	must.Equal(t, want, doc)
-	if p.Arch != "80" {
-		t.Errorf("arch is %q", p.Arch)
-	}
+	must.Equal(t, "80", p.Arch)
 }
 
 func TestConfigRefuses(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/test/must"
@@ -21,9 +20,7 @@ func TestWrite(t *testing.T) {
 		must.Do(t, write(out, "1.2.3", "2026-01-02T03:04:05Z", []string{self, self}))
 		texts = append(texts, must.Read(t, out))
 	}
-	if texts[0] != texts[1] {
-		t.Error("two runs differ")
-	}
+	must.Equal(t, texts[1], texts[0])
 	var doc struct {
 		BOMFormat string
 		Metadata  struct {
@@ -51,7 +48,5 @@ func TestWrite(t *testing.T) {
 	}
 	plain := t.TempDir()
 	must.Write(t, plain, "plain", "#!/bin/sh\n")
-	if err := write(out, "1.2.3", "2026-01-02T03:04:05Z", []string{filepath.Join(plain, "plain")}); err == nil || !strings.Contains(err.Error(), "read modules of") {
-		t.Errorf("a program that is not Go's: %v", err)
-	}
+	must.Err(t, write(out, "1.2.3", "2026-01-02T03:04:05Z", []string{filepath.Join(plain, "plain")}), "read modules of")
 }

@@ -25,9 +25,7 @@ func listen(t *testing.T, o bktest.Options) *bktest.Server {
 	s := bktest.New(o)
 	must.Do(t, s.Listen("127.0.0.1:0"))
 	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, s.Close())
 	})
 	return s
 }
@@ -79,9 +77,7 @@ func TestSubmit(t *testing.T) {
 	hostile := make(chan string, 1)
 	must.Do(t, s.Employ(t.Context(), bktest.Worker{Name: "worker", Tags: []string{"queue=jobs"}, Do: func(_ context.Context, w *bktest.Work) { hostile <- w.Env["BUILDKITE_REPO"] }}))
 	env("--steps", write(t, "s.yml", "steps: [{command: x, agents: {queue: jobs}}]"), "--job-env", write(t, "env", `{"BUILDKITE_REPO":"ext::x"}`))
-	if got := <-hostile; got != "ext::x" {
-		t.Errorf("the job has repository %q", got)
-	}
+	must.Equal(t, "ext::x", <-hostile)
 	_, _, err = bkstub(t, s, "wait-agents", "--count", "1", "--queue", "jobs")
 	must.Do(t, err)
 	_, _, err = bkstub(t, s, "wait-agents", "--count", "1", "--queue", "b200", "--timeout", "1ms")

@@ -67,9 +67,7 @@ func newJob(t *testing.T) job {
 	host, err := os.MkdirTemp(filepath.Join(tree(t), "tmp"), "job-") //nolint:usetesting // it must lie in the tree
 	must.Do(t, err)
 	t.Cleanup(func() {
-		if err := os.RemoveAll(host); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, os.RemoveAll(host))
 	})
 	binary, err := os.ReadFile(os.Getenv("KBNODE_BIN"))
 	if err != nil {

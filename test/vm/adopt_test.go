@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // oldNode sets up what the scripts before kbnode left: agents of one user that
@@ -81,17 +81,13 @@ func TestInstallAdoptsAnOldNode(t *testing.T) {
 	if r := m.Try(installCommand); r.Code != 1 || !strings.Contains(r.Stderr, "--adopt") || !strings.Contains(r.Stderr, "hooks/pre-command") {
 		t.Errorf("install without --adopt: exit %d, %s", r.Code, r.Stderr)
 	}
-	if diff := cmp.Diff(before, m.Sh(oldFiles)); diff != "" {
-		t.Errorf("the refusal changed: %s", diff)
-	}
+	must.Equal(t, before, m.Sh(oldFiles))
 	// The token of the old setup is found by itself.
 	out := m.Sh(strings.Replace(installCommand, "--token-file /root/token", "--adopt --yes", 1))
 	if !strings.Contains(out, "later: ") || !strings.Contains(out, "Replaced and removed files are in /var/backups/kbnode.") {
 		t.Errorf("adopting with a running job says %s", out)
 	}
-	if got := m.Sh("stat -c %U /var/lib/buildkite-agent"); got != "buildkite-agent" {
-		t.Errorf("the home of a running job belongs to %s", got)
-	}
+	must.Equal(t, "buildkite-agent", m.Sh("stat -c %U /var/lib/buildkite-agent"))
 	m.Sh("touch /tmp/done")
 	if r := job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") || !strings.Contains(r.Stdout, "the old hook ran") {
 		t.Fatalf("the job ended with %d\n%s%s", r.Code, r.Stdout, r.Stderr)

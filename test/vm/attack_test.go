@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -78,14 +79,10 @@ func (r outcome) marks() []string {
 func putScripts(t *testing.T, m *vm.Machine) {
 	t.Helper()
 	entries, err := hostile.ReadDir("attack")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, e := range entries {
 		text, err := hostile.ReadFile("attack/" + e.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		m.Put("/srv/attack/"+e.Name(), 0o755, string(text))
 	}
 }
@@ -100,9 +97,7 @@ func attackAll(t *testing.T, m *vm.Machine, lanes [][]attack) map[string]outcome
 		if err == nil {
 			_, err = w.Write([]byte(text))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	for slot, lane := range lanes {
 		for i, a := range lane {
@@ -112,9 +107,7 @@ func attackAll(t *testing.T, m *vm.Machine, lanes [][]attack) map[string]outcome
 			put(file+".during", a.during)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.Close())
 	m.Put("/root/attack/jobs.tar", 0o600, archive.String())
 	m.Sh("mkdir -p /root/attack; tar -xf /root/attack/jobs.tar -C /root/attack")
 	for slot := range lanes {

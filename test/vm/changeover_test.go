@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -62,9 +63,7 @@ func TestChangeOver(t *testing.T) {
 	if r := p.wait(t, build, "passed"); !strings.Contains(r.Log, "slept well") {
 		t.Errorf("the job of the earlier way: %s", r.Log)
 	}
-	if got := m.Sh("bkstub artifact " + build + " said.txt"); got != "slept well" {
-		t.Errorf("its artifact: %s", got)
-	}
+	must.Equal(t, "slept well", m.Sh("bkstub artifact "+build+" said.txt"))
 	if r := m.Try("bkstub artifact " + build + " leak.txt"); r.Code == 0 {
 		t.Errorf("a link was uploaded: %s", r.Stdout)
 	}

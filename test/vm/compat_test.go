@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -102,9 +103,7 @@ cp /bin/busybox /scratch/true && /scratch/true && echo :: runs; test "$(cat /sys
 // options that they could use.
 func compatibleJobs(t *testing.T, m *vm.Machine) {
 	var p plan.Plan
-	if err := json.Unmarshal([]byte(m.Sh("kbnode plan --json")), &p); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(m.Sh("kbnode plan --json")), &p))
 	putScripts(t, m)
 	serveImages(t, m)
 	m.Sh("docker tag busybox:test localhost:5000/guide:latest; docker push -q localhost:5000/guide:latest; docker rmi localhost:5000/guide:latest")
@@ -143,9 +142,7 @@ func compatibleJobs(t *testing.T, m *vm.Machine) {
 func matchesPlan(t *testing.T, m *vm.Machine, s plan.Slot, r outcome) {
 	t.Helper()
 	cpus, err := cpuset.Parse(s.CPUs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	uuid := s.GPUs[0].UUID
 	for _, want := range []string{
 		fmt.Sprintf("gpu /dev/nvidia%d %s void", s.Index, uuid), // void is CDI's word to NVIDIA's own runtime

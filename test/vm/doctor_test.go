@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
@@ -134,9 +132,7 @@ func TestDoctor(t *testing.T) {
 	}
 	t.Run("the daemon", func(t *testing.T) {
 		m.Sh("systemctl stop kbnode")
-		if diff := gocmp.Diff(map[string]string{"daemon": "fail: it is inactive"}, wrong(healthy, asked(t, m, "--fast"))); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, map[string]string{"daemon": "fail: it is inactive"}, wrong(healthy, asked(t, m, "--fast")))
 	})
 	m.Sh("systemctl stop kbnode") // also where only some of what follows is asked for
 	quiet := asked(t, m, "--fast")

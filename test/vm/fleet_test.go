@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/test/bktest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestRotation gives a node another agent token while it works, as docs/fleet.md says,
@@ -25,9 +26,7 @@ func TestRotation(t *testing.T) {
 	const pids = "systemctl show -P MainPID 'buildkite-agent-gpu*'"
 	before := m.Sh(pids)
 	m.Sh("kbnode install --token-file /root/fresh")
-	if after := m.Sh(pids); after != before {
-		t.Errorf("agents were restarted: %s, before %s", after, before)
-	}
+	must.Equal(t, before, m.Sh(pids))
 	// The old one is revoked: who is connected stays.
 	m.Put("/root/tokens", 0o600, fresh+"\n")
 	idle(t, m, 3)

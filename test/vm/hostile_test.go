@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/job/jobtest"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -70,9 +71,7 @@ func TestHostileBuilds(t *testing.T) {
 		if b.Agent == "" {
 			reach++
 		}
-		if err := json.NewEncoder(&lines).Encode(jobtest.Step(b.Vars)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.NewEncoder(&lines).Encode(jobtest.Step(b.Vars)))
 	}
 	m.Put("/root/attack/builds/steps.yml", 0o600, "steps:\n  - command: \"true\"\n    agents: {queue: b200}\n")
 	m.Put("/root/attack/builds/builds.jsonl", 0o600, lines.String())
@@ -121,9 +120,7 @@ func TestHostileBuilds(t *testing.T) {
 				t.Errorf("the service of slot %d restarted %s times", slot, got)
 			}
 		}
-		if got := m.Sh("systemctl list-units --failed --plain --no-legend 'kbnode*' 'buildkite*' 'docker*'"); got != "" {
-			t.Errorf("units failed: %s", got)
-		}
+		must.Equal(t, "", m.Sh("systemctl list-units --failed --plain --no-legend 'kbnode*' 'buildkite*' 'docker*'"))
 		m.Sh("bkstub wait-agents --count 8 --timeout 3m")
 	})
 	t.Run("files", func(t *testing.T) {

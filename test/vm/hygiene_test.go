@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -58,9 +59,7 @@ func TestHygiene(t *testing.T) {
 		slotIs(t, m, 7, "parked", "512 MiB in use without a compute process, and 0 MiB when idle")
 		m.Sh("systemctl restart kbnode-guard-gpu7 buildkite-agent-gpu7")
 		slotIs(t, m, 7, "parked", "512 MiB")
-		if got := m.Sh("systemctl show -P Result,NRestarts buildkite-agent-gpu7 | xargs"); got != "success 0" {
-			t.Errorf("its agent's unit: %s", got)
-		}
+		must.Equal(t, "success 0", m.Sh("systemctl show -P Result,NRestarts buildkite-agent-gpu7 | xargs"))
 		m.Sh("echo 'gpu.7.used_mib = 60' >>/etc/fake-nvml.conf")
 		slotIs(t, m, 7, "idle", "")
 		idle(t, m, 7)

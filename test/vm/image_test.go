@@ -109,9 +109,7 @@ func TestImage(t *testing.T) {
 		}
 		standsFor(t, m, next)
 		m.Wait("the canaries that were cut off", "test -z \"$(docker ps -aq)\"")
-		if got := m.Sh("docker images -q kbnode.invalid/image | wc -l"); got != "2" {
-			t.Errorf("how many images are kept: %s", got)
-		}
+		must.Equal(t, "2", m.Sh("docker images -q kbnode.invalid/image | wc -l"))
 		now = next
 	})
 

@@ -100,9 +100,7 @@ func TestImageBuild(t *testing.T) {
 	nothing := func(t *testing.T) {
 		t.Helper()
 		m.Wait("the end of the build's container", "! docker ps -aq | grep -q .")
-		if now := inUse(); now != before {
-			t.Errorf("jobs get %s, want %s", now, before)
-		}
+		must.Equal(t, before, inUse())
 		if r := runStep(m, 4, step(4, evalImage, "echo as it was", "")); r.Code != 0 || !strings.Contains(r.Stdout, "as it was") {
 			t.Errorf("a job: exit %d: %s", r.Code, r.Stdout)
 		}
@@ -147,9 +145,7 @@ func TestImageBuild(t *testing.T) {
 		if got := m.Sh(`docker image inspect -f '{{index .Config.Labels "org.opencontainers.image.base.name"}} {{.Config.User}}' ` + evalImage); strings.TrimSpace(got) != debianBase {
 			t.Errorf("base and user are %q", got)
 		}
-		if got := m.Sh("docker run --rm " + evalImage + " sh -c 'find /var/lib/apt/lists /var/cache/apt /var/log -type f'"); got != "" {
-			t.Errorf("what is left in the image: %s", got)
-		}
+		must.Equal(t, "", m.Sh("docker run --rm "+evalImage+" sh -c 'find /var/lib/apt/lists /var/cache/apt /var/log -type f'"))
 		if r := m.Try(buildCPU); r.Code != 0 || !strings.Contains(r.Stdout, "the current image is the same") {
 			t.Errorf("again: exit %d: %s%s", r.Code, r.Stdout, r.Stderr)
 		}

@@ -14,8 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
@@ -149,9 +147,7 @@ func TestInstall(t *testing.T) {
 			m.Sh(tt.undo)
 		})
 	}
-	if diff := cmp.Diff(before, m.Sh(machineState)); diff != "" {
-		t.Errorf("refusals left: %s", diff)
-	}
+	must.Equal(t, before, m.Sh(machineState))
 
 	random := rand.New(rand.NewPCG(seed, 0))
 	for i := range 10 {
@@ -171,9 +167,7 @@ func TestInstall(t *testing.T) {
 		t.Errorf("changes are pending: %s", r.Stdout)
 	}
 	m.Sh("bkstub submit --queue b200 --wait")
-	if got := m.Sh("find /etc/systemd/system /etc/buildkite-agent /etc/kbnode /var/lib/kbnode /usr/local/libexec -name '*~' -o -name '.*[0-9][0-9]*'"); got != "" {
-		t.Errorf("left over: %s", got)
-	}
+	must.Equal(t, "", m.Sh("find /etc/systemd/system /etc/buildkite-agent /etc/kbnode /var/lib/kbnode /usr/local/libexec -name '*~' -o -name '.*[0-9][0-9]*'"))
 	// With --now a job is ended, by its agent, so that Buildkite knows.
 	job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/sleep.yml --wait")
 	m.Wait("the job's container", "docker ps -q | grep -q .")
@@ -181,9 +175,7 @@ func TestInstall(t *testing.T) {
 	if r := job.Wait(); r.Code != 1 {
 		t.Errorf("the job that uninstall --now ended: exit %d\n%s", r.Code, r.Stderr)
 	}
-	if diff := cmp.Diff(before, m.Sh(machineState)); diff != "" {
-		t.Errorf("uninstall --now left: %s", diff)
-	}
+	must.Equal(t, before, m.Sh(machineState))
 	if out := m.Sh("kbnode uninstall"); !strings.Contains(out, "Nothing to remove") {
 		t.Errorf("the second uninstall says %s", out)
 	}

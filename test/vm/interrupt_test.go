@@ -9,8 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -95,9 +94,7 @@ func TestInterrupted(t *testing.T) {
 			}
 		}
 		slices.Sort(got)
-		if diff := cmp.Diff([]string{"buildkite-agent", "kbnode"}, got); diff != "" {
-			t.Errorf("programs of the slot's user: %s", diff)
-		}
+		must.Equal(t, []string{"buildkite-agent", "kbnode"}, got)
 	})
 
 	t.Run("canceled at any moment", func(t *testing.T) {

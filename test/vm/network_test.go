@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -263,9 +264,7 @@ func TestNetwork(t *testing.T) {
 		m.Sh("nft flush ruleset")
 		blocked(t)
 		m.Sh("nft flush ruleset; kbnode reconcile")
-		if got := m.Try("nft list table inet kbnode").Code; got != 0 {
-			t.Error("reconcile does not write the rules")
-		}
+		must.Equal(t, 0, m.Try("nft list table inet kbnode").Code)
 		m.Sh("nft flush chain inet kbnode to_host; nft insert rule inet kbnode forward accept")
 		blocked(t)
 		m.Sh("nft add table inet kbnode '{ flags dormant; }'")

@@ -10,8 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -116,9 +115,7 @@ func removePackage(t *testing.T, m *vm.Machine, before string) {
 	m.Sh("DEBIAN_FRONTEND=noninteractive apt-get remove -y kbnode; test ! -e /usr/bin/kbnode")
 	m.Sh(fmt.Sprintf(aptInstall, "new") + "; kbnode version; mkdir -p /etc/kbnode; echo 'queue: b200' >/etc/kbnode/config.yaml")
 	m.Sh("DEBIAN_FRONTEND=noninteractive apt-get purge -y kbnode")
-	if diff := cmp.Diff(before, m.Sh(packageState)); diff != "" {
-		t.Errorf("a purge left: %s", diff)
-	}
+	must.Equal(t, before, m.Sh(packageState))
 }
 
 // sinceBoot leaves out what a boot makes, but for kbnode's.
@@ -157,11 +154,7 @@ func firstBoot(t *testing.T, m *vm.Machine, debian, before string) {
 	}
 	m.Sh("rm -r /root/wrote")
 	m.Sh("kbnode uninstall")
-	if got := m.Try("systemctl is-enabled kbnode-install").Stdout; got != "disabled\n" {
-		t.Errorf("after uninstall the unit is %s", got)
-	}
+	must.Equal(t, "disabled\n", m.Try("systemctl is-enabled kbnode-install").Stdout)
 	m.Sh("DEBIAN_FRONTEND=noninteractive apt-get purge -y kbnode; rm /etc/buildkite-agent/token; rmdir /etc/buildkite-agent")
-	if diff := cmp.Diff(sinceBoot(before), sinceBoot(m.Sh(packageState))); diff != "" {
-		t.Errorf("a purge left: %s", diff)
-	}
+	must.Equal(t, sinceBoot(before), sinceBoot(m.Sh(packageState)))
 }

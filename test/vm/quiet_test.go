@@ -75,9 +75,7 @@ func TestQuiet(t *testing.T) {
 			t.Errorf("it is %s", got)
 		}
 		m.Sh("echo always >" + thp)
-		if got := m.Sh(shared); got != limits {
-			t.Errorf("limits are %s, before %s", got, limits)
-		}
+		must.Equal(t, limits, m.Sh(shared))
 		must.Equal(t, before, m.Sh(settings))
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -49,9 +50,7 @@ func hold(m *vm.Machine, queue string, slot int, node, option string) *holder {
 func (h *holder) end(t *testing.T, lost bool) {
 	t.Helper()
 	opens := map[bool]int{false: 2, true: 1}[lost]
-	if diff := cmp.Diff(h.is, h.m.Sh(h.probe)); diff != "" {
-		t.Errorf("the job's container, or its slot's agent or guard, changed: %s", diff)
-	}
+	must.Equal(t, h.is, h.m.Sh(h.probe))
 	h.m.Sh("docker exec $(docker ps -q) touch /end")
 	if r := h.job.Wait(); r.Code != 0 || !strings.Contains(r.Stdout, "slept well") || strings.Count(r.Stdout, "No such device") < opens {
 		t.Errorf("the job ended with %d: %s", r.Code, r.Stdout)

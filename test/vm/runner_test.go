@@ -105,9 +105,7 @@ func (e evaluations) wait(t testing.TB, build, state string) (r evaluated) {
 			t.Logf("build %s, %+v\n%s", r.Build.State, r.Result, r.Log)
 		}
 	})
-	if r.Build.State != state {
-		t.Errorf("the build is %s, want %s", r.Build.State, state)
-	}
+	must.Equal(t, state, r.Build.State)
 	return r
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -203,9 +204,7 @@ func takeAway(t *testing.T, m *vm.Machine, slot int, list []taken) {
 			m.Sh(p.spoil)
 			r, code := runSelftest(t, m, flag)
 			bad := failures(r)
-			if code != 1 {
-				t.Errorf("exit code %d", code)
-			}
+			must.Equal(t, 1, code)
 			for _, want := range p.want {
 				if !strings.Contains(bad, want) {
 					t.Errorf("does not say %q", want)

@@ -294,10 +294,6 @@ func amdIs(t *testing.T, m *vm.Machine, parts int) {
 		script += fmt.Sprintf("test -c /dev/dri/renderD%d; cat /sys/bus/pci/devices/%s/numa_node\n", g.RenderMinor, g.PCI)
 		nodes += fmt.Sprintf("%d\n", g.NUMANode)
 	}
-	if len(identities) != parts {
-		t.Errorf("%d identities for %d GPUs", len(identities), parts)
-	}
-	if diff := cmp.Diff(strings.TrimSpace(nodes), m.Sh(script)); diff != "" {
-		t.Errorf("NUMA nodes (-inventory +machine):\n%s", diff)
-	}
+	must.Equal(t, parts, len(identities))
+	must.Equal(t, strings.TrimSpace(nodes), m.Sh(script))
 }

@@ -73,9 +73,7 @@ func TestStory(t *testing.T) {
 		if out := m.Sh(installCommand); !strings.Contains(out, "Nothing to change") {
 			t.Errorf("a second install says %s", out)
 		}
-		if diff := cmp.Diff(state, m.Sh(writes)); diff != "" {
-			t.Errorf("a second install changes: %s", diff)
-		}
+		must.Equal(t, state, m.Sh(writes))
 		planned(8)
 	})
 
@@ -86,9 +84,7 @@ func TestStory(t *testing.T) {
 				t.Errorf("%s: %s", s.Name, diff)
 			}
 		}
-		if got := m.Sh("cat /sys/fs/cgroup/system.slice/cpuset.cpus.effective"); got != p.Reserved.CPUs {
-			t.Errorf("system.slice has CPUs %s, want %s", got, p.Reserved.CPUs)
-		}
+		must.Equal(t, p.Reserved.CPUs, m.Sh("cat /sys/fs/cgroup/system.slice/cpuset.cpus.effective"))
 		separate(t, m, p)
 	})
 
@@ -111,9 +107,7 @@ func TestStory(t *testing.T) {
 	part("eight slots serve", func(t *testing.T) {
 		m.Put("/root/look.yml", 0o600, lookAround())
 		r := m.Try("bkstub submit --queue b200 --steps /root/look.yml --wait 2>&1")
-		if r.Code != 0 {
-			t.Errorf("exit code %d", r.Code)
-		}
+		must.Equal(t, 0, r.Code)
 		for k, s := range p.Slots {
 			for _, want := range []string{
 				fmt.Sprintf("/dev/nvidia%d = devices %d", k, k), fmt.Sprintf("%s = GPU %d", s.GPUs[0].UUID, k),
@@ -149,9 +143,7 @@ func TestStory(t *testing.T) {
 		if t.Failed() {
 			t.Log(log)
 		}
-		if got := m.Try("pgrep -f 'sleep 4444'").Stdout; got != "" {
-			t.Errorf("processes of the job are left: %s", got)
-		}
+		must.Equal(t, "", m.Try("pgrep -f 'sleep 4444'").Stdout)
 		idle(t, m, 5)
 		log = m.Try(`docker run --rm --privileged --cgroup-parent buildkite-gpu5.slice busybox:test sh -c '
 			for k in 0 1 2 3 4 5 6 7; do mknod /gpu$k c 195 $k; (exec 3<>/gpu$k) 2>&1; done'`).Stdout
@@ -170,9 +162,7 @@ func TestStory(t *testing.T) {
 		if out := m.Sh(installCommand + " --gpu-count 2"); !strings.Contains(out, "later: ") || !strings.Contains(out, "waits for job") {
 			t.Errorf("a changed install during a job says %s", out)
 		}
-		if diff := cmp.Diff(runs, m.Sh("docker ps -q; systemctl show -P MainPID buildkite-agent-gpu2")); diff != "" {
-			t.Errorf("the job's container or agent changed: %s", diff)
-		}
+		must.Equal(t, runs, m.Sh("docker ps -q; systemctl show -P MainPID buildkite-agent-gpu2"))
 		wake()
 		// The daemon continues by itself.
 		m.Wait("two slots", "kbnode status && ! ls -d /sys/fs/cgroup/buildkite.slice/buildkite-gpu[2-7].slice 2>/dev/null")
@@ -216,9 +206,7 @@ func TestStory(t *testing.T) {
 			t.Errorf("uninstall: exit %d: %s", r.Code, m.Sh("cat /run/uninstall.log"))
 		}
 		m.Sh("rm -f /root/*.yml /run/uninstall.log")
-		if diff := cmp.Diff(before, m.Sh(machineState)); diff != "" {
-			t.Errorf("uninstall left: %s", diff)
-		}
+		must.Equal(t, before, m.Sh(machineState))
 	})
 }
 

@@ -31,9 +31,7 @@ func TestSuites(t *testing.T) {
 			t.Errorf("%s is not what rootfs.sh makes", s.name)
 		}
 		dir := t.TempDir() + "/src"
-		if err := s.unpack(dir); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, s.unpack(dir))
 	}
 	if _, err := suiteOf("sid"); err == nil {
 		t.Error("a Debian that is not there is taken")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/doctest"
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -48,9 +49,7 @@ func TestTutorial(t *testing.T) {
 func bare(t *testing.T) *vm.Machine {
 	t.Helper()
 	m := vm.Fork(t)
-	if err := m.VM.Bare(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.VM.Bare(t.Context()))
 	m.Sh("! command -v kbnode && test ! -e /etc/kbnode && test ! -e /var/lib/kbnode")
 	return m
 }
@@ -58,9 +57,7 @@ func bare(t *testing.T) *vm.Machine {
 func blocks(t *testing.T, page string) []doctest.Block {
 	t.Helper()
 	text, err := os.ReadFile("../../" + page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	list, err := doctest.Parse(string(text))
 	if err != nil || len(list) == 0 {
 		t.Fatalf("%s has %d blocks: %v", page, len(list), err)

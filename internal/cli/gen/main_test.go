@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli"
@@ -37,9 +36,7 @@ func TestWrite(t *testing.T) {
 		must.Do(t, write(dir, "1.2.3-rc.1", date))
 	}
 	got := tree(t, a)
-	if diff := cmp.Diff(got, tree(t, b)); diff != "" {
-		t.Errorf("two runs differ:\n%s", diff)
-	}
+	must.Equal(t, got, tree(t, b))
 	var walk func(cmd *cobra.Command)
 	walk = func(cmd *cobra.Command) {
 		name := "man/" + strings.ReplaceAll(cmd.CommandPath(), " ", "-") + ".1"

@@ -43,9 +43,7 @@ func TestScenarios(t *testing.T) {
 			}
 		}
 	}
-	if found != len(scenarios) {
-		t.Errorf("%d scenarios are listed, %d exist", len(scenarios), found)
-	}
+	must.Equal(t, len(scenarios), found)
 }
 
 func TestStale(t *testing.T) {
@@ -66,9 +64,7 @@ func TestStale(t *testing.T) {
 		{rows: rows, err: errNoCommit, want: "was green at aaa+, which this repository does not have"},
 	} {
 		got, err := s.stale(tt.rows, func(commit string) ([]string, error) {
-			if commit != "aaa" {
-				t.Errorf("it asks for %s", commit)
-			}
+			must.Equal(t, "aaa", commit)
 			return tt.diff, tt.err
 		})
 		if err != nil || got != tt.want {
