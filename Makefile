@@ -184,7 +184,7 @@ test-runner: | deps-check ## test the evaluation engine against recorded runs of
 		awk '/^ *=== /{next} /^    --- PASS/{n++; next} /^--- PASS/{next} /^    --- FAIL/{bad++} {print} END{print n+bad " cases, " bad+0 " failed"}'
 
 .PHONY: bench
-bench: ## measure split, inventory, install, plan and no-op reconcile for up to 64 slots, and the cost of the runner and the guard (make bench-vm: the start of a job)
+bench: ## measure split, inventory, and a pass over a node as planned for up to 64 slots, and the cost of the runner (make bench-vm: the start of a job)
 	go test -run '^$$' -bench . -benchmem ./internal/...
 
 .PHONY: golden

@@ -225,31 +225,6 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 // than any server has.
 var slotCounts = []int{1, 8, 64}
 
-// BenchmarkInstall measures an install on a new machine until all its agents are connected:
-// reading, planning, every file with its sync (to memory), the answers of a recording systemd,
-// and those of Buildkite's agent API.
-func BenchmarkInstall(b *testing.B) {
-	for _, slots := range slotCounts {
-		b.Run(fmt.Sprintf("slots=%d", slots), func(b *testing.B) {
-			for b.Loop() {
-				b.StopTimer()
-				n := newNode(b, slots)
-				bk := n.serve(b)
-				b.StartTimer()
-				must.Do(b, n.install(b.Context(), bk.Endpoint(), bktest.DefaultAgentToken))
-				b.StopTimer()
-				if got := connected(bk); got != slots {
-					b.Fatalf("%d agents connected, want %d", got, slots)
-				}
-				must.Do(b, bk.Close())
-				n.remove(b)
-				b.StartTimer()
-			}
-			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/float64(slots), "µs/slot")
-		})
-	}
-}
-
 // benchNode measures a step on nodes that are as planned: it changes nothing.
 func benchNode(b *testing.B, step func(b *testing.B, n *testNode, p *plan.Plan) []reconcile.Change) {
 	for _, slots := range slotCounts {

@@ -12,18 +12,6 @@ import (
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
-// installBefore installs the last kbnode whose agents ran jobs on the host, with some slots.
-func installBefore(t testing.TB, m *vm.Machine, slots int) {
-	t.Helper()
-	text, err := os.ReadFile(os.Getenv("KBNODE_BEFORE"))
-	if err != nil {
-		t.Fatalf("KBNODE_BEFORE: %v", err)
-	}
-	m.Sh("mv /usr/local/bin/kbnode /root/kbnode-now")
-	m.Put("/usr/local/bin/kbnode", 0o755, string(text))
-	m.Sh(fmt.Sprintf("%s --gpu-count %d; bkstub wait-agents --count %d --timeout 5m", installCommand, slots, slots))
-}
-
 // changeOver replaces its program and waits until the slots have changed over.
 func changeOver(m *vm.Machine, slots string) {
 	m.Sh("install -m 755 /root/kbnode-now /usr/local/bin/kbnode.new; mv /usr/local/bin/kbnode.new /usr/local/bin/kbnode")
@@ -35,7 +23,9 @@ func changeOver(m *vm.Machine, slots string) {
 func TestChangeOver(t *testing.T) {
 	t.Parallel()
 	m := forked(t)
-	installBefore(t, m, 3)
+	m.Sh("mv /usr/local/bin/kbnode /root/kbnode-now")
+	m.Put("/usr/local/bin/kbnode", 0o755, must.Read(t, os.Getenv("KBNODE_BEFORE")))
+	m.Sh(installCommand + " --gpu-count 3; bkstub wait-agents --count 3 --timeout 5m")
 	idle(t, m, 0)
 
 	m.Put("/root/old.yml", 0o600, `steps:
