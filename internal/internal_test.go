@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -22,7 +21,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpu-mode/kbnode/internal/cli"
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -54,90 +52,6 @@ func files(t *testing.T, dir string) []string {
 	})
 	must.Do(t, err)
 	return found
-}
-
-// keys are all keys of the configuration by their dotted path.
-func keys(t reflect.Type, prefix string) []string {
-	var list []string
-	for f := range t.Fields() {
-		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
-		if f.Type.Kind() == reflect.Struct && f.Type.Field(0).Tag.Get("yaml") != "" {
-			list = append(list, keys(f.Type, prefix+name+".")...)
-		} else {
-			list = append(list, prefix+name)
-		}
-	}
-	return list
-}
-
-// commentedKey is a line of packaging/config.yaml with a key or a value;
-// text has exactly one blank after its comment mark.
-var commentedKey = regexp.MustCompile(`(?m)^#((?:  )*(?:[a-z0-9_]+:|- ).*)$`)
-
-func TestConfigurationFile(t *testing.T) {
-	t.Parallel()
-	const name = "packaging/config.yaml"
-	text := read(t, name)
-	got, err := config.Parse(name, []byte(text))
-	must.Do(t, err)
-	if diff := cmp.Diff(config.Config{}, got); diff != "" {
-		t.Errorf("%s sets something as it is: %s", name, diff)
-	}
-	if strings.Contains(text, plan.Marker) {
-		t.Errorf("%s has %q in it, so kbnode would overwrite what an operator writes there", name, plan.Marker)
-	}
-	full, err := config.Parse(name, []byte(commentedKey.ReplaceAllString(text, "$1")))
-	if err != nil {
-		t.Fatalf("without the comment marks of keys: %v", err)
-	}
-	// What it says is a default must be it.
-	must.Equal(t, full.WithDefaults(), config.Merge(full, config.Config{}.WithDefaults()))
-
-	var in []string
-	var parent string
-	for _, m := range commentedKey.FindAllStringSubmatch(text, -1) {
-		line := strings.TrimLeft(m[1], " ")
-		key, _, isKey := strings.Cut(line, ":")
-		switch indent := len(m[1]) - len(line); {
-		case !isKey || strings.HasPrefix(line, "- "):
-		case indent == 0:
-			parent = key
-			in = append(in, key)
-		default:
-			in = append(in, parent+"."+key)
-		}
-	}
-	for _, key := range keys(reflect.TypeFor[config.Config](), "") {
-		if !slices.Contains(in, key) {
-			t.Errorf("%s does not have the key %s", name, key)
-		}
-	}
-}
-
-func TestConfigurationPage(t *testing.T) {
-	t.Parallel()
-	page := read(t, "docs/configuration.md")
-	known := keys(reflect.TypeFor[config.Config](), "")
-	for _, key := range known {
-		if !strings.Contains(page, "| `"+key+"` |") {
-			t.Errorf("docs/configuration.md has no row for %s", key)
-		}
-	}
-	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z0-9_.]+)` \\|").FindAllStringSubmatch(page, -1) {
-		if !slices.Contains(known, m[1]) {
-			t.Errorf("docs/configuration.md has a row for %s, which is no key", m[1])
-		}
-	}
-	for _, re := range config.DefaultRepositories {
-		if !strings.Contains(page, re) {
-			t.Errorf("docs/configuration.md does not show the default %s", re)
-		}
-	}
-	for _, m := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(page, -1) {
-		if _, err := config.Parse("docs/configuration.md", []byte(m[1])); err != nil {
-			t.Errorf("an example does not parse: %v", err)
-		}
-	}
 }
 
 func TestCommandPage(t *testing.T) {

@@ -38,6 +38,9 @@ func pageConfig(t *testing.T) (page, example string) {
 func TestConfigPage(t *testing.T) {
 	t.Parallel()
 	page, example := pageConfig(t)
+	if strings.Contains(must.Read(t, "../../packaging/config.yaml"), plan.Marker) {
+		t.Errorf("packaging/config.yaml has %q in it, so kbnode would overwrite what an operator writes there", plan.Marker)
+	}
 	root := t.TempDir()
 	file := put(t, root, plan.ConfigPath, example)
 	got := kbnode(t, "config", "check", file)

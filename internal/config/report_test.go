@@ -1,9 +1,13 @@
 package config
 
 import (
+	"os/exec"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-mode/kbnode/internal/yamlfile"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -72,4 +76,128 @@ func TestShow(t *testing.T) {
 	must.Equal(t, want, shown.Text)
 	must.Equal(t, []string{"agent.endpoint", "agent.allowed_repositories"}, shown.Hidden)
 	must.Equal(t, "https://me:pw@h/v3", secrets.Agent.Endpoint)
+}
+
+func TestEveryFaultIsTold(t *testing.T) {
+	t.Parallel()
+	text := strings.Join([]string{
+		"queues: b",                       // 1: unknown
+		"queue: b200,h100",                // 2: bad value
+		"reserve:",                        // 3
+		"  mem: 1G",                       // 4: unknown
+		"  cpus: 8.5",                     // 5: would be truncated
+		`"a \e[2J": 1`,                    // 6: unknown, and clears a screen
+		"job: {max_minutes: soon}",        // 7: wrong type
+		"image: [a]",                      // 8: not a group
+		"queue: x",                        // 9: twice
+		"gpus: 0",                         // 10: bad value of a custom type
+		"memory_per_slot: 8GB",            // 11: the same
+		"hygiene: {clocks: {a: b, a: c}}", // 12: a group instead of a text
+		`cpus_per_slot: !!int "a\e[2J"`,   // 13: the library quotes it as it is
+		"agent: {tags: [[a]], endpoint: 'ftp://me:secret@h', binary: x}", // 14: three
+	}, "\n")
+	_, err := Read("f.yaml", []byte(text))
+	faults, ok := err.(*yamlfile.Faults) //nolint:errorlint // exactly this type, not wrapped
+	if !ok {
+		t.Fatalf("error is %T: %v", err, err)
+	}
+	got := map[int]int{}
+	for _, f := range faults.List {
+		got[f.Line]++
+	}
+	want := map[int]int{1: 1, 2: 1, 4: 1, 5: 1, 6: 1, 7: 1, 8: 1, 9: 1, 10: 1, 11: 1, 12: 1, 13: 1, 14: 3}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("faults by line: %s\n%v", diff, err)
+	}
+	if strings.ContainsAny(err.Error(), "\x1b") || strings.Contains(err.Error(), "secret") {
+		t.Errorf("the message clears a screen, or has a password in it: %q", err)
+	}
+}
+
+// TestHostileFiles checks that files made to take long do not.
+func TestHostileFiles(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{
+		"a key very often":          strings.Repeat("a: 1\n", maxBytes/5),
+		"a known key very often":    strings.Repeat("queue: a\n", maxBytes/9),
+		"a group in a text":         "queue: {" + strings.Repeat("a: 1, ", maxBytes/6-10) + "}",
+		"groups in a list":          "agent: {tags: [{" + strings.Repeat("a: 1, ", maxBytes/6-10) + "}]}",
+		"aliases of aliases":        "a: &a [x]\nb: &b [" + strings.Repeat("*a, ", 1000) + "]\nqueue: [" + strings.Repeat("*b, ", 1000) + "]",
+		"too large":                 strings.Repeat("#", maxBytes+1),
+		"a group that holds itself": "agent: &a {tags: *a, binary: *a}",
+		"very deep":                 "queue: " + strings.Repeat("[", 9000),
+	} {
+		_, err := Read("f", []byte(text))
+		if err == nil {
+			t.Errorf("%s: is taken", name)
+		} else if n := strings.Count(err.Error(), "\n"); n > shownMost {
+			t.Errorf("%s: %d lines are said of it", name, n)
+		}
+	}
+}
+
+func TestSchedule(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{
+		"0 3 * * *":             "*-*-* 03:00:00",
+		" 0   3 * * * ":         "*-*-* 03:00:00",
+		"@daily":                "*-*-* 00:00:00",
+		"@hourly":               "*-*-* *:00:00",
+		"@weekly":               "Sun *-*-* 00:00:00",
+		"@yearly":               "*-01-01 00:00:00",
+		"*/15 * * * *":          "*-*-* *:00,15,30,45:00",
+		"5 1-3,22 * * 1-5":      "Mon,Tue,Wed,Thu,Fri *-*-* 01,02,03,22:05:00",
+		"0 0 * * 7":             "Sun *-*-* 00:00:00",
+		"0 0 * * 0-7":           "*-*-* 00:00:00",
+		"0 0 * * */2":           "Sun,Tue,Thu,Sat *-*-* 00:00:00",
+		"0 0 * * sat,SUN":       "Sun,Sat *-*-* 00:00:00",
+		"0 4 1,15 jan-mar *":    "*-01,02,03-01,15 04:00:00",
+		"0-59 0-23 1-31 1-12 *": "*-*-* *:*:00",
+		"10-40/10 2 * * *":      "*-*-* 02:10,20,30,40:00",
+	} {
+		s, err := ParseSchedule(in)
+		if err != nil {
+			t.Errorf("%q: %v", in, err)
+			continue
+		}
+		got, err := s.Calendar()
+		if got != want || err != nil {
+			t.Errorf("%q: %q, %v; want %q", in, got, err, want)
+		}
+		if tool, err := exec.LookPath("systemd-analyze"); err == nil {
+			if out, err := exec.CommandContext(t.Context(), tool, "calendar", got).CombinedOutput(); err != nil {
+				t.Errorf("systemd does not understand %q: %s", got, out)
+			}
+		}
+	}
+	for in, want := range map[string]string{
+		"":                   "has 0 fields",
+		"0 3 * *":            "has 4 fields",
+		"0 3 * * * root x":   "has 7 fields",
+		"@reboot":            "has no time of day",
+		"60 3 * * *":         `"60" cannot be the minute; write *, or numbers from 0 to 59`,
+		"0 24 * * *":         "cannot be the hour",
+		"0 3 0 * *":          "cannot be the day of the month",
+		"0 3 * 13 *":         "cannot be the month",
+		"0 3 * * 8":          "cannot be the day of the week",
+		"0 3 * * *;id":       "cannot be the day of the week",
+		"0 3-1 * * *":        "cannot be the hour",
+		"0 3/2 * * *":        "cannot be the hour",
+		"*/0 3 * * *":        "cannot be the minute",
+		"*/99 3 * * *":       "cannot be the minute",
+		"+1 3 * * *":         "cannot be the minute",
+		"1,, 3 * * *":        "cannot be the minute",
+		"0 3 * * mon-x":      "cannot be the day of the week",
+		"0 3 % * *":          "cannot be the day of the month",
+		"0\n3 * * * * * * *": "has 9 fields",
+	} {
+		if s, err := ParseSchedule(in); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, %v; want %q", in, s, err, want)
+		}
+	}
+	s, err := ParseSchedule("0 3 1 * mon")
+	must.Do(t, err)
+	if got, err := s.Calendar(); err == nil || !strings.Contains(err.Error(), "set one of them") {
+		t.Errorf("%q, %v; want a refusal", got, err)
+	}
 }

@@ -91,6 +91,8 @@ func TestSchemaTakesTheDocumentation(t *testing.T) {
 	page := must.Read(t, "../../docs/configuration.md")
 	for _, m := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(page, -1) {
 		examples[m[1]] = m[1]
+		_, err := Parse("docs/configuration.md", []byte(m[1]))
+		must.Do(t, err)
 	}
 	if len(examples) < 3 {
 		t.Fatalf("docs/configuration.md has %d examples", len(examples)-1)
@@ -129,9 +131,14 @@ func TestSchemaTakesTheDocumentation(t *testing.T) {
 // is a value is the one in use.
 func TestDocumentedDefaults(t *testing.T) {
 	t.Parallel()
-	rows := map[string]string{}
-	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z0-9_.]+)` \\| ([^|]*) \\|.*\\|$").FindAllStringSubmatch(must.Read(t, "../../docs/configuration.md"), -1) {
+	rows, page := map[string]string{}, must.Read(t, "../../docs/configuration.md")
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z0-9_.]+)` \\| ([^|]*) \\|.*\\|$").FindAllStringSubmatch(page, -1) {
 		rows[m[1]] = m[2]
+	}
+	for _, re := range DefaultRepositories {
+		if !strings.Contains(page, re) {
+			t.Errorf("docs/configuration.md does not show the default %s", re)
+		}
 	}
 	c := Config{GPUs: GPUs{All: true}}.WithDefaults()
 	value := regexp.MustCompile("^`([^`]*)`")
@@ -149,4 +156,78 @@ func TestDocumentedDefaults(t *testing.T) {
 	if len(rows) > 0 {
 		t.Errorf("docs/configuration.md has rows for no key: %q", rows)
 	}
+}
+
+// moreCases are files besides parseCases, by whether they are accepted.
+var moreCases = map[string]bool{
+	"queue: '{vendor}-{gpu}.{index}_{node}'": true, "queue: -a": false, "queue: '{gpu'": false, "queue: [a]": false, "queue: {a: b}": false,
+	"queue: " + strings.Repeat("a", 100): true, "queue: " + strings.Repeat("a", 101): false,
+	"node: a_b": false, "node: a.b-c": true,
+	"gpus: [0, GPU-1f, '0000:1a:00.0']": true, "gpus: 0,2": true, "gpus: '0, x'": false, "gpus: []": false, "gpus: 1.5": false, "gpus: {a: 1}": false, "gpus: [10000]": false, "gpus: some": false,
+	"gpus: none\nslots: 4": true, "gpus: ['0:3', 'GPU-1f:0', '1a:00.0:6']": true, "gpus: '0:x'": false, "gpus: ['0:100']": false,
+	"gpus: 0-3": true, "gpus: '0,2-3'": true, "gpus: [0-3, 6]": true, "gpus: [GPU-1f, 2-2]": true, "gpus: 0-x": false, "gpus: '-3'": false, "gpus: '0-'": false, "gpus: 0-1-2": false, "gpus: '0-3:1'": false, "gpus: 0--3": false, "gpus: [10000-10001]": false, "gpus: -1": false,
+	"gpu_count: 4": true, "gpu_count: 0": false, "gpu_count: -2": false, "gpu_count: 1.5": false, "gpu_count: '4'": false, "gpu_count: all": false, "gpu_count: [4]": false, "gpu_count: {a: 4}": false, "gpu_count: 4\ngpus: 0-3": true, "gpu_count: 2\ngpus: ['0:1', '0:2', 1]": true,
+	"groups: [[0-3], [4-5, 7]]": true, "groups: [['0:1-2']]": false,
+	"gpus_per_slot: 2": true, "gpus_per_slot: 257": false, "gpus_per_slot: -2": false, "gpus_per_slot: two": false, "slots: 257": false, "slots: 0.5": false,
+	"groups: [[0, 1], ['0000:1a:00.0', GPU-1f]]": true, "groups: []": true, "groups: [0, 1]": false, "groups: [[0]]": false, "groups: [[]]": false, "groups: [[0, x]]": false, "groups: {a: [0, 1]}": false, "groups: all": false, "groups: [all]": false, "groups: [[0, 0]]": false, "groups: ['0,1']": false, "groups: [[[0, 1]]]": false,
+	"queue: '{shape}'":   true,
+	"cpus_per_slot: 8.5": false, "cpus_per_slot: '8'": false, "cpus_per_slot: true": false,
+	"memory_per_slot: 1024": false, "memory_per_slot: 1e9": false, "memory_per_slot: 1024B": true, "memory_per_slot: 1.5 GiB": true, "memory_per_slot: 32g": true, "memory_per_slot: 32Gi": true, "memory_per_slot: 32Gb": false, "memory_per_slot: -1": false, "memory_per_slot: [1G]": false, "memory_per_slot: true": false,
+	"reserve: {cpus: 0}": true, "reserve: {cpus: 1.5}": false, "reserve: {cpus: '0'}": false, "reserve: {cpus: none}": false,
+	"reserve: {cpus: -1}": false, "reserve: {memory: lots}": false, "reserve:": true, "reserve: 4": false, "reserve: [cpus]": false,
+	"agent: {binary: bin/agent}": false, "agent: {binary: /bin/agent}": true,
+	"agent: {endpoint: ftp://h}": false, "agent: {endpoint: 'https://a b'}": false, "agent: {endpoint: http://h:1/v3}": true,
+	"agent: {download_sha256: 'ab'}": false, "agent: {download_url: https://h/a}": false,
+	"agent: {download_url: https://h/a, download_sha256: '" + strings.Repeat("ab", 32) + "'}": true,
+	"agent: {tags: a=b}": false, "agent: {tags: [a]}": false, "agent: {tags: [a=b=c]}": false, "agent: {tags: ['a=b c']}": false, "agent: {tags: [numa=1]}": false, "agent: {tags: [numatic=1]}": true,
+	"agent: {allowed_repositories: [A]}": false, "agent: {allowed_repositories: ['^A$']}": true, "agent: {allowed_repositories: ['^(A$']}": false, "agent: {allowed_repositories: ['^a{1,2}$']}": true,
+	"agent: {token: secret}": false,
+	"job: {profile: open}":   false, "job: {profile: strict, network: none}": true, "job: {network: host}": false,
+	"job: {network: internet}": true, "job: {network: internet, allowed_networks: [10.1.2.0/24, '10.1.2.3:5000', 'fd00::/8', '[fd00::1]:443', '[fd00::/16]']}": true,
+	"job: {network: internet, allowed_networks: [mirror]}": false, "job: {network: internet, allowed_networks: ['mirror:80']}": false, "job: {network: internet, allowed_networks: ['10.1.2.3:']}": false, "job: {network: internet, allowed_networks: 10.1.2.3}": false, "job: {network: internet, allowed_networks: ['10.1.2.3/24/']}": false,
+	"job: {tasks_max: 63}": false, "job: {tasks_max: 64}": true, "job: {max_minutes: -5}": false, "job: {time_limit: 90m}": true, "job: {time_limit: 1h30m}": true, "job: {time_limit: none}": true, "job: {time_limit: 0}": true,
+	"job: {time_limit: 7200}": false, "job: {time_limit: 1d}": false, "job: {time_limit: -1h}": false, "job: {time_limit: '2 h'}": false, "job: {time_limit: 1.5h}": false, "job: {time_limit: off}": false,
+	"job: {cpu_quota: 1}": false, "job: {cpu_quota: maybe}": false,
+	"job: {disk: 268435456B}": true, "job: {disk: 256MiB}": true, "job: {disk: 268435456}": false, "job: {shm_size: 8GB}": false, "job: {allowed_images: [ghcr.io]}": false,
+	"image: {name: a/b}": false, "image: {name: 'reg.example:5000/a/b:v1'}": true, "image: {name: 'A/b:c'}": false, "image: {keep: -1}": false,
+	"image: {auto_update: '@daily'}": true, "image: {auto_update: '@noon'}": false, "image: {auto_update: '0 3 * *'}": false, "image: {auto_update: '60 3 * * *'}": false, "image: {auto_update: '0 3 1-5/2 jan,3 MON-fri'}": true, "image: {auto_update: '*/15 0-6,22 * * 7'}": true, "image: {auto_update: false}": false,
+	"docker: {socket: docker.sock}": false, "docker: {socket: /run/docker.sock}": true,
+	"metrics: {listen: '[::1]:9700'}": true, "metrics: {listen: 127.0.0.1}": false, "metrics: {listen: 'http://127.0.0.1:9700'}": false, "metrics: {listen: 9700}": false,
+	"hygiene: {clocks: 99}": false, "hygiene: {clocks: 100}": true, "hygiene: {clocks: 10001}": false, "hygiene: {clocks: '1410'}": true, "hygiene: {clocks: 10000}": true, "hygiene: {clocks: 20000}": false, "hygiene: {disabled: 'true'}": false,
+}
+
+// beyondCases are those of parseCases that only a parser can refuse, by name.
+var beyondCases = []string{
+	"two documents", "key twice", "clocks in octal",
+	"range backward", "range without end", "GPU in two ranges", "count against choice",
+}
+
+// beyond are more files that only kbnode refuses.
+var beyond = []string{
+	"queue: a\n---\n",
+	"gpus: [1, '1']", // equal, to kbnode
+	"gpus: 0-256",
+	"groups: [[2-2]]",
+	"gpu_count: 4\ngpus: [0, 1]",
+	"gpu_count: 4\ngpus: none\nslots: 4",
+	"gpus: none", // and no slots
+	"gpus: none\nslots: 2\ngpus_per_slot: 2",
+	"groups: [[0, 1], [1, 2]]",
+	"memory_per_slot: 0GiB", // arithmetic, here and below
+	"job: {disk: 255MiB}",
+	"job: {time_limit: 59s}",
+	"job: {time_limit: 9000h}",
+	"image: {auto_update: '0 5-3 * * *'}",
+	"image: {auto_update: '0 3 * foo *'}",
+	"job: {network: internet, allowed_networks: [10.1.2.300]}",
+	"job: {network: internet, allowed_networks: [10.1.2.0/33]}",
+	"job: {network: internet, allowed_networks: ['10.1.2.0:0']}",
+	"job: {network: internet, allowed_networks: ['10.1.2.0:65536']}",
+	"job: {network: internet, allowed_networks: [0.0.0.0/0]}",
+	"job: {network: internet, allowed_networks: [127.0.0.1]}",
+	"job: {network: internet, allowed_networks: [169.254.169.254]}",
+	"job: {network: internet, allowed_networks: ['fe80::/10']}",
+	"job: {network: internet, allowed_networks: ['::ffff:10.0.0.1']}",
+	"metrics: {listen: '300.0.0.1:9700'}",
+	"metrics: {listen: '127.0.0.1:99999'}",
 }

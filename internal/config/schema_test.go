@@ -77,6 +77,11 @@ func TestSchemaIsWhatTheCodeSays(t *testing.T) {
 		examples, err = Parse(exampleFile, []byte(text))
 	}
 	must.Do(t, err)
+	// What config.yaml says is a default must be it, and as it is, it sets nothing.
+	must.Equal(t, examples.WithDefaults(), Merge(examples, Config{}.WithDefaults()))
+	asItIs, err := Parse(exampleFile, []byte(must.Read(t, exampleFile)))
+	must.Do(t, err)
+	must.Equal(t, Config{}, asItIs)
 	example, defaults := byKey(examples), byKey(Config{GPUs: GPUs{All: true}}.WithDefaults())
 	nodes := map[string]*schemaNode{}
 	var walk func(s *schemaNode, typ reflect.Type, prefix string)
