@@ -3,11 +3,16 @@ package docker
 import (
 	"encoding/base64"
 	"encoding/json"
+	"io"
+	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/registry"
 
 	"github.com/gpu-mode/kbnode/test/must"
@@ -68,4 +73,169 @@ func TestRegistryAuth(t *testing.T) {
 			must.Equal(t, tt.want, got)
 		})
 	}
+}
+
+type fakeNetwork struct {
+	Name, ID, Driver string
+	EnableIPv6       bool
+	Options, Labels  map[string]string
+	IPAM             struct{ Config []map[string]string }
+}
+
+// networks is an engine that has only networks.
+type networks struct {
+	list  map[string]*fakeNetwork
+	taken string // a subnet that overlaps with another one
+	inUse bool
+	asked []string
+}
+
+func (n *networks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Api-Version", "1.45")
+	path := strings.TrimPrefix(r.URL.Path, "/v1.45")
+	name, one := strings.CutPrefix(path, "/networks/")
+	fail := func(status int, message string) {
+		w.WriteHeader(status)
+		_ = json.NewEncoder(w).Encode(map[string]string{"message": message})
+	}
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		n.asked = append(n.asked, r.Method+" "+path)
+	}
+	switch {
+	case path == "/_ping":
+	case path == "/networks/create":
+		var made fakeNetwork
+		_ = json.NewDecoder(r.Body).Decode(&made)
+		if len(made.IPAM.Config) > 0 && made.IPAM.Config[0]["Subnet"] == n.taken {
+			fail(http.StatusForbidden, "Pool overlaps with other one on this address space")
+			return
+		}
+		made.ID = "id-" + made.Name
+		n.list[made.Name] = &made
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(map[string]string{"Id": made.ID})
+	case path == "/networks":
+		list := []*fakeNetwork{}
+		for _, one := range n.list {
+			list = append(list, one)
+		}
+		_ = json.NewEncoder(w).Encode(list)
+	case one:
+		for _, has := range n.list {
+			if has.Name == name || has.ID == name {
+				switch {
+				case r.Method == http.MethodGet:
+					_ = json.NewEncoder(w).Encode(has)
+				case n.inUse:
+					fail(http.StatusForbidden, "network has active endpoints")
+				default:
+					delete(n.list, has.Name)
+					w.WriteHeader(http.StatusNoContent)
+				}
+				return
+			}
+		}
+		fail(http.StatusNotFound, "network "+name+" not found")
+	}
+}
+
+func TestEnsureNetwork(t *testing.T) {
+	t.Parallel()
+	want := Network{
+		Name: "kbnode-gpu3", Labels: map[string]string{"kbnode.slot": "3"},
+		Subnets: []netip.Prefix{netip.MustParsePrefix("198.18.3.0/24"), netip.MustParsePrefix("198.19.3.0/24")},
+	}
+	options := map[string]string{bridgeName: "kbnode-gpu3"}
+	small := map[string]string{bridgeName: "kbnode-gpu3", bridgeMTU: "1450"}
+	usual := &fakeNetwork{Name: "bridge", ID: "id-bridge", Driver: "bridge", Options: map[string]string{bridgeMTU: "1450"}}
+	for name, row := range map[string]struct {
+		engine  networks
+		asked   []string
+		subnet  string
+		options map[string]string
+		refused string
+	}{
+		"there is none": {networks{}, []string{"POST /networks/create"}, "198.18.3.0/24", options, ""},
+		"a smaller MTU": {networks{list: map[string]*fakeNetwork{"bridge": usual}}, []string{"POST /networks/create"}, "198.18.3.0/24", small, ""},
+		"its subnet is taken": {networks{taken: "198.18.3.0/24"}, []string{"POST /networks/create", "POST /networks/create"},
+			"198.19.3.0/24", options, ""},
+		"it is there": {networks{list: map[string]*fakeNetwork{"kbnode-gpu3": {Name: "kbnode-gpu3", Driver: "bridge", Options: options}}},
+			nil, "", options, ""},
+		"it has another bridge": {networks{list: map[string]*fakeNetwork{"kbnode-gpu3": {Name: "kbnode-gpu3", ID: "1", Driver: "bridge"}}},
+			[]string{"DELETE /networks/1", "POST /networks/create"}, "198.18.3.0/24", options, ""},
+		"it has IPv6": {networks{list: map[string]*fakeNetwork{"kbnode-gpu3": {Name: "kbnode-gpu3", ID: "1", Driver: "bridge", EnableIPv6: true, Options: options}}},
+			[]string{"DELETE /networks/1", "POST /networks/create"}, "198.18.3.0/24", options, ""},
+		"it has another bridge and containers": {
+			networks{inUse: true, list: map[string]*fakeNetwork{"kbnode-gpu3": {Name: "kbnode-gpu3", ID: "1", Driver: "bridge"}}},
+			[]string{"DELETE /networks/1"}, "", nil, "active endpoints"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			fake := &row.engine
+			if fake.list == nil {
+				fake.list = map[string]*fakeNetwork{}
+			}
+			e := engineOf(t, fake)
+			err := e.EnsureNetwork(t.Context(), want)
+			if (err != nil) != (row.refused != "") || err != nil && !strings.Contains(err.Error(), row.refused) {
+				t.Fatalf("%v, want %q", err, row.refused)
+			}
+			must.Equal(t, row.asked, fake.asked)
+			if row.refused != "" {
+				return
+			}
+			got := fake.list["kbnode-gpu3"]
+			must.Equal(t, row.options, got.Options)
+			if row.subnet != "" && (len(got.IPAM.Config) == 0 || got.IPAM.Config[0]["Subnet"] != row.subnet || got.Labels["kbnode.slot"] != "3") {
+				t.Errorf("made %+v, want %s", got, row.subnet)
+			}
+			names, err := e.Networks(t.Context(), "kbnode.slot")
+			if err != nil || len(names) == 0 {
+				t.Errorf("%v, %v", names, err)
+			}
+			for range 2 {
+				must.Do(t, e.RemoveNetwork(t.Context(), "kbnode-gpu3"))
+			}
+		})
+	}
+}
+
+// TestEnsureNetworkAnywhere: if both subnets are taken, the engine chooses.
+func TestEnsureNetworkAnywhere(t *testing.T) {
+	t.Parallel()
+	fake := &networks{list: map[string]*fakeNetwork{}, taken: "198.18.3.0/24"}
+	taken := netip.MustParsePrefix(fake.taken)
+	must.Do(t, engineOf(t, fake).EnsureNetwork(t.Context(), Network{Name: "n", Subnets: []netip.Prefix{taken, taken}}))
+	if got := fake.list["n"]; got == nil || len(got.IPAM.Config) != 0 || len(fake.asked) != 3 {
+		t.Errorf("made %+v after %v", got, fake.asked)
+	}
+}
+
+// TestNameTaken waits for what an earlier request still makes under the name.
+func TestNameTaken(t *testing.T) {
+	t.Parallel()
+	var asked []string
+	e := engineOf(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Api-Version", "1.45")
+		path := strings.TrimPrefix(r.URL.Path, "/v1.45")
+		creates := strings.HasSuffix(path, "/create")
+		if creates || r.Method == http.MethodDelete {
+			asked = append(asked, r.Method+" "+path)
+		}
+		switch {
+		case path == "/_ping":
+		case creates && !slices.Contains(asked[:len(asked)-1], r.Method+" "+path):
+			w.WriteHeader(http.StatusConflict)
+		case creates:
+			w.WriteHeader(http.StatusCreated)
+			_, _ = io.WriteString(w, `{"Id": "new"}`)
+		default:
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+	id, err := e.CreateContainer(t.Context(), "kbnode-gpu0", &container.CreateRequest{Config: &container.Config{Image: "x"}, HostConfig: &container.HostConfig{}})
+	must.Do(t, err)
+	must.Equal(t, "new", id)
+	must.Do(t, e.EnsureNetwork(t.Context(), Network{Name: "kbnode-gpu0"}))
+	must.Equal(t, []string{"POST /containers/create", "DELETE /containers/kbnode-gpu0", "POST /containers/create", "POST /networks/create", "POST /networks/create"}, asked)
 }

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -77,4 +78,89 @@ func TestOutput(t *testing.T) {
 		t.Errorf("%v, %s", err, stopped)
 	}
 	must.Do(t, errors.Join(e.Stop(t.Context(), "c9", time.Second), e.Discard(t.Context(), "c9")))
+}
+
+// TestImageConfig reads what an engine says of an image, and no more of it than is bounded.
+func TestImageConfig(t *testing.T) {
+	t.Parallel()
+	answers := map[string]struct {
+		status int
+		text   string
+		want   error
+	}{
+		"ghcr.io/a/b:1": {200, `{"Config": {"User": "1000", "WorkingDir": "/w", "Volumes": {"/data": {}}}}`, nil},
+		"absent":        {404, `{"message": "No such image"}`, ErrNotFound},
+		"large":         {200, `{"Config": {"User": "` + strings.Repeat("x", maxImageConfig) + `"}}`, ErrTooLarge},
+		"broken":        {500, `{"message": "out of order"}`, errors.ErrUnsupported}, // an error of no kind
+	}
+	e := engineOf(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		a := answers[strings.TrimSuffix(strings.TrimPrefix(r.URL.Path, "/images/"), "/json")]
+		w.WriteHeader(a.status)
+		_, _ = io.WriteString(w, a.text) // the reader hangs up
+	}))
+	for image, a := range answers {
+		got, err := e.ImageConfig(t.Context(), image)
+		switch {
+		case a.want == nil:
+			if _, has := got.Volumes["/data"]; err != nil || got.User != "1000" || got.WorkingDir != "/w" || !has {
+				t.Errorf("%s: %+v, %v", image, got, err)
+			}
+		case image == "broken":
+			if err == nil || errors.Is(err, ErrNotFound) || errors.Is(err, ErrAbsent) || !strings.Contains(err.Error(), "out of order") {
+				t.Errorf("%s: %v", image, err)
+			}
+		case !errors.Is(err, a.want):
+			t.Errorf("%s: %v, want %v", image, err, a.want)
+		}
+	}
+}
+
+// TestAwaitOwnEnd tells a container's own end from one by the engine.
+func TestAwaitOwnEnd(t *testing.T) {
+	t.Parallel()
+	event := func(action, id string) string {
+		return `{"Type":"container","Action":"` + action + `","Actor":{"ID":"` + id + `"}}` + "\n"
+	}
+	for name, row := range map[string]struct {
+		events string
+		stays  bool // the engine does not hang up
+		own    bool
+	}{
+		"its own":                 {event("die", "c1"), true, true},
+		"a signal":                {event("kill", "c1") + event("die", "c1"), true, false},
+		"a signal to another one": {event("kill", "c2") + event("die", "c1"), true, true},
+		"an engine that is gone":  {"", false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := answering(t, map[string]http.HandlerFunc{
+				"GET /events": func(w http.ResponseWriter, r *http.Request) {
+					_, _ = io.WriteString(w, row.events)
+					_ = http.NewResponseController(w).Flush()
+					if row.stays {
+						<-r.Context().Done()
+					}
+				},
+				"POST /containers/c1/wait": says(200, `{"StatusCode":143}`),
+				"POST /containers/c2/wait": func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
+			})
+			if own, err := e.AwaitOwnEnd(t.Context(), "c1"); own != row.own || err != nil {
+				t.Errorf("own is %v, %v", own, err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			if own, err := e.AwaitOwnEnd(ctx, "c2"); own || err == nil {
+				t.Errorf("one that runs: %v, %v", own, err)
+			}
+		})
+	}
+}
+
+// TestFollowHungEngine gives up an engine that does not begin.
+func TestFollowHungEngine(t *testing.T) {
+	t.Parallel()
+	e := answering(t, map[string]http.HandlerFunc{"GET /containers/c1/logs": func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }})
+	if _, err := e.Follow(t.Context(), "c1", false, 50*time.Millisecond); err == nil {
+		t.Error("no error")
+	}
 }

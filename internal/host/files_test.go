@@ -1,6 +1,10 @@
 package host
 
 import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -46,5 +50,26 @@ func TestList(t *testing.T) {
 	must.Equal(t, []string{"/a/1.conf", "/a/2.conf"}, root.List("/a/*.conf"))
 	if got := (Tree{"/"}).List("/proc/self"); len(got) != 1 || got[0] != "/proc/self" {
 		t.Error(got)
+	}
+}
+
+func TestEnded(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		err  error
+		want bool
+	}{
+		{nil, false},
+		{&fs.PathError{Op: "open", Path: "/proc/9/environ", Err: syscall.ENOENT}, true},
+		{&fs.PathError{Op: "open", Path: "/proc/9/environ", Err: syscall.ESRCH}, true},
+		{fmt.Errorf("read environment: %w", &fs.PathError{Op: "read", Path: "/proc/9/environ", Err: syscall.ESRCH}), true},
+		{&fs.PathError{Op: "read", Path: "/sys/fs/cgroup/x/cgroup.procs", Err: syscall.ENODEV}, true},
+		{&fs.PathError{Op: "open", Path: "/proc/9/environ", Err: syscall.EACCES}, false},
+		{&fs.PathError{Op: "read", Path: "/proc/9/environ", Err: syscall.EIO}, false},
+		{errors.New("no such process"), false},
+	} {
+		if got := Ended(tt.err); got != tt.want {
+			t.Errorf("%v: %v", tt.err, got)
+		}
 	}
 }

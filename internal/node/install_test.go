@@ -1,6 +1,8 @@
 package node
 
 import (
+	"context"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,7 +11,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
+	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
 // put writes a file below a machine's root.
@@ -135,5 +139,72 @@ func TestOnlyWhatWasAgreedTo(t *testing.T) {
 	must.Do(t, onlyAgreed(changes, []string{"/etc/a", "/etc/c", "/etc/gone"}))
 	if err := onlyAgreed(changes, []string{"/etc/a"}); err == nil || !strings.HasPrefix(err.Error(), "/etc/c: appeared after you confirmed") {
 		t.Errorf("error is %v", err)
+	}
+}
+
+func TestRegistered(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name  string
+		state slot.State
+		want  bool
+	}{
+		{"registered", slot.State{Agent: systemdtest.Agent("active", "running"), Registered: true}, true},
+		{"not yet", slot.State{Agent: systemdtest.Agent("active", "running")}, false},
+		{"runs a job", slot.State{Agent: systemdtest.Agent("active", "running"), Job: &slot.Job{ID: "7"}}, true},
+		{"stops, and starts again later", slot.State{Agent: systemdtest.Agent("deactivating", "stop-sigterm")}, true},
+	} {
+		if got := UsesBuildkite(tt.state); got != tt.want {
+			t.Errorf("%s: %t, want %t", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestFailedToStart(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		unit slot.Unit
+		want bool
+	}{
+		{"runs", systemdtest.Agent("active", "running"), false},
+		{"comes up", systemdtest.Agent("activating", "start"), false},
+		{"gave up", systemdtest.Agent("failed", "failed"), true},
+		{"is started again after a refusal", slot.Unit{Active: "activating", Sub: "auto-restart", ExitStatus: 1}, true},
+		{"is started again after a stop", slot.Unit{Active: "activating", Sub: "auto-restart"}, false},
+	} {
+		if got := refused(slot.State{Agent: tt.unit}); got != tt.want {
+			t.Errorf("%s: %t, want %t", tt.name, got, tt.want)
+		}
+	}
+}
+
+// Not parallel: the environment says where the bus is.
+func TestDeafBus(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "bus")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "unix", socket)
+	must.Do(t, err)
+	defer func() { _ = l.Close() }()
+	called := make(chan struct{})
+	go func() {
+		if conn, err := l.Accept(); err == nil { // and nothing more
+			close(called)
+			<-t.Context().Done()
+			_ = conn.Close()
+		}
+	}()
+	t.Setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path="+socket)
+	life, end := context.WithCancel(t.Context())
+	src := &source{n: &Node{Root: "/"}, life: life}
+	asked := make(chan error)
+	go func() {
+		_, err := src.Units(t.Context(), "x.service")
+		asked <- err
+	}()
+	<-called
+	end()
+	src.close() // hangs if it waits for a check
+	if err := <-asked; err == nil {
+		t.Error("a deaf bus answers")
 	}
 }
