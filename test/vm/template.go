@@ -107,13 +107,7 @@ func (m *VM) resume(ctx context.Context, state string) error {
 	if err := m.connect(ctx); err != nil {
 		return err
 	}
-	if err := m.ignoreShared(ctx); err != nil {
-		return err
-	}
-	if _, err := m.qmp.call(ctx, "migrate-incoming", map[string]any{"uri": "exec:cat '" + state + "'"}); err != nil {
-		return err
-	}
-	if err := m.qmp.migrated(ctx); err != nil {
+	if err := m.migrate(ctx, "migrate-incoming", "exec:cat '"+state+"'"); err != nil {
 		return err
 	}
 	if _, err := m.qmp.call(ctx, "cont", nil); err != nil {
@@ -130,13 +124,7 @@ func (m *VM) freeze(ctx context.Context, state string) error {
 	if _, err := m.qmp.call(ctx, "stop", nil); err != nil {
 		return err
 	}
-	if err := m.ignoreShared(ctx); err != nil {
-		return err
-	}
-	if _, err := m.qmp.call(ctx, "migrate", map[string]any{"uri": "exec:cat >'" + state + "'"}); err != nil {
-		return err
-	}
-	if err := m.qmp.migrated(ctx); err != nil {
+	if err := m.migrate(ctx, "migrate", "exec:cat >'"+state+"'"); err != nil {
 		return err
 	}
 	_, err := m.qmp.call(ctx, "quit", nil)
@@ -146,11 +134,17 @@ func (m *VM) freeze(ctx context.Context, state string) error {
 	return err
 }
 
-func (m *VM) ignoreShared(ctx context.Context) error {
-	_, err := m.qmp.call(ctx, "migrate-set-capabilities", map[string]any{
+// migrate writes or reads everything but the RAM.
+func (m *VM) migrate(ctx context.Context, command, uri string) error {
+	if _, err := m.qmp.call(ctx, "migrate-set-capabilities", map[string]any{
 		"capabilities": []map[string]any{{"capability": "x-ignore-shared", "state": true}},
-	})
-	return err
+	}); err != nil {
+		return err
+	}
+	if _, err := m.qmp.call(ctx, command, map[string]any{"uri": uri}); err != nil {
+		return err
+	}
+	return m.qmp.migrated(ctx)
 }
 
 func newDisk(ctx context.Context, path, backing, format string) error {
