@@ -33,9 +33,7 @@ func TestChildEnv(t *testing.T) {
 
 func TestUndumpable(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("makes files of root")
-	}
+	must.Root(t, "makes files of root")
 	file := filepath.Join(t.TempDir(), "buildkite-agent")
 	must.Err(t, undumpable(file), "find agent")
 	must.Do(t, os.WriteFile(file, nil, 0o600))
@@ -75,9 +73,7 @@ func TestBecome(t *testing.T) {
 		return
 	}
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("becomes another user")
-	}
+	must.Root(t, "becomes another user")
 	self, err := os.Executable()
 	must.Do(t, err)
 	child := exec.CommandContext(t.Context(), self, "-test.run=^TestBecome$")

@@ -340,9 +340,7 @@ func TestTail(t *testing.T) {
 // TestUser runs git as a user that has nothing but the mirror, and gives the files to the job's.
 func TestUser(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("only root can become another user")
-	}
+	must.Root(t, "only root can become another user")
 	o, m := setUp(t)
 	m.UID, m.GID = 65534, 65534
 	o.put("a/b", "1", 0o644)

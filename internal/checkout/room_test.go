@@ -162,9 +162,7 @@ func TestLockOfRemoved(t *testing.T) {
 // TestFullDisk fetches nothing that would fill the disk, and leaves nothing of what did not fit.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("only root can make a small disk")
-	}
+	must.Root(t, "only root can make a small disk")
 	o, m := setUp(t)
 	if err := unix.Mount("none", m.Dir, "tmpfs", 0, "size=16m"); err != nil {
 		t.Skip("no small disk:", err)

@@ -10,10 +10,11 @@ import (
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestBootstrapPrintsTheSpec(t *testing.T) {
-	t.Setenv("BUILDKITE_ENV_FILE", put(t, t.TempDir(), "env", "BUILDKITE_JOB_ID=\"0190-job\"\nBARE\nX=\"a\\nb\"\n"))
+	t.Setenv("BUILDKITE_ENV_FILE", must.Write(t, t.TempDir(), "env", "BUILDKITE_JOB_ID=\"0190-job\"\nBARE\nX=\"a\\nb\"\n"))
 	t.Setenv("BUILDKITE_JOB_ID", "0190-job")
 	t.Setenv("BUILDKITE_COMMAND", "true")
 	t.Setenv("BUILDKITE_PLUGINS", `[{"docker#v5.11.0":{"image":"a<b"}}]`)
@@ -29,7 +30,7 @@ func TestBootstrapPrintsTheSpec(t *testing.T) {
 		t.Fatalf("%v, %+v", err, want)
 	}
 
-	twin := put(t, t.TempDir(), "env.json", `{"BUILDKITE_JOB_ID":"0190-job","X":"a\nb"}`)
+	twin := must.Write(t, t.TempDir(), "env.json", `{"BUILDKITE_JOB_ID":"0190-job","X":"a\nb"}`)
 	t.Setenv("BUILDKITE_ENV_FILE", "")
 	t.Setenv("BUILDKITE_ENV_JSON_FILE", twin)
 	if got := kbnode(t, "bootstrap", "--print-spec"); got.out != want.out {
@@ -46,8 +47,8 @@ func TestBootstrapPrintsTheSpec(t *testing.T) {
 		{"no variable", "", []string{"--print-spec"}, term.ExitUsage, "set BUILDKITE_ENV_FILE"},
 		{"no file", filepath.Join(t.TempDir(), "none"), []string{"--print-spec"}, term.ExitNo, "no such file"},
 		{"a device", "/dev/zero", []string{"--print-spec"}, term.ExitNo, "not a regular file"},
-		{"another file", put(t, t.TempDir(), "x", "{}}"), []string{"--print-spec"}, 96, "BUILDKITE_ENV_JSON_FILE: it is not what an agent writes"},
-		{"a large file", put(t, t.TempDir(), "x", strings.Repeat(" ", job.MaxEnvFile+1)), []string{"--print-spec"}, 96, "more than 8388608 bytes"},
+		{"another file", must.Write(t, t.TempDir(), "x", "{}}"), []string{"--print-spec"}, 96, "BUILDKITE_ENV_JSON_FILE: it is not what an agent writes"},
+		{"a large file", must.Write(t, t.TempDir(), "x", strings.Repeat(" ", job.MaxEnvFile+1)), []string{"--print-spec"}, 96, "more than 8388608 bytes"},
 	} {
 		t.Setenv("BUILDKITE_ENV_JSON_FILE", tt.file)
 		if got := kbnode(t, append([]string{"bootstrap"}, tt.args...)...); got.code != tt.code || !strings.Contains(got.err, tt.says) || got.out != "" {
@@ -59,7 +60,7 @@ func TestBootstrapPrintsTheSpec(t *testing.T) {
 // TestBootstrapOfASlot ends with the status that says whose fault it is, before a job runs.
 func TestBootstrapOfASlot(t *testing.T) {
 	t.Setenv("BUILDKITE_ENV_FILE", "")
-	for file, code := range map[string]int{"": bootstrap.ExitNode, "/dev/zero": bootstrap.ExitNode, "/nowhere": bootstrap.ExitNode, put(t, t.TempDir(), "x", "{}}"): job.ExitRefused} {
+	for file, code := range map[string]int{"": bootstrap.ExitNode, "/dev/zero": bootstrap.ExitNode, "/nowhere": bootstrap.ExitNode, must.Write(t, t.TempDir(), "x", "{}}"): job.ExitRefused} {
 		t.Setenv("BUILDKITE_ENV_JSON_FILE", file)
 		if got := kbnode(t, "bootstrap", "--slot", "0"); got.code != code || got.err == "" {
 			t.Errorf("%q: %+v", file, got)
@@ -75,7 +76,7 @@ func TestJobLog(t *testing.T) {
 		t.Setenv(name, value) // put back at the end
 	}
 	t.Setenv("GODEBUG", "http2debug=1")
-	t.Setenv("BUILDKITE_ENV_FILE", put(t, t.TempDir(), "env", "BUILDKITE_JOB_ID=\"0190-job\"\n"))
+	t.Setenv("BUILDKITE_ENV_FILE", must.Write(t, t.TempDir(), "env", "BUILDKITE_JOB_ID=\"0190-job\"\n"))
 	t.Setenv("BUILDKITE_JOB_ID", "0190-job")
 	t.Setenv("BUILDKITE_COMMAND", "true")
 	t.Setenv("BUILDKITE_PLUGINS", `[{"docker#v5.11.0":{"image":"größe"}}]`)

@@ -83,8 +83,8 @@ func TestBuilds(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r, s, env := onQueue(t, tt.files, strings.Fields(tt.args)...)
 			must.Equal(t, tt.code, r.code)
-			contain(t, r.out, tt.out...)
-			contain(t, r.err, tt.err...)
+			must.Contain(t, r.out, tt.out...)
+			must.Contain(t, r.err, tt.err...)
 			for k, want := range tt.env {
 				if env[k] != want {
 					t.Errorf("%s is %q, want %q", k, env[k], want)
@@ -104,7 +104,7 @@ func TestBuilds(t *testing.T) {
 
 // TestSubmitPayload checks that a payload is sent unchanged except for the mode.
 func TestSubmitPayload(t *testing.T) {
-	doc := put(t, t.TempDir(), "task.json", `{"lang": "py", "mode": "test", "tests": [{"size": 1e2}]}`)
+	doc := must.Write(t, t.TempDir(), "task.json", `{"lang": "py", "mode": "test", "tests": [{"size": 1e2}]}`)
 	file := filepath.Join(t.TempDir(), "result.json")
 	r, _, env := onQueue(t, map[string]string{"result.json": resultGood}, "submit", "--queue", "b200", "--payload", doc, "--mode", "benchmark", "--json", "--result", file)
 	text, err := payload.Inflate(env["KERNELBOT_PAYLOAD"])
@@ -129,7 +129,7 @@ func TestSubmitDryRun(t *testing.T) {
 	t.Setenv("BUILDKITE_API_URL", "")
 	t.Setenv("BUILDKITE_API_TOKEN", "bkua_secret")
 	r := kbnode(t, "submit", "--queue", "b200", "--hello", "--dry-run", "--inline-steps", "--org", "gpu-mode")
-	contain(t, r.out, "POST https://api.buildkite.com/v2/organizations/gpu-mode/pipelines/kernelbot/builds\nAuthorization: Bearer (hidden)\n", `"KERNELBOT_QUEUE": "b200"`, `"run_id": "kbnode-`, `"steps": [`)
+	must.Contain(t, r.out, "POST https://api.buildkite.com/v2/organizations/gpu-mode/pipelines/kernelbot/builds\nAuthorization: Bearer (hidden)\n", `"KERNELBOT_QUEUE": "b200"`, `"run_id": "kbnode-`, `"steps": [`)
 	if r.code != 0 || strings.Contains(r.out, "secret") {
 		t.Errorf("%+v", r)
 	}
@@ -149,7 +149,7 @@ func TestSubmitTemplate(t *testing.T) {
 // TestSubmitOfALargePayload refuses what fits into no job. testdata/typed.txt has what else is wrong.
 func TestSubmitOfALargePayload(t *testing.T) {
 	t.Setenv("BUILDKITE_API_TOKEN", "")
-	big := put(t, t.TempDir(), "big.json", fmt.Sprintf(`{"x": %q}`, must.Random(3<<20)))
+	big := must.Write(t, t.TempDir(), "big.json", fmt.Sprintf(`{"x": %q}`, must.Random(3<<20)))
 	if r := kbnode(t, "submit", "--queue", "q", "--payload", big); r.code != 2 || !strings.Contains(r.err, "fit into a job's environment; make the submission or the tests smaller") {
 		t.Errorf("%d: %s", r.code, r.err)
 	}
@@ -190,7 +190,7 @@ func TestE2EDryRun(t *testing.T) {
 // TestAPIFlags checks where the organization and the token come from. testdata/typed.txt has bad files.
 func TestAPIFlags(t *testing.T) {
 	const token = "bkua_0123456789abcdef"
-	good := put(t, t.TempDir(), "good", token+"\n")
+	good := must.Write(t, t.TempDir(), "good", token+"\n")
 	for _, tt := range []struct {
 		name, org, env, url string
 		flags               operator.APIFlags

@@ -78,7 +78,6 @@ func TestPrintLater(t *testing.T) {
 func TestPlanOfAnotherShape(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, 8)
-	defer n.remove(t)
 	must.Do(t, n.install(t.Context(), "http://127.0.0.1:1/v3", "the-token"))
 	must.Do(t, n.sd.RunJob(1, "0192"))
 	p, _, changes, err := n.compare(t.Context(), configFlags{cfg: config.Config{Queue: "b200", Node: "bench", GPUsPerSlot: 2, Agent: config.Agent{Endpoint: "http://127.0.0.1:1/v3"}}})

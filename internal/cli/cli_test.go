@@ -49,13 +49,6 @@ func golden(t *testing.T, name, got string) {
 	must.Golden(t, filepath.Join("testdata", name), *update, got)
 }
 
-// put writes a file below a machine's root.
-func put(t testing.TB, root, name, text string) string {
-	t.Helper()
-	must.Write(t, root, name, text)
-	return filepath.Join(root, name)
-}
-
 func TestVersion(t *testing.T) {
 	t.Parallel()
 	v := kbnode(t, "version")
@@ -67,16 +60,6 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// contain checks that a text has all of these in it.
-func contain(t *testing.T, text string, wants ...string) {
-	t.Helper()
-	for _, want := range wants {
-		if !strings.Contains(text, want) {
-			t.Errorf("%q is not in %.3000s", want, text)
-		}
-	}
-}
-
 // full is a full disk.
 type full struct{}
 
@@ -85,7 +68,7 @@ func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
 func TestOutputThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	root := machinetest.VM().Dir(t)
-	task, encoded := put(t, t.TempDir(), "task.json", payloadDoc), put(t, t.TempDir(), "payload", payload.Encode([]byte(payloadDoc)))
+	task, encoded := must.Write(t, t.TempDir(), "task.json", payloadDoc), must.Write(t, t.TempDir(), "payload", payload.Encode([]byte(payloadDoc)))
 	for _, args := range [][]string{
 		{"payload", "encode", task}, {"payload", "decode", encoded}, {"version"}, {"plan", "--root", root}, {"plan", "--root", root, "--json"}, {"inventory", "--root", root}, {"inventory", "--root", root, "--json"},
 	} {
@@ -112,7 +95,7 @@ func TestDrainReason(t *testing.T) {
 // TestCompleteChecks offers groups and, with a description, checks. testdata/typed.txt has other flags.
 func TestCompleteChecks(t *testing.T) {
 	t.Parallel()
-	contain(t, kbnode(t, "__complete", "doctor", "--only", "").out, "\nbuildkite\n", "\ndocker-config\t")
+	must.Contain(t, kbnode(t, "__complete", "doctor", "--only", "").out, "\nbuildkite\n", "\ndocker-config\t")
 }
 
 func TestLogUnits(t *testing.T) {
@@ -144,7 +127,7 @@ func TestSlotsOfUnits(t *testing.T) {
 		"buildkite-agent-gpu10.service", "buildkite-agent-gpu2.service", "buildkite-agent-gpux.service",
 		"kbnode-guard-gpu3.service", "kbnode.service", "buildkite-agent-gpu2.service.d/mine.conf",
 	} {
-		put(t, root, name, "")
+		must.Write(t, root, name, "")
 	}
 	spell := func(k int) string { return strings.Repeat("i", k) }
 	must.Equal(t, []string{"ii", "iiiiiiiiii"}, slots(root, spell))
@@ -215,7 +198,7 @@ func typedFiles(t *testing.T) (dir string) {
 		"hostile" + plan.AgentDir(0) + "/buildkite-agent.cfg": "tags=\"queue=${HOME},gpu=x\"\n",
 		"cut" + plan.SlotPolicyPath(0):                        `{"slot": 0`,
 	} {
-		put(t, dir, name, text)
+		must.Write(t, dir, name, text)
 	}
 	err := errors.Join(os.Remove(filepath.Join(dir, "empty/x")), os.Chmod(filepath.Join(dir, "wide"), 0o640), os.Symlink("Dockerfile", filepath.Join(dir, "link")))
 	must.Do(t, err)

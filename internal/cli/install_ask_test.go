@@ -116,7 +116,6 @@ func noEnv(string) string { return "" }
 // files. Only what it changes is left out.
 func TestInstallDialog(t *testing.T) {
 	machine := newNode(t, 4)
-	defer machine.remove(t)
 	bk := machine.serve(t)
 	defer func() { _ = bk.Close() }()
 
@@ -176,7 +175,6 @@ func TestInstallDialog(t *testing.T) {
 // TestInstallAsksOnlyForWhatIsMissing counts the questions.
 func TestInstallAsksOnlyForWhatIsMissing(t *testing.T) {
 	machine := newNode(t, 1)
-	defer machine.remove(t)
 	bk := machine.serve(t)
 	defer func() { _ = bk.Close() }()
 	variable := func(name string) string {
@@ -255,7 +253,6 @@ func dialogOf(root string) int {
 // TestInstallIsLeft leaves each question in each way, in a process whose terminal it is.
 func TestInstallIsLeft(t *testing.T) {
 	machine := newNode(t, 1)
-	t.Cleanup(func() { machine.remove(t) })
 	queue, token := []string{"Queue: ", "b200\r"}, []string{"Agent token (not shown): ", "bkct_abcdef\r"}
 	questions := [][]string{{"Queue: "}, slices.Concat(queue, token[:1]), slices.Concat(queue, token, []string{"[y/N] "})}
 	for _, q := range questions {

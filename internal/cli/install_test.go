@@ -26,9 +26,7 @@ func TestWhatStays(t *testing.T) {
 	}
 	// packagedBinary must be where the packages install kbnode.
 	text := must.Read(t, "../../.goreleaser.yaml")
-	if !strings.Contains(text, "bindir: "+filepath.Dir(packagedBinary)+"\n") {
-		t.Errorf("the packages do not put kbnode to %s", packagedBinary)
-	}
+	must.Contain(t, text, "bindir: "+filepath.Dir(packagedBinary)+"\n")
 }
 
 func TestConfirmInstall(t *testing.T) {

@@ -55,20 +55,13 @@ type testNode struct {
 
 func newNode(tb testing.TB, slots int) *testNode {
 	tb.Helper()
-	root, err := os.MkdirTemp("/dev/shm", "kbnode-bench-") //nolint:usetesting // tb.TempDir is on a disk
-	if err != nil {
-		root = tb.TempDir()
-	}
+	root := must.MemoryDir(tb)
 	serverOf(slots).Write(tb, root)
 	m := &node.Node{Root: root, Log: term.Streams{Err: tb.Output()}.Logger()}
 	must.Do(tb, m.Read(tb.Context()))
 	sd, err := systemdtest.New(root, m.Inventory.CPU.Online, "0-1")
 	must.Do(tb, err)
 	return &testNode{root, sd, &reconcile.Host{Root: root, Systemd: sd, Users: systemdtest.Users{Root: root}}}
-}
-
-func (n *testNode) remove(tb testing.TB) {
-	must.Do(tb, os.RemoveAll(n.root))
 }
 
 // compare reads the machine and plans it, as every command does.
@@ -151,31 +144,18 @@ func (n *testNode) connect(ctx context.Context, bk *bktest.Server, k int) error 
 	return errors.Join(bk.Employ(ctx, bktest.Worker{Name: cfg["name"], Tags: strings.Split(cfg["tags"], ",")}), slot.Register(filepath.Join(n.root, plan.RunDir(k))))
 }
 
-// connected returns how many agents are connected.
-func connected(bk *bktest.Server) (n int) {
-	for _, a := range bk.Agents() {
-		if a.ConnectionState == "connected" {
-			n++
-		}
-	}
-	return n
-}
-
 // TestInstallOnATree runs install, status and a second install on a machine of files. test/vm
 // tests what only a real machine shows.
 func TestInstallOnATree(t *testing.T) {
 	t.Parallel()
 	const slots = 4
 	n := newNode(t, slots)
-	defer n.remove(t)
 	bk := n.serve(t)
 	defer func() { _ = bk.Close() }()
 	must.Do(t, n.install(t.Context(), bk.Endpoint(), bktest.DefaultAgentToken))
-	if got := connected(bk); got != slots {
-		t.Fatalf("%d agents connected, want %d", got, slots)
-	}
+	must.Equal(t, slots, len(bk.Agents()))
 	for k, a := range bk.Agents() {
-		if !slices.Contains(a.MetaData, "queue=b200") || !strings.HasPrefix(a.Name, "bench-gpu") {
+		if a.ConnectionState != "connected" || !slices.Contains(a.MetaData, "queue=b200") || !strings.HasPrefix(a.Name, "bench-gpu") {
 			t.Errorf("agent %d is %s with tags %v", k, a.Name, a.MetaData)
 		}
 	}
@@ -230,7 +210,6 @@ func benchNode(b *testing.B, step func(b *testing.B, n *testNode, p *plan.Plan) 
 	for _, slots := range slotCounts {
 		b.Run(fmt.Sprintf("slots=%d", slots), func(b *testing.B) {
 			n := newNode(b, slots)
-			defer n.remove(b)
 			must.Do(b, n.install(b.Context(), "http://127.0.0.1:1/v3", "the-token"))
 			p, _, _, err := n.compare(b.Context(), configFlags{})
 			must.Do(b, err)

@@ -27,9 +27,9 @@ func nodeTree(t *testing.T, m machinetest.Machine, cfg config.Config, text strin
 	must.Do(t, n.Read(t.Context()))
 	must.Do(t, n.MakePlan())
 	for _, f := range n.Plan.Files {
-		put(t, root, f.Path, f.Content)
+		must.Write(t, root, f.Path, f.Content)
 	}
-	put(t, root, plan.ConfigPath, text)
+	must.Write(t, root, plan.ConfigPath, text)
 	return root
 }
 
@@ -97,12 +97,12 @@ func TestPipelineElsewhere(t *testing.T) {
 	printed(t, "eval", pipeline.Options{AMD: true, Agents: map[string]string{"gpu-index": "0"}}, "--root", none, "--vendor", "amd", "--gpu-index", "0")
 
 	configured := t.TempDir() // but not installed
-	put(t, configured, plan.ConfigPath, "queue: h100\n")
+	must.Write(t, configured, plan.ConfigPath, "queue: h100\n")
 	printed(t, "eval", pipeline.Options{Queue: "h100", Image: config.DefaultImage}, "--root", configured)
 	noConfig := t.TempDir() // an agent's configuration without a queue
-	put(t, noConfig, plan.SlotPolicyPath(0), `{"slot": 0, "vendor": "amd"}`)
-	put(t, noConfig, plan.AgentDir(0)+"/buildkite-agent.cfg", "name=\"x\"\n")
-	put(t, noConfig, filepath.Dir(plan.SlotPolicyPath(0))+"/gpu0.json~", "")
+	must.Write(t, noConfig, plan.SlotPolicyPath(0), `{"slot": 0, "vendor": "amd"}`)
+	must.Write(t, noConfig, plan.AgentDir(0)+"/buildkite-agent.cfg", "name=\"x\"\n")
+	must.Write(t, noConfig, filepath.Dir(plan.SlotPolicyPath(0))+"/gpu0.json~", "")
 	printed(t, "eval", pipeline.Options{AMD: true}, "--root", noConfig)
 }
 
@@ -128,9 +128,9 @@ const payloadDoc = `{"mode": "test", "lang": "py", "sources": {"b.py": "", "a.py
 
 func TestPayloadThereAndBack(t *testing.T) {
 	t.Parallel()
-	file := put(t, t.TempDir(), "task.json", payloadDoc)
+	file := must.Write(t, t.TempDir(), "task.json", payloadDoc)
 	want := result{out: payload.Encode([]byte(payloadDoc)) + "\n"}
-	encoded := put(t, t.TempDir(), "payload", want.out)
+	encoded := must.Write(t, t.TempDir(), "payload", want.out)
 	for name, got := range map[string]result{
 		"file":           kbnode(t, "payload", "encode", file),
 		"standard input": fed(t, strings.NewReader(payloadDoc), "payload", "encode"),

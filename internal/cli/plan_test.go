@@ -67,9 +67,7 @@ func TestPlanExitCodes(t *testing.T) {
 			t.Errorf("without changes: %v", err)
 		}
 		want := map[bool]string{true: `"changes": []`, false: "Nothing to change."}[asJSON]
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("without changes: %q does not say %q", out.String(), want)
-		}
+		must.Contain(t, out.String(), want)
 	}
 }
 
@@ -91,7 +89,7 @@ func TestPlanReadsOnlyItsRoot(t *testing.T) {
 		t.Error("the plan of a tree holds a variable of this process")
 	}
 	// A link cannot lead out of the tree.
-	target := put(t, t.TempDir(), "config.yaml", "queue: leak\n")
+	target := must.Write(t, t.TempDir(), "config.yaml", "queue: leak\n")
 	must.Do(t, os.MkdirAll(filepath.Join(root, "etc/kbnode"), 0o755))
 	must.Do(t, os.Symlink(target, filepath.Join(root, plan.ConfigPath)))
 	if got := kbnode(t, "plan", "--root", root); got.code != 1 || !strings.Contains(got.err, "read configuration: ") || strings.Contains(got.out, "leak") {
@@ -102,7 +100,7 @@ func TestPlanReadsOnlyItsRoot(t *testing.T) {
 func TestPlanOfCapture(t *testing.T) {
 	t.Parallel()
 	root := machinetest.MI300X().Dir(t)
-	put(t, root, "etc/hostname", "secret-name\n")
+	must.Write(t, root, "etc/hostname", "secret-name\n")
 	file := filepath.Join(t.TempDir(), "node.txtar")
 	if got := kbnode(t, "inventory", "--root", root, "--capture", file); got.code != 0 || got.out != "" || !strings.Contains(got.err, "wrote "+file) {
 		t.Fatalf("capture: %+v", got)
@@ -136,15 +134,15 @@ func TestConfigFileOfATree(t *testing.T) {
 		{name: "an operator's old count that agrees", text: "queue: a\ngpus: 4\n", args: []string{"--gpu-count", "4"}, out: "gpus: 4 is read as the first 4 GPUs; write gpu_count: 4"},
 		{name: "an operator's count that disagrees", text: "gpu_count: 4\n", args: []string{"--gpus", "0-3"}, code: 2, err: "written by hand and conflicts"},
 		{name: "kbnode's own count gives way to a choice", text: ours + "gpu_count: 4\n", args: []string{"--gpus", "6-7"}, out: `"name": "gpu7"`},
-		{name: "another file", text: "queue: b200\n", args: []string{"--config", put(t, t.TempDir(), "node.yaml", "queue: canary\n")}, out: `"queue": "canary"`},
-		{name: "another file with an error", args: []string{"--config", put(t, t.TempDir(), "node.yaml", "queues: canary\n")}, code: 2, err: `unknown key "queues"; write "queue"`},
+		{name: "another file", text: "queue: b200\n", args: []string{"--config", must.Write(t, t.TempDir(), "node.yaml", "queue: canary\n")}, out: `"queue": "canary"`},
+		{name: "another file with an error", args: []string{"--config", must.Write(t, t.TempDir(), "node.yaml", "queues: canary\n")}, code: 2, err: `unknown key "queues"; write "queue"`},
 		{name: "unknown key", text: "\nqueue: a\nqueues: b\n", code: 2, err: plan.ConfigPath + `:3: unknown key "queues"; write "queue"`},
 		{name: "two errors", text: "cpus_per_slot: -1\nmemory_per_slot: 8GB\n", code: 2, err: plan.ConfigPath + `:2: "8GB" is not a size`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			root := machinetest.B200x8().Dir(t)
-			put(t, root, plan.ConfigPath, tt.text)
+			must.Write(t, root, plan.ConfigPath, tt.text)
 			got := kbnode(t, append([]string{"plan", "--json", "--root", root}, tt.args...)...)
 			if got.code != tt.code || !strings.Contains(got.out, tt.out) || !strings.Contains(got.err, tt.err) || tt.code != 0 && got.out != "" {
 				t.Errorf("code %d, err %q; want code %d with %q or %q", got.code, got.err, tt.code, tt.out, tt.err)
@@ -178,7 +176,7 @@ func TestConfigFileIsWrittenWhereItMustBe(t *testing.T) {
 	} {
 		root := machinetest.B200x8().Dir(t)
 		if tt.text != "" {
-			put(t, root, plan.ConfigPath, tt.text)
+			must.Write(t, root, plan.ConfigPath, tt.text)
 		}
 		p, got := planned(t, append([]string{"--root", root}, tt.args...)...), ""
 		if i := slices.IndexFunc(p.Files, func(f plan.File) bool { return f.Path == plan.ConfigPath }); i >= 0 && p.Files[i].ModeOnly {
@@ -195,12 +193,12 @@ func TestConfigFileIsWrittenWhereItMustBe(t *testing.T) {
 func TestKeptBindings(t *testing.T) {
 	t.Parallel()
 	root := machinetest.B200x8().Dir(t)
-	put(t, root, plan.BindingsPath, "{")
+	must.Write(t, root, plan.BindingsPath, "{")
 	if got := kbnode(t, "plan", "--json", "--root", root); got.code != 1 || !strings.Contains(got.out, "read slot bindings") {
 		t.Errorf("not JSON: %+v", got)
 	}
 	// The first slot keeps the last GPU.
-	put(t, root, plan.BindingsPath, `{"written_by": "kbnode", "schema": 1, "slots": [{"slot": 0, "uuid": "GPU-29010000-0000-4000-8000-000000000008", "pci": "0000:df:00.0", "vendor": "nvidia", "model": "NVIDIA B200", "numa_node": 1, "memory_node": -1}]}`)
+	must.Write(t, root, plan.BindingsPath, `{"written_by": "kbnode", "schema": 1, "slots": [{"slot": 0, "uuid": "GPU-29010000-0000-4000-8000-000000000008", "pci": "0000:df:00.0", "vendor": "nvidia", "model": "NVIDIA B200", "numa_node": 1, "memory_node": -1}]}`)
 	must.Equal(t, "0000:df:00.0", planned(t, "--root", root).Slots[0].GPUs[0].PCI)
 }
 

@@ -80,16 +80,16 @@ func TestRunnerProblem(t *testing.T) {
 			"wrong", []string{"prefix_python", example + "wrong.py", "--mode", "leaderboard"}, 1,
 			[]string{"Not passed: test: 2 of 4 tests failed\n", "  size: 2; seed: 2     passed\n  size: 1000; seed: 3  failed\n", "  output[2] is "}, []string{"\n  benchmark"},
 		},
-		{"syntax error", []string{"prefix_python", put(t, dir, "syntax.py", "def custom_kernel(data)\n")}, 1, []string{"SyntaxError: expected ':'", "Not passed: test: 4 of 4"}, nil},
-		{"a module that is not installed", []string{"prefix_python", put(t, dir, "module.py", "import nothing_here.at_all\n")}, 1, []string{"Not evaluated: python3 has no module nothing_here\n"}, []string{"Traceback"}},
-		{"a lot of control characters", []string{"prefix_python", put(t, dir, "noisy.py", "print('''"+noisy+"''')\n1/0\n")}, 1, []string{"ZeroDivisionError"}, []string{"\x1b"}},
-		{"a directory that no one may enter", []string{"prefix_python", put(t, dir, "locked.py", string(right)+"import os; os.makedirs('a/b', exist_ok=True); os.chmod('a', 0)\n")}, 0, nil, nil},
+		{"syntax error", []string{"prefix_python", must.Write(t, dir, "syntax.py", "def custom_kernel(data)\n")}, 1, []string{"SyntaxError: expected ':'", "Not passed: test: 4 of 4"}, nil},
+		{"a module that is not installed", []string{"prefix_python", must.Write(t, dir, "module.py", "import nothing_here.at_all\n")}, 1, []string{"Not evaluated: python3 has no module nothing_here\n"}, []string{"Traceback"}},
+		{"a lot of control characters", []string{"prefix_python", must.Write(t, dir, "noisy.py", "print('''"+noisy+"''')\n1/0\n")}, 1, []string{"ZeroDivisionError"}, []string{"\x1b"}},
+		{"a directory that no one may enter", []string{"prefix_python", must.Write(t, dir, "locked.py", string(right)+"import os; os.makedirs('a/b', exist_ok=True); os.chmod('a', 0)\n")}, 0, nil, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			r := runs(t, process(t, append([]string{"runner", "--problem"}, tt.args...)...))
 			must.Equal(t, tt.code, r.code)
-			contain(t, r.out, tt.says...)
+			must.Contain(t, r.out, tt.says...)
 			for _, bad := range tt.not {
 				if strings.Contains(r.out, bad) {
 					t.Errorf("%q is there", bad)
@@ -106,9 +106,9 @@ func TestRunnerProblem(t *testing.T) {
 func TestRunnerProblemLimit(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	put(t, dir, "eval.py", "import submission, time\ntime.sleep(1000)\n")
-	put(t, dir, "task.yml", `{files: [{name: submission.py, source: "@SUBMISSION@"}, {name: eval.py, source: eval.py}], lang: py, config: {main: eval.py}, test_timeout: 1}`)
-	r := runs(t, process(t, "runner", "--problem", dir, put(t, dir, "mine.py", "")))
+	must.Write(t, dir, "eval.py", "import submission, time\ntime.sleep(1000)\n")
+	must.Write(t, dir, "task.yml", `{files: [{name: submission.py, source: "@SUBMISSION@"}, {name: eval.py, source: eval.py}], lang: py, config: {main: eval.py}, test_timeout: 1}`)
+	r := runs(t, process(t, "runner", "--problem", dir, must.Write(t, dir, "mine.py", "")))
 	if r.code != 1 || !strings.Contains(r.out, "Not passed: test: exceeded its time limit of 1 s\n") || !strings.Contains(r.err, "test: run, 1 s at most\n") {
 		t.Errorf("%+v", r)
 	}
@@ -160,7 +160,7 @@ func TestRunnerProblemInterrupt(t *testing.T) {
 	t.Parallel()
 	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
 		mark := "1" + strconv.Itoa(os.Getpid()) + "." + strconv.Itoa(int(sig.(syscall.Signal)))
-		file := put(t, t.TempDir(), "mine.py", `
+		file := must.Write(t, t.TempDir(), "mine.py", `
 import subprocess, time
 def custom_kernel(data):
     children = [subprocess.Popen(["sleep", "`+mark+`"], start_new_session=new) for new in (False, True)]

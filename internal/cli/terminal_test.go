@@ -203,7 +203,7 @@ func TestExplanationsFitAScreen(t *testing.T) {
 // TestVerbatim checks that text that people save is not wrapped.
 func TestVerbatim(t *testing.T) {
 	root := t.TempDir()
-	put(t, root, "etc/kbnode/config.yaml", "queue: b200\nimage:\n  name: registry.example.com/"+strings.Repeat("x", 60)+":latest\n  auto_update: 10 3 * * 1,2,3,4,5,6,7\n")
+	must.Write(t, root, "etc/kbnode/config.yaml", "queue: b200\nimage:\n  name: registry.example.com/"+strings.Repeat("x", 60)+":latest\n  auto_update: 10 3 * * 1,2,3,4,5,6,7\n")
 	plainly := kbnode(t, "config", "show", "--root", root)
 	if got := onTerminal(t, 40, "config", "show", "--root", root); plainly.code != 0 || got != plainly.out {
 		t.Errorf("on a terminal:\n%s\nelsewhere:\n%s%s", got, plainly.out, plainly.err)

@@ -135,11 +135,7 @@ func TestDocumentedDefaults(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z0-9_.]+)` \\| ([^|]*) \\|.*\\|$").FindAllStringSubmatch(page, -1) {
 		rows[m[1]] = m[2]
 	}
-	for _, re := range DefaultRepositories {
-		if !strings.Contains(page, re) {
-			t.Errorf("docs/configuration.md does not show the default %s", re)
-		}
-	}
+	must.Contain(t, page, DefaultRepositories...)
 	c := Config{GPUs: GPUs{All: true}}.WithDefaults()
 	value := regexp.MustCompile("^`([^`]*)`")
 	eachKey(reflect.ValueOf(&c).Elem(), "", func(key string, v reflect.Value) {

@@ -21,10 +21,10 @@ func pciTree(t *testing.T) (sys string, windows []string) {
 	sys = t.TempDir()
 	gpu := sys + "/devices/pci0000:00/0000:00:01.0/0000:1a:00.0"
 	for _, file := range []string{"config", "rom", "vpd", "resource", "resource0", "resource1_wc", "resource0_resize", "numa_node", "local_cpulist", "../config", "../resource"} {
-		write(t, filepath.Join(gpu, file))
+		must.Write(t, "", filepath.Join(gpu, file), "")
 	}
-	write(t, gpu+"/p2pmem/allocate")
-	write(t, sys+"/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count")
+	must.Write(t, "", gpu+"/p2pmem/allocate", "")
+	must.Write(t, "", sys+"/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count", "")
 	must.Do(t, os.MkdirAll(sys+"/bus/pci/devices", 0o700))
 	for name, target := range map[string]string{"0000:1a:00.0": "../../../devices/pci0000:00/0000:00:01.0/0000:1a:00.0", "0000:00:01.0": "../../../devices/pci0000:00/0000:00:01.0", "0000:1b:00.0": "../../../devices/gone"} {
 		must.Do(t, os.Symlink(target, sys+"/bus/pci/devices/"+name))
@@ -33,11 +33,6 @@ func pciTree(t *testing.T) (sys string, windows []string) {
 		windows = append(windows, gpu+"/"+file)
 	}
 	return sys, windows
-}
-
-func write(t *testing.T, path string) {
-	t.Helper()
-	must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)))
 }
 
 // TestWindows checks that Windows lists what reaches a device's memory, and not what libraries
@@ -76,9 +71,7 @@ func TestPaths(t *testing.T) {
 func TestEnsure(t *testing.T) {
 	t.Parallel()
 	name, text := JobProfile()
-	if !strings.Contains(text, "\nprofile "+name+" flags=") {
-		t.Errorf("the profile is not %s", name)
-	}
+	must.Contain(t, text, "\nprofile "+name+" flags=")
 	for what, row := range map[string]struct {
 		before, after string // what the kernel has, before and after a load
 		err           error  // of the load

@@ -42,12 +42,7 @@ const agentTokenOfTests = "a-token-that-is-good"
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	root, err := os.MkdirTemp("/dev/shm", "kb") //nolint:usetesting // sockets have short paths
-	if err != nil {
-		root, err = os.MkdirTemp("", "kb") //nolint:usetesting // as above
-	}
-	must.Do(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	root := must.MemoryDir(t) // sockets have short paths
 	w := &world{t: t, answers: map[string]string{
 		"/v3":         "404",
 		"/v3/metrics": `{"organization":{"slug":"kbnode"},"agents":{"queues":{"b200":{"total":2}}}}`,

@@ -90,9 +90,7 @@ func TestBounded(t *testing.T) {
 	}
 	for w := range 4 {
 		last := fmt.Sprintf("%d:last:", w)
-		if !strings.Contains(strings.Join(got, "\n"), last) {
-			t.Errorf("the last event %s is lost", last)
-		}
+		must.Contain(t, strings.Join(got, "\n"), last)
 	}
 }
 

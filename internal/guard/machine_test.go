@@ -105,9 +105,7 @@ func TestReports(t *testing.T) {
 // TestRemountPts bounds terminals in another mount namespace, and never the host's.
 func TestRemountPts(t *testing.T) {
 	t.Parallel()
-	if os.Getuid() != 0 {
-		t.Skip("needs root")
-	}
+	must.Root(t, "needs root")
 	if err := remountPts("/proc/self", 16); err == nil {
 		t.Fatal("the host's terminals are limited")
 	}

@@ -36,7 +36,7 @@ func TestServiceRestarts(t *testing.T) {
 	done, out := r.running(t.Context(), t)
 	r.again(t)
 	_ = out.Close()
-	until(t, "its output", func() bool { return strings.Contains(r.log.String(), "hello\nmore\n") })
+	must.Until(t, "its output", func() bool { return strings.Contains(r.log.String(), "hello\nmore\n") })
 	r.engine.end()
 	if e := r.wait(t, done); e.status != 7 || strings.Contains(r.log.String(), "lost its place") || r.made() != 1 {
 		t.Errorf("%+v, %d containers made: %s", e, r.made(), r.log.String())
@@ -186,13 +186,13 @@ func TestSecondReader(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	first, _ := r.running(ctx, t)
 	second := r.start(t.Context())
-	until(t, "the second reader", func() bool { return strings.Contains(r.log.String(), "again\n") })
+	must.Until(t, "the second reader", func() bool { return strings.Contains(r.log.String(), "again\n") })
 	cancel()
 	r.wait(t, first)
 	asked := func() int { return r.engine.asked("GET /v1.45/containers/" + jobContainer + "/json") }
 	before := asked()
 	r.engine.end()
-	until(t, "the end to be seen", func() bool { return asked() > before })
+	must.Until(t, "the end to be seen", func() bool { return asked() > before })
 	time.Sleep(50 * time.Millisecond) // the container could be removed
 	removed := r.engine.requested("DELETE /v1.45/containers/" + jobContainer)
 	close(last)

@@ -52,7 +52,7 @@ func TestNextJobEndsLast(t *testing.T) {
 	r.wait(t, done)
 	r.in.Env["BUILDKITE_JOB_ID"] = "0191"
 	done = r.start(t.Context())
-	until(t, "the first container to be stopped", func() bool { return r.engine.asked(jobContainer+"/stop?") > 0 })
+	must.Until(t, "the first container to be stopped", func() bool { return r.engine.asked(jobContainer+"/stop?") > 0 })
 	r.engine.end()
 	out := <-r.engine.attached
 	_ = out.Close()
@@ -71,7 +71,7 @@ func TestCancelWhileEngineIsAway(t *testing.T) {
 	}
 	done, _ := r.running(t.Context(), t)
 	r.cancel(t)
-	until(t, "the container to be stopped", func() bool { return r.engine.asked(jobContainer+"/stop?") == 3 })
+	must.Until(t, "the container to be stopped", func() bool { return r.engine.asked(jobContainer+"/stop?") == 3 })
 	r.engine.end()
 	r.expect(t, r.wait(t, done), 7, "")
 }
@@ -85,7 +85,7 @@ func TestCancelWhileUploading(t *testing.T) {
 	out := <-r.engine.attached
 	r.engine.end()
 	_ = out.Close()
-	until(t, "the upload", func() bool { _, err := os.Stat(r.notes); return err == nil })
+	must.Until(t, "the upload", func() bool { _, err := os.Stat(r.notes); return err == nil })
 	err := syscall.Kill(os.Getpid(), syscall.SIGTERM)
 	time.Sleep(200 * time.Millisecond) // the signal arrives
 	must.Do(t, errors.Join(err, os.WriteFile(r.notes+".go", nil, 0o600)))
@@ -135,7 +135,7 @@ func TestRootIsCanceled(t *testing.T) {
 		}
 	}()
 	out := <-r.engine.attached
-	until(t, "the container to be stopped", func() bool { return r.engine.asked(jobContainer+"/stop?") > 0 })
+	must.Until(t, "the container to be stopped", func() bool { return r.engine.asked(jobContainer+"/stop?") > 0 })
 	r.engine.end()
 	_ = out.Close()
 	<-done

@@ -22,7 +22,7 @@ func TestLostPlace(t *testing.T) {
 			done, out := r.running(t.Context(), t)
 			must.Do(t, r.engine.logFiles(jobContainer, files...))
 			_ = out.Close()
-			until(t, "the log to go on", func() bool {
+			must.Until(t, "the log to go on", func() bool {
 				return strings.Contains(r.log.String(), "lost its place") && strings.Contains(r.log.String(), "late\n")
 			})
 			r.engine.end()
@@ -84,11 +84,11 @@ func TestTimeLimit(t *testing.T) {
 			if name == "runs" {
 				status = 7
 				out := <-r.engine.attached
-				until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+				must.Until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
 				r.guard.runs.mu.Lock()
 				r.guard.runs.last.clock.Reset(0) // an hour later
 				r.guard.runs.mu.Unlock()
-				until(t, "the container to be stopped", func() bool { return r.engine.asked(jobContainer+"/stop?") > 0 })
+				must.Until(t, "the container to be stopped", func() bool { return r.engine.asked(jobContainer+"/stop?") > 0 })
 				r.engine.end()
 				_ = out.Close()
 			}
@@ -137,9 +137,9 @@ func TestCancelHungEngine(t *testing.T) {
 			done := r.start(t.Context())
 			<-r.engine.attached
 			if hangs == "all" {
-				until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+				must.Until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
 			} else {
-				until(t, "the start", func() bool { return r.engine.requested("POST /v1.45/containers/" + jobContainer + hangs) })
+				must.Until(t, "the start", func() bool { return r.engine.requested("POST /v1.45/containers/" + jobContainer + hangs) })
 			}
 			close(stopped)
 			r.cancel(t)
@@ -162,7 +162,7 @@ func TestLiveRestore(t *testing.T) {
 	}
 	done := r.start(t.Context())
 	out := <-r.engine.attached
-	until(t, "the engine to be back", func() bool { return waits.Load() > 1 })
+	must.Until(t, "the engine to be back", func() bool { return waits.Load() > 1 })
 	r.engine.end()
 	_ = out.Close()
 	r.expect(t, r.wait(t, done), 7, "")

@@ -171,7 +171,7 @@ func TestBrokenLog(t *testing.T) {
 	out := <-r.engine.attached
 	_ = out.Close()
 	logs := func() int { return r.engine.asked("/logs?") }
-	until(t, "the log to be read", func() bool { return logs() > 0 })
+	must.Until(t, "the log to be read", func() bool { return logs() > 0 })
 	time.Sleep(300 * time.Millisecond)
 	if n := logs(); n > 3 {
 		t.Errorf("the log was read %d times", n)

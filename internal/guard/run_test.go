@@ -108,7 +108,7 @@ func (r *jobRig) running(ctx context.Context, t *testing.T) (<-chan ended, strea
 	t.Helper()
 	done := r.start(ctx)
 	out := <-r.engine.attached
-	until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
+	must.Until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
 	return done, out
 }
 
@@ -137,16 +137,6 @@ func (r *jobRig) expect(t *testing.T, e ended, status int, says string) {
 	t.Helper()
 	if e.status != status || !strings.Contains(r.log.String(), says) {
 		t.Errorf("%+v: %s", e, r.log.String())
-	}
-}
-
-// until waits for a condition.
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(must.Patience); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited for %s", what)
-		}
 	}
 }
 
@@ -235,7 +225,7 @@ func TestRunGoesOn(t *testing.T) {
 	}
 	done, out := r.running(t.Context(), t)
 	_ = out.Close() // as an engine that is restarted, with live-restore
-	until(t, "the log to go on", func() bool { return strings.Contains(r.log.String(), "looked\n") })
+	must.Until(t, "the log to go on", func() bool { return strings.Contains(r.log.String(), "looked\n") })
 	r.engine.end()
 	if e := r.wait(t, done); e.status != 7 {
 		t.Errorf("%+v", e)
@@ -250,7 +240,7 @@ func TestCancelJob(t *testing.T) {
 	r := newJobRig(t, nil)
 	done, out := r.running(t.Context(), t)
 	must.Do(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
-	until(t, "the container to be stopped", func() bool {
+	must.Until(t, "the container to be stopped", func() bool {
 		r.engine.mu.Lock()
 		defer r.engine.mu.Unlock()
 		return slices.ContainsFunc(r.engine.requests, func(s string) bool { return strings.Contains(s, "/stop?t=20") })

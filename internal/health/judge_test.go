@@ -223,9 +223,7 @@ func TestApplicationErrors(t *testing.T) {
 	n.in.Slots[3].Job = ""
 	n.want(n.lines(time.Minute, xidLineOf(3, 109, "pid=4711, name=python3, x")))
 	n.want(n.lines(2*time.Minute, xid31))
-	if !strings.Contains(n.events[0].Text, "while no job ran") {
-		t.Errorf("event %+v", n.events[0])
-	}
+	must.Contain(t, n.events[0].Text, "while no job ran")
 
 	// A line from before the first look does not concern today's job.
 	n = newNode(t, machine(8))

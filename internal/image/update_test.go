@@ -391,11 +391,7 @@ func TestJobGoesFirst(t *testing.T) {
 	u.Say = func(s string) { said = append(said, s) }
 	mustDo(t, ActionUpdated)(u.Update(t.Context(), Options{Wait: time.Minute}))
 	text := strings.Join(said, "\n")
-	for _, want := range []string{"the pull continues after it", "a job started in slot gpu0 and goes first"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("%q is not said in:\n%s", want, text)
-		}
-	}
+	must.Contain(t, text, "the pull continues after it", "a job started in slot gpu0 and goes first")
 }
 
 func TestOneAtATime(t *testing.T) {

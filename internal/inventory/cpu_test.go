@@ -164,9 +164,7 @@ func TestReadMemory(t *testing.T) {
 		`node 8: cpus "0-55,112-167", 1048576 MiB, huge pages 16384 MiB, distances [32 10 80]` + "\n",
 		`node 250: cpus "", 65536 MiB, huge pages 0 MiB, distances [80 80 10]` + "\n",
 	} {
-		if !strings.Contains(got, want) {
-			t.Errorf("no %q in:\n%s", want, got)
-		}
+		must.Contain(t, got, want)
 	}
 	for _, c := range inv.CPU.List {
 		if want := 8 - 8*c.Package; c.NUMANode != want {

@@ -91,23 +91,6 @@ func summary(inv *inventory.Inventory) string {
 	return b.String()
 }
 
-// TestMain puts temporary files into memory if possible: each machine has thousands of
-// files, and captures of them are unpacked again.
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("/dev/shm", "kbnode-inventory-")
-	if err != nil {
-		os.Exit(m.Run())
-	}
-	if err := os.Setenv("TMPDIR", dir); err != nil {
-		panic(err)
-	}
-	code := m.Run()
-	if err := os.RemoveAll(dir); err != nil {
-		panic(err)
-	}
-	os.Exit(code)
-}
-
 func TestReadPublished(t *testing.T) {
 	t.Parallel()
 	for _, m := range machinetest.Published() {

@@ -61,9 +61,7 @@ func TestPage(t *testing.T) {
 	must.Equal(t, described(t), rows)
 	exist(t, "docs/metrics.md", page)
 	for _, word := range slot.Words {
-		if !strings.Contains(page, "`"+word+"`") {
-			t.Errorf("docs/metrics.md does not name the state %s", word)
-		}
+		must.Contain(t, page, "`"+word+"`")
 	}
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(page, -1)
 	if len(blocks) != 3 {
@@ -103,9 +101,7 @@ func TestDashboard(t *testing.T) {
 		t.Errorf("%s names %d metrics; are its panels gone?", name, found)
 	}
 	for _, word := range slot.Words {
-		if !strings.Contains(text, `"text": "`+word+`"`) {
-			t.Errorf("%s does not show the state %s", name, word)
-		}
+		must.Contain(t, text, `"text": "`+word+`"`)
 	}
 	for _, m := range regexp.MustCompile(`state=~?\\"([a-z|]+)\\"`).FindAllStringSubmatch(text, -1) {
 		for word := range strings.SplitSeq(m[1], "|") {

@@ -16,15 +16,6 @@ import (
 	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
-// put writes a file below a machine's root.
-func put(t testing.TB, root, name, text string) string {
-	t.Helper()
-	file := filepath.Join(root, name)
-	must.Do(t, os.MkdirAll(filepath.Dir(file), 0o755))
-	must.Do(t, os.WriteFile(file, []byte(text), 0o600))
-	return file
-}
-
 func TestUsableBinary(t *testing.T) {
 	t.Parallel()
 	// A program of the distribution is where kbnode should be.
@@ -35,7 +26,7 @@ func TestUsableBinary(t *testing.T) {
 	if err := UsableBinary(shell); err != nil {
 		t.Errorf("%s: %v", shell, err)
 	}
-	temporary := put(t, t.TempDir(), "kbnode", "")
+	temporary := must.Write(t, t.TempDir(), "kbnode", "")
 	err = UsableBinary(temporary)
 	if want := "type sudo install -m 755 " + temporary + " /usr/local/bin/kbnode"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v; want %q", err, want)
@@ -72,7 +63,7 @@ func TestFindToken(t *testing.T) {
 			t.Parallel()
 			root := t.TempDir()
 			for name, text := range tt.tree {
-				put(t, root, name, text)
+				must.Write(t, root, name, text)
 			}
 			env := func(name string) string {
 				if tt.env && name == "BUILDKITE_AGENT_TOKEN" {
@@ -93,9 +84,7 @@ func TestFindToken(t *testing.T) {
 
 func TestWriteToken(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("gives the file to root")
-	}
+	must.Root(t, "gives the file to root")
 	const token = "the-new-token"
 	for _, tt := range []struct {
 		name, have string
@@ -115,7 +104,7 @@ func TestWriteToken(t *testing.T) {
 			root := t.TempDir()
 			file := filepath.Join(root, plan.TokenPath)
 			if tt.have != "" {
-				put(t, root, plan.TokenPath, tt.have)
+				must.Write(t, root, plan.TokenPath, tt.have)
 				must.Do(t, os.Chmod(file, 0o644))
 			}
 			wrote, err := WriteToken(&reconcile.Host{Root: root, Adopt: tt.adopt}, token)

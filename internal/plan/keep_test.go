@@ -169,9 +169,7 @@ func TestSlotsOfOneGPU(t *testing.T) {
 				t.Errorf("parked are %q, want %q; %q", parked, row.parked, after.Warnings)
 			}
 			for _, s := range parked {
-				if !strings.Contains(strings.Join(after.Warnings, "\n"), fmt.Sprintf("slot %s is parked: ", s)) {
-					t.Errorf("it is not said that %s is parked: %q", s, after.Warnings)
-				}
+				must.Contain(t, strings.Join(after.Warnings, "\n"), fmt.Sprintf("slot %s is parked: ", s))
 			}
 		})
 	}

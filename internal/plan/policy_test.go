@@ -74,9 +74,7 @@ func TestAllowedNetworks(t *testing.T) {
 		if got := strings.Contains(strings.Join(p.Warnings, "\n"), "set job.network: internet"); got != warns {
 			t.Errorf("%q: warnings %q", network, p.Warnings)
 		}
-		if !strings.Contains(fileOf(p, SlotPolicyPath(7)), `"10.1.2.3:5000"`) {
-			t.Errorf("%q: %s", network, fileOf(p, SlotPolicyPath(7)))
-		}
+		must.Contain(t, fileOf(p, SlotPolicyPath(7)), `"10.1.2.3:5000"`)
 	}
 }
 

@@ -365,9 +365,7 @@ func TestPartitions(t *testing.T) {
 	}
 	parked := build(t, spx, config.Config{}, bindingsOf(t, all), false)
 	for _, s := range parked.Slots {
-		if !strings.Contains(s.Parked, "is in SPX mode and was in CPX") {
-			t.Errorf("%s of a GPU that is whole again: %q", s.Name, s.Parked)
-		}
+		must.Contain(t, s.Parked, "is in SPX mode and was in CPX")
 	}
 	if again := build(t, spx, config.Config{}, bindingsOf(t, parked), true); len(again.Slots) != 8 || again.Slots[7].Parked != "" {
 		t.Errorf("slots are\n%s", shapes(again))

@@ -54,9 +54,7 @@ func TestConflict(t *testing.T) {
 		plan.HooksDir + "/pre-command",
 		"/etc/cron.d/kernelbot-update",
 	}, conflict.Paths)
-	if !strings.Contains(err.Error(), "--adopt") {
-		t.Errorf("error is %v", err)
-	}
+	must.Contain(t, err.Error(), "--adopt")
 	equal(t, "tree", before, m.tree())
 	_, changes := m.diff(p)
 	for _, c := range changes {

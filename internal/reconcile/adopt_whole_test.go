@@ -90,9 +90,7 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 // find their own directories below it.
 func TestAdoptLeavesHomeOfRunningJob(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, for owners")
-	}
+	must.Root(t, "needs root, for owners")
 	m := wholeOldNode(t)
 	m.run(0)
 	p := slots(1).plan(t)

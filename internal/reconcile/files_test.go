@@ -24,9 +24,7 @@ import (
 // followed.
 func TestPlantedLink(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("root's links are trusted, and there are no others")
-	}
+	must.Root(t, "root's links are trusted, and there are no others")
 	m := installed(t, 1)
 	p := slots(1).again().plan(t)
 	p.Files = append(p.Files, plan.File{Path: plan.AgentDir(0) + "/new", Mode: 0o644, Owner: "root", Content: header, Slot: 0})

@@ -1,7 +1,6 @@
 package reconcile_test
 
 import (
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -169,9 +168,7 @@ func TestUninstallLeavesNewFiles(t *testing.T) {
 // TestUninstallLeavesOthersDirectories leaves a slot's directory that belongs to a user who is not kbnode's.
 func TestUninstallLeavesOthersDirectories(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, for owners")
-	}
+	must.Root(t, "needs root, for owners")
 	m := installed(t, 1)
 	m.write(plan.WorkDir(7)+"/data", "")
 	m.chown(4242, plan.WorkDir(7))

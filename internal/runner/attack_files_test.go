@@ -215,9 +215,7 @@ o("check: %s\n" % helper.verdict)`, func(t *testing.T, _ *job, code int, result 
 // TestFullDisk has the judge's program take the space of the sources and all that is left.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
-	if os.Getuid() != 0 {
-		t.Skip("mounts a file system")
-	}
+	must.Root(t, "mounts a file system")
 	attacks(t, "", `
 for name in ("submission.py", "eval.py"): os.remove(name)
 full = os.open("full", os.O_WRONLY | os.O_CREAT)

@@ -57,9 +57,7 @@ func passes(t *testing.T, _ *job, code int, result map[string]any) {
 // become makes a job another user's.
 func (j *job) become(t *testing.T, user int) {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("becomes another user")
-	}
+	must.Root(t, "becomes another user")
 	if err := exec.CommandContext(t.Context(), "/usr/bin/python3", "-c", "").Run(); err != nil {
 		t.Skip("no python3 that every user may run: ", err)
 	}

@@ -393,9 +393,7 @@ func TestRefused(t *testing.T) {
 			if code != 1 || at(result, "success") != false || !strings.Contains(message, c.want) {
 				t.Errorf("exit code %d, error %q, want %q in it", code, message, c.want)
 			}
-			if !strings.Contains(j.stderr.String(), message) {
-				t.Errorf("the log does not say so: %q", j.stderr.String())
-			}
+			must.Contain(t, j.stderr.String(), message)
 			for _, part := range []string{"system", "runs"} {
 				if m, ok := at(result, part).(map[string]any); !ok || len(m) > 0 {
 					t.Errorf("%s is %v", part, at(result, part))

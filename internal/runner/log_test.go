@@ -41,11 +41,7 @@ func TestLogInBuildkite(t *testing.T) {
 			j, _ := runPy(t, map[string]string{"eval.py": forge + c.body}, "BUILDKITE=true")
 			log := j.stdout.String()
 			must.Equal(t, c.groups, groupLine.FindAllString(log, -1))
-			for _, want := range c.want {
-				if !strings.Contains(log, want) {
-					t.Errorf("%q is not in the log", want)
-				}
-			}
+			must.Contain(t, log, c.want...)
 			if t.Failed() {
 				t.Logf("%s\n%s", log, j.stderr.String())
 			}

@@ -223,9 +223,7 @@ func TestSplitCases(t *testing.T) {
 				t.Errorf("warnings %q, want %q", got.Warnings, tt.warnings)
 			}
 			for i := range min(len(got.Warnings), len(tt.warnings)) {
-				if !strings.Contains(got.Warnings[i], tt.warnings[i]) {
-					t.Errorf("warning %q, want %q", got.Warnings[i], tt.warnings[i])
-				}
+				must.Contain(t, got.Warnings[i], tt.warnings[i])
 			}
 			if t.Failed() {
 				t.Log(render(got))

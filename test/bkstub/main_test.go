@@ -38,13 +38,6 @@ func bkstub(t *testing.T, s *bktest.Server, args ...string) (stdout, stderr stri
 	return out.String(), errs.String(), err
 }
 
-func write(t *testing.T, name, content string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), name)
-	must.Do(t, os.WriteFile(path, []byte(content), 0o600))
-	return path
-}
-
 func TestSubmit(t *testing.T) {
 	t.Parallel()
 	s := listen(t, bktest.Options{Steps: samplePipeline})
@@ -67,16 +60,16 @@ func TestSubmit(t *testing.T) {
 	}
 	job := s.Builds()[0].Jobs[0]
 	must.Equal(t, []string{"exec kbnode runner", "queue=b200", "result.json;profile_data/**"}, []string{job.Command, job.AgentQueryRules[0], job.ArtifactPaths})
-	if doc, err := payload.Inflate(env("--config", write(t, "c.json", `{"lang": "py"}`))["KERNELBOT_PAYLOAD"]); doc != `{"lang": "py"}` {
+	if doc, err := payload.Inflate(env("--config", must.Write(t, t.TempDir(), "c.json", `{"lang": "py"}`))["KERNELBOT_PAYLOAD"]); doc != `{"lang": "py"}` {
 		t.Errorf("from a file: %q, %v", doc, err)
 	}
-	if _, has := env("--steps", write(t, "s.yml", "steps: [{command: x}]"))["KERNELBOT_PAYLOAD"]; has {
+	if _, has := env("--steps", must.Write(t, t.TempDir(), "s.yml", "steps: [{command: x}]"))["KERNELBOT_PAYLOAD"]; has {
 		t.Error("steps of one's own come with the built-in submission")
 	}
 
 	hostile := make(chan string, 1)
 	must.Do(t, s.Employ(t.Context(), bktest.Worker{Name: "worker", Tags: []string{"queue=jobs"}, Do: func(_ context.Context, w *bktest.Work) { hostile <- w.Env["BUILDKITE_REPO"] }}))
-	env("--steps", write(t, "s.yml", "steps: [{command: x, agents: {queue: jobs}}]"), "--job-env", write(t, "env", `{"BUILDKITE_REPO":"ext::x"}`))
+	env("--steps", must.Write(t, t.TempDir(), "s.yml", "steps: [{command: x, agents: {queue: jobs}}]"), "--job-env", must.Write(t, t.TempDir(), "env", `{"BUILDKITE_REPO":"ext::x"}`))
 	must.Equal(t, "ext::x", <-hostile)
 	_, _, err = bkstub(t, s, "wait-agents", "--count", "1", "--queue", "jobs")
 	must.Do(t, err)
@@ -118,7 +111,7 @@ func TestServeAndRunWithTheRealAgent(t *testing.T) {
 	}
 	ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer stop()
-	steps := write(t, "mine.yml", `
+	steps := must.Write(t, t.TempDir(), "mine.yml", `
 steps:
   - command: "echo run $$KERNELBOT_RUN_ID; echo '{\"n\": 1}' > result.json; exit 3"
     agents: {queue: "${KERNELBOT_QUEUE}"}
@@ -153,9 +146,7 @@ steps:
 	if !errors.Is(err, errNotPassed) || !strings.Contains(out.String(), "run r1") || !strings.HasSuffix(out.String(), "--- result.json\n{\"n\": 1}\n") {
 		t.Errorf("submit: %v\n%s\n%s", err, out.String(), errs.String())
 	}
-	if !strings.Contains(errs.String(), "build 1: failed; job failed on node-gpu0 with exit status 3") {
-		t.Errorf("progress: %s", errs.String())
-	}
+	must.Contain(t, errs.String(), "build 1: failed; job failed on node-gpu0 with exit status 3")
 	out.Reset()
 	if err := run(ctx, []string{"artifact", "1", "result.json", "--url", url}, &out, &errs); err != nil || out.String() != "{\"n\": 1}\n" {
 		t.Errorf("artifact: %v %q", err, out.String())

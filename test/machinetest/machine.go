@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // Machine describes a machine. All its packages and nodes are alike, except for the lists.
@@ -114,15 +115,7 @@ type AMD struct {
 // in memory if possible: a machine has thousands of files.
 func (m Machine) Dir(tb testing.TB) string {
 	tb.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "kbnode-machine-") //nolint:usetesting // its directory is on a disk
-	if err != nil {
-		dir = tb.TempDir()
-	}
-	tb.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			tb.Error(err)
-		}
-	})
+	dir := must.MemoryDir(tb)
 	m.Write(tb, dir)
 	return dir
 }

@@ -26,12 +26,21 @@ func Do(tb testing.TB, err error) {
 	}
 }
 
-// Write writes a file below root, and the directories above it.
-func Write(tb testing.TB, root, name, text string) {
+// Root skips a test that needs root, for this reason.
+func Root(tb testing.TB, why string) {
+	tb.Helper()
+	if os.Geteuid() != 0 {
+		tb.Skip(why)
+	}
+}
+
+// Write writes a file below root, and the directories above it, and returns its path.
+func Write(tb testing.TB, root, name, text string) string {
 	tb.Helper()
 	name = filepath.Join(root, name)
 	Do(tb, os.MkdirAll(filepath.Dir(name), 0o755))
 	Do(tb, os.WriteFile(name, []byte(text), 0o600))
+	return name
 }
 
 // Program writes a program, for everyone. No child that another test starts meanwhile has it open for
@@ -77,6 +86,26 @@ func Equal(tb testing.TB, want, got any, opts ...cmp.Option) {
 	tb.Helper()
 	if diff := cmp.Diff(want, got, opts...); diff != "" {
 		tb.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// Contain reports which of these are not in a text. The test goes on.
+func Contain(tb testing.TB, text string, wants ...string) {
+	tb.Helper()
+	for _, want := range wants {
+		if !strings.Contains(text, want) {
+			tb.Errorf("%q is not in %.3000s", want, text)
+		}
+	}
+}
+
+// Until waits for a condition.
+func Until(tb testing.TB, what string, is func() bool) {
+	tb.Helper()
+	for deadline := time.Now().Add(Patience); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			tb.Fatalf("waited for %s", what)
+		}
 	}
 }
 

@@ -144,11 +144,7 @@ func TestNoDevice(t *testing.T) {
 			if arch != nil {
 				says = append(says, "for 'sm_"+arch.(string)+"'")
 			}
-			for _, line := range says {
-				if !strings.Contains(c.Stdout+c.Stderr, line) {
-					t.Errorf("nvcc did not say %q", line)
-				}
-			}
+			must.Contain(t, c.Stdout+c.Stderr, says...)
 			if !strings.Contains(c.NvccVersion, "release 12.4") || !strings.HasPrefix(c.NvccVersion, "nvcc: NVIDIA (R) Cuda compiler driver\n") {
 				t.Errorf("nvcc's version is %q", c.NvccVersion)
 			}

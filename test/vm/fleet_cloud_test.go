@@ -92,9 +92,7 @@ func TestCloudInit(t *testing.T) {
 	t.Run("first boot", func(t *testing.T) {
 		r := m.Try("cloud-init status --wait --long; tail -n 60 /var/log/cloud-init-output.log")
 		t.Log(r.Stdout + r.Stderr)
-		if !strings.Contains(r.Stdout, "status: done") {
-			t.Error("cloud-init is not done")
-		}
+		must.Contain(t, r.Stdout, "status: done")
 		m.Sh("grep -q 'This machine' /var/log/cloud-init-output.log || true")
 	})
 	t.Run("a node", func(t *testing.T) {

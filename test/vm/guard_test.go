@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
@@ -59,9 +60,7 @@ echo HOME is $$HOME`, `, user: root, privileged: false`)).Stdout
 			"uid=" + m.Sh("id -u kbnode-gpu5") + " ", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1",
 			"root is read-only", "runs from tmp", "checkout is writable", "HOME is /tmp",
 		} {
-			if !strings.Contains(out, want) {
-				t.Errorf("the job did not see %q", want)
-			}
+			must.Contain(t, out, want)
 		}
 		if strings.Contains(out, "eth0") {
 			t.Error("the job has a network")

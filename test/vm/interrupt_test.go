@@ -48,9 +48,7 @@ func whole(t *testing.T, log string) {
 			next++
 		}
 	}
-	if !strings.Contains(log, fmt.Sprintf("last %d", next-1)) {
-		t.Errorf("the log has %d lines, and not the last one: %s", next-1, tail(log))
-	}
+	must.Contain(t, log, fmt.Sprintf("last %d", next-1))
 }
 
 const (

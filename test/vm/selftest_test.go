@@ -205,11 +205,7 @@ func takeAway(t *testing.T, m *vm.Machine, slot int, list []taken) {
 			r, code := runSelftest(t, m, flag)
 			bad := failures(r)
 			must.Equal(t, 1, code)
-			for _, want := range p.want {
-				if !strings.Contains(bad, want) {
-					t.Errorf("does not say %q", want)
-				}
-			}
+			must.Contain(t, bad, p.want...)
 			if len(bad) > 4000 {
 				bad = bad[:4000] + "…"
 			}

@@ -20,16 +20,12 @@ func TestSuites(t *testing.T) {
 		}
 		made := string(s.text([]byte(all)))
 		for i := 0; i < len(s.instead); i += 2 {
-			if !strings.Contains(all, s.instead[i]) {
-				t.Errorf("%s: nothing says %q", s.name, s.instead[i])
-			}
+			must.Contain(t, all, s.instead[i])
 			if strings.Contains(made, s.instead[i]) {
 				t.Errorf("%s: %q is left", s.name, s.instead[i])
 			}
 		}
-		if !strings.Contains(made, "suite="+s.name+"\n") {
-			t.Errorf("%s is not what rootfs.sh makes", s.name)
-		}
+		must.Contain(t, made, "suite="+s.name+"\n")
 		dir := t.TempDir() + "/src"
 		must.Do(t, s.unpack(dir))
 	}

@@ -59,11 +59,7 @@ func TestWrite(t *testing.T) {
 		"completions/_kbnode":     {"#compdef kbnode"},
 		"completions/kbnode.fish": {"complete -c kbnode"},
 	} {
-		for _, text := range has {
-			if !strings.Contains(got[name], text) {
-				t.Errorf("%s does not have %q:\n%s", name, text, got[name])
-			}
-		}
+		must.Contain(t, got[name], has...)
 	}
 	for name, text := range got {
 		if strings.HasPrefix(name, "man/") && (strings.Contains(text, "Auto generated") || strings.Contains(text, "=false]") || strings.Contains(text, `\fI`)) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -219,9 +218,7 @@ func TestNoNVML(t *testing.T) {
 				t.Fatalf("got error %v", err)
 			}
 			must.Equal(t, row.want, *refusal)
-			if !strings.Contains(err.Error(), row.says) {
-				t.Errorf("%q does not say %q", err, row.says)
-			}
+			must.Contain(t, err.Error(), row.says)
 			if report == nil || report.OK || report.Code != row.want.Code {
 				t.Errorf("report %+v", report)
 			}

@@ -36,24 +36,13 @@ func take(t *testing.T, opts Options, n int) ([]Sample, error) {
 // waitExit waits until no process has this argument.
 func waitExit(t *testing.T, argument string) {
 	t.Helper()
-	deadline := time.Now().Add(must.Patience)
-	for {
-		var has []string
+	must.Until(t, "the end of "+argument, func() bool {
 		lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-		for _, l := range lines {
-			if text, err := os.ReadFile(l); err == nil && strings.Contains(string(text), argument) {
-				has = append(has, l)
-			}
-		}
-		if len(has) == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Errorf("still there: %v", has)
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+		return !slices.ContainsFunc(lines, func(l string) bool {
+			text, err := os.ReadFile(l)
+			return err == nil && strings.Contains(string(text), argument)
+		})
+	})
 }
 
 func TestStream(t *testing.T) {
@@ -180,24 +169,16 @@ func TestStreamDies(t *testing.T) {
 		&os.ProcAttr{Env: append(os.Environ(), "KBNODE_TEST_STREAM="+pidFile, "KBNODE_TEST_PROBE="+path)})
 	must.Do(t, err)
 	pid := 0
-	for deadline := time.Now().Add(must.Patience); pid == 0 && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-		if text, err := os.ReadFile(pidFile); err == nil {
-			pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
-		}
-	}
-	if pid == 0 {
-		t.Fatal("no sampler")
-	}
+	must.Until(t, "the sampler", func() bool {
+		text, _ := os.ReadFile(pidFile)
+		pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+		return pid != 0
+	})
 	must.Do(t, errors.Join(proc.Kill(), ignore(proc.Wait())))
-	for deadline := time.Now().Add(must.Patience); ; time.Sleep(20 * time.Millisecond) {
+	must.Until(t, "the end of what outlives who started it", func() bool {
 		state, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) || strings.Contains(string(state), ") Z ") {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("process %d outlives who started it: %s", pid, state)
-		}
-	}
+		return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) || strings.Contains(string(state), ") Z ")
+	})
 }
 
 func ignore(_ *os.ProcessState, err error) error { return err }
