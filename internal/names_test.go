@@ -74,7 +74,7 @@ func declared(file *ast.File) (names []*ast.Ident) {
 }
 
 // wayOut matches a sentence that says what to do: a verb after what is wrong.
-var wayOut = regexp.MustCompile(`(^|[;,:] |\bor |\band )(also )?(add|allow|ask|begin|bring|check|choose|copy|create|delete|fix|give|group|indent|install|keep|leave|list|lower|make|mount|move|name|pass|put|remove|rename|run|see|send|set|shorten|tell|try|turn|unset|update|upgrade|use|wait|write|%s)\b`)
+var wayOut = regexp.MustCompile(`(^|[;,:] |\bor |\band )(also )?(add|allow|ask|begin|bring|check|choose|copy|create|delete|fix|give|group|indent|install|keep|leave|list|lower|make|mount|move|name|pass|push|put|remove|rename|run|see|send|set|shorten|tell|try|turn|unset|update|upgrade|use|wait|write|%s)\b`)
 
 // unfinished matches sentences that end with what another one says, or that another one ends.
 var unfinished = regexp.MustCompile(`(%[sv]|: )$|^(not an address or CIDR|%s is not a port|all addresses, .*|an IPv4-mapped IPv6 address|it was written by another version of kbnode|it has no release %q|GPU %s has no part %s: it has %d|the Docker engine does not report the container's image|no earlier CPUs|_- )$`)
