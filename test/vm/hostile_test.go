@@ -54,6 +54,8 @@ func TestHostileBuilds(t *testing.T) {
 	m.Sh("systemctl stop kbnode") // which starts programs of its own
 	putScripts(t, m)
 	m.Sh("docker tag kernelbot-test:latest kernelbot:latest; bash /srv/attack/branches.sh")
+	m.Sh(`mkdir /root/attack/held; cd /root/attack/held; docker create --name export busybox:test true; docker export export | tar -x; docker rm export
+		mkdir -p held etc; rm -f etc/passwd; echo root:x:0:0::/:/bin/sh >held/passwd; ln -s /held/passwd etc/passwd; tar -c . | docker import - held:test`)
 	m.Sh(account)
 	for slot := range 8 {
 		idle(t, m, slot)
@@ -182,8 +184,6 @@ func hostileBranches(t *testing.T, m *vm.Machine) {
 		}
 	}
 	// The engine starts a container by reading its accounts: here a terminal, which the image cannot show.
-	m.Sh(`mkdir /root/attack/held; cd /root/attack/held; docker create --name export busybox:test true; docker export export | tar -x; docker rm export
-		mkdir -p held etc; rm -f etc/passwd; echo root:x:0:0::/:/bin/sh >held/passwd; ln -s /held/passwd etc/passwd; tar -c . | docker import - held:test`)
 	if r := in("hostile", "held:test", "echo it ran", ", volumes: [./held:/held]"); r.Code == 0 || strings.Contains(r.Stdout, "it ran\n") {
 		t.Errorf("exit %d; want no container: %s", r.Code, r.Stdout)
 	}
