@@ -75,12 +75,15 @@ func (r *Redactor) Close() error {
 
 // flush writes the first n bytes of what is held.
 func (r *Redactor) flush(n int) error {
-	ends := make([]int, len(r.held)) // of the longest secret that begins there
+	var ends []int // of the longest secret that begins there
 	for _, s := range r.secrets {
 		for at := 0; ; at++ {
 			i := bytes.Index(r.held[at:], s)
 			if i < 0 {
 				break
+			}
+			if ends == nil {
+				ends = make([]int, len(r.held))
 			}
 			at += i
 			ends[at] = max(ends[at], at+len(s))
