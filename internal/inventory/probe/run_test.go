@@ -48,7 +48,7 @@ func TestWhatAProbeMayDo(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			_, err := Run(t.Context(), Options{Path: script(t, row.script)})
+			_, err := Run(t.Context(), Options{Path: script(t, row.script), Timeout: must.Patience})
 			must.Err(t, err, row.want)
 		})
 	}
@@ -66,7 +66,7 @@ func TestDeadlineEndsTheWholeGroup(t *testing.T) {
 	done := make(chan error, 1)
 	path := script(t, "exec 9>"+fifo+"; (echo up >&9; exec sleep 1000) & wait")
 	go func() {
-		_, err := Run(ctx, Options{Path: path, Timeout: time.Minute})
+		_, err := Run(ctx, Options{Path: path, Timeout: must.Patience})
 		done <- err
 	}()
 	// Our own write end would hide the end of the others: read through another file.
@@ -94,7 +94,7 @@ func TestOneAtATime(t *testing.T) {
 	var wait sync.WaitGroup
 	for range 4 {
 		wait.Go(func() {
-			if _, err := Run(t.Context(), Options{Path: path, Timeout: time.Minute}); err != nil {
+			if _, err := Run(t.Context(), Options{Path: path, Timeout: must.Patience}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -116,7 +116,7 @@ func TestLock(t *testing.T) {
 		t.Errorf("while another one runs: %v", err)
 	}
 	for _, gpu := range []string{"GPU-1", "MIG-GPU-1/1/0"} {
-		if _, err := Run(t.Context(), Options{Path: path, Timeout: time.Minute, runDir: dir, GPU: gpu}); err != nil {
+		if _, err := Run(t.Context(), Options{Path: path, Timeout: must.Patience, runDir: dir, GPU: gpu}); err != nil {
 			t.Errorf("about %s meanwhile: %v", gpu, err)
 		}
 	}
@@ -124,7 +124,7 @@ func TestLock(t *testing.T) {
 	// The child has the lock itself: its own attempt to lock it fails.
 	path = script(t, "flock -n "+dir+"/"+lockName("")+" true && exit 9; flock -n 3 || exit 8; echo '"+empty+"'")
 	for range 2 { // and it is free again afterward
-		if _, err := Run(t.Context(), Options{Path: path, Timeout: time.Minute, runDir: dir}); err != nil {
+		if _, err := Run(t.Context(), Options{Path: path, Timeout: must.Patience, runDir: dir}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -141,7 +141,7 @@ func TestInheritsNothing(t *testing.T) {
 	}
 	list := script(t, `for f in /proc/$$/fd/*; do case $(readlink "$f") in *memfd:*|*/`+lockName("")+`) test "${f##*/}" = 3 || exit 9; esac; done
 flock -n 3 || exit 8; echo '`+empty+`'`)
-	_, err = Run(t.Context(), Options{Path: list, Timeout: time.Minute, runDir: t.TempDir()})
+	_, err = Run(t.Context(), Options{Path: list, Timeout: must.Patience, runDir: t.TempDir()})
 	must.Do(t, err)
 }
 
@@ -243,7 +243,7 @@ func TestSet(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			opts := r.options(t, row.variant, row.config)
-			opts.Timeout = time.Minute
+			opts.Timeout = must.Patience
 			var err error
 			for _, s := range row.set {
 				if err = Set(t.Context(), opts, s); err != nil {
