@@ -271,7 +271,7 @@ func met(form plan.Form, now, planned string) bool {
 }
 
 func sameValue(form plan.Form, a, b string) bool {
-	if slices.Equal(strings.Fields(a), strings.Fields(b)) { // the kernel separates several by tabs
+	if a == b || form == plan.Least && slices.Equal(strings.Fields(a), strings.Fields(b)) { // the kernel separates several by tabs
 		return true
 	}
 	parse := map[plan.Form]func(string) (cpuset.Set, error){plan.List: cpuset.Parse, plan.Mask: cpuset.ParseMask}[form]

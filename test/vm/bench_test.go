@@ -18,9 +18,23 @@ import (
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 
+// restores prints how many seconds the daemon takes to restore a limit that was changed through
+// systemd, which signals it.
+const restores = `
+limit=/sys/fs/cgroup/buildkite.slice/buildkite-gpu2.slice/memory.max
+planned=$(cat $limit)
+for i in 1 2 3; do
+	systemctl set-property --runtime buildkite-gpu2.slice MemoryMax=1G
+	began=${EPOCHREALTIME/./}
+	until [ "$(<$limit)" = $planned ]; do sleep 0.05; done
+	echo "$(((${EPOCHREALTIME/./} - began) / 1000))e-3"
+	sleep 20
+done
+`
+
 // BenchmarkRest is a node at which nothing happens, with eight idle slots: what
 // the daemon with the probes that it starts, and the slots' services, cost in five minutes. One full pass
-// and ten looks fall into them.
+// and ten looks fall into them. Then a limit is changed.
 func BenchmarkRest(b *testing.B) {
 	const rest = 5 * time.Minute
 	m := installed(b)
@@ -50,6 +64,9 @@ func BenchmarkRest(b *testing.B) {
 			memory += kib / 1024
 		}
 		b.ReportMetric(memory, "MiB-RSS-of-services")
+		drift := slices.Min(numbers(b, m.Sh(restores)))
+		b.ReportMetric(drift, "s-drift-emulated")
+		b.ReportMetric(drift/factor, "s-drift")
 	}
 }
 
@@ -120,12 +137,13 @@ func startTimes(t testing.TB, m *vm.Machine, options string) (took []time.Durati
 	return took
 }
 
-// dockerTimes returns how long Docker takes by itself to a container's first instruction.
+// dockerTimes returns how long Docker takes by itself to a container's first instruction, in a slot whose service
+// has no job to clear.
 func dockerTimes(t testing.TB, m *vm.Machine, network string) (took []time.Duration) {
 	t.Helper()
 	for range 5 {
 		var from, to int64
-		if _, err := fmt.Sscan(m.Sh("date +%s%N; docker run --rm --network "+network+" --cgroup-parent buildkite-gpu0.slice kernelbot-test:latest date +%s%N"), &from, &to); err != nil {
+		if _, err := fmt.Sscan(m.Sh("date +%s%N; docker run --rm --network "+network+" --cgroup-parent buildkite-gpu1.slice kernelbot-test:latest date +%s%N"), &from, &to); err != nil {
 			t.Fatal(err)
 		}
 		took = append(took, time.Duration(to-from))
@@ -134,18 +152,26 @@ func dockerTimes(t testing.TB, m *vm.Machine, network string) (took []time.Durat
 	return took
 }
 
-// BenchmarkStart is the time from the agent's start of a job to the first instruction of its container, and that
-// of a container that Docker starts by itself.
+// BenchmarkStart is the time from the agent's start of a job to the first instruction of its container:
+// when jobs ran on the host, now, and a container that Docker starts by itself.
 func BenchmarkStart(b *testing.B) {
-	m := installed(b)
-	m.Wait("a node as planned", "kbnode status >/dev/null")
-	factor := slowness(b, m)
 	for b.Loop() {
+		m := vm.Fork(b)
+		m.Put("/root/token", 0o600, tokenLine+"\n")
+		installBefore(b, m, 1)
+		var before []time.Duration
 		for _, kind := range starts {
-			took, docker := startTimes(b, m, kind.options)[2], dockerTimes(b, m, kind.network)[2]
-			b.ReportMetric(took.Seconds(), kind.name+"-s-emulated")
+			before = append(before, startTimes(b, m, kind.options)[2])
+		}
+		changeOver(m, "0")
+		factor := slowness(b, m)
+		for i, kind := range starts {
+			now, docker := startTimes(b, m, kind.options)[2], dockerTimes(b, m, kind.network)[2]
+			b.ReportMetric(before[i].Seconds(), kind.name+"-s-before-emulated")
+			b.ReportMetric(now.Seconds(), kind.name+"-s-emulated")
 			b.ReportMetric(docker.Seconds(), kind.name+"-s-docker-emulated")
-			b.ReportMetric((took-docker).Seconds()*1e3/factor, kind.name+"-ms-more-than-docker")
+			b.ReportMetric(float64(now)/float64(before[i]), kind.name+"-of-before")
+			b.ReportMetric((now-docker).Seconds()*1e3/factor, kind.name+"-ms-more-than-docker")
 		}
 		b.ReportMetric(factor, "times-slower")
 	}

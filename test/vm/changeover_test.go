@@ -8,9 +8,20 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
+
+// installBefore installs the last kbnode whose agents ran jobs on the host, with some slots.
+func installBefore(t testing.TB, m *vm.Machine, slots int) {
+	t.Helper()
+	text, err := os.ReadFile(os.Getenv("KBNODE_BEFORE"))
+	if err != nil {
+		t.Fatalf("KBNODE_BEFORE: %v", err)
+	}
+	m.Sh("mv /usr/local/bin/kbnode /root/kbnode-now")
+	m.Put("/usr/local/bin/kbnode", 0o755, string(text))
+	m.Sh(fmt.Sprintf("%s --gpu-count %d; bkstub wait-agents --count %d --timeout 5m", installCommand, slots, slots))
+}
 
 // changeOver replaces its program and waits until the slots have changed over.
 func changeOver(m *vm.Machine, slots string) {
@@ -23,9 +34,7 @@ func changeOver(m *vm.Machine, slots string) {
 func TestChangeOver(t *testing.T) {
 	t.Parallel()
 	m := forked(t)
-	m.Sh("mv /usr/local/bin/kbnode /root/kbnode-now")
-	m.Put("/usr/local/bin/kbnode", 0o755, must.Read(t, os.Getenv("KBNODE_BEFORE")))
-	m.Sh(installCommand + " --gpu-count 3; bkstub wait-agents --count 3 --timeout 5m")
+	installBefore(t, m, 3)
 	idle(t, m, 0)
 
 	m.Put("/root/old.yml", 0o600, `steps:
@@ -53,7 +62,9 @@ func TestChangeOver(t *testing.T) {
 	if r := p.wait(t, build, "passed"); !strings.Contains(r.Log, "slept well") {
 		t.Errorf("the job of the earlier way: %s", r.Log)
 	}
-	must.Equal(t, "slept well", m.Sh("bkstub artifact "+build+" said.txt"))
+	if got := m.Sh("bkstub artifact " + build + " said.txt"); got != "slept well" {
+		t.Errorf("its artifact: %s", got)
+	}
 	if r := m.Try("bkstub artifact " + build + " leak.txt"); r.Code == 0 {
 		t.Errorf("a link was uploaded: %s", r.Stdout)
 	}

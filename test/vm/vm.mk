@@ -46,7 +46,7 @@ test-scenarios: vm-ready $(GOTESTSUM) ## run all scenarios in the virtual machin
 	$(if $(call selects,Ansible),$(call need,ansible-playbook,ansible-core))
 	$(VM_TEST) scenarios ./test/vm -tags vm -count=1 -timeout 600m -parallel $(VM_PARALLEL) -run '$(or $(RUN),.)'
 
-# The last kbnode whose agents ran jobs on the host, for TestChangeOver.
+# The last kbnode whose agents ran jobs on the host, for TestChangeOver and BenchmarkStart.
 BEFORE := 8c4d57a
 build/before/kbnode:
 	rm -rf $(@D); mkdir -p $(@D)/source
@@ -71,7 +71,7 @@ ansible-lint: ## lint the Ansible role and its example with the strictest profil
 	cd packaging/ansible && ansible-lint --offline --profile production site.yml roles/kbnode
 
 .PHONY: bench-vm
-bench-vm: vm-ready ## measure a job's start, doctor, and a node at rest, in the virtual machine
+bench-vm: vm-ready build/before/kbnode ## measure a job's start, as it was before and now, and a node at rest, in the virtual machine
 	$(VM_ENV) go test -tags vm -run '^$$' -bench '$(or $(RUN),.)' -benchtime 1x -timeout 30m ./test/vm
 
 .PHONY: vm-image
