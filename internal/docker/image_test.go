@@ -5,9 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"iter"
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/moby/moby/api/types/jsonstream"
 
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -112,6 +117,40 @@ func TestPull(t *testing.T) {
 			}
 			must.Equal(t, tt.want, got)
 		})
+	}
+}
+
+// TestPullBegins gives up a registry that has not begun after minutes, and one later that is quiet for longer.
+func TestPullBegins(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		messages int
+		least    time.Duration
+	}{{0, beginDeadline}, {1, quietDeadline}} {
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			err := (&Engine{}).stream(t.Context(), "pull x", func(Progress) {}, func(ctx context.Context) (messages, error) {
+				return silent{row.messages}, nil
+			})
+			if d := time.Since(began); err == nil || d != row.least {
+				t.Errorf("%d messages: given up after %s: %v", row.messages, d, err)
+			}
+		})
+	}
+}
+
+// silent says nothing after some messages.
+type silent struct{ after int }
+
+func (silent) Close() error { return nil }
+
+func (s silent) JSONMessages(ctx context.Context) iter.Seq2[jsonstream.Message, error] {
+	return func(yield func(jsonstream.Message, error) bool) {
+		for range s.after {
+			yield(jsonstream.Message{Status: "Pulling from x"}, nil)
+		}
+		<-ctx.Done()
+		yield(jsonstream.Message{}, ctx.Err())
 	}
 }
 

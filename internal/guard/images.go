@@ -66,7 +66,8 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	if !full() {
 		return err
 	}
-	// It may have filled the disk before it could be stopped.
+	// It may have filled the disk before it could be stopped. That the job is canceled is no reason to leave it.
+	ctx = context.WithoutCancel(ctx)
 	if after, lost := withTimeout(ctx, g.engineTime, config); lost == nil && after.ID != before.ID {
 		err = errDiskFull
 		if before.ID != "" {
@@ -131,9 +132,9 @@ func (g *guard) checkAccounts(ctx context.Context, image string) (err error) {
 		absent := errors.Is(err, fs.ErrNotExist)
 		switch {
 		case absent && link == "":
-		case err != nil && ctx.Err() != nil || errors.Is(err, docker.ErrAbsent):
+		case err != nil && !absent:
 			return err
-		case err != nil || job.KernelDir(path.Clean("/"+link)) != "" || !f.Mode.IsRegular() || f.Size > maxAccounts:
+		case absent || job.KernelDir(path.Clean("/"+link)) != "" || !f.Mode.IsRegular() || f.Size > maxAccounts:
 			return forbid("the image's %s is not a regular file of at most 1 MiB, and Docker reads it as root; use an image where it is", file)
 		}
 	}

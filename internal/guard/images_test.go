@@ -32,7 +32,7 @@ func TestAccounts(t *testing.T) {
 		"a link to a device":         {map[string]string{"/etc/passwd": link, "/x": `{"mode": 69206436}`}, "the image's /etc/passwd is not a regular file of at most 1 MiB"},
 		"a link to a link":           {map[string]string{"/etc/group": link, "/x": link}, "the image's /etc/group is not a regular file of"},
 		"a large file":               {map[string]string{"/etc/group": `{"size": 1048577, "mode": 420}`}, "the image's /etc/group is not a regular file of at most 1 MiB"},
-		"no answer":                  {map[string]string{"/etc/group": "x"}, "the image's /etc/group is not a regular file of"},
+		"no answer":                  {map[string]string{"/etc/group": "x"}, "check the image's accounts"},
 		"a container that went away": {map[string]string{"/etc/passwd": "", "/etc/group": "", "/": ""}, "check the image's accounts"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -201,6 +201,10 @@ func (p *Plan) addLimits(inv *inventory.Inventory) {
 		plenty  = 1 << 40
 	)
 	shares := int64(8+len(p.Slots)) * 4096
+	memory := p.Reserved.MemoryBytes
+	for _, s := range p.Slots {
+		memory += s.MemoryBytes
+	}
 	least := map[string]int64{
 		"/proc/sys/fs/aio-max-nr":                 plenty,
 		"/proc/sys/fs/epoll/max_user_watches":     plenty,
@@ -216,6 +220,9 @@ func (p *Plan) addLimits(inv *inventory.Inventory) {
 		"/proc/sys/kernel/yama/ptrace_scope":          1,
 		"/proc/sys/net/ipv4/neigh/default/gc_thresh2": shares / 2,
 		"/proc/sys/net/ipv4/neigh/default/gc_thresh3": shares,
+		// What all sockets of the machine may hold, in pages. One slot's could hold it all.
+		"/proc/sys/net/ipv4/tcp_mem":                  memory >> 12,
+		"/proc/sys/net/ipv4/udp_mem":                  memory >> 12,
 		"/proc/sys/net/ipv6/neigh/default/gc_thresh2": shares / 2,
 		"/proc/sys/net/ipv6/neigh/default/gc_thresh3": shares,
 	}
@@ -224,18 +231,10 @@ func (p *Plan) addLimits(inv *inventory.Inventory) {
 		if !ok || f.Path == "/proc/sys/fs/pipe-user-pages-soft" && f.Value == "0" { // no limit
 			continue
 		}
-		p.Tunables = append(p.Tunables, Tunable{Name: f.Path, Value: strconv.FormatInt(n, 10), Form: Least})
-	}
-	// What all sockets of the machine may hold, in pages: the least, a pressure, the most. One slot's sockets could
-	// hold all of it, although they count as the slot's memory.
-	memory := p.Reserved.MemoryBytes
-	for _, s := range p.Slots {
-		memory += s.MemoryBytes
-	}
-	pages := strconv.FormatInt(memory>>12, 10)
-	for _, f := range inv.Tuning.Files {
-		if slices.Contains([]string{"/proc/sys/net/ipv4/tcp_mem", "/proc/sys/net/ipv4/udp_mem"}, f.Path) {
-			p.Tunables = append(p.Tunables, Tunable{Name: f.Path, Value: pages + " " + pages + " " + pages, Form: Least})
+		value := strconv.FormatInt(n, 10)
+		if strings.HasSuffix(f.Path, "p_mem") { // the least, a pressure, the most
+			value += " " + value + " " + value
 		}
+		p.Tunables = append(p.Tunables, Tunable{Name: f.Path, Value: value, Form: Least})
 	}
 }

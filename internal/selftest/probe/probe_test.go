@@ -105,7 +105,7 @@ func TestRun(t *testing.T) {
 // TestCalls runs as an unprivileged user, as far as this machine allows.
 func TestCalls(t *testing.T) {
 	t.Parallel()
-	must.Root(t, "only root can become somebody else")
+	must.Root(t, "only root can become another user")
 	f := run(t, Ask{Calls: true, Numbers: []Number{{Name: "mem", Major: 1, Minor: 1}}, Write: []string{"/etc/passwd", "/etc"}},
 		&syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}})
 	for _, name := range []string{"mount", "umount", "a mount namespace", "a kernel module", "reboot", "a file by its handle", "the host's name", "packet sockets", "root", "real-time priority", "another kernel"} {
