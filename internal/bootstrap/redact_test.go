@@ -2,6 +2,8 @@ package bootstrap
 
 import (
 	"bytes"
+	"errors"
+	"io"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -108,4 +110,17 @@ func TestRedactorAtOnce(t *testing.T) {
 	group.Wait()
 	_ = r.Close()
 	must.Equal(t, 2000, strings.Count(out.String(), "a secret\n"))
+}
+
+// TestRedactPrefix hides a secret whose beginning is one, too, in any order.
+func TestRedactPrefix(t *testing.T) {
+	t.Parallel()
+	for _, order := range [][]string{{"secret-long", "secret"}, {"secret", "secret-long"}} {
+		var log strings.Builder
+		r := NewRedactor(&log, order[:1])
+		r.Hide(order[1:])
+		_, err := io.WriteString(r, "a secret-long, a secret.")
+		must.Do(t, errors.Join(err, r.Close()))
+		must.Equal(t, "a [REDACTED], a [REDACTED].", log.String())
+	}
 }
