@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
@@ -104,11 +105,12 @@ const began = `steps:
       - docker#v5.11.0: {image: "kernelbot-test:latest", gpus: all, propagate-environment: true, %s}
 `
 
-// starts are jobs that start in different ways, with the options of the plugin, and Docker's network of them.
+// starts are jobs that start in different ways, with the options of the plugin, and the network of their containers.
+// A network of one's own costs Docker more than its default one, which has no resolver.
 var starts = []struct{ name, options, network string }{
 	{"evaluation", "skip-checkout: true, network: none, environment: [KBNODE_PROFILE=strict]", "none"},
-	{"network", "skip-checkout: true", "bridge"},
-	{"fetch", "skip-checkout: false", "bridge"},
+	{"network", "skip-checkout: true", plan.NetworkName(0)},
+	{"fetch", "skip-checkout: false", plan.NetworkName(0)},
 }
 
 // startTimes returns how long jobs of the first slot took from the agent's start of the job to the
