@@ -2,11 +2,13 @@
 submission.custom_kernel, called as `python3 eval.py MODE CASES`.
 
 Each case runs in a process of its own, so that nothing is left of the case before
-and a crash spoils one case. That process has no way to the report. It does hold the
-check together with the submission: whoever takes Python apart from the inside can
-fool it, as in every evaluation within one process.
+and a crash spoils one case. Such a process may change any file here for the next one:
+this program and the reference are read once, before the first case, and passed on as
+text. It has no way to the report. It does hold the check together with the submission:
+whoever takes Python apart from the inside can fool it, as in every evaluation within
+one process.
 
-A problem's reference.py has
+A problem's reference.py imports no other file of the problem, and has
     make(seed, **case)    the input of a case, the same for the same seed
     refill(data, fresh)   puts another input in the place of one
     check(data, output)   "", or what is wrong and where
@@ -22,6 +24,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 PIPE_FAILED, VALIDATE_FAIL, TEST_SPEC, USAGE = 111, 112, 113, 2
 PART = re.compile(r"\s*([A-Za-z_]+):\s*([A-Za-z]+|[+-]?[0-9]+)\s*")
@@ -58,7 +61,9 @@ def statistics(times):
 
 def work(job):
     """Runs one case, in a process of its own, and returns what came of it."""
-    import reference
+    reference = types.ModuleType("reference")
+    exec(compile(job["reference"], "reference.py", "exec"), reference.__dict__)
+    sys.path.insert(0, os.getcwd())
 
     # Taken before the submission can put something else in their places.
     make, refill, check, measure = reference.make, reference.refill, reference.check, reference.measure
@@ -118,7 +123,9 @@ def run(job):
     """Runs one case and returns its result, whatever happens to the process."""
     read, write = os.pipe()
     env = {k: v for k, v in os.environ.items() if not k.startswith("POPCORN_")}
-    child = subprocess.Popen([sys.executable, os.path.abspath(__file__), "worker", str(write)], stdin=subprocess.PIPE, pass_fds=[write], env=env)
+    # Python takes no module from here before the submission's.
+    program = "import sys; sys.path = [p for p in sys.path if p]\n" + job["program"]
+    child = subprocess.Popen([sys.executable, "-c", program, "worker", str(write)], stdin=subprocess.PIPE, pass_fds=[write], env=env)
     os.close(write)
     with os.fdopen(read, "rb") as answer:
         try:
@@ -156,11 +163,15 @@ def main():
         print(f"{key}: {value}", file=report, flush=True)
 
     cases = read_cases(sys.argv[2])
+    texts = {}
+    for name, path in ("program", __file__), ("reference", "reference.py"):
+        with open(path, encoding="utf-8") as f:
+            texts[name] = f.read()
     kind, passed = "test" if mode == "test" else "benchmark", True
     say(f"{kind}-count", len(cases))
     for i, (spec, case) in enumerate(cases):
         say(f"{kind}.{i}.spec", spec)
-        result = run({"mode": mode, "case": case, "secret": os.environ.get("POPCORN_SEED", "")})
+        result = run(texts | {"mode": mode, "case": case, "secret": os.environ.get("POPCORN_SEED", "")})
         times = result.get("times")
         if mode == "benchmark" or mode == "leaderboard":
             if not isinstance(times, dict) and "error" not in result:

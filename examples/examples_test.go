@@ -116,11 +116,12 @@ func TestPrefixPython(t *testing.T) {
 	p, err := task.Find("prefix_python")
 	must.Do(t, err)
 	compare(t, p, "prefix_python", map[string]expected{
-		"submission.py":  passes,
-		"wrong.py":       fails("test.2.error: output["),
-		"cheat.py":       caught("benchmark.0.error: call 2 of the same case: output[0] is "),
-		"cheat_equal.py": fails("test.0.error: output[0] is a Any, not an int"),
-		"cheat_input.py": fails("test.0.error: output[0] is 0 instead of "),
+		"submission.py":      passes,
+		"wrong.py":           fails("test.2.error: output["),
+		"cheat.py":           caught("benchmark.0.error: call 2 of the same case: output[0] is "),
+		"cheat_equal.py":     fails("test.0.error: output[0] is a Any, not an int"),
+		"cheat_input.py":     fails("test.0.error: output[0] is 0 instead of "),
+		"cheat_reference.py": fails("test.2.error: output[0] is 0 instead of "),
 	})
 }
 

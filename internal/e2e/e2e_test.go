@@ -41,12 +41,12 @@ func TestWell(t *testing.T) {
 				}
 			}
 			want := []string{
-				"artifact-test", "submission.py", "wrong.py", "cheat.py", "cheat_equal.py", "cheat_input.py",
+				"artifact-test", "submission.py", "wrong.py", "cheat.py", "cheat_equal.py", "cheat_input.py", "cheat_reference.py",
 				"job 1", "job 2", "job 3", "job 4", "job 5", "job 6", "job 7", "job 8", "side by side",
 			}
 			must.Equal(t, want, names)
 			must.Equal(t, "8 of 8 jobs ran, up to 8 at the same time, on 8 agents and 8 GPUs", r.Checks[len(r.Checks)-1].Saw)
-			if n := len(s.Builds()); n != 14 || !reported["concurrency, job 8, running"] || !reported["evaluation, wrong.py, not passed"] {
+			if n := len(s.Builds()); n != 15 || !reported["concurrency, job 8, running"] || !reported["evaluation, wrong.py, not passed"] {
 				t.Errorf("%d builds, reported %v", n, reported)
 			}
 		})
@@ -82,7 +82,7 @@ func TestUnwell(t *testing.T) {
 				w.Files["result.json"] = evaluates(true, "", Modes...)
 			}
 		}}, Options{}, map[string]string{
-			"evaluation, wrong.py": passes, "evaluation, cheat.py": passes, "evaluation, cheat_equal.py": passes, "evaluation, cheat_input.py": passes,
+			"evaluation, wrong.py": passes, "evaluation, cheat.py": passes, "evaluation, cheat_equal.py": passes, "evaluation, cheat_input.py": passes, "evaluation, cheat_reference.py": passes,
 		}},
 		{"a wrong one passes in mode test", leaves(Wrong, evaluates(true, "", "test")), Options{Mode: "test"}, map[string]string{"evaluation, wrong.py": passes}},
 		{"the ranked run is left out", leaves(Right, evaluates(true, "", "test", "benchmark")), Options{}, map[string]string{"evaluation, submission.py": "failed: the build passed without the run leaderboard"}},
@@ -177,7 +177,7 @@ func TestEnds(t *testing.T) {
 			return time.Hour
 		}}, Options{}, time.Minute, []string{
 			"ok: ", "not tried: cancelled: interrupted", "not tried: cancelled: interrupted", "not tried: cancelled: interrupted", "not tried: cancelled: interrupted",
-			"not tried: cancelled: interrupted", "not tried: interrupted",
+			"not tried: cancelled: interrupted", "not tried: cancelled: interrupted", "not tried: interrupted",
 		}},
 		{"refused", node{agents: 2, before: func(s *bktest.Server, _ *Options) {
 			s.Inject(bktest.Fault{Route: "POST /v2/organizations/{org}/pipelines/{pipeline}/builds", Status: http.StatusForbidden, Times: -1})

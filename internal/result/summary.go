@@ -123,7 +123,7 @@ func Summarize(name string, ev *Evaluation, cancelled bool) *Summary {
 		s.verdict, s.reason = outOfTime, "exceeded its time limit of "+text.Line(string(run.Duration), 16)+" s"
 	case signalled:
 		s.reason = "ended by " + name
-	case check == "pass":
+	case check == "pass" && run.ExitCode == 0:
 		s.reason = "reported more than a program is allowed to"
 	case failures != "":
 		s.reason = failures

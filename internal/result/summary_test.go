@@ -46,6 +46,7 @@ func TestSummarise(t *testing.T) {
 		{"an own 114", &Run{ExitCode: 114, Duration: "3"}, []string{"check: fail"}, "not passed|ended with exit code 114||3.00 s"},
 		{"cancelled", &Run{ExitCode: -9, Duration: "3"}, nil, "cancelled|the job was cancelled||3.00 s"},
 		{"too much reported", &Run{Duration: "3"}, []string{"check: pass"}, "not passed|reported more than a program is allowed to||3.00 s"},
+		{"a crash after the check", &Run{ExitCode: 1, Duration: "3"}, []string{"check: pass"}, "not passed|ended with exit code 1||3.00 s"},
 		{"CUDA failed", &Run{ExitCode: 110, Duration: "3"}, nil, "not passed|CUDA reported an error (exit code 110)||3.00 s"},
 		{"no report", &Run{ExitCode: 111, Duration: "3"}, nil, "not passed|could not write its report (exit code 111)||3.00 s"},
 		{"wrong, not said where", &Run{ExitCode: 112, Duration: "3"}, nil, "not passed|the results are wrong (exit code 112)||3.00 s"},

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -157,6 +158,55 @@ o("check: pass\n")`, func(t *testing.T, j *job, code int, result map[string]any)
 			t.Errorf("left: %v, %v", left, err)
 		}
 	}, func(_ *testing.T, j *job) { j.cmd.Env = append(j.cmd.Env, "KBNODE_TEST_FILES=100") })
+}
+
+// TestNotesOnDirectories has the pre-run keep numbers where no file is needed: in the attributes, the times,
+// the owner, the mode and the generation of directories that stay.
+func TestNotesOnDirectories(t *testing.T) {
+	t.Parallel()
+	attacks(t, `
+import fcntl, os, struct
+def tries(f, *args, **more):
+    try: f(*args, **more)
+    except OSError: pass
+for d in (".", "kept"):
+    at = os.open(d, os.O_RDONLY)
+    tries(os.setxattr, d, "user.note", b"4711"); tries(fcntl.ioctl, at, 0x40087602, struct.pack("l", 4711))
+    tries(os.chmod, d, 0o751); tries(os.utime, d, ns=(2**62, 4711)); tries(os.chown, d, 4711, 4711)
+`, `
+import fcntl, struct
+for d in (".", "kept"):
+    s = os.stat(d)
+    found = [s.st_atime_ns == 2**62, s.st_mtime_ns == 4711, s.st_uid == 4711, s.st_gid == 4711, s.st_mode & 0o777 == 0o751, bool(os.listxattr(d))]
+    try: found.append(struct.unpack("l", fcntl.ioctl(os.open(d, os.O_RDONLY), 0x80087601, bytes(8))) == (4711,))
+    except OSError: pass
+    if any(found): o("%s: %s\n" % (d, found))
+o("check: %s\n" % ("pass" if sys.argv[1] == "test" else "fail"))`, func(t *testing.T, j *job, code int, result map[string]any) {
+		passes(t, j, code, result)
+		must.Equal(t, `map[check:pass]`, fmt.Sprint(at(result, "runs", "test", "run", "result")))
+	}, func(t *testing.T, j *job) { must.Do(t, os.Mkdir(filepath.Join(j.cmd.Dir, "kept"), 0o755)) })
+}
+
+// TestNamesOfSources writes sources under other names of files that are there, and in a directory behind a link,
+// beside one that only another user may look into.
+func TestNamesOfSources(t *testing.T) {
+	t.Parallel()
+	must.Root(t, "becomes another user")
+	j := newConfigJob(t, map[string]any{
+		"lang": "py", "mode": "leaderboard", "main": "./eval.py", "benchmarks": []any{map[string]int{"n": 1}}, "sources": map[string]string{
+			"./eval.py": report + `import helper; o("check: %s\n" % helper.verdict)`, "link/../helper.py": `verdict = "pass"`, "link/b.py": "", "submission.py": "",
+		},
+	})
+	dir := j.cmd.Dir
+	write(t, dir+"/eval.py", "")
+	write(t, dir+"/sub/b.py", "")
+	must.Do(t, os.Symlink("sub", dir+"/link"))
+	must.Do(t, os.Mkdir(dir+"/private", 0o700))
+	j.become(t, 65534)
+	must.Do(t, os.Chown(dir+"/private", 0, 0))
+	if code, result := j.run(t); code != 0 || at(result, "runs", "leaderboard", "run", "passed") != true || strings.Contains(j.stderr.String(), "created by a program") {
+		t.Errorf("exit code %d, %v\n%s", code, result, j.stderr.String())
+	}
 }
 
 // TestTruncation has a judge's program empty a file that it may not write to, on a kernel whose

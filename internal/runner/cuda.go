@@ -125,10 +125,6 @@ func (e *engine) checkIncludes() error {
 // compileCUDA writes the sources, compiles them and removes them, so that the program
 // cannot read them. If ok is false, there is no program and c says why.
 func (e *engine) compileCUDA(ctx context.Context) (c *result.Compilation, ok bool, err error) {
-	// An earlier run's program must not be mistaken for this one's.
-	if err := e.src.root.RemoveAll(evalProgram); err != nil {
-		return nil, false, fmt.Errorf("remove old %s: %w", evalProgram, err)
-	}
 	defer e.removeSources()
 	if err := e.src.put(); err != nil {
 		return nil, false, err

@@ -77,6 +77,17 @@ func TestCUDADoesNotRun(t *testing.T) {
 	}
 }
 
+// TestOldCUDAProgram starts where an earlier job left its program.
+func TestOldCUDAProgram(t *testing.T) {
+	t.Parallel()
+	j := newCUDAJob(t, map[string]any{"mode": "leaderboard", "benchmarks": []any{map[string]int{"n": 1}}})
+	j.standIn(t, "nvcc", nvcc)
+	must.Program(t, filepath.Join(j.cmd.Dir, evalProgram), "#!/bin/sh\n")
+	if code, result := j.run(t); code != 0 || at(result, "runs", "leaderboard", "run", "passed") != true {
+		t.Errorf("exit code %d, %v\n%s", code, result, j.stderr.String())
+	}
+}
+
 func TestCUDARefused(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

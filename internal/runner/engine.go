@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -35,6 +36,7 @@ type engine struct {
 	leads     map[string]string   // where paths that programs look through lead, without Landlock
 	tmpfs     map[uint64]bool     // which devices of theirs are one
 	recorded  []recording         // profilers' files, to be delivered
+	traced    int                 // bytes of their archives in the result
 	preRan    bool                // by preRun
 	compiled  *result.Compilation // its outcome
 }
@@ -80,6 +82,11 @@ func (e *engine) runAll(ctx context.Context, done func(name string, ev *result.E
 		return err // nothing is changed yet
 	}
 	defer e.claimProfileData()()
+	if e.lang == "cu" { // an earlier job's program must not be mistaken for this one's
+		if err := e.src.root.RemoveAll(evalProgram); err != nil {
+			return fmt.Errorf("remove old %s: %w", evalProgram, err)
+		}
+	}
 	if err := e.recordAreas(); err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ import (
 type sources struct {
 	root  *os.Root
 	files result.Pairs[string] // by name in root
-	at    map[string]int       // the index in files of each name
+	at    map[string]int       // the index in files of each path in root, without links to directories
 }
 
 // newSources returns an error for every name that does not lead to a file in the
@@ -30,19 +30,38 @@ func (s *sources) add(key string, files result.Pairs[string]) error {
 	var errs []error
 	for _, f := range files {
 		name, err := s.check(f.Key)
+		path := name
+		if err == nil {
+			path, err = s.real(name)
+		}
 		if err != nil {
 			if errs = append(errs, fmt.Errorf("%s: %q %w", key, f.Key, err)); len(errs) == maxFaults {
 				break
 			}
+			continue
 		}
-		if i, ok := s.at[name]; ok {
+		if i, ok := s.at[path]; ok {
 			s.files[i].Value = f.Value // the later of two texts with one name wins
 			continue
 		}
-		s.at[name] = len(s.files)
+		s.at[path] = len(s.files)
 		s.files = append(s.files, result.Pair[string]{Key: name, Value: f.Value})
 	}
 	return errors.Join(errs...)
+}
+
+// real returns the path of a name that check returned, through links to directories.
+func (s *sources) real(name string) (string, error) {
+	i := strings.LastIndexByte(name, '/') + 1
+	top, err := filepath.EvalSymlinks(s.root.Name())
+	if err != nil {
+		return "", err
+	}
+	dir, err := filepath.EvalSymlinks(top + "/" + name[:i])
+	if err != nil {
+		return "", err
+	}
+	return filepath.Rel(top, filepath.Join(dir, name[i:]))
 }
 
 var errOutside = errors.New("leads out of the job's directory; give a name inside of it")

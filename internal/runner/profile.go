@@ -25,6 +25,7 @@ const (
 	profileLimit = 1 << 30  // bytes in ProfileDir
 	profileFiles = 1 << 12  // files in it
 	traceLimit   = 32 << 20 // bytes of a zip archive that goes into result.json
+	tracesLimit  = 64 << 20 // bytes of all of a job's; result.MaxBytes bounds them in base64
 	ncuReport    = "profile.ncu-rep"
 	ncuTextLimit = 16 << 20 // bytes of ncu's printed report
 )
@@ -177,7 +178,8 @@ var errFull = errors.New("is over the limit")
 
 // trace packs a profiler's files for the result. If they do not fit, Trace is empty.
 func (e *engine) trace(r recording, profiler string) *result.Profile {
-	archive := &bounded{limit: traceLimit}
+	limit := min(traceLimit, tracesLimit-e.traced)
+	archive := &bounded{limit: limit}
 	z := zip.NewWriter(archive)
 	err := e.walk(r.dir(), func(name string, _ int64) error {
 		w, err := z.Create(name)
@@ -191,9 +193,10 @@ func (e *engine) trace(r recording, profiler string) *result.Profile {
 	})
 	p := &result.Profile{Profiler: profiler}
 	if err = errors.Join(err, z.Close()); err != nil || archive.over {
-		e.note("%s: the profile is not in %s, only in %s: it is over %d bytes or cannot be read (%v)", r.name, result.File, ProfileDir, traceLimit, err)
+		e.note("%s: the profile is not in %s, only in %s: it is over %d bytes or cannot be read (%v)", r.name, result.File, ProfileDir, limit, err)
 		return p
 	}
+	e.traced += len(archive.buf)
 	p.Trace = base64.StdEncoding.EncodeToString(archive.buf)
 	return p
 }

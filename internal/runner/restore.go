@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -40,9 +41,11 @@ const (
 
 // stamp tells a file from a changed one. The time of its last change does, which no program without
 // CAP_SYS_TIME can set, and on a tmpfs its content: there, writing to mapped memory does not always
-// change the time.
+// change the time. Of a directory, it has all that a program could keep there for the next one.
 type stamp struct {
 	mode   fs.FileMode
+	owner  [2]uint32           // of a directory: user and group
+	times  [2]syscall.Timespec // of a directory: of access and modification
 	size   int64
 	inode  uint64
 	change syscall.Timespec
@@ -73,6 +76,9 @@ func (e *engine) recordAreas() error {
 	return nil
 }
 
+// dockerMark is a file that Docker makes in every container, whatever its storage driver.
+const dockerMark = "/.dockerenv"
+
 // findTemporary finds the system's directories for temporary files if no other job uses
 // them: in a container in which nothing else runs. Elsewhere, programs have only their
 // TMPDIR.
@@ -81,7 +87,7 @@ func (e *engine) findTemporary() error {
 	if err := unix.Statfs("/", &root); err != nil {
 		return fmt.Errorf("look at the root file system: %w", err)
 	}
-	if root.Type != unix.OVERLAYFS_SUPER_MAGIC || !onlyFamily() {
+	if _, err := os.Lstat(dockerMark); root.Type != unix.OVERLAYFS_SUPER_MAGIC && err != nil || !onlyFamily() {
 		return nil
 	}
 	for _, dir := range []string{"/tmp", "/var/tmp", "/dev/shm"} {
@@ -89,7 +95,7 @@ func (e *engine) findTemporary() error {
 			continue // the job's directory is in it, and is restored by other rules
 		}
 		var st unix.Statfs_t
-		if unix.Statfs(dir, &st) == nil && (st.Type == unix.OVERLAYFS_SUPER_MAGIC || st.Type == unix.TMPFS_MAGIC) {
+		if unix.Statfs(dir, &st) == nil && (st.Type == root.Type || st.Type == unix.TMPFS_MAGIC) {
 			e.temporary = append(e.temporary, dir)
 		}
 	}
@@ -167,13 +173,13 @@ func systemLibraries() []string {
 func (e *engine) walkArea(a *area, f func(name string, info fs.FileInfo) error) error {
 	n := 0
 	err := filepath.WalkDir(a.dir, func(name string, d fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) || name == a.dir && err == nil && a.kind != foreignArea {
+		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
-		if err != nil && a.kind != foreignArea {
+		if err != nil && a.kind != foreignArea && (d == nil || !closed(name, d)) {
 			return err
 		}
-		if d == nil {
+		if d == nil || err != nil {
 			return nil // this user cannot see it, so programs cannot either
 		}
 		if d.IsDir() && e.own(name) {
@@ -197,11 +203,25 @@ func (e *engine) walkArea(a *area, f func(name string, info fs.FileInfo) error) 
 	return nil
 }
 
+// closed reports whether a directory is another user's, in which programs can neither look nor write.
+func closed(name string, d fs.DirEntry) bool {
+	info, err := d.Info()
+	if err != nil {
+		return false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && int(st.Uid) != os.Geteuid() && unix.Access(name, unix.R_OK) != nil && unix.Access(name, unix.W_OK) != nil
+}
+
 // stampOf looks at a file, and at its content if content is set and it is on a tmpfs.
 func (e *engine) stampOf(name string, info fs.FileInfo, content bool) (stamp, error) {
 	s := stamp{mode: info.Mode()}
 	st, ok := info.Sys().(*syscall.Stat_t)
-	if info.IsDir() || !ok {
+	switch {
+	case !ok:
+		return s, nil
+	case info.IsDir():
+		s.owner, s.times = [2]uint32{st.Uid, st.Gid}, [2]syscall.Timespec{st.Atim, st.Mtim}
 		return s, nil
 	}
 	s.size, s.inode, s.change = info.Size(), st.Ino, st.Ctim
@@ -273,7 +293,7 @@ func (e *engine) putBack() error {
 			case old && was == now, e.isSource(name):
 				return nil
 			case old && was.mode.IsDir() && now.mode.IsDir():
-				return os.Chmod(name, was.mode) // so that it can be read
+				return was.restore(name, now)
 			case (a.kind == foreignArea || old && a.kind == jobArea) && !isCache(name):
 				return changed(name)
 			}
@@ -298,6 +318,20 @@ func (e *engine) putBack() error {
 		}
 	}
 	return nil
+}
+
+// restore puts back what a directory had, so that it can be read. Its own changes, such as those of the
+// times, are no matter where the user may not undo them: then programs could not choose them either.
+func (s stamp) restore(dir string, now stamp) error {
+	var errs []error
+	if s.owner != now.owner {
+		errs = append(errs, os.Lchown(dir, int(s.owner[0]), int(s.owner[1])))
+	}
+	if s.mode != now.mode {
+		errs = append(errs, os.Chmod(dir, s.mode))
+	}
+	errs = append(errs, os.Chtimes(dir, time.Unix(s.times[0].Unix()), time.Unix(s.times[1].Unix())))
+	return errors.Join(slices.DeleteFunc(errs, func(err error) bool { return err == nil || errors.Is(err, fs.ErrPermission) })...)
 }
 
 func changed(path string) error {

@@ -2,6 +2,7 @@ package runner
 
 import (
 	"runtime"
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -95,7 +96,9 @@ func programFilter(judge []uint32, landlock int) filter {
 	f.onAny(func(f *filter) { f.fail(unix.ENOSYS) }, unix.SYS_SHMGET, unix.SYS_SEMGET, unix.SYS_MSGGET, unix.SYS_MQ_OPEN)
 	// A file's owner gets signals, any signal with F_SETSIG.
 	f.onCall(unix.SYS_FCNTL, deny(1, unix.F_SETOWN, unix.F_SETOWN_EX))
-	f.onCall(unix.SYS_IOCTL, deny(1, fioSetOwn, sioSetOwn))
+	f.onCall(unix.SYS_IOCTL, deny(1, slices.Concat([]uint32{fioSetOwn, sioSetOwn}, inodeSettings)...))
+	// An attribute of a directory outlives a program. File systems without attributes answer in this way.
+	f.onAny(func(f *filter) { f.fail(unix.ENOTSUP) }, unix.SYS_SETXATTR, unix.SYS_LSETXATTR, unix.SYS_FSETXATTR, unix.SYS_SETXATTRAT, unix.SYS_FILE_SETATTR)
 	if landlock == landlockRefer {
 		f.truncations()
 	}
@@ -155,6 +158,10 @@ func programFilter(judge []uint32, landlock int) filter {
 
 // The commands of ioctl that set a file's owner (asm-generic/sockios.h).
 const fioSetOwn, sioSetOwn = 0x8901, 0x8902
+
+// inodeSettings are those that keep a number with a directory (linux/fs.h, fs/ext4/ext4.h): flags,
+// FS_IOC_FSSETXATTR, FS_IOC_SETVERSION, EXT4_IOC_SETVERSION and the name of a key.
+var inodeSettings = []uint32{unix.FS_IOC_SETFLAGS, 0x401c5820, 0x40087602, 0x40086604, unix.FS_IOC_SET_ENCRYPTION_POLICY}
 
 // deny refuses a call if an argument is one of these values.
 func deny(arg uint32, values ...uint32) func(*filter) {

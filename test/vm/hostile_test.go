@@ -32,7 +32,7 @@ const files = `set +e # what vanishes meanwhile is no fault
 // nodePrograms are what a job starts on the host. Git's shell is that of a repository in a directory, as
 // on this machine. What root runs is compared with an ordinary job's, since containers run as root, too:
 // further programs are those of this test and of the machine.
-var nodePrograms = regexp.MustCompile(`^(kbnode-gpu[0-7] (buildkite-agent|kbnode)|kbnode-git (git\S*|sh)|root (split|jq|cat|ls|wc|sed|grep|perl|modprobe|cron|run-parts|systemd.*|\(.*))$`)
+var nodePrograms = regexp.MustCompile(`^(kbnode-gpu[0-7] (buildkite-agent|kbnode)|kbnode-git (git\S*|sh)|root (split|jq|cat|ls|wc|sed|grep|perl|modprobe|cron|unix_chkpwd|run-parts|systemd.*|\(.*))$`)
 
 // ended is how a hostile build ended.
 type ended struct {
