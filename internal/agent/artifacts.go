@@ -28,6 +28,13 @@ const (
 	maxUploads   = 10_000   // files that a pattern may find
 )
 
+// LimitError says which of these bounds a job's files exceed, which is the job's own doing.
+type LimitError string
+
+func (e LimitError) Error() string { return string(e) }
+
+func exceeds(format string, args ...any) error { return LimitError(fmt.Sprintf(format, args...)) }
+
 // Prepare makes it safe to upload artifacts from a directory in which nothing runs any more, and which no
 // one needs afterward: it removes what is not a file, a noise record that the job made up, and a result
 // that was not finished, and lets anyone read the rest. status is the exit status of the job's command, as
@@ -79,7 +86,7 @@ type upload struct {
 // path does not matter.
 func (w *walk) dir(at *os.Root, dir string, depth int) error {
 	if depth > maxDepth {
-		return fmt.Errorf("the checkout is deeper than %d directories", maxDepth)
+		return exceeds("the checkout is deeper than %d directories", maxDepth)
 	}
 	f, err := at.Open(".")
 	if err != nil {
@@ -114,7 +121,7 @@ func ignoreShut(err error) error {
 // entry prepares an entry of a directory, whose path in the root is whole.
 func (w *walk) entry(at *os.Root, whole string, depth int) error {
 	if w.entries++; w.entries > maxFiles {
-		return fmt.Errorf("the checkout has more than %d files", maxFiles)
+		return exceeds("the checkout has more than %d files", maxFiles)
 	}
 	if err := w.ctx.Err(); err != nil {
 		return err
@@ -160,13 +167,13 @@ func (w *walk) count(name string, file fs.FileInfo) error {
 			continue
 		}
 		if u.files++; u.files > maxUploads {
-			return fmt.Errorf("%.200q finds more than %d files; upload fewer, or an archive of them", u.pattern, maxUploads)
+			return exceeds("%.200q finds more than %d files; upload fewer, or an archive of them", u.pattern, maxUploads)
 		}
 		if file.Size() > maxFileSize {
-			return fmt.Errorf("%.200q has %s; upload files of at most %s", name, text.Bytes(file.Size()), text.Bytes(maxFileSize))
+			return exceeds("%.200q has %s; upload files of at most %s", name, text.Bytes(file.Size()), text.Bytes(maxFileSize))
 		}
 		if u.bytes += file.Size(); u.bytes > maxSize {
-			return fmt.Errorf("the files have more than %s together; upload fewer", text.Bytes(maxSize))
+			return exceeds("the files have more than %s together; upload fewer", text.Bytes(maxSize))
 		}
 	}
 	return nil

@@ -187,6 +187,9 @@ func secrets(env map[string]string, patterns []string) (values []string) {
 
 // upload uploads what the job left: its artifacts, or the pipeline that it is about.
 func (c Config) upload(canceled context.Context, spec *job.Spec, o slot.Outcome) error {
+	if o.Lost != "" {
+		return errors.New(o.Lost)
+	}
 	if o.Files == "" {
 		return nil
 	}

@@ -30,6 +30,7 @@ type fakeEngine struct {
 	driver   string        // cgroup driver
 	security []string      // its security options
 	exit     chan struct{} // closed: containers have exited
+	status   int           // with which they exit
 	// online lists the CPUs that the engine knows; "" for all.
 	online string
 	// onStart, if not nil, is called while a container starts.
@@ -79,7 +80,7 @@ type stream struct {
 func newFakeEngine(t testing.TB) *fakeEngine {
 	t.Helper()
 	e := &fakeEngine{
-		socket: filepath.Join(t.TempDir(), "engine.sock"), driver: "systemd",
+		socket: filepath.Join(t.TempDir(), "engine.sock"), driver: "systemd", status: 7,
 		stats: map[string]string{"/etc/passwd": `{"size": 1000, "mode": 420}`, "/etc/group": ""},
 		root:  t.TempDir(), exit: make(chan struct{}), containers: map[string]*fakeContainer{}, attached: make(chan stream, 8),
 	}
@@ -121,7 +122,7 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		state := *c
 		select {
 		case <-e.exit:
-			state.State.Status, state.State.Running, state.State.ExitCode = "exited", false, 7
+			state.State.Status, state.State.Running, state.State.ExitCode = "exited", false, e.status
 		default:
 		}
 		reply(w, http.StatusOK, state)
@@ -144,7 +145,7 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		_ = http.NewResponseController(w).Flush()
 		select {
 		case <-e.exit:
-			_, _ = io.WriteString(w, `{"StatusCode":7}`)
+			_, _ = fmt.Fprintf(w, `{"StatusCode":%d}`, e.status)
 		case <-r.Context().Done():
 		}
 	}))

@@ -82,18 +82,44 @@ func TestHeldContainer(t *testing.T) {
 	}
 }
 
-// TestProcessStays uploads nothing while a process may put links into the checkout.
-func TestProcessStays(t *testing.T) {
+// TestNothingIsUploaded while a process may put links into the checkout, nor of a file that is too large. A job that
+// succeeded then fails if that is the node's fault.
+func TestNothingIsUploaded(t *testing.T) {
 	t.Parallel()
-	r := newJobRig(t, nil)
-	done := r.start(t.Context())
-	out := <-r.engine.attached
-	r.put(t, filepath.Join(r.cgroup, "docker-lost.scope", "cgroup.procs"), "1")
-	r.engine.end()
-	_ = out.Close()
-	r.expect(t, r.wait(t, done), 7, "nothing is uploaded: something may still run: process 1 (")
-	if _, err := os.Stat(r.notes); err == nil {
-		t.Error("it was uploaded")
+	stays := func(r *jobRig, _ string) error {
+		r.put(t, filepath.Join(r.cgroup, "docker-lost.scope", "cgroup.procs"), "1")
+		return nil
+	}
+	tooLarge := func(_ *jobRig, dir string) error {
+		file := filepath.Join(dir, "result.json")
+		return errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, 1<<43))
+	}
+	for name, row := range map[string]struct {
+		code   int
+		paths  string
+		leave  func(r *jobRig, dir string) error
+		status int
+		says   string
+	}{
+		"a process stays of one that failed":    {7, "result.json", stays, 7, "nothing is uploaded: something may still run: process 1 ("},
+		"a process stays of one that succeeded": {0, "result.json", stays, bootstrap.ExitNode, "nothing is uploaded: something may still run: process 1 ("},
+		"there is nothing to upload":            {0, "", stays, 0, "something may still run: process 1 ("},
+		"a large file":                          {0, "result.json", tooLarge, 0, "upload files of at most"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newJobRig(t, map[string]string{"BUILDKITE_ARTIFACT_PATHS": row.paths})
+			r.engine.status = row.code
+			done := r.start(t.Context())
+			out := <-r.engine.attached
+			must.Do(t, row.leave(r, r.checkout(t)))
+			r.engine.end()
+			_ = out.Close()
+			r.expect(t, r.wait(t, done), row.status, row.says)
+			if _, err := os.Stat(r.notes); err == nil {
+				t.Error("it was uploaded")
+			}
+		})
 	}
 }
 

@@ -55,7 +55,12 @@ func (g *guard) supervise(r *jobRun) {
 	}
 	if err := g.settle(context.Background(), r); err != nil {
 		g.log.Warn("nothing is uploaded", "job", r.spec.JobID, "err", err)
-		r.outcome.Reason = strings.TrimPrefix(r.outcome.Reason+"; nothing is uploaded: "+err.Error(), "; ")
+		why := "nothing is uploaded: " + err.Error()
+		if _, own := errors.AsType[agent.LimitError](err); own || len(r.spec.Artifacts) == 0 {
+			r.outcome.Reason = strings.TrimPrefix(r.outcome.Reason+"; "+why, "; ")
+		} else {
+			r.outcome.Lost = why
+		}
 	}
 	r.settled = true
 	if err := g.save(r, r.container); err != nil {

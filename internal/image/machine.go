@@ -184,7 +184,7 @@ func judge(c Canary, end slot.Outcome, output, doc []byte) (Canary, error) {
 		case end.ExitCode == 137:
 			return c, ErrKilled
 		default:
-			c.Reason = fmt.Sprintf("it left no result and exited with %d: %s", end.ExitCode, cmp.Or(end.Reason, lastLine(string(bytes.TrimSpace(output)))))
+			c.Reason = fmt.Sprintf("it left no result and exited with %d: %s", end.ExitCode, cmp.Or(end.Reason, end.Lost, lastLine(string(bytes.TrimSpace(output)))))
 		}
 		c.Reason = text.Line(c.Reason, maxReason)
 		return c, nil

@@ -102,6 +102,7 @@ func TestJudge(t *testing.T) {
 		reason string
 	}{
 		{name: "too many files", end: slot.Outcome{Reason: "nothing is uploaded: there are too many"}, said: "done\n", reason: "it left no result and exited with 0: nothing is uploaded: there are too many"},
+		{name: "lost files", end: slot.Outcome{Lost: "nothing is uploaded: it may still run"}, said: "done\n", reason: "it left no result and exited with 0: nothing is uploaded: it may still run"},
 		{name: "out of memory", end: slot.Outcome{ExitCode: 137, OutOfMemory: true}, reason: "it ran out of the slot's memory"},
 		{name: "cut off", text: `{"success": tr`, reason: "it left no result and exited with 0:"},
 		{name: "an error", text: `{"success": false, "error": "python3 is not there", "runs": {}}`, end: slot.Outcome{ExitCode: 1}, reason: "python3 is not there"},

@@ -53,6 +53,8 @@ type Outcome struct {
 	Refused string `json:"refused,omitempty"`
 	// NodeFault is why the job has no exit code, which is not its own fault.
 	NodeFault string `json:"node_fault,omitempty"`
+	// Lost is why nothing of the job's files can be uploaded, which is not its own fault.
+	Lost string `json:"lost,omitempty"`
 	// Files is a directory with what the job's artifact paths may name; "" without one.
 	Files string `json:"files,omitempty"`
 	// Pipeline is the file of Files that is to be uploaded, for a job that does only that.
