@@ -153,10 +153,10 @@ func TestRequests(t *testing.T) {
 		status             int
 		says               string
 	}{
-		{"POST", slot.RunPath, "{}", 403, "kind:"},
-		{"POST", slot.RunPath, "no JSON", 403, "spec:"},
+		{"POST", slot.RunPath, "{}", 503, "another version"},
+		{"POST", slot.RunPath, "no JSON", 503, "another version"},
 		{"POST", slot.RunPath, strings.Repeat("x", job.MaxSpec+1), 403, "spec:"},
-		{"POST", slot.RunPath + "?stdout=-1", "{}", 403, "kind:"},
+		{"POST", slot.RunPath + "?stdout=-1", "{}", 503, "another version"},
 		{"POST", slot.CancelPath + "?job=0190", "", 404, "does not run job 0190"},
 		{"POST", slot.CancelPath, "", 404, "does not run job"},
 		{"GET", slot.RunPath, "", 404, "does not know GET"},

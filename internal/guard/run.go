@@ -37,6 +37,7 @@ const (
 // jobRun is the one job that a slot runs.
 type jobRun struct {
 	spec      *job.Spec
+	foreign   error // why it may be followed, but not start; nil if it may
 	policy    plan.JobPolicy
 	container string
 	top       string // directory with the checkout, which only root can enter
@@ -112,9 +113,9 @@ func withTimeout[T any](ctx context.Context, patience time.Duration, ask func(co
 
 // run runs a job, or follows one that runs already, until its end.
 func (g *guard) run(c *call) error {
-	spec, err := readSpec(c)
-	if err != nil {
-		return err
+	spec, foreign := readSpec(c)
+	if spec == nil {
+		return foreign
 	}
 	stdout, err1 := c.count(slot.StdoutParam)
 	stderr, err2 := c.count(slot.StderrParam)
@@ -129,7 +130,9 @@ func (g *guard) run(c *call) error {
 	frames := slot.NewFrames(c.w, rc.Flush)
 	ctx, end := firstEnd(c.r.Context(), g.stopping)
 	defer end()
-	r, err := g.begin(ctx, newRun(spec, g.isRoot(c.caller), g.policyFor(c.caller)), frames)
+	asked := newRun(spec, g.isRoot(c.caller), g.policyFor(c.caller))
+	asked.foreign = foreign
+	r, err := g.begin(ctx, asked, frames)
 	left := func() {}
 	if err == nil {
 		left = sync.OnceFunc(func() { r.readers.Add(-1) })
@@ -163,6 +166,7 @@ func (g *guard) run(c *call) error {
 	}
 }
 
+// readSpec returns the job, or why there is none. It returns both if another version of kbnode sent it.
 func readSpec(c *call) (*job.Spec, error) {
 	rc := http.NewResponseController(c.w)
 	if err := rc.SetReadDeadline(time.Now().Add(bodyDeadline)); err != nil {
@@ -176,10 +180,13 @@ func readSpec(c *call) (*job.Spec, error) {
 		return nil, fmt.Errorf("read the spec: %w", err)
 	}
 	spec, err := job.Parse(body)
-	if err != nil {
-		return nil, forbid("%s", err)
+	if no, ok := errors.AsType[*job.Refusal](err); ok {
+		return nil, forbid("%s", no)
 	}
-	return spec, nil
+	if err != nil {
+		err = unavailable(err)
+	}
+	return spec, err
 }
 
 // notStarted tells a job that asks for what it may not have from a node that cannot run it.

@@ -128,6 +128,30 @@ func TestServiceDiedWhileSettling(t *testing.T) {
 	}
 }
 
+// TestOtherVersion follows a job that another version of kbnode sent, and starts none.
+func TestOtherVersion(t *testing.T) {
+	t.Parallel()
+	for id, want := range map[string]slot.Outcome{
+		"0190": {ExitCode: 3},
+		"0191": {NodeFault: "the job comes from another version of kbnode than the slot's service; run it again"},
+	} {
+		r := newJobRig(t, nil)
+		r.writeRecord(t, runRecord{JobID: "0190", Top: someRun, Container: strings.Repeat("e", 64), Outcome: &slot.Outcome{ExitCode: 3}})
+		spec, err := rootSpec(id).Marshal()
+		must.Do(t, err)
+		body := strings.Replace(string(spec), `{"kind"`, `{"payload":"","kind"`, 1)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://slot"+slot.RunPath, strings.NewReader(body))
+		must.Do(t, err)
+		resp, err := r.client.Do(req)
+		must.Do(t, err)
+		o, err := slot.ReadFrames(resp.Body, func(slot.FrameKind, []byte) {})
+		hangUp(resp.Body)
+		must.Do(t, err)
+		must.Equal(t, want, o)
+		must.Equal(t, 0, r.made())
+	}
+}
+
 // TestNeverStarted makes another container where an earlier service did not start the first.
 func TestNeverStarted(t *testing.T) {
 	t.Parallel()

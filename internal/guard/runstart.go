@@ -30,6 +30,9 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 	if err := g.prepare(ctx, r.root); err != nil {
 		return err
 	}
+	if r.foreign != nil {
+		return r.foreign
+	}
 	r.top = filepath.Join(g.policy.WorkRoot, runPrefix+rand.Text())
 	if err := g.fill(ctx, r, frames); err != nil {
 		return err

@@ -6,6 +6,7 @@ package job
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 )
@@ -149,24 +150,30 @@ func refuse(field, format string, args ...any) *Refusal {
 	return &Refusal{field, fmt.Sprintf(format, args...)}
 }
 
+var errVersion = errors.New("the job comes from another version of kbnode than the slot's service; run it again")
+
 // MaxSpec bounds a Spec, in bytes of JSON.
 const MaxSpec = 16 << 20
 
 // Parse reads what Marshal wrote, for a reader that does not trust the writer. Any other form of the
-// same Spec, such as one with a field twice, is refused.
+// same Spec, such as one with a field twice, is no *Refusal but an error: another version of kbnode wrote it. A Spec
+// is returned with this error if it would be valid.
 func Parse(text []byte) (*Spec, error) {
 	var s Spec
 	if len(text) > MaxSpec {
 		return nil, refuse("spec", "it has more than %d bytes; send a smaller one", MaxSpec)
 	}
 	if err := json.Unmarshal(text, &s); err != nil {
-		return nil, refuse("spec", "it is not a spec of this version of kbnode; send one: %v", err)
+		return nil, fmt.Errorf("%w: %w", errVersion, err)
+	}
+	if again, err := s.Marshal(); err != nil || !bytes.Equal(again, text) {
+		if s.Validate() != nil {
+			return nil, errVersion
+		}
+		return &s, errVersion
 	}
 	if err := s.Validate(); err != nil {
 		return nil, err
-	}
-	if again, err := s.Marshal(); err != nil || !bytes.Equal(again, text) {
-		return nil, refuse("spec", "it is not as kbnode writes it; send it unchanged")
 	}
 	return &s, nil
 }
