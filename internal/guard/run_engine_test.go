@@ -68,8 +68,14 @@ func TestTimeLimit(t *testing.T) {
 	for name, row := range map[string]struct {
 		plugins string
 		limit   int64
+		code    int
+		status  int
 		says    string
-	}{"runs": {runnerPlugin, 3600, "1h0m0s"}, "starts": {absentPlugin, 1, "1s"}} {
+	}{
+		"runs":                 {runnerPlugin, 3600, 7, 7, "1h0m0s"},
+		"runs and ends with 0": {runnerPlugin, 3600, 0, 143, "1h0m0s"},
+		"starts":               {absentPlugin, 1, 7, bootstrap.ExitNode, "1s"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newJobRig(t, map[string]string{"BUILDKITE_PLUGINS": row.plugins}, func(r *rig) { r.policy.TimeLimitSeconds = row.limit })
@@ -79,10 +85,9 @@ func TestTimeLimit(t *testing.T) {
 				}
 				return 0
 			}
+			r.engine.status = row.code
 			done := r.start(t.Context())
-			status := bootstrap.ExitNode
-			if name == "runs" {
-				status = 7
+			if row.plugins == runnerPlugin {
 				out := <-r.engine.attached
 				must.Until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
 				r.guard.runs.mu.Lock()
@@ -92,7 +97,7 @@ func TestTimeLimit(t *testing.T) {
 				r.engine.end()
 				_ = out.Close()
 			}
-			r.expect(t, r.wait(t, done), status, "kbnode: the job was terminated: it ran longer than the "+row.says+" that job.time_limit allows")
+			r.expect(t, r.wait(t, done), row.status, "kbnode: the job was terminated: it ran longer than the "+row.says+" that job.time_limit allows")
 		})
 	}
 }

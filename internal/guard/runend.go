@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/limit"
@@ -28,6 +30,8 @@ const (
 	readPoll = 10 * time.Millisecond
 	// removeTime is how long the removal of a container may take: there may be many files in it.
 	removeTime = time.Minute
+	// exitLate is the exit status of a job that took too long and ended with 0: that of SIGTERM.
+	exitLate = 128 + int(unix.SIGTERM)
 	// enginePeriod is the time between two checks of an engine that has nothing to say.
 	enginePeriod = time.Minute
 )
@@ -101,6 +105,9 @@ func (g *guard) awaitOrCancel(r *jobRun) slot.Outcome {
 	}
 	if o.Canceled = true; r.late.Load() {
 		o.Reason = g.errLate().Error()
+		if o.ExitCode == 0 { // also one that ends well at SIGTERM did not pass
+			o.ExitCode = exitLate
+		}
 		g.log.Warn("job terminated", "job", r.spec.JobID, "reason", o.Reason)
 	}
 	return o
