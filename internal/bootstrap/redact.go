@@ -16,7 +16,8 @@ const redacted = "[REDACTED]"
 const minSecret = 6
 
 // Redactor writes a log without its secrets, also where one is cut into several writes. It holds
-// back only what may become a secret. It is safe for concurrent use.
+// back only what may become a secret, and goes on where the log ends: a program that writes to it must not end
+// with it. It is safe for concurrent use.
 type Redactor struct {
 	mu      sync.Mutex
 	out     io.Writer
@@ -60,21 +61,19 @@ func (r *Redactor) Write(p []byte) (int, error) {
 	for _, s := range r.secrets {
 		keep = max(keep, begun(r.held, s))
 	}
-	if err := r.flush(len(r.held) - keep); err != nil {
-		return 0, err
-	}
+	r.flush(len(r.held) - keep)
 	return len(p), nil
 }
 
 // Close writes what was held back. It does not close the log.
-func (r *Redactor) Close() error {
+func (r *Redactor) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.flush(len(r.held))
+	r.flush(len(r.held))
 }
 
 // flush writes the first n bytes of what is held.
-func (r *Redactor) flush(n int) error {
+func (r *Redactor) flush(n int) {
 	var ends []int // of the longest secret that begins there
 	for _, s := range r.secrets {
 		for at := 0; ; at++ {
@@ -105,11 +104,9 @@ func (r *Redactor) flush(n int) error {
 		line, at = append(line, r.held[at:n]...), n
 	}
 	r.held, r.covered = append(r.held[:0], r.held[n:]...), at-n
-	if len(line) == 0 {
-		return nil
+	if len(line) > 0 {
+		_, _ = r.out.Write(line) // its reader may be gone
 	}
-	_, err := r.out.Write(line)
-	return err
 }
 
 // begun returns how many of the last bytes of text may be the beginning of a secret.

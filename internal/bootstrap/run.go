@@ -71,7 +71,7 @@ func (c Config) run(ctx, canceled context.Context) (status int) {
 	// A refusal may quote a secret, too.
 	log := NewRedactor(c.Log, secrets(c.Input.Env, strings.Split(c.Input.Env["BUILDKITE_REDACTED_VARS"], ",")))
 	c.Log = log
-	defer func() { _ = log.Close() }()      // its reader may be gone
+	defer log.Close()
 	const ignored = "BUILDKITE_IGNORED_ENV" // the agent's, unless it ignored none
 	if names := c.Input.Env[ignored]; names != "" && !slices.Contains(c.Input.Sent, job.Var{Name: ignored, Value: names}) {
 		c.say("kbnode: Buildkite's agent ignored " + text.Line(names, maxIgnored) + ", which no build may set")
@@ -150,7 +150,7 @@ func (c Config) follow(ctx, canceled context.Context, spec *job.Spec) (slot.Outc
 			return
 		}
 		begin()
-		_, _ = c.Log.Write(data) // its reader may be gone
+		_, _ = c.Log.Write(data)
 	})
 	if err == nil && o.Refused == "" && o.NodeFault == "" && !o.Canceled && spec.Kind != job.KindUpload {
 		begin() // it ran without a word
@@ -172,7 +172,7 @@ func title(spec *job.Spec) string {
 
 // say writes lines of kbnode's own.
 func (c Config) say(lines ...string) {
-	_, _ = io.WriteString(c.Log, strings.Join(lines, "\n")+"\n") // its reader may be gone
+	_, _ = io.WriteString(c.Log, strings.Join(lines, "\n")+"\n")
 }
 
 // secrets returns the values of the variables whose names match one of the patterns.

@@ -1,7 +1,9 @@
 package bootstrap
 
 import (
+	"errors"
 	"maps"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -92,6 +94,19 @@ func TestUploadReachesBuildkite(t *testing.T) {
 	want := "~~~ Uploading artifacts\nBUILDKITE_AGENT_ACCESS_TOKEN=shown\nBUILDKITE_JOB_ID=0190\nHOME=/nonexistent\nHTTPS_PROXY=http://proxy:3128\nPATH=/nonexistent\nPWD=/\nSSL_CERT_FILE=/etc/ca\n"
 	if got := r.log.String(); status != 0 || !strings.HasSuffix(got, want) {
 		t.Errorf("%d: %s", status, got)
+	}
+}
+
+// TestClosedLog uploads although no one reads the log any more.
+func TestClosedLog(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, slot.Outcome{Files: "/"}, "hello\n")
+	closed, log, err := os.Pipe()
+	must.Do(t, errors.Join(err, closed.Close()))
+	defer func() { _ = log.Close() }()
+	r.Log = log
+	if status, _ := Run(t.Context(), r.Config); status != 0 {
+		t.Error(status)
 	}
 }
 
