@@ -78,15 +78,20 @@ func TestCancelAgain(t *testing.T) {
 	}
 }
 
-// TestRefusalHidesSecrets redacts what a refusal quotes.
+// TestRefusalHidesSecrets shows nothing of a secret that a refusal would quote, also cut or with escapes.
 func TestRefusalHidesSecrets(t *testing.T) {
-	var log bytes.Buffer
-	in := job.Input{Env: map[string]string{
-		"BUILDKITE_JOB_ID": "0190", "BUILDKITE_COMMAND": "true", "MY_TOKEN": "Secret-Value", "BUILDKITE_REDACTED_VARS": "*_KEY, *_TOKEN",
-		"BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{"image":"$MY_TOKEN","expand-image-vars":true}}]`,
-	}, Sent: []job.Var{{Name: "MY_TOKEN", Value: "Secret-Value"}}}
-	status, _ := Run(t.Context(), Config{Input: in, Log: &log})
-	if got := log.String(); status != job.ExitRefused || strings.Contains(got, "Secret-Value") || !strings.Contains(got, redacted) {
-		t.Errorf("%d: %s", status, got)
+	t.Parallel()
+	for _, secret := range []string{"Secret-Value", "Secret-Value-" + strings.Repeat("0123456789", 20), `Secret-"Value" x`} {
+		for _, options := range []string{`"image":"$MY_TOKEN","expand-image-vars":true`, `"image":"a","volumes":["$MY_TOKEN:/x"],"expand-volume-vars":true`, `"image":"a","env-propagation-list":"MY_TOKEN"`} {
+			var log bytes.Buffer
+			in := job.Input{Env: map[string]string{
+				"BUILDKITE_JOB_ID": "0190", "BUILDKITE_COMMAND": "true", "MY_TOKEN": secret, "BUILDKITE_REDACTED_VARS": "*_KEY, *_TOKEN",
+				"BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{` + options + `}}]`,
+			}, Sent: []job.Var{{Name: "MY_TOKEN", Value: secret}}}
+			status, _ := Run(t.Context(), Config{Input: in, Log: &log})
+			if got := log.String(); status != job.ExitRefused || strings.Contains(got, "Secret-") || !strings.Contains(got, ": the log hides $MY_TOKEN, so ") {
+				t.Errorf("%s: %d: %s", options, status, got)
+			}
+		}
 	}
 }

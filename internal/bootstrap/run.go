@@ -11,7 +11,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -175,10 +174,10 @@ func (c Config) say(lines ...string) {
 	_, _ = io.WriteString(c.Log, strings.Join(lines, "\n")+"\n")
 }
 
-// secrets returns the values of the variables whose names match one of the patterns.
+// secrets returns the values of the variables that the patterns hide.
 func secrets(env map[string]string, patterns []string) (values []string) {
 	for name, value := range env {
-		if slices.ContainsFunc(patterns, func(p string) bool { ok, err := path.Match(strings.TrimSpace(p), name); return ok && err == nil }) {
+		if job.Hides(patterns, name) {
 			values = append(values, value)
 		}
 	}

@@ -147,8 +147,22 @@ func (r *reader) expand(name, text string, enabled bool) string {
 		if r.sent[v] == "" || reserved(v) {
 			r.refuse(name, "$%.60s has no value that a job may see; set it in the build, or write the value itself", v)
 		}
-		return r.sent[v]
+		return r.open(name, v)
 	})
+}
+
+// open returns the value of a variable that the log does not hide: a refusal quotes names and paths, cut or
+// with escapes, in which no one would find a secret.
+func (r *reader) open(field, name string) string {
+	if Hides(r.Redact, name) {
+		r.refuse(field, "the log hides $%.60s, so it is no part of a name; write the value itself", name)
+	}
+	return r.sent[name]
+}
+
+// Hides reports whether one of the patterns of BUILDKITE_REDACTED_VARS matches a variable, as for the agent.
+func Hides(patterns []string, name string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool { ok, err := path.Match(strings.TrimSpace(p), name); return ok && err == nil })
 }
 
 // docker fills in what the docker plugin would ask of docker run.
@@ -288,7 +302,7 @@ func (r *reader) dockerEnv() {
 		}
 	}
 	if list := r.text("env-propagation-list"); list != "" {
-		names := strings.Fields(r.sent[list])
+		names := strings.Fields(r.open("env-propagation-list", list))
 		if len(names) == 0 {
 			r.refuse("env-propagation-list", "%.60q is not a variable with names; set it in the build, or list the names in environment", list)
 		}

@@ -89,11 +89,13 @@ func TestEnvironmentWins(t *testing.T) {
 func TestCheckout(t *testing.T) {
 	t.Parallel()
 	// No refusal repeats a password, or changes what was sent.
-	_, err := job.Read(attack(map[string]string{"BUILDKITE_REPO": "https://user:secret@github.com/gpu-mode/kernelbot"}))
-	if refused(t, err, "BUILDKITE_REPO"); strings.Contains(err.Error(), "secret") {
-		t.Error(err)
+	for _, password := range []string{"secret", "a@secret", "a/secret", "a\n//secret"} {
+		_, err := job.Read(attack(map[string]string{"BUILDKITE_REPO": "https://user:" + password + "@github.com/gpu-mode/kernelbot"}))
+		if refused(t, err, "BUILDKITE_REPO"); strings.Contains(err.Error(), "secret") {
+			t.Error(err)
+		}
 	}
-	_, err = job.Read(attack(map[string]string{"BUILDKITE_COMMIT": " HEAD"}))
+	_, err := job.Read(attack(map[string]string{"BUILDKITE_COMMIT": " HEAD"}))
 	if refused(t, err, "BUILDKITE_COMMIT"); !strings.Contains(err.Error(), "HEAD") {
 		t.Error(err)
 	}

@@ -27,7 +27,7 @@ type Option struct {
 var Options = []Option{
 	{"image", Taken, "required; a step without the plugin runs in the node's own image"},
 	{"always-pull drop-caps", Taken, ""},
-	{"expand-image-vars expand-volume-vars", Taken, "$NAME and ${NAME} of the build, nothing else"},
+	{"expand-image-vars expand-volume-vars", Taken, "$NAME and ${NAME} of the build, unless the log hides them, and nothing else"},
 	{"command", Taken, "instead of the step's command, not besides it"},
 	{"entrypoint", Taken, `without a shell around the step's command, unless shell has one; "" is no entrypoint`},
 	{"shell", Taken, "a list, or false; the default is /bin/sh -e -c around the step's command"},

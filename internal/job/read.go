@@ -67,7 +67,7 @@ var (
 	runnerForm  = lazy.Regexp(`^(exec\s+)?(/usr/local/bin/)?kbnode\s+runner([\s;&|<>]|$)`)
 	// bareForm is a runner that reads no file of the checkout: its payload is in variables.
 	bareForm  = lazy.Regexp(`^(exec +)?(/usr/local/bin/)?kbnode +runner( +--annotate)?$`)
-	userInfo  = lazy.Regexp(`//[^/@]*@`)
+	userInfo  = lazy.Regexp(`(?s)//.*@`)
 	githubSSH = lazy.Regexp(`^(git@github\.com:|ssh://git@github\.com/)`)
 )
 
@@ -93,6 +93,8 @@ func Read(in Input) (*Spec, error) {
 		Command: []string{}, Env: []Var{}, Mounts: []Mount{}, Tmpfs: []Tmpfs{}, Ulimits: []Ulimit{},
 		Groups: []string{}, DropCaps: []string{}, Artifacts: []string{}, Redact: []string{},
 	}}
+	// From the agent alone: a build must not say what the log hides.
+	r.Redact = append(r.Redact, split(in.Env["BUILDKITE_REDACTED_VARS"], ",")...)
 	for _, v := range in.Sent {
 		if value, ok := in.Env[v.Name]; ok {
 			r.sent[v.Name] = value
@@ -254,17 +256,16 @@ func (r *reader) checkout() {
 
 // rest fills in what does not depend on the kind of job.
 func (r *reader) rest() {
-	split := func(list, sep string) (parts []string) {
-		for p := range strings.SplitSeq(list, sep) {
-			if p = strings.TrimSpace(p); p != "" {
-				parts = append(parts, p)
-			}
-		}
-		return parts
-	}
 	r.Artifacts = append(r.Artifacts, split(r.in.get("BUILDKITE_ARTIFACT_PATHS"), ";")...)
-	// From the agent alone: a build must not say what the log hides.
-	r.Redact = append(r.Redact, split(r.in.Env["BUILDKITE_REDACTED_VARS"], ",")...)
+}
+
+func split(list, sep string) (parts []string) {
+	for p := range strings.SplitSeq(list, sep) {
+		if p = strings.TrimSpace(p); p != "" {
+			parts = append(parts, p)
+		}
+	}
+	return parts
 }
 
 const github = "https://github.com/"
