@@ -31,9 +31,10 @@ var faults = []struct {
 // remote begins what a server says.
 const remote = "remote: "
 
-// matches reports whether git itself says one of the texts.
-func (e *gitError) matches(texts []string) bool {
-	for line := range strings.Lines(e.stderr + "\n" + e.err.Error()) {
+// matches reports whether git itself says one of the texts, besides the repository's name.
+func (e *gitError) matches(repository string, texts []string) bool {
+	said := strings.ReplaceAll(e.stderr, repository, "")
+	for line := range strings.Lines(said + "\n" + e.err.Error()) {
 		for _, t := range texts {
 			// A server's own words can be anything.
 			if strings.Contains(line, t) && strings.HasPrefix(line, remote) == strings.HasPrefix(t, remote) {
@@ -55,7 +56,7 @@ func explain(ctx context.Context, err error, repository, commit string) error {
 		return fmt.Errorf("fetch %s: %w", repository, err)
 	}
 	for i, f := range faults {
-		if !failed.matches(f.texts) {
+		if !failed.matches(repository, f.texts) {
 			continue
 		}
 		if i == 0 {

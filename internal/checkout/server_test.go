@@ -87,6 +87,18 @@ func refused(err error, says string) bool {
 	return ok && strings.Contains(no.Reason, says)
 }
 
+// TestNameOfRepository takes no word of its name for what git says.
+func TestNameOfRepository(t *testing.T) {
+	t.Parallel()
+	const repository = "https://github.com/gpu-mode/inflate-COLLISION"
+	for says, want := range map[string]bool{"Could not resolve host: github.com": false, "inflate: data stream error": true} {
+		err := explain(t.Context(), &gitError{"fetch", "fatal: unable to access '" + repository + "/': " + says + "\n", errors.New("exit status 128")}, repository, "main")
+		if refused(err, "damaged") != want {
+			t.Errorf("%s: %v", says, err)
+		}
+	}
+}
+
 // TestAnswers tells what is the repository's fault from what is the network's.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
