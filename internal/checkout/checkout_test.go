@@ -286,7 +286,7 @@ func TestTrees(t *testing.T) {
 		{entry("100644", "/a"), "use paths"},
 		{entry("100644", "a//b"), "use paths"},
 		{entry("100644", "a/./b"), "use paths"},
-		{entry("100644", "a\xff"), "use paths"},
+		{entry("100644", "a\xff"), "rename it to UTF-8"},
 		{entry("100644", "a/.GIT/config"), "git's own"},
 		{entry("100644", strings.Repeat("a/", 65)+"b"), "use paths"},
 		{entry("100644", strings.Repeat("abc/", 30)+strings.Repeat("a", 1025)), "use paths"},

@@ -13,6 +13,7 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 )
@@ -152,6 +153,9 @@ func readTree(r io.Reader, most int) (files []file, err error) {
 
 // checkPath refuses the path of a file that is not plainly below the directory.
 func checkPath(name string) error {
+	if !utf8.ValidString(name) {
+		return refuse("the commit has a file %.80q; rename it to UTF-8", name)
+	}
 	if len(name) > maxPath || strings.Count(name, "/") >= maxDepth || !fs.ValidPath(name) || name == "." {
 		return refuse("the commit has a file %.80q; use paths of at most %d bytes and %d directories", name, maxPath, maxDepth)
 	}
