@@ -35,11 +35,12 @@ const maxIgnored = 2000
 
 // Config configures a run.
 type Config struct {
-	Input  job.Input
-	Socket string // of the slot's service
-	Slot   string // its name, for the log
-	Log    io.Writer
-	Agent  string // path of buildkite-agent
+	Input    job.Input
+	InputErr error  // why Input is not all of it; nil if it is
+	Socket   string // of the slot's service
+	Slot     string // its name, for the log
+	Log      io.Writer
+	Agent    string // path of buildkite-agent
 	// Canceled is closed if a signal came before Run listens for signals; nil if none can have.
 	Canceled <-chan struct{}
 
@@ -75,10 +76,16 @@ func (c Config) run(ctx, canceled context.Context) (status int) {
 	if names := c.Input.Env[ignored]; names != "" && !slices.Contains(c.Input.Sent, job.Var{Name: ignored, Value: names}) {
 		c.say("kbnode: Buildkite's agent ignored " + text.Line(names, maxIgnored) + ", which no build may set")
 	}
-	spec, err := job.Read(c.Input)
+	spec, err := (*job.Spec)(nil), c.InputErr
+	if err == nil {
+		spec, err = job.Read(c.Input)
+	}
 	if err != nil {
 		c.say("+++ kbnode does not run this step", err.Error())
 		c.tellRefused(ctx)
+		if _, ok := errors.AsType[*job.Refusal](err); !ok {
+			return ExitNode
+		}
 		return job.ExitRefused
 	}
 	c.say("~~~ kbnode prepares a container on " + c.Slot)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"strings"
@@ -38,8 +37,8 @@ with 255.`,
 				return term.Usagef("bootstrap needs --print-spec or --slot, and not both; add --print-spec to see what a job is")
 			}
 			in, err := jobInput(os.Environ())
-			if err == nil && slot >= 0 {
-				return runJob(cmd.Context(), slot, agent, in, s.Raw)
+			if slot >= 0 {
+				return runJob(cmd.Context(), slot, agent, bootstrap.Config{Input: in, InputErr: err, Log: s.Raw})
 			}
 			var spec *job.Spec
 			if err == nil {
@@ -51,10 +50,7 @@ with 255.`,
 			if refusal, ok := errors.AsType[*job.Refusal](err); ok {
 				return &term.ExitError{Code: job.ExitRefused, Err: refusal}
 			}
-			switch {
-			case err != nil && slot >= 0:
-				return &term.ExitError{Code: bootstrap.ExitNode, Err: err}
-			case err != nil:
+			if err != nil {
 				return err
 			}
 			return term.PrintJSON(s.Out, spec)
@@ -68,17 +64,15 @@ with 255.`,
 
 // runJob runs the agent's job and ends as the agent expects. A build says much of this process's own
 // environment, such as GODEBUG and TMPDIR, so it is only data from here on.
-func runJob(ctx context.Context, k int, agent string, in job.Input, log io.Writer) error {
+func runJob(ctx context.Context, k int, agent string, c bootstrap.Config) error {
 	os.Clearenv()
 	// Between the agent's score, -900, and 0, the job's: with a job of many small processes, this would be the largest
 	// one in the slot. No harm is done where the kernel says no.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-500"), 0)
-	in.Repositories = []string{""} // the slot's service refuses what its policy does not allow
-	status, by := bootstrap.Run(context.WithoutCancel(ctx), bootstrap.Config{
-		Canceled: ctx.Done(),
-		Input:    in, Socket: plan.SocketPath(k), Slot: plan.SlotName(k), Log: log, Agent: agent,
-		Hooks: plan.HooksDir, SlotVars: plan.AgentDir(k) + "/environment", Home: plan.WorkDir(k),
-	})
+	c.Input.Repositories = []string{""} // the slot's service refuses what its policy does not allow
+	c.Canceled, c.Socket, c.Slot, c.Agent = ctx.Done(), plan.SocketPath(k), plan.SlotName(k), agent
+	c.Hooks, c.SlotVars, c.Home = plan.HooksDir, plan.AgentDir(k)+"/environment", plan.WorkDir(k)
+	status, by := bootstrap.Run(context.WithoutCancel(ctx), c)
 	bootstrap.End(by)
 	if status == 0 {
 		return nil

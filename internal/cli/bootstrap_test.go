@@ -59,22 +59,29 @@ func TestBootstrapPrintsTheSpec(t *testing.T) {
 
 // TestBootstrapOfASlot ends with the status that says whose fault it is, before a job runs.
 func TestBootstrapOfASlot(t *testing.T) {
+	keepEnviron(t)
 	t.Setenv("BUILDKITE_ENV_FILE", "")
 	for file, code := range map[string]int{"": bootstrap.ExitNode, "/dev/zero": bootstrap.ExitNode, "/nowhere": bootstrap.ExitNode, must.Write(t, t.TempDir(), "x", "{}}"): job.ExitRefused} {
 		t.Setenv("BUILDKITE_ENV_JSON_FILE", file)
-		if got := kbnode(t, "bootstrap", "--slot", "0"); got.code != code || got.err == "" {
+		if got := kbnode(t, "bootstrap", "--slot", "0"); got.code != code || !strings.HasPrefix(got.out, "+++ kbnode does not run this step\n") {
 			t.Errorf("%q: %+v", file, got)
 		}
+	}
+}
+
+// keepEnviron puts the environment back at the end: a slot's bootstrap clears it.
+func keepEnviron(t *testing.T) {
+	t.Helper()
+	for _, e := range os.Environ() {
+		name, value, _ := strings.Cut(e, "=")
+		t.Setenv(name, value)
 	}
 }
 
 // TestJobLog passes on a log as it is. What a build says is then no
 // longer this process's environment.
 func TestJobLog(t *testing.T) {
-	for _, e := range os.Environ() {
-		name, value, _ := strings.Cut(e, "=")
-		t.Setenv(name, value) // put back at the end
-	}
+	keepEnviron(t)
 	t.Setenv("GODEBUG", "http2debug=1")
 	t.Setenv("BUILDKITE_ENV_FILE", must.Write(t, t.TempDir(), "env", "BUILDKITE_JOB_ID=\"0190-job\"\n"))
 	t.Setenv("BUILDKITE_JOB_ID", "0190-job")

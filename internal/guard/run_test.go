@@ -29,6 +29,7 @@ import (
 type jobRig struct {
 	*rig
 	in    job.Input
+	inErr error
 	log   syncBuffer
 	agent string // a program that notes its arguments and environment
 	notes string
@@ -85,7 +86,7 @@ type ended struct {
 func (r *jobRig) start(ctx context.Context) <-chan ended {
 	done := make(chan ended, 1)
 	go func() {
-		status, by := bootstrap.Run(ctx, bootstrap.Config{Input: r.in, Socket: r.socket, Slot: "gpu0", Log: &r.log, Agent: r.agent})
+		status, by := bootstrap.Run(ctx, bootstrap.Config{Input: r.in, InputErr: r.inErr, Socket: r.socket, Slot: "gpu0", Log: &r.log, Agent: r.agent})
 		done <- ended{status, by}
 	}()
 	return done
@@ -264,8 +265,9 @@ func TestJobsThatDoNotStart(t *testing.T) {
 		status int
 		says   string
 	}{
-		"refused by the spec":  {map[string]string{"BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{"image":"img","privileged":true}}]`}, nil, job.ExitRefused, "privileged"},
-		"an image that is not": {map[string]string{"BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{"image":"missing"}}]`}, nil, bootstrap.ExitNode, "No such image"},
+		"refused by the spec":        {map[string]string{"BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{"image":"img","privileged":true}}]`}, nil, job.ExitRefused, "privileged"},
+		"variables that are refused": {nil, func(r *jobRig) { r.inErr = &job.Refusal{Field: "BUILDKITE_ENV_FILE", Text: "send fewer"} }, job.ExitRefused, "BUILDKITE_ENV_FILE: send fewer"},
+		"an image that is not":       {map[string]string{"BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{"image":"missing"}}]`}, nil, bootstrap.ExitNode, "No such image"},
 		"a parked slot": {nil, func(r *jobRig) {
 			r.put(t, filepath.Join(filepath.Dir(r.socket), slot.ParkedDir, "x.json"), `{"reason":"its GPU is in use"}`)
 		}, bootstrap.ExitNode, "its GPU is in use"},
