@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -120,6 +121,9 @@ func (c Config) run(ctx, canceled context.Context) (status int) {
 		c.say("^^^ +++", "kbnode: "+err.Error())
 		if _, ok := errors.AsType[*job.Refusal](err); ok {
 			status = job.ExitRefused
+		}
+		if end, ok := errors.AsType[*exec.ExitError](err); ok && spec.Kind == job.KindUpload {
+			status = exitStatus(end.ExitCode()) // as without kbnode: Buildkite may refuse the pipeline
 		}
 		if status == 0 {
 			status = ExitNode

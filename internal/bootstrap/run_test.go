@@ -110,6 +110,31 @@ func TestClosedLog(t *testing.T) {
 	}
 }
 
+// uploads is a rig of a step that uploads a pipeline, with what its agent does.
+func uploads(t *testing.T, pipeline, does string) *rig {
+	t.Helper()
+	dir := t.TempDir()
+	r := newRig(t, slot.Outcome{Files: dir, Pipeline: "p.yml"}, "")
+	must.Write(t, dir, "p.yml", pipeline)
+	must.Program(t, r.Agent, "#!/bin/sh\n"+does+"\n")
+	maps.Copy(r.Input.Env, map[string]string{
+		"BUILDKITE_COMMAND": "buildkite-agent pipeline upload", "BUILDKITE_PLUGINS": "", "BUILDKITE_REPO": "https://github.com/a/b", "BUILDKITE_COMMIT": "HEAD",
+		"BUILDKITE_BRANCH": "main", "HTTPS_PROXY": "http://me:secret@proxy", "BUILDKITE_AGENT_ACCESS_TOKEN": "secret-token",
+	})
+	r.Input.Sent, r.Input.Repositories = append(r.Input.Sent, job.Var{Name: "https_proxy", Value: "theirs"}, job.Var{Name: "BRANCH", Value: "main"}), []string{""}
+	return r
+}
+
+// TestPipelineRefused ends with the agent's own status, unless it did not end by itself.
+func TestPipelineRefused(t *testing.T) {
+	t.Parallel()
+	for does, want := range map[string]int{"exit 1": 1, "exit 125": 1, "kill -9 $$": ExitNode} {
+		if status, _ := Run(t.Context(), uploads(t, "steps: [wait]", does).Config); status != want {
+			t.Errorf("%s: %d", does, status)
+		}
+	}
+}
+
 // TestPipelineKeepsSecrets uploads pipelines with what Buildkite sent, and nothing that only the agent knows.
 func TestPipelineKeepsSecrets(t *testing.T) {
 	t.Parallel()
@@ -120,15 +145,7 @@ func TestPipelineKeepsSecrets(t *testing.T) {
 		"steps: [":                              "",
 		"steps: [{command: '${NONE?give it}'}]": "",
 	} {
-		dir := t.TempDir()
-		r := newRig(t, slot.Outcome{Files: dir, Pipeline: "p.yml"}, "")
-		must.Write(t, dir, "p.yml", text)
-		must.Program(t, r.Agent, "#!/bin/sh\necho $*\n/bin/cat\n")
-		maps.Copy(r.Input.Env, map[string]string{
-			"BUILDKITE_COMMAND": "buildkite-agent pipeline upload", "BUILDKITE_PLUGINS": "", "BUILDKITE_REPO": "https://github.com/a/b", "BUILDKITE_COMMIT": "HEAD",
-			"BUILDKITE_BRANCH": "main", "HTTPS_PROXY": "http://me:secret@proxy", "BUILDKITE_AGENT_ACCESS_TOKEN": "secret-token",
-		})
-		r.Input.Sent, r.Input.Repositories = append(r.Input.Sent, job.Var{Name: "https_proxy", Value: "theirs"}, job.Var{Name: "BRANCH", Value: "main"}), []string{""}
+		r := uploads(t, text, "echo $*\n/bin/cat")
 		status, _ := Run(t.Context(), r.Config)
 		uploaded := strings.Contains(r.log.String(), "pipeline upload --no-interpolation\n")
 		if uploaded != (want != "") || !uploaded && status != job.ExitRefused || !strings.Contains(r.log.String(), want) {
