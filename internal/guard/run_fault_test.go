@@ -156,8 +156,11 @@ func TestGivePipeline(t *testing.T) {
 		put  func(dir string) error
 		want string // the file, or "" if it is refused
 	}{
-		"named":             {"ci/p.yml", func(dir string) error { return os.WriteFile(filepath.Join(dir, "ci", "p.yml"), nil, 0o600) }, "ci/p.yml"},
-		"the usual place":   {"", func(dir string) error { return os.WriteFile(filepath.Join(dir, "buildkite.yml"), nil, 0o600) }, "buildkite.yml"},
+		"named":           {"ci/p.yml", func(dir string) error { return os.WriteFile(filepath.Join(dir, "ci", "p.yml"), nil, 0o600) }, "ci/p.yml"},
+		"the usual place": {"", func(dir string) error { return os.WriteFile(filepath.Join(dir, "buildkite.yml"), nil, 0o600) }, "buildkite.yml"},
+		"two of them": {"", func(dir string) error {
+			return errors.Join(os.Mkdir(filepath.Join(dir, "buildkite"), 0o700), os.WriteFile(filepath.Join(dir, "buildkite.yml"), nil, 0o600), os.WriteFile(filepath.Join(dir, "buildkite", "pipeline.json"), nil, 0o600))
+		}, ""},
 		"a link":            {"ci/p.yml", func(dir string) error { return os.Symlink("../other", filepath.Join(dir, "ci", "p.yml")) }, "ci/p.yml"},
 		"a link to outside": {"ci/p.yml", func(dir string) error { return os.Symlink("/etc/passwd", filepath.Join(dir, "ci", "p.yml")) }, ""},
 		"a way to outside":  {"up/passwd", func(dir string) error { return os.Symlink("/etc", filepath.Join(dir, "up")) }, ""},

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/checkout"
@@ -93,19 +95,25 @@ func (r *jobRun) givePipeline() error {
 		return fmt.Errorf("read the pipeline: %w", err)
 	}
 	defer hangUp(root)
-	for _, name := range names {
+	var file fs.FileInfo
+	there := slices.DeleteFunc(slices.Clone(names), func(name string) bool {
 		info, err := root.Stat(name)
-		if err != nil {
-			continue
+		if err == nil {
+			file = info
 		}
-		if !info.Mode().IsRegular() || info.Size() > maxPipeline {
-			return forbid("%.100s is not a file of at most %d bytes; write the pipeline into one", name, maxPipeline)
-		}
-		if err := r.give(); err != nil {
-			return fmt.Errorf("read the pipeline: %w", err)
-		}
-		r.outcome.Pipeline = name
-		return nil
+		return err != nil
+	})
+	switch {
+	case len(there) == 0:
+		return forbid("the checkout has no %s; write the path of the pipeline relative to the repository", strings.Join(names, ", "))
+	case len(there) > 1:
+		return forbid("the checkout has %s; write which one, as in buildkite-agent pipeline upload %s", strings.Join(there, " and "), there[0])
+	case !file.Mode().IsRegular() || file.Size() > maxPipeline:
+		return forbid("%.100s is not a file of at most %d bytes; write the pipeline into one", there[0], maxPipeline)
 	}
-	return forbid("the checkout has no %s; write the path of the pipeline relative to the repository", strings.Join(names, ", "))
+	if err := r.give(); err != nil {
+		return fmt.Errorf("read the pipeline: %w", err)
+	}
+	r.outcome.Pipeline = there[0]
+	return nil
 }
