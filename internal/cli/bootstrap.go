@@ -88,6 +88,11 @@ func jobInput(environ []string) (in job.Input, err error) {
 			in.Env[name] = value // the last one wins, as in the agent
 		}
 	}
+	for name := range in.Env {
+		if strings.Contains(name, "\n") { // in the file, the rest of it would be another variable
+			return in, &job.Refusal{Field: "the build's variables", Text: fmt.Sprintf("%.80q is not the name of a variable; remove it from the build", name)}
+		}
+	}
 	read := job.ReadEnvFile
 	file := in.Env["BUILDKITE_ENV_FILE"]
 	if file == "" {

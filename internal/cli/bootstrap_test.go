@@ -69,6 +69,14 @@ func TestBootstrapOfASlot(t *testing.T) {
 	}
 }
 
+// TestLineBreakInAName takes no variable of the operator's for one that Buildkite sent.
+func TestLineBreakInAName(t *testing.T) {
+	t.Parallel()
+	file := must.Write(t, t.TempDir(), "env", "A\nHTTPS_PROXY=\"x\"\n")
+	_, err := jobInput([]string{"BUILDKITE_ENV_FILE=" + file, "HTTPS_PROXY=http://me:secret@proxy", "A\nHTTPS_PROXY=x"})
+	must.Err(t, err, `"A\nHTTPS_PROXY" is not the name of a variable`)
+}
+
 // keepEnviron puts the environment back at the end: a slot's bootstrap clears it.
 func keepEnviron(t *testing.T) {
 	t.Helper()
