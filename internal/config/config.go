@@ -85,8 +85,8 @@ type Job struct {
 	// although their addresses are private. The one of Image.Name is among them.
 	// Default: none.
 	PrivateRegistries []string `yaml:"private_registries,omitempty"`
-	// MaxMinutes is how long a stopping agent may go on with its job. Default:
-	// DefaultJobMinutes.
+	// MaxMinutes is how long a stopping agent may go on with its job, if that is more than
+	// TimeLimit allows. Default: DefaultJobMinutes.
 	MaxMinutes int `yaml:"max_minutes,omitempty"`
 	// TimeLimit is how long a job may take before it is ended, such as "90m", or
 	// NoLimit. Limit reads it. Default: DefaultTimeLimit.

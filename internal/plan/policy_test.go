@@ -78,6 +78,18 @@ func TestAllowedNetworks(t *testing.T) {
 	}
 }
 
+// TestStopTimeout lets a job within its time limit end when its agent is stopped.
+func TestStopTimeout(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.B200x8())
+	for want, job := range map[string]config.Job{
+		"9900": {}, "110700": {TimeLimit: "30h", MaxMinutes: 30}, "10860": {MaxMinutes: 180}, "7260": {TimeLimit: config.NoLimit, MaxMinutes: 120},
+	} {
+		p := build(t, inv, config.Config{Queue: "b200", Job: job}, nil, false)
+		must.Contain(t, fileOf(p, UnitDir+"/"+AgentUnit(7)), "\nTimeoutStopSec="+want+"\n")
+	}
+}
+
 // TestDrainedSlot takes a slot's agent down and changes nothing else.
 func TestDrainedSlot(t *testing.T) {
 	t.Parallel()

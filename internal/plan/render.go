@@ -119,6 +119,10 @@ type slotUnits struct {
 	StopSeconds                          int
 }
 
+// afterJob is how many seconds an agent may take besides its job's time limit: for artifacts, which
+// bootstrap uploads for up to 30 minutes, hooks, and the removal of the container.
+const afterJob = 45 * 60
+
 func (p *Plan) addSlot(in Input, cfg config.Config, agent inventory.Agent, s Slot) error {
 	k := s.Index
 	p.Users = append(p.Users, User{Name: s.User, Home: WorkDir(k)})
@@ -160,7 +164,7 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agent inventory.Agent, s Slo
 		Slot: s, Slice: slice, Binary: in.Binary, AgentBinary: AgentBinary(s.AgentVersion),
 		Dir: AgentDir(k), Work: WorkDir(k), Builds: BuildsDir(k), Run: RunDir(k), Token: TokenPath, Guard: GuardUnit(k), Mirrors: MirrorsDir,
 		TmpBytes:    s.MemoryBytes / 4,
-		StopSeconds: (cfg.Job.MaxMinutes + 1) * 60,
+		StopSeconds: max((cfg.Job.MaxMinutes+1)*60, int(policy.TimeLimitSeconds)+afterJob),
 	}
 	if s.DiskBytes > 0 {
 		data.Disk = DiskDir(k)
