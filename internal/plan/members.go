@@ -232,6 +232,7 @@ func (d *device) find(u Member) Member {
 	if d.unread() {
 		return recall(u)
 	}
+	u.UUID, u.PCI = cmp.Or(g.UUID, old.UUID), g.PCI // as the GPU's other parts, or it would count as another card
 	name := cmp.Or(g.UUID, g.PCI)
 	switch {
 	case old.MIG != nil:

@@ -283,11 +283,19 @@ func TestReshape(t *testing.T) {
 	dead := *mig(1)
 	dead.GPUs = slices.Clone(dead.GPUs)
 	dead.GPUs[1].Healthy, dead.GPUs[1].Error, dead.GPUs[1].MIGMode = false, "lost", ""
-	const uuid = "GPU-29010000-0000-4000-8000-000000000002"
+	const uuid, address = "GPU-29010000-0000-4000-8000-000000000002", "0000:43:00.0"
 	asBound := "gpu0 b200 0\ngpu1 b200-4g-92gb 1/MIG-1-1-0\ngpu2 b200 2\ngpu3 b200 3\ngpu4 b200-3g-69gb 1/MIG-1-1-1\n"
 	now := "GPU " + uuid + " is in MIG mode now; turn it off with sudo nvidia-smi -i " + uuid + " -mig 0, or run sudo kbnode install to make slots from its instances"
 	missing := func(profile string, start int) string {
 		return fmt.Sprintf(" parked: MIG instance %s at memory slice %d of GPU %s is missing; create it again, or run sudo kbnode install to make slots from what there is", profile, start, uuid)
+	}
+	anew := func(uuid, pci string, sizes ...int) *inventory.Inventory {
+		out := mig(2, sizes...)
+		out.GPUs[1].UUID, out.GPUs[1].PCI = uuid, pci
+		return out
+	}
+	together := func(serial, second string) string {
+		return "gpu0 b200 0\ngpu1 b200-4g-92gb 1/MIG-" + serial + "-1-0\ngpu2 b200-3g-69gb 1" + second + "\ngpu3 b200 2\ngpu4 b200 3\n"
 	}
 	away := " parked: GPU " + uuid + " at 0000:43:00.0 is missing"
 	for name, steps := range map[string][]struct {
@@ -316,6 +324,17 @@ func TestReshape(t *testing.T) {
 			{&dead, config.Config{}, true, "gpu0 b200 0\ngpu1 b200-4g-92gb 1 parked: GPU at 0000:43:00.0 does not answer: lost\ngpu2 b200-3g-69gb 1 parked: GPU at 0000:43:00.0 does not answer: lost\ngpu3 b200 2\ngpu4 b200 3\n"},
 			{mig(1, 4, 3), config.Config{}, false, "gpu0 b200 0\ngpu1 b200-4g-92gb 1/MIG-1-1-0\ngpu2 b200-3g-69gb 1/MIG-1-1-1\ngpu3 b200 2\ngpu4 b200 3\n"},
 		},
+		"a replaced parent": {
+			{mig(1, 4, 3), config.Config{}, true, together("1", "/MIG-1-1-1")},
+			{anew("GPU-new", address, 4), config.Config{}, false, together("2", missing("3g.69gb", 4))},
+			{anew("GPU-new", address, 4), config.Config{}, false, together("2", strings.ReplaceAll(missing("3g.69gb", 4), uuid, "GPU-new"))},
+			{anew("GPU-new", address, 4, 3), config.Config{}, false, together("2", "/MIG-2-1-1")},
+		},
+		"a moved parent": {
+			{mig(1, 4, 3), config.Config{}, true, together("1", "/MIG-1-1-1")},
+			{anew(uuid, "0000:99:00.0", 4), config.Config{}, false, together("2", missing("3g.69gb", 4))},
+			{anew(uuid, "0000:99:00.0", 4, 3), config.Config{}, false, together("2", "/MIG-2-1-1")},
+		},
 		"a pair is parted": { // the second GPU gets the slot of its number, not the first that is free
 			{whole, config.Config{GPUs: config.GPUs{List: []string{"1", "3"}}, GPUsPerSlot: 2}, true, "gpu1 b200x2 1,3\n"},
 			{whole, config.Config{GPUs: config.GPUs{List: []string{"1", "3"}}}, false, "gpu1 b200 1\ngpu3 b200 3\n"},
@@ -335,8 +354,8 @@ func TestReshape(t *testing.T) {
 			var bindings *Bindings
 			for i, s := range steps {
 				p := build(t, s.inv, s.cfg, bindings, s.reshape)
-				if diff := cmp.Diff(s.want, shapes(p)); diff != "" {
-					t.Fatalf("step %d: %s", i, diff)
+				if diff := cmp.Diff(s.want, shapes(p)); diff != "" || p.GPUs > 4 {
+					t.Fatalf("step %d: %d GPUs; %s", i, p.GPUs, diff)
 				}
 				bindings = bindingsOf(t, p)
 			}
