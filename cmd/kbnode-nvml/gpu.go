@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -238,6 +239,7 @@ func (d *device) mig() {
 		}
 		if g.Error = m.out.Error; g.Error == "" {
 			d.placement(&g)
+			g.Error = strings.Join(m.out.Unread, "; ") // without its profile it would be another instance
 		}
 		d.out.MIG = append(d.out.MIG, g)
 	}

@@ -128,6 +128,12 @@ func TestUnread(t *testing.T) {
 		"one MIG instance": {nvmlGPU(func(g map[string]any) {
 			g["mig"].([]any)[2] = map[string]any{"uuid": "", "error": "nvmlDeviceGetUUID: Unknown Error"}
 		}), "", undivided},
+		"the profile of a MIG instance": {nvmlGPU(func(g map[string]any) {
+			in := object(g["mig"].([]any)[2])
+			delete(in, "name")
+			delete(in, "slices")
+			in["error"] = "nvmlDeviceGetName: Unknown Error"
+		}), "", undivided},
 		"where a MIG instance is": {nvmlGPU(func(g map[string]any) {
 			delete(object(g["mig"].([]any)[2]), "start")
 			g["unread"] = []any{"nvmlDeviceGetGpuInstanceById: Unknown Error"}

@@ -119,12 +119,13 @@ func TestBrokenGPU(t *testing.T) {
 func TestMIG(t *testing.T) {
 	t.Parallel()
 	r := needRig(t)
-	report, err := Run(t.Context(), r.options(t, "driver", `
+	const conf = `
 count = 2
 gpu.0.mig = 1
 gpu.0.mig.0 = MIG-11111111-2222-5333-8444-555555555555 1 0 0 4 3 60 89000 9 NVIDIA B200 MIG 3g.90gb
 gpu.0.mig.2 = MIG-11111111-2222-5333-8444-666666666666 5 0 4 2 2 30 44000 14 NVIDIA B200 MIG 2g.45gb
-`))
+`
+	report, err := Run(t.Context(), r.options(t, "driver", conf))
 	must.Do(t, err)
 	num := func(n int) *int { return &n }
 	want := []MIG{
@@ -140,6 +141,13 @@ gpu.0.mig.2 = MIG-11111111-2222-5333-8444-666666666666 5 0 4 2 2 30 44000 14 NVI
 	must.Equal(t, want, report.GPUs[0].MIG)
 	if g := report.GPUs[0]; g.MIGMode.Current != "on" || g.Name != "NVIDIA B200" || g.Error != "" || report.GPUs[1].MIG != nil {
 		t.Errorf("parent %+v, other GPU's instances %v", g, report.GPUs[1].MIG)
+	}
+	for code, is := range map[string]string{"3": "", "999": "nvmlDeviceGetAttributes_v2: Unknown Error"} { // 3 is not supported
+		report, err := Run(t.Context(), r.options(t, "driver", conf+"fail.nvmlDeviceGetAttributes_v2 = "+code))
+		must.Do(t, err)
+		if m := report.GPUs[0].MIG[1]; m.Error != is || *m.Start != 4 {
+			t.Errorf("an instance whose attributes fail with %s is %+v", code, m)
+		}
 	}
 }
 
