@@ -90,6 +90,12 @@ func bind(gpus []inventory.GPU, cfg config.Config, bindings []Binding, reshape b
 	if err != nil {
 		return nil, nil, err
 	}
+	chosen = slices.DeleteFunc(slices.Clone(chosen), func(m Member) bool {
+		if m.later {
+			warnings = append(warnings, m.describe()+" is in no slot; run sudo kbnode install to make one of it")
+		}
+		return m.later
+	})
 	groups, err := group(chosen, cfg, bindings)
 	if err != nil {
 		return nil, nil, err
@@ -130,6 +136,9 @@ func choose(pool []Member, want config.GPUs, count int) ([]Member, error) {
 					return nil, fmt.Errorf("GPU %s is listed twice; list each GPU once in --gpus", name)
 				}
 				listed[i] = true
+			}
+			if len(indices) == 1 {
+				pool[indices[0]].later = false // a part that the operator names
 			}
 		}
 		chosen = nil

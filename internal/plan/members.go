@@ -33,6 +33,7 @@ type Member struct {
 	slot      int            // the one that has kept it; -1 for none
 	lost      string         // why it cannot be used; "" when it can
 	twice     bool           // an earlier slot has kept it, too
+	later     bool           // an instance beside others that slots have kept: an install makes a slot of it
 	recalled  bool           // its GPU does not report it, so it is assumed to be unchanged
 	nodes     []string       // device nodes that its jobs open
 	nodesKept bool           // nodes are those that it was last planned with
@@ -158,6 +159,9 @@ func findMembers(gpus []inventory.GPU, bindings []Binding, reshape bool) (pool [
 			d.lost = nil
 		default:
 			fresh = nil // a kept slot has their place
+		}
+		for i := range fresh {
+			fresh[i].later = !reshape && fresh[i].MIG != nil && len(d.has) > 0
 		}
 		pool = slices.Concat(pool, d.has, d.lost, fresh)
 	}

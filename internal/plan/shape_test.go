@@ -284,7 +284,8 @@ func TestReshape(t *testing.T) {
 	dead.GPUs = slices.Clone(dead.GPUs)
 	dead.GPUs[1].Healthy, dead.GPUs[1].Error, dead.GPUs[1].MIGMode = false, "lost", ""
 	const uuid, address = "GPU-29010000-0000-4000-8000-000000000002", "0000:43:00.0"
-	asBound := "gpu0 b200 0\ngpu1 b200-4g-92gb 1/MIG-1-1-0\ngpu2 b200 2\ngpu3 b200 3\ngpu4 b200-3g-69gb 1/MIG-1-1-1\n"
+	const second = "gpu4 b200-3g-69gb 1/MIG-1-1-1\n"
+	asBound := "gpu0 b200 0\ngpu1 b200-4g-92gb 1/MIG-1-1-0\ngpu2 b200 2\ngpu3 b200 3\n" + second
 	now := "GPU " + uuid + " is in MIG mode now; turn it off with sudo nvidia-smi -i " + uuid + " -mig 0, or run sudo kbnode install to make slots from its instances"
 	missing := func(profile string, start int) string {
 		return fmt.Sprintf(" parked: MIG instance %s at memory slice %d of GPU %s is missing; create it again, or run sudo kbnode install to make slots from what there is", profile, start, uuid)
@@ -323,6 +324,14 @@ func TestReshape(t *testing.T) {
 			{without(mig(1, 4, 3), 1), config.Config{}, true, "gpu0 b200 0\ngpu1 b200-4g-92gb 1" + away + "\ngpu2 b200-3g-69gb 1" + away + "\ngpu3 b200 2\ngpu4 b200 3\n"},
 			{&dead, config.Config{}, true, "gpu0 b200 0\ngpu1 b200-4g-92gb 1 parked: GPU at 0000:43:00.0 does not answer: lost\ngpu2 b200-3g-69gb 1 parked: GPU at 0000:43:00.0 does not answer: lost\ngpu3 b200 2\ngpu4 b200 3\n"},
 			{mig(1, 4, 3), config.Config{}, false, "gpu0 b200 0\ngpu1 b200-4g-92gb 1/MIG-1-1-0\ngpu2 b200-3g-69gb 1/MIG-1-1-1\ngpu3 b200 2\ngpu4 b200 3\n"},
+		},
+		"another instance": { // what slots have stays until an install
+			{mig(1, 4), config.Config{}, true, strings.TrimSuffix(asBound, second)},
+			{mig(1, 4, 3), config.Config{}, false, strings.TrimSuffix(asBound, second)},
+			{mig(1, 4, 3), config.Config{}, true, asBound},
+			{mig(1, 4, 3), config.Config{GPUs: config.GPUs{List: []string{"1:1"}}}, false, second},
+			{mig(1, 4, 3), config.Config{GPUs: config.GPUs{List: []string{"1"}}}, false, second},
+			{mig(1, 4, 3), config.Config{GPUs: config.GPUs{List: []string{"1:0", "1:1"}}}, false, "gpu1 b200-4g-92gb 1/MIG-1-1-0\n" + second},
 		},
 		"a replaced parent": {
 			{mig(1, 4, 3), config.Config{}, true, together("1", "/MIG-1-1-1")},
