@@ -167,6 +167,9 @@ func named(pool []Member, name string) ([]int, error) {
 	if i := strings.LastIndexByte(name, ':'); i >= 0 && !strings.Contains(name[i:], ".") {
 		gpu, part, parted = name[:i], name[i+1:], true
 	}
+	if pci, ok := inventory.PCIAddress(gpu); ok { // nvidia-smi prints eight digits of the domain
+		gpu = pci
+	}
 	var matches []int
 	for i, u := range pool {
 		if k, err := strconv.Atoi(gpu); err == nil && u.GPU == k || err != nil &&

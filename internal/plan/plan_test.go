@@ -249,6 +249,7 @@ func TestBindings(t *testing.T) {
 		{name: "chosen by index", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1"), gpu("C", "2")}, want: config.GPUs{List: []string{"2", "0"}}, is: "0=A 2=C"},
 		{name: "an index does not shift", gpus: []inventory.GPU{gpu("A", "0"), gpu("C", "2")}, bindings: []Binding{binding(0, "A", "0"), binding(2, "C", "2")}, want: config.GPUs{List: []string{"0", "2"}}, is: "0=A 2=C"},
 		{name: "chosen by UUID and address", gpus: []inventory.GPU{gpu("A", "0000:01:00.0"), gpu("B", "0000:02:00.0"), gpu("C", "0000:03:00.0")}, want: config.GPUs{List: []string{"b", "03:00.0"}}, is: "1=B 2=C"},
+		{name: "chosen by nvidia-smi's address", gpus: []inventory.GPU{gpu("A", "0000:01:00.0"), gpu("B", "0000:02:00.0")}, want: config.GPUs{List: []string{"00000000:02:00.0"}}, is: "1=B"},
 		{name: "the first two", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1"), gpu("C", "2")}, count: 2, is: "0=A 1=B"},
 		{name: "no such index", gpus: []inventory.GPU{gpu("A", "0"), gpu("B", "1")}, want: config.GPUs{List: []string{"9"}}, err: "GPU 9 does not exist: this machine has GPUs 0 to 1"},
 		{name: "too many", gpus: []inventory.GPU{gpu("A", "0")}, count: 2, err: "gpu_count: 2 GPUs are requested, but this machine has 1; write at most 1 (--gpu-count)"},
