@@ -46,7 +46,7 @@ func (e *gitError) matches(repository string, texts []string) bool {
 }
 
 func notFound(repository, commit string) error {
-	return refuse("%.200s has no commit, branch or tag %.80q; push it, or start the build at another one", repository, commit)
+	return refuse("%.200s has no commit, branch or tag %.80q; push it, or start the build at another one, a commit by all 40 digits of its hash", repository, commit)
 }
 
 // explain turns a failed command's error into a *RefusedError if another try would fail, too.

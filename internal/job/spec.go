@@ -111,7 +111,7 @@ type Ulimit struct {
 type Checkout struct {
 	Mode       string `json:"mode"`
 	Repository string `json:"repository"` // an https URL without user; "" without a mirror
-	Commit     string `json:"commit"`     // its SHA-1 in lower case, or HEAD, which is the branch's last
+	Commit     string `json:"commit"`     // lower-case hex, or HEAD, which is the branch's last
 	Branch     string `json:"branch"`     // "" only if Commit is not HEAD
 }
 

@@ -57,7 +57,7 @@ var (
 	capForm    = lazy.Regexp(`^[A-Z_]{1,40}$`)
 	tmpfsForm  = lazy.Regexp(`^(rw|ro|exec|noexec|suid|nosuid|dev|nodev|sync|async|noatime|(size|nr_inodes)=[0-9]{1,15}[kKmMgG%]?|mode=[0-7]{1,4}|(uid|gid)=[0-9]{1,10})$`)
 	repoForm   = lazy.Regexp(`^https://[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[0-9]{1,5})?(/[A-Za-z0-9_][A-Za-z0-9._-]*)+$`)
-	commitForm = lazy.Regexp(`^(HEAD|[0-9a-f]{40})$`)
+	commitForm = lazy.Regexp(`^(HEAD|[0-9a-f]{7,64})$`)
 	// A branch has nothing that git gives a meaning: options, ranges, reflogs, refspecs, patterns.
 	branchForm  = lazy.Regexp(`^[\pL\pN_][\pL\pN_./+@#=,%-]{0,249}$`)
 	badBranch   = lazy.Regexp(`\.\.|//|/\.|\.lock$|[./]$`)
@@ -222,7 +222,7 @@ func (s *Spec) validateCheckout(v *checker) {
 	}
 	v.refuseIf(!repoForm().MatchString(c.Repository) || len(c.Repository) > maxRepo || strings.Contains(c.Repository, ".."), "BUILDKITE_REPO",
 		"%.200q is not an address that kbnode fetches; use a public repository as https://github.com/OWNER/NAME", withoutUser(c.Repository))
-	v.refuseIf(!commitForm().MatchString(c.Commit), "BUILDKITE_COMMIT", "%.80q is not a commit; write all 40 digits of its SHA-1, or HEAD", c.Commit)
+	v.refuseIf(!commitForm().MatchString(c.Commit), "BUILDKITE_COMMIT", "%.80q is not a commit; set it to the hash of one, or to HEAD", c.Commit)
 	v.refuseIf(c.Branch == "" && c.Commit == "HEAD", "BUILDKITE_BRANCH", "HEAD of no branch is no commit; set the branch of the build")
 	v.refuseIf(strings.Contains(c.Branch, ":"), "BUILDKITE_BRANCH", "%.120q is of a fork, which kbnode does not fetch; push it to the pipeline's repository", c.Branch)
 	v.refuseIf(c.Branch != "" && (!branchForm().MatchString(c.Branch) || badBranch().MatchString(c.Branch)), "BUILDKITE_BRANCH",
