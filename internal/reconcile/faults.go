@@ -56,7 +56,7 @@ func parts(err error) (all []error) {
 // slot.
 func (a *applier) fail(c Change, err error) error {
 	switch {
-	case c.Kind == Tune || c.Kind == Untune: // no reason to keep a slot from jobs
+	case c.Kind == Tune, c.Kind == Untune && !a.uninstall: // no reason to keep a slot from jobs
 	case c.Kind == Reload:
 		// systemd would start units as it last read them.
 		for name, u := range a.s.Units {

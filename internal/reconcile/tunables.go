@@ -187,7 +187,7 @@ func (o *observer) restorable(s *savedSetting) {
 		switch {
 		case !isGPU:
 			now = o.h.readSetting(name, s.Form)
-		case known && setting == plan.Clocks:
+		case !known || setting == plan.Clocks:
 			now = s.Value // it cannot be read
 		}
 		switch {

@@ -206,23 +206,34 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// untune restores settings.
+// untune restores settings. One whose restoring was interrupted, or whose driver did not answer, is
+// kept for the next run.
 func (a *applier) untune(ctx context.Context, c Change) error {
 	saved := a.s.tune.saved
+	var errs []error
 	for _, t := range c.tuned {
+		s, again := saved.Settings[t.Name], false
 		for _, name := range slices.Sorted(maps.Keys(t.now)) {
-			was := saved.Settings[t.Name].Was[name]
-			if err := a.setting(ctx, "untune", name, t.Form, was); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			was := s.Was[name]
+			err := a.setting(ctx, "untune", name, t.Form, was)
+			switch {
+			case err == nil || errors.Is(err, fs.ErrNotExist):
+			case ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded):
+				again = true
+				errs = append(errs, fmt.Errorf("restore %s to %s: %w; try again, or reboot, which undoes it", name, was, err))
+			default:
 				a.h.log().Warn("setting not restored", "path", name, "value", was, "err", err)
 				a.result.Warnings = append(a.result.Warnings, name+" is not restored to "+was+": "+reason(err))
 			}
 		}
-		delete(saved.Settings, t.Name)
+		if s.Done = false; !again {
+			delete(saved.Settings, t.Name)
+		}
 	}
 	if len(a.p.Tunables) == 0 && len(saved.Settings) == 0 {
 		return wrap(a.h.remove(plan.TunablesPath, false), "delete "+plan.TunablesPath)
 	}
-	return a.h.writeSettings(saved)
+	return errors.Join(append(errs, a.h.writeSettings(saved))...)
 }
 
 func (h *Host) writeSettings(r *savedSettings) error {

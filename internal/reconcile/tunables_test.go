@@ -510,6 +510,35 @@ func TestSettingsInterrupted(t *testing.T) {
 	equal(t, "set by the next", []string{"persistence=on", "clocks=1410"}, g.set)
 }
 
+// TestRestoringAgain: what an uninstall did not restore, because it was interrupted or the driver did
+// not answer, it restores when it runs again, also where NVML no longer reports the GPU.
+func TestRestoringAgain(t *testing.T) {
+	t.Parallel()
+	busy := fmt.Errorf("another NVML probe is still running: %w", context.DeadlineExceeded)
+	for name, fail := range map[string]func(context.CancelFunc) error{
+		"context canceled":                    func(interrupt context.CancelFunc) error { interrupt(); return context.Canceled },
+		"persistence to off: " + busy.Error(): func(context.CancelFunc) error { return busy },
+	} {
+		m := newTunedMachine(t)
+		g := &gpus{m: m}
+		g.load()
+		g.read()
+		m.apply(clocked(t, "1410"))
+		g.read()
+		set := m.h.SetGPU
+		ctx, interrupt := context.WithCancel(t.Context())
+		m.h.SetGPU = func(context.Context, probe.Setting) error { return fail(interrupt) }
+		_, err := m.h.Uninstall(ctx, nil)
+		must.Err(t, err, name)
+		m.h.SetGPU, m.h.GPUs, g.set = set, nil, nil
+		r, err := m.h.Uninstall(t.Context(), nil)
+		must.Do(t, err)
+		equal(t, name, []string{"persistence=off", "clocks=default"}, g.set)
+		equal(t, "warnings", nil, r.Warnings)
+		m.wantAbsent(plan.TunablesPath)
+	}
+}
+
 func TestClocksWaitForTheJob(t *testing.T) {
 	t.Parallel()
 	for _, now := range []bool{false, true} {
