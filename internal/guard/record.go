@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -35,13 +36,16 @@ func newRecorder(p plan.JobPolicy, procs slotProcs) *recorder {
 		names, c.Part = append(names, g.UUID), g.Part
 	}
 	if c.GPU = strings.Join(names, ","); len(p.GPUs) > 0 {
-		c.Samples = func(ctx context.Context, each func(probe.Sample)) error { return sample(ctx, p, each) }
+		c.Samples = func(ctx context.Context, each func(probe.Sample)) error { return sample(ctx, p, probe.Stream, each) }
 	}
 	return &recorder{config: c}
 }
 
+// streamer is probe.Stream.
+type streamer func(ctx context.Context, opts probe.Options, every time.Duration, each func(probe.Sample)) error
+
 // sample samples all GPUs of a slot concurrently. An error of one does not stop the others.
-func sample(ctx context.Context, p plan.JobPolicy, each func(probe.Sample)) error {
+func sample(ctx context.Context, p plan.JobPolicy, stream streamer, each func(probe.Sample)) error {
 	errs := make([]error, len(p.GPUs))
 	var all sync.WaitGroup
 	for i, g := range p.GPUs {
@@ -54,7 +58,8 @@ func sample(ctx context.Context, p plan.JobPolicy, each func(probe.Sample)) erro
 				errs[i] = err
 				return
 			}
-			errs[i] = probe.Stream(ctx, probe.Options{GPU: g.UUID}, samplePeriod, each)
+			// By its instance: other slots sample theirs of the same GPU at the same time.
+			errs[i] = stream(ctx, probe.Options{GPU: cmp.Or(g.Instance, g.UUID)}, samplePeriod, each)
 		})
 	}
 	all.Wait()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -33,6 +34,17 @@ func (s *sampled) samples(ctx context.Context, each func(probe.Sample)) error {
 	each(probe.Sample{Clock: new(uint32(1965)), Reasons: new(uint64(0x40))})
 	<-ctx.Done()
 	return nil
+}
+
+// TestSampledName: slots with instances of one GPU must not share a sampler's lock.
+func TestSampledName(t *testing.T) {
+	t.Parallel()
+	for want, g := range map[string]plan.PolicyGPU{"GPU-1": {UUID: "GPU-1"}, "MIG-1": {UUID: "GPU-1", Instance: "MIG-1"}} {
+		must.Do(t, sample(t.Context(), plan.JobPolicy{Vendor: "nvidia", GPUs: []plan.PolicyGPU{g}}, func(_ context.Context, opts probe.Options, _ time.Duration, _ func(probe.Sample)) error {
+			must.Equal(t, want, opts.GPU)
+			return nil
+		}, nil))
+	}
 }
 
 func TestRecord(t *testing.T) {
