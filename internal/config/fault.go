@@ -46,7 +46,7 @@ func kindName(goType string) string {
 		return "true or false; write one of them"
 	case goType == "string":
 		return "a string; write one, in quotes if YAML reads it as something else"
-	case strings.HasPrefix(goType, "[]"):
+	case strings.HasPrefix(goType, "[]"), goType == "config.Patterns":
 		return "a list; write one such as [a, b]"
 	default:
 		return "a group of keys; write each in a line of its own, indented"
