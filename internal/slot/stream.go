@@ -11,6 +11,8 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // RunPath is where a slot's service runs a job: the request is the job's spec, and the answer a
@@ -92,13 +94,19 @@ func (f *Frames) Note(format string, args ...any) error {
 	return f.Send(FrameNote, fmt.Appendf(nil, format, args...))
 }
 
-// End writes the outcome.
+// maxSentence bounds each text of an outcome, in characters, so that the outcome fits into a frame.
+const maxSentence = 2000
+
+// End writes the outcome. Its texts become lines: an engine or a registry may have written them.
 func (f *Frames) End(o Outcome) error {
-	text, err := json.Marshal(o)
+	for _, s := range []*string{&o.Reason, &o.Refused, &o.NodeFault} {
+		*s = text.Line(*s, maxSentence)
+	}
+	data, err := json.Marshal(o)
 	if err != nil {
 		return err
 	}
-	return f.Send(FrameOutcome, text)
+	return f.Send(FrameOutcome, data)
 }
 
 // Writer returns a writer of frames of one kind.
@@ -170,8 +178,8 @@ func Message(resp *http.Response) string {
 	var answer struct {
 		Message string `json:"message"`
 	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
-	if err != nil || json.Unmarshal(text, &answer) != nil || answer.Message == "" {
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	if err != nil || json.Unmarshal(body, &answer) != nil || answer.Message == "" {
 		return "the slot's service says " + resp.Status
 	}
 	return strings.TrimPrefix(answer.Message, "kbnode: ")
