@@ -165,6 +165,23 @@ func TestNeverStarted(t *testing.T) {
 	}
 }
 
+// TestStartFailed starts a job again that asks the next service, as one whose start took longer than the last one had.
+func TestStartFailed(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	var starts atomic.Int32
+	r.engine.fault = func(req *http.Request) int {
+		return map[bool]int{true: 500}[strings.HasSuffix(req.URL.Path, jobContainer+"/start") && starts.Add(1) == 1]
+	}
+	done := r.start(t.Context())
+	<-r.engine.attached
+	r.expect(t, r.wait(t, done), bootstrap.ExitNode, "out of order")
+	r.again(t)
+	if e := r.finish(t, r.start(t.Context())); e.status != 7 || r.made() != 2 {
+		t.Errorf("%+v, %d containers made: %s", e, r.made(), r.log.String())
+	}
+}
+
 // TestEndedBetweenServices gives the output of a job that ended while no service ran.
 func TestEndedBetweenServices(t *testing.T) {
 	t.Parallel()

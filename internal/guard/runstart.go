@@ -69,8 +69,12 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 		r.output.Close()
 	}
 	// The engine may have started it all the same.
-	if err := g.discardJob(id, discardTime); err != nil {
-		g.log.Warn("container left behind", "id", id, "err", err)
+	err2 := g.discardJob(id, discardTime)
+	if err2 == nil {
+		err2 = g.save(r, "") // so that the next service starts it, if this one is to stop
+	}
+	if err2 != nil {
+		g.log.Warn("container left behind", "id", id, "err", err2)
 	}
 	return err
 }
@@ -118,7 +122,7 @@ func (g *guard) prepare(ctx context.Context, root bool) error {
 type runRecord struct {
 	JobID     string        `json:"job_id"`
 	Top       string        `json:"top"`       // name of the job's directory
-	Container string        `json:"container"` // ID
+	Container string        `json:"container"` // ID; "" for one whose start failed
 	Outcome   *slot.Outcome `json:"outcome,omitempty"`
 	Settled   bool          `json:"settled,omitempty"`
 	Over      []string      `json:"over,omitempty"` // jobs before
@@ -169,11 +173,16 @@ func (g *guard) takeUp(ctx context.Context, r *jobRun) error {
 		r.container, r.outcome = rec.Container, *rec.Outcome
 		return nil
 	}
+	if rec.Container == "" {
+		return nil
+	}
 	in, err := g.inspectJob(ctx, rec.Container)
 	switch {
 	case err == nil && in.State != nil && in.State.Status == container.StateCreated:
 		// It never ran: its start may have failed, or was never asked for.
-		_, err = withTimeout(ctx, g.engineTime, func(ctx context.Context) (any, error) { return nil, g.api.Discard(ctx, rec.Container) })
+		if _, err = withTimeout(ctx, g.engineTime, func(ctx context.Context) (any, error) { return nil, g.api.Discard(ctx, rec.Container) }); err == nil {
+			err = g.save(r, "")
+		}
 		return err
 	case err != nil && !errors.Is(err, docker.ErrNotFound) && r.canceled.Err() == nil:
 		return fmt.Errorf("find the job's container: %w", err)
