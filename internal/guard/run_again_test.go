@@ -49,6 +49,26 @@ func TestServiceRestarts(t *testing.T) {
 	}
 }
 
+// TestBothRestart goes on with a job whose engine restarts together with the service.
+func TestBothRestart(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	r.engine.logs = func(write func(string)) { write("hello\n"); <-r.engine.exit }
+	var away atomic.Int32
+	r.engine.fault = func(req *http.Request) int {
+		return map[bool]int{true: -1}[strings.HasSuffix(req.URL.Path, jobContainer+"/json") && away.Add(-1) >= 0]
+	}
+	done, out := r.running(t.Context(), t)
+	away.Store(2)
+	r.again(t)
+	_ = out.Close()
+	must.Until(t, "the engine to be back", func() bool { return away.Load() <= 0 })
+	r.engine.end()
+	if e := r.wait(t, done); e.status != 7 || r.made() != 1 {
+		t.Errorf("%+v, %d containers made: %s", e, r.made(), r.log.String())
+	}
+}
+
 // made is how many containers of jobs were made.
 func (r *jobRig) made() (n int) {
 	r.engine.mu.Lock()

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
@@ -177,6 +178,9 @@ func (g *guard) takeUp(ctx context.Context, r *jobRun) error {
 		return nil
 	}
 	in, err := g.inspectJob(ctx, rec.Container)
+	for began := time.Now(); err != nil && !errors.Is(err, docker.ErrNotFound) && time.Since(began) < engineAway && limit.Sleep(ctx, enginePoll) == nil; {
+		in, err = g.inspectJob(ctx, rec.Container)
+	}
 	switch {
 	case err == nil && in.State != nil && in.State.Status == container.StateCreated:
 		// It never ran: its start may have failed, or was never asked for.
