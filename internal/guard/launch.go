@@ -138,7 +138,7 @@ func (g *guard) start(ctx context.Context, id string, request *container.CreateR
 		g.log.Warn("container may outlive its memory limit", "id", id, "err", err)
 	}
 	if err := g.cleaner.procs.limitPtys(id); err != nil {
-		g.log.Warn("container may open many terminals", "id", id, "err", err)
+		return fmt.Errorf("limit the container's terminals: %w", err)
 	}
 	return nil
 }

@@ -2,15 +2,14 @@ package guard
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -109,25 +108,26 @@ func TestRemountPts(t *testing.T) {
 	if err := remountPts("/proc/self", 16); err == nil {
 		t.Fatal("the host's terminals are limited")
 	}
-	cmd := exec.CommandContext(t.Context(), "unshare", "-m", "sh", "-c", "mount -t devpts -o newinstance,gid=5,mode=620,ptmxmode=666 devpts /dev/pts && echo ready && read x && grep ' /dev/pts ' /proc/self/mountinfo")
+	// One that has chosen another root.
+	cmd := exec.CommandContext(t.Context(), "unshare", "-m", "sh", "-c", `mount -t devpts -o newinstance,gid=5,mode=620,ptmxmode=666 devpts /dev/pts &&
+		mount --bind / "$0" && chroot "$0" sh -c 'echo $$ && read x' && grep ' /dev/pts ' /proc/self/mountinfo`, t.TempDir())
 	in, _ := cmd.StdinPipe()
-	var out strings.Builder
+	var out syncBuffer
 	cmd.Stdout = &out
 	if err := cmd.Start(); err != nil {
 		t.Skip(err)
 	}
-	proc := "/proc/" + strconv.Itoa(cmd.Process.Pid)
-	for deadline := time.Now().Add(must.Patience); ; time.Sleep(10 * time.Millisecond) {
-		err := remountPts(proc, 16)
-		if err == nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
+	must.Until(t, "the process", func() bool { return strings.Contains(out.String(), "\n") })
+	s := slotProcs{root: t.TempDir(), proc: "/proc", slice: "s"}
+	const absent = "4194305\n" // more than the kernel's greatest
+	for _, list := range []string{absent, absent + out.String()} {
+		must.Do(t, errors.Join(os.MkdirAll(s.container("x"), 0o700), os.WriteFile(filepath.Join(s.container("x"), "cgroup.procs"), []byte(list), 0o600)))
+		if err := s.limitPtys("x"); (err == nil) != (list != absent) {
+			t.Errorf("processes %q: %v", list, err)
 		}
 	}
 	_, _ = in.Write([]byte("go\n"))
-	if err := cmd.Wait(); err != nil || !strings.Contains(out.String(), "gid=5,mode=620,ptmxmode=666,max=16") {
+	if err := cmd.Wait(); err != nil || !strings.Contains(out.String(), "gid=5,mode=620,ptmxmode=666,max=256") {
 		t.Errorf("%v: %s", err, out.String())
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -162,17 +163,27 @@ const maxPtys = 256
 // limitPtys bounds the terminals of a container that was just started: Docker has no option for
 // it. A container that has ended is not an error.
 func (s slotProcs) limitPtys(id string) error {
-	pids, err := s.members(s.container(id))
-	if err == nil && len(pids) > 0 {
-		err = remountPts("/proc/"+strconv.Itoa(pids[0]), maxPtys)
+	for late := time.Now().Add(time.Second); ; time.Sleep(pollTime) {
+		pids, err := s.members(s.container(id))
+		for _, pid := range pids {
+			if err = remountPts(filepath.Join(s.proc, strconv.Itoa(pid)), maxPtys); !host.Ended(err) {
+				return err
+			}
+		}
+		if len(pids) == 0 || time.Now().After(late) { // one that ends is listed a little longer
+			return err
+		}
 	}
-	return ignoreAbsent(err)
 }
 
-// remountPts sets the maximum number of terminals of the /dev/pts that a process sees, which is
-// a separate file system in each container, and gives it Docker's options again.
+// remountPts sets the maximum number of terminals of the /dev/pts in the mount namespace of a process,
+// which is a separate file system in each container, and gives it Docker's options again.
 func remountPts(proc string, most int) error {
-	pts, err := unix.Open(proc+"/root/dev/pts", unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	var pts int
+	err := disk.InNamespace(proc, func() (err error) {
+		pts, err = unix.Open("/dev/pts", unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+		return err
+	})
 	if err != nil {
 		return err
 	}
