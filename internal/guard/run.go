@@ -212,8 +212,14 @@ func (g *guard) begin(ctx context.Context, r *jobRun, frames *slot.Frames) (*job
 			return nil, fmt.Errorf("job %s has ended, and another one came after it", id)
 		}
 		if last == nil || last.spec.JobID != id && isClosed(last.done) {
+			before := ""
 			if last != nil {
-				g.runs.over = append(g.runs.over[max(0, len(g.runs.over)+1-maxOver):], last.spec.JobID)
+				before = last.spec.JobID
+			} else if !r.root {
+				before = g.load().JobID // an earlier service's; the agent has given it up
+			}
+			if before != "" && before != id && !slices.Contains(g.runs.over, before) {
+				g.runs.over = append(g.runs.over[max(0, len(g.runs.over)+1-maxOver):], before)
 			}
 			r.readers.Add(1)
 			g.runs.last = r

@@ -224,17 +224,27 @@ func TestBrokenRecord(t *testing.T) {
 	r.expect(t, r.finish(t, r.start(t.Context())), 7, "")
 }
 
-// TestOldJobComesBack does not run it again, and not in place of the next one.
+// TestOldJobComesBack does not run it again, and not in place of the next one, whenever the service starts again.
 func TestOldJobComesBack(t *testing.T) {
 	t.Parallel()
-	r := newJobRig(t, nil)
-	r.finish(t, r.start(t.Context()))
-	r.in.Env["BUILDKITE_JOB_ID"] = "0191"
-	r.finish(t, r.start(t.Context()))
-	r.in.Env["BUILDKITE_JOB_ID"] = "0190"
-	r.again(t)
-	if e := r.wait(t, r.start(t.Context())); e.status != bootstrap.ExitNode || r.made() != 2 || !strings.Contains(r.log.String(), "has ended") {
-		t.Errorf("%+v, %d containers made: %s", e, r.made(), r.log.String())
+	for name, between := range map[string]bool{"after both": false, "between them": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newJobRig(t, nil)
+			r.finish(t, r.start(t.Context()))
+			if between {
+				r.again(t)
+			}
+			r.in.Env["BUILDKITE_JOB_ID"] = "0191"
+			r.finish(t, r.start(t.Context()))
+			if !between {
+				r.again(t)
+			}
+			r.in.Env["BUILDKITE_JOB_ID"] = "0190"
+			if e := r.wait(t, r.start(t.Context())); e.status != bootstrap.ExitNode || r.made() != 2 || !strings.Contains(r.log.String(), "has ended") {
+				t.Errorf("%+v, %d containers made: %s", e, r.made(), r.log.String())
+			}
+		})
 	}
 }
 
