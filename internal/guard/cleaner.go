@@ -93,6 +93,13 @@ func (k *cleaner) begin(ctx context.Context, root bool) (parked string, err erro
 	return "", nil
 }
 
+// cleared reports whether nothing can be left of the last job that began.
+func (k *cleaner) cleared() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return !k.dirty
+}
+
 // refused notes that the agent had a job, which never began.
 func (k *cleaner) refused() {
 	k.mu.Lock()

@@ -59,6 +59,30 @@ func TestNextJobEndsLast(t *testing.T) {
 	r.expect(t, r.wait(t, done), 7, "")
 }
 
+// TestAgentLost starts no container that was made after its slot was cleared.
+func TestAgentLost(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	cleared := make(chan struct{})
+	r.engine.fault = func(req *http.Request) int {
+		if strings.HasSuffix(req.URL.Path, "/containers/create") {
+			<-cleared
+		}
+		return 0
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := r.start(ctx)
+	must.Until(t, "the container to be made", func() bool { return r.engine.asked("/containers/create?") > 0 })
+	cancel()
+	r.wait(t, done)
+	why, err := r.guard.cleaner.ready(t.Context(), 2)
+	close(cleared)
+	must.Until(t, "the container to be removed", func() bool { return r.engine.requested("DELETE /v1.45/containers/" + jobContainer) })
+	if why != "" || err != nil || r.engine.asked(jobContainer+"/start") > 0 {
+		t.Errorf("%q, %v, asked %q", why, err, r.engine.requests)
+	}
+}
+
 // TestCancelWhileEngineIsAway asks again.
 func TestCancelWhileEngineIsAway(t *testing.T) {
 	t.Parallel()

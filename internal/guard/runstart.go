@@ -55,7 +55,13 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 	if err != nil {
 		return err
 	}
-	if err = g.save(r, id); err == nil {
+	if g.cleaner.cleared() { // the agent was lost, and what clears its slot did not find the container yet
+		err = errCanceled
+	}
+	if err == nil {
+		err = g.save(r, id)
+	}
+	if err == nil {
 		r.output, err = withTimeout(ctx, g.engineTime, func(ctx context.Context) (*docker.Output, error) { return g.api.Attach(ctx, id, spec.TTY) })
 	}
 	if err == nil {
