@@ -292,7 +292,7 @@ func TestFrames(t *testing.T) {
 	}
 	stream.Reset()
 	long = "\x1b[1m" + strings.Repeat("<", 1<<20)
-	must.Do(t, f.End(Outcome{Reason: long, Refused: long, NodeFault: long, Pipeline: strings.Repeat("<", 4096)}))
+	must.Do(t, f.End(Outcome{Reason: long, Refused: long, NodeFault: long, Lost: long, Pipeline: strings.Repeat("<", 4096)}))
 	if _, o, err := read(stream.String()); err != nil || len(o.NodeFault) < 1000 || strings.Contains(o.NodeFault, "\x1b") {
 		t.Errorf("long texts: %v, %.100q", err, o.NodeFault)
 	}

@@ -95,11 +95,11 @@ func (f *Frames) Note(format string, args ...any) error {
 }
 
 // maxSentence bounds each text of an outcome, in characters, so that the outcome fits into a frame.
-const maxSentence = 2000
+const maxSentence = 1500
 
 // End writes the outcome. Its texts become lines: an engine or a registry may have written them.
 func (f *Frames) End(o Outcome) error {
-	for _, s := range []*string{&o.Reason, &o.Refused, &o.NodeFault} {
+	for _, s := range []*string{&o.Reason, &o.Refused, &o.NodeFault, &o.Lost} {
 		*s = text.Line(*s, maxSentence)
 	}
 	data, err := json.Marshal(o)
