@@ -98,12 +98,14 @@ func (n *Node) fetchAgent(ctx context.Context, dest string, mode fs.FileMode, ve
 }
 
 // InstallAgent makes sure that there is a buildkite-agent: the given binary, the one that is
-// there, or the pinned release. If it installed one, it reads and plans the machine again with
+// there, or the pinned release. A binary that slots cannot run replaces nothing. If it installed one, it reads and plans the machine again with
 // what that agent understands.
 func (n *Node) InstallAgent(ctx context.Context, host *reconcile.Host, binary string) (fetched bool, err error) {
 	switch {
 	case binary != "":
-		err = installer.Copy(installer.AgentPath, 0o755, binary)
+		if _, err = n.AgentTarget(ctx, "", binary); err == nil {
+			err = installer.Copy(filepath.Join(n.Root, installer.AgentPath), 0o755, binary)
+		}
 		if err == nil && n.Agent.Version != "" {
 			n.say("slots run this agent, not the one that kbnode upgrade chose")
 			err = host.WriteAgent(plan.AgentRelease{})

@@ -90,16 +90,14 @@ func (n *Node) getAgent(ctx context.Context, version, binary string) (plan.Agent
 	if err == nil && a.Version != version {
 		err = fmt.Errorf("the archive of buildkite-agent %s contains %s; check agent.download_url", version, a.Version)
 	}
-	if err == nil {
-		err = plan.CheckAgent(a)
-	}
 	if err != nil && !kept {
 		err = errors.Join(err, os.Remove(file))
 	}
 	return plan.AgentRelease{Version: a.Version, Keys: a.Keys}, err
 }
 
-// askAgent asks an agent that slots are to run for its version and options.
+// askAgent asks an agent that slots are to run for its version and options. One that cannot close a
+// slot is an error.
 func askAgent(ctx context.Context, file string) (inventory.Agent, error) {
 	a, err := inventory.AskAgent(ctx, file)
 	if err == nil && len(a.Keys) == 0 {
@@ -111,7 +109,7 @@ func askAgent(ctx context.Context, file string) (inventory.Agent, error) {
 	if err != nil {
 		return a, fmt.Errorf("%s is not a buildkite-agent for this machine (%s): %w", file, runtime.GOARCH, err)
 	}
-	return a, nil
+	return a, plan.CheckAgent(a)
 }
 
 // AgentName names a version for people; "" is the installed agent.

@@ -16,8 +16,10 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -95,6 +97,28 @@ func TestUpgradeFetches(t *testing.T) {
 			if _, err := n.getAgent(t.Context(), "3.100.0", ""); err == nil {
 				t.Error("a release that is gone is not fetched")
 			}
+		})
+	}
+}
+
+// TestInstallRefusedAgent checks that a binary that slots cannot run replaces neither the installed
+// agent nor the release that kbnode upgrade chose.
+func TestInstallRefusedAgent(t *testing.T) { // not parallel: it executes what was just written
+	for _, tt := range []struct{ name, program, configured, says string }{
+		{name: "another architecture", program: "\x7fELF", says: "is not a buildkite-agent for this machine"},
+		{name: "a key is missing", program: agentProgram("3.101.0", []string{"name"}), says: "does not support tags"},
+		{name: "slots would not run it", program: agentProgram("3.101.0", machinetest.AgentKeys()), configured: "/opt/agent", says: "slots run /opt/agent"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			root := t.TempDir()
+			host := &reconcile.Host{Root: root}
+			n := &Node{Root: root, Agent: plan.AgentRelease{Version: "3.100.0"}, Config: config.Config{Agent: config.Agent{Binary: tt.configured}}, Say: t.Logf}
+			installed, chosen := must.Write(t, root, installer.AgentPath, "installed"), must.Write(t, root, plan.AgentsPath, "chosen")
+			given := must.Write(t, t.TempDir(), "buildkite-agent", tt.program)
+			must.Do(t, os.Chmod(given, 0o700))
+			_, err := n.InstallAgent(t.Context(), host, given)
+			must.Err(t, err, tt.says)
+			must.Equal(t, "installed chosen", must.Read(t, installed)+" "+must.Read(t, chosen))
 		})
 	}
 }
