@@ -96,6 +96,9 @@ func TestIdleSlotWaitsForCPUsOfABusyOne(t *testing.T) {
 	}
 	equal(t, "CPUs of slot 1", "4-5", m.read("/sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/cpuset.cpus"))
 	equal(t, "configuration of slot 1", true, strings.HasSuffix(m.read(plan.AgentDir(1)+"/buildkite-agent.cfg"), "g1"))
+	p = slots(3).from(0).again().park(1).plan(t) // drained, it takes no jobs while it waits
+	m.asks(p, "stop agent-gpu1")
+	equal(t, "CPUs of slot 1, drained", "4-5", m.read("/sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/cpuset.cpus"))
 	m.ends(0, p)
 }
 

@@ -172,14 +172,17 @@ func (d *differ) postponeOwners(why string) {
 
 // deferSlot defers all changes of a slot that matter to a job. A slot that waits for
 // another one has no job, but its files stay as they are too: its agent would read them
-// at its next start and disagree with its limits. An idle agent of an earlier setup stops
-// nevertheless: the node's hooks are not for it.
+// at its next start and disagree with its limits. An idle agent stops nevertheless if the
+// slot is to take no jobs, or if it is of an earlier setup: the node's hooks are not for it.
 func (d *differ) deferSlot(slot int, why string) {
 	s := d.s.Slot(slot)
 	idle, old := s.Busy() == "" && !s.Agent.Stopping(), earlierAgent(s.Agent)
 	for i := range d.out {
 		c := &d.out[i]
-		if c.Slot != slot || c.Deferred != "" || c.inert && (!idle || old) || c.Kind == Stop && idle && old {
+		if c.Slot != slot || c.Deferred != "" || c.inert && (!idle || old) {
+			continue
+		}
+		if c.Kind == Stop && idle && (old || c.phase == phasePark && isAgent(c.Subject, slot)) {
 			continue
 		}
 		c.Deferred = why
