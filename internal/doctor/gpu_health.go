@@ -54,7 +54,7 @@ func verdictsNow(ctx context.Context, m *Machine, f fleet) ([]health.Verdict, er
 		return nil, err
 	}
 	now.Now = m.Now
-	in := health.Signals{Moment: now, GPUs: &health.GPUs{Started: now.Up, List: f.gpus, NVIDIA: m.Inventory.NVIDIA, Bus: health.ReadBus(m.Root, f.gpus)}}
+	in := health.Signals{Moment: now, GPUs: &health.GPUs{Started: now.Up, List: f.gpus, NVIDIA: m.Inventory.NVIDIA, Bus: health.ReadBus(m.Root, f.gpus), Unread: m.Inventory.Unread}}
 	for _, b := range slotBindings(m) {
 		for _, g := range b.Members() {
 			in.Slots = append(in.Slots, health.Slot{Index: b.Slot, UUID: g.UUID, PCI: g.PCI})

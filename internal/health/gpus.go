@@ -32,7 +32,7 @@ func (j *judge) gpus() {
 	}
 	for _, s := range j.in.Slots {
 		id := j.idOf(s)
-		if id == "" {
+		if id == "" || !present[id] && j.in.GPUs.unread(s.PCI) {
 			continue
 		}
 		j.update(gpuKey(checkMissing, id), !present[id], Mark{
@@ -45,7 +45,9 @@ func (j *judge) gpus() {
 		}
 		present[id] = true
 	}
-	missing := func(id string) bool { return id != "" && !present[id] && j.slotOf(id) < 0 }
+	missing := func(id string) bool {
+		return id != "" && !present[id] && j.slotOf(id) < 0 && !j.in.GPUs.unread(j.addressOf(id))
+	}
 	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool { return !m.Latched && missing(m.GPU) })
 	j.s.GPUs = slices.DeleteFunc(j.s.GPUs, func(g gpu) bool {
 		return missing(g.ID) && !slices.ContainsFunc(j.s.Marks, func(m Mark) bool { return m.GPU == g.ID })

@@ -114,6 +114,13 @@ type GPUs struct {
 	List    []inventory.GPU
 	NVIDIA  *inventory.NVIDIA
 	Bus     map[string]Bus // by PCI address; see ReadBus
+	Unread  []string       // subjects of the inventory that could not be read
+}
+
+// unread reports whether a GPU may be at an address although the list has none there.
+func (g *GPUs) unread(pci string) bool {
+	return !slices.ContainsFunc(g.List, func(g inventory.GPU) bool { return g.PCI == pci }) &&
+		(slices.Contains(g.Unread, inventory.SubjectGPUs) || slices.Contains(g.Unread, inventory.GPUSubject(pci)))
 }
 
 // Bus is what sysfs has of a GPU beyond the inventory.

@@ -54,11 +54,15 @@ func ReadGPUs(ctx context.Context, root string) (*GPUs, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, nv, _, err := inventory.ReadGPUs(ctx, root)
+	list, nv, problems, err := inventory.ReadGPUs(ctx, root)
 	if err != nil {
 		return nil, fmt.Errorf("read GPUs: %w", err)
 	}
-	return &GPUs{Started: up, List: list, NVIDIA: nv, Bus: ReadBus(root, list)}, nil
+	g := &GPUs{Started: up, List: list, NVIDIA: nv, Bus: ReadBus(root, list)}
+	for _, p := range problems {
+		g.Unread = append(g.Unread, p.Subject)
+	}
+	return g, nil
 }
 
 // ReadBus reads from sysfs, below root, what the inventory lacks about its GPUs. A GPU

@@ -49,6 +49,12 @@ func TestReadGPUs(t *testing.T) {
 	if err != nil || len(g.List) != 1 || g.List[0].UUID != "GPU-00000000000000b2" || !g.Bus[pci(0)].Dead || g.Started <= 0 {
 		t.Errorf("%+v, %v", g, err)
 	}
+	unread := t.TempDir()
+	must.Do(t, os.MkdirAll(filepath.Join(unread, "sys/bus/pci"), 0o700))
+	must.Do(t, os.Symlink("devices", filepath.Join(unread, "sys/bus/pci/devices"))) // a loop
+	if g, err = ReadGPUs(t.Context(), unread); err != nil || !g.unread(pci(0)) {
+		t.Errorf("a list that cannot be read: %+v, %v", g, err)
+	}
 	if _, err := ReadGPUs(t.Context(), filepath.Join(root, "not/there")); err == nil {
 		t.Error("a machine that is not there")
 	}

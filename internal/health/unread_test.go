@@ -29,6 +29,10 @@ func TestUnreadKeepsItsVerdict(t *testing.T) {
 		"an agent":          {bad: func(in *Signals) { in.Slots[0].Agent = "it ends" }, unread: func(in *Signals) { in.Slots[0].Unread = []string{CheckAgent} }, check: "slot.agent"},
 		"limits":            {bad: func(in *Signals) { in.Slots[0].Limits = "no" }, unread: func(in *Signals) { in.Slots[0].Unread = []string{CheckLimits} }, check: "slot.limits"},
 		"a bus":             {amd: true, bad: func(in *Signals) { in.GPUs.Bus[pci(1)] = Bus{Dead: true} }, check: "gpu.lost", unread: func(in *Signals) { in.GPUs.Bus[pci(1)] = Bus{Unread: true} }},
+		"the list of GPUs":  {bad: func(in *Signals) { in.GPUs.List = in.GPUs.List[:1] }, unread: func(in *Signals) { in.GPUs.List, in.GPUs.Unread = nil, []string{inventory.SubjectGPUs} }, check: "gpu.missing"},
+		"a GPU": {bad: func(in *Signals) { in.GPUs.List = in.GPUs.List[:1] }, unread: func(in *Signals) {
+			in.GPUs.List, in.GPUs.Unread = in.GPUs.List[:1], []string{inventory.GPUSubject(pci(1))}
+		}, check: "gpu.missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -55,6 +59,16 @@ func TestUnreadKeepsItsVerdict(t *testing.T) {
 				t.Error("it does not end when it is read again")
 			}
 		})
+	}
+}
+
+// A list that could not be read is no reset of the GPUs that it lacks.
+func TestUnreadListIsNoReset(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, machine(2))
+	n.want(n.lines(time.Second, xidLineOf(1, 95, "words")), "gpu.xid fatal drain [1]")
+	for _, change := range []func(*Signals){func(in *Signals) { in.GPUs.List, in.GPUs.Unread = nil, []string{inventory.SubjectGPUs} }, nil} {
+		n.want(n.judgeAfter(time.Minute, change), "gpu.xid fatal drain [1]")
 	}
 }
 
