@@ -43,10 +43,9 @@ func (j *judge) gpus() {
 		if !present[id] {
 			j.gpu(id, s.PCI).Away = true
 		}
-		present[id] = true
 	}
 	missing := func(id string) bool {
-		return id != "" && !present[id] && j.slotOf(id) < 0 && !j.in.GPUs.unread(j.addressOf(id))
+		return id != "" && !present[id] && len(j.slotsOf(id)) == 0 && !j.in.GPUs.unread(j.addressOf(id))
 	}
 	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool { return !m.Latched && missing(m.GPU) })
 	j.s.GPUs = slices.DeleteFunc(j.s.GPUs, func(g gpu) bool {

@@ -568,6 +568,8 @@ func TestCPX(t *testing.T) {
 	n.want(n.lines(time.Second, line("GPU reset(2) succeeded!")), "gpu.ras fatal drain "+third)
 	n.in.GPUs.Bus[pci(2)] = Bus{RAS: map[string]uint64{"gfx": 1}}
 	n.want(n.judgeAfter(time.Second, nil))
+	n.want(n.judgeAfter(time.Second, func(in *Signals) { in.GPUs.List = slices.Delete(in.GPUs.List, 16, 24) }), "gpu.missing fatal park "+third)
+	n.want(n.judgeAfter(time.Second, nil))
 
 	n.in.Slots[16].Job, n.in.Slots[21].Job = "job-a", "job-b"
 	n.want(n.lines(time.Second, line("ring comp_1.0.0 timeout, signaled seq=1, emitted seq=3")))
