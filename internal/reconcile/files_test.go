@@ -202,3 +202,18 @@ func TestEmbeddedProgram(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(got), err)
 	}
 }
+
+// TestHiddenFiles removes the temporary files of writes that ended early, and no operator's copies.
+func TestHiddenFiles(t *testing.T) {
+	t.Parallel()
+	m := installed(t, 1)
+	for _, name := range []string{plan.HooksDir + "/.old.v2", plan.HooksDir + "/.pre-exit-20251127101500", plan.AgentDir(0) + "/.notes1"} {
+		m.write(name, "mine\n")
+	}
+	left := plan.HooksDir + "/.pre-exit5577006791947779410"
+	m.write(left, "")
+	_, changes := m.diff(slots(1).plan(t))
+	if len(changes) != 1 || changes[0].Kind != reconcile.Delete || changes[0].Subject != left {
+		t.Errorf("changes: %v", changes)
+	}
+}

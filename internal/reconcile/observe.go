@@ -101,8 +101,9 @@ func (o *observer) match(pattern string, found func(name string, slot int, lefto
 		}
 		for _, e := range entries {
 			name := path.Join(dir, e.Name())
-			// renameio writes to .NAME<digits> before it renames.
-			if written, ok := strings.CutPrefix(strings.TrimRight(e.Name(), "0123456789"), "."); ok && len(written)+1 < len(e.Name()) {
+			// renameio writes to .NAME<63 random bits> before it renames. With fewer digits
+			// than these practically always have, it is an operator's copy.
+			if written, ok := strings.CutPrefix(strings.TrimRight(e.Name(), "0123456789"), "."); ok && len(e.Name())-len(written)-1 >= 15 {
 				if slot, ok := plan.MatchOwned(pattern, path.Join(dir, written)); ok {
 					found(name, slot, true)
 					continue
