@@ -227,3 +227,10 @@ func showProgress(s term.Streams, host *reconcile.Host) (end func()) {
 	host.Progress = p.show
 	return p.end
 }
+
+// warnChanges prints what did not stop changes but did not succeed.
+func warnChanges(s term.Streams, result reconcile.Result) {
+	for _, w := range result.Warnings {
+		s.Warn("%s", w)
+	}
+}

@@ -217,6 +217,7 @@ func applyInstall(ctx context.Context, s term.Streams, p *plan.Plan, host *recon
 	end := showProgress(s, host)
 	result, err = host.Apply(ctx, p, state, changes)
 	end()
+	warnChanges(s, result)
 	if err != nil {
 		return result, wrote, fmt.Errorf("%w\neverything else was changed (%s); fix this and type %s to continue", err, changeCount(len(result.Applied)), s.Again())
 	}

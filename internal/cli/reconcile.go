@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -36,6 +37,7 @@ func reconcileOnce(ctx context.Context, s term.Streams) error {
 	}
 	host.GPUs = n.Inventory.GPUs
 	result, err := node.Converge(ctx, host.Host, n.Plan)
+	warnChanges(s, result)
 	if err != nil {
 		return err
 	}
@@ -91,6 +93,7 @@ func uninstall(ctx context.Context, s term.Streams, now, dryRun bool) error {
 		s.Progress("waiting for %s; sudo kbnode uninstall --now ends it", strings.Join(jobs, ", "))
 	})
 	end()
+	warnChanges(s, result)
 	if err != nil {
 		return fmt.Errorf("%w\nfix this and type %s to continue", err, s.Again())
 	}
@@ -106,6 +109,9 @@ func uninstall(ctx context.Context, s term.Streams, now, dryRun bool) error {
 		return fmt.Errorf("find kbnode's own path: %w", err)
 	}
 	term.Printf(s.Out, "Removed: %s made. %s\n", changesWere(len(result.Applied)), whatStays(exe))
+	if len(result.Warnings) > 0 {
+		return errors.New("not everything is as it was before kbnode; restore by hand what the warnings name, or reboot")
+	}
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -160,6 +161,19 @@ func TestNowStopsTheJob(t *testing.T) {
 	m.h.Now = true
 	m.asks(next.plan(t), "reload", "drain agent-gpu0", "kill agent-gpu0 main quit", "stop agent-gpu0", "restart guard-gpu0", "start agent-gpu0")
 	equal(t, "jobs killed", []string{"buildkite-agent-gpu0.service"}, m.sd.Killed())
+}
+
+// TestUninstallSaysWhatStays fails to restore a setting.
+func TestUninstallSaysWhatStays(t *testing.T) {
+	t.Parallel()
+	m := newTunedMachine(t)
+	m.apply(tuned(t, 1))
+	m.h.OnStep(failing("untune "+governor, syscall.EBUSY))
+	r, err := m.h.Uninstall(t.Context(), nil)
+	must.Do(t, err)
+	if len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0], governor+" is not restored to ") {
+		t.Errorf("warnings: %q", r.Warnings)
+	}
 }
 
 func TestUninstall(t *testing.T) {

@@ -34,6 +34,7 @@ func (h *Host) Uninstall(ctx context.Context, waiting func(jobs []string)) (Resu
 		}
 		r, err := h.Apply(ctx, nothing, s, changes)
 		all.Applied = append(all.Applied, r.Applied...)
+		all.Warnings = append(all.Warnings, r.Warnings...)
 		all.Deferred = r.Deferred
 		if err != nil {
 			return all, err
