@@ -156,7 +156,7 @@ func (d *daemonLoop) fullPass(ctx context.Context, host *reconcile.Host) error {
 func (d *daemonLoop) apply(ctx context.Context, host *reconcile.Host, state *reconcile.State, changes []reconcile.Change) error {
 	result, err := host.Apply(ctx, d.plan, state, changes)
 	d.keep(result.Applied)
-	d.snapshot.Applied, d.snapshot.Waiting = result.Applied, len(result.Deferred)
+	d.snapshot.Applied, d.snapshot.Waiting = append(d.snapshot.Applied, result.Applied...), len(result.Deferred)
 	return err
 }
 
