@@ -185,7 +185,7 @@ func (p *Plan) addBindings(slots []assignment, node *LastNode) error {
 func ParseBindings(text []byte) (*Bindings, error) {
 	var f Bindings
 	if err := json.Unmarshal(text, &f); err != nil {
-		return nil, fmt.Errorf("read slot bindings %s: %w", BindingsPath, err)
+		return nil, fmt.Errorf("read slot bindings %s: %w; move the file away to bind the GPUs again", BindingsPath, err)
 	}
 	if f.Schema != Schema {
 		return nil, errors.New("the slot bindings in " + BindingsPath + " were written by another version of kbnode; move the file away to bind the GPUs again")

@@ -425,6 +425,7 @@ func TestBindingsRefused(t *testing.T) {
 		"above all slots": {`{"schema": 1, "slots": [{"slot": 4096}]}`, "list slot 4096 twice or out of range"},
 		"another schema":  {`{"schema": 2, "slots": []}`, "were written by another version of kbnode"},
 		"no JSON":         {`slots`, "read slot bindings " + BindingsPath},
+		"cut":             {"", "end of JSON input; move the file away to bind the GPUs again"},
 	} {
 		if list, err := ParseBindings([]byte(row.text)); err == nil || !strings.Contains(err.Error(), row.want) {
 			t.Errorf("%s: %v, %v", name, list, err)
