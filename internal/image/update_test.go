@@ -276,6 +276,18 @@ func TestUpdate(t *testing.T) {
 			}, o: auto, err: "killed before it reported anything", stands: 1,
 		},
 		{
+			name: "a job in place of the current image's canary", change: func(w *world) {
+				w.registry[name], w.fails = digest(2), 2
+				n := 0
+				w.onCanary = func(context.Context, Slot) error {
+					if n++; n == 3 {
+						return errJob
+					}
+					return nil
+				}
+			}, o: auto, action: ActionUpdated, stands: 2,
+		},
+		{
 			name: "all images fail, so the slots are sick", change: func(w *world) {
 				w.registry[name] = digest(2)
 				w.bad[id(1)], w.bad[id(2)] = true, true

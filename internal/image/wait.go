@@ -126,6 +126,10 @@ func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 			u.say("it failed in slot %s (%s); trying again", slot.Name, verdict.Reason)
 			verdict, err = u.tryIn(ctx, slot, id)
 		}
+		control := Canary{Passed: true}
+		if err == nil && !verdict.Passed && cur.passed() && cur.ID != id {
+			control, err = u.tryIn(ctx, slot, cur.ID)
+		}
 		switch {
 		case ctx.Err() != nil:
 			return Canary{}, context.Cause(ctx)
@@ -141,14 +145,7 @@ func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 		case err != nil:
 			unfit[slot.Index] = err.Error()
 			continue
-		case verdict.Passed, !cur.passed(), cur.ID == id:
-			return verdict, nil
-		}
-		control, err := u.tryIn(ctx, slot, cur.ID)
-		if ctx.Err() != nil {
-			return Canary{}, context.Cause(ctx)
-		}
-		if err != nil || control.Passed {
+		case verdict.Passed, control.Passed:
 			return verdict, nil
 		}
 		unfit[slot.Index] = "the current image fails there, too: " + verdict.Reason
