@@ -18,6 +18,8 @@ import (
 // backTime is how long a killed agent may stay away.
 const backTime = 10 * time.Second
 
+const useCompatible = "print pipelines with --profile compatible"
+
 // Acceptance is what a vendor shows the operators before a node goes live; docs/install.md describes its JSON.
 type Acceptance struct {
 	Node     string    `json:"node"`
@@ -76,14 +78,18 @@ func evaluations(atOnce bool) func(context.Context, *Machine) Answer {
 		if err != nil {
 			return found(fail("%s", lines(err)).Advise("see sudo kbnode image list"))
 		}
-		return Answer{Findings: evaluated(all), Detail: "there is no slot"}
+		return Answer{Findings: m.evaluated(all), Detail: "there is no slot"}
 	}
 }
 
-func evaluated(all []image.Evaluation) (findings []Finding) {
-	kinds := map[string]bool{}
+func (m *Machine) evaluated(all []image.Evaluation) (findings []Finding) {
+	kinds := map[string][]string{} // by the slot's shape
 	for _, e := range all {
 		var f Finding
+		var s plan.Slot
+		if i := slices.IndexFunc(m.Plan.Slots, func(s plan.Slot) bool { return s.Index == e.Index }); i >= 0 {
+			s = m.Plan.Slots[i]
+		}
 		switch {
 		case e.Missed != "":
 			f = skip("%s", e.Missed)
@@ -91,22 +97,29 @@ func evaluated(all []image.Evaluation) (findings []Finding) {
 			f = fail("%s", e.Reason).Advise("see sudo kbnode doctor --only slots,image")
 		case !e.Uploadable:
 			f = fail("there is no result.json that the agent can upload").Advise("see sudo kbnode doctor --only slots,image")
+		case len(s.GPUs) == 0 && e.NotStrict == "":
+			f = ok("passed in profile %s, in a slot without a GPU", e.Profile)
+		case len(s.GPUs) == 0:
+			f = warn("passed only in profile %s: %s", e.Profile, e.NotStrict).Advise(useCompatible)
 		case e.Torch == "":
 			f = warn("passed in profile %s, but the image has no torch that uses GPUs", e.Profile).Advise("set image.name to the jobs' image")
 		case e.GPU == "":
 			f = fail("torch saw no GPU").Advise("see sudo kbnode doctor --only gpu,docker")
 		case e.NotStrict != "":
-			f = warn("passed only in profile %s, on %s, torch %s: %s", e.Profile, e.GPU, e.Torch, e.NotStrict).Advise("print pipelines with --profile compatible")
+			f = warn("passed only in profile %s, on %s, torch %s: %s", e.Profile, e.GPU, e.Torch, e.NotStrict).Advise(useCompatible)
 		default:
 			f = ok("passed in profile %s, on %s, torch %s", e.Profile, e.GPU, e.Torch)
 		}
-		if e.Torch != "" && e.GPU != "" {
-			kinds[e.GPU+", torch "+e.Torch] = true
+		if kind := e.GPU + ", torch " + e.Torch; e.Torch != "" && e.GPU != "" && !slices.Contains(kinds[s.Shape], kind) {
+			kinds[s.Shape] = append(kinds[s.Shape], kind)
 		}
 		findings = append(findings, f.Of(e.Index))
 	}
-	if len(kinds) > 1 {
-		findings = append(findings, fail("the slots differ: %s", strings.Join(slices.Sorted(maps.Keys(kinds)), "; ")).Advise("see sudo kbnode inventory"))
+	for _, shape := range slices.Sorted(maps.Keys(kinds)) {
+		if alike := kinds[shape]; len(alike) > 1 {
+			slices.Sort(alike)
+			findings = append(findings, fail("the slots of shape %s differ: %s", shape, strings.Join(alike, "; ")).Advise("see sudo kbnode inventory"))
+		}
 	}
 	return together(findings)
 }

@@ -31,20 +31,31 @@ func TestEvaluations(t *testing.T) {
 		change(&e)
 		return e
 	}
-	with := func(change func(*image.Evaluation)) *fake {
-		return &fake{evaluations: []image.Evaluation{one(0, func(*image.Evaluation) {}), one(1, change)}}
+	slots := func(shapes ...string) *plan.Plan {
+		p := &plan.Plan{}
+		for k, shape := range shapes {
+			p.Slots = append(p.Slots, plan.Slot{Index: k, Shape: shape, GPUs: make([]plan.SlotGPU, len(shape)/4)})
+		}
+		return p
 	}
+	in := func(p *plan.Plan, change func(*image.Evaluation)) *fake {
+		return &fake{plan: p, evaluations: []image.Evaluation{one(0, func(*image.Evaluation) {}), one(1, change)}}
+	}
+	with := func(change func(*image.Evaluation)) *fake { return in(slots("b200", "b200"), change) }
 	play(t, []scene{
 		{"alike", "accept-evaluation", with(func(*image.Evaluation) {}), nil, "ok: passed in profile strict, on NVIDIA B200, torch 2.9", ""},
 		{"none", "accept-evaluation", &fake{}, nil, "skip: there is no slot", ""},
 		{"no image", "accept-together", &fake{err: errors.New("no such image")}, nil, "fail: no such image", ""},
-		{"a job", "accept-together", &fake{evaluations: []image.Evaluation{one(0, func(e *image.Evaluation) { e.Missed = "job 7 runs in it" })}}, nil, "skip: job 7 runs in it", ""},
+		{"a job", "accept-together", &fake{plan: slots("b200"), evaluations: []image.Evaluation{one(0, func(e *image.Evaluation) { e.Missed = "job 7 runs in it" })}}, nil, "skip: job 7 runs in it", ""},
 		{"wrong", "accept-evaluation", with(func(e *image.Evaluation) { e.Passed, e.Reason = false, "no python3" }), nil, "fail: no python3", ""},
 		{"no result", "accept-evaluation", with(func(e *image.Evaluation) { e.Uploadable = false }), nil, "fail: there is no result.json that the agent can upload", ""},
 		{"no torch", "accept-evaluation", with(func(e *image.Evaluation) { e.Torch = "" }), nil, "warn: passed in profile strict, but the image has no torch that uses GPUs", ""},
 		{"no GPU", "accept-evaluation", with(func(e *image.Evaluation) { e.GPU = "" }), nil, "fail: torch saw no GPU", ""},
 		{"as root only", "accept-evaluation", with(func(e *image.Evaluation) { e.Profile, e.NotStrict = "compatible", "no python3" }), nil, "warn: passed only in profile compatible, on NVIDIA B200, torch 2.9: no python3", ""},
-		{"two kinds", "accept-evaluation", with(func(e *image.Evaluation) { e.GPU = "NVIDIA L4" }), nil, "fail: the slots differ: NVIDIA B200, torch 2.9; NVIDIA L4, torch 2.9", ""},
+		{"two kinds", "accept-evaluation", with(func(e *image.Evaluation) { e.GPU = "NVIDIA L4" }), nil, "fail: the slots of shape b200 differ: NVIDIA B200, torch 2.9; NVIDIA L4, torch 2.9", ""},
+		{"two shapes", "accept-evaluation", in(slots("b200", "l40s"), func(e *image.Evaluation) { e.GPU = "NVIDIA L40S" }), nil, "ok: passed in profile strict, on NVIDIA B200, torch 2.9 (and 1 more)", ""},
+		{"without a GPU", "accept-evaluation", in(slots("b200", "cpu"), func(e *image.Evaluation) { e.GPU = "" }), nil, "ok: passed in profile strict, on NVIDIA B200, torch 2.9 (and 1 more)", ""},
+		{"without a GPU, as root only", "accept-evaluation", in(slots("b200", "cpu"), func(e *image.Evaluation) { e.GPU, e.Profile, e.NotStrict = "", "compatible", "no python3" }), nil, "warn: passed only in profile compatible: no python3", ""},
 	})
 }
 

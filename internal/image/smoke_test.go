@@ -52,9 +52,10 @@ def equal(a, b): return EQUAL
 	with := func(cuda, gpu, equal string) string {
 		return strings.NewReplacer("CUDA", cuda, "GPU", gpu, "EQUAL", equal).Replace(torch)
 	}
-	for _, tt := range []struct{ name, torch, submission, reason string }{
+	for _, tt := range []struct{ name, torch, submission, gpus, reason string }{
 		{name: "a GPU that computes", torch: with(`"12.4"`, "True", "True")},
 		{name: "a GPU that is not seen", torch: with(`"12.4"`, "False", "True"), reason: "torch 2.9 sees no GPU"},
+		{name: "a slot without a GPU", torch: with(`"12.4"`, "False", "True"), gpus: "void"},
 		{name: "a GPU that computes wrongly", torch: with(`"12.4"`, "True", "False"), reason: "torch 2.9 multiplies wrongly on the GPU"},
 		{name: "torch without a GPU's runtime", torch: with("None", "False", "True")},
 		{name: "torch that is broken", torch: "import nowhere", reason: "torch is there and cannot be imported: No module named 'nowhere'"},
@@ -77,7 +78,7 @@ def equal(a, b): return EQUAL
 			must.Do(t, os.WriteFile(config, doc, 0o600))
 			// A process for each, as the runner ends all that its process started.
 			cmd := exec.CommandContext(t.Context(), os.Args[0])
-			cmd.Env = append(os.Environ(), "KBNODE_TEST_TASK="+config)
+			cmd.Env = append(os.Environ(), "KBNODE_TEST_TASK="+config, "NVIDIA_VISIBLE_DEVICES="+tt.gpus)
 			cmd.Dir = dir
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, out)
