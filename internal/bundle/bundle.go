@@ -128,19 +128,21 @@ func tail(text []byte, n int) []byte { return text[max(0, len(text)-n):] }
 // hidden replaces secrets.
 const hidden = "(hidden)"
 
-// secretForms match what looks like a secret anywhere in a text. The first group of each is
-// kept.
+// secretForms match what looks like a secret anywhere in a text. The groups of each are kept.
 var secretForms = sync.OnceValue(func() []*regexp.Regexp {
 	var all []*regexp.Regexp
 	for _, form := range []string{
-		`()\bbk[a-z]{2}_[0-9A-Za-z]{16,}`,                               // Buildkite's tokens
+		`()\bbk[a-z]{2,3}_[0-9A-Za-z]{16,}`,                             // Buildkite's tokens
 		`()\bgh[a-z]_[0-9A-Za-z]{20,}|()\bgithub_pat_[0-9A-Za-z_]{20,}`, // GitHub's
 		`()\beyJ[0-9A-Za-z_-]{10,}\.[0-9A-Za-z_-]{10,}\.[0-9A-Za-z_-]*`, // JSON web tokens
-		`(?i)([a-z0-9_.-]*(?:token|secret(?:_access_key|_key)?|passw(?:or)?d|passphrase|api_?key|private_?key|credential)s?\\*["']?\s*[=:]\s*\\*["']?)[^\s"',;}\\]{4,}`,
-		`(?i)(--?(?:token|password)\s+)[^\s"']{4,}`,
+		`(?i)([a-z0-9_.-]*(?:token|secret(?:[-_]access[-_]key|[-_]key)?|passw(?:or)?d|passphrase|(?:api|private)[-_]?key|credential)s?\\*["']?\s*[=:]\s*)` +
+			// in quotes that a quoted text has; in quotes; in others; without
+			`(?:(\\+")[^"\\\n]{4,}|(")(?:\\.|[^"\\\n]){4,}|(')[^'\n]{4,}|[^\s"'\\][^\s"\\]{2,}[^\s"'\\])`,
+		`(?i)(--?(?:token|password|secret|(?:api|private)[-_]?key)\s+)[^\s"']{4,}`,
 		`(?i)((?:authorization|proxy-authorization)["']?\s*[=:]\s*["']?(?:\w+ )?)[^\s"',;}]{4,}`,
 		`(?i)("auth"\s*:\s*")[^"]+`,
-		`([a-z][a-z0-9+.-]*://)[^/\s"']+@`,
+		`(?i)([a-z][a-z0-9+.-]*://)[^/\s"']+@`,
+		`(?i)([a-z][a-z0-9+.-]*://[^\s"'<>?]+\?)[^\s"'<>]*[^\s"'<>\\]`, // signed addresses
 		`()-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)`,
 	} {
 		all = append(all, regexp.MustCompile(form))
@@ -178,7 +180,7 @@ func (s scrubber) clean(text []byte) []byte {
 		text = bytes.ReplaceAll(text, []byte(secret), []byte(hidden))
 	}
 	for _, form := range secretForms() {
-		text = form.ReplaceAll(text, []byte("${1}"+hidden))
+		text = form.ReplaceAll(text, []byte("${1}${2}${3}${4}"+hidden))
 	}
 	return text
 }
