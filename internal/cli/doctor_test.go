@@ -83,6 +83,11 @@ func TestPrintSelftest(t *testing.T) {
 			t.Errorf("%s; want %s", got, want)
 		}
 	}
+	var b strings.Builder
+	printSelftest(&b, &doctor.Report{Checks: []doctor.Result{{ID: "plan", Status: doctor.Fail, Findings: []doctor.Finding{{Status: doctor.Fail, Detail: "no GPU"}}}, {ID: "escape", Group: "selftest", Status: doctor.Skip}}}, normal)
+	if got := b.String(); !strings.Contains(got, "no GPU") || !strings.Contains(got, "No slot could be tried") {
+		t.Errorf("without a plan: %s", got)
+	}
 	for how, want := range map[verbosity]string{normal: "skip  slot 5: it is busy\n", everyCheck: "ok  slots 0-4: 60 attempts, all blocked\nskip  slot 5: it is busy\n"} {
 		var b strings.Builder
 		findings := []doctor.Finding{{Slots: []int{0, 1, 2, 3, 4}, Detail: "60 attempts, all blocked"}, {Slots: []int{5}, Status: doctor.Skip, Detail: "it is busy"}}

@@ -67,7 +67,7 @@ func printSelftest(w io.Writer, r *doctor.Report, how verbosity) {
 	}
 	says := "Everything held in the slots that were tried."
 	switch {
-	case !r.Fit:
+	case slices.ContainsFunc(r.Checks, func(c doctor.Result) bool { return c.Group == "selftest" && c.Status == doctor.Fail }):
 		says = term.PaintWord(w, "NOT HELD") + "."
 	case r.Count(doctor.OK) == 0:
 		says = "No slot could be tried; try again when one is idle."

@@ -17,8 +17,8 @@ import (
 // Options select the checks.
 type Options struct {
 	Checks []Check // nil means All
-	// Only and Skip name checks or groups. Checks that the selected ones need run too, but
-	// are not reported.
+	// Only and Skip name checks or groups. Checks that the selected ones need run too, and
+	// are reported if they fail.
 	Only, Skip []string
 	Bare       bool                             // only checks that can run before kbnode install
 	Fast       bool                             // no containers
@@ -104,10 +104,14 @@ func Run(ctx context.Context, m *Machine, o Options) (*Report, error) {
 	}
 	report := &Report{Schema: Schema, Fit: true, Checks: []Result{}}
 	for _, c := range o.Checks {
-		if !slices.Contains(shown, c.ID) || m.lacks(c.Vendor) && !slices.Contains(o.Only, c.ID) {
+		e := r.byID[c.ID]
+		if e == nil || m.lacks(c.Vendor) && !slices.Contains(o.Only, c.ID) {
 			continue
 		}
-		result := r.byID[c.ID].result
+		result := e.result
+		if result.Status != Fail && !slices.Contains(shown, c.ID) {
+			continue
+		}
 		report.Checks = append(report.Checks, *result)
 		report.Fit = report.Fit && result.Status < Fail
 	}

@@ -49,6 +49,8 @@ func TestRun(t *testing.T) {
 	}{
 		{"what it needs comes first", Options{Checks: []Check{uses, keeps}}, map[string]string{"a1": "ok: read", "b1": "ok: sees kept"}, false},
 		{"what it needs is not shown", Options{Checks: []Check{keeps, uses}, Only: []string{"b1"}}, map[string]string{"b1": "ok: sees kept"}, false},
+		{"what it needs fails", Options{Checks: []Check{says("a2", fail("broken")), says("b2", ok("-"), "a2")}, Only: []string{"b2"}},
+			map[string]string{"a2": "fail: broken", "b2": "skip: a2 failed"}, true},
 		{"a group", Options{Checks: []Check{keeps, uses, fast}, Only: []string{"group-a", "c3"}}, map[string]string{"a1": "ok: read", "c3": "ok: fast"}, false},
 		{"left out, and needed", Options{Checks: []Check{keeps, uses, fast}, Skip: []string{"group-a", "c3"}}, map[string]string{"b1": "ok: sees kept"}, false},
 		{"one that hangs holds nobody up", Options{Checks: []Check{hangs, says("c5", ok("fine"), "c1"), fast}},
