@@ -25,7 +25,9 @@ func readGPU(index int) probe.GPU {
 	d.errors()
 	d.speed()
 	d.links()
-	g.Processes, _ = d.processes("Compute", d.GetComputeRunningProcesses)
+	var listed bool
+	g.Processes, listed = d.processes("Compute", d.GetComputeRunningProcesses)
+	g.Unlisted = !listed
 	d.mig()
 	return g
 }

@@ -72,10 +72,11 @@ func (m *Machine) computeOn(g inventory.GPU) (pids []int, err error) {
 		}
 		return pids, err
 	}
-	if g.NVML != nil {
-		for _, p := range g.NVML.Processes {
-			pids = append(pids, int(p.PID))
-		}
+	if g.NVML == nil || g.NVML.Unlisted {
+		return nil, fmt.Errorf("NVML does not list the processes of GPU %s", g.PCI)
+	}
+	for _, p := range g.NVML.Processes {
+		pids = append(pids, int(p.PID))
 	}
 	return pids, nil
 }

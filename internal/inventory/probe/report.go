@@ -75,6 +75,7 @@ type GPU struct {
 	NVLinkGPUs []string `json:"nvlink_gpus,omitempty"`
 
 	Processes []Process `json:"processes,omitempty"`          // that compute on it
+	Unlisted  bool      `json:"processes_unlisted,omitempty"` // NVML does not tell Processes
 	Graphics  []Process `json:"graphics_processes,omitempty"` // that draw on it; only with Options.GPU
 	// Unread names the queries that failed in a way that a healthy GPU does not:
 	// "nvmlDeviceGetEccMode: Unknown Error".
