@@ -6,12 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
@@ -96,7 +96,7 @@ func agentUnits(_ context.Context, m *Machine) Answer {
 					continue
 				}
 				all = append(all, fail("%s is %.80q instead of %s: %s; set in %s", set.key, have, want, set.why, name).Of(s.Index).
-					By(`sed -i '/^[[:space:]]*%s=/d' %s && systemctl daemon-reload`, set.key, word(name)))
+					By(`sed -i '/^[[:space:]]*%s[[:space:]]*=/d' %s && systemctl daemon-reload`, set.key, word(name)))
 			}
 		}
 	}
@@ -106,20 +106,38 @@ func agentUnits(_ context.Context, m *Machine) Answer {
 // unitValue returns the last value of a setting in a unit file, or "".
 func unitValue(text, key string) (value string) {
 	for line := range strings.Lines(text) {
-		if v, is := strings.CutPrefix(strings.TrimSpace(line), key+"="); is {
+		if k, v, is := strings.Cut(line, "="); is && strings.TrimSpace(k) == key {
 			value = strings.TrimSpace(v)
 		}
 	}
 	return value
 }
 
-// seconds returns how long systemd waits; 0 if the text is not simple.
-func seconds(text string) float64 {
-	if n, err := strconv.ParseFloat(strings.Replace(text, "infinity", "inf", 1), 64); err == nil {
-		return n
+// timeUnits are systemd's units of time, as systemd.time(7) has them, in seconds. A number without one is in seconds.
+var timeUnits = []struct {
+	names   string
+	seconds float64
+}{
+	{"|s|sec|second|seconds|", 1}, {"|ms|msec|", 1e-3}, {"|us|usec|μs|", 1e-6}, {"|m|min|minute|minutes|", 60}, {"|h|hr|hour|hours|", 3600},
+	{"|d|day|days|", 86400}, {"|w|week|weeks|", 7 * 86400}, {"|M|month|months|", 30.44 * 86400}, {"|y|year|years|", 365.25 * 86400},
+}
+
+var timePart = lazy.Regexp(`([0-9.]+)\s*(\pL*)`)
+
+// seconds returns how long systemd waits; 0 if the text is no time.
+func seconds(text string) (sum float64) {
+	if text == "infinity" || text == "0" {
+		return math.Inf(1)
 	}
-	d, _ := time.ParseDuration(strings.Replace(text, "min", "m", 1))
-	return d.Seconds()
+	for _, part := range timePart().FindAllStringSubmatch(text, -1) {
+		n, _ := strconv.ParseFloat(part[1], 64)
+		for _, unit := range timeUnits {
+			if strings.Contains(unit.names, "|"+part[2]+"|") || part[2] == "" && unit.seconds == 1 {
+				sum += n * unit.seconds
+			}
+		}
+	}
+	return sum
 }
 
 // otherAgents looks for other agents, as services and as processes outside of the slots. A

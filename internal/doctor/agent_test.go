@@ -39,7 +39,7 @@ func TestAgentChecks(t *testing.T) {
 	t.Parallel()
 	const dropIn = plan.UnitDir + "/buildkite-agent-gpu1.service.d/mine.conf"
 	undo := func(key string) string {
-		return "sed -i '/^[[:space:]]*" + key + "=/d' " + dropIn + " && systemctl daemon-reload"
+		return "sed -i '/^[[:space:]]*" + key + "[[:space:]]*=/d' " + dropIn + " && systemctl daemon-reload"
 	}
 	for _, tt := range []struct {
 		name string
@@ -102,6 +102,10 @@ func TestAgentChecks(t *testing.T) {
 			`agent-unit fail 1: ProtectHome is "no" instead of yes: its agent reaches what others keep at home; set in ` + dropIn, undo("ProtectHome")},
 		{"a longer stop", func(w *world) { w.dropIn(1, "TimeoutStopSec=3h\nRestart=always") }, "", ""},
 		{"a longer stop in minutes", func(w *world) { w.dropIn(1, "TimeoutStopSec=180min") }, "", ""},
+		{"a longer stop in hours and minutes", func(w *world) { w.dropIn(1, "TimeoutStopSec = 2h 50min") }, "", ""},
+		{"a longer stop in days", func(w *world) { w.dropIn(1, "TimeoutStopSec=1d") }, "", ""},
+		{"blanks", func(w *world) { w.dropIn(1, "Restart = no") },
+			`agent-unit fail 1: Restart is "no" instead of always: an agent that Buildkite disconnects does not start again; set in ` + dropIn, undo("Restart")},
 		{"no limit of a stop", func(w *world) { w.dropIn(1, "TimeoutStopSec=infinity") }, "", ""},
 
 		{"the guard is stopped", func(w *world) { w.guardOf(1, func(u *slot.Unit) { u.Active = "inactive" }) },
