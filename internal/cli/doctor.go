@@ -43,6 +43,11 @@ machine is fit, 1 if not. Warnings alone do not make it unfit.`,
 					return err
 				}
 			}
+			for _, other := range []string{"acceptance", "json", "fix", "bundle"} {
+				if err := errors.Join(oneOf(cmd, "list", other), oneOf(cmd, "explain", other)); err != nil {
+					return err
+				}
+			}
 			for _, c := range doctor.All() {
 				if c.Group == "acceptance" && (slices.Contains(o.Only, c.Group) || slices.Contains(o.Only, c.ID)) {
 					return term.Usagef("the checks of group acceptance end an agent and run evaluations; type sudo kbnode doctor --acceptance")
@@ -65,7 +70,7 @@ machine is fit, 1 if not. Warnings alone do not make it unfit.`,
 				return err
 			}
 			if accepts {
-				return accept(cmd.Context(), s, asJSON)
+				return accept(cmd.Context(), s, o.Limit, asJSON)
 			}
 			d := &doctorRun{s: s, o: o}
 			report, err := d.ask(cmd.Context())

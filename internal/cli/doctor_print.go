@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -170,11 +171,11 @@ func asRoot(command string) string {
 }
 
 // accept runs all groups, and prints a report plain enough for a letter.
-func accept(ctx context.Context, s term.Streams, asJSON bool) error {
+func accept(ctx context.Context, s term.Streams, limit time.Duration, asJSON bool) error {
 	if err := needRoot(s, "doctor --acceptance"); err != nil {
 		return err
 	}
-	report, m, err := here(s).Doctor(ctx, doctor.Options{Only: doctor.Groups, Limit: acceptTime}, buildkiteAPI())
+	report, m, err := here(s).Doctor(ctx, doctor.Options{Only: doctor.Groups, Limit: cmp.Or(limit, acceptTime)}, buildkiteAPI())
 	if err != nil {
 		return err
 	}
