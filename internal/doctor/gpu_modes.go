@@ -190,7 +190,8 @@ func (f fleet) power(limit, normal func(inventory.GPU) int64, command string) (w
 	if len(wrong) > 0 {
 		return wrong
 	}
-	return f.differing("power limits", func(g inventory.GPU) string { return inUnits(limit(g), "W") }, "set the same limit: sudo "+strings.Replace(command, "%s", "GPU", 1))
+	typed := strings.Replace("sudo "+strings.Replace(command, "%s", "GPU", 1), "sudo echo WATTS000000 | ", "echo WATTS000000 | sudo ", 1)
+	return f.differing("power limits", func(g inventory.GPU) string { return inUnits(limit(g), "W") }, "set the same limit: "+typed)
 }
 
 // inUnits formats a number with its unit, or returns "" if it is unknown.
