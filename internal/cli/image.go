@@ -46,8 +46,7 @@ func changeImages(ctx context.Context, s term.Streams, command string, auto, asJ
 	r, err := do(ctx, u)
 	p.End("")
 	if locked, ok := errors.AsType[*reconcile.LockedError](err); ok && auto {
-		term.Printf(s.Out, "Not now: %v.\n", locked)
-		return nil
+		r, err = image.Result{Name: u.Name, Action: image.ActionLater, Reason: locked.Error()}, nil
 	}
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("interrupted; jobs keep the image that they had, and %s continues from here: %w", s.Again(), err)
