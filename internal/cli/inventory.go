@@ -29,7 +29,11 @@ func newInventory(s term.Streams) *cobra.Command {
   kbnode inventory --capture node.txtar     for a bug report
   kbnode inventory --root node.txtar        read a capture`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := errors.Join(oneOf(cmd, "capture", "json"), term.CheckFolder("--capture", capture)); err != nil {
+			err := oneOf(cmd, "capture", "json")
+			if capture != "-" { // standard output
+				err = errors.Join(err, term.CheckFolder("--capture", capture))
+			}
+			if err != nil {
 				return err
 			}
 			n, closeRoot, err := machineAt(s, root)

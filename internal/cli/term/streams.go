@@ -94,10 +94,14 @@ func exists(name string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// CheckFolder refuses a flag whose file cannot be written, because its folder does not exist.
+// CheckFolder refuses a flag whose file cannot be written, because its folder does not exist or it is "-",
+// which no one means as a name.
 func CheckFolder(flag, name string) error {
-	if name == "" || name == "-" {
+	switch name {
+	case "":
 		return nil
+	case "-":
+		return Usagef("%s - is not standard output; write the name of a file", flag)
 	}
 	if dir := filepath.Dir(name); !exists(dir) {
 		return Usagef("%s: the directory %s does not exist; make it first", flag, dir)
