@@ -162,8 +162,8 @@ func TestE2EDryRun(t *testing.T) {
 	t.Setenv("BUILDKITE_ORG", "")
 	r := kbnode(t, "e2e", "--queue", "b200", "--dry-run", "--org", "gpu-mode", "--jobs", "3")
 	for want, times := range map[string]int{
-		"POST https://api.buildkite.com/v2/organizations/gpu-mode/pipelines/kernelbot/builds\nAuthorization: Bearer (hidden)\n": 9,
-		`"KERNELBOT_QUEUE": "b200"`: 9, `"run_id": "kbnode-e2e-`: 9, `"steps": [`: 1, `"message": "kbnode e2e: evaluation, cheat_input.py"`: 1,
+		"POST https://api.buildkite.com/v2/organizations/gpu-mode/pipelines/kernelbot/builds\nAuthorization: Bearer (hidden)\n": 10,
+		`"KERNELBOT_QUEUE": "b200"`: 10, `"run_id": "kbnode-e2e-`: 10, `"steps": [`: 1, `"message": "kbnode e2e: evaluation, cheat_input.py"`: 1,
 	} {
 		if got := strings.Count(r.out, want); got != times {
 			t.Errorf("%q is %d times in %s", want, got, r.out)
@@ -177,7 +177,7 @@ func TestE2EDryRun(t *testing.T) {
 		Method, URL string
 		Body        struct{ Steps []any }
 	}
-	if err := json.Unmarshal([]byte(r.out), &all); err != nil || len(all) != 7 || !strings.Contains(r.err, "one of these for each agent") {
+	if err := json.Unmarshal([]byte(r.out), &all); err != nil || len(all) != 8 || !strings.Contains(r.err, "one of these for each agent") {
 		t.Errorf("%v, %d, %s", err, len(all), r.err)
 	}
 	for _, one := range all {

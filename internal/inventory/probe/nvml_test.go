@@ -80,14 +80,14 @@ func TestBrokenGPU(t *testing.T) {
 			name: "lost after it was opened", config: "gpu.3.error = 15",
 			want: GPU{
 				Index: 3, Error: "nvmlDeviceGetUUID: GPU is lost", Code: 15,
-				PCI: "0000:13:00.0", PCIID: "10de:2901",
+				PCI: "0000:13:00.0", PCIID: "10de:2901", Unlisted: true,
 			},
 		},
 		{
 			name: "lost while it is read", config: "gpu.3.fail.nvmlDeviceGetMinorNumber = 15",
 			want: GPU{
 				Index: 3, Error: "nvmlDeviceGetMinorNumber: GPU is lost", Code: 15,
-				PCI: "0000:13:00.0", PCIID: "10de:2901",
+				PCI: "0000:13:00.0", PCIID: "10de:2901", Unlisted: true,
 				UUID: "GPU-00000000-0000-4000-8000-000000000003", Name: "NVIDIA B200",
 			},
 		},
