@@ -265,12 +265,20 @@ func (m *Machine) back(how func(context.Context) error) {
 		}
 		booting, died := context.WithCancelCause(ctx)
 		go m.listen(booting, m.survived, died)
-		_, err = m.VM.Booted(booting)
+		once, done := context.WithTimeout(booting, m.Limit(bootPatience))
+		_, err = m.VM.Booted(once)
+		hangs := err != nil && errors.Is(once.Err(), context.DeadlineExceeded) && ctx.Err() == nil
+		done()
 		died(nil)
-		if n == 2 || !errors.Is(context.Cause(booting), errDied) {
-			break
+		switch {
+		case n < 2 && errors.Is(context.Cause(booting), errDied):
+			err = m.VM.comeBack(ctx)
+			continue
+		case n < 2 && hangs: // as in comeBack, but after the first sign of life
+			err = m.VM.Reset(ctx)
+			continue
 		}
-		err = m.VM.comeBack(ctx)
+		break
 	}
 	if err != nil {
 		m.t.Fatal(err)
