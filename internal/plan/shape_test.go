@@ -290,7 +290,7 @@ func TestReshape(t *testing.T) {
 	missing := func(profile string, start int) string {
 		return fmt.Sprintf(" parked: MIG instance %s at memory slice %d of GPU %s is missing; create it again, or run sudo kbnode install to make slots from what there is", profile, start, uuid)
 	}
-	anew := func(uuid, pci string, sizes ...int) *inventory.Inventory {
+	replaced := func(uuid, pci string, sizes ...int) *inventory.Inventory {
 		out := mig(2, sizes...)
 		out.GPUs[1].UUID, out.GPUs[1].PCI = uuid, pci
 		return out
@@ -335,14 +335,14 @@ func TestReshape(t *testing.T) {
 		},
 		"a replaced parent": {
 			{mig(1, 4, 3), config.Config{}, true, together("1", "/MIG-1-1-1")},
-			{anew("GPU-new", address, 4), config.Config{}, false, together("2", missing("3g.69gb", 4))},
-			{anew("GPU-new", address, 4), config.Config{}, false, together("2", strings.ReplaceAll(missing("3g.69gb", 4), uuid, "GPU-new"))},
-			{anew("GPU-new", address, 4, 3), config.Config{}, false, together("2", "/MIG-2-1-1")},
+			{replaced("GPU-new", address, 4), config.Config{}, false, together("2", missing("3g.69gb", 4))},
+			{replaced("GPU-new", address, 4), config.Config{}, false, together("2", strings.ReplaceAll(missing("3g.69gb", 4), uuid, "GPU-new"))},
+			{replaced("GPU-new", address, 4, 3), config.Config{}, false, together("2", "/MIG-2-1-1")},
 		},
 		"a moved parent": {
 			{mig(1, 4, 3), config.Config{}, true, together("1", "/MIG-1-1-1")},
-			{anew(uuid, "0000:99:00.0", 4), config.Config{}, false, together("2", missing("3g.69gb", 4))},
-			{anew(uuid, "0000:99:00.0", 4, 3), config.Config{}, false, together("2", "/MIG-2-1-1")},
+			{replaced(uuid, "0000:99:00.0", 4), config.Config{}, false, together("2", missing("3g.69gb", 4))},
+			{replaced(uuid, "0000:99:00.0", 4, 3), config.Config{}, false, together("2", "/MIG-2-1-1")},
 		},
 		"a pair is parted": { // the second GPU gets the slot of its number, not the first that is free
 			{whole, config.Config{GPUs: config.GPUs{List: []string{"1", "3"}}, GPUsPerSlot: 2}, true, "gpu1 b200x2 1,3\n"},
