@@ -96,9 +96,12 @@ func bind(gpus []inventory.GPU, cfg config.Config, bindings []Binding, reshape b
 		}
 		return m.later
 	})
-	groups, err := group(chosen, cfg, bindings)
+	groups, left, err := group(chosen, cfg, bindings)
 	if err != nil {
 		return nil, nil, err
+	}
+	for _, m := range left {
+		warnings = append(warnings, fmt.Sprintf("%s is in no slot, because gpus_per_slot is %d; if it replaces another, move %s away and run sudo kbnode install", m.describe(), cfg.GPUsPerSlot, BindingsPath))
 	}
 	slots := number(groups, pool, bindings)
 	for i := range slots {
@@ -137,8 +140,11 @@ func choose(pool []Member, want config.GPUs, count int) ([]Member, error) {
 				}
 				listed[i] = true
 			}
-			if len(indices) == 1 {
-				pool[indices[0]].later = false // a part that the operator names
+			if u := &pool[indices[0]]; len(indices) == 1 {
+				u.later = false // a part that the operator names
+				if strings.HasSuffix(name, ":"+strconv.Itoa(u.number-1)) {
+					u.Named = u.number
+				}
 			}
 		}
 		chosen = nil
@@ -183,8 +189,10 @@ func named(pool []Member, name string) ([]int, error) {
 	if !parted {
 		return matches, nil
 	}
-	if k, err := strconv.Atoi(part); err == nil && k < len(matches) && pool[matches[0]].Part() != "" {
-		return matches[k : k+1], nil
+	for _, i := range matches {
+		if k, err := strconv.Atoi(part); err == nil && k >= 0 && pool[i].number == k+1 {
+			return []int{i}, nil
+		}
 	}
 	return nil, fmt.Errorf("GPU %s has no part %s: it has %d", gpu, part, len(matches))
 }

@@ -11,9 +11,9 @@ import (
 
 // group combines members into slots: first those that the configuration names, then
 // as many whole GPUs as a slot is to have, neighbors first. Slots that already have
-// such a group keep it.
-func group(members []Member, cfg config.Config, bindings []Binding) ([][]Member, error) {
-	var groups [][]Member
+// such a group keep it. GPUs that are
+// new beside a missing one and make no whole group are left over.
+func group(members []Member, cfg config.Config, bindings []Binding) (groups [][]Member, left []Member, err error) {
 	taken := make([]bool, len(members))
 	take := func(group []int) {
 		var g []Member
@@ -28,18 +28,18 @@ func group(members []Member, cfg config.Config, bindings []Binding) ([][]Member,
 		for _, name := range names {
 			found, err := named(members, name)
 			if err != nil {
-				return nil, fmt.Errorf("groups: %w; list some of them", err)
+				return nil, nil, fmt.Errorf("groups: %w; list some of them", err)
 			}
 			for _, i := range found {
 				if taken[i] || slices.Contains(group, i) {
-					return nil, fmt.Errorf("groups: GPU %s is listed twice; list each GPU once", name)
+					return nil, nil, fmt.Errorf("groups: GPU %s is listed twice; list each GPU once", name)
 				}
 				group = append(group, i)
 			}
 		}
 		slices.Sort(group)
 		if err := oneKind(members, group); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		take(group)
 	}
@@ -61,9 +61,18 @@ func group(members []Member, cfg config.Config, bindings []Binding) ([][]Member,
 	}
 	for _, model := range models {
 		free := kinds[model]
-		if len(free)%size != 0 {
-			return nil, fmt.Errorf("gpus_per_slot: %s cannot be divided into groups of %d; write a number that divides them (--gpus-per-slot), choose others with --gpus, or name groups in %s",
+		var fresh []int // beside a GPU that is missing, whose slot keeps its place
+		if slices.ContainsFunc(members, func(u Member) bool { return u.gpu == nil }) {
+			fresh = slices.DeleteFunc(slices.Clone(free), func(i int) bool { return members[i].slot >= 0 })
+		}
+		rest := len(free) % size
+		if rest > len(fresh) {
+			return nil, nil, fmt.Errorf("gpus_per_slot: %s cannot be divided into groups of %d; write a number that divides them (--gpus-per-slot), choose others with --gpus, or name groups in %s",
 				text.Count(len(free), "GPU"), size, ConfigPath)
+		}
+		for _, i := range fresh[len(fresh)-rest:] {
+			taken[i] = true
+			left = append(left, members[i])
 		}
 		for _, b := range bindings {
 			var group []int
@@ -85,7 +94,7 @@ func group(members []Member, cfg config.Config, bindings []Binding) ([][]Member,
 		}
 	}
 	slices.SortStableFunc(groups, func(a, b []Member) int { return compareMembers(a[0], b[0]) })
-	return groups, nil
+	return groups, left, nil
 }
 
 // oneKind returns an error for a group whose members cannot compute together.

@@ -21,6 +21,8 @@ type Member struct {
 	Mode       string `json:"mode,omitempty"`      // AMD: how the GPU is partitioned, "SPX" if it is not; "" if unknown
 	NUMANode   int    `json:"numa_node"`
 	MemoryNode int    `json:"memory_node"`
+	// Named is 1 more than the number by which gpus names this part of its GPU ("1:0"); 0 if it does not.
+	Named int `json:"named,omitempty"`
 	// MIG is the place of a MIG instance in its GPU; nil for a whole GPU.
 	MIG *Placement `json:"mig,omitempty"`
 	// What it was last planned with, used when the current values cannot be read.
@@ -31,6 +33,7 @@ type Member struct {
 	gpu       *inventory.GPU // nil while it is missing
 	mig       *inventory.MIG // the instance
 	slot      int            // the one that has kept it; -1 for none
+	number    int            // of the part of its GPU, from 1; 0 for a whole GPU
 	lost      string         // why it cannot be used; "" when it can
 	twice     bool           // an earlier slot has kept it, too
 	later     bool           // an instance beside others that slots have kept: an install makes a slot of it
@@ -166,8 +169,30 @@ func findMembers(gpus []inventory.GPU, bindings []Binding, reshape bool) (pool [
 		pool = slices.Concat(pool, d.has, d.lost, fresh)
 	}
 	slices.SortStableFunc(pool, compareMembers)
+	numberParts(pool, reshape)
 	giveNodes(pool)
 	return pool, replaced
+}
+
+// numberParts numbers the parts of each GPU in a sorted pool, from 1. A part that gpus named keeps its number,
+// or what is lost would give its own to the next; an install counts anew what a GPU reports.
+func numberParts(pool []Member, reshape bool) {
+	used := map[[2]int]bool{}
+	for i := range pool {
+		u := &pool[i]
+		anew := reshape && u.gpu != nil && u.gpu.Healthy && !u.gpu.PartsUnread()
+		if key := [2]int{u.GPU, u.Named}; u.Named > 0 && !used[key] && !anew {
+			u.number, used[key] = u.Named, true
+		}
+		u.Named = 0
+	}
+	for i := range pool {
+		for k := 1; pool[i].number == 0 && pool[i].Part() != ""; k++ {
+			if key := [2]int{pool[i].GPU, k}; !used[key] {
+				pool[i].number, used[key] = k, true
+			}
+		}
+	}
 }
 
 // card identifies the GPU of a member as it was kept. The address alone does not: a
@@ -226,7 +251,7 @@ func (d *device) find(u Member) Member {
 	}
 	for _, now := range d.offers() {
 		if now.lost == "" && samePart(old, now) && (old.Part() == "" || !d.unread() || len(d.entries) >= d.kept || old.MIG != nil) {
-			now.slot = u.slot
+			now.slot, now.Named = u.slot, u.Named
 			now.keep(old)
 			return now
 		}

@@ -298,6 +298,13 @@ func TestReshape(t *testing.T) {
 	together := func(serial, second string) string {
 		return "gpu0 b200 0\ngpu1 b200-4g-92gb 1/MIG-" + serial + "-1-0\ngpu2 b200-3g-69gb 1" + second + "\ngpu3 b200 2\ngpu4 b200 3\n"
 	}
+	part := config.Config{GPUs: config.GPUs{List: []string{"0", "1:1"}}}
+	partOf := func(state string) string { return "gpu0 b200 0\ngpu2 b200-3g-69gb 1" + state + "\n" }
+	upper := *mig(4, 4, 3)
+	upper.GPUs[1].MIG = upper.GPUs[1].MIG[1:]
+	elsewhere := *whole
+	elsewhere.GPUs = slices.Clone(whole.GPUs)
+	elsewhere.GPUs[1].UUID, elsewhere.GPUs[1].PCI = "GPU-new", "0000:99:00.0"
 	away := " parked: GPU " + uuid + " at 0000:43:00.0 is missing"
 	for name, steps := range map[string][]struct {
 		inv     *inventory.Inventory
@@ -333,6 +340,21 @@ func TestReshape(t *testing.T) {
 			{mig(1, 4, 3), config.Config{GPUs: config.GPUs{List: []string{"1"}}}, false, second},
 			{mig(1, 4, 3), config.Config{GPUs: config.GPUs{List: []string{"1:0", "1:1"}}}, false, "gpu1 b200-4g-92gb 1/MIG-1-1-0\n" + second},
 		},
+		"a part by its number": { // which is the same part while the GPU is dead, missing or divided in another way
+			{mig(1, 4, 3), part, true, partOf("/MIG-1-1-1")},
+			{&dead, part, false, partOf(" parked: GPU at 0000:43:00.0 does not answer: lost")},
+			{without(whole, 1), part, true, partOf(away)},
+			{mig(2, 4), part, false, partOf(missing("3g.69gb", 4))},
+			{mig(3, 4, 3), part, false, partOf("/MIG-3-1-1")},
+			{&upper, part, false, partOf("/MIG-4-1-1")},
+			{mig(5, 4, 1, 2), part, true, "gpu0 b200 0\ngpu2 b200-1g-23gb 1/MIG-5-1-1\n"}, // an install counts anew
+			{mig(5, 4, 1, 2), config.Config{GPUs: config.GPUs{List: []string{"0", "1:2"}}}, false, "gpu0 b200 0\ngpu3 b200-2g-46gb 1/MIG-5-1-2\n"},
+		},
+		"a replaced card elsewhere on the board": {
+			{whole, config.Config{GPUsPerSlot: 2}, false, "gpu0 b200x2 0,1\ngpu2 b200x2 2,3\n"},
+			{&elsewhere, config.Config{GPUsPerSlot: 2}, false, "gpu0 b200x2 0,1" + away + "\ngpu2 b200x2 2,3\n"},
+			{whole, config.Config{GPUsPerSlot: 2}, true, "gpu0 b200x2 0,1\ngpu2 b200x2 2,3\n"},
+		},
 		"a replaced parent": {
 			{mig(1, 4, 3), config.Config{}, true, together("1", "/MIG-1-1-1")},
 			{replaced("GPU-new", address, 4), config.Config{}, false, together("2", missing("3g.69gb", 4))},
@@ -363,7 +385,7 @@ func TestReshape(t *testing.T) {
 			var bindings *Bindings
 			for i, s := range steps {
 				p := build(t, s.inv, s.cfg, bindings, s.reshape)
-				if diff := cmp.Diff(s.want, shapes(p)); diff != "" || p.GPUs > 4 {
+				if diff := cmp.Diff(s.want, shapes(p)); diff != "" || p.GPUs > 5 {
 					t.Fatalf("step %d: %d GPUs; %s", i, p.GPUs, diff)
 				}
 				bindings = bindingsOf(t, p)
