@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/installer"
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -179,8 +180,10 @@ func (f *installFlags) readToken(ctx context.Context, root bool) error {
 	if f.tokenFile == "" {
 		return nil
 	}
-	token, err := term.UntilDone(ctx, func() (string, error) { return agent.ReadToken(f.tokenFile) })
+	token, err := limit.Until(ctx, func() (string, error) { return agent.ReadToken(f.tokenFile) })
 	switch {
+	case ctx.Err() != nil:
+		return term.ErrDeclined
 	case errors.Is(err, os.ErrNotExist):
 		return term.Usagef("--token-file: %w; write the token from Buildkite (Agents, Agent Tokens) to a file, and name it", err)
 	case errors.Is(err, os.ErrPermission) && !root:

@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli/operator"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
 // Streams are the command line's standard streams.
@@ -34,7 +35,7 @@ func Main(args []string, s term.Streams) int {
 }
 
 func run(ctx context.Context, args []string, s term.Streams) int {
-	s.Raw = s.Out
+	s.Raw, s.Piped = s.Out, limit.Reader(ctx, s.In)
 	out := &term.Answer{To: s.Out}
 	s.Out, s.Typed = out, args
 	hint, root := hints{s}, newRoot(s)

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -218,5 +219,28 @@ func TestPastedAsRoot(t *testing.T) {
 	want := "type sudo --preserve-env=BUILDKITE_AGENT_TOKEN,GPU_TYPE kbnode install\n"
 	if got := kbnode(t, "install"); !strings.HasSuffix(got.err, want) {
 		t.Errorf("%q; want %q", got.err, want)
+	}
+}
+
+// TestCanceledWhileItReads ends commands that wait for standard input, to which nothing writes.
+func TestCanceledWhileItReads(t *testing.T) {
+	t.Parallel()
+	for _, args := range []string{"config check -", "plan --config -", "payload encode -", "payload decode -", "submit --queue q --payload -"} {
+		t.Run(args, func(t *testing.T) {
+			t.Parallel()
+			in, w, err := os.Pipe()
+			must.Do(t, err)
+			defer w.Close() //nolint:errcheck // nothing is written
+			ctx, cancel := context.WithCancel(t.Context())
+			var errs bytes.Buffer
+			code := make(chan int)
+			go func() {
+				code <- run(ctx, strings.Fields(args), Streams{In: in, Out: io.Discard, Err: &errs})
+			}()
+			cancel()
+			if got := <-code; got != 1 || !strings.Contains(errs.String(), "context canceled") {
+				t.Errorf("exit code %d, %q", got, errs.String())
+			}
+		})
 	}
 }

@@ -66,7 +66,7 @@ func configName(name string) string {
 }
 
 func configText(s term.Streams, name string) ([]byte, error) {
-	in := s.In
+	in := s.Piped
 	if name != "-" {
 		f, err := os.Open(name)
 		if errors.Is(err, fs.ErrNotExist) && name == plan.ConfigPath {

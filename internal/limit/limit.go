@@ -25,6 +25,42 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
+// Until returns what f returns, or the context's error if that ends first: nothing ends a read of a
+// terminal, or of a pipe without a writer.
+func Until[T any](ctx context.Context, f func() (T, error)) (T, error) {
+	var value T
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		value, err = f()
+	}()
+	select {
+	case <-done:
+		return value, err
+	case <-ctx.Done():
+		var none T
+		return none, ctx.Err()
+	}
+}
+
+// Reader reads from r until ctx ends.
+func Reader(ctx context.Context, r io.Reader) io.Reader { return reader{ctx, r} }
+
+type reader struct {
+	ctx context.Context
+	io.Reader
+}
+
+func (r reader) Read(p []byte) (int, error) {
+	data, err := Until(r.ctx, func() ([]byte, error) {
+		own := make([]byte, len(p)) // a read that is given up may still write
+		n, err := r.Reader.Read(own)
+		return own[:n], err
+	})
+	return copy(p, data), err
+}
+
 // ReadFile returns the first bytes of a file, at most that many.
 func ReadFile(name string, most int64) ([]byte, error) {
 	f, err := os.Open(name)

@@ -29,13 +29,13 @@ type config struct {
 	seed       string // POPCORN_SEED, if hasSeed
 	hasSeed    bool
 	multiGPU   bool
-	test       limit
-	benchmark  limit
-	ranked     limit
+	test       timeLimit
+	benchmark  timeLimit
+	ranked     timeLimit
 }
 
-// limit is a program's time limit.
-type limit struct {
+// timeLimit is a program's time limit.
+type timeLimit struct {
 	seconds float64 // +Inf for none
 	text    string  // as in the payload; the result's duration after a timeout
 }
@@ -49,9 +49,9 @@ const (
 )
 
 // compileLimit is for the compiler, and for the pre-run, which takes its place in lang py. Tests replace it.
-var compileLimit = limit{120, "120"}
+var compileLimit = timeLimit{120, "120"}
 
-func seconds(n int) limit { return limit{float64(n), strconv.Itoa(n)} }
+func seconds(n int) timeLimit { return timeLimit{float64(n), strconv.Itoa(n)} }
 
 // fields reads members of the payload and collects what is wrong with them.
 type fields struct {
@@ -188,14 +188,14 @@ func (f *fields) lines(key string) string {
 	return b.String()
 }
 
-func (f *fields) limit(key string) limit {
+func (f *fields) limit(key string) timeLimit {
 	v, ok := f.Get(key)
 	if !ok {
 		return seconds(defaultLimit)
 	}
 	switch v := v.(type) {
 	case nil:
-		return limit{seconds: math.Inf(1)}
+		return timeLimit{seconds: math.Inf(1)}
 	case bool:
 		if v {
 			return seconds(1)
@@ -204,15 +204,15 @@ func (f *fields) limit(key string) limit {
 	case payload.Int:
 		n, err := strconv.ParseFloat(string(v), 64)
 		if err == nil || errors.Is(err, strconv.ErrRange) {
-			return limit{n, string(v)}
+			return timeLimit{n, string(v)}
 		}
 	case payload.Float:
 		if !math.IsNaN(float64(v)) && !math.IsInf(float64(v), -1) {
-			return limit{float64(v), payload.Repr(v)}
+			return timeLimit{float64(v), payload.Repr(v)}
 		}
 	}
 	f.refuse("%s: is %.100s; it must be a number of seconds or null", key, payload.Repr(v))
-	return limit{}
+	return timeLimit{}
 }
 
 // benchmarkLines returns the benchmark lines, or only the last one for ranking_by

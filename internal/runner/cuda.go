@@ -167,7 +167,7 @@ func (e *engine) removeProgram() {
 }
 
 // compiler runs a compiler and reports how it ended.
-func (e *engine) compiler(ctx context.Context, l limit, argv ...string) (*result.Compilation, *outcome, error) {
+func (e *engine) compiler(ctx context.Context, l timeLimit, argv ...string) (*result.Compilation, *outcome, error) {
 	o, err := e.runAlone(ctx, program{argv: argv, limit: l})
 	if err != nil {
 		return nil, nil, err

@@ -47,7 +47,7 @@ type step struct {
 	name  string
 	mode  string
 	cases string
-	limit limit
+	limit timeLimit
 }
 
 func (e *engine) steps() []step {

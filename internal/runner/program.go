@@ -27,7 +27,7 @@ type program struct {
 	exec    []string // as it is executed, if not nil: with paths instead of names
 	env     []string
 	dir     string
-	limit   limit
+	limit   timeLimit
 	popcorn bool      // give it a POPCORN_FD
 	wrapped bool      // the judge is a child of this program, a profiler
 	stdout  io.Writer // receives standard output instead of the outcome, if not nil
@@ -124,7 +124,7 @@ func spareThreads() {
 }
 
 // wait waits for the program to end. It kills it at its limit or when ctx is done.
-func (o *outcome) wait(ctx context.Context, pid int, l limit) error {
+func (o *outcome) wait(ctx context.Context, pid int, l timeLimit) error {
 	exited := make(chan error, 1)
 	go func() { exited <- awaitExit(pid) }()
 	var expired <-chan time.Time

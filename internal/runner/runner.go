@@ -15,6 +15,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -73,6 +74,9 @@ func Main(ctx context.Context, o Options) int {
 	defer here.close() //nolint:errcheck // written and linked
 
 	ctx = prepare(ctx, s.landlock)
+	if o.Stdin != nil {
+		s.Stdin = limit.Reader(ctx, o.Stdin)
+	}
 	r := &result.Result{}
 	err = s.evaluate(ctx, here, r)
 	if errors.Is(err, errNoJob) {

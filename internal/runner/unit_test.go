@@ -215,12 +215,12 @@ func TestQuote(t *testing.T) {
 
 func TestParseLimits(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]limit{
+	for text, want := range map[string]timeLimit{
 		"1": {1, "1"}, "1.50": {1.5, "1.5"}, "1e1": {10, "10.0"}, "-5": {-5, "-5"}, "-0.0": {0, "-0.0"}, "1e22": {1e22, "1e+22"},
 		"true": {1, "1"}, "false": {0, "0"}, "null": {math.Inf(1), ""}, "Infinity": {math.Inf(1), "inf"},
 	} {
 		c := parse(t, `{"lang":"py","mode":"test","main":"a","sources":{"a":""},"test_timeout":`+text+`}`)
-		if c.test != want || c.benchmark != (limit{180, "180"}) {
+		if c.test != want || c.benchmark != (timeLimit{180, "180"}) {
 			t.Errorf("%s: got %v, want %v, and %v of what is not given", text, c.test, want, c.benchmark)
 		}
 	}

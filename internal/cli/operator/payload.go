@@ -152,7 +152,7 @@ func input(s term.Streams, args []string) (io.ReadCloser, error) {
 			return nil, nil
 		}
 	}
-	return io.NopCloser(s.In), nil
+	return io.NopCloser(s.Piped), nil
 }
 
 // maxIndent is the depth up to which decode indents: the text of a deeper one grows a lot.

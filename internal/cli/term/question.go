@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/term"
+
+	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
 // ErrDeclined ends a command at a question that was not answered with yes.
@@ -78,29 +80,11 @@ func (s Streams) Answer(ctx context.Context, prompt string, secret bool) (string
 	} else {
 		Printf(s.Err, "%s ", prompt)
 	}
-	if typed, err := UntilDone(ctx, func() (string, error) { return read('\n') }); err == nil {
+	if typed, err := limit.Until(ctx, func() (string, error) { return read('\n') }); err == nil {
 		return strings.TrimSpace(typed), nil
 	}
 	_, _ = io.WriteString(s.Err, "\r\n")
 	return "", ErrDeclined
-}
-
-// UntilDone returns what read returns, or errDeclined if ctx ends first: nothing ends a read of a
-// terminal, or of a pipe without a writer.
-func UntilDone(ctx context.Context, read func() (string, error)) (string, error) {
-	var text string
-	var err error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		text, err = read()
-	}()
-	select {
-	case <-done:
-		return text, err
-	case <-ctx.Done():
-		return "", ErrDeclined
-	}
 }
 
 // single reads byte by byte, and so leaves what was typed after a line to the next question.

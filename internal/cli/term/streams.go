@@ -24,6 +24,7 @@ type Streams struct {
 	In       io.Reader
 	Out, Err io.Writer
 
+	Piped io.Reader // In, until the command is canceled
 	Raw   io.Writer // Out without its errors, for logs
 	Typed []string  // the arguments of the command line
 	Root  bool      // the user is root
