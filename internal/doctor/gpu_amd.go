@@ -92,7 +92,9 @@ func amdPower(m *Machine, f fleet) Answer {
 		}
 	}
 	limit := watts("power1_cap")
-	wrong := slices.Concat(f.power(limit, watts("power1_cap_default"), "echo WATTS000000 | tee /sys/bus/pci/devices/%s/hwmon/hwmon*/power1_cap"),
+	wrong := slices.Concat(f.power(limit, watts("power1_cap_default"),
+		"echo WATTS000000 | tee /sys/bus/pci/devices/%s/hwmon/hwmon*/power1_cap",
+		"echo WATTS000000 | sudo tee /sys/bus/pci/devices/GPU/hwmon/hwmon*/power1_cap"),
 		f.differing("firmware", func(g inventory.GPU) string { return m.Value(host.PCI(g.PCI) + "/vbios_version") }, "upgrade the older ones"))
 	if len(wrong) == 0 && limit(f.gpus[0]) == 0 {
 		return none("amdgpu does not report it")

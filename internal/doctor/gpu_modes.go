@@ -157,7 +157,7 @@ func powerLimits(_ *Machine, f fleet) Answer {
 			return int64(*p.Default / 1000)
 		}
 		return 0
-	}, "nvidia-smi -i %s -pl WATTS")
+	}, "nvidia-smi -i %s -pl WATTS", "sudo nvidia-smi -i GPU -pl WATTS")
 	for _, g := range f.group(func(g inventory.GPU) string {
 		p := g.NVML.Power
 		if p == nil || p.Limit == nil || p.Enforced == nil || *p.Enforced+1000 >= *p.Limit {
@@ -176,8 +176,8 @@ func powerLimits(_ *Machine, f fleet) Answer {
 }
 
 // power finds GPUs with less than their normal power limit in watts, or else with different ones. In the
-// command that sets a limit, %s is the PCI address.
-func (f fleet) power(limit, normal func(inventory.GPU) int64, command string) (wrong []Finding) {
+// command that sets a limit as root, %s is the PCI address; typed is it as a user types it.
+func (f fleet) power(limit, normal func(inventory.GPU) int64, command, typed string) (wrong []Finding) {
 	for _, g := range f.group(func(g inventory.GPU) string {
 		if limit(g) == 0 || limit(g) >= normal(g) {
 			return ""
@@ -190,7 +190,6 @@ func (f fleet) power(limit, normal func(inventory.GPU) int64, command string) (w
 	if len(wrong) > 0 {
 		return wrong
 	}
-	typed := strings.Replace("sudo "+strings.Replace(command, "%s", "GPU", 1), "sudo echo WATTS000000 | ", "echo WATTS000000 | sudo ", 1)
 	return f.differing("power limits", func(g inventory.GPU) string { return inUnits(limit(g), "W") }, "set the same limit: "+typed)
 }
 
