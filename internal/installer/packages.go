@@ -36,16 +36,19 @@ func Manager() string {
 }
 
 // Packages lists the commands that install what is missing, with the package
-// manager "apt-get" or "dnf".
+// manager "apt-get" or "dnf". A Docker that is installed but does not answer is
+// only started: what it lacks is unknown, and the distribution's package may
+// conflict with it.
 func Packages(inv *inventory.Inventory, manager string) ([]Step, error) {
 	sw := inv.Software
-	gpus := inv.NVIDIA != nil && !givesGPUs(sw.Docker)
+	silent := sw.Docker.Version == "" && problem(inv, inventory.SubjectDocker) != ""
+	gpus := inv.NVIDIA != nil && !silent && !givesGPUs(sw.Docker)
 	var names []string
 	for _, p := range []struct {
 		Prerequisite
 		missing bool
 	}{
-		{Docker, sw.Docker.Version == ""},
+		{Docker, sw.Docker.Version == "" && !silent},
 		{Git, sw.Git == ""},
 		{MkfsExt4, sw.MkfsExt4 == ""},
 		{Toolkit, gpus && sw.Toolkit == ""},
@@ -68,7 +71,10 @@ func Packages(inv *inventory.Inventory, manager string) ([]Step, error) {
 			return nil, fmt.Errorf("not installed: %s; this machine has neither apt-get nor dnf, so install by hand", strings.Join(names, ", "))
 		}
 	}
-	if sw.Docker.Version == "" {
+	switch {
+	case silent:
+		add("start Docker", "systemctl", "start", "docker")
+	case sw.Docker.Version == "":
 		add("start Docker", "systemctl", "enable", "--now", "docker")
 	}
 	switch {
@@ -159,16 +165,19 @@ func Preflight(inv *inventory.Inventory) []string {
 	say := func(format string, args ...any) { missing = append(missing, fmt.Sprintf(format, args...)) }
 	sw := inv.Software
 	if sw.Systemd == "" {
-		say("systemd does not report its version (%s); kbnode needs systemd, so run kbnode on the host, not in a container", problem(inv, "systemd"))
+		say("systemd does not report its version (%s); kbnode needs systemd, so run kbnode on the host, not in a container", cmp.Or(problem(inv, inventory.SubjectSystem), "not found"))
 	} else if v, err := strconv.Atoi(strings.TrimFunc(strings.SplitN(sw.Systemd, ".", 2)[0], func(r rune) bool { return r < '0' || r > '9' })); err == nil && v < MinSystemd {
 		say("systemd is version %s; kbnode needs %d or newer (Ubuntu 22.04, Debian 12, RHEL 9)", sw.Systemd, MinSystemd)
 	}
 	if !sw.CgroupV2 {
 		say("cgroup v1 is mounted at /sys/fs/cgroup; boot with systemd.unified_cgroup_hierarchy=1 on the kernel command line")
 	}
-	if sw.Docker.Version == "" {
-		say("Docker does not answer (%s); %s", problem(inv, "docker"), hint(Docker.Command(inv.OS)))
-	} else if sw.Docker.CgroupDriver != "systemd" {
+	switch why := problem(inv, inventory.SubjectDocker); {
+	case sw.Docker.Version == "" && why != "":
+		say("Docker does not answer (%s); %s; if that does not help, sudo kbnode doctor --only docker says why", why, hint("systemctl start docker"))
+	case sw.Docker.Version == "":
+		say("Docker is not installed; %s", hint(Docker.Command(inv.OS)))
+	case sw.Docker.CgroupDriver != "systemd":
 		say("Docker uses the %s cgroup driver, with which slices do not limit containers; put {\"exec-opts\": [\"native.cgroupdriver=systemd\"]} into /etc/docker/daemon.json and run systemctl restart docker", cmp.Or(sw.Docker.CgroupDriver, "unknown"))
 	}
 	if sw.Git == "" {
@@ -188,14 +197,14 @@ func hint(command string) string {
 	return "run: sudo " + strings.ReplaceAll(command, "&& ", "&& sudo ") + " (or kbnode install --install-deps)"
 }
 
-// problem returns what the inventory says about a subject that it could not read.
+// problem returns what the inventory says about a subject that it could not read, or "".
 func problem(inv *inventory.Inventory, subject string) string {
 	for _, p := range inv.Problems {
 		if p.Subject == subject {
 			return p.Detail
 		}
 	}
-	return "not found"
+	return ""
 }
 
 // givesGPUs reports whether an engine can give an NVIDIA GPU to a container.
