@@ -87,13 +87,20 @@ func Packages(inv *inventory.Inventory, manager string) ([]Step, error) {
 	return steps, nil
 }
 
-// Run runs the steps in order with their output to w, and stops at the first that fails.
+// Run runs the steps in order with their output to w, and stops at the first that fails. When
+// ctx ends, it interrupts the step as Ctrl-C would and waits for it.
 func Run(ctx context.Context, steps []Step, w io.Writer) error {
 	for _, s := range steps {
 		cmd := exec.CommandContext(ctx, s.Args[0], s.Args[1:]...)
 		cmd.Stdout, cmd.Stderr = w, w
 		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-		if err := cmd.Run(); err != nil {
+		// At SIGINT, apt and dnf finish the package at hand; killed, they leave it half installed.
+		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+		err := cmd.Run()
+		if ctx.Err() != nil {
+			return fmt.Errorf("%s: interrupted; run kbnode install again to continue: %w", s.Why, ctx.Err())
+		}
+		if err != nil {
 			if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 				return fmt.Errorf("%s: %s: exit %d; run it by hand to see why, then kbnode install again", s.Why, s, exit.ExitCode())
 			}

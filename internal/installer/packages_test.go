@@ -1,6 +1,7 @@
 package installer
 
 import (
+	"context"
 	"os"
 	"regexp"
 	"slices"
@@ -94,6 +95,29 @@ func TestRunStopsAtTheFirstThatFails(t *testing.T) {
 	}
 	must.Equal(t, "one\nnoninteractive\ntwo\n", out.String())
 	must.Err(t, Run(t.Context(), []Step{{Args: []string{"kbnode-no-such-program"}, Why: "start"}}, &out), "start: ")
+}
+
+// writer is a function that takes what is written.
+type writer func(p []byte) (int, error)
+
+func (w writer) Write(p []byte) (int, error) { return w(p) }
+
+// TestRunInterrupted checks that a step can finish its work, as apt does with a package, and that
+// no other follows.
+func TestRunInterrupted(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var out strings.Builder
+	err := Run(ctx, []Step{
+		{Args: []string{"sh", "-c", "trap 'echo finished; exit 0' INT; echo begun; while :; do sleep 0.01; done"}, Why: "install git"},
+		{Args: []string{"echo", "next"}, Why: "go on"},
+	}, writer(func(p []byte) (int, error) {
+		cancel()
+		return out.Write(p)
+	}))
+	must.Err(t, err, "install git: interrupted; run kbnode install again")
+	must.Equal(t, "begun\nfinished\n", out.String())
 }
 
 func TestCommand(t *testing.T) {
