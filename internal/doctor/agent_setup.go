@@ -21,8 +21,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// newToken is the advice for an unusable token.
-const newToken = "copy a token from Buildkite (Agents, Agent Tokens) to a file, delete " + plan.TokenPath + " if you wrote it by hand, and run sudo kbnode install --token-file FILE"
+// newToken is the advice for a missing or unusable token.
+const newToken = "copy a token from Buildkite (Agents, Agent Tokens) to a file, and run sudo kbnode install --token-file FILE"
 
 // placeholder matches what guides write in place of a token.
 var placeholder = lazy.Regexp(`(?i)^(x{3,}|.*(your|insert|replace|change)[-_.]?(agent|bk|buildkite|token|me|here|this).*|.*token[-_.]here.*|token|secret|todo)$`)
@@ -33,7 +33,7 @@ func agentToken(_ context.Context, m *Machine) Answer {
 	text, err := m.Read(plan.TokenPath)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return found(fail("%s is missing", plan.TokenPath).Advise("copy a token from Buildkite (Agents, Agent Tokens) to a file, and run sudo kbnode install --token-file FILE"))
+		return found(fail("%s is missing", plan.TokenPath).Advise("%s", newToken))
 	case err != nil || !mode.IsRegular():
 		return found(fail("%s cannot be read or is not a file", plan.TokenPath).Advise("%s", newToken))
 	case uid != root() || mode&0o077 != 0:

@@ -77,13 +77,18 @@ func WriteToken(host *reconcile.Host, token string) (wrote bool, err error) {
 	return false, nil
 }
 
-// MayWriteToken refuses to replace an operator's token file that has another token.
+// MayWriteToken refuses to replace an operator's token file that has another token, unless the
+// node's agents already use that file.
 func MayWriteToken(host *reconcile.Host, token string) error {
 	text, err := os.ReadFile(filepath.Join(host.Root, plan.TokenPath))
 	if errors.Is(err, fs.ErrNotExist) || host.Adopt || plan.IsMarked(string(text)) {
 		return nil
 	}
 	if have, err := agent.ParseToken(text); err == nil && have == token {
+		return nil
+	}
+	// Only an installation that accepted the file has written the bindings.
+	if _, err := os.Stat(filepath.Join(host.Root, plan.BindingsPath)); err == nil {
 		return nil
 	}
 	return fmt.Errorf("%s contains a different token and was not written by kbnode; delete it, or use --adopt to replace it", plan.TokenPath)

@@ -89,6 +89,7 @@ func TestWriteToken(t *testing.T) {
 	for _, tt := range []struct {
 		name, have string
 		adopt      bool
+		node       bool // kbnode install has run
 		wrote      bool
 		want, err  string
 	}{
@@ -97,6 +98,9 @@ func TestWriteToken(t *testing.T) {
 		{name: "an operator's file with the same token", have: token + "\n", want: token + "\n"},
 		{name: "kbnode's own file with another token", have: agent.RenderToken("the-old-token"), wrote: true, want: agent.RenderToken(token)},
 		{name: "an operator's file with another token", have: "the-old-token\n", want: "the-old-token\n", err: plan.TokenPath + " contains a different token and was not written by kbnode; delete it, or use --adopt"},
+		{name: "an operator's file that a node uses, with the same token", have: token + "\n", node: true, want: token + "\n"},
+		{name: "an operator's file that a node uses, with another token", have: "the-old-token\n", node: true, wrote: true, want: agent.RenderToken(token)},
+		{name: "an operator's file that a node uses, without a token", have: "\n", node: true, wrote: true, want: agent.RenderToken(token)},
 		{name: "an operator's file that is given up", have: "the-old-token\n", adopt: true, wrote: true, want: agent.RenderToken(token)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -107,6 +111,9 @@ func TestWriteToken(t *testing.T) {
 				must.Write(t, root, plan.TokenPath, tt.have)
 				must.Do(t, os.Chmod(file, 0o644))
 			}
+			if tt.node {
+				must.Write(t, root, plan.BindingsPath, "{}")
+			}
 			wrote, err := WriteToken(&reconcile.Host{Root: root, Adopt: tt.adopt}, token)
 			if wrote != tt.wrote || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("wrote %t, %v; want %t, %q", wrote, err, tt.wrote, tt.err)
@@ -115,6 +122,10 @@ func TestWriteToken(t *testing.T) {
 			must.Equal(t, tt.want, got)
 			if fi, err := os.Stat(file); tt.err == "" && (err != nil || fi.Mode() != 0o600) {
 				t.Errorf("mode %v, %v; want 0600", fi.Mode(), err)
+			}
+			kept, _ := filepath.Glob(filepath.Join(root, reconcile.BackupDir, plan.TokenPath+"*"))
+			if backup := tt.wrote && tt.have != "" && !plan.IsMarked(tt.have); backup != (len(kept) == 1) {
+				t.Errorf("backups %q; want one: %t", kept, backup)
 			}
 		})
 	}
