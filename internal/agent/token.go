@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/config"
 )
 
 // ErrTokenRefused means that Buildkite does not accept the token.
@@ -41,31 +44,35 @@ func AskAccount(ctx context.Context, network http.RoundTripper, endpoint, token 
 	defer cancel()
 	// The metrics call takes the registration token and changes nothing:
 	// https://buildkite.com/docs/apis/agent-api/metrics
+	shown := config.HideURL(endpoint)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(endpoint, "/")+"/metrics", nil)
 	if err != nil {
-		return nil, fmt.Errorf("check agent token: %w", err)
+		return nil, fmt.Errorf("check agent token: %s is not a valid address", shown) // err has parts of it
 	}
 	req.Header.Set("Authorization", "Token "+token)
 	client := &http.Client{Transport: network, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	resp, err := client.Do(req)
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		err = u.Err // it repeats the endpoint
+	}
 	if err != nil {
-		return nil, fmt.Errorf("check agent token: %w", err)
+		return nil, fmt.Errorf("check agent token: ask %s: %w", shown, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	switch resp.StatusCode {
 	case http.StatusOK:
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return nil, fmt.Errorf("%w: %s says %s; copy it again from Agents, Agent Tokens, and pass it with --token-file", ErrTokenRefused, endpoint, resp.Status)
+		return nil, fmt.Errorf("%w: %s says %s; copy it again from Agents, Agent Tokens, and pass it with --token-file", ErrTokenRefused, shown, resp.Status)
 	default:
-		return nil, fmt.Errorf("check agent token: %s says %s", endpoint, resp.Status)
+		return nil, fmt.Errorf("check agent token: %s says %s", shown, resp.Status)
 	}
 	account := &Account{}
 	if err == nil {
 		err = json.Unmarshal(text, account)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("check agent token: %s does not respond like Buildkite: %w", endpoint, err)
+		return nil, fmt.Errorf("check agent token: %s does not respond like Buildkite: %w", shown, err)
 	}
 	return account, nil
 }

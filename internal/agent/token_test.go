@@ -96,6 +96,15 @@ func TestCheckToken(t *testing.T) {
 	if !errors.Is(err, ErrTokenRefused) || !strings.Contains(err.Error(), "401 Unauthorized") || !strings.Contains(err.Error(), "--token-file") || strings.Contains(err.Error(), wrong) {
 		t.Errorf("wrong token: %v", err)
 	}
+	for from, says := range map[string]string{
+		strings.Replace(bk.Endpoint(), "://", "://ci:hunter2@", 1): ErrTokenRefused.Error() + ": http://xxxxx@",
+		"http://ci:hunter2@127.0.0.1:1/v3":                         "ask http://xxxxx@127.0.0.1:1/v3: dial tcp",
+		"http://ci:hunter2/@127.0.0.1:1/v3":                        "http://xxxxx@127.0.0.1:1/v3 is not a valid address",
+	} {
+		if err := CheckToken(t.Context(), from, wrong); err == nil || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: %v; want %q", from, err, says)
+		}
+	}
 	if n := len(bk.Agents()); n > 0 {
 		t.Errorf("asking registered %d agents", n)
 	}

@@ -88,7 +88,7 @@ func (f *installFlags) takeToken(ctx context.Context, s term.Streams, n *node.No
 	case ctx.Err() != nil:
 		return term.ErrDeclined
 	case errors.Is(err, agent.ErrTokenRefused):
-		return fmt.Errorf("Buildkite refuses this token (%s); copy all of it, or ask the operators for a new one", n.Config.Agent.Endpoint) //nolint:staticcheck // a name
+		return fmt.Errorf("Buildkite refuses this token (%s); copy all of it, or ask the operators for a new one", config.HideURL(n.Config.Agent.Endpoint)) //nolint:staticcheck // a name
 	case err != nil:
 		s.Warn("%v; continuing, because the agents will keep trying", err)
 	case len(account.Agents.Queues) > 0:

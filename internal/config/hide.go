@@ -11,10 +11,10 @@ var (
 	patternLogin = lazy.Regexp(`(:(?:\\?/){2})([^/\s\[\]()|]+)@`)
 )
 
-// hideURL removes the user, the password, and all that follows the path from a URL:
+// HideURL removes the user, the password, and all that follows the path from a URL:
 // a signed one has its signature there. It removes too much rather than too little,
 // since a password may contain any character and the text may not be a URL.
-func hideURL(s string) string {
+func HideURL(s string) string {
 	return urlQuery().ReplaceAllString(urlLogin().ReplaceAllString(s, "${1}"+hidden+"@"), "${1}"+hidden)
 }
 
@@ -34,7 +34,7 @@ func hide(key string, value any) (shown any, some bool) {
 	switch v := value.(type) {
 	case string:
 		if key == "agent.endpoint" || key == "agent.download_url" {
-			shown := hideURL(v)
+			shown := HideURL(v)
 			return shown, shown != v
 		}
 	case Patterns:

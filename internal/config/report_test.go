@@ -23,7 +23,7 @@ func TestHide(t *testing.T) {
 		"me:pw@h":                                "xxxxx@h",
 		"https://agent-{arch}.example/{version}": "https://agent-{arch}.example/{version}",
 	} {
-		if got := hideURL(in); got != want {
+		if got := HideURL(in); got != want {
 			t.Errorf("URL %s is shown as %s, want %s", in, got, want)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/net/http/httpproxy"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -27,7 +28,7 @@ func agentEndpoint(ctx context.Context, m *Machine) Answer {
 	endpoint := m.Config.Agent.Endpoint
 	at, err := url.Parse(endpoint)
 	if err != nil || at.Host == "" {
-		return found(fail("agent.endpoint %.100q is not a URL", endpoint).Advise("correct it in %s", plan.ConfigPath))
+		return found(fail("agent.endpoint %.100q is not a URL", config.HideURL(endpoint)).Advise("correct it in %s", plan.ConfigPath))
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, endpoint, nil)
 	if err != nil {
@@ -124,7 +125,7 @@ func tokenAccepted(ctx context.Context, m *Machine) Answer {
 	account, err := agent.AskAccount(ctx, network, m.Config.Agent.Endpoint, token)
 	switch {
 	case errors.Is(err, agent.ErrTokenRefused):
-		return found(fail("%s refuses it: it was revoked, has expired, or belongs to another organization", m.Config.Agent.Endpoint).Advise("%s", newToken))
+		return found(fail("%s refuses it: it was revoked, has expired, or belongs to another organization", config.HideURL(m.Config.Agent.Endpoint)).Advise("%s", newToken))
 	case err != nil:
 		return found(warn("cannot check it: %s", lines(err)).Advise("try again; agent-running says whether agents register"))
 	}

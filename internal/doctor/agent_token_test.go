@@ -88,6 +88,7 @@ func TestAgentEndpoint(t *testing.T) {
 	}{
 		{"nobody listens", func(w *world) { w.Config.Agent.Endpoint = "http://" + nobody + "/v3" }, nobody + ": dial tcp " + nobody + ": connect: connection refused"},
 		{"no URL", func(w *world) { w.Config.Agent.Endpoint = "agent.buildkite.com/v3" }, `agent.endpoint "agent.buildkite.com/v3" is not a URL`},
+		{"no URL, but a login", func(w *world) { w.Config.Agent.Endpoint = "ci:hunter2@agent.example/v3" }, `agent.endpoint "xxxxx@agent.example/v3" is not a URL`},
 		{"unknown authority", func(w *world) { w.Config.Agent.Endpoint = secure.URL }, strings.TrimPrefix(secure.URL, "https://") + ": tls: failed to verify certificate: x509: certificate signed by unknown authority"},
 		{"no TLS", func(w *world) { w.Config.Agent.Endpoint = strings.Replace(plain.URL, "http:", "https:", 1) }, strings.TrimPrefix(plain.URL, "http://") + ": http: server gave HTTP response to HTTPS client"},
 		{"a login page", func(w *world) { w.answers["/v3"] = "302" }, `BK redirects to "https://login.example/", which agents do not follow`},

@@ -15,6 +15,7 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
+	"net/url"
 	"os"
 	"path"
 	"path/filepath"
@@ -22,6 +23,8 @@ import (
 	"time"
 
 	"github.com/google/renameio/v2"
+
+	"github.com/gpu-mode/kbnode/internal/config"
 )
 
 // AgentPath is where the binary of kbnode install is: in kbnode's own directory, so that
@@ -61,11 +64,11 @@ func (r AgentRelease) archiveURL() string {
 func Fetch(ctx context.Context, dest string, mode fs.FileMode, r AgentRelease) error {
 	ctx, cancel := context.WithTimeout(ctx, fetchLimit)
 	defer cancel()
-	url, want := r.archiveURL(), r.SHA256
+	from, want := r.archiveURL(), r.SHA256
 	if want == "" {
 		var err error
 		sums := fmt.Sprintf("%s/buildkite-agent-%s.SHA256SUMS", r.release(), r.Version)
-		if want, err = fetchSum(ctx, sums, path.Base(url)); err != nil {
+		if want, err = fetchSum(ctx, sums, path.Base(from)); err != nil {
 			return offline(err)
 		}
 	}
@@ -75,11 +78,11 @@ func Fetch(ctx context.Context, dest string, mode fs.FileMode, r AgentRelease) e
 	}
 	defer func() { _ = archive.Close(); _ = os.Remove(archive.Name()) }()
 	sum := sha256.New()
-	if err := fetch(ctx, url, maxArchive, io.MultiWriter(archive, sum)); err != nil {
+	if err := fetch(ctx, from, maxArchive, io.MultiWriter(archive, sum)); err != nil {
 		return offline(err)
 	}
 	if got := hex.EncodeToString(sum.Sum(nil)); got != want {
-		return fmt.Errorf("the archive %s has SHA-256 %s, not %s; nothing was installed; download it by hand and pass the binary with --agent-binary", url, got, want)
+		return fmt.Errorf("the archive %s has SHA-256 %s, not %s; nothing was installed; download it by hand and pass the binary with --agent-binary", config.HideURL(from), got, want)
 	}
 	if _, err := archive.Seek(0, io.SeekStart); err != nil {
 		return fmt.Errorf("read download: %w", err)
@@ -92,9 +95,9 @@ func offline(err error) error {
 	return fmt.Errorf("install buildkite-agent: %w; on a machine without Internet access, pass a binary with --agent-binary PATH, or set a mirror with agent.download_url and agent.download_sha256", err)
 }
 
-func fetchSum(ctx context.Context, url, name string) (string, error) {
+func fetchSum(ctx context.Context, list, name string) (string, error) {
 	var b strings.Builder
-	if err := fetch(ctx, url, maxSums, &b); err != nil {
+	if err := fetch(ctx, list, maxSums, &b); err != nil {
 		return "", err
 	}
 	for line := range strings.Lines(b.String()) {
@@ -102,28 +105,33 @@ func fetchSum(ctx context.Context, url, name string) (string, error) {
 			return strings.ToLower(f[0]), nil
 		}
 	}
-	return "", fmt.Errorf("%s has no checksum for %s", url, name)
+	return "", fmt.Errorf("%s has no checksum for %s", list, name)
 }
 
-func fetch(ctx context.Context, url string, limit int64, w io.Writer) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+// fetch writes what is at an address to w. Its errors do not show the address's login and query.
+func fetch(ctx context.Context, from string, limit int64, w io.Writer) error {
+	shown := config.HideURL(from)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
 	if err != nil {
-		return fmt.Errorf("fetch %s: %w", url, err)
+		return fmt.Errorf("fetch %s: it is not a valid address", shown) // err has parts of it
 	}
 	resp, err := http.DefaultClient.Do(req)
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		err = u.Err // it repeats the address, or that of a redirection
+	}
 	if err != nil {
-		return fmt.Errorf("fetch: %w", err)
+		return fmt.Errorf("fetch %s: %w", shown, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("fetch %s: %s", url, resp.Status)
+		return fmt.Errorf("fetch %s: %s", shown, resp.Status)
 	}
 	n, err := io.Copy(w, io.LimitReader(resp.Body, limit+1))
 	if err != nil {
-		return fmt.Errorf("fetch %s: %w", url, err)
+		return fmt.Errorf("fetch %s: %w", shown, err)
 	}
 	if n > limit {
-		return fmt.Errorf("fetch %s: larger than %d bytes", url, limit)
+		return fmt.Errorf("fetch %s: larger than %d bytes", shown, limit)
 	}
 	return nil
 }

@@ -153,6 +153,40 @@ func TestAgentFromAMirror(t *testing.T) {
 	must.Equal(t, map[string]string{AgentPath: "-rwx--x--x"}, left(t, root))
 }
 
+func TestFetchHidesSecrets(t *testing.T) {
+	t.Parallel()
+	const login, query, host = "ci:hunter2", "?sig=hunter2", "http://xxxxx@"
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/sent":
+			http.Redirect(w, r, "http://"+login+"@127.0.0.1:1/signed"+query, http.StatusFound)
+		case "/there":
+			_, _ = w.Write([]byte("x"))
+		case "/cut":
+			w.Header().Set("Content-Length", "2")
+			_, _ = w.Write([]byte("x"))
+		default:
+			w.WriteHeader(http.StatusForbidden)
+		}
+	}))
+	t.Cleanup(server.Close)
+	at := strings.TrimPrefix(server.URL, "http://")
+	for _, tt := range []struct{ name, from, err string }{
+		{"refused", "@" + at + "/gone", "fetch " + host + at + "/gone?xxxxx: 403 Forbidden; on a machine without Internet access"},
+		{"out of reach", "@127.0.0.1:1/a", "fetch " + host + "127.0.0.1:1/a?xxxxx: dial tcp 127.0.0.1:1: "},
+		{"sent to an address out of reach", "@" + at + "/sent", "fetch " + host + at + "/sent?xxxxx: dial tcp 127.0.0.1:1: "},
+		{"cut off", "@" + at + "/cut", "fetch " + host + at + "/cut?xxxxx: unexpected EOF"},
+		{"another archive", "@" + at + "/there", "the archive " + host + at + "/there?xxxxx has SHA-256 "},
+		{"not an address", "/@" + at, "fetch " + host + at + "?xxxxx: it is not a valid address"},
+	} {
+		release := AgentRelease{Version: "3.76.2", Arch: "amd64", URL: "http://" + login + tt.from + query, SHA256: sumOf(nil)}
+		err := Fetch(t.Context(), filepath.Join(t.TempDir(), "agent"), 0o755, release)
+		if err == nil || !strings.Contains(err.Error(), tt.err) || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: %v; want %q", tt.name, err, tt.err)
+		}
+	}
+}
+
 func TestFetchIsBounded(t *testing.T) {
 	t.Parallel()
 	base, _ := mirror(t, map[string][]byte{"/a": bytes.Repeat([]byte("x"), 1001)})
