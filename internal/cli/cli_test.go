@@ -216,9 +216,19 @@ func TestPastedAsRoot(t *testing.T) {
 	}
 	t.Setenv("BUILDKITE_AGENT_TOKEN", "bkct_secret")
 	t.Setenv("GPU_TYPE", "b200")
-	want := "type sudo --preserve-env=BUILDKITE_AGENT_TOKEN,GPU_TYPE kbnode install\n"
-	if got := kbnode(t, "install"); !strings.HasSuffix(got.err, want) {
-		t.Errorf("%q; want %q", got.err, want)
+	t.Setenv("BUILDKITE_API_TOKEN", "bkua_secret")
+	t.Setenv("HTTPS_PROXY", "http://me:secret@127.0.0.1:1")
+	t.Setenv("no_proxy", "localhost")
+	t.Setenv("SSL_CERT_FILE", "/etc/ca.pem")
+	for _, tt := range []struct{ variables, line string }{
+		{"BUILDKITE_AGENT_TOKEN,GPU_TYPE,HTTPS_PROXY,no_proxy,SSL_CERT_FILE", "install"},
+		{"HTTPS_PROXY,no_proxy,SSL_CERT_FILE", "upgrade --agent-version 3.76.2"},
+		{"BUILDKITE_API_TOKEN,HTTPS_PROXY,no_proxy,SSL_CERT_FILE", "doctor"},
+	} {
+		want := "type sudo --preserve-env=" + tt.variables + " kbnode " + tt.line + "\n"
+		if got := kbnode(t, strings.Fields(tt.line)...); !strings.HasSuffix(got.err, want) {
+			t.Errorf("%q; want %q", got.err, want)
+		}
 	}
 }
 

@@ -20,9 +20,11 @@ import (
 // asKbnode is the variable that lets the test binary run as kbnode: an evaluation takes over its process.
 const asKbnode = "KBNODE_TEST_MAIN"
 
-// TestMain gives all tests the same terminal.
+// TestMain gives all tests the same terminal, and no proxy.
 func TestMain(m *testing.M) {
-	_ = os.Unsetenv("NO_COLOR")
+	for _, name := range []string{"NO_COLOR", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"} {
+		_ = os.Unsetenv(name)
+	}
 	_ = os.Setenv("TERM", "xterm")
 	if root := os.Getenv(dialogRoot); root != "" {
 		os.Exit(dialogOf(root))

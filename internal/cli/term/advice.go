@@ -13,10 +13,14 @@ import (
 // rootCommands are the commands that only root can complete. Advice writes sudo before them.
 var rootCommands = []string{"install", "reconcile", "uninstall", "status", "drain", "resume", "undrain", "upgrade", "daemon", "selftest", "doctor", "image", "logs"}
 
+// networkVariables are the variables with which Go reaches servers.
+var networkVariables = []string{"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"}
+
 // rootVariables are the variables that a command reads, by command. sudo drops them unless told.
 var rootVariables = map[string][]string{
-	"install": {"BUILDKITE_AGENT_TOKEN", "GPU_TYPE", "NODE_NAME", "GPU_COUNT", "CPUS_PER_GPU", "RAM_PER_GPU"},
-	"doctor":  {"BUILDKITE_API_TOKEN", "BUILDKITE_API_URL"},
+	"install": append([]string{"BUILDKITE_AGENT_TOKEN", "GPU_TYPE", "NODE_NAME", "GPU_COUNT", "CPUS_PER_GPU", "RAM_PER_GPU"}, networkVariables...),
+	"upgrade": networkVariables,
+	"doctor":  append([]string{"BUILDKITE_API_TOKEN", "BUILDKITE_API_URL"}, networkVariables...),
 }
 
 // maxWord bounds an argument that is repeated, in bytes.
