@@ -65,6 +65,24 @@ func TestLinks(t *testing.T) {
 	}
 }
 
+// delimiter is the row below the head of a table.
+var delimiter = regexp.MustCompile(`^\|( *:?-+:? *\|)+$`)
+
+// TestTables finds rows without a head: a blank line in a table ends it.
+func TestTables(t *testing.T) {
+	t.Parallel()
+	for _, page := range pages(t) {
+		lines := append(strings.Split(code.ReplaceAllString(read(t, page), ""), "\n"), "")
+		before := ""
+		for i, line := range lines {
+			if strings.HasPrefix(line, "|") && !strings.HasPrefix(before, "|") && !delimiter.MatchString(lines[i+1]) {
+				t.Errorf("%s has a row without a table: %s", page, line)
+			}
+			before = line
+		}
+	}
+}
+
 var (
 	headings = regexp.MustCompile(`(?m)^#+ (.+)$`)
 	notWords = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
