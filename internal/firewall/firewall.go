@@ -5,9 +5,11 @@ package firewall
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 
 	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
 )
 
 // Name is the name of the table, of family inet.
@@ -56,10 +58,19 @@ func (n Node) version() string {
 	return fmt.Sprintf("version_%x", sha256.Sum256(all))[:24]
 }
 
+// buffer is the size in bytes of a socket's buffers that hold a table and the kernel's answer to each
+// of its messages, which come all at once. The default has room for some 140 rules.
+const buffer = 8 << 20
+
 // Ensure writes the table for this node. The kernel replaces it in one step: there is no moment without
 // rules.
 func (n Node) Ensure() error {
-	conn := &nftables.Conn{}
+	conn, err := nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
+		return errors.Join(c.SetReadBuffer(buffer), c.SetWriteBuffer(buffer))
+	}))
+	if err != nil {
+		return fmt.Errorf("write the nftables table inet %s: %w", Name, err)
+	}
 	conn.AddTable(&table)
 	conn.DelTable(&table)
 	conn.AddTable(&table)

@@ -319,6 +319,18 @@ func TestRepair(t *testing.T) {
 		if state, err := (Node{Slots: many}).State(); err != nil || state != Intact {
 			t.Errorf("256 slots: %s, %v", state, err)
 		}
+		// Slots whose policies are of different configurations, each with as many destinations as it may have.
+		large := Node{Slots: many}
+		for i := range 512 {
+			large.Allowed = append(large.Allowed, destination(fmt.Sprintf("10.%d.%d.0/24:443", i/256, i%256)))
+		}
+		for i := range maxResolvers {
+			large.Resolvers = append(large.Resolvers, netip.AddrFrom4([4]byte{10, 9, 9, byte(i)}))
+		}
+		must.Do(t, large.Ensure())
+		if state, err := large.State(); err != nil || state != Intact {
+			t.Errorf("many rules: %s, %v", state, err)
+		}
 		must.Err(t, (Node{}).Ensure(), "")
 		wantState(Intact, nil)
 		must.Err(t, Remove(), "")
