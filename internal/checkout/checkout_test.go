@@ -246,6 +246,67 @@ func TestShared(t *testing.T) {
 	}
 }
 
+// TestDamage makes a mirror again that the node's disk damaged, and blames the repository for nothing.
+func TestDamage(t *testing.T) {
+	t.Parallel()
+	flip := func(data []byte) []byte { // all but the head, and the sum at the end
+		for i := 12; i < len(data)-20; i++ {
+			data[i] ^= 0xff
+		}
+		return data
+	}
+	zero := func(data []byte) []byte { return make([]byte, len(data)) }
+	none := func([]byte) []byte { return nil }
+	for _, row := range []struct {
+		name, files string // those of the mirror that are damaged
+		damage      func(data []byte) []byte
+	}{
+		{"bits of a pack", "objects/pack/*.pack", flip},
+		{"a pack of zeros", "objects/pack/*.pack", zero},
+		{"an empty pack", "objects/pack/*.pack", none},
+		{"an index of zeros", "objects/pack/*.idx", zero},
+		{"bits of an index", "objects/pack/*.idx", flip},
+		{"no pack is whole", "objects/pack/*", none},
+		{"shallow", "shallow", zero},
+		{"references", "refs/kbnode/*", zero},
+		{"configuration", "config", zero},
+	} {
+		for _, next := range []string{"the same commit", "a new commit", "HEAD"} {
+			t.Run(row.name+", "+next, func(t *testing.T) {
+				t.Parallel()
+				o, m := setUp(t)
+				o.put("a", "one", 0o644)
+				o.put("b", "stays", 0o644)
+				want := Source{Commit: o.commit(), Branch: "main"}
+				unpacked(t, m, want)
+				files, err := filepath.Glob(filepath.Join(m.path(mirrorName(address)), row.files))
+				if err != nil || len(files) == 0 {
+					t.Fatal(files, err)
+				}
+				for _, file := range files {
+					data, err := os.ReadFile(file)
+					must.Do(t, errors.Join(err, os.Remove(file), os.WriteFile(file, row.damage(data), 0o600)))
+				}
+				if next != "the same commit" {
+					o.put("a", "two", 0o644)
+					want.Commit = o.commit()
+				}
+				if next == "HEAD" {
+					want.Commit = next
+				}
+				// A mirror that has the commit is removed, and the next job makes it again.
+				if _, _, err = checkOut(t, m, want); err != nil && next == "the same commit" && !refused(err, "") {
+					_, _, err = checkOut(t, m, want)
+				}
+				must.Do(t, err)
+				if left, _ := filepath.Glob(filepath.Join(m.Dir, "*"+spare+"*")); len(left) > 0 {
+					t.Error(left)
+				}
+			})
+		}
+	}
+}
+
 // TestLimits refuses commits that are too large, and ends git with its caller.
 func TestLimits(t *testing.T) {
 	t.Parallel()

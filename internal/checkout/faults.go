@@ -49,6 +49,16 @@ func notFound(repository, commit string) error {
 	return refuse("%.200s has no commit, branch or tag %.80q; push it, or start the build at another one, a commit by all 40 digits of its hash", repository, commit)
 }
 
+// mirrorMayFail reports whether a fetch may have failed because the mirror is damaged: git names a damaged pack of
+// its own as it names one of the server's.
+func mirrorMayFail(ctx context.Context, err error, repository string) bool {
+	failed, ok := errors.AsType[*gitError](err)
+	if !ok || ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) {
+		return false
+	}
+	return !failed.matches(repository, append([]string{"unable to access '"}, faults[0].texts...))
+}
+
 // explain turns a failed command's error into a *RefusedError if another try would fail, too.
 func explain(ctx context.Context, err error, repository, commit string) error {
 	failed, ok := errors.AsType[*gitError](err)

@@ -21,6 +21,7 @@ const (
 	lockSuffix  = ".lock"
 	fetchSuffix = ".fetch"
 	gitSuffix   = ".git"
+	spare       = "-new" // ends the name of what replaces a damaged mirror
 )
 
 // lockPoll is the time between two tries to lock a mirror.

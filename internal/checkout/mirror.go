@@ -137,7 +137,13 @@ func (m Mirrors) fetch(ctx context.Context, name string, s Source) (string, erro
 		return "", err
 	}
 	defer unlock(use)
-	if err := m.fetchInto(ctx, name, room, s.Repository, "+"+want+":"+ours); err != nil {
+	fetch := func(name string) error { return m.fetchInto(ctx, name, room, s.Repository, "+"+want+":"+ours) }
+	err = fetch(name)
+	if packs, _ := packsOf(dir); packs > 0 && mirrorMayFail(ctx, err, s.Repository) {
+		unlock(use)
+		err = m.renew(ctx, name, fetch)
+	}
+	if err != nil {
 		return "", explain(ctx, err, s.Repository, want)
 	}
 	out, err := m.git(ctx, dir, "rev-parse", "--verify", "--end-of-options", ours+"^{commit}")
@@ -169,7 +175,7 @@ func (m Mirrors) fetchInto(ctx context.Context, name string, room int64, reposit
 	return errors.Join(err, m.sweep(name, had))
 }
 
-// prepare makes the mirror, or makes it again if it is damaged or too large. It returns how many
+// prepare makes the mirror, or makes it again if it is empty, damaged or too large. It returns how many
 // bytes may be fetched.
 func (m Mirrors) prepare(ctx context.Context, name string) (room int64, err error) {
 	share, err := m.makeRoom(name)
@@ -181,7 +187,7 @@ func (m Mirrors) prepare(ctx context.Context, name string) (room int64, err erro
 	if err != nil && ctx.Err() != nil {
 		return 0, err
 	}
-	if err != nil || packs > maxPacks || bytes > max(share, 0) {
+	if err != nil || packs == 0 || packs > maxPacks || bytes > max(share, 0) {
 		if err := m.makeMirror(ctx, name); err != nil {
 			return 0, err
 		}

@@ -103,7 +103,7 @@ func (m Mirrors) remove(name string) error {
 		defer unlock(l)
 	}
 	err := m.withRoot(func(root *os.Root) error {
-		return errors.Join(tree.Remove(root, name+gitSuffix), root.Remove(name+fetchSuffix), root.Remove(name+lockSuffix))
+		return errors.Join(tree.Remove(root, name+gitSuffix), tree.Remove(root, name+spare+gitSuffix), root.Remove(name+fetchSuffix), root.Remove(name+lockSuffix))
 	})
 	if err != nil {
 		return fmt.Errorf("remove a mirror: %w", err)
@@ -118,8 +118,12 @@ func (m Mirrors) makeMirror(ctx context.Context, name string) error {
 		return err
 	}
 	defer unlock(l)
+	return m.initMirror(ctx, name)
+}
+
+func (m Mirrors) initMirror(ctx context.Context, name string) error {
 	dir := name + gitSuffix
-	err = m.withRoot(func(root *os.Root) error {
+	err := m.withRoot(func(root *os.Root) error {
 		err := tree.Remove(root, dir)
 		if err == nil {
 			err = root.Mkdir(dir, 0o700)
@@ -136,6 +140,31 @@ func (m Mirrors) makeMirror(ctx context.Context, name string) error {
 		return fmt.Errorf("make a mirror: %w", err)
 	}
 	return nil
+}
+
+// renew fetches into an empty mirror, which replaces one that may be damaged. That one stays if the second fetch fails,
+// too: then the repository or the network is at fault.
+func (m Mirrors) renew(ctx context.Context, name string, fetch func(name string) error) (err error) {
+	defer func() {
+		err = errors.Join(err, m.withRoot(func(root *os.Root) error { return tree.Remove(root, name+spare+gitSuffix) }))
+	}()
+	if err := m.initMirror(ctx, name+spare); err != nil {
+		return err
+	}
+	if err := fetch(name + spare); err != nil {
+		return err
+	}
+	l, err := m.lock(ctx, name+lockSuffix, unix.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	defer unlock(l)
+	return m.withRoot(func(root *os.Root) error {
+		if err := tree.Remove(root, name+gitSuffix); err != nil {
+			return err
+		}
+		return root.Rename(name+spare+gitSuffix, name+gitSuffix)
+	})
 }
 
 // withRoot opens the directory of all mirrors. Git's user can put links into its own directories, which

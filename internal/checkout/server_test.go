@@ -197,6 +197,35 @@ func TestHostileObjects(t *testing.T) {
 	}
 }
 
+// TestDamagedRepository refuses a commit that its repository lacks a file of, and keeps the mirror: it still has the
+// repository's other commits.
+func TestDamagedRepository(t *testing.T) {
+	t.Parallel()
+	o, m := setUp(t)
+	o.put("a", "1", 0o644)
+	good := o.commit()
+	fetches, backend := 0, o.backend()
+	address := o.serve(&m, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			fetches++
+		}
+		backend.ServeHTTP(w, r)
+	})
+	unpacked(t, m, Source{Repository: address, Commit: good})
+	bad := o.point(o.object("tree", entry("100644", "a", strings.Repeat("12", 20))))
+	for range 2 {
+		fetches = 0
+		if _, _, err := checkOut(t, m, Source{Repository: address, Commit: bad}); !refused(err, "is damaged") || fetches > 4 { // two fetches of two requests
+			t.Errorf("%d requests, %v", fetches, err)
+		}
+	}
+	fetches = 0
+	unpacked(t, m, Source{Repository: address, Commit: good})
+	if fetches > 0 {
+		t.Error("the mirror is gone")
+	}
+}
+
 // pack collects objects as a server sends them.
 type pack struct {
 	bytes.Buffer
