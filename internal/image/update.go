@@ -43,6 +43,7 @@ func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
 	if cur.passed() && cur.Digest == digest && tagged != nil {
 		switch {
 		case lost:
+			cur.From = from
 			return u.restoreName(ctx)
 		case tagged.ID == cur.ID && o.Check:
 			return u.result(ActionNone, ""), nil
@@ -116,10 +117,11 @@ func (u *Updater) fetch(ctx context.Context, from, digest string, o Options) err
 		return err
 	}
 	if c := u.state.Candidate; c == nil || c.Digest != digest {
-		u.state.pursue(Image{Digest: digest, From: from, Since: now()})
-		if err := u.save(); err != nil {
-			return err
-		}
+		u.state.pursue(Image{Digest: digest, Since: now()})
+	}
+	u.state.Candidate.From = from // an earlier run may have known it by another name
+	if err := u.save(); err != nil {
+		return err
 	}
 	have, err := u.Engine.Image(ctx, ref)
 	if errors.Is(err, docker.ErrNotFound) {

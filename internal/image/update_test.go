@@ -372,6 +372,61 @@ func TestByHandStays(t *testing.T) {
 	}
 }
 
+// TestLastChoice keeps what was typed last, whatever the image was called before.
+func TestLastChoice(t *testing.T) {
+	t.Parallel()
+	const v2 = "reg.example/eval:v2" // the same image as the name's own
+	for _, tt := range []struct {
+		name    string
+		prepare func(t *testing.T, w *world, update func(from string) error)
+		from    string
+		stays   bool
+	}{
+		{"cut off by its name, then chosen", func(t *testing.T, w *world, update func(string) error) { w.park(t, update, "") }, v2, true},
+		{"cut off as chosen, then by its name", func(t *testing.T, w *world, update func(string) error) { w.park(t, update, v2) }, "", false},
+		{"chosen after the name moved", func(t *testing.T, w *world, update func(string) error) {
+			must.Do(t, update(""))
+			w.names[name] = id(0)
+		}, v2, true},
+		{"its name after it moved", func(t *testing.T, w *world, update func(string) error) {
+			must.Do(t, update(v2))
+			w.names[name] = id(0)
+		}, "", false},
+		{"chosen after the name was removed", func(t *testing.T, w *world, update func(string) error) {
+			must.Do(t, update(""))
+			delete(w.names, name)
+		}, v2, true},
+		{"chosen while it is current", func(t *testing.T, _ *world, update func(string) error) { must.Do(t, update("")) }, v2, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w, dir := newWorld(t), t.TempDir()
+			w.registry[v2] = w.registry[name]
+			update := func(from string) error {
+				_, err := w.updater(dir).Update(t.Context(), Options{From: from})
+				return err
+			}
+			tt.prepare(t, w, update)
+			must.Do(t, update(tt.from))
+			must.Equal(t, id(1), w.names[name])
+			w.registry[name] = digest(2)
+			mustDo(t, map[bool]string{true: ActionNone, false: ActionUpdated}[tt.stays])(w.updater(dir).Update(t.Context(), Options{Auto: true}))
+		})
+	}
+}
+
+// park ends an update after the pull.
+func (w *world) park(t *testing.T, update func(from string) error, from string) {
+	t.Helper()
+	for i := range w.slots {
+		w.slots[i].Away = "it is parked"
+	}
+	must.Err(t, update(from), "it is parked")
+	for i := range w.slots {
+		w.slots[i].Away = ""
+	}
+}
+
 // TestJobGoesFirst starts jobs during a pull and a canary.
 func TestJobGoesFirst(t *testing.T) {
 	t.Parallel()
