@@ -31,8 +31,7 @@ var (
 
 const (
 	resolveDeadline = 2 * time.Minute
-	// beginDeadline ends a pull that has not begun, or a build. The engine keeps in memory what a registry sends until
-	// then.
+	// beginDeadline ends a pull that has not begun. The engine keeps in memory what a registry sends until then.
 	beginDeadline = 2 * time.Minute
 	// quietDeadline ends a pull that reports nothing any more. The engine reports the unpacking
 	// of a layer as it goes.
@@ -112,7 +111,8 @@ func (e *Engine) Build(ctx context.Context, ref string, archive io.Reader, docke
 	for name, value := range args {
 		values[name] = &value
 	}
-	return e.stream(ctx, "build "+dockerfile, report, func(ctx context.Context) (messages, error) {
+	// Without a deadline: a command of the Dockerfile may print nothing for as long as it takes.
+	return e.relay(ctx, "build "+dockerfile, report, func(ctx context.Context) (messages, error) {
 		res, err := e.api.ImageBuild(ctx, archive, client.ImageBuildOptions{
 			Tags: []string{ref}, Dockerfile: dockerfile, BuildArgs: values, Remove: true, ForceRemove: true, AuthConfigs: auths, Version: build.BuilderV1,
 		})
@@ -129,13 +129,20 @@ type messages interface {
 	JSONMessages(ctx context.Context) iter.Seq2[jsonstream.Message, error]
 }
 
-// stream begins an operation and reports its progress until it is done. It gives up after
-// beginDeadline without a first message, and quietDeadline without another.
+// stream is relay, and gives up after beginDeadline without a first message, and quietDeadline without another.
 func (e *Engine) stream(ctx context.Context, doing string, report func(Progress), begin func(context.Context) (messages, error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	quiet := time.AfterFunc(beginDeadline, func() { cancel(errors.New("no progress for minutes")) })
 	defer quiet.Stop()
+	return e.relay(ctx, doing, func(p Progress) {
+		quiet.Reset(quietDeadline)
+		report(p)
+	}, begin)
+}
+
+// relay begins an operation and reports its progress until it is done.
+func (e *Engine) relay(ctx context.Context, doing string, report func(Progress), begin func(context.Context) (messages, error)) error {
 	from, err := begin(ctx)
 	if err != nil {
 		return e.wrapPull(doing, cmp.Or(context.Cause(ctx), err))
@@ -148,7 +155,6 @@ func (e *Engine) stream(ctx context.Context, doing string, report func(Progress)
 		if err != nil {
 			return e.wrapPull(doing, cmp.Or(context.Cause(ctx), err))
 		}
-		quiet.Reset(quietDeadline)
 		p := Progress{Layer: text.Line(m.ID, maxText), Status: text.Line(m.Status+m.Stream, maxText)}
 		if m.Progress != nil {
 			p.Current, p.Total = max(0, m.Progress.Current), max(0, m.Progress.Total)

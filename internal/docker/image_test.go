@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/moby/moby/api/types/jsonstream"
+	"github.com/moby/moby/client"
 
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -219,6 +220,35 @@ func TestBuild(t *testing.T) {
 		t.Errorf("sent %q, told %q", got, lines)
 	}
 }
+
+// TestBuildIsQuiet waits for a build that begins late, and one whose command prints nothing for long.
+func TestBuildIsQuiet(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	synctest.Test(t, func(t *testing.T) {
+		slow := roundTrip(func(r *http.Request) (*http.Response, error) {
+			body, out := io.Pipe()
+			if strings.HasSuffix(r.URL.Path, "/build") {
+				time.Sleep(2 * quietDeadline)
+			}
+			go func() {
+				_, _ = io.WriteString(out, `{"stream":"Step 1/1 : RUN make >/dev/null"}`)
+				time.Sleep(2 * quietDeadline)
+				_, _ = io.WriteString(out, `{"stream":"Successfully built"}`)
+				_ = out.Close()
+			}()
+			return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Api-Version": {"1.45"}}, Body: body, Request: r}, nil
+		})
+		api, err := client.New(client.WithHost("tcp://engine.example:1"), client.WithHTTPClient(&http.Client{Transport: slow}))
+		must.Do(t, err)
+		var last string
+		must.Do(t, (&Engine{api: api}).Build(t.Context(), "x:building", strings.NewReader("tar"), "Dockerfile", nil, func(p Progress) { last = p.Status }))
+		must.Equal(t, "Successfully built", last)
+	})
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // TestBuildFailures distinguishes errors of the Dockerfile from those of a registry.
 func TestBuildFailures(t *testing.T) {
