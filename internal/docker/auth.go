@@ -39,21 +39,25 @@ func registryAuth(ref string) (string, error) {
 }
 
 // allAuths returns the credentials of every registry that the file names: a build may begin with
-// an image from any of them.
-func allAuths() (map[string]registry.AuthConfig, error) {
+// an image from any of them. It leaves out those that it cannot get, as docker does, and calls skip with the
+// reason: most builds need none of them.
+func allAuths(skip func(error)) (map[string]registry.AuthConfig, error) {
 	f, err := readConfig()
 	if err != nil {
 		return nil, err
 	}
 	all := map[string]registry.AuthConfig{}
-	var errs []error
-	for _, host := range slices.Concat(slices.Collect(maps.Keys(f.AuthConfigs)), slices.Collect(maps.Keys(f.CredentialHelpers))) {
+	hosts := slices.Concat(slices.Collect(maps.Keys(f.AuthConfigs)), slices.Collect(maps.Keys(f.CredentialHelpers)))
+	slices.Sort(hosts)
+	for _, host := range slices.Compact(hosts) {
 		auth, err := credentials(f, host)
-		if errs = append(errs, err); auth != (registry.AuthConfig{}) {
+		if err != nil {
+			skip(err)
+		} else if auth != (registry.AuthConfig{}) {
 			all[host] = auth
 		}
 	}
-	return all, errors.Join(errs...)
+	return all, nil
 }
 
 // readConfig reads the configuration of this user's docker command. Without one it is empty.

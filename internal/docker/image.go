@@ -103,7 +103,7 @@ func (e *Engine) Pull(ctx context.Context, ref string, report func(Progress)) er
 // Build builds an image of this name from an archive with a Dockerfile and its arguments, with
 // the engine's own builder.
 func (e *Engine) Build(ctx context.Context, ref string, archive io.Reader, dockerfile string, args map[string]string, report func(Progress)) error {
-	auths, err := allAuths()
+	auths, err := allAuths(func(err error) { report(Progress{Status: fmt.Sprintf("building without some credentials: %v", err)}) })
 	if err != nil {
 		return err
 	}

@@ -2,17 +2,21 @@ package docker
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"io"
 	"iter"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/moby/moby/api/types/jsonstream"
+	"github.com/moby/moby/api/types/registry"
 	"github.com/moby/moby/client"
 
 	"github.com/gpu-mode/kbnode/test/must"
@@ -218,6 +222,31 @@ func TestBuild(t *testing.T) {
 	must.Err(t, err, "RUN ended with 1")
 	if want := `x:building Dockerfile 1 {"A":"1","B":""} tar`; got != want || len(lines) != 1 || lines[0] != "Step 1/2 : FROM x" {
 		t.Errorf("sent %q, told %q", got, lines)
+	}
+}
+
+// TestBuildAuths sends the credentials of all registries, without those that a helper does not give.
+func TestBuildAuths(t *testing.T) {
+	bin, dir := t.TempDir(), t.TempDir()
+	must.Program(t, filepath.Join(bin, "docker-credential-good"), "#!/bin/sh\necho '{\"Username\":\"u\",\"Secret\":\"g00d\"}'\n")
+	must.Program(t, filepath.Join(bin, "docker-credential-broken"), "#!/bin/sh\necho s3cret; exit 3\n")
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	t.Setenv("DOCKER_CONFIG", dir)
+	must.Write(t, dir, "config.json", `{"auths":{"ghcr.io":{"auth":"`+base64.StdEncoding.EncodeToString([]byte("u:p"))+`"},"b.example":{}},
+		"credHelpers":{"a.example":"good","b.example":"broken","c.example":"missing"}}`)
+	var sent map[string]registry.AuthConfig
+	e := answering(t, map[string]http.HandlerFunc{"POST /build": func(_ http.ResponseWriter, r *http.Request) {
+		text, err := base64.URLEncoding.DecodeString(r.Header.Get("X-Registry-Config"))
+		must.Do(t, errors.Join(err, json.Unmarshal(text, &sent)))
+	}})
+	var lines []string
+	must.Do(t, e.Build(t.Context(), "x:building", strings.NewReader("tar"), "Dockerfile", nil, func(p Progress) { lines = append(lines, p.Status) }))
+	must.Equal(t, map[string]registry.AuthConfig{
+		"a.example": {Username: "u", Password: "g00d", ServerAddress: "a.example"}, "ghcr.io": {Username: "u", Password: "p", ServerAddress: "ghcr.io"},
+	}, sent)
+	must.Equal(t, 2, len(lines))
+	for i, host := range []string{"b.example", "c.example"} {
+		must.Contain(t, lines[i], "building without some credentials: ", "the credential helper for "+host+" fails")
 	}
 }
 
