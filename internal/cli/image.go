@@ -59,7 +59,7 @@ func changeImages(ctx context.Context, s term.Streams, command string, auto, asJ
 			term.Printf(s.Out, "%s\n", text)
 		}
 	})
-	return term.ExitUnless(r.Action != image.ActionRefused && r.Action != image.ActionNewer, err)
+	return term.ExitUnless(r.Action != image.ActionRefused && r.Action != image.ActionNewer && r.Action != image.ActionMoved, err)
 }
 
 // layerProgress shows a pull or build: its lines and, on a terminal, what comes of the current layer.
@@ -90,6 +90,8 @@ func imageResult(r image.Result, auto bool) string {
 		return fmt.Sprintf("Up to date: %s is %s%s.", r.Name, imageLabel(r.Current), reason)
 	case image.ActionNewer:
 		return fmt.Sprintf("Newer: %s is %s in its registry, and %s here. Type sudo kbnode image update.", r.Name, r.Newer, imageLabel(r.Current))
+	case image.ActionMoved:
+		return fmt.Sprintf("Moved: %s is not %s%s. Type sudo kbnode image update.", r.Name, imageLabel(r.Current), reason)
 	case image.ActionLater:
 		return "Not now" + reason + "; the next run tries again, and sudo kbnode image update waits for it."
 	case image.ActionSkipped:
@@ -230,7 +232,7 @@ The image is image.name of the configuration, or IMAGE, which then stays until a
 update without IMAGE. It is fetched while no slot runs a job.
 
 Exit code 0 if jobs run the newest image or nothing could be done now, and 1 if it
-was refused, or if --check finds a newer one.`,
+was refused, or if --check finds a newer one, or that the name has moved.`,
 		Example: `  sudo kbnode image update
   sudo kbnode image update ghcr.io/gpu-mode/kernelbot:v2`,
 		Args: cobra.MaximumNArgs(1),

@@ -78,6 +78,10 @@ func TestImageResult(t *testing.T) {
 			image.Result{Action: image.ActionUpdated, Name: "x:1", Current: cur, Previous: &image.Image{ID: "sha256:00"}}, true,
 			"x:1 is now sha256:dd, which passed in gpu3, 4.3 s, NVIDIA H100, torch 2.9.\nsudo kbnode image rollback returns to sha256:00.",
 		},
+		{
+			image.Result{Action: image.ActionMoved, Name: "x:1", Current: cur, Reason: "another image has its name"}, false,
+			"Moved: x:1 is not sha256:dd: another image has its name. Type sudo kbnode image update.",
+		},
 		{image.Result{Action: image.ActionRefused, Name: "x:1", Reason: "no GPU"}, true, "Refused: x:1 stays not known yet: no GPU."},
 		{image.Result{Action: image.ActionLater, Name: "x:1", Reason: "busy"}, true, "Not now: busy; the next run tries again, and sudo kbnode image update waits for it."},
 	} {

@@ -109,6 +109,7 @@ type Result struct {
 const (
 	ActionNone    = "none"        // there was nothing to do
 	ActionNewer   = "newer"       // there is a newer image, and Options.Check was set
+	ActionMoved   = "moved"       // the name does not point to the current image, and Options.Check was set
 	ActionLater   = "later"       // the node was busy
 	ActionSkipped = "skipped"     // the registry's image has failed before
 	ActionUpdated = "updated"     // the name points to the new image

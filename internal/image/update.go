@@ -40,8 +40,13 @@ func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	if cur.passed() && cur.Digest == digest && tagged != nil {
+	if cur.passed() && cur.Digest == digest {
 		switch {
+		case tagged == nil && o.Check:
+			return u.result(ActionMoved, "no image has its name"), nil
+		case tagged == nil: // fetched again
+		case tagged.ID != cur.ID && o.Check:
+			return u.result(ActionMoved, "another image has its name"), nil
 		case lost:
 			cur.From = from
 			return u.restoreName(ctx)

@@ -206,11 +206,20 @@ func TestUpdate(t *testing.T) {
 		action string
 		reason string // in it
 		err    string
-		stands int // what the name points to afterward
+		stands int // what the name points to afterward; -1 for nothing
 	}{
 		{name: "nothing new", o: auto, action: ActionNone, stands: 1},
 		{name: "something new", change: func(w *world) { w.registry[name] = digest(2) }, o: auto, action: ActionUpdated, stands: 2},
 		{name: "only looked at", change: func(w *world) { w.registry[name] = digest(2) }, o: Options{Check: true}, action: ActionNewer, stands: 1},
+		{
+			name: "only looked at after the name moved", change: func(w *world) { w.names[name] = id(0) }, o: Options{Check: true},
+			action: ActionMoved, reason: "another image has its name", stands: 0,
+		},
+		{
+			name: "only looked at after the name was removed", change: func(w *world) { delete(w.names, name) }, o: Options{Check: true},
+			action: ActionMoved, reason: "no image has its name", stands: -1,
+		},
+		{name: "the name was removed", change: func(w *world) { delete(w.names, name) }, o: auto, action: ActionUpdated, stands: 1},
 		{name: "a registry that refuses", change: func(w *world) { delete(w.registry, name) }, o: auto, err: "the registry refuses it", stands: 1},
 		{name: "a full disk", change: func(w *world) { w.registry[name] = digest(2); w.free = 10<<30 - 1 }, o: auto, err: "9 GiB are free", stands: 1},
 		{name: "just enough room", change: func(w *world) { w.registry[name] = digest(2); w.free = 10 << 30 }, o: auto, action: ActionUpdated, stands: 2},
@@ -323,7 +332,11 @@ func TestUpdate(t *testing.T) {
 			} else if err != nil || r.Action != tt.action || !strings.Contains(r.Reason, tt.reason) {
 				t.Errorf("%+v, %v; want %q, %q", r, err, tt.action, tt.reason)
 			}
-			must.Equal(t, id(tt.stands), w.names[name])
+			want := id(tt.stands)
+			if tt.stands < 0 {
+				want = ""
+			}
+			must.Equal(t, want, w.names[name])
 		})
 	}
 }
