@@ -175,7 +175,7 @@ func findMembers(gpus []inventory.GPU, bindings []Binding, reshape bool) (pool [
 }
 
 // numberParts numbers the parts of each GPU in a sorted pool, from 1. A part that gpus named keeps its number,
-// or what is lost would give its own to the next; an install counts anew what a GPU reports.
+// or what is lost would give its own to the next; an install counts again what a GPU reports.
 func numberParts(pool []Member, reshape bool) {
 	used := map[[2]int]bool{}
 	for i := range pool {

@@ -347,7 +347,7 @@ func TestReshape(t *testing.T) {
 			{mig(2, 4), part, false, partOf(missing("3g.69gb", 4))},
 			{mig(3, 4, 3), part, false, partOf("/MIG-3-1-1")},
 			{&upper, part, false, partOf("/MIG-4-1-1")},
-			{mig(5, 4, 1, 2), part, true, "gpu0 b200 0\ngpu2 b200-1g-23gb 1/MIG-5-1-1\n"}, // an install counts anew
+			{mig(5, 4, 1, 2), part, true, "gpu0 b200 0\ngpu2 b200-1g-23gb 1/MIG-5-1-1\n"}, // an install counts again
 			{mig(5, 4, 1, 2), config.Config{GPUs: config.GPUs{List: []string{"0", "1:2"}}}, false, "gpu0 b200 0\ngpu3 b200-2g-46gb 1/MIG-5-1-2\n"},
 		},
 		"a replaced card elsewhere on the board": {
