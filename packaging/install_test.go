@@ -13,9 +13,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
+
+	"gopkg.in/yaml.v3"
 
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -118,6 +121,52 @@ func install(t *testing.T, script, from, to string, args ...string) (string, err
 	cmd.Env = append(os.Environ(), "KBNODE_FROM="+from, "KBNODE_TO="+to, "TMPDIR="+t.TempDir(), "no_proxy=*")
 	out, err := cmd.CombinedOutput()
 	return string(out), err
+}
+
+// TestFirstBoot runs the script of cloud-init/user-data.yaml on a machine that becomes ready only at the n-th try.
+func TestFirstBoot(t *testing.T) {
+	t.Parallel()
+	var data struct {
+		Files []struct{ Path, Content string } `yaml:"write_files"`
+	}
+	must.Do(t, yaml.Unmarshal([]byte(must.Read(t, "cloud-init/user-data.yaml")), &data))
+	script := data.Files[len(data.Files)-1]
+	must.Equal(t, "/usr/local/sbin/kbnode-first-boot", script.Path)
+	const enabled, install, doctor = "systemctl enable kbnode-install.service\n", "kbnode install\n", "kbnode doctor --timeout 10m\n"
+	for _, tt := range []struct {
+		name, artifact string
+		ready          int // the try; 0 is never
+		did            string
+	}{
+		{"a package", "kbnode_1.2.3_amd64.deb", 1, enabled + install + doctor},
+		{"a package before Docker is ready", "kbnode_1.2.3_amd64.deb", 3, enabled + strings.Repeat(install, 3) + doctor},
+		{"the binary before Docker is ready", "kbnode", 2, strings.Repeat(install, 2) + doctor},
+		{"never ready", "kbnode-1.2.3-1.x86_64.rpm", 0, enabled + strings.Repeat(install, 30)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			root, bin := t.TempDir(), t.TempDir()
+			record := "#!/bin/sh\necho \"${0##*/} $*\" >>" + root + "/did\n"
+			for name, text := range map[string]string{
+				"kbnode": record + "[ \"$1\" != install ] || [ $(grep -c install$ " + root + "/did) = " + fmt.Sprint(tt.ready) + " ]\n",
+				// A oneshot unit whose first try fails ends the job that systemctl waits for.
+				"systemctl": record + "case $* in *--now*) exit 1 ;; esac\n",
+				"curl":      "#!/bin/sh\nwhile [ \"$1\" != -o ]; do shift; done\nprintf '{\"data\": {\"data\": {\"token\": \"x\"}}}' >\"$2\"\n",
+				"sha256sum": "#!/bin/sh\n", "apt-get": "#!/bin/sh\n", "dnf": "#!/bin/sh\n", "sleep": "#!/bin/sh\n", "python3": "#!/bin/sh\n",
+			} {
+				must.Program(t, filepath.Join(bin, name), text)
+			}
+			text := regexp.MustCompile("kbnode=https.*").ReplaceAllLiteralString(script.Content, "kbnode=https://mirror.example/"+tt.artifact)
+			text = strings.NewReplacer("/etc/", root+"/etc/", "/usr/local/", root+"/").Replace(text)
+			must.Do(t, os.Mkdir(filepath.Join(root, "bin"), 0o755))
+			cmd := exec.CommandContext(t.Context(), "sh", "-c", text)
+			cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "TMPDIR="+t.TempDir())
+			if out, err := cmd.CombinedOutput(); (err == nil) != (tt.ready > 0) {
+				t.Errorf("%v: %s", err, out)
+			}
+			must.Equal(t, tt.did, must.Read(t, filepath.Join(root, "did")))
+		})
+	}
 }
 
 // TestHalfScript runs what a pipe into a shell would leave of a cut download.
