@@ -22,9 +22,9 @@ import (
 
 // ask asks for the queue and the token if they are missing, on a machine that lacks nothing else.
 func (f *installFlags) ask(ctx context.Context, s term.Streams, n *node.Node, env func(string) string) error {
-	_, err := node.FindToken(n.Root, env, f.adopt)
-	noQueue, noToken := n.Config.Queue == "", f.token == "" && errors.Is(err, node.ErrNoToken)
-	if f.token == "" && !noToken && err != nil {
+	_, err := f.findToken(n.Root, env)
+	noQueue, noToken := n.Config.Queue == "", errors.Is(err, node.ErrNoToken)
+	if !noToken && err != nil {
 		return err
 	}
 	if !noQueue && !noToken {
@@ -172,6 +172,18 @@ func printAsked(s term.Streams, f *installFlags) {
 	}
 	term.Printf(s.Err, "The same without questions%s:\n", file)
 	term.Printf(s.Err, "  %s\n\n", term.Line(slices.Insert(args, at, f.added...)))
+}
+
+// findToken returns the agent token that slots will have. A dry run needs none: it is then "".
+func (f *installFlags) findToken(root string, env func(string) string) (string, error) {
+	if f.token != "" {
+		return f.token, nil
+	}
+	token, err := node.FindToken(root, env, f.adopt)
+	if f.dryRun && errors.Is(err, node.ErrNoToken) {
+		return "", nil
+	}
+	return token, err
 }
 
 // readToken reads --token-file once: a pipe has nothing to read again. What only root may read is

@@ -131,16 +131,16 @@ func install(ctx context.Context, s term.Streams, f *installFlags) error {
 	if err := f.makePlan(n); err != nil {
 		return err
 	}
-	token := f.token
-	if token == "" {
-		if token, err = node.FindToken("/", os.Getenv, f.adopt); err != nil {
-			return err
-		}
-	}
-	if err := node.MayWriteToken(host.Host, token); err != nil {
+	token, err := f.findToken("/", os.Getenv)
+	if err != nil {
 		return err
 	}
-	if !f.checked {
+	if token == "" {
+		s.Warn("%v", node.ErrNoToken)
+	} else if err := node.MayWriteToken(host.Host, token); err != nil {
+		return err
+	}
+	if token != "" && !f.checked {
 		s.Progress("checking the token with Buildkite")
 		if err := agent.CheckToken(ctx, n.Config.Agent.Endpoint, token); errors.Is(err, agent.ErrTokenRefused) {
 			return err

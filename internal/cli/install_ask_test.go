@@ -184,6 +184,7 @@ func TestInstallAsksOnlyForWhatIsMissing(t *testing.T) {
 		name         string
 		queue, token string
 		env          func(string) string
+		dryRun       bool
 		dialog       []string
 		want         []string // flags of the same without questions
 	}{
@@ -191,9 +192,11 @@ func TestInstallAsksOnlyForWhatIsMissing(t *testing.T) {
 		{name: "nothing, with variables", env: variable},
 		{name: "the queue", token: "given-token", env: noEnv, dialog: []string{"Queue: ", "other\r"}, want: []string{"--queue", "other"}},
 		{name: "the token", queue: "other", env: noEnv, dialog: []string{"Agent token (not shown): ", bktest.DefaultAgentToken + "\r", "no queue other, or no agent in it yet", ""}, want: []string{"--token-file", "token.txt"}},
+		{name: "nothing, in a dry run without a token", queue: "b200", env: noEnv, dryRun: true},
+		{name: "the queue, in a dry run without a token", env: noEnv, dryRun: true, dialog: []string{"Queue: ", "other\r"}, want: []string{"--queue", "other"}},
 	} {
 		p := newPerson(t, 80)
-		f := &installFlags{token: tt.token}
+		f := &installFlags{token: tt.token, dryRun: tt.dryRun}
 		f.cfg.Queue, f.cfg.Agent.Endpoint = tt.queue, bk.Endpoint()
 		n := &node.Node{Root: machine.root, Log: term.Streams{Err: t.Output()}.Logger()}
 		must.Do(t, f.load(n, tt.env))
