@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
@@ -21,19 +22,39 @@ import (
 // UsableBinary refuses to write units that start a kbnode that others could replace, or that may
 // soon be gone.
 func UsableBinary(exe string) error {
-	for dir := exe; ; dir = filepath.Dir(dir) {
-		fi, err := os.Stat(dir)
+	for part := exe; ; part = filepath.Dir(part) {
+		fi, err := os.Stat(part)
 		if err != nil {
 			return fmt.Errorf("check kbnode's own path: %w", err)
 		}
 		st, ok := fi.Sys().(*syscall.Stat_t)
-		if temporary := slices.Contains([]string{"/tmp", "/var/tmp", "/home", "/root", "/run", "/dev/shm"}, dir); !ok || st.Uid != 0 || fi.Mode().Perm()&0o022 != 0 || temporary {
-			return fmt.Errorf("kbnode runs from %s, but units need a permanent path that only root can change; type sudo install -m 755 %s %s", exe, exe, Binary)
+		if !ok {
+			return fmt.Errorf("check kbnode's own path: %s has no owner", part)
 		}
-		if dir == "/" {
-			return nil
+		if err := usablePart(exe, part, st.Uid, fi.Mode().Perm()); err != nil || part == "/" {
+			return err
 		}
 	}
+}
+
+// usablePart is UsableBinary for exe itself or one of the directories above it.
+func usablePart(exe, part string, owner uint32, mode fs.FileMode) error {
+	var why, fix string
+	switch {
+	case slices.Contains([]string{"/tmp", "/var/tmp", "/home", "/root", "/run", "/dev/shm"}, part):
+		why = "is not permanent"
+	case owner != 0:
+		why, fix = fmt.Sprintf("belongs to user %d", owner), "chown root "+part
+	case mode&0o022 != 0:
+		why, fix = fmt.Sprintf("has mode %#o", mode), "chmod go-w "+part
+	default:
+		return nil
+	}
+	// What is wrong with Binary's own path is wrong with a copy, too.
+	if !strings.HasPrefix(Binary+"/", strings.TrimSuffix(part, "/")+"/") {
+		fix = fmt.Sprintf("install -m 755 %s %s", exe, Binary)
+	}
+	return fmt.Errorf("kbnode runs from %s, but units need a permanent path that only root can change, and %s %s; type sudo %s", exe, part, why, fix)
 }
 
 // ErrNoToken means that FindToken found no token.

@@ -36,6 +36,34 @@ func TestUsableBinary(t *testing.T) {
 	}
 }
 
+func TestUsablePart(t *testing.T) {
+	t.Parallel()
+	const copied = "; type sudo install -m 755 EXE /usr/local/bin/kbnode"
+	for _, tt := range []struct {
+		exe, part string
+		owner     uint32
+		mode      os.FileMode
+		says      string // its end; "" is usable
+	}{
+		{Binary, Binary, 0, 0o755, ""},
+		{Binary, "/usr/local/bin", 0, 0o755, ""},
+		{Binary, "/usr/local/bin", 0, 0o775, "and /usr/local/bin has mode 0775; type sudo chmod go-w /usr/local/bin"}, // Debian's group staff
+		{Binary, Binary, 0, 0o757, "and /usr/local/bin/kbnode has mode 0757; type sudo chmod go-w /usr/local/bin/kbnode"},
+		{Binary, "/usr/local", 1000, 0o755, "and /usr/local belongs to user 1000; type sudo chown root /usr/local"},
+		{Binary, "/", 0, 0o777, "and / has mode 0777; type sudo chmod go-w /"},
+		{"/usr/local/bin/kbnode-2", "/usr/local/bin/kbnode-2", 0, 0o775, "has mode 0775" + copied},
+		{"/usr/local/bin/kbnode-2", "/usr/local/bin", 0, 0o775, "type sudo chmod go-w /usr/local/bin"},
+		{"/home/me/kbnode", "/home/me/kbnode", 1000, 0o755, "and /home/me/kbnode belongs to user 1000" + copied},
+		{"/tmp/kbnode", "/tmp", 0, 0o777, "and /tmp is not permanent" + copied},
+		{"/opt/kbnode", "/opt", 0, 0o775, "and /opt has mode 0775" + copied},
+	} {
+		err := usablePart(tt.exe, tt.part, tt.owner, tt.mode)
+		if want := strings.ReplaceAll(tt.says, "EXE", tt.exe); (err == nil) != (want == "") || err != nil && !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s, %s: %v, want %q", tt.exe, tt.part, err, want)
+		}
+	}
+}
+
 func TestFindToken(t *testing.T) {
 	t.Parallel()
 	const fromEnv, kept, old, older = "token-from-env", "token-kept", "token-old", "token-older"
