@@ -70,7 +70,9 @@ main() {
 	aarch64 | arm64) arch=arm64 ;;
 	*) die "kbnode does not support $(uname -m), only x86_64 and aarch64" ;;
 	esac
-	{ [ -d "$to" ] && [ -w "$to" ]; } || die "cannot write to $to; type sudo sh $0 $version"
+	again="${KBNODE_FROM:+KBNODE_FROM=$KBNODE_FROM }${KBNODE_TO:+KBNODE_TO=$KBNODE_TO }sh $0"
+	[ -d "$to" ] || die "$to is not a directory; type mkdir -p $to"
+	[ -w "$to" ] || die "cannot write to $to; type sudo $again${version:+ $version}, or set KBNODE_TO"
 	umask 077
 	work=$(mktemp -d)
 	new=
@@ -82,7 +84,7 @@ main() {
 	case $found in
 	'') die "$from/SHA256SUMS lists no kbnode${version:+ $version} for $arch; nothing was changed" ;;
 	*"
-"*) die "$from/SHA256SUMS lists several versions; choose one: sh $0 VERSION" ;;
+"*) die "$from/SHA256SUMS lists several versions; choose one: $again VERSION" ;;
 	esac
 	want=${found% *}
 	archive=${found#* }

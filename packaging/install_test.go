@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net/http"
@@ -16,6 +17,7 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 
 	"gopkg.in/yaml.v3"
@@ -62,7 +64,7 @@ func TestInstall(t *testing.T) {
 		{name: "the latest", sums: sums, files: packed, says: "is kbnode 1.2.3", now: "1.2.3"},
 		{name: "a version of two", sums: both, files: packed, args: []string{"v1.3.0"}, says: "is kbnode 1.3.0", now: "1.3.0"},
 		{name: "binary mode", sums: strings.ReplaceAll(sums, "  ", " *"), files: packed, says: "is kbnode 1.2.3", now: "1.2.3"},
-		{name: "one of two", sums: both, files: packed, says: "lists several versions"},
+		{name: "one of two", sums: both, files: packed, says: "lists several versions; choose one: KBNODE_FROM=http://"},
 		{name: "tampered", sums: sums, files: map[string][]byte{file("1.2.3"): tampered}, says: "does not match SHA256SUMS"},
 		{name: "no line", sums: line("kbnode_1.2.3_amd64.deb", nil), files: packed, says: "lists no kbnode for " + runtime.GOARCH},
 		{name: "no line of that version", sums: sums, files: packed, args: []string{"9.9.9"}, says: "lists no kbnode 9.9.9"},
@@ -121,6 +123,34 @@ func install(t *testing.T, script, from, to string, args ...string) (string, err
 	cmd.Env = append(os.Environ(), "KBNODE_FROM="+from, "KBNODE_TO="+to, "TMPDIR="+t.TempDir(), "no_proxy=*")
 	out, err := cmd.CombinedOutput()
 	return string(out), err
+}
+
+// TestInstallAdvice checks that what a refusal says to type keeps the variables.
+func TestInstallAdvice(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	script := must.Write(t, dir, "install.sh", must.Read(t, "install.sh"))
+	must.Do(t, errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(script, 0o644))) // for another user
+	closed, missing := filepath.Join(dir, "closed"), filepath.Join(dir, "missing")
+	must.Do(t, os.Mkdir(closed, 0o555))
+	for _, tt := range []struct{ from, to, version, says string }{
+		{"", closed, "v1.2.3", "cannot write to " + closed + "; type sudo KBNODE_TO=" + closed + " sh " + script + " 1.2.3, or"},
+		{"http://h/m", closed, "", "; type sudo KBNODE_FROM=http://h/m KBNODE_TO=" + closed + " sh " + script + ", or"},
+		{"http://h/m", missing, "", missing + " is not a directory; type mkdir -p " + missing + "\n"},
+		{"", script, "", script + " is not a directory"},
+	} {
+		cmd := exec.CommandContext(t.Context(), "sh", script, tt.version)
+		if tt.version == "" {
+			cmd.Args = cmd.Args[:2]
+		}
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "KBNODE_FROM="+tt.from, "KBNODE_TO="+tt.to)
+		if os.Geteuid() == 0 {
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		}
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), tt.says) {
+			t.Errorf("%v: %s, want %q", err, out, tt.says)
+		}
+	}
 }
 
 // TestFirstBoot runs the script of cloud-init/user-data.yaml on a machine that becomes ready only at the n-th try.
