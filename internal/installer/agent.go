@@ -82,7 +82,11 @@ func Fetch(ctx context.Context, dest string, mode fs.FileMode, r AgentRelease) e
 		return offline(err)
 	}
 	if got := hex.EncodeToString(sum.Sum(nil)); got != want {
-		return fmt.Errorf("the archive %s has SHA-256 %s, not %s; nothing was installed; download it by hand and pass the binary with --agent-binary", config.HideURL(from), got, want)
+		instead := "download it by hand and pass the binary with --agent-binary"
+		if r.SHA256 != "" { // of one version
+			instead = fmt.Sprintf("set agent.download_sha256 to the checksum of buildkite-agent %s for %s, or %s", r.Version, r.Arch, instead)
+		}
+		return fmt.Errorf("the archive %s has SHA-256 %s, not %s; nothing was installed; %s", config.HideURL(from), got, want, instead)
 	}
 	if _, err := archive.Seek(0, io.SeekStart); err != nil {
 		return fmt.Errorf("read download: %w", err)
