@@ -32,7 +32,11 @@ type web struct {
 // serve moves the server to an address; "" is none. A failure is retried at each pass.
 func (e *Exporter) serve(address string) {
 	if e.server != nil && address == e.address {
-		return
+		select {
+		case <-e.ended: // by itself, as when accept has no memory
+		default:
+			return
+		}
 	}
 	e.Close()
 	if address != e.address {

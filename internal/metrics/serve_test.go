@@ -133,6 +133,20 @@ func TestPortTaken(t *testing.T) {
 	}
 }
 
+// TestServeEnds has a server that ends by itself.
+func TestServeEnds(t *testing.T) {
+	t.Parallel()
+	e, log := served(t)
+	address := free(t)
+	e.Publish(daemon.Snapshot{Listen: address})
+	must.Do(t, e.server.Close())
+	<-e.ended
+	e.Publish(daemon.Snapshot{Listen: address})
+	if got, body := get(t, http.MethodGet, "http://"+address+"/metrics"); got != http.StatusOK || log.count("metrics served") != 2 {
+		t.Errorf("at the next pass: %d %s", got, body)
+	}
+}
+
 // TestHostileClients checks that clients neither delay the daemon nor hold more than
 // maxConns connections.
 func TestHostileClients(t *testing.T) {
