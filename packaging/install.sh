@@ -21,7 +21,7 @@ die() {
 	exit 1
 }
 
-# fetch URL FILE BYTES: downloads at most BYTES. An https URL never falls back to http.
+# fetch URL FILE BYTES: downloads at most BYTES. With curl, an https URL never falls back to http.
 fetch() {
 	if command -v curl >/dev/null; then
 		case $1 in
@@ -32,7 +32,7 @@ fetch() {
 		curl --fail --silent --show-error --location --max-redirs 5 --retry 3 --connect-timeout 20 \
 			--max-time 900 --max-filesize "$most" "$@" --output "$file" -- "$url"
 	elif command -v wget >/dev/null; then
-		wget -q -T 60 -t 3 -O "$2" -- "$1"
+		(ulimit -f "$(($3 / 512))"; wget -q -T 60 -t 3 -O "$2" -- "$1")
 	else
 		die "curl or wget is required; type apt install curl"
 	fi || die "cannot fetch ${url:-$1}; nothing was changed"

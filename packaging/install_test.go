@@ -125,6 +125,34 @@ func install(t *testing.T, script, from, to string, args ...string) (string, err
 	return string(out), err
 }
 
+// TestInstallWithWget has no curl, and a mirror that sends more than any list of checksums has.
+func TestInstallWithWget(t *testing.T) {
+	t.Parallel()
+	bin := t.TempDir()
+	for _, name := range []string{"sh", "wget", "uname", "mktemp", "rm", "awk"} {
+		program, err := exec.LookPath(name)
+		if err != nil {
+			t.Skip(err)
+		}
+		must.Do(t, os.Symlink(program, filepath.Join(bin, name)))
+	}
+	much := bytes.Repeat([]byte("\n"), 64<<20)
+	sent := make(chan int, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		n, _ := w.Write(much)
+		sent <- n
+	}))
+	defer server.Close()
+	cmd := exec.CommandContext(t.Context(), "sh", "install.sh")
+	cmd.Env = []string{"PATH=" + bin, "KBNODE_FROM=" + server.URL, "KBNODE_TO=" + t.TempDir(), "TMPDIR=" + t.TempDir()}
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "cannot fetch "+server.URL+"/SHA256SUMS; nothing was changed") {
+		t.Errorf("%v: %s", err, out)
+	}
+	if n := <-sent; n == len(much) {
+		t.Errorf("all %d bytes were read", n)
+	}
+}
+
 // TestInstallAdvice checks that what a refusal says to type keeps the variables.
 func TestInstallAdvice(t *testing.T) {
 	t.Parallel()
