@@ -56,7 +56,8 @@ func mirrorMayFail(ctx context.Context, err error, repository string) bool {
 	if !ok || ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) {
 		return false
 	}
-	return !failed.matches(repository, append([]string{"unable to access '"}, faults[0].texts...))
+	unreached := "to access '" // what follows is of the network, or the server's answer
+	return !failed.matches(repository, append([]string{unreached}, faults[0].texts...))
 }
 
 // explain turns a failed command's error into a *RefusedError if another try would fail, too.

@@ -398,3 +398,28 @@ func running(t *testing.T, dir string) (n int) {
 	}
 	return n
 }
+
+// TestMirrorMayFail asks a server twice only if the mirror can be at fault.
+func TestMirrorMayFail(t *testing.T) {
+	t.Parallel()
+	for says, want := range map[string]bool{
+		"fatal: unable to access '" + address + "/': Could not resolve host: git.example":                   false,
+		"fatal: unable to access '" + address + "/': The requested URL returned error: 503":                 false,
+		"fatal: couldn't find remote ref gone":                                                              false,
+		"fatal: bad shallow line:":                                                                          true,
+		"error: file ./objects/pack/pack-1.pack is not a GIT packfile":                                      true,
+		"fatal: SHA1 COLLISION FOUND WITH 7a82 !\nfatal: fetch-pack: invalid index-pack output":             true,
+		"error: RPC failed; curl 23 Failed writing received data to disk\nfatal: pack has bad object at 12": true,
+	} {
+		err := fmt.Errorf("fetch: %w", &gitError{"fetch", says + "\n", errors.New("exit status 128")})
+		if got := mirrorMayFail(t.Context(), err, address); got != want {
+			t.Errorf("%s: %t", says, got)
+		}
+	}
+	if mirrorMayFail(t.Context(), &gitError{"fetch", "", context.DeadlineExceeded}, address) {
+		t.Error("a fetch that took too long")
+	}
+	if mirrorMayFail(t.Context(), nil, address) || mirrorMayFail(t.Context(), errDiskFull, address) {
+		t.Error("an error that is not git's")
+	}
+}
