@@ -11,17 +11,29 @@ import (
 
 // group combines members into slots: first those that the configuration names, then
 // as many whole GPUs as a slot is to have, neighbors first. Slots that already have
-// such a group keep it. GPUs that are
-// new beside a missing one and make no whole group are left over.
-func group(members []Member, cfg config.Config, bindings []Binding) (groups [][]Member, left []Member, err error) {
+// such a group keep it. GPUs that were added to a running node, or are new beside
+// a missing one, and make no whole group are left over.
+func group(members []Member, cfg config.Config, bindings []Binding, running bool) (groups [][]Member, left []Member, err error) {
 	taken := make([]bool, len(members))
-	take := func(group []int) {
-		var g []Member
+	pick := func(group []int) (g []Member) {
 		for _, i := range group {
-			taken[i] = true
 			g = append(g, members[i])
 		}
-		groups = append(groups, g)
+		return g
+	}
+	take := func(group []int) {
+		for _, i := range group {
+			taken[i] = true
+		}
+		groups = append(groups, pick(group))
+	}
+	// A group whose slot has kept it is parked if one of its cards was replaced by another kind.
+	fits := func(group []int) error {
+		err := oneKind(pick(group))
+		if err != nil && running && kept(bindings, pick(group)) {
+			members[group[0]].lost, err = cmp.Or(members[group[0]].lost, err.Error()), nil
+		}
+		return err
 	}
 	for _, names := range cfg.Groups {
 		var group []int
@@ -38,8 +50,8 @@ func group(members []Member, cfg config.Config, bindings []Binding) (groups [][]
 			}
 		}
 		slices.Sort(group)
-		if err := oneKind(members, group); err != nil {
-			return nil, nil, err
+		if err := fits(group); err != nil {
+			return nil, nil, fmt.Errorf("groups: %w", err)
 		}
 		take(group)
 	}
@@ -59,31 +71,32 @@ func group(members []Member, cfg config.Config, bindings []Binding) (groups [][]
 			kinds[model] = append(kinds[model], i)
 		}
 	}
+	for _, b := range bindings {
+		var group []int
+		for i, u := range members {
+			if !taken[i] && u.slot == b.Slot && u.Part() == "" {
+				group = append(group, i)
+			}
+		}
+		if len(group) == size && len(b.Members()) == size && fits(group) == nil {
+			take(group)
+		}
+	}
 	for _, model := range models {
-		free := kinds[model]
-		var fresh []int // beside a GPU that is missing, whose slot keeps its place
-		if slices.ContainsFunc(members, func(u Member) bool { return u.gpu == nil }) {
-			fresh = slices.DeleteFunc(slices.Clone(free), func(i int) bool { return members[i].slot >= 0 })
+		all := len(kinds[model])
+		free := slices.DeleteFunc(kinds[model], func(i int) bool { return taken[i] })
+		var fresh []int // which the operator did not choose, or beside a missing one, whose slot keeps its place
+		if running && len(cfg.GPUs.List) == 0 && cfg.GPUCount == 0 || slices.ContainsFunc(members, func(u Member) bool { return u.gpu == nil }) {
+			fresh = slices.DeleteFunc(slices.Clone(free), func(i int) bool { return members[i].bound() })
 		}
 		rest := len(free) % size
 		if rest > len(fresh) {
 			return nil, nil, fmt.Errorf("gpus_per_slot: %s cannot be divided into groups of %d; write a number that divides them (--gpus-per-slot), choose others with --gpus, or name groups in %s",
-				text.Count(len(free), "GPU"), size, ConfigPath)
+				text.Count(all, "GPU"), size, ConfigPath)
 		}
 		for _, i := range fresh[len(fresh)-rest:] {
 			taken[i] = true
 			left = append(left, members[i])
-		}
-		for _, b := range bindings {
-			var group []int
-			for _, i := range free {
-				if members[i].slot == b.Slot {
-					group = append(group, i)
-				}
-			}
-			if len(group) == size && len(b.Members()) == size {
-				take(group)
-			}
 		}
 		for {
 			free = slices.DeleteFunc(free, func(i int) bool { return taken[i] })
@@ -98,14 +111,14 @@ func group(members []Member, cfg config.Config, bindings []Binding) (groups [][]
 }
 
 // oneKind returns an error for a group whose members cannot compute together.
-func oneKind(members []Member, group []int) error {
-	first := members[group[0]]
-	for _, i := range group {
-		switch u := members[i]; {
+func oneKind(group []Member) error {
+	first := group[0]
+	for _, u := range group {
+		switch {
 		case u.MIG != nil:
-			return fmt.Errorf("groups: GPU %d is in MIG mode, and a program can use at most one instance; leave it out of groups, or turn MIG off", u.GPU)
+			return fmt.Errorf("GPU %d is in MIG mode, and a program can use at most one instance; leave it out of groups, or turn MIG off", u.GPU)
 		case u.Vendor != first.Vendor || u.Model != first.Model || u.Part() != first.Part():
-			return fmt.Errorf("groups: GPU %d is %s and GPU %d is %s; group GPUs of the same kind", first.GPU, title(first), u.GPU, title(u))
+			return fmt.Errorf("GPU %d is %s and GPU %d is %s; group GPUs of the same kind", first.GPU, title(first), u.GPU, title(u))
 		}
 	}
 	return nil

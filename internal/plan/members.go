@@ -23,6 +23,8 @@ type Member struct {
 	MemoryNode int    `json:"memory_node"`
 	// Named is 1 more than the number by which gpus names this part of its GPU ("1:0"); 0 if it does not.
 	Named int `json:"named,omitempty"`
+	// Address is the PCI address by which gpus or groups names it, if it has moved since; else "".
+	Address string `json:"address,omitempty"`
 	// MIG is the place of a MIG instance in its GPU; nil for a whole GPU.
 	MIG *Placement `json:"mig,omitempty"`
 	// What it was last planned with, used when the current values cannot be read.
@@ -30,6 +32,7 @@ type Member struct {
 	Instance string `json:"instance,omitempty"` // UUID of the MIG instance
 
 	// What the machine has in its place now.
+	kept      *Member        // as its slot has kept it, lost if another card has its place; nil for none, and in an install
 	gpu       *inventory.GPU // nil while it is missing
 	mig       *inventory.MIG // the instance
 	slot      int            // the one that has kept it; -1 for none
@@ -61,6 +64,9 @@ func (m Member) Part() string {
 	}
 	return ""
 }
+
+// bound reports whether a slot has kept the member.
+func (m Member) bound() bool { return m.slot >= 0 }
 
 func (m Member) describe() string {
 	switch {
@@ -125,6 +131,12 @@ func findMembers(gpus []inventory.GPU, bindings []Binding, reshape bool) (pool [
 	var distinct []Member
 	twice := false
 	for _, m := range members {
+		if !reshape {
+			kept := m
+			kept.PCI, kept.Address, kept.Named = cmp.Or(m.Address, m.PCI), "", 0
+			m.kept = &kept
+		}
+		m.Address = ""
 		if at := slices.IndexFunc(distinct, func(s Member) bool { return overlap(s, m) }); at >= 0 {
 			if !reshape && distinct[at].slot != m.slot {
 				twice, m.twice = true, true
@@ -140,7 +152,11 @@ func findMembers(gpus []inventory.GPU, bindings []Binding, reshape bool) (pool [
 			continue
 		}
 		if g := d.entries[0]; m.UUID != "" && g.UUID != "" && !strings.EqualFold(m.UUID, g.UUID) {
-			replaced = append(replaced, Loss{m.slot, m, fmt.Sprintf("GPU %s at %s was replaced by %s", m.UUID, m.PCI, g.UUID)})
+			why := fmt.Sprintf("GPU %s at %s was replaced by %s", m.UUID, m.PCI, g.UUID)
+			replaced = append(replaced, Loss{m.slot, m, why})
+			if m.kept != nil {
+				m.kept.lost = why + "; write the new UUID in its place in gpus or groups"
+			}
 		}
 		if m = d.find(m); m.lost != "" {
 			d.lost = append(d.lost, m)
@@ -251,7 +267,7 @@ func (d *device) find(u Member) Member {
 	}
 	for _, now := range d.offers() {
 		if now.lost == "" && samePart(old, now) && (old.Part() == "" || !d.unread() || len(d.entries) >= d.kept || old.MIG != nil) {
-			now.slot, now.Named = u.slot, u.Named
+			now.slot, now.Named, now.kept = u.slot, u.Named, u.kept
 			now.keep(old)
 			return now
 		}
