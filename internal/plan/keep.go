@@ -154,7 +154,7 @@ func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment
 	}
 	res, err := splitSlots(inv, cfg, slots)
 	if err == nil {
-		keepMemory(&res, slots, bindings.Node, cfg)
+		keepMemory(&res, slots, bindings.Node, cfg, inv.Memory.Nodes)
 	}
 	return res, err
 }
@@ -162,13 +162,22 @@ func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment
 // keepMemory lets slots keep their memory while their share differs only as it may between two boots of an
 // unchanged machine; otherwise each boot would change all agents. What a slot keeps above its share comes out
 // of the system's reserve on its NUMA nodes, at most half of it.
-func keepMemory(res *split.Result, slots []assignment, node *LastNode, cfg config.Config) {
+func keepMemory(res *split.Result, slots []assignment, node *LastNode, cfg config.Config, nodes []inventory.NUMANode) {
 	if node == nil || node.ReserveMemory != cfg.Reserve.Memory || cfg.MemoryPerSlot > 0 {
 		return
 	}
+	var ram cpuset.Set // without the memory of GPUs, which are not split and may be missing
+	for _, n := range nodes {
+		if n.CPUs != "" {
+			ram = ram.Union(cpuset.Of(n.ID))
+		}
+	}
 	for i, s := range slots {
 		b := res.Blocks[i]
-		if s.last == nil || s.last.CPUs != b.CPUs.String() || s.last.MemoryNodes != b.MemoryNodes.String() {
+		if s.last == nil || s.last.CPUs != b.CPUs.String() {
+			return
+		}
+		if was, err := cpuset.Parse(s.last.MemoryNodes); err != nil || !was.Intersect(ram).Equal(b.MemoryNodes.Intersect(ram)) {
 			return
 		}
 		if more := b.MemoryBytes - s.last.MemoryBytes; max(more, -more) > b.MemoryBytes/split.BootShare || -more > res.SlotReserve/2 {

@@ -74,6 +74,43 @@ func TestMemoryBetweenBoots(t *testing.T) {
 	}
 }
 
+// TestMemoryBesideLostGPU loses a GPU whose memory is a NUMA node: the other slots keep their memory, although
+// the machine's differs as it may between two boots, and the other GPUs' nodes may have other numbers.
+func TestMemoryBesideLostGPU(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.GB200())
+	before := build(t, inv, config.Config{}, nil, false)
+	for name, renumber := range map[string]int{"lost": 0, "lost, and others renumbered": 8} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			lost := booted(inv, -30, -30)
+			lost.GPUs = slices.Clone(inv.GPUs[1:])
+			lost.Memory.Nodes = slices.DeleteFunc(lost.Memory.Nodes, func(n inventory.NUMANode) bool { return n.ID == inv.GPUs[0].MemoryNode })
+			for i := range lost.GPUs {
+				lost.GPUs[i].MemoryNode -= renumber
+			}
+			for i := range lost.Memory.Nodes {
+				if n := &lost.Memory.Nodes[i]; n.CPUs == "" {
+					n.ID -= renumber
+				}
+			}
+			in := input(lost, config.Config{})
+			in.Bindings = bindingsOf(t, before)
+			after := planned(t, in)
+			must.Contain(t, after.Slots[0].Parked, "is missing")
+			for i, s := range after.Slots {
+				if was := before.Slots[i]; s.CPUs != was.CPUs || s.MemoryBytes != was.MemoryBytes {
+					t.Errorf("%s has %s and %s, and had %s and %s", s.Name, s.CPUs, config.Size(s.MemoryBytes), was.CPUs, config.Size(was.MemoryBytes))
+				}
+			}
+			in = input(booted(inv, -40, 20), config.Config{}) // the GPU is back
+			in.Bindings = bindingsOf(t, after)
+			back := planned(t, in)
+			must.Equal(t, before.Slots, back.Slots)
+		})
+	}
+}
+
 // TestMemoryAskedFor asks for the memory that a slot was shown to have.
 func TestMemoryAskedFor(t *testing.T) {
 	t.Parallel()
