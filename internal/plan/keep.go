@@ -27,7 +27,8 @@ type LastNode struct {
 	Name          string             `json:"name,omitempty"`           // hostname, if no other name is configured
 	ReservedCPUs  string             `json:"reserved_cpus"`            // Linux list format
 	ReserveMemory config.Size        `json:"reserve_memory,omitempty"` // as configured
-	Software      inventory.Software `json:"software"`                 // only what plans depend on
+	MemoryPerSlot config.Size        `json:"memory_per_slot,omitempty"`
+	Software      inventory.Software `json:"software"` // only what plans depend on
 }
 
 // Recall returns an inventory in which what could not be read is as last planned.
@@ -161,9 +162,10 @@ func chooseSplit(inv *inventory.Inventory, cfg config.Config, slots []assignment
 
 // keepMemory lets slots keep their memory while their share differs only as it may between two boots of an
 // unchanged machine; otherwise each boot would change all agents. What a slot keeps above its share comes out
-// of the system's reserve on its NUMA nodes, at most half of it.
+// of the system's reserve on its NUMA nodes, at most half of it. A request that is met is the same at each boot.
 func keepMemory(res *split.Result, slots []assignment, node *LastNode, cfg config.Config, nodes []inventory.NUMANode) {
-	if node == nil || node.ReserveMemory != cfg.Reserve.Memory || cfg.MemoryPerSlot > 0 {
+	short := slices.IndexFunc(res.Warnings, func(w string) bool { return strings.HasPrefix(w, "memory_per_slot: ") })
+	if node == nil || node.ReserveMemory != cfg.Reserve.Memory || node.MemoryPerSlot != cfg.MemoryPerSlot || cfg.MemoryPerSlot > 0 && short < 0 {
 		return
 	}
 	var ram cpuset.Set // without the memory of GPUs, which are not split and may be missing
@@ -185,8 +187,13 @@ func keepMemory(res *split.Result, slots []assignment, node *LastNode, cfg confi
 		}
 	}
 	for i, s := range slots {
-		res.ReservedMemory += res.Blocks[i].MemoryBytes - s.last.MemoryBytes
-		res.Blocks[i].MemoryBytes = s.last.MemoryBytes
+		b := &res.Blocks[i]
+		if short >= 0 {
+			w := &res.Warnings[short]
+			*w = strings.Replace(*w, "gets "+config.Size(b.MemoryBytes).String(), "gets "+config.Size(s.last.MemoryBytes).String(), 1)
+		}
+		res.ReservedMemory += b.MemoryBytes - s.last.MemoryBytes
+		b.MemoryBytes = s.last.MemoryBytes
 	}
 }
 
@@ -208,7 +215,7 @@ func (p *Plan) lastNode(inv *inventory.Inventory, cfg config.Config) *LastNode {
 			}
 		}
 	}
-	n := &LastNode{ReservedCPUs: p.Reserved.CPUs, ReserveMemory: cfg.Reserve.Memory, Software: sw}
+	n := &LastNode{ReservedCPUs: p.Reserved.CPUs, ReserveMemory: cfg.Reserve.Memory, MemoryPerSlot: cfg.MemoryPerSlot, Software: sw}
 	if cfg.Node == "" {
 		n.Name = inv.Hostname
 	}

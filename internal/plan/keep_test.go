@@ -32,6 +32,9 @@ func TestMemoryBetweenBoots(t *testing.T) {
 	inv := readMachine(t, machinetest.B200x8())
 	node := inv.Memory.Nodes[0].MemoryBytes / mib
 	small := config.Config{Reserve: config.Reserve{Memory: 4 << 30}}
+	ask := func(more int64) config.Config { // than an even share
+		return config.Config{MemoryPerSlot: config.Size(build(t, inv, config.Config{}, nil, false).Slots[0].MemoryBytes + more*mib)}
+	}
 	for name, row := range map[string]struct {
 		then, now config.Config
 		mibs      []int64
@@ -52,6 +55,11 @@ func TestMemoryBetweenBoots(t *testing.T) {
 		"the same reserve":   {then: small, now: small, mibs: []int64{30, 70}, kept: true},
 		"a share of its own": {now: config.Config{MemoryPerSlot: 200 << 30}, mibs: []int64{0, 0}},
 		"the same request":   {then: config.Config{MemoryPerSlot: 200 << 30}, now: config.Config{MemoryPerSlot: 200 << 30}, mibs: []int64{9, 9}, kept: true},
+		"nearly met":         {then: ask(9000), now: ask(9000), mibs: []int64{5, 2}, kept: true},
+		"nearly met, less":   {then: ask(9000), now: ask(9000), mibs: []int64{-40, -3}, kept: true},
+		"met by now":         {then: ask(9000), now: ask(9000), mibs: []int64{node / 20, node / 20}},
+		"another request":    {then: ask(9000), now: ask(9001), mibs: []int64{5, 2}},
+		"no more a request":  {then: ask(-9), now: config.Config{}, mibs: []int64{0, 0}},
 		"fewer slots":        {now: config.Config{GPUCount: 7}, mibs: []int64{0, 0}},
 	} {
 		t.Run(name, func(t *testing.T) {
