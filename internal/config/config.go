@@ -30,8 +30,8 @@ type Config struct {
 	// Slots is the number of slots where GPUs is none; elsewhere the GPUs decide it.
 	// Default: none.
 	Slots int `yaml:"slots,omitempty"`
-	// CPUsPerSlot is in hardware threads, of a slot with one GPU: one of several has
-	// as many times more, and a part of a GPU its part. Default: an even share.
+	// CPUsPerSlot is in hardware threads, of a slot with one GPU or AMD partition: one of several
+	// GPUs has as many times more, and a MIG instance its part. Default: an even share.
 	CPUsPerSlot int `yaml:"cpus_per_slot,omitempty"`
 	// MemoryPerSlot is in bytes, of a slot with one GPU like CPUsPerSlot. Default: an
 	// even share.
