@@ -170,7 +170,9 @@ func (p Patterns) IsZero() bool { return p == nil }
 // WithDefaults returns c with every field set whose default does not depend on
 // the machine.
 func (c Config) WithDefaults() Config {
-	c.GPUsPerSlot = cmp.Or(c.GPUsPerSlot, 1)
+	if !c.GPUs.None { // which gpus_per_slot contradicts
+		c.GPUsPerSlot = cmp.Or(c.GPUsPerSlot, 1)
+	}
 	c.Agent.Endpoint = cmp.Or(c.Agent.Endpoint, DefaultEndpoint)
 	if c.Agent.AllowedRepositories == nil {
 		c.Agent.AllowedRepositories = DefaultRepositories

@@ -52,6 +52,7 @@ func TestShow(t *testing.T) {
 		"words":      "node: '123'\nhygiene: {clocks: 1410}\nimage: {auto_update: off}\nagent: {tags: ['a=#b'], binary: \"/a\\nb: 'c #\"}\n",
 		"every kind": "gpus: [0000:1a:00.0, 3]\nmemory_per_slot: 1.5GiB\njob: {cpu_quota: true, disk: 100000000000B, allowed_images: ['^a: b$']}\n",
 		"a count":    "gpu_count: 2\n",
+		"no GPU":     "queue: cpu\ngpus: none\nslots: 4\n",
 	} {
 		c, err := Parse(name, []byte(text))
 		must.Do(t, err)
