@@ -233,9 +233,9 @@ func named(pool []Member, name string) ([]int, error) {
 	return matches, nil
 }
 
-// only returns the members of a pool for which is returns true.
-func only(pool []Member, is func(Member) bool) []Member {
-	return slices.DeleteFunc(slices.Clone(pool), func(u Member) bool { return !is(u) })
+// only returns the elements of a list for which is returns true.
+func only[T any](list []T, is func(T) bool) []T {
+	return slices.DeleteFunc(slices.Clone(list), func(v T) bool { return !is(v) })
 }
 
 // numbers returns the GPU numbers in a sorted pool.

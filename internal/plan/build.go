@@ -36,6 +36,19 @@ func Build(in Input) (*Plan, error) {
 		return nil, fmt.Errorf("the host name could not be read (%s), and agents are named after it; set one with --node (node)", inv.WhyUnread(inventory.SubjectHost))
 	}
 	parts, err := chooseSplit(inv, cfg, slots, bindings)
+	if err != nil && !in.Reshape && len(cfg.GPUs.List) == 0 && cfg.GPUCount == 0 {
+		// A card that was added, which the operator did not choose, must not stop the others.
+		isNew := func(s assignment) bool { return !slices.ContainsFunc(s.members, Member.bound) }
+		kept := only(slots, func(s assignment) bool { return !isNew(s) })
+		if n := len(kept); n > 0 && n < len(slots) {
+			if again, worse := chooseSplit(inv, cfg, kept, bindings); worse == nil {
+				for _, s := range only(slots, isNew) {
+					warnings = append(warnings, fmt.Sprintf("%s is in no slot: %v", s.members[0].describe(), err))
+				}
+				slots, parts, err = kept, again, nil
+			}
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

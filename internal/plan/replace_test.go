@@ -69,9 +69,12 @@ func TestCardsChange(t *testing.T) {
 			}
 			return gpus
 		}, said: "moved from " + inv.GPUs[7].PCI + " to " + free, refused: "GPU " + inv.GPUs[0].PCI + " does not exist"},
-		"added":               {cfg: fours, change: add("NVIDIA B200"), said: "GPU " + fresh + " is in no slot", refused: "gpus_per_slot: 9 GPUs cannot be"},
-		"a display card":      {cfg: fours, change: add("NVIDIA T400 4GB"), said: "GPU " + fresh + " is in no slot", refused: "gpus_per_slot: 1 GPU cannot be"},
-		"added to a count":    {cfg: config.Config{GPUs: config.GPUs{All: true}, GPUCount: 8}, change: add("NVIDIA B200"), said: "GPU " + fresh + " is in no slot", refused: "gpu_count: 8 and gpus, which lists 9, contradict"},
+		"added":            {cfg: fours, change: add("NVIDIA B200"), said: "GPU " + fresh + " is in no slot", refused: "gpus_per_slot: 9 GPUs cannot be"},
+		"a display card":   {cfg: fours, change: add("NVIDIA T400 4GB"), said: "GPU " + fresh + " is in no slot", refused: "gpus_per_slot: 1 GPU cannot be"},
+		"added to a count": {cfg: config.Config{GPUs: config.GPUs{All: true}, GPUCount: 8}, change: add("NVIDIA B200"), said: "GPU " + fresh + " is in no slot", refused: "gpu_count: 8 and gpus, which lists 9, contradict"},
+		"added to full slots": {cfg: config.Config{CPUsPerSlot: 26}, change: add("NVIDIA B200"), said: "GPU " + fresh + " is in no slot: cpus_per_slot: 26 CPUs for each of 9 slots",
+			refused: "cpus_per_slot: 26 CPUs for each of 9 slots do not fit"},
+		"too much for all":    {cfg: config.Config{CPUsPerSlot: 26}, now: config.Config{CPUsPerSlot: 30}, change: add("NVIDIA B200"), refused: "cpus_per_slot: 30 CPUs for each of 9 slots do not fit", changed: true},
 		"added to a list":     {cfg: byUUID, change: add("NVIDIA B200")},
 		"never shared out":    {cfg: config.Config{}, now: config.Config{GPUsPerSlot: 3}, refused: "gpus_per_slot: 8 GPUs cannot be divided into groups of 3", changed: true},
 		"of those now chosen": {cfg: config.Config{GPUCount: 4, GPUsPerSlot: 2}, now: config.Config{GPUCount: 5, GPUsPerSlot: 2}, refused: "gpus_per_slot: 5 GPUs", changed: true},
