@@ -196,8 +196,8 @@ func numberParts(pool []Member, reshape bool) {
 	used := map[[2]int]bool{}
 	for i := range pool {
 		u := &pool[i]
-		anew := reshape && u.gpu != nil && u.gpu.Healthy && !u.gpu.PartsUnread()
-		if key := [2]int{u.GPU, u.Named}; u.Named > 0 && !used[key] && !anew {
+		again := reshape && u.gpu != nil && u.gpu.Healthy && !u.gpu.PartsUnread()
+		if key := [2]int{u.GPU, u.Named}; u.Named > 0 && !used[key] && !again {
 			u.number, used[key] = u.Named, true
 		}
 		u.Named = 0
