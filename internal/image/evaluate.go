@@ -80,7 +80,7 @@ func (u *Updater) evaluate(ctx context.Context, slot Slot, id string) Evaluation
 		e.Missed = slot.Job + " runs in it"
 	default:
 		var err error
-		switch e.Canary, err = u.tryIn(ctx, slot, id); {
+		switch e.Canary, err = u.Node.Canary(ctx, slot, id); {
 		case errors.Is(err, errJob):
 			e.Missed = "a job started and went first"
 		case err != nil:

@@ -42,6 +42,8 @@ var ErrNoNode = errors.New("this machine is not set up as a node; type sudo kbno
 // Machine is the node that kbnode runs on.
 type Machine struct {
 	Policies []plan.JobPolicy // of its slots
+
+	limit time.Duration // of one run of a canary; 0 means canaryTime
 }
 
 // OpenMachine reads this machine's slots from the policies of their services.
@@ -50,7 +52,7 @@ func OpenMachine() (*Machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Machine{policies}, nil
+	return &Machine{Policies: policies}, nil
 }
 
 // Slots returns the state of all slots of the machine.
@@ -93,18 +95,26 @@ func (m *Machine) Slots(context.Context) ([]Slot, error) {
 // error is errJob if a job of the agent's goes first.
 func (m *Machine) Canary(ctx context.Context, slot Slot, imageID string) (Canary, error) {
 	p := slot.policy
-	strict, err := evaluate(ctx, p, imageID, config.ProfileStrict)
+	strict, err := m.evaluate(ctx, p, imageID, config.ProfileStrict)
 	if err != nil || strict.Passed || p.Profile == config.ProfileStrict {
 		return strict, err
 	}
-	c, err := evaluate(ctx, p, imageID, p.Profile)
+	c, err := m.evaluate(ctx, p, imageID, p.Profile)
 	if c.Passed {
 		c.NotStrict = strict.Reason
 	}
 	return c, err
 }
 
-func evaluate(ctx context.Context, p plan.JobPolicy, imageID, profile string) (Canary, error) {
+// canaryTime bounds a canary's run in one profile, with all that starts and ends it: the first import of a
+// large library takes a minute from a slow disk.
+const canaryTime = 10 * time.Minute
+
+// evaluate has a limit of its own in each profile: the evaluation must reach its test_timeout in both, so that an image
+// that hangs fails and the slot is not at fault.
+func (m *Machine) evaluate(ctx context.Context, p plan.JobPolicy, imageID, profile string) (Canary, error) {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(m.limit, canaryTime))
+	defer cancel()
 	c := Canary{Slot: p.Name, Profile: profile, Time: time.Now().UTC()}
 	end, output, err := run(ctx, p, imageID, profile)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
 
@@ -23,10 +24,11 @@ import (
 
 // stage is the service of a slot.
 type stage struct {
-	result  string // what the job leaves; "" for nothing
-	loose   bool   // it leaves the result only in the compatible profile
-	link    bool   // it is a link to the result
-	cleared bool   // the next job has cleared it away
+	result  string        // what the job leaves; "" for nothing
+	loose   bool          // it leaves the result only in the compatible profile
+	link    bool          // it is a link to the result
+	cleared bool          // the next job has cleared it away
+	takes   time.Duration // of each run
 	says    string
 	end     slot.Outcome
 
@@ -47,6 +49,7 @@ func (s *stage) serve(t *testing.T) *Machine {
 			return
 		}
 		s.specs = append(s.specs, spec)
+		time.Sleep(s.takes)
 		end := s.end
 		if end.NodeFault+end.Refused == "" {
 			end.Files = t.TempDir()
@@ -73,6 +76,8 @@ func (s *stage) serve(t *testing.T) *Machine {
 func TestCanary(t *testing.T) {
 	t.Parallel()
 	const good = `{"success":true,"error":"","system":{"gpu":"NVIDIA H100\n","torch":"2.9"},"runs":{"test":{"run":{"passed":true}}}}`
+	const slow = `{"success":true,"error":"","runs":{"test":{"run":{"passed":false,"exit_code":114,"stderr":"timed out"}}}}`
+	const limit = 3 * time.Second // instead of canaryTime
 	for _, tt := range []struct {
 		name string
 		node string // its profile; "" is compatible
@@ -90,6 +95,9 @@ func TestCanary(t *testing.T) {
 		{name: "one that says so and fails", s: stage{result: good, end: slot.Outcome{ExitCode: 1}}, want: Canary{
 			Profile: "compatible", Slot: "gpu77", Uploadable: true, GPU: "NVIDIA H100", Torch: "2.9", Reason: "the submission exited with 0",
 		}},
+		{name: "one that hangs until its timeout, in both profiles", s: stage{result: slow, takes: limit * 5 / 9}, want: Canary{
+			Profile: "compatible", Slot: "gpu77", Uploadable: true, Reason: "timed out",
+		}},
 		{name: "one without a result", s: stage{says: strings.Repeat("x", 2*maxOutput) + "\nno python3\n", end: slot.Outcome{ExitCode: 127}}, want: Canary{
 			Profile: "compatible", Slot: "gpu77", Reason: "it left no result and exited with 127: no python3",
 		}},
@@ -105,6 +113,9 @@ func TestCanary(t *testing.T) {
 			t.Parallel()
 			s := tt.s
 			m := s.serve(t)
+			if s.takes > 0 {
+				m.limit = limit
+			}
 			m.Policies[0].Profile = cmp.Or(tt.node, "compatible")
 			got, err := m.Canary(t.Context(), Slot{Index: 77, Name: "gpu77", policy: m.Policies[0]}, id(1))
 			if (err == nil) != (tt.err == "") || err != nil && !strings.HasPrefix(err.Error(), tt.err) {
