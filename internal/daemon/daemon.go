@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -111,14 +112,14 @@ type daemonLoop struct {
 	gpusAt   time.Time
 	alive    func() bool // of the watch; nil if there is none
 	unwatch  context.CancelFunc
-	changed  chan string  // units that systemd reported
-	slots    []slot.State // as last read
-	stopping map[int]bool // slots whose agents were asked to stop for their health
-	reported string       // the last error that was logged
-	address  string       // Reading.Listen
-	socket   string       // of the Docker engine; "" before the first plan
-	engine   string       // its directory
-	snapshot Snapshot     // of the current pass
+	changed  chan string      // units that systemd reported
+	slots    []slot.State     // as last read
+	stopping map[int]bool     // slots whose agents were asked to stop for their health
+	reported string           // the last error that was logged
+	address  string           // Reading.Listen
+	socket   string           // of the Docker engine; "" before the first plan
+	engine   inventory.Docker // as it answered last
+	snapshot Snapshot         // of the current pass
 	health   *healthState
 }
 
@@ -136,7 +137,7 @@ func newDaemon(o Options) *daemonLoop {
 	if err != nil {
 		o.Log.Warn("health state not read; starting without it", "err", err)
 	}
-	return &daemonLoop{Options: o, changed: make(chan string, 1), health: state, engine: "/var/lib/docker"}
+	return &daemonLoop{Options: o, changed: make(chan string, 1), health: state, engine: inventory.Docker{RootDir: "/var/lib/docker"}}
 }
 
 // loop makes passes until ctx ends, waiting for a reason between them.

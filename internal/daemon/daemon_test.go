@@ -48,6 +48,8 @@ type fakeNode struct {
 	watches      int
 	dead         bool // the watch's connection
 	docker       error
+	engine       inventory.Docker
+	disks        []string // whose signals were asked for last
 	hostErr      error
 	unitsErr     error
 	onRead       func()                   // called by each Read
@@ -75,7 +77,7 @@ func (n *fakeNode) Read(context.Context) (*Reading, error) {
 	defer n.mu.Unlock()
 	n.reads++
 	r := &Reading{
-		Inventory: &inventory.Inventory{GPUs: slices.Clone(n.gpus)},
+		Inventory: &inventory.Inventory{GPUs: slices.Clone(n.gpus), Software: inventory.Software{Docker: n.engine}},
 		Started:   n.started,
 		Drains:    n.drains(),
 		Listen:    n.listen,
@@ -145,7 +147,8 @@ func (n *fakeNode) Docker(context.Context, string) error {
 
 // Signals reads the fake's tree. The space on disks and the clock are not the tree's but the
 // test machine's, so they are left out.
-func (n *fakeNode) Signals(root string, _ []string) (health.Node, error) {
+func (n *fakeNode) Signals(root string, disks []string) (health.Node, error) {
+	n.set(func() { n.disks = disks })
 	node, err := health.ReadNode(root, nil)
 	node.Clock = health.ClockUnknown
 	return node, err

@@ -201,7 +201,11 @@ func (d *daemonLoop) slotStates(ctx context.Context, host *reconcile.Host, o obs
 
 // node reads the node's signals.
 func (d *daemonLoop) node(ctx context.Context, host *reconcile.Host) *health.Node {
-	node, err := d.Node.Signals(host.Root, []string{"/", d.engine, "/var/lib/buildkite-agent"})
+	disks := []string{"/", d.engine.RootDir, "/var/lib/buildkite-agent"}
+	if dir := d.engine.ContainerdDir; dir != "" {
+		disks = append(disks, dir)
+	}
+	node, err := d.Node.Signals(host.Root, disks)
 	if err != nil {
 		d.Log.Debug("node's signals not read", "err", err)
 	}

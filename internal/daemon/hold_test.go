@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -156,6 +157,24 @@ func TestUnknownEngine(t *testing.T) {
 	if got := d.node(t.Context(), host); got.Docker == "" || !slices.Equal(got.Unread, []string{health.CheckUnit}) {
 		t.Errorf("%+v", got)
 	}
+}
+
+// TestDisksOfTheEngine watches the disks that images are on, as the engine last told them.
+func TestDisksOfTheEngine(t *testing.T) {
+	bubble(t, func(t *testing.T, n *fakeNode) {
+		watched := func(want ...string) {
+			t.Helper()
+			n.set(func() { n.stamp += "." })
+			later(10 * time.Minute)
+			n.set(func() { must.Equal(t, append([]string{"/"}, want...), n.disks) })
+		}
+		running(t, n, Options{})
+		watched("/var/lib/docker", "/var/lib/buildkite-agent")
+		n.set(func() { n.engine = inventory.Docker{RootDir: "/nvme/docker", ContainerdDir: "/var/lib/containerd"} })
+		watched("/nvme/docker", "/var/lib/buildkite-agent", "/var/lib/containerd")
+		n.set(func() { n.engine = inventory.Docker{} }) // it did not answer
+		watched("/nvme/docker", "/var/lib/buildkite-agent", "/var/lib/containerd")
+	})
 }
 
 // TestEngineThatDoesNotAnswer checks that an engine that stays silent drains the node, ends

@@ -128,7 +128,10 @@ func (d *daemonLoop) fullPass(ctx context.Context, host *reconcile.Host) error {
 	}
 	d.plan, d.drains, d.stamp, d.wholeAt, d.address = r.Plan, r.Drains, stamp, time.Now(), r.Listen
 	d.snapshot.State = nil // the state of a look belongs to another plan
-	d.socket, d.engine = r.Socket, cmp.Or(r.Inventory.Software.Docker.RootDir, d.engine)
+	d.socket = r.Socket
+	if engine := r.Inventory.Software.Docker; engine.RootDir != "" {
+		d.engine = engine
+	}
 	host.GPUs = r.Inventory.GPUs
 	state, err := d.observe(ctx, host, r.Plan)
 	if err != nil {

@@ -14,6 +14,9 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
+
+	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
 // infoDeadline bounds Info: a working engine answers in milliseconds, or in seconds under heavy
@@ -133,6 +136,32 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 	}
 	return info, nil
 }
+
+// ContainerdRoot is where containerd keeps its data, unless its configuration says otherwise. Docker's data-root does
+// not move it.
+const ContainerdRoot = "/var/lib/containerd"
+
+// ContainerdDir returns where containerd keeps images and layers on this machine; "" if Docker keeps them below RootDir.
+func (i Info) ContainerdDir() string {
+	if !i.Snapshotter {
+		return ""
+	}
+	text, _ := limit.ReadFile("/etc/containerd/config.toml", maxConfig)
+	return containerdDir(string(text))
+}
+
+// maxConfig is how many bytes of containerd's configuration are read: its own keys come before all tables.
+const maxConfig = 1 << 20
+
+func containerdDir(config string) string {
+	config, _, _ = strings.Cut("\n"+config, "\n[")
+	if root := containerdKey().FindStringSubmatch(config); root != nil {
+		return root[1]
+	}
+	return ContainerdRoot
+}
+
+var containerdKey = lazy.Regexp(`(?m)^[ \t]*root[ \t]*=[ \t]*["']([^"'\n]+)["']`)
 
 // Image is an image that the engine has.
 type Image struct {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"math"
 	"strings"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -242,16 +244,25 @@ func (e *Engine) ImagesInUse(ctx context.Context) (map[string]bool, error) {
 	return used, nil
 }
 
-// Room returns the free space on the engine's disk and the size of the disk, in bytes; both are
-// zero if the disk is not on this machine.
+// Room returns the free space on the engine's disk and the size of the disk, in bytes: of the one with less room, if
+// containerd has another. Both are zero if the disk is not on this machine.
 func (e *Engine) Room(ctx context.Context) (free, total int64, err error) {
 	info, err := e.Info(ctx)
 	if err != nil {
 		return 0, 0, err
 	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(info.RootDir, &st); err != nil {
-		return 0, 0, nil //nolint:nilerr // the engine may keep it elsewhere
+	free, total = leastRoom(info.RootDir, info.ContainerdDir())
+	return free, total, nil
+}
+
+// leastRoom leaves out what is not on this machine.
+func leastRoom(dirs ...string) (free, total int64) {
+	least := int64(math.MaxInt64)
+	for _, dir := range dirs {
+		var st unix.Statfs_t
+		if room, err := limit.Room(dir); err == nil && room < least && unix.Statfs(dir, &st) == nil {
+			least, free, total = room, int64(st.Bavail)*st.Frsize, int64(st.Blocks)*st.Frsize
+		}
 	}
-	return int64(st.Bavail) * st.Frsize, int64(st.Blocks) * st.Frsize, nil
+	return free, total
 }

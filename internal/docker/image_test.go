@@ -19,6 +19,7 @@ import (
 	"github.com/moby/moby/api/types/registry"
 	"github.com/moby/moby/client"
 
+	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -60,6 +61,40 @@ func TestRunning(t *testing.T) {
 	want := []Container{{ID: "1", Name: "wt", Image: "containrrr/watchtower", Command: "/watchtower", Labels: map[string]string{"a": "b"}}, {ID: "2", Name: "2"}}
 	must.Do(t, err)
 	must.Equal(t, want, got)
+}
+
+// TestRoom looks at the fullest disk of those that are on this machine.
+func TestRoom(t *testing.T) {
+	t.Parallel()
+	for config, want := range map[string]string{
+		"": ContainerdRoot, "version = 3\n#root = '/x'\n[plugins]\n  root = '/y'\n": ContainerdRoot,
+		"version = 2\n  root=\"/nvme/containerd\" # big\n[plugins]\n": "/nvme/containerd", "oom_score = 0\nroot = '/data/c d'": "/data/c d",
+	} {
+		must.Equal(t, want, containerdDir(config))
+	}
+	e := answering(t, map[string]http.HandlerFunc{"GET /info": says(200, `{"DockerRootDir":"/not/there"}`)})
+	if free, total, err := e.Room(t.Context()); free != 0 || total != 0 || err != nil {
+		t.Errorf("an engine elsewhere: %d of %d bytes, %v", free, total, err)
+	}
+	memory, disk := must.MemoryDir(t), t.TempDir()
+	_, small := leastRoom(memory)
+	_, large := leastRoom(disk)
+	want := large
+	if roomOf(t, memory) < roomOf(t, disk) {
+		want = small
+	}
+	for _, dirs := range [][]string{{memory, disk, "", "/not/there"}, {"/not/there", disk, memory}} {
+		if _, total := leastRoom(dirs...); total != want || total == 0 {
+			t.Errorf("%q: a disk of %d bytes, want %d of %d and %d", dirs, total, want, small, large)
+		}
+	}
+}
+
+func roomOf(t *testing.T, dir string) int64 {
+	t.Helper()
+	room, err := limit.Room(dir)
+	must.Do(t, err)
+	return room
 }
 
 const someDigest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"

@@ -159,10 +159,6 @@ func (s daemonSetting) change(ctx context.Context, m *Machine, f Finding) Findin
 	return f.By("%s && systemctl %s docker", edit, action)
 }
 
-// containerdRoot is where containerd keeps its data, unless its config.toml says otherwise.
-// Docker's data-root does not move it.
-const containerdRoot = "/var/lib/containerd"
-
 func dockerStorageDriver(ctx context.Context, m *Machine) Answer {
 	driver := m.Docker.StorageDriver
 	switch {

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/installer"
@@ -144,7 +145,8 @@ func readOnly(name string, v unix.Statfs_t) Finding {
 func systemSpace(_ context.Context, m *Machine) Answer {
 	checked := map[uint64]bool{}
 	var all []Finding
-	for _, name := range []string{path.Dir(plan.WorkDir(0)), m.Inventory.Software.Docker.RootDir, containerdRoot, "/", "/var"} {
+	engine := m.Inventory.Software.Docker
+	for _, name := range []string{path.Dir(plan.WorkDir(0)), engine.RootDir, cmp.Or(engine.ContainerdDir, docker.ContainerdRoot), "/", "/var"} {
 		if name == "" {
 			continue
 		}

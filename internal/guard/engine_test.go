@@ -27,6 +27,7 @@ import (
 type fakeEngine struct {
 	socket   string
 	root     string        // its directory
+	store    string        // what keeps its images; "" for itself
 	driver   string        // cgroup driver
 	security []string      // its security options
 	exit     chan struct{} // closed: containers have exited
@@ -90,7 +91,8 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 	mux.HandleFunc("/_ping", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	mux.HandleFunc("GET /info", func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusOK, map[string]any{"CgroupDriver": e.driver, "CgroupVersion": "2", "ServerVersion": "26.1.5",
-			"Name": "secret-host", "DockerRootDir": e.root, "NCPU": 224, "SecurityOptions": e.security, "Runtimes": map[string]any{"runc": map[string]string{"path": "runc"}}})
+			"Name": "secret-host", "DockerRootDir": e.root, "DriverStatus": [][2]string{{"driver-type", e.store}},
+			"NCPU": 224, "SecurityOptions": e.security, "Runtimes": map[string]any{"runc": map[string]string{"path": "runc"}}})
 	})
 	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusOK, map[string]string{"Version": "26.1.5", "ApiVersion": "1.45", "MinAPIVersion": "1.24", "Os": "linux", "Arch": "amd64"})

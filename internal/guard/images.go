@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"path"
+	"slices"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
@@ -50,8 +51,10 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 		return err
 	}
 	full := func() bool {
-		room, err := g.room(engine.RootDir)
-		return err == nil && room < 0 // else it is no disk of this machine
+		return slices.ContainsFunc([]string{engine.RootDir, engine.ContainerdDir()}, func(dir string) bool {
+			room, err := g.room(dir)
+			return err == nil && room < 0 // else it is no disk of this machine
+		})
 	}
 	pulling, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

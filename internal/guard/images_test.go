@@ -68,19 +68,25 @@ func TestPullFillsTheDisk(t *testing.T) {
 		image string
 		full  func(pulled bool) bool
 		asked []string // of the engine
+		store string
 	}{
-		"by this image": {"absent", func(pulled bool) bool { return pulled }, []string{"DELETE /v1.45/images/absent"}},
+		"by this image": {"absent", func(pulled bool) bool { return pulled }, []string{"DELETE /v1.45/images/absent"}, ""},
 		"by another of its name": {"moves", func(pulled bool) bool { return pulled },
-			[]string{"POST /v1.45/images/sha256:" + strings.Repeat("1", 64) + "/tag?", "DELETE /v1.45/images/sha256:" + strings.Repeat("2", 64)}},
-		"before": {"img", func(bool) bool { return true }, nil},
+			[]string{"POST /v1.45/images/sha256:" + strings.Repeat("1", 64) + "/tag?", "DELETE /v1.45/images/sha256:" + strings.Repeat("2", 64)}, ""},
+		"of containerd, which is not Docker's": {"absent", func(pulled bool) bool { return pulled }, []string{"DELETE /v1.45/images/absent"}, "io.containerd.snapshotter.v1"},
+		"before":                               {"img", func(bool) bool { return true }, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := ready(t, func(r *rig) {
 				r.adjust = func(g *guard) {
-					g.room = func(string) (int64, error) {
+					r.engine.store = row.store
+					g.room = func(dir string) (int64, error) {
 						r.engine.mu.Lock()
 						defer r.engine.mu.Unlock()
+						if (dir == r.engine.root) == (row.store != "") {
+							return 0, nil
+						}
 						return map[bool]int64{true: -1}[row.full(r.engine.pulled)], nil
 					}
 				}

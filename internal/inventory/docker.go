@@ -145,7 +145,7 @@ func askDocker(ctx context.Context, t tree, socket string) (Docker, error) {
 	d := Docker{
 		Version: info.Version, APIVersion: info.APIVersion,
 		CgroupDriver: info.CgroupDriver, CgroupVersion: info.CgroupVersion,
-		StorageDriver: info.StorageDriver, RootDir: info.RootDir,
+		StorageDriver: info.StorageDriver, RootDir: info.RootDir, ContainerdDir: info.ContainerdDir(),
 		Runtimes: info.Runtimes, DefaultRuntime: info.DefaultRuntime,
 		CDIDirs: info.CDISpecDirs, CDIDevices: info.CDIDevices,
 	}

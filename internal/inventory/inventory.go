@@ -185,7 +185,8 @@ type Docker struct {
 	CgroupVersion  string   `json:"cgroup_version"` // "2"
 	StorageDriver  string   `json:"storage_driver"`
 	RootDir        string   `json:"root_dir"`
-	CDI            bool     `json:"cdi"` // the engine supports CDI
+	ContainerdDir  string   `json:"containerd_dir,omitempty"` // where containerd keeps images; "" if they are below RootDir
+	CDI            bool     `json:"cdi"`                      // the engine supports CDI
 	CDIDirs        []string `json:"cdi_dirs"`
 	CDIDevices     []string `json:"cdi_devices,omitempty"` // from the engine's info, else from the spec files
 	Runtimes       []string `json:"runtimes"`
