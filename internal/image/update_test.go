@@ -341,14 +341,39 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// TestFirstIsBad refuses the first image, which there is none to compare with.
+// TestFirstIsBad tries the first image, which there is none to compare with, in two slots before it refuses it.
 func TestFirstIsBad(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.bad[id(1)] = true
-	mustDo(t, ActionRefused)(w.updater(t.TempDir()).Update(t.Context(), Options{}))
-	if w.names[name] != id(0) || len(w.tried) != 2 {
-		t.Errorf("the name stands for %s, tried %q", w.names[name], w.tried)
+	for _, tt := range []struct {
+		name          string
+		change        func(*world)
+		action        string
+		tries, stands int
+	}{
+		{"a bad image", func(w *world) { w.bad[id(1)] = true }, ActionRefused, 4, 0},
+		{"a bad image in the only slot", func(w *world) { w.bad[id(1)], w.slots = true, w.slots[:1] }, ActionRefused, 2, 0},
+		{"a bad image, and no other slot is fit", func(w *world) { w.bad[id(1)], w.slots[1].Away = true, "it is parked" }, ActionRefused, 2, 0},
+		{"a bad image, and the other slot is busy", func(w *world) { w.bad[id(1)] = true; w.job(1, "job x") }, ActionLater, 2, 0},
+		{"a bad slot", func(w *world) { w.fails = 2 }, ActionUpdated, 3, 1},
+		{"a bad slot, and one where nothing can be tried", func(w *world) {
+			w.fails, w.slots = 2, append(w.slots, Slot{Index: 2, Name: "gpu2"})
+			w.onCanary = func(_ context.Context, s Slot) error {
+				if s.Index == 1 {
+					return errors.New("its guard is away")
+				}
+				return nil
+			}
+		}, ActionUpdated, 3, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			tt.change(w)
+			mustDo(t, tt.action)(w.updater(t.TempDir()).Update(t.Context(), Options{Beside: true, Wait: time.Millisecond}))
+			if w.names[name] != id(tt.stands) || len(w.tried) != tt.tries {
+				t.Errorf("the name stands for %s, tried %q", w.names[name], w.tried)
+			}
+		})
 	}
 }
 

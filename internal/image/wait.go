@@ -3,6 +3,7 @@ package image
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -108,12 +109,18 @@ func (u *Updater) interruptible(ctx context.Context, over func([]Slot) bool, do 
 var ErrKilled = errors.New("it was killed before it reported anything")
 
 // canary runs the candidate in one idle slot. If it fails, it runs once more, and then the
-// current image does. If that fails too, the slot is unfit, and another one is tried.
+// current image does. If that fails too, the slot is unfit, and another one is tried. Without a current image that
+// has passed, the slot may be at fault as well as the image, so another slot decides, if there is one.
 func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 	unfit := map[int]string{}
 	id, cur := u.state.Candidate.ID, u.state.Current
+	proven := cur.passed() && cur.ID != id
+	var failed *Canary // in a slot where no proven image was tried
 	for end := u.deadline(o); ; {
 		slot, err := u.idleSlot(ctx, end, unfit)
+		if failed != nil && errors.Is(err, errNoSlot) {
+			return *failed, nil
+		}
 		if err != nil {
 			return Canary{}, err
 		}
@@ -123,8 +130,8 @@ func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 			u.say("it failed in slot %s (%s); trying again", slot.Name, verdict.Reason)
 			verdict, err = u.Node.Canary(ctx, slot, id)
 		}
-		control := Canary{Passed: true}
-		if err == nil && !verdict.Passed && cur.passed() && cur.ID != id {
+		var control Canary
+		if err == nil && !verdict.Passed && proven {
 			control, err = u.Node.Canary(ctx, slot, cur.ID)
 		}
 		switch {
@@ -142,12 +149,19 @@ func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 		case err != nil:
 			unfit[slot.Index] = err.Error()
 			continue
-		case verdict.Passed, control.Passed:
+		case verdict.Passed, control.Passed, failed != nil:
 			return verdict, nil
+		case !proven:
+			u.say("it failed in slot %s (%s); another slot decides, if one can", slot.Name, verdict.Reason)
+			failed, unfit[slot.Index] = &verdict, verdict.Reason
+			continue
 		}
 		unfit[slot.Index] = "the current image fails there, too: " + verdict.Reason
 	}
 }
+
+// errNoSlot means that waiting brings no slot to try an image in.
+var errNoSlot = errors.New("no slot can try the image")
 
 // idleSlot waits for a slot that can run a canary.
 func (u *Updater) idleSlot(ctx context.Context, end time.Time, unfit map[int]string) (found Slot, err error) {
@@ -175,7 +189,7 @@ func (u *Updater) idleSlot(ctx context.Context, end time.Time, unfit map[int]str
 		return "no slot is idle to try the image in; " + strings.Join(busy, ", ") + text.Plural(len(busy), " runs a job", " run jobs")
 	}, "; kbnode drain keeps the next job off a slot")
 	if err == nil && reasons != "" {
-		err = errors.New("no slot can try the image; " + reasons)
+		err = fmt.Errorf("%w; %s", errNoSlot, reasons)
 	} else if err == nil && found.Name == "" {
 		err = errors.New("this node has no slot to try the image in; run sudo kbnode install")
 	}
