@@ -124,6 +124,10 @@ var ErrNoPrevious = errors.New("no previous image is kept; kbnode image list sho
 // *reconcile.LockedError if another kbnode has the lock.
 func (u *Updater) open(ctx context.Context) (release func(), err error) {
 	unlock, err := reconcile.LockFile(filepath.Join(u.Dir, lockName))
+	if locked, ok := errors.AsType[*reconcile.LockedError](err); ok && locked.PID != "" {
+		// It may wait for idle slots for hours, and a rollback cannot. Each run can be ended anywhere.
+		err = fmt.Errorf("%w, or end it with sudo kill %s: jobs keep their image, and the next update continues", err, locked.PID)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -3,7 +3,9 @@ package image
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
+	"os"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -510,6 +512,36 @@ func TestOneAtATime(t *testing.T) {
 	}
 	release()
 	mustDo(t, ActionUpdated)(w.updater(dir).Update(t.Context(), Options{}))
+}
+
+// TestRollbackBesideUpdate rolls back while an update waits for idle slots, as its error says.
+func TestRollbackBesideUpdate(t *testing.T) {
+	t.Parallel()
+	w, dir := newWorld(t), t.TempDir()
+	for n := 1; n <= 2; n++ {
+		w.registry[name] = digest(n)
+		mustDo(t, ActionUpdated)(w.updater(dir).Update(t.Context(), Options{}))
+	}
+	w.registry[name] = digest(3)
+	w.job(1, "job x")
+	ctx, kill := context.WithCancel(t.Context())
+	waits, ended := make(chan string, 1), make(chan error)
+	waiting := w.updater(dir)
+	waiting.Say = func(s string) { waits <- s }
+	go func() {
+		_, err := waiting.Update(ctx, Options{})
+		ended <- err
+	}()
+	must.Contain(t, <-waits, "waiting: the pull would disturb")
+	_, err := w.updater(dir).Rollback(t.Context(), "jobs fail")
+	must.Err(t, err, fmt.Sprintf("try again when it is done, or end it with sudo kill %d: jobs keep", os.Getpid()))
+	kill()
+	must.Err(t, <-ended, "context canceled")
+	mustDo(t, ActionBack)(w.updater(dir).Rollback(t.Context(), "jobs fail"))
+	must.Equal(t, id(1), w.names[name])
+	w.job(1, "")
+	mustDo(t, ActionUpdated)(w.updater(dir).Update(t.Context(), Options{Auto: true}))
+	must.Equal(t, id(3), w.names[name])
 }
 
 // TestPruneLeavesOthers checks that only kbnode's own images that are not in use are
