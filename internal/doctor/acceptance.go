@@ -65,6 +65,8 @@ func acceptImage(ctx context.Context, m *Machine) Answer {
 	switch {
 	case errors.Is(err, image.ErrNoRegistry):
 		return found(ok("it was made or loaded here"))
+	case errors.Is(err, image.ErrUnrecorded):
+		return found(warn("%s", lines(err)).By(updateImage))
 	case err != nil:
 		return found(fail("%s", lines(err)).By(updateImage))
 	}

@@ -20,6 +20,7 @@ func TestAcceptImage(t *testing.T) {
 	play(t, []scene{
 		{"pulled", "accept-image", &fake{}, nil, "ok: sha256:abc", ""},
 		{"loaded", "accept-image", &fake{err: image.ErrNoRegistry}, nil, "ok: it was made or loaded here", ""},
+		{"loaded or not", "accept-image", &fake{err: image.ErrUnrecorded}, nil, "warn: " + image.ErrUnrecorded.Error(), "kbnode image update"},
 		{"no registry", "accept-image", &fake{err: errors.New("no answer")}, nil, "fail: no answer", "kbnode image update"},
 	})
 }

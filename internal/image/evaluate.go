@@ -12,26 +12,44 @@ import (
 // ErrNoRegistry means that the image that jobs run was built or loaded on this node.
 var ErrNoRegistry = errors.New("it does not come from a registry")
 
+// ErrUnrecorded means that kbnode did not fetch the image. That the engine knows a digest of it proves no registry:
+// containerd's store also knows one of what was built or loaded.
+var ErrUnrecorded = errors.New("no kbnode image update fetched the image, so it may have been made or loaded here")
+
 // Again pulls the image that jobs run by its digest, as a machine without it would, and
 // returns the digest. Layers that are already here are not sent again, and no name moves.
+// The error is also ErrUnrecorded if that fails for an image that kbnode did not fetch.
 func (u *Updater) Again(ctx context.Context) (digest string, err error) {
 	release, err := u.open(ctx)
 	if err != nil {
 		return "", err
 	}
 	defer release()
-	if _, err := u.Engine.Image(ctx, u.Name); err != nil {
-		return "", err
-	}
-	cur := u.state.Current
-	if cur == nil || cur.Digest == "" {
-		return "", ErrNoRegistry
-	}
-	ref, err := docker.WithDigest(cur.From, cur.Digest)
+	have, err := u.Engine.Image(ctx, u.Name)
 	if err != nil {
 		return "", err
 	}
-	return cur.Digest, u.Engine.Pull(ctx, ref, u.report)
+	if cur := u.state.Current; cur != nil && cur.ID == have.ID {
+		if cur.Digest == "" {
+			return "", ErrNoRegistry
+		}
+		ref, err := docker.WithDigest(cur.From, cur.Digest)
+		if err != nil {
+			return "", err
+		}
+		return cur.Digest, u.Engine.Pull(ctx, ref, u.report)
+	}
+	for _, ref := range have.Digests { // docker pull fetched it, or a job's
+		digest := digestOf(ref)
+		if own, err := docker.WithDigest(u.Name, digest); err != nil || own != ref {
+			continue
+		}
+		if err := u.Engine.Pull(ctx, ref, u.report); err != nil {
+			return "", fmt.Errorf("%w; %w", err, ErrUnrecorded)
+		}
+		return digest, nil
+	}
+	return "", ErrNoRegistry
 }
 
 // Evaluation is the result of the image in one slot.

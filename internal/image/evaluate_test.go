@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -77,19 +78,39 @@ func TestAgain(t *testing.T) {
 	if _, err := u.Again(t.Context()); !errors.Is(err, ErrNoRegistry) {
 		t.Errorf("it was loaded: %v", err)
 	}
-	ref, err := docker.WithDigest(name, digest(1))
-	must.Do(t, err)
+	w.digests["other.example/eval@"+digest(1)] = id(1)
+	if _, err := u.Again(t.Context()); !errors.Is(err, ErrNoRegistry) {
+		t.Errorf("it was pulled by another name: %v", err)
+	}
+	ref := ref(1)
+	w.digests[ref] = id(1) // as docker pull, or a job's pull, leaves it
+	if got, err := u.Again(t.Context()); got != digest(1) || err != nil || len(w.pulled) != 1 || w.pulled[0] != ref {
+		t.Errorf("pulled by its name: %s, %v; %q", got, err, w.pulled)
+	}
+	w.cut = true
+	if _, err := u.Again(t.Context()); !errors.Is(err, ErrUnrecorded) || !strings.Contains(err.Error(), "unexpected EOF") {
+		t.Errorf("pulled by its name, and the registry does not answer: %v", err)
+	}
+	w.cut = false
+	delete(w.digests, ref)
 	s := (&State{}).named(name)
 	s.Current = &Image{ID: id(1), Digest: digest(1), From: name}
 	must.Do(t, s.write(u.Dir))
 	if got, err := u.Again(t.Context()); got != digest(1) || err != nil {
 		t.Errorf("%s, %v", got, err)
 	}
+	s.Current.Digest = ""
+	must.Do(t, s.write(u.Dir))
+	if _, err := u.Again(t.Context()); !errors.Is(err, ErrNoRegistry) {
+		t.Errorf("it was built, and has a digest: %v", err)
+	}
+	s.Current.Digest = digest(1)
+	must.Do(t, s.write(u.Dir))
 	if w.digests[ref] != id(1) || w.names[name] != id(1) {
 		t.Errorf("pulled %v, named %v", w.digests, w.names)
 	}
 	w.cut = true
-	if _, err := u.Again(t.Context()); err == nil {
+	if _, err := u.Again(t.Context()); err == nil || errors.Is(err, ErrUnrecorded) {
 		t.Error("a pull that is cut off is not told of")
 	}
 }

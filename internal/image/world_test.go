@@ -36,6 +36,7 @@ type world struct {
 	free     int64
 	total    int64
 	cut      bool // pulls are interrupted
+	pulled   []string
 	onPull   func(context.Context) error
 	onCanary func(context.Context, Slot) error
 	built    string // ID
@@ -159,6 +160,7 @@ func (w *world) Pull(ctx context.Context, ref string, report func(docker.Progres
 		return context.Cause(ctx)
 	}
 	return w.do("pull", func() error {
+		w.pulled = append(w.pulled, ref)
 		if w.cut {
 			return errors.New("unexpected EOF")
 		}
