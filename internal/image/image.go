@@ -5,6 +5,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -150,7 +151,7 @@ func (u *Updater) open(ctx context.Context) (release func(), err error) {
 // recover finishes what an earlier run began.
 func (u *Updater) recover(ctx context.Context) error {
 	if u.state.Moving {
-		if err := u.move(ctx); err != nil {
+		if err := u.move(ctx); err != nil && !errors.Is(err, errMissing) {
 			return err
 		}
 	}
@@ -171,17 +172,19 @@ func (u *Updater) recover(ctx context.Context) error {
 
 func (u *Updater) save() error { return u.state.write(u.Dir) }
 
-// move points the name to the current image, as the state already says.
+var errMissing = errors.New("the image that kbnode chose is missing; run kbnode image update again")
+
+// move points the name to the current image, as the state already says. The error is errMissing if someone removed
+// the image: there is no current one then, and the name keeps pointing to what it did.
 func (u *Updater) move(ctx context.Context) error {
 	err := u.Engine.Tag(ctx, u.state.Current.ID, u.Name)
 	if errors.Is(err, docker.ErrNotFound) {
-		// Someone removed it. The name keeps pointing to what it did.
-		u.state.Current = nil
+		u.state.Current, err = nil, errMissing
 	} else if err != nil {
 		return err
 	}
 	u.state.Moving = false
-	return u.save()
+	return cmp.Or(u.save(), err)
 }
 
 // Rollback points the name to the previous image again.

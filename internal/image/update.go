@@ -100,9 +100,6 @@ func (u *Updater) restoreName(ctx context.Context) (Result, error) {
 	if err := u.move(ctx); err != nil {
 		return Result{}, err
 	}
-	if u.state.Current == nil {
-		return Result{}, errors.New("the image that kbnode chose is missing; run kbnode image update again")
-	}
 	return u.result(ActionUpdated, "its name had moved to another image"), u.prune(ctx)
 }
 

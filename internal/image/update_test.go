@@ -544,6 +544,21 @@ func TestRollbackBesideUpdate(t *testing.T) {
 	must.Equal(t, id(3), w.names[name])
 }
 
+// TestPrunedAfterCanary leaves the name where it is if someone removes the image before the name goes to it.
+func TestPrunedAfterCanary(t *testing.T) {
+	t.Parallel()
+	w, dir := newWorld(t), t.TempDir()
+	for n := range 2 {
+		w.registry[name], w.pruning = digest(n+1), true
+		_, err := w.updater(dir).Update(t.Context(), Options{})
+		must.Err(t, err, "is missing; run kbnode image update again")
+		must.Equal(t, id(n), w.names[name])
+		w.pruning = false
+		mustDo(t, ActionUpdated)(w.updater(dir).Update(t.Context(), Options{}))
+		must.Equal(t, id(n+1), w.names[name])
+	}
+}
+
 // TestPruneLeavesOthers checks that only kbnode's own images that are not in use are
 // removed.
 func TestPruneLeavesOthers(t *testing.T) {

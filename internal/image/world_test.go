@@ -39,6 +39,7 @@ type world struct {
 	pulled   []string
 	onPull   func(context.Context) error
 	onCanary func(context.Context, Slot) error
+	pruning  bool   // someone removes an image right after its canary
 	built    string // ID
 	removed  []string
 
@@ -265,6 +266,11 @@ func (w *world) Canary(ctx context.Context, slot Slot, image string) (Canary, er
 			c.Passed, c.Reason = false, "it fails"
 		} else {
 			w.passed[image] = true
+		}
+		if w.pruning {
+			gone := func(_, i string) bool { return i == image }
+			maps.DeleteFunc(w.names, gone)
+			maps.DeleteFunc(w.digests, gone)
 		}
 		return nil
 	})
