@@ -78,15 +78,15 @@ func (p *layerProgress) update(now image.Progress) {
 // imageResult describes the result of a command. With auto no one watches, so it returns "" if
 // there was nothing to do.
 func imageResult(r image.Result, auto bool) string {
+	if auto && (r.Action == image.ActionNone || r.Action == image.ActionSkipped) {
+		return ""
+	}
 	reason := ""
 	if r.Reason != "" {
 		reason = ": " + r.Reason
 	}
 	switch r.Action {
 	case image.ActionNone:
-		if auto {
-			return ""
-		}
 		return fmt.Sprintf("Up to date: %s is %s%s.", r.Name, imageLabel(r.Current), reason)
 	case image.ActionNewer:
 		return fmt.Sprintf("Newer: %s is %s in its registry, and %s here. Type sudo kbnode image update.", r.Name, r.Newer, imageLabel(r.Current))
@@ -255,7 +255,7 @@ was refused, or if --check finds a newer one, or that the name has moved.`,
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&o.Auto, "auto", false, "for cron: say nothing without a change, give up after an hour of busy slots, respect decisions made by hand")
+	cmd.Flags().BoolVar(&o.Auto, "auto", false, "for cron: say nothing if nothing is new, give up after an hour of busy slots, respect decisions made by hand")
 	cmd.Flags().BoolVar(&o.Check, "check", false, "only check for a newer one")
 	cmd.Flags().BoolVar(&o.Beside, "now", false, "fetch it while jobs run, which disturbs their timings")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")

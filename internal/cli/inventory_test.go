@@ -74,6 +74,8 @@ func TestImageResult(t *testing.T) {
 	}{
 		{image.Result{Action: image.ActionNone, Name: "x:1", Current: cur}, false, "Up to date: x:1 is sha256:dd."},
 		{image.Result{Action: image.ActionNone, Name: "x:1", Current: cur, Reason: "it was built here"}, true, ""},
+		{image.Result{Action: image.ActionSkipped, Name: "x:1", Current: cur, Reason: "sha256:ee was refused"}, true, ""},
+		{image.Result{Action: image.ActionSkipped, Name: "x:1", Current: cur, Reason: "sha256:ee was refused"}, false, "x:1 stays sha256:dd: sha256:ee was refused."},
 		{
 			image.Result{Action: image.ActionUpdated, Name: "x:1", Current: cur, Previous: &image.Image{ID: "sha256:00"}}, true,
 			"x:1 is now sha256:dd, which passed in gpu3, 4.3 s, NVIDIA H100, torch 2.9.\nsudo kbnode image rollback returns to sha256:00.",
