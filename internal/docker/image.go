@@ -91,12 +91,22 @@ func (e *Engine) Resolve(ctx context.Context, ref string) (digest string, err er
 	return digest, nil
 }
 
-// Pull fetches an image. With a reference by digest no tag moves.
+// Pull fetches an image, with the credentials of the user that runs kbnode. With a reference by digest no
+// tag moves.
 func (e *Engine) Pull(ctx context.Context, ref string, report func(Progress)) error {
 	auth, err := registryAuth(ref)
 	if err != nil {
 		return err
 	}
+	return e.pull(ctx, ref, auth, report)
+}
+
+// PullAnonymously is Pull without credentials.
+func (e *Engine) PullAnonymously(ctx context.Context, ref string, report func(Progress)) error {
+	return e.pull(ctx, ref, "", report)
+}
+
+func (e *Engine) pull(ctx context.Context, ref, auth string, report func(Progress)) error {
 	return e.stream(ctx, "pull "+ref, report, func(ctx context.Context) (messages, error) {
 		return e.api.ImagePull(ctx, ref, client.ImagePullOptions{RegistryAuth: auth})
 	})

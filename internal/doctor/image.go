@@ -54,7 +54,7 @@ func imagePresent(ctx context.Context, m *Machine) Answer {
 	i, err := m.Source.Image(ctx, name)
 	switch {
 	case errors.Is(err, docker.ErrNotFound):
-		return found(warn("%s is not on the node, so the first job waits until it is pulled, and no canary has run it", name).By(updateImage))
+		return found(warn("%s is not on the node, so the first job pulls it, without a login, and no canary has run it", name).By(updateImage))
 	case err != nil:
 		return found(warn("%s", lines(err)).Advise("see what sudo docker image inspect %s says", name))
 	case i.Arch != "" && m.Inventory.Arch != "" && i.Arch != m.Inventory.Arch:

@@ -61,7 +61,7 @@ func TestImageChecks(t *testing.T) {
 	play(t, []scene{
 		{"none yet", "image-state", updated(here), nil, "ok: 0 previous, 0 refused", ""},
 		{"here", "image-present", updated(here), nil, "ok: sha256:aaaaaaaaaaaa, 10.0 GiB", ""},
-		{"not here", "image-present", updated(docker.Image{}), nil, "warn: " + name + " is not on the node, so the first job waits until it is pulled, and no canary has run it", "kbnode image update"},
+		{"not here", "image-present", updated(docker.Image{}), nil, "warn: " + name + " is not on the node, so the first job pulls it, without a login, and no canary has run it", "kbnode image update"},
 		{"for other machines", "image-present", updated(arm), nil, "fail: " + name + " is for arm64, but this machine is amd64, so nothing in it starts", ""},
 		{"that says little", "image-present", updated(old), nil, "ok: sha256:111111111111, 10.0 GiB", ""},
 		{"an engine that hangs", "image-present", broken, nil, "warn: no answer", ""},

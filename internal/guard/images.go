@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"path"
 	"slices"
@@ -18,20 +19,18 @@ import (
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
-// isJobImage reports whether a name is that of the image that kbnode itself updates.
-func (g *guard) isJobImage(name string) bool {
-	if g.policy.KeptImage == "" {
-		return false
-	}
-	want, err1 := docker.ParseRef(g.policy.KeptImage)
-	got, err2 := docker.ParseRef(name)
-	return err1 == nil && err2 == nil && want == got // the engine says what is wrong with a name
+// sameImage reports whether two names are those of one image. "" is the name of none.
+func sameImage(a, b string) bool {
+	a, err1 := docker.ParseRef(a)
+	b, err2 := docker.ParseRef(b)
+	return err1 == nil && err2 == nil && a == b // the engine says what is wrong with a name
 }
 
 // errDiskFull ends or refuses a pull: all slots share Docker's disk.
 var errDiskFull = errors.New("kbnode: Docker's disk is nearly full, so jobs cannot pull images; tell the node's operator (docker image prune frees space)")
 
-// provide pulls the job's image if the node lacks it, or the job wants the newest.
+// provide pulls the job's image if the node lacks it, or the job wants the newest. It pulls without the node's
+// credentials: a pipeline chooses the image, and must not read what only the node may.
 func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frames *slot.Frames) error {
 	config := func(ctx context.Context) (docker.ImageConfig, error) { return g.api.ImageConfig(ctx, image) }
 	before, err := withTimeout(ctx, g.engineTime, config)
@@ -39,7 +38,7 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	if err != nil && !errors.Is(err, docker.ErrNotFound) {
 		return engineSays(err)
 	}
-	if has && (spec.Pull != job.PullAlways || g.isJobImage(image)) {
+	if has && (spec.Pull != job.PullAlways || sameImage(image, g.policy.KeptImage)) {
 		return nil
 	}
 	if err := g.registries.mayPull(ctx, image); err != nil {
@@ -63,10 +62,18 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 		}
 		cancel(errDiskFull)
 	}()
-	if err = g.api.Pull(pulling, image, func(docker.Progress) {}); err != nil {
+	if err = g.api.PullAnonymously(pulling, image, func(docker.Progress) {}); err != nil {
 		err = cmp.Or(context.Cause(pulling), err)
 	}
-	if !full() {
+	switch refused := errors.Is(err, docker.ErrRefused); {
+	case full():
+	case refused && has && sameImage(image, g.policy.NodeImage):
+		_ = frames.Note("uses the image that the node has: %v", err)
+		return nil
+	case refused:
+		return fmt.Errorf("%w; jobs pull without a login, so an image that needs one must be on the node before: "+
+			"ask the node's operator for sudo kbnode image update if it is image.name, or else sudo docker pull", err)
+	default:
 		return err
 	}
 	// It may have filled the disk before it could be stopped. That the job is canceled is no reason to leave it.

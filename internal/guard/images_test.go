@@ -4,8 +4,11 @@ import (
 	"context"
 	"maps"
 	"net"
+	"net/http"
 	"net/netip"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -103,6 +106,40 @@ func TestPullFillsTheDisk(t *testing.T) {
 			if row.asked == nil && (r.engine.asked("/tag?") > 0 || r.engine.asked("DELETE /v1.45/images/") > 0) {
 				t.Error("an image was removed")
 			}
+		})
+	}
+}
+
+// TestPullNeedsLogin pulls images that their registry gives to no one without a login.
+func TestPullNeedsLogin(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("DOCKER_CONFIG", dir)
+	must.Do(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"auths":{"https://index.docker.io/v1/":{"auth":"dTpzM2NyZXQ="}}}`), 0o600))
+	for name, row := range map[string]struct {
+		image, node string
+		want        string // why it does not run; "" if it does
+	}{
+		"another image that is here":        {"img", "absent", "sudo docker pull"},
+		"the node's image":                  {"docker.io/library/img:latest", "img", ""},
+		"the node's image, which is absent": {"absent", "absent", "sudo kbnode image update"},
+		"no image of the node's":            {"img", "", "jobs pull without a login"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := ready(t, func(r *rig) { r.policy.NodeImage = row.node })
+			r.engine.fault = func(req *http.Request) int {
+				if req.URL.Path != "/images/create" {
+					return 0
+				}
+				if login := req.Header.Get("X-Registry-Auth"); login != "" {
+					t.Errorf("sent %q", login)
+				}
+				return http.StatusForbidden
+			}
+			o := r.try(t, func(s *job.Spec) { s.Kind, s.Image, s.Pull = job.KindPlugin, row.image, job.PullAlways })
+			if (why(o) == "") != (row.want == "") || !strings.Contains(o.NodeFault, row.want) || o.Refused != "" {
+				t.Errorf("%+v", o)
+			}
+			must.Equal(t, 1, r.engine.asked("POST /v1.45/images/create"))
 		})
 	}
 }
