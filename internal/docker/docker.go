@@ -27,6 +27,10 @@ const infoDeadline = 20 * time.Second
 // on it.
 var ErrAbsent = errors.New("no Docker engine answers")
 
+// RoomAdvice says how to free space on the engine's disk. docker image prune leaves what jobs pulled, and with
+// --all it also removes the images that kbnode keeps.
+const RoomAdvice = "sudo docker rmi removes what jobs pulled; keep image.name and kbnode.invalid/image"
+
 // ErrNotFound means that the engine has no such image or container.
 var ErrNotFound = errors.New("not found")
 

@@ -27,7 +27,7 @@ func sameImage(a, b string) bool {
 }
 
 // errDiskFull ends or refuses a pull: all slots share Docker's disk.
-var errDiskFull = errors.New("kbnode: Docker's disk is nearly full, so jobs cannot pull images; tell the node's operator (docker image prune frees space)")
+var errDiskFull = errors.New("kbnode: Docker's disk is nearly full, so jobs cannot pull images; tell the node's operator (" + docker.RoomAdvice + ")")
 
 // provide pulls the job's image if the node lacks it, or the job wants the newest. It pulls without the node's
 // credentials: a pipeline chooses the image, and must not read what only the node may.

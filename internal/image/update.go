@@ -181,7 +181,7 @@ const minFree = 10 << 30
 func (u *Updater) room(ctx context.Context) error {
 	free, total, err := u.Engine.Room(ctx)
 	if need := min(minFree, total/10); err == nil && free < need {
-		err = fmt.Errorf("%w: %d GiB are free, but the image and jobs need %d GiB; docker image prune frees some", docker.ErrDiskFull, free>>30, need>>30+1)
+		err = fmt.Errorf("%w: %d GiB are free, but the image and jobs need %d GiB; %s", docker.ErrDiskFull, free>>30, need>>30+1, docker.RoomAdvice)
 	}
 	return err
 }

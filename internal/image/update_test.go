@@ -223,7 +223,7 @@ func TestUpdate(t *testing.T) {
 		},
 		{name: "the name was removed", change: func(w *world) { delete(w.names, name) }, o: auto, action: ActionUpdated, stands: 1},
 		{name: "a registry that refuses", change: func(w *world) { delete(w.registry, name) }, o: auto, err: "the registry refuses it", stands: 1},
-		{name: "a full disk", change: func(w *world) { w.registry[name] = digest(2); w.free = 10<<30 - 1 }, o: auto, err: "9 GiB are free", stands: 1},
+		{name: "a full disk", change: func(w *world) { w.registry[name] = digest(2); w.free = 10<<30 - 1 }, o: auto, err: "need 11 GiB; sudo docker rmi", stands: 1},
 		{name: "just enough room", change: func(w *world) { w.registry[name] = digest(2); w.free = 10 << 30 }, o: auto, action: ActionUpdated, stands: 2},
 		{name: "a small disk", change: func(w *world) { w.registry[name] = digest(2); w.free, w.total = 4<<30, 40<<30 }, o: auto, action: ActionUpdated, stands: 2},
 		{name: "a small disk that is full", change: func(w *world) { w.registry[name] = digest(2); w.free, w.total = 3<<30, 40<<30 }, o: auto, err: "3 GiB are free", stands: 1},
