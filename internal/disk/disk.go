@@ -46,6 +46,7 @@ const retryTime = 30 * time.Second
 func (d Disk) failed() string { return filepath.Join(d.Dir, "failed") }
 func (d Disk) image() string  { return filepath.Join(d.Dir, "image") }
 func (d Disk) mount() string  { return filepath.Join(d.Dir, "mnt") }
+func (d Disk) home() string   { return filepath.Join(d.mount(), "home") }
 
 // Ensure makes and mounts the disk. A mounted disk of the right size stays as it is. Any
 // other is made again, for example after a boot: nothing on it is worth keeping, and
@@ -59,9 +60,12 @@ func (d Disk) Ensure(ctx context.Context) error {
 	if mounted && err == nil && info.Size() == d.Bytes {
 		return nil
 	}
-	if err := d.Close(); errors.Is(err, unix.EBUSY) && mounted {
-		// It has another size and is in use: an agent still runs.
-		d.Log.Warn("disk keeps its size until its slot is idle", "path", d.mount())
+	if err := d.Close(); errors.Is(err, unix.EBUSY) {
+		if mounted, _ := d.mounted(); !mounted {
+			return err
+		}
+		// It is in use: an agent still runs, or someone works below the mount point.
+		d.Log.Warn("disk keeps its size until nothing uses it", "path", d.mount())
 		return nil
 	} else if err != nil {
 		return err
@@ -89,20 +93,30 @@ func (d Disk) mounted() (bool, error) {
 	return dir.Dev != mnt.Dev && mnt.Dev == home.Dev, nil
 }
 
-// Close unmounts the disk. The error is unix.EBUSY if it is still in use.
+// Close unmounts the disk. If it is still in use, it stays mounted, and the error is unix.EBUSY.
 func (d Disk) Close() error {
-	for _, path := range []string{d.Home, d.mount()} {
-		for {
-			err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
-			if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
-				break // nothing is mounted there (any more)
-			}
-			if err != nil {
-				return fmt.Errorf("unmount %s: %w", path, err)
-			}
+	if err := unmount(d.Home); err != nil {
+		return err
+	}
+	err := unmount(d.mount())
+	if errors.Is(err, unix.EBUSY) {
+		if lost := d.bind(); lost != nil {
+			return lost
 		}
 	}
-	return nil
+	return err
+}
+
+func unmount(path string) error {
+	for {
+		err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			return nil // nothing is mounted there (any more)
+		}
+		if err != nil {
+			return fmt.Errorf("unmount %s: %w", path, err)
+		}
+	}
 }
 
 // make writes an empty file system of the planned size. If that fails, no part of it is
@@ -192,8 +206,10 @@ func (d Disk) format(ctx context.Context) error {
 	return nil
 }
 
-// attach mounts the image and makes the directories on it. Device nodes and set-user-ID
-// programs do not work there.
+// mountFlags keep device nodes and set-user-ID programs from working on the disk.
+const mountFlags = unix.MS_NOSUID | unix.MS_NODEV
+
+// attach mounts the image and makes the directories on it.
 func (d Disk) attach() error {
 	if err := os.MkdirAll(d.mount(), 0o700); err != nil {
 		return err
@@ -203,11 +219,10 @@ func (d Disk) attach() error {
 		return err
 	}
 	defer func() { _ = dev.Close() }() // the mount keeps the device, and unmounting frees it
-	const flags = unix.MS_NOSUID | unix.MS_NODEV
-	if err := unix.Mount(dev.Name(), d.mount(), "ext4", flags, "noinit_itable"); err != nil {
+	if err := unix.Mount(dev.Name(), d.mount(), "ext4", mountFlags, "noinit_itable"); err != nil {
 		return fmt.Errorf("mount %s: %w", dev.Name(), err)
 	}
-	home := filepath.Join(d.mount(), "home")
+	home := d.home()
 	for _, dir := range []struct {
 		path string
 		mode uint32
@@ -221,11 +236,16 @@ func (d Disk) attach() error {
 			return err
 		}
 	}
-	if err := unix.Mount(home, d.Home, "", unix.MS_BIND, ""); err != nil {
+	return d.bind()
+}
+
+// bind mounts the disk's home/ on the slot user's directory.
+func (d Disk) bind() error {
+	if err := unix.Mount(d.home(), d.Home, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("mount %s: %w", d.Home, err)
 	}
 	// mount(2) ignores these flags when it makes a bind mount.
-	if err := unix.Mount("", d.Home, "", unix.MS_BIND|unix.MS_REMOUNT|flags, ""); err != nil {
+	if err := unix.Mount("", d.Home, "", unix.MS_BIND|unix.MS_REMOUNT|mountFlags, ""); err != nil {
 		return fmt.Errorf("mount %s: %w", d.Home, err)
 	}
 	return nil

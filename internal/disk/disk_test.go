@@ -104,19 +104,41 @@ func TestEnsure(t *testing.T) {
 		if _, err := os.Stat(mark); err != nil {
 			t.Errorf("a disk that is right was made again: %v", err)
 		}
-		open, err := os.Open(mark)
-		if err != nil {
-			t.Error(err)
-			return
+		size := d.Bytes
+		for _, used := range []string{mark, filepath.Join(d.mount(), "home/builds/a"), d.mount()} {
+			open, err := os.Open(used)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for _, d.Bytes = range []int64{2 * size, size} {
+				if err := d.Ensure(t.Context()); err != nil {
+					t.Error(err)
+				}
+				if info, err := os.Stat(d.image()); err != nil || info.Size() != size {
+					t.Errorf("a disk in use was replaced: %v", err)
+				}
+				if err := unix.Statfs(d.Home, &st); err != nil || st.Flags&unix.ST_NOSUID == 0 || st.Flags&unix.ST_NODEV == 0 {
+					t.Errorf("with %s in use: flags %#x, %v", used, st.Flags, err)
+				}
+				if _, err := os.Stat(mark); err != nil {
+					t.Errorf("with %s in use: %v", used, err)
+				}
+			}
+			if used == d.mount() { // an earlier kbnode left only this
+				if err := errors.Join(unix.Unmount(d.Home, 0), d.Ensure(t.Context())); err != nil {
+					t.Error(err)
+				}
+				if _, err := os.Stat(mark); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := open.Close(); err != nil {
+				t.Error(err)
+			}
 		}
-		d.Bytes *= 2
+		d.Bytes = 2 * size
 		if err := d.Ensure(t.Context()); err != nil {
-			t.Error(err)
-		}
-		if info, err := os.Stat(d.image()); err != nil || info.Size() != d.Bytes/2 {
-			t.Errorf("a disk in use was replaced: %v", err)
-		}
-		if err := errors.Join(open.Close(), d.Ensure(t.Context())); err != nil {
 			t.Error(err)
 		}
 		info, err := os.Stat(d.image())
