@@ -19,9 +19,21 @@ import (
 	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
-// infoDeadline bounds Info: a working engine answers in milliseconds, or in seconds under heavy
-// load, and one that hangs must not hang an inventory or a reconcile.
-const infoDeadline = 20 * time.Second
+const (
+	// infoDeadline bounds a request for which a working engine needs milliseconds, or seconds under heavy load:
+	// one that hangs must not hang an inventory, a reconcile or an update.
+	infoDeadline = 20 * time.Second
+	// untagDeadline bounds Untag, which may remove the many files of an image.
+	untagDeadline = 10 * time.Minute
+)
+
+// bounded returns ctx with a limit, unless the caller has set one.
+func bounded(ctx context.Context, most time.Duration) (context.Context, context.CancelFunc) {
+	if _, has := ctx.Deadline(); has {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, most)
+}
 
 // ErrAbsent means that no engine answers on the socket: there is no such file, or no one listens
 // on it.
@@ -97,11 +109,8 @@ func (e *Engine) Close() error { return e.api.Close() }
 
 // Info asks the engine about itself, for at most twenty seconds unless the caller has another limit.
 func (e *Engine) Info(ctx context.Context) (Info, error) {
-	if _, limited := ctx.Deadline(); !limited {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, infoDeadline)
-		defer cancel()
-	}
+	ctx, cancel := bounded(ctx, infoDeadline)
+	defer cancel()
 	res, err := e.api.Info(ctx, client.InfoOptions{})
 	if err != nil {
 		return Info{}, e.wrap("ask Docker for its info", err)
@@ -180,6 +189,8 @@ type Image struct {
 // Image returns the engine's image with this name, digest or ID. The error is ErrNotFound if it
 // has none.
 func (e *Engine) Image(ctx context.Context, ref string) (Image, error) {
+	ctx, cancel := bounded(ctx, infoDeadline)
+	defer cancel()
 	res, err := e.api.ImageInspect(ctx, ref)
 	if err != nil {
 		return Image{}, e.wrap("look up image "+ref, err)

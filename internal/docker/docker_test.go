@@ -2,10 +2,16 @@ package docker
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/moby/moby/client"
 
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -105,4 +111,45 @@ func TestRemove(t *testing.T) {
 	must.Equal(t, []string{
 		"runs t=5", "runs force=1&v=1", "ended t=5", "ended force=1&v=1", "gone t=5", "gone force=1&v=1", "removing t=5", "removing force=1&v=1", "stuck t=5", "stuck force=1&v=1",
 	}, asked)
+}
+
+// deadlines has no engine, and notes by when each request must be answered.
+type deadlines struct{ left []time.Duration }
+
+func (d *deadlines) RoundTrip(r *http.Request) (*http.Response, error) {
+	by, _ := r.Context().Deadline()
+	d.left = append(d.left, time.Until(by))
+	return nil, errors.New("no answer")
+}
+
+// TestShortRequests gives each short request a limit, for an engine that hangs.
+func TestShortRequests(t *testing.T) {
+	t.Parallel()
+	for name, ask := range map[string]func(context.Context, *Engine) error{
+		"info":          func(ctx context.Context, e *Engine) error { _, err := e.Info(ctx); return err },
+		"image":         func(ctx context.Context, e *Engine) error { _, err := e.Image(ctx, "x"); return err },
+		"names":         func(ctx context.Context, e *Engine) error { _, err := e.Names(ctx, "x"); return err },
+		"images in use": func(ctx context.Context, e *Engine) error { _, err := e.ImagesInUse(ctx); return err },
+		"running":       func(ctx context.Context, e *Engine) error { _, err := e.Running(ctx); return err },
+		"tag":           func(ctx context.Context, e *Engine) error { return e.Tag(ctx, "x", "y") },
+		"untag":         func(ctx context.Context, e *Engine) error { return e.Untag(ctx, "x") },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var made deadlines
+			api, err := client.New(client.WithHTTPClient(&http.Client{Transport: &made}), client.WithAPIVersion("1.45"))
+			must.Do(t, err)
+			e := &Engine{api: api}
+			want := infoDeadline
+			if name == "untag" {
+				want = untagDeadline
+			}
+			must.Err(t, ask(t.Context(), e), "no answer")
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			must.Err(t, ask(ctx, e), "no answer")
+			if !slices.Equal(made.left, []time.Duration{want, time.Hour}) {
+				t.Errorf("%s: %v", name, made.left)
+			}
+		})
+	}
 }

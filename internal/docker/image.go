@@ -210,6 +210,8 @@ func (e *Engine) wrapPull(doing string, err error) error {
 
 // Tag gives an image another name, and takes it from the image that has it.
 func (e *Engine) Tag(ctx context.Context, source, name string) error {
+	ctx, cancel := bounded(ctx, infoDeadline)
+	defer cancel()
 	_, err := e.api.ImageTag(ctx, client.ImageTagOptions{Source: source, Target: name})
 	return e.wrap("tag image "+source+" as "+name, err)
 }
@@ -217,6 +219,8 @@ func (e *Engine) Tag(ctx context.Context, source, name string) error {
 // Untag removes a name or digest from its image, and the image with its last one, but never an
 // image that a container uses. A missing name is not an error.
 func (e *Engine) Untag(ctx context.Context, name string) error {
+	ctx, cancel := bounded(ctx, untagDeadline)
+	defer cancel()
 	_, err := e.api.ImageRemove(ctx, name, client.ImageRemoveOptions{PruneChildren: true})
 	if errdefs.IsNotFound(err) {
 		return nil
@@ -226,6 +230,8 @@ func (e *Engine) Untag(ctx context.Context, name string) error {
 
 // Names returns the names of images that begin with prefix, with the IDs of the images.
 func (e *Engine) Names(ctx context.Context, prefix string) (map[string]string, error) {
+	ctx, cancel := bounded(ctx, infoDeadline)
+	defer cancel()
 	list, err := e.api.ImageList(ctx, client.ImageListOptions{})
 	if err != nil {
 		return nil, e.wrap("list images", err)
@@ -243,6 +249,8 @@ func (e *Engine) Names(ctx context.Context, prefix string) (map[string]string, e
 
 // ImagesInUse returns the IDs of the images that containers are made of, running or not.
 func (e *Engine) ImagesInUse(ctx context.Context) (map[string]bool, error) {
+	ctx, cancel := bounded(ctx, infoDeadline)
+	defer cancel()
 	list, err := e.api.ContainerList(ctx, client.ContainerListOptions{All: true})
 	if err != nil {
 		return nil, e.wrap("list containers", err)
