@@ -213,6 +213,21 @@ func TestOldCounts(t *testing.T) {
 	}
 }
 
+// TestNetworksWarning checks files with addresses that no job reaches.
+func TestNetworksWarning(t *testing.T) {
+	t.Parallel()
+	for list, want := range map[string]string{
+		"10.1.2.0/24, '10.1.2.3:5000'":                      "",
+		"10.1.2.3, 'fd00::/8', '[fd00::1]:443', '[fd00::]'": "job.allowed_networks: fd00::/8, [fd00::1]:443, [fd00::]: no job reaches an IPv6 address",
+	} {
+		report, err := CheckFile("f", []byte("queue: b200\njob: {network: internet, allowed_networks: ["+list+"]}\n"))
+		must.Do(t, err)
+		if said := strings.Join(report.Warnings, "\n"); (said == "") != (want == "") || !strings.HasPrefix(said, want) {
+			t.Errorf("%s: %q", list, said)
+		}
+	}
+}
+
 // TestObsoleteKeys reads files with keys of earlier versions, whatever they hold: a note says that
 // each has no effect.
 func TestObsoleteKeys(t *testing.T) {

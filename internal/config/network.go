@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -80,4 +81,16 @@ func validateNetworks(j Job, bad func(key, format string, args ...any)) {
 	if len(j.AllowedNetworks) > maxDestinations {
 		bad(key, "%d entries are too many; write at most %d, with larger networks", len(j.AllowedNetworks), maxDestinations)
 	}
+}
+
+// NetworksWarning says which of AllowedNetworks have no effect; "" for none.
+func (j Job) NetworksWarning() string {
+	six := slices.DeleteFunc(slices.Clone(j.AllowedNetworks), func(s string) bool {
+		d, err := ParseDestination(s)
+		return err != nil || d.Prefix.Addr().Is4()
+	})
+	if len(six) == 0 {
+		return ""
+	}
+	return "job.allowed_networks: " + strings.Join(six, ", ") + ": no job reaches an IPv6 address, for containers have only IPv4; write the IPv4 address"
 }

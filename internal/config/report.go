@@ -29,6 +29,9 @@ func CheckFile(name string, doc []byte) (Checked, error) {
 	if err == nil && f.Config.Queue == "" {
 		report.Warnings = append(report.Warnings, "no queue is set, and kbnode install needs one; add a line such as queue: b200")
 	}
+	if w := f.Config.Job.NetworksWarning(); err == nil && w != "" {
+		report.Warnings = append(report.Warnings, w)
+	}
 	return report, err
 }
 

@@ -118,7 +118,7 @@ func Build(in Input) (*Plan, error) {
 	}
 	p.addTunables(inv, cfg)
 	cores, memory, disk := TooSmall(inv, p)
-	for _, w := range []string{cores, parts.Unreserved, memory, disk} {
+	for _, w := range []string{cores, parts.Unreserved, memory, disk, cfg.Job.NetworksWarning()} {
 		if w != "" {
 			p.Warnings = append(p.Warnings, w)
 		}

@@ -65,12 +65,13 @@ func TestRegistries(t *testing.T) {
 }
 
 // TestAllowedNetworks checks that the networks are in the slots' policies, and that a
-// list that closes nothing causes a warning.
+// list that closes nothing causes a warning, as does an address that no job reaches.
 func TestAllowedNetworks(t *testing.T) {
 	t.Parallel()
 	inv := readMachine(t, machinetest.B200x8())
 	for network, warns := range map[string]bool{"": true, config.NetworkBridge: true, config.NetworkInternet: false, config.NetworkNone: false} {
-		p := build(t, inv, config.Config{Queue: "b200", Job: config.Job{Network: network, AllowedNetworks: []string{"10.1.2.3:5000"}}}, nil, false)
+		p := build(t, inv, config.Config{Queue: "b200", Job: config.Job{Network: network, AllowedNetworks: []string{"10.1.2.3:5000", "[fd00::1]:443"}}}, nil, false)
+		must.Contain(t, strings.Join(p.Warnings, "\n"), "job.allowed_networks: [fd00::1]:443: no job reaches an IPv6 address")
 		if got := strings.Contains(strings.Join(p.Warnings, "\n"), "set job.network: internet"); got != warns {
 			t.Errorf("%q: warnings %q", network, p.Warnings)
 		}
