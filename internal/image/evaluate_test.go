@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -115,13 +116,15 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// TestBuildContext packs a Dockerfile's directory, and nothing that a link in it points to.
+// TestBuildContext packs a Dockerfile's directory, and nothing that a link in it points to, nor sockets and pipes.
 func TestBuildContext(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	must.Write(t, dir, "Dockerfile", "FROM x")
 	must.Write(t, dir, "sub/run.sh", "#!")
 	must.Do(t, os.Symlink("/etc/passwd", filepath.Join(dir, "link")))
+	must.Do(t, unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
+	must.Do(t, unix.Mknod(filepath.Join(dir, "sub/socket"), unix.S_IFSOCK|0o600, 0))
 	src, err := FileSource(filepath.Join(dir, "Dockerfile"), nil)
 	must.Do(t, err)
 	var got []string
@@ -141,7 +144,7 @@ func TestBuildContext(t *testing.T) {
 func TestBuildArgs(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
-		"FROM x": "it has none",
+		"FROM x": "it has none", "\ufeffFROM x\nARG A": "it has A", "\ufeffARG A\nFROM x": "it has A",
 		"ARG BASE=debian:13\nFROM ${BASE}\narg BASE\nARG A B=2 C=\"x\"\n":           "it has A, B, BASE, C",
 		"FROM x\nARG \\\n  # what it is\n A=1 \\\r\n B\n# ARG NO\n RUN echo ARG NO": "it has A, B",
 		"FROM x\nRUN a \\\n && ARGS=1 b\nARG\nARG =x":                               "it has none",

@@ -35,7 +35,7 @@ func (s Source) archive() io.ReadCloser {
 	r, w := io.Pipe()
 	go func() {
 		t := tar.NewWriter(w)
-		err := t.AddFS(s.Files)
+		err := t.AddFS(buildFiles{s.Files})
 		if err == nil {
 			err = t.Close()
 		}
@@ -46,6 +46,21 @@ func (s Source) archive() io.ReadCloser {
 	}()
 	return r
 }
+
+// buildFiles leaves out sockets, pipes and devices, which no Dockerfile can copy: an archive of them fails.
+type buildFiles struct{ fs.FS }
+
+// ReadDir implements fs.ReadDirFS.
+func (f buildFiles) ReadDir(name string) ([]fs.DirEntry, error) {
+	list, err := fs.ReadDir(f.FS, name)
+	return slices.DeleteFunc(list, func(d fs.DirEntry) bool { return d.Type()&^(fs.ModeDir|fs.ModeSymlink) != 0 }), err
+}
+
+// ReadLink implements fs.ReadLinkFS.
+func (f buildFiles) ReadLink(name string) (string, error) { return fs.ReadLink(f.FS, name) }
+
+// Lstat implements fs.ReadLinkFS.
+func (f buildFiles) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(f.FS, name) }
 
 // OwnSource returns kbnode's own Dockerfile of a variant; "" is the one for the node's GPUs.
 func OwnSource(variant string, args []string) (Source, error) {
@@ -110,6 +125,7 @@ var proxies = []string{"ALL_PROXY", "FTP_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "N
 // with adds build arguments. It refuses one that the Dockerfile does not know: Docker only warns,
 // and builds something else.
 func (s Source) with(args []string) (Source, error) {
+	s.Text = strings.TrimPrefix(s.Text, "\ufeff") // as the builder does
 	if !fromLine().MatchString(s.Text) {
 		return s, config.BadInput("read %s: it has no FROM, so it is not a Dockerfile", s.Name)
 	}
