@@ -186,6 +186,8 @@ func (e *Engine) wrapPull(doing string, err error) error {
 		return nil
 	}
 	lower, shown := strings.ToLower(err.Error()), text.Line(err.Error(), maxText)
+	// The engine's own words, of a file that it unpacks or a program such as unpigz: no registry says them.
+	lower = strings.NewReplacer(": permission denied", "", "executable file not found", "").Replace(lower)
 	says := func(parts ...string) bool {
 		for _, p := range parts {
 			if strings.Contains(lower, p) {

@@ -146,13 +146,17 @@ func TestPull(t *testing.T) {
 		{name: "cut off", answer: `{"status":"Downloading","id":"abc"}{"status":`, want: []Progress{{Layer: "abc", Status: "Downloading"}}, text: "unexpected EOF"},
 		{name: "an error of the network", answer: `{"errorDetail":{"message":"read: connection reset by peer"}}`, text: "connection reset"},
 		{name: "not there", status: 404, answer: `{"message":"no such manifest"}`, err: ErrRefused},
+		{name: "denied in the registry's words", answer: `{"errorDetail":{"message":"denied: Permission denied for \"x\""}}`, err: ErrRefused},
+		{name: "a layer that does not unpack", answer: `{"errorDetail":{"message":"failed to register layer: mkdir /x: permission denied"}}`, text: "permission denied"},
+		{name: "a program that is missing", answer: `{"errorDetail":{"message":"exec: \"unpigz\": executable file not found in $PATH"}}`, text: "unpigz"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Setenv("DOCKER_CONFIG", t.TempDir())
 			e := answering(t, map[string]http.HandlerFunc{"POST /images/create": says(max(tt.status, 200), tt.answer)})
 			var got []Progress
 			err := e.Pull(t.Context(), "r.example/x@"+someDigest, func(p Progress) { got = append(got, p) })
-			if (err == nil) != (tt.err == nil && tt.text == "") || tt.err != nil && !errors.Is(err, tt.err) || tt.text != "" && !strings.Contains(err.Error(), tt.text) {
+			if (err == nil) != (tt.err == nil && tt.text == "") || tt.err != nil && !errors.Is(err, tt.err) || tt.text != "" && !strings.Contains(err.Error(), tt.text) ||
+				tt.err == nil && errors.Is(err, ErrRefused) {
 				t.Errorf("%v, want %v %q", err, tt.err, tt.text)
 			}
 			must.Equal(t, tt.want, got)
