@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -55,9 +56,11 @@ func OpenMachine() (*Machine, error) {
 	return &Machine{Policies: policies}, nil
 }
 
-// Slots returns the state of all slots of the machine.
-func (m *Machine) Slots(context.Context) ([]Slot, error) {
-	drains, err := onHost.ReadDrains()
+// Slots returns the state of all slots of the machine. One whose processes cannot be read counts as busy.
+func (m *Machine) Slots(context.Context) ([]Slot, error) { return m.slots(onHost) }
+
+func (m *Machine) slots(h *reconcile.Host) ([]Slot, error) {
+	drains, err := h.ReadDrains()
 	if err != nil {
 		return nil, err
 	}
@@ -65,12 +68,9 @@ func (m *Machine) Slots(context.Context) ([]Slot, error) {
 	for _, p := range m.Policies {
 		s := Slot{Index: p.Slot, Name: p.Name, policy: p}
 		slice := "/" + plan.ParentSlice + "/" + p.Slice
-		now, err := slot.State{
-			Index: p.Slot, Agent: slot.Unit{Cgroup: slice + "/" + plan.AgentUnit(p.Slot)}, Slice: slot.Slice{Cgroup: slice},
-		}.ReadRunDir("/").ReadProcesses("/")
-		if err != nil {
-			return nil, err
-		}
+		now, _ := h.ObserveSlot(slot.State{
+			Index: p.Slot, Name: p.Name, Agent: slot.Unit{Cgroup: slice + "/" + plan.AgentUnit(p.Slot)}, Slice: slot.Slice{Cgroup: slice},
+		})
 		switch {
 		case now.Job != nil:
 			s.Job = "job " + now.Job.ID

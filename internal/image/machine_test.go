@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -173,6 +174,14 @@ func TestSlots(t *testing.T) {
 	m := (&stage{}).serve(t)
 	got, err := m.Slots(t.Context())
 	if len(got) != 1 || got[0].Index != 77 || got[0].Name != "gpu77" || got[0].Away+got[0].Job != "" || err != nil {
+		t.Errorf("%+v, %v", got, err)
+	}
+	// Its processes cannot be read.
+	root := t.TempDir()
+	m.Policies[0].Slice = plan.SliceName(77)
+	must.Do(t, os.MkdirAll(filepath.Join(root, slot.CgroupRoot, plan.ParentSlice, plan.SliceName(77), plan.AgentUnit(77), "cgroup.procs"), 0o755))
+	got, err = m.slots(&reconcile.Host{Root: root})
+	if err != nil || len(got) != 1 || got[0].Job != "job unknown" || got[0].Away != "" {
 		t.Errorf("%+v, %v", got, err)
 	}
 	m.Policies[0].Socket += ".gone"

@@ -31,7 +31,7 @@ func (o *observer) slots(context.Context) error {
 		}
 	}
 	for _, k := range slices.Sorted(maps.Keys(indexes)) {
-		now, err := o.h.observeSlot(slot.State{
+		now, err := o.h.ObserveSlot(slot.State{
 			Index: k, Name: plan.SlotName(k),
 			Agent: o.s.Units[plan.AgentUnit(k)],
 			Guard: o.s.Units[plan.GuardUnit(k)],
@@ -75,9 +75,9 @@ func (h *Host) cutOff(guard slot.Unit) string {
 	return ""
 }
 
-// observeSlot adds what a slot does. On an error the slot counts as busy: what cannot be seen
+// ObserveSlot adds what a slot does. On an error the slot counts as busy: what cannot be seen
 // may be a job, and a job is not touched.
-func (h *Host) observeSlot(s slot.State) (slot.State, error) {
+func (h *Host) ObserveSlot(s slot.State) (slot.State, error) {
 	s = s.ReadRunDir(h.Root)
 	found, err := limit.Call("processes of slot "+s.Name+" below "+h.Root, runsTime, func() (slot.State, error) { return s.ReadProcesses(h.Root) })
 	if err != nil {
@@ -100,7 +100,7 @@ func (h *Host) Slots(ctx context.Context, planned []plan.Slot) ([]slot.State, er
 	}
 	all := make([]slot.State, len(planned))
 	for i, sl := range planned {
-		all[i], _ = h.observeSlot(slot.State{Index: sl.Index, Name: plan.SlotName(sl.Index), Agent: units[i]})
+		all[i], _ = h.ObserveSlot(slot.State{Index: sl.Index, Name: plan.SlotName(sl.Index), Agent: units[i]})
 	}
 	return all, nil
 }
