@@ -100,6 +100,7 @@ func Read(dir string) (State, error) {
 	if s.Schema != schema {
 		return s, fmt.Errorf("read images %s: it was written by another version of kbnode; move the file away to start over", name)
 	}
+	s.Moving = s.Moving && s.Current != nil // people edit the file
 	return s, nil
 }
 

@@ -644,3 +644,14 @@ func TestOtherManifest(t *testing.T) {
 		t.Errorf("the image stays: %v", w.digests)
 	}
 }
+
+// TestEditedState updates although someone removed the image to which an interrupted update was moving the name.
+func TestEditedState(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	u := w.updater(t.TempDir())
+	must.Write(t, u.Dir, stateName, `{"written_by": "kbnode", "schema": 1, "name": "`+name+`", "moving": true}`)
+	if r, err := u.Update(t.Context(), Options{}); err != nil || r.Action != ActionUpdated {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
