@@ -159,26 +159,57 @@ func TestLockOfRemoved(t *testing.T) {
 	}
 }
 
-// TestFullDisk fetches nothing that would fill the disk, and leaves nothing of what did not fit.
-func TestFullDisk(t *testing.T) {
-	t.Parallel()
+// smallDisk mounts a disk of this size.
+func smallDisk(t *testing.T, dir, size string) {
+	t.Helper()
 	must.Root(t, "only root can make a small disk")
-	o, m := setUp(t)
-	if err := unix.Mount("none", m.Dir, "tmpfs", 0, "size=16m"); err != nil {
+	if err := unix.Mount("none", dir, "tmpfs", 0, "size="+size); err != nil {
 		t.Skip("no small disk:", err)
 	}
 	t.Cleanup(func() {
 		// What another test starts has this process's files open until it executes its program.
-		err := unix.Unmount(m.Dir, 0)
+		err := unix.Unmount(dir, 0)
 		for range 1000 {
 			if !errors.Is(err, unix.EBUSY) {
 				break
 			}
 			time.Sleep(10 * time.Millisecond)
-			err = unix.Unmount(m.Dir, 0)
+			err = unix.Unmount(dir, 0)
 		}
 		must.Do(t, err)
 	})
+}
+
+// TestSmallDisk refuses a commit that is larger than the slot's disk. One for which others have left no room is
+// not at fault.
+func TestSmallDisk(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	smallDisk(t, dir, "2m")
+	o, m := setUp(t)
+	small, hashOfSmall := o.another("small", 1<<20)
+	large, hashOfLarge := o.another("large", 3<<20)
+	check := func(s Source) error {
+		to, err := os.OpenRoot(dir)
+		must.Do(t, err)
+		_, err = m.Checkout(t.Context(), s, to, 0, 0)
+		must.Do(t, to.Close())
+		return err
+	}
+	if err := check(Source{Repository: large, Commit: hashOfLarge}); !refused(err, "more than 2 MiB") {
+		t.Errorf("a commit larger than the disk: %v", err)
+	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "others"), make([]byte, 3<<19), 0o600))
+	if err := check(Source{Repository: small, Commit: hashOfSmall}); !errors.Is(err, unix.ENOSPC) || refused(err, "") {
+		t.Errorf("a commit beside other files: %v", err)
+	}
+}
+
+// TestFullDisk fetches nothing that would fill the disk, and leaves nothing of what did not fit.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	o, m := setUp(t)
+	smallDisk(t, m.Dir, "16m")
 	used := func() int64 {
 		_, bytes := packsOf(filepath.Join(m.Dir, "*"))
 		return bytes

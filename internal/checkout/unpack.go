@@ -16,6 +16,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // limits bound what one commit unpacks to, and all mirrors in bytes. Zero means the default.
@@ -54,7 +56,12 @@ func (m Mirrors) unpack(ctx context.Context, dir, commit string, to *os.Root, ui
 	if err != nil {
 		return fmt.Errorf("list the files of %s: %w", commit, err)
 	}
-	w := &writer{to: to, uid: uid, gid: gid, left: cmp.Or(m.limits.bytes, defaultBytes), dirs: map[string]bool{".": true}}
+	most, err := diskSize(to)
+	if err != nil {
+		return err
+	}
+	most = min(most, cmp.Or(m.limits.bytes, defaultBytes))
+	w := &writer{to: to, uid: uid, gid: gid, most: most, left: most, dirs: map[string]bool{".": true}}
 	cmd := m.command(ctx, dir, "cat-file", "--batch", "--buffer")
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -91,6 +98,15 @@ func (m Mirrors) unpack(ctx context.Context, dir, commit string, to *os.Root, ui
 		return fmt.Errorf("unpack %s: %w", commit, err)
 	}
 	return nil
+}
+
+// diskSize returns the size of the disk of a directory, in bytes: no later try has more.
+func diskSize(dir *os.Root) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir.Name(), &st); err != nil {
+		return 0, fmt.Errorf("look at the disk of %s: %w", dir.Name(), err)
+	}
+	return int64(st.Blocks) * st.Bsize, nil
 }
 
 // tree lists a commit's files.
@@ -174,7 +190,8 @@ func checkPath(name string) error {
 type writer struct {
 	to       *os.Root
 	uid, gid int
-	left     int64 // bytes
+	most     int64 // bytes
+	left     int64 // of them
 	dirs     map[string]bool
 }
 
@@ -194,7 +211,7 @@ func (w *writer) all(files []file, blobs *bufio.Reader) error {
 			return err
 		}
 		if w.left -= size; w.left < 0 {
-			return refuse("the files of the commit are too large for a checkout; keep large files elsewhere")
+			return refuse("the files of the commit have more than %s, too large for a checkout; keep large files elsewhere", text.Bytes(w.most))
 		}
 		if err := w.write(f, io.LimitReader(blobs, size), size); err != nil {
 			return clash(fmt.Errorf("write %.80q: %w", f.path, err))
