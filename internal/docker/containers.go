@@ -29,7 +29,7 @@ type Container struct {
 
 // Running lists the containers that run. It inspects none, so that none can hold up the answer.
 func (e *Engine) Running(ctx context.Context) ([]Container, error) {
-	ctx, cancel := bounded(ctx, infoDeadline)
+	ctx, cancel := bounded(ctx, requestDeadline)
 	defer cancel()
 	list, err := e.api.ContainerList(ctx, client.ContainerListOptions{})
 	if err != nil {

@@ -20,9 +20,11 @@ import (
 )
 
 const (
-	// infoDeadline bounds a request for which a working engine needs milliseconds, or seconds under heavy load:
-	// one that hangs must not hang an inventory, a reconcile or an update.
+	// infoDeadline bounds Info: a working engine needs milliseconds, or seconds under heavy load, and one that
+	// hangs must not hang an inventory or a reconcile.
 	infoDeadline = 20 * time.Second
+	// requestDeadline bounds other requests, so that an engine that hangs does not hang an update.
+	requestDeadline = 2 * time.Minute
 	// untagDeadline bounds Untag, which may remove the many files of an image.
 	untagDeadline = 10 * time.Minute
 )
@@ -189,7 +191,7 @@ type Image struct {
 // Image returns the engine's image with this name, digest or ID. The error is ErrNotFound if it
 // has none.
 func (e *Engine) Image(ctx context.Context, ref string) (Image, error) {
-	ctx, cancel := bounded(ctx, infoDeadline)
+	ctx, cancel := bounded(ctx, requestDeadline)
 	defer cancel()
 	res, err := e.api.ImageInspect(ctx, ref)
 	if err != nil {

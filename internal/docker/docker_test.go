@@ -139,8 +139,11 @@ func TestShortRequests(t *testing.T) {
 			api, err := client.New(client.WithHTTPClient(&http.Client{Transport: &made}), client.WithAPIVersion("1.45"))
 			must.Do(t, err)
 			e := &Engine{api: api}
-			want := infoDeadline
-			if name == "untag" {
+			want := requestDeadline
+			switch name {
+			case "info":
+				want = infoDeadline
+			case "untag":
 				want = untagDeadline
 			}
 			must.Err(t, ask(t.Context(), e), "no answer")

@@ -212,7 +212,7 @@ func (e *Engine) wrapPull(doing string, err error) error {
 
 // Tag gives an image another name, and takes it from the image that has it.
 func (e *Engine) Tag(ctx context.Context, source, name string) error {
-	ctx, cancel := bounded(ctx, infoDeadline)
+	ctx, cancel := bounded(ctx, requestDeadline)
 	defer cancel()
 	_, err := e.api.ImageTag(ctx, client.ImageTagOptions{Source: source, Target: name})
 	return e.wrap("tag image "+source+" as "+name, err)
@@ -232,7 +232,7 @@ func (e *Engine) Untag(ctx context.Context, name string) error {
 
 // Names returns the names of images that begin with prefix, with the IDs of the images.
 func (e *Engine) Names(ctx context.Context, prefix string) (map[string]string, error) {
-	ctx, cancel := bounded(ctx, infoDeadline)
+	ctx, cancel := bounded(ctx, requestDeadline)
 	defer cancel()
 	list, err := e.api.ImageList(ctx, client.ImageListOptions{})
 	if err != nil {
@@ -251,7 +251,7 @@ func (e *Engine) Names(ctx context.Context, prefix string) (map[string]string, e
 
 // ImagesInUse returns the IDs of the images that containers are made of, running or not.
 func (e *Engine) ImagesInUse(ctx context.Context) (map[string]bool, error) {
-	ctx, cancel := bounded(ctx, infoDeadline)
+	ctx, cancel := bounded(ctx, requestDeadline)
 	defer cancel()
 	list, err := e.api.ContainerList(ctx, client.ContainerListOptions{All: true})
 	if err != nil {
