@@ -121,7 +121,7 @@ func uploads(t *testing.T, pipeline, does string) *rig {
 		"BUILDKITE_COMMAND": "buildkite-agent pipeline upload", "BUILDKITE_PLUGINS": "", "BUILDKITE_REPO": "https://github.com/a/b", "BUILDKITE_COMMIT": "HEAD",
 		"BUILDKITE_BRANCH": "main", "HTTPS_PROXY": "http://me:secret@proxy", "BUILDKITE_AGENT_ACCESS_TOKEN": "secret-token",
 	})
-	r.Input.Sent, r.Input.Repositories = append(r.Input.Sent, job.Var{Name: "https_proxy", Value: "theirs"}, job.Var{Name: "BRANCH", Value: "main"}), []string{""}
+	r.Input.Sent, r.Input.Repositories = append(r.Input.Sent, job.Var{Name: "https_proxy", Value: "theirs"}, job.Var{Name: "BRANCH", Value: "main"}), []string{".*"}
 	return r
 }
 

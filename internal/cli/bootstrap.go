@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -69,7 +70,7 @@ func runJob(ctx context.Context, k int, agent string, c bootstrap.Config) error 
 	// Between the agent's score, -900, and 0, the job's: with a job of many small processes, this would be the largest
 	// one in the slot. No harm is done where the kernel says no.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-500"), 0)
-	c.Input.Repositories = []string{""} // the slot's service refuses what its policy does not allow
+	c.Input.Repositories = config.Patterns{`(?s).*`} // the slot's service refuses what its policy does not allow
 	c.Canceled, c.Socket, c.Slot, c.Agent = ctx.Done(), plan.SocketPath(k), plan.SlotName(k), agent
 	c.Hooks, c.SlotVars, c.Home = plan.HooksDir, plan.AgentDir(k)+"/environment", plan.WorkDir(k)
 	status, by := bootstrap.Run(context.WithoutCancel(ctx), c)
@@ -114,7 +115,7 @@ func jobInput(environ []string) (in job.Input, err error) {
 
 // allowedRepositories returns what the node allows, or kbnode's default where there is no node, or
 // where the user may not read its configuration.
-func allowedRepositories(s term.Streams) ([]string, error) {
+func allowedRepositories(s term.Streams) (config.Patterns, error) {
 	n := here(s)
 	err := n.LoadStored()
 	if errors.Is(err, fs.ErrPermission) {

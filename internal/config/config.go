@@ -5,6 +5,8 @@ package config
 import (
 	"cmp"
 	"fmt"
+	"regexp"
+	"slices"
 	"strconv"
 )
 
@@ -166,6 +168,20 @@ type Patterns []string
 
 // IsZero says that nothing was written: YAML leaves the key out then, but keeps an empty list.
 func (p Patterns) IsZero() bool { return p == nil }
+
+// Allow reports whether one of the patterns matches a name from its first to its last byte, as `^a|b$` alone
+// would not demand. A pattern that is no regular expression matches nothing.
+func (p Patterns) Allow(name string) bool {
+	return slices.ContainsFunc(p, func(expr string) bool {
+		re, err := regexp.Compile(expr)
+		if err != nil {
+			return false
+		}
+		re.Longest()
+		at := re.FindStringIndex(name)
+		return at != nil && at[0] == 0 && at[1] == len(name)
+	})
+}
 
 // WithDefaults returns c with every field set whose default does not depend on
 // the machine.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -195,17 +194,8 @@ func (b *builder) strict() error {
 // allowImage refuses an image that the node's configuration does not list. The name in the
 // pipeline is what counts: a job cannot give an image another name.
 func allowImage(p plan.JobPolicy, image string) error {
-	if p.Images == nil {
+	if p.Images == nil || slices.ContainsFunc(names(image), config.Patterns(p.Images).Allow) {
 		return nil
-	}
-	for _, name := range names(image) {
-		for _, expr := range p.Images {
-			if ok, err := regexp.MatchString(`^(?:`+expr+`)$`, name); err != nil {
-				return fmt.Errorf("read job.allowed_images: %w", err)
-			} else if ok {
-				return nil
-			}
-		}
 	}
 	return fmt.Errorf("image %.120q is not among the images that this node runs; use one that job.allowed_images lists", image)
 }

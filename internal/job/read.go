@@ -3,7 +3,6 @@ package job
 import (
 	"encoding/json"
 	"errors"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -33,7 +32,7 @@ type Input struct {
 	Sent []Var             // the agent's environment file: what Buildkite sent
 	Env  map[string]string // the environment of the process that the agent started
 	// Repositories are regular expressions of BUILDKITE_REPO.
-	Repositories []string
+	Repositories config.Patterns
 }
 
 // get returns one of Buildkite's own variables. The agent puts all that was sent into the
@@ -242,7 +241,7 @@ func (r *reader) checkout() {
 	if repo == "" || r.skip || r.Kind != KindUpload && !others && (!mounted || !r.needed) {
 		return
 	}
-	if len(repo) > maxRepo || !matchesAny(r.in.Repositories, repo) {
+	if len(repo) > maxRepo || !r.in.Repositories.Allow(repo) {
 		r.refuse("BUILDKITE_REPO", "%.200q is not a repository that this node allows; use one that is, or add it to agent.allowed_repositories", withoutUser(repo))
 	}
 	r.Checkout = Checkout{
@@ -272,20 +271,12 @@ const github = "https://github.com/"
 
 // Allows reports whether a node's list of regular expressions allows the repository of a Spec. They
 // match what a build names, which may have been one of GitHub's SSH addresses.
-func Allows(patterns []string, repository string) bool {
-	if matchesAny(patterns, repository) {
+func Allows(patterns config.Patterns, repository string) bool {
+	if patterns.Allow(repository) {
 		return true
 	}
 	name, ok := strings.CutPrefix(repository, github)
-	return ok && (matchesAny(patterns, "git@github.com:"+name) || matchesAny(patterns, "ssh://git@github.com/"+name))
-}
-
-// matchesAny means what it does for buildkite-agent's lists.
-func matchesAny(patterns []string, repository string) bool {
-	return slices.ContainsFunc(patterns, func(expr string) bool {
-		re, err := regexp.Compile(expr)
-		return err == nil && re.MatchString(repository)
-	})
+	return ok && (patterns.Allow("git@github.com:"+name) || patterns.Allow("ssh://git@github.com/"+name))
 }
 
 // FillPipeline fills the variables that Buildkite sent into a pipeline, as `buildkite-agent pipeline upload`
