@@ -134,6 +134,10 @@ func TestConfigFileOfATree(t *testing.T) {
 		{name: "an operator's old count that agrees", text: "queue: a\ngpus: 4\n", args: []string{"--gpu-count", "4"}, out: "gpus: 4 is read as the first 4 GPUs; write gpu_count: 4"},
 		{name: "an operator's count that disagrees", text: "gpu_count: 4\n", args: []string{"--gpus", "0-3"}, code: 2, err: "written by hand and conflicts"},
 		{name: "kbnode's own count gives way to a choice", text: ours + "gpu_count: 4\n", args: []string{"--gpus", "6-7"}, out: `"name": "gpu7"`},
+		{
+			name: "kbnode's own and a flag that it does not go with", text: ours + "gpus: none\nslots: 4\n", args: []string{"--gpus-per-slot", "2"}, code: 2,
+			err: plan.ConfigPath + " with the given flags or variables: gpus: none cannot be combined with gpus_per_slot or groups; leave them out",
+		},
 		{name: "another file", text: "queue: b200\n", args: []string{"--config", must.Write(t, t.TempDir(), "node.yaml", "queue: canary\n")}, out: `"queue": "canary"`},
 		{name: "another file with an error", args: []string{"--config", must.Write(t, t.TempDir(), "node.yaml", "queues: canary\n")}, code: 2, err: `unknown key "queues"; write "queue"`},
 		{name: "unknown key", text: "\nqueue: a\nqueues: b\n", code: 2, err: plan.ConfigPath + `:3: unknown key "queues"; write "queue"`},

@@ -27,8 +27,8 @@ func (n *Node) LoadStored() error {
 var ErrByHand = errors.New("was written by hand and conflicts with the given flags or variables; change the file, or leave them out")
 
 // Load loads the configuration file, then the environment's variables, then the flags. Later ones
-// override earlier ones, but must not contradict a file that was written by hand: Config then has them
-// all the same, and the error is ErrByHand.
+// override earlier ones. What they are together must be valid, since kbnode install writes it. They must not
+// contradict a file that was written by hand: Config then has them all the same, and the error is ErrByHand.
 func (n *Node) Load(env func(string) string, flags config.Config) error {
 	n.Config = config.Config{}.WithDefaults() // also if the file is wrong
 	file := filepath.Join(cmp.Or(n.Name, n.Root), plan.ConfigPath)
@@ -54,6 +54,13 @@ func (n *Node) Load(env func(string) string, flags config.Config) error {
 	n.Notes, n.old = read.Notes, len(read.Notes) > 0
 	if c := over.GPUCount; c > 0 && flags.GPUs.IsZero() && flags.GPUCount == 0 {
 		n.Notes = append(n.Notes, fmt.Sprintf("GPU_COUNT=%d is read as the first %[1]d GPUs; write --gpu-count %[1]d", c))
+	}
+	var wrong []error
+	for _, p := range config.Validate(n.written) {
+		wrong = append(wrong, fmt.Errorf("%s with the given flags or variables: %s: %s", file, p.Key, p.Text))
+	}
+	if len(wrong) > 0 {
+		return &config.InputError{Err: errors.Join(wrong...)}
 	}
 	n.rewrite = missing || !reflect.DeepEqual(n.written, read.Config)
 	if !n.managed && n.rewrite {
