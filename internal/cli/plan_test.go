@@ -138,6 +138,7 @@ func TestConfigFileOfATree(t *testing.T) {
 			name: "kbnode's own and a flag that it does not go with", text: ours + "gpus: none\nslots: 4\n", args: []string{"--gpus-per-slot", "2"}, code: 2,
 			err: plan.ConfigPath + " with the given flags or variables: gpus: none cannot be combined with gpus_per_slot or groups; leave them out",
 		},
+		{name: "kbnode's own number of slots gives way", text: ours + "gpus: none\nslots: 4\n", args: []string{"--slots", "6"}, out: `"index": 5`},
 		{name: "another file", text: "queue: b200\n", args: []string{"--config", must.Write(t, t.TempDir(), "node.yaml", "queue: canary\n")}, out: `"queue": "canary"`},
 		{name: "another file with an error", args: []string{"--config", must.Write(t, t.TempDir(), "node.yaml", "queues: canary\n")}, code: 2, err: `unknown key "queues"; write "queue"`},
 		{name: "unknown key", text: "\nqueue: a\nqueues: b\n", code: 2, err: plan.ConfigPath + `:3: unknown key "queues"; write "queue"`},

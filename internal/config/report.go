@@ -19,9 +19,15 @@ type Checked struct {
 	Warnings []string         `json:"warnings"`
 }
 
-// CheckFile checks a file as strictly as kbnode install does.
+// CheckFile checks a file as strictly as kbnode install does on a machine that fits it.
 func CheckFile(name string, doc []byte) (Checked, error) {
 	f, err := Read(name, doc)
+	if n := f.Config.Slots; n > 0 && !f.Config.GPUs.None {
+		// Not in Validate, which sees flags alone: --slots 4 may be for a file with gpus: none.
+		wrong := &yamlfile.Faults{File: name}
+		wrong.Add(f.Lines["slots"], "slots: %d is set, but the GPUs decide how many slots there are; also write gpus: none, or leave slots out", n)
+		f, err = File{}, wrong
+	}
 	report := Checked{File: name, OK: err == nil, Keys: len(f.Lines), Faults: []yamlfile.Fault{}, Warnings: append([]string{}, f.Notes...)}
 	if faults, ok := errors.AsType[*yamlfile.Faults](err); ok {
 		report.Faults = faults.List

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
@@ -77,6 +78,33 @@ func TestShow(t *testing.T) {
 	must.Equal(t, want, shown.Text)
 	must.Equal(t, []string{"agent.endpoint", "agent.allowed_repositories"}, shown.Hidden)
 	must.Equal(t, "https://me:pw@h/v3", secrets.Agent.Endpoint)
+}
+
+// TestCheckFile checks files that can be read, and that every machine refuses.
+func TestCheckFile(t *testing.T) {
+	t.Parallel()
+	for text, line := range map[string]int{
+		"queue: a\nslots: 4\n":                  2,
+		"slots: 4\nqueue: a\ngpus: all\n":       1,
+		"queue: a\ngpus: 0-3\nslots: 4\n":       3,
+		"gpu_count: 4\nqueue: a\nslots: 4\n":    3,
+		"queue: a\ngpus: none\nslots: 4\n":      0,
+		"queue: a\ngpu_count: 4\ngpus: 0-3\n":   0,
+		"queue: a\ngpus: 4\ngpus_per_slot: 2\n": 0,
+	} {
+		report, err := CheckFile("f", []byte(text))
+		want := ""
+		if line > 0 {
+			want = fmt.Sprintf("f:%d: slots: 4 is set, but the GPUs decide how many slots there are; also write gpus: none, or leave slots out", line)
+		}
+		must.Err(t, err, want)
+		if report.OK != (line == 0) || len(report.Faults) != min(line, 1) {
+			t.Errorf("%q: %+v", text, report)
+		}
+		if _, err := Parse("f", []byte(text)); err != nil {
+			t.Errorf("%q cannot be read: %v", text, err)
+		}
+	}
 }
 
 func TestEveryFaultIsTold(t *testing.T) {
