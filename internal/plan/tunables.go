@@ -9,6 +9,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/split"
 )
 
 // TunablesPath keeps the machine's settings from before kbnode changed them.
@@ -83,7 +84,7 @@ func (p *Plan) addTunables(inv *inventory.Inventory, cfg config.Config) {
 	if cfg.Hygiene.Disabled {
 		return
 	}
-	p.addMasks(inv)
+	p.addMasks(inv, cfg)
 	for _, f := range inv.Tuning.Files {
 		if t, ok := quiet[f.Path]; ok && (t.Form != Choice || f.Value == "" || strings.Contains(f.Value, t.Value)) {
 			t.Name = f.Path
@@ -106,7 +107,7 @@ func (p *Plan) addTunables(inv *inventory.Inventory, cfg config.Config) {
 }
 
 // addMasks keeps interrupts and the kernel's work queues off the slots' CPUs.
-func (p *Plan) addMasks(inv *inventory.Inventory) {
+func (p *Plan) addMasks(inv *inventory.Inventory, cfg config.Config) {
 	reserved, _ := cpuset.Parse(p.Reserved.CPUs)
 	skipped := false
 	for _, f := range inv.Tuning.Files {
@@ -122,9 +123,24 @@ func (p *Plan) addMasks(inv *inventory.Inventory) {
 			p.Tunables = append(p.Tunables, Tunable{Name: "/proc/irq/*/smp_affinity_list", Value: reserved.String(), Form: List})
 		}
 	}
-	if skipped {
-		p.Warnings = append(p.Warnings, "interrupts stay on the slots' CPUs: no CPUs are reserved for them; set reserve.cpus to 1 or more")
+	if !skipped {
+		return
 	}
+	// A reserve is refused where no slot has a core to give, or where cpus_per_slot leaves none.
+	some := slices.ContainsFunc(p.Slots, func(s Slot) bool {
+		cpus, _ := cpuset.Parse(s.CPUs)
+		return len(split.Cores(inv.CPU.List, cpus)) > 1
+	})
+	how := "set reserve.cpus to 1 or more"
+	switch {
+	case !some && cfg.GPUs.None:
+		how = "write fewer slots (slots)"
+	case !some:
+		how = "choose fewer GPUs with --gpus (gpus)"
+	case cfg.CPUsPerSlot > 0:
+		how = "write a smaller cpus_per_slot"
+	}
+	p.Warnings = append(p.Warnings, "interrupts stay on the slots' CPUs: no CPUs are reserved for them; "+how)
 }
 
 // addGPUTunables plans the settings that a GPU has once for all slots that share it.

@@ -83,13 +83,42 @@ func TestTunables(t *testing.T) {
 	}
 }
 
+// TestNoReservedCPUs advises only what the plan then accepts.
 func TestNoReservedCPUs(t *testing.T) {
 	t.Parallel()
-	p := &Plan{}
-	p.addMasks(&inventory.Inventory{Tuning: inventory.Tuning{Files: []inventory.TuningFile{{Path: masks[0], Value: "ff"}}}})
-	want := []string{"interrupts stay on the slots' CPUs: no CPUs are reserved for them; set reserve.cpus to 1 or more"}
-	if diff := cmp.Diff(want, p.Warnings); diff != "" || len(p.Tunables) > 0 {
-		t.Errorf("%d tunables, warnings: %s", len(p.Tunables), diff)
+	no := config.Reserve{CPUs: config.NoThreads}
+	some := config.Reserve{CPUs: 1}
+	for name, row := range map[string]struct {
+		cores   int // of each of two packages
+		cfg     config.Config
+		advice  string
+		advised config.Config
+	}{
+		"chosen":                       {16, config.Config{Reserve: no}, "set reserve.cpus to 1 or more", config.Config{Reserve: some}},
+		"a core for each GPU":          {4, config.Config{}, "choose fewer GPUs with --gpus (gpus)", config.Config{GPUCount: 7}},
+		"a core for each GPU, chosen":  {4, config.Config{Reserve: no}, "choose fewer GPUs with --gpus (gpus)", config.Config{GPUCount: 7}},
+		"a core for each slot":         {4, config.Config{GPUs: config.GPUs{None: true}, Slots: 8}, "write fewer slots (slots)", config.Config{GPUs: config.GPUs{None: true}, Slots: 7}},
+		"slots ask for all":            {16, config.Config{CPUsPerSlot: 8}, "write a smaller cpus_per_slot", config.Config{CPUsPerSlot: 6}},
+		"slots ask for all, and it is": {16, config.Config{CPUsPerSlot: 8, Reserve: no}, "write a smaller cpus_per_slot", config.Config{CPUsPerSlot: 6, Reserve: no}},
+	} {
+		m := machinetest.B200x8()
+		m.Packages, m.Nodes, m.Cores, m.Threads, m.CoresPerL3 = 2, 1, row.cores, 2, row.cores
+		inv := readMachine(t, m)
+		said := func(cfg config.Config) (list []string) {
+			p := build(t, inv, cfg, nil, false)
+			for _, w := range p.Warnings {
+				if strings.HasPrefix(w, "interrupts stay") {
+					list = append(list, w)
+				}
+			}
+			return list
+		}
+		if diff := cmp.Diff([]string{"interrupts stay on the slots' CPUs: no CPUs are reserved for them; " + row.advice}, said(row.cfg)); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+		if again := said(row.advised); again != nil {
+			t.Errorf("%s, as advised: %s", name, again)
+		}
 	}
 }
 
