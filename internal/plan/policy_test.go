@@ -2,6 +2,7 @@ package plan
 
 import (
 	"encoding/json"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -85,6 +86,7 @@ func TestStopTimeout(t *testing.T) {
 	inv := readMachine(t, machinetest.B200x8())
 	for want, job := range map[string]config.Job{
 		"9900": {}, "110700": {TimeLimit: "30h", MaxMinutes: 30}, "10860": {MaxMinutes: 180}, "7260": {TimeLimit: config.NoLimit, MaxMinutes: 120},
+		"2592120": {TimeLimit: config.NoLimit, MaxMinutes: 43201}, "2013265980": {TimeLimit: config.NoLimit, MaxMinutes: math.MaxInt},
 	} {
 		p := build(t, inv, config.Config{Queue: "b200", Job: job}, nil, false)
 		must.Contain(t, fileOf(p, UnitDir+"/"+AgentUnit(7)), "\nTimeoutStopSec="+want+"\n")

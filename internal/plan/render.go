@@ -123,6 +123,9 @@ type slotUnits struct {
 // bootstrap uploads for up to 30 minutes, hooks, and the removal of the container.
 const afterJob = 45 * 60
 
+// mostMinutes is 63 years. systemd ignores a timeout that it cannot count, and kills after 90 seconds.
+const mostMinutes = 1 << 25
+
 func (p *Plan) addSlot(in Input, cfg config.Config, agent inventory.Agent, s Slot) error {
 	k := s.Index
 	p.Users = append(p.Users, User{Name: s.User, Home: WorkDir(k)})
@@ -164,7 +167,7 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agent inventory.Agent, s Slo
 		Slot: s, Slice: slice, Binary: in.Binary, AgentBinary: AgentBinary(s.AgentVersion),
 		Dir: AgentDir(k), Work: WorkDir(k), Builds: BuildsDir(k), Run: RunDir(k), Token: TokenPath, Guard: GuardUnit(k), Mirrors: MirrorsDir,
 		TmpBytes:    s.MemoryBytes / 4,
-		StopSeconds: max((cfg.Job.MaxMinutes+1)*60, int(policy.TimeLimitSeconds)+afterJob),
+		StopSeconds: max((min(cfg.Job.MaxMinutes, mostMinutes)+1)*60, int(policy.TimeLimitSeconds)+afterJob),
 	}
 	if s.DiskBytes > 0 {
 		data.Disk = DiskDir(k)
