@@ -97,10 +97,14 @@ func systemPids(_ context.Context, m *Machine) Answer {
 		if least == 0 || n < least {
 			least = n
 		}
-		if n < sum+spare {
-			file := "/etc/sysctl.d/99-" + strings.TrimPrefix(strings.ReplaceAll(name, "_", "-"), "kernel.") + ".conf"
+		switch file := "/etc/sysctl.d/99-" + strings.TrimPrefix(strings.ReplaceAll(name, "_", "-"), "kernel.") + ".conf"; {
+		case n >= sum+spare:
+		case sum+spare > plan.MaxPIDs:
+			return found(warn("all slots together may have %d processes and threads, and Linux has %d at most", sum, plan.MaxPIDs).
+				Advise("write a smaller job.tasks_max, as kbnode plan says"))
+		default:
 			all = append(all, warn("all slots together may have %d processes and threads, but %s is %d", sum, name, n).
-				By("echo %s=%d > %s && sysctl -p %s", name, 2*(sum+spare), file, file))
+				By("echo %s=%d > %s && sysctl -p %s", name, min(2*(sum+spare), plan.MaxPIDs), file, file))
 		}
 	}
 	if least == 0 {

@@ -29,6 +29,11 @@ func TestSystemChecks(t *testing.T) {
 			Slices: []plan.Slice{{Slot: -1, TasksMax: 99999}, {Slot: 0, TasksMax: 8192}, {Slot: 1, TasksMax: 8192}},
 		}}
 	}
+	tasks := func(n int64) *fake {
+		f := machine(nil)
+		f.plan.Slices[1].TasksMax = n
+		return f
+	}
 	kernel := func(v string) *fake { return machine(func(i *inventory.Inventory) { i.Kernel = v }) }
 	file := func(list ...string) map[string]string {
 		all := map[string]string{}
@@ -110,6 +115,9 @@ func TestSystemChecks(t *testing.T) {
 		{"good", "system-pids", machine(nil), file("/proc/sys/kernel/pid_max", "4194304\n", "/proc/sys/kernel/threads-max", "126000\n"), "ok: 16384 for the slots, of 126000", ""},
 		{"few", "system-pids", machine(nil), file("/proc/sys/kernel/pid_max", "16384\n", "/proc/sys/kernel/threads-max", "126000\n"), "warn: all slots together may have 16384 processes and threads, but kernel.pid_max is 16384",
 			"echo kernel.pid_max=49152 > /etc/sysctl.d/99-pid-max.conf && sysctl -p /etc/sysctl.d/99-pid-max.conf"},
+		{"almost all", "system-pids", tasks(3 << 20), file("/proc/sys/kernel/pid_max", "32768\n"), "warn: all slots together may have 3153920 processes and threads, but kernel.pid_max is 32768",
+			"echo kernel.pid_max=4194304 > /etc/sysctl.d/99-pid-max.conf && sysctl -p /etc/sysctl.d/99-pid-max.conf"},
+		{"more than Linux has", "system-pids", tasks(1 << 22), file("/proc/sys/kernel/pid_max", "4194304\n"), "warn: all slots together may have 4202496 processes and threads, and Linux has 4194304 at most", ""},
 		{"not told", "system-pids", machine(nil), nil, "skip: the kernel does not report it", ""},
 	})
 }

@@ -70,6 +70,7 @@ func Build(in Input) (*Plan, error) {
 	}
 	p.GPUs = len(addresses)
 	p.chooseQueue(&cfg, slots)
+	cfg.Job.TasksMax = min(cfg.Job.TasksMax, MaxPIDs) // no cgroup takes more, and containers would not start
 	was, is := read.Software.Agent, inv.Software.Agent
 	if err := p.addNode(in, was.Version == is.Version && len(was.Keys) == len(is.Keys)); err != nil {
 		return nil, err

@@ -200,6 +200,9 @@ func maskText(s cpuset.Set) string {
 // systemTasks is the allowance for processes and threads of the node itself.
 const systemTasks = 8192
 
+// MaxPIDs is the most that Linux takes as kernel.pid_max, and as the limit of a cgroup.
+const MaxPIDs = 1 << 22
+
 // addLimits raises kernel limits per user or machine on what is charged to the
 // slot's memory anyway: root in all containers is one user, so one slot could leave
 // none for the others and the node. Limits on what is not fully charged grow with
@@ -211,6 +214,11 @@ func (p *Plan) addLimits(inv *inventory.Inventory) {
 			tasks += s.TasksMax
 		}
 	}
+	if tasks > MaxPIDs {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("job.tasks_max: all slots together can use up the %d process IDs that Linux has, and leave none for the node; write at most %d",
+			MaxPIDs, (MaxPIDs-systemTasks)/len(p.Slots)))
+	}
+	pids := min(2*tasks, MaxPIDs)
 	const (
 		intMax  = 1<<31 - 1
 		longMax = 1<<63 - 1
@@ -228,9 +236,9 @@ func (p *Plan) addLimits(inv *inventory.Inventory) {
 		"/proc/sys/fs/inotify/max_user_instances": intMax,
 		"/proc/sys/fs/inotify/max_user_watches":   intMax,
 		"/proc/sys/fs/pipe-user-pages-soft":       plenty,
-		"/proc/sys/kernel/pid_max":                min(2*tasks, 1<<22), // the kernel's maximum
+		"/proc/sys/kernel/pid_max":                pids,
 		"/proc/sys/kernel/pty/max":                shares,
-		"/proc/sys/kernel/threads-max":            2 * tasks,
+		"/proc/sys/kernel/threads-max":            pids,
 		// Only a process's ancestors, and root with CAP_SYS_PTRACE, reach its memory: at 0, a
 		// child of a judge could open the judge's /proc/PID/mem. 2 and 3 close more.
 		"/proc/sys/kernel/yama/ptrace_scope":          1,

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -118,6 +119,36 @@ func TestNoReservedCPUs(t *testing.T) {
 		}
 		if again := said(row.advised); again != nil {
 			t.Errorf("%s, as advised: %s", name, again)
+		}
+	}
+}
+
+// TestTasksMax warns of slots that together have more tasks than Linux has process IDs.
+func TestTasksMax(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.MI300XCPX())
+	for _, row := range []struct {
+		asked, planned int64
+		warned         bool
+	}{
+		{8192, 8192, false},
+		{65408, 65408, false},
+		{65409, 65409, true},
+		{100_000, 100_000, true},
+		{1 << 22, 1 << 22, true},
+		{math.MaxInt64, 1 << 22, true},
+	} {
+		p := build(t, inv, config.Config{Job: config.Job{TasksMax: row.asked}}, nil, false)
+		want := "job.tasks_max: all slots together can use up the 4194304 process IDs that Linux has, and leave none for the node; write at most 65408"
+		if got := slices.Contains(p.Warnings, want); got != row.warned {
+			t.Errorf("%d: %q", row.asked, p.Warnings)
+		}
+		must.Contain(t, fileOf(p, SlotPolicyPath(63)), fmt.Sprintf(`"pids_limit": %d,`, row.planned))
+		must.Contain(t, fileOf(p, UnitDir+"/"+p.Slices[1].Unit), fmt.Sprintf("TasksMax=%d\n", row.planned))
+		for _, l := range tunableLines(p.Tunables) {
+			if name, value, _ := strings.Cut(l, " = "); row.warned && (name == "/proc/sys/kernel/pid_max" || name == "/proc/sys/kernel/threads-max") {
+				must.Equal(t, "4194304 (at-least)", value)
+			}
 		}
 	}
 }
