@@ -127,7 +127,7 @@ func (s *CDISpec) need(e cdiEdits) {
 }
 
 // askDocker asks the engine about itself. A missing engine is not an error if Docker is not
-// installed.
+// installed. With a version, an error is about CDI's files.
 func askDocker(ctx context.Context, t tree, socket string) (Docker, error) {
 	socket = cmp.Or(socket, config.DefaultDockerSocket)
 	engine, err := docker.New(socket)

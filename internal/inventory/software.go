@@ -47,10 +47,14 @@ func askSoftware(ctx context.Context, t tree, opts Options, live *Live) {
 		wait.Go(func() { s.Agent, agent = AskAgent(ctx, path) })
 	}
 	wait.Wait()
+	about := SubjectDocker
+	if s.Docker.Version != "" { // it answered
+		about = SubjectCDIFile
+	}
 	for _, p := range []struct {
 		subject string
 		err     error
-	}{{SubjectSystem, systemd}, {SubjectDocker, engine}, {SubjectAgent, agent}} {
+	}{{SubjectSystem, systemd}, {about, engine}, {SubjectAgent, agent}} {
 		if p.err != nil {
 			live.Problems = append(live.Problems, Problem{p.subject, p.err.Error()})
 		}

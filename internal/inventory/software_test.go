@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -218,6 +219,26 @@ func TestAskDocker(t *testing.T) {
 	must.Do(t, os.WriteFile(socket, nil, 0o600))
 	if got, err := askDocker(t.Context(), treeAt(t, "/"), socket); err == nil {
 		t.Errorf("got %+v of a socket that nobody serves, want an error", got)
+	}
+}
+
+// TestBrokenCDIFile checks that an engine that answers counts as read, whatever is in CDI's directories.
+func TestBrokenCDIFile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	must.Write(t, dir, "broken.yaml", "kind: [")
+	must.Write(t, dir, "nvidia.yaml", "kind: nvidia.com/gpu\ndevices:\n- name: GPU-1\n")
+	var live Live
+	askSoftware(t.Context(), treeAt(t, "/"), Options{AgentPath: "/nowhere", DockerSocket: engine(t, map[string]any{"ServerVersion": "26.1.5", "CDISpecDirs": []string{dir}})}, &live)
+	inv := &Inventory{Software: live.Software}
+	inv.addUnread(live.Problems)
+	must.Equal(t, []string{"nvidia.com/gpu=GPU-1"}, inv.Software.Docker.CDIDevices)
+	at := slices.IndexFunc(inv.Problems, func(p Problem) bool { return strings.Contains(p.Detail, "broken.yaml") })
+	if at < 0 || inv.Problems[at].Subject != SubjectCDIFile {
+		t.Errorf("problems: %v", inv.Problems)
+	}
+	if slices.Contains(inv.Unread, SubjectDocker) || slices.Contains(inv.Unread, SubjectCDIFile) {
+		t.Errorf("unread: %q", inv.Unread)
 	}
 }
 

@@ -25,6 +25,10 @@ const (
 	SubjectTuning = "tuning"
 )
 
+// SubjectCDIFile is of a CDI specification that is wrong. The engine skips it, too, so all is read and the
+// plan is made without its devices.
+const SubjectCDIFile = "cdi specification"
+
 // GPUSubject returns the subject of problems with the GPU at a PCI address.
 func GPUSubject(pci string) string { return "gpu " + pci }
 
@@ -51,7 +55,7 @@ func (inv *Inventory) addUnread(problems []Problem) {
 	}
 	silent := slices.ContainsFunc(inv.GPUs, func(g GPU) bool { return g.Vendor == "nvidia" && g.Unread && g.NVML == nil })
 	for _, p := range inv.Problems {
-		if !slices.Contains(inv.Unread, p.Subject) && (slices.Contains(problems, p) || p.Subject == SubjectMemory || p.Subject == SubjectNVML && silent) {
+		if p.Subject != SubjectCDIFile && !slices.Contains(inv.Unread, p.Subject) && (slices.Contains(problems, p) || p.Subject == SubjectMemory || p.Subject == SubjectNVML && silent) {
 			inv.Unread = append(inv.Unread, p.Subject)
 		}
 	}
