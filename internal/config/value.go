@@ -153,7 +153,7 @@ var (
 	networkForm  = lazy.Regexp(`^(` + NetworkBridge + `|` + NetworkInternet + `|` + NetworkNone + `)$`)
 	sumForm      = lazy.Regexp(`^[0-9a-f]{64}$`)
 	registryForm = lazy.Regexp(`^[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?$`)
-	imageForm    = lazy.Regexp(`^[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
+	imageForm    = lazy.Regexp(`^([a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?|[a-z0-9][a-z0-9._-]*)(/[a-z0-9][a-z0-9._-]*)*:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 )
 
 // QueueFields are the names that a queue template may use.

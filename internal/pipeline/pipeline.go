@@ -68,7 +68,7 @@ var (
 	queueForm = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
 	// variableForm matches a variable of a build, such as the older launcher's GPU_QUEUE.
 	variableForm = lazy.Regexp(`^\$\{[A-Z][A-Z0-9_]{0,99}(:-[A-Za-z0-9][A-Za-z0-9._-]{0,99})?\}$`)
-	imageForm    = lazy.Regexp(`^[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
+	imageForm    = lazy.Regexp(`^([a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?|[a-z0-9][a-z0-9._-]*)(/[a-z0-9][a-z0-9._-]*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
 	keyForm      = lazy.Regexp(`^[A-Za-z0-9_.-]{1,64}$`)
 	valueForm    = lazy.Regexp(`^[^\s,"=$\\\pC]{1,200}$`)
 )

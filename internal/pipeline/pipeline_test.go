@@ -67,6 +67,7 @@ func TestBuildRefuses(t *testing.T) {
 		{"eval", pipeline.Options{Queue: "$X"}, []string{"or a variable, such as '${GPU_QUEUE}'"}},
 		{"eval", pipeline.Options{Queue: "a${X}"}, []string{"not the name of a queue"}},
 		{"eval", pipeline.Options{Queue: "nvidia-h100-{index}"}, []string{"not the name of a queue"}},
+		{"eval", pipeline.Options{Image: "my_host:5000/x"}, []string{"not the name of an image"}},
 		{"eval", pipeline.Options{Image: "Upper"}, []string{"not the name of an image"}},
 		{"eval", pipeline.Options{Agents: map[string]string{"queue": "x", "a b": "c", "d": "$e", "f": "\u202e", "g": "\xff"}}, []string{"tag queue is already set", `"a b=c" is not a tag`, `"d=$e" is not a tag`, `"f=\u202e" is not a tag`, `"g=\xff" is not a tag`}},
 		{"eval", pipeline.Options{Timeout: 1 << 30}, []string{"out of range; give 1 to 10080"}},
@@ -79,6 +80,7 @@ func TestBuildRefuses(t *testing.T) {
 			must.Err(t, err, want)
 		}
 	}
+	build(t, pipeline.Eval, pipeline.Options{Image: "my_kernelbot:latest"})
 }
 
 // FuzzBuild checks that accepted names come back from the YAML unchanged, also after Buildkite
