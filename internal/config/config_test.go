@@ -194,6 +194,7 @@ func TestOldCounts(t *testing.T) {
 		"gpus: 4\n":            {Config{GPUCount: 4}, "gpus: 4 is read as the first 4 GPUs; write gpu_count: 4 for that, or gpus: [4] for only GPU 4"},
 		"gpus: &n 2\n":         {Config{GPUCount: 2}, "write gpu_count: 2"},
 		"gpus: '4'\n":          {Config{GPUs: GPUs{List: []string{"4"}}}, "gpus: '4' means only GPU 4; write gpus: [4], or gpu_count: 4"},
+		"gpus: '0'\n":          {Config{GPUs: GPUs{List: []string{"0"}}}, "gpus: '0' means only GPU 0; write gpus: [0]"},
 		"gpus: [4]\n":          {Config{GPUs: GPUs{List: []string{"4"}}}, ""},
 		"gpus: 4-4\n":          {Config{GPUs: GPUs{List: []string{"4"}}}, ""},
 		"gpus: all\n":          {Config{GPUs: GPUs{All: true}}, ""},
@@ -207,7 +208,7 @@ func TestOldCounts(t *testing.T) {
 		if diff := cmp.Diff(want.Config, f.Config); diff != "" {
 			t.Errorf("%q: %s", text, diff)
 		}
-		if said := strings.Join(f.Notes, "\n"); (said == "") != (want.note == "") || !strings.Contains(said, want.note) {
+		if said := strings.Join(f.Notes, "\n"); (said == "") != (want.note == "") || !strings.Contains(said, want.note) || strings.Contains(said, "gpu_count: 0") {
 			t.Errorf("%q: said is %q, want %q", text, said, want.note)
 		}
 	}

@@ -132,6 +132,8 @@ func (r *reader) oldCount(key, value *yaml.Node) {
 	v, err := strconv.Atoi(value.Value)
 	switch {
 	case err != nil || v < 0:
+	case value.ShortTag() == "!!str" && v == 0:
+		r.notes = append(r.notes, "gpus: '0' means only GPU 0; write gpus: [0]")
 	case value.ShortTag() == "!!str":
 		r.notes = append(r.notes, fmt.Sprintf("gpus: '%d' means only GPU %[1]d; write gpus: [%[1]d], or gpu_count: %[1]d for the first %[1]d GPUs", v))
 	case v > 0:
