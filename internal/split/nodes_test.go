@@ -34,6 +34,11 @@ func adjacent(packages, cores int, gpuNodes ...int) machine {
 	return machine{packages: packages, nodesPerPackage: 1, coresPerNode: cores, smt: 2, numbering: siblingsAdjacent, gpuNodes: gpuNodes, virt: true}
 }
 
+// sockets is a virtual machine of one thread a core.
+func sockets(packages, cores int, gpuNodes ...int) machine {
+	return machine{packages: packages, nodesPerPackage: 1, coresPerNode: cores, smt: 1, gpuNodes: gpuNodes, virt: true}
+}
+
 func fourEach() []int { return []int{0, 0, 0, 0, 1, 1, 1, 1} }
 
 // TestSplitNodes splits machines whose NUMA nodes contradict their packages, their cores or
@@ -100,6 +105,12 @@ func TestSplitNodes(t *testing.T) {
 			name: "nodes within sockets", machine: machine{packages: 2, nodesPerPackage: 2, coresPerNode: 16, smt: 2, numbering: siblingsAdjacent, gpuNodes: []int{0, 0, 1, 1, 2, 2, 3, 3}}, change: func(*Input) {},
 			cores: 7, onNode: true, memory: 30, packages: true,
 		},
+		{name: "small sockets that the hypervisor makes up", machine: sockets(16, 2, 0), change: onNodes(64, "0-31"), cores: 30, onNode: true, memory: 50},
+		{name: "small sockets with threads", machine: adjacent(8, 2, 0), change: onNodes(64, "0-31"), cores: 14, onNode: true, memory: 50},
+		{name: "small sockets of several slots", machine: sockets(8, 4, 0, 0), change: onNodes(64, "0-31"), cores: 15, onNode: true, memory: 20},
+		{name: "small sockets on two nodes", machine: sockets(8, 4, 0, 1), change: onNodes(64, "0-15", "16-31"), cores: 15, onNode: true, memory: 50},
+		{name: "one socket for each slot", machine: sockets(2, 16, 0, 0), change: onNodes(64, "0-31"), cores: 15, onNode: true, memory: 20, packages: true},
+		{name: "sockets of a physical machine", machine: physical(sockets(2, 16, 0)), change: onNodes(64, "0-31"), cores: 16, onNode: true, memory: 50, packages: true},
 		{
 			name: "a GPU's memory that lists CPUs", machine: onTwo(16, fourEach()...),
 			change: func(in *Input) {

@@ -20,7 +20,7 @@ type physCore struct {
 	pair int
 }
 
-// cpuPackage is a package (a NUMA node if packages are unknown or nodes cut them) with at
+// cpuPackage is a package, or a NUMA node if packages are unknown or say nothing, with at
 // least one core. Cores that share a node or a cache are adjacent.
 type cpuPackage struct {
 	id    int
@@ -59,10 +59,13 @@ func newSplitter(in Input) (*splitter, error) {
 		return nil, errors.New("no core has all its threads online and allowed; bring CPUs online (/sys/devices/system/cpu/cpu*/online) or widen the root cgroup's cpuset")
 	}
 	s.byNode = packagesUnknown(cores, in.Virt)
-	if node, packages, ok := cutPackage(cores); ok && !s.byNode {
-		s.byNode = true
+	node, packages, cut := cutPackage(cores)
+	if cut && !s.byNode {
 		s.warn("%s gives NUMA node %d cores of packages %s, and these packages cores of other nodes, too; slots follow the NUMA nodes",
 			in.topologyAuthor(), node, packages)
+	}
+	if !s.byNode && (cut || in.Virt && packagesShareNode(cores)) {
+		s.byNode = true
 		for i := range cores {
 			cores[i].socket = cores[i].pkg
 		}
@@ -191,6 +194,19 @@ func packagesUnknown(cores []physCore, virt bool) bool {
 		numbers[c.pkg] = true
 	}
 	return virt && len(cores) > 1 && len(numbers) == len(cores)
+}
+
+// packagesShareNode reports whether a NUMA node has cores of several packages. In a virtual
+// machine these are small sockets that mean nothing: memory is as near to all of a node.
+func packagesShareNode(cores []physCore) bool {
+	packages := map[int]int{} // a package of each node
+	for _, c := range cores {
+		if pkg, ok := packages[c.node]; ok && pkg != c.pkg {
+			return true
+		}
+		packages[c.node] = c.pkg
+	}
+	return false
 }
 
 // pairUp makes the CPUs 2i and 2i+1 a pair, since hypervisors that hide SMT
