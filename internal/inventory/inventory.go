@@ -42,7 +42,7 @@ type OS struct {
 	ID         string `json:"id"`         // debian, ubuntu, rhel, …
 	VersionID  string `json:"version_id"` // "12", "24.04"
 	PrettyName string `json:"pretty_name"`
-	Virt       bool   `json:"virt"` // a hypervisor flag is set
+	Virt       bool   `json:"virt"` // a virtual machine
 }
 
 // CPU is the processor topology. Only online CPUs are listed.

@@ -158,11 +158,34 @@ func readOS(t tree, cpuinfo string) OS {
 			values[name] = printable(strings.Trim(value, `"'`))
 		}
 	}
-	os := OS{ID: values["ID"], VersionID: values["VERSION_ID"], PrettyName: values["PRETTY_NAME"]}
-	for flag := range strings.FieldsSeq(cpuinfoField(cpuinfo, "flags")) {
-		os.Virt = os.Virt || flag == "hypervisor"
+	return OS{ID: values["ID"], VersionID: values["VERSION_ID"], PrettyName: values["PRETTY_NAME"], Virt: virtual(t, cpuinfo)}
+}
+
+const (
+	dmiDir  = "sys/class/dmi/id"
+	treeDir = "proc/device-tree"
+)
+
+// hypervisors are what names in a virtual machine's DMI tables begin with.
+var hypervisors = []string{
+	"QEMU", "KVM", "KubeVirt", "OpenStack", "oVirt", "Amazon EC2", "Google Compute Engine", "Alibaba Cloud ECS", "Virtual Machine", "Hyper-V",
+	"VMware", "VMW", "Xen", "Parallels", "Apple Virtualization", "BHYVE", "Cloud Hypervisor",
+}
+
+// virtual reports whether the machine is a virtual one. x86 has a flag for it; on other
+// machines it is in the names that the firmware gives, or in the device tree.
+func virtual(t tree, cpuinfo string) bool {
+	if flags := strings.Fields(cpuinfoField(cpuinfo, "flags")); len(flags) > 0 {
+		return slices.Contains(flags, "hypervisor")
 	}
-	return os
+	product := t.text(dmiDir + "/product_name")
+	for _, name := range []string{product, t.text(dmiDir + "/sys_vendor"), t.text(dmiDir + "/chassis_vendor")} {
+		is := slices.ContainsFunc(hypervisors, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+		if is && !strings.Contains(product, "metal") { // clouds also put their names on machines that they rent as a whole
+			return true
+		}
+	}
+	return t.text(treeDir+"/compatible") == "linux,dummy-virt" || t.exists(treeDir+"/hypervisor")
 }
 
 // kernelRelease returns what uname -r prints.

@@ -140,6 +140,46 @@ func TestReadStaysInTree(t *testing.T) {
 	}
 }
 
+// TestVirtual reads what says that a machine is a virtual one.
+func TestVirtual(t *testing.T) {
+	t.Parallel()
+	dmi := func(vendor, product string) map[string]string {
+		return map[string]string{"sys/class/dmi/id/sys_vendor": vendor, "sys/class/dmi/id/product_name": product}
+	}
+	for name, row := range map[string]struct {
+		arch  string
+		files map[string]string
+		want  bool
+	}{
+		"QEMU":                      {"arm64", dmi("QEMU", "KVM Virtual Machine"), true},
+		"OpenStack":                 {"arm64", dmi("Red Hat", "OpenStack Compute"), true},
+		"Amazon":                    {"arm64", dmi("Amazon EC2", "g5g.4xlarge"), true},
+		"Google":                    {"arm64", dmi("Google", "Google Compute Engine"), true},
+		"Azure":                     {"arm64", dmi("Microsoft Corporation", "Virtual Machine"), true},
+		"VMware":                    {"arm64", dmi("VMware, Inc.", "VMware20,1"), true},
+		"only the chassis":          {"arm64", map[string]string{"sys/class/dmi/id/sys_vendor": "A cloud", "sys/class/dmi/id/chassis_vendor": "QEMU"}, true},
+		"a device tree":             {"arm64", map[string]string{"proc/device-tree/compatible": "linux,dummy-virt\x00"}, true},
+		"Xen":                       {"arm64", map[string]string{"proc/device-tree/hypervisor/compatible": "xen,xen"}, true},
+		"Amazon's whole machine":    {"arm64", dmi("Amazon EC2", "g5g.metal"), false},
+		"a server":                  {"arm64", dmi("Supermicro", "ARS-221GL-NHIR"), false},
+		"Microsoft's own machine":   {"arm64", dmi("Microsoft Corporation", "C2080"), false},
+		"nothing":                   {"arm64", nil, false},
+		"an x86 server of any name": {"amd64", dmi("QEMU", "KVM"), false}, // its CPUs would say so
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := machinetest.GH200()
+			m.Arch, m.Files = row.arch, row.files
+			dir := m.Dir(t)
+			inv := read(t, dir)
+			if inv.OS.Virt != row.want {
+				t.Errorf("virtual is %t, want %t", inv.OS.Virt, row.want)
+			}
+			must.Equal(t, inv, recaptured(t, inventory.Options{Root: dir}))
+		})
+	}
+}
+
 func TestReadWithoutLive(t *testing.T) {
 	t.Parallel()
 	m := machinetest.NoGPU()

@@ -130,6 +130,7 @@ func (t tree) unread() []Problem {
 var subjects = []struct{ prefix, subject string }{
 	{cpuDir + "/cpufreq", SubjectTuning},
 	{cpuDir, SubjectCPU}, {"sys/devices/cpu_", SubjectCPU}, {"proc/cpuinfo", SubjectCPU},
+	{dmiDir, SubjectCPU}, {treeDir, SubjectCPU}, // who wrote the topology
 	{"sys/fs/cgroup/cgroup.controllers", SubjectFiles},
 	{"sys/fs/cgroup", SubjectCPU}, {"dev/cpuset", SubjectCPU}, {"proc/self/cpuset", SubjectCPU},
 	{nodeDir, SubjectMemory}, {"proc/meminfo", SubjectMemory}, {"sys/kernel/mm/hugepages", SubjectMemory},

@@ -110,6 +110,7 @@ func TestSplitNodes(t *testing.T) {
 		{name: "small sockets of several slots", machine: sockets(8, 4, 0, 0), change: onNodes(64, "0-31"), cores: 15, onNode: true, memory: 20},
 		{name: "small sockets on two nodes", machine: sockets(8, 4, 0, 1), change: onNodes(64, "0-15", "16-31"), cores: 15, onNode: true, memory: 50},
 		{name: "one socket for each slot", machine: sockets(2, 16, 0, 0), change: onNodes(64, "0-31"), cores: 15, onNode: true, memory: 20, packages: true},
+		{name: "each core a socket of a machine that is not known to be virtual", machine: physical(sockets(32, 1, 0)), change: onNodes(64, "0-31"), cores: 30, onNode: true, memory: 50},
 		{name: "sockets of a physical machine", machine: physical(sockets(2, 16, 0)), change: onNodes(64, "0-31"), cores: 16, onNode: true, memory: 50, packages: true},
 		{
 			name: "a GPU's memory that lists CPUs", machine: onTwo(16, fourEach()...),

@@ -183,8 +183,12 @@ func complete(threads []inventory.LogicalCPU, ids []int) bool {
 	return true
 }
 
+// manyPackages is more packages than a machine has whose packages have one core each, unless
+// it is a virtual one.
+const manyPackages = 16
+
 // packagesUnknown reports whether NUMA nodes must replace packages: the kernel
-// does not number them, or a hypervisor shows each core as one.
+// does not number them, or a hypervisor, known or not, shows each core as one.
 func packagesUnknown(cores []physCore, virt bool) bool {
 	numbers := map[int]bool{}
 	for _, c := range cores {
@@ -193,7 +197,7 @@ func packagesUnknown(cores []physCore, virt bool) bool {
 		}
 		numbers[c.pkg] = true
 	}
-	return virt && len(cores) > 1 && len(numbers) == len(cores)
+	return (virt || len(cores) > manyPackages) && len(cores) > 1 && len(numbers) == len(cores)
 }
 
 // packagesShareNode reports whether a NUMA node has cores of several packages. In a virtual
