@@ -45,9 +45,12 @@ func readAMD(t tree) ([]GPU, *AMD, []Problem) {
 	unread := t.failedBelow(kfdDir) || t.failedBelow(kfdDirVirtual) // some nodes may be missing
 	numberPartitions(nodes)
 	links := xgmiLinks(nodes)
-	parts := map[string]int{}
+	parts, first := map[string]int{}, map[string]kfdGPU{}
 	for _, node := range nodes {
 		parts[node.pci]++
+		if known, ok := first[node.pci]; !ok || node.partition < known.partition {
+			first[node.pci] = node
+		}
 	}
 	for _, node := range nodes {
 		gpu := amdDevice(t, node.pci)
@@ -62,8 +65,8 @@ func readAMD(t tree) ([]GPU, *AMD, []Problem) {
 			gpu.Healthy, gpu.Error = false, "the compute driver (KFD) lists no render node for it"
 			problems = append(problems, Problem{fmt.Sprintf("gpu %s/%d", node.pci, node.partition), gpu.Error})
 		}
-		if gpu.UUID == "" {
-			gpu.UUID = amdUUID(node.unique)
+		if gpu.UUID == "" { // as of a virtual function; Linux of 2025 gives each partition its own
+			gpu.UUID = amdUUID(first[node.pci].unique)
 		}
 		if parts[node.pci] > 1 {
 			gpu.MemoryUsedBytes = 0 // the kernel counts it for the whole device

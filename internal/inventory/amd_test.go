@@ -98,6 +98,29 @@ func TestReadAMD(t *testing.T) {
 			},
 		},
 		{
+			name: "partitions that have IDs of their own, as of a virtual function",
+			machine: func() machinetest.Machine {
+				m := amdMachine(0)
+				node := func(location, render, id string) string {
+					return "simd_count 38\ngfx_target_version 90402\nlocation_id " + location + "\ndomain 0\ndrm_render_minor " + render + "\nunique_id " + id + "\n"
+				}
+				const nodes = "sys/class/kfd/kfd/topology/nodes/"
+				m.Files = map[string]string{
+					nodes + "0/properties": "cpu_cores_count 8\nsimd_count 0\n",
+					nodes + "1/properties": node("1281", "129", "2"), nodes + "2/properties": node("1280", "128", "1"),
+					nodes + "3/properties": node("1536", "136", "3"), nodes + "4/properties": node("1537", "137", "4"),
+				}
+				return m
+			},
+			want: []string{
+				"amd {DriverVersion: KFD:true}",
+				`gpu 0000:05:00.0/0 amd  "AMD GPU" "GPU-0000000000000001" index 1 node -1 memory node -1 minor -1 render 128 arch "gfx942" 0 MiB /`,
+				`gpu 0000:05:00.0/1 amd  "AMD GPU" "GPU-0000000000000001" index 0 node -1 memory node -1 minor -1 render 129 arch "gfx942" 0 MiB /`,
+				`gpu 0000:06:00.0/0 amd  "AMD GPU" "GPU-0000000000000003" index 2 node -1 memory node -1 minor -1 render 136 arch "gfx942" 0 MiB /`,
+				`gpu 0000:06:00.0/1 amd  "AMD GPU" "GPU-0000000000000003" index 3 node -1 memory node -1 minor -1 render 137 arch "gfx942" 0 MiB /`,
+			},
+		},
+		{
 			name: "partitions numbered above the address, beside a function of their own",
 			machine: func() machinetest.Machine {
 				m := amdMachine(1)
