@@ -182,7 +182,7 @@ func keepMemory(res *split.Result, slots []assignment, node *LastNode, cfg confi
 		if was, err := cpuset.Parse(s.last.MemoryNodes); err != nil || !was.Intersect(ram).Equal(b.MemoryNodes.Intersect(ram)) {
 			return
 		}
-		if more := b.MemoryBytes - s.last.MemoryBytes; max(more, -more) > b.MemoryBytes/split.BootShare || -more > res.SlotReserve/2 {
+		if more := b.MemoryBytes - s.last.MemoryBytes; max(more, -more) > b.MemoryBytes/split.BootShare || -more > b.ReserveBytes/2 {
 			return
 		}
 	}

@@ -82,6 +82,52 @@ func TestMemoryBetweenBoots(t *testing.T) {
 	}
 }
 
+// TestMemoryOfShapes checks that slots which are parts of a GPU, or several, keep no more than half of the
+// system's reserve between two boots, and no less.
+func TestMemoryOfShapes(t *testing.T) {
+	t.Parallel()
+	mig, whole := readMachine(t, machinetest.B200MIG()), readMachine(t, machinetest.B200x8())
+	small := config.Config{Reserve: config.Reserve{Memory: 4 << 30}}
+	fours, eight := small, small
+	fours.GPUsPerSlot, eight.GPUsPerSlot = 4, 8
+	for name, row := range map[string]struct {
+		inv  *inventory.Inventory
+		cfg  config.Config
+		less int64 // MiB on each node
+		kept bool
+	}{
+		"instances":                     {mig, small, 1000, true},
+		"instances, over half":          {mig, small, 1100, false},
+		"instances, over all":           {mig, small, 2500, false},
+		"instances, default reserve":    {mig, config.Config{}, 20000, true},
+		"instances, over half of it":    {mig, config.Config{}, 30000, false},
+		"compute instances":             {divided(whole, 2, map[int][]int{0: {1, 2, 4}}), small, 1000, true},
+		"the same sizes, over half":     {divided(whole, 2, map[int][]int{0: {1, 2, 4}}), small, 1100, false},
+		"groups of four":                {whole, fours, 1000, true},
+		"groups of four, over half":     {whole, fours, 1100, false},
+		"a group of all GPUs":           {whole, eight, 1000, true},
+		"a group of all GPUs, and more": {whole, eight, 1100, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			before := build(t, row.inv, row.cfg, nil, false)
+			in := input(booted(row.inv, -row.less, -row.less), row.cfg)
+			in.Bindings = bindingsOf(t, before)
+			after := planned(t, in)
+			left := in.Inventory.Memory.TotalBytes
+			for i, s := range after.Slots {
+				left -= s.MemoryBytes
+				if kept := s.MemoryBytes == before.Slots[i].MemoryBytes; kept != row.kept {
+					t.Errorf("%s has %s and had %s", s.Name, config.Size(s.MemoryBytes), config.Size(before.Slots[i].MemoryBytes))
+				}
+			}
+			if half := before.Reserved.MemoryBytes / 2; left < half-10*mib || left != after.Reserved.MemoryBytes {
+				t.Errorf("%s are left for the system, and the plan says %s; want at least %s", config.Size(left), config.Size(after.Reserved.MemoryBytes), config.Size(half))
+			}
+		})
+	}
+}
+
 // TestMemoryBesideLostGPU loses a GPU whose memory is a NUMA node: the other slots keep their memory, although
 // the machine's differs as it may between two boots, and the other GPUs' nodes may have other numbers.
 func TestMemoryBesideLostGPU(t *testing.T) {

@@ -118,10 +118,12 @@ func splitSlots(inv *inventory.Inventory, cfg config.Config, slots []assignment)
 				}
 				left[i] = left[i][n:]
 				part.MemoryBytes = part.MemoryBytes / mib * int64(p.weight) / int64(w) * mib
+				part.ReserveBytes = part.ReserveBytes / mib * int64(p.weight) / int64(w) * mib
 			}
 			b.CPUs = b.CPUs.Union(part.CPUs)
 			b.MemoryNodes = b.MemoryNodes.Union(part.MemoryNodes)
 			b.MemoryBytes += part.MemoryBytes
+			b.ReserveBytes += part.ReserveBytes
 		}
 		res.ReservedCPUs = res.ReservedCPUs.Difference(b.CPUs)
 		res.ReservedMemory -= b.MemoryBytes

@@ -156,7 +156,7 @@ func (s *splitter) shareMemory() error {
 	if most > 0 {
 		least = min(least, most)
 	}
-	s.SlotReserve = share(reserve, least, free(ram)-reserve, false) * mib
+	slotReserve := share(reserve, least, free(ram)-reserve, false) * mib
 	perSlot := least
 	switch {
 	case want > least && least*mib >= MinMemory && (want-least <= want/BootShare || s.in.ReserveMemory == 0 && want-least <= want/gbShare):
@@ -179,7 +179,7 @@ func (s *splitter) shareMemory() error {
 	}
 	for i := range s.Blocks {
 		b := &s.Blocks[i]
-		b.MemoryBytes = perSlot * mib
+		b.MemoryBytes, b.ReserveBytes = perSlot*mib, slotReserve
 		b.MemoryNodes = s.nodesOf(weights[i])
 		for _, n := range s.in.Memory.Nodes { // the kernel accepts no node without memory
 			if n.ID == s.in.GPUs[i].MemoryNode && n.MemoryBytes > 0 {

@@ -53,6 +53,7 @@ type GPU struct {
 type Block struct {
 	CPUs, MemoryNodes cpuset.Set
 	MemoryBytes       int64 // whole MiB
+	ReserveBytes      int64 // of the system's reserve, its part on the NUMA nodes with the smallest share
 }
 
 // Result is a split: disjoint blocks of equal size and whole cores, each
@@ -61,7 +62,6 @@ type Result struct {
 	Blocks         []Block // in the order of the GPUs
 	ReservedCPUs   cpuset.Set
 	ReservedMemory int64  // bytes
-	SlotReserve    int64  // bytes of the system's reserve, per slot, on the NUMA nodes with the smallest share
 	Unreserved     string // what slots would have without a reserve, if that is the guide's minimum; else ""
 	Warnings       []string
 }
