@@ -83,7 +83,7 @@ func Build(in Input) (*Plan, error) {
 	if err := p.addAutoUpdate(in, cfg); err != nil {
 		return nil, err
 	}
-	if err := chooseDisks(inv, cfg, slots); err != nil {
+	if err := chooseDisks(inv, cfg, slots, bindings.Node); err != nil {
 		return nil, err
 	}
 	var all cpuset.Set

@@ -14,6 +14,9 @@ const (
 	minSlotDisk = 50 << 30
 	// diskStep is the multiple that sizes of disks are rounded down to, in bytes.
 	diskStep = 64 << 20
+	// poolShare is the fraction (1/16) by which a share may differ from the disks that slots have: a file system
+	// of ZFS is as large as what it and its pool have free, so others that use the pool change its size.
+	poolShare = 16
 )
 
 // diskShare returns the size of each slot's disk: an even share of half the file
@@ -29,10 +32,17 @@ func diskShare(disks []inventory.DiskFree, slots int) int64 {
 }
 
 // chooseDisks gives each slot its disk: as configured, else its share, or its last size
-// if the size of the file system cannot be read.
-func chooseDisks(inv *inventory.Inventory, cfg config.Config, slots []assignment) error {
+// if that is nearly its share, or the size of the file system cannot be read.
+func chooseDisks(inv *inventory.Inventory, cfg config.Config, slots []assignment, node *LastNode) error {
 	why := inv.WhyUnread(inventory.DiskSubject(agentsDir))
 	unread := why != "" && cfg.Job.Disk == 0 && !slices.ContainsFunc(inv.Disks, func(d inventory.DiskFree) bool { return d.Path == agentsDir })
+	share := diskShare(inv.Disks, len(slots))
+	if last := slots[0].last; last != nil && node != nil && node.Disk == 0 {
+		same := !slices.ContainsFunc(slots, func(s assignment) bool { return s.last == nil || s.last.DiskBytes != last.DiskBytes })
+		if more := share - last.DiskBytes; same && max(more, -more) <= last.DiskBytes/poolShare {
+			share = last.DiskBytes
+		}
+	}
 	for i := range slots {
 		s := &slots[i]
 		switch s.DiskBytes = int64(cfg.Job.Disk); {
@@ -41,7 +51,7 @@ func chooseDisks(inv *inventory.Inventory, cfg config.Config, slots []assignment
 		case unread:
 			s.DiskBytes = s.last.DiskBytes
 		case s.DiskBytes == 0:
-			s.DiskBytes = diskShare(inv.Disks, len(slots))
+			s.DiskBytes = share
 		}
 	}
 	return nil

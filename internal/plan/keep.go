@@ -14,7 +14,7 @@ import (
 )
 
 // Last is what a slot was last planned with. The slot keeps it if the facts behind it cannot
-// be read, and its memory if the machine's differs only as it may between two boots.
+// be read, and its memory and disk if the machine's differ only as they may between two plans.
 type Last struct {
 	CPUs        string `json:"cpus"`         // Linux list format
 	MemoryNodes string `json:"memory_nodes"` // Linux list format
@@ -28,6 +28,7 @@ type LastNode struct {
 	ReservedCPUs  string             `json:"reserved_cpus"`            // Linux list format
 	ReserveMemory config.Size        `json:"reserve_memory,omitempty"` // as configured
 	MemoryPerSlot config.Size        `json:"memory_per_slot,omitempty"`
+	Disk          config.Size        `json:"disk,omitempty"`
 	Software      inventory.Software `json:"software"` // only what plans depend on
 }
 
@@ -215,7 +216,7 @@ func (p *Plan) lastNode(inv *inventory.Inventory, cfg config.Config) *LastNode {
 			}
 		}
 	}
-	n := &LastNode{ReservedCPUs: p.Reserved.CPUs, ReserveMemory: cfg.Reserve.Memory, MemoryPerSlot: cfg.MemoryPerSlot, Software: sw}
+	n := &LastNode{ReservedCPUs: p.Reserved.CPUs, ReserveMemory: cfg.Reserve.Memory, MemoryPerSlot: cfg.MemoryPerSlot, Disk: cfg.Job.Disk, Software: sw}
 	if cfg.Node == "" {
 		n.Name = inv.Hostname
 	}

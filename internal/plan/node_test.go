@@ -70,6 +70,47 @@ func TestDisk(t *testing.T) {
 	}
 }
 
+// TestDiskBetweenPlans checks that slots keep their disks while the file system's size differs little, as that of
+// ZFS does with what others use of its pool.
+func TestDiskBetweenPlans(t *testing.T) {
+	t.Parallel()
+	machine := readMachine(t, machinetest.B200x8())
+	sized := func(gib int64) *inventory.Inventory {
+		inv := *machine
+		inv.Disks = []inventory.DiskFree{{Path: agentsDir, TotalBytes: gib << 30}}
+		return &inv
+	}
+	jobDisk := func(gib int64) config.Config { return config.Config{Job: config.Job{Disk: config.Size(gib << 30)}} }
+	for name, row := range map[string]struct {
+		then, now config.Config
+		sizes     []int64 // GiB, of one plan after the other
+		want      int64   // GiB, of the last
+	}{
+		"others use the pool":        {sizes: []int64{512, 511, 505, 490, 511}, want: 32},
+		"others use less":            {sizes: []int64{512, 530, 513}, want: 32},
+		"little by little":           {sizes: []int64{512, 500, 490, 480, 464}, want: 29},
+		"a smaller disk":             {sizes: []int64{512, 400}, want: 25},
+		"a larger disk":              {sizes: []int64{512, 640}, want: 40},
+		"one that was above the cap": {sizes: []int64{1000, 790}, want: 50},
+		"fewer slots":                {now: config.Config{GPUCount: 7}, sizes: []int64{448, 448}, want: 32},
+		"no more configured":         {then: jobDisk(31), sizes: []int64{512, 512}, want: 32},
+		"configured now":             {now: jobDisk(31), sizes: []int64{512, 512}, want: 31},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := build(t, sized(row.sizes[0]), row.then, nil, false)
+			for _, gib := range row.sizes[1:] {
+				in := input(sized(gib), row.now)
+				in.Bindings = bindingsOf(t, p)
+				p = planned(t, in)
+			}
+			for _, s := range p.Slots {
+				must.Equal(t, row.want<<30, s.DiskBytes)
+			}
+		})
+	}
+}
+
 // TestAutoUpdate expects a cron line, a timer if there is no cron, and nothing
 // without the key.
 func TestAutoUpdate(t *testing.T) {
