@@ -37,7 +37,8 @@ func chooseDisks(inv *inventory.Inventory, cfg config.Config, slots []assignment
 	why := inv.WhyUnread(inventory.DiskSubject(agentsDir))
 	unread := why != "" && cfg.Job.Disk == 0 && !slices.ContainsFunc(inv.Disks, func(d inventory.DiskFree) bool { return d.Path == agentsDir })
 	share := diskShare(inv.Disks, len(slots))
-	if last := slots[0].last; last != nil && node != nil && node.Disk == 0 {
+	if len(slots) > 0 && slots[0].last != nil && node != nil && node.Disk == 0 {
+		last := slots[0].last
 		same := !slices.ContainsFunc(slots, func(s assignment) bool { return s.last == nil || s.last.DiskBytes != last.DiskBytes })
 		if more := share - last.DiskBytes; same && max(more, -more) <= last.DiskBytes/poolShare {
 			share = last.DiskBytes
