@@ -139,6 +139,7 @@ func TestConfigFileOfATree(t *testing.T) {
 			err: plan.ConfigPath + " with the given flags or variables: gpus: none cannot be combined with gpus_per_slot or groups; leave them out",
 		},
 		{name: "kbnode's own number of slots gives way", text: ours + "gpus: none\nslots: 4\n", args: []string{"--slots", "6"}, out: `"index": 5`},
+		{name: "kbnode's own groups and a choice without them", text: ours + "groups: [[0, 2]]\n", args: []string{"--gpus", "0-1"}, code: 2, err: "groups: GPU 2 is not among gpus; add it there, or leave it out of groups"},
 		{name: "another file", text: "queue: b200\n", args: []string{"--config", must.Write(t, t.TempDir(), "node.yaml", "queue: canary\n")}, out: `"queue": "canary"`},
 		{name: "another file with an error", args: []string{"--config", must.Write(t, t.TempDir(), "node.yaml", "queues: canary\n")}, code: 2, err: `unknown key "queues"; write "queue"`},
 		{name: "unknown key", text: "\nqueue: a\nqueues: b\n", code: 2, err: plan.ConfigPath + `:3: unknown key "queues"; write "queue"`},

@@ -163,6 +163,7 @@ var moreCases = map[string]bool{
 	"gpus: none\nslots: 4": true, "gpus: ['0:3', 'GPU-1f:0', '1a:00.0:6']": true, "gpus: '0:x'": false, "gpus: ['0:100']": false,
 	"gpus: 0-3": true, "gpus: '0,2-3'": true, "gpus: [0-3, 6]": true, "gpus: [GPU-1f, 2-2]": true, "gpus: 0-x": false, "gpus: '-3'": false, "gpus: '0-'": false, "gpus: 0-1-2": false, "gpus: '0-3:1'": false, "gpus: 0--3": false, "gpus: [10000-10001]": false, "gpus: -1": false,
 	"gpu_count: 4": true, "gpu_count: 0": false, "gpu_count: -2": false, "gpu_count: 1.5": false, "gpu_count: '4'": false, "gpu_count: all": false, "gpu_count: [4]": false, "gpu_count: {a: 4}": false, "gpu_count: 4\ngpus: 0-3": true, "gpu_count: 2\ngpus: ['0:1', '0:2', 1]": true,
+	"gpus: 0-3\ngroups: [[0, GPU-1f]]": true, "gpus: [0, GPU-1f]\ngroups: [[0, 1]]": true, "gpus: [1, 2]\ngroups: [['01', 2]]": true, "gpus: ['0:1', 1]\ngroups: [[0, 1]]": true,
 	"groups: [[0-3], [4-5, 7]]": true, "groups: [['0:1-2']]": false,
 	"gpus_per_slot: 2": true, "gpus_per_slot: 257": false, "gpus_per_slot: -2": false, "gpus_per_slot: two": false, "slots: 257": false, "slots: 0.5": false,
 	"groups: [[0, 1], ['0000:1a:00.0', GPU-1f]]": true, "groups: []": true, "groups: [0, 1]": false, "groups: [[0]]": false, "groups: [[]]": false, "groups: [[0, x]]": false, "groups: {a: [0, 1]}": false, "groups: all": false, "groups: [all]": false, "groups: [[0, 0]]": false, "groups: ['0,1']": false, "groups: [[[0, 1]]]": false,
@@ -210,6 +211,7 @@ var beyond = []string{
 	"gpus: none", // and no slots
 	"gpus: none\nslots: 2\ngpus_per_slot: 2",
 	"groups: [[0, 1], [1, 2]]",
+	"gpus: 0-3\ngroups: [[3, 4]]",
 	"memory_per_slot: 0GiB", // arithmetic, here and below
 	"job: {disk: 255MiB}",
 	"job: {time_limit: 59s}",

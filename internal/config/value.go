@@ -188,8 +188,19 @@ func validateShape(c Config, bad func(key, format string, args ...any)) {
 				bad("groups", "GPU %s is listed twice; list each GPU once", name)
 			}
 			listed[strings.ToLower(name)] = true
+			if len(c.GPUs.List) > 0 && !slices.ContainsFunc(c.GPUs.List, func(other string) bool { return maySame(name, other) }) {
+				bad("groups", "GPU %s is not among gpus; add it there, or leave it out of groups", name)
+			}
 		}
 	}
+}
+
+// maySame reports whether two names may be the same GPU. Two indices are if they are equal; only a machine
+// knows the index of a UUID or an address.
+func maySame(a, b string) bool {
+	i, errA := strconv.Atoi(a)
+	j, errB := strconv.Atoi(b)
+	return errA != nil || errB != nil || i == j
 }
 
 // notIndex reports whether a name may be the same GPU as another name, as a part of it or
