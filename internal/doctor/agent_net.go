@@ -119,13 +119,13 @@ func day(t time.Time) string { return t.UTC().Format("2006-01-02 15:04") }
 func tokenAccepted(ctx context.Context, m *Machine) Answer {
 	token, err := agent.ReadToken(m.Path(plan.TokenPath))
 	if err != nil {
-		return found(fail("%s", lines(err)).Advise("%s", newToken))
+		return found(fail("%s", lines(err)).Advise("%s", adviceForAnother))
 	}
 	network, _ := m.agentNetwork()
 	account, err := agent.AskAccount(ctx, network, m.Config.Agent.Endpoint, token)
 	switch {
 	case errors.Is(err, agent.ErrTokenRefused):
-		return found(fail("%s refuses it: it was revoked, has expired, or belongs to another organization", config.HideURL(m.Config.Agent.Endpoint)).Advise("%s", newToken))
+		return found(fail("%s refuses it: it was revoked, has expired, or belongs to another organization", config.HideURL(m.Config.Agent.Endpoint)).Advise("%s", adviceForAnother))
 	case err != nil:
 		return found(warn("cannot check it: %s", lines(err)).Advise("try again; agent-running says whether agents register"))
 	}

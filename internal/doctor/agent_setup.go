@@ -21,8 +21,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// newToken is the advice for a missing or unusable token.
-const newToken = "copy a token from Buildkite (Agents, Agent Tokens) to a file, and run sudo kbnode install --token-file FILE"
+// adviceForAnother is the advice for a missing or unusable token.
+const adviceForAnother = "copy a token from Buildkite (Agents, Agent Tokens) to a file, and run sudo kbnode install --token-file FILE"
 
 // placeholder matches what guides write in place of a token.
 var placeholder = lazy.Regexp(`(?i)^(x{3,}|.*(your|insert|replace|change)[-_.]?(agent|bk|buildkite|token|me|here|this).*|.*token[-_.]here.*|token|secret|todo)$`)
@@ -33,18 +33,18 @@ func agentToken(_ context.Context, m *Machine) Answer {
 	text, err := m.Read(plan.TokenPath)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return found(fail("%s is missing", plan.TokenPath).Advise("%s", newToken))
+		return found(fail("%s is missing", plan.TokenPath).Advise("%s", adviceForAnother))
 	case err != nil || !mode.IsRegular():
-		return found(fail("%s cannot be read or is not a file", plan.TokenPath).Advise("%s", newToken))
+		return found(fail("%s cannot be read or is not a file", plan.TokenPath).Advise("%s", adviceForAnother))
 	case uid != root() || mode&0o077 != 0:
 		return found(fail("%s has user %d and mode %04o; only root may read it", plan.TokenPath, uid, mode.Perm()).
 			Safely("chown root:root %[1]s && chmod 600 %[1]s", plan.TokenPath))
 	}
 	switch token, err := agent.ParseToken([]byte(text)); {
 	case err != nil:
-		return found(fail("%s: %s", plan.TokenPath, err).Advise("%s", newToken))
+		return found(fail("%s: %s", plan.TokenPath, err).Advise("%s", adviceForAnother))
 	case placeholder().MatchString(token):
-		return found(fail("%s contains a placeholder instead of a token", plan.TokenPath).Advise("%s", newToken))
+		return found(fail("%s contains a placeholder instead of a token", plan.TokenPath).Advise("%s", adviceForAnother))
 	}
 	return found(ok("mode 0600"))
 }
