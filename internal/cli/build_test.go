@@ -3,11 +3,15 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http/httptest"
 	"os"
+	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/cli/operator"
@@ -97,6 +101,57 @@ func TestBuilds(t *testing.T) {
 				if !b.Finished() || tt.out == nil && strings.HasPrefix(tt.args, "e2e") {
 					t.Errorf("build %d is %s", b.Number, b.State)
 				}
+			}
+		})
+	}
+}
+
+// TestLeft leaves kbnode while its job runs. The build is canceled, or followed to its end.
+func TestLeft(t *testing.T) {
+	t.Parallel()
+	if signal.Ignored(syscall.SIGHUP) {
+		t.Skip("run under nohup")
+	}
+	const hello, artifact = "submit --queue b200 --hello", "e2e artifact --queue b200"
+	for _, tt := range []struct {
+		name, shell, args, result string
+		state                     string // of the build
+		code                      int
+	}{
+		{"closed terminal", `exec "$0" "$@"`, hello, resultGood, "canceled", 1},
+		{"closed terminal", `exec "$0" "$@"`, artifact, resultArtifact, "canceled", 1},
+		{"nohup", `trap "" HUP; exec "$0" "$@"`, hello, resultGood, "passed", 0},
+		{"closed pipe", `exec "$0" "$@" 2>&3`, hello, resultGood, "passed", 0},
+		{"closed pipe", `exec "$0" "$@" 2>&3`, artifact, resultArtifact, "passed", 0},
+	} {
+		t.Run(tt.args+", "+tt.name, func(t *testing.T) {
+			t.Parallel()
+			started := make(chan *os.Process, 1)
+			s := bktest.New(bktest.Options{Steps: `steps: [{command: exec kbnode runner, agents: {queue: $KERNELBOT_QUEUE}, artifact_paths: "*.json"}]`})
+			must.Do(t, s.Employ(t.Context(), bktest.Worker{Name: "n-gpu3", Tags: []string{"queue=b200"}, Do: func(ctx context.Context, w *bktest.Work) {
+				if tt.name != "closed pipe" {
+					_ = (<-started).Signal(syscall.SIGHUP)
+				}
+				if tt.state == "canceled" {
+					<-ctx.Done()
+				}
+				w.Files = map[string]string{"result.json": tt.result}
+			}}))
+			server := httptest.NewServer(s)
+			defer server.Close()
+			in, pipe, err := os.Pipe()
+			must.Do(t, errors.Join(err, in.Close()))
+			defer pipe.Close() //nolint:errcheck // nothing is written
+			ctx, cancel := context.WithTimeout(t.Context(), must.Patience)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, "sh", append([]string{"-c", tt.shell, os.Args[0]}, strings.Fields(tt.args)...)...)
+			cmd.Env = append(os.Environ(), asKbnode+"=1", "BUILDKITE_API_URL="+server.URL, "BUILDKITE_API_TOKEN="+bktest.DefaultAPIToken, "BUILDKITE_ORG=kbnode", "BUILDKITE_PIPELINE=")
+			cmd.ExtraFiles, cmd.Stderr = []*os.File{pipe}, t.Output()
+			must.Do(t, cmd.Start())
+			started <- cmd.Process
+			err = cmd.Wait()
+			if b := s.Builds(); cmd.ProcessState.ExitCode() != tt.code || len(b) != 1 || b[0].State != tt.state {
+				t.Errorf("%v, builds %+v", err, b)
 			}
 		})
 	}

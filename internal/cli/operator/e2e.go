@@ -41,7 +41,7 @@ func NewE2E(s term.Streams) *cobra.Command {
                result, and has its own agent and GPU while it runs
 
 Without an argument, all three run. A problem's directory has submission.*, wrong*.*
-and cheat*.* beside its task.yml. Ctrl-C cancels every build.
+and cheat*.* beside its task.yml. Ctrl-C cancels every build, as does closing the terminal.
 
 The API token needs the scopes write_builds, read_builds, read_artifacts and
 read_agents.`,
@@ -80,6 +80,8 @@ func (f *e2eFlags) run(ctx context.Context, s term.Streams, args []string) error
 	if o.Store, err = f.store(ctx); err != nil {
 		return err
 	}
+	ctx, stop := untilHangup(ctx)
+	defer stop()
 	if !o.Force {
 		if err := submit.CheckQueue(ctx, client, o.Org, o.Queue); err != nil {
 			return err

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/google/renameio/v2"
@@ -42,7 +44,7 @@ func NewSubmit(s term.Streams) *cobra.Command {
 
 It creates a build in Buildkite and follows it to its end, with the file SUBMISSION for
 the problem of --eval (default: the problem's own), a --payload, or --hello. Ctrl-C
-cancels the build.
+cancels the build, as does closing the terminal.
 
 Exit code 0 if the submission passed, and 1 otherwise. The API token needs the scopes
 write_builds, read_builds, read_artifacts and, to see that the queue has agents,
@@ -93,6 +95,8 @@ func (f *submitFlags) run(ctx context.Context, s term.Streams, args []string) er
 		return err
 	}
 	f.Org = f.api.Org
+	ctx, stop := untilHangup(ctx)
+	defer stop()
 	if !f.Force {
 		if err := submit.CheckQueue(ctx, client, f.Org, f.Queue); err != nil {
 			p.Stop()
@@ -111,6 +115,16 @@ func (f *submitFlags) run(ctx context.Context, s term.Streams, args []string) er
 		}
 	}
 	return term.ExitUnless(out.Verdict == submit.Passed, err)
+}
+
+// untilHangup returns a context for a command that follows builds, which would run on without it: it also
+// ends when the terminal closes, unless nohup keeps the command. Nor does a closed pipe end the command.
+func untilHangup(ctx context.Context) (context.Context, context.CancelFunc) {
+	signal.Ignore(syscall.SIGPIPE)
+	if signal.Ignored(syscall.SIGHUP) {
+		return ctx, func() {}
+	}
+	return signal.NotifyContext(ctx, syscall.SIGHUP)
 }
 
 // request returns what the flags ask for. Its error says everything that is wrong with them.
