@@ -97,4 +97,10 @@ func TestReportTests(t *testing.T) {
 	if n := strings.Count(with.String(), "\n"); n > 300 || !strings.Contains(with.String(), "… and 950 more tests; see result.json for all\n") {
 		t.Errorf("%d lines", n)
 	}
+	r.Runs[0].Value.Run.Result = reported("test-count: 65536", "test.7.spec: size: 1", "test.7.status: pass")
+	with.Reset()
+	r.Report(&with, true)
+	if want := "\n  test\n  size: 1  passed\n"; !strings.HasSuffix(with.String(), want) {
+		t.Errorf("%s", with.String())
+	}
 }

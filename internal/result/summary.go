@@ -3,6 +3,7 @@ package result
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -161,8 +162,7 @@ func (s *Summary) read(report map[string]string) (failures string) {
 			continue
 		}
 		good, bad := 0, 0
-		// No report has more cases than it has keys.
-		for i := range min(n, MaxNames) {
+		for _, i := range reportedCases(report, kind, n) {
 			c := readCase(report, kind, i)
 			if c.failed {
 				bad++
@@ -194,6 +194,21 @@ func (s *Summary) read(report map[string]string) (failures string) {
 	}
 	s.counts = strings.Join(counts, ", ")
 	return strings.Join(failed, ", ")
+}
+
+// reportedCases returns the numbers below n of the cases that a report has, in order. The count that a
+// report states costs it nothing, and so must not decide how much is looked at.
+func reportedCases(report map[string]string, kind string, n int) []int {
+	var all []int
+	for key := range report {
+		rest, ok := strings.CutPrefix(key, kind+".")
+		number, _, _ := strings.Cut(rest, ".")
+		if i, err := strconv.Atoi(number); ok && err == nil && i >= 0 && i < n {
+			all = append(all, i)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 func readCase(report map[string]string, kind string, i int) testCase {

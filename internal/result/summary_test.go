@@ -59,6 +59,8 @@ func TestSummarise(t *testing.T) {
 		{"a profile", &Run{Passed: true, Duration: "3"}, []string{"benchmark-count: 1", "benchmark.0.spec: size: 3"}, "passed||size: 3|3.00 s"},
 		{"a count that is none", &Run{Passed: true, Duration: "3"}, []string{"test-count: 1e9", "benchmark-count: -4"}, "passed|||3.00 s"},
 		{"a count without end", &Run{Passed: true, Duration: "3"}, []string{"test-count: 2000000000"}, "passed||0 of 2000000000 tests|3.00 s"},
+		{"a case without end", &Run{ExitCode: 112, Duration: "3"}, []string{"test-count: 2000000000", "test.1999999999.status: fail", "test.-1.status: fail"},
+			"not passed|1 of 2000000000 tests failed|0 of 2000000000 tests|3.00 s"},
 		{"a limit that is no time", &Run{ExitCode: 114, Duration: "12345678901234567890"}, nil,
 			"out of time|exceeded its time limit of 123456789012345… s||123456789012345… s"},
 		{"not compiled", nil, nil, "compile error|does not compile||"},
