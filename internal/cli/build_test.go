@@ -69,6 +69,8 @@ func TestBuilds(t *testing.T) {
 		{"a problem", map[string]string{"result.json": resultGood, "node.json": `{"noisy":true,"why":["the GPU was hot"]}`},
 			"submit --gpu b200_bk --eval " + problem + " --mode benchmark --image mine:1 --run-id r1 --inline-steps", 0, []string{"noisy: the GPU was hot"}, nil,
 			map[string]string{"KERNELBOT_QUEUE": "b200", "KERNELBOT_IMAGE": "mine:1", "KERNELBOT_RUN_ID": "r1"}},
+		{"a node that is not known", map[string]string{"result.json": resultGood, "node.json": "<html>"}, "submit --queue b200 --hello", 0,
+			[]string{"it is unknown whether the node disturbed the timings: read node.json: invalid character"}, nil, nil},
 		{"does not compile", leaves(resultBad), "submit --queue b200 --hello", 1,
 			[]string{"Compilation: nvcc a.cu", "  a.cu(3): error: no such thing", "Not passed: test: does not compile"}, nil, nil},
 		{"no result", nil, "submit --queue b200 --hello", 1, nil, []string{"no result: the job passed but left no result.json; add it to the step's artifact_paths"}, nil},

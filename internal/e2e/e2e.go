@@ -198,6 +198,9 @@ func (r *Report) run(ctx context.Context, c *buildkite.Client, o Options, part s
 			check.Profile = text.Line(node.Profile, 60)
 			check.Saw += "; profile " + check.Profile
 		}
+		if out.NodeErr != nil {
+			check.Saw += fmt.Sprintf("; profile unknown: %v", out.NodeErr)
+		}
 		switch {
 		case ok:
 			check.Verdict = OK

@@ -3,6 +3,7 @@ package submit
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -34,9 +36,9 @@ func (f *follower) fetch(r *run) {
 	f.async(func() func() {
 		f.busy <- struct{}{}
 		defer func() { <-f.busy }()
-		result, node, err := f.files(f.work, build)
+		result, node, nodeErr, err := f.files(f.work, build)
 		return func() {
-			r.out.Node = node
+			r.out.Node, r.out.NodeErr = node, nodeErr
 			f.conclude(r, job, result, err)
 		}
 	})
@@ -64,8 +66,8 @@ func scriptOf(b buildkite.Build) *buildkite.Job {
 }
 
 // files fetches result.json and node.json of a build's jobs, never those of a job that was
-// retried.
-func (f *follower) files(ctx context.Context, b buildkite.Build) (doc, node []byte, err error) {
+// retried. The result is good without node.json, but one that cannot be read is unknown, not absent.
+func (f *follower) files(ctx context.Context, b buildkite.Build) (doc, node []byte, nodeErr, err error) {
 	scripts := b.Scripts()
 	file := func(path string, most int64) ([]byte, error) {
 		list, err := f.client.Artifacts(ctx, f.Org, f.Pipeline, b.Number, path)
@@ -86,9 +88,17 @@ func (f *follower) files(ctx context.Context, b buildkite.Build) (doc, node []by
 	}
 	doc, err = file(result.File, result.MaxBytes)
 	if err == nil && f.Node {
-		node, _ = file(nodeFile, maxNodeFile) // the result is good without it
+		node, nodeErr = file(nodeFile, maxNodeFile)
 	}
-	return doc, node, err
+	switch {
+	case errors.Is(nodeErr, errNoResult):
+		nodeErr = nil
+	case node != nil:
+		if bad := json.Unmarshal(node, &noise.Record{}); bad != nil {
+			nodeErr = fmt.Errorf("read %s: %w", nodeFile, bad)
+		}
+	}
+	return doc, node, nodeErr, err
 }
 
 // conclude finishes a run with the verdict on what was fetched.

@@ -75,6 +75,7 @@ type Outcome struct {
 	Run     float64        `json:"run_seconds"`           // from started to ended
 	Raw     []byte         `json:"-"`                     // result.json as fetched
 	Node    []byte         `json:"-"`                     // node.json, if there is one
+	NodeErr error          `json:"-"`                     // why node.json cannot be read
 	Result  *result.Result `json:"result,omitempty"`
 }
 

@@ -225,6 +225,49 @@ func TestFaults(t *testing.T) {
 	}
 }
 
+// TestNode checks that a node.json that cannot be read is unknown, unlike one that is not there.
+func TestNode(t *testing.T) {
+	t.Parallel()
+	const noisy = `{"schema":2,"noisy":true,"why":["hot"]}`
+	for _, tt := range []struct {
+		name, node, route string
+		fault             bktest.Fault
+		err               string
+	}{
+		{name: "read", node: noisy},
+		{name: "absent"},
+		{name: "no JSON", node: `{"schema":2,`, err: "read node.json: unexpected end of JSON input"},
+		{name: "another type", node: `{"noisy":"yes"}`, err: "read node.json: json: cannot unmarshal string"},
+		{name: "too large", node: strings.Repeat(" ", maxNodeFile+1), err: "download node.json: it has 1048577 bytes"},
+		{"refused list", noisy, listRoute, bktest.Fault{Status: 403}, "list artifacts of build 1: the API token may not do this"},
+		{"refused download", noisy, downloadRoute, bktest.Fault{Status: 403}, "download node.json: the API token may not do this"},
+		{"no store", noisy, "GET /store/{key}", bktest.Fault{Status: 404}, "download node.json: the artifact store returned 404"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				files := map[string]string{"result.json": good}
+				if tt.node != "" {
+					files["node.json"] = tt.node
+				}
+				bk := open(t, bktest.Options{}, 1, takes(1, 0, files))
+				if tt.err != "" && tt.route != "" {
+					bk.Inject(bktest.Fault{Route: tt.route, Delay: time.Nanosecond}) // of result.json
+					tt.fault.Route, tt.fault.Times = tt.route, -1
+					bk.Inject(tt.fault)
+				}
+				j := job("a")
+				j.Build.Steps = []any{map[string]any{"command": "x", "agents": map[string]string{"queue": "b200"}, "artifact_paths": "*.json"}}
+				got := bk.run(t.Context(), Options{Node: true}, j)[0]
+				if got.Verdict != Passed || tt.name == "read" && string(got.Node) != noisy || (got.NodeErr == nil) != (tt.err == "") ||
+					tt.err != "" && !strings.HasPrefix(got.NodeErr.Error(), tt.err) {
+					t.Errorf("%s, %.60q, %v", got.Verdict, got.Node, got.NodeErr)
+				}
+			})
+		})
+	}
+}
+
 // TestCancelFaults checks that a failed cancellation is retried, and reported if it cannot
 // succeed.
 func TestCancelFaults(t *testing.T) {

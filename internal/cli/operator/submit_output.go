@@ -102,6 +102,9 @@ func printOutcome(s term.Streams, out submit.Outcome) {
 			term.Printf(s.Out, "noisy: %s\n", text.Line(why, 200))
 		}
 	}
+	if out.NodeErr != nil {
+		term.Printf(s.Out, "it is unknown whether the node disturbed the timings: %s\n", text.Line(out.NodeErr.Error(), 300))
+	}
 	to := s.Out
 	if out.Verdict != submit.Passed {
 		to = s.Err
