@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
@@ -54,6 +55,8 @@ type run struct {
 	why       Verdict // why it was canceled
 	reason    string
 	canceling bool      // cancellation was requested
+	twins     []int     // builds of the same run, which are canceled
+	left      string    // what could not be canceled of them
 	tries     int       // requests for the build
 	unsure    time.Time // when the last of them failed; zero while one is under way
 	err       error     // why
@@ -74,6 +77,7 @@ type follower struct {
 	busy            chan struct{} // has room for atOnce
 	began, answered time.Time
 	polling         bool
+	canceling       int  // cancellations of twins under way
 	ending          bool // the caller's context has ended
 }
 
@@ -128,7 +132,7 @@ func (f *follower) allDone() bool {
 			return false
 		}
 	}
-	return true
+	return f.canceling == 0
 }
 
 // create creates a job's build. It does not give up a request in flight: its build must be known, so
@@ -149,6 +153,9 @@ func (f *follower) create(ctx context.Context, r *run) {
 			status := buildkite.Refused(err)
 			switch {
 			case r.build.Number != 0 || r.done: // a poll has already found it
+				if err == nil {
+					f.cancelTwin(r, build)
+				}
 			case err == nil:
 				f.found(r, build)
 			case errors.Is(err, errNotBegun):
@@ -199,8 +206,12 @@ func (f *follower) poll(ctx context.Context) {
 			f.answered = time.Now()
 			for _, r := range f.runs {
 				for _, b := range builds {
-					if b.MetaData[buildkite.RunIDKey] == r.job.RunID && (r.build.Number == 0 || r.build.Number == b.Number) {
+					switch {
+					case b.MetaData[buildkite.RunIDKey] != r.job.RunID:
+					case r.build.Number == b.Number, r.build.Number == 0 && !r.done:
 						f.found(r, b)
+					default:
+						f.cancelTwin(r, b)
 					}
 				}
 				f.recreate(ctx, r, at)
@@ -295,6 +306,24 @@ func (f *follower) cancel(r *run) {
 		return func() {
 			if err != nil && !r.done {
 				f.finish(r, r.why, fmt.Sprintf("%s; it is still running because it could not be canceled: %v", r.reason, err))
+			}
+		}
+	})
+}
+
+// cancelTwin cancels a build that was created so late that its creation had been repeated.
+func (f *follower) cancelTwin(r *run, b buildkite.Build) {
+	if b.Number == r.build.Number || b.Ended() || slices.Contains(r.twins, b.Number) {
+		return
+	}
+	r.twins = append(r.twins, b.Number)
+	f.canceling++
+	f.async(func() func() {
+		err := f.client.Cancel(f.work, f.Org, f.Pipeline, b.Number)
+		return func() {
+			f.canceling--
+			if err != nil {
+				r.left += fmt.Sprintf("; build %d of the same run is still running because it could not be canceled: %v", b.Number, err)
 			}
 		}
 	})

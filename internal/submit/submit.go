@@ -98,6 +98,7 @@ func Run(ctx context.Context, c *buildkite.Client, o Options, jobs []Job) []Outc
 	out := make([]Outcome, len(f.runs))
 	for i, r := range f.runs {
 		out[i] = r.out
+		out[i].Reason += r.left
 	}
 	return out
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -353,6 +354,40 @@ func TestUnsure(t *testing.T) {
 			t.Errorf("%+v", got)
 		}
 	})
+}
+
+// TestTwins checks that a build is canceled whose creation was carried out after it was repeated.
+func TestTwins(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, twin, reason string
+		jobs               []Job
+		cancel             bktest.Fault
+	}{
+		{"canceled", "canceled", "Passed: test", []Job{job("a")}, bktest.Fault{Times: 2}},
+		{"not canceled", "running", "Passed: test; build 2 of the same run is still running because it could not be canceled: cancel build 2: Buildkite returned 502",
+			[]Job{job("a")}, bktest.Fault{Status: 502, Times: -1}},
+		{"given up before", "canceled", "create build: Buildkite returned 422", []Job{job("a"), job("b")}, bktest.Fault{Times: 2}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				bk := open(t, bktest.Options{}, 1, takes(120, 0, map[string]string{"result.json": good}))
+				bk.Inject(bktest.Fault{Route: createRoute, Delay: 110 * time.Second})
+				if len(tt.jobs) == 2 {
+					time.AfterFunc(80*time.Second, func() { bk.Inject(bktest.Fault{Route: createRoute, Status: 422}) })
+				}
+				tt.cancel.Route = cancelRoute
+				bk.Inject(tt.cancel)
+				got := bk.run(t.Context(), Options{}, tt.jobs...)
+				said := slices.ContainsFunc(got, func(out Outcome) bool { return strings.HasPrefix(out.Reason, tt.reason) })
+				if b := bk.Builds(); !said || len(b) != 2 || b[0].State != "passed" || b[1].State != tt.twin {
+					t.Errorf("%+v, %+v", got, b)
+				}
+				_ = bk.Cancel(2)
+			})
+		})
+	}
 }
 
 // TestRetried checks that a job that waits again after its agent was lost gets its full time
