@@ -8,6 +8,7 @@ import (
 
 // Agent is a connected agent.
 type Agent struct {
+	ID         string   `json:"id"`
 	Name       string   `json:"name"`
 	Hostname   string   `json:"hostname"`
 	Version    string   `json:"version"`          // of buildkite-agent
@@ -35,16 +36,18 @@ func Tag(tags []string, key string) string {
 // [DefaultQueue].
 func (a Agent) Queues() []string { return queuesOf(a.Tags) }
 
+func (a Agent) id() string { return a.ID }
+
 // Agents lists the connected agents of an organization. The token needs the scope
 // read_agents.
 func (c *Client) Agents(ctx context.Context, organization string) ([]Agent, error) {
-	return list[Agent](ctx, c, "agents", "read_agents", organizationPath(organization, "agents"), nil)
+	return list[Agent](ctx, c, "agents", "read_agents", organizationPath(organization, "agents"), nil, Agent.id)
 }
 
 // EachAgent calls fn with the connected agents of an organization until it returns
 // false. A request covers a hundred agents.
 func (c *Client) EachAgent(ctx context.Context, organization string, fn func(Agent) bool) error {
-	return each(ctx, c, "agents", "read_agents", organizationPath(organization, "agents"), nil, fn)
+	return each(ctx, c, "agents", "read_agents", organizationPath(organization, "agents"), nil, Agent.id, fn)
 }
 
 func organizationPath(organization, what string) string {

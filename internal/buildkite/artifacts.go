@@ -26,7 +26,7 @@ func (c *Client) Artifacts(ctx context.Context, org, pipeline string, number int
 	if path != "" {
 		query.Set("path", path)
 	}
-	return list[Artifact](ctx, c, fmt.Sprintf("artifacts of build %d", number), "read_artifacts", fmt.Sprintf("%s/%d/artifacts", buildsPath(org, pipeline), number), query)
+	return list[Artifact](ctx, c, fmt.Sprintf("artifacts of build %d", number), "read_artifacts", fmt.Sprintf("%s/%d/artifacts", buildsPath(org, pipeline), number), query, func(a Artifact) string { return a.ID })
 }
 
 // Download fetches a file of at most that many bytes and checks its size and checksum.

@@ -110,14 +110,15 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 	return resp.NextPage, nil
 }
 
-// each calls fn with what a list has until fn returns false. what and scope are for errors:
-// what the list has, and the scope that the token needs. An endless list is an error: what is
-// missing from it would be taken for gone.
-func each[T any](ctx context.Context, c *Client, what, scope, path string, query url.Values, fn func(T) bool) error {
+// each calls fn with what a list has until fn returns false, once with each id: what is new moves the rest
+// to pages that are not read yet. what and scope are for errors: what the list has, and the scope that the
+// token needs. An endless list is an error: what is missing from it would be taken for gone.
+func each[T any](ctx context.Context, c *Client, what, scope, path string, query url.Values, id func(T) string, fn func(T) bool) error {
 	query = maps.Clone(query)
 	if query == nil {
 		query = url.Values{"per_page": {"100"}}
 	}
+	seen := map[string]bool{}
 	for page, read := 1, 0; read < maxPages; read++ {
 		query.Set("page", strconv.Itoa(page))
 		var some []T
@@ -126,7 +127,9 @@ func each[T any](ctx context.Context, c *Client, what, scope, path string, query
 			return fmt.Errorf("list %s: %w", what, plain(err, scope))
 		}
 		for _, t := range some {
-			if !fn(t) {
+			known := seen[id(t)]
+			seen[id(t)] = id(t) != ""
+			if !known && !fn(t) {
 				return nil
 			}
 		}
@@ -138,8 +141,8 @@ func each[T any](ctx context.Context, c *Client, what, scope, path string, query
 	return fmt.Errorf("list %s: there are more than %d pages", what, maxPages)
 }
 
-func list[T any](ctx context.Context, c *Client, what, scope, path string, query url.Values) (all []T, err error) {
-	err = each(ctx, c, what, scope, path, query, func(t T) bool {
+func list[T any](ctx context.Context, c *Client, what, scope, path string, query url.Values, id func(T) string) (all []T, err error) {
+	err = each(ctx, c, what, scope, path, query, id, func(t T) bool {
 		all = append(all, t)
 		return true
 	})

@@ -28,7 +28,8 @@ type NewBuild struct {
 // Build is what matters about a build to those who want its result. Times that have
 // not come are zero.
 type Build struct {
-	Number   int               `json:"number"`
+	ID       string            `json:"id"`
+	Number   int               `json:"number"` // unique in its pipeline
 	State    string            `json:"state"`
 	Blocked  bool              `json:"blocked"` // it waits for a person
 	URL      string            `json:"web_url"`
@@ -117,7 +118,7 @@ func (c *Client) Unfinished(ctx context.Context, org string) ([]Build, error) {
 // so pages are smaller than the API allows.
 func (c *Client) builds(ctx context.Context, path string, query url.Values) ([]Build, error) {
 	query.Set("per_page", "30") // at most 1.9 MB each for kbnode's own builds
-	return list[Build](ctx, c, "builds", "read_builds", path, query)
+	return list[Build](ctx, c, "builds", "read_builds", path, query, func(b Build) string { return b.ID })
 }
 
 // Build returns a build by its number.

@@ -208,3 +208,31 @@ func TestAgentsPages(t *testing.T) {
 		t.Errorf("%d agents, %v", len(got), err)
 	}
 }
+
+// TestShiftedPages reads lists of which the last of a page is the first of the next, because one was added
+// meanwhile. An agent and a build without an ID are themselves.
+func TestShiftedPages(t *testing.T) {
+	t.Parallel()
+	const agent = `{"id":%q,"name":%[1]q,"meta_data":["queue=b200","node=n","slots=6"]}`
+	const build = `{"id":%q,"number":1,"jobs":[{"type":"script","state":"scheduled","agent_query_rules":["queue=b200"]}]}`
+	r, _, err := patient(t, server(func(r *http.Request) (int, map[string]string, string) {
+		pages, one := map[string][]string{"1": {"d", "c", ""}, "2": {"c", "b", ""}}, agent
+		if strings.HasSuffix(r.URL.Path, "/builds") {
+			one = build
+		}
+		page := r.URL.Query().Get("page")
+		var all []string
+		for _, id := range pages[page] {
+			all = append(all, fmt.Sprintf(one, id))
+		}
+		next := map[string]string{"Link": `<http://buildkite.test/v2?page=2>; rel="next"`}
+		if page == "2" {
+			next = nil
+		}
+		return 200, next, "[" + strings.Join(all, ",") + "]"
+	})).ReadQueues(t.Context(), "o", "b200")
+	must.Do(t, err)
+	if q := r.Queues[0]; len(q.Agents) != 5 || q.Waiting.Jobs != 5 || len(q.Lacking) != 1 {
+		t.Errorf("%+v", q)
+	}
+}
