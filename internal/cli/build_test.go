@@ -181,6 +181,25 @@ func TestSubmitPayload(t *testing.T) {
 	}
 }
 
+// TestSubmitResultFile refuses what the result must not replace, and a directory that is closed, before it sends anything.
+func TestSubmitResultFile(t *testing.T) {
+	dir := t.TempDir()
+	closed := filepath.Join(dir, "closed")
+	must.Do(t, errors.Join(syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600), os.Symlink("other", filepath.Join(dir, "link")), os.Mkdir(closed, 0o555)))
+	for name, want := range map[string]string{"pipe": "is not a regular file", "link": "is not a regular file", "closed": "is not a regular file", "closed/x": "you may not write to the directory " + closed} {
+		if name == "closed/x" && os.Geteuid() == 0 {
+			continue
+		}
+		r, s, _ := onQueue(t, map[string]string{"result.json": resultGood}, "submit", "--queue", "b200", "--hello", "--result", filepath.Join(dir, name))
+		if r.code != 2 || !strings.Contains(r.err, want) || len(s.Builds()) > 0 {
+			t.Errorf("%s: %+v, %d builds", name, r, len(s.Builds()))
+		}
+	}
+	file := must.Write(t, dir, "result.json", "old")
+	onQueue(t, map[string]string{"result.json": resultGood}, "submit", "--queue", "b200", "--hello", "--result", file)
+	must.Equal(t, resultGood, must.Read(t, file))
+}
+
 // TestSubmitDryRun checks that --dry-run sends no request.
 func TestSubmitDryRun(t *testing.T) {
 	t.Setenv("BUILDKITE_API_URL", "")

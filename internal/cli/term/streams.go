@@ -10,6 +10,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // Exit codes of every command.
@@ -95,8 +97,8 @@ func exists(name string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// CheckFolder refuses a flag whose file cannot be written, because its folder does not exist or it is "-",
-// which no one means as a name.
+// CheckFolder refuses a flag whose file cannot be written, because of its folder or because it is "-", which
+// no one means as a name. What is written is renamed to its name, so it would replace a link or a device.
 func CheckFolder(flag, name string) error {
 	switch name {
 	case "":
@@ -104,8 +106,18 @@ func CheckFolder(flag, name string) error {
 	case "-":
 		return Usagef("%s - is not standard output; write the name of a file", flag)
 	}
-	if dir := filepath.Dir(name); !exists(dir) {
+	dir := filepath.Dir(name)
+	folder, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return Usagef("%s: the directory %s does not exist; make it first", flag, dir)
+	case err == nil && !folder.IsDir():
+		return Usagef("%s: %s is not a directory; write the name of another file", flag, dir)
+	case unix.Access(dir, unix.W_OK|unix.X_OK) != nil:
+		return Usagef("%s: you may not write to the directory %s; write the name of another file", flag, dir)
+	}
+	if info, err := os.Lstat(name); err == nil && !info.Mode().IsRegular() {
+		return Usagef("%s: %s is not a regular file; write the name of another file", flag, name)
 	}
 	return nil
 }
