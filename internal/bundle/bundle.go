@@ -128,15 +128,15 @@ func tail(text []byte, n int) []byte { return text[max(0, len(text)-n):] }
 // hidden replaces secrets.
 const hidden = "(hidden)"
 
-// bearerChar matches a character of a token (RFC 6750).
-const bearerChar = `[0-9A-Za-z._~+/=-]`
+// longChar matches a character of a token (RFC 6750).
+const longChar = `[0-9A-Za-z._~+/=-]`
 
 // secretForms match what looks like a secret anywhere in a text. The groups of each are kept.
 var secretForms = sync.OnceValue(func() []*regexp.Regexp {
 	var all []*regexp.Regexp
 	for _, form := range []string{
 		// The tokens of Buildkite, GitHub, GitLab, Docker Hub and Vault. After its prefix, one may be a JSON web token.
-		`()\b(?:bk[a-z]{2,3}_|gh[a-z]_|github_pat_|gl(?:pat|dt)-|dckr_[a-z]{3}_|hv[bs]\.)` + bearerChar + `{16,}`,
+		`()\b(?:bk[a-z]{2,3}_|gh[a-z]_|github_pat_|gl(?:pat|dt)-|dckr_[a-z]{3}_|hv[bs]\.)` + longChar + `{16,}`,
 		`()\bhf_[0-9A-Za-z]{30,}`,                          // Hugging Face's
 		`()eyJ[0-9A-Za-z_-]{10,}(?:\.[0-9A-Za-z_-]*){2,4}`, // JSON web tokens
 		`(?i)([a-z0-9_.-]*(?:token|secret(?:[-_]access[-_]key|[-_]key)?|passw(?:or)?d|passphrase|(?:api|private)[-_]?key|credential)s?\\*["']?\s*[=:]\s*)` +
@@ -144,7 +144,7 @@ var secretForms = sync.OnceValue(func() []*regexp.Regexp {
 			`(?:(\\+")[^"\\\n]{4,}|(")(?:\\.|[^"\\\n]){4,}|(')[^'\n]{4,}|[^\s"'\\][^\s"\\]{2,}[^\s"'\\])`,
 		`(?i)(--?(?:token|password|secret|(?:api|private)[-_]?key)\s+)[^\s"']{4,}`,
 		`(?i)((?:authorization|proxy-authorization)["']?\s*[=:]\s*["']?(?:\w+ )?)[^\s"',;}]{4,}`,
-		`(?i)(\bbearer\s+)` + bearerChar + `{16,}`,
+		`(?i)(\bbearer\s+)` + longChar + `{16,}`,
 		`(?i)("auth"\s*:\s*")[^"]+`,
 		`(?i)([a-z][a-z0-9+.-]*://)[^/\s"']+@`,
 		// the login of a proxy, which needs no scheme
