@@ -63,7 +63,7 @@ func Load(name string) (*Problem, error) {
 		if !is || i < 0 || !e.Type().IsRegular() {
 			continue
 		}
-		text, err := task.ReadSubmission(dir, e.Name())
+		text, err := t.ReadSubmission(e.Name())
 		if err != nil {
 			return nil, fmt.Errorf("read submission: %w", err)
 		}

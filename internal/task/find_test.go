@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/examples"
@@ -87,6 +88,35 @@ func TestFind(t *testing.T) {
 		if got, err := Find(name); err == nil || !strings.Contains(err.Error(), want) || len(err.Error()) > 4000 {
 			t.Errorf("%.40q: %+v, %v; want %s", name, got, err, want)
 		}
+	}
+}
+
+// TestReadSubmission reads what may lie beside a task.yml: never without end, and never waiting.
+func TestReadSubmission(t *testing.T) {
+	t.Parallel()
+	dir := problem(t, smallTask+"-- a/right.py --\n1\n")
+	must.Do(t, os.WriteFile(filepath.Join(dir, "large.py"), []byte(strings.Repeat(" ", maxFile+1)), 0o600))
+	must.Do(t, syscall.Mkfifo(filepath.Join(dir, "pipe.py"), 0o600))
+	must.Do(t, os.Symlink("/dev/zero", filepath.Join(dir, "zero.py")))
+	must.Do(t, os.Symlink("a/right.py", filepath.Join(dir, "link.py")))
+	p, err := Find(dir)
+	must.Do(t, err)
+	for name, want := range map[string]string{
+		"a/right.py": "", "link.py": "", "large.py": "is over 8388608 bytes; make it smaller", "pipe.py": "is not a file; name a regular file",
+		"zero.py": "is not a file; name a regular file", "a": "is not a file; name a regular file", "none.py": "does not exist; fix the path, or add the file",
+	} {
+		if want != "" {
+			want = filepath.Join(dir, name) + " " + want
+		}
+		got, err := p.ReadSubmission(name)
+		if must.Err(t, err, want); err == nil && got != "1\n" {
+			t.Errorf("%s: got %q", name, got)
+		}
+	}
+	p, err = Find("prefix_python")
+	must.Do(t, err)
+	if text, err := p.ReadSubmission(p.Submission); err != nil || !strings.Contains(text, "custom_kernel") {
+		t.Errorf("of an example: %q, %v", text, err)
 	}
 }
 

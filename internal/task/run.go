@@ -2,7 +2,7 @@ package task
 
 import (
 	"fmt"
-	"io/fs"
+	"path/filepath"
 	"time"
 )
 
@@ -46,11 +46,12 @@ func ReadSubmissionFile(name string) (string, error) {
 	return string(text), nil
 }
 
-// ReadSubmission reads a file of a problem's directory.
-func ReadSubmission(dir fs.FS, name string) (string, error) {
-	text, err := fs.ReadFile(dir, name)
-	if err == nil && len(text) > maxFile {
-		err = fmt.Errorf("%s has more than %d bytes", name, maxFile)
+// ReadSubmission reads a submission from the problem's directory.
+func (t *Task) ReadSubmission(name string) (string, error) {
+	name = filepath.Join(t.Dir, name)
+	text, err := t.readFile(name, maxFile)
+	if err != nil {
+		return "", fmt.Errorf("%.300s %w", name, err)
 	}
-	return string(text), err
+	return string(text), nil
 }

@@ -202,8 +202,10 @@ func readProblem(name string, args []string) (t *task.Task, submission string, e
 	}
 	if len(args) > 0 {
 		submission, err = task.ReadSubmissionFile(args[0])
-	} else if submission, err = task.ReadSubmission(t.FS(), t.Submission); errors.Is(err, fs.ErrNotExist) {
+	} else if _, absent := fs.Stat(t.FS(), t.Submission); errors.Is(absent, fs.ErrNotExist) {
 		return nil, "", term.Usagef("%s has no %s of its own; name the file of your submission", t.Dir, t.Submission)
+	} else {
+		submission, err = t.ReadSubmission(t.Submission)
 	}
 	if err != nil {
 		return nil, "", term.Usage(fmt.Errorf("read submission: %w", err))
