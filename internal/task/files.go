@@ -29,24 +29,86 @@ func (t *Task) readFile(name string, most int64) ([]byte, error) {
 		return readFile(name, most)
 	}
 	text, err := fs.ReadFile(t.Root, name)
-	if pe, ok := errors.AsType[*fs.PathError](err); ok {
-		return nil, fmt.Errorf("cannot be read: %w", pe.Err)
+	if err != nil {
+		return nil, unread(err)
 	}
-	return text, err
+	return text, nil
+}
+
+// readSource reads a file that becomes part of a payload, by its path from task.yml's directory.
+func (t *Task) readSource(source string) ([]byte, error) {
+	name := filepath.Join(t.Dir, source)
+	if t.Root == nil {
+		var err error
+		if name, err = resolve(t.Dir, source); err != nil {
+			return nil, err
+		}
+	}
+	return t.readFile(name, maxFile)
+}
+
+// resolve returns the path of a source without links. Jobs get its text, and anyone may have written the
+// task.yml, or the links beside it. So it refuses what is outside of the problem's scope, and hidden files
+// in it, such as .env and .git/config.
+func resolve(dir, source string) (string, error) {
+	dir, err := resolveDir(dir)
+	if err != nil {
+		return "", unread(err)
+	}
+	file, err := filepath.EvalSymlinks(filepath.Join(dir, source))
+	if err != nil {
+		return "", unread(err)
+	}
+	top := scope(dir)
+	if rel, err := filepath.Rel(top, file); err != nil || !filepath.IsLocal(rel) {
+		return "", fmt.Errorf("leads out of %.300s, where all files of a problem must be; copy it there", top)
+	}
+	way, err := filepath.Rel(dir, file)
+	for part := range strings.SplitSeq(way, "/") {
+		if err != nil || strings.HasPrefix(part, ".") && part != "." && part != ".." {
+			return "", errors.New("is hidden, as private files are; give it a name that does not begin with a dot")
+		}
+	}
+	return file, nil
+}
+
+// resolveDir returns a directory's absolute path without links. filepath.Abs may return one with the
+// links in PWD, whose .. leads elsewhere.
+func resolveDir(dir string) (string, error) {
+	dir, err := filepath.EvalSymlinks(dir)
+	if err != nil || filepath.IsAbs(dir) {
+		return dir, err
+	}
+	wd, err := os.Getwd()
+	if err == nil {
+		wd, err = filepath.EvalSymlinks(wd)
+	}
+	return filepath.Join(wd, dir), err
+}
+
+// scope returns the directory that has all of a problem's files: its git repository or, in a copy that is
+// none, the parent directory, where problems keep what they share. Sets of problems that lie side by side,
+// each with its list SET.yaml beside it, also share files.
+func scope(dir string) string {
+	for at := dir; ; at = filepath.Dir(at) {
+		if _, err := os.Lstat(filepath.Join(at, ".git")); err == nil {
+			return at
+		}
+		if at == filepath.Dir(at) {
+			break
+		}
+	}
+	set := filepath.Dir(dir)
+	if _, err := os.Lstat(set + ".yaml"); err == nil {
+		return filepath.Dir(set)
+	}
+	return set
 }
 
 // readFile reads a regular file of at most that many bytes. It neither blocks on a
 // pipe nor opens a device. Errors are to follow the file's name, and do not repeat it.
-func readFile(name string, most int64) (text []byte, err error) {
-	defer func() {
-		if pe, ok := errors.AsType[*fs.PathError](err); ok {
-			err = fmt.Errorf("cannot be read: %w", pe.Err)
-		}
-	}()
+func readFile(name string, most int64) ([]byte, error) {
 	info, err := os.Stat(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errors.New("does not exist; fix the path, or add the file")
-	}
 	if err == nil && !info.Mode().IsRegular() {
 		return nil, errors.New("is not a file; name a regular file")
 	}
@@ -55,17 +117,28 @@ func readFile(name string, most int64) (text []byte, err error) {
 		f, err = os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
 	}
 	if err != nil {
-		return nil, err
+		return nil, unread(err)
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
-	text, err = io.ReadAll(io.LimitReader(f, most+1))
+	text, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {
-		return nil, err
+		return nil, unread(err)
 	}
 	if int64(len(text)) > most {
 		return nil, fmt.Errorf("is over %d bytes; make it smaller", most)
 	}
 	return text, nil
+}
+
+// unread returns why a file cannot be read, to follow its name.
+func unread(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return errors.New("does not exist; fix the path, or add the file")
+	}
+	if pe, ok := errors.AsType[*fs.PathError](err); ok {
+		err = pe.Err
+	}
+	return fmt.Errorf("cannot be read: %w", err)
 }
 
 // text reads a file that a line names, as Python's read_text does: line ends become \n.
@@ -77,7 +150,7 @@ func (d *definition) text(line int, source string) string {
 	if d.size > maxText {
 		return "" // already recorded
 	}
-	b, err := d.t.readFile(filepath.Join(d.t.Dir, source), maxFile)
+	b, err := d.t.readSource(source)
 	if d.size += len(b); err == nil && d.size > maxText {
 		err = fmt.Errorf("brings the files to over %d bytes; make them smaller", maxText)
 	}

@@ -15,8 +15,8 @@ import (
 
 // Find reads the problem in a directory, or of a task.yml, or the example of that name if there is no
 // such directory or file. The error has every fault of task.yml, with its line and what to write instead.
-// A file's source may be outside the directory, since problems share files, so someone else's task.yml
-// can name any text file that this process can read.
+// A file's source may be outside the directory, since problems share files, but not outside of the
+// problem's git repository or, without one, of the directory above it.
 func Find(name string) (*Task, error) {
 	info, err := os.Stat(name)
 	switch {

@@ -103,7 +103,7 @@ func TestReadSubmission(t *testing.T) {
 	must.Do(t, err)
 	for name, want := range map[string]string{
 		"a/right.py": "", "link.py": "", "large.py": "is over 8388608 bytes; make it smaller", "pipe.py": "is not a file; name a regular file",
-		"zero.py": "is not a file; name a regular file", "a": "is not a file; name a regular file", "none.py": "does not exist; fix the path, or add the file",
+		"zero.py": "leads out of " + filepath.Dir(dir), "a": "is not a file; name a regular file", "none.py": "does not exist; fix the path, or add the file",
 	} {
 		if want != "" {
 			want = filepath.Join(dir, name) + " " + want
@@ -117,6 +117,80 @@ func TestReadSubmission(t *testing.T) {
 	must.Do(t, err)
 	if text, err := p.ReadSubmission(p.Submission); err != nil || !strings.Contains(text, "custom_kernel") {
 		t.Errorf("of an example: %q, %v", text, err)
+	}
+}
+
+// TestScope has problems by others, which want files of their user. What is in the scope may be shared.
+func TestScope(t *testing.T) {
+	const (
+		secret = "token"
+		shared = "shared\n"
+		task   = `{files: [{name: s.py, source: "@SUBMISSION@"}, {name: e.py, source: "SOURCE"}], lang: py, config: {main: e.py}}`
+		hidden = `source "SOURCE" is hidden, as private files are; give it a name that does not begin with a dot`
+	)
+	leads := func(top string) string {
+		return `source "SOURCE" leads out of DIR/home/` + top + `, where all files of a problem must be; copy it there`
+	}
+	for name, c := range map[string]struct{ mark, source, link, want string }{ // a mark with - is a file
+		"beside":                          {source: "e.py"},
+		"of the set":                      {source: "../e.py"},
+		"above the set":                   {source: "../../e.py", want: leads("all/set")},
+		"a token above":                   {source: "../../../token", want: leads("all/set")},
+		"of a set with a list":            {mark: "-home/all/set.yaml", source: "../../other/e.py"},
+		"above sets with lists":           {mark: "-home/all/set.yaml", source: "../../../token", want: leads("all")},
+		"of a repository":                 {mark: "home/all/.git", source: "../../other/e.py"},
+		"above a repository":              {mark: "home/all/.git", source: "../../../token", want: leads("all")},
+		"above a problem's repository":    {mark: "home/all/set/sum/.git", source: "../e.py", want: leads("all/set/sum")},
+		"of a worktree":                   {mark: "-home/all/.git", source: "../../other/e.py"},
+		"a link to the set":               {source: "link", link: "../e.py"},
+		"a full link to the set":          {source: "link", link: "DIR/home/all/set/e.py"},
+		"a link to a token":               {source: "link", link: "../../../token", want: leads("all/set")},
+		"a link to a directory":           {source: "link/token", link: "DIR/home", want: leads("all/set")},
+		"a name that begins like the set": {source: "../../set2/e.py", want: leads("all/set")},
+		"hidden":                          {source: ".env", want: hidden},
+		"hidden in the set":               {source: "../.env", want: hidden},
+		"the repository's settings":       {mark: "home/all/.git", source: "../../.git/config", want: hidden},
+		"a link to what is hidden":        {source: "link", link: "../.env", want: hidden},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, err := filepath.EvalSymlinks(t.TempDir())
+			must.Do(t, err)
+			for _, name := range []string{"set/sum/e.py", "set/e.py", "set2/e.py", "other/e.py", "e.py"} {
+				must.Write(t, dir, "home/all/"+name, shared)
+			}
+			for _, name := range []string{"token", "all/set/sum/.env", "all/set/.env"} {
+				must.Write(t, dir, "home/"+name, secret)
+			}
+			if file, is := strings.CutPrefix(c.mark, "-"); is {
+				must.Write(t, dir, file, "")
+			} else if c.mark != "" {
+				must.Write(t, dir, c.mark+"/config", secret)
+			}
+			sum := filepath.Join(dir, "home/all/set/sum")
+			must.Write(t, sum, FileName, strings.ReplaceAll(task, "SOURCE", c.source))
+			if c.link != "" {
+				must.Do(t, os.Symlink(strings.ReplaceAll(c.link, "DIR", dir), filepath.Join(sum, "link")))
+			}
+			want := strings.NewReplacer("SOURCE", c.source, "DIR", dir).Replace(c.want)
+			p, err := Find(sum)
+			if must.Err(t, err, want); err == nil {
+				must.Equal(t, shared, p.files[1].text)
+			}
+
+			must.Write(t, sum, FileName, strings.ReplaceAll(task, "SOURCE", "e.py"))
+			must.Do(t, os.Symlink(sum, filepath.Join(dir, "elsewhere")))
+			t.Chdir(filepath.Join(dir, "elsewhere"))
+			for _, where := range []string{sum, filepath.Join(dir, "elsewhere"), ".", "../sum"} {
+				p, err := Find(where)
+				must.Do(t, err)
+				_, want, _ := strings.Cut(want, `" `)
+				if text, err := p.ReadSubmission(c.source); err == nil && text != shared {
+					t.Errorf("%s: the submission is %q", where, text)
+				} else {
+					must.Err(t, err, want)
+				}
+			}
+		})
 	}
 }
 

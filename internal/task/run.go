@@ -48,10 +48,9 @@ func ReadSubmissionFile(name string) (string, error) {
 
 // ReadSubmission reads a submission from the problem's directory.
 func (t *Task) ReadSubmission(name string) (string, error) {
-	name = filepath.Join(t.Dir, name)
-	text, err := t.readFile(name, maxFile)
+	text, err := t.readSource(name)
 	if err != nil {
-		return "", fmt.Errorf("%.300s %w", name, err)
+		return "", fmt.Errorf("%.300s %w", filepath.Join(t.Dir, name), err)
 	}
 	return string(text), nil
 }
