@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -105,7 +104,7 @@ node keeps about ten thousand events.`,
 					return
 				}
 				if asJSON {
-					_ = json.NewEncoder(s.Out).Encode(e) // s.Out keeps the error
+					_ = term.EncodeJSON(s.Out, "", e) // s.Out keeps the error
 					return
 				}
 				slot := "node"

@@ -134,17 +134,21 @@ func TestRunnerProblemNeeds(t *testing.T) {
 
 func TestRunnerProblemJSON(t *testing.T) {
 	t.Parallel()
+	prints := must.Write(t, t.TempDir(), "prints.py", `print("a\x9b31m\u202eb")`+"\n"+must.Read(t, "../../examples/prefix_python/submission.py"))
 	for file, want := range map[string]struct {
 		code   int
 		passed bool
-	}{"submission.py": {0, true}, "wrong.py": {1, false}} {
-		r := runs(t, process(t, "runner", "--problem", "prefix_python", "../../examples/prefix_python/"+file, "--json"))
+	}{"../../examples/prefix_python/submission.py": {0, true}, "../../examples/prefix_python/wrong.py": {1, false}, prints: {0, true}} {
+		r := runs(t, process(t, "runner", "--problem", "prefix_python", file, "--json"))
 		var got struct {
 			Success bool
 			Runs    map[string]struct{ Run struct{ Passed bool } }
 		}
 		if err := json.Unmarshal([]byte(r.out), &got); err != nil || r.code != want.code || !got.Success || got.Runs["test"].Run.Passed != want.passed {
 			t.Errorf("%s: %v, %+v", file, err, r)
+		}
+		if strings.ContainsAny(r.out, "\u009b\u202e") || strings.Contains(r.out, `a\u009b31m\u202eb`) != (file == prints) {
+			t.Errorf("%s: %q", file, r.out)
 		}
 	}
 	// With --workdir, the same is in its directory.

@@ -211,3 +211,13 @@ func TestVerbatim(t *testing.T) {
 		t.Errorf("on a terminal:\n%s\nelsewhere:\n%s%s", got, plainly.out, plainly.err)
 	}
 }
+
+// TestJSONIsVisible checks that a terminal acts on nothing in the JSON of a command, which has what jobs wrote.
+func TestJSONIsVisible(t *testing.T) {
+	t.Parallel()
+	for indent, want := range map[string]string{"": `{"gpu":"a\u009b31m\u202e<é"}`, "  ": "{\n  \"gpu\": \"a\\u009b31m\\u202e<é\"\n}"} {
+		var out bytes.Buffer
+		must.Do(t, term.EncodeJSON(&out, indent, map[string]string{"gpu": "a\u009b31m\u202e<é"}))
+		must.Equal(t, want+"\n", out.String())
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -67,6 +68,24 @@ func Block(s string) string {
 			b.WriteRune(r)
 		}
 		i += n
+	}
+	return b.String()
+}
+
+// JSON escapes the characters of a JSON text that are not visible. Its value stays the same.
+func JSON(doc string) string {
+	var b strings.Builder
+	b.Grow(len(doc))
+	for _, r := range doc {
+		switch {
+		case r < 0x7f || Visible(r): // a lower one that is not visible is white space
+			b.WriteRune(r)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
+		default:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		}
 	}
 	return b.String()
 }

@@ -1,6 +1,9 @@
 package text
 
 import (
+	"encoding/json"
+	"errors"
+	"reflect"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -52,6 +55,27 @@ func TestLine(t *testing.T) {
 	} {
 		if got := Line(c.in, c.most); got != c.want || !utf8.ValidString(got) {
 			t.Errorf("Line(%.20q, %d) = %q, want %q", c.in, c.most, got, c.want)
+		}
+	}
+}
+
+// TestJSON escapes what an encoder leaves as it is, and changes no value.
+func TestJSON(t *testing.T) {
+	t.Parallel()
+	plain := "{\n\t\"é😀\": \"日 \\u001b<\"\r\n}"
+	for in, want := range map[string]string{
+		plain:                                  plain,
+		"\"\u0080\u009b31m\u009d0;x\u009c\"":   `"\u0080\u009b31m\u009d0;x\u009c"`,
+		"\"\u202eexe\u2066\u200b\ufeff\x7f\"":  `"\u202eexe\u2066\u200b\ufeff\u007f"`,
+		"[\"\\\\\u2028\", \"\\n\U000e0041é\"]": `["\\\u2028", "\n\udb40\udc41é"]`,
+	} {
+		got := JSON(in)
+		if got != want {
+			t.Errorf("%q: got %q", in, got)
+		}
+		var before, after any
+		if err := errors.Join(json.Unmarshal([]byte(in), &before), json.Unmarshal([]byte(got), &after)); err != nil || !reflect.DeepEqual(before, after) {
+			t.Errorf("%q became %q, %v", before, after, err)
 		}
 	}
 }

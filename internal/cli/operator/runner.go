@@ -148,7 +148,7 @@ func (l *localFlags) run(ctx context.Context, s term.Streams, o runner.Options, 
 	missing := submit.Missing(r)
 	switch {
 	case l.asJSON:
-		term.Verbatim(s.Out, string(raw))
+		term.Verbatim(s.Out, text.JSON(string(raw)))
 	case ctx.Err() != nil:
 		term.Printf(s.Out, "%s\n", said)
 	case missing != "":

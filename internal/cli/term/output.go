@@ -8,6 +8,8 @@ import (
 	"time"
 
 	pretty "github.com/jedib0t/go-pretty/v6/text"
+
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Answer is a command's standard output. It keeps the first error, so that no one mistakes a
@@ -68,12 +70,17 @@ func ExitUnless(yes bool, err error) error {
 // PrintJSON writes JSON, indented.
 func PrintJSON(w io.Writer, v any) error { return EncodeJSON(w, "  ", v) }
 
-// EncodeJSON writes JSON, as one line if indent is "".
+// EncodeJSON writes JSON, as one line if indent is "". A terminal acts on no character of it.
 func EncodeJSON(w io.Writer, indent string, v any) error {
-	enc := json.NewEncoder(w)
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", indent)
-	if err := enc.Encode(v); err != nil {
+	err := enc.Encode(v)
+	if err == nil {
+		_, err = io.WriteString(w, text.JSON(b.String()))
+	}
+	if err != nil {
 		return fmt.Errorf("write JSON: %w", err)
 	}
 	return nil
