@@ -37,6 +37,9 @@ func (t *Task) RunTime(mode string) time.Duration {
 	return limit
 }
 
+// IsArch reports whether a word is an architecture as a payload has it: 90a for nvcc's sm_90a.
+func IsArch(arch string) bool { return archForm().MatchString(arch) }
+
 // ReadSubmissionFile reads a submission from a regular file of this machine.
 func ReadSubmissionFile(name string) (string, error) {
 	text, err := readFile(name, maxFile)

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/submit"
+	"github.com/gpu-mode/kbnode/internal/task"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -49,7 +50,11 @@ func (t *targetFlags) add(cmd *cobra.Command) {
 // that is wrong.
 func (t *targetFlags) resolve() error {
 	t.Org, t.Pipeline = t.api.Org, cmp.Or(t.Pipeline, os.Getenv("BUILDKITE_PIPELINE"), defaultPipeline)
-	return t.Resolve()
+	var err error
+	if t.Arch != "" && !task.IsArch(t.Arch) {
+		err = fmt.Errorf("--arch %.60q: write the number alone, without sm_, such as 90a", t.Arch)
+	}
+	return errors.Join(err, t.Resolve())
 }
 
 func (t *targetFlags) requests(jobs ...submit.Job) (all []map[string]any) {
