@@ -264,6 +264,24 @@ func TestLoad(t *testing.T) {
 		_, err := Load(dir)
 		must.Err(t, err, tt.err)
 	}
+
+	// Links are submissions too. What is there and cannot be read is not left out.
+	must.Write(t, dir, "shared/kernel.py", "linked")
+	must.Do(t, os.Remove(filepath.Join(dir, "submission.py")))
+	for _, name := range []string{"submission.py", "wrong_2.py"} {
+		must.Do(t, os.Symlink("shared/kernel.py", filepath.Join(dir, name)))
+	}
+	must.Do(t, os.Mkdir(filepath.Join(dir, "wrongs.py"), 0o755))
+	p, err := Load(dir)
+	must.Do(t, err)
+	must.Equal(t, []Submission{{"submission.py", Right, "linked"}, {"wrong_2.py", Wrong, "linked"}, {"cheater.py", Cheat, "x"}}, p.Submissions)
+	for _, to := range []string{"none.py", os.DevNull, "shared"} {
+		link := filepath.Join(dir, "wrong_3.py")
+		must.Do(t, os.Symlink(to, link))
+		_, err := Load(dir)
+		must.Err(t, err, "read submission: "+link)
+		must.Do(t, os.Remove(link))
+	}
 }
 
 // TestPartsSideBySide checks that partitions of a GPU, which share its UUID, count as separate

@@ -60,7 +60,7 @@ func Load(name string) (*Problem, error) {
 	for _, e := range entries {
 		stem, is := strings.CutSuffix(e.Name(), ext)
 		i := slices.IndexFunc(order, func(k Kind) bool { return stem == string(k) || k != Right && strings.HasPrefix(stem, string(k)) })
-		if !is || i < 0 || !e.Type().IsRegular() {
+		if !is || i < 0 || e.IsDir() { // ReadSubmission refuses what is no file, and reads links
 			continue
 		}
 		text, err := t.ReadSubmission(e.Name())
