@@ -84,7 +84,8 @@ func Read(r io.Reader) (string, error) {
 	return read(r, maxEncoded)
 }
 
-// ReadJSON reads a payload that is not encoded: UTF-8 of at most 16 MiB.
+// ReadJSON reads a payload that is not encoded: UTF-8 of at most 16 MiB, without the byte order mark
+// that editors on Windows put first.
 func ReadJSON(r io.Reader) (string, error) {
 	text, err := read(r, maxJSON)
 	switch {
@@ -95,7 +96,7 @@ func ReadJSON(r io.Reader) (string, error) {
 	case !utf8.ValidString(text):
 		return "", errors.New("the payload's JSON is not UTF-8; encode it as UTF-8")
 	}
-	return text, nil
+	return strings.TrimPrefix(text, "\ufeff"), nil
 }
 
 // read reads up to one byte more than a limit.

@@ -53,7 +53,7 @@ func Inflate(text string) (string, error) {
 		doc, err = inflate(packed)
 	}
 	if err != nil {
-		if strings.HasPrefix(strings.TrimLeft(text, " \t\r\n"), "{") {
+		if strings.HasPrefix(strings.TrimLeft(text, "\ufeff \t\r\n"), "{") {
 			err = errors.New("the payload is JSON text; encode it with kbnode payload encode, or give it to kbnode runner with --config")
 		}
 		return "", err
