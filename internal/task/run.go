@@ -21,7 +21,10 @@ func Runs(mode string) []string {
 	return nil
 }
 
-// RunTime returns how long a job of a mode may run.
+// maxRunTime is the longest time limit that a pipeline's step may have.
+const maxRunTime = 7 * 24 * time.Hour
+
+// RunTime returns how long a job of a mode may run, a week at most.
 func (t *Task) RunTime(mode string) time.Duration {
 	limits := map[string]time.Duration{"test": t.TestTimeout, "benchmark": t.BenchmarkTimeout, "leaderboard": t.RankedTimeout}
 	limit := Overhead
@@ -29,12 +32,13 @@ func (t *Task) RunTime(mode string) time.Duration {
 		limit += limits[run]
 	}
 	if mode == "profile" {
-		limit += t.BenchmarkTimeout * time.Duration(max(1, t.Benchmarks))
+		n := time.Duration(max(1, t.Benchmarks))
+		limit += n * min(t.BenchmarkTimeout, maxRunTime/n) // more may overflow
 	}
 	if t.Lang == CUDA {
 		limit += 6 * time.Minute // the compiler may run three times
 	}
-	return limit
+	return min(limit, maxRunTime)
 }
 
 // IsArch reports whether a word is an architecture as a payload has it: 90a for nvcc's sm_90a.

@@ -116,6 +116,31 @@ ranking_by: geom
 	must.Equal(t, "80", p.Arch)
 }
 
+// TestRunTime has problems whose benchmarks may take more than any job.
+func TestRunTime(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		mode, lang string
+		benchmarks int
+		limit      time.Duration // of each benchmark
+		want       time.Duration
+	}{
+		{"test", Python, 4, time.Hour, 11 * time.Minute},
+		{"benchmark", CUDA, 4, time.Hour, 76 * time.Minute},
+		{"leaderboard", Python, 4, time.Hour, 73 * time.Minute},
+		{"profile", Python, 0, time.Hour, 70 * time.Minute},
+		{"profile", CUDA, 4, time.Hour, 256 * time.Minute},
+		{"profile", Python, 20, maxTimeout * time.Second, maxRunTime},
+		{"profile", CUDA, 110_000, maxTimeout * time.Second, maxRunTime},
+		{"profile", Python, 220_000, maxTimeout * time.Second, maxRunTime},
+	} {
+		p := Task{Lang: c.lang, Benchmarks: c.benchmarks, TestTimeout: time.Minute, BenchmarkTimeout: c.limit, RankedTimeout: 2 * time.Minute}
+		if got := p.RunTime(c.mode); got != c.want {
+			t.Errorf("%+v: got %s", c, got)
+		}
+	}
+}
+
 func TestConfigRefuses(t *testing.T) {
 	t.Parallel()
 	p, err := Find(problem(t, `
