@@ -156,6 +156,9 @@ func (f *submitFlags) request(s term.Streams, args []string) (submit.Request, er
 		f.runs = task.Runs("test")
 	case f.payload != "":
 		r.Payload, err = f.readPayload(s)
+		if !errors.Is(err, context.Canceled) {
+			err = term.Usage(err) // 1 is for a submission that did not pass
+		}
 		r.Message = "kbnode submit: a payload"
 	default:
 		err = f.readTask(&r, args)
