@@ -118,7 +118,7 @@ func each[T any](ctx context.Context, c *Client, what, scope, path string, query
 	if query == nil {
 		query = url.Values{"per_page": {"100"}}
 	}
-	seen := map[string]bool{}
+	known := map[string]bool{}
 	for page, read := 1, 0; read < maxPages; read++ {
 		query.Set("page", strconv.Itoa(page))
 		var some []T
@@ -127,9 +127,9 @@ func each[T any](ctx context.Context, c *Client, what, scope, path string, query
 			return fmt.Errorf("list %s: %w", what, plain(err, scope))
 		}
 		for _, t := range some {
-			known := seen[id(t)]
-			seen[id(t)] = id(t) != ""
-			if !known && !fn(t) {
+			before := known[id(t)]
+			known[id(t)] = id(t) != ""
+			if !before && !fn(t) {
 				return nil
 			}
 		}

@@ -268,9 +268,9 @@ func (w *world) Canary(ctx context.Context, slot Slot, image string) (Canary, er
 			w.passed[image] = true
 		}
 		if w.pruning {
-			gone := func(_, i string) bool { return i == image }
-			maps.DeleteFunc(w.names, gone)
-			maps.DeleteFunc(w.digests, gone)
+			removed := func(_, i string) bool { return i == image }
+			maps.DeleteFunc(w.names, removed)
+			maps.DeleteFunc(w.digests, removed)
 		}
 		return nil
 	})
