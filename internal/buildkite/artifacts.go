@@ -60,12 +60,16 @@ func (c *Client) fetch(ctx context.Context, a Artifact, most int64) ([]byte, err
 		return nil, err
 	}
 	resp, err := c.http.Do(req)
-	if err != nil {
+	redirect, is := errors.AsType[*Refusal](err)
+	switch {
+	case err == nil:
+		_ = resp.Body.Close() // read already
+		return nil, errors.New("there is no link to it")
+	case !is || redirect.location == nil:
 		return nil, err
 	}
-	_ = resp.Body.Close() // read already
-	to, err := resp.Location()
-	if err != nil || to.Scheme != "https" && to.Scheme != at.Scheme {
+	to := redirect.location
+	if to.Scheme != "https" && to.Scheme != at.Scheme {
 		return nil, errors.New("there is no https link to it")
 	}
 	if req, err = http.NewRequestWithContext(ctx, http.MethodGet, to.String(), nil); err != nil {

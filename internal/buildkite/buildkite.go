@@ -18,6 +18,7 @@ import (
 	"github.com/buildkite/go-buildkite/v4"
 
 	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // maxPages bounds a list to ten thousand agents, or three thousand builds.
@@ -52,8 +53,7 @@ func New(o Options) (*Client, error) {
 		w.pace, w.attempts = &pace{}, 6
 	}
 	c := &Client{
-		// Redirects would send the token elsewhere.
-		http:  &http.Client{Transport: w, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
+		http:  &http.Client{Transport: w},
 		store: &http.Client{Transport: &wire{network: o.Network, attempts: w.attempts, each: storeTime, log: o.Log}},
 	}
 	options := []buildkite.ClientOpt{buildkite.WithTokenAuth(o.Token), buildkite.WithUserAgent("kbnode"), buildkite.WithHTTPClient(c.http)}
@@ -162,6 +162,10 @@ func plain(err error, scope string) error {
 		return err
 	}
 	explained := *refused
+	if to := refused.location; to != nil {
+		at := text.Line(to.Scheme+"://"+to.Host, 100)
+		explained.advice = fmt.Sprintf("the API is redirected to %s (%d); set BUILDKITE_API_URL to its own address, or ask who runs the network", at, refused.Status)
+	}
 	switch refused.Status {
 	case http.StatusUnauthorized:
 		explained.advice = "Buildkite refuses the API token; create one in Personal Settings, API Access Tokens"

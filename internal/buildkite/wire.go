@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"strconv"
 	"sync"
 	"time"
@@ -31,11 +32,13 @@ const (
 // errTooLarge is not retried: the response would be no smaller.
 var errTooLarge = fmt.Errorf("the answer is over %d MiB", maxBody>>20)
 
-// Refusal is an error response. What was requested was not done.
+// Refusal is an error response, or a redirect of the API's. What was requested was not done.
 type Refusal struct {
 	Status  int    // HTTP status code
 	Message string // from Buildkite, truncated
 	advice  string // what to do about it, in place of all else
+
+	location *url.URL // where a redirect leads to; may be nil
 }
 
 func (r *Refusal) Error() string {
@@ -131,7 +134,10 @@ func (w *wire) send(r *http.Request) (*http.Response, error) {
 		return nil, errTooLarge
 	case resp.StatusCode >= 400:
 		return nil, &Refusal{Status: resp.StatusCode, Message: message(body)}
-	case w.json && resp.StatusCode < 300 && len(body) > 0 && !json.Valid(body):
+	case w.json && resp.StatusCode >= 300: // it would send the token elsewhere
+		location, _ := resp.Location()
+		return nil, &Refusal{Status: resp.StatusCode, Message: message(body), location: location}
+	case w.json && len(body) > 0 && !json.Valid(body):
 		return nil, fmt.Errorf("the answer is not JSON: %.60q", body)
 	}
 	resp.Body = io.NopCloser(bytes.NewReader(body))

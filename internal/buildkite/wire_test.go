@@ -151,6 +151,36 @@ func TestWire(t *testing.T) {
 	}
 }
 
+// TestRedirected has an API that redirects, as http:// and portals of networks do. Their pages are not shown.
+func TestRedirected(t *testing.T) {
+	t.Parallel()
+	for status := 300; status < 310; status++ {
+		for to, want := range map[string]string{
+			"https://portal.test/login?next=x": fmt.Sprintf("the API is redirected to https://portal.test (%d); set BUILDKITE_API_URL", status),
+			"/login":                           fmt.Sprintf("the API is redirected to http://buildkite.test (%d)", status),
+			"":                                 fmt.Sprintf("Buildkite returned %d", status),
+		} {
+			asked := 0
+			c := patient(t, server(func(r *http.Request) (int, map[string]string, string) {
+				if asked++; r.URL.Host != "buildkite.test" || r.URL.Path == "/login" {
+					t.Errorf("asked %s", r.URL)
+				}
+				return status, map[string]string{"Location": to}, "<html>\x1b]0;pwned\a" + strings.Repeat("x", 1<<20)
+			}))
+			_, listed := c.Agents(t.Context(), "o")
+			_, created := c.Create(t.Context(), "o", "p", NewBuild{})
+			for _, err := range []error{listed, created, c.Cancel(t.Context(), "o", "p", 1)} {
+				if Refused(err) != status || !strings.Contains(err.Error(), want) || len(err.Error()) > 200 || strings.Contains(err.Error(), "pwned") {
+					t.Errorf("%d to %q: %.300q", status, to, err)
+				}
+			}
+			if asked != 3 {
+				t.Errorf("%d requests", asked)
+			}
+		}
+	}
+}
+
 // lists are the read-only calls.
 var lists = map[string]func(context.Context, *Client) error{
 	"agents": func(ctx context.Context, c *Client) error { _, err := c.Agents(ctx, "o"); return err },
