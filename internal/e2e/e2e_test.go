@@ -235,6 +235,11 @@ func TestHold(t *testing.T) {
 			t.Errorf("%v; want %s", seconds, want)
 		}
 	})
+	for n := 1; n <= MaxJobs; n++ { // Buildkite accepts 50 requests a minute
+		if created := time.Duration(n) * time.Minute / 50; holdFor(n) < created {
+			t.Fatalf("%d jobs are held for %s and created in %s", n, holdFor(n), created)
+		}
+	}
 }
 
 // TestLoad checks that problems that cannot tell right from wrong are refused.

@@ -21,7 +21,7 @@ var waiting embed.FS
 // when the last begins: agents ask for work every ten seconds, and Buildkite accepts 50 requests
 // a minute.
 func holdFor(n int) time.Duration {
-	return min(15*time.Second+time.Duration(n)*1500*time.Millisecond, 10*time.Minute)
+	return 15*time.Second + time.Duration(n)*1500*time.Millisecond
 }
 
 // target returns where the builds of a part go, and how long they may run.
