@@ -46,23 +46,23 @@ func pause(since time.Duration) time.Duration {
 }
 
 type run struct {
-	index     int
-	job       Job
-	out       Outcome
-	build     buildkite.Build
-	waiting   time.Time // since when the build waits, by this machine's clock
-	running   time.Time
-	why       Verdict // why it was canceled
-	reason    string
-	canceling bool      // cancellation was requested
-	twins     []int     // builds of the same run, which are canceled
-	left      string    // what could not be canceled of them
-	tries     int       // requests for the build
-	unsure    time.Time // when the last of them failed; zero while one is under way
-	err       error     // why
-	fetching  bool
-	done      bool
-	status    Status
+	index    int
+	job      Job
+	out      Outcome
+	build    buildkite.Build
+	waiting  time.Time // since when the build waits, by this machine's clock
+	running  time.Time
+	why      Verdict // why it was canceled
+	reason   string
+	canceled time.Time // when cancellation was requested
+	twins    []int     // builds of the same run, which are canceled
+	left     string    // what could not be canceled of them
+	tries    int       // requests for the build
+	unsure   time.Time // when the last of them failed; zero while one is under way
+	err      error     // why
+	fetching bool
+	done     bool
+	status   Status
 }
 
 // follower owns the runs: only its loop touches them. Slow work runs aside and returns a
@@ -268,7 +268,10 @@ func (f *follower) found(r *run, b buildkite.Build) {
 func (f *follower) checkTimes() {
 	for _, r := range f.runs {
 		switch {
-		case r.done || r.fetching || r.why != "" || r.waiting.IsZero():
+		case r.done || r.fetching:
+		case !r.canceled.IsZero() && time.Since(r.canceled) > cancelTime+time.Duration(len(f.runs))*slowest:
+			f.finish(r, r.why, r.reason+"; it may still be running: it did not end in time after it was canceled")
+		case r.why != "" || r.waiting.IsZero():
 		case f.QueueTime > 0 && r.running.IsZero() && time.Since(r.waiting) > f.QueueTime:
 			r.why, r.reason = TimedOut, fmt.Sprintf("no agent took it within %s", f.QueueTime)
 			f.cancel(r)
@@ -293,10 +296,10 @@ func (f *follower) interrupt() {
 // cancel cancels a run's build. Later polls find out when it has ended.
 func (f *follower) cancel(r *run) {
 	f.report(r, "canceling")
-	if r.canceling {
+	if !r.canceled.IsZero() {
 		return
 	}
-	r.canceling = true
+	r.canceled = time.Now()
 	if r.why == "" {
 		r.why, r.reason = Cancelled, "interrupted"
 	}

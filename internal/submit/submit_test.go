@@ -296,6 +296,20 @@ func TestCancelFaults(t *testing.T) {
 	}
 }
 
+// TestEndless checks that a build that does not end after it was canceled is given up.
+func TestEndless(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		bk := open(t, bktest.Options{}, 1, takes(3600, 0, nil))
+		bk.Inject(bktest.Fault{Route: cancelRoute, Status: http.StatusOK}) // which does nothing
+		got := bk.run(t.Context(), Options{Target: Target{RunTime: time.Minute}}, job("a"))[0]
+		if got.Verdict != TimedOut || got.Reason != "it did not end within 1m0s; it may still be running: it did not end in time after it was canceled" {
+			t.Errorf("%+v", got)
+		}
+		time.Sleep(time.Hour)
+	})
+}
+
 // TestNoAnswer checks that an API that stops answering is given up late, and that the outcome
 // says what may still run. An API that refuses to be asked gets no build.
 func TestNoAnswer(t *testing.T) {
