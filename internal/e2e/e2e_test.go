@@ -134,7 +134,8 @@ func TestAgentsThatRestart(t *testing.T) {
 			here, leave := context.WithCancel(t.Context())
 			last := bktest.Worker{Name: "n-gpu4", Tags: []string{"queue=b200", "node=n", "gpu-index=4", "gpu-uuid=GPU-4"}}
 			restart = sync.OnceFunc(func() {
-				time.AfterFunc(time.Second, leave) // not before the server has this job's end
+				// Not before the server has this job's end, and before there is another job.
+				time.AfterFunc(time.Millisecond, leave)
 				last.Do = func(_ context.Context, w *bktest.Work) { w.Exit = 1 }
 				time.AfterFunc(3*time.Minute, func() { must.Do(t, s.Employ(t.Context(), last)) })
 			})
