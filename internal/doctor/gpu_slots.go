@@ -100,11 +100,7 @@ func gpuPresent(_ context.Context, m *Machine) Answer {
 			Advise("look for it with lspci and sudo dmesg, and reboot; if it was removed for good, move /var/lib/kbnode/slots.json away and run sudo kbnode install"))
 	}
 	for _, r := range replaced {
-		finding := warn("%s", r.Why).Of(r.Slot).Safely("kbnode reconcile")
-		if m.Plan != nil && slices.ContainsFunc(m.Plan.Slots, func(s plan.Slot) bool { return s.Index == r.Slot && strings.Contains(s.Parked, r.Why) }) {
-			finding = fail("%s", r.Why).Of(r.Slot).Advise("write the new UUID in its place in gpus or groups of %s", plan.ConfigPath)
-		}
-		wrong = append(wrong, finding)
+		wrong = append(wrong, warn("%s", r.Why).Of(r.Slot).Safely("kbnode reconcile"))
 	}
 	return foundOr(wrong, ok("%d GPUs in %d slots", len(m.Inventory.GPUs), len(bindings)))
 }

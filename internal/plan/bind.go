@@ -57,8 +57,9 @@ func (a assignment) binding() Binding {
 
 // bind makes slots of GPUs, parts of GPUs and groups. A slot keeps what it has
 // unless the operator chooses otherwise: a missing GPU parks its slot and leaves
-// every other slot as it was.
-func bind(gpus []inventory.GPU, cfg config.Config, bindings []Binding, reshape bool) ([]assignment, []string, error) {
+// every other slot as it was. settled says that the configuration selects as it did
+// when they were made.
+func bind(gpus []inventory.GPU, cfg config.Config, bindings []Binding, reshape, settled bool) ([]assignment, []string, error) {
 	if cfg.GPUs.None {
 		slots := make([]assignment, cfg.Slots)
 		for k := range slots {
@@ -74,7 +75,6 @@ func bind(gpus []inventory.GPU, cfg config.Config, bindings []Binding, reshape b
 	if len(gpus) == 0 && len(bindings) == 0 {
 		return nil, nil, errors.New("this machine has no GPU that kbnode can see; check that the driver is loaded (nvidia-smi, or ls /sys/class/kfd for AMD), then run kbnode inventory; for slots without a GPU, use --gpus none --slots N")
 	}
-	running := len(bindings) > 0 && !reshape
 	pool, replaced := findMembers(gpus, bindings, reshape)
 	var warnings []string
 	for _, g := range undivided(gpus, pool) {
@@ -84,7 +84,13 @@ func bind(gpus []inventory.GPU, cfg config.Config, bindings []Binding, reshape b
 		}
 		warnings = append(warnings, why+"; it becomes a slot when it can be read")
 	}
-	chosen, err := choose(pool, cfg.GPUs, int(cfg.GPUCount), running)
+	for _, r := range replaced {
+		warnings = append(warnings, "slot "+SlotName(r.Slot)+": "+r.Why)
+	}
+	chosen, err := choose(pool, cfg.GPUs, int(cfg.GPUCount))
+	if settled && (len(cfg.GPUs.List) > 0 || cfg.GPUCount > 0) {
+		chosen, err = keepSelection(pool, chosen, len(cfg.GPUs.List) > 0), nil
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -94,28 +100,19 @@ func bind(gpus []inventory.GPU, cfg config.Config, bindings []Binding, reshape b
 		}
 		return m.later
 	})
-	groups, left, err := group(chosen, cfg, bindings, running)
+	groups, left, err := group(chosen, cfg, bindings, settled)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, m := range left {
-		warnings = append(warnings, fmt.Sprintf("%s is in no slot, because gpus_per_slot is %d; if it replaces another, move %s away and run sudo kbnode install", m.describe(), cfg.GPUsPerSlot, BindingsPath))
+		warnings = append(warnings, fmt.Sprintf("%s is in no slot, because gpus_per_slot is %d; if it replaces another, move %s away and run sudo kbnode install",
+			m.describe(), cfg.GPUsPerSlot, BindingsPath))
 	}
 	slots := number(groups, pool, bindings)
-	for _, r := range replaced {
-		if !slices.ContainsFunc(slots, func(s assignment) bool { return strings.Contains(s.Parked, r.Why) }) {
-			warnings = append(warnings, "slot "+SlotName(r.Slot)+": "+r.Why)
-		}
-	}
 	for i := range slots {
 		slots[i].last = lastOf(bindings, slots[i].Index)
 		if slots[i].Parked != "" {
 			warnings = append(warnings, slots[i].ParkedWarning())
-		}
-		for _, m := range slots[i].members {
-			if m.Address != "" {
-				warnings = append(warnings, fmt.Sprintf("slot %s: %s moved from %s to %s; write the new address in gpus or groups", slots[i].Name, m.describe(), m.Address, m.PCI))
-			}
 		}
 	}
 	return slots, warnings, nil
@@ -132,8 +129,8 @@ func lastOf(bindings []Binding, slot int) *Last {
 }
 
 // choose returns the members that the operator wants. An index is a GPU's number,
-// which does not shift when another GPU goes away. A running node has slots.
-func choose(pool []Member, want config.GPUs, count int, running bool) ([]Member, error) {
+// which does not shift when another GPU goes away.
+func choose(pool []Member, want config.GPUs, count int) ([]Member, error) {
 	chosen := pool
 	if len(want.List) > 0 {
 		listed := map[int]bool{}
@@ -148,11 +145,8 @@ func choose(pool []Member, want config.GPUs, count int, running bool) ([]Member,
 				}
 				listed[i] = true
 			}
-			if u := &pool[indices[0]]; len(indices) == 1 {
-				u.later = false // a part that the operator names
-				if strings.HasSuffix(name, ":"+strconv.Itoa(u.number-1)) {
-					u.Named = u.number
-				}
+			if len(indices) == 1 {
+				pool[indices[0]].later = false // a part that the operator names
 			}
 		}
 		chosen = nil
@@ -166,11 +160,6 @@ func choose(pool []Member, want config.GPUs, count int, running bool) ([]Member,
 	switch {
 	case count == 0:
 		return chosen, nil
-	case running && want.All && count < len(all) && count == len(numbers(only(chosen, Member.bound))):
-		for i := range chosen {
-			chosen[i].later = !chosen[i].bound() // a card that was added
-		}
-		return chosen, nil
 	case !want.IsZero() && count != len(all):
 		return nil, fmt.Errorf("gpu_count: %d and gpus, which lists %d, contradict each other; leave out one of them (--gpu-count, --gpus)", count, len(all))
 	case count < 0 || count > len(all):
@@ -179,63 +168,51 @@ func choose(pool []Member, want config.GPUs, count int, running bool) ([]Member,
 	return slices.DeleteFunc(slices.Clone(chosen), func(u Member) bool { return !slices.Contains(all[:count], u.GPU) }), nil
 }
 
+// keepSelection returns what slots have, whatever the names mean now, and what they also mean for a later install.
+func keepSelection(pool, chosen []Member, listed bool) []Member {
+	kept := only(pool, Member.bound)
+	for _, m := range chosen {
+		if !m.bound() && listed {
+			m.later = true
+			kept = append(kept, m)
+		}
+	}
+	slices.SortStableFunc(kept, compareMembers)
+	return kept
+}
+
+// only returns the elements of a list for which is returns true.
+func only[T any](list []T, is func(T) bool) []T {
+	return slices.DeleteFunc(slices.Clone(list), func(v T) bool { return !is(v) })
+}
+
 // named returns the indices that a name refers to: all parts of a GPU, or the one
-// whose number follows a colon. A slot keeps the GPU that its name meant: it is
-// the same one if it moved, and is lost if another has its place.
+// whose number follows a colon.
 func named(pool []Member, name string) ([]int, error) {
 	gpu, part, parted := name, "", false
 	if i := strings.LastIndexByte(name, ':'); i >= 0 && !strings.Contains(name[i:], ".") {
 		gpu, part, parted = name[:i], name[i+1:], true
 	}
-	address := false
-	for _, form := range []string{gpu, "0000:" + gpu} { // nvidia-smi prints eight digits of the domain
-		if pci, ok := inventory.PCIAddress(form); ok && !address {
-			gpu, address = pci, true
-		}
-	}
-	is := func(u Member) bool { return strings.EqualFold(u.UUID, gpu) || strings.EqualFold(u.PCI, gpu) }
-	was := func(u Member) bool { return u.kept != nil && is(*u.kept) }
-	number, err := strconv.Atoi(gpu)
-	cards := []int{number}
-	if err != nil {
-		cards = numbers(only(pool, is))
-		if before := numbers(only(pool, was)); before != nil && (address || cards == nil) {
-			cards = before // another GPU may have the address now, but none gets the UUID
-		}
+	if pci, ok := inventory.PCIAddress(gpu); ok { // nvidia-smi prints eight digits of the domain
+		gpu = pci
 	}
 	var matches []int
 	for i, u := range pool {
-		if slices.Contains(cards, u.GPU) {
+		if k, err := strconv.Atoi(gpu); err == nil && u.GPU == k || err != nil &&
+			(strings.EqualFold(u.UUID, gpu) || strings.EqualFold(u.PCI, gpu) || strings.EqualFold(strings.TrimPrefix(u.PCI, "0000:"), gpu)) {
 			matches = append(matches, i)
 		}
 	}
 	if len(matches) == 0 {
 		return nil, fmt.Errorf("GPU %s does not exist: this machine has %s", gpu, numberList(numbers(pool)))
 	}
-	if parted {
-		all := len(matches)
-		k, err := strconv.Atoi(part)
-		if matches = slices.DeleteFunc(matches, func(i int) bool { return pool[i].number != k+1 }); err != nil || k < 0 || len(matches) == 0 {
-			return nil, fmt.Errorf("GPU %s has no part %s: it has %d", gpu, part, all)
-		}
+	if !parted {
+		return matches, nil
 	}
-	for _, i := range matches {
-		switch u := &pool[i]; {
-		case !was(*u) || is(*u):
-		case address:
-			u.Address = u.kept.PCI
-		default:
-			number := u.number
-			*u = *u.kept
-			u.number, u.nodes = number, []string{}
-		}
+	if k, err := strconv.Atoi(part); err == nil && k < len(matches) && pool[matches[0]].Part() != "" {
+		return matches[k : k+1], nil
 	}
-	return matches, nil
-}
-
-// only returns the elements of a list for which is returns true.
-func only[T any](list []T, is func(T) bool) []T {
-	return slices.DeleteFunc(slices.Clone(list), func(v T) bool { return !is(v) })
+	return nil, fmt.Errorf("GPU %s has no part %s: it has %d", gpu, part, len(matches))
 }
 
 // numbers returns the GPU numbers in a sorted pool.
@@ -258,20 +235,16 @@ func numberList(list []int) string {
 	return "GPU " + strings.Join(names, ", ")
 }
 
-// kept reports whether a slot has kept just this group.
-func kept(bindings []Binding, g []Member) bool {
-	at := slices.IndexFunc(bindings, func(b Binding) bool { return b.Slot == g[0].slot })
-	return at >= 0 && len(bindings[at].Members()) == len(g) && !slices.ContainsFunc(g, func(u Member) bool { return u.slot != g[0].slot })
-}
-
 // number gives each group its slot: the one that has kept all of it, else the one
 // of its first member, else that member's index in pool.
 func number(groups [][]Member, pool []Member, bindings []Binding) []assignment {
 	indices := make([]int, len(groups))
 	used := map[int]bool{}
 	for i, g := range groups {
+		k := g[0].slot
 		indices[i] = -1
-		if k := g[0].slot; kept(bindings, g) {
+		at := slices.IndexFunc(bindings, func(b Binding) bool { return b.Slot == k })
+		if at >= 0 && len(bindings[at].Members()) == len(g) && !slices.ContainsFunc(g, func(u Member) bool { return u.slot != k }) {
 			indices[i], used[k] = k, true
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -27,7 +28,8 @@ func Build(in Input) (*Plan, error) {
 	if why := unlisted(inv); why != "" && len(bindings.Slots) == 0 && !cfg.GPUs.None {
 		return nil, fmt.Errorf("the list of GPUs could not be read, so no slots can be planned; install again when it can be read (%s)", why)
 	}
-	slots, warnings, err := bind(inv.GPUs, cfg, bindings.Slots, in.Reshape)
+	settled := !in.Reshape && bindings.Node != nil && reflect.DeepEqual(bindings.Node.Chosen, selectionOf(cfg))
+	slots, warnings, err := bind(inv.GPUs, cfg, bindings.Slots, in.Reshape, settled)
 	if err != nil {
 		return nil, err
 	}

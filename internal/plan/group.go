@@ -11,29 +11,34 @@ import (
 
 // group combines members into slots: first those that the configuration names, then
 // as many whole GPUs as a slot is to have, neighbors first. Slots that already have
-// such a group keep it. GPUs that were added to a running node, or are new beside
-// a missing one, and make no whole group are left over.
-func group(members []Member, cfg config.Config, bindings []Binding, running bool) (groups [][]Member, left []Member, err error) {
+// such a group keep it. If settled, all slots keep what they have, and new GPUs that
+// make no whole group are left over.
+func group(members []Member, cfg config.Config, bindings []Binding, settled bool) (groups [][]Member, left []Member, err error) {
 	taken := make([]bool, len(members))
-	pick := func(group []int) (g []Member) {
-		for _, i := range group {
-			g = append(g, members[i])
-		}
-		return g
-	}
 	take := func(group []int) {
+		var g []Member
 		for _, i := range group {
 			taken[i] = true
+			g = append(g, members[i])
 		}
-		groups = append(groups, pick(group))
+		groups = append(groups, g)
 	}
-	// A group whose slot has kept it is parked if one of its cards was replaced by another kind.
-	fits := func(group []int) error {
-		err := oneKind(pick(group))
-		if err != nil && running && kept(bindings, pick(group)) {
-			members[group[0]].lost, err = cmp.Or(members[group[0]].lost, err.Error()), nil
+	if settled {
+		for _, b := range bindings {
+			var group []int
+			for i, u := range members {
+				if u.slot == b.Slot {
+					group = append(group, i)
+				}
+			}
+			if err := oneKind(members, group); err != nil && len(group) > 1 { // another kind replaced a card
+				members[group[0]].lost = cmp.Or(members[group[0]].lost, err.Error())
+			}
+			if len(group) > 0 {
+				take(group)
+			}
 		}
-		return err
+		cfg.Groups = nil // it has them
 	}
 	for _, names := range cfg.Groups {
 		var group []int
@@ -50,7 +55,7 @@ func group(members []Member, cfg config.Config, bindings []Binding, running bool
 			}
 		}
 		slices.Sort(group)
-		if err := fits(group); err != nil {
+		if err := oneKind(members, group); err != nil {
 			return nil, nil, fmt.Errorf("groups: %w", err)
 		}
 		take(group)
@@ -71,32 +76,27 @@ func group(members []Member, cfg config.Config, bindings []Binding, running bool
 			kinds[model] = append(kinds[model], i)
 		}
 	}
-	for _, b := range bindings {
-		var group []int
-		for i, u := range members {
-			if !taken[i] && u.slot == b.Slot && u.Part() == "" {
-				group = append(group, i)
-			}
-		}
-		if len(group) == size && len(b.Members()) == size && fits(group) == nil {
-			take(group)
-		}
-	}
 	for _, model := range models {
-		all := len(kinds[model])
-		free := slices.DeleteFunc(kinds[model], func(i int) bool { return taken[i] })
-		var fresh []int // which the operator did not choose, or beside a missing one, whose slot keeps its place
-		if running && len(cfg.GPUs.List) == 0 && cfg.GPUCount == 0 || slices.ContainsFunc(members, func(u Member) bool { return u.gpu == nil }) {
-			fresh = slices.DeleteFunc(slices.Clone(free), func(i int) bool { return members[i].bound() })
-		}
+		free := kinds[model]
 		rest := len(free) % size
-		if rest > len(fresh) {
+		if rest > 0 && !settled {
 			return nil, nil, fmt.Errorf("gpus_per_slot: %s cannot be divided into groups of %d; write a number that divides them (--gpus-per-slot), choose others with --gpus, or name groups in %s",
-				text.Count(all, "GPU"), size, ConfigPath)
+				text.Count(len(free), "GPU"), size, ConfigPath)
 		}
-		for _, i := range fresh[len(fresh)-rest:] {
+		for _, i := range free[len(free)-rest:] {
 			taken[i] = true
 			left = append(left, members[i])
+		}
+		for _, b := range bindings {
+			var group []int
+			for _, i := range free {
+				if members[i].slot == b.Slot {
+					group = append(group, i)
+				}
+			}
+			if len(group) == size && len(b.Members()) == size {
+				take(group)
+			}
 		}
 		for {
 			free = slices.DeleteFunc(free, func(i int) bool { return taken[i] })
@@ -111,10 +111,9 @@ func group(members []Member, cfg config.Config, bindings []Binding, running bool
 }
 
 // oneKind returns an error for a group whose members cannot compute together.
-func oneKind(group []Member) error {
-	first := group[0]
-	for _, u := range group {
-		switch {
+func oneKind(members []Member, group []int) error {
+	for _, i := range group {
+		switch first, u := members[group[0]], members[i]; {
 		case u.MIG != nil:
 			return fmt.Errorf("GPU %d is in MIG mode, and a program can use at most one instance; leave it out of groups, or turn MIG off", u.GPU)
 		case u.Vendor != first.Vendor || u.Model != first.Model || u.Part() != first.Part():

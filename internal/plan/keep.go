@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -29,7 +30,31 @@ type LastNode struct {
 	ReserveMemory config.Size        `json:"reserve_memory,omitempty"` // as configured
 	MemoryPerSlot config.Size        `json:"memory_per_slot,omitempty"`
 	Disk          config.Size        `json:"disk,omitempty"`
+	Chosen        *Selection         `json:"chosen,omitempty"`
 	Software      inventory.Software `json:"software"` // only what plans depend on
+}
+
+// Selection is what the configuration says of which GPUs become which slots. While it says the same, slots keep
+// what they have: a name may mean another GPU, or none, once a card was replaced, moved or lost.
+type Selection struct {
+	GPUs        []string   `json:"gpus,omitempty"`
+	All         bool       `json:"all,omitempty"`
+	GPUCount    int        `json:"gpu_count,omitempty"`
+	GPUsPerSlot int        `json:"gpus_per_slot,omitempty"`
+	Groups      [][]string `json:"groups,omitempty"`
+}
+
+// selectionOf returns nil if the configuration leaves it to kbnode.
+func selectionOf(cfg config.Config) *Selection {
+	s := &Selection{All: cfg.GPUs.All && cfg.GPUCount > 0, GPUCount: int(cfg.GPUCount)}
+	s.GPUs, s.Groups = append(s.GPUs, cfg.GPUs.List...), append(s.Groups, cfg.Groups...)
+	if cfg.GPUsPerSlot > 1 {
+		s.GPUsPerSlot = cfg.GPUsPerSlot
+	}
+	if reflect.DeepEqual(s, &Selection{}) {
+		return nil
+	}
+	return s
 }
 
 // Recall returns an inventory in which what could not be read is as last planned.
@@ -216,7 +241,7 @@ func (p *Plan) lastNode(inv *inventory.Inventory, cfg config.Config) *LastNode {
 			}
 		}
 	}
-	n := &LastNode{ReservedCPUs: p.Reserved.CPUs, ReserveMemory: cfg.Reserve.Memory, MemoryPerSlot: cfg.MemoryPerSlot, Disk: cfg.Job.Disk, Software: sw}
+	n := &LastNode{ReservedCPUs: p.Reserved.CPUs, ReserveMemory: cfg.Reserve.Memory, MemoryPerSlot: cfg.MemoryPerSlot, Disk: cfg.Job.Disk, Chosen: selectionOf(cfg), Software: sw}
 	if cfg.Node == "" {
 		n.Name = inv.Hostname
 	}

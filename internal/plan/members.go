@@ -21,10 +21,6 @@ type Member struct {
 	Mode       string `json:"mode,omitempty"`      // AMD: how the GPU is partitioned, "SPX" if it is not; "" if unknown
 	NUMANode   int    `json:"numa_node"`
 	MemoryNode int    `json:"memory_node"`
-	// Named is 1 more than the number by which gpus names this part of its GPU ("1:0"); 0 if it does not.
-	Named int `json:"named,omitempty"`
-	// Address is the PCI address by which gpus or groups names it, if it has moved since; else "".
-	Address string `json:"address,omitempty"`
 	// MIG is the place of a MIG instance in its GPU; nil for a whole GPU.
 	MIG *Placement `json:"mig,omitempty"`
 	// What it was last planned with, used when the current values cannot be read.
@@ -32,11 +28,9 @@ type Member struct {
 	Instance string `json:"instance,omitempty"` // UUID of the MIG instance
 
 	// What the machine has in its place now.
-	kept      *Member        // as its slot has kept it, lost if another card has its place; nil for none, and in an install
 	gpu       *inventory.GPU // nil while it is missing
 	mig       *inventory.MIG // the instance
 	slot      int            // the one that has kept it; -1 for none
-	number    int            // of the part of its GPU, from 1; 0 for a whole GPU
 	lost      string         // why it cannot be used; "" when it can
 	twice     bool           // an earlier slot has kept it, too
 	later     bool           // an instance beside others that slots have kept: an install makes a slot of it
@@ -131,12 +125,6 @@ func findMembers(gpus []inventory.GPU, bindings []Binding, reshape bool) (pool [
 	var distinct []Member
 	twice := false
 	for _, m := range members {
-		if !reshape {
-			kept := m
-			kept.PCI, kept.Address, kept.Named = cmp.Or(m.Address, m.PCI), "", 0
-			m.kept = &kept
-		}
-		m.Address = ""
 		if at := slices.IndexFunc(distinct, func(s Member) bool { return overlap(s, m) }); at >= 0 {
 			if !reshape && distinct[at].slot != m.slot {
 				twice, m.twice = true, true
@@ -152,11 +140,7 @@ func findMembers(gpus []inventory.GPU, bindings []Binding, reshape bool) (pool [
 			continue
 		}
 		if g := d.entries[0]; m.UUID != "" && g.UUID != "" && !strings.EqualFold(m.UUID, g.UUID) {
-			why := fmt.Sprintf("GPU %s at %s was replaced by %s", m.UUID, m.PCI, g.UUID)
-			replaced = append(replaced, Loss{m.slot, m, why})
-			if m.kept != nil {
-				m.kept.lost = why + "; write the new UUID in its place in gpus or groups"
-			}
+			replaced = append(replaced, Loss{m.slot, m, fmt.Sprintf("GPU %s at %s was replaced by %s", m.UUID, m.PCI, g.UUID)})
 		}
 		if m = d.find(m); m.lost != "" {
 			d.lost = append(d.lost, m)
@@ -185,30 +169,8 @@ func findMembers(gpus []inventory.GPU, bindings []Binding, reshape bool) (pool [
 		pool = slices.Concat(pool, d.has, d.lost, fresh)
 	}
 	slices.SortStableFunc(pool, compareMembers)
-	numberParts(pool, reshape)
 	giveNodes(pool)
 	return pool, replaced
-}
-
-// numberParts numbers the parts of each GPU in a sorted pool, from 1. A part that gpus named keeps its number,
-// or what is lost would give its own to the next; an install counts again what a GPU reports.
-func numberParts(pool []Member, reshape bool) {
-	used := map[[2]int]bool{}
-	for i := range pool {
-		u := &pool[i]
-		again := reshape && u.gpu != nil && u.gpu.Healthy && !u.gpu.PartsUnread()
-		if key := [2]int{u.GPU, u.Named}; u.Named > 0 && !used[key] && !again {
-			u.number, used[key] = u.Named, true
-		}
-		u.Named = 0
-	}
-	for i := range pool {
-		for k := 1; pool[i].number == 0 && pool[i].Part() != ""; k++ {
-			if key := [2]int{pool[i].GPU, k}; !used[key] {
-				pool[i].number, used[key] = k, true
-			}
-		}
-	}
 }
 
 // card identifies the GPU of a member as it was kept. The address alone does not: a
@@ -267,7 +229,7 @@ func (d *device) find(u Member) Member {
 	}
 	for _, now := range d.offers() {
 		if now.lost == "" && samePart(old, now) && (old.Part() == "" || !d.unread() || len(d.entries) >= d.kept || old.MIG != nil) {
-			now.slot, now.Named, now.kept = u.slot, u.Named, u.kept
+			now.slot = u.slot
 			now.keep(old)
 			return now
 		}

@@ -264,7 +264,7 @@ func TestBindings(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			slots, _, err := bind(tt.gpus, config.Config{GPUs: tt.want, GPUCount: tt.count}, tt.bindings, false)
+			slots, _, err := bind(tt.gpus, config.Config{GPUs: tt.want, GPUCount: tt.count}, tt.bindings, false, false)
 			if tt.err != "" {
 				must.Err(t, err, tt.err)
 				return

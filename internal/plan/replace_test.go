@@ -26,7 +26,7 @@ func TestCardsChange(t *testing.T) {
 	}
 	byUUID, fours := config.Config{GPUs: uuids}, config.Config{GPUsPerSlot: 4}
 	grouped := config.Config{Groups: config.Groups{uuids.List[:4], uuids.List[4:]}}
-	replaced := fmt.Sprintf("GPU %s at %s was replaced by %s; write the new UUID in its place in gpus or groups", uuids.List[3], inv.GPUs[3].PCI, fresh)
+	replaced := fmt.Sprintf("GPU %s at %s was replaced by %s", uuids.List[3], inv.GPUs[3].PCI, fresh)
 	const mixed = "GPU 0 is NVIDIA B200 and GPU 3 is NVIDIA B300; group GPUs of the same kind"
 	replace := func(gpus []inventory.GPU) []inventory.GPU {
 		gpus[3].UUID = fresh
@@ -34,6 +34,12 @@ func TestCardsChange(t *testing.T) {
 	}
 	other := func(gpus []inventory.GPU) []inventory.GPU {
 		gpus[3].UUID, gpus[3].Model = fresh, "NVIDIA B300"
+		return gpus
+	}
+	move := func(gpus []inventory.GPU) []inventory.GPU { // all by one address
+		for i := range gpus {
+			gpus[i].PCI = append(slices.Clone(addresses.List[1:]), "0000"+free)[i][4:]
+		}
 		return gpus
 	}
 	add := func(model string) func([]inventory.GPU) []inventory.GPU {
@@ -52,9 +58,9 @@ func TestCardsChange(t *testing.T) {
 		changed  bool   // the configuration, so that reconcile refuses as well
 	}{
 		"replaced": {cfg: config.Config{}, change: replace, said: "slot gpu3: GPU " + uuids.List[3]},
-		"replaced, by UUID": {cfg: byUUID, change: replace, parked: "gpu3: " + replaced, said: "slot gpu3 is parked: GPU " + uuids.List[3],
+		"replaced, by UUID": {cfg: byUUID, change: replace, said: "slot gpu3: " + replaced,
 			refused: "GPU " + uuids.List[3] + " does not exist: this machine has GPUs 0 to 7"},
-		"replaced in a group, by UUID": {cfg: grouped, change: replace, parked: "gpu0: " + replaced, refused: "groups: GPU " + uuids.List[3] + " does not exist"},
+		"replaced in a group, by UUID": {cfg: grouped, change: replace, said: "slot gpu0: " + replaced, refused: "groups: GPU " + uuids.List[3] + " does not exist"},
 		"replaced, by address":         {cfg: config.Config{GPUs: addresses}, change: replace, said: "slot gpu3: GPU " + uuids.List[3]},
 		"another model":                {cfg: fours, change: other, parked: "gpu0: " + mixed, refused: "gpus_per_slot: 7 GPUs cannot be divided into groups of 4"},
 		"another model in a group": {cfg: config.Config{Groups: config.Groups{{"0", "1", "2", "3"}}}, change: other, parked: "gpu0: " + mixed,
@@ -63,15 +69,11 @@ func TestCardsChange(t *testing.T) {
 			refused: "groups: GPU 2 is NVIDIA B200 and GPU 3 is NVIDIA B300", changed: true},
 		"removed, by UUID": {cfg: byUUID, change: func(gpus []inventory.GPU) []inventory.GPU { return slices.Delete(gpus, 3, 4) },
 			parked: "gpu3: GPU " + uuids.List[3] + " at " + inv.GPUs[3].PCI + " is missing"},
-		"moved, by address": {cfg: config.Config{GPUs: addresses}, change: func(gpus []inventory.GPU) []inventory.GPU {
-			for i := range gpus {
-				gpus[i].PCI = append(addresses.List[1:], "0000"+free)[i][4:]
-			}
-			return gpus
-		}, said: "moved from " + inv.GPUs[7].PCI + " to " + free, refused: "GPU " + inv.GPUs[0].PCI + " does not exist"},
-		"added":            {cfg: fours, change: add("NVIDIA B200"), said: "GPU " + fresh + " is in no slot", refused: "gpus_per_slot: 9 GPUs cannot be"},
-		"a display card":   {cfg: fours, change: add("NVIDIA T400 4GB"), said: "GPU " + fresh + " is in no slot", refused: "gpus_per_slot: 1 GPU cannot be"},
-		"added to a count": {cfg: config.Config{GPUs: config.GPUs{All: true}, GPUCount: 8}, change: add("NVIDIA B200"), said: "GPU " + fresh + " is in no slot", refused: "gpu_count: 8 and gpus, which lists 9, contradict"},
+		"moved, a group by address": {cfg: config.Config{Groups: config.Groups{{addresses.List[0], addresses.List[2]}}}, change: move, refused: "groups: GPU " + inv.GPUs[0].PCI + " does not exist"},
+		"moved, by address":         {cfg: config.Config{GPUs: addresses}, change: move, refused: "GPU " + inv.GPUs[0].PCI + " does not exist"},
+		"added":                     {cfg: fours, change: add("NVIDIA B200"), said: "GPU " + fresh + " is in no slot", refused: "gpus_per_slot: 9 GPUs cannot be"},
+		"a display card":            {cfg: fours, change: add("NVIDIA T400 4GB"), said: "GPU " + fresh + " is in no slot", refused: "gpus_per_slot: 1 GPU cannot be"},
+		"added to a count":          {cfg: config.Config{GPUs: config.GPUs{All: true}, GPUCount: 8}, change: add("NVIDIA B200"), refused: "gpu_count: 8 and gpus, which lists 9, contradict"},
 		"added to full slots": {cfg: config.Config{CPUsPerSlot: 26}, change: add("NVIDIA B200"), said: "GPU " + fresh + " is in no slot: cpus_per_slot: 26 CPUs for each of 9 slots",
 			refused: "cpus_per_slot: 26 CPUs for each of 9 slots do not fit"},
 		"too much for all":    {cfg: config.Config{CPUsPerSlot: 26}, now: config.Config{CPUsPerSlot: 30}, change: add("NVIDIA B200"), refused: "cpus_per_slot: 30 CPUs for each of 9 slots do not fit", changed: true},

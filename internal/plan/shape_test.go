@@ -343,7 +343,7 @@ func TestReshape(t *testing.T) {
 		"a part by its number": { // which is the same part while the GPU is dead, missing or divided in another way
 			{mig(1, 4, 3), part, true, partOf("/MIG-1-1-1")},
 			{&dead, part, false, partOf(" parked: GPU at 0000:43:00.0 does not answer: lost")},
-			{without(whole, 1), part, true, partOf(away)},
+			{without(whole, 1), part, false, partOf(away)},
 			{mig(2, 4), part, false, partOf(missing("3g.69gb", 4))},
 			{mig(3, 4, 3), part, false, partOf("/MIG-3-1-1")},
 			{&upper, part, false, partOf("/MIG-4-1-1")},
