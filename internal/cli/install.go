@@ -247,7 +247,11 @@ func installPackages(ctx context.Context, s term.Streams, n *node.Node, f *insta
 	if err := installer.Run(ctx, steps, s.Err); err != nil {
 		return err
 	}
-	return n.Read(ctx)
+	silent := n.Inventory.Software.Docker.Version == ""
+	if err := n.Read(ctx); err != nil || !silent || n.Inventory.Software.Docker.Version == "" {
+		return err
+	}
+	return installPackages(ctx, s, n, f) // Docker says now what it lacks
 }
 
 // maxListed is how many changes are worth a line each.

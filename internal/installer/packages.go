@@ -71,10 +71,7 @@ func Packages(inv *inventory.Inventory, manager string) ([]Step, error) {
 			return nil, fmt.Errorf("not installed: %s; this machine has neither apt-get nor dnf, so install by hand", strings.Join(names, ", "))
 		}
 	}
-	switch {
-	case silent:
-		add("start Docker", "systemctl", "start", "docker")
-	case sw.Docker.Version == "":
+	if sw.Docker.Version == "" {
 		add("start Docker", "systemctl", "enable", "--now", "docker")
 	}
 	switch {
@@ -181,7 +178,7 @@ func Preflight(inv *inventory.Inventory) []string {
 	}
 	switch why := problem(inv, inventory.SubjectDocker); {
 	case sw.Docker.Version == "" && why != "":
-		say("Docker does not answer (%s); %s; if that does not help, sudo kbnode doctor --only docker says why", why, hint("systemctl start docker"))
+		say("Docker does not answer (%s); %s; if that does not help, sudo kbnode doctor --only docker says why", why, hint("systemctl enable --now docker"))
 	case sw.Docker.Version == "":
 		say("Docker is not installed; %s", hint(Docker.Command(inv.OS)))
 	case sw.Docker.CgroupDriver != "systemd":

@@ -62,8 +62,8 @@ func TestPackages(t *testing.T) {
 		{name: "toolkit only", inv: machine("ubuntu", "24.04", inventory.Software{Docker: engine, Git: "/usr/bin/git", MkfsExt4: "/sbin/mkfs.ext4"}), manager: "apt-get", want: []string{aptUpdate, apt + "nvidia-container-toolkit", cdi}},
 		{name: "GPUs not described to an engine with CDI", inv: machine("arch", "", inventory.Software{Docker: engine, Git: "/usr/bin/git", MkfsExt4: "/sbin/mkfs.ext4", Toolkit: "/usr/bin/nvidia-ctk"}), want: []string{cdi}},
 		{name: "GPUs described to an engine without CDI", inv: machine("debian", "12", inventory.Software{Docker: inventory.Docker{Version: "20.10", CDIDevices: described.CDIDevices}, Git: "/usr/bin/git", MkfsExt4: "/sbin/mkfs.ext4", Toolkit: "/usr/bin/nvidia-ctk"}), manager: "apt-get", want: []string{runtime, reload}},
-		{name: "Docker does not answer", inv: silent(machine("ubuntu", "24.04", inventory.Software{Git: "/usr/bin/git", MkfsExt4: "/sbin/mkfs.ext4"})), manager: "apt-get", want: []string{"systemctl start docker"}},
-		{name: "Docker does not answer, and no git", inv: silent(machine("rhel", "9.5", inventory.Software{MkfsExt4: "/sbin/mkfs.ext4"})), manager: "dnf", want: []string{"dnf install -y git", "systemctl start docker"}},
+		{name: "Docker does not answer", inv: silent(machine("ubuntu", "24.04", inventory.Software{Git: "/usr/bin/git", MkfsExt4: "/sbin/mkfs.ext4"})), manager: "apt-get", want: []string{"systemctl enable --now docker"}},
+		{name: "Docker does not answer, and no git", inv: silent(machine("rhel", "9.5", inventory.Software{MkfsExt4: "/sbin/mkfs.ext4"})), manager: "dnf", want: []string{"dnf install -y git", "systemctl enable --now docker"}},
 		{name: "no package manager", inv: machine("arch", "", inventory.Software{Docker: described, MkfsExt4: "/sbin/mkfs.ext4"}), err: "not installed: git; this machine has neither apt-get nor dnf"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -195,7 +195,7 @@ func TestPreflight(t *testing.T) {
 		"cgroup v1":       {func(i *inventory.Inventory) { i.Software.CgroupV2 = false }, "systemd.unified_cgroup_hierarchy=1"},
 		"no Docker":       {func(i *inventory.Inventory) { i.Software.Docker = inventory.Docker{} }, "sudo apt-get update && sudo apt-get install -y docker.io && sudo systemctl enable --now docker (or kbnode"},
 		"no Docker, RHEL": {func(i *inventory.Inventory) { i.Software.Docker = inventory.Docker{}; i.OS.ID = "rhel" }, "run: sudo dnf install -y docker-ce"},
-		"Docker silent":   {func(i *inventory.Inventory) { silent(i) }, "Docker does not answer (connection refused); run: sudo systemctl start docker (or kbnode"},
+		"Docker silent":   {func(i *inventory.Inventory) { silent(i) }, "Docker does not answer (connection refused); run: sudo systemctl enable --now docker (or kbnode"},
 		"cgroupfs":        {func(i *inventory.Inventory) { i.Software.Docker.CgroupDriver = "cgroupfs" }, "native.cgroupdriver=systemd"},
 		"no git":          {func(i *inventory.Inventory) { i.Software.Git = "" }, "apt-get install -y git"},
 		"no mkfs":         {func(i *inventory.Inventory) { i.Software.MkfsExt4 = "" }, "apt-get install -y e2fsprogs"},
