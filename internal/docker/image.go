@@ -25,7 +25,8 @@ import (
 
 // Errors of a registry or a pull that another try does not fix.
 var (
-	// ErrRefused means that the registry wants other credentials, or does not have the image.
+	// ErrRefused means that the registry wants other credentials, as when it limits pulls without any, or does not have
+	// the image.
 	ErrRefused = errors.New("the registry refuses it")
 	// ErrDiskFull means that the engine's disk has no room for it.
 	ErrDiskFull = errors.New("the engine's disk is full")
@@ -204,7 +205,7 @@ func (e *Engine) wrapPull(doing string, err error) error {
 	case says("no space left on device", "disk quota exceeded"):
 		return fmt.Errorf("%s: %w: %s", doing, ErrDiskFull, shown)
 	case errdefs.IsUnauthorized(err), errdefs.IsPermissionDenied(err), errdefs.IsNotFound(err), errdefs.IsInvalidArgument(err),
-		says("unauthorized", "denied", "manifest unknown", "not found", "no matching manifest", "no basic auth"):
+		says("unauthorized", "denied", "manifest unknown", "not found", "no matching manifest", "no basic auth", "403 forbidden", "toomanyrequests"):
 		return fmt.Errorf("%s: %w: %s", doing, ErrRefused, shown)
 	}
 	return e.wrap(doing, err)

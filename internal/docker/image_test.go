@@ -147,6 +147,8 @@ func TestPull(t *testing.T) {
 		{name: "an error of the network", answer: `{"errorDetail":{"message":"read: connection reset by peer"}}`, text: "connection reset"},
 		{name: "not there", status: 404, answer: `{"message":"no such manifest"}`, err: ErrRefused},
 		{name: "denied in the registry's words", answer: `{"errorDetail":{"message":"denied: Permission denied for \"x\""}}`, err: ErrRefused},
+		{name: "no token without a login", answer: `{"errorDetail":{"message":"failed to authorize: failed to fetch anonymous token: unexpected status: 403 Forbidden"}}`, err: ErrRefused},
+		{name: "too many pulls without a login", answer: `{"errorDetail":{"message":"toomanyrequests: You have reached your unauthenticated pull rate limit"}}`, err: ErrRefused},
 		{name: "a layer that does not unpack", answer: `{"errorDetail":{"message":"failed to register layer: mkdir /x: permission denied"}}`, text: "permission denied"},
 		{name: "a program that is missing", answer: `{"errorDetail":{"message":"exec: \"unpigz\": executable file not found in $PATH"}}`, text: "unpigz"},
 	} {

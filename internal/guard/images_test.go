@@ -120,10 +120,10 @@ func TestPullNeedsLogin(t *testing.T) {
 		image, node string
 		want        string // why it does not run; "" if it does
 	}{
-		"another image that is here":        {"img", "absent", "sudo docker pull"},
+		"an image that is here":             {"img", "absent", ""},
 		"the node's image":                  {"docker.io/library/img:latest", "img", ""},
 		"the node's image, which is absent": {"absent", "absent", "sudo kbnode image update"},
-		"no image of the node's":            {"img", "", "jobs pull without a login"},
+		"another that is absent":            {"absent", "img", "sudo docker pull"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := ready(t, func(r *rig) { r.policy.NodeImage = row.node })
