@@ -172,7 +172,7 @@ func choose(pool []Member, want config.GPUs, count int) ([]Member, error) {
 func keepSelection(pool, chosen []Member, listed bool) []Member {
 	kept := only(pool, Member.bound)
 	for _, m := range chosen {
-		if !m.bound() && listed {
+		if !m.bound() && (listed || m.later) {
 			m.later = true
 			kept = append(kept, m)
 		}

@@ -28,7 +28,8 @@ func Build(in Input) (*Plan, error) {
 	if why := unlisted(inv); why != "" && len(bindings.Slots) == 0 && !cfg.GPUs.None {
 		return nil, fmt.Errorf("the list of GPUs could not be read, so no slots can be planned; install again when it can be read (%s)", why)
 	}
-	settled := !in.Reshape && bindings.Node != nil && reflect.DeepEqual(bindings.Node.Chosen, selectionOf(cfg))
+	selection := selectionOf(cfg)
+	settled := !in.Reshape && selection != nil && bindings.Node != nil && reflect.DeepEqual(bindings.Node.Chosen, selection)
 	slots, warnings, err := bind(inv.GPUs, cfg, bindings.Slots, in.Reshape, settled)
 	if err != nil {
 		return nil, err

@@ -30,8 +30,8 @@ type LastNode struct {
 	ReserveMemory config.Size        `json:"reserve_memory,omitempty"` // as configured
 	MemoryPerSlot config.Size        `json:"memory_per_slot,omitempty"`
 	Disk          config.Size        `json:"disk,omitempty"`
-	Chosen        *Selection         `json:"chosen,omitempty"`
-	Software      inventory.Software `json:"software"` // only what plans depend on
+	Chosen        *Selection         `json:"chosen,omitempty"` // nil also in a file of an older kbnode
+	Software      inventory.Software `json:"software"`         // only what plans depend on
 }
 
 // Selection is what the configuration says of which GPUs become which slots. While it says the same, slots keep
