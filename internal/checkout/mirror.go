@@ -179,6 +179,9 @@ func (m Mirrors) fetchInto(ctx context.Context, name string, room int64, reposit
 // bytes may be fetched.
 func (m Mirrors) prepare(ctx context.Context, name string) (room int64, err error) {
 	share, err := m.makeRoom(name)
+	if err == nil {
+		err = m.removeSpare(name) // of a process that was killed
+	}
 	if err != nil {
 		return 0, err
 	}

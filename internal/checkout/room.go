@@ -146,7 +146,7 @@ func (m Mirrors) initMirror(ctx context.Context, name string) error {
 // too: then the repository or the network is at fault.
 func (m Mirrors) renew(ctx context.Context, name string, fetch func(name string) error) (err error) {
 	defer func() {
-		err = errors.Join(err, m.withRoot(func(root *os.Root) error { return tree.Remove(root, name+spare+gitSuffix) }))
+		err = errors.Join(err, m.removeSpare(name))
 	}()
 	if err := m.initMirror(ctx, name+spare); err != nil {
 		return err
@@ -165,6 +165,10 @@ func (m Mirrors) renew(ctx context.Context, name string, fetch func(name string)
 		}
 		return root.Rename(name+spare+gitSuffix, name+gitSuffix)
 	})
+}
+
+func (m Mirrors) removeSpare(name string) error {
+	return m.withRoot(func(root *os.Root) error { return tree.Remove(root, name+spare+gitSuffix) })
 }
 
 // withRoot opens the directory of all mirrors. Git's user can put links into its own directories, which
