@@ -314,9 +314,10 @@ func (f *follower) cancel(r *run) {
 	})
 }
 
-// cancelTwin cancels a build that was created so late that its creation had been repeated.
+// cancelTwin cancels a build that was created so late that its creation had been repeated. One that someone rebuilt in
+// Buildkite, where no creation was, is theirs.
 func (f *follower) cancelTwin(r *run, b buildkite.Build) {
-	if b.Number == r.build.Number || b.Ended() || slices.Contains(r.twins, b.Number) {
+	if r.tries < 2 || b.Number == r.build.Number || b.Ended() || slices.Contains(r.twins, b.Number) {
 		return
 	}
 	r.twins = append(r.twins, b.Number)
