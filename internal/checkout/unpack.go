@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"strconv"
@@ -105,6 +106,9 @@ func diskSize(dir *os.Root) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir.Name(), &st); err != nil {
 		return 0, fmt.Errorf("look at the disk of %s: %w", dir.Name(), err)
+	}
+	if st.Blocks == 0 { // it does not say
+		return math.MaxInt64, nil
 	}
 	return int64(st.Blocks) * st.Bsize, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/limit"
@@ -21,8 +22,10 @@ type Host struct {
 	Close func()
 }
 
-// Open connects to this machine.
+// Open connects to this machine, to look at it or to change it. From then on the process has the umask 022:
+// slots' users must reach what a node has, and a hardened machine gives root another.
 func (n *Node) Open(ctx context.Context) (Host, error) {
+	_ = syscall.Umask(0o022)
 	bus, err := systemd.Connect(ctx)
 	if err != nil {
 		return Host{}, fmt.Errorf("systemd does not run or does not answer; run kbnode on the host, not in a container: %w", err)

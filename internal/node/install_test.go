@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
@@ -15,6 +16,18 @@ import (
 	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
+
+// TestUmask opens this machine as root of a hardened one. It is not parallel: the mask is the process's.
+func TestUmask(t *testing.T) {
+	before := syscall.Umask(0o077)
+	host, err := (&Node{Root: "/"}).Open(t.Context())
+	if set := syscall.Umask(before); set != 0o022 {
+		t.Errorf("the umask is %#o", set)
+	}
+	if err == nil { // systemd runs here
+		host.Close()
+	}
+}
 
 func TestUsableBinary(t *testing.T) {
 	t.Parallel()
