@@ -49,8 +49,9 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	if err != nil {
 		return err
 	}
+	disks := []string{engine.RootDir, engine.ContainerdDir()} // which may be one
 	full := func() bool {
-		return slices.ContainsFunc([]string{engine.RootDir, engine.ContainerdDir()}, func(dir string) bool {
+		return slices.ContainsFunc(disks, func(dir string) bool {
 			room, err := g.room(dir)
 			return err == nil && room < 0 // else it is no disk of this machine
 		})

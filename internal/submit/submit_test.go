@@ -404,6 +404,27 @@ func TestTwins(t *testing.T) {
 	}
 }
 
+// TestRebuilt checks that a build that someone rebuilt in Buildkite, which copies its data, is left alone.
+func TestRebuilt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		bk := open(t, bktest.Options{}, 2, takes(120, 0, map[string]string{"result.json": good}))
+		time.AfterFunc(30*time.Second, func() {
+			first, err := bk.client.Build(t.Context(), "kbnode", "kernelbot", 1)
+			must.Do(t, err)
+			again := job("a").Build
+			again.MetaData = first.MetaData
+			_, err = bk.client.Create(t.Context(), "kbnode", "kernelbot", again)
+			must.Do(t, err)
+		})
+		got := bk.run(t.Context(), Options{}, job("a"))[0]
+		time.Sleep(3 * time.Minute)
+		if b := bk.Builds(); got.Verdict != Passed || got.Reason != "Passed: test" || len(b) != 2 || b[1].State != "passed" {
+			t.Errorf("%+v, %+v", got, b)
+		}
+	})
+}
+
 // TestRetried checks that a job that waits again after its agent was lost gets its full time
 // again.
 func TestRetried(t *testing.T) {
