@@ -129,3 +129,20 @@ func TestCardsChange(t *testing.T) {
 		})
 	}
 }
+
+// TestNewInstance makes a MIG instance beside one that a slot has. Whatever selects the GPUs, the plan names it.
+func TestNewInstance(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.B200x8())
+	for name, cfg := range map[string]config.Config{
+		"all": {}, "a count": {GPUCount: 8}, "a list": {GPUs: config.GPUs{List: []string{"0", "1"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			before := build(t, divided(inv, 1, map[int][]int{1: {4}}), cfg, nil, true)
+			after := build(t, divided(inv, 1, map[int][]int{1: {4, 3}}), cfg, bindingsOf(t, before), false)
+			must.Equal(t, shapes(before), shapes(after))
+			must.Contain(t, strings.Join(after.Warnings, "\n"), "MIG instance 3g.69gb at memory slice 4")
+		})
+	}
+}
