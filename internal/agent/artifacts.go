@@ -8,15 +8,14 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/text"
 	"github.com/gpu-mode/kbnode/internal/tree"
 )
-
-// RecordName is the name of the noise record, beside result.json in the checkout.
-const RecordName = "node.json"
 
 // Bounds on a checkout and its artifacts. Beyond any of them nothing is uploaded.
 const (
@@ -35,22 +34,30 @@ func (e LimitError) Error() string { return string(e) }
 
 func exceeds(format string, args ...any) error { return LimitError(fmt.Sprintf(format, args...)) }
 
-// Prepare makes it safe to upload artifacts from a directory in which nothing runs any more, and which no
+// Prepare is Sift without what it removed.
+func Prepare(ctx context.Context, dir string, patterns []string, status string, canceled bool) error {
+	_, err := Sift(ctx, dir, patterns, status, canceled)
+	return err
+}
+
+// Sift makes it safe to upload artifacts from a directory in which nothing runs any more, and which no
 // one needs afterward: it removes what is not a file, a noise record that the job made up, and a result
 // that was not finished, and lets anyone read the rest. status is the exit status of the job's command, as
 // Buildkite writes it. The upload runs on the host and follows links: one that a container left
 // could deliver the upload's own environment, with the job's token, as result.json. And at a pipe
-// the upload would wait forever.
-func Prepare(ctx context.Context, dir string, patterns []string, status string, canceled bool) error {
+// the upload would wait forever. Only in the directory itself may a file have the name of one of the node's
+// results, because a launcher takes the first or the last artifact with that name: Sift removes all others,
+// and returns the first of them.
+func Sift(ctx context.Context, dir string, patterns []string, status string, canceled bool) (forged []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, artifactTime)
 	defer cancel()
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { _ = root.Close() }()
-	if err := tree.Remove(root, RecordName); err != nil {
-		return fmt.Errorf("remove %s: %w", RecordName, err)
+	if err := tree.Remove(root, result.NodeFile); err != nil {
+		return nil, fmt.Errorf("remove %s: %w", result.NodeFile, err)
 	}
 	w := &walk{ctx: ctx, root: root}
 	for _, p := range patterns {
@@ -59,16 +66,21 @@ func Prepare(ctx context.Context, dir string, patterns []string, status string, 
 		}
 	}
 	if err := w.dir(root, "", 0); err != nil {
-		return err
+		return w.forged, err
 	}
-	return unfinished(root, status, canceled)
+	return w.forged, unfinished(root, status, canceled)
 }
+
+// maxForged bounds the names that Sift returns.
+const maxForged = 3
 
 type walk struct {
 	ctx     context.Context
 	root    *os.Root
 	entries int
 	uploads []upload
+	above   []fs.FileInfo // the directory that is prepared, and those that led there
+	forged  []string
 }
 
 // wild are the characters of a pattern that mean more than themselves.
@@ -93,6 +105,12 @@ func (w *walk) dir(at *os.Root, dir string, depth int) error {
 		return ignoreShut(err)
 	}
 	defer func() { _ = f.Close() }()
+	here, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	w.above = append(w.above, here)
+	defer func() { w.above = w.above[:len(w.above)-1] }()
 	for {
 		entries, err := f.ReadDir(1024)
 		if errors.Is(err, io.EOF) {
@@ -132,6 +150,10 @@ func (w *walk) entry(at *os.Root, whole string, depth int) error {
 		return ignoreShut(err)
 	}
 	switch mode := info.Mode(); {
+	case !mode.IsDir() && result.IsOwnName(name) && whole != result.File && whole != result.NodeFile:
+		if len(w.forged) < maxForged {
+			w.forged = append(w.forged, whole)
+		}
 	case mode.IsDir():
 		if err := ignoreShut(at.Chmod(name, mode.Perm()|0o555)); err != nil {
 			return err
@@ -149,8 +171,18 @@ func (w *walk) entry(at *os.Root, whole string, depth int) error {
 		return w.count(whole, info)
 	case mode.Type() == fs.ModeSymlink:
 		// An os.Root resolves no link that leads out of it.
-		if target, err := w.root.Stat(whole); err == nil && (target.IsDir() || target.Mode().IsRegular()) {
+		switch target, err := w.root.Stat(whole); {
+		case err != nil:
+		case target.Mode().IsRegular():
 			return w.count(whole, target)
+		// The upload follows this one, too. One that leads up would have it go around in circles.
+		case target.IsDir() && !slices.ContainsFunc(w.above, func(above fs.FileInfo) bool { return os.SameFile(above, target) }):
+			below, err := w.root.OpenRoot(whole)
+			if err != nil {
+				return ignoreShut(err)
+			}
+			defer func() { _ = below.Close() }()
+			return w.dir(below, whole, depth+1)
 		}
 	}
 	if err := at.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {

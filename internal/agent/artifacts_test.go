@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -121,4 +122,80 @@ func TestPrepareBoundsNumbers(t *testing.T) {
 	must.Do(t, os.WriteFile(filepath.Join(dir, "one-more"), nil, 0o600))
 	must.Err(t, prepare(t, dir, "x*;one-more"), "")
 	must.Err(t, prepare(t, dir, "**"), "more than 10000 files")
+}
+
+// TestOnlyOneResult removes files that a launcher could take for the job's own, which are at the top.
+func TestOnlyOneResult(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, f := range []string{
+		"result.json", "Result.json", "NODE.JSON", "node.json", "profile_data/result.json", "profile_data/a/RESULT.JSON", "profile_data/node.json",
+		"profile_data/trace", "closed/result.json", "result.json.d/x", "profile_data/result.json.gz", "dir/result.json.d/result.json", "other/x",
+	} {
+		file := filepath.Join(dir, f)
+		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600)))
+	}
+	for name, target := range map[string]string{
+		"other/result.json": "x", "other/up": "..", "other/down": "../profile_data", "other/self": ".", "link": "profile_data/a", "here": ".",
+		"other/absolute": dir, "mutual1": "m1", "m1/other": "../m2", "m2/other": "../m1", "m1/node.json": "../m2",
+	} {
+		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700), os.Symlink(target, filepath.Join(dir, name))))
+		must.Do(t, os.MkdirAll(filepath.Join(dir, "m2"), 0o700))
+	}
+	must.Do(t, os.Chmod(filepath.Join(dir, "closed"), 0))
+	forged, err := Sift(t.Context(), dir, []string{"**"}, "0", false)
+	must.Err(t, err, "")
+	if len(forged) != maxForged {
+		t.Errorf("names %q", forged)
+	}
+	var follow func(at string, depth int)
+	follow = func(at string, depth int) {
+		entries, err := os.ReadDir(at)
+		if err != nil || depth > 10 {
+			t.Fatalf("%s: %v", at, err)
+		}
+		for _, e := range entries {
+			path := filepath.Join(at, e.Name())
+			if info, err := os.Stat(path); err == nil && info.IsDir() {
+				follow(path, depth+1)
+			} else if result.IsOwnName(e.Name()) && path != filepath.Join(dir, result.File) {
+				t.Errorf("%s is left", path)
+			}
+		}
+	}
+	follow(dir, 0)
+	for _, name := range []string{"result.json", "profile_data/trace", "profile_data/result.json.gz", "other/down/trace", "result.json.d/x"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestPrepareFollowsLinks bounds what a pattern finds behind links to directories, as the upload does.
+func TestPrepareFollowsLinks(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		pattern string
+		links   map[string]string
+		says    string
+	}{
+		{"out/*", map[string]string{"out": "big"}, `"out/x" has `},
+		{"out/**", map[string]string{"out": "far", "far/more": "../big"}, `"out/more/x" has `},
+		{"a/b/c/x", map[string]string{"a": "far", "far/b": "../near", "near/c": "../big"}, `"a/b/c/x" has `},
+		{"out/*", map[string]string{"other": "big"}, ""},
+		{"l*/*", map[string]string{"l1": "many", "l2": "many", "l3": "many"}, "finds more than 10000 files"},
+	} {
+		dir := t.TempDir()
+		for _, d := range []string{"big", "far", "near", "many"} {
+			must.Do(t, os.Mkdir(filepath.Join(dir, d), 0o700))
+		}
+		must.Do(t, errors.Join(os.WriteFile(filepath.Join(dir, "big", "x"), nil, 0o600), os.Truncate(filepath.Join(dir, "big", "x"), 1<<40)))
+		for i := range maxUploads/3 + 1 {
+			must.Do(t, os.WriteFile(filepath.Join(dir, "many", strconv.Itoa(i)), nil, 0o600))
+		}
+		for name, target := range row.links {
+			must.Do(t, os.Symlink(target, filepath.Join(dir, name)))
+		}
+		must.Err(t, prepare(t, dir, row.pattern), row.says)
+	}
 }

@@ -160,14 +160,16 @@ func TestRunJob(t *testing.T) {
 	_, err := io.WriteString(out, frame("a secret-")+frame("token\n"))
 	dir := r.checkout(t)
 	err = errors.Join(err, os.WriteFile(filepath.Join(dir, "result.json"), []byte(`{"success": true}`), 0o600),
-		os.Mkdir(filepath.Join(dir, "profile_data"), 0o700), os.Symlink("/etc/passwd", filepath.Join(dir, "profile_data", "link")))
+		os.Mkdir(filepath.Join(dir, "profile_data"), 0o700), os.Symlink("/etc/passwd", filepath.Join(dir, "profile_data", "link")),
+		os.WriteFile(filepath.Join(dir, "profile_data", "Result.json"), []byte(`{"success": true}`), 0o600))
 	must.Do(t, err)
 	r.engine.end()
 	_ = out.Close()
 	if e := r.wait(t, done); e.status != 7 || e.by != nil {
 		t.Errorf("%+v", e)
 	}
-	if got := r.log.String(); !strings.Contains(got, "+++ exec kbnode runner\nhello\na [REDACTED]\n") || !strings.Contains(got, "~~~ Uploading artifacts\nuploaded\n") {
+	if got := r.log.String(); !strings.Contains(got, "+++ exec kbnode runner\nhello\na [REDACTED]\n") || !strings.Contains(got, "~~~ Uploading artifacts\nuploaded\n") ||
+		!strings.Contains(got, `kbnode: ["profile_data/Result.json"] is not uploaded: only the job's own`) {
 		t.Errorf("the log: %s", got)
 	}
 	notes, err := os.ReadFile(r.notes)
@@ -177,7 +179,7 @@ func TestRunJob(t *testing.T) {
 		t.Errorf("the upload: %s", got)
 	}
 	files := regexp.MustCompile(`(?m)^/.*$`).FindString(string(notes))
-	for name, want := range map[string]bool{"result.json": true, "node.json": true, "profile_data/link": false} {
+	for name, want := range map[string]bool{"result.json": true, "node.json": true, "profile_data/link": false, "profile_data/Result.json": false} {
 		if _, err := os.Lstat(filepath.Join(files, name)); (err == nil) != want {
 			t.Errorf("%s: %v", name, err)
 		}

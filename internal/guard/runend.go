@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
@@ -175,8 +176,12 @@ func (g *guard) settle(ctx context.Context, r *jobRun) error {
 	if o.NodeFault != "" {
 		status = "-1"
 	}
-	if err := agent.Prepare(ctx, r.checkout(), r.spec.Artifacts, status, o.Canceled); err != nil {
+	forged, err := agent.Sift(ctx, r.checkout(), r.spec.Artifacts, status, o.Canceled)
+	if err != nil {
 		return err
+	}
+	if len(forged) > 0 {
+		o.Reason = strings.TrimPrefix(o.Reason+fmt.Sprintf("; %.200q is not uploaded: only the job's own may have that name, at the top of the checkout; name another file differently", forged), "; ")
 	}
 	if recErr == nil {
 		recErr = writeRecord(r.checkout(), rec)
@@ -196,7 +201,7 @@ func writeRecord(dir string, rec noise.Record) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, agent.RecordName), append(text, '\n'), 0o644) //nolint:gosec // its artifacts are public
+	return os.WriteFile(filepath.Join(dir, result.NodeFile), append(text, '\n'), 0o644) //nolint:gosec // its artifacts are public
 }
 
 // cancelRun ends a job that starts or runs.

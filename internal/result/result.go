@@ -6,11 +6,21 @@ import (
 	"bytes"
 	"encoding/json"
 	"slices"
+	"strings"
 	"time"
 )
 
-// File is the name of the file that holds the Result.
-const File = "result.json"
+// The names of the files that a node delivers of a job.
+const (
+	File     = "result.json" // holds the Result
+	NodeFile = "node.json"   // the noise record, beside File
+)
+
+// IsOwnName reports whether a file with this name could be taken for File or NodeFile. kernelbot's launchers
+// find an artifact by its name, whatever its directory.
+func IsOwnName(name string) bool {
+	return strings.EqualFold(name, File) || strings.EqualFold(name, NodeFile)
+}
 
 // Bounds on what a runner writes.
 const (

@@ -18,18 +18,18 @@ import (
 func TestKilledRunnerLeavesNothing(t *testing.T) {
 	t.Parallel()
 	config := map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
-		"submission.py": "", "eval.py": report + `open("pid~", "w").write(str(os.getpid())); os.rename("pid~", "pid"); time.sleep(60)`,
+		"submission.py": "", "eval.py": report + `open("now", "w").close(); time.sleep(60)`,
 	}}
 	j := newConfigJob(t, config)
 	write(t, filepath.Join(j.cmd.Dir, result.File), "{}")
 	must.Do(t, j.cmd.Start())
-	waitFor(t, filepath.Join(j.cmd.Dir, "pid"))
+	waitFor(t, filepath.Join(j.cmd.Dir, "now"))
 	must.Do(t, j.cmd.Process.Kill())
 	if _, result := j.wait(t); result != nil {
 		t.Errorf("there is a result: %v", result)
 	}
 	for range 200 {
-		if !alive(t, j) {
+		if processesWith(t, j.dir) == nil {
 			return
 		}
 		time.Sleep(5 * time.Millisecond)

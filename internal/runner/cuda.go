@@ -125,7 +125,7 @@ func (e *engine) checkIncludes() error {
 // compileCUDA writes the sources, compiles them and removes them, so that the program
 // cannot read them. If ok is false, there is no program and c says why.
 func (e *engine) compileCUDA(ctx context.Context) (c *result.Compilation, ok bool, err error) {
-	defer e.removeSources()
+	defer func() { err = errors.Join(err, e.src.remove()) }()
 	if err := e.src.put(); err != nil {
 		return nil, false, err
 	}
@@ -157,13 +157,6 @@ func (e *engine) compileCUDA(ctx context.Context) (c *result.Compilation, ok boo
 		return c, false, nil
 	}
 	return c, true, nil
-}
-
-// removeProgram removes the compiled program, which is of no use after its run.
-func (e *engine) removeProgram() {
-	if err := e.src.root.RemoveAll(evalProgram); err != nil {
-		e.note("remove program: %v", err)
-	}
 }
 
 // compiler runs a compiler and reports how it ended.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
 // preRunProgram runs once before the task's program, which shows what it compiles on import.
@@ -37,6 +38,7 @@ type engine struct {
 	tmpfs     map[uint64]bool     // which devices of theirs are one
 	recorded  []recording         // profilers' files, to be delivered
 	traced    int                 // bytes of their archives in the result
+	left      error               // why something that a program left is still there
 	preRan    bool                // by preRun
 	compiled  *result.Compilation // its outcome
 }
@@ -72,16 +74,16 @@ func (e *engine) steps() []step {
 
 // runAll runs the evaluations in order and calls done after each. It stops after the
 // first that does not pass, except for profiles, which do not depend on each other.
-func (e *engine) runAll(ctx context.Context, done func(name string, ev *result.Evaluation)) error {
+func (e *engine) runAll(ctx context.Context, done func(name string, ev *result.Evaluation)) (err error) {
 	steps := e.steps()
-	err := e.checkIncludes()
+	err = e.checkIncludes()
 	if e.mode == "profile" && len(steps) > 0 {
 		err = errors.Join(err, e.checkProfiler())
 	}
 	if err != nil {
 		return err // nothing is changed yet
 	}
-	defer e.claimProfileData()()
+	defer func() { err = errors.Join(err, e.deliverProfiles()) }()
 	if e.lang == "cu" { // an earlier job's program must not be mistaken for this one's
 		if err := e.src.root.RemoveAll(evalProgram); err != nil {
 			return fmt.Errorf("remove old %s: %w", evalProgram, err)
@@ -90,12 +92,7 @@ func (e *engine) runAll(ctx context.Context, done func(name string, ev *result.E
 	if err := e.recordAreas(); err != nil {
 		return err
 	}
-	for i, s := range steps {
-		if i > 0 {
-			if err := e.putBack(); err != nil {
-				return err
-			}
-		}
+	for _, s := range steps {
 		ev, err := e.evaluate(ctx, s)
 		if ev != nil {
 			done(s.name, ev)
@@ -113,21 +110,39 @@ func (e *engine) runAll(ctx context.Context, done func(name string, ev *result.E
 	return nil
 }
 
-// evaluate runs one step. It writes the files and removes them again. It returns a nil
-// Evaluation with an error, or if the job was canceled before the task's program ran.
+// evaluate runs one step. It returns a nil Evaluation if an error or the job's cancellation came before the
+// end of the task's program.
 func (e *engine) evaluate(ctx context.Context, s step) (*result.Evaluation, error) {
 	start := time.Now()
-	ev := &result.Evaluation{Start: result.Time(start)}
-	var err error
-	call, ok := []string{"./" + evalProgram}, true
 	e.begin("compile", s.name)
+	if e.lang == "py" && !e.preRan {
+		if err := e.preRun(ctx); err != nil || ctx.Err() != nil {
+			return nil, err
+		}
+	}
+	ev, err := e.compileAndRun(ctx, s)
+	if cerr := e.clear(); cerr != nil {
+		if err = errors.Join(err, cerr); ev != nil && ev.Run != nil {
+			ev.Run.Passed = false
+		}
+	}
+	if ev != nil {
+		ev.Start = result.Time(start)
+		// Use the monotonic clock, so that the end is not before the start.
+		ev.End = result.Time(start.Add(max(time.Since(start), time.Microsecond)))
+	}
+	return ev, err
+}
+
+// compileAndRun writes the task's files, compiles them if the language needs it, and runs the task's program.
+func (e *engine) compileAndRun(ctx context.Context, s step) (*result.Evaluation, error) {
+	ev, call, ok := &result.Evaluation{Compilation: e.compiled}, []string{"python3", e.main}, true
+	var err error
 	if e.lang == "cu" {
-		defer e.removeProgram()
+		call = []string{"./" + evalProgram}
 		ev.Compilation, ok, err = e.compileCUDA(ctx)
 	} else {
-		call = []string{"python3", e.main}
-		defer e.removeSources()
-		ev.Compilation, err = e.preparePython(ctx)
+		err = e.src.put()
 	}
 	if err != nil || ctx.Err() != nil {
 		return nil, err
@@ -143,56 +158,46 @@ func (e *engine) evaluate(ctx context.Context, s step) (*result.Evaluation, erro
 	if err != nil {
 		return nil, err
 	}
-	// Use the monotonic clock, so that the end is not before the start.
-	ev.End = result.Time(start.Add(max(time.Since(start), time.Microsecond)))
 	return ev, nil
 }
 
-// removeSources removes the files that were written. It only logs an error, which must
-// not cost the result.
-func (e *engine) removeSources() {
-	if err := e.src.remove(); err != nil {
-		e.note("%v", err)
+// clear puts back and removes what programs left, also after the last one: the next program would trust
+// it, and a launcher may take an uploaded file for the job's result.
+func (e *engine) clear() error {
+	err := e.here.putBack()
+	if rerr := tree.Remove(e.src.root, evalProgram); rerr != nil {
+		err = errors.Join(err, fmt.Errorf("remove program: %w", rerr))
 	}
+	err = errors.Join(err, e.left, e.putBack(), e.src.remove())
+	e.left = nil
+	return err
 }
 
-// preparePython writes the files and, once in a job, runs the submission by itself.
-func (e *engine) preparePython(ctx context.Context) (*result.Compilation, error) {
-	if err := e.src.put(); err != nil || e.preRan {
-		return e.compiled, err
+// preRun writes the files and runs the submission by itself, once in a job. It ignores its failure, and
+// keeps a Compilation only if the submission compiled an extension.
+func (e *engine) preRun(ctx context.Context) error {
+	if err := e.src.put(); err != nil {
+		return err
 	}
-	c, err := e.preRun(ctx)
-	if err != nil || ctx.Err() != nil {
-		return nil, err
-	}
-	e.compiled, e.preRan = c, true
-	// The pre-run ran the submission's code. Anything that it left in place of a
-	// source, or ahead of one on a search path, must not judge the submission.
-	if err := e.putBack(); err != nil {
-		return nil, err
-	}
-	return c, e.src.put()
-}
-
-// preRun runs the submission by itself and ignores its failure. It returns a
-// Compilation only if the submission compiled an extension.
-func (e *engine) preRun(ctx context.Context) (*result.Compilation, error) {
 	p := program{argv: []string{"python3", preRunProgram}, env: setenv(e.env, "POPCORN_SEED", "1"), limit: compileLimit, popcorn: true}
 	o, err := e.runAlone(ctx, p)
-	if err != nil {
-		return nil, err
+	// Nothing that it left in place of a source, or ahead of one on a search path, may judge the submission.
+	if err = errors.Join(err, e.clear()); err != nil {
+		return err
 	}
+	e.preRan = true
 	stdout, stderr := o.texts()
 	if !strings.Contains(stdout, "-DTORCH_EXTENSION_NAME") {
-		return nil, nil
+		return nil
 	}
 	if o.timedOut {
 		o.exitCode = result.ExitTimeout
 	}
-	return &result.Compilation{
+	e.compiled = &result.Compilation{
 		NvccFound: true, Success: true, Command: quote(p.argv),
 		Stdout: stdout, Stderr: stderr, ExitCode: o.exitCode,
-	}, nil
+	}
+	return nil
 }
 
 // run runs the task's program, under a profiler in mode profile.

@@ -25,13 +25,13 @@ def o(s):
         b = b[os.write(fd, b):]
 `
 
-// daemon starts a process that leaves its session and its parents and writes its ID to
-// the file pid.
+// daemon starts a process that leaves its session and its parents, has the job's directory in its command
+// line, and writes its ID to the file pid.
 const daemon = `
 def daemon(then="time.sleep(60)"):
     code = "import os, sys, time\nos.setsid()\nif os.fork(): os._exit(0)\n" \
         "open('pid', 'w').write(str(os.getpid()))\n" + then
-    subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd]).wait()
+    subprocess.Popen([sys.executable, "-c", code, os.getcwd()], pass_fds=[fd]).wait()
     while not os.path.exists("pid") or not open("pid").read():
         time.sleep(0.005)
 `
@@ -95,19 +95,6 @@ o(b"check: pass\nk\xff: v\xc3\n")`,
 	}
 }
 
-// alive reports whether the process whose ID is in the file pid is still running.
-func alive(t *testing.T, j *job) bool {
-	t.Helper()
-	pid, err := os.ReadFile(filepath.Join(j.cmd.Dir, "pid"))
-	if err != nil || len(pid) == 0 {
-		t.Fatal("no daemon was there: ", err)
-	}
-	// An ended process stays in the table until the machine's process 1 waits for it.
-	stat, err := os.ReadFile("/proc/" + string(pid) + "/stat")
-	_, state, _ := strings.Cut(string(stat), ") ")
-	return err == nil && !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X")
-}
-
 func TestDaemonDies(t *testing.T) {
 	t.Parallel()
 	for name, sources := range map[string]map[string]string{
@@ -118,19 +105,18 @@ func TestDaemonDies(t *testing.T) {
 def here(pid):
     try: return int(pid) not in (os.getpid(), os.getppid()) and os.readlink("/proc/%s/cwd" % pid) == os.getcwd()
     except OSError: return False
-open("pid", "w").write("none")
 o("check: %s\n" % ("fail" if any(here(p) for p in os.listdir("/proc") if p.isdigit()) else "pass"))`,
 		},
 		"that spoils the result": {"eval.py": report + daemon + `
 o("check: pass\n")
 daemon("while True: open('result.json', 'w').write('spoiled')")`},
-		"in the result's place": {"eval.py": report + `o("check: pass\n"); os.mkdir("result.json"); open("result.json/x", "w"); open("pid", "w").write("none")`},
+		"in the result's place": {"eval.py": report + `o("check: pass\n"); os.mkdir("result.json"); open("result.json/x", "w")`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			j, result := runPy(t, sources)
-			if alive(t, j) {
-				t.Error("the daemon is alive")
+			if left := processesWith(t, j.cmd.Dir); left != nil {
+				t.Errorf("alive: %v", left)
 			}
 			run := at(result, "runs", "test", "run")
 			if at(run, "exit_code") != 0.0 || at(run, "passed") != true {
@@ -147,8 +133,8 @@ func TestTimeoutEndsTheWholeTree(t *testing.T) {
 			"eval.py": report + daemon + `daemon(); o("check: pass\n"); print("so far\r\n", end="", flush=True); time.sleep(60)`,
 		},
 	})
-	if alive(t, j) {
-		t.Error("the daemon is alive")
+	if left := processesWith(t, j.cmd.Dir); left != nil {
+		t.Errorf("alive: %v", left)
 	}
 	run := at(result, "runs", "test", "run")
 	if at(run, "exit_code") != 114.0 || at(run, "duration") != 2.5 || at(run, "passed") != false {
@@ -333,8 +319,8 @@ func cancelWith(t *testing.T, sig syscall.Signal, config any) {
 		at(result, "runs", "benchmark", "run", "success") != false || at(result, "runs", "leaderboard") != nil {
 		t.Errorf("runs are %v", at(result, "runs"))
 	}
-	if alive(t, j) {
-		t.Error("the daemon is alive")
+	if left := processesWith(t, j.cmd.Dir); left != nil {
+		t.Errorf("alive: %v", left)
 	}
 }
 

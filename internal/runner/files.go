@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
 // sources are a task's files in the job's directory. All access goes through the
@@ -120,7 +121,7 @@ func kind(info fs.FileInfo) string {
 // later anything a program made of them.
 func (s *sources) put() error {
 	for _, f := range s.files {
-		err := s.root.RemoveAll(f.Key)
+		err := tree.Remove(s.root, f.Key)
 		if err == nil {
 			err = writeFile(s.root, f.Key, []byte(f.Value), 0o666)
 		}
@@ -139,21 +140,19 @@ func (s *sources) dropCaches() error {
 	for _, f := range s.files {
 		dir := filepath.Join(filepath.Dir(f.Key), "__pycache__")
 		if !done[dir] {
-			errs = append(errs, s.root.RemoveAll(dir))
+			errs = append(errs, tree.Remove(s.root, dir))
 		}
 		done[dir] = true
 	}
 	return errors.Join(errs...)
 }
 
-// remove removes the files by name, and the byte code made from them. It keeps a
-// directory that a program put in a file's place.
+// remove removes the files by name, or what a program put in their places, and the byte code made from
+// them.
 func (s *sources) remove() error {
 	var errs []error
 	for _, f := range s.files {
-		if info, err := s.root.Lstat(f.Key); err == nil && !info.IsDir() {
-			errs = append(errs, ignoreMissing(s.root.Remove(f.Key)))
-		}
+		errs = append(errs, tree.Remove(s.root, f.Key))
 	}
 	if err := errors.Join(append(errs, s.dropCaches())...); err != nil {
 		return fmt.Errorf("remove sources: %w", err)

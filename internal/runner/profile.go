@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
 // ProfileDir is the directory beside result.json where the profiler's files are left
@@ -227,31 +228,42 @@ func (e *engine) walk(dir string, f func(name string, size int64) error) error {
 	})
 }
 
-// claimProfileData returns a function to call at the job's end. It puts the profilers'
-// files, and nothing else, into ProfileDir. It removes a directory of that name that a
-// submission made, because its contents would be uploaded.
-func (e *engine) claimProfileData() func() {
-	_, err := e.src.root.Lstat(ProfileDir)
-	if e.mode != "profile" && err == nil {
-		return func() {} // not this job's
-	}
-	return func() {
-		// No process of the submission may be left to interfere.
-		err := errors.Join(endTree(), e.src.root.RemoveAll(ProfileDir))
+// deliverProfiles puts the profilers' files, and nothing else, into ProfileDir, and leaves no file there that
+// a launcher could take for the job's result. Call it at the job's end, when all programs are dead. An error
+// means that there may be one.
+func (e *engine) deliverProfiles() error {
+	root := e.here.root
+	var err error
+	if e.mode == "profile" {
+		err = tree.Remove(root, ProfileDir)
 		if err == nil && len(e.recorded) > 0 {
-			err = e.src.root.Mkdir(ProfileDir, 0o777)
+			err = root.Mkdir(ProfileDir, 0o777)
 		}
 		room := int64(profileLimit)
 		for _, r := range e.recorded {
 			if err == nil {
-				room, err = e.deliver(r, room)
+				var derr error
+				if room, derr = e.deliver(r, room); derr != nil {
+					e.note("deliver profile: %v", derr) // the verdicts do not depend on it
+				}
 			}
-			err = errors.Join(err, e.src.root.RemoveAll(r.tmp))
-		}
-		if err != nil {
-			e.note("deliver profile: %v", err) // the verdicts do not depend on it
+			err = errors.Join(err, tree.Remove(root, r.tmp))
 		}
 	}
+	if err = errors.Join(err, removeOwnNames(root, ProfileDir)); err != nil {
+		return fmt.Errorf("deliver profile: %w", err)
+	}
+	return nil
+}
+
+// removeOwnNames removes the files below a directory that have the name of one of the node's results.
+func removeOwnNames(root *os.Root, dir string) error {
+	return fs.WalkDir(root.FS(), dir, func(name string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() && result.IsOwnName(d.Name()) {
+			err = root.Remove(name)
+		}
+		return ignoreMissing(err)
+	})
 }
 
 // deliver moves the files of one evaluation to ProfileDir and returns how many bytes

@@ -67,10 +67,16 @@ func (e *engine) recordAreas() error {
 	for _, a := range e.areas {
 		a.before = map[string]stamp{}
 		if err := e.walkArea(a, func(name string, info fs.FileInfo) (err error) {
+			if len(a.before) > maxEntries {
+				return fs.SkipAll
+			}
 			a.before[name], err = e.stampOf(name, info, a.kind != foreignArea)
 			return err
 		}); err != nil {
 			return err
+		}
+		if len(a.before) > maxEntries {
+			return fmt.Errorf("%s holds more than %d files; start in a smaller directory", a.dir, maxEntries)
 		}
 	}
 	return nil
@@ -168,36 +174,38 @@ func systemLibraries() []string {
 	return dirs
 }
 
-// walkArea calls f for everything in an area except the engine's own files. f may
-// return fs.SkipDir.
+// walkArea calls f for everything in an area except the engine's own files. f may return fs.SkipDir for a
+// directory, and fs.SkipAll. Another error does not end the walk: what comes after it is looked at, too.
 func (e *engine) walkArea(a *area, f func(name string, info fs.FileInfo) error) error {
-	n := 0
-	err := filepath.WalkDir(a.dir, func(name string, d fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
+	var errs []error
+	_ = filepath.WalkDir(a.dir, func(name string, d fs.DirEntry, err error) error { // each error is in errs
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
 			return nil
-		}
-		if err != nil && a.kind != foreignArea && (d == nil || !closed(name, d)) {
-			return err
-		}
-		if d == nil || err != nil {
+		case err != nil && a.kind != foreignArea && (d == nil || !closed(name, d)):
+			errs = append(errs, err)
+			return nil
+		case d == nil || err != nil:
 			return nil // this user cannot see it, so programs cannot either
-		}
-		if d.IsDir() && e.own(name) {
+		case d.IsDir() && e.own(name):
 			return fs.SkipDir
 		}
 		info, err := d.Info()
-		if err != nil {
-			return err
+		if err == nil {
+			err = f(name, info)
 		}
-		if n++; n > maxEntries {
-			return fmt.Errorf("more than %d files; start in a smaller directory", maxEntries)
+		if err != nil && !errors.Is(err, fs.SkipDir) && !errors.Is(err, fs.SkipAll) {
+			if !errors.Is(err, fs.ErrNotExist) && len(errs) < maxFaults {
+				errs = append(errs, err)
+			}
+			err = nil
 		}
-		if err = f(name, info); err == nil && a.shallow && d.IsDir() && name != a.dir {
+		if err == nil && a.shallow && d.IsDir() && name != a.dir {
 			err = fs.SkipDir
 		}
 		return err
 	})
-	if err != nil {
+	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("look at the files in %s: %w", a.dir, err)
 	}
 	return nil
@@ -266,39 +274,43 @@ func (e *engine) own(name string) bool {
 	return slices.ContainsFunc(e.recorded, func(r recording) bool { return name == filepath.Join(e.dir, r.tmp) })
 }
 
-// putBack restores every area so that the next program may trust it. Call it when all
-// processes of the last one are dead. It removes what is new, and returns an error if a
-// program changed or removed what was there before.
+// putBack restores every area: it removes what is new, whatever its modes, and returns an error if a program
+// changed or removed what was there before. It goes on after an error. Call it when all processes of the
+// last program are dead.
 func (e *engine) putBack() error {
-	if err := e.here.putBack(); err != nil {
-		return err
-	}
+	errs := []error{e.here.putBack()}
 	for path, was := range e.leads {
 		if now, _ := filepath.EvalSymlinks(path); now != was { // an error leads nowhere
-			return changed(path)
+			errs = append(errs, changed(path))
 		}
 	}
 	removed := 0
 	for _, a := range e.areas {
 		found := make(map[string]bool, len(a.before))
-		err := e.walkArea(a, func(name string, info fs.FileInfo) error {
-			found[name] = true
+		errs = append(errs, e.walkArea(a, func(name string, info fs.FileInfo) error {
 			was, old := a.before[name]
+			if old {
+				found[name] = true
+			}
 			// What is new or has another size may have exabytes to read.
 			now, err := e.stampOf(name, info, old && was.size == info.Size() && a.kind != foreignArea)
 			if err != nil {
 				return err
 			}
 			switch {
-			case old && was == now, e.isSource(name):
+			case old && was == now, info.Mode().IsRegular() && e.isSource(name):
 				return nil
 			case old && was.mode.IsDir() && now.mode.IsDir():
 				return was.restore(name, now)
-			case (a.kind == foreignArea || old && a.kind == jobArea) && !isCache(name):
-				return changed(name)
+			case (a.kind == foreignArea || old && a.kind == jobArea) && !isCache(name) && !e.isSource(name):
+				err := changed(name)
+				if a.kind == jobArea && was.mode.Type() != now.mode.Type() { // such as a directory, with files that are new
+					err = errors.Join(err, tree.RemoveAll(name))
+				}
+				return err
 			}
 			if removed++; !isCache(name) && removed <= maxFaults {
-				e.note("%s was created by a program; removing it before the next one runs", strings.TrimPrefix(name, e.dir+"/"))
+				e.note("%s was created by a program; removing it", strings.TrimPrefix(name, e.dir+"/"))
 			}
 			if err := tree.RemoveAll(name); err != nil {
 				return fmt.Errorf("remove what a program left: %w", err)
@@ -307,17 +319,18 @@ func (e *engine) putBack() error {
 				return fs.SkipDir
 			}
 			return nil
-		})
-		if err != nil {
-			return err
-		}
+		}))
+		missing := 0
 		for name := range a.before {
-			if !found[name] && a.kind != temporaryArea && !isCache(name) && !e.isSource(name) {
-				return fmt.Errorf("a program removed %s, which those after it trust; a submission must leave it", name)
+			if found[name] || a.kind == temporaryArea || isCache(name) || e.isSource(name) {
+				continue
+			}
+			if missing++; missing <= maxFaults {
+				errs = append(errs, fmt.Errorf("a program removed %s, which those after it trust; a submission must leave it", name))
 			}
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // restore puts back what a directory had, so that it can be read. Its own changes, such as those of the

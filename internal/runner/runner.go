@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
 // Options configure Main.
@@ -191,7 +192,7 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 		return err
 	}
 	// An earlier job's result must not be mistaken for this one's.
-	if rerr := here.root.RemoveAll(result.File); rerr != nil {
+	if rerr := tree.Remove(here.root, result.File); rerr != nil {
 		err = errors.Join(err, fmt.Errorf("remove old %s: %w", result.File, rerr))
 	}
 	if err != nil {

@@ -57,7 +57,7 @@ func newSpace(env []string, dir string) (space, error) {
 // drop removes a space and what its program left there.
 func (e *engine) drop(s space) {
 	if err := tree.RemoveAll(string(s)); err != nil {
-		e.note("remove a program's home: %v", err)
+		e.left = errors.Join(e.left, fmt.Errorf("remove a program's home: %w", err))
 	}
 }
 
