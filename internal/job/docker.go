@@ -180,9 +180,11 @@ func (r *reader) docker() {
 
 	r.User, r.SlotUser = r.text("user"), r.flag("propagate-uid-gid", false)
 	r.Groups = append(r.Groups, r.all("additional-groups")...)
+	r.Groups = unique(r.Groups, func(g string) string { return g })
 	for _, c := range r.list("drop-caps") {
 		r.DropCaps = append(r.DropCaps, strings.TrimPrefix(strings.ToUpper(c), "CAP_"))
 	}
+	r.DropCaps = unique(r.DropCaps, func(c string) string { return c })
 	r.Memory, r.ShmSize = r.size("memory"), r.size("shm-size")
 	for _, text := range r.list("ulimits") {
 		u, err := units.ParseUlimit(text)
@@ -192,6 +194,7 @@ func (r *reader) docker() {
 		}
 		r.Ulimits = append(r.Ulimits, Ulimit{u.Name, u.Soft, u.Hard})
 	}
+	r.Ulimits = unique(r.Ulimits, func(u Ulimit) string { return u.Name })
 	if n := r.text("network"); n != "" && n != "default" {
 		r.Network = n
 	}
@@ -243,6 +246,13 @@ func (r *reader) dockerMounts() {
 			r.volume(name, r.expand(name, text, expands))
 		}
 	}
+	// Before empty directories lose their source: two of them at one target are a contradiction.
+	r.Mounts = unique(r.Mounts, func(m Mount) Mount { return m })
+	for i, m := range r.Mounts {
+		if path.IsAbs(m.Source) {
+			r.Mounts[i].Source = ""
+		}
+	}
 	for _, text := range r.list("tmpfs") {
 		target, options, _ := strings.Cut(r.expand("tmpfs", text, expands), ":")
 		t := Tmpfs{Target: tidy(target), Options: []string{}}
@@ -251,6 +261,7 @@ func (r *reader) dockerMounts() {
 		}
 		r.Tmpfs = append(r.Tmpfs, t)
 	}
+	r.Tmpfs = unique(r.Tmpfs, func(t Tmpfs) string { return t.Target })
 	r.AgentProgram = r.flag("mount-buildkite-agent", false)
 }
 
@@ -274,12 +285,30 @@ func (r *reader) volume(name, text string) {
 	switch {
 	case slices.Contains(strings.Split(source, "/"), ".."):
 		r.refuse(name, "%.80q has a .. element; write the path without it", text)
-	case source == "." || strings.HasPrefix(source, "./"):
+	case source == "." || strings.HasPrefix(source, "./") || source == plan.OldCacheDir || strings.HasPrefix(source, plan.OldCacheDir+"/"):
 		m.Source = path.Clean(source)
-	case source != plan.OldCacheDir && !strings.HasPrefix(source, plan.OldCacheDir+"/"):
+	default:
 		r.refuse(name, "%.80q is a path of the node or a named volume; write a path in the checkout, such as ./data:/data, or copy it into the image", text)
 	}
 	r.Mounts = append(r.Mounts, m)
+}
+
+// unique returns a list in which each key is there once, with its last element, as docker run takes what it
+// is given twice. A list that is too long stays as it is: Validate refuses it.
+func unique[T any, K comparable](list []T, key func(T) K) []T {
+	if len(list) > maxList {
+		return list
+	}
+	index, kept := map[K]int{}, []T{}
+	for _, e := range list {
+		i, ok := index[key(e)]
+		if !ok {
+			i = len(kept)
+			index[key(e)], kept = i, append(kept, e)
+		}
+		kept[i] = e
+	}
+	return kept
 }
 
 // tidy cleans a path that has no .. elements; Validate refuses the others.

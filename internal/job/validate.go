@@ -153,22 +153,26 @@ func (s *Spec) validateEnv(v *checker) {
 func (s *Spec) validateMounts(v *checker) {
 	n := len(s.Mounts) + len(s.Tmpfs)
 	v.refuseIf(n > maxMounts, "volumes", "%d mounts are too many; use at most %d, or mount a directory that contains several of them", n, maxMounts)
-	targets := map[string]bool{plan.ContainerBinary: true, AgentPath: s.AgentProgram}
-	target := func(field, p string) {
+	const program, twice = "; choose another directory", ", from another source or in another mode; remove one of the two mounts"
+	taken := map[string]string{plan.ContainerBinary: program} // what to say about another mount at a target
+	if s.AgentProgram {
+		taken[AgentPath] = program
+	}
+	target := func(field, p, advice string) {
 		v.mountTarget(field, p)
-		v.refuseIf(targets[p], field, "%.80q is mounted already; choose another directory", p)
-		targets[p] = true
+		v.refuseIf(taken[p] != "", field, "%.80q is mounted already%s", p, taken[p])
+		taken[p] = advice
 	}
 	for _, m := range s.Mounts {
 		v.refuseIf(m.Source != "" && !isBelow(m.Source), "volumes", "%.80q is not in the checkout; write a path relative to it, such as ./data:/data, or copy it into the image", m.Source)
-		field := "volumes"
-		if m.Source == "." && m.Target == s.Workdir {
-			field = "workdir"
+		if m == (Mount{Source: ".", Target: s.Workdir}) {
+			target("workdir", m.Target, ", for the checkout; remove this mount, or set mount-checkout to false")
+		} else {
+			target("volumes", m.Target, twice)
 		}
-		target(field, m.Target)
 	}
 	for _, t := range s.Tmpfs {
-		target("tmpfs", t.Target)
+		target("tmpfs", t.Target, twice)
 		for _, o := range t.Options {
 			v.refuseIf(!tmpfsForm().MatchString(o), "tmpfs", "%.40q is not an option that a job may set; leave it out, or write one such as size=1g, mode=1777, exec or ro", o)
 		}
