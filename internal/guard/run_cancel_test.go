@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -98,6 +99,37 @@ func TestCancelWhileEngineIsAway(t *testing.T) {
 	must.Until(t, "the container to be stopped", func() bool { return r.engine.asked(jobContainer+"/stop?") == 3 })
 	r.engine.end()
 	r.expect(t, r.wait(t, done), 7, "")
+}
+
+// TestCancelOfADeafJob tells a job that does not end at SIGTERM from an engine that does not answer.
+func TestCancelOfADeafJob(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		inspects bool
+		status   int
+		says     string
+	}{
+		"an engine that answers": {true, 137, "kbnode: the job was killed: it did not end within 1s after SIGTERM"},
+		"an engine that hangs":   {false, bootstrap.ExitNode, "kbnode: the Docker engine does not answer, so the job may still run"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newJobRig(t, nil, impatient)
+			var stopped atomic.Bool
+			r.engine.fault = func(req *http.Request) int {
+				if stop := strings.HasSuffix(req.URL.Path, jobContainer+"/stop"); stop || stopped.Load() && !row.inspects {
+					stopped.Store(true)
+					<-req.Context().Done()
+				}
+				return 0
+			}
+			done, out := r.running(t.Context(), t)
+			r.cancel(t)
+			e := r.wait(t, done)
+			_ = out.Close()
+			r.expect(t, e, row.status, row.says)
+		})
+	}
 }
 
 // TestCancelWhileUploading lets the upload end, and dies of the signal.

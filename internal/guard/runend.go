@@ -31,6 +31,10 @@ const (
 	readPoll = 10 * time.Millisecond
 	// removeTime is how long the removal of a container may take: there may be many files in it.
 	removeTime = time.Minute
+	// answerTime is how long the engine may then take to say whether the job still runs.
+	answerTime = time.Second
+	// exitKilled is the exit status of a job that SIGKILL ended.
+	exitKilled = 128 + int(unix.SIGKILL)
 	// exitLate is the exit status of a job that took too long and ended with 0: that of SIGTERM.
 	exitLate = 128 + int(unix.SIGTERM)
 	// enginePeriod is the time between two checks of an engine that has nothing to say.
@@ -99,10 +103,11 @@ func (g *guard) awaitOrCancel(r *jobRun) slot.Outcome {
 			_ = limit.Sleep(stopping, enginePoll) // the engine is away
 		}
 	}()
-	o := slot.Outcome{NodeFault: "the Docker engine does not answer, so the job may still run"}
+	var o slot.Outcome
 	select {
 	case o = <-ended:
 	case <-stopping.Done():
+		o = g.endLate(ctx, r)
 	}
 	if o.Canceled = true; r.late.Load() {
 		o.Reason = g.errLate().Error()
@@ -112,6 +117,21 @@ func (g *guard) awaitOrCancel(r *jobRun) slot.Outcome {
 		g.log.Warn("job terminated", "job", r.spec.JobID, "reason", o.Reason)
 	}
 	return o
+}
+
+// endLate returns the outcome of a job that has not ended in its time: the engine's fault only if the engine
+// does not answer.
+func (g *guard) endLate(ctx context.Context, r *jobRun) slot.Outcome {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	in, err := g.api.Inspect(ctx, r.container)
+	switch {
+	case err != nil:
+		return slot.Outcome{NodeFault: "the Docker engine does not answer, so the job may still run"}
+	case in.State != nil && !in.State.Running:
+		return slot.Outcome{ExitCode: in.State.ExitCode, OutOfMemory: in.State.OOMKilled}
+	}
+	return slot.Outcome{ExitCode: exitKilled, Reason: fmt.Sprintf("the job was killed: it did not end within %s after SIGTERM", g.stopGrace)}
 }
 
 // await waits for the end of a container, also while the engine is away.
@@ -153,8 +173,8 @@ func (g *guard) settle(ctx context.Context, r *jobRun) error {
 	rec, recErr := g.cleaner.noiseRecord(ctx)
 	rec.Profile, rec.Protection.Containers = r.profile, r.protection
 	patience := removeTime
-	if o.NodeFault != "" && o.Canceled {
-		patience = discardTime // the agent does not wait for an engine that does not answer
+	if o.Canceled && (o.NodeFault != "" || o.ExitCode == exitKilled) {
+		patience = discardTime // the agent does not wait much longer
 	}
 	err := g.discardJob(r.container, patience)
 	if err == nil { // the engine may have lost it

@@ -13,7 +13,8 @@ import (
 // YAML recognizes a comment.
 //
 // The option gpus is NVIDIA's: Docker rejects it without their runtime or CDI. A slot's GPU is passed in
-// any case. Without init, the runner is process 1, which no submission can stop or inspect.
+// any case. Without init, the runner is process 1, which no submission can stop or inspect. Without tty, there
+// is no terminal that a submission could open.
 // KBNODE_PROFILE asks a node for a profile, and has no effect elsewhere.
 //
 // The rules of retry (https://buildkite.com/docs/pipelines/configure/retry) list the failures that no
@@ -43,6 +44,7 @@ const layout = `# kbnode pipeline {{.Kind}}
 {{- end}}
 {{- if eq $.Kind "eval"}}
           init: false
+          tty: false
 {{- end}}
 {{- with .Profile}}
           environment:

@@ -321,26 +321,30 @@ o("check: pass\n")`, func(t *testing.T, j *job, code int, result map[string]any)
 		if n > 0 && getenvLast(j.cmd.Env, "KBNODE_TEST_LANDLOCK") == "" {
 			t.Errorf("the terminal shows %q", output[:n])
 		}
-	}, func(t *testing.T, j *job) {
-		master, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-		if err != nil {
-			t.Skip(err)
-		}
-		t.Cleanup(func() { _ = unix.Close(master) })
-		must.Do(t, unix.IoctlSetPointerInt(master, unix.TIOCSPTLCK, 0))
-		n, err := unix.IoctlGetInt(master, unix.TIOCGPTN)
-		must.Do(t, err)
-		name := "/dev/pts/" + strconv.Itoa(n)
-		terminal, err := os.OpenFile(name, os.O_RDWR|syscall.O_NOCTTY, 0)
-		if err == nil {
-			err = os.Chmod(name, 0o666)
-		}
-		must.Do(t, err)
-		t.Cleanup(func() { _ = terminal.Close() })
-		j.terminal, j.cmd.Stdin = master, terminal
-		j.cmd.Env = append(j.cmd.Env, "TERMINAL="+name)
-		j.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	})
+	}, onTerminal)
+}
+
+// onTerminal starts the runner on a terminal, whose name is in TERMINAL and whose other end is j.terminal.
+func onTerminal(t *testing.T, j *job) {
+	t.Helper()
+	master, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(master) })
+	must.Do(t, unix.IoctlSetPointerInt(master, unix.TIOCSPTLCK, 0))
+	n, err := unix.IoctlGetInt(master, unix.TIOCGPTN)
+	must.Do(t, err)
+	name := "/dev/pts/" + strconv.Itoa(n)
+	terminal, err := os.OpenFile(name, os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err == nil {
+		err = os.Chmod(name, 0o666)
+	}
+	must.Do(t, err)
+	t.Cleanup(func() { _ = terminal.Close() })
+	j.terminal, j.cmd.Stdin = master, terminal
+	j.cmd.Env = append(j.cmd.Env, "TERMINAL="+name)
+	j.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 }
 
 // TestReportFlood has a judge's program report as much as it can, in the most expensive characters.

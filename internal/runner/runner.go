@@ -56,11 +56,24 @@ func Main(ctx context.Context, o Options) int {
 	}
 	runtime.GOMAXPROCS(min(maxProcs, runtime.GOMAXPROCS(0)))
 
+	out := newOutlet()
 	s := &session{
 		Options: o, landlock: landlockVersion(),
-		log: &buildLog{result.Log{W: o.Stdout, Groups: os.Getenv("BUILDKITE") == "true"}, o.Stderr},
+		log: &buildLog{result.Log{W: out.writer(o.Stdout), Groups: os.Getenv("BUILDKITE") == "true"}, out.writer(o.Stderr)},
 	}
-	dir, err := filepath.Abs(o.Dir)
+	ctx = prepare(ctx, s.landlock)
+	code := s.main(ctx)
+	if ctx.Err() != nil {
+		out.flush(canceledPatience)
+	} else {
+		out.flush(outletPatience)
+	}
+	return code
+}
+
+// main is Main with a log that does not block.
+func (s *session) main(ctx context.Context) int {
+	dir, err := filepath.Abs(s.Dir)
 	if err == nil {
 		dir, err = filepath.EvalSymlinks(dir)
 	}
@@ -74,9 +87,8 @@ func Main(ctx context.Context, o Options) int {
 	}
 	defer here.close() //nolint:errcheck // written and linked
 
-	ctx = prepare(ctx, s.landlock)
-	if o.Stdin != nil {
-		s.Stdin = limit.Reader(ctx, o.Stdin)
+	if s.Stdin != nil {
+		s.Stdin = limit.Reader(ctx, s.Stdin)
 	}
 	r := &result.Result{}
 	err = s.evaluate(ctx, here, r)
@@ -183,7 +195,7 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 		if p := recover(); p != nil {
 			err = fmt.Errorf("kbnode has a fault; report it: %v", p)
 			stack := make([]byte, 64<<10)
-			_, _ = s.Stderr.Write(stack[:runtime.Stack(stack, false)])
+			_, _ = s.log.err.Write(stack[:runtime.Stack(stack, false)])
 		}
 	}()
 	public, private := split(os.Environ())

@@ -2,7 +2,6 @@ package runner
 
 import (
 	"runtime"
-	"slices"
 	"sync"
 	"unsafe"
 
@@ -95,8 +94,9 @@ func programFilter(judge []uint32, landlock int) filter {
 	// So do System V objects and POSIX message queues. Kernels without them answer in this way.
 	f.onAny(func(f *filter) { f.fail(unix.ENOSYS) }, unix.SYS_SHMGET, unix.SYS_SEMGET, unix.SYS_MSGGET, unix.SYS_MQ_OPEN)
 	// A file's owner gets signals, any signal with F_SETSIG.
-	f.onCall(unix.SYS_FCNTL, deny(1, unix.F_SETOWN, unix.F_SETOWN_EX))
-	f.onCall(unix.SYS_IOCTL, deny(1, slices.Concat([]uint32{fioSetOwn, sioSetOwn}, inodeSettings)...))
+	// A lease holds up whoever opens the file next, and a hint stays with it.
+	f.onCall(unix.SYS_FCNTL, deny(1, unix.F_SETOWN, unix.F_SETOWN_EX, unix.F_SETLEASE, unix.F_SET_RW_HINT, unix.F_SET_FILE_RW_HINT))
+	f.onCall(unix.SYS_IOCTL, decideIoctl)
 	// An attribute of a directory outlives a program. File systems without attributes answer in this way.
 	f.onAny(func(f *filter) { f.fail(unix.ENOTSUP) }, unix.SYS_SETXATTR, unix.SYS_LSETXATTR, unix.SYS_FSETXATTR, unix.SYS_SETXATTRAT, unix.SYS_FILE_SETATTR)
 	if landlock == landlockRefer {
@@ -155,13 +155,6 @@ func programFilter(judge []uint32, landlock int) filter {
 	f.allow()
 	return f
 }
-
-// The commands of ioctl that set a file's owner (asm-generic/sockios.h).
-const fioSetOwn, sioSetOwn = 0x8901, 0x8902
-
-// inodeSettings are those that keep a number with a directory (linux/fs.h, fs/ext4/ext4.h): flags,
-// FS_IOC_FSSETXATTR, FS_IOC_SETVERSION, EXT4_IOC_SETVERSION and the name of a key.
-var inodeSettings = []uint32{unix.FS_IOC_SETFLAGS, 0x401c5820, 0x40087602, 0x40086604, unix.FS_IOC_SET_ENCRYPTION_POLICY}
 
 // deny refuses a call if an argument is one of these values.
 func deny(arg uint32, values ...uint32) func(*filter) {

@@ -169,7 +169,7 @@ for dir in glob.glob("tmp*/profile_data"):
 	}
 }
 
-// TestSecondResultFromBefore removes what has the result's name in the directory that is uploaded, whoever made it.
+// TestSecondResultFromBefore removes what has the result's name in the directory that is uploaded.
 func TestSecondResultFromBefore(t *testing.T) {
 	t.Parallel()
 	j := newConfigJob(t, map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{"submission.py": "", "eval.py": report + `o("check: pass\n")`}})
