@@ -75,12 +75,12 @@ func Sift(ctx context.Context, dir string, patterns []string, status string, can
 const maxForged = 3
 
 type walk struct {
-	ctx     context.Context
-	root    *os.Root
-	entries int
-	uploads []upload
-	above   []fs.FileInfo // the directory that is prepared, and those that led there
-	forged  []string
+	ctx       context.Context
+	root      *os.Root
+	entries   int
+	uploads   []upload
+	ancestors []fs.FileInfo // the directory that is prepared, and those that led there
+	forged    []string
 }
 
 // wild are the characters of a pattern that mean more than themselves.
@@ -109,8 +109,8 @@ func (w *walk) dir(at *os.Root, dir string, depth int) error {
 	if err != nil {
 		return err
 	}
-	w.above = append(w.above, here)
-	defer func() { w.above = w.above[:len(w.above)-1] }()
+	w.ancestors = append(w.ancestors, here)
+	defer func() { w.ancestors = w.ancestors[:len(w.ancestors)-1] }()
 	for {
 		entries, err := f.ReadDir(1024)
 		if errors.Is(err, io.EOF) {
@@ -176,7 +176,7 @@ func (w *walk) entry(at *os.Root, whole string, depth int) error {
 		case target.Mode().IsRegular():
 			return w.count(whole, target)
 		// The upload follows this one, too. One that leads up would have it go around in circles.
-		case target.IsDir() && !slices.ContainsFunc(w.above, func(above fs.FileInfo) bool { return os.SameFile(above, target) }):
+		case target.IsDir() && !slices.ContainsFunc(w.ancestors, func(dir fs.FileInfo) bool { return os.SameFile(dir, target) }):
 			below, err := w.root.OpenRoot(whole)
 			if err != nil {
 				return ignoreShut(err)
