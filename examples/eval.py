@@ -4,9 +4,11 @@ submission.custom_kernel, called as `python3 eval.py MODE CASES`.
 Each case runs in a process of its own, so that nothing is left of the case before
 and a crash spoils one case. Such a process may change any file here for the next one:
 this program and the reference are read once, before the first case, and passed on as
-text. It has no way to the report. It does hold the check together with the submission:
-whoever takes Python apart from the inside can fool it, as in every evaluation within
-one process.
+text. It has no way to the report, and never learns POPCORN_SEED. What it answers is
+the submission's word: times are numbers that must fit the time that passed, and the
+statistics are computed here. It does hold the clock and the check together with the
+submission, which can fool them from the inside, as in every evaluation within one
+process.
 
 A problem's reference.py imports no other file of the problem, and has
     make(seed, **case)    the input of a case, the same for the same seed
@@ -15,14 +17,26 @@ A problem's reference.py imports no other file of the problem, and has
     measure(kernel, data) the output and the nanoseconds of one call
     profile(kernel, data) one call, marked for the profiler (may be missing)
 """
+import os
+import sys
+
+# Python imports some modules late, such as traceback for an error, and first looks where the program is: in the
+# job's directory, where a submission may put a module of its own.
+JOB = os.path.realpath(os.path.dirname(sys.argv[0]))
+
+
+def of_job(path):
+    return (os.path.realpath(path) + os.sep).startswith(JOB + os.sep)
+
+
+sys.path[:] = [p for p in sys.path if os.path.isabs(p) and (of_job(os.__file__) or not of_job(p))]
+
 import json
 import math
-import os
 import random
 import re
 import signal
 import subprocess
-import sys
 import time
 import types
 
@@ -31,6 +45,18 @@ PART = re.compile(r"\s*([A-Za-z_]+):\s*([A-Za-z]+|[+-]?[0-9]+)\s*")
 MIN_RUNS, MAX_RUNS = 3, 100
 ENOUGH = 0.001  # of the mean: the error from which on more calls tell nothing
 MAX_SECONDS = 10
+MAX_ANSWER = 1 << 16  # bytes
+PR_SET_DUMPABLE = 4
+
+
+def hide():
+    """Keeps this process's environment, memory and files from others of the same user (prctl(2))."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    except (ImportError, OSError, AttributeError, TypeError):
+        pass  # not Linux
 
 
 def read_cases(path):
@@ -50,7 +76,7 @@ def read_cases(path):
 
 
 def one_line(text):
-    return " ".join(str(text).split())[:500]
+    return " ".join(str(text).split())[:500].encode("utf-8", "replace").decode()
 
 
 def statistics(times):
@@ -68,11 +94,11 @@ def work(job):
     # Taken before the submission can put something else in their places.
     make, refill, check, measure = reference.make, reference.refill, reference.check, reference.measure
     profile, clock = getattr(reference, "profile", measure), time.monotonic
-    case, secret = dict(job["case"]), job["secret"]
-    base = case.pop("seed", 0)
+    case, base = dict(job["case"]), job["seed"]
+    case.pop("seed", None)
 
     def seed(call):
-        return random.Random(f"{base}/{secret}/{call}").getrandbits(62)
+        return random.Random(f"{base}/{call}").getrandbits(62)
 
     from submission import custom_kernel
 
@@ -98,9 +124,9 @@ def work(job):
         call += 1
         if len(times) < MIN_RUNS:
             continue
-        result = statistics(times)
-        if result["err"] < ENOUGH * result["mean"] or len(times) == MAX_RUNS or clock() - begin > MAX_SECONDS:
-            return {"times": result}
+        known = statistics(times)
+        if known["err"] < ENOUGH * known["mean"] or len(times) == MAX_RUNS or clock() - begin > MAX_SECONDS:
+            return {"times": times}
 
 
 def worker(fd):
@@ -123,9 +149,8 @@ def run(job):
     """Runs one case and returns its result, whatever happens to the process."""
     read, write = os.pipe()
     env = {k: v for k, v in os.environ.items() if not k.startswith("POPCORN_")}
-    # Python takes no module from here before the submission's.
-    program = "import sys; sys.path = [p for p in sys.path if p]\n" + job["program"]
-    child = subprocess.Popen([sys.executable, "-c", program, "worker", str(write)], stdin=subprocess.PIPE, pass_fds=[write], env=env)
+    begin = time.monotonic_ns()
+    child = subprocess.Popen([sys.executable, "-c", job["program"], "worker", str(write)], stdin=subprocess.PIPE, pass_fds=[write], env=env)
     os.close(write)
     with os.fdopen(read, "rb") as answer:
         try:
@@ -133,19 +158,41 @@ def run(job):
                 child.stdin.write(json.dumps(job).encode())
         except BrokenPipeError:
             pass
-        line = answer.readline(1 << 20)
-    code = child.wait()
-    try:
-        result = json.loads(line)
-        if isinstance(result, dict):
+        line = answer.readline(MAX_ANSWER)
+        elapsed = time.monotonic_ns() - begin
+        code = child.wait()
+        # A process that the submission left may keep the pipe open.
+        os.set_blocking(read, False)
+        more = answer.read1(1)
+    if line and not more:
+        result = checked(line, job["mode"], elapsed)
+        if result is not None:
             return result
-    except ValueError:
-        pass
     if line:
         return {"error": "the submission wrote into the evaluation's pipe"}
     if code < 0:
         return {"error": f"signal {-code} ({signal.strsignal(-code)}) ended the submission's process"}
     return {"error": f"the submission ended its process with exit code {code}"}
+
+
+def checked(line, mode, elapsed):
+    """Returns the result that an answer is, None if it cannot be one. elapsed is in nanoseconds."""
+    try:
+        result = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if type(result) is not dict:
+        return None
+    if list(result) == ["error"] and type(result["error"]) is str:
+        return result
+    if mode == "test" or mode == "profile":
+        return result if not result else None
+    times = result.get("times")
+    if list(result) != ["times"] or type(times) is not list or not MIN_RUNS <= len(times) <= MAX_RUNS:
+        return None
+    if any(type(t) not in (int, float) or not 0 < t <= elapsed for t in times) or sum(times) > elapsed:
+        return None
+    return {"times": statistics(times)}
 
 
 def main():
@@ -155,9 +202,11 @@ def main():
     try:
         fd = int(os.environ["POPCORN_FD"])
         os.set_inheritable(fd, False)
-        report = os.fdopen(fd, "w", encoding="utf-8")
+        report = os.fdopen(fd, "w", encoding="utf-8", errors="replace")
     except (KeyError, ValueError, OSError):
         return PIPE_FAILED
+
+    hide()
 
     def say(key, value):
         print(f"{key}: {value}", file=report, flush=True)
@@ -171,11 +220,10 @@ def main():
     say(f"{kind}-count", len(cases))
     for i, (spec, case) in enumerate(cases):
         say(f"{kind}.{i}.spec", spec)
-        result = run(texts | {"mode": mode, "case": case, "secret": os.environ.get("POPCORN_SEED", "")})
+        # What a submission remembers of one mode is wrong in another.
+        secret = f"{mode}/{case.get('seed', 0)}/{os.environ.get('POPCORN_SEED', '')}"
+        result = run(texts | {"mode": mode, "case": case, "seed": random.Random(secret).getrandbits(256)})
         times = result.get("times")
-        if mode == "benchmark" or mode == "leaderboard":
-            if not isinstance(times, dict) and "error" not in result:
-                result["error"] = "the submission's process reported no times"
         if "error" in result:
             passed = False
             say(f"{kind}.{i}.status", "fail")
@@ -187,7 +235,7 @@ def main():
             say(f"benchmark.{i}.report", "")
         else:
             for key in ("runs", "mean", "std", "err", "best", "worst"):
-                say(f"benchmark.{i}.{key}", float(times[key]) if key != "runs" else int(times[key]))
+                say(f"benchmark.{i}.{key}", times[key] if key == "runs" else float(times[key]))
     say("check", "pass" if passed else "fail")
     return 0 if passed else VALIDATE_FAIL
 
