@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -107,13 +109,68 @@ func (e *Engine) Networks(ctx context.Context, label string) ([]string, error) {
 	return names, nil
 }
 
-// RemoveNetwork removes a network that no container uses, if there is one.
+// RemoveNetwork removes a network that no container uses, if there is one. The error says what uses it, and
+// what to type.
 func (e *Engine) RemoveNetwork(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, networkDeadline)
 	defer cancel()
+	used, detachErr := e.detach(ctx, name)
 	_, err := e.api.NetworkRemove(ctx, name, client.NetworkRemoveOptions{})
-	if errdefs.IsNotFound(err) {
+	if err == nil || errdefs.IsNotFound(err) {
 		return nil
 	}
-	return e.wrap("remove network "+name, err)
+	err = e.wrap("remove network "+name, err)
+	if len(used) > 0 {
+		err = fmt.Errorf("%w: %s", err, strings.Join(used, "; "))
+	}
+	return errors.Join(err, detachErr)
 }
+
+// DetachGone disconnects from a network what the engine keeps there of containers that are gone: an engine
+// that was killed keeps the endpoint of a container that ends while it restores it. Such an endpoint keeps its
+// name and address from others, and the network from being removed.
+func (e *Engine) DetachGone(ctx context.Context, name string) error {
+	_, err := e.detach(ctx, name)
+	return err
+}
+
+// detach disconnects what is gone. used says what else the network has, and what to type.
+func (e *Engine) detach(ctx context.Context, name string) (used []string, err error) {
+	res, err := e.api.NetworkInspect(ctx, name, client.NetworkInspectOptions{})
+	if errdefs.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, e.wrap("look up network "+name, err)
+	}
+	name = res.Network.Name
+	for _, id := range slices.Sorted(maps.Keys(res.Network.Containers)) {
+		endpoint := res.Network.Containers[id].Name
+		has, inspectErr := e.Inspect(ctx, id)
+		known := inspectErr == nil
+		if errors.Is(inspectErr, ErrNotFound) { // without an ID, one that starts may have the name
+			has, inspectErr = e.Inspect(ctx, endpoint)
+		}
+		container := strings.TrimPrefix(has.Name, "/")
+		switch {
+		case errors.Is(inspectErr, ErrNotFound):
+			// The engine finds it only by its name. A container of that name would lose its network instead.
+			opts := client.NetworkDisconnectOptions{Container: endpoint, Force: true}
+			if _, cutErr := e.api.NetworkDisconnect(ctx, res.Network.ID, opts); !errdefs.IsNotFound(cutErr) {
+				err = errors.Join(err, e.wrap("disconnect "+endpoint+" from network "+name, cutErr))
+			}
+		case inspectErr != nil:
+			err = errors.Join(err, inspectErr)
+		case !known && !strings.HasPrefix(id, unknownPrefix):
+			used = append(used, fmt.Sprintf("the engine keeps a container %s there that is gone, and another has its name; type sudo docker rename %[1]s %[1]s-2", container))
+		case has.State != nil && has.State.Running:
+			used = append(used, fmt.Sprintf("container %s uses it; type sudo docker network disconnect -f %s %[1]s", container, name))
+		default: // disconnecting it would change only what it gets when it starts
+			used = append(used, fmt.Sprintf("container %s, which has ended, keeps it; type sudo docker rm %[1]s", container))
+		}
+	}
+	return used, err
+}
+
+// unknownPrefix begins the key of an endpoint whose container the engine does not know.
+const unknownPrefix = "ep-"
