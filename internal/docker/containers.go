@@ -28,25 +28,39 @@ type Container struct {
 }
 
 // Running lists the containers that run. It inspects none, so that none can hold up the answer.
-func (e *Engine) Running(ctx context.Context) ([]Container, error) {
+func (e *Engine) Running(ctx context.Context) ([]Container, error) { return e.list(ctx, false) }
+
+func (e *Engine) list(ctx context.Context, all bool) ([]Container, error) {
 	ctx, cancel := bounded(ctx, requestDeadline)
 	defer cancel()
-	list, err := e.api.ContainerList(ctx, client.ContainerListOptions{})
+	list, err := e.api.ContainerList(ctx, client.ContainerListOptions{All: all})
 	if err != nil {
 		return nil, e.wrap("list containers", err)
 	}
-	all := make([]Container, len(list.Items))
+	found := make([]Container, len(list.Items))
 	for i, c := range list.Items {
-		all[i] = Container{ID: c.ID, Name: c.ID, Labels: c.Labels, Image: c.Image, Command: c.Command}
+		found[i] = Container{ID: c.ID, Name: c.ID, Labels: c.Labels, Image: c.Image, Command: c.Command}
 		if len(c.Names) > 0 {
-			all[i].Name = strings.TrimPrefix(c.Names[0], "/")
+			found[i].Name = strings.TrimPrefix(c.Names[0], "/")
 		}
 	}
-	return all, nil
+	return found, nil
 }
 
-// Remove stops, kills and removes a container, which has five seconds to end by itself. It is not an error
-// if there is none, or if it is being removed because it was run with --rm.
+// RemoveNamed removes, as Remove does, the containers whose names match, whether they run or not.
+func (e *Engine) RemoveNamed(ctx context.Context, matches func(name string) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, removeDeadline)
+	defer cancel()
+	all, err := e.list(ctx, true)
+	for _, c := range all {
+		if matches(c.Name) {
+			err = errors.Join(err, e.Remove(ctx, c.ID))
+		}
+	}
+	return err
+}
+
+// Remove stops, kills and removes a container, which has five seconds to end by itself, as Discard does.
 func (e *Engine) Remove(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, removeDeadline)
 	defer cancel()

@@ -9,13 +9,10 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
-
-	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
 // maxImageConfig bounds what the engine tells of an image, in bytes.
@@ -74,25 +71,11 @@ func (e *Engine) ImageConfig(ctx context.Context, ref string) (ImageConfig, erro
 	return in.Config, nil
 }
 
-// createPoll is the time between two tries to create a container or network whose name is taken.
-const createPoll = 200 * time.Millisecond
-
-// CreateContainer makes a container, in place of one that has its name, but does not start it. The error
-// is ErrInvalid if the engine does not take the request, and ErrNotFound if it does not have the image.
+// CreateContainer makes a container, but does not start it. The error is ErrInvalid if the engine does not
+// take the request, and ErrNotFound if it does not have the image.
 func (e *Engine) CreateContainer(ctx context.Context, name string, wanted *container.CreateRequest) (id string, err error) {
-	for {
-		made, err := e.api.ContainerCreate(ctx, client.ContainerCreateOptions{Config: wanted.Config, HostConfig: wanted.HostConfig, Name: name})
-		if err == nil {
-			return made.ID, nil
-		}
-		if !errdefs.IsConflict(err) {
-			return "", e.invalid("create container", err)
-		}
-		// The engine reserves the name before there is a container, and finishes one whose maker has gone.
-		if err2 := e.Discard(ctx, name); err2 != nil || limit.Sleep(ctx, createPoll) != nil {
-			return "", errors.Join(e.wrap("create container", err), err2)
-		}
-	}
+	made, err := e.api.ContainerCreate(ctx, client.ContainerCreateOptions{Config: wanted.Config, HostConfig: wanted.HostConfig, Name: name})
+	return made.ID, e.invalid("create container", err)
 }
 
 // StartContainer starts a container. The error is ErrInvalid if the engine cannot start it as it was

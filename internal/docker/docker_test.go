@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -88,28 +90,44 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// TestRemove gives a container time to end, removes it whether it could be stopped or not, and waits for one
-// that is being removed.
+// TestRemove gives a container time to end, and removes it whether it could be stopped or not. One that can never
+// start again, and one that someone else removes, are in no one's way.
 func TestRemove(t *testing.T) {
 	t.Parallel()
 	var asked []string
+	note := func(verb string, statuses map[string]int) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			id := r.PathValue("id")
+			asked = append(asked, strings.TrimSpace(id+" "+verb+" "+r.URL.RawQuery))
+			says(cmp.Or(statuses[id], 204), `{"message": "no"}`)(w, r)
+		}
+	}
 	e := answering(t, map[string]http.HandlerFunc{
-		"POST /containers/{id}/stop": func(w http.ResponseWriter, r *http.Request) {
-			asked = append(asked, r.PathValue("id")+" t="+r.URL.Query().Get("t"))
-			says(cmp.Or(map[string]int{"gone": 404, "ended": 304, "stuck": 500}[r.PathValue("id")], 204), "")(w, r)
+		"POST /containers/{id}/stop": note("stop", map[string]int{"gone": 404, "ended": 304, "stuck": 500}),
+		"DELETE /containers/{id}":    note("rm", map[string]int{"gone": 404, "removing": 409, "stuck": 500, "dead": 500}),
+		"GET /containers/{id}/json": func(w http.ResponseWriter, r *http.Request) {
+			says(200, `{"State": {"Dead": `+strconv.FormatBool(r.PathValue("id") == "dead")+`}}`)(w, r)
 		},
-		"DELETE /containers/{id}": func(w http.ResponseWriter, r *http.Request) {
-			asked = append(asked, r.PathValue("id")+" "+r.URL.RawQuery)
-			says(cmp.Or(map[string]int{"gone": 404, "removing": 409, "stuck": 500}[r.PathValue("id")], 204), "")(w, r)
+		"POST /containers/{id}/wait": func(w http.ResponseWriter, r *http.Request) {
+			if asked = append(asked, "removing wait"); r.URL.Query().Get("condition") == "removed" {
+				<-r.Context().Done() // it never is
+			}
+			says(200, `{"StatusCode":0}`)(w, r)
 		},
-		"POST /containers/{id}/wait": says(200, `{"StatusCode":0}`),
+		"GET /containers/json": func(w http.ResponseWriter, r *http.Request) {
+			must.Equal(t, "1", r.URL.Query().Get("all"))
+			says(200, `[{"Id":"dead","Names":["/a1"]}, {"Id":"runs","Names":["/a2"],"State":"running"}, {"Id":"theirs","Names":["/b"]}]`)(w, r)
+		},
 	})
-	for _, id := range []string{"runs", "ended", "gone", "removing"} {
+	for _, id := range []string{"runs", "ended", "gone", "removing", "dead"} {
 		must.Do(t, e.Remove(t.Context(), id))
 	}
 	must.Err(t, e.Remove(t.Context(), "stuck"), "remove container stuck: ")
+	must.Do(t, e.RemoveNamed(t.Context(), func(name string) bool { return strings.HasPrefix(name, "a") }))
 	must.Equal(t, []string{
-		"runs t=5", "runs force=1&v=1", "ended t=5", "ended force=1&v=1", "gone t=5", "gone force=1&v=1", "removing t=5", "removing force=1&v=1", "stuck t=5", "stuck force=1&v=1",
+		"runs stop t=5", "runs rm force=1&v=1", "ended stop t=5", "ended rm force=1&v=1", "gone stop t=5", "gone rm force=1&v=1",
+		"removing stop t=5", "removing rm force=1&v=1", "removing wait", "dead stop t=5", "dead rm force=1&v=1", "stuck stop t=5", "stuck rm force=1&v=1",
+		"dead stop t=5", "dead rm force=1&v=1", "runs stop t=5", "runs rm force=1&v=1",
 	}, asked)
 }
 

@@ -17,8 +17,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
-// networkDeadline bounds the requests about one network.
-const networkDeadline = 2 * time.Minute
+const (
+	// networkDeadline bounds the requests about one network.
+	networkDeadline = 2 * time.Minute
+	// createPoll is the time between two tries to create a network whose name is taken.
+	createPoll = 200 * time.Millisecond
+)
 
 // Options of the engine's bridge driver, as its documentation names them.
 const (

@@ -30,18 +30,22 @@ func (e *Engine) Inspect(ctx context.Context, id string) (container.InspectRespo
 	return res.Container, nil
 }
 
-// Discard kills and removes a container. It is not an error if the container is already
-// gone, or is being removed because it was run with --rm.
+// Discard kills and removes a container. It is not an error if the container is already gone, or has ended
+// and can never start again: one that is being removed, perhaps forever, and one that is dead, because the
+// engine could not remove all of its files. The engine keeps the name of either.
 func (e *Engine) Discard(ctx context.Context, id string) error {
 	_, err := e.api.ContainerRemove(ctx, id, client.ContainerRemoveOptions{RemoveVolumes: true, Force: true})
 	switch {
-	case errdefs.IsNotFound(err):
+	case err == nil || errdefs.IsNotFound(err):
 		return nil
-	case errdefs.IsConflict(err):
-		if err = e.await(ctx, id, container.WaitConditionRemoved); errors.Is(err, ErrNotFound) {
+	case errdefs.IsConflict(err): // it is being removed, which may begin before it has ended
+		if err = e.await(ctx, id); errors.Is(err, ErrNotFound) {
 			return nil
 		}
 		return err
+	}
+	if left, err := e.Inspect(ctx, id); err == nil && left.State != nil && left.State.Dead {
+		return nil
 	}
 	return e.wrap("remove container "+id, err)
 }

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/moby/moby/api/types/container"
-
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -70,8 +68,8 @@ func TestOutput(t *testing.T) {
 	if _, err := e.Attach(t.Context(), "c9", false); err == nil {
 		t.Error("attached to no container")
 	}
-	must.Do(t, e.await(t.Context(), "c1", container.WaitConditionNotRunning))
-	if err := e.await(t.Context(), "c9", container.WaitConditionNotRunning); !errors.Is(err, ErrNotFound) {
+	must.Do(t, e.await(t.Context(), "c1"))
+	if err := e.await(t.Context(), "c9"); !errors.Is(err, ErrNotFound) {
 		t.Error(err)
 	}
 	if err := e.Stop(t.Context(), "c1", 25*time.Second); err != nil || stopped != "t=25" {

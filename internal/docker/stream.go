@@ -55,9 +55,9 @@ func (e *Engine) Follow(ctx context.Context, id string, tty bool, within time.Du
 	return &Output{logs, tty, func() { cancel(); _ = logs.Close() }}, nil
 }
 
-// await waits for a container's end or removal.
-func (e *Engine) await(ctx context.Context, id string, what container.WaitCondition) error {
-	wait := e.api.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: what})
+// await waits until a container does not run.
+func (e *Engine) await(ctx context.Context, id string) error {
+	wait := e.api.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
 	var err error
 	select {
 	case err = <-wait.Error:
@@ -79,7 +79,7 @@ func (e *Engine) AwaitOwnEnd(ctx context.Context, id string) (own bool, err erro
 	// From the beginning: the engine repeats what it still knows.
 	happened := e.api.Events(ctx, client.EventsListOptions{Since: "1", Filters: client.Filters{}.
 		Add("type", string(events.ContainerEventType)).Add("container", id).Add("event", string(events.ActionKill), string(events.ActionDie))})
-	if err := e.await(ctx, id, container.WaitConditionNotRunning); err != nil {
+	if err := e.await(ctx, id); err != nil {
 		return false, err
 	}
 	late := time.NewTimer(eventTime)

@@ -68,7 +68,7 @@ func (k *cleaner) clean(ctx context.Context, engine time.Duration) (string, erro
 	return k.parked()
 }
 
-// sweep removes the slot's container, ends what is left of one, and removes the checkouts. The order
+// sweep removes the slot's containers, ends what is left of one, and removes the checkouts. The order
 // matters: what could make processes goes first, unless a process keeps the engine from removing it.
 func (k *cleaner) sweep(ctx context.Context, patience time.Duration) error {
 	deadline := time.Now().Add(patience)

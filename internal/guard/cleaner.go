@@ -27,7 +27,7 @@ type cleaner struct {
 	runDir    string
 	procs     slotProcs
 	gpu       gpuWatches
-	container func(context.Context) error // removes the slot's container, if there is one
+	container func(context.Context) error // removes the slot's containers
 	tidy      func() error                // removes the checkouts
 	noise     *recorder                   // nil keeps no record
 	log       *slog.Logger

@@ -52,6 +52,10 @@ type fakeEngine struct {
 	created    []container.CreateRequest
 	pulled     bool // what was absent
 	containers map[string]*fakeContainer
+	// endpoints has the names of the endpoints on the slots' networks, by the ID of their container.
+	endpoints map[string]string
+	// dead lists containers that cannot be removed, which is found when it is tried.
+	dead map[string]bool
 	// attached gets the engine's end of an attached stream, and what was read of it so far.
 	attached chan stream
 }
@@ -63,6 +67,7 @@ type fakeContainer struct {
 	State struct {
 		Status   string
 		Running  bool
+		Dead     bool
 		ExitCode int
 	}
 	Config struct {
@@ -83,7 +88,7 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 	e := &fakeEngine{
 		socket: filepath.Join(t.TempDir(), "engine.sock"), driver: "systemd", status: 7,
 		stats: map[string]string{"/etc/passwd": `{"size": 1000, "mode": 420}`, "/etc/group": ""},
-		root:  t.TempDir(), exit: make(chan struct{}), containers: map[string]*fakeContainer{}, attached: make(chan stream, 8),
+		root:  t.TempDir(), exit: make(chan struct{}), containers: map[string]*fakeContainer{}, endpoints: map[string]string{}, dead: map[string]bool{}, attached: make(chan stream, 8),
 	}
 	l, err := net.Listen("unix", e.socket)
 	must.Do(t, err)
@@ -120,6 +125,17 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		reply(w, http.StatusOK, map[string]string{"status": "Pulled"})
 	})
 	mux.HandleFunc("POST /containers/create", e.create)
+	mux.HandleFunc("GET /containers/json", func(w http.ResponseWriter, _ *http.Request) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		list := []any{}
+		for _, id := range slices.Sorted(maps.Keys(e.containers)) {
+			list = append(list, map[string]any{"Id": id, "Names": []string{e.containers[id].Name}})
+		}
+		reply(w, http.StatusOK, list)
+	})
+	mux.HandleFunc("GET /networks/{name}", e.network)
+	mux.HandleFunc("POST /networks/{name}/disconnect", e.disconnect)
 	mux.HandleFunc("GET /containers/{id}/json", e.with(func(w http.ResponseWriter, _ *http.Request, c *fakeContainer) {
 		state := *c
 		select {
@@ -187,16 +203,28 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 			_ = http.NewResponseController(w).Flush()
 		})
 	}))
-	mux.HandleFunc("POST /containers/{id}/{verb}", e.with(func(w http.ResponseWriter, r *http.Request, _ *fakeContainer) {
+	mux.HandleFunc("POST /containers/{id}/{verb}", e.with(func(w http.ResponseWriter, r *http.Request, c *fakeContainer) {
 		if r.PathValue("verb") == "start" && e.onStart != nil {
 			e.onStart()
+		}
+		e.mu.Lock()
+		collides := slices.Contains(slices.Collect(maps.Values(e.endpoints)), c.Name[1:])
+		e.mu.Unlock()
+		if r.PathValue("verb") == "start" && collides {
+			reply(w, http.StatusForbidden, map[string]string{"message": "endpoint with name " + c.Name[1:] + " already exists in network"})
+			return
 		}
 		w.WriteHeader(http.StatusNoContent)
 	}))
 	mux.HandleFunc("DELETE /containers/{id}", e.with(func(w http.ResponseWriter, _ *http.Request, c *fakeContainer) {
 		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.dead[c.ID] {
+			c.State.Status, c.State.Running, c.State.Dead = "dead", false, true
+			reply(w, http.StatusInternalServerError, map[string]string{"message": "driver failed to remove root filesystem: device or resource busy"})
+			return
+		}
 		delete(e.containers, c.ID)
-		e.mu.Unlock()
 		w.WriteHeader(http.StatusNoContent)
 	}))
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -285,15 +313,57 @@ func (e *fakeEngine) create(w http.ResponseWriter, r *http.Request) {
 		reply(w, http.StatusNotFound, map[string]string{"message": "No such image: missing"})
 		return
 	}
+	name := r.URL.Query().Get("name")
 	e.mu.Lock()
 	e.created = append(e.created, req)
 	id := fmt.Sprintf("%064x", 0xa0+len(e.created))
+	taken := slices.ContainsFunc(slices.Collect(maps.Values(e.containers)), func(c *fakeContainer) bool { return c.Name == "/"+name })
 	e.mu.Unlock()
-	e.add(id, r.URL.Query().Get("name"), req.HostConfig.CgroupParent)
+	if taken {
+		reply(w, http.StatusConflict, map[string]string{"message": "the container name " + name + " is already in use"})
+		return
+	}
+	e.add(id, name, req.HostConfig.CgroupParent)
 	e.mu.Lock()
 	e.containers[id].HostConfig, e.containers[id].AppArmorProfile = *req.HostConfig, e.armor
 	e.mu.Unlock()
 	reply(w, http.StatusCreated, map[string]any{"Id": id, "Warnings": []string{}})
+}
+
+func (e *fakeEngine) network(w http.ResponseWriter, r *http.Request) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	ends := map[string]map[string]string{}
+	for id, name := range e.endpoints {
+		ends[id] = map[string]string{"Name": name}
+	}
+	reply(w, http.StatusOK, map[string]any{"Id": "id", "Name": r.PathValue("name"), "Containers": ends})
+}
+
+// disconnect finds a container's endpoint as the engine does: by a container, or else, by the endpoint's name.
+func (e *fakeEngine) disconnect(w http.ResponseWriter, r *http.Request) {
+	var req struct {
+		Container string
+		Force     bool
+	}
+	_ = json.NewDecoder(r.Body).Decode(&req)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for id, c := range e.containers {
+		if id == req.Container || c.Name == "/"+req.Container {
+			c.HostConfig.NetworkMode = "none"
+			w.WriteHeader(http.StatusOK)
+			return
+		}
+	}
+	for id, name := range e.endpoints {
+		if name == req.Container && req.Force {
+			delete(e.endpoints, id)
+			w.WriteHeader(http.StatusOK)
+			return
+		}
+	}
+	reply(w, http.StatusNotFound, map[string]string{"message": "endpoint " + req.Container + " not found"})
 }
 
 func (e *fakeEngine) attach(w http.ResponseWriter, _ *http.Request, _ *fakeContainer) {

@@ -148,7 +148,7 @@ func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.
 		cleaner:    newCleaner(p, cgroupRoot, log),
 	}
 	g.confiner = &confiner{ensure: kernel.Ensure, confines: kernel.EngineConfines, sys: "/sys"}
-	g.cleaner.container = func(ctx context.Context) error { return engine.Remove(ctx, g.containerName()) }
+	g.cleaner.container = g.removeContainers
 	g.cleaner.tidy = func() error { return ignoreAbsent(disk.Wipe(p.WorkRoot)) }
 	return g
 }
@@ -179,6 +179,3 @@ func (g *guard) engineInfo(ctx context.Context) (docker.Info, error) {
 	}
 	return info, err
 }
-
-// containerName is the name of the slot's one container, by which the next service finds it, too.
-func (g *guard) containerName() string { return "kbnode-" + g.policy.Name }

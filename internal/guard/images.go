@@ -101,6 +101,9 @@ const (
 	imageTime = 30 * time.Second
 )
 
+// imageSuffix ends the names of containers that are made only to look at their image.
+const imageSuffix = ".image"
+
 // checkAccounts refuses an image, by its ID, whose account files could harm the engine. When a container
 // starts, the engine reads the image's /etc/passwd and /etc/group as root, whatever user was requested:
 // forever if one is a pipe, with the container locked, and a line of any length into memory. This looks at
@@ -124,11 +127,7 @@ func (g *guard) checkAccounts(ctx context.Context, image string) (err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), imageTime)
 	defer cancel()
-	name := g.containerName() + ".image"
-	if err := g.api.Discard(ctx, name); err != nil { // left by a guard that was killed
-		return err
-	}
-	id, err := g.api.CreateContainer(ctx, name, wanted)
+	id, err := g.api.CreateContainer(ctx, g.newName()+imageSuffix, wanted)
 	if err != nil {
 		return err
 	}

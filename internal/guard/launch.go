@@ -52,19 +52,20 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, top
 			g.log.Warn("device not linked", "err", err)
 		}
 	}
-	id, err = g.api.CreateContainer(ctx, g.containerName(), wanted)
+	name := g.newName()
+	id, err = g.api.CreateContainer(ctx, name, wanted)
 	if lacksCPUs(err) {
 		// The engine was restarted after the slots' CPUs became a partition, and believes that
 		// the machine has only the other CPUs. The container's slice, checked just now, keeps it
 		// on the slot's CPUs.
 		g.log.Info("engine does not know the slot's cpus", "err", err)
 		wanted.HostConfig.CpusetCpus, wanted.HostConfig.CpusetMems = "", ""
-		id, err = g.api.CreateContainer(ctx, g.containerName(), wanted)
+		id, err = g.api.CreateContainer(ctx, name, wanted)
 	}
 	if err != nil {
 		return "", engineSays(err)
 	}
-	g.log.Info("container created", "id", id, "image", wanted.Image)
+	g.log.Info("container created", "id", id, "name", name, "image", wanted.Image)
 	return id, nil
 }
 
