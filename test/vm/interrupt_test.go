@@ -181,4 +181,43 @@ func TestInterrupted(t *testing.T) {
 		whole(t, r.Log)
 		idle(t, m, 6)
 	})
+
+	t.Run("the engine is killed, and containers end while the next one restores them", func(t *testing.T) { endedInRestore(t, p) })
+}
+
+// slowIptables makes the next engines call an iptables that waits while /root/slow/on is there. They call it
+// after they have found the containers that run, and before they know their networks.
+const slowIptables = `mkdir -p /root/slow /etc/systemd/system/docker.service.d
+cat >/root/slow/iptables <<'E'
+#!/bin/sh
+touch /root/slow/called
+while [ -e /root/slow/on ]; do sleep 0.2; done
+exec /usr/sbin/iptables "$@"
+E
+chmod +x /root/slow/iptables
+printf '[Service]\nEnvironment=PATH=/root/slow:/usr/sbin:/usr/bin:/sbin:/bin\n' >/etc/systemd/system/docker.service.d/slow.conf
+jq '."live-restore" = true' /etc/docker/daemon.json >/root/daemon.json; cp /root/daemon.json /etc/docker/daemon.json
+systemctl daemon-reload; systemctl restart docker; docker info -f '{{.LiveRestoreEnabled}}' | grep true`
+
+// endedInRestore makes an engine keep containers that are gone on the networks of two slots. One gets its next
+// job, and both go with kbnode.
+func endedInRestore(t *testing.T, p pipelines) {
+	t.Helper()
+	m := p.m
+	m.Sh(slowIptables)
+	build := submitted(m, 7, counted)
+	m.Sh("docker run -d --name theirs --network kbnode-gpu6 busybox:test sleep 1000")
+	m.Sh(`theirs=$(docker inspect -f '{{.State.Pid}}' theirs); rm -f /root/slow/called; touch /root/slow/on; systemctl kill -s KILL docker
+		until [ -e /root/slow/called ]; do sleep 0.1; done
+		kill -KILL $theirs; for of in /sys/fs/cgroup/buildkite.slice/buildkite-gpu7.slice/docker-*/cgroup.kill; do echo 1 >$of; done
+		sleep 5; rm /root/slow/on`)
+	p.wait(t, build, "failed")
+	idle(t, m, 7)
+	must.Equal(t, "0", m.Sh("docker network inspect -f '{{len .Containers}}' kbnode-gpu7"))
+	m.Sh("docker rm theirs")
+	if got := m.Sh("docker network inspect -f '{{len .Containers}}' kbnode-gpu6"); got != "1" {
+		t.Fatalf("the engine keeps %s containers that are gone, so this shows nothing", got)
+	}
+	m.Sh("kbnode uninstall")
+	must.Equal(t, "", m.Sh("docker network ls -q --filter label=kbnode.slot"))
 }
