@@ -3,6 +3,7 @@ package reconcile_test
 import (
 	"context"
 	"errors"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -154,6 +155,27 @@ func TestNetworkUninstall(t *testing.T) {
 		t.Errorf("left: rules for %v, networks %v", f.ruled, f.networks)
 	}
 	m.settled(&plan.Plan{})
+}
+
+// TestNetworkOfWhatIsGone removes a network that the engine would keep for a container that is gone.
+func TestNetworkOfWhatIsGone(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "docker.sock")
+	var asked []string
+	must.Serve(t, socket, func(w http.ResponseWriter, r *http.Request) {
+		_, path, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+		asked = append(asked, r.Method+" "+path)
+		switch asked[len(asked)-1] {
+		case "GET networks/kbnode-gpu0":
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = w.Write([]byte(`{"Id": "1", "Name": "kbnode-gpu0", "Containers": {"c1": {"Name": "old"}}}`))
+		case "DELETE networks/kbnode-gpu0":
+			w.WriteHeader(map[bool]int{true: http.StatusNoContent, false: http.StatusForbidden}[slices.Contains(asked, "POST networks/1/disconnect")])
+		case "GET containers/c1/json", "GET containers/old/json":
+			w.WriteHeader(http.StatusNotFound)
+		}
+	})
+	must.Do(t, reconcile.SystemNetwork{Socket: socket}.Remove(t.Context(), "kbnode-gpu0"))
 }
 
 func TestNetworkOfBusySlot(t *testing.T) {
