@@ -3,6 +3,7 @@ package docker
 import (
 	"context"
 	"errors"
+	"regexp"
 	"strings"
 	"time"
 
@@ -28,12 +29,14 @@ type Container struct {
 }
 
 // Running lists the containers that run. It inspects none, so that none can hold up the answer.
-func (e *Engine) Running(ctx context.Context) ([]Container, error) { return e.list(ctx, false) }
+func (e *Engine) Running(ctx context.Context) ([]Container, error) {
+	return e.list(ctx, client.ContainerListOptions{})
+}
 
-func (e *Engine) list(ctx context.Context, all bool) ([]Container, error) {
+func (e *Engine) list(ctx context.Context, options client.ContainerListOptions) ([]Container, error) {
 	ctx, cancel := bounded(ctx, requestDeadline)
 	defer cancel()
-	list, err := e.api.ContainerList(ctx, client.ContainerListOptions{All: all})
+	list, err := e.api.ContainerList(ctx, options)
 	if err != nil {
 		return nil, e.wrap("list containers", err)
 	}
@@ -47,11 +50,13 @@ func (e *Engine) list(ctx context.Context, all bool) ([]Container, error) {
 	return found, nil
 }
 
-// RemoveNamed removes, as Remove does, the containers whose names match, whether they run or not.
-func (e *Engine) RemoveNamed(ctx context.Context, matches func(name string) bool) error {
+// RemoveNamed removes, as Remove does, the containers whose names begin with prefix and match, whether they
+// run or not. The engine tells of no others: the labels of one may have megabytes.
+func (e *Engine) RemoveNamed(ctx context.Context, prefix string, matches func(name string) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, removeDeadline)
 	defer cancel()
-	all, err := e.list(ctx, true)
+	// The filter is a regular expression for the name, with the slash before it or without.
+	all, err := e.list(ctx, client.ContainerListOptions{All: true, Filters: client.Filters{}.Add("name", "^/?"+regexp.QuoteMeta(prefix))})
 	for _, c := range all {
 		if matches(c.Name) {
 			err = errors.Join(err, e.Remove(ctx, c.ID))

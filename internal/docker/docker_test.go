@@ -116,6 +116,7 @@ func TestRemove(t *testing.T) {
 		},
 		"GET /containers/json": func(w http.ResponseWriter, r *http.Request) {
 			must.Equal(t, "1", r.URL.Query().Get("all"))
+			must.Equal(t, `{"name":{"^/?a\\.":true}}`, r.URL.Query().Get("filters"))
 			says(200, `[{"Id":"dead","Names":["/a1"]}, {"Id":"runs","Names":["/a2"],"State":"running"}, {"Id":"theirs","Names":["/b"]}]`)(w, r)
 		},
 	})
@@ -123,7 +124,7 @@ func TestRemove(t *testing.T) {
 		must.Do(t, e.Remove(t.Context(), id))
 	}
 	must.Err(t, e.Remove(t.Context(), "stuck"), "remove container stuck: ")
-	must.Do(t, e.RemoveNamed(t.Context(), func(name string) bool { return strings.HasPrefix(name, "a") }))
+	must.Do(t, e.RemoveNamed(t.Context(), "a.", func(name string) bool { return strings.HasPrefix(name, "a") }))
 	must.Equal(t, []string{
 		"runs stop t=5", "runs rm force=1&v=1", "ended stop t=5", "ended rm force=1&v=1", "gone stop t=5", "gone rm force=1&v=1",
 		"removing stop t=5", "removing rm force=1&v=1", "removing wait", "dead stop t=5", "dead rm force=1&v=1", "stuck stop t=5", "stuck rm force=1&v=1",

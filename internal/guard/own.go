@@ -27,7 +27,7 @@ const detachTime = 10 * time.Second
 // removeContainers removes the slot's containers, whatever guard or engine left them, and then what the engine
 // keeps of them on the slot's network.
 func (g *guard) removeContainers(ctx context.Context) error {
-	if err := g.api.RemoveNamed(ctx, g.owns); err != nil {
+	if err := g.api.RemoveNamed(ctx, g.namePrefix(), g.owns); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, detachTime)
