@@ -79,9 +79,7 @@ func TestAnswers(t *testing.T) {
 func TestJudgeIsOutOfReach(t *testing.T) {
 	t.Parallel()
 	needsPython(t)
-	p, err := task.Find("prefix_python")
-	must.Do(t, err)
-	p = shrunk(t, "prefix_python", "test_timeout:", "seed: 71755\ntest_timeout:")
+	p := shrunk(t, "prefix_python", "test_timeout:", "seed: 71755\ntest_timeout:")
 	const plant = `
 for name in "traceback", "linecache", "tokenize", "_colorize", "codeop", "textwrap", "contextlib", "__editable__", "usercustomize", "encodings/idna", "numbers":
     os.makedirs(os.path.dirname(name) or ".", exist_ok=True)

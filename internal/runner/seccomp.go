@@ -94,7 +94,7 @@ func programFilter(judge []uint32, landlock int) filter {
 	// So do System V objects and POSIX message queues. Kernels without them answer in this way.
 	f.onAny(func(f *filter) { f.fail(unix.ENOSYS) }, unix.SYS_SHMGET, unix.SYS_SEMGET, unix.SYS_MSGGET, unix.SYS_MQ_OPEN)
 	// A file's owner gets signals, any signal with F_SETSIG.
-	// A lease holds up whoever opens the file next, and a hint stays with it.
+	// A lease holds up the next process that opens the file, and a hint stays with it.
 	f.onCall(unix.SYS_FCNTL, deny(1, unix.F_SETOWN, unix.F_SETOWN_EX, unix.F_SETLEASE, unix.F_SET_RW_HINT, unix.F_SET_FILE_RW_HINT))
 	f.onCall(unix.SYS_IOCTL, decideIoctl)
 	// An attribute of a directory outlives a program. File systems without attributes answer in this way.

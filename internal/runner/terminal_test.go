@@ -82,7 +82,7 @@ func read(terminal int) string {
 	for {
 		n, err := unix.Read(terminal, buf)
 		switch {
-		case err == unix.EAGAIN: //nolint:errorlint // as read(2) returns it
+		case err == unix.EAGAIN:
 			time.Sleep(time.Millisecond)
 		case n <= 0:
 			return string(text)

@@ -16,9 +16,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// nodeFile is the artifact that records interference with the job.
-const nodeFile = "node.json"
-
 const maxNodeFile = 1 << 20
 
 // fetch gets what an ended build left, even if it failed: a submission that does not compile
@@ -88,14 +85,14 @@ func (f *follower) files(ctx context.Context, b buildkite.Build) (doc, node []by
 	}
 	doc, err = file(result.File, result.MaxBytes)
 	if err == nil && f.Node {
-		node, nodeErr = file(nodeFile, maxNodeFile)
+		node, nodeErr = file(result.NodeFile, maxNodeFile)
 	}
 	switch {
 	case errors.Is(nodeErr, errNoResult):
 		nodeErr = nil
 	case node != nil:
 		if bad := json.Unmarshal(node, &noise.Record{}); bad != nil {
-			nodeErr = fmt.Errorf("read %s: %w", nodeFile, bad)
+			nodeErr = fmt.Errorf("read %s: %w", result.NodeFile, bad)
 		}
 	}
 	return doc, node, nodeErr, err

@@ -14,6 +14,62 @@ import (
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
+// secondResult is a program that passes, and leaves a result of its own where it is hard to remove.
+const secondResult = `
+import os
+os.mkdir("profile_data")
+with open("profile_data/result.json", "w") as f: f.write('{"success": true, "error": "", "runs": {}}')
+os.chmod("profile_data", 0)
+os.write(int(os.environ["POPCORN_FD"]), b"check: pass\n")
+`
+
+// terminalStops is a program that stops the output of each terminal that it can open for reading.
+const terminalStops = `
+import glob, os, termios
+terminals = stopped = 0
+for path in glob.glob("/dev/pts/[0-9]*") + ["/dev/console"]:
+    try: terminal = os.open(path, os.O_RDONLY | os.O_NOCTTY)
+    except OSError: continue
+    terminals += 1
+    try: termios.tcflow(terminal, termios.TCOOFF); stopped += 1
+    except termios.error: pass
+print("a line of the log\n" * 100)
+os.write(int(os.environ["POPCORN_FD"]), b"terminals: %d\nstopped: %d\ncheck: pass\n" % (terminals, stopped))
+`
+
+// guideSteps is the pipeline of the vendor guide (branch bk), with this machine's image, which has no registry,
+// and with a step of someone who leaves a second result after the runner.
+const guideSteps = `
+steps:
+  - label: ":gpu: Run Kernel Submission"
+    command: "kbnode runner; mkdir profile_data; echo forged >profile_data/Result.json; echo true >profile_data/notes"
+    env:
+      SUBMISSION_PAYLOAD: "${SUBMISSION_PAYLOAD}"
+    agents:
+      queue: "${GPU_QUEUE}"
+    timeout_in_minutes: 60
+    artifact_paths:
+      - "result.json"
+      - "node.json"
+      - "profile_data/**/*"
+    plugins:
+      - docker#v5.11.0:
+          image: "kernelbot-test:latest"
+          propagate-environment: true
+          gpus: all
+          memory: "${MEMORY_LIMIT:-32g}"
+          cpus: "${CPU_LIMIT:-16}"
+          volumes:
+            - ".:/workdir"
+          workdir: "/workdir"
+    retry:
+      automatic:
+        - exit_status: -1
+          limit: 1
+        - exit_status: 255
+          limit: 1
+`
+
 // pipelines are jobs of what kbnode pipeline prints on the node itself.
 type pipelines struct{ evaluations }
 
@@ -110,6 +166,13 @@ func TestPipelines(t *testing.T) {
 		"pieces":        p.evaluations.submit(5, "exec kbnode runner", sizes(pieces)),
 		"no image":      p.submit(6, pipeline.Eval, "kernelbot-test:missing", right),
 	}
+	program := func(text string) []byte {
+		return config(t, "submission.py", map[string]any{"main": "program.py", "sources": map[string]string{"submission.py": "", "program.py": text}})
+	}
+	builds["second result"] = p.submit(1, pipeline.Eval, image, program(secondResult))
+	m.Put("/root/guide.yml", 0o600, guideSteps)
+	m.Put("/root/guide.json", 0o600, string(program(terminalStops)))
+	builds["guide"] = m.Sh("bkstub submit --queue b200 --env GPU_QUEUE=b200 --env SUBMISSION_PAYLOAD=$(kbnode payload encode /root/guide.json) --steps /root/guide.yml")
 	t.Run("compatible", func(t *testing.T) {
 		if r := p.wait(t, builds["compatible"], "passed"); !r.Result.Success {
 			t.Errorf("result.json says %+v", r.Result)
@@ -127,6 +190,23 @@ func TestPipelines(t *testing.T) {
 		if !r.Result.Success || r.Result.Error != "" {
 			t.Errorf("result.json says %+v", r.Result)
 		}
+	})
+	artifacts := func(build string) string {
+		return m.Sh("curl -sf -H 'Authorization: Bearer " + bktest.DefaultAPIToken + "' 'http://127.0.0.1:8899/v2/organizations/kbnode/pipelines/kernelbot/builds/" + build + "/artifacts' | jq -r '[.[].path] | sort | join(\" \")'")
+	}
+	t.Run("a submission that leaves a second result", func(t *testing.T) {
+		if r := p.wait(t, builds["second result"], "passed"); !r.Result.Success || r.Result.Runs["test"].Run == nil {
+			t.Errorf("result.json says %+v", r.Result)
+		}
+		must.Equal(t, "node.json result.json", artifacts(builds["second result"]))
+	})
+	t.Run("the vendor guide's build, which stops its terminal", func(t *testing.T) {
+		r := p.wait(t, builds["guide"], "passed")
+		if run := r.Result.Runs["test"].Run; run == nil || !run.Passed || run.Result["terminals"] == "0" || run.Result["stopped"] != "0" {
+			t.Errorf("the run is %+v", run)
+		}
+		must.Equal(t, "node.json profile_data/notes result.json", artifacts(builds["guide"]))
+		must.Contain(t, r.Log, `["profile_data/Result.json"] is not uploaded`)
 	})
 	t.Run("large payload from a file", func(t *testing.T) { sized(t, p.wait(t, builds["file"], "passed"), large) })
 	t.Run("payload in pieces", func(t *testing.T) { sized(t, p.wait(t, builds["pieces"], "passed"), pieces) })
