@@ -22,19 +22,22 @@ import sys
 
 # Python imports some modules late, such as traceback for an error, and first looks where the program is: in the
 # job's directory, where a submission may put a module of its own.
-JOB = os.path.realpath(os.path.dirname(sys.argv[0]))
+JOB = {os.path.realpath(os.curdir), os.path.dirname(os.path.realpath(sys.argv[0]))}
 
 
 def of_job(path):
-    return (os.path.realpath(path) + os.sep).startswith(JOB + os.sep)
+    return any((os.path.realpath(path) + os.sep).startswith(d + os.sep) for d in JOB)
 
 
-sys.path[:] = [p for p in sys.path if os.path.isabs(p) and (of_job(os.__file__) or not of_job(p))]
+sys.path[:] = [p for p in sys.path if os.path.isabs(p) and os.path.realpath(p) not in JOB]
+if sys.argv[0] != "-c" and not of_job(os.__file__):  # a worker may need packages below it
+    sys.path[:] = [p for p in sys.path if not of_job(p)]
 
 import json
 import math
 import random
 import re
+import select
 import signal
 import subprocess
 import time
@@ -55,8 +58,8 @@ def hide():
         import ctypes
 
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    except (ImportError, OSError, AttributeError, TypeError):
-        pass  # not Linux
+    except (ImportError, OSError, AttributeError, TypeError) as e:
+        print(f"a submission may read the seed here: {e}", file=sys.stderr)
 
 
 def read_cases(path):
@@ -73,6 +76,13 @@ def read_cases(path):
                 case[key] = value if value.isalpha() else int(value)
             cases.append((line, case))
     return cases
+
+
+def derived(secret):
+    """Returns a seed that does not tell the secret, which may have only 31 bits: so many steps cost a guess."""
+    for _ in range(200):
+        secret = str(random.Random(secret).getrandbits(256))
+    return secret
 
 
 def one_line(text):
@@ -139,8 +149,13 @@ def worker(fd):
         import traceback
 
         traceback.print_exc()
-        result = {"error": f"{type(e).__name__}: {one_line(e)}"}
-    sys.stdout.flush()
+        result = {"error": f"{type(e).__name__}: {e}"}
+    if "error" in result:
+        result["error"] = one_line(result["error"])
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        pass  # the submission closed it
     with os.fdopen(fd, "w", encoding="utf-8") as out:
         out.write(json.dumps(result) + "\n")
 
@@ -158,21 +173,36 @@ def run(job):
                 child.stdin.write(json.dumps(job).encode())
         except BrokenPipeError:
             pass
-        line = answer.readline(MAX_ANSWER)
+        line = first_line(read, child)
         elapsed = time.monotonic_ns() - begin
-        code = child.wait()
-        # A process that the submission left may keep the pipe open.
-        os.set_blocking(read, False)
-        more = answer.read1(1)
-    if line and not more:
         result = checked(line, job["mode"], elapsed)
-        if result is not None:
+        if line and result is None:
+            child.kill()  # it may have more to write than a pipe holds
+        code = child.wait()
+        os.set_blocking(read, False)
+        if result is not None and not answer.read1(1):
             return result
     if line:
         return {"error": "the submission wrote into the evaluation's pipe"}
     if code < 0:
         return {"error": f"signal {-code} ({signal.strsignal(-code)}) ended the submission's process"}
     return {"error": f"the submission ended its process with exit code {code}"}
+
+
+def first_line(fd, child):
+    """Reads an answer. A process that the submission left may keep the pipe open when the child has ended."""
+    line, ended = b"", False
+    while len(line) < MAX_ANSWER and not line.endswith(b"\n"):
+        if not select.select([fd], [], [], 0 if ended else 0.05)[0]:
+            if ended:
+                break
+            ended = child.poll() is not None
+            continue
+        more = os.read(fd, MAX_ANSWER - len(line))
+        if not more:
+            break
+        line += more
+    return line
 
 
 def checked(line, mode, elapsed):
@@ -190,7 +220,7 @@ def checked(line, mode, elapsed):
     times = result.get("times")
     if list(result) != ["times"] or type(times) is not list or not MIN_RUNS <= len(times) <= MAX_RUNS:
         return None
-    if any(type(t) not in (int, float) or not 0 < t <= elapsed for t in times) or sum(times) > elapsed:
+    if any(type(t) not in (int, float) or not 1 <= t <= elapsed for t in times) or sum(times) > elapsed:
         return None
     return {"times": statistics(times)}
 
@@ -222,7 +252,7 @@ def main():
         say(f"{kind}.{i}.spec", spec)
         # What a submission remembers of one mode is wrong in another.
         secret = f"{mode}/{case.get('seed', 0)}/{os.environ.get('POPCORN_SEED', '')}"
-        result = run(texts | {"mode": mode, "case": case, "seed": random.Random(secret).getrandbits(256)})
+        result = run(texts | {"mode": mode, "case": case, "seed": derived(secret)})
         times = result.get("times")
         if "error" in result:
             passed = False

@@ -60,6 +60,34 @@ func TestAnswers(t *testing.T) {
 			}
 		})
 	}
+	t.Run("none, and a process that stays", func(t *testing.T) {
+		t.Parallel()
+		r := evaluate(t, p, honest+"if os.fork() == 0: time.sleep(600)\nos._exit(3)\n", "test").Runs.Get("test").Run
+		if got := r.Result.Get("test.0.error"); r.ExitCode != 112 || got != "the submission ended its process with exit code 3" {
+			t.Errorf("exit code %d, %v\n%s", r.ExitCode, r.Result, r.Stderr)
+		}
+	})
+	t.Run("much from the check", func(t *testing.T) {
+		t.Parallel()
+		p := shrunk(t, "prefix_python", "return f\"output[{i}] is {output[i]} instead of {want}\"", "return f\"wrong \" + \"x\" * 500_000")
+		r := evaluate(t, p, "def custom_kernel(data): return [0] * len(data)\n", "test").Runs.Get("test").Run
+		if got := r.Result.Get("test.0.error"); r.ExitCode != 112 || !strings.HasPrefix(got, "wrong xxx") {
+			t.Errorf("exit code %d, %.100s\n%s", r.ExitCode, got, r.Stderr)
+		}
+	})
+	t.Run("times that no clock has", func(t *testing.T) {
+		t.Parallel()
+		r := evaluate(t, p, honest+`answer('{"times": [5e-324, 1e-300, 0.5]}\n')`, "benchmark").Runs.Get("benchmark").Run
+		if got := r.Result.Get("benchmark.0.error"); r.Passed || got != wrote {
+			t.Errorf("exit code %d, %v\n%s", r.ExitCode, r.Result, r.Stderr)
+		}
+	})
+	t.Run("after the output is closed", func(t *testing.T) {
+		t.Parallel()
+		if r := evaluate(t, p, honest+"sys.stdout.close()\n", "test").Runs.Get("test").Run; !r.Passed {
+			t.Errorf("exit code %d, %v\n%s", r.ExitCode, r.Result, r.Stderr)
+		}
+	})
 	for name, more := range map[string]string{
 		"before the worker's": "answer('{}\\n', end=False)\n",
 		"with one that stays": "if os.fork() == 0: time.sleep(600)\n",

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -47,7 +48,7 @@ func Prepare(ctx context.Context, dir string, patterns []string, status string, 
 // could deliver the upload's own environment, with the job's token, as result.json. And at a pipe
 // the upload would wait forever. Only in the directory itself may a file have the name of one of the node's
 // results, because a launcher takes the first or the last artifact with that name: Sift removes all others,
-// and returns the first of them.
+// and returns the first of them that would have been uploaded.
 func Sift(ctx context.Context, dir string, patterns []string, status string, canceled bool) (forged []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, artifactTime)
 	defer cancel()
@@ -60,12 +61,22 @@ func Sift(ctx context.Context, dir string, patterns []string, status string, can
 		return nil, fmt.Errorf("remove %s: %w", result.NodeFile, err)
 	}
 	w := &walk{ctx: ctx, root: root}
+	if w.top, err = filepath.EvalSymlinks(dir); err != nil {
+		return nil, err
+	}
 	for _, p := range patterns {
 		if p = strings.TrimSpace(p); p != "" {
 			w.uploads = append(w.uploads, upload{pattern: path.Clean(p)})
 		}
 	}
-	if err := w.dir(root, "", 0); err != nil {
+	err = w.dir(root, "", 0)
+	for i := 0; i < len(w.links) && err == nil; i++ {
+		err = w.behind(w.links[i], w.links[i], 0)
+	}
+	if ctx.Err() == context.DeadlineExceeded { //nolint:errorlint // as Err returns it
+		err = exceeds("the files take more than %s to look at; leave fewer", artifactTime)
+	}
+	if err != nil {
 		return w.forged, err
 	}
 	return w.forged, unfinished(root, status, canceled)
@@ -75,11 +86,13 @@ func Sift(ctx context.Context, dir string, patterns []string, status string, can
 const maxForged = 3
 
 type walk struct {
+	top       string // the path of root, without links
 	ctx       context.Context
 	root      *os.Root
 	entries   int
 	uploads   []upload
 	ancestors []fs.FileInfo // the directory that is prepared, and those that led there
+	links     []string      // to directories
 	forged    []string
 }
 
@@ -151,7 +164,7 @@ func (w *walk) entry(at *os.Root, whole string, depth int) error {
 	}
 	switch mode := info.Mode(); {
 	case !mode.IsDir() && result.IsOwnName(name) && whole != result.File && whole != result.NodeFile:
-		if len(w.forged) < maxForged {
+		if len(w.forged) < maxForged && slices.ContainsFunc(w.uploads, func(u upload) bool { return u.mayFind(whole) }) {
 			w.forged = append(w.forged, whole)
 		}
 	case mode.IsDir():
@@ -176,19 +189,83 @@ func (w *walk) entry(at *os.Root, whole string, depth int) error {
 		case target.Mode().IsRegular():
 			return w.count(whole, target)
 		// The upload follows this one, too. One that leads up would have it go around in circles.
-		case target.IsDir() && !slices.ContainsFunc(w.ancestors, func(dir fs.FileInfo) bool { return os.SameFile(dir, target) }):
-			below, err := w.root.OpenRoot(whole)
-			if err != nil {
-				return ignoreShut(err)
-			}
-			defer func() { _ = below.Close() }()
-			return w.dir(below, whole, depth+1)
+		case target.IsDir() && !w.above(target):
+			w.links = append(w.links, whole)
+			return nil
 		}
 	}
 	if err := at.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%.200s is not a file in the checkout: %w", whole, err)
 	}
 	return nil
+}
+
+func (w *walk) above(target fs.FileInfo) bool {
+	return slices.ContainsFunc(w.ancestors, func(dir fs.FileInfo) bool { return os.SameFile(dir, target) })
+}
+
+// behind counts what a pattern may find in a directory, which is at in the root, and which the upload finds as
+// whole, through links. What is there was prepared already.
+func (w *walk) behind(whole, at string, depth int) error {
+	if !slices.ContainsFunc(w.uploads, func(u upload) bool { return u.mayReach(whole) }) {
+		return nil
+	}
+	if depth > maxDepth {
+		return exceeds("the checkout is deeper than %d directories, with those behind links", maxDepth)
+	}
+	real, err := filepath.EvalSymlinks(filepath.Join(w.top, at)) // an os.Root follows only some links after each other
+	if err == nil {
+		real, err = filepath.Rel(w.top, real)
+	}
+	if err != nil || !filepath.IsLocal(real) {
+		return ignoreShut(err)
+	}
+	f, err := w.root.Open(real)
+	if err != nil {
+		return ignoreShut(err)
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if w.above(info) { // links that lead to each other
+		return ignoreShut(w.root.Remove(at))
+	}
+	w.ancestors = append(w.ancestors, info)
+	defer func() { w.ancestors = w.ancestors[:len(w.ancestors)-1] }()
+	for {
+		entries, err := f.ReadDir(1024)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		for _, e := range entries {
+			if err == nil {
+				err = w.found(path.Join(whole, e.Name()), path.Join(real, e.Name()), depth)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// found counts an entry of a directory behind a link.
+func (w *walk) found(whole, at string, depth int) error {
+	if w.entries++; w.entries > maxFiles {
+		return exceeds("the checkout has more than %d files, with those behind links", maxFiles)
+	}
+	if err := w.ctx.Err(); err != nil {
+		return err
+	}
+	target, err := w.root.Stat(at)
+	if err != nil {
+		return ignoreShut(err)
+	}
+	if target.IsDir() {
+		return w.behind(whole, at, depth+1)
+	}
+	return w.count(whole, target)
 }
 
 // count adds a file to those that the patterns may find.
@@ -218,8 +295,43 @@ func (u upload) mayFind(name string) bool {
 		if plain := strings.IndexAny(pattern, wild); !strings.HasPrefix(name, pattern[:plain]) {
 			return false
 		}
+		if odd(pattern) {
+			return true
+		}
 		pattern, name = path.Base(pattern), path.Base(name)
 	}
 	found, err := path.Match(pattern, name)
 	return found || err != nil || strings.ContainsAny(pattern, `{[\`)
+}
+
+// odd reports whether a pattern has alternatives of several directories, or ** beside other characters, which
+// agents read differently.
+func odd(pattern string) bool {
+	for element := range strings.SplitSeq(pattern, "/") {
+		if element != "**" && strings.Contains(element, "**") || strings.Count(element, "{") != strings.Count(element, "}") {
+			return true
+		}
+	}
+	return false
+}
+
+// mayReach reports whether the pattern may find something below a directory.
+func (u upload) mayReach(dir string) bool {
+	if odd(u.pattern) || strings.ContainsAny(u.pattern, `{[\`) {
+		plain := u.pattern[:strings.IndexAny(u.pattern, wild)]
+		return strings.HasPrefix(dir+"/", plain) || strings.HasPrefix(plain, dir+"/")
+	}
+	pattern := strings.Split(u.pattern, "/")
+	for i, name := range strings.Split(dir, "/") {
+		if i+1 == len(pattern) {
+			return pattern[i] == "**"
+		}
+		if pattern[i] == "**" {
+			return true
+		}
+		if ok, _ := path.Match(pattern[i], name); !ok { // an error is of [ and \
+			return false
+		}
+	}
+	return true
 }

@@ -75,6 +75,11 @@ func TestPrepareIsBounded(t *testing.T) {
 	if err := Prepare(ctx, dir, []string{"*"}, "0", false); !errors.Is(err, context.Canceled) {
 		t.Errorf("without time: %v", err)
 	}
+	ctx, cancel = context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	if _, own := errors.AsType[LimitError](Prepare(ctx, dir, []string{"*"}, "0", false)); !own {
+		t.Error("files that take too long to look at are not the job's doing")
+	}
 }
 
 // TestPrepareBoundsSizes uploads nothing where an upload would not end: a sparse file takes no space.
@@ -130,7 +135,7 @@ func TestOnlyOneResult(t *testing.T) {
 	dir := t.TempDir()
 	for _, f := range []string{
 		"result.json", "Result.json", "NODE.JSON", "node.json", "profile_data/result.json", "profile_data/a/RESULT.JSON", "profile_data/node.json",
-		"profile_data/trace", "closed/result.json", "result.json.d/x", "profile_data/result.json.gz", "dir/result.json.d/result.json", "other/x",
+		`.\result.json`, `x\node.json`, "profile_data/trace", "closed/result.json", "result.json.d/x", "profile_data/result.json.gz", "dir/result.json.d/result.json", "other/x",
 	} {
 		file := filepath.Join(dir, f)
 		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600)))
@@ -184,6 +189,13 @@ func TestPrepareFollowsLinks(t *testing.T) {
 		{"a/b/c/x", map[string]string{"a": "far", "far/b": "../near", "near/c": "../big"}, `"a/b/c/x" has `},
 		{"out/*", map[string]string{"other": "big"}, ""},
 		{"l*/*", map[string]string{"l1": "many", "l2": "many", "l3": "many"}, "finds more than 10000 files"},
+		// Not behind links that no pattern goes through.
+		{"result.json", map[string]string{"l1": "many", "l2": "many", "l3": "many", "l4": "big"}, ""},
+		{"l1/*", map[string]string{"l1": "near", "l2": "many", "l3": "big"}, ""},
+		{"far**", map[string]string{"far/x": "../big"}, `"far/x/x" has `},
+		{"{big/x,near/y}", nil, `"big/x" has `},
+		{"{big,near}/{x,y}", nil, `"big/x" has `},
+		{"{far/,}x", map[string]string{"far/x": "../big/x"}, `"far/x" has `},
 	} {
 		dir := t.TempDir()
 		for _, d := range []string{"big", "far", "near", "many"} {
@@ -197,5 +209,32 @@ func TestPrepareFollowsLinks(t *testing.T) {
 			must.Do(t, os.Symlink(target, filepath.Join(dir, name)))
 		}
 		must.Err(t, prepare(t, dir, row.pattern), row.says)
+	}
+}
+
+// TestPrepareKeepsLinks keeps links that lead to a directory through many others, and names only forged results that
+// would have been uploaded.
+func TestPrepareKeepsLinks(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	const packages = 20
+	for n := range packages {
+		pkg := filepath.Join(dir, "p"+strconv.Itoa(n))
+		must.Do(t, errors.Join(os.Mkdir(pkg, 0o700), os.WriteFile(filepath.Join(pkg, "node.json"), nil, 0o600)))
+		if n+1 < packages {
+			must.Do(t, os.Symlink("../p"+strconv.Itoa(n+1), filepath.Join(pkg, "next")))
+		}
+	}
+	for _, pattern := range []string{"result.json", "**"} {
+		forged, err := Sift(t.Context(), dir, []string{pattern}, "0", false)
+		must.Err(t, err, "")
+		if pattern == "result.json" && forged != nil {
+			t.Errorf("names %q", forged)
+		}
+		for n := range packages - 1 {
+			if info, err := os.Stat(filepath.Join(dir, "p"+strconv.Itoa(n), "next")); err != nil || !info.IsDir() {
+				t.Errorf("package %d: %v", n, err)
+			}
+		}
 	}
 }

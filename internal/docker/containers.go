@@ -43,8 +43,10 @@ func (e *Engine) list(ctx context.Context, options client.ContainerListOptions) 
 	found := make([]Container, len(list.Items))
 	for i, c := range list.Items {
 		found[i] = Container{ID: c.ID, Name: c.ID, Labels: c.Labels, Image: c.Image, Command: c.Command}
-		if len(c.Names) > 0 {
-			found[i].Name = strings.TrimPrefix(c.Names[0], "/")
+		for _, name := range c.Names {
+			if name = strings.TrimPrefix(name, "/"); !strings.Contains(name, "/") { // not as a link of another calls it
+				found[i].Name = name
+			}
 		}
 	}
 	return found, nil

@@ -153,7 +153,9 @@ func (e *Engine) detach(ctx context.Context, name string) (used []string, err er
 		has, inspectErr := e.Inspect(ctx, id)
 		known := inspectErr == nil
 		if errors.Is(inspectErr, ErrNotFound) { // without an ID, one that starts may have the name
-			has, inspectErr = e.Inspect(ctx, endpoint)
+			if has, inspectErr = e.Inspect(ctx, endpoint); inspectErr == nil && has.Name != "/"+endpoint { // an ID that begins so
+				inspectErr = ErrNotFound
+			}
 		}
 		container := strings.TrimPrefix(has.Name, "/")
 		switch {

@@ -71,7 +71,7 @@ func TestOwns(t *testing.T) {
 	}
 	for name, want := range map[string]bool{
 		one: true, one + imageSuffix: true, "kbnode-gpu0": true, "kbnode-gpu0.image": true, // earlier versions
-		"kbnode-gpu0-server": false, "kbnode-gpu0x": false, strings.Replace(one, "gpu0", "gpu01", 1): false, "theirs": false, "": false,
+		"kbnode-gpu0-prometheus-node-exporter-1": false, "kbnode-gpu0-server": false, "kbnode-gpu0x": false, strings.Replace(one, "gpu0", "gpu01", 1): false, "theirs": false, "": false,
 	} {
 		if g.owns(name) != want {
 			t.Errorf("%q is the slot's: %t", name, !want)

@@ -17,8 +17,9 @@ const (
 )
 
 // IsOwnName reports whether a file with this name could be taken for File or NodeFile. kernelbot's launchers
-// find an artifact by its name, whatever its directory.
+// find an artifact by its name, whatever its directory, and the agent's download takes \ for a separator.
 func IsOwnName(name string) bool {
+	name = name[strings.LastIndexByte(name, '\\')+1:]
 	return strings.EqualFold(name, File) || strings.EqualFold(name, NodeFile)
 }
 

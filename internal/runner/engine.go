@@ -39,6 +39,7 @@ type engine struct {
 	recorded  []recording         // profilers' files, to be delivered
 	traced    int                 // bytes of their archives in the result
 	left      error               // why something that a program left is still there
+	changed   []error             // what the last program did to what was there before
 	preRan    bool                // by preRun
 	compiled  *result.Compilation // its outcome
 }
@@ -93,6 +94,9 @@ func (e *engine) runAll(ctx context.Context, done func(name string, ev *result.E
 		return err
 	}
 	for _, s := range steps {
+		if err := errors.Join(e.changed...); err != nil {
+			return err
+		}
 		ev, err := e.evaluate(ctx, s)
 		if ev != nil {
 			done(s.name, ev)
@@ -104,8 +108,11 @@ func (e *engine) runAll(ctx context.Context, done func(name string, ev *result.E
 			return cancelled(ctx)
 		}
 		if s.mode != "profile" && (ev.Run == nil || !ev.Run.Passed) {
-			return nil
+			break
 		}
+	}
+	for _, err := range e.changed {
+		e.note("%v", err)
 	}
 	return nil
 }
@@ -165,8 +172,10 @@ func (e *engine) compileAndRun(ctx context.Context, s step) (*result.Evaluation,
 // it, and a launcher may take an uploaded file for the job's result.
 func (e *engine) clear() error {
 	err := e.here.putBack()
-	if rerr := tree.Remove(e.src.root, evalProgram); rerr != nil {
-		err = errors.Join(err, fmt.Errorf("remove program: %w", rerr))
+	if e.lang == "cu" {
+		if rerr := tree.Remove(e.src.root, evalProgram); rerr != nil {
+			err = errors.Join(err, fmt.Errorf("remove program: %w", rerr))
+		}
 	}
 	err = errors.Join(err, e.left, e.putBack(), e.src.remove())
 	e.left = nil
@@ -182,7 +191,7 @@ func (e *engine) preRun(ctx context.Context) error {
 	p := program{argv: []string{"python3", preRunProgram}, env: setenv(e.env, "POPCORN_SEED", "1"), limit: compileLimit, popcorn: true}
 	o, err := e.runAlone(ctx, p)
 	// Nothing that it left in place of a source, or ahead of one on a search path, may judge the submission.
-	if err = errors.Join(err, e.clear()); err != nil {
+	if err = errors.Join(err, e.clear(), errors.Join(e.changed...)); err != nil {
 		return err
 	}
 	e.preRan = true

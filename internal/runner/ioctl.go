@@ -22,11 +22,26 @@ var readOnlyTypes = []uint32{
 // about a terminal that the program made itself.
 var readingIoctls = []uint32{
 	unix.TCGETS, unix.TCGETS2, unix.TCGETA, unix.TIOCGWINSZ, unix.TIOCGPGRP, unix.TIOCGSID, unix.TIOCGETD, unix.TIOCGEXCL, unix.TIOCINQ, unix.TIOCOUTQ,
-	0x5421, 0x5450, 0x5451, 0x5452, 0x5460, // FIONBIO, FIONCLEX, FIOCLEX, FIOASYNC, FIOQSIZE (asm-generic/ioctls.h)
+	0x5421, 0x5450, 0x5451, 0x5460, // FIONBIO, FIONCLEX, FIOCLEX, FIOQSIZE (asm-generic/ioctls.h); not FIOASYNC
 	unix.TIOCGPTN, unix.TIOCSPTLCK, unix.TIOCGPTPEER, // of the other end, which only its maker has
 	unix.FS_IOC_GETFLAGS, 0x801c581f, 0x80087601, 0xc020660b, // FS_IOC_FSGETXATTR, FS_IOC_GETVERSION, FS_IOC_FIEMAP (linux/fs.h, linux/fiemap.h)
 	0xc0686611,                      // PROCMAP_QUERY (linux/fs.h)
 	unix.FICLONE, unix.FICLONERANGE, // into a file that is open for writing
+}
+
+// decideFcntl decides about fcntl. A file's owner gets signals, any signal with F_SETSIG; a terminal with O_ASYNC
+// sends them to its foreground group, which is the runner's, without an owner being set. A lease holds up the
+// next process that opens the file, and a hint stays with it.
+func decideFcntl(f *filter) {
+	f.loadArg(1)
+	f.oneOf([]uint32{unix.F_SETOWN, unix.F_SETOWN_EX, unix.F_SETSIG, unix.F_SETLEASE, unix.F_SET_RW_HINT, unix.F_SET_FILE_RW_HINT}, 1)
+	f.fail(unix.EPERM)
+	f.skipIfNot(unix.F_SETFL, 4)
+	f.loadArg(2)
+	f.and(unix.O_ASYNC)
+	f.skipIfNot(unix.O_ASYNC, 1)
+	f.fail(unix.EPERM)
+	f.allow()
 }
 
 // decideIoctl decides about ioctl by its command.
@@ -38,7 +53,7 @@ func decideIoctl(f *filter) {
 	read.fail(unix.EPERM)
 
 	f.loadArg(1)
-	f.add(unix.BPF_ALU|unix.BPF_AND|unix.BPF_K, ioctlType, 0, 0)
+	f.and(ioctlType)
 	f.oneOf(readOnlyTypes, len(read))
 	*f = append(*f, read...)
 	f.loadArg(1)

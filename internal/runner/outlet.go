@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"sync"
@@ -12,7 +13,7 @@ const (
 	outletRoom = 8 << 20
 	// outletPatience is how long the runner waits, in the end, for a reader who takes nothing; canceledPatience
 	// is the time for a job that is to end soon.
-	outletPatience   = 10 * time.Second
+	outletPatience   = 5 * time.Second
 	canceledPatience = time.Second
 )
 
@@ -84,9 +85,10 @@ func (o *outlet) write() {
 	}
 }
 
-// flush returns when all is written, or when a reader has taken nothing for as long as patience.
-func (o *outlet) flush(patience time.Duration) {
-	late := time.NewTimer(patience)
+// flush returns when all is written, or when a reader has taken nothing for as long as patience, or as
+// canceledPatience once ctx has ended.
+func (o *outlet) flush(ctx context.Context, patience time.Duration) {
+	late, canceled := time.NewTimer(patience), ctx.Done()
 	defer late.Stop()
 	for {
 		o.mu.Lock()
@@ -97,6 +99,9 @@ func (o *outlet) flush(patience time.Duration) {
 		}
 		select {
 		case <-o.progress:
+			late.Reset(patience)
+		case <-canceled:
+			patience, canceled = min(patience, canceledPatience), nil
 			late.Reset(patience)
 		case <-late.C:
 			return

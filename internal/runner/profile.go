@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -250,19 +251,20 @@ func (e *engine) deliverProfiles() error {
 			err = errors.Join(err, tree.Remove(root, r.tmp))
 		}
 	}
-	if err = errors.Join(err, removeOwnNames(root, ProfileDir)); err != nil {
+	if err = errors.Join(err, e.removeOwnNames()); err != nil {
 		return fmt.Errorf("deliver profile: %w", err)
 	}
 	return nil
 }
 
-// removeOwnNames removes the files below a directory that have the name of one of the node's results.
-func removeOwnNames(root *os.Root, dir string) error {
-	return fs.WalkDir(root.FS(), dir, func(name string, d fs.DirEntry, err error) error {
-		if err == nil && !d.IsDir() && result.IsOwnName(d.Name()) {
-			err = root.Remove(name)
+// removeOwnNames removes the files in ProfileDir that have the name of one of the node's results. A link of that
+// name from before leads elsewhere.
+func (e *engine) removeOwnNames() error {
+	return e.walkArea(&area{dir: filepath.Join(e.dir, ProfileDir), kind: foreignArea}, func(name string, info fs.FileInfo) error {
+		if info.IsDir() || !result.IsOwnName(info.Name()) {
+			return nil
 		}
-		return ignoreMissing(err)
+		return os.Remove(name)
 	})
 }
 

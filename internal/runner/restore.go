@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
@@ -274,14 +275,15 @@ func (e *engine) own(name string) bool {
 	return slices.ContainsFunc(e.recorded, func(r recording) bool { return name == filepath.Join(e.dir, r.tmp) })
 }
 
-// putBack restores every area: it removes what is new, whatever its modes, and returns an error if a program
-// changed or removed what was there before. It goes on after an error. Call it when all processes of the
-// last program are dead.
+// putBack restores every area: it removes what is new, whatever its modes, and puts back what directories had.
+// It returns an error if that failed. What a program changed or removed that was there before is in e.changed: it
+// fails the job if another program would trust it. Call it when all processes of the last program are dead.
 func (e *engine) putBack() error {
+	e.changed = nil
 	errs := []error{e.here.putBack()}
 	for path, was := range e.leads {
 		if now, _ := filepath.EvalSymlinks(path); now != was { // an error leads nowhere
-			errs = append(errs, changed(path))
+			e.change(path, "changed")
 		}
 	}
 	removed := 0
@@ -301,18 +303,24 @@ func (e *engine) putBack() error {
 			case old && was == now, info.Mode().IsRegular() && e.isSource(name):
 				return nil
 			case old && was.mode.IsDir() && now.mode.IsDir():
+				was.mode |= 0o700 // to be read and emptied
 				return was.restore(name, now)
 			case (a.kind == foreignArea || old && a.kind == jobArea) && !isCache(name) && !e.isSource(name):
-				err := changed(name)
-				if a.kind == jobArea && was.mode.Type() != now.mode.Type() { // such as a directory, with files that are new
-					err = errors.Join(err, tree.RemoveAll(name))
+				e.change(name, "changed")
+				// A directory in the place of a file has files that are new.
+				if a.kind == foreignArea || was.mode.Type() == now.mode.Type() && !e.isForged(name) {
+					return nil
 				}
-				return err
+			default:
+				if removed++; !isCache(name) && removed <= maxFaults {
+					e.note("%s was created by a program; removing it", strings.TrimPrefix(name, e.dir+"/"))
+				}
 			}
-			if removed++; !isCache(name) && removed <= maxFaults {
-				e.note("%s was created by a program; removing it", strings.TrimPrefix(name, e.dir+"/"))
+			if err = tree.RemoveAll(name); errors.Is(err, fs.ErrPermission) { // in a directory that is read-only
+				_ = os.Chmod(filepath.Dir(name), 0o700)
+				err = tree.RemoveAll(name)
 			}
-			if err := tree.RemoveAll(name); err != nil {
+			if err != nil {
 				return fmt.Errorf("remove what a program left: %w", err)
 			}
 			if now.mode.IsDir() {
@@ -320,17 +328,28 @@ func (e *engine) putBack() error {
 			}
 			return nil
 		}))
-		missing := 0
-		for name := range a.before {
-			if found[name] || a.kind == temporaryArea || isCache(name) || e.isSource(name) {
-				continue
-			}
-			if missing++; missing <= maxFaults {
-				errs = append(errs, fmt.Errorf("a program removed %s, which those after it trust; a submission must leave it", name))
+		for name, was := range a.before {
+			switch {
+			case found[name] && was.mode.IsDir() && a.kind != foreignArea:
+				errs = append(errs, was.settle(name)) // what was removed in it changed it again
+			case !found[name] && a.kind != temporaryArea && !isCache(name) && !e.isSource(name):
+				e.change(name, "removed")
 			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// change records what a program did to a path that was there before.
+func (e *engine) change(path, did string) {
+	if len(e.changed) < maxFaults {
+		e.changed = append(e.changed, fmt.Errorf("a program %s %s, which those after it trust; a submission must leave it", did, path))
+	}
+}
+
+// isForged reports whether a path in the job's directory could be taken for the job's result.
+func (e *engine) isForged(name string) bool {
+	return result.IsOwnName(filepath.Base(name)) && name != filepath.Join(e.dir, result.File)
 }
 
 // restore puts back what a directory had, so that it can be read. Its own changes, such as those of the
@@ -343,12 +362,31 @@ func (s stamp) restore(dir string, now stamp) error {
 	if s.mode != now.mode {
 		errs = append(errs, os.Chmod(dir, s.mode))
 	}
-	errs = append(errs, os.Chtimes(dir, time.Unix(s.times[0].Unix()), time.Unix(s.times[1].Unix())))
+	errs = append(errs, s.setTimes(dir))
 	return errors.Join(slices.DeleteFunc(errs, func(err error) bool { return err == nil || errors.Is(err, fs.ErrPermission) })...)
 }
 
-func changed(path string) error {
-	return fmt.Errorf("a program changed %s, which those after it trust; a submission must leave it", path)
+func (s stamp) setTimes(dir string) error {
+	return os.Chtimes(dir, time.Unix(s.times[0].Unix()), time.Unix(s.times[1].Unix()))
+}
+
+// settle puts back the mode and the times of a directory that is done, as far as the user may.
+func (s stamp) settle(dir string) error {
+	var st syscall.Stat_t
+	info, err := os.Lstat(dir)
+	if err == nil && info.Mode() != s.mode {
+		err = os.Chmod(dir, s.mode)
+	}
+	if err == nil {
+		err = syscall.Lstat(dir, &st)
+	}
+	if err == nil && s.times != [2]syscall.Timespec{st.Atim, st.Mtim} {
+		err = s.setTimes(dir)
+	}
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // isCache reports whether a file is Python's byte code, which Python writes again.

@@ -63,11 +63,7 @@ func Main(ctx context.Context, o Options) int {
 	}
 	ctx = prepare(ctx, s.landlock)
 	code := s.main(ctx)
-	if ctx.Err() != nil {
-		out.flush(canceledPatience)
-	} else {
-		out.flush(outletPatience)
-	}
+	out.flush(ctx, outletPatience)
 	return code
 }
 

@@ -36,6 +36,8 @@ func (f *filter) skipIfNot(k uint32, skip int) {
 	f.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, k, 0, skip)
 }
 
+func (f *filter) and(k uint32) { f.add(unix.BPF_ALU|unix.BPF_AND|unix.BPF_K, k, 0, 0) }
+
 func (f *filter) allow() { f.add(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW, 0, 0) }
 
 // fail makes the call return an error, or 0 without having done anything.
@@ -93,9 +95,7 @@ func programFilter(judge []uint32, landlock int) filter {
 	)
 	// So do System V objects and POSIX message queues. Kernels without them answer in this way.
 	f.onAny(func(f *filter) { f.fail(unix.ENOSYS) }, unix.SYS_SHMGET, unix.SYS_SEMGET, unix.SYS_MSGGET, unix.SYS_MQ_OPEN)
-	// A file's owner gets signals, any signal with F_SETSIG.
-	// A lease holds up the next process that opens the file, and a hint stays with it.
-	f.onCall(unix.SYS_FCNTL, deny(1, unix.F_SETOWN, unix.F_SETOWN_EX, unix.F_SETLEASE, unix.F_SET_RW_HINT, unix.F_SET_FILE_RW_HINT))
+	f.onCall(unix.SYS_FCNTL, decideFcntl)
 	f.onCall(unix.SYS_IOCTL, decideIoctl)
 	// An attribute of a directory outlives a program. File systems without attributes answer in this way.
 	f.onAny(func(f *filter) { f.fail(unix.ENOTSUP) }, unix.SYS_SETXATTR, unix.SYS_LSETXATTR, unix.SYS_FSETXATTR, unix.SYS_SETXATTRAT, unix.SYS_FILE_SETATTR)
@@ -174,7 +174,7 @@ func (f *filter) truncations() {
 	open := func(flags uint32) func(*filter) {
 		return func(f *filter) {
 			f.loadArg(flags)
-			f.add(unix.BPF_ALU|unix.BPF_AND|unix.BPF_K, unix.O_TRUNC|unix.O_ACCMODE, 0, 0)
+			f.and(unix.O_TRUNC | unix.O_ACCMODE)
 			f.skipIfNot(unix.O_TRUNC|unix.O_RDONLY, 1)
 			f.fail(unix.EPERM)
 			f.allow()

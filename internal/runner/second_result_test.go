@@ -62,39 +62,99 @@ def forge(path):
 	}
 }
 
-// TestSecondResultAfterAFault has the last program change what it must leave, too: the job does not pass, and
-// what else it left is removed all the same.
+// TestSecondResultAfterAFault has a program change what it must leave, too: what else it left is removed all the
+// same. The job fails only if another program would trust what was changed.
 func TestSecondResultAfterAFault(t *testing.T) {
 	t.Parallel()
 	const forge = `
-os.mkdir("profile_data")
+os.makedirs("profile_data", exist_ok=True)
 with open("profile_data/result.json", "w") as f: f.write("{}")
 `
 	for name, judge := range map[string]string{
-		"a file changed":   `open("a", "w").write("more")`,
-		"a file removed":   `os.remove("a")`,
-		"a file replaced":  `os.remove("a"); os.mkdir("a"); open("a/result.json", "w").close(); os.chmod("a", 0)`,
-		"many files gone":  `import shutil; shutil.rmtree("many")`,
-		"and output after": `open("a", "w").write("more"); print("so far", flush=True)`,
+		"a file changed":             `open("a", "w").write("more")`,
+		"a file removed":             `os.remove("a")`,
+		"a file replaced":            `os.remove("a"); os.mkdir("a"); open("a/result.json", "w").close(); os.chmod("a", 0)`,
+		"many files gone":            `import shutil; shutil.rmtree("many")`,
+		"an old result changed":      `open("many/result.json", "w").write("{}")`,
+		"in a read-only directory":   `os.remove("a"); os.chmod("read-only", 0o755); open("read-only/result.json", "w").close(); os.chmod("read-only", 0o555)`,
+		"and output after it":        `open("a", "w").write("more"); print("so far", flush=True)`,
+		"in a directory of old ones": `os.remove("a"); os.rename("many", "others"); os.mkdir("many"); open("many/result.json", "w").close()`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			attacks(t, "", forge+judge+"\no(\"check: pass\\n\")\n", func(t *testing.T, j *job, code int, doc map[string]any) {
-				message, _ := at(doc, "error").(string)
-				if code != 1 || at(doc, "success") != false || at(doc, "runs", "test", "run", "passed") != false || !strings.Contains(message, "a submission must leave it") {
-					t.Errorf("exit code %d, error %q, run %v", code, message, at(doc, "runs", "test", "run"))
-				}
-				if left := strings.Join(filesBelow(t, j.cmd.Dir), " "); strings.Contains(left, "/result.json") {
-					t.Errorf("left: %s", left)
-				}
-			}, func(t *testing.T, j *job) {
+			submission := ""
+			prepare := func(t *testing.T, j *job) {
 				write(t, filepath.Join(j.cmd.Dir, "a"), "")
 				for n := range 2 * maxFaults {
 					write(t, filepath.Join(j.cmd.Dir, "many", fmt.Sprint(n)), "")
 				}
-			})
+				write(t, filepath.Join(j.cmd.Dir, "many", "result.json"), "old")
+				must.Do(t, os.Mkdir(filepath.Join(j.cmd.Dir, "read-only"), 0o555))
+			}
+			left := func(t *testing.T, j *job) {
+				t.Helper()
+				for _, path := range filesBelow(t, j.cmd.Dir) {
+					if path != result.File && result.IsOwnName(filepath.Base(path)) && must.Read(t, filepath.Join(j.cmd.Dir, path)) != "old" {
+						t.Errorf("left: %s", path)
+					}
+				}
+				if info, err := os.Stat(filepath.Join(j.cmd.Dir, "read-only")); err != nil || info.Mode().Perm() != 0o555 {
+					t.Errorf("the read-only directory: %v, %v", info, err)
+				}
+			}
+			attacks(t, submission, forge+judge+"\no(\"check: pass\\n\")\n", func(t *testing.T, j *job, code int, doc map[string]any) {
+				passes(t, j, code, doc)
+				left(t, j)
+			}, prepare)
+			attacks(t, "import os\n"+forge+judge, "o(\"check: pass\\n\")\n", func(t *testing.T, j *job, code int, doc map[string]any) {
+				if message, _ := at(doc, "error").(string); code != 1 || at(doc, "success") != false || at(doc, "runs", "test") != nil || !strings.Contains(message, "a submission must leave it") {
+					t.Errorf("exit code %d, error %q, run %v", code, message, at(doc, "runs", "test", "run"))
+				}
+				left(t, j)
+			}, prepare)
 		})
 	}
+}
+
+// TestOldFiles leaves alone what was there before: a program of lang cu in a job of lang py, and links and
+// directories of others called profile_data.
+func TestOldFiles(t *testing.T) {
+	t.Parallel()
+	for name, prepare := range map[string]func(t *testing.T, j *job){
+		"eval.out":                  func(t *testing.T, j *job) { write(t, filepath.Join(j.cmd.Dir, "eval.out"), "") },
+		"a link that leads out":     func(t *testing.T, j *job) { link(t, t.TempDir(), filepath.Join(j.cmd.Dir, ProfileDir)) },
+		"a link that leads nowhere": func(t *testing.T, j *job) { link(t, "none", filepath.Join(j.cmd.Dir, ProfileDir)) },
+		"a link that leads inside": func(t *testing.T, j *job) {
+			write(t, filepath.Join(j.cmd.Dir, "elsewhere", "result.json"), "")
+			link(t, "elsewhere", filepath.Join(j.cmd.Dir, ProfileDir))
+		},
+		"a file":                   func(t *testing.T, j *job) { write(t, filepath.Join(j.cmd.Dir, ProfileDir), "") },
+		"names that are not UTF-8": func(t *testing.T, j *job) { write(t, filepath.Join(j.cmd.Dir, ProfileDir, "\xff", "\xfe"), "") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := newConfigJob(t, map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{"submission.py": "", "eval.py": report + `o("check: pass\n")`}})
+			prepare(t, j)
+			before := filesBelow(t, j.cmd.Dir)
+			code, doc := j.run(t)
+			after := slices.DeleteFunc(filesBelow(t, j.cmd.Dir), func(path string) bool { return path == result.File })
+			if code != 0 || at(doc, "runs", "test", "run", "passed") != true || !slices.Equal(before, after) {
+				t.Errorf("exit code %d, error %v, before %q, after %q", code, at(doc, "error"), before, after)
+			}
+		})
+	}
+	t.Run("another user's", func(t *testing.T) {
+		t.Parallel()
+		must.Root(t, "becomes another user")
+		j := newConfigJob(t, map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{"submission.py": "", "eval.py": report + `o("check: pass\n")`}})
+		private := filepath.Join(j.cmd.Dir, ProfileDir, "sub")
+		must.Do(t, os.MkdirAll(private, 0o700))
+		j.become(t, 65534)
+		must.Do(t, os.Chown(private, 0, 0))
+		if code, doc := j.run(t); code != 0 || at(doc, "runs", "test", "run", "passed") != true {
+			t.Errorf("exit code %d, error %v", code, at(doc, "error"))
+		}
+	})
 }
 
 // TestCannotBeRemoved has the last program leave a file that even root cannot remove.

@@ -34,6 +34,13 @@ terminal = os.open(os.environ["TERMINAL"], os.O_RDONLY | os.O_NOCTTY | os.O_NONB
 for what in (0x5407, 0x540a): tries(what, 0)  # TCSETAF would read, TCXONC
 try: termios.tcflow(terminal, termios.TCOOFF)
 except termios.error: pass
+for command, value in ((fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC), (fcntl.F_SETSIG, 9), (fcntl.F_SETSIG, 19), (fcntl.F_SETOWN, os.getppid()), (1024, 0), (1036, 0), (1038, 0)):
+    try:
+        fcntl.fcntl(terminal, command, value)
+        allowed.append("fcntl %d" % command)
+    except OSError as e:
+        if e.errno != 1: allowed.append("fcntl %d" % command)
+fcntl.fcntl(terminal, fcntl.F_SETFL, os.O_NONBLOCK); fcntl.fcntl(terminal, fcntl.F_GETFL)
 for direction in (0, 1, 2, 3):
     for size in (0, 4, 8, 18, 44, 60):
         for number in range(256):
@@ -44,7 +51,7 @@ o("allowed: %s\n" % sorted(set(allowed)))
 print("one line\n" * 20000)
 o("check: pass\n")`, func(t *testing.T, j *job, code int, doc map[string]any) {
 		passes(t, j, code, doc)
-		if got := at(doc, "runs", "test", "run", "result", "allowed"); got != "['0x40045431', '0x5401', '0x5405', '0x540f', '0x5411', '0x5413', '0x541b', '0x5421', '0x5424', '0x5429', '0x5441', '0x5450', '0x5451', '0x5452', '0x5460', '0x80045430', '0x80045440', '0x802c542a']" {
+		if got := at(doc, "runs", "test", "run", "result", "allowed"); got != "['0x40045431', '0x5401', '0x5405', '0x540f', '0x5411', '0x5413', '0x541b', '0x5421', '0x5424', '0x5429', '0x5441', '0x5450', '0x5451', '0x5460', '0x80045430', '0x80045440', '0x802c542a']" {
 			t.Errorf("allowed: %v", got)
 		}
 	}, func(t *testing.T, j *job) {
@@ -154,16 +161,16 @@ func TestOutlet(t *testing.T) {
 	var w slowWriter
 	o := newOutlet()
 	a, b := o.writer(&w), o.writer(&w)
-	o.flush(time.Hour) // nothing waits
+	o.flush(t.Context(), time.Hour) // nothing waits
 	w.Lock()
 	_, _ = a.Write([]byte("1\n"))
-	o.flush(10 * time.Millisecond)
+	o.flush(t.Context(), 10*time.Millisecond)
 	_, _ = b.Write([]byte("2\n"))
 	_, _ = a.Write(make([]byte, outletRoom))
 	_, _ = b.Write([]byte("3\n"))
 	w.Unlock()
-	o.flush(time.Hour)
+	o.flush(t.Context(), time.Hour)
 	_, _ = a.Write([]byte("4\n"))
-	o.flush(time.Hour)
+	o.flush(t.Context(), time.Hour)
 	must.Equal(t, fmt.Sprintf("1\n2\nkbnode runner: %d bytes of the log are missing: no one read it\n3\n4\n", outletRoom), w.String())
 }

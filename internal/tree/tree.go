@@ -27,24 +27,35 @@ func RemoveAll(path string) error {
 
 // Remove removes an entry of a directory with everything below it, even what its owner
 // closed to itself. It moves nested directories up first, so that none is too deep, however many
-// a job has put into each other.
+// a job has put into each other. It goes on after an error, as where a full disk has no room for a name, and tries
+// again as long as something was removed.
 func Remove(root *os.Root, name string) error {
-	for todo := []string{name}; len(todo) > 0; {
-		name, todo = todo[len(todo)-1], todo[:len(todo)-1]
-		info, err := root.Lstat(name)
-		if err == nil && info.IsDir() {
-			if err = root.Chmod(name, 0o700); err == nil {
-				todo, err = moveUp(root, name, todo)
+	for todo := []string{name}; ; {
+		var failed []string
+		var failure error
+		progress := false
+		for len(todo) > 0 {
+			name, todo = todo[len(todo)-1], todo[:len(todo)-1]
+			info, err := root.Lstat(name)
+			if err == nil && info.IsDir() {
+				if err = root.Chmod(name, 0o700); err == nil {
+					todo, err = moveUp(root, name, todo)
+				}
+			}
+			if err == nil {
+				err = root.Remove(name)
+			}
+			if err == nil {
+				progress = true
+			} else if !errors.Is(err, fs.ErrNotExist) {
+				failed, failure = append(failed, name), err
 			}
 		}
-		if err == nil {
-			err = root.Remove(name)
+		if len(failed) == 0 || !progress {
+			return failure
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
+		todo = failed
 	}
-	return nil
 }
 
 // moveUp empties a directory. It moves nonempty directories in it up to root and appends them to
@@ -63,6 +74,9 @@ func moveUp(root *os.Root, name string, todo []string) ([]string, error) {
 				moved := MovedPrefix + rand.Text()
 				if err = root.Chmod(entry, 0o700); err == nil {
 					err = root.Rename(entry, moved)
+				}
+				if err != nil { // without room for another name
+					moved = entry
 				}
 				todo = append(todo, moved)
 			}
