@@ -212,14 +212,15 @@ func (e *engine) walkArea(a *area, f func(name string, info fs.FileInfo) error) 
 	return nil
 }
 
-// closed reports whether a directory is another user's, in which programs can neither look nor write.
+// closed reports whether a directory is another user's, in which programs can neither look nor write, nor enter
+// one below.
 func closed(name string, d fs.DirEntry) bool {
 	info, err := d.Info()
 	if err != nil {
 		return false
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
-	return ok && int(st.Uid) != os.Geteuid() && unix.Access(name, unix.R_OK) != nil && unix.Access(name, unix.W_OK) != nil
+	return ok && int(st.Uid) != os.Geteuid() && unix.Access(name, unix.R_OK) != nil && unix.Access(name, unix.W_OK) != nil && unix.Access(name, unix.X_OK) != nil
 }
 
 // stampOf looks at a file, and at its content if content is set and it is on a tmpfs.
