@@ -128,15 +128,15 @@ func (e *engine) evaluate(ctx context.Context, s step) (*result.Evaluation, erro
 		}
 	}
 	ev, err := e.compileAndRun(ctx, s)
+	// Use the monotonic clock, so that the end is not before the start.
+	end := start.Add(max(time.Since(start), time.Microsecond))
 	if cerr := e.clear(); cerr != nil {
 		if err = errors.Join(err, cerr); ev != nil && ev.Run != nil {
 			ev.Run.Passed = false
 		}
 	}
 	if ev != nil {
-		ev.Start = result.Time(start)
-		// Use the monotonic clock, so that the end is not before the start.
-		ev.End = result.Time(start.Add(max(time.Since(start), time.Microsecond)))
+		ev.Start, ev.End = result.Time(start), result.Time(end)
 	}
 	return ev, err
 }

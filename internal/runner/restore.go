@@ -304,7 +304,9 @@ func (e *engine) putBack() error {
 			case old && was == now, info.Mode().IsRegular() && e.isSource(name):
 				return nil
 			case old && was.mode.IsDir() && now.mode.IsDir():
-				was.mode |= 0o700 // to be read and emptied
+				if a.kind != foreignArea {
+					was.mode |= 0o700 // to be read and emptied
+				}
 				return was.restore(name, now)
 			case (a.kind == foreignArea || old && a.kind == jobArea) && !isCache(name) && !e.isSource(name):
 				e.change(name, "changed")
