@@ -73,11 +73,13 @@ echo HOME is $$HOME`, `, user: root, privileged: false`)).Stdout
 		hostile := e.submit(5, "exec kbnode runner", config(t, "hostile.py", map[string]any{
 			"benchmarks": []any{map[string]string{"note": "for-the-jury-only"}},
 		}))
-		if r := e.wait(t, hostile, "passed"); r.Result.Runs["test"].Run == nil || r.Result.Runs["test"].Run.Passed || r.Result.Forged {
-			t.Errorf("a hostile submission: %+v", r.Result)
+		r := e.wait(t, hostile, "passed")
+		run := r.Result.Runs["test"].Run
+		if run == nil || run.Passed || r.Result.Forged {
+			t.Fatalf("a hostile submission: %+v", r.Result)
 		}
-		if loot := m.Sh("bkstub artifact " + hostile + " loot"); strings.Contains(loot, "SECRET") || !strings.Contains(loot, "run process 1 environ - Permission denied") {
-			t.Errorf("the submission saw\n%s", loot)
+		if strings.Contains(run.Stdout, "SECRET") || !strings.Contains(run.Stdout, "run process 1 environ - Permission denied") {
+			t.Errorf("the submission saw\n%s", run.Stdout)
 		}
 		if out := m.Sh("bkstub submit --queue b200 --wait --json"); !strings.Contains(out, `"success":true`) && !strings.Contains(out, `"success": true`) {
 			t.Errorf("an evaluation in the strict profile: %s", out)

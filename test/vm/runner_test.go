@@ -27,7 +27,7 @@ const evaluating = `steps:
     agents: {queue: b200, gpu-index: "%d"}
     plugins:
       - docker#v5.11.0: {image: "kernelbot-test:latest", gpus: all, propagate-environment: true}
-    artifact_paths: [result.json, loot]
+    artifact_paths: [result.json]
 `
 
 // evaluations are the jobs of one node.

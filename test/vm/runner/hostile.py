@@ -43,8 +43,8 @@ def files(pid):
 
 
 def loot(mine):
-    # What the pre-run leaves is removed. Its output is shown if it says that it compiled something.
-    with open(1, "w", closefd=False) if stage == "pre-run" else open("loot", "w") as out:
+    # What it leaves is removed. The output of the pre-run is shown if it says that it compiled something.
+    with open(1, "w", closefd=False) as out:
         print("-DTORCH_EXTENSION_NAME", file=out)
         for pid in sorted(int(p) for p in os.listdir("/proc") if p.isdigit()):
             if pid in mine:
