@@ -73,7 +73,7 @@ func Sift(ctx context.Context, dir string, patterns []string, status string, can
 	for i := 0; i < len(w.links) && err == nil; i++ {
 		err = w.behind(w.links[i], w.links[i], 0)
 	}
-	if ctx.Err() == context.DeadlineExceeded { //nolint:errorlint // as Err returns it
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		err = exceeds("the files take more than %s to look at; leave fewer", artifactTime)
 	}
 	if err != nil {

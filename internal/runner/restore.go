@@ -320,7 +320,7 @@ func (e *engine) putBack() error {
 				}
 			}
 			if err = tree.RemoveAll(name); errors.Is(err, fs.ErrPermission) { // in a directory that is read-only
-				_ = os.Chmod(filepath.Dir(name), 0o700)
+				_ = os.Chmod(filepath.Dir(name), 0o700) //nolint:gosec // a directory
 				err = tree.RemoveAll(name)
 			}
 			if err != nil {

@@ -156,16 +156,6 @@ func programFilter(judge []uint32, landlock int) filter {
 	return f
 }
 
-// deny refuses a call if an argument is one of these values.
-func deny(arg uint32, values ...uint32) func(*filter) {
-	return func(f *filter) {
-		f.loadArg(arg)
-		f.oneOf(values, 1)
-		f.fail(unix.EPERM)
-		f.allow()
-	}
-}
-
 // truncations refuses what Landlock only rules since its third version: to empty a file that the
 // program did not open for writing.
 func (f *filter) truncations() {
