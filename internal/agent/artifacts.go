@@ -189,7 +189,7 @@ func (w *walk) entry(at *os.Root, whole string, depth int) error {
 		case target.Mode().IsRegular():
 			return w.count(whole, target)
 		// The upload follows this one, too. One that leads up would have it go around in circles.
-		case target.IsDir() && !w.above(target):
+		case target.IsDir() && !w.isAncestor(target):
 			w.links = append(w.links, whole)
 			return nil
 		}
@@ -200,7 +200,7 @@ func (w *walk) entry(at *os.Root, whole string, depth int) error {
 	return nil
 }
 
-func (w *walk) above(target fs.FileInfo) bool {
+func (w *walk) isAncestor(target fs.FileInfo) bool {
 	return slices.ContainsFunc(w.ancestors, func(dir fs.FileInfo) bool { return os.SameFile(dir, target) })
 }
 
@@ -229,7 +229,7 @@ func (w *walk) behind(whole, at string, depth int) error {
 	if err != nil {
 		return err
 	}
-	if w.above(info) { // links that lead to each other
+	if w.isAncestor(info) { // links that lead to each other
 		return ignoreShut(w.root.Remove(at))
 	}
 	w.ancestors = append(w.ancestors, info)
