@@ -124,14 +124,19 @@ func (w *walk) dir(at *os.Root, dir string, depth int) error {
 	}
 	w.ancestors = append(w.ancestors, here)
 	defer func() { w.ancestors = w.ancestors[:len(w.ancestors)-1] }()
+	return each(f, func(name string) error { return w.entry(at, path.Join(dir, name), depth) })
+}
+
+// each calls do with the name of each entry of a directory, until it returns an error. There may be any number.
+func each(dir *os.File, do func(name string) error) error {
 	for {
-		entries, err := f.ReadDir(1024)
+		entries, err := dir.ReadDir(1024)
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		for _, e := range entries {
 			if err == nil {
-				err = w.entry(at, path.Join(dir, e.Name()), depth)
+				err = do(e.Name())
 			}
 		}
 		if err != nil {
@@ -234,20 +239,7 @@ func (w *walk) behind(whole, at string, depth int) error {
 	}
 	w.ancestors = append(w.ancestors, info)
 	defer func() { w.ancestors = w.ancestors[:len(w.ancestors)-1] }()
-	for {
-		entries, err := f.ReadDir(1024)
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		for _, e := range entries {
-			if err == nil {
-				err = w.found(path.Join(whole, e.Name()), path.Join(real, e.Name()), depth)
-			}
-		}
-		if err != nil {
-			return err
-		}
-	}
+	return each(f, func(name string) error { return w.found(path.Join(whole, name), path.Join(real, name), depth) })
 }
 
 // found counts an entry of a directory behind a link.

@@ -1,10 +1,8 @@
 package runner
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -12,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -39,19 +36,6 @@ const (
 	temporaryArea                 // what is new or changed is removed
 	foreignArea                   // programs should not be able to write there
 )
-
-// stamp tells a file from a changed one. The time of its last change does, which no program without
-// CAP_SYS_TIME can set, and on a tmpfs its content: there, writing to mapped memory does not always
-// change the time. Of a directory, it has all that a program could keep there for the next one.
-type stamp struct {
-	mode   fs.FileMode
-	owner  [2]uint32           // of a directory: user and group
-	times  [2]syscall.Timespec // of a directory: of access and modification
-	size   int64
-	inode  uint64
-	change syscall.Timespec
-	sum    [sha256.Size]byte // on a tmpfs
-}
 
 // recordAreas records what every area holds. Call it before any program of the submission runs.
 func (e *engine) recordAreas() error {
@@ -223,53 +207,6 @@ func closed(name string, d fs.DirEntry) bool {
 	return ok && int(st.Uid) != os.Geteuid() && unix.Access(name, unix.R_OK) != nil && unix.Access(name, unix.W_OK) != nil && unix.Access(name, unix.X_OK) != nil
 }
 
-// stampOf looks at a file, and at its content if content is set and it is on a tmpfs.
-func (e *engine) stampOf(name string, info fs.FileInfo, content bool) (stamp, error) {
-	s := stamp{mode: info.Mode()}
-	st, ok := info.Sys().(*syscall.Stat_t)
-	switch {
-	case !ok:
-		return s, nil
-	case info.IsDir():
-		s.owner, s.times = [2]uint32{st.Uid, st.Gid}, [2]syscall.Timespec{st.Atim, st.Mtim}
-		return s, nil
-	}
-	s.size, s.inode, s.change = info.Size(), st.Ino, st.Ctim
-	if !content || !info.Mode().IsRegular() || !e.onTmpfs(name, st.Dev) {
-		return s, nil
-	}
-	var err error
-	if s.sum, err = sumOf(name); errors.Is(err, fs.ErrPermission) {
-		err = nil // programs, which are the same user, cannot map it either
-	}
-	return s, err
-}
-
-// onTmpfs reports whether a file's device is a tmpfs.
-func (e *engine) onTmpfs(name string, device uint64) bool {
-	on, ok := e.tmpfs[device]
-	if !ok {
-		var st unix.Statfs_t
-		on = unix.Statfs(name, &st) != nil || st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC
-		e.tmpfs[device] = on
-	}
-	return on
-}
-
-// sumOf hashes a regular file.
-func sumOf(name string) (sum [sha256.Size]byte, err error) {
-	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return sum, err
-	}
-	defer f.Close() //nolint:errcheck // opened for reading
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return sum, err
-	}
-	return [sha256.Size]byte(h.Sum(nil)), nil
-}
-
 // own reports whether the engine itself looks after the file or directory with this
 // path.
 func (e *engine) own(name string) bool {
@@ -353,43 +290,6 @@ func (e *engine) change(path, did string) {
 // isForged reports whether a path in the job's directory could be taken for the job's result.
 func (e *engine) isForged(name string) bool {
 	return result.IsOwnName(filepath.Base(name)) && name != filepath.Join(e.dir, result.File)
-}
-
-// restore puts back what a directory had, so that it can be read. Its own changes, such as those of the
-// times, are no matter where the user may not undo them: then programs could not choose them either.
-func (s stamp) restore(dir string, now stamp) error {
-	var errs []error
-	if s.owner != now.owner {
-		errs = append(errs, os.Lchown(dir, int(s.owner[0]), int(s.owner[1])))
-	}
-	if s.mode != now.mode {
-		errs = append(errs, os.Chmod(dir, s.mode))
-	}
-	errs = append(errs, s.setTimes(dir))
-	return errors.Join(slices.DeleteFunc(errs, func(err error) bool { return err == nil || errors.Is(err, fs.ErrPermission) })...)
-}
-
-func (s stamp) setTimes(dir string) error {
-	return os.Chtimes(dir, time.Unix(s.times[0].Unix()), time.Unix(s.times[1].Unix()))
-}
-
-// settle puts back the mode and the times of a directory that is done, as far as the user may.
-func (s stamp) settle(dir string) error {
-	var st syscall.Stat_t
-	info, err := os.Lstat(dir)
-	if err == nil && info.Mode() != s.mode {
-		err = os.Chmod(dir, s.mode)
-	}
-	if err == nil {
-		err = syscall.Lstat(dir, &st)
-	}
-	if err == nil && s.times != [2]syscall.Timespec{st.Atim, st.Mtim} {
-		err = s.setTimes(dir)
-	}
-	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }
 
 // isCache reports whether a file is Python's byte code, which Python writes again.
