@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -141,6 +142,18 @@ func TestOldFiles(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a library's directory", func(t *testing.T) { // without Landlock it is looked at, but not put back
+		t.Parallel()
+		j := newConfigJob(t, map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{"submission.py": "", "eval.py": report + `o("check: pass\n")`}}, "KBNODE_TEST_LANDLOCK=0")
+		libraries := filepath.Join(j.dir, "libraries")
+		must.Do(t, os.Mkdir(libraries, 0o555))
+		must.Do(t, os.Chtimes(libraries, time.Unix(1, 0), time.Now())) // reading it changes this
+		j.cmd.Env = append(j.cmd.Env, "LD_LIBRARY_PATH="+libraries)
+		code, doc := j.run(t)
+		if info, err := os.Stat(libraries); code != 0 || err != nil || info.Mode().Perm() != 0o555 {
+			t.Errorf("exit code %d, error %v; the directory is %v, %v", code, at(doc, "error"), info.Mode(), err)
+		}
+	})
 	for mode, wanted := range map[os.FileMode]int{0o700: 0, 0o711: 1} { // where programs may enter, they may keep something
 		must.Root(t, "becomes another user")
 		j := newConfigJob(t, map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{"submission.py": "", "eval.py": report + `o("check: pass\n")`}})
