@@ -117,7 +117,7 @@ func TestRemove(t *testing.T) {
 		"GET /containers/json": func(w http.ResponseWriter, r *http.Request) {
 			must.Equal(t, "1", r.URL.Query().Get("all"))
 			must.Equal(t, `{"name":{"^/?a\\.":true}}`, r.URL.Query().Get("filters"))
-			says(200, `[{"Id":"dead","Names":["/a1"]}, {"Id":"runs","Names":["/b/a2","/a2"],"State":"running"}, {"Id":"theirs","Names":["/b"]}]`)(w, r)
+			says(200, `[{"Id":"dead","Names":["/a1"]}, {"Id":"runs","Names":["/b/a2","/a2","/c/a2"],"State":"running"}, {"Id":"theirs","Names":["/b"]}]`)(w, r)
 		},
 	})
 	for _, id := range []string{"runs", "ended", "gone", "removing", "dead"} {

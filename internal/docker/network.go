@@ -152,10 +152,9 @@ func (e *Engine) detach(ctx context.Context, name string) (used []string, err er
 		endpoint := res.Network.Containers[id].Name
 		has, inspectErr := e.Inspect(ctx, id)
 		known := inspectErr == nil
-		if errors.Is(inspectErr, ErrNotFound) { // without an ID, one that starts may have the name
-			if has, inspectErr = e.Inspect(ctx, endpoint); inspectErr == nil && has.Name != "/"+endpoint { // an ID that begins so
-				inspectErr = ErrNotFound
-			}
+		if errors.Is(inspectErr, ErrNotFound) {
+			// Without an ID, one that starts may have the name. One whose ID begins with it would be disconnected, too.
+			has, inspectErr = e.Inspect(ctx, endpoint)
 		}
 		container := strings.TrimPrefix(has.Name, "/")
 		switch {

@@ -19,6 +19,16 @@ type endpoints struct {
 	removed    bool
 }
 
+// find returns the container with this name, or whose ID begins so, as the engine does.
+func (e *endpoints) find(name string) string {
+	for container := range e.containers {
+		if e.containers[name] != "" && container == name || e.containers[name] == "" && strings.HasPrefix(container, name) {
+			return container
+		}
+	}
+	return ""
+}
+
 func (e *endpoints) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Api-Version", "1.45")
 	w.Header().Set("Content-Type", "application/json")
@@ -29,13 +39,14 @@ func (e *endpoints) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	asked, one := strings.CutPrefix(strings.TrimSuffix(path, "/json"), "/containers/")
 	name := strings.ToLower(asked)
-	switch state := e.containers[name]; {
+	switch state := e.containers[e.find(name)]; {
 	case path == "/_ping":
 	case r.Method+" "+path == e.broken || one && state == "unknown":
 		refuse(http.StatusInternalServerError, "out of order")
 	case one && state == "":
 		refuse(http.StatusNotFound, "No such container: "+asked)
 	case one:
+		name = e.find(name)
 		_ = json.NewEncoder(w).Encode(map[string]any{"Id": strings.ToUpper(name), "Name": "/" + name, "State": map[string]bool{"Running": state == "runs"}})
 	case e.removed:
 		refuse(http.StatusNotFound, "network net not found")
@@ -45,8 +56,8 @@ func (e *endpoints) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			Force     bool
 		}
 		_ = json.NewDecoder(r.Body).Decode(&req)
-		if e.containers[strings.ToLower(req.Container)] != "" {
-			e.containers[strings.ToLower(req.Container)] = "without a network"
+		if other := e.find(strings.ToLower(req.Container)); other != "" {
+			e.containers[other] = "without a network"
 			return
 		}
 		ends := len(e.list)
@@ -96,6 +107,9 @@ func TestDetach(t *testing.T) {
 		},
 		"one that is gone, whose name another has": {
 			endpoints{map[string]string{"web": "runs"}, map[string]string{"GONE": "web"}, "", false}, []string{"web"}, "", "type sudo docker rename web web-2",
+		},
+		"one that is gone, whose name begins another's ID": {
+			endpoints{map[string]string{"web1": "runs"}, map[string]string{"GONE": "web"}, "", false}, []string{"web"}, "", "active endpoints",
 		},
 		"one that cannot be read": {
 			endpoints{map[string]string{"web": "unknown"}, map[string]string{"WEB": "web", "A": "a"}, "", false}, []string{"web"}, "out of order", "out of order",

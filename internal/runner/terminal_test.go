@@ -2,6 +2,7 @@ package runner
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -170,7 +171,12 @@ func TestOutlet(t *testing.T) {
 	_, _ = b.Write([]byte("3\n"))
 	w.Unlock()
 	o.flush(t.Context(), time.Hour)
+	w.Lock()
 	_, _ = a.Write([]byte("4\n"))
+	canceled, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(10*time.Millisecond, cancel)
+	o.flush(canceled, time.Hour) // a job that is to end does not wait as long
+	w.Unlock()
 	o.flush(t.Context(), time.Hour)
 	must.Equal(t, fmt.Sprintf("1\n2\nkbnode runner: %d bytes of the log are missing: no one read it\n3\n4\n", outletRoom), w.String())
 }
