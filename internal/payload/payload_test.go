@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"encoding/base64"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -69,6 +70,19 @@ func TestDecodeRefuses(t *testing.T) {
 		if _, err := Decode(Encode([]byte(doc))); err != nil {
 			t.Errorf("at the limit: %v", err)
 		}
+	}
+}
+
+// TestBomb tests that a compressed bomb is refused at the bound and not unpacked further: what
+// is damaged behind it is never reached, and what is damaged before it is found.
+func TestBomb(t *testing.T) {
+	t.Parallel()
+	bomb, err := base64.StdEncoding.DecodeString(Encode(make([]byte, 5*maxJSON)))
+	must.Do(t, err)
+	for want, at := range map[string]int{"more than 16777216 bytes": len(bomb) / 2, "send it whole": len(bomb) / 10} {
+		damaged := slices.Concat(bomb[:at], bytes.Repeat([]byte{0xff}, len(bomb)-at))
+		_, err := Decode(base64.StdEncoding.EncodeToString(damaged))
+		must.Err(t, err, want)
 	}
 }
 
