@@ -70,6 +70,7 @@ func TestAgentChecks(t *testing.T) {
 		}, "agent-binary fail: /usr/bin/buildkite-agent does not run: exec format error", ""},
 		{"the agent that install fetched is broken", func(w *world) {
 			w.Inventory.Software.Agent.Path = "/usr/local/libexec/kbnode/dist/buildkite-agent"
+			w.put(w.Inventory.Software.Agent.Path, "", 0o755)
 			w.Inventory.Problems = []inventory.Problem{{Subject: "buildkite-agent", Detail: "exec format error"}}
 		}, "agent-binary fail: /usr/local/libexec/kbnode/dist/buildkite-agent does not run: exec format error",
 			"rm /usr/local/libexec/kbnode/dist/buildkite-agent && kbnode install"},
@@ -238,5 +239,14 @@ func (w *world) expect(r *Report, want, fix string) {
 	}
 	if command != fix {
 		w.t.Errorf("type %q, want %q", command, fix)
+	}
+	if command != "" && mend(w.t, w.Machine, w.f, command) {
+		for _, c := range w.ask().Checks {
+			for _, f := range c.Findings {
+				if f.Fix == command {
+					w.t.Errorf("%s was typed, and is still to type: %s", command, f.Detail)
+				}
+			}
+		}
 	}
 }

@@ -71,6 +71,9 @@ func (s scene) run(t *testing.T, change func(*Machine)) *Result {
 		fix = got.Findings[i].Fix
 	}
 	must.Equal(t, s.fix, fix)
+	if fix != "" {
+		s.mended(t, m, got)
+	}
 	return got
 }
 
