@@ -33,7 +33,11 @@ func changeImages(ctx context.Context, s term.Streams, command string, auto, asJ
 	if err := needRoot(s, "image "+command); err != nil {
 		return err
 	}
-	u, closeUpdater, err := node.Images()
+	wrong := func(err error) error { return err } // which image is wanted, the configuration says
+	if command == "rollback" {
+		wrong = warned(s)
+	}
+	u, closeUpdater, err := node.Images(wrong)
 	if err != nil {
 		return err
 	}
@@ -60,6 +64,14 @@ func changeImages(ctx context.Context, s term.Streams, command string, auto, asJ
 		}
 	})
 	return term.ExitUnless(r.Action != image.ActionRefused && r.Action != image.ActionNewer && r.Action != image.ActionMoved, err)
+}
+
+// warned goes on with a warning in place of an error.
+func warned(s term.Streams) func(error) error {
+	return func(err error) error {
+		s.Warn("%v", err)
+		return nil
+	}
 }
 
 // layerProgress shows a pull or build: its lines and, on a terminal, what comes of the current layer.
@@ -168,7 +180,7 @@ func newImageList(s term.Streams) *cobra.Command {
 			if err := toRead(s, "image list"); err != nil {
 				return err
 			}
-			u, closeUpdater, err := node.Images()
+			u, closeUpdater, err := node.Images(warned(s))
 			if err != nil {
 				return err
 			}

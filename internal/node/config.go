@@ -39,8 +39,8 @@ func (n *Node) Load(env func(string) string, flags config.Config) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read configuration: %w", err)
 	}
-	missing := err != nil
-	n.managed = missing || plan.IsMarked(string(text))
+	n.absent = err != nil
+	n.managed = n.absent || plan.IsMarked(string(text))
 	read, err := config.Read(file, text)
 	if err != nil {
 		return &config.InputError{Err: err}
@@ -62,7 +62,7 @@ func (n *Node) Load(env func(string) string, flags config.Config) error {
 	if len(wrong) > 0 {
 		return &config.InputError{Err: errors.Join(wrong...)}
 	}
-	n.rewrite = missing || !reflect.DeepEqual(n.written, read.Config)
+	n.rewrite = n.absent || !reflect.DeepEqual(n.written, read.Config)
 	if !n.managed && n.rewrite {
 		return config.BadInput("%s %w", file, ErrByHand)
 	}

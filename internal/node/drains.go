@@ -3,6 +3,8 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -12,8 +14,8 @@ import (
 )
 
 // Drain keeps new jobs off the selected slots for a reason, and changes the node accordingly. It
-// returns the new plan and those slots. warn hears of failures in other slots, and of events that
-// are not recorded.
+// returns the new plan and those slots. warn hears of failures in other slots, of events that are not
+// recorded, and why the node cannot be planned: then only the slots' agents are changed.
 func (n *Node) Drain(ctx context.Context, host *reconcile.Host, selected Selection, reason string, warn func(error)) (*plan.Plan, []plan.Slot, error) {
 	since := time.Now().UTC().Truncate(time.Second)
 	slots, err := n.changeDrains(ctx, host, "drain", selected, func(drains []plan.Drain, slot int) []plan.Drain {
@@ -36,7 +38,8 @@ func (n *Node) changeDrains(ctx context.Context, host *reconcile.Host, kind stri
 		return nil, err
 	}
 	defer release()
-	if err := n.Refresh(ctx); err != nil {
+	why, err := n.refreshOrRecall(ctx, host, n.Refresh)
+	if err != nil {
 		return nil, err
 	}
 	var unplanned []plan.Slot // drain does not know them
@@ -61,8 +64,17 @@ func (n *Node) changeDrains(ctx context.Context, host *reconcile.Host, kind stri
 			return nil, err
 		}
 	}
-	if err := (events.Log{File: events.Path}).Add(happened...); err != nil {
+	if err := (events.Log{File: filepath.Join(n.Root, events.Path)}).Add(happened...); err != nil {
 		warn(err)
+	}
+	if why != nil {
+		warn(fmt.Errorf("%w\nuntil that is fixed, only agents are stopped and started", why))
+		n.Drains = drains
+		n.showDrains()
+		if slots, err = selected.In(slices.Concat(n.Plan.Slots, unplanned)); err != nil {
+			return nil, err
+		}
+		return slots, switchAgents(ctx, host, slices.DeleteFunc(slices.Clone(slots), func(s plan.Slot) bool { return s.User == "" }))
 	}
 	if err := n.MakePlan(); err != nil {
 		return nil, err

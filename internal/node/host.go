@@ -37,10 +37,12 @@ func (n *Node) Open(ctx context.Context) (Host, error) {
 }
 
 // Network returns this machine's network. The configuration names the Docker socket. Without a
-// readable configuration it is the default one.
+// readable configuration it is the one that the slots use, or the default one.
 func Network() reconcile.Network {
 	n := &Node{Root: "/"}
-	_ = n.LoadStored() // commands that need all of it report what is wrong
+	if n.LoadStored() != nil { // commands that need all of it report what is wrong
+		_ = n.recall()
+	}
 	return reconcile.SystemNetwork{Socket: n.Config.Docker.Socket}
 }
 

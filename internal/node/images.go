@@ -9,11 +9,15 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// Images returns the updater of the node's images, and a function that closes it.
-func Images() (*image.Updater, func(), error) {
+// Images returns the updater of the node's images, and a function that closes it. wrong is called with what is
+// wrong with the configuration, if anything. If it returns nil, the slots' files say what the image is.
+func Images(wrong func(error) error) (*image.Updater, func(), error) {
 	n := &Node{Root: "/"}
 	if err := n.LoadStored(); err != nil {
-		return nil, nil, err
+		if err := wrong(err); err != nil {
+			return nil, nil, err
+		}
+		_ = n.recall() // no slots are refused below
 	}
 	engine, err := docker.New(n.Config.Docker.Socket)
 	if err != nil {

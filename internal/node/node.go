@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
@@ -46,6 +47,7 @@ type Node struct {
 
 	written config.Config // without defaults
 	old     bool          // the configuration file has old spellings
+	absent  bool          // there is no configuration file
 	managed bool          // the configuration file is kbnode's own, or there is none
 	rewrite bool          // the file is missing, or lacks something that was asked for
 }
@@ -200,11 +202,15 @@ func (n *Node) Inspect(ctx context.Context) error {
 }
 
 func (n *Node) load(ctx context.Context) error {
-	if _, err := os.Stat(plan.BindingsPath); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(n.Root, plan.BindingsPath)); errors.Is(err, fs.ErrNotExist) {
 		return ErrNone
 	}
 	if err := n.LoadStored(); err != nil {
 		return err
+	}
+	// The defaults could be another queue and another profile than those that jobs have now.
+	if n.absent {
+		return fmt.Errorf("%s is missing, so nothing was planned; put it back, or run sudo kbnode install with the flags of this node", plan.ConfigPath)
 	}
 	return n.Read(ctx)
 }

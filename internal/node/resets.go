@@ -53,7 +53,7 @@ func (n *Node) reportResets(ctx context.Context, host *reconcile.Host, selected 
 		return err
 	}
 	defer release()
-	if err := n.Refresh(ctx); err != nil {
+	if _, err := n.refreshOrRecall(ctx, host, n.Refresh); err != nil {
 		return err
 	}
 	slots, err := selected.In(n.Plan.Slots)

@@ -128,7 +128,7 @@ func (d *source) Containers(ctx context.Context, m *doctor.Machine, quick bool) 
 }
 
 func (d *source) Pull(ctx context.Context) (digest string, err error) {
-	u, closeUpdater, err := Images()
+	u, closeUpdater, err := Images(func(err error) error { return err })
 	if err != nil {
 		return "", err
 	}
@@ -137,7 +137,7 @@ func (d *source) Pull(ctx context.Context) (digest string, err error) {
 }
 
 func (d *source) Evaluate(ctx context.Context, atOnce bool) ([]image.Evaluation, error) {
-	u, closeUpdater, err := Images()
+	u, closeUpdater, err := Images(func(err error) error { return err })
 	if err != nil {
 		return nil, err
 	}

@@ -40,6 +40,8 @@ type Status struct {
 	Health   []health.Verdict   `json:"health"` // of the daemon's last pass
 	Warnings []string           `json:"warnings"`
 	Changes  []reconcile.Change `json:"changes"`
+	// Unplanned is why the node cannot be planned: its configuration has a typo, a GPU is missing, … "" if it can.
+	Unplanned string `json:"unplanned,omitempty"`
 }
 
 // Disagrees reports whether something differs from the plan.
@@ -49,31 +51,43 @@ func (st Status) Disagrees() bool {
 			return true
 		}
 	}
-	return len(st.Changes) > 0
+	return len(st.Changes) > 0 || st.Unplanned != ""
 }
 
 // ReadStatus returns the status of this machine, which must be a node.
 func (n *Node) ReadStatus(ctx context.Context) (Status, error) {
-	if err := n.Inspect(ctx); err != nil {
-		return Status{}, err
-	}
 	host, err := n.Open(ctx)
 	if err != nil {
 		return Status{}, err
 	}
 	defer host.Close()
-	state, changes, err := n.Compare(ctx, host.Host)
+	return n.readStatus(ctx, host.Host, agent.Journal)
+}
+
+func (n *Node) readStatus(ctx context.Context, host *reconcile.Host, journal func(context.Context, string, int) ([]string, error)) (Status, error) {
+	why, err := n.refreshOrRecall(ctx, host, n.Inspect)
 	if err != nil {
 		return Status{}, err
 	}
+	state, changes, err := n.Compare(ctx, host)
+	if err != nil {
+		return Status{}, err
+	}
+	if why != nil {
+		changes = nil // the plan has only the slots
+	}
 	st := StatusOf(n.Plan, state, changes)
+	if why != nil {
+		st.Unplanned = why.Error()
+		st.Warnings = append(st.Warnings, "this node cannot be planned, so nothing is compared: "+st.Unplanned)
+	}
 	for i, sl := range n.Plan.Slots {
-		if why := agentProblem(ctx, sl, state.Slot(sl.Index), time.Now(), agent.Journal); why != "" {
+		if why := agentProblem(ctx, sl, state.Slot(sl.Index), time.Now(), journal); why != "" {
 			st.Slots[i].Problems = append(st.Slots[i].Problems, why)
 		}
 	}
 	st.Warnings = append(st.Warnings, plan.SayUnread(n.Inventory)...)
-	stored, err := daemon.ReadHealth("/")
+	stored, err := daemon.ReadHealth(n.Root)
 	if err != nil {
 		st.Warnings = append(st.Warnings, err.Error())
 	}
