@@ -11,6 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 const (
@@ -203,7 +204,7 @@ func dockerCDISlots(ctx context.Context, m *Machine) Answer {
 	for _, s := range m.Plan.Slots {
 		for _, gpu := range s.GPUs {
 			switch name := gpu.Name(); {
-			case gpu.Vendor != "nvidia" || name == "" || s.Parked != "":
+			case gpu.Vendor != "nvidia" || name == "" || s.Parked != "" && s.Parked != plan.Driverless(m.Inventory, s):
 			case slices.Contains(known, "nvidia.com/gpu="+name):
 				named = append(named, s.Index)
 			default:

@@ -138,6 +138,10 @@ func TestCDISlots(t *testing.T) {
 	}
 	parked := slots("GPU-a", "GPU-b")
 	parked.Slots[1].Parked = "it is lost"
+	driverless := slots("GPU-a", "GPU-b")
+	driverless.Slots[1].Parked = plan.Driverless(&inventory.Inventory{Software: inventory.Software{Docker: inventory.Docker{
+		Version: "28.5.2", CDI: true, CDIDevices: []string{"nvidia.com/gpu=GPU-a"},
+	}}}, driverless.Slots[1])
 	both, index := []string{"nvidia.com/gpu=GPU-a", "nvidia.com/gpu=GPU-b"}, []string{"nvidia.com/gpu=0", "nvidia.com/gpu=1"}
 	for _, tt := range []struct {
 		name         string
@@ -149,6 +153,7 @@ func TestCDISlots(t *testing.T) {
 	}{
 		{"all", both, nil, nil, slots("GPU-a", "GPU-b"), "ok: 2 GPUs", "", nil},
 		{"one lost and parked", both[:1], nil, nil, parked, "ok: 1 GPUs", "", nil},
+		{"one not described and so parked", both[:1], nil, nil, driverless, "fail: Docker does not know nvidia.com/gpu=GPU-b, so jobs get the GPU without its driver's files", installer.GenerateCDI, []int{1}},
 		{"one new", both[:1], nil, nil, slots("GPU-a", "GPU-b"), "fail: Docker does not know nvidia.com/gpu=GPU-b, so jobs get the GPU without its driver's files", installer.GenerateCDI, []int{1}},
 		{"not taken by the engine", both, both[:1], nil, slots("GPU-a", "GPU-b"), "fail: Docker does not know nvidia.com/gpu=GPU-b, so jobs get the GPU without its driver's files", installer.GenerateCDI, []int{1}},
 		{"by index only", index, index, []string{"nvidia"}, slots("GPU-a", "GPU-b"),

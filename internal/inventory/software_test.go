@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -157,6 +158,49 @@ func TestCDIDevices(t *testing.T) {
 	must.Err(t, err, "/etc/cdi/broken.yaml")
 }
 
+// TestCDIConflicts compares with the rules of CDI's own cache, tags.cncf.io/container-device-interface.
+func TestCDIConflicts(t *testing.T) {
+	t.Parallel()
+	spec := func(names ...string) string {
+		return "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: [{name: " + strings.Join(names, "}, {name: ") + "}]\n"
+	}
+	for _, tt := range []struct {
+		name  string
+		files map[string]string
+		want  []string // name=path
+		says  string
+	}{
+		{"a later directory counts", map[string]string{"etc/cdi/nvidia.yaml": spec("GPU-a", "GPU-b"), "run/cdi/nvidia.yaml": spec("GPU-a")},
+			[]string{"nvidia.com/gpu=GPU-a /run/cdi/nvidia.yaml", "nvidia.com/gpu=GPU-b /etc/cdi/nvidia.yaml"}, ""},
+		{"two in one directory hide each other", map[string]string{"etc/cdi/a.yaml": spec("GPU-a", "GPU-b"), "etc/cdi/b.json": spec("GPU-a")},
+			[]string{"nvidia.com/gpu=GPU-b /etc/cdi/a.yaml"}, "/etc/cdi/a.yaml and /etc/cdi/b.json both name nvidia.com/gpu=GPU-a"},
+		{"also from a later directory", map[string]string{"etc/cdi/a.yaml": spec("GPU-a"), "etc/cdi/b.yaml": spec("GPU-a"), "run/cdi/c.yaml": spec("GPU-a")},
+			nil, "both name"},
+		{"twice in one file", map[string]string{"etc/cdi/a.yaml": spec("GPU-a", "GPU-a"), "run/cdi/c.yaml": spec("GPU-b")},
+			[]string{"nvidia.com/gpu=GPU-b /run/cdi/c.yaml"}, "it names the device GPU-a twice"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			for name, text := range tt.files {
+				must.Write(t, dir, name, text)
+			}
+			in, dirs := treeAt(t, dir), []string{"/etc/cdi", "/run/cdi"}
+			counts, _ := CountingCDI(readCDI(in, dirs))
+			var got, names []string
+			for _, name := range slices.Sorted(maps.Keys(counts)) {
+				got, names = append(got, name+" "+counts[name].Path), append(names, name)
+			}
+			must.Equal(t, tt.want, got)
+			devices, err := cdiDevices(in, dirs)
+			must.Equal(t, names, devices)
+			if tt.says != "" || err != nil {
+				must.Err(t, err, tt.says)
+			}
+		})
+	}
+}
+
 // engine serves a Docker engine's info on a unix socket.
 func engine(t *testing.T, info map[string]any) string {
 	t.Helper()
@@ -165,6 +209,9 @@ func engine(t *testing.T, info map[string]any) string {
 	must.Do(t, err)
 	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Api-Version", "1.45")
+		if v, ok := info["Api-Version"].(string); ok {
+			w.Header().Set("Api-Version", v)
+		}
 		if strings.HasSuffix(r.URL.Path, "/info") {
 			w.Header().Set("Content-Type", "application/json")
 			must.Err(t, json.NewEncoder(w).Encode(info), "")
@@ -205,6 +252,10 @@ func TestAskDocker(t *testing.T) {
 		{
 			"before 28.2", map[string]any{"ServerVersion": "26.1.5", "CDISpecDirs": []string{dir}},
 			Docker{Version: "26.1.5", APIVersion: "1.45", CDI: true, CDIDirs: []string{dir}, CDIDevices: []string{"nvidia.com/gpu=GPU-1"}},
+		},
+		{ // it lists what it has taken, so there is none, whatever the files say
+			"an engine that lists none", map[string]any{"ServerVersion": "28.5.2", "Api-Version": "1.51", "CDISpecDirs": []string{dir}},
+			Docker{Version: "28.5.2", APIVersion: "1.51", CDI: true, CDIDirs: []string{dir}},
 		},
 		{"no CDI", map[string]any{"ServerVersion": "28.5.2"}, Docker{Version: "28.5.2", APIVersion: "1.45"}},
 	} {

@@ -13,10 +13,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/systemd"
 )
+
+// maxSpecs bounds the CDI specifications whose changes are noticed at once, per directory.
+const maxSpecs = 64
 
 // dockerTime is how long Docker has to answer a ping.
 const dockerTime = 10 * time.Second
@@ -86,9 +90,16 @@ func (l *live) Stamp(p *plan.Plan) string {
 			fmt.Fprintln(&b, path, fi.Sys().(*syscall.Stat_t).Ino, fi.Size(), fi.ModTime().UnixNano()) //nolint:forcetypeassert // on Linux
 		}
 	}
-	// Anyone who divides a GPU again must also write its description for Docker again.
-	for _, path := range []string{plan.ConfigPath, plan.BindingsPath, plan.DrainsPath, plan.AgentsPath, "/etc/cdi/nvidia.yaml", "/run/cdi/nvidia.yaml"} {
+	for _, path := range []string{plan.ConfigPath, plan.BindingsPath, plan.DrainsPath, plan.AgentsPath} {
 		file(path)
+	}
+	// Anyone who divides a GPU again must also write its description for Docker again, and at boot it may
+	// come late.
+	for _, dir := range inventory.DefaultCDIDirs() {
+		specs, _ := os.ReadDir(dir) // what cannot be read is read again in the next full pass
+		for _, s := range specs[:min(len(specs), maxSpecs)] {
+			file(dir + "/" + s.Name())
+		}
 	}
 	for _, f := range p.Files {
 		if f.Source != "" {

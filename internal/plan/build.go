@@ -104,6 +104,11 @@ func Build(in Input) (*Plan, error) {
 		s.Tags = append(s.Tags, fmt.Sprintf("slots=%d", queued[s.Queue])) // tells kbnode queue how many agents are missing
 		s.Drains = drainsOf(in.Drains, s.Index)
 		s.AgentVersion = release.Version
+		if s.Parked == "" {
+			if s.Parked = Driverless(inv, s); s.Parked != "" {
+				p.Warnings = append(p.Warnings, s.ParkedWarning())
+			}
+		}
 		p.Slots = append(p.Slots, s)
 		for _, g := range s.GPUs {
 			if s.Parked == "" && g.UUID == "" {

@@ -251,4 +251,4 @@ func slotEnv(s Slot) []string {
 }
 
 // cdiName returns the CDI name of a GPU, or of a part of one.
-func cdiName(g SlotGPU) string { return "nvidia.com/gpu=" + g.Name() }
+func cdiName(g SlotGPU) string { return nvidiaCDI + g.Name() }
