@@ -8,12 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
+	"golang.org/x/net/http/httpproxy"
 
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/limit"
@@ -95,6 +97,19 @@ type Info struct {
 	Warnings       []string // for people: "API is accessible on http://…", …
 
 	LiveRestoreEnabled bool // containers go on while dockerd restarts
+
+	HTTPProxy, HTTPSProxy, NoProxy string // for pulls; without credentials
+}
+
+// Proxies reports whether the engine asks a proxy for all that it wants of a registry, a host or host:port.
+func (i Info) Proxies(registry string) bool {
+	proxy := (&httpproxy.Config{HTTPProxy: i.HTTPProxy, HTTPSProxy: i.HTTPSProxy, NoProxy: i.NoProxy}).ProxyFunc()
+	for _, scheme := range []string{"http", "https"} { // the first for one that it takes for insecure, by DNS
+		if via, err := proxy(&url.URL{Scheme: scheme, Host: registry}); via == nil || err != nil {
+			return false
+		}
+	}
+	return true
 }
 
 // New returns the engine behind the unix socket at this path. It sends nothing yet.
@@ -134,6 +149,7 @@ func (e *Engine) Info(ctx context.Context) (Info, error) {
 			return s[0] == "driver-type" && strings.HasPrefix(s[1], "io.containerd.snapshotter")
 		}),
 		LiveRestoreEnabled: in.LiveRestoreEnabled,
+		HTTPProxy:          in.HTTPProxy, HTTPSProxy: in.HTTPSProxy, NoProxy: in.NoProxy,
 	}
 	for _, d := range in.DiscoveredDevices {
 		if d.Source == "cdi" {

@@ -61,6 +61,25 @@ func TestInfo(t *testing.T) {
 	}
 }
 
+// TestProxies finds a proxy only where the engine asks it for everything: also by plain HTTP, and not where NO_PROXY or
+// a name of this machine makes an exception.
+func TestProxies(t *testing.T) {
+	t.Parallel()
+	both := Info{HTTPProxy: "http://p:3128", HTTPSProxy: "http://p:3128", NoProxy: "lan.example,10.0.0.0/8"}
+	for _, row := range []struct {
+		info     Info
+		registry string
+		want     bool
+	}{
+		{Info{}, "reg.example", false}, {both, "reg.example:5000", true}, {both, "a.lan.example", false}, {both, "10.0.0.1:5000", false},
+		{both, "localhost:5000", false}, {both, "127.0.0.1", false}, {Info{HTTPSProxy: "http://p:3128"}, "reg.example", false}, {Info{HTTPProxy: "http://p:3128"}, "reg.example", false},
+	} {
+		if got := row.info.Proxies(row.registry); got != row.want {
+			t.Errorf("%s with %+v: %t", row.registry, row.info, got)
+		}
+	}
+}
+
 func TestAbsent(t *testing.T) {
 	t.Parallel()
 	e, err := New(filepath.Join(t.TempDir(), "docker.sock"))

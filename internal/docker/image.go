@@ -41,6 +41,8 @@ const (
 	quietDeadline = 10 * time.Minute
 )
 
+var errQuiet = errors.New("no progress for minutes")
+
 // Progress is what the engine reports about a pull, a push or a build.
 type Progress struct {
 	Layer          string // 12 hexadecimal digits; "" if it is about the whole
@@ -102,9 +104,14 @@ func (e *Engine) Pull(ctx context.Context, ref string, report func(Progress)) er
 	return e.pull(ctx, ref, auth, report)
 }
 
-// PullAnonymously is Pull without credentials.
+// PullAnonymously is Pull without credentials, for whom the registry's words are not meant: what a registry, or a
+// server that it leads to, answers is in a *PullError, which does not say it.
 func (e *Engine) PullAnonymously(ctx context.Context, ref string, report func(Progress)) error {
-	return e.pull(ctx, ref, "", report)
+	err := e.pull(ctx, ref, "", report)
+	if err == nil || ctx.Err() != nil || errors.Is(err, ErrAbsent) || errors.Is(err, errQuiet) {
+		return err
+	}
+	return &PullError{ref, err}
 }
 
 func (e *Engine) pull(ctx context.Context, ref, auth string, report func(Progress)) error {
@@ -146,7 +153,7 @@ type messages interface {
 func (e *Engine) stream(ctx context.Context, doing string, report func(Progress), begin func(context.Context) (messages, error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	quiet := time.AfterFunc(beginDeadline, func() { cancel(errors.New("no progress for minutes")) })
+	quiet := time.AfterFunc(beginDeadline, func() { cancel(errQuiet) })
 	defer quiet.Stop()
 	return e.relay(ctx, doing, func(p Progress) {
 		quiet.Reset(quietDeadline)

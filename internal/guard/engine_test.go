@@ -40,8 +40,9 @@ type fakeEngine struct {
 	logs func(write func(string)) // nil writes one line
 	// fault, if not nil, returns the status of a request that fails: 0 if it does not, and -1 if the
 	// connection breaks. It may wait.
-	fault func(r *http.Request) int
-	armor string // the AppArmor profile that it gives containers
+	fault     func(r *http.Request) int
+	pullError string // what it says of each pull
+	armor     string // the AppArmor profile that it gives containers
 	// forgets: it tells no events, as after a restart. stops: it has sent its containers a signal.
 	forgets, stops bool
 	// stats are files in containers, as the engine reports them; "" for one that is missing.
@@ -119,6 +120,10 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 	mux.HandleFunc("POST /images/{id}/tag", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) })
 	mux.HandleFunc("DELETE /images/{id}", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, []any{}) })
 	mux.HandleFunc("POST /images/create", func(w http.ResponseWriter, r *http.Request) {
+		if e.pullError != "" {
+			reply(w, http.StatusOK, map[string]any{"errorDetail": map[string]string{"message": e.pullError}})
+			return
+		}
 		e.mu.Lock()
 		e.pulled = e.pulled || r.Context().Err() == nil
 		e.mu.Unlock()

@@ -143,10 +143,13 @@ func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.
 		uid:        uid,
 		gid:        gid,
 		network:    newNetwork(p, engine),
-		registries: newRegistries(p.Registries),
 		room:       limit.Room,
 		cleaner:    newCleaner(p, cgroupRoot, log),
 	}
+	g.registries = newRegistries(p.Registries, func(ctx context.Context, registry string) bool {
+		engine, err := g.engineInfo(ctx)
+		return err == nil && engine.Proxies(registry)
+	})
 	g.confiner = &confiner{ensure: kernel.Ensure, confines: kernel.EngineConfines, sys: "/sys"}
 	g.cleaner.container = g.removeContainers
 	g.cleaner.tidy = func() error { return ignoreAbsent(disk.Wipe(p.WorkRoot)) }

@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // sameImage reports whether two names are those of one image. "" is the name of none.
@@ -41,7 +42,11 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	if has && (spec.Pull != job.PullAlways || sameImage(image, g.policy.KeptImage)) {
 		return nil
 	}
-	if err := g.registries.mayPull(ctx, image); err != nil {
+	err = g.registries.mayPull(ctx, image)
+	if lost, is := errors.AsType[*unresolvedError](err); is && !lost.absent {
+		return err
+	}
+	if err != nil {
 		return forbid("%s", err)
 	}
 	_ = frames.Note("pulls %s", image) // the reader may be gone
@@ -64,6 +69,9 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 		cancel(errDiskFull)
 	}()
 	if err = g.api.PullAnonymously(pulling, image, func(docker.Progress) {}); err != nil {
+		if p, is := errors.AsType[*docker.PullError](err); is {
+			g.log.Warn("image not pulled", "image", image, "err", text.Line(p.Whole.Error(), 2000))
+		}
 		err = cmp.Or(context.Cause(pulling), err)
 	}
 	switch refused := errors.Is(err, docker.ErrRefused); {

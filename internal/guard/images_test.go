@@ -12,8 +12,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -153,12 +155,18 @@ func TestMayPull(t *testing.T) {
 		"localhost": {"127.0.0.1"}, "LOCALHOST": {"::1"}, "meta.example": {"169.254.169.254"}, "mapped.example": {"::ffff:10.0.0.1"},
 		"nat64.example": {"64:ff9b::a00:1"}, "nat64ok.example": {"64:ff9b::5db8:d70e"}, "ula.example": {"fc00::1"}, "ll.example": {"fe80::1%eth0"},
 		"six.example": {"2002:a00:1::1"}, "this.example": {"203.0.113.7"}, "compat.example": {"::127.0.0.1"},
+		"siit.example": {"::ffff:0:7f00:1"}, "teredo.example": {"2001:0:7f00:1::1"}, "unassigned.example": {"4000::1"}, "nodata.example": {},
 	}
 	r := registries{
 		listed: []string{"10.0.0.5:5000", "Lan.example"},
 		lookup: func(_ context.Context, host string) ([]netip.Addr, error) {
 			list, ok := names[host]
-			if !ok {
+			switch {
+			case strings.HasPrefix(host, "servfail"):
+				return nil, &net.DNSError{Err: "server misbehaving", IsTemporary: true}
+			case strings.HasPrefix(host, "timeout"):
+				return nil, &net.DNSError{Err: "i/o timeout", IsTimeout: true, IsTemporary: true}
+			case !ok:
 				return nil, &net.DNSError{Err: "no such host", IsNotFound: true}
 			}
 			var addrs []netip.Addr
@@ -167,7 +175,8 @@ func TestMayPull(t *testing.T) {
 			}
 			return addrs, nil
 		},
-		own: func() ([]net.Addr, error) { return []net.Addr{&net.IPNet{IP: net.ParseIP("203.0.113.7")}}, nil },
+		own:     func() ([]net.Addr, error) { return []net.Addr{&net.IPNet{IP: net.ParseIP("203.0.113.7")}}, nil },
+		proxied: func(_ context.Context, registry string) bool { return strings.HasPrefix(registry, "servfail-proxy.") },
 	}
 	for image, want := range map[string]bool{
 		"python": true, "gpu-mode/eval:1": true, "docker.io/a/b": true, "index.docker.io/a/b": true,
@@ -180,10 +189,58 @@ func TestMayPull(t *testing.T) {
 		"127.1/a": false, "2130706433:80/a": false, "0x7f000001:80/a": false, "0x7f.1/a": false, "017700000001:80/a": false, "127.0.0.0x1/a": false,
 		"rebind.example/a": false, "meta.example/a": false, "mapped.example/a": false, "nat64.example/a": false, "ula.example/a": false,
 		"ll.example/a": false, "six.example/a": false, "compat.example/a": false, "this.example/a": false,
-		"unknown.example/a": true, // the engine does not find it either
+		"siit.example/a": false, "teredo.example/a": false, "unassigned.example/a": false, "[::1]/a": false, "[::1]:5000/a": false, "[::ffff:7f00:1]:5000/a": false,
+		"[2606:2800:21f:cb07:6820:80da:af6b:8b2c]/a": true,
+		// The engine's question may have another answer.
+		"unknown.example/a": false, "servfail.example/a": false, "timeout.example:5000/a": false, "nodata.example/a": false,
+		"servfail-proxy.example/a": true,
 	} {
 		if err := r.mayPull(t.Context(), image); (err == nil) != want {
 			t.Errorf("%s: %v", image, err)
+		}
+	}
+}
+
+// TestRegistryWithoutAddress pulls from no registry of which DNS does not say where it is, and tells a name that does
+// not exist, the job's fault, from DNS that fails.
+func TestRegistryWithoutAddress(t *testing.T) {
+	t.Parallel()
+	for absent, want := range map[bool]string{true: "check the image's name", false: "job.private_registries"} {
+		r := ready(t, func(r *rig) {
+			r.adjust = func(g *guard) {
+				g.registries.lookup = func(context.Context, string) ([]netip.Addr, error) {
+					return nil, &net.DNSError{Err: "server misbehaving", IsNotFound: absent}
+				}
+			}
+		})
+		o := r.try(t, func(s *job.Spec) { s.Image = "reg.example/absent" })
+		if (o.Refused != "") != absent || !strings.Contains(why(o), want) || r.engine.asked("POST /v1.45/images/create") > 0 {
+			t.Errorf("%+v", o)
+		}
+	}
+}
+
+// TestPullQuotesNothing tells the job of a pull that failed no more than the status.
+func TestPullQuotesNothing(t *testing.T) {
+	t.Parallel()
+	const page = `: "<html>a page of http://127.0.0.1:8080"`
+	for says, want := range map[string]string{
+		"error parsing HTTP 403 response body: invalid character '<' looking for beginning of value" + page: "HTTP status 403",
+		"error parsing HTTP 500 response body: denied" + page:                                               "HTTP status 500",
+		"Get " + page + ": dial tcp 127.0.0.1:8080: connect: connection refused":                            "does not give it",
+		"unexpected status from HEAD request to " + page + ": 404 Not Found":                                "HTTP status 404",
+		"write /var/lib/docker/tmp/x: no space left on device" + page:                                       "disk is full",
+	} {
+		for _, image := range []string{"absent", "img"} {
+			r := ready(t)
+			r.engine.pullError = says
+			spec, log := rootSpec("0190"), ""
+			spec.Kind, spec.Image, spec.Pull = job.KindPlugin, image, job.PullAlways
+			o, err := bootstrap.RunSpec(t.Context(), r.socket, spec, func(_ slot.FrameKind, text []byte) { log += string(text) })
+			must.Do(t, err)
+			if log += why(o); strings.Contains(log, "page") || strings.Contains(log, "127.0.0.1") || !strings.Contains(log, want) {
+				t.Errorf("%s: %s", image, log)
+			}
 		}
 	}
 }

@@ -93,17 +93,19 @@ func unrouted(subnets []netip.Prefix, table io.Reader, own string) []netip.Prefi
 	})
 }
 
-// resolveTime bounds the lookup of a registry's addresses.
-const resolveTime = 5 * time.Second
+// resolveTime bounds the lookup of a registry's addresses. The engine waits as long for a name server that answers for
+// some kinds of address only.
+const resolveTime = 30 * time.Second
 
-// reserved lists IPv6 addresses that look public but lead to the node's own network, or that carry an
-// IPv4 address.
-var reserved = []netip.Prefix{
-	netip.MustParsePrefix("::/96"), netip.MustParsePrefix("64:ff9b:1::/48"), netip.MustParsePrefix("fec0::/10"),
-	netip.MustParsePrefix("2001::/32"), netip.MustParsePrefix("2002::/16"),
-}
-
-var nat64 = netip.MustParsePrefix("64:ff9b::/96")
+// public6 is what IANA has allocated of the public IPv6 Internet, and special6 what of it is not: it carries an IPv4
+// address, or has another purpose. nat64 carries one, too, which decides.
+var (
+	public6  = netip.MustParsePrefix("2000::/3")
+	special6 = []netip.Prefix{
+		netip.MustParsePrefix("2001::/23"), netip.MustParsePrefix("2001:db8::/32"), netip.MustParsePrefix("2002::/16"), netip.MustParsePrefix("3fff::/20"),
+	}
+	nat64 = netip.MustParsePrefix("64:ff9b::/96")
+)
 
 // registries decides from where jobs may pull. The engine, which is root in the node's network,
 // sends their requests.
@@ -111,18 +113,35 @@ type registries struct {
 	listed []string // by the operator: host or host:port
 	lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 	own    func() ([]net.Addr, error) // the node's addresses
+	// proxied reports whether the engine leaves a registry's name to a proxy. nil is never.
+	proxied func(ctx context.Context, registry string) bool
 }
 
-func newRegistries(listed []string) registries {
+func newRegistries(listed []string, proxied func(context.Context, string) bool) registries {
 	return registries{
-		listed: listed, own: net.InterfaceAddrs,
+		listed: listed, own: net.InterfaceAddrs, proxied: proxied,
 		lookup: func(ctx context.Context, host string) ([]netip.Addr, error) {
 			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 		},
 	}
 }
 
-// mayPull refuses an image whose registry is not public, unless the operator lists it. It allows
+// unresolvedError means that it is not known where a registry is. What DNS says to the engine, a moment later, may
+// be anything.
+type unresolvedError struct {
+	registry string
+	absent   bool // DNS says that there is no such name
+	why      string
+}
+
+func (e *unresolvedError) Error() string {
+	if e.absent {
+		return fmt.Sprintf("DNS knows no address of the registry %.255q; check the image's name", e.registry)
+	}
+	return fmt.Sprintf("DNS does not say where the registry %.255q is (%s), and it may be no public one; try again, or ask the node's operator to list it in job.private_registries", e.registry, e.why)
+}
+
+// mayPull refuses an image whose registry is not public, or perhaps not, unless the operator lists it. It allows
 // Docker Hub, which is where the engine's configuration says.
 func (r registries) mayPull(ctx context.Context, image string) error {
 	full, err := docker.ParseRef(image)
@@ -133,15 +152,20 @@ func (r registries) mayPull(ctx context.Context, image string) error {
 	if registry == "docker.io" || slices.ContainsFunc(r.listed, func(l string) bool { return strings.EqualFold(l, registry) }) {
 		return nil
 	}
-	host := registry
+	host := strings.Trim(registry, "[]")
 	if h, _, err := net.SplitHostPort(registry); err == nil {
 		host = h
 	}
 	addrs, err := r.addresses(ctx, host)
-	if _, unknown := errors.AsType[*net.DNSError](err); unknown {
-		return nil // the engine reports this too, or has a proxy that knows it
-	}
-	if err != nil {
+	dns, unknown := errors.AsType[*net.DNSError](err)
+	switch {
+	case unknown && r.proxied != nil && r.proxied(ctx, registry):
+		return nil
+	case unknown:
+		return &unresolvedError{registry, dns.IsNotFound, dns.Err}
+	case err == nil && len(addrs) == 0:
+		return &unresolvedError{registry: registry, absent: true}
+	case err != nil:
 		return fmt.Errorf("the registry %.255q: %w", registry, err)
 	}
 	own, err := r.own()
@@ -178,7 +202,10 @@ func public(a netip.Addr) bool {
 		b := a.As16()
 		a = netip.AddrFrom4([4]byte(b[12:]))
 	}
-	return a.IsGlobalUnicast() && !a.IsPrivate() && !firewall.Private(a) && !slices.ContainsFunc(reserved, func(p netip.Prefix) bool { return p.Contains(a) })
+	if a.Is6() {
+		return public6.Contains(a) && !slices.ContainsFunc(special6, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
+	return a.IsGlobalUnicast() && !a.IsPrivate() && !firewall.Private(a)
 }
 
 func isAddr(o net.Addr, a netip.Addr) bool {
