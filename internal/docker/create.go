@@ -21,12 +21,16 @@ const maxImageConfig = 8 << 20
 // ErrInvalid means that the engine does not take what it was asked for.
 var ErrInvalid = errors.New("the Docker engine does not take it")
 
+// ErrFault means that the engine could not do what it was asked for, for whatever reason.
+var ErrFault = errors.New("the Docker engine cannot do it")
+
 // ErrTooLarge means that an image's configuration is larger than the 8 MiB that are read.
 var ErrTooLarge = fmt.Errorf("its configuration has more than %d MiB", maxImageConfig>>20)
 
 // ImageConfig is what an image sets for its containers.
 type ImageConfig struct {
 	ID               string `json:"-"` // of the image
+	Architecture     string `json:"-"` // "amd64", "arm64"; "" if it is not known
 	User, WorkingDir string
 	Volumes          map[string]struct{}
 }
@@ -48,8 +52,9 @@ func (e *Engine) ImageConfig(ctx context.Context, ref string) (ImageConfig, erro
 	defer func() { _ = resp.Body.Close() }()
 	text, err := io.ReadAll(io.LimitReader(resp.Body, maxImageConfig+1))
 	var in struct {
-		ID, Message string
-		Config      ImageConfig
+		ID, Message, Architecture string
+
+		Config ImageConfig
 	}
 	switch {
 	case err != nil:
@@ -67,27 +72,30 @@ func (e *Engine) ImageConfig(ctx context.Context, ref string) (ImageConfig, erro
 	if err != nil {
 		return ImageConfig{}, fmt.Errorf("%s: %w", doing, err)
 	}
-	in.Config.ID = in.ID
+	in.Config.ID, in.Config.Architecture = in.ID, in.Architecture
 	return in.Config, nil
 }
 
 // CreateContainer makes a container, but does not start it. The error is ErrInvalid if the engine does not
-// take the request, and ErrNotFound if it does not have the image.
+// take the request, ErrNotFound if it does not have the image, and ErrFault if it fails.
 func (e *Engine) CreateContainer(ctx context.Context, name string, wanted *container.CreateRequest) (id string, err error) {
 	made, err := e.api.ContainerCreate(ctx, client.ContainerCreateOptions{Config: wanted.Config, HostConfig: wanted.HostConfig, Name: name})
-	return made.ID, e.invalid("create container", err)
+	return made.ID, e.answer("create container", err)
 }
 
 // StartContainer starts a container. The error is ErrInvalid if the engine cannot start it as it was
-// asked for, as without the program that it names.
+// asked for, as without the program that it names, and ErrFault if it fails, which may have such a cause, too.
 func (e *Engine) StartContainer(ctx context.Context, id string) error {
 	_, err := e.api.ContainerStart(ctx, id, client.ContainerStartOptions{})
-	return e.invalid("start container", err)
+	return e.answer("start container", err)
 }
 
-func (e *Engine) invalid(doing string, err error) error {
-	if errdefs.IsInvalidArgument(err) {
+func (e *Engine) answer(doing string, err error) error {
+	switch {
+	case errdefs.IsInvalidArgument(err):
 		return fmt.Errorf("%s: %w: %w", doing, ErrInvalid, err)
+	case errdefs.IsInternal(err), errdefs.IsConflict(err), errdefs.IsPermissionDenied(err):
+		return fmt.Errorf("%s: %w: %w", doing, ErrFault, err)
 	}
 	return e.wrap(doing, err)
 }

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -41,6 +42,7 @@ type fakeEngine struct {
 	// fault, if not nil, returns the status of a request that fails: 0 if it does not, and -1 if the
 	// connection breaks. It may wait.
 	fault     func(r *http.Request) int
+	says      string // what a request that fails says; "" for "out of order"
 	pullError string // what it says of each pull
 	armor     string // the AppArmor profile that it gives containers
 	// forgets: it tells no events, as after a restart. stops: it has sent its containers a signal.
@@ -245,7 +247,7 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 			case status < 0:
 				panic(http.ErrAbortHandler)
 			case status > 0:
-				reply(w, status, map[string]string{"message": "out of order"})
+				reply(w, status, map[string]string{"message": cmp.Or(e.says, "out of order")})
 				return
 			}
 		}

@@ -37,7 +37,7 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	before, err := withTimeout(ctx, g.engineTime, config)
 	has := err == nil
 	if err != nil && !errors.Is(err, docker.ErrNotFound) {
-		return engineSays(err)
+		return err
 	}
 	if has && (spec.Pull != job.PullAlways || sameImage(image, g.policy.KeptImage)) {
 		return nil

@@ -20,7 +20,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/slot"
-	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // create makes a job's container, which does not run yet.
@@ -39,7 +38,7 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, top
 	}
 	image, err := g.api.ImageConfig(ctx, wanted.Image)
 	if err != nil {
-		return "", engineSays(err)
+		return "", err
 	}
 	if err := g.checkImage(wanted, image); err != nil {
 		return "", forbid("%s", err)
@@ -63,23 +62,18 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, top
 		id, err = g.api.CreateContainer(ctx, name, wanted)
 	}
 	if err != nil {
-		return "", engineSays(err)
+		return "", err
 	}
 	g.log.Info("container created", "id", id, "name", name, "image", wanted.Image)
 	return id, nil
 }
 
-// engineSays tells a job's mistake, such as a program that its image lacks, from the engine's.
-func engineSays(err error) error {
-	if errors.Is(err, docker.ErrInvalid) || errors.Is(err, docker.ErrTooLarge) {
-		return forbid("the Docker engine says: %s", text.Line(err.Error(), 500))
-	}
-	return err
-}
-
-// checkImage checks the user and directory that the image sets if the job does not, and links in the
+// checkImage checks the architecture, and the user and directory that the image sets if the job does not, and links in the
 // checkout on the way to the directory.
 func (g *guard) checkImage(wanted *container.CreateRequest, image docker.ImageConfig) error {
+	if why := foreign(wanted.Image, image.Architecture); why != "" {
+		return errors.New(why)
+	}
 	b := &builder{policy: g.policy, facts: g.facts}
 	if wanted.User == "" {
 		if err := b.checkUser(image.User, nil); err != nil {
@@ -133,7 +127,7 @@ func (g *guard) start(ctx context.Context, id string, request *container.CreateR
 		return err
 	}
 	if err := g.api.StartContainer(ctx, id); err != nil {
-		return engineSays(err)
+		return err
 	}
 	if err := g.cleaner.procs.endTogether(id); err != nil {
 		g.log.Warn("container may outlive its memory limit", "id", id, "err", err)

@@ -46,14 +46,14 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 		return forbid("%s", err)
 	}
 	if err := g.provide(ctx, spec, wanted.Image, frames); err != nil {
-		return err
+		return g.answered(err, spec, wanted, true)
 	}
 	ctx, end = firstEnd(context.WithoutCancel(caller), r.canceled)
 	defer end()
 	defer context.AfterFunc(g.stopping, func() { time.AfterFunc(startTime, end) })()
 	id, err := withTimeout(ctx, g.engineTime, func(ctx context.Context) (string, error) { return g.create(ctx, wanted, r.top) })
 	if err != nil {
-		return err
+		return g.answered(err, spec, wanted, true)
 	}
 	if g.cleaner.cleared() { // the agent was lost, and what clears its slot did not find the container yet
 		err = errCanceled
@@ -83,7 +83,7 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 	if err2 != nil {
 		g.log.Warn("container left behind", "id", id, "err", err2)
 	}
-	return err
+	return g.answered(err, spec, wanted, false)
 }
 
 // startTime is how long a service that is to stop waits for a container to start.

@@ -91,6 +91,11 @@ func TestValidateBounds(t *testing.T) {
 		"words":          {func(s *job.Spec) { s.Command = make([]string, 5000) }, "command"},
 		"environment":    {func(s *job.Spec) { s.Env = vars(30, long) }, "environment"},
 		"variables":      {func(s *job.Spec) { s.Env = vars(5000, "") }, "environment"},
+		"all of exec":    {func(s *job.Spec) { s.Env, s.Command = vars(16, long), []string{long, long} }, "environment"},
+		"a small stack":  {func(s *job.Spec) { s.Env, s.Ulimits = vars(3, long), []job.Ulimit{{Name: "stack", Soft: 1 << 20, Hard: 1 << 20}} }, "environment"},
+		"memory":         {func(s *job.Spec) { s.Memory = 6<<20 - 1 }, "memory"},
+		"no time":        {func(s *job.Spec) { s.Ulimits = []job.Ulimit{{Name: "cpu", Soft: 0, Hard: 1}} }, "ulimits"},
+		"little data":    {func(s *job.Spec) { s.Ulimits = []job.Ulimit{{Name: "data", Soft: -1, Hard: 1 << 20}} }, "ulimits"},
 		"a file to send": {func(s *job.Spec) { s.Kind, s.Image, s.PipelineFile = job.KindUpload, "", "-x" }, "command"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -99,6 +104,25 @@ func TestValidateBounds(t *testing.T) {
 			tt.change(&s)
 			refused(t, s.Validate(), tt.field)
 		})
+	}
+}
+
+// TestTmpfsOptions tests which options the kernel takes, and takes as they are written: it reads 010m as 8 MiB, and 0 as no
+// limit.
+func TestTmpfsOptions(t *testing.T) {
+	t.Parallel()
+	for option, fine := range map[string]bool{
+		"size=1g": true, "size=50%": true, "size=100%": true, "size=1000000000000000": true, "size=4096k": true, "nr_inodes=1k": true, "mode=1777": true, "uid=0": true, "gid=60000": true,
+		"size=0": false, "size=0%": false, "size=010m": false, "size=0x10": false, "size=200%": false, "size=1t": false, "size=1z": false, "size=-1": false, "size=": false, "size=999999999999999g": false,
+		"nr_inodes=5%": false, "nr_inodes=0": false, "nr_inodes=999999999999999g": false, "uid=010": false, "uid=9999999999": false, "gid=-1": false, "mode=8": false, "huge=always": false,
+	} {
+		_, err := job.Read(attack(jobtest.Options(`"image":"a","tmpfs":["/t:` + option + `"]`)))
+		if fine && err != nil {
+			t.Errorf("%s: %v", option, err)
+		}
+		if !fine {
+			refused(t, err, "tmpfs")
+		}
 	}
 }
 

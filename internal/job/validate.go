@@ -30,7 +30,23 @@ const (
 	maxPatterns  = 1024    // of names to redact
 	maxFiles     = 1 << 20 // open files
 	maxRepo      = 1024
+	// maxExec is what Linux takes for all arguments and variables of a command, with a stack of 8 MiB, less what the
+	// slot and an image add.
+	maxExec = 2<<20 - 32<<10
 )
+
+// defaultStack is the limit of a container's stack, in bytes, of which execve(2) takes a quarter. pointer is what it
+// takes for each argument and variable besides its text.
+const (
+	defaultStack = 8 << 20
+	pointer      = 8
+)
+
+// leastMemory is what Docker takes for a container, in bytes.
+const leastMemory = 6 << 20
+
+// leastLimits are what runc needs to start a container, measured with runc 1.1.
+var leastLimits = map[string]int64{"cpu": 1, "data": 256 << 20, "as": 1 << 30}
 
 // The IDs of users and groups that an author may choose besides root: above those of the system and of
 // the slots, and below those that systemd and user namespaces give out.
@@ -55,7 +71,7 @@ var (
 	userForm   = lazy.Regexp(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$`)
 	groupForm  = lazy.Regexp(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$`)
 	capForm    = lazy.Regexp(`^[A-Z_]{1,40}$`)
-	tmpfsForm  = lazy.Regexp(`^(rw|ro|exec|noexec|suid|nosuid|dev|nodev|sync|async|noatime|(size|nr_inodes)=[0-9]{1,15}[kKmMgG%]?|mode=[0-7]{1,4}|(uid|gid)=[0-9]{1,10})$`)
+	tmpfsForm  = lazy.Regexp(`^(rw|ro|exec|noexec|suid|nosuid|dev|nodev|sync|async|noatime|size=([1-9][0-9]{0,15}|[1-9][0-9]{0,11}[kK]|[1-9][0-9]{0,8}[mM]|[1-9][0-9]{0,5}[gG]|[1-9][0-9]?%|100%)|nr_inodes=[1-9][0-9]{0,11}[kK]?|mode=[0-7]{1,4}|(uid|gid)=(0|[1-9][0-9]{0,8}))$`)
 	repoForm   = lazy.Regexp(`^https://[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[0-9]{1,5})?(/[A-Za-z0-9_][A-Za-z0-9._-]*)+$`)
 	commitForm = lazy.Regexp(`^(HEAD|[0-9a-f]{7,64})$`)
 	// A branch has nothing that git gives a meaning: options, ranges, reflogs, refspecs, patterns.
@@ -122,13 +138,24 @@ func (s *Spec) validateCommand(v *checker) {
 	if s.Entrypoint != nil {
 		words = append([]string{*s.Entrypoint}, words...)
 	}
-	size := 0
+	size, all := 0, 0
+	for _, e := range s.Env {
+		all += len(e.Name) + len(e.Value) + 2 + pointer
+	}
 	for _, w := range words {
 		size += len(w)
+		all += len(w) + 1 + pointer
 		v.refuseIf(len(w) > maxArg, "command", "%d bytes are more than Linux takes in one argument; put it into a file of the checkout, and run that", len(w))
 		v.refuseIf(!clean(w), "command", "it has a NUL or is not UTF-8; remove such bytes, or put it into a file of the checkout")
 	}
 	v.refuseIf(size > maxCommand || len(words) > maxWords, "command", "it has %d words and %d bytes; use at most %d and %d, or put it into a file of the checkout", len(words), size, maxWords, maxCommand)
+	most := maxExec
+	for _, u := range s.Ulimits {
+		if u.Name == "stack" && u.Soft >= 0 && u.Soft < defaultStack {
+			most = int(max(u.Soft/4, maxArg)) // execve(2)
+		}
+	}
+	v.refuseIf(all > most, "environment", "with the command it has %d bytes, more than the %d that Linux takes for a program; put long values into files of the checkout", all, most)
 	if s.Workdir != "" {
 		// Through /proc/self/fd a process would start in a directory that the engine has open.
 		v.refuseIf(KernelDir(s.Workdir) != "", "workdir", "%.80q: a job cannot start below %s; choose another directory", s.Workdir, KernelDir(s.Workdir))
@@ -209,10 +236,13 @@ func (s *Spec) validateLimits(v *checker) {
 		}
 		unlimited := u.Hard == -1 && u.Soft >= -1 && most == math.MaxInt64
 		v.refuseIf(!unlimited && (u.Soft < 0 || u.Soft > u.Hard || u.Hard > most), "ulimits", "%s is out of range; write one such as nofile=1024:2048, with at most %d open files and no core files", u.Name, maxFiles)
+		least := leastLimits[u.Name]
+		v.refuseIf(u.Soft >= 0 && u.Soft < least || u.Hard >= 0 && u.Hard < least, "ulimits", "%s is so low that no container starts; write at least %d, or leave it out", u.Name, least)
 		names[u.Name] = true
 	}
 	const size = "%d is not a size; write one such as 8g, or leave it out"
 	v.refuseIf(s.Memory < 0, "memory", size, s.Memory)
+	v.refuseIf(s.Memory > 0 && s.Memory < leastMemory, "memory", "%d bytes are less than Docker takes for a container; write at least 6m, or leave it out", s.Memory)
 	v.refuseIf(s.ShmSize < 0, "shm-size", size, s.ShmSize)
 	v.oneOf("network", s.Network, NetworkBridge, NetworkNone)
 }
