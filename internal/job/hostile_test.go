@@ -103,6 +103,10 @@ func TestCheckout(t *testing.T) {
 	if refused(t, err, "BUILDKITE_BRANCH"); !strings.Contains(err.Error(), "fork") {
 		t.Error(err)
 	}
+	for _, vars := range []map[string]string{{"BUILDKITE_SKIP_CHECKOUT": "yes"}, {"BUILDKITE_SKIP_CHECKOUT": "1", "BUILDKITE_COMMAND": "buildkite-agent pipeline upload", "BUILDKITE_PLUGINS": ""}} {
+		_, err = job.Read(attack(vars))
+		refused(t, err, "BUILDKITE_SKIP_CHECKOUT")
+	}
 	for name, tt := range map[string]struct {
 		vars map[string]string
 		want string
@@ -117,6 +121,13 @@ func TestCheckout(t *testing.T) {
 		"an evaluation and more":      {jobtest.Options(`"image":"a","command":["kbnode runner; cat x"]`), job.CheckoutMirror},
 		"an evaluation with files":    {jobtest.Options(`"image":"a","command":["kbnode","runner"],"volumes":["./x:/x"]`), job.CheckoutMirror},
 		"an evaluation of a file":     {jobtest.Options(`"image":"a","command":["kbnode","runner","--payload","x"]`), job.CheckoutMirror},
+		"skipped by the step":         {map[string]string{"BUILDKITE_SKIP_CHECKOUT": "true", "BUILDKITE_REPO": "https://example.com/not/allowed"}, job.CheckoutNone},
+		"skipped as 1":                {map[string]string{"BUILDKITE_SKIP_CHECKOUT": "1"}, job.CheckoutNone},
+		"skipped as T":                {map[string]string{"BUILDKITE_SKIP_CHECKOUT": "T"}, job.CheckoutNone},
+		"skipped without a plugin":    {map[string]string{"BUILDKITE_SKIP_CHECKOUT": "TRUE", "BUILDKITE_PLUGINS": ""}, job.CheckoutNone},
+		"not skipped":                 {map[string]string{"BUILDKITE_SKIP_CHECKOUT": "false"}, job.CheckoutMirror},
+		"not skipped as 0":            {map[string]string{"BUILDKITE_SKIP_CHECKOUT": "0"}, job.CheckoutMirror},
+		"not skipped as nothing":      {map[string]string{"BUILDKITE_SKIP_CHECKOUT": ""}, job.CheckoutMirror},
 		"a repository without a name": {map[string]string{"BUILDKITE_REPO": ""}, job.CheckoutNone},
 	} {
 		if strings.Contains(tt.vars["BUILDKITE_PLUGINS"], "command") {
@@ -143,6 +154,7 @@ func TestVariablesOfTheAgent(t *testing.T) {
 	means := []string{
 		"BUILDKITE_ARTIFACT_PATHS", "BUILDKITE_BRANCH", "BUILDKITE_BUILD_ID", "BUILDKITE_COMMAND", "BUILDKITE_COMMIT", "BUILDKITE_JOB_ID",
 		"BUILDKITE_PLUGINS", "BUILDKITE_REPO", "BUILDKITE_ARTIFACT_UPLOAD_DESTINATION", "BUILDKITE_REFSPEC", "BUILDKITE_SECRETS_CONFIG",
+		"BUILDKITE_SKIP_CHECKOUT",
 	}
 	plain := read(t, attack(nil))
 	for _, name := range names {

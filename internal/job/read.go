@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"strconv"
 	"strings"
 
 	buildkite "github.com/buildkite/go-pipeline"
@@ -235,6 +236,14 @@ func (r *reader) node() {
 // checkout says which files the job needs.
 func (r *reader) checkout() {
 	repo := r.in.get("BUILDKITE_REPO")
+	// As the agent reads it: "" is false, and its bootstrap does not start with anything else that is no boolean.
+	const skips = "BUILDKITE_SKIP_CHECKOUT"
+	if text := r.in.get(skips); text != "" {
+		skip, err := strconv.ParseBool(text)
+		r.refuseIf(err != nil, skips, "%.60q is neither true nor false; write one of them, or leave it out", text)
+		r.refuseIf(skip && r.Kind == KindUpload, skips, "without a checkout there is no pipeline to upload; leave it out for this step")
+		r.skip = r.skip || skip
+	}
 	others := slices.ContainsFunc(r.Mounts, func(m Mount) bool { return m.Source != "" && m.Source != "." })
 	mounted := slices.ContainsFunc(r.Mounts, func(m Mount) bool { return m.Source == "." })
 	// The agent makes no checkout of no repository either.
