@@ -85,18 +85,24 @@ func TestValidateBounds(t *testing.T) {
 		change func(*job.Spec)
 		field  string
 	}{
-		"patterns":       {func(s *job.Spec) { s.Redact = make([]string, 2000) }, "BUILDKITE_REDACTED_VARS"},
-		"a pattern":      {func(s *job.Spec) { s.Redact = []string{"a b"} }, "BUILDKITE_REDACTED_VARS"},
-		"command":        {func(s *job.Spec) { s.Command = []string{long, long, long} }, "command"},
-		"words":          {func(s *job.Spec) { s.Command = make([]string, 5000) }, "command"},
-		"environment":    {func(s *job.Spec) { s.Env = vars(30, long) }, "environment"},
-		"variables":      {func(s *job.Spec) { s.Env = vars(5000, "") }, "environment"},
-		"all of exec":    {func(s *job.Spec) { s.Env, s.Command = vars(16, long), []string{long, long} }, "environment"},
-		"a small stack":  {func(s *job.Spec) { s.Env, s.Ulimits = vars(3, long), []job.Ulimit{{Name: "stack", Soft: 1 << 20, Hard: 1 << 20}} }, "environment"},
-		"memory":         {func(s *job.Spec) { s.Memory = 6<<20 - 1 }, "memory"},
-		"no time":        {func(s *job.Spec) { s.Ulimits = []job.Ulimit{{Name: "cpu", Soft: 0, Hard: 1}} }, "ulimits"},
-		"little data":    {func(s *job.Spec) { s.Ulimits = []job.Ulimit{{Name: "data", Soft: -1, Hard: 1 << 20}} }, "ulimits"},
-		"a file to send": {func(s *job.Spec) { s.Kind, s.Image, s.PipelineFile = job.KindUpload, "", "-x" }, "command"},
+		"patterns":    {func(s *job.Spec) { s.Redact = make([]string, 2000) }, "BUILDKITE_REDACTED_VARS"},
+		"a pattern":   {func(s *job.Spec) { s.Redact = []string{"a b"} }, "BUILDKITE_REDACTED_VARS"},
+		"command":     {func(s *job.Spec) { s.Command = []string{long, long, long} }, "command"},
+		"words":       {func(s *job.Spec) { s.Command = make([]string, 5000) }, "command"},
+		"environment": {func(s *job.Spec) { s.Env = vars(30, long) }, "environment"},
+		"variables":   {func(s *job.Spec) { s.Env = vars(5000, "") }, "environment"},
+		"all of exec": {func(s *job.Spec) { s.Env, s.Command = vars(16, long), []string{long, long} }, "environment"},
+		"a small stack": {func(s *job.Spec) {
+			s.Env, s.Ulimits = vars(3, long), []job.Ulimit{{Name: "stack", Soft: 1 << 20, Hard: 1 << 20}}
+		}, "environment"},
+		"memory":          {func(s *job.Spec) { s.Memory = 6<<20 - 1 }, "memory"},
+		"no time":         {func(s *job.Spec) { s.Ulimits = []job.Ulimit{{Name: "cpu", Soft: 0, Hard: 1}} }, "ulimits"},
+		"little data":     {func(s *job.Spec) { s.Ulimits = []job.Ulimit{{Name: "data", Soft: -1, Hard: 1 << 20}} }, "ulimits"},
+		"a colon":         {func(s *job.Spec) { s.Workdir = "/a:b" }, "workdir"},
+		"a mount's colon": {func(s *job.Spec) { s.Mounts = []job.Mount{{Source: ".", Target: "/x:ro"}} }, "volumes"},
+		"a tmpfs's colon": {func(s *job.Spec) { s.Tmpfs = []job.Tmpfs{{Target: "/x:ro"}} }, "tmpfs"},
+		"a long workdir":  {func(s *job.Spec) { s.Workdir = "/" + strings.Repeat("a", 5000) }, "workdir"},
+		"a file to send":  {func(s *job.Spec) { s.Kind, s.Image, s.PipelineFile = job.KindUpload, "", "-x" }, "command"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -129,7 +135,7 @@ func TestTmpfsOptions(t *testing.T) {
 // TestMountTarget tests where an image may have a volume.
 func TestMountTarget(t *testing.T) {
 	t.Parallel()
-	for volume, want := range map[string]string{"/data/": "/data", "/a/../../b": "/b", "/dev/shm/x": "/dev/shm/x", "/": "", "/proc/x": "", "/dev/shm": "", "data": "", "/etc": "", "/etc/group": "", "/etc/x": "/etc/x"} {
+	for volume, want := range map[string]string{"/data/": "/data", "/a/../../b": "/b", "/dev/shm/x": "/dev/shm/x", "/": "", "/proc/x": "", "/dev/shm": "", "data": "", "/etc": "", "/etc/group": "", "/etc/x": "/etc/x", "/a:b": "", "/a\nb": "", "/" + strings.Repeat("a", 5000): ""} {
 		if got, err := job.MountTarget(volume); got != want || (err == nil) != (want != "") {
 			t.Errorf("%s: %q, %v", volume, got, err)
 		}
