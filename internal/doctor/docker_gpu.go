@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
@@ -186,6 +188,17 @@ func dockerCDIDriver(ctx context.Context, m *Machine) Answer {
 			}
 		}
 		return found(fail("%s names missing files, so no container starts with it: %s (%d in all)", s.Path, missing[0], len(missing)).Safely("%s", renew))
+	}
+	faults, _ := inventory.ReadCDIFaults(m.Root, m.Inventory, specs) // what it cannot read is no fault
+	for _, name := range slices.Sorted(maps.Keys(faults)) {
+		f, renew := faults[name], renewCDI(ctx, m)
+		if renew == installer.GenerateCDI { // another file might be hidden by this one
+			renew = "nvidia-ctk cdi generate --output=" + word(f.Spec)
+		}
+		if f.Node {
+			renew = "nvidia-modprobe -c=0 -u -m && " + renew
+		}
+		return found(fail("%s, so CUDA does not start in containers (%s)", f.Detail, text.Count(len(faults), "device")).Safely("%s", renew))
 	}
 	if node.CDIDriver == "" {
 		return found(ok("all files that it names exist"))

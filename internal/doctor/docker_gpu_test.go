@@ -117,6 +117,10 @@ func TestCDIChecks(t *testing.T) {
 		{"a stale one is hidden", "docker-cdi-driver", on(service), files(etc, stale, run, spec, "/run/cdi/nvidia.yaml", spec), "ok: 580.95.05", ""},
 		{"a stale one beside it", "docker-cdi-driver", on(), files(etc, stale), "fail: driver 580.95.05 runs, but containers get the files of 550.54.15", installer.GenerateCDI},
 		{"a node is not made yet", "docker-cdi-driver", on(), files(etc, spec, "/dev/nvidia-uvm", "-"), "fail: /etc/cdi/nvidia.yaml names missing files, so no container starts with it: /dev/nvidia-uvm (1 in all)", "nvidia-modprobe -c=0 -u -m"},
+		{"the module has another number now", "docker-cdi-driver", on(service), files(run, strings.Replace(spec, "nvidia-uvm}", "nvidia-uvm, major: 510}", 1), "/proc/devices", "Character devices:\n508 nvidia-uvm\n"),
+			"fail: /var/run/cdi/nvidia.yaml gives /dev/nvidia-uvm the major number 510, and the driver has 508, so CUDA does not start in containers (1 device)", restart},
+		{"it has, without the service", "docker-cdi-driver", on(), files(run, strings.Replace(spec, "nvidia-uvm}", "nvidia-uvm, major: 510}", 1), "/proc/devices", "Character devices:\n508 nvidia-uvm\n"),
+			"fail: /var/run/cdi/nvidia.yaml gives /dev/nvidia-uvm the major number 510, and the driver has 508, so CUDA does not start in containers (1 device)", "nvidia-ctk cdi generate --output=" + run},
 
 		{"in /etc", "docker-cdi-refresh", on(), files(etc, spec), "ok: in /etc/cdi; renew it by hand after a driver upgrade", ""},
 		{"gone after a reboot", "docker-cdi-refresh", on(), files(run, spec), "warn: it is only in /var/run/cdi, which is empty after a reboot, and nothing renews it", installer.GenerateCDI},

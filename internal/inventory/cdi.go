@@ -24,6 +24,9 @@ type CDISpec struct {
 	Devices []string // fully qualified: nvidia.com/gpu=0
 	Needs   []string // host paths that its containers get, and of the hooks that it runs
 	Err     error    // why the engine skips it
+
+	common cdiEdits            // of all its devices
+	edits  map[string]cdiEdits // of one, by its name in Devices
 }
 
 // ReadCDI reads the CDI specifications of the machine below root.
@@ -97,6 +100,8 @@ type cdiEdits struct {
 	DeviceNodes []struct {
 		Path     string `yaml:"path"`
 		HostPath string `yaml:"hostPath"`
+		Major    uint32 `yaml:"major"` // 0: the engine looks at the node, and ignores Minor
+		Minor    uint32 `yaml:"minor"`
 	} `yaml:"deviceNodes"`
 	Mounts []struct {
 		HostPath string `yaml:"hostPath"`
@@ -123,14 +128,15 @@ func (s *CDISpec) parse(text string) {
 		return
 	}
 	s.need(spec.Edits)
-	named := map[string]bool{}
+	s.common, s.edits = spec.Edits, map[string]cdiEdits{}
 	for _, d := range spec.Devices {
-		if named[d.Name] {
+		name := spec.Kind + "=" + d.Name
+		if _, twice := s.edits[name]; twice {
 			s.Devices, s.Err = nil, fmt.Errorf("it names the device %s twice", d.Name)
 			return
 		}
-		named[d.Name] = true
-		s.Devices = append(s.Devices, spec.Kind+"="+d.Name)
+		s.edits[name] = d.Edits
+		s.Devices = append(s.Devices, name)
 		s.need(d.Edits)
 	}
 	slices.Sort(s.Needs)

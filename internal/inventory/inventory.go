@@ -179,18 +179,20 @@ type Software struct {
 
 // Docker is the engine, from its API.
 type Docker struct {
-	Version        string   `json:"version"` // "" without an answer
-	APIVersion     string   `json:"api_version"`
-	CgroupDriver   string   `json:"cgroup_driver"`  // "systemd" or "cgroupfs"
-	CgroupVersion  string   `json:"cgroup_version"` // "2"
-	StorageDriver  string   `json:"storage_driver"`
-	RootDir        string   `json:"root_dir"`
-	ContainerdDir  string   `json:"containerd_dir,omitempty"` // where containerd keeps images; "" if they are below RootDir
-	CDI            bool     `json:"cdi"`                      // the engine supports CDI
-	CDIDirs        []string `json:"cdi_dirs"`
-	CDIDevices     []string `json:"cdi_devices,omitempty"` // from the engine's info, else from the spec files
-	Runtimes       []string `json:"runtimes"`
-	DefaultRuntime string   `json:"default_runtime"`
+	Version       string   `json:"version"` // "" without an answer
+	APIVersion    string   `json:"api_version"`
+	CgroupDriver  string   `json:"cgroup_driver"`  // "systemd" or "cgroupfs"
+	CgroupVersion string   `json:"cgroup_version"` // "2"
+	StorageDriver string   `json:"storage_driver"`
+	RootDir       string   `json:"root_dir"`
+	ContainerdDir string   `json:"containerd_dir,omitempty"` // where containerd keeps images; "" if they are below RootDir
+	CDI           bool     `json:"cdi"`                      // the engine supports CDI
+	CDIDirs       []string `json:"cdi_dirs"`
+	CDIDevices    []string `json:"cdi_devices,omitempty"` // from the engine's info, else from the spec files
+	// what is wrong with specifications of NVIDIA's devices, by device; see ReadCDIFaults
+	CDIFaults      map[string]CDIFault `json:"cdi_faults,omitempty"`
+	Runtimes       []string            `json:"runtimes"`
+	DefaultRuntime string              `json:"default_runtime"`
 }
 
 // Agent is the installed buildkite-agent.

@@ -186,21 +186,8 @@ func nvidiaDriver(t tree) *NVIDIA {
 	if nv.DriverVersion == "" {
 		nv.DriverVersion = driverVersion().FindString(t.text(nvidiaModule))
 	}
-	characters, _, _ := strings.Cut(t.text("proc/devices"), "Block devices:")
-	for line := range strings.Lines(characters) {
-		words := strings.Fields(line)
-		if len(words) != 2 {
-			continue
-		}
-		major, err := strconv.Atoi(words[0])
-		switch {
-		case err != nil || major <= 0:
-		case words[1] == "nvidia-uvm":
-			nv.UVMMajor = major
-		case words[1] == "nvidia-caps":
-			nv.CapsMajor = major
-		}
-	}
+	majors := nvidiaMajors(t)
+	nv.UVMMajor, nv.CapsMajor = int(majors["nvidia-uvm"]), int(majors["nvidia-caps"])
 	return nv
 }
 

@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -136,6 +137,12 @@ func (t tree) exists(path string) bool {
 		t.captured[path+dirMark] = ""
 	}
 	return err == nil
+}
+
+// absent reports whether a file certainly does not exist.
+func (t tree) absent(path string) bool {
+	_, err := fs.Stat(t.files, path)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // cpus returns the set in the first readable one of these files. Files whose names end in

@@ -101,6 +101,7 @@ func (l *live) Stamp(p *plan.Plan) string {
 			file(dir + "/" + s.Name())
 		}
 	}
+	file("/dev/nvidia-uvm") // its number changes when its module is loaded again
 	for _, f := range p.Files {
 		if f.Source != "" {
 			file(f.Source)

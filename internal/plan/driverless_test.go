@@ -40,6 +40,12 @@ func TestDriverless(t *testing.T) {
 		{"by number only", with(func(d *inventory.Docker) { d.CDIDevices = []string{"nvidia.com/gpu=0", "nvidia.com/gpu=all"} }), nil, 8, "--device-name-strategy=uuid"},
 		{"unreadable", on, unread, 8, "is unknown (read /etc/cdi/nvidia.yaml: input/output error)"},
 		{"CDI is off", with(func(d *inventory.Docker) { d.CDI, d.CDIDevices = false, all }), nil, 8, "sudo kbnode doctor --only docker-cdi"},
+		{"stale numbers, of one", with(func(d *inventory.Docker) {
+			d.CDIDevices, d.CDIFaults = all, map[string]inventory.CDIFault{all[7]: {Spec: "/run/cdi/x.yaml", Detail: "/run/cdi/x.yaml gives /dev/nvidia-uvm the number 510:0, and it has 508:0"}}
+		}), nil, 1, "CUDA does not start: /run/cdi/x.yaml gives /dev/nvidia-uvm the number 510:0, and it has 508:0; run sudo systemctl restart nvidia-cdi-refresh, or without that unit sudo nvidia-ctk cdi generate --output=/run/cdi/x.yaml"},
+		{"a stale node, although there is a runtime", with(func(d *inventory.Docker) {
+			d.Runtimes, d.CDIDevices, d.CDIFaults = []string{"nvidia"}, all, map[string]inventory.CDIFault{all[7]: {Spec: "/a", Detail: "/a gives b", Node: true}}
+		}), nil, 1, "CUDA does not start: /a gives b; run sudo nvidia-modprobe -c=0 -u -m, and then run sudo systemctl"},
 		{"NVIDIA's runtime", with(func(d *inventory.Docker) { d.Runtimes = []string{"nvidia", "runc"} }), nil, 0, ""},
 		{"no engine", inventory.Docker{}, nil, 0, ""},
 	} {
