@@ -23,6 +23,9 @@ func TestReadings(t *testing.T) {
 	nvml := func(change func(*probe.GPU)) func(*Signals) { return third(func(g *inventory.GPU) { change(g.NVML) }) }
 	bus := func(b Bus) func(*Signals) { return func(in *Signals) { in.GPUs.Bus[pci(3)] = b } }
 	all := "[0 1 2 3 4 5 6 7]"
+	silent := func(in *Signals) {
+		in.GPUs.NVIDIA.NVMLError = "the NVML probe did not answer and was killed"
+	}
 	for _, row := range []struct {
 		name   string
 		amd    bool
@@ -87,6 +90,7 @@ func TestReadings(t *testing.T) {
 				in.GPUs.List[i].NVML = nil
 			}
 		}, lasts: 2 * time.Minute, want: "node.nvml warn none []", says: "killed"},
+		{name: "NVML hangs for long", change: silent, lasts: 5 * time.Minute, want: "node.nvml fatal drain " + all, says: "killed"},
 		{name: "little disk", change: func(in *Signals) { in.Node.Disks[0].FreeBytes = 15 << 30 }, want: "node.disk warn none []", says: "20480 MiB"},
 		{name: "no disk", change: func(in *Signals) { in.Node.Disks[0].FreeBytes = 900 << 20 }, want: "node.disk fatal drain " + all},
 		{name: "Docker", change: func(in *Signals) { in.Node.Docker = "connection refused" }, lasts: time.Minute, want: "node.docker fatal drain " + all, says: "refused"},
@@ -647,4 +651,44 @@ func TestParseState(t *testing.T) {
 	line := n.facts(time.Minute, xidLineOf(3, 48, "x"))
 	_, got, _ := Judge(State{}, func() Signals { in := machine(8); in.Kernel = line; return in }())
 	n.want(got, "gpu.xid fatal drain [3]")
+}
+
+// TestSilentDriver checks a driver that hangs in its files or in NVML: one answer within five minutes is enough, none drains
+// the node, and an answer ends that.
+func TestSilentDriver(t *testing.T) {
+	t.Parallel()
+	const drained = "fatal drain [0 1 2 3 4 5 6 7]"
+	for name, row := range map[string]struct {
+		silent func(*Signals)
+		want   []string
+	}{
+		"NVML": {func(in *Signals) {
+			in.GPUs.NVIDIA.NVMLError = "the NVML probe (process 7) cannot be killed"
+		}, []string{"node.nvml " + drained}},
+		"NVML answers with an error": {func(in *Signals) { in.GPUs.NVIDIA.NVMLError, in.GPUs.NVIDIA.NVMLCode = "no permission", 4 }, []string{"node.nvml warn none []"}},
+		"there is no NVML":           {func(in *Signals) { in.GPUs.NVIDIA.NVMLError, in.GPUs.NVIDIA.NVMLAbsent = "no library", true }, []string{"node.nvml warn none []"}},
+		"files":                      {func(in *Signals) { in.GPUs, in.Node.Overdue = nil, []string{"GPUs below /"} }, []string{"node.overdue " + drained, "node.overdue warn none []"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, machine(8))
+			for range 3 { // it answers now and then
+				for range 9 {
+					for _, v := range n.judgeAfter(30*time.Second, row.silent) {
+						if v.Effect > None {
+							t.Fatalf("drained: %+v", v)
+						}
+					}
+				}
+				n.want(n.judgeAfter(30*time.Second, nil))
+			}
+			var got []Verdict
+			for range 12 {
+				got = n.judgeAfter(30*time.Second, row.silent)
+			}
+			n.want(got, row.want...)
+			n.want(n.judgeAfter(30*time.Second, row.silent), row.want...)
+			n.want(n.judgeAfter(30*time.Second, nil))
+		})
+	}
 }

@@ -2,6 +2,7 @@ package health
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +14,9 @@ const (
 	clockAfter  = 10 * time.Minute // NTP takes minutes after a boot
 
 	overdueAfter = time.Minute // a disk may be slow
+
+	nvmlAfter   = 2 * time.Minute // one probe has 20 s
+	silentAfter = 5 * time.Minute // a driver that is reset or loaded answers before that
 )
 
 func ofNode(check, detail string) key { return key{Check: check, Slot: -1, Detail: detail} }
@@ -55,6 +59,11 @@ func (j *judge) node() {
 		Level: Warn, After: overdueAfter,
 		Reason: "reads do not return: " + strings.Join(n.Overdue, ", "), Fix: "sudo dmesg, for the device or file system that hangs",
 	})
+	// The driver's files hang, too. Only its GPUs are read under this name.
+	j.update(ofNode(checkOverdue, "gpus"), slices.ContainsFunc(n.Overdue, func(name string) bool { return strings.HasPrefix(name, "GPUs below ") }), Mark{
+		Level: Fatal, Effect: Drain, After: silentAfter,
+		Reason: "the driver of the GPUs has not answered for minutes, so jobs would run on GPUs that no one checks", Fix: fixReboot,
+	})
 	if n.Clock != ClockUnknown {
 		j.update(ofNode(checkClock, ""), n.Clock == ClockAdrift, Mark{
 			Level: Warn, After: clockAfter,
@@ -88,9 +97,18 @@ func (j *judge) driver() {
 		Reason: "the NVIDIA driver was upgraded while the old kernel module is loaded",
 		Fix:    fixReboot,
 	})
-	j.update(ofNode(checkNVML, ""), nv.NVMLError != "" && nv.NVMLCode != probe.CodeMismatch, Mark{
-		Level: Warn, After: 2 * time.Minute,
+	k := ofNode(checkNVML, "")
+	m := Mark{
+		Level: Warn, After: nvmlAfter,
 		Reason: "NVML does not answer, so less is known about the GPUs: " + nv.NVMLError,
 		Fix:    "nvidia-smi; if it hangs, see dmesg for the GPU that hangs",
-	})
+	}
+	// No answer, and not one that less is known from: no one would look at the GPUs between jobs.
+	silent := nv.NVMLCode == 0 && !nv.NVMLAbsent
+	if old := j.find(k); silent && old != nil && (old.Effect == Drain || j.in.Up-old.First >= silentAfter) {
+		m.Level, m.Effect = Fatal, Drain
+		m.Reason = "NVML has not answered for minutes, so jobs would run on GPUs that no one checks: " + nv.NVMLError
+		m.Fix = "nvidia-smi; if it hangs, " + fixReboot
+	}
+	j.update(k, nv.NVMLError != "" && nv.NVMLCode != probe.CodeMismatch, m)
 }
