@@ -116,10 +116,34 @@ func nvidia(line string, f *Fact) bool {
 	return false
 }
 
-// severity matches how an NVLink Xid ends: "RLW_SRC_TRACK Nonfatal XC0 i0 Link 08 (0x…".
-// "Fatal XC0 i0 Link" has 17 bytes. Linux keeps at most 15 of a process's name
-// (TASK_COMM_LEN), and the driver writes ", " behind it, so no name makes a match.
-var severity = lazy.Regexp(`.*[ ,](Fatal|Nonfatal) XC[0-9]+ i[0-9]+ Link `)
+// process matches what the driver writes before the name of the process that an Xid is about.
+var process = lazy.Regexp(`^,? ?pid='?[^,']{0,20}'?, name='?`)
+
+// escape matches a byte that is not printable, as the kernel writes it; it also writes \ so.
+var escape = lazy.Regexp(`\\x[0-9a-f]{2}`)
+
+// maxName is how long a process's name is at most, in bytes: TASK_COMM_LEN without its end.
+const maxName = 15
+
+// ownWords returns what the driver says after an Xid's number, without the process that it names: the name is
+// the process's own choice, so nothing of it may count. The driver writes ", " behind it.
+func ownWords(rest string) string {
+	head := process().FindString(rest)
+	if head == "" {
+		return rest
+	}
+	rest = escape().ReplaceAllLiteralString(rest[len(head):], "?") + " " // what ends the line was cut
+	window := rest[:min(len(rest), maxName+len("', "))]
+	if i := strings.LastIndex(window, ", "); i >= 0 {
+		return rest[i+2:]
+	}
+	return ""
+}
+
+// severity matches the word that says whether an NVLink Xid is fatal: "RLW_SRC_TRACK Nonfatal XC0 i0 Link 08
+// (0x…", before r575 "NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0x…". Units and numbers have other forms, too, so
+// only the word counts.
+var severity = lazy.Regexp(`(?i)\b(non[- ]?)?fatal\b`)
 
 // recoveryChange matches what an Xid 154 says, which is longer than a process's name, too.
 var recoveryChange = lazy.Regexp(`GPU recovery action changed from 0x.*? to 0x([0-9a-fA-F]+)`)
@@ -148,8 +172,12 @@ func xidLine(line string, f *Fact) bool {
 			}
 		}
 	case LookupXid(f.Xid).Class == XidLink:
-		if m := severity().FindStringSubmatch(rest); m != nil {
-			f.Severity = m[1]
+		switch m := severity().FindStringSubmatch(ownWords(rest)); {
+		case m == nil:
+		case m[1] != "":
+			f.Severity = "Nonfatal"
+		default:
+			f.Severity = "Fatal"
 		}
 	}
 	return true

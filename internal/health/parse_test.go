@@ -111,7 +111,7 @@ func TestSeverity(t *testing.T) {
 	t.Parallel()
 	names := []string{
 		"ray::WorkerDict", "python3", "<unknown>", "", ",", ", Nonfatal", ", Fatal XC0 i0", "Fatal XC0 i0 Li", "Nonfatal XC0 i0", "a, Fatal XC1 i1",
-		"x) Fatal (0x0)", "Nonfatal, Fatal", " Fatal XC0 i0 L", "145, pid=1, na", "): 149, pid=1, ", ", name=Fatal XC", "Link 13 (0x1)", `\x5cx0aFatal`, `\xff\xfe\x0a`,
+		"x) Fatal (0x0)", "Nonfatal, Fatal", "Fatal XC 1 i 2 ", "Fatal, Fatal", "', name=' Fatal", "a', Fatal", "Fatal Fatal Fat", `\xff\xff\xff\xff, Fatal`, " Fatal XC0 i0 L", "145, pid=1, na", "): 149, pid=1, ", ", name=Fatal XC", "Link 13 (0x1)", `\x5cx0aFatal`, `\xff\xfe\x0a`,
 	}
 	for _, row := range []struct{ message, want string }{
 		{"RLW_SRC_TRACK Fatal XC0 i0 Link 13 (0x00000007 0x00000001 0x00000000 0x00000000 0x00000000 0x00000000)", "Fatal"},
@@ -119,6 +119,17 @@ func TestSeverity(t *testing.T) {
 		{"NETIR_INT  Fatal   XC0 i0 Link -1", "Fatal"},
 		{`MSE degraded Nonfatal XC0 i1 Link 02 (0x0 0x0 0x0 0x0 0x0 0x0)\x0a`, "Nonfatal"},
 		{"NVLINK_SW_DEFINED_ERROR  Fatal   XC0 i0 Link 02 : Link Down While Active.", "Fatal"},
+		{"NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0x0000000a]", "Fatal"}, // before r575
+		{"NETIR_LINK_EVT  Fatal   XC 1 i 2 Link -1 (0x021425c6 0x00000000)", "Fatal"},
+		{"TREX_ERR Nonfatal XC 00 i 00 Link 02 (0x00000005)", "Nonfatal"},
+		{"NETIR/LINK_EVT Fatal XC1 i2 Link 1", "Fatal"},
+		{"NVLPW_CTRL/NVLW Nonfatal XC0 i0 Link 0x05", "Nonfatal"},
+		{"TLW_RX/TLW_RX_PIPE0 Fatal XC0 i0 Link -1 (0x00000010)", "Fatal"},
+		{"NVLPW_CTRL Fatal XC0 i0 Link 05", "Fatal"},
+		{"MSE Fatal XC1 i0 Links 01-03 [0xa/0xb]", "Fatal"},
+		{"SAW_MVB Non-fatal XC0 i0 Link 0", "Nonfatal"},
+		{"NETIR_LINK_EVT FATAL link=1 unit=2", "Fatal"},
+		{"NETIR_FATAL_EVT Nonfatal XC0 i0 Link 09", "Nonfatal"},
 		{"a message of another form", ""},
 		{"Link 13 (0x0)", ""},
 		{"", ""},
@@ -129,6 +140,9 @@ func TestSeverity(t *testing.T) {
 				if !ok || f.Xid != 145 || f.PCI != "0000:1d:00.0" || f.Severity != row.want {
 					t.Errorf("%q of %q: %+v, want %q", row.message, name, f, row.want)
 				}
+			}
+			if f, _ := Parse([]byte("3,9,1,-;NVRM: Xid (PCI:0000:1d:00): 149, " + row.message)); f.Severity != row.want {
+				t.Errorf("%q of no process: %+v, want %q", row.message, f, row.want)
 			}
 			change := "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
 			f, _ := Parse([]byte("3,9,1,-;NVRM: Xid (PCI:0000:1d:00): 154, pid=4711, name=" + name + ", " + change))
