@@ -193,20 +193,21 @@ func TestFirstBoot(t *testing.T) {
 	const enabled, install, doctor = "systemctl enable kbnode-install.service\n", "kbnode install\n", "kbnode doctor --timeout 10m\n"
 	for _, tt := range []struct {
 		name, artifact string
-		ready          int // the try; 0 is never
+		ready          int // the try; 0 is never, and below 0 the try ends with 2
 		did            string
 	}{
 		{"a package", "kbnode_1.2.3_amd64.deb", 1, enabled + install + doctor},
 		{"a package before Docker is ready", "kbnode_1.2.3_amd64.deb", 3, enabled + strings.Repeat(install, 3) + doctor},
 		{"the binary before Docker is ready", "kbnode", 2, strings.Repeat(install, 2) + doctor},
 		{"never ready", "kbnode-1.2.3-1.x86_64.rpm", 0, enabled + strings.Repeat(install, 30)},
+		{"a refused token", "kbnode_1.2.3_amd64.deb", -2, enabled + strings.Repeat(install, 2)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			root, bin := t.TempDir(), t.TempDir()
 			record := "#!/bin/sh\necho \"${0##*/} $*\" >>" + root + "/did\n"
 			for name, text := range map[string]string{
-				"kbnode": record + "[ \"$1\" != install ] || [ $(grep -c install$ " + root + "/did) = " + fmt.Sprint(tt.ready) + " ]\n",
+				"kbnode": record + "[ \"$1\" = install ] || exit 0; n=$(grep -c install$ " + root + "/did); [ -$n != " + fmt.Sprint(tt.ready) + " ] || exit 2; [ $n = " + fmt.Sprint(tt.ready) + " ]\n",
 				// A oneshot unit whose first try fails ends the job that systemctl waits for.
 				"systemctl": record + "case $* in *--now*) exit 1 ;; esac\n",
 				"curl":      "#!/bin/sh\nwhile [ \"$1\" != -o ]; do shift; done\nprintf '{\"data\": {\"data\": {\"token\": \"x\"}}}' >\"$2\"\n",

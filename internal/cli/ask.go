@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
 	"slices"
@@ -130,7 +131,7 @@ func printTaken(s term.Streams, p *plan.Plan, changes []reconcile.Change) {
 func confirmInstall(ctx context.Context, s term.Streams, f *installFlags, changes []reconcile.Change) error {
 	paths := reconcile.Conflicts(changes)
 	if len(paths) > 0 && !f.adopt {
-		return &reconcile.ConflictError{Paths: paths}
+		return term.Usage(&reconcile.ConflictError{Paths: paths})
 	}
 	replaces := len(paths) > 0 && !f.yes
 	if !replaces && !f.asked {
@@ -182,6 +183,9 @@ func (f *installFlags) findToken(root string, env func(string) string) (string, 
 	token, err := node.FindToken(root, env, f.adopt)
 	if f.dryRun && errors.Is(err, node.ErrNoToken) {
 		return "", nil
+	}
+	if _, unread := errors.AsType[*fs.PathError](err); err != nil && !unread && !errors.Is(err, node.ErrNoToken) {
+		return "", term.Usage(err) // no token is in it
 	}
 	return token, err
 }

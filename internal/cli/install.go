@@ -45,7 +45,11 @@ CPUs and memory. Run it again to change or repair the node. A slot that runs a j
 changes when the job is done.
 
 On a terminal, install asks for a missing queue or token, and before it begins.
-The agent token comes from --token-file, BUILDKITE_AGENT_TOKEN, or an earlier install.`,
+The agent token comes from --token-file, BUILDKITE_AGENT_TOKEN, or an earlier install.
+
+Exit code 2 also means that trying again later changes nothing: Buildkite refuses the
+token, the configuration is wrong, files of another setup are in the way, or the machine
+cannot be a node.`,
 		Example: `  sudo kbnode install
   sudo kbnode install --queue b200 --token-file token.txt
   sudo kbnode install --queue b200 --gpus 0,2,5 --dry-run`,
@@ -100,7 +104,7 @@ func install(ctx context.Context, s term.Streams, f *installFlags) error {
 	if exe, err := os.Executable(); err != nil {
 		return fmt.Errorf("find kbnode's own path: %w", err)
 	} else if err := node.UsableBinary(exe); err != nil && !f.dryRun {
-		return fmt.Errorf("%w, then %s", err, strings.Replace(s.Again(), term.Program(), "kbnode", 1))
+		return term.Usagef("%w, then %s", err, strings.Replace(s.Again(), term.Program(), "kbnode", 1))
 	}
 	if talks {
 		if err := f.ask(ctx, s, n, os.Getenv); err != nil {
@@ -125,7 +129,11 @@ func install(ctx context.Context, s term.Streams, f *installFlags) error {
 		return err
 	}
 	if missing := installer.Preflight(n.Inventory); len(missing) > 0 {
-		return errors.New(strings.Join(missing, "\n"))
+		err := errors.New(strings.Join(missing, "\n"))
+		if len(installer.Unfit(n.Inventory)) > 0 {
+			return term.Usage(err)
+		}
+		return err
 	}
 	// Refuse everything that can be refused before writing anything.
 	if err := f.makePlan(n); err != nil {
@@ -138,12 +146,12 @@ func install(ctx context.Context, s term.Streams, f *installFlags) error {
 	if token == "" {
 		s.Warn("%v", node.ErrNoToken)
 	} else if err := node.MayWriteToken(host.Host, token); err != nil {
-		return err
+		return term.Usage(err)
 	}
 	if token != "" && !f.checked {
 		s.Progress("checking the token with Buildkite")
 		if err := agent.CheckToken(ctx, n.Config.Agent.Endpoint, token); errors.Is(err, agent.ErrTokenRefused) {
-			return err
+			return term.Usage(err)
 		} else if err != nil {
 			s.Warn("%v; continuing, because the agents will keep trying", err)
 		}

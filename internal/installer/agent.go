@@ -86,7 +86,7 @@ func Fetch(ctx context.Context, dest string, mode fs.FileMode, r AgentRelease) e
 		if r.SHA256 != "" { // of one version
 			instead = fmt.Sprintf("set agent.download_sha256 to the checksum of buildkite-agent %s for %s, or %s", r.Version, r.Arch, instead)
 		}
-		return fmt.Errorf("the archive %s has SHA-256 %s, not %s; nothing was installed; %s", config.HideURL(from), got, want, instead)
+		return config.BadInput("the archive %s has SHA-256 %s, not %s; nothing was installed; %s", config.HideURL(from), got, want, instead)
 	}
 	if _, err := archive.Seek(0, io.SeekStart); err != nil {
 		return fmt.Errorf("read download: %w", err)
@@ -109,7 +109,7 @@ func fetchSum(ctx context.Context, list, name string) (string, error) {
 			return strings.ToLower(f[0]), nil
 		}
 	}
-	return "", fmt.Errorf("%s has no checksum for %s", list, name)
+	return "", config.BadInput("%s has no checksum for %s", list, name)
 }
 
 // fetch writes what is at an address to w. Its errors do not show the address's login and query.
@@ -117,7 +117,7 @@ func fetch(ctx context.Context, from string, limit int64, w io.Writer) error {
 	shown := config.HideURL(from)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
 	if err != nil {
-		return fmt.Errorf("fetch %s: it is not a valid address", shown) // err has parts of it
+		return config.BadInput("fetch %s: it is not a valid address", shown) // err has parts of it
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if u, ok := errors.AsType[*url.Error](err); ok {
@@ -127,7 +127,11 @@ func fetch(ctx context.Context, from string, limit int64, w io.Writer) error {
 		return fmt.Errorf("fetch %s: %w", shown, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode != http.StatusOK {
+	switch resp.StatusCode {
+	case http.StatusOK:
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusGone: // waiting changes nothing
+		return config.BadInput("fetch %s: %s", shown, resp.Status)
+	default:
 		return fmt.Errorf("fetch %s: %s", shown, resp.Status)
 	}
 	n, err := io.Copy(w, io.LimitReader(resp.Body, limit+1))
@@ -150,7 +154,7 @@ func unpackAgent(r io.Reader, dest string, mode fs.FileMode) error {
 	for {
 		h, err := tr.Next()
 		if errors.Is(err, io.EOF) {
-			return errors.New("unpack agent archive: it contains no file named buildkite-agent")
+			return config.BadInput("unpack agent archive: it contains no file named buildkite-agent")
 		}
 		if err != nil {
 			return fmt.Errorf("unpack agent archive: %w", err)

@@ -6,6 +6,7 @@ import (
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
@@ -14,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -182,6 +184,22 @@ func TestFetchHidesSecrets(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), tt.err) || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s: %v; want %q", tt.name, err, tt.err)
 		}
+	}
+}
+
+// TestFetchFinally tests which answers of a server trying again does not change.
+func TestFetchFinally(t *testing.T) {
+	t.Parallel()
+	for status, final := range map[int]bool{401: true, 403: true, 404: true, 410: true, 408: false, 429: false, 500: false, 503: false, 200: true /* another checksum */} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
+		err := Fetch(t.Context(), filepath.Join(t.TempDir(), "agent"), 0o755, AgentRelease{Version: "3.76.2", Arch: "amd64", URL: server.URL, SHA256: strings.Repeat("0", 64)})
+		server.Close()
+		if _, input := errors.AsType[*config.InputError](err); err == nil || input != final {
+			t.Errorf("%d: %v, final %v", status, err, input)
+		}
+	}
+	if err := Fetch(t.Context(), filepath.Join(t.TempDir(), "agent"), 0o755, AgentRelease{URL: "http://127.0.0.1:1", SHA256: "0"}); errors.As(err, new(*config.InputError)) {
+		t.Errorf("nobody listens: %v", err)
 	}
 }
 

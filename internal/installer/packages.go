@@ -162,19 +162,27 @@ func find(entries map[string]string, os inventory.OS, manager string) string {
 // MinSystemd is the oldest systemd that supports what units and slices need.
 const MinSystemd = 249
 
-// Preflight lists what keeps this machine from being a node, each with what to
-// type. It checks what plan.Build does not need.
-func Preflight(inv *inventory.Inventory) []string {
-	var missing []string
+// Unfit is the part of Preflight that no installation changes and no waiting.
+func Unfit(inv *inventory.Inventory) (missing []string) {
 	say := func(format string, args ...any) { missing = append(missing, fmt.Sprintf(format, args...)) }
 	sw := inv.Software
-	if sw.Systemd == "" {
-		say("systemd does not report its version (%s); kbnode needs systemd, so run kbnode on the host, not in a container", cmp.Or(problem(inv, inventory.SubjectSystem), "not found"))
-	} else if v, err := strconv.Atoi(strings.TrimFunc(strings.SplitN(sw.Systemd, ".", 2)[0], func(r rune) bool { return r < '0' || r > '9' })); err == nil && v < MinSystemd {
+	if v, err := strconv.Atoi(strings.TrimFunc(strings.SplitN(sw.Systemd, ".", 2)[0], func(r rune) bool { return r < '0' || r > '9' })); err == nil && v < MinSystemd {
 		say("systemd is version %s; kbnode needs %d or newer (Ubuntu 22.04, Debian 12, RHEL 9)", sw.Systemd, MinSystemd)
 	}
 	if !sw.CgroupV2 {
 		say("cgroup v1 is mounted at /sys/fs/cgroup; boot with systemd.unified_cgroup_hierarchy=1 on the kernel command line")
+	}
+	return missing
+}
+
+// Preflight lists what keeps this machine from being a node, each with what to
+// type. It checks what plan.Build does not need.
+func Preflight(inv *inventory.Inventory) []string {
+	missing := Unfit(inv)
+	say := func(format string, args ...any) { missing = append(missing, fmt.Sprintf(format, args...)) }
+	sw := inv.Software
+	if sw.Systemd == "" {
+		say("systemd does not report its version (%s); kbnode needs systemd, so run kbnode on the host, not in a container", cmp.Or(problem(inv, inventory.SubjectSystem), "not found"))
 	}
 	switch why := problem(inv, inventory.SubjectDocker); {
 	case sw.Docker.Version == "" && why != "":

@@ -206,5 +206,8 @@ func TestPreflight(t *testing.T) {
 		if m := Preflight(inv); len(m) != 1 || !strings.Contains(m[0], tt.want) {
 			t.Errorf("%s: %v, want one sentence with %q", name, m, tt.want)
 		}
+		if final := name == "old systemd" || name == "cgroup v1"; len(Unfit(inv)) > 0 != final {
+			t.Errorf("%s: trying again is of no use: %v, want %v", name, !final, final)
+		}
 	}
 }

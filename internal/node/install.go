@@ -13,7 +13,6 @@ import (
 	"syscall"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -57,8 +56,8 @@ func usablePart(exe, part string, owner uint32, mode fs.FileMode) error {
 	return fmt.Errorf("kbnode runs from %s, but units need a permanent path that only root can change, and %s %s; type sudo %s", exe, part, why, fix)
 }
 
-// ErrNoToken means that FindToken found no token.
-var ErrNoToken = config.BadInput("no agent token is given; write the token from Buildkite (Agents, Agent Tokens) to a file and add --token-file FILE, or set BUILDKITE_AGENT_TOKEN")
+// ErrNoToken means that FindToken found no token. It may still come: an image does not have it.
+var ErrNoToken = errors.New("no agent token is given; write the token from Buildkite (Agents, Agent Tokens) to a file and add --token-file FILE, or set BUILDKITE_AGENT_TOKEN")
 
 // FindToken returns the agent token of the environment, or else of an earlier install, or of what
 // --adopt takes over, in this order.

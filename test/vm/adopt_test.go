@@ -78,7 +78,7 @@ func TestInstallAdoptsAnOldNode(t *testing.T) {
 	job := m.Start("bash", "-c", "bkstub submit --queue b200 --steps /root/old.yml --wait")
 	m.Wait("the job's first container", "test -e /var/lib/buildkite-agent/.cache/began")
 
-	if r := m.Try(installCommand); r.Code != 1 || !strings.Contains(r.Stderr, "--adopt") || !strings.Contains(r.Stderr, "hooks/pre-command") {
+	if r := m.Try(installCommand); r.Code != 2 || !strings.Contains(r.Stderr, "--adopt") || !strings.Contains(r.Stderr, "hooks/pre-command") {
 		t.Errorf("install without --adopt: exit %d, %s", r.Code, r.Stderr)
 	}
 	must.Equal(t, before, m.Sh(oldFiles))
