@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // config holds the values of a payload that the engine uses, checked. Lines and texts
@@ -122,9 +124,63 @@ func parseConfig(o *payload.Object) (*config, error) {
 func (f *fields) member(key string) (payload.Value, bool) {
 	v, ok := f.Get(key)
 	if !ok {
-		f.refuse("%s: is missing", key)
+		f.refuse("%s: is missing; %s", key, f.instead(key))
 	}
 	return v, ok
+}
+
+// instead says what to write for a member that is missing.
+func (f *fields) instead(key string) string {
+	n := 0
+	for other := range f.All() {
+		if n++; n > maxFaults { // a payload may have a million
+			break
+		}
+		if key == "sources" && other == "files" || text.Edits(key, other) <= 2 {
+			return fmt.Sprintf("write %q in place of %q", key, other)
+		}
+	}
+	switch key {
+	case "lang":
+		return `write "lang": "py" or "cu"`
+	case "mode":
+		return `write "mode": "test"`
+	case "main":
+		for _, files := range []string{"sources", "files"} {
+			v, _ := f.Get(files)
+			for name := range objectOf(v).All() {
+				if strings.HasSuffix(name, ".py") {
+					return fmt.Sprintf("name the file to run, as in \"main\": %.100q", name)
+				}
+			}
+		}
+		return `name the file to run, as in "main": "main.py"`
+	}
+	return `write the files, as in "sources": {"main.py": "…"}`
+}
+
+// objectOf returns a value that is an object, or an empty one.
+func objectOf(v payload.Value) *payload.Object {
+	o, _ := v.(*payload.Object)
+	if o == nil {
+		return &payload.Object{}
+	}
+	return o
+}
+
+// Check returns what a runner would refuse of a payload on any node, all of it.
+func Check(o *payload.Object) error {
+	c, err := parseConfig(o)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, file := range slices.Concat(c.sources, c.headers) {
+		if err := nameFault(file.Key); err != nil && !filepath.IsAbs(file.Key) && len(errs) < maxFaults {
+			errs = append(errs, fmt.Errorf("%q %w", file.Key, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // typed returns a value if it has the type, and refuses another.

@@ -67,6 +67,17 @@ func (s *sources) real(name string) (string, error) {
 
 var errOutside = errors.New("leads out of the job's directory; give a name inside of it")
 
+// nameFault returns why a name is none of a file in any directory.
+func nameFault(name string) error {
+	if name == "" || strings.HasSuffix(name, "/") || strings.Contains(name, "\x00") {
+		return errors.New("is not a file name")
+	}
+	if !filepath.IsLocal(name) {
+		return errOutside
+	}
+	return nil
+}
+
 // check returns the name relative to the directory.
 func (s *sources) check(name string) (string, error) {
 	if filepath.IsAbs(name) {
@@ -76,11 +87,8 @@ func (s *sources) check(name string) (string, error) {
 		}
 		name = rel
 	}
-	if name == "" || strings.HasSuffix(name, "/") || strings.Contains(name, "\x00") {
-		return "", errors.New("is not a file name")
-	}
-	if !filepath.IsLocal(name) {
-		return "", errOutside
+	if err := nameFault(name); err != nil {
+		return "", err
 	}
 	// Not filepath.Dir, which would remove a link together with a ".." after it.
 	if i := strings.LastIndexByte(name, '/'); i > 0 {

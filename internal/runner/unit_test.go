@@ -232,6 +232,26 @@ func TestCompilerFlags(t *testing.T) {
 	must.Equal(t, "-lineinfo -I/usr -lcublas -DN=4", strings.Join(c.flags, " "))
 }
 
+// TestCheck refuses payloads that no node can run, and says what to write. The first is that of the
+// guides for vendors.
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	for doc, want := range map[string]string{
+		`{"lang": "py", "mode": "test", "files": {"main.py": "print('hello')"}, "tests": [], "benchmarks": [], "test_timeout": 180}`: `sources: is missing; write "sources" in place of "files"` + "\n" + `main: is missing; name the file to run, as in "main": "main.py"`,
+		`{"lang": "py", "mode": "test", "sources": {"a.txt": "", "eval.py": ""}}`:                                                    `main: is missing; name the file to run, as in "main": "eval.py"`,
+		`{"Lang": "py", "mod": "test", "source": {"main.py": ""}}`:                                                                   `lang: is missing; write "lang" in place of "Lang"` + "\n" + `mode: is missing; write "mode" in place of "mod"` + "\n" + `sources: is missing; write "sources" in place of "source"`,
+		`{}`: `lang: is missing; write "lang": "py" or "cu"` + "\n" + `mode: is missing; write "mode": "test"` + "\n" + `sources: is missing; write the files, as in "sources": {"main.py": "…"}`,
+		`{"lang": "py", "mode": "test", "files": 3, "sources": null, "main": "x"}`:         "sources: is a null; it must be an object",
+		`{"lang": "py", "mode": "test", "sources": {"../a.py": ""}, "main": "../a.py"}`:    `"../a.py" leads out of the job's directory`,
+		`{"lang": "cu", "mode": "test", "sources": {"a.cu": ""}, "headers": {"": ""}}`:     `"" is not a file name`,
+		`{"lang": "cu", "mode": "test", "sources": {"dir/a.cu": "", "/workdir/b.cu": ""}}`: "", // the node's directory decides
+	} {
+		o, err := payload.ParseObject(doc)
+		must.Do(t, err)
+		must.Err(t, Check(o), want)
+	}
+}
+
 func parse(t *testing.T, doc string) *config {
 	t.Helper()
 	o, err := payload.ParseObject(doc)

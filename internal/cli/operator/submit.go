@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/runner"
 	"github.com/gpu-mode/kbnode/internal/submit"
 	"github.com/gpu-mode/kbnode/internal/task"
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -84,6 +85,11 @@ func (f *submitFlags) run(ctx context.Context, s term.Streams, args []string) er
 		return term.Usage(err)
 	}
 	j.Runs = f.runs
+	if err := checkPayload(req.Payload); err != nil && f.dryRun {
+		return term.Usage(err)
+	} else if err != nil {
+		s.Warn("%v; the job will end with this", err)
+	}
 	if f.dryRun {
 		all := f.requests(j)
 		return s.Print(f.asJSON, all[0], func() { printRequests(s.Out, all) })
@@ -166,6 +172,18 @@ func (f *submitFlags) request(s term.Streams, args []string) (submit.Request, er
 	f.RunTime = cmp.Or(f.RunTime, defaultRunTime)
 	r.Target = f.Target
 	return r, err
+}
+
+// checkPayload returns what the runner would refuse.
+func checkPayload(doc string) error {
+	o, err := payload.ParseObject(doc)
+	if err != nil {
+		return err
+	}
+	if err := runner.Check(o); err != nil {
+		return fmt.Errorf("the payload: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	return nil
 }
 
 func (f *submitFlags) readTask(r *submit.Request, args []string) error {
