@@ -30,7 +30,7 @@ VERSION ?= $(shell git describe --tags --always --match 'v*' 2>/dev/null | sed '
 COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 DATE    ?= $(shell git log -1 --format=%cI 2>/dev/null)
 CLI     := github.com/gpu-mode/kbnode/internal/cli
-LDFLAGS := -s -w -X $(CLI).version=$(VERSION) -X $(CLI).commit=$(COMMIT) -X $(CLI).date=$(DATE)
+LDFLAGS := -s -w -E kbnode_entry -X $(CLI).version=$(VERSION) -X $(CLI).commit=$(COMMIT) -X $(CLI).date=$(DATE)
 
 BIN    := build/kbnode-linux-$(HOST_ARCH)
 BKSTUB := build/bkstub

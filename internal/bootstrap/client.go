@@ -162,16 +162,16 @@ func (c *client) post(ctx context.Context, path string, body io.Reader) (*http.R
 
 var (
 	// agentVars are the variables of the agent that its commands need.
-	agentVars = []string{"BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_ENDPOINT", "BUILDKITE_JOB_ID", "BUILDKITE_NO_HTTP2", "BUILDKITE_REQUEST_HEADER_*"}
-	// nodeVars are those that an operator may give the agent, so that it reaches Buildkite. They count
-	// only where no build sent them.
-	nodeVars = []string{"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"}
+	agentVars = []string{"BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_ENDPOINT", "BUILDKITE_JOB_ID"}
+	// nodeVars are those that an operator or Buildkite may give the agent, so that it reaches Buildkite. They
+	// count only where no build sent them.
+	nodeVars = []string{"BUILDKITE_NO_HTTP2", "BUILDKITE_REQUEST_HEADER_*", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"}
 )
 
-// ofNode reports whether a variable is the operator's.
+// ofNode reports whether a variable is one of nodeVars that no build sent.
 func (c Config) ofNode(name string) bool {
 	_, set := c.Input.Env[name]
-	return set && slices.Contains(nodeVars, name) && !slices.ContainsFunc(c.Input.Sent, func(v job.Var) bool { return v.Name == name })
+	return set && job.Matches(nodeVars, name) && !slices.ContainsFunc(c.Input.Sent, func(v job.Var) bool { return v.Name == name })
 }
 
 // agent runs a command of buildkite-agent in a directory, in a process group of its own, which a

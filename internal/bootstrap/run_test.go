@@ -87,11 +87,13 @@ func TestUploadReachesBuildkite(t *testing.T) {
 	maps.Copy(r.Input.Env, map[string]string{
 		"HTTPS_PROXY": "http://proxy:3128", "https_proxy": "http://theirs", "no_proxy": "theirs", "SSL_CERT_FILE": "/etc/ca", "BUILDKITE_AGENT_ACCESS_TOKEN": "shown",
 		"BUILDKITE_BIN_PATH": "/theirs", "LD_PRELOAD": "/theirs", "GODEBUG": "theirs", "HOME": "/theirs", "TMPDIR": "/theirs", "RUN": "theirs",
+		"BUILDKITE_NO_HTTP2": "theirs", "BUILDKITE_REQUEST_HEADER_HOST": "theirs", "BUILDKITE_REQUEST_HEADER_SHARD": "ours",
 	})
 	r.Input.Env["BUILDKITE_REDACTED_VARS"] = ""
-	r.Input.Sent = append(r.Input.Sent, job.Var{Name: "https_proxy", Value: "http://theirs"}, job.Var{Name: "no_proxy", Value: "theirs"})
+	r.Input.Sent = append(r.Input.Sent, job.Var{Name: "https_proxy", Value: "http://theirs"}, job.Var{Name: "no_proxy", Value: "theirs"},
+		job.Var{Name: "BUILDKITE_NO_HTTP2", Value: "theirs"}, job.Var{Name: "BUILDKITE_REQUEST_HEADER_HOST", Value: "theirs"})
 	status, _ := Run(t.Context(), r.Config)
-	want := "~~~ Uploading artifacts\nBUILDKITE_AGENT_ACCESS_TOKEN=shown\nBUILDKITE_JOB_ID=0190\nHOME=/nonexistent\nHTTPS_PROXY=http://proxy:3128\nPATH=/nonexistent\nPWD=/\nSSL_CERT_FILE=/etc/ca\n"
+	want := "~~~ Uploading artifacts\nBUILDKITE_AGENT_ACCESS_TOKEN=shown\nBUILDKITE_JOB_ID=0190\nBUILDKITE_REQUEST_HEADER_SHARD=ours\nHOME=/nonexistent\nHTTPS_PROXY=http://proxy:3128\nPATH=/nonexistent\nPWD=/\nSSL_CERT_FILE=/etc/ca\n"
 	if got := r.log.String(); status != 0 || !strings.HasSuffix(got, want) {
 		t.Errorf("%d: %s", status, got)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/environ"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -37,7 +38,11 @@ with 255.`,
 			if print == (slot >= 0) {
 				return term.Usagef("bootstrap needs --print-spec or --slot, and not both; add --print-spec to see what a job is")
 			}
-			in, err := jobInput(os.Environ())
+			var in job.Input
+			env, err := environ.Read()
+			if err == nil {
+				in, err = jobInput(env)
+			}
 			if slot >= 0 {
 				return runJob(cmd.Context(), slot, agent, bootstrap.Config{Input: in, InputErr: err, Log: s.Raw})
 			}

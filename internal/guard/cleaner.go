@@ -100,6 +100,13 @@ func (k *cleaner) cleared() bool {
 	return !k.dirty
 }
 
+// registered notes that Buildkite has accepted the agent.
+func (k *cleaner) registered() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.starts.registered = true
+}
+
 // refused notes that the agent had a job, which never began.
 func (k *cleaner) refused() {
 	k.mu.Lock()
@@ -112,7 +119,8 @@ const (
 	// has failed: its token is refused, or Buildkite sends it away.
 	calmLife = time.Minute
 	// firstWait follows the second failure in a row. Each further wait is twice as long, up to
-	// longestWait.
+	// longestWait, unless Buildkite accepted the agent: that one may have had a job whose bootstrap did not
+	// start, as with a variable that is too long for Linux.
 	firstWait   = 5 * time.Second
 	longestWait = time.Minute
 )
@@ -124,7 +132,9 @@ type starts struct {
 	since    time.Time // when it first asked
 	worked   bool      // it was given a job
 	failures int       // in a row
-	until    time.Time // the next one waits until then
+	// registered: Buildkite has accepted it.
+	registered bool
+	until      time.Time // the next one waits until then
 }
 
 // next records who asks. fresh reports whether it is a new process, so that the agent before it
@@ -140,9 +150,12 @@ func (s *starts) next(pid int, now time.Time) (fresh bool) {
 	default:
 		if s.failures++; s.failures > 1 {
 			s.until = now.Add(min(firstWait<<min(s.failures-2, 10), longestWait))
+			if s.registered {
+				s.until = now.Add(firstWait)
+			}
 		}
 	}
-	s.pid, s.since, s.worked = pid, now, false
+	s.pid, s.since, s.worked, s.registered = pid, now, false, false
 	return true
 }
 

@@ -21,16 +21,18 @@ func TestStarts(t *testing.T) {
 	for name, tt := range map[string]struct {
 		lives []life
 		waits time.Duration // how long the next one waits
+		last  bool          // Buildkite accepted the last one
 	}{
-		"the first":                 {nil, 0},
-		"jobs":                      {[]life{{time.Second, true}, {time.Second, true}, {time.Second, true}}, 0},
-		"one failure":               {[]life{{time.Second, false}}, 0},
-		"two":                       {[]life{{time.Second, false}, {time.Second, false}}, 5 * time.Second},
-		"four":                      {[]life{{time.Second, false}, {time.Second, false}, {time.Second, false}, {time.Second, false}}, 20 * time.Second},
-		"nine":                      {slices.Repeat([]life{{time.Second, false}}, 9), time.Minute},
-		"a job between":             {[]life{{time.Second, false}, {time.Second, false}, {time.Second, true}, {time.Second, false}}, 0},
-		"idle for long, sent away":  {[]life{{time.Hour, false}, {time.Hour, false}, {time.Hour, false}}, 0},
-		"a restart by hand at last": {[]life{{time.Second, false}, {time.Second, false}, {2 * time.Minute, false}}, 0},
+		"accepted":                  {slices.Repeat([]life{{time.Second, false}}, 9), 5 * time.Second, true},
+		"the first":                 {nil, 0, false},
+		"jobs":                      {[]life{{time.Second, true}, {time.Second, true}, {time.Second, true}}, 0, false},
+		"one failure":               {[]life{{time.Second, false}}, 0, false},
+		"two":                       {[]life{{time.Second, false}, {time.Second, false}}, 5 * time.Second, false},
+		"four":                      {[]life{{time.Second, false}, {time.Second, false}, {time.Second, false}, {time.Second, false}}, 20 * time.Second, false},
+		"nine":                      {slices.Repeat([]life{{time.Second, false}}, 9), time.Minute, false},
+		"a job between":             {[]life{{time.Second, false}, {time.Second, false}, {time.Second, true}, {time.Second, false}}, 0, false},
+		"idle for long, sent away":  {[]life{{time.Hour, false}, {time.Hour, false}, {time.Hour, false}}, 0, false},
+		"a restart by hand at last": {[]life{{time.Second, false}, {time.Second, false}, {2 * time.Minute, false}}, 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -42,7 +44,7 @@ func TestStarts(t *testing.T) {
 				for s.wait(now) != "" {
 					now = now.Add(time.Second)
 				}
-				s.worked = l.job
+				s.worked, s.registered = l.job, tt.last
 				now = now.Add(l.lasts)
 				pid++
 			}

@@ -88,6 +88,7 @@ func (g *guard) dispatch(c *call) (err error) {
 	case "POST " + slot.ReadyPath:
 		return g.agentReady(c)
 	case "POST " + slot.RegisteredPath:
+		g.cleaner.registered()
 		return c.done(slot.Register(g.cleaner.runDir))
 	case "GET " + slot.CheckPath:
 		_, err = g.ready(c.r.Context())
