@@ -5,7 +5,9 @@
 package checkout
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -72,12 +74,43 @@ func (m Mirrors) Checkout(ctx context.Context, s Source, to *os.Root, uid, gid i
 			}
 		}
 		if fetched {
-			return "", fmt.Errorf("the mirror of %s lost commit %s; start the job again", s.Repository, s.Commit)
+			return "", lost(s)
 		}
-		if s.Commit, err = m.fetch(ctx, name, s); err != nil {
+		hash, err := m.fetch(ctx, name, s)
+		if errors.Is(err, errBusy) {
+			return m.checkoutAlone(ctx, s, to, uid, gid)
+		}
+		if err != nil {
 			return "", err
 		}
+		s.Commit = hash
 	}
+}
+
+func lost(s Source) error {
+	return fmt.Errorf("the mirror of %s lost commit %s; start the job again", s.Repository, s.Commit)
+}
+
+// checkoutAlone is Checkout by a mirror of its own, which it removes: another slot's fetch of the same repository takes
+// long.
+func (m Mirrors) checkoutAlone(ctx context.Context, s Source, to *os.Root, uid, gid int) (hash string, err error) {
+	name := mirrorName(rand.Text())
+	l, err := m.lock(ctx, name+fetchSuffix, unix.LOCK_EX) // so that no one else removes it
+	if err != nil {
+		return "", err
+	}
+	defer func() {
+		unlock(l)
+		_ = m.remove(name) // else it goes as any other does
+	}()
+	if s.Commit, err = m.fetchLocked(ctx, name, s); err != nil {
+		return "", err
+	}
+	has, err := m.unpackShared(ctx, name, s.Commit, to, uid, gid)
+	if !has && err == nil {
+		err = lost(s)
+	}
+	return s.Commit, err
 }
 
 // mirrorName returns the name of a repository's mirror, without suffix.
@@ -111,13 +144,26 @@ func (m Mirrors) unpackShared(ctx context.Context, name, hash string, to *os.Roo
 	return true, err
 }
 
-// fetch fetches the commit and returns its hash.
+// fetchWait is how long a fetch waits for another one of the same repository, which may bring the same commit.
+const fetchWait = 10 * time.Second
+
+// fetch fetches the commit and returns its hash. The error is errBusy if another fetch takes long.
 func (m Mirrors) fetch(ctx context.Context, name string, s Source) (string, error) {
-	l, err := m.lock(ctx, name+fetchSuffix, unix.LOCK_EX)
+	waiting, cancel := context.WithTimeout(ctx, cmp.Or(m.limits.wait, fetchWait))
+	defer cancel()
+	l, err := m.lock(waiting, name+fetchSuffix, unix.LOCK_EX)
+	if err != nil && waiting.Err() != nil && ctx.Err() == nil {
+		err = errBusy
+	}
 	if err != nil {
 		return "", err
 	}
 	defer unlock(l)
+	return m.fetchLocked(ctx, name, s)
+}
+
+// fetchLocked is fetch for who has the lock.
+func (m Mirrors) fetchLocked(ctx context.Context, name string, s Source) (string, error) {
 	dir := m.path(name)
 	want, ours := s.Commit, "refs/kbnode/"+s.Commit
 	if !hashForm.MatchString(s.Commit) {

@@ -21,6 +21,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -383,6 +384,89 @@ func TestCancel(t *testing.T) {
 	}
 	if _, got, err := checkOut(t, m, Source{Repository: address, Commit: hash}); got != hash || err != nil {
 		t.Error(got, err)
+	}
+}
+
+// TestSlowFetch checks out a commit while another slot's fetch of the repository does not end, by branch or hash, and
+// leaves nothing but the mirror that all share.
+func TestSlowFetch(t *testing.T) {
+	t.Parallel()
+	o, m := setUp(t)
+	o.put("a", "1", 0o644)
+	slow := o.commit()
+	o.put("a", "2", 0o644)
+	hash := o.commit()
+	backend, asked := o.backend(), make(chan struct{})
+	address := o.serve(&m, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if strings.Contains(string(body), slow) {
+			close(asked)
+			<-r.Context().Done()
+			return
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		backend.ServeHTTP(w, r)
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	root, err := os.OpenRoot(t.TempDir())
+	must.Do(t, err)
+	done := make(chan error, 1)
+	go func() {
+		_, err := m.Checkout(ctx, Source{Repository: address, Commit: slow}, root, 0, 0)
+		done <- err
+	}()
+	<-asked
+	m.limits.wait = time.Millisecond
+	for _, commit := range []string{hash, "HEAD"} {
+		dir, got, err := checkOut(t, m, Source{Repository: address, Commit: commit, Branch: "main"})
+		must.Do(t, err)
+		must.Equal(t, hash, got)
+		must.Equal(t, []string{"-rw-r--r-- a 2"}, listing(t, dir))
+	}
+	must.Equal(t, 0, len(done))
+	if _, _, err := checkOut(t, m, Source{Repository: address, Commit: strings.Repeat("12", 20)}); !refused(err, "has no commit") {
+		t.Error(err)
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	left, err := filepath.Glob(filepath.Join(m.Dir, "*"))
+	must.Do(t, err)
+	for _, file := range left {
+		if !strings.HasPrefix(filepath.Base(file), mirrorName(address)) {
+			t.Errorf("left is %s", file)
+		}
+	}
+}
+
+// TestNotHashes looks up in the mirror only what is a whole hash: all else is the server's to know.
+func TestNotHashes(t *testing.T) {
+	t.Parallel()
+	o, m := setUp(t)
+	o.put("a", "1", 0o644)
+	hash := o.commit()
+	address := o.serve(&m, nil)
+	unpacked(t, m, Source{Repository: address, Commit: hash})
+	unpacked(t, m, Source{Repository: address, Commit: "HEAD", Branch: "main"})
+	latest := "refs/kbnode/latest"
+	for _, commit := range []string{latest, latest + strings.Repeat("^0", 11), hash[:39], hash[:7], hash + "0", hash + "^0", hash + "~0", hash + "\n", "refs/kbnode/" + hash, " " + hash, "latest", "x" + hash[1:]} {
+		if _, got, err := checkOut(t, m, Source{Repository: address, Commit: commit}); err == nil {
+			t.Errorf("%q is %s", commit, got)
+		}
+	}
+}
+
+// TestMirrorKnowsHashes asks no server for a commit that the mirror has, by a hash as git writes it.
+func TestMirrorKnowsHashes(t *testing.T) {
+	t.Parallel()
+	o, m := setUp(t)
+	hash := o.commit()
+	unpacked(t, m, Source{Commit: hash})
+	must.Do(t, os.RemoveAll(o.dir))
+	unpacked(t, m, Source{Commit: hash})
+	if _, got, err := checkOut(t, m, Source{Commit: strings.ToUpper(hash)}); err == nil {
+		t.Errorf("not asked for %s", got)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
@@ -21,11 +22,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// limits bound what one commit unpacks to, and all mirrors in bytes. Zero means the default.
+// limits bound what one commit unpacks to, all mirrors in bytes, and a wait for another fetch. Zero means the default.
 type limits struct {
 	files   int
 	bytes   int64
 	mirrors int64
+	wait    time.Duration
 }
 
 const (
