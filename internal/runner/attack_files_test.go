@@ -41,8 +41,9 @@ try: os.remove(root + "/current"); os.symlink("evil", root + "/current")
 except OSError: pass`, map[string]string{"current": "version", "version/bin/python3": "/usr/bin/python3"}},
 		"behind a link to a link": {"/bin:", `put(root + "/version/python3")`,
 			map[string]string{"bin/python3": "../version/python3", "version/python3": "/usr/bin/python3"}},
-		"as the compiler's part": {"/cuda/bin:", `put(root + "/cuda/nvvm/bin/cicc")`, nil},
-		"as a library":           {"/bin:", `put(root + "/libraries/libm.so.6")`, nil},
+		"as the compiler's part":  {"/cuda/bin:", `put(root + "/cuda/nvvm/bin/cicc")`, nil},
+		"as a library":            {"/bin:", `put(root + "/libraries/libm.so.6")`, nil},
+		"as what a library loads": {"/bin:", `put(root + "/libraries/engines-3/deep/module.so")`, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -59,6 +60,7 @@ except OSError: pass`, map[string]string{"current": "version", "version/bin/pyth
 					"PATH="+j.dir+strings.ReplaceAll(c.path, "ROOT", j.dir)+"/usr/bin:/bin")
 				_ = os.Mkdir(filepath.Join(j.dir, "tools"), 0o755)
 				write(t, j.dir+"/cuda/nvvm/bin/cicc", "")
+				write(t, j.dir+"/libraries/engines-3/deep/module.so", "")
 				write(t, j.dir+"/cuda/bin/nvcc", "#!/bin/sh\n")
 				must.Do(t, os.Chmod(j.dir+"/cuda/bin/nvcc", 0o755))
 				for name, target := range c.links {

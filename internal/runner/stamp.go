@@ -22,12 +22,18 @@ type stamp struct {
 	times  [2]syscall.Timespec // of a directory: of access and modification
 	size   int64
 	inode  uint64
-	change syscall.Timespec
+	change syscall.Timespec  // of a directory: only outside of the job's, where atime may change by itself
 	sum    [sha256.Size]byte // on a tmpfs
 }
 
-// stampOf looks at a file, and at its content if content is set and it is on a tmpfs.
-func (e *engine) stampOf(name string, info fs.FileInfo, content bool) (stamp, error) {
+// same reports whether nothing was done to a file. To read a directory may change when that was, and to put that
+// back copies a directory of an image's layer.
+func (s stamp) same(now stamp) bool {
+	return s == now || s.mode.IsDir() && now.mode.IsDir() && s.change == now.change && s.change != syscall.Timespec{}
+}
+
+// stampOf looks at a file of an area, and at its content if content is set and it is on a tmpfs.
+func (e *engine) stampOf(a *area, name string, info fs.FileInfo, content bool) (stamp, error) {
 	s := stamp{mode: info.Mode()}
 	st, ok := info.Sys().(*syscall.Stat_t)
 	switch {
@@ -35,10 +41,13 @@ func (e *engine) stampOf(name string, info fs.FileInfo, content bool) (stamp, er
 		return s, nil
 	case info.IsDir():
 		s.owner, s.times = [2]uint32{st.Uid, st.Gid}, [2]syscall.Timespec{st.Atim, st.Mtim}
+		if a.kind == containerArea {
+			s.change = st.Ctim
+		}
 		return s, nil
 	}
 	s.size, s.inode, s.change = info.Size(), st.Ino, st.Ctim
-	if !content || !info.Mode().IsRegular() || !e.onTmpfs(name, st.Dev) {
+	if !content || a.kind == foreignArea || !info.Mode().IsRegular() || !e.onTmpfs(name, st.Dev) {
 		return s, nil
 	}
 	var err error
@@ -91,21 +100,28 @@ func (s stamp) setTimes(dir string) error {
 	return os.Chtimes(dir, time.Unix(s.times[0].Unix()), time.Unix(s.times[1].Unix()))
 }
 
-// settle puts back the mode and the times of a directory that is done, as far as the user may.
-func (s stamp) settle(dir string) error {
-	var st syscall.Stat_t
+// settle puts back the mode and the times of a directory that is done, as far as the user may, and notes when.
+func (s *stamp) settle(dir string) error {
 	info, err := os.Lstat(dir)
-	if err == nil && info.Mode() != s.mode {
-		err = os.Chmod(dir, s.mode)
+	if err != nil {
+		return ignoreMissing(err)
 	}
-	if err == nil {
-		err = syscall.Lstat(dir, &st)
+	st, ok := info.Sys().(*syscall.Stat_t)
+	outside := s.change != syscall.Timespec{}
+	if !ok || outside && s.change == st.Ctim {
+		return nil
+	}
+	if info.Mode() != s.mode {
+		err = os.Chmod(dir, s.mode)
 	}
 	if err == nil && s.times != [2]syscall.Timespec{st.Atim, st.Mtim} {
 		err = s.setTimes(dir)
 	}
-	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) {
+	if info, lerr := os.Lstat(dir); outside && lerr == nil {
+		s.change = info.Sys().(*syscall.Stat_t).Ctim
+	}
+	if errors.Is(err, fs.ErrPermission) {
 		return nil
 	}
-	return err
+	return ignoreMissing(err)
 }

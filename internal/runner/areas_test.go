@@ -1,0 +1,125 @@
+package runner
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
+)
+
+// container makes a root directory like a container's, in name spaces of its own, and runs the runner in it:
+// $0 is the directory, and $1 the program. It has an image's layer, libraries with what they load by their
+// configuration, and file systems that are not for files.
+const container = `set -e
+mount --make-rprivate /
+mount -t tmpfs none "$0"; cd "$0"
+mkdir -p usr etc/ssl opt/lib/engines-3 opt/lib/gconv dev proc run tmp var/tmp var/lib root work layer all
+chmod 1777 tmp var/tmp
+mount --bind /usr usr; mount -o remount,bind,ro usr
+for d in bin sbin lib lib64; do
+	if [ -L /$d ]; then cp -P /$d .; elif [ -d /$d ]; then mkdir $d; mount --bind /$d $d; mount -o remount,bind,ro $d; fi
+done
+cp /etc/ld.so.cache /etc/passwd etc
+mount -t tmpfs none layer; mkdir -p layer/upper layer/work layer/lower/deep
+for f in etc/ssl/openssl.cnf opt/lib/engines-3/a.so opt/lib/gconv/gconv-modules layer/lower/deep/file; do echo old >$f; done
+echo keep >opt/lib/mapped
+ln -s engines-3 opt/lib/engines
+mount -t overlay -o lowerdir=layer/lower,upperdir=layer/upper,workdir=layer/work none all; umount -l layer
+mount -t tmpfs none dev; mkdir dev/shm dev/mqueue dev/pts
+for f in null zero urandom; do touch dev/$f; mount --bind /dev/$f dev/$f; done
+mount -t tmpfs none dev/shm; mount -t mqueue none dev/mqueue; mount -t tmpfs none run
+mount -t proc none proc
+cp "$1" runner; touch .dockerenv
+exec chroot . sh -c 'cd /work && exec /runner'
+`
+
+// containerJob returns a job in such a container.
+func containerJob(t *testing.T, submission, judge string, env ...string) *job {
+	t.Helper()
+	must.Root(t, "mounts file systems")
+	unshare, err := exec.LookPath("unshare")
+	if err != nil {
+		t.Skip(err)
+	}
+	j := newConfigJob(t, map[string]any{
+		"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{"submission.py": submission, "eval.py": report + judge},
+	}, append(env, "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=", "HOME=/root")...)
+	root := filepath.Join(j.dir, "root")
+	must.Do(t, os.Mkdir(root, 0o755))
+	// The result is on a file system that only the runner's processes see.
+	script := strings.Replace(container, "exec chroot", `mkdir -p work; mount --bind "$2" work; exec chroot`, 1)
+	j.cmd.Args = []string{unshare, "--mount", "--pid", "--ipc", "--fork", "--kill-child", "sh", "-c", script, root, j.cmd.Path, j.cmd.Dir}
+	j.cmd.Path = unshare
+	return j
+}
+
+// TestNothingStaysInTheContainer has the pre-run leave something wherever root can in its container. Without
+// Landlock it is removed, or put back, before the judge's program: whatever reads it, and whatever it is for.
+func TestNothingStaysInTheContainer(t *testing.T) {
+	t.Parallel()
+	const submission = `
+import os
+def tries(f, *args, **more):
+    try: return f(*args, **more)
+    except OSError: pass
+for d in ("/", "/etc", "/etc/ssl", "/opt/lib", "/opt/lib/engines-3", "/root", "/var/lib", "/run", "/dev", "/dev/mqueue", "/dev/shm", "/tmp", "/all", "/all/deep", "/work"):
+    tries(os.close, tries(os.open, d + "/note", os.O_CREAT | os.O_WRONLY) or 9999)
+    tries(os.mkdir, d + "/notes"); tries(os.symlink, "x", d + "/notes/link")
+    if d.startswith(("/opt", "/all/deep", "/run")):
+        tries(os.chmod, d, 0o751); tries(os.chown, d, 4711, 4711); tries(os.utime, d, ns=(4711, 4711))
+tries(os.makedirs, "/opt/lib/ossl-modules/deep"); tries(os.link, "/runner", "/var/lib/linked/x")
+`
+	const judge = `
+found = []
+for top in ("/etc", "/opt", "/root", "/var", "/run", "/dev", "/tmp", "/all", "/work"):
+    for at, dirs, files in os.walk(top):
+        s = os.stat(at)
+        if 4711 in (s.st_uid, s.st_gid, s.st_mtime_ns, s.st_atime_ns) or s.st_mode & 0o777 == 0o751: found.append(at)
+        found += [at + "/" + n for n in dirs + files if "note" in n or n == "ossl-modules"]
+if os.path.exists("/note"): found.append("/note")
+o("found: %s\ncheck: pass\n" % found)`
+	for _, landlock := range []string{"", "0"} {
+		t.Run("landlock="+landlock, func(t *testing.T) {
+			t.Parallel()
+			j := containerJob(t, submission, judge, "KBNODE_TEST_LANDLOCK="+landlock)
+			code, result := j.run(t)
+			if passes(t, j, code, result); at(result, "runs", "test", "run", "result", "found") != "[]" && landlock == "0" {
+				t.Errorf("found %v", at(result, "runs", "test", "run", "result", "found"))
+			}
+			if t.Failed() {
+				t.Log(j.stdout.String(), j.stderr.String())
+			}
+		})
+	}
+}
+
+// TestChangesInTheContainer has the pre-run change what the judge's program could load, anywhere and in any way.
+func TestChangesInTheContainer(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ submission, path string }{
+		"a library's configuration": {`open("/etc/ssl/openssl.cnf", "w").write("evil")`, "/etc/ssl/openssl.cnf"},
+		"below a library directory": {`open("/opt/lib/engines-3/a.so", "a").write("evil")`, "/opt/lib/engines-3/a.so"},
+		"of the same size and time": {`s = os.stat(p := "/opt/lib/gconv/gconv-modules"); open(p, "r+").write("new"); os.utime(p, ns=(s.st_atime_ns, s.st_mtime_ns))`, "/opt/lib/gconv/gconv-modules"},
+		"in an image's layer":       {`open("/all/deep/file", "a").write("x")`, "/all/deep/file"},
+		"through mapped memory":     {`import mmap; f = open("/opt/lib/mapped", "r+b"); m = mmap.mmap(f.fileno(), 0); m[0]; m[0:4] = b"evil"`, "/opt/lib/mapped"},
+		"the mode":                  {`os.chmod("/opt/lib/engines-3/a.so", 0)`, "/opt/lib/engines-3/a.so"},
+		"the times":                 {`os.utime("/all/deep/file", ns=(1, 4711))`, "/all/deep/file"},
+		"a file is gone":            {`os.remove("/opt/lib/engines-3/a.so")`, "/opt/lib/engines-3/a.so"},
+		"another directory":         {`os.rename("/opt/lib/engines-3", "/opt/lib/x"); os.mkdir("/opt/lib/engines-3")`, "/opt/lib/engines-3/a.so"},
+		"another link":              {`os.remove("/opt/lib/engines"); os.symlink("gconv", "/opt/lib/engines")`, "/opt/lib/engines"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := containerJob(t, "import os\n"+c.submission, `o("check: pass\n")`, "KBNODE_TEST_LANDLOCK=0")
+			code, doc := j.run(t)
+			message, _ := at(doc, "error").(string)
+			if code != 1 || !strings.Contains(message, fmt.Sprintf("d %s, which", c.path)) || at(doc, "runs", "test") != nil {
+				t.Errorf("exit code %d, error %q\n%s", code, message, j.stderr.String())
+			}
+		})
+	}
+}
