@@ -1,10 +1,12 @@
 package runner
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -173,20 +175,28 @@ def tries(f, *args, **more):
     except OSError: pass
 for d in (".", "kept"):
     at = os.open(d, os.O_RDONLY)
-    tries(os.setxattr, d, "user.note", b"4711"); tries(fcntl.ioctl, at, 0x40087602, struct.pack("l", 4711))
+    tries(os.setxattr, d, "user.note", b"4711"); tries(os.removexattr, d, "user.kept"); tries(fcntl.ioctl, at, 0x40087602, struct.pack("l", 4711))
     tries(os.chmod, d, 0o751); tries(os.utime, d, ns=(2**62, 4711)); tries(os.chown, d, 4711, 4711)
 `, `
 import fcntl, struct
 for d in (".", "kept"):
     s = os.stat(d)
-    found = [s.st_atime_ns == 2**62, s.st_mtime_ns == 4711, s.st_uid == 4711, s.st_gid == 4711, s.st_mode & 0o777 == 0o751, bool(os.listxattr(d))]
+    found = [s.st_atime_ns == 2**62, s.st_mtime_ns == 4711, s.st_uid == 4711, s.st_gid == 4711, s.st_mode & 0o777 == 0o751, os.listxattr(d) not in ([], ["user.kept"]), "user.kept" not in os.listxattr(d) and os.environ["ATTRIBUTES"] == "yes"]
     try: found.append(struct.unpack("l", fcntl.ioctl(os.open(d, os.O_RDONLY), 0x80087601, bytes(8))) == (4711,))
     except OSError: pass
     if any(found): o("%s: %s\n" % (d, found))
 o("check: %s\n" % ("pass" if sys.argv[1] == "test" else "fail"))`, func(t *testing.T, j *job, code int, result map[string]any) {
 		passes(t, j, code, result)
 		must.Equal(t, `map[check:pass]`, fmt.Sprint(at(result, "runs", "test", "run", "result")))
-	}, func(t *testing.T, j *job) { must.Do(t, os.Mkdir(filepath.Join(j.cmd.Dir, "kept"), 0o755)) })
+	}, func(t *testing.T, j *job) {
+		kept := filepath.Join(j.cmd.Dir, "kept")
+		must.Do(t, os.Mkdir(kept, 0o755))
+		if errors.Join(unix.Setxattr(kept, "user.kept", nil, 0), unix.Setxattr(j.cmd.Dir, "user.kept", nil, 0)) == nil {
+			j.cmd.Env = append(j.cmd.Env, "ATTRIBUTES=yes")
+		} else {
+			j.cmd.Env = append(j.cmd.Env, "ATTRIBUTES=no")
+		}
+	})
 }
 
 // TestNamesOfSources writes sources under other names of files that are there, and in a directory behind a link,
@@ -220,9 +230,23 @@ func TestTruncation(t *testing.T) {
 	}
 	target := filepath.Join(t.TempDir(), "outside")
 	write(t, target, "content")
+	byHandle := "303, 304"
+	if runtime.GOARCH != "amd64" {
+		byHandle = "264, 265"
+	}
 	j, result := runPy(t, map[string]string{"eval.py": report + `
+import ctypes, struct
 outside = os.environ["OUTSIDE"]
-for f in (lambda: os.truncate(outside, 0), lambda: os.open(outside, os.O_RDONLY | os.O_TRUNC), lambda: os.open(outside, os.O_WRONLY | os.O_TRUNC)):
+libc = ctypes.CDLL(None, use_errno=True)
+def by_handle(flags):
+    to, by = ` + byHandle + `
+    handle = ctypes.create_string_buffer(struct.pack("I", 128), 136)
+    if libc.syscall(to, -100, outside.encode(), handle, ctypes.byref(ctypes.c_int()), 0) or libc.syscall(by, os.open(os.path.dirname(outside), os.O_RDONLY), handle, flags) < 0: raise OSError
+def openat2(flags):
+    if libc.syscall(437, -100, outside.encode(), struct.pack("QQQ", flags, 0, 0), 24) < 0: raise OSError
+for f in (lambda: os.truncate(outside, 0), lambda: os.open(outside, os.O_RDONLY | os.O_TRUNC), lambda: os.open(outside, os.O_WRONLY | os.O_TRUNC),
+    lambda: os.open(outside, os.O_ACCMODE | os.O_TRUNC), lambda: os.open(outside, os.O_ACCMODE | os.O_TRUNC | os.O_CREAT | os.O_NONBLOCK),
+    lambda: by_handle(os.O_ACCMODE | os.O_TRUNC), lambda: by_handle(os.O_TRUNC), lambda: openat2(os.O_ACCMODE | os.O_TRUNC)):
     try: f(); o("truncated: yes\n")
     except OSError: pass
 own = os.open("own", os.O_RDWR | os.O_CREAT | os.O_TRUNC); os.ftruncate(own, 8)

@@ -97,8 +97,9 @@ func programFilter(judge []uint32, landlock int) filter {
 	f.onAny(func(f *filter) { f.fail(unix.ENOSYS) }, unix.SYS_SHMGET, unix.SYS_SEMGET, unix.SYS_MSGGET, unix.SYS_MQ_OPEN)
 	f.onCall(unix.SYS_FCNTL, decideFcntl)
 	f.onCall(unix.SYS_IOCTL, decideIoctl)
-	// An attribute of a directory outlives a program. File systems without attributes answer in this way.
-	f.onAny(func(f *filter) { f.fail(unix.ENOTSUP) }, unix.SYS_SETXATTR, unix.SYS_LSETXATTR, unix.SYS_FSETXATTR, unix.SYS_SETXATTRAT, unix.SYS_FILE_SETATTR)
+	// An attribute of a directory outlives a program, and the lack of one. File systems without attributes answer in this way.
+	f.onAny(func(f *filter) { f.fail(unix.ENOTSUP) }, unix.SYS_SETXATTR, unix.SYS_LSETXATTR, unix.SYS_FSETXATTR, unix.SYS_SETXATTRAT,
+		unix.SYS_REMOVEXATTR, unix.SYS_LREMOVEXATTR, unix.SYS_FREMOVEXATTR, unix.SYS_REMOVEXATTRAT, unix.SYS_FILE_SETATTR)
 	if landlock == landlockRefer {
 		f.truncations()
 	}
@@ -156,8 +157,8 @@ func programFilter(judge []uint32, landlock int) filter {
 	return f
 }
 
-// truncations refuses what Landlock only rules since its third version: to empty a file that the
-// program did not open for writing.
+// truncations refuses what Landlock only rules since its third version: to empty a file that the program did not
+// open for writing. With the access mode 3, which is for ioctl alone, Landlock asks for no right at all.
 func (f *filter) truncations() {
 	f.onCall(unix.SYS_TRUNCATE, func(f *filter) { f.fail(unix.EPERM) })
 	f.onCall(unix.SYS_OPENAT2, func(f *filter) { f.fail(unix.ENOSYS) }) // its flags are in memory
@@ -165,12 +166,12 @@ func (f *filter) truncations() {
 		return func(f *filter) {
 			f.loadArg(flags)
 			f.and(unix.O_TRUNC | unix.O_ACCMODE)
-			f.skipIfNot(unix.O_TRUNC|unix.O_RDONLY, 1)
+			f.oneOf([]uint32{unix.O_TRUNC | unix.O_RDONLY, unix.O_TRUNC | unix.O_ACCMODE}, 1)
 			f.fail(unix.EPERM)
 			f.allow()
 		}
 	}
-	f.onCall(unix.SYS_OPENAT, open(2))
+	f.onAny(open(2), unix.SYS_OPENAT, unix.SYS_OPEN_BY_HANDLE_AT)
 	if sysOpen != 0 {
 		f.onCall(sysOpen, open(1))
 	}
