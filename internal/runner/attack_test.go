@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -173,6 +174,7 @@ for t in tids:
 if os.getuid() != 0: tries("nice of the user", lambda: os.setpriority(os.PRIO_USER, 0, 19), 1)
 else: o("nice of the user: as it should\n")
 tries("nice of the group", lambda: os.setpriority(os.PRIO_PGRP, os.getpgid(judge), os.getpriority(os.PRIO_PROCESS, judge)), 1)
+tries("signal above", lambda: os.kill(int(open(f"/proc/{judge}/stat").read().rsplit(") ")[-1].split()[1]), 0), 1)
 tries("signal all", lambda: os.kill(-1, 0), 1)
 tries("signal a group", lambda: os.killpg(os.getpgid(0), 0), 1)
 tries("pidfd", lambda: os.pidfd_open(judge), 1)
@@ -184,7 +186,7 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); resource.getrlimit(resource.RL
 o("check: pass\n")
 `, func(t *testing.T, _ *job, _ int, result map[string]any) {
 		said, _ := at(result, "runs", "test", "run", "result").(map[string]any)
-		for _, what := range []string{"after another program", "scheduler", "nice", "limit", "nice of the user", "nice of the group", "signal", "signal of a file", "signal of a socket", "signal all", "signal a group", "pidfd"} {
+		for _, what := range []string{"after another program", "scheduler", "nice", "limit", "nice of the user", "nice of the group", "signal", "signal of a file", "signal of a socket", "signal above", "signal all", "signal a group", "pidfd"} {
 			if said[what] != "as it should" {
 				t.Errorf("%s: %v", what, said[what])
 			}
@@ -278,6 +280,35 @@ code = """if 1:
 """
 said = subprocess.run([sys.executable, "-c", code, str(os.getppid())], capture_output=True, text=True)
 o("check: %s\n" % (said.stdout + said.stderr).replace("\n", "; ").replace("named cuda-EvtHandlr;", "pass", 1))`, passes)
+}
+
+// TestProcStateIsPutBack has the pre-run keep numbers with the processes above it, and the judge look at them and at
+// who is ended first when memory runs out.
+func TestProcStateIsPutBack(t *testing.T) {
+	t.Parallel()
+	attacks(t, `
+import os
+for name, number in ("oom_score_adj", "7"), ("coredump_filter", "0x11"), ("autogroup", "5"):
+    try: open(f"/proc/{os.getppid()}/{name}", "w").write(number)
+    except OSError: pass
+`, `
+read = lambda pid, name: open(f"/proc/{pid}/{name}").read().strip()
+above = os.getppid()
+found = [read(above, "oom_score_adj") == "7", int(read(above, "coredump_filter"), 16) == 0x11, os.path.exists("/proc/self/autogroup") and read(above, "autogroup").endswith(" 5")]
+ends = int(read("self", "oom_score_adj")) == 1000 > int(read(above, "oom_score_adj"))
+o("check: %s\n" % ("pass" if ends and not any(found) else (ends, found)))
+`, passes)
+}
+
+// TestPayloadIsNotInTheArguments has a program read the arguments of the runner, which had the payload's name.
+func TestPayloadIsNotInTheArguments(t *testing.T) {
+	t.Parallel()
+	j := newJob(t)
+	file := filepath.Join(j.dir, "5EC2E7")
+	write(t, file, payload.Encode([]byte(`{"lang": "py", "mode": "test", "main": "eval.py", "sources": {"submission.py": "", "eval.py": "import os\no = os.fdopen(3, 'w')\nprint('check:', 'fail' if b'5EC2E7' in open(f'/proc/{os.getppid()}/cmdline', 'rb').read() else 'pass', file=o, flush=True)"}}`)))
+	j.cmd.Args = append(j.cmd.Args, file)
+	code, result := j.run(t)
+	passes(t, j, code, result)
 }
 
 // TestNothingOutlivesAProgram has the pre-run leave what is in no directory.

@@ -35,6 +35,7 @@ type engine struct {
 	temporary []string          // other directories where programs may write
 	areas     []*area
 	leads     map[string]string   // where paths that programs look through lead, without Landlock
+	proc      procState           // of this process and those above it
 	tmpfs     map[uint64]bool     // which devices of theirs are one
 	recorded  []recording         // profilers' files, to be delivered
 	traced    int                 // bytes of their archives in the result

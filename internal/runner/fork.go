@@ -94,6 +94,7 @@ func (p program) fork(path string, files []uintptr, rules int) (int, error) {
 		return 0, fmt.Errorf("fork: %w", unix.Errno(-pid))
 	}
 	if c.failed == 0 {
+		firstToEnd(pid)
 		return pid, nil
 	}
 	for _, err = unix.Wait4(pid, nil, 0, nil); errors.Is(err, unix.EINTR); {
@@ -102,14 +103,17 @@ func (p program) fork(path string, files []uintptr, rules int) (int, error) {
 	return 0, c.failed
 }
 
-// threads lists the threads of this process. A program is told from them by its filter, so
+// threads lists the threads of this process, and the processes above it. A program is told from them by its filter, so
 // spareThreads made those that it may need in the meantime.
 func threads() ([]uint32, error) {
 	names, err := os.ReadDir("/proc/self/task")
 	if err != nil {
 		return nil, fmt.Errorf("list own threads: %w", err)
 	}
-	ids := []uint32{uint32(os.Getpid())}
+	var ids []uint32
+	for _, pid := range lineage() { // a parent may be a shell that goes on
+		ids = append(ids, uint32(pid))
+	}
 	for _, n := range names {
 		if id, err := strconv.ParseUint(n.Name(), 10, 31); err == nil && len(ids) < maxThreads {
 			ids = append(ids, uint32(id))

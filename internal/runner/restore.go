@@ -24,7 +24,7 @@ func (e *engine) recordAreas() error {
 	if err := e.findAreas(); err != nil {
 		return err
 	}
-	e.tmpfs = map[uint64]bool{}
+	e.tmpfs, e.proc = map[uint64]bool{}, recordProcState()
 	for _, a := range e.areas {
 		a.before = map[string]stamp{}
 		if err := e.walkArea(a, func(name string, info fs.FileInfo) (err error) {
@@ -111,6 +111,7 @@ func (e *engine) own(name string) bool {
 // fails the job if another program would trust it. Call it when all processes of the last program are dead.
 func (e *engine) putBack() error {
 	e.changed = nil
+	e.proc.putBack()
 	errs := []error{e.here.putBack()}
 	for path, was := range e.leads {
 		if now, _ := filepath.EvalSymlinks(path); now != was { // an error leads nowhere

@@ -217,6 +217,8 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 	if err := adopt(); err != nil {
 		return err
 	}
+	hideArgument(s.Payload)
+	hideArgument(s.Config)
 	e := &engine{
 		config: c, src: src, here: here, dir: here.root.Name(), env: homeless(childEnv(public)), note: s.log.note,
 		temp: public, begin: s.begin, landlock: s.landlock,

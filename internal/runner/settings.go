@@ -1,0 +1,82 @@
+package runner
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"unsafe"
+)
+
+// procSettings are the files of a process in /proc that another process of its user, or root, may write, whatever
+// Landlock and ptrace(2) say; see proc(5). Files that only read what is written to them are not among them.
+var procSettings = []string{"oom_score_adj", "coredump_filter", "autogroup"}
+
+// procState is what these files of this process and of those above it held, by path.
+type procState map[string]string
+
+func recordProcState() procState {
+	s := procState{}
+	for _, pid := range lineage() {
+		for _, name := range procSettings {
+			path := filepath.Join("/proc", strconv.Itoa(pid), name)
+			if text, err := os.ReadFile(path); err == nil {
+				s[path] = setting(string(text))
+			}
+		}
+	}
+	return s
+}
+
+// setting returns a setting in the form in which it is written: autogroup is "/autogroup-ID nice N", and
+// coredump_filter is hexadecimal without a mark.
+func setting(text string) string {
+	text = strings.TrimSpace(text)
+	if _, nice, ok := strings.Cut(text, " nice "); ok {
+		return nice
+	}
+	if len(text) == 8 {
+		return "0x" + text
+	}
+	return text
+}
+
+// putBack puts back what programs changed, as far as this user may: a number could be kept there for the next one.
+func (s procState) putBack() {
+	for path, was := range s {
+		if now, err := os.ReadFile(path); err == nil && setting(string(now)) != was {
+			_ = os.WriteFile(path, []byte(was), 0) // an error means that the user may not
+		}
+	}
+}
+
+// lineage lists this process and those above it.
+func lineage() []int {
+	list := []int{os.Getpid()}
+	for pid, ok := parentOf(os.Getpid()); ok && pid > 0 && len(list) < maxLineage; pid, ok = parentOf(pid) {
+		list = append(list, pid)
+	}
+	return list
+}
+
+// maxLineage bounds the processes above this one that are looked at.
+const maxLineage = 32
+
+// firstToEnd makes the kernel end a program, not this process, when memory runs out. A user may lower this again.
+func firstToEnd(pid int) {
+	_ = os.WriteFile(filepath.Join("/proc", strconv.Itoa(pid), "oom_score_adj"), []byte("1000"), 0) // an error means that it ended
+}
+
+// hideArgument overwrites an argument of this process, which every process may read. What has it as its value
+// must be done with it.
+func hideArgument(value string) {
+	value = strings.Clone(value) // it may be in the argument
+	for _, arg := range os.Args[1:] {
+		if value != "" && value != "-" && strings.HasSuffix(arg, value) {
+			at := unsafe.Slice(unsafe.StringData(arg), len(arg)) // Go leaves arguments where the kernel wrote them
+			for i := len(arg) - len(value); i < len(arg); i++ {
+				at[i] = 'x'
+			}
+		}
+	}
+}
