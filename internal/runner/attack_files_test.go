@@ -109,6 +109,11 @@ except OSError:
     pass
 o("check: pass\n")`,
 		"without a right": `os.chmod(".", 0); o("check: pass\n")`,
+		"below one without a right": `
+for d in (os.environ["TMPDIR"] + "/..", "..", "../.."):
+    try: os.chmod(d, 0)
+    except OSError: pass
+o("check: pass\n")`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 
@@ -25,6 +27,7 @@ type jobDir struct {
 	root *os.Root
 	file *os.File
 	was  fs.FileInfo
+	way  []closable // the directories above it, and above those for temporary files
 	// room is a file without a name, so that no program can remove it, and with space, so that the
 	// result can be written when no more is left. It is nil where there are no such files.
 	room *os.File
@@ -42,6 +45,7 @@ func openJobDir(path string) (*jobDir, error) {
 	if err != nil {
 		return nil, errors.Join(err, d.close())
 	}
+	d.way = wayTo(path)
 	fd, err := unix.Openat(int(d.file.Fd()), ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o644)
 	if err == nil {
 		d.room = os.NewFile(uintptr(fd), result.File)
@@ -57,11 +61,50 @@ func (d *jobDir) close() error {
 			err = errors.Join(err, f.Close())
 		}
 	}
+	for _, c := range d.way {
+		_ = c.file.Close() // no file is read or written by it
+	}
 	return err
+}
+
+// closable is a directory whose mode a program may change, held open.
+type closable struct {
+	file *os.File
+	mode uint32
+}
+
+// wayTo returns the directories above a path that this user may close to himself, the topmost first.
+func wayTo(path string) (way []closable) {
+	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
+		var st unix.Stat_t
+		if fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err == nil {
+			f := os.NewFile(uintptr(fd), dir)
+			if unix.Fstat(fd, &st) == nil && int(st.Uid) == os.Geteuid() {
+				way = append(way, closable{f, st.Mode})
+			} else {
+				_ = f.Close() // another's
+			}
+		}
+		if dir == filepath.Dir(dir) {
+			slices.Reverse(way)
+			return way
+		}
+	}
+}
+
+// open gives the directories on the way their modes again. Without them, no path leads to what programs left.
+func (d *jobDir) open() {
+	var st unix.Stat_t
+	for _, c := range d.way {
+		if unix.Fstat(int(c.file.Fd()), &st) == nil && st.Mode != c.mode {
+			_ = unix.Chmod(self(c.file), c.mode&0o7777) // what is closed is an error where it is used
+		}
+	}
 }
 
 // putBack gives the directory its mode and its place again. Call it when all programs are dead.
 func (d *jobDir) putBack() error {
+	d.open()
 	path := d.root.Name()
 	if now, err := d.file.Stat(); err != nil {
 		return fmt.Errorf("look at the job's directory: %w", err)
@@ -107,6 +150,10 @@ func (d *jobDir) renew() error {
 	}
 	if d.room != nil { // its space is reserved
 		next.room, d.room = d.room, next.room
+	}
+	next.way, d.way = d.way, next.way
+	for _, c := range d.way {
+		_ = c.file.Close() // those of the first
 	}
 	if spare := d.room; spare != nil {
 		_ = spare.Close() // never written to

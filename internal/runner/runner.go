@@ -223,6 +223,9 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 		config: c, src: src, here: here, dir: here.root.Name(), env: homeless(childEnv(public)), note: s.log.note,
 		temp: public, begin: s.begin, landlock: s.landlock,
 	}
+	for _, in := range tempDirs(public, e.dir) {
+		here.way = append(here.way, wayTo(in+"/x")...)
+	}
 	e.findPrograms(ctx)
 	r.System, e.gpus = e.system(ctx)
 	e.runtime = r.System.Runtime

@@ -31,10 +31,8 @@ var cacheVars = []string{
 // job's directory, where a submission may leave a library or a module for its judge.
 var searchPaths = []string{"PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PYTHONPATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"}
 
-// newSpace creates a space where Python would put temporary files: in TMPDIR, TEMP or TMP, or in one of
-// the usual places.
-func newSpace(env []string, dir string) (space, error) {
-	var errs []error
+// tempDirs returns where Python would put temporary files: in TMPDIR, TEMP or TMP, or in one of the usual places.
+func tempDirs(env []string, dir string) (dirs []string) {
 	for _, in := range []string{getenv(env, "TMPDIR"), getenv(env, "TEMP"), getenv(env, "TMP"), "/tmp", "/var/tmp", "/usr/tmp", dir} {
 		if in == "" {
 			continue
@@ -42,12 +40,22 @@ func newSpace(env []string, dir string) (space, error) {
 		if !filepath.IsAbs(in) {
 			in = filepath.Join(dir, in)
 		}
-		in, err := filepath.EvalSymlinks(in)
+		if real, err := filepath.EvalSymlinks(in); err == nil {
+			in = real
+		}
+		dirs = append(dirs, in)
+	}
+	return dirs
+}
+
+// newSpace creates a space in the first of these directories that has room for one.
+func newSpace(env []string, dir string) (space, error) {
+	var errs []error
+	for _, in := range tempDirs(env, dir) {
+		own := filepath.Join(in, tempName())
+		err := os.Mkdir(own, 0o700)
 		if err == nil {
-			own := filepath.Join(in, tempName())
-			if err = os.Mkdir(own, 0o700); err == nil {
-				return space(own), nil
-			}
+			return space(own), nil
 		}
 		errs = append(errs, err)
 	}
@@ -56,6 +64,7 @@ func newSpace(env []string, dir string) (space, error) {
 
 // drop removes a space and what its program left there.
 func (e *engine) drop(s space) {
+	e.here.open()
 	if err := tree.RemoveAll(string(s)); err != nil {
 		e.left = errors.Join(e.left, fmt.Errorf("remove a program's home: %w", err))
 	}
