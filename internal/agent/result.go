@@ -11,10 +11,11 @@ import (
 )
 
 // unfinished removes from a checkout a result.json that kbnode runner, or the engine
-// before it, did not leave itself: a submission may write its own verdict and kill them.
-// The runner exits with 0 if its result says success and with 1 if not, and the engine's
-// status tells as well. status is the job's, "" if no command ran. A file that is not a
-// result belongs to another kind of job and stays.
+// before it, did not leave itself: a submission may write its own verdict, with runs that
+// passed, and have them killed. The runner exits with 0 if its result says success and with
+// 1 if not, also in a canceled job, and the engine's status tells as well. status is the
+// job's, "" if no command ran, and "-1" if its end is unknown: then a canceled job keeps a
+// result without runs. A file that is not a result belongs to another kind of job and stays.
 func unfinished(checkout *os.Root, status string, canceled bool) error {
 	if status == "0" {
 		return nil
@@ -27,8 +28,9 @@ func unfinished(checkout *os.Root, status string, canceled bool) error {
 	case err == nil:
 		err = json.Unmarshal(text, &fields)
 	}
-	_, isResult := fields["runs"]
-	if err == nil && (!isResult || string(fields["success"]) == "false" && (status == "1" || canceled)) {
+	runs, isResult := fields["runs"]
+	own := status == "1" || canceled && status == "-1" && string(runs) == "{}"
+	if err == nil && (!isResult || string(fields["success"]) == "false" && own) {
 		return nil
 	}
 	if err := checkout.RemoveAll(result.File); err != nil {

@@ -14,6 +14,7 @@ import (
 func TestUnfinished(t *testing.T) {
 	t.Parallel()
 	const forged, failed = `{"success": true, "error": "", "system": {}, "runs": {}}`, `{"success": false, "error": "x", "system": {}, "runs": {}}`
+	const careful = `{"success": false, "error": "the job was cancelled", "system": {}, "runs": {"leaderboard": {"run": {"passed": true}}}}`
 	for name, row := range map[string]struct {
 		text, status string
 		canceled     bool
@@ -26,6 +27,11 @@ func TestUnfinished(t *testing.T) {
 		"killed, and careful":                {text: failed, status: "137", removed: true},
 		"killed, in a script that maps it":   {text: forged, status: "1", removed: true},
 		"killed while canceled":              {text: forged, status: "-1", canceled: true, removed: true},
+		"canceled, with runs that passed":    {text: careful, status: "1", canceled: true},
+		"killed while canceled, and careful": {text: careful, status: "137", canceled: true, removed: true},
+		"killed by its limit, and careful":   {text: failed, status: "137", canceled: true, removed: true},
+		"canceled, in a shell that ends":     {text: careful, status: "143", canceled: true, removed: true},
+		"canceled, and who knows how":        {text: careful, status: "-1", canceled: true, removed: true},
 		"Go's end":                           {text: forged, status: "2", removed: true},
 		"the runner could not write":         {text: failed, status: "3", removed: true},
 		"no command ran":                     {text: forged, removed: true},
