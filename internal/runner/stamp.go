@@ -107,8 +107,8 @@ func (s *stamp) settle(dir string) error {
 		return ignoreMissing(err)
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
-	outside := s.change != syscall.Timespec{}
-	if !ok || outside && s.change == st.Ctim {
+	timed := s.change != syscall.Timespec{}
+	if !ok || timed && s.change == st.Ctim {
 		return nil
 	}
 	if info.Mode() != s.mode {
@@ -117,7 +117,7 @@ func (s *stamp) settle(dir string) error {
 	if err == nil && s.times != [2]syscall.Timespec{st.Atim, st.Mtim} {
 		err = s.setTimes(dir)
 	}
-	if info, lerr := os.Lstat(dir); outside && lerr == nil {
+	if info, lerr := os.Lstat(dir); timed && lerr == nil {
 		s.change = info.Sys().(*syscall.Stat_t).Ctim
 	}
 	if errors.Is(err, fs.ErrPermission) {
