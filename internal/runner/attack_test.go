@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -195,6 +196,28 @@ o("check: pass\n")
 			t.Errorf("%v", said)
 		}
 	})
+}
+
+// TestOthersGetNoSignals has a program signal a process beside the runner, such as one that its step started: the
+// filter does not know it, but since Linux 6.12 Landlock does.
+func TestOthersGetNoSignals(t *testing.T) {
+	t.Parallel()
+	if landlockVersion() < landlockScopes {
+		t.Skip("this kernel's Landlock has no scopes")
+	}
+	other := exec.CommandContext(t.Context(), "sleep", "60")
+	must.Do(t, other.Start())
+	t.Cleanup(func() { _ = errors.Join(other.Process.Kill(), other.Wait()) })
+	_, result := runPy(t, map[string]string{"eval.py": report + `
+own = subprocess.Popen(["sleep", "60"]); own.terminate()
+said = ["own: %s" % own.wait()]
+for n in (0, signal.SIGTERM, signal.SIGSTOP):
+    try: os.kill(int(os.environ["OTHER"]), n); said.append("signaled")
+    except OSError as e: said.append(e.strerror)
+o("check: %s\n" % ("pass" if said == ["own: -15"] + 3 * ["Operation not permitted"] else said))`}, fmt.Sprintf("OTHER=%d", other.Process.Pid))
+	if at(result, "runs", "test", "run", "passed") != true {
+		t.Errorf("run is %v", at(result, "runs", "test", "run"))
+	}
 }
 
 // TestReportsOfOthers has processes that the judge started report that the submission passed.
