@@ -101,16 +101,17 @@ o("found: %s\ncheck: pass\n" % found)`
 func TestChangesInTheContainer(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ submission, path string }{
-		"a library's configuration": {`open("/etc/ssl/openssl.cnf", "w").write("evil")`, "/etc/ssl/openssl.cnf"},
-		"below a library directory": {`open("/opt/lib/engines-3/a.so", "a").write("evil")`, "/opt/lib/engines-3/a.so"},
-		"of the same size and time": {`s = os.stat(p := "/opt/lib/gconv/gconv-modules"); open(p, "r+").write("new"); os.utime(p, ns=(s.st_atime_ns, s.st_mtime_ns))`, "/opt/lib/gconv/gconv-modules"},
-		"in an image's layer":       {`open("/all/deep/file", "a").write("x")`, "/all/deep/file"},
-		"through mapped memory":     {`import mmap; f = open("/opt/lib/mapped", "r+b"); m = mmap.mmap(f.fileno(), 0); m[0]; m[0:4] = b"evil"`, "/opt/lib/mapped"},
-		"the mode":                  {`os.chmod("/opt/lib/engines-3/a.so", 0)`, "/opt/lib/engines-3/a.so"},
-		"the times":                 {`os.utime("/all/deep/file", ns=(1, 4711))`, "/all/deep/file"},
-		"a file is gone":            {`os.remove("/opt/lib/engines-3/a.so")`, "/opt/lib/engines-3/a.so"},
-		"another directory":         {`os.rename("/opt/lib/engines-3", "/opt/lib/x"); os.mkdir("/opt/lib/engines-3")`, "/opt/lib/engines-3/a.so"},
-		"another link":              {`os.remove("/opt/lib/engines"); os.symlink("gconv", "/opt/lib/engines")`, "/opt/lib/engines"},
+		"a library's configuration":       {`open("/etc/ssl/openssl.cnf", "w").write("evil")`, "/etc/ssl/openssl.cnf"},
+		"below a library directory":       {`open("/opt/lib/engines-3/a.so", "a").write("evil")`, "/opt/lib/engines-3/a.so"},
+		"of the same size and time":       {`s = os.stat(p := "/opt/lib/gconv/gconv-modules"); open(p, "r+").write("new"); os.utime(p, ns=(s.st_atime_ns, s.st_mtime_ns))`, "/opt/lib/gconv/gconv-modules"},
+		"in an image's layer":             {`open("/all/deep/file", "a").write("x")`, "/all/deep/file"},
+		"through mapped memory":           {`import mmap; f = open("/opt/lib/mapped", "r+b"); m = mmap.mmap(f.fileno(), 0); m[0]; m[0:4] = b"evil"`, "/opt/lib/mapped"},
+		"the mode":                        {`os.chmod("/opt/lib/engines-3/a.so", 0)`, "/opt/lib/engines-3/a.so"},
+		"the times":                       {`os.utime("/all/deep/file", ns=(1, 4711))`, "/all/deep/file"},
+		"a file is gone":                  {`os.remove("/opt/lib/engines-3/a.so")`, "/opt/lib/engines-3/a.so"},
+		"another directory":               {`os.rename("/opt/lib/engines-3", "/opt/lib/x"); os.mkdir("/opt/lib/engines-3")`, "/opt/lib/engines-3/a.so"},
+		"no directory of temporary files": {`os.rename("/var/tmp", "/var/x"); os.symlink("/etc", "/var/tmp")`, "/var/tmp"},
+		"another link":                    {`os.remove("/opt/lib/engines"); os.symlink("gconv", "/opt/lib/engines")`, "/opt/lib/engines"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

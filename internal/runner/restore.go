@@ -164,6 +164,8 @@ func (e *engine) putBack() error {
 		}))
 		for name, was := range a.before {
 			switch {
+			case name == a.dir && a.kind == temporaryArea && !isDir(name): // what was in its place was removed, too
+				e.change(name, "removed")
 			case found[name] && was.mode.IsDir() && a.kind != foreignArea:
 				errs = append(errs, was.settle(name)) // what was removed in it changed it again
 				a.before[name] = was
