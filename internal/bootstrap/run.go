@@ -82,12 +82,13 @@ func (c Config) run(ctx, canceled context.Context) (status int) {
 		spec, err = job.Read(c.Input)
 	}
 	if err != nil {
-		c.say("+++ kbnode does not run this step", err.Error())
-		c.tellRefused(ctx)
-		if _, ok := errors.AsType[*job.Refusal](err); !ok {
-			return ExitNode
+		why, status := []string{err.Error()}, ExitNode
+		if refused, ok := errors.AsType[*job.Refusal](err); ok {
+			why, status = refused.Lines(), job.ExitRefused
 		}
-		return job.ExitRefused
+		c.say(append([]string{"+++ kbnode does not run this step"}, why...)...)
+		c.tellRefused(ctx)
+		return status
 	}
 	c.say("~~~ kbnode prepares a container on " + c.Slot)
 	defer c.preExit(canceled)

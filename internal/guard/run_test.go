@@ -268,6 +268,7 @@ func TestJobsThatDoNotStart(t *testing.T) {
 		says   string
 	}{
 		"refused by the spec":        {map[string]string{"BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{"image":"img","privileged":true}}]`}, nil, job.ExitRefused, "privileged"},
+		"several things":             {map[string]string{"BUILDKITE_PLUGINS": strings.Replace(runnerPlugin, `"tty":false`, `"tty":false,"privileged":true,"volumes":["/dev/kfd:/dev/kfd"]`, 1)}, nil, job.ExitRefused, "leave it out\nvolumes: \"/dev/kfd:/dev/kfd\": "},
 		"variables that are refused": {nil, func(r *jobRig) { r.inErr = &job.Refusal{Field: "BUILDKITE_ENV_FILE", Text: "send fewer"} }, job.ExitRefused, "BUILDKITE_ENV_FILE: send fewer"},
 		"an image that is not":       {map[string]string{"BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{"image":"missing"}}]`}, nil, bootstrap.ExitNode, "No such image"},
 		"a parked slot": {nil, func(r *jobRig) {

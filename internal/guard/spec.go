@@ -89,12 +89,14 @@ func (b *builder) specUser(s *job.Spec) error {
 }
 
 func (b *builder) specMounts(s *job.Spec, dir string) error {
+	var errs []error
 	for i, m := range s.Mounts {
 		source := emptyDir(dir, i)
 		if m.Source != "" {
 			var err error
 			if source, err = inCheckout(dir, m.Source); err != nil {
-				return err
+				errs = append(errs, err)
+				continue
 			}
 		}
 		b.host.Mounts = append(b.host.Mounts, bind(source, m.Target, m.ReadOnly))
@@ -108,7 +110,7 @@ func (b *builder) specMounts(s *job.Spec, dir string) error {
 	if s.AgentProgram {
 		b.host.Mounts = append(b.host.Mounts, bind(plan.AgentCopy, job.AgentPath, true))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // emptyDir is where a mount of an empty directory leads, such as one that the old scripts kept for all jobs

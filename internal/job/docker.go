@@ -11,7 +11,6 @@ import (
 	"github.com/docker/go-units"
 
 	"github.com/gpu-mode/kbnode/internal/lazy"
-	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 // An expandable text is one that eval would change only by the values of variables. The plugin's hook
@@ -130,25 +129,35 @@ func (r *reader) size(name string) int64 {
 	return n
 }
 
-// expand replaces variables where the author asked for it.
-func (r *reader) expand(name, text string, enabled bool) string {
+// expand replaces variables where the author asked for it. ok is false if that is refused.
+func (r *reader) expand(name, text string, enabled bool) (expanded string, ok bool) {
 	if !enabled {
-		return text
+		return text, true
 	}
 	if !expandable().MatchString(text) {
 		r.refuse(name, "%.80q has more than letters, digits, _./:@,=+%%- and $NAME; write the value itself", text)
-		return text
+		return "", false
 	}
-	return reference().ReplaceAllStringFunc(text, func(ref string) string {
+	ok = true
+	expanded = reference().ReplaceAllStringFunc(text, func(ref string) string {
 		v := strings.Trim(ref, "${}")
-		if v == "PWD" || v == "BUILDKITE_BUILD_CHECKOUT_PATH" {
+		switch {
+		case v == "PWD" || v == "BUILDKITE_BUILD_CHECKOUT_PATH":
 			r.refuse(name, "$%s is a path of the node; write ./ for the checkout", v)
-		}
-		if r.sent[v] == "" || reserved(v) {
+		case r.sent[v] == "" || reserved(v):
 			r.refuse(name, "$%.60s has no value that a job may see; set it in the build, or write the value itself", v)
+		default:
+			value := r.open(name, v)
+			ok = ok && value != ""
+			return value
 		}
-		return r.open(name, v)
+		ok = false
+		return ""
 	})
+	if !ok { // no later refusal may quote a value
+		return "", false
+	}
+	return expanded, true
 }
 
 // open returns the value of a variable that the log does not hide: a refusal quotes names and paths, cut or
@@ -156,6 +165,7 @@ func (r *reader) expand(name, text string, enabled bool) string {
 func (r *reader) open(field, name string) string {
 	if Hides(r.Redact, name) {
 		r.refuse(field, "the log hides $%.60s, so it is no part of a name; write the value itself", name)
+		return ""
 	}
 	return r.sent[name]
 }
@@ -169,7 +179,7 @@ func Hides(patterns []string, name string) bool {
 func (r *reader) docker() {
 	r.checkOptions()
 	r.Kind = KindPlugin
-	r.Image = r.expand("image", r.text("image"), r.flag("expand-image-vars", false))
+	r.Image, _ = r.expand("image", r.text("image"), r.flag("expand-image-vars", false))
 	if r.flag("always-pull", false) {
 		r.Pull = PullAlways
 	}
@@ -243,7 +253,7 @@ func (r *reader) dockerMounts() {
 	}
 	for _, name := range []string{"volumes", "mounts"} {
 		for _, text := range r.list(name) {
-			r.volume(name, r.expand(name, text, expands))
+			r.volume(name, text, expands)
 		}
 	}
 	// Before empty directories lose their source: two of them at one target are a contradiction.
@@ -254,7 +264,11 @@ func (r *reader) dockerMounts() {
 		}
 	}
 	for _, text := range r.list("tmpfs") {
-		target, options, _ := strings.Cut(r.expand("tmpfs", text, expands), ":")
+		text, ok := r.expand("tmpfs", text, expands)
+		if !ok {
+			continue
+		}
+		target, options, _ := strings.Cut(text, ":")
 		t := Tmpfs{Target: tidy(target), Options: []string{}}
 		if options != "" {
 			t.Options = strings.Split(options, ",")
@@ -263,34 +277,6 @@ func (r *reader) dockerMounts() {
 	}
 	r.Tmpfs = unique(r.Tmpfs, func(t Tmpfs) string { return t.Target })
 	r.AgentProgram = r.flag("mount-buildkite-agent", false)
-}
-
-// volume takes "source:target" with an optional ":mode".
-func (r *reader) volume(name, text string) {
-	parts := strings.Split(text, ":")
-	if len(parts) < 2 || len(parts) > 3 {
-		r.refuse(name, "%.80q is not source:target or source:target:mode; write one of them", text)
-		return
-	}
-	source, m := parts[0], Mount{Target: tidy(parts[1])}
-	for mode := range strings.SplitSeq(strings.Join(parts[2:], ""), ",") {
-		switch mode {
-		case "", "rw", "z", "Z", "cached", "delegated", "consistent", "private", "rprivate":
-		case "ro":
-			m.ReadOnly = true
-		default:
-			r.refuse(name, `%.80q: the mode must be "ro" or "rw"; write one of them`, text)
-		}
-	}
-	switch {
-	case slices.Contains(strings.Split(source, "/"), ".."):
-		r.refuse(name, "%.80q has a .. element; write the path without it", text)
-	case source == "." || strings.HasPrefix(source, "./") || source == plan.OldCacheDir || strings.HasPrefix(source, plan.OldCacheDir+"/"):
-		m.Source = path.Clean(source)
-	default:
-		r.refuse(name, "%.80q is a path of the node or a named volume; write a path in the checkout, such as ./data:/data, or copy it into the image", text)
-	}
-	r.Mounts = append(r.Mounts, m)
 }
 
 // unique returns a list in which each key is there once, with its last element, as docker run takes what it

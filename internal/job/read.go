@@ -71,7 +71,7 @@ var (
 	githubSSH = lazy.Regexp(`^(git@github\.com:|ssh://git@github\.com/)`)
 )
 
-// reader makes a Spec. Its methods keep the first refusal.
+// reader makes a Spec. Its methods keep all refusals.
 type reader struct {
 	Spec
 	in      Input
@@ -121,13 +121,33 @@ func Read(in Input) (*Spec, error) {
 	}
 	r.checkout()
 	r.rest()
+	r.addOthers(r.Validate())
 	if r.bad != nil {
 		return nil, r.bad
 	}
-	if err := r.Validate(); err != nil {
-		return nil, err
-	}
 	return &r.Spec, nil
+}
+
+// lists are the fields of which each element can be refused.
+var lists = []string{"volumes", "tmpfs", "environment", "ulimits", "additional-groups", "drop-caps", "artifact_paths"}
+
+// addOthers adds what Validate refuses, but of what could not be read, which is empty.
+func (r *reader) addOthers(err error) {
+	no, ok := errors.AsType[*Refusal](err)
+	if !ok {
+		return
+	}
+	unread := map[string]bool{}
+	if r.bad != nil {
+		for _, b := range append([]*Refusal{r.bad}, r.bad.More...) {
+			unread[b.Field] = !slices.Contains(lists, b.Field)
+		}
+	}
+	for _, n := range append([]*Refusal{no}, no.More...) {
+		if !unread[n.Field] {
+			r.add(&Refusal{Field: n.Field, Text: n.Text})
+		}
+	}
 }
 
 // readPlugins reads the options of the docker plugin, if the step has it, and refuses all others.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Kind says what a job runs.
@@ -132,13 +133,37 @@ func (s *Spec) Override(vars []Var) error {
 }
 
 // Refusal says why a job does not run and what its author can write instead. Field is the docker
-// plugin's option, Buildkite's variable, or "command".
-type Refusal struct{ Field, Text string }
+// plugin's option, Buildkite's variable, or "command". More are what else the author must change.
+type Refusal struct {
+	Field, Text string
+	More        []*Refusal
+}
+
+// Bounds on what a refusal says: how many things, and bytes of them all.
+const (
+	maxRefusals = 64
+	maxRefused  = 8 << 10
+)
 
 // ExitRefused is the exit status of a refused step. No pipeline retries it.
 const ExitRefused = 96
 
-func (r *Refusal) Error() string {
+func (r *Refusal) Error() string { return strings.Join(r.Lines(), "; ") }
+
+// Lines are what the author must change, one thing in each.
+func (r *Refusal) Lines() []string {
+	lines, size := []string{r.line()}, 0
+	for i, more := range r.More {
+		line := more.line()
+		if size += len(line); size > maxRefused {
+			return append(lines, fmt.Sprintf("and %d more", len(r.More)-i))
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+func (r *Refusal) line() string {
 	field := r.Field
 	if len(field) > maxName || !printable(field) { // an option's name comes from the build
 		field = fmt.Sprintf("%.100q", field)
@@ -147,7 +172,7 @@ func (r *Refusal) Error() string {
 }
 
 func refuse(field, format string, args ...any) *Refusal {
-	return &Refusal{field, fmt.Sprintf(format, args...)}
+	return &Refusal{Field: field, Text: fmt.Sprintf(format, args...)}
 }
 
 var errVersion = errors.New("the job comes from another version of kbnode than the slot's service; run it again")

@@ -99,15 +99,39 @@ func (s *Spec) Validate() error {
 	return nil
 }
 
-// checker keeps the first refusal.
+// checker keeps all refusals, the first of them on top.
 type checker struct{ bad *Refusal }
 
 func (v *checker) refuse(field, format string, args ...any) { v.refuseIf(true, field, format, args...) }
 
 func (v *checker) refuseIf(wrong bool, field, format string, args ...any) {
-	if wrong && v.bad == nil {
-		v.bad = refuse(field, format, args...)
+	if wrong {
+		v.add(refuse(field, format, args...))
 	}
+}
+
+// add adds a refusal, unless there is one of the same thing: of a field, or of the element of it that it begins with.
+func (v *checker) add(r *Refusal) {
+	if v.bad == nil {
+		v.bad = r
+		return
+	}
+	same := func(o *Refusal) bool { return o.Field == r.Field && o.element() == r.element() }
+	if len(v.bad.More) < maxRefusals && !same(v.bad) && !slices.ContainsFunc(v.bad.More, same) {
+		v.bad.More = append(v.bad.More, r)
+	}
+}
+
+// element returns what a refusal quotes at its beginning, or the variable that it names there; "" if it does not.
+func (r *Refusal) element() string {
+	if first, _, _ := strings.Cut(r.Text, " "); strings.HasPrefix(first, "$") {
+		return first
+	}
+	quoted, err := strconv.QuotedPrefix(r.Text)
+	if err != nil {
+		return ""
+	}
+	return quoted
 }
 
 func (v *checker) oneOf(field, value string, words ...string) {
