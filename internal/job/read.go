@@ -3,6 +3,7 @@ package job
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -308,15 +309,21 @@ func Allows(patterns config.Patterns, repository string) bool {
 	return ok && (patterns.Allow("git@github.com:"+name) || patterns.Allow("ssh://git@github.com/"+name))
 }
 
-// FillPipeline fills the variables that Buildkite sent into a pipeline, as `buildkite-agent pipeline upload`
-// does, which would also fill in what only the agent knows. It returns JSON.
-func FillPipeline(pipeline string, sent []Var) ([]byte, error) {
-	values := environ{}
-	for _, v := range sent {
-		values[v.Name] = v.Value
+// FillPipeline fills variables into a pipeline, of which the last with a name counts, as `buildkite-agent pipeline upload`
+// does, which would also fill in what only the agent knows. It returns JSON of at most pipeline.MaxFilled bytes.
+func FillPipeline(yaml string, vars []Var) ([]byte, error) {
+	no := func(err error) error {
+		return refuse("command", "read the pipeline: %s; correct it in the repository", text.Line(err.Error(), 300))
+	}
+	if err := pipeline.CheckExtent(yaml); err != nil {
+		return nil, no(err)
+	}
+	values := &environ{values: map[string]string{}, room: pipeline.MaxFilled}
+	for _, v := range vars {
+		values.Set(v.Name, v.Value)
 	}
 	var filled []byte
-	for p, err := range buildkite.ParseAll(strings.NewReader(pipeline)) {
+	for p, err := range buildkite.ParseAll(strings.NewReader(yaml)) {
 		if warning.Is(err) {
 			err = nil // Buildkite says what is wrong
 		}
@@ -326,11 +333,14 @@ func FillPipeline(pipeline string, sent []Var) ([]byte, error) {
 		if err == nil {
 			err = p.Interpolate(values, false)
 		}
-		if err == nil {
+		if values.room >= 0 && err == nil {
 			filled, err = json.Marshal(p)
 		}
+		if values.room < 0 || len(filled) > pipeline.MaxFilled {
+			err = fmt.Errorf("with its variables it has more than %d MiB; write a smaller one", pipeline.MaxFilled>>20)
+		}
 		if err != nil {
-			return nil, refuse("command", "read the pipeline: %s; correct it in the repository", text.Line(err.Error(), 300))
+			return nil, no(err)
 		}
 	}
 	if filled == nil {
@@ -339,7 +349,19 @@ func FillPipeline(pipeline string, sent []Var) ([]byte, error) {
 	return filled, nil
 }
 
-type environ map[string]string
+// environ has the variables of a pipeline, which may use each other, and room for all that they are filled in for, in
+// bytes. Without room they are empty.
+type environ struct {
+	values map[string]string
+	room   int
+}
 
-func (e environ) Get(name string) (string, bool) { v, ok := e[name]; return v, ok }
-func (e environ) Set(name, value string)         { e[name] = value }
+func (e *environ) Get(name string) (string, bool) {
+	v, ok := e.values[name]
+	if e.room -= len(v); e.room < 0 {
+		return "", ok
+	}
+	return v, ok
+}
+
+func (e *environ) Set(name, value string) { e.values[name] = value }

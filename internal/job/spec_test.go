@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 	"unicode"
 
 	"github.com/google/go-cmp/cmp"
@@ -282,5 +283,62 @@ func TestFillPipeline(t *testing.T) {
 		} else if string(got) != want || err != nil {
 			t.Errorf("%s: %s, %v", text, got, err)
 		}
+	}
+}
+
+// TestFillPipelineBounds refuses what would take the node's memory or time to fill in, before it does.
+func TestFillPipelineBounds(t *testing.T) {
+	t.Parallel()
+	doubling := "env:\n  A: 0123456789\n"
+	for i := range 12 {
+		doubling += fmt.Sprintf("  %c: %s\n", 'B'+i, strings.Repeat("$"+string(rune('A'+i)), 10))
+	}
+	laughs := "x0: &x0 [" + strings.Repeat("l,", 9) + "]\n"
+	for i := range 9 {
+		laughs += fmt.Sprintf("x%d: &x%d [%s]\n", i+1, i+1, strings.Repeat(fmt.Sprintf("*x%d,", i), 9))
+	}
+	merges := "x0: &x0 {a: 1}\n"
+	for i := range 20 {
+		merges += fmt.Sprintf("x%d: &x%d {<<: [%s]}\n", i+1, i+1, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*x%d,", i), 9), ","))
+	}
+	sent := []job.Var{{Name: "LONG", Value: strings.Repeat("x", 100_000)}}
+	for name, text := range map[string]string{
+		"variables of variables":     doubling + "steps: [wait]",
+		"a long variable, often":     "steps: [{command: '" + strings.Repeat("$LONG", 500) + "'}]",
+		"in keys":                    "steps: [{command: x, env: {" + strings.Repeat("$LONG: a, ", 10) + "b: '" + strings.Repeat("$LONG", 200) + "'}}]",
+		"in defaults":                "steps: [{command: '" + strings.Repeat("${NONE:-$LONG}", 500) + "'}]",
+		"in messages":                "steps: [{command: '${NONE?" + strings.Repeat("$LONG", 500) + "}'}]",
+		"substrings":                 "steps: [{command: '" + strings.Repeat("${LONG:0:99999}", 500) + "'}]",
+		"other fields":               "x: '" + strings.Repeat("$LONG", 500) + "'\nsteps: [wait]",
+		"escapes of JSON":            "steps: [{command: '" + strings.Repeat("<", 1<<20) + strings.Repeat("$LT", 20) + "'}]\nenv: {LT: '" + strings.Repeat("<", 100_000) + "'}",
+		"aliases of aliases":         laughs + "steps: [wait]",
+		"merges of merges":           merges + "steps: [wait]",
+		"an alias of a long text":    "x: &x " + strings.Repeat("y", 100_000) + "\nsteps: [{command: [" + strings.Repeat("*x,", 500) + "]}]",
+		"an alias of itself":         "x: &x [*x]\nsteps: [wait]",
+		"an alias of a long default": "x: &x '" + strings.Repeat("${A:-x}", 10_000) + "'\nsteps: [{command: [" + strings.Repeat("*x,", 500) + "]}]",
+		"nested defaults":            "steps: [{command: '" + strings.Repeat("${A:-", 10_000) + strings.Repeat("}", 10_000) + "'}]",
+		"nested escapes":             "steps: [{command: '" + strings.Repeat("$${A:-", 60) + strings.Repeat("}", 60) + "'}]",
+		"open escapes":               "steps: [{command: '" + strings.Repeat("$${A:-", 60) + "'}]",
+		"levels":                     "steps: " + strings.Repeat("[", 5000) + strings.Repeat("]", 5000),
+		"values":                     "steps: [" + strings.Repeat("a,", 300_000) + "]",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			done := make(chan error, 1)
+			go func() {
+				_, err := job.FillPipeline(text, sent)
+				done <- err
+			}()
+			select {
+			case err := <-done:
+				refused(t, err, "command")
+			case <-time.After(must.Patience):
+				t.Fatal("it takes too long")
+			}
+		})
+	}
+	fine := "env: {A: $LONG}\nsteps: [{command: '" + strings.Repeat("$A${B:-${C:-$D}}$${E:-$$F}", 100) + "'}]"
+	if got, err := job.FillPipeline(fine, sent); err != nil || len(got) < 10_000_000 {
+		t.Errorf("%d bytes, %v", len(got), err)
 	}
 }
