@@ -96,6 +96,7 @@ func (c Config) hook(ctx context.Context, name string) (out []byte, exports []jo
 	if err != nil {
 		return nil, nil, err
 	}
+	before["PATH"], before["HOME"] = hookPath, c.Home
 	log, after := &head{most: maxHookLog}, &head{most: maxHookVars}
 	cmd := exec.CommandContext(ctx, "/bin/bash", "-c", hookShell, path)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", after, log
@@ -152,7 +153,7 @@ func CheckHook(path string, owner int) (there bool, err error) {
 	return !plan.IsMarked(string(text)), nil
 }
 
-// slotVars returns all that a hook's environment has: the slot's variables.
+// slotVars returns the slot's variables, which each job has.
 func (c Config) slotVars() (map[string]string, error) {
 	text, err := limit.ReadFile(c.SlotVars, maxHook)
 	if err != nil {
@@ -164,7 +165,6 @@ func (c Config) slotVars() (map[string]string, error) {
 			vars[name] = value
 		}
 	}
-	vars["PATH"], vars["HOME"] = hookPath, c.Home
 	return vars, nil
 }
 

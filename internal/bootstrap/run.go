@@ -211,7 +211,17 @@ func (c Config) upload(canceled context.Context, spec *job.Spec, o slot.Outcome)
 		if err != nil {
 			return err
 		}
-		filled, err := job.FillPipeline(string(text), c.Input.Sent)
+		vars := slices.Clone(c.Input.Sent)
+		if c.SlotVars != "" { // as in a container, they win over the build's
+			of, err := c.slotVars()
+			if err != nil {
+				return err
+			}
+			for name, value := range of {
+				vars = append(vars, job.Var{Name: name, Value: value})
+			}
+		}
+		filled, err := job.FillPipeline(string(text), vars)
 		if err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -133,6 +134,22 @@ func TestPipelineRefused(t *testing.T) {
 	for does, want := range map[string]int{"exit 1": 1, "exit 125": 1, "kill -9 $$": ExitNode} {
 		if status, _ := Run(t.Context(), uploads(t, "steps: [wait]", does).Config); status != want {
 			t.Errorf("%s: %d", does, status)
+		}
+	}
+}
+
+// TestPipelineHasSlot fills in what each job of the slot has, which no build can change, and fails where that cannot be read.
+func TestPipelineHasSlot(t *testing.T) {
+	t.Parallel()
+	for file, want := range map[string]string{"# by kbnode\nKERNELBOT_MEMORY=249036m\nKERNELBOT_CPUS=13\n": `"cpus":"13","image":"main","memory":"249036m"`, "": "read the slot's variables"} {
+		r := uploads(t, "steps: [{plugins: [{docker#v5.13.0: {memory: '${KERNELBOT_MEMORY:-64g}', cpus: '$KERNELBOT_CPUS', image: $BRANCH}}]}]", "/bin/cat")
+		r.Input.Sent = append(r.Input.Sent, job.Var{Name: "KERNELBOT_MEMORY", Value: "1m"})
+		r.SlotVars = filepath.Join(t.TempDir(), "environment")
+		if file != "" {
+			must.Do(t, os.WriteFile(r.SlotVars, []byte(file), 0o600))
+		}
+		if status, _ := Run(t.Context(), r.Config); (status == 0) != (file != "") || !strings.Contains(r.log.String(), want) {
+			t.Errorf("%d: %s", status, r.log.String())
 		}
 	}
 }
