@@ -23,7 +23,8 @@ const (
 )
 
 const (
-	// cleanTime bounds one cleanup; containers have five seconds to stop.
+	// cleanTime bounds one try to remove containers, which have five seconds to stop. Each step has a limit of its
+	// own: what takes long leaves the others their time.
 	cleanTime = 3 * time.Minute
 	// retryTime is how long to retry an engine that does not answer: it may be restarting.
 	retryTime = 5 * time.Second
@@ -32,12 +33,14 @@ const (
 	beginTime = 2 * time.Minute
 )
 
+// unknownGPU is why a slot takes no jobs whose GPU could not be looked at since the last one.
+const unknownGPU = "it is not known whether a job still uses the GPU, because its driver does not say; the slot takes jobs again when it does; if it does not, reboot"
+
 // clean removes what is left, checks the GPU, and returns why the slot is parked, or "". It
 // retries the engine for the given time.
 func (k *cleaner) clean(ctx context.Context, engine time.Duration) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, cleanTime)
-	defer cancel()
 	k.running = false
+	begins := k.dirty
 	if k.dirty {
 		sampled, why := k.noise.end(), ""
 		err := k.sweep(ctx, engine)
@@ -58,7 +61,10 @@ func (k *cleaner) clean(ctx context.Context, engine time.Duration) (string, erro
 		patience = 0 // an earlier check waited already
 	}
 	what, known := k.gpu.settle(ctx, patience)
-	// An unknown state neither parks the slot nor ends a known reason.
+	// An unknown state ends no known reason. After a job it is one.
+	if !known && begins && !k.busy {
+		what, known = unknownGPU, true
+	}
 	if known {
 		k.busy = what != ""
 		if err := k.note(gpuName, what); err != nil {
@@ -72,12 +78,17 @@ func (k *cleaner) clean(ctx context.Context, engine time.Duration) (string, erro
 // matters: what could make processes goes first, unless a process keeps the engine from removing it.
 func (k *cleaner) sweep(ctx context.Context, patience time.Duration) error {
 	deadline := time.Now().Add(patience)
-	err := k.container(ctx)
+	remove := func() error {
+		ctx, cancel := context.WithTimeout(ctx, cleanTime)
+		defer cancel()
+		return k.container(ctx)
+	}
+	err := remove()
 	if err != nil {
-		err = k.procs.freeing(func() error { return k.container(ctx) })
+		err = k.procs.freeing(remove)
 	}
 	for err != nil && time.Now().Before(deadline) && limit.Sleep(ctx, gpuPoll) == nil {
-		err = k.container(ctx)
+		err = remove()
 	}
 	if err != nil {
 		return fmt.Errorf("its container cannot be removed: %w", err)

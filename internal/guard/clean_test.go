@@ -294,9 +294,8 @@ func TestGPUInUseParks(t *testing.T) {
 		r.gpuErr = nil
 		r.gpu.Compute = nil
 		r.want(r.waits, "")
-		r.want(r.begins, "")
 		r.gpuErr = errors.New("the driver hangs")
-		r.want(r.ended, "")
+		r.want(r.waits, "") // no job since the last look
 
 		// The process ends a moment after the job.
 		r.gpuErr = nil
@@ -307,6 +306,74 @@ func TestGPUInUseParks(t *testing.T) {
 		r.until = time.Now().Add(gpuTime - time.Second)
 		r.want(r.ended, "")
 	})
+}
+
+// TestGPUNotSeenParks: a slot whose GPU could not be looked at after a job, or since the service started, is not clear
+// until it could.
+func TestGPUNotSeenParks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newSlotRig(t)
+		for _, stage := range []func(context.Context) (string, error){r.begins, r.ended} {
+			r.gpuErr = errors.New("the driver hangs")
+			r.want(stage, "it is not known whether a job still uses the GPU")
+			r.want(r.waits, "it is not known whether a job still uses the GPU")
+			r.want(r.begins, "it is not known whether a job still uses the GPU")
+			r.gpuErr, r.gpu.Compute = nil, []probe.Process{{PID: 500}}
+			r.want(r.waits, "is held by process 500")
+			r.gpu.Compute = nil
+			r.want(r.waits, "")
+		}
+		// One failure is no more than a late answer.
+		look := r.cleaner.gpu[0].read
+		r.cleaner.gpu[0].read = func(ctx context.Context) (inventory.Occupancy, error) {
+			if r.checks++; r.checks%2 == 0 {
+				return inventory.Occupancy{}, errors.New("once")
+			}
+			return look(ctx)
+		}
+		r.want(r.ended, "")
+	})
+}
+
+// TestSlowClearing looks at the GPU, however long the steps before took.
+func TestSlowClearing(t *testing.T) {
+	t.Parallel()
+	for what, slow := range map[string]func(r *slotRig){
+		"a million directories": func(r *slotRig) { r.tidy = func() error { time.Sleep(time.Hour); return nil } },
+		"a slow engine": func(r *slotRig) {
+			r.container = func(context.Context) error { time.Sleep(cleanTime + time.Second); return nil }
+		},
+		"an engine that answers at last, with a process left": func(r *slotRig) {
+			r.start(104, jobCgroup)
+			r.container = func(context.Context) error { time.Sleep(cleanTime + time.Second); return nil }
+		},
+		"a container that only a second try removes": func(r *slotRig) {
+			tries := 0
+			r.container = func(ctx context.Context) error {
+				if tries++; tries == 1 {
+					<-ctx.Done()
+				}
+				return ctx.Err()
+			}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newSlotRig(t)
+				slow(r)
+				look := r.cleaner.gpu[0].read
+				r.cleaner.gpu[0].read = func(ctx context.Context) (inventory.Occupancy, error) {
+					o, err := look(ctx)
+					return o, errors.Join(err, ctx.Err())
+				}
+				r.gpu.Compute = []probe.Process{{PID: 500}}
+				r.want(r.ended, "is held by process 500")
+				r.gpu.Compute = nil
+				r.want(r.waits, "")
+			})
+		})
+	}
 }
 
 func TestOthersPark(t *testing.T) {

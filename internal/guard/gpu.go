@@ -27,6 +27,8 @@ const (
 	gpuTime = 5 * time.Second
 	// gpuPoll is the time between two checks.
 	gpuPoll = 250 * time.Millisecond
+	// lookTime bounds the looks at one GPU, besides gpuTime.
+	lookTime = 30 * time.Second
 )
 
 // gpuWatch checks a GPU of the slot, or the slot's part of one, between jobs.
@@ -118,21 +120,24 @@ func sameAMD(dir string, g plan.PolicyGPU) error {
 }
 
 // settle waits, for at most patience, until nothing uses the GPU, and returns a sentence about
-// what does, or "". If known is false, the driver did not report, which says nothing about the
-// GPU.
+// what does, or "". If known is false, the driver did not report in this time, which says nothing
+// about the GPU.
 func (w gpuWatch) settle(ctx context.Context, patience time.Duration) (busy string, known bool) {
+	ctx, cancel := context.WithTimeout(ctx, patience+lookTime)
+	defer cancel()
 	deadline := time.Now().Add(patience)
 	for {
 		o, err := w.read(ctx)
 		if other, is := errors.AsType[*otherGPUError](err); is {
 			return other.text, true
 		}
-		if err != nil {
-			w.log.Warn("gpu not checked", "err", err)
-			return busy, known
+		if err == nil {
+			busy, known = w.judge(o), true
 		}
-		busy, known = w.judge(o), true
-		if busy == "" || time.Now().After(deadline) || limit.Sleep(ctx, gpuPoll) != nil {
+		if known && busy == "" || time.Now().After(deadline) || limit.Sleep(ctx, gpuPoll) != nil {
+			if !known {
+				w.log.Warn("gpu not checked", "err", err)
+			}
 			return busy, known
 		}
 	}
