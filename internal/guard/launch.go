@@ -29,7 +29,7 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, top
 		return "", err
 	}
 	if wanted.HostConfig.NetworkMode != job.NetworkNone {
-		if err := g.network.ready(ctx); err != nil {
+		if err := g.network.readyFor(ctx); err != nil {
 			return "", err
 		}
 	}

@@ -41,6 +41,8 @@ type slotNetwork struct {
 	ensure  func(context.Context, docker.Network) error
 	protect func() error // makes sure of the rules of all slots
 	routes  func() (io.ReadCloser, error)
+	// forget ends the connections of earlier containers, which would lead the outside to the next one. nil ends none.
+	forget func([]netip.Prefix) error
 
 	mu sync.Mutex // older engines would make the same network twice
 }
@@ -57,7 +59,32 @@ func newNetwork(p plan.JobPolicy, engine *docker.Engine) *slotNetwork {
 			return node.Ensure()
 		},
 		routes: func() (io.ReadCloser, error) { return os.Open("/proc/net/route") },
+		forget: firewall.Forget,
 	}
+}
+
+// readyFor makes sure of the rules and the network for a container that is about to be made, and that it gets no
+// connections of those before. None of them runs any more.
+func (n *slotNetwork) readyFor(ctx context.Context) error {
+	if err := n.ready(ctx); err != nil || n.forget == nil {
+		return err
+	}
+	networks := plan.Subnets(n.slot)
+	if bridge, err := net.InterfaceByName(plan.NetworkName(n.slot)); err == nil { // the engine may have chosen another
+		addrs, err := bridge.Addrs()
+		if err != nil {
+			return unavailable(fmt.Errorf("list the addresses of network %s: %w", bridge.Name, err))
+		}
+		for _, a := range addrs {
+			if p, err := netip.ParsePrefix(a.String()); err == nil {
+				networks = append(networks, p.Masked())
+			}
+		}
+	}
+	if err := n.forget(networks); err != nil {
+		return unavailable(err)
+	}
+	return nil
 }
 
 // ready makes sure of the rules, without which no container may start, and of the network.

@@ -3,6 +3,7 @@ package guard
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/netip"
 	"slices"
@@ -25,6 +26,8 @@ type fakeNetwork struct {
 	checks   int   // how often the rules were checked
 	rules    error // what checking them returns
 	networks error
+	forgot   []netip.Prefix // the networks whose connections were ended last
+	kept     error          // what ending them returns
 }
 
 func (f *fakeNetwork) slot() *slotNetwork {
@@ -42,6 +45,12 @@ func (f *fakeNetwork) slot() *slotNetwork {
 			return f.rules
 		},
 		routes: func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(routeTable)), nil },
+		forget: func(networks []netip.Prefix) error {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.forgot = networks
+			return f.kept
+		},
 	}
 }
 
@@ -62,6 +71,9 @@ kbnode-gpu4	000413C6	00000000	0001	0	0	0	00FFFFFF	0	0	0
 func TestNetworkIsThere(t *testing.T) {
 	t.Parallel()
 	r := ready(t)
+	if r.network.forgot != nil {
+		t.Error("the connections of a job that runs were ended when the service started")
+	}
 	if n := len(r.network.made); n != 1 || r.network.checks != 1 {
 		t.Fatalf("before the first job: %d looks at the network and %d at the rules", n, r.network.checks)
 	}
@@ -71,6 +83,7 @@ func TestNetworkIsThere(t *testing.T) {
 	if n := len(r.network.made); n != 2 || r.network.checks != 2 {
 		t.Fatalf("a container was started after %d looks at its network and %d at the rules", n, r.network.checks)
 	}
+	must.Equal(t, "[198.18.0.0/24 198.19.0.0/24]", fmt.Sprint(r.network.forgot))
 	// The lab has 198.18.0.0/16.
 	want := docker.Network{Name: "kbnode-gpu0", Labels: map[string]string{slotLabel: "0"}, Subnets: []netip.Prefix{netip.MustParsePrefix("198.19.0.0/24")}}
 	must.Equal(t, want, r.network.made[0], cmpopts.EquateComparable(netip.Prefix{}))
@@ -89,7 +102,11 @@ func TestNoContainerWithoutNetwork(t *testing.T) {
 	if o := r.try(t); !strings.Contains(o.NodeFault, "no address is left") {
 		t.Errorf("without a network: %+v", o)
 	}
-	r.network.networks, r.network.rules = nil, errors.New("the kernel says no")
+	r.network.networks, r.network.kept = nil, errors.New("they stay")
+	if o := r.try(t); !strings.Contains(o.NodeFault, "they stay") || len(r.engine.created) != 0 {
+		t.Errorf("with connections of an earlier job: %+v, %d containers", o, len(r.engine.created))
+	}
+	r.network.kept, r.network.rules = nil, errors.New("the kernel says no")
 	if o := r.try(t); !strings.Contains(o.NodeFault, "the kernel says no") || len(r.engine.created) != 0 {
 		t.Errorf("without rules: %+v, %d containers", o, len(r.engine.created))
 	}
