@@ -32,6 +32,10 @@ func engineDown(ctx context.Context, m *Machine) Finding {
 		return fail("%s", cmp.Or(why, "no engine answers on "+m.Config.Docker.Socket)).Advise("check that an engine listens on %s, or set docker.socket in %s", m.Config.Docker.Socket, plan.ConfigPath)
 	case u.Load == "masked":
 		return fail("%s is masked", dockerUnit).By("systemctl unmask docker.service docker.socket && systemctl enable --now docker")
+	case (u.Active == "failed" || u.Sub == "auto-restart") && installer.HasDNF(m.Inventory.OS) && len(lackingModules(m, dockerModules)) > 0:
+		f := lackingModules(m, dockerModules)[0]
+		return fail("%s keeps failing (%s, exit status %d): %s", dockerUnit, u.Result, u.ExitStatus, f.Detail).
+			By("%s && systemctl reset-failed docker && systemctl restart docker", f.Fix)
 	case u.Active == "failed" || u.Sub == "auto-restart":
 		return fail("%s keeps failing (%s, exit status %d)", dockerUnit, u.Result, u.ExitStatus).
 			Safely("systemctl reset-failed docker && systemctl start docker").Advise("if that fails too, sudo journalctl -u docker -n 30 says why")
@@ -171,22 +175,43 @@ func dockerStorageDriver(ctx context.Context, m *Machine) Answer {
 		driver += " of the containerd image store"
 	}
 	f := warn("the storage driver is %s, whose layers no slot's disk limits: a job can fill Docker's disk; with job.profile: strict, it cannot", cmp.Or(driver, "unknown"))
+	mounts, _ := m.Mounts("self")
+	if at := host.MountOf(mounts, m.Docker.RootDir); noOverlay(at.Kind) { // with overlay2, Docker would not start
+		return found(f.Advise("first %s; then set \"storage-driver\": \"overlay2\" there", moveRoot))
+	}
 	return found(storageDriver.change(ctx, m, f))
+}
+
+// moveRoot is how to move Docker's images to another disk.
+const moveRoot = "set data-root in " + host.DaemonJSON + " to a directory on an ext4 or XFS disk, then run sudo systemctl restart docker; the images are pulled again"
+
+// remote are file systems of other machines.
+var remote = []string{"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "afs", "virtiofs", "gpfs", "beegfs"}
+
+func isRemote(kind string) bool {
+	return slices.Contains(remote, kind) || strings.HasPrefix(kind, "fuse")
+}
+
+// noOverlay reports whether Docker's overlay2 driver does not start on a file system: it refuses the local ones
+// by their number.
+func noOverlay(kind string) bool {
+	return isRemote(kind) || slices.Contains([]string{"zfs", "overlay", "aufs", "ecryptfs"}, kind)
 }
 
 func dockerRoot(_ context.Context, m *Machine) Answer {
 	mounts, _ := m.Mounts("self")
 	at := host.MountOf(mounts, m.Docker.RootDir)
-	move := "set data-root in " + host.DaemonJSON + " to a directory on an ext4 or XFS disk, then run sudo systemctl restart docker; the images are pulled again"
 	switch {
 	case at.Kind == "":
 		return none("the kernel does not say what %s is on", cmp.Or(m.Docker.RootDir, "it"))
-	case slices.Contains([]string{"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "afs", "virtiofs"}, at.Kind) || strings.HasPrefix(at.Kind, "fuse"):
-		return found(fail("%s is on %s (%s), a network file system: overlay2 does not work there, and every job waits for it", m.Docker.RootDir, at.Point, at.Kind).Advise("%s", move))
+	case isRemote(at.Kind):
+		return found(fail("%s is on %s (%s), a network file system: overlay2 does not work there, and every job waits for it", m.Docker.RootDir, at.Point, at.Kind).Advise("%s", moveRoot))
 	case at.Kind == "overlay":
-		return found(fail("%s is on an overlay, so this is a container or a live system and does not keep images", m.Docker.RootDir).Advise("%s", move))
+		return found(fail("%s is on an overlay, so this is a container or a live system and does not keep images", m.Docker.RootDir).Advise("%s", moveRoot))
+	case noOverlay(at.Kind):
+		return found(warn("%s is on %s (%s), where overlay2 does not start, and the layers of Docker's other drivers no slot's disk limits", m.Docker.RootDir, at.Point, at.Kind).Advise("%s", moveRoot))
 	case at.Kind == "tmpfs" || at.Kind == "ramfs":
-		return found(warn("%s is in memory (%s), so images take memory from jobs and are lost at a reboot", m.Docker.RootDir, at.Kind).Advise("%s", move))
+		return found(warn("%s is in memory (%s), so images take memory from jobs and are lost at a reboot", m.Docker.RootDir, at.Kind).Advise("%s", moveRoot))
 	}
 	return found(ok("%s, %s", m.Docker.RootDir, at.Kind))
 }

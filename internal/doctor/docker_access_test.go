@@ -18,6 +18,7 @@ func TestDockerDiskChecks(t *testing.T) {
 	strict := engine(docker.Info{StorageDriver: "overlayfs"})
 	full := config.Config{Job: config.Job{Profile: config.ProfileStrict}}.WithDefaults()
 	strict.cfg = &full
+	onZFS := engine(docker.Info{StorageDriver: "zfs", RootDir: "/var/lib/docker"})
 	play(t, []scene{
 		{"overlay2", "docker-storage-driver", engine(docker.Info{StorageDriver: "overlay2"}), nil, "ok: overlay2", ""},
 		{"containerd's store", "docker-storage-driver", store, nil, "warn: the storage driver is overlayfs of the containerd image store, whose layers no slot's disk limits: a job can fill Docker's disk; with job.profile: strict, it cannot",
@@ -27,6 +28,10 @@ func TestDockerDiskChecks(t *testing.T) {
 
 		{"a disk", "docker-root", root, mounts("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 8:2 / /var/lib rw shared:1 - xfs /dev/sda2 rw\n31 22 0:5 / /var/lib/dock rw - tmpfs x rw\n"), "ok: /var/lib/docker, xfs", ""},
 		{"a network", "docker-root", root, mounts("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:40 / /var/lib/docker rw - nfs4 s:/x rw\n"), "fail: /var/lib/docker is on /var/lib/docker (nfs4), a network file system: overlay2 does not work there, and every job waits for it", ""},
+		{"ZFS", "docker-root", root, mounts("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:40 / /var/lib/docker rw - zfs tank/docker rw\n"), "warn: /var/lib/docker is on /var/lib/docker (zfs), where overlay2 does not start, and the layers of Docker's other drivers no slot's disk limits", ""},
+		{"the root on ZFS", "docker-root", root, mounts("22 1 0:30 / / rw - zfs rpool/ROOT rw\n"), "warn: /var/lib/docker is on / (zfs), where overlay2 does not start, and the layers of Docker's other drivers no slot's disk limits", ""},
+		{"ZFS", "docker-storage-driver", onZFS, mounts("22 1 0:30 / / rw - zfs rpool/ROOT rw\n"), "warn: the storage driver is zfs, whose layers no slot's disk limits: a job can fill Docker's disk; with job.profile: strict, it cannot", ""},
+		{"eCryptfs", "docker-storage-driver", onZFS, mounts("22 1 0:30 / / rw - ecryptfs x rw\n"), "warn: the storage driver is zfs, whose layers no slot's disk limits: a job can fill Docker's disk; with job.profile: strict, it cannot", ""},
 		{"a container", "docker-root", root, mounts("22 1 0:30 / / rw - overlay overlay rw\n"), "fail: /var/lib/docker is on an overlay, so this is a container or a live system and does not keep images", ""},
 		{"memory", "docker-root", root, mounts("22 1 0:30 / / rw - tmpfs tmpfs rw\n"), "warn: /var/lib/docker is in memory (tmpfs), so images take memory from jobs and are lost at a reboot", ""},
 		{"garbage", "docker-root", root, mounts("\x00 - -\n - \nx"), "skip: the kernel does not say what /var/lib/docker is on", ""},

@@ -59,6 +59,8 @@ func deaf(f *fake) *fake {
 
 func TestEngineChecks(t *testing.T) {
 	t.Parallel()
+	rhel := dead(slot.Unit{Load: "loaded", Active: "failed", Result: "exit-code", ExitStatus: 1}, "refused")
+	rhel.inv.OS.ID, rhel.inv.Kernel = "rhel", "6.12"
 	socket := map[string]string{config.DefaultDockerSocket: ""}
 	play(t, []scene{
 		{"no daemon.json", "docker-config", engine(docker.Info{}), nil, "ok: no file", ""},
@@ -87,6 +89,9 @@ func TestEngineChecks(t *testing.T) {
 		{"masked", "docker-engine", dead(slot.Unit{Load: "masked", Active: "inactive"}, "refused"), nil, "fail: docker.service is masked", "systemctl unmask docker.service docker.socket && systemctl enable --now docker"},
 		{"failed", "docker-engine", dead(slot.Unit{Load: "loaded", Active: "failed", Result: "exit-code", ExitStatus: 1}, "refused"), nil,
 			"fail: docker.service keeps failing (exit-code, exit status 1)", "systemctl reset-failed docker && systemctl start docker"},
+		{"failed without xt_addrtype", "docker-engine", rhel, map[string]string{"/lib/modules/6.12/modules.dep": "kernel/x.ko:\n"},
+			"fail: docker.service keeps failing (exit-code, exit status 1): the kernel has no xt_addrtype, which Docker's networks need",
+			"dnf install -y kernel-modules-extra-6.12 && modprobe xt_addrtype && systemctl reset-failed docker && systemctl restart docker"},
 		{"failed for its file", "docker-engine", dead(slot.Unit{Load: "loaded", Active: "failed"}, "refused"), file("{"), "skip: it does not answer and cannot start; see docker-config", ""},
 		{"stopped", "docker-engine", dead(slot.Unit{Load: "loaded", Active: "inactive"}, "refused"), nil, "fail: docker.service is inactive", "systemctl start docker"},
 		{"hanging", "docker-engine", dead(slot.Unit{Load: "loaded", Active: "active"}, "ask Docker for its info: deadline exceeded"), socket, "fail: ask Docker for its info: deadline exceeded", "systemctl restart docker"},

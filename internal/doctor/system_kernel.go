@@ -7,17 +7,50 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
+// feature is a kernel feature, and what needs it.
+type feature struct{ module, why string }
+
 // features are the kernel features that slots need.
-var features = []struct{ module, why string }{
+var features = []feature{
 	{"nf_tables", "the firewall between slots"},
 	{"overlay", "Docker's images"},
 	{"ext4", "the slots' disks"},
 	{"loop", "the slots' disks"},
 	{"bridge", "the slots' networks"},
 	{"veth", "the slots' networks"},
+}
+
+// dockerModules are those without which dockerd does not start, and that RHEL 10 and Fedora have in a package of
+// their own. Other distributions have them beside the rest.
+var dockerModules = []feature{{"xt_addrtype", "Docker's networks"}}
+
+// lackingModules returns a finding for each feature that this kernel certainly lacks.
+func lackingModules(m *Machine, list []feature) (all []Finding) {
+	known, there := m.Modules(m.Inventory.Kernel)
+	if !there {
+		return nil
+	}
+	filesystems := strings.Fields(m.Value("/proc/filesystems"))
+	for _, f := range list {
+		if m.Exists("/sys/module/"+f.module) || slices.Contains(filesystems, f.module) || known[f.module] {
+			continue
+		}
+		finding := fail("the kernel has no %s, which %s need", f.module, f.why)
+		switch {
+		case m.Inventory.OS.ID == "ubuntu":
+			finding = finding.By("apt-get update && apt-get install -y linux-modules-extra-%s", m.Inventory.Kernel)
+		case installer.HasDNF(m.Inventory.OS):
+			finding = finding.By("dnf install -y kernel-modules-extra-%s && modprobe %s", m.Inventory.Kernel, f.module)
+		default:
+			finding = finding.Advise("boot the distribution's standard kernel")
+		}
+		all = append(all, finding)
+	}
+	return all
 }
 
 func systemModules(_ context.Context, m *Machine) Answer {
@@ -31,28 +64,19 @@ func systemModules(_ context.Context, m *Machine) Answer {
 			absent = append(absent, f.module)
 		}
 	}
+	if installer.HasDNF(m.Inventory.OS) {
+		if lacking := lackingModules(m, slices.Concat(features, dockerModules)); len(lacking) > 0 {
+			return found(lacking...)
+		}
+	}
 	if len(absent) == 0 {
 		return found(ok("all are loaded"))
 	}
-	known, there := m.Modules(m.Inventory.Kernel)
-	if !there {
+	if _, there := m.Modules(m.Inventory.Kernel); !there {
 		return found(warn("not loaded: %s, and %s is missing: the kernel was upgraded since the last boot, or has them built in", strings.Join(absent, ", "), "/lib/modules/"+m.Inventory.Kernel).
 			Advise("reboot, unless sudo modprobe %s succeeds", absent[0]))
 	}
-	var all []Finding
-	for _, f := range features {
-		if !slices.Contains(absent, f.module) || known[f.module] {
-			continue
-		}
-		finding := fail("the kernel has no %s, which %s need", f.module, f.why)
-		if m.Inventory.OS.ID == "ubuntu" {
-			finding = finding.By("apt-get update && apt-get install -y linux-modules-extra-%s", m.Inventory.Kernel)
-		} else {
-			finding = finding.Advise("boot the distribution's standard kernel")
-		}
-		all = append(all, finding)
-	}
-	return foundOr(all, ok("loaded when needed: %s", strings.Join(absent, ", ")))
+	return foundOr(lackingModules(m, features), ok("loaded when needed: %s", strings.Join(absent, ", ")))
 }
 
 // systemCorePattern checks for a core-dump program. The limit on core files, which is 0 for jobs,

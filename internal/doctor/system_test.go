@@ -44,6 +44,7 @@ func TestSystemChecks(t *testing.T) {
 	}
 	const controllers, lsm, core = "/sys/fs/cgroup/cgroup.controllers", "/sys/kernel/security/lsm", "/proc/sys/kernel/core_pattern"
 	const seccomp, passwd = "/proc/sys/kernel/seccomp/actions_avail", "root:x:0:0::/:\nkbnode-gpu0:x:990:990::/:\nkbnode-gpu1:x:991:991::/:\n"
+	rhel := machine(func(i *inventory.Inventory) { i.OS.ID = "rhel" })
 	loaded := file("/proc/modules", "", "/proc/filesystems", "nodev\toverlay\n\text4\n", "/sys/module/nf_tables/x", "", "/sys/module/bridge/x", "", "/sys/module/loop/x", "")
 	with := func(base map[string]string, list ...string) map[string]string {
 		all := file(list...)
@@ -78,6 +79,9 @@ func TestSystemChecks(t *testing.T) {
 		{"missing", "system-modules", machine(nil), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.builtin", "kernel/x.ko\n"), "fail: the kernel has no veth, which the slots' networks need", ""},
 		{"missing on Ubuntu", "system-modules", machine(func(i *inventory.Inventory) { i.OS.ID = "ubuntu" }), with(loaded, "/lib/modules/6.12.0-13-amd64/modules.dep", ""),
 			"fail: the kernel has no veth, which the slots' networks need", "apt-get update && apt-get install -y linux-modules-extra-6.12.0-13-amd64"},
+		{"RHEL 10 without the extra ones", "system-modules", rhel, with(loaded, "/sys/module/veth/x", "", "/lib/modules/6.12.0-13-amd64/modules.dep", "kernel/x.ko:\n"),
+			"fail: the kernel has no xt_addrtype, which Docker's networks need", "dnf install -y kernel-modules-extra-6.12.0-13-amd64 && modprobe xt_addrtype"},
+		{"RHEL 10 with them", "system-modules", rhel, with(loaded, "/sys/module/veth/x", "", "/lib/modules/6.12.0-13-amd64/modules.dep", "extra/xt_addrtype.ko.xz:\n"), "ok: all are loaded", ""},
 		{"no modules", "system-modules", machine(nil), nil, "skip: this kernel loads no modules and does not report what it has", ""},
 
 		{"good", "system-git", machine(nil), nil, "ok: /usr/bin/git", ""},

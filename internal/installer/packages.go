@@ -139,7 +139,7 @@ const GenerateCDI = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
 // distribution.
 func (p Prerequisite) Command(os inventory.OS) string {
 	manager := "apt-get"
-	if slices.Contains([]string{"rhel", "centos", "rocky", "almalinux", "fedora", "ol", "amzn"}, os.ID) {
+	if HasDNF(os) {
 		manager = "dnf"
 	}
 	var commands []string
@@ -151,6 +151,11 @@ func (p Prerequisite) Command(os inventory.OS) string {
 		commands = append(commands, "systemctl enable --now "+unit)
 	}
 	return strings.Join(commands, " && ")
+}
+
+// HasDNF reports whether a distribution is Fedora or one of those that come from it.
+func HasDNF(os inventory.OS) bool {
+	return slices.Contains([]string{"rhel", "centos", "rocky", "almalinux", "fedora", "ol", "amzn"}, os.ID)
 }
 
 // find returns the entry that counts on a distribution.
