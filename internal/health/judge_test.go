@@ -653,6 +653,25 @@ func TestParseState(t *testing.T) {
 	n.want(got, "gpu.xid fatal drain [3]")
 }
 
+// TestUVM checks the line of a memory manager that needs a reboot, in the forms of drivers.
+func TestUVM(t *testing.T) {
+	t.Parallel()
+	for _, line := range []string{
+		"NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.",
+		"NVRM nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.",
+		"NVRM: uvm encountered global fatal error 0x1e, requiring os reboot to recover.",
+		"NVRM: GPU0 nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.",
+	} {
+		n := newNode(t, machine(8))
+		n.want(n.lines(time.Second, line), "node.driver fatal park [0 1 2 3 4 5 6 7]")
+		n.want(n.judgeAfter(time.Hour, nil), "node.driver fatal park [0 1 2 3 4 5 6 7]")
+		n.want(n.lines(time.Second, "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  550.54.15"))
+	}
+	if f, ok := Parse([]byte("3,9,1,-;NVRM: API mismatch: the client has the version uvm encountered global fatal error , but")); ok {
+		t.Errorf("believed: %+v", f)
+	}
+}
+
 // TestSilentDriver checks a driver that hangs in its files or in NVML: one answer within five minutes is enough, none drains
 // the node, and an answer ends that.
 func TestSilentDriver(t *testing.T) {

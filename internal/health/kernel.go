@@ -73,6 +73,13 @@ func (j *judge) kernel(f Fact) {
 		})
 		return
 	}
+	if f.Kind == KindUVM {
+		j.latch(ofNode(checkDriver, "uvm"), f.Up, Mark{
+			Level: Fatal, Effect: Park, Fix: fixReboot,
+			Reason: "the driver's memory manager (nvidia-uvm) had a fatal error, so no job can start CUDA",
+		})
+		return
+	}
 	id := cmp.Or(j.byPCI[f.PCI], f.PCI)
 	slot, job, c := j.cause(f, id)
 	e := Event{Time: j.in.Now.Add(f.Up - j.in.Up), Kind: "kernel", Check: checkXid, GPU: id, Slot: slot, Job: job, Level: Info}
@@ -104,7 +111,7 @@ func (j *judge) kernel(f Fact) {
 		e.Level = j.xid(f, id, c)
 	case KindLoaded:
 		e.Check = checkDriver
-		j.clear("the driver was loaded again", func(m Mark) bool { return m.Check == checkSwitch })
+		j.clear("the driver was loaded again", func(m Mark) bool { return m.Check == checkSwitch || m.key == ofNode(checkDriver, "uvm") })
 		for i := range j.s.GPUs {
 			if j.s.GPUs[i].Vendor != "amd" {
 				j.s.GPUs[i].Reset = f.Up

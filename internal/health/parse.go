@@ -27,6 +27,7 @@ const (
 	KindRAS         Kind = "ras"       // uncorrectable errors
 	KindVRAM        Kind = "vram-lost" // a reset cleared the GPU's memory
 	KindSwitch      Kind = "switch"    // a fatal error of an NVSwitch, at PCI; Xid is its SXid
+	KindUVM         Kind = "uvm"       // a fatal error of NVIDIA's memory manager: no CUDA starts before a reboot
 	KindOverrun     Kind = "overrun"   // of Kmsg itself: lines were overwritten unread
 )
 
@@ -49,7 +50,7 @@ type Fact struct {
 func Parse(record []byte) (Fact, bool) {
 	// Nearly all lines end here, and must cost no more than this.
 	head, body, ok := bytes.Cut(record, []byte(";"))
-	if !ok || !bytes.HasPrefix(body, []byte("NVRM: ")) && !bytes.HasPrefix(body, []byte("amdgpu")) && !bytes.HasPrefix(body, []byte("[drm")) && !bytes.HasPrefix(body, []byte("nvidia-nvswitch")) {
+	if !ok || !bytes.HasPrefix(body, []byte("NVRM: ")) && !bytes.HasPrefix(body, []byte(oldUVM)) && !bytes.HasPrefix(body, []byte("amdgpu")) && !bytes.HasPrefix(body, []byte("[drm")) && !bytes.HasPrefix(body, []byte("nvidia-nvswitch")) {
 		return Fact{}, false
 	}
 	fields := strings.SplitN(string(head), ",", 4)
@@ -74,6 +75,10 @@ func Parse(record []byte) (Fact, bool) {
 	f.Text = text.Line(line, maxText)
 	if rest, ok := strings.CutPrefix(line, "NVRM: "); ok {
 		return f, nvidia(rest, &f)
+	}
+	if rest, ok := strings.CutPrefix(line, "NVRM "); ok {
+		f.Kind = KindUVM
+		return f, uvmFatal().MatchString(rest)
 	}
 	if rest, ok := strings.CutPrefix(line, "nvidia-nvswitch"); ok {
 		return f, switchLine(rest, &f)
@@ -107,6 +112,10 @@ func nvidia(line string, f *Fact) bool {
 		f.Kind = KindLoaded
 		return true
 	}
+	if uvmFatal().MatchString(line) {
+		f.Kind = KindUVM
+		return true
+	}
 	// Only lines that begin with the driver's own words: a client of another version is
 	// logged with the 63 bytes that it calls its version.
 	if strings.Contains(line, "fallen off the bus") && (strings.HasPrefix(line, "The NVIDIA GPU ") || strings.HasPrefix(line, "GPU ")) {
@@ -115,6 +124,13 @@ func nvidia(line string, f *Fact) bool {
 	}
 	return false
 }
+
+// uvmFatal matches "nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to
+// recover." Before r570 nothing else says so; since then, an Xid 154 of each GPU does.
+var uvmFatal = lazy.Regexp(`^(GPU[0-9]+ )?([A-Za-z0-9_]+: )?uvm encountered global fatal error `)
+
+// oldUVM begins such a line of the first open drivers, which wrote no colon.
+const oldUVM = "NVRM nvGpuOpsReportFatalError: "
 
 // process matches what the driver writes before the name of the process that an Xid is about.
 var process = lazy.Regexp(`^,? ?pid='?[^,']{0,20}'?, name='?`)

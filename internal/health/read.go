@@ -161,13 +161,25 @@ func ReadNode(root string, disks []string) (Node, error) {
 	if err != nil {
 		errs = append(errs, fmt.Errorf("adjtimex: %w", err))
 	}
-	n.Clock = clockState(state, tx.Status, err)
+	n.Clock = clock(state, tx, err)
 	n.CDIDriver, err = limit.Call("CDI specification below "+root, readTime, func() (string, error) { return cdiDriver(root) })
 	if err != nil {
 		n.Unread = append(n.Unread, checkDriver)
 	}
 	n.Overdue = limit.Calls(root)
 	return n, errors.Join(append(errs, err)...)
+}
+
+// maxClockError is the largest error, in microseconds, of a clock that something synchronizes. timedatectl
+// goes by it alone: STA_UNSYNC only keeps the kernel from setting the hardware's clock.
+const maxClockError = 16_000_000
+
+func clock(state int, tx unix.Timex, err error) Clock {
+	c := clockState(state, tx.Status, err)
+	if c == ClockAdrift && tx.Maxerror < maxClockError { // as with chrony without rtcsync
+		return ClockSynchronised
+	}
+	return c
 }
 
 func clockState(state int, status int32, err error) Clock {

@@ -82,6 +82,18 @@ func TestReadNode(t *testing.T) {
 		t.Errorf("%q, %v", n.CDIDriver, err)
 	}
 	for _, row := range []struct {
+		status int32
+		errors int64 // in microseconds
+		want   Clock
+	}{
+		{unix.STA_UNSYNC, 15_999_999, ClockSynchronised}, // chrony without rtcsync
+		{unix.STA_UNSYNC, 16_000_000, ClockAdrift},
+	} {
+		if got := clock(unix.TIME_ERROR, unix.Timex{Status: row.status, Maxerror: row.errors}, nil); got != row.want {
+			t.Errorf("%+v: %d", row, got)
+		}
+	}
+	for _, row := range []struct {
 		state  int
 		status int32
 		err    error
