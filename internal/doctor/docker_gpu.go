@@ -90,7 +90,7 @@ func dockerCDI(ctx context.Context, m *Machine) Answer {
 // renewCDI returns the command that describes the GPUs again. If the toolkit has a service
 // for it, a separate file would be hidden behind the service's.
 func renewCDI(ctx context.Context, m *Machine) string {
-	if u, err := m.unit(ctx, refreshUnit); err == nil && u.Exists() && u.Load != "masked" {
+	if u, err := m.unit(ctx, refreshUnit); err == nil && u.Exists() && u.Load != "masked" && !u.Skipped {
 		return "systemctl restart " + refreshUnit
 	}
 	return installer.GenerateCDI
@@ -260,6 +260,9 @@ func dockerCDIRefresh(ctx context.Context, m *Machine) Answer {
 	case service.Active == "failed":
 		return found(warn("%s failed (%s, exit status %d)", refreshUnit, service.Result, service.ExitStatus).Safely("systemctl restart %s", refreshUnit).
 			Advise("if it fails again, sudo journalctl -u %s -n 20 says why", refreshUnit))
+	case service.Skipped: // such as ConditionPathExists=/usr/bin/nvidia-smi
+		return found(warn("%s does nothing, because one of its conditions does not hold, so nothing renews it", refreshUnit).
+			Advise("sudo systemctl status %s names the condition; while it does not hold, run sudo %s after each driver upgrade", refreshUnit, installer.GenerateCDI))
 	case !m.StartsAtBoot(refreshUnit) || !m.StartsAtBoot(refreshPath) || !watch.Running():
 		return found(warn("%s and %s are not both enabled, so nothing renews it", refreshUnit, refreshPath).Safely("systemctl enable --now %s %s", refreshPath, refreshUnit))
 	}

@@ -87,6 +87,7 @@ func TestCDIChecks(t *testing.T) {
 		return f
 	}
 	service := slot.Unit{Name: refreshUnit, Load: "loaded", Active: "inactive"}
+	skipped := slot.Unit{Name: refreshUnit, Load: "loaded", Active: "inactive", Skipped: true}
 	failed := slot.Unit{Name: refreshUnit, Load: "loaded", Active: "failed", Result: "exit-code", ExitStatus: 1}
 	watch := slot.Unit{Name: refreshPath, Load: "loaded", Active: "active"}
 	const restart = "systemctl restart nvidia-cdi-refresh.service"
@@ -127,6 +128,8 @@ func TestCDIChecks(t *testing.T) {
 		{"renewed", "docker-cdi-refresh", on(service, watch), files(run, spec, wants+refreshUnit, "", wants+refreshPath, ""), "ok: nvidia-cdi-refresh.service renews it", ""},
 		{"not watched", "docker-cdi-refresh", on(service, watch), files(run, spec, wants+refreshUnit, ""), "warn: nvidia-cdi-refresh.service and nvidia-cdi-refresh.path are not both enabled, so nothing renews it",
 			"systemctl enable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service"},
+		{"skipped by its condition", "docker-cdi-refresh", on(skipped, watch), files(run, spec, wants+refreshUnit, "", wants+refreshPath, ""), "warn: nvidia-cdi-refresh.service does nothing, because one of its conditions does not hold, so nothing renews it", ""},
+		{"none, and the service is skipped", "docker-cdi-spec", on(skipped), nil, "fail: no CDI specification for NVIDIA GPUs in /etc/cdi or /var/run/cdi", installer.GenerateCDI},
 		{"failed", "docker-cdi-refresh", on(failed, watch), files(run, spec), "warn: nvidia-cdi-refresh.service failed (exit-code, exit status 1)", restart},
 	})
 }

@@ -257,6 +257,7 @@ type Unit struct {
 	MainPID    int       `json:"main_pid,omitempty"`
 	Started    time.Time `json:"-"`                    // when its main process was; a busy systemd says later that it is active
 	Restarts   int       `json:"restarts,omitempty"`   // by Restart=, since it was started
+	Skipped    bool      `json:"skipped,omitempty"`    // its last start was, because a condition of the unit did not hold
 	Result     string    `json:"result,omitempty"`     // "success", "exit-code", … of a service
 	ExitStatus int       `json:"exit_status"`          // of the last main process
 	Cgroup     string    `json:"cgroup,omitempty"`     // below /sys/fs/cgroup

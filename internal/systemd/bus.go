@@ -152,6 +152,12 @@ func (b *Bus) details(ctx context.Context, u *slot.Unit) error {
 		u.NeedReload, _ = get("Unit", "NeedDaemonReload").(bool)
 	}
 	if u.Active == "inactive" {
+		if u.Load == "loaded" && strings.HasSuffix(u.Name, ".service") {
+			checked, _ := get("Unit", "ConditionTimestamp").(uint64) // 0: never, and the result says nothing
+			holds, known := get("Unit", "ConditionResult").(bool)
+			u.Result, _ = get("Service", "Result").(string) // "exec-condition" is one, too
+			u.Skipped = checked > 0 && known && !holds || u.Result == "exec-condition"
+		}
 		return errors.Join(errs...)
 	}
 	if usec, _ := get("Unit", "StateChangeTimestamp").(uint64); usec > 0 {

@@ -201,6 +201,45 @@ func TestLostReadIsRepeated(t *testing.T) {
 	}
 }
 
+// TestSkipped checks a service that did nothing because of a condition, and one that was never started, for which
+// systemd reports that none holds.
+func TestSkipped(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		checked uint64
+		holds   bool
+		result  string
+		want    bool
+	}{
+		"never started": {0, false, "success", false}, "ran": {1e15, true, "success", false},
+		"a condition": {1e15, false, "success", true}, "ExecCondition=": {1e15, true, "exec-condition", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			units := unitsAnswer("inactive")
+			f := &fakeBus{answer: func(member string, _ int, body []any) ([]any, string) {
+				if member == "Get" {
+					switch body[1] {
+					case "ConditionTimestamp":
+						return []any{dbus.MakeVariant(row.checked)}, ""
+					case "ConditionResult":
+						return []any{dbus.MakeVariant(row.holds)}, ""
+					case "Result":
+						return []any{dbus.MakeVariant(row.result)}, ""
+					}
+				}
+				return units(member, body)
+			}}
+			b, err := connect(f.dial)
+			must.Do(t, err)
+			defer b.Close()
+			got, err := b.Units(t.Context(), "a.service")
+			must.Do(t, err)
+			must.Equal(t, row.want, got[0].Skipped)
+		})
+	}
+}
+
 // A failed job is an error. If the end of a job is not reported, the state of its unit
 // decides.
 func TestJobs(t *testing.T) {
