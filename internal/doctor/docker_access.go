@@ -3,6 +3,8 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"errors"
+	"io/fs"
 	"net/netip"
 	"os"
 	"slices"
@@ -83,7 +85,42 @@ func dockerNetwork(ctx context.Context, m *Machine) Answer {
 		return found(fail("net.ipv4.ip_forward is 0, so jobs reach nothing").Safely("sysctl -w net.ipv4.ip_forward=1").
 			Advise("if it comes back, see grep -r ip_forward /etc/sysctl.conf /etc/sysctl.d"))
 	}
+	const fix = "give the node an IPv4 route, as with a CLAT (464XLAT); or set job.network: none in " + plan.ConfigPath + " and run sudo kbnode reconcile"
+	switch out, near, known := m.ipv4(); {
+	case !known || out || !m.defaultIPv6():
+	case near:
+		return found(warn("the node has a default route for IPv6 only, and slots' networks have only IPv4, so jobs do not reach the Internet").Advise("%s", fix))
+	default:
+		return found(fail("the node has only IPv6, and slots' networks have only IPv4, so jobs reach nothing").Advise("%s", fix))
+	}
 	return found(ok("forwarded and masqueraded"))
+}
+
+// ipv4 reports whether the node has a default route for IPv4, and one to other machines. known is false if its
+// routes cannot be read.
+func (m *Machine) ipv4() (out, near, known bool) {
+	table, err := m.Read("/proc/net/route")
+	for _, r := range firewall.Routes(strings.NewReader(table)) {
+		other := !m.ofContainers(r.Device) && r.Device != "lo" && !r.To.Addr().IsLinkLocalUnicast() && !r.To.Addr().IsMulticast()
+		out, near = out || other && r.To.Bits() <= 1, near || other // VPNs have two halves in place of a default route
+	}
+	return out, near, err == nil || errors.Is(err, fs.ErrNotExist) // of a kernel without IPv4
+}
+
+// defaultIPv6 reports whether the node has a default route for IPv6. Destination and prefix length are the first
+// two fields, in hexadecimal, and the device is the last.
+func (m *Machine) defaultIPv6() (has bool) {
+	m.Lines("/proc/net/ipv6_route", func(line string) {
+		f := strings.Fields(line)
+		has = has || len(f) > 2 && strings.Trim(f[0], "0") == "" && f[1] == "00" && f[len(f)-1] != "lo"
+	})
+	return has
+}
+
+// ofContainers reports whether a network device is for containers on the node itself.
+func (m *Machine) ofContainers(device string) bool {
+	bridge, card := m.IsBridge(device)
+	return bridge && !card || strings.HasPrefix(device, strings.TrimSuffix(plan.NetworkName(0), "0"))
 }
 
 // neighborhood returns the private networks that a routing table leads to, without those of
@@ -95,9 +132,7 @@ func (m *Machine) neighborhood(table string) (list []string) {
 		if to.Bits() == 0 {
 			to = netip.PrefixFrom(r.Via, r.Via.BitLen())
 		}
-		bridge, card := m.IsBridge(r.Device)
-		containers := bridge && !card || strings.HasPrefix(r.Device, strings.TrimSuffix(plan.NetworkName(0), "0"))
-		if a := to.Addr(); firewall.Private(a) && !a.IsUnspecified() && !a.IsLinkLocalUnicast() && !a.IsMulticast() && !containers {
+		if a := to.Addr(); firewall.Private(a) && !a.IsUnspecified() && !a.IsLinkLocalUnicast() && !a.IsMulticast() && !m.ofContainers(r.Device) {
 			nets = append(nets, to)
 		}
 	}

@@ -50,6 +50,21 @@ func TestDockerAccessChecks(t *testing.T) {
 		files["/proc/sys/net/ipv4/ip_forward"] = text
 		return files
 	}
+	const v4Default = "eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
+	const v4Docker = "docker0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0\nkbnode-gpu0\t000012C6\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
+	sixOnly := func(v4 string) map[string]string {
+		files := forward("1\n", "")
+		files["/proc/net/route"] = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n" + v4
+		files["/sys/class/net/docker0/bridge/x"] = ""
+		zero := strings.Repeat("0", 32)
+		files["/proc/net/ipv6_route"] = zero + " 00 " + zero + " 00 fe800000000000000000000000000001 00000400 00000002 00000000 00450003     eth0\n" +
+			zero + " 00 " + zero + " 00 " + zero + " ffffffff 00000001 00000000 00200200       lo\n"
+		return files
+	}
+	withoutSix := func(files map[string]string) map[string]string {
+		delete(files, "/proc/net/ipv6_route")
+		return files
+	}
 	play(t, []scene{
 		{"a socket only", "docker-api", engine(docker.Info{Warnings: []string{"WARNING: No swap limit support"}}), nil, "ok: only its socket, or with certificates", ""},
 		{"TCP", "docker-api", warned, nil, "fail: the engine is open on http://0.0.0.0:2375: anyone who can reach it is root here", ""},
@@ -64,6 +79,13 @@ func TestDockerAccessChecks(t *testing.T) {
 		{"AppArmor", "docker-seccomp", secure("name=apparmor", "name=seccomp,profile=builtin"), map[string]string{"/sys/module/apparmor/parameters/enabled": "Y\n"}, "ok: profile builtin", ""},
 
 		{"a way out", "docker-network", engine(docker.Info{}), forward("1\n", ""), "ok: forwarded and masqueraded", ""},
+		{"a way out by both", "docker-network", engine(docker.Info{}), sixOnly(v4Default + v4Docker), "ok: forwarded and masqueraded", ""},
+		{"IPv4 in two halves", "docker-network", engine(docker.Info{}), sixOnly("wg0\t00000000\t00000000\t0001\t0\t0\t0\t00000080\t0\t0\t0\n"), "ok: forwarded and masqueraded", ""},
+		{"IPv6 only", "docker-network", engine(docker.Info{}), sixOnly(v4Docker), "fail: the node has only IPv6, and slots' networks have only IPv4, so jobs reach nothing", ""},
+		{"IPv6, and an address of the link", "docker-network", engine(docker.Info{}), sixOnly("eth0\t0000FEA9\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0\n"), "fail: the node has only IPv6, and slots' networks have only IPv4, so jobs reach nothing", ""},
+		{"IPv6, and a private network", "docker-network", engine(docker.Info{}), sixOnly("eth0\t0000000A\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0\n"),
+			"warn: the node has a default route for IPv6 only, and slots' networks have only IPv4, so jobs do not reach the Internet", ""},
+		{"no default route at all", "docker-network", engine(docker.Info{}), withoutSix(sixOnly(v4Docker)), "ok: forwarded and masqueraded", ""},
 		{"no forwarding", "docker-network", engine(docker.Info{}), forward("0\n", ""), "fail: net.ipv4.ip_forward is 0, so jobs reach nothing", "sysctl -w net.ipv4.ip_forward=1"},
 		{"no iptables", "docker-network", engine(docker.Info{}), forward("1\n", `{"iptables": false}`), "fail: iptables is off in Docker, so jobs get no replies from the network", ""},
 		{"no masquerade", "docker-network", engine(docker.Info{}), file("", "--ip-masq=false"), "fail: ip-masq is off in Docker, so jobs get no replies from the network", ""},
