@@ -38,7 +38,7 @@ func (p *Plan) addAutoUpdate(in Input, cfg config.Config) error {
 	if err != nil {
 		return err
 	}
-	data := struct{ Binary, Calendar string }{in.Binary, calendar}
+	data := struct{ Binary, DockerRoot, Calendar string }{in.Binary, dockerRoot(in.Inventory), calendar}
 	for name, tmpl := range map[string]string{ImageService: "kbnode-image.service.tmpl", ImageTimer: "kbnode-image.timer.tmpl"} {
 		if err := p.addUnit(name, tmpl, -1, data); err != nil {
 			return err

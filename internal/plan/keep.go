@@ -231,7 +231,7 @@ func (p *Plan) lastNode(inv *inventory.Inventory, cfg config.Config) *LastNode {
 		return !slices.ContainsFunc(keys, func(k agentKey) bool { return k.name == name })
 	})
 	sw.Docker = inventory.Docker{ // lists are never nil in JSON
-		Version: d.Version, CgroupDriver: d.CgroupDriver, StorageDriver: d.StorageDriver,
+		Version: d.Version, RootDir: d.RootDir, CgroupDriver: d.CgroupDriver, StorageDriver: d.StorageDriver,
 		CDI: d.CDI, CDIDirs: []string{}, Runtimes: append([]string{}, d.Runtimes...),
 	}
 	for _, s := range p.Slots {

@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/systemd"
 )
 
@@ -93,9 +94,21 @@ func (p *Plan) addNode(in Input, agentKnown bool) error {
 		}
 		p.addFile(HooksDir+"/"+e.Name(), 0o755, -1, string(text))
 	}
-	data := struct{ Binary, Reserved, Generation string }{in.Binary, p.Reserved.CPUs, generation(in.Version, in.Binary)}
+	data := struct{ Binary, DockerRoot, Reserved, Generation string }{in.Binary, dockerRoot(in.Inventory), p.Reserved.CPUs, generation(in.Version, in.Binary)}
 	p.Units = append(p.Units, Unit{Name: NodeService, Slot: -1, Enabled: true, Active: true, Generation: data.Generation})
 	return p.addUnit(NodeService, "kbnode.service.tmpl", -1, data)
+}
+
+// plainPath matches what systemd takes as one word, as it is.
+var plainPath = lazy.Regexp(`^/[A-Za-z0-9/._-]+$`)
+
+// dockerRoot returns where images are, for units that need its mount; Docker's default if that is unknown or no
+// unit can name it.
+func dockerRoot(inv *inventory.Inventory) string {
+	if dir := inv.Software.Docker.RootDir; plainPath().MatchString(dir) {
+		return dir
+	}
+	return "/var/lib/docker"
 }
 
 func (p *Plan) addParent(all cpuset.Set) error {
