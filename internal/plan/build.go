@@ -132,6 +132,9 @@ func Build(in Input) (*Plan, error) {
 			p.Warnings = append(p.Warnings, w)
 		}
 	}
+	if w := p.sharedMemory(inv, cfg); w != "" {
+		p.Warnings = append(p.Warnings, w)
+	}
 	p.Warnings = append(p.Warnings, unboundDisks(inv, cfg, slots)...)
 	if len(cfg.Job.AllowedNetworks) > 0 && cfg.Job.Network == config.NetworkBridge {
 		p.Warnings = append(p.Warnings, "job.allowed_networks has no effect by itself: jobs reach everything that the node reaches; set job.network: internet")
