@@ -125,6 +125,7 @@ var checks = []struct {
 		{ID: "system-ptrace", Worst: Warn, Needs: []string{"state"}, Run: systemPtrace},
 		{ID: "system-pids", Bare: true, Worst: Warn, Needs: []string{"plan"}, Run: systemPids},
 		{ID: "system-clock", Bare: true, Worst: Warn, Needs: []string{"system-systemd"}, Run: systemClock},
+		{ID: "system-link", Bare: true, Worst: Warn, Run: systemLink},
 	}},
 	{"selftest", []Check{
 		{ID: "escape", Alone: true, Worst: Fail, Needs: []string{"state", "docker-engine"}, Run: slotsEscape},
