@@ -240,7 +240,7 @@ func (w *world) expect(r *Report, want, fix string) {
 	if command != fix {
 		w.t.Errorf("type %q, want %q", command, fix)
 	}
-	if command != "" && mend(w.t, w.Machine, w.f, command) {
+	if command != "" && typeFix(w.t, w.Machine, w.f, command) {
 		for _, c := range w.ask().Checks {
 			for _, f := range c.Findings {
 				if f.Fix == command {

@@ -17,10 +17,10 @@ import (
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
-// mend types a finding's command into a shell below the machine's root, and reports whether
+// typeFix types a finding's command into a shell below the machine's root, and reports whether
 // what it does there can be looked at: files are changed for real, and systemd, Docker and
 // sysctl have stand-ins. Everything else is not found, so a command of a new program fails here.
-func mend(t *testing.T, m *Machine, f *fake, command string) bool {
+func typeFix(t *testing.T, m *Machine, f *fake, command string) bool {
 	t.Helper()
 	bin, calls := t.TempDir(), filepath.Join(t.TempDir(), "calls")
 	for _, name := range []string{"cat", "chmod", "mkdir", "mv", "rm", "sed", "tee"} {
@@ -182,9 +182,9 @@ func configured(t *testing.T, m *Machine, info docker.Info) *docker.Info {
 	return &info
 }
 
-// mended types the commands of the findings in an answer and looks at the machine again: none
+// typeFixes types the commands of the findings in an answer and looks at the machine again: none
 // of them may be found once more.
-func (s scene) mended(t *testing.T, m *Machine, first *Result) {
+func (s scene) typeFixes(t *testing.T, m *Machine, first *Result) {
 	t.Helper()
 	f := *s.f
 	f.units = slices.Clone(f.units)
@@ -195,7 +195,7 @@ func (s scene) mended(t *testing.T, m *Machine, first *Result) {
 		m.State = &state
 	}
 	for _, found := range first.Findings {
-		if found.Status > Skip && found.Fix != "" && !mend(t, m, &f, found.Fix) {
+		if found.Status > Skip && found.Fix != "" && !typeFix(t, m, &f, found.Fix) {
 			return
 		}
 	}

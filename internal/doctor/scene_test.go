@@ -72,7 +72,7 @@ func (s scene) run(t *testing.T, change func(*Machine)) *Result {
 	}
 	must.Equal(t, s.fix, fix)
 	if fix != "" {
-		s.mended(t, m, got)
+		s.typeFixes(t, m, got)
 	}
 	return got
 }
