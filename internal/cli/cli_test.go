@@ -181,7 +181,7 @@ func typedFiles(t *testing.T) (dir string) {
 	dir = t.TempDir()
 	for name, text := range map[string]string{
 		"guide.json": `{"lang": "py", "mode": "test", "files": {"main.py": "print('hello')"}, "tests": [], "benchmarks": []}`,
-		"token": "", "wide": "", "empty/x": "", "broken.json": `{"a": 1,}`, "nojson": payload.Encode([]byte("text")), "task.json": `{"lang": "cu", "arch": "90a"}`,
+		"token":      "", "wide": "", "empty/x": "", "broken.json": `{"a": 1,}`, "nojson": payload.Encode([]byte("text")), "task.json": `{"lang": "cu", "arch": "90a"}`,
 		"hopper/task.yml":      `{files: [{name: submission.cu, source: "@SUBMISSION@"}], lang: cu, config: {sources: [submission.cu], arch: 90a}}`,
 		"hopper/submission.cu": "",
 		"Dockerfile":           "ARG BASE=x\nFROM $BASE\nARG NUMPY\n",

@@ -40,6 +40,9 @@ func (h hints) command(root *cobra.Command) error {
 	if word == "" || !cmd.HasSubCommands() || strings.HasPrefix(word, cobra.ShellCompRequestCmd) {
 		return nil
 	}
+	if cmd != root && cmd.Args(cmd, []string{word}) == nil { // it is an argument
+		return nil
+	}
 	says := fmt.Sprintf("unknown command %q for %q", text.Line(word, 100), cmd.CommandPath())
 	var lines [][]string
 	for _, name := range nearCommands(cmd, word) {

@@ -43,6 +43,7 @@ func (s *Server) byRegistration(c *call) (reply, bool) {
 	if s.opts.AgentTokens != nil {
 		tokens = s.opts.AgentTokens()
 	}
+	tokens = append(slices.Clone(tokens), s.tokens...)
 	if !slices.ContainsFunc(tokens, func(t string) bool { return credentials(c.Request, "Token") == t }) {
 		return unauthorized()
 	}

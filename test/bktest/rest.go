@@ -23,6 +23,7 @@ func (s *Server) restRoutes() {
 	get(restPipeline+"/builds/{number}/jobs/{id}/log", s.withJob(jobLog))
 	get(restPipeline+"/builds/{number}/artifacts", s.withBuild(listArtifacts))
 	get(restPipeline+"/builds/{number}/jobs/{id}/artifacts/{artifact}/download", s.withJob(downloadArtifact))
+	s.clusterRoutes(get)
 	get("/v2/organizations/{org}/agents", func(c *call) reply {
 		var found []Agent
 		for _, a := range s.agents { // like the real API, it omits those that have left

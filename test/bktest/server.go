@@ -34,6 +34,8 @@ type Options struct {
 	AgentTokens func() []string
 	Steps       string   // of the pipeline: YAML, interpolated when a build is created; "" is for builds with their own
 	Repo        string   // that agents check out; "" is none
+	Clusters    []string // names; nil is one, and the first has the queues
+	Hosted      []string // queues for Buildkite's own agents
 	Queues      []string // of the cluster; nil creates each queue when it is first named
 	PingSeconds int      // ping and job status interval of agents; 0 is 1
 	RateLimit   int      // REST requests per minute; 0 refuses none
@@ -59,6 +61,8 @@ type Server struct {
 	builds   []*build
 	agents   []*agent
 	queues   []string
+	tokens   []string      // that REST has made
+	made     []NewPipeline // pipelines that REST has made
 	blobs    map[string][]byte
 	faults   []Fault
 	requests map[string]int

@@ -57,6 +57,7 @@ Exit code 1 if no agent is connected.`,
 	}
 	api.add(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.AddCommand(newQueueCreate(s))
 	return cmd
 }
 
