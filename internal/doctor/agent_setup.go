@@ -165,7 +165,34 @@ func otherAgents(_ context.Context, m *Machine) Answer {
 				Advise("run systemctl status %d to see what started it, and end it when its job is done", pid))
 		}
 	}
+	if m.Exists(plan.BindingsPath) {
+		all = append(all, leftByScripts(m)...)
+	}
 	return foundOr(all, ok("none"))
+}
+
+// oldUsers are the users of agents that kbnode did not set up: of the agent's packages, and of setup scripts.
+var oldUsers = []string{"buildkite-agent", "buildkite"}
+
+// leftByScripts looks for what remains of an earlier setup on a node, which install leaves alone.
+func leftByScripts(m *Machine) (all []Finding) {
+	groups, _ := m.Groups()
+	for _, g := range groups {
+		for _, user := range oldUsers {
+			if slices.Contains(g.Members, user) && slices.Contains(powerful, g.Name) {
+				all = append(all, warn("user %s of an earlier setup is in group %s, which is as good as root", user, g.Name).By("gpasswd -d %s %s", user, g.Name))
+			}
+		}
+	}
+	dirs := append(m.List("/var/lib/buildkite-agent/builds-gpu[0-9]*"), m.List("/var/lib/buildkite/builds-gpu[0-9]*")...)
+	if len(dirs) > 0 {
+		for i, dir := range dirs {
+			dirs[i] = word(dir)
+		}
+		all = append(all, warn("checkouts of an earlier setup are left: %s", strings.Join(dirs, ", ")).
+			Advise("when no job of that setup runs anymore, type sudo rm -rf %s", strings.Join(dirs, " ")))
+	}
+	return all
 }
 
 // agents returns the processes of agents. Others, including kbnode, only run the program to get its version.

@@ -60,6 +60,20 @@ func TestAgentChecks(t *testing.T) {
 			w.put("/proc/9/cgroup", "0::/\n", 0o644)
 		}, `agent-other fail: a buildkite-agent runs outside the slots: process 7 in "/user.slice/x.scope"`, ""},
 
+		{"users of the scripts", func(w *world) {
+			w.put("/etc/group", "docker:x:9:alice,buildkite\nvideo:x:8:buildkite\nsudo:x:7:buildkite-agent\n", 0o644)
+		}, "agent-other warn: user buildkite of an earlier setup is in group docker, which is as good as root\nagent-other warn: user buildkite-agent of an earlier setup is in group sudo, which is as good as root", "gpasswd -d buildkite docker"},
+		{"users of the scripts before kbnode", func(w *world) {
+			w.put("/etc/group", "docker:x:9:buildkite\n", 0o644)
+			w.must(os.MkdirAll(w.Path("/var/lib/buildkite-agent/builds-gpu0"), 0o755))
+			w.must(os.Remove(w.Path(plan.BindingsPath)))
+		}, "", ""},
+		{"checkouts of the scripts", func(w *world) {
+			w.must(os.MkdirAll(w.Path("/var/lib/buildkite-agent/builds-gpu0"), 0o755))
+			w.must(os.MkdirAll(w.Path("/var/lib/buildkite/builds-gpu7"), 0o755))
+			w.must(os.MkdirAll(w.Path("/var/lib/buildkite-agent/builds-other"), 0o755))
+		}, "agent-other warn: checkouts of an earlier setup are left: /var/lib/buildkite-agent/builds-gpu0, /var/lib/buildkite/builds-gpu7", ""},
+
 		{"the agent is gone", func(w *world) { w.Inventory.Software.Agent = inventory.Agent{} }, "agent-binary fail: buildkite-agent is missing", "kbnode install"},
 		{"the agent is not executable", func(w *world) {
 			w.put("/usr/bin/buildkite-agent", "", 0o644)
