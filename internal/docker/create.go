@@ -15,8 +15,14 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// maxImageConfig bounds what the engine tells of an image, in bytes.
-const maxImageConfig = 8 << 20
+const (
+	// maxImageConfig bounds what the engine tells of an image, in bytes: its names, and twice what containers get.
+	maxImageConfig = 8 << 20
+	// maxForContainers bounds what of that containers get, in bytes of JSON, and how many labels, ports, variables and
+	// volumes. The engine copies it into each container, and the labels into each event, of which it keeps 256.
+	maxForContainers = 256 << 10
+	maxEntries       = 1024
+)
 
 // ErrInvalid means that the engine does not take what it was asked for.
 var ErrInvalid = errors.New("the Docker engine does not take it")
@@ -24,13 +30,14 @@ var ErrInvalid = errors.New("the Docker engine does not take it")
 // ErrFault means that the engine could not do what it was asked for, for whatever reason.
 var ErrFault = errors.New("the Docker engine cannot do it")
 
-// ErrTooLarge means that an image's configuration is larger than the 8 MiB that are read.
-var ErrTooLarge = fmt.Errorf("its configuration has more than %d MiB", maxImageConfig>>20)
+// ErrTooLarge means that an image would take too much of the engine's memory and time.
+var ErrTooLarge = errors.New("the image is too large for the Docker engine")
 
 // ImageConfig is what an image sets for its containers.
 type ImageConfig struct {
 	ID               string `json:"-"` // of the image
 	Architecture     string `json:"-"` // "amd64", "arm64"; "" if it is not known
+	Names            int    `json:"-"` // how many the image has, with its digests
 	User, WorkingDir string
 	Volumes          map[string]struct{}
 }
@@ -53,15 +60,22 @@ func (e *Engine) ImageConfig(ctx context.Context, ref string) (ImageConfig, erro
 	text, err := io.ReadAll(io.LimitReader(resp.Body, maxImageConfig+1))
 	var in struct {
 		ID, Message, Architecture string
+		RepoTags, RepoDigests     []string
 
-		Config ImageConfig
+		Config json.RawMessage
 	}
+	var config ImageConfig
 	switch {
 	case err != nil:
 	case len(text) > maxImageConfig:
-		err = ErrTooLarge
+		err = tooLarge("the engine says more than %d MiB about it", maxImageConfig>>20)
 	default:
 		err = json.Unmarshal(text, &in)
+	}
+	if err == nil && resp.StatusCode == http.StatusOK && in.Config != nil {
+		if err = checkForContainers(in.Config); err == nil {
+			err = json.Unmarshal(in.Config, &config)
+		}
 	}
 	switch {
 	case err == nil && resp.StatusCode == http.StatusNotFound:
@@ -70,10 +84,47 @@ func (e *Engine) ImageConfig(ctx context.Context, ref string) (ImageConfig, erro
 		err = fmt.Errorf("%s: %s", resp.Status, in.Message)
 	}
 	if err != nil {
-		return ImageConfig{}, fmt.Errorf("%s: %w", doing, err)
+		return ImageConfig{ID: in.ID}, fmt.Errorf("%s: %w", doing, err)
 	}
-	in.Config.ID, in.Config.Architecture = in.ID, in.Architecture
-	return in.Config, nil
+	config.ID, config.Architecture, config.Names = in.ID, in.Architecture, len(in.RepoTags)+len(in.RepoDigests)
+	return config, nil
+}
+
+// checkForContainers refuses an image whose containers and events would take too much of the engine's memory.
+func checkForContainers(config json.RawMessage) error {
+	if len(config) > maxForContainers {
+		return tooLarge("its labels, ports, variables, volumes and commands have %d KiB; use an image with at most %d KiB", len(config)>>10, maxForContainers>>10)
+	}
+	var has struct {
+		Labels, ExposedPorts, Volumes map[string]json.RawMessage
+		Env, OnBuild                  []json.RawMessage
+	}
+	if err := json.Unmarshal(config, &has); err != nil {
+		return err
+	}
+	if n := max(len(has.Labels), len(has.ExposedPorts), len(has.Volumes), len(has.Env), len(has.OnBuild)); n > maxEntries {
+		return tooLarge("it has %d labels, ports, volumes or variables; use an image with at most %d of each", n, maxEntries)
+	}
+	return nil
+}
+
+// maxEvents is how many of its last events an engine keeps.
+const maxEvents = 256
+
+// ForgetEvents makes the engine forget its last events, each of which has all labels of its image.
+func (e *Engine) ForgetEvents(ctx context.Context) error {
+	ctx, cancel := bounded(ctx, requestDeadline)
+	defer cancel()
+	for range maxEvents / 2 {
+		v, err := e.api.VolumeCreate(ctx, client.VolumeCreateOptions{})
+		if err == nil {
+			_, err = e.api.VolumeRemove(ctx, v.Volume.Name, client.VolumeRemoveOptions{Force: true})
+		}
+		if err != nil {
+			return e.wrap("make the engine forget its events", err)
+		}
+	}
+	return nil
 }
 
 // CreateContainer makes a container, but does not start it. The error is ErrInvalid if the engine does not

@@ -3,6 +3,7 @@ package docker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -78,6 +79,15 @@ func TestOutput(t *testing.T) {
 	must.Do(t, errors.Join(e.Stop(t.Context(), "c9", time.Second), e.Discard(t.Context(), "c9")))
 }
 
+// entries returns numbered entries of a JSON object or list.
+func entries(n int, format string) string {
+	var list []string
+	for i := range n {
+		list = append(list, fmt.Sprintf(format, i))
+	}
+	return strings.Join(list, ", ")
+}
+
 // TestImageConfig reads what an engine says of an image, and no more of it than is bounded.
 func TestImageConfig(t *testing.T) {
 	t.Parallel()
@@ -89,6 +99,13 @@ func TestImageConfig(t *testing.T) {
 		"ghcr.io/a/b:1": {200, `{"Config": {"User": "1000", "WorkingDir": "/w", "Volumes": {"/data": {}}}}`, nil},
 		"absent":        {404, `{"message": "No such image"}`, ErrNotFound},
 		"large":         {200, `{"Config": {"User": "` + strings.Repeat("x", maxImageConfig) + `"}}`, ErrTooLarge},
+		"user":          {200, `{"Config": {"User": "` + strings.Repeat("x", maxForContainers) + `"}}`, ErrTooLarge},
+		"labels":        {200, `{"Config": {"Labels": {` + entries(maxEntries+1, `"%d": ""`) + `}}}`, ErrTooLarge},
+		"ports":         {200, `{"Config": {"ExposedPorts": {` + entries(maxEntries+1, `"%d/tcp": {}`) + `}}}`, ErrTooLarge},
+		"volumes":       {200, `{"Config": {"Volumes": {` + entries(maxEntries+1, `"/%d": {}`) + `}}}`, ErrTooLarge},
+		"variables":     {200, `{"Config": {"Env": [` + entries(maxEntries+1, `"A%d=1"`) + `]}}`, ErrTooLarge},
+		"check":         {200, `{"Config": {"Healthcheck": {"Test": ["` + strings.Repeat("x", maxForContainers) + `"]}}}`, ErrTooLarge},
+		"b:1":           {200, `{"Config": {"User": "1000", "WorkingDir": "/w", "Volumes": {"/data": {}}, "Labels": {` + entries(maxEntries, `"%d": ""`) + `}}}`, nil},
 		"broken":        {500, `{"message": "out of order"}`, errors.ErrUnsupported}, // an error of no kind
 	}
 	e := engineOf(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -128,6 +128,7 @@ var checks = []struct {
 		{ID: "system-link", Bare: true, Worst: Warn, Run: systemLink},
 	}},
 	{"selftest", []Check{
+		{ID: "image-large", Bare: true, Worst: Warn, Run: imageLarge},
 		{ID: "escape", Alone: true, Worst: Fail, Needs: []string{"state", "docker-engine"}, Run: slotsEscape},
 	}},
 	{"acceptance", []Check{

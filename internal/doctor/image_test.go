@@ -2,10 +2,12 @@ package doctor
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -58,6 +60,18 @@ func TestImageChecks(t *testing.T) {
 	}
 	canary := `, "canary": {"passed": true, "slot": "gpu0", "time": "2026-11-20T12:00:00Z"}`
 	chosen := current(here.ID, canary)
+	digits := strings.Repeat("1", 64)
+	const blobs = docker.ContainerdRoot + "/io.containerd.content.v1.content/blobs/sha256/"
+	large := func(root string, size int) map[string]string {
+		return map[string]string{
+			root + "/image/overlay2/repositories.json":                `{"Repositories": {"evil.example/a": {"evil.example/a:1": "sha256:` + digits + `"}}}`,
+			root + "/image/overlay2/imagedb/content/sha256/" + digits: strings.Repeat(" ", size),
+		}
+	}
+	withFile := func(files map[string]string, name, text string) map[string]string {
+		files[name] = text
+		return files
+	}
 	play(t, []scene{
 		{"none yet", "image-state", updated(here), nil, "ok: 0 previous, 0 refused", ""},
 		{"here", "image-present", updated(here), nil, "ok: sha256:aaaaaaaaaaaa, 10.0 GiB", ""},
@@ -69,6 +83,14 @@ func TestImageChecks(t *testing.T) {
 		{"a registry with a certificate", "image-registry", byHand, nil, "ok: ghcr.io", ""},
 		{"one without", "image-registry", insecure, nil, "warn: ghcr.io is one of Docker's insecure registries, so anyone in between can replace the jobs' image", ""},
 		{"one on this machine", "image-registry", local, nil, "ok: 127.0.0.1:5000", ""},
+
+		{"none that is large", "image-large", &fake{}, large("/var/lib/docker", 1<<20), "ok: none has a configuration of more than 1 MiB", ""},
+		{"one that is large, and no Docker", "image-large", &fake{}, large("/var/lib/docker", 3<<20), "warn: evil.example/a:1 has a configuration of 3072 KiB, which Docker reads and keeps whenever it lists images, inspects or starts it",
+			"docker rmi -f sha256:" + digits},
+		{"one elsewhere", "image-large", &fake{}, withFile(large("/srv/docker", 3<<20), host.DaemonJSON, `{"data-root": "/srv/docker"}`), "warn: evil.example/a:1 has a configuration of 3072 KiB, which Docker reads and keeps whenever it lists images, inspects or starts it",
+			"docker rmi -f sha256:" + digits},
+		{"one of containerd's", "image-large", &fake{}, map[string]string{blobs + digits: "{" + strings.Repeat(" ", 2<<20), blobs + "ab": `{"config": {"digest": "sha256:` + digits + `"}}`, blobs + "cd": "layer" + strings.Repeat(" ", 2<<20)},
+			"warn: sha256:ab has a configuration of 2048 KiB, which Docker reads and keeps whenever it lists images, inspects or starts it", "docker rmi -f sha256:ab"},
 
 		{"chosen", "image-proven", updated(here), state(chosen), "ok: canary in gpu0 24 hours ago", ""},
 		{"chosen by hand", "image-proven", byHand, nil, "skip: kbnode does not update it (image.auto_update)", ""},

@@ -45,7 +45,7 @@ var (
 // into the node's fault. making is true before there is a container. No path of the node gets into the job's log.
 func (g *guard) answered(err error, s *job.Spec, wanted *container.CreateRequest, making bool) error {
 	if errors.Is(err, docker.ErrTooLarge) {
-		return forbid("the Docker engine says: %s", text.Line(err.Error(), 500))
+		return forbid("%s", text.Line(err.Error(), 500))
 	}
 	if !errors.Is(err, docker.ErrInvalid) && !errors.Is(err, docker.ErrFault) {
 		return err

@@ -54,6 +54,8 @@ type fakeEngine struct {
 	requests   []string
 	created    []container.CreateRequest
 	pulled     bool // what was absent
+	names      int  // how many an image has besides one
+	onPull     func()
 	containers map[string]*fakeContainer
 	// endpoints has the names of the endpoints on the slots' networks, by the ID of their container.
 	endpoints map[string]string
@@ -117,10 +119,14 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		if strings.Contains(r.URL.Path, "/moves") && pulled {
 			id = "2"
 		}
-		reply(w, http.StatusOK, map[string]string{"Id": "sha256:" + strings.Repeat(id, 64), "path": r.URL.Path})
+		reply(w, http.StatusOK, map[string]any{"Id": "sha256:" + strings.Repeat(id, 64), "path": r.URL.Path, "RepoTags": make([]string, 1+e.names)})
 	})
 	mux.HandleFunc("POST /images/{id}/tag", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) })
 	mux.HandleFunc("DELETE /images/{id}", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, []any{}) })
+	mux.HandleFunc("POST /volumes/create", func(w http.ResponseWriter, _ *http.Request) {
+		reply(w, http.StatusCreated, map[string]string{"Name": "forget"})
+	})
+	mux.HandleFunc("DELETE /volumes/{name}", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	mux.HandleFunc("POST /images/create", func(w http.ResponseWriter, r *http.Request) {
 		if e.pullError != "" {
 			reply(w, http.StatusOK, map[string]any{"errorDetail": map[string]string{"message": e.pullError}})
@@ -128,6 +134,9 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		}
 		e.mu.Lock()
 		e.pulled = e.pulled || r.Context().Err() == nil
+		if e.onPull != nil {
+			e.onPull()
+		}
 		e.mu.Unlock()
 		reply(w, http.StatusOK, map[string]string{"status": "Pulled"})
 	})

@@ -30,30 +30,33 @@ func sameImage(a, b string) bool {
 // errDiskFull ends or refuses a pull: all slots share Docker's disk.
 var errDiskFull = errors.New("kbnode: Docker's disk is nearly full, so jobs cannot pull images; tell the node's operator (" + docker.RoomAdvice + ")")
 
-// provide pulls the job's image if the node lacks it, or the job wants the newest. It pulls without the node's
-// credentials: a pipeline chooses the image, and must not read what only the node may.
-func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frames *slot.Frames) error {
-	config := func(ctx context.Context) (docker.ImageConfig, error) { return g.api.ImageConfig(ctx, image) }
-	before, err := withTimeout(ctx, g.engineTime, config)
-	has := err == nil
-	if err != nil && !errors.Is(err, docker.ErrNotFound) {
-		return err
+// provide returns the job's image, which it pulls if the node lacks it, or the job wants the newest. It pulls without
+// the node's credentials: a pipeline chooses the image, and must not read what only the node may.
+func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frames *slot.Frames) (docker.ImageConfig, error) {
+	engine, err := withTimeout(ctx, g.engineTime, g.engineInfo)
+	if err != nil {
+		return docker.ImageConfig{}, err
 	}
-	if has && (spec.Pull != job.PullAlways || sameImage(image, g.policy.KeptImage)) {
-		return nil
+	look := func(ctx context.Context) (docker.ImageConfig, error) {
+		return withTimeout(ctx, g.engineTime, func(ctx context.Context) (docker.ImageConfig, error) {
+			return g.imageConfig(ctx, engine.Store(), image)
+		})
+	}
+	before, err := look(ctx)
+	has := err == nil
+	always := spec.Pull == job.PullAlways && !sameImage(image, g.policy.KeptImage)
+	if has && !always || !has && !errors.Is(err, docker.ErrNotFound) && !(always && errors.Is(err, docker.ErrTooLarge)) {
+		return before, err
 	}
 	err = g.registries.mayPull(ctx, image)
 	if lost, is := errors.AsType[*unresolvedError](err); is && !lost.absent {
-		return err
+		return before, err
 	}
 	if err != nil {
-		return forbid("%s", err)
+		return before, forbid("%s", err)
 	}
 	_ = frames.Note("pulls %s", image) // the reader may be gone
-	engine, err := g.engineInfo(ctx)
-	if err != nil {
-		return err
-	}
+
 	disks := []string{engine.RootDir, engine.ContainerdDir()} // which may be one
 	full := func() bool {
 		return slices.ContainsFunc(disks, func(dir string) bool {
@@ -76,26 +79,58 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	}
 	switch refused := errors.Is(err, docker.ErrRefused); {
 	case full():
+		err = errDiskFull // maybe before the pull could be stopped
 	case refused && has: // an operator gave it to the node, with a login
 		_ = frames.Note("uses the image that the node has: %v", err)
-		return nil
+		return before, nil
 	case refused:
-		return fmt.Errorf("%w; jobs pull without a login, so an image that needs one must be on the node before: "+
+		return before, fmt.Errorf("%w; jobs pull without a login, so an image that needs one must be on the node before: "+
 			"ask the node's operator for sudo kbnode image update if it is image.name, or else sudo docker pull", err)
-	default:
-		return err
 	}
-	// It may have filled the disk before it could be stopped. That the job is canceled is no reason to leave it.
+	// That the job is canceled is no reason to leave an image that no job may bring.
 	ctx = context.WithoutCancel(ctx)
-	if after, lost := withTimeout(ctx, g.engineTime, config); lost == nil && after.ID != before.ID {
-		err = errDiskFull
-		if before.ID != "" {
-			err = errors.Join(err, g.api.Tag(ctx, before.ID, image))
-			image = after.ID
-		}
-		err = errors.Join(err, g.api.Untag(ctx, image))
+	after, lost := look(ctx)
+	large, many := errors.Is(lost, docker.ErrTooLarge), after.Names > maxImageNames && after.ID != before.ID
+	if many {
+		lost = forbid("%.120q has %d names on this node; use one of the others", image, after.Names)
 	}
-	return err
+	if (large || many || errors.Is(err, errDiskFull)) && after.ID != before.ID && after.ID != "" {
+		g.unpull(ctx, image, before.ID, after.ID)
+	}
+	if large {
+		if err := g.api.ForgetEvents(ctx); err != nil {
+			g.log.Warn("events not forgotten", "err", err)
+		}
+	}
+	return after, cmp.Or(err, lost)
+}
+
+// maxImageNames is how many names an image may have after a pull: the engine tells all of them with each answer.
+const maxImageNames = 256
+
+// imageConfig returns what an image sets for its containers. It asks the engine only if the image is not too large.
+func (g *guard) imageConfig(ctx context.Context, at docker.Store, image string) (docker.ImageConfig, error) {
+	id, err := at.Check(image)
+	if err != nil {
+		return docker.ImageConfig{ID: id}, err
+	}
+	config, err := g.api.ImageConfig(ctx, cmp.Or(id, image))
+	if err == nil && id == "" {
+		_, err = at.Check(config.ID)
+	}
+	return config, err
+}
+
+// unpull removes what a pull brought, and gives the name back to the image that had it.
+func (g *guard) unpull(ctx context.Context, image, before, after string) {
+	var err error
+	if before != "" {
+		err = g.api.Tag(ctx, before, image)
+		image = after
+	}
+	if err = errors.Join(err, g.api.Untag(ctx, image)); err != nil {
+		g.log.Warn("image left behind", "image", image, "err", err)
+	}
 }
 
 // roomPoll is the time between two looks at the engine's disk during a pull.

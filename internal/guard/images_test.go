@@ -113,6 +113,62 @@ func TestPullFillsTheDisk(t *testing.T) {
 	}
 }
 
+// TestLargeImage does not ask the engine about an image with a large configuration, and removes what the job's pull
+// brought.
+func TestLargeImage(t *testing.T) {
+	t.Parallel()
+	id := func(digit string) string { return "sha256:" + strings.Repeat(digit, 64) }
+	names := func(ids ...string) string {
+		return `{"Repositories": {"absent": {"absent:latest": "` + strings.Join(ids, "") + `"}}}`
+	}
+	for name, row := range map[string]struct {
+		before, after string // the IDs of the image
+		always        bool
+		names         int // that it has besides
+		want          string
+		asked         []string // of the engine
+	}{
+		"that the node lacks": {"", id("4"), false, 0, "its configuration has 1025 KiB", []string{"DELETE /v1.45/images/absent", "POST /v1.45/volumes/create"}},
+		"that the node has":   {id("4"), id("4"), false, 0, "its configuration has 1025 KiB", nil},
+		"that it still is":    {id("4"), id("4"), true, 0, "its configuration has 1025 KiB", []string{"POST /v1.45/images/create?"}},
+		"that is new":         {id("1"), id("4"), true, 0, "its configuration has 1025 KiB", []string{"POST /v1.45/images/" + id("1") + "/tag?", "DELETE /v1.45/images/" + id("4")}},
+		"that it was":         {id("4"), id("1"), true, 0, "", []string{"POST /v1.45/images/create?"}},
+		"by its many names":   {"", id("1"), false, maxImageNames, `"absent" has 257 names`, []string{"DELETE /v1.45/images/absent"}},
+		"by its names before": {id("1"), id("1"), true, maxImageNames, "", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := ready(t)
+			dir := filepath.Join(r.engine.root, "image")
+			content := filepath.Join(dir, "imagedb", "content", "sha256")
+			r.put(t, filepath.Join(content, strings.Repeat("1", 64)), "{}")
+			r.put(t, filepath.Join(content, strings.Repeat("4", 64)), strings.Repeat(" ", 1<<20))
+			has := func(id string) func() { return func() { r.put(t, filepath.Join(dir, "repositories.json"), names(id)) } }
+			has(row.before)()
+			r.engine.onPull, r.engine.pulled, r.engine.names = has(row.after), row.before != "", row.names
+			o := r.try(t, func(s *job.Spec) {
+				if s.Image = "absent"; row.always {
+					s.Pull = job.PullAlways
+				}
+			})
+			if !strings.Contains(o.Refused, row.want) || (why(o) == "") != (row.want == "") || r.engine.started() != (row.want == "") {
+				t.Errorf("%+v", o)
+			}
+			for _, request := range row.asked {
+				if !r.engine.requested(request) {
+					t.Errorf("the engine was not asked %s", request)
+				}
+			}
+			if row.asked == nil && (r.engine.asked("DELETE /v1.45/images/") > 0 || r.engine.asked("volumes") > 0) {
+				t.Error("an image was removed")
+			}
+			if r.engine.asked(id("4")+"/json") > 0 || r.engine.requested("GET /images/"+id("4")) {
+				t.Error("the engine was asked for the configuration")
+			}
+		})
+	}
+}
+
 // TestPullNeedsLogin pulls images that their registry gives to no one without a login.
 func TestPullNeedsLogin(t *testing.T) {
 	dir := t.TempDir()

@@ -23,7 +23,7 @@ import (
 )
 
 // create makes a job's container, which does not run yet.
-func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, top string) (id string, err error) {
+func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, image docker.ImageConfig, top string) (id string, err error) {
 	engine, err := g.ready(ctx)
 	if err != nil {
 		return "", err
@@ -34,10 +34,6 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, top
 		}
 	}
 	if err := g.confiner.confine(ctx, engine, wanted.HostConfig); err != nil {
-		return "", err
-	}
-	image, err := g.api.ImageConfig(ctx, wanted.Image)
-	if err != nil {
 		return "", err
 	}
 	if err := g.checkImage(wanted, image); err != nil {

@@ -45,13 +45,14 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 	if err != nil {
 		return forbid("%s", err)
 	}
-	if err := g.provide(ctx, spec, wanted.Image, frames); err != nil {
+	image, err := g.provide(ctx, spec, wanted.Image, frames)
+	if err != nil {
 		return g.answered(err, spec, wanted, true)
 	}
 	ctx, end = firstEnd(context.WithoutCancel(caller), r.canceled)
 	defer end()
 	defer context.AfterFunc(g.stopping, func() { time.AfterFunc(startTime, end) })()
-	id, err := withTimeout(ctx, g.engineTime, func(ctx context.Context) (string, error) { return g.create(ctx, wanted, r.top) })
+	id, err := withTimeout(ctx, g.engineTime, func(ctx context.Context) (string, error) { return g.create(ctx, wanted, image, r.top) })
 	if err != nil {
 		return g.answered(err, spec, wanted, true)
 	}
