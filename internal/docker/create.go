@@ -13,6 +13,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
+
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 const (
@@ -69,6 +71,9 @@ func (e *Engine) ImageConfig(ctx context.Context, ref string) (ImageConfig, erro
 	case err != nil:
 	case len(text) > maxImageConfig:
 		err = tooLarge("the engine says more than %d MiB about it", maxImageConfig>>20)
+		if id := firstID().FindSubmatch(text); id != nil {
+			in.ID = string(id[1])
+		}
 	default:
 		err = json.Unmarshal(text, &in)
 	}
@@ -89,6 +94,9 @@ func (e *Engine) ImageConfig(ctx context.Context, ref string) (ImageConfig, erro
 	config.ID, config.Architecture, config.Names = in.ID, in.Architecture, len(in.RepoTags)+len(in.RepoDigests)
 	return config, nil
 }
+
+// firstID matches the beginning of what an engine says of an image.
+var firstID = lazy.Regexp(`^\{"Id":"(sha256:[0-9a-f]{64})"`)
 
 // checkForContainers refuses an image whose containers and events would take too much of the engine's memory.
 func checkForContainers(config json.RawMessage) error {
