@@ -72,6 +72,9 @@ func WithDigest(ref, digest string) (string, error) {
 	return reference.FamiliarName(named) + "@" + digest, nil
 }
 
+// IsID reports whether a reference is the whole ID of an image.
+func IsID(ref string) bool { return digestForm().MatchString(ref) }
+
 var digestForm = lazy.Regexp(`^sha256:[0-9a-f]{64}$`)
 
 // Resolve asks the registry which digest an image has there now. It uses the credentials of the

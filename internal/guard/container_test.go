@@ -107,23 +107,30 @@ func TestAllowedImages(t *testing.T) {
 		t.Error("an empty list allows an image")
 	}
 	digest := "sha256:" + strings.Repeat("a", 64)
-	policy.Images = []string{`^ghcr\.io/gpu-mode/eval(:[a-z0-9]+)?(@sha256:[0-9a-f]{64})?$`, `^python:3\.11$`, `^alpine:latest$`, `a|b`}
+	pinned := "sha256:" + strings.Repeat("b", 64)
+	policy.Images = []string{`^ghcr\.io/gpu-mode/eval(:[a-z0-9]+)?(@sha256:[0-9a-f]{64})?$`, `^python:3\.11$`, `^alpine:latest$`, `a|b`, `node:20.*`, `go:1@` + pinned}
 	for image, want := range map[string]bool{
-		"ghcr.io/gpu-mode/eval":              true,
-		"ghcr.io/gpu-mode/eval:v1@" + digest: true,
-		"ghcr.io/gpu-mode/eval@" + digest:    true,
-		"docker.io/library/python:3.11":      true,
-		"python:3.11":                        true,
-		"alpine":                             true, // means latest
-		"b":                                  true,
-		"ghcr.io/gpu-mode/eval2":             false,
-		"x/ghcr.io/gpu-mode/eval":            false,
-		"python":                             false,
-		"python:3.11-slim":                   false,
-		"python:3x11":                        false,
-		"docker.io/evil/python:3.11":         false,
-		digest:                               false,
-		"bb":                                 false,
+		"ghcr.io/gpu-mode/eval":               true,
+		"ghcr.io/gpu-mode/eval:v1@" + digest:  true,
+		"ghcr.io/gpu-mode/eval@" + digest:     true,
+		"docker.io/library/python:3.11":       true,
+		"python:3.11":                         true,
+		"alpine":                              true, // means latest
+		"b":                                   true,
+		"ghcr.io/gpu-mode/eval2":              false,
+		"x/ghcr.io/gpu-mode/eval":             false,
+		"python":                              false,
+		"python:3.11-slim":                    false,
+		"python:3x11":                         false,
+		"docker.io/evil/python:3.11":          false,
+		digest:                                false,
+		"bb":                                  false,
+		"node:20-slim":                        true,
+		"node:20@" + digest:                   false, // may be any node
+		"docker.io/library/node:20@" + digest: false,
+		"ghcr.io:443/gpu-mode/eval":           false,
+		"go:1@" + pinned:                      true,
+		"go:1@" + digest:                      false,
 	} {
 		_, err := made(policy, testFacts(), func(s *job.Spec) { s.Image = image })
 		if (err == nil) != want || err != nil && !strings.Contains(err.Error(), "job.allowed_images") {

@@ -121,8 +121,8 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		}
 		reply(w, http.StatusOK, map[string]any{"Id": "sha256:" + strings.Repeat(id, 64), "path": r.URL.Path, "RepoTags": make([]string, 1+e.names)})
 	})
-	mux.HandleFunc("POST /images/{id}/tag", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) })
-	mux.HandleFunc("DELETE /images/{id}", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, []any{}) })
+	mux.HandleFunc("POST /images/", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) })
+	mux.HandleFunc("DELETE /images/", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, []any{}) })
 	mux.HandleFunc("POST /volumes/create", func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusCreated, map[string]string{"Name": "forget"})
 	})

@@ -30,6 +30,19 @@ func sameImage(a, b string) bool {
 // errDiskFull ends or refuses a pull: all slots share Docker's disk.
 var errDiskFull = errors.New("kbnode: Docker's disk is nearly full, so jobs cannot pull images; tell the node's operator (" + docker.RoomAdvice + ")")
 
+// engineName returns an image's name in the one form that the engine takes for nothing else: 1d and sha256:1d could
+// also begin the ID of an image that the job may not run. Only the node's root may name an image by its ID.
+func engineName(image string, root bool) (string, error) {
+	if root && docker.IsID(image) {
+		return image, nil
+	}
+	full, err := docker.ParseRef(image)
+	if err != nil {
+		return "", forbid("%s", err)
+	}
+	return full, nil
+}
+
 // provide returns the job's image, which it pulls if the node lacks it, or the job wants the newest. It pulls without
 // the node's credentials: a pipeline chooses the image, and must not read what only the node may.
 func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frames *slot.Frames) (docker.ImageConfig, error) {

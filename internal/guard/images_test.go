@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -76,10 +77,10 @@ func TestPullFillsTheDisk(t *testing.T) {
 		asked []string // of the engine
 		store string
 	}{
-		"by this image": {"absent", func(pulled bool) bool { return pulled }, []string{"DELETE /v1.45/images/absent"}, ""},
+		"by this image": {"absent", func(pulled bool) bool { return pulled }, []string{"DELETE /v1.45/images/docker.io/library/absent:latest"}, ""},
 		"by another of its name": {"moves", func(pulled bool) bool { return pulled },
 			[]string{"POST /v1.45/images/sha256:" + strings.Repeat("1", 64) + "/tag?", "DELETE /v1.45/images/sha256:" + strings.Repeat("2", 64)}, ""},
-		"of containerd, which is not Docker's": {"absent", func(pulled bool) bool { return pulled }, []string{"DELETE /v1.45/images/absent"}, "io.containerd.snapshotter.v1"},
+		"of containerd, which is not Docker's": {"absent", func(pulled bool) bool { return pulled }, []string{"DELETE /v1.45/images/docker.io/library/absent:latest"}, "io.containerd.snapshotter.v1"},
 		"before":                               {"img", func(bool) bool { return true }, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -113,6 +114,36 @@ func TestPullFillsTheDisk(t *testing.T) {
 	}
 }
 
+// TestImageByID looks for an image only under its name: the engine also takes the beginning of an ID. What it finds
+// there is what runs, even if the name moves.
+func TestImageByID(t *testing.T) {
+	t.Parallel()
+	whole := "sha256:" + strings.Repeat("1", 64)
+	for image, row := range map[string]struct {
+		root bool
+		asks string // the engine, for this
+	}{
+		"1d": {false, "docker.io/library/1d:latest"}, "sha256:1d": {false, "docker.io/library/sha256:1d"}, "sha256:1111": {true, "docker.io/library/sha256:1111"},
+		whole: {false, "docker.io/library/" + whole}, "ghcr.io/a/1d@" + whole: {false, "ghcr.io/a/1d@" + whole}, "a/1d:2@" + whole: {false, "docker.io/a/1d@" + whole},
+		"index.docker.io/1d": {false, "docker.io/library/1d:latest"},
+	} {
+		r := ready(t, func(r *rig) {
+			if row.root {
+				asRoot(r)
+			}
+		})
+		if o := r.try(t, func(s *job.Spec) { s.Image = image }); why(o) != "" || r.engine.created[0].Image != whole {
+			t.Errorf("%s: %+v, ran %s", image, o, r.engine.created[0].Image)
+		}
+		first := slices.IndexFunc(r.engine.requests, func(s string) bool { return strings.HasPrefix(s, "GET /images/") })
+		must.Equal(t, "GET /images/"+row.asks+"/json", r.engine.requests[first])
+	}
+	r := ready(t, asRoot)
+	if o := r.try(t, func(s *job.Spec) { s.Image = whole }); why(o) != "" || !r.engine.requested("GET /images/"+whole+"/json") {
+		t.Errorf("root's own: %+v, %q", o, r.engine.requests)
+	}
+}
+
 // TestLargeImage does not ask the engine about an image with a large configuration, and removes what the job's pull
 // brought.
 func TestLargeImage(t *testing.T) {
@@ -128,12 +159,12 @@ func TestLargeImage(t *testing.T) {
 		want          string
 		asked         []string // of the engine
 	}{
-		"that the node lacks": {"", id("4"), false, 0, "its configuration has 1025 KiB", []string{"DELETE /v1.45/images/absent", "POST /v1.45/volumes/create"}},
+		"that the node lacks": {"", id("4"), false, 0, "its configuration has 1025 KiB", []string{"DELETE /v1.45/images/docker.io/library/absent:latest", "POST /v1.45/volumes/create"}},
 		"that the node has":   {id("4"), id("4"), false, 0, "its configuration has 1025 KiB", nil},
 		"that it still is":    {id("4"), id("4"), true, 0, "its configuration has 1025 KiB", []string{"POST /v1.45/images/create?"}},
 		"that is new":         {id("1"), id("4"), true, 0, "its configuration has 1025 KiB", []string{"POST /v1.45/images/" + id("1") + "/tag?", "DELETE /v1.45/images/" + id("4")}},
 		"that it was":         {id("4"), id("1"), true, 0, "", []string{"POST /v1.45/images/create?"}},
-		"by its many names":   {"", id("1"), false, maxImageNames, `"absent" has 257 names`, []string{"DELETE /v1.45/images/absent"}},
+		"by its many names":   {"", id("1"), false, maxImageNames, `"docker.io/library/absent:latest" has 257 names`, []string{"DELETE /v1.45/images/docker.io/library/absent:latest"}},
 		"by its names before": {id("1"), id("1"), true, maxImageNames, "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {

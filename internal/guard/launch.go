@@ -22,7 +22,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
-// create makes a job's container, which does not run yet.
+// create makes a job's container of an image, which does not run yet.
 func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, image docker.ImageConfig, top string) (id string, err error) {
 	engine, err := g.ready(ctx)
 	if err != nil {
@@ -47,6 +47,7 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, ima
 			g.log.Warn("device not linked", "err", err)
 		}
 	}
+	wanted.Image = image.ID // another job's pull may move the name
 	name := g.newName()
 	id, err = g.api.CreateContainer(ctx, name, wanted)
 	if lacksCPUs(err) {

@@ -169,7 +169,7 @@ func rootSpec(id string) *job.Spec {
 func TestRootRuns(t *testing.T) {
 	t.Parallel()
 	r := ready(t, asRoot, func(r *rig) { r.policy.Images = []string{"^other$"} })
-	if o := r.try(t); why(o) != "" || o.ExitCode != 7 || r.engine.created[0].Image != "img" || r.guard.cleaner.running {
+	if o := r.try(t); why(o) != "" || o.ExitCode != 7 || r.engine.created[0].Image != "sha256:"+strings.Repeat("1", 64) || r.guard.cleaner.running {
 		t.Errorf("%+v", o)
 	}
 	r = ready(t, func(r *rig) { r.policy.Images = []string{"^other$"} })

@@ -105,7 +105,7 @@ func TestTimeLimit(t *testing.T) {
 // TestHungEngine ends jobs as the node's fault at whatever the engine does not answer.
 func TestHungEngine(t *testing.T) {
 	t.Parallel()
-	for _, path := range []string{"GET /images/img/json", "GET /info", "POST /containers/create", "POST /attach", "GET a1/json", "POST /start"} {
+	for _, path := range []string{"GET /images/docker.io/library/img:latest/json", "GET /info", "POST /containers/create", "POST /attach", "GET a1/json", "POST /start"} {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
 			r := newJobRig(t, nil, impatient)

@@ -45,7 +45,11 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 	if err != nil {
 		return forbid("%s", err)
 	}
-	image, err := g.provide(ctx, spec, wanted.Image, frames)
+	name, err := engineName(wanted.Image, r.root)
+	if err != nil {
+		return err
+	}
+	image, err := g.provide(ctx, spec, name, frames)
 	if err != nil {
 		return g.answered(err, spec, wanted, true)
 	}

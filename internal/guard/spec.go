@@ -194,9 +194,16 @@ func (b *builder) strict() error {
 }
 
 // allowImage refuses an image that the node's configuration does not list. The name in the
-// pipeline is what counts: a job cannot give an image another name.
+// pipeline is what counts: a job cannot give an image another name. A tag beside a digest does not count, because the
+// engine looks only at the digest, unless the list has just this digest.
 func allowImage(p plan.JobPolicy, image string) error {
-	if p.Images == nil || slices.ContainsFunc(names(image), config.Patterns(p.Images).Allow) {
+	allows := func(image string) bool { return slices.ContainsFunc(names(image), config.Patterns(p.Images).Allow) }
+	allowed := p.Images == nil || allows(image)
+	name, digest, _ := strings.Cut(image, "@")
+	if colon := strings.LastIndexByte(name, ':'); digest != "" && colon > strings.LastIndexByte(name, '/') {
+		allowed = p.Images == nil || allows(name[:colon]+"@"+digest) || allowed && !allows(name+"@sha256:"+strings.Repeat("0", 64))
+	}
+	if allowed {
 		return nil
 	}
 	return fmt.Errorf("image %.120q is not among the images that this node runs; use one that job.allowed_images lists", image)
