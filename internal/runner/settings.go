@@ -72,7 +72,8 @@ func firstToEnd(pid int) {
 func hideArgument(value string) {
 	value = strings.Clone(value) // it may be in the argument
 	for _, arg := range os.Args[1:] {
-		if value != "" && value != "-" && strings.HasSuffix(arg, value) {
+		before, has := strings.CutSuffix(arg, value)
+		if value != "" && value != "-" && has && (before == "" || strings.HasPrefix(before, "-") && strings.HasSuffix(before, "=")) {
 			at := unsafe.Slice(unsafe.StringData(arg), len(arg)) // Go leaves arguments where the kernel wrote them
 			for i := len(arg) - len(value); i < len(arg); i++ {
 				at[i] = 'x'
