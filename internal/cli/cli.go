@@ -68,8 +68,9 @@ func run(ctx context.Context, args []string, s term.Streams) int {
 func isUsage(err error) bool { return strings.HasPrefix(err.Error(), "required flag") }
 
 // checkArgs turns what a command says about its arguments into a usage error that says what to
-// type instead.
+// type instead, and checks flags that are numbers.
 func checkArgs(cmd *cobra.Command, hint hints) {
+	checkNumbers(cmd)
 	for _, sub := range cmd.Commands() {
 		checkArgs(sub, hint)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -127,10 +128,51 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 		return term.Usagef("--%s needs a value: %s; %s", bare.GetFlag().Name, about, help)
 	}
 	if bad, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		if no, ok := errors.AsType[numberError](err); ok {
+			return term.Usagef("--%s: %q %w; %s", bad.GetFlag().Name, text.Line(bad.GetValue(), 60), no, help)
+		}
 		wants := map[string]string{"duration": "is not a time such as 90s, 30m or 2h", "bool": "is neither true nor false"}[bad.GetFlag().Value.Type()]
 		return term.Usagef("--%s: %q %s; %s", bad.GetFlag().Name, text.Line(bad.GetValue(), 60), cmp.Or(wants, "is not a number"), help)
 	}
 	return term.Usagef("%w; %s", err, help)
+}
+
+// number is the value of a flag that is a number or a time.
+type number struct {
+	pflag.Value
+	above bool // only what is above 0 is a value: without the flag, it is 0
+}
+
+type numberError string
+
+func (e numberError) Error() string { return string(e) }
+
+// Set refuses what the library takes for another number than people do, such as 010 for 8, and a 0 that would mean what
+// the flag does if it is not there.
+func (n number) Set(typed string) error {
+	if n.Type() != "duration" && otherBase().MatchString(typed) {
+		return numberError("is not a decimal number; write it without leading zeros, letters and _")
+	}
+	if err := n.Value.Set(typed); err != nil {
+		return err
+	}
+	if zero := n.String(); n.above && (zero == "0" || zero == "0s") {
+		return numberError("is what leaving the flag out means; leave it out, or write a value above 0")
+	}
+	return nil
+}
+
+var otherBase = lazy.Regexp(`^[+-]?0[0-9A-Za-z_]|_`)
+
+// checkNumbers checks the flags of a command that are numbers or times. Where 0 means nothing else, their texts say so.
+func checkNumbers(cmd *cobra.Command) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		switch f.Value.Type() {
+		case "int", "int64", "uint", "uint64", "duration":
+			ownZero := strings.Contains(f.Usage, "0 for none") || strings.Contains(f.Usage, "no limit") || f.Name == "gpu-count" // it has its own advice
+			f.Value = number{f.Value, (f.DefValue == "0" || f.DefValue == "0s") && !ownZero}
+		}
+	})
 }
 
 // nearFlag returns the flag of a command that a mistyped one probably is, or "".

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -340,6 +341,31 @@ func TestEmptyFile(t *testing.T) {
 	for _, text := range [][]byte{nil, []byte("# Written by kbnode\n"), []byte("{}\n")} {
 		if _, err := Parse("f", text); err != nil {
 			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// TestNumbers refuses numbers that YAML reads differently than people, and zeros that would mean the default.
+func TestNumbers(t *testing.T) {
+	t.Parallel()
+	const other, zero = "is not a decimal number; write it without", "is not a number above 0; write one, or leave the key out"
+	for text, want := range map[string]string{
+		"cpus_per_slot: 010": other, "cpus_per_slot: 0o10": other, "cpus_per_slot: 0x10": other, "cpus_per_slot: 0b11": other, "cpus_per_slot: 1_000": other, "cpus_per_slot: +8": other, "cpus_per_slot: 8": "",
+		"job: {tasks_max: 010000}": other, "image: {keep: 01}": other, "gpu_count: 04": other, "gpu_count: 0x4": other, "reserve: {cpus: 010}": other, "reserve: {cpus: 00}": other, "reserve: {cpus: 0}": "",
+		"gpus: [0, 010]": other, "gpus: [0x1]": other, "gpus: ['010']": "", "groups: [[0, 01]]": other, "gpus_per_slot: 02": other, "job: {max_minutes: 0o17}": other,
+		"cpus_per_slot: 0": zero, "gpus_per_slot: 0": zero, "slots: 0": zero, "job: {max_minutes: 0}": zero, "job: {tasks_max: 0}": zero, "image: {keep: 0}": zero, "job: {tasks_max: -0}": zero, "cpus_per_slot:": "",
+		"x: &n 010\ncpus_per_slot: *n": "", // refused for x
+	} {
+		_, err := Read("f", []byte("queue: a\n"+text+"\n"))
+		if said := fmt.Sprint(err); want != "" && !strings.Contains(said, want) || want == "" && err != nil && !strings.Contains(text, "&") {
+			t.Errorf("%s: %s", text, said)
+		}
+	}
+	for _, name := range []string{"GPU_COUNT", "CPUS_PER_GPU"} {
+		for value, fine := range map[string]bool{"8": true, "010": false, "0": false, "0x8": false, "+8": false} {
+			if _, err := FromEnv(func(n string) string { return map[string]string{name: value}[n] }); (err == nil) != fine {
+				t.Errorf("%s=%s: %v", name, value, err)
+			}
 		}
 	}
 }

@@ -25,7 +25,7 @@ func FromEnv(get func(string) string) (Config, error) {
 			return 0
 		}
 		n, err := strconv.Atoi(s)
-		if err != nil || n < 1 {
+		if err != nil || n < 1 || s != strconv.Itoa(n) {
 			errs = append(errs, fmt.Errorf("%s=%s is not a number above 0; write one, or unset it", name, s))
 		}
 		return n

@@ -9,6 +9,7 @@ import (
 
 	"gopkg.in/yaml.v3"
 
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/yamlfile"
 )
 
@@ -164,11 +165,31 @@ func (r *reader) fits(n *yaml.Node, t reflect.Type) bool {
 			return false
 		}
 	}
-	if strings.HasPrefix(t.Kind().String(), "int") && n.ShortTag() == "!!float" {
-		r.Add(n.Line, "%s is not %s", quoted(n.Value), kindName("int"))
-		return false
+	if !strings.HasPrefix(t.Kind().String(), "int") {
+		return true
 	}
-	return true
+	why := undecimal(n)
+	switch {
+	case n.ShortTag() == "!!float":
+		why = "is not " + kindName("int")
+	case n.ShortTag() == "!!int" && strings.Trim(n.Value, "+-0") == "":
+		why = "is not a number above 0; write one, or leave the key out for its default"
+	case why == "":
+		return true
+	}
+	r.Add(n.Line, "%s %s", quoted(n.Value), why)
+	return false
+}
+
+var decimal = lazy.Regexp(`^-?(0|[1-9][0-9]*)$`)
+
+// undecimal returns what is wrong with a number that people read differently than YAML, such as 010, which is 8; "" if
+// nothing is, or it is no number.
+func undecimal(n *yaml.Node) string {
+	if n.ShortTag() != "!!int" || decimal().MatchString(n.Value) {
+		return ""
+	}
+	return "is not a decimal number; write it without leading zeros, letters and _"
 }
 
 // target returns the node that an alias refers to.

@@ -29,8 +29,21 @@ func (g *GPUs) UnmarshalYAML(n *yaml.Node) (err error) {
 	case n.ShortTag() == "!!int": // valid numbers are gpu_count by now
 		return mistake(n, "gpus: %s is not a number of GPUs; write gpu_count: 4 for four, or a list such as [0, 2, 5]", n.Value)
 	}
+	if err = undecimals(n, "gpus"); err != nil {
+		return err
+	}
 	if *g, err = ParseGPUs(text); err != nil {
 		return mistake(n, "gpus: %v", err)
+	}
+	return nil
+}
+
+// undecimals is undecimal for the elements of a list.
+func undecimals(list *yaml.Node, key string) error {
+	for _, c := range list.Content {
+		if why := undecimal(target(c)); why != "" {
+			return mistake(c, "%s: %.80q %s", key, target(c).Value, why)
+		}
 	}
 	return nil
 }
@@ -38,6 +51,9 @@ func (g *GPUs) UnmarshalYAML(n *yaml.Node) (err error) {
 // UnmarshalYAML reads a whole number above 0.
 func (c *Count) UnmarshalYAML(n *yaml.Node) error {
 	v, err := strconv.Atoi(n.Value)
+	if why := undecimal(n); why != "" {
+		return mistake(n, "gpu_count: %.80q %s", n.Value, why)
+	}
 	if err != nil || v < 1 || n.ShortTag() != "!!int" {
 		return mistake(n, "gpu_count: %.80q is not a number of GPUs; write one above 0, or gpus: none for slots without any", n.Value)
 	}
@@ -89,6 +105,9 @@ func (g *Groups) UnmarshalYAML(n *yaml.Node) error {
 		if item = target(item); item.Kind != yaml.SequenceNode || len(item.Content) > maxSlots {
 			return mistake(item, form)
 		}
+		if err := undecimals(item, "groups"); err != nil {
+			return err
+		}
 		list, err := ParseGPUs(joined(item))
 		if err != nil || list.List == nil {
 			return mistake(item, "groups: %v", cmp.Or(err, errors.New("list the GPUs of each group, such as [0, 1]")))
@@ -114,6 +133,9 @@ func (g GPUs) IsZero() bool { return !g.All && !g.None && len(g.List) == 0 }
 // UnmarshalYAML reads a whole number, 0 for none.
 func (t *Threads) UnmarshalYAML(n *yaml.Node) error {
 	var v int
+	if why := undecimal(n); why != "" {
+		return mistake(n, "reserve.cpus: %.80q %s", n.Value, why)
+	}
 	if err := n.Decode(&v); err != nil || n.ShortTag() != "!!int" {
 		return mistake(n, "reserve.cpus: %.80q is not a whole number; write one such as 4", n.Value)
 	}

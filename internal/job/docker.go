@@ -125,6 +125,8 @@ func (r *reader) size(name string) int64 {
 	n, err := units.RAMInBytes(s)
 	if err != nil || n < 0 {
 		r.refuse(name, "%.60q is not a size; write one such as 8g", s)
+	} else if n == 0 {
+		r.refuse(name, "%.60q is no size; write one such as 8g, or leave it out for all that the slot has", s)
 	}
 	return n
 }

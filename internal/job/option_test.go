@@ -101,6 +101,8 @@ func TestValues(t *testing.T) {
 		{`"volumes":["$PWD/x:/x"],"expand-volume-vars":true`, "volumes: $PWD is a path of the node; write ./"},
 		{`"":1`, "plugins: an option of the docker plugin has no name"},
 		{`"memory":1e400`, "memory: "},
+		{`"memory":0`, "memory: \"0\" is no size"},
+		{`"shm-size":"0g"`, "shm-size: \"0g\" is no size"},
 	} {
 		vars := jobtest.Options(`"image":"a",` + row.options)
 		if strings.Contains(row.options, "command") {
