@@ -189,6 +189,8 @@ func assign(far [][]int, rank []int) []int {
 // shape cuts a package into at least n blocks of at least size cores, where size is k
 // if possible, and otherwise at least least. In order of preference: separate level-3
 // caches, blocks within one cache, blocks within one NUMA node, blocks that straddle.
+// Separate caches may cost cores, but not leave a quarter of the package idle while slots
+// have fewer than the vendors' guide recommends.
 func (p *cpuPackage) shape(n, k, least int) (blocks [][]physCore, size int) {
 	caches := runs(p.cores, cacheKey)
 	best, largest := 0, 0
@@ -208,7 +210,7 @@ func (p *cpuPackage) shape(n, k, least int) (blocks [][]physCore, size int) {
 			best, blocks = got, groups
 		}
 	}
-	if best >= least {
+	if idle := len(p.cores) - best*n; best >= least && (best >= min(k, advisedCores) || 4*idle < len(p.cores)) {
 		return slices.DeleteFunc(blocks, func(b []physCore) bool { return len(b) < best }), best
 	}
 	if blocks := carveEach(caches, k); len(blocks) >= n {

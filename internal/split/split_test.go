@@ -262,3 +262,33 @@ func checkInvariants(t *testing.T, in Input, r Result) {
 		}
 	}
 }
+
+// TestIdleCaches checks that slots do not share a quarter of a package's cores less for caches of their own while
+// they have fewer cores than the guide recommends.
+func TestIdleCaches(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ slots, cores, cache, want int }{ // cores of a package, of a cache, of a slot
+		{12, 56, 7, 8},
+		{12, 112, 14, 18},
+		{6, 32, 8, 10},
+		{12, 56, 8, 8},  // a cache for each, and one for the system
+		{8, 56, 7, 13},  // two caches for each
+		{16, 64, 8, 7},  // no cache is idle
+		{6, 64, 8, 16},  // as many as the guide recommends
+		{8, 64, 16, 15}, // no cache is idle
+	} {
+		m := onTwo(tt.cores, append(gpusAt(0, tt.slots/2), gpusAt(1, tt.slots/2)...)...)
+		m.coresPerL3 = tt.cache
+		got, err := Machine(m.input())
+		if err != nil {
+			t.Errorf("%+v: %v", tt, err)
+			continue
+		}
+		for _, b := range got.Blocks {
+			if b.CPUs.Len() != 2*tt.want {
+				t.Errorf("%+v: a slot has %d cores", tt, b.CPUs.Len()/2)
+				break
+			}
+		}
+	}
+}
