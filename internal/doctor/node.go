@@ -25,7 +25,9 @@ func nodeConfig(_ context.Context, m *Machine) Answer {
 		return found(fail("%s", lines(err)).Advise("correct the file; " + Pages + "configuration.md has every key"))
 	}
 	text := plan.ConfigPath
-	if !m.Exists(plan.ConfigPath) {
+	if _, err := os.Stat(m.Path(text)); errors.Is(err, fs.ErrNotExist) && m.Exists(plan.BindingsPath) {
+		return found(fail("%s is missing, so the node is not planned anymore", text).Advise("put it back, or run sudo kbnode install with the flags of this node"))
+	} else if err != nil {
 		text = "no file, so the defaults apply"
 	}
 	return Answer{Findings: []Finding{ok("%s", text)}, Keep: func(m *Machine) { m.Config = cfg }}

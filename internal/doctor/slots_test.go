@@ -229,6 +229,9 @@ func TestNodeChecks(t *testing.T) {
 	}
 	verdict := func(text string) map[string]string { return map[string]string{"/var/lib/kbnode/health.json": text} }
 	play(t, []scene{
+		{"no configuration yet", "config", &fake{}, nil, "ok: no file, so the defaults apply", ""},
+		{"the configuration of a node", "config", &fake{}, map[string]string{plan.BindingsPath: "", plan.ConfigPath: ""}, "ok: /etc/kbnode/config.yaml", ""},
+		{"a node that lost its configuration", "config", &fake{}, map[string]string{plan.BindingsPath: ""}, "fail: /etc/kbnode/config.yaml is missing, so the node is not planned anymore", ""},
 		{"a configuration that is none", "config", &fake{err: errors.New("line 2: unknown key\nline 3: no number")}, nil, "fail: line 2: unknown key; line 3: no number", ""},
 		{"a machine that cannot be split", "plan", &fake{err: errors.New("no GPU")}, nil, "fail: no GPU", ""},
 		{"a slot without its GPU", "plan", &fake{inv: &inventory.Inventory{}, plan: &plan.Plan{Slots: []plan.Slot{{Name: "gpu0", Parked: "lost"}}, Warnings: []string{"slot gpu0 is parked: lost"}}}, nil, "ok: 1 slots", ""},
