@@ -131,7 +131,7 @@ func printTaken(s term.Streams, p *plan.Plan, changes []reconcile.Change) {
 func confirmInstall(ctx context.Context, s term.Streams, f *installFlags, changes []reconcile.Change) error {
 	paths := reconcile.Conflicts(changes)
 	if len(paths) > 0 && !f.adopt {
-		return term.Usage(&reconcile.ConflictError{Paths: paths})
+		return &reconcile.ConflictError{Paths: paths}
 	}
 	replaces := len(paths) > 0 && !f.yes
 	if !replaces && !f.asked {

@@ -171,7 +171,9 @@ func install(ctx context.Context, s term.Streams, f *installFlags) error {
 		release()
 		release = func() {}
 	}
-	if err := confirmInstall(ctx, s, f, changes); err != nil {
+	if err := confirmInstall(ctx, s, f, changes); errors.As(err, new(*reconcile.ConflictError)) {
+		return term.Usage(err)
+	} else if err != nil {
 		return err
 	}
 	if asks {
