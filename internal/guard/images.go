@@ -58,7 +58,11 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	before, err := look(ctx)
 	has := err == nil
 	always := spec.Pull == job.PullAlways && !sameImage(image, g.policy.KeptImage)
-	if has && !always || !has && !errors.Is(err, docker.ErrNotFound) && !(always && errors.Is(err, docker.ErrTooLarge)) {
+	switch {
+	case has && !always:
+		return before, nil
+	case has, errors.Is(err, docker.ErrNotFound), always && errors.Is(err, docker.ErrTooLarge): // to be pulled
+	default:
 		return before, err
 	}
 	err = g.registries.mayPull(ctx, image)

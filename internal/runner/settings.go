@@ -70,14 +70,18 @@ func firstToEnd(pid int) {
 // hideArgument overwrites an argument of this process, which every process may read. What has it as its value
 // must be done with it.
 func hideArgument(value string) {
+	if value == "" || value == "-" {
+		return
+	}
 	value = strings.Clone(value) // it may be in the argument
 	for _, arg := range os.Args[1:] {
-		before, has := strings.CutSuffix(arg, value)
-		if value != "" && value != "-" && has && (before == "" || strings.HasPrefix(before, "-") && strings.HasSuffix(before, "=")) {
-			at := unsafe.Slice(unsafe.StringData(arg), len(arg)) // Go leaves arguments where the kernel wrote them
-			for i := len(arg) - len(value); i < len(arg); i++ {
-				at[i] = 'x'
-			}
+		option, has := strings.CutSuffix(arg, value)
+		if !has || option != "" && (option[0] != '-' || !strings.HasSuffix(option, "=")) {
+			continue
+		}
+		at := unsafe.Slice(unsafe.StringData(arg), len(arg)) //nolint:gosec // Go leaves arguments where the kernel wrote them
+		for i := len(option); i < len(arg); i++ {
+			at[i] = 'x'
 		}
 	}
 }
