@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"archive/tar"
 	"context"
 	"encoding/json"
 	"errors"
@@ -169,4 +170,27 @@ func (e *Engine) StatPath(ctx context.Context, id, path string) (container.PathS
 		return container.PathStat{}, e.wrap("look at "+path, err)
 	}
 	return res.Stat, nil
+}
+
+// ReadPath returns what a link of a container says, or the first bytes of a regular file, at most that many. path goes
+// through no link.
+func (e *Engine) ReadPath(ctx context.Context, id, path string, most int64) (link string, text []byte, err error) {
+	doing := "read " + path
+	res, err := e.api.CopyFromContainer(ctx, id, client.CopyFromContainerOptions{SourcePath: path})
+	if err != nil {
+		return "", nil, e.wrap(doing, err)
+	}
+	defer func() { _ = res.Content.Close() }()
+	archive := tar.NewReader(res.Content)
+	head, err := archive.Next()
+	switch {
+	case err != nil:
+	case head.Typeflag == tar.TypeSymlink:
+		return head.Linkname, nil, nil
+	case head.Typeflag == tar.TypeReg:
+		text, err = io.ReadAll(io.LimitReader(archive, most))
+	default:
+		err = errors.New("it is neither a link nor a file")
+	}
+	return "", text, e.wrap(doing, err)
 }

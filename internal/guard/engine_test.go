@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"archive/tar"
 	"bufio"
 	"cmp"
 	"encoding/base64"
@@ -49,12 +50,17 @@ type fakeEngine struct {
 	forgets, stops bool
 	// stats are files in containers, as the engine reports them; "" for one that is missing.
 	stats map[string]string
+	files map[string]string // the text of those
+	user  string            // of its images
+	// onImage, if not nil, is called when it is asked for an image.
+	onImage func()
 
 	mu         sync.Mutex
 	requests   []string
 	created    []container.CreateRequest
-	pulled     bool // what was absent
-	names      int  // how many an image has besides one
+	looked     []container.CreateRequest // those only to look at their image
+	pulled     bool                      // what was absent
+	names      int                       // how many an image has besides one
 	onPull     func()
 	containers map[string]*fakeContainer
 	// endpoints has the names of the endpoints on the slots' networks, by the ID of their container.
@@ -108,6 +114,9 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		reply(w, http.StatusOK, map[string]string{"Version": "26.1.5", "ApiVersion": "1.45", "MinAPIVersion": "1.24", "Os": "linux", "Arch": "amd64"})
 	})
 	mux.HandleFunc("GET /images/", func(w http.ResponseWriter, r *http.Request) {
+		if e.onImage != nil {
+			e.onImage()
+		}
 		e.mu.Lock()
 		pulled := e.pulled
 		e.mu.Unlock()
@@ -119,7 +128,7 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		if strings.Contains(r.URL.Path, "/moves") && pulled {
 			id = "2"
 		}
-		reply(w, http.StatusOK, map[string]any{"Id": "sha256:" + strings.Repeat(id, 64), "path": r.URL.Path, "RepoTags": make([]string, 1+e.names)})
+		reply(w, http.StatusOK, map[string]any{"Id": "sha256:" + strings.Repeat(id, 64), "path": r.URL.Path, "RepoTags": make([]string, 1+e.names), "Config": map[string]string{"User": e.user}})
 	})
 	mux.HandleFunc("POST /images/", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) })
 	mux.HandleFunc("DELETE /images/", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, []any{}) })
@@ -166,11 +175,31 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		if !has {
 			stat = `{"mode": 2147484141}` // a directory
 		}
-		if stat == "" {
-			w.WriteHeader(http.StatusNotFound)
+		if stat == "" || stat == "loop" {
+			w.WriteHeader(map[string]int{"": http.StatusNotFound, "loop": http.StatusInternalServerError}[stat])
 			return
 		}
 		w.Header().Set("X-Docker-Container-Path-Stat", base64.StdEncoding.EncodeToString([]byte(stat)))
+	}))
+	mux.HandleFunc("GET /containers/{id}/archive", e.with(func(w http.ResponseWriter, r *http.Request, _ *fakeContainer) {
+		name := r.URL.Query().Get("path")
+		var stat container.PathStat
+		if e.stats[name] == "loop" {
+			reply(w, http.StatusInternalServerError, map[string]string{"message": "evalSymlinksInScope: too many links in " + name})
+			return
+		}
+		if err := json.Unmarshal([]byte(e.stats[name]), &stat); err != nil {
+			reply(w, http.StatusNotFound, map[string]string{"message": "no such file"})
+			return
+		}
+		w.Header().Set("X-Docker-Container-Path-Stat", base64.StdEncoding.EncodeToString([]byte(e.stats[name])))
+		archive := tar.NewWriter(w)
+		if stat.LinkTarget != "" {
+			_ = archive.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: filepath.Base(name), Linkname: stat.LinkTarget})
+			return
+		}
+		_ = archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: filepath.Base(name), Size: int64(len(e.files[name]))})
+		_, _ = io.WriteString(archive, e.files[name])
 	}))
 	mux.HandleFunc("POST /containers/{id}/attach", e.with(e.attach))
 	mux.HandleFunc("POST /containers/{id}/wait", e.with(func(w http.ResponseWriter, r *http.Request, _ *fakeContainer) {
@@ -331,8 +360,14 @@ func (e *fakeEngine) create(w http.ResponseWriter, r *http.Request) {
 	}
 	name := r.URL.Query().Get("name")
 	e.mu.Lock()
-	e.created = append(e.created, req)
-	id := fmt.Sprintf("%064x", 0xa0+len(e.created))
+	id := ""
+	if strings.HasSuffix(name, imageSuffix) {
+		e.looked = append(e.looked, req)
+		id = fmt.Sprintf("%064x", 0xc00+len(e.looked))
+	} else {
+		e.created = append(e.created, req)
+		id = fmt.Sprintf("%064x", 0xa0+len(e.created))
+	}
 	taken := slices.ContainsFunc(slices.Collect(maps.Values(e.containers)), func(c *fakeContainer) bool { return c.Name == "/"+name })
 	e.mu.Unlock()
 	if taken {

@@ -122,7 +122,7 @@ type guard struct {
 	confiner   *confiner
 	registries registries
 	room       func(dir string) (int64, error) // limit.Room, except in tests
-	judged     sync.Map                        // IDs of images whose accounts the engine can read
+	views      sync.Map                        // by the IDs of images whose accounts the engine can read
 	cleaner    *cleaner
 }
 

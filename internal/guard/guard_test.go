@@ -216,8 +216,7 @@ func TestStartEndsTogether(t *testing.T) {
 	if o := r.try(t); why(o) != "" {
 		t.Fatalf("%+v", o)
 	}
-	// The first job's container, and one to look into its image.
-	file := filepath.Join(r.cgroup, fmt.Sprintf("docker-%064x.scope", 0xa3), "memory.oom.group")
+	file := filepath.Join(r.cgroup, fmt.Sprintf("docker-%064x.scope", 0xa2), "memory.oom.group")
 	r.put(t, file, "0")
 	if o := r.try(t); why(o) != "" {
 		t.Fatalf("%+v", o)

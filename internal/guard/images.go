@@ -5,13 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"path"
 	"slices"
 	"time"
-
-	"github.com/moby/moby/api/types/container"
-	"github.com/moby/moby/api/types/mount"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
@@ -152,64 +147,3 @@ func (g *guard) unpull(ctx context.Context, image, before, after string) {
 
 // roomPoll is the time between two looks at the engine's disk during a pull.
 const roomPoll = time.Second
-
-const (
-	// maxAccounts bounds an image's /etc/passwd and /etc/group, in bytes. To read a line, the
-	// engine needs several times its length in memory.
-	maxAccounts = 1 << 20
-	// imageTime bounds the check of one image.
-	imageTime = 30 * time.Second
-)
-
-// imageSuffix ends the names of containers that are made only to look at their image.
-const imageSuffix = ".image"
-
-// checkAccounts refuses an image, by its ID, whose account files could harm the engine. When a container
-// starts, the engine reads the image's /etc/passwd and /etc/group as root, whatever user was requested:
-// forever if one is a pipe, with the container locked, and a line of any length into memory. This looks at
-// them in a container that never starts: in the job's own, mounts could hide what the engine reads. A link to
-// nothing, or to a file in /dev, may lead to a device when a container runs.
-func (g *guard) checkAccounts(ctx context.Context, image string) (err error) {
-	if _, fine := g.judged.Load(image); fine {
-		return nil
-	}
-	config, err := g.api.ImageConfig(ctx, image)
-	if err != nil {
-		return err
-	}
-	wanted := &container.CreateRequest{
-		Config:     &container.Config{Image: image, Entrypoint: []string{}, Cmd: []string{"-"}},
-		HostConfig: &container.HostConfig{NetworkMode: job.NetworkNone, ReadonlyRootfs: true, CapDrop: []string{"ALL"}},
-	}
-	wanted.HostConfig.CgroupParent = g.policy.Slice
-	for path := range config.Volumes { // otherwise the engine would copy their contents
-		wanted.HostConfig.Mounts = append(wanted.HostConfig.Mounts, mount.Mount{Type: mount.TypeTmpfs, Target: path})
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), imageTime)
-	defer cancel()
-	id, err := g.api.CreateContainer(ctx, g.newName()+imageSuffix, wanted)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, g.api.Discard(ctx, id)) }()
-	for _, file := range []string{"/etc/passwd", "/etc/group"} {
-		link := ""
-		f, err := g.api.StatPath(ctx, id, file)
-		if err == nil && f.Mode&fs.ModeSymlink != 0 {
-			link = f.LinkTarget
-			f, err = g.api.StatPath(ctx, id, link)
-		}
-		absent := errors.Is(err, fs.ErrNotExist)
-		switch {
-		case absent && link == "":
-		case err != nil && !absent:
-			return err
-		case absent || job.KernelDir(path.Clean("/"+link)) != "" || !f.Mode.IsRegular() || f.Size > maxAccounts:
-			return forbid("the image's %s is not a regular file of at most 1 MiB, and Docker reads it as root; use an image where it is", file)
-		}
-	}
-	if _, err = g.api.StatPath(ctx, id, "/"); err == nil { // a container that someone removed has no files either
-		g.judged.Store(image, true)
-	}
-	return err
-}

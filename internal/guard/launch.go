@@ -42,6 +42,15 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, ima
 	if err := g.disk.prepare(wanted, slices.Sorted(maps.Keys(image.Volumes)), top); err != nil {
 		return "", err
 	}
+	err = g.look(ctx, image, func(v *viewer) error {
+		if err := v.setUser(&builder{policy: g.policy, facts: g.facts}, wanted, image.User); err != nil {
+			return forbid("%s", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return "", engineSays(err)
+	}
 	for _, gpu := range g.policy.GPUs {
 		if err := linkNodes("/dev/char", gpu.Nodes); err != nil {
 			g.log.Warn("device not linked", "err", err)
@@ -116,9 +125,6 @@ func (g *guard) start(ctx context.Context, id string, request *container.CreateR
 	// An engine that does not use AppArmor ignores the name of a profile.
 	if armor := in.AppArmorProfile; !slices.Contains(request.HostConfig.SecurityOpt, armorOption+armor) && request.HostConfig.MaskedPaths == nil {
 		return unavailable(fmt.Errorf("the container has the AppArmor profile %.60q, not that of jobs", armor))
-	}
-	if err := g.checkAccounts(ctx, in.Image); err != nil {
-		return fmt.Errorf("check the image's accounts: %w", err)
 	}
 	if err := g.onDisk(ctx, in, request.HostConfig.ReadonlyRootfs, top); err != nil {
 		return err

@@ -1,0 +1,219 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
+
+	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/job"
+)
+
+const (
+	// maxAccounts bounds an image's /etc/passwd and /etc/group, in bytes. To read a line, the
+	// engine needs several times its length in memory.
+	maxAccounts = 1 << 20
+	// imageTime bounds the look into one image.
+	imageTime = 30 * time.Second
+	// maxSteps is how many paths of an image are looked at, and maxLinks how many links one path may go through.
+	maxSteps, maxLinks = 1024, 40
+	// maxViews is how many images are remembered, each if its accounts have at most maxKept bytes.
+	maxViews, maxKept = 64, 64 << 10
+)
+
+// imageSuffix ends the names of containers that are made only to look at their image.
+const imageSuffix = ".image"
+
+// view is what an image has at some paths. The engine and runc follow its links, as root, when a container starts.
+type view struct {
+	steps    map[string]step // by path without links
+	passwd   []byte
+	group    []byte
+	accounts []string // the paths on the way to both
+}
+
+// step is what is at one path.
+type step struct {
+	absent, dir bool
+	regular     bool
+	size        int64
+	link        string // what a link says
+}
+
+// viewer looks into an image through a container that never starts: in the job's own, mounts could hide what the
+// engine reads. It makes the container when it has to.
+type viewer struct {
+	view
+	ctx   context.Context
+	g     *guard
+	image docker.ImageConfig
+	id    string // of the container; "" if there is none
+	looks int
+}
+
+// look looks into an image, and remembers what it saw.
+func (g *guard) look(ctx context.Context, image docker.ImageConfig, look func(*viewer) error) (err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), imageTime)
+	defer cancel()
+	v := &viewer{view: view{steps: map[string]step{}}, ctx: ctx, g: g, image: image}
+	if before, ok := g.views.Load(image.ID); ok {
+		v.view = before.(view)
+		v.steps = maps.Clone(v.steps)
+	}
+	defer func() {
+		if v.id != "" {
+			err = errors.Join(err, g.api.Discard(ctx, v.id))
+		}
+	}()
+	if v.accounts == nil {
+		err = v.readAccounts()
+	}
+	if err == nil {
+		err = look(v)
+	}
+	if err != nil || v.id == "" {
+		return err
+	}
+	if _, err := g.api.StatPath(ctx, v.id, "/"); err != nil { // a container that someone removed has no files either
+		return fmt.Errorf("check the image's accounts: %w", err)
+	}
+	n := 0
+	g.views.Range(func(any, any) bool { n++; return true })
+	if n >= maxViews {
+		g.views.Clear()
+	}
+	if len(v.passwd)+len(v.group) <= maxKept && len(v.steps) <= maxSteps {
+		g.views.Store(image.ID, v.view)
+	}
+	return nil
+}
+
+func (v *viewer) open() error {
+	if v.id != "" {
+		return nil
+	}
+	wanted := &container.CreateRequest{
+		Config:     &container.Config{Image: v.image.ID, Entrypoint: []string{}, Cmd: []string{"-"}},
+		HostConfig: &container.HostConfig{NetworkMode: job.NetworkNone, ReadonlyRootfs: true, CapDrop: []string{"ALL"}},
+	}
+	wanted.HostConfig.CgroupParent = v.g.policy.Slice
+	for path := range v.image.Volumes { // otherwise the engine would copy their contents
+		wanted.HostConfig.Mounts = append(wanted.HostConfig.Mounts, mount.Mount{Type: mount.TypeTmpfs, Target: path})
+	}
+	id, err := v.g.api.CreateContainer(v.ctx, v.g.newName()+imageSuffix, wanted)
+	v.id = id
+	return err
+}
+
+// at returns what is at a path, of which no part but the last is a link.
+func (v *viewer) at(p string) (step, error) {
+	if s, ok := v.steps[p]; ok {
+		return s, nil
+	}
+	if v.looks++; v.looks > maxSteps {
+		return step{}, forbid("the mounts are below too many directories of the image; choose shorter paths")
+	}
+	if err := v.open(); err != nil {
+		return step{}, err
+	}
+	f, err := v.g.api.StatPath(v.ctx, v.id, p)
+	s := step{absent: errors.Is(err, fs.ErrNotExist), dir: f.Mode.IsDir(), regular: err == nil && f.Mode.IsRegular(), size: f.Size}
+	if err != nil && !s.absent {
+		// The engine follows a link to its end first. Only this request's answer has a text.
+		if _, _, why := v.g.api.ReadPath(v.ctx, v.id, p, 0); why != nil && strings.Contains(why.Error(), "too many links") {
+			err = tooManyLinks(p)
+		}
+		return step{}, err
+	}
+	if f.Mode&fs.ModeSymlink != 0 {
+		if s.link, _, err = v.g.api.ReadPath(v.ctx, v.id, p, 0); err != nil {
+			return step{}, err
+		}
+	}
+	v.steps[p] = s
+	return s, nil
+}
+
+// follow returns the forms that a path has on its way through the image's links, from itself to where it leads, and
+// what is there. What is absent has no links. A mount can hide what a form goes through, so each counts.
+func (v *viewer) follow(p string) (forms []string, last step, err error) {
+	forms = []string{p}
+	at, rest, links := "/", strings.Split(strings.Trim(p, "/"), "/"), 0
+	for len(rest) > 0 {
+		part := rest[0]
+		rest = rest[1:]
+		switch part {
+		case "", ".":
+			continue
+		case "..":
+			at = path.Dir(at)
+			continue
+		}
+		next := path.Join(at, part)
+		if last, err = v.at(next); err != nil {
+			return nil, last, err
+		}
+		switch {
+		case last.absent:
+			return append(forms, path.Join(append([]string{next}, rest...)...)), last, nil
+		case last.link != "":
+			if links++; links > maxLinks {
+				return nil, last, tooManyLinks(p)
+			}
+			if path.IsAbs(last.link) {
+				at = "/"
+			}
+			rest = append(strings.Split(last.link, "/"), rest...)
+			forms = append(forms, path.Join(append([]string{"/", at}, rest...)...))
+			last = step{dir: true}
+		case !last.dir && len(rest) > 0:
+			return nil, last, forbid("%.80q goes through %.80q, which is no directory in the image; choose another path", p, next)
+		default:
+			at = next
+		}
+	}
+	return append(forms, at), last, nil
+}
+
+func tooManyLinks(p string) error {
+	return forbid("%.80q goes through too many links of the image; choose another path", p)
+}
+
+// readAccounts refuses an image whose account files could harm the engine. When a container starts, the engine
+// reads the image's /etc/passwd and /etc/group as root, whatever user was requested: forever if one is a pipe,
+// with the container locked, and a line of any length into memory. A link to nothing, or to a file in /dev, may
+// lead to a device when a container runs.
+func (v *viewer) readAccounts() error {
+	for file, text := range map[string]*[]byte{"/etc/passwd": &v.passwd, "/etc/group": &v.group} {
+		forms, s, err := v.follow(file)
+		_, refused := errors.AsType[refusal](err)
+		real := ""
+		if err == nil {
+			real = forms[len(forms)-1]
+		}
+		switch {
+		case err != nil && !refused:
+			return fmt.Errorf("check the image's accounts: %w", err)
+		case err == nil && s.absent && real == file:
+		case refused, s.absent, job.KernelDir(real) != "", !s.regular, s.size > maxAccounts:
+			return forbid("the image's %s is not a regular file of at most 1 MiB, and Docker reads it as root; use an image where it is", file)
+		default:
+			if err := v.open(); err != nil {
+				return err
+			}
+			if _, *text, err = v.g.api.ReadPath(v.ctx, v.id, real, maxAccounts); err != nil {
+				return fmt.Errorf("check the image's accounts: %w", err)
+			}
+		}
+		v.accounts = append(v.accounts, forms...)
+	}
+	return nil
+}
