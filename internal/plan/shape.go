@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -94,11 +95,13 @@ func splitSlots(inv *inventory.Inventory, cfg config.Config, slots []assignment)
 	}
 	whole := res.Blocks
 	res.Blocks = make([]split.Block, len(slots))
-	left := make([][]cpuset.Set, len(list)) // cores that no instance has yet
-	cores := make([]int, len(list))
+	left := make([][][]cpuset.Set, len(list)) // cores that no instance has yet, those together that may be one
+	cores, pairs := make([]int, len(list)), make([]bool, len(list))
 	for i, b := range whole {
-		left[i] = split.Cores(inv.CPU.List, b.CPUs)
-		cores[i] = len(left[i])
+		left[i] = split.Together(inv.CPU.List, b.CPUs, inv.OS.Virt)
+		for _, unit := range left[i] {
+			cores[i], pairs[i] = cores[i]+len(unit), pairs[i] || len(unit) > 1
+		}
 		res.ReservedCPUs = res.ReservedCPUs.Union(b.CPUs)
 		res.ReservedMemory += b.MemoryBytes
 	}
@@ -112,11 +115,10 @@ func splitSlots(inv *inventory.Inventory, cfg config.Config, slots []assignment)
 					return split.Result{}, fmt.Errorf("GPU %d is divided into more instances than it has cores: %s for %s; make fewer instances, choose fewer GPUs with --gpus (gpus), or leave instances out (--gpus %[1]d:0,%[1]d:1)",
 						s.members[j].GPU, text.Count(cores[i], "core"), text.Count(w/memorySlice, "memory slice"))
 				}
-				part.CPUs = cpuset.Set{}
-				for _, core := range left[i][:n] {
-					part.CPUs = part.CPUs.Union(core)
+				if n > 1 && pairs[i] {
+					n -= n % 2
 				}
-				left[i] = left[i][n:]
+				part.CPUs, left[i] = takeCores(left[i], n)
 				part.MemoryBytes = part.MemoryBytes / mib * int64(p.weight) / int64(w) * mib
 				part.ReserveBytes = part.ReserveBytes / mib * int64(p.weight) / int64(w) * mib
 			}
@@ -129,6 +131,29 @@ func splitSlots(inv *inventory.Inventory, cfg config.Config, slots []assignment)
 		res.ReservedMemory -= b.MemoryBytes
 	}
 	return res, nil
+}
+
+// takeCores takes n cores of those that are left for an instance. What two instances share is no one's own, so pairs
+// that may be one core stay together, unless there are only halves.
+func takeCores(left [][]cpuset.Set, n int) (cpus cpuset.Set, rest [][]cpuset.Set) {
+	rest = slices.Clone(left)
+	for n > 0 && len(rest) > 0 {
+		at, most := 0, 0
+		for i, cores := range rest {
+			if len(cores) <= n && len(cores) > most {
+				at, most = i, len(cores)
+			}
+		}
+		take := min(len(rest[at]), n)
+		for _, core := range rest[at][:take] {
+			cpus = cpus.Union(core)
+		}
+		n -= take
+		if rest[at] = rest[at][take:]; len(rest[at]) == 0 {
+			rest = slices.Delete(rest, at, at+1)
+		}
+	}
+	return cpus, rest
 }
 
 // slotGPUs returns the GPUs of a slot as a plan shows them.

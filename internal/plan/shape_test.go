@@ -504,3 +504,35 @@ func TestShapesHold(t *testing.T) {
 		t.Errorf("only %d of 120 were built", built)
 	}
 }
+
+// TestInstancesInPairs checks that no core of a machine that hides SMT is in two slots: there, CPUs 2i and 2i+1 may
+// be its threads.
+func TestInstancesInPairs(t *testing.T) {
+	t.Parallel()
+	hidden := *readMachine(t, machinetest.B200x8())
+	hidden.OS.Virt = true
+	hidden.CPU.List = slices.Clone(hidden.CPU.List)
+	for i := range hidden.CPU.List {
+		c := &hidden.CPU.List[i]
+		c.Core, c.Siblings, c.Threads = c.ID, []int{c.ID}, 1
+	}
+	for _, layout := range [][]int{{1, 1, 1, 1, 1, 1, 1}, {3, 3}, {3, 2, 1, 1}, {2, 2, 2}, {4, 3}, {2, 1, 1, 1}} {
+		for _, threads := range []int{0, 14, 26} {
+			inv := divided(&hidden, 1, map[int][]int{0: layout, 5: layout})
+			p := build(t, inv, config.Config{CPUsPerSlot: threads}, nil, false)
+			checkPlan(t, inv, p)
+			owner := map[int]string{}
+			for _, s := range p.Slots {
+				set, _ := cpuset.Parse(s.CPUs)
+				for _, id := range set.Ints() {
+					owner[id] = s.Name
+				}
+			}
+			for id, name := range owner {
+				if other := owner[id^1]; other != "" && other != name {
+					t.Errorf("%v, %d CPUs: %s and %s share CPUs %d and %d", layout, threads, name, other, id, id^1)
+				}
+			}
+		}
+	}
+}

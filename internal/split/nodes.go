@@ -163,3 +163,31 @@ func Cores(cpus []inventory.LogicalCPU, set cpuset.Set) (cores []cpuset.Set) {
 	}
 	return cores
 }
+
+// Together returns the cores of a set as Cores does, those together that may be threads of one: a hypervisor that
+// hides SMT shows each thread as a core of its own.
+func Together(cpus []inventory.LogicalCPU, set cpuset.Set, virt bool) (together [][]cpuset.Set) {
+	at := map[int]inventory.LogicalCPU{}
+	for _, c := range cpus {
+		at[c.ID] = c
+	}
+	cores := Cores(cpus, set)
+	hidden := virt && !slices.ContainsFunc(cores, func(c cpuset.Set) bool { return c.Len() > 1 })
+	pairs := map[int]int{} // where the first of a pair is
+	for _, core := range cores {
+		id := core.Ints()[0]
+		c, even := at[id], id-id%2
+		if i, ok := pairs[even]; ok && hidden && samePlace(at[even], c) {
+			together[i] = append(together[i], core)
+			continue
+		}
+		pairs[id] = len(together)
+		together = append(together, []cpuset.Set{core})
+	}
+	return together
+}
+
+// samePlace reports whether two CPUs may be threads of one core.
+func samePlace(a, b inventory.LogicalCPU) bool {
+	return a.Package == b.Package && a.Die == b.Die && a.L3 == b.L3 && a.NUMANode == b.NUMANode
+}
