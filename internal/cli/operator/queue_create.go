@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/pipeline"
+	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 type createFlags struct {
@@ -74,9 +75,9 @@ func (f *createFlags) run(ctx context.Context, s term.Streams, queue string) err
 		return err
 	}
 	if made {
-		term.Printf(s.Out, "Queue %s was made in the cluster %s.\n", queue, at.Name)
+		term.Printf(s.Out, "Queue %s was made in the cluster %s.\n", queue, text.Line(at.Name, 100))
 	} else {
-		term.Printf(s.Out, "Queue %s is in the cluster %s already.\n", queue, at.Name)
+		term.Printf(s.Out, "Queue %s is in the cluster %s already.\n", queue, text.Line(at.Name, 100))
 	}
 	if f.tokenFile != "" {
 		if err := f.writeToken(func() (string, error) { return client.CreateAgentToken(ctx, f.api.Org, at, about) }); err != nil {
@@ -104,9 +105,9 @@ func (f *createFlags) writeToken(token func() (string, error)) error {
 	if err != nil {
 		return fmt.Errorf("write agent token: %w", err)
 	}
-	text, err := token()
+	secret, err := token()
 	if err == nil {
-		_, err = file.WriteString("BUILDKITE_AGENT_TOKEN=" + text + "\n")
+		_, err = file.WriteString("BUILDKITE_AGENT_TOKEN=" + secret + "\n")
 	}
 	if err = errors.Join(err, file.Close()); err != nil {
 		return errors.Join(err, os.Remove(f.tokenFile))
