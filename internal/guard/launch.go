@@ -49,7 +49,7 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, ima
 		return nil
 	})
 	if err != nil {
-		return "", engineSays(err)
+		return "", err
 	}
 	for _, gpu := range g.policy.GPUs {
 		if err := linkNodes("/dev/char", gpu.Nodes); err != nil {
