@@ -140,7 +140,7 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 // number is the value of a flag that is a number or a time.
 type number struct {
 	pflag.Value
-	above bool // only what is above 0 is a value: without the flag, it is 0
+	positive bool // only what is above 0 is a value: without the flag, it is 0
 }
 
 type numberError string
@@ -156,7 +156,7 @@ func (n number) Set(typed string) error {
 	if err := n.Value.Set(typed); err != nil {
 		return err
 	}
-	if zero := n.String(); n.above && (zero == "0" || zero == "0s") {
+	if zero := n.String(); n.positive && (zero == "0" || zero == "0s") {
 		return numberError("is what leaving the flag out means; leave it out, or write a value above 0")
 	}
 	return nil
@@ -170,7 +170,10 @@ func checkNumbers(cmd *cobra.Command) {
 		switch f.Value.Type() {
 		case "int", "int64", "uint", "uint64", "duration":
 			ownZero := strings.Contains(f.Usage, "0 for none") || strings.Contains(f.Usage, "no limit") || f.Name == "gpu-count" // it has its own advice
-			f.Value = number{f.Value, (f.DefValue == "0" || f.DefValue == "0s") && !ownZero}
+			if f.DefValue == "0s" {
+				f.DefValue = "0" // which the help of a wrapped value leaves out
+			}
+			f.Value = number{f.Value, f.DefValue == "0" && !ownZero}
 		}
 	})
 }
