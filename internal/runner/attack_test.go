@@ -319,8 +319,8 @@ read = lambda pid, name: open(f"/proc/{pid}/{name}").read().strip()
 above = os.getppid()
 found = [read(above, "oom_score_adj") == "7", int(read(above, "coredump_filter"), 16) == 0x11, os.path.exists("/proc/self/autogroup") and read(above, "autogroup").endswith(" 5")]
 ends = int(read("self", "oom_score_adj")) == 1000 > int(read(above, "oom_score_adj"))
-o("check: %s\n" % ("pass" if ends and not any(found) else (ends, found)))
-`, passes)
+o("check: %s\n" % ("pass" if ends and not any(found) else [ends, found]))
+`, passes, func(_ *testing.T, j *job) { j.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} }) // which is what autogroup is of
 }
 
 // TestPayloadIsNotInTheArguments has a program read the arguments of the runner, which had the payload's name.

@@ -88,13 +88,14 @@ func (p program) fork(path string, files []uintptr, rules int) (int, error) {
 		defer unix.Close(high) //nolint:errcheck // a duplicate
 		c.files = append(c.files, high)
 	}
+	setScore([]byte(highestScore))
 	pid := c.fork()
 	afterFork()
+	setScore(ownScore.was)
 	if pid < 0 {
 		return 0, fmt.Errorf("fork: %w", unix.Errno(-pid))
 	}
 	if c.failed == 0 {
-		firstToEnd(pid)
 		return pid, nil
 	}
 	for _, err = unix.Wait4(pid, nil, 0, nil); errors.Is(err, unix.EINTR); {

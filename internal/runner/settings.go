@@ -62,9 +62,32 @@ func lineage() []int {
 // maxLineage bounds the processes above this one that are looked at.
 const maxLineage = 32
 
-// firstToEnd makes the kernel end a program, not this process, when memory runs out. A user may lower this again.
-func firstToEnd(pid int) {
-	_ = os.WriteFile(filepath.Join("/proc", strconv.Itoa(pid), "oom_score_adj"), []byte("1000"), 0) // an error means that it ended
+// ownScore is this process's oom_score_adj, open since before it hid, and what it was.
+var ownScore struct {
+	file *os.File
+	was  []byte
+}
+
+// highestScore makes the kernel end a process, and those that it starts, first when memory runs out. A program may
+// lower its own again.
+const highestScore = "1000"
+
+func openScore() {
+	f, err := os.OpenFile("/proc/self/oom_score_adj", os.O_RDWR, 0)
+	if err != nil {
+		return
+	}
+	was := make([]byte, 16)
+	if n, err := f.Read(was); err == nil {
+		ownScore.file, ownScore.was = f, was[:n]
+	}
+}
+
+// setScore changes this process's score, which children inherit. Without the right to, programs keep the runner's.
+func setScore(score []byte) {
+	if ownScore.file != nil {
+		_, _ = ownScore.file.WriteAt(score, 0)
+	}
 }
 
 // hideArgument overwrites an argument of this process, which every process may read. What has it as its value

@@ -26,6 +26,7 @@ func adopt() error {
 	if err := closeOnExec(); err != nil {
 		return err
 	}
+	openScore()
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("hide own memory: %w", err)
 	}
