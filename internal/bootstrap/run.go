@@ -213,11 +213,11 @@ func (c Config) upload(canceled context.Context, spec *job.Spec, o slot.Outcome)
 		}
 		vars := slices.Clone(c.Input.Sent)
 		if c.SlotVars != "" { // as in a container, they win over the build's
-			of, err := c.slotVars()
+			own, err := c.slotVars()
 			if err != nil {
 				return err
 			}
-			for name, value := range of {
+			for name, value := range own {
 				vars = append(vars, job.Var{Name: name, Value: value})
 			}
 		}
