@@ -57,7 +57,7 @@ func (b *builder) request() (*container.CreateRequest, error) {
 	h.MemorySwap = h.Memory // equal: no swap
 	h.CgroupnsMode, h.IpcMode = "private", "private"
 	h.RestartPolicy.Name = "no"
-	// The default seccomp and AppArmor profiles stay because nothing else is set.
+	// The confiner adds profiles of seccomp and AppArmor.
 	h.SecurityOpt = []string{"no-new-privileges"}
 	// Otherwise device nodes made in the checkout would reach the neighbor, forged packets what
 	// is beyond the node, and audit records the node's kernel log.

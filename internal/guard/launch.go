@@ -167,8 +167,16 @@ type confiner struct {
 	sys      string                                // where /sys is mounted
 }
 
-// confine adds to a container what keeps it away from those files, and fails if nothing would.
+// confine adds to a container what keeps it away from those files, and fails if nothing would. It also bounds the sockets
+// of a job where Docker's own seccomp profile is in use: an operator's stays, and without seccomp no container would start.
 func (f *confiner) confine(ctx context.Context, engine docker.Info, h *container.HostConfig) (err error) {
+	if slices.Contains(engine.Security, "name=seccomp,profile=builtin") || slices.Contains(engine.Security, "name=seccomp,profile=default") {
+		profile, err := confine.Seccomp()
+		if err != nil {
+			return err
+		}
+		h.SecurityOpt = append(h.SecurityOpt, "seccomp="+profile)
+	}
 	// Without AppArmor, the engine silently ignores the name of a profile.
 	if slices.ContainsFunc(engine.Security, func(s string) bool { return s == "name=apparmor" || strings.HasPrefix(s, "name=apparmor,") }) && f.confines() {
 		name, err := f.ensure(ctx)

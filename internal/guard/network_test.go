@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/moby/moby/api/types/container"
 
+	"github.com/gpu-mode/kbnode/internal/confine"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -183,6 +184,22 @@ func TestConfine(t *testing.T) {
 		covered, readOnly := slices.Contains(h.MaskedPaths, "/proc/kpageflags"), slices.Contains(h.ReadonlyPaths, "/proc/driver")
 		if slices.Contains(h.SecurityOpt, "apparmor=kbnode-job-1") != row.profile || err == nil && (covered == row.profile || readOnly == row.profile) {
 			t.Errorf("%s: %+v", what, h)
+		}
+	}
+}
+
+// TestConfineSockets gives a container the profile of jobs only in the place of Docker's own.
+func TestConfineSockets(t *testing.T) {
+	t.Parallel()
+	for security, bounded := range map[string]bool{
+		"name=seccomp,profile=builtin": true, "name=seccomp,profile=default": true, "name=seccomp,profile=/etc/docker/own.json": false, "name=seccomp,profile=unconfined": false, "name=cgroupns": false,
+	} {
+		h := container.HostConfig{SecurityOpt: []string{"no-new-privileges"}}
+		must.Do(t, (&confiner{sys: t.TempDir()}).confine(t.Context(), docker.Info{Security: []string{security}}, &h))
+		profile, err := confine.Seccomp()
+		must.Do(t, err)
+		if slices.Contains(h.SecurityOpt, "seccomp="+profile) != bounded || !slices.Contains(h.SecurityOpt, "no-new-privileges") || len(h.SecurityOpt) > 2 {
+			t.Errorf("%s: %d options", security, len(h.SecurityOpt))
 		}
 	}
 }

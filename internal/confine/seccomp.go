@@ -1,0 +1,65 @@
+package confine
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/moby/profiles/seccomp"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// Whoever opens a socket of a family or protocol that the kernel does not have makes it load the module, in all
+// namespaces and without a capability (net/socket.c, net/ipv4/af_inet.c, net/netlink/af_netlink.c). These are all that a
+// job may open: what programs, NCCL and RDMA use. Generic netlink is not among them: it loads a module by any name of a
+// family, and nor are netlink's of nftables, IPsec and the crypto API.
+var (
+	// families have no protocols that load modules.
+	families = []uint64{unix.AF_UNIX, unix.AF_VSOCK}
+	// protocols are those of other families.
+	protocols = map[uint64][]uint64{
+		unix.AF_INET:    internet,
+		unix.AF_INET6:   internet,
+		unix.AF_NETLINK: {unix.NETLINK_ROUTE, unix.NETLINK_USERSOCK, unix.NETLINK_SOCK_DIAG, unix.NETLINK_AUDIT, unix.NETLINK_KOBJECT_UEVENT, unix.NETLINK_RDMA},
+	}
+	internet = []uint64{unix.IPPROTO_IP, unix.IPPROTO_ICMP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_ICMPV6, unix.IPPROTO_MPTCP}
+)
+
+// Seccomp returns the seccomp profile of jobs' containers, in JSON for Docker 20.10 or later: Docker's own of the version
+// that kbnode is built with, in which sockets are bounded.
+var Seccomp = sync.OnceValues(func() (string, error) {
+	profile := seccomp.DefaultProfile()
+	sockets := []string{"socket", "socketpair", "socketcall"}
+	for _, s := range profile.Syscalls {
+		s.Names = slices.DeleteFunc(s.Names, func(name string) bool { return slices.Contains(sockets, name) })
+	}
+	profile.Syscalls = slices.DeleteFunc(profile.Syscalls, func(s *seccomp.Syscall) bool { return len(s.Names) == 0 })
+	allow := func(name string, args ...specs.LinuxSeccompArg) {
+		profile.Syscalls = append(profile.Syscalls, &seccomp.Syscall{LinuxSyscall: specs.LinuxSyscall{Names: []string{name}, Action: specs.ActAllow, Args: args}})
+	}
+	// The arguments of socketcall, which programs of 32 bits use on amd64, are in memory, where no filter sees them. It needs
+	// a rule, or libseccomp makes one of socket's that allows all. (libseccomp 2.5.4; in any order.)
+	enosys := uint(unix.ENOSYS)
+	profile.Syscalls = append(profile.Syscalls, &seccomp.Syscall{LinuxSyscall: specs.LinuxSyscall{Names: []string{"socketcall"}, Action: specs.ActErrno, ErrnoRet: &enosys}})
+	allow("socketpair", isInt(0, unix.AF_UNIX))
+	for _, family := range families {
+		allow("socket", isInt(0, family))
+	}
+	for _, family := range []uint64{unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK} {
+		for _, protocol := range protocols[family] {
+			allow("socket", isInt(0, family), isInt(2, protocol))
+		}
+	}
+	text, err := json.Marshal(profile)
+	if err != nil {
+		return "", fmt.Errorf("write the seccomp profile: %w", err)
+	}
+	return string(text), nil
+})
+
+// isInt compares an argument that is an int: the kernel does not look at its upper half.
+func isInt(index uint, value uint64) specs.LinuxSeccompArg {
+	return specs.LinuxSeccompArg{Index: index, Value: 1<<32 - 1, ValueTwo: value, Op: specs.OpMaskedEqual}
+}
