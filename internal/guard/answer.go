@@ -34,7 +34,7 @@ var (
 	noAccount  = lazy.Regexp(`(?i)unable to find (user|group) (\S{1,256}): no matching entries`)
 	noProgram  = lazy.Regexp(`exec(?:: ".*"| \S+): .*?(` + badExec + `)`)
 	noPlace    = lazy.Regexp(`mounting "[^"]*" to rootfs(?: "[^"]*")? at "([^"]*)".*(` + badUse + `)`)
-	noWorkdir  = lazy.Regexp(`(?i)chdir to cwd .*(` + badExec + `)|current working directory is (outside)`)
+	noWorkdir  = lazy.Regexp(`(?i)(?:chdir to cwd |container init: mkdir(?:at)? /).*(` + badExec + `)|current working directory is (outside)`)
 	noWorkdirs = lazy.Regexp(`(?i)cannot mkdir: .*(` + badPath + `)|(?:lstat|stat|mkdir|mkdirat|readlink|openat2?|evalSymlinksInScope:?) .*(` + badPath + `)`)
 	// notTheJobs are answers with the status of a mistake about what the slot decides.
 	notTheJobs = lazy.Regexp(`(?i)device|bind source path|requested (cpus|memory nodes)|cgroup|runtime|log (driver|opt)|logging|cdi\b|kernel|seccomp|apparmor|container name`)
@@ -62,6 +62,9 @@ func (g *guard) answered(err error, s *job.Spec, wanted *container.CreateRequest
 		}
 		return "…"
 	})
+	if _, reason, ok := strings.Cut(line, "daemon: "); ok {
+		line = reason
+	}
 	if making && errors.Is(err, docker.ErrInvalid) && !notTheJobs().MatchString(said) {
 		return forbid("the Docker engine says: %s", text.Line(line, 500))
 	}
@@ -102,11 +105,11 @@ func mistake(said string, s *job.Spec, wanted *container.CreateRequest, own []st
 		return fmt.Sprintf("user: the image's accounts have IDs out of range; write a number from %d to %d", job.FirstID, job.LastID)
 	case strings.Contains(said, "invalid tmpfs option"):
 		return "tmpfs: Docker does not take its options; write some such as size=1g,mode=1777"
-	case place != nil && slices.Contains(own[1:], path.Clean(place[1])):
+	case place != nil && (slices.Contains(own[1:], path.Clean(place[1])) || covers(s, path.Clean(place[1])) && !strings.HasPrefix(place[2], "no such file")):
 		return fmt.Sprintf("volumes, tmpfs: nothing can be mounted at %.100q of this image (%s); choose a place where it has a directory for a directory, a file for a file, or nothing", place[1], place[2])
 	case place != nil: // what the engine adds, as for GPUs
 		return ""
-	case strings.Contains(said, "error setting rlimit") && len(s.Ulimits) > 0:
+	case strings.Contains(said, "setting rlimit") && len(s.Ulimits) > 0:
 		return "ulimits: the node's kernel does not allow one of them; write lower ones, or leave them out"
 	case strings.Contains(said, "too many open files") && limited("nofile"), strings.Contains(said, "cannot start a stopped process") && limited("cpu"),
 		strings.Contains(said, "cannot allocate memory") && limited("data", "as", "stack", "memlock", "rss"),
@@ -120,6 +123,12 @@ func mistake(said string, s *job.Spec, wanted *container.CreateRequest, own []st
 		return fmt.Sprintf("command: %.100q cannot run in this image (%s); write a program that it has and that the user of the container may run", cmp.Or(own[0], "the image's own"), program[1])
 	}
 	return ""
+}
+
+// covers reports whether a job mounts over what contains a path, as over that of a driver's library.
+func covers(s *job.Spec, target string) bool {
+	below := func(dir string) bool { return strings.HasPrefix(target, dir+"/") }
+	return slices.ContainsFunc(s.Mounts, func(m job.Mount) bool { return below(m.Target) }) || slices.ContainsFunc(s.Tmpfs, func(t job.Tmpfs) bool { return below(t.Target) })
 }
 
 // leastMemory is enough for any container to start, in bytes. Docker takes less, and runc may then be killed in many ways.

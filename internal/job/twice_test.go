@@ -85,6 +85,7 @@ func TestContradictions(t *testing.T) {
 		`"volumes":["` + cache + `:/x","` + cache + `:/x:ro"]`:              `volumes: "/x"` + another,
 		`"volumes":["./a:/x"],"tmpfs":["/x"]`:                               `tmpfs: "/x"` + another,
 		`"volumes":["./x:/usr/local/bin/kbnode"]`:                           `volumes: "/usr/local/bin/kbnode" is mounted already; choose another directory`,
+		`"volumes":["./x:/sbin/docker-init"]`:                               `volumes: "/sbin/docker-init" is mounted already; choose another directory`,
 		`"mount-buildkite-agent":true,"tmpfs":["/usr/bin/buildkite-agent"]`: `tmpfs: "/usr/bin/buildkite-agent" is mounted already; choose another directory`,
 	} {
 		_, err := job.Read(attack(jobtest.Options(`"image":"a",` + options)))

@@ -58,6 +58,9 @@ const (
 // AgentPath is where AgentProgram is in a container, as with the docker plugin.
 const AgentPath = "/usr/bin/buildkite-agent"
 
+// initPath is where Docker mounts its init.
+const initPath = "/sbin/docker-init"
+
 const (
 	imageHost = `[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?`
 	imagePart = `[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*`
@@ -208,6 +211,9 @@ func (s *Spec) validateMounts(v *checker) {
 	taken := map[string]string{plan.ContainerBinary: program} // what to say about another mount at a target
 	if s.AgentProgram {
 		taken[AgentPath] = program
+	}
+	if s.Init {
+		taken[initPath] = program
 	}
 	target := func(field, p, advice string) {
 		v.mountTarget(field, p)
