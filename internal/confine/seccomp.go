@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Whoever opens a socket of a family or protocol that the kernel does not have makes it load the module, in all
+// Opening a socket of a family or protocol that the kernel does not have makes it load the module, in all
 // namespaces and without a capability (net/socket.c, net/ipv4/af_inet.c, net/netlink/af_netlink.c). These are all that a
 // job may open: what programs, NCCL and RDMA use. Generic netlink is not among them: it loads a module by any name of a
 // family, and nor are netlink's of nftables, IPsec and the crypto API.
