@@ -38,7 +38,7 @@ func TestForget(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.node.in(func() { must.Do(t, (Node{Slots: twoSlots}).Ensure()) })
-	outside := listen(t, r.external, "192.0.2.2:7777")
+	remote := listen(t, r.external, "192.0.2.2:7777")
 	job, neighbor := listen(t, r.job, "198.18.0.2:5555"), listen(t, r.neighbour, "198.18.1.2:5555")
 	for i := range 2000 { // more than one buffer of the kernel's
 		other := listen(t, r.neighbour, fmt.Sprintf("198.18.1.2:%d", 20000+i))
@@ -46,24 +46,24 @@ func TestForget(t *testing.T) {
 		must.Do(t, err)
 		_ = other.Close()
 	}
-	if !gets(t, job, outside, long) || !gets(t, neighbor, outside, long) {
+	if !gets(t, job, remote, long) || !gets(t, neighbor, remote, long) {
 		t.Fatal("no packet goes out")
 	}
 	must.Do(t, job.Close())
 	next := listen(t, r.job, "198.18.0.2:5555")
-	if !gets(t, outside, next, long) {
+	if !gets(t, remote, next, long) {
 		t.Error("the outside does not reach the port: nothing is to be forgotten")
 	}
 	for range 2 { // the second time there is nothing
 		r.node.in(func() { must.Do(t, Forget([]netip.Prefix{netip.MustParsePrefix("198.18.0.0/24")})) })
-		if gets(t, outside, next, 300*time.Millisecond) {
+		if gets(t, remote, next, 300*time.Millisecond) {
 			t.Error("the outside reaches the next job's port")
 		}
 	}
-	if !gets(t, outside, neighbor, long) {
+	if !gets(t, remote, neighbor, long) {
 		t.Error("the neighbor's connection is gone")
 	}
-	if !gets(t, next, outside, long) || !gets(t, outside, next, long) {
+	if !gets(t, next, remote, long) || !gets(t, remote, next, long) {
 		t.Error("the next job has no connections of its own")
 	}
 }

@@ -325,12 +325,12 @@ func TestGPUNotSeenParks(t *testing.T) {
 			r.want(r.waits, "")
 		}
 		// One failure is no more than a late answer.
-		look := r.cleaner.gpu[0].read
+		read := r.cleaner.gpu[0].read
 		r.cleaner.gpu[0].read = func(ctx context.Context) (inventory.Occupancy, error) {
 			if r.checks++; r.checks%2 == 0 {
 				return inventory.Occupancy{}, errors.New("once")
 			}
-			return look(ctx)
+			return read(ctx)
 		}
 		r.want(r.ended, "")
 	})
@@ -362,9 +362,9 @@ func TestSlowClearing(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newSlotRig(t)
 				slow(r)
-				look := r.cleaner.gpu[0].read
+				read := r.cleaner.gpu[0].read
 				r.cleaner.gpu[0].read = func(ctx context.Context) (inventory.Occupancy, error) {
-					o, err := look(ctx)
+					o, err := read(ctx)
 					return o, errors.Join(err, ctx.Err())
 				}
 				r.gpu.Compute = []probe.Process{{PID: 500}}
