@@ -171,6 +171,29 @@ func TestAwaitOwnEnd(t *testing.T) {
 	}
 }
 
+// TestSignaled finds a signal that the engine sent to a container, and no one else's.
+func TestSignaled(t *testing.T) {
+	t.Parallel()
+	for events, want := range map[string]bool{
+		"": false, `{"Type":"container","Action":"die","Actor":{"ID":"c1"}}`: false, `{"Type":"container","Action":"kill","Actor":{"ID":"c2"}}`: false,
+		`{"Type":"container","Action":"kill","Actor":{"ID":"c2"}}{"Type":"container","Action":"kill","Actor":{"ID":"c1"}}`: true,
+	} {
+		e := answering(t, map[string]http.HandlerFunc{"GET /events": func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Query().Get("until") == "" {
+				t.Error("the engine would not end its answer")
+			}
+			says(200, events)(w, r)
+		}})
+		if got, err := e.Signaled(t.Context(), "c1"); got != want || err != nil {
+			t.Errorf("%s: %t, %v", events, got, err)
+		}
+	}
+	e := answering(t, map[string]http.HandlerFunc{"GET /events": says(500, `{"message":"no"}`)})
+	if _, err := e.Signaled(t.Context(), "c1"); err == nil {
+		t.Error("no error")
+	}
+}
+
 // TestFollowHungEngine gives up an engine that does not begin.
 func TestFollowHungEngine(t *testing.T) {
 	t.Parallel()

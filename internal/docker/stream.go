@@ -2,7 +2,9 @@ package docker
 
 import (
 	"context"
+	"errors"
 	"io"
+	"strconv"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -96,6 +98,29 @@ func (e *Engine) AwaitOwnEnd(ctx context.Context, id string) (own bool, err erro
 			return false, nil
 		case <-ctx.Done():
 			return false, nil
+		}
+	}
+}
+
+// Signaled reports whether the engine remembers that it sent a container a signal. One that was restarted remembers
+// nothing.
+func (e *Engine) Signaled(ctx context.Context, id string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, eventTime)
+	defer cancel()
+	now := strconv.FormatInt(time.Now().Unix(), 10)
+	happened := e.api.Events(ctx, client.EventsListOptions{Since: "1", Until: now, Filters: client.Filters{}.
+		Add("type", string(events.ContainerEventType)).Add("container", id).Add("event", string(events.ActionKill))})
+	for {
+		select {
+		case m := <-happened.Messages:
+			if m.Actor.ID == id && m.Action == events.ActionKill {
+				return true, nil
+			}
+		case err := <-happened.Err:
+			if errors.Is(err, io.EOF) {
+				return false, nil
+			}
+			return false, e.wrap("ask what happened to container "+id, err)
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/moby/moby/api/types/container"
@@ -48,6 +49,7 @@ type fakeEngine struct {
 	armor     string // the AppArmor profile that it gives containers
 	// forgets: it tells no events, as after a restart. stops: it has sent its containers a signal.
 	forgets, stops bool
+	restores       atomic.Bool // its containers go on while it restarts
 	// stats are files in containers, as the engine reports them; "" for one that is missing.
 	stats map[string]string
 	files map[string]string // the text of those
@@ -107,7 +109,7 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 	mux.HandleFunc("/_ping", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	mux.HandleFunc("GET /info", func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusOK, map[string]any{"CgroupDriver": e.driver, "CgroupVersion": "2", "ServerVersion": "26.1.5",
-			"Name": "secret-host", "DockerRootDir": e.root, "DriverStatus": [][2]string{{"driver-type", e.store}},
+			"Name": "secret-host", "DockerRootDir": e.root, "LiveRestoreEnabled": e.restores.Load(), "DriverStatus": [][2]string{{"driver-type", e.store}},
 			"NCPU": 224, "SecurityOptions": e.security, "Runtimes": map[string]any{"runc": map[string]string{"path": "runc"}}})
 	})
 	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
@@ -236,7 +238,9 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		}
 		e.mu.Unlock()
 		_ = http.NewResponseController(w).Flush()
-		<-r.Context().Done()
+		if !r.URL.Query().Has("until") {
+			<-r.Context().Done()
+		}
 	})
 	mux.HandleFunc("GET /containers/{id}/logs", e.with(func(w http.ResponseWriter, _ *http.Request, _ *fakeContainer) {
 		if e.logs == nil {

@@ -58,12 +58,15 @@ type jobRun struct {
 	readers  atomic.Int32 // of its output
 	clock    *time.Timer  // ends it; nil without a limit
 	late     atomic.Bool  // it did
+
+	orphaned func() bool // its container lost the process above it
+	restores bool        // the engine that started it lets containers go on while it restarts
 }
 
 func newRun(spec *job.Spec, root bool, policy plan.JobPolicy) *jobRun {
 	made := func() chan struct{} { return make(chan struct{}) }
 	canceled, stop := context.WithCancel(context.Background())
-	return &jobRun{spec: spec, root: root, policy: policy, canceled: canceled, stop: stop, begun: made(), exited: made(), done: made()}
+	return &jobRun{spec: spec, root: root, policy: policy, orphaned: func() bool { return false }, canceled: canceled, stop: stop, begun: made(), exited: made(), done: made()}
 }
 
 func (r *jobRun) checkout() string { return filepath.Join(r.top, "checkout") }

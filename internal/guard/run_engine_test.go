@@ -1,7 +1,11 @@
 package guard
 
 import (
+	"fmt"
 	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -49,13 +53,117 @@ func TestEndedByEngine(t *testing.T) {
 		"by itself":                  {func(*fakeEngine) {}, 7},
 		"an engine that stops":       {func(e *fakeEngine) { e.stops = true }, bootstrap.ExitNode},
 		"an engine that was stopped": {func(e *fakeEngine) { e.forgets = true }, bootstrap.ExitNode},
+		"by itself, with live-restore, while the engine is away": {func(e *fakeEngine) { e.forgets = true; e.restores.Store(true) }, 7},
+		"an engine with live-restore that stops it":              {func(e *fakeEngine) { e.stops = true; e.restores.Store(true) }, bootstrap.ExitNode},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newJobRig(t, nil)
 			row.change(r.engine)
-			if e := r.finish(t, r.start(t.Context())); e.status != row.status || strings.Contains(r.log.String(), "live-restore") != (row.status != 7) {
+			if e := r.finish(t, r.start(t.Context())); e.status != row.status || strings.Contains(r.log.String(), "the Docker engine was restarted") != (row.status != 7) {
 				t.Errorf("%+v: %s", e, r.log.String())
+			}
+		})
+	}
+}
+
+// TestLiveRestoreSince: who restarts the engine to set live-restore ends the job.
+func TestLiveRestoreSince(t *testing.T) {
+	t.Parallel()
+	for _, before := range []bool{false, true} {
+		r := newJobRig(t, nil)
+		r.engine.forgets = true
+		r.engine.restores.Store(before)
+		done, out := r.running(t.Context(), t)
+		r.engine.restores.Store(!before)
+		r.engine.end()
+		_ = out.Close()
+		r.expect(t, r.wait(t, done), bootstrap.ExitNode, "the Docker engine was restarted")
+	}
+}
+
+// TestEndUnknown says so where no one knows how a container ended, as when the process above it was killed while the
+// engine was away.
+func TestEndUnknown(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	r.engine.forgets, r.engine.status = true, exitUnknown
+	r.engine.restores.Store(true)
+	r.expect(t, r.finish(t, r.start(t.Context())), bootstrap.ExitNode, "does not know how the job ended")
+}
+
+// TestOutOfMemory says so although the engine missed it: it loses the kernel's word if the container ends at once.
+func TestOutOfMemory(t *testing.T) {
+	t.Parallel()
+	for kills, want := range map[string]bool{"0": false, "1": true} {
+		r := newJobRig(t, nil)
+		r.engine.status = exitKilled
+		events := func(kills string) { r.limit(t, "memory.events", "low 0\nhigh 0\nmax 0\noom 0\noom_kill "+kills) }
+		r.limit(t, "cpu.stat", "usage_usec 1\nuser_usec 1\nsystem_usec 0")
+		r.limit(t, "memory.stat", "anon 4096\nfile 8192")
+		events("0")
+		done, out := r.running(t.Context(), t)
+		must.Until(t, "the first reading", func() bool { _, err := r.guard.cleaner.noiseRecord(t.Context()); return err == nil })
+		events(kills)
+		r.engine.end()
+		_ = out.Close()
+		r.expect(t, r.wait(t, done), exitKilled, "")
+		if got := strings.Contains(r.log.String(), "used more memory than its slot has"); got != want {
+			t.Errorf("%s processes killed: %s", kills, r.log.String())
+		}
+	}
+}
+
+// TestKilledShim tells a container that the engine ended because the process above it was killed from one that ended
+// first.
+func TestKilledShim(t *testing.T) {
+	t.Parallel()
+	for name, first := range map[string]bool{"the container": true, "the shim": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newJobRig(t, nil)
+			r.engine.status = exitKilled
+			process := func() *os.Process {
+				p := exec.CommandContext(t.Context(), "sleep", "600")
+				must.Do(t, p.Start())
+				go func() { _ = p.Wait() }()
+				return p.Process
+			}
+			shim, program := process(), process()
+			done, out := r.running(t.Context(), t)
+			r.stop()
+			<-r.done
+			scope := filepath.Join(r.cgroup, "docker-"+jobContainer+".scope")
+			r.put(t, filepath.Join(scope, "cgroup.procs"), fmt.Sprint(program.Pid))
+			r.put(t, filepath.Join(r.proc, fmt.Sprint(program.Pid), "status"), fmt.Sprintf("Name:\tx\nPPid:\t%d\n", shim.Pid))
+			r.put(t, filepath.Join(r.proc, fmt.Sprint(shim.Pid), "comm"), "containerd-shim")
+			r.serve(t)
+			var run *jobRun
+			must.Until(t, "the next service to have the job", func() bool {
+				r.guard.runs.mu.Lock()
+				defer r.guard.runs.mu.Unlock()
+				run = r.guard.runs.last
+				return run != nil && isClosed(run.begun)
+			})
+			if first {
+				must.Do(t, program.Kill())
+				time.Sleep(100 * time.Millisecond)
+				must.Do(t, shim.Kill())
+			} else {
+				must.Do(t, shim.Kill())
+				must.Until(t, "the shim's end", run.orphaned)
+				must.Do(t, program.Kill())
+			}
+			must.Do(t, os.RemoveAll(scope))
+			r.engine.end()
+			_ = out.Close()
+			want, says := bootstrap.ExitNode, "containerd-shim, was killed"
+			if first {
+				want, says = exitKilled, ""
+			}
+			r.expect(t, r.wait(t, done), want, says)
+			if first && strings.Contains(r.log.String(), "shim") {
+				t.Error(r.log.String())
 			}
 		})
 	}

@@ -35,6 +35,8 @@ const (
 	answerTime = time.Second
 	// exitKilled is the exit status of a job that SIGKILL ended.
 	exitKilled = 128 + int(unix.SIGKILL)
+	// exitUnknown is what an engine that comes back gives a container of whose end containerd does not know either.
+	exitUnknown = 255
 	// exitLate is the exit status of a job that took too long and ended with 0: that of SIGTERM.
 	exitLate = 128 + int(unix.SIGTERM)
 	// enginePeriod is the time between two checks of an engine that has nothing to say.
@@ -149,8 +151,18 @@ func (g *guard) await(ctx context.Context, r *jobRun) slot.Outcome {
 		case errors.Is(err2, docker.ErrNotFound):
 			return slot.Outcome{NodeFault: "the job's container was removed", Canceled: gave}
 		case err == nil && err2 == nil && !runs:
-			if !own && r.canceled.Err() == nil {
-				return slot.Outcome{NodeFault: "the Docker engine was restarted, or had the job's container stopped, which ended the job; with live-restore jobs go on", Canceled: gave}
+			if r.canceled.Err() != nil {
+				return slot.Outcome{ExitCode: in.State.ExitCode, OutOfMemory: in.State.OOMKilled}
+			}
+			if r.orphaned() {
+				return slot.Outcome{NodeFault: "the process above the job's container, containerd-shim, was killed, which ended the job", Canceled: gave}
+			}
+			if !own && !(in.State.ExitCode != exitUnknown && g.endedAlone(ctx, r)) {
+				why := "which ended the job; with live-restore jobs go on"
+				if r.restores {
+					why = "and does not know how the job ended"
+				}
+				return slot.Outcome{NodeFault: "the Docker engine was restarted, or had the job's container stopped, " + why, Canceled: gave}
 			}
 			return slot.Outcome{ExitCode: in.State.ExitCode, OutOfMemory: in.State.OOMKilled}
 		case runs, silent && err2 == nil: // it may have ended meanwhile: ask again
@@ -166,12 +178,26 @@ func (g *guard) await(ctx context.Context, r *jobRun) slot.Outcome {
 	}
 }
 
+// endedAlone reports whether a container of whose end the engine tells nothing has ended by itself: while an engine was
+// away that lets containers go on, now and when the job started. containerd has told it how.
+func (g *guard) endedAlone(ctx context.Context, r *jobRun) bool {
+	engine, err := g.engineInfo(ctx)
+	if err != nil || !engine.LiveRestoreEnabled || !r.restores {
+		return false
+	}
+	signaled, err := g.api.Signaled(ctx, r.container)
+	return err == nil && !signaled
+}
+
 // settle ends what a job left, and gives the agent the files that it may upload: no links out of
 // the checkout, no pipes, and no result that was not finished.
 func (g *guard) settle(ctx context.Context, r *jobRun) error {
 	o := &r.outcome
 	rec, recErr := g.cleaner.noiseRecord(ctx)
 	rec.Profile, rec.Protection.Containers = r.profile, r.protection
+	if o.ExitCode == exitKilled && o.NodeFault == "" && rec.Memory.Kills != nil && *rec.Memory.Kills > 0 {
+		o.OutOfMemory = true // the engine misses some
+	}
 	patience := removeTime
 	if o.Canceled && (o.NodeFault != "" || o.ExitCode == exitKilled) {
 		patience = discardTime // the agent does not wait much longer

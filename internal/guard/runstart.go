@@ -60,6 +60,8 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 	if err != nil {
 		return g.answered(err, spec, wanted, true)
 	}
+	engine, infoErr := g.engineInfo(ctx)
+	r.restores = infoErr == nil && engine.LiveRestoreEnabled
 	if g.cleaner.cleared() { // the agent was lost, and what clears its slot did not find the container yet
 		err = errCanceled
 	}
@@ -74,6 +76,7 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 	}
 	if err == nil {
 		procs := g.cleaner.procs
+		r.orphaned = procs.watchShim(id)
 		r.container, r.profile, r.protection = id, wanted.Labels[profileLabel], []noise.Container{noise.ReadContainer(procs.proc, procs.container(id))}
 		return nil
 	}
@@ -137,7 +140,8 @@ type runRecord struct {
 	Container string        `json:"container"` // ID; "" for one whose start failed
 	Outcome   *slot.Outcome `json:"outcome,omitempty"`
 	Settled   bool          `json:"settled,omitempty"`
-	Over      []string      `json:"over,omitempty"` // jobs before
+	Restores  bool          `json:"restores,omitempty"` // jobRun.restores
+	Over      []string      `json:"over,omitempty"`     // jobs before
 }
 
 func (g *guard) recordPath() string { return filepath.Join(filepath.Dir(g.policy.Socket), "job.json") }
@@ -145,7 +149,7 @@ func (g *guard) recordPath() string { return filepath.Join(filepath.Dir(g.policy
 // save records a job for the next service.
 func (g *guard) save(r *jobRun, container string) error {
 	g.runs.mu.Lock()
-	rec := runRecord{JobID: r.spec.JobID, Top: filepath.Base(r.top), Container: container, Settled: r.settled, Over: slices.Clone(g.runs.over)}
+	rec := runRecord{JobID: r.spec.JobID, Top: filepath.Base(r.top), Container: container, Settled: r.settled, Restores: r.restores, Over: slices.Clone(g.runs.over)}
 	g.runs.mu.Unlock()
 	if r.ended {
 		rec.Outcome = &r.outcome
@@ -180,7 +184,7 @@ func (g *guard) takeUp(ctx context.Context, r *jobRun) error {
 	if rec.JobID != r.spec.JobID {
 		return nil
 	}
-	r.top, r.settled = filepath.Join(g.policy.WorkRoot, rec.Top), rec.Settled
+	r.top, r.settled, r.restores = filepath.Join(g.policy.WorkRoot, rec.Top), rec.Settled, rec.Restores
 	if r.ended = rec.Outcome != nil; r.ended {
 		r.container, r.outcome = rec.Container, *rec.Outcome
 		return nil
@@ -203,6 +207,7 @@ func (g *guard) takeUp(ctx context.Context, r *jobRun) error {
 		return fmt.Errorf("find the job's container: %w", err)
 	}
 	r.container = rec.Container // one that was removed has run
+	r.orphaned = g.cleaner.procs.watchShim(r.container)
 	return nil
 }
 
