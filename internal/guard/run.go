@@ -287,6 +287,7 @@ func (g *guard) startJob(ctx context.Context, r *jobRun, frames *slot.Frames) er
 	case r.container == "" || r.settled:
 		r.finish()
 	default:
+		r.orphaned = g.cleaner.procs.watchShim(r.container)
 		go g.supervise(r) //nolint:gosec // a job outlives the request
 	}
 	close(r.begun)

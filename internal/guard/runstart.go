@@ -76,7 +76,6 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 	}
 	if err == nil {
 		procs := g.cleaner.procs
-		r.orphaned = procs.watchShim(id)
 		r.container, r.profile, r.protection = id, wanted.Labels[profileLabel], []noise.Container{noise.ReadContainer(procs.proc, procs.container(id))}
 		return nil
 	}
@@ -207,7 +206,6 @@ func (g *guard) takeUp(ctx context.Context, r *jobRun) error {
 		return fmt.Errorf("find the job's container: %w", err)
 	}
 	r.container = rec.Container // one that was removed has run
-	r.orphaned = g.cleaner.procs.watchShim(r.container)
 	return nil
 }
 
