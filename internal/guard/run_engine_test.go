@@ -132,7 +132,7 @@ func TestKilledShim(t *testing.T) {
 			shim, program := process(), process()
 			done, out := r.running(t.Context(), t)
 			r.stop()
-			<-r.done
+			must.Do(t, <-r.done)
 			scope := filepath.Join(r.cgroup, "docker-"+jobContainer+".scope")
 			r.put(t, filepath.Join(scope, "cgroup.procs"), fmt.Sprint(program.Pid))
 			r.put(t, filepath.Join(r.proc, fmt.Sprint(program.Pid), "status"), fmt.Sprintf("Name:\tx\nPPid:\t%d\n", shim.Pid))

@@ -157,7 +157,7 @@ func (g *guard) await(ctx context.Context, r *jobRun) slot.Outcome {
 			if r.orphaned() {
 				return slot.Outcome{NodeFault: "the process above the job's container, containerd-shim, was killed, which ended the job", Canceled: gave}
 			}
-			if !own && !(in.State.ExitCode != exitUnknown && g.endedAlone(ctx, r)) {
+			if !own && (in.State.ExitCode == exitUnknown || !g.endedAlone(ctx, r)) {
 				why := "which ended the job; with live-restore jobs go on"
 				if r.restores {
 					why = "and does not know how the job ended"
