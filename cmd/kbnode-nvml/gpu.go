@@ -48,7 +48,7 @@ func readUse(uuid string) probe.GPU {
 	g.Processes, compute = d.processes("Compute", d.GetComputeRunningProcesses)
 	g.Graphics, graphics = d.processes("Graphics", d.GetGraphicsRunningProcesses)
 	if g.Error == "" && (!compute || !graphics) {
-		g.Error = "NVML does not tell its processes"
+		g.Error = probe.Untold
 	}
 	return g
 }

@@ -324,6 +324,9 @@ func TestGPUNotSeenParks(t *testing.T) {
 			r.gpu.Compute = nil
 			r.want(r.waits, "")
 		}
+		r.gpuErr = fmt.Errorf("check it: %w", inventory.ErrUntold) // it never will
+		r.want(r.ended, "")
+		r.gpuErr = nil
 		// One failure is no more than a late answer.
 		read := r.cleaner.gpu[0].read
 		r.cleaner.gpu[0].read = func(ctx context.Context) (inventory.Occupancy, error) {

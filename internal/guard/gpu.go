@@ -120,7 +120,7 @@ func sameAMD(dir string, g plan.PolicyGPU) error {
 }
 
 // settle waits, for at most patience, until nothing uses the GPU, and returns a sentence about
-// what does, or "". If known is false, the driver did not report in this time, which says nothing
+// what does, or "", also where the driver answers that it tells no processes. If known is false, the driver did not report in this time, which says nothing
 // about the GPU.
 func (w gpuWatch) settle(ctx context.Context, patience time.Duration) (busy string, known bool) {
 	ctx, cancel := context.WithTimeout(ctx, patience+lookTime)
@@ -130,6 +130,10 @@ func (w gpuWatch) settle(ctx context.Context, patience time.Duration) (busy stri
 		o, err := w.read(ctx)
 		if other, is := errors.AsType[*otherGPUError](err); is {
 			return other.text, true
+		}
+		if errors.Is(err, inventory.ErrUntold) {
+			w.log.Warn("gpu not checked", "err", err)
+			return "", true // it never will
 		}
 		if err == nil {
 			busy, known = w.judge(o), true

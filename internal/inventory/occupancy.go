@@ -24,6 +24,9 @@ type Occupancy struct {
 	UsedBytes int64           // of its memory; -1 if that says nothing about its processes
 }
 
+// ErrUntold means that the driver answers, and does not tell processes, as some virtual machines' do.
+var ErrUntold = errors.New(probe.Untold)
+
 // NVIDIAOccupied looks at an NVIDIA GPU of this machine. An error means that the driver did not
 // answer; it says nothing about the GPU. No handle is kept open.
 func NVIDIAOccupied(ctx context.Context, uuid string) (Occupancy, error) {
@@ -42,6 +45,10 @@ func nvidiaUse(ctx context.Context, opts probe.Options) (Occupancy, error) {
 		return Occupancy{}, fmt.Errorf("check %s: the NVML probe reports another GPU", opts.GPU)
 	}
 	g := report.GPUs[0]
+	failed := slices.ContainsFunc(g.Unread, func(why string) bool { return strings.Contains(why, "RunningProcesses") })
+	if g.Error == probe.Untold && !failed {
+		return Occupancy{}, fmt.Errorf("check %s: %w", opts.GPU, ErrUntold)
+	}
 	if g.Error != "" {
 		return Occupancy{}, fmt.Errorf("check %s: %s", opts.GPU, printable(g.Error))
 	}

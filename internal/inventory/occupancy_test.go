@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -36,6 +37,8 @@ func TestNVIDIAUse(t *testing.T) {
 			Occupancy{Driver: "580.1", UsedBytes: -1}, "",
 		},
 		{"lost", `{"index":-1,"uuid":"` + id + `","error":"GPU is lost","code":15}`, Occupancy{}, "check " + id + ": GPU is lost"},
+		{"it tells no processes", `{"index":-1,"uuid":"` + id + `","error":"` + probe.Untold + `","unread":["nvmlDeviceGetNumaNodeId: Unknown Error"]}`, Occupancy{}, "check " + id + ": " + probe.Untold},
+		{"it fails to tell them", `{"index":-1,"uuid":"` + id + `","error":"` + probe.Untold + `","unread":["nvmlDeviceGetComputeRunningProcesses_v3: Timeout"]}`, Occupancy{}, "check " + id + ": " + probe.Untold},
 		{"another one", `{"index":0,"uuid":"GPU-x"}`, Occupancy{}, "reports another GPU"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -46,6 +49,9 @@ func TestNVIDIAUse(t *testing.T) {
 			got, err := nvidiaUse(t.Context(), probe.Options{Path: program, GPU: id, Timeout: time.Minute})
 			if diff := cmp.Diff(row.want, got); diff != "" || (err == nil) != (row.err == "") || err != nil && !strings.Contains(err.Error(), row.err) {
 				t.Errorf("error %v (-want +got):\n%s", err, diff)
+			}
+			if errors.Is(err, ErrUntold) != (row.name == "it tells no processes") {
+				t.Errorf("%v is not what it never tells", err)
 			}
 		})
 	}

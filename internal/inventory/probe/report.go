@@ -27,6 +27,9 @@ type Report struct {
 	GPUs   []GPU  `json:"gpus"`             // by NVML index
 }
 
+// Untold is the Error of a GPU whose use was asked for, if NVML answers that it does not tell its processes.
+const Untold = "NVML does not tell its processes"
+
 // GPU is one physical GPU. Error is set if it does not answer; fields that were read before
 // that are kept.
 type GPU struct {
