@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
@@ -192,16 +194,41 @@ func clockState(state int, status int32, err error) Clock {
 	return ClockSynchronised
 }
 
+// maxSpecs bounds how many files of a directory may be specifications.
+const maxSpecs = 64
+
+// cdiSpecs returns the files that may be NVIDIA's specification, the one with the usual name first. By CDI's rule
+// /run takes precedence over /etc.
+func cdiSpecs(root string) (names []string) {
+	for _, dir := range []string{"run/cdi", "etc/cdi"} {
+		usual := filepath.Join(root, dir, "nvidia.yaml")
+		names = append(names, usual)
+		for _, form := range []string{"*.yaml", "*.json"} {
+			others, _ := filepath.Glob(filepath.Join(root, dir, form)) // the form is right
+			others = slices.DeleteFunc(others, func(name string) bool { return name == usual })
+			names = append(names, others[:min(len(others), maxSpecs)]...)
+		}
+	}
+	return names
+}
+
+// ofGPUs matches the kind of a specification of NVIDIA's GPUs. Those of other kinds, such as
+// management.nvidia.com/gpu, name the driver's files, too, and no job gets them.
+var ofGPUs = lazy.Regexp(`(?m)(^|[{,])\s*"?kind"?\s*:\s*["']?nvidia\.com/gpu\b`)
+
 // cdiDriver returns the driver version in NVIDIA's CDI specification, which lists the
-// driver's files; "" if there is none. By CDI's rule /run takes precedence over /etc.
+// driver's files; "" if there is none.
 func cdiDriver(root string) (string, error) {
 	var errs []error
-	for _, path := range []string{"run/cdi/nvidia.yaml", "etc/cdi/nvidia.yaml"} {
-		text, err := readFile(filepath.Join(root, path))
+	for _, name := range cdiSpecs(root) {
+		text, err := readFile(name)
 		if err != nil {
 			if !errors.Is(err, fs.ErrNotExist) {
 				errs = append(errs, fmt.Errorf("read CDI specification: %w", err))
 			}
+			continue
+		}
+		if filepath.Base(name) != "nvidia.yaml" && !ofGPUs().MatchString(text) {
 			continue
 		}
 		for _, after := range strings.Split(text, "/libcuda.so.")[1:] {

@@ -70,6 +70,14 @@ func TestReadNode(t *testing.T) {
 		t.Errorf("disks %+v", n.Disks)
 	}
 	must.Equal(t, "", n.CDIDriver)
+	must.Write(t, root, "etc/cdi/a.yaml", "kind: management.nvidia.com/gpu\nhostPath: /usr/lib64/libcuda.so.535.1.2")
+	if n, err := ReadNode(root, nil); err != nil || n.CDIDriver != "" {
+		t.Errorf("%q, %v", n.CDIDriver, err)
+	}
+	must.Write(t, root, "etc/cdi/gpus.json", `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "hostPath": "/usr/lib64/libcuda.so.550.1.2"}`)
+	if n, err := ReadNode(root, nil); err != nil || n.CDIDriver != "550.1.2" {
+		t.Errorf("%q, %v", n.CDIDriver, err)
+	}
 	must.Write(t, root, "etc/cdi/nvidia.yaml", "hostPath: /usr/lib64/libcuda.so.570.1.2")
 	if n, err := ReadNode(root, nil); err != nil || n.CDIDriver != "570.1.2" {
 		t.Errorf("%q, %v", n.CDIDriver, err)
