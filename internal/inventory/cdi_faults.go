@@ -14,7 +14,7 @@ import (
 
 // CDIFault is why CUDA does not start in a container that gets a device from a specification.
 type CDIFault struct {
-	Spec   string `json:"spec"` // path of the specification that counts
+	Spec   string `json:"spec"` // path of the specification that counts; "" if two hide each other
 	Detail string `json:"detail"`
 	Node   bool   `json:"node,omitempty"` // the machine's own device node is wrong, too
 }
@@ -41,7 +41,10 @@ func cdiFaults(t tree, gpus []GPU, specs []CDISpec) map[string]CDIFault {
 			minors[m.UUID] = g.Minor
 		}
 	}
-	counts, _ := CountingCDI(specs)
+	counts, both := CountingCDI(specs)
+	for name, why := range both {
+		faults[name] = CDIFault{Detail: why}
+	}
 	for name, s := range counts {
 		uuid, ours := strings.CutPrefix(name, "nvidia.com/gpu=")
 		if !ours {

@@ -59,6 +59,16 @@ func TestCDIFaults(t *testing.T) {
 	}
 }
 
+// TestCDITwice checks that a device that two files of one directory name is a fault.
+func TestCDITwice(t *testing.T) {
+	t.Parallel()
+	const gpu = "nvidia.com/gpu=GPU-a"
+	specs := []CDISpec{{Path: "/etc/cdi/x.yaml", Devices: []string{gpu}}, {Path: "/etc/cdi/y.yaml", Devices: []string{gpu}}}
+	faults, err := ReadCDIFaults("/", &Inventory{}, specs)
+	must.Do(t, err)
+	must.Equal(t, map[string]CDIFault{gpu: {Detail: "/etc/cdi/x.yaml and /etc/cdi/y.yaml both name nvidia.com/gpu=GPU-a, so Docker ignores both"}}, faults)
+}
+
 // TestCDIDynamicNumbers checks the drivers to which the kernel gives a number when they are loaded.
 func TestCDIDynamicNumbers(t *testing.T) {
 	t.Parallel()

@@ -29,7 +29,7 @@ func Driverless(inv *inventory.Inventory, s Slot) string {
 		return ""
 	}
 	var missing []string
-	fault, unnamed := "", ""
+	fault, unnamed, both := "", "", ""
 	for _, g := range s.GPUs {
 		f := d.CDIFaults[cdiName(g)]
 		switch {
@@ -37,6 +37,9 @@ func Driverless(inv *inventory.Inventory, s Slot) string {
 			unnamed = fmt.Sprintf("the UUID of the GPU at %s is unknown, and Docker gives containers the driver's files by UUID; sudo nvidia-smi -L must list it", g.PCI)
 		case !d.CDI || !slices.Contains(d.CDIDevices, cdiName(g)):
 			missing = append(missing, g.Name())
+			if f.Spec == "" && f.Detail != "" {
+				both = f.Detail + ", and jobs would have no libcuda; move one of the files away"
+			}
 		case f.Node:
 			fault = fmt.Sprintf("CUDA does not start: %s; run sudo nvidia-modprobe -c=0 -u -m, and then %s", f.Detail, renewCDI(f.Spec))
 		case f.Detail != "":
@@ -53,6 +56,8 @@ func Driverless(inv *inventory.Inventory, s Slot) string {
 		return ""
 	case unnamed != "":
 		return unnamed
+	case both != "":
+		return both
 	case why != "":
 		return fmt.Sprintf("whether Docker has a CDI device for %s is unknown (%s), and without one jobs have no libcuda", list, why)
 	case !d.CDI:

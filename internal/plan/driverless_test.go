@@ -46,6 +46,9 @@ func TestDriverless(t *testing.T) {
 		{"a stale node, although there is a runtime", with(func(d *inventory.Docker) {
 			d.Runtimes, d.CDIDevices, d.CDIFaults = []string{"nvidia"}, all, map[string]inventory.CDIFault{all[7]: {Spec: "/a", Detail: "/a gives b", Node: true}}
 		}), nil, 1, "CUDA does not start: /a gives b; run sudo nvidia-modprobe -c=0 -u -m, and then run sudo systemctl"},
+		{"two files that hide each other", with(func(d *inventory.Docker) {
+			d.CDIDevices, d.CDIFaults = all[:7], map[string]inventory.CDIFault{all[7]: {Detail: "/etc/cdi/a.yaml and /etc/cdi/b.yaml both name it, so Docker ignores both"}}
+		}), nil, 1, "/etc/cdi/a.yaml and /etc/cdi/b.yaml both name it, so Docker ignores both, and jobs would have no libcuda; move one of the files away"},
 		{"NVIDIA's runtime", with(func(d *inventory.Docker) { d.Runtimes = []string{"nvidia", "runc"} }), nil, 0, ""},
 		{"no engine", inventory.Docker{}, nil, 0, ""},
 	} {
