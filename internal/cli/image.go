@@ -69,7 +69,7 @@ func changeImages(ctx context.Context, s term.Streams, command string, auto, asJ
 // warned goes on with a warning in place of an error.
 func warned(s term.Streams) func(error) error {
 	return func(err error) error {
-		s.Warn("%v", err)
+		s.Warn("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 		return nil
 	}
 }

@@ -68,7 +68,7 @@ func (n *Node) changeDrains(ctx context.Context, host *reconcile.Host, kind stri
 		warn(err)
 	}
 	if why != nil {
-		warn(fmt.Errorf("%w\nuntil that is fixed, only agents are stopped and started", why))
+		warn(fmt.Errorf("%s; until that is fixed, only agents are stopped and started", oneLine(why)))
 		n.Drains = drains
 		n.showDrains()
 		if slots, err = selected.In(slices.Concat(n.Plan.Slots, unplanned)); err != nil {

@@ -79,7 +79,7 @@ func (n *Node) readStatus(ctx context.Context, host *reconcile.Host, journal fun
 	st := StatusOf(n.Plan, state, changes)
 	if why != nil {
 		st.Unplanned = why.Error()
-		st.Warnings = append(st.Warnings, "this node cannot be planned, so nothing is compared: "+st.Unplanned)
+		st.Warnings = append(st.Warnings, "this node cannot be planned, so nothing is compared: "+oneLine(why))
 	}
 	for i, sl := range n.Plan.Slots {
 		if why := agentProblem(ctx, sl, state.Slot(sl.Index), time.Now(), journal); why != "" {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -78,6 +79,9 @@ func (n *Node) refreshOrRecall(ctx context.Context, host *reconcile.Host, refres
 	n.showDrains()
 	return why, nil
 }
+
+// oneLine returns an error for a warning.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 // showDrains gives the slots of a recalled plan their drains.
 func (n *Node) showDrains() {

@@ -61,6 +61,7 @@ func TestUnplanned(t *testing.T) {
 		"no YAML":         {write(plan.ConfigPath, "queue: [\n"), "config.yaml"},
 		"an unknown key":  {write(plan.ConfigPath, "queue: b200\ncolour: red\n"), "colour"},
 		"a wrong value":   {write(plan.ConfigPath, "queue: b200\njob: {shm_size: 32}\n"), "32"},
+		"two mistakes":    {write(plan.ConfigPath, "queues: b200\ngpus: [x]\n"), "queues"},
 		"no text":         {write(plan.ConfigPath, "\xff\xfe\x00"), "config.yaml"},
 		"broken bindings": {write(plan.BindingsPath, "{"), "slots.json"},
 		"no file": {func(t *testing.T, root string) {
@@ -96,7 +97,7 @@ func TestUnplanned(t *testing.T) {
 
 			p, slots, err := n.Drain(t.Context(), host, Selection{Names: []string{"gpu1"}}, "a fan", warn)
 			must.Do(t, err)
-			if len(slots) != 1 || slots[0].Name != "gpu1" || slots[0].Serves() || (warned == "") != (tt.why == "") || !strings.Contains(warned, tt.why) {
+			if len(slots) != 1 || slots[0].Name != "gpu1" || slots[0].Serves() || (warned == "") != (tt.why == "") || !strings.Contains(warned, tt.why) || strings.Count(warned, "\n") > 1 {
 				t.Errorf("%+v: warned %q", slots, warned)
 			}
 			must.Equal(t, "active; inactive; ", agents())
