@@ -37,7 +37,12 @@ write_pipelines, and its owner must be a maintainer of the cluster.`,
 		Example: `  kbnode queue create b200 --org gpu-mode
   kbnode queue create b200 --cluster 'Default cluster' --agent-token-file token.txt
   kbnode queue create b200 --pipeline kernelbot --repository https://github.com/gpu-mode/kernelbot`,
-		Args: cobra.ExactArgs(1),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return errors.New("name one queue, as in kbnode queue create b200")
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd.Context(), s, args[0]) },
 	}
 	f.api.add(cmd)
