@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/result"
@@ -75,8 +76,14 @@ func nameFault(name string) error {
 	if !filepath.IsLocal(name) {
 		return errOutside
 	}
+	if slices.ContainsFunc(strings.Split(name, "/"), func(part string) bool { return len(part) > maxName }) {
+		return fmt.Errorf("is too long; Linux allows %d bytes", maxName)
+	}
 	return nil
 }
+
+// maxName is the longest name of a file on Linux, in bytes.
+const maxName = 255
 
 // check returns the name relative to the directory.
 func (s *sources) check(name string) (string, error) {

@@ -241,10 +241,12 @@ func TestCheck(t *testing.T) {
 		`{"lang": "py", "mode": "test", "sources": {"a.txt": "", "eval.py": ""}}`:                                                    `main: is missing; name the file to run, as in "main": "eval.py"`,
 		`{"Lang": "py", "mod": "test", "source": {"main.py": ""}}`:                                                                   `lang: is missing; write "lang" in place of "Lang"` + "\n" + `mode: is missing; write "mode" in place of "mod"` + "\n" + `sources: is missing; write "sources" in place of "source"`,
 		`{}`: `lang: is missing; write "lang": "py" or "cu"` + "\n" + `mode: is missing; write "mode": "test"` + "\n" + `sources: is missing; write the files, as in "sources": {"main.py": "…"}`,
-		`{"lang": "py", "mode": "test", "files": 3, "sources": null, "main": "x"}`:         "sources: is a null; it must be an object",
-		`{"lang": "py", "mode": "test", "sources": {"../a.py": ""}, "main": "../a.py"}`:    `"../a.py" leads out of the job's directory`,
-		`{"lang": "cu", "mode": "test", "sources": {"a.cu": ""}, "headers": {"": ""}}`:     `"" is not a file name`,
-		`{"lang": "cu", "mode": "test", "sources": {"dir/a.cu": "", "/workdir/b.cu": ""}}`: "", // the node's directory decides
+		`{"lang": "py", "mode": "test", "files": 3, "sources": null, "main": "x"}`:              "sources: is a null; it must be an object",
+		`{"lang": "py", "mode": "test", "sources": {"../a.py": ""}, "main": "../a.py"}`:         `"../a.py" leads out of the job's directory`,
+		`{"lang": "cu", "mode": "test", "sources": {"` + strings.Repeat("a", 255) + `": ""}}`:   "",
+		`{"lang": "cu", "mode": "test", "sources": {"b/` + strings.Repeat("a", 256) + `": ""}}`: `is too long; Linux allows 255 bytes`,
+		`{"lang": "cu", "mode": "test", "sources": {"a.cu": ""}, "headers": {"": ""}}`:          `"" is not a file name`,
+		`{"lang": "cu", "mode": "test", "sources": {"dir/a.cu": "", "/workdir/b.cu": ""}}`:      "", // the node's directory decides
 	} {
 		o, err := payload.ParseObject(doc)
 		must.Do(t, err)
