@@ -43,6 +43,9 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, ima
 		return "", err
 	}
 	err = g.look(ctx, image, func(v *viewer) error {
+		if err := v.checkTargets(wanted); err != nil {
+			return err
+		}
 		if err := v.setUser(&builder{policy: g.policy, facts: g.facts}, wanted, image.User); err != nil {
 			return forbid("%s", err)
 		}

@@ -1,0 +1,88 @@
+package guard
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/test/must"
+)
+
+// TestMountTargets follows the links of an image and of a checkout to where runc would mount.
+func TestMountTargets(t *testing.T) {
+	t.Parallel()
+	const dir, file, absent = `{"mode": 2147484141}`, `{"size": 9, "mode": 420}`, ""
+	link := func(to string) string { return `{"size": 9, "mode": 134218239, "linkTarget": "` + to + `"}` }
+	for name, row := range map[string]struct {
+		stats map[string]string // in the image
+		links map[string]string // of the checkout
+		spec  func(*job.Spec)
+		want  string // in the refusal
+	}{
+		"a link to a directory":          {map[string]string{"/x": link("usr"), "/etc/passwd": file}, nil, mounts("/x"), ""},
+		"a link to /etc":                 {map[string]string{"/x": link("etc")}, nil, mounts("/x"), `"/x" leads to another place in the image: "/etc": a job cannot mount over the image's accounts`},
+		"by two links":                   {map[string]string{"/x": link("/a/b"), "/a/b": link("../y/../etc/."), "/y": dir}, nil, mounts("/x"), `"/etc": a job cannot mount`},
+		"by a directory":                 {map[string]string{"/x": link("/")}, nil, mounts("/x/etc"), `"/etc": a job cannot mount`},
+		"to an account file":             {map[string]string{"/x": link("etc")}, nil, mounts("/x/passwd"), `"/etc/passwd": a job cannot mount`},
+		"to the root":                    {map[string]string{"/x": link("/usr/..")}, nil, mounts("/x"), "over the container's root"},
+		"to /proc":                       {map[string]string{"/x": link("../../proc/sys")}, nil, mounts("/x/y"), "a job cannot mount over /proc"},
+		"to /dev":                        {map[string]string{"/x": link("dev")}, nil, mounts("/x"), "a job cannot mount over /dev"},
+		"a tmpfs":                        {map[string]string{"/x": link("etc")}, nil, func(s *job.Spec) { s.Tmpfs = []job.Tmpfs{{Target: "/x", Options: []string{}}} }, `"/etc": a job cannot mount`},
+		"a loop":                         {map[string]string{"/x": link("y"), "/y": link("x")}, nil, mounts("/x"), "too many links"},
+		"through a file":                 {map[string]string{"/x": file}, nil, mounts("/x/y"), `"/x/y" goes through "/x", which is no directory in the image`},
+		"what is absent":                 {map[string]string{"/x": absent}, nil, mounts("/x/y/z"), ""},
+		"accounts elsewhere":             {map[string]string{"/etc/passwd": link("/data/passwd"), "/data/passwd": file}, nil, mounts("/data"), "over the image's accounts"},
+		"/etc elsewhere":                 {map[string]string{"/etc": link("work"), "/work/passwd": file, "/work/group": file}, nil, mounts("/x"), `"/work": a job cannot mount over the image's accounts`},
+		"a link of the checkout":         {nil, map[string]string{"x": "../etc"}, mounts("/work/x"), `"/work/x" goes through a symbolic link in the checkout`},
+		"hidden by the checkout":         {map[string]string{"/a": link("/work/l/b"), "/work/l": link("/usr")}, map[string]string{"l": "/etc"}, mounts("/a"), "goes through a symbolic link in the checkout"},
+		"a directory to start":           {map[string]string{"/x": link("/proc/self/fd")}, nil, func(s *job.Spec) { s.Workdir = "/x/7" }, `workdir: "/x/7" leads below /proc`},
+		"the image's":                    {map[string]string{"/x": link("/proc/self/fd")}, nil, mounts("/y"), ""},
+		"one in the checkout":            {map[string]string{"/x": link("/work/l")}, map[string]string{"l": "/proc/self/fd"}, func(s *job.Spec) { s.Workdir = "/x/7" }, "goes through a symbolic link in the checkout"},
+		"a loop that the engine follows": {map[string]string{"/x": "loop"}, nil, mounts("/x"), "too many links"},
+		"shared memory":                  {map[string]string{"/dev": link("/etc"), "/dev/shm": link("/etc")}, nil, mounts("/dev/shm/x"), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := ready(t)
+			for p, stat := range row.stats {
+				r.engine.stats[p] = stat
+			}
+			r.engine.onImage = func() {
+				made, _ := filepath.Glob(filepath.Join(r.policy.WorkRoot, "*", "checkout"))
+				for name, to := range row.links {
+					must.Do(t, os.Symlink(to, filepath.Join(made[0], name)))
+				}
+			}
+			o := r.try(t, row.spec)
+			if (why(o) == "") != (row.want == "") || !strings.Contains(o.Refused, row.want) || r.engine.started() != (row.want == "") {
+				t.Errorf("%+v", o)
+			}
+			// What was seen is remembered.
+			if before := r.engine.asked("HEAD "); row.want == "" {
+				if o := r.try(t, row.spec); why(o) != "" || r.engine.asked("HEAD ") != before {
+					t.Errorf("the second: %+v, %d looks more", o, r.engine.asked("HEAD ")-before)
+				}
+			}
+		})
+	}
+	r := ready(t)
+	r.engine.fault = func(req *http.Request) int {
+		if strings.HasSuffix(req.URL.Path, "/archive") && req.URL.Query().Get("path") == "/work" {
+			return http.StatusInternalServerError
+		}
+		return 0
+	}
+	must.Equal(t, "", r.try(t).Refused)
+	must.Equal(t, false, r.engine.started())
+}
+
+func mounts(targets ...string) func(*job.Spec) {
+	return func(s *job.Spec) {
+		for _, target := range targets {
+			s.Mounts = append(s.Mounts, job.Mount{Target: target})
+		}
+	}
+}
