@@ -24,6 +24,8 @@ var (
 		unix.AF_INET6:   internet,
 		unix.AF_NETLINK: {unix.NETLINK_ROUTE, unix.NETLINK_USERSOCK, unix.NETLINK_SOCK_DIAG, unix.NETLINK_AUDIT, unix.NETLINK_KOBJECT_UEVENT, unix.NETLINK_RDMA},
 	}
+	// types are those of the Internet's sockets: DCCP's is loaded without its protocol.
+	types    = []uint64{unix.SOCK_STREAM, unix.SOCK_DGRAM, unix.SOCK_RAW}
 	internet = []uint64{unix.IPPROTO_IP, unix.IPPROTO_ICMP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_ICMPV6, unix.IPPROTO_MPTCP}
 )
 
@@ -47,9 +49,14 @@ var Seccomp = sync.OnceValues(func() (string, error) {
 	for _, family := range families {
 		allow("socket", isInt(0, family))
 	}
-	for _, family := range []uint64{unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK} {
+	for _, protocol := range protocols[unix.AF_NETLINK] {
+		allow("socket", isInt(0, unix.AF_NETLINK), isInt(2, protocol))
+	}
+	for _, family := range []uint64{unix.AF_INET, unix.AF_INET6} {
 		for _, protocol := range protocols[family] {
-			allow("socket", isInt(0, family), isInt(2, protocol))
+			for _, kind := range types {
+				allow("socket", isInt(0, family), masked(1, typeMask, kind), isInt(2, protocol))
+			}
 		}
 	}
 	text, err := json.Marshal(profile)
@@ -59,7 +66,12 @@ var Seccomp = sync.OnceValues(func() (string, error) {
 	return string(text), nil
 })
 
+// typeMask is what of a socket's type is not SOCK_CLOEXEC or SOCK_NONBLOCK. Source: SOCK_TYPE_MASK in linux/net.h.
+const typeMask = 0xf
+
 // isInt compares an argument that is an int: the kernel does not look at its upper half.
-func isInt(index uint, value uint64) specs.LinuxSeccompArg {
-	return specs.LinuxSeccompArg{Index: index, Value: 1<<32 - 1, ValueTwo: value, Op: specs.OpMaskedEqual}
+func isInt(index uint, value uint64) specs.LinuxSeccompArg { return masked(index, 1<<32-1, value) }
+
+func masked(index uint, mask, value uint64) specs.LinuxSeccompArg {
+	return specs.LinuxSeccompArg{Index: index, Value: mask, ValueTwo: value, Op: specs.OpMaskedEqual}
 }

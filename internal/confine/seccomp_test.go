@@ -70,6 +70,8 @@ func TestSeccomp(t *testing.T) {
 		{"SCTP", [3]uint64{2, stream, 132}, false},
 		{"SCTP over IPv6", [3]uint64{10, seqpacket, 132}, false},
 		{"DCCP", [3]uint64{2, 6, 33}, false},
+		{"DCCP by its type", [3]uint64{2, 6 | 0o2000000, 0}, false},
+		{"a sequence of packets", [3]uint64{10, seqpacket, 0}, false},
 		{"L2TP", [3]uint64{2, dgram, 115}, false},
 		{"SMC by its protocol", [3]uint64{2, stream, 256}, false},
 		{"a raw protocol", [3]uint64{2, raw, 255}, false},
