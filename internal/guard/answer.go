@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"path"
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/moby/moby/api/types/container"
 
@@ -123,6 +125,51 @@ func mistake(said string, s *job.Spec, wanted *container.CreateRequest, own []st
 		return fmt.Sprintf("command: %.100q cannot run in this image (%s); write a program that it has and that the user of the container may run", cmp.Or(own[0], "the image's own"), program[1])
 	}
 	return ""
+}
+
+// exitRunc is the exit status of runc where it could not become the command: the node's, to pipelines. exitUnrunnable is a
+// shell's for such a command.
+const exitRunc, exitUnrunnable = 255, 126
+
+// runcSays is all that a container wrote whose command could not run: a program without its loader, or a script without
+// an interpreter or of another architecture. Since 1.2, runc ends with 255 then, and before with 1.
+var runcSays = lazy.Regexp(`^exec \S+: (` + badExec + `)\s*$`)
+
+// tellUnrunnable gives a job the status of a command that cannot run, if its container ended because of that. Docker's init
+// does so itself.
+func (g *guard) tellUnrunnable(r *jobRun) {
+	if r.outcome.ExitCode != exitRunc || r.spec.Init || r.outcome.NodeFault != "" || r.outcome.Canceled {
+		return
+	}
+	out, err := g.api.Follow(g.stopping, r.container, r.spec.TTY, answerTime)
+	if err != nil {
+		return
+	}
+	defer time.AfterFunc(answerTime, out.Close).Stop()
+	defer out.Close()
+	said := &head{most: 2 * answerMost}
+	_ = out.Copy(said, said) // what was read so far says enough
+	if why := runcSays().FindSubmatch(said.text); why != nil {
+		r.outcome.ExitCode = exitUnrunnable
+		r.outcome.Reason = fmt.Sprintf("the command cannot run in this image (%s); its program, its script's interpreter or its loader is missing, or for another architecture", why[1])
+	}
+}
+
+// answerMost bounds what is read of an answer, in bytes.
+const answerMost = 4 << 10
+
+// head keeps the beginning of what is written to it.
+type head struct {
+	text []byte
+	most int
+}
+
+func (h *head) Write(p []byte) (int, error) {
+	if len(h.text)+len(p) > h.most {
+		return 0, io.ErrShortWrite
+	}
+	h.text = append(h.text, p...)
+	return len(p), nil
 }
 
 // covers reports whether a job mounts over what contains a path, as over that of a driver's library.

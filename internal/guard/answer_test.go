@@ -121,3 +121,28 @@ func TestForeign(t *testing.T) {
 		}
 	}
 }
+
+// TestUnrunnable tells a command that runc could not run from one that ended with 255 itself.
+func TestUnrunnable(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		log    string
+		init   string
+		status int
+	}{
+		"no interpreter":       {"exec /job.sh: no such file or directory\n", "false", 126},
+		"another architecture": {"exec /bin/sh: exec format error\r\n", "false", 126},
+		"with Docker's init":   {"exec /bin/sh: exec format error\n", "true", bootstrap.ExitNode},
+		"its own":              {"", "false", bootstrap.ExitNode},
+		"after a line":         {"hello\nexec /bin/sh: exec format error\n", "false", bootstrap.ExitNode},
+		"much":                 {strings.Repeat("x", 1<<20), "false", bootstrap.ExitNode},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newJobRig(t, map[string]string{"BUILDKITE_REPO": "", "BUILDKITE_PLUGINS": strings.Replace(runnerPlugin, `"tty":false`, `"tty":false,"init":`+row.init, 1)})
+			r.engine.status = 255
+			r.engine.logs = func(write func(string)) { write(row.log) }
+			r.expect(t, r.finish(t, r.start(t.Context())), row.status, map[bool]string{true: "cannot run in this image"}[row.status == 126])
+		})
+	}
+}

@@ -51,6 +51,7 @@ func (g *guard) supervise(r *jobRun) {
 		if g.stopping.Err() != nil {
 			return
 		}
+		g.tellUnrunnable(r)
 		r.ended = true
 		if err := g.save(r, r.container); err != nil {
 			g.log.Warn("end of the job not recorded", "job", r.spec.JobID, "err", err)
