@@ -118,11 +118,12 @@ func TestOutOfMemory(t *testing.T) {
 // first.
 func TestKilledShim(t *testing.T) {
 	t.Parallel()
-	for name, first := range map[string]bool{"the container": true, "the shim": false} {
+	for name, first := range map[string]bool{"the container": true, "the shim": false, "a program of that name": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newJobRig(t, nil)
 			r.engine.status = exitKilled
+			forged := strings.HasPrefix(name, "a program")
 			process := func() *os.Process {
 				p := exec.CommandContext(t.Context(), "sleep", "600")
 				must.Do(t, p.Start())
@@ -137,6 +138,9 @@ func TestKilledShim(t *testing.T) {
 			r.put(t, filepath.Join(scope, "cgroup.procs"), fmt.Sprint(program.Pid))
 			r.put(t, filepath.Join(r.proc, fmt.Sprint(program.Pid), "status"), fmt.Sprintf("Name:\tx\nPPid:\t%d\n", shim.Pid))
 			r.put(t, filepath.Join(r.proc, fmt.Sprint(shim.Pid), "comm"), "containerd-shim")
+			if forged {
+				r.put(t, filepath.Join(r.proc, fmt.Sprint(shim.Pid), "cgroup"), "0::/buildkite.slice/buildkite-gpu0.slice/docker-"+jobContainer+".scope")
+			}
 			r.serve(t)
 			var run *jobRun
 			must.Until(t, "the next service to have the job", func() bool {
@@ -146,9 +150,13 @@ func TestKilledShim(t *testing.T) {
 				return run != nil && isClosed(run.begun)
 			})
 			if first {
-				must.Do(t, program.Kill())
+				before, after := program, shim
+				if forged {
+					before, after = shim, program
+				}
+				must.Do(t, before.Kill())
 				time.Sleep(100 * time.Millisecond)
-				must.Do(t, shim.Kill())
+				must.Do(t, after.Kill())
 			} else {
 				must.Do(t, shim.Kill())
 				must.Until(t, "the shim's end", run.orphaned)

@@ -54,7 +54,7 @@ func (s slotProcs) shimOf(id string) (shim, first int) {
 		_, rest, _ := strings.Cut(status, "\nPPid:")
 		number, _, _ := strings.Cut(rest, "\n")
 		parent, err := strconv.Atoi(strings.TrimSpace(number))
-		if err == nil && strings.HasPrefix(s.name(parent), shimName) {
+		if err == nil && strings.HasPrefix(s.name(parent), shimName) && !s.owns(parent) { // a job's program could take the name
 			return parent, pid
 		}
 	}
