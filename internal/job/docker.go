@@ -131,6 +131,9 @@ func (r *reader) size(name string) int64 {
 	return n
 }
 
+// maxExpanded bounds a text with its variables, in bytes: a source, a target and options.
+const maxExpanded = 16 << 10
+
 // expand replaces variables where the author asked for it. ok is false if that is refused.
 func (r *reader) expand(name, text string, enabled bool) (expanded string, ok bool) {
 	if !enabled {
@@ -141,6 +144,7 @@ func (r *reader) expand(name, text string, enabled bool) (expanded string, ok bo
 		return "", false
 	}
 	ok = true
+	room := maxExpanded
 	expanded = reference().ReplaceAllStringFunc(text, func(ref string) string {
 		v := strings.Trim(ref, "${}")
 		switch {
@@ -150,6 +154,10 @@ func (r *reader) expand(name, text string, enabled bool) (expanded string, ok bo
 			r.refuse(name, "$%.60s has no value that a job may see; set it in the build, or write the value itself", v)
 		default:
 			value := r.open(name, v)
+			if room -= len(value); room < 0 {
+				r.refuse(name, "%.80q has more than %d bytes with its variables; write a shorter one", text, maxExpanded)
+				value = ""
+			}
 			ok = ok && value != ""
 			return value
 		}

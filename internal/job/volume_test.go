@@ -104,3 +104,21 @@ func TestRefusalsHide(t *testing.T) {
 		}
 	}
 }
+
+// TestExpandBounds refuses what variables make too long, before it is.
+func TestExpandBounds(t *testing.T) {
+	t.Parallel()
+	for name, options := range map[string]string{
+		"image":   `"image":"` + strings.Repeat("$LONG", 20_000) + `","expand-image-vars":true`,
+		"volumes": `"image":"a","volumes":["` + strings.Repeat("$LONG", 10_000) + `:/x","` + strings.Repeat(`./$LONG:/y","`, 500) + `"],"expand-volume-vars":true`,
+		"tmpfs":   `"image":"a","tmpfs":["/x:` + strings.Repeat("$LONG", 20_000) + `"],"expand-volume-vars":true`,
+	} {
+		vars := jobtest.Options(options)
+		vars["LONG"] = strings.Repeat("x", 100_000)
+		_, err := job.Read(attack(vars))
+		no, ok := errors.AsType[*job.Refusal](err)
+		if !ok || no.Field != name || !strings.Contains(err.Error(), "with its variables") || len(err.Error()) > 10_000 {
+			t.Errorf("%s: %.300v", name, err)
+		}
+	}
+}
