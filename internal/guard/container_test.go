@@ -99,6 +99,21 @@ func made(policy plan.JobPolicy, f facts, change func(*job.Spec)) (*container.Cr
 	return fromSpec(policy, f, spec, "/none")
 }
 
+// TestAllThatIsRefused names at once what the node refuses of a job.
+func TestAllThatIsRefused(t *testing.T) {
+	t.Parallel()
+	policy := testPolicy()
+	policy.Images = []string{}
+	_, err := made(policy, testFacts(), func(s *job.Spec) {
+		s.Image, s.User, s.Mounts = "a", "991", []job.Mount{{Source: "none", Target: "/a"}, {Source: "neither", Target: "/b"}}
+	})
+	for _, want := range []string{"job.allowed_images", `"991"`, `volumes: "none"`, `volumes: "neither"`} {
+		if !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("no %s in %v", want, err)
+		}
+	}
+}
+
 func TestAllowedImages(t *testing.T) {
 	t.Parallel()
 	policy := testPolicy()

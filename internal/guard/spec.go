@@ -33,14 +33,15 @@ func fromSpec(p plan.JobPolicy, f facts, s *job.Spec, dir string) (*container.Cr
 	if s.Profile == config.ProfileStrict {
 		b.policy.Profile = config.ProfileStrict
 	}
+	var forbidden error
 	c, h := &b.conf, &b.host
 	c.Labels = map[string]string{jobLabel: s.JobID}
 	if c.Image = s.Image; c.Image == "" {
 		if c.Image = p.NodeImage; c.Image == "" {
 			return nil, errors.New("this node has no image of its own for steps without the docker plugin; name one with the plugin")
 		}
-	} else if err := allowImage(p, c.Image); err != nil {
-		return nil, err
+	} else {
+		forbidden = allowImage(p, c.Image)
 	}
 	if s.Entrypoint != nil {
 		c.Entrypoint = []string{*s.Entrypoint}
@@ -63,7 +64,7 @@ func fromSpec(p plan.JobPolicy, f facts, s *job.Spec, dir string) (*container.Cr
 	if s.Network == job.NetworkNone {
 		h.NetworkMode = job.NetworkNone
 	}
-	if err := errors.Join(b.specUser(s), b.specMounts(s, dir)); err != nil {
+	if err := errors.Join(forbidden, b.specUser(s), b.specMounts(s, dir)); err != nil { // all that its author must change
 		return nil, err
 	}
 	return b.request()

@@ -13,7 +13,7 @@ import (
 var nodePaths = []struct{ form, advice string }{
 	{`^/dev/shm(/|$)`, "a job has its own /dev/shm, as large as the slot allows; leave it out, and set shm-size for less"},
 	{`^/dev/(nvidia|dri|kfd|infiniband|gdrdrv|dxg|accel)|^/proc/driver/nvidia`, "each job has the devices of its slot's GPUs; leave it out"},
-	{`^/(usr|lib|lib64|opt)/.*(nvidia|cuda|libnv)|^/run/nvidia|^/usr/lib/wsl`, "each job has the driver's libraries and programs, such as nvidia-smi; leave it out, and have CUDA itself in the image"},
+	{`^/(usr|lib|lib64|opt)/.*(nvidia|cuda|libnv)|^(/var)?/run/nvidia|^/usr/lib/wsl`, "each job has the driver's libraries and programs, such as nvidia-smi; leave it out, and have CUDA itself in the image"},
 	{`^/opt/(rocm|amdgpu)`, "a job has the devices of its slot's GPUs; leave it out, and have ROCm in the image"},
 	{`^/dev(/|$)`, "a job has no other devices than its slot's GPUs; leave it out"},
 	{`^(/var)?/run/(docker|podman|containerd|crio|balena|user/[^/]*/(docker|podman))|^/var/lib/(docker|containerd)|/\.docker(/|$)|docker\.sock$`, "a job cannot use the node's Docker or its logins; leave it out, and build and push images elsewhere"},
