@@ -67,8 +67,9 @@ func forget(networks []netip.Prefix) error {
 		return err
 	}
 	again := false
+	connections, answer := make([]byte, 64<<10), make([]byte, 4<<10)
 	for done := false; !done; {
-		done, err = ctReceive(table, func(header netlink.Header, data []byte) error {
+		done, err = ctReceive(table, connections, func(header netlink.Header, data []byte) error {
 			again = again || header.Flags&netlink.DumpInterrupted != 0
 			key, err := ofNetwork(data, networks)
 			if key == nil || err != nil {
@@ -77,7 +78,7 @@ func forget(networks []netip.Prefix) error {
 			if err := ctSend(changes, ctDelete, netlink.Request|netlink.Acknowledge, append(slices.Clone(genericHeader), key...)); err != nil {
 				return err
 			}
-			_, err = ctReceive(changes, func(netlink.Header, []byte) error { return nil })
+			_, err = ctReceive(changes, answer, func(netlink.Header, []byte) error { return nil })
 			if errors.Is(err, unix.ENOENT) { // it has just ended
 				err = nil
 			}
@@ -154,9 +155,8 @@ func ctSend(fd int, kind netlink.HeaderType, flags netlink.HeaderFlags, data []b
 	return unix.Sendto(fd, text, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 }
 
-// ctReceive reads one buffer of messages and gives those with data to each. done reports the end of the answer.
-func ctReceive(fd int, each func(netlink.Header, []byte) error) (done bool, err error) {
-	buffer := make([]byte, 64<<10)
+// ctReceive reads messages into a buffer and gives those with data to each. done reports the end of the answer.
+func ctReceive(fd int, buffer []byte, each func(netlink.Header, []byte) error) (done bool, err error) {
 	n, _, err := unix.Recvfrom(fd, buffer, 0)
 	for rest := buffer[:max(n, 0)]; err == nil && len(rest) >= unix.NLMSG_HDRLEN; {
 		length := int(binary.NativeEndian.Uint32(rest))
