@@ -189,7 +189,7 @@ func dockerCDIDriver(ctx context.Context, m *Machine) Answer {
 		}
 		return found(fail("%s names missing files, so no container starts with it: %s (%d in all)", s.Path, missing[0], len(missing)).Safely("%s", renew))
 	}
-	faults, _ := inventory.ReadCDIFaults(m.Root, m.Inventory, specs) // what it cannot read is no fault
+	faults, _ := inventory.ReadCDIFaults(m.Root, m.Inventory, specs)                           // what it cannot read is no fault
 	maps.DeleteFunc(faults, func(_ string, f inventory.CDIFault) bool { return f.Spec == "" }) // docker-cdi-spec reports it
 	if names := slices.Sorted(maps.Keys(faults)); len(names) > 0 {
 		f, renew := faults[names[0]], renewCDI(ctx, m)

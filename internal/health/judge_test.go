@@ -685,8 +685,10 @@ func TestSilentDriver(t *testing.T) {
 			in.GPUs.NVIDIA.NVMLError = "the NVML probe (process 7) cannot be killed"
 		}, []string{"node.nvml " + drained}},
 		"NVML answers with an error": {func(in *Signals) { in.GPUs.NVIDIA.NVMLError, in.GPUs.NVIDIA.NVMLCode = "no permission", 4 }, []string{"node.nvml warn none []"}},
-		"there is no NVML":           {func(in *Signals) { in.GPUs.NVIDIA.NVMLError, in.GPUs.NVIDIA.NVMLAbsent = "no library", true }, []string{"node.nvml warn none []"}},
-		"files":                      {func(in *Signals) { in.GPUs, in.Node.Overdue = nil, []string{"GPUs below /"} }, []string{"node.overdue " + drained, "node.overdue warn none []"}},
+		"there is no NVML": {func(in *Signals) {
+			in.GPUs.NVIDIA.NVMLError, in.GPUs.NVIDIA.NVMLCode = "it does not run", inventory.NVMLNotAsked
+		}, []string{"node.nvml warn none []"}},
+		"files": {func(in *Signals) { in.GPUs, in.Node.Overdue = nil, []string{"GPUs below /"} }, []string{"node.overdue " + drained, "node.overdue warn none []"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

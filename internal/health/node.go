@@ -104,7 +104,7 @@ func (j *judge) driver() {
 		Fix:    "nvidia-smi; if it hangs, see dmesg for the GPU that hangs",
 	}
 	// No answer, and not one that less is known from: no one would look at the GPUs between jobs.
-	silent := nv.NVMLCode == 0 && !nv.NVMLAbsent
+	silent := nv.NVMLCode == 0
 	if old := j.find(k); silent && old != nil && (old.Effect == Drain || j.in.Up-old.First >= silentAfter) {
 		m.Level, m.Effect = Fatal, Drain
 		m.Reason = "NVML has not answered for minutes, so jobs would run on GPUs that no one checks: " + nv.NVMLError

@@ -49,6 +49,7 @@ func Capture(ctx context.Context, opts Options, w io.Writer) error {
 	}
 	placeGPUs(t, inv) // the nodes of some GPUs are in other files
 	live := readLive(ctx, t, opts)
+	checkCDI(t, inv.GPUs, &live.Software.Docker)
 	if !opts.KeepNames {
 		live.Hostname = ""
 		delete(t.captured, "etc/hostname")

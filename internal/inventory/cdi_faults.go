@@ -31,6 +31,16 @@ func ReadCDIFaults(root string, inv *Inventory, specs []CDISpec) (map[string]CDI
 	return cdiFaults(t, inv.GPUs, specs), nil
 }
 
+// checkCDI fills in the faults of this machine's specifications. A captured machine has them with the engine's answers.
+func checkCDI(t tree, gpus []GPU, d *Docker) {
+	if !t.live() || !d.CDI || !slices.ContainsFunc(gpus, func(g GPU) bool { return g.Vendor == "nvidia" }) {
+		return
+	}
+	t = t.unplanned()
+	t.captured = nil
+	d.CDIFaults = cdiFaults(t, gpus, readCDI(t, d.CDIDirs))
+}
+
 func cdiFaults(t tree, gpus []GPU, specs []CDISpec) map[string]CDIFault {
 	faults, majors, minors := map[string]CDIFault{}, nvidiaMajors(t), map[string]int{}
 	for _, g := range gpus {

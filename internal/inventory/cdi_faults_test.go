@@ -69,6 +69,25 @@ func TestCDITwice(t *testing.T) {
 	must.Equal(t, map[string]CDIFault{gpu: {Detail: "/etc/cdi/x.yaml and /etc/cdi/y.yaml both name nvidia.com/gpu=GPU-a, so Docker ignores both"}}, faults)
 }
 
+// TestCheckCDI checks that this machine's specifications are looked at, and only if they matter.
+func TestCheckCDI(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	must.Write(t, dir, "a.yaml", "kind: nvidia.com/gpu\ndevices: [{name: GPU-a, containerEdits: {deviceNodes: [{path: /dev/null, major: 9}]}}]\n")
+	gpus := []GPU{{Vendor: "nvidia", UUID: "GPU-a", Minor: 0}}
+	for _, tt := range []struct {
+		root string
+		gpus []GPU
+		cdi  bool
+		want int
+	}{{"/", gpus, true, 1}, {"/", gpus, false, 0}, {"/", []GPU{{Vendor: "amd"}}, true, 0}, {dir, gpus, true, 0}} {
+		d := Docker{CDI: tt.cdi, CDIDirs: []string{dir}}
+		if checkCDI(treeAt(t, tt.root), tt.gpus, &d); len(d.CDIFaults) != tt.want {
+			t.Errorf("%+v: %v", tt, d.CDIFaults)
+		}
+	}
+}
+
 // TestCDIDynamicNumbers checks the drivers to which the kernel gives a number when they are loaded.
 func TestCDIDynamicNumbers(t *testing.T) {
 	t.Parallel()

@@ -153,12 +153,14 @@ type NVIDIA struct {
 	DriverVersion string `json:"driver_version"` // of the loaded module
 	CUDAVersion   string `json:"cuda_version"`   // "13.0"; "" without NVML
 	NVMLVersion   string `json:"nvml_version"`
-	UVMMajor      int    `json:"uvm_major"`             // in /proc/devices; 0 if not loaded
-	CapsMajor     int    `json:"caps_major"`            // in /proc/devices; 0 if not loaded
-	NVMLError     string `json:"nvml_error,omitempty"`  // why NVML did not answer
-	NVMLAbsent    bool   `json:"nvml_absent,omitempty"` // with NVMLError: not that it took too long; there is no library, or the probe does not run
-	NVMLCode      int    `json:"nvml_code,omitempty"`   // error code of nvml.h: 9 driver not loaded, 18 version of the loaded module differs
+	UVMMajor      int    `json:"uvm_major"`            // in /proc/devices; 0 if not loaded
+	CapsMajor     int    `json:"caps_major"`           // in /proc/devices; 0 if not loaded
+	NVMLError     string `json:"nvml_error,omitempty"` // why NVML did not answer
+	NVMLCode      int    `json:"nvml_code,omitempty"`  // error code of nvml.h: 9 driver not loaded, 18 version of the loaded module differs; NVMLNotAsked
 }
+
+// NVMLNotAsked is the NVMLCode of a machine whose probe does not run, unlike one that took too long.
+const NVMLNotAsked = -1
 
 // AMD is the amdgpu driver.
 type AMD struct {

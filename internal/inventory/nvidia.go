@@ -73,7 +73,9 @@ func nvidiaGPUs(t tree, report *probe.Report, refusal error) ([]GPU, *NVIDIA, []
 			if e := (*probe.Error)(nil); errors.As(refusal, &e) {
 				nv.NVMLCode, absent = e.Code, e.Absent
 			}
-			nv.NVMLAbsent = absent || nv.NVMLCode == 0 && !errors.Is(refusal, context.DeadlineExceeded)
+			if nv.NVMLCode == 0 && !errors.Is(refusal, context.DeadlineExceeded) {
+				nv.NVMLCode = NVMLNotAsked
+			}
 			for i := range gpus {
 				gpus[i].Unread = gpus[i].Healthy && !absent
 			}

@@ -1,6 +1,8 @@
 package inventory
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -352,5 +354,26 @@ func TestCapturedNVML(t *testing.T) {
 				t.Errorf("problems %q, want %q", got, row.problem)
 			}
 		})
+	}
+}
+
+// TestNVMLSilence tells an NVML that took too long from a probe that does not run.
+func TestNVMLSilence(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	must.Write(t, dir, "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n")
+	for _, tt := range []struct {
+		err  error
+		want int
+	}{
+		{fmt.Errorf("the NVML probe did not answer and was killed: %w", context.DeadlineExceeded), 0},
+		{fmt.Errorf("another NVML probe is still running: %w", context.DeadlineExceeded), 0},
+		{probe.ErrNoLoader, NVMLNotAsked},
+		{errors.New("start the NVML probe: permission denied"), NVMLNotAsked},
+		{&probe.Error{Code: 12, Text: "no library", Absent: true}, 12},
+	} {
+		if _, nv, _ := nvidiaGPUs(treeAt(t, dir), nil, tt.err); nv.NVMLCode != tt.want || nv.NVMLError == "" {
+			t.Errorf("%v: %+v", tt.err, nv)
+		}
 	}
 }

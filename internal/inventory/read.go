@@ -88,9 +88,7 @@ func Read(ctx context.Context, opts Options) (*Inventory, error) {
 	inv.GPUs = append(append([]GPU{}, nvidia.gpus...), inv.GPUs...) // never nil: JSON has a list
 	sortGPUs(inv.GPUs)
 	placeGPUs(t, inv)
-	if d := &inv.Software.Docker; t.live() && d.CDI && inv.NVIDIA != nil {
-		d.CDIFaults = cdiFaults(t.unplanned(), inv.GPUs, readCDI(t.unplanned(), d.CDIDirs))
-	}
+	checkCDI(t, inv.GPUs, &inv.Software.Docker)
 	inv.Problems = slices.Concat(problems, nvidia.problems, live.Problems)
 	inv.addUnread(slices.Concat(live.Problems, t.unread()))
 	log.Debug("inventory read", "path", t.root, "cpus", len(inv.CPU.List), "gpus", len(inv.GPUs), "took", time.Since(start))
