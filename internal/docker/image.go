@@ -28,6 +28,9 @@ var (
 	// ErrRefused means that the registry wants other credentials, as when it limits pulls without any, or does not have
 	// the image.
 	ErrRefused = errors.New("the registry refuses it")
+	// ErrMissing is an ErrRefused of a registry that answers for the image, and does not have it. Docker Hub says of a
+	// repository that it does not have what it says of a private one, which is no ErrMissing.
+	ErrMissing = fmt.Errorf("%w, because it does not have it", ErrRefused)
 	// ErrDiskFull means that the engine's disk has no room for it.
 	ErrDiskFull = errors.New("the engine's disk is full")
 )
@@ -214,9 +217,13 @@ func (e *Engine) wrapPull(doing string, err error) error {
 		return fmt.Errorf("%s: %s", doing, shown)
 	case says("no space left on device", "disk quota exceeded"):
 		return fmt.Errorf("%s: %w: %s", doing, ErrDiskFull, shown)
-	case errdefs.IsUnauthorized(err), errdefs.IsPermissionDenied(err), errdefs.IsNotFound(err), errdefs.IsInvalidArgument(err),
-		says("unauthorized", "denied", "manifest unknown", "not found", "no matching manifest", "no basic auth", "403 forbidden", "toomanyrequests"):
+	case says("manifest unknown", "no matching manifest"):
+		return fmt.Errorf("%s: %w: %s", doing, ErrMissing, shown)
+	case errdefs.IsUnauthorized(err), errdefs.IsPermissionDenied(err), errdefs.IsInvalidArgument(err),
+		says("unauthorized", "authentication required", "denied", "no basic auth", "403 forbidden", "toomanyrequests"):
 		return fmt.Errorf("%s: %w: %s", doing, ErrRefused, shown)
+	case errdefs.IsNotFound(err), says("not found", "name unknown", "blob unknown"):
+		return fmt.Errorf("%s: %w: %s", doing, ErrMissing, shown)
 	}
 	return e.wrap(doing, err)
 }

@@ -109,7 +109,7 @@ func TestResolve(t *testing.T) {
 	}{
 		{name: "there", answer: says(200, `{"Descriptor":{"digest":"`+someDigest+`"}}`), digest: someDigest},
 		{name: "no digest", answer: says(200, `{"Descriptor":{"digest":"latest"}}`), text: `"latest", which is not a digest`},
-		{name: "not there", answer: says(404, `{"message":"manifest unknown"}`), err: ErrRefused},
+		{name: "not there", answer: says(404, `{"message":"manifest unknown"}`), err: ErrMissing},
 		{name: "not allowed", answer: says(401, `{"message":"unauthorized: authentication required"}`), err: ErrRefused},
 		{name: "denied as a server's error", answer: says(500, `{"message":"Get https://r/v2/: denied: \u001b[31mno"}`), err: ErrRefused, text: "denied: no"},
 		{name: "away", answer: says(500, `{"message":"dial tcp: i/o timeout"}`), text: "i/o timeout"},
@@ -145,7 +145,10 @@ func TestPull(t *testing.T) {
 		{name: "refused on the way", answer: `{"errorDetail":{"message":"unauthorized: log in"},"error":"x"}`, err: ErrRefused},
 		{name: "cut off", answer: `{"status":"Downloading","id":"abc"}{"status":`, want: []Progress{{Layer: "abc", Status: "Downloading"}}, text: "unexpected EOF"},
 		{name: "an error of the network", answer: `{"errorDetail":{"message":"read: connection reset by peer"}}`, text: "connection reset"},
-		{name: "not there", status: 404, answer: `{"message":"no such manifest"}`, err: ErrRefused},
+		{name: "not there", status: 404, answer: `{"message":"no such manifest"}`, err: ErrMissing},
+		{name: "not there, in the middle", answer: `{"errorDetail":{"message":"manifest for r.example/x:1 not found: manifest unknown: manifest unknown"}}`, err: ErrMissing},
+		{name: "not for this machine", answer: `{"errorDetail":{"message":"no matching manifest for linux/amd64 in the manifest list entries"}}`, err: ErrMissing},
+		{name: "not there or private", status: 404, answer: `{"message":"pull access denied for x, repository does not exist or may require 'docker login'"}`, err: ErrRefused},
 		{name: "denied in the registry's words", answer: `{"errorDetail":{"message":"denied: Permission denied for \"x\""}}`, err: ErrRefused},
 		{name: "no token without a login", answer: `{"errorDetail":{"message":"failed to authorize: failed to fetch anonymous token: unexpected status: 403 Forbidden"}}`, err: ErrRefused},
 		{name: "too many pulls without a login", answer: `{"errorDetail":{"message":"toomanyrequests: You have reached your unauthenticated pull rate limit"}}`, err: ErrRefused},
@@ -158,7 +161,7 @@ func TestPull(t *testing.T) {
 			var got []Progress
 			err := e.Pull(t.Context(), "r.example/x@"+someDigest, func(p Progress) { got = append(got, p) })
 			if (err == nil) != (tt.err == nil && tt.text == "") || tt.err != nil && !errors.Is(err, tt.err) || tt.text != "" && !strings.Contains(err.Error(), tt.text) ||
-				tt.err == nil && errors.Is(err, ErrRefused) {
+				tt.err == nil && errors.Is(err, ErrRefused) || errors.Is(err, ErrMissing) != errors.Is(tt.err, ErrMissing) {
 				t.Errorf("%v, want %v %q", err, tt.err, tt.text)
 			}
 			must.Equal(t, tt.want, got)

@@ -92,6 +92,8 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	switch refused := errors.Is(err, docker.ErrRefused); {
 	case full():
 		err = errDiskFull // maybe before the pull could be stopped
+	case errors.Is(err, docker.ErrMissing):
+		return before, forbid("%s; push it to the registry, or name another image", text.Line(err.Error(), 500))
 	case refused && has: // an operator gave it to the node, with a login
 		_ = frames.Note("uses the image that the node has: %v", err)
 		return before, nil

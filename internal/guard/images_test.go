@@ -233,6 +233,30 @@ func TestPullNeedsLogin(t *testing.T) {
 	}
 }
 
+// TestPullMissing does not run the node's copy of an image that its registry no longer has.
+func TestPullMissing(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		image, says string
+		refused     bool
+		runs        bool
+	}{
+		"deleted":          {"img", "manifest for img:latest not found: manifest unknown: manifest unknown", true, false},
+		"never there":      {"absent", "manifest unknown", true, false},
+		"for another":      {"img", "no matching manifest for linux/amd64 in the manifest list entries", true, false},
+		"maybe private":    {"img", "pull access denied for img, repository does not exist or may require 'docker login'", false, true},
+		"too many pulls":   {"img", "toomanyrequests: You have reached your unauthenticated pull rate limit", false, true},
+		"a registry's own": {"img", "received unexpected HTTP status: 502 Bad Gateway", false, false},
+	} {
+		r := ready(t)
+		r.engine.pullError = row.says
+		o := r.try(t, func(s *job.Spec) { s.Image, s.Pull = row.image, job.PullAlways })
+		if (o.Refused != "") != row.refused || (why(o) == "") != row.runs || r.engine.started() != row.runs || row.refused && !strings.Contains(o.Refused, "push it to the registry") {
+			t.Errorf("%s: %+v", name, o)
+		}
+	}
+}
+
 func TestMayPull(t *testing.T) {
 	t.Parallel()
 	names := map[string][]string{
