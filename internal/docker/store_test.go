@@ -58,7 +58,7 @@ func TestStore(t *testing.T) {
 	}
 
 	// containerd's: 1 is an index of 2 and of 3, which is not here. 2 has the configuration 4.
-	of := Store{blobs: filepath.Join(root, blobDir)}
+	containerd := Store{blobs: filepath.Join(root, blobDir)}
 	blobs := map[string]string{
 		"1": fmt.Sprintf(`{"layers": 1, "manifests": [{"digest": 7}, {"digest": %q}, {"digest": %q}]}`, id("3"), id("2")),
 		"2": fmt.Sprintf(`{"config": {"digest": %q}, "layers": [{}, 2]}`, id("4")), "4": fmt.Sprintf(`{"config": {"digest": %q}}`, id("1")),
@@ -78,11 +78,11 @@ func TestStore(t *testing.T) {
 			write(blobDir+"/"+hex64(digit), text, 0)
 		}
 		write(blobDir+"/"+hex64(row.digit), row.text, row.size)
-		if got, err := of.Check(id("1")); got != id("1") || !errors.Is(err, row.want) || errors.Is(err, fs.ErrNotExist) {
+		if got, err := containerd.Check(id("1")); got != id("1") || !errors.Is(err, row.want) || errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s: %s, %v", name, got, err)
 		}
 	}
-	if got, err := of.Check("python"); got != "" || err != nil {
+	if got, err := containerd.Check("python"); got != "" || err != nil {
 		t.Errorf("a name in containerd's database: %s, %v", got, err)
 	}
 }

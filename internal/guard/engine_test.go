@@ -60,7 +60,7 @@ type fakeEngine struct {
 	mu         sync.Mutex
 	requests   []string
 	created    []container.CreateRequest
-	looked     []container.CreateRequest // those only to look at their image
+	views      []container.CreateRequest // those only to look at their image
 	pulled     bool                      // what was absent
 	names      int                       // how many an image has besides one
 	onPull     func()
@@ -367,8 +367,8 @@ func (e *fakeEngine) create(w http.ResponseWriter, r *http.Request) {
 	e.mu.Lock()
 	id := ""
 	if strings.HasSuffix(name, imageSuffix) {
-		e.looked = append(e.looked, req)
-		id = fmt.Sprintf("%064x", 0xc00+len(e.looked))
+		e.views = append(e.views, req)
+		id = fmt.Sprintf("%064x", 0xc00+len(e.views))
 	} else {
 		e.created = append(e.created, req)
 		id = fmt.Sprintf("%064x", 0xa0+len(e.created))

@@ -45,12 +45,12 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	if err != nil {
 		return docker.ImageConfig{}, err
 	}
-	look := func(ctx context.Context) (docker.ImageConfig, error) {
+	find := func(ctx context.Context) (docker.ImageConfig, error) {
 		return withTimeout(ctx, g.engineTime, func(ctx context.Context) (docker.ImageConfig, error) {
 			return g.imageConfig(ctx, engine.Store(), image)
 		})
 	}
-	before, err := look(ctx)
+	before, err := find(ctx)
 	has := err == nil
 	always := spec.Pull == job.PullAlways && !sameImage(image, g.policy.KeptImage)
 	switch {
@@ -103,7 +103,7 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	}
 	// That the job is canceled is no reason to leave an image that no job may bring.
 	ctx = context.WithoutCancel(ctx)
-	after, lost := look(ctx)
+	after, lost := find(ctx)
 	large, many := errors.Is(lost, docker.ErrTooLarge), after.Names > maxImageNames && after.ID != before.ID
 	if many {
 		lost = forbid("%.120q has %d names on this node; use one of the others", image, after.Names)

@@ -50,7 +50,7 @@ func TestAccounts(t *testing.T) {
 			if started := r.engine.started(); (why(o) == "") != (row.want == "") || !strings.Contains(why(o), row.want) || started != (row.want == "") {
 				t.Errorf("%+v, started: %t", o, started)
 			}
-			first := r.engine.looked[0]
+			first := r.engine.views[0]
 			if !strings.HasPrefix(first.Image, "sha256:") || first.Labels[slotLabel] != "" || first.HostConfig.Binds != nil {
 				t.Errorf("looked into %+v", first)
 			}
@@ -59,8 +59,8 @@ func TestAccounts(t *testing.T) {
 			}
 			// The verdict is remembered.
 			if row.want == "" {
-				if o := r.try(t); why(o) != "" || len(r.engine.looked) != 1 {
-					t.Errorf("the second: %+v, looked %d times", o, len(r.engine.looked))
+				if o := r.try(t); why(o) != "" || len(r.engine.views) != 1 {
+					t.Errorf("the second: %+v, looked %d times", o, len(r.engine.views))
 				}
 			}
 		})

@@ -42,7 +42,7 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, ima
 	if err := g.disk.prepare(wanted, slices.Sorted(maps.Keys(image.Volumes)), top); err != nil {
 		return "", err
 	}
-	err = g.look(ctx, image, func(v *viewer) error {
+	err = g.viewImage(ctx, image, func(v *viewer) error {
 		if err := v.checkTargets(wanted); err != nil {
 			return err
 		}

@@ -59,8 +59,8 @@ type viewer struct {
 	looks int
 }
 
-// look looks into an image, and remembers what it saw.
-func (g *guard) look(ctx context.Context, image docker.ImageConfig, look func(*viewer) error) (err error) {
+// viewImage looks into an image, and remembers what it saw.
+func (g *guard) viewImage(ctx context.Context, image docker.ImageConfig, use func(*viewer) error) (err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), imageTime)
 	defer cancel()
 	v := &viewer{view: view{steps: map[string]step{}}, ctx: ctx, g: g, image: image}
@@ -77,7 +77,7 @@ func (g *guard) look(ctx context.Context, image docker.ImageConfig, look func(*v
 		err = v.readAccounts()
 	}
 	if err == nil {
-		err = look(v)
+		err = use(v)
 	}
 	if err != nil || v.id == "" {
 		return err
