@@ -17,9 +17,9 @@ type PullError struct {
 	Whole error // for the node's log
 }
 
-// Unwrap returns ErrRefused or ErrDiskFull, or nil.
+// Unwrap returns ErrMissing, ErrRefused or ErrDiskFull, or nil.
 func (e *PullError) Unwrap() error {
-	for _, kind := range []error{ErrDiskFull, ErrRefused} {
+	for _, kind := range []error{ErrDiskFull, ErrMissing, ErrRefused} {
 		if errors.Is(e.Whole, kind) {
 			return kind
 		}

@@ -64,7 +64,6 @@ type fakeEngine struct {
 	pulled     bool                      // what was absent
 	names      int                       // how many an image has besides one
 	onPull     func()
-	pullError  string // why it cannot pull
 	containers map[string]*fakeContainer
 	// endpoints has the names of the endpoints on the slots' networks, by the ID of their container.
 	endpoints map[string]string
