@@ -2,6 +2,7 @@ package job
 
 import (
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -10,23 +11,26 @@ import (
 )
 
 // nodePaths are what public pipelines mount of a node, and what to write instead. The first one that matches counts.
-var nodePaths = []struct{ form, advice string }{
-	{`^/dev/shm(/|$)`, "a job has its own /dev/shm, as large as the slot allows; leave it out, and set shm-size for less"},
-	{`^/dev/(nvidia|dri|kfd|infiniband|gdrdrv|dxg|accel)|^/proc/driver/nvidia`, "each job has the devices of its slot's GPUs; leave it out"},
-	{`^/(usr|lib|lib64|opt)/.*(nvidia|cuda|libnv)|^(/var)?/run/nvidia|^/usr/lib/wsl`, "each job has the driver's libraries and programs, such as nvidia-smi; leave it out, and have CUDA itself in the image"},
-	{`^/opt/(rocm|amdgpu)`, "a job has the devices of its slot's GPUs; leave it out, and have ROCm in the image"},
-	{`^/dev(/|$)`, "a job has no other devices than its slot's GPUs; leave it out"},
-	{`^(/var)?/run/(docker|podman|containerd|crio|balena|user/[^/]*/(docker|podman))|^/var/lib/(docker|containerd)|/\.docker(/|$)|docker\.sock$`, "a job cannot use the node's Docker or its logins; leave it out, and build and push images elsewhere"},
-	{`^(/usr/bin/docker|/usr/local/bin/docker|/usr/libexec/docker)`, "a job cannot use the node's Docker; leave it out, and build and push images elsewhere"},
-	{`/buildkite-agent$`, "the node gives no programs to jobs; write mount-buildkite-agent: true for this one, which has no token, and use artifact_paths for artifacts"},
-	{`buildkite-agent/(hooks|plugins|builds|git-mirrors)|^/etc/buildkite-agent`, "the agent's files are not for jobs; write .:/workdir for the checkout"},
-	{`(ssh|gnupg|aws|gcloud|kube|azure|netrc|gitconfig|git-credentials|SSH_AUTH_SOCK|secrets?)(/|$)|^/(var/)?run/(secrets|user|vault)|ssh-agent`, "the node has no keys or logins for jobs; leave it out, and pass what the job may have in environment"},
-	{`^/etc/(passwd|group|shadow|hosts|hostname|resolv\.conf|localtime|timezone|ssl|pki|ca-certificates)|^/usr/(share/)?(local/share/)?(zoneinfo|ca-certificates)`, "a container has its own; leave it out, set TZ in environment for a time zone, and have certificates in the image"},
-	{`^/(proc|sys)(/|$)|^/(lib/modules|usr/src|boot)|^/$`, "a job cannot see the node's system; leave it out"},
-	{`cache|^(~|/root|/home/[^/]*|\$\{?HOME\}?)/?$|^/(data|datasets|mnt|scratch|models|shared|nfs|nvme[0-9]*)(/|$)|huggingface|\.(npm|cargo|m2|gradle|conda)`,
+var nodePaths = []struct {
+	form   func() *regexp.Regexp
+	advice string
+}{
+	{lazy.Regexp(`^/dev/shm(/|$)`), "a job has its own /dev/shm, as large as the slot allows; leave it out, and set shm-size for less"},
+	{lazy.Regexp(`^/dev/(nvidia|dri|kfd|infiniband|gdrdrv|dxg|accel)|^/proc/driver/nvidia`), "each job has the devices of its slot's GPUs; leave it out"},
+	{lazy.Regexp(`^/(usr|lib|lib64|opt)/.*(nvidia|cuda|libnv)|^(/var)?/run/nvidia|^/usr/lib/wsl`), "each job has the driver's libraries and programs, such as nvidia-smi; leave it out, and have CUDA itself in the image"},
+	{lazy.Regexp(`^/opt/(rocm|amdgpu)`), "a job has the devices of its slot's GPUs; leave it out, and have ROCm in the image"},
+	{lazy.Regexp(`^/dev(/|$)`), "a job has no other devices than its slot's GPUs; leave it out"},
+	{lazy.Regexp(`^(/var)?/run/(docker|podman|containerd|crio|balena|user/[^/]*/(docker|podman))|^/var/lib/(docker|containerd)|/\.docker(/|$)|docker\.sock$`), "a job cannot use the node's Docker or its logins; leave it out, and build and push images elsewhere"},
+	{lazy.Regexp(`^(/usr/bin/docker|/usr/local/bin/docker|/usr/libexec/docker)`), "a job cannot use the node's Docker; leave it out, and build and push images elsewhere"},
+	{lazy.Regexp(`/buildkite-agent$`), "the node gives no programs to jobs; write mount-buildkite-agent: true for this one, which has no token, and use artifact_paths for artifacts"},
+	{lazy.Regexp(`buildkite-agent/(hooks|plugins|builds|git-mirrors)|^/etc/buildkite-agent`), "the agent's files are not for jobs; write .:/workdir for the checkout"},
+	{lazy.Regexp(`(ssh|gnupg|aws|gcloud|kube|azure|netrc|gitconfig|git-credentials|SSH_AUTH_SOCK|secrets?)(/|$)|^/(var/)?run/(secrets|user|vault)|ssh-agent`), "the node has no keys or logins for jobs; leave it out, and pass what the job may have in environment"},
+	{lazy.Regexp(`^/etc/(passwd|group|shadow|hosts|hostname|resolv\.conf|localtime|timezone|ssl|pki|ca-certificates)|^/usr/(share/)?(local/share/)?(zoneinfo|ca-certificates)`), "a container has its own; leave it out, set TZ in environment for a time zone, and have certificates in the image"},
+	{lazy.Regexp(`^/(proc|sys)(/|$)|^/(lib/modules|usr/src|boot)|^/$`), "a job cannot see the node's system; leave it out"},
+	{lazy.Regexp(`cache|^(~|/root|/home/[^/]*|\$\{?HOME\}?)/?$|^/(data|datasets|mnt|scratch|models|shared|nfs|nvme[0-9]*)(/|$)|huggingface|\.(npm|cargo|m2|gradle|conda)`),
 		"nothing of the node stays for other jobs; leave it out, copy what it needs into the image, or write " + plan.OldCacheDir + "/NAME:/PLACE for an empty directory"},
-	{`^/(var/)?tmp(/|$)|^/run$`, "the node's temporary files are not for jobs; write tmpfs: [/tmp], or leave it out, since a container has its own"},
-	{`^(\$\{?(PWD|BUILDKITE_BUILD_CHECKOUT_PATH|BUILDKITE_BUILD_PATH|WORKSPACE|GITHUB_WORKSPACE)\}?|\$\(pwd\)|` + "`pwd`" + `)(/|$)`, "it is a path of the node; write ./ for the checkout, such as .:/workdir"},
+	{lazy.Regexp(`^/(var/)?tmp(/|$)|^/run$`), "the node's temporary files are not for jobs; write tmpfs: [/tmp], or leave it out, since a container has its own"},
+	{lazy.Regexp(`^(\$\{?(PWD|BUILDKITE_BUILD_CHECKOUT_PATH|BUILDKITE_BUILD_PATH|WORKSPACE|GITHUB_WORKSPACE)\}?|\$\(pwd\)|` + "`pwd`" + `)(/|$)`), "it is a path of the node; write ./ for the checkout, such as .:/workdir"},
 }
 
 var typedMount = lazy.Regexp(`^(type|source|src|target|dst|destination)=`)
@@ -77,7 +81,7 @@ func badSource(source string, anonymous bool) string {
 	}
 	clean := tidy(source)
 	for _, p := range nodePaths {
-		if lazy.Regexp(p.form)().MatchString(clean) {
+		if p.form().MatchString(clean) {
 			return p.advice
 		}
 	}
