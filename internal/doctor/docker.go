@@ -3,6 +3,7 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,6 +20,21 @@ import (
 
 const dockerUnit = "docker.service"
 
+// overlayRefused returns a finding if Docker does not start because its file asks for overlay2 on a file system that
+// overlay2 refuses; without a detail if that is not why.
+func overlayRefused(ctx context.Context, m *Machine) Finding {
+	c, root, driver := readDaemon(ctx, m), "", ""
+	_ = json.Unmarshal(c.Keys["storage-driver"], &driver) // what is no text is not overlay2
+	_ = json.Unmarshal(c.Keys["data-root"], &root)
+	root = cmp.Or(root, "/var/lib/docker")
+	mounts, _ := m.Mounts("self")
+	if at := host.MountOf(mounts, root); driver == "overlay2" && noOverlay(at.Kind) {
+		return fail("%s does not start: %s asks for overlay2, and %s is on %s (%s), where that does not work", dockerUnit, host.DaemonJSON, root, at.Point, at.Kind).
+			Advise("%s; or remove storage-driver from the file and start Docker", moveRoot)
+	}
+	return Finding{}
+}
+
 // engineDown returns why no engine answers.
 func engineDown(ctx context.Context, m *Machine) Finding {
 	why := m.problem("docker")
@@ -32,6 +48,8 @@ func engineDown(ctx context.Context, m *Machine) Finding {
 		return fail("%s", cmp.Or(why, "no engine answers on "+m.Config.Docker.Socket)).Advise("check that an engine listens on %s, or set docker.socket in %s", m.Config.Docker.Socket, plan.ConfigPath)
 	case u.Load == "masked":
 		return fail("%s is masked", dockerUnit).By("systemctl unmask docker.service docker.socket && systemctl enable --now docker")
+	case (u.Active == "failed" || u.Sub == "auto-restart") && overlayRefused(ctx, m).Detail != "":
+		return overlayRefused(ctx, m)
 	case (u.Active == "failed" || u.Sub == "auto-restart") && installer.HasDNF(m.Inventory.OS) && len(lackingModules(m, dockerModules)) > 0:
 		f := lackingModules(m, dockerModules)[0]
 		return fail("%s keeps failing (%s, exit status %d): %s", dockerUnit, u.Result, u.ExitStatus, f.Detail).

@@ -261,6 +261,9 @@ func dockerCDIRefresh(ctx context.Context, m *Machine) Answer {
 	case service.Active == "failed":
 		return found(warn("%s failed (%s, exit status %d)", refreshUnit, service.Result, service.ExitStatus).Safely("systemctl restart %s", refreshUnit).
 			Advise("if it fails again, sudo journalctl -u %s -n 20 says why", refreshUnit))
+	case service.Load == "masked" || watch.Load == "masked":
+		return found(warn("%s or %s is masked, so nothing renews it", refreshUnit, refreshPath).
+			Safely("systemctl unmask %[1]s %[2]s && systemctl enable --now %[2]s %[1]s", refreshUnit, refreshPath))
 	case service.Skipped: // such as ConditionPathExists=/usr/bin/nvidia-smi
 		return found(warn("%s does nothing, because one of its conditions does not hold, so nothing renews it", refreshUnit).
 			Advise("sudo systemctl status %s names the condition; while it does not hold, run sudo %s after each driver upgrade", refreshUnit, installer.GenerateCDI))

@@ -128,6 +128,8 @@ func TestCDIChecks(t *testing.T) {
 		{"renewed", "docker-cdi-refresh", on(service, watch), files(run, spec, wants+refreshUnit, "", wants+refreshPath, ""), "ok: nvidia-cdi-refresh.service renews it", ""},
 		{"not watched", "docker-cdi-refresh", on(service, watch), files(run, spec, wants+refreshUnit, ""), "warn: nvidia-cdi-refresh.service and nvidia-cdi-refresh.path are not both enabled, so nothing renews it",
 			"systemctl enable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service"},
+		{"masked", "docker-cdi-refresh", on(slot.Unit{Name: refreshUnit, Load: "masked", Active: "inactive"}, watch), files(run, spec), "warn: nvidia-cdi-refresh.service or nvidia-cdi-refresh.path is masked, so nothing renews it",
+			"systemctl unmask nvidia-cdi-refresh.service nvidia-cdi-refresh.path && systemctl enable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service"},
 		{"skipped by its condition", "docker-cdi-refresh", on(skipped, watch), files(run, spec, wants+refreshUnit, "", wants+refreshPath, ""), "warn: nvidia-cdi-refresh.service does nothing, because one of its conditions does not hold, so nothing renews it", ""},
 		{"none, and the service is skipped", "docker-cdi-spec", on(skipped), nil, "fail: no CDI specification for NVIDIA GPUs in /etc/cdi or /var/run/cdi", installer.GenerateCDI},
 		{"failed", "docker-cdi-refresh", on(failed, watch), files(run, spec), "warn: nvidia-cdi-refresh.service failed (exit-code, exit status 1)", restart},

@@ -89,6 +89,8 @@ func TestEngineChecks(t *testing.T) {
 		{"masked", "docker-engine", dead(slot.Unit{Load: "masked", Active: "inactive"}, "refused"), nil, "fail: docker.service is masked", "systemctl unmask docker.service docker.socket && systemctl enable --now docker"},
 		{"failed", "docker-engine", dead(slot.Unit{Load: "loaded", Active: "failed", Result: "exit-code", ExitStatus: 1}, "refused"), nil,
 			"fail: docker.service keeps failing (exit-code, exit status 1)", "systemctl reset-failed docker && systemctl start docker"},
+		{"failed on ZFS", "docker-engine", dead(slot.Unit{Load: "loaded", Active: "failed"}, "refused"), map[string]string{host.DaemonJSON: `{"storage-driver": "overlay2", "data-root": "/srv/docker"}`, "/proc/self/mountinfo": "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:40 / /srv rw - zfs tank rw\n"},
+			"fail: docker.service does not start: /etc/docker/daemon.json asks for overlay2, and /srv/docker is on /srv (zfs), where that does not work", ""},
 		{"failed without xt_addrtype", "docker-engine", rhel, map[string]string{"/lib/modules/6.12/modules.dep": "kernel/x.ko:\n"},
 			"fail: docker.service keeps failing (exit-code, exit status 1): the kernel has no xt_addrtype, which Docker's networks need",
 			"dnf install -y kernel-modules-extra-6.12 && modprobe xt_addrtype && systemctl reset-failed docker && systemctl restart docker"},
