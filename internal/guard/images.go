@@ -53,11 +53,8 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	before, err := find(ctx)
 	has := err == nil
 	always := spec.Pull == job.PullAlways && !sameImage(image, g.policy.KeptImage)
-	switch {
-	case has && !always:
-		return before, nil
-	case has, errors.Is(err, docker.ErrNotFound), always && errors.Is(err, docker.ErrTooLarge): // to be pulled
-	default:
+	pulls := errors.Is(err, docker.ErrNotFound) || always && (has || errors.Is(err, docker.ErrTooLarge))
+	if !pulls {
 		return before, err
 	}
 	err = g.registries.mayPull(ctx, image)

@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -24,10 +25,10 @@ func TestMountTargets(t *testing.T) {
 	}{
 		"a link to a directory":          {map[string]string{"/x": link("usr"), "/etc/passwd": file}, nil, mounts("/x"), ""},
 		"a link to /etc":                 {map[string]string{"/x": link("etc")}, nil, mounts("/x"), `"/x" leads to another place in the image: "/etc": a job cannot mount over the image's accounts`},
-		"by two links":                   {map[string]string{"/x": link("/a/b"), "/a/b": link("../y/../etc/."), "/y": dir}, nil, mounts("/x"), `"/etc": a job cannot mount`},
+		"by two links":                   {map[string]string{"/x": link("/a/b"), "/a/b": link("../etc/."), "/y": dir}, nil, mounts("/x"), `"/etc": a job cannot mount`},
 		"by a directory":                 {map[string]string{"/x": link("/")}, nil, mounts("/x/etc"), `"/etc": a job cannot mount`},
 		"to an account file":             {map[string]string{"/x": link("etc")}, nil, mounts("/x/passwd"), `"/etc/passwd": a job cannot mount`},
-		"to the root":                    {map[string]string{"/x": link("/usr/..")}, nil, mounts("/x"), "over the container's root"},
+		"to the root":                    {map[string]string{"/x": link("/.")}, nil, mounts("/x"), "over the container's root"},
 		"to /proc":                       {map[string]string{"/x": link("../../proc/sys")}, nil, mounts("/x/y"), "a job cannot mount over /proc"},
 		"to /dev":                        {map[string]string{"/x": link("dev")}, nil, mounts("/x"), "a job cannot mount over /dev"},
 		"a tmpfs":                        {map[string]string{"/x": link("etc")}, nil, func(s *job.Spec) { s.Tmpfs = []job.Tmpfs{{Target: "/x", Options: []string{}}} }, `"/etc": a job cannot mount`},
@@ -38,6 +39,7 @@ func TestMountTargets(t *testing.T) {
 		"/etc elsewhere":                 {map[string]string{"/etc": link("work"), "/work/passwd": file, "/work/group": file}, nil, mounts("/x"), `"/work": a job cannot mount over the image's accounts`},
 		"a link of the checkout":         {nil, map[string]string{"x": "../etc"}, mounts("/work/x"), `"/work/x" goes through a symbolic link in the checkout`},
 		"hidden by the checkout":         {map[string]string{"/a": link("/work/l/b"), "/work/l": link("/usr")}, map[string]string{"l": "/etc"}, mounts("/a"), "goes through a symbolic link in the checkout"},
+		"above a checkout's link":        {map[string]string{"/x": link("/work/l/../passwd"), "/work/l": absent}, map[string]string{"l": "/etc/x"}, mounts("/x"), "with .. in its middle"},
 		"a directory to start":           {map[string]string{"/x": link("/proc/self/fd")}, nil, func(s *job.Spec) { s.Workdir = "/x/7" }, `workdir: "/x/7" leads below /proc`},
 		"the image's":                    {map[string]string{"/x": link("/proc/self/fd")}, nil, mounts("/y"), ""},
 		"one in the checkout":            {map[string]string{"/x": link("/work/l")}, map[string]string{"l": "/proc/self/fd"}, func(s *job.Spec) { s.Workdir = "/x/7" }, "goes through a symbolic link in the checkout"},
@@ -47,9 +49,7 @@ func TestMountTargets(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := ready(t)
-			for p, stat := range row.stats {
-				r.engine.stats[p] = stat
-			}
+			maps.Copy(r.engine.stats, row.stats)
 			r.engine.onImage = func() {
 				made, _ := filepath.Glob(filepath.Join(r.policy.WorkRoot, "*", "checkout"))
 				for name, to := range row.links {
@@ -84,5 +84,15 @@ func mounts(targets ...string) func(*job.Spec) {
 		for _, target := range targets {
 			s.Mounts = append(s.Mounts, job.Mount{Target: target})
 		}
+	}
+}
+
+func TestUpLater(t *testing.T) {
+	t.Parallel()
+	for link, want := range map[string]bool{
+		"..": false, "../a": false, "../../a/b": false, "./../a": false, "//../a": false, "a": false, "a..": false, "/a/b..": false, "...": false, "/..": false,
+		"a/..": true, "a/../b": true, "/a/b/../c": true, "../a/..": true, ".../../y": true, "..a/../y": true, ".a/..": true, "a//../b": true, "a/./..": true,
+	} {
+		must.Equal(t, want, upLater().MatchString(link))
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
 const (
@@ -171,6 +172,9 @@ func (v *viewer) follow(p string) (forms []string, last step, err error) {
 			if path.IsAbs(last.link) {
 				at = "/"
 			}
+			if upLater().MatchString(last.link) { // it may be from a link that a mount brings
+				return nil, last, forbid("%.80q goes through the image's link %.80q with .. in its middle; choose another path", p, next)
+			}
 			rest = append(strings.Split(last.link, "/"), rest...)
 			forms = append(forms, path.Join(append([]string{"/", at}, rest...)...))
 			last = step{dir: true}
@@ -182,6 +186,9 @@ func (v *viewer) follow(p string) (forms []string, last step, err error) {
 	}
 	return append(forms, at), last, nil
 }
+
+// upLater matches a path with .. after a name.
+var upLater = lazy.Regexp(`^(\.{0,2}/)*([^./]|\.[^./]|\.\.[^/])[^/]*/+(.*/)?\.\.(/|$)`)
 
 func tooManyLinks(p string) error {
 	return forbid("%.80q goes through too many links of the image; choose another path", p)
