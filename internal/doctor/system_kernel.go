@@ -17,6 +17,7 @@ type feature struct{ module, why string }
 // features are the kernel features that slots need.
 var features = []feature{
 	{"nf_tables", "the firewall between slots"},
+	{"nf_conntrack_netlink", "containers that get no connections of earlier ones"},
 	{"overlay", "Docker's images"},
 	{"ext4", "the slots' disks"},
 	{"loop", "the slots' disks"},

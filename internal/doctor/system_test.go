@@ -45,7 +45,7 @@ func TestSystemChecks(t *testing.T) {
 	const controllers, lsm, core = "/sys/fs/cgroup/cgroup.controllers", "/sys/kernel/security/lsm", "/proc/sys/kernel/core_pattern"
 	const seccomp, passwd = "/proc/sys/kernel/seccomp/actions_avail", "root:x:0:0::/:\nkbnode-gpu0:x:990:990::/:\nkbnode-gpu1:x:991:991::/:\n"
 	rhel := machine(func(i *inventory.Inventory) { i.OS.ID = "rhel" })
-	loaded := file("/proc/modules", "", "/proc/filesystems", "nodev\toverlay\n\text4\n", "/sys/module/nf_tables/x", "", "/sys/module/bridge/x", "", "/sys/module/loop/x", "")
+	loaded := file("/proc/modules", "", "/proc/filesystems", "nodev\toverlay\n\text4\n", "/sys/module/nf_tables/x", "", "/sys/module/nf_conntrack_netlink/x", "", "/sys/module/bridge/x", "", "/sys/module/loop/x", "")
 	with := func(base map[string]string, list ...string) map[string]string {
 		all := file(list...)
 		maps.Copy(all, base)
