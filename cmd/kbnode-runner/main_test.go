@@ -17,7 +17,7 @@ func TestLinks(t *testing.T) {
 	must.Do(t, err)
 	const own = "github.com/gpu-mode/kbnode/"
 	want := []string{
-		"golang.org/x/sys/unix", own + "internal/limit", own + "internal/payload", own + "internal/text", own + "internal/result", own + "internal/tree",
+		"golang.org/x/sys/unix", own + "internal/limit", own + "internal/text", own + "internal/host", own + "internal/payload", own + "internal/result", own + "internal/tree",
 		own + "internal/runner", own + "internal/cpuset", own + "internal/selftest/probe", own + "cmd/kbnode-runner",
 	}
 	must.Equal(t, want, strings.Fields(string(out)))
