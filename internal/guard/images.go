@@ -102,11 +102,8 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	ctx = context.WithoutCancel(ctx)
 	after, lost := find(ctx)
 	large, many := errors.Is(lost, docker.ErrTooLarge), after.Names > maxImageNames && after.ID != before.ID
-	if many {
-		lost = forbid("%.120q has %d names on this node; use one of the others", image, after.Names)
-	}
 	if (large || many || errors.Is(err, errDiskFull)) && after.ID != before.ID && after.ID != "" {
-		g.unpull(ctx, image, before.ID, after.ID)
+		g.unpull(ctx, image, before.ID, after.ID, many)
 	}
 	if large {
 		if err := g.api.ForgetEvents(ctx); err != nil {
@@ -116,7 +113,8 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	return after, cmp.Or(err, lost)
 }
 
-// maxImageNames is how many names an image may have after a pull: the engine tells all of them with each answer.
+// maxImageNames is how many names an image keeps after a pull: the engine tells all of them with each answer. The job
+// has the image all the same: others may have chosen the names.
 const maxImageNames = 256
 
 // imageConfig returns what an image sets for its containers. It asks the engine only if the image is not too large.
@@ -132,14 +130,18 @@ func (g *guard) imageConfig(ctx context.Context, at docker.Store, image string) 
 	return config, err
 }
 
-// unpull removes what a pull brought, and gives the name back to the image that had it.
-func (g *guard) unpull(ctx context.Context, image, before, after string) {
+// unpull removes what a pull brought, and gives the name back to the image that had it. keep leaves an image that has
+// other names.
+func (g *guard) unpull(ctx context.Context, image, before, after string, keep bool) {
 	var err error
 	if before != "" {
 		err = g.api.Tag(ctx, before, image)
 		image = after
 	}
-	if err = errors.Join(err, g.api.Untag(ctx, image)); err != nil {
+	if before == "" || !keep {
+		err = errors.Join(err, g.api.Untag(ctx, image))
+	}
+	if err != nil {
 		g.log.Warn("image left behind", "image", image, "err", err)
 	}
 }

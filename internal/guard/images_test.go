@@ -158,13 +158,13 @@ func TestLargeImage(t *testing.T) {
 		want          string
 		asked         []string // of the engine
 	}{
-		"that the node lacks": {"", id("4"), false, 0, "its configuration has 1025 KiB", []string{"DELETE /v1.45/images/docker.io/library/absent:latest", "POST /v1.45/volumes/create"}},
-		"that the node has":   {id("4"), id("4"), false, 0, "its configuration has 1025 KiB", nil},
-		"that it still is":    {id("4"), id("4"), true, 0, "its configuration has 1025 KiB", []string{"POST /v1.45/images/create?"}},
-		"that is new":         {id("1"), id("4"), true, 0, "its configuration has 1025 KiB", []string{"POST /v1.45/images/" + id("1") + "/tag?", "DELETE /v1.45/images/" + id("4")}},
-		"that it was":         {id("4"), id("1"), true, 0, "", []string{"POST /v1.45/images/create?"}},
-		"by its many names":   {"", id("1"), false, maxImageNames, `"docker.io/library/absent:latest" has 257 names`, []string{"DELETE /v1.45/images/docker.io/library/absent:latest"}},
-		"by its names before": {id("1"), id("1"), true, maxImageNames, "", nil},
+		"that the node lacks":  {"", id("4"), false, 0, "its configuration has 1025 KiB", []string{"DELETE /v1.45/images/docker.io/library/absent:latest", "POST /v1.45/volumes/create"}},
+		"that the node has":    {id("4"), id("4"), false, 0, "its configuration has 1025 KiB", nil},
+		"that it still is":     {id("4"), id("4"), true, 0, "its configuration has 1025 KiB", []string{"POST /v1.45/images/create?"}},
+		"that is new":          {id("1"), id("4"), true, 0, "its configuration has 1025 KiB", []string{"POST /v1.45/images/" + id("1") + "/tag?", "DELETE /v1.45/images/" + id("4")}},
+		"that it was":          {id("4"), id("1"), true, 0, "", []string{"POST /v1.45/images/create?"}},
+		"of many names":        {"", id("1"), false, maxImageNames, "", []string{"DELETE /v1.45/images/docker.io/library/absent:latest"}},
+		"of many names before": {id("1"), id("1"), true, maxImageNames, "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

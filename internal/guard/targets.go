@@ -96,10 +96,13 @@ func (p place) linksTo(paths []string) bool {
 	for _, form := range p.forms {
 		for _, to := range paths {
 			below, inside := strings.CutPrefix(to, form+"/")
+			if !inside {
+				continue
+			}
 			at := p.source
 			for step := range strings.SplitSeq(below, "/") {
 				at = filepath.Join(at, step)
-				if info, err := os.Lstat(at); inside && err == nil && info.Mode().Type() == fs.ModeSymlink {
+				if info, err := os.Lstat(at); err == nil && info.Mode().Type() == fs.ModeSymlink {
 					return true
 				}
 			}
