@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/http"
 	"os"
 	"slices"
@@ -184,8 +183,8 @@ func (f *installFlags) findToken(root string, env func(string) string) (string, 
 	if f.dryRun && errors.Is(err, node.ErrNoToken) {
 		return "", nil
 	}
-	if _, unread := errors.AsType[*fs.PathError](err); err != nil && !unread && !errors.Is(err, node.ErrNoToken) {
-		return "", term.Usage(err) // no token is in it
+	if errors.Is(err, agent.ErrMalformed) { // one that is not there yet may come
+		return "", term.Usage(err)
 	}
 	return token, err
 }

@@ -82,11 +82,12 @@ func Fetch(ctx context.Context, dest string, mode fs.FileMode, r AgentRelease) e
 		return offline(err)
 	}
 	if got := hex.EncodeToString(sum.Sum(nil)); got != want {
-		instead := "download it by hand and pass the binary with --agent-binary"
+		const byHand = "download it by hand and pass the binary with --agent-binary"
+		err := fmt.Errorf("the archive %s has SHA-256 %s, not %s; nothing was installed", config.HideURL(from), got, want)
 		if r.SHA256 != "" { // of one version
-			instead = fmt.Sprintf("set agent.download_sha256 to the checksum of buildkite-agent %s for %s, or %s", r.Version, r.Arch, instead)
+			return config.BadInput("%w; set agent.download_sha256 to the checksum of buildkite-agent %s for %s, or %s", err, r.Version, r.Arch, byHand)
 		}
-		return config.BadInput("the archive %s has SHA-256 %s, not %s; nothing was installed; %s", config.HideURL(from), got, want, instead)
+		return fmt.Errorf("%w; %s", err, byHand) // a mirror may be half filled
 	}
 	if _, err := archive.Seek(0, io.SeekStart); err != nil {
 		return fmt.Errorf("read download: %w", err)
@@ -129,7 +130,7 @@ func fetch(ctx context.Context, from string, limit int64, w io.Writer) error {
 	defer func() { _ = resp.Body.Close() }()
 	switch resp.StatusCode {
 	case http.StatusOK:
-	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusGone: // waiting changes nothing
+	case http.StatusNotFound, http.StatusGone: // waiting changes nothing, unlike 403 of a proxy, or of GitHub for too many requests
 		return config.BadInput("fetch %s: %s", shown, resp.Status)
 	default:
 		return fmt.Errorf("fetch %s: %s", shown, resp.Status)

@@ -190,7 +190,7 @@ func TestFetchHidesSecrets(t *testing.T) {
 // TestFetchFinally tests which answers of a server trying again does not change.
 func TestFetchFinally(t *testing.T) {
 	t.Parallel()
-	for status, final := range map[int]bool{401: true, 403: true, 404: true, 410: true, 408: false, 429: false, 500: false, 503: false, 200: true /* another checksum */} {
+	for status, final := range map[int]bool{401: false, 403: false, 404: true, 410: true, 408: false, 429: false, 500: false, 503: false, 200: true /* another checksum */} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
 		err := Fetch(t.Context(), filepath.Join(t.TempDir(), "agent"), 0o755, AgentRelease{Version: "3.76.2", Arch: "amd64", URL: server.URL, SHA256: strings.Repeat("0", 64)})
 		server.Close()
