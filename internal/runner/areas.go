@@ -3,11 +3,9 @@ package runner
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -55,6 +53,7 @@ func (e *engine) findAreas() error {
 	if err != nil {
 		return err
 	}
+	e.beside = pipeline(group())
 	if alone {
 		e.findTemporary()
 	}
@@ -108,7 +107,7 @@ func within(dir, path string) bool {
 // dockerMark is a file that Docker makes in every container, whatever its storage driver.
 const dockerMark = "/.dockerenv"
 
-// onlyJob reports whether this is a container in which nothing but the job runs.
+// onlyJob reports whether this is a container in which nothing runs but the job, and what reads its log.
 func onlyJob() (bool, error) {
 	var root unix.Statfs_t
 	if err := unix.Statfs("/", &root); err != nil {
@@ -204,29 +203,4 @@ func systemLibraries() []string {
 		}
 	}
 	return dirs
-}
-
-// onlyFamily reports whether this process shares its process table only with its parents and
-// children, and with its own process group: the other programs of a pipe.
-func onlyFamily() bool {
-	family := map[int]bool{os.Getpid(): true}
-	for _, pid := range descendants() {
-		family[pid] = true
-	}
-	for pid := os.Getpid(); pid > 0; {
-		parent, ok := parentOf(pid)
-		if !ok {
-			return false
-		}
-		family[parent], pid = true, parent
-	}
-	names, err := os.ReadDir("/proc")
-	return err == nil && !slices.ContainsFunc(names, func(d fs.DirEntry) bool {
-		pid, err := strconv.Atoi(d.Name())
-		if err != nil || family[pid] {
-			return false
-		}
-		group, err := unix.Getpgid(pid)
-		return err != nil || group != unix.Getpgrp()
-	})
 }

@@ -124,3 +124,26 @@ func TestChangesInTheContainer(t *testing.T) {
 		})
 	}
 }
+
+// TestPipedLog pipes the runner's log into a program that writes it to files of the container: it is no stranger, so
+// that nothing stays for the judge, and its files are its own.
+func TestPipedLog(t *testing.T) {
+	t.Parallel()
+	for _, landlock := range []string{"", "0"} {
+		t.Run("landlock="+landlock, func(t *testing.T) {
+			t.Parallel()
+			j := containerJob(t, `open("/tmp/note", "w"); print("from the submission", flush=True)`,
+				`o("found: %s\ncheck: pass\n" % os.path.exists("/tmp/note"))`, "KBNODE_TEST_LANDLOCK="+landlock)
+			for i, arg := range j.cmd.Args {
+				j.cmd.Args[i] = strings.Replace(arg, "exec /runner", "/runner 2>&1 | tee /tmp/log /root/log | cat; cat /tmp/log /root/log >/work/logs", 1)
+			}
+			code, result := j.run(t)
+			passes(t, j, code, result)
+			must.Equal(t, "False", fmt.Sprint(at(result, "runs", "test", "run", "result", "found")))
+			logs := must.Read(t, filepath.Join(j.cmd.Dir, "logs"))
+			if n := strings.Count(logs, "/tmp/note was created by a program"); n != 2 {
+				t.Errorf("%d logs:\n%s", n, logs)
+			}
+		})
+	}
+}

@@ -36,6 +36,8 @@ type engine struct {
 	areas     []*area
 	leads     map[string]string   // where paths that programs look through lead, without Landlock
 	proc      procState           // of this process and those above it
+	beside    []int               // the other programs of a pipe
+	theirs    map[string]bool     // files that those have open: they may write them meanwhile
 	tmpfs     map[uint64]bool     // which devices of theirs are one
 	recorded  []recording         // profilers' files, to be delivered
 	traced    int                 // bytes of their archives in the result

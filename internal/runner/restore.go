@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,7 +25,7 @@ func (e *engine) recordAreas() error {
 	if err := e.findAreas(); err != nil {
 		return err
 	}
-	e.tmpfs, e.proc = map[uint64]bool{}, recordProcState()
+	e.tmpfs, e.proc, e.theirs = map[uint64]bool{}, recordProcState(), openFiles(e.beside)
 	for _, a := range e.areas {
 		a.before = map[string]stamp{}
 		if err := e.walkArea(a, func(name string, info fs.FileInfo) (err error) {
@@ -54,6 +55,8 @@ func (e *engine) walkArea(a *area, f func(name string, info fs.FileInfo) error) 
 	_ = filepath.WalkDir(a.dir, func(name string, d fs.DirEntry, err error) error { // each error is in errs
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
+			return nil
+		case e.theirs[name] && (a.kind == temporaryArea || a.kind == containerArea):
 			return nil
 		case name != a.dir && a.borders[name]:
 			if d != nil && d.IsDir() {
@@ -112,6 +115,7 @@ func (e *engine) own(name string) bool {
 func (e *engine) putBack() error {
 	e.changed = nil
 	e.proc.putBack()
+	maps.Copy(e.theirs, openFiles(e.beside))
 	errs := []error{e.here.putBack()}
 	for path, was := range e.leads {
 		if now, _ := filepath.EvalSymlinks(path); now != was { // an error leads nowhere
@@ -169,7 +173,7 @@ func (e *engine) putBack() error {
 			case found[name] && was.mode.IsDir() && a.kind != foreignArea:
 				errs = append(errs, was.settle(name)) // what was removed in it changed it again
 				a.before[name] = was
-			case !found[name] && a.kind != temporaryArea && !isCache(name) && !e.isSource(name):
+			case !found[name] && a.kind != temporaryArea && !e.theirs[name] && !isCache(name) && !e.isSource(name):
 				e.change(name, "removed")
 			}
 		}

@@ -1,0 +1,77 @@
+package runner
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// onlyFamily reports whether this process shares its process table only with its parents and children, and with
+// the other programs of its pipe, as in `kbnode runner | tee log`.
+func onlyFamily() bool {
+	family := slices.Concat(lineage(), descendants(), pipeline(group()))
+	names, err := os.ReadDir("/proc")
+	return err == nil && !slices.ContainsFunc(names, func(d fs.DirEntry) bool {
+		pid, err := strconv.Atoi(d.Name())
+		return err == nil && !slices.Contains(family, pid) && unix.Kill(pid, 0) != unix.ESRCH
+	})
+}
+
+// group lists the other processes of this one's process group.
+func group() (pids []int) {
+	names, _ := os.ReadDir("/proc") // without it, nothing is known of others
+	for _, d := range names {
+		if pid, err := strconv.Atoi(d.Name()); err == nil && pid != os.Getpid() {
+			if of, err := unix.Getpgid(pid); err == nil && of == unix.Getpgrp() {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}
+
+// pipeline lists those of some processes that this one's output goes to, or its input comes from, through pipes.
+func pipeline(pids []int) (joined []int) {
+	to := func(from, to int) bool {
+		in := pipeOf(to, 0)
+		return in != "" && (pipeOf(from, 1) == in || pipeOf(from, 2) == in)
+	}
+	all := []int{os.Getpid()}
+	for i := 0; i < len(all); i++ {
+		for _, pid := range pids {
+			if !slices.Contains(all, pid) && (to(all[i], pid) || to(pid, all[i])) {
+				all = append(all, pid)
+			}
+		}
+	}
+	return all[1:]
+}
+
+// pipeOf returns the name of the pipe behind a descriptor of a process; "" if it is none.
+func pipeOf(pid, fd int) string {
+	link, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "fd", strconv.Itoa(fd))) // unreadable: another's
+	if strings.HasPrefix(link, "pipe:") {
+		return link
+	}
+	return ""
+}
+
+// openFiles returns the paths of the files that processes have open.
+func openFiles(pids []int) map[string]bool {
+	paths := map[string]bool{}
+	for _, pid := range pids {
+		dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
+		names, _ := os.ReadDir(dir) // it may have ended
+		for _, n := range names {
+			if link, err := os.Readlink(filepath.Join(dir, n.Name())); err == nil && filepath.IsAbs(link) {
+				paths[link] = true
+			}
+		}
+	}
+	return paths
+}
