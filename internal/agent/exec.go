@@ -48,13 +48,13 @@ func ParseToken(text []byte) (string, error) {
 }
 
 // ErrMalformed means that something else is in the place of a token, which no waiting changes.
-var ErrMalformed = errors.New("the agent token is malformed")
+var ErrMalformed = errors.New("the agent token is malformed (a token has 6 to 1024 letters, digits and '-', '_', '.'); copy it again from Buildkite (Agents, Agent Tokens)")
 
 // checkToken refuses what cannot be a token, with ErrMalformed. The error does not repeat it.
 func checkToken(t string) (string, error) {
 	bad := strings.ContainsFunc(t, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"'\$`, r) })
 	if len(t) < 6 || len(t) > 1024 || bad {
-		return "", fmt.Errorf("%w (a token has 6 to 1024 letters, digits and '-', '_', '.'); copy it again from Buildkite (Agents, Agent Tokens)", ErrMalformed)
+		return "", ErrMalformed
 	}
 	return t, nil
 }

@@ -27,7 +27,7 @@ func group() (pids []int) {
 	names, _ := os.ReadDir("/proc") // without it, nothing is known of others
 	for _, d := range names {
 		if pid, err := strconv.Atoi(d.Name()); err == nil && pid != os.Getpid() {
-			if of, err := unix.Getpgid(pid); err == nil && of == unix.Getpgrp() {
+			if id, err := unix.Getpgid(pid); err == nil && id == unix.Getpgrp() {
 				pids = append(pids, pid)
 			}
 		}

@@ -128,7 +128,7 @@ func TestLogWithoutAReader(t *testing.T) {
 func TestCanceledWithStoppedTerminal(t *testing.T) {
 	t.Parallel()
 	j := newConfigJob(t, map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
-		"submission.py": "", "eval.py": `import time; open("now", "w").close(); print("so far", flush=True); time.sleep(60)`,
+		"submission.py": "", "eval.py": `import time; print("so far", flush=True); open("now", "w").close(); time.sleep(60)`,
 	}})
 	onTerminal(t, j)
 	terminal := j.cmd.Stdin.(*os.File)
