@@ -33,12 +33,16 @@ func ReadCDIFaults(root string, inv *Inventory, specs []CDISpec) (map[string]CDI
 
 // checkCDI fills in the faults of this machine's specifications. A captured machine has them with the engine's answers.
 func checkCDI(t tree, gpus []GPU, d *Docker) {
-	if !t.live() || !d.CDI || !slices.ContainsFunc(gpus, func(g GPU) bool { return g.Vendor == "nvidia" }) {
+	dirs := d.CDIDirs
+	if d.Version == "" { // it does not say; what it knew of devices may be recalled
+		dirs = DefaultCDIDirs()
+	}
+	if !t.live() || len(dirs) == 0 || !slices.ContainsFunc(gpus, func(g GPU) bool { return g.Vendor == "nvidia" }) {
 		return
 	}
 	t = t.unplanned()
 	t.captured = nil
-	d.CDIFaults = cdiFaults(t, gpus, readCDI(t, d.CDIDirs))
+	d.CDIFaults = cdiFaults(t, gpus, readCDI(t, dirs))
 }
 
 func cdiFaults(t tree, gpus []GPU, specs []CDISpec) map[string]CDIFault {

@@ -81,7 +81,10 @@ func TestCheckCDI(t *testing.T) {
 		cdi  bool
 		want int
 	}{{"/", gpus, true, 1}, {"/", gpus, false, 0}, {"/", []GPU{{Vendor: "amd"}}, true, 0}, {dir, gpus, true, 0}} {
-		d := Docker{CDI: tt.cdi, CDIDirs: []string{dir}}
+		d := Docker{Version: "28.5.2", CDI: tt.cdi}
+		if tt.cdi {
+			d.CDIDirs = []string{dir}
+		}
 		if checkCDI(treeAt(t, tt.root), tt.gpus, &d); len(d.CDIFaults) != tt.want {
 			t.Errorf("%+v: %v", tt, d.CDIFaults)
 		}

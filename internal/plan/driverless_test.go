@@ -8,6 +8,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestDriverless checks that a slot whose containers would get a GPU without its driver's libraries takes no
@@ -77,6 +78,14 @@ func TestDriverless(t *testing.T) {
 	unnamed.Software.Docker = with(func(d *inventory.Docker) { d.CDIDevices = all })
 	if p := build(t, &unnamed, config.Config{}, nil, false); !strings.Contains(p.Slots[7].Parked, "UUID") || p.Slots[0].Parked != "" {
 		t.Errorf("without a UUID: %q", p.Slots[7].Parked)
+	}
+	silent, last := *inv, with(func(d *inventory.Docker) { d.CDIDevices = all })
+	silent.Software.Docker = inventory.Docker{CDIFaults: map[string]inventory.CDIFault{all[7]: {Spec: "/a", Detail: "/a gives b"}}}
+	silent.Problems, silent.Unread = append(slices.Clone(inv.Problems), inventory.Problem{Subject: inventory.SubjectDocker, Detail: "no answer"}), []string{inventory.SubjectDocker}
+	recalled, err := Recall(&silent, &Bindings{Node: &LastNode{Software: inventory.Software{Docker: last}}})
+	must.Do(t, err)
+	if p := build(t, recalled, config.Config{}, nil, false); !strings.Contains(p.Slots[7].Parked, "/a gives b") || p.Slots[0].Parked != "" {
+		t.Errorf("stale numbers while the engine is silent: %q", p.Slots[7].Parked)
 	}
 }
 

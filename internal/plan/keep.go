@@ -75,6 +75,7 @@ func Recall(inv *inventory.Inventory, bindings *Bindings) (*inventory.Inventory,
 	}
 	if sw.Docker.Version == "" && inv.WhyUnread(inventory.SubjectDocker) != "" {
 		sw.Docker = last.Software.Docker
+		sw.Docker.CDIFaults = inv.Software.Docker.CDIFaults // from files, which can be read without it
 	}
 	if slices.Contains(inv.Unread, inventory.SubjectCDI) && last.Software.Docker.Version != "" {
 		sw.Docker.CDI, sw.Docker.CDIDevices = last.Software.Docker.CDI, last.Software.Docker.CDIDevices

@@ -35,7 +35,7 @@ type engine struct {
 	temporary []string          // other directories where programs may write
 	areas     []*area
 	leads     map[string]string   // where paths that programs look through lead, without Landlock
-	proc      procState           // of this process and those above it
+	proc      procState           // of this process and those above and beside it
 	beside    []int               // the other programs of a pipe
 	theirs    map[string]bool     // files that those have open: they may write them meanwhile
 	tmpfs     map[uint64]bool     // which devices of theirs are one

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"syscall"
@@ -104,23 +105,29 @@ func (p program) fork(path string, files []uintptr, rules int) (int, error) {
 	return 0, c.failed
 }
 
-// threads lists the threads of this process, and the processes above it. A program is told from them by its filter, so
-// spareThreads made those that it may need in the meantime.
+// threads lists the threads of this process, and of those above and beside it: a parent may be a shell that goes on. A
+// program is told from them by its filter, so spareThreads made those that it may need in the meantime.
 func threads() ([]uint32, error) {
-	names, err := os.ReadDir("/proc/self/task")
+	ids, err := tasks("self")
 	if err != nil {
 		return nil, fmt.Errorf("list own threads: %w", err)
 	}
-	var ids []uint32
-	for _, pid := range lineage() { // a parent may be a shell that goes on
-		ids = append(ids, uint32(pid))
+	for _, pid := range append(lineage()[1:], pipeline(group())...) {
+		others, _ := tasks(strconv.Itoa(pid)) // one that ended has none
+		ids = append(ids, others...)
 	}
+	return ids[:min(len(ids), maxThreads)], nil
+}
+
+// tasks lists the threads of a process. kill(2) takes the ID of each for the process.
+func tasks(pid string) (ids []uint32, err error) {
+	names, err := os.ReadDir(filepath.Join("/proc", pid, "task"))
 	for _, n := range names {
-		if id, err := strconv.ParseUint(n.Name(), 10, 31); err == nil && len(ids) < maxThreads {
+		if id, err := strconv.ParseUint(n.Name(), 10, 31); err == nil {
 			ids = append(ids, uint32(id))
 		}
 	}
-	return ids, nil
+	return ids, err
 }
 
 // maxThreads bounds the threads that a filter knows.

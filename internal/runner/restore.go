@@ -25,7 +25,7 @@ func (e *engine) recordAreas() error {
 	if err := e.findAreas(); err != nil {
 		return err
 	}
-	e.tmpfs, e.proc, e.theirs = map[uint64]bool{}, recordProcState(), openFiles(e.beside)
+	e.tmpfs, e.proc, e.theirs = map[uint64]bool{}, recordProcState(append(lineage(), e.beside...)), openFiles(e.beside)
 	for _, a := range e.areas {
 		a.before = map[string]stamp{}
 		if err := e.walkArea(a, func(name string, info fs.FileInfo) (err error) {

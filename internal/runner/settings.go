@@ -12,12 +12,12 @@ import (
 // Landlock and ptrace(2) say; see proc(5). Files that only read what is written to them are not among them.
 var procSettings = []string{"oom_score_adj", "coredump_filter", "autogroup"}
 
-// procState is what these files of this process and of those above it held, by path.
+// procState is what these files of some processes held, by path.
 type procState map[string]string
 
-func recordProcState() procState {
+func recordProcState(pids []int) procState {
 	s := procState{}
-	for _, pid := range lineage() {
+	for _, pid := range pids {
 		for _, name := range procSettings {
 			path := filepath.Join("/proc", strconv.Itoa(pid), name)
 			if text, err := os.ReadFile(path); err == nil {
