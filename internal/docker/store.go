@@ -21,6 +21,8 @@ const (
 	maxDocument = 1 << 20
 	// maxLayers is how many layers an image can have with overlay2.
 	maxLayers = 127
+	// maxNested is how deep descriptors lead: from an index through one more and a manifest to the configuration.
+	maxNested = 4
 	// maxNames bounds the file with the names of all images, in bytes.
 	maxNames = 64 << 20
 
@@ -53,7 +55,7 @@ func (s Store) Check(ref string) (id string, err error) {
 			err = checkDocument(filepath.Join(s.images, contentDir, strings.TrimPrefix(id, "sha256:")))
 		}
 	case s.blobs != "" && digestForm().MatchString(ref):
-		id, err = ref, s.checkBlobs(ref, map[string]bool{})
+		id, err = ref, s.checkBlobs(ref, map[string]bool{}, maxNested)
 	}
 	if err != nil {
 		err = fmt.Errorf("look up image %s: %w", ref, err)
@@ -100,9 +102,12 @@ func checkDocument(path string) error {
 
 // checkBlobs refuses an index, a manifest or a configuration that is too large, by the digest of any. It looks once
 // at each that is here, which is no more than what was pulled.
-func (s Store) checkBlobs(digest string, before map[string]bool) error {
+func (s Store) checkBlobs(digest string, before map[string]bool, nested int) error {
 	if before[digest] || !digestForm().MatchString(digest) {
 		return nil
+	}
+	if nested == 0 {
+		return tooLarge("its index has indexes in indexes; use an image with one")
 	}
 	before[digest] = true
 	path := filepath.Join(s.blobs, strings.TrimPrefix(digest, "sha256:"))
@@ -124,7 +129,7 @@ func (s Store) checkBlobs(digest string, before map[string]bool) error {
 		return tooLarge("it has %d layers; use an image with at most %d", len(blob.Layers), maxLayers)
 	}
 	for _, d := range append(blob.Manifests, blob.Config) {
-		if err := s.checkBlobs(d.Digest, before); err != nil {
+		if err := s.checkBlobs(d.Digest, before, nested-1); err != nil {
 			return err
 		}
 	}

@@ -119,10 +119,12 @@ const (
 	// has failed: its token is refused, or Buildkite sends it away.
 	calmLife = time.Minute
 	// firstWait follows the second failure in a row. Each further wait is twice as long, up to
-	// longestWait, unless Buildkite accepted the agent: that one may have had a job whose bootstrap did not
-	// start, as with a variable that is too long for Linux.
+	// longestWait, or longestRegistered if Buildkite accepted the agent: that one may have had a job whose
+	// bootstrap did not start, as with a variable that is too long for Linux.
 	firstWait   = 5 * time.Second
 	longestWait = time.Minute
+	// longestRegistered is enough not to ask Buildkite too often.
+	longestRegistered = 20 * time.Second
 )
 
 // starts counts agents that fail in a row. systemd cannot: it also starts the agent again after
@@ -149,10 +151,11 @@ func (s *starts) next(pid int, now time.Time) (fresh bool) {
 		s.failures = 0
 	default:
 		if s.failures++; s.failures > 1 {
-			s.until = now.Add(min(firstWait<<min(s.failures-2, 10), longestWait))
+			most := longestWait
 			if s.registered {
-				s.until = now.Add(firstWait)
+				most = longestRegistered
 			}
+			s.until = now.Add(min(firstWait<<min(s.failures-2, 10), most))
 		}
 	}
 	s.pid, s.since, s.worked, s.registered = pid, now, false, false

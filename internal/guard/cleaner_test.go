@@ -23,7 +23,7 @@ func TestStarts(t *testing.T) {
 		waits time.Duration // how long the next one waits
 		last  bool          // Buildkite accepted the last one
 	}{
-		"accepted":                  {slices.Repeat([]life{{time.Second, false}}, 9), 5 * time.Second, true},
+		"accepted":                  {slices.Repeat([]life{{time.Second, false}}, 9), 20 * time.Second, true},
 		"the first":                 {nil, 0, false},
 		"jobs":                      {[]life{{time.Second, true}, {time.Second, true}, {time.Second, true}}, 0, false},
 		"one failure":               {[]life{{time.Second, false}}, 0, false},

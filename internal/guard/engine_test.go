@@ -177,8 +177,8 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		if !has {
 			stat = `{"mode": 2147484141}` // a directory
 		}
-		if stat == "" || stat == "loop" {
-			w.WriteHeader(map[string]int{"": http.StatusNotFound, "loop": http.StatusInternalServerError}[stat])
+		if stat == "" || !strings.HasPrefix(stat, "{") {
+			w.WriteHeader(map[bool]int{true: http.StatusNotFound, false: http.StatusInternalServerError}[stat == ""])
 			return
 		}
 		w.Header().Set("X-Docker-Container-Path-Stat", base64.StdEncoding.EncodeToString([]byte(stat)))
@@ -186,8 +186,8 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 	mux.HandleFunc("GET /containers/{id}/archive", e.with(func(w http.ResponseWriter, r *http.Request, _ *fakeContainer) {
 		name := r.URL.Query().Get("path")
 		var stat container.PathStat
-		if e.stats[name] == "loop" {
-			reply(w, http.StatusInternalServerError, map[string]string{"message": "evalSymlinksInScope: too many links in " + name})
+		if why := e.stats[name]; why != "" && !strings.HasPrefix(why, "{") {
+			reply(w, http.StatusInternalServerError, map[string]string{"message": why + " in " + name})
 			return
 		}
 		if err := json.Unmarshal([]byte(e.stats[name]), &stat); err != nil {

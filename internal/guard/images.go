@@ -101,11 +101,11 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	// That the job is canceled is no reason to leave an image that no job may bring.
 	ctx = context.WithoutCancel(ctx)
 	after, lost := find(ctx)
-	large, many := errors.Is(lost, docker.ErrTooLarge), after.Names > maxImageNames && after.ID != before.ID
+	large, many := errors.Is(lost, docker.ErrTooLarge), after.Names > maxImageNames && !sameImage(image, g.policy.KeptImage)
 	if (large || many || errors.Is(err, errDiskFull)) && after.ID != before.ID && after.ID != "" {
 		g.unpull(ctx, image, before.ID, after.ID, many)
 	}
-	if large {
+	if large && after.ID != before.ID {
 		if err := g.api.ForgetEvents(ctx); err != nil {
 			g.log.Warn("events not forgotten", "err", err)
 		}

@@ -75,6 +75,7 @@ func (n *slotNetwork) readyFor(ctx context.Context) error {
 		if err != nil {
 			return unavailable(fmt.Errorf("list the addresses of network %s: %w", bridge.Name, err))
 		}
+		networks = nil // the node may route those elsewhere
 		for _, a := range addrs {
 			if p, err := netip.ParsePrefix(a.String()); err == nil {
 				networks = append(networks, p.Masked())
@@ -163,7 +164,7 @@ type unresolvedError struct {
 
 func (e *unresolvedError) Error() string {
 	if e.absent {
-		return fmt.Sprintf("DNS knows no address of the registry %.255q; check the image's name", e.registry)
+		return fmt.Sprintf("DNS knows no address of the registry %.255q; check the image's name. On a node without DNS for the outside, its operator gives Docker both HTTP_PROXY and HTTPS_PROXY, or lists the registry in job.private_registries", e.registry)
 	}
 	return fmt.Sprintf("DNS does not say where the registry %.255q is (%s), and it may be no public one; try again, or ask the node's operator to list it in job.private_registries", e.registry, e.why)
 }

@@ -58,6 +58,9 @@ func (v *viewer) checkTargets(wanted *container.CreateRequest) error {
 		}
 	}
 	for target := range v.image.Volumes { // which the engine mounts where there is no disk for them
+		if slices.ContainsFunc(wanted.HostConfig.Mounts, func(m mount.Mount) bool { return m.Target == path.Clean("/"+target) }) {
+			continue
+		}
 		if err := add("", path.Clean("/"+target)); err != nil {
 			return err
 		}
@@ -74,6 +77,9 @@ func (v *viewer) checkTargets(wanted *container.CreateRequest) error {
 	}
 	for _, at := range append(places, place{forms: forms}) {
 		for _, over := range places {
+			if err := v.ctx.Err(); err != nil {
+				return err
+			}
 			if over.source != "" && over.linksTo(at.forms) {
 				return forbid("%.80q goes through a symbolic link in the checkout; write its target", at.forms[0])
 			}
@@ -94,15 +100,20 @@ func (v *viewer) forms(target string) ([]string, error) {
 // linksTo reports whether one of the paths goes through a link in what is mounted.
 func (p place) linksTo(paths []string) bool {
 	for _, form := range p.forms {
+		form += "/"
 		for _, to := range paths {
-			below, inside := strings.CutPrefix(to, form+"/")
+			below, inside := strings.CutPrefix(to, form)
 			if !inside {
 				continue
 			}
 			at := p.source
 			for step := range strings.SplitSeq(below, "/") {
 				at = filepath.Join(at, step)
-				if info, err := os.Lstat(at); err == nil && info.Mode().Type() == fs.ModeSymlink {
+				info, err := os.Lstat(at)
+				if err != nil {
+					break // nothing is below it
+				}
+				if info.Mode().Type() == fs.ModeSymlink {
 					return true
 				}
 			}

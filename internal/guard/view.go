@@ -22,8 +22,8 @@ const (
 	// maxAccounts bounds an image's /etc/passwd and /etc/group, in bytes. To read a line, the
 	// engine needs several times its length in memory.
 	maxAccounts = 1 << 20
-	// imageTime bounds the look into one image.
-	imageTime = 30 * time.Second
+	// imageTime bounds the look into one image, which may be many requests.
+	imageTime = 2 * time.Minute
 	// maxSteps is how many paths of an image are looked at, and maxLinks how many links one path may go through.
 	maxSteps, maxLinks = 1024, 40
 	// maxViews is how many images are remembered, each if its accounts have at most maxKept bytes.
@@ -71,6 +71,8 @@ func (g *guard) viewImage(ctx context.Context, image docker.ImageConfig, use fun
 	}
 	defer func() {
 		if v.id != "" {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), discardTime)
+			defer cancel()
 			err = errors.Join(err, g.api.Discard(ctx, v.id))
 		}
 	}()
@@ -129,8 +131,10 @@ func (v *viewer) at(p string) (step, error) {
 	s := step{absent: errors.Is(err, fs.ErrNotExist), dir: f.Mode.IsDir(), regular: err == nil && f.Mode.IsRegular(), size: f.Size}
 	if err != nil && !s.absent {
 		// The engine follows a link to its end first. Only this request's answer has a text.
-		if _, _, why := v.g.api.ReadPath(v.ctx, v.id, p, 0); why != nil && strings.Contains(why.Error(), "too many links") {
-			err = tooManyLinks(p)
+		if _, _, why := v.g.api.ReadPath(v.ctx, v.id, p, 0); why != nil {
+			if mistake := noPath().FindString(why.Error()); mistake != "" {
+				err = forbid("%.80q cannot be followed in the image (%s); choose another path", p, mistake)
+			}
 		}
 		return step{}, err
 	}
@@ -172,7 +176,7 @@ func (v *viewer) follow(p string) (forms []string, last step, err error) {
 			if path.IsAbs(last.link) {
 				at = "/"
 			}
-			if upLater().MatchString(last.link) { // it may be from a link that a mount brings
+			if upLater(last.link) { // it may be from a link that a mount brings
 				return nil, last, forbid("%.80q goes through the image's link %.80q with .. in its middle; choose another path", p, next)
 			}
 			rest = append(strings.Split(last.link, "/"), rest...)
@@ -187,8 +191,20 @@ func (v *viewer) follow(p string) (forms []string, last step, err error) {
 	return append(forms, at), last, nil
 }
 
-// upLater matches a path with .. after a name.
-var upLater = lazy.Regexp(`^(\.{0,2}/)*([^./]|\.[^./]|\.\.[^/])[^/]*/+(.*/)?\.\.(/|$)`)
+// upLater reports whether a path has .. after a name.
+func upLater(p string) bool {
+	named := false
+	for part := range strings.SplitSeq(p, "/") {
+		if named && part == ".." {
+			return true
+		}
+		named = named || part != "" && part != "." && part != ".."
+	}
+	return false
+}
+
+// noPath finds why no path leads to a file, whatever is mounted.
+var noPath = lazy.Regexp(badPath)
 
 func tooManyLinks(p string) error {
 	return forbid("%.80q goes through too many links of the image; choose another path", p)
