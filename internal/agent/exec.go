@@ -37,7 +37,10 @@ func ParseToken(text []byte) (string, error) {
 		}
 		name, v, _ := strings.Cut(strings.TrimPrefix(line, "export "), "=")
 		if name = strings.TrimSpace(name); name == tokenVar || name == "token" {
-			return checkToken(strings.Trim(strings.TrimSpace(v), `"'`))
+			if v = strings.Trim(strings.TrimSpace(v), `"'`); v == "" {
+				continue // a template that is filled in later
+			}
+			return checkToken(v)
 		}
 		bare = append(bare, line)
 	}

@@ -35,7 +35,7 @@ func TestParseToken(t *testing.T) {
 		{name: "empty", text: "", err: "no agent token found"},
 		{name: "another variable", text: "BUILDKITE_TOKEN=" + token + "\n", err: "no agent token found"},
 		{name: "two tokens", text: token + "\n" + token + "\n", err: "no agent token found"},
-		{name: "no value", text: "BUILDKITE_AGENT_TOKEN=\n", err: "malformed"},
+		{name: "no value", text: "BUILDKITE_AGENT_TOKEN=\n", err: "no agent token found"},
 		{name: "as the package leaves it", text: "token=\"xxx\"\n", err: "malformed"},
 		{name: "two words", text: token + " " + token + "\n", err: "malformed"},
 		{name: "a variable within", text: "BUILDKITE_AGENT_TOKEN=$" + token + "\n", err: "malformed"},

@@ -263,7 +263,7 @@ func (r *reader) checkout() {
 		skip, err := strconv.ParseBool(text)
 		r.refuseIf(err != nil, skips, "%.60q is neither true nor false; write one of them, or leave it out", text)
 		r.refuseIf(skip && r.Kind == KindUpload, skips, "without a checkout there is no pipeline to upload; leave it out for this step")
-		r.skip = r.skip || skip
+		r.skip = r.skip || skip && r.Kind != KindUpload
 	}
 	others := slices.ContainsFunc(r.Mounts, func(m Mount) bool { return m.Source != "" && m.Source != "." })
 	mounted := slices.ContainsFunc(r.Mounts, func(m Mount) bool { return m.Source == "." })

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -61,17 +62,44 @@ func pipeOf(pid, fd int) string {
 	return ""
 }
 
-// openFiles returns the paths of the files that processes have open.
-func openFiles(pids []int) map[string]bool {
-	paths := map[string]bool{}
+// identity tells a file from another in its place.
+type identity struct{ device, inode uint64 }
+
+// openFiles returns the regular files that processes have open, by path.
+func openFiles(pids []int) map[string]identity {
+	files := map[string]identity{}
 	for _, pid := range pids {
 		dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
 		names, _ := os.ReadDir(dir) // it may have ended
 		for _, n := range names {
-			if link, err := os.Readlink(filepath.Join(dir, n.Name())); err == nil && filepath.IsAbs(link) {
-				paths[link] = true
+			link := filepath.Join(dir, n.Name())
+			path, err := os.Readlink(link)
+			if err != nil || !filepath.IsAbs(path) {
+				continue
+			}
+			if info, err := os.Stat(link); err == nil && info.Mode().IsRegular() {
+				files[path] = identityOf(info)
 			}
 		}
 	}
-	return paths
+	return files
+}
+
+func identityOf(info fs.FileInfo) identity {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return identity{}
+	}
+	return identity{uint64(st.Dev), st.Ino} //nolint:unconvert // it has 32 bits on some machines
+}
+
+// isTheirs reports whether a file is one that the other programs of the pipe have open.
+func (e *engine) isTheirs(a *area, name string, info fs.FileInfo) bool {
+	file, has := e.theirs[name]
+	return has && (a.kind == temporaryArea || a.kind == containerArea) && info.Mode().IsRegular() && identityOf(info) == file
+}
+
+func (e *engine) isTheirFile(a *area, name string) bool {
+	info, err := os.Lstat(name)
+	return err == nil && e.isTheirs(a, name, info)
 }

@@ -112,9 +112,13 @@ func threads() ([]uint32, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list own threads: %w", err)
 	}
-	for _, pid := range append(lineage()[1:], pipeline(group())...) {
-		others, _ := tasks(strconv.Itoa(pid)) // one that ended has none
-		ids = append(ids, others...)
+	others := append(lineage()[1:], pipeline(group())...)
+	for _, pid := range others {
+		ids = append(ids, uint32(pid))
+	}
+	for _, pid := range others {
+		more, _ := tasks(strconv.Itoa(pid)) // one that ended has none
+		ids = append(ids, more...)
 	}
 	return ids[:min(len(ids), maxThreads)], nil
 }

@@ -56,8 +56,6 @@ func (e *engine) walkArea(a *area, f func(name string, info fs.FileInfo) error) 
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			return nil
-		case e.theirs[name] && (a.kind == temporaryArea || a.kind == containerArea):
-			return nil
 		case name != a.dir && a.borders[name]:
 			if d != nil && d.IsDir() {
 				return fs.SkipDir
@@ -72,7 +70,7 @@ func (e *engine) walkArea(a *area, f func(name string, info fs.FileInfo) error) 
 			return fs.SkipDir
 		}
 		info, err := d.Info()
-		if err == nil {
+		if err == nil && !e.isTheirs(a, name, info) {
 			err = f(name, info)
 		}
 		if err != nil && !errors.Is(err, fs.SkipDir) && !errors.Is(err, fs.SkipAll) {
@@ -173,7 +171,7 @@ func (e *engine) putBack() error {
 			case found[name] && was.mode.IsDir() && a.kind != foreignArea:
 				errs = append(errs, was.settle(name)) // what was removed in it changed it again
 				a.before[name] = was
-			case !found[name] && a.kind != temporaryArea && !e.theirs[name] && !isCache(name) && !e.isSource(name):
+			case !found[name] && a.kind != temporaryArea && !e.isTheirFile(a, name) && !isCache(name) && !e.isSource(name):
 				e.change(name, "removed")
 			}
 		}

@@ -1,11 +1,15 @@
 package runner
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // procSettings are the files of a process in /proc that another process of its user, or root, may write, whatever
@@ -45,10 +49,23 @@ func setting(text string) string {
 func (s procState) putBack() {
 	for path, was := range s {
 		if now, err := os.ReadFile(path); err == nil && setting(string(now)) != was {
-			_ = os.WriteFile(path, []byte(was), 0) // an error means that the user may not
+			err := os.WriteFile(path, []byte(was), 0) // an error means that the user may not
+			for range autogroupTries {
+				if !errors.Is(err, unix.EAGAIN) {
+					break
+				}
+				time.Sleep(autogroupPause)
+				err = os.WriteFile(path, []byte(was), 0)
+			}
 		}
 	}
 }
+
+// The kernel takes an autogroup's setting from a user only 0.1 s after the last one (kernel/sched/autogroup.c).
+const (
+	autogroupTries = 20
+	autogroupPause = 20 * time.Millisecond
+)
 
 // lineage lists this process and those above it.
 func lineage() []int {
