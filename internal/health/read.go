@@ -216,6 +216,10 @@ func cdiSpecs(root string) (names []string) {
 // management.nvidia.com/gpu, name the driver's files, too, and no job gets them.
 var ofGPUs = lazy.Regexp(`(?m)(^|[{,])\s*"?kind"?\s*:\s*["']?nvidia\.com/gpu\b`)
 
+// ofUUIDs matches the name of a device that a slot may have. A file without any, left from an older driver, is no
+// slot's.
+var ofUUIDs = lazy.Regexp(`"?name"?\s*:\s*["']?(GPU|MIG)-`)
+
 // cdiDriver returns the driver version in NVIDIA's CDI specification, which lists the
 // driver's files; "" if there is none.
 func cdiDriver(root string) (string, error) {
@@ -228,7 +232,7 @@ func cdiDriver(root string) (string, error) {
 			}
 			continue
 		}
-		if filepath.Base(name) != "nvidia.yaml" && !ofGPUs().MatchString(text) {
+		if filepath.Base(name) != "nvidia.yaml" && (!ofGPUs().MatchString(text) || !ofUUIDs().MatchString(text)) {
 			continue
 		}
 		for _, after := range strings.Split(text, "/libcuda.so.")[1:] {

@@ -74,7 +74,8 @@ func TestReadNode(t *testing.T) {
 	if n, err := ReadNode(root, nil); err != nil || n.CDIDriver != "" {
 		t.Errorf("%q, %v", n.CDIDriver, err)
 	}
-	must.Write(t, root, "etc/cdi/gpus.json", `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "hostPath": "/usr/lib64/libcuda.so.550.1.2"}`)
+	must.Write(t, root, "etc/cdi/b.yaml", "kind: nvidia.com/gpu\ndevices:\n- name: shared\n  hostPath: /usr/lib64/libcuda.so.535.1.2")
+	must.Write(t, root, "etc/cdi/gpus.json", `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "GPU-a"}], "hostPath": "/usr/lib64/libcuda.so.550.1.2"}`)
 	if n, err := ReadNode(root, nil); err != nil || n.CDIDriver != "550.1.2" {
 		t.Errorf("%q, %v", n.CDIDriver, err)
 	}
