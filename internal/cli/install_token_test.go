@@ -12,7 +12,7 @@ import (
 // TestTokenLater tests that a token that has not come yet is waited for, and that one that is none is not.
 func TestTokenLater(t *testing.T) {
 	t.Parallel()
-	for text, code := range map[string]int{"": 1, "BUILDKITE_AGENT_TOKEN=\n": 2, "BUILDKITE_AGENT_TOKEN=xxx\n": 2, "BUILDKITE_AGENT_TOKEN=the-agent-token\n": 0} {
+	for text, code := range map[string]int{"": 1, "BUILDKITE_AGENT_TOKEN=\n": 1, "BUILDKITE_AGENT_TOKEN=xxx\n": 2, "BUILDKITE_AGENT_TOKEN=the-agent-token\n": 0} {
 		root := t.TempDir()
 		if text != "" {
 			must.Write(t, root, plan.TokenPath, text)
