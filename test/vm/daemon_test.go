@@ -97,13 +97,15 @@ func TestDaemon(t *testing.T) {
 
 	t.Run("a driver that hangs, and one that crashes", func(t *testing.T) {
 		m.Sh("echo 'hang = 3600' >>/etc/fake-nvml.conf; systemctl reload kbnode; sleep 60")
-		idle(t, m, 3)
+		idle(t, m, 3) // it was clear; after this job, no one can say so
+		slotIs(t, m, 3, "parked", "it is not known whether a job still uses the GPU")
 		m.Sh("sed -i /^hang/d /etc/fake-nvml.conf")
-		allIdle(t, m)
+		allIdle(t, m, 3)
 		m.Sh("echo 'crash = 1' >>/etc/fake-nvml.conf; systemctl reload kbnode; sleep 40")
 		idle(t, m, 3)
+		slotIs(t, m, 3, "parked", "it is not known whether a job still uses the GPU")
 		m.Sh("sed -i /^crash/d /etc/fake-nvml.conf; systemctl reload kbnode")
-		allIdle(t, m)
+		allIdle(t, m, 3)
 	})
 
 	t.Run("a sick GPU", func(t *testing.T) {
