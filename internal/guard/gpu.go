@@ -120,8 +120,8 @@ func sameAMD(dir string, g plan.PolicyGPU) error {
 }
 
 // settle waits, for at most patience, until nothing uses the GPU, and returns a sentence about
-// what does, or "", also where the driver answers that it tells no processes. If known is false, the driver did not report in this time, which says nothing
-// about the GPU.
+// what does, or "", also where the driver answers that it tells no processes. If known is false, the
+// driver did not report in this time, which says nothing about the GPU.
 func (w gpuWatch) settle(ctx context.Context, patience time.Duration) (busy string, known bool) {
 	ctx, cancel := context.WithTimeout(ctx, patience+lookTime)
 	defer cancel()

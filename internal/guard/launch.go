@@ -23,11 +23,12 @@ import (
 )
 
 // create makes a job's container of an image, which does not run yet.
-func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, image docker.ImageConfig, top string) (id string, err error) {
+func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, image docker.ImageConfig, r *jobRun) (id string, err error) {
 	engine, err := g.ready(ctx)
 	if err != nil {
 		return "", err
 	}
+	r.restores = engine.LiveRestoreEnabled
 	if wanted.HostConfig.NetworkMode != job.NetworkNone {
 		if err := g.network.readyFor(ctx); err != nil {
 			return "", err
@@ -39,7 +40,7 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, ima
 	if err := g.checkImage(wanted, image); err != nil {
 		return "", forbid("%s", err)
 	}
-	if err := g.disk.prepare(wanted, slices.Sorted(maps.Keys(image.Volumes)), top); err != nil {
+	if err := g.disk.prepare(wanted, slices.Sorted(maps.Keys(image.Volumes)), r.top); err != nil {
 		return "", err
 	}
 	err = g.viewImage(ctx, image, func(v *viewer) error {

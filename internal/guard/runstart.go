@@ -56,12 +56,10 @@ func (g *guard) launchJob(caller context.Context, r *jobRun, frames *slot.Frames
 	ctx, end = firstEnd(context.WithoutCancel(caller), r.canceled)
 	defer end()
 	defer context.AfterFunc(g.stopping, func() { time.AfterFunc(startTime, end) })()
-	id, err := withTimeout(ctx, g.engineTime, func(ctx context.Context) (string, error) { return g.create(ctx, wanted, image, r.top) })
+	id, err := withTimeout(ctx, g.engineTime, func(ctx context.Context) (string, error) { return g.create(ctx, wanted, image, r) })
 	if err != nil {
 		return g.answered(err, spec, wanted, true)
 	}
-	engine, infoErr := g.engineInfo(ctx)
-	r.restores = infoErr == nil && engine.LiveRestoreEnabled
 	if g.cleaner.cleared() { // the agent was lost, and what clears its slot did not find the container yet
 		err = errCanceled
 	}
