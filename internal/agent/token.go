@@ -60,6 +60,9 @@ func AskAccount(ctx context.Context, network http.RoundTripper, endpoint, token 
 	}
 	defer func() { _ = resp.Body.Close() }()
 	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if resp.StatusCode == http.StatusNotFound && endpoint == config.DefaultEndpoint {
+		return AskAccount(ctx, network, config.PollingEndpoint, token) // where it is documented
+	}
 	switch resp.StatusCode {
 	case http.StatusOK:
 	case http.StatusUnauthorized, http.StatusForbidden:

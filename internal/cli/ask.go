@@ -83,12 +83,12 @@ func (f *installFlags) takeToken(ctx context.Context, s term.Streams, n *node.No
 		return err
 	}
 	s.Progress("checking the token with Buildkite")
-	account, err := agent.AskAccount(ctx, http.DefaultTransport, n.Config.Agent.Endpoint, token)
+	account, err := agent.AskAccount(ctx, http.DefaultTransport, n.AgentEndpoint(), token)
 	switch {
 	case ctx.Err() != nil:
 		return term.ErrDeclined
 	case errors.Is(err, agent.ErrTokenRefused):
-		return fmt.Errorf("Buildkite refuses this token (%s); copy all of it, or ask the operators for a new one", config.HideURL(n.Config.Agent.Endpoint)) //nolint:staticcheck // a name
+		return fmt.Errorf("Buildkite refuses this token (%s); copy all of it, or ask the operators for a new one", config.HideURL(n.AgentEndpoint())) //nolint:staticcheck // a name
 	case err != nil:
 		s.Warn("%v; continuing, because the agents will keep trying", err)
 	case len(account.Agents.Queues) > 0:

@@ -150,7 +150,7 @@ func install(ctx context.Context, s term.Streams, f *installFlags) error {
 	}
 	if token != "" && !f.checked {
 		s.Progress("checking the token with Buildkite")
-		if err := agent.CheckToken(ctx, n.Config.Agent.Endpoint, token); errors.Is(err, agent.ErrTokenRefused) {
+		if err := agent.CheckToken(ctx, n.AgentEndpoint(), token); errors.Is(err, agent.ErrTokenRefused) {
 			return term.Usage(err)
 		} else if err != nil {
 			s.Warn("%v; continuing, because the agents will keep trying", err)

@@ -57,7 +57,8 @@ type Reserve struct {
 type Agent struct {
 	// Binary is the buildkite-agent to use. Default: the one that is installed.
 	Binary string `yaml:"binary,omitempty"`
-	// Endpoint is Buildkite's agent API. Default: DefaultEndpoint.
+	// Endpoint is Buildkite's agent API. Default: DefaultEndpoint, and PollingEndpoint for
+	// agents that do not do well with streaming.
 	Endpoint string `yaml:"endpoint,omitempty"`
 	// DownloadURL is where the pinned agent is fetched from when none is
 	// installed. Default: Buildkite's release archive.
@@ -132,7 +133,7 @@ type Metrics struct {
 
 // What an empty field means.
 const (
-	DefaultEndpoint     = "https://agent.buildkite.com/v3"
+	DefaultEndpoint     = "https://agent-edge.buildkite.com/v3"
 	DefaultDockerSocket = "/var/run/docker.sock"
 	DefaultJobMinutes   = 60
 	DefaultTimeLimit    = "2h"
@@ -140,6 +141,9 @@ const (
 	DefaultImage        = "ghcr.io/gpu-mode/kernelbot:latest"
 	DefaultKeep         = 1
 )
+
+// PollingEndpoint is Buildkite's agent API without streaming job dispatch.
+const PollingEndpoint = "https://agent.buildkite.com/v3"
 
 // Profiles of a job's container, and the networks that one may have.
 const (

@@ -25,7 +25,7 @@ const answerTime = 8 * time.Second
 func agentEndpoint(ctx context.Context, m *Machine) Answer {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
-	endpoint := m.Config.Agent.Endpoint
+	endpoint := m.endpoint()
 	at, err := url.Parse(endpoint)
 	if err != nil || at.Host == "" {
 		return found(fail("agent.endpoint %.100q is not a URL", config.HideURL(endpoint)).Advise("correct it in %s", plan.ConfigPath))
@@ -46,16 +46,40 @@ func agentEndpoint(ctx context.Context, m *Machine) Answer {
 		return found(fail("%s%s: %s", at.Host, through, what).Advise("%s", todo))
 	}
 	_ = resp.Body.Close()
+	return found(m.reached(resp, at, through))
+}
+
+// reached judges the first answer of an endpoint.
+func (m *Machine) reached(resp *http.Response, at *url.URL, through string) Finding {
 	switch {
 	case resp.StatusCode >= 500 || resp.StatusCode == http.StatusProxyAuthRequired:
-		return found(fail("%s%s says %s", at.Host, through, resp.Status).Advise("see https://www.buildkitestatus.com, and check any proxy in between"))
+		return fail("%s%s says %s", at.Host, through, resp.Status).Advise("see https://www.buildkitestatus.com, and check any proxy in between")
 	case resp.StatusCode >= 300 && resp.StatusCode < 400:
-		return found(fail("%s%s redirects to %.100q, which agents do not follow", at.Host, through, resp.Header.Get("Location")).
-			Advise("a proxy in between requires a login, or agent.endpoint in %s is wrong", plan.ConfigPath))
+		return fail("%s%s redirects to %.100q, which agents do not follow", at.Host, through, resp.Header.Get("Location")).
+			Advise("a proxy in between requires a login, or agent.endpoint in %s is wrong", plan.ConfigPath)
+	case at.Scheme == "https" && resp.ProtoMajor < 2 && plan.AgentStreams(m.Config.Agent.Endpoint, m.agentVersion()):
+		return warn("%s%s answers by HTTP/1.1: without HTTP/2, no job is sent at once, and agents ask for one every few seconds", at.Host, through).
+			Advise("let the proxy or firewall in between pass HTTP/2, or write agent.endpoint: %s into %s to poll on purpose", config.PollingEndpoint, plan.ConfigPath)
 	case at.Scheme == "http" && !loopback(at.Hostname()):
-		return found(warn("%s answers without TLS, so anyone on the network can read the token", at.Host).Advise("use https:// for agent.endpoint in %s", plan.ConfigPath))
+		return warn("%s answers without TLS, so anyone on the network can read the token", at.Host).Advise("use https:// for agent.endpoint in %s", plan.ConfigPath)
 	}
-	return found(ok("%s%s", at.Host, through))
+	return ok("%s%s", at.Host, through)
+}
+
+// endpoint returns where the agents connect to.
+func (m *Machine) endpoint() string {
+	return plan.AgentEndpoint(m.Config.Agent.Endpoint, m.agentVersion())
+}
+
+// agentVersion returns the version that slots run, or else the one that is installed; "" if there is none.
+func (m *Machine) agentVersion() string {
+	if m.Plan != nil && len(m.Plan.Slots) > 0 && m.Plan.Slots[0].AgentVersion != "" {
+		return m.Plan.Slots[0].AgentVersion
+	}
+	if m.Inventory != nil {
+		return m.Inventory.Software.Agent.Version
+	}
+	return ""
 }
 
 func loopback(host string) bool {
@@ -122,10 +146,10 @@ func tokenAccepted(ctx context.Context, m *Machine) Answer {
 		return found(fail("%s", lines(err)).Advise("%s", adviceForAnother))
 	}
 	network, _ := m.agentNetwork()
-	account, err := agent.AskAccount(ctx, network, m.Config.Agent.Endpoint, token)
+	account, err := agent.AskAccount(ctx, network, m.endpoint(), token)
 	switch {
 	case errors.Is(err, agent.ErrTokenRefused):
-		return found(fail("%s refuses it: it was revoked, has expired, or belongs to another organization", config.HideURL(m.Config.Agent.Endpoint)).Advise("%s", adviceForAnother))
+		return found(fail("%s refuses it: it was revoked, has expired, or belongs to another organization", config.HideURL(m.endpoint())).Advise("%s", adviceForAnother))
 	case err != nil:
 		return found(warn("cannot check it: %s", lines(err)).Advise("try again; agent-running says whether agents register"))
 	}

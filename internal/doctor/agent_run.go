@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -45,6 +46,9 @@ func agentsRunning(ctx context.Context, m *Machine) Answer {
 			return fail("the agent is %s", a.Active).Safely("systemctl start %s", unit)
 		case ss.Job != nil:
 			return ok("runs a job")
+		case ss.Registered && m.polls(ctx, s, up):
+			return warn("registered, but it asks Buildkite for jobs every few seconds: no stream came up, over which they are sent at once").
+				Advise("sudo kbnode doctor --only agent-endpoint says whether a proxy is in between; to poll on purpose, write agent.endpoint: %s into %s", config.PollingEndpoint, plan.ConfigPath)
 		case ss.Registered:
 			return ok("registered")
 		case up < slot.RegisterTime:
@@ -57,6 +61,31 @@ func agentsRunning(ctx context.Context, m *Machine) Answer {
 		return none("no slot is serving")
 	}
 	return found(all...)
+}
+
+// streamTime is more than an agent needs for its stream after it has started.
+const streamTime = 30 * time.Second
+
+// polls reports whether an agent that should have a stream from Buildkite has none. That the stream came up is all that
+// the agent logs of it: one that broke later is not noticed.
+func (m *Machine) polls(ctx context.Context, s plan.Slot, up time.Duration) bool {
+	endpoint, version := m.Config.Agent.Endpoint, cmp.Or(s.AgentVersion, m.Inventory.Software.Agent.Version)
+	if up < streamTime || !strings.HasPrefix(endpoint, "https:") || !plan.AgentStreams(endpoint, version) {
+		return false
+	}
+	log, err := m.Source.Journal(ctx, plan.AgentUnit(s.Index))
+	if err != nil {
+		return false
+	}
+	for _, line := range slices.Backward(log) {
+		switch {
+		case strings.Contains(line, "Ping stream connection established"):
+			return false
+		case strings.Contains(line, "Successfully registered agent"):
+			return true
+		}
+	}
+	return false // the lines of the start are gone
 }
 
 // lastWords returns the log lines that tell why an agent gave up.

@@ -12,9 +12,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -237,16 +239,36 @@ func agentVersion(_ context.Context, m *Machine) Answer {
 	}
 	return found(m.eachSlot(func(s plan.Slot) Finding {
 		v := cmp.Or(s.AgentVersion, m.Inventory.Software.Agent.Version)
-		switch {
-		case len(numbers(v)) < 3, !older(v, "5"):
+		if len(numbers(v)) < 3 || !older(v, "5") {
 			return warn("buildkite-agent %s is too new: kbnode supports 3 and 4", v).Advise("upgrade kbnode; " + Pages + "operations.md says how")
-		case !older(v, plan.PinnedAgentVersion):
-		case m.Config.Agent.Binary != "":
-			return warn("buildkite-agent %s is older than %s", v, plan.PinnedAgentVersion).
-				Advise("replace %s (agent.binary in %s); slots switch to it when they are idle", m.Config.Agent.Binary, plan.ConfigPath)
-		default:
-			return warn("buildkite-agent %s is older than %s", v, plan.PinnedAgentVersion).By("kbnode upgrade --agent-version %s", plan.PinnedAgentVersion)
 		}
-		return ok("%s", v)
+		what, bad := m.agentSupport(v)
+		switch {
+		case !bad:
+			return ok("%s", what)
+		case m.Config.Agent.Binary != "":
+			return warn("%s", what).Advise("replace %s (agent.binary in %s); slots switch to it when they are idle", m.Config.Agent.Binary, plan.ConfigPath)
+		case !plan.AgentOlder(v, plan.PinnedAgentVersion):
+			return warn("%s", what).Advise("upgrade kbnode, which installs a newer one, or type sudo kbnode upgrade --agent-version with a version of https://buildkite.com/docs/agent/self-hosted/versions-directory")
+		}
+		return warn("%s", what).By("kbnode upgrade --agent-version %s", plan.PinnedAgentVersion)
 	})...)
+}
+
+// agentSupport says what is to know about a version of the agent, and whether it should be replaced.
+func (m *Machine) agentSupport(v string) (what string, bad bool) {
+	support, what := plan.SupportOfAgent(v), "buildkite-agent "+v
+	if support.Ends.IsZero() { // it is newer than this kbnode
+		return v, false
+	}
+	ends := support.Ends.Format(time.DateOnly)
+	switch {
+	case !m.Now.Before(support.Ends):
+		return what + " is not supported by Buildkite since " + ends, true
+	case !m.Now.Before(support.Warns):
+		return what + " is supported by Buildkite only until " + ends, true
+	case m.Config.Agent.Endpoint != config.PollingEndpoint && !plan.AgentStreams(m.Config.Agent.Endpoint, v):
+		return what + " asks for jobs every few seconds; newer ones are sent them at once", true
+	}
+	return v + ", supported by Buildkite until " + ends, false
 }

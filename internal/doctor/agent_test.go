@@ -24,7 +24,7 @@ func TestAgentChecksOfHealthyNode(t *testing.T) {
 	w := newWorld(t)
 	got := summaries(w.ask())
 	want := map[string]string{
-		"agent-other": "ok: none", "agent-binary": "ok: /usr/bin/buildkite-agent", "agent-version": "ok: 3.76.2",
+		"agent-other": "ok: none", "agent-binary": "ok: /usr/bin/buildkite-agent", "agent-version": "ok: 3.138.3, supported by Buildkite until 2027-09-03",
 		"agent-endpoint": "ok: " + strings.TrimPrefix(w.bk.URL, "http://"), "agent-token": "ok: mode 0600",
 		"agent-token-accepted": "ok: organization kbnode", "agent-hooks": "ok: 0 of the operator",
 		"agent-unit": "ok: no drop-in changes them", "agent-guard": "ok: answers",
@@ -90,10 +90,18 @@ func TestAgentChecks(t *testing.T) {
 			"rm /usr/local/libexec/kbnode/dist/buildkite-agent && kbnode install"},
 		{"a release is gone", func(w *world) { w.Plan.Slots[1].AgentVersion = "3.100.0" },
 			"agent-binary fail: buildkite-agent 3.100.0, which slots run, is missing", "kbnode upgrade --agent-version 3.100.0"},
-		{"an old agent", func(w *world) { w.Inventory.Software.Agent.Version = "3.60.1" },
-			"agent-version warn 0-1: buildkite-agent 3.60.1 is older than 3.76.2", "kbnode upgrade --agent-version 3.76.2"},
+		{"an old agent", func(w *world) { w.Inventory.Software.Agent.Version = "3.76.2" },
+			"agent-version warn 0-1: buildkite-agent 3.76.2 is supported by Buildkite only until 2027-01-01", "kbnode upgrade --agent-version 3.138.3"},
+		{"an old agent after its support", func(w *world) {
+			w.Inventory.Software.Agent.Version, w.Now = "3.76.2", time.Date(2027, time.January, 1, 0, 0, 0, 0, time.UTC)
+		}, "agent-version warn 0-1: buildkite-agent 3.76.2 is not supported by Buildkite since 2027-01-01", "kbnode upgrade --agent-version 3.138.3"},
 		{"an old agent of the operator's", func(w *world) { w.Inventory.Software.Agent.Version, w.Config.Agent.Binary = "3.60.1", "/opt/bk" },
-			"agent-version warn 0-1: buildkite-agent 3.60.1 is older than 3.76.2", ""},
+			"agent-version warn 0-1: buildkite-agent 3.60.1 is supported by Buildkite only until 2027-01-01", ""},
+		{"an agent that does not do well with streaming", func(w *world) { w.Inventory.Software.Agent.Version = "3.127.2" },
+			"agent-version warn 0-1: buildkite-agent 3.127.2 asks for jobs every few seconds; newer ones are sent them at once", "kbnode upgrade --agent-version 3.138.3"},
+		{"the pinned agent, when its support ends", func(w *world) { w.Now = time.Date(2027, time.June, 3, 0, 0, 0, 0, time.UTC) },
+			"agent-version warn 0-1: buildkite-agent 3.138.3 is supported by Buildkite only until 2027-09-03", ""},
+		{"an agent that kbnode does not know yet", func(w *world) { w.Inventory.Software.Agent.Version = "4.11.0" }, "", ""},
 		{"an agent of the future", func(w *world) { w.Inventory.Software.Agent.Version = "5.0.0" },
 			"agent-version warn 0-1: buildkite-agent 5.0.0 is too new: kbnode supports 3 and 4", ""},
 

@@ -57,7 +57,7 @@ func newWorld(t *testing.T) *world {
 	full := config.Config{Queue: "b200", Agent: config.Agent{Endpoint: w.bk.URL + "/v3"}}.WithDefaults()
 	w.f = &fake{cfg: &full, inv: inv, journal: map[string][]string{}}
 	w.Machine = &Machine{
-		Tree: host.Tree{Root: root}, Source: w.f, Now: time.Now(), Config: &full, Inventory: inv,
+		Tree: host.Tree{Root: root}, Source: w.f, Now: time.Date(2026, time.November, 28, 12, 0, 0, 0, time.UTC), Config: &full, Inventory: inv,
 		API: API{Token: "an-api-token", URL: w.bk.URL},
 	}
 	w.replan(plan.Input{})

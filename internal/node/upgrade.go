@@ -112,6 +112,15 @@ func askAgent(ctx context.Context, file string) (inventory.Agent, error) {
 	return a, plan.CheckAgent(a)
 }
 
+// AgentEndpoint returns where the agents connect to.
+func (n *Node) AgentEndpoint() string {
+	version := n.Agent.Version
+	if version == "" || n.Config.Agent.Binary != "" {
+		version = n.Inventory.Software.Agent.Version
+	}
+	return plan.AgentEndpoint(n.Config.Agent.Endpoint, version)
+}
+
 // AgentName names a version for people; "" is the installed agent.
 func (n *Node) AgentName(version string) string {
 	if version == "" {

@@ -56,7 +56,7 @@ func serveAgent(t *testing.T, program string) config.Agent {
 // TestUpgradeFetches takes a release that can close a slot, and no other.
 func TestUpgradeFetches(t *testing.T) {
 	t.Parallel()
-	keys := machinetest.AgentKeys()
+	keys := machinetest.AgentKeys(machinetest.AgentVersion)
 	for _, tt := range []struct {
 		name, program, says string
 		sum                 string
@@ -107,7 +107,7 @@ func TestInstallRefusedAgent(t *testing.T) { // not parallel: it executes what w
 	for _, tt := range []struct{ name, program, configured, says string }{
 		{name: "another architecture", program: "\x7fELF", says: "is not a buildkite-agent for this machine"},
 		{name: "a key is missing", program: agentProgram("3.101.0", []string{"name"}), says: "does not support tags"},
-		{name: "slots would not run it", program: agentProgram("3.101.0", machinetest.AgentKeys()), configured: "/opt/agent", says: "slots run /opt/agent"},
+		{name: "slots would not run it", program: agentProgram("3.101.0", machinetest.AgentKeys(machinetest.AgentVersion)), configured: "/opt/agent", says: "slots run /opt/agent"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			root := t.TempDir()
@@ -127,12 +127,12 @@ func TestInstallRefusedAgent(t *testing.T) { // not parallel: it executes what w
 func TestUpgradeToTheInstalledOne(t *testing.T) {
 	t.Parallel()
 	n := &Node{Root: t.TempDir(), Inventory: &inventory.Inventory{}, Agent: plan.AgentRelease{Version: "3.100.0"}}
-	n.Inventory.Software.Agent = inventory.Agent{Path: "/usr/bin/buildkite-agent", Version: "3.76.2", Keys: machinetest.AgentKeys()}
-	if release, err := n.getAgent(t.Context(), "3.76.2", ""); err != nil || release.Version != "" {
+	n.Inventory.Software.Agent = inventory.Agent{Path: "/usr/bin/buildkite-agent", Version: machinetest.AgentVersion, Keys: machinetest.AgentKeys(machinetest.AgentVersion)}
+	if release, err := n.getAgent(t.Context(), machinetest.AgentVersion, ""); err != nil || release.Version != "" {
 		t.Errorf("%v, %v", release, err)
 	}
 	n.Inventory.Software.Agent.Keys = []string{"name"}
-	if _, err := n.getAgent(t.Context(), "3.76.2", ""); err == nil {
+	if _, err := n.getAgent(t.Context(), machinetest.AgentVersion, ""); err == nil {
 		t.Error("an installed agent that closes nothing is taken")
 	}
 	n.Config.Agent.Binary = "/opt/agent"

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -24,14 +25,19 @@ const (
 	cancelGraceSeconds  = 30
 )
 
-// agentKeys returns what a slot's agent is configured with. binary is kbnode's path.
-func agentKeys(cfg config.Config, s Slot, binary string) []agentKey {
+// agentKeys returns what a slot's agent of a version is configured with. binary is kbnode's path.
+func agentKeys(cfg config.Config, s Slot, version, binary string) []agentKey {
 	signal := strconv.Itoa(cancelSignalSeconds)
+	pings := "auto" // a stream, and while there is none, polls
+	if !AgentStreams(cfg.Agent.Endpoint, version) {
+		pings = "poll-only"
+	}
 	return []agentKey{
 		{"name", s.Agent, true},
 		{"tags", strings.Join(s.Tags, ","), true},
 		{"spawn", "1", false},
-		{"endpoint", cfg.Agent.Endpoint, true},
+		{"endpoint", AgentEndpoint(cfg.Agent.Endpoint, version), true},
+		{"ping-mode", pings, false}, // since 3.120
 		{"build-path", BuildsDir(s.Index), true},
 		{"hooks-path", HooksDir, true},
 		{"sockets-path", RunDir(s.Index) + "/agent", true},
@@ -52,18 +58,20 @@ func agentKeys(cfg config.Config, s Slot, binary string) []agentKey {
 	}
 }
 
-// renderAgentConfig returns the keys that an agent understands as its configuration. Without
-// an installed agent they are those of major version 3, which install fetches.
+// renderAgentConfig returns the keys that an agent understands as its configuration. An agent that does
+// not list its keys knows those of its version.
 func renderAgentConfig(agent inventory.Agent, keys []agentKey) (string, error) {
 	known := func(name string) bool { return slices.Contains(agent.Keys, name) }
 	if len(agent.Keys) == 0 {
-		v4 := strings.HasPrefix(agent.Version, "4.")
+		version := cmp.Or(agent.Version, PinnedAgentVersion)
 		known = func(name string) bool {
 			switch name {
 			case "cancel-grace-period", "signal-grace-period-seconds":
-				return !v4
+				return AgentOlder(version, "4.0.0-0")
 			case "cancel-signal-timeout", "cancel-cleanup-timeout":
-				return v4
+				return !AgentOlder(version, "4.0.0-0")
+			case "ping-mode":
+				return !AgentOlder(version, "3.120.0")
 			}
 			return true
 		}
@@ -89,9 +97,6 @@ func renderAgentConfig(agent inventory.Agent, keys []agentKey) (string, error) {
 
 // CheckAgent returns an error if a slot would not be isolated with this agent.
 func CheckAgent(agent inventory.Agent) error {
-	_, err := renderAgentConfig(agent, agentKeys(config.Config{}, Slot{}, ""))
+	_, err := renderAgentConfig(agent, agentKeys(config.Config{}, Slot{}, agent.Version, ""))
 	return err
 }
-
-// PinnedAgentVersion is the agent that install fetches if there is none.
-const PinnedAgentVersion = "3.76.2"

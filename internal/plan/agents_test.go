@@ -18,7 +18,7 @@ func TestAgentRelease(t *testing.T) {
 	in := input(readMachine(t, machinetest.B200x8()), config.Config{Queue: "b200"})
 	want := planned(t, in)
 	var keys []string
-	for _, k := range agentKeys(*in.Config, Slot{}, "") {
+	for _, k := range agentKeys(*in.Config, Slot{}, PinnedAgentVersion, "") {
 		keys = append(keys, k.name)
 	}
 	in.Agent = AgentRelease{Version: "3.100.0", Keys: keys}

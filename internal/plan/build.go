@@ -82,6 +82,7 @@ func Build(in Input) (*Plan, error) {
 	if cfg.Agent.Binary != "" {
 		release = AgentRelease{} // that is the one to run
 	}
+	agent := release.program(inv.Software.Agent)
 	p.addRelease(in.Agent) // which stays for when it is the one to run again
 	if err := p.addAutoUpdate(in, cfg); err != nil {
 		return nil, err
@@ -115,7 +116,7 @@ func Build(in Input) (*Plan, error) {
 				p.Warnings = append(p.Warnings, fmt.Sprintf("slot %s: no driver reports a UUID for the GPU at %s, so it is known only by its address", s.Name, g.PCI))
 			}
 		}
-		if err := p.addSlot(in, cfg, release.program(inv.Software.Agent), s); err != nil {
+		if err := p.addSlot(in, cfg, agent, s); err != nil {
 			return nil, err
 		}
 	}

@@ -227,7 +227,7 @@ func keepMemory(res *split.Result, slots []assignment, node *LastNode, cfg confi
 // lastNode returns what the next plan may need from this one.
 func (p *Plan) lastNode(inv *inventory.Inventory, cfg config.Config) *LastNode {
 	sw, d := inv.Software, inv.Software.Docker
-	keys := agentKeys(cfg, Slot{}, "")
+	keys := agentKeys(cfg, Slot{}, sw.Agent.Version, "")
 	sw.Agent.Keys = slices.DeleteFunc(slices.Clone(sw.Agent.Keys), func(name string) bool {
 		return !slices.ContainsFunc(keys, func(k agentKey) bool { return k.name == name })
 	})

@@ -283,41 +283,70 @@ func TestBindings(t *testing.T) {
 	}
 }
 
-// TestAgentConfigKnowsTheAgent checks the configuration against what each major
-// version of the agent understands: it silently ignores every other key.
+// TestAgentConfigKnowsTheAgent checks the configuration against what each version of the agent understands: it silently
+// ignores every other key. An agent that does not list its keys gets the same ones.
 func TestAgentConfigKnowsTheAgent(t *testing.T) {
 	t.Parallel()
-	inv := readMachine(t, machinetest.VM())
-	slot := build(t, inv, config.Config{Queue: "test"}, nil, false).Slots[0]
-	render := func(a inventory.Agent) (string, error) {
-		return renderAgentConfig(a, agentKeys(config.Config{}.WithDefaults(), slot, "/usr/local/bin/kbnode"))
-	}
-	v3 := inventory.Agent{Version: "3.76.2", Keys: machinetest.AgentKeys()}
-	text, err := render(v3)
-	must.Do(t, err)
-	for line := range strings.Lines(text) {
-		key, value, ok := strings.Cut(strings.TrimSpace(line), "=")
-		if !ok || strings.HasPrefix(line, "#") {
-			continue
-		}
-		if !slices.Contains(v3.Keys, key) {
-			t.Errorf("key %s is not known to the agent", key)
-		}
-		// How the agent reads a value: it has no other escapes.
-		if whole := value[1 : len(value)-1]; strings.Trim(value, `"'`) != whole {
-			t.Errorf("of the value of %s the agent takes away a quote: %s", key, value)
-		}
-	}
-	v4 := inventory.Agent{Version: "4.0.0", Keys: append(slices.DeleteFunc(machinetest.AgentKeys(), func(k string) bool {
-		return k == "cancel-grace-period" || k == "signal-grace-period-seconds"
-	}), "cancel-signal-timeout", "cancel-cleanup-timeout")}
-	text, err = render(v4)
-	must.Do(t, err)
-	if !strings.Contains(text, `cancel-signal-timeout="25s"`) || strings.Contains(text, "cancel-grace-period") {
-		t.Errorf("configuration for version 4 is\n%s", text)
+	const edge, polling, own = config.DefaultEndpoint, config.PollingEndpoint, "https://bk.example/v3"
+	v3 := []string{"cancel-grace-period=30", "signal-grace-period-seconds=25"}
+	v4 := []string{"cancel-signal-timeout=25s", "cancel-cleanup-timeout=5s"}
+	for _, tt := range []struct {
+		version, keys  string // of a recording
+		asked, written string // endpoint
+		pings          string // ping-mode
+		cancel         []string
+	}{
+		{"3.76.2", "3.76.2", edge, polling, "", v3},
+		{"3.76.2", "3.76.2", own, own, "", v3},
+		{"3.122.0", "3.138.3", edge, polling, "poll-only", v3},
+		{"3.127.2", "3.138.3", own, own, "poll-only", v3},
+		{"3.128.0", "3.138.3", edge, edge, "auto", v3},
+		{"3.138.3", "3.138.3", edge, edge, "auto", v3},
+		{"3.138.3", "3.138.3", own, own, "auto", v3},
+		{"3.138.3", "3.138.3", polling, polling, "poll-only", v3},
+		{"4.0.0-beta.15", "4.0.0-beta.15", edge, edge, "auto", v4},
+		{"4.10.1", "4.0.0-beta.15", edge, edge, "auto", v4},
+	} {
+		t.Run(tt.version+" "+tt.asked, func(t *testing.T) {
+			t.Parallel()
+			cfg := config.Config{Queue: "test", Agent: config.Agent{Endpoint: tt.asked}}
+			agent := inventory.Agent{Version: tt.version, Keys: machinetest.AgentKeys(tt.keys)}
+			render := func(agent inventory.Agent) string {
+				inv := readMachine(t, machinetest.VM())
+				inv.Software.Agent = agent
+				p := build(t, inv, cfg, nil, false)
+				return fileOf(p, AgentDir(0)+"/buildkite-agent.cfg")
+			}
+			text := render(agent)
+			got := map[string]string{}
+			for line := range strings.Lines(text) {
+				key, value, ok := strings.Cut(strings.TrimSpace(line), "=")
+				if !ok || strings.HasPrefix(line, "#") {
+					continue
+				}
+				if !slices.Contains(agent.Keys, key) {
+					t.Errorf("key %s is not known to the agent", key)
+				}
+				// How the agent reads a value: it has no other escapes.
+				if got[key] = strings.Trim(value, `"'`); got[key] != value[1:len(value)-1] {
+					t.Errorf("of the value of %s the agent takes away a quote: %s", key, value)
+				}
+			}
+			var cancel []string
+			for _, key := range []string{"cancel-grace-period", "signal-grace-period-seconds", "cancel-signal-timeout", "cancel-cleanup-timeout"} {
+				if v, ok := got[key]; ok {
+					cancel = append(cancel, key+"="+v)
+				}
+			}
+			must.Equal(t, tt.cancel, cancel)
+			must.Equal(t, tt.written, got["endpoint"])
+			must.Equal(t, tt.pings, got["ping-mode"])
+			agent.Keys = nil
+			must.Equal(t, text, render(agent))
+		})
 	}
 	old := inventory.Agent{Path: "/usr/bin/buildkite-agent", Version: "3.20.0", Keys: []string{"name", "tags", "build-path"}}
-	if _, err = render(old); err == nil || !strings.Contains(err.Error(), "does not support") || !strings.Contains(err.Error(), "bootstrap-script") {
+	if err := CheckAgent(old); err == nil || !strings.Contains(err.Error(), "does not support") || !strings.Contains(err.Error(), "bootstrap-script") {
 		t.Errorf("an agent without the hardening keys: %v", err)
 	}
 }

@@ -158,7 +158,7 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agent inventory.Agent, s Slo
 	}
 	p.Slices = append(p.Slices, slice)
 
-	cfgText, err := renderAgentConfig(agent, agentKeys(cfg, s, in.Binary))
+	cfgText, err := renderAgentConfig(agent, agentKeys(cfg, s, agent.Version, in.Binary))
 	if err != nil {
 		return err
 	}

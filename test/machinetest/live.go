@@ -1,13 +1,15 @@
 package machinetest
 
 import (
+	"embed"
 	"encoding/json"
 	"fmt"
+	"strings"
 )
 
 // Live returns kbnode/live.json of a machine with everything that kbnode needs: a recent
-// systemd and Docker, CDI with the machine's NVIDIA GPUs, git, cron and buildkite-agent
-// 3.76.2.
+// systemd and Docker, CDI with the machine's NVIDIA GPUs, git, cron and a
+// buildkite-agent.
 func Live(m Machine) json.RawMessage {
 	type obj = map[string]any
 	devices := []string{"nvidia.com/gpu=all"}
@@ -38,7 +40,7 @@ func Live(m Machine) json.RawMessage {
 				"cdi_dirs": []string{"/etc/cdi", "/var/run/cdi"}, "cdi_devices": devices,
 				"runtimes": runtimes, "default_runtime": "runc",
 			},
-			"agent": obj{"path": "/usr/bin/buildkite-agent", "version": "3.76.2", "keys": AgentKeys()},
+			"agent": obj{"path": "/usr/bin/buildkite-agent", "version": AgentVersion, "keys": AgentKeys(AgentVersion)},
 		},
 		"disks": []obj{
 			{"path": "/var/lib/buildkite-agent", "total_bytes": 1920 << 30, "free_bytes": 1700 << 30},
@@ -52,26 +54,18 @@ func Live(m Machine) json.RawMessage {
 	return text
 }
 
-// AgentKeys returns the configuration keys of buildkite-agent 3.76.2.
-func AgentKeys() []string {
-	return []string{
-		"acquire-job", "allowed-environment-variables", "allowed-plugins", "allowed-repositories",
-		"bootstrap-script", "build-path", "cancel-grace-period", "cancel-signal", "config", "debug", "debug-http",
-		"debug-signing", "disable-warnings-for", "disconnect-after-idle-timeout", "disconnect-after-job",
-		"enable-environment-variable-allowlist", "enable-job-log-tmpfile", "endpoint", "experiment",
-		"git-checkout-flags", "git-clean-flags", "git-clone-flags", "git-clone-mirror-flags", "git-fetch-flags",
-		"git-mirrors-lock-timeout", "git-mirrors-path", "git-mirrors-skip-update", "health-check-addr",
-		"hooks-path", "job-log-path", "kubernetes-exec", "log-format", "log-level", "metrics-datadog",
-		"metrics-datadog-distributions", "metrics-datadog-host", "name", "no-ansi-timestamps", "no-color",
-		"no-command-eval", "no-feature-reporting", "no-git-submodules", "no-http2", "no-local-hooks",
-		"no-plugin-validation", "no-plugins", "no-pty", "no-ssh-keyscan", "plugins-path", "priority", "profile",
-		"queue", "redacted-vars", "shell", "signal-grace-period-seconds", "signing-jwks-file",
-		"signing-jwks-key-id", "sockets-path", "spawn", "spawn-per-cpu", "spawn-with-priority",
-		"strict-single-hooks", "tags", "tags-from-ec2", "tags-from-ec2-meta-data", "tags-from-ec2-meta-data-paths",
-		"tags-from-ec2-tags", "tags-from-ecs-meta-data", "tags-from-gcp", "tags-from-gcp-labels",
-		"tags-from-gcp-meta-data", "tags-from-gcp-meta-data-paths", "tags-from-host", "timestamp-lines", "token",
-		"tracing-backend", "tracing-service-name", "verification-failure-behavior", "verification-jwks-file",
-		"wait-for-ec2-meta-data-timeout", "wait-for-ec2-tags-timeout", "wait-for-ecs-meta-data-timeout",
-		"wait-for-gcp-labels-timeout", "write-job-logs-to-stdout",
+// AgentVersion is the agent of a machine. AgentKeys has the keys of others too.
+const AgentVersion = "3.138.3"
+
+//go:embed agentkeys
+var agentKeys embed.FS
+
+// AgentKeys returns the configuration keys of a version of buildkite-agent: what its `start --help` listed
+// when it was recorded, or for 4, which cannot be built here, the flags in its source.
+func AgentKeys(version string) []string {
+	text, err := agentKeys.ReadFile("agentkeys/" + version + ".txt")
+	if err != nil {
+		panic("machinetest: " + err.Error())
 	}
+	return strings.Fields(string(text))
 }
