@@ -70,6 +70,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 func newServe(stderr io.Writer) *cobra.Command {
 	cmd := &cobra.Command{Use: "serve", Short: "serve the agent API, REST and the artifact store until stopped", Args: cobra.NoArgs}
 	addr := cmd.Flags().String("addr", "127.0.0.1:8899", "address of the APIs")
+	tlsAddr := cmd.Flags().String("tls-addr", "", "a second address, with TLS and HTTP/2, over which agents get jobs at once")
+	cert := cmd.Flags().String("tls-cert", "/etc/ssl/certs/bkstub.pem", "`FILE` with its certificate and key, made if it is missing; where it is by default, this machine's programs trust it")
 	tokens := cmd.Flags().String("agent-tokens", "", "`FILE` of tokens that agents register with, one per line, read at each registration")
 	repo := cmd.Flags().String("repo", "", "repository of the pipeline, without which agents run no job")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -85,6 +87,12 @@ func newServe(stderr io.Writer) *cobra.Command {
 			}
 		}
 		s := bktest.New(o)
+		if *tlsAddr != "" {
+			if err := s.ListenTLS(*tlsAddr, *cert); err != nil {
+				return err
+			}
+			_, _ = fmt.Fprintf(stderr, "serving %s\n", s.URL())
+		}
 		if err := s.Listen(*addr); err != nil {
 			return err
 		}

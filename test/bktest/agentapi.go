@@ -18,6 +18,7 @@ import (
 func (s *Server) agentRoutes() {
 	s.handle("POST /v3/register", s.byRegistration, parsed(s.register))
 	s.handle("GET /v3/metrics", s.byRegistration, s.metrics)
+	s.mux.HandleFunc(StreamRoute, s.streamPings)
 	s.handle("POST /v3/connect", s.byAgent, s.connect)
 	s.handle("POST /v3/disconnect", s.byAgent, s.disconnect)
 	s.handle("POST /v3/heartbeat", s.byAgent, parsed(s.heartbeat))

@@ -10,6 +10,7 @@ import (
 func (s *Server) Submit(nb NewBuild) (Build, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	defer s.wake()
 	nb.Commit, nb.Branch = cmp.Or(nb.Commit, "HEAD"), cmp.Or(nb.Branch, "main")
 	b, err := s.create(nb)
 	if err != nil {

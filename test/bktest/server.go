@@ -6,7 +6,9 @@ package bktest
 
 import (
 	"cmp"
+	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -52,8 +54,8 @@ type Server struct {
 	opts Options
 	mux  *http.ServeMux
 
-	url    string
-	server *http.Server
+	url     string // of the listener that was opened last
+	servers []*http.Server
 
 	mu       sync.Mutex // guards everything below
 	byToken  map[string]*agent
@@ -69,6 +71,9 @@ type Server struct {
 	window   time.Time // start of the rate limit's minute
 	used     int
 	over     int
+	changed  chan struct{} // closed when there may be another job for an agent
+	cut      chan struct{} // closed to end all streams
+	streams  int
 }
 
 // New returns a server that is reached through ServeHTTP, or over the network after Listen.
@@ -78,6 +83,7 @@ func New(o Options) *Server {
 		opts: o, mux: http.NewServeMux(),
 		blobs:   map[string][]byte{},
 		byToken: map[string]*agent{}, requests: map[string]int{},
+		changed: make(chan struct{}), cut: make(chan struct{}),
 	}
 	for _, q := range o.Queues {
 		s.addQueue(q)
@@ -88,20 +94,33 @@ func New(o Options) *Server {
 	return s
 }
 
-// Listen serves the APIs and the store on addr. Port 0 is any free port.
-func (s *Server) Listen(addr string) error {
+// Listen serves the APIs and the store on addr, besides other addresses. Port 0 is any free port.
+func (s *Server) Listen(addr string) error { return s.listen("http", addr, nil) }
+
+func (s *Server) listen(scheme, addr string, secure *tls.Config) error {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return fmt.Errorf("serve Buildkite's APIs: %w", err)
 	}
-	s.url = "http://" + l.Addr().String()
-	s.server = &http.Server{Handler: s, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 5 * time.Minute}
-	go func() { _ = s.server.Serve(l) }()
+	s.url = scheme + "://" + l.Addr().String()
+	server := &http.Server{Handler: s, ReadHeaderTimeout: 10 * time.Second, TLSConfig: secure}
+	s.servers = append(s.servers, server)
+	if secure == nil {
+		go func() { _ = server.Serve(l) }()
+	} else {
+		go func() { _ = server.ServeTLS(l, "", "") }()
+	}
 	return nil
 }
 
 // Close stops listening and drops all connections.
-func (s *Server) Close() error { return s.server.Close() }
+func (s *Server) Close() (err error) {
+	for _, server := range s.servers {
+		err = errors.Join(err, server.Close())
+	}
+	s.servers = nil
+	return err
+}
 
 // URL returns the address where Listen listens, without a trailing slash.
 func (s *Server) URL() string { return s.url }
@@ -126,6 +145,13 @@ func (s *Server) Inject(f Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.faults = append(s.faults, f)
+}
+
+// Recover removes all faults.
+func (s *Server) Recover() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faults = nil
 }
 
 // Requests returns the number of requests so far by route, such as "GET /v3/ping"; requests
@@ -247,6 +273,7 @@ func (s *Server) answer(c *call, allow func(c *call) (reply, bool), h handler) r
 	if no, ok := allow(c); !ok {
 		return no
 	}
+	defer s.wake()
 	return h(c)
 }
 
@@ -283,4 +310,9 @@ func credentials(r *http.Request, scheme string) string {
 }
 
 // base returns the address that the client used, for the links in a response.
-func base(r *http.Request) string { return "http://" + r.Host }
+func base(r *http.Request) string {
+	if r.TLS != nil {
+		return "https://" + r.Host
+	}
+	return "http://" + r.Host
+}

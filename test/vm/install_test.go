@@ -31,6 +31,9 @@ const sleeping = `steps:
       - docker#v5.11.0: {image: "busybox:test", gpus: all}
 `
 
+// installStreaming is installCommand with an endpoint that sends agents their jobs.
+var installStreaming = strings.Replace(installCommand, "http://127.0.0.1:8899", "https://127.0.0.1:8843", 1)
+
 // asleep starts such a job on a slot. It sleeps as long as the test needs it, however slow the
 // machine is: until wake, which waits for its success.
 func asleep(t *testing.T, m *vm.Machine, slot int) (wake func()) {

@@ -5,6 +5,7 @@ package vm_test
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -64,13 +65,14 @@ func TestStory(t *testing.T) {
 	before := m.Sh(machineState)
 
 	part("install", func(t *testing.T) {
-		m.Sh(installCommand + "; bkstub wait-agents --count 8 --timeout 5m")
+		m.Sh(installStreaming + "; bkstub wait-agents --count 8 --timeout 5m")
 		if r := m.Try("systemd-analyze verify /etc/systemd/system/*kbnode* /etc/systemd/system/buildkite* 2>&1"); r.Code != 0 || r.Stdout != "" {
 			t.Errorf("units are not sound: exit code %d: %s", r.Code, r.Stdout)
 		}
+		m.Wait("streams", `for k in 0 1 2 3 4 5 6 7; do journalctl -u buildkite-agent-gpu$k | grep -q 'Ping stream connection established' || exit 1; done`)
 		m.Wait("the daemon's first look", "test -e /var/lib/kbnode/health.json && kbnode status")
 		state := m.Sh(writes)
-		if out := m.Sh(installCommand); !strings.Contains(out, "Nothing to change") {
+		if out := m.Sh(installStreaming); !strings.Contains(out, "Nothing to change") {
 			t.Errorf("a second install says %s", out)
 		}
 		must.Equal(t, state, m.Sh(writes))
@@ -155,7 +157,7 @@ func TestStory(t *testing.T) {
 		wake := asleep(t, m, 2)
 		runs := m.Sh("docker ps -q; systemctl show -P MainPID buildkite-agent-gpu2")
 		// From here on, two slots: the emulator pays for each agent.
-		if out := m.Sh(installCommand + " --gpu-count 2"); !strings.Contains(out, "later: ") || !strings.Contains(out, "waits for job") {
+		if out := m.Sh(installStreaming + " --gpu-count 2"); !strings.Contains(out, "later: ") || !strings.Contains(out, "waits for job") {
 			t.Errorf("a changed install during a job says %s", out)
 		}
 		must.Equal(t, runs, m.Sh("docker ps -q; systemctl show -P MainPID buildkite-agent-gpu2"))
@@ -174,6 +176,26 @@ func TestStory(t *testing.T) {
 		slotIs(t, m, 1, "drained", "")
 		m.Sh("kbnode resume gpu1; bkstub wait-agents --count 2 --timeout 5m")
 		idle(t, m, 1)
+	})
+
+	part("another agent and back, beside a job", func(t *testing.T) {
+		old, err := os.ReadFile(os.Getenv("OLD_AGENT"))
+		must.Do(t, err)
+		m.Put("/root/agent-old", 0o755, string(old))
+		m.Sh("kbnode upgrade --agent-binary /root/agent-old --wait; bkstub wait-agents --count 2 --timeout 5m")
+		must.Contain(t, m.Try("kbnode doctor --only agent-version").Stdout, "3.76.2", "2027-01-01", "sudo kbnode upgrade --agent-version "+plan.PinnedAgentVersion)
+		wake := asleep(t, m, 1)
+		upgrade := m.Start("kbnode", "upgrade", "--agent-version", plan.PinnedAgentVersion, "--wait")
+		m.Wait("the idle slot", `kbnode status --json | jq -e '.slots[0].agent == "idle"' && ! pgrep -u kbnode-gpu0 -f agents/3.76.2`)
+		wake()
+		if r := upgrade.Wait(); r.Code != 0 {
+			t.Errorf("upgrade: exit %d: %s%s", r.Code, r.Stdout, r.Stderr)
+		}
+		m.Sh("rm /root/agent-old; bkstub wait-agents --count 2 --timeout 5m")
+		m.Wait("streams", `for k in 0 1; do journalctl _SYSTEMD_INVOCATION_ID=$(systemctl show -P InvocationID buildkite-agent-gpu$k) | grep -q 'Ping stream connection established' || exit 1; done`)
+		if r := m.Try("kbnode doctor --only agent-version,agent-endpoint"); r.Code != 0 {
+			t.Errorf("doctor: exit %d: %s", r.Code, r.Stdout)
+		}
 	})
 
 	part("a GPU lost and back", func(t *testing.T) {

@@ -12,13 +12,13 @@ import (
 
 // fakeRelease makes a second release: the same agent, which says another version
 // of the same length.
-const fakeRelease = `sed 's/3\.76\.2/3.76.9/g' "$(command -v buildkite-agent)" >/root/agent9 && chmod 755 /root/agent9 && /root/agent9 --version | grep -q 3.76.9`
+const fakeRelease = `sed 's/3\.138\.3/3.138.9/g' "$(command -v buildkite-agent)" >/root/agent9 && chmod 755 /root/agent9 && /root/agent9 --version | grep -q 3.138.9`
 
 // runs counts the slots whose agent is a binary.
 const runs = `for k in 0 1 2 3 4 5 6 7; do readlink /proc/$(systemctl show -P MainPID buildkite-agent-gpu$k)/exe; done | grep -c %s || true`
 
 const (
-	newBinary = "/usr/local/libexec/kbnode/agents/3.76.9/buildkite-agent"
+	newBinary = "/usr/local/libexec/kbnode/agents/3.138.9/buildkite-agent"
 	oldBinary = "/usr/local/libexec/kbnode/buildkite-agent"
 )
 
@@ -39,12 +39,12 @@ func TestUpgradeAgents(t *testing.T) {
 		// The first slot's user does not get to Buildkite any more.
 		m.Sh("nft add table inet lost; nft add chain inet lost out '{ type filter hook output priority 0; }'; nft add rule inet lost out meta skuid kbnode-gpu0 tcp dport 8899 reject with tcp reset")
 		r := m.Try("kbnode upgrade --agent-binary /root/agent9 --timeout 60s --wait")
-		if r.Code != 1 || !strings.Contains(r.Stderr, "gpu0 not registered yet") || !strings.Contains(r.Stderr, "sudo kbnode upgrade --agent-version 3.76.2") {
+		if r.Code != 1 || !strings.Contains(r.Stderr, "gpu0 not registered yet") || !strings.Contains(r.Stderr, "sudo kbnode upgrade --agent-version 3.138.3") {
 			t.Errorf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
 		}
 		count(newBinary, 8)
 		m.Sh("nft delete table inet lost")
-		if out := m.Sh("kbnode upgrade --agent-version 3.76.2"); !strings.Contains(out, "All slots run the installed buildkite-agent 3.76.2.") {
+		if out := m.Sh("kbnode upgrade --agent-version 3.138.3"); !strings.Contains(out, "All slots run the installed buildkite-agent 3.138.3.") {
 			t.Errorf("back: %s", out)
 		}
 		count(oldBinary, 8)
@@ -72,7 +72,7 @@ func TestUpgradeAgents(t *testing.T) {
 
 	t.Run("back, and left to the daemon", func(t *testing.T) {
 		wake := asleep(t, m, 2)
-		if out := m.Sh("kbnode upgrade --agent-version 3.76.2"); !strings.Contains(out, "Later: gpu2") {
+		if out := m.Sh("kbnode upgrade --agent-version 3.138.3"); !strings.Contains(out, "Later: gpu2") {
 			t.Errorf("it says %s", out)
 		}
 		m.Sh("test -e " + newBinary)

@@ -4,7 +4,7 @@
 VM_PARALLEL ?= $(shell n=$$(( $$(nproc) / 2 )); echo $$(( n > 1 ? n : 1 )))
 VM_NVML     := build/libnvidia-ml.so.1
 
-VM_ENV = AGENT=$(abspath $(AGENT)) KBNODE_BIN=$(abspath $(BIN)) BKSTUB_BIN=$(abspath $(BKSTUB)) \
+VM_ENV = AGENT=$(abspath $(AGENT)) OLD_AGENT=$(abspath $(OLD_AGENT)) KBNODE_BIN=$(abspath $(BIN)) BKSTUB_BIN=$(abspath $(BKSTUB)) \
 	NVML_LIB=$(abspath $(VM_NVML)) KBNODE_VM_LOGS=$(abspath build/vm-logs) \
 	KBNODE_DEBS=$(abspath build/debs) KBNODE_BEFORE=$(abspath build/before/kbnode) KBNODE_SCREENS=$(abspath build/screens)
 
@@ -14,7 +14,7 @@ $(VM_NVML): $(wildcard test/nvml/*) go.mod | deps-$(HOST_ARCH)
 
 # What tests and people need: packages on this machine, and files for the virtual one.
 .PHONY: vm-ready
-vm-ready: $(AGENT) $(BIN) $(BKSTUB) $(VM_NVML) | vm-deps
+vm-ready: $(AGENT) $(OLD_AGENT) $(BIN) $(BKSTUB) $(VM_NVML) | vm-deps
 
 .PHONY: vm-deps
 vm-deps:
