@@ -56,24 +56,24 @@ type step struct {
 	limit timeLimit
 }
 
-func (e *engine) steps() []step {
-	test := step{"test", "test", e.tests, e.test}
-	switch e.mode {
+func (c *config) steps() []step {
+	test := step{"test", "test", c.tests, c.test}
+	switch c.mode {
 	case "test":
 		return []step{test}
 	case "profile":
 		var steps []step
-		for line := range splitLines(e.benchmarks) {
-			steps = append(steps, step{"profile." + strconv.Itoa(len(steps)), "profile", chomp(line), e.benchmark})
+		for line := range splitLines(c.benchmarks) {
+			steps = append(steps, step{"profile." + strconv.Itoa(len(steps)), "profile", chomp(line), c.benchmark})
 		}
 		return steps
 	}
-	lines := e.benchmarkLines()
-	benchmark := step{"benchmark", "benchmark", lines, e.benchmark}
-	if e.mode == "benchmark" {
+	lines := c.benchmarkLines()
+	benchmark := step{"benchmark", "benchmark", lines, c.benchmark}
+	if c.mode == "benchmark" {
 		return []step{benchmark}
 	}
-	return []step{test, benchmark, {"leaderboard", "leaderboard", lines, e.ranked}}
+	return []step{test, benchmark, {"leaderboard", "leaderboard", lines, c.ranked}}
 }
 
 // runAll runs the evaluations in order and calls done after each. It stops after the
