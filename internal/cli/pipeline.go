@@ -47,7 +47,7 @@ and KERNELBOT_IMAGE of the build, the latter with a default.`,
 	fl := cmd.PersistentFlags()
 	fl.StringVar(&f.queue, "queue", "", "Buildkite queue (default: this node's)")
 	fl.StringVar(&f.image, "image", "", "the job's image (default: image.name of this node)")
-	fl.StringVar(&f.timeout, "timeout", "", "time limit of the job, such as 15m, or in minutes (default: 15)")
+	fl.StringVar(&f.timeout, "timeout", "", "time limit of the job, such as 15m, or in minutes (default: 90, of a test 15)")
 	fl.IntVar(&f.index, gpuIndex, -1, "only the slot with this number")
 	fl.StringArrayVar(&f.agents, "agent", nil, "only agents with the tag `KEY=VALUE`; may be repeated")
 	fl.StringVar(&f.label, "label", "", "label of the step (default: what it does and where)")

@@ -145,6 +145,10 @@ const (
 // PollingEndpoint is Buildkite's agent API without streaming job dispatch.
 const PollingEndpoint = "https://agent.buildkite.com/v3"
 
+// StepMinutes is the time limit of the steps that kbnode pipeline prints, within which each public problem of
+// kernelbot can finish in every mode but profile.
+const StepMinutes = 90
+
 // Profiles of a job's container, and the networks that one may have.
 const (
 	// ProfileCompatible runs pipelines that install packages as root.

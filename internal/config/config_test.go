@@ -230,6 +230,23 @@ func TestNetworksWarning(t *testing.T) {
 	}
 }
 
+// TestTimeWarning checks limits that end a job before its step does.
+func TestTimeWarning(t *testing.T) {
+	t.Parallel()
+	for job, want := range map[string]string{
+		"": "", "time_limit: 90m": "", "max_minutes: 5": "", "time_limit: none, max_minutes: 90": "",
+		"time_limit: 1h29m59s":             "job.time_limit: 1h29m59s is less than the 90 minutes",
+		"time_limit: none":                 "job.max_minutes: without a time limit, systemd kills the job of a stopping agent after 60 minutes",
+		"time_limit: '0', max_minutes: 89": "job.max_minutes: without a time limit, systemd kills the job of a stopping agent after 89 minutes",
+	} {
+		report, err := CheckFile("f", []byte("queue: b200\njob: {"+job+"}\n"))
+		must.Do(t, err)
+		if said := strings.Join(report.Warnings, "\n"); (said == "") != (want == "") || !strings.HasPrefix(said, want) {
+			t.Errorf("%s: %q", job, said)
+		}
+	}
+}
+
 // TestObsoleteKeys reads files with keys of earlier versions, whatever they hold: a note says that
 // each has no effect.
 func TestObsoleteKeys(t *testing.T) {

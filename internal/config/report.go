@@ -35,8 +35,10 @@ func CheckFile(name string, doc []byte) (Checked, error) {
 	if err == nil && f.Config.Queue == "" {
 		report.Warnings = append(report.Warnings, "no queue is set, and kbnode install needs one; add a line such as queue: b200")
 	}
-	if w := f.Config.Job.NetworksWarning(); err == nil && w != "" {
-		report.Warnings = append(report.Warnings, w)
+	for _, w := range []string{f.Config.Job.NetworksWarning(), f.Config.Job.TimeWarning()} {
+		if err == nil && w != "" {
+			report.Warnings = append(report.Warnings, w)
+		}
 	}
 	return report, err
 }

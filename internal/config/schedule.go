@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -149,6 +150,19 @@ func (s Schedule) Calendar() (string, error) {
 
 // NoLimit means that a job may take any time; so does "0".
 const NoLimit = "none"
+
+// TimeWarning says what ends a job before a step of kbnode pipeline does; "" for nothing.
+func (j Job) TimeWarning() string {
+	j.TimeLimit, j.MaxMinutes = cmp.Or(j.TimeLimit, DefaultTimeLimit), cmp.Or(j.MaxMinutes, DefaultJobMinutes)
+	switch limit, err := j.Limit(); {
+	case err != nil:
+	case limit > 0 && limit < StepMinutes*60:
+		return fmt.Sprintf("job.time_limit: %s is less than the %d minutes that a step of kbnode pipeline has, and public problems need up to that; write %[2]dm or more", j.TimeLimit, StepMinutes)
+	case limit == 0 && j.MaxMinutes < StepMinutes:
+		return fmt.Sprintf("job.max_minutes: without a time limit, systemd kills the job of a stopping agent after %d minutes, and public problems need up to %d; write %[2]d or more", j.MaxMinutes, StepMinutes)
+	}
+	return ""
+}
 
 // maxLimit is the longest time limit in seconds, 30 days.
 const maxLimit = 30 * 24 * 3600

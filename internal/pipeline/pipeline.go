@@ -36,8 +36,8 @@ const (
 	ImageVariable = "${KERNELBOT_IMAGE:-" + config.DefaultImage + "}"
 )
 
-// DefaultTimeout is how long a job may take by default, in minutes.
-const DefaultTimeout = 15
+// testTimeout is how long a test may take by default, in minutes; an evaluation has config.StepMinutes.
+const testTimeout = 15
 
 // maxTimeout bounds Options.Timeout in minutes: a week.
 const maxTimeout = 7 * 24 * 60
@@ -47,7 +47,7 @@ type Options struct {
 	Queue   string            // "" means QueueVariable
 	Image   string            // "" means ImageVariable
 	Agents  map[string]string // additional tags that an agent must have, such as gpu-index
-	Timeout int               // minutes; 0 means DefaultTimeout
+	Timeout int               // minutes; 0 means the default of the kind
 	AMD     bool              // the GPUs are AMD's, or there are none
 	Profile string            // of the container, config.ProfileStrict or ProfileCompatible; "" means strict for evaluations
 	Label   string            // of the step; "" means one that says what it does and where
@@ -81,14 +81,16 @@ func Build(kind string, o Options) (*Pipeline, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	o.Queue, o.Image, o.Timeout = cmp.Or(o.Queue, QueueVariable), cmp.Or(o.Image, ImageVariable), cmp.Or(o.Timeout, DefaultTimeout)
+	o.Queue, o.Image = cmp.Or(o.Queue, QueueVariable), cmp.Or(o.Image, ImageVariable)
 	label, command := "upload an artifact", artifactScript
 	switch kind {
 	case Eval:
 		label, command, o.Profile = "evaluate", "", cmp.Or(o.Profile, config.ProfileStrict)
+		o.Timeout = cmp.Or(o.Timeout, config.StepMinutes)
 	case DockerTest:
 		label, command = "inspect a container", dockerScript(o.AMD)
 	}
+	o.Timeout = cmp.Or(o.Timeout, testTimeout)
 	o.Label = cmp.Or(o.Label, label+" on "+o.Queue)
 	agents := map[string]string{"queue": o.Queue}
 	maps.Copy(agents, o.Agents)
