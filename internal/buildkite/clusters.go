@@ -112,6 +112,17 @@ func (c *Client) CreateAgentToken(ctx context.Context, org string, at Cluster, d
 	return made.Token, nil
 }
 
+// Steps returns the YAML of a pipeline's steps. The token needs the scope read_pipelines.
+func (c *Client) Steps(ctx context.Context, org, pipeline string) (string, error) {
+	var p struct {
+		Configuration string `json:"configuration"`
+	}
+	if _, err := c.do(ctx, http.MethodGet, organizationPath(org, "pipelines/"+pipeline), nil, nil, &p); err != nil {
+		return "", fmt.Errorf("read pipeline: %w", plain(err, "read_pipelines"))
+	}
+	return p.Configuration, nil
+}
+
 // NewPipeline is a request for a pipeline. Configuration is the YAML of its steps.
 type NewPipeline struct {
 	Name          string `json:"name"`

@@ -315,4 +315,4 @@ func validatePatterns(key string, list Patterns, bad func(key, format string, ar
 }
 
 // ownTags are the agent tags that kbnode sets itself.
-var ownTags = []string{"queue", "gpu", "gpu-index", "node", "gpu-uuid", "gpu-model", "gpu-part", "gpus", "numa", "kbnode", "slots"}
+var ownTags = []string{"queue", "gpu", "gpu-index", "node", "gpu-uuid", "gpu-model", "gpu-part", "gpus", "numa", "kbnode", "slots", "time-limit"}

@@ -85,6 +85,7 @@ type Options struct {
 	Parts         []string       // those to run
 	Problem       *Problem       // of the evaluations
 	Mode          string         // one of Modes
+	EvalTime      time.Duration  // RunTime of an evaluation
 	Jobs          int            // concurrent jobs; 0 means one for each agent that takes jobs
 	Hold          time.Duration  // minimum run time of these; 0 depends on their number
 	Store         *results.Store // nil means none

@@ -30,9 +30,9 @@ func (o Options) target(part string) submit.Target {
 	switch {
 	case t.RunTime > 0:
 	case part == Evaluation:
-		t.RunTime = o.Problem.Task.RunTime("leaderboard")
+		t.RunTime = o.EvalTime
 	default:
-		t.RunTime = 2*task.Overhead + o.Hold
+		t.RunTime = 2*submit.Overhead + o.Hold
 	}
 	return t
 }

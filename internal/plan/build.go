@@ -103,6 +103,9 @@ func Build(in Input) (*Plan, error) {
 		s.CPUs, s.MemoryNodes, s.MemoryBytes = blk.CPUs.String(), blk.MemoryNodes.String(), blk.MemoryBytes
 		s.Tags = agentTags(s, p.Node, in.Version, cfg.Agent.Tags)
 		s.Tags = append(s.Tags, fmt.Sprintf("slots=%d", queued[s.Queue])) // tells kbnode queue how many agents are missing
+		if limit, _ := cfg.Job.Limit(); limit > 0 {                       // tells kbnode submit what a job can take
+			s.Tags = append(s.Tags, fmt.Sprintf("time-limit=%dm", limit/60))
+		}
 		s.Drains = drainsOf(in.Drains, s.Index)
 		s.AgentVersion = release.Version
 		if s.Parked == "" {

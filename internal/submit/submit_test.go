@@ -208,7 +208,8 @@ func TestFaults(t *testing.T) {
 					bk := open(t, bktest.Options{}, 1, takes(30, 0, map[string]string{"result.json": good}))
 					fault.Route, fault.Times = route, 2
 					bk.Inject(fault)
-					must.Do(t, CheckQueue(t.Context(), bk.client, "kbnode", "b200"))
+					_, err := CheckQueue(t.Context(), bk.client, "kbnode", "b200")
+					must.Do(t, err)
 					got := bk.run(t.Context(), Options{Target: Target{RunTime: time.Hour, QueueTime: time.Hour}}, job("a"))[0]
 					if got.Verdict != Passed {
 						t.Errorf("%+v, %q", got, bk.log)

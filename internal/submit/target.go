@@ -74,7 +74,7 @@ func (t *Target) UseArch(arch string) error {
 }
 
 // Minutes returns RunTime as Buildkite has it.
-func (t *Target) Minutes() int { return int((t.RunTime + time.Minute - 1) / time.Minute) }
+func (t *Target) Minutes() int { return minutes(t.RunTime) }
 
 // maxEnviron is the maximum size of an encoded payload, in bytes. With the rest of the job's
 // environment it must stay below Linux's limit for starting a program, 2 MiB with the agent's
@@ -132,27 +132,28 @@ func (r Request) Job() (Job, error) {
 	return j, errors.Join(errs...)
 }
 
-// CheckQueue returns an error if no agent is connected in queue: a build would wait there
-// forever. If the token may not list agents, it returns nil.
-func CheckQueue(ctx context.Context, c *buildkite.Client, org, queue string) error {
+// CheckQueue returns the tags of an agent in queue, or an error if none is connected: a build would wait
+// there forever. If the token may not list agents, it returns neither.
+func CheckQueue(ctx context.Context, c *buildkite.Client, org, queue string) (tags []string, err error) {
 	queues := map[string]bool{}
-	err := c.EachAgent(ctx, org, func(a buildkite.Agent) bool {
+	err = c.EachAgent(ctx, org, func(a buildkite.Agent) bool {
 		for _, q := range a.Queues() {
 			queues[q] = true
 		}
+		tags = a.Tags
 		return !queues[queue] // of thousands, the first match is enough
 	})
 	switch status := buildkite.Refused(err); {
 	case status == http.StatusForbidden:
-		return nil
+		return nil, nil
 	case err != nil:
-		return err
+		return nil, err
 	}
 	if queues[queue] {
-		return nil
+		return tags, nil
 	}
 	if len(queues) == 0 {
-		return fmt.Errorf("no agent is connected in queue %s or any other queue of %s; --force creates the build anyway", queue, org)
+		return nil, fmt.Errorf("no agent is connected in queue %s or any other queue of %s; --force creates the build anyway", queue, org)
 	}
-	return fmt.Errorf("no agent is connected in queue %s; there are agents in %s; --force creates the build anyway", queue, buildkite.Named(queue, slices.Collect(maps.Keys(queues))))
+	return nil, fmt.Errorf("no agent is connected in queue %s; there are agents in %s; --force creates the build anyway", queue, buildkite.Named(queue, slices.Collect(maps.Keys(queues))))
 }

@@ -74,11 +74,6 @@ func TestPython(t *testing.T) {
 	must.Equal(t, []any{
 		dir, Python, map[string]string{"Python": "pass\n", "Triton": "pass\n"}, 2, 1, "last", "submission.py", 90 * time.Second, 3 * time.Minute, 500 * time.Millisecond,
 	}, got)
-	for mode, seconds := range map[string]float64{"test": 90, "benchmark": 180, "leaderboard": 270.5, "private": 270.5, "profile": 180} {
-		if got := (p.RunTime(mode) - Overhead).Seconds(); got != seconds {
-			t.Errorf("mode %s may take %v s", mode, got)
-		}
-	}
 }
 
 func TestCUDA(t *testing.T) {
@@ -114,31 +109,6 @@ ranking_by: geom
 		`"lang":"cu","arch":"90a","benchmarks":[],"tests":[{}],"mode":"benchmark","test_timeout":180,"benchmark_timeout":180,"ranked_timeout":180,"ranking_by":"geom","seed":7,"multi_gpu":false}`
 	must.Equal(t, want, doc)
 	must.Equal(t, "80", p.Arch)
-}
-
-// TestRunTime has problems whose benchmarks may take more than any job.
-func TestRunTime(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		mode, lang string
-		benchmarks int
-		limit      time.Duration // of each benchmark
-		want       time.Duration
-	}{
-		{"test", Python, 4, time.Hour, 11 * time.Minute},
-		{"benchmark", CUDA, 4, time.Hour, 76 * time.Minute},
-		{"leaderboard", Python, 4, time.Hour, 73 * time.Minute},
-		{"profile", Python, 0, time.Hour, 70 * time.Minute},
-		{"profile", CUDA, 4, time.Hour, 256 * time.Minute},
-		{"profile", Python, 20, maxTimeout * time.Second, maxRunTime},
-		{"profile", CUDA, 110_000, maxTimeout * time.Second, maxRunTime},
-		{"profile", Python, 220_000, maxTimeout * time.Second, maxRunTime},
-	} {
-		p := Task{Lang: c.lang, Benchmarks: c.benchmarks, TestTimeout: time.Minute, BenchmarkTimeout: c.limit, RankedTimeout: 2 * time.Minute}
-		if got := p.RunTime(c.mode); got != c.want {
-			t.Errorf("%+v: got %s", c, got)
-		}
-	}
 }
 
 func TestConfigRefuses(t *testing.T) {

@@ -16,6 +16,7 @@ const restPipeline = "/v2/organizations/{org}/pipelines/{pipeline}"
 func (s *Server) restRoutes() {
 	get := func(p string, h handler) { s.handle("GET "+p, s.byAPI, s.limited(h)) }
 	get("/v2/organizations/{org}/builds", s.listBuilds)
+	get(restPipeline, func(*call) reply { return reply{body: map[string]string{"slug": slug, "configuration": s.opts.Steps}} })
 	get(restPipeline+"/builds", s.listBuilds)
 	get(restPipeline+"/builds/{number}", s.withBuild(func(c *call, b *build) reply { return reply{body: render(c, b)} }))
 	s.handle("POST "+restPipeline+"/builds", s.byAPI, s.limited(parsed(s.createBuild)))

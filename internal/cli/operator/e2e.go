@@ -43,8 +43,8 @@ func NewE2E(s term.Streams) *cobra.Command {
 Without an argument, all three run. A problem's directory has submission.*, wrong*.*
 and cheat*.* beside its task.yml. Ctrl-C cancels every build, as does closing the terminal.
 
-The API token needs the scopes write_builds, read_builds, read_artifacts and
-read_agents.`,
+The API token needs the scopes write_builds, read_builds, read_artifacts, read_agents
+and, to see that the queue's steps have time, read_pipelines.`,
 		Example: `  kbnode e2e --org gpu-mode --queue b200
   kbnode e2e evaluation --org gpu-mode --gpu B200_BK --problem vectoradd_triton --mode benchmark
   kbnode e2e evaluation --org gpu-mode --queue b200 --db env --cleanup`,
@@ -69,6 +69,7 @@ func (f *e2eFlags) run(ctx context.Context, s term.Streams, args []string) error
 		return term.Usage(err)
 	}
 	if f.dryRun {
+		f.warnShort(s, o.EvalTime, submit.Limits{})
 		return f.show(s, o)
 	}
 	client, err := f.api.Client(s, nil)
@@ -82,10 +83,9 @@ func (f *e2eFlags) run(ctx context.Context, s term.Streams, args []string) error
 	}
 	ctx, stop := untilHangup(ctx)
 	defer stop()
-	if !o.Force {
-		if err := submit.CheckQueue(ctx, client, o.Org, o.Queue); err != nil {
-			return err
-		}
+	f.Org = f.api.Org
+	if err := f.check(ctx, s, client, o.EvalTime); err != nil {
+		return err
 	}
 	o.On = e2eProgress(s)
 	o.Log = func(why string) { s.Progress("%s", text.Line(why, 300)) }
@@ -136,6 +136,10 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 			errs = append(errs, err)
 		} else {
 			errs = append(errs, o.UseArch(o.Problem.Task.Arch))
+		}
+		if errors.Join(errs...) == nil && slices.Contains(o.Parts, e2e.Evaluation) {
+			doc, err := o.Problem.Task.Config("", o.Arch, o.Mode)
+			errs, o.EvalTime = append(errs, err), jobTime(doc)
 		}
 	}
 	return o, errors.Join(errs...)

@@ -25,14 +25,13 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-const defaultRunTime = time.Hour // of a payload, whose time limits are not known
-
 type submitFlags struct {
 	targetFlags
 
 	eval, template, payload, mode, runID, resultFile string
 	hello                                            bool
-	runs                                             []string // that the result must contain
+	need                                             time.Duration // of the job
+	runs                                             []string      // that the result must contain
 }
 
 // NewSubmit returns kbnode submit.
@@ -48,8 +47,8 @@ the problem of --eval (default: the problem's own), a --payload, or --hello. Ctr
 cancels the build, as does closing the terminal.
 
 Exit code 0 if the submission passed, and 1 otherwise. The API token needs the scopes
-write_builds, read_builds, read_artifacts and, to see that the queue has agents,
-read_agents.`,
+write_builds, read_builds, read_artifacts and, to see that the queue has agents and
+that its steps have time, read_agents and read_pipelines.`,
 		Example: `  kbnode submit --org gpu-mode --queue b200 --hello
   kbnode submit --org gpu-mode --gpu B200_BK --eval vectoradd_triton --mode benchmark
   kbnode submit --eval prefix_python --template Python >mine.py
@@ -91,6 +90,7 @@ func (f *submitFlags) run(ctx context.Context, s term.Streams, args []string) er
 		s.Warn("%v; the job will end with this", err)
 	}
 	if f.dryRun {
+		f.warnShort(s, f.need, submit.Limits{})
 		all := f.requests(j)
 		return s.Print(f.asJSON, all[0], func() { printRequests(s.Out, all) })
 	}
@@ -103,14 +103,13 @@ func (f *submitFlags) run(ctx context.Context, s term.Streams, args []string) er
 	f.Org = f.api.Org
 	ctx, stop := untilHangup(ctx)
 	defer stop()
-	if !f.Force {
-		if err := submit.CheckQueue(ctx, client, f.Org, f.Queue); err != nil {
-			p.Stop()
-			return err
-		}
+	if err := f.check(ctx, s, client, f.need); err != nil {
+		p.Stop()
+		return err
 	}
+	req.Org = f.Org
 	out := submit.Run(ctx, client, submit.Options{
-		Target: f.Target, Node: true,
+		Target: req.Target, Node: true,
 		On: p.Show, Log: func(why string) { p.Trouble(why, 0) },
 	}, []submit.Job{j})[0]
 	p.Stop()
@@ -169,8 +168,9 @@ func (f *submitFlags) request(s term.Streams, args []string) (submit.Request, er
 	default:
 		err = f.readTask(&r, args)
 	}
-	f.RunTime = cmp.Or(f.RunTime, defaultRunTime)
+	f.need = jobTime(r.Payload)
 	r.Target = f.Target
+	r.RunTime = cmp.Or(f.RunTime, f.need)
 	return r, err
 }
 
@@ -200,7 +200,6 @@ func (f *submitFlags) readTask(r *submit.Request, args []string) error {
 	}
 	f.runs = task.Runs(mode)
 	r.Message = fmt.Sprintf("kbnode submit: %s, %s", t.Name(), mode)
-	f.RunTime = cmp.Or(f.RunTime, t.RunTime(mode))
 	return nil
 }
 

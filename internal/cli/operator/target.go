@@ -4,6 +4,7 @@ package operator
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/runner"
 	"github.com/gpu-mode/kbnode/internal/submit"
 	"github.com/gpu-mode/kbnode/internal/task"
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -65,6 +68,36 @@ func (t *targetFlags) requests(jobs ...submit.Job) (all []map[string]any) {
 		all = append(all, map[string]any{"method": "POST", "url": at, "body": j.Build})
 	}
 	return all
+}
+
+// jobTime returns how long the job of a payload may take; one that the runner refuses ends soon.
+func jobTime(doc string) time.Duration {
+	o, err := payload.ParseObject(doc)
+	if err != nil {
+		return submit.Overhead
+	}
+	programs, _ := runner.MaxTime(o)
+	return submit.JobTime(programs)
+}
+
+// check returns an error if no agent takes jobs of the queue. It warns of limits that would end a job which
+// takes as long as it may.
+func (t *targetFlags) check(ctx context.Context, s term.Streams, c *buildkite.Client, need time.Duration) error {
+	var tags []string
+	if !t.Force {
+		var err error
+		if tags, err = submit.CheckQueue(ctx, c, t.Org, t.Queue); err != nil {
+			return err
+		}
+	}
+	t.warnShort(s, need, submit.ReadLimits(ctx, c, t.Target, tags))
+	return nil
+}
+
+func (t *targetFlags) warnShort(s term.Streams, need time.Duration, l submit.Limits) {
+	for _, w := range t.Short(need, l) {
+		s.Warn("%s", w)
+	}
 }
 
 func printRequests(w io.Writer, requests []map[string]any) {
