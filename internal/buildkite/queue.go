@@ -48,6 +48,8 @@ type Queue struct {
 	Waiting Waiting      `json:"waiting"`
 	// Lacking are the nodes with fewer agents than slots in this queue.
 	Lacking []QueueNode `json:"lacking,omitempty"`
+	// RunnerQueue says the same to kernelbot. Only ReadQueues sets it.
+	RunnerQueue *RunnerQueue `json:"runner_queue,omitempty"`
 }
 
 // QueueNode is a node, as its agents' tags describe it.
@@ -167,6 +169,9 @@ func (c *Client) ReadQueues(ctx context.Context, org, name string) (r QueueRepor
 	}
 	if name != "" && len(r.Queues) == 0 {
 		r.Queues = append(r.Queues, Queue{Name: name, Agents: []QueueAgent{}})
+	}
+	for i := range r.Queues {
+		r.Queues[i].RunnerQueue = r.Queues[i].runnerQueue()
 	}
 	none = "no agent is connected in any queue of " + org
 	if len(withAgents) > 0 {

@@ -94,6 +94,20 @@ func TestAgentStates(t *testing.T) {
 	}
 }
 
+// TestRunnerQueue counts an agent that takes no more jobs only for the job that it still runs.
+func TestRunnerQueue(t *testing.T) {
+	t.Parallel()
+	q := Queue{Name: "b200", Waiting: Waiting{Jobs: 5}}
+	for _, state := range []string{Idle, Busy, Busy, Draining, Paused, Stopping} {
+		q.Agents = append(q.Agents, QueueAgent{State: state})
+	}
+	must.Equal(t, &RunnerQueue{Runner: "Buildkite", GPU: "B200", Queued: 5, Running: 3, Available: 3, Status: "available"}, q.runnerQueue())
+	q.Agents = q.Agents[3:]
+	if r := q.runnerQueue(); r.Running != 1 || r.Available != 0 || r.Status != "unavailable" || r.Error == nil {
+		t.Errorf("%+v", r)
+	}
+}
+
 // TestQueuesOfOthers checks that text from others cannot control a terminal, is
 // bounded, and is never taken for more than text.
 func TestQueuesOfOthers(t *testing.T) {

@@ -71,6 +71,14 @@ func TestQueueCommand(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 
+	// kernelbot's RunnerQueueStatus(**status) takes exactly these keys.
+	for name, want := range map[string]string{
+		"b200": `"runner_queue": {"runner": "Buildkite", "gpu": "B200", "queued_jobs": 0, "running_jobs": 0, "available_runners": 1, "status": "available", "error": null}`,
+		"none": `"runner_queue": {"runner": "Buildkite", "gpu": "NONE", "queued_jobs": 0, "running_jobs": 0, "available_runners": 0, "status": "unavailable", "error": "no agent takes jobs of queue none"}`,
+	} {
+		must.Contain(t, strings.Join(strings.Fields(kbnode(t, "queue", name, "--json").out), " "), strings.ReplaceAll(strings.ReplaceAll(want, "{", "{ "), "}", " }"))
+	}
+
 	useBuildkite(t, office(t, bktest.Options{}, nil))
 	if got := kbnode(t, "queue"); got.code != term.ExitNo || got.out != "" || got.err != "kbnode: no agent is connected in any queue of kbnode\n" {
 		t.Errorf("%+v", got)
