@@ -293,7 +293,7 @@ A --dockerfile can copy from its directory. The value of a --build-arg
 stays readable in the image: it is not for secrets. The build uses Docker's own builder,
 without BuildKit. kbnode image update --auto leaves an image that was built here alone.`,
 		Example: `  sudo kbnode image build
-  sudo kbnode image build --build-arg EXTRA_PIP=nvidia-cutlass-dsl==4.3.5
+  sudo kbnode image build --build-arg EXTRA_PIP=einops==0.8.2
   sudo kbnode image build --dockerfile eval/Dockerfile`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.dockerfile != "" && (f.variant != "" || f.print) {

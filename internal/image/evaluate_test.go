@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
+	evaluation "github.com/gpu-mode/kbnode/packaging/image"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -125,20 +126,21 @@ func TestBuildContext(t *testing.T) {
 	must.Do(t, os.Symlink("/etc/passwd", filepath.Join(dir, "link")))
 	must.Do(t, unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
 	must.Do(t, unix.Mknod(filepath.Join(dir, "sub/socket"), unix.S_IFSOCK|0o600, 0))
-	src, err := FileSource(filepath.Join(dir, "Dockerfile"), nil)
-	must.Do(t, err)
-	var got []string
-	for in := tar.NewReader(src.archive()); ; {
-		h, err := in.Next()
-		if errors.Is(err, io.EOF) {
-			break
+	packed := func(src Source, err error) (got []string) {
+		must.Do(t, err)
+		for in := tar.NewReader(src.archive()); ; {
+			h, err := in.Next()
+			if errors.Is(err, io.EOF) {
+				return got
+			}
+			must.Do(t, err)
+			text, err := io.ReadAll(in)
+			must.Do(t, err)
+			got = append(got, h.Name+" "+h.Linkname+" "+string(text))
 		}
-		must.Do(t, err)
-		text, err := io.ReadAll(in)
-		must.Do(t, err)
-		got = append(got, h.Name+" "+h.Linkname+" "+string(text))
 	}
-	must.Equal(t, []string{"Dockerfile  FROM x", "link /etc/passwd ", "sub/  ", "sub/run.sh  #!"}, got)
+	must.Equal(t, []string{"Dockerfile  FROM x", "link /etc/passwd ", "sub/  ", "sub/run.sh  #!"}, packed(FileSource(filepath.Join(dir, "Dockerfile"), nil)))
+	must.Equal(t, []string{"cuda.Dockerfile  " + evaluation.Dockerfile("cuda")}, packed(OwnSource("cuda", nil)))
 }
 
 func TestBuildArgs(t *testing.T) {

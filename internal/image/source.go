@@ -27,7 +27,7 @@ type Source struct {
 	Dockerfile string            // its path in Files
 	Text       string            // of the Dockerfile
 	Args       map[string]string // build arguments that the Dockerfile declares
-	Files      fs.FS             // that it can copy
+	Files      fs.FS             // that it can copy, with the Dockerfile; nil for the Dockerfile alone
 }
 
 // archive returns a tar archive of the files.
@@ -35,7 +35,12 @@ func (s Source) archive() io.ReadCloser {
 	r, w := io.Pipe()
 	go func() {
 		t := tar.NewWriter(w)
-		err := t.AddFS(buildFiles{s.Files})
+		var err error
+		if s.Files != nil {
+			err = t.AddFS(buildFiles{s.Files})
+		} else if err = t.WriteHeader(&tar.Header{Name: s.Dockerfile, Mode: 0o644, Size: int64(len(s.Text))}); err == nil {
+			_, err = io.WriteString(t, s.Text)
+		}
 		if err == nil {
 			err = t.Close()
 		}
@@ -79,7 +84,7 @@ func OwnSource(variant string, args []string) (Source, error) {
 		return Source{}, config.BadInput("--variant %q: write one of %s", variant, names)
 	}
 	return Source{
-		Name: "kbnode's " + variant + ".Dockerfile", Dockerfile: variant + ".Dockerfile", Text: body, Files: evaluation.Files,
+		Name: "kbnode's " + variant + ".Dockerfile", Dockerfile: variant + ".Dockerfile", Text: body,
 	}.with(args)
 }
 
