@@ -34,6 +34,7 @@ type engine struct {
 	temp      []string          // environment that says where spaces are made
 	temporary []string          // other directories where programs may write
 	areas     []*area
+	brought   []brought           // what the image has of libraries' caches
 	leads     map[string]string   // where paths that programs look through lead, without Landlock
 	proc      procState           // of this process and those above and beside it
 	beside    []int               // the other programs of a pipe
@@ -96,6 +97,7 @@ func (e *engine) runAll(ctx context.Context, done func(name string, ev *result.E
 	if err := e.recordAreas(); err != nil {
 		return err
 	}
+	e.placeCaches(ctx)
 	for _, s := range steps {
 		if err := errors.Join(e.changed...); err != nil {
 			return err

@@ -14,18 +14,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
-// A space is a program's own directory, its home and its TMPDIR, empty when it starts. Caches and
+// A space is a program's own directory, its home and its TMPDIR, empty but for links when it starts. Caches and
 // settings that the program leaves there must not reach the next program, which may judge it.
 type space string
-
-// cacheVars place a cache outside the home. Without them, it is in a program's own
-// home.
-var cacheVars = []string{
-	"TORCH_EXTENSIONS_DIR", "TRITON_HOME", "TRITON_CACHE_DIR", "TRITON_DUMP_DIR", "TRITON_OVERRIDE_DIR", "TORCHINDUCTOR_CACHE_DIR",
-	"PYTORCH_KERNEL_CACHE_PATH", "CUDA_CACHE_PATH", "CUPY_CACHE_DIR", "NUMBA_CACHE_DIR", "CUTE_DSL_CACHE_DIR", "TILELANG_CACHE_DIR",
-	"AMD_COMGR_CACHE_DIR", "MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR", "CCACHE_DIR", "MPLCONFIGDIR",
-	"XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR",
-}
 
 // searchPaths are variables that list directories. An empty or relative entry means the
 // job's directory, where a submission may leave a library or a module for its judge.
@@ -87,7 +78,7 @@ func (e *engine) inSpace(p program, s space) program {
 		p.env = e.env
 	}
 	p.dir = e.dir
-	p.env = setenv(setenv(p.env, "HOME", string(s)), "TMPDIR", string(s))
+	p.env = e.bring(setenv(setenv(p.env, "HOME", string(s)), "TMPDIR", string(s)), s)
 	p.landlock, p.writable = e.landlock, append([]string{e.dir, string(s), "/dev/shm"}, e.temporary...)
 	p.exec = slices.Clone(p.argv)
 	if path := e.programs[p.argv[0]]; path != "" {
@@ -112,7 +103,7 @@ func childEnv(public []string) []string {
 }
 
 // homeless returns an environment, for programs with their own home, without variables
-// that lead to caches, settings and modules that a program may change. Modules of the
+// that lead to caches, settings and modules that a program may change; placeCaches gives some back. Modules of the
 // image's user stay available: programs cannot write there.
 func homeless(env []string) []string {
 	user := filepath.Join(getenv(env, "HOME"), ".local")
@@ -125,7 +116,7 @@ func homeless(env []string) []string {
 			kv = name + "=" + value
 		}
 		// Compilers take an empty list as the job's directory.
-		if slices.Contains(cacheVars, name) || name == "TEMP" || name == "TMP" || value == "" && slices.Contains(searchPaths, name) {
+		if isCacheVar(name) || name == "TEMP" || name == "TMP" || value == "" && slices.Contains(searchPaths, name) {
 			continue
 		}
 		rest = append(rest, kv)

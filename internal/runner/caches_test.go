@@ -1,0 +1,135 @@
+package runner
+
+import (
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
+)
+
+// libraries is what a program reports of the stand-ins in testdata/libraries.
+const libraries = `
+sys.path.insert(0, os.environ["IMAGE"])
+import aiter, aiter.jit, flydsl, caching
+def tries(name, f, *args):
+    try: o("%s: %s\n" % (name, f(*args)))
+    except OSError as e: o("%s: %s\n" % (name, type(e).__name__))
+tries("old", aiter.jit.module, "module_old"); tries("new", aiter.jit.module, "module_new"); tries("again", aiter.jit.again, "module_old")
+tries("old kernel", flydsl.kernel, "old"); tries("new kernel", flydsl.kernel, "new")
+tries("triton", caching.triton); tries("inductor", caching.inductor); tries("tinygrad", caching.tinygrad); tries("numba", caching.numba)
+o("jit: %s\n" % os.environ.get("AITER_JIT_DIR"))
+o("check: pass\n")
+`
+
+// TestLibrariesCompile has programs use libraries that keep what they compile, in an image that has some of it, and whose
+// directories access(2) says that root may write to.
+func TestLibrariesCompile(t *testing.T) {
+	t.Parallel()
+	if landlockVersion() == 0 {
+		t.Skip("this kernel has no Landlock")
+	}
+	works := map[string]any{
+		"old": "of the image", "new": "compiled", "again": "compiled", "old kernel": "of the image", "new kernel": "compiled",
+		"triton": "compiled", "inductor": "compiled", "tinygrad": "compiled", "numba": "compiled", "check": "pass",
+	}
+	for _, row := range []struct {
+		name string
+		user int
+		env  string // IMAGE is the directory of the image
+		jit  string // directory for aiter's modules, relative to the program's home unless it is absolute
+	}{
+		{"as root", 0, "", ".aiter/jit"},
+		{"as another user", 65534, "", ".aiter/jit"},
+		{"the image names directories of its own", 0, "AITER_JIT_DIR=IMAGE/aiter/jit FLYDSL_RUNTIME_CACHE_DIR=IMAGE/aiter/jit/flydsl_cache " +
+			"TRITON_CACHE_DIR=IMAGE/triton TORCHINDUCTOR_CACHE_DIR=IMAGE/none CACHEDB=IMAGE/none/cache.db NUMBA_CACHE_DIR=IMAGE/numba", ".aiter/jit"},
+		{"the job names one of its own", 0, "TRITON_CACHE_DIR=kernels/triton TORCHINDUCTOR_CACHE_DIR=kernels/inductor", ".aiter/jit"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			own := ""
+			if strings.Contains(row.env, "kernels") { // it is used
+				own = `o("there: %s\n" % sorted(os.listdir("kernels")))` + "\n"
+			}
+			j := newConfigJob(t, map[string]any{
+				"lang": "py", "mode": "leaderboard", "main": "eval.py", "benchmarks": []map[string]int{{"a": 1}},
+				"sources": map[string]string{"submission.py": "import os, sys\ndef o(s): pass\n" + libraries, "eval.py": report + libraries + own},
+			})
+			image := filepath.Join(j.dir, "image")
+			must.Do(t, os.CopyFS(image, os.DirFS("testdata/libraries")))
+			write(t, filepath.Join(image, "triton", "kernel"), "warm")
+			j.cmd.Env = append(j.cmd.Env, "IMAGE="+image, "PYTHONPATH="+image, "PYTHONDONTWRITEBYTECODE=1")
+			j.cmd.Env = append(j.cmd.Env, strings.Fields(strings.ReplaceAll(row.env, "IMAGE", image))...)
+			j.standIn(t, "nvidia-smi", "exit 9")
+			j.standIn(t, "rocm-smi", `echo '{"card0": {"Card Series": "Test MI"}}'`)
+			if row.user != 0 {
+				j.become(t, row.user)
+				must.Do(t, exec.CommandContext(t.Context(), "chown", "-R", "0", image).Run())
+			}
+			before := below(t, image)
+			_, result := j.run(t)
+			homes := map[string]bool{}
+			for _, name := range []string{"test", "benchmark", "leaderboard"} {
+				got, _ := at(result, "runs", name, "run", "result").(map[string]any)
+				jit, _ := got["jit"].(string)
+				home := strings.TrimSuffix(jit, "/"+row.jit)
+				if home == jit || !strings.HasPrefix(home, filepath.Join(j.dir, "tmp")+"/") || homes[home] {
+					t.Errorf("%s: aiter compiles in %s", name, jit)
+				}
+				homes[home] = true
+				delete(got, "jit")
+				if own != "" && got["there"] != "['inductor', 'triton']" {
+					t.Errorf("%s: the job's directory has %v", name, got["there"])
+				}
+				delete(got, "there")
+				must.Equal(t, works, got)
+			}
+			if t.Failed() {
+				t.Logf("%v\n%s", result, j.stderr.String())
+			}
+			must.Equal(t, before, below(t, image))
+		})
+	}
+}
+
+// below returns the files below a directory with their contents.
+func below(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	must.Do(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			found[path] = must.Read(t, path)
+		}
+		return err
+	}))
+	return found
+}
+
+// TestClears tells where programs may leave what the next one does not find.
+func TestClears(t *testing.T) {
+	t.Parallel()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	must.Do(t, err)
+	here, tmp := filepath.Join(dir, "here"), filepath.Join(dir, "tmp")
+	write(t, filepath.Join(here, "kept", "x"), "")
+	write(t, filepath.Join(tmp, "cache", "x"), "")
+	write(t, filepath.Join(dir, "image", "x"), "")
+	link(t, tmp, filepath.Join(dir, "image", "to-tmp"))
+	link(t, "../image", filepath.Join(tmp, "to-image"))
+	link(t, "none", filepath.Join(tmp, "nowhere"))
+	e := &engine{dir: here, areas: []*area{{dir: here}, {dir: tmp, kind: temporaryArea}, {dir: dir, kind: containerArea}}}
+	for path, want := range map[string]bool{
+		"new": true, "new/deep": true, here + "/new": true, "kept/new": true,
+		"kept": false, here: false, ".": false, "../new": false, "new/../../new": false,
+		tmp: true, tmp + "/cache": true, tmp + "/cache/new/deep": true, tmp + "/cache/x": true, dir + "/image/to-tmp/new": true,
+		dir + "/image": false, dir + "/image/new": false, tmp + "/to-image": false, tmp + "/to-image/new": false,
+		tmp + "/nowhere": false, tmp + "/nowhere/new": false, tmp + "/../image/new": false, tmp + "/cache/x/new": false, "/proc/new": false,
+	} {
+		if got := e.clears(path); got != want {
+			t.Errorf("%s: %t", path, got)
+		}
+	}
+}
