@@ -2,13 +2,14 @@ package runner
 
 import (
 	"archive/zip"
-	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -28,14 +29,14 @@ const (
 	profileFiles = 1 << 12  // files in it
 	traceLimit   = 32 << 20 // bytes of a zip archive that goes into result.json
 	tracesLimit  = 64 << 20 // bytes of all of a job's; result.MaxBytes bounds them in base64
-	ncuReport    = "profile.ncu-rep"
-	ncuTextLimit = 16 << 20 // bytes of ncu's printed report
 )
 
 // recording is a directory with a profiler's files for one evaluation.
 type recording struct {
 	name string // of the evaluation
 	tmp  string // relative to the job's directory; ProfileDir is in it
+
+	texts []string // its files that are text of the others, and far smaller
 }
 
 func (r recording) dir() string { return path.Join(r.tmp, ProfileDir) }
@@ -57,7 +58,7 @@ func (e *engine) checkProfiler() error {
 
 // profile runs the task's program under the vendor's profiler.
 func (e *engine) profile(ctx context.Context, name string, p program) (*result.Run, *result.Profile, error) {
-	r := recording{name, tempName()}
+	r := recording{name: name, tmp: tempName()}
 	e.recorded = append(e.recorded, r)
 	root := e.src.root
 	if err := errors.Join(root.Mkdir(r.tmp, 0o700), root.Mkdir(r.dir(), 0o777)); err != nil {
@@ -75,36 +76,6 @@ func (e *engine) underProfiler(p program, profiler string, options ...string) pr
 	p.exec = slices.Concat([]string{e.programs[profiler]}, options, p.exec)
 	p.wrapped = true
 	return p
-}
-
-func (e *engine) ncu(ctx context.Context, r recording, p program) (*result.Run, *result.Profile, error) {
-	file := path.Join(r.dir(), ncuReport)
-	p = e.underProfiler(p, "ncu", "--set", "full", "--nvtx", "--nvtx-include", "custom_kernel/",
-		"--import-source", "1", "-c", "10", "-o", file, "--")
-	p.env = setenv(p.env, "POPCORN_NCU", "1")
-	o, err := p.run(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	run := e.report(p, o)
-	if o.cancelled {
-		return run, nil, nil
-	}
-	text := &bounded{limit: ncuTextLimit}
-	printed, err := e.runAlone(ctx, program{
-		argv: []string{"ncu", "--import", file, "--print-details", "body"}, limit: seconds(reportLimit), stdout: text,
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	if printed.exitCode == 0 && !printed.timedOut && !printed.cancelled {
-		report := filterReport(newlines(decode(text.buf)))
-		run.Result.Set("benchmark.0.report", base64.StdEncoding.EncodeToString([]byte(report)))
-	}
-	if !run.Success {
-		return run, nil, nil
-	}
-	return run, e.trace(r, "Nsight-Compute"), nil
 }
 
 func (e *engine) rocprof(ctx context.Context, r recording, p program) (*result.Run, *result.Profile, error) {
@@ -178,12 +149,33 @@ func (e *engine) copyFile(w io.Writer, name string, limit int64) (int64, error) 
 
 var errFull = errors.New("is over the limit")
 
-// trace packs a profiler's files for the result. If they do not fit, Trace is empty.
+// trace packs a profiler's files for the result. If they do not fit, Trace has only their texts, or is empty.
 func (e *engine) trace(r recording, profiler string) *result.Profile {
+	p := &result.Profile{Profiler: profiler}
 	limit := min(traceLimit, tracesLimit-e.traced)
+	archive, err := e.pack(r, limit, func(string) bool { return true })
+	if err != nil {
+		e.note("%s: the profile is not in %s, only in %s: it is over %d bytes or cannot be read (%v)", r.name, result.File, ProfileDir, limit, err)
+		if len(r.texts) == 0 {
+			return p
+		}
+		if archive, err = e.pack(r, limit, func(name string) bool { return slices.Contains(r.texts, name) }); err != nil {
+			return p
+		}
+	}
+	e.traced += len(archive)
+	p.Trace = base64.StdEncoding.EncodeToString(archive)
+	return p
+}
+
+// pack returns a zip archive of a recording's files and directories that are wanted.
+func (e *engine) pack(r recording, limit int, wanted func(name string) bool) ([]byte, error) {
 	archive := &bounded{limit: limit}
 	z := zip.NewWriter(archive)
 	err := e.walk(r.dir(), func(name string, _ int64) error {
+		if !wanted(name) {
+			return nil
+		}
 		w, err := z.Create(name)
 		if err == nil && !strings.HasSuffix(name, "/") {
 			_, err = e.copyFile(w, path.Join(r.dir(), name), profileLimit)
@@ -193,14 +185,10 @@ func (e *engine) trace(r recording, profiler string) *result.Profile {
 		}
 		return err
 	})
-	p := &result.Profile{Profiler: profiler}
-	if err = errors.Join(err, z.Close()); err != nil || archive.over {
-		e.note("%s: the profile is not in %s, only in %s: it is over %d bytes or cannot be read (%v)", r.name, result.File, ProfileDir, limit, err)
-		return p
+	if err = errors.Join(err, z.Close()); err == nil && archive.over {
+		err = errFull
 	}
-	e.traced += len(archive.buf)
-	p.Trace = base64.StdEncoding.EncodeToString(archive.buf)
-	return p
+	return archive.buf, err
 }
 
 // walk calls f for the regular files and the directories below a directory, ordered by
@@ -279,73 +267,26 @@ func (e *engine) deliver(r recording, room int64) (int64, error) {
 		}
 		return nil
 	})
-	for name, size := range sizes {
+	// Files of directories come last: they must not take the names of the profiler's own.
+	names := slices.SortedFunc(maps.Keys(sizes), func(a, b string) int {
+		return cmp.Or(cmp.Compare(strings.Count(a, "/"), strings.Count(b, "/")), cmp.Compare(a, b))
+	})
+	for _, name := range names {
 		to := strings.ReplaceAll(name, "/", "-")
 		if len(e.recorded) > 1 {
 			to = r.name + "-" + to
 		}
-		if size > room {
+		to = path.Join(ProfileDir, to)
+		if sizes[name] > room {
 			e.note("%s is omitted: %s holds at most %d bytes", to, ProfileDir, profileLimit)
 			continue
 		}
-		room -= size
-		err = errors.Join(err, e.src.root.Rename(path.Join(r.dir(), name), path.Join(ProfileDir, to)))
+		if _, lerr := e.src.root.Lstat(to); lerr == nil {
+			e.note("%s of %s is omitted: %s is there already", name, r.name, to)
+			continue
+		}
+		room -= sizes[name]
+		err = errors.Join(err, e.src.root.Rename(path.Join(r.dir(), name), to))
 	}
 	return room, err
-}
-
-// reportTables are the tables of ncu's report that submitters see.
-var reportTables = []string{"GPU Throughput", "Pipe Utilization (% of active cycles)", "Warp State (All Cycles)"}
-
-// filterReport reduces ncu's output to the names of the kernels and, for the first two,
-// the most useful tables.
-func filterReport(text string) string {
-	const (
-		mark     = "Table Name :"
-		maxLines = 101
-		more     = "Please check the .ncu-rep file for more details.\n"
-	)
-	var out bytes.Buffer
-	kernels, lines, collect := 0, 0, false
-	for line := range splitLines(text) {
-		line = chomp(line)
-		if startsKernel(line) {
-			if kernels++; kernels > 1 {
-				out.WriteByte('\n')
-			}
-			if kernels == 3 {
-				out.WriteString("\nAdditional kernel launches follow. " + more)
-			}
-			out.WriteString(line + "\n")
-		}
-		if kernels > 2 {
-			continue
-		}
-		if strings.Contains(line, mark+" ") {
-			_, name, _ := strings.Cut(line, mark)
-			if collect = slices.Contains(reportTables, strip(name)); collect {
-				out.WriteByte('\n')
-			}
-		}
-		if strip(line) == "" {
-			collect = false
-		}
-		if !collect {
-			continue
-		}
-		out.WriteString(line + "\n")
-		if lines++; lines == maxLines {
-			out.WriteString("\n[...]\nReport has been truncated. " + more)
-			break
-		}
-	}
-	return out.String()
-}
-
-// startsKernel reports whether a line names a kernel: it is indented less than the
-// lines about the kernel.
-func startsKernel(line string) bool {
-	// Characters, not bytes.
-	r := []rune(line[:min(len(line), 12)])
-	return len(r) >= 3 && r[1] == ' ' && r[2] != ' '
 }

@@ -17,7 +17,11 @@ import (
 
 const (
 	// ncu is a fake of NVIDIA's profiler that records the program's name.
-	ncu = `if [ "$1" = --import ]; then echo "report of $2" >&2; cat "$2"; exit 0; fi
+	ncu = `if [ "$1" = --import ]; then
+	echo "report of $2" >&2
+	[ "$3 $4" = "--page details" ] && { echo "${5:-text} of $(sed -n '3s/ *//p' "$2")"; exit; }
+	cat "$2"; exit
+fi
 while [ "$1" != -- ]; do [ "$1" = -o ] && out=$2; shift; done; shift
 printf '  kernel (1,1)\n    Table Name : GPU Throughput\n    %s\n' "$2" >"$out"
 ln -s /etc/passwd "${out%/*}/link"; mkfifo "${out%/*}/fifo"
@@ -102,8 +106,11 @@ open("profile_data/planted", "w").write("x")
 	for i := range 12 {
 		name := fmt.Sprintf("profile.%d", i)
 		recorded := "  kernel (1,1)\n    Table Name : GPU Throughput\n    eval.py\n"
-		must.Equal(t, map[string]string{"profile.ncu-rep": recorded}, unzip(t, at(doc, "runs", name, "profile", "trace")))
-		delivered[name+"-profile.ncu-rep"] = recorded
+		want := map[string]string{"profile.ncu-rep": recorded, "ncu-details.txt": "text of eval.py\n", "ncu-details.csv": "--csv of eval.py\n"}
+		must.Equal(t, want, unzip(t, at(doc, "runs", name, "profile", "trace")))
+		for file, text := range want {
+			delivered[name+"-"+file] = text
+		}
 	}
 	must.Equal(t, delivered, files(t, filepath.Join(j.cmd.Dir, ProfileDir)))
 	text, err := os.ReadFile(filepath.Join(j.cmd.Dir, result.File))
@@ -112,6 +119,77 @@ open("profile_data/planted", "w").write("x")
 	}
 	if entries, err := os.ReadDir(j.cmd.Dir); err != nil || len(entries) != 2 {
 		t.Errorf("left behind: %v, %v", entries, err)
+	}
+}
+
+// TestProfileTexts has ncu fail to print what it recorded, and programs leave files of the same names.
+func TestProfileTexts(t *testing.T) {
+	t.Parallel()
+	const (
+		rep  = "  kernel (1,1)\n    Table Name : GPU Throughput\n    eval.py\n"
+		txt  = "text of eval.py\n"
+		csv  = "--csv of eval.py\n"
+		dirs = `import glob
+[dir] = glob.glob("tmp*/profile_data")
+`
+	)
+	type texts = map[string]string
+	for _, row := range []struct {
+		name, ncu, judge string
+		trace, left      texts
+		note             string
+	}{
+		{"both", "", "", texts{"profile.ncu-rep": rep, "ncu-details.txt": txt, "ncu-details.csv": csv}, nil, ""},
+		{"ncu fails", `[ "$3" = --page ] && { echo part; exit 1; }`, "", texts{"profile.ncu-rep": rep}, nil, "ncu-details.csv is left out: ncu ended with 1"},
+		{"ncu fails for one", `[ "$5" = --csv ] && kill -9 $$`, "", texts{"profile.ncu-rep": rep, "ncu-details.txt": txt}, nil, "ncu-details.csv is left out: ncu ended with -9"},
+		{
+			"a long text", `[ "$5" = --csv ] && { yes 0123456 | head -c 20000000; exit; }`, "",
+			texts{"profile.ncu-rep": rep, "ncu-details.txt": txt, "ncu-details.csv": strings.Repeat("0123456\n", ncuTextLimit/8)}, nil, "ncu-details.csv ends after 16777216 bytes",
+		},
+		{
+			"a report over the limit", "", dirs + `open(dir + "/big", "wb").write(os.urandom(40 << 20))`,
+			texts{"ncu-details.txt": txt, "ncu-details.csv": csv}, texts{"profile.ncu-rep": rep, "ncu-details.txt": txt, "ncu-details.csv": csv, "big": ""}, "over 33554432 bytes",
+		},
+		{
+			"files in their place", "", dirs + `
+os.makedirs(dir + "/ncu-details.txt/deep"); os.symlink("/etc/passwd", dir + "/ncu-details.csv")
+os.mkdir(dir + "/ncu"); open(dir + "/ncu/details.csv", "w").write("planted"); os.mkdir(dir + "/profile.ncu"); open(dir + "/profile.ncu/rep", "w").write("planted")
+`,
+			texts{"profile.ncu-rep": rep, "ncu-details.txt": txt, "ncu-details.csv": csv, "ncu/": "", "ncu/details.csv": "planted", "profile.ncu/": "", "profile.ncu/rep": "planted"},
+			texts{"profile.ncu-rep": rep, "ncu-details.txt": txt, "ncu-details.csv": csv}, "ncu/details.csv of profile.0 is omitted: profile_data/ncu-details.csv is there already",
+		},
+		{
+			"a link in the directory's place", "", dirs + `
+os.rename(dir, "elsewhere"); os.symlink("../kept", dir)`, nil, texts{}, "is no longer a directory",
+		},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			j := newProfileJob(t, 1, row.judge)
+			j.standIn(t, "nvidia-smi", "exit 0")
+			j.standIn(t, "ncu", row.ncu+"\n"+ncu)
+			kept := filepath.Join(j.cmd.Dir, "kept", "ncu-details.txt")
+			write(t, kept, "of the job")
+			code, doc := j.run(t)
+			must.Equal(t, "of the job", must.Read(t, kept))
+			ev := at(doc, "runs", "profile.0")
+			if code != 0 || at(ev, "run", "passed") != true || !strings.Contains(j.stderr.String(), row.note) {
+				t.Fatalf("exit code %d, %v\n%s", code, ev, j.stderr.String())
+			}
+			if trace := at(ev, "profile", "trace"); row.trace != nil {
+				must.Equal(t, row.trace, unzip(t, trace))
+			} else if trace != "" {
+				t.Error("there is a trace")
+			}
+			if row.left == nil {
+				row.left = row.trace
+			}
+			left := files(t, filepath.Join(j.cmd.Dir, ProfileDir))
+			if _, big := row.left["big"]; big {
+				left["big"] = ""
+			}
+			must.Equal(t, row.left, left)
+		})
 	}
 }
 
