@@ -24,7 +24,7 @@ type cache struct {
 }
 
 // A product is what an image may have in a directory of a package, which the library prefers to the home. It asks access(2)
-// or nobody whether it can write there, and Landlock, which does not change what access(2) answers, lets no program do so.
+// or no one whether it can write there, and Landlock, which does not change what access(2) answers, lets no program do so.
 type product struct {
 	dir   string // starts with the package
 	files string // pattern, as of path.Match

@@ -1,7 +1,10 @@
 package runner
 
 import (
+	"fmt"
+	"io"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -95,6 +98,68 @@ func TestLibrariesCompile(t *testing.T) {
 	}
 }
 
+// TestCompiledAgain counts what a leaderboard job compiles when its eval.py imports the submission: the import by itself, once,
+// and each evaluation start with an empty cache.
+func TestCompiledAgain(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must.Do(t, err)
+	compiled := make(chan string)
+	go func() {
+		defer close(compiled)
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return // the job is over
+			}
+			text, _ := io.ReadAll(conn)
+			_ = conn.Close()
+			compiled <- string(text)
+		}
+	}()
+	submission := fmt.Sprintf(`
+import os, socket, sys
+cache = os.path.expanduser("~/.cache/torch_extensions")
+new = not os.path.exists(cache)
+os.makedirs(cache, exist_ok=True)
+with socket.create_connection(("127.0.0.1", %d)) as s: s.sendall(b"compiled " if new else b"found "); s.sendall(" ".join(sys.argv[:2]).encode())
+`, listener.Addr().(*net.TCPAddr).Port)
+	j := newConfigJob(t, map[string]any{
+		"lang": "py", "mode": "leaderboard", "main": "eval.py", "benchmarks": []map[string]int{{"a": 1}},
+		"sources": map[string]string{"submission.py": submission, "eval.py": report + `import submission; o("check: pass\n")`},
+	})
+	var got []string
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for text := range compiled {
+			got = append(got, text)
+		}
+	}()
+	code, result := j.run(t)
+	must.Do(t, listener.Close())
+	<-done
+	if code != 0 || at(result, "runs", "leaderboard", "run", "passed") != true {
+		t.Errorf("exit code %d, %v\n%s", code, result, j.stderr.String())
+	}
+	must.Equal(t, []string{"compiled submission.py", "compiled eval.py test", "compiled eval.py benchmark", "compiled eval.py leaderboard"}, got)
+}
+
+// TestTableOfCaches has each variable with its origin, once, and in the documents.
+func TestTableOfCaches(t *testing.T) {
+	t.Parallel()
+	page, known := must.Read(t, "../../docs/engine.md"), map[string]bool{}
+	for _, c := range caches {
+		if known[c.variable] || c.variable == "" || c.library == "" || c.source == "" {
+			t.Errorf("%+v", c)
+		}
+		known[c.variable] = true
+		if row := strings.ReplaceAll(fmt.Sprintf("| %s | `%s` | %s |\n", c.library, c.variable, c.since), "|  |", "| |"); !strings.Contains(page, row) {
+			t.Errorf("docs/engine.md does not have the row %s", row)
+		}
+	}
+}
+
 // below returns the files below a directory with their contents.
 func below(t *testing.T, dir string) map[string]string {
 	t.Helper()
@@ -106,6 +171,41 @@ func below(t *testing.T, dir string) map[string]string {
 		return err
 	}))
 	return found
+}
+
+// TestNothingStaysInACache has variables of a container's environment lead to places that programs share. The pre-run fills
+// each, and puts a link to the image in its place.
+func TestNothingStaysInACache(t *testing.T) {
+	t.Parallel()
+	names := []string{"TRITON_CACHE_DIR=/tmp/kernels", "CUPY_CACHE_DIR=/dev/shm/a/b", "XDG_CACHE_HOME=cache", "TORCH_EXTENSIONS_DIR=/opt/lib/extensions"}
+	const submission = `
+import os, shutil
+for name in ("TRITON_CACHE_DIR", "CUPY_CACHE_DIR", "XDG_CACHE_HOME", "TORCH_EXTENSIONS_DIR", "HOME"):
+    dir = os.environ.get(name, "/opt/lib/extensions")
+    try:
+        os.makedirs(dir, exist_ok=True); open(dir + "/planted", "w").close()
+        if name != "HOME": os.rename(dir, dir + ".old"); os.symlink("/opt/lib", dir)
+    except OSError: pass
+`
+	const judge = `
+for name in ("TRITON_CACHE_DIR", "CUPY_CACHE_DIR", "XDG_CACHE_HOME", "TORCH_EXTENSIONS_DIR"):
+    dir = os.environ.get(name)
+    o("%s: %s\n" % (name, dir))
+    if dir:
+        if os.path.lexists(dir) or os.path.lexists(dir + ".old"): o("found: %s\n" % dir)
+        os.makedirs(dir); open(dir + "/kernel", "w").close()
+o("check: pass\n")`
+	for _, landlock := range []string{"", "0"} {
+		t.Run("landlock="+landlock, func(t *testing.T) {
+			t.Parallel()
+			j := containerJob(t, submission, judge, append(names, "KBNODE_TEST_LANDLOCK="+landlock)...)
+			code, result := j.run(t)
+			passes(t, j, code, result)
+			must.Equal(t, any(map[string]any{
+				"TRITON_CACHE_DIR": "/tmp/kernels", "CUPY_CACHE_DIR": "/dev/shm/a/b", "XDG_CACHE_HOME": "cache", "TORCH_EXTENSIONS_DIR": "None", "check": "pass",
+			}), at(result, "runs", "test", "run", "result"))
+		})
+	}
 }
 
 // TestClears tells where programs may leave what the next one does not find.
