@@ -34,8 +34,8 @@ type product struct {
 // caches are those of libraries that submissions import, as of August 2026. Not in it are libraries that read no such
 // variable, and use the home (pyximport), or try to write before they choose (numba, for a package's own directory).
 var caches = []cache{
-	// Its default is its own directory if access(2) says that it may write there, else a copy of that in the home. It finds
-	// what it compiled into the copy not at all, and with the variable only what is in the variable's directory.
+	// Its default is its own directory if access(2) says that it may write there, else a copy of that in the home, from which
+	// it imports no module. With the variable, it imports only from the variable's directory.
 	{"AITER_JIT_DIR", "aiter", "0.1.5", "ROCm/aiter aiter/jit/core.py", product{"aiter/jit", "*.so", ".aiter/jit"}},
 	// Its default is the home, but aiter sets the variable, since 0.1.13, if it has compiled kernels (aiter/__init__.py).
 	{"FLYDSL_RUNTIME_CACHE_DIR", "FlyDSL", "0.1.2", "ROCm/FlyDSL python/flydsl/utils/env.py", product{"aiter/jit/flydsl_cache", "*/*.pkl", ".flydsl/cache"}},
