@@ -23,7 +23,7 @@ func MaxTime(o *payload.Object) (time.Duration, error) {
 			sum += compileLimit.seconds + toolLimit
 		}
 		if s.mode == "profile" {
-			sum += reportLimit
+			sum += 3 * reportLimit // the report and its details in two forms
 		}
 	}
 	if c.lang == "py" { // once in a job
