@@ -149,7 +149,7 @@ func TestHooks(t *testing.T) {
 func TestNamedTests(t *testing.T) {
 	t.Parallel()
 	there := map[string]bool{}
-	for _, dir := range []string{"internal", "test"} {
+	for _, dir := range []string{"internal", "packaging", "test"} {
 		for _, f := range files(t, dir) {
 			if strings.HasSuffix(f, "_test.go") {
 				for _, m := range regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`).FindAllStringSubmatch(read(t, f), -1) {
