@@ -236,12 +236,14 @@ func (g gated) Read(p []byte) (int, error) {
 // BenchmarkDispatch measures with the real agent how long a job waits for its bootstrap: from the build's creation on an idle
 // slot, and from the end of the job before on the same slot.
 func BenchmarkDispatch(b *testing.B) {
-	for _, mode := range []string{"auto", "poll-only"} {
-		name := map[string]string{"auto": "streaming", "poll-only": "polling"}[mode]
-		b.Run(name, func(b *testing.B) {
-			r := startAgent(b, bktest.Options{PingSeconds: 10}, mode, nil) // Buildkite's interval
+	for _, way := range []struct {
+		name, mode string
+		samples    int
+	}{{"streaming", "auto", 15}, {"polling", "poll-only", 7}} {
+		b.Run(way.name, func(b *testing.B) {
+			r := startAgent(b, bktest.Options{PingSeconds: 10}, way.mode, nil) // Buildkite's interval
 			var idle, next []float64
-			for range 7 {
+			for range way.samples {
 				agents := len(r.Agents())
 				r.until(b, "an idle agent", func() bool {
 					return len(r.Agents()) > 0 && r.Agents()[len(r.Agents())-1].ConnectionState == "connected"
