@@ -40,7 +40,7 @@ type engine struct {
 	beside    []int               // the other programs of a pipe
 	theirs    map[string]identity // files that those have open: they may write them meanwhile
 	tmpfs     map[uint64]bool     // which devices of theirs are one
-	recorded  []recording         // profilers' files, to be delivered
+	profiles  profiles            // to be delivered
 	traced    int                 // bytes of their archives in the result
 	left      error               // why something that a program left is still there
 	changed   []error             // what the last program did to what was there before

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -31,12 +30,26 @@ const (
 	tracesLimit  = 64 << 20 // bytes of all of a job's; result.MaxBytes bounds them in base64
 )
 
-// recording is a directory with a profiler's files for one evaluation.
+// recording is a directory with a profiler's files for one evaluation, until it ends.
 type recording struct {
 	name string // of the evaluation
 	tmp  string // relative to the job's directory; ProfileDir is in it
 
 	texts []string // its files that are text of the others, and far smaller
+}
+
+// profiles are the files of the recordings that ended. No program can reach them: the next one would read there
+// what the last one left, or change it.
+type profiles struct {
+	store       *os.File // without a name, with the contents of all after each other
+	files       []profileFile
+	evaluations int
+	size        int64 // bytes in store
+}
+
+type profileFile struct {
+	evaluation, name string
+	offset, size     int64 // in store
 }
 
 func (r recording) dir() string { return path.Join(r.tmp, ProfileDir) }
@@ -59,15 +72,22 @@ func (e *engine) checkProfiler() error {
 // profile runs the task's program under the vendor's profiler.
 func (e *engine) profile(ctx context.Context, name string, p program) (*result.Run, *result.Profile, error) {
 	r := recording{name: name, tmp: tempName()}
-	e.recorded = append(e.recorded, r)
 	root := e.src.root
 	if err := errors.Join(root.Mkdir(r.tmp, 0o700), root.Mkdir(r.dir(), 0o777)); err != nil {
 		return nil, nil, fmt.Errorf("make directory for the profile: %w", err)
 	}
+	record := e.ncu
 	if e.runtime == runtimeROCm {
-		return e.rocprof(ctx, r, p)
+		record = e.rocprof
 	}
-	return e.ncu(ctx, r, p)
+	run, trace, err := record(ctx, r, p)
+	if kerr := e.keep(ctx, r); kerr != nil {
+		e.note("keep profile: %v", kerr) // the verdicts do not depend on it
+	}
+	if rerr := tree.Remove(root, r.tmp); rerr != nil {
+		err = errors.Join(err, fmt.Errorf("remove directory of the profile: %w", rerr))
+	}
+	return run, trace, err
 }
 
 // underProfiler returns p as the child of a profiler.
@@ -149,17 +169,28 @@ func (e *engine) copyFile(w io.Writer, name string, limit int64) (int64, error) 
 
 var errFull = errors.New("is over the limit")
 
+// fullWriter fails when there is no more room.
+type fullWriter struct{ *bounded }
+
+func (w fullWriter) Write(p []byte) (int, error) {
+	n, err := w.bounded.Write(p)
+	if w.over {
+		err = errFull
+	}
+	return n, err
+}
+
 // trace packs a profiler's files for the result. If they do not fit, Trace has only their texts, or is empty.
 func (e *engine) trace(r recording, profiler string) *result.Profile {
 	p := &result.Profile{Profiler: profiler}
 	limit := min(traceLimit, tracesLimit-e.traced)
-	archive, err := e.pack(r, limit, func(string) bool { return true })
+	archive, err := e.archive(r.dir(), limit, profileLimit, func(string) bool { return true })
 	if err != nil {
 		e.note("%s: the profile is not in %s, only in %s: it is over %d bytes or cannot be read (%v)", r.name, result.File, ProfileDir, limit, err)
 		if len(r.texts) == 0 {
 			return p
 		}
-		if archive, err = e.pack(r, limit, func(name string) bool { return slices.Contains(r.texts, name) }); err != nil {
+		if archive, err = e.archive(r.dir(), limit, profileLimit, func(name string) bool { return slices.Contains(r.texts, name) }); err != nil {
 			return p
 		}
 	}
@@ -168,27 +199,25 @@ func (e *engine) trace(r recording, profiler string) *result.Profile {
 	return p
 }
 
-// pack returns a zip archive of a recording's files and directories that are wanted.
-func (e *engine) pack(r recording, limit int, wanted func(name string) bool) ([]byte, error) {
+// archive packs the files and directories in a directory that are wanted into at most limit bytes. They may have as many
+// bytes as room in all: zeros take next to none in the archive, but time.
+func (e *engine) archive(dir string, limit int, room int64, wanted func(name string) bool) ([]byte, error) {
 	archive := &bounded{limit: limit}
-	z := zip.NewWriter(archive)
-	err := e.walk(r.dir(), func(name string, _ int64) error {
+	z := zip.NewWriter(fullWriter{archive})
+	err := e.walk(dir, func(name string, size int64) error {
 		if !wanted(name) {
 			return nil
 		}
+		if room -= size; room < 0 {
+			return errFull
+		}
 		w, err := z.Create(name)
 		if err == nil && !strings.HasSuffix(name, "/") {
-			_, err = e.copyFile(w, path.Join(r.dir(), name), profileLimit)
-		}
-		if err == nil && archive.over {
-			err = errFull
+			_, err = e.copyFile(w, path.Join(dir, name), size)
 		}
 		return err
 	})
-	if err = errors.Join(err, z.Close()); err == nil && archive.over {
-		err = errFull
-	}
-	return archive.buf, err
+	return archive.buf, errors.Join(err, z.Close())
 }
 
 // walk calls f for the regular files and the directories below a directory, ordered by
@@ -217,6 +246,39 @@ func (e *engine) walk(dir string, f func(name string, size int64) error) error {
 	})
 }
 
+// keep copies the files of a recording to where no program can reach them.
+func (e *engine) keep(ctx context.Context, r recording) (err error) {
+	kept := &e.profiles
+	if kept.store == nil {
+		name := tempName()
+		if kept.store, err = e.src.root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
+			err = e.src.root.Remove(name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	kept.evaluations++
+	return e.walk(r.dir(), func(name string, size int64) error {
+		if strings.HasSuffix(name, "/") {
+			return ctx.Err()
+		}
+		if size > profileLimit-kept.size {
+			e.note("%s: %s is omitted: %s holds at most %d bytes", r.name, name, ProfileDir, profileLimit)
+			return ctx.Err()
+		}
+		n, err := e.copyFile(kept.store, path.Join(r.dir(), name), size)
+		if err != nil {
+			_, serr := kept.store.Seek(kept.size, io.SeekStart) // what follows overwrites it
+			e.note("keep profile: %v", errors.Join(err, serr))
+			return serr
+		}
+		kept.files = append(kept.files, profileFile{r.name, name, kept.size, n})
+		kept.size += n
+		return ctx.Err()
+	})
+}
+
 // deliverProfiles puts the profilers' files, and nothing else, into ProfileDir, and leaves no file there that
 // a launcher could take for the job's result. Call it at the job's end, when all programs are dead. An error
 // means that there may be one.
@@ -225,18 +287,13 @@ func (e *engine) deliverProfiles() error {
 	var err error
 	if e.mode == "profile" {
 		err = tree.Remove(root, ProfileDir)
-		if err == nil && len(e.recorded) > 0 {
+		if err == nil && e.profiles.evaluations > 0 {
 			err = root.Mkdir(ProfileDir, 0o777)
 		}
-		room := int64(profileLimit)
-		for _, r := range e.recorded {
-			if err == nil {
-				var derr error
-				if room, derr = e.deliver(r, room); derr != nil {
-					e.note("deliver profile: %v", derr) // the verdicts do not depend on it
-				}
+		if err == nil && e.profiles.store != nil {
+			if derr := e.deliver(); derr != nil {
+				e.note("deliver profile: %v", derr) // the verdicts do not depend on it
 			}
-			err = errors.Join(err, tree.Remove(root, r.tmp))
 		}
 	}
 	if err = errors.Join(err, e.removeOwnNames()); err != nil {
@@ -256,37 +313,29 @@ func (e *engine) removeOwnNames() error {
 	})
 }
 
-// deliver moves the files of one evaluation to ProfileDir and returns how many bytes
-// still fit. It makes no subdirectories, as an artifact path such as "profile_data/*"
-// expects. With several evaluations, file names begin with the name of theirs.
-func (e *engine) deliver(r recording, room int64) (int64, error) {
-	sizes := map[string]int64{}
-	err := e.walk(r.dir(), func(name string, size int64) error {
-		if !strings.HasSuffix(name, "/") {
-			sizes[name] = size
-		}
-		return nil
-	})
+// deliver writes the files that were kept to ProfileDir. It makes no subdirectories, as an artifact path such as
+// "profile_data/*" expects. With several evaluations, file names begin with the name of theirs.
+func (e *engine) deliver() (err error) {
+	kept := &e.profiles
 	// Files of directories come last: they must not take the names of the profiler's own.
-	names := slices.SortedFunc(maps.Keys(sizes), func(a, b string) int {
-		return cmp.Or(cmp.Compare(strings.Count(a, "/"), strings.Count(b, "/")), cmp.Compare(a, b))
-	})
-	for _, name := range names {
-		to := strings.ReplaceAll(name, "/", "-")
-		if len(e.recorded) > 1 {
-			to = r.name + "-" + to
+	slices.SortStableFunc(kept.files, func(a, b profileFile) int { return cmp.Compare(strings.Count(a.name, "/"), strings.Count(b.name, "/")) })
+	for _, f := range kept.files {
+		to := strings.ReplaceAll(f.name, "/", "-")
+		if kept.evaluations > 1 {
+			to = f.evaluation + "-" + to
 		}
 		to = path.Join(ProfileDir, to)
-		if sizes[name] > room {
-			e.note("%s is omitted: %s holds at most %d bytes", to, ProfileDir, profileLimit)
+		out, oerr := e.here.root.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+		if errors.Is(oerr, fs.ErrExist) {
+			e.note("%s of %s is omitted: %s is there already", f.name, f.evaluation, to)
 			continue
 		}
-		if _, lerr := e.src.root.Lstat(to); lerr == nil {
-			e.note("%s of %s is omitted: %s is there already", name, r.name, to)
+		if oerr != nil { // such as a name that is too long now
+			err = errors.Join(err, oerr)
 			continue
 		}
-		room -= sizes[name]
-		err = errors.Join(err, e.src.root.Rename(path.Join(r.dir(), name), to))
+		_, cerr := io.Copy(out, io.NewSectionReader(kept.store, f.offset, f.size))
+		err = errors.Join(err, cerr, out.Close())
 	}
-	return room, err
+	return errors.Join(err, kept.store.Close())
 }

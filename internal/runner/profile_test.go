@@ -3,7 +3,9 @@ package runner
 import (
 	"archive/zip"
 	"bytes"
+	"crypto/rand"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -257,5 +259,57 @@ time.sleep(0.3)
 	}
 	if left := processesWith(t, j.dir); left != nil {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// TestProfilesAreKeptApart has each program leave something beside and among the profiler's files, look for what the
+// one before left, and change that.
+func TestProfilesAreKeptApart(t *testing.T) {
+	t.Parallel()
+	j := newProfileJob(t, 2, `
+import glob
+out = max(glob.glob("tmp*/profile_data"), key=os.path.getmtime)
+o("found: %s\n" % sorted(glob.glob("tmp*/carry") + glob.glob("**/note", recursive=True)))
+for path in glob.glob("tmp*/profile_data/*"):
+    if not path.startswith(out): open(path, "w").write("changed")
+open(out + "/../carry", "w").close(); open(out + "/note", "w").write(sys.argv[2])
+os.mkfifo(out + "/fifo"); os.chmod(out + "/note", 0o400)
+`)
+	j.standIn(t, "ncu", ncu)
+	code, doc := j.run(t)
+	for _, name := range []string{"profile.0", "profile.1"} {
+		if got := at(doc, "runs", name, "run", "result", "found"); code != 0 || got != "[]" {
+			t.Errorf("exit code %d, %s found %v\n%s", code, name, got, j.stderr.String())
+		}
+	}
+	got := files(t, filepath.Join(j.cmd.Dir, ProfileDir))
+	for name, text := range got {
+		if strings.HasSuffix(name, "-note") && !strings.Contains(text, "/tmp") || text == "changed" {
+			t.Errorf("%s has %q", name, text)
+		}
+	}
+	if len(got) != 4 || strings.Contains(j.stderr.String(), "created by a program") {
+		t.Errorf("delivered %v, log %q", got, j.stderr.String())
+	}
+}
+
+// TestProfileArchiveIsBounded packs files that take no space, and files that take much.
+func TestProfileArchiveIsBounded(t *testing.T) {
+	t.Parallel()
+	root, err := os.OpenRoot(t.TempDir())
+	must.Do(t, err)
+	defer root.Close() //nolint:errcheck // opened for reading
+	e := &engine{src: &sources{root: root}}
+	for name, text := range map[string]string{"zeros/a": string(make([]byte, 600)), "zeros/b": string(make([]byte, 600)), "noise/a": rand.Text() + rand.Text()} {
+		write(t, filepath.Join(root.Name(), name), text)
+	}
+	for _, c := range []struct {
+		dir         string
+		limit, room int
+		full        bool
+	}{{"zeros", 1000, 1200, false}, {"zeros", 1000, 1199, true}, {"noise", 1000, 52, false}, {"noise", 100, 52, true}} {
+		if archive, err := e.archive(c.dir, c.limit, int64(c.room), func(string) bool { return true }); errors.Is(err, errFull) != c.full || !c.full && (err != nil || len(archive) == 0) {
+			t.Errorf("%+v: %d bytes, %v", c, len(archive), err)
+		}
 	}
 }

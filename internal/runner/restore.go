@@ -7,7 +7,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -48,8 +47,8 @@ func (e *engine) recordAreas() error {
 	return nil
 }
 
-// walkArea calls f for everything in an area except the engine's own files. f may return fs.SkipDir for a
-// directory, and fs.SkipAll. Another error does not end the walk: what comes after it is looked at, too.
+// walkArea calls f for everything in an area. f may return fs.SkipDir for a directory, and fs.SkipAll. Another error
+// does not end the walk: what comes after it is looked at, too.
 func (e *engine) walkArea(a *area, f func(name string, info fs.FileInfo) error) error {
 	var errs []error
 	_ = filepath.WalkDir(a.dir, func(name string, d fs.DirEntry, err error) error { // each error is in errs
@@ -66,8 +65,6 @@ func (e *engine) walkArea(a *area, f func(name string, info fs.FileInfo) error) 
 			return nil
 		case d == nil || err != nil:
 			return nil // this user cannot see it, so programs cannot either
-		case d.IsDir() && e.own(name):
-			return fs.SkipDir
 		}
 		info, err := d.Info()
 		if err == nil && !e.isTheirs(a, name, info) {
@@ -99,12 +96,6 @@ func closed(name string, d fs.DirEntry) bool {
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
 	return ok && int(st.Uid) != os.Geteuid() && unix.Access(name, unix.R_OK) != nil && unix.Access(name, unix.W_OK) != nil && unix.Access(name, unix.X_OK) != nil
-}
-
-// own reports whether the engine itself looks after the file or directory with this
-// path.
-func (e *engine) own(name string) bool {
-	return slices.ContainsFunc(e.recorded, func(r recording) bool { return name == filepath.Join(e.dir, r.tmp) })
 }
 
 // putBack restores every area: it removes what is new, whatever its modes, and puts back what directories had.
