@@ -100,6 +100,7 @@ func programFilter(judge []uint32, landlock int) filter {
 	// An attribute of a directory outlives a program, and the lack of one. File systems without attributes answer in this way.
 	f.onAny(func(f *filter) { f.fail(unix.ENOTSUP) }, unix.SYS_SETXATTR, unix.SYS_LSETXATTR, unix.SYS_FSETXATTR, unix.SYS_SETXATTRAT,
 		unix.SYS_REMOVEXATTR, unix.SYS_LREMOVEXATTR, unix.SYS_FREMOVEXATTR, unix.SYS_REMOVEXATTRAT, unix.SYS_FILE_SETATTR)
+	f.onCall(unix.SYS_SETSOCKOPT, decideSetsockopt)
 	if landlock == landlockRefer {
 		f.truncations()
 	}
@@ -155,6 +156,20 @@ func programFilter(judge []uint32, landlock int) filter {
 	}, unix.SYS_KILL, unix.SYS_TKILL, unix.SYS_TGKILL, unix.SYS_RT_SIGQUEUEINFO, unix.SYS_RT_TGSIGQUEUEINFO, unix.SYS_PIDFD_OPEN)
 	f.allow()
 	return f
+}
+
+// ipv6FlowLabelManager is IPV6_FLOWLABEL_MGR (linux/in6.h).
+const ipv6FlowLabelManager = 32
+
+// decideSetsockopt decides about setsockopt. A flow label stays for up to a minute after its socket, with an address,
+// and every process may read both in /proc/net/ip6_flowlabel.
+func decideSetsockopt(f *filter) {
+	f.loadArg(1)
+	f.skipIfNot(unix.IPPROTO_IPV6, 3)
+	f.loadArg(2)
+	f.skipIfNot(ipv6FlowLabelManager, 1)
+	f.fail(unix.ENOPROTOOPT)
+	f.allow()
 }
 
 // truncations refuses what Landlock only rules since its third version: to empty a file that the program did not
