@@ -27,6 +27,8 @@ cp /etc/ld.so.cache /etc/passwd etc
 mount -t tmpfs none layer; mkdir -p layer/upper layer/work layer/lower/deep
 for f in etc/ssl/openssl.cnf opt/lib/engines-3/a.so opt/lib/gconv/gconv-modules layer/lower/deep/file; do echo old >$f; done
 echo keep >opt/lib/mapped
+mkdir opt/lib/__pycache__; echo "n = 1" >opt/lib/stale.py
+for v in 39 310 311 312 313 314 315; do echo old >opt/lib/__pycache__/stale.cpython-$v.pyc; done
 ln -s engines-3 opt/lib/engines
 mount -t overlay -o lowerdir=layer/lower,upperdir=layer/upper,workdir=layer/work none all; umount -l layer
 mount -t tmpfs none dev; mkdir dev/shm dev/mqueue dev/pts
@@ -47,7 +49,7 @@ func containerJob(t *testing.T, submission, judge string, env ...string) *job {
 	}
 	j := newConfigJob(t, map[string]any{
 		"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{"submission.py": submission, "eval.py": report + judge},
-	}, append(env, "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=", "HOME=/root")...)
+	}, append(env, "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=", "HOME=/root", "PYTHONDONTWRITEBYTECODE=")...)
 	root := filepath.Join(j.dir, "root")
 	must.Do(t, os.Mkdir(root, 0o755))
 	// The result is on a file system that only the runner's processes see.
@@ -62,7 +64,7 @@ func containerJob(t *testing.T, submission, judge string, env ...string) *job {
 func TestNothingStaysInTheContainer(t *testing.T) {
 	t.Parallel()
 	const submission = `
-import os
+import os, sys
 def tries(f, *args, **more):
     try: return f(*args, **more)
     except OSError: pass
@@ -71,6 +73,7 @@ for d in ("/", "/etc", "/etc/ssl", "/opt/lib", "/opt/lib/engines-3", "/root", "/
     tries(os.mkdir, d + "/notes"); tries(os.symlink, "x", d + "/notes/link")
     if d.startswith(("/opt", "/all/deep", "/run")):
         tries(os.chmod, d, 0o751); tries(os.chown, d, 4711, 4711); tries(os.utime, d, ns=(4711, 4711))
+sys.path.append("/opt/lib"); import stale # whose byte code Python would write again
 tries(os.makedirs, "/opt/lib/ossl-modules/deep"); tries(os.link, "/runner", "/var/lib/linked/x")
 `
 	const judge = `
@@ -109,6 +112,8 @@ func TestChangesInTheContainer(t *testing.T) {
 		"the mode":                        {`os.chmod("/opt/lib/engines-3/a.so", 0)`, "/opt/lib/engines-3/a.so"},
 		"the times":                       {`os.utime("/all/deep/file", ns=(1, 4711))`, "/all/deep/file"},
 		"a file is gone":                  {`os.remove("/opt/lib/engines-3/a.so")`, "/opt/lib/engines-3/a.so"},
+		"byte code is gone":               {`os.remove("/opt/lib/__pycache__/stale.cpython-39.pyc")`, "/opt/lib/__pycache__/stale.cpython-39.pyc"},
+		"other byte code":                 {`open("/opt/lib/__pycache__/stale.cpython-39.pyc", "w").close()`, "/opt/lib/__pycache__/stale.cpython-39.pyc"},
 		"another directory":               {`os.rename("/opt/lib/engines-3", "/opt/lib/x"); os.mkdir("/opt/lib/engines-3")`, "/opt/lib/engines-3/a.so"},
 		"no directory of temporary files": {`os.rename("/var/tmp", "/var/x"); os.symlink("/etc", "/var/tmp")`, "/var/tmp"},
 		"another link":                    {`os.remove("/opt/lib/engines"); os.symlink("gconv", "/opt/lib/engines")`, "/opt/lib/engines"},

@@ -314,3 +314,25 @@ os._exit(os.write(fd, b"check: pass\n") - 12)`, passes, func(t *testing.T, j *jo
 		t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	})
 }
+
+// TestByteCodeIsNoMemory has the pre-run change byte code that was there before, which Python would write again, and
+// leave some.
+func TestByteCodeIsNoMemory(t *testing.T) {
+	t.Parallel()
+	attacks(t, `
+import os, sys
+sys.dont_write_bytecode = False
+import package.module
+for path, f in (("package/__pycache__/gone.pyc", os.remove), ("package/__pycache__/kept.pyc", lambda p: open(p, "a").write("x"))):
+    try: f(path)
+    except OSError: pass
+`, `o("found: %s\ncheck: pass\n" % sorted(os.path.join(at, f) for at, _, files in os.walk("package") for f in files))`, func(t *testing.T, j *job, code int, result map[string]any) {
+		if passes(t, j, code, result); at(result, "runs", "test", "run", "result", "found") != "['package/module.py']" {
+			t.Errorf("found %v", at(result, "runs", "test", "run", "result", "found"))
+		}
+	}, func(t *testing.T, j *job) {
+		for _, name := range []string{"module.py", "__pycache__/gone.pyc", "__pycache__/kept.pyc", "__pycache__/untouched.pyc"} {
+			write(t, filepath.Join(j.cmd.Dir, "package", name), "")
+		}
+	})
+}

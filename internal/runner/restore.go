@@ -24,6 +24,7 @@ func (e *engine) recordAreas() error {
 	if err := e.findAreas(); err != nil {
 		return err
 	}
+	e.dropByteCode()
 	e.tmpfs, e.proc, e.theirs = map[uint64]bool{}, recordProcState(append(lineage(), e.beside...)), openFiles(e.beside)
 	for _, a := range e.areas {
 		a.before = map[string]stamp{}
@@ -132,7 +133,7 @@ func (e *engine) putBack() error {
 					was.mode |= 0o700 // to be read and emptied
 				}
 				return was.restore(name, now)
-			case (a.kind == foreignArea || old && a.kind != temporaryArea) && !isCache(name) && !e.isSource(name):
+			case (a.kind == foreignArea && !isCache(name) || old && (a.kind == jobArea || a.kind == containerArea)) && !e.isSource(name):
 				e.change(name, "changed")
 				// A directory in the place of a file has files that are new.
 				if a.kind == foreignArea || was.mode.Type() == now.mode.Type() && !e.isForged(name) {
@@ -162,7 +163,7 @@ func (e *engine) putBack() error {
 			case found[name] && was.mode.IsDir() && a.kind != foreignArea:
 				errs = append(errs, was.settle(name)) // what was removed in it changed it again
 				a.before[name] = was
-			case !found[name] && a.kind != temporaryArea && !e.isTheirFile(a, name) && !isCache(name) && !e.isSource(name):
+			case !found[name] && a.kind != temporaryArea && !e.isTheirFile(a, name) && (a.kind != foreignArea || !isCache(name)) && !e.isSource(name):
 				e.change(name, "removed")
 			}
 		}
@@ -180,6 +181,18 @@ func (e *engine) change(path, did string) {
 // isForged reports whether a path in the job's directory could be taken for the job's result.
 func (e *engine) isForged(name string) bool {
 	return result.IsOwnName(filepath.Base(name)) && name != filepath.Join(e.dir, result.File)
+}
+
+// dropByteCode removes Python's byte code from the job's directory: Python replaces what is stale, and a program that
+// replaced or removed some of it would leave a trace.
+func (e *engine) dropByteCode() {
+	_ = filepath.WalkDir(e.dir, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() || d.Name() != "__pycache__" || name == e.dir {
+			return nil // what cannot be read is found again
+		}
+		_ = tree.RemoveAll(name) // what cannot be removed must stay as it is
+		return fs.SkipDir
+	})
 }
 
 // isCache reports whether a file is Python's byte code, which Python writes again.

@@ -223,6 +223,9 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 		config: c, src: src, here: here, dir: here.root.Name(), env: homeless(childEnv(public)), note: s.log.note,
 		temp: public, begin: s.begin, landlock: s.landlock,
 	}
+	if e.landlock == 0 { // a program can write into the interpreter's directories, and must not change what is there
+		e.env = setenv(e.env, "PYTHONDONTWRITEBYTECODE", "1")
+	}
 	for _, in := range tempDirs(public, e.dir) {
 		here.way = append(here.way, wayTo(in+"/x")...)
 	}
