@@ -49,13 +49,17 @@ func (a *area) limit() int {
 // is what interpreters, compilers, loaders and shells read.
 func (e *engine) findAreas() error {
 	e.areas = []*area{{dir: e.dir}}
-	alone, err := onlyJob()
+	container, err := inContainer()
 	if err != nil {
 		return err
 	}
+	alone := container && onlyFamily()
 	e.beside = pipeline(group())
 	if alone {
 		e.findTemporary()
+	} else if container {
+		e.note("other processes run in this container, so what programs leave in /dev/shm, or without Landlock in any " +
+			"directory for temporary files, is not removed: the next program may read it; start them in another step")
 	}
 	for _, dir := range e.temporary {
 		e.areas = append(e.areas, &area{dir: dir, kind: temporaryArea})
@@ -107,14 +111,14 @@ func within(dir, path string) bool {
 // dockerMark is a file that Docker makes in every container, whatever its storage driver.
 const dockerMark = "/.dockerenv"
 
-// onlyJob reports whether this is a container in which nothing runs but the job, and what reads its log.
-func onlyJob() (bool, error) {
+// inContainer reports whether this is a container.
+func inContainer() (bool, error) {
 	var root unix.Statfs_t
 	if err := unix.Statfs("/", &root); err != nil {
 		return false, fmt.Errorf("look at the root file system: %w", err)
 	}
 	_, err := os.Lstat(dockerMark)
-	return (root.Type == unix.OVERLAYFS_SUPER_MAGIC || err == nil) && onlyFamily(), nil
+	return root.Type == unix.OVERLAYFS_SUPER_MAGIC || err == nil, nil
 }
 
 // findTemporary finds the system's directories for temporary files. Where others use them, programs have only

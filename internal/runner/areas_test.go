@@ -152,3 +152,19 @@ func TestPipedLog(t *testing.T) {
 		})
 	}
 }
+
+// TestStrangersInTheContainer has a process run beside the runner: the log says what that takes away.
+func TestStrangersInTheContainer(t *testing.T) {
+	t.Parallel()
+	for command, wanted := range map[string]bool{"sleep 60 & /runner; kill $!": true, "exec /runner": false} {
+		j := containerJob(t, "", `o("check: pass\n")`)
+		for i, arg := range j.cmd.Args {
+			j.cmd.Args[i] = strings.Replace(arg, "cd /work && exec /runner", "cd /work; "+command, 1)
+		}
+		code, result := j.run(t)
+		passes(t, j, code, result)
+		if got := strings.Contains(j.stderr.String(), "other processes run in this container"); got != wanted {
+			t.Errorf("%s: %v %s", command, result, j.stderr.String())
+		}
+	}
+}
