@@ -57,6 +57,9 @@ func (e *engine) findAreas() error {
 	e.beside = pipeline(group())
 	if alone {
 		e.findTemporary()
+		if !slices.Contains(e.temporary, sharedMemory) { // on a file system that may have files of the job's
+			e.areas = append(e.areas, &area{dir: sharedMemory, kind: containerArea, borders: map[string]bool{e.dir: true}})
+		}
 	} else if container {
 		e.note("other processes run in this container, so what programs leave in /dev/shm, or without Landlock in any " +
 			"directory for temporary files, is not removed: the next program may read it; start them in another step")
@@ -121,12 +124,15 @@ func inContainer() (bool, error) {
 	return root.Type == unix.OVERLAYFS_SUPER_MAGIC || err == nil, nil
 }
 
+// sharedMemory is where C libraries make shared memory and semaphores. Programs may always write there.
+const sharedMemory = "/dev/shm"
+
 // findTemporary finds the system's directories for temporary files. Where others use them, programs have only
 // their TMPDIR.
 func (e *engine) findTemporary() {
 	var root unix.Statfs_t
 	_ = unix.Statfs("/", &root)
-	for _, dir := range []string{"/tmp", "/var/tmp", "/dev/shm"} {
+	for _, dir := range []string{"/tmp", "/var/tmp", sharedMemory} {
 		if within(dir, e.dir) {
 			continue // the job's directory is in it, and is restored by other rules
 		}

@@ -168,3 +168,19 @@ func TestStrangersInTheContainer(t *testing.T) {
 		}
 	}
 }
+
+// TestOtherSharedMemory has another file system than usual in the place of /dev/shm, to which programs may write.
+func TestOtherSharedMemory(t *testing.T) {
+	t.Parallel()
+	for _, landlock := range []string{"", "0"} {
+		j := containerJob(t, `open("/dev/shm/note", "w").close()`,
+			`o("found: %s\ncheck: pass\n" % sorted(os.listdir("/dev/shm")))`, "KBNODE_TEST_LANDLOCK="+landlock)
+		for i, arg := range j.cmd.Args {
+			j.cmd.Args[i] = strings.Replace(arg, "mount -t tmpfs none dev/shm", "mount --bind all dev/shm", 1)
+		}
+		code, result := j.run(t)
+		if passes(t, j, code, result); at(result, "runs", "test", "run", "result", "found") != "['deep']" {
+			t.Errorf("landlock %q: result %v\n%s", landlock, result, j.stderr.String())
+		}
+	}
+}

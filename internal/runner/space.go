@@ -79,7 +79,7 @@ func (e *engine) inSpace(p program, s space) program {
 	}
 	p.dir = e.dir
 	p.env = e.bring(setenv(setenv(p.env, "HOME", string(s)), "TMPDIR", string(s)), s)
-	p.landlock, p.writable = e.landlock, append([]string{e.dir, string(s), "/dev/shm"}, e.temporary...)
+	p.landlock, p.writable = e.landlock, append([]string{e.dir, string(s), sharedMemory}, e.temporary...)
 	p.exec = slices.Clone(p.argv)
 	if path := e.programs[p.argv[0]]; path != "" {
 		p.exec[0] = path
