@@ -53,17 +53,21 @@ func TestWindows(t *testing.T) {
 func TestPaths(t *testing.T) {
 	t.Parallel()
 	sys, windows := pciTree(t)
-	masked, readonly, err := Paths(sys)
+	proc := t.TempDir()
+	for _, file := range []string{"1/mem", "20/mem", "cpuinfo", "kcore", "sysvipc/shm", "sys/x"} {
+		must.Write(t, "", filepath.Join(proc, file), "")
+	}
+	must.Do(t, os.Symlink("1", proc+"/self"))
+	masked, readonly, err := Paths(proc, sys)
 	must.Do(t, err)
+	must.Equal(t, append([]string{"/proc/cpuinfo", "/proc/sysvipc"}, readonlyPaths...), readonly)
 	for _, path := range append(windows, "/proc/kcore", "/sys/firmware", "/proc/bus/pci", sys+"/devices/system/cpu/cpu0/thermal_throttle") {
 		if !slices.Contains(masked, path) {
 			t.Errorf("%s is not covered", path)
 		}
 	}
-	for _, path := range []string{"/proc/sys", "/proc/sysrq-trigger", "/proc/driver"} {
-		if !slices.Contains(readonly, path) {
-			t.Errorf("%s is not read-only", path)
-		}
+	if _, _, err := Paths(t.TempDir()+"/none", sys); err == nil {
+		t.Error("a /proc that cannot be read is taken for an empty one")
 	}
 }
 

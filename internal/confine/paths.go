@@ -27,11 +27,28 @@ var (
 )
 
 // Paths returns what to mask and what to make read-only in a container without a profile, on the
-// machine whose /sys this is.
-func Paths(sys string) (masked, readonly []string, err error) {
+// machine whose /proc and /sys these are.
+func Paths(proc, sys string) (masked, readonly []string, err error) {
 	throttle, err := filepath.Glob(sys + "/devices/system/cpu/cpu[0-9]*/thermal_throttle")
 	windows, err2 := Windows(sys)
-	return slices.Concat(maskedPaths, throttle, windows), slices.Clone(readonlyPaths), errors.Join(err, err2)
+	readonly, err3 := nodeFiles(proc)
+	return slices.Concat(maskedPaths, throttle, windows), append(readonly, readonlyPaths...), errors.Join(err, err2, err3)
+}
+
+// nodeFiles lists what /proc has beside processes and links. All mounts of it share these entries: root in one
+// container could change their owners and modes for the whole node.
+func nodeFiles(proc string) (list []string, err error) {
+	entries, err := os.ReadDir(proc)
+	if err != nil {
+		return nil, fmt.Errorf("list files of the kernel: %w", err)
+	}
+	for _, e := range entries {
+		path := "/proc/" + e.Name()
+		if digit := e.Name()[0]; (digit < '0' || digit > '9') && e.Type()&os.ModeSymlink == 0 && !slices.Contains(maskedPaths, path) && !slices.Contains(readonlyPaths, path) {
+			list = append(list, path)
+		}
+	}
+	return list, nil
 }
 
 // Windows returns the files through which root reaches the memory, registers and configuration

@@ -190,6 +190,6 @@ func (f *confiner) confine(ctx context.Context, engine docker.Info, h *container
 		h.SecurityOpt = append(h.SecurityOpt, armorOption+name)
 		return nil
 	}
-	h.MaskedPaths, h.ReadonlyPaths, err = confine.Paths(f.sys)
+	h.MaskedPaths, h.ReadonlyPaths, err = confine.Paths("/proc", f.sys)
 	return err
 }
