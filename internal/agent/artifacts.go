@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/text"
 	"github.com/gpu-mode/kbnode/internal/tree"
@@ -24,8 +26,12 @@ const (
 	maxDepth     = 100 // directories below each other
 	artifactTime = time.Minute
 	maxFileSize  = 5 << 30  // bytes; Buildkite takes no larger file
-	maxSize      = 20 << 30 // bytes of all files that a pattern may find. A sparse file takes no space of the slot
-	maxUploads   = 10_000   // files that a pattern may find
+	maxSize      = 20 << 30 // bytes of all files that the patterns may find. A sparse file takes no space of the slot
+	maxUploads   = 10_000   // files that they may find
+	// maxPath is the length of a path in the checkout, in bytes: with the checkout's own, Linux takes 4095, and the
+	// upload fails as a whole at a longer one. maxLinks is that of all links' paths together, which are kept.
+	maxPath  = 3 << 10
+	maxLinks = 32 << 20
 )
 
 // LimitError says which of these bounds a job's files exceed, which is the job's own doing.
@@ -66,12 +72,20 @@ func Sift(ctx context.Context, dir string, patterns []string, status string, can
 	}
 	for _, p := range patterns {
 		if p = strings.TrimSpace(p); p != "" {
-			w.uploads = append(w.uploads, upload{pattern: path.Clean(p)})
+			w.patterns = append(w.patterns, pattern(path.Clean(p)))
 		}
 	}
-	err = w.dir(root, "", 0)
+	err = dropACLs(w.top)
+	if err == nil {
+		err = w.dir(root, "", 0)
+	}
 	for i := 0; i < len(w.links) && err == nil; i++ {
-		err = w.behind(w.links[i], w.links[i], 0)
+		if !w.links[i].file {
+			err = w.behind(w.links[i].path, w.links[i].path, 0)
+		}
+	}
+	if err == nil {
+		err = w.dropBroken()
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		err = exceeds("the files take more than %s to look at; leave fewer", artifactTime)
@@ -90,21 +104,26 @@ type walk struct {
 	ctx       context.Context
 	root      *os.Root
 	entries   int
-	uploads   []upload
+	patterns  []pattern
+	files     int           // that the patterns may find
+	bytes     int64         // of them
 	ancestors []fs.FileInfo // the directory that is prepared, and those that led there
-	links     []string      // to directories
+	links     []link        // that stay
+	linkBytes int           // of their paths
 	forged    []string
+}
+
+// link is a link to a file or directory.
+type link struct {
+	path string
+	file bool
 }
 
 // wild are the characters of a pattern that mean more than themselves.
 const wild = `*?{[\`
 
-// upload is what a pattern may find.
-type upload struct {
-	pattern string
-	files   int
-	bytes   int64
-}
+// pattern is a path in which some characters mean more than themselves.
+type pattern string
 
 // dir prepares one directory, whose path in the root is dir, and those below it. It reads a directory in
 // parts, which may have any number of entries, and opens each from the one above it, so the length of a
@@ -124,7 +143,43 @@ func (w *walk) dir(at *os.Root, dir string, depth int) error {
 	}
 	w.ancestors = append(w.ancestors, here)
 	defer func() { w.ancestors = w.ancestors[:len(w.ancestors)-1] }()
-	return each(f, func(name string) error { return w.entry(at, path.Join(dir, name), depth) })
+	return each(f, func(name string) error { return w.entry(at, f, path.Join(dir, name), depth) })
+}
+
+// dropACLs removes the lists by which a file or directory is closed to users whom its mode lets in. A directory has
+// another for the files that are made in it.
+func dropACLs(file string) error {
+	for _, list := range []string{"system.posix_acl_access", "system.posix_acl_default"} {
+		if err := unix.Lremovexattr(file, list); err != nil && !errors.Is(err, unix.ENODATA) && !errors.Is(err, unix.EOPNOTSUPP) {
+			return ignoreShut(fmt.Errorf("remove %s: %w", list, err))
+		}
+	}
+	return nil
+}
+
+// keep notes a link that stays.
+func (w *walk) keep(l link) error {
+	if w.linkBytes += len(l.path); w.linkBytes > maxLinks {
+		return exceeds("the paths of the checkout's links have more than %s together", text.Bytes(maxLinks))
+	}
+	w.links = append(w.links, l)
+	return nil
+}
+
+// dropBroken removes links that lead to or through something that was removed. The upload fails as a whole at one, or hangs.
+func (w *walk) dropBroken() error {
+	for _, l := range w.links {
+		if err := w.ctx.Err(); err != nil {
+			return err
+		}
+		if _, err := w.root.Stat(l.path); err == nil {
+			continue
+		}
+		if err := w.root.Remove(l.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%.200s leads nowhere: %w", l.path, err)
+		}
+	}
+	return nil
 }
 
 // each calls do with the name of each entry of a directory, until it returns an error. There may be any number.
@@ -154,12 +209,12 @@ func ignoreShut(err error) error {
 	return err
 }
 
-// entry prepares an entry of a directory, whose path in the root is whole.
-func (w *walk) entry(at *os.Root, whole string, depth int) error {
+// entry prepares an entry of a directory, which is open as at and dir. Its path in the root is whole.
+func (w *walk) entry(at *os.Root, dir *os.File, whole string, depth int) error {
 	if w.entries++; w.entries > maxFiles {
 		return exceeds("the checkout has more than %d files", maxFiles)
 	}
-	if err := w.ctx.Err(); err != nil {
+	if err := w.bounded(whole); err != nil {
 		return err
 	}
 	name := path.Base(whole)
@@ -167,9 +222,14 @@ func (w *walk) entry(at *os.Root, whole string, depth int) error {
 	if err != nil {
 		return ignoreShut(err)
 	}
+	if info.IsDir() || info.Mode().IsRegular() {
+		if err := dropACLs(fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)); err != nil {
+			return err
+		}
+	}
 	switch mode := info.Mode(); {
 	case !mode.IsDir() && result.IsOwnName(name) && whole != result.File && whole != result.NodeFile:
-		if len(w.forged) < maxForged && slices.ContainsFunc(w.uploads, func(u upload) bool { return u.mayFind(whole) }) {
+		if len(w.forged) < maxForged && w.mayFind(whole) {
 			w.forged = append(w.forged, whole)
 		}
 	case mode.IsDir():
@@ -192,17 +252,27 @@ func (w *walk) entry(at *os.Root, whole string, depth int) error {
 		switch target, err := w.root.Stat(whole); {
 		case err != nil:
 		case target.Mode().IsRegular():
+			if err := w.keep(link{whole, true}); err != nil {
+				return err
+			}
 			return w.count(whole, target)
 		// The upload follows this one, too. One that leads up would have it go around in circles.
 		case target.IsDir() && !w.isAncestor(target):
-			w.links = append(w.links, whole)
-			return nil
+			return w.keep(link{whole, false})
 		}
 	}
 	if err := at.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%.200s is not a file in the checkout: %w", whole, err)
 	}
 	return nil
+}
+
+// bounded returns why the walk ends at a path.
+func (w *walk) bounded(whole string) error {
+	if len(whole) > maxPath {
+		return exceeds("%.200q has a path of %d bytes; use at most %d", whole, len(whole), maxPath)
+	}
+	return w.ctx.Err()
 }
 
 func (w *walk) isAncestor(target fs.FileInfo) bool {
@@ -212,7 +282,7 @@ func (w *walk) isAncestor(target fs.FileInfo) bool {
 // behind counts what a pattern may find in a directory, which is at in the root, and which the upload finds as
 // whole, through links. What is there was prepared already.
 func (w *walk) behind(whole, at string, depth int) error {
-	if !slices.ContainsFunc(w.uploads, func(u upload) bool { return u.mayReach(whole) }) {
+	if !slices.ContainsFunc(w.patterns, func(p pattern) bool { return p.mayReach(whole) }) {
 		return nil
 	}
 	if depth > maxDepth {
@@ -247,7 +317,7 @@ func (w *walk) found(whole, at string, depth int) error {
 	if w.entries++; w.entries > maxFiles {
 		return exceeds("the checkout has more than %d files, with those behind links", maxFiles)
 	}
-	if err := w.ctx.Err(); err != nil {
+	if err := w.bounded(whole); err != nil {
 		return err
 	}
 	target, err := w.root.Stat(at)
@@ -262,27 +332,29 @@ func (w *walk) found(whole, at string, depth int) error {
 
 // count adds a file to those that the patterns may find.
 func (w *walk) count(name string, file fs.FileInfo) error {
-	for i := range w.uploads {
-		u := &w.uploads[i]
-		if !file.Mode().IsRegular() || !u.mayFind(name) {
-			continue
-		}
-		if u.files++; u.files > maxUploads {
-			return exceeds("%.200q finds more than %d files; upload fewer, or an archive of them", u.pattern, maxUploads)
-		}
-		if file.Size() > maxFileSize {
-			return exceeds("%.200q has %s; upload files of at most %s", name, text.Bytes(file.Size()), text.Bytes(maxFileSize))
-		}
-		if u.bytes += file.Size(); u.bytes > maxSize {
-			return exceeds("the files have more than %s together; upload fewer", text.Bytes(maxSize))
-		}
+	if !file.Mode().IsRegular() || !w.mayFind(name) {
+		return nil
+	}
+	if w.files++; w.files > maxUploads {
+		return exceeds("the artifact paths find more than %d files; upload fewer, or an archive of them", maxUploads)
+	}
+	if file.Size() > maxFileSize {
+		return exceeds("%.200q has %s; upload files of at most %s", name, text.Bytes(file.Size()), text.Bytes(maxFileSize))
+	}
+	if w.bytes += file.Size(); w.bytes > maxSize {
+		return exceeds("the files have more than %s together; upload fewer", text.Bytes(maxSize))
 	}
 	return nil
 }
 
+// mayFind reports whether one of the patterns finds a file, or may.
+func (w *walk) mayFind(name string) bool {
+	return slices.ContainsFunc(w.patterns, func(p pattern) bool { return p.mayFind(name) })
+}
+
 // mayFind reports whether the pattern finds a file, or may: the agent's patterns have more than path.Match's.
-func (u upload) mayFind(name string) bool {
-	pattern := u.pattern
+func (p pattern) mayFind(name string) bool {
+	pattern := string(p)
 	if strings.Contains(pattern, "**") || strings.ContainsAny(pattern, `{[\`) {
 		if plain := strings.IndexAny(pattern, wild); !strings.HasPrefix(name, pattern[:plain]) {
 			return false
@@ -308,12 +380,12 @@ func odd(pattern string) bool {
 }
 
 // mayReach reports whether the pattern may find something below a directory.
-func (u upload) mayReach(dir string) bool {
-	if odd(u.pattern) || strings.ContainsAny(u.pattern, `{[\`) {
-		plain := u.pattern[:strings.IndexAny(u.pattern, wild)]
+func (p pattern) mayReach(dir string) bool {
+	if odd(string(p)) || strings.ContainsAny(string(p), `{[\`) {
+		plain := string(p[:strings.IndexAny(string(p), wild)])
 		return strings.HasPrefix(dir+"/", plain) || strings.HasPrefix(plain, dir+"/")
 	}
-	pattern := strings.Split(u.pattern, "/")
+	pattern := strings.Split(string(p), "/")
 	for i, name := range strings.Split(dir, "/") {
 		if i+1 == len(pattern) {
 			return pattern[i] == "**"

@@ -94,7 +94,8 @@ func TestPrepareBoundsSizes(t *testing.T) {
 		{"result.json", map[string]int64{"result.json": 1 << 43}, "", `"result.json" has `},
 		{"*.json", map[string]int64{"result.json": maxFileSize + 1}, "", "upload files of at most 5.0 GiB"},
 		{"profile_data/**", map[string]int64{"profile_data/x": 1 << 43}, "", `"profile_data/x" has `},
-		{"a;d/**", map[string]int64{"a": 4 << 30, "d/1": 5 << 30, "d/2": 5 << 30, "d/3": 5 << 30, "d/4": 5 << 30}, "", ""},
+		{"a;d/**", map[string]int64{"a": 4 << 30, "d/1": 5 << 30, "d/2": 5 << 30, "d/3": 5 << 30, "d/4": 5 << 30}, "", "more than 20 GiB together"},
+		{"d/**;d/*;**", map[string]int64{"d/1": 5 << 30, "d/2": 5 << 30, "d/3": 5 << 30, "d/4": 5 << 30}, "", ""},
 		{"d/**", map[string]int64{"d/1": 5 << 30, "d/2": 5 << 30, "d/3": 5 << 30, "d/4": 5 << 30, "d/5": 1}, "", "more than 20 GiB together"},
 		{"*", map[string]int64{"1": 5 << 30, "2": 5 << 30, "3": 5 << 30}, "1", "more than 20 GiB together"},
 		{"result.json", map[string]int64{"result.json": 1, "core": 1 << 43}, "", ""},
@@ -125,8 +126,85 @@ func TestPrepareBoundsNumbers(t *testing.T) {
 	}
 	must.Err(t, prepare(t, dir, "x*; x0*;;y/[ab]/**"), "")
 	must.Do(t, os.WriteFile(filepath.Join(dir, "one-more"), nil, 0o600))
-	must.Err(t, prepare(t, dir, "x*;one-more"), "")
+	must.Err(t, prepare(t, dir, "x*;x1*"), "")
+	must.Err(t, prepare(t, dir, "x*;one-more"), "more than 10000 files")
 	must.Err(t, prepare(t, dir, "**"), "more than 10000 files")
+}
+
+// TestPrepareBoundsPaths takes no path that is too long for an upload, and no more paths of links than it may keep.
+func TestPrepareBoundsPaths(t *testing.T) {
+	t.Parallel()
+	dir, name := t.TempDir(), strings.Repeat("d", 250)
+	deep := strings.Repeat(name+"/", maxPath/len(name)-1)
+	must.Do(t, os.MkdirAll(filepath.Join(dir, deep, "s"), 0o700))
+	for i := range maxLinks/(len(deep)+200) + 1 {
+		if i == 10 {
+			must.Err(t, prepare(t, dir, "none"), "")
+		}
+		must.Do(t, os.Symlink("s", filepath.Join(dir, deep, strings.Repeat("l", 200)+strconv.Itoa(i))))
+	}
+	must.Err(t, prepare(t, dir, "none"), "the checkout's links have more than 32 MiB together")
+
+	dir = t.TempDir()
+	must.Do(t, os.MkdirAll(filepath.Join(dir, deep, name, name), 0o700))
+	must.Err(t, prepare(t, dir, "none"), "has a path of 3262 bytes; use at most 3072")
+
+	dir = t.TempDir() // through links
+	must.Do(t, errors.Join(os.MkdirAll(filepath.Join(dir, "near"), 0o700), os.MkdirAll(filepath.Join(dir, deep), 0o700),
+		os.Symlink(strings.Repeat("../", strings.Count(deep, "/"))+"near", filepath.Join(dir, deep, "l")), os.WriteFile(filepath.Join(dir, "near", name), nil, 0o600),
+		os.Mkdir(filepath.Join(dir, "near", name[1:]), 0o700), os.WriteFile(filepath.Join(dir, "near", name[1:], name), nil, 0o600)))
+	must.Err(t, prepare(t, dir, "near/*"), "")
+	must.Err(t, prepare(t, dir, "**"), "use at most 3072")
+}
+
+// TestPrepareDropsACLs leaves nothing that is closed to the agent's user in spite of its mode.
+func TestPrepareDropsACLs(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	must.Do(t, errors.Join(os.Mkdir(filepath.Join(dir, "d"), 0o700), os.WriteFile(filepath.Join(dir, "d", "f"), nil, 0o600)))
+	// user::rwx, user:990:---, group::r--, mask::rwx, other::r--
+	list := []byte{2, 0, 0, 0, 1, 0, 7, 0, 255, 255, 255, 255, 2, 0, 0, 0, 222, 3, 0, 0, 4, 0, 4, 0, 255, 255, 255, 255, 16, 0, 7, 0, 255, 255, 255, 255, 32, 0, 4, 0, 255, 255, 255, 255}
+	files := map[string][]string{"": {"access", "default"}, "d": {"access", "default"}, "d/f": {"access"}}
+	for name, kinds := range files {
+		for _, kind := range kinds {
+			if err := syscall.Setxattr(filepath.Join(dir, name), "system.posix_acl_"+kind, list, 0); errors.Is(err, syscall.EOPNOTSUPP) {
+				t.Skip(err)
+			} else if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	must.Err(t, prepare(t, dir, "none"), "")
+	for name, kinds := range files {
+		for _, kind := range kinds {
+			if n, err := syscall.Getxattr(filepath.Join(dir, name), "system.posix_acl_"+kind, nil); !errors.Is(err, syscall.ENODATA) {
+				t.Errorf("%q keeps its %s list: %d bytes, %v", name, kind, n, err)
+			}
+		}
+	}
+}
+
+// TestPrepareDropsBrokenLinks removes links whose target was removed after them: the upload would end at one.
+func TestPrepareDropsBrokenLinks(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	must.Do(t, errors.Join(os.Mkdir(filepath.Join(dir, "z"), 0o700), os.Symlink("..", filepath.Join(dir, "z", "up")),
+		os.WriteFile(filepath.Join(dir, "f"), nil, 0o600), os.WriteFile(filepath.Join(dir, "z", "node.json"), nil, 0o600)))
+	for n := range 20 { // some come before what they lead through, in the order of the directory
+		for name, target := range map[string]string{"f": "z/up/f", "d": "z/up/z", "n": "z/node.json", "twice": "n" + strconv.Itoa(n)} {
+			must.Do(t, os.Symlink(target, filepath.Join(dir, name+strconv.Itoa(n))))
+		}
+	}
+	must.Do(t, os.Symlink("f", filepath.Join(dir, "good")))
+	must.Err(t, prepare(t, dir, "*"), "")
+	left, err := filepath.Glob(filepath.Join(dir, "*"))
+	must.Do(t, err)
+	for i := range left {
+		left[i] = filepath.Base(left[i])
+	}
+	if diff := cmp.Diff([]string{"f", "good", "z"}, left); diff != "" {
+		t.Error(diff)
+	}
 }
 
 // TestOnlyOneResult removes files that a launcher could take for the job's own, which are at the top.
@@ -188,7 +266,7 @@ func TestPrepareFollowsLinks(t *testing.T) {
 		{"out/**", map[string]string{"out": "far", "far/more": "../big"}, `"out/more/x" has `},
 		{"a/b/c/x", map[string]string{"a": "far", "far/b": "../near", "near/c": "../big"}, `"a/b/c/x" has `},
 		{"out/*", map[string]string{"other": "big"}, ""},
-		{"l*/*", map[string]string{"l1": "many", "l2": "many", "l3": "many"}, "finds more than 10000 files"},
+		{"l*/*", map[string]string{"l1": "many", "l2": "many", "l3": "many"}, "find more than 10000 files"},
 		// Not behind links that no pattern goes through.
 		{"result.json", map[string]string{"l1": "many", "l2": "many", "l3": "many", "l4": "big"}, ""},
 		{"l1/*", map[string]string{"l1": "near", "l2": "many", "l3": "big"}, ""},
