@@ -1,9 +1,7 @@
 package bootstrap
 
 import (
-	"bytes"
 	"io"
-	"slices"
 	"strings"
 	"sync"
 )
@@ -17,14 +15,19 @@ const minSecret = 6
 
 // Redactor writes a log without its secrets, also where one is cut into several writes. It holds
 // back only what may become a secret, and goes on where the log ends: a program that writes to it must not end
-// with it. It is safe for concurrent use.
+// with it. Its time does not depend on the secrets, which a build chooses. It is safe for concurrent use.
 type Redactor struct {
 	mu      sync.Mutex
 	out     io.Writer
-	secrets [][]byte
-	held    []byte
-	covered int // how many of the held bytes are of a secret that was written
+	secrets matcher
+	state   int32  // of secrets, after what is held
+	held    []byte // not written yet
+	spans   []span // the secrets in it. Those that overlap are one
+	marked  bool   // the first of spans began before what is held, and its mark is written
 }
+
+// span is a part of what is held.
+type span struct{ from, to int }
 
 // NewRedactor returns a Redactor that writes to out. Values that are too short are not secrets.
 func NewRedactor(out io.Writer, values []string) *Redactor {
@@ -37,19 +40,22 @@ func NewRedactor(out io.Writer, values []string) *Redactor {
 func (r *Redactor) Hide(values []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var all []string
 	for _, v := range values {
 		for _, v := range []string{v, strings.TrimSpace(v)} {
 			// A terminal ends each line with a carriage return, too.
-			all = append(all, v, strings.ReplaceAll(v, "\n", "\r\n"))
+			for _, v := range []string{v, strings.ReplaceAll(v, "\n", "\r\n")} {
+				if len(v) >= minSecret {
+					r.secrets.add(v)
+				}
+			}
 		}
 	}
-	slices.Sort(all)
-	for _, v := range slices.Compact(all) {
-		if len(v) >= minSecret {
-			r.secrets = append(r.secrets, []byte(v))
-		}
+	r.secrets.link()
+	r.state = 0
+	if r.spans = r.spans[:min(len(r.spans), 1)]; !r.marked {
+		r.spans = nil
 	}
+	r.find(0)
 }
 
 // Write writes what p completes.
@@ -57,11 +63,8 @@ func (r *Redactor) Write(p []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.held = append(r.held, p...)
-	keep := 0
-	for _, s := range r.secrets {
-		keep = max(keep, begun(r.held, s))
-	}
-	r.flush(len(r.held) - keep)
+	r.find(len(r.held) - len(p))
+	r.flush(len(r.held) - r.secrets.begun(r.state))
 	return len(p), nil
 }
 
@@ -70,50 +73,47 @@ func (r *Redactor) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.flush(len(r.held))
+	r.state = 0
 }
 
-// flush writes the first n bytes of what is held.
-func (r *Redactor) flush(n int) {
-	var ends []int // of the longest secret that begins there
-	for _, s := range r.secrets {
-		for at := 0; ; at++ {
-			i := bytes.Index(r.held[at:], s)
-			if i < 0 {
-				break
-			}
-			if ends == nil {
-				ends = make([]int, len(r.held))
-			}
-			at += i
-			ends[at] = max(ends[at], at+len(s))
+// find finds the secrets that end in what is held, from a byte on.
+func (r *Redactor) find(from int) {
+	for i := from; i < len(r.held); i++ {
+		var length int
+		r.state, length = r.secrets.next(r.state, r.held[i])
+		if length == 0 {
+			continue
 		}
+		s := span{i + 1 - length, i + 1}
+		for n := len(r.spans); n > 0 && r.spans[n-1].to > s.from; n-- {
+			s.from, s.to = min(s.from, r.spans[n-1].from), max(s.to, r.spans[n-1].to)
+			r.spans = r.spans[:n-1]
+		}
+		r.spans = append(r.spans, s)
 	}
+}
+
+// flush writes the first n bytes of what is held. No secret that is not found yet begins there.
+func (r *Redactor) flush(n int) {
 	var line []byte
-	at := r.covered
-	for from, to := range ends {
-		// Secrets that overlap are one.
-		if from >= max(n, at) {
+	at, done := 0, 0
+	for ; done < len(r.spans) && r.spans[done].from < n; done++ {
+		s := r.spans[done]
+		line = append(line, r.held[at:s.from]...)
+		if !r.marked {
+			line = append(line, redacted...)
+		}
+		at, r.marked = min(s.to, n), s.to > n
+		if r.marked {
 			break
 		}
-		if to > 0 && from >= at {
-			line = append(append(line, r.held[at:from]...), redacted...)
-		}
-		at = max(at, to)
 	}
-	if n > at {
-		line, at = append(line, r.held[at:n]...), n
+	line = append(line, r.held[at:n]...)
+	r.held, r.spans = append(r.held[:0], r.held[n:]...), append(r.spans[:0], r.spans[done:]...)
+	for i, s := range r.spans {
+		r.spans[i] = span{max(0, s.from-n), s.to - n}
 	}
-	r.held, r.covered = append(r.held[:0], r.held[n:]...), at-n
 	if len(line) > 0 {
 		_, _ = r.out.Write(line) // its reader may be gone
 	}
-}
-
-// begun returns how many of the last bytes of text may be the beginning of a secret.
-func begun(text, secret []byte) int {
-	n := min(len(text), len(secret)-1)
-	for n > 0 && !bytes.HasSuffix(text, secret[:n]) {
-		n--
-	}
-	return n
 }

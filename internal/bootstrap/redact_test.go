@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"io"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -85,12 +87,80 @@ func TestRedactorIsComplete(t *testing.T) {
 		if whole := redact(secrets, log); got != whole {
 			t.Fatalf("%q without %q is %q in pieces %q, and whole %q", log, secrets, got, writes, whole)
 		}
+		if want := plainly(secrets, log); got != want {
+			t.Fatalf("%q without %q is %q, want %q", log, secrets, got, want)
+		}
 		for _, s := range secrets {
 			if strings.Contains(got, s) {
 				t.Fatalf("%q has the secret %q of %q", got, s, log)
 			}
 		}
 	}
+}
+
+// plainly is what a log is without its secrets, of which those that overlap are one.
+func plainly(secrets []string, log string) (text string) {
+	end := 0 // of what is written
+	for i := range len(log) {
+		length := 0
+		for _, s := range secrets {
+			if strings.HasPrefix(log[i:], s) {
+				length = max(length, len(s))
+			}
+		}
+		switch {
+		case length > 0 && i >= end:
+			text += redacted
+		case i >= end:
+			text += log[i : i+1]
+			end = i + 1
+		}
+		if length > 0 {
+			end = max(end, i+length)
+		}
+	}
+	return text
+}
+
+// TestRedactorOutlivesItsSecrets takes a build's secrets that are alike for long, or very many, and a log that begins all
+// of them, and goes on. The job has ended long before a log that takes seconds for each byte.
+func TestRedactorOutlivesItsSecrets(t *testing.T) {
+	t.Parallel()
+	const long = 131_000
+	alike, many := []string{strings.Repeat("a", long)}, []string{}
+	for i := range 14 {
+		alike = append(alike, strings.Repeat("a", long/2+i)+"b"+strings.Repeat("c", long/2-i-1))
+	}
+	for i := range 4096 {
+		many = append(many, strings.Repeat("a", 480)+strconv.Itoa(10_000+i))
+	}
+	for _, secrets := range [][]string{alike, many} {
+		var out bytes.Buffer
+		r := NewRedactor(&out, secrets)
+		began := time.Now()
+		for i := range 2000 {
+			_, _ = r.Write([]byte(strings.Repeat("a", max(1, 32<<10*(1-i/8)))))
+			if time.Since(began) > must.Patience {
+				t.Fatalf("%d writes took %s", i, time.Since(began))
+			}
+		}
+		r.Close()
+		if want := 8*32<<10 + 2000 - 8; len(secrets) > 100 && out.Len() != want {
+			t.Errorf("%d bytes of log, want %d", out.Len(), want)
+		}
+	}
+}
+
+// TestHideGoesOn keeps hidden what is hidden when there are more secrets.
+func TestHideGoesOn(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	r := NewRedactor(&out, []string{"abcdef", "defghijkl"})
+	_, _ = r.Write([]byte("abcdefghi"))
+	r.Hide([]string{"ghixyz"})
+	_, _ = r.Write([]byte("xyz abcdef"))
+	r.Close()
+	must.Equal(t, "[REDACTED][REDACTED] [REDACTED]", out.String())
 }
 
 // TestRedactorAtOnce keeps all of two writers.
