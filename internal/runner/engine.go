@@ -41,6 +41,7 @@ type engine struct {
 	theirs    map[string]identity // files that those have open: they may write them meanwhile
 	tmpfs     map[uint64]bool     // which devices of theirs are one
 	profiles  profiles            // to be delivered
+	originals *originals          // what the step may go on with
 	traced    int                 // bytes of their archives in the result
 	left      error               // why something that a program left is still there
 	changed   []error             // what the last program did to what was there before

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -25,12 +26,16 @@ func (e *engine) recordAreas() error {
 		return err
 	}
 	e.dropByteCode()
+	e.originals = newOriginals()
 	e.tmpfs, e.proc, e.theirs = map[uint64]bool{}, recordProcState(append(lineage(), e.beside...)), openFiles(e.beside)
 	for _, a := range e.areas {
 		a.before = map[string]stamp{}
 		if err := e.walkArea(a, func(name string, info fs.FileInfo) (err error) {
 			if len(a.before) > a.limit() {
 				return fs.SkipAll
+			}
+			if a.kind == jobArea && !e.isSource(name) {
+				e.originals.add(name, info)
 			}
 			a.before[name], err = e.stampOf(a, name, info, true)
 			return err
@@ -106,7 +111,7 @@ func (e *engine) putBack() error {
 	e.changed = nil
 	e.proc.putBack()
 	maps.Copy(e.theirs, openFiles(e.beside))
-	errs := []error{e.here.putBack()}
+	errs := []error{e.here.putBack(), e.originals.putBackScripts()}
 	for path, was := range e.leads {
 		if now, _ := filepath.EvalSymlinks(path); now != was { // an error leads nowhere
 			e.change(path, "changed")
@@ -115,6 +120,7 @@ func (e *engine) putBack() error {
 	removed := 0
 	for _, a := range e.areas {
 		found := make(map[string]bool, len(a.before))
+		var changed []string
 		errs = append(errs, e.walkArea(a, func(name string, info fs.FileInfo) error {
 			was, old := a.before[name]
 			if old {
@@ -135,6 +141,7 @@ func (e *engine) putBack() error {
 				return was.restore(name, now)
 			case (a.kind == foreignArea && !isCache(name) || old && (a.kind == jobArea || a.kind == containerArea)) && !e.isSource(name):
 				e.change(name, "changed")
+				changed = append(changed, name)
 				// A directory in the place of a file has files that are new.
 				if a.kind == foreignArea || was.mode.Type() == now.mode.Type() && !e.isForged(name) {
 					return nil
@@ -156,6 +163,9 @@ func (e *engine) putBack() error {
 			}
 			return nil
 		}))
+		if a.kind == jobArea {
+			errs = append(errs, e.goBack(a, found, changed))
+		}
 		for name, was := range a.before {
 			switch {
 			case name == a.dir && a.kind == temporaryArea && !isDir(name): // what was in its place was removed, too
@@ -167,6 +177,21 @@ func (e *engine) putBack() error {
 				e.change(name, "removed")
 			}
 		}
+	}
+	return errors.Join(errs...)
+}
+
+// goBack puts back what was changed or is not found in the job's directory, directories before what is in them.
+func (e *engine) goBack(a *area, found map[string]bool, changed []string) error {
+	for name := range a.before {
+		if !found[name] && !e.isSource(name) {
+			changed = append(changed, name)
+		}
+	}
+	slices.Sort(changed)
+	var errs []error
+	for _, name := range changed {
+		errs = append(errs, e.originals.putBack(name, a.before[name]))
 	}
 	return errors.Join(errs...)
 }
