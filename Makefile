@@ -144,7 +144,7 @@ package-files: $(PACKAGE_ARCHES:%=$(PROBE)/%/kbnode-nvml.gz) $(PACKAGE_ARCHES:%=
 
 .PHONY: test
 test: ## run what must hold at every commit: what check runs, under the race detector, slower tests, the results database, and one story in the virtual machine
-	@test/stages.sh lint hooks-lint spell prose race test-long test-db test-story
+	@test/stages.sh race vm-ready +test-story lint hooks-lint spell prose test-long test-db
 
 .PHONY: check
 check: lint hooks-lint spell prose unit ## run linters, the checks of spelling and words, and unit tests
