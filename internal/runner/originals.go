@@ -38,14 +38,17 @@ type script struct {
 	mode fs.FileMode
 }
 
-func newOriginals() *originals {
+// newOriginals looks at what the processes above and beside this one read. mayWrite reports whether programs may
+// write to a path.
+func newOriginals(pids []int, mayWrite func(path string) bool) *originals {
 	o := &originals{wanted: os.Getppid() != 0, texts: map[string][]byte{}, links: map[string]string{}}
-	for _, pid := range lineage()[1:] {
+	for _, pid := range pids {
 		dir := filepath.Join("/proc", strconv.Itoa(pid))
 		fds, _ := os.ReadDir(filepath.Join(dir, "fd")) // another user's: what it reads, programs cannot write
 		for _, fd := range fds {
-			if readsOnly(filepath.Join(dir, "fdinfo", fd.Name())) {
-				o.addScript(filepath.Join(dir, "fd", fd.Name()))
+			link := filepath.Join(dir, "fd", fd.Name())
+			if path, err := os.Readlink(link); err == nil && mayWrite(path) && readsOnly(filepath.Join(dir, "fdinfo", fd.Name())) {
+				o.addScript(link)
 			}
 		}
 	}

@@ -70,6 +70,34 @@ forge = "\necho forged >result.json; exit 0\n"
 	}
 }
 
+// TestScriptBesideTheRunner has the last program change the script of a shell that reads the runner's log.
+func TestScriptBesideTheRunner(t *testing.T) {
+	t.Parallel()
+	j := newConfigJob(t, map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
+		"submission.py": "", "eval.py": report + `open("filter.sh", "a").write("echo forged >result.json\n"); os.remove("filter.sh"); o("check: fail\n")`,
+	}})
+	j.cmd.Env = append(j.cmd.Env, "RUNNER="+j.cmd.Path)
+	j.cmd.Path, j.cmd.Args = "/bin/sh", []string{"sh", "-c", `"$RUNNER" | sh filter.sh`}
+	write(t, filepath.Join(j.cmd.Dir, "filter.sh"), "cat\n")
+	if code, doc := j.run(t); code != 0 || at(doc, "runs", "test", "run", "passed") != false {
+		t.Errorf("exit code %d, result %v\n%s", code, doc, j.stderr.String())
+	}
+}
+
+// TestOthersFilesStay has a shell above the runner read files that are not the job's, and change by themselves.
+func TestOthersFilesStay(t *testing.T) {
+	t.Parallel()
+	j := newConfigJob(t, map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
+		"submission.py": "", "eval.py": report + `open("../outside", "a").write("more"); o("check: pass\n")`,
+	}}, "KBNODE_TEST_LANDLOCK=0")
+	j.cmd.Env = append(j.cmd.Env, "RUNNER="+j.cmd.Path)
+	j.cmd.Path, j.cmd.Args = "/bin/sh", []string{"sh", "-c", `exec 8</proc/uptime 9<../outside; "$RUNNER"; exit $?`}
+	write(t, filepath.Join(j.dir, "outside"), "some and ")
+	code, doc := j.run(t)
+	passes(t, j, code, doc)
+	must.Equal(t, "some and more", must.Read(t, filepath.Join(j.dir, "outside")))
+}
+
 // TestTooLargeToGoOnWith has the last program change a file that is too large to be kept. The step goes on with it.
 func TestTooLargeToGoOnWith(t *testing.T) {
 	t.Parallel()

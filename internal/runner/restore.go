@@ -26,7 +26,7 @@ func (e *engine) recordAreas() error {
 		return err
 	}
 	e.dropByteCode()
-	e.originals = newOriginals()
+	e.originals = newOriginals(append(lineage()[1:], e.beside...), e.mayWrite)
 	e.tmpfs, e.proc, e.theirs = map[uint64]bool{}, recordProcState(append(lineage(), e.beside...)), openFiles(e.beside)
 	for _, a := range e.areas {
 		a.before = map[string]stamp{}
@@ -51,6 +51,11 @@ func (e *engine) recordAreas() error {
 		}
 	}
 	return nil
+}
+
+// mayWrite reports whether programs may write to a file that is there.
+func (e *engine) mayWrite(path string) bool {
+	return slices.ContainsFunc(e.areas, func(a *area) bool { return a.kind != foreignArea && within(a.dir, path) }) && writable(path)
 }
 
 // walkArea calls f for everything in an area. f may return fs.SkipDir for a directory, and fs.SkipAll. Another error
