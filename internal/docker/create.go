@@ -43,6 +43,8 @@ type ImageConfig struct {
 	Names            int    `json:"-"` // how many the image has, with its digests
 	User, WorkingDir string
 	Volumes          map[string]struct{}
+	ExposedPorts     map[string]struct{}
+	Env              []string
 }
 
 // ImageConfig returns what an image sets for its containers. The error is ErrNotFound if the engine

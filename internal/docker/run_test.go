@@ -105,7 +105,7 @@ func TestImageConfig(t *testing.T) {
 		"volumes":       {200, `{"Config": {"Volumes": {` + entries(maxEntries+1, `"/%d": {}`) + `}}}`, ErrTooLarge},
 		"variables":     {200, `{"Config": {"Env": [` + entries(maxEntries+1, `"A%d=1"`) + `]}}`, ErrTooLarge},
 		"check":         {200, `{"Config": {"Healthcheck": {"Test": ["` + strings.Repeat("x", maxForContainers) + `"]}}}`, ErrTooLarge},
-		"b:1":           {200, `{"Config": {"User": "1000", "WorkingDir": "/w", "Volumes": {"/data": {}}, "Labels": {` + entries(maxEntries, `"%d": ""`) + `}}}`, nil},
+		"b:1":           {200, `{"Config": {"User": "1000", "WorkingDir": "/w", "Volumes": {"/data": {}}, "ExposedPorts": {"80/tcp": {}}, "Env": ["A=b"], "Labels": {` + entries(maxEntries, `"%d": ""`) + `}}}`, nil},
 		"broken":        {500, `{"message": "out of order"}`, errors.ErrUnsupported}, // an error of no kind
 	}
 	e := engineOf(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -117,7 +117,7 @@ func TestImageConfig(t *testing.T) {
 		got, err := e.ImageConfig(t.Context(), image)
 		switch {
 		case a.want == nil:
-			if _, has := got.Volumes["/data"]; err != nil || got.User != "1000" || got.WorkingDir != "/w" || !has {
+			if _, has := got.Volumes["/data"]; err != nil || got.User != "1000" || got.WorkingDir != "/w" || !has || image == "b:1" && (len(got.ExposedPorts) != 1 || len(got.Env) != 1) {
 				t.Errorf("%s: %+v, %v", image, got, err)
 			}
 		case image == "broken":

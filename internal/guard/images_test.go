@@ -67,6 +67,18 @@ func TestAccounts(t *testing.T) {
 	}
 }
 
+// TestLongAccount refuses an image whose account files have a line that the engine does not read.
+func TestLongAccount(t *testing.T) {
+	t.Parallel()
+	for size, fine := range map[int]bool{maxAccount - 1: true, maxAccount: false} {
+		r := ready(t)
+		r.engine.files = map[string]string{"/etc/passwd": strings.Repeat("x", size) + "\nroot:x:0:0::/:/bin/sh\n"}
+		if o := r.try(t); (why(o) == "") != fine || !fine && !strings.Contains(o.Refused, "the image's /etc/passwd has a line of more than 60 KiB") {
+			t.Errorf("%d bytes: %+v", size, o)
+		}
+	}
+}
+
 // TestPullFillsTheDisk removes an image that has filled the engine's disk, if the pull brought it.
 func TestPullFillsTheDisk(t *testing.T) {
 	t.Parallel()

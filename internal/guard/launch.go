@@ -15,6 +15,7 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
+	"github.com/moby/moby/api/types/network"
 
 	"github.com/gpu-mode/kbnode/internal/confine"
 	"github.com/gpu-mode/kbnode/internal/docker"
@@ -78,11 +79,24 @@ func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, ima
 	return id, nil
 }
 
-// checkImage checks the architecture, and the user and directory that the image sets if the job does not, and links in the
-// checkout on the way to the directory.
+// checkImage checks the architecture, what of the image's configuration no container starts with, the user and directory
+// that the image sets if the job does not, and links in the checkout on the way to the directory.
 func (g *guard) checkImage(wanted *container.CreateRequest, image docker.ImageConfig) error {
 	if why := foreign(wanted.Image, image.Architecture); why != "" {
 		return errors.New(why)
+	}
+	for port := range image.ExposedPorts {
+		if _, err := network.ParsePort(port); err != nil {
+			return fmt.Errorf("image %.120q exposes %.40q, which is no port; write one such as 8080/tcp", wanted.Image, port)
+		}
+	}
+	for _, v := range image.Env {
+		if strings.HasPrefix(v, "=") || strings.Contains(v, "\x00") {
+			return fmt.Errorf("image %.120q has a variable %.40q, which no program can have; write NAME=value", wanted.Image, v)
+		}
+	}
+	if set := cmp.Or(wanted.WorkingDir, image.WorkingDir, "/"); !path.IsAbs(set) || strings.Contains(set, "\x00") {
+		return fmt.Errorf("workdir: the image's %.80q is not an absolute path; write one, such as workdir: /work", set)
 	}
 	b := &builder{policy: g.policy, facts: g.facts}
 	if wanted.User == "" {

@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,8 @@ const (
 	// maxAccounts bounds an image's /etc/passwd and /etc/group, in bytes. To read a line, the
 	// engine needs several times its length in memory.
 	maxAccounts = 1 << 20
+	// maxAccount bounds a line of them, in bytes: the engine does not start a container with a longer one.
+	maxAccount = 60 << 10
 	// imageTime bounds the look into one image, which may be many requests.
 	imageTime = 2 * time.Minute
 	// maxSteps is how many paths of an image are looked at, and maxLinks how many links one path may go through.
@@ -234,6 +237,11 @@ func (v *viewer) readAccounts() error {
 			}
 			if _, *text, err = v.g.api.ReadPath(v.ctx, v.id, real, maxAccounts); err != nil {
 				return fmt.Errorf("check the image's accounts: %w", err)
+			}
+			for line := range bytes.Lines(*text) {
+				if len(line) > maxAccount {
+					return forbid("the image's %s has a line of more than %d KiB, which Docker does not read; shorten it", file, maxAccount>>10)
+				}
 			}
 		}
 		v.accounts = append(v.accounts, forms...)
