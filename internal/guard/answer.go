@@ -36,6 +36,7 @@ var (
 	noAccount  = lazy.Regexp(`(?i)unable to find (user|group) (\S{1,256}): no matching entries`)
 	noProgram  = lazy.Regexp(`exec(?:: ".*"| \S+): .*?(` + badExec + `)`)
 	noPlace    = lazy.Regexp(`mounting "[^"]*" to rootfs(?: "[^"]*")? at "([^"]*)".*(` + badUse + `)`)
+	noRoom     = lazy.Regexp(`mounting "[^"]*" to rootfs(?: "[^"]*")? at "([^"]*)".*no space left on device`)
 	noWorkdir  = lazy.Regexp(`(?i)(?:chdir to cwd |container init: mkdir(?:at)? /).*(` + badExec + `)|current working directory is (outside)`)
 	noWorkdirs = lazy.Regexp(`(?i)cannot mkdir: .*(` + badPath + `)|(?:lstat|stat|mkdir|mkdirat|readlink|openat2?|evalSymlinksInScope:?) .*(` + badPath + `)`)
 	// notTheJobs are answers with the status of a mistake about what the slot decides.
@@ -89,6 +90,7 @@ func mistake(said string, s *job.Spec, wanted *container.CreateRequest, own []st
 		return slices.ContainsFunc(s.Ulimits, func(u job.Ulimit) bool { return slices.Contains(names, u.Name) })
 	}
 	account, program, place, dir := noAccount().FindStringSubmatch(said), noProgram().FindStringSubmatch(said), noPlace().FindStringSubmatch(said), noWorkdir().FindStringSubmatch(said)
+	room := noRoom().FindStringSubmatch(said)
 	if dir == nil && making {
 		dir = noWorkdirs().FindStringSubmatch(said)
 	}
@@ -109,8 +111,12 @@ func mistake(said string, s *job.Spec, wanted *container.CreateRequest, own []st
 		return "tmpfs: Docker does not take its options; write some such as size=1g,mode=1777"
 	case place != nil && (slices.Contains(own[1:], path.Clean(place[1])) || covers(s, path.Clean(place[1])) && !strings.HasPrefix(place[2], "no such file")):
 		return fmt.Sprintf("volumes, tmpfs: nothing can be mounted at %.100q of this image (%s); choose a place where it has a directory for a directory, a file for a file, or nothing", place[1], place[2])
+	case place != nil && path.Dir(place[1]) == "/etc" && slices.Contains(etcFiles, path.Base(place[1])):
+		return fmt.Sprintf("image: Docker cannot mount its %.100q (%s); have a file there, or nothing", place[1], place[2])
 	case place != nil: // what the engine adds, as for GPUs
 		return ""
+	case room != nil && slices.ContainsFunc(s.Tmpfs, func(t job.Tmpfs) bool { return isBelow(path.Clean(room[1]), t.Target) }):
+		return fmt.Sprintf("tmpfs: there is no room to mount %.100q in one; write a larger size and more inodes, or choose another place", room[1])
 	case strings.Contains(said, "setting rlimit") && len(s.Ulimits) > 0:
 		return "ulimits: the node's kernel does not allow one of them; write lower ones, or leave them out"
 	case strings.Contains(said, "too many open files") && limited("nofile"), strings.Contains(said, "cannot start a stopped process") && limited("cpu"),

@@ -67,6 +67,10 @@ func TestAnswers(t *testing.T) {
 		"no permission":      {start, 400, oci + `exec: "/nox": permission denied: unknown`, `"entrypoint":"/nox"`, "(permission denied)"},
 		"another format":     {start, 500, oci + `exec /text: exec format error: unknown`, `"entrypoint":"/text"`, "(exec format error)"},
 
+		"an image's /etc/hosts":  {start, 400, at("/var/lib/docker/containers/x/hosts", "/etc/hosts", "mount /var/lib/docker/containers/x/hosts:/etc/hosts (via /proc/self/fd/6), flags: 0x5000: not a directory"), ``, `image: Docker cannot mount its "/etc/hosts" (not a directory)`},
+		"a tmpfs without room":   {start, 500, at("/usr/lib/kbnode", "/opt/bin/x", "mkdir "+layer+"/opt/bin: no space left on device"), `"tmpfs":["/opt:size=4k,nr_inodes=1"]`, `tmpfs: there is no room to mount "/opt/bin/x" in one`},
+		"no room beside a tmpfs": {start, 500, at("/usr/lib/kbnode", "/opt/bin/x", "mkdir "+layer+"/opt/bin: no space left on device"), `"tmpfs":["/op"]`, ""},
+
 		"no driver":               {start, 400, `could not select device driver "nvidia" with capabilities: [[gpu]]`, ``, ""},
 		"no device":               {start, 500, `error gathering device information while adding custom device "/dev/nvidia0": no such file or directory`, ``, ""},
 		"no CDI":                  {start, 500, "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=GPU-1", ``, ""},

@@ -54,6 +54,8 @@ type fakeEngine struct {
 	stats map[string]string
 	files map[string]string // the text of those
 	user  string            // of its images
+	// volumes are those that its images declare.
+	volumes map[string]struct{}
 	// onImage, if not nil, is called when it is asked for an image.
 	onImage func()
 
@@ -100,7 +102,7 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 	t.Helper()
 	e := &fakeEngine{
 		socket: filepath.Join(t.TempDir(), "engine.sock"), driver: "systemd", status: 7,
-		stats: map[string]string{"/etc/passwd": `{"size": 1000, "mode": 420}`, "/etc/group": ""},
+		stats: map[string]string{"/etc/passwd": `{"size": 1000, "mode": 420}`, "/etc/group": "", "/sbin/docker-init": ""},
 		root:  t.TempDir(), exit: make(chan struct{}), containers: map[string]*fakeContainer{}, endpoints: map[string]string{}, dead: map[string]bool{}, attached: make(chan stream, 8),
 	}
 	l, err := net.Listen("unix", e.socket)
@@ -130,7 +132,7 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		if strings.Contains(r.URL.Path, "/moves") && pulled {
 			id = "2"
 		}
-		reply(w, http.StatusOK, map[string]any{"Id": "sha256:" + strings.Repeat(id, 64), "path": r.URL.Path, "RepoTags": make([]string, 1+e.names), "Config": map[string]string{"User": e.user}})
+		reply(w, http.StatusOK, map[string]any{"Id": "sha256:" + strings.Repeat(id, 64), "path": r.URL.Path, "RepoTags": make([]string, 1+e.names), "Config": map[string]any{"User": e.user, "Volumes": e.volumes}})
 	})
 	mux.HandleFunc("POST /images/", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) })
 	mux.HandleFunc("DELETE /images/", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, []any{}) })

@@ -58,12 +58,20 @@ func (v *viewer) checkTargets(wanted *container.CreateRequest) error {
 		}
 	}
 	for target := range v.image.Volumes { // which the engine mounts where there is no disk for them
-		if slices.ContainsFunc(wanted.HostConfig.Mounts, func(m mount.Mount) bool { return m.Target == path.Clean("/"+target) }) {
+		target = path.Clean("/" + target)
+		if slices.ContainsFunc(wanted.HostConfig.Mounts, func(m mount.Mount) bool { return m.Target == target }) {
 			continue
 		}
-		if err := add("", path.Clean("/"+target)); err != nil {
+		if _, err := job.MountTarget(target); err != nil {
+			return forbid("image %.120q declares a volume: %s", wanted.Image, err)
+		}
+		if err := add("", target); err != nil {
 			return err
 		}
+	}
+	engine, err := v.initForms(wanted, places)
+	if err != nil {
+		return err
 	}
 	dir := path.Clean("/" + cmp.Or(wanted.WorkingDir, v.image.WorkingDir))
 	forms, err := v.forms(dir)
@@ -73,6 +81,11 @@ func (v *viewer) checkTargets(wanted *container.CreateRequest) error {
 	for _, form := range forms {
 		if kernel := job.KernelDir(form); kernel != "" {
 			return forbid("workdir: %.80q leads below %s in the image; choose another directory", dir, kernel)
+		}
+		for _, file := range slices.Concat(v.accounts, engine) {
+			if isBelow(form, file) { // the engine would make a directory there
+				return forbid("workdir: %.80q is where a container has its file %.80q; choose another directory", dir, file)
+			}
 		}
 	}
 	for _, at := range append(places, place{forms: forms}) {
@@ -86,6 +99,29 @@ func (v *viewer) checkTargets(wanted *container.CreateRequest) error {
 		}
 	}
 	return nil
+}
+
+// initForms returns the forms of the path at which the engine mounts its init, if the job has one. It refuses what keeps
+// it from there, or hides it: the engine mounts it first.
+func (v *viewer) initForms(wanted *container.CreateRequest, places []place) ([]string, error) {
+	if wanted.HostConfig.Init == nil || !*wanted.HostConfig.Init {
+		return nil, nil
+	}
+	forms, last, err := v.follow(job.InitPath)
+	if err != nil {
+		return nil, err
+	}
+	if last.dir {
+		return nil, forbid("the image has a directory at %s, where Docker mounts its init; remove it, or set init to false", job.InitPath)
+	}
+	for _, p := range places {
+		for _, form := range p.forms {
+			if slices.ContainsFunc(forms, func(file string) bool { return isBelow(file, form) }) {
+				return nil, forbid("%.80q would hide Docker's init, %s; choose another place, or set init to false", p.forms[0], job.InitPath)
+			}
+		}
+	}
+	return forms, nil
 }
 
 // forms is follow for where something is mounted. In /dev is nothing of the image.

@@ -45,6 +45,16 @@ func TestMountTargets(t *testing.T) {
 		"one in the checkout":            {map[string]string{"/x": link("/work/l")}, map[string]string{"l": "/proc/self/fd"}, func(s *job.Spec) { s.Workdir = "/x/7" }, "goes through a symbolic link in the checkout"},
 		"a loop that the engine follows": {map[string]string{"/x": "evalSymlinksInScope: too many links"}, nil, mounts("/x"), "too many links"},
 		"a name that is too long":        {map[string]string{"/x": "lstat /var/lib/x: file name too long"}, nil, mounts("/x"), "(file name too long); choose another path"},
+		"over Docker's init":             {nil, nil, withInit(mounts("/sbin")), `"/sbin" would hide Docker's init, /sbin/docker-init`},
+		"over it through a link":         {map[string]string{"/sbin": link("usr/sbin"), "/usr/sbin/docker-init": absent}, nil, withInit(mounts("/usr")), `"/usr" would hide Docker's init`},
+		"over it by a link":              {map[string]string{"/x": link("sbin")}, nil, withInit(mounts("/x")), `"/x" would hide Docker's init`},
+		"beside it":                      {nil, nil, withInit(mounts("/sbin/x", "/usr/sbin")), ""},
+		"without it":                     {nil, nil, mounts("/sbin"), ""},
+		"a directory in its place":       {map[string]string{"/sbin/docker-init": dir}, nil, withInit(mounts("/y")), "the image has a directory at /sbin/docker-init"},
+		"a loop on its way":              {map[string]string{"/sbin": link("sbin")}, nil, withInit(mounts("/y")), `"/sbin/docker-init" goes through too many links`},
+		"to start in its place":          {nil, nil, withInit(func(s *job.Spec) { s.Workdir = "/sbin/docker-init/x" }), `where a container has its file "/sbin/docker-init"`},
+		"to start in the accounts":       {map[string]string{"/etc/passwd": absent}, nil, func(s *job.Spec) { s.Workdir = "/etc/passwd" }, `workdir: "/etc/passwd" is where a container has its file "/etc/passwd"`},
+		"to start there through a link":  {map[string]string{"/x": link("etc")}, nil, func(s *job.Spec) { s.Workdir = "/x/group/y" }, `where a container has its file "/etc/group"`},
 		"shared memory":                  {map[string]string{"/dev": link("/etc"), "/dev/shm": link("/etc")}, nil, mounts("/dev/shm/x"), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -80,11 +90,32 @@ func TestMountTargets(t *testing.T) {
 	must.Equal(t, false, r.engine.started())
 }
 
+// TestVolumesWithoutDisk refuses an image that declares a volume where no job may mount, also if the engine would make it.
+func TestVolumesWithoutDisk(t *testing.T) {
+	t.Parallel()
+	for volume, want := range map[string]string{
+		"/data/": "", "/proc/x": `declares a volume: "/proc/x": a job cannot mount over /proc`, "/a/../dev/shm": "declares a volume", "/sbin": `"/sbin" would hide Docker's init`,
+	} {
+		r := ready(t)
+		r.engine.volumes = map[string]struct{}{volume: {}}
+		if o := r.try(t, withInit(func(*job.Spec) {})); (why(o) == "") != (want == "") || !strings.Contains(o.Refused, want) {
+			t.Errorf("%s: %+v", volume, o)
+		}
+	}
+}
+
 func mounts(targets ...string) func(*job.Spec) {
 	return func(s *job.Spec) {
 		for _, target := range targets {
 			s.Mounts = append(s.Mounts, job.Mount{Target: target})
 		}
+	}
+}
+
+func withInit(change func(*job.Spec)) func(*job.Spec) {
+	return func(s *job.Spec) {
+		s.Init = true
+		change(s)
 	}
 }
 

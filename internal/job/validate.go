@@ -58,8 +58,8 @@ const (
 // AgentPath is where AgentProgram is in a container, as with the docker plugin.
 const AgentPath = "/usr/bin/buildkite-agent"
 
-// initPath is where Docker mounts its init.
-const initPath = "/sbin/docker-init"
+// InitPath is where Docker mounts its init.
+const InitPath = "/sbin/docker-init"
 
 const (
 	imageHost = `[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?`
@@ -213,7 +213,7 @@ func (s *Spec) validateMounts(v *checker) {
 		taken[AgentPath] = program
 	}
 	if s.Init {
-		taken[initPath] = program
+		taken[InitPath] = program
 	}
 	target := func(field, p, advice string) {
 		v.mountTarget(field, p)
