@@ -104,6 +104,20 @@ func TestVolumesWithoutDisk(t *testing.T) {
 	}
 }
 
+// TestLongPathsAreForgotten keeps little of an image: a path may have 4 KiB, and there may be a thousand.
+func TestLongPathsAreForgotten(t *testing.T) {
+	t.Parallel()
+	for depth, kept := range map[int]bool{8: true, 16: false} {
+		long := strings.Repeat("/"+strings.Repeat("d", 240), depth)
+		r := ready(t)
+		spec := mounts("/a"+long, "/b"+long, "/c"+long)
+		must.Equal(t, "", why(r.try(t, spec)))
+		before := r.engine.asked("HEAD ")
+		must.Equal(t, "", why(r.try(t, spec)))
+		must.Equal(t, kept, r.engine.asked("HEAD ") == before)
+	}
+}
+
 func mounts(targets ...string) func(*job.Spec) {
 	return func(s *job.Spec) {
 		for _, target := range targets {

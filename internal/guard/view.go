@@ -29,7 +29,7 @@ const (
 	imageTime = 2 * time.Minute
 	// maxSteps is how many paths of an image are looked at, and maxLinks how many links one path may go through.
 	maxSteps, maxLinks = 1024, 40
-	// maxViews is how many images are remembered, each if its accounts have at most maxKept bytes.
+	// maxViews is how many images are remembered, each if its accounts and paths have at most maxKept bytes.
 	maxViews, maxKept = 64, 64 << 10
 )
 
@@ -96,7 +96,11 @@ func (g *guard) viewImage(ctx context.Context, image docker.ImageConfig, use fun
 	if n >= maxViews {
 		g.views.Clear()
 	}
-	if len(v.passwd)+len(v.group) <= maxKept && len(v.steps) <= maxSteps {
+	size := len(v.passwd) + len(v.group)
+	for path, s := range v.steps {
+		size += len(path) + len(s.link)
+	}
+	if size <= maxKept {
 		g.views.Store(image.ID, v.view)
 	}
 	return nil
