@@ -38,7 +38,8 @@ type engine struct {
 	leads     map[string]string   // where paths that programs look through lead, without Landlock
 	proc      procState           // of this process and those above and beside it
 	beside    []int               // the other programs of a pipe
-	theirs    map[string]identity // files that those have open: they may write them meanwhile
+	logs      map[string]identity // files that those, and this process, had open for writing
+	theirs    map[string]identity // likewise, with those since then
 	tmpfs     map[uint64]bool     // which devices of theirs are one
 	profiles  profiles            // to be delivered
 	originals *originals          // what the step may go on with

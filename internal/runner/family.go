@@ -65,7 +65,7 @@ func pipeOf(pid, fd int) string {
 // identity tells a file from another in its place.
 type identity struct{ device, inode uint64 }
 
-// openFiles returns the regular files that processes have open, by path.
+// openFiles returns the regular files that processes have open for writing, by path.
 func openFiles(pids []int) map[string]identity {
 	files := map[string]identity{}
 	for _, pid := range pids {
@@ -74,7 +74,7 @@ func openFiles(pids []int) map[string]identity {
 		for _, n := range names {
 			link := filepath.Join(dir, n.Name())
 			path, err := os.Readlink(link)
-			if err != nil || !filepath.IsAbs(path) {
+			if err != nil || !filepath.IsAbs(path) || readsOnly(filepath.Join("/proc", strconv.Itoa(pid), "fdinfo", n.Name())) {
 				continue
 			}
 			if info, err := os.Stat(link); err == nil && info.Mode().IsRegular() {
@@ -93,10 +93,15 @@ func identityOf(info fs.FileInfo) identity {
 	return identity{uint64(st.Dev), st.Ino} //nolint:unconvert // it has 32 bits on some machines
 }
 
-// isTheirs reports whether a file is one that the other programs of the pipe have open.
+// isTheirs reports whether a file takes the log: the runner, or another program of the pipe, or one above, writes it.
+// In the job's directory, it must have been there before, or a program could give its name to it.
 func (e *engine) isTheirs(a *area, name string, info fs.FileInfo) bool {
-	file, has := e.theirs[name]
-	return has && (a.kind == temporaryArea || a.kind == containerArea) && info.Mode().IsRegular() && identityOf(info) == file
+	files := e.theirs
+	if a.kind == jobArea {
+		files = e.logs
+	}
+	file, has := files[name]
+	return has && a.kind != foreignArea && info.Mode().IsRegular() && identityOf(info) == file
 }
 
 func (e *engine) isTheirFile(a *area, name string) bool {

@@ -98,6 +98,29 @@ func TestOthersFilesStay(t *testing.T) {
 	must.Equal(t, "some and more", must.Read(t, filepath.Join(j.dir, "outside")))
 }
 
+// TestLogInTheJobsDirectory has the runner write its log into a file there, to which a program gives another name.
+func TestLogInTheJobsDirectory(t *testing.T) {
+	t.Parallel()
+	for _, command := range []string{`"$RUNNER" >own.log 2>&1; exit $?`, `exec 7>own.log; "$RUNNER" 2>&1 | cat >&7`} {
+		for _, submission := range []string{"", `import os; os.rename("own.log", "planted.py")`} {
+			j := newConfigJob(t, map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
+				"submission.py": submission, "eval.py": report + `o("planted: %s\ncheck: pass\n" % os.path.exists("planted.py"))`,
+			}})
+			j.cmd.Env = append(j.cmd.Env, "RUNNER="+j.cmd.Path)
+			j.cmd.Path, j.cmd.Args = "/bin/sh", []string{"sh", "-c", command}
+			code, doc := j.run(t)
+			log, err := os.ReadFile(filepath.Join(j.cmd.Dir, "own.log"))
+			passes(t, j, code, doc)
+			if at(doc, "runs", "test", "run", "result", "planted") != "False" || submission == "" && (err != nil || !strings.Contains(string(log), "test: compile\n") || !strings.Contains(string(log), "Passed")) {
+				t.Errorf("%s, %s: result %v, log %q, %v", command, submission, doc, log, err)
+			}
+			if _, err := os.Lstat(filepath.Join(j.cmd.Dir, "planted.py")); err == nil {
+				t.Error("the log has another name")
+			}
+		}
+	}
+}
+
 // TestTooLargeToGoOnWith has the last program change a file that is too large to be kept. The step goes on with it.
 func TestTooLargeToGoOnWith(t *testing.T) {
 	t.Parallel()

@@ -27,7 +27,9 @@ func (e *engine) recordAreas() error {
 	}
 	e.dropByteCode()
 	e.originals = newOriginals(append(lineage()[1:], e.beside...), e.mayWrite)
-	e.tmpfs, e.proc, e.theirs = map[uint64]bool{}, recordProcState(append(lineage(), e.beside...)), openFiles(e.beside)
+	family := append(lineage(), e.beside...)
+	e.tmpfs, e.proc, e.logs = map[uint64]bool{}, recordProcState(family), openFiles(family)
+	e.theirs = maps.Clone(e.logs)
 	for _, a := range e.areas {
 		a.before = map[string]stamp{}
 		if err := e.walkArea(a, func(name string, info fs.FileInfo) (err error) {
