@@ -105,7 +105,7 @@ func (o *originals) add(name string, info fs.FileInfo) {
 			o.links[name] = to
 		}
 	}
-	if !o.wanted || !info.Mode().IsRegular() || info.Size() > originalLimit {
+	if !o.wanted || !info.Mode().IsRegular() || info.Size() > min(originalLimit, originalsLimit-o.size) {
 		return
 	}
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
