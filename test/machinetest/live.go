@@ -61,7 +61,7 @@ const AgentVersion = "3.138.3"
 var agentKeys embed.FS
 
 // AgentKeys returns the configuration keys of a version of buildkite-agent: what its `start --help` listed
-// when it was recorded, or for 4, which cannot be built here, the flags in its source.
+// when it was recorded.
 func AgentKeys(version string) []string {
 	text, err := agentKeys.ReadFile("agentkeys/" + version + ".txt")
 	if err != nil {
