@@ -210,9 +210,11 @@ func (w *world) ask() *Report {
 	w.t.Helper()
 	checks := slices.Concat(group("agent"), group("buildkite"))
 	for i := range checks {
-		checks[i].Needs = slices.DeleteFunc(slices.Clone(checks[i].Needs), func(id string) bool {
-			return !slices.ContainsFunc(checks, func(c Check) bool { return c.ID == id })
-		})
+		for _, ids := range []*[]string{&checks[i].Needs, &checks[i].After} {
+			*ids = slices.DeleteFunc(slices.Clone(*ids), func(id string) bool {
+				return !slices.ContainsFunc(checks, func(c Check) bool { return c.ID == id })
+			})
+		}
 	}
 	observe(w.Machine)
 	r, err := Run(w.t.Context(), w.Machine, Options{Checks: checks})

@@ -81,6 +81,7 @@ type Check struct {
 	Group string   // the name of its group
 	About string   // a sentence: what is true if nothing is wrong
 	Needs []string // IDs of checks that must run first, and neither fail nor skip
+	After []string // IDs of checks that must run first, whatever they find
 	Worst Status   // the worst possible status: Warn or Fail
 	// Vendor is whose devices the check is about, or "" for any. The report on a subject that
 	// lacks them omits the check, unless Options.Only names it.

@@ -81,7 +81,7 @@ var checks = []struct {
 		{ID: "agent-other", Bare: true, Worst: Fail, Run: otherAgents},
 		{ID: "agent-binary", Bare: true, Worst: Fail, Needs: []string{"plan"}, Run: agentBinary},
 		{ID: "agent-version", Bare: true, Worst: Warn, Needs: []string{"agent-binary"}, Run: agentVersion},
-		{ID: "agent-endpoint", Bare: true, Worst: Fail, Needs: []string{"config"}, Run: agentEndpoint},
+		{ID: "agent-endpoint", Bare: true, Worst: Fail, Needs: []string{"config"}, After: []string{"plan"}, Run: agentEndpoint},
 		{ID: "agent-token", Worst: Fail, Needs: []string{"installed"}, Run: agentToken},
 		{ID: "agent-token-accepted", Worst: Fail, Needs: []string{"agent-token", "agent-endpoint"}, Limit: 16 * time.Second, Run: tokenAccepted},
 		{ID: "agent-hooks", Worst: Fail, Needs: []string{"plan", "installed"}, Run: agentHooks},

@@ -149,7 +149,7 @@ func withNeeds(checks []Check, ids []string) []string {
 			if c.ID != all[i] {
 				continue
 			}
-			for _, need := range c.Needs {
+			for _, need := range slices.Concat(c.Needs, c.After) {
 				if !slices.Contains(all, need) {
 					all = append(all, need)
 				}
@@ -176,6 +176,9 @@ type run struct {
 // one runs a check when those that it needs have ended. A check that ends too late changes nothing.
 func (r *run) one(ctx context.Context, e *entry) {
 	defer close(e.done)
+	for _, id := range e.After {
+		<-r.byID[id].done
+	}
 	for _, id := range e.Needs {
 		need := r.byID[id]
 		<-need.done

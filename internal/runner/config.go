@@ -47,7 +47,7 @@ type timeLimit struct {
 const (
 	defaultLimit = 180
 	toolLimit    = 10
-	reportLimit  = 60 // for ncu to print its report
+	reportLimit  = 60 // for ncu to print its report and details
 )
 
 // compileLimit is for the compiler, and for the pre-run, which takes its place in lang py. Tests replace it.

@@ -23,7 +23,7 @@ func MaxTime(o *payload.Object) (time.Duration, error) {
 			sum += compileLimit.seconds + toolLimit
 		}
 		if s.mode == "profile" {
-			sum += 3 * reportLimit // the report and its details in two forms
+			sum += reportLimit
 		}
 	}
 	if c.lang == "py" { // once in a job

@@ -9,6 +9,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/tree"
@@ -43,6 +44,7 @@ func (e *engine) ncu(ctx context.Context, r recording, p program) (*result.Run, 
 		return run, nil, nil
 	}
 	text := &bounded{limit: ncuTextLimit}
+	until := time.Now().Add(reportLimit * time.Second)
 	printed, err := e.runAlone(ctx, program{
 		argv: []string{"ncu", "--import", file, "--print-details", "body"}, limit: seconds(reportLimit), stdout: text,
 	})
@@ -56,18 +58,18 @@ func (e *engine) ncu(ctx context.Context, r recording, p program) (*result.Run, 
 	if !run.Success {
 		return run, nil, nil
 	}
-	if err := e.writeDetails(ctx, &r, file); err != nil {
+	if err := e.writeDetails(ctx, &r, file, until); err != nil {
 		return nil, nil, err
 	}
 	return run, e.trace(r, "Nsight-Compute"), nil
 }
 
-// writeDetails leaves ncu's details of a report beside it. A text that cannot be had is left out: the report has all.
-func (e *engine) writeDetails(ctx context.Context, r *recording, report string) error {
+// writeDetails leaves ncu's details of a report beside it. A text that cannot be had by then is left out: the report has all.
+func (e *engine) writeDetails(ctx context.Context, r *recording, report string, until time.Time) error {
 	for _, d := range ncuDetails {
 		text := &bounded{limit: ncuTextLimit}
 		printed, err := e.runAlone(ctx, program{
-			argv: append([]string{"ncu", "--import", report}, d.options...), limit: seconds(reportLimit), stdout: text,
+			argv: append([]string{"ncu", "--import", report}, d.options...), limit: seconds(max(1, int(time.Until(until).Seconds()))), stdout: text,
 		})
 		switch {
 		case err != nil:
@@ -75,7 +77,7 @@ func (e *engine) writeDetails(ctx context.Context, r *recording, report string) 
 		case printed.cancelled:
 			return nil
 		case printed.timedOut:
-			err = fmt.Errorf("ncu took more than %d s", reportLimit)
+			err = fmt.Errorf("ncu took more than %d s for all that it prints", reportLimit)
 		case printed.exitCode != 0:
 			err = fmt.Errorf("ncu ended with %d", printed.exitCode)
 		case text.over:
