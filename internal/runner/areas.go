@@ -57,8 +57,8 @@ func (e *engine) findAreas() error {
 	e.beside = pipeline(group())
 	if alone {
 		e.findTemporary()
-		if !slices.Contains(e.temporary, sharedMemory) { // on a file system that may have files of the job's
-			e.areas = append(e.areas, &area{dir: sharedMemory, kind: containerArea, borders: map[string]bool{e.dir: true}})
+		if dir := resolved(sharedMemory); !slices.Contains(e.temporary, dir) { // on a file system that may have files of the job's
+			e.areas = append(e.areas, &area{dir: dir, kind: containerArea, borders: map[string]bool{e.dir: true}})
 		}
 	} else if container {
 		e.note("other processes run in this container, so what programs leave in /dev/shm, or without Landlock in any " +
@@ -128,19 +128,31 @@ func inContainer() (bool, error) {
 const sharedMemory = "/dev/shm"
 
 // findTemporary finds the system's directories for temporary files. Where others use them, programs have only
-// their TMPDIR.
+// their TMPDIR. One may be a link, which Landlock follows and a walk does not.
 func (e *engine) findTemporary() {
 	var root unix.Statfs_t
 	_ = unix.Statfs("/", &root)
 	for _, dir := range []string{"/tmp", "/var/tmp", sharedMemory} {
-		if within(dir, e.dir) {
-			continue // the job's directory is in it, and is restored by other rules
+		dir = resolved(dir)
+		if within(dir, e.dir) || within(e.dir, dir) {
+			continue // the job's directory is in it, or it is there, and is restored by other rules
+		}
+		if slices.ContainsFunc(e.temporary, func(other string) bool { return within(other, dir) }) {
+			continue
 		}
 		var st unix.Statfs_t
 		if unix.Statfs(dir, &st) == nil && (st.Type == root.Type || st.Type == unix.TMPFS_MAGIC) {
-			e.temporary = append(e.temporary, dir)
+			e.temporary = append(slices.DeleteFunc(e.temporary, func(other string) bool { return within(dir, other) }), dir)
 		}
 	}
+}
+
+// resolved returns where a path leads, or the path if that cannot be said.
+func resolved(path string) string {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		return real
+	}
+	return path
 }
 
 // loaded returns the directories that a later interpreter, compiler, loader or shell reads from, with all below

@@ -184,3 +184,24 @@ func TestOtherSharedMemory(t *testing.T) {
 		}
 	}
 }
+
+// TestLinkedTemporaryDirectories has images whose directories for temporary files are links.
+func TestLinkedTemporaryDirectories(t *testing.T) {
+	t.Parallel()
+	for _, layout := range []string{
+		"rmdir var/tmp tmp; mkdir -m 1777 data; ln -s data tmp; ln -s ../tmp var/tmp", "rmdir var/tmp; mkdir -m 1777 data; ln -s /data var/tmp",
+		"rmdir tmp; ln -s var/tmp tmp", "rmdir var/tmp; mkdir -m 1777 tmp/more; ln -s /tmp/more var/tmp", "rmdir tmp; mkdir -p work/tmp; ln -s work/tmp tmp",
+	} {
+		for _, landlock := range []string{"", "0"} {
+			j := containerJob(t, `open("/tmp/note", "w").close(); open("/var/tmp/note2", "w").close(); open("/dev/shm/note", "w").close()`,
+				`o("found: %s\ncheck: pass\n" % [d for d in ("/tmp", "/var/tmp", "/dev/shm") for n in os.listdir(d) if "note" in n])`, "KBNODE_TEST_LANDLOCK="+landlock)
+			for i, arg := range j.cmd.Args {
+				j.cmd.Args[i] = strings.Replace(arg, "exec chroot", layout+"; exec chroot", 1)
+			}
+			code, result := j.run(t)
+			if passes(t, j, code, result); at(result, "runs", "test", "run", "result", "found") != "[]" {
+				t.Errorf("%s, landlock %q: result %v\n%s", layout, landlock, result, j.stderr.String())
+			}
+		}
+	}
+}
