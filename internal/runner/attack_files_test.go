@@ -204,6 +204,27 @@ o("check: %s\n" % ("pass" if sys.argv[1] == "test" else "fail"))`, func(t *testi
 	})
 }
 
+// TestTouchedDirectories has the pre-run do something in one directory of the job and nothing in another: the time of the
+// last change, which no one can set, tells nothing of it.
+func TestTouchedDirectories(t *testing.T) {
+	t.Parallel()
+	attacks(t, `
+import os
+os.chmod("a/touched", os.stat("a/touched").st_mode & 0o7777); open("a/written/x", "w").close(); os.remove("a/written/x")
+`, `
+later = [d for d in os.listdir("a") if os.stat("a/" + d).st_ctime_ns > os.stat("reference").st_ctime_ns]
+o("later: %d\ncheck: pass\n" % len(later))`, func(t *testing.T, j *job, code int, result map[string]any) {
+		if passes(t, j, code, result); at(result, "runs", "test", "run", "result", "later") != "4" {
+			t.Errorf("%v of 4 directories changed later", at(result, "runs", "test", "run", "result", "later"))
+		}
+	}, func(t *testing.T, j *job) {
+		for _, d := range []string{"touched", "written", "untouched", "none"} {
+			must.Do(t, os.MkdirAll(filepath.Join(j.cmd.Dir, "a", d), 0o755))
+		}
+		write(t, filepath.Join(j.cmd.Dir, "reference"), "")
+	})
+}
+
 // TestNamesOfSources writes sources under other names of files that are there, and in a directory behind a link,
 // beside one that only another user may look into.
 func TestNamesOfSources(t *testing.T) {

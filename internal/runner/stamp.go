@@ -114,7 +114,8 @@ func (s *stamp) settle(dir string) error {
 	if info.Mode() != s.mode {
 		err = os.Chmod(dir, s.mode)
 	}
-	if err == nil && s.times != [2]syscall.Timespec{st.Atim, st.Mtim} {
+	// Otherwise the time of the last change says in the job's directory whether a program did something here, and when.
+	if err == nil && (!timed || s.times != [2]syscall.Timespec{st.Atim, st.Mtim}) {
 		err = s.setTimes(dir)
 	}
 	if info, lerr := os.Lstat(dir); timed && lerr == nil {
