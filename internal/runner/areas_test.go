@@ -205,3 +205,41 @@ func TestLinkedTemporaryDirectories(t *testing.T) {
 		}
 	}
 }
+
+// TestChangesOfTemporaryFiles has the pre-run change what a step put into a directory for temporary files: it may be what
+// the judge's program is made of. What caches and shared memory hold may change, and so may a log.
+func TestChangesOfTemporaryFiles(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ submission, changed string }{
+		"a changed module":   {`open("/tmp/lib/module.py", "a").write("x = 1")`, "/tmp/lib/module.py"},
+		"a removed module":   {`os.remove("/tmp/lib/module.py")`, "/tmp/lib/module.py"},
+		"a removed link":     {`os.remove("/var/tmp/link")`, "/var/tmp/link"},
+		"an empty directory": {`os.rmdir("/var/tmp/empty")`, "/var/tmp/empty"},
+		"another kind":       {`os.remove("/tmp/lib/module.py"); os.mkdir("/tmp/lib/module.py")`, "/tmp/lib/module.py"},
+		"a mode":             {`os.chmod("/tmp/lib/module.py", 0)`, "/tmp/lib/module.py"},
+		"what may change": {`open("/tmp/cache/kernel", "a").write("x"); os.remove("/tmp/cache/old"); open("/dev/shm/lock", "a").write("x")
+open("/tmp/lib/new", "w").close(); os.chmod("/tmp/lib", 0o700)`, ""},
+	} {
+		for _, landlock := range []string{"", "0"} {
+			t.Run(name+",landlock="+landlock, func(t *testing.T) {
+				t.Parallel()
+				j := containerJob(t, "import os\n"+c.submission, `o("found: %s\ncheck: pass\n" % sorted(os.listdir("/tmp/lib")))`,
+					"KBNODE_TEST_LANDLOCK="+landlock, "TRITON_CACHE_DIR=/tmp/cache")
+				for i, arg := range j.cmd.Args {
+					j.cmd.Args[i] = strings.Replace(arg, "exec /runner", `mkdir /tmp/lib /tmp/cache /var/tmp/empty; ln -s empty /var/tmp/link
+						for f in /tmp/lib/module.py /tmp/cache/kernel /tmp/cache/old /dev/shm/lock; do echo >$f; done; exec /runner >>/tmp/log`, 1)
+				}
+				code, doc := j.run(t)
+				if message, _ := at(doc, "error").(string); c.changed != "" {
+					if code != 1 || !strings.Contains(message, fmt.Sprintf("d %s, which", c.changed)) || at(doc, "runs", "test") != nil {
+						t.Errorf("exit code %d, error %q\n%s", code, message, j.stderr.String())
+					}
+					return
+				}
+				if passes(t, j, code, doc); at(doc, "runs", "test", "run", "result", "found") != "['module.py']" {
+					t.Errorf("%v\n%s", doc, j.stderr.String())
+				}
+			})
+		}
+	}
+}

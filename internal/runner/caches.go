@@ -95,8 +95,8 @@ func (e *engine) placeCaches(ctx context.Context) {
 	packages := e.packages(ctx)
 	for _, c := range caches {
 		value := getenv(e.temp, c.variable)
-		if value != "" && e.clears(value) {
-			e.env = setenv(e.env, c.variable, value)
+		if dir, ok := e.clears(value); value != "" && ok {
+			e.env, e.kept = setenv(e.env, c.variable, value), append(e.kept, dir)
 			continue
 		}
 		name, below, _ := strings.Cut(c.product.dir, "/")
@@ -129,8 +129,9 @@ print(s and s.origin and os.path.dirname(s.origin) or "")`
 }
 
 // clears reports whether programs can write to a path, relative to the job's directory if it is, and nothing that they
-// leave there reaches the next one. What the job's directory has already must stay as it is, so it does not count.
-func (e *engine) clears(path string) bool {
+// leave there reaches the next one, and where the path leads. What the job's directory has already must stay as it is,
+// so it does not count.
+func (e *engine) clears(path string) (dir string, ok bool) {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(e.dir, path)
 	}
@@ -142,11 +143,11 @@ func (e *engine) clears(path string) bool {
 			break
 		}
 		if _, lerr := os.Lstat(real); lerr == nil || !errors.Is(err, fs.ErrNotExist) {
-			return false // a link that leads nowhere, or a directory that is closed
+			return "", false // a link that leads nowhere, or a directory that is closed
 		}
 		missing, real = filepath.Join(filepath.Base(real), missing), filepath.Dir(real)
 	}
-	return unix.Access(real, unix.W_OK) == nil && slices.ContainsFunc(e.areas, func(a *area) bool {
+	return filepath.Join(real, missing), unix.Access(real, unix.W_OK) == nil && slices.ContainsFunc(e.areas, func(a *area) bool {
 		return within(a.dir, real) && (a.kind == temporaryArea || a.kind == jobArea && missing != "")
 	})
 }

@@ -228,7 +228,7 @@ func TestClears(t *testing.T) {
 		dir + "/image": false, dir + "/image/new": false, tmp + "/to-image": false, tmp + "/to-image/new": false,
 		tmp + "/nowhere": false, tmp + "/nowhere/new": false, tmp + "/../image/new": false, tmp + "/cache/x/new": false, "/proc/new": false,
 	} {
-		if got := e.clears(path); got != want {
+		if _, got := e.clears(path); got != want {
 			t.Errorf("%s: %t", path, got)
 		}
 	}

@@ -34,6 +34,7 @@ type engine struct {
 	temp      []string          // environment that says where spaces are made
 	temporary []string          // other directories where programs may write
 	areas     []*area
+	kept      []string            // caches that the image or the job placed
 	brought   []brought           // what the image has of libraries' caches
 	leads     map[string]string   // where paths that programs look through lead, without Landlock
 	proc      procState           // of this process and those above and beside it

@@ -69,12 +69,12 @@ type identity struct{ device, inode uint64 }
 func openFiles(pids []int) map[string]identity {
 	files := map[string]identity{}
 	for _, pid := range pids {
-		dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
-		names, _ := os.ReadDir(dir) // it may have ended
+		dir := filepath.Join("/proc", strconv.Itoa(pid))
+		names, _ := os.ReadDir(filepath.Join(dir, "fd")) // it may have ended
 		for _, n := range names {
-			link := filepath.Join(dir, n.Name())
+			link := filepath.Join(dir, "fd", n.Name())
 			path, err := os.Readlink(link)
-			if err != nil || !filepath.IsAbs(path) || readsOnly(filepath.Join("/proc", strconv.Itoa(pid), "fdinfo", n.Name())) {
+			if err != nil || !filepath.IsAbs(path) || readsOnly(filepath.Join(dir, "fdinfo", n.Name())) {
 				continue
 			}
 			if info, err := os.Stat(link); err == nil && info.Mode().IsRegular() {

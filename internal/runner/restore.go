@@ -146,6 +146,8 @@ func (e *engine) putBack() error {
 					was.mode |= 0o700 // to be read and emptied
 				}
 				return was.restore(name, now)
+			case old && a.kind == temporaryArea && !e.isScratch(a, name):
+				e.change(name, "changed") // and removed
 			case (a.kind == foreignArea && !isCache(name) || old && (a.kind == jobArea || a.kind == containerArea)) && !e.isSource(name):
 				e.change(name, "changed")
 				changed = append(changed, name)
@@ -180,7 +182,7 @@ func (e *engine) putBack() error {
 			case found[name] && was.mode.IsDir() && a.kind != foreignArea:
 				errs = append(errs, was.settle(name)) // what was removed in it changed it again
 				a.before[name] = was
-			case !found[name] && a.kind != temporaryArea && !e.isTheirFile(a, name) && (a.kind != foreignArea || !isCache(name)) && !e.isSource(name):
+			case !found[name] && (a.kind != temporaryArea || !e.isScratch(a, name)) && !e.isTheirFile(a, name) && (a.kind != foreignArea || !isCache(name)) && !e.isSource(name):
 				e.change(name, "removed")
 			}
 		}
@@ -208,6 +210,12 @@ func (e *engine) change(path, did string) {
 	if len(e.changed) < maxFaults {
 		e.changed = append(e.changed, fmt.Errorf("a program %s %s, which those after it trust; a submission must leave it", did, path))
 	}
+}
+
+// isScratch reports whether a file in a directory for temporary files may change from one program to the next: in a
+// cache that programs are led to, and in shared memory, where libraries keep locks of the machine's GPUs.
+func (e *engine) isScratch(a *area, name string) bool {
+	return within(resolved(sharedMemory), name) || slices.ContainsFunc(e.kept, func(dir string) bool { return dir != a.dir && within(dir, name) })
 }
 
 // isForged reports whether a path in the job's directory could be taken for the job's result.
