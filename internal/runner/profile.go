@@ -26,6 +26,7 @@ const ProfileDir = "profile_data"
 const (
 	profileLimit = 1 << 30  // bytes in ProfileDir
 	profileFiles = 1 << 12  // files in it
+	profileDepth = 16       // directories in each other in a recording; each is opened by its whole path
 	traceLimit   = 32 << 20 // bytes of a zip archive that goes into result.json
 	tracesLimit  = 64 << 20 // bytes of all of a job's; result.MaxBytes bounds them in base64
 )
@@ -131,7 +132,7 @@ func (e *engine) combine(r recording) error {
 	for _, name := range traces {
 		n, cerr := e.copyFile(out, name, room)
 		room -= n
-		err = errors.Join(err, cerr, root.RemoveAll(name))
+		err = errors.Join(err, cerr, tree.Remove(root, name)) // it may be a directory of any depth
 	}
 	if err = errors.Join(err, out.Close(), root.Rename(tmp, path.Join(r.dir(), combined))); err != nil {
 		return fmt.Errorf("combine traces: %w", err)
@@ -234,6 +235,9 @@ func (e *engine) walk(dir string, f func(name string, size int64) error) error {
 		}
 		if n++; n > profileFiles {
 			return fmt.Errorf("%s holds more than %d files and directories", dir, profileFiles)
+		}
+		if d.IsDir() && strings.Count(name[len(dir):], "/") > profileDepth {
+			return fmt.Errorf("%s holds more than %d directories in each other", dir, profileDepth)
 		}
 		if d.IsDir() {
 			return f(strings.TrimPrefix(name, dir+"/")+"/", 0)

@@ -313,3 +313,26 @@ func TestProfileArchiveIsBounded(t *testing.T) {
 		}
 	}
 }
+
+// TestProfileIsBounded has a recording with directories in each other, one of them in the place of a trace.
+func TestProfileIsBounded(t *testing.T) {
+	t.Parallel()
+	j := newProfileJob(t, 1, `
+import glob
+out = max(glob.glob("tmp*/profile_data"), key=os.path.getmtime)
+for name in ("0.pftrace", "z"):
+    at = os.open(out, os.O_RDONLY)
+    for n in range(300): os.mkdir(name, dir_fd=at); next = os.open(name, os.O_RDONLY, dir_fd=at); os.close(at); at = next
+    os.close(at)
+`)
+	j.standIn(t, "nvidia-smi", "exit 9")
+	j.standIn(t, "rocm-smi", `echo '{"card0": {"Card Series": "Test MI"}}'`)
+	j.standIn(t, "rocprofv3", rocprof)
+	j.cmd.Env = append(j.cmd.Env, "KBNODE_TEST_FILES=100")
+	code, _ := j.run(t)
+	log := j.stderr.String()
+	if code != 0 || strings.Contains(log, "too many open files") || !strings.Contains(log, "profile_data holds more than 16 directories in each other") {
+		t.Errorf("exit code %d, log %s", code, log)
+	}
+	must.Equal(t, "onetwo", files(t, filepath.Join(j.cmd.Dir, ProfileDir))["combined.pftrace"])
+}
