@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/internal/text"
 	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
@@ -317,6 +318,16 @@ func (e *engine) removeOwnNames() error {
 	})
 }
 
+// plainName returns a file's name that shows as itself: the agent writes it into the job's log when it uploads the file.
+func plainName(name string) string {
+	return strings.Map(func(r rune) rune {
+		if !text.Visible(r) {
+			return '_'
+		}
+		return r
+	}, strings.ToValidUTF8(name, "_"))
+}
+
 // deliver writes the files that were kept to ProfileDir. It makes no subdirectories, as an artifact path such as
 // "profile_data/*" expects. With several evaluations, file names begin with the name of theirs.
 func (e *engine) deliver() (err error) {
@@ -324,7 +335,7 @@ func (e *engine) deliver() (err error) {
 	// Files of directories come last: they must not take the names of the profiler's own.
 	slices.SortStableFunc(kept.files, func(a, b profileFile) int { return cmp.Compare(strings.Count(a.name, "/"), strings.Count(b.name, "/")) })
 	for _, f := range kept.files {
-		to := strings.ReplaceAll(f.name, "/", "-")
+		to := plainName(strings.ReplaceAll(f.name, "/", "-"))
 		if kept.evaluations > 1 {
 			to = f.evaluation + "-" + to
 		}

@@ -336,3 +336,23 @@ for name in ("0.pftrace", "z"):
 	}
 	must.Equal(t, "onetwo", files(t, filepath.Join(j.cmd.Dir, ProfileDir))["combined.pftrace"])
 }
+
+// TestNamesOfProfiles has a program name the profiler's files as if they were lines of the log, or the result.
+func TestNamesOfProfiles(t *testing.T) {
+	t.Parallel()
+	j := newProfileJob(t, 1, `
+import glob
+out = max(glob.glob("tmp*/profile_data"), key=os.path.getmtime).encode()
+for name in (b"x\n+++ :trophy: passed", b"\x1b[2Jx", b"\xff", b"a\xe2\x80\xaeb", b"\xc2\xb5", b"result.json\r", b"\nresult.json"): open(out + b"/" + name, "w").close()
+`)
+	j.standIn(t, "ncu", ncu)
+	code, _ := j.run(t)
+	left := files(t, filepath.Join(j.cmd.Dir, ProfileDir))
+	for _, own := range []string{"profile.ncu-rep", "ncu-details.txt", "ncu-details.csv"} {
+		delete(left, own)
+	}
+	must.Equal(t, map[string]string{"x_+++ :trophy: passed": "", "_[2Jx": "", "_": "", "a_b": "", "µ": "", "result.json_": "", "_result.json": ""}, left)
+	if code != 0 {
+		t.Errorf("exit code %d\n%s", code, j.stderr.String())
+	}
+}
