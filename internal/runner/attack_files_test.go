@@ -225,6 +225,23 @@ o("later: %d\ncheck: pass\n" % len(later))`, func(t *testing.T, j *job, code int
 	})
 }
 
+// TestReadOnlyDirectory has a file system in the job's directory in which nothing can be put back.
+func TestReadOnlyDirectory(t *testing.T) {
+	t.Parallel()
+	must.Root(t, "mounts a file system")
+	j := newConfigJob(t, map[string]any{
+		"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{"submission.py": "", "eval.py": report + `o("check: pass\n")`},
+	})
+	dir := filepath.Join(j.cmd.Dir, "data")
+	must.Do(t, os.Mkdir(dir, 0o755))
+	if out, err := exec.CommandContext(t.Context(), "mount", "-t", "tmpfs", "-o", "ro", "tmpfs", dir).CombinedOutput(); err != nil {
+		t.Skipf("mount: %v\n%s", err, out)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	code, result := j.run(t)
+	passes(t, j, code, result)
+}
+
 // TestNamesOfSources writes sources under other names of files that are there, and in a directory behind a link,
 // beside one that only another user may look into.
 func TestNamesOfSources(t *testing.T) {

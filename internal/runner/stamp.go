@@ -114,9 +114,11 @@ func (s *stamp) settle(dir string) error {
 	if info.Mode() != s.mode {
 		err = os.Chmod(dir, s.mode)
 	}
-	// Otherwise the time of the last change says in the job's directory whether a program did something here, and when.
-	if err == nil && (!timed || s.times != [2]syscall.Timespec{st.Atim, st.Mtim}) {
-		err = s.setTimes(dir)
+	// Always in the job's directory, or the time of the last change says whether a program did something here, and when.
+	if differ := s.times != [2]syscall.Timespec{st.Atim, st.Mtim}; err == nil && (differ || !timed) {
+		if terr := s.setTimes(dir); differ {
+			err = terr
+		}
 	}
 	if info, lerr := os.Lstat(dir); timed && lerr == nil {
 		s.change = info.Sys().(*syscall.Stat_t).Ctim
