@@ -125,7 +125,7 @@ var Hostile = []Build{
 	{Name: "many values", Field: "BUILDKITE_PLUGINS", Vars: Plugins(`[{"docker#v5.11.0":{"image":"a","volumes":[` + strings.Repeat("1,", 20_000) + `1]}}]`)},
 	{Name: "a NUL in an option", Field: "BUILDKITE_PLUGINS", Vars: Plugins(`[{"docker#v5.11.0":{"image":"a\u0000b"}}]`)},
 	{Name: "plugins that are not UTF-8", Field: "BUILDKITE_PLUGINS", Vars: Plugins("[{\"docker#v5.11.0\":{\"image\":\"a\xff\"}}]")},
-	{Name: "a huge number", Field: "memory", Vars: Plugins(`[{"docker#v5.11.0":{"image":"a","memory":1e99999}}]`)},
+	{Name: "a huge number", Field: "memory", Vars: Plugins(`[{"docker#v5.11.0":{"image":"a","memory":1e99999}}]`), Agent: "agent_refused"},
 	{Name: "two docker plugins", Field: "plugins", Vars: Plugins(`[{"docker#v5.11.0":{"image":"a"}},{"docker#v5.11.0":{"image":"b"}}]`)},
 	{Name: "another plugin", Field: "plugins", Vars: Plugins(`[{"docker#v5.11.0":{"image":"a"}},{"docker-compose#v5.0.0":{"run":"x"}}]`)},
 	{Name: "another owner's", Field: "plugins", Vars: Plugins(`[{"evil/docker#v5.11.0":{"image":"a"}}]`)},
