@@ -10,10 +10,14 @@ import (
 	"syscall"
 
 	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/runner/compile"
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
 )
 
 func main() {
+	if compile.Invoked() {
+		os.Exit(compile.Client())
+	}
 	switch args := os.Args[1:]; {
 	case len(args) > 0 && args[0] == "runner":
 		os.Exit(runner.Command(context.Background(), args[1:]))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/internal/runner/compile"
 	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
@@ -32,10 +33,12 @@ type engine struct {
 	landlock  int               // version; 0 for none
 	programs  map[string]string // paths by name; none if it is not installed
 	temp      []string          // environment that says where spaces are made
-	temporary []string          // other directories where programs may write
+	spaceName string
+	temporary []string // other directories where programs may write
 	areas     []*area
 	kept      []string            // caches that the image or the job placed
 	brought   []brought           // what the image has of libraries' caches
+	compilers *compile.Service    // nil if each program must compile by itself
 	leads     map[string]string   // where paths that programs look through lead, without Landlock
 	proc      procState           // of this process and those above and beside it
 	beside    []int               // the other programs of a pipe
@@ -219,7 +222,7 @@ func (e *engine) preRun(ctx context.Context) error {
 
 // run runs the task's program, under a profiler in mode profile.
 func (e *engine) run(ctx context.Context, s step, call []string) (*result.Run, *result.Profile, error) {
-	own, err := newSpace(e.temp, e.dir)
+	own, err := e.newSpace()
 	if err != nil {
 		return nil, nil, err
 	}

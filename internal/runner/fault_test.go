@@ -442,7 +442,7 @@ print("check: pass", file=os.fdopen(int(os.environ["POPCORN_FD"]), "w"), flush=T
 print([l for l in open(f"/proc/{os.getppid()}/status") if l.startswith("Threads:")][0].split()[1])
 `}, "GOMAXPROCS=1")
 	out, _ := at(got, "runs", "test", "run", "stdout").(string)
-	if n, err := strconv.Atoi(strings.TrimSpace(out)); err != nil || n < 11 {
-		t.Errorf("the runner has %q threads, want 8 spare ones besides those that it needs", out)
+	if n, err := strconv.Atoi(strings.TrimSpace(out)); err != nil || n < 19 {
+		t.Errorf("the runner has %q threads, want 16 spare ones besides those that it needs", out)
 	}
 }

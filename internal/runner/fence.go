@@ -53,11 +53,8 @@ var rules struct {
 	devices syscall.Timespec // when they last changed
 }
 
-// landlockRules returns the rules of a domain for the next program. A program in the domain cannot look
-// into a process outside (whose environment holds the payload), cannot signal one (since Linux 6.12), and
-// writes only below the given directories, to devices, and where /proc lets its user. This applies to
-// root too. Without Landlock, the engine looks for changes afterward.
-func landlockRules(version int, writable []string) (*os.File, error) {
+// handledAccess returns what Landlock asks its rules for, and how much of that the kernel knows.
+func handledAccess(version int) (unix.LandlockRulesetAttr, uintptr) {
 	const write = unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE |
 		unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG |
 		unix.LANDLOCK_ACCESS_FS_MAKE_SOCK | unix.LANDLOCK_ACCESS_FS_MAKE_FIFO | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK |
@@ -69,20 +66,39 @@ func landlockRules(version int, writable []string) (*os.File, error) {
 	if version >= landlockScopes {
 		attr.Scoped, size = unix.LANDLOCK_SCOPE_SIGNAL, unsafe.Offsetof(unix.LandlockRulesetAttr{}.Quiet_access_fs)
 	}
+	return attr, size
+}
+
+// newRules makes a set of rules for a domain that may write nowhere.
+func newRules(version int) (*os.File, uint64, error) {
+	attr, size := handledAccess(version)
+	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), size, 0) //nolint:gosec // an argument of the kernel
+	if errno != 0 {
+		return nil, 0, fmt.Errorf("make Landlock rules: %w", errno)
+	}
+	return os.NewFile(fd, "Landlock rules"), attr.Handled_access_fs, nil
+}
+
+// landlockRules returns the rules of a domain for the next program. A program in the domain cannot look
+// into a process outside (whose environment holds the payload), cannot signal one (since Linux 6.12), and
+// writes only below the given directories, to devices, and where /proc lets its user. This applies to
+// root too. Without Landlock, the engine looks for changes afterward.
+func landlockRules(version int, writable []string) (*os.File, error) {
 	rules.Lock()
 	defer rules.Unlock()
+	attr, _ := handledAccess(version)
 	access := map[string]uint64{}
 	for _, dir := range writable {
 		access[dir] = attr.Handled_access_fs
 	}
 	if changed := changeTime(devices); rules.File == nil || changed != rules.devices {
-		fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), size, 0) //nolint:gosec // an argument of the kernel
-		if errno != 0 {
-			return nil, fmt.Errorf("make Landlock rules: %w", errno)
+		file, _, err := newRules(version)
+		if err != nil {
+			return nil, err
 		}
 		// A program that started with the last ones has a copy.
 		_ = rules.Close()
-		rules.File, rules.devices = os.NewFile(fd, "Landlock rules"), changed
+		rules.File, rules.devices = file, changed
 		existing := attr.Handled_access_fs & (unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE)
 		access[processes] |= existing
 		entries, _ := os.ReadDir(devices) // none: the program cannot write to what cannot be listed
@@ -109,26 +125,26 @@ func changeTime(dir string) (at syscall.Timespec) {
 	return at
 }
 
-// restrict applies rules to this process, -1 for none, and a filter unless it is nil. It runs between
-// fork and exec.
+// restrict applies rules to this process, -1 for none, and a filter unless it is nil, with flags. With one of them, it
+// returns a file that has the filter's notifications. It runs between fork and exec.
 //
 //go:norace
 //go:nosplit
-func restrict(rules int, filter *unix.SockFprog) unix.Errno {
+func restrict(rules int, filter *unix.SockFprog, flags uintptr) (uintptr, unix.Errno) {
 	// Programs gain no privileges.
 	if _, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
-		return errno
+		return 0, errno
 	}
 	if rules >= 0 {
 		if _, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(rules), 0, 0); errno != 0 {
-			return errno
+			return 0, errno
 		}
 	}
 	if filter == nil {
-		return 0
+		return 0, 0
 	}
-	_, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(filter))) //nolint:gosec // an argument of the kernel
-	return errno
+	file, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(filter))) //nolint:gosec // an argument of the kernel
+	return file, errno
 }
 
 // allow adds a device, or a directory and everything below it, to a set of rules.

@@ -31,55 +31,73 @@ func afterForkInChild()
 // memory instead takes as long as to start a small program.
 func vfork() int
 
-// start starts the program, restricted, with files as descriptors 0, 1, …. Only the
-// child enters the Landlock domain: programs may signal every process in their domain,
-// and no thread of the runner may be in it. The thread that forks lives until release
-// is called: so that no child outlives a killed runner, the kernel kills children when
-// the thread that started them ends.
-func (p program) start(path string, files []uintptr) (pid int, release func(), err error) {
-	started, ended := make(chan error), make(chan struct{})
-	release = func() { close(ended) }
+// A forker is a thread that forks a program, and the compilers that it asks for. So that no child outlives a killed
+// runner, the kernel kills children when the thread that started them ends.
+type forker chan func()
+
+func newForker() forker {
+	f := make(forker)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		for do := range f {
+			do()
+		}
+	}()
+	return f
+}
+
+// start starts a program, restricted, with files as descriptors 0, 1, …. Only the child enters the Landlock domain:
+// programs may signal every process in their domain, and no thread of the runner may be in it.
+func (f forker) start(p program, path string, files []uintptr) (pid int, err error) {
 	rules := -1
 	if p.landlock > 0 {
 		file, err := landlockRules(p.landlock, p.writable)
 		if err != nil {
-			return 0, release, err
+			return 0, err
 		}
 		rules = int(file.Fd())
 	}
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		var err error
-		pid, err = p.fork(path, files, rules)
-		started <- err
-		<-ended
-	}()
-	err = <-started
-	return pid, release, err
+	done := make(chan struct{})
+	f <- func() {
+		defer close(done)
+		var judge []uint32
+		if canFilter() {
+			if judge, err = threads(); err != nil {
+				return
+			}
+		}
+		var c *child
+		if c, err = p.child(path, rules); err == nil {
+			c.setFilter(programFilter(judge, p.landlock, nil))
+			pid, err = c.run(files)
+		}
+	}
+	<-done
+	return pid, err
 }
 
-// fork is syscall.ForkExec with the restrictions that start needs.
-func (p program) fork(path string, files []uintptr, rules int) (int, error) {
+// child prepares to fork.
+func (p program) child(path string, rules int) (*child, error) {
 	file, err := unix.BytePtrFromString(path)
 	dir, derr := unix.BytePtrFromString(p.dir)
 	argv, aerr := syscall.SlicePtrFromStrings(p.exec)
 	env, eerr := syscall.SlicePtrFromStrings(p.env)
 	if err = errors.Join(err, derr, aerr, eerr); err != nil {
-		return 0, err
+		return nil, err
 	}
-	c := child{file: file, dir: dir, argv: &argv[0], env: &env[0], parent: os.Getpid(), rules: rules, open: fileLimit()}
+	c := &child{file: file, dir: dir, argv: &argv[0], env: &env[0], parent: os.Getpid(), rules: rules, open: fileLimit()}
+	return c, c.keepCapabilities(p.capabilities())
+}
+
+func (c *child) setFilter(f filter) {
 	if canFilter() {
-		judge, err := threads()
-		if err != nil {
-			return 0, err
-		}
-		f := programFilter(judge, p.landlock)
 		c.filter = &unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
 	}
-	if err := c.keepCapabilities(p.capabilities()); err != nil {
-		return 0, err
-	}
+}
+
+// run is syscall.ForkExec with the restrictions that a child needs.
+func (c *child) run(files []uintptr) (int, error) {
 	// High numbers, so that the child's dup3 to 0, 1, … overwrites none of them.
 	for _, fd := range files {
 		high, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 16)
@@ -99,7 +117,8 @@ func (p program) fork(path string, files []uintptr, rules int) (int, error) {
 	if c.failed == 0 {
 		return pid, nil
 	}
-	for _, err = unix.Wait4(pid, nil, 0, nil); errors.Is(err, unix.EINTR); {
+	_, err := unix.Wait4(pid, nil, 0, nil)
+	for errors.Is(err, unix.EINTR) {
 		_, err = unix.Wait4(pid, nil, 0, nil)
 	}
 	return 0, c.failed
@@ -211,6 +230,7 @@ type child struct {
 	parent, rules int        // process ID; Landlock rules, -1 for none
 	failed        unix.Errno // why it did not become the program
 	filter        *unix.SockFprog
+	hand          *handOver // of the filter's notifications, if not nil
 	open          unix.Rlimit
 	keep          uint64 // capabilities
 	capHeader     unix.CapUserHeader
@@ -255,17 +275,28 @@ func (c *child) exec() unix.Errno {
 	if errno := c.dropCapabilities(); errno != 0 {
 		return errno
 	}
-	if errno := restrict(c.rules, c.filter); errno != 0 {
-		return errno
-	}
 	if _, _, errno := unix.RawSyscall(unix.SYS_CHDIR, uintptr(unsafe.Pointer(c.dir)), 0, 0); errno != 0 { //nolint:gosec // likewise
 		return errno
+	}
+	flags := uintptr(0)
+	if c.hand != nil {
+		flags = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
+	}
+	file, errno := restrict(c.rules, c.filter, flags)
+	if errno != 0 {
+		return errno
+	}
+	if c.hand != nil {
+		c.hand.control.file = int32(file)
+		if _, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(c.hand.socket), uintptr(unsafe.Pointer(&c.hand.message)), 0); errno != 0 { //nolint:gosec // likewise
+			return errno
+		}
 	}
 	for i, fd := range c.files {
 		if _, _, errno := unix.RawSyscall(unix.SYS_DUP3, uintptr(fd), uintptr(i), 0); errno != 0 {
 			return errno
 		}
 	}
-	_, _, errno := unix.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(c.file)), uintptr(unsafe.Pointer(c.argv)), uintptr(unsafe.Pointer(c.env))) //nolint:gosec // likewise
+	_, _, errno = unix.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(c.file)), uintptr(unsafe.Pointer(c.argv)), uintptr(unsafe.Pointer(c.env))) //nolint:gosec // likewise
 	return errno
 }

@@ -18,11 +18,15 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/internal/runner/compile"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestMain lets the test binary run as `kbnode runner`, which takes over its process.
 func TestMain(m *testing.M) {
+	if compile.Invoked() {
+		os.Exit(compile.Client())
+	}
 	if os.Getenv("KBNODE_TEST_RUNNER") != "" {
 		if version, err := strconv.Atoi(os.Getenv("KBNODE_TEST_LANDLOCK")); err == nil {
 			landlockVersion = func() int { return version }

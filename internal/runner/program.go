@@ -15,6 +15,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/runner/compile"
 )
 
 // drainLimit is how long to wait for output after a program's end. Then the processes
@@ -31,6 +33,10 @@ type program struct {
 	popcorn bool      // give it a POPCORN_FD
 	wrapped bool      // the judge is a child of this program, a profiler
 	stdout  io.Writer // receives standard output instead of the outcome, if not nil
+
+	compilers *compile.Service // if not nil, offered in home
+	home      string
+	note      func(format string, args ...any)
 
 	landlock int      // its version, 0 for none
 	writable []string // directories in which it may write with Landlock, besides devices
@@ -89,8 +95,12 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 	}
 	preparing.Wait()
 	start := time.Now()
-	pid, release, err := p.start(path, append([]uintptr{stdin.Fd()}, pipes.childEnds()...))
-	defer release()
+	forks := newForker()
+	defer close(forks)
+	offer := p.offerCompilers(forks)
+	defer offer.close() //nolint:errcheck // after an error
+	p.env, path = offer.lead(p.env, path)
+	pid, err := forks.start(p, path, append([]uintptr{stdin.Fd()}, pipes.childEnds()...))
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", p.argv[0], err)
 	}
@@ -98,7 +108,7 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 		o.popcorn.judge = pid
 	}
 	pipes.read()
-	err = o.wait(ctx, pid, p.limit)
+	err = errors.Join(o.wait(ctx, pid, p.limit), offer.close())
 	o.duration = time.Since(start)
 	// Compare the clock too: a program may have stopped this process until after the
 	// limit.
@@ -109,7 +119,7 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 // spareThreads makes Go create the threads that it may need while a program uses up all
 // processes that the container may have: Go exits if it cannot create a thread. It keeps them.
 func spareThreads() {
-	const spares = 8
+	const spares = 16
 	var locked, done sync.WaitGroup
 	locked.Add(spares)
 	for range spares {
@@ -176,7 +186,7 @@ func awaitExit(pid int) error {
 		case ended == pid:
 			return nil
 		default:
-			_, _ = unix.Wait4(ended, nil, unix.WNOHANG, nil)
+			reap(ended)
 		}
 	}
 }

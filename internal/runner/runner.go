@@ -221,7 +221,7 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 	hideArgument(s.Config)
 	e := &engine{
 		config: c, src: src, here: here, dir: here.root.Name(), env: homeless(childEnv(public)), note: s.log.note,
-		temp: public, begin: s.begin, landlock: s.landlock,
+		temp: public, spaceName: tempName(), begin: s.begin, landlock: s.landlock,
 	}
 	if e.landlock == 0 { // a program can write into the interpreter's directories, and must not change what is there
 		e.env = setenv(e.env, "PYTHONDONTWRITEBYTECODE", "1")
@@ -230,6 +230,7 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 		here.way = append(here.way, wayTo(in+"/x")...)
 	}
 	e.findPrograms(ctx)
+	e.findCompilers()
 	r.System, e.gpus = e.system(ctx)
 	e.runtime = r.System.Runtime
 	return e.runAll(ctx, func(name string, ev *result.Evaluation) {

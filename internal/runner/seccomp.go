@@ -72,8 +72,8 @@ func (f *filter) oneOf(ks []uint32, skip int) {
 // programFilter returns the filter for programs that this process judges, which has the given
 // threads. Its user may do to it what a user may do to any process of his: change its priority, stop
 // it, or look into it. And a process that leaves its group by setsid or setpgid outlives the group's
-// end, so these have no effect. landlock is the kernel's version, 0 for none.
-func programFilter(judge []uint32, landlock int) filter {
+// end, so these have no effect. landlock is the kernel's version, 0 for none. first, if not nil, adds what decides first.
+func programFilter(judge []uint32, landlock int, first func(*filter)) filter {
 	var f filter
 	f.load(atArch)
 	f.skipIfNot(auditArch(), 0)
@@ -82,6 +82,9 @@ func programFilter(judge []uint32, landlock int) filter {
 	f.load(atNumber)
 	f.add(unix.BPF_JMP|unix.BPF_JGE|unix.BPF_K, x32, 0, 1)
 	f.fail(unix.ENOSYS)
+	if first != nil {
+		first(&f)
+	}
 
 	f.onAny(func(f *filter) { f.fail(unix.EPERM) },
 		// into other processes

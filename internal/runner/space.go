@@ -39,11 +39,12 @@ func tempDirs(env []string, dir string) (dirs []string) {
 	return dirs
 }
 
-// newSpace creates a space in the first of these directories that has room for one.
-func newSpace(env []string, dir string) (space, error) {
+// newSpace creates a space in the first of these directories that has room for one. All of a job have the same name, one
+// after the other, so that what is compiled there is the same, too.
+func (e *engine) newSpace() (space, error) {
 	var errs []error
-	for _, in := range tempDirs(env, dir) {
-		own := filepath.Join(in, tempName())
+	for _, in := range tempDirs(e.temp, e.dir) {
+		own := filepath.Join(in, e.spaceName)
 		err := os.Mkdir(own, 0o700)
 		if err == nil {
 			return space(own), nil
@@ -63,7 +64,7 @@ func (e *engine) drop(s space) {
 
 // runAlone runs a program in a space of its own.
 func (e *engine) runAlone(ctx context.Context, p program) (*outcome, error) {
-	own, err := newSpace(e.temp, e.dir)
+	own, err := e.newSpace()
 	if err != nil {
 		return nil, err
 	}
@@ -79,6 +80,7 @@ func (e *engine) inSpace(p program, s space) program {
 	}
 	p.dir = e.dir
 	p.env = e.bring(setenv(setenv(p.env, "HOME", string(s)), "TMPDIR", string(s)), s)
+	p.compilers, p.home, p.note = e.compilers, string(s), e.note
 	p.landlock, p.writable = e.landlock, append([]string{e.dir, string(s), sharedMemory}, e.temporary...)
 	p.exec = slices.Clone(p.argv)
 	if path := e.programs[p.argv[0]]; path != "" {

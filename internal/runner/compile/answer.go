@@ -1,0 +1,243 @@
+package compile
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// A client gets frames, each with its kind and its length, and after the last one the content of the products.
+const (
+	outFrame  = 'o' // text that the compiler wrote to its output
+	errFrame  = 'e' // to its errors
+	lastFrame = 'l'
+	frameHead = 5 // bytes of a kind and a length
+)
+
+// result is what the last frame has.
+type result struct {
+	Code     int // the compiler's exit code
+	Products []product
+}
+
+// asker is the runner's end of a connection to a client.
+type asker struct {
+	*names
+	conn *os.File
+	err  error
+}
+
+func (a *asker) write(data []byte) error {
+	if a.err == nil {
+		_, a.err = a.conn.Write(data)
+	}
+	return a.err
+}
+
+func (a *asker) frame(kind byte, data []byte) {
+	head := binary.BigEndian.AppendUint32([]byte{kind}, uint32(len(data)))
+	_ = a.write(append(head, data...)) // the error stays
+}
+
+// text sends what a compiler wrote, with the names that the client's directories have.
+func (a *asker) text(kind byte, text []byte) {
+	if len(text) > 0 {
+		a.frame(kind, []byte(a.realPath(string(text))))
+	}
+}
+
+// finish sends the products.
+func (a *asker) finish(code int, made []product) {
+	r := result{code, slices.Clone(made)}
+	for i := range r.Products {
+		r.Products[i].Path = a.realPath(r.Products[i].Path)
+	}
+	text, err := json.Marshal(r)
+	if err != nil {
+		return
+	}
+	a.frame(lastFrame, text)
+	for _, p := range made {
+		if p.Size == 0 || a.err != nil {
+			continue
+		}
+		w := &swapper{to: a.conn, names: a.real}
+		if _, a.err = io.Copy(w, io.NewSectionReader(p.file, 0, p.Size)); a.err == nil {
+			a.err = w.flush()
+		}
+	}
+}
+
+// serve compiles for a client. One that gets no last frame compiles by itself.
+func (o *Offer) serve(conn *os.File) {
+	defer conn.Close()               //nolint:errcheck // the client sees what is missing
+	defer func() { _ = recover() }() // a fault must not end the runner
+	detach := context.AfterFunc(o.ctx, func() { _ = conn.Close() })
+	defer detach()
+	_ = conn.SetDeadline(time.Now().Add(askLimit))
+	var r request
+	if json.NewDecoder(io.LimitReader(conn, maxRequest)).Decode(&r) != nil {
+		return
+	}
+	defer o.work()()
+	n, err := r.prepare(o)
+	if err != nil {
+		return
+	}
+	_ = conn.SetDeadline(time.Time{})
+	a := &asker{names: n, conn: conn}
+	k := r.key()
+	if e := o.find(k, n); e != nil {
+		a.text(outFrame, e.stdout)
+		a.text(errFrame, e.stderr)
+		a.finish(0, e.products)
+		return
+	}
+	code, e := o.compile(&r, a)
+	if e == nil || o.ctx.Err() != nil {
+		return
+	}
+	if code != 0 || !o.keep(k, e) {
+		defer e.close()
+	}
+	a.finish(code, e.products)
+}
+
+// output is what a compiler writes, in memory.
+type output struct {
+	kind byte
+	file *os.File
+	sent int64
+}
+
+// stream sends what is new: complete lines, or all of it at the end. It reports whether there is not too much.
+func (a *asker) stream(outputs []*output, end bool) bool {
+	for _, o := range outputs {
+		info, err := o.file.Stat()
+		if err != nil || info.Size() > maxMessages {
+			return false
+		}
+		text := make([]byte, info.Size()-o.sent)
+		if n, err := o.file.ReadAt(text, o.sent); n != len(text) || err != nil && !errors.Is(err, io.EOF) {
+			return false
+		}
+		if !end {
+			text = text[:bytes.LastIndexByte(text, '\n')+1]
+		}
+		o.sent += int64(len(text))
+		a.text(o.kind, text)
+	}
+	return true
+}
+
+// compile runs a compiler. It returns the exit code and what the compiler made, nil if another program, or the client
+// without the runner, might get something else.
+func (o *Offer) compile(r *request, a *asker) (code int, e *entry) {
+	f := &files{names: a.names, links: &o.links, dir: r.Dir, roots: []string{o.scratch}, scratch: o.scratch, listing: filepath.Join(o.dir, emptyName)}
+	f.nodes = map[string]*node{o.scratch: {kind: isDirectory, mode: 0o700, made: true}}
+	for _, root := range o.roots {
+		f.roots = append(f.roots, a.replace(root, o.temporary))
+	}
+	var made []product
+	defer func() { f.close(made) }()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return 0, nil
+	}
+	defer null.Close() //nolint:errcheck // nothing is written
+	out, err := newMemory("output")
+	if err != nil {
+		return 0, nil
+	}
+	defer out.Close() //nolint:errcheck // in memory
+	errs, err := newMemory("errors")
+	if err != nil {
+		return 0, nil
+	}
+	defer errs.Close() //nolint:errcheck // likewise
+	outputs := []*output{{kind: outFrame, file: out}, {kind: errFrame, file: errs}}
+	code, ok := o.runCompiler(Process{Path: o.compilers[r.Name], Argv: r.Argv, Env: r.Env, Files: []*os.File{null, out, errs}}, f, func() bool {
+		return a.stream(outputs, false)
+	})
+	if !ok || f.unsafe != nil {
+		return 0, nil
+	}
+	if made, err = f.products(); err != nil {
+		return 0, nil
+	}
+	e = &entry{facts: f.facts, products: made}
+	for to, o := range map[*[]byte]*output{&e.stdout: outputs[0], &e.stderr: outputs[1]} {
+		*to, err = io.ReadAll(io.NewSectionReader(o.file, 0, maxMessages+1))
+		ok = ok && err == nil
+	}
+	if !ok || !a.stream(outputs, true) {
+		made = nil
+		return 0, nil
+	}
+	return code, e
+}
+
+// runCompiler runs a compiler to its end. It calls stream again and again, and ends the compiler if that returns false.
+func (o *Offer) runCompiler(p Process, f *files, stream func() bool) (code int, ok bool) {
+	o.running.Lock()
+	if o.ctx.Err() != nil {
+		o.running.Unlock()
+		return 0, false
+	}
+	pid, calls, ended, err := o.start.Start(p)
+	if err != nil {
+		o.running.Unlock()
+		return 0, false
+	}
+	o.ids[pid] = f
+	o.running.Unlock()
+	t := &trace{files: f, calls: calls, work: o.work}
+	traced := make(chan struct{})
+	go func() {
+		defer close(traced)
+		t.run()
+	}()
+	limit := time.NewTimer(Limit)
+	defer limit.Stop()
+	tick := time.NewTicker(streamPause)
+	defer tick.Stop()
+	for waiting := true; waiting; {
+		again := o.rest() // the compiler's calls need the runner, too
+		select {
+		case s := <-ended:
+			code, ok, waiting = s.ExitStatus(), s.Exited(), false
+		case <-tick.C:
+		case <-limit.C:
+			o.start.Kill(pid)
+		case <-o.ctx.Done():
+			o.start.Kill(pid)
+			waiting = false
+		}
+		if !waiting { // no process that is left writes to a product
+			select {
+			case <-traced:
+			case <-time.After(endLimit):
+				ok = false
+			}
+		}
+		again()
+		if waiting && !stream() {
+			o.start.Kill(pid)
+		}
+	}
+	o.running.Lock()
+	delete(o.ids, pid)
+	o.running.Unlock()
+	_ = calls.Close()
+	again := o.rest()
+	<-traced
+	again()
+	return code, ok
+}

@@ -1,0 +1,128 @@
+package compile
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+// Invoked reports whether this process was started by a compiler's name.
+func Invoked() bool {
+	dir := os.Getenv(Variable)
+	if dir == "" || len(os.Args) == 0 {
+		return false
+	}
+	_, err := os.Readlink(filepath.Join(dir, realName, filepath.Base(os.Args[0])))
+	return err == nil
+}
+
+// Client does what the compiler does by whose name it was started, and returns the exit code. If the runner has no product to give, the
+// compiler runs in place of this process, as it would have run without it.
+func Client() int {
+	if code, done := ask(); done {
+		return code
+	}
+	dir := os.Getenv(Variable)
+	name := filepath.Base(os.Args[0])
+	path, err := os.Readlink(filepath.Join(dir, realName, name))
+	if err == nil {
+		dirs := slices.DeleteFunc(filepath.SplitList(os.Getenv("PATH")), func(d string) bool { return d == dir })
+		_ = os.Setenv("PATH", strings.Join(dirs, string(filepath.ListSeparator)))
+		argv := slices.Clone(os.Args)
+		if strings.Contains(argv[0], "/") {
+			argv[0] = path
+		}
+		err = syscall.Exec(path, argv, os.Environ()) //nolint:gosec // in the place of the compiler, as the program asked
+	}
+	fmt.Fprintf(os.Stderr, "kbnode: run %s: %v\n", name, err)
+	return 127
+}
+
+// ask asks the runner. done is false if nothing came of it.
+func ask() (code int, done bool) {
+	// What a compiler reads from a pipe, the runner does not see.
+	var in, null unix.Stat_t
+	if unix.Fstat(0, &in) == nil && (unix.Stat(os.DevNull, &null) != nil || in.Mode&unix.S_IFMT != unix.S_IFCHR || in.Rdev != null.Rdev) {
+		return 0, false
+	}
+	dir, err := os.Getwd()
+	if err != nil || !utf8.ValidString(dir+strings.Join(os.Args, "")+strings.Join(os.Environ(), "")) {
+		return 0, false
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, false
+	}
+	conn := os.NewFile(uintptr(fd), "runner")
+	defer conn.Close() //nolint:errcheck // read to its end
+	if inDir(os.Getenv(Variable), func(address unix.Sockaddr) error { return unix.Connect(fd, address) }) != nil {
+		return 0, false
+	}
+	text, err := json.Marshal(request{filepath.Base(os.Args[0]), os.Args, os.Environ(), dir})
+	if err == nil {
+		_, err = conn.Write(text)
+	}
+	if err != nil {
+		return 0, false
+	}
+	answer := bufio.NewReaderSize(conn, 1<<16)
+	for {
+		var head [frameHead]byte
+		if _, err := io.ReadFull(answer, head[:]); err != nil {
+			return 0, false
+		}
+		data := make([]byte, binary.BigEndian.Uint32(head[1:]))
+		if _, err := io.ReadFull(answer, data); err != nil {
+			return 0, false
+		}
+		switch head[0] {
+		case outFrame:
+			_, _ = os.Stdout.Write(data)
+		case errFrame:
+			_, _ = os.Stderr.Write(data)
+		case lastFrame:
+			var r result
+			if json.Unmarshal(data, &r) != nil {
+				return 0, false
+			}
+			for _, p := range r.Products {
+				if p.put(answer) != nil {
+					return 0, false
+				}
+			}
+			return r.Code, true
+		}
+	}
+}
+
+// put makes a product in its place.
+func (p *product) put(content io.Reader) error {
+	mode := os.FileMode(p.Mode)
+	if p.Dir {
+		if err := os.Mkdir(p.Path, mode); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+		return nil
+	}
+	// A program may have loaded the one that is there.
+	if err := os.Remove(p.Path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(p.Path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode|0o200)
+	if err != nil {
+		return err
+	}
+	_, err = io.CopyN(f, content, p.Size)
+	return errors.Join(err, f.Close())
+}

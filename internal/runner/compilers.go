@@ -1,0 +1,229 @@
+package runner
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/runner/compile"
+)
+
+// findCompilers prepares to compile each source once. Without Landlock, programs could change what a compiler reads
+// from the image, or look into it, so each of them compiles by itself.
+func (e *engine) findCompilers() {
+	if e.landlock == 0 || !canFilter() || !canAnswer() {
+		return
+	}
+	e.compilers = compile.New(e.env, func(name string) (string, error) { return lookPath(e.env, name) }, strings.ToLower(rand.Text()[:6]))
+}
+
+// canAnswer reports whether this kernel can leave it to a process to answer system calls.
+var canAnswer = sync.OnceValue(func() bool {
+	action := uint32(unix.SECCOMP_RET_USER_NOTIF)
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_GET_ACTION_AVAIL, 0, uintptr(unsafe.Pointer(&action))) //nolint:gosec // an argument of the kernel
+	return errno == 0
+})
+
+// offered is what a program is offered; nil is nothing.
+type offered struct {
+	*compile.Offer
+	environment []string
+	once        sync.Once
+}
+
+func (p program) offerCompilers(forks forker) *offered {
+	if p.compilers == nil {
+		return nil
+	}
+	o, env, err := p.compilers.Offer(starter{forks, p.landlock}, p.home, p.writable, p.env)
+	if err != nil {
+		p.note("each program compiles by itself: %v", err)
+		return nil
+	}
+	return &offered{Offer: o, environment: env}
+}
+
+// lead returns the environment of a program, and the path to execute: if it is a compiler, that of the client.
+func (o *offered) lead(env []string, path string) ([]string, string) {
+	if o == nil {
+		return env, path
+	}
+	return o.environment, o.Lead(path)
+}
+
+// close ends compilers. Call it when the program has ended, before its children are reaped.
+func (o *offered) close() (err error) {
+	if o != nil {
+		o.once.Do(func() {
+			err = o.Close()
+			compiling.Lock()
+			clear(compiling.ended)
+			compiling.Unlock()
+		})
+	}
+	return err
+}
+
+// compiling are the compilers that run, by process ID.
+var compiling = struct {
+	sync.Mutex
+	ended map[int]chan syscall.WaitStatus
+}{ended: map[int]chan syscall.WaitStatus{}}
+
+// reap reaps a child that has ended. If it is a compiler, all of its group ends with it.
+func reap(pid int) {
+	compiling.Lock()
+	defer compiling.Unlock()
+	ended, ok := compiling.ended[pid]
+	if ok {
+		killGroup(pid)
+	}
+	var status unix.WaitStatus
+	got, err := unix.Wait4(pid, &status, unix.WNOHANG, nil)
+	if ok && err == nil && got == pid {
+		delete(compiling.ended, pid)
+		ended <- syscall.WaitStatus(status)
+	}
+}
+
+// starter starts compilers for a program.
+type starter struct {
+	forks    forker
+	landlock int
+}
+
+// Kill implements compile.Starter.
+func (starter) Kill(pid int) {
+	compiling.Lock()
+	defer compiling.Unlock()
+	if compiling.ended[pid] != nil {
+		killGroup(pid)
+	}
+}
+
+// Start implements compile.Starter.
+func (s starter) Start(cp compile.Process) (int, *os.File, <-chan syscall.WaitStatus, error) {
+	rules, access, err := newRules(s.landlock)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	defer rules.Close() //nolint:errcheck // the compiler has them
+	if err := allow(int(rules.Fd()), os.DevNull, access&(unix.LANDLOCK_ACCESS_FS_WRITE_FILE|unix.LANDLOCK_ACCESS_FS_TRUNCATE)); err != nil {
+		return 0, nil, nil, fmt.Errorf("let compilers write to %s: %w", os.DevNull, err)
+	}
+	p := program{exec: cp.Argv, env: cp.Env, dir: "/", landlock: s.landlock}
+	c, err := p.child(cp.Path, int(rules.Fd()))
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	sockets, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	defer unix.Close(sockets[0]) //nolint:errcheck // used up
+	defer unix.Close(sockets[1]) //nolint:errcheck // likewise
+	c.hand = newHandOver(sockets[1])
+	var files []uintptr
+	for _, f := range cp.Files {
+		files = append(files, f.Fd())
+	}
+	var pid int
+	ended := make(chan syscall.WaitStatus, 1)
+	done := make(chan struct{})
+	s.forks <- func() {
+		defer close(done)
+		judge, terr := threads()
+		if err = terr; err != nil {
+			return
+		}
+		c.setFilter(programFilter(judge, s.landlock, c.compilerCalls))
+		// Registered before it can be reaped.
+		compiling.Lock()
+		defer compiling.Unlock()
+		if pid, err = c.run(files); err == nil {
+			compiling.ended[pid] = ended
+		}
+	}
+	<-done
+	if err != nil {
+		return 0, nil, nil, fmt.Errorf("start compiler: %w", err)
+	}
+	calls, err := receive(sockets[0])
+	if err != nil {
+		s.Kill(pid)
+		return 0, nil, nil, fmt.Errorf("start compiler: %w", err)
+	}
+	return pid, calls, ended, nil
+}
+
+// handOver is a message with a file, which a child sends between fork and exec.
+type handOver struct {
+	socket  int
+	message unix.Msghdr
+	data    [1]byte
+	vector  unix.Iovec
+	control struct {
+		unix.Cmsghdr
+		file int32
+		_    int32
+	}
+}
+
+func newHandOver(socket int) *handOver {
+	h := &handOver{socket: socket}
+	h.vector = unix.Iovec{Base: &h.data[0]}
+	h.vector.SetLen(1)
+	h.control.Level, h.control.Type = unix.SOL_SOCKET, unix.SCM_RIGHTS
+	h.control.SetLen(unix.CmsgLen(4))
+	h.message = unix.Msghdr{Iov: &h.vector, Control: (*byte)(unsafe.Pointer(&h.control))} //nolint:gosec // as the kernel reads it
+	h.message.SetIovlen(1)
+	h.message.SetControllen(unix.CmsgSpace(4))
+	return h
+}
+
+// receive receives the file of a handOver.
+func receive(socket int) (*os.File, error) {
+	control := make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := unix.Recvmsg(socket, make([]byte, 1), control, unix.MSG_CMSG_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	messages, err := unix.ParseSocketControlMessage(control[:n])
+	if err != nil || len(messages) != 1 {
+		return nil, errors.Join(errors.New("receive its calls: none came"), err)
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) != 1 {
+		return nil, errors.Join(errors.New("receive its calls: none came"), err)
+	}
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fds[0]), "calls"), nil
+}
+
+// compilerCalls adds which calls of a compiler the runner answers. The first, to become the compiler, is told by the
+// address of its path, which is the runner's.
+func (c *child) compilerCalls(f *filter) {
+	path := uint64(uintptr(unsafe.Pointer(c.file))) //nolint:gosec // a number for the kernel
+	f.onCall(unix.SYS_EXECVE, func(f *filter) {
+		f.loadArg(0)
+		f.skipIfNot(uint32(path), 3)
+		f.load(atArgs + 4)
+		f.skipIfNot(uint32(path>>32), 1)
+		f.allow()
+		f.ask()
+	})
+	f.onAny(func(f *filter) { f.ask() }, compile.Calls()...)
+	f.onAny(func(f *filter) { f.fail(unix.ENOSYS) }, compile.Missing()...)
+}
+
+// ask lets the runner answer.
+func (f *filter) ask() { f.add(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_USER_NOTIF, 0, 0) }

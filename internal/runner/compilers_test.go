@@ -1,0 +1,373 @@
+package runner
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
+)
+
+// needCompilers skips a test where compilers are not shared.
+func needCompilers(t *testing.T, names ...string) {
+	t.Helper()
+	if landlockVersion() == 0 || !canAnswer() {
+		t.Skip("this kernel has no Landlock, or lets no process answer system calls")
+	}
+	for _, name := range names {
+		if _, err := exec.LookPath(name); err != nil {
+			t.Skip(err)
+		}
+	}
+}
+
+// builder helps the programs of these tests. mine and theirs build the same in the job's directory and in the program's own.
+const builder = report + `
+import hashlib, os, subprocess, sys, tempfile
+home = os.environ["HOME"]
+def sh(*argv, **more): return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", **more)
+def digest(path): return hashlib.sha256(open(path, "rb").read()).hexdigest()
+def put(path, text):
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    open(path, "w").write(text)
+    return path
+`
+
+// sharedJob runs a job with these stand-ins for compilers, and returns what each of its programs reported of a build: the
+// program before the others by its standard output, which must look like torch's.
+func sharedJob(t *testing.T, build string, standIns map[string]string, env ...string) []string {
+	t.Helper()
+	program := builder + build + "\nprint('-DTORCH_EXTENSION_NAME', got)\no('got: ' + got + '\\ncheck: pass\\n')\n"
+	j := newConfigJob(t, map[string]any{
+		"lang": "py", "mode": "leaderboard", "main": "eval.py", "benchmarks": []map[string]int{{"a": 1}},
+		"sources": map[string]string{"submission.py": program, "eval.py": program},
+	}, env...)
+	for name, script := range standIns {
+		j.standIn(t, name, script)
+	}
+	_, result := j.run(t)
+	first, _ := at(result, "runs", "test", "compilation", "stdout").(string)
+	_, first, _ = strings.Cut(first, "-DTORCH_EXTENSION_NAME ")
+	got := []string{strings.TrimSpace(first)}
+	for _, run := range []string{"test", "benchmark", "leaderboard"} {
+		text, _ := at(result, "runs", run, "run", "result", "got").(string)
+		if text == "" {
+			t.Fatalf("%s is %v\n%s", run, at(result, "runs", run), j.stderr.String())
+		}
+		got = append(got, text)
+	}
+	return got
+}
+
+// once makes a product that is another one each time.
+const once = `
+while [ "$1" ]; do [ "$1" = -o ] && out=$2; shift; done
+echo "$$ $(date +%s%N)" >"$out"; chmod +x $out`
+
+// TestCompiledOnce builds as libraries do, in each program of a job, and in one that follows.
+func TestCompiledOnce(t *testing.T) {
+	t.Parallel()
+	needCompilers(t)
+	const ninja = `put(home + "/.cache/torch_extensions/ext/main.cpp", "#include <vector>\n#include \"x.h\"\nint f() { std::vector<int> v(3); return FOO + v.size() + sizeof(__FILE__); }\n")
+put(home + "/.cache/torch_extensions/ext/x.h", "#define FOO 3\n")
+d = home + "/.cache/torch_extensions/ext"
+put(d + "/build.ninja", f"""ninja_required_version = 1.3
+rule compile
+  command = c++ -MMD -MF $out.d -g -fPIC -O1 -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+rule link
+  command = c++ $in -shared -o $out
+build main.o: compile {d}/main.cpp
+build ext.so: link main.o
+""")
+p = sh("ninja", "-v", cwd=d)
+assert p.returncode == 0, p.stdout
+import ctypes; assert ctypes.CDLL(d + "/ext.so")._Z1fv() > 0
+assert "no work" in sh("ninja", cwd=d).stdout
+got = digest(d + "/ext.so")`
+	for name, c := range map[string]struct {
+		build    string
+		needs    []string
+		standIns map[string]string
+	}{
+		"load_inline with stubs": {`put(home + "/.cache/torch_extensions/x/main.cpp", "int f;")
+d = home + "/.cache/torch_extensions/x"
+for c in "c++ -c main.cpp -o main.o", os.environ["PYTORCH_NVCC"] + " -ccbin c++ -c main.cpp -o cuda.o", "c++ main.o cuda.o -shared -o x.so":
+    p = sh(*c.split(), cwd=d)
+    assert p.returncode == 0, p.stderr
+got = open(d + "/x.so").read().strip() + open(d + "/cuda.o").read()`, nil, map[string]string{"c++": once, "nvcc": once}},
+		"Triton's launcher": {`with tempfile.TemporaryDirectory() as d:
+    put(d + "/__triton_launcher.c", "int launch(void) { return 7; }\n")
+    import shutil
+    p = sh(shutil.which("gcc"), d + "/__triton_launcher.c", "-O3", "-shared", "-fPIC", "-Wno-psabi", "-o", d + "/l.so", "-L" + d, "-I" + d)
+    assert p.returncode == 0, p.stderr
+    got = digest(d + "/l.so")`, []string{"gcc"}, nil},
+		"Triton's launcher with a stub": {`with tempfile.TemporaryDirectory() as d:
+    put(d + "/__triton_launcher.c", "int launch(void) { return 7; }\n")
+    p = sh("gcc", d + "/__triton_launcher.c", "-o", d + "/l.so", "-I" + d)
+    assert p.returncode == 0, p.stderr
+    got = open(d + "/l.so").read()`, nil, map[string]string{"gcc": once}},
+		"ninja": {ninja, []string{"c++", "ninja"}, nil},
+		"what CC names": {`p = sh("sh", "-c", "$CC -x -o out")
+assert "/" in os.environ["CC"], os.environ["CC"]
+assert p.returncode == 0, p.stderr
+got = open("out").read()`, nil, map[string]string{"cc": once, "c++": once}},
+		"messages": {`p = sh("gcc", "-c", put(home + "/x.c", "#warning from here\n"), "-o", home + "/x.o")
+assert p.returncode == 0 and home + "/x.c" in p.stderr, p.stderr
+got = hashlib.sha256(p.stderr.encode()).hexdigest()`, []string{"gcc"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			needCompilers(t, c.needs...)
+			got := sharedJob(t, c.build, c.standIns, "CC=c++")
+			for _, g := range got {
+				must.Equal(t, got[0], g)
+			}
+			if c.standIns != nil { // a job that follows starts empty
+				if again := sharedJob(t, c.build, c.standIns, "CC=c++"); again[0] == got[0] {
+					t.Errorf("another job got %q, too", again[0])
+				}
+			}
+		})
+	}
+}
+
+// TestCUDAIsCompiledOnce compiles a task in lang cu. What eval.out does shows which compiler made it.
+func TestCUDAIsCompiledOnce(t *testing.T) {
+	t.Parallel()
+	needCompilers(t)
+	j := newCUDAJob(t, map[string]any{"mode": "leaderboard", "benchmarks": []map[string]int{{"a": 1}}})
+	j.standIn(t, "nvcc", `[ "$1" = --version ] && { echo v; exit 0; }
+echo "ptxas info of $$" >&2
+cat >eval.out <<END
+#!/bin/sh
+echo "check: pass
+made: $$ $(date +%s%N)" >&3
+END
+chmod +x eval.out`)
+	_, result := j.run(t)
+	made, _ := at(result, "runs", "test", "run", "result", "made").(string)
+	messages, _ := at(result, "runs", "test", "compilation", "stderr").(string)
+	for _, name := range []string{"test", "benchmark", "leaderboard"} {
+		ev := at(result, "runs", name)
+		if made == "" || at(ev, "run", "result", "made") != made || !strings.HasPrefix(messages, "ptxas info") || at(ev, "compilation", "stderr") != messages {
+			t.Errorf("%s is %v\n%s", name, ev, j.stderr.String())
+		}
+	}
+}
+
+// TestNotShared builds what depends on more than files that are looked at, or what another program may not get. Each
+// program compiles for itself, and gets what it would have got.
+func TestNotShared(t *testing.T) {
+	t.Parallel()
+	needCompilers(t, "gcc")
+	for name, build := range map[string]string{
+		"a source from a pipe": `p = subprocess.run(["gcc", "-x", "c", "-", "-c", "-o", home + "/x.o"], input="int x;", text=True)
+assert p.returncode == 0 and os.path.exists(home + "/x.o")`,
+		"a link to the source": `os.symlink(put(home + "/real.c", "int x;"), home + "/x.c")
+assert sh("gcc", "-c", home + "/x.c", "-o", home + "/x.o").returncode == 0`,
+		"a compiler of the program's own": `put(home + "/bin/cc1", "#!/bin/sh\nexit 3\n"); os.chmod(home + "/bin/cc1", 0o755)
+assert sh("gcc", "-B" + home + "/bin", "-c", put(home + "/x.c", "int x;"), "-o", home + "/x.o").returncode != 0`,
+		"a file of the kernel's": `p = sh("gcc", "-E", put(home + "/x.c", "#include \"/proc/self/status\"\n"))
+assert p.returncode == 0 and "/proc/self/status" in p.stdout, p`,
+		"a wrong option":      `assert "unrecognized" in sh("gcc", "-fnothing", put(home + "/x.c", "int x;")).stderr`,
+		"a faulty source":     `p = sh("gcc", "-c", put(home + "/x.c", "int 1x;")); assert p.returncode == 1 and home + "/x.c:1:5" in p.stderr, p`,
+		"another directory":   `os.mkdir(home + "/d"); put(home + "/d/x.c", "int x;"); assert sh("gcc", "-c", "x.c", cwd=home + "/d").returncode == 0 and os.path.exists(home + "/d/x.o")`,
+		"no such source":      `assert "No such file" in sh("gcc", "-c", home + "/none.c").stderr`,
+		"an argument's bytes": `assert sh("gcc", b"-DX=\xff", "-c", put(home + "/x.c", "int x;"), "-o", home + "/x.o").returncode == 0`,
+		"a directory to make": `assert sh("gcc", "-c", put(home + "/x.c", "int x;"), "-o", home + "/none/x.o").returncode != 0`,
+		"by its own path":     `import shutil; assert sh(os.path.realpath(os.environ["KBNODE_COMPILERS"] + "/.real/gcc"), "-c", put(home + "/x.c", "int x;"), "-o", home + "/x.o").returncode == 0`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sharedJob(t, build+"\ngot = 'well'", nil)
+		})
+	}
+}
+
+// TestPoisonedCompiler has programs try to make one that follows load what they planted: the last one compiles an honest
+// source with the shared compiler and without it, and both must be the same.
+func TestPoisonedCompiler(t *testing.T) {
+	t.Parallel()
+	needCompilers(t, "gcc")
+	const honest = `
+def honest(*more):
+    put("judge.c", "#include \"judge.h\"\nint answer(void) { return ANSWER; }\n")
+    put("judge.h", "#define ANSWER 41\n")
+    return [*more, "-I.", "-O1", "-shared", "-fPIC", "-o", "judge.so", "judge.c"]
+def run(argv, path="gcc"):
+    p = sh(path, *argv)
+    return p.returncode, digest("judge.so") if os.path.exists("judge.so") else None
+`
+	const judge = builder + honest + `
+for more in [], ["-I" + home], ["-B" + home], ["-L" + home], ["@" + put(home + "/args", "-DX\n")], ["-specs=" + put(home + "/specs", "")], ["-fplugin=" + home + "/none.so"]:
+    argv = honest(*more)
+    if os.path.exists("judge.so"): os.remove("judge.so")
+    shared = run(argv)
+    if os.path.exists("judge.so"): os.remove("judge.so")
+    alone = run(argv, os.path.realpath(os.environ["KBNODE_COMPILERS"] + "/.real/gcc"))
+    if shared != alone: o(f"poisoned: {more[:1]}\n")
+o("check: pass\n")
+`
+	for name, attack := range map[string]string{
+		"a header swapped": `
+import threading
+stop = False
+def swap():
+    while not stop:
+        for text in "#define ANSWER 41\n", "#define ANSWER 66\n":
+            open("judge.h", "w").write(text)
+            put("other.h", text); os.rename("other.h", "judge.h")
+t = threading.Thread(target=swap); t.start()
+for i in range(40): run(honest())
+stop = True; t.join()
+`,
+		"a header mapped": `
+import mmap, threading
+argv = honest()
+m = mmap.mmap(os.open("judge.h", os.O_RDWR), 0)
+stop = False
+def swap():
+    while not stop: m[15:17] = b"66"; m[15:17] = b"41"
+t = threading.Thread(target=swap); t.start()
+for i in range(40): run(argv)
+stop = True; t.join()
+`,
+		"a header ahead of it": `
+for where in ".", home:
+    argv = honest("-I" + home)
+    put(where + "/stdc-predef.h", "#define answer forged\n")
+    run(argv)
+    os.remove(where + "/stdc-predef.h")
+`,
+		"a link and back": `
+argv = honest()
+put("evil.h", "#define ANSWER 66\n")
+os.remove("judge.h"); os.symlink("evil.h", "judge.h")
+run(argv)
+`,
+		"a compiler of its own": `
+for name in "cc1", "as", "ld", "collect2", "gcc":
+    for at in home, ".":
+        put(at + "/" + name, "#!/bin/sh\nexec cp /bin/true judge.so\n"); os.chmod(at + "/" + name, 0o755)
+for more in ["-B" + home], ["-B."], ["-wrapper", home + "/cc1"], ["--sysroot=" + home], ["-no-canonical-prefixes", "-B" + home + "/"]: run(honest(*more))
+os.environ["GCC_EXEC_PREFIX"] = home + "/"; run(honest())
+os.environ["COMPILER_PATH"] = home; run(honest())
+os.environ["PATH"] = home + ":" + os.environ["PATH"]; sh(os.environ["KBNODE_COMPILERS"] + "/gcc", *honest())
+`,
+		"a specs file, an argument file": `
+put(home + "/specs", "*cc1:\n+ -DANSWER=66 -Wno-all\n\n"); run(honest("-specs=" + home + "/specs"))
+put(home + "/args", "-DX -DANSWER=66\n"); run(honest("@" + home + "/args"))
+put("specs", "*cc1:\n+ -DANSWER=66\n\n"); run(honest())
+`,
+		"a plugin, a library before all": `
+lib = put(home + "/none.c", '#include <stdlib.h>\n#include <unistd.h>\nint plugin_is_GPL_compatible; int plugin_init(void *a, void *b) { return 0; }\n__attribute__((constructor)) static void f(void) { unsetenv("LD_PRELOAD"); unsetenv("LD_AUDIT"); unsetenv("LD_LIBRARY_PATH"); system("echo forged >judge.so"); }\n')
+real = os.path.realpath(os.environ["KBNODE_COMPILERS"] + "/.real/gcc")
+assert sh(real, "-shared", "-fPIC", "-o", home + "/none.so", lib).returncode == 0
+run(honest("-fplugin=" + home + "/none.so"))
+for v in "LD_PRELOAD", "LD_AUDIT":
+    os.environ[v] = home + "/none.so"; run(honest()); del os.environ[v]
+os.environ["LD_LIBRARY_PATH"] = home
+for name in "libc.so.6", "libz.so.1", "libgmp.so.10": sh("cp", home + "/none.so", home + "/" + name)
+run(honest())
+`,
+		"the runner's answers": `
+import socket, threading, time
+d = os.environ["KBNODE_COMPILERS"]
+def ask(text, wait):
+    s = socket.socket(socket.AF_UNIX); s.settimeout(wait)
+    os.chdir(d)
+    try:
+        s.connect(".socket"); s.sendall(text)
+        return s.recv(100)
+    except OSError: return b""
+here = os.getcwd()
+for i in range(200): threading.Thread(target=ask, args=(b'{"Name":"gcc"', 2), daemon=True).start()
+for text in b"", b"{}", b"[" * 100000, b'{"Name":"gcc","Argv":null,"Dir":"/"}', b'{"Name":"../../bin/sh","Argv":["sh"],"Dir":"/"}', b'{"Name":"gcc","Argv":["gcc","--version"],"Dir":"relative"}', b"\xff" * 5000000:
+    ask(text, 1)
+os.chdir(here)
+`,
+		"compilers that do not end": `
+for i in range(30): subprocess.Popen(["gcc", "-c", "-o", home + f"/{i}.o", "-x", "c", put(f"loop{i}.h", "int x[1000000] = { [0 ... 999999] = 1 };\n#define A(x) x x x x x x x x x x\n A(A(A(A(A(A(A(int f;)))))))\n")], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+import time; time.sleep(1)
+`,
+		"what compilers write": `
+argv = honest()
+for out in "/proc/self/fd/1", "/dev/shm/judge.so", "/etc/judge.so", "../judge.so", "judge.h", "judge.c", "/dev/null", home:
+    sh("gcc", "-c", "judge.c", "-I.", "-o", out); sh("gcc", "-MD", "-MF", out, "-I.", "-c", "judge.c", "-o", "x.o")
+`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := newConfigJob(t, map[string]any{
+				"lang": "py", "mode": "leaderboard", "main": "eval.py", "benchmarks": []map[string]int{{"a": 1}},
+				"sources": map[string]string{"submission.py": builder + honest + attack + "\nprint('-DTORCH_EXTENSION_NAME done')\n", "eval.py": judge},
+			})
+			_, result := j.run(t)
+			if out, _ := at(result, "runs", "test", "compilation", "stdout").(string); !strings.Contains(out, "done") {
+				t.Errorf("the attack ended early: %v\n%s", at(result, "runs", "test", "compilation"), j.stderr.String())
+			}
+			for _, name := range []string{"test", "benchmark", "leaderboard"} {
+				if run := at(result, "runs", name, "run"); at(run, "passed") != true || at(run, "result", "poisoned") != nil {
+					t.Errorf("%s is %v\n%s", name, run, j.stderr.String())
+				}
+			}
+		})
+	}
+}
+
+// TestCompilersEnd looks for compilers that outlive the program that asked for them.
+func TestCompilersEnd(t *testing.T) {
+	t.Parallel()
+	needCompilers(t)
+	marker := filepath.Base(t.TempDir()) + "-compiler"
+	_, result := runPy(t, map[string]string{"submission.py": `import subprocess, time
+subprocess.Popen(["gcc", "` + marker + `"], stdin=subprocess.DEVNULL)
+time.sleep(1)
+`, "eval.py": report + `import glob
+for f in glob.glob("/proc/[0-9]*/cmdline"):
+    try: text = open(f, "rb").read()
+    except OSError: continue
+    if b"` + marker + `" in text: o("alive: yes\n")
+o("check: pass\n")
+`}, "PATH="+os.Getenv("PATH"))
+	if run := at(result, "runs", "test", "run"); at(run, "passed") != true || at(run, "result", "alive") != nil {
+		t.Errorf("the run is %v", run)
+	}
+}
+
+// TestReadsWhatWasSeen has a program change a source between a compiler's two looks at it: the second one finds what the
+// first did, and no later program gets a product of anything else.
+func TestReadsWhatWasSeen(t *testing.T) {
+	t.Parallel()
+	needCompilers(t)
+	const slow = `[ -e in.h ]; sleep 0.6; cat in.h >out`
+	j := newConfigJob(t, map[string]any{
+		"lang": "py", "mode": "test", "main": "eval.py", "tests": []map[string]int{{"a": 1}},
+		"sources": map[string]string{
+			"submission.py": builder + `
+import time
+put("in.h", "honest")
+p = subprocess.Popen(["cc"], stdin=subprocess.DEVNULL)
+time.sleep(0.3)
+put("in.h", "forged")
+p.wait()
+print("-DTORCH_EXTENSION_NAME", open("out").read())
+`,
+			"eval.py": builder + `
+put("in.h", "honest")
+sh("cc")
+o("got: " + open("out").read() + "\ncheck: pass\n")
+`,
+		},
+	})
+	j.standIn(t, "cc", slow)
+	_, result := j.run(t)
+	first, _ := at(result, "runs", "test", "compilation", "stdout").(string)
+	if got := at(result, "runs", "test", "run", "result", "got"); got != "honest" || !strings.Contains(first, "honest") {
+		t.Errorf("got %v, the program before %q\n%s", got, first, j.stderr.String())
+	}
+}
