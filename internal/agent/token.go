@@ -38,6 +38,29 @@ func CheckToken(ctx context.Context, endpoint, token string) error {
 	return err
 }
 
+// Reach returns an error, which begins with the endpoint, if nothing there answers as Buildkite may. It sends no token.
+func Reach(ctx context.Context, network http.RoundTripper, endpoint string) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	shown := config.HideURL(endpoint)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, endpoint, nil)
+	if err != nil {
+		return fmt.Errorf("%s, which is not a valid address", shown) // err has parts of it
+	}
+	resp, err := network.RoundTrip(req)
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		err = u.Err // it repeats the endpoint
+	}
+	if err != nil {
+		return fmt.Errorf("%s, which does not answer: %w", shown, err)
+	}
+	_ = resp.Body.Close()
+	if s := resp.StatusCode; s >= 500 || s >= 300 && s < 400 || s == http.StatusProxyAuthRequired {
+		return fmt.Errorf("%s, which says %s", shown, resp.Status)
+	}
+	return nil
+}
+
 // AskAccount is CheckToken over a given network, and returns what else Buildkite tells.
 func AskAccount(ctx context.Context, network http.RoundTripper, endpoint, token string) (*Account, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)

@@ -161,3 +161,27 @@ func TestCheckTokenLeavesTheQuestionOpen(t *testing.T) {
 		}
 	}
 }
+
+func TestReach(t *testing.T) {
+	t.Parallel()
+	for status, says := range map[int]string{200: "", 401: "", 404: "", 302: "which says 302", 407: "which says 407", 503: "which says 503"} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Authorization") != "" {
+				t.Error("a token was sent")
+			}
+			w.Header().Set("Location", "/")
+			w.WriteHeader(status)
+		}))
+		err := Reach(t.Context(), http.DefaultTransport, server.URL)
+		if says == "" {
+			must.Do(t, err)
+		} else {
+			must.Err(t, err, says)
+		}
+		server.Close()
+	}
+	must.Err(t, Reach(t.Context(), http.DefaultTransport, "http://user:secret@127.0.0.1:1/v3"), "127.0.0.1:1/v3, which does not answer: ")
+	if err := Reach(t.Context(), http.DefaultTransport, "http://user:secret@127.0.0.1:1/v3"); strings.Contains(err.Error(), "secret") {
+		t.Error(err)
+	}
+}

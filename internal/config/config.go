@@ -5,9 +5,11 @@ package config
 import (
 	"cmp"
 	"fmt"
+	"net/url"
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // Config is what the operator wants. The zero value of a field means "decide
@@ -144,6 +146,12 @@ const (
 
 // PollingEndpoint is Buildkite's agent API without streaming job dispatch.
 const PollingEndpoint = "https://agent.buildkite.com/v3"
+
+// Polls reports whether an endpoint is on the host of PollingEndpoint, however it is written.
+func Polls(endpoint string) bool {
+	u, err := url.Parse(endpoint)
+	return err == nil && strings.EqualFold(u.Hostname(), "agent.buildkite.com")
+}
 
 // StepMinutes is the time limit of the steps that kbnode pipeline prints, within which each public problem of
 // kernelbot can finish in every mode but profile.

@@ -267,7 +267,7 @@ func (m *Machine) agentSupport(v string) (what string, bad bool) {
 		return what + " is not supported by Buildkite since " + ends, true
 	case !m.Now.Before(support.Warns):
 		return what + " is supported by Buildkite only until " + ends, true
-	case m.Config.Agent.Endpoint != config.PollingEndpoint && !plan.AgentStreams(m.Config.Agent.Endpoint, v):
+	case !config.Polls(m.Config.Agent.Endpoint) && !plan.AgentStreams(m.Config.Agent.Endpoint, v):
 		return what + " asks for jobs every few seconds; newer ones are sent them at once", true
 	}
 	return v + ", supported by Buildkite until " + ends, false

@@ -1,9 +1,11 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -11,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -45,7 +49,11 @@ func (n *Node) StoredAgent(version string) (release plan.AgentRelease, ok bool) 
 // ChangeAgent makes slots run a version of the agent, each when it is idle. It fetches and checks
 // the release first, and changes nothing if that fails. The node must be locked and fresh.
 func (n *Node) ChangeAgent(ctx context.Context, host *reconcile.Host, version, binary string) (reconcile.Result, error) {
-	release, err := n.getAgent(ctx, version, binary)
+	var release plan.AgentRelease
+	err := n.askEndpoint(ctx, version)
+	if err == nil {
+		release, err = n.getAgent(ctx, version, binary)
+	}
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("nothing was changed: %w", err)
 	}
@@ -62,6 +70,21 @@ func (n *Node) ChangeAgent(ctx context.Context, host *reconcile.Host, version, b
 		return reconcile.Result{}, err
 	}
 	return Converge(ctx, host, n.Plan)
+}
+
+// askEndpoint asks the endpoint of a version, if it is another one than that of the agents until now: a firewall may let
+// only that one through, and all slots would lose Buildkite at once.
+func (n *Node) askEndpoint(ctx context.Context, version string) error {
+	configured, before := n.Config.Agent.Endpoint, cmp.Or(n.Agent.Version, n.Inventory.Software.Agent.Version)
+	endpoint := plan.AgentEndpoint(configured, version)
+	if endpoint == plan.AgentEndpoint(configured, before) {
+		return nil
+	}
+	if err := agent.Reach(ctx, http.DefaultTransport, endpoint); err != nil {
+		return fmt.Errorf("buildkite-agent %s connects to %w; let the firewall or proxy pass it, or write agent.endpoint: %s into %s to poll as before, and try again",
+			version, err, config.PollingEndpoint, plan.ConfigPath)
+	}
+	return nil
 }
 
 // getAgent returns a release that is there, runs, and passes plan.CheckAgent. It removes what it has

@@ -139,3 +139,30 @@ func TestUpgradeToTheInstalledOne(t *testing.T) {
 	_, err := n.AgentTarget(t.Context(), "3.100.0", "")
 	must.Err(t, err, "slots run /opt/agent")
 }
+
+// TestUpgradeAsksTheOtherEndpoint changes nothing if the endpoint of the new version does not answer.
+func TestUpgradeAsksTheOtherEndpoint(t *testing.T) { // not parallel: it replaces the network
+	network := http.DefaultTransport
+	t.Cleanup(func() { http.DefaultTransport = network })
+	var asked string
+	http.DefaultTransport = roundTrip(func(r *http.Request) (*http.Response, error) {
+		asked = r.URL.String()
+		return nil, errors.New("no route to host")
+	})
+	n := &Node{Root: t.TempDir(), Inventory: &inventory.Inventory{}, Config: config.Config{Agent: config.Agent{Endpoint: config.DefaultEndpoint}}}
+	n.Inventory.Software.Agent.Version = "3.76.2"
+	_, err := n.ChangeAgent(t.Context(), &reconcile.Host{Root: n.Root}, "3.138.3", "")
+	must.Err(t, err, "nothing was changed: buildkite-agent 3.138.3 connects to https://agent-edge.buildkite.com/v3, which does not answer: no route to host; "+
+		"let the firewall or proxy pass it, or write agent.endpoint: https://agent.buildkite.com/v3 into /etc/kbnode/config.yaml")
+	must.Equal(t, config.DefaultEndpoint, asked)
+	// The same endpoint as before is not asked.
+	asked, n.Inventory.Software.Agent.Version = "", "3.128.0"
+	must.Do(t, n.askEndpoint(t.Context(), "3.138.3"))
+	n.Config.Agent.Endpoint, n.Inventory.Software.Agent.Version = config.PollingEndpoint, "3.76.2"
+	must.Do(t, n.askEndpoint(t.Context(), "3.138.3"))
+	must.Equal(t, "", asked)
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

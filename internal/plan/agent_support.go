@@ -24,7 +24,7 @@ func AgentOlder(version, than string) bool { return semver.Compare("v"+version, 
 // AgentStreams reports whether a version of the agent, "" for the one that install fetches, has Buildkite send it its jobs
 // at once, if the configuration says endpoint. Otherwise it asks for a job every few seconds.
 func AgentStreams(endpoint, version string) bool {
-	return endpoint != config.PollingEndpoint && (version == "" || !AgentOlder(version, streamingAgentVersion))
+	return !config.Polls(endpoint) && (version == "" || !AgentOlder(version, streamingAgentVersion))
 }
 
 // AgentEndpoint returns where such an agent connects to.

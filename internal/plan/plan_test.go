@@ -304,6 +304,8 @@ func TestAgentConfigKnowsTheAgent(t *testing.T) {
 		{"3.138.3", "3.138.3", edge, edge, "auto", v3},
 		{"3.138.3", "3.138.3", own, own, "auto", v3},
 		{"3.138.3", "3.138.3", polling, polling, "poll-only", v3},
+		{"3.138.3", "3.138.3", polling + "/", polling + "/", "poll-only", v3},
+		{"3.138.3", "3.138.3", "https://Agent.Buildkite.com:443/v3", "https://Agent.Buildkite.com:443/v3", "poll-only", v3},
 		{"4.0.0-beta.15", "4.0.0-beta.15", edge, edge, "auto", v4},
 		{"4.10.1", "4.0.0-beta.15", edge, edge, "auto", v4},
 	} {

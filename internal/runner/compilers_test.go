@@ -1,12 +1,15 @@
 package runner
 
 import (
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -370,4 +373,50 @@ o("got: " + open("out").read() + "\ncheck: pass\n")
 	if got := at(result, "runs", "test", "run", "result", "got"); got != "honest" || !strings.Contains(first, "honest") {
 		t.Errorf("got %v, the program before %q\n%s", got, first, j.stderr.String())
 	}
+}
+
+// BenchmarkLeaderboard times a leaderboard job whose submission is a C++ extension, as ninja builds those of torch, with
+// and without the runner's products. They take turns.
+func BenchmarkLeaderboard(b *testing.B) {
+	if landlockVersion() == 0 || !canAnswer() {
+		b.Skip("this kernel has no Landlock, or lets no process answer system calls")
+	}
+	if _, err := exec.LookPath("g++"); err != nil {
+		b.Skip(err)
+	}
+	self, err := os.Executable()
+	must.Do(b, err)
+	const submission = `import os, subprocess
+d = os.environ["HOME"] + "/.cache/torch_extensions/ext"
+os.makedirs(d)
+open(d + "/main.cpp", "w").write("#include <iostream>\n#include <regex>\nbool f(const char *s) { return std::regex_match(s, std::regex(\"a+\")); }\n")
+for argv in (["c++", "-fPIC", "-O2", "-std=c++17", "-c", "main.cpp", "-o", "main.o"], ["c++", "main.o", "-shared", "-o", "ext.so"]):
+    subprocess.run(argv, cwd=d, check=True, stdin=subprocess.DEVNULL)
+`
+	config, err := json.Marshal(map[string]any{
+		"lang": "py", "mode": "leaderboard", "main": "eval.py", "benchmarks": []map[string]int{{"a": 1}},
+		"sources": map[string]string{"submission.py": submission, "eval.py": "import submission\n" + report + `o("check: pass\n")`},
+	})
+	must.Do(b, err)
+	run := func(more ...string) float64 {
+		cmd := exec.CommandContext(b.Context(), self)
+		cmd.Dir = b.TempDir()
+		cmd.Env = append(append(os.Environ(), "KBNODE_TEST_RUNNER=1", "BUILDKITE=", "KERNELBOT_PAYLOAD="+payload.Encode(config)), more...)
+		start := time.Now()
+		if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), "not passed") {
+			b.Fatalf("run: %v\n%s", err, out)
+		}
+		return time.Since(start).Seconds()
+	}
+	var alone, shared float64
+	rounds := 0
+	for b.Loop() {
+		alone += run("KBNODE_TEST_COMPILERS=0")
+		shared += run()
+		rounds++
+	}
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(alone/float64(rounds), "alone-s")
+	b.ReportMetric(shared/float64(rounds), "once-s")
+	b.ReportMetric(alone/shared, "ratio")
 }

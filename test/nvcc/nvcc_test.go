@@ -183,3 +183,35 @@ func TestNotCompiled(t *testing.T) {
 		})
 	}
 }
+
+// TestCompiledOnce has each program of a job compile with nvcc, as torch's load_inline does. nvcc puts its process ID
+// into what it makes, so equal products are of one compilation.
+func TestCompiledOnce(t *testing.T) {
+	t.Parallel()
+	const build = `import os, subprocess, zlib
+d = os.environ["HOME"] + "/.cache/torch_extensions/ext"
+os.makedirs(d)
+open(d + "/k.cu", "w").write("#include <vector>\n__global__ void k(float *x) { x[threadIdx.x] *= 2; }\nint f() { return std::vector<int>(3).size(); }\n")
+for argv in (["nvcc", "-MD", "-MF", "k.o.d", "-arch=sm_80", "-O3", "-lineinfo", "-Xcompiler=-fPIC", "-c", "k.cu", "-o", "k.o"], ["g++-13", "k.o", "-shared", "-o", "k.so"]):
+    p = subprocess.run(argv, cwd=d, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert p.returncode == 0, p.stderr
+made = [zlib.crc32(open(d + "/" + f, "rb").read()) for f in ("k.o", "k.o.d")]
+print("-DTORCH_EXTENSION_NAME", made)
+`
+	j := newJob(t)
+	c := config(t, map[string]any{
+		"lang": "py", "mode": "leaderboard", "main": "eval.py", "headers": nil,
+		"sources": map[string]string{"submission.py": build, "eval.py": build + `os.write(int(os.environ["POPCORN_FD"]), f"made: {made}\ncheck: pass\n".encode())`},
+	})
+	env := append([]string{"TMPDIR=" + filepath.Dir(j.kbnode), "KERNELBOT_PAYLOAD=" + payload.Encode(c)}, path...)
+	stdout, stderr, _ := inside(t, j.dir, env, j.kbnode, "runner")
+	r, err := result.Read([]byte(must.Read(t, filepath.Join(j.host, result.File))))
+	must.Do(t, err)
+	if len(r.Runs) != 3 || r.Runs[0].Value.Compilation == nil {
+		t.Fatalf("%d runs, %+v\n%s%s", len(r.Runs), r.Runs, stdout, stderr)
+	}
+	for _, run := range r.Runs {
+		made := run.Value.Run.Result.Get("made")
+		must.Equal(t, "-DTORCH_EXTENSION_NAME "+made+"\n", run.Value.Compilation.Stdout)
+	}
+}
