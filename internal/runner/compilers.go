@@ -58,6 +58,14 @@ func (o *offered) lead(env []string, path string) ([]string, string) {
 	return o.environment, o.Lead(path)
 }
 
+// unfinished returns what a compiler had written at its end, if it was the program itself.
+func (o *offered) unfinished(path string) (stdout, stderr []byte) {
+	if o == nil || !o.Leads(path) {
+		return nil, nil
+	}
+	return o.Unfinished()
+}
+
 // close ends compilers. Call it when the program has ended, before its children are reaped.
 func (o *offered) close() (err error) {
 	if o != nil {

@@ -113,7 +113,12 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 	// Compare the clock too: a program may have stopped this process until after the
 	// limit.
 	o.timedOut = o.timedOut || !o.cancelled && o.duration.Seconds() >= p.limit.seconds
-	return o, errors.Join(err, pipes.drain(func() error { return o.end(pid) }))
+	err = errors.Join(err, pipes.drain(func() error { return o.end(pid) }))
+	if out, errs := offer.unfinished(path); err == nil {
+		_, _ = stdout.Write(out)    // as to a pipe
+		_, _ = o.stderr.Write(errs) // likewise
+	}
+	return o, err
 }
 
 // spareThreads makes Go create the threads that it may need while a program uses up all

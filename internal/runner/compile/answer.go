@@ -1,11 +1,9 @@
 package compile
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -53,9 +51,12 @@ func (a *asker) text(kind byte, text []byte) {
 	}
 }
 
-// finish sends the products.
-func (a *asker) finish(code int, made []product) {
-	r := result{code, slices.Clone(made)}
+// finish sends all that a compiler left.
+func (a *asker) finish(o *Offer, code int, e *entry) {
+	defer o.rest()() // a client may never read
+	a.text(outFrame, e.stdout)
+	a.text(errFrame, e.stderr)
+	r := result{code, slices.Clone(e.products)}
 	for i := range r.Products {
 		r.Products[i].Path = a.realPath(r.Products[i].Path)
 	}
@@ -64,7 +65,7 @@ func (a *asker) finish(code int, made []product) {
 		return
 	}
 	a.frame(lastFrame, text)
-	for _, p := range made {
+	for _, p := range e.products {
 		if p.Size == 0 || a.err != nil {
 			continue
 		}
@@ -95,9 +96,7 @@ func (o *Offer) serve(conn *os.File) {
 	a := &asker{names: n, conn: conn}
 	k := r.key()
 	if e := o.find(k, n); e != nil {
-		a.text(outFrame, e.stdout)
-		a.text(errFrame, e.stderr)
-		a.finish(0, e.products)
+		a.finish(o, 0, e)
 		return
 	}
 	code, e := o.compile(&r, a)
@@ -107,34 +106,37 @@ func (o *Offer) serve(conn *os.File) {
 	if code != 0 || !o.keep(k, e) {
 		defer e.close()
 	}
-	a.finish(code, e.products)
+	a.finish(o, code, e)
 }
 
-// output is what a compiler writes, in memory.
-type output struct {
-	kind byte
-	file *os.File
-	sent int64
-}
+// outputs are what a compiler writes, in memory.
+type outputs [2]*os.File
 
-// stream sends what is new: complete lines, or all of it at the end. It reports whether there is not too much.
-func (a *asker) stream(outputs []*output, end bool) bool {
-	for _, o := range outputs {
-		info, err := o.file.Stat()
-		if err != nil || info.Size() > maxMessages {
-			return false
+func newOutputs() (o outputs, err error) {
+	for i := range o {
+		if o[i], err = newMemory("output"); err != nil {
+			break
 		}
-		text := make([]byte, info.Size()-o.sent)
-		if n, err := o.file.ReadAt(text, o.sent); n != len(text) || err != nil && !errors.Is(err, io.EOF) {
-			return false
-		}
-		if !end {
-			text = text[:bytes.LastIndexByte(text, '\n')+1]
-		}
-		o.sent += int64(len(text))
-		a.text(o.kind, text)
 	}
-	return true
+	return o, err
+}
+
+func (o outputs) close() {
+	for _, f := range o {
+		_ = f.Close() // in memory; nil has nothing to close
+	}
+}
+
+// texts returns what was written. ok is false if that is too much.
+func (o outputs) texts() (texts [2][]byte, ok bool) {
+	for i, f := range o {
+		text, err := io.ReadAll(io.NewSectionReader(f, 0, maxMessages+1))
+		if err != nil || len(text) > maxMessages {
+			return texts, false
+		}
+		texts[i] = text
+	}
+	return texts, true
 }
 
 // compile runs a compiler. It returns the exit code and what the compiler made, nil if another program, or the client
@@ -152,40 +154,27 @@ func (o *Offer) compile(r *request, a *asker) (code int, e *entry) {
 		return 0, nil
 	}
 	defer null.Close() //nolint:errcheck // nothing is written
-	out, err := newMemory("output")
+	out, err := newOutputs()
+	defer out.close()
 	if err != nil {
 		return 0, nil
 	}
-	defer out.Close() //nolint:errcheck // in memory
-	errs, err := newMemory("errors")
-	if err != nil {
-		return 0, nil
+	code, ok := o.runCompiler(Process{Path: o.compilers[r.Name], Argv: r.Argv, Env: r.Env, Files: []*os.File{null, out[0], out[1]}}, f)
+	texts, fit := out.texts()
+	if o.ctx.Err() != nil && fit {
+		o.leave(a.names, texts)
 	}
-	defer errs.Close() //nolint:errcheck // likewise
-	outputs := []*output{{kind: outFrame, file: out}, {kind: errFrame, file: errs}}
-	code, ok := o.runCompiler(Process{Path: o.compilers[r.Name], Argv: r.Argv, Env: r.Env, Files: []*os.File{null, out, errs}}, f, func() bool {
-		return a.stream(outputs, false)
-	})
-	if !ok || f.unsafe != nil {
+	if !ok || !fit || f.unsafe != nil {
 		return 0, nil
 	}
 	if made, err = f.products(); err != nil {
 		return 0, nil
 	}
-	e = &entry{facts: f.facts, products: made}
-	for to, o := range map[*[]byte]*output{&e.stdout: outputs[0], &e.stderr: outputs[1]} {
-		*to, err = io.ReadAll(io.NewSectionReader(o.file, 0, maxMessages+1))
-		ok = ok && err == nil
-	}
-	if !ok || !a.stream(outputs, true) {
-		made = nil
-		return 0, nil
-	}
-	return code, e
+	return code, &entry{facts: f.facts, stdout: texts[0], stderr: texts[1], products: made}
 }
 
-// runCompiler runs a compiler to its end. It calls stream again and again, and ends the compiler if that returns false.
-func (o *Offer) runCompiler(p Process, f *files, stream func() bool) (code int, ok bool) {
+// runCompiler runs a compiler to its end.
+func (o *Offer) runCompiler(p Process, f *files) (code int, ok bool) {
 	o.running.Lock()
 	if o.ctx.Err() != nil {
 		o.running.Unlock()
@@ -206,38 +195,29 @@ func (o *Offer) runCompiler(p Process, f *files, stream func() bool) (code int, 
 	}()
 	limit := time.NewTimer(Limit)
 	defer limit.Stop()
-	tick := time.NewTicker(streamPause)
-	defer tick.Stop()
+	again := o.rest() // the compiler's calls need the runner, too
+	defer again()
 	for waiting := true; waiting; {
-		again := o.rest() // the compiler's calls need the runner, too
 		select {
 		case s := <-ended:
 			code, ok, waiting = s.ExitStatus(), s.Exited(), false
-		case <-tick.C:
 		case <-limit.C:
 			o.start.Kill(pid)
 		case <-o.ctx.Done():
 			o.start.Kill(pid)
 			waiting = false
 		}
-		if !waiting { // no process that is left writes to a product
-			select {
-			case <-traced:
-			case <-time.After(endLimit):
-				ok = false
-			}
-		}
-		again()
-		if waiting && !stream() {
-			o.start.Kill(pid)
-		}
+	}
+	// No process that is left writes to a product.
+	select {
+	case <-traced:
+	case <-time.After(endLimit):
+		ok = false
 	}
 	o.running.Lock()
 	delete(o.ids, pid)
 	o.running.Unlock()
 	_ = calls.Close()
-	again := o.rest()
 	<-traced
-	again()
 	return code, ok
 }

@@ -49,9 +49,8 @@ const (
 	maxProducts = 1024      // that are kept, each with a descriptor
 	maxKnown    = 32 << 20  // bytes of what is known of them
 	askLimit    = 10 * time.Second
-	endLimit    = 10 * time.Second       // for processes that were killed
-	lookAgain   = 50 * time.Millisecond  // between two looks at how much compilers have written
-	streamPause = 100 * time.Millisecond // between two looks at their output
+	endLimit    = 10 * time.Second      // for processes that were killed
+	lookAgain   = 50 * time.Millisecond // between two looks at how much compilers have written
 )
 
 // Limit is how long a compiler may run: as long as the program that compiles before the others.

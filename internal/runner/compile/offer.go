@@ -40,6 +40,8 @@ type Offer struct {
 	asking    chan struct{}
 	handlers  sync.WaitGroup
 
+	unfinished [2][]byte // what compilers had written when the program ended
+
 	running sync.Mutex
 	ids     map[int]*files // of compilers, by process ID
 }
@@ -82,6 +84,9 @@ func (o *Offer) Lead(path string) string {
 	}
 	return path
 }
+
+// Leads reports whether a path is that of the client.
+func (o *Offer) Leads(path string) bool { return filepath.Dir(path) == o.dir }
 
 func (o *Offer) listen() error {
 	self, err := os.Executable()
@@ -136,6 +141,20 @@ func (o *Offer) Close() error {
 	o.handlers.Wait()
 	return tree.RemoveAll(o.dir)
 }
+
+// leave keeps what a compiler had written when the program ended.
+func (o *Offer) leave(n *names, texts [2][]byte) {
+	o.running.Lock()
+	defer o.running.Unlock()
+	for i, text := range texts {
+		if len(o.unfinished[i])+len(text) <= maxMessages {
+			o.unfinished[i] = append(o.unfinished[i], n.realPath(string(text))...)
+		}
+	}
+}
+
+// Unfinished returns what compilers had written to their outputs and errors when the program ended. Call it after Close.
+func (o *Offer) Unfinished() (stdout, stderr []byte) { return o.unfinished[0], o.unfinished[1] }
 
 func (o *Offer) accept() {
 	conn, err := o.socket.SyscallConn()
