@@ -102,6 +102,7 @@ func (e *engine) runAll(ctx context.Context, done func(name string, ev *result.E
 		return err
 	}
 	e.placeCaches(ctx)
+	e.here.reserve(len(steps))
 	for _, s := range steps {
 		if err := errors.Join(e.changed...); err != nil {
 			return err
