@@ -244,19 +244,22 @@ open("/tmp/lib/new", "w").close(); os.chmod("/tmp/lib", 0o700)`, ""},
 	}
 }
 
-// TestBlindDirectory has an image with a directory that its user may write but not list: the log says what that means.
+// TestBlindDirectory has an image with directories that its user may enter but not list: the log says what that means.
 func TestBlindDirectory(t *testing.T) {
 	t.Parallel()
 	for landlock, wanted := range map[string]bool{"": false, "0": true} {
 		j := containerJob(t, "", `o("check: pass\n")`, "KBNODE_TEST_LANDLOCK="+landlock)
 		for i, arg := range j.cmd.Args {
-			j.cmd.Args[i] = strings.Replace(arg, "exec chroot .", `mkdir -m 1733 var/lib/blind; mkdir -m 0711 var/lib/closed; chown 65534 work
+			j.cmd.Args[i] = strings.Replace(arg, "exec chroot .", `mkdir -m 1733 var/lib/blind; mkdir -m 0711 var/lib/way; mkdir -m 0700 var/lib/closed; chown 65534 work
 exec chroot . setpriv --reuid 65534 --regid 65534 --clear-groups`, 1)
 		}
 		code, doc := j.run(t)
 		passes(t, j, code, doc)
-		if log := j.stderr.String(); strings.Contains(log, "may write to /var/lib/blind but not list it") != wanted || strings.Contains(log, "closed") {
-			t.Errorf("landlock %q: %s", landlock, log)
+		log := j.stderr.String()
+		for name, wanted := range map[string]bool{"blind": wanted, "way": wanted, "closed": false} {
+			if strings.Contains(log, "may enter /var/lib/"+name+" but not list it") != wanted {
+				t.Errorf("landlock %q, %s: %s", landlock, name, log)
+			}
 		}
 	}
 }

@@ -40,7 +40,7 @@ func (e *engine) recordAreas() error {
 				e.originals.add(name, info)
 			}
 			if a.kind != jobArea && info.IsDir() && isBlind(name, info) {
-				e.note("programs may write to %s but not list it, so what they leave there is not removed: the next program may read it; "+
+				e.note("programs may enter %s but not list it, so what they leave in it, or below it, is not removed: the next program may read it; "+
 					"use an image without it, or a kernel with Landlock (Linux 5.19)", name)
 			}
 			a.before[name], err = e.stampOf(a, name, info, true)
@@ -115,9 +115,9 @@ func closed(name string, d fs.DirEntry) bool {
 	return ok && int(st.Uid) != os.Geteuid() && unix.Access(name, unix.R_OK) != nil && unix.Access(name, unix.W_OK) != nil && unix.Access(name, unix.X_OK) != nil
 }
 
-// isBlind reports whether this user, and so programs, may make files in a directory and open them, but not list them.
+// isBlind reports whether this user, and so programs, may use names in a directory, but not list them.
 func isBlind(name string, info fs.FileInfo) bool {
-	return info.Mode().Perm()&0o444 != 0o444 && unix.Access(name, unix.R_OK) != nil && unix.Access(name, unix.W_OK|unix.X_OK) == nil
+	return info.Mode().Perm()&0o444 != 0o444 && unix.Access(name, unix.R_OK) != nil && unix.Access(name, unix.X_OK) == nil
 }
 
 // putBack restores every area: it removes what is new, whatever its modes, and puts back what directories had.
