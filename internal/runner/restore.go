@@ -25,7 +25,7 @@ func (e *engine) recordAreas() error {
 	if err := e.findAreas(); err != nil {
 		return err
 	}
-	if e.landlock == 0 && os.Geteuid() != 0 && (os.Getppid() != 0 || len(e.beside) > 0) {
+	if e.landlock == 0 && !losesCapability() && (os.Getppid() != 0 || len(e.beside) > 0) {
 		e.note("without Landlock (Linux 5.19), programs may open the environment and the pipes of the processes above and beside this one: " +
 			"one may read the payload there, or write what a shell or the log goes on with; exec kbnode runner as the container's first process")
 	}
