@@ -153,6 +153,31 @@ func TestPipedLog(t *testing.T) {
 	}
 }
 
+// TestLatePipe has the program that takes the log begin after the runner, as under load.
+func TestLatePipe(t *testing.T) {
+	t.Parallel()
+	j := containerJob(t, `open("/tmp/note", "w")`, `o("found: %s\ncheck: pass\n" % os.path.exists("/tmp/note"))`, "KBNODE_TEST_LANDLOCK=0")
+	write(t, filepath.Join(j.cmd.Dir, "late.py"), `
+import os, time
+end, begin = os.pipe()
+if os.fork() == 0:
+    os.close(begin); time.sleep(0.1); os.dup2(end, 0); os.execlp("cat", "cat")
+runner = os.fork()
+if runner == 0:
+    os.dup2(begin, 1); os.execl("/runner", "/runner")
+os.close(end); os.close(begin)
+code = os.waitstatus_to_exitcode(os.waitpid(runner, 0)[1]); os.wait()
+os._exit(code)
+`)
+	for i, arg := range j.cmd.Args {
+		j.cmd.Args[i] = strings.Replace(arg, "exec /runner", "exec python3 late.py", 1)
+	}
+	code, doc := j.run(t)
+	if passes(t, j, code, doc); at(doc, "runs", "test", "run", "result", "found") != "False" {
+		t.Errorf("result %v\n%s", doc, j.stderr.String())
+	}
+}
+
 // TestStrangersInTheContainer has a process run beside the runner: the log says what that takes away.
 func TestStrangersInTheContainer(t *testing.T) {
 	t.Parallel()
