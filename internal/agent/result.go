@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
 // unfinished removes from a checkout a result.json that kbnode runner, or the engine
@@ -33,7 +34,7 @@ func unfinished(checkout *os.Root, status string, canceled bool) error {
 	if err == nil && (!isResult || string(fields["success"]) == "false" && own) {
 		return nil
 	}
-	if err := checkout.RemoveAll(result.File); err != nil {
+	if err := tree.Remove(checkout, result.File); err != nil {
 		return fmt.Errorf("remove unfinished %s: %w", result.File, err)
 	}
 	return nil

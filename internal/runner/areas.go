@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -54,6 +55,10 @@ func (e *engine) findAreas() error {
 		return err
 	}
 	alone := container && onlyFamily()
+	for tries := 0; container && !alone && tries < joinTries && len(group()) > 0; tries++ {
+		time.Sleep(joinPause)
+		alone = onlyFamily()
+	}
 	e.beside = pipeline(group())
 	if alone {
 		e.findTemporary()
@@ -91,6 +96,12 @@ func (e *engine) findAreas() error {
 	}
 	return nil
 }
+
+// A shell may start this process before the other programs of its pipe, which is no reason to leave files of a program.
+const (
+	joinTries = 20
+	joinPause = 10 * time.Millisecond
+)
 
 // kernelFiles are file systems whose files the kernel makes, as statfs(2) calls them. A program can write to them
 // no more than Landlock would let it.

@@ -153,6 +153,31 @@ func TestPipedLog(t *testing.T) {
 	}
 }
 
+// TestLatePipe has the program that takes the log begin after the runner, as under load.
+func TestLatePipe(t *testing.T) {
+	t.Parallel()
+	j := containerJob(t, `open("/tmp/note", "w")`, `o("found: %s\ncheck: pass\n" % os.path.exists("/tmp/note"))`, "KBNODE_TEST_LANDLOCK=0")
+	write(t, filepath.Join(j.cmd.Dir, "late.py"), `
+import os, time
+end, begin = os.pipe()
+if os.fork() == 0:
+    os.close(begin); time.sleep(0.1); os.dup2(end, 0); os.execlp("cat", "cat")
+runner = os.fork()
+if runner == 0:
+    os.dup2(begin, 1); os.execl("/runner", "/runner")
+os.close(end); os.close(begin)
+code = os.waitstatus_to_exitcode(os.waitpid(runner, 0)[1]); os.wait()
+os._exit(code)
+`)
+	for i, arg := range j.cmd.Args {
+		j.cmd.Args[i] = strings.Replace(arg, "exec /runner", "exec python3 late.py", 1)
+	}
+	code, doc := j.run(t)
+	if passes(t, j, code, doc); at(doc, "runs", "test", "run", "result", "found") != "False" {
+		t.Errorf("result %v\n%s", doc, j.stderr.String())
+	}
+}
+
 // TestStrangersInTheContainer has a process run beside the runner: the log says what that takes away.
 func TestStrangersInTheContainer(t *testing.T) {
 	t.Parallel()
@@ -240,6 +265,48 @@ open("/tmp/lib/new", "w").close(); os.chmod("/tmp/lib", 0o700)`, ""},
 					t.Errorf("%v\n%s", doc, j.stderr.String())
 				}
 			})
+		}
+	}
+}
+
+// TestBlindDirectory has an image with directories that its user may enter but not list: the log says what that means.
+func TestBlindDirectory(t *testing.T) {
+	t.Parallel()
+	for landlock, wanted := range map[string]bool{"": false, "0": true} {
+		j := containerJob(t, "", `o("check: pass\n")`, "KBNODE_TEST_LANDLOCK="+landlock)
+		for i, arg := range j.cmd.Args {
+			j.cmd.Args[i] = strings.Replace(arg, "exec chroot .", `mkdir -m 1733 var/lib/blind; mkdir -m 0711 var/lib/way; mkdir -m 0700 var/lib/closed; chown 65534 work
+exec chroot . setpriv --reuid 65534 --regid 65534 --clear-groups`, 1)
+		}
+		code, doc := j.run(t)
+		passes(t, j, code, doc)
+		log := j.stderr.String()
+		for name, wanted := range map[string]bool{"blind": wanted, "way": wanted, "closed": false} {
+			if strings.Contains(log, "may enter /var/lib/"+name+" but not list it") != wanted {
+				t.Errorf("landlock %q, %s: %s", landlock, name, log)
+			}
+		}
+	}
+}
+
+// TestOpenPipes has a shell above the runner, whose pipes programs of the same user may open without Landlock: the log says so.
+func TestOpenPipes(t *testing.T) {
+	t.Parallel()
+	for user, open := range map[string]bool{"0": false, "0 --bounding-set -setfcap": true, "65534": true} {
+		for _, landlock := range []string{"", "0"} {
+			for _, command := range []string{"exec /runner", "/runner; true"} {
+				j := containerJob(t, "", `o("check: pass\n")`, "KBNODE_TEST_LANDLOCK="+landlock)
+				for i, arg := range j.cmd.Args {
+					arg = strings.Replace(arg, "exec /runner", command, 1)
+					j.cmd.Args[i] = strings.Replace(arg, "exec chroot .", "chmod 777 work; exec chroot . setpriv --clear-groups --regid 65534 --reuid "+user, 1)
+				}
+				code, doc := j.run(t)
+				passes(t, j, code, doc)
+				wanted := open && landlock == "0" && command != "exec /runner"
+				if got := strings.Contains(j.stderr.String(), "programs may open the environment and the pipes"); got != wanted {
+					t.Errorf("user %s, landlock %q, %s: %s", user, landlock, command, j.stderr.String())
+				}
+			}
 		}
 	}
 }

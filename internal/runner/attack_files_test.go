@@ -353,6 +353,26 @@ os._exit(os.write(fd, b"check: pass\n") - 12)`, passes, func(t *testing.T, j *jo
 	})
 }
 
+// TestFullDiskAndALongReport has the judge's program fill the disk with a file that no one puts back, and report as much
+// as it may.
+func TestFullDiskAndALongReport(t *testing.T) {
+	t.Parallel()
+	j := containerJob(t, "", `
+try:
+    with open("kept", "ab", buffering=0) as kept:
+        while True: kept.write(b"x" * 4096)
+except OSError: pass
+for n in range(60): o("key%d: %s\n" % (n, "x" * 60000))
+o("check: pass\n")`)
+	if err := unix.Mount("tmpfs", j.cmd.Dir, "tmpfs", 0, "size=16m,mode=777"); err != nil {
+		t.Skip("mount: ", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(j.cmd.Dir, unix.MNT_DETACH) })
+	write(t, filepath.Join(j.cmd.Dir, "kept"), "")
+	code, doc := j.run(t)
+	passes(t, j, code, doc)
+}
+
 // TestByteCodeIsNoMemory has the pre-run change byte code that was there before, which Python would write again, and
 // leave some.
 func TestByteCodeIsNoMemory(t *testing.T) {

@@ -50,6 +50,7 @@ type engine struct {
 	traced    int                 // bytes of their archives in the result
 	left      error               // why something that a program left is still there
 	changed   []error             // what the last program did to what was there before
+	lost      []error             // of that, what cannot be put back
 	preRan    bool                // by preRun
 	compiled  *result.Compilation // its outcome
 }
@@ -104,6 +105,7 @@ func (e *engine) runAll(ctx context.Context, done func(name string, ev *result.E
 		return err
 	}
 	e.placeCaches(ctx)
+	e.here.reserve(len(steps))
 	for _, s := range steps {
 		if err := errors.Join(e.changed...); err != nil {
 			return err
@@ -141,7 +143,11 @@ func (e *engine) evaluate(ctx context.Context, s step) (*result.Evaluation, erro
 	ev, err := e.compileAndRun(ctx, s)
 	// Use the monotonic clock, so that the end is not before the start.
 	end := start.Add(max(time.Since(start), time.Microsecond))
-	if cerr := e.clear(); cerr != nil {
+	cerr := e.clear()
+	if cerr == nil && e.originals.wanted { // the step's next command may be made of it
+		cerr = errors.Join(e.lost...)
+	}
+	if cerr != nil {
 		if err = errors.Join(err, cerr); ev != nil && ev.Run != nil {
 			ev.Run.Passed = false
 		}

@@ -177,6 +177,13 @@ func (p program) capabilities() uint64 {
 	return keep
 }
 
+// losesCapability reports whether programs lose a capability that processes like this one have, and so cannot look into
+// them, without Landlock.
+func losesCapability() bool {
+	header, caps := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, [2]unix.CapUserData{}
+	return unix.Capget(&header, &caps[0]) == nil && caps[0].Permitted&(1<<unix.CAP_SETFCAP) != 0
+}
+
 // keepCapabilities prepares to take capabilities away. On exec, root's program gets those that the
 // bounding set has and those that are inheritable (capabilities(7)).
 func (c *child) keepCapabilities(keep uint64) error {

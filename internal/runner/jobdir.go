@@ -17,9 +17,14 @@ import (
 	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
-// resultRoom is how many bytes are reserved for result.json, which takes less than 300 KiB unless
-// programs report a lot.
-const resultRoom = 1 << 20
+const (
+	// resultRoom is how many bytes are reserved for result.json, which takes less than 300 KiB unless
+	// programs report a lot. runRoom is what those of one evaluation take at most, with its output, and
+	// maxRoom bounds those of all.
+	resultRoom = 1 << 20
+	runRoom    = popcornLimit + resultRoom
+	maxRoom    = 64 << 20
+)
 
 // jobDir is the job's directory, held open: programs may change its mode, rename it and put another
 // one in its place.
@@ -49,9 +54,16 @@ func openJobDir(path string) (*jobDir, error) {
 	fd, err := unix.Openat(int(d.file.Fd()), ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o644)
 	if err == nil {
 		d.room = os.NewFile(uintptr(fd), result.File)
-		_ = unix.Fallocate(fd, 0, 0, resultRoom) // an error means that the space is taken when it is needed
+		d.reserve(0)
 	}
 	return d, nil
+}
+
+// reserve takes the space for the result of that many evaluations.
+func (d *jobDir) reserve(evaluations int) {
+	if d.room != nil { // an error means that the space is taken when it is needed
+		_ = unix.Fallocate(int(d.room.Fd()), 0, 0, min(maxRoom, resultRoom+int64(evaluations)*runRoom))
+	}
 }
 
 func (d *jobDir) close() error {

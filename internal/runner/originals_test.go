@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -131,5 +132,36 @@ func TestTooLargeToGoOnWith(t *testing.T) {
 	code, doc := j.run(t)
 	if message, _ := at(doc, "error").(string); code != 1 || at(doc, "runs", "test", "run", "passed") != false || !strings.Contains(message, "too large to be put back") {
 		t.Errorf("exit code %d, result %v", code, doc)
+	}
+}
+
+// TestGoneOnWithOutside has the last program change what is not in the job's directory, and the step go on with it: it
+// may be the next command, or what that is made of.
+func TestGoneOnWithOutside(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ judge, landlock, changed string }{
+		"a program of the image":       {`open("/opt/post", "a").write("echo forged >result.json\n")`, "0", "/opt/post"},
+		"another in its place":         {`os.remove("/opt/post"); os.symlink("/bin/true", "/opt/post")`, "0", "/opt/post"},
+		"a temporary program":          {`os.remove("/tmp/post")`, "", "/tmp/post"},
+		"what is a cache's may change": {`open("/dev/shm/lock", "a").write("x")`, "0", ""},
+	} {
+		for command, goes := range map[string]bool{"/runner; sh /opt/post": true, "exec /runner": false} {
+			t.Run(name+","+command, func(t *testing.T) {
+				t.Parallel()
+				j := containerJob(t, "", "import os\n"+c.judge+`; o("check: pass\n")`, "KBNODE_TEST_LANDLOCK="+c.landlock)
+				for i, arg := range j.cmd.Args {
+					arg = strings.Replace(arg, "exec chroot", `for f in opt/post tmp/post dev/shm/lock; do echo exit >$f; done; exec chroot`, 1)
+					j.cmd.Args[i] = strings.Replace(arg, "sh -c 'cd /work && exec /runner'", "sh -e -c 'cd /work; "+command+"'", 1)
+				}
+				code, doc := j.run(t)
+				if !goes || c.changed == "" {
+					passes(t, j, code, doc)
+					return
+				}
+				if message, _ := at(doc, "error").(string); code != 1 || at(doc, "runs", "test", "run", "passed") != false || !strings.Contains(message, fmt.Sprintf("d %s, which cannot be put back", c.changed)) {
+					t.Errorf("exit code %d, result %v\n%s", code, doc, j.stderr.String())
+				}
+			})
+		}
 	}
 }

@@ -25,6 +25,10 @@ func (e *engine) recordAreas() error {
 	if err := e.findAreas(); err != nil {
 		return err
 	}
+	if e.landlock == 0 && !losesCapability() && (os.Getppid() != 0 || len(e.beside) > 0) {
+		e.note("without Landlock (Linux 5.19), programs may open the environment and the pipes of the processes above and beside this one: " +
+			"one may read the payload there, or write what a shell or the log goes on with; exec kbnode runner as the container's first process")
+	}
 	e.dropByteCode()
 	e.originals = newOriginals(append(lineage()[1:], e.beside...), e.mayWrite)
 	family := append(lineage(), e.beside...)
@@ -38,6 +42,10 @@ func (e *engine) recordAreas() error {
 			}
 			if a.kind == jobArea && !e.isSource(name) {
 				e.originals.add(name, info)
+			}
+			if a.kind != jobArea && info.IsDir() && isBlind(name, info) {
+				e.note("programs may enter %s but not list it, so what they leave in it, or below it, is not removed: the next program may read it; "+
+					"use an image without it, or a kernel with Landlock (Linux 5.19)", name)
 			}
 			a.before[name], err = e.stampOf(a, name, info, true)
 			return err
@@ -111,17 +119,22 @@ func closed(name string, d fs.DirEntry) bool {
 	return ok && int(st.Uid) != os.Geteuid() && unix.Access(name, unix.R_OK) != nil && unix.Access(name, unix.W_OK) != nil && unix.Access(name, unix.X_OK) != nil
 }
 
+// isBlind reports whether this user, and so programs, may use names in a directory, but not list them.
+func isBlind(name string, info fs.FileInfo) bool {
+	return info.Mode().Perm()&0o444 != 0o444 && unix.Access(name, unix.R_OK) != nil && unix.Access(name, unix.X_OK) == nil
+}
+
 // putBack restores every area: it removes what is new, whatever its modes, and puts back what directories had.
 // It returns an error if that failed. What a program changed or removed that was there before is in e.changed: it
 // fails the job if another program would trust it. Call it when all processes of the last program are dead.
 func (e *engine) putBack() error {
-	e.changed = nil
+	e.changed, e.lost = nil, nil
 	e.proc.putBack()
 	maps.Copy(e.theirs, openFiles(e.beside))
 	errs := []error{e.here.putBack(), e.originals.putBackScripts()}
 	for path, was := range e.leads {
 		if now, _ := filepath.EvalSymlinks(path); now != was { // an error leads nowhere
-			e.change(path, "changed")
+			e.change(nil, path, "changed")
 		}
 	}
 	removed := 0
@@ -147,9 +160,9 @@ func (e *engine) putBack() error {
 				}
 				return was.restore(name, now)
 			case old && a.kind == temporaryArea && !e.isScratch(a, name):
-				e.change(name, "changed") // and removed
+				e.change(a, name, "changed") // and removed
 			case (a.kind == foreignArea && !isCache(name) || old && (a.kind == jobArea || a.kind == containerArea)) && !e.isSource(name):
-				e.change(name, "changed")
+				e.change(a, name, "changed")
 				changed = append(changed, name)
 				// A directory in the place of a file has files that are new.
 				if a.kind == foreignArea || was.mode.Type() == now.mode.Type() && !e.isForged(name) {
@@ -178,12 +191,12 @@ func (e *engine) putBack() error {
 		for name, was := range a.before {
 			switch {
 			case name == a.dir && a.kind == temporaryArea && !isDir(name): // what was in its place was removed, too
-				e.change(name, "removed")
+				e.change(a, name, "removed")
 			case found[name] && was.mode.IsDir() && a.kind != foreignArea:
 				errs = append(errs, was.settle(name)) // what was removed in it changed it again
 				a.before[name] = was
 			case !found[name] && (a.kind != temporaryArea || !e.isScratch(a, name)) && !e.isTheirFile(a, name) && (a.kind != foreignArea || !isCache(name)) && !e.isSource(name):
-				e.change(name, "removed")
+				e.change(a, name, "removed")
 			}
 		}
 	}
@@ -205,10 +218,14 @@ func (e *engine) goBack(a *area, found map[string]bool, changed []string) error 
 	return errors.Join(errs...)
 }
 
-// change records what a program did to a path that was there before.
-func (e *engine) change(path, did string) {
+// change records what a program did to a path of an area that was there before. Outside of the job's directory, no one
+// puts it back.
+func (e *engine) change(a *area, path, did string) {
 	if len(e.changed) < maxFaults {
 		e.changed = append(e.changed, fmt.Errorf("a program %s %s, which those after it trust; a submission must leave it", did, path))
+	}
+	if (a == nil || a.kind != jobArea) && len(e.lost) < maxFaults {
+		e.lost = append(e.lost, fmt.Errorf("a program %s %s, which cannot be put back; exec kbnode runner, so that nothing goes on with it", did, path))
 	}
 }
 

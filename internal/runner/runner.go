@@ -96,23 +96,28 @@ func (s *session) main(ctx context.Context) int {
 		err = cancelled(ctx)
 	}
 	err = errors.Join(err, endTree())
-	if r.Success = err == nil; err != nil {
-		r.Error = text.Line(strings.ReplaceAll(err.Error(), "\n", "; "), maxError)
-	}
+	conclude(r, err)
 	werr := here.write(r)
+	conclude(r, errors.Join(err, werr)) // the log must not say that it passed
 	s.log.End(r, s.summaries)
 	if !r.Success {
 		// If the build failed, some readers see only its log.
 		s.log.note("%s", r.Error)
 	}
 	if werr != nil {
-		s.log.note("%v", werr)
 		return exitNoResult
 	}
 	if !r.Success {
 		return 1
 	}
 	return 0
+}
+
+// conclude says in a result how the job ended.
+func conclude(r *result.Result, err error) {
+	if r.Success = err == nil; err != nil {
+		r.Error = text.Line(strings.ReplaceAll(err.Error(), "\n", "; "), maxError)
+	}
 }
 
 // session is one run of Main.

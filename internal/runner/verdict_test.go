@@ -171,13 +171,13 @@ func TestForgedResultDoesNotStay(t *testing.T) {
 	config := map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
 		"submission.py": "", "eval.py": report + `open("result.json", "w").write("{}"); print("x" * 16000); o("check: pass\n")`,
 	}}
-	j := newConfigJob(t, config)
+	j := newConfigJob(t, config, "BUILDKITE=true")
 	// A file size limit of 4 KiB imitates a full disk: the result is longer.
 	j.cmd.Args = append([]string{"sh", "-c", `ulimit -f 8; exec "$0"`}, j.cmd.Path)
 	j.cmd.Path = "/bin/sh"
 	code, result := j.run(t)
-	if code != exitNoResult || result != nil {
-		t.Errorf("exit code %d, result %v\n%s", code, result, j.stderr.String())
+	if code != exitNoResult || result != nil || strings.Contains(j.stdout.String(), "Passed:") || !strings.Contains(j.stderr.String(), "write result.json: ") {
+		t.Errorf("exit code %d, result %v\n%s%s", code, result, j.stdout.String(), j.stderr.String())
 	}
 }
 

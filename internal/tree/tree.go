@@ -62,40 +62,53 @@ func Remove(root *os.Root, name string) error {
 // todo.
 func moveUp(root *os.Root, name string, todo []string) ([]string, error) {
 	for {
-		entries, err := someOf(root, name)
-		if err != nil || len(entries) == 0 {
+		some, err := moveSome(root, name, &todo)
+		if err != nil || !some {
 			return todo, err
 		}
+	}
+}
+
+// moveSome is moveUp for what one reading of the directory finds, and reports whether that was anything: a file
+// system may skip some while others are removed. It does not begin again after each part: ext4 keeps the blocks of
+// what was removed, and to read those of a large directory each time takes hours.
+func moveSome(root *os.Root, name string, todo *[]string) (some bool, err error) {
+	below, err := root.OpenRoot(name)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = below.Close() }()
+	dir, err := below.Open(".")
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = dir.Close() }()
+	for {
+		entries, err := dir.ReadDir(1024)
+		if errors.Is(err, io.EOF) {
+			return some, nil
+		}
 		for _, e := range entries {
-			entry := name + "/" + e.Name()
+			some = true
 			// This fails for a directory that is not empty.
-			if err = root.Remove(entry); err != nil && e.IsDir() {
+			err := below.Remove(e.Name())
+			if err != nil && e.IsDir() {
 				// Moving a directory changes it, which its mode may forbid.
-				moved := MovedPrefix + rand.Text()
+				entry, moved := name+"/"+e.Name(), MovedPrefix+rand.Text()
 				if err = root.Chmod(entry, 0o700); err == nil {
 					err = root.Rename(entry, moved)
 				}
 				if err != nil { // without room for another name
 					moved = entry
 				}
-				todo = append(todo, moved)
+				*todo = append(*todo, moved)
 			}
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return todo, err
+				return some, err
 			}
 		}
+		if err != nil {
+			return some, err
+		}
 	}
-}
-
-func someOf(root *os.Root, name string) ([]fs.DirEntry, error) {
-	dir, err := root.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = dir.Close() }()
-	entries, err := dir.ReadDir(1024)
-	if errors.Is(err, io.EOF) {
-		err = nil
-	}
-	return entries, err
 }

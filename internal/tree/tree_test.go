@@ -1,8 +1,10 @@
 package tree
 
 import (
+	"encoding/binary"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -67,5 +69,41 @@ func TestRemoveGoesOn(t *testing.T) {
 	}))
 	if files != 1 {
 		t.Errorf("%d files are left, want 1", files)
+	}
+}
+
+// TestRemoveReadsOnce removes a large directory without reading it from its start again and again, which takes hours
+// where the blocks of what was removed stay, as on ext4.
+func TestRemoveReadsOnce(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	large := filepath.Join(dir, "tree", "large")
+	first := filepath.Join(large, "first")
+	put(t, first)
+	for n := range 20_000 {
+		must.Do(t, os.Link(first, filepath.Join(large, strconv.Itoa(n))))
+	}
+	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	must.Do(t, err)
+	defer unix.Close(watch)                                                                 //nolint:errcheck // it is only read
+	_, err = unix.InotifyAddWatch(watch, large, unix.IN_OPEN|unix.IN_CLOSE|unix.IN_ONLYDIR) // equal events after each other are one
+	must.Do(t, err)
+	must.Do(t, RemoveAll(filepath.Join(dir, "tree")))
+	events := make([]byte, 1<<16)
+	size, err := unix.Read(watch, events)
+	must.Do(t, err)
+	opened := 0
+	for at := 0; at+unix.SizeofInotifyEvent <= size; {
+		mask, name := binary.NativeEndian.Uint32(events[at+4:]), binary.NativeEndian.Uint32(events[at+12:])
+		if mask&unix.IN_OPEN != 0 && name == 0 {
+			opened++
+		}
+		at += unix.SizeofInotifyEvent + int(name)
+	}
+	if opened == 0 || opened > 6 {
+		t.Errorf("the directory was opened %d times, want up to 6", opened)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "tree")); !os.IsNotExist(err) {
+		t.Errorf("the tree is still there: %v", err)
 	}
 }
