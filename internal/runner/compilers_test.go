@@ -40,7 +40,7 @@ def put(path, text):
 
 // sharedJob runs a job with these stand-ins for compilers, and returns what each of its programs reported of a build: the
 // program before the others by its standard output, which must look like torch's.
-func sharedJob(t *testing.T, build string, standIns map[string]string, env ...string) []string {
+func sharedJob(t *testing.T, user int, build string, standIns map[string]string, env ...string) []string {
 	t.Helper()
 	program := builder + build + "\nprint('-DTORCH_EXTENSION_NAME', got)\no('got: ' + got + '\\ncheck: pass\\n')\n"
 	j := newConfigJob(t, map[string]any{
@@ -49,6 +49,9 @@ func sharedJob(t *testing.T, build string, standIns map[string]string, env ...st
 	}, env...)
 	for name, script := range standIns {
 		j.standIn(t, name, script)
+	}
+	if user != 0 {
+		j.become(t, user)
 	}
 	_, result := j.run(t)
 	first, _ := at(result, "runs", "test", "compilation", "stdout").(string)
@@ -125,13 +128,15 @@ got = hashlib.sha256(p.stderr.encode()).hexdigest()`, []string{"gcc"}, nil},
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			needCompilers(t, c.needs...)
-			got := sharedJob(t, c.build, c.standIns, "CC=c++")
-			for _, g := range got {
-				must.Equal(t, got[0], g)
-			}
-			if c.standIns != nil { // a job that follows starts empty
-				if again := sharedJob(t, c.build, c.standIns, "CC=c++"); again[0] == got[0] {
-					t.Errorf("another job got %q, too", again[0])
+			for _, user := range []int{0, 991} { // the runner hides from its own user, too
+				got := sharedJob(t, user, c.build, c.standIns, "CC=c++")
+				for _, g := range got {
+					must.Equal(t, got[0], g)
+				}
+				if c.standIns != nil { // a job that follows starts empty
+					if again := sharedJob(t, user, c.build, c.standIns, "CC=c++"); again[0] == got[0] {
+						t.Errorf("another job got %q, too", again[0])
+					}
 				}
 			}
 		})
@@ -186,7 +191,7 @@ assert p.returncode == 0 and "/proc/self/status" in p.stdout, p`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			sharedJob(t, build+"\ngot = 'well'", nil)
+			sharedJob(t, 0, build+"\ngot = 'well'", nil)
 		})
 	}
 }
