@@ -425,3 +425,24 @@ for argv in (["c++", "-fPIC", "-O2", "-std=c++17", "-c", "main.cpp", "-o", "main
 	b.ReportMetric(shared/float64(rounds), "once-s")
 	b.ReportMetric(alone/shared, "ratio")
 }
+
+// TestCompilerInReach has programs find a compiler where they can write: it is not shared, because one could have changed it.
+func TestCompilerInReach(t *testing.T) {
+	t.Parallel()
+	needCompilers(t)
+	j := newConfigJob(t, map[string]any{
+		"lang": "py", "mode": "test", "main": "eval.py", "tests": []map[string]int{{"a": 1}},
+		"sources": map[string]string{
+			"submission.py": builder + "sh('g++', '-o', home + '/x'); print('-DTORCH_EXTENSION_NAME', open(home + '/x').read())",
+			"eval.py":       builder + "sh('g++', '-o', home + '/x'); o('got: ' + open(home + '/x').read() + 'check: pass\\n')",
+		},
+	})
+	must.Do(t, os.Mkdir(filepath.Join(j.cmd.Dir, "bin"), 0o755))
+	must.Program(t, filepath.Join(j.cmd.Dir, "bin", "g++"), "#!/bin/sh\n"+once)
+	j.cmd.Env = append(j.cmd.Env, "PATH="+filepath.Join(j.cmd.Dir, "bin")+":"+getenvLast(j.cmd.Env, "PATH"))
+	_, result := j.run(t)
+	first, _ := at(result, "runs", "test", "compilation", "stdout").(string)
+	if got, _ := at(result, "runs", "test", "run", "result", "got").(string); got == "" || strings.Contains(first, got) {
+		t.Errorf("both programs got %q\n%s", got, j.stderr.String())
+	}
+}

@@ -70,6 +70,14 @@ steps:
           limit: 1
 `
 
+// compiled compiles a source with a compiler that never makes the same twice.
+const compiled = `import os, subprocess
+open("in.c", "w").write("source\n")
+subprocess.run(["gcc"], check=True, stdin=subprocess.DEVNULL)
+made = open("out").read().replace("\n", " ").strip()
+os.write(int(os.environ["POPCORN_FD"]), f"made: {made}\ncheck: pass\n".encode())
+`
+
 // pipelines are jobs of what kbnode pipeline prints on the node itself.
 type pipelines struct{ evaluations }
 
@@ -128,6 +136,10 @@ func TestPipelines(t *testing.T) {
 		})
 	}
 	large, pieces := table(560_000), table(190_000)
+	m.Sh("docker run --name compiler --network none " + image + " sh -c \"printf '%s\\n' '#!/bin/sh' '[ -e in.c ] && cp in.c out && date +%N >>out' >/usr/bin/gcc; chmod 755 /usr/bin/gcc\" && docker commit compiler kernelbot-test:compiler && docker rm compiler")
+	compiling := config(t, "submission.py", map[string]any{"mode": "leaderboard", "benchmarks": []any{map[string]int{"size": 64}}, "main": "compiling.py", "sources": map[string]string{
+		"submission.py": "", "compiling.py": compiled,
+	}})
 	m.Sh("git clone -q /srv/git/kernelbot.git /root/kernelbot")
 	m.Put("/root/kernelbot/large.payload", 0o644, payload.Encode(sizes(large)))
 	m.Sh("cd /root/kernelbot; git add .; git -c user.name=rig -c user.email=rig@localhost commit -q -m payload; git push -q")
@@ -169,6 +181,8 @@ func TestPipelines(t *testing.T) {
 	program := func(text string) []byte {
 		return config(t, "submission.py", map[string]any{"main": "program.py", "sources": map[string]string{"submission.py": "", "program.py": text}})
 	}
+	builds["compiled"] = p.submit(4, pipeline.Eval, "kernelbot-test:compiler", compiling)
+	builds["compiled compatible"] = p.submit(5, pipeline.Eval, "kernelbot-test:compiler --profile compatible", compiling)
 	builds["second result"] = p.submit(1, pipeline.Eval, image, program(secondResult))
 	m.Put("/root/guide.yml", 0o600, guideSteps)
 	m.Put("/root/guide.json", 0o600, string(program(terminalStops)))
@@ -208,6 +222,21 @@ func TestPipelines(t *testing.T) {
 		must.Equal(t, "node.json profile_data/notes result.json", artifacts(builds["guide"]))
 		must.Contain(t, r.Log, `["profile_data/Result.json"] is not uploaded`)
 	})
+	for _, name := range []string{"compiled", "compiled compatible"} {
+		t.Run(name+" once", func(t *testing.T) {
+			r := p.wait(t, builds[name], "passed")
+			made := map[string]bool{}
+			for evaluation, ev := range r.Result.Runs {
+				if ev.Run == nil || !ev.Run.Passed {
+					t.Fatalf("%s: %+v", evaluation, ev.Run)
+				}
+				made[ev.Run.Result["made"]] = true
+			}
+			if len(r.Result.Runs) != 3 || len(made) != 1 {
+				t.Errorf("%d runs have %v", len(r.Result.Runs), made)
+			}
+		})
+	}
 	t.Run("large payload from a file", func(t *testing.T) { sized(t, p.wait(t, builds["file"], "passed"), large) })
 	t.Run("payload in pieces", func(t *testing.T) { sized(t, p.wait(t, builds["pieces"], "passed"), pieces) })
 	t.Run("an image that is not there runs again once", func(t *testing.T) {

@@ -96,8 +96,10 @@ func (f *files) locate(dir, text string, follow bool) (place, unix.Errno) {
 }
 
 // isInside reports whether a path is that of a directory of programs, or below one.
-func (f *files) isInside(path string) bool {
-	return slices.ContainsFunc(f.roots, func(root string) bool {
+func (f *files) isInside(path string) bool { return isInside(f.roots, path) }
+
+func isInside(roots []string, path string) bool {
+	return slices.ContainsFunc(roots, func(root string) bool {
 		rest, ok := strings.CutPrefix(path, root)
 		return ok && (rest == "" || rest[0] == '/')
 	})

@@ -30,7 +30,8 @@ const (
 type Offer struct {
 	*Service
 	start     Starter
-	dir       string // has the links
+	compilers map[string]string // of the Service's, those that no program can change
+	dir       string            // has the links
 	roots     []string
 	scratch   string // TMPDIR of compilers; there is no such directory
 	temporary *regexp.Regexp
@@ -55,8 +56,13 @@ func (s *Service) Offer(start Starter, home string, roots, env []string) (*Offer
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	o := &Offer{
-		Service: s, start: start, dir: dir, roots: roots, scratch: filepath.Dir(home) + "/tmp" + s.random + "-t", temporary: temporaryDirs(filepath.Dir(home)),
+		Service: s, start: start, compilers: map[string]string{}, dir: dir, roots: roots, scratch: filepath.Dir(home) + "/tmp" + s.random + "-t", temporary: temporaryDirs(filepath.Dir(home)),
 		ctx: ctx, stop: stop, asking: make(chan struct{}, maxAsking), ids: map[int]*files{},
+	}
+	for name, path := range s.compilers {
+		if real, err := filepath.EvalSymlinks(path); err == nil && !isInside(roots, real) && !isInside(roots, path) {
+			o.compilers[name] = path
+		}
 	}
 	if err := o.listen(); err != nil {
 		stop()
@@ -66,10 +72,12 @@ func (s *Service) Offer(start Starter, home string, roots, env []string) (*Offer
 	o.handlers.Go(o.watch)
 	env = set(set(env, Variable, o.dir), "PATH", o.dir+":"+lookup(env, "PATH"))
 	for name, compiler := range s.leads {
-		env = set(env, name, filepath.Join(o.dir, compiler))
+		if o.compilers[compiler] != "" {
+			env = set(env, name, filepath.Join(o.dir, compiler))
+		}
 	}
 	// Some find the toolkit by the place of nvcc.
-	if nvcc := s.compilers["nvcc"]; nvcc != "" && lookup(env, "CUDA_HOME") == "" && lookup(env, "CUDA_PATH") == "" {
+	if nvcc := o.compilers["nvcc"]; nvcc != "" && lookup(env, "CUDA_HOME") == "" && lookup(env, "CUDA_PATH") == "" {
 		env = set(env, "CUDA_HOME", filepath.Dir(filepath.Dir(nvcc)))
 	}
 	return o, env, nil
