@@ -29,9 +29,10 @@ func newNames(random string) *names {
 	return &names{random: random, real: map[string]string{}, stand: map[string]string{}}
 }
 
-// temporaryDirs matches paths of temporary directories below a directory.
+// temporaryDirs matches paths of temporary directories below a directory, also after an option: -I/tmp/tmpxxxxxxxx, but not
+// within another path: /usr/tmp/tmpxxxxxxxx.
 func temporaryDirs(dir string) *regexp.Regexp {
-	return regexp.MustCompile(`(` + regexp.QuoteMeta(dir) + `)((?:/tmp[a-z0-9_]{8})+)([^A-Za-z0-9_]|$)`)
+	return regexp.MustCompile(`((?:^|[^A-Za-z0-9_.+/-])[A-Za-z0-9_.+-]*` + regexp.QuoteMeta(dir) + `)((?:/tmp[a-z0-9_]{8})+)\b`)
 }
 
 // replace replaces the names of temporary directories in a text.
@@ -46,7 +47,7 @@ func (n *names) replace(text string, dirs *regexp.Regexp) string {
 		for _, name := range strings.Split(parts[2], "/")[1:] {
 			b.WriteString("/" + n.standFor(name))
 		}
-		return b.String() + parts[3]
+		return b.String()
 	})
 }
 

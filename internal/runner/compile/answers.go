@@ -1,0 +1,290 @@
+package compile
+
+import (
+	"fmt"
+	"hash/fnv"
+	"path"
+	"strconv"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// answer is what the runner tells the kernel.
+type answer struct {
+	goOn  bool // the kernel makes the call
+	value int64
+	errno unix.Errno
+	file  int // to give the compiler as a descriptor, if not negative
+	flags int // of that
+}
+
+func fails(errno unix.Errno) answer { return answer{errno: errno, file: -1} }
+
+func returns(value int64) answer { return answer{value: value, file: -1} }
+
+var goOn = answer{goOn: true, file: -1}
+
+// answer answers a call of a process.
+func (t *trace) answer(pid int, c call) answer {
+	switch c.kind {
+	case unknown:
+		return fails(t.refuse(fmt.Errorf("a call that is not answered: %w", errNotShared), unix.EPERM))
+	case whereCall:
+		return t.where(pid, c)
+	}
+	if c.path == 0 {
+		return goOn // about a descriptor
+	}
+	text, ok := readText(pid, c.path)
+	if !ok {
+		return fails(t.refuse(errUnreadable, unix.EFAULT))
+	}
+	if text == "" && c.flags&unix.AT_EMPTY_PATH != 0 {
+		return goOn // likewise
+	}
+	nofollow := c.flags&unix.AT_SYMLINK_NOFOLLOW != 0 || c.kind == openCall && c.flags&unix.O_NOFOLLOW != 0
+	p, errno := t.locateAt(pid, c.at, text, !nofollow)
+	if errno != 0 {
+		return fails(errno)
+	}
+	switch {
+	case p.kind == volatile:
+		return t.ofKernel(p)
+	case p.kind == image && p.direct:
+		return goOn // the kernel finds the same
+	case p.kind == image:
+		return t.ofImage(pid, p, c)
+	}
+	switch c.kind {
+	case openCall:
+		return t.open(p.path, int(c.flags), c.mode)
+	case statCall, statxCall:
+		return t.stat(pid, p.path, c)
+	case accessCall:
+		n, errno := t.observeOnce(p.path)
+		switch {
+		case errno != 0:
+			return fails(errno)
+		case n.kind == isAbsent:
+			return fails(unix.ENOENT)
+		case c.mode&unix.X_OK != 0 && n.mode&0o111 == 0:
+			return fails(unix.EACCES)
+		}
+		return returns(0)
+	case readlinkCall:
+		n, errno := t.observeOnce(p.path)
+		if errno == 0 && n.kind == isAbsent {
+			errno = unix.ENOENT
+		} else if errno == 0 {
+			errno = unix.EINVAL
+		}
+		return fails(errno)
+	case removeCall:
+		if c.flags&unix.AT_REMOVEDIR != 0 {
+			return fails(t.remove(p.path, isDirectory))
+		}
+		return fails(t.remove(p.path, isFile))
+	case renameCall:
+		return t.rename(pid, p.path, c)
+	case modeCall, timeCall:
+		n, errno := t.observeOnce(p.path)
+		switch {
+		case errno != 0:
+			return fails(errno)
+		case !n.made:
+			return fails(t.refuse(errNotShared, unix.EPERM))
+		case c.kind == modeCall:
+			n.mode = c.mode & 0o777
+		}
+		return returns(0)
+	case directoryCall:
+		n, errno := t.observeOnce(p.path)
+		if errno == 0 && n.kind != isAbsent {
+			errno = unix.EEXIST
+		}
+		if errno == 0 {
+			_, errno = t.make(p.path, isDirectory, c.mode&^0o22, false)
+		}
+		return fails(errno)
+	}
+	// To execute what a program made: its compiler is not this one.
+	return fails(t.refuse(fmt.Errorf("execute %s: %w", p.path, errNotShared), unix.EACCES))
+}
+
+// locateAt says where a path leads, from a directory that a process has open.
+func (t *trace) locateAt(pid int, at int32, text string, follow bool) (place, unix.Errno) {
+	dir := t.dir
+	if at != unix.AT_FDCWD && !path.IsAbs(text) {
+		open := make([]byte, unix.PathMax)
+		n, err := unix.Readlink("/proc/"+strconv.Itoa(pid)+"/fd/"+strconv.Itoa(int(at)), open)
+		if dir = string(open[:max(0, n)]); err != nil || !path.IsAbs(dir) {
+			return place{}, unix.EBADF
+		}
+	}
+	return t.locate(dir, text, follow)
+}
+
+// ofKernel answers a call about a file of the kernel's, or a device.
+func (t *trace) ofKernel(p place) answer {
+	if p.path == "/dev/tty" {
+		return fails(unix.ENXIO) // it has no terminal
+	}
+	for _, s := range steady {
+		if p.path == s && p.direct {
+			return goOn
+		}
+	}
+	return fails(t.refuse(fmt.Errorf("%s is the kernel's: %w", p.path, errNotShared), unix.ENOENT))
+}
+
+// ofImage answers a call about a file of the image to which the kernel would not find the way.
+func (t *trace) ofImage(pid int, p place, c call) answer {
+	switch c.kind {
+	case openCall:
+		if c.flags&(unix.O_ACCMODE|unix.O_CREAT|unix.O_TRUNC) != 0 {
+			return fails(unix.EACCES)
+		}
+		fd, err := unix.Open(p.path, int(c.flags)|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
+		if err != nil {
+			return fails(errnoOf(err))
+		}
+		return answer{file: fd, flags: int(c.flags)}
+	case statCall, statxCall:
+		var st unix.Stat_t
+		if err := unix.Lstat(p.path, &st); err != nil {
+			return fails(errnoOf(err))
+		}
+		return t.report(pid, c, &st)
+	case accessCall:
+		return fails(errnoOf(unix.Access(p.path, c.mode)))
+	case readlinkCall:
+		if to := t.links.target(p.path); to != "" {
+			to = to[:min(uint64(len(to)), c.size)]
+			return t.written(pid, c.buffer, []byte(to), int64(len(to)))
+		}
+		if err := unix.Access(p.path, unix.F_OK); err != nil {
+			return fails(errnoOf(err))
+		}
+		return fails(unix.EINVAL)
+	}
+	return fails(unix.EACCES)
+}
+
+// open opens a file below the directories of programs.
+func (t *trace) open(name string, flags int, mode uint32) answer {
+	n, errno := t.observeOnce(name)
+	if errno != 0 {
+		return fails(errno)
+	}
+	writes := flags&unix.O_ACCMODE != unix.O_RDONLY
+	switch {
+	case flags&unix.O_TMPFILE == unix.O_TMPFILE:
+		return fails(unix.EOPNOTSUPP)
+	case n.kind == isDirectory && (writes || flags&unix.O_CREAT != 0):
+		return fails(unix.EISDIR)
+	case n.kind == isDirectory && name == t.scratch:
+		fd, err := unix.Open(t.listing, flags|unix.O_CLOEXEC, 0) // nvcc looks for what it left there
+		if err != nil {
+			return fails(errnoOf(err))
+		}
+		return answer{file: fd, flags: flags}
+	case n.kind == isDirectory:
+		return fails(t.refuse(fmt.Errorf("the names in %s are no facts: %w", name, errNotShared), unix.EACCES))
+	case flags&unix.O_DIRECTORY != 0 && n.kind == isFile:
+		return fails(unix.ENOTDIR)
+	case n.kind == isAbsent && flags&unix.O_CREAT == 0:
+		return fails(unix.ENOENT)
+	case n.kind == isFile && flags&unix.O_CREAT != 0 && flags&unix.O_EXCL != 0:
+		return fails(unix.EEXIST)
+	case n.kind == isAbsent, flags&unix.O_TRUNC != 0 && !n.made, writes && !n.made:
+		if n, errno = t.make(name, isFile, mode&^0o22, flags&unix.O_TRUNC == 0); errno != 0 {
+			return fails(errno)
+		}
+	}
+	fd, err := reopen(n.file, flags&(unix.O_ACCMODE|unix.O_APPEND|unix.O_TRUNC))
+	if err != nil {
+		return fails(t.refuse(err, unix.EIO))
+	}
+	return answer{file: fd, flags: flags}
+}
+
+// stat describes a file. Nothing depends on its times and its number: they are always the same.
+func (t *trace) stat(pid int, name string, c call) answer {
+	n, errno := t.observeOnce(name)
+	switch {
+	case errno != 0:
+		return fails(errno)
+	case n.kind == isAbsent:
+		return fails(unix.ENOENT)
+	}
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(name))
+	st := unix.Stat_t{Dev: 1, Ino: h.Sum64() | 1, Nlink: 1, Mode: unix.S_IFREG | n.mode, Uid: uint32(unix.Geteuid()), Gid: uint32(unix.Getegid()), Blksize: 4096}
+	st.Mtim.Sec, st.Atim.Sec, st.Ctim.Sec = 1, 1, 1
+	if n.kind == isDirectory {
+		st.Mode, st.Nlink = unix.S_IFDIR|n.mode, 2
+	} else {
+		var content unix.Stat_t
+		if err := unix.Fstat(int(n.file.Fd()), &content); err != nil {
+			return fails(t.refuse(err, unix.EIO))
+		}
+		st.Size, st.Blocks = content.Size, content.Blocks
+	}
+	return t.report(pid, c, &st)
+}
+
+// report writes a description to a process.
+func (t *trace) report(pid int, c call, st *unix.Stat_t) answer {
+	if c.kind == statCall {
+		return t.written(pid, c.buffer, unsafe.Slice((*byte)(unsafe.Pointer(st)), unsafe.Sizeof(*st)), 0) //nolint:gosec // as the kernel writes it
+	}
+	x := unix.Statx_t{
+		Mask: unix.STATX_BASIC_STATS, Blksize: uint32(st.Blksize), Nlink: uint32(st.Nlink), Uid: st.Uid, Gid: st.Gid, Mode: uint16(st.Mode),
+		Ino: st.Ino, Size: uint64(st.Size), Blocks: uint64(st.Blocks),
+		Atime: unix.StatxTimestamp{Sec: st.Atim.Sec}, Mtime: unix.StatxTimestamp{Sec: st.Mtim.Sec}, Ctime: unix.StatxTimestamp{Sec: st.Ctim.Sec},
+		Dev_major: unix.Major(st.Dev), Dev_minor: unix.Minor(st.Dev),
+	}
+	return t.written(pid, c.buffer, unsafe.Slice((*byte)(unsafe.Pointer(&x)), unsafe.Sizeof(x)), 0) //nolint:gosec // likewise
+}
+
+// rename renames a file that the compiler made.
+func (t *trace) rename(pid int, name string, c call) answer {
+	text, ok := readText(pid, c.other)
+	if !ok {
+		return fails(t.refuse(errUnreadable, unix.EFAULT))
+	}
+	to, errno := t.locateAt(pid, c.otherAt, text, false)
+	if errno != 0 {
+		return fails(errno)
+	}
+	n, errno := t.observeOnce(name)
+	switch {
+	case errno != 0:
+		return fails(errno)
+	case n.kind == isAbsent:
+		return fails(unix.ENOENT)
+	case to.kind != inside || !n.made || n.kind != isFile || c.mode != 0:
+		return fails(t.refuse(errNotShared, unix.EXDEV))
+	case to.path == name:
+		return returns(0)
+	}
+	made, errno := t.make(to.path, isFile, n.mode, false)
+	if errno != 0 {
+		return fails(errno)
+	}
+	_ = made.file.Close()
+	made.file, made.mode = n.file, n.mode
+	n.file = nil
+	t.put(name, &node{made: true, was: n.was})
+	return returns(0)
+}
+
+// where tells a process its directory.
+func (t *trace) where(pid int, c call) answer {
+	text := append([]byte(t.dir), 0)
+	if uint64(len(text)) > c.size {
+		return fails(unix.ERANGE)
+	}
+	return t.written(pid, c.buffer, text, int64(len(text)))
+}

@@ -1,0 +1,42 @@
+package compile
+
+import (
+	"bytes"
+
+	"golang.org/x/sys/unix"
+)
+
+// written writes to a process's memory.
+func (t *trace) written(pid int, at uint64, data []byte, value int64) answer {
+	if len(data) == 0 {
+		return returns(value)
+	}
+	local := []unix.Iovec{{Base: &data[0], Len: uint64(len(data))}}
+	n, err := unix.ProcessVMWritev(pid, local, []unix.RemoteIovec{{Base: uintptr(at), Len: len(data)}}, 0)
+	if err != nil || n != len(data) {
+		return fails(t.refuse(errUnreadable, unix.EFAULT))
+	}
+	return returns(value)
+}
+
+// pageSize is a divisor of that of each machine.
+const pageSize = 4096
+
+// readText reads a path from a process's memory, page by page: the next one may not be there.
+func readText(pid int, at uint64) (string, bool) {
+	text := make([]byte, 0, 256)
+	for len(text) < unix.PathMax {
+		piece := make([]byte, min(256, pageSize-at%pageSize))
+		local := []unix.Iovec{{Base: &piece[0], Len: uint64(len(piece))}}
+		n, err := unix.ProcessVMReadv(pid, local, []unix.RemoteIovec{{Base: uintptr(at), Len: len(piece)}}, 0)
+		if err != nil || n <= 0 {
+			return "", false
+		}
+		if end := bytes.IndexByte(piece[:n], 0); end >= 0 {
+			return string(append(text, piece[:end]...)), true
+		}
+		text = append(text, piece[:n]...)
+		at += uint64(n)
+	}
+	return "", false
+}
