@@ -181,8 +181,11 @@ assert sh("gcc", "-c", home + "/x.c", "-o", home + "/x.o").returncode == 0`,
 assert sh("gcc", "-B" + home + "/bin", "-c", put(home + "/x.c", "int x;"), "-o", home + "/x.o").returncode != 0`,
 		"a file of the kernel's": `p = sh("gcc", "-E", put(home + "/x.c", "#include \"/proc/self/status\"\n"))
 assert p.returncode == 0 and "/proc/self/status" in p.stdout, p`,
-		"a wrong option":      `assert "unrecognized" in sh("gcc", "-fnothing", put(home + "/x.c", "int x;")).stderr`,
-		"a faulty source":     `p = sh("gcc", "-c", put(home + "/x.c", "int 1x;")); assert p.returncode == 1 and home + "/x.c:1:5" in p.stderr, p`,
+		"a wrong option":  `assert "unrecognized" in sh("gcc", "-fnothing", put(home + "/x.c", "int x;")).stderr`,
+		"a faulty source": `p = sh("gcc", "-c", put(home + "/x.c", "int 1x;")); assert p.returncode == 1 and home + "/x.c:1:5" in p.stderr, p`,
+		"a product by another way": `for way in os.path.relpath(home), os.path.dirname(home) + "//" + os.path.basename(home):
+    p = sh("gcc", "-c", put(home + "/x.c", "int x;"), "-o", way + "/x.o"); assert p.returncode == 0 and os.path.exists(home + "/x.o"), p
+    os.remove(home + "/x.o")`,
 		"another directory":   `os.mkdir(home + "/d"); put(home + "/d/x.c", "int x;"); assert sh("gcc", "-c", "x.c", cwd=home + "/d").returncode == 0 and os.path.exists(home + "/d/x.o")`,
 		"no such source":      `assert "No such file" in sh("gcc", "-c", home + "/none.c").stderr`,
 		"an argument's bytes": `assert sh("gcc", b"-DX=\xff", "-c", put(home + "/x.c", "int x;"), "-o", home + "/x.o").returncode == 0`,
@@ -211,7 +214,7 @@ def run(argv, path="gcc"):
     return p.returncode, digest("judge.so") if os.path.exists("judge.so") else None
 `
 	const judge = builder + honest + `
-for more in [], ["-I" + home], ["-B" + home], ["-L" + home], ["@" + put(home + "/args", "-DX\n")], ["-specs=" + put(home + "/specs", "")], ["-fplugin=" + home + "/none.so"]:
+for more in [], ["-I" + home], ["-I" + os.path.relpath(home)], ["-I" + os.path.dirname(home) + "//" + os.path.basename(home)], ["-B" + home], ["-L" + home], ["@" + put(home + "/args", "-DX\n")], ["-specs=" + put(home + "/specs", "")], ["-fplugin=" + home + "/none.so"]:
     argv = honest(*more)
     if os.path.exists("judge.so"): os.remove("judge.so")
     shared = run(argv)
@@ -250,6 +253,13 @@ for where in ".", home:
     put(where + "/stdc-predef.h", "#define answer forged\n")
     run(argv)
     os.remove(where + "/stdc-predef.h")
+`,
+		"a home by another way": `
+for way in os.path.relpath(home), os.path.dirname(home) + "//" + os.path.basename(home), os.path.dirname(home) + "/./" + os.path.basename(home):
+    argv = honest("-I" + way)
+    put(home + "/stdc-predef.h", "#define answer forged\n")
+    run(argv)
+    os.remove(home + "/stdc-predef.h")
 `,
 		"a link and back": `
 argv = honest()

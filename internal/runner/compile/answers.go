@@ -1,8 +1,10 @@
 package compile
 
 import (
+	"errors"
 	"fmt"
 	"hash/fnv"
+	"io/fs"
 	"path"
 	"strconv"
 	"unsafe"
@@ -145,9 +147,12 @@ func (t *trace) ofImage(pid int, p place, c call) answer {
 		if c.flags&(unix.O_ACCMODE|unix.O_CREAT|unix.O_TRUNC) != 0 {
 			return fails(unix.EACCES)
 		}
-		fd, err := unix.Open(p.path, int(c.flags)|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
-		if err != nil {
+		fd, err := openImage(p.path)
+		if errors.Is(err, fs.ErrNotExist) {
 			return fails(errnoOf(err))
+		}
+		if err != nil {
+			return fails(t.refuse(err, errnoOf(err)))
 		}
 		return answer{file: fd, flags: int(c.flags)}
 	case statCall, statxCall:
@@ -171,6 +176,27 @@ func (t *trace) ofImage(pid int, p place, c call) answer {
 	return fails(unix.EACCES)
 }
 
+// openImage opens a file or directory of the image. The runner may read what no compiler may, its own files in /proc
+// above all, wherever that is mounted.
+func openImage(name string) (int, error) {
+	how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC | unix.O_NOCTTY, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS}
+	fd, err := unix.Openat2(unix.AT_FDCWD, name, &how)
+	if err != nil {
+		return -1, err
+	}
+	var st unix.Stat_t
+	var system unix.Statfs_t
+	err = errors.Join(unix.Fstat(fd, &st), unix.Fstatfs(fd, &system))
+	if kind := st.Mode & unix.S_IFMT; err == nil && (kind != unix.S_IFREG && kind != unix.S_IFDIR || system.Type == unix.PROC_SUPER_MAGIC) {
+		err = unix.EACCES
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
 // open opens a file below the directories of programs.
 func (t *trace) open(name string, flags int, mode uint32) answer {
 	n, errno := t.observeOnce(name)
@@ -184,9 +210,9 @@ func (t *trace) open(name string, flags int, mode uint32) answer {
 	case n.kind == isDirectory && (writes || flags&unix.O_CREAT != 0):
 		return fails(unix.EISDIR)
 	case n.kind == isDirectory && name == t.scratch:
-		fd, err := unix.Open(t.listing, flags|unix.O_CLOEXEC, 0) // nvcc looks for what it left there
+		fd, err := unix.FcntlInt(t.listing.Fd(), unix.F_DUPFD_CLOEXEC, 0) // nvcc looks for what it left there
 		if err != nil {
-			return fails(errnoOf(err))
+			return fails(t.refuse(err, unix.EIO))
 		}
 		return answer{file: fd, flags: flags}
 	case n.kind == isDirectory:

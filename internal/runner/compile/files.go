@@ -24,9 +24,10 @@ type files struct {
 	roots []string
 	dir   string // the compiler's directory
 
-	// scratch is the compiler's TMPDIR, which no program has: what the compiler leaves there is no product. listing is a directory
-	// to list in its place, without a name.
-	scratch, listing string
+	// scratch is the compiler's TMPDIR, which no program has: what the compiler leaves there is no product. listing is a
+	// directory to list in its place: it was removed, so no one can write in it.
+	scratch string
+	listing *os.File
 
 	sync.Mutex // for sizes, of another goroutine
 	nodes      map[string]*node

@@ -60,6 +60,9 @@ func (f *files) locate(dir, text string, follow bool) (place, unix.Errno) {
 			p.path = path.Dir(p.path)
 			continue
 		}
+		if stand := f.stand[name]; stand != "" {
+			name, p.direct = stand, false // by a way that prepare did not see, as ../tmpxxxxxxxx
+		}
 		next := path.Join(p.path, name)
 		if f.isInside(next) {
 			p.path, p.direct = next, false

@@ -19,9 +19,8 @@ import (
 // Variable is the environment variable that names the directory of the links to the client.
 const Variable = "KBNODE_COMPILERS"
 
-// The names in the directory: the socket of the runner, links to the compilers themselves, and a directory to list.
+// The names in the directory: the socket of the runner, and links to the compilers themselves.
 const (
-	emptyName  = ".empty"
 	socketName = ".socket"
 	realName   = ".real"
 )
@@ -36,6 +35,7 @@ type Offer struct {
 	scratch   string // TMPDIR of compilers; there is no such directory
 	temporary *regexp.Regexp
 	socket    *os.File
+	listing   *os.File        // an empty directory
 	ctx       context.Context //nolint:containedctx // of the program, whose clients come at any time
 	stop      context.CancelFunc
 	asking    chan struct{}
@@ -101,16 +101,21 @@ func (o *Offer) listen() error {
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{realName, emptyName} {
-		if err := os.Mkdir(filepath.Join(o.dir, name), 0o700); err != nil {
-			return err
-		}
+	empty := filepath.Join(o.dir, realName)
+	if err := os.Mkdir(empty, 0o700); err != nil {
+		return err
+	}
+	if o.listing, err = os.Open(empty); err != nil {
+		return err
+	}
+	if err := errors.Join(os.Remove(empty), os.Mkdir(empty, 0o700)); err != nil {
+		return errors.Join(err, o.listing.Close())
 	}
 	for name, path := range o.compilers {
 		err = errors.Join(err, os.Symlink(self, filepath.Join(o.dir, name)), os.Symlink(path, filepath.Join(o.dir, realName, name)))
 	}
 	if err != nil {
-		return err
+		return errors.Join(err, o.listing.Close())
 	}
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -123,6 +128,7 @@ func (o *Offer) listen() error {
 	}
 	if err != nil {
 		_ = o.socket.Close()
+		_ = o.listing.Close()
 	}
 	return err
 }
@@ -147,6 +153,7 @@ func (o *Offer) Close() error {
 	}
 	o.running.Unlock()
 	o.handlers.Wait()
+	_ = o.listing.Close()
 	return tree.RemoveAll(o.dir)
 }
 

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 )
@@ -142,7 +141,7 @@ func (o outputs) texts() (texts [2][]byte, ok bool) {
 // compile runs a compiler. It returns the exit code and what the compiler made, nil if another program, or the client
 // without the runner, might get something else.
 func (o *Offer) compile(r *request, a *asker) (code int, e *entry) {
-	f := &files{names: a.names, links: &o.links, dir: r.Dir, roots: []string{o.scratch}, scratch: o.scratch, listing: filepath.Join(o.dir, emptyName)}
+	f := &files{names: a.names, links: &o.links, dir: r.Dir, roots: []string{o.scratch}, scratch: o.scratch, listing: o.listing}
 	f.nodes = map[string]*node{o.scratch: {kind: isDirectory, mode: 0o700, made: true}}
 	for _, root := range o.roots {
 		f.roots = append(f.roots, a.replace(root, o.temporary))
