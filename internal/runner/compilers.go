@@ -35,7 +35,9 @@ var canAnswer = sync.OnceValue(func() bool {
 type offered struct {
 	*compile.Offer
 	environment []string
-	once        sync.Once
+	reopen      func()
+	ended       sync.Once
+	removed     sync.Once
 }
 
 func (p program) offerCompilers(forks forker) *offered {
@@ -47,7 +49,7 @@ func (p program) offerCompilers(forks forker) *offered {
 		p.note("each program compiles by itself: %v", err)
 		return nil
 	}
-	return &offered{Offer: o, environment: env}
+	return &offered{Offer: o, environment: env, reopen: p.reopen}
 }
 
 // lead returns the environment of a program, and the path to execute: if it is a compiler, that of the client.
@@ -66,14 +68,25 @@ func (o *offered) unfinished(path string) (stdout, stderr []byte) {
 	return o.Unfinished()
 }
 
-// close ends compilers. Call it when the program has ended, before its children are reaped.
-func (o *offered) close() (err error) {
+// end ends compilers. Call it when the program has ended, before its children are reaped.
+func (o *offered) end() {
 	if o != nil {
-		o.once.Do(func() {
-			err = o.Close()
+		o.ended.Do(func() {
+			o.End()
 			compiling.Lock()
 			clear(compiling.ended)
 			compiling.Unlock()
+		})
+	}
+}
+
+// remove removes what was offered. Call it when all processes of the program are dead.
+func (o *offered) remove() (err error) {
+	if o != nil {
+		o.end()
+		o.removed.Do(func() {
+			o.reopen()
+			err = o.Remove()
 		})
 	}
 	return err

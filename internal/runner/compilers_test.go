@@ -436,6 +436,17 @@ for argv in (["c++", "-fPIC", "-O2", "-std=c++17", "-c", "main.cpp", "-o", "main
 	b.ReportMetric(alone/shared, "ratio")
 }
 
+// TestLargeProduct makes files of holes, which take no room as they are made: they are not kept.
+func TestLargeProduct(t *testing.T) {
+	t.Parallel()
+	needCompilers(t, "truncate")
+	build := "p = sh('cc'); assert p.returncode == 0, p\ngot = open('out').read(100).strip(chr(0)); assert os.path.getsize('out') == 300 << 20; os.remove('out')"
+	got := sharedJob(t, 0, build, map[string]string{"cc": "echo $$ $(date +%N) >out; truncate -s 300M out"})
+	if got[1] == got[2] || got[2] == got[3] {
+		t.Errorf("programs got %q", got)
+	}
+}
+
 // TestCompilerInReach has programs find a compiler where they can write: it is not shared, because one could have changed it.
 func TestCompilerInReach(t *testing.T) {
 	t.Parallel()

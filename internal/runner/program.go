@@ -37,6 +37,7 @@ type program struct {
 	compilers *compile.Service // if not nil, offered in home
 	home      string
 	note      func(format string, args ...any)
+	reopen    func() // the way to home, which a program may close
 
 	landlock int      // its version, 0 for none
 	writable []string // directories in which it may write with Landlock, besides devices
@@ -98,7 +99,7 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 	forks := newForker()
 	defer close(forks)
 	offer := p.offerCompilers(forks)
-	defer offer.close() //nolint:errcheck // after an error
+	defer offer.remove() //nolint:errcheck // after an error
 	p.env, path = offer.lead(p.env, path)
 	pid, err := forks.start(p, path, append([]uintptr{stdin.Fd()}, pipes.childEnds()...))
 	if err != nil {
@@ -108,12 +109,13 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 		o.popcorn.judge = pid
 	}
 	pipes.read()
-	err = errors.Join(o.wait(ctx, pid, p.limit), offer.close())
+	err = o.wait(ctx, pid, p.limit)
+	offer.end()
 	o.duration = time.Since(start)
 	// Compare the clock too: a program may have stopped this process until after the
 	// limit.
 	o.timedOut = o.timedOut || !o.cancelled && o.duration.Seconds() >= p.limit.seconds
-	err = errors.Join(err, pipes.drain(func() error { return o.end(pid) }))
+	err = errors.Join(err, pipes.drain(func() error { return o.end(pid) }), offer.remove())
 	if out, errs := offer.unfinished(path); err == nil {
 		_, _ = stdout.Write(out)    // as to a pipe
 		_, _ = o.stderr.Write(errs) // likewise

@@ -80,7 +80,7 @@ func (e *engine) inSpace(p program, s space) program {
 	}
 	p.dir = e.dir
 	p.env = e.bring(setenv(setenv(p.env, "HOME", string(s)), "TMPDIR", string(s)), s)
-	p.compilers, p.home, p.note = e.compilers, string(s), e.note
+	p.compilers, p.home, p.note, p.reopen = e.compilers, string(s), e.note, e.here.open
 	p.landlock, p.writable = e.landlock, append([]string{e.dir, string(s), sharedMemory}, e.temporary...)
 	p.exec = slices.Clone(p.argv)
 	if path := e.programs[p.argv[0]]; path != "" {

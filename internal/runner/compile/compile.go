@@ -42,7 +42,7 @@ const (
 	maxWorking  = 4         // what the runner does for them at a time; each may block a thread
 	maxMessages = 8 << 20   // bytes of a compiler's output, and of its errors
 	maxPath     = 1024      // bytes of the path of one
-	maxFile     = 256 << 20 // bytes of a file that is read
+	maxFile     = 256 << 20 // bytes of a file that is read, or made
 	maxFiles    = 2048      // that a compiler looks at or makes, below the directories of programs
 	maxMemory   = 1 << 30   // bytes of files of compilers that run
 	maxStore    = 512 << 20 // bytes of products that are kept

@@ -257,6 +257,9 @@ func (f *files) products() ([]product, error) {
 			if err != nil {
 				return nil, fmt.Errorf("look at %s: %w", name, err)
 			}
+			if info.Size() > maxFile { // of holes, too
+				return nil, fmt.Errorf("make %s: %w", name, errTooMany)
+			}
 			made = append(made, product{Path: name, Mode: n.mode, Size: info.Size(), file: n.file})
 		}
 	}

@@ -143,8 +143,8 @@ func inDir(dir string, f func(unix.Sockaddr) error) error {
 	return f(&unix.SockaddrUnix{Name: "/proc/self/fd/" + strconv.Itoa(at) + "/" + socketName})
 }
 
-// Close ends all compilers and removes the links. It returns when nothing is done for the program anymore.
-func (o *Offer) Close() error {
+// End ends all compilers, and returns when nothing is done for the program anymore.
+func (o *Offer) End() {
 	o.stop()
 	_ = o.socket.Close()
 	o.running.Lock()
@@ -154,8 +154,10 @@ func (o *Offer) Close() error {
 	o.running.Unlock()
 	o.handlers.Wait()
 	_ = o.listing.Close()
-	return tree.RemoveAll(o.dir)
 }
+
+// Remove removes the links. Call it after End.
+func (o *Offer) Remove() error { return tree.RemoveAll(o.dir) }
 
 // leave keeps what a compiler had written when the program ended.
 func (o *Offer) leave(n *names, texts [2][]byte) {
@@ -168,7 +170,7 @@ func (o *Offer) leave(n *names, texts [2][]byte) {
 	}
 }
 
-// Unfinished returns what compilers had written to their outputs and errors when the program ended. Call it after Close.
+// Unfinished returns what compilers had written to their outputs and errors when the program ended. Call it after End.
 func (o *Offer) Unfinished() (stdout, stderr []byte) { return o.unfinished[0], o.unfinished[1] }
 
 func (o *Offer) accept() {

@@ -76,16 +76,25 @@ func (r *request) prepare(o *Offer) (*names, error) {
 
 // lead replaces paths that lead to the client with the compilers' own: torch gives CC to nvcc.
 func (o *Offer) lead(text string) string {
-	before, after, ok := strings.Cut(text, o.dir+"/")
-	if !ok {
-		return text
+	var b strings.Builder
+	for {
+		before, after, ok := strings.Cut(text, o.dir+"/")
+		b.WriteString(before)
+		if !ok {
+			return b.String()
+		}
+		name, _, _ := strings.Cut(after[:min(len(after), maxCompiler)], " ")
+		if end := strings.IndexAny(name, "\t\n,;:'\""); end >= 0 {
+			name = name[:end]
+		}
+		path, known := o.compilers[name]
+		if !known {
+			path, name = o.dir+"/", ""
+		}
+		b.WriteString(path)
+		text = after[len(name):]
 	}
-	name := after
-	if end := strings.IndexFunc(after, func(r rune) bool { return strings.ContainsRune(" \t\n,;:'\"", r) }); end >= 0 {
-		name = after[:end]
-	}
-	if path := o.compilers[name]; path != "" {
-		return before + path + o.lead(after[len(name):])
-	}
-	return before + o.dir + "/" + o.lead(after)
 }
+
+// maxCompiler bounds the name of a compiler.
+const maxCompiler = 64
