@@ -182,7 +182,11 @@ func (o *Offer) accept() {
 			fd, _, errno = unix.Accept4(int(socket), unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 			return !errors.Is(errno, unix.EAGAIN)
 		})
-		if fd < 0 {
+		if err != nil {
+			return // closed
+		}
+		if fd < 0 { // too many files are open
+			time.Sleep(lookAgain)
 			continue
 		}
 		client := os.NewFile(uintptr(fd), "client")
