@@ -55,7 +55,7 @@ func (e *engine) findAreas() error {
 		return err
 	}
 	alone := container && onlyFamily()
-	for tries := 0; container && !alone && tries < joinTries && len(group()) > 0; tries++ {
+	for tries := 0; container && !alone && tries < joinTries && forming(); tries++ {
 		time.Sleep(joinPause)
 		alone = onlyFamily()
 	}

@@ -53,6 +53,23 @@ func pipeline(pids []int) (joined []int) {
 	return all[1:]
 }
 
+// forming reports whether the process above this one, a shell, has forked another one that is still a copy of it: that
+// may become a program of the same pipe.
+func forming() bool {
+	shell := os.Getppid()
+	text, err := commandLine(shell)
+	return err == nil && slices.ContainsFunc(group(), func(pid int) bool {
+		parent, ok := parentOf(pid)
+		other, err := commandLine(pid)
+		return ok && parent == shell && err == nil && other == text
+	})
+}
+
+func commandLine(pid int) (string, error) {
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+	return string(text), err
+}
+
 // pipeOf returns the name of the pipe behind a descriptor of a process; "" if it is none.
 func pipeOf(pid, fd int) string {
 	link, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "fd", strconv.Itoa(fd))) // unreadable: another's
