@@ -150,7 +150,7 @@ func (s starter) Start(cp compile.Process) (int, *os.File, <-chan syscall.WaitSt
 	}
 	defer unix.Close(sockets[0]) //nolint:errcheck // used up
 	defer unix.Close(sockets[1]) //nolint:errcheck // likewise
-	c.hand = newHandOver(sockets[1])
+	c.hand, c.umask = newHandOver(sockets[1]), cp.Umask
 	var files []uintptr
 	for _, f := range cp.Files {
 		files = append(files, f.Fd())

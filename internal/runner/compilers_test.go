@@ -186,6 +186,19 @@ assert p.returncode == 0 and "/proc/self/status" in p.stdout, p`,
 		"a product by another way": `for way in os.path.relpath(home), os.path.dirname(home) + "//" + os.path.basename(home):
     p = sh("gcc", "-c", put(home + "/x.c", "int x;"), "-o", way + "/x.o"); assert p.returncode == 0 and os.path.exists(home + "/x.o"), p
     os.remove(home + "/x.o")`,
+		"modes": `for mask, mode in (0o077, 0o700), (0o002, 0o775), (0, 0o777):
+    os.umask(mask); assert sh("gcc", "-shared", put(home + "/x.c", "int x;"), "-o", home + "/x.so").returncode == 0
+    assert os.stat(home + "/x.so").st_mode & 0o777 == mode, (mask, oct(os.stat(home + "/x.so").st_mode))`,
+		"a full device": `assert subprocess.run(["gcc", "-E", put(home + "/x.c", "int x;")], stdin=subprocess.DEVNULL, stdout=open("/dev/full", "w")).returncode == 1`,
+		"messages in their order": `script = put(home + "/x.c", "#warning first\n#warning second\nint x;\n")
+p = subprocess.run(["gcc", "-E", "-v", script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+assert p.stdout.index("cc1") < p.stdout.index("int x;") < p.stdout.index("COMPILER_PATH"), p.stdout`,
+		"names of directories": `with tempfile.TemporaryDirectory() as d:
+    for argv in (["-c", "-g"], ["-c", "-g", "-gz"], ["-M"], ["-c", "-DF=__FILE__"], ["-E"]):
+        put(d + "/x.c", "#ifdef F\nconst char *f = F;\n#endif\nint x;\n"); put(d + "/real.o", "")
+        assert sh("gcc", *argv, d + "/x.c", "-o", d + "/x.o").returncode == 0
+        assert sh(os.path.realpath(os.environ["KBNODE_COMPILERS"] + "/.real/gcc"), *argv, d + "/x.c", "-o", d + "/real.o").returncode == 0
+        assert digest(d + "/x.o") == digest(d + "/real.o"), argv`,
 		"another directory":   `os.mkdir(home + "/d"); put(home + "/d/x.c", "int x;"); assert sh("gcc", "-c", "x.c", cwd=home + "/d").returncode == 0 and os.path.exists(home + "/d/x.o")`,
 		"no such source":      `assert "No such file" in sh("gcc", "-c", home + "/none.c").stderr`,
 		"an argument's bytes": `assert sh("gcc", b"-DX=\xff", "-c", put(home + "/x.c", "int x;"), "-o", home + "/x.o").returncode == 0`,

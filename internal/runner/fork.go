@@ -238,6 +238,7 @@ type child struct {
 	failed        unix.Errno // why it did not become the program
 	filter        *unix.SockFprog
 	hand          *handOver // of the filter's notifications, if not nil
+	umask         int       // of a compiler
 	open          unix.Rlimit
 	keep          uint64 // capabilities
 	capHeader     unix.CapUserHeader
@@ -287,6 +288,7 @@ func (c *child) exec() unix.Errno {
 	}
 	flags := uintptr(0)
 	if c.hand != nil {
+		_, _, _ = unix.RawSyscall(unix.SYS_UMASK, uintptr(c.umask), 0, 0) // it cannot fail
 		flags = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
 	}
 	file, errno := restrict(c.rules, c.filter, flags)

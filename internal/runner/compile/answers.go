@@ -106,7 +106,7 @@ func (t *trace) answer(pid int, c call) answer {
 			errno = unix.EEXIST
 		}
 		if errno == 0 {
-			_, errno = t.make(p.path, isDirectory, c.mode&^0o22, false)
+			_, errno = t.make(p.path, isDirectory, c.mode&^t.umask, false)
 		}
 		return fails(errno)
 	}
@@ -224,7 +224,7 @@ func (t *trace) open(name string, flags int, mode uint32) answer {
 	case n.kind == isFile && flags&unix.O_CREAT != 0 && flags&unix.O_EXCL != 0:
 		return fails(unix.EEXIST)
 	case n.kind == isAbsent, flags&unix.O_TRUNC != 0 && !n.made, writes && !n.made:
-		if n, errno = t.make(name, isFile, mode&^0o22, flags&unix.O_TRUNC == 0); errno != 0 {
+		if n, errno = t.make(name, isFile, mode&^t.umask, flags&unix.O_TRUNC == 0); errno != 0 {
 			return fails(errno)
 		}
 	}

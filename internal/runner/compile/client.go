@@ -69,13 +69,18 @@ func ask() (code int, done bool) {
 	if inDir(os.Getenv(Variable), func(address unix.Sockaddr) error { return unix.Connect(fd, address) }) != nil {
 		return 0, false
 	}
-	text, err := json.Marshal(request{filepath.Base(os.Args[0]), os.Args, os.Environ(), dir})
+	umask := unix.Umask(0)
+	unix.Umask(umask)
+	var out, errs unix.Stat_t
+	merged := unix.Fstat(1, &out) == nil && unix.Fstat(2, &errs) == nil && out.Dev == errs.Dev && out.Ino == errs.Ino
+	text, err := json.Marshal(request{filepath.Base(os.Args[0]), os.Args, os.Environ(), dir, uint32(umask), merged})
 	if err == nil {
 		_, err = conn.Write(text)
 	}
 	if err != nil {
 		return 0, false
 	}
+	failed := 0
 	answer := bufio.NewReaderSize(conn, 1<<16)
 	for {
 		var head [frameHead]byte
@@ -88,7 +93,10 @@ func ask() (code int, done bool) {
 		}
 		switch head[0] {
 		case outFrame:
-			_, _ = os.Stdout.Write(data)
+			if _, werr := os.Stdout.Write(data); werr != nil && len(data) > 0 {
+				fmt.Fprintf(os.Stderr, "kbnode: %v\n", werr)
+				failed = 1
+			}
 		case errFrame:
 			_, _ = os.Stderr.Write(data)
 		case lastFrame:
@@ -101,7 +109,7 @@ func ask() (code int, done bool) {
 					return 0, false
 				}
 			}
-			return r.Code, true
+			return max(r.Code, failed), true
 		}
 	}
 }
@@ -124,5 +132,5 @@ func (p *product) put(content io.Reader) error {
 		return err
 	}
 	_, err = io.CopyN(f, content, p.Size)
-	return errors.Join(err, f.Close())
+	return errors.Join(err, f.Chmod(mode), f.Close())
 }

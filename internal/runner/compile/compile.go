@@ -23,6 +23,7 @@ type Process struct {
 	Argv  []string
 	Env   []string
 	Files []*os.File // its descriptors 0, 1 and 2
+	Umask int
 }
 
 // Starter starts compilers.

@@ -23,6 +23,7 @@ type files struct {
 	links *links
 	roots []string
 	dir   string // the compiler's directory
+	umask uint32
 
 	// scratch is the compiler's TMPDIR, which no program has: what the compiler leaves there is no product. listing is a
 	// directory to list in its place: it was removed, so no one can write in it.

@@ -4,13 +4,14 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"path/filepath"
 	"regexp"
 	"strings"
 )
 
-// names are those of temporary directories, which are random, and the names that stand for them in what a compiler sees.
-// They are as long, so they can be replaced in files, too: the same source in directories with other names makes the same.
-// Only after a slash: elsewhere it may be the name of a symbol, which products have as a hash, too.
+// names are those of a program's temporary directories, which are random, and the names that stand for them in what a
+// compiler sees, in its arguments and in files, where they are as long. So the same source in directories with other names
+// makes the same. Only after a slash: elsewhere it may be a symbol's name. What has such a name in it is not shared.
 type names struct {
 	random string
 	real   map[string]string // by the name that stands for it
@@ -29,14 +30,22 @@ func newNames(random string) *names {
 	return &names{random: random, real: map[string]string{}, stand: map[string]string{}}
 }
 
-// temporaryDirs matches paths of temporary directories below a directory, also after an option: -I/tmp/tmpxxxxxxxx, but not
-// within another path: /usr/tmp/tmpxxxxxxxx.
-func temporaryDirs(dir string) *regexp.Regexp {
-	return regexp.MustCompile(`((?:^|[^A-Za-z0-9_.+/-])[A-Za-z0-9_.+-]*` + regexp.QuoteMeta(dir) + `)((?:/tmp[a-z0-9_]{8})+)\b`)
+// temporary finds paths of temporary directories: in a program's home, which is its TMPDIR, and beside it. They may follow an option:
+// -I/tmp/tmpxxxxxxxx. But they are no part of another path: /usr/tmp/tmpxxxxxxxx.
+type temporary struct {
+	*regexp.Regexp
+	home string // its name, which is that of all programs' homes
+}
+
+func temporaryDirs(home string) temporary {
+	return temporary{
+		regexp.MustCompile(`((?:^|[^A-Za-z0-9_.+/-])[A-Za-z0-9_.+-]*` + regexp.QuoteMeta(filepath.Dir(home)) + `)((?:/tmp[a-z0-9_]{8})+)\b`),
+		filepath.Base(home),
+	}
 }
 
 // replace replaces the names of temporary directories in a text.
-func (n *names) replace(text string, dirs *regexp.Regexp) string {
+func (n *names) replace(text string, dirs temporary) string {
 	if !strings.Contains(text, mark) {
 		return text
 	}
@@ -44,8 +53,11 @@ func (n *names) replace(text string, dirs *regexp.Regexp) string {
 		parts := dirs.FindStringSubmatch(match)
 		var b strings.Builder
 		b.WriteString(parts[1])
-		for _, name := range strings.Split(parts[2], "/")[1:] {
-			b.WriteString("/" + n.standFor(name))
+		for i, name := range strings.Split(parts[2], "/")[1:] {
+			if i > 0 || name != dirs.home {
+				name = n.standFor(name)
+			}
+			b.WriteString("/" + name)
 		}
 		return b.String()
 	})
@@ -62,6 +74,11 @@ func (n *names) standFor(name string) string {
 	s := fmt.Sprintf("tmp%s%02d", n.random, len(n.stand))
 	n.stand[name], n.real[s] = s, name
 	return s
+}
+
+// isIn reports whether a name that stands for another is in a text.
+func (n *names) isIn(text []byte) bool {
+	return len(n.stand) > 0 && bytes.Contains(text, []byte("tmp"+n.random))
 }
 
 // realPath returns a path with the real names.

@@ -10,11 +10,13 @@ import (
 // TestNames replaces names of temporary directories in arguments, and leaves alone what only looks like them.
 func TestNames(t *testing.T) {
 	t.Parallel()
-	dirs := temporaryDirs("/tmp")
+	dirs := temporaryDirs("/tmp/tmphome1234")
 	for text, want := range map[string]string{
 		"-I/tmp/tmpab12cd3_":                       "-I/tmp/tmprandom00",
 		"/tmp/tmpab12cd3_/tmpxxxxxxxx/x.c":         "/tmp/tmprandom00/tmprandom01/x.c",
 		"/tmp/tmpab12cd3_:/tmp/tmpxxxxxxxx":        "/tmp/tmprandom00:/tmp/tmprandom01",
+		"/tmp/tmphome1234/tmpab12cd3_/x":           "/tmp/tmphome1234/tmprandom00/x",
+		"/tmp/tmphome1234/x":                       "/tmp/tmphome1234/x",
 		"-Dtmpab12cd3_=1":                          "-Dtmpab12cd3_=1",
 		"/tmp/tmpab12cd3_4/x":                      "/tmp/tmpab12cd3_4/x",
 		"/usr/tmp/tmpab12cd3_":                     "/usr/tmp/tmpab12cd3_",

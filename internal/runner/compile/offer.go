@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"sync"
 	"time"
@@ -33,7 +32,7 @@ type Offer struct {
 	dir       string            // has the links
 	roots     []string
 	scratch   string // TMPDIR of compilers; there is no such directory
-	temporary *regexp.Regexp
+	temporary temporary
 	socket    *os.File
 	listing   *os.File        // an empty directory
 	ctx       context.Context //nolint:containedctx // of the program, whose clients come at any time
@@ -56,7 +55,7 @@ func (s *Service) Offer(start Starter, home string, roots, env []string) (*Offer
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	o := &Offer{
-		Service: s, start: start, compilers: map[string]string{}, dir: dir, roots: roots, scratch: filepath.Dir(home) + "/tmp" + s.random + "-t", temporary: temporaryDirs(filepath.Dir(home)),
+		Service: s, start: start, compilers: map[string]string{}, dir: dir, roots: roots, scratch: filepath.Dir(home) + "/tmp" + s.random + "-t", temporary: temporaryDirs(home),
 		ctx: ctx, stop: stop, asking: make(chan struct{}, maxAsking), ids: map[int]*files{},
 	}
 	for name, path := range s.compilers {
@@ -160,12 +159,12 @@ func (o *Offer) End() {
 func (o *Offer) Remove() error { return tree.RemoveAll(o.dir) }
 
 // leave keeps what a compiler had written when the program ended.
-func (o *Offer) leave(n *names, texts [2][]byte) {
+func (o *Offer) leave(texts [2][]byte) {
 	o.running.Lock()
 	defer o.running.Unlock()
 	for i, text := range texts {
 		if len(o.unfinished[i])+len(text) <= maxMessages {
-			o.unfinished[i] = append(o.unfinished[i], n.realPath(string(text))...)
+			o.unfinished[i] = append(o.unfinished[i], text...)
 		}
 	}
 }

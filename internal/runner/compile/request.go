@@ -16,6 +16,9 @@ type request struct {
 	Argv []string
 	Env  []string
 	Dir  string // the client's
+	// Umask is the client's. Merged says that its output and its errors go to the same file, one after the other.
+	Umask  uint32
+	Merged bool
 }
 
 // key identifies a command line: all that a product depends on, besides files.
@@ -23,7 +26,7 @@ type key [sha256.Size]byte
 
 func (r *request) key() key {
 	h := sha256.New()
-	for _, list := range [][]string{{r.Name, r.Dir}, r.Argv, r.Env} {
+	for _, list := range [][]string{{r.Name, r.Dir, fmt.Sprint(r.Umask, r.Merged)}, r.Argv, r.Env} {
 		_ = binary.Write(h, binary.LittleEndian, uint64(len(list))) // a hash takes all
 		for _, s := range list {
 			_ = binary.Write(h, binary.LittleEndian, uint64(len(s)))
@@ -67,6 +70,10 @@ func (r *request) prepare(o *Offer) (*names, error) {
 				return nil, errors.New("an argument holds a null byte")
 			}
 		}
+	}
+	// Names are not seen in what is compressed.
+	if len(n.stand) > 0 && slices.ContainsFunc(r.Argv, func(arg string) bool { return strings.HasPrefix(arg, "-gz") || strings.HasPrefix(arg, "-flto") }) {
+		return nil, errors.New("names in compressed products")
 	}
 	if n.full {
 		return nil, errors.New("too many temporary directories")

@@ -43,18 +43,11 @@ func (a *asker) frame(kind byte, data []byte) {
 	_ = a.write(append(head, data...)) // the error stays
 }
 
-// text sends what a compiler wrote, with the names that the client's directories have.
-func (a *asker) text(kind byte, text []byte) {
-	if len(text) > 0 {
-		a.frame(kind, []byte(a.realPath(string(text))))
-	}
-}
-
 // finish sends all that a compiler left.
 func (a *asker) finish(o *Offer, code int, e *entry) {
 	defer o.rest()() // a client may never read
-	a.text(outFrame, e.stdout)
-	a.text(errFrame, e.stderr)
+	a.frame(outFrame, e.stdout)
+	a.frame(errFrame, e.stderr)
 	r := result{code, slices.Clone(e.products)}
 	for i := range r.Products {
 		r.Products[i].Path = a.realPath(r.Products[i].Path)
@@ -68,10 +61,7 @@ func (a *asker) finish(o *Offer, code int, e *entry) {
 		if p.Size == 0 || a.err != nil {
 			continue
 		}
-		w := &swapper{to: a.conn, names: a.real}
-		if _, a.err = io.Copy(w, io.NewSectionReader(p.file, 0, p.Size)); a.err == nil {
-			a.err = w.flush()
-		}
+		_, a.err = io.Copy(a.conn, io.NewSectionReader(p.file, 0, p.Size))
 	}
 }
 
@@ -141,7 +131,7 @@ func (o outputs) texts() (texts [2][]byte, ok bool) {
 // compile runs a compiler. It returns the exit code and what the compiler made, nil if another program, or the client
 // without the runner, might get something else.
 func (o *Offer) compile(r *request, a *asker) (code int, e *entry) {
-	f := &files{names: a.names, links: &o.links, dir: r.Dir, roots: []string{o.scratch}, scratch: o.scratch, listing: o.listing}
+	f := &files{names: a.names, umask: r.Umask, links: &o.links, dir: r.Dir, roots: []string{o.scratch}, scratch: o.scratch, listing: o.listing}
 	f.nodes = map[string]*node{o.scratch: {kind: isDirectory, mode: 0o700, made: true}}
 	for _, root := range o.roots {
 		f.roots = append(f.roots, a.replace(root, o.temporary))
@@ -158,18 +148,43 @@ func (o *Offer) compile(r *request, a *asker) (code int, e *entry) {
 	if err != nil {
 		return 0, nil
 	}
-	code, ok := o.runCompiler(Process{Path: o.compilers[r.Name], Argv: r.Argv, Env: r.Env, Files: []*os.File{null, out[0], out[1]}}, f)
+	errs := out[1]
+	if r.Merged {
+		errs = out[0]
+	}
+	code, ok := o.runCompiler(Process{Path: o.compilers[r.Name], Argv: r.Argv, Env: r.Env, Files: []*os.File{null, out[0], errs}, Umask: int(r.Umask)}, f)
 	texts, fit := out.texts()
 	if o.ctx.Err() != nil && fit {
-		o.leave(a.names, texts)
+		o.leave(texts)
 	}
 	if !ok || !fit || f.unsafe != nil {
 		return 0, nil
 	}
-	if made, err = f.products(); err != nil {
+	if made, err = f.products(); err == nil && !a.hides(made, texts) {
+		err = errNotShared
+	}
+	if err != nil {
+		made = nil
 		return 0, nil
 	}
 	return code, &entry{facts: f.facts, stdout: texts[0], stderr: texts[1], products: made}
+}
+
+// hides reports whether what a compiler made and wrote has no name in it that stands for another.
+func (n *names) hides(made []product, texts [2][]byte) bool {
+	if len(n.stand) == 0 {
+		return true
+	}
+	for _, p := range made {
+		if p.Dir {
+			continue
+		}
+		content, err := io.ReadAll(io.NewSectionReader(p.file, 0, p.Size))
+		if err != nil || n.isIn(content) {
+			return false
+		}
+	}
+	return !n.isIn(texts[0]) && !n.isIn(texts[1])
 }
 
 // runCompiler runs a compiler to its end.
