@@ -27,8 +27,10 @@ const (
 
 // steady are the files of these that compilers read, and that do not change what they make.
 var steady = []string{
-	"/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/proc/self/exe", "/proc/meminfo", "/proc/cpuinfo", "/proc/self/cgroup", "/proc/self/maps",
-	"/proc/sys/vm/overcommit_memory", "/sys/devices/system/cpu/online", "/sys/devices/system/cpu/possible", "/sys/devices/system/cpu", "/sys/kernel/mm/transparent_hugepage/enabled",
+	"/dev/null", "/dev/zero", "/dev/urandom", "/dev/random",
+	"/proc/self/exe", "/proc/self/maps", "/proc/self/cgroup", "/proc/meminfo", "/proc/cpuinfo", "/proc/filesystems", "/proc/version",
+	"/proc/sys/vm/overcommit_memory", "/proc/sys/kernel/osrelease", "/proc/sys/kernel/ngroups_max", "/sys/fs/selinux",
+	"/sys/devices/system/cpu", "/sys/devices/system/cpu/online", "/sys/devices/system/cpu/possible", "/sys/kernel/mm/transparent_hugepage/enabled",
 }
 
 // maxLinks bounds the links on the way to a file, as the kernel does (path_resolution(7)).

@@ -11,6 +11,9 @@ func (t *trace) written(pid int, at uint64, data []byte, value int64) answer {
 	if len(data) == 0 {
 		return returns(value)
 	}
+	if !t.isThere() {
+		return fails(unix.ESRCH)
+	}
 	local := []unix.Iovec{{Base: &data[0], Len: uint64(len(data))}}
 	n, err := unix.ProcessVMWritev(pid, local, []unix.RemoteIovec{{Base: uintptr(at), Len: len(data)}}, 0)
 	if err != nil || n != len(data) {

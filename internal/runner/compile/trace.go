@@ -48,6 +48,7 @@ const (
 type trace struct {
 	*files
 	calls *os.File
+	id    uint64 // of the call that is answered
 	work  func() (done func())
 }
 
@@ -100,7 +101,19 @@ func (t *trace) safely(n *notification) (a answer) {
 			a = fails(t.refuse(errNotShared, unix.EIO))
 		}
 	}()
+	t.id = n.id
 	return t.answer(int(n.pid), decode(n.number, n.args))
+}
+
+// isThere reports whether the process still waits for the answer: another one may have its process ID by now.
+func (t *trace) isThere() (ok bool) {
+	if conn, err := t.calls.SyscallConn(); err == nil {
+		_ = conn.Control(func(fd uintptr) {
+			_, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, ioctlValid, uintptr(unsafe.Pointer(&t.id))) //nolint:gosec // an argument of the kernel
+			ok = errno == 0
+		})
+	}
+	return ok
 }
 
 // reply gives the kernel the answer. An error means that the process ended.
