@@ -27,8 +27,8 @@ func Invoked() bool {
 	return err == nil
 }
 
-// Client does what the compiler does by whose name it was started, and returns the exit code. If the runner has no product to give, the
-// compiler runs in place of this process, as it would have run without it.
+// Client does what the compiler does by whose name it was started, and returns the exit code. If the runner has no product
+// to give, the compiler runs in place of this process, as it would have run without it.
 func Client() int {
 	if code, done := ask(); done {
 		return code
@@ -80,7 +80,7 @@ func ask() (code int, done bool) {
 	if err != nil {
 		return 0, false
 	}
-	failed := 0
+	var stdout, stderr []byte
 	answer := bufio.NewReaderSize(conn, 1<<16)
 	for {
 		var head [frameHead]byte
@@ -93,12 +93,9 @@ func ask() (code int, done bool) {
 		}
 		switch head[0] {
 		case outFrame:
-			if _, werr := os.Stdout.Write(data); werr != nil && len(data) > 0 {
-				fmt.Fprintf(os.Stderr, "kbnode: %v\n", werr)
-				failed = 1
-			}
+			stdout = data
 		case errFrame:
-			_, _ = os.Stderr.Write(data)
+			stderr = data
 		case lastFrame:
 			var r result
 			if json.Unmarshal(data, &r) != nil {
@@ -109,7 +106,12 @@ func ask() (code int, done bool) {
 					return 0, false
 				}
 			}
-			return max(r.Code, failed), true
+			_, _ = os.Stderr.Write(stderr) // who closed it wants none
+			if _, err := os.Stdout.Write(stdout); err != nil && len(stdout) > 0 {
+				fmt.Fprintf(os.Stderr, "kbnode: %v\n", err)
+				r.Code = max(r.Code, 1)
+			}
+			return r.Code, true
 		}
 	}
 }

@@ -30,8 +30,8 @@ func newNames(random string) *names {
 	return &names{random: random, real: map[string]string{}, stand: map[string]string{}}
 }
 
-// temporary finds paths of temporary directories: in a program's home, which is its TMPDIR, and beside it. They may follow an option:
-// -I/tmp/tmpxxxxxxxx. But they are no part of another path: /usr/tmp/tmpxxxxxxxx.
+// temporary finds paths of temporary directories: in a program's home, which is its TMPDIR, and beside it. They may follow
+// an option (-I/tmp/tmpxxxxxxxx), but are no part of another path (/usr/tmp/tmpxxxxxxxx).
 type temporary struct {
 	*regexp.Regexp
 	home string // its name, which is that of all programs' homes

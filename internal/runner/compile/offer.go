@@ -55,7 +55,8 @@ func (s *Service) Offer(start Starter, home string, roots, env []string) (*Offer
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	o := &Offer{
-		Service: s, start: start, compilers: map[string]string{}, dir: dir, roots: roots, scratch: filepath.Dir(home) + "/tmp" + s.random + "-t", temporary: temporaryDirs(home),
+		Service: s, start: start, compilers: map[string]string{}, dir: dir, roots: roots,
+		scratch: filepath.Dir(home) + "/tmp" + s.random + "-t", temporary: temporaryDirs(home),
 		ctx: ctx, stop: stop, asking: make(chan struct{}, maxAsking), ids: map[int]*files{},
 	}
 	for name, path := range s.compilers {
@@ -69,7 +70,10 @@ func (s *Service) Offer(start Starter, home string, roots, env []string) (*Offer
 	}
 	o.handlers.Go(o.accept)
 	o.handlers.Go(o.watch)
-	env = set(set(env, Variable, o.dir), "PATH", o.dir+":"+lookup(env, "PATH"))
+	env = set(env, Variable, o.dir)
+	if path := lookup(env, "PATH"); path != "" { // an empty entry would be the job's directory
+		env = set(env, "PATH", o.dir+":"+path)
+	}
 	for name, compiler := range s.leads {
 		if o.compilers[compiler] != "" {
 			env = set(env, name, filepath.Join(o.dir, compiler))
