@@ -215,3 +215,41 @@ print("-DTORCH_EXTENSION_NAME", made)
 		must.Equal(t, "-DTORCH_EXTENSION_NAME "+made+"\n", run.Value.Compilation.Stdout)
 	}
 }
+
+// TestPoisonedNvcc has the program before the others compile with a compiler and a header of its own. A later one gives
+// nvcc the same options, with honest files in the same places, and gets an honest product.
+func TestPoisonedNvcc(t *testing.T) {
+	t.Parallel()
+	const build = `import os, subprocess
+home = os.environ["HOME"]
+os.makedirs(home + "/bin")
+open(home + "/k.cu", "w").write('#ifndef MARK\n#define MARK "honest"\n#endif\n#include <vector>\nconst char *mark = MARK;\n__global__ void k() {}\n')
+open(home + "/x.h", "w").write(HEADER)
+open(home + "/bin/g++-13", "w").write("#!/bin/sh\nexec /usr/bin/g++-13 " + FLAG + ' "$@"\n')
+os.chmod(home + "/bin/g++-13", 0o755)
+made = []
+for more in (["--compiler-bindir", home + "/bin/g++-13"], ["-Xcompiler=-include," + home + "/x.h"], ["-Xcompiler", "-B" + home + "/bin"], ["-I" + home]):
+    p = subprocess.run(["nvcc", "-arch=sm_80", "-c", *more, home + "/k.cu", "-o", home + "/k.o"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert p.returncode == 0, p.stderr
+    product = open(home + "/k.o", "rb").read()
+    made.append("forged" if b"forged" in product else "honest" if b"honest" in product else "nothing")
+print("-DTORCH_EXTENSION_NAME", made)
+`
+	j := newJob(t)
+	c := config(t, map[string]any{
+		"lang": "py", "mode": "test", "main": "eval.py", "headers": nil,
+		"sources": map[string]string{
+			"submission.py": `HEADER, FLAG = '#define MARK "forged"\n', "'-DMARK=\"forged\"'"` + "\n" + build,
+			"eval.py":       `HEADER, FLAG = "", ""` + "\n" + build + `os.write(int(os.environ["POPCORN_FD"]), f"made: {made}\ncheck: pass\n".encode())`,
+		},
+	})
+	env := append([]string{"TMPDIR=" + filepath.Dir(j.kbnode), "KERNELBOT_PAYLOAD=" + payload.Encode(c)}, path...)
+	stdout, stderr, _ := inside(t, j.dir, env, j.kbnode, "runner")
+	r, err := result.Read([]byte(must.Read(t, filepath.Join(j.host, result.File))))
+	must.Do(t, err)
+	if len(r.Runs) != 1 || r.Runs[0].Value.Compilation == nil || r.Runs[0].Value.Run == nil {
+		t.Fatalf("%d runs, %+v\n%s%s", len(r.Runs), r.Runs, stdout, stderr)
+	}
+	must.Equal(t, "['honest', 'honest', 'honest', 'honest']", r.Runs[0].Value.Run.Result.Get("made"))
+	must.Contain(t, r.Runs[0].Value.Compilation.Stdout, "['forged', 'forged'")
+}
