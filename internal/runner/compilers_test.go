@@ -453,6 +453,8 @@ for argv in (["c++", "-fPIC", "-O2", "-std=c++17", "-c", "main.cpp", "-o", "main
 func TestLargeProduct(t *testing.T) {
 	t.Parallel()
 	needCompilers(t, "truncate")
+	// cp compares what it opens with what it looked at.
+	sharedJob(t, 0, "put('in', 'x'); assert sh('cc').returncode == 0 and open('out').read() == 'x'\ngot = 'well'", map[string]string{"cc": "cp in out"})
 	build := "p = sh('cc'); assert p.returncode == 0, p\ngot = open('out').read(100).strip(chr(0)); assert os.path.getsize('out') == 300 << 20; os.remove('out')"
 	got := sharedJob(t, 0, build, map[string]string{"cc": "echo $$ $(date +%N) >out; truncate -s 300M out"})
 	if got[1] == got[2] || got[2] == got[3] {
@@ -478,5 +480,73 @@ func TestCompilerInReach(t *testing.T) {
 	first, _ := at(result, "runs", "test", "compilation", "stdout").(string)
 	if got, _ := at(result, "runs", "test", "run", "result", "got").(string); got == "" || strings.Contains(first, got) {
 		t.Errorf("both programs got %q\n%s", got, j.stderr.String())
+	}
+}
+
+// TestPathsToTheHome has programs name their home in ways that do not begin as its path does. A later one must not get what was
+// made of another's header, and each gets its product there.
+func TestPathsToTheHome(t *testing.T) {
+	t.Parallel()
+	needCompilers(t, "gcc")
+	const build = builder + `
+def build(answer, way):
+    put(home + "/inc/answer.h", f"#define ANSWER {answer}\n")
+    p = sh("gcc", "-S", "-I" + way + "/inc", "-o", way + "/x.s", put("x.c", '#include "answer.h"\nint answer(void) { return ANSWER; }\n'))
+    assert p.returncode == 0, p.stderr
+    return str(answer) in open(home + "/x.s").read()
+ways = os.path.relpath(home), os.path.dirname(home) + "//" + os.path.basename(home), home + "/../" + os.path.basename(home), home
+`
+	for name, job := range map[string]func(t *testing.T, submission, judge string) *job{
+		"in a job": func(t *testing.T, submission, judge string) *job {
+			return newConfigJob(t, map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{"submission.py": submission, "eval.py": judge}})
+		},
+		"in a container": func(t *testing.T, submission, judge string) *job { return containerJob(t, submission, report+judge) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := job(t, build+`for way in ways: build(4166, way)
+print("-DTORCH_EXTENSION_NAME done")
+`, build+`o(f"honest: {[build(4141, way) for way in ways]}\ncheck: pass\n")`)
+			_, result := j.run(t)
+			first, _ := at(result, "runs", "test", "compilation", "stdout").(string)
+			if got := at(result, "runs", "test", "run", "result", "honest"); got != "[True, True, True, True]" || !strings.Contains(first, "done") {
+				t.Errorf("got %v, the program before %v\n%s", got, at(result, "runs", "test", "compilation"), j.stderr.String())
+			}
+		})
+	}
+}
+
+// TestCompilerReachesNoMore has a compiler list its TMPDIR, where the program that asks put links to files of the runner.
+func TestCompilerReachesNoMore(t *testing.T) {
+	t.Parallel()
+	needCompilers(t, "gcc")
+	j := containerJob(t, builder+`
+d = os.environ["KBNODE_COMPILERS"]
+source = put(home + "/x.c", r"""
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+int plugin_is_GPL_compatible;
+int plugin_init(void *a, void *b) {
+	static char text[4096];
+	int in = open(getenv("TMPDIR"), O_RDONLY), out = open(getenv("OUT"), O_WRONLY | O_CREAT, 0644);
+	if (write(out, "seen:", 5) != 5 || in < 0) _exit(0);
+	long n = read(in, text, sizeof text);
+	if (n > 0 && write(out, text, n) != n) _exit(1);
+	_exit(0);
+}
+""")
+assert sh(os.path.realpath(d + "/.real/gcc"), "-shared", "-fPIC", "-o", home + "/x.so", source).returncode == 0
+for name in os.listdir(d):
+    at = d + "/" + name
+    if name.startswith(".") and os.path.isdir(at) and name != ".real":
+        os.rmdir(at); os.symlink("/proc/self/status", at)
+if not os.path.exists(d + "/.empty"): os.symlink("/proc/self/status", d + "/.empty")
+p = sh("gcc", "-S", "-fplugin=" + home + "/x.so", "-o", home + "/x.s", source, env={**os.environ, "OUT": home + "/out"})
+print("-DTORCH_EXTENSION_NAME", p.returncode, open(home + "/out").read())
+`, report+`o("check: pass\n")`)
+	_, result := j.run(t)
+	if out, _ := at(result, "runs", "test", "compilation", "stdout").(string); !strings.Contains(out, "0 seen:") || strings.Contains(out, "Pid:") {
+		t.Errorf("the compiler has %v\n%s", at(result, "runs", "test", "compilation"), j.stderr.String())
 	}
 }

@@ -39,7 +39,7 @@ func (t *trace) answer(pid int, c call) answer {
 		return goOn // about a descriptor
 	}
 	text, ok := readText(pid, c.path)
-	if !ok {
+	if !ok || !t.isThere() {
 		return fails(t.refuse(errUnreadable, unix.EFAULT))
 	}
 	if text == "" && c.flags&unix.AT_EMPTY_PATH != 0 {
@@ -98,6 +98,7 @@ func (t *trace) answer(pid int, c call) answer {
 			return fails(t.refuse(errNotShared, unix.EPERM))
 		case c.kind == modeCall:
 			n.mode = c.mode & 0o777
+			t.describe(n)
 		}
 		return returns(0)
 	case directoryCall:
@@ -235,7 +236,7 @@ func (t *trace) open(name string, flags int, mode uint32) answer {
 	return answer{file: fd, flags: flags}
 }
 
-// stat describes a file. Nothing depends on its times and its number: they are always the same.
+// stat describes a file as fstat(2) describes what the compiler opens there: cp compares the two.
 func (t *trace) stat(pid int, name string, c call) answer {
 	n, errno := t.observeOnce(name)
 	switch {
@@ -244,19 +245,17 @@ func (t *trace) stat(pid int, name string, c call) answer {
 	case n.kind == isAbsent:
 		return fails(unix.ENOENT)
 	}
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(name))
-	st := unix.Stat_t{Dev: 1, Ino: h.Sum64() | 1, Nlink: 1, Mode: unix.S_IFREG | n.mode, Uid: uint32(unix.Geteuid()), Gid: uint32(unix.Getegid()), Blksize: 4096}
-	st.Mtim.Sec, st.Atim.Sec, st.Ctim.Sec = 1, 1, 1
-	if n.kind == isDirectory {
-		st.Mode, st.Nlink = unix.S_IFDIR|n.mode, 2
-	} else {
-		var content unix.Stat_t
-		if err := unix.Fstat(int(n.file.Fd()), &content); err != nil {
+	var st unix.Stat_t
+	if n.kind == isFile {
+		if err := unix.Fstat(int(n.file.Fd()), &st); err != nil {
 			return fails(t.refuse(err, unix.EIO))
 		}
-		st.Size, st.Blocks = content.Size, content.Blocks
+		st.Nlink = 1
+		return t.report(pid, c, &st)
 	}
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(name))
+	st = unix.Stat_t{Dev: 1, Ino: h.Sum64() | 1, Nlink: 2, Mode: unix.S_IFDIR | n.mode, Uid: uint32(unix.Geteuid()), Gid: uint32(unix.Getegid()), Blksize: 4096}
 	return t.report(pid, c, &st)
 }
 
@@ -277,7 +276,7 @@ func (t *trace) report(pid int, c call, st *unix.Stat_t) answer {
 // rename renames a file that the compiler made.
 func (t *trace) rename(pid int, name string, c call) answer {
 	text, ok := readText(pid, c.other)
-	if !ok {
+	if !ok || !t.isThere() {
 		return fails(t.refuse(errUnreadable, unix.EFAULT))
 	}
 	to, errno := t.locateAt(pid, c.otherAt, text, false)

@@ -94,11 +94,12 @@ func (f *files) observeOnce(name string) (*node, unix.Errno) {
 		return nil, f.refuse(err, unix.EACCES)
 	}
 	if n.kind == isFile {
+		n.file = content
+		f.describe(n)
 		// The compiler reads what was hashed, whatever it opens through /proc.
 		if _, err := unix.FcntlInt(content.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL); err != nil {
 			return nil, f.refuse(err, unix.EIO)
 		}
-		n.file = content
 	}
 	f.put(name, n)
 	f.facts = append(f.facts, fact{name, n.kind, n.mode, n.hash})
@@ -206,8 +207,23 @@ func (f *files) make(name string, kind nodeKind, mode uint32, keep bool) (*node,
 			}
 		}
 	}
+	f.describe(n)
 	f.put(name, n)
 	return n, 0
+}
+
+// describe gives a file in memory its mode, and a time on which no product depends.
+func (f *files) describe(n *node) {
+	if n.file == nil {
+		return
+	}
+	err := unix.Fchmod(int(n.file.Fd()), n.mode|0o600) // the runner opens it again
+	if !n.made && err == nil {
+		err = unix.Futimes(int(n.file.Fd()), []unix.Timeval{{Sec: 1}, {Sec: 1}})
+	}
+	if err != nil {
+		_ = f.refuse(err, unix.EIO)
+	}
 }
 
 // put replaces what is at a path. A file that is still open stays in memory until it is closed.
