@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/runner"
+	"github.com/gpu-mode/kbnode/internal/runner/compile"
 	"github.com/gpu-mode/kbnode/internal/task"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -24,6 +25,9 @@ import (
 // TestMain lets the test binary run as `kbnode runner`, which takes over
 // the process that it runs in.
 func TestMain(m *testing.M) {
+	if compile.Invoked() {
+		os.Exit(compile.Client())
+	}
 	if os.Getenv("KBNODE_TEST_RUNNER") != "" {
 		os.Exit(runner.Main(context.Background(), runner.Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}))
 	}

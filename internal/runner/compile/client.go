@@ -17,8 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Invoked reports whether this process was started by a compiler's name.
+// isClient says that this program does what a client does.
+var isClient bool
+
+// Invoked reports whether this process was started by a compiler's name: it must call Client and end. A program that does
+// not ask is no client, and offers no compilers.
 func Invoked() bool {
+	isClient = true
 	dir := os.Getenv(Variable)
 	if dir == "" || len(os.Args) == 0 {
 		return false

@@ -110,7 +110,7 @@ func New(env []string, find func(name string) (string, error), random string) *S
 	if nvcc := s.compilers["nvcc"]; nvcc != "" && s.leads["PYTORCH_NVCC"] == "" {
 		s.leads["PYTORCH_NVCC"] = "nvcc" // torch takes it from CUDA_HOME, by its path
 	}
-	if len(s.compilers) == 0 {
+	if len(s.compilers) == 0 || !isClient {
 		return nil
 	}
 	return s
