@@ -114,9 +114,9 @@ func ask() (code int, done bool) {
 			_, _ = os.Stderr.Write(stderr) // who closed it wants none
 			if _, err := os.Stdout.Write(stdout); err != nil && len(stdout) > 0 {
 				fmt.Fprintf(os.Stderr, "kbnode: %v\n", err)
-				r.Code = max(r.Code, 1)
+				return 1, true
 			}
-			return r.Code, true
+			return 0, true
 		}
 	}
 }

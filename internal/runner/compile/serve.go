@@ -20,7 +20,6 @@ const (
 
 // result is what the last frame has.
 type result struct {
-	Code     int // the compiler's exit code
 	Products []product
 }
 
@@ -44,11 +43,11 @@ func (a *asker) frame(kind byte, data []byte) {
 }
 
 // finish sends all that a compiler left.
-func (a *asker) finish(o *Offer, code int, e *entry) {
+func (a *asker) finish(o *Offer, e *entry) {
 	defer o.rest()() // a client may never read
 	a.frame(outFrame, e.stdout)
 	a.frame(errFrame, e.stderr)
-	r := result{code, slices.Clone(e.products)}
+	r := result{slices.Clone(e.products)}
 	for i := range r.Products {
 		r.Products[i].Path = a.realPath(r.Products[i].Path)
 	}
@@ -85,17 +84,17 @@ func (o *Offer) serve(conn *os.File) {
 	a := &asker{names: n, conn: conn}
 	k := r.key()
 	if e := o.find(k, n); e != nil {
-		a.finish(o, 0, e)
+		a.finish(o, e)
 		return
 	}
-	code, e := o.compile(&r, a)
+	e := o.compile(&r, a)
 	if e == nil || o.ctx.Err() != nil {
 		return
 	}
-	if code != 0 || !o.keep(k, e) {
+	if !o.keep(k, e) {
 		defer e.close()
 	}
-	a.finish(o, code, e)
+	a.finish(o, e)
 }
 
 // outputs are what a compiler writes, in memory.
@@ -128,9 +127,9 @@ func (o outputs) texts() (texts [2][]byte, ok bool) {
 	return texts, true
 }
 
-// compile runs a compiler. It returns the exit code and what the compiler made, nil if another program, or the client
-// without the runner, might get something else.
-func (o *Offer) compile(r *request, a *asker) (code int, e *entry) {
+// compile runs a compiler. It returns what the compiler made, nil if it failed, which it may not without the runner, or
+// if another program might get something else.
+func (o *Offer) compile(r *request, a *asker) *entry {
 	f := &files{names: a.names, umask: r.Umask, links: &o.links, dir: r.Dir, roots: []string{o.scratch}, scratch: o.scratch, listing: o.listing}
 	f.nodes = map[string]*node{o.scratch: {kind: isDirectory, mode: 0o700, made: true}}
 	for _, root := range o.roots {
@@ -140,13 +139,13 @@ func (o *Offer) compile(r *request, a *asker) (code int, e *entry) {
 	defer func() { f.close(made) }()
 	null, err := os.Open(os.DevNull)
 	if err != nil {
-		return 0, nil
+		return nil
 	}
 	defer null.Close() //nolint:errcheck // nothing is written
 	out, err := newOutputs()
 	defer out.close()
 	if err != nil {
-		return 0, nil
+		return nil
 	}
 	errs := out[1]
 	if r.Merged {
@@ -157,17 +156,17 @@ func (o *Offer) compile(r *request, a *asker) (code int, e *entry) {
 	if o.ctx.Err() != nil && fit {
 		o.leave(texts)
 	}
-	if !ok || !fit || f.unsafe != nil {
-		return 0, nil
+	if !ok || code != 0 || !fit || f.unsafe != nil {
+		return nil
 	}
 	if made, err = f.products(); err == nil && !a.hides(made, texts) {
 		err = errNotShared
 	}
 	if err != nil {
 		made = nil
-		return 0, nil
+		return nil
 	}
-	return code, &entry{facts: f.facts, stdout: texts[0], stderr: texts[1], products: made}
+	return &entry{facts: f.facts, stdout: texts[0], stderr: texts[1], products: made}
 }
 
 // hides reports whether what a compiler made and wrote has no name in it that stands for another.
