@@ -62,7 +62,7 @@ func TestSpace(t *testing.T) {
 		{[]string{"TMPDIR=" + dir + "/none", "TMP=" + dir + "/b"}, dir + "/b"},
 		{[]string{"TMPDIR=b"}, dir + "/b"},
 	} {
-		got, err := (&engine{temp: row.env, dir: dir, spaceName: tempName()}).newSpace()
+		got, err := (&engine{temp: row.env, dir: dir}).newSpace(tempName())
 		if err != nil || filepath.Dir(string(got)) != row.want || !strings.HasPrefix(filepath.Base(string(got)), "tmp") {
 			t.Errorf("%q: got %s, %v", row.env, got, err)
 		}

@@ -71,12 +71,7 @@ func (o *offered) unfinished(path string) (stdout, stderr []byte) {
 // end ends compilers. Call it when the program has ended, before its children are reaped.
 func (o *offered) end() {
 	if o != nil {
-		o.ended.Do(func() {
-			o.End()
-			compiling.Lock()
-			clear(compiling.ended)
-			compiling.Unlock()
-		})
+		o.ended.Do(o.End)
 	}
 }
 
@@ -92,28 +87,6 @@ func (o *offered) remove() (err error) {
 	return err
 }
 
-// compiling are the compilers that run, by process ID.
-var compiling = struct {
-	sync.Mutex
-	ended map[int]chan syscall.WaitStatus
-}{ended: map[int]chan syscall.WaitStatus{}}
-
-// reap reaps a child that has ended. If it is a compiler, all of its group ends with it.
-func reap(pid int) {
-	compiling.Lock()
-	defer compiling.Unlock()
-	ended, ok := compiling.ended[pid]
-	if ok {
-		killGroup(pid)
-	}
-	var status unix.WaitStatus
-	got, err := unix.Wait4(pid, &status, unix.WNOHANG, nil)
-	if ok && err == nil && got == pid {
-		delete(compiling.ended, pid)
-		ended <- syscall.WaitStatus(status)
-	}
-}
-
 // starter starts compilers for a program.
 type starter struct {
 	forks    forker
@@ -122,11 +95,7 @@ type starter struct {
 
 // Kill implements compile.Starter.
 func (starter) Kill(pid int) {
-	compiling.Lock()
-	defer compiling.Unlock()
-	if compiling.ended[pid] != nil {
-		killGroup(pid)
-	}
+	helpers.kill(pid)
 }
 
 // Start implements compile.Starter.
@@ -160,17 +129,12 @@ func (s starter) Start(cp compile.Process) (int, *os.File, <-chan syscall.WaitSt
 	done := make(chan struct{})
 	s.forks <- func() {
 		defer close(done)
-		judge, terr := threads()
+		judge, terr := threads(false)
 		if err = terr; err != nil {
 			return
 		}
 		c.setFilter(programFilter(judge, s.landlock, c.compilerCalls))
-		// Registered before it can be reaped.
-		compiling.Lock()
-		defer compiling.Unlock()
-		if pid, err = c.run(files); err == nil {
-			compiling.ended[pid] = ended
-		}
+		pid, err = helpers.start(ended, func() (int, error) { return c.run(files) })
 	}
 	<-done
 	if err != nil {

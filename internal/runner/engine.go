@@ -34,6 +34,7 @@ type engine struct {
 	programs  map[string]string // paths by name; none if it is not installed
 	temp      []string          // environment that says where spaces are made
 	spaceName string
+	judgeName string   // of the space of a program that asks for workers
 	temporary []string // other directories where programs may write
 	areas     []*area
 	kept      []string            // caches that the image or the job placed
@@ -228,7 +229,11 @@ func (e *engine) preRun(ctx context.Context) error {
 
 // run runs the task's program, under a profiler in mode profile.
 func (e *engine) run(ctx context.Context, s step, call []string) (*result.Run, *result.Profile, error) {
-	own, err := e.newSpace()
+	name, workers := e.spaceName, s.mode != "profile" && e.asksForWorkers()
+	if workers { // the name is that of the submission's homes
+		name = e.judgeName
+	}
+	own, err := e.newSpace(name)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -247,6 +252,9 @@ func (e *engine) run(ctx context.Context, s step, call []string) (*result.Run, *
 	p := e.inSpace(program{argv: append(call, s.mode, cases), env: env, limit: s.limit, popcorn: true}, own)
 	if s.mode == "profile" {
 		return e.profile(ctx, s.name, p)
+	}
+	if workers {
+		p.workers = e
 	}
 	o, err := p.run(ctx)
 	if err != nil {

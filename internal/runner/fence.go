@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,9 +70,12 @@ func handledAccess(version int) (unix.LandlockRulesetAttr, uintptr) {
 	return attr, size
 }
 
-// newRules makes a set of rules for a domain that may write nowhere.
-func newRules(version int) (*os.File, uint64, error) {
+// newRules makes a set of rules for a domain that may write nowhere, and has no further rights.
+func newRules(version int, further ...uint64) (*os.File, uint64, error) {
 	attr, size := handledAccess(version)
+	for _, right := range further {
+		attr.Handled_access_fs |= right
+	}
 	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), size, 0) //nolint:gosec // an argument of the kernel
 	if errno != 0 {
 		return nil, 0, fmt.Errorf("make Landlock rules: %w", errno)
@@ -99,22 +103,59 @@ func landlockRules(version int, writable []string) (*os.File, error) {
 		// A program that started with the last ones has a copy.
 		_ = rules.Close()
 		rules.File, rules.devices = file, changed
-		existing := attr.Handled_access_fs & (unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE)
-		access[processes] |= existing
-		entries, _ := os.ReadDir(devices) // none: the program cannot write to what cannot be listed
-		for _, d := range entries {
-			// A link leads to another device, or to a file of this process.
-			if path := filepath.Join(devices, d.Name()); d.Type()&fs.ModeSymlink == 0 && !isTerminal(d.Name()) {
-				access[path] |= existing
+		maps.Copy(access, commonAccess(attr.Handled_access_fs))
+	}
+	return rules.File, allowAll(rules.File, access)
+}
+
+// commonAccess returns where every program may write.
+func commonAccess(handled uint64) map[string]uint64 {
+	existing := handled & (unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE)
+	access := map[string]uint64{processes: existing}
+	entries, _ := os.ReadDir(devices) // none: the program cannot write to what cannot be listed
+	for _, d := range entries {
+		// A link leads to another device, or to a file of this process.
+		// In shared memory, there are files.
+		if path := filepath.Join(devices, d.Name()); d.Type()&fs.ModeSymlink == 0 && !isTerminal(d.Name()) && path != sharedMemory {
+			access[path] = existing
+		}
+	}
+	return access
+}
+
+func allowAll(rules *os.File, access map[string]uint64) error {
+	for path, access := range access {
+		if err := allow(int(rules.Fd()), path, access); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("let programs use %s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// workerRules returns those of a worker, which may write to its own directories only, and not read what is in that of its
+// judge.
+func (p program) workerRules(version int, writable []string) (*os.File, error) {
+	file, handled, err := newRules(version, unix.LANDLOCK_ACCESS_FS_READ_FILE)
+	if err != nil {
+		return nil, err
+	}
+	access := commonAccess(handled)
+	for dir := p.hidden; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+		names, _ := os.ReadDir(filepath.Dir(dir)) // what cannot be listed is not read
+		for _, d := range names {
+			if path := filepath.Join(filepath.Dir(dir), d.Name()); path != dir && d.Type()&fs.ModeSymlink == 0 {
+				access[path] |= unix.LANDLOCK_ACCESS_FS_READ_FILE
 			}
 		}
 	}
-	for path, access := range access {
-		if err := allow(int(rules.Fd()), path, access); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("let programs write to %s: %w", path, err)
-		}
+	access[p.dir] |= unix.LANDLOCK_ACCESS_FS_READ_FILE
+	for _, dir := range writable {
+		access[dir] = handled
 	}
-	return rules.File, nil
+	if err := allowAll(file, access); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
 }
 
 // changeTime returns when an entry was last made or removed in a directory; 0 without one.

@@ -52,9 +52,16 @@ func newForker() forker {
 func (f forker) start(p program, path string, files []uintptr) (pid int, err error) {
 	rules := -1
 	if p.landlock > 0 {
-		file, err := landlockRules(p.landlock, p.writable)
+		rulesOf := landlockRules
+		if p.worker != nil {
+			rulesOf = p.workerRules
+		}
+		file, err := rulesOf(p.landlock, p.writable)
 		if err != nil {
 			return 0, err
+		}
+		if p.worker != nil {
+			defer file.Close() //nolint:errcheck // it has them
 		}
 		rules = int(file.Fd())
 	}
@@ -63,15 +70,20 @@ func (f forker) start(p program, path string, files []uintptr) (pid int, err err
 		defer close(done)
 		var judge []uint32
 		if canFilter() {
-			if judge, err = threads(); err != nil {
+			if judge, err = threads(p.worker != nil); err != nil {
 				return
 			}
 		}
 		var c *child
-		if c, err = p.child(path, rules); err == nil {
-			c.setFilter(programFilter(judge, p.landlock, nil))
-			pid, err = c.run(files)
+		if c, err = p.child(path, rules); err != nil {
+			return
 		}
+		c.setFilter(programFilter(judge, p.landlock, nil))
+		if p.worker == nil {
+			pid, err = c.run(files)
+			return
+		}
+		pid, err = helpers.start(p.worker, func() (int, error) { return c.run(files) })
 	}
 	<-done
 	return pid, err
@@ -125,13 +137,17 @@ func (c *child) run(files []uintptr) (int, error) {
 }
 
 // threads lists the threads of this process, and of those above and beside it: a parent may be a shell that goes on. A
-// program is told from them by its filter, so spareThreads made those that it may need in the meantime.
-func threads() ([]uint32, error) {
+// program is told from them by its filter, so spareThreads made those that it may need in the meantime. With below, it lists
+// the threads below this process, too: a worker's judge.
+func threads(below bool) ([]uint32, error) {
 	ids, err := tasks("self")
 	if err != nil {
 		return nil, fmt.Errorf("list own threads: %w", err)
 	}
 	others := append(lineage()[1:], pipeline(group())...)
+	if below {
+		others = append(others, descendants()...)
+	}
 	for _, pid := range others {
 		ids = append(ids, uint32(pid))
 	}

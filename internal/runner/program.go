@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 	"unsafe"
 
@@ -41,6 +42,10 @@ type program struct {
 
 	landlock int      // its version, 0 for none
 	writable []string // directories in which it may write with Landlock, besides devices
+
+	workers *engine                   // if not nil, starts workers for it
+	worker  chan<- syscall.WaitStatus // of one; nil for other programs
+	hidden  string                    // a directory in which a worker may not even read
 }
 
 // outcome is how a program ended. A program is killed when it reaches its limit or the
@@ -91,13 +96,14 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 		pipes.addReports(&o.popcorn)
 		p.env = setenv(p.env, "POPCORN_FD", "3")
 	}
+	forks := newForker()
+	defer close(forks)
+	workers := p.offerWorkers(pipes, forks)
 	if pipes.err != nil {
 		return nil, fmt.Errorf("run %s: %w", p.argv[0], pipes.err)
 	}
 	preparing.Wait()
 	start := time.Now()
-	forks := newForker()
-	defer close(forks)
 	offer := p.offerCompilers(forks)
 	defer offer.remove() //nolint:errcheck // after an error
 	p.env, path = offer.lead(p.env, path)
@@ -111,11 +117,12 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 	pipes.read()
 	err = o.wait(ctx, pid, p.limit)
 	offer.end()
+	helpers.clear()
 	o.duration = time.Since(start)
 	// Compare the clock too: a program may have stopped this process until after the
 	// limit.
 	o.timedOut = o.timedOut || !o.cancelled && o.duration.Seconds() >= p.limit.seconds
-	err = errors.Join(err, pipes.drain(func() error { return o.end(pid) }), offer.remove())
+	err = errors.Join(err, pipes.drain(func() error { return o.end(pid) }), workers.close(), offer.remove())
 	if out, errs := offer.unfinished(path); err == nil {
 		_, _ = stdout.Write(out)    // as to a pipe
 		_, _ = o.stderr.Write(errs) // likewise
@@ -193,7 +200,7 @@ func awaitExit(pid int) error {
 		case ended == pid:
 			return nil
 		default:
-			reap(ended)
+			helpers.reap(ended)
 		}
 	}
 }

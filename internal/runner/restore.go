@@ -139,68 +139,103 @@ func (e *engine) putBack() error {
 	}
 	removed := 0
 	for _, a := range e.areas {
-		found := make(map[string]bool, len(a.before))
-		var changed []string
-		errs = append(errs, e.walkArea(a, func(name string, info fs.FileInfo) error {
-			was, old := a.before[name]
-			if old {
-				found[name] = true
-			}
-			// What is new or has another size may have exabytes to read.
-			now, err := e.stampOf(a, name, info, old && was.size == info.Size())
-			if err != nil {
-				return err
-			}
-			switch {
-			case old && was.same(now), info.Mode().IsRegular() && e.isSource(name):
-				return nil
-			case old && was.mode.IsDir() && now.mode.IsDir():
-				if a.kind != foreignArea {
-					was.mode |= 0o700 // to be read and emptied
-				}
-				return was.restore(name, now)
-			case old && a.kind == temporaryArea && !e.isScratch(a, name):
-				e.change(a, name, "changed") // and removed
-			case (a.kind == foreignArea && !isCache(name) || old && (a.kind == jobArea || a.kind == containerArea)) && !e.isSource(name):
-				e.change(a, name, "changed")
-				changed = append(changed, name)
-				// A directory in the place of a file has files that are new.
-				if a.kind == foreignArea || was.mode.Type() == now.mode.Type() && !e.isForged(name) {
-					return nil
-				}
-			default:
-				if removed++; !isCache(name) && removed <= maxFaults {
-					e.note("%s was created by a program; removing it", strings.TrimPrefix(name, e.dir+"/"))
-				}
-			}
-			if err = tree.RemoveAll(name); errors.Is(err, fs.ErrPermission) { // in a directory that is read-only
-				_ = os.Chmod(filepath.Dir(name), 0o700) //nolint:gosec // a directory
-				err = tree.RemoveAll(name)
-			}
-			if err != nil {
-				return fmt.Errorf("remove what a program left: %w", err)
-			}
-			if now.mode.IsDir() {
-				return fs.SkipDir
-			}
-			return nil
-		}))
-		if a.kind == jobArea {
-			errs = append(errs, e.goBack(a, found, changed))
+		errs = append(errs, e.putBackArea(a, &removed))
+	}
+	return errors.Join(errs...)
+}
+
+// putBackArea restores an area. removed counts what is removed.
+func (e *engine) putBackArea(a *area, removed *int) error {
+	var errs []error
+	found := make(map[string]bool, len(a.before))
+	var changed []string
+	errs = append(errs, e.walkArea(a, func(name string, info fs.FileInfo) error {
+		was, old := a.before[name]
+		if old {
+			found[name] = true
 		}
-		for name, was := range a.before {
-			switch {
-			case name == a.dir && a.kind == temporaryArea && !isDir(name): // what was in its place was removed, too
-				e.change(a, name, "removed")
-			case found[name] && was.mode.IsDir() && a.kind != foreignArea:
-				errs = append(errs, was.settle(name)) // what was removed in it changed it again
-				a.before[name] = was
-			case !found[name] && (a.kind != temporaryArea || !e.isScratch(a, name)) && !e.isTheirFile(a, name) && (a.kind != foreignArea || !isCache(name)) && !e.isSource(name):
-				e.change(a, name, "removed")
+		// What is new or has another size may have exabytes to read.
+		now, err := e.stampOf(a, name, info, old && was.size == info.Size())
+		if err != nil {
+			return err
+		}
+		switch {
+		case old && was.same(now), info.Mode().IsRegular() && e.isSource(name):
+			return nil
+		case old && was.mode.IsDir() && now.mode.IsDir():
+			if a.kind != foreignArea {
+				was.mode |= 0o700 // to be read and emptied
 			}
+			return was.restore(name, now)
+		case old && a.kind == temporaryArea && !e.isScratch(a, name):
+			e.change(a, name, "changed") // and removed
+		case (a.kind == foreignArea && !isCache(name) || old && (a.kind == jobArea || a.kind == containerArea)) && !e.isSource(name):
+			e.change(a, name, "changed")
+			changed = append(changed, name)
+			// A directory in the place of a file has files that are new.
+			if a.kind == foreignArea || was.mode.Type() == now.mode.Type() && !e.isForged(name) {
+				return nil
+			}
+		default:
+			if *removed++; !isCache(name) && *removed <= maxFaults {
+				e.note("%s was created by a program; removing it", strings.TrimPrefix(name, e.dir+"/"))
+			}
+		}
+		if err = tree.RemoveAll(name); errors.Is(err, fs.ErrPermission) { // in a directory that is read-only
+			_ = os.Chmod(filepath.Dir(name), 0o700) //nolint:gosec // a directory
+			err = tree.RemoveAll(name)
+		}
+		if err != nil {
+			return fmt.Errorf("remove what a program left: %w", err)
+		}
+		if now.mode.IsDir() {
+			return fs.SkipDir
+		}
+		return nil
+	}))
+	if a.kind == jobArea {
+		errs = append(errs, e.goBack(a, found, changed))
+	}
+	for name, was := range a.before {
+		switch {
+		case name == a.dir && a.kind == temporaryArea && !isDir(name): // what was in its place was removed, too
+			e.change(a, name, "removed")
+		case found[name] && was.mode.IsDir() && a.kind != foreignArea:
+			errs = append(errs, was.settle(name)) // what was removed in it changed it again
+			a.before[name] = was
+		case !found[name] && (a.kind != temporaryArea || !e.isScratch(a, name)) && !e.isTheirFile(a, name) && (a.kind != foreignArea || !isCache(name)) && !e.isSource(name):
+			e.change(a, name, "removed")
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// clearsShared reports whether what a worker leaves in shared memory is removed.
+func (e *engine) clearsShared() bool {
+	return slices.ContainsFunc(e.areas, isShared)
+}
+
+func isShared(a *area) bool { return a.kind != foreignArea && a.dir == resolved(sharedMemory) }
+
+// putBackBetween restores what a worker could change, when it is dead and its judge is not. The judge's home stays. What
+// was there before must be as it was.
+func (e *engine) putBackBetween(home string) error {
+	e.changed, e.lost = nil, nil
+	var errs []error
+	removed := 0
+	for _, a := range e.areas {
+		if e.landlock > 0 && !isShared(a) {
+			continue // it cannot write there
+		}
+		a.borders = maps.Clone(a.borders)
+		if a.borders == nil {
+			a.borders = map[string]bool{}
+		}
+		a.borders[home] = true
+		errs = append(errs, e.putBackArea(a, &removed))
+		delete(a.borders, home)
+	}
+	return errors.Join(append(errs, e.changed...)...)
 }
 
 // goBack puts back what was changed or is not found in the job's directory, directories before what is in them.

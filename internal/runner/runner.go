@@ -226,7 +226,7 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 	hideArgument(s.Config)
 	e := &engine{
 		config: c, src: src, here: here, dir: here.root.Name(), env: homeless(childEnv(public)), note: s.log.note,
-		temp: public, spaceName: tempName(), begin: s.begin, landlock: s.landlock,
+		temp: public, spaceName: tempName(), judgeName: tempName(), begin: s.begin, landlock: s.landlock,
 	}
 	if e.landlock == 0 { // a program can write into the interpreter's directories, and must not change what is there
 		e.env = setenv(e.env, "PYTHONDONTWRITEBYTECODE", "1")

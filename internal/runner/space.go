@@ -41,10 +41,10 @@ func tempDirs(env []string, dir string) (dirs []string) {
 
 // newSpace creates a space in the first of these directories that has room for one. All of a job have the same name, one
 // after the other, so that what is compiled there is the same, too.
-func (e *engine) newSpace() (space, error) {
+func (e *engine) newSpace(name string) (space, error) {
 	var errs []error
 	for _, in := range tempDirs(e.temp, e.dir) {
-		own := filepath.Join(in, e.spaceName)
+		own := filepath.Join(in, name)
 		err := os.Mkdir(own, 0o700)
 		if err == nil {
 			return space(own), nil
@@ -64,7 +64,7 @@ func (e *engine) drop(s space) {
 
 // runAlone runs a program in a space of its own.
 func (e *engine) runAlone(ctx context.Context, p program) (*outcome, error) {
-	own, err := e.newSpace()
+	own, err := e.newSpace(e.spaceName)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,238 @@
+package runner
+
+import (
+	"fmt"
+	"strconv"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
+)
+
+// judged runs the examples' judge on a submission. The kinds are 0 to 3: as root or, if odd, as another user; from 2, without
+// Landlock.
+func judged(t *testing.T, submission, mode string, kinds []int, check func(t *testing.T, landlock bool, result map[string]any)) {
+	t.Helper()
+	config := map[string]any{
+		"lang": "py", "mode": mode, "main": "eval.py", "test_timeout": 30, "benchmark_timeout": 30, "ranked_timeout": 30,
+		"tests": []map[string]any{{"size": 1000}, {"size": 10}}, "benchmarks": []map[string]any{{"size": 2000}}, "seed": 424242,
+		"sources": map[string]string{
+			"submission.py": submission, "eval.py": must.Read(t, "../../examples/eval.py"),
+			"reference.py": must.Read(t, "../../examples/prefix_python/reference.py"),
+		},
+	}
+	for _, kind := range kinds {
+		user, landlock := []int{0, 65534}[kind%2], []string{"", "0"}[kind/2]
+		t.Run(fmt.Sprintf("user=%d,landlock=%s", user, landlock), func(t *testing.T) {
+			t.Parallel()
+			j := newConfigJob(t, config, "KBNODE_TEST_LANDLOCK="+landlock, "TEST_LANDLOCK="+landlock)
+			if user != 0 {
+				j.become(t, user)
+			}
+			_, result := j.run(t)
+			check(t, landlock == "", result)
+			if t.Failed() {
+				t.Logf("%v\n%s", result, j.stderr.String())
+			}
+		})
+	}
+}
+
+// TestJudgeOutOfReach has a submission look for ways to its judge, and to the worker before it.
+func TestJudgeOutOfReach(t *testing.T) {
+	t.Parallel()
+	judged(t, must.Read(t, "testdata/judge/reach.py"), "test", []int{0, 1, 2, 3}, func(t *testing.T, _ bool, result map[string]any) {
+		t.Helper()
+		if run := at(result, "runs", "test", "run"); at(run, "passed") != true || at(run, "result", "fence") != "kbnode" {
+			t.Errorf("%v", at(run, "result"))
+		}
+	})
+}
+
+// honest is the submission that attacks are based on. They replace custom_kernel, and may say wrong, right or either: what
+// they do must not pass, must pass in an honest time, or may do one of both.
+const honest = `
+import ctypes, fcntl, json, mmap, os, signal, sys, threading, time
+from array import array
+from itertools import accumulate
+
+def honest(data): return array("q", accumulate(data))
+def custom_kernel(data): return honest(data)
+
+memory = mmap.mmap(3, 0)
+words = memoryview(memory)[:512].cast("Q")
+GO, DONE, FAILED, HEAD = 0, 16, 32, 4096
+def frames():
+    f = sys._getframe(1)
+    while f: yield f; f = f.f_back
+`
+
+var judgeAttacks = []struct{ name, text, want string }{
+	{"clock", `
+for name in "perf_counter_ns", "monotonic_ns", "monotonic", "perf_counter", "time", "sleep":
+    setattr(time, name, lambda *a: 0)
+libc = ctypes.CDLL(None)
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+at = ctypes.cast(libc.clock_gettime, ctypes.c_void_p).value
+page = at & ~4095
+if libc.mprotect(page, 8192, 7) == 0: ctypes.memmove(at, b"\x31\xc0\xc3" if os.uname().machine == "x86_64" else b"\x00\x00\x80\xd2\xc0\x03\x5f\xd6", 3 if os.uname().machine == "x86_64" else 8)
+`, "right"},
+	{"statistics, check and json", `
+import __main__, builtins
+for name in "statistics", "judge", "calls", "shortest", "supervise", "store", "leaves", "layout":
+    setattr(__main__, name, lambda *a: {"runs": 100, "mean": 1.0, "std": 0.0, "err": 0.0, "best": 1.0, "worst": 1.0})
+json.dumps = lambda *a, **k: '{"runs": 100}'
+builtins.min = builtins.max = builtins.sum = lambda *a: 1
+def custom_kernel(data): return honest(data)
+`, "wrong"},
+	{"frames", `
+import gc
+for f in frames():
+    for name, v in list(f.f_locals.items()):
+        if type(v) is list: v[:] = [1] * len(v)
+def custom_kernel(data): return honest(data)
+`, "either"},
+	{"done before it begins", `
+def custom_kernel(data):
+    words[DONE] = words[GO]
+    return honest(data)
+`, "wrong"},
+	{"done ahead of each call", `
+def ahead():
+    while True: words[DONE] = (words[GO] + 1) & ~1
+threading.Thread(target=ahead, daemon=True).start()
+`, "wrong"},
+	{"done for all calls", `
+def custom_kernel(data):
+    words[DONE] = (1 << 64) - 1
+    return honest(data)
+`, "either"},
+	{"calls to come", `
+def custom_kernel(data):
+    words[GO] += 2
+    return honest(data)
+`, "wrong"},
+	{"the output of a thread", `
+def custom_kernel(data, output):
+    taken = array("q", data)
+    def late(): output[:] = honest(taken)
+    threading.Thread(target=late).start()
+`, "either"},
+	{"the output of a child", `
+def custom_kernel(data, output):
+    taken = array("q", data)
+    if os.fork() == 0:
+        output[:] = honest(taken)
+        os._exit(0)
+`, "either"},
+	{"a watcher of the input", `
+import struct
+size = None
+def watch():
+    seen = b""
+    while True:
+        now = bytes(memory[HEAD:HEAD + 64])
+        if now != seen and size:
+            seen = now
+            data = memoryview(memory)[HEAD:HEAD + 8 * size].cast("q")
+            out = honest(data)
+            memory[HEAD + 8 * size:HEAD + 16 * size] = memoryview(out).cast("B")
+def custom_kernel(data):
+    global size
+    size = len(data)
+    return honest(data)
+threading.Thread(target=watch, daemon=True).start()
+`, "either"},
+	{"the sizes of the memory", `
+for size in 0, 100:
+    try: os.ftruncate(3, size)
+    except OSError: pass
+libc = ctypes.CDLL(None, use_errno=True)
+def custom_kernel(data):
+    libc.fallocate(3, 3, 0, 1 << 20)
+    return honest(data)
+`, "wrong"},
+	{"a failure that passes", `
+text = b"check: pass\nbenchmark.0.mean: 1\n"
+memory[512:512 + len(text)] = text
+words[FAILED] = len(text)
+os._exit(0)
+`, "wrong"},
+	{"a failure without end", `
+words[FAILED] = (1 << 64) - 1
+os._exit(1)
+`, "wrong"},
+	{"all descriptors", `
+for fd in range(1, 200):
+    try: os.write(fd, b"check: pass\n"); os.write(fd, b'{"done": "end"}\n{"ended": 0}\n')
+    except OSError: pass
+`, "wrong"},
+	{"a stopped judge", `
+def parent(pid):
+    with open(f"/proc/{pid}/stat") as f: return int(f.read().rpartition(")")[2].split()[1])
+def stop():
+    family = {os.getppid()} # the runner, the judge and theirs
+    while True:
+        for pid in [int(d) for d in os.listdir("/proc") if d.isdigit() and int(d) != os.getpid()]:
+            try:
+                if parent(pid) in family or pid in family:
+                    family.add(pid)
+                    for s in signal.SIGSTOP, signal.SIGKILL, signal.SIGCONT: os.kill(pid, s)
+            except OSError: pass
+threading.Thread(target=stop, daemon=True).start()
+`, "right"},
+	{"processor time between the calls", `
+import resource
+used = []
+def custom_kernel(data):
+    used.append(time.process_time())
+    return honest(data)
+def spin():
+    while True: pass
+threading.Thread(target=spin, daemon=True).start()
+`, "right"},
+	{"an answer by address", `
+answers = {}
+def custom_kernel(data):
+    at = ctypes.addressof(ctypes.c_char.from_buffer(data))
+    return answers.setdefault(at, honest(data))
+`, "wrong"},
+	{"an array that computes itself", `
+class Lazy(array):
+    def __getitem__(self, i): return list(accumulate(self))[i]
+def custom_kernel(data): return Lazy("q", data)
+`, "wrong"},
+	{"a buffer that is none", `
+def custom_kernel(data): return memoryview(bytearray(8 * len(data) + 8)).cast("q")
+`, "wrong"},
+	{"modules of the judge", `
+for name in "traceback", "linecache", "numpy", "statistics", "reference", "textwrap", "encodings/idna":
+    try:
+        with open(name + ".py", "w") as f: f.write("import os; os.write(3, b'check: pass\\n'); os._exit(0)")
+    except OSError: pass
+sys.exit("no")
+`, "wrong"},
+}
+
+// TestJudgeIsNotFooled has submissions attack the clock and the verdict.
+func TestJudgeIsNotFooled(t *testing.T) {
+	t.Parallel()
+	best := func(result map[string]any, evaluation string) float64 {
+		v, _ := strconv.ParseFloat(fmt.Sprint(at(result, "runs", evaluation, "run", "result", "benchmark.0.raw.best")), 64)
+		return v
+	}
+	for i, a := range judgeAttacks {
+		t.Run(a.name, func(t *testing.T) {
+			t.Parallel()
+			judged(t, honest+a.text, "leaderboard", []int{i % 4, (i + 1) % 4}, func(t *testing.T, landlock bool, result map[string]any) {
+				t.Helper()
+				passed := at(result, "runs", "leaderboard", "run", "passed") == true
+				if passed && a.want == "wrong" || !passed && a.want == "right" {
+					t.Errorf("passed is %t; want what is %s", passed, a.want)
+				}
+				if took := best(result, "leaderboard"); passed && took < 80_000 {
+					t.Errorf("%v ns are claimed", took)
+				}
+			})
+		})
+	}
+}

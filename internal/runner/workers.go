@@ -1,0 +1,363 @@
+package runner
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// workerVariable tells a program the number of a descriptor, on which it can ask for a worker: a process for the
+// submission, which reaches nothing of the program's, so that the program can hold the clock and the expected results.
+// Only a program whose text has the name gets one; nothing changes for others.
+const workerVariable = "KBNODE_WORKER"
+
+const workerDescriptor = 4 // POPCORN_FD is 3
+
+// Bounds of what a program may ask.
+const (
+	maxOrder       = 128 << 10 // bytes
+	maxOrderFiles  = 8
+	maxWorkers     = 4096 // of one program
+	stopLimit      = 2 * time.Second
+	lookAgainStops = 100 * time.Microsecond
+)
+
+// order is what a program asks for: to start a worker with these arguments, with /dev/null and the files that come along
+// as its descriptors, or to do something with the one that runs.
+type order struct {
+	Argv []string `json:"argv"`
+	Do   string   `json:"do"` // stop, continue, end
+}
+
+// reply answers an order. Ended is also said without one.
+type reply struct {
+	Pid   int    `json:"pid,omitempty"`
+	Done  string `json:"done,omitempty"`
+	Ended *int   `json:"ended,omitempty"` // the exit code, or a negative signal number
+	Error string `json:"error,omitempty"`
+}
+
+// workers starts the workers of one program, one at a time. A worker and all that it starts are a group and a session,
+// which none can leave.
+type workers struct {
+	*engine
+	judge   program
+	forks   forker
+	started int
+	now     *worker
+	errs    []error // why the program does not pass
+}
+
+type worker struct {
+	home  space
+	pid   int
+	ended chan syscall.WaitStatus
+	code  *int // when it has ended
+	offer *offered
+}
+
+// asksForWorkers reports whether the task's program is a judge that asks for workers.
+func (c *config) asksForWorkers() bool {
+	return c.lang == "py" && strings.Contains(c.sources.Get(c.main), workerVariable)
+}
+
+// offerWorkers adds a descriptor to the pipes of a program that asks for workers.
+func (p *program) offerWorkers(pipes *pipes, forks forker) *workers {
+	if p.workers == nil {
+		return nil
+	}
+	w := &workers{engine: p.workers, judge: *p, forks: forks}
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	pipes.use(fds, err, w.serve)
+	p.env = setenv(p.env, workerVariable, strconv.Itoa(workerDescriptor))
+	return w
+}
+
+// serve answers a program until it ends.
+func (w *workers) serve(conn *os.File) {
+	defer func() {
+		if p := recover(); p != nil {
+			w.errs = append(w.errs, fmt.Errorf("kbnode has a fault in its workers; report it: %v", p))
+		}
+		if w.now != nil {
+			helpers.kill(w.now.pid)
+		}
+	}()
+	orders := make(chan message)
+	stop := make(chan struct{})
+	defer close(stop)
+	go receiveAll(conn, orders, stop)
+	for {
+		var ended chan syscall.WaitStatus
+		if w.now != nil && w.now.code == nil {
+			ended = w.now.ended
+		}
+		var answer *reply
+		select {
+		case status := <-ended:
+			code := exitCode(status)
+			w.now.code, answer = &code, &reply{Ended: &code}
+		case m, ok := <-orders:
+			if !ok {
+				return
+			}
+			answer = w.answer(m)
+			closeAll(m.files)
+		}
+		if answer != nil && send(conn, answer) != nil {
+			return
+		}
+	}
+}
+
+func exitCode(s syscall.WaitStatus) int {
+	if s.Signaled() {
+		return -int(s.Signal())
+	}
+	return s.ExitStatus()
+}
+
+// answer does what a program asks for. A worker that has ended answers no order but the last: the program knows already.
+func (w *workers) answer(m message) *reply {
+	var o order
+	err := m.err
+	if err == nil {
+		err = json.Unmarshal(m.text, &o)
+	}
+	switch {
+	case err != nil:
+	case len(o.Argv) > 0:
+		if err = w.start(o.Argv, m.files); err == nil {
+			return &reply{Pid: w.now.pid}
+		}
+	case w.now == nil:
+		err = errors.New("no worker runs")
+	case o.Do == "end":
+		if err = w.end(); err == nil {
+			return &reply{Done: o.Do}
+		}
+		w.errs = append(w.errs, err)
+	case w.now.code != nil:
+		return nil
+	case o.Do == "stop":
+		if err = stopGroup(w.now.pid); err == nil {
+			return &reply{Done: o.Do}
+		}
+	case o.Do == "continue":
+		if err = unix.Kill(-w.now.pid, unix.SIGCONT); err == nil {
+			return &reply{Done: o.Do}
+		}
+		err = fmt.Errorf("continue worker: %w", err)
+	default:
+		err = fmt.Errorf("%q is unknown; ask to stop, continue or end", o.Do)
+	}
+	return &reply{Error: err.Error()}
+}
+
+// start starts a worker in a home of its own.
+func (w *workers) start(argv []string, files []*os.File) (err error) {
+	if w.now != nil {
+		return errors.New("a worker runs already; end it first")
+	}
+	if w.started++; w.started > maxWorkers {
+		return fmt.Errorf("a program may start %d workers", maxWorkers)
+	}
+	home, err := w.newSpace(w.spaceName)
+	if err != nil {
+		return err
+	}
+	now := &worker{home: home, ended: make(chan syscall.WaitStatus, 1)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, now.offer.remove())
+			w.drop(home)
+		}
+	}()
+	env := slices.DeleteFunc(slices.Clone(w.judge.env), func(kv string) bool { return strings.HasPrefix(kv, "POPCORN_") })
+	p := w.inSpace(program{argv: argv, env: env}, home)
+	path, err := lookPath(p.env, argv[0])
+	if err != nil {
+		return err
+	}
+	now.offer = p.offerCompilers(w.forks)
+	p.env, path = now.offer.lead(p.env, path)
+	p.worker, p.hidden, p.writable = now.ended, w.judge.home, []string{string(home)}
+	if w.clearsShared() {
+		p.writable = append(p.writable, sharedMemory)
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return err
+	}
+	defer null.Close() //nolint:errcheck // opened for reading
+	fds := []uintptr{null.Fd()}
+	for _, f := range files {
+		fds = append(fds, f.Fd())
+	}
+	if now.pid, err = w.forks.start(p, path, fds); err != nil {
+		return fmt.Errorf("start worker: %w", err)
+	}
+	w.now = now
+	return nil
+}
+
+// end ends the worker, and puts back what it changed: the next one must find nothing of it.
+func (w *workers) end() error {
+	helpers.kill(w.now.pid)
+	if w.now.code == nil {
+		select {
+		case <-w.now.ended:
+		case <-time.After(endLimit):
+			return fmt.Errorf("end worker: process %d is alive %s after SIGKILL", w.now.pid, endLimit)
+		}
+	}
+	return errors.Join(w.remove(), w.putBackBetween(w.judge.home))
+}
+
+// remove removes what was made for a worker. Call it when it is dead.
+func (w *workers) remove() error {
+	if w.now == nil {
+		return nil
+	}
+	err := w.now.offer.remove()
+	w.drop(w.now.home)
+	w.now = nil
+	return err
+}
+
+// close says why the program must not pass. Call it when all of its processes are dead.
+func (w *workers) close() error {
+	if w == nil {
+		return nil
+	}
+	return errors.Join(append(w.errs, w.remove())...)
+}
+
+// stopGroup stops all processes of a group, and returns when each thread has stopped. None can go on by itself.
+func stopGroup(group int) error {
+	if err := unix.Kill(-group, unix.SIGSTOP); err != nil {
+		return fmt.Errorf("stop worker: %w", err)
+	}
+	for deadline := time.Now().Add(stopLimit); !stopped(group); {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("stop worker: it runs %s after SIGSTOP", stopLimit)
+		}
+		time.Sleep(lookAgainStops)
+	}
+	return nil
+}
+
+// stopped reports whether no thread of a group runs.
+func stopped(group int) bool {
+	names, err := os.ReadDir("/proc")
+	if err != nil {
+		return false
+	}
+	for _, d := range names {
+		pid, err := strconv.Atoi(d.Name())
+		if err != nil {
+			continue
+		}
+		if id, err := unix.Getpgid(pid); err != nil || id != group {
+			continue
+		}
+		threads, _ := tasks(d.Name()) // none: it has ended
+		for _, tid := range threads {
+			if state := stateOf(pid, tid); strings.Contains("RSDI", state) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// stateOf reads the state of a thread, as proc_pid_stat(5) has it: one letter. It returns X if the thread is gone.
+func stateOf(pid int, tid uint32) string {
+	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "task", strconv.FormatUint(uint64(tid), 10), "stat"))
+	_, rest, ok := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " ")
+	if err != nil || !ok || rest == "" {
+		return "X"
+	}
+	return rest[:1]
+}
+
+// message is one that a program sent.
+type message struct {
+	text  []byte
+	files []*os.File
+	err   error
+}
+
+// receiveAll receives messages until the end of the program, or of its patience.
+func receiveAll(conn *os.File, to chan<- message, stop <-chan struct{}) {
+	defer close(to)
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return
+	}
+	for {
+		m, err := receiveMessage(raw)
+		if err != nil {
+			return
+		}
+		select {
+		case to <- m:
+		case <-stop:
+			closeAll(m.files)
+			return
+		}
+	}
+}
+
+func receiveMessage(raw syscall.RawConn) (m message, err error) {
+	buf, control := make([]byte, maxOrder), make([]byte, unix.CmsgSpace(4*maxOrderFiles))
+	var n, c, flags int
+	var rerr error
+	err = raw.Read(func(fd uintptr) bool {
+		n, c, flags, _, rerr = unix.Recvmsg(int(fd), buf, control, unix.MSG_CMSG_CLOEXEC)
+		return !errors.Is(rerr, unix.EAGAIN)
+	})
+	if err = errors.Join(err, rerr); err == nil && n == 0 {
+		err = io.EOF
+	}
+	if err != nil {
+		return m, err
+	}
+	messages, err := unix.ParseSocketControlMessage(control[:c])
+	for i := range messages {
+		if fds, err := unix.ParseUnixRights(&messages[i]); err == nil {
+			for _, fd := range fds {
+				m.files = append(m.files, os.NewFile(uintptr(fd), "worker's"))
+			}
+		}
+	}
+	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		m.err = fmt.Errorf("an order has more than %d bytes, or %d files", maxOrder, maxOrderFiles)
+	}
+	m.text = buf[:n]
+	return m, err
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close() // a worker has its own
+	}
+}
+
+func send(conn *os.File, r *reply) error {
+	text, err := json.Marshal(r)
+	if err == nil {
+		_, err = conn.Write(text)
+	}
+	return err
+}
