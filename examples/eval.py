@@ -1,21 +1,22 @@
-"""The program of the examples in Python: it tests and times
-submission.custom_kernel, called as `python3 eval.py MODE CASES`.
+"""The judge of the examples in Python, called as `python3 eval.py MODE CASES`.
 
-Each case runs in a process of its own, so that nothing is left of the case before
-and a crash spoils one case. Such a process may change any file here for the next one:
-this program and the reference are read once, before the first case, and passed on as
-text. It has no way to the report, and never learns POPCORN_SEED. What it answers is
-the submission's word: times are numbers that must fit the time that passed, and the
-statistics are computed here. It does hold the clock and the check together with the
-submission, which can fool them from the inside, as in every evaluation within one
-process.
+The submission runs in another process, the worker, and nothing of it runs here: this process has the clock, the
+seeds, the inputs to come, the check, the statistics and the report. For each call,
+
+    the clock starts, the input is copied into memory that both share, and the worker is told;
+    the worker calls custom_kernel, puts the output into the shared memory, and says so;
+    the output is copied, the clock stops, and the copy is checked.
+
+So what a submission does to its own process changes no time, and what is not in place when it says that it is done is
+not in the output. Outside of its calls it is stopped. `kbnode runner` starts workers where they can reach neither this
+process nor its files; elsewhere nothing keeps them apart, and the report says so first.
 
 A problem's reference.py imports no other file of the problem, and has
     make(seed, **case)    the input of a case, the same for the same seed
-    refill(data, fresh)   puts another input in the place of one
+    output(**case)        what an output looks like
     check(data, output)   "", or what is wrong and where
-    measure(kernel, data) the output and the nanoseconds of one call
-    profile(kernel, data) one call, marked for the profiler (may be missing)
+Inputs and outputs are trees (tuples, lists, dicts) of arrays (array.array, of numpy, of torch) and of numbers. The
+shapes of a case do not change from seed to seed. docs/problems.md has more.
 """
 import os
 import sys
@@ -33,14 +34,23 @@ sys.path[:] = [p for p in sys.path if os.path.isabs(p) and os.path.realpath(p) n
 if sys.argv[0] != "-c" and not of_job(os.__file__):  # a worker may need packages below it
     sys.path[:] = [p for p in sys.path if not of_job(p)]
 
+import array
+import fcntl
+import inspect
 import json
 import math
+import mmap
 import random
 import re
+import resource
 import select
 import signal
+import socket
+import struct
 import subprocess
+import threading
 import time
+import traceback
 import types
 
 PIPE_FAILED, VALIDATE_FAIL, TEST_SPEC, USAGE = 111, 112, 113, 2
@@ -48,17 +58,685 @@ PART = re.compile(r"\s*([A-Za-z_]+):\s*([A-Za-z]+|[+-]?[0-9]+)\s*")
 MIN_RUNS, MAX_RUNS = 3, 100
 ENOUGH = 0.001  # of the mean: the error from which on more calls tell nothing
 MAX_SECONDS = 10
-MAX_ANSWER = 1 << 16  # bytes
-PR_SET_DUMPABLE = 4
+MAX_AGAIN = 5  # calls of a case that are made again because this process lost its core
+EMPTY_CALLS = 40  # of the empty worker; the shortest counts
+WORKER = "KBNODE_WORKER"  # the number of a socket that kbnode runner gives, to ask it for fenced workers
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
+
+# The shared memory: flags, each in a cache line of its own, the text of an error, the input, the output.
+GO, DONE, FAILED = 0, 16, 32  # in words of 8 bytes
+ERROR, HEAD = 512, 4096
+ALIGN = 64
+clock = time.perf_counter_ns
+
+
+# What both processes know: trees of arrays and numbers, described by lists of JSON.
+
+FORMATS = set("bBhHiIlLqQfd")
+NUMBERS = {"int": "q", "bool": "q", "float": "d"}
+NAMES = {"array": "an array.array or memoryview", "numpy": "a numpy.ndarray", "torch": "a torch.Tensor", "gpu": "a torch.Tensor on the GPU"}
+
+
+class Unfit(Exception):
+    """Says why a value is not what it should be."""
+
+
+def kind(value):
+    name = type(value)
+    if name in (array.array, memoryview):
+        return "array"
+    if (name.__module__, name.__name__) == ("numpy", "ndarray"):
+        return "numpy"
+    if (name.__module__, name.__name__) == ("torch", "Tensor"):
+        return "torch" if value.device.type == "cpu" else "gpu"
+    return name.__name__
+
+
+def layout(value, name):
+    """Returns an array's type of elements, its shape, and its size in bytes."""
+    if name == "array":
+        v = memoryview(value)
+        dtype, shape, size, fits = v.format, v.shape, v.nbytes, v.format in FORMATS and v.c_contiguous
+        dtype = {"l": "q", "L": "Q"}.get(dtype, dtype)  # which are the same here
+    elif name == "numpy":
+        dtype, shape, size, fits = value.dtype.str, value.shape, value.nbytes, not value.dtype.hasobject and value.flags.c_contiguous
+    elif name in ("torch", "gpu"):
+        dtype, shape = str(value.dtype).replace("torch.", ""), value.shape
+        size, fits = value.numel() * value.element_size(), value.is_contiguous()
+    else:
+        raise Unfit(f"a {name}")
+    if not fits:
+        raise Unfit(f"{NAMES[name]} of {dtype} that has objects or is not contiguous")
+    return dtype, list(shape), size
+
+
+def describe(value, sizes):
+    """Returns the description of a tree. sizes are the bytes taken of the host's memory and of the GPU's, and grow."""
+    name = kind(value)
+    if name in ("tuple", "list"):
+        return [name, [describe(v, sizes) for v in value]]
+    if name == "dict" and all(type(k) is str for k in value):
+        return [name, {k: describe(v, sizes) for k, v in value.items()}]
+    if name in ("str", "NoneType"):
+        return ["constant", value]
+    dtype, shape, size = (None, None, 8) if name in NUMBERS else layout(value, name)
+    on_gpu = name == "gpu"
+    at = -(-sizes[on_gpu] // ALIGN) * ALIGN
+    sizes[on_gpu] = at + size
+    return [name, at, dtype, shape]
+
+
+def leaves(spec, value, where):
+    """Goes through a tree that should be as its description says, and yields what is in it, each with its description."""
+    name = spec[0]
+    if name in ("tuple", "list"):
+        if type(value).__name__ != name or len(value) != len(spec[1]):
+            raise Unfit(f"{where} is {named(value)}; a {name} of {len(spec[1])} is wanted")
+        for i, part in enumerate(spec[1]):
+            yield from leaves(part, value[i], f"{where}[{i}]")
+    elif name == "dict":
+        if type(value) is not dict or value.keys() != spec[1].keys():
+            raise Unfit(f"{where} is {named(value)}; a dict of {', '.join(spec[1])} is wanted")
+        for k, part in spec[1].items():
+            yield from leaves(part, value[k], f"{where}[{k!r}]")
+    elif name == "constant":
+        if type(value) is not type(spec[1]) or value != spec[1]:
+            raise Unfit(f"{where} is {named(value)}; {spec[1]!r} is wanted")
+    elif name in NUMBERS:
+        if type(value).__name__ != name or name == "int" and not -(1 << 63) <= value < 1 << 63:
+            raise Unfit(f"{where} is {named(value)}; one {name} of 64 bits is wanted")
+        yield spec, value
+    else:
+        try:
+            if kind(value) != name or layout(value, name)[:2] != (spec[2], spec[3]):
+                raise Unfit("")
+        except Unfit:
+            raise Unfit(f"{where} is {named(value)}; {NAMES[name]} of {spec[2]}{spec[3]} is wanted") from None
+        yield spec, value
+
+
+def named(value):
+    name = kind(value)
+    try:
+        dtype, shape, _ = layout(value, name)
+        return f"{NAMES[name]} of {dtype}{shape}"
+    except Unfit as e:
+        return f"a {name} of {len(value)}" if name in ("tuple", "list", "dict") else str(e)
+
+
+def store(spec, value, memory, gpu, where):
+    """Writes a tree to where its description says; without gpu, only what is in the host's memory."""
+    for (name, at, dtype, shape), leaf in leaves(spec, value, where):
+        if name in NUMBERS:
+            struct.pack_into(NUMBERS[name], memory, at, leaf)
+        elif name == "gpu":
+            if gpu:
+                gpu.tensor(at, dtype, shape).copy_(leaf)
+        elif name == "torch":
+            view([name, at, dtype, shape], memory, gpu).copy_(leaf)
+        elif math.prod(shape):
+            flat = memoryview(leaf).cast("B")
+            memory[at : at + len(flat)] = flat
+
+
+def view(spec, memory, gpu):
+    """Returns the tree that a description says, its arrays in place."""
+    name = spec[0]
+    if name in ("tuple", "list"):
+        parts = [view(part, memory, gpu) for part in spec[1]]
+        return tuple(parts) if name == "tuple" else parts
+    if name == "dict":
+        return {k: view(part, memory, gpu) for k, part in spec[1].items()}
+    if name == "constant":
+        return spec[1]
+    _, at, dtype, shape = spec
+    if name in NUMBERS:
+        value = struct.unpack_from(NUMBERS[name], memory, at)[0]
+        return bool(value) if name == "bool" else value
+    if name == "gpu":
+        return gpu.tensor(at, dtype, shape)
+    count = math.prod(shape)
+    if name == "array":
+        flat = memoryview(memory)[at : at + count * struct.calcsize(dtype)].cast("B")
+        return flat.cast(dtype) if count == 0 else flat.cast(dtype, shape)
+    if name == "numpy":
+        import numpy
+
+        return numpy.frombuffer(memory, numpy.dtype(dtype), count, at).reshape(shape)
+    import torch
+
+    empty = torch.empty(shape, dtype=getattr(torch, dtype))
+    return empty if count == 0 else torch.frombuffer(memory, dtype=empty.dtype, count=count, offset=at).reshape(shape)
+
+
+def parts(spec):
+    """Yields the names of what is in a tree."""
+    if spec[0] in ("tuple", "list", "dict"):
+        for part in spec[1].values() if spec[0] == "dict" else spec[1]:
+            yield from parts(part)
+    else:
+        yield spec[0]
+
+
+class Memory:
+    """Shared memory, and the flags in it. No side can change its size."""
+
+    def __init__(self, fd):
+        self.fd, self.lock = fd, threading.Lock()
+        os.set_inheritable(fd, False)
+        self.bytes = memoryview(mmap.mmap(fd, 0))
+        self.flags = self.bytes[:ERROR].cast("Q")
+
+    @classmethod
+    def new(cls, size):
+        fd = os.memfd_create("kbnode", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        os.ftruncate(fd, HEAD + size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return cls(fd)
+
+    def ring(self, flag, value):
+        with self.lock:  # orders what was written before on any processor
+            pass
+        self.flags[flag] = value
+
+
+class GPU:
+    """Memory of the GPU that two processes share, by CUDA's or HIP's handles. It is no part of torch's pools, in which
+    there may be other data beside it."""
+
+    BLOCK = 2 << 20  # what the driver shares at least
+
+    def __init__(self, size, handle=None):
+        import ctypes
+
+        import torch
+
+        torch.empty(1, device="cuda")  # makes the context
+        if torch.version.hip:
+            driver = ctypes.CDLL("libamdhip64.so")
+            allocate, free, export, attach = driver.hipMalloc, driver.hipFree, driver.hipIpcGetMemHandle, driver.hipIpcOpenMemHandle
+        else:
+            driver = ctypes.CDLL("libcuda.so.1")
+            allocate, free, export, attach = driver.cuMemAlloc_v2, driver.cuMemFree_v2, driver.cuIpcGetMemHandle, driver.cuIpcOpenMemHandle_v2
+
+        class Handle(ctypes.Structure):
+            _fields_ = [("bytes", ctypes.c_ubyte * 64)]
+
+        address = ctypes.c_void_p()
+        if handle is None:
+            size = -(-max(size, 1) // self.BLOCK) * self.BLOCK
+            own = Handle()
+            self.free = lambda: free(address)
+            codes = [allocate(ctypes.byref(address), ctypes.c_size_t(size)), export(ctypes.byref(own), address)]
+            self.handle = bytes(own.bytes).hex()
+        else:
+            codes = [attach(ctypes.byref(address), Handle.from_buffer_copy(bytes.fromhex(handle)), ctypes.c_uint(1))]
+        if any(codes):
+            raise RuntimeError(f"the driver shares no memory of the GPU: errors {codes}")
+        self.torch, self.address = torch, address.value
+
+    def tensor(self, at, dtype, shape):
+        dtype = getattr(self.torch, dtype)
+        empty = self.torch.empty([0], dtype=dtype, device="cuda")
+        count = math.prod(shape)
+        if count == 0:
+            return empty.reshape(shape)
+        self.__cuda_array_interface__ = {
+            "shape": (count * empty.element_size(),), "typestr": "|u1", "data": (self.address + at, False), "version": 3,
+        }
+        return self.torch.as_tensor(self, device="cuda").view(dtype).reshape(shape)
+
+
+# The worker's side. It belongs to the submission: nothing that it says counts but the bytes of an output, and an error.
+
+
+def worker(memory, channel):
+    memory, channel = Memory(memory), socket.socket(fileno=channel)
+    setup = b""
+    while not setup.endswith(b"\n"):
+        setup += channel.recv(1 << 16)
+    setup = json.loads(setup)
+    try:
+        if setup["empty"]:
+            hide()
+        if len(setup["cores"]) > 1:
+            os.sched_setaffinity(0, setup["cores"][1:])
+        sys.path.insert(0, os.getcwd())
+        sys.argv[:] = ["eval.py"]
+        serve(setup, memory, channel)
+    except BaseException as e:  # the submission's, mostly
+        if not isinstance(e, Unfit):
+            traceback.print_exc()
+        text = one_line(e if isinstance(e, Unfit) else f"{type(e).__name__}: {e}")
+        memory.bytes[ERROR : ERROR + len(text)] = text
+        memory.ring(FAILED, len(text))
+        try:
+            sys.stdout.flush()
+        except (OSError, ValueError):
+            pass  # the submission closed it
+        os._exit(1)
+
+
+def serve(setup, memory, channel):
+    source, target = memory.bytes[HEAD:], memory.bytes[HEAD + setup["sizes"][0] :]
+    source_gpu = target_gpu = finish = None
+    if setup["gpu"] and not setup["empty"]:
+        source_gpu, target_gpu = (GPU(0, handle) for handle in setup["gpu"])
+        finish = source_gpu.torch.cuda.synchronize
+    if setup["empty"]:
+        kernel, in_place = nothing, True
+    else:
+        from submission import custom_kernel as kernel
+
+        in_place = takes_output(kernel)
+        if setup["profile"] and finish:
+            kernel = marked(kernel, source_gpu.torch.cuda)
+    flags, spin, numbers = memory.flags, len(setup["cores"]) > 1, any(name in NUMBERS for name in parts(setup["input"]))
+    output, arguments, seen = None, (), 0
+    while True:
+        if not spin:
+            channel.recv(1)
+        while flags[GO] == seen:
+            pass
+        seen = flags[GO]
+        if not setup["empty"] and (seen & 1 or numbers):  # odd: the judge asks whether this process runs
+            output = view(setup["output"], target, target_gpu)
+            arguments = (view(setup["input"], source, source_gpu), output)[: 1 + in_place]
+        if not seen & 1:
+            result = kernel(*arguments)
+            if result is not None and result is not output:
+                store(setup["output"], result, target, target_gpu, "the output")
+            elif result is None and not in_place:
+                raise Unfit("custom_kernel returned nothing; it must return the output, or take it as its second argument")
+            if finish:
+                finish()
+        memory.ring(DONE, seen)
+        if not spin:
+            channel.send(b"x")
+
+
+def marked(kernel, cuda):
+    """Returns a kernel, marked for the profiler."""
+
+    def call(*arguments):
+        with cuda.nvtx.range("custom_kernel"):
+            result = kernel(*arguments)
+            cuda.synchronize()
+            return result
+
+    return call
+
+
+def nothing():
+    pass
+
+
+def takes_output(kernel):
+    try:
+        parameters = inspect.signature(kernel).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) == 2
+
+
+# The judge's side.
+
+
+class Ended(Exception):
+    """Says how a worker ended."""
+
+
+class Bare:
+    """A worker's process where nothing keeps it from this one."""
+
+    def __init__(self, argv, fds):
+        self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=fds, env=environment(), start_new_session=True)
+
+    def signal(self, number):
+        try:
+            os.killpg(self.process.pid, number)
+        except OSError:  # it has no group of its own
+            try:
+                os.kill(self.process.pid, number)
+            except OSError:
+                pass  # it ended
+
+    def stop(self):
+        self.signal(signal.SIGSTOP)
+        if self.process.returncode is None:
+            status = os.waitpid(self.process.pid, os.WUNTRACED)[1]
+            if not os.WIFSTOPPED(status):
+                self.process.returncode = os.waitstatus_to_exitcode(status)
+
+    def resume(self):
+        self.signal(signal.SIGCONT)
+
+    def code(self):
+        """Returns the exit code, None of a process that runs."""
+        return self.process.poll()
+
+    def end(self):
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+
+class Fenced:
+    """A worker's process that kbnode runner starts: it can write to its own home only, and reach no process but its own.
+    Orders and answers are messages on a socket; the end of the process is a message, too."""
+
+    control = None
+
+    def __init__(self, argv, fds):
+        self.ended = None
+        if not Fenced.control:
+            Fenced.control = socket.socket(fileno=int(os.environ[WORKER]))
+            Fenced.control.set_inheritable(False)
+        socket.send_fds(self.control, [json.dumps({"argv": argv}).encode()], [1, 2, *fds])
+        self.answer("pid")
+
+    def answer(self, key):
+        """Returns when an order is carried out, or the process has ended."""
+        text = self.control.recv(1 << 16)
+        answer = json.loads(text) if text else {"error": "kbnode runner has gone"}
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        self.ended = answer.get("ended", self.ended)
+        return key in answer
+
+    def order(self, what):
+        self.control.send(json.dumps({"do": what}).encode())
+
+    def stop(self):
+        if self.ended is None:
+            self.order("stop")
+            self.answer("done")
+
+    def resume(self):
+        if self.ended is None:
+            self.order("continue")
+            self.answer("done")
+
+    def code(self):
+        if self.ended is None and select.select([self.control], [], [], 0)[0]:
+            self.answer("ended")
+        return self.ended
+
+    def end(self):
+        self.order("end")
+        while not self.answer("done"):
+            pass
+
+
+def environment():
+    return {k: v for k, v in os.environ.items() if not k.startswith("POPCORN_") and k != WORKER}
+
+
+class Worker:
+    """A worker, stopped but for its calls, and the memory that is shared with it."""
+
+    def __init__(self, program, case, setup):
+        self.case, self.number, self.spin = case, 0, len(setup["cores"]) > 1
+        size, output_size = case.sizes[0], case.output_sizes[0]
+        self.memory = Memory.new(size + output_size)
+        self.source, self.target = self.memory.bytes[HEAD : HEAD + size], self.memory.bytes[HEAD + size :]
+        self.copy, self.gpu, self.sources, self.targets, self.copies = memoryview(bytearray(output_size)), [], [], [], []
+        if case.on_gpu:
+            self.gpu = [GPU(case.sizes[1]), GPU(case.output_sizes[1])]
+            self.sources, self.targets = ([gpu.tensor(*spec[1:]) for spec in specs] for gpu, specs in zip(self.gpu, case.on_gpu))
+            self.copies = [t.clone() for t in self.targets]
+        self.channel, theirs = socket.socketpair()
+        fenced = WORKER in os.environ and not setup["empty"]
+        numbers = (3, 4) if fenced else (self.memory.fd, theirs.fileno())
+        argv = [sys.executable, "-c", program, "worker", *map(str, numbers)]
+        self.process = Fenced(argv, [self.memory.fd, theirs.fileno()]) if fenced else Bare(argv, numbers)
+        theirs.close()
+        setup = setup | {"input": case.input, "output": case.output, "sizes": case.sizes, "gpu": [gpu.handle for gpu in self.gpu]}
+        try:
+            self.channel.sendall(json.dumps(setup).encode() + b"\n")
+        except OSError:
+            pass  # it ended, and ready says how
+
+    def end(self):
+        self.process.end()
+        for gpu in self.gpu:
+            gpu.free()
+
+    def tensor(self, at, dtype, shape):
+        """Returns the copy of an output on the GPU."""
+        return next(copy for spec, copy in zip(self.case.on_gpu[1], self.copies) if spec[1] == at)
+
+    def ready(self):
+        """Waits until the submission is loaded, and stops the worker."""
+        self.number = 1
+        self.tell(1)
+        while self.memory.flags[DONE] != 1:
+            self.alive(0)
+            time.sleep(0.0005)
+        self.process.stop()
+
+    def tell(self, number):
+        self.memory.ring(GO, number)
+        if not self.spin:
+            try:
+                self.channel.send(b"x")
+            except OSError:
+                pass  # it ended, and wait says how
+
+    def wait(self, number):
+        flags, before = self.memory.flags, self.memory.flags[DONE]
+        while True:
+            for _ in range(1000 if self.spin else 1):
+                if flags[DONE] == number:
+                    return
+            self.alive(before)
+            if not self.spin and select.select([self.channel], [], [], 0.1)[0]:
+                self.channel.recv(1)
+
+    def alive(self, before):
+        """Raises an exception if there is nothing to wait for. before is what the worker answered before."""
+        code = self.process.code()
+        if code is None:
+            if self.memory.flags[DONE] not in (before, self.number):
+                raise Ended("the submission wrote to where its judge looks")
+            return
+        size = self.memory.flags[FAILED]
+        if 0 < size <= HEAD - ERROR:
+            raise Ended(bytes(self.memory.bytes[ERROR : ERROR + size]).decode("utf-8", "replace"))
+        if code < 0:
+            raise Ended(f"signal {-code} ({signal.strsignal(-code)}) ended the submission's process")
+        raise Ended(f"the submission ended its process with exit code {code}")
+
+    def call(self, data):
+        """Has the worker called with an input, and returns the nanoseconds, and whether this process kept its core. The
+        output is in the copies."""
+        text, tensors = data
+        self.process.resume()
+        self.number = self.number + 2 & ~1 | 1  # odd: does it run?
+        self.tell(self.number)
+        self.wait(self.number)
+        self.number += 1
+        switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        begin = clock()
+        self.source[:] = text
+        if self.gpu:
+            for target, source in zip(self.sources, tensors):
+                target.copy_(source)
+            self.case.flush()
+        self.tell(self.number)
+        self.wait(self.number)
+        self.copy[:] = self.target
+        if self.gpu:
+            for target, source in zip(self.copies, self.targets):
+                target.copy_(source)
+            self.case.synchronize()
+        elapsed = clock() - begin
+        kept = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw == switches
+        self.process.stop()
+        return elapsed, kept
+
+
+class Case:
+    """One line of the cases."""
+
+    def __init__(self, reference, spec, values, base):
+        self.reference, self.base, self.sizes, self.output_sizes = reference, base, [0, 0], [0, 0]
+        self.values = {k: v for k, v in values.items() if k != "seed"}
+        try:
+            example = self.make(0), reference.output(**self.values)
+            self.input, self.output = describe(example[0], self.sizes), describe(example[1], self.output_sizes)
+        except Unfit as e:
+            raise RuntimeError(f"reference.py makes {e} for the case {spec!r}, which cannot be shared") from None
+        self.sizes[0] = -(-self.sizes[0] // ALIGN) * ALIGN
+        trees = (self.input, example[0]), (self.output, example[1])
+        self.on_gpu = [[part for part, _ in leaves(*tree, "") if part[0] == "gpu"] for tree in trees]
+        if not any(self.on_gpu):
+            self.on_gpu = None
+        else:
+            import torch
+
+            # More than the level 2 cache of any GPU holds.
+            self.cache = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+            self.synchronize = torch.cuda.synchronize
+
+    def flush(self):
+        """Empties the GPU's caches of what was copied."""
+        self.cache.zero_()
+        self.synchronize()
+
+    def make(self, call):
+        return self.reference.make(random.Random(f"{self.base}/{call}").getrandbits(62), **self.values)
+
+    def packed(self, call):
+        """Returns the input of a call, and what of it is copied: bytes of the host's memory, and tensors on the GPU."""
+        data, text = self.make(call), bytearray(self.sizes[0])
+        try:
+            store(self.input, data, memoryview(text), None, "what reference.make returns for another seed")
+            return data, (text, [leaf for part, leaf in leaves(self.input, data, "") if part[0] == "gpu"])
+        except Unfit as e:
+            raise RuntimeError(str(e)) from None
+
+    def wrong(self, data, worker):
+        error = self.reference.check(data, view(self.output, worker.copy, worker))
+        return one_line(error).decode() if error else ""
+
+
+def judge(say, mode, texts, lines, secret):
+    """Judges all cases, and reports them line by line."""
+    reference = types.ModuleType("reference")
+    exec(compile(texts["reference"], "reference.py", "exec"), reference.__dict__)
+    cores = sorted(os.sched_getaffinity(0))
+    kind, passed = "test" if mode == "test" else "benchmark", True
+    say("fence", "kbnode" if os.environ.get(WORKER) else "none; a submission that attacks its judge can fake what follows")
+    if len(cores) < 2:
+        say("handover", "through a pipe, as there is one core; times have some microseconds more")
+    say(f"{kind}-count", len(lines))
+    setup = {"cores": cores, "profile": mode == "profile", "empty": False}
+    for i, (spec, values) in enumerate(lines):
+        say(f"{kind}.{i}.spec", spec)
+        seed = f"{values.get('seed', 0)}/{secret}"
+        if secret or mode != "test":
+            # What a submission remembers of one mode is wrong in another.
+            seed = derived(f"{mode}/{seed}")
+        case = Case(reference, spec, values, seed)
+        try:
+            times = run(texts["program"], case, setup, mode)
+        except (Ended, Unfit) as e:
+            passed = False
+            say(f"{kind}.{i}.status", "fail")
+            say(f"{kind}.{i}.error", one_line(e).decode())
+            continue
+        if mode == "test":
+            say(f"test.{i}.status", "pass")
+        elif mode == "profile":
+            say(f"benchmark.{i}.report", "")
+        else:
+            for key, value in times.items():
+                say(f"benchmark.{i}.{key}", value)
+    say("check", "pass" if passed else "fail")
+    return 0 if passed else VALIDATE_FAIL
+
+
+def run(program, case, setup, mode):
+    """Runs one case, and returns what its calls took."""
+    timed = mode in ("benchmark", "leaderboard")
+    empty = Worker(program, case, setup | {"empty": True}) if timed else None
+    worker = None
+    try:
+        if timed:
+            empty.ready()
+            if len(setup["cores"]) > 1:
+                os.sched_setaffinity(0, setup["cores"][:1])
+        worker = Worker(program, case, setup)
+        worker.ready()
+        return calls(case, worker, empty, mode)
+    finally:
+        os.sched_setaffinity(0, setup["cores"])
+        for w in (worker, empty):
+            if w:
+                w.end()
+
+
+def calls(case, worker, empty, mode):
+    begin, raw, call, again, handover = time.monotonic(), [], 0, 0, math.inf
+    while True:
+        data, packed = case.packed(call)
+        elapsed, kept = worker.call(packed)
+        if error := case.wrong(data, worker):
+            raise Unfit(error if call == 0 else f"call {call + 1} of the same case: {error}")
+        if not empty:
+            return None
+        call += 1
+        if call == 1:
+            handover = shortest(empty, packed)
+            continue  # it warms up
+        if not kept and again < MAX_AGAIN:
+            again += 1
+            continue
+        raw.append(elapsed)
+        if len(raw) < MIN_RUNS:
+            continue
+        known = statistics(raw)
+        if known["err"] < ENOUGH * known["mean"] or len(raw) == MAX_RUNS or time.monotonic() - begin > MAX_SECONDS:
+            break
+    handover = min(handover, shortest(empty, packed))
+    # Nothing is faster than what does nothing, but for noise.
+    times = statistics([max(t - handover, t / 20) for t in raw])
+    return times | {"handover": float(handover), "raw.mean": known["mean"], "raw.best": known["best"], "raw.worst": known["worst"], "again": again}
+
+
+def shortest(empty, packed):
+    """Returns the nanoseconds of the shortest call of a worker that does nothing. The submission's is stopped."""
+    return min(empty.call(packed)[0] for _ in range(EMPTY_CALLS))
+
+
+def statistics(times):
+    n, mean = len(times), sum(times) / len(times)
+    std = math.sqrt(sum((t - mean) ** 2 for t in times) / (n - 1)) if n > 1 else 0.0
+    return {"runs": n, "mean": mean, "std": std, "err": std / math.sqrt(n), "best": float(min(times)), "worst": float(max(times))}
+
+
+def derived(secret):
+    """Returns a seed that does not tell the secret, which may have only 31 bits: so many steps cost a guess."""
+    for _ in range(200):
+        secret = str(random.Random(secret).getrandbits(256))
+    return secret
+
+
+def one_line(text):
+    return " ".join(str(text).split())[:500].encode("utf-8", "replace")
 
 
 def hide():
-    """Keeps this process's environment, memory and files from others of the same user (prctl(2))."""
+    """Keeps this process's environment, memory, files and arguments from others of the same user (prctl(2), proc(5))."""
     try:
         import ctypes
 
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    except (ImportError, OSError, AttributeError, TypeError) as e:
+        with open("/proc/self/stat") as f:
+            fields = f.read().rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end
+        ctypes.memset(start, 0, end - start)
+    except (ImportError, OSError, AttributeError, TypeError, ValueError, IndexError) as e:
         print(f"a submission may read the seed here: {e}", file=sys.stderr)
 
 
@@ -78,153 +756,6 @@ def read_cases(path):
     return cases
 
 
-def derived(secret):
-    """Returns a seed that does not tell the secret, which may have only 31 bits: so many steps cost a guess."""
-    for _ in range(200):
-        secret = str(random.Random(secret).getrandbits(256))
-    return secret
-
-
-def one_line(text):
-    return " ".join(str(text).split())[:500].encode("utf-8", "replace").decode()
-
-
-def statistics(times):
-    n, mean = len(times), sum(times) / len(times)
-    std = math.sqrt(sum((t - mean) ** 2 for t in times) / (n - 1)) if n > 1 else 0.0
-    return {"runs": n, "mean": mean, "std": std, "err": std / math.sqrt(n), "best": min(times), "worst": max(times)}
-
-
-def work(job):
-    """Runs one case, in a process of its own, and returns what came of it."""
-    reference = types.ModuleType("reference")
-    exec(compile(job["reference"], "reference.py", "exec"), reference.__dict__)
-    sys.path.insert(0, os.getcwd())
-
-    # Taken before the submission can put something else in their places.
-    make, refill, check, measure = reference.make, reference.refill, reference.check, reference.measure
-    profile, clock = getattr(reference, "profile", measure), time.monotonic
-    case, base = dict(job["case"]), job["seed"]
-    case.pop("seed", None)
-
-    def seed(call):
-        return random.Random(f"{base}/{call}").getrandbits(62)
-
-    from submission import custom_kernel
-
-    data = make(seed(0), **case)
-    if job["mode"] == "profile":
-        profile(custom_kernel, data)
-        return {}
-    begin, times, call = clock(), [], 0
-    while True:
-        if call > 0:
-            # New values where the old ones were: an answer that is remembered
-            # for an address, a size or the call before is wrong.
-            refill(data, make(seed(call), **case))
-        output, nanoseconds = measure(custom_kernel, data)
-        # The input is made again, as the submission could write to its own.
-        error = check(make(seed(call), **case), output)
-        if error:
-            return {"error": error if call == 0 else f"call {call + 1} of the same case: {error}"}
-        if job["mode"] == "test":
-            return {}
-        if call > 0:  # the first one warms up
-            times.append(nanoseconds)
-        call += 1
-        if len(times) < MIN_RUNS:
-            continue
-        known = statistics(times)
-        if known["err"] < ENOUGH * known["mean"] or len(times) == MAX_RUNS or clock() - begin > MAX_SECONDS:
-            return {"times": times}
-
-
-def worker(fd):
-    # Other programs that the submission starts do not inherit it.
-    os.set_inheritable(fd, False)
-    job = json.load(sys.stdin)
-    try:
-        result = work(job)
-    except Exception as e:  # the submission's, mostly
-        import traceback
-
-        traceback.print_exc()
-        result = {"error": f"{type(e).__name__}: {e}"}
-    if "error" in result:
-        result["error"] = one_line(result["error"])
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        pass  # the submission closed it
-    with os.fdopen(fd, "w", encoding="utf-8") as out:
-        out.write(json.dumps(result) + "\n")
-
-
-def run(job):
-    """Runs one case and returns its result, whatever happens to the process."""
-    read, write = os.pipe()
-    env = {k: v for k, v in os.environ.items() if not k.startswith("POPCORN_")}
-    begin = time.monotonic_ns()
-    child = subprocess.Popen([sys.executable, "-c", job["program"], "worker", str(write)], stdin=subprocess.PIPE, pass_fds=[write], env=env)
-    os.close(write)
-    with os.fdopen(read, "rb") as answer:
-        try:
-            with child.stdin:
-                child.stdin.write(json.dumps(job).encode())
-        except BrokenPipeError:
-            pass
-        line = first_line(read, child)
-        elapsed = time.monotonic_ns() - begin
-        result = checked(line, job["mode"], elapsed)
-        if line and result is None:
-            child.kill()  # it may have more to write than a pipe holds
-        code = child.wait()
-        os.set_blocking(read, False)
-        if result is not None and not answer.read1(1):
-            return result
-    if line:
-        return {"error": "the submission wrote into the evaluation's pipe"}
-    if code < 0:
-        return {"error": f"signal {-code} ({signal.strsignal(-code)}) ended the submission's process"}
-    return {"error": f"the submission ended its process with exit code {code}"}
-
-
-def first_line(fd, child):
-    """Reads an answer. A process that the submission left may keep the pipe open when the child has ended."""
-    line, ended = b"", False
-    while len(line) < MAX_ANSWER and not line.endswith(b"\n"):
-        if not select.select([fd], [], [], 0 if ended else 0.05)[0]:
-            if ended:
-                break
-            ended = child.poll() is not None
-            continue
-        more = os.read(fd, MAX_ANSWER - len(line))
-        if not more:
-            break
-        line += more
-    return line
-
-
-def checked(line, mode, elapsed):
-    """Returns the result that an answer is, None if it cannot be one. elapsed is in nanoseconds."""
-    try:
-        result = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if type(result) is not dict:
-        return None
-    if list(result) == ["error"] and type(result["error"]) is str:
-        return result
-    if mode == "test" or mode == "profile":
-        return result if not result else None
-    times = result.get("times")
-    if list(result) != ["times"] or type(times) is not list or not MIN_RUNS <= len(times) <= MAX_RUNS:
-        return None
-    if any(type(t) not in (int, float) or not 1 <= t <= elapsed for t in times) or sum(times) > elapsed:
-        return None
-    return {"times": statistics(times)}
-
-
 def main():
     if len(sys.argv) != 3 or sys.argv[1] not in ("test", "benchmark", "leaderboard", "profile"):
         return USAGE
@@ -235,46 +766,64 @@ def main():
         report = os.fdopen(fd, "w", encoding="utf-8", errors="replace")
     except (KeyError, ValueError, OSError):
         return PIPE_FAILED
-
-    hide()
-
-    def say(key, value):
-        print(f"{key}: {value}", file=report, flush=True)
-
-    cases = read_cases(sys.argv[2])
+    lines = read_cases(sys.argv[2])
     texts = {}
     for name, path in ("program", __file__), ("reference", "reference.py"):
         with open(path, encoding="utf-8") as f:
             texts[name] = f.read()
-    kind, passed = "test" if mode == "test" else "benchmark", True
-    say(f"{kind}-count", len(cases))
-    for i, (spec, case) in enumerate(cases):
-        say(f"{kind}.{i}.spec", spec)
-        secret = os.environ.get("POPCORN_SEED", "")
-        seed = f"{case.get('seed', 0)}/{secret}"
-        if secret or mode != "test":
-            # What a submission remembers of one mode is wrong in another.
-            seed = derived(f"{mode}/{seed}")
-        result = run(texts | {"mode": mode, "case": case, "seed": seed})
-        times = result.get("times")
-        if "error" in result:
-            passed = False
-            say(f"{kind}.{i}.status", "fail")
-            say(f"{kind}.{i}.error", one_line(result["error"]))
-            continue
-        if mode == "test":
-            say(f"test.{i}.status", "pass")
-        elif mode == "profile":
-            say(f"benchmark.{i}.report", "")
-        else:
-            for key in ("runs", "mean", "std", "err", "best", "worst"):
-                say(f"benchmark.{i}.{key}", times[key] if key == "runs" else float(times[key]))
-    say("check", "pass" if passed else "fail")
-    return 0 if passed else VALIDATE_FAIL
+    hide()
+    return supervise(report, lambda say: judge(say, mode, texts, lines, os.environ.pop("POPCORN_SEED", "")))
+
+
+def supervise(report, work):
+    """Runs the judge in a process of its own, and reports what it says. It has the last word if a signal ends the judge."""
+    read, write = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        report.close()
+        out = os.fdopen(write, "w", encoding="utf-8", errors="replace")
+        code = 1
+        try:
+            die_with_parent()
+            code = work(lambda key, value: print(f"{key}: {value}", file=out, flush=True))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(write)
+    last = "test.0"
+    with os.fdopen(read, encoding="utf-8", errors="replace", newline="\n") as said:
+        for line in said:
+            if not line.endswith("\n"):
+                break  # its process ended within it
+            if line.partition(": ")[0].endswith(".spec"):
+                last = line.partition(".spec")[0]
+            report.write(line)
+            report.flush()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code in (0, VALIDATE_FAIL):
+        return code
+    why = f"signal {-code} ({signal.strsignal(-code)}) ended the judge" if code < 0 else "the judge failed; its standard error says why"
+    for line in f"{last}.status: fail", f"{last}.error: {why}", "check: fail":
+        print(line, file=report, flush=True)
+    return VALIDATE_FAIL if code < 0 else code
+
+
+def die_with_parent():
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except (ImportError, OSError, AttributeError, TypeError):
+        pass  # it ends with its program
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3 and sys.argv[1] == "worker":
-        worker(int(sys.argv[2]))
+    if len(sys.argv) == 4 and sys.argv[1] == "worker":
+        worker(int(sys.argv[2]), int(sys.argv[3]))
     else:
         sys.exit(main())

@@ -9,7 +9,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -31,7 +33,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv("KBNODE_TEST_RUNNER") != "" {
 		os.Exit(runner.Main(context.Background(), runner.Options{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}))
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	_ = os.RemoveAll(driver())
+	os.Exit(code)
 }
 
 var timeLimits = regexp.MustCompile(`(_timeout": ?)[0-9]+`)
@@ -51,7 +55,7 @@ func evaluate(t *testing.T, p *task.Task, submission, mode string) *result.Resul
 	cmd := exec.CommandContext(t.Context(), self)
 	cmd.Dir = t.TempDir()
 	cmd.Env = append(os.Environ(), "KBNODE_TEST_RUNNER=1", "GORACE=atexit_sleep_ms=0", "BUILDKITE=", "PATH="+tools+":"+os.Getenv("PATH"),
-		"PYTHONPATH="+filepath.Join(tools, "gpu"), "PYTHONDONTWRITEBYTECODE=1", payload.Var+"="+payload.Encode([]byte(doc)))
+		"PYTHONPATH="+filepath.Join(tools, "gpu"), "LD_LIBRARY_PATH="+driver(), "PYTHONDONTWRITEBYTECODE=1", payload.Var+"="+payload.Encode([]byte(doc)))
 	out, err := cmd.CombinedOutput()
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 		t.Fatal(err)
@@ -62,6 +66,17 @@ func evaluate(t *testing.T, p *task.Task, submission, mode string) *result.Resul
 	}
 	return r
 }
+
+// driver returns the directory of a stand-in for CUDA's driver.
+var driver = sync.OnceValue(func() string {
+	dir := filepath.Join(os.TempDir(), "kbnode-examples-"+strconv.Itoa(os.Getpid()))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		panic(err)
+	}
+	// Without g++, no test needs it.
+	_ = exec.Command("g++", "-O1", "-shared", "-fPIC", "-o", filepath.Join(dir, "libcuda.so.1"), "testdata/gpu/driver.cpp", "-lpthread").Run()
+	return dir
+})
 
 // outcome says of each run, in the order of a job's, whether it passed.
 func outcome(r *result.Result) string {
@@ -85,6 +100,9 @@ func outcome(r *result.Result) string {
 func failures(r *result.Result) string {
 	var texts []string
 	for _, e := range r.Runs {
+		if e.Value.Run == nil {
+			continue // outcome says why
+		}
 		for _, m := range e.Value.Run.Result {
 			if strings.HasSuffix(m.Key, ".error") {
 				texts = append(texts, m.Key+": "+m.Value)
@@ -123,7 +141,7 @@ func TestPrefixPython(t *testing.T) {
 		"submission.py":      passes,
 		"wrong.py":           fails("test.2.error: output["),
 		"cheat.py":           caught("benchmark.0.error: call 2 of the same case: output[0] is "),
-		"cheat_equal.py":     fails("test.0.error: output[0] is a Any, not an int"),
+		"cheat_equal.py":     fails("test.0.error: the output is a Any; an array.array or memoryview of q[1] is wanted"),
 		"cheat_input.py":     fails("test.0.error: output[0] is 0 instead of "),
 		"cheat_reference.py": fails("test.2.error: output[0] is 0 instead of "),
 	})
@@ -141,12 +159,14 @@ func TestPrefixPythonBreaks(t *testing.T) {
 	for text, want := range map[string]string{
 		"def custom_kernel(data):\n  raise ValueError('no\\nway')\n":              "ValueError: no way",
 		"def custom_kernel(data):\n  import os; os.kill(os.getpid(), 11)\n":       "signal 11 (Segmentation fault) ended the submission's process",
-		"def custom_kernel(data):\n  raise SystemExit\n":                          "the submission ended its process with exit code 0",
-		"def custom_kernel(data):\n  return data[:-1]\n":                          "the output has 0 numbers; 1 are wanted",
+		"def custom_kernel(data):\n  raise SystemExit\n":                          "SystemExit:",
+		"def custom_kernel(data):\n  import os; os._exit(3)\n":                    "the submission ended its process with exit code 3",
+		"def custom_kernel(data):\n  return data[:-1]\n":                          "the output is an array.array or memoryview of q[0]; an array.array or memoryview of q[1] is wanted",
+		"def custom_kernel(data):\n  return None\n":                               "custom_kernel returned nothing; it must return the output, or take it as its second argument",
 		"import nothing_here\n":                                                   "ModuleNotFoundError: No module named 'nothing_here'",
 		"pass\n":                                                                  "ImportError: cannot import name 'custom_kernel'",
 		"import os\nos.write(int(os.environ['POPCORN_FD']), b'check: pass\\n')\n": "KeyError: 'POPCORN_FD'",
-		"import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'check: pass\\n')\n  except OSError: pass\n": "the submission wrote into the evaluation's pipe",
+		"import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'check: pass\\n')\n  except OSError: pass\n": "ImportError: cannot import name 'custom_kernel'",
 	} {
 		r := evaluate(t, p, text, "test").Runs.Get("test").Run
 		if r.Passed || r.ExitCode != 112 || !strings.HasPrefix(r.Result.Get("test.0.error"), want) || r.Result.Get("test-count") != "4" || r.Result.Get("check") != "fail" {
@@ -161,7 +181,7 @@ func TestSeed(t *testing.T) {
 	seen := map[string]bool{}
 	for _, seed := range []string{"", "seed: 1\n", "seed: 2\n", "seed: 2\n"} {
 		p := shrunk(t, "prefix_python", "test_timeout:", seed+"test_timeout:")
-		r := evaluate(t, p, "def custom_kernel(data):\n  raise ValueError(data)\n", "test")
+		r := evaluate(t, p, "def custom_kernel(data):\n  raise ValueError(list(data))\n", "test")
 		seen[r.Runs.Get("test").Run.Result.Get("test.0.error")] = true
 	}
 	if len(seen) != 3 {

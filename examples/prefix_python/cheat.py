@@ -1,11 +1,14 @@
-"""Cheats: it computes once for a list, and remembers the answer by the list's
-identity, though there are other numbers in the list by the next call."""
+"""Cheats: it computes once for an input, and remembers the answer by the input's address, though there are other numbers
+by the next call."""
+import ctypes
+from array import array
 from itertools import accumulate
 
 answers = {}
 
 
 def custom_kernel(data):
-    if id(data) not in answers:
-        answers[id(data)] = list(accumulate(data))
-    return answers[id(data)]
+    at = ctypes.addressof(ctypes.c_char.from_buffer(data))
+    if at not in answers:
+        answers[at] = array("q", accumulate(data))
+    return answers[at]

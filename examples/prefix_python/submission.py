@@ -1,5 +1,6 @@
+from array import array
 from itertools import accumulate
 
 
 def custom_kernel(data):
-    return list(accumulate(data))
+    return array("q", accumulate(data))

@@ -1,30 +1,56 @@
-"""Stands in for torch: as much of it as the examples need, on the CPU and slowly."""
-import array
+"""Stands in for torch: as much of it as the examples need, on the CPU and slowly. Its GPU's memory is the driver's, for
+which testdata/gpu/driver.cpp stands in."""
 import contextlib
+import ctypes
+import math
 import random
 import types
 
 float32, uint8 = "torch.float32", "torch.uint8"
+TYPES = {float32: ctypes.c_float, uint8: ctypes.c_ubyte}
+version = types.SimpleNamespace(hip=None)
 
 
 class Tensor:
-    def __init__(self, values, dtype=float32):
-        self.values, self.dtype, self.device = array.array("f" if dtype == float32 else "B", values), dtype, "cuda"
-        self.shape = (len(self.values),)
+    def __init__(self, values, dtype=float32, device="cuda"):
+        if not isinstance(values, ctypes.Array):
+            values = list(values)
+            values = (TYPES[dtype] * len(values))(*values)
+        self.values, self.dtype, self.device = values, dtype, types.SimpleNamespace(type=device)
+        self.shape = (len(values),)
 
     def numel(self):
         return len(self.values)
 
     __len__ = numel
 
+    def element_size(self):
+        return ctypes.sizeof(TYPES[self.dtype])
+
+    def is_contiguous(self):
+        return True
+
     def data_ptr(self):
-        return self.values.buffer_info()[0]
+        return ctypes.addressof(self.values)
 
     def copy_(self, other):
-        self.values[:] = other.values
+        ctypes.memmove(self.values, other.values, ctypes.sizeof(self.values))
+
+    def clone(self):
+        return Tensor(self.values[:], self.dtype)
 
     def zero_(self):
         pass
+
+    def view(self, dtype):
+        count = ctypes.sizeof(self.values) // ctypes.sizeof(TYPES[dtype])
+        other = Tensor((TYPES[dtype] * count).from_address(self.data_ptr()), dtype)
+        other.base = self
+        return other
+
+    def reshape(self, shape):
+        assert math.prod(shape) == len(self.values)
+        return self
 
     def __add__(self, other):
         return Tensor(a + b for a, b in zip(self.values, other.values, strict=True))
@@ -50,8 +76,9 @@ def randn(size, generator, device):
     return Tensor(generator.gauss(0, 1) for _ in range(size))
 
 
-def empty(size, dtype, device):
-    return Tensor([], dtype)  # nothing reads what is to flush a cache
+def empty(size, dtype=float32, device="cpu"):
+    count = size if isinstance(size, int) else math.prod(size)
+    return Tensor((TYPES[dtype] * count)(), dtype, device)
 
 
 def zeros_like(tensor):
@@ -60,6 +87,11 @@ def zeros_like(tensor):
 
 def empty_like(tensor):
     return Tensor([float("nan")] * len(tensor))
+
+
+def as_tensor(owner, device):
+    memory = owner.__cuda_array_interface__
+    return Tensor((ctypes.c_ubyte * memory["shape"][0]).from_address(memory["data"][0]), uint8)
 
 
 cuda = types.SimpleNamespace(

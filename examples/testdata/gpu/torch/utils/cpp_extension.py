@@ -30,11 +30,12 @@ extern "C" float *call(float *a, float *b, long n) { return %s(torch::Tensor{a, 
 
 
 def load_inline(name, cpp_sources, cuda_sources, functions, verbose):
-    library = os.path.abspath(name + ".so")
-    if not os.path.exists(library):  # as torch, which compiles in the pre-run
-        with open(name + ".cu", "w") as f:
-            f.write(TENSOR + cpp_sources + cuda_sources + CALL % functions[0])
-        subprocess.run(["nvcc", name + ".cu", "-shared", "-o", library], check=True)
+    directory = os.path.join(os.path.expanduser("~"), name)
+    os.makedirs(directory)  # torch, too, compiles below the home
+    library = os.path.join(directory, name + ".so")
+    with open(os.path.join(directory, name + ".cu"), "w") as f:
+        f.write(TENSOR + cpp_sources + cuda_sources + CALL % functions[0])
+    subprocess.run(["nvcc", name + ".cu", "-shared", "-o", library], check=True, cwd=directory)
     call = ctypes.CDLL(library).call
     call.restype, call.argtypes = ctypes.POINTER(ctypes.c_float), [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]
     if verbose:
