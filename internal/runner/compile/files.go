@@ -260,6 +260,7 @@ func (f *files) remove(name string, kind nodeKind) unix.Errno {
 // products returns what the compiler made and did not remove, directories before what is in them.
 func (f *files) products() ([]product, error) {
 	var made []product
+	var size int64
 	for name, n := range f.nodes {
 		switch {
 		case !n.made, name == f.scratch, f.isScratch(name):
@@ -274,7 +275,7 @@ func (f *files) products() ([]product, error) {
 			if err != nil {
 				return nil, fmt.Errorf("look at %s: %w", name, err)
 			}
-			if info.Size() > maxFile { // of holes, too
+			if size += info.Size(); info.Size() > maxFile || size > maxStore { // of holes, too
 				return nil, fmt.Errorf("make %s: %w", name, errTooMany)
 			}
 			made = append(made, product{Path: name, Mode: n.mode, Size: info.Size(), file: n.file})

@@ -2,6 +2,7 @@ package compile
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -76,9 +77,23 @@ func (n *names) standFor(name string) string {
 	return s
 }
 
-// isIn reports whether a name that stands for another is in a text.
-func (n *names) isIn(text []byte) bool {
-	return len(n.stand) > 0 && bytes.Contains(text, []byte("tmp"+n.random))
+// isIn reports whether a name that stands for another is in a text, or may be.
+func (n *names) isIn(text io.Reader) bool {
+	if len(n.stand) == 0 {
+		return false
+	}
+	name, piece, kept := []byte("tmp"+n.random), make([]byte, 1<<16), 0
+	for {
+		got, err := text.Read(piece[kept:])
+		window := piece[:kept+got]
+		if bytes.Contains(window, name) {
+			return true
+		}
+		if err != nil {
+			return !errors.Is(err, io.EOF)
+		}
+		kept = copy(piece, window[max(0, len(window)-len(name)+1):]) // a name may be cut
+	}
 }
 
 // realPath returns a path with the real names.

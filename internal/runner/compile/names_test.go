@@ -2,7 +2,9 @@ package compile
 
 import (
 	"bytes"
+	"io"
 	"testing"
+	"testing/iotest"
 
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -71,4 +73,20 @@ func swapped(t *testing.T, text []byte, names map[string]string, size int) []byt
 	}
 	must.Do(t, w.flush())
 	return b.Bytes()
+}
+
+// TestIsIn finds a name at each place of a text, also where it is read in two pieces.
+func TestIsIn(t *testing.T) {
+	t.Parallel()
+	n := newNames("random")
+	text := make([]byte, 1<<17)
+	must.Equal(t, false, n.isIn(bytes.NewReader(text)))
+	n.standFor("tmpab12cd3_")
+	must.Equal(t, false, n.isIn(bytes.NewReader(text)))
+	for at := 1<<16 - 10; at <= 1<<16; at++ {
+		found := bytes.Clone(text)
+		copy(found[at:], "tmprandom00")
+		must.Equal(t, true, n.isIn(bytes.NewReader(found)))
+	}
+	must.Equal(t, true, n.isIn(iotest.ErrReader(io.ErrUnexpectedEOF)))
 }

@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -175,15 +176,11 @@ func (n *names) hides(made []product, texts [2][]byte) bool {
 		return true
 	}
 	for _, p := range made {
-		if p.Dir {
-			continue
-		}
-		content, err := io.ReadAll(io.NewSectionReader(p.file, 0, p.Size))
-		if err != nil || n.isIn(content) {
+		if !p.Dir && n.isIn(io.NewSectionReader(p.file, 0, p.Size)) {
 			return false
 		}
 	}
-	return !n.isIn(texts[0]) && !n.isIn(texts[1])
+	return !n.isIn(bytes.NewReader(texts[0])) && !n.isIn(bytes.NewReader(texts[1]))
 }
 
 // runCompiler runs a compiler to its end.
