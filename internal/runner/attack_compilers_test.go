@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"strings"
 	"testing"
 	"time"
 )
@@ -27,5 +28,56 @@ os._exit(0)
 	_, result := j.run(t)
 	if took := time.Since(start); took > 25*time.Second || at(result, "success") != true {
 		t.Errorf("it took %v: %v\n%s", took, result, j.stderr.String())
+	}
+}
+
+// TestCompilersGiveNothingAway has a plugin send a program the descriptor of what it makes. A program that could write to
+// what the runner keeps would leave a message to the next one, and fill memory.
+func TestCompilersGiveNothingAway(t *testing.T) {
+	t.Parallel()
+	needCompilers(t, "gcc")
+	const build = builder + `
+import socket
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); s.settimeout(1)
+os.chdir(home); s.bind("s")
+source = put(home + "/x.c", r"""
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+int plugin_is_GPL_compatible;
+int plugin_init(void *a, void *b) {
+	struct sockaddr_un to = { AF_UNIX };
+	struct iovec data = { "x", 1 };
+	union { struct cmsghdr head; char room[CMSG_SPACE(sizeof(int))]; } rights = { 0 };
+	struct msghdr message = { &to, sizeof to, &data, 1, &rights, sizeof rights };
+	int ends[2], out = open(getenv("OUT"), O_RDWR | O_CREAT, 0644);
+	if (write(out, "first", 5) != 5 || socketpair(AF_UNIX, SOCK_DGRAM, 0, ends)) _exit(0);
+	strcat(strcpy(to.sun_path, getenv("HOME")), "/s");
+	rights.head.cmsg_level = SOL_SOCKET, rights.head.cmsg_type = SCM_RIGHTS, rights.head.cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(&rights.head), &out, sizeof(int));
+	sendmsg(ends[0], &message, 0);
+	_exit(0);
+}
+""")
+def ask():
+    assert sh("gcc", "-shared", "-fPIC", "-o", home + "/x.so", source).returncode == 0
+    p = sh("gcc", "-S", "-fplugin=" + home + "/x.so", "-o", home + "/x.s", source, env={v: os.environ[v] for v in ("PATH", "HOME", "KBNODE_COMPILERS")} | {"OUT": home + "/out"})
+    assert p.returncode == 0, p.stderr
+`
+	j := newConfigJob(t, map[string]any{
+		"lang": "py", "mode": "test", "main": "eval.py", "tests": []map[string]int{{"a": 1}},
+		"sources": map[string]string{"submission.py": build + `ask()
+try: os.pwrite(socket.recv_fds(s, 10, 1)[1][0], b"later", 0)
+except OSError: pass
+print("-DTORCH_EXTENSION_NAME done")
+`, "eval.py": build + `ask(); o("got: " + open(home + "/out").read() + "\ncheck: pass\n")`},
+	})
+	_, result := j.run(t)
+	first, _ := at(result, "runs", "test", "compilation", "stdout").(string)
+	if got := at(result, "runs", "test", "run", "result", "got"); got != "first" || !strings.Contains(first, "done") {
+		t.Errorf("the next program got %v: %v\n%s", got, at(result, "runs", "test"), j.stderr.String())
 	}
 }

@@ -49,7 +49,7 @@ func Calls() []uint32 {
 var refused = append(oldRefused, unix.SYS_CHDIR, unix.SYS_FCHDIR, unix.SYS_CHROOT, unix.SYS_LINKAT, unix.SYS_SYMLINKAT, unix.SYS_MKNODAT,
 	unix.SYS_TRUNCATE, unix.SYS_EXECVEAT, unix.SYS_FCHMODAT2, unix.SYS_FCHOWNAT, unix.SYS_OPEN_BY_HANDLE_AT, unix.SYS_NAME_TO_HANDLE_AT,
 	unix.SYS_GETXATTR, unix.SYS_LGETXATTR, unix.SYS_LISTXATTR, unix.SYS_LLISTXATTR, unix.SYS_INOTIFY_ADD_WATCH, unix.SYS_FANOTIFY_MARK,
-	unix.SYS_SOCKET, unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_MOUNT, unix.SYS_OPEN_TREE, unix.SYS_MOVE_MOUNT, unix.SYS_PIVOT_ROOT)
+	unix.SYS_SOCKET, unix.SYS_SOCKETPAIR, unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_MOUNT, unix.SYS_OPEN_TREE, unix.SYS_MOVE_MOUNT, unix.SYS_PIVOT_ROOT)
 
 // Missing are the numbers of those that a compiler is told that the kernel does not have, so that it takes another.
 func Missing() []uint32 { return []uint32{unix.SYS_OPENAT2} }
