@@ -199,6 +199,19 @@ assert p.stdout.index("cc1") < p.stdout.index("int x;") < p.stdout.index("COMPIL
         assert sh("gcc", *argv, d + "/x.c", "-o", d + "/x.o").returncode == 0
         assert sh(os.path.realpath(os.environ["KBNODE_COMPILERS"] + "/.real/gcc"), *argv, d + "/x.c", "-o", d + "/real.o").returncode == 0
         assert digest(d + "/x.o") == digest(d + "/real.o"), argv`,
+		"the time of a source": `put(home + "/x.c", "const char *changed = __TIMESTAMP__;"); os.utime(home + "/x.c", (10**9, 10**9))
+assert sh("gcc", "-S", home + "/x.c", "-o", home + "/x.s").returncode == 0 and "2001" in open(home + "/x.s").read()`,
+		"the time of day": `import time
+for made in "__TIME__", "NOW":
+    put(home + "/x.c", f"const char *made = {made};"); times = []
+    for i in range(2):
+        assert sh("gcc", "-S", "-DNOW=__TIME__" if made == "NOW" else "-O1", home + "/x.c", "-o", home + "/x.s").returncode == 0
+        times.append(digest(home + "/x.s")); os.remove(home + "/x.s"); time.sleep(1)
+    assert times[0] != times[1]`,
+		"two sources of the same content": `for answer, d in enumerate("ab"):
+    put(home + f"/{d}/x.h", "#pragma once\n#include \"y.h\"\n"); put(home + f"/{d}/y.h", f"#undef ANSWER\n#define ANSWER 410{answer}\n"); os.utime(home + f"/{d}/x.h", (answer, answer))
+assert sh("gcc", "-S", put(home + "/x.c", "#include \"a/x.h\"\n#include \"b/x.h\"\nint answer = ANSWER;\n"), "-o", home + "/x.s").returncode == 0
+assert "4101" in open(home + "/x.s").read()`,
 		"another directory":   `os.mkdir(home + "/d"); put(home + "/d/x.c", "int x;"); assert sh("gcc", "-c", "x.c", cwd=home + "/d").returncode == 0 and os.path.exists(home + "/d/x.o")`,
 		"no such source":      `assert "No such file" in sh("gcc", "-c", home + "/none.c").stderr`,
 		"an argument's bytes": `assert sh("gcc", b"-DX=\xff", "-c", put(home + "/x.c", "int x;"), "-o", home + "/x.o").returncode == 0`,

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -95,6 +96,9 @@ func (f *files) observeOnce(name string) (*node, unix.Errno) {
 	}
 	if n.kind == isFile {
 		n.file = content
+		if f.tellsTime(n) {
+			_ = f.refuse(fmt.Errorf("%s shows the time: %w", name, errNotShared), 0)
+		}
 		f.describe(n)
 		// The compiler reads what was hashed, whatever it opens through /proc.
 		if _, err := unix.FcntlInt(content.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL); err != nil {
@@ -104,6 +108,18 @@ func (f *files) observeOnce(name string) (*node, unix.Errno) {
 	f.put(name, n)
 	f.facts = append(f.facts, fact{name, n.kind, n.mode, n.hash})
 	return n, 0
+}
+
+// times are what a source asks for the time of the compilation, or of its own last change.
+var times = []string{"__DATE__", "__TIME__", "__TIMESTAMP__"}
+
+// tellsTime reports whether a product may depend on when its sources changed, which is no fact: by what one asks for, or
+// because two have the same content. After #pragma once, gcc takes these for one file if they changed at the same time.
+func (f *files) tellsTime(n *node) bool {
+	same := func(other fact) bool {
+		return other.kind == isFile && other.hash == n.hash && n.hash != sha256.Sum256(nil)
+	}
+	return slices.ContainsFunc(f.facts, same) || holdsAny(io.NewSectionReader(n.file, 0, maxFile), times...)
 }
 
 func (f *files) isScratch(name string) bool { return strings.HasPrefix(name, f.scratch+"/") }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -79,20 +80,23 @@ func (n *names) standFor(name string) string {
 
 // isIn reports whether a name that stands for another is in a text, or may be.
 func (n *names) isIn(text io.Reader) bool {
-	if len(n.stand) == 0 {
-		return false
-	}
-	name, piece, kept := []byte("tmp"+n.random), make([]byte, 1<<16), 0
+	return len(n.stand) > 0 && holdsAny(text, "tmp"+n.random)
+}
+
+// holdsAny reports whether a text has one of some shorter texts in it. What cannot be read may have.
+func holdsAny(text io.Reader, wanted ...string) bool {
+	const most = 64 // bytes of one
+	piece, kept := make([]byte, 1<<16), 0
 	for {
 		got, err := text.Read(piece[kept:])
 		window := piece[:kept+got]
-		if bytes.Contains(window, name) {
+		if slices.ContainsFunc(wanted, func(w string) bool { return bytes.Contains(window, []byte(w)) }) {
 			return true
 		}
 		if err != nil {
 			return !errors.Is(err, io.EOF)
 		}
-		kept = copy(piece, window[max(0, len(window)-len(name)+1):]) // a name may be cut
+		kept = copy(piece, window[max(0, len(window)-most):]) // one may be cut
 	}
 }
 

@@ -75,6 +75,11 @@ func (r *request) prepare(o *Offer) (*names, error) {
 	if len(n.stand) > 0 && slices.ContainsFunc(r.Argv, func(arg string) bool { return strings.HasPrefix(arg, "-gz") || strings.HasPrefix(arg, "-flto") }) {
 		return nil, errors.New("names in compressed products")
 	}
+	if slices.ContainsFunc(r.Argv, func(arg string) bool {
+		return slices.ContainsFunc(times, func(t string) bool { return strings.Contains(arg, t) })
+	}) {
+		return nil, errors.New("an argument asks for the time")
+	}
 	if n.full {
 		return nil, errors.New("too many temporary directories")
 	}
