@@ -563,3 +563,19 @@ print("-DTORCH_EXTENSION_NAME", p.returncode, open(home + "/out").read())
 		t.Errorf("the compiler has %v\n%s", at(result, "runs", "test", "compilation"), j.stderr.String())
 	}
 }
+
+// TestKilledClient kills clients that put a product in its place: there is a whole one, or none.
+func TestKilledClient(t *testing.T) {
+	t.Parallel()
+	needCompilers(t, "truncate")
+	sharedJob(t, 0, `import time
+os.mkdir("built")
+for i in range(12):
+    p = subprocess.Popen(["cc"], stdin=subprocess.DEVNULL, cwd="built")
+    while not os.listdir("built") and p.poll() is None: pass
+    time.sleep(0.003 * i); p.terminate(); p.wait()
+    assert not os.path.exists("built/out") or os.path.getsize("built/out") == 200 << 20, os.path.getsize("built/out")
+    for name in os.listdir("built"): os.remove("built/" + name)
+os.rmdir("built")
+got = "well"`, map[string]string{"cc": "truncate -s 200M out"})
+}

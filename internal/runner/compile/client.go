@@ -130,14 +130,17 @@ func (p *product) put(content io.Reader) error {
 		}
 		return nil
 	}
-	// A program may have loaded the one that is there.
-	if err := os.Remove(p.Path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	f, err := os.OpenFile(p.Path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode|0o200)
+	// Not in the one that is there, which a program may have loaded, and none that is cut short if this process is killed.
+	f, err := os.CreateTemp(filepath.Dir(p.Path), ".kbnode-")
 	if err != nil {
 		return err
 	}
 	_, err = io.CopyN(f, content, p.Size)
-	return errors.Join(err, f.Chmod(mode), f.Close())
+	if err = errors.Join(err, f.Chmod(mode), f.Close()); err == nil {
+		err = os.Rename(f.Name(), p.Path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
 }
