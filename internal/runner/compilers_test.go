@@ -212,6 +212,12 @@ for made in "__TIME__", "NOW":
     put(home + f"/{d}/x.h", "#pragma once\n#include \"y.h\"\n"); put(home + f"/{d}/y.h", f"#undef ANSWER\n#define ANSWER 410{answer}\n"); os.utime(home + f"/{d}/x.h", (answer, answer))
 assert sh("gcc", "-S", put(home + "/x.c", "#include \"a/x.h\"\n#include \"b/x.h\"\nint answer = ANSWER;\n"), "-o", home + "/x.s").returncode == 0
 assert "4101" in open(home + "/x.s").read()`,
+		"a link of another name": `import shutil
+for name, to in ("other", shutil.which("gcc")), ("another", "other"):
+    os.symlink(to, home + "/" + name)
+    p = sh(home + "/" + name, "-c", put(home + "/x.c", "int x;"), "-o", home + "/x.o"); assert p.returncode == 0 and os.path.exists(home + "/x.o"), p.stderr
+    os.remove(home + "/x.o")
+os.environ["PATH"] += ":" + home; assert sh("another", "--version").returncode == 0`,
 		"another directory":   `os.mkdir(home + "/d"); put(home + "/d/x.c", "int x;"); assert sh("gcc", "-c", "x.c", cwd=home + "/d").returncode == 0 and os.path.exists(home + "/d/x.o")`,
 		"no such source":      `assert "No such file" in sh("gcc", "-c", home + "/none.c").stderr`,
 		"an argument's bytes": `assert sh("gcc", b"-DX=\xff", "-c", put(home + "/x.c", "int x;"), "-o", home + "/x.o").returncode == 0`,

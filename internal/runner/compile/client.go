@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -24,22 +25,45 @@ var isClient bool
 // not ask is no client, and offers no compilers.
 func Invoked() bool {
 	isClient = true
+	return len(os.Args) > 0 && os.Getenv(Variable) != "" && invokedName() != ""
+}
+
+// invokedName returns the compiler's name by which this process was started, or to which a link of another name leads, ""
+// if there is none.
+func invokedName() string {
 	dir := os.Getenv(Variable)
-	if dir == "" || len(os.Args) == 0 {
-		return false
+	isCompiler := func(name string) bool {
+		_, err := os.Readlink(filepath.Join(dir, realName, name))
+		return err == nil
 	}
-	_, err := os.Readlink(filepath.Join(dir, realName, filepath.Base(os.Args[0])))
-	return err == nil
+	if name := filepath.Base(os.Args[0]); isCompiler(name) {
+		return name
+	}
+	at, err := exec.LookPath(os.Args[0])
+	for range maxLinks {
+		if err != nil {
+			break
+		}
+		if filepath.Dir(at) == dir && isCompiler(filepath.Base(at)) {
+			return filepath.Base(at)
+		}
+		to := ""
+		if to, err = os.Readlink(at); !filepath.IsAbs(to) {
+			to = filepath.Join(filepath.Dir(at), to)
+		}
+		at = to
+	}
+	return ""
 }
 
 // Client does what the compiler does by whose name it was started, and returns the exit code. If the runner has no product
 // to give, the compiler runs in place of this process, as it would have run without it.
 func Client() int {
-	if code, done := ask(); done {
+	name := invokedName()
+	if code, done := ask(name); done {
 		return code
 	}
 	dir := os.Getenv(Variable)
-	name := filepath.Base(os.Args[0])
 	path, err := os.Readlink(filepath.Join(dir, realName, name))
 	if err == nil {
 		dirs := slices.DeleteFunc(filepath.SplitList(os.Getenv("PATH")), func(d string) bool { return d == dir })
@@ -55,7 +79,7 @@ func Client() int {
 }
 
 // ask asks the runner. done is false if nothing came of it.
-func ask() (code int, done bool) {
+func ask(name string) (code int, done bool) {
 	// What a compiler reads from a pipe, the runner does not see.
 	var in, null unix.Stat_t
 	if unix.Fstat(0, &in) == nil && (unix.Stat(os.DevNull, &null) != nil || in.Mode&unix.S_IFMT != unix.S_IFCHR || in.Rdev != null.Rdev) {
@@ -78,7 +102,7 @@ func ask() (code int, done bool) {
 	unix.Umask(umask)
 	var out, errs unix.Stat_t
 	merged := unix.Fstat(1, &out) == nil && unix.Fstat(2, &errs) == nil && out.Dev == errs.Dev && out.Ino == errs.Ino
-	text, err := json.Marshal(request{filepath.Base(os.Args[0]), os.Args, os.Environ(), dir, uint32(umask), merged})
+	text, err := json.Marshal(request{name, os.Args, os.Environ(), dir, uint32(umask), merged})
 	if err == nil {
 		_, err = conn.Write(text)
 	}
