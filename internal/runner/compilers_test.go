@@ -231,6 +231,15 @@ os.environ["PATH"] += ":" + home; assert sh("another", "--version").returncode =
 	}
 }
 
+// TestReadOnlyOutput has a compiler write to a file that another user than root may not write to.
+func TestReadOnlyOutput(t *testing.T) {
+	t.Parallel()
+	needCompilers(t, "gcc")
+	sharedJob(t, 991, `os.chmod(put(home + "/x.s", ""), 0o444); p = sh("gcc", "-S", put(home + "/x.c", "int x;"), "-o", home + "/x.s")
+assert p.returncode == 1 and "denied" in p.stderr, p
+got = "well"`, nil)
+}
+
 // TestPoisonedCompiler has programs try to make one that follows load what they planted: the last one compiles an honest
 // source with the shared compiler and without it, and both must be the same.
 func TestPoisonedCompiler(t *testing.T) {

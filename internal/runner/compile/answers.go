@@ -224,6 +224,8 @@ func (t *trace) open(name string, flags int, mode uint32) answer {
 		return fails(unix.ENOENT)
 	case n.kind == isFile && flags&unix.O_CREAT != 0 && flags&unix.O_EXCL != 0:
 		return fails(unix.EEXIST)
+	case writes && n.kind == isFile && !n.made && n.mode&0o200 == 0 && unix.Geteuid() != 0:
+		return fails(t.refuse(fmt.Errorf("write to %s: %w", name, errNotShared), unix.EACCES))
 	case n.kind == isAbsent, flags&unix.O_TRUNC != 0 && !n.made, writes && !n.made:
 		if n, errno = t.make(name, isFile, mode&^t.umask, flags&unix.O_TRUNC == 0); errno != 0 {
 			return fails(errno)
