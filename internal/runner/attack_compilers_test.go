@@ -81,3 +81,48 @@ print("-DTORCH_EXTENSION_NAME done")
 		t.Errorf("the next program got %v: %v\n%s", got, at(result, "runs", "test"), j.stderr.String())
 	}
 }
+
+// TestCompilersPassNoMessage has a plugin change a path after the runner has read it, to a file that is no fact: its product is
+// a message for the next program.
+func TestCompilersPassNoMessage(t *testing.T) {
+	t.Parallel()
+	needCompilers(t, "gcc")
+	const build = builder + `
+print('-DTORCH_EXTENSION_NAME')
+source = put(home + "/x.c", r"""
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <pthread.h>
+#include <unistd.h>
+int plugin_is_GPL_compatible;
+static char path[4096]; static volatile int stop;
+static void *flip(void *a) { while (!stop) { path[1] = '?'; for (volatile int i = 0; i < 3000; i++); path[1] = *(char *)a; for (volatile int i = 0; i < 300; i++); } return 0; }
+int plugin_init(void *a, void *b) {
+	char c, text[100]; int n = 0, f;
+	strcpy(path, getenv("SECRET")); c = path[1]; path[1] = '?';
+	pthread_t t; pthread_create(&t, 0, flip, &c);
+	for (int i = 0; i < 20000 && !n; i++) if ((f = open(path, O_RDONLY)) >= 0) { n = read(f, text, sizeof text); close(f); }
+	stop = 1; pthread_join(t, 0);
+	f = open(getenv("OUT"), O_WRONLY | O_CREAT, 0644);
+	if (write(f, text, n) != n) _exit(1);
+	_exit(0);
+}
+""")
+assert sh(os.path.realpath(os.environ["KBNODE_COMPILERS"] + "/.real/gcc"), "-shared", "-fPIC", "-frandom-seed=1", "-o", home + "/x.so", source).returncode == 0
+def ask(secret, i):
+    put("/dev/shm/secret", secret)
+    p = sh("gcc", "-S", f"-DN={i}", "-fplugin=" + home + "/x.so", "-o", home + "/x.s", source, env={v: os.environ[v] for v in ("PATH", "HOME", "KBNODE_COMPILERS")} | {"OUT": home + "/out", "SECRET": "/dev/shm/secret"})
+    r = open(home + "/out").read(); os.remove(home + "/out"); os.remove("/dev/shm/secret"); return r
+`
+	j := newConfigJob(t, map[string]any{
+		"lang": "py", "mode": "test", "main": "eval.py", "tests": []map[string]int{{"a": 1}},
+		"sources": map[string]string{"submission.py": build + `
+for i in range(20): ask("the first", i)
+`, "eval.py": build + `o(f"got: {[i for i in range(20) if ask('the second', i) == 'the first']}" + "\ncheck: pass\n")`},
+	})
+	_, result := j.run(t)
+	if got := at(result, "runs", "test", "run", "result", "got"); got != "[]" {
+		t.Errorf("the next program got %v: %v\n%s", got, at(result, "runs", "test"), j.stderr.String())
+	}
+}

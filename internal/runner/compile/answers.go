@@ -53,7 +53,7 @@ func (t *trace) answer(pid int, c call) answer {
 	switch {
 	case p.kind == volatile:
 		return t.ofKernel(p)
-	case p.kind == image && p.direct:
+	case p.kind == image && p.direct && !c.kind.reads():
 		return goOn // the kernel finds the same
 	case p.kind == image:
 		return t.ofImage(pid, p, c)
@@ -141,15 +141,21 @@ func (t *trace) ofKernel(p place) answer {
 	return fails(t.refuse(fmt.Errorf("%s is the kernel's: %w", p.path, errNotShared), unix.ENOENT))
 }
 
-// ofImage answers a call about a file of the image to which the kernel would not find the way.
+// reads reports whether the compiler learns what a file holds, or of what kind it is. If the kernel went on, it would read the
+// path again, and a plugin could have made it that of a program's file, which is no fact then.
+func (k callKind) reads() bool {
+	return k == openCall || k == statCall || k == statxCall || k == accessCall || k == readlinkCall
+}
+
+// ofImage answers a call about a file of the image.
 func (t *trace) ofImage(pid int, p place, c call) answer {
 	switch c.kind {
 	case openCall:
 		if c.flags&(unix.O_ACCMODE|unix.O_CREAT|unix.O_TRUNC) != 0 {
 			return fails(unix.EACCES)
 		}
-		fd, err := openImage(p.path)
-		if errors.Is(err, fs.ErrNotExist) {
+		fd, err := openImage(p.path, c.flags)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 			return fails(errnoOf(err))
 		}
 		if err != nil {
@@ -179,8 +185,8 @@ func (t *trace) ofImage(pid int, p place, c call) answer {
 
 // openImage opens a file or directory of the image. The runner may read what no compiler may, its own files in /proc
 // above all, wherever that is mounted.
-func openImage(name string) (int, error) {
-	how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC | unix.O_NOCTTY, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS}
+func openImage(name string, flags uint64) (int, error) {
+	how := unix.OpenHow{Flags: flags&unix.O_DIRECTORY | unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC | unix.O_NOCTTY, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS}
 	fd, err := unix.Openat2(unix.AT_FDCWD, name, &how)
 	if err != nil {
 		return -1, err

@@ -51,8 +51,11 @@ var refused = append(oldRefused, unix.SYS_CHDIR, unix.SYS_FCHDIR, unix.SYS_CHROO
 	unix.SYS_GETXATTR, unix.SYS_LGETXATTR, unix.SYS_LISTXATTR, unix.SYS_LLISTXATTR, unix.SYS_INOTIFY_ADD_WATCH, unix.SYS_FANOTIFY_MARK,
 	unix.SYS_SOCKET, unix.SYS_SOCKETPAIR, unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_MOUNT, unix.SYS_OPEN_TREE, unix.SYS_MOVE_MOUNT, unix.SYS_PIVOT_ROOT)
 
-// Missing are the numbers of those that a compiler is told that the kernel does not have, so that it takes another.
-func Missing() []uint32 { return []uint32{unix.SYS_OPENAT2} }
+// Missing are the numbers of those that a compiler is told that the kernel does not have, so that it takes another, or does
+// without.
+func Missing() []uint32 {
+	return []uint32{unix.SYS_OPENAT2, unix.SYS_STATFS, unix.SYS_GETXATTRAT, unix.SYS_LISTXATTRAT, unix.SYS_FILE_GETATTR}
+}
 
 // decode gives a call its common form.
 func decode(number int32, a [6]uint64) call {
