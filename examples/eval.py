@@ -324,22 +324,26 @@ def serve(setup, memory, channel):
         source_gpu, target_gpu = (GPU(0, handle) for handle in setup["gpu"])
         finish = source_gpu.torch.cuda.synchronize
     if setup["empty"]:
-        kernel, in_place = nothing, True
+        kernel, in_place = nothing, True  # without arguments
     else:
         from submission import custom_kernel as kernel
 
         in_place = takes_output(kernel)
         if setup["profile"] and finish:
             kernel = marked(kernel, source_gpu.torch.cuda)
-    flags, spin, numbers = memory.flags, len(setup["cores"]) > 1, any(name in NUMBERS for name in parts(setup["input"]))
-    output, arguments, seen = None, (), 0
+    flags, spin, empty = memory.flags, len(setup["cores"]) > 1, setup["empty"]
+    numbers = not empty and any(name in NUMBERS for name in parts(setup["input"]))
+    output, arguments, seen, touched, zeros = None, (), 0, bytearray(setup["sizes"][0]), bytes(len(target))
     while True:
         if not spin:
             channel.recv(1)
         while flags[GO] == seen:
             pass
         seen = flags[GO]
-        if not setup["empty"] and (seen & 1 or numbers):  # odd: the judge asks whether this process runs
+        if seen & 1 and empty:  # as a kernel leaves it in this core's cache
+            touched[:] = source[: len(touched)]
+            target[:] = zeros
+        elif seen & 1 or numbers:  # odd: the judge asks whether this process runs
             output = view(setup["output"], target, target_gpu)
             arguments = (view(setup["input"], source, source_gpu), output)[: 1 + in_place]
         if not seen & 1:
@@ -350,7 +354,9 @@ def serve(setup, memory, channel):
                 raise Unfit("custom_kernel returned nothing; it must return the output, or take it as its second argument")
             if finish:
                 finish()
-        memory.ring(DONE, seen)
+        with memory.lock:  # orders what was written before on any processor
+            pass
+        flags[DONE] = seen
         if not spin:
             channel.send(b"x")
 
@@ -712,7 +718,7 @@ def shortest(empty, packed):
 def statistics(times):
     n, mean = len(times), sum(times) / len(times)
     std = math.sqrt(sum((t - mean) ** 2 for t in times) / (n - 1)) if n > 1 else 0.0
-    return {"runs": n, "mean": mean, "std": std, "err": std / math.sqrt(n), "best": float(min(times)), "worst": float(max(times))}
+    return {"runs": n, "mean": mean, "std": std, "err": std / math.sqrt(n), "best": float(min(times)), "worst": float(max(times)), "median": float(sorted(times)[n // 2])}
 
 
 def derived(secret):
