@@ -58,13 +58,14 @@ PART = re.compile(r"\s*([A-Za-z_]+):\s*([A-Za-z]+|[+-]?[0-9]+)\s*")
 MIN_RUNS, MAX_RUNS = 3, 100
 ENOUGH = 0.001  # of the mean: the error from which on more calls tell nothing
 MAX_SECONDS = 10
-MAX_AGAIN = 5  # calls of a case that are made again because this process lost its core
-EMPTY_CALLS = 40  # of the empty worker; the shortest counts
+MAX_AGAIN = 10  # calls of a case that are made again because the judge or the worker lost its core
+EMPTY_CALLS = 50  # of the empty worker; the shortest counts
+LONGEST_PAUSE = 2_000_000  # nanoseconds of such a call
 WORKER = "KBNODE_WORKER"  # the number of a socket that kbnode runner gives, to ask it for fenced workers
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 
 # The shared memory: flags, each in a cache line of its own, the text of an error, the input, the output.
-GO, DONE, FAILED = 0, 16, 32  # in words of 8 bytes
+GO, DONE, FAILED, PAUSE = 0, 16, 32, 48  # in words of 8 bytes
 ERROR, HEAD = 512, 4096
 ALIGN = 64
 clock = time.perf_counter_ns
@@ -292,10 +293,8 @@ class GPU:
 
 def worker(memory, channel):
     memory, channel = Memory(memory), socket.socket(fileno=channel)
-    setup = b""
-    while not setup.endswith(b"\n"):
-        setup += channel.recv(1 << 16)
-    setup = json.loads(setup)
+    size = int.from_bytes(channel.recv(8, socket.MSG_WAITALL), "little")
+    setup = json.loads(channel.recv(size, socket.MSG_WAITALL))
     try:
         if setup["empty"]:
             hide()
@@ -324,7 +323,7 @@ def serve(setup, memory, channel):
         source_gpu, target_gpu = (GPU(0, handle) for handle in setup["gpu"])
         finish = source_gpu.torch.cuda.synchronize
     if setup["empty"]:
-        kernel, in_place = nothing, True  # without arguments
+        kernel, in_place = pause, True
     else:
         from submission import custom_kernel as kernel
 
@@ -333,7 +332,7 @@ def serve(setup, memory, channel):
             kernel = marked(kernel, source_gpu.torch.cuda)
     flags, spin, empty = memory.flags, len(setup["cores"]) > 1, setup["empty"]
     numbers = not empty and any(name in NUMBERS for name in parts(setup["input"]))
-    output, arguments, seen, touched, zeros = None, (), 0, bytearray(setup["sizes"][0]), bytes(len(target))
+    output, arguments, seen, touched, zeros = None, (flags,) if empty else (), 0, bytearray(setup["sizes"][0]), bytes(len(target))
     while True:
         if not spin:
             channel.recv(1)
@@ -373,8 +372,12 @@ def marked(kernel, cuda):
     return call
 
 
-def nothing():
-    pass
+def pause(flags):
+    """Takes as long as it is told, as a kernel that leaves nothing in the caches of what comes after it."""
+    end, work = clock() + flags[PAUSE], bytearray(1 << 14)
+    while clock() < end:
+        work[:] = reversed(work)
+    flags[PAUSE] = clock() - end + flags[PAUSE]
 
 
 def takes_output(kernel):
@@ -397,22 +400,30 @@ class Bare:
 
     def __init__(self, argv, fds):
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=fds, env=environment(), start_new_session=True)
+        self.pid = self.process.pid
 
     def signal(self, number):
         try:
-            os.killpg(self.process.pid, number)
+            os.killpg(self.pid, number)
         except OSError:  # it has no group of its own
             try:
-                os.kill(self.process.pid, number)
+                os.kill(self.pid, number)
             except OSError:
                 pass  # it ended
 
     def stop(self):
-        self.signal(signal.SIGSTOP)
-        if self.process.returncode is None:
-            status = os.waitpid(self.process.pid, os.WUNTRACED)[1]
-            if not os.WIFSTOPPED(status):
-                self.process.returncode = os.waitstatus_to_exitcode(status)
+        while self.process.returncode is None:
+            self.signal(signal.SIGSTOP)
+            for _ in range(1000):
+                pid, status = os.waitpid(self.pid, os.WUNTRACED | os.WNOHANG)
+                if pid and not os.WIFSTOPPED(status):
+                    self.process.returncode = os.waitstatus_to_exitcode(status)
+                if pid:
+                    return
+                time.sleep(0.0002)
+            # One that has just forked stops when its child has executed a program, and the child stops, too (vfork(2)).
+            self.resume()
+            time.sleep(0.005)
 
     def resume(self):
         self.signal(signal.SIGCONT)
@@ -438,6 +449,7 @@ class Fenced:
             Fenced.control = socket.socket(fileno=int(os.environ[WORKER]))
             Fenced.control.set_inheritable(False)
         socket.send_fds(self.control, [json.dumps({"argv": argv}).encode()], [1, 2, *fds])
+        self.pid = None
         self.answer("pid")
 
     def answer(self, key):
@@ -446,7 +458,7 @@ class Fenced:
         answer = json.loads(text) if text else {"error": "kbnode runner has gone"}
         if "error" in answer:
             raise RuntimeError(answer["error"])
-        self.ended = answer.get("ended", self.ended)
+        self.ended, self.pid = answer.get("ended", self.ended), answer.get("pid", self.pid)
         return key in answer
 
     def order(self, what):
@@ -481,10 +493,11 @@ class Worker:
     """A worker, stopped but for its calls, and the memory that is shared with it."""
 
     def __init__(self, program, case, setup):
-        self.case, self.number, self.spin = case, 0, len(setup["cores"]) > 1
+        self.case, self.number, self.spin, self.status = case, 0, len(setup["cores"]) > 1, None
         size, output_size = case.sizes[0], case.output_sizes[0]
         self.memory = Memory.new(size + output_size)
         self.source, self.target = self.memory.bytes[HEAD : HEAD + size], self.memory.bytes[HEAD + size :]
+        self.warm = memoryview(bytearray(max(size, output_size)))
         self.copy, self.gpu, self.sources, self.targets, self.copies = memoryview(bytearray(output_size)), [], [], [], []
         if case.on_gpu:
             self.gpu = [GPU(case.sizes[1]), GPU(case.output_sizes[1])]
@@ -497,13 +510,16 @@ class Worker:
         self.process = Fenced(argv, [self.memory.fd, theirs.fileno()]) if fenced else Bare(argv, numbers)
         theirs.close()
         setup = setup | {"input": case.input, "output": case.output, "sizes": case.sizes, "gpu": [gpu.handle for gpu in self.gpu]}
+        text = json.dumps(setup).encode()
         try:
-            self.channel.sendall(json.dumps(setup).encode() + b"\n")
+            self.channel.sendall(len(text).to_bytes(8, "little") + text)
         except OSError:
             pass  # it ended, and ready says how
 
     def end(self):
         self.process.end()
+        if self.status:
+            self.status.close()
         for gpu in self.gpu:
             gpu.free()
 
@@ -519,6 +535,7 @@ class Worker:
             self.alive(0)
             time.sleep(0.0005)
         self.process.stop()
+        self.status = open(f"/proc/{self.process.pid}/status", "rb", buffering=0)
 
     def tell(self, number):
         self.memory.ring(GO, number)
@@ -552,16 +569,24 @@ class Worker:
             raise Ended(f"signal {-code} ({signal.strsignal(-code)}) ended the submission's process")
         raise Ended(f"the submission ended its process with exit code {code}")
 
+    def switches(self):
+        """Returns how often this process and the worker's main thread had to leave a core to others."""
+        self.status.seek(0)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw, self.status.read().rpartition(b"nonvoluntary")[2]
+
     def call(self, data):
-        """Has the worker called with an input, and returns the nanoseconds, and whether this process kept its core. The
-        output is in the copies."""
+        """Has the worker called with an input, and returns the nanoseconds, and whether both kept their cores. The output
+        is in the copies."""
         text, tensors = data
         self.process.resume()
         self.number = self.number + 2 & ~1 | 1  # odd: does it run?
         self.tell(self.number)
         self.wait(self.number)
         self.number += 1
-        switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        switches = self.switches()
+        # Into this core's cache, as for the empty worker.
+        self.warm[: len(text)] = text
+        self.copy[:] = self.warm[: len(self.copy)]
         begin = clock()
         self.source[:] = text
         if self.gpu:
@@ -576,7 +601,7 @@ class Worker:
                 target.copy_(source)
             self.case.synchronize()
         elapsed = clock() - begin
-        kept = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw == switches
+        kept = self.switches() == switches
         self.process.stop()
         return elapsed, kept
 
@@ -683,7 +708,7 @@ def run(program, case, setup, mode):
 
 
 def calls(case, worker, empty, mode):
-    begin, raw, call, again, handover = time.monotonic(), [], 0, 0, math.inf
+    begin, raw, call, again = time.monotonic(), [], 0, 0
     while True:
         data, packed = case.packed(call)
         elapsed, kept = worker.call(packed)
@@ -693,7 +718,6 @@ def calls(case, worker, empty, mode):
             return None
         call += 1
         if call == 1:
-            handover = shortest(empty, packed)
             continue  # it warms up
         if not kept and again < MAX_AGAIN:
             again += 1
@@ -704,15 +728,21 @@ def calls(case, worker, empty, mode):
         known = statistics(raw)
         if known["err"] < ENOUGH * known["mean"] or len(raw) == MAX_RUNS or time.monotonic() - begin > MAX_SECONDS:
             break
-    handover = min(handover, shortest(empty, packed))
+    handover = shortest(empty, packed, int(min(known["median"], LONGEST_PAUSE)))
     # Nothing is faster than what does nothing, but for noise.
     times = statistics([max(t - handover, t / 20) for t in raw])
     return times | {"handover": float(handover), "raw.mean": known["mean"], "raw.best": known["best"], "raw.worst": known["worst"], "again": again}
 
 
-def shortest(empty, packed):
-    """Returns the nanoseconds of the shortest call of a worker that does nothing. The submission's is stopped."""
-    return min(empty.call(packed)[0] for _ in range(EMPTY_CALLS))
+def shortest(empty, packed, length):
+    """Returns the nanoseconds that the hand-over takes at least, of calls that take as long as the submission's. That is
+    stopped."""
+    times = []
+    for _ in range(EMPTY_CALLS):
+        empty.memory.flags[PAUSE] = length
+        elapsed, _ = empty.call(packed)
+        times.append(elapsed - empty.memory.flags[PAUSE])
+    return min(times)
 
 
 def statistics(times):

@@ -31,12 +31,7 @@ os.write(int(os.environ["POPCORN_FD"]), b"check: pass\npeak: %%s\n" %% peak.enco
 // with a minimal engine in Python. The three take turns, so that other load affects
 // them equally, and the shortest time of each counts, which is the least disturbed.
 func BenchmarkOwnCost(b *testing.B) {
-	binary := filepath.Join(b.TempDir(), "kbnode")
-	build := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "../../cmd/kbnode-runner")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		b.Fatalf("build kbnode: %v\n%s", err, out)
-	}
+	binary := benchBinary(b)
 	floor, err := filepath.Abs("testdata/floor.py")
 	must.Do(b, err)
 	for _, c := range []struct {

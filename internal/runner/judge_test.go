@@ -2,17 +2,18 @@ package runner
 
 import (
 	"fmt"
+	"os/exec"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
-// judged runs the examples' judge on a submission. The kinds are 0 to 3: as root or, if odd, as another user; from 2, without
-// Landlock.
-func judged(t *testing.T, submission, mode string, kinds []int, check func(t *testing.T, landlock bool, result map[string]any)) {
+// judgeConfig is the payload of a submission to the examples' judge.
+func judgeConfig(t *testing.T, submission, mode string) map[string]any {
 	t.Helper()
-	config := map[string]any{
+	return map[string]any{
 		"lang": "py", "mode": mode, "main": "eval.py", "test_timeout": 30, "benchmark_timeout": 30, "ranked_timeout": 30,
 		"tests": []map[string]any{{"size": 1000}, {"size": 10}}, "benchmarks": []map[string]any{{"size": 2000}}, "seed": 424242,
 		"sources": map[string]string{
@@ -20,11 +21,17 @@ func judged(t *testing.T, submission, mode string, kinds []int, check func(t *te
 			"reference.py": must.Read(t, "../../examples/prefix_python/reference.py"),
 		},
 	}
+}
+
+// judged runs the examples' judge on a submission. The kinds are 0 to 3: as root or, if odd, as another user; from 2, without
+// Landlock.
+func judged(t *testing.T, submission, mode string, kinds []int, check func(t *testing.T, landlock bool, result map[string]any)) {
+	t.Helper()
 	for _, kind := range kinds {
 		user, landlock := []int{0, 65534}[kind%2], []string{"", "0"}[kind/2]
 		t.Run(fmt.Sprintf("user=%d,landlock=%s", user, landlock), func(t *testing.T) {
 			t.Parallel()
-			j := newConfigJob(t, config, "KBNODE_TEST_LANDLOCK="+landlock, "TEST_LANDLOCK="+landlock)
+			j := newConfigJob(t, judgeConfig(t, submission, mode), "KBNODE_TEST_LANDLOCK="+landlock, "TEST_LANDLOCK="+landlock)
 			if user != 0 {
 				j.become(t, user)
 			}
@@ -235,4 +242,70 @@ func TestJudgeIsNotFooled(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestWorkersLeaveNothing has the worker of a judge's first case leave notes in a container of the job's own. The next
+// finds none.
+func TestWorkersLeaveNothing(t *testing.T) {
+	t.Parallel()
+	const submission = `
+import ctypes, os
+from array import array
+from itertools import accumulate
+found = []
+for d in "/root", "/etc", "/opt/lib", "/run", "/tmp", "/var/tmp", "/dev/shm", "/work", os.environ["HOME"]:
+    name = d + "/note-of-a-worker"
+    if os.path.exists(name): found.append(name)
+    try: open(name, "w").close(); os.mkdir(name + "s", 0)
+    except OSError: pass
+if found: raise ValueError(found)
+print("left:", sum(os.path.exists(d + "/note-of-a-worker") for d in ("/etc", "/dev/shm", os.environ["HOME"])))
+def custom_kernel(data): return array("q", accumulate(data))
+`
+	for landlock, left := range map[string]string{"": "left: 2", "0": "left: 3"} {
+		t.Run("landlock="+landlock, func(t *testing.T) {
+			t.Parallel()
+			j := containerJob(t, submission, "", "KBNODE_TEST_LANDLOCK="+landlock)
+			j.setPayload(t, judgeConfig(t, submission, "test"))
+			_, result := j.run(t)
+			run := at(result, "runs", "test", "run")
+			if out := fmt.Sprint(at(run, "stdout")); at(run, "passed") != true || strings.Count(out, left) != 2 {
+				t.Errorf("%v\n%v\n%s", result, out, j.stderr.String())
+			}
+		})
+	}
+}
+
+// TestJudgeOnOneCore has a judge that cannot spin beside its worker.
+func TestJudgeOnOneCore(t *testing.T) {
+	t.Parallel()
+	taskset, err := exec.LookPath("taskset")
+	if err != nil {
+		t.Skip(err)
+	}
+	j := newConfigJob(t, judgeConfig(t, honest, "leaderboard"))
+	j.cmd.Args = []string{taskset, "-c", "0", j.cmd.Path}
+	j.cmd.Path = taskset
+	_, result := j.run(t)
+	if run := at(result, "runs", "leaderboard", "run"); at(run, "passed") != true || at(run, "result", "handover") == nil {
+		t.Errorf("%v\n%s", result, j.stderr.String())
+	}
+}
+
+// TestWorkerStopsWithinAFork has a submission start programs in a thread all the time: its process waits for a child that
+// is stopped before it has executed a program.
+func TestWorkerStopsWithinAFork(t *testing.T) {
+	t.Parallel()
+	const submission = honest + `
+import subprocess
+def start():
+    while True: subprocess.run(["/bin/true"])
+for _ in range(4): threading.Thread(target=start, daemon=True).start()
+`
+	judged(t, submission, "benchmark", []int{0, 3}, func(t *testing.T, _ bool, result map[string]any) {
+		t.Helper()
+		if run := at(result, "runs", "benchmark", "run"); at(run, "passed") != true {
+			t.Errorf("%v", at(run, "result"))
+		}
+	})
 }

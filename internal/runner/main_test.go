@@ -97,9 +97,17 @@ func newJob(t *testing.T, env ...string) *job {
 // newConfigJob returns a job with this payload.
 func newConfigJob(t *testing.T, config any, env ...string) *job {
 	t.Helper()
+	j := newJob(t, env...)
+	j.setPayload(t, config)
+	return j
+}
+
+// setPayload gives a job another payload.
+func (j *job) setPayload(t *testing.T, config any) {
+	t.Helper()
 	text, err := json.Marshal(config)
 	must.Do(t, err)
-	return newJob(t, append(env, "KERNELBOT_PAYLOAD="+payload.Encode(text))...)
+	j.cmd.Env = append(j.cmd.Env, "KERNELBOT_PAYLOAD="+payload.Encode(text))
 }
 
 // run returns the exit code and result.json, nil if there is none.

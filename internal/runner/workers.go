@@ -25,11 +25,13 @@ const workerDescriptor = 4 // POPCORN_FD is 3
 
 // Bounds of what a program may ask.
 const (
-	maxOrder       = 128 << 10 // bytes
-	maxOrderFiles  = 8
-	maxWorkers     = 4096 // of one program
-	stopLimit      = 2 * time.Second
-	lookAgainStops = 100 * time.Microsecond
+	maxOrder      = 128 << 10 // bytes
+	maxOrderFiles = 8
+	maxWorkers    = 4096 // of one program
+	stopLimit     = 30 * time.Second
+	stopAgain     = 500 * time.Millisecond
+	shortestLook  = 100 * time.Microsecond // between two looks at a worker that is to stop
+	longestLook   = 5 * time.Millisecond
 )
 
 // order is what a program asks for: to start a worker with these arguments, with /dev/null and the files that come along
@@ -245,16 +247,24 @@ func (w *workers) close() error {
 
 // stopGroup stops all processes of a group, and returns when each thread has stopped. None can go on by itself.
 func stopGroup(group int) error {
-	if err := unix.Kill(-group, unix.SIGSTOP); err != nil {
-		return fmt.Errorf("stop worker: %w", err)
-	}
-	for deadline := time.Now().Add(stopLimit); !stopped(group); {
-		if time.Now().After(deadline) {
-			return fmt.Errorf("stop worker: it runs %s after SIGSTOP", stopLimit)
+	for deadline := time.Now().Add(stopLimit); time.Now().Before(deadline); {
+		if err := unix.Kill(-group, unix.SIGSTOP); err != nil {
+			return fmt.Errorf("stop worker: %w", err)
 		}
-		time.Sleep(lookAgainStops)
+		pause := shortestLook
+		for again := time.Now().Add(stopAgain); time.Now().Before(again); pause = min(2*pause, longestLook) {
+			if stopped(group) {
+				return nil
+			}
+			time.Sleep(pause)
+		}
+		// One that has just forked stops when its child has executed a program, and the child stops, too (vfork(2)).
+		if err := unix.Kill(-group, unix.SIGCONT); err != nil {
+			return fmt.Errorf("continue worker: %w", err)
+		}
+		time.Sleep(longestLook)
 	}
-	return nil
+	return fmt.Errorf("stop worker: it runs %s after SIGSTOP", stopLimit)
 }
 
 // stopped reports whether no thread of a group runs.

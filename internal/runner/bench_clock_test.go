@@ -1,0 +1,102 @@
+package runner
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/test/must"
+)
+
+// timedInside is a submission that times each call, as a judge in its process would.
+const timedInside = `
+import time
+from array import array
+from itertools import accumulate
+clock, times = time.perf_counter_ns, []
+def kernel(data, output):
+    output[:] = array("q", accumulate(data))
+def custom_kernel(data, output):
+    begin = clock()
+    kernel(data, output)
+    times.append(clock() - begin)
+    if len(times) == 100: print("inside:", sorted(times)[50], flush=True)
+`
+
+// BenchmarkClock compares the times of the examples' judge with those of a clock in the submission's process, of the same
+// calls: of about 100 µs with arrays of 8 KB, and of 1 ms with 80 KB.
+func BenchmarkClock(b *testing.B) {
+	binary := benchBinary(b)
+	for _, size := range []int{1200, 10000} {
+		b.Run(fmt.Sprintf("size=%d", size), func(b *testing.B) {
+			var ratios []float64
+			for b.Loop() {
+				for range 5 {
+					run := benchJudge(b, binary, timedInside, "../../examples/eval.py", "../../examples/prefix_python/reference.py", "benchmark", size)
+					_, text, _ := strings.Cut(run.Stdout, "inside: ")
+					inside, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+					must.Do(b, err)
+					ratios = append(ratios, number(b, run, "benchmark.0.median")/inside)
+					b.ReportMetric(inside/1000, "inside-µs")
+					b.ReportMetric(number(b, run, "benchmark.0.handover")/1000, "handover-µs")
+				}
+			}
+			slices.Sort(ratios)
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(ratios[len(ratios)/2], "ratio")
+		})
+	}
+}
+
+func number(b *testing.B, run *result.Run, key string) float64 {
+	b.Helper()
+	v, err := strconv.ParseFloat(run.Result.Get(key), 64)
+	must.Do(b, err)
+	return v
+}
+
+// benchBinary builds the runner.
+func benchBinary(b *testing.B) string {
+	b.Helper()
+	binary := filepath.Join(b.TempDir(), "kbnode")
+	build := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "../../cmd/kbnode-runner")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		b.Fatalf("build kbnode: %v\n%s", err, out)
+	}
+	return binary
+}
+
+// benchJudge evaluates a submission, and returns the last run.
+func benchJudge(b *testing.B, binary, submission, judge, reference, mode string, size int) *result.Run {
+	b.Helper()
+	cases := []map[string]int{{"size": size}}
+	config, err := json.Marshal(map[string]any{
+		"lang": "py", "mode": mode, "main": "eval.py", "tests": cases, "benchmarks": cases, "seed": 1,
+		"sources": map[string]string{"submission.py": submission, "eval.py": must.Read(b, judge), "reference.py": must.Read(b, reference)},
+	})
+	must.Do(b, err)
+	cmd := exec.CommandContext(context.WithoutCancel(b.Context()), binary, "runner")
+	cmd.Dir = b.TempDir()
+	cmd.Env = append(os.Environ(), "KERNELBOT_PAYLOAD="+payload.Encode(config))
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		b.Fatalf("%v\n%s", err, out)
+	}
+	r, err := result.Read([]byte(must.Read(b, filepath.Join(cmd.Dir, result.File))))
+	must.Do(b, err)
+	run := r.Runs[len(r.Runs)-1].Value.Run
+	if run == nil || !run.Passed {
+		b.Fatalf("%+v\n%s", r, out)
+	}
+	return run
+}
