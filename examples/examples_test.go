@@ -193,12 +193,12 @@ func TestSeed(t *testing.T) {
 // C++ of it, so this says nothing of the real compiler and of a GPU.
 func TestIdentityCUDA(t *testing.T) {
 	t.Parallel()
-	needs(t, "g++")
+	needs(t, "g++", "python3")
 	p := shrunk(t, "identity_cuda", "1000003", "20003", "1048583", "10007", "33554467", "30011")
 	compare(t, p, "identity_cuda", map[string]expected{
 		"submission.cu": passes,
-		"wrong.cu":      fails("test.2.error: 35 of 20003 values are wrong; the first is out[19968] = "),
-		"cheat.cu":      caught("benchmark.0.error: call 2 of the same case: 30011 of 30011 values are wrong; the first is out[0] = "),
+		"wrong.cu":      fails("test.2.error: 35 of 20003 values are wrong; the first is output[19968] = "),
+		"cheat.cu":      caught("benchmark.0.error: call 2 of the same case: 30011 of 30011 values are wrong; the first is output[0] = "),
 	})
 }
 

@@ -235,6 +235,9 @@ func (e *engine) putBackBetween(home string) error {
 		errs = append(errs, e.putBackArea(a, &removed))
 		delete(a.borders, home)
 	}
+	if e.landlock == 0 {
+		errs = append(errs, e.src.put()) // as the next one must find them
+	}
 	return errors.Join(append(errs, e.changed...)...)
 }
 

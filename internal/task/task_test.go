@@ -164,9 +164,9 @@ func TestDefinition(t *testing.T) {
 	t.Parallel()
 	keys := []string{"benchmark_timeout", "benchmarks", "config", "files", "lang", "libraries", "multi_gpu", "ranked_timeout", "ranking_by", "seed", "test_timeout", "tests"}
 	for dir, config := range map[string][]string{
-		"prefix_python": {"main"}, "identity_cuda": {"compile_flags", "defines", "include_dirs", "sources"},
+		"../../examples/prefix_python": {"main"}, "testdata/copy_cuda": {"compile_flags", "defines", "include_dirs", "sources"},
 	} {
-		p, err := Find("../../examples/" + dir)
+		p, err := Find(dir)
 		must.Do(t, err)
 		var all map[string]json.RawMessage
 		var some struct {

@@ -95,5 +95,5 @@ def as_tensor(owner, device):
 
 
 cuda = types.SimpleNamespace(
-    is_available=lambda: True, synchronize=lambda: None, nvtx=types.SimpleNamespace(range=lambda name: contextlib.nullcontext())
+    is_available=lambda: True, synchronize=lambda: None, get_device_capability=lambda: (9, 0), nvtx=types.SimpleNamespace(range=lambda name: contextlib.nullcontext())
 )
