@@ -187,6 +187,10 @@ test-runner: | deps-check ## test the evaluation engine against recorded runs of
 	KBNODE_RUNNER_CASES=$(if $(KBNODE_RUNNER_CASES),$(abspath $(KBNODE_RUNNER_CASES))) go test -count=1 -v -run 'Cases$$' ./internal/runner | \
 		awk '/^ *=== /{next} /^    --- PASS/{n++; next} /^--- PASS/{next} /^    --- FAIL/{bad++} {print} END{print n+bad " cases, " bad+0 " failed"}'
 
+.PHONY: test-honest
+test-honest: ## evaluate 200 honest submissions, half of them on a busy machine: no time may be implausible
+	KBNODE_HONEST=200 go test -count 1 -timeout 60m -run TestHonestIsPlausible ./internal/runner
+
 .PHONY: bench
 bench: $(AGENT) ## measure split, inventory, and a pass over a node as planned for up to 64 slots, the cost of the runner, and the dispatch of jobs (make bench-vm: the start of a job)
 	go test -run '^$$' -bench . -benchmem ./internal/...

@@ -64,6 +64,9 @@ func evaluate(t *testing.T, p *task.Task, submission, mode string) *result.Resul
 	if err != nil || !r.Success {
 		t.Fatalf("%v, %+v\n%s", err, r, out)
 	}
+	if _, passed := r.Verdict(); passed && strings.Contains(string(out), "\nimplausible: ") {
+		t.Errorf("what passes here is honest: %s", out)
+	}
 	return r
 }
 

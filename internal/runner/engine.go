@@ -12,6 +12,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/runner/compile"
 	"github.com/gpu-mode/kbnode/internal/tree"
+	"github.com/gpu-mode/kbnode/internal/witness"
 )
 
 // preRunProgram runs once before the task's program, which shows what it compiles on import.
@@ -54,6 +55,7 @@ type engine struct {
 	lost      []error             // of that, what cannot be put back
 	preRan    bool                // by preRun
 	compiled  *result.Compilation // its outcome
+	evidence  []witness.Evaluation
 }
 
 // step is one evaluation: its name, the mode of the task's program, its cases and its
@@ -260,7 +262,9 @@ func (e *engine) run(ctx context.Context, s step, call []string) (*result.Run, *
 	if err != nil {
 		return nil, nil, err
 	}
-	return e.report(p, o), nil, nil
+	run := e.report(p, o)
+	e.evidence = append(e.evidence, witness.Evaluation{Name: s.name, Claims: run.Result, Report: o.popcorn.buf, Marks: o.popcorn.sight.marks, End: o.last})
+	return run, nil, nil
 }
 
 // report converts the outcome of a program to a Run.

@@ -127,6 +127,8 @@ type reports struct {
 	bounded
 	judge   int // process ID; 0 until the first process has written
 	foreign int // bytes that other processes wrote
+	session int // of the program
+	sight   sight
 }
 
 // read reads a socket until its end or a deadline.
@@ -160,6 +162,7 @@ func (r *reports) take(pid int, b []byte) {
 		return
 	}
 	_, _ = r.Write(b)
+	r.sight.mark(len(r.buf), r.session)
 }
 
 // writer returns the process that sent a message, 0 if the kernel does not say.

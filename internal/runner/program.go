@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/runner/compile"
+	"github.com/gpu-mode/kbnode/internal/witness"
 )
 
 // drainLimit is how long to wait for output after a program's end. Then the processes
@@ -58,6 +59,7 @@ type outcome struct {
 	stderr    capture
 	popcorn   reports
 	duration  time.Duration
+	last      witness.Mark
 }
 
 // texts returns stdout and stderr in the form of the result. Like the Python engine, it
@@ -103,6 +105,7 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 		return nil, fmt.Errorf("run %s: %w", p.argv[0], pipes.err)
 	}
 	preparing.Wait()
+	o.popcorn.sight.begin()
 	start := time.Now()
 	offer := p.offerCompilers(forks)
 	defer offer.remove() //nolint:errcheck // after an error
@@ -114,6 +117,7 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 	if !p.wrapped {
 		o.popcorn.judge = pid
 	}
+	o.popcorn.session = pid
 	pipes.read()
 	err = o.wait(ctx, pid, p.limit)
 	offer.end()
@@ -123,6 +127,7 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 	// limit.
 	o.timedOut = o.timedOut || !o.cancelled && o.duration.Seconds() >= p.limit.seconds
 	err = errors.Join(err, pipes.drain(func() error { return o.end(pid) }), workers.close(), offer.remove())
+	o.last = o.popcorn.sight.end(len(o.popcorn.buf))
 	if out, errs := offer.unfinished(path); err == nil {
 		_, _ = stdout.Write(out)    // as to a pipe
 		_, _ = o.stderr.Write(errs) // likewise

@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/text"
 	"github.com/gpu-mode/kbnode/internal/tree"
+	"github.com/gpu-mode/kbnode/internal/witness"
 )
 
 // Options configure Main.
@@ -100,6 +101,12 @@ func (s *session) main(ctx context.Context) int {
 	werr := here.write(r)
 	conclude(r, errors.Join(err, werr)) // the log must not say that it passed
 	s.log.End(r, s.summaries)
+	if err := s.writeFindings(here); err != nil {
+		s.log.note("%v", err) // they are in the log
+	}
+	for _, f := range s.implausible {
+		s.log.Line("implausible: %s", f)
+	}
 	if !r.Success {
 		// If the build failed, some readers see only its log.
 		s.log.note("%s", r.Error)
@@ -126,6 +133,23 @@ type session struct {
 	landlock  int
 	log       *buildLog
 	summaries []*result.Summary
+
+	implausible []witness.Finding
+}
+
+// writeFindings writes for the node what is implausible. Nothing that a program left under that name stays.
+func (s *session) writeFindings(here *jobDir) error {
+	err := tree.Remove(here.root, witness.File)
+	if err == nil && len(s.implausible) > 0 {
+		var body []byte
+		if body, err = witness.Encode(s.implausible); err == nil {
+			err = writeFile(here.root, witness.File, body, 0o644)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", witness.File, err)
+	}
+	return nil
 }
 
 // deadly are the signals that end or stop a Go program by default (os/signal). Programs may send them
@@ -238,6 +262,7 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 	e.findCompilers()
 	r.System, e.gpus = e.system(ctx)
 	e.runtime = r.System.Runtime
+	defer func() { s.implausible = witness.Judge(e.clock(), e.evidence) }()
 	return e.runAll(ctx, func(name string, ev *result.Evaluation) {
 		r.Runs = append(r.Runs, result.Pair[*result.Evaluation]{Key: name, Value: ev})
 		sum := result.Summarize(name, ev, ctx.Err() != nil)

@@ -61,6 +61,7 @@ type Job struct {
 	// OnGPU means that the evaluation times a GPU, as far as that is known.
 	OnGPU  bool
 	Python bool // the submission is called by Python
+	Apart  bool // it has a process without the clock; both sides spin while they wait
 }
 
 // Judge returns why claims are implausible, nil if none is.

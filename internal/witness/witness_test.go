@@ -115,6 +115,7 @@ func TestCase(t *testing.T) {
 		{"nearly idle", python, []any{100, 3000., 100., 10., 2900., 3300.}, `99 runs of 3 µs are less than 1/300 of the 251 ms of CPU time that the case took`},
 		{"nearly idle but for one call", python, []any{100, 6000., 30000., 3000., 2900., 300000.}, `99 runs of 3.03 µs are less than 1/300 of the 251 ms of CPU time that the case took`},
 		{"a fast one", python, []any{100, 8000., 100., 10., 7900., 8300.}, ""},
+		{"spinning", Job{Python: true, Apart: true}, []any{100, 3000., 100., 10., 2900., 3300.}, ""},
 		{"nearly idle on a GPU", gpu, []any{100, 3000., 100., 10., 2900., 3300.}, ""},
 		{"nearly idle beside a GPU", Job{Python: true, GPUs: 1}, []any{100, 3000., 100., 10., 2900., 3300.}, ""},
 	} {
@@ -254,6 +255,7 @@ func TestWork(t *testing.T) {
 			e.End.CPU += 6 * time.Second
 			return e
 		}(), ""},
+		{"a process that spins", Job{Python: true, Apart: true}, after(6 * time.Second), ""},
 		{"as much on two GPUs", Job{Python: true, GPUs: 2, OnGPU: true}, after(6 * time.Second), ""},
 		{"a slow start", python, before(9 * time.Second), ""},
 		{"work before the report", python, before(20 * time.Second), "the program used 20 s of CPU time before its first line; with tests it was 40 ms"},
