@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/results"
 	"github.com/gpu-mode/kbnode/internal/submit"
 	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/witness"
 )
 
 // Parts of the test, in the order in which they run.
@@ -62,6 +63,8 @@ type Check struct {
 	Queue   float64 `json:"queue_seconds,omitempty"` // waiting for an agent
 	Run     float64 `json:"run_seconds,omitempty"`   // running
 	Profile string  `json:"profile,omitempty"`       // evaluation's job profile, from node.json
+
+	Implausible []witness.Finding `json:"implausible,omitempty"` // likewise, why not to believe its times
 }
 
 // Schema is the version of the JSON that Report marshals to.
@@ -195,9 +198,11 @@ func (r *Report) run(ctx context.Context, c *buildkite.Client, o Options, part s
 		var ok bool
 		check.Saw, ok = trials[i].judge(out)
 		var node noise.Record
-		if json.Unmarshal(out.Node, &node) == nil && node.Profile != "" {
-			check.Profile = text.Line(node.Profile, 60)
-			check.Saw += "; profile " + check.Profile
+		if json.Unmarshal(out.Node, &node) == nil {
+			check.Implausible = witness.Clean(node.Implausible)
+			if check.Profile = text.Line(node.Profile, 60); check.Profile != "" {
+				check.Saw += "; profile " + check.Profile
+			}
 		}
 		if out.NodeErr != nil {
 			check.Saw += fmt.Sprintf("; profile unknown: %v", out.NodeErr)

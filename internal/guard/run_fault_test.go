@@ -14,6 +14,8 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/internal/witness"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -146,6 +148,32 @@ func TestNoRecord(t *testing.T) {
 	if err != nil || len(files) != 1 || filepath.Base(files[0]) != "result.json" {
 		t.Error(files, err)
 	}
+}
+
+// TestImplausible puts what the runner says of a job's times into its node.json, and counts the job.
+func TestImplausible(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, map[string]string{"BUILDKITE_ARTIFACT_PATHS": "*.json;**"})
+	r.engine.status = 0
+	done := r.start(t.Context())
+	out := <-r.engine.attached
+	found := []witness.Finding{{Evaluation: "leaderboard", Case: "benchmark.0", Reason: "the mean is negative"}}
+	body, err := witness.Encode(found)
+	must.Do(t, errors.Join(err, os.WriteFile(filepath.Join(r.checkout(t), witness.File), body, 0o600)))
+	r.engine.end()
+	_ = out.Close()
+	r.wait(t, done)
+	dirs, err := filepath.Glob(filepath.Join(r.policy.WorkRoot, runPrefix+"files-*"))
+	if err != nil || len(dirs) != 1 {
+		t.Fatal(dirs, err)
+	}
+	var rec noise.Record
+	must.Do(t, json.Unmarshal([]byte(must.Read(t, filepath.Join(dirs[0], "node.json"))), &rec))
+	must.Equal(t, found, rec.Implausible)
+	if _, err := os.Lstat(filepath.Join(dirs[0], witness.File)); err == nil {
+		t.Error("the runner's file is uploaded, too")
+	}
+	must.Equal(t, "1\n", must.Read(t, filepath.Join(filepath.Dir(r.socket), "implausible")))
 }
 
 // TestGivePipeline gives the agent a file of the checkout and nothing else.

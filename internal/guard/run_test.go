@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/witness"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -161,7 +162,8 @@ func TestRunJob(t *testing.T) {
 	dir := r.checkout(t)
 	err = errors.Join(err, os.WriteFile(filepath.Join(dir, "result.json"), []byte(`{"success": true}`), 0o600),
 		os.Mkdir(filepath.Join(dir, "profile_data"), 0o700), os.Symlink("/etc/passwd", filepath.Join(dir, "profile_data", "link")),
-		os.WriteFile(filepath.Join(dir, "profile_data", "Result.json"), []byte(`{"success": true}`), 0o600))
+		os.WriteFile(filepath.Join(dir, "profile_data", "Result.json"), []byte(`{"success": true}`), 0o600),
+		os.WriteFile(filepath.Join(dir, witness.File), []byte(`[{"evaluation": "leaderboard", "reason": "of one that did not end"}]`), 0o600))
 	must.Do(t, err)
 	r.engine.end()
 	_ = out.Close()
@@ -179,14 +181,14 @@ func TestRunJob(t *testing.T) {
 		t.Errorf("the upload: %s", got)
 	}
 	files := regexp.MustCompile(`(?m)^/.*$`).FindString(string(notes))
-	for name, want := range map[string]bool{"result.json": true, "node.json": true, "profile_data/link": false, "profile_data/Result.json": false} {
+	for name, want := range map[string]bool{"result.json": true, "node.json": true, "profile_data/link": false, "profile_data/Result.json": false, witness.File: false} {
 		if _, err := os.Lstat(filepath.Join(files, name)); (err == nil) != want {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	var rec noise.Record
 	must.Do(t, json.Unmarshal([]byte(must.Read(t, filepath.Join(files, "node.json"))), &rec))
-	if c := rec.Protection.Containers; rec.Profile != "strict" || rec.Protection.Kernel != "6.12.0" || len(c) != 1 || c[0].Error != "it had ended" {
+	if c := rec.Protection.Containers; rec.Implausible != nil || rec.Profile != "strict" || rec.Protection.Kernel != "6.12.0" || len(c) != 1 || c[0].Error != "it had ended" {
 		t.Errorf("the record: %+v", rec)
 	}
 	made := r.engine.created[0]

@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/witness"
 )
 
 const (
@@ -229,6 +230,13 @@ func (g *guard) settle(ctx context.Context, r *jobRun) error {
 	}
 	if len(forged) > 0 {
 		o.Reason = strings.TrimPrefix(o.Reason+fmt.Sprintf("; %.200q is not uploaded: only the job's own may have that name, at the top of the checkout; name another file differently", forged), "; ")
+	}
+	rec.Implausible, err = witness.Take(r.checkout(), status)
+	if err == nil && len(rec.Implausible) > 0 {
+		err = slot.CountImplausible(g.cleaner.runDir)
+	}
+	if err != nil {
+		g.log.Warn("what is implausible about the job is not known", "job", r.spec.JobID, "err", err)
 	}
 	if recErr == nil {
 		recErr = writeRecord(r.checkout(), rec)

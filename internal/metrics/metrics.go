@@ -44,8 +44,9 @@ type Exporter struct {
 
 	slotInfo, slotState, slotDrained, verdicts *prometheus.GaugeVec
 	imageInfo, imageSince                      *prometheus.GaugeVec
-	passes, changes                            *prometheus.CounterVec
+	passes, changes, implausible               *prometheus.CounterVec
 	waiting, lastPass, lastGood                prometheus.Gauge
+	counted                                    map[string]int // of implausible, by slot
 }
 
 // New returns an Exporter that serves nothing yet.
@@ -53,7 +54,7 @@ func New(o Options) *Exporter {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	e := &Exporter{Options: o, registry: prometheus.NewRegistry()}
+	e := &Exporter{Options: o, registry: prometheus.NewRegistry(), counted: map[string]int{}}
 	metrics := promauto.With(e.registry)
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
 		return metrics.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
@@ -68,6 +69,8 @@ func New(o Options) *Exporter {
 	e.slotState = gauge("kbnode_slot_state", "Whether a slot is in this state, as kbnode status shows it.", "slot", "state")
 	e.slotDrained = gauge("kbnode_slot_drained", "Who drained a slot; 1 if someone did.", "slot", "by")
 	e.verdicts = gauge("kbnode_health_verdicts", "Verdicts about the health of a slot, or of the node where slot is empty.", "check", "level", "slot")
+
+	e.implausible = counter("kbnode_implausible_jobs_total", "Jobs whose result has times that cannot be.", "slot")
 
 	e.imageInfo = gauge("kbnode_image_info", "The jobs' image in use; always 1.", "name", "digest")
 	e.imageSince = gauge("kbnode_image_since_timestamp_seconds", "When the image in use arrived on this node.")
@@ -154,10 +157,20 @@ func (e *Exporter) slots(s daemon.Snapshot) {
 		for _, word := range slot.Words {
 			e.slotState.WithLabelValues(sl.Name, word).Set(number(word == ss.Word(sl)))
 		}
+		e.countImplausible(sl.Name, ss.Implausible)
 		for _, d := range sl.Drains {
 			e.slotDrained.WithLabelValues(sl.Name, label(d.By)).Set(1)
 		}
 	}
+}
+
+// countImplausible takes the number that a slot's guard has counted since the boot.
+func (e *Exporter) countImplausible(slot string, n int) {
+	c := e.implausible.WithLabelValues(slot) // also for none
+	if more := n - e.counted[slot]; more > 0 {
+		c.Add(float64(more))
+	}
+	e.counted[slot] = n
 }
 
 func (e *Exporter) image(s image.State) {

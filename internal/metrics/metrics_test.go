@@ -63,7 +63,7 @@ func full() daemon.Snapshot {
 	p.Slots[1].Drains = []plan.Drain{{Slot: 1, By: plan.ByOperator, Reason: "a new fan"}, {Slot: 1, By: "gpu.ecc"}, {Slot: 1, By: "gpu.ecc"}}
 	p.Slots[3].Queue = "by \"name\"\n\xff"
 	parked := running(3, "", time.Time{})
-	parked.Parked = []slot.Parked{{Reason: "its GPU is in use"}}
+	parked.Parked, parked.Implausible = []slot.Parked{{Reason: "its GPU is in use"}}, 2
 	return daemon.Snapshot{
 		Began: noon, Duration: 1200 * time.Millisecond, Whole: true, Plan: p, Waiting: 2,
 		State: &reconcile.State{Slots: []slot.State{
@@ -101,6 +101,21 @@ func TestText(t *testing.T) {
 		}
 	}
 	must.Golden(t, "testdata/metrics.txt", *update, got)
+}
+
+// TestImplausible counts on when a slot's count begins again, as after a boot.
+func TestImplausible(t *testing.T) {
+	t.Parallel()
+	e := New(Options{})
+	for _, n := range []int{1, 3, 3, 0, 1} {
+		s := full()
+		s.State.Slots[3].Implausible = n
+		e.Publish(s)
+	}
+	got := samples(t, e, "kbnode_implausible_jobs_total")
+	if len(got) != 4 || got[0] != `kbnode_implausible_jobs_total{slot="gpu0"} 0` || got[3] != `kbnode_implausible_jobs_total{slot="gpu3"} 4` {
+		t.Errorf("%q", got)
+	}
 }
 
 // TestFailedPass checks that known values stay, and that their age shows.

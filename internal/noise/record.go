@@ -5,7 +5,11 @@
 // trusted. The package only reads.
 package noise
 
-import "time"
+import (
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/witness"
+)
 
 // Schema is the version of Record. It increases when a field changes its meaning or is
 // removed, not when one is added.
@@ -18,7 +22,10 @@ type Record struct {
 	Noisy  bool     `json:"noisy"`           // a timing should not be trusted
 	Why    []string `json:"why,omitempty"`   // sentences, if Noisy
 	Notes  []string `json:"notes,omitempty"` // what makes no timing noisy, and what could not be read
-	Slot   string   `json:"slot"`
+	// Implausible is why the times of the job's result cannot be what a clock measured. It is independent of Noisy.
+	Implausible []witness.Finding `json:"implausible,omitempty"`
+
+	Slot string `json:"slot"`
 	// SharedGPU is the part of a GPU that the slot has, if it is not all of it: the
 	// profile of a MIG instance ("1g.23gb") or the mode of a partition ("CPX").
 	SharedGPU string `json:"shared_gpu,omitempty"`

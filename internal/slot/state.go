@@ -35,6 +35,8 @@ type State struct {
 	Registered bool     `json:"registered,omitempty"` // the agent that runs now, with Buildkite
 	Parked     []Parked `json:"parked,omitempty"`     // why it takes no jobs, oldest reason first
 
+	// Implausible is how many jobs since the boot had times that cannot be.
+	Implausible int `json:"-"`
 	// CutOff is why its agent cannot reach its running guard; "" if it can.
 	CutOff string `json:"-"`
 }
@@ -60,6 +62,7 @@ func (s State) ReadRunDir(root string) State {
 		parked = []Parked{{Reason: err.Error()}}
 	}
 	s.Parked = parked
+	s.Implausible = implausible(filepath.Join(root, plan.RunDir(s.Index)))
 	s.Registered = s.Agent.Active == "active" && registered(root, s.Index, s.Agent.Started)
 	return s
 }
@@ -107,6 +110,36 @@ func Register(runDir string) error {
 		return fmt.Errorf("record registration: %w", err)
 	}
 	return nil
+}
+
+// implausibleName is the file in a slot's run directory with the number of jobs whose times cannot be. Its guard
+// writes it.
+const implausibleName = "implausible"
+
+// maxCount bounds that file, in bytes.
+const maxCount = 32
+
+// CountImplausible counts one more of these jobs. Only one process may call it.
+func CountImplausible(runDir string) error {
+	name := filepath.Join(runDir, implausibleName)
+	text := strconv.Itoa(implausible(runDir)+1) + "\n"
+	err := os.WriteFile(name+".new", []byte(text), 0o644) //nolint:gosec // status reads it
+	if err == nil {
+		err = os.Rename(name+".new", name)
+	}
+	if err != nil {
+		return fmt.Errorf("count an implausible job: %w", err)
+	}
+	return nil
+}
+
+func implausible(runDir string) int {
+	text, err := limit.ReadFile(filepath.Join(runDir, implausibleName), maxCount)
+	n, cerr := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || cerr != nil { // none yet
+		return 0
+	}
+	return max(n, 0)
 }
 
 // registered reports whether a slot's agent has registered since its process was started. Each agent

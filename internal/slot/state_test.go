@@ -147,6 +147,24 @@ func TestReadRunDir(t *testing.T) {
 	}
 }
 
+// TestCountImplausible counts jobs for the daemon.
+func TestCountImplausible(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	dir := filepath.Join(root, plan.RunDir(3))
+	must.Do(t, os.MkdirAll(dir, 0o755))
+	for want := range 3 {
+		if got := (State{Index: 3}).ReadRunDir(root).Implausible; got != want {
+			t.Errorf("%d instead of %d", got, want)
+		}
+		must.Do(t, CountImplausible(dir))
+	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, implausibleName), []byte("-5 jobs"), 0o600))
+	if got := (State{Index: 3}).ReadRunDir(root).Implausible; got != 0 {
+		t.Errorf("%d of a file that is no number", got)
+	}
+}
+
 // TestPolicies reads the policies of a tree, and no file beyond it.
 func TestPolicies(t *testing.T) {
 	t.Parallel()

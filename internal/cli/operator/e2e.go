@@ -213,6 +213,9 @@ func printE2E(s term.Streams, r *e2e.Report) {
 		)
 	}
 	t.Print()
+	for _, c := range r.Checks {
+		printImplausible(s, text.Line(c.Name, 60)+": ", c.Implausible)
+	}
 	if r.Stored != nil {
 		term.Printf(s.Out, "\nLeaderboard %s remains in the database.\n", r.Stored.Name)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/submit"
 	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/witness"
 )
 
 // SubmitProgress shows the status of one build: on a terminal as one line that counts the
@@ -97,10 +98,13 @@ func printOutcome(s term.Streams, out submit.Outcome) {
 		term.Printf(s.Out, "%s\n", paintReport(s.Out, report.String(), said, passed))
 	}
 	var node noise.Record
-	if json.Unmarshal(out.Node, &node) == nil && node.Noisy {
+	if json.Unmarshal(out.Node, &node) == nil {
 		for _, why := range node.Why[:min(len(node.Why), 5)] {
-			term.Printf(s.Out, "noisy: %s\n", text.Line(why, 200))
+			if node.Noisy {
+				term.Printf(s.Out, "noisy: %s\n", text.Line(why, 200))
+			}
 		}
+		printImplausible(s, "", node.Implausible)
 	}
 	if out.NodeErr != nil {
 		term.Printf(s.Out, "it is unknown whether the node disturbed the timings: %s\n", text.Line(out.NodeErr.Error(), 300))
@@ -140,4 +144,11 @@ func buildLine(out submit.Outcome) string {
 		parts = append(parts, fmt.Sprintf("waited %.0f s", out.Queue), fmt.Sprintf("ran %.0f s", out.Run))
 	}
 	return strings.Join(append(parts, text.Line(out.URL, 300)), ", ")
+}
+
+// printImplausible writes a line for each reason not to believe a job's times.
+func printImplausible(s term.Streams, prefix string, found []witness.Finding) {
+	for _, f := range witness.Clean(found) {
+		term.Printf(s.Out, "implausible: %s%s\n", prefix, f)
+	}
 }
