@@ -26,6 +26,7 @@ import (
 type rig struct {
 	engine  *fakeEngine
 	policy  plan.JobPolicy
+	noted   string // lines of the last job's log
 	proc    string
 	cgroup  string // directory of the slice
 	socket  string
@@ -136,7 +137,12 @@ func (r *rig) try(t testing.TB, change ...func(*job.Spec)) slot.Outcome {
 	for _, f := range change {
 		f(spec)
 	}
-	o, err := bootstrap.RunSpec(t.Context(), r.socket, spec, func(slot.FrameKind, []byte) {})
+	r.noted = ""
+	o, err := bootstrap.RunSpec(t.Context(), r.socket, spec, func(kind slot.FrameKind, text []byte) {
+		if kind == slot.FrameNote {
+			r.noted += string(text)
+		}
+	})
 	must.Do(t, err)
 	return o
 }

@@ -52,7 +52,13 @@ func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frame
 	}
 	before, err := find(ctx)
 	has := err == nil
-	always := spec.Pull == job.PullAlways && !sameImage(image, g.policy.KeptImage)
+	always := spec.Pull == job.PullAlways
+	if always && sameImage(image, g.policy.KeptImage) {
+		always = false
+		if has {
+			_ = frames.Note("kbnode keeps %s up to date, so it is not pulled", image) // the reader may be gone
+		}
+	}
 	pulls := errors.Is(err, docker.ErrNotFound) || always && (has || errors.Is(err, docker.ErrTooLarge))
 	if !pulls {
 		return before, err

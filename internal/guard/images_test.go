@@ -269,6 +269,19 @@ func TestPullMissing(t *testing.T) {
 	}
 }
 
+// TestKeptImageIsNotPulled says so to a job that asks for the newest.
+func TestKeptImageIsNotPulled(t *testing.T) {
+	t.Parallel()
+	for _, kept := range []string{"img", "other"} {
+		r := ready(t, func(r *rig) { r.policy.KeptImage = kept })
+		o := r.try(t, func(s *job.Spec) { s.Image, s.Pull = "img", job.PullAlways })
+		says := strings.Contains(r.noted, "kbnode keeps docker.io/library/img:latest up to date")
+		if pulls := r.engine.asked("POST /v1.45/images/create"); why(o) != "" || says != (kept == "img") || (pulls == 0) != says {
+			t.Errorf("%s: %+v, %q, %d pulls", kept, o, r.noted, pulls)
+		}
+	}
+}
+
 func TestMayPull(t *testing.T) {
 	t.Parallel()
 	names := map[string][]string{
