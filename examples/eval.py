@@ -36,7 +36,6 @@ if sys.argv[0] != "-c" and not of_job(os.__file__):  # a worker may need package
 
 import array
 import fcntl
-import inspect
 import json
 import math
 import mmap
@@ -59,7 +58,7 @@ MIN_RUNS, MAX_RUNS = 3, 100
 ENOUGH = 0.001  # of the mean: the error from which on more calls tell nothing
 MAX_SECONDS = 10
 MAX_AGAIN = 10  # calls of a case that are made again because the judge or the worker lost its core
-EMPTY_CALLS = 50  # of the empty worker; the shortest counts
+EMPTY_CALLS = 30  # of the empty worker; the shortest counts
 LONGEST_PAUSE = 2_000_000  # nanoseconds of such a call
 WORKER = "KBNODE_WORKER"  # the number of a socket that kbnode runner gives, to ask it for fenced workers
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
@@ -288,6 +287,24 @@ class GPU:
         return self.torch.as_tensor(self, device="cuda").view(dtype).reshape(shape)
 
 
+def one_line(text):
+    return " ".join(str(text).split())[:500].encode("utf-8", "replace")
+
+
+def hide():
+    """Keeps this process's environment, memory, files and arguments from others of the same user (prctl(2), proc(5))."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+        with open("/proc/self/stat") as f:
+            fields = f.read().rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end
+        ctypes.memset(start, 0, end - start)
+    except (ImportError, OSError, AttributeError, TypeError, ValueError, IndexError) as e:
+        print(f"a submission may read the seed here: {e}", file=sys.stderr)
+
+
 # The worker's side. It belongs to the submission: nothing that it says counts but the bytes of an output, and an error.
 
 
@@ -381,6 +398,11 @@ def pause(flags):
 
 
 def takes_output(kernel):
+    """Says whether a function must be given two arguments."""
+    if type(kernel) is types.FunctionType:
+        return kernel.__code__.co_argcount - len(kernel.__defaults__ or ()) == 2
+    import inspect
+
     try:
         parameters = inspect.signature(kernel).parameters.values()
     except (TypeError, ValueError):
@@ -428,6 +450,9 @@ class Bare:
     def resume(self):
         self.signal(signal.SIGCONT)
 
+    def settle(self):
+        pass  # it has stopped when stop returns
+
     def code(self):
         """Returns the exit code, None of a process that runs."""
         return self.process.poll()
@@ -444,44 +469,49 @@ class Fenced:
     control = None
 
     def __init__(self, argv, fds):
-        self.ended = None
+        self.ended = self.pid = None
+        self.orders = 0  # without an answer yet
         if not Fenced.control:
             Fenced.control = socket.socket(fileno=int(os.environ[WORKER]))
             Fenced.control.set_inheritable(False)
         socket.send_fds(self.control, [json.dumps({"argv": argv}).encode()], [1, 2, *fds])
-        self.pid = None
-        self.answer("pid")
+        self.pid = self.answer()["pid"]
 
-    def answer(self, key):
-        """Returns when an order is carried out, or the process has ended."""
+    def order(self, what):
+        self.control.send(json.dumps({"do": what}).encode())
+        self.orders += 1
+
+    def answer(self):
         text = self.control.recv(1 << 16)
         answer = json.loads(text) if text else {"error": "kbnode runner has gone"}
         if "error" in answer:
             raise RuntimeError(answer["error"])
-        self.ended, self.pid = answer.get("ended", self.ended), answer.get("pid", self.pid)
-        return key in answer
+        self.ended = answer.get("ended", self.ended)
+        self.orders -= "done" in answer
+        return answer
 
-    def order(self, what):
-        self.control.send(json.dumps({"do": what}).encode())
+    def settle(self):
+        """Returns when what was ordered is done, or the process has ended."""
+        while self.orders and self.ended is None:
+            self.answer()
 
     def stop(self):
         if self.ended is None:
             self.order("stop")
-            self.answer("done")
 
     def resume(self):
+        self.settle()
         if self.ended is None:
             self.order("continue")
-            self.answer("done")
 
     def code(self):
         if self.ended is None and select.select([self.control], [], [], 0)[0]:
-            self.answer("ended")
+            self.answer()
         return self.ended
 
     def end(self):
         self.order("end")
-        while not self.answer("done"):
+        while self.answer().get("done") != "end":
             pass
 
 
@@ -506,7 +536,7 @@ class Worker:
         self.channel, theirs = socket.socketpair()
         fenced = WORKER in os.environ and not setup["empty"]
         numbers = (3, 4) if fenced else (self.memory.fd, theirs.fileno())
-        argv = [sys.executable, "-c", program, "worker", *map(str, numbers)]
+        argv = [sys.executable, *(["-I", "-S"] if setup["empty"] else []), "-c", f"{program}\n\nworker{numbers}\n"]
         self.process = Fenced(argv, [self.memory.fd, theirs.fileno()]) if fenced else Bare(argv, numbers)
         theirs.close()
         setup = setup | {"input": case.input, "output": case.output, "sizes": case.sizes, "gpu": [gpu.handle for gpu in self.gpu]}
@@ -694,7 +724,7 @@ def run(program, case, setup, mode):
     worker = None
     try:
         if timed:
-            empty.ready()
+            empty.ready()  # and hidden, before anything of the submission runs
             if len(setup["cores"]) > 1:
                 os.sched_setaffinity(0, setup["cores"][:1])
         worker = Worker(program, case, setup)
@@ -728,6 +758,7 @@ def calls(case, worker, empty, mode):
         known = statistics(raw)
         if known["err"] < ENOUGH * known["mean"] or len(raw) == MAX_RUNS or time.monotonic() - begin > MAX_SECONDS:
             break
+    worker.process.settle()
     handover = shortest(empty, packed, int(min(known["median"], LONGEST_PAUSE)))
     # Nothing is faster than what does nothing, but for noise.
     times = statistics([max(t - handover, t / 20) for t in raw])
@@ -756,24 +787,6 @@ def derived(secret):
     for _ in range(200):
         secret = str(random.Random(secret).getrandbits(256))
     return secret
-
-
-def one_line(text):
-    return " ".join(str(text).split())[:500].encode("utf-8", "replace")
-
-
-def hide():
-    """Keeps this process's environment, memory, files and arguments from others of the same user (prctl(2), proc(5))."""
-    try:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-        with open("/proc/self/stat") as f:
-            fields = f.read().rpartition(")")[2].split()
-        start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end
-        ctypes.memset(start, 0, end - start)
-    except (ImportError, OSError, AttributeError, TypeError, ValueError, IndexError) as e:
-        print(f"a submission may read the seed here: {e}", file=sys.stderr)
 
 
 def read_cases(path):
@@ -807,6 +820,7 @@ def main():
     for name, path in ("program", __file__), ("reference", "reference.py"):
         with open(path, encoding="utf-8") as f:
             texts[name] = f.read()
+    texts["program"] = texts["program"].partition("\n# The judge's side.\n")[0]
     hide()
     return supervise(report, lambda say: judge(say, mode, texts, lines, os.environ.pop("POPCORN_SEED", "")))
 
@@ -859,7 +873,4 @@ def die_with_parent():
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4 and sys.argv[1] == "worker":
-        worker(int(sys.argv[2]), int(sys.argv[3]))
-    else:
-        sys.exit(main())
+    sys.exit(main())

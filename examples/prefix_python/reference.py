@@ -14,7 +14,8 @@ def output(size):
 
 
 def check(data, output):
-    for i, want in enumerate(accumulate(data)):
-        if output[i] != want:
-            return f"output[{i}] is {output[i]} instead of {want}"
-    return ""
+    want = array("q", accumulate(data))
+    if output == want:
+        return ""
+    i = next(i for i in range(len(want)) if output[i] != want[i])
+    return f"output[{i}] is {output[i]} instead of {want[i]}"

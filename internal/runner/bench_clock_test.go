@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/result"
@@ -53,6 +55,35 @@ func BenchmarkClock(b *testing.B) {
 			slices.Sort(ratios)
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(ratios[len(ratios)/2], "ratio")
+		})
+	}
+}
+
+// BenchmarkJudge compares an evaluation by the examples' judge with one by a judge in the submission's process: of a
+// trivial test, and of a leaderboard run. They take turns, and the shortest of each counts.
+func BenchmarkJudge(b *testing.B) {
+	binary := benchBinary(b)
+	const list = "from itertools import accumulate\ndef custom_kernel(data): return list(accumulate(data))\n"
+	const arrays = "from array import array\nfrom itertools import accumulate\ndef custom_kernel(data): return array('q', accumulate(data))\n"
+	for _, c := range []struct {
+		name, mode string
+		size       int
+	}{{"trivial", "test", 1}, {"leaderboard", "leaderboard", 10000}} {
+		b.Run(c.name, func(b *testing.B) {
+			inside, apart := math.Inf(1), math.Inf(1)
+			for b.Loop() {
+				for range 10 {
+					begin := time.Now()
+					benchJudge(b, binary, list, "testdata/clock/eval.py", "testdata/clock/reference.py", c.mode, c.size)
+					middle := time.Now()
+					benchJudge(b, binary, arrays, "../../examples/eval.py", "../../examples/prefix_python/reference.py", c.mode, c.size)
+					inside, apart = min(inside, middle.Sub(begin).Seconds()), min(apart, time.Since(middle).Seconds())
+				}
+			}
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(inside*1000, "inside-ms")
+			b.ReportMetric(apart*1000, "apart-ms")
+			b.ReportMetric(apart/inside, "ratio")
 		})
 	}
 }

@@ -256,7 +256,9 @@ func stopGroup(group int) error {
 			if stopped(group) {
 				return nil
 			}
-			time.Sleep(pause)
+			// Go's own sleep takes a millisecond at least.
+			t := unix.NsecToTimespec(int64(pause))
+			_ = unix.Nanosleep(&t, nil)
 		}
 		// One that has just forked stops when its child has executed a program, and the child stops, too (vfork(2)).
 		if err := unix.Kill(-group, unix.SIGCONT); err != nil {
