@@ -1,0 +1,5 @@
+from itertools import accumulate
+
+
+def custom_kernel(data):
+    return list(accumulate(data))
