@@ -176,9 +176,9 @@ unit race: $(AGENT) $(GOTESTSUM) | deps-$(HOST_ARCH) deps-check
 	KBNODE_TEST_AGENT=$(AGENT) test/retest.sh $@ ./... $(if $(filter race,$@),-race) -vet=off -short
 
 .PHONY: test-long
-test-long: $(GOTESTSUM) | deps-check ## test the examples with compiled submissions
+test-long: $(GOTESTSUM) | deps-check ## test the examples with compiled submissions, and the whole corpus of cheats
 	$(call need,g++,g++)
-	test/retest.sh long ./examples
+	test/retest.sh long './examples ./internal/arena' -timeout 60m
 
 # Cases of the evaluation engine: those in the repository, the shared ones if they are
 # beside it, and those in the directory that KBNODE_RUNNER_CASES names.
@@ -190,6 +190,10 @@ test-runner: | deps-check ## test the evaluation engine against recorded runs of
 .PHONY: test-honest
 test-honest: ## evaluate 200 honest submissions, half of them on a busy machine: no time may be implausible
 	KBNODE_HONEST=200 go test -count 1 -timeout 60m -run TestHonestIsPlausible ./internal/runner
+
+.PHONY: arena
+arena: build ## try the corpus of cheats against a problem; PROBLEM=directory or example
+	build/kbnode e2e cheats --problem $(or $(PROBLEM),prefix_python)
 
 .PHONY: bench
 bench: $(AGENT) ## measure split, inventory, and a pass over a node as planned for up to 64 slots, the cost of the runner, and the dispatch of jobs (make bench-vm: the start of a job)

@@ -18,14 +18,14 @@ import (
 // take free text and get no file names.
 var flagValues = map[string]cobra.CompletionFunc{
 	"agent-binary": fileValues, "bundle": fileValues, "capture": fileValues, "config": fileValues, "dockerfile": fileValues, "eval": operator.ProblemValues, "problem": operator.ProblemValues,
-	"payload": fileValues, "result": fileValues, "root": fileValues, "token-file": fileValues, "workdir": dirValues,
+	"payload": fileValues, "result": fileValues, "root": fileValues, "token-file": fileValues, "workdir": dirValues, "corpus": dirValues,
 	"gpus": values("all"), "auto-update": values("off"), "vendor": values("nvidia", "amd"), "mode": values(task.Modes...),
 	"slot": numberValues, gpuIndex: numberValues, "only": checkValues, "skip": checkValues, "explain": checkValues,
 }
 
 var argValues = map[string]cobra.CompletionFunc{
 	"drain": nameValues, "resume": nameValues, "logs": nameValues, "e2e": values(e2e.Parts...),
-	"submit": fileValues, "runner": fileValues, "encode": fileValues, "decode": fileValues,
+	"submit": fileValues, "runner": fileValues, "cheats": fileValues, "encode": fileValues, "decode": fileValues,
 }
 
 func complete(cmd *cobra.Command) {

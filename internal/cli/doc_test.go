@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/arena"
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/e2e"
@@ -37,6 +38,7 @@ func TestJSONDocuments(t *testing.T) {
 		{"docs/plan.md", "## kbnode status --json", reflect.TypeFor[node.Status]()},
 		{"docs/operators.md", "### kbnode queue --json", reflect.TypeFor[buildkite.QueueReport]()},
 		{"docs/operators.md", "### kbnode e2e --json", reflect.TypeFor[e2e.Report]()},
+		{"docs/arena.md", "## kbnode e2e cheats --json", reflect.TypeFor[arena.Report]()},
 		{"docs/results.md", "## node.json", reflect.TypeFor[noise.Record]()},
 	} {
 		t.Run(tt.heading, func(t *testing.T) {

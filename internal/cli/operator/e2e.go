@@ -60,6 +60,7 @@ and, to see that the queue's steps have time, read_pipelines.`,
 	fl.DurationVar(&f.o.Hold, "hold", 0, "minimum run time of each job, such as 1m (default: depends on their number)")
 	fl.StringVar(&f.db, "db", "", "store the right submission in kernelbot's database, and compare: its `DSN` without a password, or env to use KBNODE_DB")
 	fl.BoolVar(&f.o.Cleanup, "cleanup", false, "remove what was stored from the database")
+	cmd.AddCommand(newCheats(s))
 	return cmd
 }
 

@@ -103,8 +103,8 @@ func Grouped[K comparable, V any](list []V, key func(V) K) (groups [][]V) {
 
 // colors are those of verdicts and states. What is in no list here is wrong, and red.
 var colors = map[string]pretty.Color{
-	"ok": pretty.FgGreen, "passed": pretty.FgGreen, "idle": pretty.FgGreen, "FIT": pretty.FgGreen, "ACCEPTED": pretty.FgGreen,
-	"WARN": pretty.FgYellow, "by hand": pretty.FgYellow, "not tried": pretty.FgYellow, "warning:": pretty.FgYellow,
+	"ok": pretty.FgGreen, "passed": pretty.FgGreen, "idle": pretty.FgGreen, "FIT": pretty.FgGreen, "ACCEPTED": pretty.FgGreen, "stopped": pretty.FgGreen,
+	"WARN": pretty.FgYellow, "by hand": pretty.FgYellow, "not tried": pretty.FgYellow, "warning:": pretty.FgYellow, "broken": pretty.FgYellow, "skipped": pretty.FgYellow,
 	"busy": pretty.FgYellow, "draining": pretty.FgYellow, "drained": pretty.FgYellow, "starting": pretty.FgYellow, "stopping": pretty.FgYellow,
 }
 

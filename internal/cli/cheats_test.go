@@ -1,0 +1,61 @@
+package cli
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/internal/arena"
+	"github.com/gpu-mode/kbnode/test/must"
+)
+
+const judged = "../arena/testdata/in-process" // the clock and the submission are in one process
+
+func TestCheats(t *testing.T) {
+	t.Parallel()
+	r := runs(t, process(t, "e2e", "cheats", "--problem", judged, "--only", "clock_zero,lazy_list,gpu_graph", "--timeout", "5m"))
+	if r.code != 1 {
+		t.Errorf("exit code %d: %s", r.code, r.err)
+	}
+	must.Contain(t, r.out, "won ", "stopped ", "skipped ", "needs a GPU and torch", "\nWhat would stop the kinds of attacks that won:\n", "clock  Keep the clock in a process ",
+		"Problem in-process: of 3 attacks, 1 won, 1 were stopped, 0 are broken, 1 were skipped, 0 were not tried.\n")
+	must.Contain(t, r.err, "  honest submission: submission.py\n", "1 of 3: gpu_graph skipped\n", "3 of 3: ")
+
+	dir := t.TempDir()
+	mine := must.Write(t, dir, "mine.py", "def custom_kernel(data):\n    total, sums = 0, []\n    for n in data:\n        total += n\n        sums.append(total)\n    return sums\n")
+	must.Write(t, dir, "corpus/hasty.py", "# kind: hasty\n# tries: nothing\n# source: mine\nno_name\n")
+	r = runs(t, process(t, "e2e", "cheats", "--problem", judged, mine, "--corpus", filepath.Join(dir, "corpus"), "--only", "hasty", "--timeout", "5m", "--json"))
+	var report arena.Report
+	must.Do(t, json.Unmarshal([]byte(r.out), &report))
+	if r.code != 0 || !report.OK || len(report.Attacks) != 1 || report.Attacks[0].Outcome != arena.Broken || report.Attacks[0].Verdict != "NameError: name 'no_name' is not defined" {
+		t.Errorf("exit code %d, %+v", r.code, report)
+	}
+}
+
+func TestCheatsRefused(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"--only clok":              `--only: there is no attack or kind "clok"; see kbnode e2e cheats --list`,
+		"--jobs -1":                "--jobs -1: write 1 to 64",
+		"--timeout -1s":            "--timeout -1s: a timeout cannot be negative; write one such as 2m",
+		"--corpus /nowhere":        "/nowhere is not a directory; name one with attacks, NAME.py",
+		"--problem nothing":        `"nothing" is neither an example nor a directory`,
+		"--problem identity_cuda":  "it is not in Python, and the attacks are; choose a problem with lang: py",
+		"nothing.py":               "nothing.py does not exist; fix the path, or add the file",
+		"--problem . submission a": "accepts at most 1 arg",
+	} {
+		if r := kbnode(t, append([]string{"e2e", "cheats"}, strings.Fields(args)...)...); r.code != 2 || !strings.Contains(r.err, want) {
+			t.Errorf("%s: exit code %d, %s", args, r.code, r.err)
+		}
+	}
+	wrong := must.Write(t, t.TempDir(), "wrong.py", "def custom_kernel(data):\n    return [0] * len(data)\n")
+	r := runs(t, process(t, "e2e", "cheats", "--problem", judged, wrong, "--timeout", "5m"))
+	want := "kbnode: the honest submission gives nothing to compare with: test: output["
+	if again := "; fix it, or name another one; to see all of it: kbnode runner --problem " + judged + " --mode leaderboard " + wrong + "\n"; r.code != 2 || !strings.Contains(r.err, want) || !strings.Contains(r.err, again) {
+		t.Errorf("exit code %d, %s", r.code, r.err)
+	}
+	if r := kbnode(t, "e2e", "cheats", "--list"); r.code != 0 || !strings.Contains(r.out, "clock_c_function") {
+		t.Errorf("--list: %+v", r)
+	}
+}
