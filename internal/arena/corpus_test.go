@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -56,6 +57,51 @@ for name, text in json.load(sys.stdin).items():
 		t.Skip(err)
 	} else if err != nil {
 		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// arrays is a worker whose inputs, and outputs in place, are arrays in memory.
+const arrays = `
+import array, inspect, os, sys
+sys.path.insert(0, os.getcwd())
+from submission import custom_kernel
+in_place = len(inspect.signature(custom_kernel).parameters) > 1
+for n in (3, 1000, 6000, 6000, 6000):
+    data, output = (memoryview(bytearray(8 * n)).cast("q") for _ in range(2))
+    for i in range(n):
+        data[i] = (i * 7919 + n) % 1000
+    custom_kernel(*(data, output)[: 1 + in_place])
+`
+
+// TestArrays has each attack called with arrays, which have other methods than lists: none may break, and each
+// says something of itself.
+func TestArrays(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("starts Python some 150 times")
+	}
+	for how, honest := range map[string]string{
+		"in place": "def custom_kernel(data, output):\n    total = 0\n    for i, n in enumerate(data):\n        total += n\n        output[i] = total\n",
+		"returned": "import array, itertools\ndef custom_kernel(data):\n    return array.array('q', itertools.accumulate(data))\n",
+	} {
+		for _, a := range corpus(t).Attacks {
+			if a.Needs != Nothing {
+				continue
+			}
+			dir := t.TempDir()
+			must.Write(t, dir, "submission.py", a.Wrap(honest))
+			must.Write(t, dir, "run.py", arrays)
+			// The shell is there so that attacks on the parent find no program of Python.
+			cmd := exec.CommandContext(t.Context(), "sh", "-c", "python3 run.py; exit $?")
+			cmd.Dir, cmd.Env = dir, append(os.Environ(), "HOME="+dir, "TMPDIR="+dir, "PYTHONDONTWRITEBYTECODE=1")
+			out, err := cmd.CombinedOutput()
+			if errors.Is(err, exec.ErrNotFound) {
+				t.Skip(err)
+			}
+			if text := string(out); strings.Contains(text, mark+"broken") || !strings.Contains(text, mark) {
+				t.Errorf("%s, %s: %v: %s", a.Name, how, err, text)
+			}
+		}
 	}
 }
 

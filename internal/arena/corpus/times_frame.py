@@ -8,4 +8,5 @@ def custom_kernel(*args):
                 if all(type(t) in (int, float) for t in value):
                     value[:] = [1] * len(value)
                     note("armed", name)
+    note("missed", "no frame has a list of times")
     return honest(*args)

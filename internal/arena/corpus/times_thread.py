@@ -21,3 +21,8 @@ def watch():
 
 
 threading.Thread(target=watch, daemon=True).start()
+
+
+def custom_kernel(*args):
+    note("missed", "no frame has a list of times")
+    return honest(*args)
