@@ -34,6 +34,7 @@ type Options struct {
 	Corpus   *Corpus
 	Evaluate Evaluate
 	Limit    time.Duration // of each evaluation; 0 depends on the honest one
+	OnQueue  bool          // the limit is the queue's, which also lets evaluations wait
 	// On, if not nil, is called with each row as it becomes known, and with how many there are in all.
 	On func(r Row, n, all int)
 }
@@ -73,7 +74,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.Honest = first; o.Limit == 0 {
+	if r.Honest = first; o.Limit == 0 && !o.OnQueue {
 		o.Limit = max(minLimit, limitFactor*time.Since(begin))
 	}
 	var tried []Attack

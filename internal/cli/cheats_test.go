@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/arena"
+	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -36,6 +37,8 @@ func TestCheats(t *testing.T) {
 func TestCheatsRefused(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
+		"--image a --force":        "--force, --image: only a queue has a use for it; add --queue or --gpu",
+		"--gpu Z9":                 `Z9`,
 		"--only clok":              `--only: there is no attack or kind "clok"; see kbnode e2e cheats --list`,
 		"--jobs -1":                "--jobs -1: write 1 to 64",
 		"--timeout -1s":            "--timeout -1s: a timeout cannot be negative; write one such as 2m",
@@ -57,5 +60,35 @@ func TestCheatsRefused(t *testing.T) {
 	}
 	if r := kbnode(t, "e2e", "cheats", "--list"); r.code != 0 || !strings.Contains(r.out, "clock_c_function") {
 		t.Errorf("--list: %+v", r)
+	}
+}
+
+// TestCheatsOnQueue evaluates on a queue whose agents leave the same result with each job, whatever they get.
+func TestCheatsOnQueue(t *testing.T) {
+	run := `{"run":{"success":true,"passed":true,"command":"x","exit_code":0,"duration":2,"result":{"benchmark.0.mean":"1100","benchmark.0.best":"1000","check":"pass"}}}`
+	good := `{"success":true,"error":"","system":{"gpu":"NVIDIA B200","torch":"2.9"},"runs":{"test":` + run + `,"benchmark":` + run + `,"leaderboard":` + run + `}}`
+	args := strings.Fields("e2e cheats --queue b200 --problem " + judged + " --only lazy_list,check_code,gpu_event")
+	r, s, env := onQueue(t, map[string]string{"result.json": good}, args...)
+	if r.code != 1 {
+		t.Errorf("exit code %d: %s", r.code, r.err)
+	}
+	must.Contain(t, r.out, "of 3 attacks, 1 won, 2 were stopped,", "check_code  1.1 µs   1 µs    1.100", "passed with a wrong output", "gpu_event")
+	must.Contain(t, r.err, "  cheats, honest: passed, build 1\n", "cheats, lazy_list: passed, build")
+	doc, err := payload.Inflate(env[payload.Var])
+	must.Do(t, err)
+	must.Contain(t, doc, `"mode":"leaderboard"`, "kbnode cheats: ")
+	if n := len(s.Builds()); n != 4 {
+		t.Errorf("%d builds", n)
+	}
+
+	r, s, _ = onQueue(t, map[string]string{"result.json": resultBad}, args...)
+	if again := "to see all of it: kbnode submit --queue b200 --eval " + judged + " --mode leaderboard\n"; r.code != 2 || !strings.Contains(r.err, again) || len(s.Builds()) != 1 {
+		t.Errorf("exit code %d, %d builds: %s", r.code, len(s.Builds()), r.err)
+	}
+	r, s, _ = onQueue(t, nil, append(args, "--dry-run")...)
+	must.Contain(t, r.out, "POST http", `"message": "kbnode e2e cheats: honest"`)
+	must.Contain(t, r.err, "one of these for the honest submission, and one for each of 3 attacks\n")
+	if r.code != 0 || len(s.Builds()) != 0 {
+		t.Errorf("exit code %d, %d builds", r.code, len(s.Builds()))
 	}
 }

@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,7 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
-	"time"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -26,11 +27,12 @@ const (
 )
 
 type cheatFlags struct {
+	targetFlags
+
 	problem, corpus string
 	only            []string
 	jobs            int
-	limit           time.Duration
-	list, asJSON    bool
+	list            bool
 }
 
 // newCheats returns kbnode e2e cheats.
@@ -38,8 +40,9 @@ func newCheats(s term.Streams) *cobra.Command {
 	var f cheatFlags
 	cmd := &cobra.Command{
 		Use:   "cheats [SUBMISSION]",
-		Short: "Try known cheats against a problem on this machine",
-		Long: `Try known cheats against a problem on this machine, before it is a competition.
+		Short: "Try known cheats against a problem",
+		Long: `Try known cheats against a problem before it is a competition, on this machine or, with
+--queue or --gpu, on the agents of a queue.
 
 It evaluates the file SUBMISSION (default: the problem's own), which must be honest and
 pass, and then wraps it in one attack after another. An attack has won if it passes and
@@ -48,24 +51,37 @@ kind of attack that won, a sentence says what would stop it.
 
 An attack is broken if its own code failed: that proves nothing. Attacks run as you, as
 every submission does that you evaluate with kbnode runner. They try to change only the
-evaluation's processes and files. Keep the machine idle.
+evaluation's processes and files. Keep the machine idle. A queue gets a build for each.
 
 Exit code 1 if an attack won or was not tried, 2 if the honest submission does not pass.`,
 		Example: `  kbnode e2e cheats --problem prefix_python
   kbnode e2e cheats --problem . mine.py --only clock,statistics
+  kbnode e2e cheats --problem vectoradd_triton --org gpu-mode --gpu B200_BK
   kbnode e2e cheats --list`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd.Context(), s, args) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if f.Queue == "" && f.GPU == "" {
+				var unused []string
+				for _, name := range []string{"branch", "dry-run", "force", "image", "inline-steps", "org", "pipeline", "profile", "queue-timeout", "token-file"} {
+					if cmd.Flags().Changed(name) {
+						unused = append(unused, "--"+name)
+					}
+				}
+				if len(unused) > 0 {
+					return term.Usagef("%s: only a queue has a use for it; add --queue or --gpu", strings.Join(unused, ", "))
+				}
+			}
+			return f.run(cmd.Context(), s, args)
+		},
 	}
+	f.add(cmd)
 	fl := cmd.Flags()
 	fl.StringVar(&f.problem, "problem", e2e.DefaultProblem, "`PROBLEM`: "+task.Choice)
 	fl.StringVar(&f.corpus, "corpus", "", "directory with more attacks, each a file NAME.py")
 	fl.StringSliceVar(&f.only, "only", nil, "only these attacks or kinds of attacks")
 	_ = cmd.RegisterFlagCompletionFunc("only", onlyValues)
-	fl.IntVar(&f.jobs, "jobs", 0, "evaluations at once (default: one for each four CPUs, and one with a GPU)")
-	fl.DurationVar(&f.limit, "timeout", 0, "how long an evaluation may take, such as 2m (default: depends on the honest one)")
+	fl.IntVar(&f.jobs, "jobs", 0, "evaluations at once on this machine (default: one for each four CPUs, and one with a GPU)")
 	fl.BoolVar(&f.list, "list", false, "list the attacks, and try nothing")
-	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
 	return cmd
 }
 
@@ -80,16 +96,9 @@ func (f *cheatFlags) run(ctx context.Context, s term.Streams, args []string) err
 	if f.jobs < 0 || f.jobs > maxLocalJobs {
 		return term.Usagef("--jobs %d: write 1 to %d", f.jobs, maxLocalJobs)
 	}
-	if f.limit < 0 {
-		return term.Usagef("--timeout %s: a timeout cannot be negative; write one such as 2m", f.limit)
-	}
 	t, submission, err := readProblem(f.problem, args)
 	if err != nil {
 		return err
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find kbnode's own program: %w", err)
 	}
 	name := t.Submission
 	if len(args) > 0 {
@@ -97,18 +106,37 @@ func (f *cheatFlags) run(ctx context.Context, s term.Streams, args []string) err
 	}
 	p := term.NewProgress(s)
 	defer p.End("")
-	p.Say("honest submission: %s", text.Line(name, 200))
 	o := arena.Options{
-		Task: t, Honest: submission, Arch: t.Arch, Corpus: corpus, Limit: f.limit, Evaluate: arena.Local(f.atOnce(), self),
+		Task: t, Honest: submission, Arch: cmp.Or(f.Arch, t.Arch), Corpus: corpus, Limit: f.RunTime,
 		On: func(r arena.Row, n, all int) {
 			line := fmt.Sprintf("%d of %d: %s %s", n, all, r.Attack, r.Outcome)
 			p.Show(line, line)
 		},
 	}
+	switch {
+	case f.Queue != "" || f.GPU != "":
+		var stop context.CancelFunc
+		if ctx, stop, err = f.onQueue(ctx, s, &o); err != nil || o.Evaluate == nil {
+			return err
+		}
+		defer stop()
+	case f.RunTime < 0:
+		return term.Usagef("--timeout %s: a timeout cannot be negative; write one such as 2m", f.RunTime)
+	default:
+		self, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("find kbnode's own program: %w", err)
+		}
+		o.Evaluate = arena.Local(f.atOnce(), self)
+	}
+	p.Say("honest submission: %s", text.Line(name, 200))
 	report, err := arena.Run(ctx, o)
 	p.End("")
 	if errors.Is(err, arena.ErrHonest) {
 		again := []string{"runner", "--problem", f.problem, "--mode", arena.Mode}
+		if o.OnQueue {
+			again = []string{"submit", "--queue", f.Queue, "--eval", f.problem, "--mode", arena.Mode}
+		}
 		return term.Usagef("%w; to see all of it: %s", err, term.Line(append(again, args...)))
 	}
 	if err != nil {
