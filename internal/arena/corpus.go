@@ -61,7 +61,8 @@ func Embedded() (*Corpus, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c, c.add(dir, "corpus")
+	_, err = c.add(dir, "corpus")
+	return c, err
 }
 
 // Add adds the attacks of a directory. One with the name of a known attack replaces it.
@@ -69,20 +70,18 @@ func (c *Corpus) Add(dir string) error {
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		return fmt.Errorf("%.300s is not a directory; name one with attacks, NAME.py", dir)
 	}
-	before := len(c.Attacks)
-	if err := c.add(os.DirFS(dir), dir); err != nil {
-		return err
+	n, err := c.add(os.DirFS(dir), dir)
+	if err == nil && n == 0 {
+		err = fmt.Errorf("%.300s has no attack; write one to NAME.py there", dir)
 	}
-	if len(c.Attacks) == before {
-		return fmt.Errorf("%.300s has no attack with a new name; write one to NAME.py there", dir)
-	}
-	return nil
+	return err
 }
 
-func (c *Corpus) add(dir fs.FS, shown string) error {
+// add returns how many attacks it read.
+func (c *Corpus) add(dir fs.FS, shown string) (n int, err error) {
 	entries, err := fs.ReadDir(dir, ".")
 	if err != nil {
-		return fmt.Errorf("read corpus: %w", err)
+		return 0, fmt.Errorf("read corpus: %w", err)
 	}
 	var errs []error
 	for _, e := range entries {
@@ -105,6 +104,7 @@ func (c *Corpus) add(dir fs.FS, shown string) error {
 		}
 		c.Attacks = slices.DeleteFunc(c.Attacks, func(known Attack) bool { return known.Name == name })
 		c.Attacks = append(c.Attacks, a)
+		n++
 	}
 	if len(c.Attacks) > maxAttacks {
 		errs = append(errs, fmt.Errorf("%.300s brings the corpus to over %d attacks; remove some", shown, maxAttacks))
@@ -115,7 +115,7 @@ func (c *Corpus) add(dir fs.FS, shown string) error {
 		}
 		return strings.Compare(a.Name, b.Name)
 	})
-	return errors.Join(errs...)
+	return n, errors.Join(errs...)
 }
 
 func readText(dir fs.FS, e fs.DirEntry) (string, error) {
