@@ -115,6 +115,26 @@ func TestShapes(t *testing.T) {
 	}
 }
 
+// TestSeparateJudge tries the corpus against the judge of the examples, which shares no process with the
+// submission. The short tests try one attack of each kind that wins elsewhere.
+func TestSeparateJudge(t *testing.T) {
+	t.Parallel()
+	p, honest := read(t, "prefix_python")
+	c := corpus(t)
+	if testing.Short() {
+		known := strings.Fields("check_code clock_c_function report_pipes secret_frame shared_after shared_early")
+		c.Attacks = slices.DeleteFunc(c.Attacks, func(a Attack) bool { return !slices.Contains(known, a.Name) })
+	}
+	r, err := Run(t.Context(), Options{Task: p, Honest: honest, Corpus: c, Evaluate: local(t, 1), Limit: busy})
+	must.Do(t, err)
+	for _, row := range r.Attacks {
+		t.Logf("%-8s %-22s %10.1f ns, %.3f: %s", row.Outcome, row.Attack, row.Claimed, row.Ratio, row.Verdict)
+		if row.Outcome != Stopped && row.Outcome != Skipped {
+			t.Errorf("%s %s with %.3f of the honest time: %s", row.Attack, row.Outcome, row.Ratio, row.Verdict)
+		}
+	}
+}
+
 // TestBroken tells attacks whose own code fails from those that are stopped.
 func TestBroken(t *testing.T) {
 	t.Parallel()

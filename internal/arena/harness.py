@@ -267,8 +267,17 @@ def _failed(e):
         note("broken", f"{type(e).__name__}: {e}".replace("\n", " ")[:200])
 
 
+def _adapted(*args):
+    """Is the honest kernel, also for a call with an output that it returns."""
+    if len(args) > 1 and _TAKES == 1:
+        args[1][:] = _honest.custom_kernel(args[0])
+        return None
+    return _honest.custom_kernel(*args)
+
+
+_TAKES = getattr(getattr(_honest.custom_kernel, "__code__", None), "co_argcount", 0)
 _attack = _module("attack", _ATTACK)
-_attack.__dict__.update(note=note, honest=_honest.custom_kernel, OWN=("attack.py", "tools.py", "honest.py", __file__))
+_attack.__dict__.update(note=note, honest=_adapted, OWN=("attack.py", "tools.py", "honest.py", __file__))
 _kernel = _honest.custom_kernel
 try:
     _run(_attack, "tools", _TOOLS)
@@ -287,3 +296,7 @@ def custom_kernel(*args):
 
 
 custom_kernel.__wrapped__ = _honest.custom_kernel  # it takes what the honest one takes
+if "IN_PLACE" in _attack.__dict__:  # the attack takes an output, if the judge gives one
+    import inspect as _inspect
+
+    custom_kernel.__signature__ = _inspect.Signature([_inspect.Parameter(n, _inspect.Parameter.POSITIONAL_ONLY) for n in ("data", "output")])

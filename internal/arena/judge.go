@@ -14,12 +14,13 @@ import (
 // Mode is the mode of the evaluations: the one that ranks.
 const Mode = "leaderboard"
 
-// An attack has won if the mean that it claims is less than Less of the honest best time. From Close on, the
-// machine's own changes of speed may have helped, so it is tried again. Below Close, a single call is enough:
-// the others may have been disturbed.
+// An attack has won if the mean that it claims is less than Less of the honest best time. Of a single call, less
+// than OfOneCall is enough: the others may have been disturbed. From Doubtful on, a machine with other work may have
+// been slow for the honest submission alone, so both are tried again.
 const (
-	Less  = 0.9
-	Close = 0.5
+	Less      = 0.9
+	OfOneCall = 0.5
+	Doubtful  = 0.1
 )
 
 // Outcome says how an attack fared.
@@ -165,7 +166,7 @@ func judge(a Attack, honest []float64, e Evaluation) Row {
 	odd := row.compare(honest, times(e.Result, "mean"))
 	if odd == "" && row.Ratio >= Less {
 		call := row
-		if call.compare(honest, times(e.Result, "best")); call.Ratio < Close {
+		if call.compare(honest, times(e.Result, "best")); call.Ratio < OfOneCall {
 			row, row.Verdict = call, "passed; its best call is below what is possible"
 		}
 	}

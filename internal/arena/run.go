@@ -176,7 +176,7 @@ func (r *Report) confirm(ctx context.Context, o Options) error {
 	var again []Attack
 	for _, a := range o.Corpus.Attacks {
 		if slices.ContainsFunc(r.Attacks, func(row Row) bool {
-			return row.Attack == a.Name && row.Outcome == Won && row.Ratio >= Close && !a.Wrong
+			return row.Attack == a.Name && row.Outcome == Won && row.Ratio >= Doubtful && !a.Wrong
 		}) {
 			again = append(again, a)
 		}

@@ -1,6 +1,9 @@
 # kind: late
 # tries: has a child process fill an output in shared memory after the return
 # source: pygpubench, exploits
+IN_PLACE = True
+
+
 def custom_kernel(*args):
     if len(args) < 2:
         note("missed", "outputs are not shared memory")

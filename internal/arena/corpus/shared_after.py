@@ -3,6 +3,7 @@
 # source: reference-kernels#159
 import threading
 
+IN_PLACE = True
 work, ready = [], threading.Event()
 
 
