@@ -176,9 +176,9 @@ unit race: $(AGENT) $(GOTESTSUM) | deps-$(HOST_ARCH) deps-check
 	KBNODE_TEST_AGENT=$(AGENT) test/retest.sh $@ ./... $(if $(filter race,$@),-race) -vet=off -short
 
 .PHONY: test-long
-test-long: $(GOTESTSUM) | deps-check ## test the examples with compiled submissions, and the whole corpus of cheats
+test-long: $(GOTESTSUM) | deps-check ## test the examples with compiled submissions
 	$(call need,g++,g++)
-	test/retest.sh long './examples ./internal/arena' -timeout 60m
+	test/retest.sh long ./examples
 
 # Cases of the evaluation engine: those in the repository, the shared ones if they are
 # beside it, and those in the directory that KBNODE_RUNNER_CASES names.
@@ -190,6 +190,10 @@ test-runner: | deps-check ## test the evaluation engine against recorded runs of
 .PHONY: test-honest
 test-honest: ## evaluate 200 honest submissions, half of them on a busy machine: no time may be implausible
 	KBNODE_HONEST=200 go test -count 1 -timeout 60m -run TestHonestIsPlausible ./internal/runner
+
+.PHONY: test-arena
+test-arena: ## try all cheats against three shapes of eval.py; 20 minutes
+	go test -count 1 -timeout 60m ./internal/arena
 
 .PHONY: arena
 arena: build ## try the corpus of cheats against a problem; PROBLEM=directory or example

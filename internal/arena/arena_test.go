@@ -338,8 +338,10 @@ func TestHonestRefused(t *testing.T) {
 			t.Errorf("%v is not ErrHonest", err)
 		}
 	}
-	cuda, err := task.Find("identity_cuda")
-	must.Do(t, err)
-	_, err = Run(t.Context(), Options{Task: cuda, Corpus: corpus(t)})
-	must.Err(t, err, says+"it is not in Python, and the attacks are; choose a problem with lang: py")
+	for _, name := range []string{"identity_cuda", "../task/testdata/copy_cuda"} {
+		cuda, err := task.Find(name)
+		must.Do(t, err)
+		_, err = Run(t.Context(), Options{Task: cuda, Corpus: corpus(t)})
+		must.Err(t, err, says+"it is not in Python, and the attacks are; choose a problem whose submissions are")
+	}
 }

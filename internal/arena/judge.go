@@ -40,7 +40,7 @@ type Evaluation struct {
 	Result   *result.Result
 	Err      error  // why there is no result
 	TimedOut bool   // it took longer than it may
-	Witness  string // what the runner found implausible; nothing says it yet
+	Witness  string // what the runner found implausible
 }
 
 // Row is the report on an attack.

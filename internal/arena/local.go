@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/internal/tree"
+	"github.com/gpu-mode/kbnode/internal/witness"
 )
 
 // patience is how long a runner may take to end what it started.
@@ -85,5 +86,10 @@ func evaluate(ctx context.Context, t Trial, program []string) (e Evaluation) {
 		return Evaluation{Err: fmt.Errorf("read result: %w", err)}
 	}
 	e.Result, e.Err = result.Read(raw)
+	found, err := witness.Take(dir, "0") // the runner ended by itself
+	e.Err = errors.Join(e.Err, err)
+	for _, f := range found[:min(len(found), 1)] {
+		e.Witness = f.String()
+	}
 	return e
 }

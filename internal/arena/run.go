@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/payload"
@@ -66,8 +67,8 @@ var ErrHonest = errors.New("the honest submission gives nothing to compare with"
 // Run evaluates the honest submission, and then each attack. When ctx ends, the rest is not tried.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	r := &Report{Schema: Schema, Time: time.Now().UTC().Truncate(time.Second), Problem: o.Task.Name(), Counts: map[Outcome]int{}, Cures: map[string]string{}}
-	if o.Task.Lang != task.Python {
-		return nil, fmt.Errorf("%w: it is not in Python, and the attacks are; choose a problem with lang: py", ErrHonest)
+	if o.Task.Lang != task.Python || !strings.HasSuffix(o.Task.Submission, ".py") {
+		return nil, fmt.Errorf("%w: it is not in Python, and the attacks are; choose a problem whose submissions are", ErrHonest)
 	}
 	begin := time.Now()
 	first, system, err := o.honest(ctx)

@@ -44,7 +44,7 @@ func TestCheatsRefused(t *testing.T) {
 		"--timeout -1s":            "--timeout -1s: a timeout cannot be negative; write one such as 2m",
 		"--corpus /nowhere":        "/nowhere is not a directory; name one with attacks, NAME.py",
 		"--problem nothing":        `"nothing" is neither an example nor a directory`,
-		"--problem identity_cuda":  "it is not in Python, and the attacks are; choose a problem with lang: py",
+		"--problem identity_cuda":  "it is not in Python, and the attacks are; choose a problem whose submissions are",
 		"nothing.py":               "nothing.py does not exist; fix the path, or add the file",
 		"--problem . submission a": "accepts at most 1 arg",
 	} {
