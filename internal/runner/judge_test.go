@@ -309,3 +309,27 @@ for _ in range(4): threading.Thread(target=start, daemon=True).start()
 		}
 	})
 }
+
+// TestJudgeLeavesAWorker has a program pass without ending its worker, which changed a file of the image: it may have been
+// taken over.
+func TestJudgeLeavesAWorker(t *testing.T) {
+	t.Parallel()
+	const judge = `
+import json, socket
+control = socket.socket(fileno=int(os.environ["KBNODE_WORKER"]))
+change = "open('/etc/ssl/openssl.cnf', 'a').write('x')"
+socket.send_fds(control, [json.dumps({"argv": ["/usr/bin/python3", "-c", change]}).encode()], [1, 2])
+while "ended" not in json.loads(control.recv(1000)): pass
+o("check: pass\n")
+`
+	for landlock, want := range map[string]bool{"": true, "0": false} {
+		t.Run("landlock="+landlock, func(t *testing.T) {
+			t.Parallel()
+			j := containerJob(t, "", judge, "KBNODE_TEST_LANDLOCK="+landlock)
+			code, result := j.run(t)
+			if passed := at(result, "runs", "test", "run", "passed") == true; passed != want || (code == 0) != want {
+				t.Errorf("exit code %d, %v\n%s", code, result, j.stderr.String())
+			}
+		})
+	}
+}

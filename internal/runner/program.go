@@ -120,6 +120,7 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 	o.popcorn.session = pid
 	pipes.read()
 	err = o.wait(ctx, pid, p.limit)
+	workers.programEnded()
 	offer.end()
 	helpers.clear()
 	o.duration = time.Since(start)

@@ -57,7 +57,8 @@ type workers struct {
 	forks   forker
 	started int
 	now     *worker
-	errs    []error // why the program does not pass
+	gone    chan struct{} // closed when the program has ended
+	errs    []error       // why the program does not pass
 }
 
 type worker struct {
@@ -78,7 +79,7 @@ func (p *program) offerWorkers(pipes *pipes, forks forker) *workers {
 	if p.workers == nil {
 		return nil
 	}
-	w := &workers{engine: p.workers, judge: *p, forks: forks}
+	w := &workers{engine: p.workers, judge: *p, forks: forks, gone: make(chan struct{})}
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	pipes.use(fds, err, w.serve)
 	p.env = setenv(p.env, workerVariable, strconv.Itoa(workerDescriptor))
@@ -219,6 +220,8 @@ func (w *workers) end() error {
 	if w.now.code == nil {
 		select {
 		case <-w.now.ended:
+		case <-w.gone:
+			return nil // close does the rest
 		case <-time.After(endLimit):
 			return fmt.Errorf("end worker: process %d is alive %s after SIGKILL", w.now.pid, endLimit)
 		}
@@ -237,12 +240,23 @@ func (w *workers) remove() error {
 	return err
 }
 
-// close says why the program must not pass. Call it when all of its processes are dead.
+// programEnded says that the program has ended: no one reaps a worker anymore.
+func (w *workers) programEnded() {
+	if w != nil {
+		close(w.gone)
+	}
+}
+
+// close says why the program must not pass. Call it when all of its processes are dead. A program that has left a worker
+// may have been taken over by what the worker changed.
 func (w *workers) close() error {
 	if w == nil {
 		return nil
 	}
-	return errors.Join(append(w.errs, w.remove())...)
+	if w.now != nil {
+		w.errs = append(w.errs, w.remove(), w.putBackBetween(w.judge.home))
+	}
+	return errors.Join(w.errs...)
 }
 
 // stopGroup stops all processes of a group, and returns when each thread has stopped. None can go on by itself.
