@@ -27,12 +27,12 @@ func (r *registry) start(ended chan<- syscall.WaitStatus, start func() (int, err
 	return pid, err
 }
 
-// kill kills one and all of its group, unless it has ended.
-func (r *registry) kill(pid int) {
+// signal sends a signal to one and all of its group, unless it has ended.
+func (r *registry) signal(pid int, s syscall.Signal) {
 	r.Lock()
 	defer r.Unlock()
 	if r.ended[pid] != nil {
-		killGroup(pid)
+		_ = unix.Kill(-pid, s) // an error means that none is left
 	}
 }
 

@@ -333,3 +333,48 @@ o("check: pass\n")
 		})
 	}
 }
+
+// TestCompilersStopWithTheirWorker has a worker compile while it is stopped: the compiler is in another group.
+func TestCompilersStopWithTheirWorker(t *testing.T) {
+	t.Parallel()
+	needCompilers(t)
+	const judge = report + `
+import json, socket, sys, time
+control = socket.socket(fileno=int(os.environ["KBNODE_WORKER"]))
+def ask(**order):
+    control.send(json.dumps(order).encode())
+    answer = json.loads(control.recv(1000))
+    assert "error" not in answer and "ended" not in answer, answer
+def compilers():  # of the runner, not their clients
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and b"slowly.c" in open("/proc/%s/cmdline" % name, "rb").read():
+                stat = open("/proc/%s/stat" % name).read().rpartition(")")[2].split()
+                if int(stat[1]) == os.getppid(): yield stat[0], int(stat[11]) + int(stat[12])
+        except OSError: pass
+start = "import subprocess, time; subprocess.Popen(['cc', '-c', 'slowly.c']); time.sleep(1000)"
+socket.send_fds(control, [json.dumps({"argv": [sys.executable, "-c", start]}).encode()], [1, 2])
+control.recv(1000)
+end = time.monotonic() + 60
+while not list(compilers()) and time.monotonic() < end: time.sleep(0.01)
+states = []
+for order in "stop", "continue", "stop", "continue":
+    ask(do=order)
+    time.sleep(0.2)
+    before = list(compilers())
+    time.sleep(0.3)
+    after = list(compilers())
+    states.append("stopped" if before == after and all(state == "T" for state, _ in after) else "runs")
+ask(do="end")
+o("states: %s\ncheck: pass\n" % " ".join(states))
+`
+	j := newConfigJob(t, map[string]any{
+		"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{"submission.py": "", "eval.py": judge},
+	})
+	j.standIn(t, "cc", "while :; do :; done\n")
+	_, result := j.run(t)
+	must.Equal(t, "stopped runs stopped runs", fmt.Sprint(at(result, "runs", "test", "run", "result", "states")))
+	if t.Failed() {
+		t.Logf("%v\n%s", result, j.stderr.String())
+	}
+}

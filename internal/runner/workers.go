@@ -57,7 +57,7 @@ type workers struct {
 	forks   forker
 	started int
 	now     *worker
-	gone    chan struct{} // closed when the program has ended
+	exited  chan struct{} // closed when the program has ended
 	errs    []error       // why the program does not pass
 }
 
@@ -79,7 +79,7 @@ func (p *program) offerWorkers(pipes *pipes, forks forker) *workers {
 	if p.workers == nil {
 		return nil
 	}
-	w := &workers{engine: p.workers, judge: *p, forks: forks, gone: make(chan struct{})}
+	w := &workers{engine: p.workers, judge: *p, forks: forks, exited: make(chan struct{})}
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	pipes.use(fds, err, w.serve)
 	p.env = setenv(p.env, workerVariable, strconv.Itoa(workerDescriptor))
@@ -93,7 +93,7 @@ func (w *workers) serve(conn *os.File) {
 			w.errs = append(w.errs, fmt.Errorf("kbnode has a fault in its workers; report it: %v", p))
 		}
 		if w.now != nil {
-			helpers.kill(w.now.pid)
+			helpers.signal(w.now.pid, unix.SIGKILL)
 		}
 	}()
 	orders := make(chan message)
@@ -154,9 +154,11 @@ func (w *workers) answer(m message) *reply {
 		return nil
 	case o.Do == "stop":
 		if err = stopGroup(w.now.pid); err == nil {
+			w.now.offer.pause()
 			return &reply{Done: o.Do}
 		}
 	case o.Do == "continue":
+		w.now.offer.resume()
 		if err = unix.Kill(-w.now.pid, unix.SIGCONT); err == nil {
 			return &reply{Done: o.Do}
 		}
@@ -216,11 +218,11 @@ func (w *workers) start(argv []string, files []*os.File) (err error) {
 
 // end ends the worker, and puts back what it changed: the next one must find nothing of it.
 func (w *workers) end() error {
-	helpers.kill(w.now.pid)
+	helpers.signal(w.now.pid, unix.SIGKILL)
 	if w.now.code == nil {
 		select {
 		case <-w.now.ended:
-		case <-w.gone:
+		case <-w.exited:
 			return nil // close does the rest
 		case <-time.After(endLimit):
 			return fmt.Errorf("end worker: process %d is alive %s after SIGKILL", w.now.pid, endLimit)
@@ -243,7 +245,7 @@ func (w *workers) remove() error {
 // programEnded says that the program has ended: no one reaps a worker anymore.
 func (w *workers) programEnded() {
 	if w != nil {
-		close(w.gone)
+		close(w.exited)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -44,6 +45,8 @@ type Offer struct {
 
 	running sync.Mutex
 	ids     map[int]*files // of compilers, by process ID
+	paused  bool
+	held    int // of the Service's places for work, while it is paused
 }
 
 // Offer makes the links and the socket in a new directory beside the home of the program that is to start, and returns
@@ -146,13 +149,47 @@ func inDir(dir string, f func(unix.Sockaddr) error) error {
 	return f(&unix.SockaddrUnix{Name: "/proc/self/fd/" + strconv.Itoa(at) + "/" + socketName})
 }
 
+// Pause stops all compilers, and returns when nothing is done for the program until Resume or End: it is stopped, too, and
+// no one must work for it.
+func (o *Offer) Pause() {
+	o.running.Lock()
+	o.paused = true
+	for pid := range o.ids {
+		o.start.Signal(pid, syscall.SIGSTOP)
+	}
+	o.running.Unlock()
+	patience := time.After(endLimit)
+	for o.held < maxWorking {
+		select {
+		case o.working <- struct{}{}:
+			o.held++
+		case <-patience:
+			return
+		}
+	}
+}
+
+// Resume lets compilers go on. Pause, Resume and End are not called at the same time.
+func (o *Offer) Resume() {
+	o.running.Lock()
+	defer o.running.Unlock()
+	o.paused = false
+	for pid := range o.ids {
+		o.start.Signal(pid, syscall.SIGCONT)
+	}
+	for ; o.held > 0; o.held-- {
+		<-o.working
+	}
+}
+
 // End ends all compilers, and returns when nothing is done for the program anymore.
 func (o *Offer) End() {
 	o.stop()
+	o.Resume()
 	_ = o.socket.Close()
 	o.running.Lock()
 	for pid := range o.ids {
-		o.start.Kill(pid)
+		o.start.Signal(pid, syscall.SIGKILL)
 	}
 	o.running.Unlock()
 	o.handlers.Wait()
@@ -222,7 +259,7 @@ func (o *Offer) watch() {
 		}
 		if size > maxMemory {
 			for pid := range o.ids {
-				o.start.Kill(pid)
+				o.start.Signal(pid, syscall.SIGKILL)
 			}
 		}
 		o.running.Unlock()

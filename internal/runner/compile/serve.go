@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"syscall"
 	"time"
 )
 
@@ -196,6 +197,9 @@ func (o *Offer) runCompiler(p Process, f *files) (code int, ok bool) {
 		return 0, false
 	}
 	o.ids[pid] = f
+	if o.paused {
+		o.start.Signal(pid, syscall.SIGSTOP)
+	}
 	o.running.Unlock()
 	t := &trace{files: f, calls: calls, work: o.work}
 	traced := make(chan struct{})
@@ -212,9 +216,9 @@ func (o *Offer) runCompiler(p Process, f *files) (code int, ok bool) {
 		case s := <-ended:
 			code, ok, waiting = s.ExitStatus(), s.Exited(), false
 		case <-limit.C:
-			o.start.Kill(pid)
+			o.start.Signal(pid, syscall.SIGKILL)
 		case <-o.ctx.Done():
-			o.start.Kill(pid)
+			o.start.Signal(pid, syscall.SIGKILL)
 			waiting = false
 		}
 	}
