@@ -18,7 +18,7 @@ func TestLinks(t *testing.T) {
 	const own = "github.com/gpu-mode/kbnode/"
 	want := []string{
 		"golang.org/x/sys/unix", own + "internal/limit", own + "internal/text", own + "internal/host", own + "internal/payload", own + "internal/result", own + "internal/tree",
-		own + "internal/runner/compile", own + "internal/runner", own + "internal/cpuset", own + "internal/selftest/probe", own + "cmd/kbnode-runner",
+		own + "internal/runner/compile", own + "internal/witness", own + "internal/runner", own + "internal/cpuset", own + "internal/selftest/probe", own + "cmd/kbnode-runner",
 	}
 	must.Equal(t, want, strings.Fields(string(out)))
 	if out, err := exec.Command("go", "list", "-deps", ".").Output(); err != nil || slices.Contains(strings.Fields(string(out)), "net/http") {
