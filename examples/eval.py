@@ -822,11 +822,12 @@ def main():
             texts[name] = f.read()
     texts["program"] = texts["program"].partition("\n# The judge's side.\n")[0]
     hide()
-    return supervise(report, lambda say: judge(say, mode, texts, lines, os.environ.pop("POPCORN_SEED", "")))
+    return supervise(report, "test.0" if mode == "test" else "benchmark.0", lambda say: judge(say, mode, texts, lines, os.environ.pop("POPCORN_SEED", "")))
 
 
-def supervise(report, work):
-    """Runs the judge in a process of its own, and reports what it says. It has the last word if a signal ends the judge."""
+def supervise(report, last, work):
+    """Runs the judge in a process of its own, and reports what it says. It has the last word if a signal ends the judge.
+    last is the case that is then told of, until the judge says another."""
     read, write = os.pipe()
     sys.stdout.flush()
     child = os.fork()
@@ -845,7 +846,6 @@ def supervise(report, work):
             sys.stderr.flush()
             os._exit(code)
     os.close(write)
-    last = "test.0"
     with os.fdopen(read, encoding="utf-8", errors="replace", newline="\n") as said:
         for line in said:
             if not line.endswith("\n"):
