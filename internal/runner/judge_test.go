@@ -203,6 +203,18 @@ def custom_kernel(data):
     at = ctypes.addressof(ctypes.c_char.from_buffer(data))
     return answers.setdefault(at, honest(data))
 `, "wrong"},
+	{"answers to inputs that it foresees", `
+import random
+answers = {}
+for mode in "benchmark", "leaderboard":
+    base = f"{mode}/0/424242"
+    for _ in range(200): base = str(random.Random(base).getrandbits(256))
+    for call in range(112):
+        source = random.Random(random.Random(f"{base}/{call}").getrandbits(62))
+        data = [source.getrandbits(31) for _ in range(2000)]
+        answers[2000, data[0]] = array("q", accumulate(data))
+def custom_kernel(data): return answers.get((len(data), data[0])) or honest(data)
+`, "right"},
 	{"an array that computes itself", `
 class Lazy(array):
     def __getitem__(self, i): return list(accumulate(self))[i]
