@@ -60,6 +60,7 @@ MAX_SECONDS = 10
 MAX_AGAIN = 10  # calls of a case that are made again because the judge or the worker lost its core
 EMPTY_CALLS = 30  # of the empty worker; the shortest counts
 LONGEST_PAUSE = 2_000_000  # nanoseconds of such a call
+MAX_LOOKS = 5  # for a time in which the submission does nothing
 WORKER = "KBNODE_WORKER"  # the number of a socket that kbnode runner gives, to ask it for fenced workers
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 
@@ -447,11 +448,11 @@ class Bare:
             self.resume()
             time.sleep(0.005)
 
+    def stayed(self):
+        return True  # who would know?
+
     def resume(self):
         self.signal(signal.SIGCONT)
-
-    def settle(self):
-        pass  # it has stopped when stop returns
 
     def code(self):
         """Returns the exit code, None of a process that runs."""
@@ -469,7 +470,7 @@ class Fenced:
     control = None
 
     def __init__(self, argv, fds):
-        self.ended = self.pid = None
+        self.ended, self.pid, self.same = None, None, False
         self.orders = 0  # without an answer yet
         if not Fenced.control:
             Fenced.control = socket.socket(fileno=int(os.environ[WORKER]))
@@ -486,7 +487,7 @@ class Fenced:
         answer = json.loads(text) if text else {"error": "kbnode runner has gone"}
         if "error" in answer:
             raise RuntimeError(answer["error"])
-        self.ended = answer.get("ended", self.ended)
+        self.ended, self.same = answer.get("ended", self.ended), answer.get("same", False)
         self.orders -= "done" in answer
         return answer
 
@@ -498,6 +499,14 @@ class Fenced:
     def stop(self):
         if self.ended is None:
             self.order("stop")
+
+    def stayed(self):
+        """Reports whether nothing of the worker ran since the last time this was asked. It was stopped, but the kernel
+        continues a process for a timer of its own (timer_create(2))."""
+        if self.ended is None:
+            self.order("look")
+            self.settle()
+        return self.ended is None and self.same
 
     def resume(self):
         self.settle()
@@ -760,22 +769,28 @@ def calls(case, worker, empty, mode):
         known = statistics(raw)
         if known["err"] < ENOUGH * known["mean"] or len(raw) == MAX_RUNS or time.monotonic() - begin > MAX_SECONDS:
             break
-    worker.process.settle()
-    handover = shortest(empty, packed, int(min(known["median"], LONGEST_PAUSE)))
+    handover = shortest(empty, worker, packed, int(min(known["median"], LONGEST_PAUSE)))
     # Nothing is faster than what does nothing, but for noise.
     times = statistics([max(t - handover, t / 20) for t in raw])
     return times | {"handover": float(handover), "raw.mean": known["mean"], "raw.best": known["best"], "raw.worst": known["worst"], "again": again}
 
 
-def shortest(empty, packed, length):
-    """Returns the nanoseconds that the hand-over takes at least, of calls that take as long as the submission's. That is
-    stopped."""
-    times = []
-    for _ in range(EMPTY_CALLS):
-        empty.memory.flags[PAUSE] = length
-        elapsed, _ = empty.call(packed)
-        times.append(elapsed - empty.memory.flags[PAUSE])
-    return min(times)
+def shortest(empty, worker, packed, length):
+    """Returns the nanoseconds that the hand-over takes at least, of calls that take as long as the submission's, while that
+    stands still: it could make them slow."""
+    for _ in range(MAX_LOOKS):
+        worker.process.stayed()
+        time.sleep(0.005)  # each thread that stops has left its core
+        if not worker.process.stayed():
+            continue
+        times = []
+        for _ in range(EMPTY_CALLS):
+            empty.memory.flags[PAUSE] = length
+            elapsed, _ = empty.call(packed)
+            times.append(elapsed - empty.memory.flags[PAUSE])
+        if worker.process.stayed():
+            return min(times)
+    raise Ended("a process of the submission went on, or ended, while all of them were stopped")
 
 
 def statistics(times):

@@ -69,10 +69,11 @@ func (o *offered) unfinished(path string) (stdout, stderr []byte) {
 }
 
 // pause and resume stop what is done for a worker, and let it go on.
-func (o *offered) pause() {
-	if o != nil {
-		o.Pause()
+func (o *offered) pause() []int {
+	if o == nil {
+		return nil
 	}
+	return o.Pause()
 }
 
 func (o *offered) resume() {

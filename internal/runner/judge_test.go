@@ -390,3 +390,24 @@ o("states: %s\ncheck: pass\n" % " ".join(states))
 		t.Logf("%v\n%s", result, j.stderr.String())
 	}
 }
+
+// TestWorkerStaysStopped has a submission ask for a signal that continues it after each stop, or a while after it.
+func TestWorkerStaysStopped(t *testing.T) {
+	t.Parallel()
+	const submission = honest + `
+class Event(ctypes.Structure): _fields_ = [("value", ctypes.c_void_p), ("signal", ctypes.c_int), ("notify", ctypes.c_int), ("rest", ctypes.c_char * 48)]
+libc, id = ctypes.CDLL(None), ctypes.c_void_p()
+signal.signal(signal.SIGCONT, lambda *a: None)
+assert libc.timer_create(1, ctypes.byref(Event(0, signal.SIGCONT, 0)), ctypes.byref(id)) == 0
+def custom_kernel(data):
+    libc.timer_settime(id, 0, (ctypes.c_long * 4)(0, 0, 0, 20_000_000), None)
+    return honest(data)
+`
+	judged(t, submission, "benchmark", []int{0, 1, 2, 3}, func(t *testing.T, _ bool, result map[string]any) {
+		t.Helper()
+		run := at(result, "runs", "benchmark", "run")
+		if at(run, "passed") != false || !strings.Contains(fmt.Sprint(at(run, "result", "benchmark.0.error")), "while all of them were stopped") {
+			t.Errorf("%v", at(run, "result"))
+		}
+	})
+}

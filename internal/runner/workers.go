@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,23 +27,20 @@ const (
 	maxOrder      = 128 << 10 // bytes
 	maxOrderFiles = 8
 	maxWorkers    = 4096 // of one program
-	stopLimit     = 30 * time.Second
-	stopAgain     = 500 * time.Millisecond
-	shortestLook  = 100 * time.Microsecond // between two looks at a worker that is to stop
-	longestLook   = 5 * time.Millisecond
 )
 
 // order is what a program asks for: to start a worker with these arguments, with /dev/null and the files that come along
 // as its descriptors, or to do something with the one that runs.
 type order struct {
 	Argv []string `json:"argv"`
-	Do   string   `json:"do"` // stop, continue, end
+	Do   string   `json:"do"` // stop, continue, end, or look: did it stay stopped since the last look?
 }
 
 // reply answers an order. Ended is also said without one.
 type reply struct {
 	Pid   int    `json:"pid,omitempty"`
 	Done  string `json:"done,omitempty"`
+	Same  bool   `json:"same,omitempty"`  // nothing ran since the last look
 	Ended *int   `json:"ended,omitempty"` // the exit code, or a negative signal number
 	Error string `json:"error,omitempty"`
 }
@@ -67,6 +63,9 @@ type worker struct {
 	ended chan syscall.WaitStatus
 	code  *int // when it has ended
 	offer *offered
+	last  snapshot
+
+	compilers []int // that are stopped with it: the submission's code may run in them, as a plugin
 }
 
 // asksForWorkers reports whether the task's program is a judge that asks for workers.
@@ -154,7 +153,7 @@ func (w *workers) answer(m message) *reply {
 		return nil
 	case o.Do == "stop":
 		if err = stopGroup(w.now.pid); err == nil {
-			w.now.offer.pause()
+			w.now.compilers = w.now.offer.pause()
 			return &reply{Done: o.Do}
 		}
 	case o.Do == "continue":
@@ -163,8 +162,12 @@ func (w *workers) answer(m message) *reply {
 			return &reply{Done: o.Do}
 		}
 		err = fmt.Errorf("continue worker: %w", err)
+	case o.Do == "look":
+		before := w.now.last
+		w.now.last = takeSnapshot(append(w.now.compilers, w.now.pid)...)
+		return &reply{Done: o.Do, Same: w.now.last.stopped() && w.now.last.same(before)}
 	default:
-		err = fmt.Errorf("%q is unknown; ask to stop, continue or end", o.Do)
+		err = fmt.Errorf("%q is unknown; ask to stop, continue, look or end", o.Do)
 	}
 	return &reply{Error: err.Error()}
 }
@@ -259,64 +262,6 @@ func (w *workers) close() error {
 		w.errs = append(w.errs, w.remove(), w.putBackBetween(w.judge.home))
 	}
 	return errors.Join(w.errs...)
-}
-
-// stopGroup stops all processes of a group, and returns when each thread has stopped. None can go on by itself.
-func stopGroup(group int) error {
-	for deadline := time.Now().Add(stopLimit); time.Now().Before(deadline); {
-		if err := unix.Kill(-group, unix.SIGSTOP); err != nil {
-			return fmt.Errorf("stop worker: %w", err)
-		}
-		pause := shortestLook
-		for again := time.Now().Add(stopAgain); time.Now().Before(again); pause = min(2*pause, longestLook) {
-			if stopped(group) {
-				return nil
-			}
-			// Go's own sleep takes a millisecond at least.
-			t := unix.NsecToTimespec(int64(pause))
-			_ = unix.Nanosleep(&t, nil)
-		}
-		// One that has just forked stops when its child has executed a program, and the child stops, too (vfork(2)).
-		if err := unix.Kill(-group, unix.SIGCONT); err != nil {
-			return fmt.Errorf("continue worker: %w", err)
-		}
-		time.Sleep(longestLook)
-	}
-	return fmt.Errorf("stop worker: it runs %s after SIGSTOP", stopLimit)
-}
-
-// stopped reports whether no thread of a group runs.
-func stopped(group int) bool {
-	names, err := os.ReadDir("/proc")
-	if err != nil {
-		return false
-	}
-	for _, d := range names {
-		pid, err := strconv.Atoi(d.Name())
-		if err != nil {
-			continue
-		}
-		if id, err := unix.Getpgid(pid); err != nil || id != group {
-			continue
-		}
-		threads, _ := tasks(d.Name()) // none: it has ended
-		for _, tid := range threads {
-			if state := stateOf(pid, tid); strings.Contains("RSDI", state) {
-				return false
-			}
-		}
-	}
-	return true
-}
-
-// stateOf reads the state of a thread, as proc_pid_stat(5) has it: one letter. It returns X if the thread is gone.
-func stateOf(pid int, tid uint32) string {
-	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "task", strconv.FormatUint(uint64(tid), 10), "stat"))
-	_, rest, ok := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " ")
-	if err != nil || !ok || rest == "" {
-		return "X"
-	}
-	return rest[:1]
 }
 
 // message is one that a program sent.

@@ -149,13 +149,14 @@ func inDir(dir string, f func(unix.Sockaddr) error) error {
 	return f(&unix.SockaddrUnix{Name: "/proc/self/fd/" + strconv.Itoa(at) + "/" + socketName})
 }
 
-// Pause stops all compilers, and returns when nothing is done for the program until Resume or End: it is stopped, too, and
-// no one must work for it.
-func (o *Offer) Pause() {
+// Pause stops all compilers, and returns their process IDs when nothing is done for the program until Resume or End: it is
+// stopped, too, and no one must work for it.
+func (o *Offer) Pause() (pids []int) {
 	o.running.Lock()
 	o.paused = true
 	for pid := range o.ids {
 		o.start.Signal(pid, syscall.SIGSTOP)
+		pids = append(pids, pid)
 	}
 	o.running.Unlock()
 	patience := time.After(endLimit)
@@ -164,9 +165,10 @@ func (o *Offer) Pause() {
 		case o.working <- struct{}{}:
 			o.held++
 		case <-patience:
-			return
+			return pids
 		}
 	}
+	return pids
 }
 
 // Resume lets compilers go on. Pause, Resume and End are not called at the same time.
