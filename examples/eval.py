@@ -574,7 +574,10 @@ class Worker:
             self.alive(0)
             time.sleep(0.0005)
         self.process.stop()
-        self.status = open(f"/proc/{self.process.pid}/status", "rb", buffering=0)
+        try:
+            self.status = open(f"/proc/{self.process.pid}/status", "rb", buffering=0)
+        except OSError:
+            self.gone()
 
     def tell(self, number):
         self.memory.ring(GO, number)
@@ -610,8 +613,17 @@ class Worker:
 
     def switches(self):
         """Returns how often this process and the worker's main thread had to leave a core to others."""
-        self.status.seek(0)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw, self.status.read().rpartition(b"nonvoluntary")[2]
+        try:
+            self.status.seek(0)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw, self.status.read().rpartition(b"nonvoluntary")[2]
+        except OSError:
+            self.gone()
+
+    def gone(self):
+        """Says how a process ended that has no files any more."""
+        while True:
+            self.alive(self.number)
+            time.sleep(0.0005)
 
     def call(self, data):
         """Has the worker called with an input, and returns the nanoseconds, and whether both kept their cores. The output

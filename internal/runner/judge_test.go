@@ -411,3 +411,41 @@ def custom_kernel(data):
 		}
 	})
 }
+
+// TestJudgeSeesTheEnd has a process end between a call and the judge's look at it.
+func TestJudgeSeesTheEnd(t *testing.T) {
+	t.Parallel()
+	const script = `
+import os, runpy, subprocess, types
+judge = types.SimpleNamespace(**runpy.run_path("../../examples/eval.py"))
+child = subprocess.Popen(["sleep", "60"])
+worker = judge.Worker.__new__(judge.Worker)
+worker.number, worker.status = 2, open(f"/proc/{child.pid}/status", "rb", buffering=0)
+worker.process = types.SimpleNamespace(code=child.poll)
+worker.memory = types.SimpleNamespace(flags=[0] * 64)
+worker.switches()
+child.kill()
+child.wait()
+try:
+    worker.switches()
+except judge.Ended as e:
+    print(e)
+`
+	out, err := exec.Command("python3", "-c", script).CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(out), "signal 9") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// TestOrderToEnded has a judge order what the worker that has ended cannot do. It learns of the end next.
+func TestOrderToEnded(t *testing.T) {
+	t.Parallel()
+	c := exec.Command("true")
+	must.Do(t, c.Run())
+	for _, do := range []string{"stop", "continue"} {
+		w := workers{now: &worker{pid: c.Process.Pid}}
+		if answer := w.answer(message{text: []byte(`{"do": "` + do + `"}`)}); answer != nil {
+			t.Errorf("%s: %+v", do, *answer)
+		}
+	}
+}

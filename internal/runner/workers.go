@@ -169,6 +169,9 @@ func (w *workers) answer(m message) *reply {
 	default:
 		err = fmt.Errorf("%q is unknown; ask to stop, continue, look or end", o.Do)
 	}
+	if errors.Is(err, unix.ESRCH) { // it has just ended, which is said next
+		return nil
+	}
 	return &reply{Error: err.Error()}
 }
 
