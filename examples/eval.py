@@ -595,7 +595,10 @@ class Worker:
                     return
             self.alive(before)
             if not self.spin and select.select([self.channel], [], [], 0.1)[0]:
-                self.channel.recv(1)
+                try:
+                    self.channel.recv(1)
+                except OSError:
+                    pass  # it ended, and alive says how
 
     def alive(self, before):
         """Raises an exception if there is nothing to wait for. before is what the worker answered before."""

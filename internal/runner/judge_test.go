@@ -412,27 +412,30 @@ def custom_kernel(data):
 	})
 }
 
-// TestJudgeSeesTheEnd has a process end between a call and the judge's look at it.
+// TestJudgeSeesTheEnd has a process end between a call and the judge's look at it, and before it has read what the judge
+// sent.
 func TestJudgeSeesTheEnd(t *testing.T) {
 	t.Parallel()
 	const script = `
-import os, runpy, subprocess, types
+import os, runpy, socket, subprocess, types
 judge = types.SimpleNamespace(**runpy.run_path("../../examples/eval.py"))
 child = subprocess.Popen(["sleep", "60"])
 worker = judge.Worker.__new__(judge.Worker)
-worker.number, worker.status = 2, open(f"/proc/{child.pid}/status", "rb", buffering=0)
+worker.number, worker.spin, worker.status = 2, False, open(f"/proc/{child.pid}/status", "rb", buffering=0)
 worker.process = types.SimpleNamespace(code=child.poll)
 worker.memory = types.SimpleNamespace(flags=[0] * 64)
+worker.channel, theirs = socket.socketpair()
+worker.channel.send(b"x")
 worker.switches()
+theirs.close()
 child.kill()
-child.wait()
-try:
-    worker.switches()
-except judge.Ended as e:
-    print(e)
+for f in (lambda: worker.wait(2)), worker.switches:
+    try: f()
+    except judge.Ended as e: print(e)
+    child.wait()
 `
 	out, err := exec.Command("python3", "-c", script).CombinedOutput()
-	if err != nil || !strings.HasPrefix(string(out), "signal 9") {
+	if err != nil || strings.Count(string(out), "signal 9") != 2 {
 		t.Errorf("%v: %s", err, out)
 	}
 }
