@@ -44,7 +44,7 @@ func (p program) offerCompilers(forks forker) *offered {
 	if p.compilers == nil {
 		return nil
 	}
-	o, env, err := p.compilers.Offer(starter{forks, p.landlock}, p.home, p.writable, p.env)
+	o, env, err := p.compilers.Offer(starter{forks, p.landlock}, p.home, p.hidden, p.writable, p.env)
 	if err != nil {
 		p.note("each program compiles by itself: %v", err)
 		return nil

@@ -200,12 +200,12 @@ func (w *workers) start(argv []string, files []*os.File) (err error) {
 	if err != nil {
 		return err
 	}
-	now.offer = p.offerCompilers(w.forks)
-	p.env, path = now.offer.lead(p.env, path)
-	p.worker, p.hidden, p.writable = now.ended, w.judge.home, []string{string(home)}
+	p.worker, p.hidden, p.writable = now.ended, resolved(w.judge.home), []string{string(home)}
 	if w.clearsShared() {
 		p.writable = append(p.writable, sharedMemory)
 	}
+	now.offer = p.offerCompilers(w.forks) // which read where it may write, with the runner's rights
+	p.env, path = now.offer.lead(p.env, path)
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return err

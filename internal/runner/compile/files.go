@@ -26,6 +26,8 @@ type files struct {
 	dir   string // the compiler's directory
 	umask uint32
 
+	hidden string // a directory that is to it as if it were not there
+
 	// scratch is the compiler's TMPDIR, which no program has: what the compiler leaves there is no product. listing is a
 	// directory to list in its place: it was removed, so no one can write in it.
 	scratch string

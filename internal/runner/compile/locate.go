@@ -97,6 +97,9 @@ func (f *files) locate(dir, text string, follow bool) (place, unix.Errno) {
 	if f.isInside(p.path) {
 		p.kind = inside
 	}
+	if f.hidden != "" && isInside([]string{f.hidden}, f.realPath(p.path)) {
+		return p, unix.ENOENT
+	}
 	return p, 0
 }
 

@@ -32,6 +32,7 @@ type Offer struct {
 	compilers map[string]string // of the Service's, those that no program can change
 	dir       string            // has the links
 	roots     []string
+	hidden    string
 	scratch   string // TMPDIR of compilers; there is no such directory
 	temporary temporary
 	socket    *os.File
@@ -50,15 +51,16 @@ type Offer struct {
 }
 
 // Offer makes the links and the socket in a new directory beside the home of the program that is to start, and returns
-// the program's environment. roots are the directories in which it may write. There are no others.
-func (s *Service) Offer(start Starter, home string, roots, env []string) (*Offer, []string, error) {
+// the program's environment. roots are the directories in which it may write. There are no others. It may not read in hidden,
+// if that is not empty: compilers read with the runner's rights.
+func (s *Service) Offer(start Starter, home, hidden string, roots, env []string) (*Offer, []string, error) {
 	dir, err := os.MkdirTemp(filepath.Dir(home), "tmp")
 	if err != nil {
 		return nil, nil, fmt.Errorf("offer compilers: %w", err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	o := &Offer{
-		Service: s, start: start, compilers: map[string]string{}, dir: dir, roots: roots,
+		Service: s, start: start, compilers: map[string]string{}, dir: dir, roots: roots, hidden: hidden,
 		scratch: filepath.Dir(home) + "/tmp" + s.random + "-t", temporary: temporaryDirs(home),
 		ctx: ctx, stop: stop, asking: make(chan struct{}, maxAsking), ids: map[int]*files{},
 	}

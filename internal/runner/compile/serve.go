@@ -132,7 +132,7 @@ func (o outputs) texts() (texts [2][]byte, ok bool) {
 // compile runs a compiler. It returns what the compiler made, nil if it failed, which it may not without the runner, or
 // if another program might get something else.
 func (o *Offer) compile(r *request, a *asker) *entry {
-	f := &files{names: a.names, umask: r.Umask, links: &o.links, dir: r.Dir, roots: []string{o.scratch}, scratch: o.scratch, listing: o.listing}
+	f := &files{names: a.names, umask: r.Umask, links: &o.links, dir: r.Dir, hidden: o.hidden, roots: []string{o.scratch}, scratch: o.scratch, listing: o.listing}
 	f.nodes = map[string]*node{o.scratch: {kind: isDirectory, mode: 0o700, made: true}}
 	for _, root := range o.roots {
 		f.roots = append(f.roots, a.replace(root, o.temporary))
