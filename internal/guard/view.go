@@ -74,7 +74,7 @@ func (g *guard) viewImage(ctx context.Context, image docker.ImageConfig, use fun
 	}
 	defer func() {
 		if v.id != "" {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), discardTime)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.engineTime)
 			defer cancel()
 			err = errors.Join(err, g.api.Discard(ctx, v.id))
 		}
