@@ -68,20 +68,6 @@ func (o *offered) unfinished(path string) (stdout, stderr []byte) {
 	return o.Unfinished()
 }
 
-// pause and resume stop what is done for a worker, and let it go on.
-func (o *offered) pause() []int {
-	if o == nil {
-		return nil
-	}
-	return o.Pause()
-}
-
-func (o *offered) resume() {
-	if o != nil {
-		o.Resume()
-	}
-}
-
 // end ends compilers. Call it when the program has ended, before its children are reaped.
 func (o *offered) end() {
 	if o != nil {
@@ -107,8 +93,8 @@ type starter struct {
 	landlock int
 }
 
-// Signal implements compile.Starter.
-func (starter) Signal(pid int, s syscall.Signal) { helpers.signal(pid, s) }
+// Kill implements compile.Starter.
+func (starter) Kill(pid int) { helpers.kill(pid) }
 
 // Start implements compile.Starter.
 func (s starter) Start(cp compile.Process) (int, *os.File, <-chan syscall.WaitStatus, error) {
@@ -154,7 +140,7 @@ func (s starter) Start(cp compile.Process) (int, *os.File, <-chan syscall.WaitSt
 	}
 	calls, err := receive(sockets[0])
 	if err != nil {
-		helpers.signal(pid, unix.SIGKILL)
+		helpers.kill(pid)
 		return 0, nil, nil, fmt.Errorf("start compiler: %w", err)
 	}
 	return pid, calls, ended, nil

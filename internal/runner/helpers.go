@@ -27,12 +27,12 @@ func (r *registry) start(ended chan<- syscall.WaitStatus, start func() (int, err
 	return pid, err
 }
 
-// signal sends a signal to one and all of its group, unless it has ended.
-func (r *registry) signal(pid int, s syscall.Signal) {
+// kill kills one and all of its group, unless it has ended.
+func (r *registry) kill(pid int) {
 	r.Lock()
 	defer r.Unlock()
 	if r.ended[pid] != nil {
-		_ = unix.Kill(-pid, s) // an error means that none is left
+		killGroup(pid)
 	}
 }
 

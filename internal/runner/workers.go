@@ -30,17 +30,16 @@ const (
 )
 
 // order is what a program asks for: to start a worker with these arguments, with /dev/null and the files that come along
-// as its descriptors, or to do something with the one that runs.
+// as its descriptors, or to end the one that runs.
 type order struct {
 	Argv []string `json:"argv"`
-	Do   string   `json:"do"` // stop, continue, end, or look: did it stay stopped since the last look?
+	Do   string   `json:"do"` // end
 }
 
 // reply answers an order. Ended is also said without one.
 type reply struct {
 	Pid   int    `json:"pid,omitempty"`
 	Done  string `json:"done,omitempty"`
-	Same  bool   `json:"same,omitempty"`  // nothing ran since the last look
 	Ended *int   `json:"ended,omitempty"` // the exit code, or a negative signal number
 	Error string `json:"error,omitempty"`
 }
@@ -63,9 +62,6 @@ type worker struct {
 	ended chan syscall.WaitStatus
 	code  *int // when it has ended
 	offer *offered
-	last  snapshot
-
-	compilers []int // that are stopped with it: the submission's code may run in them, as a plugin
 }
 
 // asksForWorkers reports whether the task's program is a judge that asks for workers.
@@ -92,7 +88,7 @@ func (w *workers) serve(conn *os.File) {
 			w.errs = append(w.errs, fmt.Errorf("kbnode has a fault in its workers; report it: %v", p))
 		}
 		if w.now != nil {
-			helpers.signal(w.now.pid, unix.SIGKILL)
+			helpers.kill(w.now.pid)
 		}
 	}()
 	orders := make(chan message)
@@ -129,7 +125,7 @@ func exitCode(s syscall.WaitStatus) int {
 	return s.ExitStatus()
 }
 
-// answer does what a program asks for. A worker that has ended answers no order but the last: the program knows already.
+// answer does what a program asks for.
 func (w *workers) answer(m message) *reply {
 	var o order
 	err := m.err
@@ -142,35 +138,15 @@ func (w *workers) answer(m message) *reply {
 		if err = w.start(o.Argv, m.files); err == nil {
 			return &reply{Pid: w.now.pid}
 		}
+	case o.Do != "end":
+		err = fmt.Errorf("%q is unknown; give the argv of a worker to start, or ask to end the one that runs", o.Do)
 	case w.now == nil:
 		err = errors.New("no worker runs")
-	case o.Do == "end":
+	default:
 		if err = w.end(); err == nil {
 			return &reply{Done: o.Do}
 		}
 		w.errs = append(w.errs, err)
-	case w.now.code != nil:
-		return nil
-	case o.Do == "stop":
-		if err = stopGroup(w.now.pid); err == nil {
-			w.now.compilers = w.now.offer.pause()
-			return &reply{Done: o.Do}
-		}
-	case o.Do == "continue":
-		w.now.offer.resume()
-		if err = unix.Kill(-w.now.pid, unix.SIGCONT); err == nil {
-			return &reply{Done: o.Do}
-		}
-		err = fmt.Errorf("continue worker: %w", err)
-	case o.Do == "look":
-		before := w.now.last
-		w.now.last = takeSnapshot(append(w.now.compilers, w.now.pid)...)
-		return &reply{Done: o.Do, Same: w.now.last.stopped() && w.now.last.same(before)}
-	default:
-		err = fmt.Errorf("%q is unknown; ask to stop, continue, look or end", o.Do)
-	}
-	if errors.Is(err, unix.ESRCH) { // it has just ended, which is said next
-		return nil
 	}
 	return &reply{Error: err.Error()}
 }
@@ -224,14 +200,19 @@ func (w *workers) start(argv []string, files []*os.File) (err error) {
 
 // end ends the worker, and puts back what it changed: the next one must find nothing of it.
 func (w *workers) end() error {
-	helpers.signal(w.now.pid, unix.SIGKILL)
-	if w.now.code == nil {
+	helpers.kill(w.now.pid)
+	limit, poll := time.After(endLimit), time.NewTicker(time.Millisecond)
+	defer poll.Stop()
+	// All of its group, which was killed with it: none must work beside what the program measures next.
+	for ended := w.now.ended; ended != nil && w.now.code == nil || unix.Kill(-w.now.pid, 0) != unix.ESRCH; {
 		select {
-		case <-w.now.ended:
+		case <-ended:
+			ended = nil
+		case <-poll.C:
 		case <-w.exited:
 			return nil // close does the rest
-		case <-time.After(endLimit):
-			return fmt.Errorf("end worker: process %d is alive %s after SIGKILL", w.now.pid, endLimit)
+		case <-limit:
+			return fmt.Errorf("end worker: a process of group %d is alive %s after SIGKILL", w.now.pid, endLimit)
 		}
 	}
 	return errors.Join(w.remove(), w.putBackBetween(w.judge.home))

@@ -32,8 +32,8 @@ type Starter interface {
 	// process ID, the file that has the calls (seccomp_unotify(2)), and a channel that gets the status when the process
 	// and all of its group are gone. The channel gets none if the program that asked ends first.
 	Start(Process) (pid int, calls *os.File, ended <-chan syscall.WaitStatus, err error)
-	// Signal sends a signal to one and all of its group, unless it has ended.
-	Signal(pid int, s syscall.Signal)
+	// Kill kills one and all of its group.
+	Kill(pid int)
 }
 
 // Bounds, so that no program holds or fills the runner.

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -46,8 +45,6 @@ type Offer struct {
 
 	running sync.Mutex
 	ids     map[int]*files // of compilers, by process ID
-	paused  bool
-	held    int // of the Service's places for work, while it is paused
 }
 
 // Offer makes the links and the socket in a new directory beside the home of the program that is to start, and returns
@@ -151,49 +148,13 @@ func inDir(dir string, f func(unix.Sockaddr) error) error {
 	return f(&unix.SockaddrUnix{Name: "/proc/self/fd/" + strconv.Itoa(at) + "/" + socketName})
 }
 
-// Pause stops all compilers, and returns their process IDs when nothing is done for the program until Resume or End: it is
-// stopped, too, and no one must work for it.
-func (o *Offer) Pause() (pids []int) {
-	o.running.Lock()
-	o.paused = true
-	for pid := range o.ids {
-		o.start.Signal(pid, syscall.SIGSTOP)
-		pids = append(pids, pid)
-	}
-	o.running.Unlock()
-	patience := time.After(endLimit)
-	for o.held < maxWorking {
-		select {
-		case o.working <- struct{}{}:
-			o.held++
-		case <-patience:
-			return pids
-		}
-	}
-	return pids
-}
-
-// Resume lets compilers go on. Pause, Resume and End are not called at the same time.
-func (o *Offer) Resume() {
-	o.running.Lock()
-	defer o.running.Unlock()
-	o.paused = false
-	for pid := range o.ids {
-		o.start.Signal(pid, syscall.SIGCONT)
-	}
-	for ; o.held > 0; o.held-- {
-		<-o.working
-	}
-}
-
 // End ends all compilers, and returns when nothing is done for the program anymore.
 func (o *Offer) End() {
 	o.stop()
-	o.Resume()
 	_ = o.socket.Close()
 	o.running.Lock()
 	for pid := range o.ids {
-		o.start.Signal(pid, syscall.SIGKILL)
+		o.start.Kill(pid)
 	}
 	o.running.Unlock()
 	o.handlers.Wait()
@@ -263,7 +224,7 @@ func (o *Offer) watch() {
 		}
 		if size > maxMemory {
 			for pid := range o.ids {
-				o.start.Signal(pid, syscall.SIGKILL)
+				o.start.Kill(pid)
 			}
 		}
 		o.running.Unlock()

@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"slices"
-	"syscall"
 	"time"
 )
 
@@ -197,9 +196,6 @@ func (o *Offer) runCompiler(p Process, f *files) (code int, ok bool) {
 		return 0, false
 	}
 	o.ids[pid] = f
-	if o.paused {
-		o.start.Signal(pid, syscall.SIGSTOP)
-	}
 	o.running.Unlock()
 	t := &trace{files: f, calls: calls, work: o.work}
 	traced := make(chan struct{})
@@ -216,9 +212,9 @@ func (o *Offer) runCompiler(p Process, f *files) (code int, ok bool) {
 		case s := <-ended:
 			code, ok, waiting = s.ExitStatus(), s.Exited(), false
 		case <-limit.C:
-			o.start.Signal(pid, syscall.SIGKILL)
+			o.start.Kill(pid)
 		case <-o.ctx.Done():
-			o.start.Signal(pid, syscall.SIGKILL)
+			o.start.Kill(pid)
 			waiting = false
 		}
 	}
