@@ -442,12 +442,12 @@ class Fenced:
 
     control = None
 
-    def __init__(self, argv, fds):
+    def __init__(self, argv, fds, cores):
         self.ended = None
         if not Fenced.control:
             Fenced.control = socket.socket(fileno=int(os.environ[WORKER]))
             Fenced.control.set_inheritable(False)
-        socket.send_fds(self.control, [json.dumps({"argv": argv}).encode()], [1, 2, *fds])
+        socket.send_fds(self.control, [json.dumps({"argv": argv, "cores": cores}).encode()], [1, 2, *fds])
         self.pid = self.answer()["pid"]
 
     def answer(self):
@@ -526,7 +526,7 @@ class Worker:
             fenced = WORKER in os.environ
             numbers = (3, 4) if fenced else (self.memory.fd, theirs.fileno())
             argv = [sys.executable, "-c", f"{program}\n\nworker{numbers}\n"]
-            self.process = Fenced(argv, [self.memory.fd, theirs.fileno()]) if fenced else Bare(argv, numbers)
+            self.process = Fenced(argv, [self.memory.fd, theirs.fileno()], setup["cores"][1:]) if fenced else Bare(argv, numbers)
             text = json.dumps(setup).encode()
             try:
                 self.channel.sendall(len(text).to_bytes(8, "little") + text)

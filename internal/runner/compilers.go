@@ -44,7 +44,7 @@ func (p program) offerCompilers(forks forker) *offered {
 	if p.compilers == nil {
 		return nil
 	}
-	o, env, err := p.compilers.Offer(starter{forks, p.landlock}, p.home, p.hidden, p.writable, p.env)
+	o, env, err := p.compilers.Offer(starter{forks, p.landlock, p.cores}, p.home, p.hidden, p.writable, p.env)
 	if err != nil {
 		p.note("each program compiles by itself: %v", err)
 		return nil
@@ -91,6 +91,7 @@ func (o *offered) remove() (err error) {
 type starter struct {
 	forks    forker
 	landlock int
+	cores    *unix.CPUSet
 }
 
 // Kill implements compile.Starter.
@@ -106,7 +107,7 @@ func (s starter) Start(cp compile.Process) (int, *os.File, <-chan syscall.WaitSt
 	if err := allow(int(rules.Fd()), os.DevNull, access&(unix.LANDLOCK_ACCESS_FS_WRITE_FILE|unix.LANDLOCK_ACCESS_FS_TRUNCATE)); err != nil {
 		return 0, nil, nil, fmt.Errorf("let compilers write to %s: %w", os.DevNull, err)
 	}
-	p := program{exec: cp.Argv, env: cp.Env, dir: "/", landlock: s.landlock}
+	p := program{exec: cp.Argv, env: cp.Env, dir: "/", landlock: s.landlock, cores: s.cores}
 	c, err := p.child(cp.Path, int(rules.Fd()))
 	if err != nil {
 		return 0, nil, nil, err
@@ -131,7 +132,7 @@ func (s starter) Start(cp compile.Process) (int, *os.File, <-chan syscall.WaitSt
 		if err = terr; err != nil {
 			return
 		}
-		c.setFilter(programFilter(judge, s.landlock, c.compilerCalls))
+		c.setFilter(programFilter(judge, s.landlock, s.cores, c.compilerCalls))
 		pid, err = helpers.start(ended, func() (int, error) { return c.run(files) })
 	}
 	<-done

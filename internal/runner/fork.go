@@ -78,7 +78,7 @@ func (f forker) start(p program, path string, files []uintptr) (pid int, err err
 		if c, err = p.child(path, rules); err != nil {
 			return
 		}
-		c.setFilter(programFilter(judge, p.landlock, nil))
+		c.setFilter(programFilter(judge, p.landlock, p.cores, nil))
 		if p.worker == nil {
 			pid, err = c.run(files)
 			return
@@ -98,7 +98,7 @@ func (p program) child(path string, rules int) (*child, error) {
 	if err = errors.Join(err, derr, aerr, eerr); err != nil {
 		return nil, err
 	}
-	c := &child{file: file, dir: dir, argv: &argv[0], env: &env[0], parent: os.Getpid(), rules: rules, open: fileLimit()}
+	c := &child{file: file, dir: dir, argv: &argv[0], env: &env[0], parent: os.Getpid(), rules: rules, open: fileLimit(), cores: p.cores}
 	return c, c.keepCapabilities(p.capabilities())
 }
 
@@ -256,6 +256,7 @@ type child struct {
 	hand          *handOver // of the filter's notifications, if not nil
 	umask         int       // of a compiler
 	open          unix.Rlimit
+	cores         *unix.CPUSet
 	keep          uint64 // capabilities
 	capHeader     unix.CapUserHeader
 	caps          [2]unix.CapUserData
@@ -289,6 +290,11 @@ func (c *child) exec() unix.Errno {
 	}
 	if c.open.Max != 0 {
 		if _, _, errno := unix.RawSyscall6(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_NOFILE, uintptr(unsafe.Pointer(&c.open)), 0, 0, 0); errno != 0 { //nolint:gosec // likewise
+			return errno
+		}
+	}
+	if c.cores != nil {
+		if _, _, errno := unix.RawSyscall(unix.SYS_SCHED_SETAFFINITY, 0, unsafe.Sizeof(*c.cores), uintptr(unsafe.Pointer(c.cores))); errno != 0 { //nolint:gosec // likewise
 			return errno
 		}
 	}

@@ -3,6 +3,7 @@ package runner
 import (
 	"fmt"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -375,6 +376,49 @@ o("ended: %s, of %s are left: %s\ncheck: pass\n" % (answer.get("done"), sorted(b
 	must.Equal(t, "end, of ['compiler', \"worker's\"] are left: []", fmt.Sprint(at(result, "runs", "test", "run", "result", "ended")))
 	if t.Failed() {
 		t.Logf("%v\n%s", result, j.stderr.String())
+	}
+}
+
+// TestJudgeKeepsItsCore has a submission, its threads, its programs and its compilers reach for the judge's core: where the
+// judge waits, one of them would work.
+func TestJudgeKeepsItsCore(t *testing.T) {
+	t.Parallel()
+	if runtime.NumCPU() < 2 {
+		t.Skip("there is one core")
+	}
+	const submission = honest + `
+import subprocess
+libc, all = ctypes.CDLL(None), ctypes.create_string_buffer(b"\xff" * 128, 128)
+others = os.sched_getaffinity(0)
+def reach():
+    os.sched_setaffinity(0, range(os.cpu_count()))
+    libc.sched_setaffinity(0, 128, all)
+    libc.sched_setaffinity(threading.get_native_id(), 128, all)
+    found.append(os.sched_getaffinity(0))
+found = []
+reach()
+threads = [threading.Thread(target=reach)]
+for t in threads: t.start(); t.join()
+child = "import os; os.sched_setaffinity(0, range(os.cpu_count())); print(len(os.sched_getaffinity(0)))"
+counts = [subprocess.check_output([sys.executable, "-c", child])]
+if "KBNODE_COMPILERS" in os.environ: counts.append(subprocess.check_output(["cc", "-c", "cores.c"]))
+if found != [others] * 2 or any(int(c) != len(others) for c in counts): raise ValueError((others, found, counts))
+print(len(counts), "kept")
+`
+	for landlock, kept := range map[string]string{"": "2 kept", "0": "1 kept"} {
+		t.Run("landlock="+landlock, func(t *testing.T) {
+			t.Parallel()
+			if landlock == "" {
+				needCompilers(t)
+			}
+			j := newConfigJob(t, judgeConfig(t, submission, "benchmark"), "KBNODE_TEST_LANDLOCK="+landlock)
+			j.standIn(t, "cc", "nproc\n")
+			_, result := j.run(t)
+			run := at(result, "runs", "benchmark", "run")
+			if at(run, "passed") != true || !strings.Contains(fmt.Sprint(at(run, "stdout")), kept) {
+				t.Errorf("%v\n%s", at(run, "result"), j.stderr.String())
+			}
+		})
 	}
 }
 

@@ -47,6 +47,7 @@ type program struct {
 	workers *engine                   // if not nil, starts workers for it
 	worker  chan<- syscall.WaitStatus // of one; nil for other programs
 	hidden  string                    // a directory in which a worker may not even read
+	cores   *unix.CPUSet              // if not nil, all that a worker and its compilers ever run on: a judge needs one for itself
 }
 
 // outcome is how a program ended. A program is killed when it reaches its limit or the

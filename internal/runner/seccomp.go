@@ -72,8 +72,9 @@ func (f *filter) oneOf(ks []uint32, skip int) {
 // programFilter returns the filter for programs that this process judges, which has the given
 // threads. Its user may do to it what a user may do to any process of his: change its priority, stop
 // it, or look into it. And a process that leaves its group by setsid or setpgid outlives the group's
-// end, so these have no effect. landlock is the kernel's version, 0 for none. first, if not nil, adds what decides first.
-func programFilter(judge []uint32, landlock int, first func(*filter)) filter {
+// end, so these have no effect. landlock is the kernel's version, 0 for none. With cores, it stays on those
+// that it has. first, if not nil, adds what decides first.
+func programFilter(judge []uint32, landlock int, cores *unix.CPUSet, first func(*filter)) filter {
 	var f filter
 	f.load(atArch)
 	f.skipIfNot(auditArch(), 0)
@@ -119,7 +120,11 @@ func programFilter(judge []uint32, landlock int, first func(*filter)) filter {
 	}
 	f.onAny(self(unix.EPERM), unix.SYS_SCHED_SETSCHEDULER, unix.SYS_SCHED_SETPARAM, unix.SYS_SCHED_SETATTR)
 	// Threads that are made with an affinity are not made if this fails.
-	f.onCall(unix.SYS_SCHED_SETAFFINITY, self(0))
+	ownCores := self(0)
+	if cores != nil {
+		ownCores = func(f *filter) { f.fail(0) }
+	}
+	f.onCall(unix.SYS_SCHED_SETAFFINITY, ownCores)
 	f.onCall(unix.SYS_PRLIMIT64, func(f *filter) { // its third argument is the new limit
 		f.loadArg(0)
 		f.skipIfNot(0, 1)

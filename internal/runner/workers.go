@@ -32,8 +32,9 @@ const (
 // order is what a program asks for: to start a worker with these arguments, with /dev/null and the files that come along
 // as its descriptors, or to end the one that runs.
 type order struct {
-	Argv []string `json:"argv"`
-	Do   string   `json:"do"` // end
+	Argv  []string `json:"argv"`
+	Cores []int    `json:"cores"` // that the worker may use; none: it may choose
+	Do    string   `json:"do"`    // end
 }
 
 // reply answers an order. Ended is also said without one.
@@ -135,7 +136,7 @@ func (w *workers) answer(m message) *reply {
 	switch {
 	case err != nil:
 	case len(o.Argv) > 0:
-		if err = w.start(o.Argv, m.files); err == nil {
+		if err = w.start(o, m.files); err == nil {
 			return &reply{Pid: w.now.pid}
 		}
 	case o.Do != "end":
@@ -152,7 +153,7 @@ func (w *workers) answer(m message) *reply {
 }
 
 // start starts a worker in a home of its own.
-func (w *workers) start(argv []string, files []*os.File) (err error) {
+func (w *workers) start(o order, files []*os.File) (err error) {
 	if w.now != nil {
 		return errors.New("a worker runs already; end it first")
 	}
@@ -171,8 +172,8 @@ func (w *workers) start(argv []string, files []*os.File) (err error) {
 		}
 	}()
 	env := slices.DeleteFunc(slices.Clone(w.judge.env), func(kv string) bool { return strings.HasPrefix(kv, "POPCORN_") })
-	p := w.inSpace(program{argv: argv, env: env}, home)
-	path, err := lookPath(p.env, argv[0])
+	p := w.inSpace(program{argv: o.Argv, env: env, cores: coresOf(o.Cores)}, home)
+	path, err := lookPath(p.env, o.Argv[0])
 	if err != nil {
 		return err
 	}
@@ -196,6 +197,18 @@ func (w *workers) start(argv []string, files []*os.File) (err error) {
 	}
 	w.now = now
 	return nil
+}
+
+// coresOf returns a set of cores, nil if there are none.
+func coresOf(cores []int) *unix.CPUSet {
+	if len(cores) == 0 {
+		return nil
+	}
+	var set unix.CPUSet
+	for _, n := range cores {
+		set.Set(n)
+	}
+	return &set
 }
 
 // end ends the worker, and puts back what it changed: the next one must find nothing of it.
