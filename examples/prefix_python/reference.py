@@ -5,8 +5,7 @@ from itertools import accumulate
 
 
 def make(seed, size):
-    source = random.Random(seed)
-    return array("q", [source.getrandbits(31) for _ in range(size)])
+    return array("q", list(map(random.Random(seed).getrandbits, [31] * size)))
 
 
 def output(size):
@@ -14,7 +13,7 @@ def output(size):
 
 
 def check(data, output):
-    want = array("q", accumulate(data))
+    want, output = list(accumulate(data.tolist())), output.tolist()
     if output == want:
         return ""
     i = next(i for i in range(len(want)) if output[i] != want[i])
