@@ -28,13 +28,23 @@ var (
 	internet = []uint64{unix.IPPROTO_IP, unix.IPPROTO_ICMP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_ICMPV6, unix.IPPROTO_MPTCP}
 )
 
+// fcntls are the commands of fcntl that a job may use: all but F_SETLEASE and F_SETDELEG. With these the owner of a file, as
+// root in a container is of kbnode and of the driver's files, also where they are mounted read-only, has whoever opens
+// one wait for up to fs.lease-break-time, 45 s, each time: other slots and the node. No rule says "not equal" of the lower
+// half of an argument, which is all that the kernel reads, so these are ranges. Source: linux/fcntl.h.
+var fcntls = []struct{ mask, value uint64 }{
+	{1<<32 - unix.F_SETLEASE, 0}, // below
+	{1<<32 - 1, unix.F_GETLEASE}, {1<<32 - 1, unix.F_NOTIFY}, {1<<32 - 1, unix.F_DUPFD_QUERY},
+	{1<<32 - 4, unix.F_SETLEASE + 4}, {1<<32 - 8, unix.F_SETLEASE + 8}, // up to F_GETDELEG
+}
+
 // Seccomp returns the seccomp profile of jobs' containers, in JSON for Docker 20.10 or later: Docker's own of the version
-// that kbnode is built with, in which sockets are bounded.
+// that kbnode is built with, in which sockets and fcntl are bounded.
 var Seccomp = sync.OnceValues(func() (string, error) {
 	profile := seccomp.DefaultProfile()
-	sockets := []string{"socket", "socketpair", "socketcall"}
+	bounded := []string{"socket", "socketpair", "socketcall", "fcntl", "fcntl64"}
 	for _, s := range profile.Syscalls {
-		s.Names = slices.DeleteFunc(s.Names, func(name string) bool { return slices.Contains(sockets, name) })
+		s.Names = slices.DeleteFunc(s.Names, func(name string) bool { return slices.Contains(bounded, name) })
 	}
 	profile.Syscalls = slices.DeleteFunc(profile.Syscalls, func(s *seccomp.Syscall) bool { return len(s.Names) == 0 })
 	allow := func(name string, args ...specs.LinuxSeccompArg) {
@@ -54,6 +64,11 @@ var Seccomp = sync.OnceValues(func() (string, error) {
 			for _, kind := range types {
 				allow("socket", isInt(0, family), masked(1, typeMask, kind), isInt(2, protocol))
 			}
+		}
+	}
+	for _, name := range []string{"fcntl", "fcntl64"} {
+		for _, c := range fcntls {
+			allow(name, masked(1, c.mask, c.value))
 		}
 	}
 	text, err := json.Marshal(profile)

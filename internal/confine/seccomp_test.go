@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
-// TestSeccomp tests which sockets the profile allows, as libseccomp reads it, and that it allows all else that Docker's
-// does.
+// TestSeccomp tests which sockets the profile allows, as libseccomp reads it, that no job may take a lease, and that it allows
+// all else that Docker's does.
 func TestSeccomp(t *testing.T) {
 	t.Parallel()
 	text, err := Seccomp()
@@ -86,6 +86,16 @@ func TestSeccomp(t *testing.T) {
 	}
 	if !allows("socketpair", 1, stream, 0) || allows("socketpair", 30, stream, 0) || allows("socketpair", 38, seqpacket, 0) || allows("socketcall", 1, 0, 0) {
 		t.Error("another way to open a socket is not bounded, or unix has none")
+	}
+	for _, call := range []string{"fcntl", "fcntl64"} {
+		const setLease, setDeleg = 1024, 1040
+		for command := range uint64(2 * setLease) {
+			for _, upper := range []uint64{0, 1 << 32} {
+				if got := allows(call, 0, command|upper, 0); got != (command < setDeleg && command != setLease) {
+					t.Errorf("%s with command %d: %t", call, command, got)
+				}
+			}
+		}
 	}
 	names, called := map[string]bool{}, 0
 	for _, s := range profile.Syscalls {
