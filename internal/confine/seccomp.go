@@ -29,8 +29,8 @@ var (
 )
 
 // fcntls are the commands of fcntl that a job may use: all but F_SETLEASE and F_SETDELEG. With these the owner of a file, as
-// root in a container is of kbnode and of the driver's files, also where they are mounted read-only, has whoever opens
-// one wait for up to fs.lease-break-time, 45 s, each time: other slots and the node. No rule says "not equal" of the lower
+// root in a container is of kbnode and of the driver's files, also where they are mounted read-only, has anyone
+// who opens one wait for up to fs.lease-break-time, 45 s, each time: other slots and the node. No rule says "not equal" of the lower
 // half of an argument, which is all that the kernel reads, so these are ranges. Source: linux/fcntl.h.
 var fcntls = []struct{ mask, value uint64 }{
 	{1<<32 - unix.F_SETLEASE, 0}, // below

@@ -59,14 +59,14 @@ func (e *engine) findAreas() error {
 		time.Sleep(joinPause)
 		alone = onlyFamily()
 	}
-	e.beside = pipeline(group())
+	e.beside, e.alone = pipeline(group()), alone
 	if alone {
 		e.findTemporary()
 		if dir := resolved(sharedMemory); !slices.Contains(e.temporary, dir) { // on a file system that may have files of the job's
 			e.areas = append(e.areas, &area{dir: dir, kind: containerArea, borders: map[string]bool{e.dir: true}})
 		}
 	} else if container {
-		e.note("other processes run in this container, so what programs leave in /dev/shm, or without Landlock in any " +
+		e.note("other processes run in this container, so what programs leave in connections and in /dev/shm, or without Landlock in any " +
 			"directory for temporary files, is not removed: the next program may read it; start them in another step")
 	}
 	for _, dir := range e.temporary {

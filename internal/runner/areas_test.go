@@ -53,8 +53,8 @@ func containerJob(t *testing.T, submission, judge string, env ...string) *job {
 	root := filepath.Join(j.dir, "root")
 	must.Do(t, os.Mkdir(root, 0o755))
 	// The result is on a file system that only the runner's processes see.
-	script := strings.Replace(container, "exec chroot", `mkdir -p work; mount --bind "$2" work; exec chroot`, 1)
-	j.cmd.Args = []string{unshare, "--mount", "--pid", "--ipc", "--fork", "--kill-child", "sh", "-c", script, root, j.cmd.Path, j.cmd.Dir}
+	script := strings.Replace(container, "exec chroot", `mkdir -p work; mount --bind "$2" work; ! command -v ip >/dev/null || ip link set lo up; exec chroot`, 1)
+	j.cmd.Args = []string{unshare, "--mount", "--pid", "--ipc", "--net", "--fork", "--kill-child", "sh", "-c", script, root, j.cmd.Path, j.cmd.Dir}
 	j.cmd.Path = unshare
 	return j
 }

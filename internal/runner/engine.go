@@ -44,6 +44,7 @@ type engine struct {
 	leads     map[string]string   // where paths that programs look through lead, without Landlock
 	proc      procState           // of this process and those above and beside it
 	beside    []int               // the other programs of a pipe
+	alone     bool                // in a container, with them and with what is above
 	logs      map[string]identity // files that those, and this process, had open for writing
 	theirs    map[string]identity // likewise, with those since then
 	tmpfs     map[uint64]bool     // which devices of theirs are one

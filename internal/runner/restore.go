@@ -141,7 +141,17 @@ func (e *engine) putBack() error {
 	for _, a := range e.areas {
 		errs = append(errs, e.putBackArea(a, &removed))
 	}
+	e.checkConnections()
 	return errors.Join(errs...)
+}
+
+// checkConnections looks for connections of processes that have ended. Where others run, they may be theirs.
+func (e *engine) checkConnections() {
+	if e.alone {
+		if err := awaitConnections(); err != nil {
+			e.changed = append(e.changed, err)
+		}
+	}
 }
 
 // putBackArea restores an area. removed counts what is removed.
@@ -238,6 +248,7 @@ func (e *engine) putBackBetween(home string) error {
 	if e.landlock == 0 {
 		errs = append(errs, e.src.put()) // as the next one must find them
 	}
+	e.checkConnections()
 	return errors.Join(append(errs, e.changed...)...)
 }
 

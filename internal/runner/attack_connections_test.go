@@ -1,0 +1,72 @@
+package runner
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
+)
+
+// TestConnectionsAreNoMemory has the pre-run leave connections with which the kernel goes on, between addresses and ports
+// that it chose, and such as end with it.
+func TestConnectionsAreNoMemory(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("ip"); err != nil {
+		t.Skip(err)
+	}
+	const connect = `
+import os, socket
+def connect(family, own):
+    to = socket.socket(family); to.bind((own, 0)); to.listen()
+    a = socket.socket(family); a.bind((own, 0)); a.connect(to.getsockname())
+    return a, to.accept()[0], to
+`
+	const judge = `
+left = [l.split()[3] for name in ("tcp", "tcp6") for l in open("/proc/net/" + name)][2:]
+o("left: %s\ncheck: pass\n" % [s for s in left if s != "st"])`
+	for name, c := range map[string]struct {
+		submission string
+		left       bool
+	}{
+		"none":             {"", false},
+		"open":             {`sockets = connect(socket.AF_INET, "127.1.2.3")`, false},
+		"with unread data": {`sockets = connect(socket.AF_INET6, "::1"); sockets[0].send(b"x" * 1000); sockets[1].send(b"x"); sockets[0].close()`, false},
+		"more than fits":   {`sockets = connect(socket.AF_INET, "127.0.0.1"); sockets[0].setblocking(False); sockets[0].send(b"x" * 2**24); sockets[0].close()`, false},
+		"deaf":             {`sockets = connect(socket.AF_INET, "127.1.2.3"); sockets[0].setsockopt(socket.IPPROTO_IP, 21, 255); sockets[0].send(b"x")`, true},
+		"deaf, IPv6":       {`sockets = connect(socket.AF_INET6, "::1"); sockets[0].setsockopt(socket.IPPROTO_IPV6, 73, 255); sockets[0].send(b"x")`, true},
+		"deaf, mapped":     {`sockets = connect(socket.AF_INET6, "::ffff:127.1.2.3"); sockets[0].setsockopt(socket.IPPROTO_IP, 21, 255); sockets[0].send(b"x")`, true},
+	} {
+		for _, landlock := range []string{"", "0"} {
+			t.Run(fmt.Sprintf("%s,landlock=%s", name, landlock), func(t *testing.T) {
+				t.Parallel()
+				j := containerJob(t, connect+c.submission, judge, "KBNODE_TEST_LANDLOCK="+landlock)
+				code, doc := j.run(t)
+				if !c.left {
+					passes(t, j, code, doc)
+					must.Equal(t, "[]", fmt.Sprint(at(doc, "runs", "test", "run", "result", "left")))
+				} else if message, _ := at(doc, "error").(string); code != 1 || !strings.Contains(message, "a program left a TCP connection") || at(doc, "runs", "test") != nil {
+					t.Errorf("exit code %d, error %q, run %v", code, message, at(doc, "runs", "test", "run"))
+				}
+				if t.Failed() {
+					t.Log(j.stderr.String())
+				}
+			})
+		}
+	}
+}
+
+// TestIsLoopback reads addresses as the kernel lists them.
+func TestIsLoopback(t *testing.T) {
+	t.Parallel()
+	for address, want := range map[string]bool{
+		"0100007F": true, "20796E7F": true, "7F000001": false, "0100000A": false, "00000000": false,
+		"00000000000000000000000001000000": true, "0000000000000000FFFF00000302017F": true, "0000000000000000FFFF00000302010A": false,
+		"000080FE00000000FF005450B6AD1D7F": false, "00000000000000000000000000000000": false,
+	} {
+		if isLoopback(address) != want {
+			t.Errorf("%s: %t", address, !want)
+		}
+	}
+}
