@@ -206,6 +206,18 @@ func (c *child) compilerCalls(f *filter) {
 		f.ask()
 	})
 	f.onAny(func(f *filter) { f.ask() }, compile.Calls()...)
+	f.onAny(func(f *filter) {
+		f.loadArg(0)
+		f.add(unix.BPF_JMP|unix.BPF_JGE|unix.BPF_K, 1<<31, 1, 0)
+		f.allow()
+		f.ask()
+	}, compile.Clocks()...)
+	f.onCall(unix.SYS_FCNTL, func(f *filter) {
+		f.loadArg(1)
+		f.oneOf(compile.Fcntls(), 1)
+		f.ask()
+		decideFcntl(f)
+	})
 	f.onAny(func(f *filter) { f.fail(unix.ENOSYS) }, compile.Missing()...)
 }
 

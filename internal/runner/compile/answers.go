@@ -34,6 +34,11 @@ func (t *trace) answer(pid int, c call) answer {
 		return fails(t.refuse(fmt.Errorf("a call that is not answered: %w", errNotShared), unix.EPERM))
 	case whereCall:
 		return t.where(pid, c)
+	case processCall:
+		if c.process == 0 || c.process > 0 && isThread(pid, c.process) {
+			return goOn // the kernel reads no memory for it
+		}
+		return fails(t.refuse(fmt.Errorf("look at another process: %w", errNotShared), unix.EPERM))
 	}
 	if c.path == 0 {
 		return goOn // about a descriptor
@@ -113,6 +118,11 @@ func (t *trace) answer(pid int, c call) answer {
 	}
 	// To execute what a program made: its compiler is not this one.
 	return fails(t.refuse(fmt.Errorf("execute %s: %w", p.path, errNotShared), unix.EACCES))
+}
+
+// isThread reports whether an ID is that of a process, or of one of its threads.
+func isThread(pid int, id int32) bool {
+	return unix.Access("/proc/"+strconv.Itoa(pid)+"/task/"+strconv.Itoa(int(id)), unix.F_OK) == nil
 }
 
 // locateAt says where a path leads, from a directory that a process has open.
