@@ -68,3 +68,65 @@ def all(message): return {how: ask(message, how) for how in ("FILE", "OPEN", "LI
 		t.Errorf("the next program got %v: %v", got, at(result, "runs", "test", "run", "stderr"))
 	}
 }
+
+// TestCompilersExecuteNothingOfPrograms has a plugin change a path after the runner has looked at it, from a program of the image
+// to one of the submission's.
+func TestCompilersExecuteNothingOfPrograms(t *testing.T) {
+	t.Parallel()
+	needCompilers(t, "gcc")
+	const build = `
+import shutil
+source = put(home + "/x.c", r"""
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/vfs.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+int plugin_is_GPL_compatible;
+static char path[4096];
+static volatile long delay;
+static long now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1000000000 + t.tv_nsec; }
+static void *change(void *mine) {
+	for (;;) {
+		while (!delay);
+		for (long end = now() + delay; now() < end;);
+		strcpy(path, mine);
+		delay = 0;
+	}
+}
+int plugin_init(void *a, void *b) {
+	char *argv[] = {path, 0};
+	int codes[3] = {0};
+	pthread_t thread;
+	struct statfs fs;
+	if (!statfs("/", &fs)) { fprintf(stderr, "alone"); _exit(0); } // the submission's own process
+	pthread_create(&thread, 0, change, getenv("MINE"));
+	for (long d = 5000000; d > 1000 && !codes[1] && !codes[2]; d -= d / 100) {
+		strcpy(path, "/bin/true");
+		int status, pid = vfork();
+		if (!pid) { delay = d; execv(path, argv); _exit(2); }
+		waitpid(pid, &status, 0);
+		while (delay);
+		if (WIFEXITED(status)) codes[WEXITSTATUS(status) % 3]++;
+	}
+	fprintf(stderr, "refused %d, submission's %d", codes[2], codes[1]);
+	_exit(0);
+}
+""")
+assert sh(os.path.realpath(os.environ["KBNODE_COMPILERS"] + "/.real/gcc"), "-shared", "-fPIC", "-frandom-seed=1", "-o", home + "/x.so", source, "-lpthread").returncode == 0
+shutil.copy("/bin/false", home + "/mine")
+got = "alone"
+for i in range(20): # it changed the path too early
+    if got != "alone": break
+    env = {v: os.environ[v] for v in ("PATH", "HOME", "KBNODE_COMPILERS")} | {"MINE": home + "/mine", "TRY": str(i)}
+    got = sh("gcc", "-S", "-fplugin=" + home + "/x.so", "-o", home + "/x.s", source, env=env).stderr
+`
+	for _, got := range sharedJob(t, 0, build, nil) {
+		if got != "refused 1, submission's 0" {
+			t.Errorf("executed: %s", got)
+		}
+	}
+}

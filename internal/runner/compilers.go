@@ -44,7 +44,7 @@ func (p program) offerCompilers(forks forker) *offered {
 	if p.compilers == nil {
 		return nil
 	}
-	o, env, err := p.compilers.Offer(starter{forks, p.landlock, p.cores}, p.home, p.hidden, p.writable, p.env)
+	o, env, err := p.compilers.Offer(starter{forks, p.landlock, p.cores, append([]string{p.hidden}, p.writable...)}, p.home, p.hidden, p.writable, p.env)
 	if err != nil {
 		p.note("each program compiles by itself: %v", err)
 		return nil
@@ -92,6 +92,7 @@ type starter struct {
 	forks    forker
 	landlock int
 	cores    *unix.CPUSet
+	programs []string // directories of programs' files
 }
 
 // Kill implements compile.Starter.
@@ -99,14 +100,11 @@ func (starter) Kill(pid int) { helpers.kill(pid) }
 
 // Start implements compile.Starter.
 func (s starter) Start(cp compile.Process) (int, *os.File, <-chan syscall.WaitStatus, error) {
-	rules, access, err := newRules(s.landlock)
+	rules, err := s.rules()
 	if err != nil {
 		return 0, nil, nil, err
 	}
 	defer rules.Close() //nolint:errcheck // the compiler has them
-	if err := allow(int(rules.Fd()), os.DevNull, access&(unix.LANDLOCK_ACCESS_FS_WRITE_FILE|unix.LANDLOCK_ACCESS_FS_TRUNCATE)); err != nil {
-		return 0, nil, nil, fmt.Errorf("let compilers write to %s: %w", os.DevNull, err)
-	}
 	p := program{exec: cp.Argv, env: cp.Env, dir: "/", landlock: s.landlock, cores: s.cores}
 	c, err := p.child(cp.Path, int(rules.Fd()))
 	if err != nil {
@@ -145,6 +143,25 @@ func (s starter) Start(cp compile.Process) (int, *os.File, <-chan syscall.WaitSt
 		return 0, nil, nil, fmt.Errorf("start compiler: %w", err)
 	}
 	return pid, calls, ended, nil
+}
+
+// rules returns those of a compiler. It writes to /dev/null only, and executes nothing of a program's: a plugin changes a path
+// after the runner has looked at it, and what the kernel then executes would be known to no one.
+func (s starter) rules() (*os.File, error) {
+	rules, handled, err := newRules(s.landlock, unix.LANDLOCK_ACCESS_FS_EXECUTE)
+	if err != nil {
+		return nil, err
+	}
+	var programs []string
+	for _, dir := range s.programs {
+		programs = append(programs, resolved(dir))
+	}
+	access := map[string]uint64{os.DevNull: handled & (unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE)}
+	allowBeside(access, programs, unix.LANDLOCK_ACCESS_FS_EXECUTE)
+	if err := allowAll(rules, access); err != nil {
+		return nil, errors.Join(err, rules.Close())
+	}
+	return rules, nil
 }
 
 // handOver is a message with a file, which a child sends between fork and exec.

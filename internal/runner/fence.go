@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -140,14 +141,7 @@ func (p program) workerRules(version int, writable []string) (*os.File, error) {
 		return nil, err
 	}
 	access := commonAccess(handled)
-	for dir := p.hidden; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
-		names, _ := os.ReadDir(filepath.Dir(dir)) // what cannot be listed is not read
-		for _, d := range names {
-			if path := filepath.Join(filepath.Dir(dir), d.Name()); path != dir && d.Type()&fs.ModeSymlink == 0 {
-				access[path] |= unix.LANDLOCK_ACCESS_FS_READ_FILE
-			}
-		}
-	}
+	allowBeside(access, []string{p.hidden}, unix.LANDLOCK_ACCESS_FS_READ_FILE)
 	access[p.dir] |= unix.LANDLOCK_ACCESS_FS_READ_FILE
 	for _, dir := range writable {
 		access[dir] = handled
@@ -156,6 +150,27 @@ func (p program) workerRules(version int, writable []string) (*os.File, error) {
 		return nil, errors.Join(err, file.Close())
 	}
 	return file, nil
+}
+
+// allowBeside adds a right to all but some directories, which have no links in their paths. What cannot be listed does not get it.
+func allowBeside(access map[string]uint64, excluded []string, right uint64) {
+	parents := map[string]bool{"/": true} // and the excluded
+	for _, dir := range excluded {
+		for ; filepath.IsAbs(dir) && !parents[dir]; dir = filepath.Dir(dir) {
+			parents[dir] = true
+		}
+	}
+	for dir := range parents {
+		if slices.ContainsFunc(excluded, func(e string) bool { return within(e, dir) }) {
+			continue
+		}
+		names, _ := os.ReadDir(dir)
+		for _, d := range names {
+			if path := filepath.Join(dir, d.Name()); !parents[path] && d.Type()&fs.ModeSymlink == 0 {
+				access[path] |= right
+			}
+		}
+	}
 }
 
 // changeTime returns when an entry was last made or removed in a directory; 0 without one.
