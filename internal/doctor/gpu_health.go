@@ -30,7 +30,7 @@ func gpuHealth(ctx context.Context, m *Machine) Answer {
 	}
 	for _, v := range verdicts {
 		ofGPU := strings.HasPrefix(v.Check, "gpu.") || v.Check == "node.nvswitch"
-		if v.Level >= health.Warn && ofGPU && !slices.Contains(ownVerdicts, v.Check) {
+		if v.Level >= health.Warn && ofGPU && !isOwn(m, v) {
 			wrong = append(wrong, verdictFinding(v))
 		}
 	}
@@ -81,6 +81,21 @@ const maxFacts = 10000
 
 // ownVerdicts are the daemon's verdicts whose causes group gpu checks itself.
 var ownVerdicts = []string{"gpu.missing", "gpu.error", "node.driver", "node.nvml", "node.unit"}
+
+// isOwn reports whether a check of group gpu says the cause of a verdict. That a GPU is lost or needs a reset,
+// gpu-answers says while it does not answer; of one that answers again, only the verdict is left.
+func isOwn(m *Machine, v health.Verdict) bool {
+	if v.Check != "gpu.lost" && v.Check != "gpu.recovery" {
+		return slices.Contains(ownVerdicts, v.Check)
+	}
+	f := fleetOf(m, "")
+	bus := health.ReadBus(m.Root, f.gpus)
+	return slices.ContainsFunc(f.gpus, func(g inventory.GPU) bool {
+		// A lost GPU may not tell its UUID.
+		same := v.GPU == g.PCI || v.GPU == g.UUID || g.UUID == "" && slices.ContainsFunc(f.slots[g.PCI], func(k int) bool { return slices.Contains(v.Slots, k) })
+		return same && (!g.Healthy || bus[g.PCI].Dead)
+	})
+}
 
 // fleet holds the GPUs of the slots, or all GPUs before there are slots. A GPU with several
 // partitions is in it once.

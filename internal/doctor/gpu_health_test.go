@@ -48,6 +48,13 @@ func TestGPUHealth(t *testing.T) {
 			want: "skip: kbnode.service watches this; see health"},
 		{name: "what gpu-answers reports", id: "gpu-health", inv: changed(h100s(2), func(inv *inventory.Inventory) { inv.GPUs[1].Healthy, inv.GPUs[1].Error = false, "unknown error" }),
 			files: slots(kernelLog("")), want: "ok: 2 GPUs"},
+		{name: "lost, as gpu-answers reports", id: "gpu-health", inv: changed(h100s(2), func(inv *inventory.Inventory) {
+			inv.GPUs[1].Healthy, inv.GPUs[1].Error, inv.GPUs[1].UUID, inv.GPUs[1].NVML.Code = false, "GPU is lost", "", probe.CodeLost
+		}), files: slots(kernelLog("")), want: "ok: 2 GPUs"},
+		{name: "wants a reset, as gpu-answers reports", id: "gpu-health", inv: changed(h100s(2), func(inv *inventory.Inventory) {
+			inv.GPUs[1].Healthy, inv.GPUs[1].Error, inv.GPUs[1].NVML.Code = false, "GPU requires reset", probe.CodeReset
+		}), files: slots(kernelLog("")), want: "ok: 2 GPUs"},
+		{name: "its bus is dead", id: "gpu-health", inv: h100s(2), files: andFiles(slots(kernelLog("")), "/sys/bus/pci/devices/"+pciOf(1)+"/config", "\xff\xff\xff\xff"), want: "ok: 2 GPUs"},
 		{name: "what kbnode sets", id: "gpu-health", inv: changed(h100s(2), func(inv *inventory.Inventory) { inv.GPUs[1].PersistenceMode = "off" }), files: slots(kernelLog("")), want: "ok: 2 GPUs"},
 		{name: "no GPU", id: "gpu-health", inv: &inventory.Inventory{}, want: "skip: no GPU"},
 
@@ -117,9 +124,16 @@ func TestFabricManager(t *testing.T) {
 // TestHealthOnce tests that the check health leaves out what this group checks itself.
 func TestHealthOnce(t *testing.T) {
 	t.Parallel()
-	files := map[string]string{"/var/lib/kbnode/health.json": `{"verdicts":[
+	inv := h100s(4)
+	inv.GPUs[1].Healthy, inv.GPUs[1].UUID = false, ""
+	files := andFiles(boundSlots(4), "/var/lib/kbnode/health.json", `{"verdicts":[
 		{"check":"gpu.missing","gpu":"GPU-3","slots":[3],"level":"fatal","effect":"park","reason":"it is missing"},
-		{"check":"gpu.xid","gpu":"GPU-3","slots":[3],"level":"fatal","effect":"drain","reason":"Xid 48","fix":"reset it"}]}`}
-	got := answer(t, machineOf(t, &fake{inv: h100s(4)}, files), "health")
-	must.Equal(t, []Finding{{Status: Fail, Slots: []int{3}, Detail: "gpu.xid: Xid 48", Advice: "reset it"}}, got.Findings)
+		{"check":"gpu.lost","gpu":"GPU-1","slots":[1],"level":"fatal","effect":"park","reason":"it is lost"},
+		{"check":"gpu.lost","gpu":"GPU-2","slots":[2],"level":"fatal","effect":"park","reason":"it was lost","fix":"reboot"},
+		{"check":"gpu.xid","gpu":"GPU-3","slots":[3],"level":"fatal","effect":"drain","reason":"Xid 48","fix":"reset it"}]}`)
+	got := answer(t, machineOf(t, &fake{inv: inv}, files), "health")
+	must.Equal(t, []Finding{
+		{Status: Fail, Slots: []int{2}, Detail: "gpu.lost: it was lost", Advice: "reboot"},
+		{Status: Fail, Slots: []int{3}, Detail: "gpu.xid: Xid 48", Advice: "reset it"},
+	}, got.Findings)
 }

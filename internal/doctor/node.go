@@ -106,7 +106,7 @@ func nodeHealth(_ context.Context, m *Machine) Answer {
 	}
 	var all []Finding
 	for _, v := range stored.Verdicts {
-		if v.Level >= health.Warn && !slices.Contains(ownVerdicts, v.Check) {
+		if v.Level >= health.Warn && !isOwn(m, v) {
 			all = append(all, verdictFinding(v))
 		}
 	}
