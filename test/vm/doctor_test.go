@@ -43,7 +43,8 @@ var breakages = []breakage{
 	{name: "an operator's hook that all may write", breaks: "printf '#!/bin/sh\n' >/etc/buildkite-agent/hooks/pre-exit; chmod 777 /etc/buildkite-agent/hooks/pre-exit", check: "agent-hooks", after: "rm /etc/buildkite-agent/hooks/pre-exit"},
 	{name: "a second agent", breaks: "printf '[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n' >/etc/systemd/system/buildkite-agent.service; systemctl daemon-reload; systemctl enable -q --now buildkite-agent", check: "agent-other", after: "systemctl disable -q --now buildkite-agent || true; rm -f /etc/systemd/system/buildkite-agent.service; systemctl daemon-reload"},
 	{name: "an agent that is not executable", breaks: "chmod 644 $(readlink -f /usr/bin/buildkite-agent)", check: "agent-binary", also: []string{"plan", "as-planned", "agent-version"}},
-	{name: "no endpoint", breaks: "systemctl stop bkstub", check: "agent-endpoint", fix: "systemctl start bkstub"},
+	// The stand-in forgets its agents, which end when it tells them so, seconds later, and register again.
+	{name: "no endpoint", breaks: "systemctl stop bkstub", check: "agent-endpoint", fix: "systemctl start bkstub; bkstub wait-agents --count 8 --timeout 3m"},
 	{name: "no git", breaks: "mv /usr/bin/git /usr/bin/git.away", check: "system-git", also: []string{"as-planned"}, fix: "mv /usr/bin/git.away /usr/bin/git"},
 	{name: "no engine", breaks: "systemctl stop docker.socket docker", check: "docker-engine", also: []string{"plan"}},
 	{name: "a daemon.json that is none", breaks: "cp /etc/docker/daemon.json /root/daemon.json; sed -i '1s/{/{,/' /etc/docker/daemon.json", check: "docker-config", fix: "cp /root/daemon.json /etc/docker/daemon.json"},
