@@ -56,7 +56,7 @@ import warnings
 PIPE_FAILED, VALIDATE_FAIL, TEST_SPEC, USAGE = 111, 112, 113, 2
 PART = re.compile(r"\s*([A-Za-z_]+):\s*([A-Za-z]+|[+-]?[0-9]+)\s*")
 MIN_RUNS, MAX_RUNS = 3, 100
-ENOUGH = 0.001  # of the mean: the error from which on more calls tell nothing
+ENOUGH, ENOUGH_RUNS = 0.001, 10  # of the mean: the error from which on more calls tell nothing. Three are equal by chance
 MAX_SECONDS = 10  # without what a worker takes to wake up: it would choose the calls that count
 EMPTY_CALLS = 20  # of a worker that does nothing; the shortest counts
 LONGEST_PAUSE = 2_000_000  # nanoseconds of such a call
@@ -743,7 +743,8 @@ def calls(case, worker, timed):
         if len(raw) < MIN_RUNS:
             continue
         known = statistics(raw)
-        if known["err"] < ENOUGH * known["mean"] or len(raw) == MAX_RUNS or spent > MAX_SECONDS:
+        enough = known["err"] < ENOUGH * known["mean"] and len(raw) >= ENOUGH_RUNS
+        if enough or len(raw) == MAX_RUNS or spent > MAX_SECONDS:
             break
     return raw, disturbed, packed
 

@@ -474,3 +474,24 @@ except judge.Ended as e: print(e)
 		t.Errorf("%v: %s", err, out)
 	}
 }
+
+// TestJudgeStops has calls that take the same time, and others: three that are the same by chance are not enough.
+func TestJudgeStops(t *testing.T) {
+	t.Parallel()
+	const script = `
+import itertools, runpy, types
+module = runpy.run_path("../../examples/eval.py")
+calls = module["calls"]
+def runs(times, seconds):
+    calls.__globals__["MAX_SECONDS"] = seconds
+    case = types.SimpleNamespace(packed=lambda call: (0, 0), wrong=lambda data, worker: "")
+    times = iter(times)
+    worker = types.SimpleNamespace(wake=lambda: None, call=lambda packed: next(times))
+    return len(calls(case, worker, True)[0])
+print(runs(itertools.repeat(1000), 10), runs([0, 5, 5, 5] + 97 * [8, 9], 10), runs(itertools.cycle([1, 2]), 0))
+`
+	out, err := exec.Command("python3", "-c", script).CombinedOutput()
+	if err != nil || string(out) != "10 100 3\n" {
+		t.Errorf("%v: %s", err, out)
+	}
+}
