@@ -536,6 +536,7 @@ class Worker:
 
     def end(self):
         self.process.end()
+        self.channel.close()  # with files that it sent and no one received: they may take memory
         for gpu in self.gpu:
             gpu.free()
 
