@@ -142,7 +142,9 @@ func (p program) workerRules(version int, writable []string) (*os.File, error) {
 	}
 	access := commonAccess(handled)
 	allowBeside(access, []string{p.hidden}, unix.LANDLOCK_ACCESS_FS_READ_FILE)
-	access[p.dir] |= unix.LANDLOCK_ACCESS_FS_READ_FILE
+	if !within(p.dir, p.hidden) { // of what is beside the judge's, all is listed
+		access[p.dir] |= unix.LANDLOCK_ACCESS_FS_READ_FILE
+	}
 	for _, dir := range writable {
 		access[dir] = handled
 	}

@@ -497,3 +497,51 @@ print(runs(itertools.repeat(1000), 10), runs([0, 5, 5, 5] + 97 * [8, 9], 10), ru
 		t.Errorf("%v: %s", err, out)
 	}
 }
+
+// TestWorkerLeavesNothingInFlight has a worker send a file that its judge does not receive.
+func TestWorkerLeavesNothingInFlight(t *testing.T) {
+	t.Parallel()
+	const script = `
+import os, runpy, socket, types
+judge = types.SimpleNamespace(**runpy.run_path("../../examples/eval.py"))
+worker = judge.Worker.__new__(judge.Worker)
+worker.process, worker.gpu = types.SimpleNamespace(end=lambda: None), []
+worker.channel, theirs = socket.socketpair()
+read, write = os.pipe()
+socket.send_fds(theirs, [b"x"], [write])
+theirs.close()
+os.close(write)
+worker.end()
+os.set_blocking(read, False)
+print(os.read(read, 1))
+`
+	out, err := exec.Command("python3", "-c", script).CombinedOutput()
+	if err != nil || string(out) != "b''\n" {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// TestWorkerReadsNoCases has TMPDIR in the job's directory, and so the judge's home, where the file of its cases is.
+func TestWorkerReadsNoCases(t *testing.T) {
+	t.Parallel()
+	const submission = honest + `
+import glob
+found = []
+for name in glob.glob("**", recursive=True, include_hidden=True):
+    try:
+        if open(name, "rb").read(6) == b"size: ": found.append(name)
+    except OSError: pass
+if found: raise ValueError(found)
+open("reference.py").close()
+`
+	for _, user := range []int{0, 65534} {
+		j := newConfigJob(t, judgeConfig(t, submission, "test"), "TMPDIR=.")
+		if user != 0 {
+			j.become(t, user)
+		}
+		_, result := j.run(t)
+		if run := at(result, "runs", "test", "run"); at(run, "passed") != true {
+			t.Errorf("user %d: %v\n%s", user, at(run, "result"), j.stderr.String())
+		}
+	}
+}
