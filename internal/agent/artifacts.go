@@ -85,15 +85,15 @@ func Sift(ctx context.Context, dir string, patterns []string, status string, can
 		}
 	}
 	if err == nil {
-		err = w.dropBroken()
+		err = unfinished(root, status, canceled)
+	}
+	if err == nil {
+		err = w.dropBroken() // last: nothing is removed after it
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		err = exceeds("the files take more than %s to look at; leave fewer", artifactTime)
 	}
-	if err != nil {
-		return w.forged, err
-	}
-	return w.forged, unfinished(root, status, canceled)
+	return w.forged, err
 }
 
 // maxForged bounds the names that Sift returns.

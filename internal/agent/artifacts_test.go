@@ -207,6 +207,18 @@ func TestPrepareDropsBrokenLinks(t *testing.T) {
 	}
 }
 
+// TestPrepareDropsLinksToUnfinished removes links to a result that was not finished, as the result itself.
+func TestPrepareDropsLinksToUnfinished(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	must.Do(t, errors.Join(os.WriteFile(filepath.Join(dir, "result.json"), []byte(`{"success": true, "runs": {}}`), 0o600),
+		os.Symlink("result.json", filepath.Join(dir, "a")), os.Symlink("a", filepath.Join(dir, "b"))))
+	must.Err(t, Prepare(t.Context(), dir, []string{"*"}, "1", false), "")
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Error(left, err)
+	}
+}
+
 // TestOnlyOneResult removes files that a launcher could take for the job's own, which are at the top.
 func TestOnlyOneResult(t *testing.T) {
 	t.Parallel()

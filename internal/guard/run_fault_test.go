@@ -159,7 +159,8 @@ func TestImplausible(t *testing.T) {
 	out := <-r.engine.attached
 	found := []witness.Finding{{Evaluation: "leaderboard", Case: "benchmark.0", Reason: "the mean is negative"}}
 	body, err := witness.Encode(found)
-	must.Do(t, errors.Join(err, os.WriteFile(filepath.Join(r.checkout(t), witness.File), body, 0o600)))
+	must.Do(t, errors.Join(err, os.WriteFile(filepath.Join(r.checkout(t), witness.File), body, 0o600),
+		os.Symlink(witness.File, filepath.Join(r.checkout(t), "link"))))
 	r.engine.end()
 	_ = out.Close()
 	r.wait(t, done)
@@ -170,8 +171,10 @@ func TestImplausible(t *testing.T) {
 	var rec noise.Record
 	must.Do(t, json.Unmarshal([]byte(must.Read(t, filepath.Join(dirs[0], "node.json"))), &rec))
 	must.Equal(t, found, rec.Implausible)
-	if _, err := os.Lstat(filepath.Join(dirs[0], witness.File)); err == nil {
-		t.Error("the runner's file is uploaded, too")
+	for _, name := range []string{witness.File, "link"} { // the upload would end at a link to nothing
+		if _, err := os.Lstat(filepath.Join(dirs[0], name)); err == nil {
+			t.Errorf("%s is uploaded, too", name)
+		}
 	}
 	must.Equal(t, "1\n", must.Read(t, filepath.Join(filepath.Dir(r.socket), "implausible")))
 }

@@ -224,19 +224,19 @@ func (g *guard) settle(ctx context.Context, r *jobRun) error {
 	if o.NodeFault != "" {
 		status = "-1"
 	}
+	// Before Sift, which removes links to what is gone.
+	if rec.Implausible, err = witness.Take(r.checkout(), status); err == nil && len(rec.Implausible) > 0 {
+		err = slot.CountImplausible(g.cleaner.runDir)
+	}
+	if err != nil {
+		g.log.Warn("what is implausible about the job is not known", "job", r.spec.JobID, "err", err)
+	}
 	forged, err := agent.Sift(ctx, r.checkout(), r.spec.Artifacts, status, o.Canceled)
 	if err != nil {
 		return err
 	}
 	if len(forged) > 0 {
 		o.Reason = strings.TrimPrefix(o.Reason+fmt.Sprintf("; %.200q is not uploaded: only the job's own may have that name, at the top of the checkout; name another file differently", forged), "; ")
-	}
-	rec.Implausible, err = witness.Take(r.checkout(), status)
-	if err == nil && len(rec.Implausible) > 0 {
-		err = slot.CountImplausible(g.cleaner.runDir)
-	}
-	if err != nil {
-		g.log.Warn("what is implausible about the job is not known", "job", r.spec.JobID, "err", err)
 	}
 	if recErr == nil {
 		recErr = writeRecord(r.checkout(), rec)
