@@ -93,6 +93,9 @@ func Sift(ctx context.Context, dir string, patterns []string, status string, can
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		err = exceeds("the files take more than %s to look at; leave fewer", artifactTime)
 	}
+	if errors.Is(err, unix.ENOSPC) { // ext4 keeps equal attributes of files once: to remove some of one file's takes room
+		err = exceeds("the job filled its disk; leave some space")
+	}
 	return w.forged, err
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -181,6 +183,43 @@ func TestPrepareDropsACLs(t *testing.T) {
 				t.Errorf("%q keeps its %s list: %d bytes, %v", name, kind, n, err)
 			}
 		}
+	}
+}
+
+// TestPrepareOnAFullDisk blames the job for lists that cannot be removed because the disk that it filled has no room.
+func TestPrepareOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	must.Root(t, "mounts a file system")
+	dir, image := t.TempDir(), must.Write(t, t.TempDir(), "disk", "")
+	must.Do(t, os.Truncate(image, 8<<20))
+	for _, args := range [][]string{{"mkfs.ext4", "-q", "-F", "-b", "4096", "-m", "0", "-O", "^has_journal", image}, {"mount", "-o", "loop", image, dir}} {
+		if out, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Skipf("%v: %s", err, out)
+		}
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	list := []byte{2, 0, 0, 0, 1, 0, 7, 0, 255, 255, 255, 255}
+	for user := range byte(50) { // too many for the inode
+		list = append(list, 2, 0, 0, 0, user, 3, 0, 0)
+	}
+	list = append(list, 4, 0, 4, 0, 255, 255, 255, 255, 16, 0, 7, 0, 255, 255, 255, 255, 32, 0, 4, 0, 255, 255, 255, 255)
+	for _, name := range []string{"a", "b"} {
+		file := must.Write(t, dir, name, "")
+		must.Do(t, errors.Join(unix.Setxattr(file, "user.x", make([]byte, 3000), 0), unix.Setxattr(file, "system.posix_acl_access", list, 0)))
+	}
+	fill, err := os.Create(filepath.Join(dir, "fill"))
+	must.Do(t, err)
+	for size, at := int64(8<<20), int64(0); size >= 4096; {
+		if unix.Fallocate(int(fill.Fd()), 0, at, size) == nil {
+			at += size
+		} else {
+			size /= 2
+		}
+	}
+	must.Do(t, fill.Close())
+	err = prepare(t, dir, "*")
+	if _, own := errors.AsType[LimitError](err); !own {
+		t.Error(err)
 	}
 }
 
