@@ -186,7 +186,7 @@ func Explain(name string) (string, error) {
 
 var (
 	link     = regexp.MustCompile(`\[([^\]]+)\]\(([^)\s]+)\)`)
-	linkPage = regexp.MustCompile(`\]\(([a-z]+\.md)`)
+	linkPage = regexp.MustCompile(`\]\(((?:adr/)?[a-z0-9-]+\.md)`)
 )
 
 // String returns a chapter with links as a terminal shows them.

@@ -20,6 +20,9 @@ func TestExplainEach(t *testing.T) {
 		if err != nil || about != c.About || len(doc) < 20 || strings.Contains(doc, "\n#") {
 			t.Errorf("%s: %v: %q", c.ID, err, text)
 		}
+		if page := regexp.MustCompile(`\([a-z0-9./-]+\.md`).FindString(text); page != "" {
+			t.Errorf("%s: %s has no address", c.ID, page)
+		}
 		for line := range strings.Lines(text) {
 			if len(line) > 120 && !strings.Contains(line, "https://") {
 				t.Errorf("%s: a line is too long: %s", c.ID, line)
