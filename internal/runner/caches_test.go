@@ -23,7 +23,8 @@ def tries(name, f, *args):
     except OSError as e: o("%s: %s\n" % (name, type(e).__name__))
 tries("old", aiter.jit.module, "module_old"); tries("new", aiter.jit.module, "module_new"); tries("again", aiter.jit.again, "module_old")
 tries("old kernel", flydsl.kernel, "old"); tries("new kernel", flydsl.kernel, "new")
-tries("triton", caching.triton); tries("inductor", caching.inductor); tries("tinygrad", caching.tinygrad); tries("numba", caching.numba)
+for name in caching.WHERE: tries(name, caching.kernel, name)
+tries("numba", caching.numba)
 o("jit: %s\n" % os.environ.get("AITER_JIT_DIR"))
 o("check: pass\n")
 `
@@ -37,7 +38,10 @@ func TestLibrariesCompile(t *testing.T) {
 	}
 	works := map[string]any{
 		"old": "of the image", "new": "compiled", "again": "compiled", "old kernel": "of the image", "new kernel": "compiled",
-		"triton": "compiled", "inductor": "compiled", "tinygrad": "compiled", "numba": "compiled", "check": "pass",
+		"numba": "compiled", "check": "pass",
+	}
+	for _, library := range []string{"cupy", "cutlass", "deep_gemm", "flashinfer", "helion", "inductor", "pyximport", "tilelang", "tinygrad", "triton", "tvm_ffi"} {
+		works[library] = "compiled"
 	}
 	for _, row := range []struct {
 		name string
@@ -48,7 +52,9 @@ func TestLibrariesCompile(t *testing.T) {
 		{"as root", 0, "", ".aiter/jit"},
 		{"as another user", 65534, "", ".aiter/jit"},
 		{"the image names directories of its own", 0, "AITER_JIT_DIR=IMAGE/aiter/jit FLYDSL_RUNTIME_CACHE_DIR=IMAGE/aiter/jit/flydsl_cache " +
-			"TRITON_CACHE_DIR=IMAGE/triton TORCHINDUCTOR_CACHE_DIR=IMAGE/none CACHEDB=IMAGE/none/cache.db NUMBA_CACHE_DIR=IMAGE/numba", ".aiter/jit"},
+			"TRITON_CACHE_DIR=IMAGE/triton TORCHINDUCTOR_CACHE_DIR=IMAGE/none CACHEDB=IMAGE/none/cache.db NUMBA_CACHE_DIR=IMAGE/numba " +
+			"CUPY_CACHE_DIR=IMAGE/none CUTE_DSL_CACHE_DIR=IMAGE/none DG_JIT_CACHE_DIR=IMAGE/none FLASHINFER_WORKSPACE_BASE=IMAGE/none " +
+			"HELION_CACHE_DIR=IMAGE/none TILELANG_CACHE_DIR=IMAGE/none TVM_FFI_CACHE_DIR=IMAGE/none", ".aiter/jit"},
 		{"the job names one of its own", 0, "TRITON_CACHE_DIR=kernels/triton TORCHINDUCTOR_CACHE_DIR=kernels/inductor", ".aiter/jit"},
 	} {
 		t.Run(row.name, func(t *testing.T) {

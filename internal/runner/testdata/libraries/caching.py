@@ -11,16 +11,26 @@ def put(directory):
     return "compiled" if new else "there before"
 
 
-def triton():
-    return put(os.environ.get("TRITON_CACHE_DIR", os.path.expanduser("~/.triton/cache")))
+# The variable that names the directory, the library's own choice, and what it keeps there.
+WHERE = {
+    "cupy": ("CUPY_CACHE_DIR", "~/.cupy/kernel_cache", ""),
+    "cutlass": ("CUTE_DSL_CACHE_DIR", "TMP/user/cutlass_python_cache", ""),
+    "deep_gemm": ("DG_JIT_CACHE_DIR", "~/.deep_gemm", "/tmp"),
+    "flashinfer": ("FLASHINFER_WORKSPACE_BASE", "~", "/.cache/flashinfer"),
+    "helion": ("HELION_CACHE_DIR", "TMP/torchinductor_user/helion", ""),
+    "inductor": ("TORCHINDUCTOR_CACHE_DIR", "TMP/torchinductor_user", ""),
+    "pyximport": (None, "~/.pyxbld", ""),
+    "tilelang": ("TILELANG_CACHE_DIR", "~/.tilelang/cache", "/tmp"),
+    "tinygrad": ("CACHEDB", "~/.cache/tinygrad/cache.db", "/.."),
+    "triton": ("TRITON_CACHE_DIR", "~/.triton/cache", ""),
+    "tvm_ffi": ("TVM_FFI_CACHE_DIR", "~/.cache/tvm-ffi", ""),
+}
 
 
-def inductor():
-    return put(os.environ.get("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir() + "/torchinductor_user"))
-
-
-def tinygrad():
-    return put(os.path.dirname(os.environ.get("CACHEDB", os.path.expanduser("~/.cache/tinygrad/cache.db"))))
+def kernel(library):
+    variable, own, below = WHERE[library]
+    directory = os.environ.get(variable or "", own.replace("TMP", tempfile.gettempdir()))
+    return put(os.path.normpath(os.path.expanduser(directory) + below))
 
 
 def numba():
