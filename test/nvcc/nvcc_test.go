@@ -216,6 +216,35 @@ print("-DTORCH_EXTENSION_NAME", made)
 	}
 }
 
+// TestCUDAIsCompiledOnce has each evaluation of a leaderboard job tell what its eval.out is. nvcc puts its process ID into it.
+func TestCUDAIsCompiledOnce(t *testing.T) {
+	t.Parallel()
+	const eval = `#include <cstdio>
+#include <cstdlib>
+int main() {
+	unsigned sum = 1;
+	std::FILE *self = std::fopen("/proc/self/exe", "rb"), *report = fdopen(std::atoi(std::getenv("POPCORN_FD")), "w");
+	for (int c; (c = std::fgetc(self)) != EOF;) sum = sum * 31 + c;
+	return std::fprintf(report, "made: %u\ncheck: pass\n", sum) < 0;
+}
+`
+	j := newJob(t)
+	c := config(t, map[string]any{"mode": "leaderboard", "arch": "80", "headers": nil, "sources": map[string]string{"eval.cu": eval, "submission.cu": "__global__ void k() {}\n"}})
+	env := append([]string{"TMPDIR=" + filepath.Dir(j.kbnode), "KERNELBOT_PAYLOAD=" + payload.Encode(c)}, path...)
+	stdout, stderr, _ := inside(t, j.dir, env, j.kbnode, "runner")
+	r, err := result.Read([]byte(must.Read(t, filepath.Join(j.host, result.File))))
+	must.Do(t, err)
+	if len(r.Runs) != 3 {
+		t.Fatalf("%d runs, %+v\n%s%s", len(r.Runs), r.Runs, stdout, stderr)
+	}
+	first := r.Runs[0].Value.Run.Result.Get("made")
+	for _, run := range r.Runs {
+		if made := run.Value.Run.Result.Get("made"); made != first || made == "" {
+			t.Errorf("%s ran %q, not %q", run.Key, made, first)
+		}
+	}
+}
+
 // TestPoisonedNvcc has the program before the others compile with a compiler and a header of its own. A later one gives
 // nvcc the same options, with honest files in the same places, and gets an honest product.
 func TestPoisonedNvcc(t *testing.T) {
