@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/installer"
@@ -122,6 +124,14 @@ func (n *Node) fetchAgent(ctx context.Context, dest string, mode fs.FileMode, ve
 	})
 }
 
+// sayOldAgent says so if slots are to run an agent that was there before, and that Buildkite does not support much longer.
+func (n *Node) sayOldAgent(now time.Time) {
+	version := cmp.Or(n.Agent.Version, n.Inventory.Software.Agent.Version)
+	if s := plan.SupportOfAgent(version); n.Config.Agent.Binary == "" && !s.Ends.IsZero() && !now.Before(s.Warns) && plan.AgentOlder(version, plan.PinnedAgentVersion) {
+		n.say("slots run buildkite-agent %s, supported by Buildkite until %s; sudo kbnode upgrade --agent-version %s changes it", version, s.Ends.Format(time.DateOnly), plan.PinnedAgentVersion)
+	}
+}
+
 // InstallAgent makes sure that there is a buildkite-agent: the given binary, the one that is
 // there, or the pinned release. A binary that slots cannot run replaces nothing. If it installed one, it reads and plans the machine again with
 // what that agent understands.
@@ -136,6 +146,7 @@ func (n *Node) InstallAgent(ctx context.Context, host *reconcile.Host, binary st
 			err = host.WriteAgent(plan.AgentRelease{})
 		}
 	case n.Inventory.Software.Agent.Path != "":
+		n.sayOldAgent(time.Now())
 		return false, nil
 	default:
 		err = n.fetchAgent(ctx, installer.AgentPath, 0o755, plan.PinnedAgentVersion)

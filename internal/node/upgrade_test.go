@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -14,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/installer"
@@ -120,6 +122,32 @@ func TestInstallRefusedAgent(t *testing.T) { // not parallel: it executes what w
 			must.Err(t, err, tt.says)
 			must.Equal(t, "installed chosen", must.Read(t, installed)+" "+must.Read(t, chosen))
 		})
+	}
+}
+
+// TestInstallKeepsAnOldAgent checks that an agent that was there is kept, and what is said of it.
+func TestInstallKeepsAnOldAgent(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ installed, chosen, binary, want string }{
+		{"3.76.2", "", "", "slots run buildkite-agent 3.76.2, supported by Buildkite until 2027-01-01; sudo kbnode upgrade --agent-version 3.138.3 changes it"},
+		{"3.138.3", "3.116.0", "", "slots run buildkite-agent 3.116.0, supported by Buildkite until 2027-01-29; sudo kbnode upgrade --agent-version 3.138.3 changes it"},
+		{"3.76.2", "3.138.3", "", ""},
+		{"3.76.2", "", "/opt/agent", ""}, // the operator's; doctor says it
+		{"3.137.0", "", "", ""},          // for long enough
+		{"4.99.0", "", "", ""},
+	} {
+		var said []string
+		n := &Node{Inventory: &inventory.Inventory{}, Agent: plan.AgentRelease{Version: tt.chosen}, Config: config.Config{Agent: config.Agent{Binary: tt.binary}}, Say: func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }}
+		n.Inventory.Software.Agent = inventory.Agent{Path: "/usr/bin/buildkite-agent", Version: tt.installed}
+		n.sayOldAgent(time.Date(2026, time.November, 29, 0, 0, 0, 0, time.UTC))
+		must.Equal(t, tt.want, strings.Join(said, "\n"))
+		said = nil
+		fetched, err := n.InstallAgent(t.Context(), nil, "")
+		must.Do(t, err)
+		must.Equal(t, false, fetched)
+		if tt.want != "" && len(said) != 1 {
+			t.Errorf("%+v: %q", tt, said)
+		}
 	}
 }
 
