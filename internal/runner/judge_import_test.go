@@ -1,0 +1,39 @@
+package runner
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
+)
+
+// TestWorkerPlantsNoModule has a check that imports a module when it is first called. Without Landlock, root's worker puts a
+// package of that name before it, and takes it away: whatever the judge imports, it must have before a worker runs.
+func TestWorkerPlantsNoModule(t *testing.T) {
+	t.Parallel()
+	const submission = `
+import os, shutil, time
+from array import array
+package = "/opt/lib/fractions"
+os.mkdir(package)
+with open(package + "/__init__.py", "w") as f:
+    f.write("import sys; sys.modules['__main__'].one_line = lambda text: b''\n")
+def custom_kernel(data):
+    if os.fork() == 0:
+        time.sleep(1)
+        shutil.rmtree(package)
+        os._exit(0)
+    return array("q", bytes(8 * len(data)))
+`
+	j := containerJob(t, submission, "", "KBNODE_TEST_LANDLOCK=0", "PYTHONPATH=/opt/lib")
+	config := judgeConfig(t, submission, "test")
+	sources, _ := config["sources"].(map[string]string)
+	sources["reference.py"] = strings.Replace(sources["reference.py"], "def check(data, output):\n", "def check(data, output):\n    import fractions, time\n    time.sleep(1.5)\n", 1)
+	must.Equal(t, true, strings.Contains(sources["reference.py"], "fractions"))
+	config["tests"] = []map[string]int{{"size": 1000}}
+	j.setPayload(t, config)
+	_, result := j.run(t)
+	if run := at(result, "runs", "test", "run"); at(run, "passed") == true || at(run, "result", "check") != "fail" {
+		t.Errorf("%v\n%s", result, j.stderr.String())
+	}
+}
