@@ -180,10 +180,15 @@ func (e *engine) compiler(ctx context.Context, l timeLimit, argv ...string) (*re
 // fail marks a compilation as failed and says why.
 func fail(c *result.Compilation, why string) {
 	c.Success = false
-	if c.Stderr != "" && !strings.HasSuffix(c.Stderr, "\n") {
-		c.Stderr += "\n"
+	c.Stderr = addLine(c.Stderr, why)
+}
+
+// addLine adds a line of kbnode's to an output.
+func addLine(text, why string) string {
+	if text != "" && !strings.HasSuffix(text, "\n") {
+		text += "\n"
 	}
-	c.Stderr += "kbnode: " + why + "\n"
+	return text + "kbnode: " + why + "\n"
 }
 
 // cannotExecute reports whether a program did not start because of what the compiler

@@ -275,6 +275,9 @@ func (e *engine) report(p program, o *outcome) *result.Run {
 		Duration: json.Number(strconv.FormatFloat(o.duration.Seconds(), 'f', -1, 64)),
 	}
 	run.Stdout, run.Stderr = o.texts()
+	if o.starved > 0 { // any of them: also the one that would have said so
+		run.Stderr = addLine(run.Stderr, fmt.Sprintf("memory ran out, and the kernel ended %d processes", o.starved))
+	}
 	if o.timedOut {
 		run.ExitCode, run.Duration = result.ExitTimeout, json.Number(p.limit.text)
 		return run

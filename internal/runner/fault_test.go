@@ -446,3 +446,17 @@ print([l for l in open(f"/proc/{os.getppid()}/status") if l.startswith("Threads:
 		t.Errorf("the runner has %q threads, want 16 spare ones besides those that it needs", out)
 	}
 }
+
+// TestOutOfMemory has a program that does not say why its run fails: the kernel ended it, with others.
+func TestOutOfMemory(t *testing.T) {
+	t.Parallel()
+	j := newConfigJob(t, map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
+		"submission.py": "", "eval.py": report + `
+with open("events", "w") as f: f.write("low 0\nmax 9\noom 4\noom_kill 2\noom_group_kill 0\n")
+sys.stderr.write("cut"); sys.stderr.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+`}})
+	j.cmd.Env = append(j.cmd.Env, "KBNODE_TEST_MEMORY="+filepath.Join(j.cmd.Dir, "events"))
+	_, result := j.run(t)
+	must.Equal(t, "cut\nkbnode: memory ran out, and the kernel ended 2 processes\n", fmt.Sprint(at(result, "runs", "test", "run", "stderr")))
+}

@@ -31,6 +31,9 @@ func TestMain(m *testing.M) {
 		if version, err := strconv.Atoi(os.Getenv("KBNODE_TEST_LANDLOCK")); err == nil {
 			landlockVersion = func() int { return version }
 		}
+		if path := os.Getenv("KBNODE_TEST_MEMORY"); path != "" {
+			memoryEvents = path
+		}
 		if os.Getenv("KBNODE_TEST_COMPILERS") == "0" {
 			canAnswer = func() bool { return false }
 		}

@@ -61,6 +61,7 @@ type outcome struct {
 	popcorn   reports
 	duration  time.Duration
 	last      witness.Mark
+	starved   int // processes that the kernel ended meanwhile because memory ran out
 }
 
 // texts returns stdout and stderr in the form of the result. Like the Python engine, it
@@ -107,7 +108,7 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 	}
 	preparing.Wait()
 	o.popcorn.sight.begin()
-	start := time.Now()
+	start, starved := time.Now(), endedForMemory()
 	offer := p.offerCompilers(forks)
 	defer offer.remove() //nolint:errcheck // after an error
 	p.env, path = offer.lead(p.env, path)
@@ -129,6 +130,7 @@ func (p program) run(ctx context.Context) (*outcome, error) {
 	// limit.
 	o.timedOut = o.timedOut || !o.cancelled && o.duration.Seconds() >= p.limit.seconds
 	err = errors.Join(err, pipes.drain(func() error { return o.end(pid) }), workers.close(), offer.remove())
+	o.starved = endedForMemory() - starved
 	o.last = o.popcorn.sight.end(len(o.popcorn.buf))
 	if out, errs := offer.unfinished(path); err == nil {
 		_, _ = stdout.Write(out)    // as to a pipe
