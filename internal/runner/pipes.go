@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,7 +15,8 @@ type pipes struct {
 	ends  []*os.File // ours
 	child []int      // the child's, open until read
 	copy  []func(from *os.File)
-	done  chan struct{} // one value for each pipe that has ended
+	to    map[int]io.Writer // of those that are only copied, by their index in ends
+	done  chan struct{}     // one value for each pipe that has ended
 	err   error
 }
 
@@ -29,10 +31,38 @@ func newPipes(writers ...io.Writer) *pipes {
 func (p *pipes) add(w io.Writer) {
 	var fds [2]int
 	err := unix.Pipe2(fds[:], unix.O_CLOEXEC)
+	w = &guarded{to: w}
+	if p.to == nil {
+		p.to = map[int]io.Writer{}
+	}
+	p.to[len(p.ends)] = w
 	p.use(fds, err, func(from *os.File) {
 		// The copy ends at end of file or at a deadline. Neither is an error here.
 		_, _ = io.CopyBuffer(w, onlyReader{from}, make([]byte, 32<<10))
 	})
+}
+
+// guarded takes what several pipes have.
+type guarded struct {
+	sync.Mutex
+	to io.Writer
+}
+
+func (g *guarded) Write(b []byte) (int, error) {
+	g.Lock()
+	defer g.Unlock()
+	return g.to.Write(b)
+}
+
+// outputs returns where pipes lead that are only copied.
+func (p *pipes) outputs() map[identity]io.Writer {
+	outputs := map[identity]io.Writer{}
+	for i, end := range p.ends {
+		if info, err := end.Stat(); err == nil && p.to[i] != nil {
+			outputs[identityOf(info)] = p.to[i]
+		}
+	}
+	return outputs
 }
 
 // addReports adds a socket instead of a pipe. No other process can open it through /proc, and the

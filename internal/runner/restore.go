@@ -231,6 +231,7 @@ func isShared(a *area) bool { return a.kind != foreignArea && a.dir == resolved(
 // was there before must be as it was.
 func (e *engine) putBackBetween(home string) error {
 	e.changed, e.lost = nil, nil
+	e.proc.putBack()
 	var errs []error
 	removed := 0
 	for _, a := range e.areas {

@@ -53,16 +53,19 @@ type workers struct {
 	forks   forker
 	started int
 	now     *worker
-	exited  chan struct{} // closed when the program has ended
-	errs    []error       // why the program does not pass
+	outputs map[identity]io.Writer // where the program's pipes for stdout and stderr lead
+	exited  chan struct{}          // closed when the program has ended
+	errs    []error                // why the program does not pass
 }
 
 type worker struct {
-	home  space
-	pid   int
-	ended chan syscall.WaitStatus
-	code  *int // when it has ended
-	offer *offered
+	home    space
+	pid     int
+	ended   chan syscall.WaitStatus
+	code    *int // when it has ended
+	offer   *offered
+	outputs pipes     // in place of the program's
+	proc    procState // of the program's processes
 }
 
 // asksForWorkers reports whether the task's program is a judge that asks for workers.
@@ -75,7 +78,7 @@ func (p *program) offerWorkers(pipes *pipes, forks forker) *workers {
 	if p.workers == nil {
 		return nil
 	}
-	w := &workers{engine: p.workers, judge: *p, forks: forks, exited: make(chan struct{})}
+	w := &workers{engine: p.workers, judge: *p, forks: forks, outputs: pipes.outputs(), exited: make(chan struct{})}
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	pipes.use(fds, err, w.serve)
 	p.env = setenv(p.env, workerVariable, strconv.Itoa(workerDescriptor))
@@ -164,9 +167,10 @@ func (w *workers) start(o order, files []*os.File) (err error) {
 	if err != nil {
 		return err
 	}
-	now := &worker{home: home, ended: make(chan syscall.WaitStatus, 1)}
+	now := &worker{home: home, ended: make(chan syscall.WaitStatus, 1), proc: recordProcState(descendants())}
 	defer func() {
 		if err != nil {
+			now.outputs.close()
 			err = errors.Join(err, now.offer.remove())
 			w.drop(home)
 		}
@@ -190,13 +194,31 @@ func (w *workers) start(o order, files []*os.File) (err error) {
 	defer null.Close() //nolint:errcheck // opened for reading
 	fds := []uintptr{null.Fd()}
 	for _, f := range files {
-		fds = append(fds, f.Fd())
+		fds = append(fds, w.own(now, f))
 	}
-	if now.pid, err = w.forks.start(p, path, fds); err != nil {
+	if err = now.outputs.err; err == nil {
+		now.pid, err = w.forks.start(p, path, fds)
+	}
+	if err != nil {
 		return fmt.Errorf("start worker: %w", err)
 	}
+	now.outputs.read()
 	w.now = now
 	return nil
+}
+
+// own returns what a worker gets for a file: in place of the program's stdout and stderr a pipe of its own. In the mode, times,
+// flags, size or locks of one that all workers have, it could leave a message to the next.
+func (w *workers) own(now *worker, f *os.File) uintptr {
+	info, err := f.Stat()
+	if err != nil || w.outputs[identityOf(info)] == nil {
+		return f.Fd()
+	}
+	if now.outputs.add(w.outputs[identityOf(info)]); now.outputs.err != nil {
+		return f.Fd() // it is not started
+	}
+	ends := now.outputs.childEnds()
+	return ends[len(ends)-1]
 }
 
 // coresOf returns a set of cores, nil if there are none.
@@ -228,6 +250,7 @@ func (w *workers) end() error {
 			return fmt.Errorf("end worker: a process of group %d is alive %s after SIGKILL", w.now.pid, endLimit)
 		}
 	}
+	w.now.proc.putBack()
 	return errors.Join(w.remove(), w.putBackBetween(w.judge.home))
 }
 
@@ -236,7 +259,9 @@ func (w *workers) remove() error {
 	if w.now == nil {
 		return nil
 	}
-	err := w.now.offer.remove()
+	err := w.now.outputs.drain(func() error { return nil })
+	w.now.outputs.close()
+	err = errors.Join(err, w.now.offer.remove())
 	w.drop(w.now.home)
 	w.now = nil
 	return err

@@ -1,0 +1,44 @@
+package runner
+
+import "testing"
+
+// TestWorkersPassNoMessage has the worker of a judge's first case leave numbers with what the next one has, too: the pipes of
+// stdout and stderr, and the processes above it. The next finds none.
+func TestWorkersPassNoMessage(t *testing.T) {
+	t.Parallel()
+	judged(t, honest+`
+def parent(pid):
+    with open(f"/proc/{pid}/stat") as f: return int(f.read().rpartition(")")[2].split()[1])
+above = [os.getppid()]
+for pid in sorted(int(d) for d in os.listdir("/proc") if d.isdigit() and int(d) != os.getpid()):
+    try:
+        if parent(pid) in above: above.append(pid)
+    except OSError: pass
+assert len(above) > 2, above
+number, found = 4711, []
+def leave(name, get, put, want=number):
+    if get() == want: found.append(name)
+    try: put()
+    except OSError: pass # another user's
+flags = os.O_NONBLOCK | os.O_APPEND
+for fd in 1, 2:
+    leave(f"flags of {fd}", lambda: fcntl.fcntl(fd, fcntl.F_GETFL) & flags, lambda: fcntl.fcntl(fd, fcntl.F_SETFL, flags), flags)
+    leave(f"size of {fd}", lambda: fcntl.fcntl(fd, 1032), lambda: fcntl.fcntl(fd, 1031, 1 << 17), 1 << 17) # F_GETPIPE_SZ, F_SETPIPE_SZ
+    leave(f"mode of {fd}", lambda: os.fstat(fd).st_mode & 0o777, lambda: os.fchmod(fd, 0o711), 0o711)
+    leave(f"group of {fd}", lambda: os.fstat(fd).st_gid, lambda: os.fchown(fd, -1, number))
+    leave(f"time of {fd}", lambda: os.fstat(fd).st_atime_ns, lambda: os.utime(fd, ns=(number, number)))
+for i, pid in enumerate(above):
+    for name, value in ("oom_score_adj", "700"), ("coredump_filter", "0x11"):
+        def get():
+            with open(f"/proc/{pid}/{name}") as f: return f.read().strip().lstrip("0")
+        def put():
+            with open(f"/proc/{pid}/{name}", "w") as f: f.write(value)
+        leave(f"{name} of {i}", get, put, value.lstrip("0x"))
+if found: raise ValueError(found)
+`, "test", []int{0, 1, 2, 3}, func(t *testing.T, _ bool, result map[string]any) {
+		t.Helper()
+		if run := at(result, "runs", "test", "run"); at(run, "passed") != true {
+			t.Errorf("%v", at(run, "result"))
+		}
+	})
+}
