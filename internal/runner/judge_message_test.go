@@ -1,6 +1,10 @@
 package runner
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/gpu-mode/kbnode/test/must"
+)
 
 // TestWorkersPassNoMessage has the worker of a judge's first case leave numbers with what the next one has, too: the pipes of
 // stdout and stderr, and the processes above it. The next finds none.
@@ -41,4 +45,20 @@ if found: raise ValueError(found)
 			t.Errorf("%v", at(run, "result"))
 		}
 	})
+}
+
+// TestWorkersCache has a cache in the job's directory, where programs may write, but no worker: a library that uses it in the
+// pre-run uses the worker's home.
+func TestWorkersCache(t *testing.T) {
+	t.Parallel()
+	j := newConfigJob(t, judgeConfig(t, honest+`
+cache = os.environ.get("TRITON_CACHE_DIR", os.environ["HOME"] + "/.triton/cache")
+os.makedirs(cache)
+open(cache + "/kernel.so", "w").close()
+`, "test"), "TRITON_CACHE_DIR=cache")
+	_, result := j.run(t)
+	must.Equal(t, "pass", at(result, "runs", "test", "run", "result", "check"))
+	if t.Failed() {
+		t.Logf("%v\n%s", result, j.stderr.String())
+	}
 }

@@ -175,7 +175,10 @@ func (w *workers) start(o order, files []*os.File) (err error) {
 			w.drop(home)
 		}
 	}()
-	env := slices.DeleteFunc(slices.Clone(w.judge.env), func(kv string) bool { return strings.HasPrefix(kv, "POPCORN_") })
+	env := slices.DeleteFunc(slices.Clone(w.judge.env), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return strings.HasPrefix(name, "POPCORN_") || isCacheVar(name) // where it may not write: libraries use its home
+	})
 	p := w.inSpace(program{argv: o.Argv, env: env, cores: coresOf(o.Cores)}, home)
 	path, err := lookPath(p.env, o.Argv[0])
 	if err != nil {
