@@ -74,6 +74,7 @@ clock = time.perf_counter_ns
 # What both processes know: trees of arrays and numbers, described by lists of JSON.
 
 FORMATS = set("bBhHiIlLqQfd")
+KINDS = set("biufcSU")  # of numpy: neither objects nor times, and no records, whose fields are not told
 NUMBERS = {"int": "q", "bool": "q", "float": "d"}
 NAMES = {"array": "an array.array or memoryview", "numpy": "a numpy.ndarray", "torch": "a torch.Tensor", "gpu": "a torch.Tensor on the GPU"}
 
@@ -100,14 +101,14 @@ def layout(value, name):
         dtype, shape, size, fits = v.format, v.shape, v.nbytes, v.format in FORMATS and v.c_contiguous
         dtype = {"l": "q", "L": "Q"}.get(dtype, dtype)  # which are the same here
     elif name == "numpy":
-        dtype, shape, size, fits = value.dtype.str, value.shape, value.nbytes, not value.dtype.hasobject and value.flags.c_contiguous
+        dtype, shape, size, fits = value.dtype.str, value.shape, value.nbytes, value.dtype.kind in KINDS and value.flags.c_contiguous
     elif name in ("torch", "gpu"):
         dtype, shape = str(value.dtype).replace("torch.", ""), value.shape
         size, fits = value.numel() * value.element_size(), value.is_contiguous()
     else:
         raise Unfit(f"a {name}")
     if not fits:
-        raise Unfit(f"{NAMES[name]} of {dtype} that has objects or is not contiguous")
+        raise Unfit(f"{NAMES[name]} of {dtype} that has no numbers or texts, or is not contiguous")
     return dtype, list(shape), size
 
 

@@ -43,6 +43,26 @@ func TestModesDiffer(t *testing.T) {
 	}
 }
 
+// TestKinds has arrays of numpy of which only bytes would cross.
+func TestKinds(t *testing.T) {
+	t.Parallel()
+	needsPython(t)
+	const script = `
+import runpy, types
+layout = runpy.run_path("eval.py")["layout"]
+def fits(kind, contiguous=True):
+    dtype = types.SimpleNamespace(str="|" + kind + "8", kind=kind)
+    try: return bool(layout(types.SimpleNamespace(dtype=dtype, shape=(2,), nbytes=16, flags=types.SimpleNamespace(c_contiguous=contiguous)), "numpy"))
+    except Exception as e: return type(e).__name__ == "Unfit" and None
+print([kind for kind in "biufcSUVOMm" if fits(kind)], fits("V"), fits("f", False))
+`
+	out, err := exec.CommandContext(t.Context(), "python3", "-c", script).CombinedOutput()
+	if err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	must.Equal(t, "['b', 'i', 'u', 'f', 'c', 'S', 'U'] None None\n", string(out))
+}
+
 func needsPython(t *testing.T) {
 	t.Helper()
 	if err := exec.Command("python3", "-c", "").Run(); err != nil {
