@@ -667,7 +667,10 @@ class Case:
             raise RuntimeError(str(e)) from None
 
     def wrong(self, data, worker):
-        error = self.reference.check(data, view(self.output, worker.copy, worker))
+        try:
+            error = self.reference.check(data, view(self.output, worker.copy, worker))
+        except Exception as e:  # of numbers that it does not expect
+            raise Unfit(f"check raised {type(e).__name__}: {e}") from e
         return one_line(error).decode() if error else ""
 
 
@@ -698,6 +701,8 @@ def judge(say, mode, texts, lines, secret):
         try:
             times = run(texts["program"], case, setup, mode)
         except (Ended, Unfit) as e:
+            if e.__cause__:
+                traceback.print_exc()
             passed = False
             say(f"{kind}.{i}.status", "fail")
             say(f"{kind}.{i}.error", one_line(e).decode())

@@ -37,3 +37,22 @@ def custom_kernel(data):
 		t.Errorf("%v\n%s", result, j.stderr.String())
 	}
 }
+
+// TestCheckRaises has an output with which a check has not reckoned: the submission fails, not the judge.
+func TestCheckRaises(t *testing.T) {
+	t.Parallel()
+	config := judgeConfig(t, "def custom_kernel(data): return float('nan')\n", "test")
+	sources, _ := config["sources"].(map[string]string)
+	sources["reference.py"] = `
+def make(seed, size): return float(seed)
+def output(size): return 0.0
+def check(data, output): return "" if int(output) == int(data) else "another number"
+`
+	j := newConfigJob(t, config)
+	_, result := j.run(t)
+	run := at(result, "runs", "test", "run")
+	must.Equal(t, "check raised ValueError: cannot convert float NaN to integer", at(run, "result", "test.1.error"))
+	if text, _ := at(run, "stderr").(string); at(run, "exit_code") != 112.0 || strings.Count(text, "\nValueError: cannot convert") != 2 {
+		t.Errorf("%v\n%s", result, j.stderr.String())
+	}
+}
