@@ -1,13 +1,16 @@
 package runner
 
 import (
+	"fmt"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // TestWorkersPassNoMessage has the worker of a judge's first case leave numbers with what the next one has, too: the pipes of
-// stdout and stderr, and the processes above it. The next finds none.
+// stdout and stderr, the sources, and the processes above it. The next finds none.
 func TestWorkersPassNoMessage(t *testing.T) {
 	t.Parallel()
 	judged(t, honest+`
@@ -31,6 +34,7 @@ for fd in 1, 2:
     leave(f"mode of {fd}", lambda: os.fstat(fd).st_mode & 0o777, lambda: os.fchmod(fd, 0o711), 0o711)
     leave(f"group of {fd}", lambda: os.fstat(fd).st_gid, lambda: os.fchown(fd, -1, number))
     leave(f"time of {fd}", lambda: os.fstat(fd).st_atime_ns, lambda: os.utime(fd, ns=(number, number)))
+leave("time of a source", lambda: os.stat("reference.py").st_mtime_ns, lambda: os.utime("reference.py", ns=(number, number)))
 for i, pid in enumerate(above):
     for name, value in ("oom_score_adj", "700"), ("coredump_filter", "0x11"):
         def get():
@@ -60,5 +64,25 @@ open(cache + "/kernel.so", "w").close()
 	must.Equal(t, "pass", at(result, "runs", "test", "run", "result", "check"))
 	if t.Failed() {
 		t.Logf("%v\n%s", result, j.stderr.String())
+	}
+}
+
+// TestWorkersPutBackModes has workers change a directory of the job's, or a file, in ways that Landlock does not rule.
+func TestWorkersPutBackModes(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]any{"of the step": "pass", "of the step/file": nil} {
+		j := newConfigJob(t, judgeConfig(t, honest+fmt.Sprintf(`
+name, s = %q, os.stat(%[1]q)
+if s.st_mtime_ns == 4711 or s.st_mode & 0o777 == 0o711: raise ValueError(oct(s.st_mode))
+if "POPCORN_SEED" not in os.environ: # not the pre-run
+    os.chmod(name, 0o711); os.utime(name, ns=(4711, 4711))
+`, name), "test"))
+		write(t, filepath.Join(j.cmd.Dir, "of the step/file"), "")
+		_, result := j.run(t)
+		must.Equal(t, want, at(result, "runs", "test", "run", "result", "check"))
+		must.Equal(t, want == nil, strings.Contains(fmt.Sprint(at(result, "error")), "changed"))
+		if t.Failed() {
+			t.Logf("%v\n%s", result, j.stderr.String())
+		}
 	}
 }

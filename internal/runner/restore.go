@@ -235,6 +235,9 @@ func (e *engine) putBackBetween(home string) error {
 	var errs []error
 	removed := 0
 	for _, a := range e.areas {
+		if e.landlock > 0 && a.kind == jobArea {
+			errs = append(errs, e.putBackModes(a))
+		}
 		if e.landlock > 0 && !isShared(a) {
 			continue // it cannot write there
 		}
@@ -246,11 +249,31 @@ func (e *engine) putBackBetween(home string) error {
 		errs = append(errs, e.putBackArea(a, &removed))
 		delete(a.borders, home)
 	}
-	if e.landlock == 0 {
-		errs = append(errs, e.src.put()) // as the next one must find them
-	}
+	errs = append(errs, e.src.put()) // as the next one must find them
 	e.checkConnections()
 	return errors.Join(append(errs, e.changed...)...)
+}
+
+// putBackModes puts back what Landlock does not keep from directories: modes, owners and times. Of a file, the time of its
+// last change tells.
+func (e *engine) putBackModes(a *area) error {
+	var errs []error
+	for name, was := range a.before {
+		info, err := os.Lstat(name)
+		if err != nil || e.isSource(name) || e.isTheirs(a, name, info) {
+			continue // the judge may remove what is its
+		}
+		now, err := e.stampOf(a, name, info, false)
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case was.mode.IsDir() && now.mode.IsDir():
+			errs = append(errs, was.restore(name, now), was.settle(name))
+		case was.mode != now.mode || was.change != now.change:
+			e.change(a, name, "changed")
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // goBack puts back what was changed or is not found in the job's directory, directories before what is in them.
