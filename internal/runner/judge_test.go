@@ -424,6 +424,15 @@ print(len(counts), "kept")
 	}
 }
 
+// TestWorkerCores has a judge ask for cores that cannot be.
+func TestWorkerCores(t *testing.T) {
+	t.Parallel()
+	for _, core := range []int{-1, 1024} {
+		got := (&workers{}).answer(message{text: fmt.Appendf(nil, `{"argv": ["python3"], "cores": [0, %d]}`, core)})
+		must.Equal(t, fmt.Sprintf("core %d cannot be: give some of those that sched_getaffinity returns, below 1024", core), got.Error)
+	}
+}
+
 // TestWorkerChoosesNoCall has a submission wake up so late that its case would end after the calls that it likes.
 func TestWorkerChoosesNoCall(t *testing.T) {
 	t.Parallel()

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -160,6 +161,10 @@ func (w *workers) start(o order, files []*os.File) (err error) {
 	if w.now != nil {
 		return errors.New("a worker runs already; end it first")
 	}
+	cores, err := coresOf(o.Cores)
+	if err != nil {
+		return err
+	}
 	if w.started++; w.started > maxWorkers {
 		return fmt.Errorf("a program may start %d workers", maxWorkers)
 	}
@@ -179,7 +184,7 @@ func (w *workers) start(o order, files []*os.File) (err error) {
 		name, _, _ := strings.Cut(kv, "=")
 		return strings.HasPrefix(name, "POPCORN_") || isCacheVar(name) // where it may not write: libraries use its home
 	})
-	p := w.inSpace(program{argv: o.Argv, env: env, cores: coresOf(o.Cores)}, home)
+	p := w.inSpace(program{argv: o.Argv, env: env, cores: cores}, home)
 	path, err := lookPath(p.env, o.Argv[0])
 	if err != nil {
 		return err
@@ -225,15 +230,18 @@ func (w *workers) own(now *worker, f *os.File) uintptr {
 }
 
 // coresOf returns a set of cores, nil if there are none.
-func coresOf(cores []int) *unix.CPUSet {
+func coresOf(cores []int) (*unix.CPUSet, error) {
 	if len(cores) == 0 {
-		return nil
+		return nil, nil
 	}
 	var set unix.CPUSet
 	for _, n := range cores {
+		if n < 0 || n >= 8*int(unsafe.Sizeof(set)) {
+			return nil, fmt.Errorf("core %d cannot be: give some of those that sched_getaffinity returns, below %d", n, 8*unsafe.Sizeof(set))
+		}
 		set.Set(n)
 	}
-	return &set
+	return &set, nil
 }
 
 // end ends the worker, and puts back what it changed: the next one must find nothing of it.
