@@ -73,7 +73,7 @@ func (f *filter) oneOf(ks []uint32, skip int) {
 // threads. Its user may do to it what a user may do to any process of his: change its priority, stop
 // it, or look into it. And a process that leaves its group by setsid or setpgid outlives the group's
 // end, so these have no effect. landlock is the kernel's version, 0 for none. With cores, it stays on those
-// that it has. first, if not nil, adds what decides first.
+// that it has, scheduled like others. first, if not nil, adds what decides first.
 func programFilter(judge []uint32, landlock int, cores *unix.CPUSet, first func(*filter)) filter {
 	var f filter
 	f.load(atArch)
@@ -118,13 +118,15 @@ func programFilter(judge []uint32, landlock int, cores *unix.CPUSet, first func(
 			f.fail(errno)
 		}
 	}
-	f.onAny(self(unix.EPERM), unix.SYS_SCHED_SETSCHEDULER, unix.SYS_SCHED_SETPARAM, unix.SYS_SCHED_SETATTR)
+	f.onAny(self(unix.EPERM), unix.SYS_SCHED_SETSCHEDULER, unix.SYS_SCHED_SETPARAM)
 	// Threads that are made with an affinity are not made if this fails.
-	ownCores := self(0)
+	ownCores, ownAttributes := self(0), self(unix.EPERM)
 	if cores != nil {
 		ownCores = func(f *filter) { f.fail(0) }
+		ownAttributes = ownCores // they have its slice, and the clock rate that it asks for
 	}
 	f.onCall(unix.SYS_SCHED_SETAFFINITY, ownCores)
+	f.onCall(unix.SYS_SCHED_SETATTR, ownAttributes)
 	f.onCall(unix.SYS_PRLIMIT64, func(f *filter) { // its third argument is the new limit
 		f.loadArg(0)
 		f.skipIfNot(0, 1)
