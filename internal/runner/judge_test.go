@@ -445,10 +445,10 @@ func TestWorkerChoosesNoCall(t *testing.T) {
 	t.Parallel()
 	const submission = honest + `
 import socket
-received, calls = socket.socket.recv, [0]
+received, calls, slept = socket.socket.recv, [0], []
 def late(self, *args):
     message = received(self, *args)
-    if calls[0] == 5: time.sleep(1.2)
+    if calls[0] >= 5 and not slept: slept.append(time.sleep(1.2))
     return message
 socket.socket.recv = late
 def custom_kernel(data):
@@ -466,6 +466,29 @@ def custom_kernel(data):
 	run := at(result, "runs", "benchmark", "run")
 	if runs, _ := strconv.Atoi(fmt.Sprint(at(run, "result", "benchmark.0.runs"))); runs < 10 {
 		t.Errorf("%v\n%s", run, j.stderr.String())
+	}
+}
+
+// TestJudgeWarmsUp has a submission that is slow after a pause, as each is whose core slept. If it were so when it is timed,
+// one that spins between its calls, or calls itself, would be faster than another with the same kernel.
+func TestJudgeWarmsUp(t *testing.T) {
+	t.Parallel()
+	const submission = honest + `
+ended = [0]
+def custom_kernel(data):
+    if time.perf_counter() > ended[0] + 0.001: time.sleep(0.005)
+    result = honest(data)
+    ended[0] = time.perf_counter()
+    return result
+`
+	config := judgeConfig(t, submission, "benchmark")
+	config["benchmarks"] = []map[string]any{{"size": 20000}} // takes some milliseconds to make
+	j := newConfigJob(t, config)
+	_, result := j.run(t)
+	run := at(result, "runs", "benchmark", "run")
+	best, _ := strconv.ParseFloat(fmt.Sprint(at(run, "result", "benchmark.0.best")), 64)
+	if at(run, "passed") != true || best > 4_500_000 {
+		t.Errorf("the best is %v ns, %v\n%s", best, run, j.stderr.String())
 	}
 }
 
@@ -504,7 +527,7 @@ def runs(times, seconds):
     calls.__globals__["MAX_SECONDS"] = seconds
     case = types.SimpleNamespace(packed=lambda call: (0, 0), wrong=lambda data, worker: "")
     times = iter(times)
-    worker = types.SimpleNamespace(wake=lambda: None, call=lambda packed: next(times))
+    worker = types.SimpleNamespace(wake=lambda: None, warm_up=lambda packed, took: None, call=lambda packed: next(times))
     return len(calls(case, worker, True)[0])
 print(runs(itertools.repeat(1000), 10), runs([0, 5, 5, 5] + 97 * [8, 9], 10), runs(itertools.cycle([1, 2]), 0))
 `
