@@ -38,11 +38,16 @@ var fcntls = []struct{ mask, value uint64 }{
 	{1<<32 - 4, unix.F_SETLEASE + 4}, {1<<32 - 8, unix.F_SETLEASE + 8}, // up to F_GETDELEG
 }
 
+// Who closes a TCP connection's last descriptor waits for as long as SO_LINGER says. That may be the kernel's own thread, which
+// collects the unix sockets of all slots and the node, or who receives the descriptor: so a job's SO_LINGER does nothing.
+// maxOption is above all levels and options of setsockopt. Source: linux/socket.h, asm-generic/socket.h.
+const maxOption = 512
+
 // Seccomp returns the seccomp profile of jobs' containers, in JSON for Docker 20.10 or later: Docker's own of the version
-// that kbnode is built with, in which sockets and fcntl are bounded.
+// that kbnode is built with, in which sockets, their options and fcntl are bounded.
 var Seccomp = sync.OnceValues(func() (string, error) {
 	profile := seccomp.DefaultProfile()
-	bounded := []string{"socket", "socketpair", "socketcall", "fcntl", "fcntl64"}
+	bounded := []string{"socket", "socketpair", "socketcall", "setsockopt", "fcntl", "fcntl64"}
 	for _, s := range profile.Syscalls {
 		s.Names = slices.DeleteFunc(s.Names, func(name string) bool { return slices.Contains(bounded, name) })
 	}
@@ -66,6 +71,14 @@ var Seccomp = sync.OnceValues(func() (string, error) {
 			}
 		}
 	}
+	for bit := uint64(1); bit < maxOption; bit *= 2 {
+		allow("setsockopt", differs(1, unix.SOL_SOCKET, bit))
+		allow("setsockopt", differs(2, unix.SO_LINGER, bit))
+	}
+	done := uint(0)
+	profile.Syscalls = append(profile.Syscalls, &seccomp.Syscall{LinuxSyscall: specs.LinuxSyscall{
+		Names: []string{"setsockopt"}, Action: specs.ActErrno, ErrnoRet: &done, Args: []specs.LinuxSeccompArg{isInt(1, unix.SOL_SOCKET), isInt(2, unix.SO_LINGER)},
+	}})
 	for _, name := range []string{"fcntl", "fcntl64"} {
 		for _, c := range fcntls {
 			allow(name, masked(1, c.mask, c.value))
@@ -83,6 +96,12 @@ const typeMask = 0xf
 
 // isInt compares an argument that is an int: the kernel does not look at its upper half.
 func isInt(index uint, value uint64) specs.LinuxSeccompArg { return masked(index, 1<<32-1, value) }
+
+// differs compares an argument that is an int: from bit on, it is value but for that bit.
+func differs(index uint, value, bit uint64) specs.LinuxSeccompArg {
+	mask := 1<<32 - bit
+	return masked(index, mask, (value^bit)&mask)
+}
 
 func masked(index uint, mask, value uint64) specs.LinuxSeccompArg {
 	return specs.LinuxSeccompArg{Index: index, Value: mask, ValueTwo: value, Op: specs.OpMaskedEqual}

@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
-// TestSeccomp tests which sockets the profile allows, as libseccomp reads it, that no job may take a lease, and that it allows
-// all else that Docker's does.
+// TestSeccomp tests which sockets the profile allows, as libseccomp reads it, that no job may take a lease or have a socket linger, and that it
+// allows all else that Docker's does.
 func TestSeccomp(t *testing.T) {
 	t.Parallel()
 	text, err := Seccomp()
@@ -94,6 +94,15 @@ func TestSeccomp(t *testing.T) {
 				if got := allows(call, 0, command|upper, 0); got != (command < setDeleg && command != setLease) {
 					t.Errorf("%s with command %d: %t", call, command, got)
 				}
+			}
+		}
+	}
+	const solSocket, soLinger = 1, 13
+	for level := range uint64(2 * maxOption) {
+		for option := range uint64(2 * maxOption) {
+			linger := level == solSocket && option == soLinger
+			if got := allows("setsockopt", 0, level, option|1<<32); got != (!linger && (level < maxOption && level != solSocket || option < maxOption && option != soLinger)) {
+				t.Errorf("option %d of level %d: %t", option, level, got)
 			}
 		}
 	}
