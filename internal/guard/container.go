@@ -68,10 +68,10 @@ func (b *builder) request() (*container.CreateRequest, error) {
 	// the GPUs.
 	h.Runtime = "runc"
 	b.chooseNetwork()
-	// The kernel notes for an hour how fast each address answered, and a connection's timeout says so; and for a minute, which
-	// ports a connection had (TIME_WAIT). With the addresses of the loopback interface, a program could leave a bit in each
+	// The kernel notes for an hour how fast each address answered, and a connection's timeout says so, and whether one knows TCP
+	// Fast Open, and what opens a connection says so; and for a minute, which ports a connection had (TIME_WAIT). With the addresses of the loopback interface, a program could leave a bit in each
 	// for the one that judges it.
-	h.Sysctls = map[string]string{"net.ipv4.tcp_no_metrics_save": "1", "net.ipv4.tcp_max_tw_buckets": "0"}
+	h.Sysctls = map[string]string{"net.ipv4.tcp_no_metrics_save": "1", "net.ipv4.tcp_fastopen": "0", "net.ipv4.tcp_max_tw_buckets": "0"}
 	for _, u := range defaultUlimits {
 		if !slices.ContainsFunc(h.Ulimits, func(o *container.Ulimit) bool { return o.Name == u.Name }) {
 			h.Ulimits = append(h.Ulimits, &u)
