@@ -47,6 +47,7 @@ type engine struct {
 	alone     bool                // in a container, with them and with what is above
 	logs      map[string]identity // files that those, and this process, had open for writing
 	theirs    map[string]identity // likewise, with those since then
+	sockets   sockets             // of them and what is above
 	tmpfs     map[uint64]bool     // which devices of theirs are one
 	profiles  profiles            // to be delivered
 	originals *originals          // what the step may go on with

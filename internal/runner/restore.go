@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -33,7 +34,7 @@ func (e *engine) recordAreas() error {
 	e.originals = newOriginals(append(lineage()[1:], e.beside...), e.mayWrite)
 	family := append(lineage(), e.beside...)
 	e.tmpfs, e.proc, e.logs = map[uint64]bool{}, recordProcState(family), openFiles(family)
-	e.theirs = maps.Clone(e.logs)
+	e.theirs, e.sockets = maps.Clone(e.logs), countSockets()
 	for _, a := range e.areas {
 		a.before = map[string]stamp{}
 		if err := e.walkArea(a, func(name string, info fs.FileInfo) (err error) {
@@ -141,14 +142,14 @@ func (e *engine) putBack() error {
 	for _, a := range e.areas {
 		errs = append(errs, e.putBackArea(a, &removed))
 	}
-	e.checkConnections()
+	e.checkSockets(e.sockets)
 	return errors.Join(errs...)
 }
 
-// checkConnections looks for connections of processes that have ended. Where others run, they may be theirs.
-func (e *engine) checkConnections() {
+// checkSockets looks for sockets of processes that have ended. Where others run, they may be theirs.
+func (e *engine) checkSockets(before sockets) {
 	if e.alone {
-		if err := awaitConnections(); err != nil {
+		if err := before.await(); err != nil {
 			e.changed = append(e.changed, err)
 		}
 	}
@@ -250,7 +251,7 @@ func (e *engine) putBackBetween(home string) error {
 		delete(a.borders, home)
 	}
 	errs = append(errs, e.src.put()) // as the next one must find them
-	e.checkConnections()
+	e.checkSockets(sockets{owned: math.MaxInt}) // the judge has others
 	return errors.Join(append(errs, e.changed...)...)
 }
 

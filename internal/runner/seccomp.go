@@ -172,9 +172,16 @@ func programFilter(judge []uint32, landlock int, cores *unix.CPUSet, first func(
 const ipv6FlowLabelManager = 32
 
 // decideSetsockopt decides about setsockopt. A flow label stays for up to a minute after its socket, with an address,
-// and every process may read both in /proc/net/ip6_flowlabel.
+// and every process may read both in /proc/net/ip6_flowlabel. And who closes a connection's last descriptor waits for as
+// long as SO_LINGER says: the runner, if one is sent to it, or the kernel's thread that collects unix sockets, and the next
+// program finds the connection in /proc/net/tcp.
 func decideSetsockopt(f *filter) {
 	f.loadArg(1)
+	f.skipIfNot(unix.SOL_SOCKET, 4)
+	f.loadArg(2)
+	f.skipIfNot(unix.SO_LINGER, 1)
+	f.fail(0)
+	f.allow()
 	f.skipIfNot(unix.IPPROTO_IPV6, 3)
 	f.loadArg(2)
 	f.skipIfNot(ipv6FlowLabelManager, 1)
