@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -329,6 +330,28 @@ o("check: pass\n")
 			}
 		})
 	}
+}
+
+// TestJudgeReadsNoAnswers has a program that asks without reading the answers, and sends the descriptor on which it asks along:
+// it stays open in what the runner has not read.
+func TestJudgeReadsNoAnswers(t *testing.T) {
+	t.Parallel()
+	j := newConfigJob(t, map[string]any{
+		"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{"submission.py": "", "eval.py": report + `
+import socket, time
+control = socket.socket(fileno=int(os.environ["KBNODE_WORKER"]))
+control.setblocking(False)
+o("check: pass\n")
+end = time.monotonic() + 1
+while time.monotonic() < end:
+    try: socket.send_fds(control, [b'{"do": "%s"}' % (b"x" * 4000)], [control.fileno()])
+    except BlockingIOError: time.sleep(0.01)
+os._exit(0)
+`},
+	})
+	defer time.AfterFunc(must.Patience, func() { _ = j.cmd.Process.Kill() }).Stop()
+	code, result := j.run(t)
+	passes(t, j, code, result)
 }
 
 // TestWorkersEndWhole has a judge end a worker that has many processes, one of which takes long to end, and compilers: in

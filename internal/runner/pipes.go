@@ -119,7 +119,7 @@ func (p *pipes) drain(end func() error) error {
 	err := end()
 	if open = p.await(open, drainLimit); open > 0 {
 		for _, end := range p.ends {
-			err = errors.Join(err, end.SetReadDeadline(time.Now()))
+			err = errors.Join(err, end.SetDeadline(time.Now())) // a worker's socket is written to, too
 		}
 		for range open {
 			<-p.done
