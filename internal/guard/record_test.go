@@ -3,6 +3,7 @@ package guard
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -10,9 +11,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -122,4 +126,31 @@ func TestSamplerHangs(t *testing.T) {
 		}
 		time.Sleep(time.Hour)
 	})
+}
+
+// TestRecordOnAFullDisk leaves no part of a record where a job filled the disk: the upload would take it.
+func TestRecordOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	must.Root(t, "only root can make a small disk")
+	dir := t.TempDir()
+	if err := unix.Mount("none", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Skip("no small disk:", err)
+	}
+	t.Cleanup(func() { must.Do(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	if err := os.WriteFile(filepath.Join(dir, "fill"), make([]byte, 64<<10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeRecord(dir, noise.Record{}); !errors.Is(err, unix.ENOSPC) {
+		t.Error(err)
+	}
+	files, err := os.ReadDir(dir)
+	must.Do(t, err)
+	if len(files) != 1 {
+		t.Errorf("%v", files)
+	}
+	must.Do(t, os.Remove(filepath.Join(dir, "fill")))
+	must.Do(t, writeRecord(dir, noise.Record{}))
+	info, err := os.Stat(filepath.Join(dir, result.NodeFile))
+	must.Do(t, err)
+	must.Equal(t, os.FileMode(0o644), info.Mode())
 }

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/renameio/v2"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
@@ -250,13 +251,13 @@ func (g *guard) settle(ctx context.Context, r *jobRun) error {
 	return r.give()
 }
 
-// writeRecord writes node.json, which is not there.
+// writeRecord writes node.json, which is not there, as a whole or not at all: the job may have filled the disk.
 func writeRecord(dir string, rec noise.Record) error {
 	text, err := json.MarshalIndent(rec, "", "  ")
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, result.NodeFile), append(text, '\n'), 0o644) //nolint:gosec // its artifacts are public
+	return renameio.WriteFile(filepath.Join(dir, result.NodeFile), append(text, '\n'), 0o644)
 }
 
 // cancelRun ends a job that starts or runs.
