@@ -24,6 +24,7 @@ var tuningFiles = []string{
 	"proc/sys/kernel/yama/ptrace_scope",
 	"proc/sys/net/ipv4/neigh/default/gc_thresh2",
 	"proc/sys/net/ipv4/neigh/default/gc_thresh3",
+	"proc/sys/net/ipv4/tcp_max_orphans",
 	"proc/sys/net/ipv4/tcp_mem",
 	"proc/sys/net/ipv4/udp_mem",
 	"proc/sys/net/ipv6/neigh/default/gc_thresh2",

@@ -244,6 +244,8 @@ func (p *Plan) addLimits(inv *inventory.Inventory) {
 		"/proc/sys/kernel/yama/ptrace_scope":          1,
 		"/proc/sys/net/ipv4/neigh/default/gc_thresh2": shares / 2,
 		"/proc/sys/net/ipv4/neigh/default/gc_thresh3": shares,
+		// TCP connections that have ended for their processes: above, the kernel resets any that a process closes.
+		"/proc/sys/net/ipv4/tcp_max_orphans": intMax,
 		// What all sockets of the machine may hold, in pages. One slot's could hold it all.
 		"/proc/sys/net/ipv4/tcp_mem":                  memory >> 12,
 		"/proc/sys/net/ipv4/udp_mem":                  memory >> 12,

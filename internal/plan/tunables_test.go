@@ -177,6 +177,7 @@ func TestLimits(t *testing.T) {
 		},
 		"many slots":                 {files("/proc/sys/kernel/pid_max", "32768", "/proc/sys/kernel/pty/max", "4096"), 512, []string{"/proc/sys/kernel/pid_max = 4194304 (at-least)", "/proc/sys/kernel/pty/max = 2129920 (at-least)"}},
 		"sockets":                    {files("/proc/sys/net/ipv4/tcp_mem", "188694\t251592\t377388"), 8, []string{"/proc/sys/net/ipv4/tcp_mem = 16777216 16777216 16777216 (at-least)"}},
+		"connections without owners": {files("/proc/sys/net/ipv4/tcp_max_orphans", "131072"), 8, []string{"/proc/sys/net/ipv4/tcp_max_orphans = 2147483647 (at-least)"}},
 		"Yama":                       {files("/proc/sys/kernel/yama/ptrace_scope", "3"), 8, []string{"/proc/sys/kernel/yama/ptrace_scope = 1 (at-least)"}},
 		"no limit, and none of ours": {files("/proc/sys/fs/pipe-user-pages-soft", "0", "/proc/sys/kernel/numa_balancing", "1"), 8, []string{}},
 	} {
