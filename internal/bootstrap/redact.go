@@ -23,6 +23,7 @@ type Redactor struct {
 	state   int32  // of secrets, after what is held
 	held    []byte // not written yet
 	spans   []span // the secrets in it. Those that overlap are one
+	midLine bool   // the last byte ended no line
 	marked  bool   // the first of spans began before what is held, and its mark is written
 }
 
@@ -62,10 +63,20 @@ func (r *Redactor) Hide(values []string) {
 func (r *Redactor) Write(p []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if len(p) > 0 {
+		r.midLine = p[len(p)-1] != '\n'
+	}
 	r.held = append(r.held, p...)
 	r.find(len(r.held) - len(p))
 	r.flush(len(r.held) - r.secrets.begun(r.state))
 	return len(p), nil
+}
+
+// inLine reports whether what was written last ended no line.
+func (r *Redactor) inLine() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.midLine
 }
 
 // Close writes what was held back. It does not close the log.

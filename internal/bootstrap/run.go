@@ -181,9 +181,13 @@ func title(spec *job.Spec) string {
 	return line
 }
 
-// say writes lines of kbnode's own.
+// say writes lines of kbnode's own. A job may end within a line, where Buildkite would see no group.
 func (c Config) say(lines ...string) {
-	_, _ = io.WriteString(c.Log, strings.Join(lines, "\n")+"\n")
+	text := strings.Join(lines, "\n") + "\n"
+	if log, ok := c.Log.(*Redactor); ok && log.inLine() {
+		text = "\n" + text
+	}
+	_, _ = io.WriteString(c.Log, text)
 }
 
 // secrets returns the values of the variables that the patterns hide.

@@ -100,6 +100,18 @@ func TestUploadReachesBuildkite(t *testing.T) {
 	}
 }
 
+// TestOwnLines begins lines of its own where a job ended within one.
+func TestOwnLines(t *testing.T) {
+	t.Parallel()
+	for says, want := range map[string]string{"50%": "50%\n^^^ +++\nkbnode: why\n", "50%\n": "50%\n^^^ +++\nkbnode: why\n", "50%\r\n": "50%\r\n^^^ +++\nkbnode: why\n"} {
+		r := newRig(t, slot.Outcome{NodeFault: "why"}, says)
+		_, _ = Run(t.Context(), r.Config)
+		if got := r.log.String(); !strings.HasSuffix(got, "+++ true\n"+want) {
+			t.Errorf("%q", got)
+		}
+	}
+}
+
 // TestClosedLog uploads although no one reads the log any more.
 func TestClosedLog(t *testing.T) {
 	t.Parallel()
