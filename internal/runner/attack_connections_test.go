@@ -3,6 +3,7 @@ package runner
 import (
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -85,6 +86,30 @@ os._exit(0)`, false},
 				}
 			})
 		}
+	}
+}
+
+// TestSocketsOfOthers has another process make sockets beside a program, as in a pod: where there is a network, they are not
+// taken for the program's.
+func TestSocketsOfOthers(t *testing.T) {
+	t.Parallel()
+	for route, left := range map[string]bool{"": true, "ip route add 10.9.0.0/16 dev lo; ": false} {
+		t.Run(route, func(t *testing.T) {
+			t.Parallel()
+			j := containerJob(t, "import time; time.sleep(1)", `o("check: pass\n")`)
+			const other = `python3 -c 'import socket, time; time.sleep(0.5); s = socket.socketpair(); time.sleep(9)' >/dev/null 2>&1 & `
+			script := "ip link set lo up; " + route + other + `exec "$0" "$@"`
+			j.cmd.Args = slices.Concat([]string{j.cmd.Path, "--net", "sh", "-c", script}, slices.DeleteFunc(j.cmd.Args, func(arg string) bool { return arg == "--net" }))
+			code, doc := j.run(t)
+			if message, _ := at(doc, "error").(string); left && (code != 1 || !strings.Contains(message, "a program left sockets")) {
+				t.Errorf("exit code %d, error %q", code, message)
+			} else if !left {
+				passes(t, j, code, doc)
+			}
+			if t.Failed() {
+				t.Log(j.stderr.String())
+			}
+		})
 	}
 }
 

@@ -34,7 +34,7 @@ func (e *engine) recordAreas() error {
 	e.originals = newOriginals(append(lineage()[1:], e.beside...), e.mayWrite)
 	family := append(lineage(), e.beside...)
 	e.tmpfs, e.proc, e.logs = map[uint64]bool{}, recordProcState(family), openFiles(family)
-	e.theirs, e.sockets = maps.Clone(e.logs), countSockets()
+	e.theirs, e.sockets = maps.Clone(e.logs), socketsBefore()
 	for _, a := range e.areas {
 		a.before = map[string]stamp{}
 		if err := e.walkArea(a, func(name string, info fs.FileInfo) (err error) {
