@@ -19,6 +19,9 @@ var (
 
 		"/proc/bus/pci", "/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags", "/proc/vmcore",
 	}
+	// What NVIDIA's container toolkit mounts into every container. Everyone may connect, and the daemon asks no one who he is:
+	// it would end the persistence mode of any GPU, or take its memory off line. A mount that is read-only does not prevent it.
+	sockets       = []string{"/run/nvidia-persistenced/socket", "/var/run/nvidia-persistenced/socket"}
 	readonlyPaths = []string{
 		"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger",
 
@@ -26,13 +29,16 @@ var (
 	}
 )
 
+// Masked returns what to mask in every container.
+func Masked() []string { return slices.Concat(maskedPaths, sockets) }
+
 // Paths returns what to mask and what to make read-only in a container without a profile, on the
 // machine whose /proc and /sys these are.
 func Paths(proc, sys string) (masked, readonly []string, err error) {
 	throttle, err := filepath.Glob(sys + "/devices/system/cpu/cpu[0-9]*/thermal_throttle")
 	windows, err2 := Windows(sys)
 	readonly, err3 := nodeFiles(proc)
-	return slices.Concat(maskedPaths, throttle, windows), append(readonly, readonlyPaths...), errors.Join(err, err2, err3)
+	return slices.Concat(Masked(), throttle, windows), append(readonly, readonlyPaths...), errors.Join(err, err2, err3)
 }
 
 // nodeFiles lists what /proc has beside processes and links. All mounts of it share these entries: root in one

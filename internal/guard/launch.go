@@ -141,7 +141,7 @@ func (g *guard) start(ctx context.Context, id string, request *container.CreateR
 		return err
 	}
 	// An engine that does not use AppArmor ignores the name of a profile.
-	if armor := in.AppArmorProfile; !slices.Contains(request.HostConfig.SecurityOpt, armorOption+armor) && request.HostConfig.MaskedPaths == nil {
+	if armor := in.AppArmorProfile; !slices.Contains(request.HostConfig.SecurityOpt, armorOption+armor) && request.HostConfig.ReadonlyPaths == nil {
 		return unavailable(fmt.Errorf("the container has the AppArmor profile %.60q, not that of jobs", armor))
 	}
 	if err := g.onDisk(ctx, in, request.HostConfig.ReadonlyRootfs, top); err != nil {
@@ -201,7 +201,7 @@ func (f *confiner) confine(ctx context.Context, engine docker.Info, h *container
 		if err != nil {
 			return unavailable(fmt.Errorf("jobs cannot run: %w", err))
 		}
-		h.SecurityOpt = append(h.SecurityOpt, armorOption+name)
+		h.SecurityOpt, h.MaskedPaths = append(h.SecurityOpt, armorOption+name), confine.Masked()
 		return nil
 	}
 	h.MaskedPaths, h.ReadonlyPaths, err = confine.Paths("/proc", f.sys)
