@@ -12,13 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CDIFault is why CUDA does not start in a container that gets a device from a specification.
-type CDIFault struct {
-	Spec   string `json:"spec"` // path of the specification that counts; "" if two hide each other
-	Detail string `json:"detail"`
-	Node   bool   `json:"node,omitempty"` // the machine's own device node is wrong, too
-}
-
 // ReadCDIFaults compares the specifications of NVIDIA's devices that count with the machine
 // below root, of which inv knows the GPUs. The result is by the device's name. What cannot be
 // read is not a fault. specs are as ReadCDI returns them.

@@ -192,10 +192,17 @@ type Docker struct {
 	CDI           bool     `json:"cdi"`                      // the engine supports CDI
 	CDIDirs       []string `json:"cdi_dirs"`
 	CDIDevices    []string `json:"cdi_devices,omitempty"` // from the engine's info, else from the spec files
-	// what is wrong with specifications of NVIDIA's devices, by device; see ReadCDIFaults
+	// what is wrong with specifications of NVIDIA's devices, by device
 	CDIFaults      map[string]CDIFault `json:"cdi_faults,omitempty"`
 	Runtimes       []string            `json:"runtimes"`
 	DefaultRuntime string              `json:"default_runtime"`
+}
+
+// CDIFault is why CUDA does not start in a container that gets a device from a specification.
+type CDIFault struct {
+	Spec   string `json:"spec"` // path of the specification that counts; "" if two hide each other
+	Detail string `json:"detail"`
+	Node   bool   `json:"node,omitempty"` // the machine's own device node is wrong, too
 }
 
 // Agent is the installed buildkite-agent.

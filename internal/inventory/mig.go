@@ -22,7 +22,7 @@ var capability = lazy.Regexp(`^(gpu\d{1,4}/gi\d{1,4}(?:/ci\d{1,4})?)/access (\d{
 func migInstances(n *probe.GPU) []MIG {
 	var list []MIG
 	for _, m := range n.MIG {
-		if !validUUID(m.UUID) {
+		if !ValidUUID(m.UUID) {
 			continue
 		}
 		mig := MIG{
@@ -35,20 +35,6 @@ func migInstances(n *probe.GPU) []MIG {
 		list = append(list, mig)
 	}
 	return list
-}
-
-// PartsUnread reports whether it is unknown, at least in part, how a GPU that answers is
-// divided.
-func (g *GPU) PartsUnread() bool {
-	switch {
-	case !g.Healthy:
-		return false
-	case g.Unread || g.NVML == nil:
-		return g.Unread
-	}
-	return slices.ContainsFunc(g.NVML.Unread, func(query string) bool {
-		return strings.Contains(query, "Mig") || strings.Contains(query, "GpuInstance")
-	}) || slices.ContainsFunc(g.NVML.MIG, func(m probe.MIG) bool { return m.Error != "" || !validUUID(m.UUID) })
 }
 
 // migName matches NVML's name of an instance: the model, then the profile. With +me or +gfx

@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/inventory/probe"
-	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -197,11 +196,11 @@ func nvmlGPU(d nvidiaDevice, n probe.GPU) GPU {
 	g := d.gpu()
 	g.NVML, g.Index = &n, n.Index
 	g.Error = printable(n.Error)
-	if g.Error == "" && !validUUID(n.UUID) {
+	if g.Error == "" && !ValidUUID(n.UUID) {
 		g.Error = "NVML reports no UUID"
 	}
 	g.Healthy = g.Error == ""
-	if validUUID(n.UUID) {
+	if ValidUUID(n.UUID) {
 		g.UUID = n.UUID
 	}
 	g.Model = cmp.Or(printable(n.Name), g.Model)
@@ -236,12 +235,6 @@ func nvmlGPU(d nvidiaDevice, n probe.GPU) GPU {
 	g.MIG = migInstances(&n)
 	return g
 }
-
-// uuidForm matches a valid UUID. The driver writes question marks until a GPU has been
-// started; MIG-GPU-…/1/0 is the form before 470.
-var uuidForm = lazy.Regexp(`^(GPU|MIG)-[0-9A-Za-z/-]{1,90}$`)
-
-func validUUID(s string) bool { return uuidForm().MatchString(s) }
 
 func printable(s string) string { return text.Line(s, 300) }
 

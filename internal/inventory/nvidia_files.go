@@ -110,7 +110,7 @@ func (d *nvidiaDevice) readProc(t tree, dir string) {
 		case "Model":
 			d.Model = value
 		case "GPU UUID":
-			if validUUID(value) { // it is not until the GPU has been started
+			if ValidUUID(value) { // it is not until the GPU has been started
 				d.UUID = value
 			}
 		case "Device Minor":
@@ -198,23 +198,6 @@ func pciID(text string) string {
 		return ""
 	}
 	return fmt.Sprintf("%04x", n)
-}
-
-// pciForm matches an address as sysfs, NVML (eight digits, upper case) and the kernel's log
-// (no function) write it.
-var pciForm = lazy.Regexp(`^([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?$`)
-
-// PCIAddress formats an address as sysfs does: dddd:bb:dd.f in lower case.
-func PCIAddress(s string) (string, bool) {
-	m := pciForm().FindStringSubmatch(s)
-	if m == nil {
-		return "", false
-	}
-	domain, err := strconv.ParseUint(m[1], 16, 32)
-	if err != nil {
-		return "", false
-	}
-	return fmt.Sprintf("%04x:%s:%s.%s", domain, strings.ToLower(m[2]), strings.ToLower(m[3]), cmp.Or(m[4], "0")), true
 }
 
 // comparePCI orders addresses like the bus; a domain may have five digits.

@@ -30,7 +30,7 @@ var ErrUntold = errors.New(probe.Untold)
 // NVIDIAOccupied looks at an NVIDIA GPU of this machine. An error means that the driver did not
 // answer; it says nothing about the GPU. No handle is kept open.
 func NVIDIAOccupied(ctx context.Context, uuid string) (Occupancy, error) {
-	if !validUUID(uuid) {
+	if !ValidUUID(uuid) {
 		return Occupancy{}, errors.New("check the GPU: its UUID is unknown")
 	}
 	return nvidiaUse(ctx, probe.Options{GPU: uuid, Timeout: useTimeout})

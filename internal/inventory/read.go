@@ -90,7 +90,7 @@ func Read(ctx context.Context, opts Options) (*Inventory, error) {
 	placeGPUs(t, inv)
 	checkCDI(t, inv.GPUs, &inv.Software.Docker)
 	inv.Problems = slices.Concat(problems, nvidia.problems, live.Problems)
-	inv.addUnread(slices.Concat(live.Problems, t.unread()))
+	addUnread(inv, slices.Concat(live.Problems, t.unread()))
 	log.Debug("inventory read", "path", t.root, "cpus", len(inv.CPU.List), "gpus", len(inv.GPUs), "took", time.Since(start))
 	return inv, nil
 }

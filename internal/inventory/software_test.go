@@ -282,7 +282,7 @@ func TestBrokenCDIFile(t *testing.T) {
 	var live Live
 	askSoftware(t.Context(), treeAt(t, "/"), Options{AgentPath: "/nowhere", DockerSocket: engine(t, map[string]any{"ServerVersion": "26.1.5", "CDISpecDirs": []string{dir}})}, &live)
 	inv := &Inventory{Software: live.Software}
-	inv.addUnread(live.Problems)
+	addUnread(inv, live.Problems)
 	must.Equal(t, []string{"nvidia.com/gpu=GPU-1"}, inv.Software.Docker.CDIDevices)
 	at := slices.IndexFunc(inv.Problems, func(p Problem) bool { return strings.Contains(p.Detail, "broken.yaml") })
 	if at < 0 || inv.Problems[at].Subject != SubjectCDIFile {
