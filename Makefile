@@ -38,7 +38,7 @@ LDFLAGS := -s -w -E kbnode_entry -X $(CLI).version=$(VERSION) -X $(CLI).commit=$
 
 BIN    := build/kbnode-linux-$(HOST_ARCH)
 BKSTUB := build/bkstub
-PROBE  := internal/inventory/probe/bin
+PROBE  := internal/detect/probe/bin
 RUNNER := internal/runner/program/bin
 
 CC_amd64 := $(if $(filter amd64,$(HOST_ARCH)),gcc,x86_64-linux-gnu-gcc)
@@ -67,7 +67,7 @@ SOURCES := $(wildcard $(shell git ls-files -co --exclude-standard -- '*.go' go.m
 
 # The NVML probe is the only cgo program; kbnode embeds it, compressed.
 # -z lazy: go-nvml has undefined symbols that older drivers lack.
-$(PROBE)/%/kbnode-nvml.gz: $(wildcard cmd/kbnode-nvml/*.go internal/inventory/probe/*.go) go.mod | deps-%
+$(PROBE)/%/kbnode-nvml.gz: $(wildcard cmd/kbnode-nvml/*.go internal/detect/probe/*.go) go.mod | deps-%
 	mkdir -p build/probe
 	CGO_ENABLED=1 GOOS=linux GOARCH=$* CC=$(CC_$*) go build -trimpath -ldflags '-s -w -extldflags=-Wl,-z,lazy' -o build/probe/kbnode-nvml-$* ./cmd/kbnode-nvml
 	gzip -9 -n -c build/probe/kbnode-nvml-$* >$@

@@ -55,7 +55,7 @@ shellcheck "$work"/amd64.deb.control/{postinst,prerm,postrm} || wrong "shellchec
 for arch in amd64 arm64; do
 	root=$work/$arch.deb
 	probe=$root/usr/libexec/kbnode/kbnode-nvml
-	gunzip -c "$work/one/kbnode/internal/inventory/probe/bin/$arch/kbnode-nvml.gz" | cmp - "$probe" ||
+	gunzip -c "$work/one/kbnode/internal/detect/probe/bin/$arch/kbnode-nvml.gz" | cmp - "$probe" ||
 		wrong "the NVML probe for $arch is not the one embedded in kbnode"
 	grep -qaF "$(cut -c1-64 "$work/one/kbnode/internal/runner/program/bin/$arch/kbnode-runner.sha256")" "$root/usr/bin/kbnode" ||
 		wrong "kbnode for $arch does not embed the program for jobs"

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/detect/probe"
 )
 
 func main() {

@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/arena"
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/e2e"
-	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -155,7 +155,7 @@ func statusTable(t *testing.T, machine, text string) string {
 	if i < 0 {
 		t.Fatalf("there is no machine %s", machine)
 	}
-	inv, err := inventory.Read(t.Context(), inventory.Options{Root: all[i].Dir(t)})
+	inv, err := detect.Read(t.Context(), detect.Options{Root: all[i].Dir(t)})
 	must.Do(t, err)
 	cfg = cfg.WithDefaults()
 	p, err := plan.Build(plan.Input{Inventory: inv, Config: &cfg, Binary: "/usr/bin/kbnode", Version: "1.2.3"})

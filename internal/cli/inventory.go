@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/text"
@@ -44,7 +45,7 @@ func newInventory(s term.Streams) *cobra.Command {
 			if capture != "" {
 				return captureMachine(cmd.Context(), s, n.Root, capture)
 			}
-			inv, err := inventory.Read(cmd.Context(), inventory.Options{Root: n.Root})
+			inv, err := detect.Read(cmd.Context(), detect.Options{Root: n.Root})
 			if err != nil {
 				return err
 			}
@@ -59,7 +60,7 @@ func newInventory(s term.Streams) *cobra.Command {
 
 // machineAt opens the machine in a directory or a captured file.
 func machineAt(s term.Streams, root string) (n *node.Node, closeRoot func(), err error) {
-	dir, shut, err := inventory.Open(root)
+	dir, shut, err := detect.Open(root)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -83,7 +84,7 @@ func rootFlag(cmd *cobra.Command, root *string) {
 
 func captureMachine(ctx context.Context, s term.Streams, root, file string) error {
 	var b bytes.Buffer
-	if err := inventory.Capture(ctx, inventory.Options{Root: root}, &b); err != nil {
+	if err := detect.Capture(ctx, detect.Options{Root: root}, &b); err != nil {
 		return err
 	}
 	if file == "-" {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -46,7 +47,7 @@ var foreignWords = regexp.MustCompile(`(?i)nvidia|nvml|cuda|nvlink|gpus: *"?all`
 // TestAMDNodeNeedsNothingOfNVIDIA checks that nothing of NVIDIA's needs to be installed.
 func TestAMDNodeNeedsNothingOfNVIDIA(t *testing.T) {
 	t.Parallel()
-	inv, err := inventory.Read(t.Context(), inventory.Options{Root: machinetest.MI300X().Dir(t)})
+	inv, err := detect.Read(t.Context(), detect.Options{Root: machinetest.MI300X().Dir(t)})
 	must.Do(t, err)
 	inv.Software = inventory.Software{}
 	said := installer.Preflight(inv)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -80,7 +81,7 @@ func twoGPUs(t *testing.T) *inventory.Inventory {
 		}
 		m.Live = machinetest.Live(m)
 		var err error
-		readTwo, err = inventory.Read(t.Context(), inventory.Options{Root: m.Dir(t)})
+		readTwo, err = detect.Read(t.Context(), detect.Options{Root: m.Dir(t)})
 		must.Do(t, err)
 	})
 	return readTwo

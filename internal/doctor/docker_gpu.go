@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -97,17 +98,17 @@ func renewCDI(ctx context.Context, m *Machine) string {
 }
 
 // gpuSpecs returns the CDI specifications that name NVIDIA GPUs, and the broken ones.
-func gpuSpecs(m *Machine) ([]inventory.CDISpec, error) {
+func gpuSpecs(m *Machine) ([]detect.CDISpec, error) {
 	dirs := m.Inventory.Software.Docker.CDIDirs
 	if len(dirs) == 0 {
-		dirs = inventory.DefaultCDIDirs()
+		dirs = detect.DefaultCDIDirs()
 	}
-	specs, err := inventory.ReadCDI(m.Root, dirs)
-	return slices.DeleteFunc(specs, func(s inventory.CDISpec) bool { return s.Err == nil && !namesGPUs(s.Devices) }), err
+	specs, err := detect.ReadCDI(m.Root, dirs)
+	return slices.DeleteFunc(specs, func(s detect.CDISpec) bool { return s.Err == nil && !namesGPUs(s.Devices) }), err
 }
 
 // shared returns the first GPU that two specifications name, or "".
-func shared(a, b inventory.CDISpec) string {
+func shared(a, b detect.CDISpec) string {
 	for _, name := range b.Devices {
 		if a.Err == nil && b.Err == nil && strings.HasPrefix(name, "nvidia.com/gpu=") && slices.Contains(a.Devices, name) {
 			return name
@@ -171,7 +172,7 @@ func dockerCDIDriver(ctx context.Context, m *Machine) Answer {
 		return found(fail("driver %s runs, but containers get the files of %s", loaded, node.CDIDriver).Safely("%s", renewCDI(ctx, m)))
 	}
 	for i, s := range specs {
-		if slices.ContainsFunc(specs[i+1:], func(o inventory.CDISpec) bool { return path.Dir(o.Path) != path.Dir(s.Path) && shared(o, s) != "" }) {
+		if slices.ContainsFunc(specs[i+1:], func(o detect.CDISpec) bool { return path.Dir(o.Path) != path.Dir(s.Path) && shared(o, s) != "" }) {
 			continue // docker-cdi-spec reports it
 		}
 		missing := slices.DeleteFunc(slices.Clone(s.Needs[:min(len(s.Needs), 1000)]), m.Exists)
@@ -189,7 +190,7 @@ func dockerCDIDriver(ctx context.Context, m *Machine) Answer {
 		}
 		return found(fail("%s names missing files, so no container starts with it: %s (%d in all)", s.Path, missing[0], len(missing)).Safely("%s", renew))
 	}
-	faults, _ := inventory.ReadCDIFaults(m.Root, m.Inventory, specs)                           // what it cannot read is no fault
+	faults, _ := detect.ReadCDIFaults(m.Root, m.Inventory, specs)                              // what it cannot read is no fault
 	maps.DeleteFunc(faults, func(_ string, f inventory.CDIFault) bool { return f.Spec == "" }) // docker-cdi-spec reports it
 	if names := slices.Sorted(maps.Keys(faults)); len(names) > 0 {
 		f, renew := faults[names[0]], renewCDI(ctx, m)
@@ -251,7 +252,7 @@ func dockerCDIRefresh(ctx context.Context, m *Machine) Answer {
 		return none("systemd does not answer: %s", lines(err))
 	}
 	specs, err := gpuSpecs(m)
-	switch stays := slices.ContainsFunc(specs, func(s inventory.CDISpec) bool { return s.Err == nil && strings.HasPrefix(s.Path, "/etc/") }); {
+	switch stays := slices.ContainsFunc(specs, func(s detect.CDISpec) bool { return s.Err == nil && strings.HasPrefix(s.Path, "/etc/") }); {
 	case err != nil:
 		return none("%s", err)
 	case !service.Exists() && stays:

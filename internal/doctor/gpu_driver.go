@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
 const (

@@ -9,10 +9,11 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/detect"
+	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -204,7 +205,7 @@ func TestAMDNodeIsToldNothingOfNVIDIA(t *testing.T) {
 	for _, machine := range []machinetest.Machine{machinetest.MI300X(), machinetest.MI300XCPX(), driverless, dead, uneven} {
 		t.Run(machine.Name, func(t *testing.T) {
 			root := machine.Dir(t)
-			inv, err := inventory.Read(t.Context(), inventory.Options{Root: root})
+			inv, err := detect.Read(t.Context(), detect.Options{Root: root})
 			must.Do(t, err)
 			cfg := config.Config{}.WithDefaults()
 			inv.Software.Docker.Version = "28.5.1"

@@ -11,10 +11,11 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/detect"
+	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/machinetest"
@@ -315,7 +316,7 @@ func TestPublishedMachines(t *testing.T) {
 	for _, machine := range machinetest.Published() {
 		t.Run(machine.Name, func(t *testing.T) {
 			root := machine.Dir(t)
-			inv, err := inventory.Read(t.Context(), inventory.Options{Root: root})
+			inv, err := detect.Read(t.Context(), detect.Options{Root: root})
 			must.Do(t, err)
 			cfg := config.Config{}.WithDefaults()
 			f := &fake{cfg: &cfg, inv: inv}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -66,7 +67,7 @@ func slotGPUProcesses(_ context.Context, m *Machine) Answer {
 // knows.
 func (m *Machine) computeOn(g inventory.GPU) (pids []int, err error) {
 	if g.Vendor == "amd" {
-		o, err := inventory.AMDOccupied(m.Root, []string{fmt.Sprintf("/dev/dri/renderD%d", g.RenderMinor)})
+		o, err := detect.AMDOccupied(m.Root, []string{fmt.Sprintf("/dev/dri/renderD%d", g.RenderMinor)})
 		for _, p := range o.Compute {
 			pids = append(pids, int(p.PID))
 		}

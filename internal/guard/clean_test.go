@@ -15,8 +15,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/detect"
+	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -31,7 +31,7 @@ type slotRig struct {
 	immortal int            // a process that no signal ends
 	killed   []int
 	asked    []string // what was cleaned, in order
-	gpu      inventory.Occupancy
+	gpu      detect.Occupancy
 	gpuErr   error
 	checks   int
 	broken   error     // what the engine answers
@@ -48,7 +48,7 @@ const (
 
 func newSlotRig(t *testing.T) *slotRig {
 	t.Helper()
-	r := &slotRig{t: t, cgroups: map[int]string{}, gpu: inventory.Occupancy{Driver: "580.1", UsedBytes: 4 << 20}}
+	r := &slotRig{t: t, cgroups: map[int]string{}, gpu: detect.Occupancy{Driver: "580.1", UsedBytes: 4 << 20}}
 	dir := t.TempDir()
 	policy := testPolicy()
 	policy.Socket = filepath.Join(dir, "run/docker.sock")
@@ -57,7 +57,7 @@ func newSlotRig(t *testing.T) *slotRig {
 	procs.kill = r.kill
 	log := slog.New(slog.DiscardHandler)
 	watch := newGPUWatches(policy, procs, log)[0]
-	watch.read = func(context.Context) (inventory.Occupancy, error) {
+	watch.read = func(context.Context) (detect.Occupancy, error) {
 		r.checks++
 		if !r.until.IsZero() && time.Now().After(r.until) {
 			r.gpu.Compute = nil
@@ -324,14 +324,14 @@ func TestGPUNotSeenParks(t *testing.T) {
 			r.gpu.Compute = nil
 			r.want(r.waits, "")
 		}
-		r.gpuErr = fmt.Errorf("check it: %w", inventory.ErrUntold) // it never will
+		r.gpuErr = fmt.Errorf("check it: %w", detect.ErrUntold) // it never will
 		r.want(r.ended, "")
 		r.gpuErr = nil
 		// One failure is no more than a late answer.
 		read := r.cleaner.gpu[0].read
-		r.cleaner.gpu[0].read = func(ctx context.Context) (inventory.Occupancy, error) {
+		r.cleaner.gpu[0].read = func(ctx context.Context) (detect.Occupancy, error) {
 			if r.checks++; r.checks%2 == 0 {
-				return inventory.Occupancy{}, errors.New("once")
+				return detect.Occupancy{}, errors.New("once")
 			}
 			return read(ctx)
 		}
@@ -366,7 +366,7 @@ func TestSlowClearing(t *testing.T) {
 				r := newSlotRig(t)
 				slow(r)
 				read := r.cleaner.gpu[0].read
-				r.cleaner.gpu[0].read = func(ctx context.Context) (inventory.Occupancy, error) {
+				r.cleaner.gpu[0].read = func(ctx context.Context) (detect.Occupancy, error) {
 					o, err := read(ctx)
 					return o, errors.Join(err, ctx.Err())
 				}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/google/renameio/v2"
 
-	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
@@ -35,7 +35,7 @@ const (
 type gpuWatch struct {
 	name  string // for people
 	reset string // how to reset it
-	read  func(context.Context) (inventory.Occupancy, error)
+	read  func(context.Context) (detect.Occupancy, error)
 	procs slotProcs
 	idle  string // path of slot.IdleFile
 	log   *slog.Logger
@@ -63,8 +63,8 @@ func newGPUWatches(p plan.JobPolicy, procs slotProcs, log *slog.Logger) (all gpu
 		id := cmp.Or(g.Instance, g.UUID)
 		w := gpuWatch{
 			name: cmp.Or(id, "the GPU"), reset: fmt.Sprintf("sudo nvidia-smi -pm 0 -i %[1]s && sudo nvidia-smi -r -i %[1]s", g.UUID),
-			read: func(ctx context.Context) (inventory.Occupancy, error) {
-				return inventory.NVIDIAOccupied(ctx, id)
+			read: func(ctx context.Context) (detect.Occupancy, error) {
+				return detect.NVIDIAOccupied(ctx, id)
 			},
 			procs: procs, log: log, idle: filepath.Join(filepath.Dir(p.Socket), slot.IdleFile),
 		}
@@ -73,16 +73,16 @@ func newGPUWatches(p plan.JobPolicy, procs slotProcs, log *slog.Logger) (all gpu
 		}
 		switch {
 		case p.Vendor == "amd":
-			w.read = func(context.Context) (inventory.Occupancy, error) {
-				if dir, err := inventory.AMDDevice(g.Nodes); err == nil {
+			w.read = func(context.Context) (detect.Occupancy, error) {
+				if dir, err := detect.AMDDevice(g.Nodes); err == nil {
 					if err := sameAMD(dir, g); err != nil {
-						return inventory.Occupancy{}, err
+						return detect.Occupancy{}, err
 					}
 				}
-				return inventory.AMDOccupied("/", g.Nodes)
+				return detect.AMDOccupied("/", g.Nodes)
 			}
 			w.reset = amdReset("GPU")
-			if dir, err := inventory.AMDDevice(g.Nodes); err == nil {
+			if dir, err := detect.AMDDevice(g.Nodes); err == nil {
 				w.reset = amdReset(filepath.Base(dir))
 			}
 		case g.Instance != "":
@@ -131,7 +131,7 @@ func (w gpuWatch) settle(ctx context.Context, patience time.Duration) (busy stri
 		if other, is := errors.AsType[*otherGPUError](err); is {
 			return other.text, true
 		}
-		if errors.Is(err, inventory.ErrUntold) {
+		if errors.Is(err, detect.ErrUntold) {
 			w.log.Warn("gpu not checked", "err", err)
 			return "", true // it never will
 		}
@@ -149,7 +149,7 @@ func (w gpuWatch) settle(ctx context.Context, patience time.Duration) (busy stri
 
 // judge returns a sentence about what uses the GPU, "" for nothing. A process that is not the
 // slot's is an operator's: it is named, never killed.
-func (w gpuWatch) judge(o inventory.Occupancy) string {
+func (w gpuWatch) judge(o detect.Occupancy) string {
 	if len(o.Compute) > 0 {
 		p := int(o.Compute[0].PID)
 		more := ""
@@ -188,7 +188,7 @@ func (w gpuWatch) judge(o inventory.Occupancy) string {
 // falls, so a job cannot raise it; the first check is before the first job, as no agent starts
 // without one. It starts over with another GPU or driver, and after a boot, which empties the
 // directory.
-func (w gpuWatch) idleUse(now inventory.Occupancy) (int64, error) {
+func (w gpuWatch) idleUse(now detect.Occupancy) (int64, error) {
 	type idleFile struct {
 		GPU       string `json:"gpu"`
 		Driver    string `json:"driver"`

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/detect"
+	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -26,22 +26,22 @@ func TestJudge(t *testing.T) {
 		}
 		return list
 	}
-	if why := r.cleaner.gpu[0].judge(inventory.Occupancy{UsedBytes: 0}); why != "" {
+	if why := r.cleaner.gpu[0].judge(detect.Occupancy{UsedBytes: 0}); why != "" {
 		t.Fatal(why)
 	}
 	const reset = "sudo nvidia-smi -pm 0 -i GPU-11111111-2222-3333-4444-555555555555 && sudo nvidia-smi -r -i GPU-11111111-2222-3333-4444-555555555555"
 	for name, row := range map[string]struct {
-		uses inventory.Occupancy
+		uses detect.Occupancy
 		want string
 	}{
-		"idle":                   {inventory.Occupancy{UsedBytes: 64 << 20}, ""},
-		"memory not known":       {inventory.Occupancy{UsedBytes: -1}, ""},
-		"a desktop":              {inventory.Occupancy{UsedBytes: 1 << 20, Graphics: on(500)}, ""},
-		"an operator's process":  {inventory.Occupancy{Compute: on(500, 501)}, "GPU-11111111-2222-3333-4444-555555555555 is used by process 500 (p500) and 1 more, which does not belong to a job; stop it"},
-		"a job's process":        {inventory.Occupancy{Compute: on(501)}, "GPU-11111111-2222-3333-4444-555555555555 is held by process 501 (py) of a job, which does not exit; reboot"},
-		"a process that is gone": {inventory.Occupancy{Compute: on(502)}, "GPU-11111111-2222-3333-4444-555555555555 is held by process 502, which has exited; reset it (" + reset + ") or reboot"},
+		"idle":                   {detect.Occupancy{UsedBytes: 64 << 20}, ""},
+		"memory not known":       {detect.Occupancy{UsedBytes: -1}, ""},
+		"a desktop":              {detect.Occupancy{UsedBytes: 1 << 20, Graphics: on(500)}, ""},
+		"an operator's process":  {detect.Occupancy{Compute: on(500, 501)}, "GPU-11111111-2222-3333-4444-555555555555 is used by process 500 (p500) and 1 more, which does not belong to a job; stop it"},
+		"a job's process":        {detect.Occupancy{Compute: on(501)}, "GPU-11111111-2222-3333-4444-555555555555 is held by process 501 (py) of a job, which does not exit; reboot"},
+		"a process that is gone": {detect.Occupancy{Compute: on(502)}, "GPU-11111111-2222-3333-4444-555555555555 is held by process 502, which has exited; reset it (" + reset + ") or reboot"},
 		"memory without a process": {
-			inventory.Occupancy{UsedBytes: 65 << 20, Graphics: on(500)},
+			detect.Occupancy{UsedBytes: 65 << 20, Graphics: on(500)},
 			"GPU-11111111-2222-3333-4444-555555555555 has 65 MiB in use without a compute process, process 500 (p500) uses it for graphics, and 0 MiB when idle; reset it (" + reset + "), or delete " + r.cleaner.gpu[0].idle + " if this is now its idle state",
 		},
 	} {
@@ -92,7 +92,7 @@ func TestAMDReset(t *testing.T) {
 	r := newSlotRig(t)
 	gpu := plan.PolicyGPU{UUID: "GPU-3b1f0a0e64b40000", Nodes: []string{"/dev/kfd", "/dev/dri/renderD4095"}}
 	w := newGPUWatches(plan.JobPolicy{Vendor: "amd", GPUs: []plan.PolicyGPU{gpu}}, r.procs, r.log)[0]
-	said := w.judge(inventory.Occupancy{Compute: []probe.Process{{PID: 502}}})
+	said := w.judge(detect.Occupancy{Compute: []probe.Process{{PID: 502}}})
 	want := "GPU-3b1f0a0e64b40000 is held by process 502, which has exited; reset it (sudo amd-smi reset -G -g GPU after draining all slots, because it resets all GPUs connected by xGMI) or reboot"
 	must.Equal(t, want, said)
 	if w.reset = amdReset("0000:05:00.0"); !strings.HasPrefix(w.reset, "sudo amd-smi reset -G -g 0000:05:00.0 ") {
@@ -109,10 +109,10 @@ func TestSeveralGPUs(t *testing.T) {
 	if all[0].idle == all[1].idle {
 		t.Errorf("both keep their idle use in %s", all[0].idle)
 	}
-	uses := [2]inventory.Occupancy{{UsedBytes: -1}, {UsedBytes: -1}}
+	uses := [2]detect.Occupancy{{UsedBytes: -1}, {UsedBytes: -1}}
 	var failed error
 	for i := range all {
-		all[i].read = func(context.Context) (inventory.Occupancy, error) { return uses[i], failed }
+		all[i].read = func(context.Context) (detect.Occupancy, error) { return uses[i], failed }
 	}
 	if busy, known := all.settle(t.Context(), 0); busy != "" || !known {
 		t.Errorf("idle ones: %q, %t", busy, known)
@@ -147,16 +147,16 @@ func TestIdleUseOnlyFalls(t *testing.T) {
 		{"GPU-2", "590.1", 900, 800},
 	} {
 		w.name = row.gpu
-		if got, err := w.idleUse(inventory.Occupancy{Driver: row.driver, UsedBytes: row.used}); got != row.want || err != nil {
+		if got, err := w.idleUse(detect.Occupancy{Driver: row.driver, UsedBytes: row.used}); got != row.want || err != nil {
 			t.Errorf("step %d: %d, %v; want %d", i, got, err, row.want)
 		}
 	}
 	must.Do(t, os.WriteFile(w.idle, []byte("rubbish"), 0o600))
-	if got, err := w.idleUse(inventory.Occupancy{UsedBytes: 5}); got != 5 || err != nil {
+	if got, err := w.idleUse(detect.Occupancy{UsedBytes: 5}); got != 5 || err != nil {
 		t.Errorf("from rubbish: %d, %v", got, err)
 	}
 	w.idle = "/nonexistent/x/gpu-idle.json"
-	if got, err := w.idleUse(inventory.Occupancy{UsedBytes: 5}); got != 5 || err == nil || !strings.Contains(err.Error(), "nonexistent") {
+	if got, err := w.idleUse(detect.Occupancy{UsedBytes: 5}); got != 5 || err == nil || !strings.Contains(err.Error(), "nonexistent") {
 		t.Errorf("without a place: %d, %v", got, err)
 	}
 }

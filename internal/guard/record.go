@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
-	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/detect"
+	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -51,7 +51,7 @@ func sample(ctx context.Context, p plan.JobPolicy, stream streamer, each func(pr
 	for i, g := range p.GPUs {
 		all.Go(func() {
 			if p.Vendor == "amd" {
-				dir, err := inventory.AMDDevice(g.Nodes)
+				dir, err := detect.AMDDevice(g.Nodes)
 				if err == nil {
 					err = noise.AMD(dir, samplePeriod)(ctx, each)
 				}

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
 const (

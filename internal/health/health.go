@@ -3,7 +3,7 @@
 // Judge is pure: it reads no file, clock or environment. It remembers the past in its
 // State, which is small and can be stored as JSON, so that a restarted daemon continues
 // where it stopped. Kmsg (the kernel's log, as Facts), ReadBus and ReadNode read the
-// signals. The GPUs come from package inventory, whose NVML probe has a deadline. A
+// signals. The GPUs come from package detect, whose NVML probe has a deadline. A
 // daemon does this:
 //
 //	in := health.Signals{Moment: now, Slots: slots, Kernel: what came from Kmsg.Run}
@@ -21,8 +21,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 )
 
 // Level is how bad something is.

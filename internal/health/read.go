@@ -15,8 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/detect"
+	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/limit"
 )
@@ -56,7 +57,7 @@ func ReadGPUs(ctx context.Context, root string) (*GPUs, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, nv, problems, err := inventory.ReadGPUs(ctx, root)
+	list, nv, problems, err := detect.ReadGPUs(ctx, root)
 	if err != nil {
 		return nil, fmt.Errorf("read GPUs: %w", err)
 	}

@@ -1,8 +1,8 @@
-// Package inventory reads what a machine has: GPUs, CPUs, memory and the
-// software that kbnode builds on. It reports facts and decides nothing.
+// Package inventory describes what a machine has: GPUs, CPUs, memory and the
+// software that kbnode builds on. Package detect reads it.
 package inventory
 
-import "github.com/gpu-mode/kbnode/internal/inventory/probe"
+import "github.com/gpu-mode/kbnode/internal/detect/probe"
 
 // Schema is the version of the JSON that Inventory marshals to. It rises when
 // a field changes its meaning or is removed, not when one is added.

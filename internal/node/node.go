@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -94,7 +95,7 @@ func (n *Node) Read(ctx context.Context) error {
 			agentPath = installer.AgentPath
 		}
 	}
-	inv, err := inventory.Read(ctx, inventory.Options{
+	inv, err := detect.Read(ctx, detect.Options{
 		Root: n.Root, AgentPath: agentPath, DockerSocket: n.Config.Docker.Socket, Log: n.Log,
 	})
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -122,7 +123,7 @@ func (n *Node) getAgent(ctx context.Context, version, binary string) (plan.Agent
 // askAgent asks an agent that slots are to run for its version and options. One that cannot close a
 // slot is an error.
 func askAgent(ctx context.Context, file string) (inventory.Agent, error) {
-	a, err := inventory.AskAgent(ctx, file)
+	a, err := detect.AskAgent(ctx, file)
 	if err == nil && len(a.Keys) == 0 {
 		err = errors.New("it does not list its options")
 	}

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -33,7 +34,7 @@ var machines sync.Map
 func readMachine(t testing.TB, m machinetest.Machine) *inventory.Inventory {
 	t.Helper()
 	once, _ := machines.LoadOrStore(fmt.Sprintf("%+v", m), sync.OnceValues(func() (*inventory.Inventory, error) {
-		return inventory.Read(context.WithoutCancel(t.Context()), inventory.Options{Root: m.Dir(t)})
+		return detect.Read(context.WithoutCancel(t.Context()), detect.Options{Root: m.Dir(t)})
 	}))
 	read, err := once.(func() (*inventory.Inventory, error))()
 	must.Do(t, err)

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -177,7 +177,7 @@ func TestUnread(t *testing.T) {
 			m := tree{t, tt.machine.Dir(t)}
 			m.edit("kbnode/live.json", func(live map[string]any) { live["hostname"] = "node7" })
 			build := func(bindings *Bindings) (*Plan, error) {
-				inv, err := inventory.Read(t.Context(), inventory.Options{Root: m.root})
+				inv, err := detect.Read(t.Context(), detect.Options{Root: m.root})
 				if err != nil {
 					return nil, err
 				}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -43,7 +44,7 @@ func newServer(t testing.TB) *server {
 	b200x8.Lock()
 	defer b200x8.Unlock()
 	if b200x8.inv == nil {
-		inv, err := inventory.Read(t.Context(), inventory.Options{Root: machinetest.B200x8().Dir(t)})
+		inv, err := detect.Read(t.Context(), detect.Options{Root: machinetest.B200x8().Dir(t)})
 		must.Do(t, err)
 		b200x8.inv = inv
 	}

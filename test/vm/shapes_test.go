@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/machinetest"
@@ -264,7 +265,7 @@ func TestShapes(t *testing.T) {
 			t.Errorf("64 slots on ten cores: exit %d\n%s%s", r.Code, r.Stdout, r.Stderr)
 		}
 		var capture bytes.Buffer
-		must.Do(t, inventory.Capture(t.Context(), inventory.Options{Root: machinetest.MI300XCPX().Dir(t)}, &capture))
+		must.Do(t, detect.Capture(t.Context(), detect.Options{Root: machinetest.MI300XCPX().Dir(t)}, &capture))
 		m.Put("/root/server.txtar", 0o600, capture.String())
 		all := planned(t, m, "--queue shapes --root /root/server.txtar")
 		distinct := map[string]bool{}

@@ -1,4 +1,4 @@
-package inventory
+package detect
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package inventory
+package detect
 
 import (
 	"errors"
@@ -7,18 +7,20 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
 // addUnread adds problems with what could not be read, and marks the affected GPUs.
-func addUnread(inv *Inventory, problems []Problem) {
+func addUnread(inv *inventory.Inventory, problems []inventory.Problem) {
 	for _, p := range problems {
 		if !slices.Contains(inv.Problems, p) {
 			inv.Problems = append(inv.Problems, p)
 		}
 	}
-	silent := slices.ContainsFunc(inv.GPUs, func(g GPU) bool { return g.Vendor == "nvidia" && g.Unread && g.NVML == nil })
+	silent := slices.ContainsFunc(inv.GPUs, func(g inventory.GPU) bool { return g.Vendor == "nvidia" && g.Unread && g.NVML == nil })
 	for _, p := range inv.Problems {
-		if p.Subject != SubjectCDIFile && !slices.Contains(inv.Unread, p.Subject) && (slices.Contains(problems, p) || p.Subject == SubjectMemory || p.Subject == SubjectNVML && silent) {
+		if p.Subject != inventory.SubjectCDIFile && !slices.Contains(inv.Unread, p.Subject) && (slices.Contains(problems, p) || p.Subject == inventory.SubjectMemory || p.Subject == inventory.SubjectNVML && silent) {
 			inv.Unread = append(inv.Unread, p.Subject)
 		}
 	}
@@ -68,7 +70,7 @@ func (t tree) unplanned() tree {
 }
 
 // unread returns a problem for each subject of which something could not be read.
-func (t tree) unread() []Problem {
+func (t tree) unread() []inventory.Problem {
 	t.failed.mu.Lock()
 	defer t.failed.mu.Unlock()
 	bySubject := map[string][]string{}
@@ -76,41 +78,41 @@ func (t tree) unread() []Problem {
 		subject := subjectOf(path)
 		bySubject[subject] = append(bySubject[subject], path)
 	}
-	var problems []Problem
+	var problems []inventory.Problem
 	for subject, paths := range bySubject {
 		slices.Sort(paths)
 		detail := fmt.Sprintf("read /%s: %v", paths[0], t.failed.list[paths[0]])
 		if n := len(paths) - 1; n > 0 {
 			detail += fmt.Sprintf(" (and %d more)", n)
 		}
-		problems = append(problems, Problem{subject, printable(detail)})
+		problems = append(problems, inventory.Problem{Subject: subject, Detail: printable(detail)})
 	}
-	slices.SortFunc(problems, func(a, b Problem) int { return strings.Compare(a.Subject, b.Subject) })
+	slices.SortFunc(problems, func(a, b inventory.Problem) int { return strings.Compare(a.Subject, b.Subject) })
 	return problems
 }
 
 // subjects maps files to subjects, by prefix; the first match counts.
 var subjects = []struct{ prefix, subject string }{
-	{cpuDir + "/cpufreq", SubjectTuning},
-	{cpuDir, SubjectCPU}, {"sys/devices/cpu_", SubjectCPU}, {"proc/cpuinfo", SubjectCPU},
-	{dmiDir, SubjectCPU}, {treeDir, SubjectCPU}, // who wrote the topology
-	{"sys/fs/cgroup/cgroup.controllers", SubjectFiles},
-	{"sys/fs/cgroup", SubjectCPU}, {"dev/cpuset", SubjectCPU}, {"proc/self/cpuset", SubjectCPU},
-	{nodeDir, SubjectMemory}, {"proc/meminfo", SubjectMemory}, {"sys/kernel/mm/hugepages", SubjectMemory},
-	{pciDir, SubjectGPUs}, {pciRoots + "/pci", SubjectGPUs}, {nvidiaProc + "/gpus", SubjectGPUs}, {kfdDir, SubjectGPUs}, {kfdDirVirtual, SubjectGPUs},
+	{cpuDir + "/cpufreq", inventory.SubjectTuning},
+	{cpuDir, inventory.SubjectCPU}, {"sys/devices/cpu_", inventory.SubjectCPU}, {"proc/cpuinfo", inventory.SubjectCPU},
+	{dmiDir, inventory.SubjectCPU}, {treeDir, inventory.SubjectCPU}, // who wrote the topology
+	{"sys/fs/cgroup/cgroup.controllers", inventory.SubjectFiles},
+	{"sys/fs/cgroup", inventory.SubjectCPU}, {"dev/cpuset", inventory.SubjectCPU}, {"proc/self/cpuset", inventory.SubjectCPU},
+	{nodeDir, inventory.SubjectMemory}, {"proc/meminfo", inventory.SubjectMemory}, {"sys/kernel/mm/hugepages", inventory.SubjectMemory},
+	{pciDir, inventory.SubjectGPUs}, {pciRoots + "/pci", inventory.SubjectGPUs}, {nvidiaProc + "/gpus", inventory.SubjectGPUs}, {kfdDir, inventory.SubjectGPUs}, {kfdDirVirtual, inventory.SubjectGPUs},
 	{"proc/driver", "driver"}, {"proc/devices", "driver"}, {"sys/module", "driver"},
-	{"etc/cdi", SubjectCDI}, {"var/run/cdi", SubjectCDI}, {"run/cdi", SubjectCDI},
-	{"etc/hostname", SubjectHost}, {"etc/os-release", "os"}, {"usr/lib/os-release", "os"},
+	{"etc/cdi", inventory.SubjectCDI}, {"var/run/cdi", inventory.SubjectCDI}, {"run/cdi", inventory.SubjectCDI},
+	{"etc/hostname", inventory.SubjectHost}, {"etc/os-release", "os"}, {"usr/lib/os-release", "os"},
 	{"proc/sys/kernel/osrelease", "os"}, {"proc/version", "os"},
-	{"proc", SubjectTuning}, {"sys", SubjectTuning},
+	{"proc", inventory.SubjectTuning}, {"sys", inventory.SubjectTuning},
 }
 
 func subjectOf(path string) string {
 	for _, dir := range []string{pciDir + "/", nvidiaProc + "/gpus/"} {
 		if rest, ok := strings.CutPrefix(path, dir); ok {
 			name, _, _ := strings.Cut(rest, "/")
-			if pci, ok := PCIAddress(name); ok {
-				return GPUSubject(pci)
+			if pci, ok := inventory.PCIAddress(name); ok {
+				return inventory.GPUSubject(pci)
 			}
 		}
 	}
@@ -119,13 +121,13 @@ func subjectOf(path string) string {
 			return s.subject
 		}
 	}
-	return SubjectFiles
+	return inventory.SubjectFiles
 }
 
 // markUnread marks the GPUs of which something could not be read.
-func markUnread(gpus []GPU, problems []Problem) {
+func markUnread(gpus []inventory.GPU, problems []inventory.Problem) {
 	for i := range gpus {
 		g := &gpus[i]
-		g.Unread = g.Unread || slices.ContainsFunc(problems, func(p Problem) bool { return p.Subject == GPUSubject(g.PCI) })
+		g.Unread = g.Unread || slices.ContainsFunc(problems, func(p inventory.Problem) bool { return p.Subject == inventory.GPUSubject(g.PCI) })
 	}
 }

@@ -1,4 +1,4 @@
-package inventory
+package detect
 
 import (
 	"cmp"
@@ -10,7 +10,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -18,7 +19,7 @@ import (
 // captured tree. It combines either with the PCI devices in sysfs, so that a GPU that NVML
 // has lost is reported too. Without NVML, it uses sysfs and /proc/driver/nvidia. The result
 // is nil on a machine with neither a GPU nor the driver.
-func readNVIDIA(ctx context.Context, t tree) ([]GPU, *NVIDIA, []Problem) {
+func readNVIDIA(ctx context.Context, t tree) ([]inventory.GPU, *inventory.NVIDIA, []inventory.Problem) {
 	report, err := askNVML(ctx, t)
 	return nvidiaGPUs(t, report, err)
 }
@@ -44,7 +45,7 @@ func askNVML(ctx context.Context, t tree) (*probe.Report, error) {
 
 // nvidiaGPUs combines NVML's report, if there is one, with the files. refusal is why NVML
 // did not answer.
-func nvidiaGPUs(t tree, report *probe.Report, refusal error) ([]GPU, *NVIDIA, []Problem) {
+func nvidiaGPUs(t tree, report *probe.Report, refusal error) ([]inventory.GPU, *inventory.NVIDIA, []inventory.Problem) {
 	devices := nvidiaDevices(t)
 	nv := nvidiaDriver(t)
 	answered := refusal == nil && report != nil
@@ -52,8 +53,8 @@ func nvidiaGPUs(t tree, report *probe.Report, refusal error) ([]GPU, *NVIDIA, []
 		return nil, nil, nil // without such hardware, missing NVML is normal
 	}
 
-	var gpus []GPU
-	var problems []Problem
+	var gpus []inventory.GPU
+	var problems []inventory.Problem
 	if answered {
 		nv.Source, nv.CUDAVersion, nv.NVMLVersion = "nvml", printable(report.CUDA), printable(report.NVML)
 		nv.DriverVersion = cmp.Or(nv.DriverVersion, printable(report.Driver))
@@ -73,22 +74,22 @@ func nvidiaGPUs(t tree, report *probe.Report, refusal error) ([]GPU, *NVIDIA, []
 				nv.NVMLCode, absent = e.Code, e.Absent
 			}
 			if nv.NVMLCode == 0 && !errors.Is(refusal, context.DeadlineExceeded) {
-				nv.NVMLCode = NVMLNotAsked
+				nv.NVMLCode = inventory.NVMLNotAsked
 			}
 			for i := range gpus {
 				gpus[i].Unread = gpus[i].Healthy && !absent
 			}
 			from := map[string]string{"proc": "/proc/driver/nvidia", "pci": "the PCI devices in sysfs"}[nv.Source]
-			problems = append(problems, Problem{SubjectNVML, fmt.Sprintf("%v; the GPUs were read from %s", refusal, from)})
+			problems = append(problems, inventory.Problem{Subject: inventory.SubjectNVML, Detail: fmt.Sprintf("%v; the GPUs were read from %s", refusal, from)})
 		}
 	}
 	sortGPUs(gpus)
 	for _, g := range gpus {
 		if g.Error != "" {
-			problems = append(problems, Problem{GPUSubject(g.PCI), g.Error})
+			problems = append(problems, inventory.Problem{Subject: inventory.GPUSubject(g.PCI), Detail: g.Error})
 		}
 		if g.NVML != nil && len(g.NVML.Unread) > 0 {
-			problems = append(problems, Problem{GPUSubject(g.PCI), printable(strings.Join(g.NVML.Unread, "; "))})
+			problems = append(problems, inventory.Problem{Subject: inventory.GPUSubject(g.PCI), Detail: printable(strings.Join(g.NVML.Unread, "; "))})
 		}
 	}
 	nvLinks(gpus)
@@ -97,7 +98,7 @@ func nvidiaGPUs(t tree, report *probe.Report, refusal error) ([]GPU, *NVIDIA, []
 
 // nvLinks fills in which GPUs are linked to each other. It omits everything that is not a
 // GPU of this machine, such as another virtual machine's, because no slot can get it.
-func nvLinks(gpus []GPU) {
+func nvLinks(gpus []inventory.GPU) {
 	here := map[string]bool{}
 	for _, g := range gpus {
 		here[g.PCI] = true
@@ -108,7 +109,7 @@ func nvLinks(gpus []GPU) {
 			continue
 		}
 		for _, at := range g.NVML.NVLinkGPUs {
-			if pci, ok := PCIAddress(at); ok && here[pci] && pci != g.PCI && !slices.Contains(g.Links, pci) {
+			if pci, ok := inventory.PCIAddress(at); ok && here[pci] && pci != g.PCI && !slices.Contains(g.Links, pci) {
 				g.Links = append(g.Links, pci)
 			}
 		}
@@ -117,14 +118,14 @@ func nvLinks(gpus []GPU) {
 }
 
 // withoutNVML returns GPUs according to files.
-func withoutNVML(t tree, nv *NVIDIA, devices map[string]nvidiaDevice) []GPU {
+func withoutNVML(t tree, nv *inventory.NVIDIA, devices map[string]nvidiaDevice) []inventory.GPU {
 	var listed, onBus bool
 	for _, d := range devices {
 		listed, onBus = listed || d.listed, onBus || d.onBus
 	}
 	// A tree of sysfs alone may come from a machine with the driver.
 	known := t.live() || t.exists(livePath)
-	var gpus []GPU
+	var gpus []inventory.GPU
 	for _, d := range devices {
 		g := d.gpu()
 		switch {
@@ -144,20 +145,20 @@ func withoutNVML(t tree, nv *NVIDIA, devices map[string]nvidiaDevice) []GPU {
 
 // joinNVML returns GPUs according to NVML's report. A GPU that has fallen off the bus may
 // be an entry without an address, or missing; its PCI device is still there.
-func joinNVML(t tree, report *probe.Report, devices map[string]nvidiaDevice) ([]GPU, []Problem) {
-	var gpus []GPU
-	var problems []Problem
+func joinNVML(t tree, report *probe.Report, devices map[string]nvidiaDevice) ([]inventory.GPU, []inventory.Problem) {
+	var gpus []inventory.GPU
+	var problems []inventory.Problem
 	var nameless []probe.GPU
 	missing := maps.Clone(devices)
 	listed := map[string]bool{}
 	for _, n := range report.GPUs {
-		pci, ok := PCIAddress(n.PCI)
+		pci, ok := inventory.PCIAddress(n.PCI)
 		switch {
 		case !ok && n.PCI == "" && n.Error != "":
 			nameless = append(nameless, n)
 			continue
 		case !ok || listed[pci]:
-			problems = append(problems, Problem{SubjectNVML, fmt.Sprintf("GPU %d has the unusable PCI address %q", n.Index, printable(n.PCI))})
+			problems = append(problems, inventory.Problem{Subject: inventory.SubjectNVML, Detail: fmt.Sprintf("GPU %d has the unusable PCI address %q", n.Index, printable(n.PCI))})
 			continue
 		}
 		listed[pci] = true
@@ -185,22 +186,22 @@ func joinNVML(t tree, report *probe.Report, devices map[string]nvidiaDevice) ([]
 	}
 	if len(nameless) != len(lost) {
 		for _, n := range nameless {
-			problems = append(problems, Problem{SubjectNVML, fmt.Sprintf("GPU %d: %s", n.Index, printable(n.Error))})
+			problems = append(problems, inventory.Problem{Subject: inventory.SubjectNVML, Detail: fmt.Sprintf("GPU %d: %s", n.Index, printable(n.Error))})
 		}
 	}
 	return gpus, problems
 }
 
 // nvmlGPU combines NVML's report n and the files' data d about a GPU.
-func nvmlGPU(d nvidiaDevice, n probe.GPU) GPU {
+func nvmlGPU(d nvidiaDevice, n probe.GPU) inventory.GPU {
 	g := d.gpu()
 	g.NVML, g.Index = &n, n.Index
 	g.Error = printable(n.Error)
-	if g.Error == "" && !ValidUUID(n.UUID) {
+	if g.Error == "" && !inventory.ValidUUID(n.UUID) {
 		g.Error = "NVML reports no UUID"
 	}
 	g.Healthy = g.Error == ""
-	if ValidUUID(n.UUID) {
+	if inventory.ValidUUID(n.UUID) {
 		g.UUID = n.UUID
 	}
 	g.Model = cmp.Or(printable(n.Name), g.Model)

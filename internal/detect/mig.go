@@ -1,4 +1,4 @@
-package inventory
+package detect
 
 import (
 	"fmt"
@@ -7,7 +7,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
@@ -19,13 +20,13 @@ var capability = lazy.Regexp(`^(gpu\d{1,4}/gi\d{1,4}(?:/ci\d{1,4})?)/access (\d{
 
 // migInstances returns the instances that NVML identifies. Their capabilities are not known
 // yet.
-func migInstances(n *probe.GPU) []MIG {
-	var list []MIG
+func migInstances(n *probe.GPU) []inventory.MIG {
+	var list []inventory.MIG
 	for _, m := range n.MIG {
-		if !ValidUUID(m.UUID) {
+		if !inventory.ValidUUID(m.UUID) {
 			continue
 		}
-		mig := MIG{
+		mig := inventory.MIG{
 			UUID: m.UUID, Name: printable(m.Name), Profile: migProfile(n, m), GPUInstance: m.GPUInstance, ComputeInstance: m.ComputeInstance,
 			MemoryBytes: m.MemoryBytes, Slices: m.Slices, Start: -1, GPUCap: -1, ComputeCap: -1,
 		}
@@ -62,8 +63,8 @@ func migProfile(n *probe.GPU, m probe.MIG) string {
 
 // migCaps fills in the capabilities of the GPUs' instances, and reports those without: only
 // root could use them.
-func migCaps(t tree, gpus []GPU) []Problem {
-	if !slices.ContainsFunc(gpus, func(g GPU) bool { return len(g.MIG) > 0 || g.NVML != nil && len(g.NVML.MIG) > 0 }) {
+func migCaps(t tree, gpus []inventory.GPU) []inventory.Problem {
+	if !slices.ContainsFunc(gpus, func(g inventory.GPU) bool { return len(g.MIG) > 0 || g.NVML != nil && len(g.NVML.MIG) > 0 }) {
 		return nil
 	}
 	caps, lines := map[string]int{}, map[string]string{}
@@ -90,7 +91,7 @@ func migCaps(t tree, gpus []GPU) []Problem {
 		}
 		return minor
 	}
-	var problems []Problem
+	var problems []inventory.Problem
 	for _, g := range gpus {
 		var without []string
 		for i := range g.MIG {
@@ -104,7 +105,7 @@ func migCaps(t tree, gpus []GPU) []Problem {
 			}
 		}
 		if without != nil {
-			problems = append(problems, Problem{GPUSubject(g.PCI), fmt.Sprintf("/%s has no capabilities for %d of its %d MIG instances (%s)",
+			problems = append(problems, inventory.Problem{Subject: inventory.GPUSubject(g.PCI), Detail: fmt.Sprintf("/%s has no capabilities for %d of its %d MIG instances (%s)",
 				migMinors, len(without), len(g.MIG), strings.Join(without, ", "))})
 		}
 		if g.NVML == nil {
@@ -113,7 +114,7 @@ func migCaps(t tree, gpus []GPU) []Problem {
 		for _, m := range g.NVML.MIG {
 			if m.Error != "" {
 				name := strings.TrimSpace("MIG instance " + printable(m.UUID))
-				problems = append(problems, Problem{GPUSubject(g.PCI), name + ": " + printable(m.Error)})
+				problems = append(problems, inventory.Problem{Subject: inventory.GPUSubject(g.PCI), Detail: name + ": " + printable(m.Error)})
 			}
 		}
 	}

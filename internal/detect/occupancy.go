@@ -1,4 +1,4 @@
-package inventory
+package detect
 
 import (
 	"context"
@@ -10,7 +10,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
 // useTimeout bounds one look at a GPU, including the wait for another probe.
@@ -30,7 +31,7 @@ var ErrUntold = errors.New(probe.Untold)
 // NVIDIAOccupied looks at an NVIDIA GPU of this machine. An error means that the driver did not
 // answer; it says nothing about the GPU. No handle is kept open.
 func NVIDIAOccupied(ctx context.Context, uuid string) (Occupancy, error) {
-	if !ValidUUID(uuid) {
+	if !inventory.ValidUUID(uuid) {
 		return Occupancy{}, errors.New("check the GPU: its UUID is unknown")
 	}
 	return nvidiaUse(ctx, probe.Options{GPU: uuid, Timeout: useTimeout})

@@ -1,10 +1,11 @@
-package inventory
+package detect
 
 import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -62,8 +63,8 @@ func TestMIGCaps(t *testing.T) {
 			if row.minors != "" {
 				tr = nvidiaTree(t, "-- "+migMinors+" --\n"+row.minors+"\n")
 			}
-			gpus := []GPU{
-				{PCI: "0000:1a:00.0", Minor: row.minor, MIG: []MIG{{UUID: "MIG-1", GPUInstance: 1, GPUCap: -1, ComputeCap: -1}, {UUID: "MIG-2", GPUInstance: 2, GPUCap: -1, ComputeCap: -1}}},
+			gpus := []inventory.GPU{
+				{PCI: "0000:1a:00.0", Minor: row.minor, MIG: []inventory.MIG{{UUID: "MIG-1", GPUInstance: 1, GPUCap: -1, ComputeCap: -1}, {UUID: "MIG-2", GPUInstance: 2, GPUCap: -1, ComputeCap: -1}}},
 				{PCI: "0000:1b:00.0", Minor: 7},
 			}
 			problems := migCaps(tr, gpus)

@@ -1,4 +1,6 @@
-package inventory
+// Package detect reads what a machine has into an inventory. It reports facts and
+// decides nothing.
+package detect
 
 import (
 	"context"
@@ -14,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
@@ -38,17 +41,17 @@ const (
 // Live is the part of an Inventory that comes from programs and the kernel, not from files.
 // A captured machine has it in kbnode/live.json.
 type Live struct {
-	Schema   int        `json:"schema"`
-	Hostname string     `json:"hostname,omitempty"` // left out of a capture unless asked for
-	Arch     string     `json:"arch"`
-	Software Software   `json:"software"`
-	Disks    []DiskFree `json:"disks,omitempty"`
-	Problems []Problem  `json:"problems,omitempty"` // with the fields above
+	Schema   int                  `json:"schema"`
+	Hostname string               `json:"hostname,omitempty"` // left out of a capture unless asked for
+	Arch     string               `json:"arch"`
+	Software inventory.Software   `json:"software"`
+	Disks    []inventory.DiskFree `json:"disks,omitempty"`
+	Problems []inventory.Problem  `json:"problems,omitempty"` // with the fields above
 }
 
 // Read reads a machine. What cannot be read is omitted and named in Problems; an error
 // means that the tree does not contain a machine.
-func Read(ctx context.Context, opts Options) (*Inventory, error) {
+func Read(ctx context.Context, opts Options) (*inventory.Inventory, error) {
 	t, err := openTree(opts.Root)
 	if err != nil {
 		return nil, err
@@ -64,9 +67,9 @@ func Read(ctx context.Context, opts Options) (*Inventory, error) {
 	var wait sync.WaitGroup
 	var live Live
 	var nvidia struct {
-		gpus     []GPU
-		driver   *NVIDIA
-		problems []Problem
+		gpus     []inventory.GPU
+		driver   *inventory.NVIDIA
+		problems []inventory.Problem
 	}
 	wait.Go(func() { nvidia.gpus, nvidia.driver, nvidia.problems = readNVIDIA(ctx, t) })
 	wait.Go(func() { live = readLive(ctx, t, opts) })
@@ -85,7 +88,7 @@ func Read(ctx context.Context, opts Options) (*Inventory, error) {
 	}
 	inv.Software, inv.Disks = live.Software, live.Disks
 	inv.NVIDIA = nvidia.driver
-	inv.GPUs = append(append([]GPU{}, nvidia.gpus...), inv.GPUs...) // never nil: JSON has a list
+	inv.GPUs = append(append([]inventory.GPU{}, nvidia.gpus...), inv.GPUs...) // never nil: JSON has a list
 	sortGPUs(inv.GPUs)
 	placeGPUs(t, inv)
 	checkCDI(t, inv.GPUs, &inv.Software.Docker)
@@ -96,13 +99,13 @@ func Read(ctx context.Context, opts Options) (*Inventory, error) {
 }
 
 // readFiles reads what every machine has in files.
-func readFiles(t tree) (*Inventory, []Problem) {
+func readFiles(t tree) (*inventory.Inventory, []inventory.Problem) {
 	cpuinfo := t.text("proc/cpuinfo")
-	inv := &Inventory{Schema: Schema, Arch: cpuArch(cpuinfo), Kernel: kernelRelease(t), OS: readOS(t, cpuinfo)}
+	inv := &inventory.Inventory{Schema: inventory.Schema, Arch: cpuArch(cpuinfo), Kernel: kernelRelease(t), OS: readOS(t, cpuinfo)}
 	if words := strings.Fields(printable(t.text("etc/hostname"))); len(words) > 0 {
 		inv.Hostname = words[0]
 	}
-	var problems, more []Problem
+	var problems, more []inventory.Problem
 	inv.CPU, problems = readCPU(t, cpuinfo)
 	inv.Memory, more = readMemory(t, &inv.CPU)
 	problems = append(problems, more...)
@@ -115,10 +118,10 @@ func readFiles(t tree) (*Inventory, []Problem) {
 // trees it reports at least which programs are there.
 func readLive(ctx context.Context, t tree, opts Options) Live {
 	if t.live() {
-		live := Live{Schema: Schema, Arch: runtime.GOARCH}
+		live := Live{Schema: inventory.Schema, Arch: runtime.GOARCH}
 		var err error
 		if live.Hostname, err = os.Hostname(); err != nil {
-			live.Problems = append(live.Problems, Problem{SubjectHost, err.Error()})
+			live.Problems = append(live.Problems, inventory.Problem{Subject: inventory.SubjectHost, Detail: err.Error()})
 		}
 		askSoftware(ctx, t, opts, &live)
 		return live
@@ -134,11 +137,11 @@ func readLive(ctx context.Context, t tree, opts Options) Live {
 	if err == nil && controls().MatchString(text) {
 		err = errors.New("it contains control characters")
 	}
-	if err == nil && live.Schema != Schema {
-		err = fmt.Errorf("it has schema %d, but this kbnode reads %d", live.Schema, Schema)
+	if err == nil && live.Schema != inventory.Schema {
+		err = fmt.Errorf("it has schema %d, but this kbnode reads %d", live.Schema, inventory.Schema)
 	}
 	if err != nil {
-		return Live{Software: installed(t), Problems: []Problem{{livePath, err.Error()}}}
+		return Live{Software: installed(t), Problems: []inventory.Problem{{Subject: livePath, Detail: err.Error()}}}
 	}
 	return live
 }
@@ -148,7 +151,7 @@ func readLive(ctx context.Context, t tree, opts Options) Live {
 var controls = lazy.Regexp(`(?i)\\u(00[01]|007f|00[89]|200[b-f]|202[a-e]|206)|[\x7f\x{80}-\x{9f}\p{Cf}]`)
 
 // readOS reads os-release and whether the machine runs under a hypervisor.
-func readOS(t tree, cpuinfo string) OS {
+func readOS(t tree, cpuinfo string) inventory.OS {
 	text := t.text("etc/os-release")
 	if text == "" {
 		text = t.text("usr/lib/os-release")
@@ -159,7 +162,7 @@ func readOS(t tree, cpuinfo string) OS {
 			values[name] = printable(strings.Trim(value, `"'`))
 		}
 	}
-	return OS{ID: values["ID"], VersionID: values["VERSION_ID"], PrettyName: values["PRETTY_NAME"], Virt: virtual(t, cpuinfo)}
+	return inventory.OS{ID: values["ID"], VersionID: values["VERSION_ID"], PrettyName: values["PRETTY_NAME"], Virt: virtual(t, cpuinfo)}
 }
 
 const (
@@ -203,7 +206,7 @@ func kernelRelease(t tree) string {
 
 // ReadGPUs is like Read, but reads only the GPUs of the machine below root: they change
 // while a machine runs, and everything else costs more.
-func ReadGPUs(ctx context.Context, root string) ([]GPU, *NVIDIA, []Problem, error) {
+func ReadGPUs(ctx context.Context, root string) ([]inventory.GPU, *inventory.NVIDIA, []inventory.Problem, error) {
 	t, err := openTree(root)
 	if err != nil {
 		return nil, nil, nil, err

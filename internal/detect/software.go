@@ -1,4 +1,4 @@
-package inventory
+package detect
 
 import (
 	"cmp"
@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/dbus"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
 const (
@@ -26,8 +28,8 @@ const (
 )
 
 // installed returns what the files of a tree show about its software.
-func installed(t tree) Software {
-	return Software{
+func installed(t tree) inventory.Software {
+	return inventory.Software{
 		CgroupV2: t.exists("sys/fs/cgroup/cgroup.controllers"), // only version 2's root has it
 		Toolkit:  findProgram(t, "nvidia-ctk"),
 		Git:      findProgram(t, "git"),
@@ -47,16 +49,16 @@ func askSoftware(ctx context.Context, t tree, opts Options, live *Live) {
 		wait.Go(func() { s.Agent, agent = AskAgent(ctx, path) })
 	}
 	wait.Wait()
-	about := SubjectDocker
+	about := inventory.SubjectDocker
 	if s.Docker.Version != "" { // it answered
-		about = SubjectCDIFile
+		about = inventory.SubjectCDIFile
 	}
 	for _, p := range []struct {
 		subject string
 		err     error
-	}{{SubjectSystem, systemd}, {about, engine}, {SubjectAgent, agent}} {
+	}{{inventory.SubjectSystem, systemd}, {about, engine}, {inventory.SubjectAgent, agent}} {
 		if p.err != nil {
-			live.Problems = append(live.Problems, Problem{p.subject, p.err.Error()})
+			live.Problems = append(live.Problems, inventory.Problem{Subject: p.subject, Detail: p.err.Error()})
 		}
 	}
 	live.Software = s
@@ -67,7 +69,7 @@ func askSoftware(ctx context.Context, t tree, opts Options, live *Live) {
 	for _, path := range paths {
 		disk, err := diskFree(path)
 		if err != nil {
-			live.Problems = append(live.Problems, Problem{DiskSubject(path), err.Error()})
+			live.Problems = append(live.Problems, inventory.Problem{Subject: inventory.DiskSubject(path), Detail: err.Error()})
 			continue
 		}
 		live.Disks = append(live.Disks, disk)
@@ -130,16 +132,16 @@ func majorVersion(version string) string {
 
 // AskAgent asks a buildkite-agent of this machine for its version and for the configuration
 // keys that it knows, because it silently ignores unknown ones.
-func AskAgent(ctx context.Context, path string) (Agent, error) {
+func AskAgent(ctx context.Context, path string) (inventory.Agent, error) {
 	same := programIdentity(path)
 	if known, ok := askedAgents.Load(same); ok && same != "" {
-		agent := known.(Agent)
+		agent := known.(inventory.Agent)
 		agent.Keys = slices.Clone(agent.Keys)
 		return agent, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, agentDeadline)
 	defer cancel()
-	agent := Agent{Path: path}
+	agent := inventory.Agent{Path: path}
 	version, err := runAgent(ctx, path, "--version")
 	if err != nil {
 		return agent, err
@@ -153,7 +155,7 @@ func AskAgent(ctx context.Context, path string) (Agent, error) {
 	}
 	agent.Keys = agentKeys(help)
 	if same != "" && same == programIdentity(path) {
-		askedAgents.Store(same, Agent{Path: path, Version: agent.Version, Keys: slices.Clone(agent.Keys)})
+		askedAgents.Store(same, inventory.Agent{Path: path, Version: agent.Version, Keys: slices.Clone(agent.Keys)})
 	}
 	return agent, nil
 }
@@ -203,17 +205,17 @@ func (l *limited) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func diskFree(path string) (DiskFree, error) {
+func diskFree(path string) (inventory.DiskFree, error) {
 	at := path
 	for {
 		var st syscall.Statfs_t
 		err := syscall.Statfs(at, &st)
 		if err == nil {
 			size := st.Frsize
-			return DiskFree{Path: path, TotalBytes: int64(st.Blocks) * size, FreeBytes: int64(st.Bavail) * size}, nil
+			return inventory.DiskFree{Path: path, TotalBytes: int64(st.Blocks) * size, FreeBytes: int64(st.Bavail) * size}, nil
 		}
 		if !errors.Is(err, os.ErrNotExist) || at == "/" {
-			return DiskFree{}, fmt.Errorf("statfs %s: %w", at, err)
+			return inventory.DiskFree{}, fmt.Errorf("statfs %s: %w", at, err)
 		}
 		at = filepath.Dir(at) // where it will be created
 	}

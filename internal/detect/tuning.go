@@ -1,10 +1,11 @@
-package inventory
+package detect
 
 import (
 	"strconv"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
 // tuningFiles are settings of the running kernel that affect jobs' timings, and limits that
@@ -37,11 +38,11 @@ var tuningFiles = []string{
 }
 
 // readTuning reads the settings that this kernel has, and their values.
-func readTuning(t tree) Tuning {
-	var out Tuning
+func readTuning(t tree) inventory.Tuning {
+	var out inventory.Tuning
 	for _, path := range tuningFiles {
 		if text, err := t.read(path); err == nil || t.failedBelow(path) {
-			out.Files = append(out.Files, TuningFile{Path: "/" + path, Value: printable(text)})
+			out.Files = append(out.Files, inventory.TuningFile{Path: "/" + path, Value: printable(text)})
 		}
 	}
 	if t.captured != nil { // a capture also has the files that a plan is compared with
@@ -60,7 +61,7 @@ func readTuning(t tree) Tuning {
 		case !ok:
 			cpus = cpuset.Of(n) // a policy has the number of its first CPU
 		}
-		out.Governors = append(out.Governors, Governor{
+		out.Governors = append(out.Governors, inventory.Governor{
 			Path: "/" + at + "/scaling_governor", CPUs: cpus.String(), Value: printable(t.text(at + "/scaling_governor")), Known: known,
 		})
 	}

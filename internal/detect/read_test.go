@@ -1,4 +1,4 @@
-package inventory_test
+package detect_test
 
 import (
 	"bytes"
@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -20,7 +21,7 @@ var update = flag.Bool("update", false, "write the golden files again")
 // read reads the tree of a machine.
 func read(tb testing.TB, root string) *inventory.Inventory {
 	tb.Helper()
-	inv, err := inventory.Read(context.Background(), inventory.Options{Root: root})
+	inv, err := detect.Read(context.Background(), detect.Options{Root: root})
 	must.Do(tb, err)
 	return inv
 }
@@ -102,7 +103,7 @@ func TestReadPublished(t *testing.T) {
 			if inv.Software.Docker.Version != "28.5.2" || inv.Software.Agent.Version != machinetest.AgentVersion || len(inv.Disks) != 2 {
 				t.Errorf("software %+v, disks %v; want what kbnode/live.json says", inv.Software, inv.Disks)
 			}
-			must.Equal(t, inv, recaptured(t, inventory.Options{Root: dir}))
+			must.Equal(t, inv, recaptured(t, detect.Options{Root: dir}))
 		})
 	}
 }
@@ -116,10 +117,10 @@ func TestReadRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if inv, err := inventory.Read(t.Context(), inventory.Options{Root: root}); err == nil {
+			if inv, err := detect.Read(t.Context(), detect.Options{Root: root}); err == nil {
 				t.Errorf("read %+v, want an error", inv)
 			}
-			if err := inventory.Capture(t.Context(), inventory.Options{Root: root}, &bytes.Buffer{}); err == nil {
+			if err := detect.Capture(t.Context(), detect.Options{Root: root}, &bytes.Buffer{}); err == nil {
 				t.Error("captured, want an error")
 			}
 		})
@@ -175,7 +176,7 @@ func TestVirtual(t *testing.T) {
 			if inv.OS.Virt != row.want {
 				t.Errorf("virtual is %t, want %t", inv.OS.Virt, row.want)
 			}
-			must.Equal(t, inv, recaptured(t, inventory.Options{Root: dir}))
+			must.Equal(t, inv, recaptured(t, detect.Options{Root: dir}))
 		})
 	}
 }

@@ -1,4 +1,4 @@
-package inventory_test
+package detect_test
 
 import (
 	"bytes"
@@ -11,16 +11,17 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // capture returns a machine's archive.
-func capture(t *testing.T, opts inventory.Options) string {
+func capture(t *testing.T, opts detect.Options) string {
 	t.Helper()
 	var b bytes.Buffer
-	must.Do(t, inventory.Capture(t.Context(), opts, &b))
+	must.Do(t, detect.Capture(t.Context(), opts, &b))
 	return b.String()
 }
 
@@ -29,7 +30,7 @@ func opened(t *testing.T, archive string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "machine.txtar")
 	must.Do(t, os.WriteFile(file, []byte(archive), 0o600))
-	root, closeRoot, err := inventory.Open(file)
+	root, closeRoot, err := detect.Open(file)
 	must.Do(t, err)
 	t.Cleanup(func() {
 		must.Err(t, closeRoot(), "")
@@ -41,7 +42,7 @@ func opened(t *testing.T, archive string) string {
 }
 
 // recaptured returns a machine after a round trip through an archive.
-func recaptured(t *testing.T, opts inventory.Options) *inventory.Inventory {
+func recaptured(t *testing.T, opts detect.Options) *inventory.Inventory {
 	t.Helper()
 	return read(t, opened(t, capture(t, opts)))
 }
@@ -49,7 +50,7 @@ func recaptured(t *testing.T, opts inventory.Options) *inventory.Inventory {
 // This machine reads the same from its capture as in place.
 func TestCaptureThisMachine(t *testing.T) {
 	t.Parallel()
-	machine, back := read(t, "/"), recaptured(t, inventory.Options{KeepNames: true})
+	machine, back := read(t, "/"), recaptured(t, detect.Options{KeepNames: true})
 	ignore := cmp.Options{
 		cmpopts.IgnoreFields(inventory.DiskFree{}, "FreeBytes"),
 		cmpopts.IgnoreFields(inventory.NUMANode{}, "MemoryBytes"), // virtual machines plug memory in and out
@@ -67,13 +68,13 @@ func TestCaptureKeepsNamesOut(t *testing.T) {
 		"kbnode/nvml.json": `{"schema": 1, "ok": true, "gpus": [{"index": 0, "uuid": "GPU-1", "pci": "0000:06:00.0", "serial": "165012345"}]}`,
 	}
 	dir := m.Dir(t)
-	archive := capture(t, inventory.Options{Root: dir})
+	archive := capture(t, detect.Options{Root: dir})
 	for _, secret := range []string{"secret-host", "165012345"} {
 		if strings.Contains(archive, secret) {
 			t.Errorf("%q is in the archive", secret)
 		}
 	}
-	kept := recaptured(t, inventory.Options{Root: dir, KeepNames: true})
+	kept := recaptured(t, detect.Options{Root: dir, KeepNames: true})
 	if kept.Hostname != "secret-host" || kept.GPUs[0].Serial != "165012345" {
 		t.Errorf("host name %q, serial %q; want both kept on request", kept.Hostname, kept.GPUs[0].Serial)
 	}
@@ -83,14 +84,14 @@ func TestCaptureRefusesMarkers(t *testing.T) {
 	t.Parallel()
 	m := machinetest.NoGPU()
 	m.Files = map[string]string{"etc/os-release": "ID=x\n-- sys/devices/system/cpu/online --\n0-99\n"}
-	err := inventory.Capture(t.Context(), inventory.Options{Root: m.Dir(t)}, &bytes.Buffer{})
+	err := detect.Capture(t.Context(), detect.Options{Root: m.Dir(t)}, &bytes.Buffer{})
 	must.Err(t, err, "etc/os-release")
 }
 
 func TestOpenDirectory(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	root, closeRoot, err := inventory.Open(dir)
+	root, closeRoot, err := detect.Open(dir)
 	if err != nil || root != dir {
 		t.Fatalf("got %q, %v; want the directory itself", root, err)
 	}
@@ -122,7 +123,7 @@ func TestOpenRefuses(t *testing.T) {
 			t.Parallel()
 			file := filepath.Join(t.TempDir(), "machine.txtar")
 			must.Do(t, os.WriteFile(file, []byte(archive), 0o600))
-			if root, _, err := inventory.Open(file); err == nil {
+			if root, _, err := detect.Open(file); err == nil {
 				t.Errorf("opened as %s, want an error", root)
 			}
 		})
@@ -131,7 +132,7 @@ func TestOpenRefuses(t *testing.T) {
 	must.Do(t, os.WriteFile(large, nil, 0o600))
 	must.Do(t, os.Truncate(large, 1<<40)) // sparse
 	for _, name := range []string{large, filepath.Join(t.TempDir(), "absent"), "/dev/zero"} {
-		if _, _, err := inventory.Open(name); err == nil {
+		if _, _, err := detect.Open(name); err == nil {
 			t.Errorf("%s is opened, want an error", name)
 		}
 	}

@@ -1,4 +1,4 @@
-package inventory
+package detect
 
 import (
 	"fmt"
@@ -9,15 +9,16 @@ import (
 	"syscall"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
 const nodeDir = "sys/devices/system/node"
 
 // readMemory reads the NUMA nodes and fills in the node of each CPU.
-func readMemory(t tree, cpu *CPU) (Memory, []Problem) {
-	var problems []Problem
+func readMemory(t tree, cpu *inventory.CPU) (inventory.Memory, []inventory.Problem) {
+	var problems []inventory.Problem
 	online, _ := cpuset.Parse(cpu.Online) // as readCPU printed it
-	memory := Memory{TotalBytes: kibibytes(fields(t.text("proc/meminfo"))["MemTotal"])}
+	memory := inventory.Memory{TotalBytes: kibibytes(fields(t.text("proc/meminfo"))["MemTotal"])}
 
 	ids := t.numbered(nodeDir, "node")
 	if set, ok := t.cpus(nodeDir + "/online"); ok {
@@ -29,7 +30,7 @@ func readMemory(t tree, cpu *CPU) (Memory, []Problem) {
 		node := readNode(t, id, online)
 		if len(node.Distances) != len(ids) {
 			if len(node.Distances) > 0 {
-				problems = append(problems, Problem{fmt.Sprintf("numa node %d", id), fmt.Sprintf("has %d distances for %d nodes", len(node.Distances), len(ids))})
+				problems = append(problems, inventory.Problem{Subject: fmt.Sprintf("numa node %d", id), Detail: fmt.Sprintf("has %d distances for %d nodes", len(node.Distances), len(ids))})
 			}
 			node.Distances = nil
 		}
@@ -42,7 +43,7 @@ func readMemory(t tree, cpu *CPU) (Memory, []Problem) {
 			nodeOf[c] = id
 		}
 		for _, other := range slices.Sorted(maps.Keys(both)) {
-			problems = append(problems, Problem{fmt.Sprintf("numa node %d", id), fmt.Sprintf("has CPUs %s, which node %d also has", cpuset.Of(both[other]...), other)})
+			problems = append(problems, inventory.Problem{Subject: fmt.Sprintf("numa node %d", id), Detail: fmt.Sprintf("has CPUs %s, which node %d also has", cpuset.Of(both[other]...), other)})
 		}
 		sum += node.MemoryBytes
 		memory.Nodes = append(memory.Nodes, node)
@@ -51,7 +52,7 @@ func readMemory(t tree, cpu *CPU) (Memory, []Problem) {
 		memory.TotalBytes = sum
 	}
 	if memory.TotalBytes == 0 {
-		problems = append(problems, Problem{SubjectMemory, "neither /proc/meminfo nor a NUMA node says how much there is"})
+		problems = append(problems, inventory.Problem{Subject: inventory.SubjectMemory, Detail: "neither /proc/meminfo nor a NUMA node says how much there is"})
 	}
 
 	// A node may not count memory that the machine got while it ran: 4 of 126 GiB on Linux 6.18 under
@@ -60,7 +61,7 @@ func readMemory(t tree, cpu *CPU) (Memory, []Problem) {
 		n[0].MemoryBytes = memory.TotalBytes
 	}
 	if len(memory.Nodes) == 0 {
-		memory.Nodes = []NUMANode{{
+		memory.Nodes = []inventory.NUMANode{{
 			CPUs: cpu.Online, MemoryBytes: memory.TotalBytes, Distances: []int{10},
 			HugepagesBytes: hugepages(t, "sys/kernel/mm/hugepages"),
 		}}
@@ -76,11 +77,11 @@ func readMemory(t tree, cpu *CPU) (Memory, []Problem) {
 	return memory, problems
 }
 
-func readNode(t tree, id int, online cpuset.Set) NUMANode {
+func readNode(t tree, id int, online cpuset.Set) inventory.NUMANode {
 	dir := nodeDir + "/node" + strconv.Itoa(id)
 	// A list may name CPUs that the machine could have but does not.
 	cpus, _ := t.cpus(dir+"/cpulist", dir+"/cpumap")
-	node := NUMANode{ID: id, CPUs: cpus.Intersect(online).String(), HugepagesBytes: hugepages(t, dir+"/hugepages")}
+	node := inventory.NUMANode{ID: id, CPUs: cpus.Intersect(online).String(), HugepagesBytes: hugepages(t, dir+"/hugepages")}
 	found := false
 	text, err := t.read(dir + "/meminfo")
 	for line := range strings.Lines(text) {
@@ -130,7 +131,7 @@ func kibibytes(text string) int64 {
 // placeGPUs connects GPUs and NUMA nodes: a GPU whose PCI device does not name its node
 // gets the node with the CPUs near it, and a node that is a GPU's memory gets the GPU's
 // address and is no longer counted as RAM.
-func placeGPUs(t tree, inv *Inventory) {
+func placeGPUs(t tree, inv *inventory.Inventory) {
 	nodes := inv.Memory.Nodes
 	for i := range inv.GPUs {
 		gpu := &inv.GPUs[i]
@@ -140,7 +141,7 @@ func placeGPUs(t tree, inv *Inventory) {
 		if gpu.MemoryNode < 0 {
 			continue
 		}
-		at := slices.IndexFunc(nodes, func(n NUMANode) bool { return n.ID == gpu.MemoryNode })
+		at := slices.IndexFunc(nodes, func(n inventory.NUMANode) bool { return n.ID == gpu.MemoryNode })
 		switch {
 		case at < 0:
 			gpu.MemoryNode = -1 // announced but not online: nothing can be bound to it
@@ -153,7 +154,7 @@ func placeGPUs(t tree, inv *Inventory) {
 
 // nearNode returns the node that has all CPUs near a PCI device, -1 if there is none. Of nodes
 // that share CPUs, it is the first.
-func nearNode(t tree, pci string, nodes []NUMANode) int {
+func nearNode(t tree, pci string, nodes []inventory.NUMANode) int {
 	dir := "sys/bus/pci/devices/" + pci
 	near, ok := t.cpus(dir+"/local_cpulist", dir+"/local_cpus")
 	if !ok || near.Len() == 0 {

@@ -1,4 +1,4 @@
-package inventory
+package detect
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -76,9 +77,9 @@ esac`)
 	t.Parallel()
 	agent, err := AskAgent(t.Context(), path)
 	must.Do(t, err)
-	must.Equal(t, Agent{Path: path, Version: "3.76.2", Keys: []string{"inherited-0", "name"}}, agent)
+	must.Equal(t, inventory.Agent{Path: path, Version: "3.76.2", Keys: []string{"inherited-0", "name"}}, agent)
 	// It is not started again until it changes.
-	askedAgents.Store(programIdentity(path), Agent{Version: "4", Keys: []string{"name"}})
+	askedAgents.Store(programIdentity(path), inventory.Agent{Version: "4", Keys: []string{"name"}})
 	for range 2 {
 		if agent, err = AskAgent(t.Context(), path); err != nil || agent.Version != "4" || agent.Keys[0] != "name" {
 			t.Errorf("%+v, %v", agent, err)
@@ -235,7 +236,7 @@ func TestAskDocker(t *testing.T) {
 	for _, row := range []struct {
 		name string
 		info map[string]any
-		want Docker
+		want inventory.Docker
 	}{
 		{
 			"today", map[string]any{
@@ -243,7 +244,7 @@ func TestAskDocker(t *testing.T) {
 				"DockerRootDir": "/srv/docker", "DefaultRuntime": "runc", "Runtimes": map[string]any{"runc": map[string]any{}, "nvidia": map[string]any{}},
 				"CDISpecDirs":       []string{"/etc/cdi"},
 				"DiscoveredDevices": []map[string]string{{"Source": "cdi", "ID": "nvidia.com/gpu=0"}},
-			}, Docker{
+			}, inventory.Docker{
 				Version: "28.5.2", APIVersion: "1.45", CgroupDriver: "systemd", CgroupVersion: "2", StorageDriver: "overlay2",
 				RootDir: "/srv/docker", CDI: true, CDIDirs: []string{"/etc/cdi"}, CDIDevices: []string{"nvidia.com/gpu=0"},
 				Runtimes: []string{"nvidia", "runc"}, DefaultRuntime: "runc",
@@ -251,13 +252,13 @@ func TestAskDocker(t *testing.T) {
 		},
 		{
 			"before 28.2", map[string]any{"ServerVersion": "26.1.5", "CDISpecDirs": []string{dir}},
-			Docker{Version: "26.1.5", APIVersion: "1.45", CDI: true, CDIDirs: []string{dir}, CDIDevices: []string{"nvidia.com/gpu=GPU-1"}},
+			inventory.Docker{Version: "26.1.5", APIVersion: "1.45", CDI: true, CDIDirs: []string{dir}, CDIDevices: []string{"nvidia.com/gpu=GPU-1"}},
 		},
 		{ // it lists what it has taken, so there is none, whatever the files say
 			"an engine that lists none", map[string]any{"ServerVersion": "28.5.2", "Api-Version": "1.51", "CDISpecDirs": []string{dir}},
-			Docker{Version: "28.5.2", APIVersion: "1.51", CDI: true, CDIDirs: []string{dir}},
+			inventory.Docker{Version: "28.5.2", APIVersion: "1.51", CDI: true, CDIDirs: []string{dir}},
 		},
-		{"no CDI", map[string]any{"ServerVersion": "28.5.2"}, Docker{Version: "28.5.2", APIVersion: "1.45"}},
+		{"no CDI", map[string]any{"ServerVersion": "28.5.2"}, inventory.Docker{Version: "28.5.2", APIVersion: "1.45"}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
@@ -281,14 +282,14 @@ func TestBrokenCDIFile(t *testing.T) {
 	must.Write(t, dir, "nvidia.yaml", "kind: nvidia.com/gpu\ndevices:\n- name: GPU-1\n")
 	var live Live
 	askSoftware(t.Context(), treeAt(t, "/"), Options{AgentPath: "/nowhere", DockerSocket: engine(t, map[string]any{"ServerVersion": "26.1.5", "CDISpecDirs": []string{dir}})}, &live)
-	inv := &Inventory{Software: live.Software}
+	inv := &inventory.Inventory{Software: live.Software}
 	addUnread(inv, live.Problems)
 	must.Equal(t, []string{"nvidia.com/gpu=GPU-1"}, inv.Software.Docker.CDIDevices)
-	at := slices.IndexFunc(inv.Problems, func(p Problem) bool { return strings.Contains(p.Detail, "broken.yaml") })
-	if at < 0 || inv.Problems[at].Subject != SubjectCDIFile {
+	at := slices.IndexFunc(inv.Problems, func(p inventory.Problem) bool { return strings.Contains(p.Detail, "broken.yaml") })
+	if at < 0 || inv.Problems[at].Subject != inventory.SubjectCDIFile {
 		t.Errorf("problems: %v", inv.Problems)
 	}
-	if slices.Contains(inv.Unread, SubjectDocker) || slices.Contains(inv.Unread, SubjectCDIFile) {
+	if slices.Contains(inv.Unread, inventory.SubjectDocker) || slices.Contains(inv.Unread, inventory.SubjectCDIFile) {
 		t.Errorf("unread: %q", inv.Unread)
 	}
 }

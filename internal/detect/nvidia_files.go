@@ -1,4 +1,4 @@
-package inventory
+package detect
 
 import (
 	"cmp"
@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 )
 
@@ -19,12 +20,12 @@ const (
 
 // nvidiaDevice is what files report about one GPU.
 type nvidiaDevice struct {
-	GPU      // without what follows from its ID; its memory is known only if it is a NUMA node
-	t        tree
-	onBus    bool   // sysfs has it
-	driver   string // bound driver, "" if sysfs does not report it
-	listed   bool   // the NVIDIA driver has it
-	excluded bool   // and was told to ignore it
+	inventory.GPU // without what follows from its ID; its memory is known only if it is a NUMA node
+	t             tree
+	onBus         bool   // sysfs has it
+	driver        string // bound driver, "" if sysfs does not report it
+	listed        bool   // the NVIDIA driver has it
+	excluded      bool   // and was told to ignore it
 }
 
 // nvidiaDevices finds the GPUs among the PCI devices and in the driver's own directory, by
@@ -42,7 +43,7 @@ func nvidiaDevices(t tree) map[string]nvidiaDevice {
 		}
 	}
 	for _, name := range t.names(nvidiaProc + "/gpus") {
-		pci, ok := PCIAddress(name)
+		pci, ok := inventory.PCIAddress(name)
 		if !ok {
 			continue
 		}
@@ -63,7 +64,7 @@ const maxDevices = 32 << 10
 func pciDirs(t tree) map[string]string {
 	dirs := map[string]string{}
 	for _, name := range t.names(pciDir) {
-		if pci, ok := PCIAddress(name); ok {
+		if pci, ok := inventory.PCIAddress(name); ok {
 			dirs[pci] = pciDir + "/" + name
 		}
 	}
@@ -73,7 +74,7 @@ func pciDirs(t tree) map[string]string {
 	var walk func(dir string, depth int)
 	walk = func(dir string, depth int) {
 		for _, name := range t.names(dir) {
-			if pci, ok := PCIAddress(name); ok && depth > 0 && len(dirs) < maxDevices {
+			if pci, ok := inventory.PCIAddress(name); ok && depth > 0 && len(dirs) < maxDevices {
 				dirs[pci] = dir + "/" + name
 				walk(dir+"/"+name, depth-1)
 			}
@@ -89,7 +90,7 @@ func pciDirs(t tree) map[string]string {
 
 // nvidiaAt reads one PCI device.
 func nvidiaAt(t tree, pci, dir string) nvidiaDevice {
-	d := nvidiaDevice{t: t, onBus: t.exists(dir), GPU: GPU{
+	d := nvidiaDevice{t: t, onBus: t.exists(dir), GPU: inventory.GPU{
 		Vendor: "nvidia", PCI: pci, Index: -1, NUMANode: t.id(dir + "/numa_node"), MemoryNode: -1, Minor: -1, RenderMinor: -1,
 	}}
 	d.driver = printable(ueventField(t.text(dir+"/uevent"), "DRIVER"))
@@ -110,7 +111,7 @@ func (d *nvidiaDevice) readProc(t tree, dir string) {
 		case "Model":
 			d.Model = value
 		case "GPU UUID":
-			if ValidUUID(value) { // it is not until the GPU has been started
+			if inventory.ValidUUID(value) { // it is not until the GPU has been started
 				d.UUID = value
 			}
 		case "Device Minor":
@@ -142,7 +143,7 @@ func (d *nvidiaDevice) memoryOnly(node int) bool {
 
 // gpu returns the GPU for an Inventory. Error is why it cannot be used, as far as the files of
 // one device show.
-func (d *nvidiaDevice) gpu() GPU {
+func (d *nvidiaDevice) gpu() inventory.GPU {
 	known := nvidiaModels[strings.TrimPrefix(d.PCIID, "10de:")]
 	g := d.GPU
 	g.Model, g.Arch = cmp.Or(g.Model, known.model, strings.TrimSpace("NVIDIA device "+g.PCIID)), known.arch
@@ -177,8 +178,8 @@ var nvidiaModels = map[string]struct{ model, arch string }{
 var driverVersion = lazy.Regexp(`\b\d{3,4}\.\d{1,3}(\.\d{1,3})?\b`)
 
 // nvidiaDriver returns what files report about the loaded driver.
-func nvidiaDriver(t tree) *NVIDIA {
-	nv := &NVIDIA{}
+func nvidiaDriver(t tree) *inventory.NVIDIA {
+	nv := &inventory.NVIDIA{}
 	if line, ok := strings.CutPrefix(t.text(nvidiaProc+"/version"), "NVRM version:"); ok {
 		line, _, _ = strings.Cut(line, "\n")
 		nv.DriverVersion = driverVersion().FindString(line)

@@ -1,10 +1,11 @@
-package inventory
+package detect
 
 import (
 	"fmt"
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -45,7 +46,7 @@ func TestCDIFaults(t *testing.T) {
 			must.Write(t, dir, "run/nvidia.yaml", tt.run)
 			specs, err := ReadCDI("/", []string{dir + "/etc", dir + "/run"})
 			must.Do(t, err)
-			inv := &Inventory{GPUs: []GPU{{Vendor: "nvidia", UUID: "GPU-a", Minor: 0}, {Vendor: "nvidia", UUID: "GPU-b", Minor: 1}}}
+			inv := &inventory.Inventory{GPUs: []inventory.GPU{{Vendor: "nvidia", UUID: "GPU-a", Minor: 0}, {Vendor: "nvidia", UUID: "GPU-b", Minor: 1}}}
 			faults, err := ReadCDIFaults("/", inv, specs)
 			must.Do(t, err)
 			a, b := faults["nvidia.com/gpu=GPU-a"], faults["nvidia.com/gpu=GPU-b"]
@@ -64,9 +65,9 @@ func TestCDITwice(t *testing.T) {
 	t.Parallel()
 	const gpu = "nvidia.com/gpu=GPU-a"
 	specs := []CDISpec{{Path: "/etc/cdi/x.yaml", Devices: []string{gpu}}, {Path: "/etc/cdi/y.yaml", Devices: []string{gpu}}}
-	faults, err := ReadCDIFaults("/", &Inventory{}, specs)
+	faults, err := ReadCDIFaults("/", &inventory.Inventory{}, specs)
 	must.Do(t, err)
-	must.Equal(t, map[string]CDIFault{gpu: {Detail: "/etc/cdi/x.yaml and /etc/cdi/y.yaml both name nvidia.com/gpu=GPU-a, so Docker ignores both"}}, faults)
+	must.Equal(t, map[string]inventory.CDIFault{gpu: {Detail: "/etc/cdi/x.yaml and /etc/cdi/y.yaml both name nvidia.com/gpu=GPU-a, so Docker ignores both"}}, faults)
 }
 
 // TestCheckCDI checks that this machine's specifications are looked at, and only if they matter.
@@ -74,14 +75,14 @@ func TestCheckCDI(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	must.Write(t, dir, "a.yaml", "kind: nvidia.com/gpu\ndevices: [{name: GPU-a, containerEdits: {deviceNodes: [{path: /dev/null, major: 9}]}}]\n")
-	gpus := []GPU{{Vendor: "nvidia", UUID: "GPU-a", Minor: 0}}
+	gpus := []inventory.GPU{{Vendor: "nvidia", UUID: "GPU-a", Minor: 0}}
 	for _, tt := range []struct {
 		root string
-		gpus []GPU
+		gpus []inventory.GPU
 		cdi  bool
 		want int
-	}{{"/", gpus, true, 1}, {"/", gpus, false, 0}, {"/", []GPU{{Vendor: "amd"}}, true, 0}, {dir, gpus, true, 0}} {
-		d := Docker{Version: "28.5.2", CDI: tt.cdi}
+	}{{"/", gpus, true, 1}, {"/", gpus, false, 0}, {"/", []inventory.GPU{{Vendor: "amd"}}, true, 0}, {dir, gpus, true, 0}} {
+		d := inventory.Docker{Version: "28.5.2", CDI: tt.cdi}
 		if tt.cdi {
 			d.CDIDirs = []string{dir}
 		}
@@ -107,7 +108,7 @@ func TestCDIDynamicNumbers(t *testing.T) {
 		must.Write(t, dir, "etc/cdi/a.yaml", "kind: nvidia.com/gpu\ndevices: [{name: GPU-a, containerEdits: {deviceNodes: [{path: "+tt.node+", major: 510, minor: 1}]}}]\n")
 		specs, err := ReadCDI(dir, []string{"/etc/cdi"})
 		must.Do(t, err)
-		faults, err := ReadCDIFaults(dir, &Inventory{}, specs)
+		faults, err := ReadCDIFaults(dir, &inventory.Inventory{}, specs)
 		must.Do(t, err)
 		must.Equal(t, tt.want, strings.TrimPrefix(faults["nvidia.com/gpu=GPU-a"].Detail, "/etc/cdi/a.yaml "))
 	}

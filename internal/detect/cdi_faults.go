@@ -1,4 +1,4 @@
-package inventory
+package detect
 
 import (
 	"fmt"
@@ -10,12 +10,14 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
 // ReadCDIFaults compares the specifications of NVIDIA's devices that count with the machine
 // below root, of which inv knows the GPUs. The result is by the device's name. What cannot be
 // read is not a fault. specs are as ReadCDI returns them.
-func ReadCDIFaults(root string, inv *Inventory, specs []CDISpec) (map[string]CDIFault, error) {
+func ReadCDIFaults(root string, inv *inventory.Inventory, specs []CDISpec) (map[string]inventory.CDIFault, error) {
 	t, err := openTree(root)
 	if err != nil {
 		return nil, err
@@ -25,12 +27,12 @@ func ReadCDIFaults(root string, inv *Inventory, specs []CDISpec) (map[string]CDI
 }
 
 // checkCDI fills in the faults of this machine's specifications. A captured machine has them with the engine's answers.
-func checkCDI(t tree, gpus []GPU, d *Docker) {
+func checkCDI(t tree, gpus []inventory.GPU, d *inventory.Docker) {
 	dirs := d.CDIDirs
 	if d.Version == "" { // it does not say; what it knew of devices may be recalled
 		dirs = DefaultCDIDirs()
 	}
-	if !t.live() || len(dirs) == 0 || !slices.ContainsFunc(gpus, func(g GPU) bool { return g.Vendor == "nvidia" }) {
+	if !t.live() || len(dirs) == 0 || !slices.ContainsFunc(gpus, func(g inventory.GPU) bool { return g.Vendor == "nvidia" }) {
 		return
 	}
 	t = t.unplanned()
@@ -38,8 +40,8 @@ func checkCDI(t tree, gpus []GPU, d *Docker) {
 	d.CDIFaults = cdiFaults(t, gpus, readCDI(t, dirs))
 }
 
-func cdiFaults(t tree, gpus []GPU, specs []CDISpec) map[string]CDIFault {
-	faults, majors, minors := map[string]CDIFault{}, nvidiaMajors(t), map[string]int{}
+func cdiFaults(t tree, gpus []inventory.GPU, specs []CDISpec) map[string]inventory.CDIFault {
+	faults, majors, minors := map[string]inventory.CDIFault{}, nvidiaMajors(t), map[string]int{}
 	for _, g := range gpus {
 		if g.Vendor == "nvidia" && g.UUID != "" {
 			minors[g.UUID] = g.Minor
@@ -50,7 +52,7 @@ func cdiFaults(t tree, gpus []GPU, specs []CDISpec) map[string]CDIFault {
 	}
 	counts, both := CountingCDI(specs)
 	for name, why := range both {
-		faults[name] = CDIFault{Detail: why}
+		faults[name] = inventory.CDIFault{Detail: why}
 	}
 	for name, s := range counts {
 		uuid, ours := strings.CutPrefix(name, "nvidia.com/gpu=")
@@ -74,7 +76,7 @@ func cdiFaults(t tree, gpus []GPU, specs []CDISpec) map[string]CDIFault {
 
 // fault returns what is wrong with all that a container gets; what it gives follows the file's name. minor is
 // that of the device's GPU, -1 if unknown.
-func (e cdiEdits) fault(t tree, majors map[string]uint32, minor int) CDIFault {
+func (e cdiEdits) fault(t tree, majors map[string]uint32, minor int) inventory.CDIFault {
 	var gpus []string
 	uvm := false
 	for _, n := range e.DeviceNodes {
@@ -92,26 +94,26 @@ func (e cdiEdits) fault(t tree, majors map[string]uint32, minor int) CDIFault {
 		has, there := t.deviceNumber(name)
 		switch {
 		case is && there && unix.Major(has) != major:
-			return CDIFault{Detail: fmt.Sprintf("gives %s, which has the major number %d, and the driver has %d", name, unix.Major(has), major), Node: true}
+			return inventory.CDIFault{Detail: fmt.Sprintf("gives %s, which has the major number %d, and the driver has %d", name, unix.Major(has), major), Node: true}
 		case n.Major == 0:
 		case there && unix.Mkdev(n.Major, n.Minor) != has:
-			return CDIFault{Detail: fmt.Sprintf("gives %s the number %d:%d, and it has %d:%d", name, n.Major, n.Minor, unix.Major(has), unix.Minor(has))}
+			return inventory.CDIFault{Detail: fmt.Sprintf("gives %s the number %d:%d, and it has %d:%d", name, n.Major, n.Minor, unix.Major(has), unix.Minor(has))}
 		case is && !there && n.Major != major:
-			return CDIFault{Detail: fmt.Sprintf("gives %s the major number %d, and the driver has %d", name, n.Major, major)}
+			return inventory.CDIFault{Detail: fmt.Sprintf("gives %s the major number %d, and the driver has %d", name, n.Major, major)}
 		}
 	}
 	for _, m := range e.Mounts {
 		if name := strings.TrimPrefix(m.HostPath, "/"); strings.HasPrefix(path.Base(name), "libcuda.so.") && t.absent(name) {
-			return CDIFault{Detail: fmt.Sprintf("names %s, which does not exist", m.HostPath)}
+			return inventory.CDIFault{Detail: fmt.Sprintf("names %s, which does not exist", m.HostPath)}
 		}
 	}
 	switch want := fmt.Sprintf("/dev/nvidia%d", minor); {
 	case len(gpus) > 0 && !uvm: // it was written before the module was loaded
-		return CDIFault{Detail: "does not give /dev/nvidia-uvm"}
+		return inventory.CDIFault{Detail: "does not give /dev/nvidia-uvm"}
 	case len(gpus) > 0 && minor >= 0 && !slices.Contains(gpus, want):
-		return CDIFault{Detail: fmt.Sprintf("gives %s, and the GPU is %s now", gpus[0], want)}
+		return inventory.CDIFault{Detail: fmt.Sprintf("gives %s, and the GPU is %s now", gpus[0], want)}
 	}
-	return CDIFault{}
+	return inventory.CDIFault{}
 }
 
 // dynamicDrivers have no fixed number: the kernel gives them one when their module is loaded.

@@ -1,4 +1,4 @@
-package inventory
+package detect
 
 import (
 	"cmp"
@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
 const (
@@ -33,15 +35,15 @@ type kfdGPU struct {
 
 // readAMD reads AMD's GPUs from sysfs, without any ROCm library. The result is nil on a
 // machine with neither a GPU nor the driver.
-func readAMD(t tree) ([]GPU, *AMD, []Problem) {
+func readAMD(t tree) ([]inventory.GPU, *inventory.AMD, []inventory.Problem) {
 	devices := amdDevices(t)
 	nodes, kfd := readKFD(t, devices)
 	version := printable(t.text("sys/module/amdgpu/version"))
 	if len(devices) == 0 && len(nodes) == 0 && version == "" && !t.exists("sys/module/amdgpu") {
 		return nil, nil, nil
 	}
-	var gpus []GPU
-	var problems []Problem
+	var gpus []inventory.GPU
+	var problems []inventory.Problem
 	unread := t.failedBelow(kfdDir) || t.failedBelow(kfdDirVirtual) // some nodes may be missing
 	numberPartitions(nodes)
 	links := xgmiLinks(nodes)
@@ -63,7 +65,7 @@ func readAMD(t tree) ([]GPU, *AMD, []Problem) {
 		}
 		if gpu.RenderMinor < 0 && parts[node.pci] > 1 {
 			gpu.Healthy, gpu.Error = false, "the compute driver (KFD) lists no render node for it"
-			problems = append(problems, Problem{fmt.Sprintf("gpu %s/%d", node.pci, node.partition), gpu.Error})
+			problems = append(problems, inventory.Problem{Subject: fmt.Sprintf("gpu %s/%d", node.pci, node.partition), Detail: gpu.Error})
 		}
 		if gpu.UUID == "" { // as of a virtual function; Linux of 2025 gives each partition its own
 			gpu.UUID = amdUUID(first[node.pci].unique)
@@ -86,7 +88,7 @@ func readAMD(t tree) ([]GPU, *AMD, []Problem) {
 			gpu.Healthy, gpu.Error = amdWithoutKFD(t, pci, kfd)
 		}
 		if gpu.Error != "" {
-			problems = append(problems, Problem{GPUSubject(pci), gpu.Error})
+			problems = append(problems, inventory.Problem{Subject: inventory.GPUSubject(pci), Detail: gpu.Error})
 		}
 		gpus = append(gpus, gpu)
 	}
@@ -94,7 +96,7 @@ func readAMD(t tree) ([]GPU, *AMD, []Problem) {
 		gpus[i].Unread = unread
 	}
 	sortGPUs(gpus)
-	return gpus, &AMD{DriverVersion: version, KFD: kfd}, problems
+	return gpus, &inventory.AMD{DriverVersion: version, KFD: kfd}, problems
 }
 
 // amdWithoutKFD reports whether a GPU that the compute driver does not list can be used,
@@ -119,7 +121,7 @@ func amdWithoutKFD(t tree, pci string, kfd bool) (healthy bool, reason string) {
 func amdDevices(t tree) []string {
 	var out []string
 	for _, pci := range t.names(pciDir) {
-		if form, ok := PCIAddress(pci); !ok || form != pci || t.text(pciDir+"/"+pci+"/vendor") != amdVendor {
+		if form, ok := inventory.PCIAddress(pci); !ok || form != pci || t.text(pciDir+"/"+pci+"/vendor") != amdVendor {
 			continue
 		}
 		class := t.text(pciDir + "/" + pci + "/class")
@@ -133,10 +135,10 @@ func amdDevices(t tree) []string {
 }
 
 // amdDevice returns what the PCI device reports about a GPU.
-func amdDevice(t tree, pci string) GPU {
+func amdDevice(t tree, pci string) inventory.GPU {
 	dir := pciDir + "/" + pci
 	device := pciID(t.text(dir + "/device"))
-	gpu := GPU{
+	gpu := inventory.GPU{
 		Vendor: "amd", PCI: pci, Index: -1, Minor: -1, MemoryNode: -1,
 		NUMANode: t.id(dir + "/numa_node"), RenderMinor: renderMinor(t, pci),
 		Model:            amdModel(device, printable(t.text(dir+"/product_name"))),
@@ -225,8 +227,8 @@ func gfxName(version int64) string {
 	return fmt.Sprintf("gfx%d%x%x", version/10000, version/100%100, version%100)
 }
 
-func sortGPUs(gpus []GPU) {
-	slices.SortStableFunc(gpus, func(a, b GPU) int {
+func sortGPUs(gpus []inventory.GPU) {
+	slices.SortStableFunc(gpus, func(a, b inventory.GPU) int {
 		return cmp.Or(comparePCI(a.PCI, b.PCI), cmp.Compare(a.Partition, b.Partition))
 	})
 }

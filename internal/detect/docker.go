@@ -1,4 +1,4 @@
-package inventory
+package detect
 
 import (
 	"cmp"
@@ -10,25 +10,26 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
 // askDocker asks the engine about itself. A missing engine is not an error if Docker is not
 // installed. With a version, an error is about CDI's files.
-func askDocker(ctx context.Context, t tree, socket string) (Docker, error) {
+func askDocker(ctx context.Context, t tree, socket string) (inventory.Docker, error) {
 	socket = cmp.Or(socket, config.DefaultDockerSocket)
 	engine, err := docker.New(socket)
 	if err != nil {
-		return Docker{}, err
+		return inventory.Docker{}, err
 	}
 	defer engine.Close() //nolint:errcheck // only asked
 	info, err := engine.Info(ctx)
 	if err != nil {
 		if _, missing := os.Stat(socket); errors.Is(missing, os.ErrNotExist) && findProgram(t, "dockerd") == "" {
-			return Docker{}, nil
+			return inventory.Docker{}, nil
 		}
-		return Docker{}, err
+		return inventory.Docker{}, err
 	}
-	d := Docker{
+	d := inventory.Docker{
 		Version: info.Version, APIVersion: info.APIVersion,
 		CgroupDriver: info.CgroupDriver, CgroupVersion: info.CgroupVersion,
 		StorageDriver: info.StorageDriver, RootDir: info.RootDir, ContainerdDir: info.ContainerdDir(),

@@ -1,4 +1,4 @@
-package inventory
+package detect
 
 import (
 	"context"
@@ -15,7 +15,8 @@ import (
 
 	"golang.org/x/tools/txtar"
 
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
 // Limits of an archive. A machine with 512 CPUs has 2,000 files, 200 KiB.
@@ -60,7 +61,7 @@ func Capture(ctx context.Context, opts Options, w io.Writer) error {
 	}
 	delete(t.captured, livePath)
 	if t.live() || live.Schema != 0 {
-		live.Schema = Schema
+		live.Schema = inventory.Schema
 		text, err := json.MarshalIndent(live, "", "\t")
 		if err != nil {
 			return fmt.Errorf("capture machine: %w", err)
@@ -77,7 +78,7 @@ func Capture(ctx context.Context, opts Options, w io.Writer) error {
 
 // captureNVML adds NVML's report, current or captured, and the files that are read with it.
 // A machine without NVML has only the files.
-func captureNVML(ctx context.Context, t tree, inv *Inventory, keepNames bool) error {
+func captureNVML(ctx context.Context, t tree, inv *inventory.Inventory, keepNames bool) error {
 	report, err := askNVML(ctx, t)
 	delete(t.captured, nvmlPath)
 	gpus, _, _ := nvidiaGPUs(t, report, err)

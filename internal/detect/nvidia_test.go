@@ -1,4 +1,4 @@
-package inventory
+package detect
 
 import (
 	"context"
@@ -10,7 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
 
-	"github.com/gpu-mode/kbnode/internal/inventory/probe"
+	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -67,7 +68,7 @@ Block devices:
 `
 
 // summary has one line per GPU, and one per problem.
-func summary(gpus []GPU, problems []Problem) string {
+func summary(gpus []inventory.GPU, problems []inventory.Problem) string {
 	var b strings.Builder
 	for _, g := range gpus {
 		health := "healthy"
@@ -198,7 +199,7 @@ Size:      3f0000000
 func TestNVIDIADriver(t *testing.T) {
 	t.Parallel()
 	gpus, got, problems := nvidiaGPUs(nvidiaTree(t, procDriver), nil, &probe.Error{Code: 18})
-	want := &NVIDIA{
+	want := &inventory.NVIDIA{
 		Source: "pci", DriverVersion: "580.95.05", UVMMajor: 511, CapsMajor: 237,
 		NVMLError: "NVML: the driver was upgraded while the old kernel module is loaded; reboot, or reload the nvidia modules", NVMLCode: 18,
 	}
@@ -315,21 +316,21 @@ func TestNVMLFacts(t *testing.T) {
 		},
 	}
 	gpus, _, problems := nvidiaGPUs(nvidiaTree(t), &probe.Report{OK: true, GPUs: []probe.GPU{n}}, nil)
-	want := []GPU{{
+	want := []inventory.GPU{{
 		Vendor: "nvidia", UUID: "GPU-1", PCI: "0000:1a:00.0", Index: 4, Model: "NVIDIA H100 80GB HBM3", MemoryBytes: 80 << 30,
 		NUMANode: -1, MemoryNode: -1, Minor: -1, RenderMinor: -1, Arch: "sm_90", Healthy: true, Serial: "165",
 		PersistenceMode: "on", ECCMode: "on", MIGMode: "on", PowerLimitMilliwatts: 700_000, MaxSMClockMHz: 1980,
 		ComputeMode: "default", Processes: 2, MemoryUsedBytes: 1 << 30,
-		MIG: []MIG{
+		MIG: []inventory.MIG{
 			{UUID: "MIG-1", Name: "NVIDIA H100 MIG 3g.40gb", Profile: "3g.40gb", GPUInstance: 1, Slices: 3, MemoryBytes: 40 << 30, Start: 4, MemorySlices: 4, GPUCap: -1, ComputeCap: -1},
 			{UUID: "MIG-2", GPUInstance: 2, Start: -1, GPUCap: -1, ComputeCap: -1},
 		},
 		NVML: &n,
 	}}
 	must.Equal(t, want, gpus)
-	if diff := cmp.Diff([]Problem{
-		{"gpu 0000:1a:00.0", "nvmlDeviceGetSerial: Unknown Error"},
-		{"gpu 0000:1a:00.0", "/proc/driver/nvidia-caps/mig-minors has no capabilities for 2 of its 2 MIG instances (MIG-1, MIG-2)"},
+	if diff := cmp.Diff([]inventory.Problem{
+		{Subject: "gpu 0000:1a:00.0", Detail: "nvmlDeviceGetSerial: Unknown Error"},
+		{Subject: "gpu 0000:1a:00.0", Detail: "/proc/driver/nvidia-caps/mig-minors has no capabilities for 2 of its 2 MIG instances (MIG-1, MIG-2)"},
 	}, problems); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)
 	}
@@ -368,8 +369,8 @@ func TestNVMLSilence(t *testing.T) {
 	}{
 		{fmt.Errorf("the NVML probe did not answer and was killed: %w", context.DeadlineExceeded), 0},
 		{fmt.Errorf("another NVML probe is still running: %w", context.DeadlineExceeded), 0},
-		{probe.ErrNoLoader, NVMLNotAsked},
-		{errors.New("start the NVML probe: permission denied"), NVMLNotAsked},
+		{probe.ErrNoLoader, inventory.NVMLNotAsked},
+		{errors.New("start the NVML probe: permission denied"), inventory.NVMLNotAsked},
 		{&probe.Error{Code: 12, Text: "no library", Absent: true}, 12},
 	} {
 		if _, nv, _ := nvidiaGPUs(treeAt(t, dir), nil, tt.err); nv.NVMLCode != tt.want || nv.NVMLError == "" {

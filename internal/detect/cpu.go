@@ -1,4 +1,4 @@
-package inventory
+package detect
 
 import (
 	"cmp"
@@ -8,15 +8,16 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
 const cpuDir = "sys/devices/system/cpu"
 
 // readCPU reads the processor topology. readMemory fills in the NUMA nodes.
-func readCPU(t tree, cpuinfo string) (CPU, []Problem) {
+func readCPU(t tree, cpuinfo string) (inventory.CPU, []inventory.Problem) {
 	present, online := cpuLists(t)
 	allowed, problems := allowedCPUs(t, online)
-	c := CPU{
+	c := inventory.CPU{
 		Model:   cpuModel(cpuinfo),
 		Present: present.String(),
 		Online:  online.String(),
@@ -26,10 +27,10 @@ func readCPU(t tree, cpuinfo string) (CPU, []Problem) {
 	classes := coreClasses(t)
 	hasCapacity, hasMIDR := false, false
 	ids := online.Ints()
-	c.List = make([]LogicalCPU, len(ids))
+	c.List = make([]inventory.LogicalCPU, len(ids))
 	index := make(map[int]int, len(ids))
 	for i, id := range ids {
-		c.List[i] = LogicalCPU{ID: id, Package: -1, Die: -1, L3: -1, Core: -1, NUMANode: -1, Allowed: allowed.Contains(id)}
+		c.List[i] = inventory.LogicalCPU{ID: id, Package: -1, Die: -1, L3: -1, Core: -1, NUMANode: -1, Allowed: allowed.Contains(id)}
 		index[id] = i
 		hasCapacity = hasCapacity || i == 0 && t.exists(cpuPath(id, "cpu_capacity"))
 		hasMIDR = hasMIDR || i == 0 && t.exists(cpuPath(id, midrFile))
@@ -91,7 +92,7 @@ func cpuLists(t tree) (present, online cpuset.Set) {
 // counts: that of the reading process depends on where kbnode was started. CPUs that
 // buildkite.slice has as its own partition are missing from the root's set although kbnode
 // assigns them.
-func allowedCPUs(t tree, online cpuset.Set) (cpuset.Set, []Problem) {
+func allowedCPUs(t tree, online cpuset.Set) (cpuset.Set, []inventory.Problem) {
 	const root, slice = "sys/fs/cgroup", "sys/fs/cgroup/buildkite.slice"
 	set, ok := t.cpus(path.Join(root, "cpuset.cpus.effective"))
 	if ok && t.text(path.Join(slice, "cpuset.cpus.partition")) == "root" {
@@ -112,13 +113,13 @@ func allowedCPUs(t tree, online cpuset.Set) (cpuset.Set, []Problem) {
 	}
 	allowed := set.Intersect(online)
 	if allowed.Len() == 0 {
-		return online, []Problem{{"cpuset", "the root cgroup's cpuset " + set.String() + " has no online CPU; it is ignored"}}
+		return online, []inventory.Problem{{Subject: "cpuset", Detail: "the root cgroup's cpuset " + set.String() + " has no online CPU; it is ignored"}}
 	}
 	return allowed, nil
 }
 
 // readCore fills in the core of a CPU, for all its siblings.
-func readCore(t tree, list []LogicalCPU, index map[int]int, id int, online cpuset.Set) {
+func readCore(t tree, list []inventory.LogicalCPU, index map[int]int, id int, online cpuset.Set) {
 	siblings, _ := t.cpus(
 		cpuPath(id, "topology/core_cpus_list"), cpuPath(id, "topology/thread_siblings_list"),
 		cpuPath(id, "topology/core_cpus"), cpuPath(id, "topology/thread_siblings"))
@@ -179,7 +180,7 @@ func coreClasses(t tree) map[int]string {
 
 // countThreads fills in Threads. The kernel removes an offline CPU from its siblings'
 // lists, so while some CPU is offline only the widest cores are known to be complete.
-func countThreads(list []LogicalCPU, complete bool) {
+func countThreads(list []inventory.LogicalCPU, complete bool) {
 	widest := 0
 	for i := range list {
 		widest = max(widest, len(list[i].Siblings))
