@@ -67,7 +67,7 @@ SOURCES := $(wildcard $(shell git ls-files -co --exclude-standard -- '*.go' go.m
 
 # The NVML probe is the only cgo program; kbnode embeds it, compressed.
 # -z lazy: go-nvml has undefined symbols that older drivers lack.
-$(PROBE)/%/kbnode-nvml.gz: $(wildcard cmd/kbnode-nvml/*.go internal/detect/probe/*.go) go.mod | deps-%
+$(PROBE)/%/kbnode-nvml.gz: $(wildcard cmd/kbnode-nvml/*.go internal/nvml/*.go) go.mod | deps-%
 	mkdir -p build/probe
 	CGO_ENABLED=1 GOOS=linux GOARCH=$* CC=$(CC_$*) go build -trimpath -ldflags '-s -w -extldflags=-Wl,-z,lazy' -o build/probe/kbnode-nvml-$* ./cmd/kbnode-nvml
 	gzip -9 -n -c build/probe/kbnode-nvml-$* >$@

@@ -15,7 +15,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	report "github.com/gpu-mode/kbnode/internal/nvml"
 )
 
 // niceness is the sampler's: it must not get in anyone's way.
@@ -41,7 +41,7 @@ func sample(args []string) int {
 	_ = syscall.Setpriority(syscall.PRIO_PGRP, 0, niceness)
 	out := json.NewEncoder(os.Stdout)
 	refuse := func(what string) int {
-		_ = out.Encode(probe.Sample{Error: what})
+		_ = out.Encode(report.Sample{Error: what})
 		return 3
 	}
 	if ret := nvml.Init(); ret != nvml.SUCCESS {
@@ -51,7 +51,7 @@ func sample(args []string) int {
 	if ret != nvml.SUCCESS {
 		return refuse("nvmlDeviceGetHandleByUUID: " + ret.String())
 	}
-	d := &device{Device: h, out: &probe.GPU{Index: -1}}
+	d := &device{Device: h, out: &report.GPU{Index: -1}}
 	// Clocks and temperature belong to the whole GPU.
 	if whole := ask(d, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", d.GetDeviceHandleFromMigDeviceHandle); whole != nil {
 		d.Device = *whole
@@ -68,8 +68,8 @@ func sample(args []string) int {
 	}
 }
 
-func (d *device) sample() probe.Sample {
-	s := probe.Sample{
+func (d *device) sample() report.Sample {
+	s := report.Sample{
 		Clock:       d.clock(),
 		Temperature: d.temperature(),
 		Margin:      d.margin(),
@@ -96,17 +96,17 @@ func set(args []string) int {
 		fmt.Fprintln(os.Stderr, "kbnode-nvml: write set UUID NAME VALUE")
 		return 2
 	}
-	r := &probe.Report{Schema: probe.Schema, GPUs: []probe.GPU{}}
+	r := &report.Report{Schema: report.Schema, GPUs: []report.GPU{}}
 	if initialize(r) {
 		defer func() { _ = nvml.Shutdown() }() // the process ends anyway
 		r.OK = true
-		r.GPUs = append(r.GPUs, change(probe.Setting{GPU: args[0], Name: args[1], Value: args[2]}))
+		r.GPUs = append(r.GPUs, change(report.Setting{GPU: args[0], Name: args[1], Value: args[2]}))
 	}
 	return show(r)
 }
 
-func change(s probe.Setting) probe.GPU {
-	g := probe.GPU{Index: -1, UUID: s.GPU}
+func change(s report.Setting) report.GPU {
+	g := report.GPU{Index: -1, UUID: s.GPU}
 	h, ret := nvml.DeviceGetHandleByUUID(s.GPU)
 	d := &device{Device: h, out: &g}
 	if ret != nvml.SUCCESS {
@@ -120,13 +120,13 @@ func change(s probe.Setting) probe.GPU {
 	var symbol string
 	var call func() nvml.Return
 	switch {
-	case s.Name == probe.SetPersistence:
+	case s.Name == report.SetPersistence:
 		symbol, call = "nvmlDeviceSetPersistenceMode", func() nvml.Return {
 			return d.SetPersistenceMode(map[bool]nvml.EnableState{true: nvml.FEATURE_ENABLED, false: nvml.FEATURE_DISABLED}[s.Value == "on"])
 		}
-	case s.Name == probe.SetClocks && s.Value == "default":
+	case s.Name == report.SetClocks && s.Value == "default":
 		symbol, call = "nvmlDeviceResetGpuLockedClocks", d.ResetGpuLockedClocks
-	case s.Name == probe.SetClocks && err == nil:
+	case s.Name == report.SetClocks && err == nil:
 		symbol, call = "nvmlDeviceSetGpuLockedClocks", func() nvml.Return { return d.SetGpuLockedClocks(uint32(mhz), uint32(mhz)) }
 	default:
 		g.Error = fmt.Sprintf("%s cannot be set to %q", s.Name, s.Value)

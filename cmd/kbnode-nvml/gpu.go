@@ -8,12 +8,12 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	report "github.com/gpu-mode/kbnode/internal/nvml"
 )
 
 // readGPU reads everything about the GPU with this NVML index.
-func readGPU(index int) probe.GPU {
-	g := probe.GPU{Index: index}
+func readGPU(index int) report.GPU {
+	g := report.GPU{Index: index}
 	h, ret := nvml.DeviceGetHandleByIndex(index)
 	d := &device{Device: h, out: &g}
 	if ret != nvml.SUCCESS {
@@ -34,8 +34,8 @@ func readGPU(index int) probe.GPU {
 
 // readUse reads what uses the GPU with this UUID. A list of processes that the driver does
 // not return is an error: it must not look like an empty one.
-func readUse(uuid string) probe.GPU {
-	g := probe.GPU{Index: -1, UUID: uuid}
+func readUse(uuid string) report.GPU {
+	g := report.GPU{Index: -1, UUID: uuid}
 	h, ret := nvml.DeviceGetHandleByUUID(uuid)
 	d := &device{Device: h, out: &g}
 	if ret != nvml.SUCCESS {
@@ -48,7 +48,7 @@ func readUse(uuid string) probe.GPU {
 	g.Processes, compute = d.processes("Compute", d.GetComputeRunningProcesses)
 	g.Graphics, graphics = d.processes("Graphics", d.GetGraphicsRunningProcesses)
 	if g.Error == "" && (!compute || !graphics) {
-		g.Error = probe.Untold
+		g.Error = report.Untold
 	}
 	return g
 }
@@ -76,17 +76,17 @@ func (d *device) identity() {
 }
 
 // memory returns nil if the driver does not report it.
-func (d *device) memory() *probe.Memory {
-	m := ask(d, "nvmlDeviceGetMemoryInfo_v2", func() (probe.Memory, nvml.Return) {
+func (d *device) memory() *report.Memory {
+	m := ask(d, "nvmlDeviceGetMemoryInfo_v2", func() (report.Memory, nvml.Return) {
 		m, ret := d.GetMemoryInfo_v2()
-		return probe.Memory{TotalBytes: m.Total, UsedBytes: m.Used}, ret
+		return report.Memory{TotalBytes: m.Total, UsedBytes: m.Used}, ret
 	})
 	if m != nil {
 		return m
 	}
-	return ask(d, "nvmlDeviceGetMemoryInfo", func() (probe.Memory, nvml.Return) {
+	return ask(d, "nvmlDeviceGetMemoryInfo", func() (report.Memory, nvml.Return) {
 		m, ret := d.GetMemoryInfo()
-		return probe.Memory{TotalBytes: m.Total, UsedBytes: m.Used}, ret
+		return report.Memory{TotalBytes: m.Total, UsedBytes: m.Used}, ret
 	})
 }
 
@@ -100,20 +100,20 @@ func (d *device) modes() {
 		m, ret := d.GetComputeMode()
 		return computeMode(m), ret
 	}))
-	g.MIGMode = ask(d, "nvmlDeviceGetMigMode", func() (probe.Mode, nvml.Return) {
+	g.MIGMode = ask(d, "nvmlDeviceGetMigMode", func() (report.Mode, nvml.Return) {
 		now, next, ret := d.GetMigMode()
-		return probe.Mode{Current: onOff(now == nvml.DEVICE_MIG_ENABLE), Pending: onOff(next == nvml.DEVICE_MIG_ENABLE)}, ret
+		return report.Mode{Current: onOff(now == nvml.DEVICE_MIG_ENABLE), Pending: onOff(next == nvml.DEVICE_MIG_ENABLE)}, ret
 	})
-	g.ECCMode = ask(d, "nvmlDeviceGetEccMode", func() (probe.Mode, nvml.Return) {
+	g.ECCMode = ask(d, "nvmlDeviceGetEccMode", func() (report.Mode, nvml.Return) {
 		now, next, ret := d.GetEccMode()
-		return probe.Mode{Current: onOff(now == nvml.FEATURE_ENABLED), Pending: onOff(next == nvml.FEATURE_ENABLED)}, ret
+		return report.Mode{Current: onOff(now == nvml.FEATURE_ENABLED), Pending: onOff(next == nvml.FEATURE_ENABLED)}, ret
 	})
 }
 
 // errors reads what health is judged by.
 func (d *device) errors() {
 	g := d.out
-	g.ECC = given(probe.ECC{
+	g.ECC = given(report.ECC{
 		VolatileUncorrected: ask(d, "nvmlDeviceGetTotalEccErrors", func() (uint64, nvml.Return) {
 			return d.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
 		}),
@@ -122,14 +122,14 @@ func (d *device) errors() {
 			return s.BThresholdExceeded != 0, ret
 		}),
 	})
-	g.RemappedRows = ask(d, "nvmlDeviceGetRemappedRows", func() (r probe.Remapped, ret nvml.Return) {
+	g.RemappedRows = ask(d, "nvmlDeviceGetRemappedRows", func() (r report.Remapped, ret nvml.Return) {
 		_, r.Uncorrectable, r.Pending, r.Failed, ret = d.GetRemappedRows()
 		return r, ret
 	})
 	if g.RemappedRows != nil {
-		g.RemappedRows.Banks = ask(d, "nvmlDeviceGetRowRemapperHistogram", func() (probe.Banks, nvml.Return) {
+		g.RemappedRows.Banks = ask(d, "nvmlDeviceGetRowRemapperHistogram", func() (report.Banks, nvml.Return) {
 			h, ret := d.GetRowRemapperHistogram()
-			return probe.Banks{None: h.None}, ret
+			return report.Banks{None: h.None}, ret
 		})
 	}
 	g.RecoveryAction = d.field(nvml.FI_DEV_GET_GPU_RECOVERY_ACTION)
@@ -138,18 +138,18 @@ func (d *device) errors() {
 // speed reads clocks, power and temperature.
 func (d *device) speed() {
 	g := d.out
-	g.Clocks = given(probe.Clocks{
+	g.Clocks = given(report.Clocks{
 		SM:    d.clock(),
 		MaxSM: ask(d, "nvmlDeviceGetMaxClockInfo", func() (uint32, nvml.Return) { return d.GetMaxClockInfo(nvml.CLOCK_SM) }),
 	})
 	g.ClockReasons = d.clockReasons()
-	g.Power = given(probe.Power{
+	g.Power = given(report.Power{
 		Limit:    ask(d, "nvmlDeviceGetPowerManagementLimit", d.GetPowerManagementLimit),
 		Enforced: ask(d, "nvmlDeviceGetEnforcedPowerLimit", d.GetEnforcedPowerLimit),
 		Default:  ask(d, "nvmlDeviceGetPowerManagementDefaultLimit", d.GetPowerManagementDefaultLimit),
 	})
 	g.EnergyMillijoules = ask(d, "nvmlDeviceGetTotalEnergyConsumption", d.GetTotalEnergyConsumption)
-	g.Temperature = given(probe.Temperature{GPU: d.temperature(), Margin: d.margin()})
+	g.Temperature = given(report.Temperature{GPU: d.temperature(), Margin: d.margin()})
 }
 
 func (d *device) clock() *uint32 {
@@ -177,7 +177,7 @@ func (d *device) clockReasons() *uint64 {
 
 // processes returns the processes of one kind, from the newest function that the driver
 // has, which is the one that list calls; ok is false if it returns no list.
-func (d *device) processes(kind string, list func() ([]nvml.ProcessInfo, nvml.Return)) (all []probe.Process, ok bool) {
+func (d *device) processes(kind string, list func() ([]nvml.ProcessInfo, nvml.Return)) (all []report.Process, ok bool) {
 	for _, version := range []string{"_v3", "_v2", ""} {
 		symbol := "nvmlDeviceGet" + kind + "RunningProcesses" + version
 		if !has(symbol) {
@@ -185,7 +185,7 @@ func (d *device) processes(kind string, list func() ([]nvml.ProcessInfo, nvml.Re
 		}
 		found := ask(d, symbol, list)
 		for _, p := range value(found) {
-			q := probe.Process{PID: p.Pid}
+			q := report.Process{PID: p.Pid}
 			if p.UsedGpuMemory != ^uint64(0) { // NVML_VALUE_NOT_AVAILABLE
 				q.UsedBytes = p.UsedGpuMemory
 			}
@@ -230,8 +230,8 @@ func (d *device) mig() {
 		if h == nil {
 			continue
 		}
-		m := &device{Device: *h, out: &probe.GPU{Index: i}}
-		g := probe.MIG{UUID: need(m, "nvmlDeviceGetUUID", m.GetUUID)}
+		m := &device{Device: *h, out: &report.GPU{Index: i}}
+		g := report.MIG{UUID: need(m, "nvmlDeviceGetUUID", m.GetUUID)}
 		g.GPUInstance = need(m, "nvmlDeviceGetGpuInstanceId", m.GetGpuInstanceId)
 		g.ComputeInstance = need(m, "nvmlDeviceGetComputeInstanceId", m.GetComputeInstanceId)
 		g.Name = value(ask(m, "nvmlDeviceGetName", m.GetName))
@@ -249,7 +249,7 @@ func (d *device) mig() {
 
 // placement reads the place of an instance on its parent. Place and profile stay the same
 // when the instance is created again; its UUID does not.
-func (d *device) placement(m *probe.MIG) {
+func (d *device) placement(m *report.MIG) {
 	if !has("nvmlGpuInstanceGetInfo") {
 		return
 	}

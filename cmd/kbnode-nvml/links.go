@@ -9,13 +9,13 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	report "github.com/gpu-mode/kbnode/internal/nvml"
 )
 
 // links reads PCIe, NVLink and the NVSwitch fabric.
 func (d *device) links() {
 	g := d.out
-	g.PCIe = given(probe.PCIe{
+	g.PCIe = given(report.PCIe{
 		Gen:      ask(d, "nvmlDeviceGetCurrPcieLinkGeneration", d.GetCurrPcieLinkGeneration),
 		MaxGen:   ask(d, "nvmlDeviceGetMaxPcieLinkGeneration", d.GetMaxPcieLinkGeneration),
 		Width:    ask(d, "nvmlDeviceGetCurrPcieLinkWidth", d.GetCurrPcieLinkWidth),
@@ -38,14 +38,14 @@ func (d *device) links() {
 		slices.Sort(g.NVLinkGPUs)
 		g.NVLinksUp = &up
 	}
-	g.Fabric = ask(d, "nvmlDeviceGetGpuFabricInfoV", func() (probe.Fabric, nvml.Return) {
+	g.Fabric = ask(d, "nvmlDeviceGetGpuFabricInfoV", func() (report.Fabric, nvml.Return) {
 		f, ret := d.GetGpuFabricInfoV().V2()
-		return probe.Fabric{State: fabricState(f.State), Status: int(f.Status)}, ret
+		return report.Fabric{State: fabricState(f.State), Status: int(f.Status)}, ret
 	})
 	if g.Fabric == nil {
-		g.Fabric = ask(d, "nvmlDeviceGetGpuFabricInfo", func() (probe.Fabric, nvml.Return) {
+		g.Fabric = ask(d, "nvmlDeviceGetGpuFabricInfo", func() (report.Fabric, nvml.Return) {
 			f, ret := d.GetGpuFabricInfo() // all that drivers before 545 have
-			return probe.Fabric{State: fabricState(f.State), Status: int(f.Status)}, ret
+			return report.Fabric{State: fabricState(f.State), Status: int(f.Status)}, ret
 		})
 	}
 }

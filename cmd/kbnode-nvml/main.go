@@ -20,7 +20,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	report "github.com/gpu-mode/kbnode/internal/nvml"
 )
 
 const library = "libnvidia-ml.so.1"
@@ -40,7 +40,7 @@ func main() {
 }
 
 // show prints a report and returns the exit status.
-func show(r *probe.Report) int {
+func show(r *report.Report) int {
 	out := json.NewEncoder(os.Stdout)
 	out.SetIndent("", "  ")
 	if err := out.Encode(r); err != nil {
@@ -54,8 +54,8 @@ func show(r *probe.Report) int {
 }
 
 // read makes the full report, or the one on what uses the GPU with this UUID.
-func read(uuid string) *probe.Report {
-	r := &probe.Report{Schema: probe.Schema, GPUs: []probe.GPU{}}
+func read(uuid string) *report.Report {
+	r := &report.Report{Schema: report.Schema, GPUs: []report.GPU{}}
 	if !initialize(r) {
 		return r
 	}
@@ -87,7 +87,7 @@ func read(uuid string) *probe.Report {
 }
 
 // initialize starts NVML. If that fails, the report says why.
-func initialize(r *probe.Report) bool {
+func initialize(r *report.Report) bool {
 	// nvml.Init returns "library not found" for every failure of dlopen, so call dlopen
 	// first to distinguish a missing driver from a broken one.
 	lib := dl.New(library, dl.RTLD_LAZY|dl.RTLD_GLOBAL)
@@ -113,7 +113,7 @@ func has(symbol string) bool {
 // device queries one GPU and records errors.
 type device struct {
 	nvml.Device
-	out *probe.GPU
+	out *report.GPU
 }
 
 // ask calls one NVML function and returns its value, nil if there is none. It records only

@@ -8,10 +8,10 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	report "github.com/gpu-mode/kbnode/internal/nvml"
 )
 
 func main() {
-	fmt.Printf(`{"schema":%d,"ok":false,"error":"built without cgo","code":12,"gpus":[]}`+"\n", probe.Schema)
+	fmt.Printf(`{"schema":%d,"ok":false,"error":"built without cgo","code":12,"gpus":[]}`+"\n", report.Schema)
 	os.Exit(3)
 }

@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/tools/txtar"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 )
 
 // Limits of an archive. A machine with 512 CPUs has 2,000 files, 200 KiB.
@@ -84,7 +84,7 @@ func captureNVML(ctx context.Context, t tree, inv *inventory.Inventory, keepName
 	gpus, _, _ := nvidiaGPUs(t, report, err)
 	inv.GPUs = append(inv.GPUs, gpus...)
 	if report == nil && err != nil && len(gpus) > 0 {
-		report = &probe.Report{Schema: probe.Schema, Error: err.Error()} // why there is none
+		report = &nvml.Report{Schema: nvml.Schema, Error: err.Error()} // why there is none
 	}
 	if report == nil {
 		return nil

@@ -7,9 +7,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 )
 
 // migMinors lists the minor numbers of the driver's capabilities, in lines such as
@@ -20,7 +20,7 @@ var capability = lazy.Regexp(`^(gpu\d{1,4}/gi\d{1,4}(?:/ci\d{1,4})?)/access (\d{
 
 // migInstances returns the instances that NVML identifies. Their capabilities are not known
 // yet.
-func migInstances(n *probe.GPU) []inventory.MIG {
+func migInstances(n *nvml.GPU) []inventory.MIG {
 	var list []inventory.MIG
 	for _, m := range n.MIG {
 		if !inventory.ValidUUID(m.UUID) {
@@ -45,7 +45,7 @@ var migName = lazy.Regexp(` MIG ((?:\d{1,2}c\.)?\d{1,2}g\.\d{1,4}gb[\w.+-]{0,40}
 
 // migProfile returns an instance's profile: the one in its name, or else one derived from
 // its size, in which memory is counted in eighths of the GPU's.
-func migProfile(n *probe.GPU, m probe.MIG) string {
+func migProfile(n *nvml.GPU, m nvml.MIG) string {
 	if found := migName().FindStringSubmatch(m.Name); found != nil {
 		return found[1]
 	}

@@ -4,32 +4,32 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestMIGProfile(t *testing.T) {
 	t.Parallel()
-	b200 := &probe.GPU{Memory: &probe.Memory{TotalBytes: 183359 << 20}}
-	a100 := &probe.GPU{Memory: &probe.Memory{TotalBytes: 40960 << 20}}
+	b200 := &nvml.GPU{Memory: &nvml.Memory{TotalBytes: 183359 << 20}}
+	a100 := &nvml.GPU{Memory: &nvml.Memory{TotalBytes: 40960 << 20}}
 	for _, row := range []struct {
-		gpu  *probe.GPU
-		mig  probe.MIG
+		gpu  *nvml.GPU
+		mig  nvml.MIG
 		want string
 	}{
-		{b200, probe.MIG{Name: "NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", MemoryBytes: 1 << 30, Slices: 7}, "1g.10gb+me"},
-		{b200, probe.MIG{Name: "NVIDIA B200 MIG 1g.23gb+me2.x_y-Z", MemoryBytes: 23552 << 20, Slices: 1}, "1g.23gb+me2.x_y-Z"},
-		{b200, probe.MIG{Name: "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb"}, "1c.3g.20gb"},
-		{b200, probe.MIG{MemoryBytes: 23552 << 20, Slices: 1, ComputeSlices: 1}, "1g.23gb"},
-		{b200, probe.MIG{MemoryBytes: 91136 << 20, Slices: 3, ComputeSlices: 3, Name: "NVIDIA B200"}, "3g.90gb"},
-		{a100, probe.MIG{MemoryBytes: 19968 << 20, Slices: 3, ComputeSlices: 2}, "2c.3g.20gb"},
-		{a100, probe.MIG{MemoryBytes: 4864 << 20, Slices: 1}, "1g.5gb"},
-		{&probe.GPU{}, probe.MIG{MemoryBytes: 1 << 30, Slices: 1}, ""},
-		{b200, probe.MIG{Slices: 1}, ""},
-		{b200, probe.MIG{MemoryBytes: 1 << 30}, ""},
-		{b200, probe.MIG{Name: "NVIDIA B200 MIG $(reboot)"}, ""},
-		{b200, probe.MIG{Name: "NVIDIA B200 MIG 1g.23gb\n"}, ""},
+		{b200, nvml.MIG{Name: "NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", MemoryBytes: 1 << 30, Slices: 7}, "1g.10gb+me"},
+		{b200, nvml.MIG{Name: "NVIDIA B200 MIG 1g.23gb+me2.x_y-Z", MemoryBytes: 23552 << 20, Slices: 1}, "1g.23gb+me2.x_y-Z"},
+		{b200, nvml.MIG{Name: "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb"}, "1c.3g.20gb"},
+		{b200, nvml.MIG{MemoryBytes: 23552 << 20, Slices: 1, ComputeSlices: 1}, "1g.23gb"},
+		{b200, nvml.MIG{MemoryBytes: 91136 << 20, Slices: 3, ComputeSlices: 3, Name: "NVIDIA B200"}, "3g.90gb"},
+		{a100, nvml.MIG{MemoryBytes: 19968 << 20, Slices: 3, ComputeSlices: 2}, "2c.3g.20gb"},
+		{a100, nvml.MIG{MemoryBytes: 4864 << 20, Slices: 1}, "1g.5gb"},
+		{&nvml.GPU{}, nvml.MIG{MemoryBytes: 1 << 30, Slices: 1}, ""},
+		{b200, nvml.MIG{Slices: 1}, ""},
+		{b200, nvml.MIG{MemoryBytes: 1 << 30}, ""},
+		{b200, nvml.MIG{Name: "NVIDIA B200 MIG $(reboot)"}, ""},
+		{b200, nvml.MIG{Name: "NVIDIA B200 MIG 1g.23gb\n"}, ""},
 	} {
 		if got := migProfile(row.gpu, row.mig); got != row.want {
 			t.Errorf("%+v: got %q, want %q", row.mig, got, row.want)
@@ -81,8 +81,8 @@ func TestMIGCaps(t *testing.T) {
 func TestMIGBroken(t *testing.T) {
 	t.Parallel()
 	num := func(n int) *int { return &n }
-	n := probe.GPU{PCI: "0000:1a:00.0", UUID: "GPU-1", Minor: num(0), MIG: []probe.MIG{{Error: "nvmlDeviceGetUUID: Unknown Error"}}}
-	gpus, _, problems := nvidiaGPUs(nvidiaTree(t), &probe.Report{OK: true, GPUs: []probe.GPU{n}}, nil)
+	n := nvml.GPU{PCI: "0000:1a:00.0", UUID: "GPU-1", Minor: num(0), MIG: []nvml.MIG{{Error: "nvmlDeviceGetUUID: Unknown Error"}}}
+	gpus, _, problems := nvidiaGPUs(nvidiaTree(t), &nvml.Report{OK: true, GPUs: []nvml.GPU{n}}, nil)
 	if want := "gpu 0000:1a:00.0: MIG instance: nvmlDeviceGetUUID: Unknown Error\n"; len(gpus[0].MIG) != 0 || summary(nil, problems) != want {
 		t.Errorf("%+v, problems %q; want %q", gpus[0].MIG, summary(nil, problems), want)
 	}
@@ -90,10 +90,10 @@ func TestMIGBroken(t *testing.T) {
 
 func TestNVLinks(t *testing.T) {
 	t.Parallel()
-	at := func(pci, uuid string, ends ...string) probe.GPU {
-		return probe.GPU{PCI: pci, UUID: uuid, NVLinkGPUs: ends}
+	at := func(pci, uuid string, ends ...string) nvml.GPU {
+		return nvml.GPU{PCI: pci, UUID: uuid, NVLinkGPUs: ends}
 	}
-	gpus, _, _ := nvidiaGPUs(nvidiaTree(t), &probe.Report{OK: true, GPUs: []probe.GPU{
+	gpus, _, _ := nvidiaGPUs(nvidiaTree(t), &nvml.Report{OK: true, GPUs: []nvml.GPU{
 		at("0000:1a:00.0", "GPU-1", "0000:3b:00.0", "00000000:1B:00.0", "0000:1a:00.0", "0000:1b:00.0"),
 		at("0000:1b:00.0", "GPU-2", "0000:99:00.0", "../etc"),
 		at("0000:3b:00.0", "GPU-3"),

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -25,7 +26,7 @@ func readNVIDIA(ctx context.Context, t tree) ([]inventory.GPU, *inventory.NVIDIA
 }
 
 // askNVML returns NVML's report about this machine, or the one in a captured tree; nil in other trees.
-func askNVML(ctx context.Context, t tree) (*probe.Report, error) {
+func askNVML(ctx context.Context, t tree) (*nvml.Report, error) {
 	if t.live() {
 		return probe.Run(ctx, probe.Options{})
 	}
@@ -45,7 +46,7 @@ func askNVML(ctx context.Context, t tree) (*probe.Report, error) {
 
 // nvidiaGPUs combines NVML's report, if there is one, with the files. refusal is why NVML
 // did not answer.
-func nvidiaGPUs(t tree, report *probe.Report, refusal error) ([]inventory.GPU, *inventory.NVIDIA, []inventory.Problem) {
+func nvidiaGPUs(t tree, report *nvml.Report, refusal error) ([]inventory.GPU, *inventory.NVIDIA, []inventory.Problem) {
 	devices := nvidiaDevices(t)
 	nv := nvidiaDriver(t)
 	answered := refusal == nil && report != nil
@@ -145,10 +146,10 @@ func withoutNVML(t tree, nv *inventory.NVIDIA, devices map[string]nvidiaDevice) 
 
 // joinNVML returns GPUs according to NVML's report. A GPU that has fallen off the bus may
 // be an entry without an address, or missing; its PCI device is still there.
-func joinNVML(t tree, report *probe.Report, devices map[string]nvidiaDevice) ([]inventory.GPU, []inventory.Problem) {
+func joinNVML(t tree, report *nvml.Report, devices map[string]nvidiaDevice) ([]inventory.GPU, []inventory.Problem) {
 	var gpus []inventory.GPU
 	var problems []inventory.Problem
-	var nameless []probe.GPU
+	var nameless []nvml.GPU
 	missing := maps.Clone(devices)
 	listed := map[string]bool{}
 	for _, n := range report.GPUs {
@@ -193,7 +194,7 @@ func joinNVML(t tree, report *probe.Report, devices map[string]nvidiaDevice) ([]
 }
 
 // nvmlGPU combines NVML's report n and the files' data d about a GPU.
-func nvmlGPU(d nvidiaDevice, n probe.GPU) inventory.GPU {
+func nvmlGPU(d nvidiaDevice, n nvml.GPU) inventory.GPU {
 	g := d.gpu()
 	g.NVML, g.Index = &n, n.Index
 	g.Error = printable(n.Error)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -217,8 +218,8 @@ func TestNVIDIADriver(t *testing.T) {
 func TestNVIDIAWithNVML(t *testing.T) {
 	t.Parallel()
 	num := func(n int) *int { return &n }
-	answer := func(i int, pci string) probe.GPU {
-		return probe.GPU{
+	answer := func(i int, pci string) nvml.GPU {
+		return nvml.GPU{
 			Index: i, PCI: pci, PCIID: "10de:2901", UUID: fmt.Sprintf("GPU-b2000000-0000-4000-8000-%012d", i), Name: "NVIDIA B200",
 			Minor: num(i), Compute: "10.0",
 		}
@@ -230,49 +231,49 @@ healthy 0000:9a:00.0 GPU-b2000000-0000-4000-8000-000000000002 [NVIDIA B200] 10de
 	lost := func(rest string) string { return strings.Replace(healthy, "\n", "\n"+rest+"\n", 1) }
 	for _, row := range []struct {
 		name, files string
-		gpus        []probe.GPU
+		gpus        []nvml.GPU
 		want        string
 	}{
 		{
 			name: "nodes come from sysfs", files: files,
-			gpus: []probe.GPU{answer(0, "00000000:1A:00.0"), answer(1, "0000:3b:00.0"), answer(2, "0000:9a:00.0")},
+			gpus: []nvml.GPU{answer(0, "00000000:1A:00.0"), answer(1, "0000:3b:00.0"), answer(2, "0000:9a:00.0")},
 			want: lost("healthy 0000:3b:00.0 GPU-b2000000-0000-4000-8000-000000000001 [NVIDIA B200] 10de:2901 node 0/-1 minor 1 sm_100"),
 		},
 		{
 			name: "a lost GPU has an address", files: files + procGPU("0000:3b:00.0", "GPU-b2000000-0000-4000-8000-000000000001", "1"),
-			gpus: []probe.GPU{answer(0, "0000:1a:00.0"), {Index: 1, PCI: "0000:3b:00.0", Error: "GPU is lost", Code: 15}, answer(2, "0000:9a:00.0")},
+			gpus: []nvml.GPU{answer(0, "0000:1a:00.0"), {Index: 1, PCI: "0000:3b:00.0", Error: "GPU is lost", Code: 15}, answer(2, "0000:9a:00.0")},
 			want: lost("broken 0000:3b:00.0 GPU-b2000000-0000-4000-8000-000000000001 [NVIDIA B200] 10de:2901 node 0/-1 minor 1 sm_100") +
 				"gpu 0000:3b:00.0: GPU is lost\n",
 		},
 		{
 			name: "a lost GPU has no address", files: files,
-			gpus: []probe.GPU{answer(0, "0000:1a:00.0"), {Index: 1, Error: "GPU is lost", Code: 15}, answer(2, "0000:9a:00.0")},
+			gpus: []nvml.GPU{answer(0, "0000:1a:00.0"), {Index: 1, Error: "GPU is lost", Code: 15}, answer(2, "0000:9a:00.0")},
 			want: lost("broken 0000:3b:00.0  [NVIDIA B200] 10de:2901 node 0/-1 minor -1 sm_100") + "gpu 0000:3b:00.0: GPU is lost\n",
 		},
 		{
 			name: "NVML forgot a lost GPU", files: files,
-			gpus: []probe.GPU{answer(0, "0000:1a:00.0"), answer(2, "0000:9a:00.0")},
+			gpus: []nvml.GPU{answer(0, "0000:1a:00.0"), answer(2, "0000:9a:00.0")},
 			want: lost("broken 0000:3b:00.0  [NVIDIA B200] 10de:2901 node 0/-1 minor -1 sm_100") +
 				"gpu 0000:3b:00.0: NVML does not list it; it may have fallen off the bus\n",
 		},
 		{
 			name: "a lost GPU has neither address nor PCI device", files: pciGPU("0000:1a:00.0", "2901", "0") + pciGPU("0000:9a:00.0", "2901", "1"),
-			gpus: []probe.GPU{answer(0, "0000:1a:00.0"), {Index: 1, Error: "GPU is lost", Code: 15}, answer(2, "0000:9a:00.0")},
+			gpus: []nvml.GPU{answer(0, "0000:1a:00.0"), {Index: 1, Error: "GPU is lost", Code: 15}, answer(2, "0000:9a:00.0")},
 			want: healthy + "nvml: GPU 1: GPU is lost\n",
 		},
 		{
 			name: "the same address twice, and no address", files: files,
-			gpus: []probe.GPU{answer(0, "0000:1a:00.0"), answer(2, "0000:9a:00.0"), answer(2, "0000:9a:00.0"), answer(1, "../etc"), answer(1, "0000:3b:00.0")},
+			gpus: []nvml.GPU{answer(0, "0000:1a:00.0"), answer(2, "0000:9a:00.0"), answer(2, "0000:9a:00.0"), answer(1, "../etc"), answer(1, "0000:3b:00.0")},
 			want: lost("healthy 0000:3b:00.0 GPU-b2000000-0000-4000-8000-000000000001 [NVIDIA B200] 10de:2901 node 0/-1 minor 1 sm_100") +
 				"nvml: GPU 2 has the unusable PCI address \"0000:9a:00.0\"\nnvml: GPU 1 has the unusable PCI address \"../etc\"\n",
 		},
 		{
 			// The machine of the tests: NVML's addresses belong to other devices.
 			name: "sysfs has another vendor there", files: strings.NewReplacer("0x10de", "0x1b36", "0x2901", "0x0005").Replace(files),
-			gpus: []probe.GPU{answer(0, "0000:1a:00.0"), answer(2, "0000:9a:00.0")}, want: healthy,
+			gpus: []nvml.GPU{answer(0, "0000:1a:00.0"), answer(2, "0000:9a:00.0")}, want: healthy,
 		},
 		{
-			name: "memory nodes of Grace", gpus: []probe.GPU{
+			name: "memory nodes of Grace", gpus: []nvml.GPU{
 				{PCI: "0000:1a:00.0", UUID: "GPU-1", Name: "NVIDIA GB200", MemoryNode: num(2)},
 				{PCI: "0000:1b:00.0", UUID: "GPU-2", Name: "NVIDIA GB200", MemoryNode: num(0)},
 			},
@@ -282,13 +283,13 @@ healthy 0000:1b:00.0 GPU-2 [NVIDIA GB200]  node -1/-1 minor -1
 `,
 		},
 		{
-			name: "hostile names", gpus: []probe.GPU{{PCI: "0000:1a:00.0", UUID: "GPU-1\nx", Name: "a\x1b]0;b\x07c"}},
+			name: "hostile names", gpus: []nvml.GPU{{PCI: "0000:1a:00.0", UUID: "GPU-1\nx", Name: "a\x1b]0;b\x07c"}},
 			want: "broken 0000:1a:00.0  [ac]  node -1/-1 minor -1 \ngpu 0000:1a:00.0: NVML reports no UUID\n",
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			report := &probe.Report{Schema: probe.Schema, OK: true, Driver: "580.95.05", NVML: "13.580.95.05", CUDA: "13.0", GPUs: row.gpus}
+			report := &nvml.Report{Schema: nvml.Schema, OK: true, Driver: "580.95.05", NVML: "13.580.95.05", CUDA: "13.0", GPUs: row.gpus}
 			gpus, nv, problems := nvidiaGPUs(nvidiaTree(t, row.files), report, nil)
 			must.Equal(t, row.want, summary(gpus, problems))
 			if nv.Source != "nvml" || nv.CUDAVersion != "13.0" || nv.DriverVersion != "580.95.05" {
@@ -302,20 +303,20 @@ func TestNVMLFacts(t *testing.T) {
 	t.Parallel()
 	num := func(n int) *int { return &n }
 	u32 := func(n uint32) *uint32 { return &n }
-	n := probe.GPU{
+	n := nvml.GPU{
 		Index: 4, PCI: "0000:1a:00.0", UUID: "GPU-1", Name: "NVIDIA H100 80GB HBM3", Serial: "165", Compute: "9.0",
-		Memory: &probe.Memory{TotalBytes: 80 << 30, UsedBytes: 1 << 30}, Persistence: "on", ComputeMode: "default",
-		ECCMode: &probe.Mode{Current: "on", Pending: "off"}, MIGMode: &probe.Mode{Current: "on", Pending: "on"},
-		Power: &probe.Power{Limit: u32(700_000)}, Clocks: &probe.Clocks{MaxSM: u32(1980)},
-		Processes: []probe.Process{{PID: 1}, {PID: 2}},
+		Memory: &nvml.Memory{TotalBytes: 80 << 30, UsedBytes: 1 << 30}, Persistence: "on", ComputeMode: "default",
+		ECCMode: &nvml.Mode{Current: "on", Pending: "off"}, MIGMode: &nvml.Mode{Current: "on", Pending: "on"},
+		Power: &nvml.Power{Limit: u32(700_000)}, Clocks: &nvml.Clocks{MaxSM: u32(1980)},
+		Processes: []nvml.Process{{PID: 1}, {PID: 2}},
 		Unread:    []string{"nvmlDeviceGetSerial: Unknown Error"},
-		MIG: []probe.MIG{
+		MIG: []nvml.MIG{
 			{UUID: "MIG-1", Name: "NVIDIA H100 MIG 3g.40gb", GPUInstance: 1, Slices: 3, MemoryBytes: 40 << 30, Start: num(4), Size: num(4)},
 			{UUID: "MIG-2", GPUInstance: 2},
 			{UUID: ""},
 		},
 	}
-	gpus, _, problems := nvidiaGPUs(nvidiaTree(t), &probe.Report{OK: true, GPUs: []probe.GPU{n}}, nil)
+	gpus, _, problems := nvidiaGPUs(nvidiaTree(t), &nvml.Report{OK: true, GPUs: []nvml.GPU{n}}, nil)
 	want := []inventory.GPU{{
 		Vendor: "nvidia", UUID: "GPU-1", PCI: "0000:1a:00.0", Index: 4, Model: "NVIDIA H100 80GB HBM3", MemoryBytes: 80 << 30,
 		NUMANode: -1, MemoryNode: -1, Minor: -1, RenderMinor: -1, Arch: "sm_90", Healthy: true, Serial: "165",

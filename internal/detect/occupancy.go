@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 )
 
 // useTimeout bounds one look at a GPU, including the wait for another probe.
@@ -19,14 +20,14 @@ const useTimeout = 20 * time.Second
 
 // Occupancy is what uses a GPU at one moment.
 type Occupancy struct {
-	Driver    string          // version; "" for the kernel's own driver
-	Compute   []probe.Process // that compute on it
-	Graphics  []probe.Process // that draw on it; NVIDIA only
-	UsedBytes int64           // of its memory; -1 if that says nothing about its processes
+	Driver    string         // version; "" for the kernel's own driver
+	Compute   []nvml.Process // that compute on it
+	Graphics  []nvml.Process // that draw on it; NVIDIA only
+	UsedBytes int64          // of its memory; -1 if that says nothing about its processes
 }
 
 // ErrUntold means that the driver answers, and does not tell processes, as some virtual machines' do.
-var ErrUntold = errors.New(probe.Untold)
+var ErrUntold = errors.New(nvml.Untold)
 
 // NVIDIAOccupied looks at an NVIDIA GPU of this machine. An error means that the driver did not
 // answer; it says nothing about the GPU. No handle is kept open.
@@ -47,7 +48,7 @@ func nvidiaUse(ctx context.Context, opts probe.Options) (Occupancy, error) {
 	}
 	g := report.GPUs[0]
 	failed := slices.ContainsFunc(g.Unread, func(why string) bool { return strings.Contains(why, "RunningProcesses") })
-	if g.Error == probe.Untold && !failed {
+	if g.Error == nvml.Untold && !failed {
 		return Occupancy{}, fmt.Errorf("check %s: %w", opts.GPU, ErrUntold)
 	}
 	if g.Error != "" {
@@ -92,7 +93,7 @@ func AMDOccupied(root string, nodes []string) (Occupancy, error) {
 			queues = queues || t.text(fmt.Sprintf("%s/queues/%d/gpuid", dir, q)) == gpu.id
 		}
 		if used > 0 || queues {
-			o.Compute = append(o.Compute, probe.Process{PID: uint32(pid), UsedBytes: uint64(used)})
+			o.Compute = append(o.Compute, nvml.Process{PID: uint32(pid), UsedBytes: uint64(used)})
 		}
 	}
 	return o, nil

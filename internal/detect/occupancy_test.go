@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -30,15 +31,15 @@ func TestNVIDIAUse(t *testing.T) {
 		},
 		{
 			"in use", `{"index":-1,"uuid":"` + id + `","memory":{"used_bytes":1},"processes":[{"pid":7,"used_bytes":9}],"graphics_processes":[{"pid":8}]}`,
-			Occupancy{Driver: "580.1", UsedBytes: 1, Compute: []probe.Process{{PID: 7, UsedBytes: 9}}, Graphics: []probe.Process{{PID: 8}}}, "",
+			Occupancy{Driver: "580.1", UsedBytes: 1, Compute: []nvml.Process{{PID: 7, UsedBytes: 9}}, Graphics: []nvml.Process{{PID: 8}}}, "",
 		},
 		{
 			"its memory is a NUMA node", `{"index":-1,"uuid":"` + id + `","memory_node":4,"memory":{"used_bytes":1}}`,
 			Occupancy{Driver: "580.1", UsedBytes: -1}, "",
 		},
 		{"lost", `{"index":-1,"uuid":"` + id + `","error":"GPU is lost","code":15}`, Occupancy{}, "check " + id + ": GPU is lost"},
-		{"it tells no processes", `{"index":-1,"uuid":"` + id + `","error":"` + probe.Untold + `","unread":["nvmlDeviceGetNumaNodeId: Unknown Error"]}`, Occupancy{}, "check " + id + ": " + probe.Untold},
-		{"it fails to tell them", `{"index":-1,"uuid":"` + id + `","error":"` + probe.Untold + `","unread":["nvmlDeviceGetComputeRunningProcesses_v3: Timeout"]}`, Occupancy{}, "check " + id + ": " + probe.Untold},
+		{"it tells no processes", `{"index":-1,"uuid":"` + id + `","error":"` + nvml.Untold + `","unread":["nvmlDeviceGetNumaNodeId: Unknown Error"]}`, Occupancy{}, "check " + id + ": " + nvml.Untold},
+		{"it fails to tell them", `{"index":-1,"uuid":"` + id + `","error":"` + nvml.Untold + `","unread":["nvmlDeviceGetComputeRunningProcesses_v3: Timeout"]}`, Occupancy{}, "check " + id + ": " + nvml.Untold},
 		{"another one", `{"index":0,"uuid":"GPU-x"}`, Occupancy{}, "reports another GPU"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -99,7 +100,7 @@ func TestAMDUse(t *testing.T) {
 				proc + "not-a-process/vram_" + second: "1",
 			},
 			[]string{"/dev/dri/renderD136"},
-			Occupancy{Driver: "6.12.12", UsedBytes: 2 << 20, Compute: []probe.Process{{PID: 100, UsedBytes: 4096}, {PID: 102}}}, "",
+			Occupancy{Driver: "6.12.12", UsedBytes: 2 << 20, Compute: []nvml.Process{{PID: 100, UsedBytes: 4096}, {PID: 102}}}, "",
 		},
 		{"a partition's memory is not counted", 8, nil, []string{"/dev/dri/renderD137"}, Occupancy{Driver: "6.12.12", UsedBytes: -1}, ""},
 		{"no such GPU", 1, nil, []string{"/dev/dri/renderD99"}, Occupancy{}, "does not list renderD99"},

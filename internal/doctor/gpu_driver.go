@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 )
 
 const (
@@ -51,7 +51,7 @@ func nvidiaDriver(_ context.Context, m *Machine) Answer {
 func nvidiaLibrary(_ context.Context, m *Machine) Answer {
 	nv := m.Inventory.NVIDIA
 	switch {
-	case nv.NVMLCode == probe.CodeMismatch:
+	case nv.NVMLCode == nvml.CodeMismatch:
 		is := m.NVIDIALibrary()
 		if is == "" || is == nv.DriverVersion {
 			is = "another version"
@@ -66,9 +66,9 @@ func nvidiaLibrary(_ context.Context, m *Machine) Answer {
 func nvidiaNVML(_ context.Context, m *Machine) Answer {
 	nv := m.Inventory.NVIDIA
 	switch {
-	case nv.NVMLCode == probe.CodeMismatch:
+	case nv.NVMLCode == nvml.CodeMismatch:
 		return none("see nvidia-library")
-	case nv.NVMLCode == probe.CodeNoLibrary:
+	case nv.NVMLCode == nvml.CodeNoLibrary:
 		return found(fail("%s", nv.NVMLError).Advise("install the driver's libraries in exactly version %s; on Ubuntu they are libnvidia-compute and nvidia-utils of its series", nv.DriverVersion))
 	case nv.Source != "nvml":
 		return found(warn("%s; the GPUs were read from %s, which has less information", cmp.Or(nv.NVMLError, "it was not queried"), map[string]string{"proc": "/proc/driver/nvidia", "pci": "the PCI bus"}[nv.Source]).

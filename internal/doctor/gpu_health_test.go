@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -23,7 +23,7 @@ func kernelLog(lines ...string) map[string]string {
 
 func TestGPUHealth(t *testing.T) {
 	t.Parallel()
-	ill := func(change func(*probe.GPU)) *inventory.Inventory {
+	ill := func(change func(*nvml.GPU)) *inventory.Inventory {
 		return changed(h100s(2), func(inv *inventory.Inventory) { change(inv.GPUs[1].NVML) })
 	}
 	two := uint64(2)
@@ -31,7 +31,7 @@ func TestGPUHealth(t *testing.T) {
 		text := boundSlots(2)[plan.BindingsPath]
 		return andFiles(files, plan.BindingsPath, text)
 	}
-	ecc := ill(func(g *probe.GPU) { g.ECC.VolatileUncorrected = &two })
+	ecc := ill(func(g *nvml.GPU) { g.ECC.VolatileUncorrected = &two })
 	for _, tt := range []gpuCase{
 		{name: "a quiet log", id: "gpu-health", inv: h100s(2), files: slots(kernelLog("Linux version 6.8.0")), want: "ok: 2 GPUs"},
 		{name: "no log", id: "gpu-health", inv: h100s(2), want: "warn: read kernel log: stat /dev/kmsg: no such file"},
@@ -42,17 +42,17 @@ func TestGPUHealth(t *testing.T) {
 			files: slots(map[string]string{"/dev/kmsg": "4,1,900000000000000,-;NVRM: Xid (PCI:0000:1b:00): 109, pid=7, name=python3, CTX SWITCH TIMEOUT\n"})},
 		{name: "off the bus", id: "gpu-health", inv: h100s(2), files: slots(kernelLog("NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")),
 			want: "fail: gpu.lost: the GPU at 0000:1b:00.0 has fallen off the bus (Xid 79)", slots: []int{1}},
-		{name: "the driver wants it reset, and it answers", id: "gpu-health", inv: ill(func(g *probe.GPU) { action := int64(1); g.RecoveryAction = &action }),
+		{name: "the driver wants it reset, and it answers", id: "gpu-health", inv: ill(func(g *nvml.GPU) { action := int64(1); g.RecoveryAction = &action }),
 			files: slots(kernelLog("")), want: "fail: gpu.recovery: the driver requests a reset of the GPU at 0000:1b:00.0 (NVML)", slots: []int{1}},
 		{name: "the daemon watches", id: "gpu-health", inv: h100s(2), files: andFiles(slots(kernelLog("NVRM: Xid (PCI:0000:1a:00): 48, pid=9, name=x, error")), "/sys/fs/cgroup/system.slice/kbnode.service/cgroup.procs", "812\n"),
 			want: "skip: kbnode.service watches this; see health"},
 		{name: "what gpu-answers reports", id: "gpu-health", inv: changed(h100s(2), func(inv *inventory.Inventory) { inv.GPUs[1].Healthy, inv.GPUs[1].Error = false, "unknown error" }),
 			files: slots(kernelLog("")), want: "ok: 2 GPUs"},
 		{name: "lost, as gpu-answers reports", id: "gpu-health", inv: changed(h100s(2), func(inv *inventory.Inventory) {
-			inv.GPUs[1].Healthy, inv.GPUs[1].Error, inv.GPUs[1].UUID, inv.GPUs[1].NVML.Code = false, "GPU is lost", "", probe.CodeLost
+			inv.GPUs[1].Healthy, inv.GPUs[1].Error, inv.GPUs[1].UUID, inv.GPUs[1].NVML.Code = false, "GPU is lost", "", nvml.CodeLost
 		}), files: slots(kernelLog("")), want: "ok: 2 GPUs"},
 		{name: "wants a reset, as gpu-answers reports", id: "gpu-health", inv: changed(h100s(2), func(inv *inventory.Inventory) {
-			inv.GPUs[1].Healthy, inv.GPUs[1].Error, inv.GPUs[1].NVML.Code = false, "GPU requires reset", probe.CodeReset
+			inv.GPUs[1].Healthy, inv.GPUs[1].Error, inv.GPUs[1].NVML.Code = false, "GPU requires reset", nvml.CodeReset
 		}), files: slots(kernelLog("")), want: "ok: 2 GPUs"},
 		{name: "its bus is dead", id: "gpu-health", inv: h100s(2), files: andFiles(slots(kernelLog("")), "/sys/bus/pci/devices/"+pciOf(1)+"/config", "\xff\xff\xff\xff"), want: "ok: 2 GPUs"},
 		{name: "what kbnode sets", id: "gpu-health", inv: changed(h100s(2), func(inv *inventory.Inventory) { inv.GPUs[1].PersistenceMode = "off" }), files: slots(kernelLog("")), want: "ok: 2 GPUs"},
@@ -61,11 +61,11 @@ func TestGPUHealth(t *testing.T) {
 		{name: "memory with errors", id: "gpu-health", inv: ecc, files: slots(kernelLog("")), slots: []int{1},
 			want: "fail: gpu.ecc: the memory of the GPU at 0000:1b:00.0 had 2 uncorrectable errors since its driver started"},
 
-		{name: "an NVLink is down", id: "gpu-health", inv: ill(func(g *probe.GPU) { *g.NVLinksUp = 17 }), files: slots(kernelLog("")), slots: []int{1},
+		{name: "an NVLink is down", id: "gpu-health", inv: ill(func(g *nvml.GPU) { *g.NVLinksUp = 17 }), files: slots(kernelLog("")), slots: []int{1},
 			want: "fail: gpu.nvlink: only 17 of 18 NVLinks of the GPU at 0000:1b:00.0 are up"},
-		{name: "the power brake", id: "gpu-health", inv: ill(func(g *probe.GPU) { r := uint64(0x80); g.ClockReasons = &r }), files: slots(kernelLog("")), slots: []int{1},
+		{name: "the power brake", id: "gpu-health", inv: ill(func(g *nvml.GPU) { r := uint64(0x80); g.ClockReasons = &r }), files: slots(kernelLog("")), slots: []int{1},
 			want: "warn: gpu.throttle: the GPU at 0000:1b:00.0 is slowed down: power brake"},
-		{name: "not in the fabric", id: "gpu-health", inv: ill(func(g *probe.GPU) { g.Fabric = &probe.Fabric{State: "in progress"} }), files: slots(kernelLog("")), slots: []int{1},
+		{name: "not in the fabric", id: "gpu-health", inv: ill(func(g *nvml.GPU) { g.Fabric = &nvml.Fabric{State: "in progress"} }), files: slots(kernelLog("")), slots: []int{1},
 			want: "fail: gpu.fabric: the GPU at 0000:1b:00.0 is not part of the NVLink fabric: in progress"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -93,7 +93,7 @@ func TestFabricManager(t *testing.T) {
 	fabric := func(state string) *inventory.Inventory {
 		return changed(h100s(2), func(inv *inventory.Inventory) {
 			for _, g := range inv.GPUs {
-				g.NVML.Fabric = &probe.Fabric{State: state}
+				g.NVML.Fabric = &nvml.Fabric{State: state}
 			}
 		})
 	}

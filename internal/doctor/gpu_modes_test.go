@@ -10,10 +10,10 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/detect"
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -43,7 +43,7 @@ func TestModeChecks(t *testing.T) {
 	}
 	reasons := func(bits uint64) func(*inventory.GPU) { return func(g *inventory.GPU) { g.NVML.ClockReasons = &bits } }
 	mode := func(now, next string) func(*inventory.GPU) {
-		return func(g *inventory.GPU) { g.MIGMode, g.NVML.MIGMode = now, &probe.Mode{Current: now, Pending: next} }
+		return func(g *inventory.GPU) { g.MIGMode, g.NVML.MIGMode = now, &nvml.Mode{Current: now, Pending: next} }
 	}
 	second, everyone := []int{1}, []int{0, 1, 2}
 	for _, tt := range []gpuCase{

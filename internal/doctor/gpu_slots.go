@@ -9,10 +9,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -119,9 +119,9 @@ func gpuAnswers(_ context.Context, m *Machine) Answer {
 	answer := 0
 	for _, g := range f.gpus {
 		switch {
-		case dead[g.PCI].Dead || g.NVML != nil && g.NVML.Code == probe.CodeLost:
+		case dead[g.PCI].Dead || g.NVML != nil && g.NVML.Code == nvml.CodeLost:
 			all = append(all, rebooted(m, fail("the GPU at %s is lost: %s", g.PCI, cmp.Or(g.Error, "its PCI configuration reads as all ones"))).Of(f.slots[g.PCI]...))
-		case g.NVML != nil && g.NVML.Code == probe.CodeReset:
+		case g.NVML != nil && g.NVML.Code == nvml.CodeReset:
 			all = append(all, reset(g, f.slots[g.PCI]))
 		case !g.Healthy:
 			all = append(all, unusable(m, g).Of(f.slots[g.PCI]...))

@@ -12,10 +12,10 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/detect"
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/machinetest"
@@ -35,9 +35,9 @@ func h100s(n int) *inventory.Inventory {
 		inv.GPUs = append(inv.GPUs, inventory.GPU{
 			Vendor: "nvidia", UUID: fmt.Sprintf("GPU-%d", k), PCI: pciOf(k), Model: "NVIDIA H100 80GB HBM3", Minor: k, Healthy: true,
 			PersistenceMode: "on", ECCMode: "on", MIGMode: "off", ComputeMode: "default", PowerLimitMilliwatts: 700_000, MaxSMClockMHz: 1980,
-			NVML: &probe.GPU{
-				Power: &probe.Power{Limit: &limit, Default: &limit, Enforced: &limit}, ECCMode: &probe.Mode{Current: "on", Pending: "on"},
-				ECC: &probe.ECC{VolatileUncorrected: &errors}, PCIe: &probe.PCIe{Width: &lanes, MaxWidth: &most}, NVLinksUp: &links,
+			NVML: &nvml.GPU{
+				Power: &nvml.Power{Limit: &limit, Default: &limit, Enforced: &limit}, ECCMode: &nvml.Mode{Current: "on", Pending: "on"},
+				ECC: &nvml.ECC{VolatileUncorrected: &errors}, PCIe: &nvml.PCIe{Width: &lanes, MaxWidth: &most}, NVLinksUp: &links,
 			},
 		})
 	}

@@ -11,9 +11,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest"
@@ -131,24 +131,24 @@ func TestGPUProcesses(t *testing.T) {
 		out[dir+"status"] = fmt.Sprintf("Name:\tx\nUid:\t%d\t%d\t%d\t%d\n", uid, uid, uid, uid)
 		return out
 	}
-	listed := func(second probe.GPU) *fake {
-		return node(func(f *fake) { f.inv.GPUs[0].NVML, f.inv.GPUs[1].NVML = &probe.GPU{}, &second })
+	listed := func(second nvml.GPU) *fake {
+		return node(func(f *fake) { f.inv.GPUs[0].NVML, f.inv.GPUs[1].NVML = &nvml.GPU{}, &second })
 	}
 	play(t, []scene{
-		{"good", "slot-gpu-processes", listed(probe.GPU{}), nil, "ok: 2 GPUs", ""},
+		{"good", "slot-gpu-processes", listed(nvml.GPU{}), nil, "ok: 2 GPUs", ""},
 		{"NVML does not answer", "slot-gpu-processes", node(nil), nil, "skip: NVML does not list the processes of GPU 0000:01:00.0 (and 1 more)", ""},
-		{"NVML does not tell", "slot-gpu-processes", listed(probe.GPU{Unlisted: true}), nil, "skip: NVML does not list the processes of GPU 0000:02:00.0", ""},
-		{"a server", "slot-gpu-processes", listed(probe.GPU{Processes: []probe.Process{{PID: 300}}}), proc(nil, 300, "vllm", 10, 0),
+		{"NVML does not tell", "slot-gpu-processes", listed(nvml.GPU{Unlisted: true}), nil, "skip: NVML does not list the processes of GPU 0000:02:00.0", ""},
+		{"a server", "slot-gpu-processes", listed(nvml.GPU{Processes: []nvml.Process{{PID: 300}}}), proc(nil, 300, "vllm", 10, 0),
 			"fail: process 300 (vllm) computes on 0000:02:00.0", "kill -9 300"},
 		{"a server on AMD's", "slot-gpu-processes", amdNode(), proc(kfd(300, 1001, "queues/0/gpuid", "1001\n"), 300, "vllm", 10, 0),
 			"fail: process 300 (vllm) computes on 0000:01:00.0", "kill -9 300"},
 		{"a server on another partition", "slot-gpu-processes", amdNode(), proc(kfd(300, 1005, "vram_1005", "4096\n"), 300, "vllm", 10, 0), "ok: 2 GPUs", ""},
 		{"AMD's, and it does not tell", "slot-gpu-processes", amdNode(), kfd(0, 0), "skip: check the GPU: the compute driver (KFD) does not list its processes (and 1 more)", ""},
-		{"the slot's own", "slot-gpu-processes", listed(probe.GPU{Processes: []probe.Process{{PID: 300}}}),
+		{"the slot's own", "slot-gpu-processes", listed(nvml.GPU{Processes: []nvml.Process{{PID: 300}}}),
 			proc(map[string]string{"/proc/300/cgroup": "0::/buildkite.slice/buildkite-gpu1.slice/docker-1.scope\n"}, 300, "python3", 10, 0), "ok: 2 GPUs", ""},
-		{"a neighbour's", "slot-gpu-processes", listed(probe.GPU{Processes: []probe.Process{{PID: 300}}}),
+		{"a neighbour's", "slot-gpu-processes", listed(nvml.GPU{Processes: []nvml.Process{{PID: 300}}}),
 			proc(map[string]string{"/proc/300/cgroup": "0::/buildkite.slice/buildkite-gpu0.slice/docker-1.scope\n"}, 300, "python3", 10, 0), "fail: process 300 (python3) computes on 0000:02:00.0", "kill -9 300"},
-		{"one that has ended", "slot-gpu-processes", listed(probe.GPU{Processes: []probe.Process{{PID: 300}}}), nil,
+		{"one that has ended", "slot-gpu-processes", listed(nvml.GPU{Processes: []nvml.Process{{PID: 300}}}), nil,
 			"ok: 2 GPUs", ""},
 	})
 }

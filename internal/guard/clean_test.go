@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/detect"
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -272,7 +272,7 @@ func TestGPUInUseParks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newSlotRig(t)
 		r.start(500, otherCgroup)
-		r.gpu.Compute = []probe.Process{{PID: 500, UsedBytes: 1}}
+		r.gpu.Compute = []nvml.Process{{PID: 500, UsedBytes: 1}}
 		begun := time.Now()
 		r.want(r.ended, "GPU-11111111-2222-3333-4444-555555555555 is used by process 500 (p500), which does not belong to a job; stop it")
 		if d := time.Since(begun); d < 5*time.Second || d > 6*time.Second {
@@ -302,7 +302,7 @@ func TestGPUInUseParks(t *testing.T) {
 		r.gpu.Compute = nil
 		r.want(r.waits, "")
 		r.want(r.begins, "")
-		r.gpu.Compute = []probe.Process{{PID: 500}}
+		r.gpu.Compute = []nvml.Process{{PID: 500}}
 		r.until = time.Now().Add(gpuTime - time.Second)
 		r.want(r.ended, "")
 	})
@@ -319,7 +319,7 @@ func TestGPUNotSeenParks(t *testing.T) {
 			r.want(stage, "it is not known whether a job still uses the GPU")
 			r.want(r.waits, "it is not known whether a job still uses the GPU")
 			r.want(r.begins, "it is not known whether a job still uses the GPU")
-			r.gpuErr, r.gpu.Compute = nil, []probe.Process{{PID: 500}}
+			r.gpuErr, r.gpu.Compute = nil, []nvml.Process{{PID: 500}}
 			r.want(r.waits, "is held by process 500")
 			r.gpu.Compute = nil
 			r.want(r.waits, "")
@@ -370,7 +370,7 @@ func TestSlowClearing(t *testing.T) {
 					o, err := read(ctx)
 					return o, errors.Join(err, ctx.Err())
 				}
-				r.gpu.Compute = []probe.Process{{PID: 500}}
+				r.gpu.Compute = []nvml.Process{{PID: 500}}
 				r.want(r.ended, "is held by process 500")
 				r.gpu.Compute = nil
 				r.want(r.waits, "")

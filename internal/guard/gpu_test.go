@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/detect"
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -20,9 +20,9 @@ func TestJudge(t *testing.T) {
 	r.start(500, otherCgroup)
 	r.start(501, jobCgroup)
 	must.Do(t, os.WriteFile(r.procs.proc+"/501/comm", []byte("\x1b[2Jpy\n"), 0o600))
-	on := func(pids ...uint32) (list []probe.Process) {
+	on := func(pids ...uint32) (list []nvml.Process) {
 		for _, pid := range pids {
-			list = append(list, probe.Process{PID: pid})
+			list = append(list, nvml.Process{PID: pid})
 		}
 		return list
 	}
@@ -92,7 +92,7 @@ func TestAMDReset(t *testing.T) {
 	r := newSlotRig(t)
 	gpu := plan.PolicyGPU{UUID: "GPU-3b1f0a0e64b40000", Nodes: []string{"/dev/kfd", "/dev/dri/renderD4095"}}
 	w := newGPUWatches(plan.JobPolicy{Vendor: "amd", GPUs: []plan.PolicyGPU{gpu}}, r.procs, r.log)[0]
-	said := w.judge(detect.Occupancy{Compute: []probe.Process{{PID: 502}}})
+	said := w.judge(detect.Occupancy{Compute: []nvml.Process{{PID: 502}}})
 	want := "GPU-3b1f0a0e64b40000 is held by process 502, which has exited; reset it (sudo amd-smi reset -G -g GPU after draining all slots, because it resets all GPUs connected by xGMI) or reboot"
 	must.Equal(t, want, said)
 	if w.reset = amdReset("0000:05:00.0"); !strings.HasPrefix(w.reset, "sudo amd-smi reset -G -g 0000:05:00.0 ") {
@@ -117,7 +117,7 @@ func TestSeveralGPUs(t *testing.T) {
 	if busy, known := all.settle(t.Context(), 0); busy != "" || !known {
 		t.Errorf("idle ones: %q, %t", busy, known)
 	}
-	uses[1].Compute = []probe.Process{{PID: 502}}
+	uses[1].Compute = []nvml.Process{{PID: 502}}
 	if busy, known := all.settle(t.Context(), 0); !strings.HasPrefix(busy, "GPU-b is held by process 502") || !known {
 		t.Errorf("the second is in use: %q, %t", busy, known)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -36,16 +37,16 @@ func newRecorder(p plan.JobPolicy, procs slotProcs) *recorder {
 		names, c.Part = append(names, g.UUID), g.Part
 	}
 	if c.GPU = strings.Join(names, ","); len(p.GPUs) > 0 {
-		c.Samples = func(ctx context.Context, each func(probe.Sample)) error { return sample(ctx, p, probe.Stream, each) }
+		c.Samples = func(ctx context.Context, each func(nvml.Sample)) error { return sample(ctx, p, probe.Stream, each) }
 	}
 	return &recorder{config: c}
 }
 
 // streamer is probe.Stream.
-type streamer func(ctx context.Context, opts probe.Options, every time.Duration, each func(probe.Sample)) error
+type streamer func(ctx context.Context, opts probe.Options, every time.Duration, each func(nvml.Sample)) error
 
 // sample samples all GPUs of a slot concurrently. An error of one does not stop the others.
-func sample(ctx context.Context, p plan.JobPolicy, stream streamer, each func(probe.Sample)) error {
+func sample(ctx context.Context, p plan.JobPolicy, stream streamer, each func(nvml.Sample)) error {
 	errs := make([]error, len(p.GPUs))
 	var all sync.WaitGroup
 	for i, g := range p.GPUs {

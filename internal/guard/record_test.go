@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/result"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -32,10 +33,10 @@ func (r *slotRig) records(samples noise.Samples) {
 // sampled counts who samples the GPU.
 type sampled struct{ by atomic.Int32 }
 
-func (s *sampled) samples(ctx context.Context, each func(probe.Sample)) error {
+func (s *sampled) samples(ctx context.Context, each func(nvml.Sample)) error {
 	s.by.Add(1)
 	defer s.by.Add(-1)
-	each(probe.Sample{Clock: new(uint32(1965)), Reasons: new(uint64(0x40))})
+	each(nvml.Sample{Clock: new(uint32(1965)), Reasons: new(uint64(0x40))})
 	<-ctx.Done()
 	return nil
 }
@@ -44,7 +45,7 @@ func (s *sampled) samples(ctx context.Context, each func(probe.Sample)) error {
 func TestSampledName(t *testing.T) {
 	t.Parallel()
 	for want, g := range map[string]plan.PolicyGPU{"GPU-1": {UUID: "GPU-1"}, "MIG-1": {UUID: "GPU-1", Instance: "MIG-1"}} {
-		must.Do(t, sample(t.Context(), plan.JobPolicy{Vendor: "nvidia", GPUs: []plan.PolicyGPU{g}}, func(_ context.Context, opts probe.Options, _ time.Duration, _ func(probe.Sample)) error {
+		must.Do(t, sample(t.Context(), plan.JobPolicy{Vendor: "nvidia", GPUs: []plan.PolicyGPU{g}}, func(_ context.Context, opts probe.Options, _ time.Duration, _ func(nvml.Sample)) error {
 			must.Equal(t, want, opts.GPU)
 			return nil
 		}, nil))
@@ -108,7 +109,7 @@ func TestSamplerHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newSlotRig(t)
-		r.records(func(context.Context, func(probe.Sample)) error { time.Sleep(time.Hour); return nil })
+		r.records(func(context.Context, func(nvml.Sample)) error { time.Sleep(time.Hour); return nil })
 		begun := time.Now()
 		r.want(r.begins, "")
 		if d := time.Since(begun); d > 0 {

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 )
 
 const (
@@ -65,7 +65,7 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 	}
 	// Where NVML does not answer, the files in sysfs cannot show that the GPU is healthy.
 	readable := n != nil || g.Vendor == "amd" && !bus.Unread || bus.Dead || !g.Healthy
-	lost, reset := bus.Dead || code == probe.CodeLost, code == probe.CodeReset
+	lost, reset := bus.Dead || code == nvml.CodeLost, code == nvml.CodeReset
 	if readable {
 		why := g.Error
 		if bus.Dead {
@@ -88,7 +88,7 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 			Reason: "the driver requests a reset of the GPU at " + g.PCI + " (NVML)", Fix: fixReset(g.PCI),
 		})
 	}
-	st.Away = st.Away || code == probe.CodeLost || reset
+	st.Away = st.Away || code == nvml.CodeLost || reset
 	if !readable || lost || !g.Healthy {
 		return
 	}
@@ -117,7 +117,7 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 }
 
 // memory judges ECC errors and row remapping.
-func (j *judge) memory(id string, n *probe.GPU) {
+func (j *judge) memory(id string, n *nvml.GPU) {
 	pci := j.addressOf(id)
 	const replace = "replace the GPU"
 	type finding struct {
@@ -163,7 +163,7 @@ func (j *judge) memory(id string, n *probe.GPU) {
 }
 
 // speed judges temperature and the reasons for low clocks.
-func (j *judge) speed(id string, n *probe.GPU) {
+func (j *judge) speed(id string, n *nvml.GPU) {
 	pci := j.addressOf(id)
 	if r := n.ClockReasons; r != nil {
 		var why []string
@@ -233,7 +233,7 @@ func (j *judge) links(id string, g *inventory.GPU) {
 	}
 }
 
-func (j *judge) pcie(id string, n *probe.GPU, p *probe.PCIe) {
+func (j *judge) pcie(id string, n *nvml.GPU, p *nvml.PCIe) {
 	pci := j.addressOf(id)
 	// An idle link is slow to save power.
 	c := n.Clocks
@@ -244,7 +244,7 @@ func (j *judge) pcie(id string, n *probe.GPU, p *probe.PCIe) {
 }
 
 // link judges what the PCIe links of all vendors have in common.
-func (j *judge) link(id string, l *probe.PCIe) {
+func (j *judge) link(id string, l *nvml.PCIe) {
 	pci := j.addressOf(id)
 	if l.Width != nil && l.MaxWidth != nil && *l.Width > 0 {
 		j.seeLink(id, "width", *l.Width < *l.MaxWidth, fmt.Sprintf("the GPU at %s has %d of %d PCIe lanes", pci, *l.Width, *l.MaxWidth))

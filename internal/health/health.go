@@ -21,8 +21,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 )
 
 // Level is how bad something is.
@@ -128,7 +128,7 @@ type Bus struct {
 	Unread bool              // reading takes too long; the rest is unknown
 	Dead   bool              // its PCI configuration reads as ones
 	RAS    map[string]uint64 // AMD: uncorrected errors by block (umc, gfx, …) since its driver was loaded
-	Link   *probe.PCIe       // AMD: its PCIe link; nil if not reported
+	Link   *nvml.PCIe        // AMD: its PCIe link; nil if not reported
 }
 
 // Node is one reading of the node.

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -20,7 +20,7 @@ func TestReadings(t *testing.T) {
 	third := func(change func(*inventory.GPU)) func(*Signals) {
 		return func(in *Signals) { change(&in.GPUs.List[3]) }
 	}
-	nvml := func(change func(*probe.GPU)) func(*Signals) { return third(func(g *inventory.GPU) { change(g.NVML) }) }
+	withNVML := func(change func(*nvml.GPU)) func(*Signals) { return third(func(g *inventory.GPU) { change(g.NVML) }) }
 	bus := func(b Bus) func(*Signals) { return func(in *Signals) { in.GPUs.Bus[pci(3)] = b } }
 	all := "[0 1 2 3 4 5 6 7]"
 	silent := func(in *Signals) {
@@ -36,47 +36,47 @@ func TestReadings(t *testing.T) {
 		quiet  time.Duration // after the cause is gone
 		says   string
 	}{
-		{name: "recovery action reset", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(1)) }), want: "gpu.recovery fatal drain [3]", says: "requests a reset"},
-		{name: "recovery action reboot", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(2)) }), want: "gpu.recovery fatal park [3]", says: "requests a reboot"},
-		{name: "recovery action drain P2P", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(3)) }), want: "gpu.recovery degraded drain [3]"},
-		{name: "recovery action drain and reset", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(4)) }), want: "gpu.recovery fatal drain [3]"},
-		{name: "recovery action IMEX", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(5)) }), want: "gpu.recovery degraded drain [3]"},
-		{name: "a recovery action to come", change: nvml(func(g *probe.GPU) { g.RecoveryAction = new(int64(9)) }), want: "gpu.recovery fatal drain [3]", says: "action 9"},
+		{name: "recovery action reset", change: withNVML(func(g *nvml.GPU) { g.RecoveryAction = new(int64(1)) }), want: "gpu.recovery fatal drain [3]", says: "requests a reset"},
+		{name: "recovery action reboot", change: withNVML(func(g *nvml.GPU) { g.RecoveryAction = new(int64(2)) }), want: "gpu.recovery fatal park [3]", says: "requests a reboot"},
+		{name: "recovery action drain P2P", change: withNVML(func(g *nvml.GPU) { g.RecoveryAction = new(int64(3)) }), want: "gpu.recovery degraded drain [3]"},
+		{name: "recovery action drain and reset", change: withNVML(func(g *nvml.GPU) { g.RecoveryAction = new(int64(4)) }), want: "gpu.recovery fatal drain [3]"},
+		{name: "recovery action IMEX", change: withNVML(func(g *nvml.GPU) { g.RecoveryAction = new(int64(5)) }), want: "gpu.recovery degraded drain [3]"},
+		{name: "a recovery action to come", change: withNVML(func(g *nvml.GPU) { g.RecoveryAction = new(int64(9)) }), want: "gpu.recovery fatal drain [3]", says: "action 9"},
 		{name: "NVML says reset required", change: third(func(g *inventory.GPU) { g.Healthy, g.Error, g.NVML.Code = false, "GPU requires reset", 16 }), want: "gpu.recovery fatal drain [3]"},
-		{name: "NVML says lost", change: third(func(g *inventory.GPU) { g.Healthy, g.Error, g.NVML = false, "GPU is lost", &probe.GPU{Code: 15} }), want: "gpu.lost fatal park [3]", says: "GPU is lost"},
+		{name: "NVML says lost", change: third(func(g *inventory.GPU) { g.Healthy, g.Error, g.NVML = false, "GPU is lost", &nvml.GPU{Code: 15} }), want: "gpu.lost fatal park [3]", says: "GPU is lost"},
 		{name: "lost, and its UUID with it", change: third(func(g *inventory.GPU) {
-			g.Healthy, g.Error, g.UUID, g.NVML = false, "GPU is lost", "", &probe.GPU{Code: 15}
+			g.Healthy, g.Error, g.UUID, g.NVML = false, "GPU is lost", "", &nvml.GPU{Code: 15}
 		}), want: "gpu.lost fatal park [3]"},
 		{name: "PCI configuration of ones", change: bus(Bus{Dead: true}), want: "gpu.lost fatal park [3]", says: "ones"},
 		{name: "an answer that is none", change: third(func(g *inventory.GPU) { g.Healthy, g.Error = false, "it is bound to the driver vfio-pci, not nvidia" }), want: "gpu.error fatal park [3]", says: "vfio"},
 		{name: "gone", change: func(in *Signals) { in.GPUs.List = slices.Delete(in.GPUs.List, 3, 4) }, want: "gpu.missing fatal park [3]"},
 		{name: "another GPU in its place", change: third(func(g *inventory.GPU) { g.UUID = uuid(77) }), want: "gpu.missing fatal park [3]"},
-		{name: "uncorrectable ECC errors", change: nvml(func(g *probe.GPU) { g.ECC = &probe.ECC{VolatileUncorrected: new(uint64(2))} }), want: "gpu.ecc fatal drain [3]", says: "2 uncorrectable"},
-		{name: "too many errors of caches", change: nvml(func(g *probe.GPU) { g.ECC = &probe.ECC{SRAMThreshold: new(true)} }), want: "gpu.ecc fatal drain [3]"},
-		{name: "row remapping failed", change: nvml(func(g *probe.GPU) { g.RemappedRows = &probe.Remapped{Failed: true} }), want: "gpu.remap fatal drain [3]"},
-		{name: "row remapping pending", change: nvml(func(g *probe.GPU) { g.RemappedRows = &probe.Remapped{Pending: true} }), want: "gpu.remap degraded drain [3]"},
-		{name: "many rows remapped", change: nvml(func(g *probe.GPU) { g.RemappedRows = &probe.Remapped{Uncorrectable: 512} }), want: "gpu.remap warn none [3]"},
-		{name: "no spare rows", change: nvml(func(g *probe.GPU) { g.RemappedRows = &probe.Remapped{Banks: &probe.Banks{None: 1}} }), want: "gpu.remap warn none [3]"},
-		{name: "hardware slowdown", change: nvml(func(g *probe.GPU) { g.ClockReasons = new(uint64(0x8)) }), lasts: time.Minute, want: "gpu.throttle degraded none [3]", quiet: 5 * time.Minute},
-		{name: "power brake", change: nvml(func(g *probe.GPU) { g.ClockReasons = new(uint64(0x80)) }), lasts: time.Minute, want: "gpu.throttle degraded none [3]", quiet: 5 * time.Minute, says: "power brake"},
-		{name: "power cap", change: nvml(func(g *probe.GPU) { g.ClockReasons = new(uint64(0x4)) }), lasts: time.Minute},
-		{name: "hardware thermal slowdown", change: nvml(func(g *probe.GPU) { g.ClockReasons = new(uint64(0x40)) }), lasts: time.Minute, want: "gpu.thermal degraded none [3]", quiet: 5 * time.Minute},
-		{name: "software thermal slowdown", change: nvml(func(g *probe.GPU) { g.ClockReasons = new(uint64(0x20)) }), lasts: time.Minute, want: "gpu.thermal degraded none [3]", quiet: 5 * time.Minute, says: "60 °C"},
-		{name: "5 degrees left", change: nvml(func(g *probe.GPU) { g.Temperature = &probe.Temperature{Margin: new(int32(5))} }), lasts: time.Minute, want: "gpu.thermal degraded none [3]", quiet: 5 * time.Minute},
-		{name: "a margin that is not measured", change: nvml(func(g *probe.GPU) { g.Temperature = &probe.Temperature{Margin: new(int32(0))} }), lasts: time.Minute},
-		{name: "fabric in progress", change: nvml(func(g *probe.GPU) { g.Fabric = &probe.Fabric{State: "in progress"} }), want: "gpu.fabric degraded park [3]"},
-		{name: "fabric not started for long", change: nvml(func(g *probe.GPU) { g.Fabric = &probe.Fabric{State: "not started"} }), lasts: 5 * time.Minute, want: "gpu.fabric fatal park [3]"},
-		{name: "fabric failed", change: nvml(func(g *probe.GPU) { g.Fabric = &probe.Fabric{State: "completed", Status: 999} }), want: "gpu.fabric fatal park [3]"},
-		{name: "no fabric", change: nvml(func(g *probe.GPU) { g.Fabric = &probe.Fabric{State: "not supported"} })},
-		{name: "an NVLink down", change: nvml(func(g *probe.GPU) { g.NVLinksUp = new(17) }), lasts: time.Minute, want: "gpu.nvlink fatal drain [3]", says: "17 of 18"},
-		{name: "PCIe lanes", change: nvml(func(g *probe.GPU) { g.PCIe = &probe.PCIe{Width: new(8), MaxWidth: new(16)} }), lasts: time.Minute, want: "gpu.pcie warn none [3]", quiet: 5 * time.Minute},
-		{name: "PCIe generation under load", busy: true, change: nvml(func(g *probe.GPU) { g.PCIe = &probe.PCIe{Gen: new(3), MaxGen: new(5)} }), lasts: time.Minute, want: "gpu.pcie warn none [3]", quiet: 5 * time.Minute},
-		{name: "PCIe generation at rest", change: nvml(func(g *probe.GPU) {
-			g.PCIe, g.Clocks = &probe.PCIe{Gen: new(1), MaxGen: new(5)}, &probe.Clocks{SM: new(uint32(120)), MaxSM: new(uint32(1965))}
+		{name: "uncorrectable ECC errors", change: withNVML(func(g *nvml.GPU) { g.ECC = &nvml.ECC{VolatileUncorrected: new(uint64(2))} }), want: "gpu.ecc fatal drain [3]", says: "2 uncorrectable"},
+		{name: "too many errors of caches", change: withNVML(func(g *nvml.GPU) { g.ECC = &nvml.ECC{SRAMThreshold: new(true)} }), want: "gpu.ecc fatal drain [3]"},
+		{name: "row remapping failed", change: withNVML(func(g *nvml.GPU) { g.RemappedRows = &nvml.Remapped{Failed: true} }), want: "gpu.remap fatal drain [3]"},
+		{name: "row remapping pending", change: withNVML(func(g *nvml.GPU) { g.RemappedRows = &nvml.Remapped{Pending: true} }), want: "gpu.remap degraded drain [3]"},
+		{name: "many rows remapped", change: withNVML(func(g *nvml.GPU) { g.RemappedRows = &nvml.Remapped{Uncorrectable: 512} }), want: "gpu.remap warn none [3]"},
+		{name: "no spare rows", change: withNVML(func(g *nvml.GPU) { g.RemappedRows = &nvml.Remapped{Banks: &nvml.Banks{None: 1}} }), want: "gpu.remap warn none [3]"},
+		{name: "hardware slowdown", change: withNVML(func(g *nvml.GPU) { g.ClockReasons = new(uint64(0x8)) }), lasts: time.Minute, want: "gpu.throttle degraded none [3]", quiet: 5 * time.Minute},
+		{name: "power brake", change: withNVML(func(g *nvml.GPU) { g.ClockReasons = new(uint64(0x80)) }), lasts: time.Minute, want: "gpu.throttle degraded none [3]", quiet: 5 * time.Minute, says: "power brake"},
+		{name: "power cap", change: withNVML(func(g *nvml.GPU) { g.ClockReasons = new(uint64(0x4)) }), lasts: time.Minute},
+		{name: "hardware thermal slowdown", change: withNVML(func(g *nvml.GPU) { g.ClockReasons = new(uint64(0x40)) }), lasts: time.Minute, want: "gpu.thermal degraded none [3]", quiet: 5 * time.Minute},
+		{name: "software thermal slowdown", change: withNVML(func(g *nvml.GPU) { g.ClockReasons = new(uint64(0x20)) }), lasts: time.Minute, want: "gpu.thermal degraded none [3]", quiet: 5 * time.Minute, says: "60 °C"},
+		{name: "5 degrees left", change: withNVML(func(g *nvml.GPU) { g.Temperature = &nvml.Temperature{Margin: new(int32(5))} }), lasts: time.Minute, want: "gpu.thermal degraded none [3]", quiet: 5 * time.Minute},
+		{name: "a margin that is not measured", change: withNVML(func(g *nvml.GPU) { g.Temperature = &nvml.Temperature{Margin: new(int32(0))} }), lasts: time.Minute},
+		{name: "fabric in progress", change: withNVML(func(g *nvml.GPU) { g.Fabric = &nvml.Fabric{State: "in progress"} }), want: "gpu.fabric degraded park [3]"},
+		{name: "fabric not started for long", change: withNVML(func(g *nvml.GPU) { g.Fabric = &nvml.Fabric{State: "not started"} }), lasts: 5 * time.Minute, want: "gpu.fabric fatal park [3]"},
+		{name: "fabric failed", change: withNVML(func(g *nvml.GPU) { g.Fabric = &nvml.Fabric{State: "completed", Status: 999} }), want: "gpu.fabric fatal park [3]"},
+		{name: "no fabric", change: withNVML(func(g *nvml.GPU) { g.Fabric = &nvml.Fabric{State: "not supported"} })},
+		{name: "an NVLink down", change: withNVML(func(g *nvml.GPU) { g.NVLinksUp = new(17) }), lasts: time.Minute, want: "gpu.nvlink fatal drain [3]", says: "17 of 18"},
+		{name: "PCIe lanes", change: withNVML(func(g *nvml.GPU) { g.PCIe = &nvml.PCIe{Width: new(8), MaxWidth: new(16)} }), lasts: time.Minute, want: "gpu.pcie warn none [3]", quiet: 5 * time.Minute},
+		{name: "PCIe generation under load", busy: true, change: withNVML(func(g *nvml.GPU) { g.PCIe = &nvml.PCIe{Gen: new(3), MaxGen: new(5)} }), lasts: time.Minute, want: "gpu.pcie warn none [3]", quiet: 5 * time.Minute},
+		{name: "PCIe generation at rest", change: withNVML(func(g *nvml.GPU) {
+			g.PCIe, g.Clocks = &nvml.PCIe{Gen: new(1), MaxGen: new(5)}, &nvml.Clocks{SM: new(uint32(120)), MaxSM: new(uint32(1965))}
 		}), lasts: time.Minute},
 		{name: "AMD: uncorrectable errors", amd: true, change: bus(Bus{RAS: map[string]uint64{"umc": 1, "gfx": 0}}), want: "gpu.ras fatal drain [3]", says: "umc 1"},
-		{name: "AMD: lanes are missing", amd: true, lasts: time.Minute, quiet: 5 * time.Minute, change: bus(Bus{Link: &probe.PCIe{Width: new(8), MaxWidth: new(16)}}), want: "gpu.pcie warn none [3]", says: "8 of 16 PCIe lanes"},
-		{name: "AMD: all lanes", amd: true, lasts: time.Minute, change: bus(Bus{Link: &probe.PCIe{Width: new(16), MaxWidth: new(16), Replays: new(900)}})},
+		{name: "AMD: lanes are missing", amd: true, lasts: time.Minute, quiet: 5 * time.Minute, change: bus(Bus{Link: &nvml.PCIe{Width: new(8), MaxWidth: new(16)}}), want: "gpu.pcie warn none [3]", says: "8 of 16 PCIe lanes"},
+		{name: "AMD: all lanes", amd: true, lasts: time.Minute, change: bus(Bus{Link: &nvml.PCIe{Width: new(16), MaxWidth: new(16), Replays: new(900)}})},
 		{name: "AMD: lost", amd: true, change: bus(Bus{Dead: true}), want: "gpu.lost fatal park [3]"},
 
 		{name: "driver upgraded under way", change: func(in *Signals) {
@@ -108,7 +108,7 @@ func TestReadings(t *testing.T) {
 			}
 			for i := range start.Slots {
 				if row.busy {
-					start.Slots[i].Job, start.GPUs.List[i].NVML.Processes = "job-1", []probe.Process{{PID: 4711}}
+					start.Slots[i].Job, start.GPUs.List[i].NVML.Processes = "job-1", []nvml.Process{{PID: 4711}}
 				}
 			}
 			n := newNode(t, start)
@@ -421,7 +421,7 @@ func TestResetByHandAndUnhealthy(t *testing.T) {
 		change func(g *inventory.GPU)
 		want   string
 	}{
-		{"its memory", func(g *inventory.GPU) { g.NVML.ECC = &probe.ECC{VolatileUncorrected: &errors} }, "gpu.ecc fatal drain [3]"},
+		{"its memory", func(g *inventory.GPU) { g.NVML.ECC = &nvml.ECC{VolatileUncorrected: &errors} }, "gpu.ecc fatal drain [3]"},
 		{"what the driver wants", func(g *inventory.GPU) { g.NVML.RecoveryAction = &reset }, "gpu.recovery fatal drain [3]"},
 		{"it does not answer", func(g *inventory.GPU) { g.Healthy, g.NVML.Code = false, 15 }, "gpu.lost fatal park [3]"},
 	} {

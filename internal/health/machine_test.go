@@ -10,8 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -33,15 +33,15 @@ func machine(n int) Signals {
 		in.Slots = append(in.Slots, Slot{Index: i, UUID: uuid(i), PCI: pci(i)})
 		in.GPUs.List = append(in.GPUs.List, inventory.GPU{
 			Vendor: "nvidia", UUID: uuid(i), PCI: pci(i), Model: "NVIDIA B200", Healthy: true, PersistenceMode: "on", MIGMode: "off",
-			NVML: &probe.GPU{
+			NVML: &nvml.GPU{
 				UUID: uuid(i), PCI: pci(i), Persistence: "on",
-				MIGMode: &probe.Mode{Current: "off", Pending: "off"}, ECCMode: &probe.Mode{Current: "on", Pending: "on"},
-				ECC:          &probe.ECC{VolatileUncorrected: new(uint64(0)), SRAMThreshold: new(false)},
-				RemappedRows: &probe.Remapped{Banks: &probe.Banks{}}, RecoveryAction: new(int64(0)),
-				Clocks: &probe.Clocks{SM: new(uint32(1900)), MaxSM: new(uint32(1965))}, ClockReasons: new(uint64(1)),
-				Temperature: &probe.Temperature{GPU: new(uint32(60)), Margin: new(int32(40))},
-				PCIe:        &probe.PCIe{Gen: new(5), MaxGen: new(5), Width: new(16), MaxWidth: new(16), Replays: new(7)},
-				Fabric:      &probe.Fabric{State: "completed"}, NVLinks: new(int64(18)), NVLinksUp: new(18),
+				MIGMode: &nvml.Mode{Current: "off", Pending: "off"}, ECCMode: &nvml.Mode{Current: "on", Pending: "on"},
+				ECC:          &nvml.ECC{VolatileUncorrected: new(uint64(0)), SRAMThreshold: new(false)},
+				RemappedRows: &nvml.Remapped{Banks: &nvml.Banks{}}, RecoveryAction: new(int64(0)),
+				Clocks: &nvml.Clocks{SM: new(uint32(1900)), MaxSM: new(uint32(1965))}, ClockReasons: new(uint64(1)),
+				Temperature: &nvml.Temperature{GPU: new(uint32(60)), Margin: new(int32(40))},
+				PCIe:        &nvml.PCIe{Gen: new(5), MaxGen: new(5), Width: new(16), MaxWidth: new(16), Replays: new(7)},
+				Fabric:      &nvml.Fabric{State: "completed"}, NVLinks: new(int64(18)), NVLinksUp: new(18),
 				EnergyMillijoules: new(uint64(1000)),
 			},
 		})
@@ -57,7 +57,7 @@ func amdMachine(n int) Signals {
 	for i := range in.GPUs.List {
 		g := &in.GPUs.List[i]
 		*g = inventory.GPU{Vendor: "amd", UUID: g.UUID, PCI: g.PCI, Model: "AMD Instinct MI300X", Healthy: true}
-		in.GPUs.Bus[g.PCI] = Bus{RAS: map[string]uint64{"umc": 0, "gfx": 0}, Link: &probe.PCIe{Width: new(16), MaxWidth: new(16)}}
+		in.GPUs.Bus[g.PCI] = Bus{RAS: map[string]uint64{"umc": 0, "gfx": 0}, Link: &nvml.PCIe{Width: new(16), MaxWidth: new(16)}}
 	}
 	return in
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 )
 
 const (
@@ -92,7 +92,7 @@ func (j *judge) driver() {
 	if nv == nil {
 		return
 	}
-	j.update(ofNode(checkDriver, "mismatch"), nv.NVMLCode == probe.CodeMismatch, Mark{
+	j.update(ofNode(checkDriver, "mismatch"), nv.NVMLCode == nvml.CodeMismatch, Mark{
 		Level: Fatal, Effect: Park,
 		Reason: "the NVIDIA driver was upgraded while the old kernel module is loaded",
 		Fix:    fixReboot,
@@ -110,5 +110,5 @@ func (j *judge) driver() {
 		m.Reason = "NVML has not answered for minutes, so jobs would run on GPUs that no one checks: " + nv.NVMLError
 		m.Fix = "nvidia-smi; if it hangs, " + fixReboot
 	}
-	j.update(k, nv.NVMLError != "" && nv.NVMLCode != probe.CodeMismatch, m)
+	j.update(k, nv.NVMLError != "" && nv.NVMLCode != nvml.CodeMismatch, m)
 }

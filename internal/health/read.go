@@ -16,10 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/detect"
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 )
 
 // maxRead bounds one file, in bytes. NVIDIA's CDI specification for eight GPUs has about
@@ -121,7 +121,7 @@ func readBus(dir string) Bus {
 	return b
 }
 
-func readLink(dir string) *probe.PCIe {
+func readLink(dir string) *nvml.PCIe {
 	number := func(name string) *int {
 		text, _ := readFile(filepath.Join(dir, name)) // no text is no number
 		n, err := strconv.Atoi(text)
@@ -130,8 +130,8 @@ func readLink(dir string) *probe.PCIe {
 		}
 		return &n
 	}
-	l := probe.PCIe{Width: number("current_link_width"), MaxWidth: number("max_link_width"), Replays: number("pcie_replay_count")}
-	if l == (probe.PCIe{}) {
+	l := nvml.PCIe{Width: number("current_link_width"), MaxWidth: number("max_link_width"), Replays: number("pcie_replay_count")}
+	if l == (nvml.PCIe{}) {
 		return nil
 	}
 	return &l

@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -33,7 +33,7 @@ func TestReadBus(t *testing.T) {
 	must.Do(t, os.Mkdir(filepath.Join(root, dir(3, "ras/gfx_err_count")), 0o700)) // unreadable, which must not look like a reset
 	gpus := []inventory.GPU{{PCI: pci(0), Vendor: "amd"}, {PCI: pci(0), Vendor: "amd", Partition: 1}, {PCI: pci(1)}, {PCI: pci(2)}, {PCI: pci(3)}, {PCI: "../../etc"}}
 	want := map[string]Bus{
-		pci(0): {RAS: map[string]uint64{"umc": 3, "gfx": 0}, Link: &probe.PCIe{Width: new(16), Replays: new(12)}},
+		pci(0): {RAS: map[string]uint64{"umc": 3, "gfx": 0}, Link: &nvml.PCIe{Width: new(16), Replays: new(12)}},
 		pci(1): {Dead: true}, pci(2): {}, pci(3): {},
 	}
 	must.Equal(t, want, ReadBus(root, gpus))

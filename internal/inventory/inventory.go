@@ -2,7 +2,7 @@
 // software that kbnode builds on. Package detect reads it.
 package inventory
 
-import "github.com/gpu-mode/kbnode/internal/detect/probe"
+import "github.com/gpu-mode/kbnode/internal/nvml"
 
 // Schema is the version of the JSON that Inventory marshals to. It rises when
 // a field changes its meaning or is removed, not when one is added.
@@ -129,7 +129,7 @@ type GPU struct {
 	Processes            int    `json:"processes,omitempty"` // compute processes
 	MemoryUsedBytes      int64  `json:"memory_used_bytes,omitempty"`
 
-	NVML *probe.GPU `json:"nvml,omitempty"` // everything that NVML reported
+	NVML *nvml.GPU `json:"nvml,omitempty"` // everything that NVML reported
 }
 
 // MIG is one MIG instance of a GPU.

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 )
 
 // Subjects of problems with facts that a plan uses. The subject of a single GPU is
@@ -55,5 +55,5 @@ func (g *GPU) PartsUnread() bool {
 	}
 	return slices.ContainsFunc(g.NVML.Unread, func(query string) bool {
 		return strings.Contains(query, "Mig") || strings.Contains(query, "GpuInstance")
-	}) || slices.ContainsFunc(g.NVML.MIG, func(m probe.MIG) bool { return m.Error != "" || !ValidUUID(m.UUID) })
+	}) || slices.ContainsFunc(g.NVML.MIG, func(m nvml.MIG) bool { return m.Error != "" || !ValidUUID(m.UUID) })
 }

@@ -9,14 +9,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 )
 
 // AMD samples an AMD GPU at this interval. It reads the files of its PCI device in
 // /sys, whose directory is dir.
 func AMD(dir string, every time.Duration) Samples {
-	return func(ctx context.Context, each func(probe.Sample)) error {
+	return func(ctx context.Context, each func(nvml.Sample)) error {
 		tick := time.NewTicker(every)
 		defer tick.Stop()
 		for {
@@ -38,7 +38,7 @@ func AMD(dir string, every time.Duration) Samples {
 // busy the GPU is, and the temperature of its junction, or of its edge, in thousandths
 // of a degree. On a partitioned GPU all values are those of the whole GPU, and the
 // clock is that of its first die.
-func sampleAMD(dir string) (s probe.Sample, err error) {
+func sampleAMD(dir string) (s nvml.Sample, err error) {
 	clocks, err := read(filepath.Join(dir, "pp_dpm_sclk"))
 	if err != nil {
 		return s, fmt.Errorf("read clocks: %w", err)

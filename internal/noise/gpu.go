@@ -7,13 +7,13 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // Samples takes a sample every second or so until ctx is done. It returns an error if
 // it ends earlier.
-type Samples func(ctx context.Context, each func(probe.Sample)) error
+type Samples func(ctx context.Context, each func(nvml.Sample)) error
 
 // idleReason is NVML's bit for an idle GPU.
 const idleReason = 1 << 0
@@ -28,7 +28,7 @@ type gpuRun struct {
 	err                       string
 }
 
-func (g *gpuRun) add(s probe.Sample) {
+func (g *gpuRun) add(s nvml.Sample) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.all++

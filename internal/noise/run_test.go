@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -86,8 +86,8 @@ func (n node) config(samples Samples) Config {
 }
 
 // each gives one sample per second until there are no more.
-func each(list ...probe.Sample) Samples {
-	return func(ctx context.Context, each func(probe.Sample)) error {
+func each(list ...nvml.Sample) Samples {
+	return func(ctx context.Context, each func(nvml.Sample)) error {
 		for _, s := range list {
 			each(s)
 			select {
@@ -101,8 +101,8 @@ func each(list ...probe.Sample) Samples {
 	}
 }
 
-func sample(clock, temperature uint32, reasons uint64) probe.Sample {
-	return probe.Sample{Clock: &clock, Temperature: &temperature, Margin: new(90 - int32(temperature)), Power: new(clock * 500), Reasons: &reasons}
+func sample(clock, temperature uint32, reasons uint64) nvml.Sample {
+	return nvml.Sample{Clock: &clock, Temperature: &temperature, Margin: new(90 - int32(temperature)), Power: new(clock * 500), Reasons: &reasons}
 }
 
 func recordOf(t *testing.T, r *Run) Record {
@@ -116,7 +116,7 @@ func TestRun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		idle := probe.Sample{Clock: new(uint32(345)), Temperature: new(uint32(50)), Busy: new(uint32(0))} // as of AMD
+		idle := nvml.Sample{Clock: new(uint32(345)), Temperature: new(uint32(50)), Busy: new(uint32(0))} // as of AMD
 		r := Start(n.config(each(sample(345, 40, 1), sample(1980, 60, 0), sample(1980, 70, 4), sample(1965, 80, 0x44), sample(1200, 82, 0x40), idle)))
 		time.Sleep(10 * time.Second)
 		n.end()
@@ -158,14 +158,14 @@ func TestSamplesLost(t *testing.T) {
 		want    string // GPU.Error
 		count   int
 	}{
-		{"none", func(context.Context, func(probe.Sample)) error { return errors.New("no driver") }, "not sampled: no driver", 0},
+		{"none", func(context.Context, func(nvml.Sample)) error { return errors.New("no driver") }, "not sampled: no driver", 0},
 		{
-			"no more", func(_ context.Context, each func(probe.Sample)) error {
-				each(probe.Sample{})
+			"no more", func(_ context.Context, each func(nvml.Sample)) error {
+				each(nvml.Sample{})
 				return errors.New("the probe\x1b[31m crashed" + strings.Repeat("x", 1000))
 			}, "sampling stopped: the probe crashed" + strings.Repeat("x", 500-len("the probe crashed")-1) + "…", 1,
 		},
-		{"hangs", func(context.Context, func(probe.Sample)) error { time.Sleep(time.Hour); return nil }, "not sampled: the driver has not answered yet", 0},
+		{"hangs", func(context.Context, func(nvml.Sample)) error { time.Sleep(time.Hour); return nil }, "not sampled: the driver has not answered yet", 0},
 		{"no sampler", nil, "not sampled: the driver has not answered yet", 0},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -286,8 +286,8 @@ func TestAMD(t *testing.T) {
 	n.put("hwmon/hwmon7/power1_average", "652000000\n")
 	ctx, cancel := context.WithCancel(t.Context())
 	count := 0
-	if err := AMD(n.dir, time.Millisecond)(ctx, func(s probe.Sample) {
-		want := probe.Sample{Clock: new(uint32(1305)), Busy: new(uint32(97)), Temperature: new(uint32(71)), Margin: new(int32(29)), Power: new(uint32(652000))}
+	if err := AMD(n.dir, time.Millisecond)(ctx, func(s nvml.Sample) {
+		want := nvml.Sample{Clock: new(uint32(1305)), Busy: new(uint32(97)), Temperature: new(uint32(71)), Margin: new(int32(29)), Power: new(uint32(652000))}
 		must.Equal(t, want, s)
 		if count++; count == 3 {
 			cancel()

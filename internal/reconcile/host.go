@@ -17,8 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/systemd"
 )
@@ -35,7 +35,7 @@ type Host struct {
 	// alone.
 	GPUs []inventory.GPU
 	// SetGPU changes a setting that NVIDIA's driver keeps; nil means probe.Set.
-	SetGPU func(ctx context.Context, s probe.Setting) error
+	SetGPU func(ctx context.Context, s nvml.Setting) error
 
 	// Adopt replaces files that kbnode did not write, and keeps a backup.
 	Adopt bool

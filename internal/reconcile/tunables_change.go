@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -191,7 +192,7 @@ func (a *applier) setting(ctx context.Context, verb, name string, form plan.Form
 	if !ok {
 		return a.h.writeSetting(name, form, value)
 	}
-	s := probe.Setting{GPU: uuid, Name: setting, Value: value}
+	s := nvml.Setting{GPU: uuid, Name: setting, Value: value}
 	if a.h.SetGPU != nil {
 		return a.h.SetGPU(ctx, s)
 	}

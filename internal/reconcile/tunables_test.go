@@ -15,8 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
 	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -376,7 +376,7 @@ type gpus struct {
 
 func (g *gpus) read() {
 	g.m.h.GPUs = []inventory.GPU{{UUID: gpu0, PCI: gpu0PCI, PersistenceMode: g.mode}}
-	g.m.h.SetGPU = func(_ context.Context, s probe.Setting) error {
+	g.m.h.SetGPU = func(_ context.Context, s nvml.Setting) error {
 		g.set = append(g.set, s.Name+"="+s.Value)
 		if s.Name == plan.Persistence && g.err == nil {
 			g.mode = s.Value
@@ -499,7 +499,7 @@ func TestSettingsInterrupted(t *testing.T) {
 	g.read()
 	set := m.h.SetGPU
 	ctx, interrupt := context.WithCancel(t.Context())
-	m.h.SetGPU = func(context.Context, probe.Setting) error { interrupt(); return ctx.Err() }
+	m.h.SetGPU = func(context.Context, nvml.Setting) error { interrupt(); return ctx.Err() }
 	p := clocked(t, "1410")
 	s, err := m.h.Observe(t.Context(), p)
 	must.Do(t, err)
@@ -527,7 +527,7 @@ func TestRestoringAgain(t *testing.T) {
 		g.read()
 		set := m.h.SetGPU
 		ctx, interrupt := context.WithCancel(t.Context())
-		m.h.SetGPU = func(context.Context, probe.Setting) error { return fail(interrupt) }
+		m.h.SetGPU = func(context.Context, nvml.Setting) error { return fail(interrupt) }
 		_, err := m.h.Uninstall(ctx, nil)
 		must.Err(t, err, name)
 		m.h.SetGPU, m.h.GPUs, g.set = set, nil, nil

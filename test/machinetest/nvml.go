@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/detect/probe"
+	"github.com/gpu-mode/kbnode/internal/nvml"
 )
 
 // Numbers of instances, and of compute instances of each, for which the driver has
@@ -34,7 +34,7 @@ func (m Machine) nvmlFiles(f map[string]string) {
 	if m.NVIDIADriver == "" || !slices.ContainsFunc(m.NVIDIA, func(g NVIDIA) bool { return g.MIG != nil || g.Links != nil }) {
 		return
 	}
-	report := probe.Report{Schema: probe.Schema, OK: true, Driver: m.NVIDIADriver, NVML: "13." + m.NVIDIADriver, CUDA: "13.0"}
+	report := nvml.Report{Schema: nvml.Schema, OK: true, Driver: m.NVIDIADriver, NVML: "13." + m.NVIDIADriver, CUDA: "13.0"}
 	minors := []string{"config 1", "monitor 2"}
 	for k, g := range m.NVIDIA {
 		for gi := range migInstances {
@@ -69,13 +69,13 @@ var boards = map[string]struct {
 }
 
 // nvml returns NVML's report about the k-th GPU.
-func (m Machine) nvml(k int) probe.GPU {
+func (m Machine) nvml(k int) nvml.GPU {
 	g, board := m.NVIDIA[k], boards[m.NVIDIA[k].Device]
 	mode, minor, up := "off", g.Minor, int(board.links)
-	n := probe.GPU{
+	n := nvml.GPU{
 		Index: k, UUID: g.UUID, PCI: g.PCI, PCIID: "10de:" + g.Device, Name: g.Model, Minor: &minor, Compute: board.compute,
-		Memory:      &probe.Memory{TotalBytes: board.mib << 20},
-		Persistence: "on", ComputeMode: "default", ECCMode: &probe.Mode{Current: "on", Pending: "on"},
+		Memory:      &nvml.Memory{TotalBytes: board.mib << 20},
+		Persistence: "on", ComputeMode: "default", ECCMode: &nvml.Mode{Current: "on", Pending: "on"},
 	}
 	if g.MIG != nil {
 		mode, up = "on", 0 // NVLink is off in this mode
@@ -84,11 +84,11 @@ func (m Machine) nvml(k int) probe.GPU {
 		n.NVLinkGPUs = append(n.NVLinkGPUs, m.NVIDIA[other].PCI)
 	}
 	if board.links > 0 {
-		n.MIGMode = &probe.Mode{Current: mode, Pending: mode}
+		n.MIGMode = &nvml.Mode{Current: mode, Pending: mode}
 		n.NVLinks, n.NVLinksUp = &board.links, &up
 	}
 	for i, part := range g.MIG {
-		n.MIG = append(n.MIG, probe.MIG{
+		n.MIG = append(n.MIG, nvml.MIG{
 			UUID: m.migUUID(k, i), Name: g.Model + " MIG " + part.Profile, GPUInstance: part.GPUInstance, Profile: &part.ProfileID,
 			Start: &part.Start, Size: &part.Size, Slices: part.Slices, ComputeSlices: part.Slices, Multiprocessors: part.SMs, MemoryBytes: part.MiB << 20,
 		})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -38,24 +39,24 @@ gpu.0.processes = 4711:1073741824 4712:18446744073709551615
 	u64, u32 := func(n uint64) *uint64 { return &n }, func(n uint32) *uint32 { return &n }
 	num, i64, no := func(n int) *int { return &n }, func(n int64) *int64 { return &n }, false
 	margin := int32(54)
-	want := GPU{
+	want := nvml.GPU{
 		UUID: "GPU-b2000000-0000-4000-8000-000000000000", PCI: "0000:1a:00.0", PCIID: "10de:2901",
 		Name: "NVIDIA B200", Serial: "1650224000123", Minor: num(0), MemoryNode: num(4),
-		Compute: "10.0", Memory: &Memory{TotalBytes: 183359 << 20},
+		Compute: "10.0", Memory: &nvml.Memory{TotalBytes: 183359 << 20},
 		Persistence: "off", ComputeMode: "default",
-		MIGMode: &Mode{Current: "off", Pending: "on"}, ECCMode: &Mode{Current: "on", Pending: "on"},
-		ECC:               &ECC{VolatileUncorrected: u64(1<<32 + 1), SRAMThreshold: &no},
-		RemappedRows:      &Remapped{Pending: true, Banks: &Banks{}},
+		MIGMode: &nvml.Mode{Current: "off", Pending: "on"}, ECCMode: &nvml.Mode{Current: "on", Pending: "on"},
+		ECC:               &nvml.ECC{VolatileUncorrected: u64(1<<32 + 1), SRAMThreshold: &no},
+		RemappedRows:      &nvml.Remapped{Pending: true, Banks: &nvml.Banks{}},
 		RecoveryAction:    i64(4),
-		Clocks:            &Clocks{SM: u32(120), MaxSM: u32(1965)},
+		Clocks:            &nvml.Clocks{SM: u32(120), MaxSM: u32(1965)},
 		ClockReasons:      u64(0x44),
-		Power:             &Power{Limit: u32(1_000_000), Enforced: u32(1_000_000), Default: u32(1_000_000)},
+		Power:             &nvml.Power{Limit: u32(1_000_000), Enforced: u32(1_000_000), Default: u32(1_000_000)},
 		EnergyMillijoules: u64(86_400_000),
-		Temperature:       &Temperature{GPU: u32(31), Margin: &margin},
-		PCIe:              &PCIe{Gen: num(5), MaxGen: num(5), Width: num(16), MaxWidth: num(16), Replays: num(0)},
-		Fabric:            &Fabric{State: "completed"},
+		Temperature:       &nvml.Temperature{GPU: u32(31), Margin: &margin},
+		PCIe:              &nvml.PCIe{Gen: num(5), MaxGen: num(5), Width: num(16), MaxWidth: num(16), Replays: num(0)},
+		Fabric:            &nvml.Fabric{State: "completed"},
 		NVLinks:           i64(18), NVLinksUp: num(17),
-		Processes: []Process{
+		Processes: []nvml.Process{
 			{PID: 4711, UsedBytes: 1 << 30}, {PID: 4712},
 		},
 	}
@@ -72,26 +73,26 @@ func TestBrokenGPU(t *testing.T) {
 	r := needRig(t)
 	for _, row := range []struct {
 		name, config string
-		want         GPU // of the GPU with index 3
+		want         nvml.GPU // of the GPU with index 3
 		unread       []string
 	}{
-		{name: "lost before it is opened", config: "gpu.3.handle = 15", want: GPU{Index: 3, Error: "nvmlDeviceGetHandleByIndex: GPU is lost", Code: 15}},
+		{name: "lost before it is opened", config: "gpu.3.handle = 15", want: nvml.GPU{Index: 3, Error: "nvmlDeviceGetHandleByIndex: GPU is lost", Code: 15}},
 		{
 			name: "lost after it was opened", config: "gpu.3.error = 15",
-			want: GPU{
+			want: nvml.GPU{
 				Index: 3, Error: "nvmlDeviceGetUUID: GPU is lost", Code: 15,
 				PCI: "0000:13:00.0", PCIID: "10de:2901", Unlisted: true,
 			},
 		},
 		{
 			name: "lost while it is read", config: "gpu.3.fail.nvmlDeviceGetMinorNumber = 15",
-			want: GPU{
+			want: nvml.GPU{
 				Index: 3, Error: "nvmlDeviceGetMinorNumber: GPU is lost", Code: 15,
 				PCI: "0000:13:00.0", PCIID: "10de:2901", Unlisted: true,
 				UUID: "GPU-00000000-0000-4000-8000-000000000003", Name: "NVIDIA B200",
 			},
 		},
-		{name: "needs a reset", config: "gpu.3.handle = 16", want: GPU{Index: 3, Error: "nvmlDeviceGetHandleByIndex: GPU requires reset", Code: 16}},
+		{name: "needs a reset", config: "gpu.3.handle = 16", want: nvml.GPU{Index: 3, Error: "nvmlDeviceGetHandleByIndex: GPU requires reset", Code: 16}},
 		{name: "one query fails", config: "gpu.3.fail.nvmlDeviceGetEccMode = 999\ngpu.3.fail.nvmlDeviceGetSerial = 3", unread: []string{"nvmlDeviceGetEccMode: Unknown Error"}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -128,7 +129,7 @@ gpu.0.mig.2 = MIG-11111111-2222-5333-8444-666666666666 5 0 4 2 2 30 44000 14 NVI
 	report, err := Run(t.Context(), r.options(t, "driver", conf))
 	must.Do(t, err)
 	num := func(n int) *int { return &n }
-	want := []MIG{
+	want := []nvml.MIG{
 		{
 			UUID: "MIG-11111111-2222-5333-8444-555555555555", Name: "NVIDIA B200 MIG 3g.90gb", GPUInstance: 1,
 			Profile: num(9), Start: num(0), Size: num(4), Slices: 3, ComputeSlices: 3, Multiprocessors: 60, MemoryBytes: 89000 << 20,
@@ -191,7 +192,7 @@ func TestOldDriver(t *testing.T) {
 	if g.UUID == "" || g.ClockReasons == nil || len(g.Processes) != 1 {
 		t.Errorf("what the old driver has is missing: %+v", g)
 	}
-	must.Equal(t, &Memory{TotalBytes: 183359 << 20, UsedBytes: 685 << 20}, g.Memory)
+	must.Equal(t, &nvml.Memory{TotalBytes: 183359 << 20, UsedBytes: 685 << 20}, g.Memory)
 }
 
 func TestNoNVML(t *testing.T) {
@@ -263,21 +264,21 @@ func TestUse(t *testing.T) {
 	const id = "GPU-00000000-0000-4000-8000-000000000003"
 	for _, row := range []struct {
 		name, variant, config, gpu string
-		want                       GPU
+		want                       nvml.GPU
 	}{
 		{
 			"in use", "driver", "gpu.3.used_mib = 512\ngpu.3.processes = 4711:1073741824\ngpu.3.graphics = 812:18446744073709551615\ngpu.2.hang_gpu = 3600", id,
-			GPU{
-				Memory:    &Memory{TotalBytes: 183359 << 20, UsedBytes: 512 << 20},
-				Processes: []Process{{PID: 4711, UsedBytes: 1 << 30}},
-				Graphics:  []Process{{PID: 812}},
+			nvml.GPU{
+				Memory:    &nvml.Memory{TotalBytes: 183359 << 20, UsedBytes: 512 << 20},
+				Processes: []nvml.Process{{PID: 4711, UsedBytes: 1 << 30}},
+				Graphics:  []nvml.Process{{PID: 812}},
 			},
 		},
 		{
 			"an old driver", "nosym", "gpu.3.processes = 4711:5", id,
-			GPU{
-				Memory:    &Memory{TotalBytes: 183359 << 20, UsedBytes: 585 << 20},
-				Processes: []Process{{PID: 4711, UsedBytes: 5}},
+			nvml.GPU{
+				Memory:    &nvml.Memory{TotalBytes: 183359 << 20, UsedBytes: 585 << 20},
+				Processes: []nvml.Process{{PID: 4711, UsedBytes: 5}},
 			},
 		},
 		{
@@ -287,14 +288,14 @@ gpu.3.mig.1 = MIG-8 8 0 1 1 1 18 23552 19 NVIDIA B200 MIG 1g.23gb
 gpu.3.mig.0.processes = 1:1
 gpu.3.mig.1.processes = 4711:1073741824
 gpu.3.mig.1.used_mib = 1024`, "MIG-8",
-			GPU{
-				Memory:    &Memory{TotalBytes: 23552 << 20, UsedBytes: 1 << 30},
-				Processes: []Process{{PID: 4711, UsedBytes: 1 << 30}},
+			nvml.GPU{
+				Memory:    &nvml.Memory{TotalBytes: 23552 << 20, UsedBytes: 1 << 30},
+				Processes: []nvml.Process{{PID: 4711, UsedBytes: 1 << 30}},
 			},
 		},
-		{"lost", "driver", "gpu.3.handle = 15", id, GPU{Error: "nvmlDeviceGetHandleByUUID: GPU is lost", Code: 15}},
-		{"unknown", "driver", "", "GPU-x", GPU{Error: "nvmlDeviceGetHandleByUUID: Unknown Error", Code: 6}},
-		{"no permission for its processes", "driver", "gpu.3.memory_mib = none\ngpu.3.fail.nvmlDeviceGetComputeRunningProcesses_v3 = 4", id, GPU{Error: "NVML does not tell its processes"}},
+		{"lost", "driver", "gpu.3.handle = 15", id, nvml.GPU{Error: "nvmlDeviceGetHandleByUUID: GPU is lost", Code: 15}},
+		{"unknown", "driver", "", "GPU-x", nvml.GPU{Error: "nvmlDeviceGetHandleByUUID: Unknown Error", Code: 6}},
+		{"no permission for its processes", "driver", "gpu.3.memory_mib = none\ngpu.3.fail.nvmlDeviceGetComputeRunningProcesses_v3 = 4", id, nvml.GPU{Error: "NVML does not tell its processes"}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
@@ -303,7 +304,7 @@ gpu.3.mig.1.used_mib = 1024`, "MIG-8",
 			report, err := Run(t.Context(), opts)
 			must.Do(t, err)
 			row.want.Index, row.want.UUID = -1, row.gpu
-			if diff := cmp.Diff([]GPU{row.want}, report.GPUs); diff != "" || report.Driver == "" {
+			if diff := cmp.Diff([]nvml.GPU{row.want}, report.GPUs); diff != "" || report.Driver == "" {
 				t.Errorf("driver %q (-want +got):\n%s", report.Driver, diff)
 			}
 		})

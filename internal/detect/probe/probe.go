@@ -1,5 +1,5 @@
 // Package probe runs kbnode-nvml, the one-shot program that queries NVIDIA's library about
-// the GPUs, and defines its report. It loads no driver code into the calling process.
+// the GPUs. It loads no driver code into the calling process.
 package probe
 
 import (
@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -45,9 +46,9 @@ func (e *Error) Error() string {
 	switch {
 	case e.Absent:
 		return "NVML: there is no NVIDIA driver library (libnvidia-ml.so.1) on this machine"
-	case e.Code == CodeNoDriver:
+	case e.Code == nvml.CodeNoDriver:
 		return "NVML: the NVIDIA driver is not loaded; try modprobe nvidia"
-	case e.Code == CodeMismatch:
+	case e.Code == nvml.CodeMismatch:
 		return "NVML: the driver was upgraded while the old kernel module is loaded; reboot, or reload the nvidia modules"
 	default:
 		return fmt.Sprintf("NVML: %s (code %d)", e.Text, e.Code)
@@ -68,7 +69,7 @@ type Options struct {
 // *Error. At a time it runs one probe of all GPUs and one of each GPU, machine-wide if it
 // may write /run/kbnode: a GPU that hangs in the driver must not accumulate processes that
 // cannot be killed.
-func Run(ctx context.Context, opts Options) (*Report, error) {
+func Run(ctx context.Context, opts Options) (*nvml.Report, error) {
 	if opts.Timeout <= 0 {
 		opts.Timeout = timeout
 	}
@@ -153,7 +154,7 @@ func (c *child) start(opts Options, lock *os.File, command func(path string) *ex
 }
 
 // wait returns the child's report, or kills its process group when ctx ends.
-func (c *child) wait(ctx context.Context) (*Report, error) {
+func (c *child) wait(ctx context.Context) (*nvml.Report, error) {
 	select {
 	case err := <-c.exited:
 		return c.report(err)
@@ -182,7 +183,7 @@ func (c *child) kill() (exit, err error) {
 }
 
 // report parses the output of a probe that has ended.
-func (c *child) report(exit error) (*Report, error) {
+func (c *child) report(exit error) (*nvml.Report, error) {
 	if c.stdout.full {
 		return nil, fmt.Errorf("the NVML probe printed more than %d bytes", maxOutput)
 	}
@@ -221,16 +222,16 @@ func (c *child) lastWords(status *exec.ExitError) string {
 }
 
 // Parse parses a report, from a probe or from a captured machine.
-func Parse(data []byte) (*Report, error) {
+func Parse(data []byte) (*nvml.Report, error) {
 	if len(data) > maxOutput {
 		return nil, fmt.Errorf("read NVML report: more than %d bytes", maxOutput)
 	}
-	var r Report
+	var r nvml.Report
 	if err := json.Unmarshal(data, &r); err != nil {
 		return nil, fmt.Errorf("read NVML report: %w", err)
 	}
-	if r.Schema != Schema {
-		return nil, fmt.Errorf("read NVML report: it has schema %d, but this kbnode reads %d", r.Schema, Schema)
+	if r.Schema != nvml.Schema {
+		return nil, fmt.Errorf("read NVML report: it has schema %d, but this kbnode reads %d", r.Schema, nvml.Schema)
 	}
 	return &r, nil
 }

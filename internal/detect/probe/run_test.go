@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -222,23 +223,23 @@ func TestSet(t *testing.T) {
 	r := needRig(t)
 	for _, row := range []struct {
 		name, variant, config string
-		set                   []Setting
+		set                   []nvml.Setting
 		appended              []string // lines that the fake appended
 		err                   string
 	}{
 		{
 			"persistence and clocks", "driver", "persistence = 0\n",
-			[]Setting{{gpu3, SetPersistence, "on"}, {gpu3, SetClocks, "1410"}, {gpu3, SetClocks, "base"}, {gpu3, SetClocks, "default"}},
+			[]nvml.Setting{{GPU: gpu3, Name: nvml.SetPersistence, Value: "on"}, {GPU: gpu3, Name: nvml.SetClocks, Value: "1410"}, {GPU: gpu3, Name: nvml.SetClocks, Value: "base"}, {GPU: gpu3, Name: nvml.SetClocks, Value: "default"}},
 			[]string{"gpu.3.persistence = 1", "gpu.3.locked_clocks = 1410-1410", "gpu.3.locked_clocks = tdp", "gpu.3.locked_clocks = none"}, "",
 		},
-		{"a clock that it does not have", "driver", "", []Setting{{gpu3, SetClocks, "9999"}}, nil, "nvmlDeviceSetGpuLockedClocks: "},
-		{"a driver that cannot lock", "nosym", "", []Setting{{gpu3, SetPersistence, "on"}, {gpu3, SetClocks, "base"}}, []string{"gpu.3.persistence = 1"}, "nvmlDeviceSetGpuLockedClocks: "},
-		{"not supported", "driver", "gpu.3.fail.nvmlDeviceSetPersistenceMode = 3\n", []Setting{{gpu3, SetPersistence, "on"}}, nil, "nvmlDeviceSetPersistenceMode: Not Supported"},
-		{"lost", "driver", "gpu.3.handle = 15\n", []Setting{{gpu3, SetClocks, "base"}}, nil, "nvmlDeviceGetHandleByUUID: GPU is lost"},
-		{"its neighbour is lost", "driver", "gpu.2.error = 15\n", []Setting{{gpu3, SetPersistence, "off"}}, []string{"gpu.3.persistence = 0"}, ""},
-		{"no driver", "driver", "init = 9\n", []Setting{{gpu3, SetPersistence, "on"}}, nil, "the NVIDIA driver is not loaded"},
-		{"another name", "driver", "", []Setting{{gpu3, "power", "1"}}, nil, `power cannot be set to "1"`},
-		{"no number", "driver", "", []Setting{{gpu3, SetClocks, "max"}}, nil, `clocks cannot be set to "max"`},
+		{"a clock that it does not have", "driver", "", []nvml.Setting{{GPU: gpu3, Name: nvml.SetClocks, Value: "9999"}}, nil, "nvmlDeviceSetGpuLockedClocks: "},
+		{"a driver that cannot lock", "nosym", "", []nvml.Setting{{GPU: gpu3, Name: nvml.SetPersistence, Value: "on"}, {GPU: gpu3, Name: nvml.SetClocks, Value: "base"}}, []string{"gpu.3.persistence = 1"}, "nvmlDeviceSetGpuLockedClocks: "},
+		{"not supported", "driver", "gpu.3.fail.nvmlDeviceSetPersistenceMode = 3\n", []nvml.Setting{{GPU: gpu3, Name: nvml.SetPersistence, Value: "on"}}, nil, "nvmlDeviceSetPersistenceMode: Not Supported"},
+		{"lost", "driver", "gpu.3.handle = 15\n", []nvml.Setting{{GPU: gpu3, Name: nvml.SetClocks, Value: "base"}}, nil, "nvmlDeviceGetHandleByUUID: GPU is lost"},
+		{"its neighbour is lost", "driver", "gpu.2.error = 15\n", []nvml.Setting{{GPU: gpu3, Name: nvml.SetPersistence, Value: "off"}}, []string{"gpu.3.persistence = 0"}, ""},
+		{"no driver", "driver", "init = 9\n", []nvml.Setting{{GPU: gpu3, Name: nvml.SetPersistence, Value: "on"}}, nil, "the NVIDIA driver is not loaded"},
+		{"another name", "driver", "", []nvml.Setting{{GPU: gpu3, Name: "power", Value: "1"}}, nil, `power cannot be set to "1"`},
+		{"no number", "driver", "", []nvml.Setting{{GPU: gpu3, Name: nvml.SetClocks, Value: "max"}}, nil, `clocks cannot be set to "max"`},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()

@@ -4,26 +4,14 @@ import (
 	"context"
 	"errors"
 
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
-
-// The settings of a GPU that Set can change.
-const (
-	SetPersistence = "persistence" // "on" or "off"
-	SetClocks      = "clocks"      // of its SMs: "default", "base", or MHz to lock them to
-)
-
-// Setting is one change of one GPU.
-type Setting struct {
-	GPU   string // UUID
-	Name  string // SetPersistence or SetClocks
-	Value string
-}
 
 // Set changes a setting of one GPU. It is a separate run of the probe, with the same
 // deadline, and changes nothing else. The driver forgets the setting when it is loaded
 // again.
-func Set(ctx context.Context, opts Options, s Setting) error {
+func Set(ctx context.Context, opts Options, s nvml.Setting) error {
 	opts.GPU, opts.set = s.GPU, []string{s.GPU, s.Name, s.Value}
 	r, err := Run(ctx, opts)
 	if err != nil {

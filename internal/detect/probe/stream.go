@@ -13,31 +13,18 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 // maxSampleLine bounds one line, in bytes.
 const maxSampleLine = 4 << 10
 
-// Sample is the state of a GPU at one moment, a line of `kbnode-nvml sample`. Values that
-// the driver does not report are absent.
-type Sample struct {
-	Clock       *uint32 `json:"sm_clock_mhz,omitempty"`
-	Temperature *uint32 `json:"temperature_c,omitempty"`
-	Margin      *int32  `json:"margin_c,omitempty"` // distance to slowing down
-	Power       *uint32 `json:"power_mw,omitempty"`
-	Busy        *uint32 `json:"busy_percent,omitempty"`
-	// Reasons is the bit set of GPU.ClockReasons.
-	Reasons *uint64 `json:"clock_reasons,omitempty"`
-	// Error means that the driver does not answer for this GPU; it is the last line.
-	Error string `json:"error,omitempty"`
-}
-
 // Stream samples the GPU of opts at the interval every until ctx is done. One process holds
 // the GPU meanwhile, and ends when ctx or this process does. Stream then returns nil, after
 // four seconds at the latest. It returns an error if there are no samples, or no more. There
 // is one sampler per GPU at a time, including one that hangs in the driver.
-func Stream(ctx context.Context, opts Options, every time.Duration, each func(Sample)) error {
+func Stream(ctx context.Context, opts Options, every time.Duration, each func(nvml.Sample)) error {
 	opts.runDir = cmp.Or(opts.runDir, runDir)
 	// It does not wait: who has the lock samples, or hangs.
 	lock, held := tryLock(filepath.Join(opts.runDir, "sample-"+lockName(opts.GPU)))
@@ -77,12 +64,12 @@ type sampler struct {
 }
 
 // follow passes samples to each until ctx is done, or the child has ended or is of no use.
-func (s *sampler) follow(ctx context.Context, each func(Sample)) error {
+func (s *sampler) follow(ctx context.Context, each func(nvml.Sample)) error {
 	defer context.AfterFunc(ctx, func() { _ = s.stdout.SetReadDeadline(time.Unix(1, 0)) })() // a pipe has deadlines
 	lines := bufio.NewReaderSize(s.stdout, maxSampleLine)
 	for {
 		line, err := lines.ReadSlice('\n')
-		var sample Sample
+		var sample nvml.Sample
 		switch {
 		case ctx.Err() != nil:
 			return nil

@@ -13,19 +13,20 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const firstGPU = "GPU-00000000-0000-4000-8000-000000000000"
 
 // take streams until there are n samples.
-func take(t *testing.T, opts Options, n int) ([]Sample, error) {
+func take(t *testing.T, opts Options, n int) ([]nvml.Sample, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), must.Patience)
 	defer cancel()
-	var all []Sample
+	var all []nvml.Sample
 	opts.runDir = t.TempDir()
-	err := Stream(ctx, opts, 20*time.Millisecond, func(s Sample) {
+	err := Stream(ctx, opts, 20*time.Millisecond, func(s nvml.Sample) {
 		if all = append(all, s); len(all) == n {
 			cancel()
 		}
@@ -50,17 +51,17 @@ func TestStream(t *testing.T) {
 	r := needRig(t)
 	for _, row := range []struct {
 		name, variant, config string
-		want                  Sample
+		want                  nvml.Sample
 	}{
 		{
 			"a driver of today", "driver", "gpu.0.sm_clock = 1965\ngpu.0.clock_reasons = 0x44\ngpu.0.temperature = 88\ngpu.0.margin = -1\ngpu.0.power_mw = 990500\n",
-			Sample{Clock: new(uint32(1965)), Temperature: new(uint32(88)), Margin: new(int32(-1)), Power: new(uint32(990500)), Busy: new(uint32(100)), Reasons: new(uint64(0x44))},
+			nvml.Sample{Clock: new(uint32(1965)), Temperature: new(uint32(88)), Margin: new(int32(-1)), Power: new(uint32(990500)), Busy: new(uint32(100)), Reasons: new(uint64(0x44))},
 		},
-		{"an old driver", "nosym", "sm_clock = 1410\nclock_reasons = 0x1\n", Sample{Clock: new(uint32(1410)), Temperature: new(uint32(31)), Power: new(uint32(142000)), Reasons: new(uint64(1))}},
-		{"one that tells little", "driver", "power_mw = none\nbusy = none\nfail.nvmlDeviceGetTemperature = 999\n", Sample{Clock: new(uint32(120)), Margin: new(int32(54)), Reasons: new(uint64(1))}},
+		{"an old driver", "nosym", "sm_clock = 1410\nclock_reasons = 0x1\n", nvml.Sample{Clock: new(uint32(1410)), Temperature: new(uint32(31)), Power: new(uint32(142000)), Reasons: new(uint64(1))}},
+		{"one that tells little", "driver", "power_mw = none\nbusy = none\nfail.nvmlDeviceGetTemperature = 999\n", nvml.Sample{Clock: new(uint32(120)), Margin: new(int32(54)), Reasons: new(uint64(1))}},
 		{
 			"a MIG device has the clocks of its GPU", "driver", "uuid = " + firstGPU + "\ncount = 1\nsm_clock = 1500\nbusy = none\npower_mw = none\nmargin = 7\n",
-			Sample{Clock: new(uint32(1500)), Temperature: new(uint32(31)), Margin: new(int32(7)), Reasons: new(uint64(1))},
+			nvml.Sample{Clock: new(uint32(1500)), Temperature: new(uint32(31)), Margin: new(int32(7)), Reasons: new(uint64(1))},
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -71,7 +72,7 @@ func TestStream(t *testing.T) {
 			if err != nil || len(got) < 3 {
 				t.Fatalf("%d samples, %v", len(got), err)
 			}
-			must.Equal(t, slices.Repeat([]Sample{row.want}, 3), got[:3])
+			must.Equal(t, slices.Repeat([]nvml.Sample{row.want}, 3), got[:3])
 		})
 	}
 }
@@ -123,7 +124,7 @@ func TestStreamHangs(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			begun := time.Now()
-			must.Err(t, Stream(ctx, opts, 10*time.Millisecond, func(Sample) { t.Error("a sample") }), "")
+			must.Err(t, Stream(ctx, opts, 10*time.Millisecond, func(nvml.Sample) { t.Error("a sample") }), "")
 			if d := time.Since(begun); d > must.Patience {
 				t.Errorf("it took %v", d)
 			}
@@ -137,16 +138,16 @@ func TestOneSampler(t *testing.T) {
 	held, _ := tryLock(filepath.Join(dir, "sample-"+lockName("GPU-1")))
 	opts := Options{Path: script(t, "flock -n 3 || exit 8; echo '{}'; cat >/dev/null"), GPU: "GPU-1", runDir: dir}
 	ctx, cancel := context.WithCancel(t.Context())
-	must.Err(t, Stream(ctx, opts, time.Second, func(Sample) { t.Error("a sample") }), "an earlier sampler of this GPU has not ended")
+	must.Err(t, Stream(ctx, opts, time.Second, func(nvml.Sample) { t.Error("a sample") }), "an earlier sampler of this GPU has not ended")
 	opts.GPU = "GPU-2"
-	if err := Stream(ctx, opts, time.Second, func(Sample) { cancel() }); err != nil {
+	if err := Stream(ctx, opts, time.Second, func(nvml.Sample) { cancel() }); err != nil {
 		t.Errorf("of another GPU: %v", err)
 	}
 	must.Do(t, held.Close())
 	opts.GPU = "GPU-1"
 	for range 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), must.Patience)
-		if err := Stream(ctx, opts, time.Second, func(Sample) { cancel() }); err != nil {
+		if err := Stream(ctx, opts, time.Second, func(nvml.Sample) { cancel() }); err != nil {
 			t.Errorf("afterwards: %v", err)
 		}
 		cancel()
@@ -159,7 +160,7 @@ func TestStreamDies(t *testing.T) {
 	t.Parallel()
 	if pidFile := os.Getenv("KBNODE_TEST_STREAM"); pidFile != "" {
 		opts := Options{Path: os.Getenv("KBNODE_TEST_PROBE"), GPU: "GPU-1", runDir: filepath.Dir(pidFile)}
-		_ = Stream(t.Context(), opts, time.Second, func(Sample) {})
+		_ = Stream(t.Context(), opts, time.Second, func(nvml.Sample) {})
 		return
 	}
 	dir := t.TempDir()
@@ -191,7 +192,7 @@ func TestStreamIgnoresStop(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), must.Patience)
 	defer cancel()
 	count := 0
-	err := Stream(ctx, opts, 20*time.Millisecond, func(Sample) {
+	err := Stream(ctx, opts, 20*time.Millisecond, func(nvml.Sample) {
 		switch count++; count {
 		case 1:
 			pid := samplerOf(t, opts.runDir)

@@ -1,4 +1,6 @@
-package probe
+// Package nvml is what the probe kbnode-nvml and kbnode say to each other: reports and
+// samples of GPUs, and the settings to change.
+package nvml
 
 // Schema is the version of the JSON that the probe prints. It rises when a field that kbnode
 // reads changes its meaning.
@@ -79,7 +81,7 @@ type GPU struct {
 
 	Processes []Process `json:"processes,omitempty"`          // that compute on it
 	Unlisted  bool      `json:"processes_unlisted,omitempty"` // NVML does not tell Processes
-	Graphics  []Process `json:"graphics_processes,omitempty"` // that draw on it; only with Options.GPU
+	Graphics  []Process `json:"graphics_processes,omitempty"` // that draw on it; only if this GPU alone was asked for
 	// Unread names the queries that failed in a way that a healthy GPU does not:
 	// "nvmlDeviceGetEccMode: Unknown Error".
 	Unread []string `json:"unread,omitempty"`
