@@ -14,10 +14,6 @@ import (
 // maxSpecs bounds the CDI files that are read per directory.
 const maxSpecs = 64
 
-// DefaultCDIDirs returns where an engine looks for specifications; later directories take
-// precedence.
-func DefaultCDIDirs() []string { return []string{"/etc/cdi", "/var/run/cdi"} }
-
 // CDISpec is one of CDI's specification files.
 type CDISpec struct {
 	Path    string

@@ -30,7 +30,7 @@ func ReadCDIFaults(root string, inv *inventory.Inventory, specs []CDISpec) (map[
 func checkCDI(t tree, gpus []inventory.GPU, d *inventory.Docker) {
 	dirs := d.CDIDirs
 	if d.Version == "" { // it does not say; what it knew of devices may be recalled
-		dirs = DefaultCDIDirs()
+		dirs = inventory.DefaultCDIDirs()
 	}
 	if !t.live() || len(dirs) == 0 || !slices.ContainsFunc(gpus, func(g inventory.GPU) bool { return g.Vendor == "nvidia" }) {
 		return

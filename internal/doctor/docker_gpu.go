@@ -101,7 +101,7 @@ func renewCDI(ctx context.Context, m *Machine) string {
 func gpuSpecs(m *Machine) ([]detect.CDISpec, error) {
 	dirs := m.Inventory.Software.Docker.CDIDirs
 	if len(dirs) == 0 {
-		dirs = detect.DefaultCDIDirs()
+		dirs = inventory.DefaultCDIDirs()
 	}
 	specs, err := detect.ReadCDI(m.Root, dirs)
 	return slices.DeleteFunc(specs, func(s detect.CDISpec) bool { return s.Err == nil && !namesGPUs(s.Devices) }), err

@@ -4,7 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
@@ -83,7 +82,7 @@ func TestCDIChecks(t *testing.T) {
 		return all
 	}
 	on := func(units ...slot.Unit) *fake {
-		f := nvidia(inventory.Docker{CDI: true, CDIDirs: detect.DefaultCDIDirs()}, docker.Info{})
+		f := nvidia(inventory.Docker{CDI: true, CDIDirs: inventory.DefaultCDIDirs()}, docker.Info{})
 		f.units = append(f.units, units...)
 		return f
 	}

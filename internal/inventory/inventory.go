@@ -198,6 +198,10 @@ type Docker struct {
 	DefaultRuntime string              `json:"default_runtime"`
 }
 
+// DefaultCDIDirs returns where an engine looks for specifications; later directories take
+// precedence.
+func DefaultCDIDirs() []string { return []string{"/etc/cdi", "/var/run/cdi"} }
+
 // CDIFault is why CUDA does not start in a container that gets a device from a specification.
 type CDIFault struct {
 	Spec   string `json:"spec"` // path of the specification that counts; "" if two hide each other

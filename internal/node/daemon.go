@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/daemon"
-	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/systemd"
@@ -95,7 +95,7 @@ func (l *live) Stamp(p *plan.Plan) string {
 	}
 	// Anyone who divides a GPU again must also write its description for Docker again, and at boot it may
 	// come late.
-	for _, dir := range detect.DefaultCDIDirs() {
+	for _, dir := range inventory.DefaultCDIDirs() {
 		specs, _ := os.ReadDir(dir) // what cannot be read is read again in the next full pass
 		for _, s := range specs[:min(len(specs), maxSpecs)] {
 			file(dir + "/" + s.Name())

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 )
 
@@ -64,7 +63,7 @@ func Driverless(inv *inventory.Inventory, s Slot) string {
 	case !d.CDI:
 		return "CDI is off and Docker has no NVIDIA runtime, so jobs would have no libcuda; sudo kbnode doctor --only docker-cdi says what to type"
 	case !described(""):
-		dirs := cmp.Or(strings.Join(d.CDIDirs, " or "), strings.Join(detect.DefaultCDIDirs(), " or "))
+		dirs := cmp.Or(strings.Join(d.CDIDirs, " or "), strings.Join(inventory.DefaultCDIDirs(), " or "))
 		return fmt.Sprintf("no CDI specification in %s describes NVIDIA GPUs, so jobs would have no libcuda; %s", dirs, renewCDI(specFile))
 	case !described("GPU-") && !described("MIG-"): // toolkits before 1.16 name UUIDs only if asked
 		return fmt.Sprintf("no CDI specification names %s, only numbers, so jobs would have no libcuda; run sudo nvidia-ctk cdi generate --output=%s --device-name-strategy=uuid", list, specFile)
