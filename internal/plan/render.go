@@ -2,10 +2,9 @@ package plan
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"hash/fnv"
 	"strconv"
 	"strings"
 	"text/template"
@@ -212,9 +211,12 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agent inventory.Agent, s Slo
 	return nil
 }
 
+// generation tells what a process was started with from anything else it may be started with. No one forges
+// it, and a cryptographic hash would link 28 packages.
 func generation(parts ...string) string {
-	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
-	return hex.EncodeToString(sum[:6])
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(strings.Join(parts, "\x00")))
+	return fmt.Sprintf("%016x", h.Sum64())
 }
 
 // renderEnvironment returns what a slot's agent and an operator's hooks start
