@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/health/signals"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -75,7 +75,7 @@ func uninstall(ctx context.Context, s term.Streams, now, dryRun bool) error {
 	}
 	defer closeHost()
 	host.Now = now
-	if gpus, err := health.ReadGPUs(ctx, "/"); err == nil {
+	if gpus, err := signals.ReadGPUs(ctx, "/"); err == nil {
 		host.GPUs = gpus.List // to restore their settings
 	}
 	if dryRun {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/health/signals"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -51,8 +52,8 @@ type Options struct {
 	// Root is "/", or a directory that contains a machine's tree.
 	Root string
 	// Kmsg is the kernel's log.
-	Kmsg health.Kmsg
-	// Clock reads the clocks; nil means health.Now.
+	Kmsg signals.Kmsg
+	// Clock reads the clocks; nil means signals.Now.
 	Clock func() (health.Moment, error)
 	// Wake requests a full pass: SIGHUP.
 	Wake <-chan struct{}
@@ -125,7 +126,7 @@ type daemonLoop struct {
 
 func newDaemon(o Options) *daemonLoop {
 	if o.Clock == nil {
-		o.Clock = health.Now
+		o.Clock = signals.Now
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)

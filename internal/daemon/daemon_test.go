@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/health/signals"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -149,7 +150,7 @@ func (n *fakeNode) Docker(context.Context, string) error {
 // test machine's, so they are left out.
 func (n *fakeNode) Signals(root string, disks []string) (health.Node, error) {
 	n.set(func() { n.disks = disks })
-	node, err := health.ReadNode(root, nil)
+	node, err := signals.ReadNode(root, nil)
 	node.Clock = health.ClockUnknown
 	return node, err
 }
@@ -441,7 +442,7 @@ func TestReplaced(t *testing.T) {
 		go func() {
 			defer close(done)
 			Run(ctx, Options{
-				Node: n, Root: n.root, Kmsg: health.Kmsg{Path: os.DevNull},
+				Node: n, Root: n.root, Kmsg: signals.Kmsg{Path: os.DevNull},
 				Replaced: func() bool {
 					mu.Lock()
 					defer mu.Unlock()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/health/signals"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -79,7 +80,7 @@ func newHealthState(root string) (*healthState, error) {
 }
 
 // listen collects the kernel's messages about GPUs until ctx ends.
-func (d *daemonLoop) listen(ctx context.Context, kmsg health.Kmsg) {
+func (d *daemonLoop) listen(ctx context.Context, kmsg signals.Kmsg) {
 	for ctx.Err() == nil {
 		err := kmsg.Run(ctx, func(f health.Fact) {
 			d.health.addFact(f)

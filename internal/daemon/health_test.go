@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/health/signals"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -64,7 +65,7 @@ func TestVerdictDrainsItsSlot(t *testing.T) {
 		n.gpus = twoGPUs()
 		kmsg := filepath.Join(n.root, "kmsg")
 		must.Do(t, os.WriteFile(kmsg, []byte(fellOff), 0o600))
-		log, wake := running(t, n, Options{Kmsg: health.Kmsg{Path: kmsg}})
+		log, wake := running(t, n, Options{Kmsg: signals.Kmsg{Path: kmsg}})
 		later(31 * time.Second)
 		n.serves(t, 1)
 		drains := n.drains()
@@ -102,7 +103,7 @@ func TestOperatorsWord(t *testing.T) {
 		n.gpus[0].Healthy, n.gpus[0].Error = false, "no answer"
 		kmsg := filepath.Join(n.root, "kmsg")
 		must.Do(t, os.WriteFile(kmsg, []byte(fellOff), 0o600))
-		_, wake := running(t, n, Options{Kmsg: health.Kmsg{Path: kmsg}})
+		_, wake := running(t, n, Options{Kmsg: signals.Kmsg{Path: kmsg}})
 		must.Do(t, os.MkdirAll(filepath.Join(n.root, "/run/kbnode"), 0o755))
 		later(31 * time.Second)
 		for _, step := range []struct {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/events"
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/health/signals"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -141,7 +142,7 @@ func (d *daemonLoop) fullPass(ctx context.Context, host *reconcile.Host) error {
 	d.gpusAt = d.wholeAt
 	changes := reconcile.Diff(r.Plan, state)
 	drains := withHealth(r.Drains, d.judge(ctx, host, observation{plan: r.Plan, state: state, changes: changes, node: first, gpus: &health.GPUs{
-		Started: r.Started, List: r.Inventory.GPUs, NVIDIA: r.Inventory.NVIDIA, Bus: health.ReadBus(host.Root, r.Inventory.GPUs), Unread: r.Inventory.Unread,
+		Started: r.Started, List: r.Inventory.GPUs, NVIDIA: r.Inventory.NVIDIA, Bus: signals.ReadBus(host.Root, r.Inventory.GPUs), Unread: r.Inventory.Unread,
 	}}))
 	var unkept error
 	if !sameDrains(drains, r.Drains) {

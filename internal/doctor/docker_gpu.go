@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/detect"
-	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/health/signals"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -167,7 +167,7 @@ func dockerCDIDriver(ctx context.Context, m *Machine) Answer {
 		return none("%s", err)
 	}
 	loaded := m.Inventory.NVIDIA.DriverVersion
-	node, _ := health.ReadNode(m.Root, nil) // what it cannot read is empty
+	node, _ := signals.ReadNode(m.Root, nil) // what it cannot read is empty
 	if node.CDIDriver != "" && loaded != "" && node.CDIDriver != loaded {
 		return found(fail("driver %s runs, but containers get the files of %s", loaded, node.CDIDriver).Safely("%s", renewCDI(ctx, m)))
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/health/signals"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -49,18 +50,18 @@ func verdictFinding(v health.Verdict) Finding {
 // verdictsNow judges the GPUs like a daemon that has just started and sees the same again a
 // minute later. An error means that the kernel's log cannot be read; the verdicts are still valid.
 func verdictsNow(ctx context.Context, m *Machine, f fleet) ([]health.Verdict, error) {
-	now, err := health.Now()
+	now, err := signals.Now()
 	if err != nil {
 		return nil, err
 	}
 	now.Now = m.Now
-	in := health.Signals{Moment: now, GPUs: &health.GPUs{Started: now.Up, List: f.gpus, NVIDIA: m.Inventory.NVIDIA, Bus: health.ReadBus(m.Root, f.gpus), Unread: m.Inventory.Unread}}
+	in := health.Signals{Moment: now, GPUs: &health.GPUs{Started: now.Up, List: f.gpus, NVIDIA: m.Inventory.NVIDIA, Bus: signals.ReadBus(m.Root, f.gpus), Unread: m.Inventory.Unread}}
 	for _, b := range slotBindings(m) {
 		for _, g := range b.Members() {
 			in.Slots = append(in.Slots, health.Slot{Index: b.Slot, UUID: g.UUID, PCI: g.PCI})
 		}
 	}
-	log := health.Kmsg{Path: m.Path("/dev/kmsg"), Once: true}
+	log := signals.Kmsg{Path: m.Path("/dev/kmsg"), Once: true}
 	err = log.Run(ctx, func(fact health.Fact) {
 		// Errors that jobs cause are no fault of the GPU, and the job can no longer be
 		// determined.
@@ -89,7 +90,7 @@ func isOwn(m *Machine, v health.Verdict) bool {
 		return slices.Contains(ownVerdicts, v.Check)
 	}
 	f := fleetOf(m, "")
-	bus := health.ReadBus(m.Root, f.gpus)
+	bus := signals.ReadBus(m.Root, f.gpus)
 	return slices.ContainsFunc(f.gpus, func(g inventory.GPU) bool {
 		// A lost GPU may not tell its UUID.
 		same := v.GPU == g.PCI || v.GPU == g.UUID || g.UUID == "" && slices.ContainsFunc(f.slots[g.PCI], func(k int) bool { return slices.Contains(v.Slots, k) })

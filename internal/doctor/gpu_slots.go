@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/health/signals"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/nvml"
@@ -110,7 +110,7 @@ func gpuAnswers(_ context.Context, m *Machine) Answer {
 	if len(f.gpus) == 0 {
 		return none("no GPU")
 	}
-	dead := health.ReadBus(m.Root, f.gpus)
+	dead := signals.ReadBus(m.Root, f.gpus)
 	f.gpus = slices.DeleteFunc(f.gpus, func(g inventory.GPU) bool { return driverless(m.Inventory, g) })
 	if len(f.gpus) == 0 {
 		return none("no driver is loaded")

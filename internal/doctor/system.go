@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/health/signals"
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/installer"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -118,7 +119,7 @@ func systemSystemd(_ context.Context, m *Machine) Answer {
 }
 
 func systemClock(ctx context.Context, m *Machine) Answer {
-	node, _ := health.ReadNode(m.Root, nil) // its error is about other parts
+	node, _ := signals.ReadNode(m.Root, nil) // its error is about other parts
 	return m.clock(ctx, node.Clock)
 }
 

@@ -2,16 +2,14 @@
 //
 // Judge is pure: it reads no file, clock or environment. It remembers the past in its
 // State, which is small and can be stored as JSON, so that a restarted daemon continues
-// where it stopped. Kmsg (the kernel's log, as Facts), ReadBus and ReadNode read the
-// signals. The GPUs come from package detect, whose NVML probe has a deadline. A
-// daemon does this:
+// where it stopped. Package signals reads the signals. A daemon does this:
 //
-//	in := health.Signals{Moment: now, Slots: slots, Kernel: what came from Kmsg.Run}
+//	in := health.Signals{Moment: now, Slots: slots, Kernel: what came from signals.Kmsg}
 //	in.GPUs, in.Node = …        // every 30 s; nil when only lines of the kernel came
 //	state, verdicts, events = health.Judge(state, in)
 //
 // Signals that were not read keep their last verdict, good or bad. The first call after a
-// start should have all of them. A lost State rebuilds itself: Kmsg begins with the oldest
+// start should have all of them. A lost State rebuilds itself: signals.Kmsg begins with the oldest
 // line of this boot.
 package health
 
@@ -113,7 +111,7 @@ type GPUs struct {
 	Started time.Duration // Moment.Up when the reading began
 	List    []inventory.GPU
 	NVIDIA  *inventory.NVIDIA
-	Bus     map[string]Bus // by PCI address; see ReadBus
+	Bus     map[string]Bus // by PCI address; see signals.ReadBus
 	Unread  []string       // subjects of the inventory that could not be read
 }
 
@@ -183,7 +181,7 @@ type Event struct {
 var Checks = []string{
 	checkRecovery, checkLost, checkMissing, checkError, checkXid, checkECC, checkRemap,
 	checkThrottle, checkThermal, checkFabric, checkNVLink, checkPCIe, checkRAS, checkReset,
-	checkDriver, checkNVML, checkSwitch, checkDisk, CheckDocker, checkClock, CheckUnit, checkOverdue, CheckAgent, CheckLimits,
+	CheckDriver, checkNVML, checkSwitch, checkDisk, CheckDocker, checkClock, CheckUnit, checkOverdue, CheckAgent, CheckLimits,
 }
 
 const (
@@ -201,7 +199,6 @@ const (
 	checkPCIe     = "gpu.pcie"
 	checkRAS      = "gpu.ras"
 	checkReset    = "gpu.reset"
-	checkDriver   = "node.driver"
 	checkNVML     = "node.nvml"
 	checkSwitch   = "node.nvswitch"
 	checkDisk     = "node.disk"
@@ -211,6 +208,7 @@ const (
 
 // The checks whose signals the caller reads, and may report as unread.
 const (
+	CheckDriver = "node.driver"
 	CheckDocker = "node.docker"
 	CheckUnit   = "node.unit"
 	CheckAgent  = "slot.agent"

@@ -74,7 +74,7 @@ func (j *judge) kernel(f Fact) {
 		return
 	}
 	if f.Kind == KindUVM {
-		j.latch(ofNode(checkDriver, "uvm"), f.Up, Mark{
+		j.latch(ofNode(CheckDriver, "uvm"), f.Up, Mark{
 			Level: Fatal, Effect: Park, Fix: fixReboot,
 			Reason: "the driver's memory manager (nvidia-uvm) had a fatal error, so no job can start CUDA",
 		})
@@ -110,8 +110,8 @@ func (j *judge) kernel(f Fact) {
 	case KindXid:
 		e.Level = j.xid(f, id, c)
 	case KindLoaded:
-		e.Check = checkDriver
-		j.clear("the driver was loaded again", func(m Mark) bool { return m.Check == checkSwitch || m.key == ofNode(checkDriver, "uvm") })
+		e.Check = CheckDriver
+		j.clear("the driver was loaded again", func(m Mark) bool { return m.Check == checkSwitch || m.key == ofNode(CheckDriver, "uvm") })
 		for i := range j.s.GPUs {
 			if j.s.GPUs[i].Vendor != "amd" {
 				j.s.GPUs[i].Reset = f.Up

@@ -76,9 +76,9 @@ func (j *judge) node() {
 			Reason: "services are down: " + strings.Join(n.Down, ", "), Fix: "sudo systemctl start " + strings.Join(n.Down, " "),
 		})
 	}
-	if nv := j.in.GPUs; !known[checkDriver] && nv != nil && nv.NVIDIA != nil && nv.NVIDIA.DriverVersion != "" {
+	if nv := j.in.GPUs; !known[CheckDriver] && nv != nil && nv.NVIDIA != nil && nv.NVIDIA.DriverVersion != "" {
 		loaded := nv.NVIDIA.DriverVersion
-		j.update(ofNode(checkDriver, "cdi"), n.CDIDriver != "" && n.CDIDriver != loaded, Mark{
+		j.update(ofNode(CheckDriver, "cdi"), n.CDIDriver != "" && n.CDIDriver != loaded, Mark{
 			Level: Fatal, Effect: Park, After: time.Minute,
 			Reason: fmt.Sprintf("driver %s is loaded, but Docker gives containers the files of %s", loaded, n.CDIDriver),
 			Fix:    "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
@@ -92,7 +92,7 @@ func (j *judge) driver() {
 	if nv == nil {
 		return
 	}
-	j.update(ofNode(checkDriver, "mismatch"), nv.NVMLCode == nvml.CodeMismatch, Mark{
+	j.update(ofNode(CheckDriver, "mismatch"), nv.NVMLCode == nvml.CodeMismatch, Mark{
 		Level: Fatal, Effect: Park,
 		Reason: "the NVIDIA driver was upgraded while the old kernel module is loaded",
 		Fix:    fixReboot,

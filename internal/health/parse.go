@@ -28,13 +28,13 @@ const (
 	KindVRAM        Kind = "vram-lost" // a reset cleared the GPU's memory
 	KindSwitch      Kind = "switch"    // a fatal error of an NVSwitch, at PCI; Xid is its SXid
 	KindUVM         Kind = "uvm"       // a fatal error of NVIDIA's memory manager: no CUDA starts before a reboot
-	KindOverrun     Kind = "overrun"   // of Kmsg itself: lines were overwritten unread
+	KindOverrun     Kind = "overrun"   // of signals.Kmsg: lines were overwritten unread
 )
 
 // Fact is what one line of the kernel's log reports about a GPU.
 type Fact struct {
 	Seq      uint64        // sequence number of the line; increases during one boot
-	Up       time.Duration // since the boot; see Kmsg.Run
+	Up       time.Duration // since the boot; see signals.Kmsg
 	Kind     Kind
 	PCI      string // dddd:bb:dd.f; "" if the line does not name it
 	Xid      int

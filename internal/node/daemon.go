@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/health/signals"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -37,7 +38,7 @@ type live struct {
 
 // Read implements daemon.Node.
 func (l *live) Read(ctx context.Context) (*daemon.Reading, error) {
-	began, err := health.Now()
+	began, err := signals.Now()
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +58,7 @@ func (l *live) Read(ctx context.Context) (*daemon.Reading, error) {
 }
 
 // GPUs implements daemon.Node.
-func (l *live) GPUs(ctx context.Context) (*health.GPUs, error) { return health.ReadGPUs(ctx, "/") }
+func (l *live) GPUs(ctx context.Context) (*health.GPUs, error) { return signals.ReadGPUs(ctx, "/") }
 
 // Docker implements daemon.Node.
 func (l *live) Docker(ctx context.Context, socket string) error {
@@ -73,7 +74,7 @@ func (l *live) Docker(ctx context.Context, socket string) error {
 
 // Signals implements daemon.Node.
 func (l *live) Signals(root string, disks []string) (health.Node, error) {
-	return health.ReadNode(root, disks)
+	return signals.ReadNode(root, disks)
 }
 
 // Stamp implements daemon.Node.

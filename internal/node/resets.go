@@ -10,7 +10,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/events"
-	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/health/signals"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
@@ -44,7 +44,7 @@ func (n *Node) ReportResets(ctx context.Context, host *reconcile.Host, selected 
 
 // reportResets leaves the message for the daemon, which must be running.
 func (n *Node) reportResets(ctx context.Context, host *reconcile.Host, selected Selection) error {
-	now, err := health.Now()
+	now, err := signals.Now()
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package health
+package signals
 
 import (
 	"context"
@@ -6,16 +6,21 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/nvml"
 	"github.com/gpu-mode/kbnode/test/must"
 )
+
+func pci(i int) string { return fmt.Sprintf("0000:%02x:00.0", 0x1a+i) }
 
 func TestReadBus(t *testing.T) {
 	t.Parallel()
@@ -32,7 +37,7 @@ func TestReadBus(t *testing.T) {
 	must.Write(t, root, dir(3, "ras/umc_err_count"), "ue: 3\n")
 	must.Do(t, os.Mkdir(filepath.Join(root, dir(3, "ras/gfx_err_count")), 0o700)) // unreadable, which must not look like a reset
 	gpus := []inventory.GPU{{PCI: pci(0), Vendor: "amd"}, {PCI: pci(0), Vendor: "amd", Partition: 1}, {PCI: pci(1)}, {PCI: pci(2)}, {PCI: pci(3)}, {PCI: "../../etc"}}
-	want := map[string]Bus{
+	want := map[string]health.Bus{
 		pci(0): {RAS: map[string]uint64{"umc": 3, "gfx": 0}, Link: &nvml.PCIe{Width: new(16), Replays: new(12)}},
 		pci(1): {Dead: true}, pci(2): {}, pci(3): {},
 	}
@@ -52,7 +57,7 @@ func TestReadGPUs(t *testing.T) {
 	unread := t.TempDir()
 	must.Do(t, os.MkdirAll(filepath.Join(unread, "sys/bus/pci"), 0o700))
 	must.Do(t, os.Symlink("devices", filepath.Join(unread, "sys/bus/pci/devices"))) // a loop
-	if g, err = ReadGPUs(t.Context(), unread); err != nil || !g.unread(pci(0)) {
+	if g, err = ReadGPUs(t.Context(), unread); err != nil || len(g.List) > 0 || !slices.Contains(g.Unread, inventory.SubjectGPUs) {
 		t.Errorf("a list that cannot be read: %+v, %v", g, err)
 	}
 	if _, err := ReadGPUs(t.Context(), filepath.Join(root, "not/there")); err == nil {
@@ -93,10 +98,10 @@ func TestReadNode(t *testing.T) {
 	for _, row := range []struct {
 		status int32
 		errors int64 // in microseconds
-		want   Clock
+		want   health.Clock
 	}{
-		{unix.STA_UNSYNC, 15_999_999, ClockSynchronised}, // chrony without rtcsync
-		{unix.STA_UNSYNC, 16_000_000, ClockAdrift},
+		{unix.STA_UNSYNC, 15_999_999, health.ClockSynchronised}, // chrony without rtcsync
+		{unix.STA_UNSYNC, 16_000_000, health.ClockAdrift},
 	} {
 		if got := clock(unix.TIME_ERROR, unix.Timex{Status: row.status, Maxerror: row.errors}, nil); got != row.want {
 			t.Errorf("%+v: %d", row, got)
@@ -106,12 +111,12 @@ func TestReadNode(t *testing.T) {
 		state  int
 		status int32
 		err    error
-		want   Clock
+		want   health.Clock
 	}{
-		{unix.TIME_OK, unix.STA_PLL, nil, ClockSynchronised},
-		{unix.TIME_ERROR, 0, nil, ClockAdrift},
-		{unix.TIME_OK, unix.STA_UNSYNC, nil, ClockAdrift},
-		{-1, 0, unix.EPERM, ClockUnknown},
+		{unix.TIME_OK, unix.STA_PLL, nil, health.ClockSynchronised},
+		{unix.TIME_ERROR, 0, nil, health.ClockAdrift},
+		{unix.TIME_OK, unix.STA_UNSYNC, nil, health.ClockAdrift},
+		{-1, 0, unix.EPERM, health.ClockUnknown},
 	} {
 		if got := clockState(row.state, row.status, row.err); got != row.want {
 			t.Errorf("%+v: %d", row, got)
@@ -126,9 +131,9 @@ func TestKmsgFIFO(t *testing.T) {
 	must.Do(t, unix.Mkfifo(fifo, 0o600))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	got, done := make(chan Fact, 100), make(chan error, 1)
-	go func() { done <- Kmsg{Path: fifo}.Run(ctx, func(f Fact) { got <- f }) }()
-	next := func() Fact {
+	got, done := make(chan health.Fact, 100), make(chan error, 1)
+	go func() { done <- Kmsg{Path: fifo}.Run(ctx, func(f health.Fact) { got <- f }) }()
+	next := func() health.Fact {
 		t.Helper()
 		select {
 		case f := <-got:
@@ -138,7 +143,7 @@ func TestKmsgFIFO(t *testing.T) {
 		case <-time.After(must.Patience):
 			t.Fatal("nothing came")
 		}
-		return Fact{}
+		return health.Fact{}
 	}
 	put := func(parts ...string) {
 		t.Helper()
@@ -184,7 +189,7 @@ func TestKmsgOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []int
-	if err := (Kmsg{Path: fifo, Once: true}).Run(t.Context(), func(f Fact) { got = append(got, f.Xid) }); err != nil || len(got) != 1 || got[0] != 79 {
+	if err := (Kmsg{Path: fifo, Once: true}).Run(t.Context(), func(f health.Fact) { got = append(got, f.Xid) }); err != nil || len(got) != 1 || got[0] != 79 {
 		t.Errorf("%v, %v", got, err)
 	}
 }
@@ -194,7 +199,7 @@ func TestKmsgDevice(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	if err := (Kmsg{}).Run(ctx, func(Fact) {}); err != nil && !errors.Is(err, unix.EPERM) && !errors.Is(err, os.ErrNotExist) {
+	if err := (Kmsg{}).Run(ctx, func(health.Fact) {}); err != nil && !errors.Is(err, unix.EPERM) && !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
 	must.Err(t, Kmsg{Path: "/not/there"}.Run(t.Context(), nil), "no such file")
@@ -210,56 +215,37 @@ func TestNow(t *testing.T) {
 	}
 }
 
-const switchFatal = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
-
-// Only a fatal error, written by the driver, is one.
-func TestSwitchLines(t *testing.T) {
+// A read that hangs is named, and does not prevent other reads.
+func TestReadsThatHang(t *testing.T) {
 	t.Parallel()
-	f, ok := Parse([]byte("3,7,1000000,-;" + switchFatal))
-	if !ok || f.Kind != KindSwitch || f.Xid != 20034 || f.PCI != "0000:c1:00.0" {
-		t.Errorf("%+v, %t", f, ok)
+	if testing.Short() {
+		t.Skip("waits for two deadlines")
 	}
-	for _, record := range []string{
-		"11,7,1000000,-;" + switchFatal, // written by a program
-		"3,7,1000000,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Data {0x00000000, 0x00000000}",
-		"3,7,1000000,-;nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt",
-		"3,7,1000000,-;nvidia-nvswitch3: SXid (PCI:x): 20034, Fatal, Link 30",
-		"6,7,1000000,-;nvidia-nvswitch[812]: segfault at 0 ip 0 sp 0 error 4", // program name
-		"3,7,1000000,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): , Fatal",
-	} {
-		if f, ok := Parse([]byte(record)); ok {
-			t.Errorf("%s: believed as %+v", record, f)
-		}
+	root := t.TempDir()
+	var gpus []inventory.GPU
+	for i := range 3 {
+		gpus = append(gpus, inventory.GPU{PCI: pci(i)})
+		must.Write(t, root, "sys/bus/pci/devices/"+pci(i)+"/config", "\xff\xff\xff\xff")
 	}
-}
-
-// A fatal error of an NVSwitch keeps jobs from all slots until the driver was loaded again, or
-// the node was rebooted.
-func TestSwitch(t *testing.T) {
-	t.Parallel()
-	const bad = "node.nvswitch fatal drain [0 1 2 3 4 5 6 7]"
-	load := func(n *node) []Verdict {
-		return n.lines(time.Minute, "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.95.05")
-	}
-	for _, row := range []struct {
-		name   string
-		change func(n *node) []Verdict
-		want   []string
-	}{
-		{"time", func(n *node) []Verdict { return n.judgeAfter(48*time.Hour, nil) }, []string{bad}},
-		{"the driver is loaded", load, nil},
-		{"and before that", func(n *node) []Verdict { load(n); return n.lines(time.Second, switchFatal) }, []string{bad}},
-		{"a reboot", func(n *node) []Verdict {
-			n.in.Boot, n.in.Up = "boot-2", 0
-			return n.judgeAfter(time.Minute, nil)
-		}, nil},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t, machine(8))
-			n.want(n.lines(time.Second, switchFatal), bad)
-			n.want(n.judgeAfter(time.Second, nil), bad)
-			n.want(row.change(n), row.want...)
+	for _, name := range []string{"sys/bus/pci/devices/" + pci(1) + "/config", "run/cdi/nvidia.yaml"} {
+		name = filepath.Join(root, name)
+		_ = os.MkdirAll(filepath.Dir(name), 0o700)
+		_ = os.Remove(name)
+		must.Do(t, syscall.Mkfifo(name, 0o600)) // opening it hangs
+		t.Cleanup(func() {
+			if f, err := os.OpenFile(name, os.O_RDWR, 0); err == nil {
+				_ = f.Close()
+			}
 		})
+	}
+	want := map[string]health.Bus{pci(0): {Dead: true}, pci(1): {Unread: true}, pci(2): {Dead: true}}
+	must.Equal(t, want, ReadBus(root, gpus))
+	n, err := ReadNode(root, []string{"/"})
+	if err == nil || len(n.Disks) != 1 || !slices.Contains(n.Unread, health.CheckDriver) || len(n.Overdue) != 2 {
+		t.Errorf("%+v, %v", n, err)
+	}
+	began := time.Now()
+	if ReadBus(root, gpus); time.Since(began) > readTime/2 {
+		t.Error("the next pass waits for it again")
 	}
 }

@@ -1,4 +1,4 @@
-package health
+package signals
 
 import (
 	"bufio"
@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
@@ -33,7 +34,7 @@ type Kmsg struct {
 // Run calls each with the Facts of all lines since the boot and then, unless Once is set,
 // of each new line, until ctx ends or, with a recorded file, the file does. Judge skips
 // those that its State already has. The error is that the log cannot be read.
-func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
+func (k Kmsg) Run(ctx context.Context, each func(health.Fact)) error {
 	f, live, err := openKmsg(k.Path)
 	if err != nil {
 		return fmt.Errorf("read kernel log: %w", err)
@@ -62,13 +63,13 @@ func (k Kmsg) Run(ctx context.Context, each func(Fact)) error {
 			// The next read continues with the oldest line that is left.
 			if !overrun || up-reported > time.Minute {
 				overrun, reported = true, up
-				each(Fact{Up: up, Kind: KindOverrun, Text: "lines of the kernel log were lost: there were too many to read"})
+				each(health.Fact{Up: up, Kind: health.KindOverrun, Text: "lines of the kernel log were lost: there were too many to read"})
 			}
 			continue
 		case err != nil:
 			return fmt.Errorf("read kernel log: %w", err)
 		}
-		fact, ok := Parse(bytes.TrimSuffix(line, []byte("\n")))
+		fact, ok := health.Parse(bytes.TrimSuffix(line, []byte("\n")))
 		if ok && !long {
 			// The kernel stamps lines by a clock that is never corrected and is minutes off
 			// after months. Lines that came while we waited came now.

@@ -1,4 +1,5 @@
-package health
+// Package signals reads what package health judges: the GPUs, the kernel's log and the node.
+package signals
 
 import (
 	"context"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/detect"
+	"github.com/gpu-mode/kbnode/internal/health"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/limit"
@@ -30,16 +32,16 @@ const maxRead = 1 << 20
 const readTime = 5 * time.Second
 
 // Now reads the clocks.
-func Now() (Moment, error) {
+func Now() (health.Moment, error) {
 	up, err := uptime()
 	if err != nil {
-		return Moment{}, err
+		return health.Moment{}, err
 	}
 	id, err := readFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return Moment{}, fmt.Errorf("read boot ID: %w", err)
+		return health.Moment{}, fmt.Errorf("read boot ID: %w", err)
 	}
-	return Moment{Now: time.Now().UTC().Round(0), Up: up, Boot: id}, nil
+	return health.Moment{Now: time.Now().UTC().Round(0), Up: up, Boot: id}, nil
 }
 
 func uptime() (time.Duration, error) {
@@ -52,7 +54,7 @@ func uptime() (time.Duration, error) {
 
 // ReadGPUs reads the GPUs of the machine below root, and nothing else. It takes as long
 // as the NVML probe: up to 20 s if a GPU hangs, 20 ms otherwise.
-func ReadGPUs(ctx context.Context, root string) (*GPUs, error) {
+func ReadGPUs(ctx context.Context, root string) (*health.GPUs, error) {
 	up, err := uptime()
 	if err != nil {
 		return nil, err
@@ -61,7 +63,7 @@ func ReadGPUs(ctx context.Context, root string) (*GPUs, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read GPUs: %w", err)
 	}
-	g := &GPUs{Started: up, List: list, NVIDIA: nv, Bus: ReadBus(root, list)}
+	g := &health.GPUs{Started: up, List: list, NVIDIA: nv, Bus: ReadBus(root, list)}
 	for _, p := range problems {
 		g.Unread = append(g.Unread, p.Subject)
 	}
@@ -71,14 +73,15 @@ func ReadGPUs(ctx context.Context, root string) (*GPUs, error) {
 // ReadBus reads from sysfs, below root, what the inventory lacks about its GPUs. A GPU
 // with nothing readable is an empty Bus. Reading the registers of a GPU that hangs may
 // take forever, and is then not tried again.
-func ReadBus(root string, gpus []inventory.GPU) map[string]Bus {
-	list := map[string]Bus{}
+func ReadBus(root string, gpus []inventory.GPU) map[string]health.Bus {
+	list := map[string]health.Bus{}
 	for _, g := range gpus {
-		if _, done := list[g.PCI]; done || normalPCI(g.PCI) != g.PCI {
+		pci, _ := inventory.PCIAddress(g.PCI)
+		if _, done := list[g.PCI]; done || pci != g.PCI {
 			continue
 		}
 		dir := filepath.Join(root, "sys/bus/pci/devices", g.PCI)
-		b, err := limit.Call(dir, readTime, func() (Bus, error) {
+		b, err := limit.Call(dir, readTime, func() (health.Bus, error) {
 			b := readBus(dir)
 			if g.Vendor == "amd" { // NVML reports NVIDIA's
 				b.Link = readLink(dir)
@@ -91,8 +94,8 @@ func ReadBus(root string, gpus []inventory.GPU) map[string]Bus {
 	return list
 }
 
-func readBus(dir string) Bus {
-	var b Bus
+func readBus(dir string) health.Bus {
+	var b health.Bus
 	if f, err := os.Open(filepath.Join(dir, "config")); err == nil {
 		var id [4]byte // vendor and device; sysfs asks the device itself
 		_, err := io.ReadFull(f, id[:])
@@ -140,8 +143,8 @@ func readLink(dir string) *nvml.PCIe {
 // ReadNode reads what files and system calls report about the node: disks, clock and CDI
 // specification. The caller fills in Docker and Down. A part that cannot be read is
 // omitted, listed in Unread, and named in the error.
-func ReadNode(root string, disks []string) (Node, error) {
-	var n Node
+func ReadNode(root string, disks []string) (health.Node, error) {
+	var n health.Node
 	var errs []error
 	for _, path := range disks {
 		name := filepath.Join(root, path)
@@ -167,7 +170,7 @@ func ReadNode(root string, disks []string) (Node, error) {
 	n.Clock = clock(state, tx, err)
 	n.CDIDriver, err = limit.Call("CDI specification below "+root, readTime, func() (string, error) { return cdiDriver(root) })
 	if err != nil {
-		n.Unread = append(n.Unread, checkDriver)
+		n.Unread = append(n.Unread, health.CheckDriver)
 	}
 	n.Overdue = limit.Calls(root)
 	return n, errors.Join(append(errs, err)...)
@@ -177,22 +180,22 @@ func ReadNode(root string, disks []string) (Node, error) {
 // goes by it alone: STA_UNSYNC only keeps the kernel from setting the hardware's clock.
 const maxClockError = 16_000_000
 
-func clock(state int, tx unix.Timex, err error) Clock {
+func clock(state int, tx unix.Timex, err error) health.Clock {
 	c := clockState(state, tx.Status, err)
-	if c == ClockAdrift && tx.Maxerror < maxClockError { // as with chrony without rtcsync
-		return ClockSynchronised
+	if c == health.ClockAdrift && tx.Maxerror < maxClockError { // as with chrony without rtcsync
+		return health.ClockSynchronised
 	}
 	return c
 }
 
-func clockState(state int, status int32, err error) Clock {
+func clockState(state int, status int32, err error) health.Clock {
 	switch {
 	case err != nil:
-		return ClockUnknown
+		return health.ClockUnknown
 	case state == unix.TIME_ERROR || status&unix.STA_UNSYNC != 0:
-		return ClockAdrift
+		return health.ClockAdrift
 	}
-	return ClockSynchronised
+	return health.ClockSynchronised
 }
 
 // maxSpecs bounds how many files of a directory may be specifications.
