@@ -250,7 +250,7 @@ func (e *engine) putBackBetween(home string) error {
 		errs = append(errs, e.putBackArea(a, &removed))
 		delete(a.borders, home)
 	}
-	errs = append(errs, e.src.put()) // as the next one must find them
+	errs = append(errs, e.src.put())            // as the next one must find them
 	e.checkSockets(sockets{owned: math.MaxInt}) // the judge has others
 	return errors.Join(append(errs, e.changed...)...)
 }
