@@ -65,7 +65,7 @@ type viewer struct {
 
 // viewImage looks into an image, and remembers what it saw.
 func (g *guard) viewImage(ctx context.Context, image docker.ImageConfig, use func(*viewer) error) (err error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), imageTime)
+	ctx, cancel := context.WithTimeout(ctx, imageTime)
 	defer cancel()
 	v := &viewer{view: view{steps: map[string]step{}}, ctx: ctx, g: g, image: image}
 	if before, ok := g.views.Load(image.ID); ok {
