@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
-// TestSeccomp tests which sockets the profile allows, as libseccomp reads it, that no job may take a lease or have a socket linger, and that it
-// allows all else that Docker's does.
+// TestSeccomp tests which sockets the profile allows, as libseccomp reads it, that no job may take a lease, that no
+// socket lingers, and that it allows all else that Docker's does.
 func TestSeccomp(t *testing.T) {
 	t.Parallel()
 	text, err := Seccomp()
@@ -105,6 +105,12 @@ func TestSeccomp(t *testing.T) {
 				t.Errorf("option %d of level %d: %t", option, level, got)
 			}
 		}
+	}
+	if !slices.ContainsFunc(profile.Syscalls, func(s *seccomp.Syscall) bool {
+		return slices.Equal(s.Names, []string{"setsockopt"}) && s.Action == specs.ActErrno && s.ErrnoRet != nil && *s.ErrnoRet == 0 &&
+			slices.Equal(s.Args, []specs.LinuxSeccompArg{isInt(1, solSocket), isInt(2, soLinger)})
+	}) {
+		t.Error("a program that asks for SO_LINGER is refused, which may end it")
 	}
 	names, called := map[string]bool{}, 0
 	for _, s := range profile.Syscalls {
