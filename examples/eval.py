@@ -567,7 +567,7 @@ class Worker:
         """Has the worker, which is awake, called with an input that it had. took is how long that took. A core that slept is
         slow for some time, and a submission that did not sleep, or called itself, would be faster than others."""
         end = clock() + WARM_UP
-        while took < LONG and clock() < end:
+        while took < LONG:
             self.number += 2
             self.put(data)
             if self.gpu:
@@ -575,6 +575,8 @@ class Worker:
             self.memory.flags[WARM] = 1
             self.tell(self.number, asleep=False)
             self.wait(self.number)
+            if clock() >= end:
+                break
 
     def put(self, data):
         text, tensors = data

@@ -43,7 +43,7 @@ for i, pid in enumerate(above):
             with open(f"/proc/{pid}/{name}", "w") as f: f.write(value)
         leave(f"{name} of {i}", get, put, value.lstrip("0x"))
 if found: raise ValueError(found)
-`, "test", []int{0, 1, 3}, func(t *testing.T, _ bool, result map[string]any) {
+`, "test", []int{0, 1, 2, 3}, func(t *testing.T, _ bool, result map[string]any) {
 		t.Helper()
 		if run := at(result, "runs", "test", "run"); at(run, "passed") != true {
 			t.Errorf("%v", at(run, "result"))
